@@ -1,0 +1,92 @@
+"""Attention as pure functions: a score, a bias, a mask, and one combinator.
+
+    context[i] = sum_j weights[i, j] * value[j]
+    weights[i, :] = softmax_j(score(query[i], key[j]) + bias(i, j)
+                              where mask(i, j))
+
+`attend` is that formula; everything else is a choice for one of its letters.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from attention import (
+    biases,
+    cache,
+    masks,
+    modules,
+    positions,
+    scores,
+  )
+  from attention.adapters import dot_product_attention, flax_attention_fn
+  from attention.dispatch import attend, attention_weights
+  from attention.merging import merge
+  from attention.multi_head import (
+    merge_heads,
+    multi_head_attention,
+    split_heads,
+  )
+  from attention.scores import (
+    additive_score,
+    concat_score,
+    cosine_score,
+    dot_score,
+    general_score,
+    scaled_dot_score,
+  )
+
+__all__ = [
+  "additive_score",
+  "attend",
+  "attention_weights",
+  "biases",
+  "cache",
+  "concat_score",
+  "cosine_score",
+  "dot_product_attention",
+  "dot_score",
+  "flax_attention_fn",
+  "general_score",
+  "masks",
+  "merge",
+  "merge_heads",
+  "modules",
+  "multi_head_attention",
+  "positions",
+  "scaled_dot_score",
+  "scores",
+  "split_heads",
+]
+
+_HOMES = {
+  "additive_score": "scores",
+  "attend": "dispatch",
+  "attention_weights": "dispatch",
+  "concat_score": "scores",
+  "cosine_score": "scores",
+  "dot_product_attention": "adapters",
+  "dot_score": "scores",
+  "flax_attention_fn": "adapters",
+  "general_score": "scores",
+  "merge": "merging",
+  "merge_heads": "multi_head",
+  "multi_head_attention": "multi_head",
+  "scaled_dot_score": "scores",
+  "split_heads": "multi_head",
+}
+
+
+def __getattr__(name: str) -> Any:
+  """Imports on first use (PEP 562): `import attention` stays cheap."""
+  if name not in __all__:
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  if name not in _HOMES:
+    return importlib.import_module(f"{__name__}.{name}")
+  home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+  globals()[name] = getattr(home, name)
+  return globals()[name]
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})

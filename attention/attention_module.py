@@ -1,0 +1,155 @@
+"""Attention with one head and any score, for RNN decoders."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.linen.dtypes import promote_dtype
+from jax.typing import DTypeLike
+
+from attention.checks import check_tokens
+from attention.dispatch import attend, attention_weights
+from attention.learned_scores import LearnedScore
+from attention.scores import Score
+
+
+class Attention(nn.Module):
+  """Single-head attention: a score's parameters and nothing else.
+
+  See "Neural Machine Translation by Jointly Learning to Align and Translate",
+  Bahdanau et al., 2014 (https://arxiv.org/abs/1409.0473), and "Effective
+  Approaches to Attention-based Neural Machine Translation", Luong et al., 2015
+  (https://arxiv.org/abs/1508.04025).
+
+  Attributes:
+    score: "dot", "scaled_dot", "general", "additive", "concat" or "cosine",
+      or a score or callable, used as it is.
+    hidden_size: A of the additive and the concat score; None means the key's
+      number of features.
+    dropout_rate: the probability to drop a weight; needs the rng "dropout".
+    dtype: of the computation; None takes the inputs' and parameters'.
+    param_dtype: the dtype parameters are stored in.
+
+  Example:
+    >>> import jax, jax.numpy as jnp
+    >>> decoder_state, encoder_states = jnp.ones((2, 1, 8)), jnp.ones((2, 5, 6))
+    >>> module = Attention("additive", hidden_size=16)
+    >>> context, variables = module.init_with_output(
+    ...   jax.random.key(0), decoder_state, encoder_states
+    ... )
+    >>> context.shape
+    (2, 1, 6)
+
+    In `lax.scan`, project the encoder's states once and leave the module out:
+
+    >>> from attention import attend
+    >>> from attention.scores import with_mapped_keys
+    >>> score = module.apply(variables, 8, 6, method=module.bound_score)
+    >>> memory = score.map_key(encoder_states)
+    >>> attend(
+    ...   decoder_state, memory, encoder_states, score=with_mapped_keys(score)
+    ... ).shape
+    (2, 1, 6)
+  """
+
+  score: str | Score | Callable = "additive"
+  hidden_size: int | None = None
+  dropout_rate: float = 0.0
+  dtype: DTypeLike | None = None
+  param_dtype: DTypeLike = jnp.float32
+
+  def setup(self):
+    """Declares the score's parameters."""
+    self.learned_score = LearnedScore(
+      self.score,
+      self.hidden_size,
+      dtype=self.dtype,
+      param_dtype=self.param_dtype,
+    )
+
+  def bound_score(self, query_size: int, key_size: int) -> Score:
+    """The score with its parameters bound, for pure functions.
+
+    Args:
+      query_size: Dq.
+      key_size: Dk.
+
+    Returns:
+      A score, a pytree.
+
+    Raises:
+      ValueError: if the score's name is unknown.
+    """
+    return self.learned_score(query_size, key_size)
+
+  def __call__(
+    self,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array | None = None,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    deterministic: bool = True,
+  ) -> jax.Array:
+    """The context of each query.
+
+    Args:
+      query: [..., T, Dq].
+      key: [..., S, Dk].
+      value: [..., S, E]; None means the key.
+      mask: as in `attend`.
+      bias: as in `attend`.
+      deterministic: whether to leave dropout out.
+
+    Returns:
+      [..., T, E].
+
+    Raises:
+      AssertionError: if the shapes do not fit; the message names the argument.
+      ValueError: as in `attend`, or if the score's name is unknown.
+    """
+    check_tokens(query=query, key=key)
+    value = key if value is None else value
+    query, key, value = promote_dtype(query, key, value, dtype=self.dtype)
+    rate = 0.0 if deterministic else self.dropout_rate
+    return attend(
+      query,
+      key,
+      value,
+      score=self.bound_score(query.shape[-1], key.shape[-1]),
+      mask=mask,
+      bias=bias,
+      dropout_rate=rate,
+      rng=self.make_rng("dropout") if rate else None,
+    )
+
+  def weights(
+    self,
+    query: jax.Array,
+    key: jax.Array,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+  ) -> jax.Array:
+    """The distribution over the keys, without dropout.
+
+    Args:
+      query: [..., T, Dq].
+      key: [..., S, Dk].
+      mask: as in `attend`.
+      bias: as in `attend`.
+
+    Returns:
+      [..., T, S].
+
+    Raises:
+      AssertionError: if the shapes do not fit; the message names the argument.
+      ValueError: as in `attend`, or if the score's name is unknown.
+    """
+    check_tokens(query=query, key=key)
+    query, key = promote_dtype(query, key, dtype=self.dtype)
+    score = self.bound_score(query.shape[-1], key.shape[-1])
+    return attention_weights(query, key, score=score, mask=mask, bias=bias)

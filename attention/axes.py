@@ -1,0 +1,51 @@
+"""Leading axes: ranks made equal by hand, so that nothing promotes silently."""
+
+import jax
+import jax.numpy as jnp
+
+
+def with_rank(array: jax.Array, rank: int) -> jax.Array:
+  """`array` with axes of size 1 put in front until it has `rank` axes."""
+  missing = rank - array.ndim
+  if missing <= 0:
+    return array
+  return jnp.reshape(array, (1,) * missing + array.shape)
+
+
+def aligned(*arrays: jax.Array) -> list[jax.Array]:
+  """`arrays`, all with the rank of the largest, ready for broadcasting."""
+  rank = max(array.ndim for array in arrays)
+  return [with_rank(array, rank) for array in arrays]
+
+
+def leading_aligned(parameter: jax.Array, rank: int, core: int) -> jax.Array:
+  """Lines a per-batch parameter up with the leftmost of the leading axes.
+
+  Args:
+    parameter: [leading..., core...], for instance [B] lengths.
+    rank: the number of leading axes of the scores, 2 for [B, H, T, S].
+    core: how many trailing axes of `parameter` are not leading axes.
+
+  Returns:
+    `parameter` with axes of size 1 after its leading axes, [B, 1].
+
+  Raises:
+    ValueError: if the parameter has more leading axes than the scores.
+  """
+  own = parameter.ndim - core
+  if own > rank:
+    raise ValueError(
+      f"a mask or bias parameter of shape {parameter.shape} has {own} leading "
+      f"axes, but the scores have {rank}"
+    )
+  leading, rest = parameter.shape[:own], parameter.shape[own:]
+  return jnp.reshape(parameter, leading + (1,) * (rank - own) + rest)
+
+
+def split_axis(array: jax.Array, axis: int, outer: int, inner: int):
+  """Splits one axis into (outer, inner); an axis of size 1 into (1, 1)."""
+  axis = axis % array.ndim
+  sizes = (1, 1) if array.shape[axis] == 1 else (outer, inner)
+  return jnp.reshape(
+    array, array.shape[:axis] + sizes + array.shape[axis + 1 :]
+  )

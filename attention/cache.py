@@ -1,0 +1,127 @@
+"""The keys and values of the tokens decoded so far."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from attention.checks import check_axis, check_rank
+
+__all__ = ["Cache", "append", "init"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cache:
+  """Keys [..., max_length, D], values [..., max_length, E], int32 length.
+
+  Only the first `length` positions hold tokens, the others are zeros. Attend
+  to a cache with `masks.causal(offset)`, where the offset is the number of
+  tokens before the queries: it hides the free positions too.
+  """
+
+  key: jax.Array
+  value: jax.Array
+  length: jax.Array
+
+  @property
+  def max_length(self) -> int:
+    """How many tokens fit."""
+    return self.key.shape[-2]
+
+
+def init(
+  leading_shape: Sequence[int],
+  max_length: int,
+  key_size: int,
+  value_size: int | None = None,
+  dtype: DTypeLike = jnp.float32,
+) -> Cache:
+  """An empty cache.
+
+  Args:
+    leading_shape: the axes before the positions, for instance (B, K).
+    max_length: how many tokens fit.
+    key_size: D.
+    value_size: E; None means D.
+    dtype: of keys and values.
+
+  Returns:
+    A `Cache` of zeros, of length 0.
+
+  Raises:
+    ValueError: if `max_length` is not positive.
+
+  Example:
+    >>> init((2, 4), max_length=8, key_size=16).key.shape
+    (2, 4, 8, 16)
+  """
+  if max_length < 1:
+    raise ValueError(f"max_length must be positive, got {max_length}")
+  value_size = key_size if value_size is None else value_size
+  leading = tuple(leading_shape)
+  return Cache(
+    jnp.zeros((*leading, max_length, key_size), dtype),
+    jnp.zeros((*leading, max_length, value_size), dtype),
+    jnp.zeros((), jnp.int32),
+  )
+
+
+def append(cache: Cache, key: jax.Array, value: jax.Array) -> Cache:
+  """The cache with new tokens after the ones it holds.
+
+  Where the length is traced, under `jax.jit`, nothing can be raised: tokens
+  past the end then overwrite the last positions, and the length grows beyond
+  `max_length`, which tells.
+
+  Args:
+    cache: a cache.
+    key: [..., t, D].
+    value: [..., t, E].
+
+  Returns:
+    The cache, t tokens longer; the old one is unchanged.
+
+  Raises:
+    AssertionError: if the shapes do not fit; the message names the argument.
+    ValueError: if the tokens do not fit into the cache.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> cache = append(init((), 8, 2), jnp.ones((3, 2)), jnp.ones((3, 2)))
+    >>> int(cache.length)
+    3
+  """
+  for name, new, old in (
+    ("key", key, cache.key),
+    ("value", value, cache.value),
+  ):
+    check_rank(new, name, "length, features")
+    check_axis(new, name, -1, old.shape[-1], f"the cache's {name} size")
+    if new.shape[:-2] != old.shape[:-2]:
+      raise AssertionError(
+        f"{name} has leading axes {new.shape[:-2]}, the cache has "
+        f"{old.shape[:-2]}"
+      )
+  added = key.shape[-2]
+  check_axis(value, "value", -2, added, "key's length")
+  traced = isinstance(cache.length, jax.core.Tracer)
+  held = 0 if traced else int(cache.length)
+  if held + added > cache.max_length:
+    raise ValueError(
+      f"the cache holds {held} of max_length={cache.max_length} tokens, "
+      f"{added} more do not fit"
+    )
+  return Cache(
+    _written(cache.key, key, cache.length),
+    _written(cache.value, value, cache.length),
+    cache.length + added,
+  )
+
+
+def _written(buffer: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+  return jax.lax.dynamic_update_slice_in_dim(
+    buffer, new.astype(buffer.dtype), start, axis=buffer.ndim - 2
+  )

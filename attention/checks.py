@@ -1,0 +1,64 @@
+"""Checks of arguments: chex's, with messages that name the argument."""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+
+def check_floating(**arrays) -> None:
+  """Raises AssertionError unless every array holds floating-point numbers."""
+  for name, array in arrays.items():
+    chex.assert_type(
+      jnp.result_type(array) if jnp.isscalar(array) else array,
+      float,
+      custom_message=f"{name} must hold floating-point numbers",
+    )
+
+
+def check_rank(array: jax.Array, name: str, axes: str) -> None:
+  """Raises AssertionError unless `array` has at least the axes of `axes`.
+
+  Args:
+    array: the argument.
+    name: its name, for the message.
+    axes: letters, as in "T, D"; leading axes are free.
+  """
+  minimum = len(axes.split(","))
+  if jnp.ndim(array) < minimum:
+    chex.assert_rank(
+      array,
+      minimum,
+      custom_message=(
+        f"{name} must be [..., {axes}], got shape {jnp.shape(array)}"
+      ),
+    )
+
+
+def check_axis(
+  array: jax.Array, name: str, axis: int, size: int, why: str
+) -> None:
+  """Raises AssertionError unless `array` has `size` entries along `axis`.
+
+  Args:
+    array: the argument.
+    name: its name, for the message.
+    axis: negative, counted from the right.
+    size: the expected number of entries.
+    why: what the axis has to match, for the message.
+  """
+  chex.assert_axis_dimension(
+    array,
+    axis,
+    size,
+    custom_message=(
+      f"{name} has shape {jnp.shape(array)}, "
+      f"its axis {axis} must be {size}: {why}"
+    ),
+  )
+
+
+def check_tokens(**arrays) -> None:
+  """Raises AssertionError unless every array is floating [..., T, D]."""
+  for name, array in arrays.items():
+    check_rank(array, name, "length, features")
+    check_floating(**{name: array})

@@ -1,0 +1,132 @@
+"""Scores whose parameters a Flax module owns."""
+
+import math
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from attention import scores
+from attention.scores import Score, as_score
+
+SCORE_NAMES = (
+  "dot",
+  "scaled_dot",
+  "general",
+  "additive",
+  "concat",
+  "cosine",
+)
+
+# A cosine is at most 1, so a softmax over it is nearly uniform; this makes a
+# match e^10 times likelier than a token at a right angle.
+INITIAL_SHARPNESS = 10.0
+
+
+class LearnedScore(nn.Module):
+  """Creates the parameters of a score from its name.
+
+  Attributes:
+    score: a name from `SCORE_NAMES`, or a score or callable, used as it is.
+    hidden_size: A of the additive and the concat score; None means the key's
+      number of features.
+    num_heads: H; None for a single head, without a head axis.
+    num_key_value_heads: K; the additive score projects keys once for each.
+    dtype: the parameters' dtype in use; None leaves them in `param_dtype`.
+    param_dtype: the dtype they are stored in.
+
+  Example:
+    >>> import jax, jax.numpy as jnp
+    >>> module = LearnedScore("additive", hidden_size=16)
+    >>> score, _ = module.init_with_output(jax.random.key(0), 8, 6)
+    >>> score(jnp.ones((3, 8)), jnp.ones((5, 6))).shape
+    (3, 5)
+  """
+
+  score: str | Score | Callable = "additive"
+  hidden_size: int | None = None
+  num_heads: int | None = None
+  num_key_value_heads: int | None = None
+  dtype: DTypeLike | None = None
+  param_dtype: DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(self, query_size: int, key_size: int) -> Score:
+    """The score, with its parameters bound.
+
+    Args:
+      query_size: Dq.
+      key_size: Dk.
+
+    Returns:
+      A pytree: usable in `lax.scan`, outside of any module.
+
+    Raises:
+      ValueError: if the name is unknown.
+    """
+    if not isinstance(self.score, str):
+      return as_score(self.score)
+    if self.score not in SCORE_NAMES:
+      raise ValueError(
+        f"score must be a callable or one of {', '.join(SCORE_NAMES)}; "
+        f"got {self.score!r}"
+      )
+    hidden_size = self.hidden_size or key_size
+    heads, memory_heads = self.num_heads, self.num_key_value_heads
+    match self.score:
+      case "dot":
+        return scores.dot()
+      case "scaled_dot":
+        return scores.scaled_dot()
+      case "general":
+        return scores.general(self._weight("weight", query_size, key_size))
+      case "additive":
+        return scores.additive(
+          self._weight("query_weight", query_size, hidden_size),
+          self._weight(
+            "key_weight", key_size, hidden_size, heads=memory_heads or heads
+          ),
+          self._vector("score_weight", hidden_size),
+          self._bias("bias", hidden_size),
+        )
+      case "concat":
+        return scores.concat(
+          self._weight("weight", query_size + key_size, hidden_size),
+          self._vector("score_weight", hidden_size),
+        )
+      case _:
+        return scores.cosine(self._sharpness())
+
+  def _weight(self, name, inputs, outputs, heads=None):
+    """[D, A], or [H, D, A], each head initialised on its own."""
+    initialize = nn.initializers.lecun_normal(
+      in_axis=-2, out_axis=-1, batch_axis=self._head_axis()
+    )
+    shape = (*self._heads(heads), inputs, outputs)
+    return self._parameter(name, initialize, shape)
+
+  def _vector(self, name, size):
+    """[A] or [H, A], scaled so that the score's variance is about 1."""
+    initialize = nn.initializers.normal(1.0 / math.sqrt(max(size, 1)))
+    return self._parameter(name, initialize, (*self._heads(), size))
+
+  def _bias(self, name, size):
+    zeros = nn.initializers.zeros
+    return self._parameter(name, zeros, (*self._heads(), size))
+
+  def _sharpness(self):
+    """[] or [H]; its logarithm is learned, which keeps it positive."""
+    constant = nn.initializers.constant(math.log(INITIAL_SHARPNESS))
+    return jnp.exp(self._parameter("log_sharpness", constant, self._heads()))
+
+  def _heads(self, heads=None):
+    heads = heads or self.num_heads
+    return () if heads is None else (heads,)
+
+  def _head_axis(self):
+    return () if self.num_heads is None else (0,)
+
+  def _parameter(self, name, initialize, shape):
+    array = self.param(name, initialize, shape, self.param_dtype)
+    return array if self.dtype is None else array.astype(self.dtype)

@@ -1,0 +1,252 @@
+"""The masks behind `attention.masks`: pytrees that answer block by block."""
+
+# Overrides keep the docstrings of what they override.
+# ruff: noqa: D102
+
+import dataclasses
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention import axes
+from attention.pairwise import (
+  GroupedPairs,
+  Pairwise,
+  Shifted,
+  checked_length,
+  taken,
+)
+
+
+class Mask(Pairwise):
+  """Who may look at whom; see the constructors in `attention.masks`."""
+
+  def __and__(self, other):
+    return Combined(self, as_mask(other), "and")
+
+  def __rand__(self, other):
+    return as_mask(other) & self
+
+  def __or__(self, other):
+    return Combined(self, as_mask(other), "or")
+
+  def __ror__(self, other):
+    return as_mask(other) | self
+
+  def __invert__(self):
+    return Inverted(self)
+
+  def shifted(self, offset: int | jax.Array) -> "Mask":
+    """The mask for queries whose first one stands at position `offset`."""
+    return ShiftedMask(self, offset)
+
+  def grouped(self, num_key_value_heads: int, num_groups: int) -> "Mask":
+    """The mask for heads laid out as [K, G] instead of [H]."""
+    return GroupedMask(self, num_key_value_heads, num_groups)
+
+
+def _register_static_integers(cls):
+  """Registers a pytree whose Python integers and Nones are static."""
+  names = [field.name for field in dataclasses.fields(cls)]
+
+  def flatten(mask):
+    values = {name: getattr(mask, name) for name in names}
+    known = tuple(
+      (name, value)
+      for name, value in values.items()
+      if value is None or isinstance(value, int)
+    )
+    traced = tuple(name for name in names if name not in dict(known))
+    return [values[name] for name in traced], (traced, known)
+
+  def unflatten(structure, leaves):
+    traced, known = structure
+    return cls(**dict(known), **dict(zip(traced, leaves)))
+
+  jax.tree_util.register_pytree_node(cls, flatten, unflatten)
+  return cls
+
+
+@_register_static_integers
+@dataclasses.dataclass(frozen=True, eq=False)
+class Band(Mask):
+  """i - left <= j <= i + right; None leaves a side open."""
+
+  left: Any
+  right: Any
+
+  @property
+  def leading_rank(self):
+    sides = (self.left, self.right)
+    return max(jnp.ndim(side) for side in (0, *sides) if side is not None)
+
+  def block(self, rows, columns, rank):
+    distance = columns[None, :] - rows[:, None]
+    seen = jnp.ones_like(distance, dtype=bool)
+    if self.left is not None:
+      seen = _and(seen, _compared(operator.ge, distance, -self.left, rank))
+    if self.right is not None:
+      seen = _and(seen, _compared(operator.le, distance, self.right, rank))
+    return seen
+
+
+@_register_static_integers
+@dataclasses.dataclass(frozen=True, eq=False)
+class Below(Mask):
+  """j < limit."""
+
+  limit: Any
+
+  @property
+  def leading_rank(self):
+    return jnp.ndim(self.limit)
+
+  def block(self, rows, columns, rank):
+    return _compared(operator.lt, columns[None, :], self.limit, rank)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Segments(Mask):
+  """query_ids[i] == key_ids[j]."""
+
+  query_ids: jax.Array
+  key_ids: jax.Array
+
+  @property
+  def leading_rank(self):
+    return max(self.query_ids.ndim, self.key_ids.ndim) - 1
+
+  def block(self, rows, columns, rank):
+    query_ids = axes.leading_aligned(self.query_ids, rank, 1)
+    key_ids = axes.leading_aligned(self.key_ids, rank, 1)
+    query_ids = taken(query_ids, rows, -1)[..., :, None]
+    return query_ids == taken(key_ids, columns, -1)[..., None, :]
+
+  def check(self, query_length, key_length):
+    checked_length("query_ids", self.query_ids.shape, -1, query_length)
+    checked_length("key_ids", self.key_ids.shape, -1, key_length)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class ArrayMask(Mask):
+  """array[..., i, j]; axes of size 1 broadcast."""
+
+  array: jax.Array
+
+  @property
+  def leading_rank(self):
+    return max(self.array.ndim - 2, 0)
+
+  def block(self, rows, columns, rank):
+    return taken(taken(self.array, columns, -1), rows, -2)
+
+  def check(self, query_length, key_length):
+    checked_length("mask", self.array.shape, -2, query_length)
+    checked_length("mask", self.array.shape, -1, key_length)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Combined(Mask):
+  """left & right, or left | right."""
+
+  left: Mask
+  right: Mask
+  operation: str = dataclasses.field(metadata={"static": True})
+
+  @property
+  def leading_rank(self):
+    return max(self.left.leading_rank, self.right.leading_rank)
+
+  def block(self, rows, columns, rank):
+    combine = _and if self.operation == "and" else _or
+    return combine(
+      self.left.block(rows, columns, rank),
+      self.right.block(rows, columns, rank),
+    )
+
+  def check(self, query_length, key_length):
+    self.left.check(query_length, key_length)
+    self.right.check(query_length, key_length)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Inverted(Mask):
+  """Who may not look at whom."""
+
+  inner: Mask
+
+  @property
+  def leading_rank(self):
+    return self.inner.leading_rank
+
+  def block(self, rows, columns, rank):
+    return ~self.inner.block(rows, columns, rank)
+
+  def check(self, query_length, key_length):
+    self.inner.check(query_length, key_length)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class ShiftedMask(Shifted, Mask):
+  """A shifted mask combines as other masks do."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class GroupedMask(GroupedPairs, Mask):
+  """So does a mask whose heads are laid out as [K, G]."""
+
+
+def _and(left, right):
+  return jnp.logical_and(*axes.aligned(left, right))
+
+
+def _or(left, right):
+  return jnp.logical_or(*axes.aligned(left, right))
+
+
+def _compared(compare, positions, parameter, rank):
+  """compare(positions [t, s], parameter [leading...]), lined up."""
+  if isinstance(parameter, int):
+    return compare(positions, parameter)
+  parameter = axes.leading_aligned(parameter, rank, 0)
+  return compare(*axes.aligned(positions, parameter[..., None, None]))
+
+
+def as_mask(mask: Any) -> Mask:
+  """The `Mask` for what a caller passed as a mask.
+
+  Args:
+    mask: a mask, or a boolean array that broadcasts to the scores.
+
+  Returns:
+    A mask.
+
+  Raises:
+    TypeError: if `mask` is neither; numbers that are added are a bias.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> as_mask(jnp.array([[True, False]])).materialize(2, 2)
+    Array([[ True, False],
+           [ True, False]], dtype=bool)
+  """
+  if isinstance(mask, Mask):
+    return mask
+  if isinstance(mask, Pairwise) or not hasattr(mask, "dtype"):
+    raise TypeError(
+      f"mask must be a mask or a boolean array, got {type(mask).__name__}"
+    )
+  if mask.dtype != jnp.bool_:
+    raise TypeError(
+      f"mask must be boolean (True means attend), got dtype {mask.dtype}; "
+      "numbers to add to the scores go into bias"
+    )
+  return ArrayMask(jnp.asarray(mask))

@@ -1,0 +1,55 @@
+"""Attention over disjoint sets of keys, merged exactly."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from attention.checks import check_floating
+from attention.reference import masked_softmax
+
+
+def merge(
+  contexts: Sequence[jax.Array], lses: Sequence[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+  """The context over all keys, from contexts over disjoint parts of them.
+
+  Each part counts by its share exp(lse_p - lse) of the softmax's denominator,
+  as in "Ring Attention with Blockwise Transformers for Near-Infinite
+  Context", Liu et al., 2023, section 3 (https://arxiv.org/abs/2310.01889).
+
+  Args:
+    contexts: [..., T, E] each, from `attend(..., return_lse=True)`.
+    lses: [..., T] each; -inf for a part that a row may not attend to.
+
+  Returns:
+    The context [..., T, E] in the dtype of the first part, and the lse.
+
+  Raises:
+    AssertionError: if an lse does not have its context's shape without E.
+    ValueError: if there are no parts, or not as many lses as contexts.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> parts = [jnp.array([[1.0]]), jnp.array([[3.0]])]
+    >>> merge(parts, [jnp.array([0.0]), jnp.array([0.0])])
+    (Array([[2.]], dtype=float32), Array([0.69], dtype=float32))
+  """
+  if len(contexts) != len(lses) or not len(contexts):
+    raise ValueError(
+      f"contexts and lses must be equally many and at least one, got "
+      f"{len(contexts)} and {len(lses)}"
+    )
+  for part, (context, lse) in enumerate(zip(contexts, lses)):
+    names = {f"contexts[{part}]": context, f"lses[{part}]": lse}
+    check_floating(**names)
+    if jnp.shape(lse) != jnp.shape(context)[:-1]:
+      raise AssertionError(
+        f"lses[{part}] has shape {jnp.shape(lse)}, expected "
+        f"{jnp.shape(context)[:-1]} from contexts[{part}]"
+      )
+  stacked = jnp.stack(jnp.broadcast_arrays(*lses), axis=-1)
+  shares, lse = masked_softmax(stacked, ~jnp.isneginf(stacked))
+  parts = jnp.stack(jnp.broadcast_arrays(*contexts), axis=-1)
+  merged = jnp.sum(shares[..., None, :] * parts.astype(shares.dtype), axis=-1)
+  return merged.astype(jnp.result_type(contexts[0])), lse

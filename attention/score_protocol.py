@@ -1,0 +1,210 @@
+"""What `attend` asks of a score: two per-token maps and one pairing.
+
+A score is a pytree, so whatever it holds gets gradients, and it tells its
+per-token part apart so that this runs once per token and never per pair:
+
+    score(query, key) = pair(map_query(query), map_key(key))
+
+Any function `(query, key) -> scores` is a score too, with identity maps.
+"""
+
+# Overrides keep the docstrings of what they override.
+# ruff: noqa: D102
+
+import dataclasses
+import math
+import types
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from attention import axes
+
+
+class Score:
+  """A score: inherit, override `pair` and, where useful, the maps.
+
+  Example:
+    >>> import dataclasses, jax, jax.numpy as jnp
+    >>> @jax.tree_util.register_dataclass
+    ... @dataclasses.dataclass(frozen=True, eq=False)
+    ... class NegativeDistance(Score):
+    ...   def pair(self, query, key):
+    ...     gap = query[..., :, None, :] - key[..., None, :, :]
+    ...     return -jnp.sum(gap * gap, axis=-1)
+    >>> NegativeDistance()(jnp.zeros((2, 3)), jnp.ones((4, 3))).shape
+    (2, 4)
+  """
+
+  def check(self, query: jax.Array, key: jax.Array) -> None:
+    """Raises, naming the argument, if the two do not fit this score."""
+
+  def map_query(self, query: jax.Array) -> jax.Array:
+    """[..., T, Dq] to [..., T, X], token by token."""
+    return query
+
+  def map_key(self, key: jax.Array) -> jax.Array:
+    """[..., S, Dk] to [..., S, Y], token by token."""
+    return key
+
+  def pair(self, query: jax.Array, key: jax.Array) -> jax.Array:
+    """Mapped [..., t, X] and [..., s, Y] to [..., t, s] scores.
+
+    Called on tiles: no result may depend on which other tokens are there.
+    """
+    raise NotImplementedError(f"{type(self).__name__} must define pair")
+
+  def __call__(self, query: jax.Array, key: jax.Array) -> jax.Array:
+    """[..., T, Dq] and [..., S, Dk] to [..., T, S]."""
+    self.check(query, key)
+    return self.pair(self.map_query(query), self.map_key(key))
+
+  def group_heads(self, num_key_value_heads: int, num_groups: int) -> "Score":
+    """The same score for heads laid out as [K, G] instead of [H].
+
+    Parameters whose field says what one head's parameter is, for instance
+    `dataclasses.field(metadata=MATRIX)`, are reshaped, from [H, ...] to
+    [K, G, ...] or from [K, ...] to [K, 1, ...]. A score with other fields is
+    called in the [H] layout, at the price of repeating its keys.
+    """
+    fields: tuple[dataclasses.Field, ...] = ()
+    if dataclasses.is_dataclass(self):
+      fields = dataclasses.fields(self)
+    if not all("core" in field.metadata for field in fields):
+      return GroupedHeads(self, num_key_value_heads, num_groups)
+    grouped = {
+      field.name: _group(
+        getattr(self, field.name),
+        field.metadata["core"],
+        num_key_value_heads,
+        num_groups,
+      )
+      for field in fields
+    }
+    return type(self)(**grouped)
+
+
+# The metadata of a score's fields: how many trailing axes one head's parameter
+# has. Axes before these are leading axes: [H], [H, A] and [H, D, A].
+SCALAR = types.MappingProxyType({"core": 0})
+VECTOR = types.MappingProxyType({"core": 1})
+MATRIX = types.MappingProxyType({"core": 2})
+
+
+def _group(array, core: int, num_key_value_heads: int, num_groups: int):
+  if array is None or jnp.ndim(array) <= core:
+    return array
+  axis = jnp.ndim(array) - core - 1
+  size = jnp.shape(array)[axis]
+  if size in (1, num_key_value_heads * num_groups):
+    return axes.split_axis(array, axis, num_key_value_heads, num_groups)
+  if size == num_key_value_heads:
+    return axes.split_axis(array, axis, num_key_value_heads, 1)
+  raise ValueError(
+    f"a score parameter of shape {jnp.shape(array)} has {size} heads, expected "
+    f"1, {num_key_value_heads} or {num_key_value_heads * num_groups}"
+  )
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class FunctionScore(Score):
+  """A plain callable `(query, key) -> scores` as a score."""
+
+  function: Callable[[jax.Array, jax.Array], jax.Array]
+
+  def pair(self, query, key):
+    return self.function(query, key)
+
+  def tree_flatten(self):
+    # A callable that is a pytree (`jax.tree_util.Partial`) keeps its leaves.
+    if jax.tree_util.all_leaves([self.function]):
+      return (), self.function
+    return (self.function,), None
+
+  @classmethod
+  def tree_unflatten(cls, function, children):
+    return cls(*children) if children else cls(function)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class MappedKeys(Score):
+  """A score whose keys have already been through `map_key`."""
+
+  score: Score
+
+  def map_query(self, query):
+    return self.score.map_query(query)
+
+  def pair(self, query, key):
+    return self.score.pair(query, key)
+
+  def group_heads(self, num_key_value_heads, num_groups):
+    return MappedKeys(self.score.group_heads(num_key_value_heads, num_groups))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class GroupedHeads(Score):
+  """A score that knows heads as [H] only, called with them as [K, G]."""
+
+  score: Score
+  num_key_value_heads: int = dataclasses.field(metadata={"static": True})
+  num_groups: int = dataclasses.field(metadata={"static": True})
+
+  def map_query(self, query):
+    return self._split(self.score.map_query(self._join(query)))
+
+  def map_key(self, key):
+    if isinstance(self.score, FunctionScore):
+      return key  # nothing to map, so let `pair` repeat tiles, not all keys
+    return self._split(self.score.map_key(self._join(key)))
+
+  def pair(self, query, key):
+    return self._split(self.score.pair(self._join(query), self._join(key)))
+
+  def _join(self, tokens):
+    """[..., K or 1, G or 1, T, D] to [..., H, T, D]."""
+    heads = (self.num_key_value_heads, self.num_groups)
+    leading, rest = tokens.shape[:-4], tokens.shape[-2:]
+    tokens = jnp.broadcast_to(tokens, leading + heads + rest)
+    return jnp.reshape(tokens, (*leading, math.prod(heads), *rest))
+
+  def _split(self, tokens):
+    return axes.split_axis(
+      tokens, -3, self.num_key_value_heads, self.num_groups
+    )
+
+
+def with_mapped_keys(score: Score) -> Score:
+  """The same score for keys that have already been through its `map_key`.
+
+  An RNN decoder maps its encoder's states once and attends at every step.
+
+  Args:
+    score: a bound score.
+
+  Returns:
+    A score `s` with `s(query, score.map_key(key)) == score(query, key)`.
+
+  Raises:
+    ValueError: if `score` is not a `Score`; `attention.scores.as_score` makes
+      one of a function.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from attention import scores
+    >>> query, key = jnp.ones((2, 3)), jnp.ones((4, 3))
+    >>> score = scores.cosine(sharpness=5.0)
+    >>> memory = score.map_key(key)  # once
+    >>> with_mapped_keys(score)(query, memory)[0, 0]
+    Array(5., dtype=float32)
+  """
+  if not isinstance(score, Score):
+    raise ValueError(
+      f"score must be a Score, got {score!r}; attention.scores.as_score makes "
+      "one of a function"
+    )
+  return MappedKeys(score)
