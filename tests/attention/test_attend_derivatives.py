@@ -1,0 +1,274 @@
+"""Derivatives of `attend`, for every score and every implementation."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import attend, masks
+from tests.attention.oracle import (
+  CASES,
+  IMPLEMENTATIONS,
+  draw,
+  draw_parameters,
+  loop_attend,
+  loop_scores,
+)
+
+every_score = pytest.mark.parametrize("name", CASES)
+every_implementation = pytest.mark.parametrize(
+  "implementation", IMPLEMENTATIONS
+)
+MASK = np.array(
+  [
+    [1, 0, 0, 0, 0],
+    [0, 0, 0, 0, 0],
+    [1, 1, 0, 1, 1],
+  ],
+  dtype=bool,
+)
+STEP = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+  with jax.enable_x64(True):
+    yield
+
+
+def problem(name):
+  """A scalar of the library, the same in NumPy, a point and a direction."""
+  case = CASES[name]
+  query, key, value, bias, context_weight, lse_weight = draw(
+    5, (2, 3, 4), (2, 5, 4), (2, 5, 2), (3, 5), (2, 3, 2), (2, 3)
+  )
+  lse_weight[:, 1] = 0.0  # the second row sees nothing: its lse is -inf
+  point = {
+    "query": query,
+    "key": key,
+    "value": value,
+    "bias": bias,
+    "parameters": draw_parameters(case, 4),
+  }
+  generator = np.random.default_rng(6)
+  direction = jax.tree.map(
+    lambda array: generator.normal(size=np.shape(array)), point
+  )
+
+  def library(point, implementation):
+    context, lse = attend(
+      point["query"],
+      point["key"],
+      point["value"],
+      score=case.bound(point["parameters"]),
+      mask=jnp.asarray(MASK),
+      bias=point["bias"],
+      implementation=implementation,
+      return_lse=True,
+    )
+    lse = jnp.where(MASK.any(-1), lse, 0.0)
+    return jnp.sum(jnp.sin(context) * context_weight) + jnp.sum(
+      lse**2 * lse_weight
+    )
+
+  def loops(point):
+    table = loop_scores(
+      case.pair, point["parameters"], point["query"], point["key"]
+    )
+    context, lse, _ = loop_attend(table + point["bias"], point["value"], MASK)
+    lse = np.where(MASK.any(-1), lse, 0.0)
+    return np.sum(np.sin(context) * context_weight) + np.sum(
+      lse**2 * lse_weight
+    )
+
+  point, direction = (jax.tree.map(np.asarray, t) for t in (point, direction))
+  return library, loops, point, direction
+
+
+def moved(point, direction, step):
+  return jax.tree.map(lambda x, d: x + step * d, point, direction)
+
+
+def inner(left, right):
+  products = jax.tree.map(lambda x, y: np.sum(x * y), left, right)
+  return float(sum(jax.tree.leaves(products)))
+
+
+@every_implementation
+@every_score
+def test_forward_and_reverse_mode_equal_differences_of_loops(
+  name, implementation
+):
+  library, loops, point, direction = problem(name)
+  function = functools.partial(library, implementation=implementation)
+  expected = (
+    loops(moved(point, direction, STEP)) - loops(moved(point, direction, -STEP))
+  ) / (2 * STEP)
+
+  @jax.jit
+  def derivatives(point, direction):
+    value, tangent = jax.jvp(function, (point,), (direction,))
+    return value, tangent, jax.grad(function)(point)
+
+  value, tangent, gradient = derivatives(point, direction)
+  np.testing.assert_allclose(value, loops(point), rtol=1e-10)
+  np.testing.assert_allclose(tangent, expected, rtol=1e-6)
+  np.testing.assert_allclose(inner(gradient, direction), expected, rtol=1e-6)
+
+
+@every_implementation
+@every_score
+def test_hessian_vector_product_equals_differences_of_gradients(
+  name, implementation
+):
+  library, _, point, direction = problem(name)
+  function = functools.partial(library, implementation=implementation)
+  gradient = jax.jit(jax.grad(function))
+  forward = gradient(moved(point, direction, STEP))
+  backward = gradient(moved(point, direction, -STEP))
+
+  @jax.jit
+  def products(point, direction):
+    forward = jax.jvp(jax.grad(function), (point,), (direction,))[1]
+    # Reverse over reverse takes another way to the same numbers.
+    reverse = jax.grad(
+      lambda point: traced_inner(jax.grad(function)(point), direction)
+    )(point)
+    return forward, reverse
+
+  product, reverse = products(point, direction)
+  jax.tree.map(
+    lambda got, ahead, behind: np.testing.assert_allclose(
+      got, (ahead - behind) / (2 * STEP), rtol=2e-5, atol=1e-7
+    ),
+    product,
+    forward,
+    backward,
+  )
+  jax.tree.map(
+    lambda got, want: np.testing.assert_allclose(
+      got, want, rtol=1e-8, atol=1e-10
+    ),
+    reverse,
+    product,
+  )
+
+
+def traced_inner(left, right):
+  products = jax.tree.map(lambda x, y: jnp.sum(x * y), left, right)
+  return sum(jax.tree.leaves(products))
+
+
+@every_implementation
+@every_score
+def test_a_row_that_sees_nothing_has_zero_derivatives(name, implementation):
+  query, key, value = draw(8, (3, 4), (5, 4), (5, 2))
+  case = CASES[name]
+  point = (query, key, value, draw_parameters(case, 4))
+
+  def context_and_lse(query, key, value, parameters):
+    context, lse = attend(
+      query,
+      key,
+      value,
+      score=case.bound(parameters),
+      mask=jnp.asarray(MASK),
+      implementation=implementation,
+      return_lse=True,
+    )
+    return context[1], jnp.exp(lse[1])
+
+  def scalar(*point):
+    context, share = context_and_lse(*point)
+    return jnp.sum(context) + share
+
+  @jax.jit
+  def everything(*point):
+    ones = jax.tree.map(jnp.ones_like, point)
+    gradient = jax.grad(scalar, (0, 1, 2, 3))
+    return (
+      context_and_lse(*point),
+      gradient(*point),
+      jax.jvp(scalar, point, ones)[1],
+      jax.jvp(gradient, point, ones)[1],
+      jax.hessian(scalar, (0, 1, 2))(*point),
+    )
+
+  for leaf in jax.tree.leaves(everything(*point)):
+    np.testing.assert_array_equal(leaf, np.zeros_like(leaf))
+
+
+@every_implementation
+def test_under_scan_remat_and_vmap(implementation):
+  query, key, value = draw(9, (6, 3, 4), (6, 5, 4), (6, 5, 2))
+
+  def one(query, key, value):
+    return attend(
+      query,
+      key,
+      value,
+      mask=masks.causal(1),
+      implementation=implementation,
+    )
+
+  @jax.jit
+  def scanned(query):
+    def step(total, inputs):
+      context = jax.checkpoint(one)(*inputs)
+      return total + jnp.sum(context**2), context
+
+    return jax.lax.scan(step, 0.0, (query, key, value))
+
+  def plain(query):
+    context = one(query, key, value)
+    return jnp.sum(context**2), context
+
+  _, stacked = scanned(query)
+  np.testing.assert_allclose(stacked, one(query, key, value), rtol=1e-12)
+  np.testing.assert_allclose(
+    jax.vmap(one)(query, key, value), stacked, rtol=1e-12
+  )
+  gradients = [
+    jax.jit(jax.grad(function, has_aux=True))(query)[0]
+    for function in (scanned, plain)
+  ]
+  np.testing.assert_allclose(*gradients, rtol=1e-10)
+
+
+@every_implementation
+def test_a_causal_output_depends_on_no_later_token(implementation):
+  (tokens,) = draw(10, (6, 4))
+
+  def output(tokens):
+    return attend(
+      tokens,
+      tokens,
+      tokens,
+      mask=masks.causal(),
+      implementation=implementation,
+    )
+
+  influence = np.abs(jax.jit(jax.jacobian(output))(tokens)).sum(axis=(1, 3))
+  np.testing.assert_array_equal(influence > 0, np.tri(6, dtype=bool))
+
+
+@every_implementation
+def test_no_tracer_leaks(implementation):
+  query, key, value = draw(11, (3, 4), (5, 4), (5, 2))
+
+  @jax.jit
+  def loss(weight):
+    return jnp.sum(
+      attend(
+        query,
+        key,
+        value,
+        score=lambda query, key: (query @ weight) @ key.T,
+        implementation=implementation,
+      )
+    )
+
+  with jax.checking_leaks():
+    assert jnp.isfinite(jax.grad(loss)(jnp.eye(4))).all()

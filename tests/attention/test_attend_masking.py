@@ -1,0 +1,192 @@
+"""What is masked out changes nothing, whatever it holds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import attend, attention_weights, biases, masks
+from tests.attention.oracle import CASES, IMPLEMENTATIONS, draw, draw_parameters
+
+every_score = pytest.mark.parametrize("name", CASES)
+every_implementation = pytest.mark.parametrize(
+  "implementation", IMPLEMENTATIONS
+)
+RUBBISH = (np.nan, np.inf, -np.inf)
+HIDDEN_KEYS = [1, 4]
+
+
+def hiding(how, length=5):
+  """Two ways to hide the same keys from every query."""
+  seen = np.ones(length, bool)
+  seen[HIDDEN_KEYS] = False
+  if how == "mask":
+    return {"mask": jnp.asarray(seen)[None]}
+  return {"bias": jnp.where(seen, 0.0, -jnp.inf)[None]}
+
+
+@pytest.mark.parametrize("how", ["mask", "bias"])
+@every_implementation
+@every_score
+def test_hidden_keys_change_nothing(name, implementation, how):
+  query, key, value = (
+    jnp.asarray(array, jnp.float32)
+    for array in draw(0, (2, 3, 4), (2, 5, 4), (2, 5, 2))
+  )
+  case = CASES[name]
+  parameters = jax.tree.map(
+    lambda array: jnp.asarray(array, jnp.float32), draw_parameters(case, 4)
+  )
+  arguments = hiding(how)
+  index = np.asarray(HIDDEN_KEYS)
+
+  def loss(query, key, value, parameters):
+    context, lse = attend(
+      query,
+      key,
+      value,
+      score=case.bound(parameters),
+      implementation=implementation,
+      return_lse=True,
+      **arguments,
+    )
+    return jnp.sum(jnp.sin(context)) + jnp.sum(lse), (context, lse)
+
+  run = jax.jit(jax.grad(loss, (0, 1, 2, 3), has_aux=True))
+  clean = run(query, key, value, parameters)
+  for rubbish in RUBBISH:
+    dirty = run(
+      query,
+      key.at[:, index].set(rubbish),
+      value.at[:, index, 0].set(rubbish),
+      parameters,
+    )
+    jax.tree.map(np.testing.assert_array_equal, dirty, clean)
+    (_, key_gradient, value_gradient, _), _ = dirty
+    assert not key_gradient[:, index].any()
+    assert not value_gradient[:, index].any()
+
+
+@every_implementation
+@every_score
+def test_rubbish_shows_in_the_rows_that_see_it_and_in_no_other(
+  name, implementation
+):
+  (tokens,) = draw(1, (5, 4))
+  tokens = jnp.asarray(tokens, jnp.float32)
+  case = CASES[name]
+  parameters = jax.tree.map(
+    lambda array: jnp.asarray(array, jnp.float32), draw_parameters(case, 4)
+  )
+
+  def run(tokens, parameters):
+    return attend(
+      tokens,
+      tokens,
+      tokens,
+      score=case.bound(parameters),
+      mask=masks.causal(),
+      implementation=implementation,
+      return_lse=True,
+    )
+
+  def loss(tokens, parameters):
+    context, lse = run(tokens, parameters)
+    return jnp.sum(context[:3] ** 2) + jnp.sum(lse[:3]), (context, lse)
+
+  differentiated = jax.jit(jax.grad(loss, (0, 1), has_aux=True))
+  clean_gradients, clean = differentiated(tokens, parameters)
+  for rubbish in RUBBISH:
+    gradients, (context, lse) = differentiated(
+      tokens.at[3, 0].set(rubbish), parameters
+    )
+    assert jnp.isnan(context[3:]).all()
+    assert jnp.isnan(lse[3:]).all()
+    np.testing.assert_array_equal(context[:3], clean[0][:3])
+    np.testing.assert_array_equal(lse[:3], clean[1][:3])
+    jax.tree.map(np.testing.assert_array_equal, gradients, clean_gradients)
+
+
+@every_implementation
+def test_a_bad_value_alone_spoils_the_context_and_not_the_weights(
+  implementation,
+):
+  query, key, value = draw(2, (3, 4), (5, 4), (5, 2))
+  value[2] = np.nan
+  mask = jnp.asarray([[True] * 5, [True, True, False, True, True], [False] * 5])
+  context, lse = attend(
+    query,
+    key,
+    value,
+    mask=mask,
+    implementation=implementation,
+    return_lse=True,
+  )
+  np.testing.assert_array_equal(
+    jnp.isnan(context), [[True] * 2, [False] * 2, [False] * 2]
+  )
+  assert not jnp.isnan(lse).any()
+  assert not jnp.isnan(attention_weights(query, key, mask=mask)).any()
+
+
+@every_implementation
+def test_without_a_mask_nan_shows(implementation):
+  query, key, value = draw(3, (3, 4), (5, 4), (5, 2))
+  key[2, 1] = np.nan
+  context = attend(query, key, value, implementation=implementation)
+  assert jnp.isnan(context).all()
+
+
+def test_a_bad_query_that_sees_nothing_is_zero():
+  query, key = draw(4, (2, 4), (5, 4))
+  query[0] = np.nan
+  mask = jnp.asarray([[False], [True]])
+  weights = attention_weights(query, key, mask=mask)
+  assert not weights[0].any()
+  np.testing.assert_allclose(weights[1].sum(), 1.0, rtol=1e-6)
+
+
+def test_padding_lines_up_with_the_batch_and_arrays_with_numpy():
+  query, key = draw(5, (2, 2, 3, 4), (2, 2, 5, 4))
+  lengths = jnp.array([1, 4])
+  weights = attention_weights(query, key, mask=masks.padding(lengths))
+  np.testing.assert_array_equal(
+    (np.asarray(weights) > 0).sum(-1),
+    np.broadcast_to(lengths[:, None, None], (2, 2, 3)),
+  )
+  # The same numbers as an array, right aligned, would be of the heads.
+  array = np.arange(5) < np.asarray(lengths)[:, None, None]
+  by_head = attention_weights(query, key, mask=array)
+  np.testing.assert_array_equal(
+    (np.asarray(by_head) > 0).sum(-1),
+    np.broadcast_to(lengths[None, :, None], (2, 2, 3)),
+  )
+
+
+@every_implementation
+def test_everything_at_once_equals_arrays(implementation):
+  query, key, value = draw(6, (2, 4, 5, 3), (2, 1, 7, 3), (2, 1, 7, 2))
+  ids = jnp.array([[0, 0, 1, 1, 1, 2, 2]] * 2)
+  mask = (masks.causal(2) | masks.prefix(jnp.array([1, 3]))) & ~masks.segments(
+    ids[:, :5], ids
+  )
+  bias = biases.alibi(4) + jnp.asarray(draw(7, (5, 7))[0], jnp.float32)
+  structured = attend(
+    query, key, value, mask=mask, bias=bias, implementation=implementation
+  )
+  rows, columns = np.arange(5)[:, None], np.arange(7)
+  allowed = np.stack(
+    [(columns <= rows + 2) | (columns < limit) for limit in (1, 3)]
+  )
+  allowed &= ids[:, :5, None] != ids[:, None, :]
+  slopes = np.array([0.25, 0.0625, 0.015625, 0.00390625])[:, None, None]
+  numbers = -slopes * abs(rows - columns) + draw(7, (5, 7))[0]
+  dense = attend(
+    query,
+    key,
+    value,
+    mask=jnp.asarray(allowed[:, None]),
+    bias=jnp.asarray(numbers, jnp.float32),
+    implementation=implementation,
+  )
+  np.testing.assert_allclose(structured, dense, rtol=1e-5, atol=1e-6)
