@@ -1,0 +1,1 @@
+"""Experiments as plain values: `get_config(arg)` returns a `ConfigDict`."""

@@ -1,0 +1,131 @@
+"""Every field of a config, with the value it has unless a config says so.
+
+`configs/*.py` start from these and change what is theirs. The types and
+ranges stand in `experiments/schema.py`.
+"""
+
+from ml_collections import ConfigDict
+
+SCORES = ("dot", "scaled_dot", "general", "additive", "concat", "cosine")
+ARGUMENTS = ("none", *SCORES, "transformer")
+
+
+def get_config(arg: str = "") -> ConfigDict:
+  """Returns all defaults; `arg` is a score, "none" or "transformer"."""
+  arg = arg or "additive"
+  if arg not in ARGUMENTS:
+    raise ValueError(
+      f"unknown argument {arg!r} after the colon; known: {', '.join(ARGUMENTS)}"
+    )
+  config = ConfigDict()
+  config.seed = 0
+  config.data = data()
+  config.model = transformer() if arg == "transformer" else seq2seq(arg)
+  config.optimizer = optimizer()
+  config.train = train()
+  config.mesh = ConfigDict({"data": -1})  # devices; -1 for all
+  return config
+
+
+def data() -> ConfigDict:
+  """What to learn from."""
+  return ConfigDict(
+    {
+      "name": "reverse",  # copy | reverse | lookup
+      "symbols": 50,
+      "min_length": 1,
+      "max_length": 25,
+      "evaluation_seed": 0,
+      "splits": {
+        "validation": split(1, 25, 256),
+        "test": split(1, 25, 2000),
+      },
+    }
+  )
+
+
+def split(min_length: int, max_length: int, num_examples: int) -> dict:
+  """An evaluation set."""
+  return {
+    "min_length": min_length,
+    "max_length": max_length,
+    "num_examples": num_examples,
+  }
+
+
+def seq2seq(attention: str) -> ConfigDict:
+  """An RNN encoder-decoder."""
+  return ConfigDict(
+    {
+      "name": "seq2seq",
+      "embedding_size": 64,
+      "hidden_size": 128,
+      "cell": "gru",  # gru | lstm
+      "encoder_layers": 1,
+      "decoder_layers": 1,
+      "bidirectional": True,
+      "attention": attention,
+      "attention_size": 64,  # of additive and concat
+      "order": "luong",  # luong: attend after the cell | bahdanau: before it
+      "query": "output",  # output of the top layer | state of all layers
+      "readout": "tanh",  # tanh(W [context; output]) | linear
+      "input_feeding": False,
+      "dropout_rate": 0.0,
+    }
+  )
+
+
+def transformer() -> ConfigDict:
+  """A Transformer encoder-decoder."""
+  return ConfigDict(
+    {
+      "name": "transformer",
+      "model_size": 128,
+      "feed_forward_size": 256,
+      "num_heads": 4,
+      "encoder_layers": 2,
+      "decoder_layers": 2,
+      "score": "scaled_dot",
+      "norm": "pre",  # pre | post
+      "positions": "sinusoidal",  # sinusoidal | learned | rotary | none
+      "tied_embeddings": True,
+      "dropout_rate": 0.0,
+    }
+  )
+
+
+def optimizer() -> ConfigDict:
+  """How to learn."""
+  config = ConfigDict(
+    {
+      "name": "adam",  # sgd | adam | adamw | adafactor
+      "learning_rate": 3e-3,
+      "schedule": "cosine",  # constant | cosine | linear | inverse_sqrt
+      "warmup_steps": 100,
+      "b1": 0.9,
+      "b2": 0.98,
+      "eps": 1e-9,
+      "weight_decay": 0.0,
+      "clip_norm": 1.0,
+    }
+  )
+  return config
+
+
+def train() -> ConfigDict:
+  """For how long, and what is kept."""
+  return ConfigDict(
+    {
+      "steps": 2000,
+      "batch_size": 128,
+      "accumulation": 1,
+      "dtype": "float32",  # float32 | bfloat16
+      "label_smoothing": 0.0,
+      "log_every": 50,
+      "eval_every": 500,
+      "checkpoint_every": 500,
+      "keep_last": 2,
+      "keep_best": 1,
+      "best_metric": "sequence_accuracy",
+    }
+  )

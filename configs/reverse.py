@@ -1,0 +1,11 @@
+"""Reverse a sequence of symbols."""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config(arg: str = "") -> ConfigDict:
+  config = base.get_config(arg)
+  config.data.name = "reverse"
+  return config

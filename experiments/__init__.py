@@ -1,0 +1,1 @@
+"""Experiments about attention, run as `python -m experiments.train`."""

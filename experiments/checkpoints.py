@@ -1,0 +1,220 @@
+"""Checkpoints of a run; the only module that knows Orbax."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from absl import logging
+from orbax.checkpoint.checkpoint_managers import preservation_policy
+
+from experiments.errors import UserError
+from experiments.steps import TrainState
+
+FOLDER, DAMAGED = "checkpoints", "damaged"
+LOWER_IS_BETTER = ("loss", "perplexity")
+
+
+def open_manager(
+  workdir: Path,
+  *,
+  keep_last: int = 1,
+  keep_best: int = 0,
+  best_metric: str = "loss",
+  read_only: bool = False,
+) -> ocp.CheckpointManager:
+  """Opens the checkpoints of a run; to be closed, which waits for saves.
+
+  Args:
+    workdir: the run's directory.
+    keep_last: number of last checkpoints kept.
+    keep_best: number of best ones kept besides.
+    best_metric: decides which is best.
+    read_only: whether only to restore.
+
+  Returns:
+    An Orbax manager, which saves asynchronously.
+  """
+
+  def goodness(metrics: Mapping[str, float]) -> float:
+    value = metrics[best_metric]
+    return -value if best_metric in LOWER_IS_BETTER else value
+
+  policy = preservation_policy.AnyPreservationPolicy(
+    [
+      preservation_policy.LatestN(keep_last),
+      preservation_policy.BestN(
+        get_metric_fn=goodness,
+        n=keep_best,
+        keep_checkpoints_without_metrics=False,
+      ),
+    ]
+  )
+  return ocp.CheckpointManager(
+    workdir.absolute() / FOLDER,
+    options=ocp.CheckpointManagerOptions(
+      preservation_policy=None if read_only else policy,
+      best_fn=goodness,
+      read_only=read_only,
+      enable_async_checkpointing=not read_only,
+    ),
+    item_names=("state", "batches"),
+  )
+
+
+def save(
+  manager: ocp.CheckpointManager,
+  state: TrainState,
+  batches: Mapping[str, Any],
+  metrics: Mapping[str, float] | None,
+) -> None:
+  """Saves a checkpoint, unless this step is saved already.
+
+  Args:
+    manager: from `open_manager`.
+    state: the state after a step.
+    batches: the position of the data iterator.
+    metrics: of the validation set at this step, or None.
+  """
+  step = int(state.step)
+  if step in manager.all_steps():
+    return
+  manager.save(
+    step,
+    args=ocp.args.Composite(
+      state=ocp.args.StandardSave(_plain(state)),
+      batches=ocp.args.JsonSave(dict(batches)),
+    ),
+    metrics=None if metrics is None else dict(metrics),
+    force=True,
+  )
+
+
+def restore_last(
+  manager: ocp.CheckpointManager, like: TrainState
+) -> tuple[TrainState, Mapping[str, Any]] | None:
+  """Restores the last readable checkpoint and sets damaged ones aside.
+
+  Args:
+    manager: from `open_manager`.
+    like: a state of the same shapes (real or abstract), with the shardings to
+      restore to.
+
+  Returns:
+    The state and the position of the data iterator, or None where there is
+    no checkpoint yet.
+
+  Raises:
+    UserError: if there are checkpoints and none can be read.
+  """
+  steps = sorted(manager.all_steps(), reverse=True)
+  for step in steps:
+    try:
+      return restore(manager, step, like)
+    except UserError as error:
+      kept = _set_aside(manager, step)
+      logging.warning(
+        "%s It is kept as %s; trying the one before.", error, kept
+      )
+  if steps:
+    raise UserError(
+      f"{manager.directory}: no checkpoint can be read; remove the run's"
+      " directory to start over"
+    )
+  return None
+
+
+def restore(
+  manager: ocp.CheckpointManager, step: int, like: TrainState
+) -> tuple[TrainState, Mapping[str, Any]]:
+  """Restores one checkpoint.
+
+  Args:
+    manager: from `open_manager`.
+    step: which one.
+    like: as for `restore_last`.
+
+  Returns:
+    The state and the position of the data iterator.
+
+  Raises:
+    UserError: if it cannot be read, with the reason.
+  """
+  try:
+    restored = manager.restore(
+      step,
+      args=ocp.args.Composite(
+        state=ocp.args.StandardRestore(_plain(like)),
+        batches=ocp.args.JsonRestore(),
+      ),
+    )
+  except Exception as error:  # Orbax raises whatever its layers raise.
+    reason = str(error).strip().split("\n")[0][:200]
+    raise UserError(
+      f"checkpoint {manager.directory / str(step)} is damaged"
+      f" ({type(error).__name__}: {reason})."
+    ) from error
+  state = restored["state"]
+  rng = jax.random.wrap_key_data(state["rng"])
+  return TrainState(**{**state, "rng": rng}), restored["batches"]
+
+
+def choose(manager: ocp.CheckpointManager, which: str) -> int:
+  """Returns the step of a checkpoint by name.
+
+  Args:
+    manager: from `open_manager`.
+    which: "last", "best", or a step.
+
+  Returns:
+    The step.
+
+  Raises:
+    UserError: if there is no such checkpoint.
+  """
+  steps = sorted(manager.all_steps())
+  step: int | None = None
+  if which == "last":
+    step = manager.latest_step()
+  elif which == "best":
+    step = manager.best_step()
+  elif which.isdigit() and int(which) in steps:
+    step = int(which)
+  if step is None:
+    raise UserError(
+      f"{manager.directory}: no checkpoint {which!r}; there are"
+      f" {', '.join(map(str, steps)) or 'none'}"
+    )
+  return step
+
+
+def _plain(state: TrainState) -> dict[str, Any]:
+  """The state as a dictionary of arrays; Orbax has no type for keys."""
+  return {
+    "step": state.step,
+    "params": state.params,
+    "opt_state": state.opt_state,
+    "rng": _key_data(state.rng),
+  }
+
+
+def _key_data(rng):
+  if not isinstance(rng, jax.ShapeDtypeStruct):
+    return jax.random.key_data(rng)
+  plain = jax.eval_shape(jax.random.key_data, rng)
+  return jax.ShapeDtypeStruct(plain.shape, plain.dtype, sharding=rng.sharding)
+
+
+def _set_aside(manager: ocp.CheckpointManager, step: int) -> Path:
+  """Moves a damaged checkpoint where nothing is lost and nobody trips."""
+  source = Path(manager.directory) / str(step)
+  target = source.parent.parent / DAMAGED / str(step)
+  while target.exists():
+    target = target.with_name(target.name + "_")
+  if jax.process_index() == 0:
+    target.parent.mkdir(exist_ok=True)
+    shutil.move(source, target)
+  manager.reload()
+  return target

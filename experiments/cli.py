@@ -1,0 +1,196 @@
+"""What the binaries share: the config flag, quiet logs, errors as messages."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from absl import app, flags, logging
+from ml_collections import ConfigDict, config_flags
+
+from experiments.errors import UserError
+
+_CACHE = "~/.cache/attention-jax"
+
+
+def define_config(name: str = "config"):
+  """Defines `--config=FILE[:ARGUMENT]` and `--config.field=value`."""
+  return config_flags.DEFINE_config_file(
+    name,
+    None,
+    "The experiment: a file of configs/ and, after a colon, its argument, as"
+    " in configs/reverse.py:dot. Any field can be set:"
+    " --config.train.steps=100.",
+    lock_config=True,
+  )
+
+
+def default_workdir(config_flag: str) -> Path:
+  """Returns runs/<config>[-<argument>] for a value of `--config`.
+
+  Args:
+    config_flag: a path and perhaps an argument after a colon.
+
+  Returns:
+    The directory, relative to where the command was given.
+
+  Example:
+    >>> str(default_workdir("configs/reverse.py:dot"))
+    'runs/reverse-dot'
+  """
+  path, _, argument = config_flag.partition(":")
+  parts = [Path(path).stem, *argument.split(",")]
+  return Path("runs") / "-".join(part for part in parts if part)
+
+
+def run(main: Callable[[], int | None], *, config: str | None = None) -> None:
+  """Runs a binary: parses flags, then calls `main`.
+
+  A user's mistake, in a flag, a config or a file, is one message on standard
+  error and exit code 2; an interrupt is exit code 130.
+
+  Args:
+    main: does the work, and returns an exit code or None.
+    config: the name of the config flag, if it is required.
+  """
+
+  def parse(argv: Sequence[str]) -> list[str]:
+    try:
+      _check_config_file(argv, config)
+      rest = flags.FLAGS(list(argv))
+      if config and flags.FLAGS[config].value is None:
+        raise UserError(
+          f"--{config} is required, such as --{config}=configs/reverse.py"
+        )
+    except flags.Error as error:
+      _die(f"{error}\nSee --help.")
+    except UserError as error:
+      _die(str(error))
+    except Exception as error:  # whatever a config file raises
+      _die(_explain_flag(error))
+    if len(rest) > 1:
+      _die(f"unknown argument {rest[1]!r}; flags begin with --. See --help.")
+    return rest
+
+  def guarded(_) -> None:
+    logging.use_absl_handler()
+    logging.set_verbosity(logging.INFO)
+    logging.get_absl_handler().setFormatter(_Plain())
+    _quiet()
+    try:
+      code = main()
+    except UserError as error:
+      _die(str(error))
+    except KeyboardInterrupt:
+      _die("interrupted", 130)
+    sys.exit(code or 0)
+
+  app.run(guarded, flags_parser=parse)
+
+
+def set_up_jax() -> None:
+  """Joins the other processes, if any, and keeps compiled code on disk.
+
+  JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, which
+  `launch.sh` sets, make a process one of several. JAX_COMPILATION_CACHE_DIR
+  moves the cache of compiled code.
+  """
+  import jax
+
+  if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    folder = str(Path(_CACHE).expanduser())
+    jax.config.update("jax_compilation_cache_dir", folder)
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+  address = os.environ.get("JAX_COORDINATOR_ADDRESS")
+  if not address:
+    return
+  try:
+    count = int(os.environ["JAX_NUM_PROCESSES"])
+    index = int(os.environ["JAX_PROCESS_ID"])
+  except (KeyError, ValueError) as error:
+    raise UserError(
+      "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and"
+      f" JAX_PROCESS_ID must be numbers ({error})"
+    ) from None
+  jax.distributed.initialize(address, count, index)
+  if index:
+    logging.set_verbosity(logging.WARNING)
+
+
+class _Plain(logging.PythonFormatter):
+  """INFO is for readers and stands alone; the rest names its level."""
+
+  def format(self, record) -> str:
+    message = record.getMessage()
+    if record.levelname == "INFO":
+      return message
+    return f"{record.levelname.lower()}: {message}"
+
+
+def _quiet() -> None:
+  """Keeps the libraries' own remarks out of the way."""
+  import logging as python_logging
+  import warnings
+
+  class OnlyOurs(python_logging.Filter):
+    def filter(self, record) -> bool:
+      ours = "experiments" in record.pathname
+      return ours or record.levelno > python_logging.WARNING
+
+  logging.get_absl_handler().addFilter(OnlyOurs())
+  for name in ("jax", "orbax", "grain"):
+    python_logging.getLogger(name).setLevel(python_logging.ERROR)
+  warnings.filterwarnings("ignore", category=UserWarning)
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def _check_config_file(argv: Sequence[str], config: str | None) -> None:
+  """Says what is wrong with the config's file before it is executed."""
+  for word, following in zip(argv, [*argv[1:], ""]):
+    name, equals, value = word.lstrip("-").partition("=")
+    if not config or name != config or not word.startswith("-"):
+      continue
+    path = Path((value if equals else following).partition(":")[0])
+    if not path.is_file():
+      near = sorted(str(each) for each in path.parent.glob("*.py"))
+      there = f"; there are: {', '.join(near)}" if near else ""
+      raise UserError(f"--{config}={path}: no such file{there}")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if "get_config" not in text:
+      raise UserError(
+        f"--{config}={path}: has no get_config(arg), which returns a"
+        " ConfigDict; see configs/reverse.py"
+      )
+
+
+def _explain_flag(error: Exception) -> str:
+  """One line for what a config file or a `--config.field` raised."""
+  import traceback
+
+  frames = traceback.extract_tb(error.__traceback__)
+  libraries = ("ml_collections", "absl", "experiments")
+  outside = [
+    frame
+    for frame in frames
+    if not any(f"/{name}/" in frame.filename for name in libraries)
+    and not frame.filename.startswith("<")
+  ]
+  where = ""
+  if outside and not outside[-1].filename.endswith("cli.py"):
+    frame = outside[-1]
+    where = f"{os.path.relpath(frame.filename)}, line {frame.lineno}: "
+  return f"{where}{type(error).__name__}: {error}"
+
+
+def _die(message: str, code: int = 2) -> None:
+  print(f"error: {message}", file=sys.stderr, flush=True)
+  sys.exit(code)
+
+
+__all__ = [
+  "ConfigDict",
+  "default_workdir",
+  "define_config",
+  "run",
+  "set_up_jax",
+]

@@ -1,0 +1,243 @@
+"""Synthetic tasks, drawn on the fly from (seed, step) and never stored.
+
+Whether an example belongs to training or to evaluation is decided by a hash
+of its source alone, so what is evaluated is unseen by construction, whatever
+the seed and however long the training.
+
+Axes: N examples, L the longest length drawn, S and T as everywhere.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from experiments.data import batch as batch_lib
+from experiments.data.batch import EOS, NUM_SPECIAL, PAD, Batch
+from experiments.errors import UserError
+
+HELD_OUT_SHARE = 1 / 16
+_MAX_DRAWS = 1000
+_HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_TRAINING, _EVALUATION = 0, 1
+
+
+def copy(
+  rng: np.random.Generator, lengths: np.ndarray, width: int, symbols: int
+) -> Batch:
+  """Draws sequences of symbols; each target is its source.
+
+  Args:
+    rng: NumPy generator.
+    lengths: [N] number of symbols of each source.
+    width: L, at least the largest length.
+    symbols: number of different symbols.
+
+  Returns:
+    Sources [N, L + 1] and targets [N, L + 1].
+
+  Example:
+    >>> batch = copy(np.random.default_rng(0), np.array([3]), 3, symbols=10)
+    >>> bool((batch.source == batch.target).all())
+    True
+  """
+  tokens = NUM_SPECIAL + rng.integers(symbols, size=(len(lengths), width))
+  source = batch_lib.terminate(tokens, lengths)
+  return Batch(source, source)
+
+
+def reverse(
+  rng: np.random.Generator, lengths: np.ndarray, width: int, symbols: int
+) -> Batch:
+  """Draws sequences of symbols; each target is its source backwards.
+
+  Args:
+    rng: NumPy generator.
+    lengths: [N] number of symbols of each source.
+    width: L, at least the largest length.
+    symbols: number of different symbols.
+
+  Returns:
+    Sources [N, L + 1] and targets [N, L + 1].
+
+  Example:
+    >>> batch = reverse(np.random.default_rng(0), np.array([3]), 4, symbols=10)
+    >>> bool((batch.source[0, :3] == batch.target[0, 2::-1]).all())
+    True
+  """
+  source = copy(rng, lengths, width, symbols).source
+  mirrored = np.maximum(lengths[:, None] - 1 - np.arange(width), 0)
+  backwards = np.take_along_axis(source, mirrored, axis=1)
+  return Batch(source, batch_lib.terminate(backwards, lengths))
+
+
+def lookup(
+  rng: np.random.Generator, lengths: np.ndarray, width: int, symbols: int
+) -> Batch:
+  """Draws key-value pairs and a query; each target is the query's value.
+
+  A source is `k_1 v_1 ... k_n v_n q`: attention as a differentiable
+  dictionary. Keys are distinct; keys and values are different symbols.
+
+  Args:
+    rng: NumPy generator.
+    lengths: [N], n of each source, at most `symbols`.
+    width: L, at least the largest length.
+    symbols: number of different keys, and of different values.
+
+  Returns:
+    Sources [N, 2 * L + 2] and targets [N, 2].
+
+  Example:
+    >>> batch = lookup(np.random.default_rng(0), np.array([2]), 2, symbols=10)
+    >>> k1, v1, k2, v2, query, end = batch.source[0].tolist()
+    >>> {k1: v1, k2: v2}[query] == batch.target[0, 0]
+    True
+  """
+  shape = (len(lengths), symbols)
+  keys = rng.permuted(np.broadcast_to(np.arange(symbols), shape), axis=1)
+  values = symbols + rng.integers(symbols, size=(len(lengths), width))
+  chosen = rng.integers(lengths)[:, None]
+  pairs = np.stack([keys[:, :width], values], axis=2)
+  source = np.pad(pairs.reshape(len(lengths), -1), ((0, 0), (0, 1)))
+  query = np.take_along_axis(keys, chosen, axis=1)
+  np.put_along_axis(source, 2 * lengths[:, None], query, axis=1)
+  target = np.take_along_axis(values, chosen, axis=1)
+  return Batch(
+    batch_lib.terminate(NUM_SPECIAL + source, 2 * lengths + 1),
+    batch_lib.terminate(NUM_SPECIAL + target, np.ones_like(lengths)),
+  )
+
+
+DRAW: dict[str, Callable[..., Batch]] = {
+  "copy": copy,
+  "reverse": reverse,
+  "lookup": lookup,
+}
+
+
+def held_out(source: np.ndarray) -> np.ndarray:
+  """Tells which sources belong to evaluation, by a hash of their tokens.
+
+  Args:
+    source: [N, S] token ids; padding does not count.
+
+  Returns:
+    [N] booleans, True for about one source in sixteen; always the same for
+    the same source.
+
+  Example:
+    >>> held_out(np.array([[5, 6, 7, 2, 0]])) == held_out(
+    ...   np.array([[5, 6, 7, 2]])
+    ... )
+    array([ True])
+  """
+  state = np.zeros(len(source), np.uint64)
+  for token in source.astype(np.uint64).T:
+    mixed = (state ^ token) * _HASH_FACTOR
+    mixed ^= mixed >> np.uint64(29)
+    state = np.where(token == PAD, state, mixed)
+  return state < np.uint64(int(HELD_OUT_SHARE * 2**64))
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """A synthetic task: what to draw, and how many symbols and lengths it has.
+
+  Attributes:
+    name: one of `DRAW`.
+    symbols: number of different symbols.
+    min_length: shortest length drawn (for lookup: the number of pairs).
+    max_length: longest length drawn.
+    width: L, what sequences are padded for; max_length unless it is larger,
+      as where sets of several lengths share one compiled function.
+
+  Example:
+    >>> task = Task("reverse", symbols=50, min_length=1, max_length=25)
+    >>> task.training_batch(seed=0, step=7, size=4).source.shape
+    (4, 26)
+  """
+
+  name: str
+  symbols: int
+  min_length: int
+  max_length: int
+  width: int = 0
+
+  @property
+  def vocabulary_size(self) -> int:
+    """Number of token ids, special ones included."""
+    return NUM_SPECIAL + self.symbols * (2 if self.name == "lookup" else 1)
+
+  @property
+  def batch_lengths(self) -> tuple[int, int]:
+    """S and T, EOS included."""
+    width = max(self.width, self.max_length)
+    return (2 * width + 2, 2) if self.name == "lookup" else (width + 1,) * 2
+
+  def training_batch(self, seed: int, step: int, size: int) -> Batch:
+    """Draws the batch that training reads at a step.
+
+    Args:
+      seed: the run's seed.
+      step: the step, from 0.
+      size: N.
+
+    Returns:
+      Sources [N, S] and targets [N, T], none of them held out.
+    """
+    rng = np.random.default_rng([seed, _TRAINING, step])
+    return self._draw(rng, size, evaluation=False)
+
+  def evaluation_set(self, seed: int, size: int) -> Batch:
+    """Draws an evaluation set: always the same for the same seed.
+
+    Args:
+      seed: fixes the set.
+      size: N.
+
+    Returns:
+      Sources [N, S] and targets [N, T], all of them held out.
+    """
+    rng = np.random.default_rng([seed, _EVALUATION])
+    return self._draw(rng, size, evaluation=True)
+
+  def words(self, tokens: np.ndarray) -> list[str]:
+    """Names tokens as a reader should see them: symbols count from 0.
+
+    Args:
+      tokens: [L] token ids.
+
+    Returns:
+      L strings.
+
+    Example:
+      >>> Task("copy", 10, 1, 5).words(np.array([3, 12, 2]))
+      ['0', '9', '</s>']
+    """
+    special = {PAD: "<pad>", batch_lib.BOS: "<s>", EOS: "</s>"}
+    return [special.get(int(t), str(int(t) - NUM_SPECIAL)) for t in tokens]
+
+  def _draw(self, rng: np.random.Generator, size: int, *, evaluation: bool):
+    """Draws `size` examples of one kind, by drawing the others again."""
+    examples, missing = None, np.arange(size)
+    for _ in range(_MAX_DRAWS):
+      lengths = rng.integers(
+        self.min_length, self.max_length + 1, size=len(missing)
+      )
+      width = max(self.width, self.max_length)
+      drawn = DRAW[self.name](rng, lengths, width, self.symbols)
+      if examples is None:
+        examples = drawn
+      else:
+        for kept, new in zip(examples, drawn):
+          kept[missing] = new
+      source = np.asarray(drawn.source)
+      missing = missing[held_out(source) != evaluation]
+      if not missing.size:
+        return examples
+    raise UserError(
+      f"config.data: {self.name} with {self.symbols} symbols and lengths "
+      f"{self.min_length} to {self.max_length} has too few different sequences"
+      " to keep training and evaluation apart; raise symbols or max_length"
+    )

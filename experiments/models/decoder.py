@@ -1,0 +1,264 @@
+"""The recurrent decoder as pure functions, step by step or all at once.
+
+One step embeds the previous target token, looks back at the encoder states,
+and reads out the attentional state that predicts the next token. Where the
+look-back feeds nothing back into the cell (Luong's order without input
+feeding), all steps of a training target look back at once.
+
+Axes: B batch, S source, T target, N hidden, C context, Q query, G gates, V
+vocabulary. The attentional state has R features: N, or C + N.
+"""
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import attention
+from attention.scores import Score, with_mapped_keys
+from experiments.models import recurrent
+
+Affine = tuple[jax.Array, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Wiring:
+  """Which parts of a decoder are joined to which.
+
+  Attributes:
+    cell: "gru" or "lstm".
+    order: "bahdanau" attends from s_{t-1}, before the cell, which reads the
+      context; "luong" attends from s_t, after the cell.
+    query: "output" of the top layer, or the whole "state" of all layers.
+    readout: "tanh" joins context and output to tanh(W_c [a_t; s_t] + b_c);
+      "linear" leaves them side by side.
+    input_feeding: whether the cell also reads the last attentional state.
+  """
+
+  cell: str = "gru"
+  order: Literal["bahdanau", "luong"] = "luong"
+  query: Literal["output", "state"] = "output"
+  readout: Literal["tanh", "linear"] = "tanh"
+  input_feeding: bool = False
+
+  @property
+  def feeds_back(self) -> bool:
+    """Whether a step of the cell needs the look-back of an earlier one."""
+    return self.order == "bahdanau" or self.input_feeding
+
+
+class DecoderWeights(NamedTuple):
+  """The decoder's weights, in the dtype of the computation.
+
+  Attributes:
+    cells: one `CellWeights` a layer; the first reads [embedding; fed].
+    score: the bound score, or None for a fixed context vector.
+    combine: W_c [C + N, N] and b_c [N], or None for a linear readout.
+    output: W_y [R, V] and b_y [V].
+  """
+
+  cells: tuple[recurrent.CellWeights, ...]
+  score: Score | None
+  combine: Affine | None
+  output: Affine
+
+
+class Memory(NamedTuple):
+  """What the decoder may look back at; the same at every step.
+
+  Attributes:
+    keys: [B, S, *] encoder states, already mapped by the score.
+    values: [B, S, C] encoder states.
+    mask: [B, 1, S], False at padding.
+    summary: [B, C], the fixed context vector.
+  """
+
+  keys: jax.Array
+  values: jax.Array
+  mask: jax.Array
+  summary: jax.Array
+
+
+class Carry(NamedTuple):
+  """What one step hands to the next.
+
+  Attributes:
+    states: one cell state a layer.
+    attentional: [B, R].
+  """
+
+  states: tuple[recurrent.State, ...]
+  attentional: jax.Array
+
+
+def affine(inputs: jax.Array, weights: Affine) -> jax.Array:
+  """Returns inputs @ W + b for inputs [..., X], W [X, Y] and b [Y]."""
+  kernel, bias = weights
+  product = inputs @ kernel
+  return product + bias.reshape((1,) * (product.ndim - 1) + (-1,))
+
+
+def look_back(
+  weights: DecoderWeights, memory: Memory, query: jax.Array
+) -> jax.Array:
+  """Returns the contexts of queries: score, softmax, weighted sum.
+
+  Args:
+    weights: the decoder's.
+    memory: the encoder's states.
+    query: [B, T, Q].
+
+  Returns:
+    [B, T, C]; without a score, the fixed context vector T times.
+  """
+  if weights.score is None:
+    fixed = memory.summary[:, None, :]
+    return jnp.broadcast_to(fixed, (*query.shape[:2], fixed.shape[-1]))
+  return attention.attend(
+    query,
+    memory.keys,
+    memory.values,
+    score=with_mapped_keys(weights.score),
+    mask=memory.mask,
+  )
+
+
+def alignment(
+  weights: DecoderWeights, memory: Memory, query: jax.Array
+) -> jax.Array:
+  """Returns where queries look: [B, T, Q] to weights [B, T, S].
+
+  Without a score nothing is looked at, and all weights are zero.
+  """
+  if weights.score is None:
+    return jnp.zeros((*query.shape[:2], memory.values.shape[1]), jnp.float32)
+  return attention.attention_weights(
+    query,
+    memory.keys,
+    score=with_mapped_keys(weights.score),
+    mask=memory.mask,
+  )
+
+
+def read_out(
+  weights: DecoderWeights, context: jax.Array, output: jax.Array
+) -> jax.Array:
+  """Returns the attentional state of contexts [..., C] and outputs [..., N].
+
+  See "Effective Approaches to Attention-based Neural Machine Translation",
+  Luong et al., 2015, equation 5 (https://arxiv.org/abs/1508.04025).
+  """
+  joined = jnp.concatenate([context, output], -1)
+  if weights.combine is None:
+    return joined
+  return jnp.tanh(affine(joined, weights.combine))
+
+
+def query_of(wiring: Wiring, states: tuple[recurrent.State, ...]) -> jax.Array:
+  """Returns what asks: the top layer's output, or all states side by side."""
+  if wiring.query == "output":
+    return states[-1][0]
+  return jnp.concatenate([part for state in states for part in state], -1)
+
+
+def advance(
+  wiring: Wiring,
+  weights: DecoderWeights,
+  states: tuple[recurrent.State, ...],
+  gates: jax.Array,
+) -> tuple[recurrent.State, ...]:
+  """Runs the stack of cells for one step, from gates [B, G] to new states."""
+  cell = recurrent.CELLS[wiring.cell]
+  following: list[recurrent.State] = []
+  for layer, (cell_weights, state) in enumerate(zip(weights.cells, states)):
+    if layer:
+      gates = recurrent.project(cell_weights, following[-1][0])
+    following.append(cell.step(cell_weights.recurrent, gates, state))
+  return tuple(following)
+
+
+def step(
+  wiring: Wiring,
+  weights: DecoderWeights,
+  memory: Memory,
+  carry: Carry,
+  gates: jax.Array,
+) -> tuple[Carry, jax.Array]:
+  """One step of the decoder.
+
+  Args:
+    wiring: which parts are joined.
+    weights: the decoder's.
+    memory: the encoder's states.
+    carry: what the last step left.
+    gates: [B, G], the embedding of the last token, projected.
+
+  Returns:
+    What the next step needs, with this step's attentional state in it; and
+    the query [B, Q] that looked back.
+  """
+  fed = []
+  if wiring.order == "bahdanau":
+    query = query_of(wiring, carry.states)
+    context = look_back(weights, memory, query[:, None])[:, 0]
+    fed.append(context)
+  if wiring.input_feeding:
+    fed.append(carry.attentional)
+  if fed:
+    joined = jnp.concatenate(fed, -1)
+    gates = gates + joined @ weights.cells[0].input[-joined.shape[-1] :]
+  states = advance(wiring, weights, carry.states, gates)
+  if wiring.order == "luong":
+    query = query_of(wiring, states)
+    context = look_back(weights, memory, query[:, None])[:, 0]
+  attentional = read_out(weights, context, states[-1][0])
+  return Carry(states, attentional), query
+
+
+def project_embeddings(
+  weights: DecoderWeights, embeddings: jax.Array
+) -> jax.Array:
+  """Returns the embeddings' part of the first layer's gates, [..., G]."""
+  first = weights.cells[0]
+  return recurrent.project(
+    first._replace(input=first.input[: embeddings.shape[-1]]), embeddings
+  )
+
+
+def unroll(
+  wiring: Wiring,
+  weights: DecoderWeights,
+  memory: Memory,
+  carry: Carry,
+  embeddings: jax.Array,
+) -> jax.Array:
+  """Runs the decoder over a known target.
+
+  Args:
+    wiring: which parts are joined.
+    weights: the decoder's.
+    memory: the encoder's states.
+    carry: where to start.
+    embeddings: [B, T, X] of the target, one step late.
+
+  Returns:
+    [B, T, R] attentional states.
+  """
+  gates = jnp.swapaxes(project_embeddings(weights, embeddings), 0, 1)
+  if wiring.feeds_back:
+
+    def attend_step(carry, gates):
+      carry, _ = step(wiring, weights, memory, carry, gates)
+      return carry, carry.attentional
+
+    _, attentional = jax.lax.scan(attend_step, carry, gates)
+    return jnp.swapaxes(attentional, 0, 1)
+
+  def cell_step(states, gates):
+    states = advance(wiring, weights, states, gates)
+    return states, (states[-1][0], query_of(wiring, states))
+
+  _, steps = jax.lax.scan(cell_step, carry.states, gates)
+  outputs, queries = (jnp.swapaxes(each, 0, 1) for each in steps)
+  return read_out(weights, look_back(weights, memory, queries), outputs)

@@ -1,0 +1,216 @@
+"""The RNN encoder-decoder, with attention and without."""
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.typing import DTypeLike
+
+from attention.modules import Attention
+from experiments.data.batch import BOS
+from experiments.models import decoder, recurrent
+from experiments.models.encoder import Encoded, Encoder
+
+
+class Seq2Seq(nn.Module):
+  """An RNN encoder-decoder with any attention, or none.
+
+  Without attention the context is the encoder's last state at every step, as
+  in Cho et al., 2014 (https://arxiv.org/abs/1406.1078). With it, the context
+  is a weighted sum of all encoder states, looked up from the state before the
+  cell (Bahdanau et al., 2014, https://arxiv.org/abs/1409.0473) or after it
+  (Luong et al., 2015, https://arxiv.org/abs/1508.04025).
+
+  Attributes:
+    source_vocabulary_size: number of source tokens.
+    target_vocabulary_size: V.
+    embedding_size: size of both embeddings.
+    hidden_size: N of encoder and decoder; a bidirectional encoder gives half
+      to each direction.
+    wiring: which parts of the decoder are joined.
+    encoder_layers: number of layers.
+    decoder_layers: number of layers.
+    bidirectional: whether the encoder also reads backwards.
+    attention: "none", or a score that `attention.modules` knows.
+    attention_size: A of the additive and concat scores.
+    dropout_rate: on embeddings, encoder states and attentional states.
+    dtype: of the computation; parameters are float32.
+
+  Example:
+    >>> model = Seq2Seq(
+    ...   source_vocabulary_size=9, target_vocabulary_size=9,
+    ...   embedding_size=4, hidden_size=6, attention="additive",
+    ... )
+    >>> source = target = jnp.array([[3, 4, 2, 0]])
+    >>> variables = model.init(jax.random.key(0), source, target)
+    >>> model.apply(variables, source, target).shape
+    (1, 4, 9)
+  """
+
+  source_vocabulary_size: int
+  target_vocabulary_size: int
+  embedding_size: int
+  hidden_size: int
+  wiring: decoder.Wiring = decoder.Wiring()
+  encoder_layers: int = 1
+  decoder_layers: int = 1
+  bidirectional: bool = True
+  attention: str = "additive"
+  attention_size: int | None = None
+  dropout_rate: float = 0.0
+  dtype: DTypeLike = jnp.float32
+
+  @property
+  def readout_size(self) -> int:
+    """R, the number of features of the attentional state."""
+    return self.hidden_size * (1 if self.wiring.readout == "tanh" else 2)
+
+  @property
+  def num_states(self) -> int:
+    """Number of arrays in the states of all the decoder's layers."""
+    return self.decoder_layers * recurrent.CELLS[self.wiring.cell].num_parts
+
+  def setup(self):
+    """Declares the parameters."""
+    size = self.hidden_size
+    self.encoder = Encoder(
+      vocabulary_size=self.source_vocabulary_size,
+      embedding_size=self.embedding_size,
+      hidden_size=size,
+      num_layers=self.encoder_layers,
+      cell=self.wiring.cell,
+      bidirectional=self.bidirectional,
+      dropout_rate=self.dropout_rate,
+      dtype=self.dtype,
+    )
+    self.embedding = nn.Embed(
+      self.target_vocabulary_size, self.embedding_size, dtype=self.dtype
+    )
+    fed = size * (self.wiring.order == "bahdanau")
+    fed += self.readout_size * self.wiring.input_feeding
+    self.cells = [
+      recurrent.Recurrent(
+        cell=self.wiring.cell,
+        input_size=size if layer else self.embedding_size + fed,
+        hidden_size=size,
+        dtype=self.dtype,
+      )
+      for layer in range(self.decoder_layers)
+    ]
+    self.bridge = nn.Dense(self.num_states * size, dtype=self.dtype)
+    if self.attention != "none":
+      self.look = Attention(
+        score=self.attention,
+        hidden_size=self.attention_size or size,
+        dtype=self.dtype,
+      )
+    if self.wiring.readout == "tanh":
+      self.combine = self._affine("combine", 2 * size, size)
+    self.output = self._affine(
+      "output", self.readout_size, self.target_vocabulary_size
+    )
+    self.dropout = nn.Dropout(self.dropout_rate)
+
+  def __call__(
+    self, source: jax.Array, target: jax.Array, *, train: bool = False
+  ) -> jax.Array:
+    """Predicts every target token from those before it.
+
+    Args:
+      source: [B, S] token ids, padded with PAD.
+      target: [B, T] token ids, padded with PAD.
+      train: whether to drop out (needs a "dropout" rng).
+
+    Returns:
+      [B, T, V] logits; those at t depend on target[:, :t] only.
+    """
+    chex.assert_rank([source, target], 2, custom_message="source, target")
+    weights = self._weights()
+    memory, carry = self._start(weights, self.encoder(source, train=train))
+    inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
+    embeddings = self.dropout(self.embedding(inputs), deterministic=not train)
+    attentional = decoder.unroll(
+      self.wiring, weights, memory, carry, embeddings
+    )
+    attentional = self.dropout(attentional, deterministic=not train)
+    return decoder.affine(attentional, weights.output)
+
+  def start(
+    self, source: jax.Array, max_length: int
+  ) -> tuple[decoder.Memory, decoder.Carry]:
+    """Encodes a source for decoding.
+
+    Args:
+      source: [B, S] token ids.
+      max_length: of the target to come; a recurrent decoder does not mind.
+
+    Returns:
+      What every step reads, and what the first step starts from.
+    """
+    del max_length
+    return self._start(self._weights(), self.encoder(source))
+
+  def step(
+    self, memory: decoder.Memory, carry: decoder.Carry, token: jax.Array
+  ) -> tuple[decoder.Carry, jax.Array, jax.Array]:
+    """Decodes one token.
+
+    Args:
+      memory: from `start`.
+      carry: from `start` or the step before.
+      token: [B], the token decoded last, at first BOS.
+
+    Returns:
+      The next carry, logits [B, V] and attention weights [B, 1, S].
+    """
+    weights = self._weights()
+    gates = decoder.project_embeddings(weights, self.embedding(token))
+    carry, query = decoder.step(self.wiring, weights, memory, carry, gates)
+    logits = decoder.affine(carry.attentional, weights.output)
+    looked = decoder.alignment(weights, memory, query[:, None])
+    return carry, logits, looked
+
+  def _start(self, weights: decoder.DecoderWeights, encoded: Encoded):
+    keys = encoded.states
+    if weights.score is not None:
+      keys = weights.score.map_key(keys)
+    memory = decoder.Memory(
+      keys, encoded.states, encoded.mask[:, None, :], encoded.summary
+    )
+    parts = jnp.split(
+      jnp.tanh(self.bridge(encoded.summary)), self.num_states, -1
+    )
+    each = recurrent.CELLS[self.wiring.cell].num_parts
+    states = tuple(
+      tuple(parts[i : i + each]) for i in range(0, len(parts), each)
+    )
+    attentional = jnp.zeros(
+      (encoded.summary.shape[0], self.readout_size), self.dtype
+    )
+    return memory, decoder.Carry(states, attentional)
+
+  def _weights(self) -> decoder.DecoderWeights:
+    score = None
+    if self.attention != "none":
+      query_size = self.hidden_size
+      if self.wiring.query == "state":
+        query_size *= self.num_states
+      score = self.look.bound_score(query_size, self.hidden_size)
+    combine = self.combine if self.wiring.readout == "tanh" else None
+    return decoder.DecoderWeights(
+      cells=tuple(cell() for cell in self.cells),
+      score=score,
+      combine=_cast(combine, self.dtype),
+      output=_cast(self.output, self.dtype),
+    )
+
+  def _affine(self, name: str, inputs: int, outputs: int) -> decoder.Affine:
+    kernel = nn.initializers.lecun_normal()
+    return (
+      self.param(f"{name}_kernel", kernel, (inputs, outputs)),
+      self.param(f"{name}_bias", nn.initializers.zeros, (outputs,)),
+    )
+
+
+def _cast(tree, dtype):
+  return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)

@@ -1,0 +1,75 @@
+"""The optimiser and its schedule, from the config."""
+
+import jax.numpy as jnp
+import optax
+
+from experiments.schema import OptimizerConfig
+
+
+def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+  """Makes a learning-rate schedule: a linear warm-up, then a decay.
+
+  Args:
+    config: `config.optimizer`.
+    num_steps: the run's number of steps, where cosine and linear reach 0.
+
+  Returns:
+    A function of the step.
+
+  Example:
+    >>> config = OptimizerConfig(
+    ...   name="adam", learning_rate=0.1, schedule="constant", warmup_steps=2
+    ... )
+    >>> schedule = make_schedule(config, num_steps=9)
+    >>> [round(float(schedule(step)), 3) for step in range(4)]
+    [0.033, 0.067, 0.1, 0.1]
+  """
+  warmup, peak = config.warmup_steps, config.learning_rate
+  rest = max(num_steps - warmup, 1)
+  decay = {
+    "constant": lambda: optax.constant_schedule(peak),
+    "cosine": lambda: optax.cosine_decay_schedule(peak, rest),
+    "linear": lambda: optax.linear_schedule(peak, 0.0, rest),
+    "inverse_sqrt": lambda: _inverse_sqrt(peak, max(warmup, 1)),
+  }[config.schedule]()
+  rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
+  return optax.join_schedules([rise, decay], [warmup])
+
+
+def _inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
+  """Falls with the root of the step: Vaswani et al., 2017, equation 3."""
+  return lambda since: peak * jnp.sqrt(warmup / (warmup + since))
+
+
+def make_optimizer(
+  config: OptimizerConfig, num_steps: int
+) -> optax.GradientTransformation:
+  """Makes the optimiser: clipping, then its rule, weight decay and schedule.
+
+  Args:
+    config: `config.optimizer`.
+    num_steps: the run's number of steps.
+
+  Returns:
+    An Optax gradient transformation.
+
+  Example:
+    >>> config = OptimizerConfig(name="adam", learning_rate=0.1)
+    >>> state = make_optimizer(config, num_steps=9).init({"w": jnp.ones(2)})
+  """
+  schedule = make_schedule(config, num_steps)
+  rule = {
+    "sgd": lambda: optax.sgd(schedule, momentum=config.b1 or None),
+    "adam": lambda: optax.adam(schedule, config.b1, config.b2, config.eps),
+    "adamw": lambda: optax.adamw(
+      schedule,
+      config.b1,
+      config.b2,
+      config.eps,
+      weight_decay=config.weight_decay,
+    ),
+    "adafactor": lambda: optax.adafactor(schedule),
+  }[config.name]()
+  if config.clip_norm is None:
+    return rule
+  return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)

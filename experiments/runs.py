@@ -1,0 +1,94 @@
+"""What a config describes, built: what training and inference share."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import optax
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from experiments import sharding
+from experiments.data.batch import Batch
+from experiments.data.tasks import Task
+from experiments.models import make_model
+from experiments.optimizer import make_optimizer
+from experiments.schema import Config
+from experiments.steps import TrainState, init_state
+
+
+class Run(NamedTuple):
+  """The parts of a run.
+
+  Attributes:
+    config: the typed config.
+    mesh: the devices.
+    task: what is learnt, at the lengths of training.
+    model: what learns.
+    optimizer: how.
+  """
+
+  config: Config
+  mesh: Mesh
+  task: Task
+  model: nn.Module
+  optimizer: optax.GradientTransformation
+
+
+def build(config: Config, *, devices: int | None = None) -> Run:
+  """Builds the parts of a run.
+
+  Args:
+    config: the typed config.
+    devices: overrides `config.mesh.data`.
+
+  Returns:
+    The parts.
+
+  Raises:
+    UserError: if the devices are not there, or cannot share the batch.
+  """
+  mesh = sharding.make_mesh(config.mesh.data if devices is None else devices)
+  task = Task(
+    config.data.name,
+    config.data.symbols,
+    config.data.min_length,
+    config.data.max_length,
+  )
+  model = make_model(
+    config.model,
+    vocabulary_size=task.vocabulary_size,
+    max_length=max(_evaluation_task(config, task).batch_lengths),
+    dtype=config.train.dtype,
+  )
+  optimizer = make_optimizer(config.optimizer, config.train.steps)
+  return Run(config, mesh, task, model, optimizer)
+
+
+def start(run: Run) -> TrainState:
+  """Returns the state before the first step, in the layout of the mesh."""
+  batch = run.task.training_batch(seed=0, step=0, size=2)
+
+  def init():
+    return init_state(run.model, run.optimizer, batch, run.config.seed)
+
+  return jax.jit(init, out_shardings=sharding.replicated(run.mesh))()
+
+
+def evaluation_set(run: Run, split: str) -> Batch:
+  """Returns an evaluation set; all sets of a run have the same width."""
+  chosen = run.config.data.splits[split]
+  task = dataclasses.replace(
+    _evaluation_task(run.config, run.task),
+    min_length=chosen.min_length,
+    max_length=chosen.max_length,
+  )
+  # Sets of one run differ, however alike their lengths are.
+  place = sorted(run.config.data.splits).index(split)
+  seed = run.config.data.evaluation_seed * len(run.config.data.splits) + place
+  return task.evaluation_set(seed, chosen.num_examples)
+
+
+def _evaluation_task(config: Config, task: Task) -> Task:
+  lengths = [split.max_length for split in config.data.splits.values()]
+  return dataclasses.replace(task, width=max(task.max_length, *lengths))

@@ -1,0 +1,95 @@
+"""Where arrays live: a mesh of devices, and what is split over which axis."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from experiments.errors import UserError
+
+BATCH_AXIS = "data"
+
+
+def make_mesh(data: int) -> Mesh:
+  """Makes the device mesh of a run.
+
+  Args:
+    data: number of devices that share a batch, or -1 for all.
+
+  Returns:
+    A mesh with the axis "data".
+
+  Raises:
+    UserError: if more devices are asked for than there are.
+
+  Example:
+    >>> make_mesh(1).shape["data"]
+    1
+  """
+  available = jax.device_count()
+  if data > available:
+    raise UserError(
+      f"config.mesh.data: {data} devices asked for, but there are {available}"
+      f" ({jax.devices()[0].platform}); use at most {available}, or -1 for all"
+    )
+  size = available if data == -1 else data
+  return jax.make_mesh(
+    (size,),
+    (BATCH_AXIS,),
+    axis_types=(AxisType.Auto,),
+    devices=jax.devices()[:size],
+  )
+
+
+def check_batch(mesh: Mesh, batch_size: int, accumulation: int) -> None:
+  """Checks that every device gets the same share of every part of a batch.
+
+  Args:
+    mesh: from `make_mesh`.
+    batch_size: examples of an update.
+    accumulation: parts of an update.
+
+  Raises:
+    UserError: if a part does not divide over the devices.
+  """
+  part, devices = batch_size // accumulation, mesh.shape[BATCH_AXIS]
+  if part % devices:
+    raise UserError(
+      f"config.train.batch_size: {batch_size} in {accumulation} part(s) of"
+      f" {part} does not divide over {devices} devices; use a multiple of"
+      f" {devices * accumulation}, or set config.mesh.data"
+    )
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """Returns the layout of what every device holds whole."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def batched(mesh: Mesh) -> NamedSharding:
+  """Returns the layout of a batch: its first axis over the devices."""
+  return NamedSharding(mesh, PartitionSpec(BATCH_AXIS))
+
+
+def place(tree: Any, sharding: NamedSharding) -> Any:
+  """Lays host arrays, the same in every process, out over the devices.
+
+  Args:
+    tree: NumPy arrays, whole; each process copies only its devices' parts.
+    sharding: the layout.
+
+  Returns:
+    Global JAX arrays.
+
+  Example:
+    >>> placed = place(np.arange(4), batched(make_mesh(1)))
+  """
+
+  def put(array):
+    array = np.asarray(array)
+    return jax.make_array_from_callback(
+      array.shape, sharding, lambda index: array[index]
+    )
+
+  return jax.tree.map(put, tree)

@@ -1,0 +1,174 @@
+"""The state of training, and the pure steps that move it.
+
+Axes: B batch, A parts of an accumulated update, S source, T target.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+from experiments import losses
+from experiments.data.batch import PAD, Batch
+
+
+@flax.struct.dataclass
+class TrainState:
+  """Everything that a step changes, and all that a checkpoint keeps.
+
+  Attributes:
+    step: number of updates made, an int32 scalar.
+    params: the model's parameters, float32.
+    opt_state: the optimiser's state.
+    rng: the run's key; a step's randomness is `fold_in(rng, step)`.
+  """
+
+  step: jax.Array
+  params: Any
+  opt_state: optax.OptState
+  rng: jax.Array
+
+
+def init_state(
+  model: nn.Module,
+  optimizer: optax.GradientTransformation,
+  batch: Batch,
+  seed: int,
+) -> TrainState:
+  """Draws the parameters and starts the optimiser.
+
+  Args:
+    model: takes (source, target).
+    optimizer: from `make_optimizer`.
+    batch: an example, for its shapes.
+    seed: the run's seed.
+
+  Returns:
+    The state before the first step.
+  """
+  params_rng, rng = jax.random.split(jax.random.key(seed))
+  params = model.init(params_rng, batch.source, batch.target)["params"]
+  return TrainState(
+    step=jnp.zeros((), jnp.int32),
+    params=params,
+    opt_state=optimizer.init(params),
+    rng=rng,
+  )
+
+
+def make_train_step(
+  model: nn.Module,
+  optimizer: optax.GradientTransformation,
+  *,
+  label_smoothing: float = 0.0,
+  accumulation: int = 1,
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+  """Makes the pure function of one update.
+
+  Args:
+    model: takes (source, target, train=) and gives logits.
+    optimizer: from `make_optimizer`.
+    label_smoothing: of the loss.
+    accumulation: number of parts, one after the other, whose gradients are
+      summed; the update is that of the whole batch.
+
+  Returns:
+    (state, batch) -> (state, metrics), metrics being scalars: loss and
+    token_accuracy over all target tokens, gradient_norm before clipping, and
+    tokens, the number of target tokens.
+  """
+
+  def total_loss(params, batch: Batch, rng):
+    logits: Any = model.apply(
+      {"params": params},
+      batch.source,
+      batch.target,
+      train=True,
+      rngs={"dropout": rng},
+    )
+    chex.assert_shape(logits, (*batch.target.shape, None))
+    token_losses = losses.cross_entropy(
+      logits, batch.target, label_smoothing=label_smoothing
+    )
+    right = (logits.argmax(-1) == batch.target) & (batch.target != PAD)
+    return token_losses.sum(), right.sum()
+
+  def accumulate(params, batch: Batch, rng):
+    """Sums loss, hits and gradient over the parts of a batch."""
+    value_and_grad = jax.value_and_grad(total_loss, has_aux=True)
+    if accumulation == 1:
+      return value_and_grad(params, batch, rng)
+
+    def add(total, part):
+      index, part = part
+      result = value_and_grad(params, part, jax.random.fold_in(rng, index))
+      return jax.tree.map(jnp.add, total, result), None
+
+    parts = (jnp.arange(accumulation), _split(batch, accumulation))
+    zero = jax.tree.map(
+      lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+      jax.eval_shape(
+        value_and_grad, params, jax.tree.map(lambda x: x[0], parts[1]), rng
+      ),
+    )
+    total, _ = jax.lax.scan(add, zero, parts)
+    return total
+
+  def train_step(state: TrainState, batch: Batch):
+    chex.assert_rank([batch.source, batch.target], 2)
+    rng = jax.random.fold_in(state.rng, state.step)
+    tokens = (batch.target != PAD).sum()
+    (loss, right), grads = accumulate(state.params, batch, rng)
+    grads = jax.tree.map(lambda grad: grad / tokens, grads)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    metrics = {
+      "loss": loss / tokens,
+      "token_accuracy": right / tokens,
+      "gradient_norm": optax.global_norm(grads),
+      "tokens": tokens,
+    }
+    state = dataclasses.replace(
+      state,
+      step=state.step + 1,
+      params=optax.apply_updates(state.params, updates),
+      opt_state=opt_state,
+    )
+    return state, metrics
+
+  return train_step
+
+
+def _split(batch: Batch, parts: int) -> Batch:
+  """[B, ...] to [A, B / A, ...]; every device keeps its own examples."""
+
+  def split(array):
+    shape = (array.shape[0] // parts, parts, *array.shape[1:])
+    return jnp.swapaxes(array.reshape(shape), 0, 1)
+
+  return jax.tree.map(split, batch)
+
+
+def make_loss_step(
+  model: nn.Module,
+) -> Callable[[Any, Batch], tuple[jax.Array, jax.Array]]:
+  """Makes the pure function that scores references, without smoothing.
+
+  Args:
+    model: takes (source, target) and gives logits.
+
+  Returns:
+    (params, batch) -> (losses [B] summed over tokens, tokens [B]).
+  """
+
+  def loss_step(params, batch: Batch):
+    logits: Any = model.apply({"params": params}, batch.source, batch.target)
+    token_losses = losses.cross_entropy(logits, batch.target)
+    return token_losses.sum(-1), (batch.target != PAD).sum(-1)
+
+  return loss_step
