@@ -1,0 +1,173 @@
+"""Biases, against published numbers and formulas of their papers."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import attend, biases
+from tests.attention.oracle import draw
+
+
+@pytest.mark.parametrize(
+  ("num_heads", "slopes"),
+  [
+    (1, [2**-8]),
+    (2, [2**-4, 2**-8]),
+    (8, [2.0**-n for n in range(1, 9)]),
+    (16, [2.0 ** (-n / 2) for n in range(1, 17)]),
+    # Of 8 heads, then every other one of 16.
+    (
+      12,
+      [2.0**-n for n in range(1, 9)] + [2.0**-n for n in (0.5, 1.5, 2.5, 3.5)],
+    ),
+  ],
+)
+def test_alibi_has_the_papers_slopes(num_heads, slopes):
+  bias = np.asarray(biases.alibi(num_heads).materialize(3, 4))
+  distance = abs(np.arange(4) - np.arange(3)[:, None])
+  expected = -np.asarray(slopes)[:, None, None] * distance
+  np.testing.assert_allclose(bias, expected, rtol=1e-6)
+
+
+def t5_bucket(relative, num_buckets, bidirectional, max_distance):
+  """One distance's bucket, from the words of the paper's appendix code."""
+  bucket = 0
+  if bidirectional:
+    num_buckets //= 2
+    bucket = num_buckets if relative > 0 else 0
+    distance = abs(relative)
+  else:
+    distance = max(-relative, 0)
+  exact = num_buckets // 2
+  if distance < exact:
+    return bucket + distance
+  # Exact powers in integers: b(distance) is the largest with
+  # exact * (max_distance / exact) ** (b / coarse) <= distance.
+  coarse, step = num_buckets - exact, 0
+  while step + 1 < coarse and exact**coarse * max_distance ** (
+    step + 1
+  ) <= distance**coarse * exact ** (step + 1):
+    step += 1
+  return bucket + exact + step
+
+
+@pytest.mark.parametrize(
+  ("num_buckets", "bidirectional", "max_distance"),
+  [(32, True, 128), (32, False, 128), (8, True, 20), (5, False, 11)],
+)
+def test_t5_buckets(num_buckets, bidirectional, max_distance):
+  table = np.arange(float(num_buckets))[:, None] * np.array([1.0, 10.0])
+  length = 2 * max_distance
+  bias = biases.relative_position(table, bidirectional, max_distance)
+  # Rows in the middle see both directions.
+  rows = np.arange(max_distance - 3, max_distance + 3)
+  block = np.asarray(bias.block(rows, np.arange(length), 1))
+  expected = [
+    [
+      t5_bucket(int(j - i), num_buckets, bidirectional, max_distance)
+      for j in range(length)
+    ]
+    for i in rows
+  ]
+  np.testing.assert_array_equal(block[0], expected)
+  np.testing.assert_array_equal(block[1], 10.0 * np.asarray(expected))
+
+
+def test_t5_buckets_as_published_for_32_buckets():
+  table = jnp.arange(32.0)[:, None]
+  row = biases.relative_position(table).block(
+    np.array([200]),
+    np.array([200, 199, 193, 192, 184, 168, 72, 0, 201, 330]),
+    1,
+  )
+  np.testing.assert_array_equal(row[0, 0], [0, 1, 7, 8, 10, 12, 15, 15, 17, 31])
+
+
+def test_gradients_reach_the_table_and_arrays():
+  query, key, value = draw(0, (2, 3, 4), (2, 5, 4), (2, 5, 2))
+  table, array = draw(1, (8, 2), (3, 5))
+  with jax.enable_x64(True):
+
+    @jax.jit
+    def loss(table, array):
+      bias = array + biases.relative_position(table, max_distance=16)
+      return jnp.sum(attend(query, key, value, bias=bias) ** 2)
+
+    point = (jnp.asarray(table), jnp.asarray(array))
+    gradient = jax.grad(loss, (0, 1))(*point)
+    for position in range(2):
+      (direction,) = draw(2, point[position].shape)
+      step = 1e-5
+      ahead, behind = (
+        loss(
+          *(
+            x + sign * step * direction if i == position else x
+            for i, x in enumerate(point)
+          )
+        )
+        for sign in (1, -1)
+      )
+      np.testing.assert_allclose(
+        np.sum(gradient[position] * direction),
+        (ahead - behind) / (2 * step),
+        rtol=1e-6,
+      )
+
+
+@pytest.mark.parametrize("make", [np.asarray, jnp.asarray])
+def test_biases_add_with_arrays_from_both_sides(make):
+  array = make(draw(3, (5, 7))[0].astype(np.float32))
+  alibi = np.asarray(biases.alibi(2).materialize(5, 7))
+  for bias in (biases.alibi(2) + array, array + biases.alibi(2)):
+    assert isinstance(bias, biases.Bias)
+    np.testing.assert_allclose(
+      bias.materialize(5, 7), alibi + np.asarray(array), rtol=1e-6
+    )
+
+
+def test_shifted_rows_and_blocks():
+  table = jnp.asarray(draw(4, (8, 2))[0], jnp.float32)
+  array = jnp.asarray(draw(5, (2, 9, 9))[0], jnp.float32)
+  bias = (
+    biases.relative_position(table, max_distance=6) + biases.alibi(2) + array
+  )
+  whole = np.asarray(bias.materialize(9, 9))
+  run = jax.jit(lambda offset: bias.shifted(offset).materialize(3, 9))
+  np.testing.assert_allclose(run(4), whole[:, 4:7], rtol=1e-6)
+  rows, columns = jnp.array([8, 1]), jnp.array([0, 3, 2])
+  np.testing.assert_allclose(
+    bias.block(rows, columns, 1), whole[:, rows[:, None], columns], rtol=1e-6
+  )
+
+
+def test_minus_infinity_hides_keys_like_a_mask():
+  query, key, value = draw(6, (3, 4), (5, 4), (5, 2))
+  seen = np.array([[1, 0, 1, 1, 0], [0] * 5, [1] * 5], bool)
+  numbers = jnp.where(seen, 0.5, -jnp.inf)
+  by_bias = attend(query, key, value, bias=numbers, return_lse=True)
+  by_mask = attend(
+    query,
+    key,
+    value,
+    mask=jnp.asarray(seen),
+    bias=jnp.full((1, 1), 0.5),
+    return_lse=True,
+  )
+  for got, want in zip(by_bias, by_mask, strict=True):
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_wrong_choices_are_refused():
+  with pytest.raises(ValueError, match="num_heads"):
+    biases.alibi(0)
+  with pytest.raises(AssertionError, match="table"):
+    biases.relative_position(jnp.ones(4))
+  with pytest.raises(ValueError, match="max_distance"):
+    biases.relative_position(jnp.ones((32, 2)), max_distance=8)
+  with pytest.raises(TypeError, match="mask"):
+    biases.as_bias(jnp.ones((2, 2), bool))
+  with pytest.raises(TypeError, match="bias"):
+    biases.as_bias(math.pi)

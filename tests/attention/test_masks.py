@@ -1,0 +1,162 @@
+"""Masks and their algebra, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention import masks
+
+ROWS, COLUMNS = np.arange(5)[:, None], np.arange(7)[None, :]
+
+
+def dense(mask, length=5, key_length=7):
+  return np.asarray(mask.materialize(length, key_length))
+
+
+@pytest.mark.parametrize("offset", [-2, 0, 3])
+def test_causal(offset):
+  expected = ROWS + offset >= COLUMNS
+  np.testing.assert_array_equal(dense(masks.causal(offset)), expected)
+  traced = jax.jit(lambda offset: masks.causal(offset).materialize(5, 7))
+  np.testing.assert_array_equal(traced(offset), expected)
+
+
+@pytest.mark.parametrize(
+  ("left", "right"), [(1, 2), (0, 0), (None, 1), (2, None), (None, None)]
+)
+def test_sliding_window(left, right):
+  expected = np.ones((5, 7), bool)
+  if left is not None:
+    expected &= ROWS - left <= COLUMNS
+  if right is not None:
+    expected &= ROWS + right >= COLUMNS
+  np.testing.assert_array_equal(
+    dense(masks.sliding_window(left, right)), expected
+  )
+
+
+def test_padding_prefix_and_segments():
+  lengths = jnp.array([0, 3, 7])
+  expected = np.arange(7) < np.asarray(lengths)[:, None, None]
+  expected = np.broadcast_to(expected, (3, 5, 7))
+  np.testing.assert_array_equal(dense(masks.padding(lengths)), expected)
+  np.testing.assert_array_equal(dense(masks.prefix(lengths)), expected)
+  np.testing.assert_array_equal(dense(masks.prefix(3)), expected[1])
+  query_ids, key_ids = np.array([[0, 0, 1, 1, 2]]), np.array([[0, 1, 1, 2] * 2])
+  np.testing.assert_array_equal(
+    dense(masks.segments(query_ids, key_ids[:, :7])),
+    query_ids[:, :, None] == key_ids[:, None, :7],
+  )
+
+
+def test_a_prefix_language_model():
+  mask = masks.causal() | masks.prefix(3)
+  np.testing.assert_array_equal(dense(mask), (COLUMNS <= ROWS) | (COLUMNS < 3))
+
+
+SIMPLE = st.one_of(
+  st.integers(-3, 5).map(masks.causal),
+  st.integers(0, 7).map(masks.prefix),
+  st.tuples(st.integers(0, 3), st.integers(0, 3)).map(
+    lambda sides: masks.sliding_window(*sides)
+  ),
+  st.lists(st.integers(0, 7), min_size=2, max_size=2).map(
+    lambda lengths: masks.padding(jnp.array(lengths))
+  ),
+)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(left=SIMPLE, right=SIMPLE)
+def test_algebra(left, right):
+  a, b = dense(left), dense(right)
+  np.testing.assert_array_equal(dense(left & right), a & b)
+  np.testing.assert_array_equal(dense(left | right), a | b)
+  np.testing.assert_array_equal(dense(~left), ~a)
+  np.testing.assert_array_equal(dense(~(left & right)), dense(~left | ~right))
+
+
+@pytest.mark.parametrize("make", [np.asarray, jnp.asarray])
+def test_arrays_combine_from_both_sides(make):
+  array = make(np.random.default_rng(0).random((5, 7)) < 0.5)
+  causal = COLUMNS <= ROWS
+  for mask, expected in (
+    (array & masks.causal(), array & causal),
+    (masks.causal() & array, array & causal),
+    (array | masks.causal(), array | causal),
+    (masks.causal() | array, array | causal),
+  ):
+    assert isinstance(mask, masks.Mask)
+    np.testing.assert_array_equal(dense(mask), expected)
+
+
+def test_per_batch_parameters_line_up_with_arrays_of_more_axes():
+  array = np.random.default_rng(1).random((2, 3, 5, 7)) < 0.5
+  lengths = np.array([2, 6])
+  expected = array & (np.arange(7) < lengths[:, None, None, None])
+  mask = jnp.asarray(array) & masks.padding(jnp.asarray(lengths))
+  np.testing.assert_array_equal(dense(mask), expected)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (2, 1, 7), (5, 1), (7,), ()])
+def test_blocks_equal_the_whole(shape):
+  array = jnp.asarray(np.random.default_rng(2).random(shape) < 0.5)
+  ids = jnp.array([[0, 0, 1, 1, 2, 2, 2], [0, 1, 1, 1, 1, 2, 2]])
+  mask = (
+    masks.as_mask(array)
+    & (masks.causal(1) | masks.segments(ids[:, :5], ids))
+    & ~masks.padding(jnp.array([1, 2]))
+  )
+  whole = dense(mask)
+  rank = whole.ndim - 2
+  rows, columns = np.array([3, 4, 1]), np.array([2, 3, 6, 0])
+  expected = whole[..., rows[:, None], columns]
+  for index in (np.asarray, jnp.asarray):
+    block = mask.block(index(rows), index(columns), rank)
+    np.testing.assert_array_equal(
+      np.broadcast_to(block, expected.shape), expected
+    )
+  step = mask.block(np.array([1, 2]), np.array([2, 3, 4]), rank)
+  np.testing.assert_array_equal(
+    np.broadcast_to(step, (*whole.shape[:-2], 2, 3)), whole[..., 1:3, 2:5]
+  )
+
+
+def test_shifted_rows():
+  mask = masks.causal() & masks.sliding_window(2, None)
+  whole = dense(mask, 7, 7)
+  run = jax.jit(lambda offset: mask.shifted(offset).materialize(3, 7))
+  np.testing.assert_array_equal(run(4), whole[4:])
+  array = jnp.asarray(np.random.default_rng(3).random((7, 7)) < 0.5)
+  both = (masks.as_mask(array) & mask).shifted(2) & masks.prefix(6)
+  np.testing.assert_array_equal(
+    dense(both, 3, 7), (np.asarray(array) & whole)[2:5] & (np.arange(7) < 6)
+  )
+
+
+def test_integers_stay_known_under_jit_and_arrays_become_leaves():
+  known = masks.causal(2) & masks.sliding_window(1, None)
+  assert not jax.tree.leaves(known)
+  assert len(jax.tree.leaves(masks.padding(jnp.array([1, 2])))) == 1
+  rebuilt = jax.jit(lambda mask: mask)(known & masks.prefix(jnp.array(3)))
+  np.testing.assert_array_equal(dense(rebuilt), dense(known & masks.prefix(3)))
+
+
+def test_wrong_types_are_refused():
+  with pytest.raises(AssertionError, match="key_lengths"):
+    masks.padding(jnp.array([1.0]))
+  with pytest.raises(TypeError):
+    masks.causal(1.5)
+  with pytest.raises(AssertionError, match="query_ids"):
+    masks.segments(jnp.array([0.5]), jnp.array([1]))
+  with pytest.raises(TypeError, match="bias"):
+    masks.causal() & jnp.zeros((5, 7))
+  with pytest.raises(TypeError, match="mask"):
+    masks.as_mask([True, False])
+  with pytest.raises(ValueError, match="does not broadcast"):
+    masks.as_mask(jnp.ones((4, 7), bool)).materialize(5, 7)
+  with pytest.raises(ValueError, match="query_ids"):
+    masks.segments(jnp.arange(4), jnp.arange(7)).materialize(5, 7)

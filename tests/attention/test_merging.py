@@ -1,0 +1,95 @@
+"""Merging contexts over disjoint sets of keys."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import attend, masks, merge
+from tests.attention.oracle import draw
+
+
+def in_parts(query, key, value, cuts, mask):
+  """Attends to the keys piece by piece."""
+  contexts, lses = [], []
+  for start, stop in itertools.pairwise(cuts):
+    context, lse = attend(
+      query,
+      key[..., start:stop, :],
+      value[..., start:stop, :],
+      mask=mask[..., start:stop],
+      return_lse=True,
+    )
+    contexts.append(context)
+    lses.append(lse)
+  return merge(contexts, lses)
+
+
+def test_parts_equal_the_whole_with_derivatives():
+  query, key, value = draw(0, (2, 4, 3), (2, 7, 3), (2, 7, 5))
+  # An empty part, a part hidden from some rows, and a row that sees nothing.
+  mask = masks.causal(-1).materialize(4, 7)
+  with jax.enable_x64(True):
+    arguments = tuple(jnp.asarray(x) for x in (query, key, value))
+
+    def whole(query, key, value):
+      return attend(query, key, value, mask=mask, return_lse=True)
+
+    def parts(query, key, value):
+      return in_parts(query, key, value, (0, 0, 2, 3, 7), mask)
+
+    def loss(function):
+      def scalar(*arguments):
+        context, lse = function(*arguments)
+        return jnp.sum(jnp.sin(context)) + jnp.sum(
+          jnp.where(jnp.isneginf(lse), 0.0, lse) ** 2
+        )
+
+      return scalar
+
+    for got, want in zip(
+      jax.jit(parts)(*arguments), whole(*arguments), strict=True
+    ):
+      np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+    gradients = [
+      jax.jit(jax.grad(loss(function), (0, 1, 2)))(*arguments)
+      for function in (parts, whole)
+    ]
+    products = [
+      jax.jit(
+        lambda *point, function=function: jax.jvp(
+          jax.grad(loss(function), (0, 1, 2)), point, arguments
+        )[1]
+      )(*arguments)
+      for function in (parts, whole)
+    ]
+    for pair in (gradients, products):
+      jax.tree.map(
+        lambda got, want: np.testing.assert_allclose(
+          got, want, rtol=1e-9, atol=1e-11
+        ),
+        *pair,
+      )
+
+
+def test_nothing_merged_with_nothing_is_nothing():
+  context, lse = merge([jnp.zeros((2, 3))] * 2, [jnp.full(2, -jnp.inf)] * 2)
+  assert not context.any()
+  assert jnp.isneginf(lse).all()
+
+
+def test_the_dtype_is_that_of_the_first_part():
+  context, lse = merge([jnp.ones((2, 3), jnp.bfloat16)], [jnp.zeros(2)])
+  assert context.dtype == jnp.bfloat16
+  assert lse.dtype == jnp.float32
+
+
+def test_wrong_parts_are_refused():
+  with pytest.raises(ValueError, match="contexts and lses"):
+    merge([], [])
+  with pytest.raises(ValueError, match="contexts and lses"):
+    merge([jnp.ones((2, 3))], [])
+  with pytest.raises(AssertionError, match=r"lses\[0\]"):
+    merge([jnp.ones((2, 3))], [jnp.ones(3)])

@@ -1,0 +1,213 @@
+"""The score functions, the bound scores and their protocol."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import attend, scores
+from tests.attention.oracle import CASES, draw, draw_parameters, loop_scores
+
+NAMED = ["dot", "scaled_dot", "general", "additive", "concat", "cosine"]
+every_name = pytest.mark.parametrize("name", NAMED)
+
+
+def function(name):
+  return getattr(scores, f"{name}_score")
+
+
+def single(tree):
+  return jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), tree)
+
+
+@every_name
+def test_function_and_bound_form_equal_the_loop(name):
+  case = CASES[name]
+  query, key = draw(0, (2, 1, 3, 4), (3, 5, 4))
+  parameters = draw_parameters(case, 4)
+  expected = loop_scores(case.pair, parameters, query, key)
+  with jax.enable_x64(True):
+    for got in (
+      function(name)(query, key, **parameters),
+      case.bound(parameters)(jnp.asarray(query), jnp.asarray(key)),
+    ):
+      assert got.dtype == jnp.float64
+      np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@every_name
+def test_functions_return_the_common_dtype_and_bound_forms_accumulate_wide(
+  name,
+):
+  query, key = (jnp.asarray(x, jnp.bfloat16) for x in draw(1, (3, 4), (5, 4)))
+  parameters = jax.tree.map(
+    lambda array: jnp.asarray(array, jnp.bfloat16),
+    draw_parameters(CASES[name], 4),
+  )
+  assert function(name)(query, key, **parameters).dtype == jnp.bfloat16
+  bound = CASES[name].bound(parameters)
+  assert bound(query, key).dtype == jnp.float32
+  mixed = function(name)(query, key.astype(jnp.float32), **parameters)
+  assert mixed.dtype == jnp.float32
+
+
+@every_name
+def test_each_head_may_have_its_own_parameters(name):
+  case = CASES[name]
+  query, key = draw(2, (2, 3, 5, 4), (2, 1, 7, 4))
+  heads = [draw_parameters(case, 4, seed=seed) for seed in range(3)]
+  stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *heads)
+  together = function(name)(query, key, **stacked)
+  for head, parameters in enumerate(heads):
+    np.testing.assert_allclose(
+      together[:, head],
+      function(name)(query[:, head], key[:, 0], **parameters),
+      rtol=1e-5,
+      atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_mapped_keys(name):
+  case = CASES[name]
+  query, key = single(draw(3, (2, 3, 4), (2, 5, 4)))
+  score = scores.as_score(case.bound(single(draw_parameters(case, 4))))
+  mapped = scores.with_mapped_keys(score)
+  np.testing.assert_array_equal(
+    mapped(query, score.map_key(key)), score(query, key)
+  )
+  np.testing.assert_allclose(
+    attend(query, score.map_key(key), key, score=mapped),
+    attend(query, key, key, score=score),
+    rtol=1e-6,
+  )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_grouped_heads_equal_separate_heads(name):
+  case = CASES[name]
+  query, key = single(draw(4, (2, 6, 3, 4), (2, 2, 5, 4)))
+  per_head = name in NAMED
+  parameters = (
+    jax.tree.map(
+      lambda *arrays: jnp.stack(arrays),
+      *[single(draw_parameters(case, 4, seed=seed)) for seed in range(6)],
+    )
+    if per_head
+    else single(draw_parameters(case, 4))
+  )
+  score = scores.as_score(case.bound(parameters))
+  grouped = score.group_heads(2, 3)(
+    query.reshape(2, 2, 3, 3, 4), key[:, :, None]
+  )
+  assert grouped.shape == (2, 2, 3, 3, 5)
+  repeated = score(query, jnp.repeat(key, 3, axis=1))
+  np.testing.assert_allclose(
+    grouped.reshape(repeated.shape), repeated, rtol=1e-5, atol=1e-5
+  )
+
+
+def test_additive_projects_keys_once_for_each_key_value_head():
+  query_weight, key_weight, score_weight = single(
+    draw(5, (6, 4, 3), (2, 4, 3), (6, 3))
+  )
+  score = scores.additive(query_weight, key_weight, score_weight)
+  grouped = score.group_heads(2, 3)
+  assert grouped.map_key(jnp.ones((2, 1, 5, 4))).shape == (2, 1, 5, 3)
+  with pytest.raises(ValueError, match="heads"):
+    score.group_heads(2, 2)
+
+
+@every_name
+def test_a_bound_score_is_a_pytree_with_gradients(name):
+  case = CASES[name]
+  query, key = single(draw(6, (3, 4), (5, 4)))
+  score = case.bound(single(draw_parameters(case, 4)))
+
+  def loss(score):
+    return jnp.sum(attend(query, key, key, score=score) ** 2)
+
+  gradient = jax.grad(loss)(score)
+  assert type(gradient) is type(score)
+  for leaf in jax.tree.leaves(gradient):
+    assert jnp.isfinite(leaf).all()
+    assert leaf.any()
+
+
+def test_a_callable_pytree_keeps_its_leaves():
+  weight = jnp.eye(4)
+  partial = jax.tree_util.Partial(
+    lambda weight, query, key: (query @ weight) @ key.T, weight
+  )
+  score = scores.as_score(partial)
+  assert len(jax.tree.leaves(score)) == 1
+  query, key = single(draw(7, (3, 4), (5, 4)))
+  run = jax.jit(lambda score: score(query, key))
+  np.testing.assert_allclose(run(score), query @ key.T, rtol=1e-5)
+  assert not jax.tree.leaves(scores.as_score(lambda query, key: query))
+
+
+def test_score_functions_become_their_bound_forms():
+  for name in ("dot", "scaled_dot", "cosine"):
+    bound = scores.as_score(function(name))
+    assert type(bound) is type(getattr(scores, name)())
+  with pytest.raises(ValueError, match="score"):
+    scores.as_score(3)
+  with pytest.raises(ValueError, match="as_score"):
+    scores.with_mapped_keys(lambda query, key: query)
+
+
+def test_a_scale_replaces_the_default():
+  query, key = single(draw(8, (3, 4), (5, 4)))
+  np.testing.assert_allclose(
+    scores.scaled_dot_score(query, key, 2.0),
+    2.0 * scores.dot_score(query, key),
+    rtol=1e-6,
+  )
+
+
+def test_the_cosine_of_zero_is_zero_with_finite_derivatives():
+  query = jnp.zeros((1, 3))
+  key = jnp.ones((2, 3)).at[0].set(0.0)
+
+  def total(query, key):
+    return jnp.sum(scores.cosine_score(query, key, 5.0) ** 2)
+
+  assert total(query, key) == 0.0
+  for leaf in jax.tree.leaves(
+    (
+      jax.grad(total, (0, 1))(query, key),
+      jax.jit(jax.hessian(total))(query, key),
+    )
+  ):
+    assert jnp.isfinite(leaf).all()
+  small = scores.cosine_score(1e-8 * jnp.ones((1, 3)), jnp.ones((1, 3)))
+  np.testing.assert_allclose(small, 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("argument", "name", "parameters"),
+  [
+    ("key", "dot", []),
+    ("key", "scaled_dot", []),
+    ("key", "cosine", []),
+    ("weight", "general", [(4, 4)]),
+    ("weight", "general", [(3, 3)]),
+    ("query_weight", "additive", [(3, 2), (3, 2), (2,)]),
+    ("key_weight", "additive", [(4, 2), (4, 2), (2,)]),
+    ("key_weight", "additive", [(4, 2), (3, 3), (2,)]),
+    ("score_weight", "additive", [(4, 2), (3, 2), (3,)]),
+    ("bias", "additive", [(4, 2), (3, 2), (2,), (3,)]),
+    ("weight", "concat", [(8, 2), (2,)]),
+    ("score_weight", "concat", [(7, 2), (3,)]),
+  ],
+)
+def test_errors_name_the_argument(argument, name, parameters):
+  parameters = [jnp.ones(shape) for shape in parameters]
+  with pytest.raises(AssertionError, match=rf"\[{argument} has"):
+    function(name)(jnp.ones((5, 4)), jnp.ones((6, 3)), *parameters)
+
+
+def test_integers_are_refused():
+  with pytest.raises(AssertionError, match="query"):
+    scores.dot_score(jnp.ones((2, 3), int), jnp.ones((2, 3)))
