@@ -1,0 +1,180 @@
+"""The adapters, against the libraries whose doors they are."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import biases, dot_product_attention, flax_attention_fn, scores
+from tests.attention.oracle import draw
+
+LENGTHS = jnp.array([2, 7])
+
+
+def single(*shapes, seed=0):
+  return [jnp.asarray(array, jnp.float32) for array in draw(seed, *shapes)]
+
+
+CHOICES = {
+  "plain": {},
+  "scale": {"scale": 0.3},
+  "causal": {"is_causal": True},
+  "lengths": {
+    "query_seq_lengths": jnp.array([3, 6]),
+    "key_value_seq_lengths": LENGTHS,
+  },
+  "key lengths": {"key_value_seq_lengths": LENGTHS},
+  "window": {"local_window_size": 2},
+  "left window": {"local_window_size": (3, 0), "is_causal": True},
+  "mask": {
+    "mask": jnp.asarray(np.random.default_rng(0).random((2, 1, 6, 7)) < 0.8)
+    | (jnp.arange(7) == 0).reshape(1, 1, 1, 7)
+  },
+  "head mask": {
+    "mask": jnp.asarray(np.random.default_rng(1).random((2, 4, 6, 7)) < 0.8)
+    | (jnp.arange(7) == 0).reshape(1, 1, 1, 7)
+  },
+  "bias": {"bias": single((1, 4, 6, 7), seed=2)[0]},
+  "everything": {
+    "bias": single((2, 4, 6, 7), seed=3)[0],
+    "key_value_seq_lengths": LENGTHS,
+    "local_window_size": (4, 3),
+    "return_residual": True,
+  },
+}
+
+
+@pytest.mark.parametrize("num_key_value_heads", [4, 2, 1])
+@pytest.mark.parametrize("choice", CHOICES)
+def test_equals_jax_with_gradients(choice, num_key_value_heads):
+  query, key, value = single(
+    (2, 6, 4, 8), (2, 7, num_key_value_heads, 8), (2, 7, num_key_value_heads, 8)
+  )
+  arguments = dict(CHOICES[choice])
+
+  def loss(function):
+    def scalar(query, key, value):
+      outputs = function(query, key, value, **arguments)
+      context = outputs[0] if isinstance(outputs, tuple) else outputs
+      if choice == "window":  # the last rows see nothing of seven keys there
+        context = context[:, :6]
+      return jnp.sum(context**2), outputs
+
+    return jax.jit(jax.grad(scalar, (0, 1, 2), has_aux=True))
+
+  with jax.numpy_rank_promotion("allow"):
+    theirs = loss(jax.nn.dot_product_attention)(query, key, value)
+  ours = loss(dot_product_attention)(query, key, value)
+  jax.tree.map(
+    lambda got, want: np.testing.assert_allclose(
+      got, want, rtol=2e-4, atol=2e-5
+    ),
+    ours,
+    theirs,
+  )
+
+
+def test_without_a_batch_and_with_this_librarys_biases():
+  query, key = single((6, 4, 8), (7, 2, 8))
+  bias = biases.alibi(4)
+  with jax.numpy_rank_promotion("allow"):
+    expected = jax.nn.dot_product_attention(
+      query, key, key, bias.materialize(6, 7)[None]
+    )
+  np.testing.assert_allclose(
+    dot_product_attention(query, key, key, bias), expected, rtol=1e-4, atol=1e-5
+  )
+
+
+def test_a_row_without_keys_is_zero():
+  query, key = single((1, 3, 2, 4), (1, 5, 2, 4))
+  context = dot_product_attention(
+    query, key, key, key_value_seq_lengths=jnp.array([0])
+  )
+  assert not context.any()
+
+
+@pytest.mark.parametrize("broadcast_dropout", [True, False])
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+def test_flax_gives_the_same_with_our_function(rate, broadcast_dropout):
+  (tokens,) = single((2, 6, 8))
+  mask = nn.make_causal_mask(jnp.ones((2, 6)))
+  outputs = []
+  for attention_fn in (nn.dot_product_attention, flax_attention_fn()):
+    layer = nn.MultiHeadDotProductAttention(
+      4,
+      dropout_rate=rate,
+      broadcast_dropout=broadcast_dropout,
+      attention_fn=attention_fn,
+    )
+    with jax.numpy_rank_promotion("allow"):
+      variables = layer.init(
+        jax.random.key(0), tokens, mask=mask, deterministic=True
+      )
+      outputs.append(
+        layer.apply(
+          variables,
+          tokens,
+          mask=mask,
+          deterministic=False,
+          sow_weights=False,
+          rngs={"dropout": jax.random.key(1)},
+        )
+      )
+  np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
+
+
+def test_flax_can_keep_the_weights():
+  (tokens,) = single((2, 6, 8))
+  kept = []
+  for attention_fn in (nn.dot_product_attention, flax_attention_fn()):
+    layer = nn.MultiHeadDotProductAttention(4, attention_fn=attention_fn)
+    with jax.numpy_rank_promotion("allow"):
+      variables = layer.init(jax.random.key(0), tokens)
+      _, state = layer.apply(
+        variables, tokens, sow_weights=True, mutable=["intermediates"]
+      )
+    kept.append(state["intermediates"]["attention_weights"][0])
+  np.testing.assert_allclose(*kept, rtol=1e-5, atol=1e-6)
+
+
+def test_flax_decodes_with_our_function():
+  (tokens,) = single((2, 5, 8))
+  outputs = []
+  for attention_fn in (nn.dot_product_attention, flax_attention_fn()):
+    layer = nn.MultiHeadDotProductAttention(
+      2, decode=True, attention_fn=attention_fn
+    )
+    variables = layer.init(jax.random.key(0), tokens)
+    steps = []
+    with jax.numpy_rank_promotion("allow"):
+      for step in range(5):
+        output, state = layer.apply(
+          variables, tokens[:, step : step + 1], mutable=["cache"]
+        )
+        variables = {**variables, **state}
+        steps.append(output)
+    outputs.append(jnp.concatenate(steps, axis=1))
+  np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
+
+
+def test_flax_takes_another_score_and_refuses_what_would_be_ignored():
+  query, key = single((2, 6, 4, 8), (2, 7, 4, 8))
+  attention_fn = flax_attention_fn(scores.cosine(5.0))
+  got = attention_fn(query, key, key, deterministic=True)
+  np.testing.assert_allclose(
+    got,
+    np.swapaxes(
+      jax.nn.softmax(
+        scores.cosine_score(query.swapaxes(1, 2), key.swapaxes(1, 2), 5.0)
+      )
+      @ key.swapaxes(1, 2),
+      1,
+      2,
+    ),
+    rtol=1e-4,
+    atol=1e-5,
+  )
+  with pytest.raises(NotImplementedError, match="precision"):
+    attention_fn(query, key, key, precision="highest")

@@ -1,0 +1,57 @@
+"""The cache, a pytree with pure functions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import cache as caches
+from tests.attention.oracle import draw
+
+
+def test_appending_in_pieces_equals_writing_at_once():
+  key, value = (x.astype("f4") for x in draw(0, (2, 6, 3), (2, 6, 4)))
+  cache = caches.init((2,), 8, 3, 4)
+  append = jax.jit(caches.append)
+  for start, stop in ((0, 1), (1, 4), (4, 6)):
+    cache = append(cache, key[:, start:stop], value[:, start:stop])
+  assert int(cache.length) == 6
+  assert cache.max_length == 8
+  np.testing.assert_array_equal(cache.key[:, :6], key)
+  np.testing.assert_array_equal(cache.value[:, :6], value)
+  assert not cache.key[:, 6:].any()
+
+
+def test_the_old_cache_is_unchanged_and_the_dtype_kept():
+  empty = caches.init((), 4, 2, dtype=jnp.bfloat16)
+  full = caches.append(empty, jnp.ones((3, 2)), jnp.ones((3, 2)))
+  assert int(empty.length) == 0
+  assert not empty.key.any()
+  assert full.key.dtype == full.value.dtype == jnp.bfloat16
+
+
+def test_too_many_tokens_are_refused():
+  cache = caches.init((), 4, 2)
+  cache = caches.append(cache, jnp.ones((3, 2)), jnp.ones((3, 2)))
+  with pytest.raises(ValueError, match="3 of max_length=4"):
+    caches.append(cache, jnp.ones((2, 2)), jnp.ones((2, 2)))
+  too_long = jax.jit(caches.append)(cache, jnp.ones((2, 2)), jnp.ones((2, 2)))
+  assert int(too_long.length) > too_long.max_length
+  with pytest.raises(ValueError, match="5 more"):
+    jax.jit(caches.append)(cache, jnp.ones((5, 2)), jnp.ones((5, 2)))
+  with pytest.raises(ValueError, match="max_length"):
+    caches.init((), 0, 2)
+
+
+@pytest.mark.parametrize(
+  ("argument", "key", "value"),
+  [
+    ("key", (2, 1, 4), (2, 1, 4)),
+    ("key", (3, 1, 3), (2, 1, 4)),
+    ("value", (2, 1, 3), (2, 1, 3)),
+    ("value", (2, 1, 3), (2, 2, 4)),
+  ],
+)
+def test_errors_name_the_argument(argument, key, value):
+  with pytest.raises(AssertionError, match=rf"\b{argument} has"):
+    caches.append(caches.init((2,), 8, 3, 4), jnp.ones(key), jnp.ones(value))

@@ -1,0 +1,297 @@
+"""The Flax modules: thin, and equal to the pure functions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import attend, biases, masks, multi_head_attention, scores
+from attention.modules import (
+  SCORE_NAMES,
+  Attention,
+  LearnedScore,
+  MultiHeadAttention,
+)
+from tests.attention.oracle import draw
+
+every_name = pytest.mark.parametrize("name", SCORE_NAMES)
+
+
+def single(*shapes, seed=0):
+  return [jnp.asarray(array, jnp.float32) for array in draw(seed, *shapes)]
+
+
+@every_name
+def test_attention_equals_attend_with_its_bound_score(name):
+  query, key, value = single((2, 3, 4), (2, 5, 4), (2, 5, 6))
+  module = Attention(name, hidden_size=8)
+  mask = masks.padding(jnp.array([2, 5]))
+  context, variables = jax.jit(module.init_with_output)(
+    jax.random.key(0), query, key, value, mask=mask
+  )
+  score = module.apply(variables, 4, 4, method=module.bound_score)
+  np.testing.assert_allclose(
+    context, attend(query, key, value, score=score, mask=mask), rtol=1e-6
+  )
+  weights = module.apply(
+    variables, query, key, mask=mask, method=module.weights
+  )
+  np.testing.assert_allclose(
+    jnp.einsum("bts,bse->bte", weights, value), context, rtol=1e-5, atol=1e-6
+  )
+  own = module.apply(variables, query, key)
+  np.testing.assert_allclose(
+    own, attend(query, key, key, score=score), rtol=1e-6
+  )
+
+
+def test_parameters_of_the_named_scores():
+  def shapes_of(module):
+    return jax.eval_shape(lambda: module.init(jax.random.key(0), 4, 6))
+
+  expected = {
+    "dot": {},
+    "scaled_dot": {},
+    "general": {"weight": (4, 6)},
+    "additive": {
+      "query_weight": (4, 8),
+      "key_weight": (6, 8),
+      "score_weight": (8,),
+      "bias": (8,),
+    },
+    "concat": {"weight": (10, 8), "score_weight": (8,)},
+    "cosine": {"log_sharpness": ()},
+  }
+  for name, shapes in expected.items():
+    single_head = LearnedScore(name, hidden_size=8)
+    variables = shapes_of(single_head)
+    parameters = variables.get("params", {})
+    assert {n: p.shape for n, p in parameters.items()} == shapes
+    by_head = LearnedScore(name, hidden_size=8, num_heads=3)
+    variables = shapes_of(by_head)
+    parameters = variables.get("params", {})
+    assert {n: p.shape for n, p in parameters.items()} == {
+      n: (3, *shape) for n, shape in shapes.items()
+    }
+
+
+def test_initial_values_are_sensible():
+  (query,), (key,) = single((64, 32)), single((64, 32), seed=1)
+  for name in ("general", "additive", "concat"):
+    module = LearnedScore(name, hidden_size=64, num_heads=4)
+    numbers = jax.jit(
+      lambda module=module: module.init_with_output(jax.random.key(0), 32, 32)[
+        0
+      ](query, key)
+    )()
+    assert numbers.shape == (4, 64, 64)
+    assert 0.1 < float(jnp.std(numbers)) < 10.0
+  score, _ = LearnedScore("cosine").init_with_output(jax.random.key(0), 3, 3)
+  np.testing.assert_allclose(score.sharpness, 10.0, rtol=1e-6)
+
+
+def test_a_ready_score_or_callable_is_used_as_it_is():
+  query, key = single((2, 3, 4), (2, 5, 4))
+  for score in (scores.cosine(3.0), lambda query, key: query @ key.mT):
+    context, variables = Attention(score).init_with_output(
+      jax.random.key(0), query, key
+    )
+    assert not variables
+    np.testing.assert_allclose(
+      context, attend(query, key, key, score=score), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+  "make", [Attention, lambda s: MultiHeadAttention(2, score=s)]
+)
+def test_an_unknown_name_lists_the_known_ones(make):
+  with pytest.raises(ValueError, match=r"additive, concat, cosine.*'nought'"):
+    make("nought").init(jax.random.key(0), *single((2, 3, 4), (2, 5, 4)))
+
+
+@pytest.mark.parametrize("num_key_value_heads", [None, 2, 1])
+def test_multi_head_equals_the_pure_function(num_key_value_heads):
+  query, key, value = single((2, 5, 8), (2, 7, 6), (2, 7, 3))
+  module = MultiHeadAttention(
+    4,
+    num_key_value_heads=num_key_value_heads,
+    features=12,
+    bias_init=jax.nn.initializers.normal(1.0),
+  )
+  arguments = {"mask": masks.causal(1), "bias": biases.alibi(4)}
+  outputs, variables = jax.jit(module.init_with_output)(
+    jax.random.key(0), query, key, value, **arguments
+  )
+  parameters = variables["params"]
+  pieces = [
+    parameters[f"{n}_projection"] for n in ("query", "key", "value", "output")
+  ]
+  kernels = [piece["kernel"] for piece in pieces]
+  added = {
+    f"{n}_bias": piece["bias"]
+    for n, piece in zip(
+      ("query", "key", "value", "output"), pieces, strict=True
+    )
+  }
+  assert outputs.shape == (2, 5, 12)
+  np.testing.assert_allclose(
+    outputs,
+    multi_head_attention(query, key, value, *kernels, **added, **arguments),
+    rtol=1e-5,
+    atol=1e-5,
+  )
+
+
+@pytest.mark.parametrize("num_key_value_heads", [4, 2])
+@pytest.mark.parametrize("rotary", [False, True])
+@every_name
+def test_cached_decoding_equals_recomputation(
+  name, rotary, num_key_value_heads
+):
+  (tokens,) = single((2, 7, 8))
+  module = MultiHeadAttention(
+    4, num_key_value_heads=num_key_value_heads, score=name, rotary=rotary
+  )
+  # The cache is longer than the text, and the array covers the cache.
+  (numbers,) = single((4, 9, 9), seed=3)
+  window = masks.sliding_window(4, None)
+  expected, variables = jax.jit(module.init_with_output)(
+    jax.random.key(0),
+    tokens,
+    mask=masks.causal() & window,
+    bias=biases.alibi(4) + numbers[:, :7, :7],
+  )
+
+  @jax.jit
+  def decode(variables, tokens, cache):
+    return module.apply(
+      variables,
+      tokens,
+      cache,
+      mask=window,
+      bias=biases.alibi(4) + numbers,
+      method=module.decode,
+    )
+
+  cache = module.apply(variables, (2,), 9, method=module.init_cache)
+  outputs = []
+  for start, stop in ((0, 3), (3, 4), (4, 7)):
+    output, cache = decode(variables, tokens[:, start:stop], cache)
+    outputs.append(output)
+  np.testing.assert_allclose(
+    jnp.concatenate(outputs, axis=1), expected, rtol=1e-4, atol=1e-5
+  )
+  assert int(cache.length) == 7
+
+
+def test_decoding_past_the_end_is_refused():
+  (tokens,) = single((1, 3, 4))
+  module = MultiHeadAttention(2)
+  variables = module.init(jax.random.key(0), tokens)
+  cache = module.apply(variables, (1,), 2, method=module.init_cache)
+  with pytest.raises(ValueError, match="max_length=2"):
+    module.apply(variables, tokens, cache, method=module.decode)
+
+
+@pytest.mark.parametrize(
+  ("name", "num_key_value_heads"),
+  [("scaled_dot", 4), ("additive", 4), ("general", 2), ("additive", 2)],
+)
+def test_a_projected_memory_can_be_attended_to_often(name, num_key_value_heads):
+  query, memory = single((2, 5, 8), (2, 7, 8))
+  module = MultiHeadAttention(
+    4, num_key_value_heads=num_key_value_heads, score=name
+  )
+  mask = masks.padding(jnp.array([3, 7]))
+  expected, variables = jax.jit(module.init_with_output)(
+    jax.random.key(0), query, memory, mask=mask
+  )
+
+  @jax.jit
+  def run(variables, query, memory):
+    projected = module.apply(variables, memory, method=module.project)
+    outputs = [
+      module.apply(
+        variables,
+        query[:, step : step + 1],
+        projected,
+        mask=mask,
+        method=module.attend_projected,
+      )
+      for step in range(5)
+    ]
+    return (
+      jnp.concatenate(outputs, axis=1),
+      module.apply(
+        variables, query, projected, mask=mask, method=module.weights_projected
+      ),
+      module.apply(variables, query, memory, mask=mask, method=module.weights),
+    )
+
+  outputs, weights, directly = run(variables, query, memory)
+  np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
+  assert weights.shape == (2, 4, 5, 7)
+  np.testing.assert_allclose(weights, directly, rtol=1e-6)
+  np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-5)
+  assert not weights[0, ..., 3:].any()
+
+
+def test_a_causal_module_depends_on_no_later_token():
+  (tokens,) = single((6, 8))
+  module = MultiHeadAttention(2, rotary=True)
+  variables = module.init(jax.random.key(0), tokens)
+  jacobian = jax.jit(
+    jax.jacobian(
+      lambda tokens: module.apply(variables, tokens, mask=masks.causal())
+    )
+  )(tokens)
+  np.testing.assert_array_equal(
+    np.abs(jacobian).sum(axis=(1, 3)) > 0, np.tri(6, dtype=bool)
+  )
+
+
+@pytest.mark.parametrize(
+  "make", [Attention, lambda **k: MultiHeadAttention(2, **k)]
+)
+def test_computes_in_bfloat16_with_float32_parameters(make):
+  (tokens,) = single((2, 5, 8))
+  module = make(score="additive", dtype=jnp.bfloat16)
+  output, variables = module.init_with_output(jax.random.key(0), tokens, tokens)
+  assert output.dtype == jnp.bfloat16
+  for leaf in jax.tree.leaves(variables):
+    assert leaf.dtype == jnp.float32
+  wide = jax.jit(make(score="additive").apply)(variables, tokens, tokens)
+  np.testing.assert_allclose(
+    output.astype(jnp.float32), wide, rtol=0.05, atol=0.05
+  )
+
+
+@pytest.mark.parametrize(
+  "make", [Attention, lambda **k: MultiHeadAttention(2, **k)]
+)
+def test_dropout_needs_its_random_key_only_when_it_drops(make):
+  (tokens,) = single((2, 5, 8))
+  module = make(score="scaled_dot", dropout_rate=0.5)
+  plain, variables = module.init_with_output(jax.random.key(0), tokens, tokens)
+  dropped = module.apply(
+    variables,
+    tokens,
+    tokens,
+    deterministic=False,
+    rngs={"dropout": jax.random.key(1)},
+  )
+  assert abs(dropped - plain).max() > 1e-3
+
+
+def test_head_sizes_that_do_not_divide_are_refused():
+  with pytest.raises(ValueError, match="head_size"):
+    MultiHeadAttention(3).init(jax.random.key(0), jnp.ones((5, 8)))
+  with pytest.raises(ValueError, match="multiple"):
+    MultiHeadAttention(4, num_key_value_heads=3).init(
+      jax.random.key(0), jnp.ones((5, 8))
+    )
+  with pytest.raises(ValueError, match="apply"):
+    MultiHeadAttention(2).init(
+      jax.random.key(0), (2,), 8, method=MultiHeadAttention.init_cache
+    )

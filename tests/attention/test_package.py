@@ -1,0 +1,109 @@
+"""The package as a whole: names, docstrings, imports and its guide."""
+
+import doctest
+import importlib
+import inspect
+import pathlib
+import pkgutil
+import re
+import subprocess
+import sys
+
+import pytest
+
+import attention
+
+ROOT = pathlib.Path(attention.__file__).parent.parent
+PUBLIC_MODULES = ("scores", "masks", "biases", "positions", "cache", "modules")
+
+
+def public_symbols():
+  for name in attention.__all__:
+    if name not in PUBLIC_MODULES:
+      yield f"attention.{name}", getattr(attention, name)
+  for module_name in PUBLIC_MODULES:
+    module = importlib.import_module(f"attention.{module_name}")
+    for name in module.__all__:
+      yield f"{module_name}.{name}", getattr(module, name)
+
+
+SYMBOLS = dict(public_symbols())
+FUNCTIONS = {n: s for n, s in SYMBOLS.items() if inspect.isfunction(s)}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_public_function_is_documented_with_an_example(name):
+  function = FUNCTIONS[name]
+  text = inspect.getdoc(function)
+  if inspect.signature(function).parameters:
+    assert "\nArgs:\n" in text
+  assert "\nReturns:\n" in text
+  assert "\nExample:\n" in text
+  assert doctest.DocTestParser().get_examples(text)
+  for parameter in inspect.signature(function).parameters:
+    assert re.search(rf"^  \**{parameter}: ", text, re.MULTILINE), parameter
+
+
+def test_every_public_class_is_documented():
+  classes = {n: s for n, s in SYMBOLS.items() if inspect.isclass(s)}
+  assert classes
+  for name, symbol in classes.items():
+    assert symbol.__doc__, name
+    assert not symbol.__doc__.startswith(f"{symbol.__name__}("), name
+
+
+def test_the_contracts_names_are_there():
+  scores = ("dot", "scaled_dot", "general", "additive", "concat", "cosine")
+  expected = {f"{name}_score" for name in scores} | {
+    "attend",
+    "attention_weights",
+    "biases",
+    "cache",
+    "dot_product_attention",
+    "flax_attention_fn",
+    "masks",
+    "merge",
+    "merge_heads",
+    "modules",
+    "multi_head_attention",
+    "positions",
+    "scores",
+    "split_heads",
+  }
+  assert expected <= set(attention.__all__)
+  assert set(attention.__all__) <= set(dir(attention))
+  for name in scores:
+    assert callable(getattr(attention.scores, name))
+  with pytest.raises(AttributeError, match="nought"):
+    attention.nought  # noqa: B018
+
+
+def test_importing_attention_imports_no_more_than_it_must():
+  program = """
+import sys
+import attention
+assert "attention.dispatch" not in sys.modules
+attention.attend
+heavy = {"flax", "optax", "orbax", "torch", "tensorflow"} & set(sys.modules)
+assert not heavy, heavy
+from attention.modules import Attention
+from attention import merge
+import attention.merging
+assert callable(attention.merge) and merge is attention.merge
+"""
+  subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def test_no_module_imports_the_floors_above():
+  for info in pkgutil.iter_modules(attention.__path__):
+    source = (ROOT / "attention" / f"{info.name}.py").read_text()
+    assert not re.search(r"^\s*(from|import) (experiments|configs)", source)
+
+
+def test_the_guide_to_adding_a_score_runs():
+  text = (ROOT / "docs" / "adding_a_score.md").read_text()
+  programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+  assert len(programs) >= 3
+  namespace: dict = {}
+  for program in programs:
+    exec(program, namespace)
