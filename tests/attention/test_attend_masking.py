@@ -190,3 +190,24 @@ def test_everything_at_once_equals_arrays(implementation):
     implementation=implementation,
   )
   np.testing.assert_allclose(structured, dense, rtol=1e-5, atol=1e-6)
+
+
+@every_implementation
+def test_a_hidden_score_far_above_the_visible_ones_stays_out_of_gradients(
+  implementation,
+):
+  query, key, value = (
+    jnp.asarray(array, jnp.float32) for array in draw(8, (3, 4), (5, 4), (5, 2))
+  )
+  mask = masks.sliding_window(0, 0)
+  # Without care its exponential overflows, and zero times inf is NaN.
+  key = key.at[4].set(1e4 * jnp.sign(query[0]))
+
+  def loss(query, key, value):
+    context = attend(
+      query, key, value, mask=mask, implementation=implementation
+    )
+    return jnp.sum(jnp.sin(context))
+
+  for leaf in jax.jit(jax.grad(loss, (0, 1, 2)))(query, key, value):
+    assert jnp.isfinite(leaf).all()
