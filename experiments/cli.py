@@ -1,12 +1,14 @@
 """What the binaries share: the config flag, quiet logs, errors as messages."""
 
 import os
+import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
 from experiments.errors import UserError
 
@@ -25,11 +27,16 @@ def define_config(name: str = "config"):
   )
 
 
-def default_workdir(config_flag: str) -> Path:
+def config_argument(name: str = "config") -> str:
+  """Returns what `--config` was given: a path, perhaps with an argument."""
+  return flags.FLAGS[name].config_filename
+
+
+def default_workdir(config_argument: str) -> Path:
   """Returns runs/<config>[-<argument>] for a value of `--config`.
 
   Args:
-    config_flag: a path and perhaps an argument after a colon.
+    config_argument: a path and perhaps an argument after a colon.
 
   Returns:
     The directory, relative to where the command was given.
@@ -38,7 +45,7 @@ def default_workdir(config_flag: str) -> Path:
     >>> str(default_workdir("configs/reverse.py:dot"))
     'runs/reverse-dot'
   """
-  path, _, argument = config_flag.partition(":")
+  path, _, argument = config_argument.partition(":")
   parts = [Path(path).stem, *argument.split(",")]
   return Path("runs") / "-".join(part for part in parts if part)
 
@@ -63,11 +70,13 @@ def run(main: Callable[[], int | None], *, config: str | None = None) -> None:
           f"--{config} is required, such as --{config}=configs/reverse.py"
         )
     except flags.Error as error:
-      _die(f"{error}\nSee --help.")
+      _die(f"{_last_line(error)}\nSee --help.")
     except UserError as error:
       _die(str(error))
+    except (AttributeError, KeyError) as error:
+      _die(_explain_override(error, argv) or _explain(error))
     except Exception as error:  # whatever a config file raises
-      _die(_explain_flag(error))
+      _die(_explain(error))
     if len(rest) > 1:
       _die(f"unknown argument {rest[1]!r}; flags begin with --. See --help.")
     return rest
@@ -163,20 +172,38 @@ def _check_config_file(argv: Sequence[str], config: str | None) -> None:
       )
 
 
-def _explain_flag(error: Exception) -> str:
-  """One line for what a config file or a `--config.field` raised."""
-  import traceback
+def _last_line(error: Exception) -> str:
+  """What went wrong, where a library's message is a whole traceback."""
+  text = str(error).strip()
+  if "Traceback" not in text:
+    return text
+  return f"--config: {text.splitlines()[-1].strip()}"
 
+
+def _explain_override(error: Exception, argv: Sequence[str]) -> str | None:
+  """Names the `--config.field` of which a config says it has no such field."""
+  found = re.search(r"'(\w+)\\?'", str(error))
+  given = [word.lstrip("-").partition("=")[0] for word in argv]
+  for name in given:
+    if found and "." in name and found[1] in name.split("."):
+      close = re.search(r'Did you mean "(\w+)"', str(error))
+      hint = f"; did you mean {close[1]!r}?" if close else ""
+      return f"--{name}: no such field{hint}"
+  return None
+
+
+def _explain(error: Exception) -> str:
+  """One line for what a config file raised, with the line that did."""
   frames = traceback.extract_tb(error.__traceback__)
-  libraries = ("ml_collections", "absl", "experiments")
+  ours = ("/ml_collections/", "/absl/", "/experiments/cli.py")
   outside = [
     frame
     for frame in frames
-    if not any(f"/{name}/" in frame.filename for name in libraries)
+    if not any(part in frame.filename for part in ours)
     and not frame.filename.startswith("<")
   ]
   where = ""
-  if outside and not outside[-1].filename.endswith("cli.py"):
+  if outside:
     frame = outside[-1]
     where = f"{os.path.relpath(frame.filename)}, line {frame.lineno}: "
   return f"{where}{type(error).__name__}: {error}"
@@ -185,12 +212,3 @@ def _explain_flag(error: Exception) -> str:
 def _die(message: str, code: int = 2) -> None:
   print(f"error: {message}", file=sys.stderr, flush=True)
   sys.exit(code)
-
-
-__all__ = [
-  "ConfigDict",
-  "default_workdir",
-  "define_config",
-  "run",
-  "set_up_jax",
-]

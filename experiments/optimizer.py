@@ -38,7 +38,9 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
 
 def _inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
   """Falls with the root of the step: Vaswani et al., 2017, equation 3."""
-  return lambda since: peak * jnp.sqrt(warmup / (warmup + since))
+  return lambda since: (
+    peak * jnp.sqrt(warmup / (warmup + jnp.maximum(since, 0)))
+  )
 
 
 def make_optimizer(

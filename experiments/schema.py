@@ -22,6 +22,9 @@ ScoreName = Literal[
 ]
 
 
+AttentionName = Literal["none", ScoreName]
+
+
 class _Section(pydantic.BaseModel):
   model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -93,7 +96,7 @@ class Seq2SeqConfig(_Section):
   encoder_layers: Positive
   decoder_layers: Positive
   bidirectional: bool
-  attention: Literal["none"] | ScoreName
+  attention: AttentionName
   attention_size: Positive
   order: Literal["bahdanau", "luong"]
   query: Literal["output", "state"]
@@ -281,7 +284,7 @@ def parse(raw: Mapping[str, Any]) -> Config:
 
 def _describe(problem: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
   """One line for one problem: field, what is wrong, what would be right."""
-  path = [part for part in problem["loc"] if part not in _TAGS]
+  path = [part for part in problem["loc"] if part not in _MODELS]
   field = ".".join(["config", *map(str, path)])
   if problem["type"] == "extra_forbidden":
     return f"{field}: no such field{_suggest(problem['loc'], raw)}"
@@ -297,17 +300,18 @@ def _describe(problem: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
   return f"{field}: got {problem['input']!r}; {message}"
 
 
-_TAGS = ("seq2seq", "transformer", "literal['none']")
+_MODELS: dict[str, type[_Section]] = {
+  "seq2seq": Seq2SeqConfig,
+  "transformer": TransformerConfig,
+}
 
 
 def _suggest(place: tuple[Any, ...], raw: Mapping[str, Any]) -> str:
   """Names the known field that an unknown one was probably meant to be."""
   section: Any = Config
   for part in place[:-1]:
-    if part in ("seq2seq", "transformer"):
-      section = {"seq2seq": Seq2SeqConfig, "transformer": TransformerConfig}[
-        part
-      ]
+    if part in _MODELS:
+      section = _MODELS[part]
     elif isinstance(section, type) and issubclass(section, _Section):
       section = section.model_fields[part].annotation
     else:

@@ -130,7 +130,7 @@ def make_train_step(
     metrics = {
       "loss": loss / tokens,
       "token_accuracy": right / tokens,
-      "gradient_norm": optax.global_norm(grads),
+      "gradient_norm": optax.tree.norm(grads),
       "tokens": tokens,
     }
     state = dataclasses.replace(

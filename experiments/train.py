@@ -27,7 +27,7 @@ _WORKDIR = flags.DEFINE_string(
 def main() -> None:
   """Trains and evaluates, as the flags say."""
   config = _CONFIG.value
-  workdir = _WORKDIR.value or cli.default_workdir(_CONFIG.config_filename)
+  workdir = _WORKDIR.value or cli.default_workdir(cli.config_argument())
   cli.set_up_jax()
   from experiments.loop import train_and_evaluate
 

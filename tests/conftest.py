@@ -2,10 +2,13 @@
 
 import os
 
-# Eight simulated devices, so that every test of sharding runs on a laptop.
-# Set before JAX is imported anywhere.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+# Before JAX is imported: eight simulated devices, so that sharding is tested on
+# a laptop; and quick compilation, since most time goes into that.
+os.environ.setdefault(
+  "XLA_FLAGS",
+  "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
+)
 
 import jax
 

@@ -206,7 +206,7 @@ class DecoderLayer(nn.Module):
     )
     x = self.self_residual.leave(x, inner, deterministic=True)
     x, query = self._across(x, memory, mask, deterministic=True)
-    weights = self.cross_attention.projected_weights(query, memory, mask=mask)
+    weights = self.cross_attention.weights_projected(query, memory, mask=mask)
     return x, cache, weights[..., 0, :]
 
   def _across(self, x, memory: KeyValue, mask, *, deterministic: bool):

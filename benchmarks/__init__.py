@@ -1,0 +1,1 @@
+"""What the documents claim about time: `python -m benchmarks.NAME`."""

@@ -1,0 +1,98 @@
+"""The synthetic tasks, from the command to the result.
+
+    python -m benchmarks.tasks [--configs=configs/reverse.py,...] [--runs=1]
+
+Each row is a whole process of `experiments.train` with an empty cache of
+compiled code: its time, and the metrics it left. Results go to
+`docs/results/tasks.json` with `--write`.
+"""
+
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl import app, flags
+
+_CONFIGS = flags.DEFINE_list(
+  "configs",
+  [
+    "configs/reverse.py",
+    "configs/reverse.py:none",
+    "configs/reverse.py:transformer",
+    "configs/copy.py",
+    "configs/lookup.py",
+  ],
+  "What to train.",
+)
+_RUNS = flags.DEFINE_integer("runs", 1, "Seeds a config.", lower_bound=1)
+_WRITE = flags.DEFINE_bool("write", False, "Keep the results in docs/.")
+
+_RESULTS = pathlib.Path("docs/results/tasks.json")
+
+
+def measure(config: str, seed: int) -> dict:
+  """Trains a config in a process of its own.
+
+  Args:
+    config: as for `--config`.
+    seed: the run's.
+
+  Returns:
+    Its seconds, and the metrics of every evaluation set, as a whole and by
+    length.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    workdir = pathlib.Path(folder) / "run"
+    begin = time.perf_counter()
+    subprocess.run(
+      [
+        sys.executable,
+        "-m",
+        "experiments.train",
+        f"--config={config}",
+        f"--config.seed={seed}",
+        f"--workdir={workdir}",
+      ],
+      check=True,
+      env={**os.environ, "JAX_COMPILATION_CACHE_DIR": f"{folder}/cache"},
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL,
+    )
+    seconds = time.perf_counter() - begin
+    splits = {
+      path.stem: json.loads(path.read_text())
+      for path in sorted((workdir / "eval").glob("*.json"))
+    }
+  return {"seed": seed, "seconds": seconds, "splits": splits}
+
+
+def main(_) -> None:
+  """Measures, prints a table a config, and keeps the results on request."""
+  results = {}
+  for config in _CONFIGS.value:
+    results[config] = [measure(config, seed) for seed in range(_RUNS.value)]
+    runs = results[config]
+    seconds = statistics.median(run["seconds"] for run in runs)
+    print(f"{config}: {seconds:.0f} s (median of {len(runs)})")
+    for split in runs[0]["splits"]:
+      figures = [
+        statistics.median(run["splits"][split]["metrics"][name] for run in runs)
+        for name in ("sequence_accuracy", "token_accuracy", "bleu")
+      ]
+      print(
+        f"  {split:<16} sequences {figures[0]:8.2%}  tokens {figures[1]:8.2%}"
+        f"  BLEU {figures[2]:6.2f}",
+        flush=True,
+      )
+  if _WRITE.value:
+    _RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    _RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+  app.run(main)

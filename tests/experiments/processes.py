@@ -1,0 +1,54 @@
+"""Running the binaries as a user does: as processes."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Processes of one test session share what XLA has compiled.
+_CACHE = pathlib.Path(tempfile.gettempdir()) / "attention-jax-test-cache"
+
+# The run of `conftest.make_tiny`, as a config file that a process can read.
+CONFIG = """
+from tests.experiments.conftest import make_tiny
+
+def get_config(arg=""):
+  return make_tiny(arg)
+"""
+
+
+def environment(devices=1, **variables):
+  return {
+    **os.environ,
+    "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    "JAX_COMPILATION_CACHE_DIR": str(_CACHE),
+    "PYTHONPATH": str(ROOT),
+    **variables,
+  }
+
+
+def start(module, *arguments, cwd=ROOT, **options):
+  """Starts `python -m experiments.MODULE ARGUMENTS`."""
+  return subprocess.Popen(
+    [sys.executable, "-m", f"experiments.{module}", *map(str, arguments)],
+    cwd=cwd,
+    env=environment(**options),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def run(module, *arguments, **options):
+  """Runs it to its end; returns code, standard output, standard error."""
+  process = start(module, *arguments, **options)
+  out, error = process.communicate(timeout=180)
+  return process.returncode, out, error
+
+
+def write_config(folder, text=CONFIG, name="tiny.py"):
+  path = folder / name
+  path.write_text(text)
+  return path

@@ -1,0 +1,351 @@
+"""Training end to end, as processes: learn, stop, die, go on, be evaluated."""
+
+import json
+import random
+import shutil
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import checkpoints, inference, runs
+from tests.experiments import processes
+
+pytestmark = pytest.mark.slow
+
+
+def final_params(workdir):
+  _, state = inference.restore(workdir)
+  return state
+
+
+def assert_same_bits(one, other):
+  assert int(one.step) == int(other.step)
+  for left, right in zip(
+    jax.tree.leaves((one.params, one.opt_state)),
+    jax.tree.leaves((other.params, other.opt_state)),
+  ):
+    np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  """A run that nothing disturbed."""
+  folder = tmp_path_factory.mktemp("finished")
+  config = processes.write_config(folder)
+  workdir = folder / "run"
+  code, out, error = processes.run(
+    "train", f"--config={config}", f"--workdir={workdir}"
+  )
+  assert code == 0, error
+  return config, workdir, out, error
+
+
+def test_a_run_leaves_what_it_promises(finished):
+  _, workdir, out, error = finished
+  for path in (
+    "config.json",
+    "metrics.jsonl",
+    "timings.jsonl",
+    "eval/validation.json",
+    "eval/test.json",
+    "eval/longer.json",
+    "figures/alignments.png",
+    "figures/accuracy_by_length.png",
+  ):
+    assert (workdir / path).stat().st_size > 0, path
+  assert list(workdir.glob("events.*"))
+  lines = [
+    json.loads(line)
+    for line in (workdir / "metrics.jsonl").read_text().splitlines()
+  ]
+  assert [line["step"] for line in lines if line["split"] == "train"] == [
+    2, 4, 6, 8, 10, 12,
+  ]  # fmt: skip
+  assert [line["step"] for line in lines if line["split"] == "validation"] == [
+    6,
+    12,
+  ]
+  result = json.loads((workdir / "eval" / "test.json").read_text())
+  assert result["step"] == 12
+  for name in ("token_accuracy", "sequence_accuracy", "bleu", "perplexity"):
+    assert name in result["metrics"]
+  assert result["metrics"]["sentences_per_second"] > 0
+  assert sum(row["count"] for row in result["by_length"]) == 16
+  assert "token accuracy" in out
+  assert "step 12/12" in error
+  assert "tokens/s" in error
+  assert "Warning" not in error
+  assert "Traceback" not in error
+
+
+def test_last_and_best_checkpoints_are_kept(finished):
+  _, workdir, _, _ = finished
+  steps = {int(path.name) for path in (workdir / "checkpoints").iterdir()}
+  assert {9, 12} <= steps <= {6, 9, 12}
+
+
+def test_evaluate_needs_the_directory_alone_and_agrees(finished, tmp_path):
+  _, workdir, _, _ = finished
+  moved = tmp_path / "elsewhere"
+  shutil.copytree(workdir, moved)
+  before = json.loads((moved / "eval" / "test.json").read_text())
+  (moved / "eval" / "test.json").unlink()
+  code, out, error = processes.run(
+    "evaluate", f"--workdir={moved}", cwd=tmp_path
+  )
+  assert code == 0, error
+  after = json.loads((moved / "eval" / "test.json").read_text())
+  for result in (before, after):
+    del result["metrics"]["sentences_per_second"]
+  assert before == after
+  assert "sequence accuracy" in out
+
+
+def test_evaluate_refuses_what_is_not_there(finished):
+  _, workdir, _, _ = finished
+  for flag, message in (
+    ("--split=tset", "there are: longer, test, validation"),
+    ("--checkpoint=7", "no checkpoint '7'; there are"),
+  ):
+    code, _, error = processes.run("evaluate", f"--workdir={workdir}", flag)
+    assert code == 2
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_a_finished_run_is_not_trained_again(finished, tmp_path):
+  config, workdir, _, _ = finished
+  again = tmp_path / "run"
+  shutil.copytree(workdir, again)
+  code, _, error = processes.run(
+    "train", f"--config={config}", f"--workdir={again}"
+  )
+  assert code == 0, error
+  assert "resuming after step 12" in error
+  assert_same_bits(final_params(again), final_params(workdir))
+  assert (again / "metrics.jsonl").read_text() == (
+    workdir / "metrics.jsonl"
+  ).read_text()
+
+
+def test_another_config_is_refused_and_the_difference_named(finished):
+  config, workdir, _, _ = finished
+  code, _, error = processes.run(
+    "train",
+    f"--config={config}",
+    f"--workdir={workdir}",
+    "--config.model.hidden_size=4",
+    "--config.optimizer.learning_rate=0.5",
+  )
+  assert code == 2
+  assert "config.model.hidden_size: 8 there, 4 here" in error
+  assert "config.optimizer.learning_rate: 0.003 there, 0.5 here" in error
+  assert "Traceback" not in error
+
+
+def test_killed_at_random_moments_it_ends_bit_for_bit_alike(finished, tmp_path):
+  config, workdir, _, _ = finished
+  rng = random.Random(0)
+  killed = tmp_path / "run"
+  for _ in range(6):
+    process = processes.start(
+      "train", f"--config={config}", f"--workdir={killed}"
+    )
+    time.sleep(rng.uniform(0.5, 7.0))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+  code, _, error = processes.run(
+    "train", f"--config={config}", f"--workdir={killed}"
+  )
+  assert code == 0, error
+  assert_same_bits(final_params(killed), final_params(workdir))
+  assert (killed / "metrics.jsonl").read_text() == (
+    workdir / "metrics.jsonl"
+  ).read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_it_saves_and_goes_on_later(number, tmp_path):
+  config = processes.write_config(tmp_path)
+  workdir = tmp_path / "run"
+  arguments = (
+    "train",
+    f"--config={config}",
+    f"--workdir={workdir}",
+    "--config.train.steps=100000",
+    "--config.train.eval_every=100000",
+    "--config.train.checkpoint_every=100000",
+  )
+  process = processes.start(*arguments)
+  wait_for_line(process, workdir)
+  process.send_signal(number)
+  _, error = process.communicate(timeout=60)
+  assert process.returncode == 0, error
+  assert "the same command goes on" in error
+  assert "Traceback" not in error
+  (saved,) = (workdir / "checkpoints").iterdir()
+  assert 0 < int(saved.name) < 100_000
+  process = processes.start(*arguments)
+  time.sleep(1)
+  wait_for_line(process, workdir)
+  process.send_signal(signal.SIGTERM)
+  _, error = process.communicate(timeout=60)
+  assert f"resuming after step {saved.name}" in error
+
+
+def wait_for_line(process, workdir):
+  """Waits until training has written metrics."""
+  path, deadline = workdir / "metrics.jsonl", time.monotonic() + 120
+  size = path.stat().st_size if path.exists() else 0
+  while not path.exists() or path.stat().st_size <= size:
+    assert process.poll() is None, process.communicate()[1]
+    assert time.monotonic() < deadline
+    time.sleep(0.1)
+
+
+def largest_file(folder):
+  files = [path for path in folder.rglob("*") if path.is_file()]
+  return max(files, key=lambda path: path.stat().st_size)
+
+
+DAMAGE = {
+  "truncated": lambda step: truncate(largest_file(step)),
+  "state gone": lambda step: shutil.rmtree(step / "state"),
+  "file gone": lambda step: largest_file(step).unlink(),
+  "empty": lambda step: [
+    path.write_bytes(b"") for path in step.rglob("*") if path.is_file()
+  ],
+  "position gone": lambda step: shutil.rmtree(step / "batches"),
+}
+
+
+def truncate(path):
+  path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_used(
+  damage, finished, tmp_path
+):
+  config, workdir, _, _ = finished
+  damaged = tmp_path / "run"
+  shutil.copytree(workdir, damaged)
+  DAMAGE[damage](damaged / "checkpoints" / "12")
+  code, _, error = processes.run(
+    "train", f"--config={config}", f"--workdir={damaged}"
+  )
+  assert code == 0, error
+  assert "checkpoints/12 is damaged" in error
+  assert "resuming after step 9" in error
+  assert (damaged / "damaged" / "12").is_dir()
+  assert_same_bits(final_params(damaged), final_params(workdir))
+
+
+def test_no_readable_checkpoint_is_an_error_not_a_fresh_start(
+  finished, tmp_path
+):
+  config, workdir, _, _ = finished
+  damaged = tmp_path / "run"
+  shutil.copytree(workdir, damaged)
+  for step in (damaged / "checkpoints").iterdir():
+    truncate(largest_file(step))
+  code, _, error = processes.run(
+    "train", f"--config={config}", f"--workdir={damaged}"
+  )
+  assert code == 2
+  assert "no checkpoint can be read" in error
+  assert "Traceback" not in error
+
+
+def test_a_non_finite_loss_names_step_batch_and_checkpoint(tmp_path):
+  config = processes.write_config(tmp_path)
+  code, _, error = processes.run(
+    "train",
+    f"--config={config}",
+    f"--workdir={tmp_path / 'run'}",
+    "--config.optimizer.name=sgd",
+    "--config.optimizer.learning_rate=1e38",
+    "--config.optimizer.clip_norm=none",
+    "--config.optimizer.warmup_steps=0",
+    "--config.train.checkpoint_every=1",
+  )
+  assert code == 2, error
+  assert "Traceback" not in error
+  found = [
+    line for line in error.splitlines() if line.startswith("error: step")
+  ]
+  assert len(found) == 1, error
+  step = int(found[0].split()[2].rstrip(":"))
+  assert f"its batch is number {step - 1} of seed 0" in found[0]
+  assert f"checkpoints/{step - 1}." in found[0]
+
+
+def test_eight_devices_give_the_losses_of_one(finished, tmp_path):
+  config, workdir, _, _ = finished
+  code, _, error = processes.run(
+    "train",
+    f"--config={config}",
+    f"--workdir={tmp_path / 'run'}",
+    devices=8,
+  )
+  assert code == 0, error
+  assert "8 cpu device(s)" in error
+  assert_same_losses(workdir, tmp_path / "run")
+
+
+def assert_same_losses(one, other):
+  losses = [
+    [
+      line["loss"]
+      for line in map(json.loads, (each / "metrics.jsonl").open())
+      if line["split"] == "train"
+    ]
+    for each in (one, other)
+  ]
+  assert len(losses[0]) == 6
+  np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+def test_two_processes_give_the_losses_of_one(finished, tmp_path):
+  import subprocess
+
+  config, workdir, _, _ = finished
+  result = subprocess.run(
+    [
+      processes.ROOT / "launch.sh",
+      "local",
+      "2",
+      "python",
+      "-m",
+      "experiments.train",
+      f"--config={config}",
+      f"--workdir={tmp_path / 'run'}",
+    ],
+    cwd=processes.ROOT,
+    env=processes.environment(),
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert result.returncode == 0, result.stderr
+  assert "2 cpu device(s)" in result.stderr
+  assert result.stdout.count("sequence accuracy") == 6  # printed by one alone
+  assert_same_losses(workdir, tmp_path / "run")
+  run, state = inference.restore(tmp_path / "run")
+  evaluation = inference.evaluate(run, state, "test")
+  stored = json.loads((tmp_path / "run" / "eval" / "test.json").read_text())
+  assert evaluation.metrics["loss"] == pytest.approx(stored["metrics"]["loss"])
+
+
+def test_checkpoints_open_for_reading_change_nothing(finished, tmp_path):
+  _, workdir, _, _ = finished
+  copied = tmp_path / "run"
+  shutil.copytree(workdir, copied)
+  before = sorted(str(path) for path in copied.rglob("*"))
+  run, _ = inference.restore(copied)
+  assert isinstance(run, runs.Run)
+  assert before == sorted(str(path) for path in copied.rglob("*"))
+  assert checkpoints.FOLDER in before[1] or before
