@@ -79,7 +79,8 @@ def test_mapped_keys(name):
   np.testing.assert_allclose(
     attend(query, score.map_key(key), key, score=mapped),
     attend(query, key, key, score=score),
-    rtol=1e-6,
+    rtol=1e-5,
+    atol=1e-6,
   )
 
 
@@ -162,7 +163,8 @@ def test_a_scale_replaces_the_default():
   np.testing.assert_allclose(
     scores.scaled_dot_score(query, key, 2.0),
     2.0 * scores.dot_score(query, key),
-    rtol=1e-6,
+    rtol=1e-5,
+    atol=1e-6,
   )
 
 
@@ -182,7 +184,7 @@ def test_the_cosine_of_zero_is_zero_with_finite_derivatives():
   ):
     assert jnp.isfinite(leaf).all()
   small = scores.cosine_score(1e-8 * jnp.ones((1, 3)), jnp.ones((1, 3)))
-  np.testing.assert_allclose(small, 1.0, rtol=1e-6)
+  np.testing.assert_allclose(small, 1.0, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
