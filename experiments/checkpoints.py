@@ -1,5 +1,6 @@
 """Checkpoints of a run; the only module that knows Orbax."""
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,6 +43,9 @@ def open_manager(
     value = metrics[best_metric]
     return -value if best_metric in LOWER_IS_BETTER else value
 
+  folder = workdir.absolute() / FOLDER
+  if not read_only:
+    _set_aside_unlisted(folder)
   policy = preservation_policy.AnyPreservationPolicy(
     [
       preservation_policy.LatestN(keep_last),
@@ -53,7 +57,7 @@ def open_manager(
     ]
   )
   return ocp.CheckpointManager(
-    workdir.absolute() / FOLDER,
+    folder,
     options=ocp.CheckpointManagerOptions(
       preservation_policy=None if read_only else policy,
       best_fn=goodness,
@@ -114,7 +118,8 @@ def restore_last(
     try:
       return restore(manager, step, like)
     except UserError as error:
-      kept = _set_aside(manager, step)
+      kept = _set_aside(Path(manager.directory) / str(step))
+      manager.reload()
       logging.warning(
         "%s It is kept as %s; trying the one before.", error, kept
       )
@@ -207,14 +212,28 @@ def _key_data(rng):
   return jax.ShapeDtypeStruct(plain.shape, plain.dtype, sharding=rng.sharding)
 
 
-def _set_aside(manager: ocp.CheckpointManager, step: int) -> Path:
+def _set_aside_unlisted(folder: Path) -> None:
+  """Sets checkpoints aside that would keep Orbax from listing the others."""
+  for step in folder.glob("[0-9]*"):
+    metrics = step / "metrics" / "metrics"
+    try:
+      if metrics.exists():
+        json.loads(metrics.read_text())
+    except ValueError:
+      kept = _set_aside(step)
+      logging.warning(
+        "checkpoint %s is damaged (its metrics are no JSON). It is kept as %s.",
+        step,
+        kept,
+      )
+
+
+def _set_aside(checkpoint: Path) -> Path:
   """Moves a damaged checkpoint where nothing is lost and nobody trips."""
-  source = Path(manager.directory) / str(step)
-  target = source.parent.parent / DAMAGED / str(step)
+  target = checkpoint.parent.parent / DAMAGED / checkpoint.name
   while target.exists():
     target = target.with_name(target.name + "_")
   if jax.process_index() == 0:
     target.parent.mkdir(exist_ok=True)
-    shutil.move(source, target)
-  manager.reload()
+    shutil.move(checkpoint, target)
   return target

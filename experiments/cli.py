@@ -29,7 +29,7 @@ def define_config(name: str = "config"):
 
 def config_argument(name: str = "config") -> str:
   """Returns what `--config` was given: a path, perhaps with an argument."""
-  return flags.FLAGS[name].config_filename
+  return config_flags.get_config_filename(flags.FLAGS[name])
 
 
 def default_workdir(config_argument: str) -> Path:
