@@ -39,6 +39,8 @@ def data() -> ConfigDict:
       "splits": {
         "validation": split(1, 25, 256),
         "test": split(1, 25, 2000),
+        "test_up_to_30": split(1, 30, 2000),
+        "test_26_to_30": split(26, 30, 1000),
       },
     }
   )
@@ -66,7 +68,7 @@ def seq2seq(attention: str) -> ConfigDict:
       "bidirectional": True,
       "attention": attention,
       "attention_size": 64,  # of additive and concat
-      "order": "luong",  # luong: attend after the cell | bahdanau: before it
+      "order": "bahdanau",  # attend before the cell | luong: after it
       "query": "output",  # output of the top layer | state of all layers
       "readout": "tanh",  # tanh(W [context; output]) | linear
       "input_feeding": False,
@@ -116,8 +118,8 @@ def train() -> ConfigDict:
   """For how long, and what is kept."""
   return ConfigDict(
     {
-      "steps": 2000,
-      "batch_size": 128,
+      "steps": 2500,
+      "batch_size": 32,
       "accumulation": 1,
       "dtype": "float32",  # float32 | bfloat16
       "label_smoothing": 0.0,
