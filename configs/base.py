@@ -22,6 +22,8 @@ def get_config(arg: str = "") -> ConfigDict:
   config.data = data()
   config.model = transformer() if arg == "transformer" else seq2seq(arg)
   config.optimizer = optimizer()
+  if arg == "transformer":
+    config.optimizer.learning_rate = 1e-3
   config.train = train()
   config.mesh = ConfigDict({"data": -1})  # devices; -1 for all
   return config
@@ -89,7 +91,7 @@ def transformer() -> ConfigDict:
       "decoder_layers": 2,
       "score": "scaled_dot",
       "norm": "pre",  # pre | post
-      "positions": "sinusoidal",  # sinusoidal | learned | rotary | none
+      "positions": "rotary",  # sinusoidal | learned | rotary | none
       "tied_embeddings": True,
       "dropout_rate": 0.0,
     }

@@ -1,4 +1,4 @@
-"""The progress bar of long work: step, loss, rates and time left."""
+"""The progress of long work: step, loss, rates and time left."""
 
 import sys
 import time
@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 import jax
 from tqdm import tqdm
+
+# Where nobody watches, as in a log file: seconds between two lines.
+_LINE_EVERY = 10.0
 
 
 class Progress:
@@ -24,24 +27,21 @@ class Progress:
     """Begins at `start` of `total` steps; only process 0 shows anything."""
     if visible is None:
       visible = jax.process_index() == 0
-    terminal = sys.stderr.isatty()
+    self.steps, self.tokens = 0, 0
+    self._total, self._start = total, start
+    self._lines = visible and not sys.stderr.isatty()
     self._bar = tqdm(
       total=total,
       initial=start,
-      disable=not visible,
+      disable=not visible or self._lines,
       unit="step",
-      smoothing=0.1,
       dynamic_ncols=True,
-      mininterval=0.2 if terminal else 10.0,
-      # Steps of very different length must not hide the bar for long.
-      maxinterval=1.0 if terminal else 10.0,
       bar_format=(
         "{percentage:3.0f}%|{bar:20}| step {n_fmt}/{total_fmt}"
-        " [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+        " [{elapsed}<{remaining}{postfix}]"
       ),
     )
-    self.steps, self.tokens = 0, 0
-    self._since = time.perf_counter()
+    self._since = self._said = time.perf_counter()
 
   def advance(
     self, steps: int, *, tokens: int, metrics: Mapping[str, float]
@@ -55,12 +55,18 @@ class Progress:
     """
     self.steps += steps
     self.tokens += tokens
-    rate = self.timings()["tokens_per_second"]
-    shown = [f"{name} {value:.4g}" for name, value in metrics.items()]
-    self._bar.set_postfix_str(
-      ", ".join([*shown, f"{rate:,.0f} tokens/s"]), refresh=False
+    rates = self.timings()
+    shown = ", ".join(
+      [f"{name} {value:.4g}" for name, value in metrics.items()]
+      + [
+        f"{rates['steps_per_second']:.3g} steps/s",
+        f"{rates['tokens_per_second']:,.0f} tokens/s",
+      ]
     )
+    self._bar.set_postfix_str(shown, refresh=False)
     self._bar.update(steps)
+    if self._lines:
+      self._say(shown, rates["steps_per_second"])
 
   def timings(self) -> dict[str, float]:
     """Returns the seconds since the bar began, and the rates so far."""
@@ -73,7 +79,9 @@ class Progress:
 
   def write(self, line: str) -> None:
     """Prints a line above the bar."""
-    if not self._bar.disable:
+    if self._lines:
+      print(line, file=sys.stderr, flush=True)
+    elif not self._bar.disable:
       self._bar.write(line, file=sys.stderr)
 
   def __enter__(self) -> "Progress":
@@ -81,3 +89,13 @@ class Progress:
 
   def __exit__(self, *_) -> None:
     self._bar.close()
+
+  def _say(self, shown: str, rate: float) -> None:
+    """Prints a line, if the last one is long ago or there will be no other."""
+    step = self._start + self.steps
+    now = time.perf_counter()
+    if step < self._total and now - self._said < _LINE_EVERY:
+      return
+    self._said = now
+    left = tqdm.format_interval((self._total - step) / rate)
+    self.write(f"step {step}/{self._total}: {shown}, {left} left")

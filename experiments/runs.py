@@ -83,10 +83,9 @@ def evaluation_set(run: Run, split: str) -> Batch:
     min_length=chosen.min_length,
     max_length=chosen.max_length,
   )
-  # Sets of one run differ, however alike their lengths are.
-  place = sorted(run.config.data.splits).index(split)
-  seed = run.config.data.evaluation_seed * len(run.config.data.splits) + place
-  return task.evaluation_set(seed, chosen.num_examples)
+  return task.evaluation_set(
+    run.config.data.evaluation_seed, chosen.num_examples, name=split
+  )
 
 
 def _evaluation_task(config: Config, task: Task) -> Task:

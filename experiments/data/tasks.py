@@ -8,6 +8,7 @@ Axes: N examples, L the longest length drawn, S and T as everywhere.
 """
 
 import dataclasses
+import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -189,17 +190,20 @@ class Task:
     rng = np.random.default_rng([seed, _TRAINING, step])
     return self._draw(rng, size, evaluation=False)
 
-  def evaluation_set(self, seed: int, size: int) -> Batch:
-    """Draws an evaluation set: always the same for the same seed.
+  def evaluation_set(self, seed: int, size: int, *, name: str = "") -> Batch:
+    """Draws an evaluation set: always the same for the same seed and name.
 
     Args:
       seed: fixes the set.
       size: N.
+      name: sets of other names hold other examples.
 
     Returns:
       Sources [N, S] and targets [N, T], all of them held out.
     """
-    rng = np.random.default_rng([seed, _EVALUATION])
+    rng = np.random.default_rng(
+      [seed, _EVALUATION, zlib.crc32(name.encode())]
+    )
     return self._draw(rng, size, evaluation=True)
 
   def words(self, tokens: np.ndarray) -> list[str]:

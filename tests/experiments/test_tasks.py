@@ -67,6 +67,15 @@ def test_training_never_holds_a_held_out_source_and_evaluation_only_those(task):
   assert held_out(task.evaluation_set(0, 200).source).all()
 
 
+def test_evaluation_sets_differ_by_seed_and_name_and_stay_the_same(task):
+  source = task.evaluation_set(0, 50, name="test").source
+  again = task.evaluation_set(0, 50, name="test").source
+  np.testing.assert_array_equal(source, again)
+  for seed, name in ((1, "test"), (0, "validation")):
+    other = task.evaluation_set(seed, 50, name=name).source
+    assert (source != other).any()
+
+
 def test_about_one_source_in_sixteen_is_held_out():
   rng = np.random.default_rng(0)
   lengths = rng.integers(5, 20, size=20_000)
