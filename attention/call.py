@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes, reference
-from attention.bias_types import Bias, as_bias
+from attention.biases.types import Bias, as_bias
 from attention.checks import check_axis, check_tokens
 from attention.dropout import Dropout
-from attention.mask_types import Mask, as_mask
+from attention.masks.types import Mask, as_mask
 from attention.pairwise import Pairwise
 from attention.scores import Score, as_score
 

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention.bias_types import Bias, as_bias
-from attention.mask_types import Mask, as_mask
+from attention.biases.types import Bias, as_bias
+from attention.masks.types import Mask, as_mask
 from attention.scores import Score, as_score
 
 

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.bias_types import Bias
+from attention.biases.types import Bias
 from attention.dropout import Dropout
-from attention.mask_types import Mask
+from attention.masks.types import Mask
 from attention.pairwise import positions
-from attention.score_protocol import Score
+from attention.scores.protocol import Score
 
 
 def masked_softmax(

@@ -23,7 +23,7 @@ def get_config(arg: str = "") -> ConfigDict:
   config.model = transformer() if arg == "transformer" else seq2seq(arg)
   config.optimizer = optimizer()
   if arg == "transformer":
-    config.optimizer.learning_rate = 1e-3
+    config.optimizer.learning_rate = 2e-3
   config.train = train()
   config.mesh = ConfigDict({"data": -1})  # devices; -1 for all
   return config

@@ -201,9 +201,7 @@ class Task:
     Returns:
       Sources [N, S] and targets [N, T], all of them held out.
     """
-    rng = np.random.default_rng(
-      [seed, _EVALUATION, zlib.crc32(name.encode())]
-    )
+    rng = np.random.default_rng([seed, _EVALUATION, zlib.crc32(name.encode())])
     return self._draw(rng, size, evaluation=True)
 
   def words(self, tokens: np.ndarray) -> list[str]:

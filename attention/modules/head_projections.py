@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from attention.checks import check_tokens
 from attention.grouping import Grouping
 from attention.heads import combine_heads, project_heads
-from attention.learned_scores import LearnedScore
+from attention.modules.learned_scores import LearnedScore
 from attention.positions import rotary
 from attention.scores import Score, with_mapped_keys
 

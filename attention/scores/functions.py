@@ -1,9 +1,6 @@
-"""Scores: how well a key answers a query, compared by content.
+"""The scores as functions: all of [..., T, S] at once.
 
-The functions compute [..., T, S] scores at once. The constructors `dot`,
-`scaled_dot`, `general`, `additive`, `concat` and `cosine` bind a score's
-parameters; the result is a pytree and a callable (query, key) -> scores that
-`attention.attend` runs at its best. Both share one formula.
+They share their formulas with the bound forms of `attention.scores.bound`.
 """
 
 from collections.abc import Callable
@@ -11,47 +8,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from attention import bound_scores
 from attention.checks import check_tokens
-from attention.score_protocol import (
-  MATRIX,
-  SCALAR,
-  VECTOR,
-  FunctionScore,
-  MappedKeys,
-  Score,
-  with_mapped_keys,
-)
-
-__all__ = [
-  "MATRIX",
-  "SCALAR",
-  "VECTOR",
-  "FunctionScore",
-  "MappedKeys",
-  "Score",
-  "additive",
-  "additive_score",
-  "as_score",
-  "concat",
-  "concat_score",
-  "cosine",
-  "cosine_score",
-  "dot",
-  "dot_score",
-  "general",
-  "general_score",
-  "scaled_dot",
-  "scaled_dot_score",
-  "with_mapped_keys",
-]
-
-dot = bound_scores.Dot
-scaled_dot = bound_scores.ScaledDot
-general = bound_scores.General
-additive = bound_scores.Additive
-concat = bound_scores.Concat
-cosine = bound_scores.Cosine
+from attention.scores import bound
+from attention.scores.protocol import FunctionScore, Score
 
 
 def _evaluated(score: Score, query, key) -> jax.Array:
@@ -83,7 +42,7 @@ def dot_score(query: jax.Array, key: jax.Array) -> jax.Array:
     >>> dot_score(jnp.array([[1.0, 2.0]]), jnp.array([[3.0, 4.0]]))
     Array([[11.]], dtype=float32)
   """
-  return _evaluated(dot(), query, key)
+  return _evaluated(bound.Dot(), query, key)
 
 
 def scaled_dot_score(
@@ -110,7 +69,7 @@ def scaled_dot_score(
     >>> scaled_dot_score(jnp.ones((1, 4)), jnp.ones((2, 4)))
     Array([[2., 2.]], dtype=float32)
   """
-  return _evaluated(scaled_dot(scale), query, key)
+  return _evaluated(bound.ScaledDot(scale), query, key)
 
 
 def general_score(
@@ -137,7 +96,7 @@ def general_score(
     >>> general_score(jnp.ones((1, 2)), jnp.ones((1, 3)), jnp.ones((2, 3)))
     Array([[6.]], dtype=float32)
   """
-  return _evaluated(general(weight), query, key)
+  return _evaluated(bound.General(weight), query, key)
 
 
 def additive_score(
@@ -173,7 +132,7 @@ def additive_score(
     >>> additive_score(query, key, weight, weight, jnp.ones(2))
     Array([[1.93]], dtype=float32)
   """
-  score = additive(query_weight, key_weight, score_weight, bias)
+  score = bound.Additive(query_weight, key_weight, score_weight, bias)
   return _evaluated(score, query, key)
 
 
@@ -204,7 +163,7 @@ def concat_score(
     >>> concat_score(query, key, jnp.ones((3, 1)), jnp.ones(1))
     Array([[0.995]], dtype=float32)
   """
-  return _evaluated(concat(weight, score_weight), query, key)
+  return _evaluated(bound.Concat(weight, score_weight), query, key)
 
 
 def cosine_score(
@@ -231,7 +190,7 @@ def cosine_score(
     >>> cosine_score(jnp.array([[3.0, 4.0]]), jnp.array([[2.0, 0.0]]))
     Array([[0.6]], dtype=float32)
   """
-  return _evaluated(cosine(sharpness), query, key)
+  return _evaluated(bound.Cosine(sharpness), query, key)
 
 
 def as_score(score: Score | Callable) -> Score:
@@ -258,8 +217,10 @@ def as_score(score: Score | Callable) -> Score:
       f"score must be a callable (query, key) -> scores, got {score!r}; "
       "attention.scores has dot(), scaled_dot(), general(weight) and others"
     )
-  bound = {
-    dot_score: dot, scaled_dot_score: scaled_dot, cosine_score: cosine
-  }  # fmt: skip
-  make = bound.get(score)
+  forms = {
+    dot_score: bound.Dot,
+    scaled_dot_score: bound.ScaledDot,
+    cosine_score: bound.Cosine,
+  }
+  make = forms.get(score)
   return FunctionScore(score) if make is None else make()

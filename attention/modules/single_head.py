@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from attention.checks import check_tokens
 from attention.dispatch import attend, attention_weights
-from attention.learned_scores import LearnedScore
+from attention.modules.learned_scores import LearnedScore
 from attention.scores import Score
 
 

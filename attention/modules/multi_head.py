@@ -13,7 +13,7 @@ from attention.biases import as_bias
 from attention.call import prepared
 from attention.dispatch import attention_weights
 from attention.dropout import make_dropout
-from attention.head_projections import HeadProjections, KeyValue
+from attention.modules.head_projections import HeadProjections, KeyValue
 
 
 class MultiHeadAttention(HeadProjections):

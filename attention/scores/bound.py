@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.checks import check_axis, check_floating, check_rank
-from attention.score_protocol import MATRIX, SCALAR, VECTOR, Score
+from attention.scores.protocol import MATRIX, SCALAR, VECTOR, Score
 
 
 def _wide(*arrays):

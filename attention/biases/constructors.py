@@ -1,22 +1,11 @@
-"""Biases: numbers added to the scores that depend on positions.
-
-A bias is a pytree that knows its values block by block, as a mask does, and
-is differentiable in what it holds. Biases add with `+`, arrays too, and -inf
-hides a key as a mask does. A head axis lines up with the last leading axis of
-the scores, [H] of [B, H, T, S]; arrays broadcast as NumPy's do.
-
-`bias.materialize(T, S)` is the bias as a [..., T, S] array, and
-`bias.shifted(offset)` the bias for queries that start at position `offset`.
-"""
+"""What a user calls to make a bias."""
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from attention.bias_types import Alibi, Bias, RelativePosition, as_bias
+from attention.biases.types import Alibi, Bias, RelativePosition
 from attention.checks import check_floating
-
-__all__ = ["Bias", "alibi", "as_bias", "relative_position"]
 
 
 def alibi(num_heads: int) -> Bias:

@@ -1,0 +1,55 @@
+"""Scores: how well a key answers a query, compared by content.
+
+The functions compute [..., T, S] scores at once. The constructors `dot`,
+`scaled_dot`, `general`, `additive`, `concat` and `cosine` bind a score's
+parameters; the result is a pytree and a callable (query, key) -> scores that
+`attention.attend` runs at its best. Both share one formula.
+"""
+
+from attention.scores.bound import Additive as additive
+from attention.scores.bound import Concat as concat
+from attention.scores.bound import Cosine as cosine
+from attention.scores.bound import Dot as dot
+from attention.scores.bound import General as general
+from attention.scores.bound import ScaledDot as scaled_dot
+from attention.scores.functions import (
+  additive_score,
+  as_score,
+  concat_score,
+  cosine_score,
+  dot_score,
+  general_score,
+  scaled_dot_score,
+)
+from attention.scores.protocol import (
+  MATRIX,
+  SCALAR,
+  VECTOR,
+  FunctionScore,
+  MappedKeys,
+  Score,
+  with_mapped_keys,
+)
+
+__all__ = [
+  "MATRIX",
+  "SCALAR",
+  "VECTOR",
+  "FunctionScore",
+  "MappedKeys",
+  "Score",
+  "additive",
+  "additive_score",
+  "as_score",
+  "concat",
+  "concat_score",
+  "cosine",
+  "cosine_score",
+  "dot",
+  "dot_score",
+  "general",
+  "general_score",
+  "scaled_dot",
+  "scaled_dot_score",
+  "with_mapped_keys",
+]
