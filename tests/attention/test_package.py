@@ -4,7 +4,6 @@ import doctest
 import importlib
 import inspect
 import pathlib
-import pkgutil
 import re
 import subprocess
 import sys
