@@ -29,6 +29,14 @@ s.bind(("localhost", 0))
 print(s.getsockname()[1])'
 }
 
+# Asks processes to stop, and makes them if they do not.
+stop_all() {
+  (($# > 0)) || return 0
+  kill -TERM "$@" 2>/dev/null || true
+  sleep 30
+  kill -KILL "$@" 2>/dev/null || true
+}
+
 launch_local() {
   local count="${1:-}"
   [[ "$count" =~ ^[1-9][0-9]*$ ]] ||
@@ -37,7 +45,8 @@ launch_local() {
   [[ "${1:-}" == "--" ]] && shift
   (($# > 0)) || die "no command to run; see --help"
 
-  export JAX_COORDINATOR_ADDRESS="localhost:$(free_port)"
+  JAX_COORDINATOR_ADDRESS="localhost:$(free_port)"
+  export JAX_COORDINATOR_ADDRESS
   export JAX_NUM_PROCESSES="$count"
   local pids=() status=0 index
   for ((index = 0; index < count; index++)); do
@@ -45,20 +54,22 @@ launch_local() {
     pids+=("$!")
   done
 
-  # The trap runs while `wait` is interrupted; the loop then waits on.
+  # A signal makes `wait` return without a process; the loop then waits on.
   trap 'kill -TERM "${pids[@]}" 2>/dev/null || true' TERM INT
   while ((${#pids[@]} > 0)); do
-    local code=0 running=() pid
-    wait -n "${pids[@]}" || code=$?
+    local finished="" code=0
+    wait -n -p finished "${pids[@]}" || code=$?
+    [[ -n "${finished:-}" ]] || continue
+    local pid running=()
     for pid in "${pids[@]}"; do
-      kill -0 "$pid" 2>/dev/null && running+=("$pid")
+      [[ "$pid" == "$finished" ]] || running+=("$pid")
     done
-    # Interrupted by a signal: everyone is still there, so wait again.
-    if ((code > 0 && ${#running[@]} < ${#pids[@]})); then
-      ((status == 0)) && status=$code
-      ((${#running[@]} > 0)) && kill -TERM "${running[@]}" 2>/dev/null || true
-    fi
     pids=(${running[@]+"${running[@]}"})
+    if ((code > 0 && status == 0)); then
+      status=$code
+      echo "launch.sh: a process failed with code $code; stopping the others" >&2
+      stop_all "${pids[@]}" &
+    fi
   done
   return "$status"
 }

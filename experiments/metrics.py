@@ -75,7 +75,12 @@ def bleu(
     return [" ".join(map(str, row)) for row in rows]
 
   result = sacrebleu.corpus_bleu(
-    sentences(predicted), [sentences(references)], tokenize="none", force=True
+    sentences(predicted),
+    [sentences(references)],
+    tokenize="none",
+    force=True,
+    # Only where no answer has four tokens does this count shorter n-grams.
+    use_effective_order=True,
   )
   return min(float(result.score), 100.0)
 

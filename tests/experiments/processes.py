@@ -41,6 +41,26 @@ def start(module, *arguments, cwd=ROOT, **options):
   )
 
 
+def launch(count, module, *arguments):
+  """Starts `./launch.sh local COUNT python -m experiments.MODULE ...`."""
+  return subprocess.Popen(
+    [
+      ROOT / "launch.sh",
+      "local",
+      str(count),
+      sys.executable,
+      "-m",
+      f"experiments.{module}",
+      *map(str, arguments),
+    ],
+    cwd=ROOT,
+    env=environment(),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
 def run(module, *arguments, **options):
   """Runs it to its end; returns code, standard output, standard error."""
   process = start(module, *arguments, **options)

@@ -88,6 +88,12 @@ def test_bleu_is_that_of_sacrebleu():
   assert 0 < expected.score < 100
 
 
+def test_bleu_of_answers_of_one_token_counts_unigrams():
+  one, other = np.array([5]), np.array([6])
+  assert metrics.bleu([one, other], [one, other]) == pytest.approx(100)
+  assert metrics.bleu([one, other], [one, one]) == pytest.approx(50)
+
+
 @pytest.mark.parametrize(
   ("schedule", "last"),
   [("constant", 1.0), ("cosine", 0.0), ("linear", 0.0), ("inverse_sqrt", 0.1)],

@@ -318,34 +318,54 @@ def assert_same_losses(one, other):
 
 
 def test_two_processes_give_the_losses_of_one(finished, tmp_path):
-  import subprocess
-
   config, workdir, _, _ = finished
-  result = subprocess.run(
-    [
-      processes.ROOT / "launch.sh",
-      "local",
-      "2",
-      "python",
-      "-m",
-      "experiments.train",
-      f"--config={config}",
-      f"--workdir={tmp_path / 'run'}",
-    ],
-    cwd=processes.ROOT,
-    env=processes.environment(),
-    capture_output=True,
-    text=True,
-    timeout=300,
+  process = processes.launch(
+    2, "train", f"--config={config}", f"--workdir={tmp_path / 'run'}"
   )
-  assert result.returncode == 0, result.stderr
-  assert "2 cpu device(s)" in result.stderr
-  assert result.stdout.count("sequence accuracy") == 6  # printed by one alone
+  out, error = process.communicate(timeout=300)
+  assert process.returncode == 0, error
+  assert "2 cpu device(s)" in error
+  assert out.count("sequence accuracy") == 6  # printed by one alone
   assert_same_losses(workdir, tmp_path / "run")
   run, state = inference.restore(tmp_path / "run")
   evaluation = inference.evaluate(run, state, "test")
   stored = json.loads((tmp_path / "run" / "eval" / "test.json").read_text())
   assert evaluation.metrics["loss"] == pytest.approx(stored["metrics"]["loss"])
+
+
+def test_sigterm_to_the_launcher_stops_all_processes_after_one_step(tmp_path):
+  config = processes.write_config(tmp_path)
+  workdir = tmp_path / "run"
+  process = processes.launch(
+    2,
+    "train",
+    f"--config={config}",
+    f"--workdir={workdir}",
+    "--config.train.steps=100000",
+    "--config.train.eval_every=100000",
+    "--config.train.checkpoint_every=100000",
+  )
+  wait_for_line(process, workdir)
+  process.send_signal(signal.SIGTERM)
+  _, error = process.communicate(timeout=60)
+  assert process.returncode == 0, error
+  assert "the same command goes on" in error
+  assert len(list((workdir / "checkpoints").iterdir())) == 1
+
+
+def test_the_launcher_reports_a_process_that_fails():
+  process = processes.launch(2, "train", "--config=nowhere.py")
+  _, error = process.communicate(timeout=60)
+  assert process.returncode == 2
+  assert "a process failed with code 2" in error
+
+
+@pytest.mark.parametrize("count", ["", "0", "two"])
+def test_the_launcher_wants_a_number_of_processes(count):
+  process = processes.launch(count, "train")
+  _, error = process.communicate(timeout=60)
+  assert process.returncode == 2
+  assert "needs a number of processes" in error
 
 
 def test_checkpoints_open_for_reading_change_nothing(finished, tmp_path):

@@ -1,0 +1,40 @@
+"""Draws what a fixed context vector loses: docs/results/bottleneck.png.
+
+    python -m benchmarks.bottleneck
+
+Whole-sequence accuracy on reverse by length, from the results that
+`python -m benchmarks.tasks --write` has left.
+"""
+
+import json
+import pathlib
+
+from absl import app
+
+from experiments import plots
+
+_RESULTS = pathlib.Path("docs/results")
+_CURVES = {
+  "additive attention": "configs/reverse.py",
+  "fixed context vector": "configs/reverse.py:none",
+  "Transformer": "configs/reverse.py:transformer",
+}
+
+
+def main(_) -> None:
+  """Draws the picture."""
+  results = json.loads((_RESULTS / "tasks.json").read_text())
+  curves = {}
+  for name, config in _CURVES.items():
+    splits = results[config][0]["splits"]
+    curves[name] = [
+      *splits["test"]["by_length"],
+      *splits["test_26_to_30"]["by_length"],
+    ]
+  plots.save_accuracy_by_length(
+    curves, _RESULTS / "bottleneck.png", trained_length=25
+  )
+
+
+if __name__ == "__main__":
+  app.run(main)
