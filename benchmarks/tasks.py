@@ -3,8 +3,8 @@
     python -m benchmarks.tasks [--configs=configs/reverse.py,...] [--runs=1]
 
 Each row is a whole process of `experiments.train` with an empty cache of
-compiled code: its time, and the metrics it left. Results go to
-`docs/results/tasks.json` with `--write`.
+compiled code: its time, and the metrics it left. With `--write` they replace
+those of the same configs in `docs/results/tasks.json`.
 """
 
 import json
@@ -91,7 +91,8 @@ def main(_) -> None:
       )
   if _WRITE.value:
     _RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    _RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    kept = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
+    _RESULTS.write_text(json.dumps(kept | results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
