@@ -1,0 +1,47 @@
+"""What the documents say: the commands, the files and the code in them."""
+
+import pathlib
+import re
+
+import pytest
+
+from configs import base
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def test_the_readme_shows_the_two_commands_and_ci_runs_the_second():
+  commands = re.findall(r"^ +(pip install -e.*)$", README, re.MULTILINE)
+  assert commands == [
+    "pip install -e . && python -m experiments.train"
+    " --config=configs/reverse.py",
+    "pip install -e '.[test]' && pytest -n auto",
+  ]
+  assert "README.md" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_code_in_the_readme_runs():
+  (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+  names: dict = {}
+  exec(program, names)
+  assert names["context"].shape == (2, 8, 5, 64)
+  assert names["weights"].shape == (2, 8, 5, 7)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_and_configs_in_documents_exist(path):
+  text = path.read_text()
+  for link in re.findall(r"\]\((?!http)([^)#]+)", text):
+    assert (path.parent / link).exists(), link
+  for name, arg in re.findall(r"(configs/\w+\.py)(?::(\w+))?", text):
+    assert (ROOT / name).exists(), name
+    assert not arg or arg in base.ARGUMENTS, arg
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_modules_named_in_documents_exist(path):
+  for name in re.findall(r"python -m ([\w.]+)", path.read_text()):
+    if name.startswith(("experiments", "benchmarks")) and name.islower():
+      assert (ROOT / (name.replace(".", "/") + ".py")).exists(), name
