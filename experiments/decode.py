@@ -31,6 +31,19 @@ def greedy(
 
   Returns:
     [B, T] int32 token ids, PAD after EOS.
+
+  Raises:
+    AssertionError: if source is not of rank 2.
+
+  Example:
+    >>> from experiments.models.seq2seq import Seq2Seq
+    >>> model = Seq2Seq(9, 9, embedding_size=4, hidden_size=6)
+    >>> source = jnp.array([[3, 4, 2]])
+    >>> def answer(rng):
+    ...   params = model.init(rng, source, source)["params"]
+    ...   return greedy(model, params, source, max_length=5)
+    >>> jax.eval_shape(answer, jax.random.key(0)).shape
+    (1, 5)
   """
   chex.assert_rank(source, 2, custom_message="source")
   variables = {"params": params}
@@ -77,6 +90,19 @@ def alignments(
 
   Returns:
     [B, P, T, S] attention weights, one panel a head.
+
+  Raises:
+    AssertionError: if source or target is not of rank 2.
+
+  Example:
+    >>> from experiments.models.seq2seq import Seq2Seq
+    >>> model = Seq2Seq(9, 9, embedding_size=4, hidden_size=6)
+    >>> source, target = jnp.array([[3, 4, 2]]), jnp.array([[4, 2]])
+    >>> def look(rng):
+    ...   params = model.init(rng, source, target)["params"]
+    ...   return alignments(model, params, source, target)
+    >>> jax.eval_shape(look, jax.random.key(0)).shape
+    (1, 1, 2, 3)
   """
   chex.assert_rank([source, target], 2, custom_message="source, target")
   variables = {"params": params}

@@ -30,6 +30,12 @@ def score(
     token_accuracy (reference tokens, EOS included, that the answer has at the
     same place), sequence_accuracy (answers that are the whole reference),
     bleu (corpus BLEU over tokens), loss and perplexity a token.
+
+  Example:
+    >>> batch = Batch(np.array([[5, 2]]), np.array([[5, 2]]))
+    >>> scores = score(batch, batch.target, np.array([1.5]), np.array([2]))
+    >>> scores["token_accuracy"], scores["loss"]
+    (1.0, 0.75)
   """
   return _accuracies(batch, predicted, losses, tokens) | {
     "bleu": bleu(
@@ -103,6 +109,12 @@ def score_by_length(
     One dictionary a length that occurs, shortest first: length, count,
     tokens (of references), and what `score` returns but BLEU, which says
     little of very short answers.
+
+  Example:
+    >>> batch = Batch(np.array([[5, 2]]), np.array([[5, 2]]))
+    >>> rows = score_by_length(batch, batch.target, np.ones(1), np.array([2]))
+    >>> rows[0]["length"], rows[0]["sequence_accuracy"]
+    (1, 1.0)
   """
   lengths = (batch.source != PAD).sum(-1) - 1
   rows = []

@@ -9,6 +9,11 @@ from experiments.schema import OptimizerConfig
 def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
   """Makes a learning-rate schedule: a linear warm-up, then a decay.
 
+  See "SGDR: Stochastic Gradient Descent with Warm Restarts", Loshchilov and
+  Hutter, 2016, equation 5 (https://arxiv.org/abs/1608.03983), for cosine, and
+  "Attention Is All You Need", Vaswani et al., 2017, equation 3
+  (https://arxiv.org/abs/1706.03762), for inverse_sqrt.
+
   Args:
     config: `config.optimizer`.
     num_steps: the run's number of steps, where cosine and linear reach 0.
@@ -17,12 +22,12 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
     A function of the step.
 
   Example:
-    >>> config = OptimizerConfig(
-    ...   name="adam", learning_rate=0.1, schedule="constant", warmup_steps=2
-    ... )
-    >>> schedule = make_schedule(config, num_steps=9)
-    >>> [round(float(schedule(step)), 3) for step in range(4)]
-    [0.033, 0.067, 0.1, 0.1]
+    >>> from configs import base
+    >>> fields = base.optimizer().to_dict()
+    >>> fields.update(learning_rate=0.1, schedule="linear", warmup_steps=2)
+    >>> schedule = make_schedule(OptimizerConfig(**fields), num_steps=4)
+    >>> [round(float(schedule(step)), 3) for step in range(5)]
+    [0.033, 0.067, 0.1, 0.05, 0.0]
   """
   warmup, peak = config.warmup_steps, config.learning_rate
   rest = max(num_steps - warmup, 1)
@@ -48,6 +53,11 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
   """Makes the optimiser: clipping, then its rule, weight decay and schedule.
 
+  See Kingma and Ba, 2014 (https://arxiv.org/abs/1412.6980), for adam,
+  Loshchilov and Hutter, 2017 (https://arxiv.org/abs/1711.05101), for adamw,
+  Shazeer and Stern, 2018 (https://arxiv.org/abs/1804.04235), for adafactor, and
+  Pascanu et al., 2012 (https://arxiv.org/abs/1211.5063), for the clipping.
+
   Args:
     config: `config.optimizer`.
     num_steps: the run's number of steps.
@@ -56,8 +66,10 @@ def make_optimizer(
     An Optax gradient transformation.
 
   Example:
-    >>> config = OptimizerConfig(name="adam", learning_rate=0.1)
-    >>> state = make_optimizer(config, num_steps=9).init({"w": jnp.ones(2)})
+    >>> from configs import base
+    >>> config = OptimizerConfig(**base.optimizer().to_dict())
+    >>> optimizer = make_optimizer(config, num_steps=9)
+    >>> state = optimizer.init({"w": jnp.ones(2)})
   """
   schedule = make_schedule(config, num_steps)
   rule = {

@@ -34,6 +34,14 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> None:
   Raises:
     UserError: if the directory cannot be written, or holds the run of another
       config; the fields that differ are named.
+
+  Example:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   claim(Path(folder) / "run", {"seed": 0})
+    ...   claim(Path(folder) / "run", {"seed": 1})
+    Traceback (most recent call last):
+    experiments.errors.UserError: ...config.seed: 0 there, 1 here
   """
   try:
     workdir.mkdir(parents=True, exist_ok=True)
@@ -67,12 +75,32 @@ def read_config(workdir: Path) -> Config:
 
   Raises:
     UserError: if there is no run, or its config does not fit this version.
+
+  Example:
+    >>> import tempfile
+    >>> from configs import base
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   claim(Path(folder), base.get_config().to_dict())
+    ...   read_config(Path(folder)).data.name
+    'reverse'
   """
   return schema.parse(_read_raw(workdir / CONFIG))
 
 
 def write_json(path: Path, value: Any) -> None:
-  """Writes a JSON file whole or not at all, with its folder."""
+  """Writes a JSON file whole or not at all, with its folder.
+
+  Args:
+    path: the file.
+    value: of types that JSON has.
+
+  Example:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   write_json(Path(folder) / "eval" / "test.json", {"step": 10})
+    ...   json.loads((Path(folder) / "eval" / "test.json").read_text())
+    {'step': 10}
+  """
   path.parent.mkdir(parents=True, exist_ok=True)
   _write_atomically(path, json.dumps(value, indent=2) + "\n")
 

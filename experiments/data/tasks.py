@@ -92,7 +92,7 @@ def lookup(
   Example:
     >>> batch = lookup(np.random.default_rng(0), np.array([2]), 2, symbols=10)
     >>> k1, v1, k2, v2, query, end = batch.source[0].tolist()
-    >>> {k1: v1, k2: v2}[query] == batch.target[0, 0]
+    >>> {k1: v1, k2: v2}[query] == int(batch.target[0, 0])
     True
   """
   shape = (len(lengths), symbols)
@@ -186,6 +186,9 @@ class Task:
 
     Returns:
       Sources [N, S] and targets [N, T], none of them held out.
+
+    Raises:
+      UserError: if the task has too few different sequences.
     """
     rng = np.random.default_rng([seed, _TRAINING, step])
     return self._draw(rng, size, evaluation=False)
@@ -200,6 +203,9 @@ class Task:
 
     Returns:
       Sources [N, S] and targets [N, T], all of them held out.
+
+    Raises:
+      UserError: if the task has too few different sequences.
     """
     rng = np.random.default_rng([seed, _EVALUATION, zlib.crc32(name.encode())])
     return self._draw(rng, size, evaluation=True)

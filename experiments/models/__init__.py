@@ -19,6 +19,16 @@ def make_model(
   Returns:
     A module with `__call__(source, target, train=)`, and `start` and `step`
     for decoding.
+
+  Example:
+    >>> from configs import base
+    >>> from experiments.schema import parse
+    >>> model = make_model(
+    ...   parse(base.get_config("transformer").to_dict()).model,
+    ...   vocabulary_size=9, max_length=8, dtype="float32",
+    ... )
+    >>> model.num_heads
+    4
   """
   if isinstance(config, Seq2SeqConfig):
     from experiments.models.decoder import Wiring

@@ -34,6 +34,10 @@ class Wiring:
     readout: "tanh" joins context and output to tanh(W_c [a_t; s_t] + b_c);
       "linear" leaves them side by side.
     input_feeding: whether the cell also reads the last attentional state.
+
+  Example:
+    >>> Wiring(order="bahdanau").feeds_back, Wiring(order="luong").feeds_back
+    (True, False)
   """
 
   cell: str = "gru"
@@ -93,7 +97,19 @@ class Carry(NamedTuple):
 
 
 def affine(inputs: jax.Array, weights: Affine) -> jax.Array:
-  """Returns inputs @ W + b for inputs [..., X], W [X, Y] and b [Y]."""
+  """Returns inputs @ W + b.
+
+  Args:
+    inputs: [..., X].
+    weights: W [X, Y] and b [Y].
+
+  Returns:
+    [..., Y].
+
+  Example:
+    >>> affine(jnp.ones((2, 3)), (jnp.ones((3, 4)), jnp.ones(4))).shape
+    (2, 4)
+  """
   kernel, bias = weights
   product = inputs @ kernel
   return product + bias.reshape((1,) * (product.ndim - 1) + (-1,))
@@ -104,6 +120,9 @@ def look_back(
 ) -> jax.Array:
   """Returns the contexts of queries: score, softmax, weighted sum.
 
+  See "Neural Machine Translation by Jointly Learning to Align and Translate",
+  Bahdanau et al., 2014, equations 5 and 6 (https://arxiv.org/abs/1409.0473).
+
   Args:
     weights: the decoder's.
     memory: the encoder's states.
@@ -111,6 +130,15 @@ def look_back(
 
   Returns:
     [B, T, C]; without a score, the fixed context vector T times.
+
+  Example:
+    >>> from attention.scores import dot
+    >>> states = jnp.ones((1, 3, 2))
+    >>> memory = Memory(states, states, jnp.ones((1, 1, 3), bool), states[:, 0])
+    >>> output = (jnp.ones((4, 5)), jnp.ones(5))
+    >>> weights = DecoderWeights((), dot(), None, output)
+    >>> look_back(weights, memory, jnp.ones((1, 4, 2))).shape
+    (1, 4, 2)
   """
   if weights.score is None:
     fixed = memory.summary[:, None, :]
@@ -127,9 +155,27 @@ def look_back(
 def alignment(
   weights: DecoderWeights, memory: Memory, query: jax.Array
 ) -> jax.Array:
-  """Returns where queries look: [B, T, Q] to weights [B, T, S].
+  """Returns where queries look, the weights of `look_back`.
 
-  Without a score nothing is looked at, and all weights are zero.
+  See "Neural Machine Translation by Jointly Learning to Align and Translate",
+  Bahdanau et al., 2014, equation 6 (https://arxiv.org/abs/1409.0473).
+
+  Args:
+    weights: the decoder's.
+    memory: the encoder's states.
+    query: [B, T, Q].
+
+  Returns:
+    [B, T, S] attention weights; without a score, zeros.
+
+  Example:
+    >>> from attention.scores import dot
+    >>> states = jnp.ones((1, 3, 2))
+    >>> memory = Memory(states, states, jnp.ones((1, 1, 3), bool), states[:, 0])
+    >>> output = (jnp.ones((4, 5)), jnp.ones(5))
+    >>> weights = DecoderWeights((), dot(), None, output)
+    >>> alignment(weights, memory, jnp.ones((1, 4, 2))).shape
+    (1, 4, 3)
   """
   if weights.score is None:
     return jnp.zeros((*query.shape[:2], memory.values.shape[1]), jnp.float32)
@@ -144,10 +190,24 @@ def alignment(
 def read_out(
   weights: DecoderWeights, context: jax.Array, output: jax.Array
 ) -> jax.Array:
-  """Returns the attentional state of contexts [..., C] and outputs [..., N].
+  """Returns the attentional state, which predicts the next token.
 
   See "Effective Approaches to Attention-based Neural Machine Translation",
   Luong et al., 2015, equation 5 (https://arxiv.org/abs/1508.04025).
+
+  Args:
+    weights: the decoder's.
+    context: [..., C].
+    output: [..., N] of the top layer.
+
+  Returns:
+    [..., R].
+
+  Example:
+    >>> output = (jnp.ones((4, 5)), jnp.ones(5))
+    >>> weights = DecoderWeights((), None, None, output)
+    >>> read_out(weights, jnp.ones((1, 2)), jnp.ones((1, 2))).shape
+    (1, 4)
   """
   joined = jnp.concatenate([context, output], -1)
   if weights.combine is None:
@@ -156,7 +216,20 @@ def read_out(
 
 
 def query_of(wiring: Wiring, states: tuple[recurrent.State, ...]) -> jax.Array:
-  """Returns what asks: the top layer's output, or all states side by side."""
+  """Returns what asks: the top layer's output, or all states side by side.
+
+  Args:
+    wiring: which of the two.
+    states: one cell state a layer, [B, N] arrays.
+
+  Returns:
+    [B, Q].
+
+  Example:
+    >>> states = ((jnp.ones((1, 2)), jnp.ones((1, 2))),)
+    >>> query_of(Wiring(cell="lstm", query="state"), states).shape
+    (1, 4)
+  """
   if wiring.query == "output":
     return states[-1][0]
   return jnp.concatenate([part for state in states for part in state], -1)
@@ -168,7 +241,28 @@ def advance(
   states: tuple[recurrent.State, ...],
   gates: jax.Array,
 ) -> tuple[recurrent.State, ...]:
-  """Runs the stack of cells for one step, from gates [B, G] to new states."""
+  """Runs the stack of cells for one step.
+
+  Args:
+    wiring: the kind of cell.
+    weights: the decoder's.
+    states: one cell state a layer, [B, N] arrays.
+    gates: [B, G] of the first layer.
+
+  Returns:
+    The new states, one a layer.
+
+  Example:
+    >>> cell = recurrent.CellWeights(
+    ...   jnp.ones((3, 6)), jnp.ones((2, 6)), jnp.ones(6)
+    ... )
+    >>> output = (jnp.ones((4, 5)), jnp.ones(5))
+    >>> weights = DecoderWeights((cell,), None, None, output)
+    >>> states = ((jnp.ones((1, 2)),),)
+    >>> ((hidden,),) = advance(Wiring(), weights, states, jnp.ones((1, 6)))
+    >>> hidden.shape
+    (1, 2)
+  """
   cell = recurrent.CELLS[wiring.cell]
   following: list[recurrent.State] = []
   for layer, (cell_weights, state) in enumerate(zip(weights.cells, states)):
@@ -187,6 +281,10 @@ def step(
 ) -> tuple[Carry, jax.Array]:
   """One step of the decoder.
 
+  See Bahdanau et al., 2014, appendix A.2.2 (https://arxiv.org/abs/1409.0473),
+  for the order that attends first, and Luong et al., 2015, sections 3 and 3.3
+  (https://arxiv.org/abs/1508.04025), for the other and for input feeding.
+
   Args:
     wiring: which parts are joined.
     weights: the decoder's.
@@ -197,6 +295,21 @@ def step(
   Returns:
     What the next step needs, with this step's attentional state in it; and
     the query [B, Q] that looked back.
+
+  Example:
+    >>> cell = recurrent.CellWeights(
+    ...   jnp.ones((3, 6)), jnp.ones((2, 6)), jnp.ones(6)
+    ... )
+    >>> output = (jnp.ones((4, 5)), jnp.ones(5))
+    >>> weights = DecoderWeights((cell,), None, None, output)
+    >>> keys = jnp.ones((1, 3, 2))
+    >>> memory = Memory(keys, keys, jnp.ones((1, 1, 3), bool), keys[:, 0])
+    >>> carry = Carry(((jnp.ones((1, 2)),),), jnp.ones((1, 4)))
+    >>> wiring = Wiring(readout="linear")
+    >>> gates = jnp.ones((1, 6))
+    >>> carry, query = step(wiring, weights, memory, carry, gates)
+    >>> carry.attentional.shape, query.shape
+    ((1, 4), (1, 2))
   """
   fed = []
   if wiring.order == "bahdanau":
@@ -219,7 +332,24 @@ def step(
 def project_embeddings(
   weights: DecoderWeights, embeddings: jax.Array
 ) -> jax.Array:
-  """Returns the embeddings' part of the first layer's gates, [..., G]."""
+  """Returns the embeddings' part of the first layer's gates.
+
+  Args:
+    weights: the decoder's.
+    embeddings: [..., X].
+
+  Returns:
+    [..., G].
+
+  Example:
+    >>> cell = recurrent.CellWeights(
+    ...   jnp.ones((3, 6)), jnp.ones((2, 6)), jnp.ones(6)
+    ... )
+    >>> output = (jnp.ones((4, 5)), jnp.ones(5))
+    >>> weights = DecoderWeights((cell,), None, None, output)
+    >>> project_embeddings(weights, jnp.ones((1, 3))).shape
+    (1, 6)
+  """
   first = weights.cells[0]
   return recurrent.project(
     first._replace(input=first.input[: embeddings.shape[-1]]), embeddings
@@ -244,6 +374,20 @@ def unroll(
 
   Returns:
     [B, T, R] attentional states.
+
+  Example:
+    >>> cell = recurrent.CellWeights(
+    ...   jnp.ones((3, 6)), jnp.ones((2, 6)), jnp.ones(6)
+    ... )
+    >>> output = (jnp.ones((4, 5)), jnp.ones(5))
+    >>> weights = DecoderWeights((cell,), None, None, output)
+    >>> keys = jnp.ones((1, 3, 2))
+    >>> memory = Memory(keys, keys, jnp.ones((1, 1, 3), bool), keys[:, 0])
+    >>> carry = Carry(((jnp.ones((1, 2)),),), jnp.ones((1, 4)))
+    >>> wiring = Wiring(readout="linear")
+    >>> embeddings = jnp.ones((1, 7, 3))
+    >>> unroll(wiring, weights, memory, carry, embeddings).shape
+    (1, 7, 4)
   """
   gates = jnp.swapaxes(project_embeddings(weights, embeddings), 0, 1)
   if wiring.feeds_back:

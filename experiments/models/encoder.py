@@ -40,9 +40,13 @@ class Encoder(nn.Module):
 
   Example:
     >>> encoder = Encoder(vocabulary_size=9, embedding_size=4, hidden_size=6)
-    >>> variables = encoder.init(jax.random.key(0), jnp.array([[3, 4, 2, 0]]))
-    >>> encoder.apply(variables, jnp.array([[3, 4, 2, 0]])).states.shape
-    (1, 4, 6)
+    >>> encoded, variables = jax.eval_shape(
+    ...   encoder.init_with_output,
+    ...   jax.random.key(0),
+    ...   jnp.array([[3, 4, 2, 0]]),
+    ... )
+    >>> encoded.states.shape, encoded.summary.shape
+    ((1, 4, 6), (1, 6))
   """
 
   vocabulary_size: int

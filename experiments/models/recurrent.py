@@ -81,6 +81,8 @@ def lstm(recurrent: jax.Array, gates: jax.Array, state: State) -> State:
   Example:
     >>> state = (jnp.zeros((1, 2)), jnp.zeros((1, 2)))
     >>> hidden, cell = lstm(jnp.ones((2, 8)), jnp.ones((1, 8)), state)
+    >>> hidden.shape, cell.shape
+    ((1, 2), (1, 2))
   """
   hidden, cell = state
   gates = gates + hidden @ recurrent
@@ -109,7 +111,21 @@ CELLS = {"gru": Cell(gru, 3, 1), "lstm": Cell(lstm, 4, 2)}
 
 
 def initial_state(cell: Cell, batch_size: int, size: int, dtype) -> State:
-  """Returns a state of zeros, `num_parts` arrays [B, N]."""
+  """Returns a state of zeros.
+
+  Args:
+    cell: the kind of cell.
+    batch_size: B.
+    size: N.
+    dtype: of the arrays.
+
+  Returns:
+    `num_parts` arrays [B, N].
+
+  Example:
+    >>> len(initial_state(CELLS["lstm"], 1, 2, jnp.float32))
+    2
+  """
   return (jnp.zeros((batch_size, size), dtype),) * cell.num_parts
 
 
@@ -165,7 +181,20 @@ def run(
 
 
 def project(weights: CellWeights, inputs: jax.Array) -> jax.Array:
-  """Returns the gates of inputs: inputs @ W + b, [..., X] to [..., G]."""
+  """Returns the gates of inputs, inputs @ W + b.
+
+  Args:
+    weights: the layer's weights.
+    inputs: [..., X].
+
+  Returns:
+    [..., G].
+
+  Example:
+    >>> weights = CellWeights(jnp.ones((4, 6)), jnp.ones((2, 6)), jnp.ones(6))
+    >>> project(weights, jnp.ones((3, 5, 4))).shape
+    (3, 5, 6)
+  """
   gates = inputs @ weights.input
   return gates + weights.bias.reshape((1,) * (gates.ndim - 1) + (-1,))
 
@@ -178,6 +207,12 @@ class Recurrent(nn.Module):
     input_size: X.
     hidden_size: N.
     dtype: of the computation; parameters are float32.
+
+  Example:
+    >>> layer = Recurrent("gru", input_size=4, hidden_size=2, dtype=jnp.float32)
+    >>> weights, _ = jax.eval_shape(layer.init_with_output, jax.random.key(0))
+    >>> weights.input.shape, weights.recurrent.shape, weights.bias.shape
+    ((4, 6), (2, 6), (6,))
   """
 
   cell: str

@@ -42,8 +42,10 @@ class Seq2Seq(nn.Module):
     ...   embedding_size=4, hidden_size=6, attention="additive",
     ... )
     >>> source = target = jnp.array([[3, 4, 2, 0]])
-    >>> variables = model.init(jax.random.key(0), source, target)
-    >>> model.apply(variables, source, target).shape
+    >>> logits, variables = jax.eval_shape(
+    ...   model.init_with_output, jax.random.key(0), source, target
+    ... )
+    >>> logits.shape
     (1, 4, 9)
   """
 
@@ -123,6 +125,9 @@ class Seq2Seq(nn.Module):
 
     Returns:
       [B, T, V] logits; those at t depend on target[:, :t] only.
+
+    Raises:
+      AssertionError: if source or target is not of rank 2.
     """
     chex.assert_rank([source, target], 2, custom_message="source, target")
     weights = self._weights()

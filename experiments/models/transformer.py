@@ -58,6 +58,14 @@ class Options:
     rotary: whether self-attention rotates queries and keys by position.
     dropout_rate: on sublayers and hidden layers.
     dtype: of the computation.
+
+  Example:
+    >>> options = Options(
+    ...   num_heads=2, model_size=8, feed_forward_size=16, score="scaled_dot",
+    ...   norm="pre", rotary=False, dropout_rate=0.0, dtype=jnp.float32,
+    ... )
+    >>> options.make_attention(rotary=True).features
+    8
   """
 
   num_heads: int
@@ -70,7 +78,14 @@ class Options:
   dtype: DTypeLike
 
   def make_attention(self, **options) -> MultiHeadAttention:
-    """Makes the module of one multi-head attention."""
+    """Makes the module of one multi-head attention.
+
+    Args:
+      **options: what else `MultiHeadAttention` takes.
+
+    Returns:
+      A module that maps [B, T, D] to [B, T, D].
+    """
     return MultiHeadAttention(
       num_heads=self.num_heads,
       features=self.model_size,
@@ -81,10 +96,23 @@ class Options:
 
 
 class FeedForward(nn.Module):
-  """Two dense layers with a rectifier between: the paper's equation 2.
+  """Two dense layers with a rectifier between.
+
+  See "Attention Is All You Need", Vaswani et al., 2017, equation 2
+  (https://arxiv.org/abs/1706.03762).
 
   Attributes:
     options: what all layers share.
+
+  Example:
+    >>> options = Options(2, 8, 16, "scaled_dot", "pre", False, 0.0, "float32")
+    >>> x = jnp.ones((1, 3, 8))
+    >>> def init(rng):
+    ...   return FeedForward(options).init_with_output(
+    ...     rng, x, deterministic=True
+    ...   )
+    >>> jax.eval_shape(init, jax.random.key(0))[0].shape
+    (1, 3, 8)
   """
 
   options: Options
@@ -103,8 +131,22 @@ class FeedForward(nn.Module):
 class Residual(nn.Module):
   """Adds what a sublayer makes of its input, normalised before or after.
 
+  See "Attention Is All You Need", Vaswani et al., 2017, section 3.1
+  (https://arxiv.org/abs/1706.03762), for the norm after, and "On Layer
+  Normalization in the Transformer Architecture", Xiong et al., 2020
+  (https://arxiv.org/abs/2002.04745), for the norm before.
+
   Attributes:
     options: what all layers share.
+
+  Example:
+    >>> options = Options(2, 8, 16, "scaled_dot", "pre", False, 0.0, "float32")
+    >>> x = jnp.ones((1, 3, 8))
+    >>> residual = Residual(options)
+    >>> def init(rng):
+    ...   return residual.init_with_output(rng, x, method="enter")
+    >>> jax.eval_shape(init, jax.random.key(0))[0].shape
+    (1, 3, 8)
   """
 
   options: Options
@@ -115,7 +157,7 @@ class Residual(nn.Module):
     self.dropout = nn.Dropout(self.options.dropout_rate)
 
   def enter(self, x: jax.Array) -> jax.Array:
-    """Returns what the sublayer reads, [..., D]."""
+    """Returns what the sublayer reads: x [..., D], normed if "pre"."""
     return self.layer_norm(x) if self.options.norm == "pre" else x
 
   def leave(
@@ -129,8 +171,22 @@ class Residual(nn.Module):
 class EncoderLayer(nn.Module):
   """Self-attention and a feed-forward network.
 
+  See "Attention Is All You Need", Vaswani et al., 2017, section 3.1
+  (https://arxiv.org/abs/1706.03762).
+
   Attributes:
     options: what all layers share.
+
+  Example:
+    >>> options = Options(2, 8, 16, "scaled_dot", "pre", False, 0.0, "float32")
+    >>> x = jnp.ones((1, 3, 8))
+    >>> mask = jnp.ones((1, 1, 1, 3), bool)
+    >>> def init(rng):
+    ...   return EncoderLayer(options).init_with_output(
+    ...     rng, x, mask, deterministic=True
+    ...   )
+    >>> jax.eval_shape(init, jax.random.key(0))[0].shape
+    (1, 3, 8)
   """
 
   options: Options
@@ -147,7 +203,7 @@ class EncoderLayer(nn.Module):
   def __call__(
     self, x: jax.Array, mask: jax.Array, *, deterministic: bool
   ) -> jax.Array:
-    """Maps [B, S, D] to [B, S, D]."""
+    """Maps [B, S, D] to [B, S, D] under a mask [B, 1, 1, S]."""
     inner = self.self_attention(self.self_residual.enter(x), mask=mask)
     x = self.self_residual.leave(x, inner, deterministic=deterministic)
     inner = self.feed_forward(
@@ -161,8 +217,23 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
   """Causal self-attention, attention to the source, a feed-forward network.
 
+  See "Attention Is All You Need", Vaswani et al., 2017, section 3.1
+  (https://arxiv.org/abs/1706.03762).
+
   Attributes:
     options: what all layers share.
+
+  Example:
+    >>> options = Options(2, 8, 16, "scaled_dot", "pre", False, 0.0, "float32")
+    >>> x = jnp.ones((1, 3, 8))
+    >>> memory = KeyValue(jnp.ones((1, 2, 5, 4)), jnp.ones((1, 2, 5, 4)))
+    >>> mask = jnp.ones((1, 1, 1, 5), bool)
+    >>> def init(rng):
+    ...   return DecoderLayer(options).init_with_output(
+    ...     rng, x, memory, mask, deterministic=True
+    ...   )
+    >>> jax.eval_shape(init, jax.random.key(0))[0].shape
+    (1, 3, 8)
   """
 
   options: Options
@@ -186,7 +257,17 @@ class DecoderLayer(nn.Module):
     *,
     deterministic: bool,
   ) -> jax.Array:
-    """Maps a whole target [B, T, D] to [B, T, D]."""
+    """Maps a whole target [B, T, D] to [B, T, D].
+
+    Args:
+      x: [B, T, D].
+      memory: keys and values [B, H, S, D / H], projected.
+      mask: [B, 1, 1, S], False at padding.
+      deterministic: whether to leave dropout out.
+
+    Returns:
+      [B, T, D].
+    """
     inner = self.self_attention(
       self.self_residual.enter(x), mask=masks.causal()
     )
@@ -196,10 +277,17 @@ class DecoderLayer(nn.Module):
   def step(
     self, x: jax.Array, cache: Cache, memory: KeyValue, mask: jax.Array
   ) -> tuple[jax.Array, Cache, jax.Array]:
-    """Maps one token [B, 1, D] and the cache of those before it.
+    """Maps one token, given the cache of those before it.
 
-    Returns the token [B, 1, D], the longer cache, and where the token looked
-    in the source, [B, H, S].
+    Args:
+      x: [B, 1, D].
+      cache: the keys and values of the tokens before.
+      memory: keys and values [B, H, S, D / H], projected.
+      mask: [B, 1, 1, S], False at padding.
+
+    Returns:
+      The token [B, 1, D], the longer cache, and where the token looked in the
+      source, [B, H, S].
     """
     inner, cache = self.self_attention.decode(
       self.self_residual.enter(x), cache
@@ -246,8 +334,10 @@ class Transformer(nn.Module):
     ...   max_length=8,
     ... )
     >>> source = target = jnp.array([[3, 4, 2, 0]])
-    >>> variables = model.init(jax.random.key(0), source, target)
-    >>> model.apply(variables, source, target).shape
+    >>> logits, variables = jax.eval_shape(
+    ...   model.init_with_output, jax.random.key(0), source, target
+    ... )
+    >>> logits.shape
     (1, 4, 9)
   """
 
@@ -313,6 +403,9 @@ class Transformer(nn.Module):
 
     Returns:
       [B, T, V] logits; those at t depend on target[:, :t] only.
+
+    Raises:
+      AssertionError: if source or target is not of rank 2.
     """
     chex.assert_rank([source, target], 2, custom_message="source, target")
     memory = self._encode(source, deterministic=not train)
