@@ -37,6 +37,10 @@ def open_manager(
 
   Returns:
     An Orbax manager, which saves asynchronously.
+
+  Example:
+    >>> manager = open_manager(Path("runs/reverse"))  # doctest: +SKIP
+    >>> manager.close()  # doctest: +SKIP
   """
 
   def goodness(metrics: Mapping[str, float]) -> float:
@@ -81,6 +85,9 @@ def save(
     state: the state after a step.
     batches: the position of the data iterator.
     metrics: of the validation set at this step, or None.
+
+  Example:
+    >>> save(manager, state, batches.get_state(), None)  # doctest: +SKIP
   """
   step = int(state.step)
   if step in manager.all_steps():
@@ -112,6 +119,9 @@ def restore_last(
 
   Raises:
     UserError: if there are checkpoints and none can be read.
+
+  Example:
+    >>> restored = restore_last(manager, runs.start(run))  # doctest: +SKIP
   """
   steps = sorted(manager.all_steps(), reverse=True)
   for step in steps:
@@ -146,6 +156,10 @@ def restore(
 
   Raises:
     UserError: if it cannot be read, with the reason.
+
+  Example:
+    >>> like = runs.start(run)  # doctest: +SKIP
+    >>> state, position = restore(manager, 500, like)  # doctest: +SKIP
   """
   try:
     restored = manager.restore(
@@ -178,6 +192,10 @@ def choose(manager: ocp.CheckpointManager, which: str) -> int:
 
   Raises:
     UserError: if there is no such checkpoint.
+
+  Example:
+    >>> choose(manager, "best")  # doctest: +SKIP
+    500
   """
   steps = sorted(manager.all_steps())
   step: int | None = None

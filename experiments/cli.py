@@ -16,7 +16,19 @@ _CACHE = "~/.cache/attention-jax"
 
 
 def define_config(name: str = "config"):
-  """Defines `--config=FILE[:ARGUMENT]` and `--config.field=value`."""
+  """Defines `--config=FILE[:ARGUMENT]` and `--config.field=value`.
+
+  Args:
+    name: of the flag.
+
+  Returns:
+    A holder whose `value` is the ConfigDict, once the flags are parsed.
+
+  Example:
+    >>> config = define_config()  # doctest: +SKIP
+    >>> config.value.train.steps  # doctest: +SKIP
+    2500
+  """
   return config_flags.DEFINE_config_file(
     name,
     None,
@@ -28,7 +40,18 @@ def define_config(name: str = "config"):
 
 
 def config_argument(name: str = "config") -> str:
-  """Returns what `--config` was given: a path, perhaps with an argument."""
+  """Returns what `--config` was given: a path, perhaps with an argument.
+
+  Args:
+    name: of the flag, as given to `define_config`.
+
+  Returns:
+    The path and, after a colon, the argument.
+
+  Example:
+    >>> config_argument()  # doctest: +SKIP
+    'configs/reverse.py:dot'
+  """
   return config_flags.get_config_filename(flags.FLAGS[name])
 
 
@@ -59,6 +82,12 @@ def run(main: Callable[[], int | None], *, config: str | None = None) -> None:
   Args:
     main: does the work, and returns an exit code or None.
     config: the name of the config flag, if it is required.
+
+  Raises:
+    SystemExit: always, with the exit code.
+
+  Example:
+    >>> run(main, config="config")  # doctest: +SKIP
   """
 
   def parse(argv: Sequence[str]) -> list[str]:
@@ -103,6 +132,12 @@ def set_up_jax() -> None:
   JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, which
   `launch.sh` sets, make a process one of several. JAX_COMPILATION_CACHE_DIR
   moves the cache of compiled code.
+
+  Raises:
+    UserError: if there is an address and no number of processes or of this one.
+
+  Example:
+    >>> set_up_jax()  # doctest: +SKIP
   """
   import jax
 

@@ -45,6 +45,20 @@ def make_evaluator(
 
   Returns:
     (params, set) -> evaluation.
+
+  Example:
+    >>> from experiments.data.tasks import Task
+    >>> from experiments.models.seq2seq import Seq2Seq
+    >>> model = Seq2Seq(9, 9, embedding_size=4, hidden_size=6, attention="none")
+    >>> task = Task("copy", symbols=6, min_length=1, max_length=2)
+    >>> examples = task.evaluation_set(seed=0, size=4)
+    >>> variables = jax.eval_shape(model.init, jax.random.key(0), *examples)
+    >>> params = jax.tree.map(
+    ...   lambda leaf: np.zeros(leaf.shape, leaf.dtype), variables["params"]
+    ... )
+    >>> evaluate = make_evaluator(model, sharding.make_mesh(1))
+    >>> evaluate(params, examples).predicted.shape
+    (4, 3)
   """
   devices = mesh.shape[sharding.BATCH_AXIS]
   size = -(-BATCH_SIZE // devices) * devices

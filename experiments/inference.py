@@ -23,6 +23,9 @@ def restore(workdir: Path, checkpoint: str = "last") -> tuple[Run, TrainState]:
 
   Raises:
     UserError: if there is no run, no such checkpoint, or it is damaged.
+
+  Example:
+    >>> run, state = restore(Path("runs/reverse"), "best")  # doctest: +SKIP
   """
   run = runs.build(workdir_lib.read_config(workdir), devices=-1)
   if not (workdir / checkpoints.FOLDER).is_dir():
@@ -49,6 +52,11 @@ def evaluate(run: Run, state: TrainState, split: str) -> Evaluation:
 
   Raises:
     UserError: if there is no such set.
+
+  Example:
+    >>> run, state = restore(Path("runs/reverse"))  # doctest: +SKIP
+    >>> evaluate(run, state, "test").metrics["bleu"]  # doctest: +SKIP
+    99.8
   """
   if split not in run.config.data.splits:
     known = ", ".join(run.config.data.splits)

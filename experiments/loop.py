@@ -39,6 +39,12 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
 
   Raises:
     UserError: for whatever the user can put right.
+
+  Example:
+    >>> from configs import reverse  # doctest: +SKIP
+    >>> config = reverse.get_config("dot")  # doctest: +SKIP
+    >>> train_and_evaluate(config, "runs/reverse-dot")  # doctest: +SKIP
+    True
   """
   raw, workdir = config.to_dict(), Path(workdir)
   typed = schema.parse(raw)

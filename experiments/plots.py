@@ -30,6 +30,12 @@ def save_alignments(panels: Sequence[Alignment], path: Path) -> None:
     panels: one heat map each: source from left to right, target from top to
       bottom, white for all the weight and black for none.
     path: a PNG to write; its folder is made.
+
+  Example:
+    >>> import tempfile
+    >>> panel = Alignment(np.eye(2), ["a", "b"], ["b", "a"], "head 1")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   save_alignments([panel], Path(folder) / "alignments.png")
   """
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
@@ -68,6 +74,12 @@ def save_accuracy_by_length(
     curves: name to `Evaluation.by_length`.
     path: a PNG to write; its folder is made.
     trained_length: the longest length in training, marked by a line.
+
+  Example:
+    >>> import tempfile
+    >>> rows = [{"length": 3, "sequence_accuracy": 0.5, "token_accuracy": 0.9}]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   save_accuracy_by_length({"test": rows}, Path(folder) / "curves.png")
   """
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure

@@ -30,6 +30,20 @@ def write_evaluation(
 
   Returns:
     The same for a reader: a line of metrics, and a table by length.
+
+  Example:
+    >>> import tempfile
+    >>> metrics = {
+    ...   "token_accuracy": 0.9, "sequence_accuracy": 0.5, "bleu": 80.0,
+    ...   "loss": 0.1, "sentences_per_second": 2000.0,
+    ... }
+    >>> row = {"length": 3, "count": 2, "tokens": 8,
+    ...        "token_accuracy": 0.9, "sequence_accuracy": 0.5}
+    >>> evaluation = Evaluation(metrics, [row], np.zeros((2, 4), np.int32))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   text = write_evaluation(Path(folder), "test", 10, evaluation)
+    >>> text.startswith("test: token accuracy 90.00%")
+    True
   """
   write_json(
     workdir / "eval" / f"{split}.json",
@@ -44,7 +58,22 @@ def write_evaluation(
 
 
 def summary(evaluation: Evaluation) -> str:
-  """Returns the metrics of an evaluation in a line."""
+  """Returns the metrics of an evaluation in a line.
+
+  Args:
+    evaluation: what came of it.
+
+  Returns:
+    A line for a reader.
+
+  Example:
+    >>> metrics = {
+    ...   "token_accuracy": 0.9, "sequence_accuracy": 0.5, "bleu": 80.0,
+    ...   "loss": 0.1, "sentences_per_second": 2000.0,
+    ... }
+    >>> summary(Evaluation(metrics, [], np.zeros((2, 4), np.int32)))
+    'token accuracy 90.00%, sequence accuracy 50.00%, BLEU 80.00, loss ...'
+  """
   scores = evaluation.metrics
   return (
     f"token accuracy {scores['token_accuracy']:.2%}, sequence accuracy"
@@ -67,6 +96,11 @@ def draw_alignments(
 
   Returns:
     The picture's path.
+
+  Example:
+    >>> examples = runs.evaluation_set(run, "test")  # doctest: +SKIP
+    >>> draw_alignments(workdir, run, state, examples)  # doctest: +SKIP
+    PosixPath('runs/reverse/figures/alignments.png')
   """
   batch = _readable(examples)
 

@@ -46,7 +46,14 @@ def build(config: Config, *, devices: int | None = None) -> Run:
     The parts.
 
   Raises:
-    UserError: if the devices are not there, or cannot share the batch.
+    UserError: if the devices are not there.
+
+  Example:
+    >>> from configs import base
+    >>> from experiments.schema import parse
+    >>> run = build(parse(base.get_config().to_dict()), devices=1)
+    >>> run.task.name, run.model.hidden_size
+    ('reverse', 128)
   """
   mesh = sharding.make_mesh(config.mesh.data if devices is None else devices)
   task = Task(
@@ -66,7 +73,22 @@ def build(config: Config, *, devices: int | None = None) -> Run:
 
 
 def start(run: Run) -> TrainState:
-  """Returns the state before the first step, in the layout of the mesh."""
+  """Returns the state before the first step, in the layout of the mesh.
+
+  Args:
+    run: from `build`.
+
+  Returns:
+    The state, the same in every process.
+
+  Example:
+    >>> from configs import base
+    >>> from experiments.schema import parse
+    >>> run = build(parse(base.get_config().to_dict()), devices=1)
+    >>> state = jax.eval_shape(lambda: start(run))
+    >>> state.params["encoder"]["embedding"]["embedding"].shape
+    (53, 64)
+  """
   batch = run.task.training_batch(seed=0, step=0, size=2)
 
   def init():
@@ -76,7 +98,26 @@ def start(run: Run) -> TrainState:
 
 
 def evaluation_set(run: Run, split: str) -> Batch:
-  """Returns an evaluation set; all sets of a run have the same width."""
+  """Returns an evaluation set; all sets of a run have the same width.
+
+  Args:
+    run: from `build`.
+    split: one of `config.data.splits`.
+
+  Returns:
+    Sources [N, S] and targets [N, T].
+
+  Raises:
+    KeyError: if there is no such set.
+    UserError: if the task has too few different sequences.
+
+  Example:
+    >>> from configs import base
+    >>> from experiments.schema import parse
+    >>> run = build(parse(base.get_config().to_dict()), devices=1)
+    >>> evaluation_set(run, "validation").source.shape
+    (256, 31)
+  """
   chosen = run.config.data.splits[split]
   task = dataclasses.replace(
     _evaluation_task(run.config, run.task),

@@ -52,6 +52,9 @@ def check_batch(mesh: Mesh, batch_size: int, accumulation: int) -> None:
 
   Raises:
     UserError: if a part does not divide over the devices.
+
+  Example:
+    >>> check_batch(make_mesh(1), batch_size=32, accumulation=2)
   """
   part, devices = batch_size // accumulation, mesh.shape[BATCH_AXIS]
   if part % devices:
@@ -63,12 +66,34 @@ def check_batch(mesh: Mesh, batch_size: int, accumulation: int) -> None:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """Returns the layout of what every device holds whole."""
+  """Returns the layout of what every device holds whole.
+
+  Args:
+    mesh: from `make_mesh`.
+
+  Returns:
+    A sharding that splits no axis.
+
+  Example:
+    >>> replicated(make_mesh(-1)).shard_shape((8, 3))
+    (8, 3)
+  """
   return NamedSharding(mesh, PartitionSpec())
 
 
 def batched(mesh: Mesh) -> NamedSharding:
-  """Returns the layout of a batch: its first axis over the devices."""
+  """Returns the layout of a batch: its first axis over the devices.
+
+  Args:
+    mesh: from `make_mesh`.
+
+  Returns:
+    A sharding that splits the first axis.
+
+  Example:
+    >>> batched(make_mesh(1)).shard_shape((8, 3))
+    (8, 3)
+  """
   return NamedSharding(mesh, PartitionSpec(BATCH_AXIS))
 
 
@@ -84,6 +109,8 @@ def place(tree: Any, sharding: NamedSharding) -> Any:
 
   Example:
     >>> placed = place(np.arange(4), batched(make_mesh(1)))
+    >>> placed.shape
+    (4,)
   """
 
   def put(array):

@@ -27,6 +27,14 @@ class TrainState:
     params: the model's parameters, float32.
     opt_state: the optimiser's state.
     rng: the run's key; a step's randomness is `fold_in(rng, step)`.
+
+  Example:
+    >>> state = TrainState(
+    ...   step=jnp.int32(0), params={"w": jnp.ones(2)}, opt_state=(),
+    ...   rng=jax.random.key(0),
+    ... )
+    >>> dataclasses.replace(state, step=state.step + 1).step
+    Array(1, dtype=int32)
   """
 
   step: jax.Array
@@ -51,6 +59,15 @@ def init_state(
 
   Returns:
     The state before the first step.
+
+  Example:
+    >>> from experiments.models.seq2seq import Seq2Seq
+    >>> model = Seq2Seq(9, 9, embedding_size=4, hidden_size=6)
+    >>> batch = Batch(jnp.array([[3, 4, 2]]), jnp.array([[4, 2]]))
+    >>> def init():
+    ...   return init_state(model, optax.adam(0.1), batch, seed=0)
+    >>> jax.eval_shape(init).params["output_kernel"].shape
+    (6, 9)
   """
   params_rng, rng = jax.random.split(jax.random.key(seed))
   params = model.init(params_rng, batch.source, batch.target)["params"]
@@ -82,6 +99,17 @@ def make_train_step(
     (state, batch) -> (state, metrics), metrics being scalars: loss and
     token_accuracy over all target tokens, gradient_norm before clipping, and
     tokens, the number of target tokens.
+
+  Example:
+    >>> from experiments.models.seq2seq import Seq2Seq
+    >>> model = Seq2Seq(9, 9, embedding_size=4, hidden_size=6)
+    >>> batch = Batch(jnp.array([[3, 4, 2]]), jnp.array([[4, 2]]))
+    >>> optimizer = optax.adam(0.1)
+    >>> state = jax.eval_shape(lambda: init_state(model, optimizer, batch, 0))
+    >>> train_step = make_train_step(model, optimizer)
+    >>> state, metrics = jax.eval_shape(train_step, state, batch)
+    >>> state.step.shape, metrics["loss"].shape
+    ((), ())
   """
 
   def total_loss(params, batch: Batch, rng):
@@ -164,6 +192,17 @@ def make_loss_step(
 
   Returns:
     (params, batch) -> (losses [B] summed over tokens, tokens [B]).
+
+  Example:
+    >>> from experiments.models.seq2seq import Seq2Seq
+    >>> model = Seq2Seq(9, 9, embedding_size=4, hidden_size=6)
+    >>> batch = Batch(jnp.array([[3, 4, 2]]), jnp.array([[4, 2]]))
+    >>> def score(rng):
+    ...   params = model.init(rng, *batch)["params"]
+    ...   return make_loss_step(model)(params, batch)
+    >>> losses, tokens = jax.eval_shape(score, jax.random.key(0))
+    >>> losses.shape, tokens.shape
+    ((1,), (1,))
   """
 
   def loss_step(params, batch: Batch):

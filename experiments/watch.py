@@ -18,8 +18,17 @@ _LAG = 2
 class Watch:
   """Fetches the metrics of steps a little late, checks and writes them.
 
-  Attributes:
-    steps: the number of the last step whose metrics were fetched.
+  Example:
+    >>> from pathlib import Path
+    >>> writer = Writer(Path("unused"), step=0, active=False)
+    >>> progress = Progress(total=1, start=0, visible=False)
+    >>> watch = Watch(writer, progress, log_every=1, explain=str)
+    >>> watch.push(
+    ...   1, dict(loss=0.5, gradient_norm=1.0, parameter_norm=2.0, tokens=8)
+    ... )
+    >>> watch.drain()
+    >>> progress.steps, progress.tokens
+    (1, 8)
   """
 
   def __init__(
@@ -44,13 +53,26 @@ class Watch:
     self._pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
 
   def push(self, step: int, metrics: dict[str, jax.Array]) -> None:
-    """Takes the metrics of a step, and looks at those of an earlier one."""
+    """Takes the metrics of a step, and looks at those of an earlier one.
+
+    Args:
+      step: its number.
+      metrics: scalars, still on the device: loss, gradient_norm, tokens and
+        others.
+
+    Raises:
+      UserError: if the earlier step's loss or gradient was not finite.
+    """
     self._pending.append((step, metrics))
     while len(self._pending) > _LAG:
       self._look()
 
   def drain(self) -> None:
-    """Looks at all that is pending; then every step so far was finite."""
+    """Looks at all that is pending; then every step so far was finite.
+
+    Raises:
+      UserError: if one was not.
+    """
     while self._pending:
       self._look()
 
