@@ -29,11 +29,14 @@ s.bind(("localhost", 0))
 print(s.getsockname()[1])'
 }
 
-# Asks processes to stop, and makes them if they do not.
+# Asks processes to stop, and makes them if they have not within 30 seconds.
 stop_all() {
-  (($# > 0)) || return 0
-  kill -TERM "$@" 2>/dev/null || true
-  sleep 30
+  local second
+  kill -TERM "$@" 2>/dev/null || return 0
+  for ((second = 0; second < 30; second++)); do
+    sleep 1
+    kill -0 "$@" 2>/dev/null || return 0
+  done
   kill -KILL "$@" 2>/dev/null || true
 }
 
@@ -55,7 +58,7 @@ launch_local() {
   done
 
   # A signal makes `wait` return without a process; the loop then waits on.
-  trap 'kill -TERM "${pids[@]}" 2>/dev/null || true' TERM INT
+  trap 'stop_all "${pids[@]}" >/dev/null 2>&1 &' TERM INT
   while ((${#pids[@]} > 0)); do
     local finished="" code=0
     wait -n -p finished "${pids[@]}" || code=$?
@@ -68,7 +71,7 @@ launch_local() {
     if ((code > 0 && status == 0)); then
       status=$code
       echo "launch.sh: a process failed with code $code; stopping the others" >&2
-      stop_all "${pids[@]}" &
+      stop_all "${pids[@]}" >/dev/null 2>&1 &
     fi
   done
   return "$status"

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from absl import logging
+from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from experiments.errors import UserError
@@ -16,6 +17,14 @@ from experiments.steps import TrainState
 
 FOLDER, DAMAGED = "checkpoints", "damaged"
 LOWER_IS_BETTER = ("loss", "perplexity")
+_NONE_LEFT = (
+  "No checkpoint of the run can be read, and nothing was moved; remove the"
+  " run's directory to start over."
+)
+
+
+class DamagedCheckpointError(UserError):
+  """A checkpoint whose files are not what was saved."""
 
 
 def open_manager(
@@ -38,6 +47,9 @@ def open_manager(
   Returns:
     An Orbax manager, which saves asynchronously.
 
+  Raises:
+    UserError: if no checkpoint can be read, or, read-only, if one cannot.
+
   Example:
     >>> manager = open_manager(Path("runs/reverse"))  # doctest: +SKIP
     >>> manager.close()  # doctest: +SKIP
@@ -48,8 +60,9 @@ def open_manager(
     return -value if best_metric in LOWER_IS_BETTER else value
 
   folder = workdir.absolute() / FOLDER
-  if not read_only:
-    _set_aside_unlisted(folder)
+  if jax.process_index() == 0:
+    _check_listing(folder, read_only=read_only)
+  _wait_for_all("checkpoints listed")
   policy = preservation_policy.AnyPreservationPolicy(
     [
       preservation_policy.LatestN(keep_last),
@@ -124,20 +137,23 @@ def restore_last(
     >>> restored = restore_last(manager, runs.start(run))  # doctest: +SKIP
   """
   steps = sorted(manager.all_steps(), reverse=True)
+  damaged: list[tuple[int, UserError]] = []
   for step in steps:
     try:
-      return restore(manager, step, like)
-    except UserError as error:
-      kept = _set_aside(Path(manager.directory) / str(step))
+      restored = restore(manager, step, like)
+    except DamagedCheckpointError as error:
+      damaged.append((step, error))
+      continue
+    # Only now, with an older one in hand, is anything moved.
+    for bad, reason in damaged:
+      kept = _set_aside(Path(manager.directory) / str(bad))
+      logging.warning("%s It is kept as %s.", reason, kept)
+    _wait_for_all("damaged checkpoints set aside")
+    if damaged:
       manager.reload()
-      logging.warning(
-        "%s It is kept as %s; trying the one before.", error, kept
-      )
-  if steps:
-    raise UserError(
-      f"{manager.directory}: no checkpoint can be read; remove the run's"
-      " directory to start over"
-    )
+    return restored
+  if damaged:
+    raise UserError(f"{damaged[0][1]} {_NONE_LEFT}")
   return None
 
 
@@ -161,6 +177,7 @@ def restore(
     >>> like = runs.start(run)  # doctest: +SKIP
     >>> state, position = restore(manager, 500, like)  # doctest: +SKIP
   """
+  folder = manager.directory / str(step)
   try:
     restored = manager.restore(
       step,
@@ -169,11 +186,17 @@ def restore(
         batches=ocp.args.JsonRestore(),
       ),
     )
+  except (PermissionError, MemoryError) as error:
+    raise UserError(f"checkpoint {folder}: cannot be read ({error})") from error
   except Exception as error:  # Orbax raises whatever its layers raise.
     reason = str(error).strip().split("\n")[0][:200]
-    raise UserError(
-      f"checkpoint {manager.directory / str(step)} is damaged"
-      f" ({type(error).__name__}: {reason})."
+    if "structures do not match" in str(error):
+      raise UserError(
+        f"checkpoint {folder} holds other arrays than this version of the"
+        f" model ({reason}); use the version that wrote it"
+      ) from error
+    raise DamagedCheckpointError(
+      f"checkpoint {folder} is damaged ({type(error).__name__}: {reason})."
     ) from error
   state = restored["state"]
   rng = jax.random.wrap_key_data(state["rng"])
@@ -230,20 +253,38 @@ def _key_data(rng):
   return jax.ShapeDtypeStruct(plain.shape, plain.dtype, sharding=rng.sharding)
 
 
-def _set_aside_unlisted(folder: Path) -> None:
-  """Sets checkpoints aside that would keep Orbax from listing the others."""
-  for step in folder.glob("[0-9]*"):
-    metrics = step / "metrics" / "metrics"
-    try:
-      if metrics.exists():
-        json.loads(metrics.read_text())
-    except ValueError:
-      kept = _set_aside(step)
-      logging.warning(
-        "checkpoint %s is damaged (its metrics are no JSON). It is kept as %s.",
-        step,
-        kept,
-      )
+def _check_listing(folder: Path, *, read_only: bool) -> None:
+  """Deals with checkpoints that would keep Orbax from listing the others."""
+  steps = list(folder.glob("[0-9]*"))
+  damaged = [step for step in steps if not _has_readable_metrics(step)]
+  if damaged and read_only:
+    raise UserError(
+      f"checkpoint {damaged[0]} is damaged (its metrics are no JSON); move it"
+      f" out of {folder} to use the others"
+    )
+  if damaged and len(damaged) == len(steps):
+    raise UserError(f"checkpoint {damaged[0]} is damaged. {_NONE_LEFT}")
+  for step in damaged:
+    logging.warning(
+      "checkpoint %s is damaged (its metrics are no JSON). It is kept as %s.",
+      step,
+      _set_aside(step),
+    )
+
+
+def _has_readable_metrics(step: Path) -> bool:
+  metrics = step / "metrics" / "metrics"
+  try:
+    if metrics.exists():
+      json.loads(metrics.read_text())
+  except ValueError:
+    return False
+  return True
+
+
+def _wait_for_all(what: str) -> None:
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices(what)
 
 
 def _set_aside(checkpoint: Path) -> Path:

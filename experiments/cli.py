@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from absl import app, flags, logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from experiments.errors import UserError
 
@@ -91,13 +91,12 @@ def run(main: Callable[[], int | None], *, config: str | None = None) -> None:
   """
 
   def parse(argv: Sequence[str]) -> list[str]:
+    logging.set_verbosity(logging.ERROR)  # what libraries say of flags
     try:
       _check_config_file(argv, config)
       rest = flags.FLAGS(list(argv))
-      if config and flags.FLAGS[config].value is None:
-        raise UserError(
-          f"--{config} is required, such as --{config}=configs/reverse.py"
-        )
+      if config:
+        _check_config(flags.FLAGS[config])
     except flags.Error as error:
       _die(f"{_last_line(error)}\nSee --help.")
     except UserError as error:
@@ -121,6 +120,11 @@ def run(main: Callable[[], int | None], *, config: str | None = None) -> None:
       _die(str(error))
     except KeyboardInterrupt:
       _die("interrupted", 130)
+    except Exception:
+      if not _is_one_of_several():
+        raise
+      traceback.print_exc()
+      _leave(1)
     sys.exit(code or 0)
 
   app.run(guarded, flags_parser=parse)
@@ -244,6 +248,37 @@ def _explain(error: Exception) -> str:
   return f"{where}{type(error).__name__}: {error}"
 
 
+def _check_config(flag) -> None:
+  """Says what is wrong with what `get_config` returned."""
+  if not flag.present:
+    raise UserError(
+      f"--{flag.name} is required, such as --{flag.name}=configs/reverse.py"
+    )
+  if not isinstance(flag.value, ConfigDict):
+    raise UserError(
+      f"--{flag.name}={config_flags.get_config_filename(flag)}: get_config"
+      f" returned {type(flag.value).__name__}, not an ml_collections.ConfigDict"
+    )
+
+
+def _is_one_of_several() -> bool:
+  jax = sys.modules.get("jax")
+  return jax is not None and jax.process_count() > 1
+
+
+def _leave(code: int) -> None:
+  """Exits; as one process of several, without waiting for the others.
+
+  JAX waits at exit until all processes are there, so that the launcher would
+  not hear of a failure before the others, which wait for this one, time out.
+  """
+  if not _is_one_of_several():
+    sys.exit(code)
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(code)
+
+
 def _die(message: str, code: int = 2) -> None:
   print(f"error: {message}", file=sys.stderr, flush=True)
-  sys.exit(code)
+  _leave(code)

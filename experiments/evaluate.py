@@ -25,15 +25,19 @@ def main() -> None:
   """Evaluates, as the flags say."""
   workdir = Path(_WORKDIR.value)
   cli.set_up_jax()
+  import jax
+
   from experiments import inference, report, runs
 
   run, state = inference.restore(workdir, _CHECKPOINT.value)
   split = _SPLIT.value
   evaluation = inference.evaluate(run, state, split)
-  text = report.write_evaluation(workdir, split, int(state.step), evaluation)
   examples = runs.evaluation_set(run, split)
   picture = report.draw_alignments(workdir, run, state, examples)
-  print(f"{text}\n\nalignments: {picture}")
+  if jax.process_index() == 0:
+    step = int(state.step)
+    text = report.write_evaluation(workdir, split, step, evaluation)
+    print(f"{text}\n\nalignments: {picture}")
 
 
 if __name__ == "__main__":

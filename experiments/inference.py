@@ -35,7 +35,12 @@ def restore(workdir: Path, checkpoint: str = "last") -> tuple[Run, TrainState]:
   )
   with closing(manager):
     step = checkpoints.choose(manager, checkpoint)
-    state, _ = checkpoints.restore(manager, step, runs.start(run))
+    try:
+      state, _ = checkpoints.restore(manager, step, runs.abstract_state(run))
+    except checkpoints.DamagedCheckpointError as error:
+      others = [str(each) for each in manager.all_steps() if each != step]
+      hint = f" Others: --checkpoint={' or '.join(others)}." if others else ""
+      raise UserError(f"{error}{hint}") from error
   return run, state
 
 

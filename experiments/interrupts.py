@@ -1,5 +1,6 @@
 """Asking a run to stop: SIGTERM and Ctrl-C, heard between two steps."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +31,9 @@ def listen() -> Iterator[Callable[[int], bool]]:
     if asked and number == signal.SIGINT:
       raise KeyboardInterrupt
     asked.append(number)
+    if jax.process_count() > 1:
+      # JAX hears SIGTERM by itself, and tells the other processes.
+      os.kill(os.getpid(), signal.SIGTERM)
     print(
       f"\n{signal.Signals(number).name}: stopping after this step",
       file=sys.stderr,

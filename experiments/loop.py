@@ -78,16 +78,15 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
 def _start_or_resume(run: runs.Run, manager):
   """Returns the state to go on from and the batches still to come."""
   config = run.config
-  state = runs.start(run)
   batches = pipeline.training_batches(
     run.task,
     seed=config.seed,
     batch_size=config.train.batch_size,
     num_steps=config.train.steps,
   )
-  restored = checkpoints.restore_last(manager, state)
+  restored = checkpoints.restore_last(manager, runs.abstract_state(run))
   if restored is None:
-    return state, batches
+    return runs.start(run), batches
   state, position = restored
   batches.set_state(dict(position))
   logging.info("resuming after step %d", int(state.step))
@@ -142,7 +141,7 @@ def _train(run: runs.Run, workdir: Path, manager, evaluate, state, batches):
         writer.metrics(step, "validation", scores)
         writer.timings(step, "validation", speed)
         progress.write(f"step {step}: {report.summary(evaluation)}")
-      if last or stop or step % config.checkpoint_every == 0:
+      if scores or stop or step % config.checkpoint_every == 0:
         watch.drain()
         checkpoints.save(manager, state, batches.get_state(), scores)
         writer.timings(step, "train", progress.timings())

@@ -1,6 +1,6 @@
 """Pictures of a run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +63,7 @@ def save_alignments(panels: Sequence[Alignment], path: Path) -> None:
 
 
 def save_accuracy_by_length(
-  curves: dict[str, Sequence[dict[str, Any]]],
+  curves: Mapping[str, Sequence[Mapping[str, Any]]],
   path: Path,
   *,
   trained_length: int | None = None,

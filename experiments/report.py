@@ -126,7 +126,8 @@ def draw_alignments(
     if len(heads) > 1:
       break
   path = workdir / "figures" / "alignments.png"
-  plots.save_alignments(panels, path)
+  if jax.process_index() == 0:
+    plots.save_alignments(panels, path)
   return path
 
 

@@ -1,6 +1,7 @@
 """What a config describes, built: what training and inference share."""
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -89,12 +90,36 @@ def start(run: Run) -> TrainState:
     >>> state.params["encoder"]["embedding"]["embedding"].shape
     (53, 64)
   """
+  make = functools.partial(_init_state, run)
+  return jax.jit(make, out_shardings=sharding.replicated(run.mesh))()
+
+
+def abstract_state(run: Run) -> TrainState:
+  """Returns the shapes and layout of a state, to restore a checkpoint to.
+
+  Args:
+    run: the parts of a run.
+
+  Returns:
+    A `TrainState` of `jax.ShapeDtypeStruct`.
+
+  Example:
+    >>> from configs import base
+    >>> from experiments import schema
+    >>> run = build(schema.parse(base.get_config().to_dict()), devices=1)
+    >>> abstract_state(run).step.shape
+    ()
+  """
+  layout = sharding.replicated(run.mesh)
+  return jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
+    jax.eval_shape(functools.partial(_init_state, run)),
+  )
+
+
+def _init_state(run: Run) -> TrainState:
   batch = run.task.training_batch(seed=0, step=0, size=2)
-
-  def init():
-    return init_state(run.model, run.optimizer, batch, run.config.seed)
-
-  return jax.jit(init, out_shardings=sharding.replicated(run.mesh))()
+  return init_state(run.model, run.optimizer, batch, run.config.seed)
 
 
 def evaluation_set(run: Run, split: str) -> Batch:

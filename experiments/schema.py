@@ -16,6 +16,7 @@ from experiments.errors import UserError
 
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 ScoreName = Literal[
   "dot", "scaled_dot", "general", "additive", "concat", "cosine"
@@ -26,7 +27,9 @@ AttentionName = Literal["none", ScoreName]
 
 
 class _Section(pydantic.BaseModel):
-  model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
+  model_config = pydantic.ConfigDict(
+    extra="forbid", strict=True, frozen=True, allow_inf_nan=False
+  )
 
 
 class SplitConfig(_Section):
@@ -66,7 +69,7 @@ class DataConfig(_Section):
   symbols: Annotated[int, Field(ge=2)]
   min_length: Positive
   max_length: Positive
-  evaluation_seed: Natural
+  evaluation_seed: Seed
   splits: dict[str, SplitConfig]
 
   @model_validator(mode="after")
@@ -173,13 +176,22 @@ class OptimizerConfig(_Section):
 
   name: Literal["sgd", "adam", "adamw", "adafactor"]
   learning_rate: Annotated[float, Field(gt=0)]
-  schedule: Literal["constant", "cosine", "linear", "inverse_sqrt"] = "constant"
-  warmup_steps: Natural = 0
-  b1: Rate = 0.9
-  b2: Rate = 0.999
-  eps: Annotated[float, Field(gt=0)] = 1e-8
-  weight_decay: Annotated[float, Field(ge=0)] = 0.0
-  clip_norm: Annotated[float, Field(gt=0)] | None = None
+  schedule: Literal["constant", "cosine", "linear", "inverse_sqrt"]
+  warmup_steps: Natural
+  b1: Rate
+  b2: Rate
+  eps: Annotated[float, Field(gt=0)]
+  weight_decay: Annotated[float, Field(ge=0)]
+  clip_norm: Annotated[float, Field(gt=0)] | None
+
+  @model_validator(mode="after")
+  def _decay(self):
+    if self.weight_decay and self.name != "adamw":
+      raise ValueError(
+        f"weight_decay {self.weight_decay} does nothing under {self.name!r};"
+        " use name 'adamw', or 0.0"
+      )
+    return self
 
 
 class TrainConfig(_Section):
@@ -249,7 +261,7 @@ class Config(_Section):
     mesh: on which devices.
   """
 
-  seed: Natural
+  seed: Seed
   data: DataConfig
   model: ModelConfig
   optimizer: OptimizerConfig

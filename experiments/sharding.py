@@ -21,7 +21,8 @@ def make_mesh(data: int) -> Mesh:
     A mesh with the axis "data".
 
   Raises:
-    UserError: if more devices are asked for than there are.
+    UserError: if more devices are asked for than there are, or so few that a
+      process has none.
 
   Example:
     >>> make_mesh(1).shape["data"]
@@ -34,6 +35,12 @@ def make_mesh(data: int) -> Mesh:
       f" ({jax.devices()[0].platform}); use at most {available}, or -1 for all"
     )
   size = available if data == -1 else data
+  owners = {device.process_index for device in jax.devices()[:size]}
+  if len(owners) < jax.process_count():
+    raise UserError(
+      f"config.mesh.data: {size} devices leave some of the"
+      f" {jax.process_count()} processes without one; use -1 for all"
+    )
   return jax.make_mesh(
     (size,),
     (BATCH_AXIS,),

@@ -97,8 +97,8 @@ def make_train_step(
 
   Returns:
     (state, batch) -> (state, metrics), metrics being scalars: loss and
-    token_accuracy over all target tokens, gradient_norm before clipping, and
-    tokens, the number of target tokens.
+    token_accuracy over all target tokens, gradient_norm before clipping,
+    parameter_norm after the update, and tokens, the number of target tokens.
 
   Example:
     >>> from experiments.models.seq2seq import Seq2Seq
@@ -155,17 +155,16 @@ def make_train_step(
     (loss, right), grads = accumulate(state.params, batch, rng)
     grads = jax.tree.map(lambda grad: grad / tokens, grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
     metrics = {
       "loss": loss / tokens,
       "token_accuracy": right / tokens,
       "gradient_norm": optax.tree.norm(grads),
+      "parameter_norm": optax.tree.norm(params),
       "tokens": tokens,
     }
     state = dataclasses.replace(
-      state,
-      step=state.step + 1,
-      params=optax.apply_updates(state.params, updates),
-      opt_state=opt_state,
+      state, step=state.step + 1, params=params, opt_state=opt_state
     )
     return state, metrics
 

@@ -13,6 +13,8 @@ from experiments.writer import Writer
 # Steps under way before the oldest one's metrics are fetched: the device
 # always has the next step to go on with.
 _LAG = 2
+# Parameters too: an update can spoil what the loss before it does not show.
+_FINITE = ("loss", "gradient_norm", "parameter_norm")
 
 
 class Watch:
@@ -80,7 +82,7 @@ class Watch:
     step, on_device = self._pending.popleft()
     values = {name: float(x) for name, x in jax.device_get(on_device).items()}
     tokens = int(values.pop("tokens"))
-    for name in ("loss", "gradient_norm"):
+    for name in _FINITE:
       if not math.isfinite(values[name]):
         raise UserError(
           f"step {step}: {name} is {values[name]}; {self._explain(step)}"

@@ -43,6 +43,14 @@ MISTAKES = {
     ["train", "--config=configs/reverse.py", "--config.train.steps=0"],
     "config.train.steps: got 0; ",
   ),
+  "returns a dictionary": (
+    ["train", "--config={tmp}/dictionary.py"],
+    "get_config returned dict, not an ml_collections.ConfigDict",
+  ),
+  "returns nothing": (
+    ["train", "--config={tmp}/nothing.py"],
+    "get_config returned NoneType",
+  ),
   "misspelt in the file": (
     ["train", "--config={tmp}/typo.py"],
     "config.train.stepz: no such field; did you mean 'steps'?",
@@ -86,6 +94,10 @@ def test_a_mistake_is_one_message(mistake, tmp_path):
   (tmp_path / "empty.py").write_text("")
   (tmp_path / "broken.py").write_text("def get_config(:\n")
   (tmp_path / "raises.py").write_text("def get_config(arg=''):\n  1 / 0\n")
+  (tmp_path / "nothing.py").write_text("def get_config(arg=''):\n  pass\n")
+  (tmp_path / "dictionary.py").write_text(
+    "def get_config(arg=''):\n  return {'seed': 0}\n"
+  )
   (tmp_path / "typo.py").write_text(
     "from configs import base\n"
     "def get_config(arg=''):\n"

@@ -7,10 +7,15 @@ import optax
 import pytest
 import sacrebleu
 
+from configs import base
 from experiments import evaluation, losses, metrics
 from experiments.data.batch import Batch
 from experiments.optimizer import make_optimizer, make_schedule
 from experiments.schema import OptimizerConfig
+
+
+def optimizer_config(**changes):
+  return OptimizerConfig(**{**base.optimizer(), **changes})
 
 
 def test_cross_entropy_is_optax_where_tokens_are_real():
@@ -65,11 +70,12 @@ def test_scores_by_length_add_up():
 
 
 def test_an_answer_that_never_ends_is_wrong():
-  target = np.array([[3, 2, 0]])
+  target = np.array([[3, 4, 2]])
   scores = metrics.score(
-    Batch(target, target), np.array([[3, 3, 3]]), np.ones(1), np.ones(1)
+    Batch(target, target), np.array([[3, 4, 4]]), np.ones(1), np.ones(1)
   )
   assert scores["sequence_accuracy"] == 0.0
+  assert scores["token_accuracy"] == pytest.approx(2 / 3)
 
 
 def test_bleu_is_that_of_sacrebleu():
@@ -99,8 +105,8 @@ def test_bleu_of_answers_of_one_token_counts_unigrams():
   [("constant", 1.0), ("cosine", 0.0), ("linear", 0.0), ("inverse_sqrt", 0.1)],
 )
 def test_schedules_rise_to_the_peak_and_fall(schedule, last):
-  config = OptimizerConfig(
-    name="adam", learning_rate=1.0, schedule=schedule, warmup_steps=10
+  config = optimizer_config(
+    learning_rate=1.0, schedule=schedule, warmup_steps=10
   )
   rate = make_schedule(config, num_steps=1000)
   rising = [float(rate(step)) for step in range(11)]
@@ -111,8 +117,12 @@ def test_schedules_rise_to_the_peak_and_fall(schedule, last):
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "adafactor"])
 def test_every_optimizer_goes_downhill(name):
-  config = OptimizerConfig(
-    name=name, learning_rate=0.1, clip_norm=1.0, weight_decay=0.1
+  config = optimizer_config(
+    name=name,
+    learning_rate=0.1,
+    schedule="constant",
+    warmup_steps=0,
+    weight_decay=0.1 if name == "adamw" else 0.0,
   )
   optimizer = make_optimizer(config, num_steps=50)
   params = {"w": jnp.ones((4, 4))}
@@ -131,7 +141,14 @@ def test_every_optimizer_goes_downhill(name):
 
 
 def test_gradients_are_clipped_to_the_norm():
-  config = OptimizerConfig(name="sgd", learning_rate=1.0, b1=0.0, clip_norm=0.5)
+  config = optimizer_config(
+    name="sgd",
+    learning_rate=1.0,
+    schedule="constant",
+    warmup_steps=0,
+    b1=0.0,
+    clip_norm=0.5,
+  )
   optimizer = make_optimizer(config, num_steps=2)
   params = {"w": jnp.zeros(4)}
   updates, _ = optimizer.update(

@@ -33,6 +33,7 @@ def test_every_argument_gives_a_valid_config(arg):
   ("path", "value", "message"),
   [
     ("seed", -1, "config.seed: got -1; "),
+    ("seed", 2**32, "config.seed: got 4294967296; "),
     ("seed", True, "config.seed: got True; "),
     ("train.steps", 0, "config.train.steps: got 0; "),
     ("train.steps", "many", "config.train.steps: got 'many'; "),
@@ -47,6 +48,8 @@ def test_every_argument_gives_a_valid_config(arg):
     ("model.cell", "rnn", "config.model.cell: got 'rnn'; "),
     ("model.name", "rnn", "config.model.name: got 'rnn'; known"),
     ("optimizer.learning_rate", 0.0, "greater than 0"),
+    ("optimizer.learning_rate", float("inf"), "finite"),
+    ("optimizer.weight_decay", 0.1, "use name 'adamw'"),
     ("optimizer.schedule", "step", "config.optimizer.schedule"),
     ("data.name", "sort", "config.data.name: got 'sort'; "),
     ("data.min_length", 30, "min_length must not be above max_length"),
