@@ -60,8 +60,9 @@ def evaluate(run: Run, state: TrainState, split: str) -> Evaluation:
 
   Example:
     >>> run, state = restore(Path("runs/reverse"))  # doctest: +SKIP
-    >>> evaluate(run, state, "test").metrics["bleu"]  # doctest: +SKIP
-    99.8
+    >>> evaluation = evaluate(run, state, "test")  # doctest: +SKIP
+    >>> evaluation.metrics["token_accuracy"]  # doctest: +SKIP
+    1.0
   """
   if split not in run.config.data.splits:
     known = ", ".join(run.config.data.splits)
