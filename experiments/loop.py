@@ -1,5 +1,6 @@
 """Training from the first step to the last table: the order of things."""
 
+import functools
 import time
 from contextlib import closing
 from pathlib import Path
@@ -108,15 +109,7 @@ def _train(run: runs.Run, workdir: Path, manager, evaluate, state, batches):
     out_shardings=sharding.replicated(run.mesh),
   )
 
-  def explain(step: int) -> str:
-    last = manager.latest_step()
-    good = "none yet" if last is None else str(manager.directory / str(last))
-    return (
-      f"its batch is number {step - 1} of seed {run.config.seed}. Last good"
-      f" checkpoint: {good}. Lower config.optimizer.learning_rate or set"
-      " config.optimizer.clip_norm, in another --workdir."
-    )
-
+  explain = functools.partial(_explain, run, manager)
   first, begin = int(state.step), time.perf_counter()
   with (
     Writer(workdir, first, active=jax.process_index() == 0) as writer,
@@ -148,6 +141,17 @@ def _train(run: runs.Run, workdir: Path, manager, evaluate, state, batches):
       if stop:
         break
   return state
+
+
+def _explain(run: runs.Run, manager, step: int) -> str:
+  """Says of a bad step where its batch stood and what to go back to."""
+  last = manager.latest_step()
+  good = "none yet" if last is None else str(manager.directory / str(last))
+  return (
+    f"its batch is number {step - 1} of seed {run.config.seed}. Last good"
+    f" checkpoint: {good}. Lower config.optimizer.learning_rate or set"
+    " config.optimizer.clip_norm, in another --workdir."
+  )
 
 
 def _finish(run: runs.Run, workdir: Path, evaluate, state) -> None:

@@ -127,32 +127,15 @@ def make_train_step(
     right = (logits.argmax(-1) == batch.target) & (batch.target != PAD)
     return token_losses.sum(), right.sum()
 
-  def accumulate(params, batch: Batch, rng):
-    """Sums loss, hits and gradient over the parts of a batch."""
-    value_and_grad = jax.value_and_grad(total_loss, has_aux=True)
-    if accumulation == 1:
-      return value_and_grad(params, batch, rng)
-
-    def add(total, part):
-      index, part = part
-      result = value_and_grad(params, part, jax.random.fold_in(rng, index))
-      return jax.tree.map(jnp.add, total, result), None
-
-    parts = (jnp.arange(accumulation), _split(batch, accumulation))
-    zero = jax.tree.map(
-      lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
-      jax.eval_shape(
-        value_and_grad, params, jax.tree.map(lambda x: x[0], parts[1]), rng
-      ),
-    )
-    total, _ = jax.lax.scan(add, zero, parts)
-    return total
+  value_and_grad = jax.value_and_grad(total_loss, has_aux=True)
 
   def train_step(state: TrainState, batch: Batch):
     chex.assert_rank([batch.source, batch.target], 2)
     rng = jax.random.fold_in(state.rng, state.step)
     tokens = (batch.target != PAD).sum()
-    (loss, right), grads = accumulate(state.params, batch, rng)
+    (loss, right), grads = _summed(
+      value_and_grad, state.params, batch, rng, parts=accumulation
+    )
     grads = jax.tree.map(lambda grad: grad / tokens, grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -169,6 +152,26 @@ def make_train_step(
     return state, metrics
 
   return train_step
+
+
+def _summed(value_and_grad, params, batch: Batch, rng, *, parts: int):
+  """Sums loss, hits and gradient over the parts of a batch, one by one."""
+  if parts == 1:
+    return value_and_grad(params, batch, rng)
+  batches = _split(batch, parts)
+
+  def add(total, part):
+    index, batch = part
+    result = value_and_grad(params, batch, jax.random.fold_in(rng, index))
+    return jax.tree.map(jnp.add, total, result), None
+
+  first = jax.tree.map(lambda array: array[0], batches)
+  zero = jax.tree.map(
+    lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+    jax.eval_shape(value_and_grad, params, first, rng),
+  )
+  total, _ = jax.lax.scan(add, zero, (jnp.arange(parts), batches))
+  return total
 
 
 def _split(batch: Batch, parts: int) -> Batch:

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from experiments import runs, schema, sharding, steps
+from experiments import evaluation, runs, schema, sharding, steps
 from experiments.data.batch import PAD
 from experiments.errors import UserError
 from tests.experiments.conftest import make_tiny
@@ -112,6 +112,35 @@ def test_randomness_depends_on_the_step_and_the_seed_alone():
   assert loss == float(step(state, batch)[1]["loss"])
   later = dataclasses.replace(state, step=jnp.int32(1))
   assert loss != float(step(later, batch)[1]["loss"])
+
+
+@pytest.mark.parametrize("arg", ["additive", "transformer"])
+def test_bfloat16_trains_float32_parameters_and_decodes(arg):
+  run = build(arg, dtype="bfloat16")
+  losses, state = train(run)
+  exact, _ = train(build(arg))
+  np.testing.assert_allclose(losses, exact, rtol=0.03)
+  assert losses != exact
+  dtypes = {leaf.dtype for leaf in jax.tree.leaves(state.params)}
+  assert dtypes == {jnp.dtype("float32")}
+  evaluate = evaluation.make_evaluator(run.model, run.mesh)
+  examples = runs.evaluation_set(run, "validation")
+  result = evaluate(state.params, examples)
+  assert result.predicted.shape == examples.target.shape
+  assert 0 < result.metrics["loss"] < 10
+
+
+def test_label_smoothing_is_part_of_the_loss_in_training_only():
+  run = build()
+  plain, _ = train(run, num_steps=1)
+  smooth, _ = train(run, num_steps=1, label_smoothing=0.3)
+  batch = run.task.training_batch(0, 0, 16)
+  params = runs.start(run).params
+  logits = run.model.apply({"params": params}, batch.source, batch.target)
+  spread = -jax.nn.log_softmax(logits).mean(-1)
+  real = batch.target != PAD
+  uniform = float(jnp.where(real, spread, 0).sum() / real.sum())
+  assert smooth[0] == pytest.approx(0.7 * plain[0] + 0.3 * uniform, rel=1e-5)
 
 
 def test_the_step_traces_once():
