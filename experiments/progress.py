@@ -1,5 +1,6 @@
 """The progress of long work: step, loss, rates and time left."""
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -9,6 +10,13 @@ from tqdm import tqdm
 
 # Where nobody watches, as in a log file: seconds between two lines.
 _LINE_EVERY = 10.0
+
+
+def _has_terminal() -> bool:
+  """Whether a bar can be seen: some recorders are terminals of no width."""
+  if not sys.stderr.isatty():
+    return False
+  return os.get_terminal_size(sys.stderr.fileno()).columns > 0
 
 
 class Progress:
@@ -29,7 +37,7 @@ class Progress:
       visible = jax.process_index() == 0
     self.steps, self.tokens = 0, 0
     self._total, self._start = total, start
-    self._lines = visible and not sys.stderr.isatty()
+    self._lines = visible and not _has_terminal()
     self._bar = tqdm(
       total=total,
       initial=start,
