@@ -346,6 +346,18 @@ def test_the_launcher_reports_a_process_that_fails():
   assert "a process failed with code 2" in error
 
 
+def test_what_only_the_first_process_finds_wrong_stops_all(finished):
+  config, workdir, _, _ = finished
+  process = processes.launch(
+    2, "train", f"--config={config}", f"--workdir={workdir}", "--config.seed=1"
+  )
+  _, error = process.communicate(timeout=60)
+  assert process.returncode != 0
+  assert "error: --workdir=" in error
+  assert "config.seed: 0 there, 1 here" in error
+  assert "stopping the others" in error
+
+
 @pytest.mark.parametrize("count", ["", "0", "two"])
 def test_the_launcher_wants_a_number_of_processes(count):
   process = processes.launch(count, "train")
