@@ -7,13 +7,17 @@ import jax.numpy as jnp
 
 from attention import axes, reference
 from attention.biases.types import Bias, as_bias
+from attention.blockwise import Blockwise
 from attention.checks import check_axis, check_tokens
 from attention.dropout import Dropout
 from attention.masks.types import Mask, as_mask
 from attention.pairwise import Pairwise
 from attention.scores import Score, as_score
 
-IMPLEMENTATIONS = {"reference": reference.context_and_lse}
+IMPLEMENTATIONS = {
+  "reference": reference.context_and_lse,
+  "blockwise": Blockwise(),
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,16 +32,10 @@ class Call:
   bias: Bias | None
 
   def run(
-    self, dropout: Dropout | None, implementation: str | None
+    self, dropout: Dropout | None, implementation: str | Blockwise | None
   ) -> tuple[jax.Array, jax.Array]:
     """The context in the query's dtype, and the lse."""
-    name = "reference" if implementation is None else implementation
-    if name not in IMPLEMENTATIONS:
-      known = ", ".join(repr(known) for known in IMPLEMENTATIONS)
-      raise ValueError(
-        f"implementation must be None or one of {known}, got {name!r}"
-      )
-    context, lse = IMPLEMENTATIONS[name](
+    context, lse = _implementation(implementation)(
       self.query,
       self.key,
       self.value,
@@ -47,6 +45,18 @@ class Call:
       dropout=dropout,
     )
     return context.astype(self.query.dtype), lse
+
+
+def _implementation(choice: str | Blockwise | None):
+  if isinstance(choice, Blockwise):
+    return choice
+  choice = "reference" if choice is None else choice
+  if choice not in IMPLEMENTATIONS:
+    known = ", ".join(repr(known) for known in IMPLEMENTATIONS)
+    raise ValueError(
+      f"implementation must be None or one of {known}, got {choice!r}"
+    )
+  return IMPLEMENTATIONS[choice]
 
 
 def prepared(query, key, value, *, score, mask, bias) -> Call:

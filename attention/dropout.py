@@ -1,9 +1,15 @@
 """Dropout of attention weights."""
 
 import dataclasses
+import functools
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from attention import axes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -19,13 +25,82 @@ class Dropout:
   # One draw for all leading axes, which Flax calls broadcast dropout.
   shared: bool = False
 
-  def multiplier(self, shape: tuple[int, ...], dtype) -> jax.Array:
+  def multiplier(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """0 or 1 / (1 - rate) for weights of `shape`, to multiply them with."""
+    *leading, length, key_length = shape
+    numbers = jnp.arange(math.prod(leading)).reshape(leading)
+    rows, columns = jnp.arange(length), jnp.arange(key_length)
+    return self.block(rows, columns, numbers, shape, dtype)
+
+  def block(
+    self,
+    rows: Any,
+    columns: Any,
+    numbers: jax.Array,
+    shape: tuple[int, ...],
+    dtype: Any,
+  ) -> jax.Array:
+    """The multipliers of a block of the weights.
+
+    Every weight has a random number of its own, hashed from where it stands:
+    the one it has in `jax.random.bernoulli(rng, 1 - rate, shape)`. So they do
+    not depend on how the weights are cut into blocks.
+
+    Args:
+      rows: int [t], positions of queries.
+      columns: int [s], positions of keys.
+      numbers: int [...], where the leading axes stand among all of theirs.
+      shape: of all weights, [..., T, S].
+      dtype: of the result.
+
+    Returns:
+      [..., t, s]; the leading axes are of size 1 if they share one draw.
+    """
+    *leading, length, key_length = shape
     if self.shared:
-      shape = (1,) * (len(shape) - 2) + shape[-2:]
-    keep = jax.random.bernoulli(self.rng, 1.0 - self.rate, shape)
+      numbers, leading = jnp.zeros((1,) * numbers.ndim, jnp.int32), []
+    numbers = _unsigned(numbers)[..., None, None]
+    rows = axes.with_rank(_unsigned(rows[:])[:, None], numbers.ndim)
+    columns = axes.with_rank(_unsigned(columns[:])[None, :], numbers.ndim)
+    rows = numbers * np.uint32(length) + rows
+    if math.prod([*leading, length, key_length]) <= 2**32:
+      words = _words(self._typed_rng, rows * np.uint32(key_length) + columns)
+    else:  # too many for one number of 32 bits, so hash twice
+      rngs = _folded(self._typed_rng, rows.ravel())
+      words = jax.vmap(_words, (0, None))(rngs, columns.ravel())
+      words = words.reshape(*rows.shape[:-1], -1)
     kept = 1.0 / (1.0 - self.rate) if self.rate < 1.0 else 0.0
+    keep = _uniform(words) < 1.0 - self.rate
     return jnp.where(keep, kept, 0.0).astype(dtype)
+
+  @property
+  def _typed_rng(self) -> jax.Array:
+    if jnp.issubdtype(self.rng.dtype, jax.dtypes.prng_key):
+      return self.rng
+    return jax.random.wrap_key_data(self.rng)
+
+
+def _unsigned(integers) -> jax.Array:
+  return jnp.asarray(integers).astype(jnp.uint32)
+
+
+def _folded(rng, numbers):
+  """One random key for each of [n] numbers."""
+  return jax.vmap(functools.partial(jax.random.fold_in, rng))(numbers)
+
+
+def _words(rng, numbers):
+  """A random word for each number, as `jax.random.bits` draws them."""
+  data = jax.random.key_data(_folded(rng, numbers.ravel()))
+  return (data[..., 0] ^ data[..., 1]).reshape(numbers.shape)
+
+
+def _uniform(words):
+  """Uniform in [0, 1), from the leading 23 bits."""
+  ones = jax.lax.bitcast_convert_type(
+    (words >> 9) | np.uint32(0x3F800000), jnp.float32
+  )
+  return ones - 1.0
 
 
 def make_dropout(

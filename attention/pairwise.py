@@ -16,6 +16,9 @@ import numpy as np
 
 from attention import axes
 
+# What a mask says of a tile: nobody sees anybody, some do, all do.
+EMPTY, PARTIAL, FULL = 0, 1, 2
+
 
 class Pairwise:
   """A value for every (query position, key position): a mask or a bias."""
@@ -66,6 +69,28 @@ def positions(length: int) -> np.ndarray:
   return np.arange(length, dtype=np.int32)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class TilePositions:
+  """The positions of a tile, whose number is a multiple of the tile's size.
+
+  It can be used like the array of them, and knows that they are consecutive.
+  """
+
+  start: jax.Array
+  size: int
+
+  def __getitem__(self, index):
+    return self.array[index]
+
+  def __add__(self, offset):
+    return self.array + offset
+
+  @property
+  def array(self) -> jax.Array:
+    """int32 [size]."""
+    return self.start + jnp.arange(self.size, dtype=jnp.int32)
+
+
 def taken(array: jax.Array, index: Any, axis: int) -> jax.Array:
   """`array` at `index` along `axis`; an axis of size 1 or none is left alone.
 
@@ -73,6 +98,12 @@ def taken(array: jax.Array, index: Any, axis: int) -> jax.Array:
   """
   if array.ndim < -axis or array.shape[axis] == 1:
     return array
+  if isinstance(index, TilePositions):
+    if array.shape[axis] % index.size == 0:
+      return jax.lax.dynamic_slice_in_dim(
+        array, index.start, index.size, axis=axis
+      )
+    index = index.array
   if isinstance(index, np.ndarray):
     # Known positions in one piece need no gather, whose gradient is slow.
     start, stop = (index[0], index[-1] + 1) if index.size else (0, 0)

@@ -82,7 +82,7 @@ def context_and_lse(
   )
   if visible is not None:
     lse = jnp.where(poisoned, jnp.nan, lse)
-    value, bad_value = _without_bad_tokens(value)
+    value, bad_value = without_bad_tokens(value)
     poisoned = poisoned | jnp.any(visible & bad_value[..., None, :], axis=-1)
   if dropout is not None:
     shape = jnp.broadcast_shapes(
@@ -125,7 +125,7 @@ def _statistics_dtype(*arrays):
   return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 
 
-def _without_bad_tokens(tokens):
+def without_bad_tokens(tokens):
   """Tokens, zero where one holds NaN or inf, and [..., T] which did."""
   bad = ~jnp.all(jnp.isfinite(tokens), axis=-1)
   return jnp.where(bad[..., None], jnp.zeros_like(tokens), tokens), bad
@@ -152,8 +152,8 @@ def _distribution(query, key, score, visible, bias_array, dtype):
   if visible is None:
     scores = score(query, key).astype(dtype)
     return (*masked_softmax(scores, jnp.ones_like(scores, bool)), None)
-  query, bad_query = _without_bad_tokens(query)
-  key, bad_key = _without_bad_tokens(key)
+  query, bad_query = without_bad_tokens(query)
+  key, bad_key = without_bad_tokens(key)
   scores = score(query, key).astype(dtype)
   if bias_array is not None:
     scores = scores + bias_array

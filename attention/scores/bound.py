@@ -16,6 +16,8 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.checks import check_axis, check_floating, check_rank
+from attention.hidden_layer import exponentials, hidden_sums
+from attention.products import inner_products
 from attention.scores.protocol import MATRIX, SCALAR, VECTOR, Score
 
 
@@ -53,12 +55,7 @@ class DotProduct(Score):
 
   def pair(self, query, key):
     check_axis(key, "key", -1, query.shape[-1], "query's number of features")
-    return jnp.einsum(
-      "...td,...sd->...ts",
-      query,
-      key,
-      preferred_element_type=_wide(query, key),
-    )
+    return inner_products(query, key)
 
 
 @jax.tree_util.register_dataclass
@@ -130,13 +127,7 @@ class AdditiveProduct(Score):
   def pair(self, query, key):
     size = query.shape[-1]
     check_axis(key, "key", -1, size, "the mapped query's size")
-    dtype = _wide(query, key, self.score_weight)
-    weight = jnp.asarray(self.score_weight)[..., None, None, :]
-    query, key, weight = axes.aligned(
-      query[..., :, None, :], key[..., None, :, :], weight
-    )
-    hidden = jnp.tanh(query.astype(dtype) + key.astype(dtype))
-    return jnp.sum(hidden * weight.astype(dtype), axis=-1)
+    return hidden_sums(query, key, jnp.asarray(self.score_weight))
 
   def _check_score_weight(self, size, of):
     check_floating(score_weight=self.score_weight)
@@ -165,10 +156,10 @@ class Additive(AdditiveProduct):
       check_axis(self.bias, "bias", -1, size, of)
 
   def map_query(self, query):
-    return _projected(query, self.query_weight, self.bias)
+    return exponentials(_projected(query, self.query_weight, self.bias))
 
   def map_key(self, key):
-    return _projected(key, self.key_weight)
+    return exponentials(_projected(key, self.key_weight))
 
 
 @jax.tree_util.register_dataclass
@@ -188,8 +179,9 @@ class Concat(AdditiveProduct):
     self._check_score_weight(size, "weight's last axis")
 
   def map_query(self, query):
-    return _projected(query, self.weight[..., : query.shape[-1], :])
+    weight = self.weight[..., : query.shape[-1], :]
+    return exponentials(_projected(query, weight))
 
   def map_key(self, key):
     start = self.weight.shape[-2] - key.shape[-1]
-    return _projected(key, self.weight[..., start:, :])
+    return exponentials(_projected(key, self.weight[..., start:, :]))

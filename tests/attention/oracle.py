@@ -13,8 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import scores
+from attention.blockwise import Blockwise
 
-IMPLEMENTATIONS = ["reference"]
+IMPLEMENTATIONS = [
+  "reference",
+  "blockwise",
+  Blockwise(query_block=2, key_block=3, leading_block=2),
+]
 HIDDEN = 4
 
 

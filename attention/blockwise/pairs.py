@@ -1,0 +1,98 @@
+"""What depends on positions: masks, biases and dropout, for one tile."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention import axes
+from attention.biases.types import Bias
+from attention.blockwise.tiling import Tiling, cut, put
+from attention.dropout import Dropout
+from attention.masks.types import Mask
+from attention.pairwise import Pairwise, TilePositions
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pairs:
+  """A mask, a bias and dropout, asked for the tile at a start."""
+
+  tiling: Tiling
+  length: int
+  key_length: int
+  mask: Mask | None
+  bias: Bias | None
+  dropout: Dropout | None
+  dtype: Any
+
+  def visible(self, start) -> jax.Array:
+    """Who may look at whom, bool, broadcasts to [..., t, s]."""
+    _, columns = self._positions(start)
+    visible = columns.array[None, :] < self.key_length
+    rank = len(self.tiling.leading) + 2
+    visible = axes.with_rank(visible, rank)
+    return (
+      visible if self.mask is None else visible & self._tile(self.mask, start)
+    )
+
+  def bias_tile(self, start) -> jax.Array:
+    """What is added to the scores."""
+    return self._tile(self.bias, start).astype(self.dtype)
+
+  def multiplier(self, start) -> jax.Array:
+    """What dropout multiplies the weights with."""
+    leading = self.tiling.leading
+    numbers = jnp.arange(math.prod(leading)).reshape(leading)
+    return self.dropout.block(
+      *self._positions(start),
+      cut(numbers, start[:-2], self.tiling.block),
+      (*leading, self.length, self.key_length),
+      self.dtype,
+    )
+
+  def _positions(self, start):
+    return (
+      TilePositions(start[-2], self.tiling.query_tile),
+      TilePositions(start[-1], self.tiling.key_tile),
+    )
+
+  def _tile(self, pairs: Pairwise, start):
+    rank = len(self.tiling.leading)
+    block = pairs.block(*self._positions(start), rank)
+    block = axes.with_rank(block, rank + 2)
+    return cut(block, start[:-2], self.tiling.block)
+
+
+def rows_that_see(pairs: Pairs, flags: jax.Array) -> jax.Array:
+  """Which queries see a key that is flagged.
+
+  Costs next to nothing where no key is.
+
+  Args:
+    pairs: the mask and the bias; -inf hides as a mask does.
+    flags: bool [..., S].
+
+  Returns:
+    bool [..., T], T rounded up to whole tiles.
+  """
+  tiling = pairs.tiling
+  missing = tiling.key_length - flags.shape[-1]
+  flags = jnp.pad(flags, [(0, 0)] * (flags.ndim - 1) + [(0, missing)])
+  shape = (*tiling.leading, tiling.query_length)
+  nobody = jnp.broadcast_to(jnp.any(flags) & False, shape)
+
+  def step(rows, start):
+    *row, column = start
+    visible = pairs.visible(start)
+    if pairs.bias is not None:
+      visible = visible & ~jnp.isneginf(pairs.bias_tile(start))
+    flagged = cut(flags, (*row[:-1], column), tiling.column)
+    seen = jnp.any(visible & flagged[..., None, :], axis=-1)
+    return put(rows, seen | cut(rows, row, tiling.row), row), None
+
+  def look():
+    return jax.lax.scan(step, nobody, tiling.pairs())[0]
+
+  return jax.lax.cond(jnp.any(flags), look, lambda: nobody)

@@ -1,0 +1,107 @@
+"""From a score, a mask and a bias to functions of a tile."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from attention.blockwise.pairs import Pairs
+from attention.blockwise.softmax import Captured, Problem
+from attention.blockwise.tiling import cut
+from attention.scores.protocol import Score
+
+
+def shapes(score, query, key, value):
+  """The shape of the scores and the leading axes of the context."""
+  scores = jax.eval_shape(
+    lambda query, key: score.pair(score.map_query(query), score.map_key(key)),
+    query,
+    key,
+  ).shape
+  return scores, jnp.broadcast_shapes(scores[:-2], value.shape[:-2])
+
+
+def fits(score, query, key, block) -> bool:
+  """Whether `score` can be called on `block` of its leading axes.
+
+  What it captures may have these axes too, and then it must see all of them.
+  """
+
+  def scores(query, key):
+    start = (0,) * len(block)
+    query, key = score.map_query(query), score.map_key(key)
+    whole = jnp.broadcast_shapes(query.shape[:-2], key.shape[:-2])
+    pairs = score.pair(cut(query, start, block), cut(key, start, block))
+    if pairs.shape[:-2] != tuple(map(min, block, whole)):
+      raise TypeError("the score does not follow its arguments' shapes")
+    return pairs
+
+  try:
+    jax.eval_shape(scores, query, key)
+  except (AssertionError, TypeError, ValueError):
+    return False
+  return True
+
+
+def make_problem(
+  score: Score,
+  pairs: Pairs,
+  lse_leading: tuple[int, ...],
+  query: jax.Array,
+  key: jax.Array,
+) -> tuple[Problem, Captured]:
+  """The functions of a tile, and apart from them the arrays they capture.
+
+  Apart, so that a custom derivative rule gives these gradients too, whatever
+  trace they belong to.
+
+  Args:
+    score: a bound score.
+    pairs: masks, biases and dropout.
+    lse_leading: the leading axes of the scores.
+    query: [..., T, X], mapped.
+    key: [..., S, Y], mapped.
+
+  Returns:
+    The problem, and what to bind it to.
+  """
+  tiling = pairs.tiling
+
+  def scores(query, key, start, *, masked):
+    scores = score.pair(query, key).astype(pairs.dtype)
+    if pairs.bias is not None:
+      scores = scores + pairs.bias_tile(start)
+    if masked:
+      scores = jnp.where(pairs.visible(start), scores, -jnp.inf)
+    return scores
+
+  start = (jax.ShapeDtypeStruct((), jnp.int32),) * (len(tiling.leading) + 2)
+  tiles = (
+    jax.eval_shape(lambda: cut(query, (0,) * query.ndim, tiling.row)),
+    jax.eval_shape(lambda: cut(key, (0,) * key.ndim, tiling.column)),
+  )
+  functions = [
+    _without_captured(functools.partial(scores, masked=masked), *tiles, start)
+    for masked in (False, True)
+  ]
+  functions.append((None, []))
+  if pairs.dropout is not None:
+    functions[-1] = _without_captured(pairs.multiplier, start)
+  (full, part, multiplier), captured = zip(*functions)
+  problem = Problem(tiling, pairs.dtype, lse_leading, (full, part), multiplier)
+  return problem, captured
+
+
+def _without_captured(function: Callable, *arguments):
+  """A function that takes what `function` captures, and what that is."""
+  closed = jax.make_jaxpr(function)(*arguments)
+  jaxpr = closed.jaxpr
+
+  def pure(captured, *arguments):
+    leaves = jax.tree.leaves(arguments)
+    (result,) = jaxpr_as_fun(ClosedJaxpr(jaxpr, captured))(*leaves)
+    return result
+
+  return pure, list(closed.consts)

@@ -1,0 +1,82 @@
+"""How large a tile is."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+
+# Measured on CPUs (`python -m benchmarks.attention`): a product of fewer than
+# 512 queries and keys leaves cores idle, and more than 4 MiB of scores in
+# float32 leave the caches.
+_SIDE = 512
+_SCORES = 1 << 20
+
+
+def side(length: int, asked: int | None) -> int:
+  """How many of T queries, or of S keys, a tile has.
+
+  Args:
+    length: T or S.
+    asked: what the user wants; None for tiles of nearly equal size.
+
+  Returns:
+    A number from 1 to `length`.
+
+  Example:
+    >>> side(1030, None), side(1030, 256), side(5, 256)
+    (352, 256, 5)
+  """
+  if asked is not None:
+    return min(asked, length)
+  tiles = -(-length // _SIDE)
+  size = -(-length // tiles)
+  return size if tiles == 1 else -(-size // 16) * 16
+
+
+def leading_block(
+  asked: int | None,
+  pairs: int,
+  scores: Sequence[int],
+  leading: Sequence[int],
+  fits: Callable[[tuple[int, ...]], bool],
+) -> tuple[int, ...]:
+  """How many entries of each leading axis a tile has.
+
+  Args:
+    asked: at most so many in all; None chooses.
+    pairs: the number of queries times the number of keys of a tile.
+    scores: the leading axes of the scores.
+    leading: the leading axes of the context; the values may have more of them.
+    fits: whether the score can be called on such a part of its leading axes.
+
+  Returns:
+    A divisor of each leading axis.
+
+  Example:
+    >>> leading_block(4, 64, (2, 6), (2, 6), lambda block: True)
+    (1, 3)
+  """
+  if asked is None:
+    if not _alone_on_a_cpu():
+      return tuple(leading)
+    asked = max(_SCORES // pairs, 1)
+  block = _innermost_first(asked, scores, leading)
+  whole = tuple(leading)
+  return block if block == whole or fits(block) else whole
+
+
+def _alone_on_a_cpu() -> bool:
+  """Whether to cut leading axes: not where they lie on many devices."""
+  return jax.default_backend() == "cpu" and jax.device_count() == 1
+
+
+def _innermost_first(limit, scores, leading) -> tuple[int, ...]:
+  block: list[int] = []
+  for own, size in reversed(list(zip(scores, leading))):
+    if own != size:
+      part = size  # all values that share a score belong to the same tile
+    else:
+      parts = (part for part in range(1, size + 1) if size % part == 0)
+      part = max(part for part in parts if part <= max(limit, 1))
+      limit = limit // part if part == size else 1
+    block.append(part)
+  return tuple(reversed(block))
