@@ -82,9 +82,17 @@ def dot_product_attention(
     mask=_all_of(restrictions),
     bias=bias,
     implementation=implementation,
+    return_lse=return_residual,
   )
-  context, lse = jnp.swapaxes(context, -2, -3), jnp.swapaxes(lse, -1, -2)
-  return (context, lse) if return_residual else context
+  context = jnp.swapaxes(context, -2, -3)
+  return (
+    context
+    if lse is None or not return_residual
+    else (
+      context,
+      jnp.swapaxes(lse, -1, -2),
+    )
+  )
 
 
 def _positions_below(lengths, size: int) -> jax.Array:

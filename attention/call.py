@@ -1,23 +1,27 @@
 """A call of `attend` with its arguments checked and lined up."""
 
 import dataclasses
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from attention import axes, reference
+from attention import axes, cudnn, reference
 from attention.biases.types import Bias, as_bias
-from attention.blockwise import Blockwise
+from attention.blockwise import Blockwise, numbers_per_pair
 from attention.checks import check_axis, check_tokens
 from attention.dropout import Dropout
 from attention.masks.types import Mask, as_mask
 from attention.pairwise import Pairwise
 from attention.scores import Score, as_score
 
-IMPLEMENTATIONS = {
-  "reference": reference.context_and_lse,
-  "blockwise": Blockwise(),
-}
+TILED = Blockwise()
+NAMES = ("reference", "blockwise", "cudnn")
+# Up to so many numbers in all scores the dense formula is faster, measured on
+# CPUs (`docs/performance.md`): it computes no score twice.
+_DENSE = 1 << 21
+Implementation = str | Blockwise | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,33 +34,56 @@ class Call:
   score: Score
   mask: Mask | None
   bias: Bias | None
+  scores_shape: tuple[int, ...]
 
   def run(
-    self, dropout: Dropout | None, implementation: str | Blockwise | None
-  ) -> tuple[jax.Array, jax.Array]:
-    """The context in the query's dtype, and the lse."""
-    context, lse = _implementation(implementation)(
-      self.query,
-      self.key,
-      self.value,
-      score=self.score,
-      mask=self.mask,
-      bias=self.bias,
-      dropout=dropout,
-    )
+    self,
+    dropout: Dropout | None,
+    implementation: Implementation,
+    return_lse: bool = True,
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """The context in the query's dtype, and the lse if that is wanted."""
+    tokens = (self.query, self.key, self.value)
+    choices: dict[str, Any] = {
+      "score": self.score,
+      "mask": self.mask,
+      "bias": self.bias,
+      "dropout": dropout,
+    }
+    obstacle = cudnn.obstacle(*tokens, return_lse=return_lse, **choices)
+    if implementation is None:
+      implementation = self._choice(obstacle)
+    lse = None
+    if isinstance(implementation, Blockwise):
+      context, lse = implementation(*tokens, **choices)
+    elif implementation == "blockwise":
+      context, lse = TILED(*tokens, **choices)
+    elif implementation == "reference":
+      context, lse = reference.context_and_lse(*tokens, **choices)
+    elif implementation != "cudnn":
+      known = ", ".join(map(repr, NAMES))
+      raise ValueError(
+        f"implementation must be None or one of {known}, got {implementation!r}"
+      )
+    elif obstacle:
+      raise NotImplementedError(
+        f"implementation='cudnn' cannot serve this call: cuDNN {obstacle}; "
+        "implementation='blockwise' serves every call"
+      )
+    else:
+      context = cudnn.context(*tokens, score=self.score, mask=self.mask)
     return context.astype(self.query.dtype), lse
 
+  def _choice(self, obstacle: str | None) -> str:
+    """The fastest implementation, by the rules of `docs/performance.md`."""
+    if obstacle is None:
+      return "cudnn"
+    return "reference" if self._numbers() <= _DENSE else "blockwise"
 
-def _implementation(choice: str | Blockwise | None):
-  if isinstance(choice, Blockwise):
-    return choice
-  choice = "reference" if choice is None else choice
-  if choice not in IMPLEMENTATIONS:
-    known = ", ".join(repr(known) for known in IMPLEMENTATIONS)
-    raise ValueError(
-      f"implementation must be None or one of {known}, got {choice!r}"
-    )
-  return IMPLEMENTATIONS[choice]
+  def _numbers(self) -> int:
+    """How many numbers the dense formula would hold at once."""
+    scores = math.prod(self.scores_shape)
+    return scores * numbers_per_pair(self.score, self.query, self.key)
 
 
 def prepared(query, key, value, *, score, mask, bias) -> Call:
@@ -92,7 +119,7 @@ def prepared(query, key, value, *, score, mask, bias) -> Call:
     mask = _fitting("mask", as_mask(mask), shape)
   if bias is not None:
     bias = _fitting("bias", as_bias(bias), shape)
-  return Call(query, key, value, score, mask, bias)
+  return Call(query, key, value, score, mask, bias, scores)
 
 
 def check_leading(**arrays: jax.Array) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Literal, overload
 import jax
 
 from attention import reference
-from attention.call import prepared
+from attention.call import Implementation, prepared
 from attention.dropout import make_dropout
 from attention.scores import Score, scaled_dot_score
 
@@ -22,7 +22,7 @@ def attend(
   bias: Any = ...,
   dropout_rate: float = ...,
   rng: jax.Array | None = ...,
-  implementation: str | None = ...,
+  implementation: Implementation = ...,
   return_lse: Literal[False] = ...,
 ) -> jax.Array: ...
 
@@ -38,7 +38,7 @@ def attend(
   bias: Any = ...,
   dropout_rate: float = ...,
   rng: jax.Array | None = ...,
-  implementation: str | None = ...,
+  implementation: Implementation = ...,
   return_lse: Literal[True],
 ) -> tuple[jax.Array, jax.Array]: ...
 
@@ -80,7 +80,11 @@ def attend(
       broadcasts to [..., T, S].
     dropout_rate: the probability to drop a weight.
     rng: a random key, needed if `dropout_rate` is positive.
-    implementation: None (choose) or "reference" (the dense formula).
+    implementation: None (choose by size and device), "reference" (the dense
+      formula), "blockwise" (tile by tile, in O(T + S) memory) or "cudnn" (its
+      kernel on a GPU, with first derivatives in reverse mode only; None takes
+      it for dot products in half precision). An `attention.blockwise.Blockwise`
+      is the second with tiles of your own sizes.
     return_lse: whether to return the log-sum-exp of the scores too, which
       `attention.merge` needs.
 
@@ -92,6 +96,9 @@ def attend(
     AssertionError: if the shapes do not fit; the message names the argument.
     TypeError: if `mask` or `bias` is of a wrong type.
     ValueError: if a choice is unknown, or `mask` or `bias` does not broadcast.
+    NotImplementedError: if the implementation cannot serve the call.
+
+  `attention_weights` gives the weights themselves.
 
   Example:
     >>> import jax.numpy as jnp
@@ -103,7 +110,7 @@ def attend(
   """
   call = prepared(query, key, value, score=score, mask=mask, bias=bias)
   dropout = make_dropout(dropout_rate, rng)
-  context, lse = call.run(dropout, implementation)
+  context, lse = call.run(dropout, implementation, return_lse)
   return (context, lse) if return_lse else context
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from attention.call import prepared
+from attention.call import Implementation, prepared
 from attention.checks import check_axis, check_tokens
 from attention.dropout import make_dropout
 from attention.grouping import Grouping
@@ -38,7 +38,7 @@ def multi_head_attention(
   bias: Any = None,
   dropout_rate: float = 0.0,
   rng: jax.Array | None = None,
-  implementation: str | None = None,
+  implementation: Implementation = None,
 ) -> jax.Array:
   """Projects to heads, attends in each, and projects the heads back.
 
@@ -109,8 +109,9 @@ def attend_heads(
   mask: Any,
   bias: Any,
   dropout=None,
-  implementation: str | None = None,
-) -> tuple[jax.Array, jax.Array]:
+  implementation: Implementation = None,
+  return_lse: bool = False,
+) -> tuple[jax.Array, jax.Array | None]:
   """`attend` on heads, where K key/value heads serve H heads.
 
   Args:
@@ -122,9 +123,11 @@ def attend_heads(
     bias: as in `attend`, for scores [..., H, T, S].
     dropout: an `attention.dropout.Dropout` or None.
     implementation: as in `attend`.
+    return_lse: whether the lse is wanted.
 
   Returns:
-    The context [..., H, T, E] and the lse [..., H, T].
+    The context [..., H, T, E] and the lse [..., H, T]; it may be None if it is
+    not wanted.
 
   Raises:
     ValueError: if K does not divide H, or as in `attend`.
@@ -133,7 +136,13 @@ def attend_heads(
     >>> import jax.numpy as jnp
     >>> query, key = jnp.ones((4, 3, 2)), jnp.ones((2, 5, 2))
     >>> context, lse = attend_heads(
-    ...   query, key, key, score=scaled_dot_score, mask=None, bias=None
+    ...   query,
+    ...   key,
+    ...   key,
+    ...   score=scaled_dot_score,
+    ...   mask=None,
+    ...   bias=None,
+    ...   return_lse=True,
     ... )
     >>> context.shape, lse.shape
     ((4, 3, 2), (4, 3))
@@ -147,5 +156,7 @@ def attend_heads(
     mask=grouping.mask(mask),
     bias=grouping.bias(bias),
   )
-  context, lse = call.run(dropout, implementation)
-  return grouping.heads(context), grouping.heads(lse[..., None])[..., 0]
+  context, lse = call.run(dropout, implementation, return_lse)
+  if lse is not None:
+    lse = grouping.heads(lse[..., None])[..., 0]
+  return grouping.heads(context), lse

@@ -10,7 +10,12 @@ import numpy as np
 from attention.biases.types import Bias
 from attention.blockwise import sizes
 from attention.blockwise.pairs import Pairs, rows_that_see
-from attention.blockwise.problem import fits, make_problem, shapes
+from attention.blockwise.problem import (
+  fits,
+  make_problem,
+  numbers_per_pair,
+  shapes,
+)
 from attention.blockwise.rule import solve
 from attention.blockwise.tiling import Tiling, with_length
 from attention.dropout import Dropout
@@ -94,14 +99,16 @@ class Blockwise:
         jnp.full((*leading, length), -jnp.inf, dtype),
       )
     tiling = self._tiling(score, tokens, scores, leading, mask)
-    pairs = Pairs(tiling, length, key_length, mask, bias, dropout, dtype)
+    pairs = Pairs(tiling, length, key_length, mask, bias, dtype)
     query, key, value = map(
       with_length,
       tokens,
       (tiling.query_length, tiling.key_length, tiling.key_length),
     )
     query, key = score.map_query(query), score.map_key(key)
-    problem, captured = make_problem(score, pairs, scores[:-2], query, key)
+    problem, captured = make_problem(
+      score, pairs, dropout, scores[:-2], query, key
+    )
     context, lse = solve(problem, captured, query, key, value)
     context, lse = context[..., :length, :], lse[..., :length]
     if masked:
@@ -110,8 +117,9 @@ class Blockwise:
 
   def _tiling(self, score, tokens, scores, leading, mask) -> Tiling:
     *scores_leading, length, key_length = scores
-    queries = sizes.side(length, self.query_block)
-    keys = sizes.side(key_length, self.key_block)
+    numbers = numbers_per_pair(score, *tokens[:2])
+    queries = sizes.side(length, self.query_block, numbers)
+    keys = sizes.side(key_length, self.key_block, numbers)
     rows, columns = Ranges.cut(length, queries), Ranges.cut(key_length, keys)
     if mask is None:
       seen = np.full((len(rows), len(columns)), FULL, np.int8)
@@ -124,7 +132,7 @@ class Blockwise:
       )
     block = sizes.leading_block(
       self.leading_block,
-      queries * keys,
+      queries * keys * numbers,
       scores_leading,
       leading,
       functools.partial(fits, score, *tokens[:2]),

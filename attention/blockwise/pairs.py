@@ -17,14 +17,13 @@ from attention.pairwise import Pairwise, TilePositions
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pairs:
-  """A mask, a bias and dropout, asked for the tile at a start."""
+  """A mask and a bias, asked for the tile at a start."""
 
   tiling: Tiling
   length: int
   key_length: int
   mask: Mask | None
   bias: Bias | None
-  dropout: Dropout | None
   dtype: Any
 
   def visible(self, start) -> jax.Array:
@@ -37,16 +36,27 @@ class Pairs:
       visible if self.mask is None else visible & self._tile(self.mask, start)
     )
 
-  def bias_tile(self, start) -> jax.Array:
-    """What is added to the scores."""
-    return self._tile(self.bias, start).astype(self.dtype)
+  def biased(self, scores, start) -> jax.Array:
+    """The scores plus the bias."""
+    if self.bias is None:
+      return scores
+    return scores + self._tile(self.bias, start).astype(self.dtype)
 
-  def multiplier(self, start) -> jax.Array:
+  def allowed(self, start) -> jax.Array:
+    """`visible`, less what a bias of -inf hides."""
+    visible = self.visible(start)
+    if self.bias is None:
+      return visible
+    return visible & ~jnp.isneginf(self._tile(self.bias, start))
+
+  def multiplier(self, dropout: Dropout, start) -> jax.Array:
     """What dropout multiplies the weights with."""
     leading = self.tiling.leading
     numbers = jnp.arange(math.prod(leading)).reshape(leading)
-    return self.dropout.block(
-      *self._positions(start),
+    rows, columns = self._positions(start)
+    return dropout.block(
+      rows,
+      columns,
       cut(numbers, start[:-2], self.tiling.block),
       (*leading, self.length, self.key_length),
       self.dtype,
@@ -60,7 +70,8 @@ class Pairs:
 
   def _tile(self, pairs: Pairwise, start):
     rank = len(self.tiling.leading)
-    block = pairs.block(*self._positions(start), rank)
+    rows, columns = self._positions(start)
+    block = pairs.block(rows, columns, rank)
     block = axes.with_rank(block, rank + 2)
     return cut(block, start[:-2], self.tiling.block)
 
@@ -85,11 +96,8 @@ def rows_that_see(pairs: Pairs, flags: jax.Array) -> jax.Array:
 
   def step(rows, start):
     *row, column = start
-    visible = pairs.visible(start)
-    if pairs.bias is not None:
-      visible = visible & ~jnp.isneginf(pairs.bias_tile(start))
     flagged = cut(flags, (*row[:-1], column), tiling.column)
-    seen = jnp.any(visible & flagged[..., None, :], axis=-1)
+    seen = jnp.any(pairs.allowed(start) & flagged[..., None, :], axis=-1)
     return put(rows, seen | cut(rows, row, tiling.row), row), None
 
   def look():

@@ -1,15 +1,17 @@
 """From a score, a mask and a bias to functions of a tile."""
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
 
 from attention.blockwise.pairs import Pairs
 from attention.blockwise.softmax import Captured, Problem
 from attention.blockwise.tiling import cut
+from attention.dropout import Dropout
 from attention.scores.protocol import Score
 
 
@@ -21,6 +23,40 @@ def shapes(score, query, key, value):
     key,
   ).shape
   return scores, jnp.broadcast_shapes(scores[:-2], value.shape[:-2])
+
+
+def numbers_per_pair(score: Score, query: jax.Array, key: jax.Array) -> int:
+  """How many numbers a score needs at once for a query and a key.
+
+  Args:
+    score: a bound score.
+    query: [..., T, Dq].
+    key: [..., S, Dk].
+
+  Returns:
+    1 for a dot product, D where all of query - key is made.
+
+  Example:
+    >>> from attention.scores import as_score
+    >>> apart = as_score(lambda q, k: -abs(q[:, None] - k[None]).sum(-1))
+    >>> numbers_per_pair(apart, jnp.ones((64, 3)), jnp.ones((64, 3)))
+    3
+  """
+  query, key = jax.eval_shape(
+    lambda query, key: (score.map_query(query), score.map_key(key)), query, key
+  )
+  closed = jax.make_jaxpr(score.pair)(query, key)
+  pairs = max(math.prod(closed.out_avals[0].shape), 1)
+  return max(1, -(-_largest(closed.jaxpr) // pairs))
+
+
+def _largest(jaxpr) -> int:
+  """The size of the largest array that a computation makes."""
+  sizes = [0]
+  for equation in jaxpr.eqns:
+    sizes += [variable.aval.size for variable in equation.outvars]
+    sizes += map(_largest, jaxprs_in_params(equation.params))
+  return max(sizes)
 
 
 def fits(score, query, key, block) -> bool:
@@ -48,6 +84,7 @@ def fits(score, query, key, block) -> bool:
 def make_problem(
   score: Score,
   pairs: Pairs,
+  dropout: Dropout | None,
   lse_leading: tuple[int, ...],
   query: jax.Array,
   key: jax.Array,
@@ -59,7 +96,8 @@ def make_problem(
 
   Args:
     score: a bound score.
-    pairs: masks, biases and dropout.
+    pairs: the mask and the bias.
+    dropout: dropout of the weights or None.
     lse_leading: the leading axes of the scores.
     query: [..., T, X], mapped.
     key: [..., S, Y], mapped.
@@ -70,9 +108,7 @@ def make_problem(
   tiling = pairs.tiling
 
   def scores(query, key, start, *, masked):
-    scores = score.pair(query, key).astype(pairs.dtype)
-    if pairs.bias is not None:
-      scores = scores + pairs.bias_tile(start)
+    scores = pairs.biased(score.pair(query, key).astype(pairs.dtype), start)
     if masked:
       scores = jnp.where(pairs.visible(start), scores, -jnp.inf)
     return scores
@@ -86,9 +122,11 @@ def make_problem(
     _without_captured(functools.partial(scores, masked=masked), *tiles, start)
     for masked in (False, True)
   ]
-  functions.append((None, []))
-  if pairs.dropout is not None:
-    functions[-1] = _without_captured(pairs.multiplier, start)
+  if dropout is None:
+    functions.append((None, []))
+  else:
+    multiplier = functools.partial(pairs.multiplier, dropout)
+    functions.append(_without_captured(multiplier, start))
   (full, part, multiplier), captured = zip(*functions)
   problem = Problem(tiling, pairs.dtype, lse_leading, (full, part), multiplier)
   return problem, captured

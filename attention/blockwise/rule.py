@@ -61,15 +61,15 @@ class _Linear(NamedTuple):
 
 def _tangents(problem: Problem, primals, outputs, tangents):
   """The tangents of the context and the lse."""
-  tiling, dtype = problem.tiling, problem.dtype
+  tiling = problem.tiling
   context, lse = outputs
   # Nothing is seen where the lse is -inf, and exp(S - inf) = 0 says so.
   lse = jnp.where(jnp.isneginf(lse), jnp.inf, lse)
   # Sums over tiles are taken in the statistics' dtype.
   captured, query, key, value = jax.tree.map(
-    lambda tangent: None if _is_zero(tangent) else tangent.astype(dtype),
+    functools.partial(_widened, dtype=problem.dtype),
     (tangents[0][tiling.has_partial], *tangents[1:]),
-    is_leaf=_is_zero,
+    is_leaf=lambda tangent: isinstance(tangent, SymbolicZero),
   )
   linear = _Linear(captured, query, _in_columns(key), _in_columns(value))
   of_scores = any(each is not None for each in (*captured, query, key))
@@ -97,10 +97,11 @@ def _tangents(problem: Problem, primals, outputs, tangents):
     step, sums, tiling.pairs()
   )
   terms = [by_scores, _in_columns(by_values)]
-  if of_scores:
+  if lse_tangent is None:
+    lse_tangent = lse_zeros
+  else:
     terms.append(-lse_tangent[..., None] * context)
-  context_tangent = sum(term for term in terms if term is not None)
-  return context_tangent, lse_tangent if of_scores else lse_zeros
+  return sum(term for term in terms if term is not None), lse_tangent
 
 
 def _tile_terms(problem, primals, lse, linear, start):
@@ -146,11 +147,11 @@ def _tile_terms(problem, primals, lse, linear, start):
   return of_lse, by_scores, by_values
 
 
-def _jvp(function, primals, tangents):
+def _jvp(function, primals, tangents) -> Any:
   """`jax.jvp` where a tangent may be None for zero; so may be the result."""
   leaves, structure = jax.tree.flatten(primals)
   tangents = jax.tree.leaves(tangents, is_leaf=lambda each: each is None)
-  active = [n for n, tangent in enumerate(tangents) if tangent is not None]
+  active = [n for n in range(len(leaves)) if tangents[n] is not None]
   if not active:
     return function(*primals), None
 
@@ -167,8 +168,11 @@ def _jvp(function, primals, tangents):
   )
 
 
-def _is_zero(tangent: Any) -> bool:
-  return isinstance(tangent, SymbolicZero)
+def _widened(tangent: Any, dtype: Any) -> jax.Array | None:
+  """A tangent in `dtype` at least, None for zero."""
+  if isinstance(tangent, SymbolicZero):
+    return None
+  return tangent.astype(jnp.promote_types(tangent.dtype, dtype))
 
 
 def _in_columns(array: jax.Array | None) -> jax.Array | None:

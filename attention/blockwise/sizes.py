@@ -1,5 +1,6 @@
 """How large a tile is."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -11,12 +12,14 @@ _SIDE = 512
 _SCORES = 1 << 20
 
 
-def side(length: int, asked: int | None) -> int:
+def side(length: int, asked: int | None, numbers: int = 1) -> int:
   """How many of T queries, or of S keys, a tile has.
 
   Args:
     length: T or S.
     asked: what the user wants; None for tiles of nearly equal size.
+    numbers: how many numbers the score needs at once for a pair, for instance
+      D if it makes all of query - key.
 
   Returns:
     A number from 1 to `length`.
@@ -27,7 +30,8 @@ def side(length: int, asked: int | None) -> int:
   """
   if asked is not None:
     return min(asked, length)
-  tiles = -(-length // _SIDE)
+  largest = min(_SIDE, max(math.isqrt(_SCORES // numbers), 16))
+  tiles = -(-length // largest)
   size = -(-length // tiles)
   return size if tiles == 1 else -(-size // 16) * 16
 
@@ -43,7 +47,7 @@ def leading_block(
 
   Args:
     asked: at most so many in all; None chooses.
-    pairs: the number of queries times the number of keys of a tile.
+    pairs: how many numbers the score needs at once for one of them.
     scores: the leading axes of the scores.
     leading: the leading axes of the context; the values may have more of them.
     fits: whether the score can be called on such a part of its leading axes.

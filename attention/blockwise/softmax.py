@@ -40,9 +40,12 @@ class Problem(NamedTuple):
 
   def bound(self, captured: "Captured") -> "Problem":
     """The problem with what its functions capture."""
-    *scores, multiplier = captured
+    full, part, multiplier = captured
     return self._replace(
-      scores=tuple(map(functools.partial, self.scores, scores)),
+      scores=(
+        functools.partial(self.scores[0], full),
+        functools.partial(self.scores[1], part),
+      ),
       multiplier=self.multiplier
       and functools.partial(self.multiplier, multiplier),
     )
@@ -61,13 +64,9 @@ class Problem(NamedTuple):
     tiling, value_size = self.tiling, like[-1].shape[-1]
     anchor = sum(array.ravel()[0].astype(self.dtype) for array in like)
     zero = jnp.where(False, anchor, jnp.zeros((), self.dtype))
-    return tuple(
-      jnp.broadcast_to(zero, shape)
-      for shape in (
-        (*tiling.leading, tiling.query_length, value_size),
-        (*self.lse_leading, tiling.query_length),
-      )
-    )
+    context = (*tiling.leading, tiling.query_length, value_size)
+    lse = (*self.lse_leading, tiling.query_length)
+    return jnp.broadcast_to(zero, context), jnp.broadcast_to(zero, lse)
 
 
 # What the two functions of scores and the multiplier capture.

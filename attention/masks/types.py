@@ -197,11 +197,15 @@ class Inverted(Mask):
 class ShiftedMask(Shifted, Mask):
   """A shifted mask combines as other masks do."""
 
+  inner: Mask
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupedMask(GroupedPairs, Mask):
   """So does a mask whose heads are laid out as [K, G]."""
+
+  inner: Mask
 
 
 def _and(left, right):

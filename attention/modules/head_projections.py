@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 from jax.typing import DTypeLike
 
+from attention.call import Implementation
 from attention.checks import check_tokens
 from attention.grouping import Grouping
 from attention.heads import combine_heads, project_heads
@@ -68,6 +69,7 @@ class HeadProjections(nn.Module):
   param_dtype: DTypeLike = jnp.float32
   kernel_init: Callable = nn.initializers.xavier_uniform()
   bias_init: Callable = nn.initializers.zeros
+  implementation: Implementation = None
 
   def setup(self):
     """Declares the parameters; the inputs give them their shapes."""

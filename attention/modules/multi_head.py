@@ -33,6 +33,7 @@ class MultiHeadAttention(HeadProjections):
     rotary: whether to rotate queries and keys by their positions.
     use_bias: whether projections have biases.
     dropout_rate: the probability to drop a weight; needs the rng "dropout".
+    implementation: as in `attend`.
     dtype: of the computation; None takes the inputs' and parameters'.
     param_dtype: the dtype parameters are stored in.
     kernel_init: of the projections, given matrices [inputs, outputs].
@@ -139,7 +140,9 @@ class MultiHeadAttention(HeadProjections):
     )
     rate = 0.0 if deterministic else self.dropout_rate
     rng = self.make_rng("dropout") if rate else None
-    context, _ = call.run(make_dropout(rate, rng), None)
+    context, _ = call.run(
+      make_dropout(rate, rng), self.implementation, return_lse=False
+    )
     return self.combined(context, self.features or query.shape[-1])
 
   def weights(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 from jax.typing import DTypeLike
 
+from attention.call import Implementation
 from attention.checks import check_tokens
 from attention.dispatch import attend, attention_weights
 from attention.modules.learned_scores import LearnedScore
@@ -29,6 +30,7 @@ class Attention(nn.Module):
     hidden_size: A of the additive and the concat score; None means the key's
       number of features.
     dropout_rate: the probability to drop a weight; needs the rng "dropout".
+    implementation: as in `attend`.
     dtype: of the computation; None takes the inputs' and parameters'.
     param_dtype: the dtype parameters are stored in.
 
@@ -59,6 +61,7 @@ class Attention(nn.Module):
   dropout_rate: float = 0.0
   dtype: DTypeLike | None = None
   param_dtype: DTypeLike = jnp.float32
+  implementation: Implementation = None
 
   def setup(self):
     """Declares the score's parameters."""
@@ -124,6 +127,7 @@ class Attention(nn.Module):
       bias=bias,
       dropout_rate=rate,
       rng=self.make_rng("dropout") if rate else None,
+      implementation=self.implementation,
     )
 
   def weights(
