@@ -116,7 +116,8 @@ def context_and_lse(
         tiling.visits[part],
         state,
       )
-    tiles = _finished(*state)
+    # The barrier lets all cores compute the tile before one core copies it.
+    tiles = jax.lax.optimization_barrier(_finished(*state))
     return tuple(put(*each, start) for each in zip(outputs, tiles)), None
 
   return jax.lax.scan(row, outputs, (tiling.rows(), bounds))[0]
