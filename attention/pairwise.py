@@ -107,7 +107,7 @@ def taken(array: jax.Array, index: Any, axis: int) -> jax.Array:
   if isinstance(index, np.ndarray):
     # Known positions in one piece need no gather, whose gradient is slow.
     start, stop = (index[0], index[-1] + 1) if index.size else (0, 0)
-    if stop <= array.shape[axis] and (np.diff(index) == 1).all():
+    if start >= 0 and stop <= array.shape[axis] and (np.diff(index) == 1).all():
       return jax.lax.slice_in_dim(array, int(start), int(stop), axis=axis)
   return jnp.take(array, index, axis=axis, mode="clip")
 
@@ -135,7 +135,11 @@ class Shifted(Pairwise):
     return self.inner.leading_rank
 
   def block(self, rows, columns, rank):
-    return self.inner.block(rows + self.offset, columns, rank)
+    offset = self.offset
+    if isinstance(offset, int):
+      # Sums of positions must not leave their 32 bits.
+      offset = max(-(2**30), min(offset, 2**30))
+    return self.inner.block(rows + offset, columns, rank)
 
   def check(self, query_length, key_length):
     self.inner.check(None, key_length)

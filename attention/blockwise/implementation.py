@@ -93,7 +93,7 @@ class Blockwise:
       tokens, bad = zip(*map(without_bad_tokens, tokens))
     scores, leading = shapes(score, *tokens)
     length, key_length = scores[-2:]
-    if not length or not key_length:
+    if 0 in (*leading, length, key_length):
       return (
         jnp.zeros((*leading, length, value.shape[-1]), dtype),
         jnp.full((*leading, length), -jnp.inf, dtype),
@@ -107,7 +107,7 @@ class Blockwise:
     )
     query, key = score.map_query(query), score.map_key(key)
     problem, captured = make_problem(
-      score, pairs, dropout, scores[:-2], query, key
+      score, pairs, dropout, leading if masked else scores[:-2], query, key
     )
     context, lse = solve(problem, captured, query, key, value)
     context, lse = context[..., :length, :], lse[..., :length]

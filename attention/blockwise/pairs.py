@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.biases.types import Bias
-from attention.blockwise.tiling import Tiling, cut, put
+from attention.blockwise.tiling import Tiling, cut, put, varying_zero
 from attention.dropout import Dropout
 from attention.masks.types import Mask
 from attention.pairwise import Pairwise, TilePositions
@@ -92,7 +92,8 @@ def rows_that_see(pairs: Pairs, flags: jax.Array) -> jax.Array:
   missing = tiling.key_length - flags.shape[-1]
   flags = jnp.pad(flags, [(0, 0)] * (flags.ndim - 1) + [(0, missing)])
   shape = (*tiling.leading, tiling.query_length)
-  nobody = jnp.broadcast_to(jnp.any(flags) & False, shape)
+  nobody = varying_zero((flags, pairs.mask, pairs.bias), jnp.bool_)
+  nobody = jnp.broadcast_to(nobody, shape)
 
   def step(rows, start):
     *row, column = start

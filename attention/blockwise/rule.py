@@ -36,7 +36,7 @@ def solve(
 
   @jax.custom_jvp
   def solution(captured, *tokens):
-    return context_and_lse(problem.bound(captured), *tokens)
+    return context_and_lse(problem, captured, *tokens)
 
   @functools.partial(solution.defjvp, symbolic_zeros=True)
   def rule(primals, tangents):
@@ -87,7 +87,7 @@ def _tangents(problem: Problem, primals, outputs, tangents):
       for total, term, start in zip(sums, terms, starts)
     ], None
 
-  context_zeros, lse_zeros = problem.zeros(*primals[1:])
+  context_zeros, lse_zeros = problem.zeros(primals, context.shape[-1])
   sums = [
     lse_zeros if of_scores else None,
     context_zeros if of_scores else None,
@@ -134,7 +134,11 @@ def _tile_terms(problem, primals, lse, linear, start):
       _in_columns(columns_tile(linear.key_columns)),
     ),
   )
-  weights = jnp.exp(scores - cut(lse, row, tiling.row)[..., None])
+  logarithms = scores - cut(lse, row, tiling.row)[..., None]
+  # Huge scores may round otherwise than they did for the lse; no weight is
+  # larger than 1. The derivative is to be that of the difference, though.
+  excess = jax.lax.stop_gradient(jnp.maximum(logarithms, 0.0))
+  weights = jnp.exp(logarithms - excess)
   kept = problem.bound(captured).dropped(weights, start)
   of_lse = by_scores = by_values = None
   if scores_tangent is not None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention.blockwise.tiling import Tiling, cut, put
+from attention.blockwise.tiling import Tiling, cut, put, varying_zero
 from attention.products import weighted_sum
 
 
@@ -56,14 +56,18 @@ class Problem(NamedTuple):
       return weights
     return weights * self.multiplier(start)
 
-  def zeros(self, *like: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def zeros(self, arguments: Any, value_size: int):
     """A context [..., T, E] and an lse [..., T] of zeros.
 
-    They vary over the devices that `like` varies over, under `jax.shard_map`.
+    Args:
+      arguments: all arrays that they will depend on.
+      value_size: E.
+
+    Returns:
+      The two.
     """
-    tiling, value_size = self.tiling, like[-1].shape[-1]
-    anchor = sum(array.ravel()[0].astype(self.dtype) for array in like)
-    zero = jnp.where(False, anchor, jnp.zeros((), self.dtype))
+    tiling = self.tiling
+    zero = varying_zero(arguments, self.dtype)
     context = (*tiling.leading, tiling.query_length, value_size)
     lse = (*self.lse_leading, tiling.query_length)
     return jnp.broadcast_to(zero, context), jnp.broadcast_to(zero, lse)
@@ -74,12 +78,17 @@ Captured = tuple[list[Any], list[Any], list[Any]]
 
 
 def context_and_lse(
-  problem: Problem, query: jax.Array, key: jax.Array, value: jax.Array
+  problem: Problem,
+  captured: Captured,
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """The context [..., T, E] and the lse [..., T].
 
   Args:
     problem: the functions of a tile.
+    captured: what they capture.
     query: [..., T, X], mapped; T is a multiple of the tile's size.
     key: [..., S, Y], mapped; so is S.
     value: [..., S, E].
@@ -89,7 +98,8 @@ def context_and_lse(
   """
   tiling = problem.tiling
   columns, bounds = map(jnp.asarray, tiling.columns())
-  outputs = problem.zeros(query, key, value)
+  outputs = problem.zeros((captured, query, key, value), value.shape[-1])
+  problem = problem.bound(captured)
 
   def row(outputs, inputs):
     start, bound = tuple(inputs[0]), inputs[1]
@@ -116,8 +126,7 @@ def context_and_lse(
         tiling.visits[part],
         state,
       )
-    # The barrier lets all cores compute the tile before one core copies it.
-    tiles = jax.lax.optimization_barrier(_finished(*state))
+    tiles = _finished(*state)
     return tuple(put(*each, start) for each in zip(outputs, tiles)), None
 
   return jax.lax.scan(row, outputs, (tiling.rows(), bounds))[0]

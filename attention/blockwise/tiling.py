@@ -163,6 +163,28 @@ def _starts(array, start):
   ]
 
 
+def varying_zero(arguments: Any, dtype: Any) -> jax.Array:
+  """A zero that varies over the devices that any of the arguments varies over.
+
+  Under `jax.shard_map` a loop's state must say so from the start.
+
+  Args:
+    arguments: a pytree of arrays.
+    dtype: of the zero.
+
+  Returns:
+    An array without axes.
+  """
+  zero = jnp.zeros((), dtype)
+  for array in jax.tree.leaves(arguments):
+    if jnp.issubdtype(jnp.result_type(array), jax.dtypes.prng_key):
+      array = jax.random.key_data(array)
+    if jnp.size(array):
+      first = jnp.ravel(array)[0].astype(dtype)
+      zero = jnp.where(False, first, zero)
+  return zero
+
+
 def rounded_up(length: int, tile: int) -> int:
   """The next multiple of `tile`."""
   return -(-length // tile) * tile

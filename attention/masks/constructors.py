@@ -8,6 +8,8 @@ import jax.numpy as jnp
 
 from attention.masks.types import Band, Below, Mask, Segments
 
+_FARTHEST = 2**31 - 1
+
 
 def _integers(name: str, number):
   """A Python integer as it is, anything else as an integer array."""
@@ -15,7 +17,8 @@ def _integers(name: str, number):
     chex.assert_type(number, int, custom_message=f"{name} must hold integers")
     return number
   if jnp.ndim(number) == 0:
-    return operator.index(number)
+    # Positions have 32 bits; farther than the farthest is as far.
+    return max(-_FARTHEST, min(operator.index(number), _FARTHEST))
   return _integers(name, jnp.asarray(number))
 
 

@@ -91,11 +91,13 @@ def _(mask: Band, rows: Ranges, columns: Ranges):
   everybody = np.ones(nearest.shape, bool)
   nobody = ~everybody
   if mask.left is not None:
-    everybody &= nearest >= -np.min(mask.left)
-    nobody |= farthest < -np.max(mask.left)
+    left = np.asarray(mask.left, np.int64)
+    everybody &= nearest >= -left.min()
+    nobody |= farthest < -left.max()
   if mask.right is not None:
-    everybody &= farthest <= np.min(mask.right)
-    nobody |= nearest > np.max(mask.right)
+    right = np.asarray(mask.right, np.int64)
+    everybody &= farthest <= right.min()
+    nobody |= nearest > right.max()
   return _answer(everybody, nobody)
 
 
@@ -103,15 +105,18 @@ def _(mask: Band, rows: Ranges, columns: Ranges):
 def _(mask: Below, rows: Ranges, columns: Ranges):
   if not _known(mask.limit):
     return _unknown(rows, columns)
-  seen = _answer(
-    columns.last < np.min(mask.limit), columns.first >= np.max(mask.limit)
-  )
+  limit = np.asarray(mask.limit, np.int64)
+  seen = _answer(columns.last < limit.min(), columns.first >= limit.max())
   return np.broadcast_to(seen, (len(rows), len(columns)))
 
 
 @visibility.register
 def _(mask: Segments, rows: Ranges, columns: Ranges):
-  if not _known(mask.query_ids, mask.key_ids):
+  if not (
+    _known(mask.query_ids, mask.key_ids)
+    and _inside(rows, np.shape(mask.query_ids)[-1])
+    and _inside(columns, np.shape(mask.key_ids)[-1])
+  ):
     return _unknown(rows, columns)
   query_low, query_high = _extremes(mask.query_ids, rows)
   key_low, key_high = _extremes(mask.key_ids, columns)
@@ -131,6 +136,8 @@ def _(mask: ArrayMask, rows: Ranges, columns: Ranges):
   if not _known(mask.array):
     return _unknown(rows, columns)
   everybody = nobody = np.atleast_2d(np.asarray(mask.array))
+  if not all(map(_inside, (rows, columns), everybody.shape[-2:])):
+    return _unknown(rows, columns)
   for axis, ranges in ((-2, rows), (-1, columns)):
     if everybody.shape[axis] > 1:
       everybody = np.logical_and.reduceat(everybody, ranges.first, axis=axis)
@@ -164,6 +171,11 @@ def _(mask: ShiftedMask, rows: Ranges, columns: Ranges):
 @visibility.register
 def _(mask: GroupedMask, rows: Ranges, columns: Ranges):
   return visibility(mask.inner, rows, columns)
+
+
+def _inside(ranges: Ranges, length: int) -> bool:
+  """Whether an axis knows all these positions; one entry stands for all."""
+  return length == 1 or (ranges.first[0] >= 0 and ranges.last[-1] < length)
 
 
 def _extremes(ids, ranges: Ranges):

@@ -1,0 +1,112 @@
+"""What is measured: the shapes, the scores and the numbers in the arrays."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention import scores
+
+SIZE = 64  # D, E and A
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+  """The shapes of all sections; [B, H, T] where there are three numbers."""
+
+  matmul: int = 2048
+  dot: tuple[tuple[int, int, int], ...] = (
+    (4, 8, 512),
+    (1, 8, 2048),
+    (1, 8, 4096),
+  )
+  small: tuple[tuple[int, int, int], ...] = ((32, 8, 32), (8, 8, 128))
+  causal: tuple[int, int, int] = (1, 8, 4096)
+  window: tuple[int, ...] = (4096, 8192, 16384, 32768, 65536)
+  window_size: int = 256
+  additive: tuple[int, int, int] = (1, 1, 2048)
+  projected: tuple[int, int, int] = (1, 8, 2048)
+  closure: tuple[int, int, int] = (1, 1, 2048)
+  memory: int = 16384
+  memory_scores: tuple[str, ...] = ()  # all
+  accuracy: int = 2048
+  hidden: int = 256
+  curves: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+QUICK = Grid(
+  matmul=256,
+  dot=((1, 2, 64),),
+  small=((2, 2, 16),),
+  causal=(1, 2, 64),
+  window=(64, 128),
+  window_size=16,
+  additive=(1, 1, 64),
+  projected=(1, 2, 64),
+  closure=(1, 1, 64),
+  memory=128,
+  memory_scores=("closure",),
+  accuracy=64,
+  hidden=32,
+  curves=(64,),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreCase:
+  """A score whose parameters are arguments, so that they get gradients.
+
+  Attributes:
+    bind: from parameters to a score.
+    shapes: the parameters'.
+  """
+
+  bind: Callable[..., Any]
+  shapes: tuple[tuple[int, ...], ...] = ()
+
+  def parameters(self) -> list[jax.Array]:
+    """Parameters that keep unit-normal inputs at unit variance."""
+    return [
+      draw(shape, seed) / math.sqrt(shape[0]) if shape else jnp.ones(())
+      for seed, shape in enumerate(self.shapes, 10)
+    ]
+
+
+def manhattan(temperature: jax.Array) -> Callable:
+  """A user's own score, which captures what it multiplies with."""
+
+  def score(query, key):
+    gap = query[..., :, None, :] - key[..., None, :, :]
+    return -jnp.abs(gap).sum(-1) * temperature
+
+  return score
+
+
+_SQUARE = (SIZE, SIZE)
+SCORES = {
+  "dot": ScoreCase(scores.dot),
+  "scaled_dot": ScoreCase(scores.scaled_dot),
+  "general": ScoreCase(scores.general, (_SQUARE,)),
+  "additive": ScoreCase(scores.additive, (_SQUARE, _SQUARE, (SIZE,))),
+  "concat": ScoreCase(scores.concat, ((2 * SIZE, SIZE), (SIZE,))),
+  "cosine": ScoreCase(scores.cosine, ((),)),
+  "closure": ScoreCase(manhattan, ((),)),
+}
+
+
+def draw(shape: Sequence[int], seed: int) -> jax.Array:
+  """Unit-normal float32."""
+  return jax.random.normal(jax.random.key(seed), tuple(shape), jnp.float32)
+
+
+def tokens(shape: Sequence[int]) -> list[jax.Array]:
+  """Query, key and value, [B, H, T, 64] for [B, H, T]."""
+  return [draw((*shape, SIZE), seed) for seed in range(3)]
+
+
+def title(shape: Sequence[int]) -> str:
+  """A shape in words, 1x8x2048."""
+  return "x".join(map(str, shape))

@@ -1,0 +1,212 @@
+"""What is compared: `attend`, and what computes the same elsewhere.
+
+Every peer gets its arguments in the layout that it likes best.
+"""
+
+import contextlib
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention import attend
+from benchmarks.attention import cases, settings
+from benchmarks.attention.measure import Contender, compiled
+
+# As they are called in the table: attend(implementation=None) is "chosen".
+OURS = {"chosen": None, "blockwise": "blockwise", "reference": "reference"}
+
+
+def _optional(name: str) -> Any:
+  try:
+    return importlib.import_module(name)
+  except ImportError:
+    return None
+
+
+torch = _optional("torch")
+attnax = _optional("attnax")
+if torch is not None:
+  torch.set_num_threads(settings.cores())
+
+
+def torch_takes_part() -> bool:
+  """Whether PyTorch is there and runs where JAX does."""
+  return torch is not None and jax.default_backend() == "cpu"
+
+
+def lines() -> list[str]:
+  """A line for each peer."""
+  said = [f"jax.nn: jax {jax.__version__}"]
+  if torch is None:
+    said.append("torch: skipped: not installed")
+  elif not torch_takes_part():
+    said.append("torch: skipped: compared on CPUs only")
+  else:
+    threads = torch.get_num_threads()
+    said.append(f"torch: {torch.__version__}, {threads} threads")
+  if attnax is None:
+    said.append("attnax: skipped: not installed")
+  else:
+    said.append(f"attnax: {settings.version('attnax')}")
+  return said
+
+
+def ours(
+  who: str,
+  shape: Sequence[int],
+  direction: str,
+  *,
+  score: str = "scaled_dot",
+  mask: Any = None,
+  name: str | None = None,
+) -> Contender:
+  """`attend` with a score of `cases.SCORES`.
+
+  Args:
+    who: one of `OURS`.
+    shape: [B, H, T].
+    direction: forward or forward+backward.
+    score: the score's name.
+    mask: from `attention.masks`.
+    name: in the table, if not `who`.
+
+  Returns:
+    The contender.
+  """
+  case = cases.SCORES[score]
+
+  def context(query, key, value, *parameters):
+    return attend(
+      query,
+      key,
+      value,
+      score=case.bind(*parameters),
+      mask=mask,
+      implementation=OURS[who],
+    )
+
+  arguments = [*cases.tokens(shape), *case.parameters()]
+  return compiled(name or who, context, arguments, direction)
+
+
+def jax_nn(
+  shape: Sequence[int],
+  direction: str,
+  *,
+  causal: bool = False,
+  window: tuple[int, int] | None = None,
+) -> Contender:
+  """`jax.nn.dot_product_attention`, [B, T, H, D]."""
+
+  def context(query, key, value):
+    return jax.nn.dot_product_attention(
+      query, key, value, is_causal=causal, local_window_size=window
+    )
+
+  arguments = [jnp.swapaxes(each, 1, 2) for each in cases.tokens(shape)]
+  return compiled("jax.nn", context, arguments, direction)
+
+
+def scaled_dot_peers(
+  shape: Sequence[int],
+  direction: str,
+  causal: bool,
+  *,
+  with_attnax: bool = True,
+) -> list[Contender]:
+  """All who are there and know the scaled dot product."""
+  found = [jax_nn(shape, direction, causal=causal)]
+  if torch_takes_part():
+
+    def sdpa(query, key, value):
+      return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=causal
+      )
+
+    found.append(_torch("torch", sdpa, cases.tokens(shape), direction))
+  if attnax is not None and with_attnax:
+
+    def flash(query, key, value):
+      length = query.shape[-2]
+      mask = attnax.make_causal_mask(length) if causal else None
+      return attnax.flash_attention(query, key, value, mask=mask)
+
+    found.append(compiled("attnax", flash, cases.tokens(shape), direction))
+  return found
+
+
+def additive_peers(shape: Sequence[int], direction: str) -> list[Contender]:
+  """The additive formula written plainly."""
+  case = cases.SCORES["additive"]
+  arguments = [*cases.tokens(shape), *case.parameters()]
+  found = [compiled("plain jax", _plain_jax, arguments, direction)]
+  if torch_takes_part():
+    found.append(_torch("plain torch", _plain_torch, arguments, direction))
+  return found
+
+
+def _plain_jax(query, key, value, query_weight, key_weight, score_weight):
+  query, key = query @ query_weight, key @ key_weight
+  hidden = jnp.tanh(query[..., :, None, :] + key[..., None, :, :])
+  return jax.nn.softmax(hidden @ score_weight, axis=-1) @ value
+
+
+def _plain_torch(query, key, value, query_weight, key_weight, score_weight):
+  query, key = query @ query_weight, key @ key_weight
+  hidden = torch.tanh(query[..., :, None, :] + key[..., None, :, :])
+  return torch.softmax(hidden @ score_weight, dim=-1) @ value
+
+
+def _torch(
+  name: str, function: Callable, arguments: Sequence, direction: str
+) -> Contender:
+  """A PyTorch function; the arguments are JAX's."""
+  backward = direction != "forward"
+  tensors = [
+    torch.tensor(np.asarray(each), requires_grad=backward) for each in arguments
+  ]
+  with torch.no_grad():
+    cotangent = torch.tensor(
+      np.asarray(cases.draw(function(*tensors).shape, 9))
+    )
+
+  def run():
+    with torch.set_grad_enabled(backward):
+      context = function(*tensors)
+    if not backward:
+      return context
+    return context, torch.autograd.grad(context, tensors, cotangent)
+
+  return Contender(name, run, _torch_temporaries(run))
+
+
+def _torch_temporaries(run) -> int:
+  """The largest sum of what PyTorch has allocated, beyond the results."""
+  with _quiet(), torch.profiler.profile(profile_memory=True) as profile:
+    results = run()
+  changes = sorted(
+    (event.start_ns(), event.nbytes())
+    for event in profile.profiler.kineto_results.events()
+    if event.name() == "[memory]"
+  )
+  del results
+  held = np.cumsum([change for _, change in changes] or [0])
+  return int(max(held.max() - held[-1], 0))
+
+
+@contextlib.contextmanager
+def _quiet():
+  """Standard error to nowhere, also that of PyTorch's profiler in C++."""
+  kept = os.dup(2)
+  try:
+    with open(os.devnull, "w") as nowhere:
+      os.dup2(nowhere.fileno(), 2)
+    yield
+  finally:
+    os.dup2(kept, 2)
+    os.close(kept)

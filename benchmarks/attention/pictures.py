@@ -1,0 +1,115 @@
+"""The pictures: time and memory against T, both axes logarithmic."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from benchmarks.attention.measure import Row
+
+
+class Curve(NamedTuple):
+  """Points of a picture."""
+
+  lengths: list[int]
+  figures: list[float]
+
+
+def save_curves(
+  rows: Sequence[Row], folder: pathlib.Path
+) -> list[pathlib.Path]:
+  """Draws the time and the memory of every score and peer.
+
+  Args:
+    rows: a row a length.
+    folder: to write `attention_time.png` and `attention_memory.png` to.
+
+  Returns:
+    Their paths.
+  """
+  task = f"{rows[0].direction}, one head of 64, float32"
+  paths = [folder / "attention_time.png", folder / "attention_memory.png"]
+  _save(_times(rows), paths[0], "milliseconds", task)
+  _save(_memory(rows), paths[1], "MiB of temporaries", task)
+  return paths
+
+
+def save_window(
+  rows: Sequence[Row], folder: pathlib.Path, size: int
+) -> list[pathlib.Path]:
+  """Draws the time of a sliding window, `sliding_window.png`.
+
+  Args:
+    rows: a row a length and direction.
+    folder: to write to.
+    size: the window's.
+
+  Returns:
+    Its path, in a list.
+  """
+  curves = {}
+  for direction in dict.fromkeys(row.direction for row in rows):
+    those = [row for row in rows if row.direction == direction]
+    for name, curve in _times(those).items():
+      curves[f"{name}, {direction}"] = curve
+  path = folder / "sliding_window.png"
+  title = f"sliding window of {size}, one head of 64, float32"
+  _save(curves, path, "milliseconds", title)
+  return [path]
+
+
+def _times(rows: Sequence[Row]) -> dict[str, Curve]:
+  return _curves(rows, lambda entry: entry.seconds, 1e3)
+
+
+def _memory(rows: Sequence[Row]) -> dict[str, Curve]:
+  return _curves(rows, lambda entry: entry.temporary_bytes, 2**-20)
+
+
+def _curves(rows, figure_of, unit) -> dict[str, Curve]:
+  """Curves by contender, in the order of the first row."""
+  curves: dict[str, Curve] = {}
+  for row in rows:
+    for entry in row.entries:
+      figure = figure_of(entry)
+      if figure:  # a logarithmic axis has no place for 0
+        curve = curves.setdefault(entry.name, Curve([], []))
+        curve.lengths.append(row.length)
+        curve.figures.append(figure * unit)
+  return curves
+
+
+def _save(
+  curves: dict[str, Curve], path: pathlib.Path, label: str, title: str
+) -> None:
+  figure = Figure(figsize=(9, 5.5), layout="constrained")
+  FigureCanvasAgg(figure)
+  axis = figure.subplots()
+  for number, (name, curve) in enumerate(curves.items()):
+    axis.plot(*curve, label=name, **_style(name, number))
+  axis.set_xscale("log", base=2)
+  axis.set_yscale("log")
+  lengths = sorted({n for curve in curves.values() for n in curve.lengths})
+  axis.set_xticks(lengths, list(map(str, lengths)))
+  axis.minorticks_off()
+  axis.set_xlabel("T = S, tokens")
+  axis.set_ylabel(label)
+  axis.set_title(title, fontsize=10)
+  axis.grid(alpha=0.3)
+  axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  figure.savefig(path, dpi=120)
+
+
+def _style(name: str, number: int) -> dict[str, Any]:
+  """Blockwise is solid, what is dense dashed, peers dotted."""
+  marks = {"color": f"C{number % 10}", "marker": "o", "ms": 4, "lw": 1.5}
+  if "blockwise" in name:
+    return marks
+  if "reference" in name:
+    return marks | {"ls": "--", "marker": "s"}
+  peers = {"jax.nn": "black", "torch": "dimgray", "attnax": "darkgray"}
+  color = peers.get(name, marks["color"])
+  return marks | {"ls": ":", "marker": "^", "lw": 2, "color": color}

@@ -1,0 +1,133 @@
+"""The scaled dot product against those who have it too."""
+
+import dataclasses
+import functools
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+import jax.numpy as jnp
+
+from attention import masks
+from benchmarks.attention import cases, peers
+from benchmarks.attention.measure import (
+  DIRECTIONS,
+  Contender,
+  Entry,
+  Job,
+  Row,
+  Target,
+  compiled,
+  job,
+)
+
+
+def _contenders(shape, direction, causal, first) -> list[Contender]:
+  rest = [who for who in peers.OURS if who != first]
+  mask = masks.causal() if causal else None
+  return [
+    *(peers.ours(who, shape, direction, mask=mask) for who in (first, *rest)),
+    *peers.scaled_dot_peers(shape, direction, causal),
+  ]
+
+
+def _jobs(shapes, rounds, first) -> list[Job]:
+  """A row a shape, mask and direction; `first` is compared to the others."""
+  jobs = []
+  for shape in shapes:
+    for causal in (False, True):
+      case = f"{cases.title(shape)} {'causal' if causal else 'full'}"
+      for direction in DIRECTIONS:
+        make = functools.partial(_contenders, shape, direction, causal, first)
+        flops = _flops(shape, direction, causal)
+        jobs.append(job(case, shape, direction, rounds, make, flops))
+  return jobs
+
+
+def _flops(shape, direction, causal) -> float:
+  """Two products of 2 T S D forward, five more backward; half if causal."""
+  each = 4 if direction == "forward" else 14
+  flops = each * math.prod(shape) * shape[-1] * cases.SIZE
+  return flops / 2 if causal else flops
+
+
+def dot_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
+  """A plain matrix product for comparison, then all shapes."""
+  side = grid.matmul
+
+  def product():
+    square = [cases.draw((side, side), seed) for seed in range(2)]
+    return [compiled("matmul", jnp.matmul, square, "forward")]
+
+  case = f"matmul {cases.title((side,) * 3)}"
+  plain = job(case, (side,), "forward", rounds, product, 2 * side**3)
+  return [plain, *_jobs(grid.dot, rounds, "blockwise")]
+
+
+def with_rates(rows: Sequence[Row]) -> list[Row]:
+  """Rows with GFLOP/s, and as a share of those of the first, the matmul."""
+  peak = _rate(rows[0], rows[0].entries[0])
+  return [
+    dataclasses.replace(
+      row, entries=[_rated(row, entry, peak) for entry in row.entries]
+    )
+    for row in rows
+  ]
+
+
+def _rate(row: Row, entry: Entry) -> float:
+  return (row.flops or 0.0) / (entry.seconds or math.inf) / 1e9
+
+
+def _rated(row: Row, entry: Entry, peak: float) -> Entry:
+  rate = _rate(row, entry)
+  notes = {"gflops": rate, "share_of_matmul": rate / peak}
+  return dataclasses.replace(entry, notes=entry.notes | notes)
+
+
+def dot_targets(rows: Sequence[Row]) -> list[Target]:
+  """Geometric means over all shapes, a direction each."""
+  found = []
+  for direction, goal in zip(DIRECTIONS, (0.95, 0.90)):
+    those = [row for row in rows if row.direction == direction]
+    found += _mean(those, direction, "blockwise", "torch", goal, False)
+    found += _mean(those, direction, "jax.nn", "blockwise", 3.5, True)
+  return [*found, *_choice("dot", rows)]
+
+
+def _mean(rows, direction, name, other, goal, at_least) -> list[Target]:
+  ratios = _ratios(rows, name, other)
+  if not ratios:
+    return []
+  what = f"{direction}: {name} / {other}, geometric mean"
+  mean = statistics.geometric_mean(ratios)
+  return [Target("dot", what, mean, goal, at_least)]
+
+
+def _ratios(rows: Iterable[Row], *names: str) -> list[float]:
+  ratios = (row.ratio(*names) for row in rows)
+  return [ratio for ratio in ratios if ratio is not None]
+
+
+def _choice(section: str, rows: Sequence[Row]) -> list[Target]:
+  """How much time is lost by the implementation that `attend` chooses."""
+  ratios = _ratios(rows, "chosen", "blockwise", "reference")
+  name = "chosen / better of blockwise and reference, worst"
+  return [Target(section, name, max(ratios), 1.1)] if ratios else []
+
+
+def small_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
+  """Short sequences."""
+  return _jobs(grid.small, rounds, "chosen")
+
+
+def small_targets(rows: Sequence[Row]) -> list[Target]:
+  """Against the better peer of each row."""
+  rivals = ["jax.nn", "torch"] if peers.torch_takes_part() else ["jax.nn"]
+  name = f"chosen / {'better of ' * (len(rivals) > 1)}{' and '.join(rivals)}"
+  found = [
+    Target("small", f"{row.case} {row.direction}: {name}", ratio, 1.2)
+    for row in rows
+    if (ratio := row.ratio("chosen", *rivals)) is not None
+  ]
+  return [*found, *_choice("small", rows)]

@@ -1,0 +1,66 @@
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.attention import settings
+from tests.experiments.processes import ROOT, environment
+
+pytestmark = pytest.mark.slow
+
+
+def run(*arguments):
+  command = [sys.executable, "-m", "benchmarks.attention", *map(str, arguments)]
+  variables = environment()
+  variables["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
+  return subprocess.run(
+    command,
+    cwd=ROOT,
+    env=variables,
+    capture_output=True,
+    text=True,
+    timeout=180,
+    check=False,
+  )
+
+
+def test_every_section_at_tiny_shapes(tmp_path):
+  path = tmp_path / "figures.json"
+  process = run(
+    "--quick", "--rounds=2", f"--json={path}", f"--figures={tmp_path}"
+  )
+  assert process.returncode == 0, process.stderr
+  found = json.loads(path.read_text())
+  assert set(found["sections"]) == set(settings.SECTIONS)
+  for section, rows in found["sections"].items():
+    assert rows, section
+    for row in rows:
+      for contender in row["contenders"]:
+        check(section, contender)
+  assert found["targets"]
+  for target in found["targets"]:
+    assert math.isfinite(target["value"]), target
+    assert target["name"] in process.stdout
+  for name in ("attention_time", "attention_memory", "sliding_window"):
+    assert (tmp_path / f"{name}.png").stat().st_size > 1000
+
+
+def check(section, contender):
+  if section == "memory":
+    assert contender["temporary_bytes"] > 0
+    assert contender["resident_mib_before"] > 0
+    assert contender["resident_mib_before"] <= contender["resident_mib_after"]
+  elif section == "accuracy":
+    assert 0 < contender["error"] < 1e-4
+  else:
+    assert len(contender["samples"]) == 2
+    assert 0 < contender["seconds"] < math.inf
+    assert 0 < contender["times_the_first"] < math.inf
+
+
+def test_an_unknown_section_is_told_with_those_there_are():
+  process = run("--only=nonsense")
+  assert process.returncode != 0
+  assert "dot, small, causal" in process.stderr
