@@ -44,4 +44,6 @@ def test_links_and_configs_in_documents_exist(path):
 def test_modules_named_in_documents_exist(path):
   for name in re.findall(r"python -m ([\w.]+)", path.read_text()):
     if name.startswith(("experiments", "benchmarks")) and name.islower():
-      assert (ROOT / (name.replace(".", "/") + ".py")).exists(), name
+      place = ROOT / name.replace(".", "/")
+      module, package = place.with_suffix(".py"), place / "__main__.py"
+      assert module.exists() or package.exists(), name
