@@ -34,7 +34,7 @@ class Grid:
   memory_scores: tuple[str, ...] = ()  # all
   accuracy: int = 2048
   hidden: int = 256
-  curves: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096, 8192)
+  curves: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096)
 
 
 QUICK = Grid(
