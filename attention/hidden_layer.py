@@ -69,7 +69,8 @@ def hidden_sums(
     return weight - (2.0 * weight) * _share(query, key)
 
   channels = _by_channel(query, key, weight)
-  return _summed(term, channels, _CHANNELS)
+  scores = _summed(term, channels, _CHANNELS)
+  return scores.reshape(_scores_shape(query, key, weight))
 
 
 @functools.partial(hidden_sums.defjvp, symbolic_zeros=True)
@@ -97,9 +98,11 @@ def _hidden_sums_jvp(primals, tangents):
   # d log(x) = dx / x, once a token.
   linear = (query_tangent / query, key_tangent / key, weight_tangent)
   channels = (*_by_channel(*primals), *_by_channel(*linear))
-  return hidden_sums(*primals), _summed(
+  scores = hidden_sums(*primals)
+  tangent = _summed(
     jax.checkpoint(term, prevent_cse=False), channels, _TANGENT_CHANNELS
   )
+  return scores, tangent.reshape(scores.shape)
 
 
 def _share(query, key):
@@ -108,13 +111,31 @@ def _share(query, key):
   return 1.0 / (1.0 + product * product)
 
 
+def _scores_shape(query, key, weight):
+  leading = jnp.broadcast_shapes(
+    query.shape[:-2], key.shape[:-2], weight.shape[:-1]
+  )
+  return (*leading, query.shape[-2], key.shape[-2])
+
+
 def _by_channel(query, key, weight):
-  """As [A, ..., t, 1], [A, ..., 1, s] and [A, ..., 1, 1], of equal rank."""
+  """As [A, ..., t, 1], [A, ..., 1, s] and [A, ..., 1, 1], of equal rank.
+
+  Without leading axes that all have once: XLA's products are slow with them.
+  """
   arrays = axes.aligned(
     query[..., :, None, :], key[..., None, :, :], weight[..., None, None, :]
   )
+  single = tuple(
+    axis
+    for axis in range(arrays[0].ndim - 3)
+    if all(array.shape[axis] == 1 for array in arrays)
+  )
   dtype = jnp.result_type(*arrays)
-  return [jnp.moveaxis(array, -1, 0).astype(dtype) for array in arrays]
+  return [
+    jnp.moveaxis(jnp.squeeze(array, single), -1, 0).astype(dtype)
+    for array in arrays
+  ]
 
 
 def _summed(term, channels, at_once):
