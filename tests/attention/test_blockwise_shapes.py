@@ -343,7 +343,7 @@ def test_within_scan_and_checkpoint(name):
     close(run(SMALL, lambda function: function, True), want)
 
 
-@every_score
+@pytest.mark.parametrize("name", ["scaled_dot", "additive", "closure"])
 def test_derivatives_to_the_third_order(name):
   with wide():
     tokens = draw(8, (3, 2), (4, 2), (4, 2))
