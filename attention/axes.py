@@ -1,4 +1,6 @@
-"""Leading axes: ranks made equal by hand, so that nothing promotes silently."""
+"""Axes: ranks made equal by hand, so that nothing promotes silently."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,3 +51,25 @@ def split_axis(array: jax.Array, axis: int, outer: int, inner: int):
   return jnp.reshape(
     array, array.shape[:axis] + sizes + array.shape[axis + 1 :]
   )
+
+
+def varying_zero(arguments: Any, dtype: Any) -> jax.Array:
+  """A zero that varies over the devices that any of the arguments varies over.
+
+  Under `jax.shard_map` a loop's state must say so from the start.
+
+  Args:
+    arguments: a pytree of arrays.
+    dtype: of the zero.
+
+  Returns:
+    An array without axes.
+  """
+  zero = jnp.zeros((), dtype)
+  for array in jax.tree.leaves(arguments):
+    if jnp.issubdtype(jnp.result_type(array), jax.dtypes.prng_key):
+      array = jax.random.key_data(array)
+    if jnp.size(array):
+      first = jnp.ravel(array)[0].astype(dtype)
+      zero = jnp.where(False, first, zero)
+  return zero

@@ -1,32 +1,40 @@
-"""A call of `attend` with its arguments checked and lined up."""
+"""A call of `attend`: its arguments, checked and lined up."""
 
 import dataclasses
-import math
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from attention import axes, cudnn, reference
+from attention import axes
 from attention.biases.types import Bias, as_bias
-from attention.blockwise import Blockwise, numbers_per_pair
 from attention.checks import check_axis, check_tokens
 from attention.dropout import Dropout
 from attention.masks.types import Mask, as_mask
 from attention.pairwise import Pairwise
 from attention.scores import Score, as_score
-
-TILED = Blockwise()
-NAMES = ("reference", "blockwise", "cudnn")
-# Up to so many numbers in all scores the dense formula is faster, measured on
-# CPUs (`docs/performance.md`): it computes no score twice.
-_DENSE = 1 << 21
-Implementation = str | Blockwise | None
+from attention.scores.footprint import numbers_per_pair
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-  """Checked arguments; the arrays have one rank, that of the scores."""
+  """What every implementation is given: arguments that fit together.
+
+  An implementation returns the context [..., T, E] and the lse [..., T], both
+  in `dtype` and with the axes `leading`.
+
+  Attributes:
+    query: [..., T, Dq]; all three have the same rank.
+    key: [..., S, Dk].
+    value: [..., S, E].
+    score: a bound score.
+    mask: a mask or None.
+    bias: a bias or None.
+    dropout: of the weights, or None; it leaves the lse alone.
+    scores_shape: [..., T, S], of what the score returns.
+  """
 
   query: jax.Array
   key: jax.Array
@@ -34,59 +42,46 @@ class Call:
   score: Score
   mask: Mask | None
   bias: Bias | None
+  dropout: Dropout | None
   scores_shape: tuple[int, ...]
 
-  def run(
-    self,
-    dropout: Dropout | None,
-    implementation: Implementation,
-    return_lse: bool = True,
-  ) -> tuple[jax.Array, jax.Array | None]:
-    """The context in the query's dtype, and the lse if that is wanted."""
-    tokens = (self.query, self.key, self.value)
-    choices: dict[str, Any] = {
-      "score": self.score,
-      "mask": self.mask,
-      "bias": self.bias,
-      "dropout": dropout,
-    }
-    obstacle = cudnn.obstacle(*tokens, return_lse=return_lse, **choices)
-    if implementation is None:
-      implementation = self._choice(obstacle)
-    lse = None
-    if isinstance(implementation, Blockwise):
-      context, lse = implementation(*tokens, **choices)
-    elif implementation == "blockwise":
-      context, lse = TILED(*tokens, **choices)
-    elif implementation == "reference":
-      context, lse = reference.context_and_lse(*tokens, **choices)
-    elif implementation != "cudnn":
-      known = ", ".join(map(repr, NAMES))
-      raise ValueError(
-        f"implementation must be None or one of {known}, got {implementation!r}"
-      )
-    elif obstacle:
-      raise NotImplementedError(
-        f"implementation='cudnn' cannot serve this call: cuDNN {obstacle}; "
-        "implementation='blockwise' serves every call"
-      )
-    else:
-      context = cudnn.context(*tokens, score=self.score, mask=self.mask)
-    return context.astype(self.query.dtype), lse
+  @property
+  def tokens(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The query, the key and the value."""
+    return self.query, self.key, self.value
 
-  def _choice(self, obstacle: str | None) -> str:
-    """The fastest implementation, by the rules of `docs/performance.md`."""
-    if obstacle is None:
-      return "cudnn"
-    return "reference" if self._numbers() <= _DENSE else "blockwise"
+  @property
+  def leading(self) -> tuple[int, ...]:
+    """The leading axes of the context: of the scores and of the value."""
+    return jnp.broadcast_shapes(self.scores_shape[:-2], self.value.shape[:-2])
 
-  def _numbers(self) -> int:
-    """How many numbers the dense formula would hold at once."""
-    scores = math.prod(self.scores_shape)
-    return scores * numbers_per_pair(self.score, self.query, self.key)
+  @property
+  def dtype(self) -> Any:
+    """Of the softmax and its statistics, float32 at least."""
+    return jnp.promote_types(jnp.result_type(*self.tokens), jnp.float32)
+
+  @functools.cached_property
+  def numbers_per_pair(self) -> int:
+    """How many numbers the score needs at once for a query and a key."""
+    return numbers_per_pair(self.score, self.query, self.key)
 
 
-def prepared(query, key, value, *, score, mask, bias) -> Call:
+def without_bad_tokens(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Tokens, zero where one holds NaN or inf, and bool [..., T]: which did."""
+  bad = ~jnp.all(jnp.isfinite(tokens), axis=-1)
+  return jnp.where(bad[..., None], jnp.zeros_like(tokens), tokens), bad
+
+
+def prepared(
+  query: Any,
+  key: Any,
+  value: Any,
+  *,
+  score: Score | Callable,
+  mask: Any,
+  bias: Any,
+  dropout: Dropout | None = None,
+) -> Call:
   """Checks the arguments of `attend` and lines their leading axes up.
 
   Args:
@@ -96,9 +91,10 @@ def prepared(query, key, value, *, score, mask, bias) -> Call:
     score: anything `attention.scores.as_score` takes.
     mask: anything `attention.masks.as_mask` takes, or None.
     bias: anything `attention.biases.as_bias` takes, or None.
+    dropout: of the weights, or None.
 
   Returns:
-    The call, ready to run.
+    The call, ready for an implementation.
   """
   check_tokens(query=query, key=key)
   if value is None:
@@ -119,7 +115,7 @@ def prepared(query, key, value, *, score, mask, bias) -> Call:
     mask = _fitting("mask", as_mask(mask), shape)
   if bias is not None:
     bias = _fitting("bias", as_bias(bias), shape)
-  return Call(query, key, value, score, mask, bias, scores)
+  return Call(query, key, value, score, mask, bias, dropout, scores)
 
 
 def check_leading(**arrays: jax.Array) -> None:

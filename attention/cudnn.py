@@ -4,18 +4,16 @@ It is a hand-written kernel with a hand-written derivative: reverse mode once,
 no forward mode and no second order. `implementation="blockwise"` has these.
 """
 
+import dataclasses
 import functools
 import math
 
 import jax
 import jax.numpy as jnp
 
-from attention.biases.types import Bias
-from attention.dropout import Dropout
+from attention.call import Call, without_bad_tokens
 from attention.masks.types import Band, Mask
-from attention.reference import without_bad_tokens
 from attention.scores.bound import DotProduct
-from attention.scores.protocol import Score
 
 _HALF = (jnp.dtype("bfloat16"), jnp.dtype("float16"))
 _kernel = functools.partial(
@@ -23,48 +21,37 @@ _kernel = functools.partial(
 )
 
 
-def obstacle(
-  query: jax.Array,
-  key: jax.Array,
-  value: jax.Array,
-  *,
-  score: Score,
-  mask: Mask | None,
-  bias: Bias | None,
-  dropout: Dropout | None,
-  return_lse: bool,
-) -> str | None:
+def obstacle(call: Call, return_lse: bool) -> str | None:
   """Why the kernel cannot serve a call, None if it can.
 
   Args:
-    query: [..., T, Dq].
-    key: [..., S, Dk].
-    value: [..., S, E].
-    score: a bound score.
-    mask: a mask or None.
-    bias: a bias or None.
-    dropout: dropout of the weights or None.
+    call: the arguments.
     return_lse: whether the log-sum-exp is wanted, with its gradient.
 
   Returns:
     A reason, to follow "cuDNN".
   """
-  dtypes = {array.dtype for array in (query, key, value)}
-  features, value_size = query.shape[-1], value.shape[-1]
   if jax.default_backend() != "gpu":
     return f"needs a GPU, the backend is {jax.default_backend()}"
-  if not isinstance(score, DotProduct):
-    return f"has no {type(score).__name__} score, only dot products"
-  if len(dtypes) > 1 or not dtypes <= set(_HALF):
-    names = ", ".join(sorted(map(str, dtypes)))
-    return f"computes in one of bfloat16 and float16, got {names}"
-  if mask is not None and not _is_causal(mask):
+  if not isinstance(call.score, DotProduct):
+    return f"has no {type(call.score).__name__} score, only dot products"
+  if call.mask is not None and not _is_causal(call.mask):
     return "is used here without a mask or with masks.causal() alone"
-  for name, argument in (("bias", bias), ("dropout", dropout)):
-    if argument is not None:
+  for name in ("bias", "dropout"):
+    if getattr(call, name) is not None:
       return f"is used here without {name}"
   if return_lse:
     return "has no gradient of the log-sum-exp"
+  return _obstacle_of_arrays(*jax.eval_shape(lambda: _mapped(call)))
+
+
+def _obstacle_of_arrays(query, key, value) -> str | None:
+  """The same for the arrays that the kernel would be given."""
+  dtypes = {array.dtype for array in (query, key, value)}
+  if len(dtypes) > 1 or not dtypes <= set(_HALF):
+    names = ", ".join(sorted(map(str, dtypes)))
+    return f"computes in one of bfloat16 and float16, got {names}"
+  features, value_size = query.shape[-1], value.shape[-1]
   if features != value_size or features % 8 or features > 128:
     return (
       "needs as many features in values as in queries, a multiple of 8 up to "
@@ -81,39 +68,36 @@ def obstacle(
   return None
 
 
-def context(
-  query: jax.Array,
-  key: jax.Array,
-  value: jax.Array,
-  *,
-  score: Score,
-  mask: Mask | None,
-) -> jax.Array:
+def context(call: Call) -> jax.Array:
   """The context [..., T, E] of a call without an obstacle."""
   poisoned = None
-  if mask is not None:
-    (query, bad_query), (key, bad_key), (value, bad_value) = map(
-      without_bad_tokens, (query, key, value)
+  if call.mask is not None:
+    tokens, bad = zip(*map(without_bad_tokens, call.tokens))
+    call = dataclasses.replace(
+      call, **dict(zip(("query", "key", "value"), tokens))
     )
-    poisoned = bad_query | _seen_causally(bad_key | bad_value, query.shape[-2])
-  query, key = score.map_query(query), score.map_key(key)
-  query_heads, memory_heads = _heads(query, key, value)
+    length = call.query.shape[-2]
+    poisoned = bad[0] | _seen_causally(bad[1] | bad[2], length)
+  tokens = _mapped(call)
+  query_heads, memory_heads = _heads(*tokens)
   attended = _kernel(
     *(
-      jnp.swapaxes(x.reshape(*heads, *x.shape[-2:]), -2, -3)
-      for x, heads in (
-        (query, query_heads),
-        (key, memory_heads),
-        (value, memory_heads),
-      )
+      jnp.swapaxes(array.reshape(*heads, *array.shape[-2:]), -2, -3)
+      for array, heads in zip(tokens, (query_heads, memory_heads, memory_heads))
     ),
-    is_causal=mask is not None,
+    is_causal=call.mask is not None,
   )
   attended = jnp.swapaxes(attended, -2, -3)
-  attended = attended.reshape(*query.shape[:-1], value.shape[-1])
+  attended = attended.reshape(*tokens[0].shape[:-1], attended.shape[-1])
   if poisoned is None:
     return attended
   return jnp.where(poisoned[..., None], jnp.nan, attended)
+
+
+def _mapped(call):
+  """What the kernel is given."""
+  score = call.score
+  return score.map_query(call.query), score.map_key(call.key), call.value
 
 
 def _is_causal(mask: Mask) -> bool:

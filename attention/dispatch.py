@@ -6,7 +6,8 @@ from typing import Any, Literal, overload
 import jax
 
 from attention import reference
-from attention.call import Implementation, prepared
+from attention.call import prepared
+from attention.choice import Implementation, solved
 from attention.dropout import make_dropout
 from attention.scores import Score, scaled_dot_score
 
@@ -108,9 +109,16 @@ def attend(
     Array([[1.  , 0.  ],
            [0.33, 0.67]], dtype=float32)
   """
-  call = prepared(query, key, value, score=score, mask=mask, bias=bias)
-  dropout = make_dropout(dropout_rate, rng)
-  context, lse = call.run(dropout, implementation, return_lse)
+  call = prepared(
+    query,
+    key,
+    value,
+    score=score,
+    mask=mask,
+    bias=bias,
+    dropout=make_dropout(dropout_rate, rng),
+  )
+  context, lse = solved(call, implementation, return_lse)
   return (context, lse) if return_lse else context
 
 
@@ -147,7 +155,4 @@ def attention_weights(
     Array([[0.5, 0.5]], dtype=float32)
   """
   call = prepared(query, key, None, score=score, mask=mask, bias=bias)
-  weights = reference.weights(
-    call.query, call.key, score=call.score, mask=call.mask, bias=call.bias
-  )
-  return weights.astype(call.query.dtype)
+  return reference.weights(call).astype(call.query.dtype)

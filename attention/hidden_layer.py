@@ -166,5 +166,5 @@ def _summed(term, channels, at_once):
     partial, _ = jax.lax.scan(step, jnp.zeros_like(total), groups)
     return total + partial, None
 
-  zeros = jnp.zeros(shape, channels[0].dtype) + 0.0 * channels[2].ravel()[0]
-  return jax.lax.scan(outer_step, zeros, groups)[0]
+  zero = axes.varying_zero(channels, channels[0].dtype)
+  return jax.lax.scan(outer_step, jnp.broadcast_to(zero, shape), groups)[0]

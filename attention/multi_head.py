@@ -5,8 +5,9 @@ from typing import Any
 
 import jax
 
-from attention.call import Implementation, prepared
+from attention.call import prepared
 from attention.checks import check_axis, check_tokens
+from attention.choice import Implementation, solved
 from attention.dropout import make_dropout
 from attention.grouping import Grouping
 from attention.heads import (
@@ -155,8 +156,9 @@ def attend_heads(
     score=grouping.score(score),
     mask=grouping.mask(mask),
     bias=grouping.bias(bias),
+    dropout=dropout,
   )
-  context, lse = call.run(dropout, implementation, return_lse)
+  context, lse = solved(call, implementation, return_lse)
   if lse is not None:
     lse = grouping.heads(lse[..., None])[..., 0]
   return grouping.heads(context), lse

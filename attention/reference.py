@@ -14,11 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.biases.types import Bias
-from attention.dropout import Dropout
-from attention.masks.types import Mask
+from attention.call import Call, without_bad_tokens
 from attention.pairwise import positions
-from attention.scores.protocol import Score
 
 
 def masked_softmax(
@@ -51,50 +48,24 @@ def masked_softmax(
   return exponential / total, lse[..., 0]
 
 
-def context_and_lse(
-  query: jax.Array,
-  key: jax.Array,
-  value: jax.Array,
-  *,
-  score: Score,
-  mask: Mask | None,
-  bias: Bias | None,
-  dropout: Dropout | None,
-) -> tuple[jax.Array, jax.Array]:
-  """The context and the log-sum-exp; all arrays have the same rank.
-
-  Args:
-    query: [..., T, Dq].
-    key: [..., S, Dk].
-    value: [..., S, E].
-    score: a bound score.
-    mask: a mask or None.
-    bias: a bias or None.
-    dropout: dropout of the weights or None; it leaves the lse alone.
-
-  Returns:
-    context [..., T, E] and lse [..., T], both in the statistics' dtype.
-  """
-  dtype = _statistics_dtype(query, key, value)
-  visible, bias_array = _visible_and_bias(query, key, mask, bias, dtype)
-  weights, lse, poisoned = _distribution(
-    query, key, score, visible, bias_array, dtype
-  )
+def context_and_lse(call: Call) -> tuple[jax.Array, jax.Array]:
+  """The context [..., T, E] and the log-sum-exp [..., T] of a call."""
+  visible, bias = _visible_and_bias(call)
+  weights, lse, poisoned = _distribution(call, visible, bias)
+  value = call.value
   if visible is not None:
     lse = jnp.where(poisoned, jnp.nan, lse)
     value, bad_value = without_bad_tokens(value)
     poisoned = poisoned | jnp.any(visible & bad_value[..., None, :], axis=-1)
-  if dropout is not None:
-    shape = jnp.broadcast_shapes(
-      weights.shape, (*value.shape[:-2], *weights.shape[-2:])
-    )
-    weights = weights * dropout.multiplier(shape, dtype)
-  compute_dtype = jnp.result_type(query, value)
+  if call.dropout is not None:
+    shape = (*call.leading, *weights.shape[-2:])
+    weights = weights * call.dropout.multiplier(shape, call.dtype)
+  compute_dtype = jnp.result_type(call.query, value)
   context = jnp.einsum(
     "...ts,...se->...te",
     weights.astype(compute_dtype),
     value.astype(compute_dtype),
-    preferred_element_type=dtype,
+    preferred_element_type=call.dtype,
   )
   lse = jnp.broadcast_to(lse, context.shape[:-1])
   if visible is not None:
@@ -102,61 +73,41 @@ def context_and_lse(
   return context, lse
 
 
-def weights(
-  query: jax.Array,
-  key: jax.Array,
-  *,
-  score: Score,
-  mask: Mask | None,
-  bias: Bias | None,
-) -> jax.Array:
+def weights(call: Call) -> jax.Array:
   """The distribution over keys of each query, [..., T, S]."""
-  dtype = _statistics_dtype(query, key)
-  visible, bias_array = _visible_and_bias(query, key, mask, bias, dtype)
-  distribution, _, poisoned = _distribution(
-    query, key, score, visible, bias_array, dtype
-  )
+  visible, bias = _visible_and_bias(call)
+  distribution, _, poisoned = _distribution(call, visible, bias)
   if visible is None:
     return distribution
   return jnp.where(poisoned[..., None], jnp.nan, distribution)
 
 
-def _statistics_dtype(*arrays):
-  return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
-
-
-def without_bad_tokens(tokens):
-  """Tokens, zero where one holds NaN or inf, and [..., T] which did."""
-  bad = ~jnp.all(jnp.isfinite(tokens), axis=-1)
-  return jnp.where(bad[..., None], jnp.zeros_like(tokens), tokens), bad
-
-
-def _visible_and_bias(query, key, mask, bias, dtype):
+def _visible_and_bias(call):
   """Who sees whom, [..., T, S] or None for all, and the bias, finite."""
-  rank = query.ndim - 2
-  rows, columns = positions(query.shape[-2]), positions(key.shape[-2])
-  visible = bias_array = None
-  if mask is not None:
-    visible = axes.with_rank(mask.block(rows, columns, rank), query.ndim)
+  rank = call.query.ndim
+  rows, columns = map(positions, call.scores_shape[-2:])
+  visible = bias = None
+  if call.mask is not None:
+    visible = axes.with_rank(call.mask.block(rows, columns, rank - 2), rank)
     visible = jnp.asarray(visible)
-  if bias is not None:
-    bias_array = axes.with_rank(bias.block(rows, columns, rank), query.ndim)
-    allowed = ~jnp.isneginf(bias_array)
-    bias_array = jnp.where(allowed, bias_array, 0.0).astype(dtype)
+  if call.bias is not None:
+    bias = axes.with_rank(call.bias.block(rows, columns, rank - 2), rank)
+    allowed = ~jnp.isneginf(bias)
+    bias = jnp.where(allowed, bias, 0.0).astype(call.dtype)
     visible = allowed if visible is None else visible & allowed
-  return visible, bias_array
+  return visible, bias
 
 
-def _distribution(query, key, score, visible, bias_array, dtype):
+def _distribution(call, visible, bias):
   """Weights, lse, both finite, and bool [..., T]: which rows must be NaN."""
   if visible is None:
-    scores = score(query, key).astype(dtype)
+    scores = call.score(call.query, call.key).astype(call.dtype)
     return (*masked_softmax(scores, jnp.ones_like(scores, bool)), None)
-  query, bad_query = without_bad_tokens(query)
-  key, bad_key = without_bad_tokens(key)
-  scores = score(query, key).astype(dtype)
-  if bias_array is not None:
-    scores = scores + bias_array
+  query, bad_query = without_bad_tokens(call.query)
+  key, bad_key = without_bad_tokens(call.key)
+  scores = call.score(query, key).astype(call.dtype)
+  if bias is not None:
+    scores = scores + bias
   visible = jnp.broadcast_to(
     visible, jnp.broadcast_shapes(visible.shape, scores.shape)
   )

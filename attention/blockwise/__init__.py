@@ -6,6 +6,5 @@ into a function of a tile, `pairs` does so for masks, biases and dropout.
 """
 
 from attention.blockwise.implementation import Blockwise
-from attention.blockwise.problem import numbers_per_pair
 
-__all__ = ["Blockwise", "numbers_per_pair"]
+__all__ = ["Blockwise"]

@@ -7,23 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.biases.types import Bias
 from attention.blockwise import sizes
 from attention.blockwise.pairs import Pairs, rows_that_see
-from attention.blockwise.problem import (
-  fits,
-  make_problem,
-  numbers_per_pair,
-  shapes,
-)
+from attention.blockwise.problem import fits, make_problem
 from attention.blockwise.rule import solve
 from attention.blockwise.tiling import Tiling, with_length
-from attention.dropout import Dropout
-from attention.masks.types import Mask
+from attention.call import Call, without_bad_tokens
 from attention.masks.visibility import Ranges, visibility
 from attention.pairwise import FULL, PARTIAL
-from attention.reference import without_bad_tokens
-from attention.scores.protocol import Score
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,70 +52,44 @@ class Blockwise:
       if size is not None and size < 1:
         raise ValueError(f"{field.name} must be at least 1, got {size}")
 
-  def __call__(
-    self,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    *,
-    score: Score,
-    mask: Mask | None,
-    bias: Bias | None,
-    dropout: Dropout | None,
-  ) -> tuple[jax.Array, jax.Array]:
-    """The context and the log-sum-exp; all arrays have the same rank.
-
-    Args:
-      query: [..., T, Dq].
-      key: [..., S, Dk].
-      value: [..., S, E].
-      score: a bound score.
-      mask: a mask or None.
-      bias: a bias or None.
-      dropout: dropout of the weights or None; it leaves the lse alone.
-
-    Returns:
-      context [..., T, E] and lse [..., T], both in the statistics' dtype.
-    """
-    dtype = jnp.promote_types(jnp.result_type(query, key, value), jnp.float32)
-    tokens = (query, key, value.astype(jnp.result_type(query, value)))
-    masked = mask is not None or bias is not None
-    if masked:
-      tokens, bad = zip(*map(without_bad_tokens, tokens))
-    scores, leading = shapes(score, *tokens)
-    length, key_length = scores[-2:]
+  def __call__(self, call: Call) -> tuple[jax.Array, jax.Array]:
+    """The context [..., T, E] and the log-sum-exp [..., T] of a call."""
+    leading, (length, key_length) = call.leading, call.scores_shape[-2:]
     if 0 in (*leading, length, key_length):
       return (
-        jnp.zeros((*leading, length, value.shape[-1]), dtype),
-        jnp.full((*leading, length), -jnp.inf, dtype),
+        jnp.zeros((*leading, length, call.value.shape[-1]), call.dtype),
+        jnp.full((*leading, length), -jnp.inf, call.dtype),
       )
-    tiling = self._tiling(score, tokens, scores, leading, mask)
-    pairs = Pairs(tiling, length, key_length, mask, bias, dtype)
-    query, key, value = map(
-      with_length,
-      tokens,
-      (tiling.query_length, tiling.key_length, tiling.key_length),
-    )
-    query, key = score.map_query(query), score.map_key(key)
+    tokens, bad = call.tokens, None
+    if masked := call.mask is not None or call.bias is not None:
+      tokens, bad = zip(*map(without_bad_tokens, tokens))
+    query, key, value = tokens
+    tiling = self._tiling(call)
+    query = call.score.map_query(with_length(query, tiling.query_length))
+    key = call.score.map_key(with_length(key, tiling.key_length))
+    value = with_length(value, tiling.key_length)
+    value = value.astype(jnp.result_type(call.query, value))
+    pairs = Pairs(tiling, length, key_length, call.mask, call.bias, call.dtype)
+    lse_leading = leading if masked else call.scores_shape[:-2]
     problem, captured = make_problem(
-      score, pairs, dropout, leading if masked else scores[:-2], query, key
+      call.score, pairs, call.dropout, lse_leading, query, key
     )
     context, lse = solve(problem, captured, query, key, value)
     context, lse = context[..., :length, :], lse[..., :length]
-    if masked:
+    if bad is not None:
       context, lse = _poisoned(pairs, context, lse, *bad)
     return context, jnp.broadcast_to(lse, context.shape[:-1])
 
-  def _tiling(self, score, tokens, scores, leading, mask) -> Tiling:
-    *scores_leading, length, key_length = scores
-    numbers = numbers_per_pair(score, *tokens[:2])
+  def _tiling(self, call: Call) -> Tiling:
+    *scores_leading, length, key_length = call.scores_shape
+    numbers = call.numbers_per_pair
     queries = sizes.side(length, self.query_block, numbers)
     keys = sizes.side(key_length, self.key_block, numbers)
     rows, columns = Ranges.cut(length, queries), Ranges.cut(key_length, keys)
-    if mask is None:
+    if call.mask is None:
       seen = np.full((len(rows), len(columns)), FULL, np.int8)
     else:
-      seen = visibility(mask, rows, columns)
+      seen = visibility(call.mask, rows, columns)
     if key_length % keys:
       # The last tile reaches over the edge, where there are no keys.
       seen = np.concatenate(
@@ -134,10 +99,10 @@ class Blockwise:
       self.leading_block,
       queries * keys * numbers,
       scores_leading,
-      leading,
-      functools.partial(fits, score, *tokens[:2]),
+      call.leading,
+      functools.partial(fits, call.score, call.query, call.key),
     )
-    return Tiling(leading, block, queries, keys, seen)
+    return Tiling(call.leading, block, queries, keys, seen)
 
 
 def _poisoned(pairs: Pairs, context, lse, bad_query, bad_key, bad_value):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.biases.types import Bias
-from attention.blockwise.tiling import Tiling, cut, put, varying_zero
+from attention.blockwise.tiling import Tiling, cut, put, scan
 from attention.dropout import Dropout
 from attention.masks.types import Mask
 from attention.pairwise import Pairwise, TilePositions
@@ -92,16 +92,16 @@ def rows_that_see(pairs: Pairs, flags: jax.Array) -> jax.Array:
   missing = tiling.key_length - flags.shape[-1]
   flags = jnp.pad(flags, [(0, 0)] * (flags.ndim - 1) + [(0, missing)])
   shape = (*tiling.leading, tiling.query_length)
-  nobody = varying_zero((flags, pairs.mask, pairs.bias), jnp.bool_)
+  nobody = axes.varying_zero((flags, pairs.mask, pairs.bias), jnp.bool_)
   nobody = jnp.broadcast_to(nobody, shape)
 
   def step(rows, start):
     *row, column = start
     flagged = cut(flags, (*row[:-1], column), tiling.column)
     seen = jnp.any(pairs.allowed(start) & flagged[..., None, :], axis=-1)
-    return put(rows, seen | cut(rows, row, tiling.row), row), None
+    return put(rows, seen | cut(rows, row, tiling.row), row)
 
   def look():
-    return jax.lax.scan(step, nobody, tiling.pairs())[0]
+    return scan(step, nobody, tiling.pairs())
 
   return jax.lax.cond(jnp.any(flags), look, lambda: nobody)

@@ -1,62 +1,17 @@
 """From a score, a mask and a bias to functions of a tile."""
 
 import functools
-import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from attention.blockwise.pairs import Pairs
 from attention.blockwise.softmax import Captured, Problem
 from attention.blockwise.tiling import cut
 from attention.dropout import Dropout
 from attention.scores.protocol import Score
-
-
-def shapes(score, query, key, value):
-  """The shape of the scores and the leading axes of the context."""
-  scores = jax.eval_shape(
-    lambda query, key: score.pair(score.map_query(query), score.map_key(key)),
-    query,
-    key,
-  ).shape
-  return scores, jnp.broadcast_shapes(scores[:-2], value.shape[:-2])
-
-
-def numbers_per_pair(score: Score, query: jax.Array, key: jax.Array) -> int:
-  """How many numbers a score needs at once for a query and a key.
-
-  Args:
-    score: a bound score.
-    query: [..., T, Dq].
-    key: [..., S, Dk].
-
-  Returns:
-    1 for a dot product, D where all of query - key is made.
-
-  Example:
-    >>> from attention.scores import as_score
-    >>> apart = as_score(lambda q, k: -abs(q[:, None] - k[None]).sum(-1))
-    >>> numbers_per_pair(apart, jnp.ones((64, 3)), jnp.ones((64, 3)))
-    3
-  """
-  query, key = jax.eval_shape(
-    lambda query, key: (score.map_query(query), score.map_key(key)), query, key
-  )
-  closed = jax.make_jaxpr(score.pair)(query, key)
-  pairs = max(math.prod(closed.out_avals[0].shape), 1)
-  return max(1, -(-_largest(closed.jaxpr) // pairs))
-
-
-def _largest(jaxpr) -> int:
-  """The size of the largest array that a computation makes."""
-  sizes = [0]
-  for equation in jaxpr.eqns:
-    sizes += [variable.aval.size for variable in equation.outvars]
-    sizes += map(_largest, jaxprs_in_params(equation.params))
-  return max(sizes)
 
 
 def fits(score, query, key, block) -> bool:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from attention.blockwise.softmax import Captured, Problem, context_and_lse
-from attention.blockwise.tiling import add, cut
+from attention.blockwise.tiling import add, cut, scan
 from attention.products import weighted_sum, weighted_sum_columns
 
 
@@ -85,7 +85,7 @@ def _tangents(problem: Problem, primals, outputs, tangents):
     return [
       total if total is None else add(total, term, start)
       for total, term, start in zip(sums, terms, starts)
-    ], None
+    ]
 
   context_zeros, lse_zeros = problem.zeros(primals, context.shape[-1])
   sums = [
@@ -93,9 +93,7 @@ def _tangents(problem: Problem, primals, outputs, tangents):
     context_zeros if of_scores else None,
     None if value is None else _in_columns(context_zeros),
   ]
-  (lse_tangent, by_scores, by_values), _ = jax.lax.scan(
-    step, sums, tiling.pairs()
-  )
+  lse_tangent, by_scores, by_values = scan(step, sums, tiling.pairs())
   terms = [by_scores, _in_columns(by_values)]
   if lse_tangent is None:
     lse_tangent = lse_zeros

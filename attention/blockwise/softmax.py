@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention.blockwise.tiling import Tiling, cut, put, varying_zero
+from attention import axes
+from attention.blockwise.tiling import Tiling, cut, put, scan
 from attention.products import weighted_sum
 
 
@@ -67,7 +68,7 @@ class Problem(NamedTuple):
       The two.
     """
     tiling = self.tiling
-    zero = varying_zero(arguments, self.dtype)
+    zero = axes.varying_zero(arguments, self.dtype)
     context = (*tiling.leading, tiling.query_length, value_size)
     lse = (*self.lse_leading, tiling.query_length)
     return jnp.broadcast_to(zero, context), jnp.broadcast_to(zero, lse)
@@ -97,7 +98,7 @@ def context_and_lse(
     Both in the problem's dtype.
   """
   tiling = problem.tiling
-  columns, bounds = map(jnp.asarray, tiling.columns())
+  columns, bounds = tiling.columns()
   outputs = problem.zeros((captured, query, key, value), value.shape[-1])
   problem = problem.bound(captured)
 
@@ -106,7 +107,7 @@ def context_and_lse(
     query_tile = cut(query, start, tiling.row)
 
     def visit(scores, position, state):
-      column = columns[position]
+      column = jnp.asarray(columns)[position]
       key_start, tile_start = (*start[:-1], column), (*start, column)
       key_tile = cut(key, key_start, tiling.column)
       return _updated(
@@ -127,9 +128,9 @@ def context_and_lse(
         state,
       )
     tiles = _finished(*state)
-    return tuple(put(*each, start) for each in zip(outputs, tiles)), None
+    return tuple(put(*each, start) for each in zip(outputs, tiles))
 
-  return jax.lax.scan(row, outputs, (tiling.rows(), bounds))[0]
+  return scan(row, outputs, (tiling.rows(), bounds))
 
 
 def _updated(problem, state, scores, value, start):
@@ -161,6 +162,8 @@ def _loop(body, bounds, length, state):
     return jax.lax.fori_loop(start, stop, body, state)
   if length == 0:
     return state
+  if length == 1:
+    return body(start, state)
   return jax.lax.fori_loop(
     0, length, lambda step, state: body(start + step, state), state
   )

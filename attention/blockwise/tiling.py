@@ -7,7 +7,7 @@ have one entry there, which every tile shares.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -138,11 +138,15 @@ def cut(
   """
   sizes = [min(size, own) for size, own in zip(sizes, array.shape)]
   sizes += array.shape[len(sizes) :]
+  if tuple(sizes) == array.shape:
+    return array
   return jax.lax.dynamic_slice(array, _starts(array, start), sizes)
 
 
 def put(array: jax.Array, tile: jax.Array, start: Sequence[Any]) -> jax.Array:
   """`array` with the tile at `start` replaced."""
+  if tile.shape == array.shape:
+    return tile
   return jax.lax.dynamic_update_slice(array, tile, _starts(array, start))
 
 
@@ -163,31 +167,20 @@ def _starts(array, start):
   ]
 
 
-def varying_zero(arguments: Any, dtype: Any) -> jax.Array:
-  """A zero that varies over the devices that any of the arguments varies over.
-
-  Under `jax.shard_map` a loop's state must say so from the start.
+def scan(step: Callable, carry: Any, inputs: Any) -> Any:
+  """What `jax.lax.scan` carries out of its steps; a single step is no loop.
 
   Args:
-    arguments: a pytree of arrays.
-    dtype: of the zero.
+    step: (carry, input) to the next carry.
+    carry: the first one.
+    inputs: a pytree of NumPy arrays, one entry a step.
 
   Returns:
-    An array without axes.
+    The last carry.
   """
-  zero = jnp.zeros((), dtype)
-  for array in jax.tree.leaves(arguments):
-    if jnp.issubdtype(jnp.result_type(array), jax.dtypes.prng_key):
-      array = jax.random.key_data(array)
-    if jnp.size(array):
-      first = jnp.ravel(array)[0].astype(dtype)
-      zero = jnp.where(False, first, zero)
-  return zero
-
-
-def rounded_up(length: int, tile: int) -> int:
-  """The next multiple of `tile`."""
-  return -(-length // tile) * tile
+  if len(jax.tree.leaves(inputs)[0]) == 1:
+    return step(carry, jax.tree.map(lambda array: array[0], inputs))
+  return jax.lax.scan(lambda *each: (step(*each), None), carry, inputs)[0]
 
 
 def with_length(tokens: jax.Array, length: int) -> jax.Array:

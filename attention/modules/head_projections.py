@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 from jax.typing import DTypeLike
 
-from attention.call import Implementation
 from attention.checks import check_tokens
+from attention.choice import Implementation
 from attention.grouping import Grouping
 from attention.heads import combine_heads, project_heads
 from attention.modules.learned_scores import LearnedScore

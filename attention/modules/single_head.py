@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 from jax.typing import DTypeLike
 
-from attention.call import Implementation
 from attention.checks import check_tokens
+from attention.choice import Implementation
 from attention.dispatch import attend, attention_weights
 from attention.modules.learned_scores import LearnedScore
 from attention.scores import Score

@@ -31,7 +31,7 @@ class Grid:
   projected: tuple[int, int, int] = (1, 8, 2048)
   closure: tuple[int, int, int] = (1, 1, 2048)
   memory: int = 16384
-  memory_scores: tuple[str, ...] = ()  # all
+  scores: tuple[str, ...] = ()  # all
   accuracy: int = 2048
   hidden: int = 256
   curves: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096)
@@ -48,7 +48,7 @@ QUICK = Grid(
   projected=(1, 2, 64),
   closure=(1, 1, 64),
   memory=128,
-  memory_scores=("closure",),
+  scores=("scaled_dot",),
   accuracy=64,
   hidden=32,
   curves=(64,),

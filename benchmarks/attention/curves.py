@@ -21,18 +21,20 @@ _ATTNAX = 4096
 
 def jobs(grid: cases.Grid, rounds: int) -> list[Job]:
   """A row a length; a few rounds, the longest take seconds a call."""
-  rounds = min(rounds, 3)
+  scores = grid.scores or tuple(cases.SCORES)
+  row = functools.partial(_row, rounds=min(rounds, 3), scores=scores)
   return [
-    Job(f"curves T={length}", functools.partial(_row, length, rounds))
+    Job(f"curves T={length}", functools.partial(row, length))
     for length in grid.curves
   ]
 
 
-def _row(length: int, rounds: int) -> Row:
+def _row(length: int, rounds: int, scores: Sequence[str]) -> Row:
   shape, direction = (1, 1, length), DIRECTIONS[1]
+  dense = [score for score in scores if score in _DENSE]
   ours = [
     peers.ours(who, shape, direction, score=score, name=f"{score} ({who})")
-    for who, names in (("blockwise", cases.SCORES), ("reference", _DENSE))
+    for who, names in (("blockwise", scores), ("reference", dense))
     for score in names
   ]
   theirs = peers.scaled_dot_peers(

@@ -30,7 +30,7 @@ def jobs(grid: cases.Grid, rounds: int) -> list[Job]:
   del rounds  # nothing is timed
   return [
     Job(f"memory of {score}", functools.partial(_row, score, grid.memory))
-    for score in grid.memory_scores or cases.SCORES
+    for score in grid.scores or cases.SCORES
   ]
 
 

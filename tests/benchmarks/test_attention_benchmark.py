@@ -13,12 +13,10 @@ pytestmark = pytest.mark.slow
 
 def run(*arguments):
   command = [sys.executable, "-m", "benchmarks.attention", *map(str, arguments)]
-  variables = environment()
-  variables["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
   return subprocess.run(
     command,
     cwd=ROOT,
-    env=variables,
+    env=environment(),
     capture_output=True,
     text=True,
     timeout=180,

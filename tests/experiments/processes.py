@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,9 +21,10 @@ def get_config(arg=""):
 
 
 def environment(devices=1, **variables):
+  flags = os.environ["XLA_FLAGS"]
   return {
     **os.environ,
-    "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    "XLA_FLAGS": re.sub(r"(device_count)=\d+", rf"\1={devices}", flags),
     "JAX_COMPILATION_CACHE_DIR": str(_CACHE),
     "PYTHONPATH": str(ROOT),
     **variables,

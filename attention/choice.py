@@ -1,0 +1,67 @@
+"""Which implementation serves a call."""
+
+import math
+
+import jax
+
+from attention import cudnn, reference
+from attention.blockwise import Blockwise
+from attention.call import Call
+
+NAMES = ("reference", "blockwise", "cudnn")
+Implementation = str | Blockwise | None
+
+_TILED = Blockwise()
+# Up to so many numbers in all scores the dense formula is as fast, measured on
+# CPUs (`docs/performance.md`), and compiles sooner.
+_DENSE = 1 << 17
+
+
+def solved(
+  call: Call, implementation: Implementation, return_lse: bool = True
+) -> tuple[jax.Array, jax.Array | None]:
+  """Runs a call.
+
+  Args:
+    call: the arguments.
+    implementation: as in `attend`.
+    return_lse: whether the lse is wanted.
+
+  Returns:
+    The context in the query's dtype, and the lse; it may be None if it is not
+    wanted.
+
+  Raises:
+    NotImplementedError: if the implementation cannot serve the call.
+    ValueError: if it is unknown.
+  """
+  if implementation is None:
+    implementation = fastest(call, return_lse)
+  lse = None
+  if implementation == "cudnn":
+    if obstacle := cudnn.obstacle(call, return_lse):
+      raise NotImplementedError(
+        f"implementation='cudnn' cannot serve this call: cuDNN {obstacle}; "
+        "implementation='blockwise' serves every call"
+      )
+    context = cudnn.context(call)
+  elif implementation == "reference":
+    context, lse = reference.context_and_lse(call)
+  elif implementation == "blockwise":
+    context, lse = _TILED(call)
+  elif isinstance(implementation, Blockwise):
+    context, lse = implementation(call)
+  else:
+    known = ", ".join(map(repr, NAMES))
+    raise ValueError(
+      f"implementation must be None or one of {known}, got {implementation!r}"
+    )
+  return context.astype(call.query.dtype), lse
+
+
+def fastest(call: Call, return_lse: bool) -> str:
+  """The implementation to choose, by the rules of `docs/performance.md`."""
+  if cudnn.obstacle(call, return_lse) is None:
+    return "cudnn"
+  numbers = math.prod(call.scores_shape) * call.numbers_per_pair
+  return "reference" if numbers <= _DENSE else "blockwise"
