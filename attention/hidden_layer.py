@@ -92,7 +92,8 @@ def _hidden_sums_jvp(primals, tangents):
     moved = jnp.matmul(query_tangent, across) + jnp.matmul(down, key_tangent)
     slope = (4.0 * weight) * (share - share * share)
     flat = jnp.reshape(share, (*share.shape[:-2], 1, -1))
-    turned = jnp.matmul(-2.0 * weight_tangent, flat).reshape(share.shape)
+    turned = jnp.matmul(-2.0 * weight_tangent, flat)
+    turned = turned.reshape(*turned.shape[:-2], *share.shape[-2:])
     return slope * moved + (weight_tangent + turned)
 
   # d log(x) = dx / x, once a token.

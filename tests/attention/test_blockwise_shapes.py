@@ -1,6 +1,4 @@
-"""Blockwise equals the reference, whatever the shapes and transformations."""
-
-import functools
+"""Blockwise equals the reference, whatever the shapes."""
 
 import jax
 import jax.numpy as jnp
@@ -8,43 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from attention import attend, biases, masks, scores
+from attention import biases, masks
 from attention.blockwise import Blockwise
+from tests.attention.comparison import SMALL, close, outcome, wide
 from tests.attention.oracle import CASES, draw, draw_parameters
 
-SMALL = Blockwise(query_block=2, key_block=3, leading_block=2)
 every_score = pytest.mark.parametrize("name", CASES)
-wide = functools.partial(jax.enable_x64, True)
-
-
-def close(got, want, rtol=1e-9, atol=1e-11):
-  jax.tree.map(
-    lambda got, want: np.testing.assert_allclose(
-      *(np.asarray(each, np.float64) for each in (got, want)), rtol, atol
-    ),
-    got,
-    want,
-  )
-
-
-def outcome(point, name, implementation, arguments=lambda bias: {}):
-  """Context, lse and the gradients of everything in `point`."""
-
-  def loss(point):
-    context, lse = attend(
-      *point["tokens"],
-      score=CASES[name].bound(point["parameters"]),
-      implementation=implementation,
-      return_lse=True,
-      **arguments(point.get("bias")),
-    )
-    seen = jnp.where(jnp.isneginf(lse), 0.0, lse)
-    return jnp.sum(jnp.sin(context)) + jnp.sum(seen**2), (context, lse)
-
-  return jax.jit(jax.grad(loss, has_aux=True))(point)
-
+# One of each kind: a product, channels in a loop, a function.
+each_kind = pytest.mark.parametrize(
+  "name", ["scaled_dot", "additive", "closure"]
+)
 
 # Leading axes of query, key and value; the rank that masks see, and its axes.
 LEADING = [
@@ -146,7 +118,7 @@ def test_equals_the_reference(name, data):
     assert all(jax.tree.leaves(same))
 
 
-@every_score
+@each_kind
 @pytest.mark.parametrize(
   "lengths", [(1, 1), (1, 5), (5, 1), (3, 0), (0, 3), (0, 0)]
 )
@@ -184,49 +156,6 @@ def test_axes_of_size_zero(shapes):
       )
 
 
-def inputs():
-  """Arguments that can be mapped over or sharded, with an axis of 8 each."""
-  query, key, value, bias = draw(4, (8, 3, 4), (8, 5, 4), (8, 5, 2), (8, 3, 5))
-  weight, rng = draw(5, (8, 4))[0], jax.random.split(jax.random.key(1), 8)
-  return {
-    "query": query,
-    "key": key,
-    "value": value,
-    "length": np.arange(8),
-    "bias": bias,
-    "weight": weight,
-    "rng": rng,
-  }
-
-
-def of_inputs(implementation, query, key, value, length, bias, weight, rng):
-  """Attention of one entry, or of one of a batch axis, of everything."""
-  score = scores.additive(jnp.eye(4), jnp.eye(4), weight)
-  return attend(
-    query,
-    key,
-    value,
-    score=score,
-    mask=masks.padding(length),
-    bias=bias,
-    dropout_rate=0.5,
-    rng=rng,
-    implementation=implementation,
-    return_lse=True,
-  )
-
-
-def loss_and_outputs(run, arrays):
-  def loss(floating):
-    context, lse = run({**arrays, **floating})
-    seen = jnp.where(jnp.isneginf(lse), 0.0, lse)
-    return jnp.sum(jnp.sin(context)) + jnp.sum(seen), (context, lse)
-
-  names = ("query", "key", "value", "bias", "weight")
-  gradient = jax.jit(jax.grad(loss, has_aux=True))
-  return gradient({name: jnp.asarray(arrays[name]) for name in names})
-
-
 def test_a_mask_and_a_bias_may_have_axes_that_only_values_have():
   with wide():
     tokens = draw(9, (4, 1, 5, 4), (1, 1, 7, 4), (4, 3, 7, 2))
@@ -244,147 +173,3 @@ def test_a_mask_and_a_bias_may_have_axes_that_only_values_have():
       )
       for each in got:
         close(each, want)
-
-
-@pytest.mark.parametrize("mapped", [*inputs(), "everything"])
-def test_vmap_over_any_argument(mapped):
-  def outcome(implementation):
-    arrays = inputs()
-    alone = lambda name: mapped not in (name, "everything")  # noqa: E731
-    single = {n: a[3] if alone(n) else a for n, a in arrays.items()}
-    axes = {name: None if alone(name) else 0 for name in arrays}
-    one = functools.partial(of_inputs, implementation)
-    run = jax.vmap(lambda arrays: one(**arrays), in_axes=(axes,))
-    return loss_and_outputs(run, single)
-
-  with wide():
-    close(outcome(SMALL), outcome("reference"))
-
-
-@pytest.mark.parametrize("sharded", [*inputs(), "everything"])
-def test_shard_map_with_any_argument_sharded(sharded):
-  mesh = Mesh(np.array(jax.devices()), ("batch",))
-  assert mesh.size == 8
-
-  def outcome(implementation):
-    arrays = inputs()
-    alone = lambda name: sharded not in (name, "everything")  # noqa: E731
-    arrays = {n: a[3:4] if alone(n) else a for n, a in arrays.items()}
-    specs = {
-      n: PartitionSpec() if alone(n) else PartitionSpec("batch") for n in arrays
-    }
-
-    def one(arrays):
-      arrays = {**arrays, "rng": arrays["rng"][0]}
-      return of_inputs(implementation, **arrays)
-
-    run = jax.shard_map(
-      one, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec("batch")
-    )
-    return loss_and_outputs(run, arrays)
-
-  with wide():
-    close(outcome(SMALL), outcome("reference"))
-
-
-@every_score
-def test_sharded_arrays_under_jit(name):
-  mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("batch", "head"))
-  with wide():
-    tokens = draw(6, (4, 2, 5, 4), (4, 2, 7, 4), (4, 2, 7, 2))
-    parameters = draw_parameters(CASES[name], 4)
-    arguments = {"mask": masks.causal(2), "bias": biases.alibi(2)}
-    sharding = NamedSharding(mesh, PartitionSpec("batch", "head"))
-    placed = [jax.device_put(each, sharding) for each in tokens]
-    got, want = (
-      outcome(
-        {"tokens": each, "parameters": parameters},
-        name,
-        implementation,
-        lambda bias: arguments,
-      )
-      for each, implementation in ((placed, SMALL), (tokens, "reference"))
-    )
-    close(got, want)
-
-
-@every_score
-def test_within_scan_and_checkpoint(name):
-  with wide():
-    (queries, key, value) = draw(7, (3, 5, 4), (7, 4), (7, 2))
-    parameters = draw_parameters(CASES[name], 4)
-
-    def run(implementation, transform, loop):
-      @transform
-      def one(query, key, parameters):
-        return attend(
-          query,
-          key,
-          value,
-          score=CASES[name].bound(parameters),
-          mask=masks.causal(1),
-          implementation=implementation,
-        )
-
-      def loss(queries, key, parameters):
-        if not loop:
-          return jnp.sum(jnp.sin(one(queries, key, parameters)))
-
-        def step(total, query):
-          return total + jnp.sum(jnp.sin(one(query, key, parameters))), None
-
-        return jax.lax.scan(step, 0.0, queries)[0]
-
-      gradient = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
-      return gradient(queries, key, parameters)
-
-    want = run("reference", lambda function: function, False)
-    close(run(SMALL, jax.checkpoint, True), want)
-    close(run(SMALL, lambda function: function, True), want)
-
-
-@pytest.mark.parametrize("name", ["scaled_dot", "additive", "closure"])
-def test_derivatives_to_the_third_order(name):
-  with wide():
-    tokens = draw(8, (3, 2), (4, 2), (4, 2))
-    point = (*tokens, draw_parameters(CASES[name], 2))
-    point = jax.tree.map(jnp.asarray, point)
-    direction = jax.tree.map(lambda leaf: jnp.cos(3.0 * leaf), point)
-
-    def outcome(implementation):
-      def both(*point):
-        context, lse = attend(
-          *point[:3],
-          score=CASES[name].bound(point[3]),
-          mask=masks.causal(1),
-          implementation=implementation,
-          return_lse=True,
-        )
-        return jnp.sin(context), lse
-
-      def scalar(*point):
-        return sum(jnp.sum(leaf**2) for leaf in both(*point))
-
-      def along(function):
-        def derivative(*point):
-          products = jax.tree.map(
-            lambda g, d: jnp.sum(g * d),
-            jax.grad(function, (0, 1, 2, 3))(*point),
-            direction,
-          )
-          return sum(jax.tree.leaves(products))
-
-        return derivative
-
-      @jax.jit
-      def everything(*point):
-        return (
-          jax.jacfwd(both, (0, 1, 2))(*point),
-          jax.jacrev(both, (0, 1, 2))(*point),
-          jax.hessian(scalar, (0, 1, 2))(*point),
-          jax.grad(along(along(scalar)), (0, 1, 2, 3))(*point),
-        )
-
-      return everything(*point)
-
-    close(outcome(SMALL), outcome("reference"), 1e-8, 1e-9)

@@ -48,6 +48,29 @@ def test_equals_the_reference_for_dot_products(score, mask):
 
 
 @pytest.mark.usefixtures("_stand_in")
+@pytest.mark.parametrize("heads", [(), (3,)], ids=["one", "each"])
+def test_a_general_score_may_change_the_number_of_features(heads):
+  shapes = (2, 3, 5, 16), (2, 3, 7, 8), (2, 3, 7, 8), (*heads, 16, 8)
+  *arrays, weight = tokens(*shapes)
+  agree(*arrays, score=scores.general(weight / 8))
+
+
+@pytest.mark.usefixtures("_stand_in")
+def test_what_counts_is_what_the_kernel_is_given():
+  arrays = tokens((5, 8), (7, 16), (7, 16))
+  wide = jnp.ones((8, 16), jnp.float32)
+  with pytest.raises(NotImplementedError, match="bfloat16, float32"):
+    attend(*arrays, score=scores.general(wide), implementation="cudnn")
+  heads = jnp.ones((3, 8, 16), jnp.bfloat16)
+  with pytest.raises(NotImplementedError, match="leading axes"):
+    attend(*arrays, score=scores.general(heads), implementation="cudnn")
+  arrays = tokens((5, 16), (7, 8), (7, 16))
+  narrow = jnp.ones((16, 8), jnp.bfloat16)
+  with pytest.raises(NotImplementedError, match="got 8 and 16"):
+    attend(*arrays, score=scores.general(narrow), implementation="cudnn")
+
+
+@pytest.mark.usefixtures("_stand_in")
 @pytest.mark.parametrize(
   ("leading", "memory"),
   [((), ()), ((3,), (3,)), ((2, 2, 3), (2, 2, 1)), ((2, 1, 2), (2, 1, 2))],

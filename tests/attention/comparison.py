@@ -1,0 +1,41 @@
+"""Blockwise against the reference: what is compared, and how closely."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention import attend
+from attention.blockwise import Blockwise
+from tests.attention.oracle import CASES
+
+SMALL = Blockwise(query_block=2, key_block=3, leading_block=2)
+wide = functools.partial(jax.enable_x64, True)
+
+
+def close(got, want, rtol=1e-9, atol=1e-11):
+  jax.tree.map(
+    lambda got, want: np.testing.assert_allclose(
+      *(np.asarray(each, np.float64) for each in (got, want)), rtol, atol
+    ),
+    got,
+    want,
+  )
+
+
+def outcome(point, name, implementation, arguments=lambda bias: {}):
+  """Context, lse and the gradients of everything in `point`."""
+
+  def loss(point):
+    context, lse = attend(
+      *point["tokens"],
+      score=CASES[name].bound(point["parameters"]),
+      implementation=implementation,
+      return_lse=True,
+      **arguments(point.get("bias")),
+    )
+    seen = jnp.where(jnp.isneginf(lse), 0.0, lse)
+    return jnp.sum(jnp.sin(context)) + jnp.sum(seen**2), (context, lse)
+
+  return jax.jit(jax.grad(loss, has_aux=True))(point)
