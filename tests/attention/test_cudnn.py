@@ -61,9 +61,8 @@ def test_what_counts_is_what_the_kernel_is_given():
   wide = jnp.ones((8, 16), jnp.float32)
   with pytest.raises(NotImplementedError, match="bfloat16, float32"):
     attend(*arrays, score=scores.general(wide), implementation="cudnn")
-  heads = jnp.ones((3, 8, 16), jnp.bfloat16)
-  with pytest.raises(NotImplementedError, match="leading axes"):
-    attend(*arrays, score=scores.general(heads), implementation="cudnn")
+  *arrays, heads = tokens((5, 8), (7, 16), (7, 16), (3, 8, 16))
+  agree(*arrays, score=scores.general(heads / 8))  # three heads, one memory
   arrays = tokens((5, 16), (7, 8), (7, 16))
   narrow = jnp.ones((16, 8), jnp.bfloat16)
   with pytest.raises(NotImplementedError, match="got 8 and 16"):
