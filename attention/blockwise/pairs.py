@@ -94,6 +94,9 @@ def rows_that_see(pairs: Pairs, flags: jax.Array) -> jax.Array:
   shape = (*tiling.leading, tiling.query_length)
   nobody = axes.varying_zero((flags, pairs.mask, pairs.bias), jnp.bool_)
   nobody = jnp.broadcast_to(nobody, shape)
+  # Outside of jit a `cond` would be compiled at every call.
+  if not isinstance(flags, jax.core.Tracer) and not flags.any():
+    return nobody
 
   def step(rows, start):
     *row, column = start
