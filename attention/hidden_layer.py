@@ -9,7 +9,6 @@ are taken once a token.
 
 import functools
 import math
-import operator
 
 import jax
 import jax.numpy as jnp
@@ -158,10 +157,12 @@ def _summed(term, channels, at_once):
   fills = (1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
   groups = [grouped(*each) for each in zip(channels, fills)]
 
-  # A sum of sums rounds less than one long sum.
+  # Sums of sums round less than one long sum.
   def step(total, group):
     terms = [term(*(array[n] for array in group)) for n in range(at_once)]
-    return total + functools.reduce(operator.add, terms), None
+    while len(terms) > 1:
+      terms = [left + right for left, right in zip(terms[::2], terms[1::2])]
+    return total + terms[0], None
 
   def outer_step(total, groups):
     partial, _ = jax.lax.scan(step, jnp.zeros_like(total), groups)
