@@ -69,7 +69,8 @@ def varying_zero(arguments: Any, dtype: Any) -> jax.Array:
   for array in jax.tree.leaves(arguments):
     if jnp.issubdtype(jnp.result_type(array), jax.dtypes.prng_key):
       array = jax.random.key_data(array)
-    if jnp.size(array):
-      first = jnp.ravel(array)[0].astype(dtype)
+    if isinstance(array, jax.Array) and array.size:
+      first = jnp.ravel(array)[0]
+      first = first.real.astype(dtype)
       zero = jnp.where(False, first, zero)
   return zero

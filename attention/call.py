@@ -87,7 +87,7 @@ def prepared(
   Args:
     query: [..., T, Dq].
     key: [..., S, Dk].
-    value: [..., S, E], or None where only weights are wanted.
+    value: [..., S, E].
     score: anything `attention.scores.as_score` takes.
     mask: anything `attention.masks.as_mask` takes, or None.
     bias: anything `attention.biases.as_bias` takes, or None.
@@ -96,10 +96,7 @@ def prepared(
   Returns:
     The call, ready for an implementation.
   """
-  check_tokens(query=query, key=key)
-  if value is None:
-    value = jnp.zeros((jnp.shape(key)[-2], 0), jnp.result_type(key))
-  check_tokens(value=value)
+  check_tokens(query=query, key=key, value=value)
   query, key, value = (jnp.asarray(array) for array in (query, key, value))
   length = key.shape[-2]
   check_axis(value, "value", -2, length, "key's length")
@@ -135,7 +132,7 @@ def _scores_shape(score: Score, query, key) -> tuple[int, ...]:
   """The shape of the scores, found without computing them."""
   shape = jax.eval_shape(score, query, key).shape
   lengths = (query.shape[-2], key.shape[-2])
-  if shape[-2:] != lengths:
+  if shape[-2:] != lengths or len(shape) < query.ndim:
     raise ValueError(
       f"score must return [..., T, S] = [..., {lengths[0]}, {lengths[1]}] for "
       f"query {query.shape} and key {key.shape}, it returned {shape}"

@@ -3,6 +3,7 @@
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def check_floating(**arrays) -> None:
@@ -58,7 +59,15 @@ def check_axis(
 
 
 def check_tokens(**arrays) -> None:
-  """Raises AssertionError unless every array is floating [..., T, D]."""
+  """Raises unless every array is floating [..., T, D].
+
+  AssertionError, and TypeError for what is no array.
+  """
   for name, array in arrays.items():
+    if not isinstance(array, jax.Array | np.ndarray):
+      raise TypeError(
+        f"{name} must be an array [..., length, features], got "
+        f"{type(array).__name__}"
+      )
     check_rank(array, name, "length, features")
     check_floating(**{name: array})

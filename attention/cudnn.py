@@ -11,6 +11,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from attention import axes
 from attention.call import Call, without_bad_tokens
 from attention.masks.types import Band, Mask
 from attention.scores.bound import DotProduct
@@ -79,6 +80,9 @@ def context(call: Call) -> jax.Array:
     length = call.query.shape[-2]
     poisoned = bad[0] | _seen_causally(bad[1] | bad[2], length)
   tokens = _mapped(call)
+  # JAX wants all three mapped over by a `vmap` that maps over one.
+  zero = axes.varying_zero(tokens, tokens[0].dtype)
+  tokens = tuple(array + zero for array in tokens)
   query_heads, memory_heads = _heads(*tokens)
   attended = _kernel(
     *(

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from typing import Any, Literal, overload
 
 import jax
+import jax.numpy as jnp
 
 from attention import reference
 from attention.call import prepared
+from attention.checks import check_tokens
 from attention.choice import Implementation, solved
 from attention.dropout import make_dropout
 from attention.scores import Score, scaled_dot_score
@@ -95,7 +97,7 @@ def attend(
 
   Raises:
     AssertionError: if the shapes do not fit; the message names the argument.
-    TypeError: if `mask` or `bias` is of a wrong type.
+    TypeError: if an argument is of a wrong type; the message names it.
     ValueError: if a choice is unknown, or `mask` or `bias` does not broadcast.
     NotImplementedError: if the implementation cannot serve the call.
 
@@ -145,7 +147,7 @@ def attention_weights(
 
   Raises:
     AssertionError: if the shapes do not fit; the message names the argument.
-    TypeError: if `mask` or `bias` is of a wrong type.
+    TypeError: if an argument is of a wrong type; the message names it.
     ValueError: if a choice is unknown, or `mask` or `bias` does not broadcast.
 
   Example:
@@ -154,5 +156,7 @@ def attention_weights(
     >>> attention_weights(jnp.zeros((1, 4)), jnp.ones((2, 4)))
     Array([[0.5, 0.5]], dtype=float32)
   """
-  call = prepared(query, key, None, score=score, mask=mask, bias=bias)
+  check_tokens(query=query, key=key)
+  nothing = jnp.zeros((jnp.shape(key)[-2], 0), jnp.result_type(key))
+  call = prepared(query, key, nothing, score=score, mask=mask, bias=bias)
   return reference.weights(call).astype(call.query.dtype)

@@ -96,13 +96,22 @@ def _hidden_sums_jvp(primals, tangents):
     return slope * moved + (weight_tangent + turned)
 
   # d log(x) = dx / x, once a token.
-  linear = (query_tangent / query, key_tangent / key, weight_tangent)
+  linear = (
+    query_tangent / _nonzero(query),
+    key_tangent / _nonzero(key),
+    weight_tangent,
+  )
   channels = (*_by_channel(*primals), *_by_channel(*linear))
   scores = hidden_sums(*primals)
   tangent = _summed(
     jax.checkpoint(term, prevent_cse=False), channels, _TANGENT_CHANNELS
   )
   return scores, tangent.reshape(scores.shape)
+
+
+def _nonzero(exponentials):
+  """No exponential is 0, but a free place of a cache is, behind its mask."""
+  return jnp.where(exponentials == 0.0, 1.0, exponentials)
 
 
 def _share(query, key):
@@ -157,7 +166,7 @@ def _summed(term, channels, at_once):
   fills = (1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
   groups = [grouped(*each) for each in zip(channels, fills)]
 
-  # Sums of sums round less than one long sum.
+  # Sums of sums round less than one long sum; `at_once` is a power of 2.
   def step(total, group):
     terms = [term(*(array[n] for array in group)) for n in range(at_once)]
     while len(terms) > 1:

@@ -6,8 +6,9 @@
 
 What no formula says, and all implementations keep: a row that may attend to
 nothing has weights 0, context 0, lse -inf and zero derivatives of any order;
-a key that is masked out changes nothing, NaN and inf included; a non-finite
-token that a row does see makes that row NaN, and no other row.
+a key that is masked out changes nothing, NaN and inf included; with a mask or a
+bias, a non-finite token that a row does see makes that row NaN, and no other
+row.
 """
 
 import jax

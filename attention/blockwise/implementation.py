@@ -67,7 +67,7 @@ class Blockwise:
     tiling = self._tiling(call)
     query = call.score.map_query(with_length(query, tiling.query_length))
     key = call.score.map_key(with_length(key, tiling.key_length))
-    value = with_length(value, tiling.key_length)
+    value = with_length(value, tiling.key_length, "constant")
     value = value.astype(jnp.result_type(call.query, value))
     pairs = Pairs(tiling, length, key_length, call.mask, call.bias, call.dtype)
     lse_leading = leading if masked else call.scores_shape[:-2]

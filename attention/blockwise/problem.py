@@ -31,7 +31,7 @@ def fits(score, query, key, block) -> bool:
 
   try:
     jax.eval_shape(scores, query, key)
-  except (AssertionError, TypeError, ValueError):
+  except (AssertionError, RuntimeError, TypeError, ValueError):
     return False
   return True
 

@@ -63,9 +63,14 @@ def leading_block(
     if not _alone_on_a_cpu():
       return tuple(leading)
     asked = max(_SCORES // pairs, 1)
-  block = _innermost_first(asked, scores, leading)
-  whole = tuple(leading)
-  return block if block == whole or fits(block) else whole
+  block, whole = _innermost_first(asked, scores, leading), tuple(leading)
+  # A score may capture arrays with leading axes of its own, heads mostly, and
+  # then needs all of these.
+  for axis in range(len(whole), 0, -1):
+    part = block[:axis] + whole[axis:]
+    if part == whole or fits(part):
+      return part
+  return whole
 
 
 def _alone_on_a_cpu() -> bool:

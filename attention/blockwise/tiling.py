@@ -183,10 +183,12 @@ def scan(step: Callable, carry: Any, inputs: Any) -> Any:
   return jax.lax.scan(lambda *each: (step(*each), None), carry, inputs)[0]
 
 
-def with_length(tokens: jax.Array, length: int) -> jax.Array:
-  """Tokens [..., n, D], the last one repeated until there are `length`."""
+def with_length(
+  tokens: jax.Array, length: int, mode: str = "edge"
+) -> jax.Array:
+  """Tokens [..., n, D], padded to `length` in a mode of `jnp.pad`."""
   missing = length - tokens.shape[-2]
   if not missing:
     return tokens
   widths = [(0, 0)] * (tokens.ndim - 2) + [(0, missing), (0, 0)]
-  return jnp.pad(tokens, widths, mode="edge")
+  return jnp.pad(tokens, widths, mode=mode)

@@ -15,9 +15,10 @@ def _integers(name: str, number):
   """A Python integer as it is, anything else as an integer array."""
   if isinstance(number, jax.Array):
     chex.assert_type(number, int, custom_message=f"{name} must hold integers")
-    return number
+    # Positions have 32 bits, and distances a sign.
+    return number.astype(jnp.int32)
   if jnp.ndim(number) == 0:
-    # Positions have 32 bits; farther than the farthest is as far.
+    # Farther than the farthest is as far.
     return max(-_FARTHEST, min(operator.index(number), _FARTHEST))
   return _integers(name, jnp.asarray(number))
 

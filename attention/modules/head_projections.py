@@ -120,12 +120,18 @@ class HeadProjections(nn.Module):
     """Keys and values as heads, the keys mapped by the score."""
     values = keys if values is None else values
     check_tokens(key=keys, value=values)
+    key = self.mapped_keys(keys, size, offset)
+    count = self.grouping.num_key_value_heads
+    value = self._heads(self.value_projection, values, count, size, "value")
+    return KeyValue(key, self.grouping.memory(value))
+
+  def mapped_keys(self, keys, size, offset):
+    """Keys as heads, mapped by the score."""
+    check_tokens(key=keys)
     count = self.grouping.num_key_value_heads
     key = self._heads(self.key_projection, keys, count, size, "key")
-    value = self._heads(self.value_projection, values, count, size, "value")
     score = self.grouping.score(self.learned_score(size, size))
-    key = self.grouping.memory(self._rotated(key, offset))
-    return KeyValue(score.map_key(key), self.grouping.memory(value))
+    return score.map_key(self.grouping.memory(self._rotated(key, offset)))
 
   def _heads(self, projection, inputs, count, size, name):
     kernel, bias = projection((inputs.shape[-1],), (count, size))

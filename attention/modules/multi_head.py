@@ -155,7 +155,8 @@ class MultiHeadAttention(HeadProjections):
   ) -> jax.Array:
     """The distributions over the keys, [..., H, T, S], without dropout."""
     key = query if key is None else key
-    memory = self.memory(key, None, self._head_size(query), 0)
+    heads = self.mapped_keys(key, self._head_size(query), 0)
+    memory = KeyValue(heads, heads)
     return self.weights_projected(query, memory, mask=mask, bias=bias)
 
   def weights_projected(
@@ -189,7 +190,8 @@ class MultiHeadAttention(HeadProjections):
     Args:
       leading_shape: the leading axes of the inputs, for instance (B,).
       max_length: how many tokens fit.
-      dtype: of keys and values; None means that of the computation.
+      dtype: of keys and values; None means what the module computes them in,
+        for additive scores float32 keys.
 
     Returns:
       A cache.
@@ -200,14 +202,16 @@ class MultiHeadAttention(HeadProjections):
     if not self.key_projection.has_variable("params", "kernel"):
       raise ValueError("init_cache needs parameters: call it through `apply`")
     kernel: jax.Array = self.key_projection.get_variable("params", "kernel")
-    dtype = dtype or self.dtype or kernel.dtype
     token = jax.ShapeDtypeStruct(
-      (*leading_shape, max_length, kernel.shape[0]), dtype
+      (*leading_shape, max_length, kernel.shape[0]),
+      dtype or self.dtype or kernel.dtype,
     )
     memory = jax.eval_shape(
       lambda token: self.memory(token, None, kernel.shape[-1], 0), token
     )
-    key, value = (jnp.zeros(array.shape, dtype) for array in memory)
+    key, value = (
+      jnp.zeros(array.shape, dtype or array.dtype) for array in memory
+    )
     return caches.Cache(key, value, jnp.zeros((), jnp.int32))
 
   def decode(

@@ -28,6 +28,8 @@ def _wide(*arrays):
 
 def _scaled(tokens, factor):
   """Tokens times a factor, a number or [...], rounded once."""
+  if isinstance(factor, float):
+    factor = float(factor)  # NumPy's would promote the tokens
   dtype = jnp.result_type(tokens, factor)
   factor = jnp.asarray(factor, _wide(tokens, factor))[..., None, None]
   tokens, factor = axes.aligned(tokens.astype(factor.dtype), factor)

@@ -30,8 +30,11 @@ def numbers_per_pair(score: Score, query: jax.Array, key: jax.Array) -> int:
     lambda query, key: (score.map_query(query), score.map_key(key)), query, key
   )
   closed = jax.make_jaxpr(score.pair)(query, key)
+  largest = _largest(closed.jaxpr)
+  if largest <= max(query.size, key.size):
+    return 1  # the tokens once more, in another shape
   pairs = max(math.prod(closed.out_avals[0].shape), 1)
-  return max(1, -(-_largest(closed.jaxpr) // pairs))
+  return max(1, -(-largest // pairs))
 
 
 def _largest(jaxpr) -> int:

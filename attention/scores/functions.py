@@ -217,10 +217,10 @@ def as_score(score: Score | Callable) -> Score:
       f"score must be a callable (query, key) -> scores, got {score!r}; "
       "attention.scores has dot(), scaled_dot(), general(weight) and others"
     )
-  forms = {
-    dot_score: bound.Dot,
-    scaled_dot_score: bound.ScaledDot,
-    cosine_score: bound.Cosine,
-  }
-  make = forms.get(score)
-  return FunctionScore(score) if make is None else make()
+  if score is dot_score:
+    return bound.Dot()
+  if score is scaled_dot_score:
+    return bound.ScaledDot()
+  if score is cosine_score:
+    return bound.Cosine()
+  return FunctionScore(score)

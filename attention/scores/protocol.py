@@ -65,12 +65,12 @@ class Score:
 
     Parameters whose field says what one head's parameter is, for instance
     `dataclasses.field(metadata=MATRIX)`, are reshaped, from [H, ...] to
-    [K, G, ...] or from [K, ...] to [K, 1, ...]. A score with other fields is
-    called in the [H] layout, at the price of repeating its keys.
+    [K, G, ...] or from [K, ...] to [K, 1, ...]. Any other score is called in
+    the [H] layout, at the price of repeating its keys.
     """
-    fields: tuple[dataclasses.Field, ...] = ()
-    if dataclasses.is_dataclass(self):
-      fields = dataclasses.fields(self)
+    if not dataclasses.is_dataclass(self):
+      return GroupedHeads(self, num_key_value_heads, num_groups)
+    fields = dataclasses.fields(self)
     if not all("core" in field.metadata for field in fields):
       return GroupedHeads(self, num_key_value_heads, num_groups)
     grouped = {

@@ -15,10 +15,11 @@ import numpy as np
 from attention import scores
 from attention.blockwise import Blockwise
 
-# Small tiles, so that small problems have several; other sizes, the ones that
-# "blockwise" chooses among them, are drawn in test_blockwise_shapes.py.
+# A single tile, which is what "blockwise" chooses for small problems, and small
+# tiles, so that there are several; test_blockwise_shapes.py draws other sizes.
 IMPLEMENTATIONS = [
   "reference",
+  "blockwise",
   Blockwise(query_block=2, key_block=3, leading_block=2),
 ]
 HIDDEN = 4

@@ -34,6 +34,12 @@ def test_shapes_that_do_not_fit_name_the_argument(name, query, key, value):
     attend(query, key, value)
 
 
+@pytest.mark.parametrize("value", [None, [[1.0, 2.0]] * 5])
+def test_tokens_must_be_arrays(value):
+  with pytest.raises(TypeError, match="value must be an array"):
+    attend(tokens(3, 4), tokens(5, 4), value)
+
+
 @pytest.mark.parametrize(
   ("error", "message", "arguments"),
   [
@@ -166,3 +172,13 @@ def test_weights_do_not_depend_on_a_value():
     rtol=1e-5,
     atol=1e-6,
   )
+
+
+def test_scores_without_the_leading_axes_are_refused():
+  with pytest.raises(ValueError, match=r"score must return .* it returned"):
+    attend(
+      tokens(2, 3, 4),
+      tokens(2, 5, 4),
+      tokens(2, 5, 2),
+      score=lambda query, key: jnp.zeros((3, 5)),
+    )

@@ -315,3 +315,12 @@ def test_a_limit_beyond_32_bits_is_no_limit(mask, plain, implementation):
     for mask in (mask, plain)
   )
   np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
+
+
+def test_infinity_in_the_last_value_is_no_more_than_that():
+  query, key, value = float32(*draw(14, (5, 2), (7, 2), (7, 2)))
+  value = value.at[-1, 0].set(jnp.inf)
+  context = attend(query, key, value, implementation=SMALL)
+  want = attend(query, key, value, implementation="reference")
+  np.testing.assert_array_equal(context[:, 0], jnp.inf)
+  np.testing.assert_allclose(context[:, 1], want[:, 1], rtol=1e-5)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention import attend, masks
-from attention.blockwise import Blockwise
+from attention import attend, masks, scores
+from attention.blockwise import Blockwise, sizes
 from attention.blockwise.tiling import Tiling
+from attention.call import prepared
 from attention.masks.types import as_mask
 from attention.masks.visibility import Ranges, visibility
 from attention.pairwise import EMPTY, FULL, PARTIAL, positions
@@ -309,3 +310,33 @@ def test_derivatives_drop_the_same_weights():
       derivatives(SMALL),
       derivatives("reference"),
     )
+
+
+@pytest.mark.parametrize("name", ["scaled_dot", "additive", "each head"])
+def test_leading_axes_are_cut_on_a_cpu_alone(name, monkeypatch):
+  query, key, value, weight = float32(
+    *draw(30, (3, 4, 6, 2), (3, 4, 7, 2), (3, 4, 7, 2), (4, 2))
+  )
+  score = {
+    "scaled_dot": scores.scaled_dot(),
+    "additive": scores.additive(jnp.eye(2), jnp.eye(2), weight[0]),
+    "each head": scores.additive(jnp.eye(2), jnp.eye(2), weight),
+  }[name]
+  monkeypatch.setattr(sizes, "_alone_on_a_cpu", lambda: True)
+  monkeypatch.setattr(sizes, "_SCORES", 128)
+  mask = masks.causal()
+  call = prepared(query, key, value, score=score, mask=mask, bias=None)
+  block = Blockwise()._tiling(call).block
+  assert block == {"scaled_dot": (1, 2), "additive": (1, 1)}.get(name, (1, 4))
+  got, want = (
+    attend(
+      query,
+      key,
+      value,
+      score=score,
+      mask=mask,
+      implementation=implementation,
+    )
+    for implementation in ("blockwise", "reference")
+  )
+  np.testing.assert_allclose(got, want, atol=1e-5)

@@ -160,3 +160,15 @@ def test_wrong_types_are_refused():
     masks.as_mask(jnp.ones((4, 7), bool)).materialize(5, 7)
   with pytest.raises(ValueError, match="query_ids"):
     masks.segments(jnp.arange(4), jnp.arange(7)).materialize(5, 7)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint32"])
+def test_integers_of_any_kind_mean_the_same(dtype):
+  left = jnp.asarray(3, dtype)
+  for got, want in (
+    (masks.sliding_window(left, 0), masks.sliding_window(3, 0)),
+    (masks.causal(left), masks.causal(3)),
+  ):
+    np.testing.assert_array_equal(
+      got.materialize(9, 12), want.materialize(9, 12)
+    )

@@ -309,3 +309,27 @@ def test_head_sizes_that_do_not_divide_are_refused():
     MultiHeadAttention(2).init(
       jax.random.key(0), (2,), 8, method=MultiHeadAttention.init_cache
     )
+
+
+def test_weights_need_no_values():
+  query, key, value = (
+    jnp.asarray(array, jnp.float32)
+    for array in draw(23, (2, 3, 8), (2, 5, 8), (2, 5, 6))
+  )
+  module = MultiHeadAttention(num_heads=2)
+  variables = module.init(jax.random.key(0), query, key, value)
+  weights = module.apply(variables, query, key, method="weights")
+  assert weights.shape == (2, 2, 3, 5)
+
+
+def test_a_cache_of_half_precision_holds_exponentials_in_full():
+  (tokens,) = draw(24, (1, 4, 8))
+  tokens = 40.0 * jnp.asarray(tokens, jnp.float16)
+  module = MultiHeadAttention(num_heads=2, score="additive", dtype=jnp.float16)
+  variables = module.init(jax.random.key(0), tokens)
+  cache = module.apply(variables, (1,), 4, method="init_cache")
+  assert cache.key.dtype == jnp.float32
+  assert cache.value.dtype == jnp.float16
+  outputs, _ = module.apply(variables, tokens, cache, method="decode")
+  want = module.apply(variables, tokens, mask=masks.causal())
+  np.testing.assert_allclose(outputs, want, rtol=1e-2, atol=1e-2)

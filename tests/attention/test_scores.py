@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attend, scores
+from attention import attend, masks, scores
+from attention.multi_head import attend_heads
+from attention.scores.footprint import numbers_per_pair
 from tests.attention.oracle import CASES, draw, draw_parameters, loop_scores
 
 NAMED = ["dot", "scaled_dot", "general", "additive", "concat", "cosine"]
@@ -213,3 +215,76 @@ def test_errors_name_the_argument(argument, name, parameters):
 def test_integers_are_refused():
   with pytest.raises(AssertionError, match="query"):
     scores.dot_score(jnp.ones((2, 3), int), jnp.ones((2, 3)))
+
+
+class Sharp(scores.Score):
+  """A score that is no dataclass, and cannot be hashed."""
+
+  __hash__ = None
+
+  def __init__(self, sharpness):
+    self.sharpness = sharpness
+
+  def __eq__(self, other):
+    return self.sharpness == other.sharpness
+
+  def pair(self, query, key):
+    return self.sharpness * (query @ key.mT)
+
+
+def test_any_score_keeps_what_it_holds_in_grouped_heads():
+  query, key = draw(20, (4, 3, 2), (2, 5, 2))
+  got = attend_heads(query, key, key, score=Sharp(5.0), mask=None, bias=None)[0]
+  want = attend(
+    query, key.repeat(2, 0), key.repeat(2, 0), score=scores.scaled_dot(5.0)
+  )
+  np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_a_callable_need_not_be_hashable():
+  class Scaled:
+    __hash__ = None
+
+    def __call__(self, query, key):
+      return 2.0 * (query @ key.mT)
+
+  query, key = draw(21, (3, 2), (5, 2))
+  np.testing.assert_allclose(
+    attend(query, key, key, score=Scaled()),
+    attend(query, key, key, score=scores.scaled_dot(2.0)),
+    atol=1e-6,
+  )
+
+
+def test_a_scale_of_numpy_does_not_widen_the_tokens():
+  query = jnp.ones((3, 4), jnp.bfloat16)
+  score = scores.scaled_dot(1.0 / np.sqrt(4))
+  assert score.map_query(query).dtype == jnp.bfloat16
+
+
+def test_how_many_numbers_a_pair_needs():
+  gap = scores.as_score(lambda q, k: -abs(q[:, None] - k[None]).sum(-1))
+  for length in (1, 40):
+    query, key = jnp.ones((length, 8)), jnp.ones((40, 8))
+    assert numbers_per_pair(scores.scaled_dot(), query, key) == 1
+  assert numbers_per_pair(gap, query, key) == 8
+
+
+def test_a_free_place_of_mapped_keys_gets_no_gradient():
+  query, key, weight = draw(22, (3, 4), (5, 4), (4,))
+  score = scores.additive(jnp.eye(4), jnp.eye(4), weight)
+  memory = jnp.concatenate([score.map_key(key), jnp.zeros((2, 4))])
+
+  def loss(query, memory):
+    context = attend(
+      query,
+      memory,
+      jnp.ones((7, 2)).cumsum(0),
+      score=scores.with_mapped_keys(score),
+      mask=masks.padding(5),
+    )
+    return jnp.sum(context)
+
+  gradients = jax.grad(loss, (0, 1))(query, memory)
+  assert all(jnp.isfinite(each).all() for each in gradients)
+  np.testing.assert_array_equal(gradients[1][5:], 0.0)

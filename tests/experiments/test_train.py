@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import inference, runs
+from experiments import inference, loop, runs
 from tests.experiments import processes
 
 pytestmark = pytest.mark.slow
@@ -227,18 +227,17 @@ def truncate(path):
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_used(
-  damage, finished, tmp_path
+  damage, finished, tmp_path, tiny, caplog
 ):
-  config, workdir, _, _ = finished
+  _, workdir, _, _ = finished
   damaged = tmp_path / "run"
   shutil.copytree(workdir, damaged)
   DAMAGE[damage](damaged / "checkpoints" / "12")
-  code, _, error = processes.run(
-    "train", f"--config={config}", f"--workdir={damaged}"
-  )
-  assert code == 0, error
-  assert "checkpoints/12 is damaged" in error
-  assert "resuming after step 9" in error
+  tiny.mesh.data = 1
+  with caplog.at_level("INFO", "absl"):
+    loop.train_and_evaluate(tiny, damaged)
+  assert "checkpoints/12 is damaged" in caplog.text
+  assert "resuming after step 9" in caplog.text
   assert (damaged / "damaged" / "12").is_dir()
   assert_same_bits(final_params(damaged), final_params(workdir))
 
