@@ -16,7 +16,7 @@ def check_floating(**arrays) -> None:
     )
 
 
-def check_rank(array: jax.Array, name: str, axes: str) -> None:
+def check_rank(array: jax.Array | np.ndarray, name: str, axes: str) -> None:
   """Raises AssertionError unless `array` has at least the axes of `axes`.
 
   Args:
