@@ -117,6 +117,7 @@ def make_dropout(
     A `Dropout` or None.
 
   Raises:
+    TypeError: if `rng` is no random key.
     ValueError: if `rate` is not a probability, or `rng` is missing.
   """
   if not 0.0 <= rate <= 1.0:
@@ -126,5 +127,9 @@ def make_dropout(
   if rng is None:
     raise ValueError(
       f"dropout_rate={rate} needs rng, for instance jax.random.key(0)"
+    )
+  if not isinstance(rng, jax.Array | np.ndarray):
+    raise TypeError(
+      f"rng must be a random key, for instance jax.random.key(0), got {rng!r}"
     )
   return Dropout(rate, rng, shared)

@@ -58,6 +58,7 @@ def test_tokens_must_be_arrays(value):
     (ValueError, "reference.*'fast'", {"implementation": "fast"}),
     (ValueError, "dropout_rate", {"dropout_rate": 1.5}),
     (ValueError, "rng", {"dropout_rate": 0.5}),
+    (TypeError, "rng must be", {"dropout_rate": 0.5, "rng": 0}),
   ],
 )
 def test_impossible_choices_are_refused(error, message, arguments):
