@@ -5,9 +5,9 @@ Source: the copy task of "Neural Turing Machines", Graves et al., 2014, section
 
     python -m experiments.train --config=configs/copy.py
 
-Time: 83 s on 2 CPU cores, from the command to the result.
-Result: whole sequences right, unseen: 100% for lengths 1 to 25, 61.3% for 26 to
-30.
+Time: 111 s on 2 CPU cores, from the command to the result.
+Result: whole sequences right, unseen: 99.95% for lengths 1 to 25, 59.2% for
+26 to 30.
 """
 
 from ml_collections import ConfigDict
