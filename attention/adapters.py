@@ -85,14 +85,7 @@ def dot_product_attention(
     return_lse=return_residual,
   )
   context = jnp.swapaxes(context, -2, -3)
-  return (
-    context
-    if lse is None or not return_residual
-    else (
-      context,
-      jnp.swapaxes(lse, -1, -2),
-    )
-  )
+  return context if lse is None else (context, jnp.swapaxes(lse, -1, -2))
 
 
 def _positions_below(lengths, size: int) -> jax.Array:

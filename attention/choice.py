@@ -1,12 +1,17 @@
 """Which implementation serves a call."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
 from attention import cudnn, reference
 from attention.blockwise import Blockwise
-from attention.call import Call
+from attention.call import Call, prepared
+from attention.dropout import Dropout
+from attention.meshes import on_any_mesh
+from attention.scores import Score
 
 NAMES = ("reference", "blockwise", "cudnn")
 Implementation = str | Blockwise | None
@@ -17,24 +22,42 @@ _TILED = Blockwise()
 _DENSE = 1 << 17
 
 
+@on_any_mesh("TE", "T")
 def solved(
-  call: Call, implementation: Implementation, return_lse: bool = True
+  query: Any,
+  key: Any,
+  value: Any,
+  *,
+  score: Score | Callable,
+  mask: Any = None,
+  bias: Any = None,
+  dropout: Dropout | None = None,
+  implementation: Implementation = None,
+  return_lse: bool = False,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """Runs a call.
+  """`attend` with dropout as an object and always a pair of results.
 
   Args:
-    call: the arguments.
+    query: [..., T, Dq].
+    key: [..., S, Dk].
+    value: [..., S, E].
+    score: as in `attend`.
+    mask: as in `attend`.
+    bias: as in `attend`.
+    dropout: of the weights, or None.
     implementation: as in `attend`.
     return_lse: whether the lse is wanted.
 
   Returns:
-    The context in the query's dtype, and the lse; it may be None if it is not
-    wanted.
+    The context in the query's dtype, and the lse, None if it is not wanted.
 
   Raises:
     NotImplementedError: if the implementation cannot serve the call.
-    ValueError: if it is unknown.
+    ValueError: if it is unknown, or as in `attend`.
   """
+  call = prepared(
+    query, key, value, score=score, mask=mask, bias=bias, dropout=dropout
+  )
   if implementation is None:
     implementation = fastest(call, return_lse)
   lse = None
@@ -56,7 +79,7 @@ def solved(
     raise ValueError(
       f"implementation must be None or one of {known}, got {implementation!r}"
     )
-  return context.astype(call.query.dtype), lse
+  return context.astype(call.query.dtype), lse if return_lse else None
 
 
 def fastest(call: Call, return_lse: bool) -> str:

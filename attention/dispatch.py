@@ -11,6 +11,7 @@ from attention.call import prepared
 from attention.checks import check_tokens
 from attention.choice import Implementation, solved
 from attention.dropout import make_dropout
+from attention.meshes import on_any_mesh
 from attention.scores import Score, scaled_dot_score
 
 
@@ -111,7 +112,7 @@ def attend(
     Array([[1.  , 0.  ],
            [0.33, 0.67]], dtype=float32)
   """
-  call = prepared(
+  context, lse = solved(
     query,
     key,
     value,
@@ -119,11 +120,13 @@ def attend(
     mask=mask,
     bias=bias,
     dropout=make_dropout(dropout_rate, rng),
+    implementation=implementation,
+    return_lse=return_lse,
   )
-  context, lse = solved(call, implementation, return_lse)
   return (context, lse) if return_lse else context
 
 
+@on_any_mesh("TS")
 def attention_weights(
   query: Any,
   key: Any,

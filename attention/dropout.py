@@ -12,6 +12,7 @@ import numpy as np
 from attention import axes
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dropout:
   """Inverted dropout: what is kept grows so that the mean stays.
@@ -20,10 +21,10 @@ class Dropout:
   Srivastava et al., 2014, section 10.
   """
 
-  rate: float
+  rate: float = dataclasses.field(metadata={"static": True})
   rng: jax.Array
   # One draw for all leading axes, which Flax calls broadcast dropout.
-  shared: bool = False
+  shared: bool = dataclasses.field(default=False, metadata={"static": True})
 
   def multiplier(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """0 or 1 / (1 - rate) for weights of `shape`, to multiply them with."""

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 
-from attention.call import prepared
 from attention.checks import check_axis, check_tokens
 from attention.choice import Implementation, solved
 from attention.dropout import make_dropout
@@ -16,11 +15,13 @@ from attention.heads import (
   project_heads,
   split_heads,
 )
+from attention.meshes import on_any_mesh
 from attention.scores import Score, scaled_dot_score
 
 __all__ = ["merge_heads", "multi_head_attention", "split_heads"]
 
 
+@on_any_mesh("TF")
 def multi_head_attention(
   query: jax.Array,
   key: jax.Array,
@@ -101,6 +102,7 @@ def multi_head_attention(
   return combine_heads(context, output_weight, output_bias)
 
 
+@on_any_mesh("TE", "T")
 def attend_heads(
   query: jax.Array,
   key: jax.Array,
@@ -127,8 +129,7 @@ def attend_heads(
     return_lse: whether the lse is wanted.
 
   Returns:
-    The context [..., H, T, E] and the lse [..., H, T]; it may be None if it is
-    not wanted.
+    The context [..., H, T, E] and the lse [..., H, T], None if not wanted.
 
   Raises:
     ValueError: if K does not divide H, or as in `attend`.
@@ -149,7 +150,7 @@ def attend_heads(
     ((4, 3, 2), (4, 3))
   """
   grouping = Grouping(query.shape[-3], key.shape[-3])
-  call = prepared(
+  context, lse = solved(
     grouping.query(query),
     grouping.memory(key),
     grouping.memory(value),
@@ -157,8 +158,9 @@ def attend_heads(
     mask=grouping.mask(mask),
     bias=grouping.bias(bias),
     dropout=dropout,
+    implementation=implementation,
+    return_lse=return_lse,
   )
-  context, lse = solved(call, implementation, return_lse)
   if lse is not None:
     lse = grouping.heads(lse[..., None])[..., 0]
   return grouping.heads(context), lse

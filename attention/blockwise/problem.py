@@ -70,8 +70,8 @@ def make_problem(
 
   start = (jax.ShapeDtypeStruct((), jnp.int32),) * (len(tiling.leading) + 2)
   tiles = (
-    jax.eval_shape(lambda: cut(query, (0,) * query.ndim, tiling.row)),
-    jax.eval_shape(lambda: cut(key, (0,) * key.ndim, tiling.column)),
+    cut(query, (0,) * query.ndim, tiling.row),
+    cut(key, (0,) * key.ndim, tiling.column),
   )
   functions = [
     _without_captured(functools.partial(scores, masked=masked), *tiles, start)

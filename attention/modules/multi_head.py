@@ -10,7 +10,6 @@ from jax.typing import DTypeLike
 from attention import cache as caches
 from attention import masks
 from attention.biases import as_bias
-from attention.call import prepared
 from attention.choice import solved
 from attention.dispatch import attention_weights
 from attention.dropout import make_dropout
@@ -134,15 +133,15 @@ class MultiHeadAttention(HeadProjections):
     score, heads = self.score_and_query(query, query_offset)
     rate = 0.0 if deterministic else self.dropout_rate
     rng = self.make_rng("dropout") if rate else None
-    call = prepared(
+    context, _ = solved(
       heads,
       *key_value,
       score=score,
       mask=self.grouping.mask(mask),
       bias=self.grouping.bias(bias),
       dropout=make_dropout(rate, rng),
+      implementation=self.implementation,
     )
-    context, _ = solved(call, self.implementation, return_lse=False)
     return self.combined(context, self.features or query.shape[-1])
 
   def weights(

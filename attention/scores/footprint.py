@@ -26,15 +26,18 @@ def numbers_per_pair(score: Score, query: jax.Array, key: jax.Array) -> int:
     >>> numbers_per_pair(apart, jnp.ones((64, 3)), jnp.ones((64, 3)))
     3
   """
-  query, key = jax.eval_shape(
-    lambda query, key: (score.map_query(query), score.map_key(key)), query, key
-  )
-  closed = jax.make_jaxpr(score.pair)(query, key)
-  largest = _largest(closed.jaxpr)
-  if largest <= max(query.size, key.size):
-    return 1  # the tokens once more, in another shape
-  pairs = max(math.prod(closed.out_avals[0].shape), 1)
-  return max(1, -(-largest // pairs))
+  numbers = [1]
+
+  def trace(query, key):
+    query, key = score.map_query(query), score.map_key(key)
+    closed = jax.make_jaxpr(score.pair)(query, key)
+    largest = _largest(closed.jaxpr)
+    if largest > max(query.size, key.size):  # else the tokens in another shape
+      pairs = max(math.prod(closed.out_avals[0].shape), 1)
+      numbers.append(-(-largest // pairs))
+
+  jax.eval_shape(trace, query, key)
+  return max(numbers)
 
 
 def _largest(jaxpr) -> int:

@@ -1,0 +1,195 @@
+"""On meshes with explicit axes a result lies as its arguments do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from attention import (
+  attend,
+  attention_weights,
+  masks,
+  multi_head_attention,
+  scores,
+)
+from attention.multi_head import attend_heads
+from tests.attention.comparison import SMALL, close
+from tests.attention.oracle import draw
+
+each_implementation = pytest.mark.parametrize(
+  "implementation", ["reference", SMALL], ids=["reference", "blockwise"]
+)
+
+
+def make_mesh(kind=AxisType.Explicit):
+  return jax.make_mesh((4, 2), ("batch", "head"), axis_types=(kind, kind))
+
+
+def placed(array, *spec):
+  sharding = NamedSharding(make_mesh(), PartitionSpec(*spec))
+  return jax.device_put(jnp.asarray(array, jnp.float32), sharding)
+
+
+def layout(array):
+  return tuple(jax.typeof(array).sharding.spec)
+
+
+def check(function, arrays, specs, expected):
+  """Compares the result and the gradients with those without a mesh."""
+
+  def loss(*arrays):
+    result = function(*arrays)
+    return jnp.sum(jnp.sin(result)), result
+
+  places = range(len(arrays))
+  gradient = jax.grad(loss, places, has_aux=True)
+  arrays = [jnp.asarray(array, jnp.float32) for array in arrays]
+  on_mesh = [placed(array, *spec) for array, spec in zip(arrays, specs)]
+  want = jax.jit(gradient)(*arrays)
+  with jax.set_mesh(make_mesh()):
+    got = jax.jit(gradient)(*on_mesh)
+  assert layout(got[1]) == expected
+  assert [*map(layout, got[0])] == [*map(layout, on_mesh)]
+  close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("specs", "expected"),
+  [
+    ([("batch", "head")] * 3, ("batch", "head", None, None)),
+    ([("batch",), (None, "head"), ()], ("batch", "head", None, None)),
+    (
+      [(None, None, "batch"), (None, None, "head"), ()],
+      (None, None, "batch", None),
+    ),
+    ([(None, None, "head")] * 3, (None, None, "head", None)),
+    ([(None, None, None, "batch")] * 3, (None, None, None, "batch")),
+    ([(), (), (("batch", "head"),)], (("batch", "head"), None, None, None)),
+  ],
+  ids=["leading", "different", "tokens", "same", "features", "value"],
+)
+def test_each_layout_of_tokens(specs, expected):
+  def run(query, key, value):
+    return attend(query, key, value, mask=masks.causal(4), implementation=SMALL)
+
+  arrays = draw(0, (8, 2, 4, 4), (8, 2, 8, 4), (8, 2, 8, 4))
+  check(run, arrays, specs, expected)
+
+
+def test_memory_without_the_leading_axes():
+  def run(query, key, value):
+    return attend(query, key, value, implementation=SMALL)
+
+  arrays = draw(1, (4, 2, 5, 4), (7, 4), (2, 7, 3))
+  specs = [("batch",), (), ("head",)]
+  check(run, arrays, specs, ("batch", "head", None, None))
+
+
+@each_implementation
+def test_additive_scores_biases_and_dropout(implementation):
+  def run(tokens, query_weight, score_weight, bias):
+    return attend(
+      tokens,
+      tokens,
+      tokens,
+      score=scores.additive(query_weight, jnp.eye(4), score_weight),
+      bias=bias,
+      mask=masks.padding(jnp.array([2, 6, 5, 4])),
+      dropout_rate=0.3,
+      rng=jax.random.key(0),
+      implementation=implementation,
+    )
+
+  arrays = draw(2, (4, 2, 6, 4), (2, 4, 4), (4,), (2, 6, 6))
+  specs = [("batch", "head"), ("head",), (), (None, "head")]
+  check(run, arrays, specs, ("batch", "head", None, None))
+
+
+def test_what_a_partial_function_holds():
+  def distance(scale, query, key):
+    gap = query[..., :, None, :] - key[..., None, :, :]
+    return -jnp.sum(jnp.abs(gap), axis=-1) * scale
+
+  def run(tokens, scale):
+    return attend(
+      tokens,
+      tokens,
+      tokens,
+      score=jax.tree_util.Partial(distance, scale),
+      implementation=SMALL,
+    )
+
+  specs = [("batch",), (None, "head")]
+  check(
+    run, draw(3, (4, 2, 6, 4), (1, 2, 1, 1)), specs, ("batch", None, None, None)
+  )
+
+
+def test_what_a_function_captures_must_not_lie_on_the_mesh():
+  tokens, scale = placed(draw(4, (4, 6, 4))[0], "batch"), placed(1.0)
+  with pytest.raises(ValueError, match="mesh") as raised:
+    attend(tokens, tokens, tokens, score=lambda q, k: q @ k.mT * scale)
+  assert "jax.tree_util.Partial(function, array)" in raised.value.__notes__[-1]
+
+
+def test_the_lse_lies_as_the_queries():
+  (tokens,) = draw(5, (4, 2, 6, 4))
+  tokens = placed(tokens, "batch", None, "head")
+  context, lse = attend(tokens, tokens, tokens, return_lse=True)
+  assert layout(context) == ("batch", None, "head", None)
+  assert layout(lse) == ("batch", None, "head")
+
+
+def test_weights():
+  def run(query, key):
+    return attention_weights(key=key, query=query)
+
+  specs = [(None, None, "head"), (None, None, "batch")]
+  arrays = draw(6, (3, 2, 6, 4), (3, 2, 8, 4))
+  check(run, arrays, specs, (None, None, "head", "batch"))
+
+
+def test_grouped_heads():
+  def run(query, key):
+    score, mask = scores.dot(), masks.causal()
+    return attend_heads(query, key, key, score=score, mask=mask, bias=None)[0]
+
+  specs = [("batch", "head")] * 2
+  arrays = draw(7, (4, 4, 6, 4), (4, 2, 6, 4))
+  check(run, arrays, specs, ("batch", "head", None, None))
+
+
+def test_multi_head_attention_with_divided_heads():
+  def run(tokens, weight, output_weight):
+    weights = (weight, weight, weight, output_weight)
+    return multi_head_attention(tokens, tokens, tokens, *weights)
+
+  specs = [("batch",), (None, "head"), ("head",)]
+  arrays = draw(8, (4, 6, 4), (4, 2, 3), (2, 3, 4))
+  check(run, arrays, specs, ("batch", None, None))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@each_implementation
+def test_shard_map_over_some_axes_of_the_mesh(kind, implementation):
+  def gradient(tokens):
+    return jax.grad(
+      lambda tokens: jnp.sum(
+        jnp.sin(attend(tokens, tokens, tokens, implementation=implementation))
+      )
+    )(tokens)
+
+  mesh = make_mesh(kind)
+  (tokens,) = draw(9, (4, 2, 6, 4))
+  tokens = jnp.asarray(tokens, jnp.float32)
+  spec = PartitionSpec("batch", "head")
+  with jax.set_mesh(mesh):
+    run = jax.shard_map(
+      gradient,
+      in_specs=PartitionSpec("batch"),
+      out_specs=PartitionSpec("batch"),
+      axis_names={"batch"},
+    )
+    got = jax.jit(run)(jax.device_put(tokens, NamedSharding(mesh, spec)))
+  np.testing.assert_allclose(got, gradient(tokens), rtol=1e-4, atol=1e-5)
