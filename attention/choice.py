@@ -19,7 +19,7 @@ Implementation = str | Blockwise | None
 _TILED = Blockwise()
 # Up to so many numbers in all scores the dense formula is as fast, measured on
 # CPUs (`docs/performance.md`), and compiles sooner.
-_DENSE = 1 << 17
+_DENSE = 1 << 18
 
 
 @on_any_mesh("TE", "T")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import operator
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from benchmarks.attention import cases
 
 DIRECTIONS = ("forward", "forward+backward")
 DENSE_LIMIT = 2 << 30
-_SAMPLE_SECONDS = 0.01
+_SAMPLE_SECONDS = 0.03
 _PAUSE_SECONDS = 0.02
 
 
@@ -81,7 +82,9 @@ class Row:
     return next((each for each in self.entries if each.name == name), None)
 
   def ratio(self, name: str, *others: str) -> float | None:
-    """The median over rounds of a time over the best of others' times.
+    """The median over rounds of a time over another's, the largest of several.
+
+    So noise alone does not make `name` look slower than the best of them.
 
     Args:
       name: a contender's.
@@ -90,11 +93,14 @@ class Row:
     Returns:
       None if one of them did not take part.
     """
-    found = [self.entry(each) for each in (name, *others)]
-    if None in found:
+    own, *rest = (self.entry(each) for each in (name, *others))
+    if own is None or None in rest:
       return None
-    rounds = zip(*(each.samples for each in found if each))
-    return statistics.median(own / min(rest) for own, *rest in rounds)
+    return max(
+      statistics.median(map(operator.truediv, own.samples, other.samples))
+      for other in rest
+      if other
+    )
 
 
 class Target(NamedTuple):
@@ -200,7 +206,7 @@ def timed(contenders: Sequence[Contender], rounds: int) -> list[Entry]:
 
   Args:
     contenders: a turn is a pause, in which the threads of the one before cease
-      to spin, calls of some 10 ms, at least one, for caches to be as they will
+      to spin, calls of some 30 ms, at least one, for caches to be as they will
       be, and as many calls that are timed. Who begins changes.
     rounds: turns each.
 
@@ -231,7 +237,7 @@ def timed(contenders: Sequence[Contender], rounds: int) -> list[Entry]:
 
 
 def _calls(run) -> int:
-  if _seconds(run, 1) > 10 * _SAMPLE_SECONDS:  # slow even the first time
+  if _seconds(run, 1) > 3 * _SAMPLE_SECONDS:  # slow even the first time
     return 1
   return max(math.ceil(_SAMPLE_SECONDS / max(_seconds(run, 1), 1e-7)), 1)
 
