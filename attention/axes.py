@@ -1,4 +1,7 @@
-"""Axes: ranks made equal by hand, so that nothing promotes silently."""
+"""Axes, and the devices of a mesh that arrays vary over.
+
+Ranks are made equal by hand, so that nothing promotes silently.
+"""
 
 from typing import Any
 
