@@ -1,7 +1,7 @@
 """Every field of a config, with the value it has unless a config says so.
 
 `configs/*.py` start from these and change what is theirs. The types and
-ranges stand in `experiments/schema.py`.
+ranges stand in `experiments/schema/`.
 """
 
 from ml_collections import ConfigDict
@@ -25,6 +25,7 @@ def get_config(arg: str = "") -> ConfigDict:
   if arg == "transformer":
     config.optimizer.learning_rate = 2e-3
   config.train = train()
+  config.evaluation = evaluation()
   config.mesh = ConfigDict({"data": -1})  # devices; -1 for all
   return config
 
@@ -57,13 +58,71 @@ def split(min_length: int, max_length: int, num_examples: int) -> dict:
   }
 
 
+def text() -> ConfigDict:
+  """Parallel text to translate."""
+  return ConfigDict(
+    {
+      "name": "text",
+      "format": "lines",  # lines | tsv | huggingface
+      "dir": "",
+      "train": "train",
+      "splits": {"validation": "val", "test": "test"},
+      "source": "en",
+      "target": "de",
+      "source_tokenizer": tokenizer("unigram", 8000),
+      "target_tokenizer": tokenizer("unigram", 8000),
+      "joint_vocabulary": True,
+      "max_length": 128,
+      "num_shapes": 14,
+    }
+  )
+
+
+def tokenizer(kind: str, vocabulary_size: int) -> dict:
+  """How text becomes tokens: unigram | bpe | words | characters."""
+  return {"kind": kind, "vocabulary_size": vocabulary_size, "sampling": 0.0}
+
+
+def numbers() -> ConfigDict:
+  """Integers to translate, spelt in one language and in another."""
+  return ConfigDict(
+    {
+      "name": "numbers",
+      "source": "en",  # any that num2words knows
+      "target": "ko",
+      "source_tokenizer": tokenizer("words", 1000),
+      "target_tokenizer": tokenizer("characters", 1000),
+      "joint_vocabulary": False,
+      "max_length": 96,
+      "num_shapes": 6,
+      "train": digits(1, 12, 50_000),
+      "splits": {
+        "validation": digits(1, 12, 1000),
+        "test": digits(1, 12, 2000),
+        "test_13_to_16": digits(13, 16, 1000),
+      },
+      "seed": 0,
+    }
+  )
+
+
+def digits(min_digits: int, max_digits: int, num_examples: int) -> dict:
+  """A set of numbers."""
+  return {
+    "min_digits": min_digits,
+    "max_digits": max_digits,
+    "num_examples": num_examples,
+  }
+
+
 def seq2seq(attention: str) -> ConfigDict:
   """An RNN encoder-decoder."""
   return ConfigDict(
     {
       "name": "seq2seq",
       "embedding_size": 64,
-      "hidden_size": 128,
+      "hidden_size": 128,  # of the decoder
+      "encoder_size": 0,  # of both directions together; 0: hidden_size
       "cell": "gru",  # gru | lstm
       "encoder_layers": 1,
       "decoder_layers": 1,
@@ -94,6 +153,7 @@ def transformer() -> ConfigDict:
       "positions": "rotary",  # sinusoidal | learned | rotary | none
       "tied_embeddings": True,
       "dropout_rate": 0.0,
+      "attention_dropout_rate": 0.0,
     }
   )
 
@@ -122,6 +182,7 @@ def train() -> ConfigDict:
     {
       "steps": 2500,
       "batch_size": 32,
+      "batch_unit": "examples",  # examples | tokens
       "accumulation": 1,
       "dtype": "float32",  # float32 | bfloat16
       "label_smoothing": 0.0,
@@ -131,5 +192,20 @@ def train() -> ConfigDict:
       "keep_last": 2,
       "keep_best": 1,
       "best_metric": "sequence_accuracy",
+      "patience": 0,  # looks at the validation set without a better one
+      "ema_decay": 0.0,
+    }
+  )
+
+
+def evaluation() -> ConfigDict:
+  """How a run is judged once it is trained."""
+  return ConfigDict(
+    {
+      "checkpoint": "last",  # last | best | last:N | best:N | a step
+      "beam_size": 1,
+      "length_penalty": 1.0,
+      "bleu_tokenizer": "none",  # 13a for text that is not tokenised
+      "lowercase": False,
     }
   )

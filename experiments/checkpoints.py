@@ -1,5 +1,6 @@
 """Checkpoints of a run; the only module that knows Orbax."""
 
+import functools
 import json
 import shutil
 from collections.abc import Mapping
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from absl import logging
 from jax.experimental import multihost_utils
@@ -54,11 +56,7 @@ def open_manager(
     >>> manager = open_manager(Path("runs/reverse"))  # doctest: +SKIP
     >>> manager.close()  # doctest: +SKIP
   """
-
-  def goodness(metrics: Mapping[str, float]) -> float:
-    value = metrics[best_metric]
-    return -value if best_metric in LOWER_IS_BETTER else value
-
+  goodness = functools.partial(_goodness, best_metric)
   folder = workdir.absolute() / FOLDER
   if jax.process_index() == 0:
     _check_listing(folder, read_only=read_only)
@@ -111,7 +109,7 @@ def save(
       state=ocp.args.StandardSave(_plain(state)),
       batches=ocp.args.JsonSave(dict(batches)),
     ),
-    metrics=None if metrics is None else dict(metrics),
+    metrics=None if metrics is None else {**metrics, "step": step},
     force=True,
   )
 
@@ -200,50 +198,110 @@ def restore(
     ) from error
   state = restored["state"]
   rng = jax.random.wrap_key_data(state["rng"])
-  return TrainState(**{**state, "rng": rng}), restored["batches"]
+  state = {"average": None, **state, "rng": rng}
+  return TrainState(**state), restored["batches"]
 
 
-def choose(manager: ocp.CheckpointManager, which: str) -> int:
-  """Returns the step of a checkpoint by name.
+def parameters(
+  manager: ocp.CheckpointManager,
+  which: str,
+  like: TrainState,
+  *,
+  best_metric: str = "loss",
+) -> tuple[Any, str]:
+  """Restores the parameters to answer with, of one checkpoint or several.
+
+  The mean of a run's last checkpoints is often better than any of them: see
+  "Averaging Weights Leads to Wider Optima and Better Generalization", Izmailov
+  et al., 2018 (https://arxiv.org/abs/1803.05407).
 
   Args:
     manager: from `open_manager`.
-    which: "last", "best", or a step.
+    which: as for `choose`.
+    like: as for `restore_last`.
+    best_metric: decides which is best.
 
   Returns:
-    The step.
+    The parameters, and the steps they come from, for a reader.
 
   Raises:
-    UserError: if there is no such checkpoint.
+    UserError: if there are no such checkpoints, or one cannot be read.
 
   Example:
-    >>> choose(manager, "best")  # doctest: +SKIP
-    500
+    >>> params, used = parameters(manager, "last:10", like)  # doctest: +SKIP
+    >>> used  # doctest: +SKIP
+    'mean of 10 steps, 7100 to 8000'
+  """
+  chosen = choose(manager, which, best_metric=best_metric)
+  total = None
+  for step in chosen:
+    state, _ = restore(manager, step, like)
+    params = state.evaluated
+    total = params if total is None else jax.tree.map(jnp.add, total, params)
+  if len(chosen) == 1:
+    return total, f"step {chosen[0]}"
+  mean = jax.tree.map(lambda leaf: leaf / len(chosen), total)
+  return mean, f"mean of {len(chosen)} steps, {min(chosen)} to {max(chosen)}"
+
+
+def choose(
+  manager: ocp.CheckpointManager, which: str, *, best_metric: str = "loss"
+) -> list[int]:
+  """Returns the steps of checkpoints by name.
+
+  Args:
+    manager: from `open_manager`.
+    which: "last", "best", or a step; "last:3" and "best:3" for up to three.
+    best_metric: decides which is best.
+
+  Returns:
+    The steps, the last or best one last.
+
+  Raises:
+    UserError: if there are no such checkpoints.
+
+  Example:
+    >>> choose(manager, "last:2")  # doctest: +SKIP
+    [400, 500]
   """
   steps = sorted(manager.all_steps())
-  step: int | None = None
-  if which == "last":
-    step = manager.latest_step()
-  elif which == "best":
-    step = manager.best_step()
-  elif which.isdigit() and int(which) in steps:
-    step = int(which)
-  if step is None:
+  name, colon, number = which.partition(":")
+  count = int(number) if number.isdecimal() else 1
+  found: list[int] = []
+  if name == "last":
+    found = steps[-count:]
+  elif name == "best":
+    scores = {step: manager.metrics(step) for step in steps}
+    ranked = [step for step in steps if scores[step]]
+    ranked.sort(key=lambda step: _goodness(best_metric, scores[step]))
+    found = ranked[-count:]
+  elif which.isdecimal() and int(which) in steps:
+    found = [int(which)]
+  if not (count and found) or (colon and not number.isdecimal()):
     raise UserError(
       f"{manager.directory}: no checkpoint {which!r}; there are"
       f" {', '.join(map(str, steps)) or 'none'}"
     )
-  return step
+  return found
+
+
+def _goodness(best_metric: str, metrics: Mapping[str, float]):
+  """What checkpoints are ranked by."""
+  value = metrics[best_metric]
+  # Of equal ones the first is better: training on has gained nothing.
+  earlier = -metrics.get("step", 0)
+  return -value if best_metric in LOWER_IS_BETTER else value, earlier
 
 
 def _plain(state: TrainState) -> dict[str, Any]:
   """The state as a dictionary of arrays; Orbax has no type for keys."""
-  return {
+  plain = {
     "step": state.step,
     "params": state.params,
     "opt_state": state.opt_state,
     "rng": _key_data(state.rng),
   }
+  return plain | ({} if state.average is None else {"average": state.average})
 
 
 def _key_data(rng):

@@ -1,9 +1,11 @@
-"""Evaluates a run on one of its sets, from its directory alone.
+"""Evaluates a run on one of its sets, or on files, from its directory alone.
 
     python -m experiments.evaluate --workdir=runs/reverse --split=test
+    python -m experiments.evaluate --workdir=runs/multi30k --beam_size=5 \
+        --source=test.en --target=test.de
 
-Prints metrics and a table by length; writes eval/<split>.json and
-figures/alignments.png.
+Prints metrics and a table by length; writes eval/<set>.json, the answers as
+eval/<set>.txt, and figures/alignments.png.
 """
 
 from pathlib import Path
@@ -16,9 +18,14 @@ _WORKDIR = flags.DEFINE_string(
   "workdir", None, "The run's directory.", required=True
 )
 _SPLIT = flags.DEFINE_string("split", "test", "The set to evaluate.")
-_CHECKPOINT = flags.DEFINE_string(
-  "checkpoint", "last", "Which checkpoint: last, best or a step."
+_SOURCE = flags.DEFINE_string(
+  "source", None, "A file to translate, in place of a set; needs --target."
 )
+_TARGET = flags.DEFINE_string(
+  "target", None, "The file's translation, line by line."
+)
+_CHECKPOINT = cli.define_checkpoint()
+_BEAM_SIZE, _LENGTH_PENALTY = cli.define_search()
 
 
 def main() -> None:
@@ -27,16 +34,23 @@ def main() -> None:
   cli.set_up_jax()
   import jax
 
-  from experiments import inference, report, runs
+  from experiments import inference, report
 
-  run, state = inference.restore(workdir, _CHECKPOINT.value)
-  split = _SPLIT.value
-  evaluation = inference.evaluate(run, state, split)
-  examples = runs.evaluation_set(run, split)
-  picture = report.draw_alignments(workdir, run, state, examples)
+  finished = inference.restore(workdir, _CHECKPOINT.value)
+  search = inference.configured_search(
+    finished.run,
+    beam_size=_BEAM_SIZE.value,
+    length_penalty=_LENGTH_PENALTY.value,
+  )
+  name, examples = inference.examples(
+    finished.run, _SPLIT.value, _SOURCE.value, _TARGET.value
+  )
+  evaluation = inference.evaluate(finished, examples, search)
+  picture = report.draw_alignments(
+    workdir, finished.run, finished.params, examples
+  )
   if jax.process_index() == 0:
-    step = int(state.step)
-    text = report.write_evaluation(workdir, split, step, evaluation)
+    text = report.write_evaluation(workdir, name, finished.used, evaluation)
     print(f"{text}\n\nalignments: {picture}")
 
 

@@ -1,21 +1,30 @@
-"""Evaluating a model on a set: greedy answers, scored as a whole and by length.
+"""Evaluating a model on a set: its answers, scored as a whole and by length.
 
 Axes: N examples, B of them at a time, S source, T target.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-from flax import linen as nn
-from jax.sharding import Mesh
 
-from experiments import decode, metrics, sharding, steps
-from experiments.data.batch import PAD, Array, Batch
+from experiments import metrics, sharding, steps
+from experiments.answering import (
+  Compiled,
+  Search,
+  by_length,
+  filled,
+  make_answerer,
+)
+from experiments.data.batch import PAD, Batch
+from experiments.data.dataset import EvaluationSet
+from experiments.runs import Run
 
-BATCH_SIZE = 256
+# References that are scored at once.
+_ROWS = 256
+# Lines of a table by length.
+_NUM_BINS = 10
+_NAMES = {"bleu": "BLEU", "chrf": "chrF"}
 
 
 class Evaluation(NamedTuple):
@@ -24,121 +33,153 @@ class Evaluation(NamedTuple):
   Attributes:
     metrics: name to value, see `metrics.score`, and sentences_per_second.
     by_length: a dictionary a source length, see `metrics.score_by_length`.
-    predicted: [N, T] decoded tokens.
+    signatures: how BLEU and chrF were computed, as sacreBLEU says it.
+    answers: N answers as a reader knows them.
   """
 
   metrics: dict[str, float]
   by_length: list[dict[str, Any]]
-  predicted: np.ndarray
+  signatures: dict[str, str]
+  answers: list[str]
 
 
 def make_evaluator(
-  model: nn.Module, mesh: Mesh
-) -> Callable[[Any, Batch], Evaluation]:
+  run: Run, search: Search = Search()
+) -> Callable[[Any, EvaluationSet], Evaluation]:
   """Makes a function that evaluates parameters on a set.
 
-  It compiles once for each width of a set.
+  It compiles once for each width of a batch.
 
   Args:
-    model: the model.
-    mesh: the devices.
+    run: the parts of a run.
+    search: how to choose an answer.
 
   Returns:
     (params, set) -> evaluation.
 
   Example:
-    >>> from experiments.data.tasks import Task
-    >>> from experiments.models.seq2seq import Seq2Seq
-    >>> model = Seq2Seq(9, 9, embedding_size=4, hidden_size=6, attention="none")
-    >>> task = Task("copy", symbols=6, min_length=1, max_length=2)
-    >>> examples = task.evaluation_set(seed=0, size=4)
-    >>> variables = jax.eval_shape(model.init, jax.random.key(0), *examples)
-    >>> params = jax.tree.map(
-    ...   lambda leaf: np.zeros(leaf.shape, leaf.dtype), variables["params"]
+    >>> from pathlib import Path
+    >>> from configs import base
+    >>> from experiments import runs, schema
+    >>> config = base.get_config("none")
+    >>> config.data.splits = {"validation": base.split(1, 2, 4)}
+    >>> config.data.max_length = 2
+    >>> run = runs.build(
+    ...   schema.parse(config.to_dict()), Path("unused"), devices=1
     ... )
-    >>> evaluate = make_evaluator(model, sharding.make_mesh(1))
-    >>> evaluate(params, examples).predicted.shape
-    (4, 3)
+    >>> evaluate = make_evaluator(run)
+    >>> examples = run.data.evaluation_set("validation")
+    >>> evaluation = evaluate(runs.start(run).params, examples)
+    >>> len(evaluation.answers)
+    4
   """
-  devices = mesh.shape[sharding.BATCH_AXIS]
-  size = -(-BATCH_SIZE // devices) * devices
-  whole, split = sharding.replicated(mesh), sharding.batched(mesh)
-  loss_step = jax.jit(steps.make_loss_step(model), out_shardings=whole)
+  answer = make_answerer(run.model, run.mesh, search, run.data.answer_length)
+  reference_losses = _make_reference_losses(run)
+  config = run.config.evaluation
 
-  def answer(params, source, max_length):
-    return decode.greedy(model, params, source, max_length=max_length)
-
-  answer = jax.jit(answer, static_argnums=2, out_shardings=whole)
-
-  compiled = set()
-
-  def run(params: Any, examples: Batch, start: int):
-    batch = Batch(*(_rows(part, start, size) for part in examples))
-    batch = sharding.place(batch, split)
-    predicted = answer(params, batch.source, batch.target.shape[1])
-    return jax.block_until_ready((predicted, *loss_step(params, batch)))
-
-  def evaluate(params: Any, examples: Batch) -> Evaluation:
-    widths = (examples.source.shape[1], examples.target.shape[1])
-    if widths not in compiled:
-      run(params, examples, 0)  # compiles, which is not to be timed
-      compiled.add(widths)
-    begin = time.perf_counter()
-    parts = [
-      run(params, examples, start)
-      for start in range(0, len(examples.source), size)
-    ]
-    columns = [np.concatenate(column) for column in zip(*parts)]
-    results = [column[: len(examples.source)] for column in columns]
-    seconds = time.perf_counter() - begin
-    scores = metrics.score(examples, *results)
-    scores["sentences_per_second"] = len(examples.source) / seconds
-    return Evaluation(
-      scores, metrics.score_by_length(examples, *results), results[0]
+  def evaluate(params: Any, examples: EvaluationSet) -> Evaluation:
+    (source, target), text = map(np.asarray, examples.batch), examples.text
+    found = answer(params, source)
+    predicted = found.tokens[:, 0]
+    references = text.target if text else run.data.target_text(target)
+    answers = run.data.target_text(predicted)
+    scored = metrics.Scored(
+      (source != PAD).sum(1) - 1,
+      predicted,
+      target,
+      *reference_losses(params, source, target),
+      answers,
+      references,
     )
+    judge = metrics.Judge(
+      config.bleu_tokenizer, lowercase=config.lowercase, text=text is not None
+    )
+    scores = metrics.score(scored, judge)
+    scores["sentences_per_second"] = len(answers) / max(found.seconds, 1e-9)
+    rows = (
+      metrics.score_by_length(scored, judge, num_bins=_NUM_BINS)
+      if text
+      else metrics.score_by_length(scored, None)
+    )
+    return Evaluation(scores, rows, judge.signatures, answers)
 
   return evaluate
 
 
-def _rows(array: Array, start: int, size: int) -> np.ndarray:
-  """Takes `size` rows from `start`, filled up with rows of PAD."""
-  rows = np.asarray(array)[start : start + size]
-  return np.pad(rows, ((0, size - len(rows)), (0, 0)), constant_values=PAD)
+def _make_reference_losses(
+  run: Run,
+) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+  """Makes (params, source, target) -> losses [N] and numbers of tokens [N]."""
+  loss_step = steps.make_loss_step(run.model)
+  compiled = Compiled(lambda _, *given: loss_step(*given), run.mesh)
+  rows = sharding.rounded_up(_ROWS, run.mesh)
+
+  def reference_losses(params: Any, source: np.ndarray, target: np.ndarray):
+    losses = np.zeros(len(source), np.float32)
+    tokens = np.zeros(len(source), np.int32)
+    for members, part_source in by_length(source, rows):
+      references = target[members]
+      width = (references != PAD).sum(1).max()
+      part = Batch(part_source, filled(references, rows, width))
+      found, _ = compiled(None, params, part)
+      losses[members], tokens[members] = (x[: len(members)] for x in found)
+    return losses, tokens
+
+  return reference_losses
 
 
-def table(rows: list[dict[str, Any]], *, num_bins: int = 10) -> str:
-  """Lays accuracy by length out as a table of text.
+def table(rows: list[dict[str, Any]], *, num_bins: int = _NUM_BINS) -> str:
+  """Lays metrics by length out as a table of text.
 
   Args:
     rows: `Evaluation.by_length`.
-    num_bins: lengths are pooled into about so many ranges.
+    num_bins: more lengths than that are pooled.
 
   Returns:
     A heading and a line a range of lengths.
 
   Example:
-    >>> print(table([{"length": 3, "count": 2, "tokens": 8,
+    >>> print(table([{"length": 3, "to_length": 3, "count": 2, "tokens": 8,
     ...               "token_accuracy": 1.0, "sequence_accuracy": 0.5}]))
     length    examples  token accuracy  sequence accuracy
     3                2         100.00%             50.00%
   """
-  lines = ["length    examples  token accuracy  sequence accuracy"]
-  low, high = rows[0]["length"], rows[-1]["length"]
+  columns = [name for name in ("bleu", "chrf") if name in rows[0]]
+  heading = "length    examples  token accuracy  sequence accuracy"
+  lines = [heading + "".join(f"{_NAMES[name]:>8}" for name in columns)]
+  for row in rows if columns else _pooled(rows, num_bins):
+    first, last = row["length"], row["to_length"]
+    name = str(first) if first == last else f"{first}-{last}"
+    lines.append(
+      f"{name:<8}{row['count']:>10}{row['token_accuracy']:>16.2%}"
+      f"{row['sequence_accuracy']:>19.2%}"
+      + "".join(f"{row[column]:>8.2f}" for column in columns)
+    )
+  return "\n".join(lines)
+
+
+def _pooled(rows: list[dict[str, Any]], num_bins: int) -> list[dict[str, Any]]:
+  """Joins neighbouring lengths, until there are few enough."""
+  low, high = rows[0]["length"], rows[-1]["to_length"]
   width = max(1, -(-(high - low + 1) // num_bins))
+  pooled = []
   for first in range(low, high + 1, width):
-    chosen = [r for r in rows if first <= r["length"] < first + width]
+    chosen = [row for row in rows if first <= row["length"] < first + width]
     if not chosen:
       continue
-    count = sum(row["count"] for row in chosen)
-    token = np.average(
-      [r["token_accuracy"] for r in chosen],
-      weights=[r["tokens"] for r in chosen],
+    counts = [row["count"] for row in chosen]
+    tokens = [row["tokens"] for row in chosen]
+    pooled.append(
+      {
+        "length": first,
+        "to_length": min(first + width - 1, high),
+        "count": sum(counts),
+        "token_accuracy": np.average(
+          [row["token_accuracy"] for row in chosen], weights=tokens
+        ),
+        "sequence_accuracy": np.average(
+          [row["sequence_accuracy"] for row in chosen], weights=counts
+        ),
+      }
     )
-    whole = np.average(
-      [r["sequence_accuracy"] for r in chosen],
-      weights=[r["count"] for r in chosen],
-    )
-    last = min(first + width - 1, high)
-    name = str(first) if first == last else f"{first}-{last}"
-    lines.append(f"{name:<8}{count:>10}{token:>16.2%}{whole:>19.2%}")
-  return "\n".join(lines)
+  return pooled

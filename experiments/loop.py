@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from experiments import (
   checkpoints,
+  inference,
   interrupts,
   plots,
   report,
@@ -21,6 +22,8 @@ from experiments import (
 )
 from experiments import workdir as workdir_lib
 from experiments.data import pipeline
+from experiments.data.synthetic import Synthetic
+from experiments.errors import UserError
 from experiments.evaluation import make_evaluator
 from experiments.progress import Progress
 from experiments.watch import Watch
@@ -49,61 +52,70 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
   """
   raw, workdir = config.to_dict(), Path(workdir)
   typed = schema.parse(raw)
-  run = runs.build(typed)
-  sharding.check_batch(
-    run.mesh, typed.train.batch_size, typed.train.accumulation
-  )
-  if jax.process_index() == 0:
-    workdir_lib.claim(workdir, raw)
+  claimed = jax.process_index() == 0 and workdir_lib.claim(workdir, raw)
+  try:
+    run = runs.build(typed, workdir, train=True)
+    batches = runs.training_batches(run)
+  except UserError:
+    if claimed:
+      workdir_lib.release(workdir)
+    raise
   manager = checkpoints.open_manager(
     workdir,
     keep_last=typed.train.keep_last,
     keep_best=typed.train.keep_best,
     best_metric=typed.train.best_metric,
   )
-  evaluate = make_evaluator(run.model, run.mesh)
   with closing(manager):
-    state, batches = _start_or_resume(run, manager)
-    logging.info("%s, in %s", _describe(run, state), workdir)
-    state = _train(run, workdir, manager, evaluate, state, batches)
+    state, stream = _start_or_resume(run, manager, batches)
+    for line in (_describe(run, state), *batches.describe(), f"in {workdir}"):
+      logging.info("%s", line)
+    state, complete = _train(run, workdir, manager, state, stream)
     manager.wait_until_finished()
-    if int(state.step) < typed.train.steps:
+    if not complete:
       logging.info(
         "stopped after step %d; the same command goes on", int(state.step)
       )
       return False
-    _finish(run, workdir, evaluate, state)
+    which = typed.evaluation.checkpoint
+    params, used = checkpoints.parameters(
+      manager,
+      which,
+      runs.abstract_state(run),
+      best_metric=typed.train.best_metric,
+    )
+    _finish(run, workdir, params, used)
   return True
 
 
-def _start_or_resume(run: runs.Run, manager):
+def _start_or_resume(run: runs.Run, manager, batches):
   """Returns the state to go on from and the batches still to come."""
-  config = run.config
-  batches = pipeline.training_batches(
-    run.task,
-    seed=config.seed,
-    batch_size=config.train.batch_size,
-    num_steps=config.train.steps,
-  )
+  stream = pipeline.stream(batches, run.config.train.steps)
   restored = checkpoints.restore_last(manager, runs.abstract_state(run))
   if restored is None:
-    return runs.start(run), batches
+    return runs.start(run), stream
   state, position = restored
-  batches.set_state(dict(position))
+  stream.set_state(dict(position))
   logging.info("resuming after step %d", int(state.step))
-  return state, batches
+  return state, stream
 
 
-def _train(run: runs.Run, workdir: Path, manager, evaluate, state, batches):
-  """Trains until the last step, or until asked to stop."""
+def _train(run: runs.Run, workdir: Path, manager, state, stream):
+  """Trains until the last step, or until there is a reason to stop.
+
+  Returns:
+    The state, and whether training is complete.
+  """
   config, layout = run.config.train, sharding.batched(run.mesh)
-  validation = runs.evaluation_set(run, "validation")
+  evaluate = make_evaluator(run)
+  validation = run.data.evaluation_set("validation")
   train_step = jax.jit(
     steps.make_train_step(
       run.model,
       run.optimizer,
       label_smoothing=config.label_smoothing,
       accumulation=config.accumulation,
+      ema_decay=config.ema_decay,
     ),
     donate_argnums=0,
     out_shardings=sharding.replicated(run.mesh),
@@ -111,24 +123,26 @@ def _train(run: runs.Run, workdir: Path, manager, evaluate, state, batches):
 
   explain = functools.partial(_explain, run, manager)
   first, begin = int(state.step), time.perf_counter()
+  complete = first == config.steps or _is_patience_over(run, manager, first)
   with (
     Writer(workdir, first, active=jax.process_index() == 0) as writer,
     Progress(config.steps, first) as progress,
     interrupts.listen() as should_stop,
   ):
     watch = Watch(writer, progress, log_every=config.log_every, explain=explain)
-    for step in range(first + 1, config.steps + 1):
-      batch = sharding.place(next(batches), layout)
+    for step in range(first + 1, 1 if complete else config.steps + 1):
+      batch = sharding.place(next(stream), layout)
       state, metrics = train_step(state, batch)
       watch.push(step, metrics)
-      last, stop, scores = step == config.steps, should_stop(step), None
+      stop, scores = should_stop(step), None
+      complete = step == config.steps
       if step == first + 1:
         watch.drain()
         seconds = time.perf_counter() - begin
         writer.timings(step, "train", {"first_step_seconds": seconds})
-      if last or step % config.eval_every == 0:
+      if complete or step % config.eval_every == 0:
         watch.drain()
-        evaluation = evaluate(state.params, validation)
+        evaluation = evaluate(state.evaluated, validation)
         scores = dict(evaluation.metrics)
         speed = {"sentences_per_second": scores.pop("sentences_per_second")}
         writer.metrics(step, "validation", scores)
@@ -136,11 +150,25 @@ def _train(run: runs.Run, workdir: Path, manager, evaluate, state, batches):
         progress.write(f"step {step}: {report.summary(evaluation)}")
       if scores or stop or step % config.checkpoint_every == 0:
         watch.drain()
-        checkpoints.save(manager, state, batches.get_state(), scores)
+        checkpoints.save(manager, state, stream.get_state(), scores)
         writer.timings(step, "train", progress.timings())
-      if stop:
+      if scores and _is_patience_over(run, manager, step):
+        progress.write(
+          f"step {step}: no better {config.best_metric} for {config.patience}"
+          " looks at the validation set: training ends"
+        )
+        complete = True
+      if stop or complete:
         break
-  return state
+  return state, complete
+
+
+def _is_patience_over(run: runs.Run, manager, step: int) -> bool:
+  """Whether the best checkpoint is too many evaluations old."""
+  config, best = run.config.train, manager.best_step()
+  if not config.patience or best is None:
+    return False
+  return step - best >= config.patience * config.eval_every
 
 
 def _explain(run: runs.Run, manager, step: int) -> str:
@@ -154,21 +182,22 @@ def _explain(run: runs.Run, manager, step: int) -> str:
   )
 
 
-def _finish(run: runs.Run, workdir: Path, evaluate, state) -> None:
+def _finish(run: runs.Run, workdir: Path, params, used: str) -> None:
   """Evaluates every set, and leaves numbers, tables and pictures."""
   curves = {}
-  examples = runs.evaluation_set(run, "validation")
+  evaluate = make_evaluator(run, inference.configured_search(run))
+  examples = run.data.evaluation_set("validation")
   for split in run.config.data.splits:
-    examples = runs.evaluation_set(run, split)
-    evaluation = evaluate(state.params, examples)
+    examples = run.data.evaluation_set(split)
+    evaluation = evaluate(params, examples)
     curves[split] = evaluation.by_length
     if jax.process_index() == 0:
       print(
-        report.write_evaluation(workdir, split, int(state.step), evaluation),
+        report.write_evaluation(workdir, split, used, evaluation),
         end="\n\n",
         flush=True,
       )
-  picture = report.draw_alignments(workdir, run, state, examples)
+  picture = report.draw_alignments(workdir, run, params, examples)
   if jax.process_index() == 0:
     plots.save_accuracy_by_length(
       curves,
@@ -178,9 +207,11 @@ def _finish(run: runs.Run, workdir: Path, evaluate, state) -> None:
     print(f"alignments: {picture}\nrun: {workdir}", flush=True)
 
 
-def _trained_length(run: runs.Run) -> int:
-  """The longest source of training, in tokens without EOS."""
-  return run.task.batch_lengths[0] - 1
+def _trained_length(run: runs.Run) -> int | None:
+  """The longest source of training, in tokens without EOS, if that is set."""
+  if not isinstance(run.data, Synthetic):
+    return None
+  return run.data.task.batch_lengths[0] - 1
 
 
 def _describe(run: runs.Run, state) -> str:

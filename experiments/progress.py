@@ -3,7 +3,9 @@
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import jax
 from tqdm import tqdm
@@ -17,6 +19,29 @@ def _has_terminal() -> bool:
   if not sys.stderr.isatty():
     return False
   return os.get_terminal_size(sys.stderr.fileno()).columns > 0
+
+
+@contextmanager
+def counting(unit: str) -> Iterator[Callable[[int], Any]]:
+  """Shows on a terminal how many things of unknown number are done.
+
+  Args:
+    unit: what is counted, in the plural.
+
+  Yields:
+    A function to be called with the number done since the last call.
+
+  Example:
+    >>> with counting("lines") as done:
+    ...   done(3)
+  """
+  with tqdm(
+    unit=f" {unit}",
+    disable=not _has_terminal() or jax.process_index() != 0,
+    dynamic_ncols=True,
+    leave=False,
+  ) as bar:
+    yield bar.update
 
 
 class Progress:

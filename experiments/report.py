@@ -1,15 +1,17 @@
 """What an evaluation leaves in a run's directory, and on the screen."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments import decode, plots
-from experiments.data.batch import EOS, PAD, Batch
+from experiments.data.batch import EOS, PAD
+from experiments.data.dataset import EvaluationSet
 from experiments.evaluation import Evaluation, table
 from experiments.runs import Run
-from experiments.steps import TrainState
 from experiments.workdir import write_json
 
 _NUM_EXAMPLES = 4
@@ -18,14 +20,14 @@ _READABLE = 16
 
 
 def write_evaluation(
-  workdir: Path, split: str, step: int, evaluation: Evaluation
+  workdir: Path, split: str, used: str, evaluation: Evaluation
 ) -> str:
-  """Writes eval/SPLIT.json.
+  """Writes eval/SPLIT.json, and the answers as eval/SPLIT.txt.
 
   Args:
     workdir: the run's directory.
     split: name of the evaluation set.
-    step: of the checkpoint evaluated.
+    used: the checkpoint evaluated, for a reader.
     evaluation: what came of it.
 
   Returns:
@@ -37,11 +39,11 @@ def write_evaluation(
     ...   "token_accuracy": 0.9, "sequence_accuracy": 0.5, "bleu": 80.0,
     ...   "loss": 0.1, "sentences_per_second": 2000.0,
     ... }
-    >>> row = {"length": 3, "count": 2, "tokens": 8,
+    >>> row = {"length": 3, "to_length": 3, "count": 2, "tokens": 8,
     ...        "token_accuracy": 0.9, "sequence_accuracy": 0.5}
-    >>> evaluation = Evaluation(metrics, [row], np.zeros((2, 4), np.int32))
+    >>> evaluation = Evaluation(metrics, [row], {}, ["1 2 3", "4 5 6"])
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...   text = write_evaluation(Path(folder), "test", 10, evaluation)
+    ...   text = write_evaluation(Path(folder), "test", "step 10", evaluation)
     >>> text.startswith("test: token accuracy 90.00%")
     True
   """
@@ -49,12 +51,18 @@ def write_evaluation(
     workdir / "eval" / f"{split}.json",
     {
       "split": split,
-      "step": step,
+      "checkpoint": used,
       "metrics": evaluation.metrics,
+      "signatures": evaluation.signatures,
       "by_length": evaluation.by_length,
     },
   )
-  return f"{split}: {summary(evaluation)}\n{table(evaluation.by_length)}"
+  answers = "".join(f"{line}\n" for line in evaluation.answers)
+  (workdir / "eval" / f"{split}.txt").write_text(answers, encoding="utf-8")
+  lines = [f"{split}: {summary(evaluation)}", table(evaluation.by_length)]
+  if "chrf" in evaluation.signatures:
+    lines += [f"{name}: {x}" for name, x in evaluation.signatures.items()]
+  return "\n".join(lines)
 
 
 def summary(evaluation: Evaluation) -> str:
@@ -71,64 +79,92 @@ def summary(evaluation: Evaluation) -> str:
     ...   "token_accuracy": 0.9, "sequence_accuracy": 0.5, "bleu": 80.0,
     ...   "loss": 0.1, "sentences_per_second": 2000.0,
     ... }
-    >>> summary(Evaluation(metrics, [], np.zeros((2, 4), np.int32)))
+    >>> summary(Evaluation(metrics, [], {}, []))
     'token accuracy 90.00%, sequence accuracy 50.00%, BLEU 80.00, loss ...'
   """
   scores = evaluation.metrics
   return (
     f"token accuracy {scores['token_accuracy']:.2%}, sequence accuracy"
-    f" {scores['sequence_accuracy']:.2%}, BLEU {scores['bleu']:.2f}, loss"
-    f" {scores['loss']:.4f} ({scores['sentences_per_second']:,.0f}"
-    " sentences/s)"
+    f" {scores['sequence_accuracy']:.2%}, BLEU {scores['bleu']:.2f},"
+    + (f" chrF {scores['chrf']:.2f}," if "chrf" in scores else "")
+    + f" loss {scores['loss']:.4f}"
+    f" ({scores['sentences_per_second']:,.0f} sentences/s)"
   )
 
 
 def draw_alignments(
-  workdir: Path, run: Run, state: TrainState, examples: Batch
+  workdir: Path, run: Run, params: Any, examples: EvaluationSet
 ) -> Path:
   """Draws where the model looks while it answers: figures/alignments.png.
 
   Args:
     workdir: the run's directory.
     run: its parts.
-    state: its parameters.
+    params: the parameters to answer with.
     examples: a set; four of its examples are drawn, or all heads over one.
 
   Returns:
-    The picture's path.
+    The picture's path; the weights themselves stand beside it, as .npz.
 
   Example:
-    >>> examples = runs.evaluation_set(run, "test")  # doctest: +SKIP
-    >>> draw_alignments(workdir, run, state, examples)  # doctest: +SKIP
+    >>> examples = run.data.evaluation_set("test")  # doctest: +SKIP
+    >>> draw_alignments(workdir, run, params, examples)  # doctest: +SKIP
     PosixPath('runs/reverse/figures/alignments.png')
   """
-  batch = _readable(examples)
-
-  def look(params, source):
-    max_length = batch.target.shape[1]
-    answer = decode.greedy(run.model, params, source, max_length=max_length)
-    return answer, decode.alignments(run.model, params, source, answer)
-
-  answers, weights = jax.device_get(jax.jit(look)(state.params, batch.source))
-  panels = []
-  for source, answer, heads in zip(batch.source, answers, weights):
-    source = source[source != PAD]
-    answer = answer[: np.argmax(np.append(answer, EOS) == EOS) + 1]
-    for index, head in enumerate(heads):
-      panels.append(
-        plots.Alignment(
-          head[: len(answer), : len(source)],
-          run.task.words(source),
-          run.task.words(answer),
-          _title(run, index) if len(heads) > 1 else "",
-        )
-      )
-    if len(heads) > 1:
-      break
+  source = _readable(np.asarray(examples.batch.source))
+  looked = looks(run, params, source)
+  panels = looked[0] if len(looked[0]) > 1 else [look[0] for look in looked]
   path = workdir / "figures" / "alignments.png"
   if jax.process_index() == 0:
     plots.save_alignments(panels, path)
+    plots.save_weights(panels, path.with_suffix(".npz"))
   return path
+
+
+def looks(
+  run: Run, params: Any, source: np.ndarray, answers: np.ndarray | None = None
+) -> list[list[plots.Alignment]]:
+  """Returns where the model looks while it answers.
+
+  Args:
+    run: the parts of a run.
+    params: the parameters to answer with.
+    source: [N, S] token ids.
+    answers: [N, T] token ids; None for what greedy search answers.
+
+  Returns:
+    Panels for each source, one a head of the Transformer's layers.
+
+  Example:
+    >>> looks(run, params, batch.source)[0][0].weights.shape  # doctest: +SKIP
+    (9, 8)
+  """
+  length = run.data.answer_length(source.shape[1])
+
+  def look(params, source):
+    answer = (
+      decode.greedy(run.model, params, source, max_length=length)
+      if answers is None
+      else jnp.asarray(answers)
+    )
+    return answer, decode.alignments(run.model, params, source, answer)
+
+  found, weights = jax.device_get(jax.jit(look)(params, source))
+  return [_panels(run, *example) for example in zip(source, found, weights)]
+
+
+def _panels(run: Run, source, answer, heads) -> list[plots.Alignment]:
+  source = source[source != PAD]
+  answer = answer[: np.argmax(np.append(answer, EOS) == EOS) + 1]
+  return [
+    plots.Alignment(
+      head[: len(answer), : len(source)],
+      run.data.source_words(source),
+      run.data.target_words(answer),
+      _title(run, index) if len(heads) > 1 else "",
+    )
+    for index, head in enumerate(heads)
+  ]
 
 
 def _title(run: Run, index: int) -> str:
@@ -136,10 +172,10 @@ def _title(run: Run, index: int) -> str:
   return f"layer {layer + 1}, head {head + 1}"
 
 
-def _readable(examples: Batch) -> Batch:
-  """Chooses examples of spread lengths, the longest first."""
-  lengths = (examples.source != PAD).sum(-1)
+def _readable(source: np.ndarray) -> np.ndarray:
+  """Chooses sources of spread lengths, the longest first."""
+  lengths = (source != PAD).sum(-1)
   order = np.argsort(-np.where(lengths <= _READABLE, lengths, 0), kind="stable")
   usable = max(int((lengths <= _READABLE).sum()), 1)
   chosen = order[np.arange(_NUM_EXAMPLES) * usable // (2 * _NUM_EXAMPLES)]
-  return Batch(examples.source[chosen], examples.target[chosen])
+  return source[chosen, : lengths[chosen].max()]

@@ -1,20 +1,23 @@
 """What a config describes, built: what training and inference share."""
 
-import dataclasses
 import functools
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import numpy as np
 import optax
 from flax import linen as nn
 from jax.sharding import Mesh
 
 from experiments import sharding
-from experiments.data.batch import Batch
-from experiments.data.tasks import Task
+from experiments.data import translation
+from experiments.data.batch import BOS, Batch
+from experiments.data.dataset import Batches, Dataset, Sharing
+from experiments.data.synthetic import Synthetic
 from experiments.models import make_model
 from experiments.optimizer import make_optimizer
-from experiments.schema import Config
+from experiments.schema import Config, TaskConfig
 from experiments.steps import TrainState, init_state
 
 
@@ -24,53 +27,102 @@ class Run(NamedTuple):
   Attributes:
     config: the typed config.
     mesh: the devices.
-    task: what is learnt, at the lengths of training.
+    data: what is learnt from.
     model: what learns.
     optimizer: how.
   """
 
   config: Config
   mesh: Mesh
-  task: Task
+  data: Dataset
   model: nn.Module
   optimizer: optax.GradientTransformation
 
 
-def build(config: Config, *, devices: int | None = None) -> Run:
+def build(
+  config: Config,
+  workdir: Path,
+  *,
+  devices: int | None = None,
+  train: bool = False,
+) -> Run:
   """Builds the parts of a run.
 
   Args:
     config: the typed config.
+    workdir: the run's directory, which holds what belongs to text.
     devices: overrides `config.mesh.data`.
+    train: whether the training text is read too, and what belongs to it made
+      if it is not there yet.
 
   Returns:
     The parts.
 
   Raises:
-    UserError: if the devices are not there.
+    UserError: if the devices or the text are not there.
 
   Example:
     >>> from configs import base
     >>> from experiments.schema import parse
-    >>> run = build(parse(base.get_config().to_dict()), devices=1)
-    >>> run.task.name, run.model.hidden_size
+    >>> config = parse(base.get_config().to_dict())
+    >>> run = build(config, Path("unused"), devices=1)
+    >>> run.data.task.name, run.model.hidden_size
     ('reverse', 128)
   """
   mesh = sharding.make_mesh(config.mesh.data if devices is None else devices)
-  task = Task(
-    config.data.name,
-    config.data.symbols,
-    config.data.min_length,
-    config.data.max_length,
-  )
+  data: Dataset
+  if isinstance(config.data, TaskConfig):
+    data = Synthetic(config.data)
+  else:
+    make = translation.prepare if train else translation.load
+    data = sharding.first_process_first(
+      functools.partial(make, config.data, workdir)
+    )
   model = make_model(
     config.model,
-    vocabulary_size=task.vocabulary_size,
-    max_length=max(_evaluation_task(config, task).batch_lengths),
+    source_vocabulary_size=data.source_vocabulary_size,
+    target_vocabulary_size=data.target_vocabulary_size,
+    shared_vocabulary=data.shared_vocabulary,
+    max_length=data.max_length,
     dtype=config.train.dtype,
   )
   optimizer = make_optimizer(config.optimizer, config.train.steps)
-  return Run(config, mesh, task, model, optimizer)
+  return Run(config, mesh, data, model, optimizer)
+
+
+def training_batches(run: Run) -> Batches:
+  """Returns the batches of training, this process's share of them.
+
+  Args:
+    run: from `build`, for training.
+
+  Returns:
+    Batches by step.
+
+  Raises:
+    UserError: if they do not divide over the devices.
+
+  Example:
+    >>> from configs import base
+    >>> from experiments.schema import parse
+    >>> config = parse(base.get_config().to_dict())
+    >>> run = build(config, Path("unused"), devices=1)
+    >>> training_batches(run)[0].source.shape
+    (32, 26)
+  """
+  config = run.config.train
+  if config.batch_unit == "examples":
+    sharding.check_batch(run.mesh, config.batch_size, config.accumulation)
+  return run.data.training_batches(
+    seed=run.config.seed,
+    size=config.batch_size,
+    unit=config.batch_unit,
+    sharing=Sharing(
+      multiple=run.mesh.devices.size * config.accumulation,
+      process=jax.process_index(),
+      num_processes=jax.process_count(),
+    ),
+  )
 
 
 def start(run: Run) -> TrainState:
@@ -85,7 +137,8 @@ def start(run: Run) -> TrainState:
   Example:
     >>> from configs import base
     >>> from experiments.schema import parse
-    >>> run = build(parse(base.get_config().to_dict()), devices=1)
+    >>> config = parse(base.get_config().to_dict())
+    >>> run = build(config, Path("unused"), devices=1)
     >>> state = jax.eval_shape(lambda: start(run))
     >>> state.params["encoder"]["embedding"]["embedding"].shape
     (53, 64)
@@ -106,7 +159,8 @@ def abstract_state(run: Run) -> TrainState:
   Example:
     >>> from configs import base
     >>> from experiments import schema
-    >>> run = build(schema.parse(base.get_config().to_dict()), devices=1)
+    >>> config = schema.parse(base.get_config().to_dict())
+    >>> run = build(config, Path("unused"), devices=1)
     >>> abstract_state(run).step.shape
     ()
   """
@@ -118,42 +172,11 @@ def abstract_state(run: Run) -> TrainState:
 
 
 def _init_state(run: Run) -> TrainState:
-  batch = run.task.training_batch(seed=0, step=0, size=2)
-  return init_state(run.model, run.optimizer, batch, run.config.seed)
-
-
-def evaluation_set(run: Run, split: str) -> Batch:
-  """Returns an evaluation set; all sets of a run have the same width.
-
-  Args:
-    run: from `build`.
-    split: one of `config.data.splits`.
-
-  Returns:
-    Sources [N, S] and targets [N, T].
-
-  Raises:
-    KeyError: if there is no such set.
-    UserError: if the task has too few different sequences.
-
-  Example:
-    >>> from configs import base
-    >>> from experiments.schema import parse
-    >>> run = build(parse(base.get_config().to_dict()), devices=1)
-    >>> evaluation_set(run, "validation").source.shape
-    (256, 31)
-  """
-  chosen = run.config.data.splits[split]
-  task = dataclasses.replace(
-    _evaluation_task(run.config, run.task),
-    min_length=chosen.min_length,
-    max_length=chosen.max_length,
+  tokens = np.full((1, 2), BOS)
+  return init_state(
+    run.model,
+    run.optimizer,
+    Batch(tokens, tokens),
+    run.config.seed,
+    averaged=run.config.train.ema_decay > 0,
   )
-  return task.evaluation_set(
-    run.config.data.evaluation_seed, chosen.num_examples, name=split
-  )
-
-
-def _evaluation_task(config: Config, task: Task) -> Task:
-  lengths = [split.max_length for split in config.data.splits.values()]
-  return dataclasses.replace(task, width=max(task.max_length, *lengths))

@@ -1,14 +1,19 @@
 """Where arrays live: a mesh of devices, and what is split over which axis."""
 
-from typing import Any
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from experiments.errors import UserError
 
 BATCH_AXIS = "data"
+
+T = TypeVar("T")
 
 
 def make_mesh(data: int) -> Mesh:
@@ -35,11 +40,11 @@ def make_mesh(data: int) -> Mesh:
       f" ({jax.devices()[0].platform}); use at most {available}, or -1 for all"
     )
   size = available if data == -1 else data
-  owners = {device.process_index for device in jax.devices()[:size]}
-  if len(owners) < jax.process_count():
+  owners = Counter(device.process_index for device in jax.devices()[:size])
+  if len(owners) < jax.process_count() or len(set(owners.values())) > 1:
     raise UserError(
-      f"config.mesh.data: {size} devices leave some of the"
-      f" {jax.process_count()} processes without one; use -1 for all"
+      f"config.mesh.data: {size} devices do not divide evenly over the"
+      f" {jax.process_count()} processes; use -1 for all"
     )
   return jax.make_mesh(
     (size,),
@@ -105,10 +110,10 @@ def batched(mesh: Mesh) -> NamedSharding:
 
 
 def place(tree: Any, sharding: NamedSharding) -> Any:
-  """Lays host arrays, the same in every process, out over the devices.
+  """Lays host arrays out over the devices.
 
   Args:
-    tree: NumPy arrays, whole; each process copies only its devices' parts.
+    tree: NumPy arrays, each process its share of the first axis.
     sharding: the layout.
 
   Returns:
@@ -119,11 +124,62 @@ def place(tree: Any, sharding: NamedSharding) -> Any:
     >>> placed.shape
     (4,)
   """
+  return jax.tree.map(
+    lambda array: jax.make_array_from_process_local_data(sharding, array), tree
+  )
 
-  def put(array):
-    array = np.asarray(array)
-    return jax.make_array_from_callback(
-      array.shape, sharding, lambda index: array[index]
-    )
 
-  return jax.tree.map(put, tree)
+def share(tree: Any) -> Any:
+  """Returns this process's share of whole host arrays, for `place`.
+
+  Args:
+    tree: NumPy arrays, the same in every process; their first axis divides
+      over the processes.
+
+  Returns:
+    The rows of this process.
+
+  Example:
+    >>> share(np.arange(4)).tolist()
+    [0, 1, 2, 3]
+  """
+  process, count = jax.process_index(), jax.process_count()
+  return jax.tree.map(lambda array: np.split(array, count)[process], tree)
+
+
+def rounded_up(count: int, mesh: Mesh) -> int:
+  """Returns the next number of rows that divides over the devices.
+
+  Args:
+    count: at least so many rows.
+    mesh: from `make_mesh`.
+
+  Returns:
+    A multiple of the number of devices.
+
+  Example:
+    >>> rounded_up(5, make_mesh(1))
+    5
+  """
+  devices = mesh.shape[BATCH_AXIS]
+  return -(-count // devices) * devices
+
+
+def first_process_first(make: Callable[[], T]) -> T:
+  """Calls a function in every process, in the first one before the others.
+
+  Args:
+    make: leaves files that it finds again when it is called once more.
+
+  Returns:
+    What it returns.
+
+  Example:
+    >>> first_process_first(lambda: 3)
+    3
+  """
+  if jax.process_count() == 1:
+    return make()
+  made = make() if jax.process_index() == 0 else None
+  multihost_utils.sync_global_devices("the first process is done")
+  return make() if made is None else made

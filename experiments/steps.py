@@ -27,11 +27,12 @@ class TrainState:
     params: the model's parameters, float32.
     opt_state: the optimiser's state.
     rng: the run's key; a step's randomness is `fold_in(rng, step)`.
+    average: the moving average of the parameters, or None.
 
   Example:
     >>> state = TrainState(
     ...   step=jnp.int32(0), params={"w": jnp.ones(2)}, opt_state=(),
-    ...   rng=jax.random.key(0),
+    ...   rng=jax.random.key(0), average=None,
     ... )
     >>> dataclasses.replace(state, step=state.step + 1).step
     Array(1, dtype=int32)
@@ -41,6 +42,12 @@ class TrainState:
   params: Any
   opt_state: optax.OptState
   rng: jax.Array
+  average: Any
+
+  @property
+  def evaluated(self) -> Any:
+    """The parameters to answer with."""
+    return self.params if self.average is None else self.average
 
 
 def init_state(
@@ -48,6 +55,8 @@ def init_state(
   optimizer: optax.GradientTransformation,
   batch: Batch,
   seed: int,
+  *,
+  averaged: bool = False,
 ) -> TrainState:
   """Draws the parameters and starts the optimiser.
 
@@ -56,6 +65,7 @@ def init_state(
     optimizer: from `make_optimizer`.
     batch: an example, for its shapes.
     seed: the run's seed.
+    averaged: whether to keep a moving average of the parameters.
 
   Returns:
     The state before the first step.
@@ -66,7 +76,7 @@ def init_state(
     >>> batch = Batch(jnp.array([[3, 4, 2]]), jnp.array([[4, 2]]))
     >>> def init():
     ...   return init_state(model, optax.adam(0.1), batch, seed=0)
-    >>> jax.eval_shape(init).params["output_kernel"].shape
+    >>> jax.eval_shape(init).params["output"]["kernel"].shape
     (6, 9)
   """
   params_rng, rng = jax.random.split(jax.random.key(seed))
@@ -76,6 +86,7 @@ def init_state(
     params=params,
     opt_state=optimizer.init(params),
     rng=rng,
+    average=params if averaged else None,
   )
 
 
@@ -85,15 +96,17 @@ def make_train_step(
   *,
   label_smoothing: float = 0.0,
   accumulation: int = 1,
+  ema_decay: float = 0.0,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
   """Makes the pure function of one update.
 
   Args:
-    model: takes (source, target, train=) and gives logits.
+    model: its `features` take (source, target, train=).
     optimizer: from `make_optimizer`.
     label_smoothing: of the loss.
     accumulation: number of parts, one after the other, whose gradients are
       summed; the update is that of the whole batch.
+    ema_decay: the share of itself that the average keeps, if there is one.
 
   Returns:
     (state, batch) -> (state, metrics), metrics being scalars: loss and
@@ -113,19 +126,18 @@ def make_train_step(
   """
 
   def total_loss(params, batch: Batch, rng):
-    logits: Any = model.apply(
+    made: Any = model.apply(
       {"params": params},
       batch.source,
       batch.target,
       train=True,
       rngs={"dropout": rng},
+      method="features",
     )
-    chex.assert_shape(logits, (*batch.target.shape, None))
-    token_losses = losses.cross_entropy(
-      logits, batch.target, label_smoothing=label_smoothing
+    features, readout = made
+    return losses.total_cross_entropy(
+      features, readout, batch.target, label_smoothing
     )
-    right = (logits.argmax(-1) == batch.target) & (batch.target != PAD)
-    return token_losses.sum(), right.sum()
 
   value_and_grad = jax.value_and_grad(total_loss, has_aux=True)
 
@@ -147,11 +159,28 @@ def make_train_step(
       "tokens": tokens,
     }
     state = dataclasses.replace(
-      state, step=state.step + 1, params=params, opt_state=opt_state
+      state,
+      step=state.step + 1,
+      params=params,
+      opt_state=opt_state,
+      average=_moved(state.average, params, state.step, ema_decay),
     )
     return state, metrics
 
   return train_step
+
+
+def _moved(average, params, step, decay):
+  """Moves an average, sooner at first so that the start is forgotten.
+
+  See "Averaging Weights Leads to Wider Optima and Better Generalization",
+  Izmailov et al., 2018 (https://arxiv.org/abs/1803.05407), for averages of a
+  training's path.
+  """
+  if average is None:
+    return None
+  kept = jnp.minimum(decay, (1 + step) / (10 + step))
+  return optax.incremental_update(params, average, 1 - kept)
 
 
 def _summed(value_and_grad, params, batch: Batch, rng, *, parts: int):
@@ -190,7 +219,7 @@ def make_loss_step(
   """Makes the pure function that scores references, without smoothing.
 
   Args:
-    model: takes (source, target) and gives logits.
+    model: its `features` take (source, target).
 
   Returns:
     (params, batch) -> (losses [B] summed over tokens, tokens [B]).
@@ -208,8 +237,10 @@ def make_loss_step(
   """
 
   def loss_step(params, batch: Batch):
-    logits: Any = model.apply({"params": params}, batch.source, batch.target)
-    token_losses = losses.cross_entropy(logits, batch.target)
+    made: Any = model.apply({"params": params}, *batch, method="features")
+    features, readout = made
+    target = jnp.asarray(batch.target)
+    token_losses, _ = losses.cross_entropy(features, readout, target)
     return token_losses.sum(-1), (batch.target != PAD).sum(-1)
 
   return loss_step

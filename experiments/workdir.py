@@ -24,12 +24,15 @@ CONFIG = "config.json"
 _MAY_DIFFER = ("mesh",)
 
 
-def claim(workdir: Path, raw: Mapping[str, Any]) -> None:
+def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
   """Makes a directory the directory of a run, or checks that it is.
 
   Args:
     workdir: the directory, which may not exist yet.
     raw: the run's config as nested dictionaries.
+
+  Returns:
+    Whether it was no run's directory before.
 
   Raises:
     UserError: if the directory cannot be written, or holds the run of another
@@ -38,7 +41,7 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> None:
   Example:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...   claim(Path(folder) / "run", {"seed": 0})
+    ...   claimed = claim(Path(folder) / "run", {"seed": 0})
     ...   claim(Path(folder) / "run", {"seed": 1})
     Traceback (most recent call last):
     experiments.errors.UserError: ...config.seed: 0 there, 1 here
@@ -46,7 +49,8 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> None:
   try:
     workdir.mkdir(parents=True, exist_ok=True)
     path = workdir / CONFIG
-    if path.exists():
+    known = path.exists()
+    if known:
       _check_same(path, raw)
     elif (workdir / "checkpoints").exists():
       raise UserError(
@@ -62,6 +66,26 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> None:
       f"--workdir={workdir}: cannot be written ({error.strerror}); choose"
       " another directory"
     ) from None
+  return not known
+
+
+def release(workdir: Path) -> None:
+  """Gives a directory up in which no run has begun, for another config.
+
+  Args:
+    workdir: the directory, just claimed.
+
+  Example:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   claimed = claim(Path(folder) / "run", {"seed": 0})
+    ...   release(Path(folder) / "run")
+    ...   claim(Path(folder) / "run", {"seed": 1})
+    True
+  """
+  (workdir / CONFIG).unlink()
+  if not any(workdir.iterdir()):
+    workdir.rmdir()
 
 
 def read_config(workdir: Path) -> Config:
@@ -80,7 +104,7 @@ def read_config(workdir: Path) -> Config:
     >>> import tempfile
     >>> from configs import base
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...   claim(Path(folder), base.get_config().to_dict())
+    ...   claimed = claim(Path(folder), base.get_config().to_dict())
     ...   read_config(Path(folder)).data.name
     'reverse'
   """

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 PAD, BOS, EOS = 0, 1, 2
+UNK = 3  # of text; synthetic tasks begin their symbols here
 NUM_SPECIAL = 3
 
 Array = jax.Array | np.ndarray

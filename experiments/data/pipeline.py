@@ -4,44 +4,45 @@ import grain
 from grain import DatasetIterator
 
 from experiments.data.batch import Batch
-from experiments.data.tasks import Task
+from experiments.data.dataset import Batches
 
 
-class _TrainingBatches:
-  """Random access to the training batches of a task, by step."""
+class _Steps:
+  """So many batches, by step, as Grain reads them."""
 
-  def __init__(self, task: Task, seed: int, batch_size: int, num_steps: int):
-    self._task, self._seed = task, seed
-    self._batch_size, self._num_steps = batch_size, num_steps
+  def __init__(self, batches: Batches, num_steps: int):
+    self._batches, self._num_steps = batches, num_steps
 
   def __len__(self) -> int:
     return self._num_steps
 
   def __getitem__(self, step: int) -> Batch:
-    return self._task.training_batch(self._seed, step, self._batch_size)
+    return self._batches[step]
 
 
-def training_batches(
-  task: Task, *, seed: int, batch_size: int, num_steps: int
-) -> DatasetIterator:
-  """Returns an iterator over the training batches of a task.
+def stream(batches: Batches, num_steps: int) -> DatasetIterator:
+  """Returns an iterator over the training batches of a run.
 
   Args:
-    task: what to draw.
-    seed: the run's seed.
-    batch_size: N, over all devices and processes.
+    batches: from a dataset.
     num_steps: number of batches.
 
   Returns:
-    An iterator of batches, drawn ahead of time by a thread, whose position
+    An iterator of batches, made ahead of time by a thread, whose position
     `get_state` returns as a small dictionary and `set_state` takes back.
 
   Example:
-    >>> task = Task("copy", symbols=9, min_length=1, max_length=4)
-    >>> batches = training_batches(task, seed=0, batch_size=2, num_steps=3)
-    >>> len(list(batches))
+    >>> from configs import base
+    >>> from experiments.data.dataset import Sharing
+    >>> from experiments.data.synthetic import Synthetic
+    >>> from experiments.schema import TaskConfig
+    >>> data = Synthetic(TaskConfig(**base.data().to_dict()))
+    >>> batches = data.training_batches(
+    ...   seed=0, size=2, unit="examples", sharing=Sharing()
+    ... )
+    >>> len(list(stream(batches, num_steps=3)))
     3
   """
-  source = _TrainingBatches(task, seed, batch_size, num_steps)
+  source = grain.MapDataset.source(_Steps(batches, num_steps))
   options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
-  return iter(grain.MapDataset.source(source).to_iter_dataset(options))
+  return iter(source.to_iter_dataset(options))

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import attention
 from attention.scores import Score, with_mapped_keys
 from experiments.models import recurrent
-
-Affine = tuple[jax.Array, jax.Array]
+from experiments.models.affine import Affine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,25 +95,6 @@ class Carry(NamedTuple):
   attentional: jax.Array
 
 
-def affine(inputs: jax.Array, weights: Affine) -> jax.Array:
-  """Returns inputs @ W + b.
-
-  Args:
-    inputs: [..., X].
-    weights: W [X, Y] and b [Y].
-
-  Returns:
-    [..., Y].
-
-  Example:
-    >>> affine(jnp.ones((2, 3)), (jnp.ones((3, 4)), jnp.ones(4))).shape
-    (2, 4)
-  """
-  kernel, bias = weights
-  product = inputs @ kernel
-  return product + bias.reshape((1,) * (product.ndim - 1) + (-1,))
-
-
 def look_back(
   weights: DecoderWeights, memory: Memory, query: jax.Array
 ) -> jax.Array:
@@ -135,7 +115,7 @@ def look_back(
     >>> from attention.scores import dot
     >>> states = jnp.ones((1, 3, 2))
     >>> memory = Memory(states, states, jnp.ones((1, 1, 3), bool), states[:, 0])
-    >>> output = (jnp.ones((4, 5)), jnp.ones(5))
+    >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
     >>> weights = DecoderWeights((), dot(), None, output)
     >>> look_back(weights, memory, jnp.ones((1, 4, 2))).shape
     (1, 4, 2)
@@ -172,7 +152,7 @@ def alignment(
     >>> from attention.scores import dot
     >>> states = jnp.ones((1, 3, 2))
     >>> memory = Memory(states, states, jnp.ones((1, 1, 3), bool), states[:, 0])
-    >>> output = (jnp.ones((4, 5)), jnp.ones(5))
+    >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
     >>> weights = DecoderWeights((), dot(), None, output)
     >>> alignment(weights, memory, jnp.ones((1, 4, 2))).shape
     (1, 4, 3)
@@ -204,7 +184,7 @@ def read_out(
     [..., R].
 
   Example:
-    >>> output = (jnp.ones((4, 5)), jnp.ones(5))
+    >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
     >>> weights = DecoderWeights((), None, None, output)
     >>> read_out(weights, jnp.ones((1, 2)), jnp.ones((1, 2))).shape
     (1, 4)
@@ -212,7 +192,7 @@ def read_out(
   joined = jnp.concatenate([context, output], -1)
   if weights.combine is None:
     return joined
-  return jnp.tanh(affine(joined, weights.combine))
+  return jnp.tanh(weights.combine(joined))
 
 
 def query_of(wiring: Wiring, states: tuple[recurrent.State, ...]) -> jax.Array:
@@ -256,7 +236,7 @@ def advance(
     >>> cell = recurrent.CellWeights(
     ...   jnp.ones((3, 6)), jnp.ones((2, 6)), jnp.ones(6)
     ... )
-    >>> output = (jnp.ones((4, 5)), jnp.ones(5))
+    >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
     >>> weights = DecoderWeights((cell,), None, None, output)
     >>> states = ((jnp.ones((1, 2)),),)
     >>> ((hidden,),) = advance(Wiring(), weights, states, jnp.ones((1, 6)))
@@ -300,7 +280,7 @@ def step(
     >>> cell = recurrent.CellWeights(
     ...   jnp.ones((3, 6)), jnp.ones((2, 6)), jnp.ones(6)
     ... )
-    >>> output = (jnp.ones((4, 5)), jnp.ones(5))
+    >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
     >>> weights = DecoderWeights((cell,), None, None, output)
     >>> keys = jnp.ones((1, 3, 2))
     >>> memory = Memory(keys, keys, jnp.ones((1, 1, 3), bool), keys[:, 0])
@@ -345,7 +325,7 @@ def project_embeddings(
     >>> cell = recurrent.CellWeights(
     ...   jnp.ones((3, 6)), jnp.ones((2, 6)), jnp.ones(6)
     ... )
-    >>> output = (jnp.ones((4, 5)), jnp.ones(5))
+    >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
     >>> weights = DecoderWeights((cell,), None, None, output)
     >>> project_embeddings(weights, jnp.ones((1, 3))).shape
     (1, 6)
@@ -379,7 +359,7 @@ def unroll(
     >>> cell = recurrent.CellWeights(
     ...   jnp.ones((3, 6)), jnp.ones((2, 6)), jnp.ones(6)
     ... )
-    >>> output = (jnp.ones((4, 5)), jnp.ones(5))
+    >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
     >>> weights = DecoderWeights((cell,), None, None, output)
     >>> keys = jnp.ones((1, 3, 2))
     >>> memory = Memory(keys, keys, jnp.ones((1, 1, 3), bool), keys[:, 0])

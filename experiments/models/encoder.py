@@ -1,5 +1,6 @@
 """The recurrent encoder: source tokens to one state a token."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ from jax.typing import DTypeLike
 
 from experiments.data.batch import PAD
 from experiments.models import recurrent
+from experiments.models.dropout import Dropout
 
 
 class Encoded(NamedTuple):
@@ -62,7 +64,9 @@ class Encoder(nn.Module):
   def __call__(self, source: jax.Array, *, train: bool = False) -> Encoded:
     """Encodes source [B, S] token ids, padded with PAD."""
     mask = source != PAD
-    dropout = nn.Dropout(self.dropout_rate, deterministic=not train)
+    dropout = functools.partial(
+      Dropout(self.dropout_rate), deterministic=not train
+    )
     embed = nn.Embed(
       self.vocabulary_size,
       self.embedding_size,

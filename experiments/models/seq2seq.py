@@ -9,6 +9,8 @@ from jax.typing import DTypeLike
 from attention.modules import Attention
 from experiments.data.batch import BOS
 from experiments.models import decoder, recurrent
+from experiments.models.affine import Affine, AffineWeights
+from experiments.models.dropout import Dropout
 from experiments.models.encoder import Encoded, Encoder
 
 
@@ -25,8 +27,9 @@ class Seq2Seq(nn.Module):
     source_vocabulary_size: number of source tokens.
     target_vocabulary_size: V.
     embedding_size: size of both embeddings.
-    hidden_size: N of encoder and decoder; a bidirectional encoder gives half
-      to each direction.
+    hidden_size: N of the decoder.
+    encoder_size: C of the encoder's states, N unless given; a bidirectional
+      encoder gives half to each direction.
     wiring: which parts of the decoder are joined.
     encoder_layers: number of layers.
     decoder_layers: number of layers.
@@ -53,6 +56,7 @@ class Seq2Seq(nn.Module):
   target_vocabulary_size: int
   embedding_size: int
   hidden_size: int
+  encoder_size: int | None = None
   wiring: decoder.Wiring = decoder.Wiring()
   encoder_layers: int = 1
   decoder_layers: int = 1
@@ -65,7 +69,14 @@ class Seq2Seq(nn.Module):
   @property
   def readout_size(self) -> int:
     """R, the number of features of the attentional state."""
-    return self.hidden_size * (1 if self.wiring.readout == "tanh" else 2)
+    if self.wiring.readout == "tanh":
+      return self.hidden_size
+    return self.context_size + self.hidden_size
+
+  @property
+  def context_size(self) -> int:
+    """C, the number of features of an encoder state."""
+    return self.encoder_size or self.hidden_size
 
   @property
   def num_states(self) -> int:
@@ -78,7 +89,7 @@ class Seq2Seq(nn.Module):
     self.encoder = Encoder(
       vocabulary_size=self.source_vocabulary_size,
       embedding_size=self.embedding_size,
-      hidden_size=size,
+      hidden_size=self.context_size,
       num_layers=self.encoder_layers,
       cell=self.wiring.cell,
       bidirectional=self.bidirectional,
@@ -88,7 +99,7 @@ class Seq2Seq(nn.Module):
     self.embedding = nn.Embed(
       self.target_vocabulary_size, self.embedding_size, dtype=self.dtype
     )
-    fed = size * (self.wiring.order == "bahdanau")
+    fed = self.context_size * (self.wiring.order == "bahdanau")
     fed += self.readout_size * self.wiring.input_feeding
     self.cells = [
       recurrent.Recurrent(
@@ -107,11 +118,11 @@ class Seq2Seq(nn.Module):
         dtype=self.dtype,
       )
     if self.wiring.readout == "tanh":
-      self.combine = self._affine("combine", 2 * size, size)
-    self.output = self._affine(
-      "output", self.readout_size, self.target_vocabulary_size
+      self.combine = AffineWeights(self.context_size + size, size, self.dtype)
+    self.output = AffineWeights(
+      self.readout_size, self.target_vocabulary_size, self.dtype
     )
-    self.dropout = nn.Dropout(self.dropout_rate)
+    self.dropout = Dropout(self.dropout_rate)
 
   def __call__(
     self, source: jax.Array, target: jax.Array, *, train: bool = False
@@ -129,6 +140,25 @@ class Seq2Seq(nn.Module):
     Raises:
       AssertionError: if source or target is not of rank 2.
     """
+    features, readout = self.features(source, target, train=train)
+    return readout(features)
+
+  def features(
+    self, source: jax.Array, target: jax.Array, *, train: bool = False
+  ) -> tuple[jax.Array, Affine]:
+    """Returns what `__call__` makes its logits of, and how.
+
+    Args:
+      source: [B, S] token ids, padded with PAD.
+      target: [B, T] token ids, padded with PAD.
+      train: whether to drop out (needs a "dropout" rng).
+
+    Returns:
+      Attentional states [B, T, R], and the affine map [R, V] to logits.
+
+    Raises:
+      AssertionError: if source or target is not of rank 2.
+    """
     chex.assert_rank([source, target], 2, custom_message="source, target")
     weights = self._weights()
     memory, carry = self._start(weights, self.encoder(source, train=train))
@@ -138,7 +168,7 @@ class Seq2Seq(nn.Module):
       self.wiring, weights, memory, carry, embeddings
     )
     attentional = self.dropout(attentional, deterministic=not train)
-    return decoder.affine(attentional, weights.output)
+    return attentional, weights.output
 
   def start(
     self, source: jax.Array, max_length: int
@@ -171,7 +201,7 @@ class Seq2Seq(nn.Module):
     weights = self._weights()
     gates = decoder.project_embeddings(weights, self.embedding(token))
     carry, query = decoder.step(self.wiring, weights, memory, carry, gates)
-    logits = decoder.affine(carry.attentional, weights.output)
+    logits = weights.output(carry.attentional)
     looked = decoder.alignment(weights, memory, query[:, None])
     return carry, logits, looked
 
@@ -200,22 +230,11 @@ class Seq2Seq(nn.Module):
       query_size = self.hidden_size
       if self.wiring.query == "state":
         query_size *= self.num_states
-      score = self.look.bound_score(query_size, self.hidden_size)
-    combine = self.combine if self.wiring.readout == "tanh" else None
+      score = self.look.bound_score(query_size, self.context_size)
+    combine = self.combine() if self.wiring.readout == "tanh" else None
     return decoder.DecoderWeights(
       cells=tuple(cell() for cell in self.cells),
       score=score,
-      combine=_cast(combine, self.dtype),
-      output=_cast(self.output, self.dtype),
+      combine=combine,
+      output=self.output(),
     )
-
-  def _affine(self, name: str, inputs: int, outputs: int) -> decoder.Affine:
-    kernel = nn.initializers.lecun_normal()
-    return (
-      self.param(f"{name}_kernel", kernel, (inputs, outputs)),
-      self.param(f"{name}_bias", nn.initializers.zeros, (outputs,)),
-    )
-
-
-def _cast(tree, dtype):
-  return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)

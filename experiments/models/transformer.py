@@ -16,6 +16,8 @@ from attention import positions
 from attention.cache import Cache
 from attention.modules import KeyValue
 from experiments.data.batch import BOS, PAD
+from experiments.models.affine import Affine, AffineWeights
+from experiments.models.dropout import Dropout
 from experiments.models.transformer_layers import (
   DecoderLayer,
   EncoderLayer,
@@ -53,7 +55,8 @@ class Transformer(nn.Module):
   See https://arxiv.org/abs/1706.03762, section 3.
 
   Attributes:
-    vocabulary_size: V, of source and target.
+    source_vocabulary_size: number of source tokens.
+    target_vocabulary_size: V.
     model_size: D.
     feed_forward_size: of the hidden layer of the feed-forward networks.
     num_heads: H.
@@ -63,14 +66,17 @@ class Transformer(nn.Module):
     score: of the heads, a name that `attention.modules` knows.
     norm: "pre" or "post".
     positions: "sinusoidal", "learned", "rotary" (in self-attention) or "none".
-    tied_embeddings: whether source, target and output share one matrix.
+    tied_embeddings: whether target and output share one matrix, and the
+      source too where the vocabulary is shared.
+    shared_vocabulary: whether equal ids mean the same on both sides.
     dropout_rate: on embeddings, sublayers and hidden layers.
+    attention_dropout_rate: on attention weights.
     dtype: of the computation; parameters are float32.
 
   Example:
     >>> model = Transformer(
-    ...   vocabulary_size=9, model_size=8, feed_forward_size=16, num_heads=2,
-    ...   max_length=8,
+    ...   source_vocabulary_size=9, target_vocabulary_size=9, model_size=8,
+    ...   feed_forward_size=16, num_heads=2, max_length=8,
     ... )
     >>> source = target = jnp.array([[3, 4, 2, 0]])
     >>> logits, variables = jax.eval_shape(
@@ -80,7 +86,8 @@ class Transformer(nn.Module):
     (1, 4, 9)
   """
 
-  vocabulary_size: int
+  source_vocabulary_size: int
+  target_vocabulary_size: int
   model_size: int
   feed_forward_size: int
   num_heads: int
@@ -91,7 +98,9 @@ class Transformer(nn.Module):
   norm: str = "pre"
   positions: str = "sinusoidal"
   tied_embeddings: bool = True
+  shared_vocabulary: bool = True
   dropout_rate: float = 0.0
+  attention_dropout_rate: float = 0.0
   dtype: DTypeLike = jnp.float32
 
   def setup(self):
@@ -104,19 +113,23 @@ class Transformer(nn.Module):
       norm=self.norm,
       rotary=self.positions == "rotary",
       dropout_rate=self.dropout_rate,
+      attention_dropout_rate=self.attention_dropout_rate,
       dtype=self.dtype,
     )
     embed = functools.partial(
       nn.Embed,
-      self.vocabulary_size,
-      self.model_size,
+      features=self.model_size,
       dtype=self.dtype,
       embedding_init=nn.initializers.normal(self.model_size**-0.5),
     )
-    self.embedding = embed()
+    self.embedding = embed(self.target_vocabulary_size)
+    self.one_embedding = self.tied_embeddings and self.shared_vocabulary
+    if not self.one_embedding:
+      self.source_embedding = embed(self.source_vocabulary_size)
     if not self.tied_embeddings:
-      self.target_embedding = embed()
-      self.output = nn.Dense(self.vocabulary_size, dtype=self.dtype)
+      self.output = AffineWeights(
+        self.model_size, self.target_vocabulary_size, self.dtype
+      )
     if self.positions == "learned":
       self.places = self.param(
         "positions",
@@ -128,7 +141,7 @@ class Transformer(nn.Module):
     if self.norm == "pre":
       self.encoder_norm = nn.LayerNorm(dtype=self.dtype)
       self.decoder_norm = nn.LayerNorm(dtype=self.dtype)
-    self.dropout = nn.Dropout(self.dropout_rate)
+    self.dropout = Dropout(self.dropout_rate)
 
   def __call__(
     self, source: jax.Array, target: jax.Array, *, train: bool = False
@@ -146,6 +159,25 @@ class Transformer(nn.Module):
     Raises:
       AssertionError: if source or target is not of rank 2.
     """
+    features, readout = self.features(source, target, train=train)
+    return readout(features)
+
+  def features(
+    self, source: jax.Array, target: jax.Array, *, train: bool = False
+  ) -> tuple[jax.Array, Affine]:
+    """Returns what `__call__` makes its logits of, and how.
+
+    Args:
+      source: [B, S] token ids, padded with PAD.
+      target: [B, T] token ids, padded with PAD.
+      train: whether to drop out (needs a "dropout" rng).
+
+    Returns:
+      [B, T, D], and the affine map [D, V] to logits.
+
+    Raises:
+      AssertionError: if source or target is not of rank 2.
+    """
     chex.assert_rank([source, target], 2, custom_message="source, target")
     memory = self._encode(source, deterministic=not train)
     inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
@@ -153,7 +185,7 @@ class Transformer(nn.Module):
     x = self.dropout(x, deterministic=not train)
     for layer, key_value in zip(self.decoder, memory.layers):
       x = layer(x, key_value, memory.mask, deterministic=not train)
-    return self._predict(x)
+    return self._normed(x), self._readout()
 
   def start(self, source: jax.Array, max_length: int) -> tuple[Memory, Carry]:
     """Encodes a source for decoding.
@@ -195,7 +227,7 @@ class Transformer(nn.Module):
       x, cache, weights = layer.step(x, cache, key_value, memory.mask)
       caches.append(cache)
       looked.append(weights)
-    logits = self._predict(x)[:, 0]
+    logits = self._readout()(self._normed(x)[:, 0])
     carry = Carry(tuple(caches), carry.position + 1)
     return carry, logits, jnp.concatenate(looked, axis=1)
 
@@ -213,8 +245,8 @@ class Transformer(nn.Module):
 
   def _embed(self, tokens: jax.Array, start, *, target: bool) -> jax.Array:
     """Embeds [B, T] tokens whose first one stands at position `start`."""
-    untied = target and not self.tied_embeddings
-    x = (self.target_embedding if untied else self.embedding)(tokens)
+    own = not (target or self.one_embedding)
+    x = (self.source_embedding if own else self.embedding)(tokens)
     x = x * jnp.asarray(self.model_size**0.5, x.dtype)
     if self.positions == "learned":
       table = self.places
@@ -225,9 +257,10 @@ class Transformer(nn.Module):
     places = jax.lax.dynamic_slice_in_dim(table, start, tokens.shape[1])
     return x + places[None].astype(x.dtype)
 
-  def _predict(self, x: jax.Array) -> jax.Array:
-    if self.norm == "pre":
-      x = self.decoder_norm(x)
+  def _normed(self, x: jax.Array) -> jax.Array:
+    return self.decoder_norm(x) if self.norm == "pre" else x
+
+  def _readout(self) -> Affine:
     if self.tied_embeddings:
-      return self.embedding.attend(x)
-    return self.output(x)
+      return Affine(self.embedding.embedding.T.astype(self.dtype), None)
+    return self.output()

@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from attention import masks
 from attention.cache import Cache
 from attention.modules import KeyValue, MultiHeadAttention
+from experiments.models.dropout import Dropout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,13 +32,15 @@ class Options:
       paper does.
     rotary: whether self-attention rotates queries and keys by position.
     dropout_rate: on sublayers and hidden layers.
+    attention_dropout_rate: on attention weights.
     dtype: of the computation.
 
   Example:
     >>> import jax.numpy as jnp
     >>> options = Options(
     ...   num_heads=2, model_size=8, feed_forward_size=16, score="scaled_dot",
-    ...   norm="pre", rotary=False, dropout_rate=0.0, dtype=jnp.float32,
+    ...   norm="pre", rotary=False, dropout_rate=0.0,
+    ...   attention_dropout_rate=0.0, dtype=jnp.float32,
     ... )
     >>> options.make_attention(rotary=True).features
     8
@@ -50,6 +53,7 @@ class Options:
   norm: str
   rotary: bool
   dropout_rate: float
+  attention_dropout_rate: float
   dtype: DTypeLike
 
   def make_attention(self, **options) -> MultiHeadAttention:
@@ -65,6 +69,7 @@ class Options:
       num_heads=self.num_heads,
       features=self.model_size,
       score=self.score,
+      dropout_rate=self.attention_dropout_rate,
       dtype=self.dtype,
       **options,
     )
@@ -80,7 +85,7 @@ class FeedForward(nn.Module):
     options: what all layers share.
 
   Example:
-    >>> options = Options(2, 8, 16, "scaled_dot", "pre", False, 0.0, "float32")
+    >>> options = Options(2, 8, 16, "scaled_dot", "pre", False, 0, 0, "float32")
     >>> import jax.numpy as jnp
     >>> x = jnp.ones((1, 3, 8))
     >>> def init(rng):
@@ -98,7 +103,7 @@ class FeedForward(nn.Module):
     """Maps [..., D] to [..., D]."""
     options = self.options
     hidden = nn.Dense(options.feed_forward_size, dtype=options.dtype)(x)
-    hidden = nn.Dropout(options.dropout_rate)(
+    hidden = Dropout(options.dropout_rate)(
       nn.relu(hidden), deterministic=deterministic
     )
     return nn.Dense(options.model_size, dtype=options.dtype)(hidden)
@@ -116,7 +121,7 @@ class Residual(nn.Module):
     options: what all layers share.
 
   Example:
-    >>> options = Options(2, 8, 16, "scaled_dot", "pre", False, 0.0, "float32")
+    >>> options = Options(2, 8, 16, "scaled_dot", "pre", False, 0, 0, "float32")
     >>> import jax.numpy as jnp
     >>> x = jnp.ones((1, 3, 8))
     >>> residual = Residual(options)
@@ -131,7 +136,7 @@ class Residual(nn.Module):
   def setup(self):
     """Declares the norm."""
     self.layer_norm = nn.LayerNorm(dtype=self.options.dtype)
-    self.dropout = nn.Dropout(self.options.dropout_rate)
+    self.dropout = Dropout(self.options.dropout_rate)
 
   def enter(self, x: jax.Array) -> jax.Array:
     """Returns what the sublayer reads: x [..., D], normed if "pre"."""
@@ -155,7 +160,7 @@ class EncoderLayer(nn.Module):
     options: what all layers share.
 
   Example:
-    >>> options = Options(2, 8, 16, "scaled_dot", "pre", False, 0.0, "float32")
+    >>> options = Options(2, 8, 16, "scaled_dot", "pre", False, 0, 0, "float32")
     >>> import jax.numpy as jnp
     >>> x = jnp.ones((1, 3, 8))
     >>> mask = jnp.ones((1, 1, 1, 3), bool)
@@ -182,7 +187,9 @@ class EncoderLayer(nn.Module):
     self, x: jax.Array, mask: jax.Array, *, deterministic: bool
   ) -> jax.Array:
     """Maps [B, S, D] to [B, S, D] under a mask [B, 1, 1, S]."""
-    inner = self.self_attention(self.self_residual.enter(x), mask=mask)
+    inner = self.self_attention(
+      self.self_residual.enter(x), mask=mask, deterministic=deterministic
+    )
     x = self.self_residual.leave(x, inner, deterministic=deterministic)
     inner = self.feed_forward(
       self.feed_forward_residual.enter(x), deterministic=deterministic
@@ -202,7 +209,7 @@ class DecoderLayer(nn.Module):
     options: what all layers share.
 
   Example:
-    >>> options = Options(2, 8, 16, "scaled_dot", "pre", False, 0.0, "float32")
+    >>> options = Options(2, 8, 16, "scaled_dot", "pre", False, 0, 0, "float32")
     >>> import jax.numpy as jnp
     >>> x = jnp.ones((1, 3, 8))
     >>> memory = KeyValue(jnp.ones((1, 2, 5, 4)), jnp.ones((1, 2, 5, 4)))
@@ -248,7 +255,9 @@ class DecoderLayer(nn.Module):
       [B, T, D].
     """
     inner = self.self_attention(
-      self.self_residual.enter(x), mask=masks.causal()
+      self.self_residual.enter(x),
+      mask=masks.causal(),
+      deterministic=deterministic,
     )
     x = self.self_residual.leave(x, inner, deterministic=deterministic)
     return self._across(x, memory, mask, deterministic=deterministic)[0]
@@ -278,7 +287,9 @@ class DecoderLayer(nn.Module):
 
   def _across(self, x, memory: KeyValue, mask, *, deterministic: bool):
     query = self.cross_residual.enter(x)
-    inner = self.cross_attention.attend_projected(query, memory, mask=mask)
+    inner = self.cross_attention.attend_projected(
+      query, memory, mask=mask, deterministic=deterministic
+    )
     x = self.cross_residual.leave(x, inner, deterministic=deterministic)
     inner = self.feed_forward(
       self.feed_forward_residual.enter(x), deterministic=deterministic

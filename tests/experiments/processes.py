@@ -31,15 +31,16 @@ def environment(devices=1, **variables):
   }
 
 
-def start(module, *arguments, cwd=ROOT, **options):
+def start(module, *arguments, cwd=ROOT, stdin=False, text=True, **options):
   """Starts `python -m experiments.MODULE ARGUMENTS`."""
   return subprocess.Popen(
     [sys.executable, "-m", f"experiments.{module}", *map(str, arguments)],
     cwd=cwd,
     env=environment(**options),
+    stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
-    text=True,
+    text=text,
   )
 
 

@@ -12,7 +12,11 @@ import pytest
 import experiments
 
 # They define flags of the same name, so one process holds only one of them.
-BINARIES = ("experiments.train", "experiments.evaluate")
+BINARIES = (
+  "experiments.train",
+  "experiments.evaluate",
+  "experiments.translate",
+)
 OF_FLAX = ("parent", "name")
 
 
@@ -50,6 +54,10 @@ def field_names(symbol):
   return getattr(symbol, "_fields", ())
 
 
+def is_protocol(symbol):
+  return getattr(symbol, "_is_protocol", False)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function_has_args_returns_and_example(name):
   text = inspect.getdoc(FUNCTIONS[name]) or ""
@@ -67,8 +75,10 @@ def test_class_has_attributes_and_example(name):
   assert text
   assert not text.startswith(f"{symbol.__name__}("), "a generated docstring"
   assert undescribed(field_names(symbol), section(text, "Attributes")) == []
-  # A record shows in the examples of what takes it, an error in its message.
-  if not issubclass(symbol, (tuple, pydantic.BaseModel, Exception)):
+  # A record shows in the examples of what takes it, an error in its message, a
+  # protocol in what keeps to it.
+  records = (tuple, pydantic.BaseModel, Exception)
+  if not issubclass(symbol, records) and not is_protocol(symbol):
     assert ">>>" in section(text, "Example")
 
 

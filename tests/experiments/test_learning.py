@@ -17,7 +17,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("task", CASES)
-def test_a_small_run_learns_its_task(task):
+def test_a_small_run_learns_its_task(task, tmp_path):
   arg, sizes, batch_size = CASES[task]
   config = make_tiny(arg)
   config.data.update(name=task, symbols=16, max_length=3)
@@ -27,11 +27,11 @@ def test_a_small_run_learns_its_task(task):
   config.model.update(sizes)
   config.train.update(steps=600, batch_size=batch_size)
   config.optimizer.update(learning_rate=3e-3, warmup_steps=20)
-  run = runs.build(schema.parse(config.to_dict()), devices=1)
+  run = runs.build(schema.parse(config.to_dict()), tmp_path, devices=1)
   step = jax.jit(steps.make_train_step(run.model, run.optimizer))
-  state = runs.start(run)
+  state, batches = runs.start(run), runs.training_batches(run)
   for index in range(config.train.steps):
-    state, _ = step(state, run.task.training_batch(0, index, batch_size))
-  evaluate = evaluation.make_evaluator(run.model, run.mesh)
-  result = evaluate(state.params, runs.evaluation_set(run, "validation"))
+    state, _ = step(state, batches[index])
+  evaluate = evaluation.make_evaluator(run)
+  result = evaluate(state.params, run.data.evaluation_set("validation"))
   assert result.metrics["sequence_accuracy"] > 0.9, result.metrics

@@ -16,10 +16,10 @@ from experiments.models.transformer import Transformer
 VOCABULARY = 11
 
 
-def rnn(**options):
+def rnn(source_vocabulary_size=VOCABULARY, **options):
   wiring = Wiring(**options.pop("wiring", {}))
   return Seq2Seq(
-    source_vocabulary_size=VOCABULARY,
+    source_vocabulary_size=source_vocabulary_size,
     target_vocabulary_size=VOCABULARY,
     embedding_size=5,
     hidden_size=6,
@@ -28,9 +28,10 @@ def rnn(**options):
   )
 
 
-def transformer(**options):
+def transformer(source_vocabulary_size=VOCABULARY, **options):
   return Transformer(
-    vocabulary_size=VOCABULARY,
+    source_vocabulary_size=source_vocabulary_size,
+    target_vocabulary_size=VOCABULARY,
     model_size=8,
     feed_forward_size=12,
     num_heads=2,
@@ -45,7 +46,10 @@ MODELS = {
   "none-luong": rnn(attention="none"),
   "none-bahdanau": rnn(attention="none", wiring={"order": "bahdanau"}),
   "additive-bahdanau-fed": rnn(
-    attention="additive", wiring={"order": "bahdanau", "input_feeding": True}
+    attention="additive",
+    source_vocabulary_size=13,
+    encoder_size=10,
+    wiring={"order": "bahdanau", "input_feeding": True},
   ),
   "dot-luong": rnn(attention="dot"),
   "scaled_dot-luong-fed-linear": rnn(
@@ -61,6 +65,7 @@ MODELS = {
   "concat-forward-state": rnn(
     attention="concat",
     bidirectional=False,
+    encoder_size=7,
     decoder_layers=2,
     wiring={"query": "state", "readout": "linear"},
   ),
@@ -73,6 +78,9 @@ MODELS = {
     score="general", positions="learned", norm="post", tied_embeddings=False
   ),
   "transformer-cosine-none": transformer(score="cosine", positions="none"),
+  "transformer-two-vocabularies": transformer(
+    source_vocabulary_size=13, shared_vocabulary=False
+  ),
 }
 
 SOURCE = jnp.array([[3, 4, 5, 6, EOS], [7, 8, EOS, PAD, PAD]])
@@ -161,6 +169,45 @@ def test_all_parameters_get_a_gradient(name):
   ]
   # What is added to all scores of a query does not move a softmax.
   assert [each for each in dead if "key_projection']['bias" not in each] == []
+
+
+def test_features_and_their_readout_have_the_size_of_the_vocabulary(name):
+  features, readout = jax.eval_shape(
+    lambda params: MODELS[name].apply(
+      {"params": params}, SOURCE, TARGET, method="features"
+    ),
+    parameters(name),
+  )
+  assert features.shape[:2] == TARGET.shape
+  assert readout.kernel.shape == (features.shape[2], VOCABULARY)
+
+
+@pytest.mark.parametrize(
+  ("tied", "shared", "matrices"),
+  [
+    (True, True, {"embedding": VOCABULARY}),
+    (True, False, {"embedding": VOCABULARY, "source_embedding": 13}),
+    (
+      False,
+      True,
+      {"embedding": VOCABULARY, "source_embedding": 13, "output": VOCABULARY},
+    ),
+  ],
+)
+def test_matrices_are_tied_where_words_are_the_same(tied, shared, matrices):
+  model = transformer(
+    source_vocabulary_size=VOCABULARY if tied and shared else 13,
+    tied_embeddings=tied,
+    shared_vocabulary=shared,
+  )
+  init = jax.eval_shape(model.init, jax.random.key(0), SOURCE, TARGET)
+  shapes = {
+    name: jax.tree.leaves(part)[-1].shape
+    for name, part in init["params"].items()
+    if "embedding" in name or name == "output"
+  }
+  found = {name: max(set(shape) - {8}) for name, shape in shapes.items()}
+  assert found == matrices
 
 
 def test_greedy_follows_the_likeliest_token(name):

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from configs import base
+from configs import base, multi30k, translation
 from experiments import schema
 from experiments.errors import UserError
 
@@ -57,6 +57,17 @@ def test_every_argument_gives_a_valid_config(arg):
     ("data.splits.test.size", 9, "config.data.splits.test.size: no such field"),
     ("data.splits", {}, "validation"),
     ("mesh.data", 0, "-1"),
+    ("train.batch_unit", "tokens", "'tokens' is for text; reverse needs"),
+    ("train.best_metric", "chrf", "'chrf' is for text; use 'sequence_acc"),
+    ("train.ema_decay", 1.0, "config.train.ema_decay: got 1.0; "),
+    ("train.patience", -1, "config.train.patience: got -1; "),
+    ("evaluation.checkpoint", "last:3", "raise config.train.keep_last from 2"),
+    ("evaluation.checkpoint", "best:2", "raise config.train.keep_best from 1"),
+    ("evaluation.checkpoint", "last:0", "config.evaluation.checkpoint: got"),
+    ("evaluation.checkpoint", "first", "config.evaluation.checkpoint: got"),
+    ("evaluation.beam_size", 0, "config.evaluation.beam_size: got 0; "),
+    ("evaluation.bleu_tokenizer", "14a", "'13a', 'none'"),
+    ("model.encoder_size", 5, "encoder_size must be even"),
   ],
 )
 def test_a_mistake_is_named_with_its_field(path, value, message):
@@ -64,6 +75,60 @@ def test_a_mistake_is_named_with_its_field(path, value, message):
     schema.parse(with_value(path, value))
   assert "pydantic" not in str(caught.value)
   assert len(str(caught.value).splitlines()) == 1
+
+
+def text():
+  return translation.get_config().to_dict()
+
+
+@pytest.mark.parametrize("arg", base.ARGUMENTS)
+@pytest.mark.parametrize("module", [translation, multi30k])
+def test_every_argument_gives_a_valid_config_of_text(module, arg):
+  config = module.get_config(arg).to_dict()
+  assert schema.parse(config).model_dump() == config
+
+
+@pytest.mark.parametrize(
+  ("path", "value", "message"),
+  [
+    ("format", "xml", "config.data.format: got 'xml'; "),
+    ("train", "", "config.data.train: got ''; "),
+    ("target", "en", "source and target are both 'en'; name two"),
+    ("source", "../en", "config.data.source: got '../en'; "),
+    ("splits", {"test": "test"}, "splits must have a 'validation'"),
+    ("splits", {"validation": "a", "a/b": "c"}, "config.data.splits.a/b"),
+    ("source_tokenizer.kind", "bytes", "'unigram', 'bpe', 'words'"),
+    ("source_tokenizer.kind", "bpe", "joint_vocabulary needs source_tok"),
+    ("source_tokenizer.sampling", 1.5, "source_tokenizer.sampling: got 1.5; "),
+    ("max_lenght", 9, "config.data.max_lenght: no such field.* 'max_length'"),
+    ("symbols", 9, "config.data.symbols: no such field"),
+  ],
+)
+def test_a_mistake_about_text_is_named_with_its_field(path, value, message):
+  config = text()
+  section = config["data"]
+  *parents, name = path.split(".")
+  for parent in parents:
+    section = section[parent]
+  section[name] = value
+  with pytest.raises(UserError, match=message) as caught:
+    schema.parse(config)
+  assert len(str(caught.value).splitlines()) == 1
+
+
+def test_words_have_one_segmentation():
+  config = text()
+  for side in ("source_tokenizer", "target_tokenizer"):
+    config["data"][side].update(kind="words", sampling=0.1)
+  with pytest.raises(UserError, match=r"sampling 0\.1 needs subwords; words"):
+    schema.parse(config)
+
+
+def test_patience_needs_a_best_checkpoint():
+  config = raw()
+  config["train"].update(patience=2, keep_best=0)
+  with pytest.raises(UserError, match=r"keep_best must be at least 1"):
+    schema.parse(config)
 
 
 def test_a_missing_field_is_named():

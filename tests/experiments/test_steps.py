@@ -1,6 +1,7 @@
 """The train step: accumulation, sharding, dropout and what it reports."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,8 @@ def build(arg="", devices=1, **train):
   # Adam divides by the gradient's size, so that where the true gradient is 0,
   # as of a key's bias, rounding alone would decide the update.
   config.optimizer.update(name="sgd", learning_rate=0.5)
-  return runs.build(schema.parse(config.to_dict()), devices=devices)
+  typed = schema.parse(config.to_dict())
+  return runs.build(typed, Path("unused"), devices=devices)
 
 
 def train(run, num_steps=3, **options):
@@ -29,10 +31,9 @@ def train(run, num_steps=3, **options):
     steps.make_train_step(run.model, run.optimizer, **options),
     out_shardings=sharding.replicated(run.mesh),
   )
-  state, losses = runs.start(run), []
+  state, batches, losses = runs.start(run), runs.training_batches(run), []
   for index in range(num_steps):
-    batch = run.task.training_batch(0, index, run.config.train.batch_size)
-    placed = sharding.place(batch, sharding.batched(run.mesh))
+    placed = sharding.place(batches[index], sharding.batched(run.mesh))
     state, metrics = step(state, placed)
     losses.append(float(metrics["loss"]))
   return losses, state
@@ -56,7 +57,7 @@ def test_eight_devices_train_as_one_does(arg):
 def test_a_batch_is_split_over_the_devices_and_parameters_are_not():
   run = build(devices=8)
   batch = sharding.place(
-    run.task.training_batch(0, 0, 16), sharding.batched(run.mesh)
+    runs.training_batches(run)[0], sharding.batched(run.mesh)
   )
   assert {shard.data.shape[0] for shard in batch.source.addressable_shards} == {
     2
@@ -76,7 +77,7 @@ def test_accumulation_updates_as_the_whole_batch_does(devices):
 
 def test_a_step_follows_the_gradient_of_the_mean_loss_of_tokens():
   run = build()
-  batch = run.task.training_batch(0, 0, 16)
+  batch = runs.training_batches(run)[0]
   state = runs.start(run)
 
   def loss(params):
@@ -106,7 +107,7 @@ def test_randomness_depends_on_the_step_and_the_seed_alone():
   run = build()
   model = run.model.clone(dropout_rate=0.5)
   step = jax.jit(steps.make_train_step(model, run.optimizer))
-  batch = run.task.training_batch(0, 0, 16)
+  batch = runs.training_batches(run)[0]
   state = runs.start(run)
   loss = float(step(state, batch)[1]["loss"])
   assert loss == float(step(state, batch)[1]["loss"])
@@ -123,18 +124,51 @@ def test_bfloat16_trains_float32_parameters_and_decodes(arg):
   assert losses != exact
   dtypes = {leaf.dtype for leaf in jax.tree.leaves(state.params)}
   assert dtypes == {jnp.dtype("float32")}
-  evaluate = evaluation.make_evaluator(run.model, run.mesh)
-  examples = runs.evaluation_set(run, "validation")
+  evaluate = evaluation.make_evaluator(run)
+  examples = run.data.evaluation_set("validation")
   result = evaluate(state.params, examples)
-  assert result.predicted.shape == examples.target.shape
+  assert len(result.answers) == len(examples.batch.target)
   assert 0 < result.metrics["loss"] < 10
+
+
+def test_the_average_is_that_of_a_loop():
+  decay = 0.27  # more than is kept at first, less than later
+  run = build(ema_decay=decay)
+  step = jax.jit(
+    steps.make_train_step(run.model, run.optimizer, ema_decay=decay)
+  )
+  state, batches = runs.start(run), runs.training_batches(run)
+  expected = jax.tree.map(np.float64, state.params)
+  for index in range(6):
+    state, _ = step(state, batches[index])
+    kept = min(decay, (1 + index) / (10 + index))
+    expected = jax.tree.map(
+      lambda old, new, kept=kept: kept * old + (1 - kept) * np.float64(new),
+      expected,
+      state.params,
+    )
+  assert state.evaluated is state.average
+  for found, known, last in zip(
+    *map(jax.tree.leaves, (state.average, expected, state.params))
+  ):
+    np.testing.assert_allclose(found, known, rtol=1e-5, atol=1e-7)
+    assert (found != last).any()
+
+
+def test_without_a_decay_there_is_no_average():
+  run = build()
+  _, state = train(run, num_steps=1)
+  assert state.average is None
+  assert state.evaluated is state.params
+  _, averaged = train(build(ema_decay=0.9), num_steps=1, ema_decay=0.9)
+  assert_same_state(state, averaged, rtol=0)
 
 
 def test_label_smoothing_is_part_of_the_loss_in_training_only():
   run = build()
   plain, _ = train(run, num_steps=1)
   smooth, _ = train(run, num_steps=1, label_smoothing=0.3)
-  batch = run.task.training_batch(0, 0, 16)
+  batch = runs.training_batches(run)[0]
   params = runs.start(run).params
   logits = run.model.apply({"params": params}, batch.source, batch.target)
   spread = -jax.nn.log_softmax(logits).mean(-1)
@@ -153,7 +187,7 @@ def test_the_step_traces_once():
 
   step, state = jax.jit(counted), runs.start(run)
   for index in range(3):
-    batch = run.task.training_batch(0, index, 16)
+    batch = runs.training_batches(run)[index]
     state, _ = step(state, sharding.place(batch, sharding.batched(run.mesh)))
   assert len(traces) == 1
 

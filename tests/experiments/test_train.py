@@ -1,5 +1,6 @@
 """Training end to end, as processes: learn, stop, die, go on, be evaluated."""
 
+import contextlib
 import json
 import random
 import shutil
@@ -10,14 +11,19 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import inference, loop, runs
+from experiments import checkpoints, inference, loop, runs
 from tests.experiments import processes
 
 pytestmark = pytest.mark.slow
 
 
-def final_params(workdir):
-  _, state = inference.restore(workdir)
+def final_state(workdir):
+  run = inference.restore(workdir).run
+  with contextlib.closing(
+    checkpoints.open_manager(workdir, read_only=True)
+  ) as manager:
+    like = runs.abstract_state(run)
+    state, _ = checkpoints.restore(manager, manager.latest_step(), like)
   return state
 
 
@@ -52,6 +58,7 @@ def test_a_run_leaves_what_it_promises(finished):
     "eval/validation.json",
     "eval/test.json",
     "eval/longer.json",
+    "eval/longer.txt",
     "figures/alignments.png",
     "figures/accuracy_by_length.png",
   ):
@@ -69,7 +76,7 @@ def test_a_run_leaves_what_it_promises(finished):
     12,
   ]
   result = json.loads((workdir / "eval" / "test.json").read_text())
-  assert result["step"] == 12
+  assert result["checkpoint"] == "step 12"
   for name in ("token_accuracy", "sequence_accuracy", "bleu", "perplexity"):
     assert name in result["metrics"]
   assert result["metrics"]["sentences_per_second"] > 0
@@ -121,7 +128,7 @@ def test_a_finished_run_is_not_trained_again(finished, tmp_path):
   )
   assert code == 0, error
   assert "resuming after step 12" in error
-  assert_same_bits(final_params(again), final_params(workdir))
+  assert_same_bits(final_state(again), final_state(workdir))
   assert (again / "metrics.jsonl").read_text() == (
     workdir / "metrics.jsonl"
   ).read_text()
@@ -158,7 +165,7 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_alike(finished, tmp_path):
   code, _, error = processes.run(*arguments)
   assert code == 0, error
   assert resumed or "resuming after step" in error
-  assert_same_bits(final_params(killed), final_params(workdir))
+  assert_same_bits(final_state(killed), final_state(workdir))
   assert (killed / "metrics.jsonl").read_text() == (
     workdir / "metrics.jsonl"
   ).read_text()
@@ -239,7 +246,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_used(
   assert "checkpoints/12 is damaged" in caplog.text
   assert "resuming after step 9" in caplog.text
   assert (damaged / "damaged" / "12").is_dir()
-  assert_same_bits(final_params(damaged), final_params(workdir))
+  assert_same_bits(final_state(damaged), final_state(workdir))
 
 
 def test_no_readable_checkpoint_is_an_error_not_a_fresh_start(
@@ -312,8 +319,10 @@ def test_two_processes_give_the_losses_of_one(finished, tmp_path):
   assert "2 cpu device(s)" in error
   assert out.count("sequence accuracy") == 6  # printed by one alone
   assert_same_losses(workdir, tmp_path / "run")
-  run, state = inference.restore(tmp_path / "run")
-  evaluation = inference.evaluate(run, state, "test")
+  finished = inference.restore(tmp_path / "run")
+  search = inference.configured_search(finished.run)
+  examples = finished.run.data.evaluation_set("test")
+  evaluation = inference.evaluate(finished, examples, search)
   stored = json.loads((tmp_path / "run" / "eval" / "test.json").read_text())
   assert evaluation.metrics["loss"] == pytest.approx(stored["metrics"]["loss"])
 
@@ -370,6 +379,5 @@ def test_checkpoints_open_for_reading_change_nothing(finished, tmp_path):
   copied = tmp_path / "run"
   shutil.copytree(workdir, copied)
   before = sorted(str(path) for path in copied.rglob("*"))
-  run, _ = inference.restore(copied)
-  assert isinstance(run, runs.Run)
+  assert inference.restore(copied).used == "step 12"
   assert before == sorted(str(path) for path in copied.rglob("*"))

@@ -1,0 +1,127 @@
+"""Our own speed: whole steps, from text in memory to updated parameters."""
+
+import math
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from experiments import inference, runs, schema, sharding, steps
+from experiments.data import pipeline
+from experiments.data.corpus import Dealt
+
+
+def training_speed(
+  config: ConfigDict, workdir: Path, num_steps: int
+) -> dict[str, float]:
+  """Trains for some steps, with every shape compiled before.
+
+  Args:
+    config: of the run.
+    workdir: gets the tokenisers.
+    num_steps: how many are timed.
+
+  Returns:
+    tokens_per_second (of targets, EOS included, as JoeyNMT counts),
+    positions_per_second (of targets, padding included), milliseconds a step,
+    gigaflops (of matrix products, a second) and padding.
+  """
+  run = runs.build(schema.parse(config.to_dict()), workdir, train=True)
+  batches = runs.training_batches(run)
+  assert isinstance(batches, Dealt)
+  layout = sharding.batched(run.mesh)
+  train_step = steps.make_train_step(
+    run.model, run.optimizer, label_smoothing=config.train.label_smoothing
+  )
+  state = runs.start(run)
+  compiled = jax.jit(train_step, donate_argnums=0)
+  flops: dict[tuple, float] = {}
+  index = 0
+  while len(flops) < len(batches.shapes) and index < 2000:
+    batch = sharding.place(batches[index], layout)
+    if _shapes(batch) not in flops:
+      program = jax.make_jaxpr(train_step)(state, batch)
+      flops[_shapes(batch)] = product_flops(program.jaxpr)
+      state, _ = compiled(state, batch)
+    index += 1
+  stream = pipeline.stream(batches, num_steps)
+  tokens, positions, work = [], 0, 0.0
+  jax.block_until_ready(state)
+  begin = time.perf_counter()
+  for batch in stream:
+    state, metrics = compiled(state, sharding.place(batch, layout))
+    tokens.append(metrics["tokens"])
+    positions += batch.target.size
+    work += flops.get(_shapes(batch), math.nan)
+  jax.block_until_ready(state)
+  seconds = time.perf_counter() - begin
+  return {
+    "tokens_per_second": float(np.sum(jax.device_get(tokens))) / seconds,
+    "positions_per_second": positions / seconds,
+    "milliseconds": 1e3 * seconds / num_steps,
+    "gigaflops": work / seconds / 1e9,
+    "padding": batches.padding(),
+  }
+
+
+def decoding_speed(workdir: Path, beam_size: int) -> dict[str, float]:
+  """Decodes a run's test set.
+
+  Args:
+    workdir: the directory of a trained run.
+    beam_size: hypotheses kept, 1 for greedy.
+
+  Returns:
+    sentences_per_second and BLEU.
+  """
+  finished = inference.restore(workdir)
+  search = inference.configured_search(finished.run, beam_size=beam_size)
+  _, examples = inference.examples(finished.run, "test")
+  scores = inference.evaluate(finished, examples, search).metrics
+  return {name: scores[name] for name in ("sentences_per_second", "bleu")}
+
+
+def _shapes(batch) -> tuple:
+  return tuple(part.shape for part in batch)
+
+
+def product_flops(jaxpr) -> float:
+  """Returns the floating-point operations of a program's matrix products.
+
+  Args:
+    jaxpr: the program; loops count as often as they run.
+
+  Returns:
+    Two for each multiplication and addition.
+
+  Example:
+    >>> product = jax.make_jaxpr(lambda x: x @ x)(np.ones((4, 4)))
+    >>> product_flops(product.jaxpr)
+    128.0
+  """
+  total = 0.0
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == "dot_general":
+      (contracted, _), _ = equation.params["dimension_numbers"]
+      left = equation.invars[0].aval.shape
+      inner = math.prod(left[axis] for axis in contracted)
+      total += 2.0 * inner * math.prod(equation.outvars[0].aval.shape)
+    repeats = equation.params.get("length", 1)
+    for inside in jax.core.jaxprs_in_params(equation.params):
+      total += repeats * product_flops(inside)
+  return total
+
+
+def machine_gigaflops(size: int = 2048, repeats: int = 10) -> float:
+  """Returns the rate of a plain float32 matrix product, the best of some."""
+  matrix = jax.numpy.ones((size, size))
+  product = jax.jit(lambda x: x @ x)
+  jax.block_until_ready(product(matrix))
+  best = math.inf
+  for _ in range(repeats):
+    begin = time.perf_counter()
+    jax.block_until_ready(product(matrix))
+    best = min(best, time.perf_counter() - begin)
+  return 2 * size**3 / best / 1e9

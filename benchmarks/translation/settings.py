@@ -1,0 +1,181 @@
+"""The same models, in our words and in JoeyNMT's.
+
+Both have a joint unigram vocabulary of 8,000 and batches of 4,096 tokens, the
+longer side times the number of sentences. The Transformer has 4 + 4 layers of
+width 128, the RNN a bidirectional GRU of 256 + 256 and a GRU of 256 with
+additive attention and input feeding.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base, multi30k
+
+MODELS = ("transformer", "rnn")
+VOCABULARY_SIZE = 8000
+
+
+def ours(model: str, directory: str) -> ConfigDict:
+  """Returns our config of a model.
+
+  Args:
+    model: one of `MODELS`.
+    directory: of Multi30k's raw files.
+
+  Returns:
+    The config.
+
+  Example:
+    >>> ours("rnn", "multi30k").model.encoder_size
+    512
+  """
+  config = multi30k.get_config("transformer" if model != "rnn" else "additive")
+  tokenizer = base.tokenizer("unigram", VOCABULARY_SIZE)
+  config.data.update(
+    dir=directory,
+    train="train",
+    splits={"validation": "val", "test": "test_2016_flickr"},
+    source_tokenizer=tokenizer,
+    target_tokenizer=tokenizer,
+  )
+  config.optimizer.update(name="adamw", clip_norm=1.0)
+  config.train.label_smoothing = 0.1 if model == "transformer" else 0.0
+  if model == "transformer":
+    config.model.update(dropout_rate=0.3, attention_dropout_rate=0.3)
+  else:
+    config.model.update(
+      encoder_size=512, input_feeding=True, dropout_rate=0.2, order="luong"
+    )
+  return config
+
+
+def joeynmt(model: str, folder: str, updates: int) -> dict:
+  """Returns JoeyNMT's config of a model, for its YAML.
+
+  Args:
+    model: one of `MODELS`.
+    folder: holds its data, and gets its run.
+    updates: how many to train.
+
+  Returns:
+    Nested dictionaries.
+
+  Example:
+    >>> joeynmt("rnn", "work", 60)["training"]["updates"]
+    60
+  """
+  side = {
+    "max_length": 100,
+    "lowercase": False,
+    "level": "bpe",
+    "voc_file": f"{folder}/vocab.txt",
+    "tokenizer_type": "sentencepiece",
+    "tokenizer_cfg": {"model_file": f"{folder}/joint.model"},
+  }
+  return {
+    "name": model,
+    "joeynmt_version": "2.3.0",
+    "model_dir": f"{folder}/{model}",
+    "use_cuda": False,
+    "fp16": False,
+    "random_seed": 42,
+    "data": {
+      "train": f"{folder}/train",
+      "dev": f"{folder}/val",
+      "test": f"{folder}/test_2016_flickr",
+      "dataset_type": "plain",
+      "src": {"lang": "en", **side},
+      "trg": {"lang": "de", **side},
+      "special_symbols": {
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_id": 0,
+        "pad_id": 1,
+        "bos_id": 2,
+        "eos_id": 3,
+      },
+    },
+    "testing": {
+      "n_best": 1,
+      "beam_size": 5,
+      "beam_alpha": 1.0,
+      "batch_size": 100,
+      "batch_type": "sentence",
+      "eval_metrics": ["bleu"],
+      "sacrebleu_cfg": {"tokenize": "13a"},
+    },
+    "training": {
+      "optimizer": "adamw",
+      "adam_betas": [0.9, 0.98],
+      "learning_rate": 0.002 if model == "transformer" else 0.001,
+      "learning_rate_min": 1e-8,
+      "learning_rate_warmup": 1000,
+      "scheduling": "warmupinversesquareroot",
+      "clip_grad_norm": 1.0,
+      "weight_decay": 0.0,
+      "loss": "crossentropy",
+      "label_smoothing": 0.1 if model == "transformer" else 0.0,
+      "batch_size": 4096,
+      "batch_type": "token",
+      "normalization": "tokens",
+      "epochs": 1000,
+      "updates": updates,
+      "validation_freq": 10**8,
+      "logging_freq": 10,
+      "early_stopping_metric": "bleu",
+      "overwrite": True,
+      "shuffle": True,
+      "keep_best_ckpts": 3,
+    },
+    "model": _transformer() if model == "transformer" else _rnn(),
+  }
+
+
+def _transformer() -> dict:
+  layers = {
+    "type": "transformer",
+    "num_layers": 4,
+    "num_heads": 4,
+    "embeddings": {"embedding_dim": 128, "scale": True},
+    "hidden_size": 128,
+    "ff_size": 256,
+    "dropout": 0.3,
+    "layer_norm": "pre",
+    "activation": "relu",
+  }
+  return {
+    "initializer": "xavier_uniform",
+    "bias_initializer": "zeros",
+    "embed_initializer": "xavier_uniform",
+    "tied_embeddings": True,
+    "tied_softmax": True,
+    "encoder": layers,
+    "decoder": layers,
+  }
+
+
+def _rnn() -> dict:
+  layer = {
+    "type": "recurrent",
+    "rnn_type": "gru",
+    "embeddings": {"embedding_dim": 256, "scale": False},
+    "hidden_size": 256,
+    "num_layers": 1,
+    "dropout": 0.2,
+    "activation": "tanh",
+  }
+  decoder = {
+    "attention": "bahdanau",
+    "hidden_dropout": 0.2,
+    "init_hidden": "bridge",
+    "input_feeding": True,
+  }
+  return {
+    "initializer": "xavier_uniform",
+    "bias_initializer": "zeros",
+    "embed_initializer": "normal",
+    "embed_init_weight": 0.1,
+    "encoder": {**layer, "bidirectional": True},
+    "decoder": {**layer, **decoder},
+  }

@@ -1,0 +1,36 @@
+r"""Translate numbers, English to Korean: a corpus that comes with the code.
+
+English groups digits by thousands, Korean by ten-thousands, so a word's
+translation depends on where it stands, and attention has to find that place:
+"twelve thousand, three hundred and forty-five" is "만 이천삼백사십오".
+
+Source: the setting of "Neural Machine Translation by Jointly Learning to Align
+and Translate", Bahdanau et al., 2014 (https://arxiv.org/abs/1409.0473), at a
+size for a laptop; the corpus is our own.
+
+    python -m experiments.train --config=configs/numbers.py
+    python -m experiments.train --config=configs/numbers.py \
+        --config.data.source=de --config.data.target=fr
+
+Time: 148 s on 2 CPU cores, from the command to the result.
+Result: 100% of 2,000 unseen numbers of 1 to 12 digits are right (99.6% of the
+validation set after 500 of 1,500 steps), none of 13 to 16 digits.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config(arg: str = "") -> ConfigDict:
+  config = base.get_config(arg)
+  config.data = base.numbers()
+  config.train.update(
+    steps=1500,
+    batch_size=2048,
+    batch_unit="tokens",
+    eval_every=500,
+    checkpoint_every=500,
+  )
+  config.evaluation.bleu_tokenizer = "char"  # words are too few for 4-grams
+  return config

@@ -1,0 +1,268 @@
+"""Answering many sources: sorted by length, batch by batch, compiled.
+
+Axes: N sources, B of them at a time, K best answers, S source, T target.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from experiments import decode, sharding
+from experiments.data.batch import PAD
+from experiments.decode import Constraints
+
+# Sources that are decoded at once; of beams, that many hypotheses.
+_ROWS = 256
+# Widths are multiples of the one, lengths that answers are chosen for of the
+# other, so that few shapes are compiled.
+_WIDTH_STEP, _LENGTH_STEP = 32, 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+  """How to choose an answer.
+
+  Attributes:
+    beam_size: hypotheses kept while searching; 1 is greedy.
+    n_best: number of answers to return, at most beam_size.
+    length_penalty: alpha of GNMT's length normalisation.
+    temperature: above 0 answers are drawn, from logits divided by it.
+    top_k: of how many of the likeliest tokens to draw; 0 for all.
+    seed: of the drawing.
+    max_length: tokens of an answer at most, EOS included; None for what suits
+      the sources.
+    constraints: what an answer may not contain.
+
+  Example:
+    >>> Search(beam_size=5).rows
+    51
+  """
+
+  beam_size: int = 1
+  n_best: int = 1
+  length_penalty: float = 1.0
+  temperature: float = 0.0
+  top_k: int = 0
+  seed: int = 0
+  max_length: int | None = None
+  constraints: Constraints = Constraints()
+
+  @property
+  def rows(self) -> int:
+    """B, the number of sources to answer at once."""
+    return max(_ROWS // self.beam_size, 16)
+
+  def __call__(self, model, params, source, seed, max_length):
+    """Answers sources [B, S]: tokens [B, K, T] and scores [B, K].
+
+    Args:
+      model: the model.
+      params: its parameters.
+      source: [B, S] token ids.
+      seed: of the drawing, a scalar.
+      max_length: T.
+
+    Returns:
+      The best answers and their scores.
+    """
+    options = {"max_length": max_length, "constraints": self.constraints}
+    if self.beam_size > 1 or self.n_best > 1:
+      found = decode.beam(
+        model,
+        params,
+        source,
+        beam_size=self.beam_size,
+        n_best=self.n_best,
+        length_penalty=self.length_penalty,
+        **options,
+      )
+      return found.tokens, found.scores
+    if self.temperature:
+      tokens = decode.sample(
+        model,
+        params,
+        source,
+        jax.random.key(seed),
+        temperature=self.temperature,
+        top_k=self.top_k,
+        **options,
+      )
+    else:
+      tokens = decode.greedy(model, params, source, **options)
+    return tokens[:, None], np.zeros((len(source), 1), np.float32)
+
+
+class Answers(NamedTuple):
+  """What came of sources, in their order.
+
+  Attributes:
+    tokens: [N, K, T] token ids, best first, PAD after EOS.
+    scores: [N, K], of a beam search; zeros without one.
+    seconds: of decoding, compilation left out.
+  """
+
+  tokens: np.ndarray
+  scores: np.ndarray
+  seconds: float
+
+
+def make_answerer(
+  model: nn.Module,
+  mesh: Mesh,
+  search: Search,
+  answer_length: Callable[[int], int],
+) -> Callable[..., Answers]:
+  """Makes a function that answers sources with given parameters.
+
+  It compiles once for each width.
+
+  Args:
+    model: the model.
+    mesh: the devices.
+    search: how to choose an answer.
+    answer_length: (S) -> T, the longest answer to sources of up to S tokens.
+
+  Returns:
+    (params, sources [N, S], progress=None) -> answers; `progress` is called
+    with the number of sources done since the last call.
+
+  Example:
+    >>> from experiments.models.seq2seq import Seq2Seq
+    >>> model = Seq2Seq(9, 9, embedding_size=4, hidden_size=6)
+    >>> source = np.array([[3, 4, 2], [3, 2, 0]])
+    >>> params = model.init(jax.random.key(0), source, source)["params"]
+    >>> answer = make_answerer(
+    ...   model, sharding.make_mesh(1), Search(), lambda width: 5
+    ... )
+    >>> answer(params, source).tokens.shape
+    (2, 1, 5)
+  """
+
+  def decode_batch(length, params, source, seed):
+    return search(model, params, source, seed, length)
+
+  run = Compiled(decode_batch, mesh)
+  rows = sharding.rounded_up(search.rows, mesh)
+
+  def answer(params: Any, sources: np.ndarray, progress=None) -> Answers:
+    tokens: list[Any] = [None] * len(sources)
+    scores = np.zeros((len(sources), search.n_best), np.float32)
+    seconds = 0.0
+    for index, (members, part) in enumerate(by_length(sources, rows)):
+      seed = np.uint32((search.seed + index) % 2**32)
+      longest = int((part != PAD).sum(1).max())
+      longest = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
+      longest = min(longest, part.shape[1])
+      suitable = max(answer_length(longest), search.constraints.min_length + 1)
+      length = search.max_length or suitable
+      (found, score), took = run(length, params, part, seed)
+      seconds += took
+      scores[members] = score[: len(members)]
+      for row, member in zip(found, members):
+        tokens[member] = row
+      if progress:
+        progress(len(members))
+    return Answers(_stacked(tokens, search.n_best), scores, seconds)
+
+  return answer
+
+
+def by_length(
+  sources: np.ndarray, rows: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """Cuts sources into batches of similar length, the shortest first.
+
+  Args:
+    sources: [N, S] token ids.
+    rows: B.
+
+  Yields:
+    Indices of up to B sources, and the sources, [B, width], filled up with
+    rows of PAD and no wider than they have to be.
+
+  Example:
+    >>> sources = np.array([[3, 4, 2], [3, 2, 0]])
+    >>> [members.tolist() for members, _ in by_length(sources, 1)]
+    [[1], [0]]
+  """
+  lengths = (sources != PAD).sum(1)
+  order = np.argsort(lengths, kind="stable")
+  for start in range(0, len(order), rows):
+    members = order[start : start + rows]
+    yield members, filled(sources[members], rows, lengths[members].max())
+
+
+def filled(array: np.ndarray, rows: int, width: int) -> np.ndarray:
+  """Brings token ids to a number of rows, and to one of few widths.
+
+  Args:
+    array: [N, L] token ids.
+    rows: B, at least N.
+    width: at most L; what stands beyond it is PAD.
+
+  Returns:
+    [B, *] token ids.
+
+  Example:
+    >>> filled(np.array([[3, 2, 0]]), 2, 2).tolist()
+    [[3, 2, 0], [0, 0, 0]]
+  """
+  step = min(
+    -(-max(int(width), 1) // _WIDTH_STEP) * _WIDTH_STEP, array.shape[1]
+  )
+  array = array[:, :step]
+  return np.pad(array, ((0, rows - len(array)), (0, 0)), constant_values=PAD)
+
+
+class Compiled:
+  """A function of (length, params, batch, ...), compiled before it is timed.
+
+  Example:
+    >>> def stretched(length, params, batch):
+    ...   return params * length * batch
+    >>> run = Compiled(stretched, sharding.make_mesh(1))
+    >>> result, seconds = run(3, np.float32(2), np.ones((1, 1), np.float32))
+    >>> result.tolist()
+    [[6.0]]
+  """
+
+  def __init__(self, function: Callable, mesh: Mesh):
+    """Wraps a function.
+
+    Args:
+      function: its length is static, its batch has a row an example.
+      mesh: the devices, which share the rows.
+    """
+    self._mesh = mesh
+    self._jitted = jax.jit(
+      function, static_argnums=0, out_shardings=sharding.replicated(mesh)
+    )
+    self._compiled: dict[Any, Any] = {}
+
+  def __call__(self, length, params, batch, *rest) -> tuple[Any, float]:
+    """Returns the result as host arrays, and the seconds that it took."""
+    layout = sharding.batched(self._mesh)
+    batch = sharding.place(sharding.share(batch), layout)
+    shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+    case = (length, shapes)
+    if case not in self._compiled:
+      lowered = self._jitted.lower(length, params, batch, *rest)
+      self._compiled[case] = lowered.compile()
+    begin = time.perf_counter()
+    result = jax.device_get(self._compiled[case](params, batch, *rest))
+    return result, time.perf_counter() - begin
+
+
+def _stacked(rows: list[np.ndarray], count: int) -> np.ndarray:
+  """Stacks [K, T] token ids of different widths into [N, K, T]."""
+  width = max((row.shape[-1] for row in rows), default=1)
+  stacked = np.full((len(rows), count, width), PAD, np.int32)
+  for place, row in zip(stacked, rows):
+    place[:, : row.shape[-1]] = row
+  return stacked

@@ -1,0 +1,90 @@
+"""What a run learns from, whatever it is: a task that is drawn, or text."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from experiments.data.batch import Batch
+from experiments.data.parallel_text import ParallelText
+
+
+class EvaluationSet(NamedTuple):
+  """Examples to answer, and what the answers should be.
+
+  Attributes:
+    batch: sources [N, S] and references [N, T].
+    text: the same as a reader knows them; None for tasks of mere symbols.
+  """
+
+  batch: Batch
+  text: ParallelText | None
+
+
+class Sharing(NamedTuple):
+  """How a batch is divided.
+
+  Attributes:
+    multiple: of which its number of rows is one.
+    process: index of this process.
+    num_processes: each gets an equal part, one after the other.
+  """
+
+  multiple: int = 1
+  process: int = 0
+  num_processes: int = 1
+
+  def rows(self, count: int) -> slice:
+    """The rows of a batch of `count` that this process makes."""
+    each = count // self.num_processes
+    return slice(self.process * each, (self.process + 1) * each)
+
+
+class Dataset(Protocol):
+  """What the loop asks of a task or of text.
+
+  Attributes:
+    source_vocabulary_size: number of source tokens, special ones included.
+    target_vocabulary_size: V.
+    shared_vocabulary: whether equal ids mean the same on both sides.
+    max_length: the longest source or target, EOS included.
+  """
+
+  @property
+  def source_vocabulary_size(self) -> int: ...  # noqa: D102
+  @property
+  def target_vocabulary_size(self) -> int: ...  # noqa: D102
+  @property
+  def shared_vocabulary(self) -> bool: ...  # noqa: D102
+  @property
+  def max_length(self) -> int: ...  # noqa: D102
+
+  def training_batches(
+    self, *, seed: int, size: int, unit: str, sharing: Sharing
+  ) -> "Batches":
+    """Returns the batches of training, by step."""
+
+  def evaluation_set(self, split: str) -> EvaluationSet:
+    """Returns the set of a name of `config.data.splits`."""
+
+  def answer_length(self, source_length: int) -> int:
+    """Returns the longest answer to sources of so many tokens."""
+
+  def target_text(self, tokens: np.ndarray) -> list[str]:
+    """Returns target tokens [N, T] as N texts; EOS ends each."""
+
+  def source_words(self, tokens: np.ndarray) -> list[str]:
+    """Names [L] source tokens for a reader."""
+
+  def target_words(self, tokens: np.ndarray) -> list[str]:
+    """Names [L] target tokens for a reader."""
+
+
+class Batches(Protocol):
+  """Training batches by step, without an end."""
+
+  def __getitem__(self, step: int) -> Batch:
+    """Returns this process's rows of the batch that a step reads."""
+
+  def describe(self) -> Sequence[str]:
+    """Says what there is, for a reader."""

@@ -1,0 +1,111 @@
+"""What an answer may not contain, whatever a model makes of it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.data.batch import BOS, EOS, PAD
+
+
+@dataclasses.dataclass(frozen=True)
+class Constraints:
+  """Rules for answers, besides the one that no token is PAD or BOS.
+
+  An answer that is left no token to go on with ends as it is, without EOS.
+
+  Attributes:
+    min_length: number of tokens before EOS may be chosen.
+    no_repeat_ngram: no n-gram of this size occurs twice in an answer; 0 for
+      no such rule.
+    banned: token ids that are never chosen, besides PAD and BOS.
+
+  Raises:
+    ValueError: if a number is negative; the message names it.
+
+  Example:
+    >>> Constraints(min_length=2, banned=(3,))
+    Constraints(min_length=2, no_repeat_ngram=0, banned=(3,))
+  """
+
+  min_length: int = 0
+  no_repeat_ngram: int = 0
+  banned: tuple[int, ...] = ()
+
+  def __post_init__(self):
+    for name in ("min_length", "no_repeat_ngram"):
+      if getattr(self, name) < 0:
+        raise ValueError(
+          f"{name} must be at least 0, got {getattr(self, name)}"
+        )
+    if min(self.banned, default=0) < 0:
+      raise ValueError(f"banned must be token ids, got {self.banned}")
+
+
+def constrained(
+  constraints: Constraints,
+  tokens: jax.Array,
+  length: jax.Array | int,
+  log_probs: jax.Array,
+) -> jax.Array:
+  """Forbids what the rules forbid as the next token.
+
+  Args:
+    constraints: the rules.
+    tokens: [..., T], the tokens so far and room for all of an answer.
+    length: the number of tokens so far, less than T.
+    log_probs: [..., V] of the next token, or logits.
+
+  Returns:
+    [..., V], -inf at what may not be chosen; nothing else has changed.
+
+  Raises:
+    ValueError: if `min_length` or a banned token is too large.
+
+  Example:
+    >>> rules = Constraints(min_length=2, banned=(3,))
+    >>> constrained(rules, jnp.zeros((1, 4), int), 0, jnp.zeros((1, 5)))
+    Array([[-inf, -inf, -inf, -inf,   0.]], dtype=float32)
+    >>> rules = Constraints(no_repeat_ngram=2)
+    >>> tokens = jnp.array([[4, 3, 4, 0]])
+    >>> constrained(rules, tokens, 3, jnp.zeros((1, 5)))
+    Array([[-inf, -inf,   0., -inf,   0.]], dtype=float32)
+  """
+  max_length, vocabulary_size = tokens.shape[-1], log_probs.shape[-1]
+  if constraints.min_length >= max_length:
+    raise ValueError(
+      f"min_length must be less than max_length={max_length}, got"
+      f" {constraints.min_length}"
+    )
+  if max(constraints.banned, default=0) >= vocabulary_size:
+    raise ValueError(
+      f"banned must be token ids below {vocabulary_size}, got"
+      f" {constraints.banned}"
+    )
+  if 0 < constraints.no_repeat_ngram <= max_length:
+    repeats = _repeats(constraints.no_repeat_ngram, tokens, length)
+    log_probs = jnp.put_along_axis(
+      log_probs, repeats, -jnp.inf, axis=-1, inplace=False
+    )
+  # One [V] array, for XLA to fuse with whatever reads the result; a scatter
+  # would write all log-probabilities once more.
+  ids = np.arange(vocabulary_size)
+  ever = ~np.isin(ids, (PAD, BOS, *constraints.banned))
+  now = ever & ((ids != EOS) | (length >= constraints.min_length))
+  now = jnp.expand_dims(now, range(log_probs.ndim - 1))
+  return jnp.where(now, log_probs, -jnp.inf)
+
+
+def _repeats(size: int, tokens: jax.Array, length: jax.Array | int):
+  """The tokens that would end an n-gram that is there already, else PAD."""
+  num_places = tokens.shape[-1] - size + 1
+  # An n-gram counts if its last token is one of those so far.
+  seen = jnp.arange(size - 1, tokens.shape[-1]) < length
+  seen = jnp.expand_dims(seen, range(tokens.ndim - 1))
+  for offset in range(size - 1):
+    last = jax.lax.dynamic_index_in_dim(
+      tokens, length - size + 1 + offset, axis=-1
+    )
+    seen = seen & (tokens[..., offset : offset + num_places] == last)
+  return jnp.where(seen, tokens[..., size - 1 :], PAD)

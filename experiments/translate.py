@@ -1,0 +1,131 @@
+"""Translates standard input, line by line, with a run's directory alone.
+
+    echo "Two dogs run through the snow." | \
+      python -m experiments.translate --workdir=runs/multi30k
+
+Line i of standard output belongs to line i of standard input; a blank line
+stays blank. With --n_best=N each line becomes N lines of its number, a score
+and a translation, between tabs.
+"""
+
+import itertools
+import sys
+from pathlib import Path
+
+from absl import flags, logging
+
+from experiments import cli
+
+_WORKDIR = flags.DEFINE_string(
+  "workdir", None, "The run's directory.", required=True
+)
+_CHECKPOINT = cli.define_checkpoint()
+_BEAM_SIZE, _LENGTH_PENALTY = cli.define_search()
+_N_BEST = flags.DEFINE_integer(
+  "n_best", 1, "Translations of a line, with scores.", lower_bound=1
+)
+_MIN_LENGTH = flags.DEFINE_integer(
+  "min_length", 0, "Tokens a translation has at least.", lower_bound=0
+)
+_MAX_LENGTH = flags.DEFINE_integer(
+  "max_length",
+  None,
+  "Tokens a translation has at most, its end included; by default 32 more than"
+  " the longest line translated along with it.",
+  lower_bound=1,
+)
+_NO_REPEAT = flags.DEFINE_integer(
+  "no_repeat_ngram",
+  0,
+  "No n-gram of so many tokens occurs twice in a translation; 0 for no such"
+  " rule.",
+  lower_bound=0,
+)
+_TEMPERATURE = flags.DEFINE_float(
+  "temperature",
+  0.0,
+  "Above 0, draws translations instead of searching the best; below 1 likely"
+  " words become likelier.",
+  lower_bound=0.0,
+)
+_TOP_K = flags.DEFINE_integer(
+  "top_k", 0, "Draws from so many of the likeliest; 0: all.", lower_bound=0
+)
+_SEED = flags.DEFINE_integer("seed", 0, "Of the drawing.", lower_bound=0)
+_LONG_LINES = flags.DEFINE_enum(
+  "long_lines",
+  "cut",
+  ["cut", "refuse"],
+  "What to do with a line that is longer than the model reads.",
+)
+_ALIGNMENTS = flags.DEFINE_string(
+  "alignments",
+  None,
+  "Folder for pictures of where each translation looked, and the weights as"
+  " .npz.",
+)
+_BLOCK = 4096  # lines read before any is translated
+_REMARKS = 10  # shown at most, and the number of the others
+
+
+def main() -> None:
+  """Translates, as the flags say."""
+  workdir = Path(_WORKDIR.value)
+  cli.set_up_jax()
+  from experiments import inference, translation
+  from experiments.data.parallel_text import decoded
+  from experiments.progress import counting
+
+  finished = inference.restore(workdir, _CHECKPOINT.value)
+  search = inference.configured_search(
+    finished.run,
+    beam_size=1 if _TEMPERATURE.value else _BEAM_SIZE.value,
+    length_penalty=_LENGTH_PENALTY.value,
+    n_best=_N_BEST.value,
+    min_length=_MIN_LENGTH.value,
+    max_length=_MAX_LENGTH.value,
+    no_repeat_ngram=_NO_REPEAT.value,
+    temperature=_TEMPERATURE.value,
+    top_k=_TOP_K.value,
+    seed=_SEED.value,
+  )
+  translate = translation.make_translator(
+    finished,
+    search,
+    refuse_long=_LONG_LINES.value == "refuse",
+    alignments=_ALIGNMENTS.value is not None,
+  )
+  size = 1 if sys.stdin.isatty() else _BLOCK
+  source = decoded(sys.stdin.buffer, "standard input")
+  number = remarks = 0
+  with counting("lines") as progress:
+    while block := list(itertools.islice(source, size)):
+      lines = translate(block, first=number + 1, progress=progress)
+      for line in lines:
+        number += 1
+        _write(line, number)
+        remarks += _show(line.remarks, remarks)
+        if _ALIGNMENTS.value:
+          translation.save_looks(line, number, Path(_ALIGNMENTS.value))
+      sys.stdout.flush()
+  if remarks > _REMARKS:
+    logging.warning("and %d more remarks of this kind", remarks - _REMARKS)
+
+
+def _write(line, number: int) -> None:
+  if _N_BEST.value == 1:
+    print(line.texts[0])
+    return
+  for score, text in zip(line.scores, line.texts):
+    print(number, f"{score:.4f}", text, sep="\t")
+
+
+def _show(remarks: list[str], shown: int) -> int:
+  for index, remark in enumerate(remarks, shown):
+    if index < _REMARKS:
+      logging.warning("%s", remark)
+  return len(remarks)
+
+
+if __name__ == "__main__":
+  cli.run(main)

@@ -1,0 +1,169 @@
+"""Translation end to end, as processes: numbers learnt and translated."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from experiments.data import numbers
+from tests.experiments import processes
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+from configs import base, numbers
+
+def get_config(arg=""):
+  config = numbers.get_config(arg)
+  config.data.update(num_shapes=2, max_length=24)
+  config.data.train = base.digits(1, 4, 6000)
+  config.data.splits = {
+    "validation": base.digits(1, 4, 200),
+    "test": base.digits(1, 4, 200),
+  }
+  config.model.update(embedding_size=32, hidden_size=64, attention_size=32)
+  config.optimizer.learning_rate = 1e-2
+  config.train.update(
+    steps=300, batch_size=1024, eval_every=150, checkpoint_every=50, keep_last=2
+  )
+  config.evaluation.checkpoint = "last:2"
+  return config
+"""
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+  """A run on numbers of up to four digits, English to Korean."""
+  folder = tmp_path_factory.mktemp("numbers")
+  config = processes.write_config(folder, CONFIG)
+  code, _, error = processes.run(
+    "train", f"--config={config}", f"--workdir={folder / 'run'}"
+  )
+  assert code == 0, error
+  return folder / "run"
+
+
+def translate(workdir, text, *flags):
+  """Runs `experiments.translate`; returns lines out, and standard error."""
+  process = processes.start(
+    "translate", f"--workdir={workdir}", *flags, stdin=True
+  )
+  out, error = process.communicate(text, timeout=180)
+  assert process.returncode == 0, error
+  return out.split("\n")[:-1], error
+
+
+def test_unseen_numbers_are_translated_right(workdir):
+  found = json.loads((workdir / "eval" / "test.json").read_text())
+  assert found["metrics"]["sequence_accuracy"] > 0.95
+  assert found["metrics"]["chrf"] > 95
+  assert found["checkpoint"] == "mean of 2 steps, 250 to 300"
+  assert "tok:char" in found["signatures"]["bleu"]
+  assert sum(row["count"] for row in found["by_length"]) == 200
+  for name in ("bleu", "chrf", "perplexity", "sequence_accuracy"):
+    assert all(name in row for row in found["by_length"])
+
+
+def test_line_i_out_belongs_to_line_i_in_thousands_of_them(workdir):
+  draw = random.Random(0)
+  wanted = [draw.randrange(1, 10_000) for _ in range(5000)]
+  wanted = [None if draw.random() < 0.1 else number for number in wanted]
+  known = [number for number in wanted if number is not None]
+  english = dict(zip(known, numbers.spelled(known, "en")))
+  korean = dict(zip(known, numbers.spelled(known, "ko")))
+  text = "".join(f"{english.get(number, ' ')}\n" for number in wanted)
+  lines, _ = translate(workdir, text)
+  assert len(lines) == len(wanted)
+  assert all((line == "") == (n is None) for line, n in zip(lines, wanted))
+  right = [line == korean[n] for line, n in zip(lines, wanted) if n is not None]
+  assert np.mean(right) > 0.95
+
+
+def test_remarks_name_the_line(workdir):
+  text = f"nine\n\nseven zebras\n{'one ' * 40}\n"
+  lines, error = translate(workdir, text)
+  assert lines[:2] == ["구", ""]
+  assert len(lines) == 4
+  assert "line 3: never seen in training: zebras" in error
+  assert "line 4: 40 tokens, the model reads 23" in error
+
+
+def test_long_lines_can_be_refused_and_bad_bytes_are(workdir):
+  long = f"nine\n{'one ' * 40}\n"
+  for text, flag, message in (
+    (long.encode(), "--long_lines=refuse", "error: line 2: 40 tokens"),
+    (b"nine\n\xff\n", "--long_lines=cut", "standard input, line 2: not UTF-8"),
+  ):
+    process = processes.start(
+      "translate", f"--workdir={workdir}", flag, stdin=True, text=False
+    )
+    _, error = process.communicate(text, timeout=180)
+    assert process.returncode == 2
+    assert message in error.decode()
+
+
+def test_n_best_alignments_and_no_end_of_line(workdir, tmp_path):
+  lines, _ = translate(
+    workdir,
+    "nine hundred and one",
+    "--n_best=3",
+    f"--alignments={tmp_path / 'figures'}",
+  )
+  numbers_out, scores, texts = zip(*(line.split("\t") for line in lines))
+  assert numbers_out == ("1", "1", "1")
+  assert list(map(float, scores)) == sorted(map(float, scores), reverse=True)
+  assert texts[0] == "구백일"
+  assert len(set(texts)) == 3
+  assert (tmp_path / "figures" / "000001.png").stat().st_size > 1000
+  saved = np.load(tmp_path / "figures" / "000001.npz", allow_pickle=False)
+  assert saved["weights"].shape[1] == 4 + 1  # its characters, and the end
+  np.testing.assert_allclose(saved["weights"].sum(-1), 1, atol=1e-5)
+
+
+def test_files_are_evaluated_like_a_set(workdir, tmp_path):
+  wanted = list(range(1000, 1100))
+  for language in ("en", "ko"):
+    lines = "".join(f"{line}\n" for line in numbers.spelled(wanted, language))
+    (tmp_path / f"own.{language}").write_text(lines, encoding="utf-8")
+  code, out, error = processes.run(
+    "evaluate",
+    f"--workdir={workdir}",
+    "--beam_size=3",
+    f"--source={tmp_path / 'own.en'}",
+    f"--target={tmp_path / 'own.ko'}",
+  )
+  assert code == 0, error
+  assert "chrF" in out
+  found = json.loads((workdir / "eval" / "own.en.json").read_text())
+  answers = (workdir / "eval" / "own.en.txt").read_text("utf-8").splitlines()
+  right = np.mean(
+    [a == b for a, b in zip(answers, numbers.spelled(wanted, "ko"))]
+  )
+  assert found["metrics"]["sequence_accuracy"] == pytest.approx(right)
+  assert right > 0.9
+
+
+@pytest.mark.parametrize(
+  ("flags", "message"),
+  [
+    (["--n_best=3", "--beam_size=2"], "--n_best=3: needs a --beam_size"),
+    (["--min_length=90"], "--min_length=90: must be less than"),
+    (["--max_length=99"], "--max_length=99: the model was built for at"),
+    (["--checkpoint=last:0"], "no checkpoint 'last:0'; there are "),
+  ],
+)
+def test_impossible_flags_are_one_message(workdir, flags, message):
+  code, _, error = processes.run("translate", f"--workdir={workdir}", *flags)
+  assert code == 2
+  assert message in error
+  assert "Traceback" not in error
+
+
+def test_a_task_without_text_is_not_translated(tmp_path):
+  config = processes.write_config(tmp_path)
+  workdir = tmp_path / "run"
+  processes.run("train", f"--config={config}", f"--workdir={workdir}")
+  code, _, error = processes.run("translate", f"--workdir={workdir}")
+  assert code == 2
+  assert "its task is 'reverse', which has no text to translate" in error

@@ -1,0 +1,104 @@
+"""Models so small that every answer they can give can be counted."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from experiments.data.batch import BOS, EOS, PAD
+from experiments.models.decoder import Wiring
+from experiments.models.seq2seq import Seq2Seq
+from experiments.models.transformer import Transformer
+
+
+class Lookup(nn.Module):
+  """Looks its logits up by the source and the whole answer so far.
+
+  It carries the answer in a cache like a Transformer's, so logits are wrong as
+  soon as a search mixes its beams up. From step `breaks_at` on they are NaN.
+  """
+
+  vocabulary_size: int
+  num_states: int = 97
+  breaks_at: int = 1000
+
+  def start(self, source, max_length):
+    seen = jnp.zeros((source.shape[0], max_length), jnp.int32)
+    return source[:, 0], (seen, jnp.zeros((), jnp.int32))
+
+  @nn.compact
+  def step(self, memory, carry, token):
+    shape = (self.num_states, self.vocabulary_size)
+    table = self.param("table", nn.initializers.normal(2.0), shape)
+    seen, length = carry
+    seen = jax.lax.dynamic_update_slice_in_dim(
+      seen, token[:, None], length, axis=1
+    )
+    places = jnp.arange(seen.shape[1])[None]
+    state = (memory + (seen * (places + 3) ** 2).sum(-1)) % self.num_states
+    logits = jnp.asarray(table)[state]
+    logits = jnp.where(length < self.breaks_at, logits, jnp.nan)
+    return (seen, length + 1), logits, jnp.zeros((len(token), 1, 1))
+
+  def logits(self, table, source, answer):
+    """What `step` gives after an answer, without any of its machinery."""
+    seen = [BOS, *answer]
+    weighted = sum(s * (i + 3) ** 2 for i, s in enumerate(seen))
+    return table[(source[0] + weighted) % self.num_states]
+
+
+def rnn(vocabulary_size):
+  return Seq2Seq(
+    vocabulary_size,
+    vocabulary_size,
+    embedding_size=5,
+    hidden_size=6,
+    attention="additive",
+    wiring=Wiring(order="bahdanau", input_feeding=True),
+  )
+
+
+def transformer(vocabulary_size):
+  return Transformer(
+    source_vocabulary_size=vocabulary_size,
+    target_vocabulary_size=vocabulary_size,
+    model_size=8,
+    feed_forward_size=12,
+    num_heads=2,
+    max_length=9,
+    decoder_layers=2,
+  )
+
+
+def log_softmax(logits):
+  logits = np.asarray(logits, np.float64)
+  shifted = logits - logits.max(-1, keepdims=True)
+  return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def followed(model, params, source, answers):
+  """Log-probabilities [N] of given answers [N, T] to one source [S]."""
+  sources = jnp.broadcast_to(source, (len(answers), len(source)))
+  logits = jax.jit(model.apply)({"params": params}, sources, answers)
+  chosen = np.take_along_axis(
+    log_softmax(logits), np.asarray(answers)[..., None], -1
+  )[..., 0]
+  return np.where(answers == PAD, 0, chosen).sum(-1)
+
+
+def all_answers(vocabulary_size, max_length):
+  """Every answer [N, T]: any tokens up to EOS, or as many as there may be."""
+  symbols = range(EOS + 1, vocabulary_size)
+  answers = list(itertools.product(symbols, repeat=max_length))
+  for length in range(max_length):
+    for words in itertools.product(symbols, repeat=length):
+      padding = (PAD,) * (max_length - length - 1)
+      answers.append((*words, EOS, *padding))
+  return np.array(answers, np.int32)
+
+
+def divisor(answers, length_penalty):
+  lengths = (np.asarray(answers) != PAD).sum(-1)
+  return ((5 + lengths) / 6) ** length_penalty
