@@ -109,7 +109,7 @@ def joeynmt(model: str, folder: str, updates: int) -> dict:
       "optimizer": "adamw",
       "adam_betas": [0.9, 0.98],
       "learning_rate": 0.002 if model == "transformer" else 0.001,
-      "learning_rate_min": 1e-8,
+      "learning_rate_min": 0.0,
       "learning_rate_warmup": 1000,
       "scheduling": "warmupinversesquareroot",
       "clip_grad_norm": 1.0,
