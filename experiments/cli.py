@@ -234,12 +234,11 @@ def _keep_freed_memory() -> None:
   By default it returns large blocks to the system, which hands them back page
   by page, filled with zeros: up to a quarter of a step on a CPU.
   """
-  mmap_max, trim_threshold, arena_max = -4, -1, -8  # of malloc.h
+  mmap_max, trim_threshold = -4, -1  # of malloc.h
   with contextlib.suppress(OSError, AttributeError):  # another C library
     mallopt = ctypes.CDLL("libc.so.6").mallopt
     mallopt(mmap_max, 0)
     mallopt(trim_threshold, -1)
-    mallopt(arena_max, 1)
 
 
 class _Plain(logging.PythonFormatter):
