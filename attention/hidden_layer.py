@@ -63,6 +63,9 @@ def hidden_sums(
     >>> hidden_sums(one, one, jnp.array([0.5, 0.5]))
     Array([[0.96]], dtype=float32)
   """
+  if _pairs_like_tokens(query, key, weight):
+    query, key, weight = _by_pair(query, key, weight)
+    return _weighed(1.0 - 2.0 * _share(query, key), weight)
 
   def term(query, key, weight):
     return weight - (2.0 * weight) * _share(query, key)
@@ -74,7 +77,7 @@ def hidden_sums(
 
 @functools.partial(hidden_sums.defjvp, symbolic_zeros=True)
 def _hidden_sums_jvp(primals, tangents):
-  query, key, _ = primals
+  query, key, weight = primals
   query_tangent, key_tangent, weight_tangent = (
     jnp.zeros(tangent.shape, tangent.dtype)
     if isinstance(tangent, SymbolicZero)
@@ -101,12 +104,45 @@ def _hidden_sums_jvp(primals, tangents):
     key_tangent / _nonzero(key),
     weight_tangent,
   )
-  channels = (*_by_channel(*primals), *_by_channel(*linear))
   scores = hidden_sums(*primals)
+  if _pairs_like_tokens(query, key, weight):
+    again = jax.checkpoint(_moved, prevent_cse=False)
+    return scores, again(*_by_pair(*primals), *_by_pair(*linear))
+  channels = (*_by_channel(*primals), *_by_channel(*linear))
   tangent = _summed(
     jax.checkpoint(term, prevent_cse=False), channels, _TANGENT_CHANNELS
   )
   return scores, tangent.reshape(scores.shape)
+
+
+def _pairs_like_tokens(query, key, weight):
+  """Whether pairs take no more room than tokens, as with a single query."""
+  pairs = math.prod(_scores_shape(query, key, weight)) * query.shape[-1]
+  return pairs <= 2 * (query.size + key.size)
+
+
+def _by_pair(query, key, weight):
+  """As [..., t, 1, A], [..., 1, s, A] and [..., 1, 1, A], of equal rank."""
+  arrays = axes.aligned(
+    query[..., :, None, :], key[..., None, :, :], weight[..., None, None, :]
+  )
+  dtype = jnp.result_type(*arrays)
+  return [array.astype(dtype) for array in arrays]
+
+
+def _weighed(hidden, weight):
+  """The sums over the last axis of hidden * weight."""
+  column = jnp.swapaxes(weight, -1, -2)
+  return jnp.matmul(hidden, column, precision=jax.lax.Precision.HIGHEST)[..., 0]
+
+
+def _moved(query, key, weight, query_tangent, key_tangent, weight_tangent):
+  """How scores move with log(query), log(key) and weight, pair by pair."""
+  share = jax.lax.optimization_barrier(_share(query, key))
+  slope = (4.0 * weight) * (share - share * share)
+  moved = jnp.sum(slope * (query_tangent + key_tangent), -1)
+  turned = jnp.sum(weight_tangent, -1) - 2.0 * _weighed(share, weight_tangent)
+  return moved + turned
 
 
 def _nonzero(exponentials):
@@ -132,19 +168,13 @@ def _by_channel(query, key, weight):
 
   Without leading axes that all have once: XLA's products are slow with them.
   """
-  arrays = axes.aligned(
-    query[..., :, None, :], key[..., None, :, :], weight[..., None, None, :]
-  )
+  arrays = _by_pair(query, key, weight)
   single = tuple(
     axis
     for axis in range(arrays[0].ndim - 3)
     if all(array.shape[axis] == 1 for array in arrays)
   )
-  dtype = jnp.result_type(*arrays)
-  return [
-    jnp.moveaxis(jnp.squeeze(array, single), -1, 0).astype(dtype)
-    for array in arrays
-  ]
+  return [jnp.moveaxis(jnp.squeeze(each, single), -1, 0) for each in arrays]
 
 
 def _summed(term, channels, at_once):

@@ -250,7 +250,9 @@ def test_identical_keys_share_the_weight_exactly(key_length):
 
 
 @pytest.mark.parametrize("size", [0.1, 3.0, 20.0, 60.0])
-@pytest.mark.parametrize("lengths", [(9, 17), (33, 40)], ids=["once", "loop"])
+@pytest.mark.parametrize(
+  "lengths", [(9, 17), (33, 40), (1, 40)], ids=["once", "loop", "query"]
+)
 def test_an_additive_score_is_a_hyperbolic_tangent(size, lengths):
   query, key = (
     size * np.random.default_rng(n).uniform(-1, 1, (length, 256)).astype("f4")
@@ -258,7 +260,7 @@ def test_an_additive_score_is_a_hyperbolic_tangent(size, lengths):
   )
   # Where the tangent is steep and terms cancel.
   (noise,) = float32(*draw(11, (5, 256)))
-  key[:5] = np.clip(noise - query[:5], -60.0, 60.0)
+  key[: len(query[:5])] = np.clip(noise[: len(query)] - query[:5], -60.0, 60.0)
   (weight,) = float32(*draw(12, (256,)))
   eye = jnp.eye(256)
   score = scores.additive(eye, eye, weight)
