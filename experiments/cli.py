@@ -211,6 +211,7 @@ def set_up_jax() -> None:
     folder = str(Path(_CACHE).expanduser())
     jax.config.update("jax_compilation_cache_dir", folder)
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+  jax.config.update("jax_cpu_enable_async_dispatch", False)
   _keep_freed_memory()
   address = os.environ.get("JAX_COORDINATOR_ADDRESS")
   if not address:
@@ -232,7 +233,8 @@ def _keep_freed_memory() -> None:
   """Has glibc keep what is freed, as a step frees what the next one needs.
 
   By default it returns large blocks to the system, which hands them back page
-  by page, filled with zeros: up to a quarter of a step on a CPU.
+  by page, filled with zeros: up to a quarter of a step on a CPU. Blocks above
+  64 MiB it keeps for the main thread alone, hence no dispatch from others.
   """
   mmap_max, trim_threshold = -4, -1  # of malloc.h
   with contextlib.suppress(OSError, AttributeError):  # another C library
