@@ -1,9 +1,7 @@
-"""The recurrent decoder as pure functions, step by step or all at once.
+"""One step of the recurrent decoder, as pure functions.
 
-One step embeds the previous target token, looks back at the encoder states,
-and reads out the attentional state that predicts the next token. Where the
-look-back feeds nothing back into the cell (Luong's order without input
-feeding), all steps of a training target look back at once.
+It embeds the previous target token, looks back at the encoder states, and
+reads out the attentional state that predicts the next token.
 
 Axes: B batch, S source, T target, N hidden, C context, Q query, G gates, V
 vocabulary. The attentional state has R features: N, or C + N.
@@ -55,13 +53,16 @@ class DecoderWeights(NamedTuple):
   """The decoder's weights, in the dtype of the computation.
 
   Attributes:
-    cells: one `CellWeights` a layer; the first reads [embedding; fed].
+    cells: one `CellWeights` a layer; the first reads embeddings.
+    fed: [F, G], by which the first cell also reads what is fed back to it; F
+      is 0 if nothing is.
     score: the bound score, or None for a fixed context vector.
     combine: W_c [C + N, N] and b_c [N], or None for a linear readout.
     output: W_y [R, V] and b_y [V].
   """
 
   cells: tuple[recurrent.CellWeights, ...]
+  fed: jax.Array
   score: Score | None
   combine: Affine | None
   output: Affine
@@ -116,7 +117,8 @@ def look_back(
     >>> states = jnp.ones((1, 3, 2))
     >>> memory = Memory(states, states, jnp.ones((1, 1, 3), bool), states[:, 0])
     >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
-    >>> weights = DecoderWeights((), dot(), None, output)
+    >>> fed = jnp.ones((0, 6))
+    >>> weights = DecoderWeights((), fed, dot(), None, output)
     >>> look_back(weights, memory, jnp.ones((1, 4, 2))).shape
     (1, 4, 2)
   """
@@ -153,7 +155,8 @@ def alignment(
     >>> states = jnp.ones((1, 3, 2))
     >>> memory = Memory(states, states, jnp.ones((1, 1, 3), bool), states[:, 0])
     >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
-    >>> weights = DecoderWeights((), dot(), None, output)
+    >>> fed = jnp.ones((0, 6))
+    >>> weights = DecoderWeights((), fed, dot(), None, output)
     >>> alignment(weights, memory, jnp.ones((1, 4, 2))).shape
     (1, 4, 3)
   """
@@ -185,7 +188,8 @@ def read_out(
 
   Example:
     >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
-    >>> weights = DecoderWeights((), None, None, output)
+    >>> fed = jnp.ones((0, 6))
+    >>> weights = DecoderWeights((), fed, None, None, output)
     >>> read_out(weights, jnp.ones((1, 2)), jnp.ones((1, 2))).shape
     (1, 4)
   """
@@ -237,7 +241,8 @@ def advance(
     ...   jnp.ones((3, 6)), jnp.ones((2, 6)), jnp.ones(6)
     ... )
     >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
-    >>> weights = DecoderWeights((cell,), None, None, output)
+    >>> fed = jnp.ones((0, 6))
+    >>> weights = DecoderWeights((cell,), fed, None, None, output)
     >>> states = ((jnp.ones((1, 2)),),)
     >>> ((hidden,),) = advance(Wiring(), weights, states, jnp.ones((1, 6)))
     >>> hidden.shape
@@ -281,7 +286,8 @@ def step(
     ...   jnp.ones((3, 6)), jnp.ones((2, 6)), jnp.ones(6)
     ... )
     >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
-    >>> weights = DecoderWeights((cell,), None, None, output)
+    >>> fed = jnp.ones((0, 6))
+    >>> weights = DecoderWeights((cell,), fed, None, None, output)
     >>> keys = jnp.ones((1, 3, 2))
     >>> memory = Memory(keys, keys, jnp.ones((1, 1, 3), bool), keys[:, 0])
     >>> carry = Carry(((jnp.ones((1, 2)),),), jnp.ones((1, 4)))
@@ -300,7 +306,7 @@ def step(
     fed.append(carry.attentional)
   if fed:
     joined = jnp.concatenate(fed, -1)
-    gates = gates + joined @ weights.cells[0].input[-joined.shape[-1] :]
+    gates = gates + joined @ weights.fed
   states = advance(wiring, weights, carry.states, gates)
   if wiring.order == "luong":
     query = query_of(wiring, states)
@@ -326,63 +332,9 @@ def project_embeddings(
     ...   jnp.ones((3, 6)), jnp.ones((2, 6)), jnp.ones(6)
     ... )
     >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
-    >>> weights = DecoderWeights((cell,), None, None, output)
+    >>> fed = jnp.ones((0, 6))
+    >>> weights = DecoderWeights((cell,), fed, None, None, output)
     >>> project_embeddings(weights, jnp.ones((1, 3))).shape
     (1, 6)
   """
-  first = weights.cells[0]
-  return recurrent.project(
-    first._replace(input=first.input[: embeddings.shape[-1]]), embeddings
-  )
-
-
-def unroll(
-  wiring: Wiring,
-  weights: DecoderWeights,
-  memory: Memory,
-  carry: Carry,
-  embeddings: jax.Array,
-) -> jax.Array:
-  """Runs the decoder over a known target.
-
-  Args:
-    wiring: which parts are joined.
-    weights: the decoder's.
-    memory: the encoder's states.
-    carry: where to start.
-    embeddings: [B, T, X] of the target, one step late.
-
-  Returns:
-    [B, T, R] attentional states.
-
-  Example:
-    >>> cell = recurrent.CellWeights(
-    ...   jnp.ones((3, 6)), jnp.ones((2, 6)), jnp.ones(6)
-    ... )
-    >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
-    >>> weights = DecoderWeights((cell,), None, None, output)
-    >>> keys = jnp.ones((1, 3, 2))
-    >>> memory = Memory(keys, keys, jnp.ones((1, 1, 3), bool), keys[:, 0])
-    >>> carry = Carry(((jnp.ones((1, 2)),),), jnp.ones((1, 4)))
-    >>> wiring = Wiring(readout="linear")
-    >>> embeddings = jnp.ones((1, 7, 3))
-    >>> unroll(wiring, weights, memory, carry, embeddings).shape
-    (1, 7, 4)
-  """
-  gates = jnp.swapaxes(project_embeddings(weights, embeddings), 0, 1)
-  if wiring.feeds_back:
-
-    def attend_step(carry, gates):
-      carry, _ = step(wiring, weights, memory, carry, gates)
-      return carry, carry.attentional
-
-    _, attentional = jax.lax.scan(attend_step, carry, gates)
-    return jnp.swapaxes(attentional, 0, 1)
-
-  def cell_step(states, gates):
-    states = advance(wiring, weights, states, gates)
-    return states, (states[-1][0], query_of(wiring, states))
-
-  _, steps = jax.lax.scan(cell_step, carry.states, gates)
-  outputs, queries = (jnp.swapaxes(each, 0, 1) for each in steps)
-  return read_out(weights, look_back(weights, memory, queries), outputs)
+  return recurrent.project(weights.cells[0], embeddings)

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
+from experiments.models import scanning
+
 State = tuple[jax.Array, ...]
 
 
@@ -164,9 +166,9 @@ def run(
   chex.assert_shape(mask, inputs.shape[:2], custom_message="mask")
   gates = project(weights, inputs)
 
-  def step(state: State, now):
+  def step(recurrent, _, state: State, now):
     gates, visible = now
-    following = cell.step(weights.recurrent, gates, state)
+    following = cell.step(recurrent, gates, state)
     state = tuple(
       jnp.where(visible, new, old) for new, old in zip(following, state)
     )
@@ -176,7 +178,9 @@ def run(
     cell, inputs.shape[0], weights.recurrent.shape[0], inputs.dtype
   )
   times = (jnp.swapaxes(gates, 0, 1), jnp.swapaxes(mask, 0, 1)[..., None])
-  final, outputs = jax.lax.scan(step, start, times, reverse=reverse)
+  final, outputs = scanning.scan(
+    step, weights.recurrent, None, start, times, reverse=reverse
+  )
   return jnp.swapaxes(outputs, 0, 1), final
 
 

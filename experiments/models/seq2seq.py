@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 
 from attention.modules import Attention
 from experiments.data.batch import BOS
-from experiments.models import decoder, recurrent
+from experiments.models import decoder, recurrent, unrolling
 from experiments.models.affine import Affine, AffineWeights
 from experiments.models.dropout import Dropout
 from experiments.models.encoder import Encoded, Encoder
@@ -164,7 +164,7 @@ class Seq2Seq(nn.Module):
     memory, carry = self._start(weights, self.encoder(source, train=train))
     inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
     embeddings = self.dropout(self.embedding(inputs), deterministic=not train)
-    attentional = decoder.unroll(
+    attentional = unrolling.unroll(
       self.wiring, weights, memory, carry, embeddings
     )
     attentional = self.dropout(attentional, deterministic=not train)
@@ -232,8 +232,11 @@ class Seq2Seq(nn.Module):
         query_size *= self.num_states
       score = self.look.bound_score(query_size, self.context_size)
     combine = self.combine() if self.wiring.readout == "tanh" else None
+    first, *others = (cell() for cell in self.cells)
+    embedded, fed = jnp.split(first.input, [self.embedding_size])
     return decoder.DecoderWeights(
-      cells=tuple(cell() for cell in self.cells),
+      cells=(first._replace(input=embedded), *others),
+      fed=fed,
       score=score,
       combine=combine,
       output=self.output(),
