@@ -17,8 +17,8 @@ from experiments import decode, sharding
 from experiments.data.batch import PAD
 from experiments.decode import Constraints
 
-# Sources that are decoded at once; of beams, that many hypotheses.
-_ROWS = 256
+# Sources that are decoded or scored at once; of beams, that many hypotheses.
+ROWS = 256
 # Widths are multiples of the one, lengths that answers are chosen for of the
 # other, so that few shapes are compiled.
 _WIDTH_STEP, _LENGTH_STEP = 32, 16
@@ -56,7 +56,7 @@ class Search:
   @property
   def rows(self) -> int:
     """B, the number of sources to answer at once."""
-    return max(_ROWS // self.beam_size, 16)
+    return max(ROWS // self.beam_size, 16)
 
   def __call__(self, model, params, source, seed, max_length):
     """Answers sources [B, S]: tokens [B, K, T] and scores [B, K].
@@ -145,7 +145,13 @@ def make_answerer(
   """
 
   def decode_batch(length, params, source, seed):
-    return search(model, params, source, seed, length)
+    def answered(params, source):
+      return search(model, params, source, seed, length)
+
+    # What is drawn depends on the whole batch, what a beam finds does not.
+    if search.beam_size > 1:
+      answered = sharding.each_its_rows(answered, mesh)
+    return answered(params, source)
 
   run = Compiled(decode_batch, mesh)
   rows = sharding.rounded_up(search.rows, mesh)
@@ -154,7 +160,7 @@ def make_answerer(
     tokens: list[Any] = [None] * len(sources)
     scores = np.zeros((len(sources), search.n_best), np.float32)
     seconds = 0.0
-    for index, (members, part) in enumerate(by_length(sources, rows)):
+    for index, (members, part) in enumerate(by_length(rows, sources)):
       seed = np.uint32((search.seed + index) % 2**32)
       longest = int((part != PAD).sum(1).max())
       longest = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
@@ -174,50 +180,49 @@ def make_answerer(
 
 
 def by_length(
-  sources: np.ndarray, rows: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  rows: int, sources: np.ndarray, *others: np.ndarray
+) -> Iterator[tuple[np.ndarray, ...]]:
   """Cuts sources into batches of similar length, the shortest first.
 
   Args:
-    sources: [N, S] token ids.
     rows: B.
+    sources: [N, S] token ids.
+    *others: [N, *] token ids that belong to the sources.
 
   Yields:
-    Indices of up to B sources, and the sources, [B, width], filled up with
-    rows of PAD and no wider than they have to be.
+    Indices of up to B sources; the sources, [B, width], and the others, filled
+    up with rows of PAD and of one of few widths.
 
   Example:
     >>> sources = np.array([[3, 4, 2], [3, 2, 0]])
-    >>> [members.tolist() for members, _ in by_length(sources, 1)]
+    >>> [members.tolist() for members, _ in by_length(1, sources)]
     [[1], [0]]
   """
-  lengths = (sources != PAD).sum(1)
-  order = np.argsort(lengths, kind="stable")
+  order = np.argsort((sources != PAD).sum(1), kind="stable")
   for start in range(0, len(order), rows):
     members = order[start : start + rows]
-    yield members, filled(sources[members], rows, lengths[members].max())
+    parts = (array[members] for array in (sources, *others))
+    yield members, *(filled(part, rows) for part in parts)
 
 
-def filled(array: np.ndarray, rows: int, width: int) -> np.ndarray:
+def filled(array: np.ndarray, rows: int) -> np.ndarray:
   """Brings token ids to a number of rows, and to one of few widths.
 
   Args:
-    array: [N, L] token ids.
+    array: [N, L] token ids, padded with PAD.
     rows: B, at least N.
-    width: at most L; what stands beyond it is PAD.
 
   Returns:
-    [B, *] token ids.
+    [B, *] token ids, no wider than L.
 
   Example:
-    >>> filled(np.array([[3, 2, 0]]), 2, 2).tolist()
+    >>> filled(np.array([[3, 2, 0]]), 2).tolist()
     [[3, 2, 0], [0, 0, 0]]
   """
-  step = min(
-    -(-max(int(width), 1) // _WIDTH_STEP) * _WIDTH_STEP, array.shape[1]
-  )
-  array = array[:, :step]
-  return np.pad(array, ((0, rows - len(array)), (0, 0)), constant_values=PAD)
+  width = max(int((array != PAD).sum(1).max()), 1)
+  width = min(-(-width // _WIDTH_STEP) * _WIDTH_STEP, array.shape[1])
+  fill = ((0, rows - len(array)), (0, 0))
+  return np.pad(array[:, :width], fill, constant_values=PAD)
 
 
 class Compiled:

@@ -10,18 +10,16 @@ import numpy as np
 
 from experiments import metrics, sharding, steps
 from experiments.answering import (
+  ROWS,
   Compiled,
   Search,
   by_length,
-  filled,
   make_answerer,
 )
 from experiments.data.batch import PAD, Batch
 from experiments.data.dataset import EvaluationSet
 from experiments.runs import Run
 
-# References that are scored at once.
-_ROWS = 256
 # Lines of a table by length.
 _NUM_BINS = 10
 _NAMES = {"bleu": "BLEU", "chrf": "chrF"}
@@ -112,16 +110,13 @@ def _make_reference_losses(
   """Makes (params, source, target) -> losses [N] and numbers of tokens [N]."""
   loss_step = steps.make_loss_step(run.model)
   compiled = Compiled(lambda _, *given: loss_step(*given), run.mesh)
-  rows = sharding.rounded_up(_ROWS, run.mesh)
+  rows = sharding.rounded_up(ROWS, run.mesh)
 
   def reference_losses(params: Any, source: np.ndarray, target: np.ndarray):
     losses = np.zeros(len(source), np.float32)
     tokens = np.zeros(len(source), np.int32)
-    for members, part_source in by_length(source, rows):
-      references = target[members]
-      width = (references != PAD).sum(1).max()
-      part = Batch(part_source, filled(references, rows, width))
-      found, _ = compiled(None, params, part)
+    for members, *part in by_length(rows, source, target):
+      found, _ = compiled(None, params, Batch(*part))
       losses[members], tokens[members] = (x[: len(members)] for x in found)
     return losses, tokens
 

@@ -57,12 +57,15 @@ class Judge:
   of Machine Translation", Papineni et al., 2002, and "chrF: character n-gram
   F-score for automatic MT evaluation", Popović, 2015.
 
+  Attributes:
+    signatures: how each metric is computed, as sacreBLEU says it.
+
   Example:
     >>> judge = Judge("13a")
-    >>> judge.score(["a b c d e"], ["a b c d e"])["bleu"]
-    100.0
     >>> judge.signatures["bleu"]
     'nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:...'
+    >>> judge.score(["a b c d e"], ["a b c d e"])["bleu"]
+    100.0
   """
 
   def __init__(
@@ -85,7 +88,12 @@ class Judge:
       force=True,  # We know whether text is tokenised.
     )
     self._metrics = {"bleu": bleu} | ({"chrf": CHRF()} if text else {})
-    self.signatures: dict[str, str] = {}
+    for metric in self._metrics.values():
+      metric.corpus_score([""], [[""]])  # Signatures count the references.
+    self.signatures = {
+      name: str(metric.get_signature())
+      for name, metric in self._metrics.items()
+    }
 
   def score(
     self, answers: Sequence[str], references: Sequence[str]
@@ -103,7 +111,6 @@ class Judge:
     for name, metric in self._metrics.items():
       result = metric.corpus_score(list(answers), [list(references)])
       scores[name] = min(float(result.score), 100.0)
-      self.signatures[name] = str(metric.get_signature())
     return scores
 
 

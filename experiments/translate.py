@@ -72,7 +72,7 @@ def main() -> None:
   """Translates, as the flags say."""
   workdir = Path(_WORKDIR.value)
   cli.set_up_jax()
-  from experiments import inference, translation
+  from experiments import inference, translator
   from experiments.data.parallel_text import decoded
   from experiments.progress import counting
 
@@ -89,7 +89,7 @@ def main() -> None:
     top_k=_TOP_K.value,
     seed=_SEED.value,
   )
-  translate = translation.make_translator(
+  translate = translator.make_translator(
     finished,
     search,
     refuse_long=_LONG_LINES.value == "refuse",
@@ -106,7 +106,7 @@ def main() -> None:
         _write(line, number)
         remarks += _show(line.remarks, remarks)
         if _ALIGNMENTS.value:
-          translation.save_looks(line, number, Path(_ALIGNMENTS.value))
+          translator.save_looks(line, number, Path(_ALIGNMENTS.value))
       sys.stdout.flush()
   if remarks > _REMARKS:
     logging.warning("and %d more remarks of this kind", remarks - _REMARKS)

@@ -126,13 +126,6 @@ class Corpus:
     )
     return Dealt(self, seed, shapes, sizes, sharing)
 
-  def describe(self) -> str:
-    """Says how many pairs there are, and how many were left out."""
-    return (
-      f"{len(self.text.source):,} training pairs ({self.blank:,} blank and"
-      f" {self.too_long:,} over-long left out)"
-    )
-
 
 class _Epoch(NamedTuple):
   """Where an epoch begins: its first step, and what the one before left."""
@@ -189,8 +182,10 @@ class Dealt:
       f"{rows}x({source}+{target})"
       for rows, (source, target) in zip(self.sizes, self.shapes)
     )
+    corpus = self._corpus
     return (
-      self._corpus.describe(),
+      f"{len(corpus.text.source):,} training pairs ({corpus.blank:,} blank and"
+      f" {corpus.too_long:,} over-long left out)",
       f"{len(self.shapes)} shapes of batches, {self.padding():.1%} padding:"
       f" {shapes}",
     )

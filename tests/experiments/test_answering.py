@@ -134,7 +134,7 @@ def test_answers_are_drawn_by_the_seed_and_anew_in_every_batch():
 def test_batches_are_full_narrow_and_hold_each_source_once():
   source = sources(1000, longest=100)
   lengths = (source != PAD).sum(1)
-  batches = list(by_length(source, 96))
+  batches = list(by_length(96, source))
   members = np.concatenate([members for members, _ in batches])
   assert sorted(members.tolist()) == list(range(1000))
   assert (np.diff(lengths[members]) >= 0).all()
@@ -148,7 +148,7 @@ def test_batches_are_full_narrow_and_hold_each_source_once():
 
 
 def test_batches_have_few_widths():
-  widths = {part.shape for _, part in by_length(sources(3000, 100), 64)}
+  widths = {part.shape for _, part in by_length(64, sources(3000, 100))}
   assert widths == {(64, 32), (64, 64), (64, 96), (64, 100)}
 
 
@@ -156,9 +156,11 @@ def test_batches_have_few_widths():
   ("rows", "width", "shape"),
   [(3, 1, (3, 32)), (2, 33, (2, 40)), (5, 0, (5, 32)), (2, 40, (2, 40))],
 )
-def test_filled_adds_rows_and_keeps_what_is_wanted(rows, width, shape):
-  array = np.arange(1, 81).reshape(2, 40)
-  found = filled(array, rows, width)
+def test_filled_adds_rows_and_keeps_all_tokens(rows, width, shape):
+  array = np.arange(4, 84).reshape(2, 40)
+  array[0, width // 2 :] = PAD
+  array[1, width:] = PAD
+  found = filled(array, rows)
   assert found.shape == shape
   np.testing.assert_array_equal(found[:2], array[:, : shape[1]])
   assert (found[2:] == PAD).all()

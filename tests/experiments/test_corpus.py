@@ -217,7 +217,10 @@ def test_blank_and_long_pairs_are_left_out_and_counted():
   corpus, _ = make_corpus(source, target, max_length=5)
   assert corpus.text == (["dog", "dog " * 4], ["dog", "dog"])
   assert (corpus.blank, corpus.too_long) == (3, 2)
-  assert corpus.describe() == (
+  batches = corpus.training_batches(
+    seed=0, size=60, unit="tokens", sharing=ALONE
+  )
+  assert batches.describe()[0] == (
     "2 training pairs (3 blank and 2 over-long left out)"
   )
 
