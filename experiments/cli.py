@@ -1,20 +1,16 @@
 """What the binaries share: the config flag, quiet logs, errors as messages."""
 
-import contextlib
-import ctypes
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
+from experiments import config_errors
 from experiments.errors import UserError
-
-_CACHE = "~/.cache/attention-jax"
 
 
 def define_config(name: str = "config"):
@@ -150,18 +146,21 @@ def run(
   def parse(argv: Sequence[str]) -> list[str]:
     logging.set_verbosity(logging.ERROR)  # what libraries say of flags
     try:
-      _check_config_file(argv, config)
+      config_errors.check_file(argv, config)
       rest = flags.FLAGS(list(argv))
       if config:
-        _check_config(flags.FLAGS[config])
+        config_errors.check_value(flags.FLAGS[config])
     except flags.Error as error:
-      _die(f"{_last_line(error)}\nSee --help.")
+      _die(f"{config_errors.last_line(error)}\nSee --help.")
     except UserError as error:
       _die(str(error))
     except (AttributeError, KeyError) as error:
-      _die(_explain_override(error, argv) or _explain(error))
+      _die(
+        config_errors.explain_override(error, argv)
+        or config_errors.explain(error)
+      )
     except Exception as error:  # whatever a config file raises
-      _die(_explain(error))
+      _die(config_errors.explain(error))
     given = rest[1:]
     if len(given) > len(positional):
       unknown = given[len(positional)]
@@ -192,57 +191,6 @@ def run(
   app.run(guarded, flags_parser=parse)
 
 
-def set_up_jax() -> None:
-  """Joins the other processes, if any, and keeps compiled code on disk.
-
-  JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, which
-  `launch.sh` sets, make a process one of several. JAX_COMPILATION_CACHE_DIR
-  moves the cache of compiled code.
-
-  Raises:
-    UserError: if there is an address and no number of processes or of this one.
-
-  Example:
-    >>> set_up_jax()  # doctest: +SKIP
-  """
-  import jax
-
-  if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    folder = str(Path(_CACHE).expanduser())
-    jax.config.update("jax_compilation_cache_dir", folder)
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-  jax.config.update("jax_cpu_enable_async_dispatch", False)
-  _keep_freed_memory()
-  address = os.environ.get("JAX_COORDINATOR_ADDRESS")
-  if not address:
-    return
-  try:
-    count = int(os.environ["JAX_NUM_PROCESSES"])
-    index = int(os.environ["JAX_PROCESS_ID"])
-  except (KeyError, ValueError) as error:
-    raise UserError(
-      "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and"
-      f" JAX_PROCESS_ID must be numbers ({error})"
-    ) from None
-  jax.distributed.initialize(address, count, index)
-  if index:
-    logging.set_verbosity(logging.WARNING)
-
-
-def _keep_freed_memory() -> None:
-  """Has glibc keep what is freed, as a step frees what the next one needs.
-
-  By default it returns large blocks to the system, which hands them back page
-  by page, filled with zeros: up to a quarter of a step on a CPU. Blocks above
-  64 MiB it keeps for the main thread alone, hence no dispatch from others.
-  """
-  mmap_max, trim_threshold = -4, -1  # of malloc.h
-  with contextlib.suppress(OSError, AttributeError):  # another C library
-    mallopt = ctypes.CDLL("libc.so.6").mallopt
-    mallopt(mmap_max, 0)
-    mallopt(trim_threshold, -1)
-
-
 class _Plain(logging.PythonFormatter):
   """INFO is for readers and stands alone; the rest names its level."""
 
@@ -268,75 +216,6 @@ def _quiet() -> None:
     python_logging.getLogger(name).setLevel(python_logging.ERROR)
   warnings.filterwarnings("ignore", category=UserWarning)
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
-
-def _check_config_file(argv: Sequence[str], config: str | None) -> None:
-  """Says what is wrong with the config's file before it is executed."""
-  for word, following in zip(argv, [*argv[1:], ""]):
-    name, equals, value = word.lstrip("-").partition("=")
-    if not config or name != config or not word.startswith("-"):
-      continue
-    path = Path((value if equals else following).partition(":")[0])
-    if not path.is_file():
-      near = sorted(str(each) for each in path.parent.glob("*.py"))
-      there = f"; there are: {', '.join(near)}" if near else ""
-      raise UserError(f"--{config}={path}: no such file{there}")
-    text = path.read_text(encoding="utf-8", errors="replace")
-    if "get_config" not in text:
-      raise UserError(
-        f"--{config}={path}: has no get_config(arg), which returns a"
-        " ConfigDict; see configs/reverse.py"
-      )
-
-
-def _last_line(error: Exception) -> str:
-  """What went wrong, where a library's message is a whole traceback."""
-  text = str(error).strip()
-  if "Traceback" not in text:
-    return text
-  return f"--config: {text.splitlines()[-1].strip()}"
-
-
-def _explain_override(error: Exception, argv: Sequence[str]) -> str | None:
-  """Names the `--config.field` of which a config says it has no such field."""
-  found = re.search(r"'(\w+)\\?'", str(error))
-  given = [word.lstrip("-").partition("=")[0] for word in argv]
-  for name in given:
-    if found and "." in name and found[1] in name.split("."):
-      close = re.search(r'Did you mean "(\w+)"', str(error))
-      hint = f"; did you mean {close[1]!r}?" if close else ""
-      return f"--{name}: no such field{hint}"
-  return None
-
-
-def _explain(error: Exception) -> str:
-  """One line for what a config file raised, with the line that did."""
-  frames = traceback.extract_tb(error.__traceback__)
-  ours = ("/ml_collections/", "/absl/", "/experiments/cli.py")
-  outside = [
-    frame
-    for frame in frames
-    if not any(part in frame.filename for part in ours)
-    and not frame.filename.startswith("<")
-  ]
-  where = ""
-  if outside:
-    frame = outside[-1]
-    where = f"{os.path.relpath(frame.filename)}, line {frame.lineno}: "
-  return f"{where}{type(error).__name__}: {error}"
-
-
-def _check_config(flag) -> None:
-  """Says what is wrong with what `get_config` returned."""
-  if not flag.present:
-    raise UserError(
-      f"--{flag.name} is required, such as --{flag.name}=configs/reverse.py"
-    )
-  if not isinstance(flag.value, ConfigDict):
-    raise UserError(
-      f"--{flag.name}={config_flags.get_config_filename(flag)}: get_config"
-      f" returned {type(flag.value).__name__}, not an ml_collections.ConfigDict"
-    )
 
 
 def _is_one_of_several() -> bool:

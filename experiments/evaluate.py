@@ -12,7 +12,7 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import cli
+from experiments import cli, runtime
 
 _WORKDIR = flags.DEFINE_string(
   "workdir", None, "The run's directory.", required=True
@@ -31,7 +31,7 @@ _BEAM_SIZE, _LENGTH_PENALTY = cli.define_search()
 def main() -> None:
   """Evaluates, as the flags say."""
   workdir = Path(_WORKDIR.value)
-  cli.set_up_jax()
+  runtime.set_up_jax()
   import jax
 
   from experiments import inference, report

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import cli
+from experiments import cli, runtime
 
 _CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string(
@@ -28,7 +28,7 @@ def main() -> None:
   """Trains and evaluates, as the flags say."""
   config = _CONFIG.value
   workdir = _WORKDIR.value or cli.default_workdir(cli.config_argument())
-  cli.set_up_jax()
+  runtime.set_up_jax()
   from experiments.loop import train_and_evaluate
 
   train_and_evaluate(config, Path(workdir))

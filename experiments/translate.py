@@ -14,7 +14,7 @@ from pathlib import Path
 
 from absl import flags, logging
 
-from experiments import cli
+from experiments import cli, runtime
 
 _WORKDIR = flags.DEFINE_string(
   "workdir", None, "The run's directory.", required=True
@@ -71,7 +71,7 @@ _REMARKS = 10  # shown at most, and the number of the others
 def main() -> None:
   """Translates, as the flags say."""
   workdir = Path(_WORKDIR.value)
-  cli.set_up_jax()
+  runtime.set_up_jax()
   from experiments import inference, translator
   from experiments.data.parallel_text import decoded
   from experiments.progress import counting

@@ -1,0 +1,63 @@
+"""JAX, set up for a run: its processes, its caches, its memory."""
+
+import contextlib
+import ctypes
+import os
+from pathlib import Path
+
+from absl import logging
+
+from experiments.errors import UserError
+
+_CACHE = "~/.cache/attention-jax"
+
+
+def set_up_jax() -> None:
+  """Joins the other processes, if any, and keeps compiled code on disk.
+
+  JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, which
+  `launch.sh` sets, make a process one of several. JAX_COMPILATION_CACHE_DIR
+  moves the cache of compiled code.
+
+  Raises:
+    UserError: if there is an address and no number of processes or of this one.
+
+  Example:
+    >>> set_up_jax()  # doctest: +SKIP
+  """
+  import jax
+
+  if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    folder = str(Path(_CACHE).expanduser())
+    jax.config.update("jax_compilation_cache_dir", folder)
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+  jax.config.update("jax_cpu_enable_async_dispatch", False)
+  _keep_freed_memory()
+  address = os.environ.get("JAX_COORDINATOR_ADDRESS")
+  if not address:
+    return
+  try:
+    count = int(os.environ["JAX_NUM_PROCESSES"])
+    index = int(os.environ["JAX_PROCESS_ID"])
+  except (KeyError, ValueError) as error:
+    raise UserError(
+      "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and"
+      f" JAX_PROCESS_ID must be numbers ({error})"
+    ) from None
+  jax.distributed.initialize(address, count, index)
+  if index:
+    logging.set_verbosity(logging.WARNING)
+
+
+def _keep_freed_memory() -> None:
+  """Has glibc keep what is freed, as a step frees what the next one needs.
+
+  By default it returns large blocks to the system, which hands them back page
+  by page, filled with zeros: up to a quarter of a step on a CPU. Blocks above
+  64 MiB it keeps for the main thread alone, hence no dispatch from others.
+  """
+  mmap_max, trim_threshold = -4, -1  # of malloc.h
+  with contextlib.suppress(OSError, AttributeError):  # another C library
+    mallopt = ctypes.CDLL("libc.so.6").mallopt
+    mallopt(mmap_max, 0)
+    mallopt(trim_threshold, -1)
