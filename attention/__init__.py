@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     masks,
     modules,
     positions,
+    ring,
     scores,
   )
   from attention.adapters import dot_product_attention, flax_attention_fn
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     multi_head_attention,
     split_heads,
   )
+  from attention.ring import ring_attention
   from attention.scores import (
     additive_score,
     concat_score,
@@ -54,6 +56,8 @@ __all__ = [
   "modules",
   "multi_head_attention",
   "positions",
+  "ring",
+  "ring_attention",
   "scaled_dot_score",
   "scores",
   "split_heads",
@@ -72,6 +76,7 @@ _HOMES = {
   "merge": "merging",
   "merge_heads": "multi_head",
   "multi_head_attention": "multi_head",
+  "ring_attention": "ring",
   "scaled_dot_score": "scores",
   "split_heads": "multi_head",
 }

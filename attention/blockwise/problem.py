@@ -1,15 +1,15 @@
 """From a score, a mask and a bias to functions of a tile."""
 
 import functools
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from attention.blockwise.pairs import Pairs
 from attention.blockwise.softmax import Captured, Problem
 from attention.blockwise.tiling import cut
+from attention.captured import without_captured
 from attention.dropout import Dropout
 from attention.scores.protocol import Score
 
@@ -73,28 +73,15 @@ def make_problem(
     cut(query, (0,) * query.ndim, tiling.row),
     cut(key, (0,) * key.ndim, tiling.column),
   )
-  functions = [
-    _without_captured(functools.partial(scores, masked=masked), *tiles, start)
+  functions: list[Any] = [
+    without_captured(functools.partial(scores, masked=masked), *tiles, start)
     for masked in (False, True)
   ]
   if dropout is None:
     functions.append((None, []))
   else:
     multiplier = functools.partial(pairs.multiplier, dropout)
-    functions.append(_without_captured(multiplier, start))
+    functions.append(without_captured(multiplier, start))
   (full, part, multiplier), captured = zip(*functions)
   problem = Problem(tiling, pairs.dtype, lse_leading, (full, part), multiplier)
   return problem, captured
-
-
-def _without_captured(function: Callable, *arguments):
-  """A function that takes what `function` captures, and what that is."""
-  closed = jax.make_jaxpr(function)(*arguments)
-  jaxpr = closed.jaxpr
-
-  def pure(captured, *arguments):
-    leaves = jax.tree.leaves(arguments)
-    (result,) = jaxpr_as_fun(ClosedJaxpr(jaxpr, captured))(*leaves)
-    return result
-
-  return pure, list(closed.consts)

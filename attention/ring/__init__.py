@@ -1,0 +1,6 @@
+"""Sequences that several devices share: `attend` over a ring of them."""
+
+from attention.ring.attention import ring_attention
+from attention.ring.order import arrange, restore, ring_positions
+
+__all__ = ["arrange", "restore", "ring_attention", "ring_positions"]

@@ -1,0 +1,289 @@
+"""A ring of devices attends as one device does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from attention import attend, biases, masks, scores
+from attention.masks.visibility import Ranges, visibility
+from attention.pairwise import EMPTY, FULL
+from attention.ring import arrange, restore, ring_attention, ring_positions
+from attention.ring.order import chunk_of
+from tests.attention.comparison import close
+from tests.attention.oracle import draw
+
+LENGTH = 32
+HEADS = PartitionSpec(None, None, "sequence")
+
+
+def make_mesh(**shape):
+  shape = shape or {"sequence": 4}
+  kinds = (AxisType.Auto,) * len(shape)
+  count = int(np.prod([*shape.values()]))
+  return jax.make_mesh(
+    tuple(shape.values()),
+    tuple(shape),
+    axis_types=kinds,
+    devices=jax.devices()[:count],
+  )
+
+
+def around(
+  arguments_of, order="zigzag", mesh=None, spec=HEADS, check=True, **options
+):
+  """(tokens, parameters) -> context and lse, on a ring."""
+  mesh = mesh or make_mesh()
+  size = mesh.shape["sequence"]
+
+  def local(query, key, value, parameters):
+    return ring_attention(
+      query,
+      key,
+      value,
+      axis_name="sequence",
+      order=order,
+      return_lse=True,
+      **arguments_of(parameters),
+      **options,
+    )
+
+  def run(tokens, parameters):
+    divided = jax.shard_map(
+      local,
+      mesh=mesh,
+      in_specs=(*(spec,) * 3, PartitionSpec()),
+      out_specs=spec,
+      check_vma=check,
+    )
+    axis = len(spec) - 1
+    tokens = [arrange(each, size, axis=axis, order=order) for each in tokens]
+    return tuple(
+      restore(each, size, axis=axis, order=order)
+      for each in divided(*tokens, parameters)
+    )
+
+  return run
+
+
+def alone(arguments_of):
+  def run(tokens, parameters):
+    return attend(*tokens, return_lse=True, **arguments_of(parameters))
+
+  return run
+
+
+def check(ring, one, tokens, parameters, **tolerance):
+  """Compares contexts, lses and all gradients."""
+  tolerance = {"rtol": 1e-4, "atol": 2e-5} | tolerance
+
+  def loss(run, *arguments):
+    context, lse = run(*arguments)
+    seen = jnp.where(jnp.isneginf(lse), 0.0, lse)
+    return jnp.sum(jnp.sin(context)) + jnp.sum(jnp.cos(seen)), (context, lse)
+
+  got, want = (
+    jax.jit(jax.grad(loss, (1, 2), has_aux=True), static_argnums=0)(
+      run, tokens, parameters
+    )
+    for run in (ring, one)
+  )
+  close(got, want, **tolerance)
+
+
+def manhattan(weight, query, key):
+  gap = (query @ weight)[..., :, None, :] - key[..., None, :, :]
+  return -0.3 * jnp.abs(gap).sum(-1)
+
+
+IDS = np.arange(LENGTH) // 5
+CASES = {
+  "everyone": lambda p: {},
+  "causal": lambda p: {"mask": masks.causal()},
+  "window": lambda p: {"mask": masks.sliding_window(3, 0)},
+  "nobody": lambda p: {"mask": masks.causal(-LENGTH)},
+  "segments": lambda p: {
+    "mask": masks.segments(jnp.asarray(IDS), jnp.asarray(IDS)) & masks.causal()
+  },
+  "lengths": lambda p: {"mask": masks.padding(jnp.array([9, 30]))},
+  "array": lambda p: {
+    "mask": jnp.asarray(draw(5, (LENGTH, LENGTH))[0] > 0.5),
+    "bias": p["pairs"],
+  },
+  "general": lambda p: {
+    "score": scores.general(p["square"]),
+    "bias": biases.relative_position(p["table"]),
+    "mask": masks.causal(),
+  },
+  "additive": lambda p: {
+    "score": scores.additive(p["square"], p["square"], p["vector"], p["vector"])
+  },
+  "cosine": lambda p: {"score": scores.cosine(p["sharpness"])},
+  "own": lambda p: {
+    "score": jax.tree_util.Partial(manhattan, p["square"]),
+    "bias": biases.alibi(3),
+  },
+}
+
+
+def given():
+  tokens = draw(0, *[(2, 3, LENGTH, 8)] * 3)
+  square, vector, table, pairs = draw(1, (8, 8), (8,), (8, 3), (LENGTH, LENGTH))
+  parameters = {
+    "square": 0.3 * square,
+    "vector": vector,
+    "table": table,
+    "pairs": pairs,
+    "sharpness": np.float32(3.0),
+  }
+  return jax.tree.map(
+    lambda array: jnp.asarray(array, jnp.float32), (tokens, parameters)
+  )
+
+
+@pytest.mark.parametrize("order", ["zigzag", "contiguous"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_score_mask_and_bias(name, order):
+  check(around(CASES[name], order), alone(CASES[name]), *given())
+
+
+@pytest.mark.parametrize("name", ["causal", "own"])
+def test_without_checks_of_what_varies(name):
+  check(around(CASES[name], check=False), alone(CASES[name]), *given())
+
+
+def test_other_axes_of_the_mesh_and_grouped_heads():
+  mesh = make_mesh(data=2, sequence=4)
+  spec = PartitionSpec("data", None, None, "sequence")
+  (query, _, _), parameters = given()
+  key, value = jnp.asarray(draw(2, *[(2, 1, 1, LENGTH, 8)] * 2), jnp.float32)
+  query = query[:, None]
+
+  def arguments_of(parameters):
+    score = scores.general(parameters["square"])
+    return {"mask": masks.causal(), "score": score}
+
+  check(
+    around(arguments_of, mesh=mesh, spec=spec),
+    alone(arguments_of),
+    (query, key, value),
+    parameters,
+  )
+
+
+def test_queries_and_keys_of_different_lengths():
+  (query, key, value), parameters = given()
+
+  def arguments_of(_):
+    return {"mask": masks.causal(LENGTH // 2)}
+
+  check(
+    around(arguments_of),
+    alone(arguments_of),
+    (query[:, :, : LENGTH // 2], key, value),
+    parameters,
+  )
+
+
+def test_half_precision_comes_back_as_it_was():
+  tokens, parameters = given()
+  tokens = [each.astype(jnp.bfloat16) for each in tokens]
+  context, lse = around(CASES["causal"])(tokens, parameters)
+  assert (context.dtype, lse.dtype) == (jnp.bfloat16, jnp.float32)
+  want, _ = alone(CASES["causal"])(tokens, parameters)
+  close(context.astype("f4"), want.astype("f4"), rtol=0.02, atol=0.02)
+
+
+def test_a_masked_token_changes_nothing_whatever_it_holds():
+  tokens, parameters = given()
+  run = around(CASES["lengths"])
+  want = run(tokens, parameters)
+  spoilt = [each.at[:, :, 30:].set(jnp.nan) for each in tokens[1:]]
+  got = run([tokens[0], *spoilt], parameters)
+  jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_in_zigzag_order_a_causal_mask_gives_all_the_same_work(size):
+  cut = Ranges.cut(64, 64 // (2 * size))
+  table = visibility(masks.causal(), cut, cut)
+  work = [
+    sum(
+      (table[chunk_of(device, place, size, "zigzag")] == seen).sum()
+      for place in (0, 1)
+    )
+    for seen in (EMPTY, FULL)
+    for device in range(size)
+  ]
+  assert len(set(work[:size])) == len(set(work[size:])) == 1
+
+
+def test_what_a_device_holds_falls_with_their_number():
+  def temporaries(size):
+    mesh = make_mesh(sequence=size)
+    spec = PartitionSpec("sequence")
+    place = jax.NamedSharding(mesh, spec)
+    tokens = jax.ShapeDtypeStruct((1 << 14, 64), jnp.float32, sharding=place)
+
+    def loss(tokens):
+      return ring_attention(
+        tokens, tokens, tokens, axis_name="sequence", mask=masks.causal()
+      )
+
+    ring = jax.shard_map(loss, mesh=mesh, in_specs=spec, out_specs=spec)
+    gradient = jax.grad(lambda tokens: jnp.sum(ring(tokens)))
+    compiled = jax.jit(gradient).lower(tokens).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  two, eight = temporaries(2), temporaries(8)
+  assert eight < two / 2
+
+
+@pytest.mark.parametrize("order", ["zigzag", "contiguous"])
+def test_tokens_come_back_from_any_order(order):
+  tokens = jnp.arange(48).reshape(2, 24)
+  arranged = arrange(tokens, 4, axis=1, order=order)
+  back = restore(arranged, 4, axis=-1, order=order)
+  np.testing.assert_array_equal(back, tokens)
+  positions = jax.shard_map(
+    lambda: ring_positions("sequence", 6, order=order),
+    mesh=make_mesh(),
+    in_specs=(),
+    out_specs=PartitionSpec("sequence"),
+  )()
+  np.testing.assert_array_equal(positions, arranged[0])
+
+
+def plain(parameters):
+  weight = parameters["square"]
+  return {"score": lambda query, key: manhattan(weight, query, key)}
+
+
+@pytest.mark.parametrize(
+  ("arguments_of", "message"),
+  [
+    (lambda p: {"mask": jnp.ones((3, 32), bool)}, "axis -2 must be 1 or 32"),
+    (plain, "a plain function cannot capture arrays that all devices have"),
+  ],
+)
+def test_mistakes_are_named(arguments_of, message):
+  run = around(arguments_of)
+  with pytest.raises(ValueError, match=message):
+    run(*given())
+
+
+def test_a_plain_function_captures_what_it_likes_without_checks():
+  check(around(plain, check=False), alone(plain), *given())
+
+
+def test_an_unknown_order_is_refused():
+  with pytest.raises(ValueError, match="must be 'zigzag' or 'contiguous'"):
+    arrange(jnp.ones(8), 2, axis=0, order="spiral")
+
+
+def test_a_share_that_does_not_divide_is_refused():
+  tokens, parameters = given()
+  tokens = [each[:, :, :20] for each in tokens]
+  with pytest.raises(ValueError, match="does not divide into 8 equal pieces"):
+    around(CASES["causal"])(tokens, parameters)
