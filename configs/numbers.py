@@ -10,7 +10,13 @@ size for a laptop; the corpus is our own.
 
     python -m experiments.train --config=configs/numbers.py
     python -m experiments.train --config=configs/numbers.py \
-        --config.data.source=de --config.data.target=fr
+        --config.data.source=de --config.data.target=fr \
+        --config.data.source_tokenizer.kind=characters \
+        --config.data.max_length=160
+
+English is read in words, which are few. German writes a thousand and what
+follows it as one word, so that most words of an unseen number are unseen: read
+characters, and allow for their number.
 
 Time: 148 s on 2 CPU cores, from the command to the result.
 Result: 100% of 2,000 unseen numbers of 1 to 12 digits are right (99.6% of the

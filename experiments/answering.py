@@ -58,14 +58,14 @@ class Search:
     """B, the number of sources to answer at once."""
     return max(ROWS // self.beam_size, 16)
 
-  def __call__(self, model, params, source, seed, max_length):
+  def __call__(self, model, params, source, place, max_length):
     """Answers sources [B, S]: tokens [B, K, T] and scores [B, K].
 
     Args:
       model: the model.
       params: its parameters.
       source: [B, S] token ids.
-      seed: of the drawing, a scalar.
+      place: numbers that no other sources have; what is drawn depends on them.
       max_length: T.
 
     Returns:
@@ -84,11 +84,14 @@ class Search:
       )
       return found.tokens, found.scores
     if self.temperature:
+      rng = jax.random.key(self.seed)
+      for number in place:
+        rng = jax.random.fold_in(rng, number)
       tokens = decode.sample(
         model,
         params,
         source,
-        jax.random.key(seed),
+        rng,
         temperature=self.temperature,
         top_k=self.top_k,
         **options,
@@ -129,8 +132,9 @@ def make_answerer(
     answer_length: (S) -> T, the longest answer to sources of up to S tokens.
 
   Returns:
-    (params, sources [N, S], progress=None) -> answers; `progress` is called
-    with the number of sources done since the last call.
+    (params, sources [N, S], progress=None, first=0) -> answers; `progress` is
+    called with the number of sources done since the last call, and `first` is
+    the number of sources in earlier calls, so that each is drawn anew.
 
   Example:
     >>> from experiments.models.seq2seq import Seq2Seq
@@ -144,9 +148,9 @@ def make_answerer(
     (2, 1, 5)
   """
 
-  def decode_batch(length, params, source, seed):
+  def decode_batch(length, params, source, place):
     def answered(params, source):
-      return search(model, params, source, seed, length)
+      return search(model, params, source, place, length)
 
     # What is drawn depends on the whole batch, what a beam finds does not.
     if search.beam_size > 1:
@@ -156,18 +160,20 @@ def make_answerer(
   run = Compiled(decode_batch, mesh)
   rows = sharding.rounded_up(search.rows, mesh)
 
-  def answer(params: Any, sources: np.ndarray, progress=None) -> Answers:
+  def answer(
+    params: Any, sources: np.ndarray, progress=None, first: int = 0
+  ) -> Answers:
     tokens: list[Any] = [None] * len(sources)
     scores = np.zeros((len(sources), search.n_best), np.float32)
     seconds = 0.0
     for index, (members, part) in enumerate(by_length(rows, sources)):
-      seed = np.uint32((search.seed + index) % 2**32)
+      place = np.array([first, index], np.uint32)
       longest = int((part != PAD).sum(1).max())
       longest = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
       longest = min(longest, part.shape[1])
       suitable = max(answer_length(longest), search.constraints.min_length + 1)
       length = search.max_length or suitable
-      (found, score), took = run(length, params, part, seed)
+      (found, score), took = run(length, params, part, place)
       seconds += took
       scores[members] = score[: len(members)]
       for row, member in zip(found, members):

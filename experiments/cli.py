@@ -127,7 +127,8 @@ def run(
   """Runs a binary: parses flags, then calls `main`.
 
   A user's mistake, in a flag, a config or a file, is one message on standard
-  error and exit code 2; an interrupt is exit code 130.
+  error and exit code 2; a file that cannot be written is one and exit code 1;
+  an interrupt is exit code 130.
 
   Args:
     main: does the work, given the positional arguments, and returns an exit
@@ -179,6 +180,13 @@ def run(
       code = main(*argv[1:])
     except UserError as error:
       _die(str(error))
+    except BrokenPipeError:  # whoever read has read enough
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+      _leave(141)
+    except OSError as error:
+      if not error.filename:
+        raise
+      _die(f"{error.filename}: {error.strerror}", 1)
     except KeyboardInterrupt:
       _die("interrupted", 130)
     except Exception:

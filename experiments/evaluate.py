@@ -46,12 +46,14 @@ def main() -> None:
     finished.run, _SPLIT.value, _SOURCE.value, _TARGET.value
   )
   evaluation = inference.evaluate(finished, examples, search)
+  if jax.process_index() == 0:
+    print(report.described(name, evaluation), flush=True)
+    report.write_evaluation(workdir, name, finished.used, evaluation)
   picture = report.draw_alignments(
     workdir, finished.run, finished.params, examples
   )
   if jax.process_index() == 0:
-    text = report.write_evaluation(workdir, name, finished.used, evaluation)
-    print(f"{text}\n\nalignments: {picture}")
+    print(f"\nalignments: {picture}")
 
 
 if __name__ == "__main__":

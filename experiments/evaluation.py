@@ -33,12 +33,16 @@ class Evaluation(NamedTuple):
     by_length: a dictionary a source length, see `metrics.score_by_length`.
     signatures: how BLEU and chrF were computed, as sacreBLEU says it.
     answers: N answers as a reader knows them.
+    search: how they were chosen: beam_size and length_penalty.
+    num_cut: number of examples that are longer than the model reads.
   """
 
   metrics: dict[str, float]
   by_length: list[dict[str, Any]]
   signatures: dict[str, str]
   answers: list[str]
+  search: dict[str, float]
+  num_cut: int
 
 
 def make_evaluator(
@@ -74,11 +78,14 @@ def make_evaluator(
   answer = make_answerer(run.model, run.mesh, search, run.data.answer_length)
   reference_losses = _make_reference_losses(run)
   config = run.config.evaluation
+  how = {"beam_size": search.beam_size, "length_penalty": search.length_penalty}
 
   def evaluate(params: Any, examples: EvaluationSet) -> Evaluation:
     (source, target), text = map(np.asarray, examples.batch), examples.text
     found = answer(params, source)
     predicted = found.tokens[:, 0]
+    if text:  # A blank line's translation is one.
+      predicted[[not line.strip() for line in text.source]] = PAD
     references = text.target if text else run.data.target_text(target)
     answers = run.data.target_text(predicted)
     scored = metrics.Scored(
@@ -99,7 +106,9 @@ def make_evaluator(
       if text
       else metrics.score_by_length(scored, None)
     )
-    return Evaluation(scores, rows, judge.signatures, answers)
+    return Evaluation(
+      scores, rows, judge.signatures, answers, how, examples.num_cut
+    )
 
   return evaluate
 

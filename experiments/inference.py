@@ -97,8 +97,11 @@ def configured_search(run: Run, **changes) -> Search:
   }
   # A tokeniser's unknown token says nothing; a task's symbols begin there.
   text = isinstance(run.data, Translation)
+  _check_drawing(given)
+  # A beam says nothing of what is drawn.
+  usual = 1 if given.get("temperature") else config.beam_size
   search = Search(
-    beam_size=max(config.beam_size, given.get("n_best", 1)),
+    beam_size=max(usual, given.get("n_best", 1)),
     length_penalty=config.length_penalty,
     constraints=Constraints(banned=(UNK,) if text else (), **rules),
   )
@@ -117,9 +120,26 @@ def configured_search(run: Run, **changes) -> Search:
   if search.n_best > search.beam_size:
     raise UserError(
       f"--n_best={search.n_best}: needs a --beam_size of at least as much, not"
-      f" {search.beam_size}, and no --temperature"
+      f" {search.beam_size}"
     )
   return search
+
+
+def _check_drawing(given: dict[str, Any]) -> None:
+  """Refuses flags that would change nothing."""
+  drawn = bool(given.get("temperature"))
+  for name in ("beam_size", "n_best"):
+    if drawn and given.get(name, 1) > 1:
+      raise UserError(
+        f"--{name}={given[name]}: what is drawn has no beam; leave out --{name}"
+        " or --temperature"
+      )
+  for name in ("top_k", "seed"):
+    if name in given and not drawn:
+      raise UserError(
+        f"--{name}={given[name]}: changes nothing unless translations are"
+        " drawn; add --temperature=1"
+      )
 
 
 def examples(
@@ -153,8 +173,16 @@ def examples(
     raise UserError(
       f"--source: {run.config.data.name} has no text; use --split"
     )
-  text = parallel_text.paired(Path(source), Path(target), field="--source")
-  return Path(source).name, run.data.encode(text)
+  name = Path(source).name
+  if name in run.config.data.splits:
+    raise UserError(
+      f"--source={source}: {name!r} is the name of one of the run's sets, whose"
+      " results it would replace; rename the file"
+    )
+  text = parallel_text.paired(
+    Path(source), Path(target), fields=("--source", "--target")
+  )
+  return name, run.data.encode(text)
 
 
 def evaluate(

@@ -23,7 +23,6 @@ from experiments import (
 from experiments import workdir as workdir_lib
 from experiments.data import pipeline
 from experiments.data.synthetic import Synthetic
-from experiments.errors import UserError
 from experiments.evaluation import make_evaluator
 from experiments.progress import Progress
 from experiments.watch import Watch
@@ -56,7 +55,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
   try:
     run = runs.build(typed, workdir, train=True)
     batches = runs.training_batches(run)
-  except UserError:
+  except BaseException:
     if claimed:
       workdir_lib.release(workdir)
     raise
@@ -107,7 +106,7 @@ def _train(run: runs.Run, workdir: Path, manager, state, stream):
     The state, and whether training is complete.
   """
   config, layout = run.config.train, sharding.batched(run.mesh)
-  evaluate = make_evaluator(run)
+  evaluate = make_evaluator(run, inference.configured_search(run, beam_size=1))
   validation = run.data.evaluation_set("validation")
   train_step = jax.jit(
     steps.make_train_step(
@@ -186,18 +185,14 @@ def _finish(run: runs.Run, workdir: Path, params, used: str) -> None:
   """Evaluates every set, and leaves numbers, tables and pictures."""
   curves = {}
   evaluate = make_evaluator(run, inference.configured_search(run))
-  examples = run.data.evaluation_set("validation")
   for split in run.config.data.splits:
-    examples = run.data.evaluation_set(split)
-    evaluation = evaluate(params, examples)
+    evaluation = evaluate(params, run.data.evaluation_set(split))
     curves[split] = evaluation.by_length
     if jax.process_index() == 0:
-      print(
-        report.write_evaluation(workdir, split, used, evaluation),
-        end="\n\n",
-        flush=True,
-      )
-  picture = report.draw_alignments(workdir, run, params, examples)
+      print(report.described(split, evaluation), end="\n\n", flush=True)
+      report.write_evaluation(workdir, split, used, evaluation)
+  validation = run.data.evaluation_set("validation")
+  picture = report.draw_alignments(workdir, run, params, validation)
   if jax.process_index() == 0:
     plots.save_accuracy_by_length(
       curves,

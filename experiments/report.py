@@ -1,14 +1,16 @@
 """What an evaluation leaves in a run's directory, and on the screen."""
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments import decode, plots
-from experiments.data.batch import EOS, PAD
+from experiments.answering import filled
+from experiments.data.batch import PAD
 from experiments.data.dataset import EvaluationSet
 from experiments.evaluation import Evaluation, table
 from experiments.runs import Run
@@ -21,7 +23,7 @@ _READABLE = 16
 
 def write_evaluation(
   workdir: Path, split: str, used: str, evaluation: Evaluation
-) -> str:
+) -> None:
   """Writes eval/SPLIT.json, and the answers as eval/SPLIT.txt.
 
   Args:
@@ -29,9 +31,6 @@ def write_evaluation(
     split: name of the evaluation set.
     used: the checkpoint evaluated, for a reader.
     evaluation: what came of it.
-
-  Returns:
-    The same for a reader: a line of metrics, and a table by length.
 
   Example:
     >>> import tempfile
@@ -41,17 +40,18 @@ def write_evaluation(
     ... }
     >>> row = {"length": 3, "to_length": 3, "count": 2, "tokens": 8,
     ...        "token_accuracy": 0.9, "sequence_accuracy": 0.5}
-    >>> evaluation = Evaluation(metrics, [row], {}, ["1 2 3", "4 5 6"])
+    >>> evaluation = Evaluation(metrics, [row], {}, ["1 2 3", "4 5 6"], {}, 0)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...   text = write_evaluation(Path(folder), "test", "step 10", evaluation)
-    >>> text.startswith("test: token accuracy 90.00%")
-    True
+    ...   write_evaluation(Path(folder), "test", "step 10", evaluation)
+    ...   sorted(path.name for path in Path(folder).glob("eval/*"))
+    ['test.json', 'test.txt']
   """
   write_json(
     workdir / "eval" / f"{split}.json",
     {
       "split": split,
       "checkpoint": used,
+      "search": evaluation.search,
       "metrics": evaluation.metrics,
       "signatures": evaluation.signatures,
       "by_length": evaluation.by_length,
@@ -59,7 +59,28 @@ def write_evaluation(
   )
   answers = "".join(f"{line}\n" for line in evaluation.answers)
   (workdir / "eval" / f"{split}.txt").write_text(answers, encoding="utf-8")
+
+
+def described(split: str, evaluation: Evaluation) -> str:
+  """Tells a reader what came of an evaluation.
+
+  Args:
+    split: name of the evaluation set.
+    evaluation: what came of it.
+
+  Returns:
+    A line of metrics, and a table by length.
+
+  Example:
+    >>> print(described("test", evaluation))  # doctest: +SKIP
+    test: token accuracy 90.00%, sequence accuracy 50.00%, BLEU 80.00, ...
+  """
   lines = [f"{split}: {summary(evaluation)}", table(evaluation.by_length)]
+  if evaluation.num_cut:
+    lines.append(
+      f"{evaluation.num_cut:,} of {len(evaluation.answers):,} pairs are longer"
+      " than the model reads, and were cut"
+    )
   if "chrf" in evaluation.signatures:
     lines += [f"{name}: {x}" for name, x in evaluation.signatures.items()]
   return "\n".join(lines)
@@ -79,7 +100,7 @@ def summary(evaluation: Evaluation) -> str:
     ...   "token_accuracy": 0.9, "sequence_accuracy": 0.5, "bleu": 80.0,
     ...   "loss": 0.1, "sentences_per_second": 2000.0,
     ... }
-    >>> summary(Evaluation(metrics, [], {}, []))
+    >>> summary(Evaluation(metrics, [], {}, [], {}, 0))
     'token accuracy 90.00%, sequence accuracy 50.00%, BLEU 80.00, loss ...'
   """
   scores = evaluation.metrics
@@ -112,7 +133,10 @@ def draw_alignments(
     PosixPath('runs/reverse/figures/alignments.png')
   """
   source = _readable(np.asarray(examples.batch.source))
-  looked = looks(run, params, source)
+  length = run.data.answer_length(source.shape[1])
+  answer = functools.partial(decode.greedy, run.model, max_length=length)
+  answers = np.asarray(jax.jit(answer)(params, source))
+  looked = make_looker(run)(params, source, answers)
   panels = looked[0] if len(looked[0]) > 1 else [look[0] for look in looked]
   path = workdir / "figures" / "alignments.png"
   if jax.process_index() == 0:
@@ -121,41 +145,35 @@ def draw_alignments(
   return path
 
 
-def looks(
-  run: Run, params: Any, source: np.ndarray, answers: np.ndarray | None = None
-) -> list[list[plots.Alignment]]:
-  """Returns where the model looks while it answers.
+def make_looker(run: Run) -> Callable[..., list[list[plots.Alignment]]]:
+  """Makes a function that tells where a model looks while it answers.
+
+  It compiles once for each of few widths.
 
   Args:
     run: the parts of a run.
-    params: the parameters to answer with.
-    source: [N, S] token ids.
-    answers: [N, T] token ids; None for what greedy search answers.
 
   Returns:
-    Panels for each source, one a head of the Transformer's layers.
+    (params, sources [N, S], answers [N, T]) -> panels for each source, one a
+    head of the Transformer's layers.
 
   Example:
-    >>> looks(run, params, batch.source)[0][0].weights.shape  # doctest: +SKIP
+    >>> look = make_looker(run)  # doctest: +SKIP
+    >>> look(params, source, answers)[0][0].weights.shape  # doctest: +SKIP
     (9, 8)
   """
-  length = run.data.answer_length(source.shape[1])
+  look = jax.jit(functools.partial(decode.alignments, run.model))
 
-  def look(params, source):
-    answer = (
-      decode.greedy(run.model, params, source, max_length=length)
-      if answers is None
-      else jnp.asarray(answers)
-    )
-    return answer, decode.alignments(run.model, params, source, answer)
+  def looks(params, source, answers):
+    source, answers = (filled(x, len(x)) for x in (source, answers))
+    weights = np.asarray(look(params, source, answers))
+    return [_panels(run, *example) for example in zip(source, answers, weights)]
 
-  found, weights = jax.device_get(jax.jit(look)(params, source))
-  return [_panels(run, *example) for example in zip(source, found, weights)]
+  return looks
 
 
 def _panels(run: Run, source, answer, heads) -> list[plots.Alignment]:
-  source = source[source != PAD]
-  answer = answer[: np.argmax(np.append(answer, EOS) == EOS) + 1]
+  source, answer = source[source != PAD], answer[answer != PAD]
   return [
     plots.Alignment(
       head[: len(answer), : len(source)],
@@ -173,9 +191,13 @@ def _title(run: Run, index: int) -> str:
 
 
 def _readable(source: np.ndarray) -> np.ndarray:
-  """Chooses sources of spread lengths, the longest first."""
+  """Chooses sources of spread lengths, the longest that can be read first."""
   lengths = (source != PAD).sum(-1)
-  order = np.argsort(-np.where(lengths <= _READABLE, lengths, 0), kind="stable")
-  usable = max(int((lengths <= _READABLE).sum()), 1)
-  chosen = order[np.arange(_NUM_EXAMPLES) * usable // (2 * _NUM_EXAMPLES)]
+  order = np.argsort(-lengths, kind="stable")
+  readable = order[lengths[order] <= _READABLE]
+  if not len(readable):
+    readable = order[::-1]
+  longer_half = readable[: max(len(readable) // 2, _NUM_EXAMPLES)]
+  spread = np.arange(_NUM_EXAMPLES) * len(longer_half) // _NUM_EXAMPLES
+  chosen = longer_half[np.unique(spread)]
   return source[chosen, : lengths[chosen].max()]

@@ -30,8 +30,8 @@ _MIN_LENGTH = flags.DEFINE_integer(
 _MAX_LENGTH = flags.DEFINE_integer(
   "max_length",
   None,
-  "Tokens a translation has at most, its end included; by default 32 more than"
-  " the longest line translated along with it.",
+  "Tokens a translation has at most, its end included; by default half as many"
+  " again as is usual for the longest line translated along with it.",
   lower_bound=1,
 )
 _NO_REPEAT = flags.DEFINE_integer(
@@ -43,15 +43,15 @@ _NO_REPEAT = flags.DEFINE_integer(
 )
 _TEMPERATURE = flags.DEFINE_float(
   "temperature",
-  0.0,
+  None,
   "Above 0, draws translations instead of searching the best; below 1 likely"
   " words become likelier.",
   lower_bound=0.0,
 )
 _TOP_K = flags.DEFINE_integer(
-  "top_k", 0, "Draws from so many of the likeliest; 0: all.", lower_bound=0
+  "top_k", None, "Draws from so many of the likeliest; 0: all.", lower_bound=0
 )
-_SEED = flags.DEFINE_integer("seed", 0, "Of the drawing.", lower_bound=0)
+_SEED = flags.DEFINE_integer("seed", None, "Of the drawing.", lower_bound=0)
 _LONG_LINES = flags.DEFINE_enum(
   "long_lines",
   "cut",
@@ -65,7 +65,7 @@ _ALIGNMENTS = flags.DEFINE_string(
   " .npz.",
 )
 _BLOCK = 4096  # lines read before any is translated
-_REMARKS = 10  # shown at most, and the number of the others
+_UNKNOWN = 10  # lines with unknown characters that are named
 
 
 def main() -> None:
@@ -79,7 +79,7 @@ def main() -> None:
   finished = inference.restore(workdir, _CHECKPOINT.value)
   search = inference.configured_search(
     finished.run,
-    beam_size=1 if _TEMPERATURE.value else _BEAM_SIZE.value,
+    beam_size=_BEAM_SIZE.value,
     length_penalty=_LENGTH_PENALTY.value,
     n_best=_N_BEST.value,
     min_length=_MIN_LENGTH.value,
@@ -89,6 +89,8 @@ def main() -> None:
     top_k=_TOP_K.value,
     seed=_SEED.value,
   )
+  if _ALIGNMENTS.value:
+    Path(_ALIGNMENTS.value).mkdir(parents=True, exist_ok=True)
   translate = translator.make_translator(
     finished,
     search,
@@ -97,19 +99,25 @@ def main() -> None:
   )
   size = 1 if sys.stdin.isatty() else _BLOCK
   source = decoded(sys.stdin.buffer, "standard input")
-  number = remarks = 0
+  number = unknown = 0
   with counting("lines") as progress:
     while block := list(itertools.islice(source, size)):
       lines = translate(block, first=number + 1, progress=progress)
       for line in lines:
         number += 1
         _write(line, number)
-        remarks += _show(line.remarks, remarks)
+        if line.cut:
+          logging.warning("%s", line.cut)
+        if line.unknown and unknown < _UNKNOWN:
+          logging.warning("%s", line.unknown)
+        unknown += bool(line.unknown)
         if _ALIGNMENTS.value:
           translator.save_looks(line, number, Path(_ALIGNMENTS.value))
       sys.stdout.flush()
-  if remarks > _REMARKS:
-    logging.warning("and %d more remarks of this kind", remarks - _REMARKS)
+  if unknown > _UNKNOWN:
+    logging.warning(
+      "and %d more lines with characters never seen", unknown - _UNKNOWN
+    )
 
 
 def _write(line, number: int) -> None:
@@ -118,13 +126,6 @@ def _write(line, number: int) -> None:
     return
   for score, text in zip(line.scores, line.texts):
     print(number, f"{score:.4f}", text, sep="\t")
-
-
-def _show(remarks: list[str], shown: int) -> int:
-  for index, remark in enumerate(remarks, shown):
-    if index < _REMARKS:
-      logging.warning("%s", remark)
-  return len(remarks)
 
 
 if __name__ == "__main__":

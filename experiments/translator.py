@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments import plots, report
 from experiments.answering import Search, make_answerer
+from experiments.data.batch import UNK
 from experiments.data.corpus import padded
 from experiments.data.tokenizer import normalized
 from experiments.data.translation import Translation
@@ -22,14 +23,16 @@ class Line(NamedTuple):
   Attributes:
     texts: its translations, best first; of a blank line, as many blanks.
     scores: theirs.
-    remarks: what a user should know, such as that the line was cut.
+    cut: that the line was too long, and how; or "".
+    unknown: which of its characters were never seen; or "".
     looks: where the best translation looked, one panel a head; empty unless
       asked for.
   """
 
   texts: list[str]
   scores: list[float]
-  remarks: list[str]
+  cut: str
+  unknown: str
   looks: list[plots.Alignment]
 
 
@@ -43,7 +46,7 @@ class Translator:
     search: how to choose a translation.
     answer: decodes token ids.
     refuse_long: whether a line longer than the model reads is an error.
-    alignments: whether to tell where translations look.
+    look: tells where translations look, or None.
 
   Example:
     >>> translate = make_translator(restore(workdir), Search())
@@ -57,7 +60,7 @@ class Translator:
   search: Search
   answer: Callable[..., Any]
   refuse_long: bool
-  alignments: bool
+  look: Callable[..., Any] | None
 
   def __call__(
     self,
@@ -81,47 +84,50 @@ class Translator:
     """
     lines = [normalized(line) for line in lines]
     places = [i for i, line in enumerate(lines) if line]
-    blank = Line([""] * self.search.n_best, [0.0] * self.search.n_best, [], [])
+    count = self.search.n_best
+    blank = Line([""] * count, [0.0] * count, "", "", [])
     results = [blank] * len(lines)
     if progress:
       progress(len(lines) - len(places))
     if not places:
       return results
     tokens = self.data.source.encode([lines[i] for i in places])
-    remarks = [
-      self._remarks(lines[i], row, first + i) for i, row in zip(places, tokens)
-    ]
-    limit = self.data.max_length - 1
-    tokens = [row[:limit] for row in tokens]
-    sources = padded(tokens, 1 + max(map(len, tokens)))
-    found = self.answer(self.finished.params, sources, progress)
+    cuts = [self._cut(row, first + i) for i, row in zip(places, tokens)]
+    # As wide as any: `answer` narrows to one of few widths.
+    width = self.data.max_length
+    sources = padded([row[: width - 1] for row in tokens], width)
+    found = self.answer(
+      self.finished.params, sources, progress, first=first - 1
+    )
     for row, place in enumerate(places):
       results[place] = Line(
         self.data.target_text(found.tokens[row]),
         found.scores[row].tolist(),
-        remarks[row],
+        cuts[row],
+        self._unknown(lines[place], tokens[row], first + place),
         self._looks(sources[row], found.tokens[row, 0]),
       )
     return results
 
-  def _remarks(self, line: str, tokens: np.ndarray, number: int) -> list[str]:
-    remarks = []
+  def _cut(self, tokens: np.ndarray, number: int) -> str:
     limit = self.data.max_length - 1
-    if len(tokens) > limit:
-      long = f"line {number}: {len(tokens)} tokens, the model reads {limit}"
-      if self.refuse_long:
-        raise UserError(f"{long}; split it, or use --long_lines=cut")
-      remarks.append(f"{long}: what comes after is not translated")
+    if len(tokens) <= limit:
+      return ""
+    long = f"line {number}: {len(tokens)} tokens, the model reads {limit}"
+    if self.refuse_long:
+      raise UserError(f"{long}; split it, or use --long_lines=cut")
+    return f"{long}: what comes after is not translated"
+
+  def _unknown(self, line: str, tokens: np.ndarray, number: int) -> str:
+    if UNK not in tokens:
+      return ""
     unknown = self.data.source.unknown(line)
-    if unknown:
-      remarks.append(f"line {number}: never seen in training: {unknown}")
-    return remarks
+    return f"line {number}: never seen in training: {unknown}"
 
   def _looks(self, source, answer) -> list[plots.Alignment]:
-    if not self.alignments:
+    if self.look is None:
       return []
-    run, params = self.finished.run, self.finished.params
-    return report.looks(run, params, source[None], answer[None])[0]
+    return self.look(self.finished.params, source[None], answer[None])[0]
 
 
 def make_translator(
@@ -157,7 +163,8 @@ def make_translator(
       " translate; use experiments.evaluate"
     )
   answer = make_answerer(run.model, run.mesh, search, run.data.answer_length)
-  return Translator(finished, run.data, search, answer, refuse_long, alignments)
+  look = report.make_looker(run) if alignments else None
+  return Translator(finished, run.data, search, answer, refuse_long, look)
 
 
 def save_looks(line: Line, number: int, folder: Path) -> None:

@@ -4,7 +4,9 @@
 - metrics.jsonl: one object a line, step, split, name: value
 - timings.jsonl: what the clock said, likewise
 - checkpoints/: Orbax; damaged/ holds those that could not be read
+- tokenizer/, data/: of a run on text; see `data/translation.py`
 - eval/SPLIT.json: metrics of an evaluation set, and by length
+- eval/SPLIT.txt: its answers
 - figures/: alignments, accuracy by length
 - events.*: TensorBoard
 """

@@ -15,10 +15,12 @@ class EvaluationSet(NamedTuple):
   Attributes:
     batch: sources [N, S] and references [N, T].
     text: the same as a reader knows them; None for tasks of mere symbols.
+    num_cut: number of examples that were too long, and are not whole.
   """
 
   batch: Batch
   text: ParallelText | None
+  num_cut: int = 0
 
 
 class Sharing(NamedTuple):

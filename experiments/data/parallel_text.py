@@ -67,16 +67,18 @@ def read(config: TextConfig, path: str, *, field: str) -> ParallelText:
   source, target = (
     Path(f"{place}.{language}") for language in (config.source, config.target)
   )
-  return paired(source, target, field=field)
+  return paired(source, target, fields=(field, field))
 
 
-def paired(source: Path, target: Path, *, field: str) -> ParallelText:
+def paired(
+  source: Path, target: Path, *, fields: tuple[str, str]
+) -> ParallelText:
   """Reads two files of which one translates the other, line by line.
 
   Args:
     source: a file, plain or .gz; where it is missing, the same with .gz.
     target: likewise.
-    field: the config field or flag that they come from, for messages.
+    fields: the config fields or flags that they come from, for messages.
 
   Returns:
     All pairs, blank ones too.
@@ -86,14 +88,16 @@ def paired(source: Path, target: Path, *, field: str) -> ParallelText:
       both numbers of lines, if they differ.
 
   Example:
-    >>> paired(Path("a.en"), Path("a.de"), field="--source")  # doctest: +SKIP
+    >>> fields = "--source", "--target"
+    >>> paired(Path("a.en"), Path("a.de"), fields=fields)  # doctest: +SKIP
   """
-  files = [_existing(file, field) for file in (source, target)]
+  files = [_existing(*each) for each in zip((source, target), fields)]
   text = ParallelText(*(list(lines(file)) for file in files))
   if len(text.source) != len(text.target):
     raise UserError(
-      f"{field}: {files[0]} has {len(text.source):,} lines and {files[1]} has"
-      f" {len(text.target):,}; line i of one must translate line i of the other"
+      f"{fields[0]}: {files[0]} has {len(text.source):,} lines and {files[1]}"
+      f" has {len(text.target):,}; line i of one must translate line i of the"
+      " other"
     )
   return text
 

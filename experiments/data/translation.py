@@ -15,10 +15,11 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+from absl import logging
 
 from experiments.data import numbers, parallel_text
 from experiments.data import tokenizer as tokenizer_lib
-from experiments.data.batch import PAD, Batch
+from experiments.data.batch import PAD, UNK, Batch
 from experiments.data.corpus import Corpus, Dealt, padded
 from experiments.data.dataset import EvaluationSet, Sharing
 from experiments.data.parallel_text import ParallelText
@@ -35,6 +36,8 @@ _LENIENCE = 1.5
 _SHORT = 16
 # Lengths of answers are multiples of this, so that few loops are compiled.
 _LENGTH_STEP = 8
+# A greater share of unknown tokens than this is told.
+_UNKNOWN = 0.02
 
 
 class Translation:
@@ -110,11 +113,12 @@ class Translation:
     Returns:
       The set, as wide as its longest sentence.
     """
-    batch = Batch(
-      self._padded(self.source, text.source),
-      self._padded(self.target, text.target),
-    )
-    return EvaluationSet(batch, text)
+    longest = self.max_length - 1
+    sides = self.source.encode(text.source), self.target.encode(text.target)
+    cut = sum(max(map(len, pair)) > longest for pair in zip(*sides))
+    rows = [[row[:longest] for row in side] for side in sides]
+    widths = [1 + max(map(len, side), default=0) for side in rows]
+    return EvaluationSet(Batch(*map(padded, rows, widths)), text, cut)
 
   @functools.cached_property
   def _length_ratio(self) -> float:
@@ -139,10 +143,6 @@ class Translation:
   def target_words(self, tokens: np.ndarray) -> list[str]:
     """Names [L] target tokens for a reader."""
     return self.target.words(tokens)
-
-  def _padded(self, tokenizer: Tokenizer, lines) -> np.ndarray:
-    rows = [row[: self.max_length - 1] for row in tokenizer.encode(lines)]
-    return padded(rows, 1 + max(map(len, rows), default=0))
 
 
 def prepare(config: TranslationConfig, workdir: Path) -> Translation:
@@ -186,7 +186,23 @@ def prepare(config: TranslationConfig, workdir: Path) -> Translation:
     write_json(record, {"pairs": len(text.source), "sha256": digest})
   data = load(config, workdir)
   data.corpus = Corpus(text, data.source, data.target, config)
+  _warn_of_unknown(data)
   return data
+
+
+def _warn_of_unknown(data: Translation) -> None:
+  """Warns of tokenisers that do not know what they will meet."""
+  validation = data.evaluation_set("validation").batch
+  for side, tokens in zip(_SIDES, validation):
+    share = (tokens == UNK).sum() / max((tokens != PAD).sum(), 1)
+    if share > _UNKNOWN:
+      logging.warning(
+        "config.data.%s_tokenizer: %.0f%% of the validation set's tokens do not"
+        " occur in training; subwords or characters would (kind=unigram, bpe"
+        " or characters)",
+        side,
+        100 * share,
+      )
 
 
 def load(config: TranslationConfig, workdir: Path) -> Translation:

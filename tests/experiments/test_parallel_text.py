@@ -3,6 +3,7 @@
 import gzip
 import re
 import sys
+import types
 
 import pytest
 
@@ -157,7 +158,7 @@ def test_unequal_numbers_of_lines_are_both_told(tmp_path):
 def test_two_files_need_no_common_name(tmp_path):
   source = put(tmp_path / "a", b"a\n")
   put(tmp_path / "b.gz", b"b\n")
-  assert paired(source, tmp_path / "b", field="--source") == (["a"], ["b"])
+  assert paired(source, tmp_path / "b", fields=("-s", "-t")) == (["a"], ["b"])
 
 
 DAMAGES = {
@@ -198,6 +199,54 @@ def test_without_the_package_datasets_how_to_install_it_is_told(
     "config.data.format: 'huggingface' needs the package datasets; install it"
     " with: pip install -e '.[hf]'"
   )
+
+
+class _Rows:
+  """As much of a `datasets.Dataset` as is read, where there is no package."""
+
+  def __init__(self, columns):
+    self._columns = columns
+
+  column_names = property(lambda self: list(self._columns))
+
+  @property
+  def features(self):
+    kinds = {str: "string", int: "int64", type(None): "string"}
+    return {
+      name: types.SimpleNamespace(dtype=kinds[type(column[0])])
+      for name, column in self._columns.items()
+    }
+
+  def flatten(self):
+    pairs = self._columns["translation"]
+    return _Rows(
+      {f"translation.{name}": [row[name] for row in pairs] for name in pairs[0]}
+    )
+
+  def __len__(self):
+    return len(next(iter(self._columns.values())))
+
+  def __getitem__(self, name):
+    return self._columns[name]
+
+
+def test_sets_of_a_hub_are_asked_for_by_name_and_split(tmp_path, monkeypatch):
+  pairs = [{"en": s or None, "de": t} for s, t in zip(MESSY, TARGET)]
+  sets = {
+    (("me/corpus",), "train"): _Rows({"translation": pairs}),
+    (("me/corpus", "de-en"), "test"): _Rows({"en": MESSY, "de": TARGET}),
+    (("me/corpus",), "numbers"): _Rows({"en": ["a"], "de": [1]}),
+  }
+  package = types.SimpleNamespace(
+    load_dataset=lambda *name, split: sets[name, split]
+  )
+  monkeypatch.setitem(sys.modules, "datasets", package)
+  config = text_config(tmp_path, "huggingface")
+  for path in ("me/corpus:train", "me/corpus:de-en:test"):
+    assert read(config, path, field=FIELD) == (SOURCE, TARGET)
+  message = refused(config, "me/corpus:numbers")
+  assert "has no columns of text en and de; there are en (string)" in message
+  assert "cannot be loaded (KeyError" in refused(config, "me/corpus:nothing")
 
 
 @pytest.fixture

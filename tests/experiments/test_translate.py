@@ -89,6 +89,43 @@ def test_remarks_name_the_line(workdir):
   assert "line 4: 40 tokens, the model reads 23" in error
 
 
+def test_however_many_lines_are_odd_those_that_are_cut_are_named(workdir):
+  text = "seven zebras\n" * 11 + f"{'one ' * 40}\n"
+  lines, error = translate(workdir, text)
+  assert len(lines) == 12
+  assert error.count("never seen in training: zebras") == 10
+  assert "and 1 more lines with characters never seen" in error
+  assert "line 12: 40 tokens, the model reads 23" in error
+
+
+def test_lines_are_drawn_anew_wherever_they_stand(workdir):
+  flags = ("--temperature=3", "--top_k=9", "--seed=4")
+  text = "nine hundred and one\n" * 5000
+  lines, _ = translate(workdir, text, *flags)
+  assert len({tuple(lines[i : i + 40]) for i in range(0, 5000, 40)}) == 125
+  again, _ = translate(workdir, text, *flags)
+  assert again == lines
+
+
+def test_limits_on_answers_are_kept(workdir):
+  lines, _ = translate(
+    workdir, "nine\n", "--min_length=6", "--no_repeat_ngram=1"
+  )
+  assert len(lines[0]) >= 5
+  assert len(set(lines[0])) == len(lines[0])
+
+
+def test_who_reads_may_stop_reading(workdir):
+  flag = f"--workdir={workdir}"
+  with processes.start("translate", flag, stdin=True) as process:
+    process.stdout.close()
+    process.stdin.write("nine\n" * 9000)
+    process.stdin.close()
+    error = process.stderr.read()
+  assert process.returncode == 141
+  assert "Traceback" not in error
+
+
 def test_long_lines_can_be_refused_and_bad_bytes_are(workdir):
   long = f"nine\n{'one ' * 40}\n"
   for text, flag, message in (
@@ -106,16 +143,20 @@ def test_long_lines_can_be_refused_and_bad_bytes_are(workdir):
 def test_n_best_alignments_and_no_end_of_line(workdir, tmp_path):
   lines, _ = translate(
     workdir,
-    "nine hundred and one",
+    "nine hundred and one\n\nseven",
     "--n_best=3",
     f"--alignments={tmp_path / 'figures'}",
   )
   numbers_out, scores, texts = zip(*(line.split("\t") for line in lines))
-  assert numbers_out == ("1", "1", "1")
+  assert "".join(numbers_out) == "111222333"
+  assert texts[3:6] == ("", "", "")
+  scores, texts = scores[:3], texts[:3]
   assert list(map(float, scores)) == sorted(map(float, scores), reverse=True)
   assert texts[0] == "구백일"
   assert len(set(texts)) == 3
   assert (tmp_path / "figures" / "000001.png").stat().st_size > 1000
+  assert (tmp_path / "figures" / "000003.png").exists()
+  assert not (tmp_path / "figures" / "000002.png").exists()
   saved = np.load(tmp_path / "figures" / "000001.npz", allow_pickle=False)
   assert saved["weights"].shape[1] == 4 + 1  # its characters, and the end
   np.testing.assert_allclose(saved["weights"].sum(-1), 1, atol=1e-5)
@@ -142,12 +183,48 @@ def test_files_are_evaluated_like_a_set(workdir, tmp_path):
   )
   assert found["metrics"]["sequence_accuracy"] == pytest.approx(right)
   assert right > 0.9
+  assert found["search"] == {"beam_size": 3, "length_penalty": 1.0}
+
+
+def test_blank_and_long_lines_of_a_file_are_told(workdir, tmp_path):
+  (tmp_path / "own.en").write_text(f"nine\n\n{'one ' * 40}\n")
+  (tmp_path / "own.ko").write_text("구\n\n일\n", encoding="utf-8")
+  code, out, error = processes.run(
+    "evaluate",
+    f"--workdir={workdir}",
+    f"--source={tmp_path / 'own.en'}",
+    f"--target={tmp_path / 'own.ko'}",
+  )
+  assert code == 0, error
+  assert "1 of 3 pairs are longer than the model reads, and were cut" in out
+  answers = (workdir / "eval" / "own.en.txt").read_text("utf-8").split("\n")
+  assert answers[:2] == ["구", ""]
+
+
+def test_a_file_does_not_replace_a_set(workdir, tmp_path):
+  (tmp_path / "test").write_text("nine\n")
+  for target, message in (
+    (tmp_path / "test", "'test' is the name of one of the run's sets"),
+  ):
+    code, _, error = processes.run(
+      "evaluate",
+      f"--workdir={workdir}",
+      f"--source={tmp_path / 'test'}",
+      f"--target={target}",
+    )
+    assert code == 2
+    assert message in error
 
 
 @pytest.mark.parametrize(
   ("flags", "message"),
   [
     (["--n_best=3", "--beam_size=2"], "--n_best=3: needs a --beam_size"),
+    (["--temperature=1", "--beam_size=2"], "--beam_size=2: what is drawn"),
+    (["--temperature=1", "--n_best=2"], "--n_best=2: what is drawn has no"),
+    (["--top_k=3"], "--top_k=3: changes nothing unless translations"),
+    (["--seed=3"], "--seed=3: changes nothing unless translations"),
+    (["--alignments=/dev/null"], "/dev/null: File exists"),
     (["--min_length=90"], "--min_length=90: must be less than"),
     (["--max_length=99"], "--max_length=99: the model was built for at"),
     (["--checkpoint=last:0"], "no checkpoint 'last:0'; there are "),
@@ -155,7 +232,7 @@ def test_files_are_evaluated_like_a_set(workdir, tmp_path):
 )
 def test_impossible_flags_are_one_message(workdir, flags, message):
   code, _, error = processes.run("translate", f"--workdir={workdir}", *flags)
-  assert code == 2
+  assert code == (1 if "/dev" in message else 2)
   assert message in error
   assert "Traceback" not in error
 
