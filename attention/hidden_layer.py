@@ -116,7 +116,7 @@ def _hidden_sums_jvp(primals, tangents):
 
 
 def _pairs_like_tokens(query, key, weight):
-  """Whether pairs take no more room than tokens, as with a single query."""
+  """Whether pairs take little more room than tokens, as with a single query."""
   pairs = math.prod(_scores_shape(query, key, weight)) * query.shape[-1]
   return pairs <= 2 * (query.size + key.size)
 

@@ -14,8 +14,9 @@ Visual Context in Multimodal Machine Translation", Wu et al., 2021, section 4
     python -m experiments.train --config=configs/multi30k.py \
         --config.data.dir=DIR
 
-Time: about two hours on 2 CPU cores, as far as the first steps tell.
-Result: not measured yet.
+Time: about 80 minutes on 2 CPU cores, 0.56 s a step.
+Result: BLEU 41.15 on test_2016_flickr with beam 5, 40.45 greedily; 42.02 on the
+validation set. The log of the run is docs/results/multi30k.jsonl.
 """
 
 from ml_collections import ConfigDict
@@ -44,6 +45,7 @@ def get_config(arg: str = "") -> ConfigDict:
     )
     config.optimizer.update(learning_rate=5e-3, warmup_steps=2000)
   else:
-    config.model.dropout_rate = 0.2
+    config.model.dropout_rate = 0.3
     config.optimizer.update(learning_rate=1e-3)
+    config.train.update(steps=4000, eval_every=250, patience=4)
   return config

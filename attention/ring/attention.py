@@ -3,7 +3,7 @@
 A device keeps its queries. Keys and values travel around the ring of devices,
 so that it sees all of them, one device's share at a time, and the parts are
 merged by their lse. Backwards they travel once more and gather their gradients
-on the way. A device never holds more than its share and that of one other.
+on the way. What a device holds falls with the number of devices.
 
 Axes: n devices, c chunks a device, t queries and s keys of a chunk.
 """
@@ -23,7 +23,7 @@ from attention.captured import without_captured
 from attention.checks import check_tokens
 from attention.choice import Implementation
 from attention.dispatch import attend
-from attention.masks.types import Mask, as_mask
+from attention.masks.types import Band, Mask, as_mask
 from attention.masks.visibility import Ranges, visibility
 from attention.merging import merge
 from attention.pairwise import EMPTY, FULL, PARTIAL
@@ -64,9 +64,9 @@ def ring_attention(
     value: [..., S / n, E], this device's.
     axis_name: of the mesh, over which tokens are divided.
     score: as in `attend`.
-    mask: as in `attend`, for all T x S pairs. Chunks in which it is known, when
-      tracing, to let nobody see anybody cost nothing. Arrays are whole, and in
-      the sequence's own order.
+    mask: as in `attend`, for all T x S pairs. No scores are computed between
+      chunks of which is known, when tracing, that nobody sees anybody. Arrays
+      are whole, and in the sequence's own order.
     bias: likewise.
     order: "zigzag", which gives all devices the same work under a causal mask,
       or "contiguous", for the sequence as it is.
@@ -128,12 +128,13 @@ def ring_attention(
 
     def empty():
       shapes = jax.eval_shape(lambda: attended(None))
-      return _nothing(shapes, (query, key, value))
+      return _nothing(shapes, (query, key, value, score, bias))
 
     cases = {
       EMPTY: empty,
       PARTIAL: lambda: attended(mask and PlacedMask(mask, *offsets)),
-      FULL: lambda: attended(None),
+      # With a mask, tokens that are not finite stay where they are seen.
+      FULL: lambda: attended(mask and Band(None, None)),
     }
     present = np.unique(table)
     branches = [cases[int(case)] for case in present]
@@ -175,7 +176,13 @@ class _Ring:
   @property
   def meetings(self) -> jax.Array:
     """[c c, 2]: each of a device's chunks with each of another's."""
-    return jnp.asarray(np.indices((self.chunks,) * 2).reshape(2, -1).T)
+    pairs = np.indices((self.chunks,) * 2, dtype=np.int32)
+    return jnp.asarray(pairs.reshape(2, -1).T)
+
+  @property
+  def steps(self) -> jax.Array:
+    """[n]: after so many steps a share comes from that far back."""
+    return jnp.arange(self.size, dtype=jnp.int32)
 
   def cut(self, tokens):
     """[c, ..., t, D], of this device's share [..., c t, D]."""
@@ -247,9 +254,7 @@ def _travel(
     return (found, ring.passed_on((keys, values))), None
 
   start = [jnp.stack([array] * ring.chunks) for array in nothing]
-  (found, _), _ = jax.lax.scan(
-    turn, (start, (keys, values)), jnp.arange(ring.size)
-  )
+  (found, _), _ = jax.lax.scan(turn, (start, (keys, values)), ring.steps)
   return tuple(found)
 
 
@@ -263,7 +268,12 @@ def _travel_backward(ring, part, kept, cotangents):
   # and d lse = sum(P d score). These are sums over keys, hence over parts.
   (parameters, constants, queries, keys, values), (contexts, lses) = kept
   by_contexts, by_lses = cotangents
-  by_lses = by_lses - jnp.sum(by_contexts * contexts, -1)
+  # Of a row that is NaN nothing comes back, as in `attend`.
+  lost = jnp.isnan(lses)
+  contexts, by_contexts = (
+    jnp.where(lost[..., None], 0.0, each) for each in (contexts, by_contexts)
+  )
+  by_lses = jnp.where(lost, 0.0, by_lses - jnp.sum(by_contexts * contexts, -1))
 
   def turn(carry, step):
     by_parameters, by_queries, (keys, values, by_keys, by_values) = carry
@@ -280,15 +290,17 @@ def _travel_backward(ring, part, kept, cotangents):
         met, parameters, queries[row], keys[column], values[column]
       )
       # The share of the softmax that falls to these keys.
-      share = jnp.where(jnp.isneginf(lse), 0.0, jnp.exp(lse - lses[row]))
+      nothing = jnp.isneginf(lse) | lost[row]
+      share = jnp.exp(jnp.where(nothing, -jnp.inf, lse - lses[row]))
       by_context = share[..., None] * by_contexts[row]
-      by_lse = jnp.sum(by_context * context, -1) + share * by_lses[row]
+      seen = jnp.where(nothing[..., None], 0.0, context)
+      by_lse = jnp.sum(by_context * seen, -1) + share * by_lses[row]
       new_parameters, by_query, by_key, by_value = back((by_context, by_lse))
       return (
-        jax.tree.map(jnp.add, by_parameters, new_parameters),
-        by_queries.at[row].add(by_query),
-        by_keys.at[column].add(by_key),
-        by_values.at[column].add(by_value),
+        jax.tree.map(_plus, by_parameters, new_parameters),
+        by_queries.at[row].set(_plus(by_queries[row], by_query)),
+        by_keys.at[column].set(_plus(by_keys[column], by_key)),
+        by_values.at[column].set(_plus(by_values[column], by_value)),
       ), None
 
     (by_parameters, by_queries, *gathered), _ = jax.lax.scan(
@@ -297,17 +309,32 @@ def _travel_backward(ring, part, kept, cotangents):
     travellers = ring.passed_on((keys, values, *gathered))
     return (by_parameters, by_queries, travellers), None
 
+  differentiated = parameters, queries, keys, values
   by_parameters, by_queries, by_keys, by_values = jax.tree.map(
-    jnp.zeros_like, (parameters, queries, keys, values)
+    _wide_zeros, differentiated
   )
   start = by_parameters, by_queries, (keys, values, by_keys, by_values)
   (by_parameters, by_queries, (_, _, by_keys, by_values)), _ = jax.lax.scan(
-    turn, start, jnp.arange(ring.size)
+    turn, start, ring.steps
   )
-  return by_parameters, None, by_queries, by_keys, by_values
+  gradients = by_parameters, by_queries, by_keys, by_values
+  by_parameters, *by_tokens = jax.tree.map(
+    lambda total, array: total.astype(array.dtype), gradients, differentiated
+  )
+  return by_parameters, None, *by_tokens
 
 
 _travel.defvjp(_travel_forward, _travel_backward)
+
+
+def _wide_zeros(array):
+  """Zeros to add gradients to, float32 at least."""
+  dtype = jnp.promote_types(array.dtype, jnp.float32)
+  return jnp.zeros_like(array, dtype)
+
+
+def _plus(total, array):
+  return total + array.astype(total.dtype)
 
 
 def _nothing(shapes, arguments):

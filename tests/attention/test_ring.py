@@ -7,11 +7,12 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from attention import attend, biases, masks, scores
+from attention.blockwise import Blockwise
 from attention.masks.visibility import Ranges, visibility
 from attention.pairwise import EMPTY, FULL
 from attention.ring import arrange, restore, ring_attention, ring_positions
 from attention.ring.order import chunk_of
-from tests.attention.comparison import close
+from tests.attention.comparison import close, wide
 from tests.attention.oracle import draw
 
 LENGTH = 32
@@ -148,6 +149,57 @@ def test_every_score_mask_and_bias(name, order):
   check(around(CASES[name], order), alone(CASES[name]), *given())
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_tiles_of_a_part(name):
+  """Parts of a real size go through these."""
+  tiles = Blockwise(query_block=3, key_block=2, leading_block=2)
+  check(around(CASES[name], implementation=tiles), alone(CASES[name]), *given())
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_other_numbers_of_devices(size):
+  (query, key, value), parameters = given()
+  tokens = [each[:, :, :24] for each in (query, key, value)]
+  mesh = make_mesh(sequence=size)
+  check(
+    around(CASES["causal"], mesh=mesh),
+    alone(CASES["causal"]),
+    tokens,
+    parameters,
+  )
+
+
+def test_in_double_precision():
+  with wide():
+    arguments = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), given())
+    tolerance = {"rtol": 1e-9, "atol": 1e-11}
+    for name in ("causal", "general", "own"):
+      check(around(CASES[name]), alone(CASES[name]), *arguments, **tolerance)
+
+
+@pytest.mark.parametrize("name", ["causal", "lengths", "segments"])
+def test_rubbish_shows_in_the_rows_that_see_it_and_in_no_other(name):
+  (query, key, value), parameters = given()
+  for spoilt in (jnp.nan, jnp.inf):
+    tokens = [
+      query.at[0, :, 3].set(spoilt),
+      key.at[0, :, 8, 2].set(spoilt),
+      value.at[1, :, 20].set(spoilt),
+    ]
+    ring, one = around(CASES[name]), alone(CASES[name])
+    contexts = [run(tokens, parameters)[0] for run in (ring, one)]
+    close(*contexts, rtol=1e-5, atol=1e-6)
+    seen = ~jnp.isnan(contexts[1])
+    assert 0 < seen.mean() < 1
+
+    def loss(tokens, run, seen=seen):
+      return jnp.sum(jnp.where(seen, jnp.sin(run(tokens, parameters)[0]), 0.0))
+
+    got, want = (jax.grad(loss)(tokens, run) for run in (ring, one))
+    assert all(jnp.isfinite(each).all() for each in want)
+    close(got, want, rtol=1e-4, atol=2e-5)
+
+
 @pytest.mark.parametrize("name", ["causal", "own"])
 def test_without_checks_of_what_varies(name):
   check(around(CASES[name], check=False), alone(CASES[name]), *given())
@@ -193,6 +245,16 @@ def test_half_precision_comes_back_as_it_was():
   assert (context.dtype, lse.dtype) == (jnp.bfloat16, jnp.float32)
   want, _ = alone(CASES["causal"])(tokens, parameters)
   close(context.astype("f4"), want.astype("f4"), rtol=0.02, atol=0.02)
+
+  def loss(tokens, run):
+    return jnp.sum(jnp.sin(run(tokens, parameters)[0].astype("f4")))
+
+  got, want = (
+    jax.grad(loss)(tokens, run(CASES["causal"])) for run in (around, alone)
+  )
+  for one, other in zip(got, want):
+    assert one.dtype == jnp.bfloat16
+    close(one.astype("f4"), other.astype("f4"), rtol=0.05, atol=0.02)
 
 
 def test_a_masked_token_changes_nothing_whatever_it_holds():
