@@ -1,5 +1,7 @@
 """A ring of devices attends as one device does."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -177,7 +179,7 @@ def test_in_double_precision():
       check(around(CASES[name]), alone(CASES[name]), *arguments, **tolerance)
 
 
-@pytest.mark.parametrize("name", ["causal", "lengths", "segments"])
+@pytest.mark.parametrize("name", ["causal", "segments"])
 def test_rubbish_shows_in_the_rows_that_see_it_and_in_no_other(name):
   (query, key, value), parameters = given()
   for spoilt in (jnp.nan, jnp.inf):
@@ -195,7 +197,8 @@ def test_rubbish_shows_in_the_rows_that_see_it_and_in_no_other(name):
     def loss(tokens, run, seen=seen):
       return jnp.sum(jnp.where(seen, jnp.sin(run(tokens, parameters)[0]), 0.0))
 
-    got, want = (jax.grad(loss)(tokens, run) for run in (ring, one))
+    gradient = jax.jit(jax.grad(loss), static_argnums=1)
+    got, want = (gradient(tokens, run) for run in (ring, one))
     assert all(jnp.isfinite(each).all() for each in want)
     close(got, want, rtol=1e-4, atol=2e-5)
 
@@ -281,25 +284,28 @@ def test_in_zigzag_order_a_causal_mask_gives_all_the_same_work(size):
   assert len(set(work[:size])) == len(set(work[size:])) == 1
 
 
-def test_what_a_device_holds_falls_with_their_number():
-  def temporaries(size):
-    mesh = make_mesh(sequence=size)
-    spec = PartitionSpec("sequence")
-    place = jax.NamedSharding(mesh, spec)
-    tokens = jax.ShapeDtypeStruct((1 << 14, 64), jnp.float32, sharding=place)
+def test_a_device_needs_a_fraction_of_what_one_alone_does():
+  shape = (8, 1 << 15, 64)
+  spec = PartitionSpec(None, "sequence")
+  mesh = make_mesh(sequence=8)
+
+  def temporaries(function, **where):
+    tokens = jax.ShapeDtypeStruct(shape, jnp.float32, **where)
 
     def loss(tokens):
-      return ring_attention(
-        tokens, tokens, tokens, axis_name="sequence", mask=masks.causal()
-      )
+      return jnp.sum(function(tokens, tokens, tokens, mask=masks.causal()))
 
-    ring = jax.shard_map(loss, mesh=mesh, in_specs=spec, out_specs=spec)
-    gradient = jax.grad(lambda tokens: jnp.sum(ring(tokens)))
-    compiled = jax.jit(gradient).lower(tokens).compile()
+    compiled = jax.jit(jax.grad(loss)).lower(tokens).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
-  two, eight = temporaries(2), temporaries(8)
-  assert eight < two / 2
+  def ring(*tokens, mask):
+    local = functools.partial(ring_attention, axis_name="sequence", mask=mask)
+    return jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec)(
+      *tokens
+    )
+
+  place = jax.NamedSharding(mesh, spec)
+  assert 5 * temporaries(ring, sharding=place) < temporaries(attend)
 
 
 @pytest.mark.parametrize("order", ["zigzag", "contiguous"])
