@@ -12,7 +12,13 @@ from attention import attend, biases, masks, scores
 from attention.blockwise import Blockwise
 from attention.masks.visibility import Ranges, visibility
 from attention.pairwise import EMPTY, FULL
-from attention.ring import arrange, restore, ring_attention, ring_positions
+from attention.ring import (
+  arrange,
+  layout,
+  restore,
+  ring_attention,
+  ring_positions,
+)
 from attention.ring.order import chunk_of
 from tests.attention.comparison import close, wide
 from tests.attention.oracle import draw
@@ -67,8 +73,7 @@ def around(
       for each in divided(*tokens, parameters)
     )
 
-  return run
-
+  return jax.jit(run)
 
 def alone(arguments_of):
   def run(tokens, parameters):
@@ -156,6 +161,44 @@ def test_tiles_of_a_part(name):
   """Parts of a real size go through these."""
   tiles = Blockwise(query_block=3, key_block=2, leading_block=2)
   check(around(CASES[name], implementation=tiles), alone(CASES[name]), *given())
+
+
+@pytest.mark.parametrize("order", ["zigzag", "contiguous"])
+@pytest.mark.parametrize("name", CASES)
+def test_chunks_of_several_pieces(name, order, monkeypatch):
+  monkeypatch.setattr(layout, "_PIECE", 2)
+  assert layout.Cut.of("key", LENGTH // 4, order).each > 1
+  check(around(CASES[name], order), alone(CASES[name]), *given())
+
+
+def test_queries_and_keys_cut_into_different_pieces(monkeypatch):
+  monkeypatch.setattr(layout, "_PIECE", 3)
+  (query, key, value), parameters = given()
+  query = query[:, :, : LENGTH // 4]
+  cuts = [
+    layout.Cut.of("", each.shape[2] // 4, "zigzag") for each in (query, key)
+  ]
+  assert cuts[0].size != cuts[1].size
+  for name in ("lengths", "additive"):
+    check(
+      around(CASES[name]), alone(CASES[name]), (query, key, value), parameters
+    )
+
+
+@pytest.mark.parametrize(
+  ("share", "expected"),
+  [
+    (0, (2, 1, 0)),
+    (8, (2, 1, 4)),
+    (1024, (2, 1, 512)),
+    (4096, (2, 4, 512)),
+    (2 * 3 * 500, (2, 3, 500)),
+    (2 * 1021, (2, 1, 1021)),  # a prime: pieces of one would be too many
+  ],
+)
+def test_pieces_are_long_and_not_too_long(share, expected):
+  cut = layout.Cut.of("key", share, "zigzag")
+  assert (cut.chunks, cut.each, cut.size) == expected
 
 
 @pytest.mark.parametrize("size", [1, 3])
