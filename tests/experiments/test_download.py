@@ -385,16 +385,20 @@ def test_help_names_the_arguments_and_needs_no_jax(tmp_path):
     assert needed in out
 
 
-def heed_sigint():
-  """What a shell starts in the background ignores it, and so do children."""
-  signal.signal(signal.SIGINT, signal.SIG_DFL)
+@pytest.fixture
+def heeded_sigint():
+  """Not ignored, as it is by what a shell starts in the background."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("heeded_sigint")
 def test_an_interrupted_run_keeps_what_came(source, tmp_path):
   source.faults = [1000]
   pipe = {"stderr": subprocess.PIPE, "text": True}
-  with start_tiny(source, tmp_path, preexec_fn=heed_sigint, **pipe) as process:
+  with start_tiny(source, tmp_path, **pipe) as process:
     assert "again in 1 s" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     assert process.stderr.read() == "error: interrupted\n"
