@@ -12,22 +12,11 @@ import numpy as np
 from attention import axes
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
 class Dropout:
-  """Inverted dropout: what is kept grows so that the mean stays.
-
-  See "Dropout: A Simple Way to Prevent Neural Networks from Overfitting",
-  Srivastava et al., 2014, section 10.
-  """
-
-  rate: float = dataclasses.field(metadata={"static": True})
-  rng: jax.Array
-  # One draw for all leading axes, which Flax calls broadcast dropout.
-  shared: bool = dataclasses.field(default=False, metadata={"static": True})
+  """What weights are multiplied with, block by block."""
 
   def multiplier(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """0 or 1 / (1 - rate) for weights of `shape`, to multiply them with."""
+    """0 or 1 / (1 - rate) for all weights of `shape`."""
     *leading, length, key_length = shape
     numbers = jnp.arange(math.prod(leading)).reshape(leading)
     rows, columns = jnp.arange(length), jnp.arange(key_length)
@@ -43,10 +32,6 @@ class Dropout:
   ) -> jax.Array:
     """The multipliers of a block of the weights.
 
-    Every weight has a random number of its own, hashed from where it stands:
-    the one it has in `jax.random.bernoulli(rng, 1 - rate, shape)`. So they do
-    not depend on how the weights are cut into blocks.
-
     Args:
       rows: int [t], positions of queries.
       columns: int [s], positions of keys.
@@ -57,6 +42,27 @@ class Dropout:
     Returns:
       [..., t, s]; the leading axes are of size 1 if they share one draw.
     """
+    raise NotImplementedError
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Inverted(Dropout):
+  """Inverted dropout: what is kept grows so that the mean stays.
+
+  See "Dropout: A Simple Way to Prevent Neural Networks from Overfitting",
+  Srivastava et al., 2014, section 10. Every weight has a random number of its
+  own, hashed from where it stands: the one it has in
+  `jax.random.bernoulli(rng, 1 - rate, shape)`. So they do not depend on how the
+  weights are cut into blocks, or shared by devices.
+  """
+
+  rate: float = dataclasses.field(metadata={"static": True})
+  rng: jax.Array
+  # One draw for all leading axes, which Flax calls broadcast dropout.
+  shared: bool = dataclasses.field(default=False, metadata={"static": True})
+
+  def block(self, rows, columns, numbers, shape, dtype):  # noqa: D102
     *leading, length, key_length = shape
     if self.shared:
       numbers, leading = jnp.zeros((1,) * numbers.ndim, jnp.int32), []
@@ -79,6 +85,43 @@ class Dropout:
     if jnp.issubdtype(self.rng.dtype, jax.dtypes.prng_key):
       return self.rng
     return jax.random.wrap_key_data(self.rng)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OfPart(Dropout):
+  """That of the part of T x S weights that begins at `row` and `column`."""
+
+  whole: Dropout
+  row: jax.Array
+  column: jax.Array
+  lengths: tuple[int, int]
+
+  def block(self, rows, columns, numbers, shape, dtype):  # noqa: D102
+    places = rows + self.row, columns + self.column
+    shape = (*shape[:-2], *self.lengths)
+    return self.whole.block(*places, numbers, shape, dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OfHeads(Dropout):
+  """That of one of `count` equal groups of heads.
+
+  Heads are the last `rank` leading axes: 1 for [H], 2 for [K, G].
+  """
+
+  whole: Dropout
+  index: jax.Array
+  count: int
+  rank: int
+
+  def block(self, rows, columns, numbers, shape, dtype):  # noqa: D102
+    leading, lengths = shape[:-2], shape[-2:]
+    first = len(leading) - self.rank
+    heads = math.prod(leading[first:])
+    others, head = numbers // heads, numbers % heads
+    numbers = (others * self.count + self.index) * heads + head
+    shape = (*leading[:first], self.count * heads, *lengths)
+    return self.whole.block(rows, columns, numbers, shape, dtype)
 
 
 def _unsigned(integers) -> jax.Array:
@@ -133,4 +176,4 @@ def make_dropout(
     raise TypeError(
       f"rng must be a random key, for instance jax.random.key(0), got {rng!r}"
     )
-  return Dropout(rate, rng, shared)
+  return Inverted(rate, rng, shared)

@@ -2,6 +2,7 @@
 
 from attention.modules.head_projections import KeyValue
 from attention.modules.learned_scores import SCORE_NAMES, LearnedScore
+from attention.modules.mesh_axes import MeshAxes
 from attention.modules.multi_head import MultiHeadAttention
 from attention.modules.single_head import Attention
 
@@ -10,5 +11,6 @@ __all__ = [
   "Attention",
   "KeyValue",
   "LearnedScore",
+  "MeshAxes",
   "MultiHeadAttention",
 ]

@@ -15,6 +15,7 @@ from attention.choice import Implementation
 from attention.grouping import Grouping
 from attention.heads import combine_heads, project_heads
 from attention.modules.learned_scores import LearnedScore
+from attention.modules.mesh_axes import MeshAxes
 from attention.positions import rotary
 from attention.scores import Score, with_mapped_keys
 
@@ -70,6 +71,7 @@ class HeadProjections(nn.Module):
   kernel_init: Callable = nn.initializers.xavier_uniform()
   bias_init: Callable = nn.initializers.zeros
   implementation: Implementation = None
+  mesh_axes: MeshAxes | None = None
 
   def setup(self):
     """Declares the parameters; the inputs give them their shapes."""
@@ -141,7 +143,12 @@ class HeadProjections(nn.Module):
   def _rotated(self, heads, offset):
     if not self.rotary:
       return heads
-    return rotary(heads, offset + jnp.arange(heads.shape[-2]))
+    return rotary(heads, offset + self._positions(heads.shape[-2]))
+
+  def _positions(self, length):
+    if self.mesh_axes is None:
+      return jnp.arange(length)
+    return self.mesh_axes.positions(length)
 
   def combined(self, context, features: int) -> jax.Array:
     """The output [..., T, features] of contexts laid out as queries are."""

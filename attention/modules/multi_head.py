@@ -10,10 +10,10 @@ from jax.typing import DTypeLike
 from attention import cache as caches
 from attention import masks
 from attention.biases import as_bias
-from attention.choice import solved
 from attention.dispatch import attention_weights
 from attention.dropout import make_dropout
 from attention.modules.head_projections import HeadProjections, KeyValue
+from attention.modules.mesh_axes import MeshAxes
 
 
 class MultiHeadAttention(HeadProjections):
@@ -34,6 +34,8 @@ class MultiHeadAttention(HeadProjections):
     use_bias: whether projections have biases.
     dropout_rate: the probability to drop a weight; needs the rng "dropout".
     implementation: as in `attend`.
+    mesh_axes: of the mesh, which share heads and tokens; None leaves that to
+      XLA. `decode` and `weights` go without.
     dtype: of the computation; None takes the inputs' and parameters'.
     param_dtype: the dtype parameters are stored in.
     kernel_init: of the projections, given matrices [inputs, outputs].
@@ -133,7 +135,7 @@ class MultiHeadAttention(HeadProjections):
     score, heads = self.score_and_query(query, query_offset)
     rate = 0.0 if deterministic else self.dropout_rate
     rng = self.make_rng("dropout") if rate else None
-    context, _ = solved(
+    context = (self.mesh_axes or MeshAxes()).solved(
       heads,
       *key_value,
       score=score,
@@ -141,6 +143,8 @@ class MultiHeadAttention(HeadProjections):
       bias=self.grouping.bias(bias),
       dropout=make_dropout(rate, rng),
       implementation=self.implementation,
+      head_axes=1 if self.grouping.trivial else 2,
+      score_has_heads=isinstance(self.score, str),
     )
     return self.combined(context, self.features or query.shape[-1])
 

@@ -18,8 +18,8 @@ import numpy as np
 from attention.biases.types import as_bias
 from attention.captured import without_captured
 from attention.checks import check_tokens
-from attention.choice import Implementation
-from attention.dispatch import attend
+from attention.choice import Implementation, solved
+from attention.dropout import Dropout, OfPart, make_dropout
 from attention.masks.types import Band, as_mask
 from attention.pairwise import EMPTY, FULL
 from attention.ring.layout import Cut, Ring, get, may_have_gradient, seen
@@ -44,6 +44,8 @@ def ring_attention(
   score: Score | Callable = scaled_dot_score,
   mask: Any = None,
   bias: Any = None,
+  dropout_rate: float = 0.0,
+  rng: jax.Array | None = None,
   order: Order = "zigzag",
   implementation: Implementation = None,
   return_lse: bool = False,
@@ -65,6 +67,9 @@ def ring_attention(
       pieces of which is known, when tracing, that nobody sees anybody. Arrays
       are whole, and in the sequence's own order.
     bias: likewise.
+    dropout_rate: as in `attend`, whose weights for the whole sequence are
+      dropped.
+    rng: a random key, on all devices the same.
     order: "zigzag", which gives all devices the same work under a causal mask,
       or "contiguous", for the sequence as it is.
     implementation: of the parts, as in `attend`.
@@ -95,6 +100,54 @@ def ring_attention(
     Array([[1.  , 0.  ],
            [0.33, 0.67]], dtype=float32)
   """
+  context, lse = ring_solved(
+    query,
+    key,
+    value,
+    axis_name=axis_name,
+    score=score,
+    mask=mask,
+    bias=bias,
+    dropout=make_dropout(dropout_rate, rng),
+    order=order,
+    implementation=implementation,
+  )
+  return (context, lse) if return_lse else context
+
+
+def ring_solved(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  *,
+  axis_name: str,
+  score: Score | Callable,
+  mask: Any,
+  bias: Any,
+  dropout: Dropout | None,
+  order: Order,
+  implementation: Implementation,
+) -> tuple[jax.Array, jax.Array]:
+  """`ring_attention` with dropout as an object and always a pair of results.
+
+  Args:
+    query: [..., T / n, Dq], this device's.
+    key: [..., S / n, Dk].
+    value: [..., S / n, E].
+    axis_name: of the mesh.
+    score: as in `attend`.
+    mask: for all T x S pairs.
+    bias: likewise.
+    dropout: likewise.
+    order: as in `ring_attention`.
+    implementation: of the parts.
+
+  Returns:
+    The context in the query's dtype, and the lse.
+
+  Raises:
+    ValueError: as in `ring_attention`.
+  """
   check_tokens(query=query, key=key, value=value)
   own, met = (
     Cut.of(name, tokens.shape[-2], order)
@@ -103,9 +156,10 @@ def ring_attention(
   ring = Ring(axis_name, jax.lax.axis_size(axis_name), order, own, met)
   mask = mask if mask is None else as_mask(mask)
   bias = bias if bias is None else as_bias(bias)
+  lengths = query.shape[-2] * ring.size, key.shape[-2] * ring.size
   for pairs in (mask, bias):
     if pairs is not None:
-      pairs.check(query.shape[-2] * ring.size, key.shape[-2] * ring.size)
+      pairs.check(*lengths)
   table = seen(mask, ring)
   score, mask, bias = ring.varying((as_score(score), mask, bias))
 
@@ -117,16 +171,18 @@ def ring_attention(
       # Where all is seen, a mask still keeps what is not finite in its rows.
       full = case == FULL
       visible = Band(None, None) if full else PlacedMask(mask, *place)
-    context, lse = attend(
+    context, lse = solved(
       query,
       key,
       value,
       score=score,
       mask=visible,
       bias=bias if bias is None else PlacedBias(bias, *place),
+      dropout=dropout if dropout is None else OfPart(dropout, *place, lengths),
       implementation=implementation,
       return_lse=True,
     )
+    assert lse is not None  # as it was asked for
     return context.astype(lse.dtype), lse
 
   pieces = own.pieces(query), met.pieces(key), met.pieces(value)
@@ -146,8 +202,7 @@ def ring_attention(
   context, lse = travel(parameters, constants, *pieces)
   context = context.reshape(*context.shape[:-4], -1, context.shape[-1])
   lse = lse.reshape(*lse.shape[:-4], -1)
-  context = context.astype(query.dtype)
-  return (context, lse) if return_lse else context
+  return context.astype(query.dtype), lse
 
 
 def _apart(captured, ring: Ring):

@@ -75,6 +75,7 @@ def around(
 
   return jax.jit(run)
 
+
 def alone(arguments_of):
   def run(tokens, parameters):
     return attend(*tokens, return_lse=True, **arguments_of(parameters))
@@ -249,6 +250,16 @@ def test_rubbish_shows_in_the_rows_that_see_it_and_in_no_other(name):
 @pytest.mark.parametrize("name", ["causal", "own"])
 def test_without_checks_of_what_varies(name):
   check(around(CASES[name], check=False), alone(CASES[name]), *given())
+
+
+def test_dropout_is_that_of_the_whole():
+  options = {"dropout_rate": 0.5, "rng": jax.random.key(3)}
+
+  def dropping(arguments_of):
+    return lambda parameters: {**arguments_of(parameters), **options}
+
+  case = dropping(CASES["causal"])
+  check(around(case), alone(case), *given())
 
 
 def test_other_axes_of_the_mesh_and_grouped_heads():

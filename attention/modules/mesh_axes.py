@@ -1,0 +1,200 @@
+"""Attention whose heads and tokens the devices of a mesh share."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from attention.biases.types import as_bias
+from attention.choice import Implementation, solved
+from attention.dropout import Dropout, OfHeads
+from attention.masks.types import as_mask
+from attention.pairwise import Pairwise
+from attention.ring import arrange, restore
+from attention.ring.attention import ring_solved
+from attention.ring.order import Order
+from attention.scores import Score
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshAxes:
+  """Which axes of a mesh share the heads and the tokens of attention.
+
+  Each device then computes attention for its own heads and its own queries;
+  keys and values travel around the devices that share a sequence, as in
+  `ring_attention`. What is called with it runs under `jax.set_mesh` of a mesh
+  that has these axes, of type `Auto`. All other arrays, and the batch, are laid
+  out by XLA.
+
+  Attributes:
+    heads: an axis of the mesh, or None.
+    sequence: likewise.
+    order: of the tokens, as in `ring_attention`; `arrange` lays them out.
+
+  Example:
+    >>> mesh = jax.make_mesh(
+    ...   (1,), ("sequence",), axis_types=(jax.sharding.AxisType.Auto,)
+    ... )
+    >>> with jax.set_mesh(mesh):
+    ...   MeshAxes(sequence="sequence").arrange(jnp.arange(4), axis=0)
+    Array([0, 1, 2, 3], dtype=int32)
+  """
+
+  heads: str | None = None
+  sequence: str | None = None
+  order: Order = "zigzag"
+
+  @property
+  def num_head_groups(self) -> int:
+    """The number of devices that share the heads."""
+    return _size(self.heads)
+
+  @property
+  def ring_size(self) -> int:
+    """The number of devices that share a sequence."""
+    return _size(self.sequence)
+
+  def arrange(self, tokens: jax.Array, *, axis: int) -> jax.Array:
+    """Lays a sequence out for the devices, see `attention.ring.arrange`."""
+    return arrange(tokens, self.ring_size, axis=axis, order=self.order)
+
+  def restore(self, tokens: jax.Array, *, axis: int) -> jax.Array:
+    """Undoes `arrange`."""
+    return restore(tokens, self.ring_size, axis=axis, order=self.order)
+
+  def positions(self, length: int) -> jax.Array:
+    """int32 [length]: where arranged tokens stand in the sequence."""
+    if self.ring_size == 1:
+      return jnp.arange(length)
+    return self.arrange(jnp.arange(length), axis=0)
+
+  def solved(
+    self,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    score: Score | Callable,
+    mask: Any,
+    bias: Any,
+    dropout: Dropout | None,
+    implementation: Implementation,
+    head_axes: int,
+    score_has_heads: bool,
+  ) -> jax.Array:
+    """`attend`, of which each device computes its part.
+
+    Args:
+      query: [..., H, T, Dq], or [..., K, G, T, Dq] if `head_axes` is 2.
+      key: likewise.
+      value: likewise.
+      score: of which all arrays have a first axis of heads, or none has.
+      mask: the same for all heads.
+      bias: likewise.
+      dropout: of the weights.
+      implementation: as in `attend`.
+      head_axes: 1 or 2.
+      score_has_heads: whether the score's arrays have an axis of heads.
+
+    Returns:
+      The context.
+
+    Raises:
+      ValueError: if the heads or tokens do not divide over the devices.
+      NotImplementedError: if heads have masks or biases of their own.
+    """
+    mask = mask if mask is None else as_mask(mask)
+    bias = bias if bias is None else as_bias(bias)
+    arguments = query, key, value, score, mask, bias, dropout
+    compute = functools.partial(self._part, implementation)
+    if self.num_head_groups == self.ring_size == 1:
+      return compute(*arguments)
+    axis = -2 - head_axes
+    self._check(query, key, axis, mask, bias)
+
+    def part(*arguments):
+      *others, dropout = arguments
+      if self.heads and dropout is not None:
+        index = jax.lax.axis_index(self.heads)
+        dropout = OfHeads(dropout, index, self.num_head_groups, head_axes)
+      return compute(*others, dropout)
+
+    whole = PartitionSpec()
+    tokens = [_spec(each, axis, self) for each in (query, key, value)]
+    by_head = PartitionSpec(self.heads) if score_has_heads else whole
+    return jax.shard_map(
+      part,
+      in_specs=(*tokens, by_head, whole, whole, whole),
+      out_specs=tokens[0],
+      axis_names={name for name in (self.heads, self.sequence) if name},
+    )(*arguments)
+
+  def _part(
+    self, implementation, query, key, value, score, mask, bias, dropout
+  ):
+    """What a device computes."""
+    call = functools.partial(
+      solved if self.ring_size == 1 else self._around,
+      score=score,
+      mask=mask,
+      bias=bias,
+      dropout=dropout,
+      implementation=implementation,
+    )
+    return call(query, key, value)[0]
+
+  def _around(self, *tokens, **options):
+    assert self.sequence is not None
+    return ring_solved(
+      *tokens, axis_name=self.sequence, order=self.order, **options
+    )
+
+  def _check(self, query, key, axis, mask, bias) -> None:
+    groups = self.num_head_groups
+    heads = {query.shape[axis], key.shape[axis]} - {1}
+    if any(count % groups for count in heads):
+      raise ValueError(
+        f"{key.shape[axis]} key/value heads do not divide over the {groups}"
+        f" devices of the axis {self.heads!r}"
+      )
+    rank = query.ndim - 2
+    for name, pairs in (("mask", mask), ("bias", bias)):
+      if groups > 1 and pairs is not None and _has(pairs, axis, rank):
+        raise NotImplementedError(
+          f"a {name} of its own for each head cannot be shared over the axis"
+          f" {self.heads!r}; use MeshAxes(heads=None)"
+        )
+
+
+def _has(pairs: Pairwise, axis: int, rank: int) -> bool:
+  """Whether a mask or bias has an axis of heads."""
+  one = np.zeros(1, np.int32)
+  block = jax.eval_shape(lambda: pairs.block(one, one, rank))
+  return len(block.shape) >= -axis and block.shape[axis] > 1
+
+
+def _spec(array, axis: int, mesh_axes: MeshAxes) -> PartitionSpec:
+  """How the heads and tokens of an array are shared."""
+  names: list[Any] = [None] * array.ndim
+  names[-2] = mesh_axes.sequence
+  names[axis] = mesh_axes.heads
+  return PartitionSpec(*names)
+
+
+def _size(axis: str | None) -> int:
+  """The number of devices of an axis of the mesh that is set."""
+  if axis is None:
+    return 1
+  mesh = jax.sharding.get_abstract_mesh()
+  if axis not in mesh.axis_names:
+    known = ", ".join(map(repr, mesh.axis_names)) or "none"
+    raise ValueError(
+      f"MeshAxes names the axis {axis!r}, but the mesh has {known}; call this"
+      " under jax.set_mesh(mesh)"
+    )
+  return mesh.shape[axis]

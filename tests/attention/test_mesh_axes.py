@@ -1,0 +1,140 @@
+"""Attention whose heads and tokens the devices of a mesh share."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from attention import masks, scores
+from attention.modules import SCORE_NAMES, MeshAxes, MultiHeadAttention
+
+MESH = {"data": 2, "sequence": 2, "tensor": 2}
+LENGTH, MEMORY = 16, 24
+MODULE = MultiHeadAttention(num_heads=4, features=8, rotary=True)
+BOTH = MeshAxes(heads="tensor", sequence="sequence")
+CAUSAL = {"mask": masks.causal()}
+
+
+def mesh(**shape):
+  shape = shape or MESH
+  return jax.make_mesh(
+    tuple(shape.values()),
+    tuple(shape),
+    axis_types=(AxisType.Auto,) * len(shape),
+  )
+
+
+def tokens(length, seed):
+  return jax.random.normal(jax.random.key(seed), (4, length, 8))
+
+
+def loss_and_gradients(module, query, key, order=None, **options):
+  """Of the parameters and the tokens; in the order of a mesh, if given."""
+  options = {"deterministic": True, **options}
+  rngs = {"dropout": jax.random.key(5)}
+  variables = module.clone(mesh_axes=None).init(jax.random.key(0), query, key)
+  weight = jnp.linspace(-1, 1, query.size).reshape(query.shape)
+
+  def loss(variables, query, key):
+    apply = functools.partial(module.apply, variables, rngs=rngs, **options)
+    if order is None:
+      return jnp.sum(weight * jnp.sin(apply(query, key)))
+    found = apply(*(order.arrange(each, axis=-2) for each in (query, key)))
+    return jnp.sum(weight * jnp.sin(order.restore(found, axis=-2)))
+
+  both = jax.value_and_grad(loss, (0, 1, 2))
+  return jax.jit(both)(variables, query, key)
+
+
+def check(module, order, shape=None, length=LENGTH, memory=MEMORY, **options):
+  given = tokens(length, 1), tokens(memory, 2)
+  want = loss_and_gradients(module, *given, **options)
+  with jax.set_mesh(mesh(**(shape or {}))):
+    module = module.clone(mesh_axes=order)
+    got = loss_and_gradients(module, *given, order, **options)
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5)
+  jax.tree.map(close, got, want)
+
+
+@pytest.mark.parametrize("score", SCORE_NAMES)
+def test_every_score_with_heads_and_tokens_shared(score):
+  check(MODULE.clone(score=score), BOTH, **CAUSAL)
+
+
+@pytest.mark.parametrize("name", ["heads", "sequence"])
+def test_heads_or_tokens_alone(name):
+  axis = {"heads": "tensor", "sequence": "sequence"}[name]
+  order = MeshAxes(**{name: axis})
+  check(MODULE.clone(score="additive"), order, {axis: 4, "data": 2}, **CAUSAL)
+
+
+def test_tokens_in_their_own_order():
+  order = MeshAxes(sequence="sequence", order="contiguous")
+  check(MODULE, order, {"sequence": 8}, **CAUSAL)
+
+
+def test_grouped_heads_and_padding():
+  module = MODULE.clone(num_key_value_heads=2, score="general")
+  lengths = jnp.array([3, 24, 10, 17])
+  padding = jnp.arange(MEMORY)[None] < lengths[:, None]
+  check(module, BOTH, mask=padding[:, None, None])
+  check(module, BOTH, mask=masks.padding(lengths))
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_dropout_is_that_of_the_whole(groups):
+  """The weights that are dropped do not depend on the devices."""
+  module = MODULE.clone(dropout_rate=0.5, num_key_value_heads=groups)
+  options = {"deterministic": False, **CAUSAL}
+  for order in (BOTH, MeshAxes(heads="tensor"), MeshAxes(sequence="sequence")):
+    check(module, order, **options)
+
+
+def test_a_bias_for_all_heads():
+  bias = jax.random.normal(jax.random.key(3), (LENGTH, MEMORY))
+  check(MODULE, BOTH, bias=bias)
+
+
+def test_a_score_without_axes_of_heads():
+  weight = jax.random.normal(jax.random.key(4), (2, 2))
+  check(MODULE.clone(score=scores.general(weight)), BOTH, **CAUSAL)
+
+
+def test_no_device_sees_the_keys_or_heads_of_another():
+  """Nothing but shares travels: no array is gathered."""
+  query = tokens(64, 1)
+  module = MODULE.clone(rotary=False, mesh_axes=BOTH)
+  variables = module.clone(mesh_axes=None).init(jax.random.key(0), query)
+  with jax.set_mesh(mesh()):
+    place = jax.P("data", "sequence")
+    query = jax.device_put(query, place)
+
+    def loss(variables, query):
+      return jnp.sum(module.apply(variables, query, **CAUSAL) ** 2)
+
+    lowered = jax.jit(jax.grad(loss, (0, 1))).lower(variables, query)
+    text = lowered.compile().as_text()
+  assert "collective-permute" in text
+  assert "all-gather" not in text
+
+
+def test_mistakes():
+  query = tokens(LENGTH, 1)
+  module = MODULE.clone(mesh_axes=BOTH)
+  variables = MODULE.init(jax.random.key(0), query)
+  with pytest.raises(ValueError, match=r"jax\.set_mesh"):
+    module.apply(variables, query)
+  with (
+    jax.set_mesh(mesh(tensor=8, sequence=1)),
+    pytest.raises(ValueError, match="4 key/value heads do not divide"),
+  ):
+    module.apply(variables, query)
+  with jax.set_mesh(mesh()):
+    own = jnp.ones((1, 4, LENGTH, LENGTH), bool)
+    with pytest.raises(NotImplementedError, match="mask of its own"):
+      module.apply(variables, query, mask=own)
+    with pytest.raises(ValueError, match="does not divide into 4"):
+      module.apply(variables, query[:, :6])
