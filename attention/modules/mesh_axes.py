@@ -111,7 +111,7 @@ class MeshAxes:
     mask = mask if mask is None else as_mask(mask)
     bias = bias if bias is None else as_bias(bias)
     arguments = query, key, value, score, mask, bias, dropout
-    compute = functools.partial(self._part, implementation)
+    compute: Callable = functools.partial(self._part, implementation)
     if self.num_head_groups == self.ring_size == 1:
       return compute(*arguments)
     axis = -2 - head_axes
