@@ -26,7 +26,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer.learning_rate = 2e-3
   config.train = train()
   config.evaluation = evaluation()
-  config.mesh = ConfigDict({"data": -1})  # devices; -1 for all
+  config.mesh = mesh()
   return config
 
 
@@ -183,6 +183,7 @@ def train() -> ConfigDict:
       "steps": 2500,
       "batch_size": 32,
       "batch_unit": "examples",  # examples | tokens
+      "row_multiple": 8,  # of rows, where batch_unit is tokens
       "accumulation": 1,
       "dtype": "float32",  # float32 | bfloat16
       "label_smoothing": 0.0,
@@ -209,3 +210,8 @@ def evaluation() -> ConfigDict:
       "lowercase": False,
     }
   )
+
+
+def mesh() -> ConfigDict:
+  """Devices that share rows, parameters, tokens, and heads."""
+  return ConfigDict({"data": -1, "fsdp": 1, "sequence": 1, "tensor": 1})

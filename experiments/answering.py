@@ -13,7 +13,8 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from experiments import decode, sharding
+from experiments import decode
+from experiments import mesh as mesh_lib
 from experiments.data.batch import PAD
 from experiments.decode import Constraints
 
@@ -142,7 +143,7 @@ def make_answerer(
     >>> source = np.array([[3, 4, 2], [3, 2, 0]])
     >>> params = model.init(jax.random.key(0), source, source)["params"]
     >>> answer = make_answerer(
-    ...   model, sharding.make_mesh(1), Search(), lambda width: 5
+    ...   model, mesh_lib.make_mesh(MeshConfig.one()), Search(), lambda width: 5
     ... )
     >>> answer(params, source).tokens.shape
     (2, 1, 5)
@@ -154,11 +155,11 @@ def make_answerer(
 
     # What is drawn depends on the whole batch, what a beam finds does not.
     if search.beam_size > 1:
-      answered = sharding.each_its_rows(answered, mesh)
+      answered = mesh_lib.each_its_rows(answered, mesh)
     return answered(params, source)
 
   run = Compiled(decode_batch, mesh)
-  rows = sharding.rounded_up(search.rows, mesh)
+  rows = mesh_lib.rounded_up(search.rows, mesh)
 
   def answer(
     params: Any, sources: np.ndarray, progress=None, first: int = 0
@@ -237,7 +238,7 @@ class Compiled:
   Example:
     >>> def stretched(length, params, batch):
     ...   return params * length * batch
-    >>> run = Compiled(stretched, sharding.make_mesh(1))
+    >>> run = Compiled(stretched, mesh_lib.make_mesh(MeshConfig.one()))
     >>> result, seconds = run(3, np.float32(2), np.ones((1, 1), np.float32))
     >>> result.tolist()
     [[6.0]]
@@ -252,14 +253,13 @@ class Compiled:
     """
     self._mesh = mesh
     self._jitted = jax.jit(
-      function, static_argnums=0, out_shardings=sharding.replicated(mesh)
+      function, static_argnums=0, out_shardings=mesh_lib.replicated(mesh)
     )
     self._compiled: dict[Any, Any] = {}
 
   def __call__(self, length, params, batch, *rest) -> tuple[Any, float]:
     """Returns the result as host arrays, and the seconds that it took."""
-    layout = sharding.batched(self._mesh)
-    batch = sharding.place(sharding.share(batch), layout)
+    batch = mesh_lib.place_whole(batch, self._mesh)
     shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
     case = (length, shapes)
     if case not in self._compiled:

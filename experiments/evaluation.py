@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments import metrics, sharding, steps
+from experiments import mesh as mesh_lib
+from experiments import metrics, steps
 from experiments.answering import (
   ROWS,
   Compiled,
@@ -67,7 +68,7 @@ def make_evaluator(
     >>> config.data.splits = {"validation": base.split(1, 2, 4)}
     >>> config.data.max_length = 2
     >>> run = runs.build(
-    ...   schema.parse(config.to_dict()), Path("unused"), devices=1
+    ...   schema.parse(config.to_dict()), Path("unused")
     ... )
     >>> evaluate = make_evaluator(run)
     >>> examples = run.data.evaluation_set("validation")
@@ -119,7 +120,7 @@ def _make_reference_losses(
   """Makes (params, source, target) -> losses [N] and numbers of tokens [N]."""
   loss_step = steps.make_loss_step(run.model)
   compiled = Compiled(lambda _, *given: loss_step(*given), run.mesh)
-  rows = sharding.rounded_up(ROWS, run.mesh)
+  rows = mesh_lib.rounded_up(ROWS, run.mesh)
 
   def reference_losses(params: Any, source: np.ndarray, target: np.ndarray):
     losses = np.zeros(len(source), np.float32)

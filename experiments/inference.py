@@ -16,6 +16,7 @@ from experiments.decode import Constraints
 from experiments.errors import UserError
 from experiments.evaluation import Evaluation, make_evaluator
 from experiments.runs import Run
+from experiments.schema import MeshConfig
 
 
 class Finished(NamedTuple):
@@ -52,7 +53,7 @@ def restore(workdir: Path, checkpoint: str | None = None) -> Finished:
   config = workdir_lib.read_config(workdir)
   if not (workdir / checkpoints.FOLDER).is_dir():
     raise UserError(f"--workdir={workdir}: the run has no checkpoint yet")
-  run = runs.build(config, workdir, devices=-1)
+  run = runs.build(config, workdir, mesh=MeshConfig.rows())
   metric = config.train.best_metric
   manager = checkpoints.open_manager(
     workdir, best_metric=metric, read_only=True

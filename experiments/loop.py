@@ -13,12 +13,12 @@ from experiments import (
   checkpoints,
   inference,
   interrupts,
+  mesh,
   plots,
   report,
   runs,
   schema,
   sharding,
-  steps,
 )
 from experiments import workdir as workdir_lib
 from experiments.data import pipeline
@@ -67,7 +67,8 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
   )
   with closing(manager):
     state, stream = _start_or_resume(run, manager, batches)
-    for line in (_describe(run, state), *batches.describe(), f"in {workdir}"):
+    told = _describe(run, state), *sharding.table(state, run.mesh)
+    for line in (*told, *batches.describe(), f"in {workdir}"):
       logging.info("%s", line)
     state, complete = _train(run, workdir, manager, state, stream)
     manager.wait_until_finished()
@@ -83,7 +84,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
       runs.abstract_state(run),
       best_metric=typed.train.best_metric,
     )
-    _finish(run, workdir, params, used)
+    _finish(run, workdir, mesh.gathered(params, run.mesh), used)
   return True
 
 
@@ -105,20 +106,10 @@ def _train(run: runs.Run, workdir: Path, manager, state, stream):
   Returns:
     The state, and whether training is complete.
   """
-  config, layout = run.config.train, sharding.batched(run.mesh)
+  config = run.config.train
   evaluate = make_evaluator(run, inference.configured_search(run, beam_size=1))
   validation = run.data.evaluation_set("validation")
-  train_step = jax.jit(
-    steps.make_train_step(
-      run.model,
-      run.optimizer,
-      label_smoothing=config.label_smoothing,
-      accumulation=config.accumulation,
-      ema_decay=config.ema_decay,
-    ),
-    donate_argnums=0,
-    out_shardings=sharding.replicated(run.mesh),
-  )
+  train_step = runs.make_step(run)
 
   explain = functools.partial(_explain, run, manager)
   first, begin = int(state.step), time.perf_counter()
@@ -130,7 +121,7 @@ def _train(run: runs.Run, workdir: Path, manager, state, stream):
   ):
     watch = Watch(writer, progress, log_every=config.log_every, explain=explain)
     for step in range(first + 1, 1 if complete else config.steps + 1):
-      batch = sharding.place(next(stream), layout)
+      batch = mesh.place_rows(next(stream), run.mesh)
       state, metrics = train_step(state, batch)
       watch.push(step, metrics)
       stop, scores = should_stop(step), None
@@ -141,7 +132,8 @@ def _train(run: runs.Run, workdir: Path, manager, state, stream):
         writer.timings(step, "train", {"first_step_seconds": seconds})
       if complete or step % config.eval_every == 0:
         watch.drain()
-        evaluation = evaluate(state.evaluated, validation)
+        params = mesh.gathered(state.evaluated, run.mesh)
+        evaluation = evaluate(params, validation)
         scores = dict(evaluation.metrics)
         speed = {"sentences_per_second": scores.pop("sentences_per_second")}
         writer.metrics(step, "validation", scores)

@@ -1,8 +1,9 @@
 """What a config describes, built: what training and inference share."""
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,14 +11,22 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from experiments import sharding
+from experiments import mesh as mesh_lib
+from experiments import sharding, steps
 from experiments.data import translation
 from experiments.data.batch import BOS, Batch
-from experiments.data.dataset import Batches, Dataset, Sharing
+from experiments.data.dataset import Batches, Dataset
 from experiments.data.synthetic import Synthetic
+from experiments.errors import UserError
 from experiments.models import make_model
 from experiments.optimizer import make_optimizer
-from experiments.schema import Config, TaskConfig
+from experiments.schema import (
+  Config,
+  MeshConfig,
+  ModelConfig,
+  Seq2SeqConfig,
+  TaskConfig,
+)
 from experiments.steps import TrainState, init_state
 
 
@@ -43,7 +52,7 @@ def build(
   config: Config,
   workdir: Path,
   *,
-  devices: int | None = None,
+  mesh: MeshConfig | None = None,
   train: bool = False,
 ) -> Run:
   """Builds the parts of a run.
@@ -51,7 +60,7 @@ def build(
   Args:
     config: the typed config.
     workdir: the run's directory, which holds what belongs to text.
-    devices: overrides `config.mesh.data`.
+    mesh: instead of `config.mesh`.
     train: whether the training text is read too, and what belongs to it made
       if it is not there yet.
 
@@ -65,17 +74,18 @@ def build(
     >>> from configs import base
     >>> from experiments.schema import parse
     >>> config = parse(base.get_config().to_dict())
-    >>> run = build(config, Path("unused"), devices=1)
+    >>> run = build(config, Path("unused"), mesh=MeshConfig.one())
     >>> run.data.task.name, run.model.hidden_size
     ('reverse', 128)
   """
-  mesh = sharding.make_mesh(config.mesh.data if devices is None else devices)
+  mesh = mesh or config.mesh
+  _check_mesh(mesh, config.model)
   data: Dataset
   if isinstance(config.data, TaskConfig):
     data = Synthetic(config.data)
   else:
     make = translation.prepare if train else translation.load
-    data = sharding.first_process_first(
+    data = mesh_lib.first_process_first(
       functools.partial(make, config.data, workdir)
     )
   model = make_model(
@@ -87,7 +97,8 @@ def build(
     dtype=config.train.dtype,
   )
   optimizer = make_optimizer(config.optimizer, config.train.steps)
-  return Run(config, mesh, data, model, optimizer)
+  devices = mesh_lib.make_mesh(mesh)
+  return Run(config, devices, data, model, optimizer)
 
 
 def training_batches(run: Run) -> Batches:
@@ -106,22 +117,23 @@ def training_batches(run: Run) -> Batches:
     >>> from configs import base
     >>> from experiments.schema import parse
     >>> config = parse(base.get_config().to_dict())
-    >>> run = build(config, Path("unused"), devices=1)
+    >>> run = build(config, Path("unused"), mesh=MeshConfig.one())
     >>> training_batches(run)[0].source.shape
     (32, 26)
   """
   config = run.config.train
   if config.batch_unit == "examples":
-    sharding.check_batch(run.mesh, config.batch_size, config.accumulation)
+    mesh_lib.check_batch(run.mesh, config.batch_size, config.accumulation)
+    multiple = 1
+  else:
+    multiple = config.row_multiple
+    mesh_lib.check_rows(run.mesh, multiple, config.accumulation)
   return run.data.training_batches(
     seed=run.config.seed,
     size=config.batch_size,
     unit=config.batch_unit,
-    sharing=Sharing(
-      multiple=run.mesh.devices.size * config.accumulation,
-      process=jax.process_index(),
-      num_processes=jax.process_count(),
-    ),
+    multiple=multiple,
+    rows=mesh_lib.rows(run.mesh),
   )
 
 
@@ -138,13 +150,52 @@ def start(run: Run) -> TrainState:
     >>> from configs import base
     >>> from experiments.schema import parse
     >>> config = parse(base.get_config().to_dict())
-    >>> run = build(config, Path("unused"), devices=1)
+    >>> run = build(config, Path("unused"), mesh=MeshConfig.one())
     >>> state = jax.eval_shape(lambda: start(run))
     >>> state.params["encoder"]["embedding"]["embedding"].shape
     (53, 64)
   """
   make = functools.partial(_init_state, run)
-  return jax.jit(make, out_shardings=sharding.replicated(run.mesh))()
+  layouts = sharding.layouts(jax.eval_shape(make), run.mesh)
+  return jax.jit(make, out_shardings=layouts)()
+
+
+def make_step(run: Run) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
+  """Makes the compiled function of one update, on the run's devices.
+
+  Args:
+    run: from `build`, for training.
+
+  Returns:
+    (state, batch) -> (state, metrics), as `steps.make_train_step`; it takes
+    batches from `mesh.place_rows`, and a state whose memory it uses again.
+
+  Example:
+    >>> make_step(run)  # doctest: +SKIP
+  """
+  config, axes = run.config.train, sharding.mesh_axes(run.mesh)
+  model = run.model
+  if axes != sharding.ALONE:
+    model = model.clone(mesh_axes=axes)
+  layouts = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(run))
+  step = jax.jit(
+    steps.make_train_step(
+      model,
+      run.optimizer,
+      mesh_axes=axes,
+      label_smoothing=config.label_smoothing,
+      accumulation=config.accumulation,
+      ema_decay=config.ema_decay,
+    ),
+    donate_argnums=0,
+    out_shardings=(layouts, mesh_lib.replicated(run.mesh)),
+  )
+
+  def update(state: TrainState, batch: Batch):
+    with jax.set_mesh(run.mesh):
+      return step(state, batch)
+
+  return update
 
 
 def abstract_state(run: Run) -> TrainState:
@@ -160,15 +211,35 @@ def abstract_state(run: Run) -> TrainState:
     >>> from configs import base
     >>> from experiments import schema
     >>> config = schema.parse(base.get_config().to_dict())
-    >>> run = build(config, Path("unused"), devices=1)
+    >>> run = build(config, Path("unused"), mesh=MeshConfig.one())
     >>> abstract_state(run).step.shape
     ()
   """
-  layout = sharding.replicated(run.mesh)
+  state = jax.eval_shape(functools.partial(_init_state, run))
   return jax.tree.map(
-    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
-    jax.eval_shape(functools.partial(_init_state, run)),
+    lambda leaf, layout: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=layout
+    ),
+    state,
+    sharding.layouts(state, run.mesh),
   )
+
+
+def _check_mesh(mesh: MeshConfig, model: ModelConfig) -> None:
+  """Refuses meshes that a model cannot use."""
+  if isinstance(model, Seq2SeqConfig):
+    for axis in ("sequence", "tensor"):
+      if getattr(mesh, axis) > 1:
+        raise UserError(
+          f"config.mesh.{axis}: {getattr(mesh, axis)}, but a recurrent model"
+          " goes from token to token on one device; use 1, and share its rows"
+          " over config.mesh.data or fsdp"
+        )
+  elif model.num_heads % mesh.tensor:
+    raise UserError(
+      f"config.mesh.tensor: {model.num_heads} heads (config.model.num_heads) do"
+      f" not divide over {mesh.tensor} devices"
+    )
 
 
 def _init_state(run: Run) -> TrainState:

@@ -1,213 +1,238 @@
-"""Where arrays live: a mesh of devices, and what is split over which axis."""
+"""What lies where: which axes of the mesh share which axes of which arrays.
 
-from collections import Counter
-from collections.abc import Callable
-from typing import Any, TypeVar
+Letters are axes of arrays: D model, H heads, F feed-forward, V vocabulary.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from experiments.errors import UserError
+from attention.modules import MeshAxes
+from experiments.mesh import ROWS
 
-BATCH_AXIS = "data"
+# Of parameters, by the end of their path; the first rule that fits counts. The
+# optimiser's state of a parameter, and its moving average, lie as it does. An
+# axis that does not divide stays whole.
+PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+  ("(query|key|value)_projection/kernel", ("fsdp", "tensor", None)),  # D H D/H
+  ("(query|key|value)_projection/bias", ("tensor", None)),  # H D/H
+  ("output_projection/kernel", ("tensor", None, "fsdp")),  # H D/H D
+  ("(self|cross)_attention/learned_score/.*", ("tensor",)),  # H
+  ("feed_forward/Dense_0/kernel", ("fsdp", "tensor")),  # D F
+  ("feed_forward/Dense_0/bias", ("tensor",)),  # F
+  ("feed_forward/Dense_1/kernel", ("tensor", "fsdp")),  # F D
+  ("embedding/embedding", ("tensor", "fsdp")),  # V D
+  ("output/kernel", ("fsdp", "tensor")),  # D V
+  ("output/bias", ("tensor",)),  # V
+  ("(kernel|input|recurrent|query_weight|key_weight)", ("fsdp", None)),
+  (".*", ()),
+)
 
-T = TypeVar("T")
+# One device, or as many as XLA is left to use.
+ALONE = MeshAxes()
+
+# Of activations, by the name of each of their axes.
+ACTIVATIONS: dict[str, str | tuple[str, ...] | None] = {
+  "rows": ROWS,
+  "tokens": "sequence",
+  "features": None,
+}
 
 
-def make_mesh(data: int) -> Mesh:
-  """Makes the device mesh of a run.
+def constrain(array: jax.Array, *names: str) -> jax.Array:
+  """Tells XLA how an activation lies on the mesh that is set, if one is.
+
+  Where each device runs on its own (`jax.shard_map`) there is nothing to tell.
 
   Args:
-    data: number of devices that share a batch, or -1 for all.
+    array: the activation.
+    *names: of its axes, of `ACTIVATIONS`.
 
   Returns:
-    A mesh with the axis "data".
-
-  Raises:
-    UserError: if more devices are asked for than there are, or so few that a
-      process has none.
+    The array.
 
   Example:
-    >>> make_mesh(1).shape["data"]
+    >>> import numpy as np
+    >>> constrain(np.ones((2, 3, 4)), "rows", "tokens", "features").shape
+    (2, 3, 4)
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.size == 1 or not mesh.are_all_axes_auto:
+    return array
+  spec = PartitionSpec(*(ACTIVATIONS[name] for name in names))
+  return jax.lax.with_sharding_constraint(array, spec)
+
+
+def parts(name: str) -> int:
+  """Returns into how many parts the mesh that is set cuts an axis.
+
+  Args:
+    name: of `ACTIVATIONS`.
+
+  Returns:
+    1 where no mesh is set.
+
+  Example:
+    >>> parts("rows")
     1
   """
-  available = jax.device_count()
-  if data > available:
-    raise UserError(
-      f"config.mesh.data: {data} devices asked for, but there are {available}"
-      f" ({jax.devices()[0].platform}); use at most {available}, or -1 for all"
-    )
-  size = available if data == -1 else data
-  owners = Counter(device.process_index for device in jax.devices()[:size])
-  if len(owners) < jax.process_count() or len(set(owners.values())) > 1:
-    raise UserError(
-      f"config.mesh.data: {size} devices do not divide evenly over the"
-      f" {jax.process_count()} processes; use -1 for all"
-    )
-  return jax.make_mesh(
-    (size,),
-    (BATCH_AXIS,),
-    axis_types=(AxisType.Auto,),
-    devices=jax.devices()[:size],
+  mesh = jax.sharding.get_abstract_mesh()
+  axes = ACTIVATIONS[name] or ()
+  names = (axes,) if isinstance(axes, str) else axes
+  return math.prod(mesh.shape.get(axis, 1) for axis in names)
+
+
+def mesh_axes(mesh: Mesh) -> MeshAxes:
+  """Returns the axes over which attention is shared.
+
+  Args:
+    mesh: from `make_mesh`.
+
+  Returns:
+    Those of more than one device.
+
+  Example:
+    >>> from experiments.mesh import all_devices
+    >>> mesh_axes(all_devices())
+    MeshAxes(heads=None, sequence=None, order='zigzag')
+  """
+  heads, sequence = (
+    axis if mesh.shape[axis] > 1 else None for axis in ("tensor", "sequence")
+  )
+  return MeshAxes(heads=heads, sequence=sequence)
+
+
+def layout_of(path: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding:
+  """Returns how an array of a state lies on a mesh.
+
+  Args:
+    path: its names, with slashes between them.
+    shape: its shape.
+    mesh: from `make_mesh`.
+
+  Returns:
+    Its sharding.
+
+  Example:
+    >>> from experiments.mesh import all_devices
+    >>> layout_of("params/embedding/embedding", (8, 4), all_devices()).spec
+    PartitionSpec('tensor', 'fsdp')
+  """
+  axes = dict(PARAMETERS)[_rule(path)]
+  if len(axes) > len(shape):  # of an optimiser that keeps sums over axes
+    axes = ()
+  spec = [
+    axis if axis and size % mesh.shape[axis] == 0 else None
+    for axis, size in zip(axes, shape)
+  ]
+  return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def layouts(state: Any, mesh: Mesh) -> Any:
+  """Returns how each array of a state lies on a mesh.
+
+  Args:
+    state: a pytree of arrays or of their shapes.
+    mesh: from `make_mesh`.
+
+  Returns:
+    The same pytree, of shardings.
+
+  Example:
+    >>> import numpy as np
+    >>> from experiments.mesh import all_devices
+    >>> layouts({"step": np.int32(0)}, all_devices())["step"].spec
+    PartitionSpec()
+  """
+  return jax.tree_util.tree_map_with_path(
+    lambda path, leaf: layout_of(_name(path), leaf.shape, mesh), state
   )
 
 
-def check_batch(mesh: Mesh, batch_size: int, accumulation: int) -> None:
-  """Checks that every device gets the same share of every part of a batch.
+class _Line(NamedTuple):
+  """A line of the table: some arrays, and their bytes in all and a device."""
+
+  name: str
+  axes: str
+  whole: float
+  share: float
+
+
+def table(state: Any, mesh: Mesh) -> list[str]:
+  """Says what lies where, and what it takes of each device.
 
   Args:
+    state: a `TrainState`, of arrays or of their shapes.
     mesh: from `make_mesh`.
-    batch_size: examples of an update.
-    accumulation: parts of an update.
 
-  Raises:
-    UserError: if a part does not divide over the devices.
+  Returns:
+    Lines; a single one where there is one device.
 
   Example:
-    >>> check_batch(make_mesh(1), batch_size=32, accumulation=2)
+    >>> from experiments.mesh import make_mesh
+    >>> from experiments.schema import MeshConfig
+    >>> from experiments.steps import TrainState
+    >>> state = TrainState(
+    ...   jax.ShapeDtypeStruct((), "int32"),
+    ...   {"w": jax.ShapeDtypeStruct((2**18,), "float32")}, (), None, None
+    ... )
+    >>> table(state, make_mesh(MeshConfig.one()))
+    ['parameters 1.0 MiB, optimizer state 0.0 MiB']
   """
-  part, devices = batch_size // accumulation, mesh.shape[BATCH_AXIS]
-  if part % devices:
-    raise UserError(
-      f"config.train.batch_size: {batch_size} in {accumulation} part(s) of"
-      f" {part} does not divide over {devices} devices; use a multiple of"
-      f" {devices * accumulation}, or set config.mesh.data"
+  parameters = _lines(state.params, mesh)
+  others = _lines((state.opt_state, state.average), mesh)
+  totals = [
+    _Line(name, "", *(sum(numbers) for numbers in zip((0, 0), *sizes)))
+    for name, lines in (("parameters", parameters), ("optimizer state", others))
+    for sizes in [[line[2:] for line in lines]]
+  ]
+  if mesh.size == 1:
+    return [", ".join(f"{each.name} {each.whole:.1f} MiB" for each in totals)]
+  shape = ", ".join(f"{name} {n}" for name, n in mesh.shape.items() if n > 1)
+  width = max(len(each.name) for each in [*parameters, *totals])
+  lines = [
+    f"{mesh.size} devices: {shape}",
+    f"{'':<{width}}  {'axes':<24}       MiB  a device",
+  ]
+  for each in [*parameters, *totals]:
+    lines.append(
+      f"{each.name:<{width}}  {each.axes:<24}{each.whole:>10.2f}"
+      f"{each.share:>10.2f}"
     )
+  return lines
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
-  """Returns the layout of what every device holds whole.
-
-  Args:
-    mesh: from `make_mesh`.
-
-  Returns:
-    A sharding that splits no axis.
-
-  Example:
-    >>> replicated(make_mesh(-1)).shard_shape((8, 3))
-    (8, 3)
-  """
-  return NamedSharding(mesh, PartitionSpec())
-
-
-def batched(mesh: Mesh) -> NamedSharding:
-  """Returns the layout of a batch: its first axis over the devices.
-
-  Args:
-    mesh: from `make_mesh`.
-
-  Returns:
-    A sharding that splits the first axis.
-
-  Example:
-    >>> batched(make_mesh(1)).shard_shape((8, 3))
-    (8, 3)
-  """
-  return NamedSharding(mesh, PartitionSpec(BATCH_AXIS))
+def _lines(tree: Any, mesh: Mesh) -> list[_Line]:
+  """A line for each rule and layout."""
+  sizes: dict[tuple[str, str], list[float]] = {}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    name = _name(path)
+    layout = layout_of(name, leaf.shape, mesh)
+    shared = [axis and mesh.shape[axis] > 1 and axis for axis in layout.spec]
+    axes = ", ".join(axis or "-" for axis in shared) if any(shared) else "whole"
+    size = sizes.setdefault((_rule(name), axes), [0.0, 0.0])
+    numbers = leaf.dtype.itemsize / 2**20
+    size[0] += numbers * math.prod(leaf.shape)
+    size[1] += numbers * math.prod(layout.shard_shape(leaf.shape))
+  lines = [_Line(*names, *size) for names, size in sizes.items()]
+  rules = [rule for rule, _ in PARAMETERS]
+  lines.sort(key=lambda line: rules.index(line.name))
+  return [
+    line._replace(name="all else") if line.name == ".*" else line
+    for line in lines
+  ]
 
 
-def each_its_rows(function: Callable[..., T], mesh: Mesh) -> Callable[..., T]:
-  """Has every device run a function on its own rows, and on nothing else's.
-
-  Where rows never meet, this keeps XLA from gathering them.
-
-  Args:
-    function: (params, batch) -> arrays that have a row an example, as the
-      batch has.
-    mesh: from `make_mesh`.
-
-  Returns:
-    The function of a whole batch.
-
-  Example:
-    >>> double = each_its_rows(lambda params, x: params * x, make_mesh(1))
-    >>> double(2, np.arange(4)).tolist()
-    [0, 2, 4, 6]
-  """
-  rows = PartitionSpec(BATCH_AXIS)
-  return jax.shard_map(
-    function,
-    mesh=mesh,
-    in_specs=(PartitionSpec(), rows),
-    out_specs=rows,
-    check_vma=False,
+def _rule(path: str) -> str:
+  """The first rule that fits."""
+  return next(
+    rule for rule, _ in PARAMETERS if re.search(f"(^|/){rule}$", path)
   )
 
 
-def place(tree: Any, sharding: NamedSharding) -> Any:
-  """Lays host arrays out over the devices.
-
-  Args:
-    tree: NumPy arrays, each process its share of the first axis.
-    sharding: the layout.
-
-  Returns:
-    Global JAX arrays.
-
-  Example:
-    >>> placed = place(np.arange(4), batched(make_mesh(1)))
-    >>> placed.shape
-    (4,)
-  """
-  return jax.tree.map(
-    lambda array: jax.make_array_from_process_local_data(sharding, array), tree
-  )
-
-
-def share(tree: Any) -> Any:
-  """Returns this process's share of whole host arrays, for `place`.
-
-  Args:
-    tree: NumPy arrays, the same in every process; their first axis divides
-      over the processes.
-
-  Returns:
-    The rows of this process.
-
-  Example:
-    >>> share(np.arange(4)).tolist()
-    [0, 1, 2, 3]
-  """
-  process, count = jax.process_index(), jax.process_count()
-  return jax.tree.map(lambda array: np.split(array, count)[process], tree)
-
-
-def rounded_up(count: int, mesh: Mesh) -> int:
-  """Returns the next number of rows that divides over the devices.
-
-  Args:
-    count: at least so many rows.
-    mesh: from `make_mesh`.
-
-  Returns:
-    A multiple of the number of devices.
-
-  Example:
-    >>> rounded_up(5, make_mesh(1))
-    5
-  """
-  devices = mesh.shape[BATCH_AXIS]
-  return -(-count // devices) * devices
-
-
-def first_process_first(make: Callable[[], T]) -> T:
-  """Calls a function in every process, in the first one before the others.
-
-  Args:
-    make: leaves files that it finds again when it is called once more.
-
-  Returns:
-    What it returns.
-
-  Example:
-    >>> first_process_first(lambda: 3)
-    3
-  """
-  if jax.process_count() == 1:
-    return make()
-  made = make() if jax.process_index() == 0 else None
-  multihost_utils.sync_global_devices("the first process is done")
-  return make() if made is None else made
+def _name(path) -> str:
+  return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -14,8 +14,11 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
+from attention.modules import MeshAxes
+from attention.ring.order import num_chunks
 from experiments import losses
 from experiments.data.batch import PAD, Batch
+from experiments.sharding import ALONE
 
 
 @flax.struct.dataclass
@@ -94,6 +97,7 @@ def make_train_step(
   model: nn.Module,
   optimizer: optax.GradientTransformation,
   *,
+  mesh_axes: MeshAxes = ALONE,
   label_smoothing: float = 0.0,
   accumulation: int = 1,
   ema_decay: float = 0.0,
@@ -103,6 +107,7 @@ def make_train_step(
   Args:
     model: its `features` take (source, target, train=).
     optimizer: from `make_optimizer`.
+    mesh_axes: those of the model, which tokens are laid out for.
     label_smoothing: of the loss.
     accumulation: number of parts, one after the other, whose gradients are
       summed; the update is that of the whole batch.
@@ -135,8 +140,8 @@ def make_train_step(
       method="features",
     )
     features, readout = made
-    return losses.total_cross_entropy(
-      features, readout, batch.target, label_smoothing
+    return losses.shared_cross_entropy(
+      features, readout, jnp.asarray(batch.target), label_smoothing
     )
 
   value_and_grad = jax.value_and_grad(total_loss, has_aux=True)
@@ -145,6 +150,7 @@ def make_train_step(
     chex.assert_rank([batch.source, batch.target], 2)
     rng = jax.random.fold_in(state.rng, state.step)
     tokens = (batch.target != PAD).sum()
+    batch = _laid_out(batch, mesh_axes)
     (loss, right), grads = _summed(
       value_and_grad, state.params, batch, rng, parts=accumulation
     )
@@ -168,6 +174,20 @@ def make_train_step(
     return state, metrics
 
   return train_step
+
+
+def _laid_out(batch: Batch, mesh_axes: MeshAxes) -> Batch:
+  """Pads tokens so that they divide over the devices, and arranges them."""
+  multiple = mesh_axes.ring_size * num_chunks(mesh_axes.order)
+  if mesh_axes.ring_size == 1:
+    return batch
+
+  def lay_out(tokens):
+    fill = -tokens.shape[1] % multiple
+    tokens = jnp.pad(tokens, ((0, 0), (0, fill)), constant_values=PAD)
+    return mesh_axes.arrange(tokens, axis=1)
+
+  return jax.tree.map(lay_out, batch)
 
 
 def _moved(average, params, step, decay):

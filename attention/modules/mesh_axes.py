@@ -61,17 +61,20 @@ class MeshAxes:
 
   def arrange(self, tokens: jax.Array, *, axis: int) -> jax.Array:
     """Lays a sequence out for the devices, see `attention.ring.arrange`."""
-    return arrange(tokens, self.ring_size, axis=axis, order=self.order)
+    return self._reordered(arrange, tokens, axis)
 
   def restore(self, tokens: jax.Array, *, axis: int) -> jax.Array:
     """Undoes `arrange`."""
-    return restore(tokens, self.ring_size, axis=axis, order=self.order)
+    return self._reordered(restore, tokens, axis)
 
   def positions(self, length: int) -> jax.Array:
     """int32 [length]: where arranged tokens stand in the sequence."""
-    if self.ring_size == 1:
-      return jnp.arange(length)
     return self.arrange(jnp.arange(length), axis=0)
+
+  def _reordered(self, reorder, tokens, axis):
+    if self.ring_size == 1:
+      return tokens
+    return reorder(tokens, self.ring_size, axis=axis, order=self.order)
 
   def solved(
     self,

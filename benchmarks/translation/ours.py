@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments import inference, runs, schema, sharding, steps
+from experiments import inference, mesh, runs, schema
 from experiments.data import pipeline
 from experiments.data.corpus import Dealt
 
@@ -31,27 +31,23 @@ def training_speed(
   run = runs.build(schema.parse(config.to_dict()), workdir, train=True)
   batches = runs.training_batches(run)
   assert isinstance(batches, Dealt)
-  layout = sharding.batched(run.mesh)
-  train_step = steps.make_train_step(
-    run.model, run.optimizer, label_smoothing=config.train.label_smoothing
-  )
+  train_step = runs.make_step(run)
   state = runs.start(run)
-  compiled = jax.jit(train_step, donate_argnums=0)
   flops: dict[tuple, float] = {}
   index = 0
   while len(flops) < len(batches.shapes) and index < 2000:
-    batch = sharding.place(batches[index], layout)
+    batch = mesh.place_rows(batches[index], run.mesh)
     if _shapes(batch) not in flops:
       program = jax.make_jaxpr(train_step)(state, batch)
       flops[_shapes(batch)] = product_flops(program.jaxpr)
-      state, _ = compiled(state, batch)
+      state, _ = train_step(state, batch)
     index += 1
   stream = pipeline.stream(batches, num_steps)
   tokens, positions, work = [], 0, 0.0
   jax.block_until_ready(state)
   begin = time.perf_counter()
   for batch in stream:
-    state, metrics = compiled(state, sharding.place(batch, layout))
+    state, metrics = train_step(state, mesh.place_rows(batch, run.mesh))
     tokens.append(metrics["tokens"])
     positions += batch.target.size
     work += flops.get(_shapes(batch), math.nan)

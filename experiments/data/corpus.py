@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.data import buckets
 from experiments.data.batch import EOS, PAD, Batch
-from experiments.data.dataset import Sharing
+from experiments.data.dataset import Rows
 from experiments.data.parallel_text import ParallelText, without_blanks
 from experiments.data.sampling import Sampler
 from experiments.data.tokenizer import Tokenizer
@@ -48,7 +48,7 @@ class Corpus:
   Example:
     >>> corpus = Corpus(text, source, target, config)  # doctest: +SKIP
     >>> corpus.training_batches(  # doctest: +SKIP
-    ...   seed=0, size=4096, unit="tokens", sharing=Sharing()
+    ...   seed=0, size=4096, unit="tokens", multiple=8, rows=Rows()
     ... )[7].source.shape
     (256, 16)
   """
@@ -113,7 +113,7 @@ class Corpus:
     return Pairs(*sides)
 
   def training_batches(
-    self, *, seed: int, size: int, unit: str, sharing: Sharing
+    self, *, seed: int, size: int, unit: str, multiple: int, rows: Rows
   ) -> "Dealt":
     """Returns the batches of training, by step."""
     config = self._config
@@ -121,10 +121,8 @@ class Corpus:
     shapes = buckets.choose_shapes(first.lengths, config.num_shapes)
     # What a later epoch segments into more is read in its best segmentation.
     shapes[-1] = np.maximum(shapes[-1], self._pairs.lengths.max(0))
-    sizes = buckets.batch_sizes(
-      shapes, size=size, unit=unit, multiple=sharing.multiple
-    )
-    return Dealt(self, seed, shapes, sizes, sharing)
+    sizes = buckets.batch_sizes(shapes, size=size, unit=unit, multiple=multiple)
+    return Dealt(self, seed, shapes, sizes, rows)
 
 
 class _Epoch(NamedTuple):
@@ -143,16 +141,16 @@ class Dealt:
 
   Example:
     >>> batches = corpus.training_batches(  # doctest: +SKIP
-    ...   seed=0, size=4096, unit="tokens", sharing=Sharing()
+    ...   seed=0, size=4096, unit="tokens", multiple=8, rows=Rows()
     ... )
     >>> batches.shapes[0], batches.sizes[0]  # doctest: +SKIP
     (array([16, 16]), 256)
   """
 
-  def __init__(self, corpus: Corpus, seed, shapes, sizes, sharing: Sharing):
+  def __init__(self, corpus: Corpus, seed, shapes, sizes, rows: Rows):
     """Made by `Corpus.training_batches`."""
     self.shapes, self.sizes = shapes, sizes
-    self._corpus, self._seed, self._sharing = corpus, seed, sharing
+    self._corpus, self._seed, self._rows = corpus, seed, rows
     self._epochs = [_Epoch(0, np.array([], int))]
     self._current: tuple[int, Pairs, buckets.Plan] | None = None
 
@@ -161,7 +159,7 @@ class Dealt:
     epoch, pairs, plan = self._epoch_of(step)
     place = step - self._epochs[epoch].first_step
     members = plan.members[place]
-    rows = members[self._sharing.rows(len(members))]
+    rows = members[self._rows.of(len(members))]
     width = self.shapes[plan.shapes[place]]
     return Batch(
       padded([pairs.source[i] for i in rows], width[0]),

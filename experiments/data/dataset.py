@@ -23,23 +23,25 @@ class EvaluationSet(NamedTuple):
   num_cut: int = 0
 
 
-class Sharing(NamedTuple):
-  """How a batch is divided.
+class Rows(NamedTuple):
+  """Which rows of a batch this process makes.
 
   Attributes:
-    multiple: of which its number of rows is one.
-    process: index of this process.
-    num_processes: each gets an equal part, one after the other.
+    parts: the numbers of its parts, in order.
+    num_parts: of equal size, into which a batch is divided.
+
+  Example:
+    >>> Rows(parts=(0, 3), num_parts=4).of(8)
+    array([0, 1, 6, 7])
   """
 
-  multiple: int = 1
-  process: int = 0
-  num_processes: int = 1
+  parts: tuple[int, ...] = (0,)
+  num_parts: int = 1
 
-  def rows(self, count: int) -> slice:
-    """The rows of a batch of `count` that this process makes."""
-    each = count // self.num_processes
-    return slice(self.process * each, (self.process + 1) * each)
+  def of(self, count: int) -> np.ndarray:
+    """The rows of a batch of `count`."""
+    parts = np.arange(count).reshape(self.num_parts, -1)
+    return parts[list(self.parts)].ravel()
 
 
 class Dataset(Protocol):
@@ -62,9 +64,17 @@ class Dataset(Protocol):
   def max_length(self) -> int: ...  # noqa: D102
 
   def training_batches(
-    self, *, seed: int, size: int, unit: str, sharing: Sharing
+    self, *, seed: int, size: int, unit: str, multiple: int, rows: Rows
   ) -> "Batches":
-    """Returns the batches of training, by step."""
+    """Returns the batches of training, by step.
+
+    Args:
+      seed: of the run.
+      size: of a batch, in units.
+      unit: "examples" or "tokens".
+      multiple: of which the number of rows is one.
+      rows: those of this process.
+    """
 
   def evaluation_set(self, split: str) -> EvaluationSet:
     """Returns the set of a name of `config.data.splits`."""

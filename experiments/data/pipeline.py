@@ -33,12 +33,12 @@ def stream(batches: Batches, num_steps: int) -> DatasetIterator:
 
   Example:
     >>> from configs import base
-    >>> from experiments.data.dataset import Sharing
+    >>> from experiments.data.dataset import Rows
     >>> from experiments.data.synthetic import Synthetic
     >>> from experiments.schema import TaskConfig
     >>> data = Synthetic(TaskConfig(**base.data().to_dict()))
     >>> batches = data.training_batches(
-    ...   seed=0, size=2, unit="examples", sharing=Sharing()
+    ...   seed=0, size=2, unit="examples", multiple=1, rows=Rows()
     ... )
     >>> len(list(stream(batches, num_steps=3)))
     3

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.data.batch import Batch, strip
-from experiments.data.dataset import EvaluationSet, Sharing
+from experiments.data.dataset import EvaluationSet, Rows
 from experiments.data.tasks import Task
 from experiments.schema import TaskConfig
 
@@ -54,11 +54,14 @@ class Synthetic:
     return max(self._widest.batch_lengths)
 
   def training_batches(
-    self, *, seed: int, size: int, unit: str, sharing: Sharing
+    self, *, seed: int, size: int, unit: str, multiple: int, rows: Rows
   ) -> "_Drawn":
     """Returns the batches of training, by step."""
-    del unit  # A task counts examples: its config is checked for that.
-    return _Drawn(self.task, seed, size, sharing.rows(size))
+    del (
+      unit,
+      multiple,
+    )  # A task counts examples: its config is checked for that.
+    return _Drawn(self.task, seed, size, rows.of(size))
 
   def evaluation_set(self, split: str) -> EvaluationSet:
     """Returns the set of a name of `config.data.splits`."""
@@ -94,7 +97,7 @@ class _Drawn:
   task: Task
   seed: int
   size: int
-  rows: slice
+  rows: np.ndarray
 
   def __getitem__(self, step: int) -> Batch:
     batch = self.task.training_batch(self.seed, step, self.size)

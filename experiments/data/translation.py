@@ -21,7 +21,7 @@ from experiments.data import numbers, parallel_text
 from experiments.data import tokenizer as tokenizer_lib
 from experiments.data.batch import PAD, UNK, Batch
 from experiments.data.corpus import Corpus, Dealt, padded
-from experiments.data.dataset import EvaluationSet, Sharing
+from experiments.data.dataset import EvaluationSet, Rows
 from experiments.data.parallel_text import ParallelText
 from experiments.data.tokenizer import Tokenizer
 from experiments.errors import UserError
@@ -87,12 +87,12 @@ class Translation:
     return self._config.max_length
 
   def training_batches(
-    self, *, seed: int, size: int, unit: str, sharing: Sharing
+    self, *, seed: int, size: int, unit: str, multiple: int, rows: Rows
   ) -> Dealt:
     """Returns the batches of training, by step."""
     assert self.corpus is not None
     return self.corpus.training_batches(
-      seed=seed, size=size, unit=unit, sharing=sharing
+      seed=seed, size=size, unit=unit, multiple=multiple, rows=rows
     )
 
   def evaluation_set(self, split: str) -> EvaluationSet:

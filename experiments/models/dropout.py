@@ -7,6 +7,7 @@ backward pass.
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,8 @@ class Dropout(nn.Module):
 
   Attributes:
     rate: the probability to drop a number; needs the rng "dropout".
+    positions: (T) -> [T], where the tokens of arrays [B, T, D] stand, if not
+      one after the other; what is dropped goes with them.
 
   Example:
     >>> dropout = Dropout(0.5)
@@ -32,19 +35,23 @@ class Dropout(nn.Module):
   """
 
   rate: float
+  positions: Callable[[int], jax.Array] = jnp.arange
 
   @nn.compact
   def __call__(self, x: jax.Array, *, deterministic: bool) -> jax.Array:
     """Maps an array to one of the same shape."""
     if deterministic or not self.rate:
       return x
-    kept = hashed(self.make_rng("dropout"), x.shape) >= np.uint32(
-      self.rate * 2**32
-    )
+    words = hashed(self.make_rng("dropout"), x.shape, self.positions)
+    kept = words >= np.uint32(self.rate * 2**32)
     return jnp.where(kept, x * jnp.asarray(1 / (1 - self.rate), x.dtype), 0)
 
 
-def hashed(rng: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def hashed(
+  rng: jax.Array,
+  shape: tuple[int, ...],
+  positions: Callable[[int], jax.Array] = jnp.arange,
+) -> jax.Array:
   """Returns pseudo-random words, of a quality that dropout can do with.
 
   The mixing is triple32 of C. Wellons, 2018
@@ -55,6 +62,7 @@ def hashed(rng: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   Args:
     rng: a random key.
     shape: of the result, of less than 2^32 numbers.
+    positions: where the entries of the last axis but one stand.
 
   Returns:
     uint32, uniform.
@@ -71,8 +79,23 @@ def hashed(rng: jax.Array, shape: tuple[int, ...]) -> jax.Array:
       f"a shape of less than 2^32 numbers is needed, got {shape}"
     )
   first, second = jax.random.bits(rng, (2,), jnp.uint32)
-  word = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape) + first
+  word = _numbers(shape, positions) + first
   word = (word ^ (word >> 17)) * np.uint32(0xED5AD4BB)
   word = (word ^ (word >> 11)) * np.uint32(0xAC4C1B51)
   word = (word ^ (word >> 15) ^ second) * np.uint32(0x31848BAB)
   return word ^ (word >> 14)
+
+
+def _numbers(shape, positions) -> jax.Array:
+  """A number of its own for each place.
+
+  Tokens, the last axis but one, count most: so a token has the same numbers
+  however many stand behind it.
+  """
+  if len(shape) < 2:
+    return jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+  *rows, length, features = shape
+  others = jax.lax.iota(jnp.uint32, math.prod(rows) * features)
+  others = others.reshape(*rows, 1, features)
+  each = positions(length).astype(jnp.uint32).reshape(*[1] * len(rows), -1, 1)
+  return each * np.uint32(others.size) + others

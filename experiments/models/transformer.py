@@ -14,15 +14,15 @@ from jax.typing import DTypeLike
 
 from attention import positions
 from attention.cache import Cache
-from attention.modules import KeyValue
+from attention.modules import KeyValue, MeshAxes
 from experiments.data.batch import BOS, PAD
 from experiments.models.affine import Affine, AffineWeights
-from experiments.models.dropout import Dropout
 from experiments.models.transformer_layers import (
   DecoderLayer,
   EncoderLayer,
   Options,
 )
+from experiments.sharding import ALONE, constrain
 
 
 class Memory(NamedTuple):
@@ -72,6 +72,8 @@ class Transformer(nn.Module):
     dropout_rate: on embeddings, sublayers and hidden layers.
     attention_dropout_rate: on attention weights.
     dtype: of the computation; parameters are float32.
+    mesh_axes: of the mesh, which share heads and tokens. Tokens are then given
+      and returned as `MeshAxes.arrange` lays them out.
 
   Example:
     >>> model = Transformer(
@@ -102,6 +104,7 @@ class Transformer(nn.Module):
   dropout_rate: float = 0.0
   attention_dropout_rate: float = 0.0
   dtype: DTypeLike = jnp.float32
+  mesh_axes: MeshAxes = ALONE
 
   def setup(self):
     """Declares the parameters."""
@@ -115,6 +118,7 @@ class Transformer(nn.Module):
       dropout_rate=self.dropout_rate,
       attention_dropout_rate=self.attention_dropout_rate,
       dtype=self.dtype,
+      mesh_axes=self.mesh_axes,
     )
     embed = functools.partial(
       nn.Embed,
@@ -141,7 +145,7 @@ class Transformer(nn.Module):
     if self.norm == "pre":
       self.encoder_norm = nn.LayerNorm(dtype=self.dtype)
       self.decoder_norm = nn.LayerNorm(dtype=self.dtype)
-    self.dropout = Dropout(self.dropout_rate)
+    self.dropout = options.make_dropout()
 
   def __call__(
     self, source: jax.Array, target: jax.Array, *, train: bool = False
@@ -180,8 +184,9 @@ class Transformer(nn.Module):
     """
     chex.assert_rank([source, target], 2, custom_message="source, target")
     memory = self._encode(source, deterministic=not train)
+    target = self.mesh_axes.restore(target, axis=1)
     inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
-    x = self._embed(inputs, 0, target=True)
+    x = self._embed_all(inputs, target=True)
     x = self.dropout(x, deterministic=not train)
     for layer, key_value in zip(self.decoder, memory.layers):
       x = layer(x, key_value, memory.mask, deterministic=not train)
@@ -219,7 +224,7 @@ class Transformer(nn.Module):
       The next carry, logits [B, V] and attention weights [B, P, S] over the
       source, P panels being heads, layer by layer.
     """
-    x = self._embed(token[:, None], carry.position, target=True)
+    x = self._embed(token[:, None], carry.position[None], target=True)
     caches, looked = [], []
     for layer, key_value, cache in zip(
       self.decoder, memory.layers, carry.caches
@@ -232,8 +237,9 @@ class Transformer(nn.Module):
     return carry, logits, jnp.concatenate(looked, axis=1)
 
   def _encode(self, source: jax.Array, *, deterministic: bool) -> Memory:
+    source = self.mesh_axes.restore(source, axis=1)
     mask = (source != PAD)[:, None, None, :]
-    x = self._embed(source, 0, target=False)
+    x = self._embed_all(source, target=False)
     x = self.dropout(x, deterministic=deterministic)
     for layer in self.encoder:
       x = layer(x, mask, deterministic=deterministic)
@@ -243,8 +249,15 @@ class Transformer(nn.Module):
       tuple(layer.cross_attention.project(x) for layer in self.decoder), mask
     )
 
-  def _embed(self, tokens: jax.Array, start, *, target: bool) -> jax.Array:
-    """Embeds [B, T] tokens whose first one stands at position `start`."""
+  def _embed_all(self, tokens: jax.Array, *, target: bool) -> jax.Array:
+    """Embeds whole sequences [B, T], laid out for the devices."""
+    tokens = self.mesh_axes.arrange(tokens, axis=1)
+    places = self.mesh_axes.positions(tokens.shape[1])
+    x = self._embed(tokens, places, target=target)
+    return constrain(x, "rows", "tokens", "features")
+
+  def _embed(self, tokens: jax.Array, places, *, target: bool) -> jax.Array:
+    """Embeds [B, T] tokens that stand at [T] places."""
     own = not (target or self.one_embedding)
     x = (self.source_embedding if own else self.embedding)(tokens)
     x = x * jnp.asarray(self.model_size**0.5, x.dtype)
@@ -254,8 +267,7 @@ class Transformer(nn.Module):
       table = positions.sinusoidal(self.max_length, self.model_size)
     else:
       return x
-    places = jax.lax.dynamic_slice_in_dim(table, start, tokens.shape[1])
-    return x + places[None].astype(x.dtype)
+    return x + table[places][None].astype(x.dtype)
 
   def _normed(self, x: jax.Array) -> jax.Array:
     return self.decoder_norm(x) if self.norm == "pre" else x

@@ -14,8 +14,9 @@ from jax.typing import DTypeLike
 
 from attention import masks
 from attention.cache import Cache
-from attention.modules import KeyValue, MultiHeadAttention
+from attention.modules import KeyValue, MeshAxes, MultiHeadAttention
 from experiments.models.dropout import Dropout
+from experiments.sharding import ALONE, constrain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Options:
     dropout_rate: on sublayers and hidden layers.
     attention_dropout_rate: on attention weights.
     dtype: of the computation.
+    mesh_axes: of the mesh, which share heads and tokens.
 
   Example:
     >>> import jax.numpy as jnp
@@ -55,6 +57,7 @@ class Options:
   dropout_rate: float
   attention_dropout_rate: float
   dtype: DTypeLike
+  mesh_axes: MeshAxes = ALONE
 
   def make_attention(self, **options) -> MultiHeadAttention:
     """Makes the module of one multi-head attention.
@@ -71,8 +74,13 @@ class Options:
       score=self.score,
       dropout_rate=self.attention_dropout_rate,
       dtype=self.dtype,
+      mesh_axes=self.mesh_axes,
       **options,
     )
+
+  def make_dropout(self) -> Dropout:
+    """Makes the module that drops numbers of [B, T, D]."""
+    return Dropout(self.dropout_rate, self.mesh_axes.positions)
 
 
 class FeedForward(nn.Module):
@@ -103,7 +111,7 @@ class FeedForward(nn.Module):
     """Maps [..., D] to [..., D]."""
     options = self.options
     hidden = nn.Dense(options.feed_forward_size, dtype=options.dtype)(x)
-    hidden = Dropout(options.dropout_rate)(
+    hidden = options.make_dropout()(
       nn.relu(hidden), deterministic=deterministic
     )
     return nn.Dense(options.model_size, dtype=options.dtype)(hidden)
@@ -136,7 +144,7 @@ class Residual(nn.Module):
   def setup(self):
     """Declares the norm."""
     self.layer_norm = nn.LayerNorm(dtype=self.options.dtype)
-    self.dropout = Dropout(self.options.dropout_rate)
+    self.dropout = self.options.make_dropout()
 
   def enter(self, x: jax.Array) -> jax.Array:
     """Returns what the sublayer reads: x [..., D], normed if "pre"."""
@@ -147,6 +155,7 @@ class Residual(nn.Module):
   ) -> jax.Array:
     """Joins the sublayer's input and output, [..., D] each."""
     total = x + self.dropout(inner, deterministic=deterministic)
+    total = constrain(total, "rows", "tokens", "features")
     return self.layer_norm(total) if self.options.norm == "post" else total
 
 

@@ -57,6 +57,9 @@ class TrainConfig(Section):
     batch_size: of an update, over all devices and accumulation.
     batch_unit: what it counts: "examples", or "tokens" of the longer side of
       a batch of text, padding included.
+    row_multiple: of which batches of a number of tokens have a multiple of
+      rows, so that they are the same whatever devices and accumulation share
+      them.
     accumulation: an update's gradient is summed over this many parts.
     dtype: of the computation; parameters are float32.
     label_smoothing: from 0 to 1.
@@ -76,6 +79,7 @@ class TrainConfig(Section):
   steps: Positive
   batch_size: Positive
   batch_unit: Literal["examples", "tokens"]
+  row_multiple: Positive
   accumulation: Positive
   dtype: Literal["float32", "bfloat16"]
   label_smoothing: Rate
@@ -105,10 +109,27 @@ class MeshConfig(Section):
   """The device mesh.
 
   Attributes:
-    data: devices that share a batch, -1 for all that are there.
+    data: devices that share the rows of a batch; -1 for all that the other
+      axes leave.
+    fsdp: devices that share rows too, and parameters with them.
+    sequence: devices that share the tokens of a row (Transformer).
+    tensor: devices that share heads, hidden units and vocabulary (Transformer).
   """
 
   data: Annotated[int, Field(ge=-1)]
+  fsdp: Positive
+  sequence: Positive
+  tensor: Positive
+
+  @classmethod
+  def one(cls) -> "MeshConfig":
+    """A single device."""
+    return cls(data=1, fsdp=1, sequence=1, tensor=1)
+
+  @classmethod
+  def rows(cls) -> "MeshConfig":
+    """All devices, which share rows."""
+    return cls(data=-1, fsdp=1, sequence=1, tensor=1)
 
   @model_validator(mode="after")
   def _not_zero(self):

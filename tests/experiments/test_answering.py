@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from experiments import decode, sharding
+from experiments import decode, schema
+from experiments import mesh as mesh_lib
 from experiments.answering import Search, by_length, filled, make_answerer
 from experiments.data.batch import EOS, PAD
 from tests.experiments.toys import Lookup
@@ -38,7 +39,8 @@ def sources(count, longest, seed=0):
 
 
 def answerer(model, search, answer_length=lambda width: width, devices=1):
-  mesh = sharding.make_mesh(devices)
+  sizes = schema.MeshConfig(data=devices, fsdp=1, sequence=1, tensor=1)
+  mesh = mesh_lib.make_mesh(sizes)
   return make_answerer(model, mesh, search, answer_length)
 
 

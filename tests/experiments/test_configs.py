@@ -8,7 +8,7 @@ import pytest
 
 from configs import base
 from experiments import decode, runs, schema, steps
-from experiments.data.dataset import Sharing
+from experiments.data.dataset import Rows
 from tests.experiments.conftest import read_little
 
 NAMES = sorted(
@@ -25,9 +25,9 @@ WITHOUT_RESULT = ("translation",)
 def test_builds(name, arg, corpus, tmp_path):
   config = importlib.import_module(f"configs.{name}").get_config(arg)
   typed = schema.parse(read_little(config, corpus).to_dict())
-  run = runs.build(typed, tmp_path, devices=1, train=True)
+  run = runs.build(typed, tmp_path, mesh=schema.MeshConfig.one(), train=True)
   batches = run.data.training_batches(
-    seed=0, size=2, unit="examples", sharing=Sharing()
+    seed=0, size=2, unit="examples", multiple=1, rows=Rows()
   )
   batch = batches[0]
   state = jax.eval_shape(

@@ -12,7 +12,7 @@ from configs import base
 from experiments.data import buckets, pipeline
 from experiments.data.batch import EOS, PAD, UNK
 from experiments.data.corpus import Corpus, Pairs, padded
-from experiments.data.dataset import Sharing
+from experiments.data.dataset import Rows
 from experiments.data.parallel_text import ParallelText
 from experiments.data.tokenizer import Tokenizer, train
 from experiments.errors import UserError
@@ -25,7 +25,7 @@ SOURCE = [
   for words in itertools.permutations(NOUNS, count)
 ]
 TARGET = [line[::-1] for line in SOURCE]
-ALONE = Sharing()
+ALONE = Rows()
 
 
 class Made(NamedTuple):
@@ -69,9 +69,9 @@ def made(request):
   return make_corpus(**CASES[request.param])
 
 
-def deal(made, *, seed=0, size=60, unit="tokens", sharing=ALONE):
+def deal(made, *, seed=0, size=60, unit="tokens", multiple=1, rows=ALONE):
   return made.corpus.training_batches(
-    seed=seed, size=size, unit=unit, sharing=sharing
+    seed=seed, size=size, unit=unit, multiple=multiple, rows=rows
   )
 
 
@@ -106,9 +106,11 @@ def test_a_stream_goes_on_where_it_was_stopped(made, stop):
 @pytest.mark.parametrize("unit", ["tokens", "examples"])
 def test_shares_of_processes_make_up_the_batch(made, unit):
   options = {"size": {"tokens": 90, "examples": 14}[unit], "unit": unit}
-  whole = deal(made, sharing=Sharing(6), **options)
+  whole = deal(made, multiple=6, **options)
   assert (whole.sizes % 6 == 0).all()
-  shares = [deal(made, sharing=Sharing(6, i, 3), **options) for i in range(3)]
+  shares = [
+    deal(made, multiple=6, rows=Rows((i,), 3), **options) for i in range(3)
+  ]
   for step in range(60):
     parts = [share[step] for share in shares]
     assert len({part.source.shape for part in parts}) == 1
@@ -218,7 +220,7 @@ def test_blank_and_long_pairs_are_left_out_and_counted():
   assert corpus.text == (["dog", "dog " * 4], ["dog", "dog"])
   assert (corpus.blank, corpus.too_long) == (3, 2)
   batches = corpus.training_batches(
-    seed=0, size=60, unit="tokens", sharing=ALONE
+    seed=0, size=60, unit="tokens", multiple=1, rows=ALONE
   )
   assert batches.describe()[0] == (
     "2 training pairs (3 blank and 2 over-long left out)"

@@ -10,8 +10,9 @@ from configs import base
 from experiments import runs, schema
 from experiments.data import pipeline, translation
 from experiments.data.batch import EOS, PAD
-from experiments.data.dataset import Sharing
+from experiments.data.dataset import Rows
 from experiments.data.synthetic import Synthetic
+from experiments.errors import UserError
 from tests.experiments.conftest import make_tiny, make_tiny_translation
 
 
@@ -31,6 +32,9 @@ def datasets(corpus, tmp_path_factory):
   }
 
 
+ALONE = Rows()
+
+
 @pytest.fixture(params=["task", "text"])
 def make_batches(request, datasets):
   """Makes the batches of a dataset, for a process among several."""
@@ -38,9 +42,9 @@ def make_batches(request, datasets):
   unit = {"task": "examples", "text": "tokens"}[request.param]
   size = {"task": 24, "text": 300}[request.param]
 
-  def make(sharing, seed=0):
+  def make(rows=ALONE, multiple=1, seed=0):
     return data.training_batches(
-      seed=seed, size=size, unit=unit, sharing=sharing
+      seed=seed, size=size, unit=unit, multiple=multiple, rows=rows
     )
 
   return make
@@ -48,10 +52,9 @@ def make_batches(request, datasets):
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_processes_make_the_parts_of_one_batch(count, make_batches):
-  whole = make_batches(Sharing(multiple=6))
+  whole = make_batches(multiple=6)
   parts = [
-    make_batches(Sharing(multiple=6, process=process, num_processes=count))
-    for process in range(count)
+    make_batches(Rows((part,), count), multiple=6) for part in range(count)
   ]
   for step in range(12):
     shares = [part[step] for part in parts]
@@ -63,32 +66,29 @@ def test_processes_make_the_parts_of_one_batch(count, make_batches):
 
 @pytest.mark.parametrize(("rows", "count"), [(12, 1), (12, 3), (12, 12)])
 def test_shares_hold_every_row_once_in_order(rows, count):
-  shares = [
-    np.arange(rows)[Sharing(1, process, count).rows(rows)]
-    for process in range(count)
-  ]
+  shares = [Rows((part,), count).of(rows) for part in range(count)]
   assert {len(share) for share in shares} == {rows // count}
   np.testing.assert_array_equal(np.concatenate(shares), np.arange(rows))
 
 
 def test_a_batch_is_that_of_its_step_in_whatever_order(make_batches):
-  forwards, backwards = make_batches(Sharing()), make_batches(Sharing())
+  forwards, backwards = make_batches(), make_batches()
   expected = [forwards[step] for step in range(20)]
   for step in (19, 0, 7, 7, 18, 3):
     jax.tree.map(np.testing.assert_array_equal, backwards[step], expected[step])
-  other = make_batches(Sharing(), seed=1)[0]
+  other = make_batches(seed=1)[0]
   assert other.source.shape != expected[0].source.shape or (
     (other.source != expected[0].source).any()
   )
 
 
 def test_a_stream_goes_on_where_its_position_says(make_batches):
-  batches = make_batches(Sharing())
+  batches = make_batches()
   stream = pipeline.stream(batches, num_steps=9)
   for _ in range(4):
     next(stream)
   position = dict(stream.get_state())
-  resumed = pipeline.stream(make_batches(Sharing()), num_steps=9)
+  resumed = pipeline.stream(make_batches(), num_steps=9)
   resumed.set_state(position)
   rest = list(resumed)
   assert len(rest) == 5
@@ -99,16 +99,24 @@ def test_a_stream_goes_on_where_its_position_says(make_batches):
 def test_batches_of_a_run_divide_over_devices_and_parts(corpus, tmp_path):
   config = make_tiny_translation(corpus)
   config.train.update(accumulation=3, batch_size=60)
+  config.mesh.update(data=2, fsdp=2)
+  config.train.row_multiple = 12
   typed = schema.parse(config.to_dict())
-  run = runs.build(typed, tmp_path, devices=4, train=True)
+  run = runs.build(typed, tmp_path, train=True)
   batches = runs.training_batches(run)
   for step in range(6):
     assert len(batches[step].source) % 12 == 0
+  config.train.row_multiple = 8
+  typed = schema.parse(config.to_dict())
+  with pytest.raises(
+    UserError, match=r"row_multiple: 8 rows .* multiple of 12"
+  ):
+    runs.training_batches(runs.build(typed, tmp_path, train=True))
 
 
 def test_tokens_of_a_text_batch_are_no_more_than_asked_for(datasets):
   batches = datasets["text"].training_batches(
-    seed=0, size=300, unit="tokens", sharing=Sharing()
+    seed=0, size=300, unit="tokens", multiple=1, rows=Rows()
   )
   shapes = set()
   for step in range(30):
@@ -124,9 +132,13 @@ def test_a_run_is_used_without_the_text_it_learnt_from(
 ):
   config = make_tiny_translation(corpus)
   typed = schema.parse(config.to_dict())
-  trained = runs.build(typed, tmp_path, devices=1, train=True)
+  trained = runs.build(
+    typed, tmp_path, mesh=schema.MeshConfig.one(), train=True
+  )
   config.data.dir = str(Path("no", "such", "folder"))
-  used = runs.build(schema.parse(config.to_dict()), tmp_path, devices=1)
+  used = runs.build(
+    schema.parse(config.to_dict()), tmp_path, mesh=schema.MeshConfig.one()
+  )
   for split in config.data.splits:
     one, other = (run.data.evaluation_set(split) for run in (trained, used))
     jax.tree.map(np.testing.assert_array_equal, one.batch, other.batch)

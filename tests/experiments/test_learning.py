@@ -27,7 +27,9 @@ def test_a_small_run_learns_its_task(task, tmp_path):
   config.model.update(sizes)
   config.train.update(steps=600, batch_size=batch_size)
   config.optimizer.update(learning_rate=3e-3, warmup_steps=20)
-  run = runs.build(schema.parse(config.to_dict()), tmp_path, devices=1)
+  run = runs.build(
+    schema.parse(config.to_dict()), tmp_path, mesh=schema.MeshConfig.one()
+  )
   step = jax.jit(steps.make_train_step(run.model, run.optimizer))
   state, batches = runs.start(run), runs.training_batches(run)
   for index in range(config.train.steps):

@@ -27,7 +27,9 @@ from tests.experiments.conftest import make_tiny, make_tiny_translation
 
 def save_all(tmp_path, metric, values, keep_best):
   """Saves a checkpoint a value; returns the steps that remain."""
-  run = runs.build(schema.parse(make_tiny().to_dict()), tmp_path, devices=1)
+  run = runs.build(
+    schema.parse(make_tiny().to_dict()), tmp_path, mesh=schema.MeshConfig.one()
+  )
   state = runs.start(run)
   manager = checkpoints.open_manager(
     tmp_path, keep_last=1, keep_best=keep_best, best_metric=metric

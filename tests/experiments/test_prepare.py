@@ -12,7 +12,7 @@ from experiments import schema
 from experiments.data import tokenizer as tokenizer_lib
 from experiments.data import translation
 from experiments.data.batch import EOS, PAD
-from experiments.data.dataset import Sharing
+from experiments.data.dataset import Rows
 from experiments.data.parallel_text import ParallelText
 from experiments.errors import UserError
 from experiments.schema import NumbersConfig, TextConfig
@@ -61,7 +61,7 @@ def refused(make, config, workdir):
 
 def batches(data):
   return data.training_batches(
-    seed=0, size=20, unit="tokens", sharing=Sharing()
+    seed=0, size=20, unit="tokens", multiple=1, rows=Rows()
   )
 
 

@@ -1,6 +1,7 @@
 """The train step: accumulation, sharding, dropout and what it reports."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import jax
@@ -9,32 +10,33 @@ import numpy as np
 import optax
 import pytest
 
-from experiments import evaluation, runs, schema, sharding, steps
+from experiments import evaluation, mesh, runs, schema, steps
 from experiments.data.batch import PAD
 from experiments.errors import UserError
 from tests.experiments.conftest import make_tiny
 
+ONE = {"data": 1}
+EIGHT = {"data": 8}
 
-def build(arg="", devices=1, **train):
+
+def build(arg="", mesh=ONE, model=None, **train):
   config = make_tiny(arg)
   config.train.update(train)
+  config.model.update(model or {})
+  config.mesh.update(mesh)
   # Adam divides by the gradient's size, so that where the true gradient is 0,
   # as of a key's bias, rounding alone would decide the update.
   config.optimizer.update(name="sgd", learning_rate=0.5)
   typed = schema.parse(config.to_dict())
-  return runs.build(typed, Path("unused"), devices=devices)
+  return runs.build(typed, Path("unused"))
 
 
-def train(run, num_steps=3, **options):
+def train(run, num_steps=3):
   """Losses of a few steps and the state after them."""
-  step = jax.jit(
-    steps.make_train_step(run.model, run.optimizer, **options),
-    out_shardings=sharding.replicated(run.mesh),
-  )
+  step = runs.make_step(run)
   state, batches, losses = runs.start(run), runs.training_batches(run), []
   for index in range(num_steps):
-    placed = sharding.place(batches[index], sharding.batched(run.mesh))
-    state, metrics = step(state, placed)
+    state, metrics = step(state, mesh.place_rows(batches[index], run.mesh))
     losses.append(float(metrics["loss"]))
   return losses, state
 
@@ -46,19 +48,58 @@ def assert_same_state(left, right, **tolerance):
     np.testing.assert_allclose(one, other, **tolerance)
 
 
-@pytest.mark.parametrize("arg", ["additive", "transformer"])
-def test_eight_devices_train_as_one_does(arg):
-  one, state_of_one = train(build(arg, devices=1))
-  eight, state_of_eight = train(build(arg, devices=8))
+LAYOUTS = {
+  "data": EIGHT,
+  "rows": {"data": 2, "fsdp": 4},
+  "sequence": {"data": 1, "sequence": 8},
+  "tensor": {"data": 1, "tensor": 2},
+  "all": {"data": 1, "fsdp": 2, "sequence": 2, "tensor": 2},
+}
+REGULARIZED = {"model": {"dropout_rate": 0.1}, "label_smoothing": 0.1}
+
+
+@functools.cache
+def trained_by_one(arg):
+  return train(build(arg, **REGULARIZED))
+
+
+@pytest.mark.parametrize(
+  ("arg", "layout"),
+  [
+    *(("additive", name) for name in ("data", "rows")),
+    *(("transformer", name) for name in LAYOUTS if name != "data"),
+  ],
+)
+def test_every_layout_trains_as_one_device_does(arg, layout):
+  one, state_of_one = trained_by_one(arg)
+  eight, state_of_eight = train(build(arg, LAYOUTS[layout], **REGULARIZED))
   np.testing.assert_allclose(one, eight, rtol=1e-5)
   assert_same_state(state_of_one, state_of_eight, atol=1e-5)
 
 
+def test_the_state_lies_as_the_rules_say_and_stays_there():
+  run = build("transformer", LAYOUTS["all"])
+  state = runs.start(run)
+  assert shard_shapes(state) == shard_shapes(train(run, 1)[1])
+  kernel = "decoder_0/cross_attention/key_projection/kernel"
+  for tree in ("params", "opt_state/1/0/trace"):
+    assert shard_shapes(state)[f"{tree}/{kernel}"] == (8 // 2, 2 // 2, 4)
+  assert shard_shapes(state)["params/decoder_norm/scale"] == (8,)
+
+
+def shard_shapes(state):
+  """By path, of one device."""
+  return {
+    jax.tree_util.keystr(path, simple=True, separator="/"): (
+      leaf.addressable_shards[0].data.shape
+    )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+  }
+
+
 def test_a_batch_is_split_over_the_devices_and_parameters_are_not():
-  run = build(devices=8)
-  batch = sharding.place(
-    runs.training_batches(run)[0], sharding.batched(run.mesh)
-  )
+  run = build(mesh=EIGHT)
+  batch = mesh.place_rows(runs.training_batches(run)[0], run.mesh)
   assert {shard.data.shape[0] for shard in batch.source.addressable_shards} == {
     2
   }
@@ -66,11 +107,10 @@ def test_a_batch_is_split_over_the_devices_and_parameters_are_not():
   assert {shard.data.shape for shard in leaf.addressable_shards} == {leaf.shape}
 
 
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", [ONE, EIGHT])
 def test_accumulation_updates_as_the_whole_batch_does(devices):
-  run = build(devices=devices)
-  whole, state = train(run)
-  parts, accumulated = train(run, accumulation=2)
+  whole, state = train(build(mesh=devices))
+  parts, accumulated = train(build(mesh=devices, accumulation=2))
   np.testing.assert_allclose(whole, parts, rtol=1e-5)
   assert_same_state(state, accumulated, atol=1e-5)
 
@@ -188,18 +228,18 @@ def test_the_step_traces_once():
   step, state = jax.jit(counted), runs.start(run)
   for index in range(3):
     batch = runs.training_batches(run)[index]
-    state, _ = step(state, sharding.place(batch, sharding.batched(run.mesh)))
+    state, _ = step(state, mesh.place_rows(batch, run.mesh))
   assert len(traces) == 1
 
 
 def test_more_devices_than_there_are():
-  with pytest.raises(UserError, match=r"config\.mesh\.data: 64 devices"):
-    build(devices=64)
+  with pytest.raises(UserError, match=r"config\.mesh: 64 data are 64 dev"):
+    build(mesh={"data": 64})
 
 
 def test_a_batch_that_does_not_divide():
-  run = build(devices=8)
+  run = build(mesh=EIGHT)
   with pytest.raises(UserError, match="does not divide over 8 devices"):
-    sharding.check_batch(run.mesh, 20, 1)
+    mesh.check_batch(run.mesh, 20, 1)
   with pytest.raises(UserError, match="multiple of 32"):
-    sharding.check_batch(run.mesh, 16, 4)
+    mesh.check_batch(run.mesh, 16, 4)

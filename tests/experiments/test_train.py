@@ -282,16 +282,20 @@ def test_evaluate_names_a_damaged_checkpoint(damage, finished, tmp_path):
 
 
 def test_eight_devices_give_the_losses_of_one(finished, tmp_path):
+  """And what they leave is used, and gone on with, by another number."""
   config, workdir, _, _ = finished
-  code, _, error = processes.run(
-    "train",
-    f"--config={config}",
-    f"--workdir={tmp_path / 'run'}",
-    devices=8,
-  )
+  run = tmp_path / "run"
+  arguments = ["train", f"--config={config}", f"--workdir={run}"]
+  mesh = ["--config.mesh.data=2", "--config.mesh.fsdp=4"]
+  code, _, error = processes.run(*arguments, *mesh, devices=8)
   assert code == 0, error
-  assert "8 cpu device(s)" in error
-  assert_same_losses(workdir, tmp_path / "run")
+  assert "8 devices: data 2, fsdp 4" in error
+  assert_same_losses(workdir, run)
+  shutil.rmtree(run / "checkpoints" / "12")
+  code, _, error = processes.run(*arguments, "--config.mesh.data=1")
+  assert code == 0, error
+  assert "resuming after step 9" in error
+  assert_same_losses(workdir, run)
 
 
 def assert_same_losses(one, other):
@@ -309,10 +313,17 @@ def assert_same_losses(one, other):
   np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
-def test_two_processes_give_the_losses_of_one(finished, tmp_path):
+@pytest.mark.parametrize(
+  "mesh", [[], ["--config.mesh.data=1", "--config.mesh.fsdp=2"]]
+)
+def test_two_processes_give_the_losses_of_one(finished, tmp_path, mesh):
   config, workdir, _, _ = finished
   process = processes.launch(
-    2, "train", f"--config={config}", f"--workdir={tmp_path / 'run'}"
+    2,
+    "train",
+    f"--config={config}",
+    f"--workdir={tmp_path / 'run'}",
+    *mesh,
   )
   out, error = process.communicate(timeout=300)
   assert process.returncode == 0, error
