@@ -14,6 +14,7 @@ from absl import logging
 from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
+from experiments import digests
 from experiments.errors import UserError
 from experiments.steps import TrainState
 
@@ -79,7 +80,7 @@ def open_manager(
       read_only=read_only,
       enable_async_checkpointing=not read_only,
     ),
-    item_names=("state", "batches"),
+    item_names=("state", "batches", "digests"),
   )
 
 
@@ -103,11 +104,13 @@ def save(
   step = int(state.step)
   if step in manager.all_steps():
     return
+  plain, position = _plain(state), dict(batches)
   manager.save(
     step,
     args=ocp.args.Composite(
-      state=ocp.args.StandardSave(_plain(state)),
-      batches=ocp.args.JsonSave(dict(batches)),
+      state=ocp.args.StandardSave(plain),
+      batches=ocp.args.JsonSave(position),
+      digests=ocp.args.JsonSave(_digests(plain, position)),
     ),
     metrics=None if metrics is None else {**metrics, "step": step},
     force=True,
@@ -182,8 +185,13 @@ def restore(
       args=ocp.args.Composite(
         state=ocp.args.StandardRestore(_plain(like)),
         batches=ocp.args.JsonRestore(),
+        digests=ocp.args.JsonRestore(),
       ),
     )
+    found = _digests(restored["state"], restored["batches"])
+    for name, digest in restored["digests"].items():
+      if found.get(name) != digest:
+        raise ValueError(f"{name} is not what was saved")
   except (PermissionError, MemoryError) as error:
     raise UserError(f"checkpoint {folder}: cannot be read ({error})") from error
   except Exception as error:  # Orbax raises whatever its layers raise.
@@ -302,6 +310,11 @@ def _plain(state: TrainState) -> dict[str, Any]:
     "rng": _key_data(state.rng),
   }
   return plain | ({} if state.average is None else {"average": state.average})
+
+
+def _digests(plain: Mapping[str, Any], batches: Mapping[str, Any]):
+  """What tells a whole checkpoint from one whose bytes have changed."""
+  return {**digests.of_arrays(plain), "batches": digests.of_json(batches)}
 
 
 def _key_data(rng):

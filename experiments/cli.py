@@ -223,7 +223,18 @@ def _quiet() -> None:
   for name in ("jax", "orbax", "grain"):
     python_logging.getLogger(name).setLevel(python_logging.ERROR)
   warnings.filterwarnings("ignore", category=UserWarning)
+  sys.unraisablehook = _tell_but_of_late_reads
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def _tell_but_of_late_reads(unraisable) -> None:
+  """What nobody can catch, but for reads that nobody waits for any more.
+
+  When one file of a checkpoint cannot be read Orbax raises, and the reads of
+  the others then find its loop gone.
+  """
+  if str(unraisable.exc_value) != "Event loop is closed":
+    sys.__unraisablehook__(unraisable)
 
 
 def _is_one_of_several() -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import pathlib
 import random
 import shutil
 import signal
@@ -212,20 +213,38 @@ def wait_for_line(process, workdir, *, needed=True):
     time.sleep(0.05)
 
 
-def largest_file(folder):
-  files = [path for path in folder.rglob("*") if path.is_file()]
-  return max(files, key=lambda path: path.stat().st_size)
+def each(damage, step):
+  """Damages all files that hold arrays."""
+  files = [path for path in step.rglob("state/**/d/*") if path.is_file()]
+  assert files
+  for path in files:
+    damage(path)
 
 
 DAMAGE = {
-  "truncated": lambda step: truncate(largest_file(step)),
+  "truncated": lambda step: each(truncate, step),
   "state gone": lambda step: shutil.rmtree(step / "state"),
-  "file gone": lambda step: largest_file(step).unlink(),
+  "files gone": lambda step: each(pathlib.Path.unlink, step),
   "empty": lambda step: [
     path.write_bytes(b"") for path in step.rglob("*") if path.is_file()
   ],
+  "a bit flipped": lambda step: each(flip, step),
+  "position changed": lambda step: change_position(
+    step / "batches" / "metadata"
+  ),
   "position gone": lambda step: shutil.rmtree(step / "batches"),
 }
+
+
+def flip(path):
+  """One bit in the middle, where the numbers are."""
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2] ^= 1
+  path.write_bytes(content)
+
+
+def change_position(path):
+  path.write_text(path.read_text().replace("12", "11"))
 
 
 def truncate(path):
@@ -256,7 +275,7 @@ def test_no_readable_checkpoint_is_an_error_not_a_fresh_start(
   damaged = tmp_path / "run"
   shutil.copytree(workdir, damaged)
   for step in (damaged / "checkpoints").iterdir():
-    truncate(largest_file(step))
+    each(truncate, step)
   for _ in range(2):  # asking again must not start over either
     code, _, error = processes.run(
       "train", f"--config={config}", f"--workdir={damaged}"
