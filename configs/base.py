@@ -187,6 +187,7 @@ def train() -> ConfigDict:
       "accumulation": 1,
       "dtype": "float32",  # float32 | bfloat16
       "label_smoothing": 0.0,
+      "non_finite": "stop",  # stop | skip the update
       "log_every": 50,
       "eval_every": 500,
       "checkpoint_every": 500,

@@ -50,6 +50,7 @@ def restore(workdir: Path, checkpoint: str | None = None) -> Finished:
   Example:
     >>> finished = restore(Path("runs/reverse"), "best")  # doctest: +SKIP
   """
+  workdir_lib.check_links(workdir)
   config = workdir_lib.read_config(workdir)
   if not (workdir / checkpoints.FOLDER).is_dir():
     raise UserError(f"--workdir={workdir}: the run has no checkpoint yet")

@@ -51,7 +51,17 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
   """
   raw, workdir = config.to_dict(), Path(workdir)
   typed = schema.parse(raw)
-  claimed = jax.process_index() == 0 and workdir_lib.claim(workdir, raw)
+  if jax.process_index():
+    return _train_and_evaluate(raw, typed, workdir)
+  with workdir_lib.locked(workdir):
+    return _train_and_evaluate(raw, typed, workdir)
+
+
+def _train_and_evaluate(raw, typed: schema.Config, workdir: Path) -> bool:
+  first = jax.process_index() == 0
+  claimed = first and workdir_lib.claim(workdir, raw)
+  if first:
+    workdir_lib.note_versions(workdir)
   try:
     run = runs.build(typed, workdir, train=True)
     batches = runs.training_batches(run)
@@ -119,7 +129,13 @@ def _train(run: runs.Run, workdir: Path, manager, state, stream):
     Progress(config.steps, first) as progress,
     interrupts.listen() as should_stop,
   ):
-    watch = Watch(writer, progress, log_every=config.log_every, explain=explain)
+    watch = Watch(
+      writer,
+      progress,
+      log_every=config.log_every,
+      explain=explain,
+      skips=config.non_finite == "skip",
+    )
     for step in range(first + 1, 1 if complete else config.steps + 1):
       batch = mesh.place_rows(next(stream), run.mesh)
       state, metrics = train_step(state, batch)
@@ -151,6 +167,8 @@ def _train(run: runs.Run, workdir: Path, manager, state, stream):
         complete = True
       if stop or complete:
         break
+    if watch.skipped:
+      progress.write(f"{watch.skipped} updates were not finite and skipped")
   return state, complete
 
 

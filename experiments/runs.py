@@ -186,6 +186,7 @@ def make_step(run: Run) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
       label_smoothing=config.label_smoothing,
       accumulation=config.accumulation,
       ema_decay=config.ema_decay,
+      skip_non_finite=config.non_finite == "skip",
     ),
     donate_argnums=0,
     out_shardings=(layouts, mesh_lib.replicated(run.mesh)),

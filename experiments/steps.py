@@ -4,6 +4,7 @@ Axes: B batch, A parts of an accumulated update, S source, T target.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,10 @@ from attention.ring.order import num_chunks
 from experiments import losses
 from experiments.data.batch import PAD, Batch
 from experiments.sharding import ALONE
+
+# Metrics that must be: an update can spoil what the loss before it does not
+# show.
+FINITE = ("loss", "gradient_norm", "parameter_norm")
 
 
 @flax.struct.dataclass
@@ -101,6 +106,7 @@ def make_train_step(
   label_smoothing: float = 0.0,
   accumulation: int = 1,
   ema_decay: float = 0.0,
+  skip_non_finite: bool = False,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
   """Makes the pure function of one update.
 
@@ -112,6 +118,8 @@ def make_train_step(
     accumulation: number of parts, one after the other, whose gradients are
       summed; the update is that of the whole batch.
     ema_decay: the share of itself that the average keeps, if there is one.
+    skip_non_finite: whether a step whose metrics are not all finite leaves
+      everything but the number of steps as it was.
 
   Returns:
     (state, batch) -> (state, metrics), metrics being scalars: loss and
@@ -164,14 +172,18 @@ def make_train_step(
       "parameter_norm": optax.tree.norm(params),
       "tokens": tokens,
     }
-    state = dataclasses.replace(
+    moved = dataclasses.replace(
       state,
       step=state.step + 1,
       params=params,
       opt_state=opt_state,
       average=_moved(state.average, params, state.step, ema_decay),
     )
-    return state, metrics
+    if skip_non_finite:
+      stayed = dataclasses.replace(state, step=state.step + 1)
+      finite = jnp.isfinite(jnp.stack([metrics[name] for name in FINITE])).all()
+      moved = jax.tree.map(functools.partial(jnp.where, finite), moved, stayed)
+    return moved, metrics
 
   return train_step
 

@@ -6,7 +6,7 @@
 
 Leaves a run directory with the config, metrics, TensorBoard events,
 checkpoints, evaluations and pictures. Given again, the same command goes on
-where the run stands; SIGTERM or Ctrl-C saves and stops it.
+where the run stands; SIGTERM or Ctrl-C saves and stops it, with exit code 75.
 """
 
 from pathlib import Path
@@ -24,14 +24,15 @@ _WORKDIR = flags.DEFINE_string(
 )
 
 
-def main() -> None:
+def main() -> int | None:
   """Trains and evaluates, as the flags say."""
   config = _CONFIG.value
   workdir = _WORKDIR.value or cli.default_workdir(cli.config_argument())
   runtime.set_up_jax()
   from experiments.loop import train_and_evaluate
 
-  train_and_evaluate(config, Path(workdir))
+  complete = train_and_evaluate(config, Path(workdir))
+  return None if complete else cli.AGAIN
 
 
 if __name__ == "__main__":

@@ -8,13 +8,14 @@ import jax
 
 from experiments.errors import UserError
 from experiments.progress import Progress
+from experiments.steps import FINITE
 from experiments.writer import Writer
 
 # Steps under way before the oldest one's metrics are fetched: the device
 # always has the next step to go on with.
 _LAG = 2
-# Parameters too: an update can spoil what the loss before it does not show.
-_FINITE = ("loss", "gradient_norm", "parameter_norm")
+# Of skipped updates, the first ones are told one by one.
+_TOLD = 3
 
 
 class Watch:
@@ -40,6 +41,7 @@ class Watch:
     *,
     log_every: int,
     explain: Callable[[int], str],
+    skips: bool = False,
   ):
     """Begins to watch.
 
@@ -49,9 +51,12 @@ class Watch:
       log_every: steps between lines of metrics.
       explain: says for a bad step where its batch stood and what to go back
         to.
+      skips: whether updates that were not finite have been skipped: they are
+        counted, where they otherwise end the run.
     """
     self._writer, self._progress = writer, progress
     self._log_every, self._explain = log_every, explain
+    self._skips, self.skipped = skips, 0
     self._pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
 
   def push(self, step: int, metrics: dict[str, jax.Array]) -> None:
@@ -82,11 +87,24 @@ class Watch:
     step, on_device = self._pending.popleft()
     values = {name: float(x) for name, x in jax.device_get(on_device).items()}
     tokens = int(values.pop("tokens"))
-    for name in _FINITE:
-      if not math.isfinite(values[name]):
-        raise UserError(
-          f"step {step}: {name} is {values[name]}; {self._explain(step)}"
-        )
-    self._progress.advance(1, tokens=tokens, metrics={"loss": values["loss"]})
+    bad = [name for name in FINITE if not math.isfinite(values[name])]
+    if bad:
+      what = f"step {step}: {bad[0]} is {values[bad[0]]}"
+      if not self._skips:
+        raise UserError(f"{what}; {self._explain(step)}")
+      self._skip(what)
+      values = {name: x for name, x in values.items() if math.isfinite(x)}
+    if self.skipped:
+      values["skipped"] = self.skipped
+    shown = {name: values[name] for name in ("loss",) if name in values}
+    self._progress.advance(1, tokens=tokens, metrics=shown)
     if step % self._log_every == 0:
       self._writer.metrics(step, "train", values)
+
+  def _skip(self, what: str) -> None:
+    self.skipped += 1
+    if self.skipped <= _TOLD:
+      last = " (further ones are only counted)" * (self.skipped == _TOLD)
+      self._progress.write(
+        f"{what}: update skipped, {self.skipped} so far{last}"
+      )

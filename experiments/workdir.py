@@ -3,6 +3,8 @@
 - config.json: the config, complete
 - metrics.jsonl: one object a line, step, split, name: value
 - timings.jsonl: what the clock said, likewise
+- versions.json: of what the run began with
+- .lock: held by the process that trains
 - checkpoints/: Orbax; damaged/ holds those that could not be read
 - tokenizer/, data/: of a run on text; see `data/translation.py`
 - eval/SPLIT.json: metrics of an evaluation set, and by length
@@ -11,17 +13,26 @@
 - events.*: TensorBoard
 """
 
+import contextlib
+import fcntl
+import importlib.metadata
 import json
 import os
-from collections.abc import Mapping
+import platform
+import socket
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from absl import logging
 
 from experiments import schema
 from experiments.errors import UserError
 from experiments.schema import Config
 
-CONFIG = "config.json"
+CONFIG, VERSIONS, _LOCK = "config.json", "versions.json", ".lock"
+# What can change a run's numbers.
+_MATTER = ("jax", "jaxlib", "flax", "optax", "numpy", "grain", "sentencepiece")
 # Where a run's arrays live is no part of what it computes.
 _MAY_DIFFER = ("mesh",)
 
@@ -48,7 +59,7 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
     Traceback (most recent call last):
     experiments.errors.UserError: ...config.seed: 0 there, 1 here
   """
-  try:
+  with _writing(workdir):
     workdir.mkdir(parents=True, exist_ok=True)
     path = workdir / CONFIG
     known = path.exists()
@@ -60,14 +71,9 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
         " whole run directory. Use another one."
       )
     else:
-      _write_atomically(path, json.dumps(raw, indent=2) + "\n")
+      write_text(path, json.dumps(raw, indent=2) + "\n")
     if not os.access(workdir, os.W_OK):
       raise PermissionError(13, "Permission denied")
-  except OSError as error:
-    raise UserError(
-      f"--workdir={workdir}: cannot be written ({error.strerror}); choose"
-      " another directory"
-    ) from None
   return not known
 
 
@@ -85,7 +91,8 @@ def release(workdir: Path) -> None:
     ...   claim(Path(folder) / "run", {"seed": 1})
     True
   """
-  (workdir / CONFIG).unlink()
+  for name in (CONFIG, VERSIONS, _LOCK):
+    (workdir / name).unlink(missing_ok=True)
   if not any(workdir.iterdir()):
     workdir.rmdir()
 
@@ -128,7 +135,111 @@ def write_json(path: Path, value: Any) -> None:
     {'step': 10}
   """
   path.parent.mkdir(parents=True, exist_ok=True)
-  _write_atomically(path, json.dumps(value, indent=2) + "\n")
+  write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+@contextlib.contextmanager
+def locked(workdir: Path) -> Iterator[None]:
+  """Keeps a directory from being trained in twice at a time.
+
+  The lock goes with the process, however that ends.
+
+  Args:
+    workdir: the directory, which may not exist yet.
+
+  Yields:
+    Nothing.
+
+  Raises:
+    UserError: if another process holds it, which is named; or if the directory
+      cannot be written.
+
+  Example:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, locked(Path(folder)):
+    ...   with locked(Path(folder)):
+    ...     pass
+    Traceback (most recent call last):
+    experiments.errors.UserError: ...another run is at work in it: process ...
+  """
+  with _writing(workdir):
+    workdir.mkdir(parents=True, exist_ok=True)
+    file = (workdir / _LOCK).open("a+", encoding="utf-8")
+  with file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      file.seek(0)
+      raise UserError(
+        f"--workdir={workdir}: another run is at work in it: {file.read()};"
+        " wait for its end, stop it, or use another directory"
+      ) from None
+    except OSError as error:
+      logging.warning(
+        "%s cannot be locked (%s): make sure that no other run uses it",
+        workdir,
+        error.strerror,
+      )
+    with _writing(workdir):
+      file.truncate(0)
+      file.write(f"process {os.getpid()} on {socket.gethostname()}")
+      file.flush()
+    yield
+
+
+def note_versions(workdir: Path) -> None:
+  """Writes down what a run begins with, or warns if that was something else.
+
+  Args:
+    workdir: the run's directory.
+
+  Example:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   note_versions(Path(folder))
+    ...   "jax" in json.loads((Path(folder) / VERSIONS).read_text())
+    True
+  """
+  path = workdir / VERSIONS
+  ours = {"python": platform.python_version()}
+  ours |= {name: importlib.metadata.version(name) for name in _MATTER}
+  if not path.exists():
+    write_json(path, ours)
+    return
+  theirs = _read_raw(path)
+  if lines := differences(ours, theirs, "version"):
+    logging.warning(
+      "the run began with other versions, results may differ in last digits:"
+      " %s",
+      "; ".join(line.removeprefix("version.") for line in lines),
+    )
+
+
+def check_links(workdir: Path) -> None:
+  """Checks that nothing in a directory leads out of it.
+
+  Args:
+    workdir: the run's directory, perhaps somebody else's.
+
+  Raises:
+    UserError: naming a link that does.
+
+  Example:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   (Path(folder) / "eval").symlink_to("/tmp")
+    ...   check_links(Path(folder))
+    Traceback (most recent call last):
+    experiments.errors.UserError: ...eval: a link that leads out of the run...
+  """
+  inside = workdir.resolve()
+  for folder, folders, files in os.walk(workdir):
+    for path in (Path(folder, name) for name in (*folders, *files)):
+      if path.is_symlink() and not path.resolve().is_relative_to(inside):
+        raise UserError(
+          f"{path}: a link that leads out of the run's directory; put what it"
+          " leads to in its place, or remove it"
+        )
 
 
 def differences(
@@ -158,6 +269,18 @@ def differences(
   return lines
 
 
+@contextlib.contextmanager
+def _writing(workdir: Path) -> Iterator[None]:
+  """Says of a directory that cannot be written that it cannot."""
+  try:
+    yield
+  except OSError as error:
+    raise UserError(
+      f"--workdir={workdir}: cannot be written ({error.strerror}); make room,"
+      " or choose another directory"
+    ) from None
+
+
 def _read_raw(path: Path) -> dict[str, Any]:
   try:
     raw = json.loads(path.read_text(encoding="utf-8"))
@@ -166,7 +289,7 @@ def _read_raw(path: Path) -> dict[str, Any]:
       f"--workdir={path.parent}: not a run directory, it has no {path.name};"
       " train first, or give the directory that training printed"
     ) from None
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, RecursionError) as error:
     raise UserError(f"{path}: cannot be read ({error})") from None
   if not isinstance(raw, dict):
     raise UserError(f"{path}: not a config")
@@ -185,7 +308,20 @@ def _check_same(path: Path, raw: Mapping[str, Any]) -> None:
     )
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+  """Writes a file whole or not at all.
+
+  Args:
+    path: the file.
+    text: its content.
+
+  Example:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   write_text(Path(folder) / "note", "done")
+    ...   (Path(folder) / "note").read_text()
+    'done'
+  """
   draft = path.with_name(f".{path.name}.{os.getpid()}")
   draft.write_text(text, encoding="utf-8")
   draft.replace(path)

@@ -11,6 +11,8 @@ from typing import Any
 
 from tensorboardX import SummaryWriter
 
+from experiments.workdir import write_text
+
 METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
 
 
@@ -92,4 +94,4 @@ def _truncate(path: Path, step: int) -> None:
       break
     if record["step"] <= step:
       kept.append(line)
-  path.write_text("".join(kept), encoding="utf-8")
+  write_text(path, "".join(kept))

@@ -63,6 +63,8 @@ class TrainConfig(Section):
     accumulation: an update's gradient is summed over this many parts.
     dtype: of the computation; parameters are float32.
     label_smoothing: from 0 to 1.
+    non_finite: what to do at a step whose loss, gradient or parameters are not
+      finite: "stop" the run, or "skip" the update, which is counted.
     log_every: steps between lines of metrics.
     eval_every: steps between looks at the validation set.
     checkpoint_every: steps between checkpoints.
@@ -83,6 +85,7 @@ class TrainConfig(Section):
   accumulation: Positive
   dtype: Literal["float32", "bfloat16"]
   label_smoothing: Rate
+  non_finite: Literal["stop", "skip"]
   log_every: Positive
   eval_every: Positive
   checkpoint_every: Positive

@@ -164,8 +164,7 @@ def test_a_changed_byte_is_found_or_changes_nothing(tmp_path):
           state, batches = checkpoints.restore(manager, 10, state_at(10))
         assert batches == {"next_index": 1}
         assert digests.of_arrays(checkpoints._plain(state)) == whole
-      except UserError as error:
-        assert "is damaged" in str(error)
+      except UserError:
         found += 1
       path.write_bytes(content)
   assert found > 5

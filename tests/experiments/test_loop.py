@@ -15,6 +15,7 @@ from experiments import (
   inference,
   interrupts,
   loop,
+  losses,
   runs,
   schema,
   steps,
@@ -89,6 +90,34 @@ def test_a_non_finite_step_is_named_with_batch_and_checkpoint(
   config.mesh.data = 1
   with pytest.raises(UserError, match=message):
     loop.train_and_evaluate(config, tmp_path / "run")
+
+
+def test_updates_that_are_not_finite_are_skipped_if_so_set(
+  tmp_path, monkeypatch
+):
+  """And counted; the parameters stay as they were, and finite."""
+  make = losses.shared_cross_entropy
+
+  def spoilt(features, readout, labels, *rest):
+    loss, hits = make(features, readout, labels, *rest)
+    return jnp.where(labels[0, 0] % 3 == 0, jnp.nan, 1.0) * loss, hits
+
+  monkeypatch.setattr(losses, "shared_cross_entropy", spoilt)
+  config = tiny_run(non_finite="skip", log_every=1)
+  assert loop.train_and_evaluate(config, tmp_path / "run")
+  lines = read_metrics(tmp_path / "run")
+  lines = [line for line in lines if line["split"] == "train"]
+  skipped = [line for line in lines if "loss" not in line]
+  assert 0 < len(skipped) < len(lines) == 12
+  assert lines[-1]["skipped"] == len(skipped)
+  finished = inference.restore(tmp_path / "run")
+  for leaf in jax.tree.leaves(finished.params):
+    assert jnp.isfinite(leaf).all()
+
+
+def read_metrics(workdir):
+  text = (workdir / "metrics.jsonl").read_text()
+  return [json.loads(line) for line in text.splitlines()]
 
 
 def tiny_run(**train):

@@ -217,6 +217,26 @@ def test_label_smoothing_is_part_of_the_loss_in_training_only():
   assert smooth[0] == pytest.approx(0.7 * plain[0] + 0.3 * uniform, rel=1e-5)
 
 
+def test_an_update_that_is_not_finite_leaves_all_as_it_was():
+  run = build()
+  state = runs.start(run)
+  for rate, moves in ((0.1, True), (jnp.inf, False)):
+    optimizer = optax.sgd(rate, momentum=0.9)
+    begun = dataclasses.replace(state, opt_state=optimizer.init(state.params))
+    step = steps.make_train_step(run.model, optimizer, skip_non_finite=True)
+    after, metrics = jax.jit(step)(begun, runs.training_batches(run)[0])
+    assert jnp.isfinite(metrics["parameter_norm"]) == moves
+    assert after.step == 1
+    same = [
+      bool((one == other).all())
+      for one, other in zip(
+        jax.tree.leaves((begun.params, begun.opt_state)),
+        jax.tree.leaves((after.params, after.opt_state)),
+      )
+    ]
+    assert all(same) != moves
+
+
 def test_the_step_traces_once():
   run = build()
   traces = []
