@@ -10,7 +10,8 @@
 # The processes find each other through JAX's distributed runtime (on CPUs over
 # gloo); each gets its share of the batch, and process 0 alone prints and
 # writes. When one fails, the others are stopped. Ctrl-C and SIGTERM reach all
-# of them, so that the run is saved and can be resumed.
+# of them, so that the run is saved; exit code 75 then says that the same command
+# goes on with it.
 set -euo pipefail
 
 usage() {
@@ -68,7 +69,9 @@ launch_local() {
       [[ "$pid" == "$finished" ]] || running+=("$pid")
     done
     pids=(${running[@]+"${running[@]}"})
-    if ((code > 0 && status == 0)); then
+    if ((code == 75 && status == 0)); then
+      status=$code # asked to stop, as all were
+    elif ((code > 0 && (status == 0 || status == 75))); then
       status=$code
       echo "launch.sh: a process failed with code $code; stopping the others" >&2
       stop_all "${pids[@]}" >/dev/null 2>&1 &

@@ -1,9 +1,12 @@
 """Checkpoints of a run; the only module that knows Orbax."""
 
+import contextlib
+import errno
 import functools
 import json
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +33,22 @@ class DamagedCheckpointError(UserError):
   """A checkpoint whose files are not what was saved."""
 
 
-def open_manager(
+class UnsavedCheckpointError(UserError):
+  """A checkpoint that could not be written; earlier ones are as they were."""
+
+  code = 1
+
+
+@contextlib.contextmanager
+def opened(
   workdir: Path,
   *,
   keep_last: int = 1,
   keep_best: int = 0,
   best_metric: str = "loss",
   read_only: bool = False,
-) -> ocp.CheckpointManager:
-  """Opens the checkpoints of a run; to be closed, which waits for saves.
+) -> Iterator[ocp.CheckpointManager]:
+  """Opens the checkpoints of a run; at the end it waits for saves.
 
   Args:
     workdir: the run's directory.
@@ -47,15 +57,16 @@ def open_manager(
     best_metric: decides which is best.
     read_only: whether only to restore.
 
-  Returns:
+  Yields:
     An Orbax manager, which saves asynchronously.
 
   Raises:
-    UserError: if no checkpoint can be read, or, read-only, if one cannot.
+    UserError: if no checkpoint can be read, or, read-only, if one cannot; if
+      the last one cannot be saved.
 
   Example:
-    >>> manager = open_manager(Path("runs/reverse"))  # doctest: +SKIP
-    >>> manager.close()  # doctest: +SKIP
+    >>> with opened(Path("runs/reverse")) as manager:  # doctest: +SKIP
+    ...   restored = restore_last(manager, like)
   """
   goodness = functools.partial(_goodness, best_metric)
   folder = workdir.absolute() / FOLDER
@@ -72,7 +83,7 @@ def open_manager(
       ),
     ]
   )
-  return ocp.CheckpointManager(
+  manager = ocp.CheckpointManager(
     folder,
     options=ocp.CheckpointManagerOptions(
       preservation_policy=None if read_only else policy,
@@ -82,6 +93,14 @@ def open_manager(
     ),
     item_names=("state", "batches", "digests"),
   )
+  try:
+    yield manager
+  except BaseException:
+    with contextlib.suppress(Exception):
+      manager.close()
+    raise
+  with _saving(manager):
+    manager.close()
 
 
 def save(
@@ -93,7 +112,7 @@ def save(
   """Saves a checkpoint, unless this step is saved already.
 
   Args:
-    manager: from `open_manager`.
+    manager: from `opened`.
     state: the state after a step.
     batches: the position of the data iterator.
     metrics: of the validation set at this step, or None.
@@ -105,16 +124,61 @@ def save(
   if step in manager.all_steps():
     return
   plain, position = _plain(state), dict(batches)
-  manager.save(
-    step,
-    args=ocp.args.Composite(
-      state=ocp.args.StandardSave(plain),
-      batches=ocp.args.JsonSave(position),
-      digests=ocp.args.JsonSave(_digests(plain, position)),
-    ),
-    metrics=None if metrics is None else {**metrics, "step": step},
-    force=True,
-  )
+  with _saving(manager):
+    manager.save(
+      step,
+      args=ocp.args.Composite(
+        state=ocp.args.StandardSave(plain),
+        batches=ocp.args.JsonSave(position),
+        digests=ocp.args.JsonSave(_digests(plain, position)),
+      ),
+      metrics=None if metrics is None else {**metrics, "step": step},
+      force=True,
+    )
+
+
+def wait(manager: ocp.CheckpointManager) -> None:
+  """Waits until what is being saved is saved.
+
+  Args:
+    manager: from `opened`.
+
+  Raises:
+    UnsavedCheckpointError: if it could not be.
+
+  Example:
+    >>> wait(manager)  # doctest: +SKIP
+  """
+  with _saving(manager):
+    manager.wait_until_finished()
+
+
+@contextlib.contextmanager
+def _saving(manager: ocp.CheckpointManager) -> Iterator[None]:
+  """Says of a save that failed, this one or one before, what to do about it."""
+  try:
+    yield
+  except (OSError, ValueError, RuntimeError) as error:
+    there = [path.name for path in _steps(Path(manager.directory))]
+    last = f"after step {max(map(int, there))}" if there else "from the start"
+    raise UnsavedCheckpointError(
+      f"{manager.directory}: a checkpoint cannot be written"
+      f" ({_reason(error)}). Earlier ones are as they were: once it can be, the"
+      f" same command goes on {last}."
+    ) from error
+
+
+def _reason(error: Exception) -> str:
+  """The system's word for what failed, or the first line of another's."""
+  for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+    if os.strerror(number) in str(error):
+      return os.strerror(number)
+  return str(error).strip().split("\n")[0][:200]
+
+
+def _steps(folder: Path) -> list[Path]:
+  """The checkpoints that are complete."""
+  return [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
 
 
 def restore_last(
@@ -123,7 +187,7 @@ def restore_last(
   """Restores the last readable checkpoint and sets damaged ones aside.
 
   Args:
-    manager: from `open_manager`.
+    manager: from `opened`.
     like: a state of the same shapes (real or abstract), with the shardings to
       restore to.
 
@@ -164,7 +228,7 @@ def restore(
   """Restores one checkpoint.
 
   Args:
-    manager: from `open_manager`.
+    manager: from `opened`.
     step: which one.
     like: as for `restore_last`.
 
@@ -224,7 +288,7 @@ def parameters(
   et al., 2018 (https://arxiv.org/abs/1803.05407).
 
   Args:
-    manager: from `open_manager`.
+    manager: from `opened`.
     which: as for `choose`.
     like: as for `restore_last`.
     best_metric: decides which is best.
@@ -258,7 +322,7 @@ def choose(
   """Returns the steps of checkpoints by name.
 
   Args:
-    manager: from `open_manager`.
+    manager: from `opened`.
     which: "last", "best", or a step; "last:3" and "best:3" for up to three.
     best_metric: decides which is best.
 
@@ -326,7 +390,7 @@ def _key_data(rng):
 
 def _check_listing(folder: Path, *, read_only: bool) -> None:
   """Deals with checkpoints that would keep Orbax from listing the others."""
-  steps = list(folder.glob("[0-9]*"))
+  steps = _steps(folder)
   damaged = [step for step in steps if not _has_readable_metrics(step)]
   if damaged and read_only:
     raise UserError(

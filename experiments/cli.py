@@ -1,7 +1,9 @@
 """What the binaries share: the config flag, quiet logs, errors as messages."""
 
+import errno
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -182,14 +184,14 @@ def run(
     try:
       code = main(*argv[1:])
     except UserError as error:
-      _die(str(error))
+      _die(str(error), error.code)
     except BrokenPipeError:  # whoever read has read enough
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
       _leave(141)
     except OSError as error:
-      if not error.filename:
+      if not error.filename and error.errno != errno.ENOSPC:
         raise
-      _die(f"{error.filename}: {error.strerror}", 1)
+      _die(f"{error.filename or 'a file'}: {error.strerror}", 1)
     except KeyboardInterrupt:
       _die("interrupted", 130)
     except Exception:
@@ -220,14 +222,27 @@ def _quiet() -> None:
   class OnlyOurs(python_logging.Filter):
     def filter(self, record) -> bool:
       ours = "experiments" in record.pathname
-      return ours or record.levelno > python_logging.WARNING
+      # Orbax logs what it then raises as well.
+      raised = "orbax" in record.pathname
+      return ours or (record.levelno > python_logging.WARNING and not raised)
 
   logging.get_absl_handler().addFilter(OnlyOurs())
   for name in ("jax", "orbax", "grain"):
     python_logging.getLogger(name).setLevel(python_logging.ERROR)
+  python_logging.getLogger("asyncio").setLevel(python_logging.CRITICAL)
   warnings.filterwarnings("ignore", category=UserWarning)
+  threading.excepthook = _tell_but_of_unwritten_events
   sys.unraisablehook = _tell_but_of_late_reads
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def _tell_but_of_unwritten_events(args) -> None:
+  """What ends a thread, but for TensorBoard's that cannot write.
+
+  The main thread, which writes metrics and checkpoints, will say so.
+  """
+  if not isinstance(args.exc_value, OSError):
+    threading.__excepthook__(args)
 
 
 def _tell_but_of_late_reads(unraisable) -> None:
@@ -246,13 +261,12 @@ def _is_one_of_several() -> bool:
 
 
 def _leave(code: int) -> None:
-  """Exits; as one process of several, without waiting for the others.
+  """Exits, without waiting for what is under way.
 
   JAX waits at exit until all processes are there, so that the launcher would
   not hear of a failure before the others, which wait for this one, time out.
+  A save that failed would have Orbax tell of each file that it left.
   """
-  if not _is_one_of_several():
-    sys.exit(code)
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(code)

@@ -1,7 +1,6 @@
 """Using a finished run: from its directory alone to answers and scores."""
 
 import dataclasses
-from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,11 +55,10 @@ def restore(workdir: Path, checkpoint: str | None = None) -> Finished:
     raise UserError(f"--workdir={workdir}: the run has no checkpoint yet")
   run = runs.build(config, workdir, mesh=MeshConfig.rows())
   metric = config.train.best_metric
-  manager = checkpoints.open_manager(
-    workdir, best_metric=metric, read_only=True
-  )
   which = checkpoint or config.evaluation.checkpoint
-  with closing(manager):
+  with checkpoints.opened(
+    workdir, best_metric=metric, read_only=True
+  ) as manager:
     try:
       params, used = checkpoints.parameters(
         manager, which, runs.abstract_state(run), best_metric=metric

@@ -2,7 +2,6 @@
 
 import functools
 import time
-from contextlib import closing
 from pathlib import Path
 
 import jax
@@ -69,19 +68,18 @@ def _train_and_evaluate(raw, typed: schema.Config, workdir: Path) -> bool:
     if claimed:
       workdir_lib.release(workdir)
     raise
-  manager = checkpoints.open_manager(
+  with checkpoints.opened(
     workdir,
     keep_last=typed.train.keep_last,
     keep_best=typed.train.keep_best,
     best_metric=typed.train.best_metric,
-  )
-  with closing(manager):
+  ) as manager:
     state, stream = _start_or_resume(run, manager, batches)
     told = _describe(run, state), *sharding.table(state, run.mesh)
     for line in (*told, *batches.describe(), f"in {workdir}"):
       logging.info("%s", line)
     state, complete = _train(run, workdir, manager, state, stream)
-    manager.wait_until_finished()
+    checkpoints.wait(manager)
     if not complete:
       logging.info(
         "stopped after step %d; the same command goes on", int(state.step)

@@ -323,5 +323,9 @@ def write_text(path: Path, text: str) -> None:
     'done'
   """
   draft = path.with_name(f".{path.name}.{os.getpid()}")
-  draft.write_text(text, encoding="utf-8")
-  draft.replace(path)
+  try:
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+  except OSError as error:  # which need not say of what
+    draft.unlink(missing_ok=True)
+    raise OSError(error.errno, error.strerror, str(path)) from error

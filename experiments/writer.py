@@ -4,6 +4,7 @@ metrics.jsonl holds what the same config gives again on the same machine;
 what the clock says stands in timings.jsonl.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,8 +64,10 @@ class Writer:
     """Closes the files."""
     for file in self._files.values():
       file.close()
-    if self._events:
-      self._events.close()
+    # Events are a copy of the metrics: a full disk is told by these.
+    with contextlib.suppress(OSError):
+      if self._events:
+        self._events.close()
 
   def __enter__(self) -> "Writer":
     return self
@@ -76,8 +79,12 @@ class Writer:
     if not self._events:
       return
     line: dict[str, Any] = {"step": step, "split": split, **values}
-    self._files[name].write(json.dumps(line) + "\n")
-    self._files[name].flush()
+    try:
+      self._files[name].write(json.dumps(line) + "\n")
+      self._files[name].flush()
+    except OSError as error:  # which does not say of what
+      path = str(self.workdir / name)
+      raise OSError(error.errno, error.strerror, path) from error
     for key, value in values.items():
       self._events.add_scalar(f"{split}/{key}", value, step)
 

@@ -33,10 +33,9 @@ def state_at(step, *, averaged=False):
 @contextlib.contextmanager
 def saved(folder, values=(), metric="bleu", **options):
   """A manager of a folder in which there is a checkpoint for each value."""
-  manager = checkpoints.open_manager(
+  with checkpoints.opened(
     folder, keep_last=9, keep_best=9, best_metric=metric
-  )
-  with contextlib.closing(manager):
+  ) as manager:
     for index, value in enumerate(values, 1):
       scores = None if value is None else {metric: value}
       state = state_at(10 * index, **options)

@@ -32,17 +32,15 @@ def save_all(tmp_path, metric, values, keep_best):
     schema.parse(make_tiny().to_dict()), tmp_path, mesh=schema.MeshConfig.one()
   )
   state = runs.start(run)
-  manager = checkpoints.open_manager(
+  with checkpoints.opened(
     tmp_path, keep_last=1, keep_best=keep_best, best_metric=metric
-  )
-  for step, value in enumerate(values, start=1):
-    state = state.replace(step=jnp.int32(step))
-    scores = None if value is None else {metric: value}
-    checkpoints.save(manager, state, {"next_index": step}, scores)
-  manager.wait_until_finished()
-  kept = sorted(manager.all_steps())
-  manager.close()
-  return kept
+  ) as manager:
+    for step, value in enumerate(values, start=1):
+      state = state.replace(step=jnp.int32(step))
+      scores = None if value is None else {metric: value}
+      checkpoints.save(manager, state, {"next_index": step}, scores)
+    checkpoints.wait(manager)
+    return sorted(manager.all_steps())
 
 
 @pytest.mark.parametrize(
@@ -133,9 +131,7 @@ def tiny_run(**train):
 def last_state(workdir):
   """The state of the last checkpoint, and the run's parts."""
   run = inference.restore(workdir).run
-  with contextlib.closing(
-    checkpoints.open_manager(workdir, read_only=True)
-  ) as manager:
+  with checkpoints.opened(workdir, read_only=True) as manager:
     step = manager.latest_step()
     state, _ = checkpoints.restore(manager, step, runs.abstract_state(run))
   return run, state

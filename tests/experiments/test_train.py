@@ -1,9 +1,7 @@
 """Training end to end, as processes: learn, stop, die, go on, be evaluated."""
 
-import contextlib
 import json
 import pathlib
-import random
 import shutil
 import signal
 import time
@@ -20,9 +18,7 @@ pytestmark = pytest.mark.slow
 
 def final_state(workdir):
   run = inference.restore(workdir).run
-  with contextlib.closing(
-    checkpoints.open_manager(workdir, read_only=True)
-  ) as manager:
+  with checkpoints.opened(workdir, read_only=True) as manager:
     like = runs.abstract_state(run)
     state, _ = checkpoints.restore(manager, manager.latest_step(), like)
   return state
@@ -150,28 +146,6 @@ def test_another_config_is_refused_and_the_difference_named(finished):
   assert "Traceback" not in error
 
 
-def test_killed_at_random_moments_it_ends_bit_for_bit_alike(finished, tmp_path):
-  config, workdir, _, _ = finished
-  rng, killed, resumed = random.Random(0), tmp_path / "run", 0
-  arguments = ("train", f"--config={config}", f"--workdir={killed}")
-  # Before the first step, and four times after another one.
-  for moment in (1.0, *(None,) * 4):
-    process = processes.start(*arguments)
-    if moment is None:
-      wait_for_line(process, killed, needed=False)
-      moment = rng.uniform(0.0, 0.5)
-    time.sleep(moment)
-    process.send_signal(signal.SIGKILL)
-    resumed += "resuming after step" in process.communicate()[1]
-  code, _, error = processes.run(*arguments)
-  assert code == 0, error
-  assert resumed or "resuming after step" in error
-  assert_same_bits(final_state(killed), final_state(workdir))
-  assert (killed / "metrics.jsonl").read_text() == (
-    workdir / "metrics.jsonl"
-  ).read_text()
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_asked_to_stop_it_saves_and_goes_on_later(number, tmp_path):
   config = processes.write_config(tmp_path)
@@ -188,7 +162,7 @@ def test_asked_to_stop_it_saves_and_goes_on_later(number, tmp_path):
   wait_for_line(process, workdir)
   process.send_signal(number)
   _, error = process.communicate(timeout=60)
-  assert process.returncode == 0, error
+  assert process.returncode == 75, error
   assert "the same command goes on" in error
   assert "Traceback" not in error
   (saved,) = (workdir / "checkpoints").iterdir()
@@ -372,7 +346,7 @@ def test_sigterm_to_the_launcher_stops_all_processes_after_one_step(tmp_path):
   wait_for_line(process, workdir)
   process.send_signal(signal.SIGTERM)
   _, error = process.communicate(timeout=60)
-  assert process.returncode == 0, error
+  assert process.returncode == 75, error
   assert "the same command goes on" in error
   assert len(list((workdir / "checkpoints").iterdir())) == 1
 

@@ -1,0 +1,356 @@
+"""What machines and people do to a run: nothing is ever lost by it."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import checkpoints, inference, runs
+from tests.experiments import processes
+
+pytestmark = pytest.mark.slow
+
+# Of kills; `KILLS=50 pytest tests/experiments/test_faults.py` tries more.
+KILLS = int(os.environ.get("KILLS", "8"))
+
+LONG = """
+from tests.experiments.conftest import make_tiny
+
+def get_config(arg=""):
+  config = make_tiny(arg)
+  config.train.update(
+    steps=240, log_every=5, checkpoint_every=6, eval_every=60, keep_last=2
+  )
+  return config
+"""
+
+
+def final_state(workdir):
+  run = inference.restore(workdir).run
+  with checkpoints.opened(workdir, read_only=True) as manager:
+    like = runs.abstract_state(run)
+    state, _ = checkpoints.restore(manager, manager.latest_step(), like)
+  return state
+
+
+def assert_same_bits(one, other):
+  assert int(one.step) == int(other.step)
+  for left, right in zip(
+    jax.tree.leaves((one.params, one.opt_state)),
+    jax.tree.leaves((other.params, other.opt_state)),
+  ):
+    np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
+
+
+class Forks:
+  """Starts runs that need not import anything."""
+
+  def __init__(self, process, log):
+    self._process, self.log = process, log
+
+  def start(self, *arguments):
+    return int(self._ask(json.dumps([*arguments, str(self.log)])))
+
+  def wait(self):
+    return int(self._ask(""))
+
+  def _ask(self, line):
+    self._process.stdin.write(line + "\n")
+    self._process.stdin.flush()
+    return self._process.stdout.readline()
+
+
+@pytest.fixture
+def forks(tmp_path):
+  with subprocess.Popen(
+    [sys.executable, "-m", "tests.experiments.forks"],
+    cwd=processes.ROOT,
+    env=processes.environment(),
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+  ) as process:
+    yield Forks(process, tmp_path / "log")
+    process.stdin.close()
+
+
+def test_killed_at_random_moments_it_ends_bit_for_bit_alike(tmp_path, forks):
+  config = processes.write_config(tmp_path, LONG)
+  whole, killed = tmp_path / "whole", tmp_path / "killed"
+  arguments = (f"--config={config}", f"--workdir={whole}")
+  forks.start(*arguments)
+  assert forks.wait() == 0, forks.log.read_text()
+  shutil.rmtree(whole)  # that one had to compile
+  begin = time.monotonic()
+  forks.start(*arguments)
+  while not (whole / "checkpoints" / "6").exists():
+    time.sleep(0.01)
+  startup = time.monotonic() - begin
+  assert forks.wait() == 0, forks.log.read_text()
+  seconds = time.monotonic() - begin
+  arguments = (f"--config={config}", f"--workdir={killed}")
+  rng, kills = random.Random(0), 0
+  while kills < KILLS:
+    child = forks.start(*arguments)
+    # Starting takes its time, whatever is left to do.
+    time.sleep(rng.uniform(0.0, startup + 2 * (seconds - startup) / KILLS))
+    os.kill(child, signal.SIGKILL)
+    code = forks.wait()
+    assert code in (0, -signal.SIGKILL), forks.log.read_text()
+    kills += code != 0
+    if code == 0:
+      shutil.rmtree(killed)
+  forks.start(*arguments)
+  assert forks.wait() == 0, forks.log.read_text()
+  assert "resuming after step" in forks.log.read_text()
+  assert "damaged" not in forks.log.read_text()
+  assert_same_bits(final_state(killed), final_state(whole))
+  for name in ("metrics.jsonl", "eval/test.json"):
+    texts = [
+      [
+        {key: value for key, value in line.items() if "second" not in key}
+        for line in map(json.loads, (run / name).read_text().splitlines())
+      ]
+      if name.endswith("jsonl")
+      else json.loads((run / name).read_text())["by_length"]
+      for run in (killed, whole)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+  """Mounts a file system of so many KiB; skips where that is not allowed."""
+  folder = tmp_path / "disk"
+  folder.mkdir()
+
+  def mount(options):
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    try:
+      done = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError:
+      pytest.skip("no mount here")
+    if done.returncode:
+      pytest.skip(f"cannot mount here: {done.stderr.decode().strip()}")
+    return folder
+
+  yield mount
+  subprocess.run(["umount", str(folder)], capture_output=True, check=False)
+
+
+BIG = """
+from tests.experiments.conftest import make_tiny
+
+def get_config(arg=""):
+  config = make_tiny(arg)
+  config.model.hidden_size = 64
+  config.train.keep_last = 9
+  return config
+"""
+
+
+# Room for nothing, for the config, for no checkpoint, for one or two.
+@pytest.mark.parametrize("kibibytes", [4, 16, 300, 1500])
+def test_a_full_disk_is_told_and_loses_nothing(kibibytes, small_disk, tmp_path):
+  config = processes.write_config(tmp_path, BIG)
+  disk = small_disk(f"size={kibibytes}k")
+  arguments = ["train", f"--config={config}", f"--workdir={disk / 'run'}"]
+  code, _, error = processes.run(*arguments)
+  assert code in (1, 2), error
+  last = error.splitlines()[-1]
+  assert last.startswith("error: "), error
+  assert "No space left on device" in last
+  assert "Traceback" not in error
+  room = "remount,size=20m"
+  subprocess.run(["mount", "-o", room, str(disk)], check=True)
+  code, _, error = processes.run(*arguments)
+  assert code == 0, error
+  went_on = "after step" in last
+  assert went_on == (kibibytes == 1500)
+  assert ("resuming after step" in error) == went_on
+  assert int(final_state(disk / "run").step) == 12
+
+
+def test_a_directory_that_turns_read_only_is_told(running):
+  process, arguments = running
+  folder = arguments[2].removeprefix("--workdir=") + "/checkpoints"
+  # Bound to itself; what opens files in it from now on cannot write.
+  for command in (["--bind", folder, folder], ["-o", "remount,ro,bind"]):
+    if command[0] == "-o":
+      command.append(folder)
+    try:
+      subprocess.run(["mount", *command], capture_output=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+      pytest.skip(f"cannot mount here: {error}")
+  try:
+    _, error = process.communicate(timeout=60)
+  finally:
+    subprocess.run(["umount", folder], check=False)
+  assert process.returncode == 1, error
+  assert "Read-only file system" in error.splitlines()[-1]
+  assert "the same command goes on after step" in error.splitlines()[-1]
+  assert "Traceback" not in error
+
+
+def wait_until(condition, process):
+  deadline = time.monotonic() + 120
+  while not condition():
+    assert process.poll() is None, process.communicate()[1]
+    assert time.monotonic() < deadline
+    time.sleep(0.02)
+
+
+@pytest.fixture
+def running(tmp_path):
+  """A run that does not end by itself."""
+  config = processes.write_config(tmp_path, LONG)
+  arguments = ["train", f"--config={config}", f"--workdir={tmp_path / 'run'}"]
+  arguments.append("--config.train.steps=1000000")
+  arguments.append("--config.train.keep_last=1000000")
+  process = processes.start(*arguments)
+  step = tmp_path / "run" / "checkpoints" / "6"
+  wait_until(step.exists, process)
+  yield process, arguments
+  process.kill()
+  process.communicate()
+
+
+def test_a_second_run_in_a_directory_is_refused(running):
+  process, arguments = running
+  code, _, error = processes.run(*arguments)
+  assert code == 2
+  assert f"another run is at work in it: process {process.pid} on" in error
+  assert "Traceback" not in error
+  assert process.poll() is None
+  process.send_signal(signal.SIGKILL)
+  process.communicate()
+  second = processes.start(*arguments)
+  second.send_signal(signal.SIGKILL)
+  _, error = second.communicate()
+  assert "another run" not in error  # the lock went with the process
+
+
+def test_a_second_interrupt_stops_at_once(running):
+  process, _ = running
+  os.kill(process.pid, signal.SIGSTOP)  # so that both come in one step
+  process.send_signal(signal.SIGINT)
+  os.kill(process.pid, signal.SIGCONT)
+  process.send_signal(signal.SIGINT)
+  begin = time.monotonic()
+  _, error = process.communicate(timeout=30)
+  assert time.monotonic() - begin < 10
+  assert process.returncode in (75, 130), error
+  assert "Traceback" not in error
+
+
+def test_other_versions_are_named(tmp_path):
+  config = processes.write_config(tmp_path)
+  run = tmp_path / "run"
+  arguments = ["train", f"--config={config}", f"--workdir={run}"]
+  code, _, error = processes.run(*arguments)
+  assert code == 0, error
+  assert "other versions" not in error
+  path = run / "versions.json"
+  path.write_text(json.dumps({**json.loads(path.read_text()), "jax": "0.1.2"}))
+  code, _, error = processes.run(*arguments)
+  assert code == 0, error
+  assert "began with other versions" in error
+  assert f"jax: '0.1.2' there, {jax.__version__!r} here" in error
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("trained")
+  config = processes.write_config(folder)
+  code, _, error = processes.run(
+    "train", f"--config={config}", f"--workdir={folder / 'run'}"
+  )
+  assert code == 0, error
+  return folder / "run"
+
+
+def set_field(*path):
+  *sections, field, value = path
+
+  def spoil(run, _):
+    raw = json.loads((run / "config.json").read_text())
+    section = raw
+    for name in sections:
+      section = section[name]
+    section[field] = value
+    (run / "config.json").write_text(json.dumps(raw))
+
+  return spoil
+
+
+def link(name):
+  def spoil(run, outside):
+    if (run / name).is_dir():
+      shutil.rmtree(run / name)
+    else:
+      (run / name).unlink()
+    (run / name).symlink_to(outside / "victim")
+
+  return spoil
+
+
+def nest(run, _):
+  (run / "config.json").write_text("[" * 200_000)
+
+
+SPLIT = {"min_length": 1, "max_length": 2, "num_examples": 2}
+HOSTILE = {
+  "a set named as a path": set_field("data", "splits", "../../victim/x", SPLIT),
+  "a set of an absolute path": set_field("data", "splits", "/tmp/x", SPLIT),
+  "a model that is none": set_field("model", "name", "os.system"),
+  "an unknown field": set_field("model", "__class__", "x"),
+  "a float without end": set_field("seed", float("inf")),
+  "a link in place of results": link("eval"),
+  "a link in place of pictures": link("figures"),
+  "a link in place of checkpoints": link("checkpoints"),
+  "a link in place of the config": link("config.json"),
+  "no end of brackets": nest,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_directory_of_somebody_else_does_no_harm(kind, trained, tmp_path):
+  """Nothing outside of it is read or written, and none of it is run."""
+  outside, run = tmp_path / "outside", tmp_path / "theirs" / "run"
+  shutil.copytree(trained, run)
+  (outside / "victim").mkdir(parents=True)
+  (outside / "victim" / "test.json").write_text("mine")
+  HOSTILE[kind](run, outside)
+  before = sorted(tmp_path.rglob("*"))
+  code, out, error = processes.run("evaluate", f"--workdir={run}")
+  assert code == 2, error
+  assert error.startswith("error: "), error
+  assert "Traceback" not in error
+  assert out == ""
+  assert sorted(tmp_path.rglob("*")) == before
+  assert (outside / "victim" / "test.json").read_text() == "mine"
+
+
+def test_pickles_and_code_in_a_directory_are_never_run(trained, tmp_path):
+  run = tmp_path / "run"
+  shutil.copytree(trained, run)
+  trap = tmp_path / "sprung"
+  code = f"open({str(trap)!r}, 'w')"
+  pickled = f"cbuiltins\nexec\n(S{code!r}\ntR.".encode()
+  for name in ("config.py", "configs.py", "sitecustomize.py", "jax.py"):
+    (run / name).write_text(code)
+  for folder in (run, run / "checkpoints" / "12", run / "tokenizer"):
+    folder.mkdir(exist_ok=True)
+    for name in ("state.pkl", "params.pickle", "model.npy"):
+      (folder / name).write_bytes(pickled)
+  code, _, error = processes.run("evaluate", f"--workdir={run}")
+  assert code == 0, error
+  assert not trap.exists()
