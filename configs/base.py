@@ -188,6 +188,7 @@ def train() -> ConfigDict:
       "dtype": "float32",  # float32 | bfloat16
       "label_smoothing": 0.0,
       "non_finite": "stop",  # stop | skip the update
+      "stall_seconds": 1800,  # of several processes, before all stop
       "log_every": 50,
       "eval_every": 500,
       "checkpoint_every": 500,

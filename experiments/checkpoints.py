@@ -96,8 +96,10 @@ def opened(
   try:
     yield manager
   except BaseException:
-    with contextlib.suppress(Exception):
-      manager.close()
+    # What several processes close waits for all of them, dead ones too.
+    if jax.process_count() == 1:
+      with contextlib.suppress(Exception):
+        manager.close()
     raise
   with _saving(manager):
     manager.close()

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from experiments import (
   checkpoints,
+  heartbeat,
   inference,
   interrupts,
   mesh,
@@ -126,6 +127,7 @@ def _train(run: runs.Run, workdir: Path, manager, state, stream):
     Writer(workdir, first, active=jax.process_index() == 0) as writer,
     Progress(config.steps, first) as progress,
     interrupts.listen() as should_stop,
+    heartbeat.watch(config.stall_seconds) as beat,
   ):
     watch = Watch(
       writer,
@@ -136,6 +138,7 @@ def _train(run: runs.Run, workdir: Path, manager, state, stream):
     )
     for step in range(first + 1, 1 if complete else config.steps + 1):
       batch = mesh.place_rows(next(stream), run.mesh)
+      beat.step = step
       state, metrics = train_step(state, batch)
       watch.push(step, metrics)
       stop, scores = should_stop(step), None

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import sys
 from pathlib import Path
 
 from absl import logging
@@ -61,3 +62,35 @@ def _keep_freed_memory() -> None:
     mallopt = ctypes.CDLL("libc.so.6").mallopt
     mallopt(mmap_max, 0)
     mallopt(trim_threshold, -1)
+
+
+def coordination_client():
+  """Returns JAX's client of the service that all processes share.
+
+  Returns:
+    An object with `key_value_set` and `key_value_dir_get`; None for a process
+    that is alone.
+
+  Example:
+    >>> coordination_client() is None
+    True
+  """
+  from jax._src import distributed  # JAX has no public name for it.
+
+  return distributed.global_state.client
+
+
+def leave(message: str, code: int) -> None:
+  """Ends the process at once, from whatever thread, with a message.
+
+  Args:
+    message: for a reader.
+    code: to exit with.
+
+  Example:
+    >>> leave("no room", 1)  # doctest: +SKIP
+    error: no room
+  """
+  sys.stdout.flush()
+  print(f"error: {message}", file=sys.stderr, flush=True)
+  os._exit(code)

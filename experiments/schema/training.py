@@ -65,6 +65,8 @@ class TrainConfig(Section):
     label_smoothing: from 0 to 1.
     non_finite: what to do at a step whose loss, gradient or parameters are not
       finite: "stop" the run, or "skip" the update, which is counted.
+    stall_seconds: of several processes, all stop once none has got to another
+      step for so long; evaluations and compilations have to be faster.
     log_every: steps between lines of metrics.
     eval_every: steps between looks at the validation set.
     checkpoint_every: steps between checkpoints.
@@ -86,6 +88,7 @@ class TrainConfig(Section):
   dtype: Literal["float32", "bfloat16"]
   label_smoothing: Rate
   non_finite: Literal["stop", "skip"]
+  stall_seconds: Positive
   log_every: Positive
   eval_every: Positive
   checkpoint_every: Positive

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,41 @@ def start(module, *arguments, cwd=ROOT, stdin=False, text=True, **options):
     stderr=subprocess.PIPE,
     text=text,
   )
+
+
+def crew(count, module, *arguments, **special):
+  """Starts processes that find each other, without a launcher.
+
+  Args:
+    count: how many.
+    module: of `experiments`.
+    *arguments: of each.
+    **special: p2="code" runs process 2 through Python code, which gets to
+      change things before the module starts.
+  """
+  with socket.socket() as free:
+    free.bind(("localhost", 0))
+    port = free.getsockname()[1]
+  started = []
+  for index in range(count):
+    code = special.get(f"p{index}", "")
+    code += f"\nimport runpy; runpy.run_module('experiments.{module}', "
+    code += "run_name='__main__', alter_sys=True)"
+    started.append(
+      subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=ROOT,
+        env=environment(
+          JAX_COORDINATOR_ADDRESS=f"localhost:{port}",
+          JAX_NUM_PROCESSES=str(count),
+          JAX_PROCESS_ID=str(index),
+        ),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+      )
+    )
+  return started
 
 
 def launch(count, module, *arguments):

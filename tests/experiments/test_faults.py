@@ -354,3 +354,76 @@ def test_pickles_and_code_in_a_directory_are_never_run(trained, tmp_path):
   code, _, error = processes.run("evaluate", f"--workdir={run}")
   assert code == 0, error
   assert not trap.exists()
+
+
+# A process whose data never come, from some step on.
+HANGS = """
+import time
+from experiments.data import pipeline
+make = pipeline.stream
+def hanging(*arguments):
+  stream = make(*arguments)
+  class Hangs:
+    get_state, set_state = stream.get_state, stream.set_state
+    def __next__(self):
+      if stream.get_state()["next_index"] >= 30:
+        time.sleep(600)
+      return next(stream)
+  return Hangs()
+pipeline.stream = hanging
+"""
+
+
+@pytest.mark.parametrize(
+  ("count", "fault", "message"),
+  [
+    (4, signal.SIGKILL, "process 1 has stopped, after step "),
+    (2, signal.SIGSTOP, "process 1 has not been heard of for 15 s, and was"),
+    (2, None, "process 1 has not got beyond step 30 for 20 s, where others"),
+  ],
+)
+def test_a_process_that_dies_or_hangs_stops_the_others(
+  count, fault, message, tmp_path
+):
+  config = processes.write_config(tmp_path, LONG)
+  workdir = tmp_path / "run"
+  arguments = [
+    "train",
+    f"--config={config}",
+    f"--workdir={workdir}",
+    "--config.train.steps=100000",
+    "--config.train.eval_every=100000",
+    "--config.train.stall_seconds=20",
+  ]
+  crew = processes.crew(count, *arguments, p1="" if fault else HANGS)
+  try:
+    step = workdir / "checkpoints" / "24"
+    wait_until(step.exists, crew[0])
+    if fault:
+      crew[1].send_signal(fault)
+    begin = time.monotonic()
+    for index, process in enumerate(crew):
+      if index == 1 and fault:
+        continue
+      _, error = process.communicate(timeout=60)
+      assert process.returncode == 1, error
+      last = error.strip().splitlines()[-1]
+      assert last.startswith(f"error: process {index}: {message}"), error
+      assert "the same command goes on" in last
+      assert "Traceback" not in error
+    assert time.monotonic() - begin < 45
+  finally:
+    for process in crew:
+      process.kill()
+      process.communicate()
+  resumed = processes.start(*arguments)
+  _, error = stop_after_a_step(resumed, workdir)
+  assert "resuming after step" in error
+
+
+def stop_after_a_step(process, workdir):
+  """Has a run save one more checkpoint, and stop."""
+  before = set((workdir / "checkpoints").iterdir())
+  wait_until(lambda: set((workdir / "checkpoints").iterdir()) - before, process)
+  process.send_signal(signal.SIGTERM)
+  return process.communicate(timeout=60)

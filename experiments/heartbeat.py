@@ -1,0 +1,211 @@
+"""Processes that watch over each other, so that none waits for a dead one.
+
+Every process tells all others, through JAX's coordination service, that it
+lives and which step it is at.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import jax
+
+from experiments import runtime
+from experiments.errors import UserError
+
+# Seconds between two beats; after how many without one a process is dead.
+BEAT, SILENCE = 1.0, 15.0
+_KEY, _END, _TROUBLE = "attention/beat/", "end", "trouble"
+
+
+class LostProcessError(UserError):
+  """Another process has died or hangs, and this one cannot go on."""
+
+  code = 1
+
+
+class Heartbeat:
+  """The beats of all processes, as one of them hears them.
+
+  Attributes:
+    step: the step that this process is at, for it to set.
+
+  Example:
+    >>> with watch(stall_seconds=60) as heartbeat:
+    ...   heartbeat.step = 1
+  """
+
+  def __init__(self, client, index: int, count: int, stall_seconds: float):
+    """Begins to listen.
+
+    Args:
+      client: of the coordination service, with `key_value_set` and
+        `key_value_dir_get`.
+      index: of this process.
+      count: of all processes.
+      stall_seconds: after which steps that do not go on have stalled.
+    """
+    self.step = 0
+    self._client, self._index = client, index
+    self._stall_seconds = stall_seconds
+    self._beats = 0
+    now = time.monotonic()
+    # Of processes that have begun to beat and have not ended.
+    self._heard: dict[int, tuple[str, float]] = {}
+    self._steps = dict.fromkeys(range(count), 0)
+    self._moved, self._told = now, ""
+
+  def beat(self) -> None:
+    """Tells the others of this process, and hears of them."""
+    self._beats += 1
+    value = f"{self._beats} {self.step}"
+    self._client.key_value_set(
+      f"{_KEY}{self._index}", value, allow_overwrite=True
+    )
+    now, before = time.monotonic(), dict(self._steps)
+    for key, value in self._client.key_value_dir_get(_KEY):
+      name = key.rsplit("/", 1)[-1]
+      if name == _TROUBLE:
+        self._told = value
+        continue
+      process = int(name)
+      if value == _END:
+        self._heard.pop(process, None)
+        continue
+      last, _ = self._heard.get(process, ("", now))
+      if process != self._index and value != last:
+        self._heard[process] = value, now
+      self._steps[process] = int(value.split()[1])
+    if self._steps != before:
+      self._moved = now
+
+  def tell(self, trouble: str) -> None:
+    """Tells the others why this process is about to leave.
+
+    The first process, without which nobody hears anything, waits for them.
+    """
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+      self._client.key_value_set(
+        f"{_KEY}{_TROUBLE}", trouble, allow_overwrite=True
+      )
+      deadline = time.monotonic() + 2 * SILENCE
+      while not self._index and time.monotonic() < deadline:
+        self.beat()
+        if len(self.silent(3 * BEAT)) == len(self._heard):
+          break
+        time.sleep(BEAT)
+
+  def end(self) -> None:
+    """Tells the others not to wait for another beat."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+      self._client.key_value_set(
+        f"{_KEY}{self._index}", _END, allow_overwrite=True
+      )
+
+  def silent(self, seconds: float = SILENCE) -> list[int]:
+    """The processes that have not been heard of for so long."""
+    now = time.monotonic()
+    return [
+      process
+      for process, (_, heard) in self._heard.items()
+      if now - heard > seconds
+    ]
+
+  def trouble(self) -> str | None:
+    """Says who is dead or hangs, if anybody."""
+    if self._told:
+      return self._told
+    if dead := self.silent():
+      return (
+        f"{_named(dead)} not been heard of for {SILENCE:.0f} s, and was last at"
+        f" step {self._steps[dead[0]]}"
+      )
+    still = time.monotonic() - self._moved
+    if still < self._stall_seconds:
+      return None
+    last, furthest = min(self._steps.values()), max(self._steps.values())
+    behind = [i for i, step in self._steps.items() if step == last]
+    if last == furthest:
+      return f"no process has got beyond step {last} for {still:.0f} s"
+    return (
+      f"{_named(behind)} not got beyond step {last} for {still:.0f} s, where"
+      f" others are at step {furthest}"
+    )
+
+
+def _named(processes: list[int]) -> str:
+  if len(processes) == 1:
+    return f"process {processes[0]} has"
+  *first, last = map(str, processes)
+  return f"processes {', '.join(first)} and {last} have"
+
+
+@contextlib.contextmanager
+def watch(stall_seconds: float) -> Iterator[Heartbeat]:
+  """Watches over the other processes, and stops this one if it has to.
+
+  A process that is alone watches nobody.
+
+  Args:
+    stall_seconds: after which steps that do not go on have stalled.
+
+  Yields:
+    A heartbeat, whose `step` is to be set.
+
+  Raises:
+    LostProcessError: where JAX fails since another process is dead.
+
+  Example:
+    >>> with watch(stall_seconds=60) as heartbeat:
+    ...   heartbeat.silent()
+    []
+  """
+  count, index = jax.process_count(), jax.process_index()
+  client = runtime.coordination_client()
+  heartbeat = Heartbeat(client, index, count, stall_seconds)
+  if count == 1:
+    yield heartbeat
+    return
+  done = threading.Event()
+  thread = threading.Thread(
+    target=_listen, args=(heartbeat, done), daemon=True, name="heartbeat"
+  )
+  thread.start()
+  try:
+    yield heartbeat
+  except UserError:
+    raise
+  except Exception as error:  # whatever becomes of a broken connection
+    # Who is dead is sure once it has missed a few beats.
+    time.sleep(5 * BEAT)
+    dead = heartbeat.silent(4 * BEAT)
+    if not dead:
+      raise
+    reason = f"{_named(dead)} stopped, after step {heartbeat.step - 1}"
+    heartbeat.tell(reason)
+    raise LostProcessError(_told(reason)) from error
+  finally:
+    done.set()
+    thread.join()
+    heartbeat.end()
+
+
+def _listen(heartbeat: Heartbeat, done: threading.Event) -> None:
+  """Beats until it is done; whoever cannot go on leaves at once."""
+  while not done.wait(BEAT):
+    try:
+      heartbeat.beat()
+      trouble = heartbeat.trouble()
+    except jax.errors.JaxRuntimeError as error:
+      trouble = f"process 0, which coordinates, cannot be reached ({error})"
+    if trouble and not done.is_set():
+      heartbeat.tell(trouble)
+      runtime.leave(_told(trouble), LostProcessError.code)
+
+
+def _told(trouble: str) -> str:
+  return (
+    f"process {jax.process_index()}: {trouble}. This one stops too; the same"
+    " command goes on from the last checkpoint."
+  )
