@@ -1,17 +1,47 @@
 #!/usr/bin/env bash
-# Starts an experiment on several processes.
+# Starts an experiment on several processes or machines.
 #
-#   ./launch.sh local N [--] COMMAND...    N processes on this machine
+#   ./launch.sh local N COMMAND...             N processes on this machine
+#   ./launch.sh slurm [OPTION...] COMMAND...   a job of a Slurm cluster
+#   ./launch.sh tpu NAME [OPTION...] COMMAND...  all workers of a TPU VM slice
+#   ./launch.sh k8s NAME [OPTION...] COMMAND...  a JobSet, on standard output
 #
 # for example
 #
 #   ./launch.sh local 2 python -m experiments.train --config=configs/reverse.py
+#   ./launch.sh slurm --nodes=4 --gpus=8 --time=12:00:00 \
+#       python -m experiments.train --config=configs/multi30k.py
+#   ./launch.sh tpu my-slice --zone=us-east5-a \
+#       python -m experiments.train --config=configs/multi30k.py
+#   ./launch.sh k8s run1 --image=IMAGE --hosts=4 --gpus=8 --claim=shared \
+#       python -m experiments.train --config=... | kubectl apply -f -
 #
-# The processes find each other through JAX's distributed runtime (on CPUs over
-# gloo); each gets its share of the batch, and process 0 alone prints and
-# writes. When one fails, the others are stopped. Ctrl-C and SIGTERM reach all
-# of them, so that the run is saved; exit code 75 then says that the same command
-# goes on with it.
+# Options of all:
+#   --dry-run           prints what would run, and runs nothing
+# of slurm:
+#   --nodes=N           machines (1)
+#   --tasks=N           processes on each (1; a process uses all its GPUs)
+#   --gpus=N            GPUs of each machine (0)
+#   --time=H:MM:SS      limit, after which the job is requeued and goes on
+#   --grace=SECONDS     to save in before the limit (120)
+#   --name=NAME, --partition=NAME, --account=NAME
+#   --setup=SHELL       run on each machine first, 'source venv/bin/activate'
+# of tpu:
+#   --zone=ZONE, --project=NAME
+#   --dir=DIR           the checkout on the workers (attention)
+#   --setup=SHELL       run there first
+# of k8s:
+#   --image=IMAGE       with this checkout as its working directory
+#   --hosts=N           pods (1)
+#   --gpus=N            GPUs of each (0)
+#   --claim=NAME        a volume claim that all pods write to, at /runs
+#   --restarts=N        of the whole set (10)
+#
+# The processes find each other through JAX's distributed runtime. Each gets its
+# share of the batch; process 0 alone prints and writes metrics, and all write
+# checkpoints, so the run's directory has to be on a disk that all see. A process
+# that dies or hangs stops the others. Ctrl-C, SIGTERM, preemption and a time
+# limit save the run; exit code 75 then says that the same command goes on.
 set -euo pipefail
 
 usage() {
@@ -21,6 +51,46 @@ usage() {
 die() {
   echo "launch.sh: $1" >&2
   exit 2
+}
+
+# Reads --name=value options into variables of these names, and the rest of the
+# arguments into `command`.
+read_options() {
+  local known=" $1 dry-run " key value
+  shift
+  dry_run=0
+  while (($# > 0)); do
+    case "$1" in
+      --)
+        shift
+        break
+        ;;
+      --dry-run) dry_run=1 ;;
+      --*=*)
+        key="${1%%=*}" value="${1#*=}"
+        key="${key#--}"
+        [[ "$known" == *" $key "* ]] ||
+          die "unknown option --$key; known:${known// / --}"
+        printf -v "$key" '%s' "$value" # of the caller
+        ;;
+      --*) die "option $1 needs a value, $1=...; see --help" ;;
+      *) break ;;
+    esac
+    shift
+  done
+  command=("$@")
+  (($# > 0)) || die "no command to run; see --help"
+}
+
+# Checks that the values of variables are numbers, at least the first argument.
+check_numbers() {
+  local least="$1" name
+  shift
+  for name in "$@"; do
+    if ! [[ "${!name}" =~ ^[0-9]+$ ]] || ((${!name} < least)); then
+      die "--$name must be a number, at least $least; got '${!name}'"
+    fi
+  done
 }
 
 free_port() {
@@ -46,15 +116,18 @@ launch_local() {
   [[ "$count" =~ ^[1-9][0-9]*$ ]] ||
     die "local needs a number of processes, got '${count}'; see --help"
   shift
-  [[ "${1:-}" == "--" ]] && shift
-  (($# > 0)) || die "no command to run; see --help"
-
+  read_options "" "$@"
   JAX_COORDINATOR_ADDRESS="localhost:$(free_port)"
   export JAX_COORDINATOR_ADDRESS
   export JAX_NUM_PROCESSES="$count"
   local pids=() status=0 index
   for ((index = 0; index < count; index++)); do
-    JAX_PROCESS_ID="$index" "$@" &
+    if ((dry_run)); then
+      echo "JAX_COORDINATOR_ADDRESS=$JAX_COORDINATOR_ADDRESS" \
+        "JAX_NUM_PROCESSES=$count JAX_PROCESS_ID=$index ${command[*]}"
+      continue
+    fi
+    JAX_PROCESS_ID="$index" "${command[@]}" &
     pids+=("$!")
   done
 
@@ -80,9 +153,157 @@ launch_local() {
   return "$status"
 }
 
+# The batch script. What a time limit or a preemption stops has saved, and is
+# requeued; Slurm refuses to requeue what was cancelled. A task that dies is found
+# by the others, so they are given time to say so.
+slurm_script() {
+  local quoted option
+  printf -v quoted '%q ' "${command[@]}"
+  echo "#!/usr/bin/env bash"
+  for option in job-name="$name" nodes="$nodes" ntasks-per-node="$tasks" \
+    gpus-per-node="$gpus" time="$time" partition="$partition" \
+    account="$account" signal="B:USR1@$grace" output="%x-%j.log"; do
+    case "${option#*=}" in "" | 0) ;; *) echo "#SBATCH --$option" ;; esac
+  done
+  cat <<END
+#SBATCH --requeue
+#SBATCH --open-mode=append
+set -uo pipefail
+$setup
+first="\$(scontrol show hostnames "\$SLURM_JOB_NODELIST" | head -n 1)"
+export JAX_COORDINATOR_ADDRESS="\$first:\$((20000 + SLURM_JOB_ID % 20000))"
+export JAX_NUM_PROCESSES="\$SLURM_NTASKS"
+# shellcheck disable=SC2016 # each task expands its own number
+srun --kill-on-bad-exit=0 --wait=90 bash -c \\
+  'export JAX_PROCESS_ID="\$SLURM_PROCID"; exec "\$@"' -- \\
+  $quoted&
+tasks=\$!
+trap 'kill -TERM "\$tasks"' TERM USR1
+while :; do
+  wait "\$tasks"
+  code=\$?
+  kill -0 "\$tasks" 2>/dev/null || break
+done
+if ((code == 75)); then
+  scontrol requeue "\$SLURM_JOB_ID"
+fi
+exit "\$code"
+END
+}
+
+launch_slurm() {
+  local name="attention" nodes=1 tasks=1 gpus=0 time="" grace=120
+  local partition="" account="" setup=":"
+  read_options "name nodes tasks gpus time grace partition account setup" "$@"
+  check_numbers 1 nodes tasks grace
+  check_numbers 0 gpus
+  if ((dry_run)); then
+    slurm_script
+    return
+  fi
+  type sbatch >/dev/null 2>&1 ||
+    die "sbatch is not here; run this where Slurm is, or add --dry-run"
+  slurm_script | sbatch
+}
+
+launch_tpu() {
+  local slice="${1:-}" zone="" project="" dir="attention" setup=":"
+  [[ -n "$slice" && "$slice" != --* ]] ||
+    die "tpu needs the name of a slice first; see --help"
+  shift
+  read_options "zone project dir setup" "$@"
+  local quoted line
+  printf -v quoted ' %q' "${command[@]}"
+  line="cd $(printf '%q' "$dir") && $setup &&"
+  line+=" JAX_COORDINATOR_ADDRESS=auto exec$quoted"
+  local call=(gcloud compute tpus tpu-vm ssh "$slice")
+  [[ -z "$zone" ]] || call+=("--zone=$zone")
+  [[ -z "$project" ]] || call+=("--project=$project")
+  call+=(--worker=all "--command=$line")
+  if ((dry_run)); then
+    printf '%q ' "${call[@]}"
+    echo
+    return
+  fi
+  type gcloud >/dev/null 2>&1 ||
+    die "gcloud is not here; install Google Cloud's command line, or --dry-run"
+  exec "${call[@]}"
+}
+
+# YAML reads JSON, so that is how the command is quoted.
+as_json() {
+  python3 -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$@"
+}
+
+launch_k8s() {
+  local name="${1:-}" image="" hosts=1 gpus=0 claim="" restarts=10
+  [[ "$name" =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] ||
+    die "k8s needs a name first, of a-z, 0-9 and -; got '$name'. See --help"
+  shift
+  read_options "image hosts gpus claim restarts" "$@"
+  check_numbers 1 hosts
+  check_numbers 0 gpus restarts
+  [[ -n "$image" ]] || die "k8s needs --image=IMAGE; see --help"
+  cat <<END
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata:
+  name: $name
+spec:
+  failurePolicy:
+    maxRestarts: $restarts
+  replicatedJobs:
+    - name: workers
+      replicas: 1
+      template:
+        spec:
+          completionMode: Indexed
+          completions: $hosts
+          parallelism: $hosts
+          backoffLimit: 0
+          template:
+            spec:
+              restartPolicy: Never
+              terminationGracePeriodSeconds: 120
+              containers:
+                - name: train
+                  image: $(as_json "$image" | sed 's/^\[\(.*\)\]$/\1/')
+                  command: $(as_json "${command[@]}")
+                  ports:
+                    - containerPort: 20000
+                  env:
+                    - name: JAX_COORDINATOR_ADDRESS
+                      value: $name-workers-0-0.$name:20000
+                    - name: JAX_NUM_PROCESSES
+                      value: "$hosts"
+                    - name: JAX_PROCESS_ID
+                      valueFrom:
+                        fieldRef:
+                          fieldPath: metadata.annotations['batch.kubernetes.io/job-completion-index']
+END
+  if ((gpus > 0)); then
+    cat <<END
+                  resources:
+                    limits:
+                      nvidia.com/gpu: $gpus
+END
+  fi
+  if [[ -n "$claim" ]]; then
+    cat <<END
+                  volumeMounts:
+                    - name: runs
+                      mountPath: /runs
+              volumes:
+                - name: runs
+                  persistentVolumeClaim:
+                    claimName: $claim
+END
+  fi
+}
+
 case "${1:-}" in
-  local) shift && launch_local "$@" ;;
+  local | slurm | tpu | k8s) "launch_$1" "${@:2}" ;;
   -h | --help | help) usage ;;
   "") usage >&2 && exit 2 ;;
-  *) die "unknown launcher '$1'; known: local. See --help" ;;
+  *) die "unknown launcher '$1'; known: local, slurm, tpu, k8s. See --help" ;;
 esac

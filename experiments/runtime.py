@@ -17,7 +17,8 @@ def set_up_jax() -> None:
   """Joins the other processes, if any, and keeps compiled code on disk.
 
   JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, which
-  `launch.sh` sets, make a process one of several. JAX_COMPILATION_CACHE_DIR
+  `launch.sh` sets, make a process one of several; where the address is "auto"
+  JAX asks the cluster, as on TPU VMs. JAX_COMPILATION_CACHE_DIR
   moves the cache of compiled code.
 
   Raises:
@@ -37,16 +38,20 @@ def set_up_jax() -> None:
   address = os.environ.get("JAX_COORDINATOR_ADDRESS")
   if not address:
     return
-  try:
-    count = int(os.environ["JAX_NUM_PROCESSES"])
-    index = int(os.environ["JAX_PROCESS_ID"])
-  except (KeyError, ValueError) as error:
-    raise UserError(
-      "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and"
-      f" JAX_PROCESS_ID must be numbers ({error})"
-    ) from None
-  jax.distributed.initialize(address, count, index)
-  if index:
+  if address == "auto":
+    del os.environ["JAX_COORDINATOR_ADDRESS"]
+    jax.distributed.initialize()
+  else:
+    try:
+      count = int(os.environ["JAX_NUM_PROCESSES"])
+      index = int(os.environ["JAX_PROCESS_ID"])
+    except (KeyError, ValueError) as error:
+      raise UserError(
+        "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and"
+        f" JAX_PROCESS_ID must be numbers ({error})"
+      ) from None
+    jax.distributed.initialize(address, count, index)
+  if jax.process_index():
     logging.set_verbosity(logging.WARNING)
 
 

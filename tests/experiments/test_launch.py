@@ -1,0 +1,207 @@
+"""launch.sh: what it would run, and what a real Slurm makes of it."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.experiments import processes, slurm
+from tests.experiments.test_faults import LONG
+
+pytestmark = pytest.mark.slow
+
+
+def launch(*arguments, **options):
+  return subprocess.run(
+    [processes.ROOT / "launch.sh", *map(str, arguments)],
+    capture_output=True,
+    text=True,
+    check=False,
+    **options,
+  )
+
+
+TRAIN = ("python", "-m", "experiments.train", "--config=a b.py")
+
+
+def test_help_shows_every_launcher():
+  done = launch("--help")
+  assert done.returncode == 0
+  for name in ("local", "slurm", "tpu", "k8s"):
+    assert f"./launch.sh {name} " in done.stdout
+  assert "set -" not in done.stdout
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (["lsf"], "unknown launcher 'lsf'; known: local, slurm, tpu, k8s"),
+    (["local", "x", *TRAIN], "needs a number of processes, got 'x'"),
+    (["slurm", "--node=2", *TRAIN], "unknown option --node; known: --name"),
+    (["slurm", "--nodes", "2", *TRAIN], "--nodes needs a value, --nodes=..."),
+    (["slurm", "--nodes=two", *TRAIN], "--nodes must be a number, at least 1"),
+    (["slurm", "--nodes=2"], "no command to run"),
+    (["tpu", "--zone=z", *TRAIN], "tpu needs the name of a slice"),
+    (["k8s", "A_B", *TRAIN], "k8s needs a name first, of a-z"),
+    (["k8s", "a", *TRAIN], "k8s needs --image=IMAGE"),
+    (["k8s", "a", "--image=i", "--gpus=x", *TRAIN], "--gpus must be a number"),
+  ],
+)
+def test_mistakes_are_one_line(arguments, message):
+  done = launch(*arguments)
+  assert done.returncode == 2
+  assert done.stdout == ""
+  (line,) = done.stderr.splitlines()
+  assert line.startswith("launch.sh: ")
+  assert message in line
+
+
+def test_shellcheck_finds_nothing():
+  here = str(pathlib.Path(sys.executable).parent)
+  places = os.pathsep.join([here, os.environ["PATH"]])
+  program = shutil.which("shellcheck", path=places)
+  assert program
+  subprocess.run([program, processes.ROOT / "launch.sh"], check=True)
+  options = ("--nodes=2", "--gpus=8", "--setup=source venv/bin/activate")
+  script = launch("slurm", *options, "--dry-run", *TRAIN).stdout
+  found = subprocess.run(
+    [program, "--exclude=SC1091", "-"], input=script, text=True, check=False
+  )
+  assert found.returncode == 0
+
+
+def test_local_says_what_it_would_run():
+  lines = launch("local", 2, "--dry-run", *TRAIN).stdout.splitlines()
+  assert len(lines) == 2
+  for index, line in enumerate(lines):
+    assert f"JAX_NUM_PROCESSES=2 JAX_PROCESS_ID={index} python -m" in line
+
+
+def test_a_job_has_what_was_asked_for():
+  options = ["--nodes=4", "--gpus=8", "--time=1:00:00", "--partition=p"]
+  done = launch("slurm", *options, "--grace=60", "--dry-run", *TRAIN)
+  script = done.stdout
+  for line in (
+    "--nodes=4",
+    "--ntasks-per-node=1",
+    "--gpus-per-node=8",
+    "--time=1:00:00",
+    "--partition=p",
+    "--signal=B:USR1@60",
+    "--requeue",
+  ):
+    assert f"\n#SBATCH {line}\n" in script
+  assert "--account" not in script
+  assert r"python -m experiments.train --config=a\ b.py" in script
+
+
+def test_all_workers_of_a_slice_are_called():
+  options = ["--zone=z", "--project=p", "--dir=code"]
+  line = launch("tpu", "mine", *options, "--dry-run", *TRAIN).stdout
+  # What a shell makes of it, twice: here and on the worker.
+  read = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.argv))"]
+  words = json.loads(
+    subprocess.run(
+      ["bash", "-c", f'"$@" {line}', "-", *read],
+      capture_output=True,
+      text=True,
+      check=True,
+    ).stdout
+  )[1:]
+  assert words[:6] == ["gcloud", "compute", "tpus", "tpu-vm", "ssh", "mine"]
+  assert words[6:9] == ["--zone=z", "--project=p", "--worker=all"]
+  assert words[9].startswith("--command=cd code && ")
+  assert words[9].endswith(
+    r"JAX_COORDINATOR_ADDRESS=auto exec python -m experiments.train"
+    r" --config=a\ b.py"
+  )
+
+
+def test_a_manifest_is_whole():
+  yaml = pytest.importorskip("yaml")
+  options = ["--image=i:1", "--hosts=4", "--gpus=8", "--claim=shared"]
+  done = launch("k8s", "run", *options, *TRAIN, 'say "x": y')
+  manifest = yaml.safe_load(done.stdout)
+  assert manifest["kind"] == "JobSet"
+  (workers,) = manifest["spec"]["replicatedJobs"]
+  job = workers["template"]["spec"]
+  assert job["completions"] == job["parallelism"] == 4
+  pod = job["template"]["spec"]
+  (container,) = pod["containers"]
+  assert container["image"] == "i:1"
+  assert container["command"] == [*TRAIN, 'say "x": y']
+  assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+  env = {each["name"]: each.get("value") for each in container["env"]}
+  assert env["JAX_COORDINATOR_ADDRESS"] == "run-workers-0-0.run:20000"
+  assert env["JAX_NUM_PROCESSES"] == "4"
+  assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == "shared"
+
+
+@pytest.fixture
+def cluster(tmp_path_factory):
+  if why := slurm.missing():
+    pytest.skip(f"no Slurm: {why}")
+  # Sockets have short names.
+  with slurm.started(tmp_path_factory.mktemp("slurm")) as environment:
+    yield environment
+
+
+def wait_for(condition, seconds, what):
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < deadline, what()
+    time.sleep(0.2)
+
+
+def test_slurm_preempts_requeues_and_the_run_goes_on(cluster, tmp_path):
+  """Two tasks; a job of a higher partition takes their place for a while."""
+  config = processes.write_config(tmp_path, LONG)
+  workdir = tmp_path / "run"
+  environment = {**cluster, **processes.environment(), "PATH": cluster["PATH"]}
+  done = launch(
+    "slurm",
+    "--tasks=2",
+    "--partition=low",
+    "--name=t",
+    sys.executable,
+    "-m",
+    "experiments.train",
+    f"--config={config}",
+    f"--workdir={workdir}",
+    "--config.train.steps=1000000",
+    "--config.train.eval_every=1000000",
+    f"--config.train.keep_last={10**6}",
+    env=environment,
+    cwd=tmp_path,
+  )
+  assert done.returncode == 0, done.stderr
+  job = re.search(r"job (\d+)", done.stdout)[1]
+  log = tmp_path / f"t-{job}.log"
+
+  def said(text):
+    return log.exists() and text in log.read_text()
+
+  def story():
+    queue = subprocess.run(
+      ["squeue", "--long"], env=environment, capture_output=True, check=False
+    )
+    return (log.read_text() if log.exists() else "", queue)
+
+  wait_for((workdir / "checkpoints" / "24").exists, 120, story)
+  higher = ["sbatch", "--partition=high", "--exclusive", "--output=/dev/null"]
+  subprocess.run(
+    [*higher, "--wrap=sleep 3"], env=environment, cwd=tmp_path, check=True
+  )
+  wait_for(lambda: said("the same command goes on"), 60, story)
+  stopped = int(re.search(r"stopped after step (\d+)", log.read_text())[1])
+  assert (workdir / "checkpoints" / str(stopped)).exists()
+  wait_for(lambda: said(f"resuming after step {stopped}"), 180, story)
+  subprocess.run(["scancel", job], env=environment, check=True)
+  wait_for(lambda: b" t " not in story()[1].stdout, 60, story)
+  assert "Traceback" not in log.read_text()
