@@ -139,6 +139,7 @@ def make_answerer(
 
   Example:
     >>> from experiments.models.seq2seq import Seq2Seq
+    >>> from experiments.schema import MeshConfig
     >>> model = Seq2Seq(9, 9, embedding_size=4, hidden_size=6)
     >>> source = np.array([[3, 4, 2], [3, 2, 0]])
     >>> params = model.init(jax.random.key(0), source, source)["params"]
@@ -238,6 +239,7 @@ class Compiled:
   Example:
     >>> def stretched(length, params, batch):
     ...   return params * length * batch
+    >>> from experiments.schema import MeshConfig
     >>> run = Compiled(stretched, mesh_lib.make_mesh(MeshConfig.one()))
     >>> result, seconds = run(3, np.float32(2), np.ones((1, 1), np.float32))
     >>> result.tolist()

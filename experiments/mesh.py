@@ -183,6 +183,7 @@ def place_rows(tree: Any, mesh: Mesh) -> Any:
     Global arrays, divided by rows.
 
   Example:
+    >>> import numpy as np
     >>> place_rows(np.arange(4), make_mesh(MeshConfig.one())).shape
     (4,)
   """
@@ -214,6 +215,7 @@ def place_whole(tree: Any, mesh: Mesh) -> Any:
     Global arrays.
 
   Example:
+    >>> import numpy as np
     >>> place_whole(np.arange(4), make_mesh(MeshConfig.one())).shape
     (4,)
   """
@@ -252,6 +254,7 @@ def gathered(tree: Any, mesh: Mesh) -> Any:
     The same values, replicated.
 
   Example:
+    >>> import numpy as np
     >>> gathered({"w": np.ones(2)}, all_devices())["w"].is_fully_replicated
     True
   """
@@ -272,6 +275,7 @@ def each_its_rows(function: Callable[..., T], mesh: Mesh) -> Callable[..., T]:
     The function of a whole batch.
 
   Example:
+    >>> import numpy as np
     >>> one = make_mesh(MeshConfig.one())
     >>> double = each_its_rows(lambda params, x: params * x, one)
     >>> double(2, np.arange(4)).tolist()

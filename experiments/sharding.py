@@ -120,7 +120,7 @@ def layout_of(path: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding:
   Example:
     >>> from experiments.mesh import all_devices
     >>> layout_of("params/embedding/embedding", (8, 4), all_devices()).spec
-    PartitionSpec('tensor', 'fsdp')
+    P('tensor', 'fsdp')
   """
   axes = dict(PARAMETERS)[_rule(path)]
   if len(axes) > len(shape):  # of an optimiser that keeps sums over axes
@@ -146,7 +146,7 @@ def layouts(state: Any, mesh: Mesh) -> Any:
     >>> import numpy as np
     >>> from experiments.mesh import all_devices
     >>> layouts({"step": np.int32(0)}, all_devices())["step"].spec
-    PartitionSpec()
+    P()
   """
   return jax.tree_util.tree_map_with_path(
     lambda path, leaf: layout_of(_name(path), leaf.shape, mesh), state

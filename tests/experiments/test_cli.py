@@ -74,8 +74,13 @@ MISTAKES = {
     "cannot be written",
   ),
   "too many devices": (
-    ["train", "--config=configs/reverse.py", "--config.mesh.data=64"],
-    "config.mesh.data: 64 devices asked for, but there are 3",
+    [
+      "train",
+      "--config=configs/reverse.py",
+      "--workdir={tmp}/many",
+      "--config.mesh.data=64",
+    ],
+    "config.mesh: 64 data are 64 devices, but there are 3",
   ),
   "batch does not divide": (
     ["train", "--config=configs/reverse.py", "--workdir={tmp}/divide"],

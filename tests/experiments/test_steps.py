@@ -200,14 +200,14 @@ def test_without_a_decay_there_is_no_average():
   _, state = train(run, num_steps=1)
   assert state.average is None
   assert state.evaluated is state.params
-  _, averaged = train(build(ema_decay=0.9), num_steps=1, ema_decay=0.9)
+  _, averaged = train(build(ema_decay=0.9), num_steps=1)
   assert_same_state(state, averaged, rtol=0)
 
 
 def test_label_smoothing_is_part_of_the_loss_in_training_only():
   run = build()
   plain, _ = train(run, num_steps=1)
-  smooth, _ = train(run, num_steps=1, label_smoothing=0.3)
+  smooth, _ = train(build(label_smoothing=0.3), num_steps=1)
   batch = runs.training_batches(run)[0]
   params = runs.start(run).params
   logits = run.model.apply({"params": params}, batch.source, batch.target)
