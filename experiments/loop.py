@@ -118,7 +118,7 @@ def _train(run: runs.Run, workdir: Path, manager, state, stream):
   config = run.config.train
   evaluate = make_evaluator(run, inference.configured_search(run, beam_size=1))
   validation = run.data.evaluation_set("validation")
-  train_step = runs.make_step(run)
+  train_step = runs.make_step(run, state)
 
   explain = functools.partial(_explain, run, manager)
   first, begin = int(state.step), time.perf_counter()

@@ -160,24 +160,27 @@ def start(run: Run) -> TrainState:
   return jax.jit(make, out_shardings=layouts)()
 
 
-def make_step(run: Run) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
+def make_step(
+  run: Run, like: TrainState
+) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
   """Makes the compiled function of one update, on the run's devices.
 
   Args:
     run: from `build`, for training.
+    like: a state, or what `abstract_state` says of it.
 
   Returns:
     (state, batch) -> (state, metrics), as `steps.make_train_step`; it takes
     batches from `mesh.place_rows`, and a state whose memory it uses again.
 
   Example:
-    >>> make_step(run)  # doctest: +SKIP
+    >>> make_step(run, state)  # doctest: +SKIP
   """
   config, axes = run.config.train, sharding.mesh_axes(run.mesh)
   model = run.model
   if axes != sharding.ALONE:
     model = model.clone(mesh_axes=axes)
-  layouts = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(run))
+  layouts = jax.tree.map(lambda leaf: leaf.sharding, like)
   step = jax.jit(
     steps.make_train_step(
       model,

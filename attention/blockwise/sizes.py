@@ -75,7 +75,14 @@ def leading_block(
 
 def _alone_on_a_cpu() -> bool:
   """Whether to cut leading axes: not where they lie on many devices."""
-  return jax.default_backend() == "cpu" and jax.device_count() == 1
+  if jax.default_backend() != "cpu":
+    return False
+  mesh = jax.sharding.get_abstract_mesh()
+  # Within `jax.shard_map` a device has leading axes of its own.
+  shared = {name for name, size in mesh.shape.items() if size > 1}
+  return jax.device_count() == 1 or bool(
+    shared and shared <= set(mesh.manual_axes)
+  )
 
 
 def _innermost_first(limit, scores, leading) -> tuple[int, ...]:

@@ -31,8 +31,8 @@ def training_speed(
   run = runs.build(schema.parse(config.to_dict()), workdir, train=True)
   batches = runs.training_batches(run)
   assert isinstance(batches, Dealt)
-  train_step = runs.make_step(run)
   state = runs.start(run)
+  train_step = runs.make_step(run, state)
   flops: dict[tuple, float] = {}
   index = 0
   while len(flops) < len(batches.shapes) and index < 2000:

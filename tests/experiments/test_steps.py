@@ -33,8 +33,8 @@ def build(arg="", mesh=ONE, model=None, **train):
 
 def train(run, num_steps=3):
   """Losses of a few steps and the state after them."""
-  step = runs.make_step(run)
   state, batches, losses = runs.start(run), runs.training_batches(run), []
+  step = runs.make_step(run, state)
   for index in range(num_steps):
     state, metrics = step(state, mesh.place_rows(batches[index], run.mesh))
     losses.append(float(metrics["loss"]))
