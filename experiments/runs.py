@@ -80,6 +80,7 @@ def build(
   """
   mesh = mesh or config.mesh
   _check_mesh(mesh, config.model)
+  devices = mesh_lib.make_mesh(mesh)
   data: Dataset
   if isinstance(config.data, TaskConfig):
     data = Synthetic(config.data)
@@ -97,7 +98,6 @@ def build(
     dtype=config.train.dtype,
   )
   optimizer = make_optimizer(config.optimizer, config.train.steps)
-  devices = mesh_lib.make_mesh(mesh)
   return Run(config, devices, data, model, optimizer)
 
 
