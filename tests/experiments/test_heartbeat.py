@@ -71,7 +71,7 @@ def test_one_that_stops_beating_is_named(clock, crew):
   assert crew[0].trouble() == (
     "process 2 has not been heard of for 15 s, and was last at step 7"
   )
-  live(clock, crew[:1], int(SILENCE) + 1)
+  live(clock, crew[:1], int(SILENCE) + 2)
   assert "processes 1 and 2 have not been heard of" in crew[0].trouble()
 
 
