@@ -60,6 +60,7 @@ def _sums(leaves):
   return [_sum(leaf) for leaf in leaves]
 
 
+@jax.jit  # traced once a shape
 def _sum(array) -> jax.Array:
   width = array.dtype.itemsize * 8
   bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f"uint{width}"))
