@@ -69,8 +69,9 @@ read_options() {
       --*=*)
         key="${1%%=*}" value="${1#*=}"
         key="${key#--}"
+        # shellcheck disable=SC2086 # names, a word each
         [[ "$known" == *" $key "* ]] ||
-          die "unknown option --$key; known:${known// / --}"
+          die "unknown option --$key; known:$(printf ' --%s' $known)"
         printf -v "$key" '%s' "$value" # of the caller
         ;;
       --*) die "option $1 needs a value, $1=...; see --help" ;;

@@ -78,16 +78,36 @@ def ring_temporaries() -> dict[str, float]:
 def step_overhead() -> dict[str, float]:
   """Milliseconds of a step, with a mesh of one device and without any."""
   import jax
+
+  cases = _steps()
+  times: dict[str, list[float]] = {name: [] for name in cases}
+  states = {name: state for name, (_, _, state) in cases.items()}
+  for turn in range(24):
+    for name in sorted(cases, reverse=bool(turn % 2)):
+      step, place, _ = cases[name]
+      begin = time.perf_counter()
+      states[name], metrics = step(states[name], place())
+      jax.block_until_ready((states[name], metrics))
+      if turn >= 4:
+        times[name].append(1e3 * (time.perf_counter() - begin))
+  ratios = [mesh / plain for mesh, plain in zip(times["mesh"], times["plain"])]
+  return {
+    "mesh": statistics.median(times["mesh"]),
+    "plain": statistics.median(times["plain"]),
+    "ratio": statistics.median(ratios),
+  }
+
+
+def _steps() -> dict[str, Any]:
+  """Of each case the step, what places its batch, and a state."""
+  import jax
   import numpy as np
 
   from configs import multi30k
-  from experiments import runs, schema, steps
+  from experiments import mesh, runs, schema, steps
   from experiments.data.batch import Batch
   from experiments.models import make_model
   from experiments.optimizer import make_optimizer
-  from experiments.schema import MeshConfig
-
-  from experiments import mesh as mesh_lib  # isort: skip
 
   config = schema.parse(multi30k.get_config().to_dict())
   model = make_model(
@@ -99,45 +119,25 @@ def step_overhead() -> dict[str, float]:
     dtype="float32",
   )
   optimizer = make_optimizer(config.optimizer, 100)
-  one = mesh_lib.make_mesh(MeshConfig.one())
+  one = mesh.make_mesh(schema.MeshConfig.one())
   run = runs.Run(config, one, None, model, optimizer)  # type: ignore[arg-type]
-  begun = runs.start(run)
+  state = runs.start(run)
   rng = np.random.default_rng(0)
   batch = Batch(*rng.integers(4, 8000, (2, 256, 16), np.int32))
-  plain = jax.jit(
-    steps.make_train_step(
-      model, optimizer, label_smoothing=config.train.label_smoothing
-    ),
-    donate_argnums=0,
+  plain = steps.make_train_step(
+    model, optimizer, label_smoothing=config.train.label_smoothing
   )
-
-  def state():
-    return jax.jit(
-      lambda: steps.init_state(model, optimizer, batch, config.seed)
-    )()
-
-  cases: dict[str, Any] = {
-    "mesh": (
-      runs.make_step(run, begun),
-      lambda: mesh_lib.place_rows(batch, one),
-    ),
-    "plain": (plain, lambda: jax.device_put(batch)),
-  }
-  states = {"mesh": begun, "plain": state()}
-  times: dict[str, list[float]] = {name: [] for name in cases}
-  for turn in range(24):
-    for name in sorted(cases, reverse=bool(turn % 2)):
-      step, place = cases[name]
-      begin = time.perf_counter()
-      states[name], metrics = step(states[name], place())
-      jax.block_until_ready((states[name], metrics))
-      if turn >= 4:
-        times[name].append(1e3 * (time.perf_counter() - begin))
-  ratios = [mesh / plain for mesh, plain in zip(times["mesh"], times["plain"])]
   return {
-    "mesh": statistics.median(times["mesh"]),
-    "plain": statistics.median(times["plain"]),
-    "ratio": statistics.median(ratios),
+    "mesh": (
+      runs.make_step(run, state),
+      lambda: mesh.place_rows(batch, one),
+      state,
+    ),
+    "plain": (
+      jax.jit(plain, donate_argnums=0),
+      lambda: jax.device_put(batch),
+      jax.tree.map(lambda leaf: leaf.copy(), state),
+    ),
   }
 
 

@@ -255,8 +255,9 @@ def restore(
       ),
     )
     found = _digests(restored["state"], restored["batches"])
-    for name, digest in restored["digests"].items():
-      if found.get(name) != digest:
+    saved = restored["digests"]
+    for name in found | saved:
+      if found.get(name) != saved.get(name):
         raise ValueError(f"{name} is not what was saved")
   except (PermissionError, MemoryError) as error:
     raise UserError(f"checkpoint {folder}: cannot be read ({error})") from error

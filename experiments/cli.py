@@ -11,7 +11,7 @@ from pathlib import Path
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from experiments import config_errors
+from experiments import config_errors, runtime
 from experiments.errors import UserError
 
 # What a scheduler may requeue: sysexits' "try again".
@@ -187,7 +187,7 @@ def run(
       _die(str(error), error.code)
     except BrokenPipeError:  # whoever read has read enough
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-      _leave(141)
+      runtime.leave(141)
     except OSError as error:
       if not error.filename and error.errno != errno.ENOSPC:
         raise
@@ -198,7 +198,7 @@ def run(
       if not _is_one_of_several():
         raise
       traceback.print_exc()
-      _leave(1)
+      runtime.leave(1)
     sys.exit(code or 0)
 
   app.run(guarded, flags_parser=parse)
@@ -260,18 +260,6 @@ def _is_one_of_several() -> bool:
   return jax is not None and jax.process_count() > 1
 
 
-def _leave(code: int) -> None:
-  """Exits, without waiting for what is under way.
-
-  JAX waits at exit until all processes are there, so that the launcher would
-  not hear of a failure before the others, which wait for this one, time out.
-  A save that failed would have Orbax tell of each file that it left.
-  """
-  sys.stdout.flush()
-  sys.stderr.flush()
-  os._exit(code)
-
-
 def _die(message: str, code: int = 2) -> None:
-  print(f"error: {message}", file=sys.stderr, flush=True)
-  _leave(code)
+  print(f"error: {message}", file=sys.stderr)
+  runtime.leave(code)

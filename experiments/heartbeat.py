@@ -5,6 +5,7 @@ lives and which step it is at.
 """
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -187,7 +188,7 @@ def watch(stall_seconds: float) -> Iterator[Heartbeat]:
     raise LostProcessError(_told(reason)) from error
   finally:
     done.set()
-    thread.join()
+    thread.join(2 * BEAT)  # it may wait for a service that is gone
     heartbeat.end()
 
 
@@ -201,7 +202,8 @@ def _listen(heartbeat: Heartbeat, done: threading.Event) -> None:
       trouble = f"process 0, which coordinates, cannot be reached ({error})"
     if trouble and not done.is_set():
       heartbeat.tell(trouble)
-      runtime.leave(_told(trouble), LostProcessError.code)
+      print(f"error: {_told(trouble)}", file=sys.stderr)
+      runtime.leave(LostProcessError.code)
 
 
 def _told(trouble: str) -> str:

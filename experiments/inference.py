@@ -53,7 +53,7 @@ def restore(workdir: Path, checkpoint: str | None = None) -> Finished:
   config = workdir_lib.read_config(workdir)
   if not (workdir / checkpoints.FOLDER).is_dir():
     raise UserError(f"--workdir={workdir}: the run has no checkpoint yet")
-  run = runs.build(config, workdir, mesh=MeshConfig.rows())
+  run = runs.build(config, workdir, mesh=MeshConfig.data_parallel())
   metric = config.train.best_metric
   which = checkpoint or config.evaluation.checkpoint
   with checkpoints.opened(

@@ -73,19 +73,6 @@ def make_mesh(config: MeshConfig) -> Mesh:
   )
 
 
-def all_devices() -> Mesh:
-  """Returns all devices as ones that share the rows of a batch.
-
-  Returns:
-    A mesh with the axes `AXES`.
-
-  Example:
-    >>> all_devices().shape["tensor"]
-    1
-  """
-  return make_mesh(MeshConfig.rows())
-
-
 def num_parts(mesh: Mesh) -> int:
   """Returns into how many parts the rows of a training batch are divided.
 
@@ -96,8 +83,8 @@ def num_parts(mesh: Mesh) -> int:
     The product of the axes `ROWS`.
 
   Example:
-    >>> num_parts(all_devices()) == jax.device_count()
-    True
+    >>> num_parts(make_mesh(MeshConfig.one()))
+    1
   """
   return math.prod(mesh.shape[name] for name in ROWS)
 
@@ -237,7 +224,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
     A sharding that splits no axis.
 
   Example:
-    >>> replicated(all_devices()).shard_shape((8, 3))
+    >>> replicated(make_mesh(MeshConfig.one())).shard_shape((8, 3))
     (8, 3)
   """
   return NamedSharding(mesh, PartitionSpec())
@@ -255,7 +242,8 @@ def gathered(tree: Any, mesh: Mesh) -> Any:
 
   Example:
     >>> import numpy as np
-    >>> gathered({"w": np.ones(2)}, all_devices())["w"].is_fully_replicated
+    >>> whole = gathered({"w": np.ones(2)}, make_mesh(MeshConfig.one()))
+    >>> whole["w"].is_fully_replicated
     True
   """
   return jax.jit(lambda tree: tree, out_shardings=replicated(mesh))(tree)

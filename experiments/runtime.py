@@ -18,8 +18,8 @@ def set_up_jax() -> None:
 
   JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, which
   `launch.sh` sets, make a process one of several; where the address is "auto"
-  JAX asks the cluster, as on TPU VMs. JAX_COMPILATION_CACHE_DIR
-  moves the cache of compiled code.
+  JAX asks the cluster, as on TPU VMs. JAX_COMPILATION_CACHE_DIR moves the
+  cache of compiled code.
 
   Raises:
     UserError: if there is an address and no number of processes or of this one.
@@ -39,7 +39,7 @@ def set_up_jax() -> None:
   if not address:
     return
   if address == "auto":
-    del os.environ["JAX_COORDINATOR_ADDRESS"]
+    del os.environ["JAX_COORDINATOR_ADDRESS"]  # or JAX takes it for one
     jax.distributed.initialize()
   else:
     try:
@@ -85,17 +85,20 @@ def coordination_client():
   return distributed.global_state.client
 
 
-def leave(message: str, code: int) -> None:
-  """Ends the process at once, from whatever thread, with a message.
+def leave(code: int) -> None:
+  """Ends the process at once, from whatever thread.
+
+  It waits for nothing that is under way. JAX waits at exit until all processes
+  are there, so that the launcher would not hear of a failure before the others,
+  which wait for this one, time out; and a save that failed would have Orbax
+  tell of each file that it left.
 
   Args:
-    message: for a reader.
     code: to exit with.
 
   Example:
-    >>> leave("no room", 1)  # doctest: +SKIP
-    error: no room
+    >>> leave(1)  # doctest: +SKIP
   """
   sys.stdout.flush()
-  print(f"error: {message}", file=sys.stderr, flush=True)
+  sys.stderr.flush()
   os._exit(code)

@@ -96,8 +96,10 @@ def mesh_axes(mesh: Mesh) -> MeshAxes:
     Those of more than one device.
 
   Example:
-    >>> from experiments.mesh import all_devices
-    >>> mesh_axes(all_devices())
+    >>> from experiments.mesh import make_mesh
+    >>> from experiments.schema import MeshConfig
+    >>> one = make_mesh(MeshConfig.one())
+    >>> mesh_axes(one)
     MeshAxes(heads=None, sequence=None, order='zigzag')
   """
   heads, sequence = (
@@ -118,8 +120,10 @@ def layout_of(path: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding:
     Its sharding.
 
   Example:
-    >>> from experiments.mesh import all_devices
-    >>> layout_of("params/embedding/embedding", (8, 4), all_devices()).spec
+    >>> from experiments.mesh import make_mesh
+    >>> from experiments.schema import MeshConfig
+    >>> one = make_mesh(MeshConfig.one())
+    >>> layout_of("params/embedding/embedding", (8, 4), one).spec
     P('tensor', 'fsdp')
   """
   axes = dict(PARAMETERS)[_rule(path)]
@@ -144,8 +148,10 @@ def layouts(state: Any, mesh: Mesh) -> Any:
 
   Example:
     >>> import numpy as np
-    >>> from experiments.mesh import all_devices
-    >>> layouts({"step": np.int32(0)}, all_devices())["step"].spec
+    >>> from experiments.mesh import make_mesh
+    >>> from experiments.schema import MeshConfig
+    >>> one = make_mesh(MeshConfig.one())
+    >>> layouts({"step": np.int32(0)}, one)["step"].spec
     P()
   """
   return jax.tree_util.tree_map_with_path(
@@ -185,11 +191,7 @@ def table(state: Any, mesh: Mesh) -> list[str]:
   """
   parameters = _lines(state.params, mesh)
   others = _lines((state.opt_state, state.average), mesh)
-  totals = [
-    _Line(name, "", *(sum(numbers) for numbers in zip((0, 0), *sizes)))
-    for name, lines in (("parameters", parameters), ("optimizer state", others))
-    for sizes in [[line[2:] for line in lines]]
-  ]
+  totals = [_total("parameters", parameters), _total("optimizer state", others)]
   if mesh.size == 1:
     return [", ".join(f"{each.name} {each.whole:.1f} MiB" for each in totals)]
   shape = ", ".join(f"{name} {n}" for name, n in mesh.shape.items() if n > 1)
@@ -225,6 +227,11 @@ def _lines(tree: Any, mesh: Mesh) -> list[_Line]:
     line._replace(name="all else") if line.name == ".*" else line
     for line in lines
   ]
+
+
+def _total(name: str, lines: Sequence[_Line]) -> _Line:
+  whole, share = (line.whole for line in lines), (line.share for line in lines)
+  return _Line(name, "", sum(whole), sum(share))
 
 
 def _rule(path: str) -> str:

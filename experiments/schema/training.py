@@ -133,8 +133,8 @@ class MeshConfig(Section):
     return cls(data=1, fsdp=1, sequence=1, tensor=1)
 
   @classmethod
-  def rows(cls) -> "MeshConfig":
-    """All devices, which share rows."""
+  def data_parallel(cls) -> "MeshConfig":
+    """All devices, which share rows alone."""
     return cls(data=-1, fsdp=1, sequence=1, tensor=1)
 
   @model_validator(mode="after")

@@ -20,6 +20,18 @@ def get_config(arg=""):
   return make_tiny(arg)
 """
 
+# One of many steps and checkpoints, to be disturbed.
+LONG = """
+from tests.experiments.conftest import make_tiny
+
+def get_config(arg=""):
+  config = make_tiny(arg)
+  config.train.update(
+    steps=240, log_every=5, checkpoint_every=6, eval_every=60, keep_last=2
+  )
+  return config
+"""
+
 
 def environment(devices=1, **variables):
   flags = os.environ["XLA_FLAGS"]

@@ -169,6 +169,18 @@ def test_a_changed_byte_is_found_or_changes_nothing(tmp_path):
   assert found > 5
 
 
+def test_a_digest_that_is_missing_is_damage(tmp_path):
+  with saved(tmp_path / "run", [1.0]):
+    pass
+  path = tmp_path / "run" / "checkpoints" / "10" / "digests" / "metadata"
+  path.write_text("{}")
+  with (
+    saved(tmp_path / "run") as manager,
+    pytest.raises(UserError, match="is not what was saved"),
+  ):
+    checkpoints.restore(manager, 10, state_at(10))
+
+
 def test_a_digest_changes_with_every_number_and_not_with_the_layout():
   array = jax.random.normal(jax.random.key(0), (8, 4))
   digest = digests.of_arrays(array)

@@ -10,45 +10,17 @@ import sys
 import time
 
 import jax
-import numpy as np
 import pytest
 
-from experiments import checkpoints, inference, runs
+from experiments import inference
 from experiments.errors import UserError
 from tests.experiments import processes
+from tests.experiments.states import assert_same_bits, final_state
 
 pytestmark = pytest.mark.slow
 
 # Of kills; `KILLS=50 pytest tests/experiments/test_faults.py` tries more.
 KILLS = int(os.environ.get("KILLS", "8"))
-
-LONG = """
-from tests.experiments.conftest import make_tiny
-
-def get_config(arg=""):
-  config = make_tiny(arg)
-  config.train.update(
-    steps=240, log_every=5, checkpoint_every=6, eval_every=60, keep_last=2
-  )
-  return config
-"""
-
-
-def final_state(workdir):
-  run = inference.restore(workdir).run
-  with checkpoints.opened(workdir, read_only=True) as manager:
-    like = runs.abstract_state(run)
-    state, _ = checkpoints.restore(manager, manager.latest_step(), like)
-  return state
-
-
-def assert_same_bits(one, other):
-  assert int(one.step) == int(other.step)
-  for left, right in zip(
-    jax.tree.leaves((one.params, one.opt_state)),
-    jax.tree.leaves((other.params, other.opt_state)),
-  ):
-    np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
 
 
 class Forks:
@@ -84,7 +56,7 @@ def forks(tmp_path):
 
 
 def test_killed_at_random_moments_it_ends_bit_for_bit_alike(tmp_path, forks):
-  config = processes.write_config(tmp_path, LONG)
+  config = processes.write_config(tmp_path, processes.LONG)
   whole, killed = tmp_path / "whole", tmp_path / "killed"
   arguments = (f"--config={config}", f"--workdir={whole}")
   forks.start(*arguments)
@@ -212,7 +184,7 @@ def wait_until(condition, process):
 @pytest.fixture
 def running(tmp_path):
   """A run that does not end by itself."""
-  config = processes.write_config(tmp_path, LONG)
+  config = processes.write_config(tmp_path, processes.LONG)
   arguments = ["train", f"--config={config}", f"--workdir={tmp_path / 'run'}"]
   arguments.append("--config.train.steps=1000000")
   arguments.append("--config.train.keep_last=1000000")
@@ -383,7 +355,7 @@ pipeline.stream = hanging
 def test_a_process_that_dies_or_hangs_stops_the_others(
   count, fault, message, tmp_path
 ):
-  config = processes.write_config(tmp_path, LONG)
+  config = processes.write_config(tmp_path, processes.LONG)
   workdir = tmp_path / "run"
   arguments = [
     "train",

@@ -12,7 +12,6 @@ import time
 import pytest
 
 from tests.experiments import processes, slurm
-from tests.experiments.test_faults import LONG
 
 pytestmark = pytest.mark.slow
 
@@ -161,7 +160,7 @@ def wait_for(condition, seconds, what):
 
 def test_slurm_preempts_requeues_and_the_run_goes_on(cluster, tmp_path):
   """Two tasks; a job of a higher partition takes their place for a while."""
-  config = processes.write_config(tmp_path, LONG)
+  config = processes.write_config(tmp_path, processes.LONG)
   workdir = tmp_path / "run"
   environment = {**cluster, **processes.environment(), "PATH": cluster["PATH"]}
   done = launch(

@@ -6,31 +6,14 @@ import shutil
 import signal
 import time
 
-import jax
 import numpy as np
 import pytest
 
-from experiments import checkpoints, inference, loop, runs
+from experiments import inference, loop
 from tests.experiments import processes
+from tests.experiments.states import assert_same_bits, final_state
 
 pytestmark = pytest.mark.slow
-
-
-def final_state(workdir):
-  run = inference.restore(workdir).run
-  with checkpoints.opened(workdir, read_only=True) as manager:
-    like = runs.abstract_state(run)
-    state, _ = checkpoints.restore(manager, manager.latest_step(), like)
-  return state
-
-
-def assert_same_bits(one, other):
-  assert int(one.step) == int(other.step)
-  for left, right in zip(
-    jax.tree.leaves((one.params, one.opt_state)),
-    jax.tree.leaves((other.params, other.opt_state)),
-  ):
-    np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
 
 
 @pytest.fixture(scope="module")
