@@ -176,30 +176,48 @@ def make_step(
   Example:
     >>> make_step(run, state)  # doctest: +SKIP
   """
-  config, axes = run.config.train, sharding.mesh_axes(run.mesh)
-  model = run.model
-  if axes != sharding.ALONE:
-    model = model.clone(mesh_axes=axes)
-  layouts = jax.tree.map(lambda leaf: leaf.sharding, like)
-  step = jax.jit(
-    steps.make_train_step(
-      model,
-      run.optimizer,
-      mesh_axes=axes,
-      label_smoothing=config.label_smoothing,
-      accumulation=config.accumulation,
-      ema_decay=config.ema_decay,
-      skip_non_finite=config.non_finite == "skip",
-    ),
-    donate_argnums=0,
-    out_shardings=(layouts, mesh_lib.replicated(run.mesh)),
-  )
+  step = jitted_step(run, like)
 
   def update(state: TrainState, batch: Batch):
     with jax.set_mesh(run.mesh):
       return step(state, batch)
 
   return update
+
+
+def jitted_step(run: Run, like: TrainState) -> Any:
+  """Makes what `make_step` calls, to be lowered or called under the mesh.
+
+  Args:
+    run: from `build`, for training.
+    like: a state, or what `abstract_state` says of it.
+
+  Returns:
+    A `jax.jit` function.
+
+  Example:
+    >>> with jax.set_mesh(run.mesh):  # doctest: +SKIP
+    ...   jitted_step(run, state).lower(state, batch).compile().as_text()
+  """
+  config, axes = run.config.train, sharding.mesh_axes(run.mesh)
+  model = run.model
+  if axes != sharding.ALONE:
+    model = model.clone(mesh_axes=axes)
+  step = steps.make_train_step(
+    model,
+    run.optimizer,
+    mesh_axes=axes,
+    label_smoothing=config.label_smoothing,
+    accumulation=config.accumulation,
+    ema_decay=config.ema_decay,
+    skip_non_finite=config.non_finite == "skip",
+  )
+  layouts = jax.tree.map(lambda leaf: leaf.sharding, like)
+  return jax.jit(
+    step,
+    donate_argnums=0,
+    out_shardings=(layouts, mesh_lib.replicated(run.mesh)),
+  )
 
 
 def abstract_state(run: Run) -> TrainState:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from attention.modules import MeshAxes
 from experiments.mesh import ROWS
@@ -108,7 +108,9 @@ def mesh_axes(mesh: Mesh) -> MeshAxes:
   return MeshAxes(heads=heads, sequence=sequence)
 
 
-def layout_of(path: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding:
+def layout_of(
+  path: str, shape: Sequence[int], mesh: Mesh | AbstractMesh
+) -> NamedSharding:
   """Returns how an array of a state lies on a mesh.
 
   Args:
@@ -136,7 +138,7 @@ def layout_of(path: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-def layouts(state: Any, mesh: Mesh) -> Any:
+def layouts(state: Any, mesh: Mesh | AbstractMesh) -> Any:
   """Returns how each array of a state lies on a mesh.
 
   Args:

@@ -9,6 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments import inference, mesh, runs, schema
+from experiments.costs import product_flops
 from experiments.data import pipeline
 from experiments.data.corpus import Dealt
 
@@ -81,33 +82,6 @@ def decoding_speed(workdir: Path, beam_size: int) -> dict[str, float]:
 
 def _shapes(batch) -> tuple:
   return tuple(part.shape for part in batch)
-
-
-def product_flops(jaxpr) -> float:
-  """Returns the floating-point operations of a program's matrix products.
-
-  Args:
-    jaxpr: the program; loops count as often as they run.
-
-  Returns:
-    Two for each multiplication and addition.
-
-  Example:
-    >>> product = jax.make_jaxpr(lambda x: x @ x)(np.ones((4, 4)))
-    >>> product_flops(product.jaxpr)
-    128.0
-  """
-  total = 0.0
-  for equation in jaxpr.eqns:
-    if equation.primitive.name == "dot_general":
-      (contracted, _), _ = equation.params["dimension_numbers"]
-      left = equation.invars[0].aval.shape
-      inner = math.prod(left[axis] for axis in contracted)
-      total += 2.0 * inner * math.prod(equation.outvars[0].aval.shape)
-    repeats = equation.params.get("length", 1)
-    for inside in jax.core.jaxprs_in_params(equation.params):
-      total += repeats * product_flops(inside)
-  return total
 
 
 def machine_gigaflops(size: int = 2048, repeats: int = 10) -> float:

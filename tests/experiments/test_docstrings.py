@@ -15,6 +15,7 @@ import experiments
 BINARIES = (
   "experiments.train",
   "experiments.evaluate",
+  "experiments.plan",
   "experiments.translate",
 )
 OF_FLAX = ("parent", "name")
