@@ -60,9 +60,10 @@ def leading_block(
     (1, 3)
   """
   if asked is None:
-    if not _alone_on_a_cpu():
+    sharing = _devices_of_a_cpu()
+    if not sharing:
       return tuple(leading)
-    asked = max(_SCORES // pairs, 1)
+    asked = max(_SCORES // sharing // pairs, 1)
   block, whole = _innermost_first(asked, scores, leading), tuple(leading)
   # A score may capture arrays with leading axes of its own, heads mostly, and
   # then needs all of these.
@@ -73,16 +74,18 @@ def leading_block(
   return whole
 
 
-def _alone_on_a_cpu() -> bool:
-  """Whether to cut leading axes: not where they lie on many devices."""
+def _devices_of_a_cpu() -> int:
+  """How many devices share a CPU's cores and caches, each with its own tile.
+
+  0 where leading axes are not to be cut: they may lie on many devices.
+  """
   if jax.default_backend() != "cpu":
-    return False
+    return 0
   mesh = jax.sharding.get_abstract_mesh()
   # Within `jax.shard_map` a device has leading axes of its own.
   shared = {name for name, size in mesh.shape.items() if size > 1}
-  return jax.device_count() == 1 or bool(
-    shared and shared <= set(mesh.manual_axes)
-  )
+  own = shared and shared <= set(mesh.manual_axes)
+  return jax.local_device_count() if own or jax.device_count() == 1 else 0
 
 
 def _innermost_first(limit, scores, leading) -> tuple[int, ...]:
