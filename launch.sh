@@ -179,7 +179,8 @@ srun --kill-on-bad-exit=0 --wait=90 bash -c \\
   'export JAX_PROCESS_ID="\$SLURM_PROCID"; exec "\$@"' -- \\
   $quoted&
 tasks=\$!
-trap 'kill -TERM "\$tasks"' TERM USR1
+# Through Slurm: srun itself would kill its tasks where they stand.
+trap 'scancel --signal=TERM "\$SLURM_JOB_ID"' TERM USR1
 while :; do
   wait "\$tasks"
   code=\$?

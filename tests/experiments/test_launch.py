@@ -158,8 +158,8 @@ def wait_for(condition, seconds, what):
     time.sleep(0.2)
 
 
-def test_slurm_preempts_requeues_and_the_run_goes_on(cluster, tmp_path):
-  """Two tasks; a job of a higher partition takes their place for a while."""
+def test_slurm_stops_and_requeues_and_the_run_goes_on(cluster, tmp_path):
+  """Two tasks, stopped by a job of a higher partition, then by the limit."""
   config = processes.write_config(tmp_path, processes.LONG)
   workdir = tmp_path / "run"
   environment = {**cluster, **processes.environment(), "PATH": cluster["PATH"]}
@@ -183,24 +183,37 @@ def test_slurm_preempts_requeues_and_the_run_goes_on(cluster, tmp_path):
   job = re.search(r"job (\d+)", done.stdout)[1]
   log = tmp_path / f"t-{job}.log"
 
-  def said(text):
-    return log.exists() and text in log.read_text()
+  def slurm_run(*command):
+    subprocess.run(command, env=environment, cwd=tmp_path, check=True)
+
+  def text():
+    return log.read_text() if log.exists() else ""
+
+  def newest():
+    names = [path.name for path in (workdir / "checkpoints").iterdir()]
+    return max(int(name) for name in names if name.isdecimal())
 
   def story():
     queue = subprocess.run(
       ["squeue", "--long"], env=environment, capture_output=True, check=False
     )
-    return (log.read_text() if log.exists() else "", queue)
+    return text(), queue
+
+  def stopped():
+    return [int(n) for n in re.findall(r"stopped after step (\d+)", text())]
 
   wait_for((workdir / "checkpoints" / "24").exists, 120, story)
   higher = ["sbatch", "--partition=high", "--exclusive", "--output=/dev/null"]
-  subprocess.run(
-    [*higher, "--wrap=sleep 3"], env=environment, cwd=tmp_path, check=True
-  )
-  wait_for(lambda: said("the same command goes on"), 60, story)
-  stopped = int(re.search(r"stopped after step (\d+)", log.read_text())[1])
-  assert (workdir / "checkpoints" / str(stopped)).exists()
-  wait_for(lambda: said(f"resuming after step {stopped}"), 180, story)
-  subprocess.run(["scancel", job], env=environment, check=True)
+  slurm_run(*higher, "--wrap=sleep 3")
+  wait_for(lambda: len(stopped()) == 1, 60, story)
+  wait_for(lambda: f"resuming after step {stopped()[0]}" in text(), 180, story)
+  wait_for(lambda: newest() > stopped()[0], 60, story)
+  # What Slurm sends the script, by its --signal, before the time limit.
+  slurm_run("scancel", "--batch", "--signal=USR1", job)
+  wait_for(lambda: len(stopped()) == 2, 60, story)
+  wait_for(lambda: f"resuming after step {stopped()[1]}" in text(), 180, story)
+  slurm_run("scancel", job)
   wait_for(lambda: b" t " not in story()[1].stdout, 60, story)
-  assert "Traceback" not in log.read_text()
+  for step in stopped():
+    assert (workdir / "checkpoints" / str(step)).exists()
+  assert "Traceback" not in text()

@@ -292,12 +292,15 @@ def assert_same_losses(one, other):
 
 
 @pytest.mark.parametrize(
-  "mesh", [[], ["--config.mesh.data=1", "--config.mesh.fsdp=2"]]
+  ("count", "mesh"),
+  [(2, []), (4, ["--config.mesh.data=2", "--config.mesh.fsdp=2"])],
 )
-def test_two_processes_give_the_losses_of_one(finished, tmp_path, mesh):
+def test_several_processes_give_the_losses_of_one(
+  finished, tmp_path, count, mesh
+):
   config, workdir, _, _ = finished
   process = processes.launch(
-    2,
+    count,
     "train",
     f"--config={config}",
     f"--workdir={tmp_path / 'run'}",
@@ -305,7 +308,7 @@ def test_two_processes_give_the_losses_of_one(finished, tmp_path, mesh):
   )
   out, error = process.communicate(timeout=300)
   assert process.returncode == 0, error
-  assert "2 cpu device(s)" in error
+  assert f"{count} cpu device(s)" in error
   assert out.count("sequence accuracy") == 6  # printed by one alone
   assert_same_losses(workdir, tmp_path / "run")
   finished = inference.restore(tmp_path / "run")
