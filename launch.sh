@@ -20,12 +20,12 @@
 #   --dry-run           prints what would run, and runs nothing
 # of slurm:
 #   --nodes=N           machines (1)
-#   --tasks=N           processes on each (1; a process uses all its GPUs)
+#   --tasks=N           processes on each (1), which share its GPUs evenly
 #   --gpus=N            GPUs of each machine (0)
 #   --time=H:MM:SS      limit, after which the job is requeued and goes on
 #   --grace=SECONDS     to save in before the limit (120)
 #   --name=NAME, --partition=NAME, --account=NAME
-#   --setup=SHELL       run on each machine first, 'source venv/bin/activate'
+#   --setup=SHELL       run by each process first, 'source venv/bin/activate'
 # of tpu:
 #   --zone=ZONE, --project=NAME
 #   --dir=DIR           the checkout on the workers (attention)
@@ -41,7 +41,8 @@
 # share of the batch; process 0 alone prints and writes metrics, and all write
 # checkpoints, so the run's directory has to be on a disk that all see. A process
 # that dies or hangs stops the others. Ctrl-C, SIGTERM, preemption and a time
-# limit save the run; exit code 75 then says that the same command goes on.
+# limit save the run; exit code 75 then says that the same command goes on. (Ctrl-C
+# of tpu ends the connections alone: stop the command on the workers.)
 set -euo pipefail
 
 usage() {
@@ -66,6 +67,7 @@ read_options() {
         break
         ;;
       --dry-run) dry_run=1 ;;
+      --dry-run=*) die "--dry-run takes no value" ;;
       --*=*)
         key="${1%%=*}" value="${1#*=}"
         key="${key#--}"
@@ -112,6 +114,15 @@ stop_all() {
   kill -KILL "$@" 2>/dev/null || true
 }
 
+# Of NVIDIA, those that CUDA_VISIBLE_DEVICES leaves.
+count_gpus() {
+  if [[ -n "${CUDA_VISIBLE_DEVICES+set}" ]]; then
+    tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c . || true
+  else
+    { nvidia-smi -L 2>/dev/null || true; } | grep -c '^GPU' || true
+  fi
+}
+
 launch_local() {
   local count="${1:-}"
   [[ "$count" =~ ^[1-9][0-9]*$ ]] ||
@@ -121,19 +132,27 @@ launch_local() {
   JAX_COORDINATOR_ADDRESS="localhost:$(free_port)"
   export JAX_COORDINATOR_ADDRESS
   export JAX_NUM_PROCESSES="$count"
-  local pids=() status=0 index
+  local pids=() status=0 index gpus
+  gpus="$(count_gpus)"
+  ((gpus % count == 0)) || die "$count processes do not share $gpus GPUs evenly"
   for ((index = 0; index < count; index++)); do
     if ((dry_run)); then
       echo "JAX_COORDINATOR_ADDRESS=$JAX_COORDINATOR_ADDRESS" \
         "JAX_NUM_PROCESSES=$count JAX_PROCESS_ID=$index ${command[*]}"
       continue
     fi
+    if ((count > 1 && gpus > 0)); then
+      JAX_LOCAL_DEVICE_IDS="$(seq -s, $((index * gpus / count)) \
+        $(((index + 1) * gpus / count - 1)))"
+      export JAX_LOCAL_DEVICE_IDS
+    fi
     JAX_PROCESS_ID="$index" "${command[@]}" &
     pids+=("$!")
   done
 
   # A signal makes `wait` return without a process; the loop then waits on.
-  trap 'stop_all "${pids[@]}" >/dev/null 2>&1 &' TERM INT
+  # They save first, however long that takes.
+  trap 'kill -TERM "${pids[@]}" 2>/dev/null || true' TERM INT
   while ((${#pids[@]} > 0)); do
     local finished="" code=0
     wait -n -p finished "${pids[@]}" || code=$?
@@ -160,6 +179,14 @@ launch_local() {
 slurm_script() {
   local quoted option
   printf -v quoted '%q ' "${command[@]}"
+  # What each task runs: SLURM_ variables are those of its own.
+  local task="{ $setup"$'\n'"} && export JAX_PROCESS_ID=\"\$SLURM_PROCID\""
+  if ((tasks > 1 && gpus > 0)); then
+    local share=$((gpus / tasks))
+    task+=" JAX_LOCAL_DEVICE_IDS=\"\$(seq -s, \$((SLURM_LOCALID * $share))"
+    task+=" \$(((SLURM_LOCALID + 1) * $share - 1)))\""
+  fi
+  printf -v task '%q' "$task && exec \"\$@\""
   echo "#!/usr/bin/env bash"
   for option in job-name="$name" nodes="$nodes" ntasks-per-node="$tasks" \
     gpus-per-node="$gpus" time="$time" partition="$partition" \
@@ -170,13 +197,11 @@ slurm_script() {
 #SBATCH --requeue
 #SBATCH --open-mode=append
 set -uo pipefail
-$setup
 first="\$(scontrol show hostnames "\$SLURM_JOB_NODELIST" | head -n 1)"
 export JAX_COORDINATOR_ADDRESS="\$first:\$((20000 + SLURM_JOB_ID % 20000))"
 export JAX_NUM_PROCESSES="\$SLURM_NTASKS"
-# shellcheck disable=SC2016 # each task expands its own number
-srun --kill-on-bad-exit=0 --wait=90 bash -c \\
-  'export JAX_PROCESS_ID="\$SLURM_PROCID"; exec "\$@"' -- \\
+# shellcheck disable=SC2016 # each task expands its own numbers
+srun --kill-on-bad-exit=0 --wait=90 bash -c $task -- \\
   $quoted&
 tasks=\$!
 # Through Slurm: srun itself would kill its tasks where they stand.
@@ -199,6 +224,7 @@ launch_slurm() {
   read_options "name nodes tasks gpus time grace partition account setup" "$@"
   check_numbers 1 nodes tasks grace
   check_numbers 0 gpus
+  ((gpus % tasks == 0)) || die "--tasks=$tasks do not share $gpus GPUs evenly"
   if ((dry_run)); then
     slurm_script
     return
@@ -232,9 +258,10 @@ launch_tpu() {
   exec "${call[@]}"
 }
 
-# YAML reads JSON, so that is how the command is quoted.
+# YAML reads JSON, so that is how words are quoted.
 as_json() {
-  python3 -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$@"
+  python3 -c 'import json, sys; print(", ".join(map(json.dumps, sys.argv[1:])))' \
+    "$@"
 }
 
 launch_k8s() {
@@ -250,7 +277,7 @@ launch_k8s() {
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
 metadata:
-  name: $name
+  name: $(as_json "$name")
 spec:
   failurePolicy:
     maxRestarts: $restarts
@@ -269,8 +296,8 @@ spec:
               terminationGracePeriodSeconds: 120
               containers:
                 - name: train
-                  image: $(as_json "$image" | sed 's/^\[\(.*\)\]$/\1/')
-                  command: $(as_json "${command[@]}")
+                  image: $(as_json "$image")
+                  command: [$(as_json "${command[@]}")]
                   ports:
                     - containerPort: 20000
                   env:
@@ -298,7 +325,7 @@ END
               volumes:
                 - name: runs
                   persistentVolumeClaim:
-                    claimName: $claim
+                    claimName: $(as_json "$claim")
 END
   fi
 }

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 from jax.experimental import multihost_utils
@@ -22,10 +23,12 @@ from experiments.errors import UserError
 from experiments.steps import TrainState
 
 FOLDER, DAMAGED = "checkpoints", "damaged"
+_ITEMS = ("state", "batches", "digests")
 LOWER_IS_BETTER = ("loss", "perplexity")
+_OF_JAX = jax.errors.JaxRuntimeError
 _NONE_LEFT = (
-  "No checkpoint of the run can be read, and nothing was moved; remove the"
-  " run's directory to start over."
+  "No checkpoint of the run can be read, and nothing was moved. If the files"
+  " are lost, another --workdir starts over."
 )
 
 
@@ -91,7 +94,7 @@ def opened(
       read_only=read_only,
       enable_async_checkpointing=not read_only,
     ),
-    item_names=("state", "batches", "digests"),
+    item_names=_ITEMS,
   )
   try:
     yield manager
@@ -126,13 +129,15 @@ def save(
   if step in manager.all_steps():
     return
   plain, position = _plain(state), dict(batches)
+  # All processes compute these; a failure of that is no failure to write.
+  found = _digests(plain, position)
   with _saving(manager):
     manager.save(
       step,
       args=ocp.args.Composite(
         state=ocp.args.StandardSave(plain),
         batches=ocp.args.JsonSave(position),
-        digests=ocp.args.JsonSave(_digests(plain, position)),
+        digests=ocp.args.JsonSave(found),
       ),
       metrics=None if metrics is None else {**metrics, "step": step},
       force=True,
@@ -161,6 +166,9 @@ def _saving(manager: ocp.CheckpointManager) -> Iterator[None]:
   try:
     yield
   except (OSError, ValueError, RuntimeError) as error:
+    # Of several processes one may have died while the others wait for it.
+    if jax.process_count() > 1 and isinstance(error, _OF_JAX):
+      raise
     there = [path.name for path in _steps(Path(manager.directory))]
     last = f"after step {max(map(int, there))}" if there else "from the start"
     raise UnsavedCheckpointError(
@@ -213,8 +221,9 @@ def restore_last(
       continue
     # Only now, with an older one in hand, is anything moved.
     for bad, reason in damaged:
-      kept = _set_aside(Path(manager.directory) / str(bad))
-      logging.warning("%s It is kept as %s.", reason, kept)
+      if jax.process_index() == 0:
+        kept = _set_aside(Path(manager.directory) / str(bad))
+        logging.warning("%s It is kept as %s.", reason, kept)
     _wait_for_all("damaged checkpoints set aside")
     if damaged:
       manager.reload()
@@ -244,37 +253,95 @@ def restore(
     >>> like = runs.start(run)  # doctest: +SKIP
     >>> state, position = restore(manager, 500, like)  # doctest: +SKIP
   """
-  folder = manager.directory / str(step)
-  try:
-    restored = manager.restore(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.StandardRestore(_plain(like)),
-        batches=ocp.args.JsonRestore(),
-        digests=ocp.args.JsonRestore(),
-      ),
-    )
-    found = _digests(restored["state"], restored["batches"])
-    saved = restored["digests"]
-    for name in found | saved:
-      if found.get(name) != saved.get(name):
-        raise ValueError(f"{name} is not what was saved")
-  except (PermissionError, MemoryError) as error:
-    raise UserError(f"checkpoint {folder}: cannot be read ({error})") from error
-  except Exception as error:  # Orbax raises whatever its layers raise.
-    reason = str(error).strip().split("\n")[0][:200]
-    if "structures do not match" in str(error):
-      raise UserError(
-        f"checkpoint {folder} holds other arrays than this version of the"
-        f" model ({reason}); use the version that wrote it"
-      ) from error
-    raise DamagedCheckpointError(
-      f"checkpoint {folder} is damaged ({type(error).__name__}: {reason})."
-    ) from error
+  folder = Path(manager.directory) / str(step)
+  with _agreeing(folder):
+    restored = _read(manager, step, like)
+  with _agreeing(folder):
+    _check_digests(restored)
   state = restored["state"]
   rng = jax.random.wrap_key_data(state["rng"])
   state = {"average": None, **state, "rng": rng}
   return TrainState(**state), restored["batches"]
+
+
+def _read(manager: ocp.CheckpointManager, step: int, like: TrainState):
+  """Reads this process's share, without waiting for the others.
+
+  They might wait for it in vain, where it alone cannot read.
+  """
+  args = ocp.args.Composite(
+    state=ocp.args.StandardRestore(_plain(like)),
+    batches=ocp.args.JsonRestore(),
+    digests=ocp.args.JsonRestore(),
+  )
+  if jax.process_count() == 1:
+    return manager.restore(step, args=args)
+  index = jax.process_index()
+  alone = ocp.CheckpointManagerOptions(
+    read_only=True,
+    multiprocessing_options=ocp.options.MultiprocessingOptions(
+      primary_host=index,
+      active_processes={index},
+      barrier_sync_key_prefix=f"process_{index}",
+    ),
+  )
+  with ocp.CheckpointManager(
+    manager.directory, options=alone, item_names=_ITEMS
+  ) as reader:
+    return reader.restore(step, args=args)
+
+
+def _check_digests(restored) -> None:
+  found = _digests(restored["state"], restored["batches"])
+  saved = restored["digests"]
+  for name in found | saved:
+    if found.get(name) != saved.get(name):
+      raise ValueError(f"{name} is not what was saved")
+
+
+@contextlib.contextmanager
+def _agreeing(folder: Path) -> Iterator[None]:
+  """Has all processes take a checkpoint for what one of them finds it to be.
+
+  Raises:
+    UserError: naming what is wrong, in all of them.
+  """
+  found: UserError | None = None
+  try:
+    yield
+  except Exception as error:  # Orbax raises whatever its layers raise.
+    if isinstance(error, _OF_JAX) and jax.process_count() > 1:
+      raise
+    found = _verdict(folder, error)
+    found.__cause__ = error
+  kinds = [None, DamagedCheckpointError, UserError]
+  worst = kinds.index(type(found) if found else None)
+  if jax.process_count() > 1:
+    worsts = multihost_utils.process_allgather(np.int32(worst)).tolist()
+    worst = max(worsts)
+    if worst and not (found and worst == kinds.index(type(found))):
+      found = kinds[worst](
+        f"checkpoint {folder} cannot be read by process {worsts.index(worst)}."
+      )
+  if found:
+    raise found
+
+
+def _verdict(folder: Path, error: Exception) -> UserError:
+  """What an error says of the checkpoint it came from."""
+  reason = str(error).strip().split("\n")[0][:200]
+  missing = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+  outside = isinstance(error, (OSError, MemoryError, _OF_JAX))
+  if outside and not isinstance(error, missing):
+    return UserError(f"checkpoint {folder}: cannot be read ({reason})")
+  if "structures do not match" in str(error):
+    return UserError(
+      f"checkpoint {folder} holds other arrays than this version of the model"
+      f" ({reason}); use the version that wrote it"
+    )
+  return DamagedCheckpointError(
+    f"checkpoint {folder} is damaged ({type(error).__name__}: {reason})."
+  )
 
 
 def parameters(
@@ -430,7 +497,6 @@ def _set_aside(checkpoint: Path) -> Path:
   target = checkpoint.parent.parent / DAMAGED / checkpoint.name
   while target.exists():
     target = target.with_name(target.name + "_")
-  if jax.process_index() == 0:
-    target.parent.mkdir(exist_ok=True)
-    shutil.move(checkpoint, target)
+  target.parent.mkdir(exist_ok=True)
+  shutil.move(checkpoint, target)
   return target

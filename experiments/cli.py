@@ -188,13 +188,11 @@ def run(
     except BrokenPipeError:  # whoever read has read enough
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
       runtime.leave(141)
-    except OSError as error:
-      if not error.filename and error.errno != errno.ENOSPC:
-        raise
-      _die(f"{error.filename or 'a file'}: {error.strerror}", 1)
     except KeyboardInterrupt:
       _die("interrupted", 130)
-    except Exception:
+    except Exception as error:
+      if trouble := _trouble_with_a_file(error):
+        _die(trouble, 1)
       if not _is_one_of_several():
         raise
       traceback.print_exc()
@@ -241,7 +239,8 @@ def _tell_but_of_unwritten_events(args) -> None:
 
   The main thread, which writes metrics and checkpoints, will say so.
   """
-  if not isinstance(args.exc_value, OSError):
+  ours = args.thread is not None and args.thread.name == runtime.HEARTBEAT
+  if ours or not isinstance(args.exc_value, OSError):
     threading.__excepthook__(args)
 
 
@@ -253,6 +252,15 @@ def _tell_but_of_late_reads(unraisable) -> None:
   """
   if str(unraisable.exc_value) != "Event loop is closed":
     sys.__unraisablehook__(unraisable)
+
+
+def _trouble_with_a_file(error: Exception) -> str | None:
+  """What the system says of a file; None of anything else."""
+  if not isinstance(error, OSError):
+    return None
+  if not error.filename and error.errno != errno.ENOSPC:
+    return None
+  return f"{error.filename or 'a file'}: {error.strerror}"
 
 
 def _is_one_of_several() -> bool:

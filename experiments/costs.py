@@ -26,8 +26,9 @@ _ENCODER_REDUCTIONS = 2 + 4
 _DECODER_REDUCTIONS = 3 + 7
 # Looking words up, source and target, and the loss's gradient by the features.
 _VOCABULARY_REDUCTIONS = 3
-# Keys and values travel forwards, and backwards with their gradients.
-_TRAVELS = 2 + 4
+# Arrays that travel around a ring: keys and values, forwards and backwards, and
+# backwards their gradients, which are float32.
+_TRAVELLERS, _GRADIENTS = 2 + 2, 2
 
 
 class Update(NamedTuple):
@@ -213,10 +214,9 @@ def traffic(
   model = update.config.model
   if isinstance(model, TransformerConfig):
     rows = num_rows / (mesh.shape["data"] * mesh.shape["fsdp"])
-    width = model.model_size * (
-      2 if update.config.train.dtype != "float32" else 4
-    )
-    hidden = rows * update.length / mesh.shape["sequence"] * width
+    width = 4 if update.config.train.dtype == "float32" else 2
+    numbers = rows * update.length * model.model_size
+    hidden = width * numbers / mesh.shape["sequence"]
     reductions = (
       model.encoder_layers * _ENCODER_REDUCTIONS
       + model.decoder_layers * _DECODER_REDUCTIONS
@@ -225,8 +225,8 @@ def traffic(
     sent["tensor"] += 2 * passed["tensor"] * hidden * reductions
     if mesh.shape["sequence"] > 1:
       attentions = model.encoder_layers + 2 * model.decoder_layers
-      share = hidden / mesh.shape["tensor"] * mesh.shape["sequence"]
-      sent["sequence"] += _TRAVELS * attentions * share
+      each = (_TRAVELLERS * width + _GRADIENTS * 4) / mesh.shape["tensor"]
+      sent["sequence"] += attentions * numbers * each
   return sent
 
 

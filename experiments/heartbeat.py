@@ -18,6 +18,9 @@ from experiments.errors import UserError
 # Seconds between two beats; after how many without one a process is dead.
 BEAT, SILENCE = 1.0, 15.0
 _KEY, _END, _TROUBLE = "attention/beat/", "end", "trouble"
+# Of a process that has failed, before why; and how long others may take to say
+# that the same has happened to them.
+_FAILED, _GRACE = "failed ", 5.0
 
 
 class LostProcessError(UserError):
@@ -30,7 +33,8 @@ class Heartbeat:
   """The beats of all processes, as one of them hears them.
 
   Attributes:
-    step: the step that this process is at, for it to set.
+    step: the step that this process is at, for it to set; None where it makes
+      none, which may take any time.
 
   Example:
     >>> with watch(stall_seconds=60) as heartbeat:
@@ -47,23 +51,26 @@ class Heartbeat:
       count: of all processes.
       stall_seconds: after which steps that do not go on have stalled.
     """
-    self.step = 0
+    self.step: int | None = None
     self._client, self._index = client, index
     self._stall_seconds = stall_seconds
     self._beats = 0
     now = time.monotonic()
     # Of processes that have begun to beat and have not ended.
     self._heard: dict[int, tuple[str, float]] = {}
-    self._steps = dict.fromkeys(range(count), 0)
+    self._steps: dict[int, int | None] = dict.fromkeys(range(count))
+    self._failed: dict[int, tuple[str, float]] = {}
     self._moved, self._told = now, ""
 
   def beat(self) -> None:
     """Tells the others of this process, and hears of them."""
     self._beats += 1
-    value = f"{self._beats} {self.step}"
-    self._client.key_value_set(
-      f"{_KEY}{self._index}", value, allow_overwrite=True
-    )
+    value = f"{self._beats} {'' if self.step is None else self.step}"
+    self._say(value)
+    self.hear()
+
+  def hear(self) -> None:
+    """Hears what the others say."""
     now, before = time.monotonic(), dict(self._steps)
     for key, value in self._client.key_value_dir_get(_KEY):
       name = key.rsplit("/", 1)[-1]
@@ -71,13 +78,18 @@ class Heartbeat:
         self._told = value
         continue
       process = int(name)
-      if value == _END:
+      if value == _END or value.startswith(_FAILED):
         self._heard.pop(process, None)
+        self._steps[process] = None
+        if value != _END and process != self._index:
+          why = value.removeprefix(_FAILED)
+          self._failed.setdefault(process, (why, now))
         continue
       last, _ = self._heard.get(process, ("", now))
       if process != self._index and value != last:
         self._heard[process] = value, now
-      self._steps[process] = int(value.split()[1])
+      step = value.split(" ")[1]
+      self._steps[process] = int(step) if step else None
     if self._steps != before:
       self._moved = now
 
@@ -90,26 +102,39 @@ class Heartbeat:
       self._client.key_value_set(
         f"{_KEY}{_TROUBLE}", trouble, allow_overwrite=True
       )
-      deadline = time.monotonic() + 2 * SILENCE
-      while not self._index and time.monotonic() < deadline:
-        self.beat()
-        if len(self.silent(3 * BEAT)) == len(self._heard):
-          break
-        time.sleep(BEAT)
+      self._leave_last()
 
   def end(self) -> None:
     """Tells the others not to wait for another beat."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):
-      self._client.key_value_set(
-        f"{_KEY}{self._index}", _END, allow_overwrite=True
-      )
+      self._say(_END)
+
+  def fail(self, why: str) -> None:
+    """Tells the others that this process goes, and they cannot go on."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+      self._say(f"{_FAILED}{why}")
+      self._leave_last()
+
+  def _say(self, value: str) -> None:
+    self._client.key_value_set(
+      f"{_KEY}{self._index}", value, allow_overwrite=True
+    )
+
+  def _leave_last(self) -> None:
+    """Has the first process wait until the others are gone."""
+    deadline = time.monotonic() + 2 * SILENCE
+    while not self._index and time.monotonic() < deadline:
+      self.hear()
+      if len(self.silent(3 * BEAT)) == len(self._heard):
+        break
+      time.sleep(BEAT)
 
   def silent(self, seconds: float = SILENCE) -> list[int]:
     """The processes that have not been heard of for so long."""
     now = time.monotonic()
     return [
       process
-      for process, (_, heard) in self._heard.items()
+      for process, (_, heard) in list(self._heard.items())
       if now - heard > seconds
     ]
 
@@ -119,13 +144,17 @@ class Heartbeat:
       return self._told
     if dead := self.silent():
       return (
-        f"{_named(dead)} not been heard of for {SILENCE:.0f} s, and was last at"
-        f" step {self._steps[dead[0]]}"
+        f"{_named(dead)} not been heard of for {SILENCE:.0f} s, and was last"
+        f" {_at(self._steps[dead[0]])}"
       )
+    for process, (why, heard) in list(self._failed.items()):
+      if time.monotonic() - heard >= _GRACE:
+        return f"process {process} has failed: {why}"
+    steps = [step for step in self._steps.values() if step is not None]
     still = time.monotonic() - self._moved
-    if still < self._stall_seconds:
+    if still < self._stall_seconds or len(steps) < len(self._steps):
       return None
-    last, furthest = min(self._steps.values()), max(self._steps.values())
+    last, furthest = min(steps), max(steps)
     behind = [i for i, step in self._steps.items() if step == last]
     if last == furthest:
       return f"no process has got beyond step {last} for {still:.0f} s"
@@ -133,6 +162,10 @@ class Heartbeat:
       f"{_named(behind)} not got beyond step {last} for {still:.0f} s, where"
       f" others are at step {furthest}"
     )
+
+
+def _at(step: int | None) -> str:
+  return "outside of training" if step is None else f"at step {step}"
 
 
 def _named(processes: list[int]) -> str:
@@ -170,26 +203,37 @@ def watch(stall_seconds: float) -> Iterator[Heartbeat]:
     return
   done = threading.Event()
   thread = threading.Thread(
-    target=_listen, args=(heartbeat, done), daemon=True, name="heartbeat"
+    target=_listen,
+    args=(heartbeat, done),
+    daemon=True,
+    name=runtime.HEARTBEAT,
   )
   thread.start()
-  try:
-    yield heartbeat
-  except UserError:
-    raise
-  except Exception as error:  # whatever becomes of a broken connection
-    # Who is dead is sure once it has missed a few beats.
-    time.sleep(5 * BEAT)
-    dead = heartbeat.silent(4 * BEAT)
-    if not dead:
-      raise
-    reason = f"{_named(dead)} stopped, after step {heartbeat.step - 1}"
-    heartbeat.tell(reason)
-    raise LostProcessError(_told(reason)) from error
-  finally:
+
+  def stop_listening() -> None:
     done.set()
     thread.join(2 * BEAT)  # it may wait for a service that is gone
-    heartbeat.end()
+
+  try:
+    yield heartbeat
+  except BaseException as error:
+    reason = None
+    if isinstance(error, Exception) and not isinstance(error, UserError):
+      # Whatever becomes of a broken connection. Who is dead is sure once it
+      # has missed a few beats.
+      time.sleep(5 * BEAT)
+      if dead := heartbeat.silent(4 * BEAT):
+        where = heartbeat.step
+        reason = f"{_named(dead)} stopped"
+        reason += "" if where is None else f", after step {where - 1}"
+    stop_listening()
+    if reason is None:
+      heartbeat.fail(str(error).split("\n")[0] or type(error).__name__)
+      raise
+    heartbeat.tell(reason)
+    raise LostProcessError(_told(reason)) from error
+  stop_listening()
+  heartbeat.end()
 
 
 def _listen(heartbeat: Heartbeat, done: threading.Event) -> None:
@@ -202,7 +246,8 @@ def _listen(heartbeat: Heartbeat, done: threading.Event) -> None:
       trouble = f"process 0, which coordinates, cannot be reached ({error})"
     if trouble and not done.is_set():
       heartbeat.tell(trouble)
-      print(f"error: {_told(trouble)}", file=sys.stderr)
+      with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+        print(f"error: {_told(trouble)}", file=sys.stderr)
       runtime.leave(LostProcessError.code)
 
 

@@ -53,6 +53,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
   typed = schema.parse(raw)
   if jax.process_index():
     return _train_and_evaluate(raw, typed, workdir)
+  workdir_lib.check_links(workdir)
   with workdir_lib.locked(workdir):
     return _train_and_evaluate(raw, typed, workdir)
 
@@ -69,17 +70,20 @@ def _train_and_evaluate(raw, typed: schema.Config, workdir: Path) -> bool:
     if claimed:
       workdir_lib.release(workdir)
     raise
-  with checkpoints.opened(
-    workdir,
-    keep_last=typed.train.keep_last,
-    keep_best=typed.train.keep_best,
-    best_metric=typed.train.best_metric,
-  ) as manager:
+  with (
+    heartbeat.watch(typed.train.stall_seconds) as beat,
+    checkpoints.opened(
+      workdir,
+      keep_last=typed.train.keep_last,
+      keep_best=typed.train.keep_best,
+      best_metric=typed.train.best_metric,
+    ) as manager,
+  ):
     state, stream = _start_or_resume(run, manager, batches)
     told = _describe(run, state), *sharding.table(state, run.mesh)
     for line in (*told, *batches.describe(), f"in {workdir}"):
       logging.info("%s", line)
-    state, complete = _train(run, workdir, manager, state, stream)
+    state, complete = _train(run, workdir, manager, beat, state, stream)
     checkpoints.wait(manager)
     if not complete:
       logging.info(
@@ -109,7 +113,7 @@ def _start_or_resume(run: runs.Run, manager, batches):
   return state, stream
 
 
-def _train(run: runs.Run, workdir: Path, manager, state, stream):
+def _train(run: runs.Run, workdir: Path, manager, beat, state, stream):
   """Trains until the last step, or until there is a reason to stop.
 
   Returns:
@@ -127,7 +131,6 @@ def _train(run: runs.Run, workdir: Path, manager, state, stream):
     Writer(workdir, first, active=jax.process_index() == 0) as writer,
     Progress(config.steps, first) as progress,
     interrupts.listen() as should_stop,
-    heartbeat.watch(config.stall_seconds) as beat,
   ):
     watch = Watch(
       writer,
@@ -168,6 +171,7 @@ def _train(run: runs.Run, workdir: Path, manager, state, stream):
         complete = True
       if stop or complete:
         break
+    beat.step = None
     if watch.skipped:
       progress.write(f"{watch.skipped} updates were not finite and skipped")
   return state, complete

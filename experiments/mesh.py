@@ -6,6 +6,7 @@ sequence  devices that share the tokens of each row
 tensor    devices that share heads, hidden units and the vocabulary
 """
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -52,6 +53,12 @@ def make_mesh(config: MeshConfig) -> Mesh:
     for name, size in sizes.items()
   }
   size = math.prod(shape.values())
+  if -1 in sizes.values() and size < available:
+    others = [f"{name} {n}" for name, n in sizes.items() if n > 1]
+    raise UserError(
+      f"config.mesh: {available} devices do not divide by {' x '.join(others)};"
+      " say how many to use with config.mesh.data"
+    )
   asked = " x ".join(f"{n} {name}" for name, n in shape.items() if n > 1)
   if size > available:
     raise UserError(
@@ -246,7 +253,12 @@ def gathered(tree: Any, mesh: Mesh) -> Any:
     >>> whole["w"].is_fully_replicated
     True
   """
-  return jax.jit(lambda tree: tree, out_shardings=replicated(mesh))(tree)
+  return _gather(replicated(mesh))(tree)
+
+
+@functools.cache
+def _gather(layout: NamedSharding) -> Callable[[Any], Any]:
+  return jax.jit(lambda tree: tree, out_shardings=layout)
 
 
 def each_its_rows(function: Callable[..., T], mesh: Mesh) -> Callable[..., T]:

@@ -11,15 +11,18 @@ from absl import logging
 from experiments.errors import UserError
 
 _CACHE = "~/.cache/attention-jax"
+# The thread that ends a process whose others are gone.
+HEARTBEAT = "heartbeat"
 
 
 def set_up_jax() -> None:
   """Joins the other processes, if any, and keeps compiled code on disk.
 
   JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, which
-  `launch.sh` sets, make a process one of several; where the address is "auto"
-  JAX asks the cluster, as on TPU VMs. JAX_COMPILATION_CACHE_DIR moves the
-  cache of compiled code.
+  `launch.sh` sets, make a process one of several, and JAX_LOCAL_DEVICE_IDS says
+  which of the machine's GPUs it has, all by default; where the address is
+  "auto" JAX asks the cluster, as on TPU VMs. JAX_COMPILATION_CACHE_DIR moves
+  the cache of compiled code.
 
   Raises:
     UserError: if there is an address and no number of processes or of this one.
@@ -50,7 +53,10 @@ def set_up_jax() -> None:
         "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and"
         f" JAX_PROCESS_ID must be numbers ({error})"
       ) from None
-    jax.distributed.initialize(address, count, index)
+    # A scheduler's environment would have a process use one of its devices.
+    jax.distributed.initialize(
+      address, count, index, cluster_detection_method="deactivate"
+    )
   if jax.process_index():
     logging.set_verbosity(logging.WARNING)
 
@@ -99,6 +105,9 @@ def leave(code: int) -> None:
   Example:
     >>> leave(1)  # doctest: +SKIP
   """
-  sys.stdout.flush()
-  sys.stderr.flush()
-  os._exit(code)
+  try:
+    with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+      sys.stdout.flush()
+      sys.stderr.flush()
+  finally:
+    os._exit(code)

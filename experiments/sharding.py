@@ -25,7 +25,7 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   ("feed_forward/Dense_0/kernel", ("fsdp", "tensor")),  # D F
   ("feed_forward/Dense_0/bias", ("tensor",)),  # F
   ("feed_forward/Dense_1/kernel", ("tensor", "fsdp")),  # F D
-  ("embedding/embedding", ("tensor", "fsdp")),  # V D
+  ("(source_)?embedding/embedding", ("tensor", "fsdp")),  # V D
   ("output/kernel", ("fsdp", "tensor")),  # D V
   ("output/bias", ("tensor",)),  # V
   ("(kernel|input|recurrent|query_weight|key_weight)", ("fsdp", None)),

@@ -164,7 +164,10 @@ def locked(workdir: Path) -> Iterator[None]:
   """
   with _writing(workdir):
     workdir.mkdir(parents=True, exist_ok=True)
-    file = (workdir / _LOCK).open("a+", encoding="utf-8")
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    file = os.fdopen(
+      os.open(workdir / _LOCK, flags, 0o666), "r+", encoding="utf-8"
+    )
   with file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,7 +209,11 @@ def note_versions(workdir: Path) -> None:
   if not path.exists():
     write_json(path, ours)
     return
-  theirs = _read_raw(path)
+  try:
+    theirs = _read_raw(path)
+  except UserError as error:  # a note, which no run depends on
+    logging.warning("%s; the versions of its beginning are unknown", error)
+    return
   if lines := differences(ours, theirs, "version"):
     logging.warning(
       "the run began with other versions, results may differ in last digits:"

@@ -35,7 +35,8 @@ class MultiHeadAttention(HeadProjections):
     dropout_rate: the probability to drop a weight; needs the rng "dropout".
     implementation: as in `attend`.
     mesh_axes: of the mesh, which share heads and tokens; None leaves that to
-      XLA. `decode` and `weights` go without.
+      XLA. Where tokens are shared, `decode` and `weights` need a module
+      without: `module.clone(mesh_axes=None)`.
     dtype: of the computation; None takes the inputs' and parameters'.
     param_dtype: the dtype parameters are stored in.
     kernel_init: of the projections, given matrices [inputs, outputs].
@@ -172,6 +173,7 @@ class MultiHeadAttention(HeadProjections):
     query_offset: int | jax.Array = 0,
   ) -> jax.Array:
     """The distributions over a memory that `project` made, [..., H, T, S]."""
+    self._check_alone("weights")
     score, heads = self.score_and_query(query, query_offset)
     weights = attention_weights(
       heads,
@@ -243,6 +245,7 @@ class MultiHeadAttention(HeadProjections):
     Raises:
       ValueError: if the tokens do not fit into the cache.
     """
+    self._check_alone("decode")
     start = cache.length
     new = self.project(inputs, offset=start)
     cache = caches.append(cache, new.key, new.value)
@@ -255,3 +258,11 @@ class MultiHeadAttention(HeadProjections):
       query_offset=start,
     )
     return outputs, cache
+
+  def _check_alone(self, method: str) -> None:
+    if self.mesh_axes is not None and self.mesh_axes.sequence is not None:
+      raise NotImplementedError(
+        f"{method} needs all tokens, which mesh_axes.sequence"
+        f" {self.mesh_axes.sequence!r} shares; use"
+        " module.clone(mesh_axes=None)"
+      )

@@ -12,9 +12,10 @@ import time
 import jax
 import pytest
 
-from experiments import inference
+from experiments import inference, loop
 from experiments.errors import UserError
 from tests.experiments import processes
+from tests.experiments.conftest import make_tiny
 from tests.experiments.states import assert_same_bits, final_state
 
 pytestmark = pytest.mark.slow
@@ -211,16 +212,21 @@ def test_a_second_run_in_a_directory_is_refused(running):
   assert "another run" not in error  # the lock went with the process
 
 
-def test_a_second_interrupt_stops_at_once(running):
-  process, _ = running
-  os.kill(process.pid, signal.SIGSTOP)  # so that both come in one step
+def test_a_second_interrupt_stops_at_once(tmp_path):
+  """In a step that does not end."""
+  config = processes.write_config(tmp_path, processes.LONG)
+  workdir = tmp_path / "run"
+  arguments = ("train", f"--config={config}", f"--workdir={workdir}")
+  (process,) = processes.crew(1, *arguments, p0=HANGS)
+  wait_until((workdir / "checkpoints" / "30").exists, process)
+  time.sleep(1)  # for step 31 to begin
   process.send_signal(signal.SIGINT)
-  os.kill(process.pid, signal.SIGCONT)
+  with pytest.raises(subprocess.TimeoutExpired):
+    process.wait(2)
   process.send_signal(signal.SIGINT)
-  begin = time.monotonic()
-  _, error = process.communicate(timeout=30)
-  assert time.monotonic() - begin < 10
-  assert process.returncode in (75, 130), error
+  _, error = process.communicate(timeout=10)
+  assert process.returncode == 130, error
+  assert "SIGINT: stopping after this step" in error
   assert "Traceback" not in error
 
 
@@ -307,6 +313,45 @@ def test_a_directory_of_somebody_else_does_no_harm(kind, trained, tmp_path):
     inference.restore(run)
   assert sorted(tmp_path.rglob("*")) == before
   assert (outside / "victim" / "test.json").read_text() == "mine"
+
+
+def test_training_writes_through_no_link(tmp_path):
+  run, victim = tmp_path / "run", tmp_path / "mine.txt"
+  run.mkdir()
+  victim.write_text("mine")
+  config = make_tiny()
+  for name, message in ((".lock", "leads out"), ("metrics.jsonl", "leads out")):
+    (run / name).symlink_to(victim)
+    with pytest.raises(UserError, match=message):
+      loop.train_and_evaluate(config, run)
+    (run / name).unlink()
+  assert victim.read_text() == "mine"
+
+
+# A process that cannot read the first checkpoint it tries; all others can.
+CANNOT_READ = """
+from experiments import checkpoints
+read = checkpoints._read
+def reading(manager, step, like):
+  checkpoints._read = read
+  raise ValueError("a piece that I alone read is no piece")
+checkpoints._read = reading
+"""
+
+
+def test_what_one_process_cannot_read_none_goes_on_from(tmp_path):
+  config = processes.write_config(tmp_path, processes.LONG)
+  workdir = tmp_path / "run"
+  arguments = ["train", f"--config={config}", f"--workdir={workdir}"]
+  arguments.append("--config.train.steps=24")
+  for code in ("", CANNOT_READ):
+    crew = processes.crew(2, *arguments, p1=code)
+    errors = [process.communicate(timeout=120)[1] for process in crew]
+    assert [process.returncode for process in crew] == [0, 0], errors
+  assert "checkpoints/24 cannot be read by process 1." in errors[0]
+  assert "resuming after step 18" in errors[0]
+  assert (workdir / "damaged" / "24").exists()
+  assert (workdir / "checkpoints" / "24").exists()
 
 
 def test_pickles_and_code_in_a_directory_are_never_run(trained, tmp_path):

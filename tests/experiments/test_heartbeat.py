@@ -75,6 +75,24 @@ def test_one_that_stops_beating_is_named(clock, crew):
   assert "processes 1 and 2 have not been heard of" in crew[0].trouble()
 
 
+def test_one_that_fails_is_told_of_after_a_while(clock, crew):
+  live(clock, crew, 2)
+  crew[1].fail("the disk is full")
+  live(clock, [crew[0], crew[2]], 3)
+  assert crew[2].trouble() is None  # it may have found the same
+  live(clock, [crew[0], crew[2]], 3)
+  assert crew[2].trouble() == "process 1 has failed: the disk is full"
+  assert crew[1].trouble() is None
+
+
+def test_outside_of_training_nothing_stalls(clock, crew):
+  crew[0].step = crew[1].step = 9
+  live(clock, crew, 200)
+  assert crew[0].trouble() is None
+  live(clock, crew[:2], int(SILENCE) + 2)
+  assert crew[0].trouble().endswith("and was last outside of training")
+
+
 def test_one_that_has_not_begun_is_waited_for(clock, crew):
   live(clock, crew[:2], 60)
   assert crew[0].trouble() is None
@@ -100,6 +118,8 @@ def test_whoever_is_behind_a_stalled_step_is_named(clock, crew):
 
 
 def test_where_all_stand_still_nobody_is_blamed(clock, crew):
+  for each in crew:
+    each.step = 0
   live(clock, crew, 102)
   assert crew[0].trouble().startswith("no process has got beyond step 0")
 

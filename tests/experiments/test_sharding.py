@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from configs import base
+from experiments import costs, runs, schema, sharding
 from experiments import mesh as mesh_lib
-from experiments import runs, schema, sharding
 from experiments.data.dataset import Rows
 from experiments.errors import UserError
 from experiments.schema import MeshConfig
@@ -58,6 +58,25 @@ def test_every_rule_is_of_use(tmp_path):
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     used.add(sharding._rule(name))
   assert used == {rule for rule, _ in sharding.PARAMETERS}
+
+
+def test_no_table_of_words_is_left_to_the_last_rule(tmp_path):
+  for tied in (True, False):
+    config = base.get_config("transformer")
+    config.model.tied_embeddings = tied
+    config.data = base.numbers()  # two vocabularies
+    typed = schema.parse(config.to_dict())
+    params = costs.update_of(typed, length=8).params
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+      name = jax.tree_util.keystr(path, simple=True, separator="/")
+      if leaf.ndim > 1:
+        assert sharding._rule(name) != ".*", name
+
+
+def test_devices_that_the_axes_leave_over_are_told():
+  with pytest.raises(UserError, match="8 devices do not divide by tensor 3"):
+    make_mesh(data=-1, tensor=3)
+  assert make_mesh(data=1, tensor=3).size == 3
 
 
 def test_an_axis_that_does_not_divide_is_whole():
