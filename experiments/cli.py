@@ -105,6 +105,27 @@ def config_argument(name: str = "config") -> str:
   return config_flags.get_config_filename(flags.FLAGS[name])
 
 
+def config_arguments(name: str = "config") -> list[str]:
+  """Returns what a process needs to be given to have the same config.
+
+  Args:
+    name: of the flag, as given to `define_config`.
+
+  Returns:
+    The flag and, after it, one for each field that was set.
+
+  Example:
+    >>> config_arguments()  # doctest: +SKIP
+    ['--config=configs/reverse.py:dot', '--config.train.steps=100']
+  """
+  flag = flags.FLAGS[name]
+  values = config_flags.get_override_values(flag)
+  return [
+    f"--{name}={config_argument(name)}",
+    *(f"--{name}.{field}={value}" for field, value in values.items()),
+  ]
+
+
 def default_workdir(config_argument: str) -> Path:
   """Returns runs/<config>[-<argument>] for a value of `--config`.
 

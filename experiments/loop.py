@@ -17,6 +17,7 @@ from experiments import (
   plots,
   report,
   runs,
+  runtime,
   schema,
   sharding,
 )
@@ -162,7 +163,11 @@ def _train(run: runs.Run, workdir: Path, manager, beat, state, stream):
       if scores or stop or step % config.checkpoint_every == 0:
         watch.drain()
         checkpoints.save(manager, state, stream.get_state(), scores)
-        writer.timings(step, "train", progress.timings())
+        writer.timings(
+          step,
+          "train",
+          {**progress.timings(), "peak_memory": runtime.peak_memory()},
+        )
       if scores and _is_patience_over(run, manager, step):
         progress.write(
           f"step {step}: no better {config.best_metric} for {config.patience}"
@@ -200,12 +205,15 @@ def _finish(run: runs.Run, workdir: Path, params, used: str) -> None:
   """Evaluates every set, and leaves numbers, tables and pictures."""
   curves = {}
   evaluate = make_evaluator(run, inference.configured_search(run))
+  number = sum(leaf.size for leaf in jax.tree.leaves(params))
   for split in run.config.data.splits:
     evaluation = evaluate(params, run.data.evaluation_set(split))
     curves[split] = evaluation.by_length
     if jax.process_index() == 0:
       print(report.described(split, evaluation), end="\n\n", flush=True)
-      report.write_evaluation(workdir, split, used, evaluation)
+      report.write_evaluation(
+        workdir, split, used, evaluation, num_parameters=number
+      )
   validation = run.data.evaluation_set("validation")
   picture = report.draw_alignments(workdir, run, params, validation)
   if jax.process_index() == 0:

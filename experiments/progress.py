@@ -1,8 +1,10 @@
 """The progress of long work: step, loss, rates and time left."""
 
 import os
+import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,10 +14,20 @@ from tqdm import tqdm
 
 # Where nobody watches, as in a log file: seconds between two lines.
 _LINE_EVERY = 10.0
+# Steps whose usual duration is told.
+_NUM_DURATIONS = 200
 
 
-def _has_terminal() -> bool:
-  """Whether a bar can be seen: some recorders are terminals of no width."""
+def has_terminal() -> bool:
+  """Whether a bar can be seen: some recorders are terminals of no width.
+
+  Returns:
+    Whether standard error is a terminal that shows something.
+
+  Example:
+    >>> has_terminal()  # doctest: +SKIP
+    True
+  """
   if not sys.stderr.isatty():
     return False
   return os.get_terminal_size(sys.stderr.fileno()).columns > 0
@@ -37,7 +49,7 @@ def counting(unit: str) -> Iterator[Callable[[int], Any]]:
   """
   with tqdm(
     unit=f" {unit}",
-    disable=not _has_terminal() or jax.process_index() != 0,
+    disable=not has_terminal() or jax.process_index() != 0,
     dynamic_ncols=True,
     leave=False,
   ) as bar:
@@ -62,7 +74,7 @@ class Progress:
       visible = jax.process_index() == 0
     self.steps, self.tokens = 0, 0
     self._total, self._start = total, start
-    self._lines = visible and not _has_terminal()
+    self._lines = visible and not has_terminal()
     self._bar = tqdm(
       total=total,
       initial=start,
@@ -74,7 +86,8 @@ class Progress:
         " [{elapsed}<{remaining}{postfix}]"
       ),
     )
-    self._since = self._said = time.perf_counter()
+    self._since = self._said = self._last = time.perf_counter()
+    self._durations: deque[float] = deque(maxlen=_NUM_DURATIONS)
 
   def advance(
     self, steps: int, *, tokens: int, metrics: Mapping[str, float]
@@ -88,6 +101,9 @@ class Progress:
     """
     self.steps += steps
     self.tokens += tokens
+    now = time.perf_counter()
+    self._durations.append((now - self._last) / max(steps, 1))
+    self._last = now
     rates = self.timings()
     shown = ", ".join(
       [f"{name} {value:.4g}" for name, value in metrics.items()]
@@ -102,12 +118,17 @@ class Progress:
       self._say(shown, rates["steps_per_second"])
 
   def timings(self) -> dict[str, float]:
-    """Returns the seconds since the bar began, and the rates so far."""
+    """Returns the seconds since the bar began, the rates, and a usual step.
+
+    The rates count everything, as the bar's end does; `step_milliseconds` is
+    the median of the last steps, whatever was compiled or evaluated between.
+    """
     seconds = max(time.perf_counter() - self._since, 1e-9)
     return {
       "seconds": seconds,
       "steps_per_second": self.steps / seconds,
       "tokens_per_second": self.tokens / seconds,
+      "step_milliseconds": 1e3 * statistics.median(self._durations or [0.0]),
     }
 
   def write(self, line: str) -> None:

@@ -22,7 +22,12 @@ _READABLE = 16
 
 
 def write_evaluation(
-  workdir: Path, split: str, used: str, evaluation: Evaluation
+  workdir: Path,
+  split: str,
+  used: str,
+  evaluation: Evaluation,
+  *,
+  num_parameters: int,
 ) -> None:
   """Writes eval/SPLIT.json, and the answers as eval/SPLIT.txt.
 
@@ -31,6 +36,7 @@ def write_evaluation(
     split: name of the evaluation set.
     used: the checkpoint evaluated, for a reader.
     evaluation: what came of it.
+    num_parameters: of the model.
 
   Example:
     >>> import tempfile
@@ -42,7 +48,9 @@ def write_evaluation(
     ...        "token_accuracy": 0.9, "sequence_accuracy": 0.5}
     >>> evaluation = Evaluation(metrics, [row], {}, ["1 2 3", "4 5 6"], {}, 0)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...   write_evaluation(Path(folder), "test", "step 10", evaluation)
+    ...   write_evaluation(
+    ...     Path(folder), "test", "step 10", evaluation, num_parameters=9
+    ...   )
     ...   sorted(path.name for path in Path(folder).glob("eval/*"))
     ['test.json', 'test.txt']
   """
@@ -51,6 +59,7 @@ def write_evaluation(
     {
       "split": split,
       "checkpoint": used,
+      "parameters": num_parameters,
       "search": evaluation.search,
       "metrics": evaluation.metrics,
       "signatures": evaluation.signatures,

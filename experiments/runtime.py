@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -89,6 +90,25 @@ def coordination_client():
   from jax._src import distributed  # JAX has no public name for it.
 
   return distributed.global_state.client
+
+
+def peak_memory() -> int:
+  """Returns how much memory was in use at most, so far.
+
+  Returns:
+    Bytes of the first device, where it counts them, otherwise of the process.
+
+  Example:
+    >>> peak_memory() > 2**20
+    True
+  """
+  import jax
+
+  counted = jax.local_devices()[0].memory_stats()
+  if counted:
+    return counted["peak_bytes_in_use"]
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def leave(code: int) -> None:

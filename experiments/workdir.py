@@ -64,7 +64,7 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
     path = workdir / CONFIG
     known = path.exists()
     if known:
-      _check_same(path, raw)
+      check_same(workdir, raw)
     elif (workdir / "checkpoints").exists():
       raise UserError(
         f"--workdir={workdir}: holds checkpoints but no {CONFIG}; it is no"
@@ -75,6 +75,33 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
     if not os.access(workdir, os.W_OK):
       raise PermissionError(13, "Permission denied")
   return not known
+
+
+def check_same(workdir: Path, raw: Mapping[str, Any]) -> None:
+  """Checks that a directory holds the run of a config.
+
+  Args:
+    workdir: the run's directory.
+    raw: the config as nested dictionaries.
+
+  Raises:
+    UserError: if it holds another; the fields that differ are named.
+
+  Example:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   claimed = claim(Path(folder), {"seed": 0})
+    ...   check_same(Path(folder), {"seed": 0})
+  """
+  there = _read_raw(workdir / CONFIG)
+  ours = {name: raw[name] for name in raw if name not in _MAY_DIFFER}
+  theirs = {name: there[name] for name in there if name not in _MAY_DIFFER}
+  lines = differences(ours, theirs)
+  if lines:
+    raise UserError(
+      f"--workdir={workdir}: holds a different run; use another directory."
+      "\n  " + "\n  ".join(lines)
+    )
 
 
 def release(workdir: Path) -> None:
@@ -301,18 +328,6 @@ def _read_raw(path: Path) -> dict[str, Any]:
   if not isinstance(raw, dict):
     raise UserError(f"{path}: not a config")
   return raw
-
-
-def _check_same(path: Path, raw: Mapping[str, Any]) -> None:
-  there = _read_raw(path)
-  ours = {name: raw[name] for name in raw if name not in _MAY_DIFFER}
-  theirs = {name: there[name] for name in there if name not in _MAY_DIFFER}
-  lines = differences(ours, theirs)
-  if lines:
-    raise UserError(
-      f"--workdir={path.parent}: holds a different run; use another directory."
-      "\n  " + "\n  ".join(lines)
-    )
 
 
 def write_text(path: Path, text: str) -> None:

@@ -18,10 +18,12 @@ os.environ.setdefault(
 )
 
 import jax
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
   """One more than there are cores: some tests wait for processes and clocks."""
   return (os.cpu_count() or 1) + 1

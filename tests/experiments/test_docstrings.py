@@ -14,6 +14,7 @@ import experiments
 # They define flags of the same name, so one process holds only one of them.
 BINARIES = (
   "experiments.train",
+  "experiments.compare",
   "experiments.evaluate",
   "experiments.plan",
   "experiments.translate",

@@ -1,0 +1,81 @@
+"""Compares scores, or any fields of a config, with seeds and intervals.
+
+    python -m experiments.compare --config=configs/reverse.py \
+        --scores=none,dot,general,additive --seeds=5 --workdir=runs/scores
+    python -m experiments.compare --config=configs/reverse.py \
+        --sweep=model.input_feeding=true,false --workdir=runs/feeding
+
+Trains a run for every combination and seed, in a process and a directory of
+its own, and leaves report.md, results.csv and figures/. Given again, the same
+command goes on where it stands; more seeds or values add to what is there.
+"""
+
+import shlex
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from experiments import cli
+
+_CONFIG = cli.define_config()
+_SCORES = flags.DEFINE_list(
+  "scores",
+  None,
+  "Scores to compare: none, dot, scaled_dot, general, additive, concat, cosine"
+  " (of a Transformer's heads all but none).",
+)
+_SWEEP = flags.DEFINE_multi_string(
+  "sweep",
+  [],
+  "A field and its values, FIELD=VALUE,VALUE; may be given again, for all"
+  " combinations.",
+)
+_SEEDS = flags.DEFINE_integer(
+  "seeds", 3, "Runs of each combination.", lower_bound=1
+)
+_WORKDIR = flags.DEFINE_string(
+  "workdir", None, "Where the comparison is kept.", required=True
+)
+_JOBS = flags.DEFINE_integer(
+  "jobs",
+  1,
+  "Runs at a time. On a CPU each uses all cores, so that times are true with"
+  " one alone.",
+  lower_bound=1,
+)
+
+
+def main() -> int | None:
+  """Trains what is missing and writes the report, as the flags say."""
+  from experiments.comparison import cells, report, running
+  from experiments.errors import UserError
+
+  config, folder = _CONFIG.value, Path(_WORKDIR.value)
+  sweeps = dict(map(cells.parse_sweep, _SWEEP.value))
+  if _SCORES.value:
+    sweeps = {cells.score_field(config): _SCORES.value, **sweeps}
+  if not sweeps:
+    raise UserError(
+      "nothing to compare: give --scores=none,dot,... or"
+      " --sweep=FIELD=VALUE,VALUE; see --help"
+    )
+  grid = cells.grid(
+    config,
+    sweeps,
+    num_seeds=_SEEDS.value,
+    folder=folder,
+    flags=cli.config_arguments(),
+  )
+  outcomes = running.run(grid, _JOBS.value)
+  folder.mkdir(parents=True, exist_ok=True)
+  command = shlex.join(["python", "-m", "experiments.compare", *sys.argv[1:]])
+  path = report.write(
+    outcomes, folder, command=command, metric=config.train.best_metric
+  )
+  print(path.read_text(encoding="utf-8"), f"report: {path}", sep="\n")
+  return 1 if any(outcome.error for outcome in outcomes) else None
+
+
+if __name__ == "__main__":
+  cli.run(main, config="config")

@@ -1,0 +1,235 @@
+"""The cells of a comparison: every combination of values, with every seed."""
+
+import copy
+import itertools
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from experiments import schema, workdir
+from experiments.errors import UserError
+
+
+class Cell(NamedTuple):
+  """One run of a comparison.
+
+  Attributes:
+    values: of each field that is swept.
+    seed: the run's.
+    raw: its whole config, as nested dictionaries.
+    workdir: its directory.
+    command: what trains it.
+  """
+
+  values: dict[str, Any]
+  seed: int
+  raw: dict[str, Any]
+  workdir: Path
+  command: tuple[str, ...]
+
+  @property
+  def group(self) -> str:
+    """What all seeds of the same values are called."""
+    return group_name(self.values)
+
+  @property
+  def config(self) -> schema.Config:
+    """The typed config."""
+    return schema.parse(self.raw)
+
+  def is_complete(self) -> bool:
+    """Whether it has been trained and evaluated.
+
+    Raises:
+      UserError: if its directory holds a run of another config.
+    """
+    if not (self.workdir / workdir.CONFIG).exists():
+      return False
+    workdir.check_same(self.workdir, self.raw)
+    found = [self.workdir / "eval" / f"{name}.json" for name in self.splits]
+    found.append(self.workdir / "figures" / "alignments.npz")
+    return all(path.exists() for path in found)
+
+  @property
+  def splits(self) -> list[str]:
+    """The names of its evaluation sets."""
+    return list(self.raw["data"]["splits"])
+
+
+def group_name(values: Mapping[str, Any]) -> str:
+  """Returns what cells of the same values are called.
+
+  Args:
+    values: by field; the score alone needs no name.
+
+  Returns:
+    A name, for readers and for folders.
+
+  Example:
+    >>> group_name({"model.attention": "dot"})
+    'dot'
+    >>> group_name({"model.attention": "dot", "model.input_feeding": True})
+    'dot, input_feeding=true'
+  """
+  return ", ".join(
+    text_of(value)
+    if field in ("model.attention", "model.score")
+    else f"{field.rpartition('.')[2]}={text_of(value)}"
+    for field, value in values.items()
+  )
+
+
+def text_of(value: Any) -> str:
+  """Returns a value as a flag takes it.
+
+  Args:
+    value: of a field of a config.
+
+  Returns:
+    Its text.
+
+  Example:
+    >>> text_of(True), text_of(0.1), text_of("dot")
+    ('true', '0.1', 'dot')
+  """
+  return value if isinstance(value, str) else json.dumps(value)
+
+
+def grid(
+  config: ConfigDict,
+  sweeps: Mapping[str, Sequence[str]],
+  *,
+  num_seeds: int,
+  folder: Path,
+  flags: Sequence[str],
+) -> list[Cell]:
+  """Returns the cells of a comparison, checked before any of them is trained.
+
+  Args:
+    config: what they have in common.
+    sweeps: of each field its values, as text.
+    num_seeds: runs of each combination, with the config's seed and those
+      after it.
+    folder: gets a directory for each cell.
+    flags: those of the config, as the user gave them.
+
+  Returns:
+    Cells, all seeds of a combination after each other.
+
+  Raises:
+    UserError: if a field is unknown, or a value does not fit it.
+
+  Example:
+    >>> from configs import base
+    >>> cells = grid(
+    ...   base.get_config(), {"model.attention": ["none", "dot"]},
+    ...   num_seeds=2, folder=Path("runs/c"), flags=["--config=..."],
+    ... )
+    >>> [(cell.group, cell.seed) for cell in cells]
+    [('none', 0), ('none', 1), ('dot', 0), ('dot', 1)]
+    >>> str(cells[-1].workdir)
+    'runs/c/dot/seed-1'
+  """
+  choices = [
+    [(field, _parsed(config, field, text)) for text in texts]
+    for field, texts in sweeps.items()
+  ]
+  cells = []
+  for chosen in itertools.product(*choices):
+    values = dict(chosen)
+    for seed in range(config.seed, config.seed + num_seeds):
+      changed = copy.deepcopy(config)
+      for field, value in {**values, "seed": seed}.items():
+        changed.update_from_flattened_dict({field: value})
+      raw = changed.to_dict()
+      schema.parse(raw)
+      name = re.sub(r"[^\w.=-]+", "_", group_name(values)) or "all"
+      place = folder / name / f"seed-{seed}"
+      command = (
+        sys.executable,
+        "-m",
+        "experiments.train",
+        *flags,
+        *(f"--config.{field}={text_of(value)}" for field, value in chosen),
+        f"--config.seed={seed}",
+        f"--workdir={place}",
+      )
+      cells.append(Cell(values, seed, raw, place, command))
+  return cells
+
+
+def score_field(config: ConfigDict) -> str:
+  """Returns the field of the score.
+
+  Args:
+    config: of any model.
+
+  Returns:
+    The field that `--scores` sweeps.
+
+  Example:
+    >>> from configs import base
+    >>> score_field(base.get_config("transformer"))
+    'model.score'
+  """
+  is_recurrent = config.model.name == "seq2seq"
+  return "model.attention" if is_recurrent else "model.score"
+
+
+def parse_sweep(text: str) -> tuple[str, list[str]]:
+  """Reads a `--sweep`.
+
+  Args:
+    text: FIELD=VALUE,VALUE,...
+
+  Returns:
+    The field and its values.
+
+  Raises:
+    UserError: if it is no such text.
+
+  Example:
+    >>> parse_sweep("model.input_feeding=true,false")
+    ('model.input_feeding', ['true', 'false'])
+  """
+  field, equals, values = text.partition("=")
+  listed = [value.strip() for value in values.split(",")]
+  if not (field and equals and all(listed)):
+    raise UserError(
+      f"--sweep={text}: give a field and its values, as in"
+      " --sweep=model.input_feeding=true,false"
+    )
+  if len(set(listed)) < len(listed):
+    raise UserError(f"--sweep={text}: a value is there twice")
+  return field.removeprefix("config."), listed
+
+
+def _parsed(config: ConfigDict, field: str, text: str) -> Any:
+  """The value of a field, of the type it has."""
+  section: Any = config
+  for name in field.split("."):
+    if not isinstance(section, ConfigDict) or name not in section:
+      raise UserError(
+        f"--sweep={field}: the config has no such field; configs/base.py shows"
+        " them all"
+      )
+    section = section[name]
+  if isinstance(section, str):
+    return text
+  try:
+    value = json.loads(text.lower())
+  except json.JSONDecodeError:
+    value = None
+  if isinstance(section, float) and isinstance(value, int):
+    value = float(value)
+  if type(value) is not type(section):
+    raise UserError(
+      f"--sweep={field}: got {text!r}, but the field holds"
+      f" {type(section).__name__}, such as {text_of(section)}"
+    )
+  return value

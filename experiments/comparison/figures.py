@@ -1,0 +1,148 @@
+"""Pictures of a comparison."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from experiments import plots
+from experiments.comparison.intervals import interval
+from experiments.comparison.results import Result
+
+_DPI = 120
+Groups = Mapping[str, Sequence[Result]]
+
+
+def draw_all(
+  groups: Groups, metric: str, folder: Path
+) -> list[tuple[str, str]]:
+  """Draws every picture.
+
+  Args:
+    groups: complete cells by group.
+    metric: what the curves show.
+    folder: gets PNG files.
+
+  Returns:
+    The files' names and what they show.
+
+  Example:
+    >>> draw_all(groups, "bleu", Path("figures"))  # doctest: +SKIP
+    [('by_length.png', 'bleu by the length of the source'), ...]
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  named = metric.replace("_", " ")
+  drawn = [
+    ("by_length.png", f"{named} by the length of the source", _draw_lengths),
+    ("curves.png", f"{named} while training", _draw_curves),
+    ("costs.png", "a step's time, and memory", _draw_costs),
+    ("alignments.png", "where the first seed of each looks", _draw_alignments),
+  ]
+  for name, _, draw in drawn:
+    draw(groups, metric, folder / name)
+  return [(name, caption) for name, caption, _ in drawn]
+
+
+def _draw_lengths(groups: Groups, metric: str, path: Path) -> None:
+  """A panel for each set: means over seeds, and their intervals."""
+  splits = list(next(iter(groups.values()))[0].splits)
+  figure, axes = _figure(len(splits), width=5)
+  for axis, split in zip(axes, splits):
+    for name, results in groups.items():
+      rows = [result.splits[split]["by_length"] for result in results]
+      bins = [row["length"] for row in rows[0] if metric in row]
+      found = [
+        interval([seed[i][metric] for seed in rows if i < len(seed)])
+        for i in range(len(bins))
+      ]
+      means = np.array([each.mean for each in found])
+      widths = np.nan_to_num([each.half_width for each in found])
+      (line,) = axis.plot(bins, means, ".-", label=name)
+      axis.fill_between(
+        bins, means - widths, means + widths, color=line.get_color(), alpha=0.15
+      )
+    _finish(axis, split, "source length", metric)
+  figure.savefig(path, dpi=_DPI)
+
+
+def _draw_curves(groups: Groups, metric: str, path: Path) -> None:
+  """Every seed, against steps and against the clock."""
+  figure, axes = _figure(2, width=5)
+  for axis, clock, label in (
+    (axes[0], "step", "step"),
+    (axes[1], "seconds", "minutes of training"),
+  ):
+    scale = 60 if clock == "seconds" else 1
+    for number, (name, results) in enumerate(groups.items()):
+      for seed, result in enumerate(results):
+        axis.plot(
+          [point[clock] / scale for point in result.curve],
+          [point[metric] for point in result.curve],
+          color=f"C{number % 10}",
+          alpha=0.7,
+          label=name if not seed else None,
+        )
+    _finish(axis, "validation", label, metric)
+  figure.savefig(path, dpi=_DPI)
+
+
+def _draw_costs(groups: Groups, metric: str, path: Path) -> None:
+  """Bars, as long as the median seed's."""
+  del metric
+  figure, axes = _figure(2, width=5)
+  names = list(groups)
+  for axis, field, scale, label in (
+    (axes[0], "step_milliseconds", 1, "milliseconds a step"),
+    (axes[1], "peak_memory", 2**20, "peak memory, MiB"),
+  ):
+    sizes = [
+      statistics.median(getattr(result, field) for result in results) / scale
+      for results in groups.values()
+    ]
+    axis.barh(names, sizes, color=[f"C{i % 10}" for i in range(len(names))])
+    axis.invert_yaxis()
+    axis.set_xlabel(label)
+  figure.savefig(path, dpi=_DPI)
+
+
+def _draw_alignments(groups: Groups, metric: str, path: Path) -> None:
+  """The same sentence through each group's first seed, heads averaged."""
+  del metric
+  panels = []
+  for name, results in groups.items():
+    found = np.load(
+      results[0].cell.workdir / "figures" / "alignments.npz",
+      allow_pickle=False,
+    )
+    source, target = (
+      [word for word in found[side][0] if word] for side in ("source", "target")
+    )
+    # A Transformer's panels are heads over one sentence.
+    heads = found["weights"] if found["title"][0] else found["weights"][:1]
+    weights = heads.mean(0)[: len(target), : len(source)]
+    panels.append(plots.Alignment(weights, source, target, name))
+  plots.save_alignments(panels, path)
+
+
+def _figure(columns: int, width: float):
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  per_row = min(columns, 3)
+  rows = math.ceil(columns / per_row)
+  figure = Figure(figsize=(width * per_row, 4 * rows), layout="constrained")
+  FigureCanvasAgg(figure)
+  axes = figure.subplots(rows, per_row, squeeze=False).flat
+  for axis in axes[columns:]:
+    axis.set_axis_off()
+  return figure, axes[:columns]
+
+
+def _finish(axis, title: str, label: str, metric: str) -> None:
+  axis.set_title(title, fontsize=10)
+  axis.set_xlabel(label)
+  axis.set_ylabel(metric.replace("_", " "))
+  axis.grid(alpha=0.3)
+  axis.legend(fontsize=8)

@@ -1,0 +1,186 @@
+"""The report of a comparison: report.md, results.csv and the pictures."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from experiments.comparison import figures, results
+from experiments.comparison.intervals import Difference, differences, interval
+from experiments.comparison.results import Result
+from experiments.comparison.running import Outcome
+from experiments.workdir import write_text
+
+_PERCENT = ("sequence_accuracy", "token_accuracy")
+_LOWER_IS_BETTER = ("loss", "perplexity")
+
+
+def write(
+  outcomes: Sequence[Outcome], folder: Path, *, command: str, metric: str
+) -> Path:
+  """Writes all there is to read.
+
+  Args:
+    outcomes: of every cell.
+    folder: of the comparison.
+    command: that made it, for a reader.
+    metric: what groups are compared by.
+
+  Returns:
+    The report's path.
+
+  Example:
+    >>> write(outcomes, folder, command="...", metric="bleu")  # doctest: +SKIP
+    PosixPath('runs/comparison/report.md')
+  """
+  found = [results.read(each.cell) for each in outcomes if not each.error]
+  results.write_csv(found, folder / "results.csv")
+  lines = ["# Comparison", "", f"    {command}", ""]
+  failed = [each for each in outcomes if each.error]
+  if failed:
+    lines += [f"## {len(failed)} of {len(outcomes)} cells failed", ""]
+    lines += [
+      f"- {each.cell.group}, seed {each.cell.seed}: {_line(each.error)}"
+      for each in failed
+    ]
+    lines.append("")
+  if found:
+    lines += _scores(found, metric)
+    drawn = figures.draw_all(
+      results.by_group(found), metric, folder / "figures"
+    )
+    lines += ["## Pictures", ""]
+    lines += [f"![{caption}](figures/{name})\n" for name, caption in drawn]
+  path = folder / "report.md"
+  write_text(path, "\n".join(lines).rstrip() + "\n")
+  return path
+
+
+def _line(error: str | None) -> str:
+  return (error or "").split("\n")[0]
+
+
+def _scores(found: Sequence[Result], metric: str) -> list[str]:
+  """Tables of means with their intervals, set by set, and what differs."""
+  groups = results.by_group(found)
+  lines = [
+    "Means over seeds, with 95% confidence intervals of Student's t; n is the"
+    " number of seeds.",
+    "",
+  ]
+  names = results.scores_of(found)
+  for split in found[0].splits:
+    lines += [f"## {split}", ""]
+    lines += _table(
+      ["", "n", *(name.replace("_", " ") for name in names)],
+      [
+        [
+          group,
+          str(len(seeds)),
+          *(_mean(name, _values(seeds, split, name)) for name in names),
+        ]
+        for group, seeds in groups.items()
+      ],
+    )
+    if metric in names:
+      lines += _by_length(groups, split, metric)
+      lines += _differences(groups, split, metric)
+  lines += ["## What they cost", ""]
+  lines += _table(
+    ["", "parameters", "ms a step", "minutes of training", "peak MiB"],
+    [
+      [
+        group,
+        f"{seeds[0].num_parameters:,}",
+        f"{_median(seeds, lambda seed: seed.step_milliseconds):.1f}",
+        f"{_median(seeds, lambda seed: seed.seconds) / 60:.1f}",
+        f"{_median(seeds, lambda seed: seed.peak_memory) / 2**20:,.0f}",
+      ]
+      for group, seeds in groups.items()
+    ],
+  )
+  return lines
+
+
+def _by_length(groups: figures.Groups, split: str, metric: str) -> list[str]:
+  """A table of means by the source's length."""
+  bins = next(iter(groups.values()))[0].splits[split]["by_length"]
+  if any(metric not in row for row in bins):
+    return []
+  head = [
+    str(row["length"])
+    if row["length"] == row["to_length"]
+    else f"{row['length']}-{row['to_length']}"
+    for row in bins
+  ]
+  rows = [
+    [
+      group,
+      *(
+        _number(
+          metric,
+          statistics.fmean(
+            seed.splits[split]["by_length"][i][metric] for seed in seeds
+          ),
+        )
+        for i in range(len(bins))
+      ),
+    ]
+    for group, seeds in groups.items()
+  ]
+  return [f"{_named(metric)} by length:", "", *_table(["", *head], rows)]
+
+
+def _differences(groups: figures.Groups, split: str, metric: str) -> list[str]:
+  """What differs significantly, in words."""
+  values = {
+    group: _values(seeds, split, metric) for group, seeds in groups.items()
+  }
+  if len(values) < 2:
+    return []
+  if all(len(each) < 2 for each in values.values()):
+    return ["One seed each: what differs by chance cannot be told.", ""]
+  found = differences(values)
+  if not found:
+    return [f"No two differ significantly in {_named(metric)}.", ""]
+  lines = [f"What differs in {_named(metric)} (Welch's test, Holm's levels):"]
+  return [*lines, "", *(f"- {_words(each, metric)}" for each in found), ""]
+
+
+def _words(each: Difference, metric: str) -> str:
+  by = _number(metric, each.amount)
+  sure = "p < 0.001" if each.p < 0.001 else f"p = {each.p:.3f}"
+  if metric in _LOWER_IS_BETTER:
+    return f"{each.worse} is below {each.better} by {by} ({sure})"
+  return f"{each.better} is above {each.worse} by {by} ({sure})"
+
+
+def _values(seeds: Sequence[Result], split: str, name: str) -> list[float]:
+  return [seed.splits[split]["metrics"][name] for seed in seeds]
+
+
+def _median(seeds: Sequence[Result], of: Callable[[Result], float]) -> float:
+  return statistics.median(map(of, seeds))
+
+
+def _mean(name: str, values: Sequence[float]) -> str:
+  found = interval(values)
+  if math.isnan(found.half_width):
+    return _number(name, found.mean)
+  return f"{_number(name, found.mean)} \u00b1 {_number(name, found.half_width)}"
+
+
+def _number(name: str, value: float) -> str:
+  if name in _PERCENT:
+    return f"{100 * value:.2f}%"
+  return f"{value:.4f}" if name == "loss" else f"{value:.2f}"
+
+
+def _named(metric: str) -> str:
+  names = {"bleu": "BLEU", "chrf": "chrF"}
+  return names.get(metric, metric.replace("_", " "))
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+  lines = [head, ["---"] * len(head), *rows]
+  return [*(f"| {' | '.join(line)} |" for line in lines), ""]

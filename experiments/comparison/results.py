@@ -1,0 +1,172 @@
+"""What the cells of a comparison have left, read again and put together."""
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.comparison.cells import Cell, text_of
+from experiments.writer import METRICS, TIMINGS
+
+# In this order, where a run has them.
+SCORES = (
+  "sequence_accuracy",
+  "token_accuracy",
+  "bleu",
+  "chrf",
+  "perplexity",
+  "loss",
+)
+
+
+class Result(NamedTuple):
+  """A cell that is complete.
+
+  Attributes:
+    cell: which.
+    splits: eval/SPLIT.json of each set.
+    curve: metrics of the validation set, step by step, and with the seconds
+      that training had taken.
+    num_parameters: of the model.
+    step_milliseconds: of a usual step.
+    seconds: of training, evaluations on the way included.
+    peak_memory: bytes.
+  """
+
+  cell: Cell
+  splits: dict[str, dict[str, Any]]
+  curve: list[dict[str, float]]
+  num_parameters: int
+  step_milliseconds: float
+  seconds: float
+  peak_memory: float
+
+
+def read(cell: Cell) -> Result:
+  """Reads what a complete cell has left.
+
+  Args:
+    cell: from `grid`.
+
+  Returns:
+    Its result.
+
+  Example:
+    >>> read(cell).splits["test"]["metrics"]["bleu"]  # doctest: +SKIP
+    98.2
+  """
+  splits = {
+    name: json.loads((cell.workdir / "eval" / f"{name}.json").read_text())
+    for name in cell.splits
+  }
+  timings = [
+    line
+    for line in _lines(cell.workdir / TIMINGS)
+    if line["split"] == "train" and "seconds" in line
+  ]
+  clock = _clock(timings)
+  curve = [
+    {**line, "seconds": clock[line["step"]]}
+    for line in _lines(cell.workdir / METRICS)
+    if line["split"] == "validation" and line["step"] in clock
+  ]
+  return Result(
+    cell,
+    splits,
+    curve,
+    num_parameters=next(iter(splits.values()))["parameters"],
+    step_milliseconds=timings[-1]["step_milliseconds"],
+    seconds=max(clock.values()),
+    peak_memory=max(line["peak_memory"] for line in timings),
+  )
+
+
+def _clock(timings: Sequence[dict[str, float]]) -> dict[int, float]:
+  """Seconds of training by step; every resumption began anew at 0."""
+  clock, before, last = {}, 0.0, 0.0
+  for line in timings:
+    if line["seconds"] < last:
+      before += last
+    last = line["seconds"]
+    clock[int(line["step"])] = before + last
+  return clock
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def by_group(results: Iterable[Result]) -> dict[str, list[Result]]:
+  """Puts the seeds of the same values together.
+
+  Args:
+    results: of complete cells.
+
+  Returns:
+    Results by group, in order.
+
+  Example:
+    >>> by_group([])
+    {}
+  """
+  groups: dict[str, list[Result]] = {}
+  for result in results:
+    groups.setdefault(result.cell.group, []).append(result)
+  return groups
+
+
+def scores_of(results: Sequence[Result]) -> list[str]:
+  """Returns the metrics that all results have.
+
+  Args:
+    results: of complete cells.
+
+  Returns:
+    Names, of `SCORES`.
+
+  Example:
+    >>> scores_of([])
+    []
+  """
+  if not results:
+    return []
+  found = [
+    split["metrics"] for result in results for split in result.splits.values()
+  ]
+  return [name for name in SCORES if all(name in each for each in found)]
+
+
+def write_csv(results: Sequence[Result], path: Path) -> None:
+  """Writes a line for every cell and evaluation set.
+
+  Args:
+    results: of complete cells.
+    path: the file.
+
+  Example:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   write_csv([], Path(folder) / "results.csv")
+  """
+  scores = scores_of(results)
+  with path.open("w", newline="", encoding="utf-8") as file:
+    writer = csv.writer(file)
+    swept = list(results[0].cell.values) if results else []
+    costs = ("parameters", "step_milliseconds", "seconds", "peak_memory")
+    writer.writerow([*swept, "seed", "split", *scores, *costs])
+    for result in results:
+      cell = result.cell
+      for split, found in result.splits.items():
+        writer.writerow(
+          [
+            *map(text_of, cell.values.values()),
+            cell.seed,
+            split,
+            *(found["metrics"][name] for name in scores),
+            result.num_parameters,
+            result.step_milliseconds,
+            result.seconds,
+            result.peak_memory,
+          ]
+        )

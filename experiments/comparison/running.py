@@ -1,0 +1,223 @@
+"""Training the cells of a comparison, some at a time, each in its process."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from experiments.comparison.cells import Cell
+from experiments.errors import UserError
+from experiments.progress import has_terminal
+from experiments.writer import METRICS
+
+# Seconds between two looks at the processes, and between two lines in a log.
+_LOOK_EVERY, _LINE_EVERY = 0.2, 30.0
+LOG = "train.log"
+
+
+class Outcome(NamedTuple):
+  """What came of a cell.
+
+  Attributes:
+    cell: which.
+    error: why it failed; None if it is complete.
+  """
+
+  cell: Cell
+  error: str | None
+
+
+class StoppedError(UserError):
+  """The comparison was asked to stop; the same command goes on."""
+
+  code = 75
+
+
+def run(cells: Sequence[Cell], num_jobs: int) -> list[Outcome]:
+  """Trains what is not complete yet.
+
+  A cell that fails does not stop the others. SIGINT and SIGTERM have the
+  cells under way save and stop; a second SIGINT stops them at once.
+
+  Args:
+    cells: of `grid`.
+    num_jobs: how many at a time.
+
+  Returns:
+    What came of each, in their order.
+
+  Raises:
+    StoppedError: if it was asked to stop.
+
+  Example:
+    >>> run([], num_jobs=1)
+    []
+  """
+  found = {cell.workdir: _found(cell) for cell in cells}
+  outcomes = {place: outcome for place, outcome in found.items() if outcome}
+  waiting = [cell for cell in cells if cell.workdir not in outcomes]
+  under_way: dict[subprocess.Popen, Cell] = {}
+  told = 0
+  with _listening() as asked, _Overview(waiting, len(cells)) as overview:
+    while under_way or (waiting and not asked):
+      while waiting and len(under_way) < num_jobs and not asked:
+        cell = waiting.pop(0)
+        under_way[_start(cell)] = cell
+      time.sleep(_LOOK_EVERY)
+      for number in asked[told:]:
+        overview.say(f"{signal.Signals(number).name}: stopping what is trained")
+        for process in under_way:
+          process.send_signal(number)
+      told = len(asked)
+      for process in [each for each in under_way if each.poll() is not None]:
+        cell = under_way.pop(process)
+        outcomes[cell.workdir] = outcome = _outcome(cell, process.returncode)
+        overview.finish(outcome)
+      overview.look(under_way.values())
+  if asked:
+    raise StoppedError("stopped; the same command goes on")
+  return [outcomes[cell.workdir] for cell in cells]
+
+
+def _found(cell: Cell) -> Outcome | None:
+  """What stands there already: None if there is work to do."""
+  try:
+    return Outcome(cell, None) if cell.is_complete() else None
+  except UserError as error:
+    return Outcome(cell, str(error))
+
+
+def _start(cell: Cell) -> subprocess.Popen:
+  """Starts a cell, in a session of its own: Ctrl-C is told it, not heard."""
+  cell.workdir.mkdir(parents=True, exist_ok=True)
+  with (cell.workdir / LOG).open("a", encoding="utf-8") as log:
+    return subprocess.Popen(
+      cell.command,
+      stdin=subprocess.DEVNULL,
+      stdout=log,
+      stderr=subprocess.STDOUT,
+      start_new_session=True,
+    )
+
+
+def _outcome(cell: Cell, code: int) -> Outcome:
+  """What a process that has ended leaves."""
+  if code == 0:
+    return Outcome(cell, None)
+  log = cell.workdir / LOG
+  lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+  told = [line for line in lines if line.strip()]
+  error = next((line for line in told[::-1] if "error:" in line.lower()), "")
+  why = error or (told[-1] if told else "it said nothing")
+  return Outcome(cell, f"exit code {code}: {why.strip()} ({log})")
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[list[int]]:
+  """The signals that asked to stop, so far."""
+  asked: list[int] = []
+  before = {
+    number: signal.signal(number, lambda number, _: asked.append(number))
+    for number in (signal.SIGINT, signal.SIGTERM)
+  }
+  try:
+    yield asked
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
+
+
+class _Overview:
+  """A bar of all steps of all cells, or a line now and then."""
+
+  def __init__(self, waiting: Sequence[Cell], num_cells: int):
+    self._steps = {cell.workdir: cell.raw["train"]["steps"] for cell in waiting}
+    self._done = {cell.workdir: last_step(cell) for cell in waiting}
+    self._finished = num_cells - len(waiting)
+    self._num_cells = num_cells
+    self._lines = not has_terminal()
+    self._begin = self._said = self._looked = time.monotonic()
+    self._before = sum(self._done.values())
+    self._bar = tqdm(
+      total=sum(self._steps.values()),
+      initial=self._before,
+      disable=self._lines or not waiting,
+      unit="step",
+      dynamic_ncols=True,
+    )
+    self._describe()
+
+  def __enter__(self) -> "_Overview":
+    return self
+
+  def __exit__(self, *_) -> None:
+    self._bar.close()
+
+  def say(self, line: str) -> None:
+    """Prints a line above the bar."""
+    if self._lines:
+      print(line, file=sys.stderr, flush=True)
+    else:
+      self._bar.write(line, file=sys.stderr)
+
+  def finish(self, outcome: Outcome) -> None:
+    """Counts a cell."""
+    cell = outcome.cell
+    self._finished += 1
+    # Patience may have ended it before its last step.
+    self._done[cell.workdir] = self._steps[cell.workdir]
+    name = f"{cell.group}, seed {cell.seed}"
+    self.say(f"{name}: {outcome.error or 'done'}")
+    self._describe()
+
+  def look(self, under_way: Iterable[Cell]) -> None:
+    """Looks how far they are."""
+    now = time.monotonic()
+    if now - self._looked < 1.0:
+      return
+    self._looked = now
+    for cell in under_way:
+      self._done[cell.workdir] = last_step(cell)
+    done = sum(self._done.values())
+    self._bar.update(done - self._bar.n)
+    if self._lines and now - self._said >= _LINE_EVERY:
+      self._said = now
+      total, made = sum(self._steps.values()), done - self._before
+      seconds = (now - self._begin) * (total - done) / made if made > 0 else 0
+      left = f", {tqdm.format_interval(seconds)} left" if made > 0 else ""
+      self.say(
+        f"{self._finished}/{self._num_cells} cells, {done:,} of {total:,}"
+        f" steps{left}"
+      )
+
+  def _describe(self) -> None:
+    self._bar.set_description(f"{self._finished}/{self._num_cells} cells")
+
+
+def last_step(cell: Cell) -> int:
+  """Returns how far a cell has come, as far as it has said.
+
+  Args:
+    cell: begun or not.
+
+  Returns:
+    A number of steps.
+
+  Example:
+    >>> last_step(cell)  # doctest: +SKIP
+    1200
+  """
+  path = cell.workdir / METRICS
+  try:
+    with path.open("rb") as file:
+      file.seek(max(path.stat().st_size - 4096, 0))
+      lines = file.read().splitlines()
+    return int(json.loads(lines[-1])["step"])
+  except (OSError, IndexError, ValueError, KeyError):
+    return 0

@@ -1,0 +1,216 @@
+"""Comparing runs: the grid, its processes, its statistics, its report."""
+
+import csv
+import json
+import math
+import signal
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from configs import base
+from experiments import plots
+from experiments.comparison import cells, intervals, report, results, running
+from experiments.errors import UserError
+from tests.experiments import processes
+from tests.experiments.conftest import make_tiny
+
+
+def grid(sweeps, folder=Path("c"), num_seeds=1, config=None):
+  return cells.grid(
+    config or make_tiny(),
+    sweeps,
+    num_seeds=num_seeds,
+    folder=folder,
+    flags=["--config=tiny.py"],
+  )
+
+
+def test_every_combination_gets_every_seed_and_a_directory_of_its_own():
+  found = grid(
+    {"model.attention": ["none", "dot"], "model.input_feeding": ["true"]},
+    num_seeds=3,
+  )
+  assert [cell.seed for cell in found] == [0, 1, 2] * 2
+  assert len({cell.workdir for cell in found}) == 6
+  assert {cell.group for cell in found} == {
+    "none, input_feeding=true",
+    "dot, input_feeding=true",
+  }
+  last = found[-1]
+  assert last.raw["model"]["attention"] == "dot"
+  assert last.raw["model"]["input_feeding"] is True
+  assert last.raw["seed"] == 2
+  assert "--config.model.input_feeding=true" in last.command
+  assert f"--workdir={last.workdir}" in last.command
+
+
+@pytest.mark.parametrize(
+  ("sweeps", "message"),
+  [
+    ({"model.attention": ["none", "dto"]}, "config.model.attention"),
+    ({"model.atention": ["none"]}, "--sweep=model.atention: the config has no"),
+    ({"train.steps": ["many"]}, "got 'many', but the field holds int"),
+    ({"model.input_feeding": ["1"]}, "the field holds bool, such as false"),
+  ],
+)
+def test_what_cannot_be_swept_is_told_before_anything_is_trained(
+  sweeps, message
+):
+  with pytest.raises(UserError, match=message):
+    grid(sweeps)
+
+
+@pytest.mark.parametrize("text", ["model.order", "=a,b", "seed=", "seed=1,1"])
+def test_a_sweep_is_a_field_and_its_values(text):
+  with pytest.raises(UserError, match="--sweep="):
+    cells.parse_sweep(text)
+
+
+def test_scores_are_those_of_the_model():
+  assert cells.score_field(base.get_config("dot")) == "model.attention"
+  assert cells.score_field(base.get_config("transformer")) == "model.score"
+
+
+def test_an_interval_holds_the_mean_in_19_of_20_samples():
+  rng = np.random.default_rng(0)
+  held = 0
+  for _ in range(400):
+    found = intervals.interval(list(rng.normal(3.0, 2.0, 5)))
+    held += abs(found.mean - 3.0) <= found.half_width
+  assert 0.92 < held / 400 < 0.98
+
+
+def test_an_interval_of_a_textbook():
+  values = [4.2, 5.1, 3.9, 4.8]
+  low, high = stats.t.interval(
+    0.95, 3, loc=statistics.fmean(values), scale=stats.sem(values)
+  )
+  found = intervals.interval(values)
+  assert found.mean - found.half_width == pytest.approx(low)
+  assert found.mean + found.half_width == pytest.approx(high)
+  assert math.isnan(intervals.interval([1.0]).half_width)
+
+
+def test_levels_are_adjusted_for_the_number_of_pairs():
+  rng = np.random.default_rng(1)
+  false = 0
+  for _ in range(200):
+    groups = {name: list(rng.normal(size=5)) for name in "abcdef"}
+    false += bool(intervals.differences(groups))
+  assert false / 200 < 0.1  # of fifteen pairs unadjusted it would be a half
+  groups = {"a": [1.0, 1.1, 0.9], "b": [9.0, 9.1, 8.9], "c": [1.0, 1.2, 0.9]}
+  found = intervals.differences(groups)
+  assert {(each.better, each.worse) for each in found} == {
+    ("b", "a"),
+    ("b", "c"),
+  }
+  certain = intervals.differences({"a": [1.0, 1.0], "b": [0.5, 0.5]})
+  assert certain[0].p == 0
+
+
+def test_the_clock_goes_on_where_a_run_was_resumed():
+  lines = [
+    {"step": 10, "seconds": 5.0},
+    {"step": 20, "seconds": 9.0},
+    {"step": 30, "seconds": 4.0},
+    {"step": 40, "seconds": 8.0},
+  ]
+  assert results._clock(lines) == {10: 5.0, 20: 9.0, 30: 13.0, 40: 17.0}
+
+
+def leave_results(cell, accuracy):
+  """What a trained cell leaves."""
+  for split in cell.splits:
+    path = cell.workdir / "eval" / f"{split}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    row = {"length": 1, "to_length": 4, "sequence_accuracy": accuracy}
+    metrics = {"sequence_accuracy": accuracy, "loss": 1 - accuracy}
+    path.write_text(
+      json.dumps({"metrics": metrics, "by_length": [row], "parameters": 1000})
+    )
+  line = {"step": 12, "split": "validation", "sequence_accuracy": accuracy}
+  (cell.workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+  line = {"step": 12, "split": "train", "seconds": 60.0}
+  line |= {"step_milliseconds": 2.5, "peak_memory": 2**30}
+  (cell.workdir / "timings.jsonl").write_text(json.dumps(line) + "\n")
+  (cell.workdir / "config.json").write_text(json.dumps(cell.raw))
+  panel = plots.Alignment(np.eye(2), ["a", "b"], ["b", "a"], "")
+  plots.save_weights([panel], cell.workdir / "figures" / "alignments.npz")
+
+
+def test_a_report_tells_means_differences_costs_and_failures(tmp_path):
+  found = grid({"model.attention": ["none", "dot"]}, tmp_path, num_seeds=3)
+  for cell in found[:-1]:
+    accuracy = {"none": 0.4, "dot": 0.9}[cell.group]
+    leave_results(cell, accuracy + 0.01 * cell.seed)
+    assert cell.is_complete()
+  outcomes = [running.Outcome(cell, None) for cell in found[:-1]]
+  outcomes.append(running.Outcome(found[-1], "exit code 2: it broke"))
+  path = report.write(
+    outcomes, tmp_path, command="compare this", metric="sequence_accuracy"
+  )
+  text = path.read_text()
+  assert "    compare this" in text
+  assert "- dot, seed 2: exit code 2: it broke" in text
+  assert "| none | 3 | 41.00% \u00b1 2.48% | 0.5900 \u00b1 0.0248 |" in text
+  assert "| dot | 2 | 90.50% \u00b1 6.35% |" in text
+  assert "- dot is above none by 49.50% (p " in text
+  assert "| none | 1,000 | 2.5 | 1.0 | 1,024 |" in text
+  for name in ("by_length", "curves", "costs", "alignments"):
+    assert (tmp_path / "figures" / f"{name}.png").stat().st_size > 5000
+  rows = list(
+    csv.DictReader((tmp_path / "results.csv").read_text().splitlines())
+  )
+  assert len(rows) == 5 * len(found[0].splits)
+  assert rows[0]["model.attention"] == "none"
+  assert float(rows[0]["sequence_accuracy"]) == 0.4
+
+
+def test_a_directory_of_another_config_fails_alone(tmp_path):
+  (cell,) = grid({"model.attention": ["dot"]}, tmp_path)
+  leave_results(cell, 0.5)
+  raw = {**cell.raw, "seed": 7}
+  (cell.workdir / "config.json").write_text(json.dumps(raw))
+  (outcome,) = running.run([cell], num_jobs=1)
+  assert "config.seed: 7 there, 0 here" in outcome.error
+
+
+@pytest.mark.slow
+def test_cells_are_trained_a_failure_stops_none_and_nothing_is_lost(tmp_path):
+  config = processes.write_config(tmp_path)
+  folder = tmp_path / "comparison"
+  arguments = (
+    "compare",
+    f"--config={config}",
+    "--config.train.log_every=1",
+    "--sweep=optimizer.learning_rate=1e30,0.01",
+    "--seeds=1",
+    f"--workdir={folder}",
+  )
+  process = processes.start(*arguments)
+  second = folder / "learning_rate=0.01" / "seed-0"
+  deadline = time.monotonic() + 120
+  while not (second / "metrics.jsonl").exists():
+    assert process.poll() is None
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+  process.send_signal(signal.SIGINT)
+  _, error = process.communicate(timeout=60)
+  assert process.returncode == 75, error
+  assert "learning_rate=1e+30, seed 0: exit code 2: error: step" in error
+  assert "the same command goes on" in error
+  code, out, error = processes.run(*arguments)
+  assert code == 1, error  # since one cell fails again
+  assert "1 of 2 cells failed" in out
+  assert "| learning_rate=0.01 | 1 |" in out
+  assert (folder / "report.md").exists()
+  code, out, error = processes.run(
+    "compare", f"--config={config}", *arguments[-1:]
+  )
+  assert code == 2
+  assert "nothing to compare" in error
