@@ -324,7 +324,10 @@ def _agreeing(folder: Path) -> Iterator[None]:
         f"checkpoint {folder} cannot be read by process {worsts.index(worst)}."
       )
   if found:
-    raise found
+    try:
+      raise found
+    finally:
+      del found  # or it keeps what Orbax left half done
 
 
 def _verdict(folder: Path, error: Exception) -> UserError:

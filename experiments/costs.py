@@ -199,7 +199,7 @@ def traffic(
   passed = {name: (n - 1) / n for name, n in mesh.shape.items()}
   sent = dict.fromkeys(mesh.shape, 0.0)
   for path, leaf in jax.tree_util.tree_leaves_with_path(update.params):
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    name = sharding.path_name(path)
     axes = sharding.layout_of(name, leaf.shape, mesh).spec
     uses = _gradients(update, name)
     size = math.prod(leaf.shape) * leaf.dtype.itemsize

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.sharding import path_name
+
 
 def of_arrays(tree: Any) -> dict[str, int]:
   """Returns a digest of each array.
@@ -33,9 +35,7 @@ def of_arrays(tree: Any) -> dict[str, int]:
   """
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   sums = jax.device_get(_sums([leaf for _, leaf in leaves]))
-  names = (
-    jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves
-  )
+  names = (path_name(path) for path, _ in leaves)
   return {name: int(total) for name, total in zip(names, sums)}
 
 

@@ -108,6 +108,23 @@ def mesh_axes(mesh: Mesh) -> MeshAxes:
   return MeshAxes(heads=heads, sequence=sequence)
 
 
+def path_name(path) -> str:
+  """Returns what an array of a state is called.
+
+  Args:
+    path: as `jax.tree_util` has it.
+
+  Returns:
+    Its names, with slashes between them.
+
+  Example:
+    >>> ((path, _),) = jax.tree_util.tree_leaves_with_path({"w": {"b": 1}})
+    >>> path_name(path)
+    'w/b'
+  """
+  return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
 def layout_of(
   path: str, shape: Sequence[int], mesh: Mesh | AbstractMesh
 ) -> NamedSharding:
@@ -157,7 +174,7 @@ def layouts(state: Any, mesh: Mesh | AbstractMesh) -> Any:
     P()
   """
   return jax.tree_util.tree_map_with_path(
-    lambda path, leaf: layout_of(_name(path), leaf.shape, mesh), state
+    lambda path, leaf: layout_of(path_name(path), leaf.shape, mesh), state
   )
 
 
@@ -214,7 +231,7 @@ def _lines(tree: Any, mesh: Mesh) -> list[_Line]:
   """A line for each rule and layout."""
   sizes: dict[tuple[str, str], list[float]] = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-    name = _name(path)
+    name = path_name(path)
     layout = layout_of(name, leaf.shape, mesh)
     shared = [axis and mesh.shape[axis] > 1 and axis for axis in layout.spec]
     axes = ", ".join(axis or "-" for axis in shared) if any(shared) else "whole"
@@ -241,7 +258,3 @@ def _rule(path: str) -> str:
   return next(
     rule for rule, _ in PARAMETERS if re.search(f"(^|/){rule}$", path)
   )
-
-
-def _name(path) -> str:
-  return jax.tree_util.keystr(path, simple=True, separator="/")

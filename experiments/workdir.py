@@ -346,7 +346,10 @@ def write_text(path: Path, text: str) -> None:
   """
   draft = path.with_name(f".{path.name}.{os.getpid()}")
   try:
-    draft.write_text(text, encoding="utf-8")
+    with draft.open("w", encoding="utf-8") as file:
+      file.write(text)
+      file.flush()
+      os.fsync(file.fileno())
     draft.replace(path)
   except OSError as error:  # which need not say of what
     draft.unlink(missing_ok=True)

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
-
 from experiments.workdir import write_text
 
 METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
@@ -41,7 +39,7 @@ class Writer:
       active: False writes nothing, as in all processes but the first.
     """
     self.workdir = workdir
-    self._files, self._events = {}, None
+    self._step, self._files, self._events = step, {}, None
     if not active:
       return
     for name in (METRICS, TIMINGS):
@@ -50,7 +48,6 @@ class Writer:
       name: (workdir / name).open("a", encoding="utf-8")
       for name in (METRICS, TIMINGS)
     }
-    self._events = SummaryWriter(str(workdir), purge_step=step + 1)
 
   def metrics(self, step: int, split: str, values: Mapping[str, float]):
     """Writes metrics of a split at a step."""
@@ -76,7 +73,7 @@ class Writer:
     self.close()
 
   def _write(self, name: str, step: int, split: str, values):
-    if not self._events:
+    if not self._files:
       return
     line: dict[str, Any] = {"step": step, "split": split, **values}
     try:
@@ -85,8 +82,17 @@ class Writer:
     except OSError as error:  # which does not say of what
       path = str(self.workdir / name)
       raise OSError(error.errno, error.strerror, path) from error
+    events = self._open_events()
     for key, value in values.items():
-      self._events.add_scalar(f"{split}/{key}", value, step)
+      events.add_scalar(f"{split}/{key}", value, step)
+
+  def _open_events(self):
+    """Only when there is something to write: no step waits for the import."""
+    if self._events is None:
+      from tensorboardX import SummaryWriter  # which imports PyTorch, if there
+
+      self._events = SummaryWriter(str(self.workdir), purge_step=self._step + 1)
+    return self._events
 
 
 def _truncate(path: Path, step: int) -> None:

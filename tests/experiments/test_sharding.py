@@ -48,14 +48,14 @@ def test_every_rule_is_of_use(tmp_path):
   for arg in base.ARGUMENTS:
     state, _ = abstract_state(tmp_path, arg)
     for path, _ in jax.tree_util.tree_leaves_with_path(state.params):
-      name = jax.tree_util.keystr(path, simple=True, separator="/")
+      name = sharding.path_name(path)
       used.add(sharding._rule(name))
   config = base.get_config("transformer")
   config.model.update(score="additive", tied_embeddings=False)
   run = runs.build(schema.parse(config.to_dict()), tmp_path)
   params = runs.abstract_state(run).params
   for path, _ in jax.tree_util.tree_leaves_with_path(params):
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    name = sharding.path_name(path)
     used.add(sharding._rule(name))
   assert used == {rule for rule, _ in sharding.PARAMETERS}
 
@@ -68,7 +68,7 @@ def test_no_table_of_words_is_left_to_the_last_rule(tmp_path):
     typed = schema.parse(config.to_dict())
     params = costs.update_of(typed, length=8).params
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-      name = jax.tree_util.keystr(path, simple=True, separator="/")
+      name = sharding.path_name(path)
       if leaf.ndim > 1:
         assert sharding._rule(name) != ".*", name
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from experiments import evaluation, mesh, runs, schema, steps
+from experiments import evaluation, mesh, runs, schema, sharding, steps
 from experiments.data.batch import PAD
 from experiments.errors import UserError
 from tests.experiments.conftest import make_tiny
@@ -90,9 +90,7 @@ def test_the_state_lies_as_the_rules_say_and_stays_there():
 def shard_shapes(state):
   """By path, of one device."""
   return {
-    jax.tree_util.keystr(path, simple=True, separator="/"): (
-      leaf.addressable_shards[0].data.shape
-    )
+    sharding.path_name(path): (leaf.addressable_shards[0].data.shape)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state)
   }
 
