@@ -322,7 +322,7 @@ def test_leading_axes_are_cut_on_a_cpu_alone(name, monkeypatch):
     "additive": scores.additive(jnp.eye(2), jnp.eye(2), weight[0]),
     "each head": scores.additive(jnp.eye(2), jnp.eye(2), weight),
   }[name]
-  monkeypatch.setattr(sizes, "_alone_on_a_cpu", lambda: True)
+  monkeypatch.setattr(sizes, "_devices_of_a_cpu", lambda: 1)
   monkeypatch.setattr(sizes, "_SCORES", 128)
   mask = masks.causal()
   call = prepared(query, key, value, score=score, mask=mask, bias=None)
