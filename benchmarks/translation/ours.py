@@ -33,13 +33,14 @@ def training_speed(
   batches = runs.training_batches(run)
   assert isinstance(batches, Dealt)
   state = runs.start(run)
-  train_step = runs.make_step(run, state)
+  train_step, traced = runs.make_step(run, state), runs.jitted_step(run, state)
   flops: dict[tuple, float] = {}
   index = 0
   while len(flops) < len(batches.shapes) and index < 2000:
     batch = mesh.place_rows(batches[index], run.mesh)
     if _shapes(batch) not in flops:
-      program = jax.make_jaxpr(train_step)(state, batch)
+      with jax.set_mesh(run.mesh):
+        program = jax.make_jaxpr(traced)(state, batch)
       flops[_shapes(batch)] = product_flops(program.jaxpr)
       state, _ = train_step(state, batch)
     index += 1
