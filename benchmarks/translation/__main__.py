@@ -101,6 +101,7 @@ def _decoding(peer) -> dict:
   found: dict = {
     f"beam {size}": ours.decoding_speed(workdir, size) for size in (5, 1)
   }
+  print("decoding", json.dumps(found), flush=True)
   if peer:
     peer.training_speed("transformer", _DECODE_UPDATES.value)
     found["joeynmt beam 5"] = peer.decoding_speed(

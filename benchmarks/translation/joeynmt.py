@@ -82,7 +82,8 @@ class JoeyNMT:
     """
     config = self._config(model, updates)
     checkpoint = self.folder / model / f"{updates}.ckpt"
-    out = self._run(str(_DECODE), config, str(checkpoint))
+    # -P: or this folder's joeynmt.py stands before the package of that name.
+    out = self._run("-P", str(_DECODE), config, str(checkpoint))
     return json.loads(out.splitlines()[-1])
 
   def _config(self, model: str, updates: int) -> str:
