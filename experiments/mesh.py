@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from experiments.data.dataset import Rows
@@ -306,23 +305,3 @@ def rounded_up(count: int, mesh: Mesh) -> int:
     5
   """
   return -(-count // mesh.size) * mesh.size
-
-
-def first_process_first(make: Callable[[], T]) -> T:
-  """Calls a function in every process, in the first one before the others.
-
-  Args:
-    make: leaves files that it finds again when it is called once more.
-
-  Returns:
-    What it returns.
-
-  Example:
-    >>> first_process_first(lambda: 3)
-    3
-  """
-  if jax.process_count() == 1:
-    return make()
-  made = make() if jax.process_index() == 0 else None
-  multihost_utils.sync_global_devices("the first process is done")
-  return make() if made is None else made

@@ -20,6 +20,7 @@ from experiments.data.synthetic import Synthetic
 from experiments.errors import UserError
 from experiments.models import make_model
 from experiments.optimizer import make_optimizer
+from experiments.processes import first_process_first
 from experiments.schema import (
   Config,
   MeshConfig,
@@ -86,9 +87,7 @@ def build(
     data = Synthetic(config.data)
   else:
     make = translation.prepare if train else translation.load
-    data = mesh_lib.first_process_first(
-      functools.partial(make, config.data, workdir)
-    )
+    data = first_process_first(functools.partial(make, config.data, workdir))
   model = make_model(
     config.model,
     source_vocabulary_size=data.source_vocabulary_size,

@@ -19,12 +19,7 @@ _UPDATES = flags.DEFINE_integer(
   "updates", 60, "Of a run, each.", lower_bound=20
 )
 _WORKDIR = flags.DEFINE_string(
-  "workdir", None, "A trained run, whose test set is decoded."
-)
-_DECODE_UPDATES = flags.DEFINE_integer(
-  "decode_updates",
-  600,
-  "JoeyNMT's, before it decodes; its answers must have their usual length.",
+  "workdir", None, "A trained run, whose test set both decode."
 )
 _FOLDER = flags.DEFINE_string("folder", None, "Where JoeyNMT works.")
 _WRITE = flags.DEFINE_bool("write", False, "Keep the results in docs/.")
@@ -103,10 +98,7 @@ def _decoding(peer) -> dict:
   }
   print("decoding", json.dumps(found), flush=True)
   if peer:
-    peer.training_speed("transformer", _DECODE_UPDATES.value)
-    found["joeynmt beam 5"] = peer.decoding_speed(
-      "transformer", _DECODE_UPDATES.value
-    )
+    found["joeynmt beam 5"] = peer.decoding_speed(workdir)
     found["ratio"] = (
       found["beam 5"]["sentences_per_second"]
       / found["joeynmt beam 5"]["sentences_per_second"]

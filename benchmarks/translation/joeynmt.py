@@ -11,6 +11,8 @@ import subprocess
 import sentencepiece
 
 from benchmarks.translation import settings
+from benchmarks.translation.handover import hand_over
+from experiments import inference
 
 _DECODE = pathlib.Path(__file__).with_name("joeynmt_decode.py")
 _SETS = ("train", "val", "test_2016_flickr")
@@ -69,25 +71,29 @@ class JoeyNMT:
     speeds = re.findall(r"Tokens per Sec: +(\d+)", log)
     return [float(speed) for speed in speeds[1:]]
 
-  def decoding_speed(self, model: str, updates: int) -> dict[str, float]:
-    """Decodes the test set with beam 5 from a checkpoint.
+  def decoding_speed(self, workdir: pathlib.Path) -> dict[str, float]:
+    """Decodes the test set with beam 5, and with weights that we trained.
 
     Args:
-      model: one of `settings.MODELS`.
-      updates: those that it was trained for.
+      workdir: of the run of a Transformer, as `hand_over` takes.
 
     Returns:
       sentences_per_second by JoeyNMT's own clock, which leaves out loading and
       scoring, tokens an answer, and BLEU.
     """
-    config = self._config(model, updates)
-    checkpoint = self.folder / model / f"{updates}.ckpt"
+    folder = self.folder / "trained"
+    hand_over(inference.restore(workdir), workdir, folder)
+    config = self._config("transformer", 0, folder)
     # -P: or this folder's joeynmt.py stands before the package of that name.
-    out = self._run("-P", str(_DECODE), config, str(checkpoint))
+    out = self._run("-P", str(_DECODE), config, str(folder / "trained.npz"))
     return json.loads(out.splitlines()[-1])
 
-  def _config(self, model: str, updates: int) -> str:
-    config = settings.joeynmt(model, str(self.folder), updates)
+  def _config(
+    self, model: str, updates: int, subwords: pathlib.Path | None = None
+  ) -> str:
+    config = settings.joeynmt(
+      model, str(self.folder), updates, str(subwords or self.folder)
+    )
     path = self.folder / f"{model}.yaml"
     path.write_text(json.dumps(config))  # JSON is YAML
     return str(path)

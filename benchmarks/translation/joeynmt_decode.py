@@ -1,6 +1,6 @@
 """Times JoeyNMT's beam search; run by the interpreter that has it.
 
-PYTHON joeynmt_decode.py CONFIG CHECKPOINT
+PYTHON joeynmt_decode.py CONFIG WEIGHTS
 """
 
 import json
@@ -20,15 +20,20 @@ class Duration(logging.Handler):
       self.seconds = record.args[0]
 
 
-def main(config: str, checkpoint: str) -> None:
+def main(config: str, weights: str) -> None:
   """Decodes the test set and prints a line of JSON."""
+  import numpy as np
+  import torch
   from joeynmt.config import load_config, parse_global_args
   from joeynmt.prediction import predict, prepare
 
   duration = Duration()
   logging.getLogger("joeynmt.prediction").addHandler(duration)
   options = load_config(Path(config))
-  options["testing"]["load_model"] = checkpoint
+  checkpoint = Path(weights).with_suffix(".ckpt")
+  state = {name: torch.tensor(a) for name, a in np.load(weights).items()}
+  torch.save({"model_state": state}, checkpoint)
+  options["testing"]["load_model"] = str(checkpoint)
   del options["data"]["train"], options["data"]["dev"]
   given = parse_global_args(options, mode="test")
   model, _, _, data = prepare(given, rank=0, mode="test")

@@ -48,13 +48,16 @@ def ours(model: str, directory: str) -> ConfigDict:
   return config
 
 
-def joeynmt(model: str, folder: str, updates: int) -> dict:
+def joeynmt(
+  model: str, folder: str, updates: int, subwords: str | None = None
+) -> dict:
   """Returns JoeyNMT's config of a model, for its YAML.
 
   Args:
     model: one of `MODELS`.
     folder: holds its data, and gets its run.
     updates: how many to train.
+    subwords: the folder of its subwords; None means the same.
 
   Returns:
     Nested dictionaries.
@@ -63,14 +66,7 @@ def joeynmt(model: str, folder: str, updates: int) -> dict:
     >>> joeynmt("rnn", "work", 60)["training"]["updates"]
     60
   """
-  side = {
-    "max_length": 100,
-    "lowercase": False,
-    "level": "bpe",
-    "voc_file": f"{folder}/vocab.txt",
-    "tokenizer_type": "sentencepiece",
-    "tokenizer_cfg": {"model_file": f"{folder}/joint.model"},
-  }
+  transformer = model == "transformer"
   return {
     "name": model,
     "joeynmt_version": "2.3.0",
@@ -78,24 +74,7 @@ def joeynmt(model: str, folder: str, updates: int) -> dict:
     "use_cuda": False,
     "fp16": False,
     "random_seed": 42,
-    "data": {
-      "train": f"{folder}/train",
-      "dev": f"{folder}/val",
-      "test": f"{folder}/test_2016_flickr",
-      "dataset_type": "plain",
-      "src": {"lang": "en", **side},
-      "trg": {"lang": "de", **side},
-      "special_symbols": {
-        "unk_token": "<unk>",
-        "pad_token": "<pad>",
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "unk_id": 0,
-        "pad_id": 1,
-        "bos_id": 2,
-        "eos_id": 3,
-      },
-    },
+    "data": _data(folder, subwords or folder),
     "testing": {
       "n_best": 1,
       "beam_size": 5,
@@ -106,29 +85,63 @@ def joeynmt(model: str, folder: str, updates: int) -> dict:
       "sacrebleu_cfg": {"tokenize": "13a"},
     },
     "training": {
-      "optimizer": "adamw",
-      "adam_betas": [0.9, 0.98],
-      "learning_rate": 0.002 if model == "transformer" else 0.001,
-      "learning_rate_min": 0.0,
-      "learning_rate_warmup": 1000,
-      "scheduling": "warmupinversesquareroot",
-      "clip_grad_norm": 1.0,
-      "weight_decay": 0.0,
-      "loss": "crossentropy",
-      "label_smoothing": 0.1 if model == "transformer" else 0.0,
-      "batch_size": 4096,
-      "batch_type": "token",
-      "normalization": "tokens",
-      "epochs": 1000,
+      **_TRAINING,
       "updates": updates,
-      "validation_freq": 10**8,
-      "logging_freq": 10,
-      "early_stopping_metric": "bleu",
-      "overwrite": True,
-      "shuffle": True,
-      "keep_best_ckpts": 3,
+      "learning_rate": 0.002 if transformer else 0.001,
+      "label_smoothing": 0.1 if transformer else 0.0,
     },
-    "model": _transformer() if model == "transformer" else _rnn(),
+    "model": _transformer() if transformer else _rnn(),
+  }
+
+
+_TRAINING = {
+  "optimizer": "adamw",
+  "adam_betas": [0.9, 0.98],
+  "learning_rate_min": 0.0,
+  "learning_rate_warmup": 1000,
+  "scheduling": "warmupinversesquareroot",
+  "clip_grad_norm": 1.0,
+  "weight_decay": 0.0,
+  "loss": "crossentropy",
+  "batch_size": 4096,
+  "batch_type": "token",
+  "normalization": "tokens",
+  "epochs": 1000,
+  "validation_freq": 10**8,
+  "logging_freq": 10,
+  "early_stopping_metric": "bleu",
+  "overwrite": True,
+  "shuffle": True,
+  "keep_best_ckpts": 3,
+}
+
+
+def _data(folder: str, subwords: str) -> dict:
+  side = {
+    "max_length": 100,
+    "lowercase": False,
+    "level": "bpe",
+    "voc_file": f"{subwords}/vocab.txt",
+    "tokenizer_type": "sentencepiece",
+    "tokenizer_cfg": {"model_file": f"{subwords}/joint.model"},
+  }
+  return {
+    "train": f"{folder}/train",
+    "dev": f"{folder}/val",
+    "test": f"{folder}/test_2016_flickr",
+    "dataset_type": "plain",
+    "src": {"lang": "en", **side},
+    "trg": {"lang": "de", **side},
+    "special_symbols": {
+      "unk_token": "<unk>",
+      "pad_token": "<pad>",
+      "bos_token": "<s>",
+      "eos_token": "</s>",
+      "unk_id": 0,
+      "pad_id": 1,
+      "bos_id": 2,
+      "eos_id": 3,
+    },
   }
 
 

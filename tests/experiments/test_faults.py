@@ -330,12 +330,12 @@ def test_training_writes_through_no_link(tmp_path):
 
 # A process that cannot read the first checkpoint it tries; all others can.
 CANNOT_READ = """
-from experiments import checkpoints
-read = checkpoints._read
+from experiments.checkpoints import restoring
+read = restoring._read
 def reading(manager, step, like):
-  checkpoints._read = read
+  restoring._read = read
   raise ValueError("a piece that I alone read is no piece")
-checkpoints._read = reading
+restoring._read = reading
 """
 
 

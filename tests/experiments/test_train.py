@@ -208,8 +208,6 @@ def truncate(path):
   path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-# Orbax leaves reads alone that then find its loop closed.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_used(
   damage, finished, tmp_path, tiny, caplog
