@@ -48,13 +48,7 @@ def main() -> None:
   evaluation = inference.evaluate(finished, examples, search)
   if jax.process_index() == 0:
     print(report.described(name, evaluation), flush=True)
-    report.write_evaluation(
-      workdir,
-      name,
-      finished.used,
-      evaluation,
-      num_parameters=sum(x.size for x in jax.tree.leaves(finished.params)),
-    )
+    report.write_evaluation(workdir, name, finished.used, evaluation)
   picture = report.draw_alignments(
     workdir, finished.run, finished.params, examples
   )

@@ -6,6 +6,7 @@ Axes: N examples, B of them at a time, S source, T target.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from experiments import mesh as mesh_lib
@@ -19,6 +20,7 @@ from experiments.answering import (
 )
 from experiments.data.batch import PAD, Batch
 from experiments.data.dataset import EvaluationSet
+from experiments.looking import alignment_error_rates
 from experiments.runs import Run
 
 # Lines of a table by length.
@@ -36,18 +38,22 @@ class Evaluation(NamedTuple):
     answers: N answers as a reader knows them.
     search: how they were chosen: beam_size and length_penalty.
     num_cut: number of examples that are longer than the model reads.
+    num_parameters: of the model.
+    alignment: the error rate of each panel, see `alignment_error_rates`.
   """
 
   metrics: dict[str, float]
   by_length: list[dict[str, Any]]
   signatures: dict[str, str]
   answers: list[str]
-  search: dict[str, float]
-  num_cut: int
+  search: dict[str, float] = {}  # noqa: RUF012
+  num_cut: int = 0
+  num_parameters: int = 0
+  alignment: dict[str, float] = {}  # noqa: RUF012
 
 
 def make_evaluator(
-  run: Run, search: Search = Search()
+  run: Run, search: Search = Search(), *, aligned: bool = False
 ) -> Callable[[Any, EvaluationSet], Evaluation]:
   """Makes a function that evaluates parameters on a set.
 
@@ -56,6 +62,8 @@ def make_evaluator(
   Args:
     run: the parts of a run.
     search: how to choose an answer.
+    aligned: whether to tell how often the model looks at a wrong token, where
+      that is known; alignment_error_rate is that of the best panel.
 
   Returns:
     (params, set) -> evaluation.
@@ -102,13 +110,23 @@ def make_evaluator(
     )
     scores = metrics.score(scored, judge)
     scores["sentences_per_second"] = len(answers) / max(found.seconds, 1e-9)
+    rates = alignment_error_rates(run, params, examples) if aligned else {}
+    if rates:
+      scores["alignment_error_rate"] = min(rates.values())
     rows = (
       metrics.score_by_length(scored, judge, num_bins=_NUM_BINS)
       if text
       else metrics.score_by_length(scored, None)
     )
     return Evaluation(
-      scores, rows, judge.signatures, answers, how, examples.num_cut
+      scores,
+      rows,
+      judge.signatures,
+      answers,
+      how,
+      examples.num_cut,
+      sum(leaf.size for leaf in jax.tree.leaves(params)),
+      rates,
     )
 
   return evaluate

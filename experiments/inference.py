@@ -205,4 +205,5 @@ def evaluate(
     >>> evaluation.metrics["token_accuracy"]  # doctest: +SKIP
     1.0
   """
-  return make_evaluator(finished.run, search)(finished.params, chosen)
+  evaluate = make_evaluator(finished.run, search, aligned=True)
+  return evaluate(finished.params, chosen)

@@ -204,16 +204,13 @@ def _explain(run: runs.Run, manager, step: int) -> str:
 def _finish(run: runs.Run, workdir: Path, params, used: str) -> None:
   """Evaluates every set, and leaves numbers, tables and pictures."""
   curves = {}
-  evaluate = make_evaluator(run, inference.configured_search(run))
-  number = sum(leaf.size for leaf in jax.tree.leaves(params))
+  evaluate = make_evaluator(run, inference.configured_search(run), aligned=True)
   for split in run.config.data.splits:
     evaluation = evaluate(params, run.data.evaluation_set(split))
     curves[split] = evaluation.by_length
     if jax.process_index() == 0:
       print(report.described(split, evaluation), end="\n\n", flush=True)
-      report.write_evaluation(
-        workdir, split, used, evaluation, num_parameters=number
-      )
+      report.write_evaluation(workdir, split, used, evaluation)
   validation = run.data.evaluation_set("validation")
   picture = report.draw_alignments(workdir, run, params, validation)
   if jax.process_index() == 0:

@@ -1,7 +1,6 @@
 """What an evaluation leaves in a run's directory, and on the screen."""
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,10 @@ import jax
 import numpy as np
 
 from experiments import decode, plots
-from experiments.answering import filled
 from experiments.data.batch import PAD
 from experiments.data.dataset import EvaluationSet
 from experiments.evaluation import Evaluation, table
+from experiments.looking import make_looker
 from experiments.runs import Run
 from experiments.workdir import write_json
 
@@ -22,12 +21,7 @@ _READABLE = 16
 
 
 def write_evaluation(
-  workdir: Path,
-  split: str,
-  used: str,
-  evaluation: Evaluation,
-  *,
-  num_parameters: int,
+  workdir: Path, split: str, used: str, evaluation: Evaluation
 ) -> None:
   """Writes eval/SPLIT.json, and the answers as eval/SPLIT.txt.
 
@@ -36,7 +30,6 @@ def write_evaluation(
     split: name of the evaluation set.
     used: the checkpoint evaluated, for a reader.
     evaluation: what came of it.
-    num_parameters: of the model.
 
   Example:
     >>> import tempfile
@@ -46,11 +39,9 @@ def write_evaluation(
     ... }
     >>> row = {"length": 3, "to_length": 3, "count": 2, "tokens": 8,
     ...        "token_accuracy": 0.9, "sequence_accuracy": 0.5}
-    >>> evaluation = Evaluation(metrics, [row], {}, ["1 2 3", "4 5 6"], {}, 0)
+    >>> evaluation = Evaluation(metrics, [row], {}, ["1 2 3", "4 5 6"])
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...   write_evaluation(
-    ...     Path(folder), "test", "step 10", evaluation, num_parameters=9
-    ...   )
+    ...   write_evaluation(Path(folder), "test", "step 10", evaluation)
     ...   sorted(path.name for path in Path(folder).glob("eval/*"))
     ['test.json', 'test.txt']
   """
@@ -59,11 +50,12 @@ def write_evaluation(
     {
       "split": split,
       "checkpoint": used,
-      "parameters": num_parameters,
+      "parameters": evaluation.num_parameters,
       "search": evaluation.search,
       "metrics": evaluation.metrics,
       "signatures": evaluation.signatures,
       "by_length": evaluation.by_length,
+      "alignment_error_rates": evaluation.alignment,
     },
   )
   answers = "".join(f"{line}\n" for line in evaluation.answers)
@@ -109,7 +101,7 @@ def summary(evaluation: Evaluation) -> str:
     ...   "token_accuracy": 0.9, "sequence_accuracy": 0.5, "bleu": 80.0,
     ...   "loss": 0.1, "sentences_per_second": 2000.0,
     ... }
-    >>> summary(Evaluation(metrics, [], {}, [], {}, 0))
+    >>> summary(Evaluation(metrics, [], {}, []))
     'token accuracy 90.00%, sequence accuracy 50.00%, BLEU 80.00, loss ...'
   """
   scores = evaluation.metrics
@@ -117,6 +109,11 @@ def summary(evaluation: Evaluation) -> str:
     f"token accuracy {scores['token_accuracy']:.2%}, sequence accuracy"
     f" {scores['sequence_accuracy']:.2%}, BLEU {scores['bleu']:.2f},"
     + (f" chrF {scores['chrf']:.2f}," if "chrf" in scores else "")
+    + (
+      f" alignment error {scores['alignment_error_rate']:.2%},"
+      if "alignment_error_rate" in scores
+      else ""
+    )
     + f" loss {scores['loss']:.4f}"
     f" ({scores['sentences_per_second']:,.0f} sentences/s)"
   )
@@ -152,51 +149,6 @@ def draw_alignments(
     plots.save_alignments(panels, path)
     plots.save_weights(panels, path.with_suffix(".npz"))
   return path
-
-
-def make_looker(run: Run) -> Callable[..., list[list[plots.Alignment]]]:
-  """Makes a function that tells where a model looks while it answers.
-
-  It compiles once for each of few widths.
-
-  Args:
-    run: the parts of a run.
-
-  Returns:
-    (params, sources [N, S], answers [N, T]) -> panels for each source, one a
-    head of the Transformer's layers.
-
-  Example:
-    >>> look = make_looker(run)  # doctest: +SKIP
-    >>> look(params, source, answers)[0][0].weights.shape  # doctest: +SKIP
-    (9, 8)
-  """
-  look = jax.jit(functools.partial(decode.alignments, run.model))
-
-  def looks(params, source, answers):
-    source, answers = (filled(x, len(x)) for x in (source, answers))
-    weights = np.asarray(look(params, source, answers))
-    return [_panels(run, *example) for example in zip(source, answers, weights)]
-
-  return looks
-
-
-def _panels(run: Run, source, answer, heads) -> list[plots.Alignment]:
-  source, answer = source[source != PAD], answer[answer != PAD]
-  return [
-    plots.Alignment(
-      head[: len(answer), : len(source)],
-      run.data.source_words(source),
-      run.data.target_words(answer),
-      _title(run, index) if len(heads) > 1 else "",
-    )
-    for index, head in enumerate(heads)
-  ]
-
-
-def _title(run: Run, index: int) -> str:
-  layer, head = divmod(index, run.model.num_heads)
-  return f"layer {layer + 1}, head {head + 1}"
 
 
 def _readable(source: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments import plots, report
+from experiments import looking, plots
 from experiments.answering import Search, make_answerer
 from experiments.data.batch import UNK
 from experiments.data.corpus import padded
@@ -163,7 +163,7 @@ def make_translator(
       " translate; use experiments.evaluate"
     )
   answer = make_answerer(run.model, run.mesh, search, run.data.answer_length)
-  look = report.make_looker(run) if alignments else None
+  look = looking.make_looker(run) if alignments else None
   return Translator(finished, run.data, search, answer, refuse_long, look)
 
 

@@ -97,8 +97,22 @@ def choose(
   return found
 
 
-def goodness(best_metric: str, metrics: Mapping[str, float]):
-  """What checkpoints are ranked by."""
+def goodness(
+  best_metric: str, metrics: Mapping[str, float]
+) -> tuple[float, float]:
+  """Returns what checkpoints are ranked by.
+
+  Args:
+    best_metric: decides.
+    metrics: of a checkpoint.
+
+  Returns:
+    A pair that is larger for better ones.
+
+  Example:
+    >>> goodness("loss", {"loss": 0.5}) > goodness("loss", {"loss": 0.7})
+    True
+  """
   value = metrics[best_metric]
   # Of equal ones the first is better: training on has gained nothing.
   earlier = -metrics.get("step", 0)

@@ -20,7 +20,18 @@ class DamagedCheckpointError(UserError):
 
 
 def check_listing(folder: Path, *, read_only: bool) -> None:
-  """Deals with checkpoints that would keep Orbax from listing the others."""
+  """Sets aside what would keep Orbax from listing the other checkpoints.
+
+  Args:
+    folder: of the checkpoints.
+    read_only: whether nothing may be moved.
+
+  Raises:
+    UserError: if something would have to be moved and may not, or all of them.
+
+  Example:
+    >>> check_listing(Path("runs/none/checkpoints"), read_only=True)
+  """
   steps = complete(folder)
   damaged = [step for step in steps if not _has_readable_metrics(step)]
   if damaged and read_only:
@@ -39,12 +50,34 @@ def check_listing(folder: Path, *, read_only: bool) -> None:
 
 
 def complete(folder: Path) -> list[Path]:
-  """The checkpoints that are complete."""
+  """Lists the checkpoints that are complete.
+
+  Args:
+    folder: of the checkpoints.
+
+  Returns:
+    Their folders, in no order.
+
+  Example:
+    >>> complete(Path("runs/none/checkpoints"))
+    []
+  """
   return [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
 
 
 def set_aside(checkpoint: Path) -> Path:
-  """Moves a damaged checkpoint where nothing is lost and nobody trips."""
+  """Moves a damaged checkpoint where nothing is lost and nobody trips.
+
+  Args:
+    checkpoint: its folder.
+
+  Returns:
+    Where it is now.
+
+  Example:
+    >>> set_aside(Path("runs/reverse/checkpoints/500"))  # doctest: +SKIP
+    PosixPath('runs/reverse/damaged/500')
+  """
   target = checkpoint.parent.parent / DAMAGED / checkpoint.name
   while target.exists():
     target = target.with_name(target.name + "_")

@@ -76,7 +76,21 @@ def wait(manager: ocp.CheckpointManager) -> None:
 
 @contextlib.contextmanager
 def saving(manager: ocp.CheckpointManager) -> Iterator[None]:
-  """Says of a save that failed, this one or one before, what to do about it."""
+  """Says of a save that failed, this one or one before, what to do about it.
+
+  Args:
+    manager: from `opened`.
+
+  Yields:
+    Nothing.
+
+  Raises:
+    UnsavedCheckpointError: if it failed.
+
+  Example:
+    >>> with saving(manager):  # doctest: +SKIP
+    ...   manager.wait_until_finished()
+  """
   try:
     yield
   except (OSError, ValueError, RuntimeError) as error:

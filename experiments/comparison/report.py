@@ -11,8 +11,8 @@ from experiments.comparison.results import Result
 from experiments.comparison.running import Outcome
 from experiments.workdir import write_text
 
-_PERCENT = ("sequence_accuracy", "token_accuracy")
-_LOWER_IS_BETTER = ("loss", "perplexity")
+_PERCENT = ("sequence_accuracy", "token_accuracy", "alignment_error_rate")
+_LOWER_IS_BETTER = ("loss", "perplexity", "alignment_error_rate")
 
 
 def write(

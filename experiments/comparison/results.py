@@ -17,6 +17,7 @@ SCORES = (
   "chrf",
   "perplexity",
   "loss",
+  "alignment_error_rate",
 )
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from experiments.data.batch import Batch
+from experiments.data.links import Links
 from experiments.data.parallel_text import ParallelText
 
 
@@ -84,6 +85,9 @@ class Dataset(Protocol):
 
   def target_text(self, tokens: np.ndarray) -> list[str]:
     """Returns target tokens [N, T] as N texts; EOS ends each."""
+
+  def links(self, source: np.ndarray, target: np.ndarray) -> Links | None:
+    """Returns which tokens of a pair belong together, if that is known."""
 
   def source_words(self, tokens: np.ndarray) -> list[str]:
     """Names [L] source tokens for a reader."""

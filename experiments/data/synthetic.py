@@ -5,8 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from experiments.data import links
 from experiments.data.batch import Batch, strip
 from experiments.data.dataset import EvaluationSet, Rows
+from experiments.data.links import Links
 from experiments.data.tasks import Task
 from experiments.schema import TaskConfig
 
@@ -80,6 +82,13 @@ class Synthetic:
   def target_text(self, tokens: np.ndarray) -> list[str]:
     """Returns target tokens [N, T] as N texts; EOS ends each."""
     return [" ".join(self.task.words(strip(row))) for row in tokens]
+
+  def links(self, source: np.ndarray, target: np.ndarray) -> Links | None:
+    """Returns which tokens of a pair belong together; None of a look-up."""
+    if self._config.name == "lookup":
+      return None
+    backwards = self._config.name == "reverse"
+    return links.diagonal(source, target, backwards=backwards)
 
   def source_words(self, tokens: np.ndarray) -> list[str]:
     """Names [L] source tokens for a reader."""

@@ -17,11 +17,12 @@ from pathlib import Path
 import numpy as np
 from absl import logging
 
-from experiments.data import numbers, parallel_text
+from experiments.data import links, numbers, parallel_text
 from experiments.data import tokenizer as tokenizer_lib
 from experiments.data.batch import PAD, UNK, Batch
 from experiments.data.corpus import Corpus, Dealt, padded
 from experiments.data.dataset import EvaluationSet, Rows
+from experiments.data.links import Links
 from experiments.data.parallel_text import ParallelText
 from experiments.data.tokenizer import Tokenizer
 from experiments.errors import UserError
@@ -135,6 +136,30 @@ class Translation:
   def target_text(self, tokens: np.ndarray) -> list[str]:
     """Returns target tokens [N, T] as N texts; EOS ends each."""
     return self.target.decode(tokens)
+
+  def links(self, source: np.ndarray, target: np.ndarray) -> Links | None:
+    """Returns which tokens of a pair belong together.
+
+    Args:
+      source: [S] token ids.
+      target: [T] token ids.
+
+    Returns:
+      The links of a number's English and Korean names; None of other text, and
+      where a name is not whole.
+    """
+    languages = self._config.source, self._config.target
+    numeric = isinstance(self._config, NumbersConfig)
+    if not numeric or languages != ("en", "ko"):
+      return None
+    words = (
+      ["" if token <= UNK else word for token, word in zip(tokens, named)]
+      for tokens, named in (
+        (source, self.source.words(source)),
+        (target, self.target.words(target)),
+      )
+    )
+    return links.of_numbers(*words)
 
   def source_words(self, tokens: np.ndarray) -> list[str]:
     """Names [L] source tokens for a reader."""

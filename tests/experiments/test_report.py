@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments import report
+from experiments import looking, report
 from experiments.data.batch import EOS, PAD
 
 
@@ -43,6 +43,6 @@ def test_a_panel_ends_where_the_answer_does():
     ([8, 9, PAD, PAD], ["8", "9"]),
     ([8, 9, 8, 9], ["8", "9", "8", "9"]),
   ):
-    (panel,) = report._panels(Run, source, np.array(answer), weights)
+    (panel,) = looking._panels(Run, source, np.array(answer), weights)
     assert panel.target == words
     assert panel.weights.shape == (len(words), 2)
