@@ -169,3 +169,30 @@ class GroupedPairs(Pairwise):
 
   def check(self, query_length, key_length):
     self.inner.check(query_length, key_length)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class PairsOfHeads(Pairwise):
+  """Values of one of `count` equal groups of heads, which are at `axis`."""
+
+  inner: Pairwise
+  index: jax.Array
+  count: int = dataclasses.field(metadata={"static": True})
+  axis: int = dataclasses.field(metadata={"static": True})
+
+  @property
+  def leading_rank(self):
+    return self.inner.leading_rank
+
+  def block(self, rows, columns, rank):
+    block = self.inner.block(rows, columns, rank)
+    if block.ndim < -self.axis or block.shape[self.axis] == 1:
+      return block
+    size = block.shape[self.axis] // self.count
+    return jax.lax.dynamic_slice_in_dim(
+      block, self.index * size, size, axis=self.axis
+    )
+
+  def check(self, query_length, key_length):
+    self.inner.check(query_length, key_length)

@@ -150,7 +150,7 @@ def transformer() -> ConfigDict:
       "decoder_layers": 2,
       "score": "scaled_dot",
       "norm": "pre",  # pre | post
-      "positions": "rotary",  # sinusoidal | learned | rotary | none
+      "positions": "rotary",  # sinusoidal | learned | rotary | alibi | none
       "tied_embeddings": True,
       "dropout_rate": 0.0,
       "attention_dropout_rate": 0.0,

@@ -14,6 +14,7 @@ import numpy as np
 from attention import axes
 from attention.pairwise import (
   GroupedPairs,
+  PairsOfHeads,
   Pairwise,
   Shifted,
   checked_length,
@@ -37,6 +38,10 @@ class Bias(Pairwise):
   def grouped(self, num_key_value_heads: int, num_groups: int) -> "Bias":
     """The bias for heads laid out as [K, G] instead of [H]."""
     return GroupedBias(self, num_key_value_heads, num_groups)
+
+  def of_heads(self, index: jax.Array, count: int, axis: int) -> "Bias":
+    """The bias of one of `count` equal groups of heads, which are at `axis`."""
+    return BiasOfHeads(self, index, count, axis)
 
 
 @jax.tree_util.register_dataclass
@@ -160,6 +165,12 @@ class ShiftedBias(Shifted, Bias):
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupedBias(GroupedPairs, Bias):
   """So does a bias whose heads are laid out as [K, G]."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class BiasOfHeads(PairsOfHeads, Bias):
+  """And a bias of some heads."""
 
 
 def as_bias(bias: Any) -> Bias:

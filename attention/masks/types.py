@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from attention import axes
 from attention.pairwise import (
   GroupedPairs,
+  PairsOfHeads,
   Pairwise,
   Shifted,
   checked_length,
@@ -45,6 +46,10 @@ class Mask(Pairwise):
   def grouped(self, num_key_value_heads: int, num_groups: int) -> "Mask":
     """The mask for heads laid out as [K, G] instead of [H]."""
     return GroupedMask(self, num_key_value_heads, num_groups)
+
+  def of_heads(self, index: jax.Array, count: int, axis: int) -> "Mask":
+    """The mask of one of `count` equal groups of heads, which are at `axis`."""
+    return MaskOfHeads(self, index, count, axis)
 
 
 def _register_static_integers(cls):
@@ -204,6 +209,14 @@ class ShiftedMask(Shifted, Mask):
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupedMask(GroupedPairs, Mask):
   """So does a mask whose heads are laid out as [K, G]."""
+
+  inner: Mask
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class MaskOfHeads(PairsOfHeads, Mask):
+  """And a mask of some heads."""
 
   inner: Mask
 

@@ -19,6 +19,7 @@ from attention.masks.types import (
   GroupedMask,
   Inverted,
   Mask,
+  MaskOfHeads,
   Segments,
   ShiftedMask,
 )
@@ -168,8 +169,9 @@ def _(mask: ShiftedMask, rows: Ranges, columns: Ranges):
   return visibility(mask.inner, rows.shifted(int(mask.offset)), columns)
 
 
-@visibility.register
-def _(mask: GroupedMask, rows: Ranges, columns: Ranges):
+@visibility.register(GroupedMask)
+@visibility.register(MaskOfHeads)
+def _(mask, rows: Ranges, columns: Ranges):
   return visibility(mask.inner, rows, columns)
 
 

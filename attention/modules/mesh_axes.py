@@ -7,14 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec
 
 from attention.biases.types import as_bias
 from attention.choice import Implementation, solved
 from attention.dropout import Dropout, OfHeads
 from attention.masks.types import as_mask
-from attention.pairwise import Pairwise
 from attention.ring import arrange, restore
 from attention.ring.attention import ring_solved
 from attention.ring.order import Order
@@ -97,7 +95,7 @@ class MeshAxes:
       key: likewise.
       value: likewise.
       score: of which all arrays have a first axis of heads, or none has.
-      mask: the same for all heads.
+      mask: of scores [..., T, S], with the query's leading axes.
       bias: likewise.
       dropout: of the weights.
       implementation: as in `attend`.
@@ -109,7 +107,6 @@ class MeshAxes:
 
     Raises:
       ValueError: if the heads or tokens do not divide over the devices.
-      NotImplementedError: if heads have masks or biases of their own.
     """
     mask = mask if mask is None else as_mask(mask)
     bias = bias if bias is None else as_bias(bias)
@@ -118,14 +115,16 @@ class MeshAxes:
     if self.num_head_groups == self.ring_size == 1:
       return compute(*arguments)
     axis = -2 - head_axes
-    self._check(query, key, axis, mask, bias)
+    self._check(query, key, axis)
 
     def part(*arguments):
-      *others, dropout = arguments
-      if self.heads and dropout is not None:
-        index = jax.lax.axis_index(self.heads)
-        dropout = OfHeads(dropout, index, self.num_head_groups, head_axes)
-      return compute(*others, dropout)
+      *others, mask, bias, dropout = arguments
+      if self.heads:
+        index, count = jax.lax.axis_index(self.heads), self.num_head_groups
+        mask = mask and mask.of_heads(index, count, axis)
+        bias = bias and bias.of_heads(index, count, axis)
+        dropout = dropout and OfHeads(dropout, index, count, head_axes)
+      return compute(*others, mask, bias, dropout)
 
     whole = PartitionSpec()
     tokens = [_spec(each, axis, self) for each in (query, key, value)]
@@ -157,7 +156,7 @@ class MeshAxes:
       *tokens, axis_name=self.sequence, order=self.order, **options
     )
 
-  def _check(self, query, key, axis, mask, bias) -> None:
+  def _check(self, query, key, axis) -> None:
     groups = self.num_head_groups
     heads = {query.shape[axis], key.shape[axis]} - {1}
     if any(count % groups for count in heads):
@@ -165,20 +164,6 @@ class MeshAxes:
         f"{key.shape[axis]} key/value heads do not divide over the {groups}"
         f" devices of the axis {self.heads!r}"
       )
-    rank = query.ndim - 2
-    for name, pairs in (("mask", mask), ("bias", bias)):
-      if groups > 1 and pairs is not None and _has(pairs, axis, rank):
-        raise NotImplementedError(
-          f"a {name} of its own for each head cannot be shared over the axis"
-          f" {self.heads!r}; use MeshAxes(heads=None)"
-        )
-
-
-def _has(pairs: Pairwise, axis: int, rank: int) -> bool:
-  """Whether a mask or bias has an axis of heads."""
-  one = np.zeros(1, np.int32)
-  block = jax.eval_shape(lambda: pairs.block(one, one, rank))
-  return len(block.shape) >= -axis and block.shape[axis] > 1
 
 
 def _spec(array, axis: int, mesh_axes: MeshAxes) -> PartitionSpec:

@@ -65,7 +65,8 @@ class Transformer(nn.Module):
     decoder_layers: number of layers.
     score: of the heads, a name that `attention.modules` knows.
     norm: "pre" or "post".
-    positions: "sinusoidal", "learned", "rotary" (in self-attention) or "none".
+    positions: "sinusoidal" or "learned" (in the embeddings), "rotary" or
+      "alibi" (in self-attention), or "none".
     tied_embeddings: whether target and output share one matrix, and the
       source too where the vocabulary is shared.
     shared_vocabulary: whether equal ids mean the same on both sides.
@@ -114,7 +115,7 @@ class Transformer(nn.Module):
       feed_forward_size=self.feed_forward_size,
       score=self.score,
       norm=self.norm,
-      rotary=self.positions == "rotary",
+      positions=self.positions,
       dropout_rate=self.dropout_rate,
       attention_dropout_rate=self.attention_dropout_rate,
       dtype=self.dtype,

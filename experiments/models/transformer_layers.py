@@ -12,7 +12,8 @@ import jax
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from attention import masks
+from attention import biases, masks
+from attention.biases import Bias
 from attention.cache import Cache
 from attention.modules import KeyValue, MeshAxes, MultiHeadAttention
 from experiments.models.dropout import Dropout
@@ -31,7 +32,10 @@ class Options:
     norm: "pre" normalises what enters a sublayer (Xiong et al., 2020,
       https://arxiv.org/abs/2002.04745), "post" what leaves it, as the first
       paper does.
-    rotary: whether self-attention rotates queries and keys by position.
+    positions: how self-attention knows them: "rotary" rotates queries and keys
+      (Su et al., 2021, https://arxiv.org/abs/2104.09864), "alibi" lowers scores
+      by distance (Press et al., 2021, https://arxiv.org/abs/2108.12409); others
+      leave it to the embeddings.
     dropout_rate: on sublayers and hidden layers.
     attention_dropout_rate: on attention weights.
     dtype: of the computation.
@@ -41,11 +45,11 @@ class Options:
     >>> import jax.numpy as jnp
     >>> options = Options(
     ...   num_heads=2, model_size=8, feed_forward_size=16, score="scaled_dot",
-    ...   norm="pre", rotary=False, dropout_rate=0.0,
+    ...   norm="pre", positions="alibi", dropout_rate=0.0,
     ...   attention_dropout_rate=0.0, dtype=jnp.float32,
     ... )
-    >>> options.make_attention(rotary=True).features
-    8
+    >>> options.make_attention().features, options.bias
+    (8, Alibi(num_heads=2))
   """
 
   num_heads: int
@@ -53,7 +57,7 @@ class Options:
   feed_forward_size: int
   score: str
   norm: str
-  rotary: bool
+  positions: str
   dropout_rate: float
   attention_dropout_rate: float
   dtype: DTypeLike
@@ -78,6 +82,11 @@ class Options:
       **options,
     )
 
+  @property
+  def bias(self) -> Bias | None:
+    """What positions add to the scores of self-attention."""
+    return biases.alibi(self.num_heads) if self.positions == "alibi" else None
+
   def make_dropout(self) -> Dropout:
     """Makes the module that drops numbers of [B, T, D]."""
     return Dropout(self.dropout_rate, self.mesh_axes.positions)
@@ -93,7 +102,7 @@ class FeedForward(nn.Module):
     options: what all layers share.
 
   Example:
-    >>> options = Options(2, 8, 16, "scaled_dot", "pre", False, 0, 0, "float32")
+    >>> options = Options(2, 8, 16, "dot", "pre", "none", 0, 0, "float32")
     >>> import jax.numpy as jnp
     >>> x = jnp.ones((1, 3, 8))
     >>> def init(rng):
@@ -129,7 +138,7 @@ class Residual(nn.Module):
     options: what all layers share.
 
   Example:
-    >>> options = Options(2, 8, 16, "scaled_dot", "pre", False, 0, 0, "float32")
+    >>> options = Options(2, 8, 16, "dot", "pre", "none", 0, 0, "float32")
     >>> import jax.numpy as jnp
     >>> x = jnp.ones((1, 3, 8))
     >>> residual = Residual(options)
@@ -169,7 +178,7 @@ class EncoderLayer(nn.Module):
     options: what all layers share.
 
   Example:
-    >>> options = Options(2, 8, 16, "scaled_dot", "pre", False, 0, 0, "float32")
+    >>> options = Options(2, 8, 16, "dot", "pre", "none", 0, 0, "float32")
     >>> import jax.numpy as jnp
     >>> x = jnp.ones((1, 3, 8))
     >>> mask = jnp.ones((1, 1, 1, 3), bool)
@@ -186,7 +195,7 @@ class EncoderLayer(nn.Module):
   def setup(self):
     """Declares the sublayers."""
     self.self_attention = self.options.make_attention(
-      rotary=self.options.rotary
+      rotary=self.options.positions == "rotary"
     )
     self.self_residual = Residual(self.options)
     self.feed_forward = FeedForward(self.options)
@@ -197,7 +206,10 @@ class EncoderLayer(nn.Module):
   ) -> jax.Array:
     """Maps [B, S, D] to [B, S, D] under a mask [B, 1, 1, S]."""
     inner = self.self_attention(
-      self.self_residual.enter(x), mask=mask, deterministic=deterministic
+      self.self_residual.enter(x),
+      mask=mask,
+      bias=self.options.bias,
+      deterministic=deterministic,
     )
     x = self.self_residual.leave(x, inner, deterministic=deterministic)
     inner = self.feed_forward(
@@ -218,7 +230,7 @@ class DecoderLayer(nn.Module):
     options: what all layers share.
 
   Example:
-    >>> options = Options(2, 8, 16, "scaled_dot", "pre", False, 0, 0, "float32")
+    >>> options = Options(2, 8, 16, "dot", "pre", "none", 0, 0, "float32")
     >>> import jax.numpy as jnp
     >>> x = jnp.ones((1, 3, 8))
     >>> memory = KeyValue(jnp.ones((1, 2, 5, 4)), jnp.ones((1, 2, 5, 4)))
@@ -236,7 +248,7 @@ class DecoderLayer(nn.Module):
   def setup(self):
     """Declares the sublayers."""
     self.self_attention = self.options.make_attention(
-      rotary=self.options.rotary
+      rotary=self.options.positions == "rotary"
     )
     self.self_residual = Residual(self.options)
     self.cross_attention = self.options.make_attention()
@@ -266,6 +278,7 @@ class DecoderLayer(nn.Module):
     inner = self.self_attention(
       self.self_residual.enter(x),
       mask=masks.causal(),
+      bias=self.options.bias,
       deterministic=deterministic,
     )
     x = self.self_residual.leave(x, inner, deterministic=deterministic)
@@ -287,7 +300,7 @@ class DecoderLayer(nn.Module):
       source, [B, H, S].
     """
     inner, cache = self.self_attention.decode(
-      self.self_residual.enter(x), cache
+      self.self_residual.enter(x), cache, bias=self.options.bias
     )
     x = self.self_residual.leave(x, inner, deterministic=True)
     x, query = self._across(x, memory, mask, deterministic=True)

@@ -68,7 +68,7 @@ class TransformerConfig(Section):
   decoder_layers: Positive
   score: ScoreName
   norm: Literal["pre", "post"]
-  positions: Literal["sinusoidal", "learned", "rotary", "none"]
+  positions: Literal["sinusoidal", "learned", "rotary", "alibi", "none"]
   tied_embeddings: bool
   dropout_rate: Rate
   attention_dropout_rate: Rate

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from attention import masks, scores
+from attention import biases, masks, scores
 from attention.modules import SCORE_NAMES, MeshAxes, MultiHeadAttention
 
 MESH = {"data": 2, "sequence": 2, "tensor": 2}
@@ -98,6 +98,33 @@ def test_a_bias_for_all_heads():
   check(MODULE, BOTH, bias=bias)
 
 
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("order", [BOTH, MeshAxes(heads="tensor")])
+def test_heads_with_masks_and_biases_of_their_own(groups, order):
+  module = MODULE.clone(num_key_value_heads=groups)
+  rng = jax.random.key(3)
+  shape = (1, 4, LENGTH, MEMORY)
+  seen = jax.random.bernoulli(rng, 0.7, shape).at[..., 0].set(True)
+  check(module, order, mask=seen)
+  bias = biases.alibi(4) + jax.random.normal(rng, shape)
+  check(module, order, bias=bias, mask=masks.causal(MEMORY - LENGTH))
+
+
+def test_a_bias_of_the_heads_of_another_device_has_a_gradient():
+  query = tokens(LENGTH, 1)
+  variables = MODULE.init(jax.random.key(0), query)
+  bias = jax.random.normal(jax.random.key(3), (4, LENGTH, LENGTH))
+
+  def loss(bias, module):
+    return jnp.sum(jnp.sin(module.apply(variables, query, bias=bias)))
+
+  want = jax.jit(jax.grad(loss), static_argnums=1)(bias, MODULE)
+  module = MODULE.clone(mesh_axes=MeshAxes(heads="tensor"))
+  with jax.set_mesh(mesh()):
+    got = jax.jit(jax.grad(loss), static_argnums=1)(bias, module)
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
 def test_a_score_without_axes_of_heads():
   weight = jax.random.normal(jax.random.key(4), (2, 2))
   check(MODULE.clone(score=scores.general(weight)), BOTH, **CAUSAL)
@@ -133,8 +160,5 @@ def test_mistakes():
   ):
     module.apply(variables, query)
   with jax.set_mesh(mesh()):
-    own = jnp.ones((1, 4, LENGTH, LENGTH), bool)
-    with pytest.raises(NotImplementedError, match="mask of its own"):
-      module.apply(variables, query, mask=own)
     with pytest.raises(ValueError, match="does not divide into 4"):
       module.apply(variables, query[:, :6])

@@ -78,6 +78,7 @@ MODELS = {
     score="general", positions="learned", norm="post", tied_embeddings=False
   ),
   "transformer-cosine-none": transformer(score="cosine", positions="none"),
+  "transformer-concat-alibi": transformer(score="concat", positions="alibi"),
   "transformer-two-vocabularies": transformer(
     source_vocabulary_size=13, shared_vocabulary=False
   ),
