@@ -1,6 +1,7 @@
 """What the binaries share: the config flag, quiet logs, errors as messages."""
 
 import errno
+import inspect
 import os
 import sys
 import threading
@@ -269,9 +270,11 @@ def _tell_but_of_late_reads(unraisable) -> None:
   """What nobody can catch, but for reads that nobody waits for any more.
 
   When one file of a checkpoint cannot be read Orbax raises, and the reads of
-  the others then find its loop gone.
+  the others then find its loop gone, or are never done. There are no other
+  coroutines.
   """
-  if str(unraisable.exc_value) != "Event loop is closed":
+  late = str(unraisable.exc_value) == "Event loop is closed"
+  if not late and not inspect.iscoroutine(unraisable.object):
     sys.__unraisablehook__(unraisable)
 
 

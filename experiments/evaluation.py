@@ -85,7 +85,7 @@ def make_evaluator(
     4
   """
   answer = make_answerer(run.model, run.mesh, search, run.data.answer_length)
-  reference_losses = _make_reference_losses(run)
+  reference_losses = make_reference_losses(run)
   config = run.config.evaluation
   how = {"beam_size": search.beam_size, "length_penalty": search.length_penalty}
 
@@ -132,10 +132,22 @@ def make_evaluator(
   return evaluate
 
 
-def _make_reference_losses(
+def make_reference_losses(
   run: Run,
 ) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
-  """Makes (params, source, target) -> losses [N] and numbers of tokens [N]."""
+  """Makes a function that tells how likely the references are.
+
+  Args:
+    run: the parts of a run.
+
+  Returns:
+    (params, source [N, S], target [N, T]) -> losses [N], summed over tokens,
+    and numbers of tokens [N].
+
+  Example:
+    >>> losses = make_reference_losses(run)  # doctest: +SKIP
+    >>> found, tokens = losses(params, source, target)  # doctest: +SKIP
+  """
   loss_step = steps.make_loss_step(run.model)
   compiled = Compiled(lambda _, *given: loss_step(*given), run.mesh)
   rows = mesh_lib.rounded_up(ROWS, run.mesh)
@@ -170,7 +182,7 @@ def table(rows: list[dict[str, Any]], *, num_bins: int = _NUM_BINS) -> str:
   columns = [name for name in ("bleu", "chrf") if name in rows[0]]
   heading = "length    examples  token accuracy  sequence accuracy"
   lines = [heading + "".join(f"{_NAMES[name]:>8}" for name in columns)]
-  for row in rows if columns else _pooled(rows, num_bins):
+  for row in rows if columns else pooled(rows, num_bins):
     first, last = row["length"], row["to_length"]
     name = str(first) if first == last else f"{first}-{last}"
     lines.append(
@@ -181,8 +193,24 @@ def table(rows: list[dict[str, Any]], *, num_bins: int = _NUM_BINS) -> str:
   return "\n".join(lines)
 
 
-def _pooled(rows: list[dict[str, Any]], num_bins: int) -> list[dict[str, Any]]:
-  """Joins neighbouring lengths, until there are few enough."""
+def pooled(rows: list[dict[str, Any]], num_bins: int) -> list[dict[str, Any]]:
+  """Joins neighbouring lengths, until there are few enough.
+
+  Args:
+    rows: `Evaluation.by_length` of a task, a row for each length.
+    num_bins: so many at most.
+
+  Returns:
+    Rows with both accuracies.
+
+  Example:
+    >>> rows = [
+    ...   {"length": n, "to_length": n, "count": 1, "tokens": 2,
+    ...    "token_accuracy": 1.0, "sequence_accuracy": n - 1} for n in (1, 2)
+    ... ]
+    >>> float(pooled(rows, 1)[0]["sequence_accuracy"])
+    0.5
+  """
   low, high = rows[0]["length"], rows[-1]["to_length"]
   width = max(1, -(-(high - low + 1) // num_bins))
   pooled = []

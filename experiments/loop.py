@@ -148,7 +148,8 @@ def _train(run: runs.Run, workdir: Path, manager, beat, state, stream):
       stop, scores = should_stop(step), None
       complete = step == config.steps
       if step == first + 1:
-        watch.drain()
+        # Not what `watch` does then: it may import TensorBoard first.
+        jax.block_until_ready(metrics)
         seconds = time.perf_counter() - begin
         writer.timings(step, "train", {"first_step_seconds": seconds})
       if complete or step % config.eval_every == 0:

@@ -60,9 +60,11 @@ def _draw_lengths(groups: Groups, metric: str, path: Path) -> None:
       means = np.array([each.mean for each in found])
       widths = np.nan_to_num([each.half_width for each in found])
       (line,) = axis.plot(bins, means, ".-", label=name)
-      axis.fill_between(
-        bins, means - widths, means + widths, color=line.get_color(), alpha=0.15
-      )
+      # An interval of Student's t may leave what a share can be.
+      most = 1 if metric.endswith("accuracy") else np.inf
+      low, high = np.clip([means - widths, means + widths], 0, most)
+      axis.fill_between(bins, low, high, color=line.get_color(), alpha=0.15)
+    axis.xaxis.get_major_locator().set_params(integer=True)
     _finish(axis, split, "source length", metric)
   figure.savefig(path, dpi=_DPI)
 

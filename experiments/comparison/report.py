@@ -9,9 +9,11 @@ from experiments.comparison import figures, results
 from experiments.comparison.intervals import Difference, differences, interval
 from experiments.comparison.results import Result
 from experiments.comparison.running import Outcome
+from experiments.evaluation import pooled
 from experiments.workdir import write_text
 
 _PERCENT = ("sequence_accuracy", "token_accuracy", "alignment_error_rate")
+_NUM_BINS = 10
 _LOWER_IS_BETTER = ("loss", "perplexity", "alignment_error_rate")
 
 
@@ -104,7 +106,11 @@ def _scores(found: Sequence[Result], metric: str) -> list[str]:
 
 def _by_length(groups: figures.Groups, split: str, metric: str) -> list[str]:
   """A table of means by the source's length."""
-  bins = next(iter(groups.values()))[0].splits[split]["by_length"]
+  rows = {
+    group: [_bins(seed.splits[split]["by_length"]) for seed in seeds]
+    for group, seeds in groups.items()
+  }
+  bins = next(iter(rows.values()))[0]
   if any(metric not in row for row in bins):
     return []
   head = [
@@ -113,22 +119,24 @@ def _by_length(groups: figures.Groups, split: str, metric: str) -> list[str]:
     else f"{row['length']}-{row['to_length']}"
     for row in bins
   ]
-  rows = [
+  means = [
     [
       group,
       *(
         _number(
-          metric,
-          statistics.fmean(
-            seed.splits[split]["by_length"][i][metric] for seed in seeds
-          ),
+          metric, statistics.fmean(float(seed[i][metric]) for seed in seeds)
         )
         for i in range(len(bins))
       ),
     ]
-    for group, seeds in groups.items()
+    for group, seeds in rows.items()
   ]
-  return [f"{_named(metric)} by length:", "", *_table(["", *head], rows)]
+  return [f"{_named(metric)} by length:", "", *_table(["", *head], means)]
+
+
+def _bins(rows: list[dict]) -> list[dict]:
+  """Few enough to read in a line; those of text are few already."""
+  return rows if len(rows) <= _NUM_BINS else pooled(rows, _NUM_BINS)
 
 
 def _differences(groups: figures.Groups, split: str, metric: str) -> list[str]:

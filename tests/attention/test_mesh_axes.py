@@ -159,6 +159,8 @@ def test_mistakes():
     pytest.raises(ValueError, match="4 key/value heads do not divide"),
   ):
     module.apply(variables, query)
-  with jax.set_mesh(mesh()):
-    with pytest.raises(ValueError, match="does not divide into 4"):
-      module.apply(variables, query[:, :6])
+  with (
+    jax.set_mesh(mesh()),
+    pytest.raises(ValueError, match="does not divide into 4"),
+  ):
+    module.apply(variables, query[:, :6])

@@ -15,6 +15,7 @@ import experiments
 BINARIES = (
   "experiments.train",
   "experiments.compare",
+  "experiments.heads",
   "experiments.evaluate",
   "experiments.plan",
   "experiments.translate",

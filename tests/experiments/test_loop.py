@@ -178,7 +178,7 @@ def script_looks(monkeypatch, metric, values):
   """Makes looks at the validation set see these values, one after another."""
   looks = iter(values)
 
-  def make_scripted(run, search):
+  def make_scripted(run, search, **_):
     if search.beam_size > 1:  # at the end of the run
       return make_evaluator(run, search)
     names = ("token_accuracy", "sequence_accuracy", "bleu", "loss")
