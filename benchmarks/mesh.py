@@ -215,7 +215,7 @@ def restart(data: str) -> dict[str, float]:
     ]
     env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": f"{folder}/cache"}
     # Until every shape of a batch has been compiled; then three restarts.
-    _until_step(command, env, Path(folder) / "run", 120)
+    _until_step(command, env, Path(folder) / "run", 400)
     seconds = [
       _until_step(command, env, Path(folder) / "run", 20) for _ in range(3)
     ]
