@@ -35,7 +35,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
 
   Args:
     config: from a file in `configs/`.
-    workdir: the run's directory; see `workdir.py` for what is in it.
+    workdir: the run's directory; see `experiments.workdir` for what is in it.
 
   Returns:
     True when the run is complete; False when it was asked to stop, and the
@@ -148,7 +148,7 @@ def _train(run: runs.Run, workdir: Path, manager, beat, state, stream):
       stop, scores = should_stop(step), None
       complete = step == config.steps
       if step == first + 1:
-        # Not what `watch` does then: it may import TensorBoard first.
+        # Before `watch` looks, which imports TensorBoard for that.
         jax.block_until_ready(metrics)
         seconds = time.perf_counter() - begin
         writer.timings(step, "train", {"first_step_seconds": seconds})

@@ -1,19 +1,13 @@
 """Checkpoints of a run; the only package that knows Orbax."""
 
-from experiments.checkpoints.choosing import (
-  LOWER_IS_BETTER,
-  choose,
-  parameters,
-)
-from experiments.checkpoints.damage import DAMAGED, DamagedCheckpointError
+from experiments.checkpoints.choosing import choose, parameters
+from experiments.checkpoints.damage import DamagedCheckpointError
 from experiments.checkpoints.manager import FOLDER, opened
 from experiments.checkpoints.restoring import restore, restore_last
 from experiments.checkpoints.saving import UnsavedCheckpointError, save, wait
 
 __all__ = [
-  "DAMAGED",
   "FOLDER",
-  "LOWER_IS_BETTER",
   "DamagedCheckpointError",
   "UnsavedCheckpointError",
   "choose",

@@ -11,7 +11,7 @@ from experiments.checkpoints.restoring import restore
 from experiments.errors import UserError
 from experiments.steps import TrainState
 
-LOWER_IS_BETTER = ("loss", "perplexity")
+_LOWER_IS_BETTER = ("loss", "perplexity")
 
 
 def parameters(
@@ -116,4 +116,4 @@ def goodness(
   value = metrics[best_metric]
   # Of equal ones the first is better: training on has gained nothing.
   earlier = -metrics.get("step", 0)
-  return -value if best_metric in LOWER_IS_BETTER else value, earlier
+  return -value if best_metric in _LOWER_IS_BETTER else value, earlier

@@ -8,7 +8,7 @@ from absl import logging
 
 from experiments.errors import UserError
 
-DAMAGED = "damaged"
+_DAMAGED = "damaged"
 NONE_LEFT = (
   "No checkpoint of the run can be read, and nothing was moved. If the files"
   " are lost, another --workdir starts over."
@@ -78,7 +78,7 @@ def set_aside(checkpoint: Path) -> Path:
     >>> set_aside(Path("runs/reverse/checkpoints/500"))  # doctest: +SKIP
     PosixPath('runs/reverse/damaged/500')
   """
-  target = checkpoint.parent.parent / DAMAGED / checkpoint.name
+  target = checkpoint.parent.parent / _DAMAGED / checkpoint.name
   while target.exists():
     target = target.with_name(target.name + "_")
   target.parent.mkdir(exist_ok=True)
