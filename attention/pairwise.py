@@ -174,11 +174,12 @@ class GroupedPairs(Pairwise):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class PairsOfHeads(Pairwise):
-  """Values of one of `count` equal groups of heads, which are at `axis`."""
+  """Values of `count` heads from the `first` on; all `total` are at `axis`."""
 
   inner: Pairwise
-  index: jax.Array
+  first: jax.Array
   count: int = dataclasses.field(metadata={"static": True})
+  total: int = dataclasses.field(metadata={"static": True})
   axis: int = dataclasses.field(metadata={"static": True})
 
   @property
@@ -189,9 +190,9 @@ class PairsOfHeads(Pairwise):
     block = self.inner.block(rows, columns, rank)
     if block.ndim < -self.axis or block.shape[self.axis] == 1:
       return block
-    size = block.shape[self.axis] // self.count
+    checked_length("mask or bias", block.shape, self.axis, self.total)
     return jax.lax.dynamic_slice_in_dim(
-      block, self.index * size, size, axis=self.axis
+      block, self.first, self.count, axis=self.axis
     )
 
   def check(self, query_length, key_length):

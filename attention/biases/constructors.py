@@ -9,7 +9,7 @@ from attention.checks import check_floating
 
 
 def alibi(num_heads: int) -> Bias:
-  """Attention with linear biases, -slope[h] * |i - j|.
+  """Attention with linear biases, `-slope[h] * |i - j|`.
 
   See "Train Short, Test Long", Press et al., 2021, section 3
   (https://arxiv.org/abs/2108.12409).

@@ -39,9 +39,11 @@ class Bias(Pairwise):
     """The bias for heads laid out as [K, G] instead of [H]."""
     return GroupedBias(self, num_key_value_heads, num_groups)
 
-  def of_heads(self, index: jax.Array, count: int, axis: int) -> "Bias":
-    """The bias of one of `count` equal groups of heads, which are at `axis`."""
-    return BiasOfHeads(self, index, count, axis)
+  def of_heads(
+    self, first: jax.Array, count: int, total: int, axis: int
+  ) -> "Bias":
+    """The bias of `count` heads from the `first`; all `total` are at `axis`."""
+    return BiasOfHeads(self, first, count, total, axis)
 
 
 @jax.tree_util.register_dataclass

@@ -47,9 +47,11 @@ class Mask(Pairwise):
     """The mask for heads laid out as [K, G] instead of [H]."""
     return GroupedMask(self, num_key_value_heads, num_groups)
 
-  def of_heads(self, index: jax.Array, count: int, axis: int) -> "Mask":
-    """The mask of one of `count` equal groups of heads, which are at `axis`."""
-    return MaskOfHeads(self, index, count, axis)
+  def of_heads(
+    self, first: jax.Array, count: int, total: int, axis: int
+  ) -> "Mask":
+    """The mask of `count` heads from the `first`; all `total` are at `axis`."""
+    return MaskOfHeads(self, first, count, total, axis)
 
 
 def _register_static_integers(cls):

@@ -121,8 +121,10 @@ class MeshAxes:
       *others, mask, bias, dropout = arguments
       if self.heads:
         index, count = jax.lax.axis_index(self.heads), self.num_head_groups
-        mask = mask and mask.of_heads(index, count, axis)
-        bias = bias and bias.of_heads(index, count, axis)
+        heads = query.shape[axis]
+        mine = index * (heads // count), heads // count, heads, axis
+        mask = mask and mask.of_heads(*mine)
+        bias = bias and bias.of_heads(*mine)
         dropout = dropout and OfHeads(dropout, index, count, head_axes)
       return compute(*others, mask, bias, dropout)
 

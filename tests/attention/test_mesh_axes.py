@@ -159,6 +159,13 @@ def test_mistakes():
     pytest.raises(ValueError, match="4 key/value heads do not divide"),
   ):
     module.apply(variables, query)
+  for heads in (2, 3):  # of four, which two devices share
+    own = jnp.ones((1, heads, LENGTH, LENGTH), bool)
+    with (
+      jax.set_mesh(mesh()),
+      pytest.raises(ValueError, match="axis -3 must be 1 or 4"),
+    ):
+      module.apply(variables, query, mask=own)
   with (
     jax.set_mesh(mesh()),
     pytest.raises(ValueError, match="does not divide into 4"),
