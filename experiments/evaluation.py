@@ -20,7 +20,7 @@ from experiments.answering import (
 )
 from experiments.data.batch import PAD, Batch
 from experiments.data.dataset import EvaluationSet
-from experiments.looking import alignment_error_rates
+from experiments.looking import make_aligner
 from experiments.runs import Run
 
 # Lines of a table by length.
@@ -39,17 +39,17 @@ class Evaluation(NamedTuple):
     search: how they were chosen: beam_size and length_penalty.
     num_cut: number of examples that are longer than the model reads.
     num_parameters: of the model.
-    alignment: the error rate of each panel, see `alignment_error_rates`.
+    alignment: the error rate of each panel, see `make_aligner`.
   """
 
   metrics: dict[str, float]
   by_length: list[dict[str, Any]]
   signatures: dict[str, str]
   answers: list[str]
-  search: dict[str, float] = {}  # noqa: RUF012
-  num_cut: int = 0
-  num_parameters: int = 0
-  alignment: dict[str, float] = {}  # noqa: RUF012
+  search: dict[str, float]
+  num_cut: int
+  num_parameters: int
+  alignment: dict[str, float]
 
 
 def make_evaluator(
@@ -86,6 +86,7 @@ def make_evaluator(
   """
   answer = make_answerer(run.model, run.mesh, search, run.data.answer_length)
   reference_losses = make_reference_losses(run)
+  align = make_aligner(run)
   config = run.config.evaluation
   how = {"beam_size": search.beam_size, "length_penalty": search.length_penalty}
 
@@ -110,7 +111,7 @@ def make_evaluator(
     )
     scores = metrics.score(scored, judge)
     scores["sentences_per_second"] = len(answers) / max(found.seconds, 1e-9)
-    rates = alignment_error_rates(run, params, examples) if aligned else {}
+    rates = align(params, examples) if aligned else {}
     if rates:
       scores["alignment_error_rate"] = min(rates.values())
     rows = (
@@ -201,7 +202,7 @@ def pooled(rows: list[dict[str, Any]], num_bins: int) -> list[dict[str, Any]]:
     num_bins: so many at most.
 
   Returns:
-    Rows with both accuracies.
+    Rows with both accuracies, and the loss where they have one.
 
   Example:
     >>> rows = [
@@ -218,19 +219,21 @@ def pooled(rows: list[dict[str, Any]], num_bins: int) -> list[dict[str, Any]]:
     chosen = [row for row in rows if first <= row["length"] < first + width]
     if not chosen:
       continue
-    counts = [row["count"] for row in chosen]
-    tokens = [row["tokens"] for row in chosen]
+    weights = {
+      "token_accuracy": [row["tokens"] for row in chosen],
+      "sequence_accuracy": [row["count"] for row in chosen],
+      "loss": [row["tokens"] for row in chosen],
+    }
     pooled.append(
       {
         "length": first,
         "to_length": min(first + width - 1, high),
-        "count": sum(counts),
-        "token_accuracy": np.average(
-          [row["token_accuracy"] for row in chosen], weights=tokens
-        ),
-        "sequence_accuracy": np.average(
-          [row["sequence_accuracy"] for row in chosen], weights=counts
-        ),
+        "count": sum(weights["sequence_accuracy"]),
+        **{
+          name: np.average([row[name] for row in chosen], weights=each)
+          for name, each in weights.items()
+          if name in chosen[0]
+        },
       }
     )
   return pooled

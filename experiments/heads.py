@@ -23,12 +23,19 @@ def main() -> None:
   """Prunes and tells, as the flags say."""
   workdir = Path(_WORKDIR.value)
   runtime.set_up_jax()
-  from experiments import inference, pruning
+  import jax
+
+  from experiments import inference, progress, pruning
   from experiments.workdir import write_json
 
   finished = inference.restore(workdir, _CHECKPOINT.value)
   name, examples = inference.examples(finished.run, _SPLIT.value)
-  worth = pruning.worth_of_heads(finished.run, finished.params, examples)
+  with progress.counting("heads") as done:
+    worth = pruning.worth_of_heads(
+      finished.run, finished.params, examples, done
+    )
+  if jax.process_index() != 0:
+    return
   print(f"{name}: loss {worth.whole:.4f}; without a head of")
   for kind, losses in worth.without.items():
     for layer, row in enumerate(losses, start=1):

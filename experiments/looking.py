@@ -19,6 +19,7 @@ from experiments.runs import Run
 
 # Enough for a rate to one percent; each takes a step a token.
 _NUM_ALIGNED = 256
+_ALONE = "attention"  # the title of a panel that is the only one
 
 
 def make_looker(run: Run) -> Callable[..., list[list[plots.Alignment]]]:
@@ -48,49 +49,52 @@ def make_looker(run: Run) -> Callable[..., list[list[plots.Alignment]]]:
   return looks
 
 
-def alignment_error_rates(
-  run: Run, params: Any, examples: EvaluationSet
-) -> dict[str, float]:
-  """Compares where a model looks with where it should.
+def make_aligner(run: Run) -> Callable[..., dict[str, float]]:
+  """Makes a function that compares where a model looks with where it should.
 
   Each token of a reference is aligned to the source token with the largest
   weight, as the model follows the references of up to 256 examples.
 
   Args:
-    run: its parts.
-    params: the parameters.
-    examples: a set.
+    run: the parts of a run.
 
   Returns:
-    The alignment error rate of each panel, by its title; nothing where the true
-    alignment is not known.
+    (params, set) -> the alignment error rate of each panel, by its title; over
+    the examples whose true alignment is known. Nothing if that is none, or if
+    the model looks nowhere.
 
   Example:
-    >>> alignment_error_rates(run, params, examples)  # doctest: +SKIP
+    >>> make_aligner(run)(params, examples)  # doctest: +SKIP
     {'layer 1, head 1': 0.86, 'layer 1, head 2': 0.12}
   """
-  source, target = (np.asarray(x)[:_NUM_ALIGNED] for x in examples.batch)
-  known = (
-    run.data.links(*(x[x != PAD] for x in pair)) for pair in zip(source, target)
-  )
-  links = [each for each in known if each is not None]
-  if len(links) < len(source):
-    return {}
-  looked = make_looker(run)(params, source, target)
-  by_panel: dict[str, list[np.ndarray]] = {}
-  for panels in looked:
-    for panel in panels:
-      by_panel.setdefault(panel.title, []).append(panel.weights)
-  return {
-    title: alignment_error_rate(zip(weights, links))
-    for title, weights in by_panel.items()
-  }
+  look = make_looker(run)
+
+  def align(params: Any, examples: EvaluationSet) -> dict[str, float]:
+    source, target = (np.asarray(x)[:_NUM_ALIGNED] for x in examples.batch)
+    links = [
+      run.data.links(*(x[x != PAD] for x in pair))
+      for pair in zip(source, target)
+    ]
+    known = [i for i, each in enumerate(links) if each is not None]
+    if not known:
+      return {}
+    pairs: dict[str, list[tuple[np.ndarray, Any]]] = {}
+    for i, panels in zip(known, look(params, source[known], target[known])):
+      for panel in panels:
+        if not panel.weights.any():
+          continue
+        pairs.setdefault(panel.title or _ALONE, []).append(
+          (panel.weights, links[i])
+        )
+    return {title: alignment_error_rate(each) for title, each in pairs.items()}
+
+  return align
 
 
 def alignment_error_rate(pairs: Iterable[tuple[np.ndarray, Links]]) -> float:
   """Returns the share of alignments that are wrong.
 
-  1 - (|A and S| + |A and P|) / (|A| + |S|) of alignments A, sure links S and
+  `1 - (|A and S| + |A and P|) / (|A| + |S|)` of alignments A, sure links S and
   possible ones P. See "A Systematic Comparison of Various Statistical Alignment
   Models", Och and Ney, 2003, section 5 (https://aclanthology.org/J03-1002/).
 

@@ -39,7 +39,7 @@ def worth_of_heads(
   run: Run,
   params: Any,
   examples: EvaluationSet,
-  progress: Callable[[], None] = lambda: None,
+  progress: Callable[[int], Any] = lambda count: None,
 ) -> Worth:
   """Prunes each head in turn, and takes the loss of the references.
 
@@ -51,7 +51,7 @@ def worth_of_heads(
     run: the parts of a run of a Transformer.
     params: its parameters.
     examples: a set.
-    progress: called after every head.
+    progress: called with 1 after every head.
 
   Returns:
     The losses.
@@ -81,7 +81,7 @@ def worth_of_heads(
     for layer, head in np.ndindex(without[name].shape):
       place = (f"{side}_{layer}", module)
       without[name][layer, head] = loss(pruned(params, place, head))
-      progress()
+      progress(1)
   return Worth(loss(params), without)
 
 

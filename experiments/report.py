@@ -39,7 +39,8 @@ def write_evaluation(
     ... }
     >>> row = {"length": 3, "to_length": 3, "count": 2, "tokens": 8,
     ...        "token_accuracy": 0.9, "sequence_accuracy": 0.5}
-    >>> evaluation = Evaluation(metrics, [row], {}, ["1 2 3", "4 5 6"])
+    >>> answers = ["1 2 3", "4 5 6"]
+    >>> evaluation = Evaluation(metrics, [row], {}, answers, {}, 0, 9, {})
     >>> with tempfile.TemporaryDirectory() as folder:
     ...   write_evaluation(Path(folder), "test", "step 10", evaluation)
     ...   sorted(path.name for path in Path(folder).glob("eval/*"))
@@ -101,7 +102,7 @@ def summary(evaluation: Evaluation) -> str:
     ...   "token_accuracy": 0.9, "sequence_accuracy": 0.5, "bleu": 80.0,
     ...   "loss": 0.1, "sentences_per_second": 2000.0,
     ... }
-    >>> summary(Evaluation(metrics, [], {}, []))
+    >>> summary(Evaluation(metrics, [], {}, [], {}, 0, 9, {}))
     'token accuracy 90.00%, sequence accuracy 50.00%, BLEU 80.00, loss ...'
   """
   scores = evaluation.metrics

@@ -112,20 +112,36 @@ def _draw_costs(groups: Groups, metric: str, path: Path) -> None:
 def _draw_alignments(groups: Groups, metric: str, path: Path) -> None:
   """The same sentence through each group's first seed, heads averaged."""
   del metric
-  panels = []
-  for name, results in groups.items():
-    found = np.load(
+  loaded = {
+    name: np.load(
       results[0].cell.workdir / "figures" / "alignments.npz",
       allow_pickle=False,
     )
+    for name, results in groups.items()
+  }
+  place = _most_agreed([found["target"] for found in loaded.values()])
+  panels = []
+  for name, found in loaded.items():
     source, target = (
-      [word for word in found[side][0] if word] for side in ("source", "target")
+      [word for word in found[side][place] if word]
+      for side in ("source", "target")
     )
     # A Transformer's panels are heads over one sentence.
-    heads = found["weights"] if found["title"][0] else found["weights"][:1]
+    one = slice(place, place + 1)
+    heads = found["weights"] if found["title"][0] else found["weights"][one]
     weights = heads.mean(0)[: len(target), : len(source)]
     panels.append(plots.Alignment(weights, source, target, name))
   plots.save_alignments(panels, path)
+
+
+def _most_agreed(answers: Sequence[np.ndarray]) -> int:
+  """The sentence that most groups answer alike, so that looks compare."""
+
+  def agreeing(place: int) -> int:
+    found = [tuple(filter(None, each[place].tolist())) for each in answers]
+    return max(map(found.count, found))
+
+  return max(range(min(map(len, answers))), key=agreeing)
 
 
 def _figure(columns: int, width: float):

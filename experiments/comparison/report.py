@@ -1,4 +1,4 @@
-"""The report of a comparison: report.md, results.csv and the pictures."""
+"""The report of a comparison: report.md, two tables and the pictures."""
 
 import math
 import statistics
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from experiments.comparison import figures, results
+from experiments.comparison.cells import Cell
 from experiments.comparison.intervals import Difference, differences, interval
 from experiments.comparison.results import Result
 from experiments.comparison.running import Outcome
@@ -37,7 +38,8 @@ def write(
   """
   found = [results.read(each.cell) for each in outcomes if not each.error]
   results.write_csv(found, folder / "results.csv")
-  lines = ["# Comparison", "", f"    {command}", ""]
+  results.write_curves(found, folder / "curves.csv")
+  lines = [f"# {_title(outcomes[0].cell)}", "", f"    {command}", ""]
   failed = [each for each in outcomes if each.error]
   if failed:
     lines += [f"## {len(failed)} of {len(outcomes)} cells failed", ""]
@@ -56,6 +58,13 @@ def write(
   path = folder / "report.md"
   write_text(path, "\n".join(lines).rstrip() + "\n")
   return path
+
+
+def _title(cell: Cell) -> str:
+  """What was trained, and what it was compared by."""
+  fields = [field.rpartition(".")[2] for field in cell.values]
+  named = " and ".join(field.replace("_", " ") for field in fields)
+  return f"{cell.raw['data']['name']}, by {named}"
 
 
 def _line(error: str | None) -> str:
@@ -86,7 +95,21 @@ def _scores(found: Sequence[Result], metric: str) -> list[str]:
     )
     if metric in names:
       lines += _by_length(groups, split, metric)
-      lines += _differences(groups, split, metric)
+    if all(len(seeds) < 2 for seeds in groups.values()):
+      lines += ["One seed each: what differs by chance cannot be told.", ""]
+      continue
+    for each in dict.fromkeys((metric, "alignment_error_rate")):
+      if each in names:
+        lines += _differences(groups, split, each)
+  lines += ["## How sharply they look", ""]
+  lines += _table(
+    ["", "largest weight of a row, in the pictures"],
+    [
+      [group, _mean("weight", [x for x in found if x is not None])]
+      for group, seeds in groups.items()
+      for found in [[seed.largest_weight for seed in seeds]]
+    ],
+  )
   lines += ["## What they cost", ""]
   lines += _table(
     ["", "parameters", "ms a step", "minutes of training", "peak MiB"],
@@ -142,12 +165,12 @@ def _bins(rows: list[dict]) -> list[dict]:
 def _differences(groups: figures.Groups, split: str, metric: str) -> list[str]:
   """What differs significantly, in words."""
   values = {
-    group: _values(seeds, split, metric) for group, seeds in groups.items()
+    group: those
+    for group, seeds in groups.items()
+    if (those := _values(seeds, split, metric))
   }
   if len(values) < 2:
     return []
-  if all(len(each) < 2 for each in values.values()):
-    return ["One seed each: what differs by chance cannot be told.", ""]
   found = differences(values)
   if not found:
     return [f"No two differ significantly in {_named(metric)}.", ""]
@@ -164,7 +187,8 @@ def _words(each: Difference, metric: str) -> str:
 
 
 def _values(seeds: Sequence[Result], split: str, name: str) -> list[float]:
-  return [seed.splits[split]["metrics"][name] for seed in seeds]
+  found = (seed.splits[split]["metrics"].get(name) for seed in seeds)
+  return [value for value in found if value is not None]
 
 
 def _median(seeds: Sequence[Result], of: Callable[[Result], float]) -> float:
@@ -172,6 +196,8 @@ def _median(seeds: Sequence[Result], of: Callable[[Result], float]) -> float:
 
 
 def _mean(name: str, values: Sequence[float]) -> str:
+  if not values:
+    return "\u2013"
   found = interval(values)
   if math.isnan(found.half_width):
     return _number(name, found.mean)

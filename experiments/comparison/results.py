@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from experiments.comparison.cells import Cell, text_of
 from experiments.writer import METRICS, TIMINGS
 
@@ -33,6 +35,8 @@ class Result(NamedTuple):
     step_milliseconds: of a usual step.
     seconds: of training, evaluations on the way included.
     peak_memory: bytes.
+    largest_weight: of a row of attention weights, on average over the run's
+      pictures; None if it looks nowhere.
   """
 
   cell: Cell
@@ -42,6 +46,7 @@ class Result(NamedTuple):
   step_milliseconds: float
   seconds: float
   peak_memory: float
+  largest_weight: float | None
 
 
 def read(cell: Cell) -> Result:
@@ -80,7 +85,19 @@ def read(cell: Cell) -> Result:
     step_milliseconds=timings[-1]["step_milliseconds"],
     seconds=max(clock.values()),
     peak_memory=max(line["peak_memory"] for line in timings),
+    largest_weight=_largest_weight(cell.workdir / "figures" / "alignments.npz"),
   )
+
+
+def _largest_weight(path: Path) -> float | None:
+  found = np.load(path, allow_pickle=False)
+  largest = np.concatenate(
+    [
+      weights[: np.count_nonzero(target)].max(-1)
+      for weights, target in zip(found["weights"], found["target"])
+    ]
+  )
+  return float(largest.mean()) if largest.any() else None
 
 
 def _clock(timings: Sequence[dict[str, float]]) -> dict[int, float]:
@@ -118,7 +135,7 @@ def by_group(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def scores_of(results: Sequence[Result]) -> list[str]:
-  """Returns the metrics that all results have.
+  """Returns the metrics that results have.
 
   Args:
     results: of complete cells.
@@ -130,12 +147,13 @@ def scores_of(results: Sequence[Result]) -> list[str]:
     >>> scores_of([])
     []
   """
-  if not results:
-    return []
-  found = [
-    split["metrics"] for result in results for split in result.splits.values()
-  ]
-  return [name for name in SCORES if all(name in each for each in found)]
+  found = {
+    name
+    for result in results
+    for split in result.splits.values()
+    for name in split["metrics"]
+  }
+  return [name for name in SCORES if name in found]
 
 
 def write_csv(results: Sequence[Result], path: Path) -> None:
@@ -152,10 +170,11 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
   """
   scores = scores_of(results)
   with path.open("w", newline="", encoding="utf-8") as file:
-    writer = csv.writer(file)
+    writer = csv.writer(file, lineterminator="\n")
     swept = list(results[0].cell.values) if results else []
-    costs = ("parameters", "step_milliseconds", "seconds", "peak_memory")
-    writer.writerow([*swept, "seed", "split", *scores, *costs])
+    others = ("largest_weight", "parameters")
+    costs = ("step_milliseconds", "seconds", "peak_memory")
+    writer.writerow([*swept, "seed", "split", *scores, *others, *costs])
     for result in results:
       cell = result.cell
       for split, found in result.splits.items():
@@ -164,10 +183,41 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
             *map(text_of, cell.values.values()),
             cell.seed,
             split,
-            *(found["metrics"][name] for name in scores),
+            *(found["metrics"].get(name, "") for name in scores),
+            result.largest_weight,
             result.num_parameters,
             result.step_milliseconds,
             result.seconds,
             result.peak_memory,
+          ]
+        )
+
+
+def write_curves(results: Sequence[Result], path: Path) -> None:
+  """Writes a line for every cell and look at the validation set.
+
+  Args:
+    results: of complete cells.
+    path: the file.
+
+  Example:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   write_curves([], Path(folder) / "curves.csv")
+  """
+  scores = scores_of(results)
+  with path.open("w", newline="", encoding="utf-8") as file:
+    writer = csv.writer(file, lineterminator="\n")
+    swept = list(results[0].cell.values) if results else []
+    writer.writerow([*swept, "seed", "step", *scores])
+    for result in results:
+      cell = result.cell
+      for point in result.curve:
+        writer.writerow(
+          [
+            *map(text_of, cell.values.values()),
+            cell.seed,
+            int(point["step"]),
+            *(point.get(name, "") for name in scores),
           ]
         )

@@ -146,7 +146,7 @@ class Translation:
 
     Returns:
       The links of a number's English and Korean names; None of other text, and
-      where a name is not whole.
+      of a name that was cut within a word.
     """
     languages = self._config.source, self._config.target
     numeric = isinstance(self._config, NumbersConfig)
@@ -159,7 +159,10 @@ class Translation:
         (target, self.target.words(target)),
       )
     )
-    return links.of_numbers(*words)
+    try:
+      return links.of_numbers(*words)
+    except ValueError:
+      return None
 
   def source_words(self, tokens: np.ndarray) -> list[str]:
     """Names [L] source tokens for a reader."""

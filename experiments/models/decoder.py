@@ -72,7 +72,7 @@ class Memory(NamedTuple):
   """What the decoder may look back at; the same at every step.
 
   Attributes:
-    keys: [B, S, *] encoder states, already mapped by the score.
+    keys: [B, S, ...] encoder states, already mapped by the score.
     values: [B, S, C] encoder states.
     mask: [B, 1, S], False at padding.
     summary: [B, C], the fixed context vector.

@@ -14,7 +14,14 @@ from scipy import stats
 
 from configs import base
 from experiments import plots
-from experiments.comparison import cells, intervals, report, results, running
+from experiments.comparison import (
+  cells,
+  figures,
+  intervals,
+  report,
+  results,
+  running,
+)
 from experiments.errors import UserError
 from tests.experiments import processes
 from tests.experiments.conftest import make_tiny
@@ -130,6 +137,8 @@ def leave_results(cell, accuracy):
     path.parent.mkdir(parents=True, exist_ok=True)
     row = {"length": 1, "to_length": 4, "sequence_accuracy": accuracy}
     metrics = {"sequence_accuracy": accuracy, "loss": 1 - accuracy}
+    if cell.group != "none":
+      metrics["alignment_error_rate"] = 0.95 - accuracy
     path.write_text(
       json.dumps({"metrics": metrics, "by_length": [row], "parameters": 1000})
     )
@@ -139,14 +148,16 @@ def leave_results(cell, accuracy):
   line |= {"step_milliseconds": 2.5, "peak_memory": 2**30}
   (cell.workdir / "timings.jsonl").write_text(json.dumps(line) + "\n")
   (cell.workdir / "config.json").write_text(json.dumps(cell.raw))
-  panel = plots.Alignment(np.eye(2), ["a", "b"], ["b", "a"], "")
+  weights = (cell.group != "none") * np.array([[0.8, 0.2], [0.4, 0.6]])
+  panel = plots.Alignment(weights, ["a", "b"], ["b", "a"], "")
   plots.save_weights([panel], cell.workdir / "figures" / "alignments.npz")
 
 
 def test_a_report_tells_means_differences_costs_and_failures(tmp_path):
-  found = grid({"model.attention": ["none", "dot"]}, tmp_path, num_seeds=3)
+  scores = {"none": 0.4, "general": 0.6, "dot": 0.9}
+  found = grid({"model.attention": list(scores)}, tmp_path, num_seeds=3)
   for cell in found[:-1]:
-    accuracy = {"none": 0.4, "dot": 0.9}[cell.group]
+    accuracy = scores[cell.group]
     leave_results(cell, accuracy + 0.01 * cell.seed)
     assert cell.is_complete()
   outcomes = [running.Outcome(cell, None) for cell in found[:-1]]
@@ -155,20 +166,41 @@ def test_a_report_tells_means_differences_costs_and_failures(tmp_path):
     outcomes, tmp_path, command="compare this", metric="sequence_accuracy"
   )
   text = path.read_text()
-  assert "    compare this" in text
+  assert text.startswith("# reverse, by attention\n\n    compare this\n")
   assert "- dot, seed 2: exit code 2: it broke" in text
-  assert "| none | 3 | 41.00% \u00b1 2.48% | 0.5900 \u00b1 0.0248 |" in text
+  assert (
+    "| none | 3 | 41.00% \u00b1 2.48% | 0.5900 \u00b1 0.0248 | \u2013 |" in text
+  )
   assert "| dot | 2 | 90.50% \u00b1 6.35% |" in text
   assert "- dot is above none by 49.50% (p " in text
+  assert "differs in alignment error rate (Welch" in text
+  assert "- dot is below general by 29.50% (p " in text
+  assert "below none" not in text
+  assert "| none | \u2013 |\n" in text
+  assert "| dot | 0.70 \u00b1 0.00 |\n" in text
   assert "| none | 1,000 | 2.5 | 1.0 | 1,024 |" in text
   for name in ("by_length", "curves", "costs", "alignments"):
     assert (tmp_path / "figures" / f"{name}.png").stat().st_size > 5000
   rows = list(
     csv.DictReader((tmp_path / "results.csv").read_text().splitlines())
   )
-  assert len(rows) == 5 * len(found[0].splits)
+  assert len(rows) == 8 * len(found[0].splits)
   assert rows[0]["model.attention"] == "none"
   assert float(rows[0]["sequence_accuracy"]) == 0.4
+  assert rows[0]["alignment_error_rate"] == rows[0]["largest_weight"] == ""
+  curves = (tmp_path / "curves.csv").read_text().splitlines()
+  assert len(curves) == 1 + 8
+  assert curves[1].startswith("none,0,12,0.4,")
+
+
+def test_the_sentence_that_most_answer_alike_is_shown():
+  answers = [
+    np.array([["a", "b"], ["c", ""]]),
+    np.array([["a", ""], ["c", ""]]),
+    np.array([["b", "b"], ["c", "d"]]),
+  ]
+  assert figures._most_agreed(answers) == 1
+  assert figures._most_agreed([each[::-1] for each in answers]) == 0
 
 
 def test_a_directory_of_another_config_fails_alone(tmp_path):

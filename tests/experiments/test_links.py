@@ -5,7 +5,7 @@ import pytest
 
 from configs import base
 from experiments import looking, runs, schema
-from experiments.data import links
+from experiments.data import links, parallel_text
 from experiments.data.batch import EOS, PAD
 from experiments.data.links import Links
 from experiments.data.numbers import draw, spelled
@@ -113,7 +113,7 @@ def test_a_model_that_looks_right_has_no_error(name, monkeypatch):
     ]
 
   monkeypatch.setattr(looking, "make_looker", lambda run: look)
-  assert looking.alignment_error_rates(run, None, examples) == {"": 0.0}
+  assert looking.make_aligner(run)(None, examples) == {"attention": 0.0}
   sources, targets = examples.batch
   for source, target in zip(sources, targets):
     found = run.data.links(stripped(source), stripped(target)).sure
@@ -137,7 +137,7 @@ def made(name, arg="dot", folder=None):
 def test_every_head_has_a_rate_of_its_own():
   run, examples = made("reverse", "transformer")
   params = runs.start(run).params
-  rates = looking.alignment_error_rates(run, params, examples)
+  rates = looking.make_aligner(run)(params, examples)
   assert list(rates)[:5] == [
     *(f"layer 1, head {head}" for head in range(1, 5)),
     "layer 2, head 1",
@@ -147,4 +147,33 @@ def test_every_head_has_a_rate_of_its_own():
 
 def test_where_the_alignment_is_not_known_nothing_is_said():
   run, examples = made("lookup")
-  assert looking.alignment_error_rates(run, None, examples) == {}
+  assert looking.make_aligner(run)(None, examples) == {}
+
+
+def test_a_model_that_looks_nowhere_has_no_alignment():
+  run, examples = made("reverse", "none")
+  assert looking.make_aligner(run)(runs.start(run).params, examples) == {}
+
+
+def test_a_run_of_numbers_may_be_asked_of_other_text(tmp_path):
+  """As `evaluate --source --target` may: such pairs have no alignment."""
+  config = base.get_config("additive")
+  config.data = base.numbers()
+  config.data.source_tokenizer.kind = "characters"
+  config.data.train.num_examples = 300
+  for split in config.data.splits.values():
+    split.num_examples = 20
+  run = runs.build(schema.parse(config.to_dict()), tmp_path, train=True)
+  text = parallel_text.ParallelText(
+    ["nineteen men", "twelve"], ["십구 오", "십이"]
+  )
+  source, target = run.data.encode(text).batch
+  first, second = (
+    run.data.links(stripped(*x), stripped(*y))
+    for x, y in ((source[:1], target[:1]), (source[1:], target[1:]))
+  )
+  assert first is None
+  assert second.sure.any()
+  params = runs.start(run).params
+  rates = looking.make_aligner(run)(params, run.data.encode(text))
+  assert set(rates) == {"attention"}

@@ -184,7 +184,7 @@ def script_looks(monkeypatch, metric, values):
     names = ("token_accuracy", "sequence_accuracy", "bleu", "loss")
     scores = dict.fromkeys((*names, "sentences_per_second"), 1.0)
     return lambda *_: Evaluation(
-      {**scores, metric: next(looks)}, [], {}, [], {}, 0
+      {**scores, metric: next(looks)}, [], {}, [], {}, 0, 1, {}
     )
 
   monkeypatch.setattr(loop, "make_evaluator", make_scripted)
