@@ -30,8 +30,9 @@ _JSON = flags.DEFINE_string(
 _FIGURES = flags.DEFINE_string(
   "figures",
   "docs/results",
-  "The folder to draw attention_time.png, attention_memory.png (by curves) and "
-  "sliding_window.png (by window) in.",
+  "The folder to draw in: attention_time.png and attention_memory.png (by "
+  "curves), heads_time.png and heads_memory.png (by heads), sliding_window.png "
+  "(by window).",
 )
 _ONLY = flags.DEFINE_list(
   "only", list(settings.SECTIONS), "The sections to run."
@@ -114,7 +115,13 @@ def main(arguments) -> None:
   report.write(written[0], machine, options, rows, targets)
   folder = pathlib.Path(_FIGURES.value)
   if "curves" in rows:
-    written += pictures.save_curves(rows["curves"], folder)
+    written += pictures.save_curves(
+      rows["curves"], folder, "attention", "one head of 64"
+    )
+  if "heads" in rows:
+    written += pictures.save_curves(
+      rows["heads"], folder, "heads", f"a layer, {max(grid.heads):,} tokens"
+    )
   if "window" in rows:
     written += pictures.save_window(rows["window"], folder, grid.window_size)
   print("", *(f"wrote {path}" for path in written), sep="\n")

@@ -35,6 +35,7 @@ class Grid:
   accuracy: int = 2048
   hidden: int = 256
   curves: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096)
+  heads: tuple[int, ...] = (128, 512, 2048, 8192)
 
 
 QUICK = Grid(
@@ -48,10 +49,11 @@ QUICK = Grid(
   projected=(1, 2, 64),
   closure=(1, 1, 64),
   memory=128,
-  scores=("scaled_dot",),
+  scores=("scaled_dot", "additive"),
   accuracy=64,
   hidden=32,
   curves=(64,),
+  heads=(32, 64),
 )
 
 

@@ -18,19 +18,21 @@ class Curve(NamedTuple):
 
 
 def save_curves(
-  rows: Sequence[Row], folder: pathlib.Path
+  rows: Sequence[Row], folder: pathlib.Path, name: str, what: str
 ) -> list[pathlib.Path]:
-  """Draws the time and the memory of every score and peer.
+  """Draws the time and the memory of every contender.
 
   Args:
     rows: a row a length.
-    folder: to write `attention_time.png` and `attention_memory.png` to.
+    folder: to write `NAME_time.png` and `NAME_memory.png` to.
+    name: of the pictures.
+    what: was measured, in words.
 
   Returns:
     Their paths.
   """
-  task = f"{rows[0].direction}, one head of 64, float32"
-  paths = [folder / "attention_time.png", folder / "attention_memory.png"]
+  task = f"{rows[0].direction}, {what}, float32"
+  paths = [folder / f"{name}_{axis}.png" for axis in ("time", "memory")]
   _save(_times(rows), paths[0], "milliseconds", task)
   _save(_memory(rows), paths[1], "MiB of temporaries", task)
   return paths
@@ -104,12 +106,13 @@ def _save(
 
 
 def _style(name: str, number: int) -> dict[str, Any]:
-  """Blockwise is solid, what is dense dashed, peers dotted."""
+  """Ours are solid, what is dense dashed, peers dotted."""
   marks = {"color": f"C{number % 10}", "marker": "o", "ms": 4, "lw": 1.5}
-  if "blockwise" in name:
-    return marks
+  peers = {"jax.nn": "black", "torch": "dimgray", "attnax": "darkgray"}
+  who, _, direction = name.partition(", ")
+  if who in peers:
+    color = marks["color"] if direction else peers[who]
+    return marks | {"ls": ":", "marker": "^", "lw": 2, "color": color}
   if "reference" in name:
     return marks | {"ls": "--", "marker": "s"}
-  peers = {"jax.nn": "black", "torch": "dimgray", "attnax": "darkgray"}
-  color = peers.get(name, marks["color"])
-  return marks | {"ls": ":", "marker": "^", "lw": 2, "color": color}
+  return marks

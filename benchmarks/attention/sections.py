@@ -7,6 +7,7 @@ from benchmarks.attention import (
   accuracy,
   cases,
   curves,
+  heads,
   memory,
   scaled_dot,
   timings,
@@ -42,4 +43,5 @@ SECTIONS = {
   "memory": Section(memory.jobs, memory.targets),
   "accuracy": Section(accuracy.jobs, accuracy.targets),
   "curves": Section(curves.jobs, curves.targets),
+  "heads": Section(heads.jobs, heads.targets),
 }

@@ -18,6 +18,7 @@ SECTIONS = (
   "memory",
   "accuracy",
   "curves",
+  "heads",
 )
 
 _MARK = "ATTENTION_BENCHMARK_RESTARTED"

@@ -67,11 +67,15 @@ def hand_over(finished: Finished, workdir: pathlib.Path, folder: pathlib.Path):
   pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
   words = [pieces.id_to_piece(i) for i in range(len(_SPECIALS), len(pieces))]
   (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
-  arrays: dict = _renamed(jax.device_get(finished.params))
+  layers = {
+    "encoder": finished.run.config.model.encoder_layers,
+    "decoder": finished.run.config.model.decoder_layers,
+  }
+  arrays: dict = _renamed(jax.device_get(finished.params), layers)
   np.savez(folder / "trained.npz", **arrays)
 
 
-def _renamed(params) -> dict[str, np.ndarray]:
+def _renamed(params, layers: dict[str, int]) -> dict[str, np.ndarray]:
   table = params["embedding"]["embedding"]
   table = np.concatenate([table[_SPECIALS], table[len(_SPECIALS) :]])
   waves = positions.sinusoidal(_POSITIONS, table.shape[1])[None]
@@ -85,8 +89,7 @@ def _renamed(params) -> dict[str, np.ndarray]:
   for ours, theirs in _TOP.items():
     found |= _module(params[ours], theirs)
   for side, parts in _LAYER.items():
-    layers = [name for name in params if name.startswith(f"{side}_")]
-    for index in range(len(layers) - 1):  # all but the norm
+    for index in range(layers[side]):
       for ours, theirs in parts.items():
         module = params[f"{side}_{index}"]
         for name in ours.split("/"):

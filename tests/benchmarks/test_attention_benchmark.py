@@ -41,7 +41,8 @@ def test_every_section_at_tiny_shapes(tmp_path):
   for target in found["targets"]:
     assert math.isfinite(target["value"]), target
     assert target["name"] in process.stdout
-  for name in ("attention_time", "attention_memory", "sliding_window"):
+  names = ("attention_time", "attention_memory", "heads_time", "heads_memory")
+  for name in (*names, "sliding_window"):
     assert (tmp_path / f"{name}.png").stat().st_size > 1000
 
 

@@ -1,0 +1,47 @@
+"""Weights handed to JoeyNMT are ours, as a linear layer of PyTorch has them."""
+
+import jax
+import numpy as np
+
+from benchmarks.translation import handover
+from experiments.data.batch import PAD, UNK
+from tests.experiments.toys import transformer
+
+
+def test_layers_compute_what_ours_do():
+  model = transformer(9)
+  tokens = np.array([[3, 4, 2]])
+  init = jax.jit(model.init)
+  params = jax.device_get(init(jax.random.key(0), tokens, tokens)["params"])
+  found = handover._renamed(params, {"encoder": 1, "decoder": 2})
+  x = np.asarray(jax.random.normal(jax.random.key(1), (3, 8)))
+  bound = model.bind({"params": params})
+
+  def linear(name):
+    return x @ found[f"{name}.weight"].T + found[f"{name}.bias"]
+
+  attention = bound.decoder[1].cross_attention
+  keys, values = attention.project(x)  # [H, 3, D / H]
+  for heads, name in ((keys, "k_layer"), (values, "v_layer")):
+    theirs = linear(f"decoder.layers.1.src_trg_att.{name}")
+    ours = np.asarray(heads).swapaxes(0, 1).reshape(3, 8)
+    np.testing.assert_allclose(theirs, ours, atol=1e-5)
+  hidden = np.maximum(linear("encoder.layers.0.feed_forward.pwff_layer.0"), 0)
+  theirs = (
+    hidden @ found["encoder.layers.0.feed_forward.pwff_layer.3.weight"].T
+    + found["encoder.layers.0.feed_forward.pwff_layer.3.bias"]
+  )
+  ours = bound.encoder[0].feed_forward(x, deterministic=True)
+  np.testing.assert_allclose(theirs, ours, atol=1e-5)
+
+
+def test_special_tokens_stand_where_joeynmt_has_them():
+  model = transformer(9)
+  tokens = np.array([[3, 4, 2]])
+  params = jax.jit(model.init)(jax.random.key(0), tokens, tokens)["params"]
+  params = jax.device_get(params)
+  found = handover._renamed(params, {"encoder": 1, "decoder": 2})
+  table = params["embedding"]["embedding"]
+  np.testing.assert_array_equal(found["src_embed.lut.weight"][0], table[UNK])
+  np.testing.assert_array_equal(found["src_embed.lut.weight"][1], table[PAD])
+  np.testing.assert_array_equal(found["src_embed.lut.weight"][4:], table[4:])
