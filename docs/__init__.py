@@ -1,0 +1,1 @@
+"""The documents, and how they become a site and a notebook."""
