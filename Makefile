@@ -1,7 +1,7 @@
 # What CI runs, by name. `make` alone runs all of it but the benchmarks.
 PYTHON ?= python
 
-.PHONY: all format lint types test bench smoke
+.PHONY: all format lint types test notebook site links bench smoke
 
 all: lint types test
 
@@ -18,6 +18,15 @@ types:  ## Checks types.
 
 test:  ## Runs every test.
 	pytest -n auto
+
+notebook:  ## Runs docs/story.md: docs/story.ipynb, and the pictures.
+	$(PYTHON) docs/notebook.py
+
+site:  ## Makes the documents a site: build/site/index.html.
+	$(PYTHON) -m sphinx -W --keep-going docs build/site
+
+links:  ## Asks the network whether links to other sites still lead anywhere.
+	$(PYTHON) -m sphinx -b linkcheck docs build/links
 
 bench:  ## Measures what the documents claim about time; minutes.
 	$(PYTHON) -m benchmarks.startup

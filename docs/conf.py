@@ -1,0 +1,61 @@
+"""How the documents become a site: `python -m sphinx -W docs build/site`."""
+
+import importlib.metadata
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+project = "attention"
+author = "the authors of attention"
+release = importlib.metadata.version("attention-jax")
+html_title = "attention"
+
+extensions = [
+  "myst_parser",
+  "sphinx.ext.autodoc",
+  "sphinx.ext.napoleon",
+  "sphinx.ext.viewcode",
+  "sphinx_copybutton",
+]
+
+myst_heading_anchors = 3
+
+# Docstrings tell shapes, which types do not; `name` in one links where it can.
+autodoc_typehints = "none"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 76
+default_role = "py:obj"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True}
+autodoc_inherit_docstrings = False
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+napoleon_attr_annotations = False
+toc_object_entries_show_parents = "hide"
+add_module_names = False
+
+highlight_language = "none"
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+
+html_theme = "furo"
+html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
+html_show_sourcelink = False
+html_copy_source = False
+
+
+def setup(app):
+  """Leaves out what Python says of a NamedTuple's fields; docstrings say more.
+
+  Args:
+    app: Sphinx.
+  """
+  app.connect("autodoc-skip-member", _skip)
+
+
+def _skip(app, what, name, obj, skip, options):
+  del app, what, name, options
+  return skip or (getattr(obj, "__doc__", None) or "").startswith("Alias for")

@@ -1,0 +1,83 @@
+"""The site: it builds without a warning, and its links lead somewhere."""
+
+import html.parser
+import pathlib
+import re
+import subprocess
+import sys
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import attention
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+class Page(html.parser.HTMLParser):
+  """The links of a page, and what may be linked to."""
+
+  def __init__(self, path: pathlib.Path):
+    super().__init__()
+    self.links: list[str] = []
+    self.ids: set[str] = set()
+    self.feed(path.read_text(encoding="utf-8"))
+
+  def handle_starttag(self, tag, attributes):
+    found = dict(attributes)
+    self.ids |= {found["id"]} if "id" in found else set()
+    self.links += [found[name] for name in ("href", "src") if found.get(name)]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("site")
+  command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going"]
+  done = subprocess.run(
+    [*command, "-d", str(folder / "cache"), "docs", str(folder / "html")],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  return folder / "html"
+
+
+def test_every_link_within_the_site_leads_somewhere(site):
+  pages = {path: Page(path) for path in site.rglob("*.html")}
+  assert {"index.html", "story.html"} <= {path.name for path in pages}
+  broken = []
+  for path, page in pages.items():
+    for link in page.links:
+      parts = urlsplit(link)
+      if parts.scheme or parts.netloc:
+        continue
+      target = (path.parent / unquote(parts.path)).resolve()
+      target = target if parts.path else path
+      known = target in pages and parts.fragment in pages[target].ids
+      if not target.exists() or (
+        target in pages and parts.fragment and not known
+      ):
+        broken.append(f"{path.relative_to(site)}: {link}")
+  assert not broken
+
+
+def test_every_public_name_has_its_place(site):
+  found = Page(site / "api" / "attention.html").ids
+  for name in attention.__all__:
+    if callable(getattr(attention, name)):
+      homes = ("attention", "attention.scores")
+      assert any(f"{home}.{name}" in found for home in homes), name
+  modules = ("scores", "masks", "biases", "positions", "modules", "cache")
+  for module in (*modules, "ring"):
+    home = getattr(attention, module)
+    for name in home.__all__:
+      if callable(getattr(home, name)):
+        assert f"attention.{module}.{name}" in found, f"{module}.{name}"
+
+
+def test_the_pages_of_the_experiments_show_functions(site):
+  text = (ROOT / "docs" / "api" / "experiments.md").read_text()
+  found = Page(site / "api" / "experiments.html").ids
+  for module in re.findall("automodule:: (.+)", text):
+    assert any(name.startswith(f"{module}.") for name in found), module
