@@ -144,7 +144,7 @@ class Heartbeat:
       return self._told
     if dead := self.silent():
       return (
-        f"{_named(dead)} not been heard of for {SILENCE:.0f} s, and was last"
+        f"{named(dead)} not been heard of for {SILENCE:.0f} s, and was last"
         f" {_at(self._steps[dead[0]])}"
       )
     for process, (why, heard) in list(self._failed.items()):
@@ -159,7 +159,7 @@ class Heartbeat:
     if last == furthest:
       return f"no process has got beyond step {last} for {still:.0f} s"
     return (
-      f"{_named(behind)} not got beyond step {last} for {still:.0f} s, where"
+      f"{named(behind)} not got beyond step {last} for {still:.0f} s, where"
       f" others are at step {furthest}"
     )
 
@@ -168,7 +168,19 @@ def _at(step: int | None) -> str:
   return "outside of training" if step is None else f"at step {step}"
 
 
-def _named(processes: list[int]) -> str:
+def named(processes: list[int]) -> str:
+  """Begins a sentence on processes.
+
+  Args:
+    processes: their indices, one at least.
+
+  Returns:
+    Their names, and "has" or "have".
+
+  Example:
+    >>> named([1]), named([1, 2, 5])
+    ('process 1 has', 'processes 1, 2 and 5 have')
+  """
   if len(processes) == 1:
     return f"process {processes[0]} has"
   *first, last = map(str, processes)
@@ -224,7 +236,7 @@ def watch(stall_seconds: float) -> Iterator[Heartbeat]:
       time.sleep(5 * BEAT)
       if dead := heartbeat.silent(4 * BEAT):
         where = heartbeat.step
-        reason = f"{_named(dead)} stopped"
+        reason = f"{named(dead)} stopped"
         reason += "" if where is None else f", after step {where - 1}"
     stop_listening()
     if reason is None:

@@ -12,7 +12,7 @@ import time
 import jax
 import pytest
 
-from experiments import inference, loop
+from experiments import heartbeat, inference, loop
 from experiments.errors import UserError
 from tests.experiments import processes
 from tests.experiments.conftest import make_tiny
@@ -389,12 +389,17 @@ pipeline.stream = hanging
 """
 
 
+# Where a connection breaks, gloo, through which CPUs sum, may bring down one
+# more process: it takes another collective's bytes, and ends by itself.
+GLOO_CRASHED = "terminate called after throwing an instance of 'gloo::"
+
+
 @pytest.mark.parametrize(
   ("count", "fault", "message"),
   [
-    (4, signal.SIGKILL, "process 1 has stopped, after step "),
-    (2, signal.SIGSTOP, "process 1 has not been heard of for 15 s, and was"),
-    (2, None, "process 1 has not got beyond step 30 for 20 s, where others"),
+    (4, signal.SIGKILL, "stopped, after step "),
+    (2, signal.SIGSTOP, "not been heard of for 15 s, and was"),
+    (2, None, "not got beyond step 30 for 20 s, where others"),
   ],
 )
 def test_a_process_that_dies_or_hangs_stops_the_others(
@@ -417,16 +422,24 @@ def test_a_process_that_dies_or_hangs_stops_the_others(
     if fault:
       crew[1].send_signal(fault)
     begin = time.monotonic()
-    for index, process in enumerate(crew):
-      if index == 1 and fault:
-        continue
-      _, error = process.communicate(timeout=60)
-      assert process.returncode == 1, error
-      last = error.strip().splitlines()[-1]
-      assert last.startswith(f"error: process {index}: {message}"), error
-      assert "the same command goes on" in last
-      assert "Traceback" not in error
+    errors = {
+      index: process.communicate(timeout=60)[1]
+      for index, process in enumerate(crew)
+      if index != 1 or not fault
+    }
     assert time.monotonic() - begin < 45
+    told = "\n".join(errors.values())
+    crashed = [i for i, error in errors.items() if GLOO_CRASHED in error]
+    if 0 in crashed:
+      pytest.skip("gloo crashed in process 0, and JAX told the others")
+    lost = [heartbeat.named(each) for each in ([1], sorted([1, *crashed]))]
+    for index in sorted(set(errors) - set(crashed)):
+      assert crew[index].returncode == 1, told
+      last = errors[index].strip().splitlines()[-1]
+      begins = [f"error: process {index}: {each} {message}" for each in lost]
+      assert last.startswith(tuple(begins)), told
+      assert "the same command goes on" in last
+      assert "Traceback" not in errors[index]
   finally:
     for process in crew:
       process.kill()
