@@ -52,12 +52,12 @@ def test_every_link_within_the_site_leads_somewhere(site):
       parts = urlsplit(link)
       if parts.scheme or parts.netloc:
         continue
-      target = (path.parent / unquote(parts.path)).resolve()
-      target = target if parts.path else path
-      known = target in pages and parts.fragment in pages[target].ids
-      if not target.exists() or (
-        target in pages and parts.fragment and not known
-      ):
+      target = path
+      if parts.path:
+        target = (path.parent / unquote(parts.path)).resolve()
+      places = pages[target].ids if target in pages else set()
+      is_place = parts.fragment in places or target.suffix != ".html"
+      if not target.exists() or (parts.fragment and not is_place):
         broken.append(f"{path.relative_to(site)}: {link}")
   assert not broken
 

@@ -1,8 +1,8 @@
-"""The report of a comparison: report.md, two tables and the pictures."""
+"""The report of a comparison: report.md, two CSV files and the pictures."""
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from experiments.comparison import figures, results
@@ -105,9 +105,8 @@ def _scores(found: Sequence[Result], metric: str) -> list[str]:
   lines += _table(
     ["", "largest weight of a row, in the pictures"],
     [
-      [group, _mean("weight", [x for x in found if x is not None])]
+      [group, _mean("weight", _present(seed.largest_weight for seed in seeds))]
       for group, seeds in groups.items()
-      for found in [[seed.largest_weight for seed in seeds]]
     ],
   )
   lines += ["## What they cost", ""]
@@ -187,8 +186,11 @@ def _words(each: Difference, metric: str) -> str:
 
 
 def _values(seeds: Sequence[Result], split: str, name: str) -> list[float]:
-  found = (seed.splits[split]["metrics"].get(name) for seed in seeds)
-  return [value for value in found if value is not None]
+  return _present(seed.splits[split]["metrics"].get(name) for seed in seeds)
+
+
+def _present(values: Iterable[float | None]) -> list[float]:
+  return [value for value in values if value is not None]
 
 
 def _median(seeds: Sequence[Result], of: Callable[[Result], float]) -> float:

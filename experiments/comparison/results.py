@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,28 +169,22 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
     ...   write_csv([], Path(folder) / "results.csv")
   """
   scores = scores_of(results)
-  with path.open("w", newline="", encoding="utf-8") as file:
-    writer = csv.writer(file, lineterminator="\n")
-    swept = list(results[0].cell.values) if results else []
-    others = ("largest_weight", "parameters")
-    costs = ("step_milliseconds", "seconds", "peak_memory")
-    writer.writerow([*swept, "seed", "split", *scores, *others, *costs])
-    for result in results:
-      cell = result.cell
-      for split, found in result.splits.items():
-        writer.writerow(
-          [
-            *map(text_of, cell.values.values()),
-            cell.seed,
-            split,
-            *(found["metrics"].get(name, "") for name in scores),
-            result.largest_weight,
-            result.num_parameters,
-            result.step_milliseconds,
-            result.seconds,
-            result.peak_memory,
-          ]
-        )
+  rest = ("largest_weight", "parameters", "step_milliseconds", "seconds")
+  head = ["split", *scores, *rest, "peak_memory"]
+
+  def rows(result: Result) -> Iterator[list]:
+    for split, found in result.splits.items():
+      yield [
+        split,
+        *(found["metrics"].get(name, "") for name in scores),
+        result.largest_weight,
+        result.num_parameters,
+        result.step_milliseconds,
+        result.seconds,
+        result.peak_memory,
+      ]
+
+  _write(path, results, head, rows)
 
 
 def write_curves(results: Sequence[Result], path: Path) -> None:
@@ -206,18 +200,26 @@ def write_curves(results: Sequence[Result], path: Path) -> None:
     ...   write_curves([], Path(folder) / "curves.csv")
   """
   scores = scores_of(results)
+
+  def rows(result: Result) -> Iterator[list]:
+    for point in result.curve:
+      yield [int(point["step"]), *(point.get(name, "") for name in scores)]
+
+  _write(path, results, ["step", *scores], rows)
+
+
+def _write(
+  path: Path,
+  results: Sequence[Result],
+  head: Sequence[str],
+  rows: Callable[[Result], Iterable[list]],
+) -> None:
+  """Writes a table, each row after its cell's values and seed."""
+  swept = list(results[0].cell.values) if results else []
   with path.open("w", newline="", encoding="utf-8") as file:
     writer = csv.writer(file, lineterminator="\n")
-    swept = list(results[0].cell.values) if results else []
-    writer.writerow([*swept, "seed", "step", *scores])
+    writer.writerow([*swept, "seed", *head])
     for result in results:
-      cell = result.cell
-      for point in result.curve:
-        writer.writerow(
-          [
-            *map(text_of, cell.values.values()),
-            cell.seed,
-            int(point["step"]),
-            *(point.get(name, "") for name in scores),
-          ]
-        )
+      values = map(text_of, result.cell.values.values())
+      which = [*values, result.cell.seed]
+      writer.writerows([*which, *row] for row in rows(result))
