@@ -21,6 +21,9 @@ from attention import axes
 _CHANNELS, _TANGENT_CHANNELS = 16, 2
 # Below so many numbers a loop over channels costs more than it saves.
 _SMALL = 1 << 18
+# From so many pairs on, leading entries take turns in the derivative: XLA's
+# products of many small matrices are several times as slow as of one.
+_MANY_PAIRS = 1 << 12
 
 
 def exponentials(tokens: jax.Array) -> jax.Array:
@@ -109,10 +112,29 @@ def _hidden_sums_jvp(primals, tangents):
     again = jax.checkpoint(_moved, prevent_cse=False)
     return scores, again(*_by_pair(*primals), *_by_pair(*linear))
   channels = (*_by_channel(*primals), *_by_channel(*linear))
-  tangent = _summed(
-    jax.checkpoint(term, prevent_cse=False), channels, _TANGENT_CHANNELS
-  )
+  term = jax.checkpoint(term, prevent_cse=False)
+  if scores.shape[-2] * scores.shape[-1] < _MANY_PAIRS:
+    tangent = _summed(term, channels, _TANGENT_CHANNELS)
+  else:
+    tangent = _in_turn(
+      lambda *channels: _summed(term, channels, _TANGENT_CHANNELS), channels
+    )
   return scores, tangent.reshape(scores.shape)
+
+
+def _in_turn(function, channels):
+  """[L, t, s], from `function` of one leading entry of all L after another."""
+  leading = jnp.broadcast_shapes(*(array.shape[1:-2] for array in channels))
+  if math.prod(leading) == 1:
+    return function(*channels)
+
+  def entries(array):
+    number, *_, rows, columns = array.shape
+    whole = jnp.broadcast_to(array, (number, *leading, rows, columns))
+    flat = whole.reshape(number, -1, rows, columns)
+    return jnp.moveaxis(flat, 1, 0)
+
+  return jax.lax.map(lambda each: function(*each), [*map(entries, channels)])
 
 
 def _pairs_like_tokens(query, key, weight):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attend, masks, scores
+from attention import attend, hidden_layer, masks, scores
 from attention.blockwise import Blockwise
 from tests.attention.oracle import CASES, draw, draw_parameters, loop_attend
 
@@ -281,6 +281,45 @@ def test_an_additive_score_is_a_hyperbolic_tangent(size, lengths):
   slopes = (1.0 - np.tanh(wide[0][:, None] + wide[1][None]) ** 2) * wide[2]
   gradients = jax.grad(total, (0, 1))(jnp.asarray(query), jnp.asarray(key))
   check(gradients, (slopes.sum(axis=1), slopes.sum(axis=0)), 1e-4, 10 * atol)
+
+
+@pytest.mark.parametrize("length", [8, 64, 128])
+@pytest.mark.parametrize(
+  "leading",
+  [((2, 3), (2, 1), (3,)), ((3,), (3,), ()), ((), (2,), ()), ((), (), (2,))],
+)
+def test_additive_scores_of_several_heads_have_derivatives(leading, length):
+  shapes = (
+    (*axes, *rest)
+    for axes, rest in zip(leading, ((length, 20), (length + 2, 20), (20,)))
+  )
+  point = float32(*draw(14, *shapes))
+  direction = float32(*draw(15, *(array.shape for array in point)))
+
+  def plain(query, key, weight):
+    hidden = jnp.tanh(query[..., :, None, :] + key[..., None, :, :])
+    return jnp.sum(hidden * weight[..., None, None, :], axis=-1)
+
+  def fast(query, key, weight):
+    tokens = hidden_layer.exponentials(query), hidden_layer.exponentials(key)
+    return hidden_layer.hidden_sums(*tokens, weight)
+
+  def derivatives(function):
+    def total(*point):
+      return jnp.sum(jnp.sin(function(*point)))
+
+    gradient = jax.grad(total, (0, 1, 2))
+    return (
+      jax.jvp(function, point, direction),
+      jax.jvp(lambda *point: gradient(*point), point, direction),
+    )
+
+  with jax.numpy_rank_promotion("allow"):
+    expected = jax.jit(lambda: derivatives(plain))()
+  found = jax.jit(lambda: derivatives(fast))()
+  for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
+    scale = float(jnp.abs(other).max())
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * scale)
 
 
 def test_scaled_dot_of_512_tokens_is_as_good_as_float32_can_be():

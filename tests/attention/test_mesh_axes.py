@@ -151,23 +151,24 @@ def test_no_device_sees_the_keys_or_heads_of_another():
 def test_mistakes():
   query = tokens(LENGTH, 1)
   module = MODULE.clone(mesh_axes=BOTH)
-  variables = MODULE.init(jax.random.key(0), query)
+  variables = jax.eval_shape(MODULE.init, jax.random.key(0), query)
+  apply = functools.partial(jax.eval_shape, module.apply, variables)
   with pytest.raises(ValueError, match=r"jax\.set_mesh"):
-    module.apply(variables, query)
+    apply(query)
   with (
     jax.set_mesh(mesh(tensor=8, sequence=1)),
     pytest.raises(ValueError, match="4 key/value heads do not divide"),
   ):
-    module.apply(variables, query)
+    apply(query)
   for heads in (2, 3):  # of four, which two devices share
     own = jnp.ones((1, heads, LENGTH, LENGTH), bool)
     with (
       jax.set_mesh(mesh()),
       pytest.raises(ValueError, match="axis -3 must be 1 or 4"),
     ):
-      module.apply(variables, query, mask=own)
+      apply(query, mask=own)
   with (
     jax.set_mesh(mesh()),
     pytest.raises(ValueError, match="does not divide into 4"),
   ):
-    module.apply(variables, query[:, :6])
+    apply(query[:, :6])
