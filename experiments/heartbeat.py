@@ -21,6 +21,8 @@ _KEY, _END, _TROUBLE = "attention/beat/", "end", "trouble"
 # Of a process that has failed, before why; and how long others may take to say
 # that the same has happened to them.
 _FAILED, _GRACE = "failed ", 5.0
+# How long a process that C++ is about to end may take to hear who is dead.
+_LINGER = SILENCE + 5 * BEAT
 
 
 class LostProcessError(UserError):
@@ -213,6 +215,7 @@ def watch(stall_seconds: float) -> Iterator[Heartbeat]:
   if count == 1:
     yield heartbeat
     return
+  runtime.linger(_LINGER)
   done = threading.Event()
   thread = threading.Thread(
     target=_listen,

@@ -2,9 +2,11 @@
 
 import contextlib
 import ctypes
+import functools
 import os
 import resource
 import sys
+import time
 from pathlib import Path
 
 from absl import logging
@@ -90,6 +92,41 @@ def coordination_client():
   from jax._src import distributed  # JAX has no public name for it.
 
   return distributed.global_state.client
+
+
+@functools.cache
+def linger(seconds: float) -> object:
+  """Has C++ wait before it ends the process for an exception nobody caught.
+
+  Where the connection to a dead process breaks, gloo, through which CPUs sum,
+  may throw in a thread of its own. Until that brings down this process as
+  well, another thread can find out who is dead, say so and leave.
+
+  Args:
+    seconds: to wait. Then it ends as it would have at once: with the
+      exception's message, by SIGABRT.
+
+  Returns:
+    What C++ calls, which the cache keeps; None where it cannot be told to.
+
+  Example:
+    >>> linger(20)  # doctest: +SKIP
+  """
+  handler = ctypes.CFUNCTYPE(None)
+  try:
+    # std::set_terminate, of the library that JAX is linked with on Linux.
+    install = ctypes.CDLL("libstdc++.so.6")["_ZSt13set_terminatePFvvE"]
+  except (OSError, AttributeError):
+    return None
+  install.argtypes, install.restype = [handler], handler
+
+  @handler
+  def terminate() -> None:
+    time.sleep(seconds)
+    end_at_once()
+
+  end_at_once = install(terminate)
+  return terminate
 
 
 def peak_memory() -> int:

@@ -1,5 +1,9 @@
 """Who is dead, who hangs, and who has merely ended; with a clock of our own."""
 
+import signal
+import subprocess
+import sys
+
 import pytest
 
 from experiments import heartbeat as heartbeat_lib
@@ -136,3 +140,28 @@ def test_the_first_process_leaves_last(clock, crew):
   begin = clock.now
   crew[0].tell("process 2 has stopped")  # and the others beat no more
   assert 3 <= clock.now - begin <= 2 * SILENCE
+
+
+# A thread in which C++ ends the process, which says a word half a second later.
+TERMINATES = """
+import ctypes, threading, time
+from experiments import runtime
+runtime.linger(1.0)
+runtime.linger(1.0)
+cpp = ctypes.CDLL("libstdc++.so.6")
+threading.Thread(target=cpp["_ZSt9terminatev"], daemon=True).start()
+time.sleep(0.5)
+print("a last word", flush=True)
+time.sleep(1.0)
+print("too late", flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="JAX uses libstdc++ there")
+def test_what_cpp_ends_has_time_for_a_last_word():
+  ended = subprocess.run(
+    [sys.executable, "-c", TERMINATES], capture_output=True, text=True
+  )
+  assert ended.stdout == "a last word\n"
+  assert ended.returncode == -signal.SIGABRT
+  assert "terminate called" in ended.stderr
