@@ -50,6 +50,9 @@ def merge(
       )
   stacked = jnp.stack(jnp.broadcast_arrays(*lses), axis=-1)
   shares, lse = masked_softmax(stacked, ~jnp.isneginf(stacked))
-  parts = jnp.stack(jnp.broadcast_arrays(*contexts), axis=-1)
-  merged = jnp.sum(shares[..., None, :] * parts.astype(shares.dtype), axis=-1)
+  terms = (
+    shares[..., part, None] * context.astype(shares.dtype)
+    for part, context in enumerate(contexts)
+  )
+  merged = sum(terms, jnp.zeros((), shares.dtype))
   return merged.astype(jnp.result_type(contexts[0])), lse

@@ -3,7 +3,8 @@
     python -m benchmarks.mesh [--only=ring,step,save,restart] [--data=DIR]
 
 - ring: temporaries of attention over 32,768 tokens, on one device and on each
-  of eight simulated ones, as XLA plans them; and the error, at 4,096 tokens.
+  of eight simulated ones, as XLA plans them; the time of 8,192 tokens, on the
+  same cores; and the largest error of a head, at 32,768 tokens.
 - step: a training step of configs/multi30k.py's Transformer on a mesh of one
   device, against the same step without a mesh.
 - save: what an asynchronous save takes of the steps, at 100 million parameters.
@@ -30,15 +31,17 @@ _ONLY = flags.DEFINE_list(
 )
 _DATA = flags.DEFINE_string("data", None, "The folder of Multi30k.")
 _PART = flags.DEFINE_string("part", None, "Used by this program itself.")
-_LENGTH, _DEVICES = 32_768, 8
+_LENGTH, _TIMED, _DEVICES = 32_768, 8_192, 8
 
 
-def ring_temporaries() -> dict[str, float]:
-  """MiB of temporaries a device, by case, on as many devices as there are."""
+def ring() -> dict[str, dict[str, float]]:
+  """MiB of temporaries a device, time and error, by case, on all devices."""
   import jax
   import jax.numpy as jnp
+  import numpy as np
 
   from attention import attend, masks, ring_attention
+  from attention.ring import arrange, restore
 
   count = jax.device_count()
   mesh = jax.make_mesh(
@@ -46,10 +49,27 @@ def ring_temporaries() -> dict[str, float]:
   )
   share = jax.P(None, None, "s")
   place = jax.NamedSharding(mesh, share)
-  tokens = jax.ShapeDtypeStruct(
-    (1, 8, _LENGTH, 64), jnp.float32, sharding=place
-  )
-  found = {}
+
+  def compiled(function, length):
+    shape = (1, 8, length, 64)
+    tokens = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=place)
+    return jax.jit(function).lower(tokens, tokens, tokens).compile()
+
+  def tokens(heads, length):
+    shape = (3, 1, heads, length, 64)
+    return list(jax.random.normal(jax.random.key(0), shape))
+
+  def largest_error(run, alone):
+    given = tokens(1, _LENGTH)
+    laid = [arrange(each, count, axis=-2) for each in given]
+    got = jax.tree.leaves(jax.jit(run)(*jax.device_put(laid, place)))
+    want = jax.device_get(jax.tree.leaves(jax.jit(alone)(*given)))
+    return max(
+      float(np.max(np.abs(restore(a, count, axis=-2) - b)))
+      for a, b in zip(got, want)
+    )
+
+  found: dict[str, dict[str, float]] = {}
   for name, mask in (("full", None), ("causal", masks.causal())):
 
     def look(query, key, value, mask=mask):
@@ -61,18 +81,37 @@ def ring_temporaries() -> dict[str, float]:
       return attend(query, key, value, mask=mask)
 
     run = around if count > 1 else alone
-
-    def loss(*tokens, run=run):
-      return jnp.sum(jnp.sin(run(*tokens)))
-
-    for what, function in (
-      ("forward", run),
-      ("gradient", jax.grad(loss, (0, 1, 2))),
-    ):
-      compiled = jax.jit(function).lower(tokens, tokens, tokens).compile()
-      memory: Any = compiled.memory_analysis()
-      found[f"{name} {what}"] = memory.temp_size_in_bytes / 2**20
+    for what, made in (("forward", lambda f: f), ("gradient", _gradient)):
+      memory: Any = compiled(made(run), _LENGTH).memory_analysis()
+      timed = compiled(made(run), _TIMED)
+      arguments = jax.device_put(tokens(8, _TIMED), place)
+      case = found[f"{name} {what}"] = {
+        "MiB": memory.temp_size_in_bytes / 2**20,
+        "ms": _milliseconds(timed, arguments),
+      }
+      if count > 1:
+        case["error"] = largest_error(made(run), made(alone))
   return found
+
+
+def _gradient(function):
+  """The gradients by all arguments of a sum that no term drops out of."""
+  import jax
+  import jax.numpy as jnp
+
+  return jax.grad(lambda *x: jnp.sum(jnp.sin(function(*x))), (0, 1, 2))
+
+
+def _milliseconds(function, arguments) -> float:
+  """The median of five calls after one."""
+  import jax
+
+  times = []
+  for _ in range(6):
+    begin = time.perf_counter()
+    jax.block_until_ready(function(*arguments))
+    times.append(1e3 * (time.perf_counter() - begin))
+  return statistics.median(times[1:])
 
 
 def step_overhead() -> dict[str, float]:
@@ -255,13 +294,13 @@ def _until_step(command, env, run: Path, num_steps: int) -> float:
 
 
 PARTS = {
-  "ring": ring_temporaries,
+  "ring": ring,
   "step": step_overhead,
   "save": save_share,
 }
 
 
-def part(name: str, devices: int = 1) -> dict[str, float]:
+def part(name: str, devices: int = 1) -> dict[str, Any]:
   """Measures in a process that has so many devices."""
   flag = f"--xla_force_host_platform_device_count={devices}"
   done = subprocess.run(
@@ -285,13 +324,16 @@ def main(_) -> None:
     print(json.dumps(PARTS[_PART.value]()))
     return
   if "ring" in _ONLY.value:
-    one, each = part("ring"), part("ring", _DEVICES)
-    print(f"attention over 1 x 8 x {_LENGTH} x 64, MiB of temporaries")
-    print(f"{'':<18}{'one device':>12}{'each of 8':>12}{'share':>8}")
-    for name, size in one.items():
-      print(
-        f"{name:<18}{size:>12.1f}{each[name]:>12.1f}{each[name] / size:>8.2f}"
-      )
+    alone, around = part("ring"), part("ring", _DEVICES)
+    for unit, length in (("MiB", _LENGTH), ("ms", _TIMED)):
+      print(f"attention over 1 x 8 x {length} x 64, {unit}")
+      print(f"{'':<18}{'one device':>12}{'8 devices':>12}{'ratio':>8}")
+      for name, case in around.items():
+        one, each = alone[name][unit], case[unit]
+        print(f"{name:<18}{one:>12,.1f}{each:>12,.1f}{each / one:>8.2f}")
+    print(f"largest errors over 1 x 1 x {_LENGTH} x 64")
+    for name, case in around.items():
+      print(f"{name:<18}{case['error']:>12.1e}")
   for name in ("step", "save"):
     if name in _ONLY.value:
       print(name)

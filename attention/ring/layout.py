@@ -17,7 +17,7 @@ from attention.pairwise import FULL
 from attention.ring.order import Order, chunk_of, num_chunks
 
 # Tokens of a piece at most: its scores must not outgrow a share of tokens.
-_PIECE = 512
+_PIECE = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,21 +66,22 @@ class Ring:
     return jnp.arange(self.size, dtype=jnp.int32)
 
   @property
-  def meetings(self) -> jax.Array:
-    """[., 3]: chunk and piece of queries, and the chunk of keys they meet."""
-    counts = self.own.chunks, self.own.each, self.met.chunks
-    every = np.indices(counts, dtype=np.int32)
-    return jnp.asarray(every.reshape(3, -1).T)
+  def places(self) -> jax.Array:
+    """[., 2]: chunk and piece of each of this device's queries."""
+    every = np.indices((self.own.chunks, self.own.each), dtype=np.int32)
+    return jnp.asarray(every.reshape(2, -1).T)
 
-  def numbers(self, step, meeting, departure):
-    """Where two pieces that meet stand in the whole sequence."""
+  def own_number(self, chunk, piece):
+    """Where one of this device's pieces stands in the whole sequence."""
     device = jax.lax.axis_index(self.axis_name)
-    owner = (device - step) % self.size
-    mine, piece, other = meeting
     return (
-      chunk_of(device, mine, self.size, self.order) * self.own.each + piece,
-      chunk_of(owner, other, self.size, self.order) * self.met.each + departure,
+      chunk_of(device, chunk, self.size, self.order) * self.own.each + piece
     )
+
+  def met_number(self, chunk, piece, step):
+    """Where a piece of keys does that has travelled for so many steps."""
+    owner = (jax.lax.axis_index(self.axis_name) - step) % self.size
+    return chunk_of(owner, chunk, self.size, self.order) * self.met.each + piece
 
   def varying(self, tree):
     """Told to differ between devices, so that their gradients are summed."""

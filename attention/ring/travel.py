@@ -89,10 +89,9 @@ def _attend(ring: Ring, parts: Parts, parameters, constants, *tokens):
 
     return add
 
-  def visit(found, travelling, gathered, mine, other, numbers):
+  def visit(found, gathered, met, mine, numbers):
     here = [get(each, mine) for each in found]
-    met = get(query, mine), *(get(each, other) for each in travelling)
-    here = parts.add(attending, here, numbers, *met)
+    here = parts.add(attending, here, numbers, get(query, mine), *met)
     return [put(*each, mine) for each in zip(found, here)], gathered
 
   start = _nothing_found(ring, parts, parameters, constants, tokens)
@@ -106,7 +105,8 @@ def _nothing_found(ring: Ring, parts: Parts, parameters, constants, tokens):
   context, lse = jax.eval_shape(
     lambda *arguments: parts.part(FULL, parameters, constants, *arguments),
     *first,
-    *ring.numbers(0, (0, 0, 0), 0),
+    ring.own_number(0, 0),
+    ring.met_number(0, 0, 0),
   )
   zero = axes.varying_zero((parameters, constants, tokens), lse.dtype)
   shape = (*lse.shape[:-1], ring.own.chunks, ring.own.each, ring.own.size)
@@ -137,15 +137,13 @@ def _differentiate(ring: Ring, parts: Parts, arguments, found, cotangents):
 
     return add
 
-  def visit(state, travelling, gathered, mine, other, numbers):
+  def visit(state, gathered, met, mine, numbers):
     by_parameters, by_query = state
-    by_met = [get(each, other) for each in gathered]
-    totals = [by_parameters, get(by_query, mine), *by_met]
+    totals = [by_parameters, get(by_query, mine), *gathered]
     here = [get(each, mine) for each in rows]
-    met = [get(query, mine), *(get(each, other) for each in travelling)]
-    totals = parts.add(differentiating, totals, numbers, here, met)
-    by_parameters, by_here, *by_met = totals
-    gathered = [put(*each, other) for each in zip(gathered, by_met)]
+    tokens = [get(query, mine), *met]
+    totals = parts.add(differentiating, totals, numbers, here, tokens)
+    by_parameters, by_here, *gathered = totals
     return (by_parameters, put(by_query, by_here, mine)), gathered
 
   differentiated = parameters, query, *travellers
@@ -186,9 +184,10 @@ def _voyage(ring: Ring, visit: Callable, state, travellers, arrived):
 
   Args:
     ring: the devices.
-    visit: (state, travelling, gathered, mine, other, numbers) -> state and
-      gathered; `mine` and `other` are the places of the two pieces, `numbers`
-      tells where they stand in the sequence.
+    visit: (state, gathered, met, mine, numbers) -> state and gathered; `met`
+      are pieces [..., s, D] that travel, `gathered` what these have gathered,
+      `mine` is the place of this device's piece, and `numbers` tells where the
+      two stand in the sequence.
     state: what stays on the device.
     travellers: [..., c, m, s, D] arrays, of which one piece of each chunk
       travels at a time.
@@ -206,16 +205,22 @@ def _voyage(ring: Ring, visit: Callable, state, travellers, arrived):
       state, travelling, gathered = carry
       following = ring.passed_on(travelling)
 
-      def meet(carry, meeting):
-        mine, piece, other = meeting
-        numbers = ring.numbers(step, meeting, departure)
-        places = {-4: mine, -3: piece}, {-3: other}
+      def receive(carry, chunk):
         state, gathered = carry
-        return visit(state, travelling, gathered, *places, numbers), None
+        met = [get(each, {-3: chunk}) for each in travelling]
+        number = ring.met_number(chunk, departure, step)
 
-      (state, gathered), _ = jax.lax.scan(
-        meet, (state, gathered), ring.meetings
-      )
+        def meet(carry, mine):
+          numbers = ring.own_number(*mine), number
+          return visit(*carry, met, {-4: mine[0], -3: mine[1]}, numbers), None
+
+        here = [get(each, {-3: chunk}) for each in gathered]
+        (state, here), _ = jax.lax.scan(meet, (state, here), ring.places)
+        gathered = [put(*each, {-3: chunk}) for each in zip(gathered, here)]
+        return (state, gathered), None
+
+      chunks = jnp.arange(ring.met.chunks, dtype=jnp.int32)
+      (state, gathered), _ = jax.lax.scan(receive, (state, gathered), chunks)
       return (state, following, ring.passed_on(gathered)), None
 
     travelling, gathered = (
