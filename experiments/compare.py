@@ -40,8 +40,8 @@ _WORKDIR = flags.DEFINE_string(
 _JOBS = flags.DEFINE_integer(
   "jobs",
   1,
-  "Runs at a time. On a CPU each uses all cores, so that times are true with"
-  " one alone.",
+  "Runs at a time. Each uses all cores, so that times are true with one alone;"
+  " on GPUs and TPUs each takes all devices and their memory: leave it at 1.",
   lower_bound=1,
 )
 
@@ -52,9 +52,15 @@ def main() -> int | None:
   from experiments.errors import UserError
 
   config, folder = _CONFIG.value, Path(_WORKDIR.value)
-  sweeps = dict(map(cells.parse_sweep, _SWEEP.value))
+  listed = [cells.parse_sweep(text) for text in _SWEEP.value]
   if _SCORES.value:
-    sweeps = {cells.score_field(config): _SCORES.value, **sweeps}
+    listed.insert(0, (cells.score_field(config), _SCORES.value))
+  sweeps = dict(listed)
+  if len(sweeps) < len(listed):
+    fields = " ".join(field for field, _ in listed)
+    raise UserError(
+      f"to be swept: {fields}; give all values of a field in one flag"
+    )
   if not sweeps:
     raise UserError(
       "nothing to compare: give --scores=none,dot,... or"

@@ -51,9 +51,17 @@ class Cell(NamedTuple):
     if not (self.workdir / workdir.CONFIG).exists():
       return False
     workdir.check_same(self.workdir, self.raw)
-    found = [self.workdir / "eval" / f"{name}.json" for name in self.splits]
-    found.append(self.workdir / "figures" / "alignments.npz")
-    return all(path.exists() for path in found)
+    picture = self.workdir / "figures" / "alignments.npz"
+    return picture.exists() and all(map(self._is_evaluated, self.splits))
+
+  def _is_evaluated(self, split: str) -> bool:
+    """Whether a set has been evaluated, and last as the config says."""
+    path = self.workdir / "eval" / f"{split}.json"
+    if not path.exists():
+      return False
+    search = json.loads(path.read_text(encoding="utf-8"))["search"]
+    configured = self.raw["evaluation"]
+    return all(configured[name] == value for name, value in search.items())
 
   @property
   def splits(self) -> list[str]:
@@ -122,7 +130,8 @@ def grid(
     Cells, all seeds of a combination after each other.
 
   Raises:
-    UserError: if a field is unknown, or a value does not fit it.
+    UserError: if a field is unknown, or a value does not fit it or is there
+      twice.
 
   Example:
     >>> from configs import base
@@ -136,7 +145,7 @@ def grid(
     'runs/c/dot/seed-1'
   """
   choices = [
-    [(field, _parsed(config, field, text)) for text in texts]
+    [(field, value) for value in _all_parsed(config, field, texts)]
     for field, texts in sweeps.items()
   ]
   cells = []
@@ -204,9 +213,20 @@ def parse_sweep(text: str) -> tuple[str, list[str]]:
       f"--sweep={text}: give a field and its values, as in"
       " --sweep=model.input_feeding=true,false"
     )
-  if len(set(listed)) < len(listed):
-    raise UserError(f"--sweep={text}: a value is there twice")
   return field.removeprefix("config."), listed
+
+
+def _all_parsed(
+  config: ConfigDict, field: str, texts: Sequence[str]
+) -> list[Any]:
+  """The values of a field, all of them different."""
+  if field == "seed":
+    raise UserError("--sweep=seed: give the number of seeds by --seeds")
+  values = [_parsed(config, field, text) for text in texts]
+  for index, value in enumerate(values):
+    if value in values[:index]:
+      raise UserError(f"{field}={text_of(value)} is to be compared with itself")
+  return values
 
 
 def _parsed(config: ConfigDict, field: str, text: str) -> Any:

@@ -51,12 +51,13 @@ def _draw_lengths(groups: Groups, metric: str, path: Path) -> None:
   figure, axes = _figure(len(splits), width=5)
   for axis, split in zip(axes, splits):
     for name, results in groups.items():
-      rows = [result.splits[split]["by_length"] for result in results]
-      bins = [row["length"] for row in rows[0] if metric in row]
-      found = [
-        interval([seed[i][metric] for seed in rows if i < len(seed)])
-        for i in range(len(bins))
-      ]
+      by_length: dict[int, list[float]] = {}
+      for result in results:
+        for row in result.splits[split]["by_length"]:
+          if metric in row:
+            by_length.setdefault(row["length"], []).append(row[metric])
+      bins = sorted(by_length)
+      found = [interval(by_length[length]) for length in bins]
       means = np.array([each.mean for each in found])
       widths = np.nan_to_num([each.half_width for each in found])
       (line,) = axis.plot(bins, means, ".-", label=name)

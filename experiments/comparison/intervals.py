@@ -12,7 +12,8 @@ class Interval(NamedTuple):
 
   Attributes:
     mean: of the values.
-    half_width: the interval reaches so far to both sides; NaN for one value.
+    half_width: the interval reaches so far to both sides; NaN for one value,
+      or if one is not finite.
   """
 
   mean: float
@@ -54,7 +55,7 @@ def interval(values: Sequence[float]) -> Interval:
     (2.0, 2.48)
   """
   mean, count = statistics.fmean(values), len(values)
-  if count < 2:
+  if not is_comparable(values):
     return Interval(mean, math.nan)
   from scipy import stats
 
@@ -62,17 +63,34 @@ def interval(values: Sequence[float]) -> Interval:
   return Interval(mean, float(stats.t.ppf(0.975, count - 1)) * error)
 
 
+def is_comparable(values: Sequence[float]) -> bool:
+  """Returns whether values tell how far they are spread.
+
+  Args:
+    values: of one group.
+
+  Returns:
+    Whether there are two at least, all of them finite.
+
+  Example:
+    >>> is_comparable([1.0, 2.0]), is_comparable([1.0, math.nan])
+    (True, False)
+  """
+  return len(values) > 1 and all(map(math.isfinite, values))
+
+
 def differences(
   groups: Mapping[str, Sequence[float]], level: float = 0.05
 ) -> list[Difference]:
   """Returns the pairs of groups whose means differ significantly.
 
-  Welch's test for each pair, which does not take their spreads to be equal, and
-  Holm's adjustment for their number: see "A Simple Sequentially Rejective
+  Welch's test for each pair, which does not take their spreads to be equal, or
+  where there is no spread the exact test of all ways to deal out the values;
+  and Holm's adjustment for their number: see "A Simple Sequentially Rejective
   Multiple Test Procedure", Holm, 1979 (https://www.jstor.org/stable/4615733).
 
   Args:
-    groups: values by name; those of fewer than two values are left out.
+    groups: values by name; those that are not comparable are left out.
     level: of significance, for all pairs together.
 
   Returns:
@@ -83,7 +101,7 @@ def differences(
     >>> [(each.better, each.worse, round(each.amount, 1)) for each in found]
     [('b', 'a', 4.0)]
   """
-  names = [name for name, values in groups.items() if len(values) > 1]
+  names = [name for name, values in groups.items() if is_comparable(values)]
   tested = sorted(
     (_probability(groups[one], groups[other]), one, other)
     for one, other in itertools.combinations(names, 2)
@@ -100,9 +118,11 @@ def differences(
 
 
 def _probability(one: Sequence[float], other: Sequence[float]) -> float:
-  """Of Welch's test; certain where neither group has any spread."""
+  """Of Welch's test; of permutations where neither group has any spread."""
   if len({*one}) == len({*other}) == 1:
-    return float(one[0] == other[0])
+    if one[0] == other[0]:
+      return 1.0
+    return 2 / math.comb(len(one) + len(other), len(one))
   from scipy import stats
 
   return float(stats.ttest_ind(one, other, equal_var=False).pvalue)

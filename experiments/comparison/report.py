@@ -7,7 +7,12 @@ from pathlib import Path
 
 from experiments.comparison import figures, results
 from experiments.comparison.cells import Cell
-from experiments.comparison.intervals import Difference, differences, interval
+from experiments.comparison.intervals import (
+  Difference,
+  differences,
+  interval,
+  is_comparable,
+)
 from experiments.comparison.results import Result
 from experiments.comparison.running import Outcome
 from experiments.evaluation import pooled
@@ -75,8 +80,8 @@ def _scores(found: Sequence[Result], metric: str) -> list[str]:
   """Tables of means with their intervals, set by set, and what differs."""
   groups = results.by_group(found)
   lines = [
-    "Means over seeds, with 95% confidence intervals of Student's t; n is the"
-    " number of seeds.",
+    "Means over seeds, with 95% confidence intervals of Student's t for other"
+    " seeds of training, judged on the same sets; n is the number of seeds.",
     "",
   ]
   names = results.scores_of(found)
@@ -88,7 +93,10 @@ def _scores(found: Sequence[Result], metric: str) -> list[str]:
         [
           group,
           str(len(seeds)),
-          *(_mean(name, _values(seeds, split, name)) for name in names),
+          *(
+            _mean(name, _values(seeds, split, name), of=len(seeds))
+            for name in names
+          ),
         ]
         for group, seeds in groups.items()
       ],
@@ -105,7 +113,14 @@ def _scores(found: Sequence[Result], metric: str) -> list[str]:
   lines += _table(
     ["", "largest weight of a row, in the pictures"],
     [
-      [group, _mean("weight", _present(seed.largest_weight for seed in seeds))]
+      [
+        group,
+        _mean(
+          "weight",
+          _present(seed.largest_weight for seed in seeds),
+          of=len(seeds),
+        ),
+      ]
       for group, seeds in groups.items()
     ],
   )
@@ -135,6 +150,13 @@ def _by_length(groups: figures.Groups, split: str, metric: str) -> list[str]:
   bins = next(iter(rows.values()))[0]
   if any(metric not in row for row in bins):
     return []
+  ranges = {
+    tuple((row["length"], row["to_length"]) for row in seed)
+    for seeds in rows.values()
+    for seed in seeds
+  }
+  if len(ranges) > 1:
+    return ["Sources are not equally long in all groups: see the picture.", ""]
   head = [
     str(row["length"])
     if row["length"] == row["to_length"]
@@ -168,12 +190,17 @@ def _differences(groups: figures.Groups, split: str, metric: str) -> list[str]:
     for group, seeds in groups.items()
     if (those := _values(seeds, split, metric))
   }
-  if len(values) < 2:
-    return []
+  tested = [group for group in values if is_comparable(values[group])]
+  left_out = ", ".join(group for group in values if group not in tested)
+  lines = []
+  if left_out:
+    lines = [f"Without two finite values, not compared: {left_out}.", ""]
+  if len(tested) < 2:
+    return lines
   found = differences(values)
   if not found:
-    return [f"No two differ significantly in {_named(metric)}.", ""]
-  lines = [f"What differs in {_named(metric)} (Welch's test, Holm's levels):"]
+    return [*lines, f"No two differ significantly in {_named(metric)}.", ""]
+  lines += [f"What differs in {_named(metric)} (Welch's test, Holm's levels):"]
   return [*lines, "", *(f"- {_words(each, metric)}" for each in found), ""]
 
 
@@ -197,13 +224,15 @@ def _median(seeds: Sequence[Result], of: Callable[[Result], float]) -> float:
   return statistics.median(map(of, seeds))
 
 
-def _mean(name: str, values: Sequence[float]) -> str:
+def _mean(name: str, values: Sequence[float], of: int) -> str:
+  """A mean and its interval; and how many have it, if not all."""
   if not values:
     return "\u2013"
   found = interval(values)
-  if math.isnan(found.half_width):
-    return _number(name, found.mean)
-  return f"{_number(name, found.mean)} \u00b1 {_number(name, found.half_width)}"
+  text = _number(name, found.mean)
+  if not math.isnan(found.half_width):
+    text += f" \u00b1 {_number(name, found.half_width)}"
+  return text if len(values) == of else f"{text} (n = {len(values)})"
 
 
 def _number(name: str, value: float) -> str:

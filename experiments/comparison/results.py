@@ -66,12 +66,11 @@ def read(cell: Cell) -> Result:
     name: json.loads((cell.workdir / "eval" / f"{name}.json").read_text())
     for name in cell.splits
   }
-  timings = [
-    line
-    for line in _lines(cell.workdir / TIMINGS)
-    if line["split"] == "train" and "seconds" in line
+  lines = [
+    line for line in _lines(cell.workdir / TIMINGS) if line["split"] == "train"
   ]
-  clock = _clock(timings)
+  clock = _clock(lines)
+  timings = [line for line in lines if "seconds" in line]
   curve = [
     {**line, "seconds": clock[line["step"]]}
     for line in _lines(cell.workdir / METRICS)
@@ -100,14 +99,15 @@ def _largest_weight(path: Path) -> float | None:
   return float(largest.mean()) if largest.any() else None
 
 
-def _clock(timings: Sequence[dict[str, float]]) -> dict[int, float]:
-  """Seconds of training by step; every resumption began anew at 0."""
+def _clock(lines: Sequence[dict[str, float]]) -> dict[int, float]:
+  """Seconds of training by step; every start began anew at 0."""
   clock, before, last = {}, 0.0, 0.0
-  for line in timings:
-    if line["seconds"] < last:
-      before += last
-    last = line["seconds"]
-    clock[int(line["step"])] = before + last
+  for line in lines:
+    if "first_step_seconds" in line:
+      before, last = before + last, 0.0
+    if "seconds" in line:
+      last = line["seconds"]
+      clock[int(line["step"])] = before + last
   return clock
 
 

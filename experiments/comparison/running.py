@@ -1,12 +1,13 @@
 """Training the cells of a comparison, some at a time, each in its process."""
 
 import contextlib
+import io
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tqdm import tqdm
@@ -33,6 +34,13 @@ class Outcome(NamedTuple):
   error: str | None
 
 
+class _Attempt(NamedTuple):
+  """A process that trains a cell, whose log begins there, in bytes."""
+
+  cell: Cell
+  log_start: int
+
+
 class StoppedError(UserError):
   """The comparison was asked to stop; the same command goes on."""
 
@@ -42,8 +50,8 @@ class StoppedError(UserError):
 def run(cells: Sequence[Cell], num_jobs: int) -> list[Outcome]:
   """Trains what is not complete yet.
 
-  A cell that fails does not stop the others. SIGINT and SIGTERM have the
-  cells under way save and stop; a second SIGINT stops them at once.
+  A cell that fails does not stop the others. SIGINT, SIGTERM and SIGHUP have
+  the cells under way save and stop; a second SIGINT stops them at once.
 
   Args:
     cells: of `grid`.
@@ -62,24 +70,31 @@ def run(cells: Sequence[Cell], num_jobs: int) -> list[Outcome]:
   found = {cell.workdir: _found(cell) for cell in cells}
   outcomes = {place: outcome for place, outcome in found.items() if outcome}
   waiting = [cell for cell in cells if cell.workdir not in outcomes]
-  under_way: dict[subprocess.Popen, Cell] = {}
+  under_way: dict[subprocess.Popen, _Attempt] = {}
   told = 0
-  with _listening() as asked, _Overview(waiting, len(cells)) as overview:
+  with (
+    _listening() as asked,
+    _Overview(waiting, len(cells)) as overview,
+    _none_left_behind(under_way),
+  ):
     while under_way or (waiting and not asked):
       while waiting and len(under_way) < num_jobs and not asked:
-        cell = waiting.pop(0)
-        under_way[_start(cell)] = cell
+        process, attempt = _start(waiting.pop(0))
+        under_way[process] = attempt
       time.sleep(_LOOK_EVERY)
       for number in asked[told:]:
         overview.say(f"{signal.Signals(number).name}: stopping what is trained")
         for process in under_way:
-          process.send_signal(number)
+          # Training does not listen to SIGHUP.
+          hung_up = number == signal.SIGHUP
+          process.send_signal(signal.SIGTERM if hung_up else number)
       told = len(asked)
       for process in [each for each in under_way if each.poll() is not None]:
-        cell = under_way.pop(process)
-        outcomes[cell.workdir] = outcome = _outcome(cell, process.returncode)
+        attempt = under_way.pop(process)
+        outcome = _outcome(attempt, process.returncode)
+        outcomes[attempt.cell.workdir] = outcome
         overview.finish(outcome)
-      overview.look(under_way.values())
+      overview.look(attempt.cell for attempt in under_way.values())
   if asked:
     raise StoppedError("stopped; the same command goes on")
   return [outcomes[cell.workdir] for cell in cells]
@@ -93,25 +108,39 @@ def _found(cell: Cell) -> Outcome | None:
     return Outcome(cell, str(error))
 
 
-def _start(cell: Cell) -> subprocess.Popen:
+def _start(cell: Cell) -> tuple[subprocess.Popen, _Attempt]:
   """Starts a cell, in a session of its own: Ctrl-C is told it, not heard."""
   cell.workdir.mkdir(parents=True, exist_ok=True)
   with (cell.workdir / LOG).open("a", encoding="utf-8") as log:
-    return subprocess.Popen(
+    begins = log.seek(0, io.SEEK_END)
+    process = subprocess.Popen(
       cell.command,
       stdin=subprocess.DEVNULL,
       stdout=log,
       stderr=subprocess.STDOUT,
       start_new_session=True,
     )
+  return process, _Attempt(cell, begins)
 
 
-def _outcome(cell: Cell, code: int) -> Outcome:
+@contextlib.contextmanager
+def _none_left_behind(under_way: Mapping[subprocess.Popen, _Attempt]):
+  """Has what is trained save and stop, should this process fail."""
+  try:
+    yield
+  finally:
+    for process in under_way:
+      process.terminate()
+
+
+def _outcome(attempt: _Attempt, code: int) -> Outcome:
   """What a process that has ended leaves."""
+  cell = attempt.cell
   if code == 0:
     return Outcome(cell, None)
   log = cell.workdir / LOG
-  lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+  said = log.read_bytes()[attempt.log_start :]
+  lines = said.decode(encoding="utf-8", errors="replace").splitlines()
   told = [line for line in lines if line.strip()]
   error = next((line for line in told[::-1] if "error:" in line.lower()), "")
   why = error or (told[-1] if told else "it said nothing")
@@ -124,7 +153,7 @@ def _listening() -> Iterator[list[int]]:
   asked: list[int] = []
   before = {
     number: signal.signal(number, lambda number, _: asked.append(number))
-    for number in (signal.SIGINT, signal.SIGTERM)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
   }
   try:
     yield asked
@@ -170,8 +199,9 @@ class _Overview:
     """Counts a cell."""
     cell = outcome.cell
     self._finished += 1
-    # Patience may have ended it before its last step.
-    self._done[cell.workdir] = self._steps[cell.workdir]
+    # A failure or patience may have ended it before its last step.
+    self._steps[cell.workdir] = self._done[cell.workdir] = last_step(cell)
+    self._bar.total = sum(self._steps.values())
     name = f"{cell.group}, seed {cell.seed}"
     self.say(f"{name}: {outcome.error or 'done'}")
     self._describe()

@@ -5,6 +5,7 @@ import json
 import math
 import signal
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -63,6 +64,9 @@ def test_every_combination_gets_every_seed_and_a_directory_of_its_own():
     ({"model.atention": ["none"]}, "--sweep=model.atention: the config has no"),
     ({"train.steps": ["many"]}, "got 'many', but the field holds int"),
     ({"model.input_feeding": ["1"]}, "the field holds bool, such as false"),
+    ({"model.attention": ["dot", "dot"]}, "dot is to be compared with itself"),
+    ({"optimizer.learning_rate": ["1e-3", "0.001"]}, "learning_rate=0.001 is"),
+    ({"seed": ["1", "2"]}, "give the number of seeds by --seeds"),
   ],
 )
 def test_what_cannot_be_swept_is_told_before_anything_is_trained(
@@ -72,7 +76,7 @@ def test_what_cannot_be_swept_is_told_before_anything_is_trained(
     grid(sweeps)
 
 
-@pytest.mark.parametrize("text", ["model.order", "=a,b", "seed=", "seed=1,1"])
+@pytest.mark.parametrize("text", ["model.order", "=a,b", "seed=", "seed=1,"])
 def test_a_sweep_is_a_field_and_its_values(text):
   with pytest.raises(UserError, match="--sweep="):
     cells.parse_sweep(text)
@@ -116,32 +120,51 @@ def test_levels_are_adjusted_for_the_number_of_pairs():
     ("b", "a"),
     ("b", "c"),
   }
-  certain = intervals.differences({"a": [1.0, 1.0], "b": [0.5, 0.5]})
-  assert certain[0].p == 0
+
+
+def test_groups_without_spread_differ_as_far_as_their_number_can_tell():
+  found = intervals.differences({"a": [1.0] * 5, "b": [0.5] * 5})
+  exact = stats.permutation_test(
+    ([1.0] * 5, [0.5] * 5), lambda one, other: np.mean(one) - np.mean(other)
+  )
+  assert found[0].p == pytest.approx(exact.pvalue)
+  assert not intervals.differences({"a": [1.0] * 2, "b": [0.5] * 2})
+  assert not intervals.differences({"a": [1.0] * 5, "b": [1.0] * 5})
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_not_compared_and_spoils_nothing(bad):
+  assert math.isnan(intervals.interval([bad, 1.0, 2.0]).half_width)
+  groups = {"a": [bad, 1, 2], "b": [1.0, 1.1, 0.9], "c": [9.0, 9.1, 8.9]}
+  found = intervals.differences(groups)
+  assert [(each.better, each.worse) for each in found] == [("c", "b")]
 
 
 def test_the_clock_goes_on_where_a_run_was_resumed():
   lines = [
+    {"step": 1, "first_step_seconds": 2.0},
     {"step": 10, "seconds": 5.0},
     {"step": 20, "seconds": 9.0},
+    {"step": 21, "first_step_seconds": 2.0},
     {"step": 30, "seconds": 4.0},
+    {"step": 31, "first_step_seconds": 2.0},
     {"step": 40, "seconds": 8.0},
   ]
-  assert results._clock(lines) == {10: 5.0, 20: 9.0, 30: 13.0, 40: 17.0}
+  assert results._clock(lines) == {10: 5.0, 20: 9.0, 30: 13.0, 40: 21.0}
 
 
-def leave_results(cell, accuracy):
+def leave_results(cell, accuracy, beam_size=1, longest=4):
   """What a trained cell leaves."""
   for split in cell.splits:
     path = cell.workdir / "eval" / f"{split}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    row = {"length": 1, "to_length": 4, "sequence_accuracy": accuracy}
+    row = {"length": 1, "to_length": longest, "sequence_accuracy": accuracy}
     metrics = {"sequence_accuracy": accuracy, "loss": 1 - accuracy}
     if cell.group != "none":
       metrics["alignment_error_rate"] = 0.95 - accuracy
-    path.write_text(
-      json.dumps({"metrics": metrics, "by_length": [row], "parameters": 1000})
-    )
+    found = {"metrics": metrics, "by_length": [row], "parameters": 1000}
+    found["search"] = {"beam_size": beam_size}
+    path.write_text(json.dumps(found))
   line = {"step": 12, "split": "validation", "sequence_accuracy": accuracy}
   (cell.workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
   line = {"step": 12, "split": "train", "seconds": 60.0}
@@ -191,6 +214,86 @@ def test_a_report_tells_means_differences_costs_and_failures(tmp_path):
   curves = (tmp_path / "curves.csv").read_text().splitlines()
   assert len(curves) == 1 + 8
   assert curves[1].startswith("none,0,12,0.4,")
+
+
+def written(found, folder):
+  """The report of cells that are all complete."""
+  outcomes = [running.Outcome(cell, None) for cell in found]
+  path = report.write(outcomes, folder, command="", metric="sequence_accuracy")
+  return path.read_text()
+
+
+def test_a_report_says_what_it_cannot_compare(tmp_path):
+  sweep = {"model.attention": ["none", "dot", "general"]}
+  found = grid(sweep, tmp_path, num_seeds=2)
+  for cell, accuracy in zip(found, (0.3, 0.4, math.nan, 0.5, 0.6, 0.7)):
+    leave_results(cell, accuracy)
+  text = written(found, tmp_path)
+  assert "| dot | 2 | nan% | nan" in text
+  assert "Without two finite values, not compared: dot." in text
+  assert "- general is above none by" in text or "No two differ" in text
+  text = written(found[:3], tmp_path)
+  assert "Without two finite values, not compared: dot." in text
+  assert "No two differ" not in text
+
+
+def test_a_metric_that_some_seeds_lack_tells_of_how_many_it_is(tmp_path):
+  found = grid({"model.attention": ["dot"]}, tmp_path, num_seeds=3)
+  for cell in found:
+    leave_results(cell, 0.5 + 0.1 * cell.seed)
+  path = found[0].workdir / "eval" / "test.json"
+  first = json.loads(path.read_text())
+  del first["metrics"]["alignment_error_rate"]
+  path.write_text(json.dumps(first))
+  row = "| dot | 3 | 60.00% \u00b1 24.84% | 0.4000 \u00b1 0.2484 | 30.00%"
+  assert f"{row} \u00b1 63.53% (n = 2) |" in written(found, tmp_path)
+
+
+def test_lengths_that_differ_between_groups_are_not_put_in_one_table(tmp_path):
+  found = grid({"model.attention": ["none", "dot"]}, tmp_path)
+  for cell, longest in zip(found, (4, 5)):
+    leave_results(cell, 0.5, longest=longest)
+  text = written(found, tmp_path)
+  assert "Sources are not equally long in all groups" in text
+  assert "by length:" not in text
+
+
+def test_a_cell_that_was_evaluated_otherwise_is_not_complete(tmp_path):
+  (cell,) = grid({"model.attention": ["dot"]}, tmp_path)
+  leave_results(cell, 0.5)
+  assert cell.is_complete()
+  leave_results(cell, 0.5, beam_size=5)
+  assert not cell.is_complete()
+
+
+def test_what_an_earlier_attempt_said_is_not_why_the_last_one_failed(tmp_path):
+  (cell,) = grid({"model.attention": ["dot"]}, tmp_path)
+  script = "import os, sys; print('error: one'); sys.exit(2)"
+  for code, why in ((script, "error: one"), ("import os; os.abort()", "said")):
+    process, attempt = running._start(
+      cell._replace(command=(sys.executable, "-c", code))
+    )
+    process.wait()
+    assert why in running._outcome(attempt, process.returncode).error
+
+
+def test_should_it_fail_itself_none_is_left_behind(tmp_path, monkeypatch):
+  (cell,) = grid({"model.attention": ["dot"]}, tmp_path)
+  code = "import time; time.sleep(600)"
+  sleeping = cell._replace(command=(sys.executable, "-c", code))
+  started = []
+
+  def look(_, attempts):
+    raise OSError(f"no terminal any more, of {len(list(attempts))}")
+
+  start = running._start
+  monkeypatch.setattr(running._Overview, "look", look)
+  monkeypatch.setattr(
+    running, "_start", lambda cell: started.append(start(cell)) or started[-1]
+  )
+  with pytest.raises(OSError, match="no terminal any more, of 1"):
+    running.run([sleeping], num_jobs=1)
+  assert started[0][0].wait(timeout=10) == -signal.SIGTERM
 
 
 def test_the_sentence_that_most_answer_alike_is_shown():
@@ -246,3 +349,8 @@ def test_cells_are_trained_a_failure_stops_none_and_nothing_is_lost(tmp_path):
   )
   assert code == 2
   assert "nothing to compare" in error
+  code, out, error = processes.run(
+    *arguments, "--sweep=optimizer.learning_rate=0.1"
+  )
+  assert code == 2
+  assert "give all values of a field in one flag" in error
