@@ -114,9 +114,12 @@ stop_all() {
   kill -KILL "$@" 2>/dev/null || true
 }
 
-# Of NVIDIA, those that CUDA_VISIBLE_DEVICES leaves.
+# Of NVIDIA, those that JAX_PLATFORMS and CUDA_VISIBLE_DEVICES leave.
 count_gpus() {
-  if [[ -n "${CUDA_VISIBLE_DEVICES+set}" ]]; then
+  if [[ ",${JAX_PLATFORMS:-cuda}," != *,cuda,* &&
+    ",$JAX_PLATFORMS," != *,gpu,* || "${CUDA_VISIBLE_DEVICES:-}" == -1* ]]; then
+    echo 0
+  elif [[ -n "${CUDA_VISIBLE_DEVICES+set}" ]]; then
     tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c . || true
   else
     { nvidia-smi -L 2>/dev/null || true; } | grep -c '^GPU' || true
@@ -129,24 +132,26 @@ launch_local() {
     die "local needs a number of processes, got '${count}'; see --help"
   shift
   read_options "" "$@"
-  JAX_COORDINATOR_ADDRESS="localhost:$(free_port)"
-  export JAX_COORDINATOR_ADDRESS
-  export JAX_NUM_PROCESSES="$count"
-  local pids=() status=0 index gpus
+  local pids=() status=0 index gpus address
+  address="localhost:$(free_port)"
   gpus="$(count_gpus)"
-  ((gpus % count == 0)) || die "$count processes do not share $gpus GPUs evenly"
+  ((gpus % count == 0)) || die "$count processes do not share $gpus GPU(s)\
+ evenly; CUDA_VISIBLE_DEVICES says which they get, JAX_PLATFORMS=cpu does without"
   for ((index = 0; index < count; index++)); do
+    local variables=(
+      "JAX_COORDINATOR_ADDRESS=$address"
+      "JAX_NUM_PROCESSES=$count"
+      "JAX_PROCESS_ID=$index"
+    )
+    if ((count > 1 && gpus > 0)); then
+      variables+=("JAX_LOCAL_DEVICE_IDS=$(seq -s, $((index * gpus / count)) \
+        $(((index + 1) * gpus / count - 1)))")
+    fi
     if ((dry_run)); then
-      echo "JAX_COORDINATOR_ADDRESS=$JAX_COORDINATOR_ADDRESS" \
-        "JAX_NUM_PROCESSES=$count JAX_PROCESS_ID=$index ${command[*]}"
+      printf 'env%s\n' "$(printf ' %q' "${variables[@]}" "${command[@]}")"
       continue
     fi
-    if ((count > 1 && gpus > 0)); then
-      JAX_LOCAL_DEVICE_IDS="$(seq -s, $((index * gpus / count)) \
-        $(((index + 1) * gpus / count - 1)))"
-      export JAX_LOCAL_DEVICE_IDS
-    fi
-    JAX_PROCESS_ID="$index" "${command[@]}" &
+    env "${variables[@]}" "${command[@]}" &
     pids+=("$!")
   done
 
@@ -206,11 +211,11 @@ srun --kill-on-bad-exit=0 --wait=90 bash -c $task -- \\
 tasks=\$!
 # Through Slurm: srun itself would kill its tasks where they stand.
 trap 'scancel --signal=TERM "\$SLURM_JOB_ID"' TERM USR1
-while :; do
-  wait "\$tasks"
-  code=\$?
-  kill -0 "\$tasks" 2>/dev/null || break
+while wait "\$tasks"; kill -0 "\$tasks" 2>/dev/null; do
+  : # a signal made it return; the tasks save
 done
+wait "\$tasks" # again, for their code
+code=\$?
 if ((code == 75)); then
   scontrol requeue "\$SLURM_JOB_ID"
 fi

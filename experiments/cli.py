@@ -15,9 +15,6 @@ from ml_collections import config_flags
 from experiments import config_errors, runtime
 from experiments.errors import UserError
 
-# What a scheduler may requeue: sysexits' "try again".
-AGAIN = 75
-
 
 def define_config(name: str = "config"):
   """Defines `--config=FILE[:ARGUMENT]` and `--config.field=value`.

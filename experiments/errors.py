@@ -1,4 +1,8 @@
-"""The one exception that a user's mistake becomes."""
+"""The one exception that a user's mistake becomes, and exit codes."""
+
+# Of what was asked to stop and goes on when it is called again, so that a
+# scheduler may requeue it: sysexits' "try again".
+AGAIN = 75
 
 
 class UserError(Exception):

@@ -22,7 +22,7 @@ _KEY, _END, _TROUBLE = "attention/beat/", "end", "trouble"
 # that the same has happened to them.
 _FAILED, _GRACE = "failed ", 5.0
 # How long a process that C++ is about to end may take to hear who is dead.
-_LINGER = SILENCE + 5 * BEAT
+_LINGER = SILENCE + 10 * BEAT
 
 
 class LostProcessError(UserError):
@@ -35,8 +35,9 @@ class Heartbeat:
   """The beats of all processes, as one of them hears them.
 
   Attributes:
-    step: the step that this process is at, for it to set; None where it makes
-      none, which may take any time.
+    step: the step that this process is at, for it to set; None before the
+      first and after the last, which may take any time.
+    beats: how often it has been heard and has heard of the others.
 
   Example:
     >>> with watch(stall_seconds=60) as heartbeat:
@@ -54,9 +55,9 @@ class Heartbeat:
       stall_seconds: after which steps that do not go on have stalled.
     """
     self.step: int | None = None
+    self.beats = 0
     self._client, self._index = client, index
     self._stall_seconds = stall_seconds
-    self._beats = 0
     now = time.monotonic()
     # Of processes that have begun to beat and have not ended.
     self._heard: dict[int, tuple[str, float]] = {}
@@ -66,10 +67,9 @@ class Heartbeat:
 
   def beat(self) -> None:
     """Tells the others of this process, and hears of them."""
-    self._beats += 1
-    value = f"{self._beats} {'' if self.step is None else self.step}"
-    self._say(value)
+    self._say(f"{self.beats} {'' if self.step is None else self.step}")
     self.hear()
+    self.beats += 1
 
   def hear(self) -> None:
     """Hears what the others say."""
@@ -217,17 +217,22 @@ def watch(stall_seconds: float) -> Iterator[Heartbeat]:
     return
   runtime.linger(_LINGER)
   done = threading.Event()
-  thread = threading.Thread(
-    target=_listen,
-    args=(heartbeat, done),
-    daemon=True,
-    name=runtime.HEARTBEAT,
-  )
-  thread.start()
+  threads = [
+    threading.Thread(
+      target=target,
+      args=(heartbeat, done),
+      daemon=True,
+      name=runtime.HEARTBEAT,
+    )
+    for target in (_listen, _guard)
+  ]
+  for thread in threads:
+    thread.start()
 
   def stop_listening() -> None:
     done.set()
-    thread.join(2 * BEAT)  # it may wait for a service that is gone
+    for thread in threads:
+      thread.join(2 * BEAT)  # it may wait for a service that is gone
 
   try:
     yield heartbeat
@@ -260,10 +265,28 @@ def _listen(heartbeat: Heartbeat, done: threading.Event) -> None:
     except jax.errors.JaxRuntimeError as error:
       trouble = f"process 0, which coordinates, cannot be reached ({error})"
     if trouble and not done.is_set():
+      done.set()
+      _say_error(trouble)
       heartbeat.tell(trouble)
-      with contextlib.suppress(OSError, ValueError):  # nobody reads any more
-        print(f"error: {_told(trouble)}", file=sys.stderr)
       runtime.leave(LostProcessError.code)
+
+
+def _guard(heartbeat: Heartbeat, done: threading.Event) -> None:
+  """Sees to it that nobody listens for ever to a process 0 that hangs."""
+  beats, waited = heartbeat.beats, 0.0
+  while not done.wait(BEAT):
+    waited = waited + BEAT if heartbeat.beats == beats else 0.0
+    beats = heartbeat.beats
+    if waited >= SILENCE:
+      _say_error(
+        f"process 0, which coordinates, has not answered for {SILENCE:.0f} s"
+      )
+      runtime.leave(LostProcessError.code)
+
+
+def _say_error(trouble: str) -> None:
+  with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+    print(f"error: {_told(trouble)}", file=sys.stderr, flush=True)
 
 
 def _told(trouble: str) -> str:

@@ -52,14 +52,20 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
   """
   raw, workdir = config.to_dict(), Path(workdir)
   typed = schema.parse(raw)
-  if jax.process_index():
-    return _train_and_evaluate(raw, typed, workdir)
-  workdir_lib.check_links(workdir)
-  with workdir_lib.locked(workdir):
-    return _train_and_evaluate(raw, typed, workdir)
+  with (
+    interrupts.listen() as requests,
+    heartbeat.watch(typed.train.stall_seconds) as beat,
+  ):
+    if jax.process_index():
+      return _train_and_evaluate(raw, typed, workdir, requests, beat)
+    workdir_lib.check_links(workdir)
+    with workdir_lib.locked(workdir):
+      return _train_and_evaluate(raw, typed, workdir, requests, beat)
 
 
-def _train_and_evaluate(raw, typed: schema.Config, workdir: Path) -> bool:
+def _train_and_evaluate(
+  raw, typed: schema.Config, workdir: Path, requests, beat
+) -> bool:
   first = jax.process_index() == 0
   claimed = first and workdir_lib.claim(workdir, raw)
   if first:
@@ -71,26 +77,26 @@ def _train_and_evaluate(raw, typed: schema.Config, workdir: Path) -> bool:
     if claimed:
       workdir_lib.release(workdir)
     raise
-  with (
-    heartbeat.watch(typed.train.stall_seconds) as beat,
-    checkpoints.opened(
-      workdir,
-      keep_last=typed.train.keep_last,
-      keep_best=typed.train.keep_best,
-      best_metric=typed.train.best_metric,
-    ) as manager,
-  ):
+  with checkpoints.opened(
+    workdir,
+    keep_last=typed.train.keep_last,
+    keep_best=typed.train.keep_best,
+    best_metric=typed.train.best_metric,
+  ) as manager:
     state, stream = _start_or_resume(run, manager, batches)
     told = _describe(run, state), *sharding.table(state, run.mesh)
     for line in (*told, *batches.describe(), f"in {workdir}"):
       logging.info("%s", line)
-    state, complete = _train(run, workdir, manager, beat, state, stream)
+    state, complete = _train(
+      run, workdir, manager, requests, beat, state, stream
+    )
     checkpoints.wait(manager)
     if not complete:
       logging.info(
         "stopped after step %d; the same command goes on", int(state.step)
       )
       return False
+    requests.nothing_to_save()
     which = typed.evaluation.checkpoint
     params, used = checkpoints.parameters(
       manager,
@@ -98,8 +104,8 @@ def _train_and_evaluate(raw, typed: schema.Config, workdir: Path) -> bool:
       runs.abstract_state(run),
       best_metric=typed.train.best_metric,
     )
-    _finish(run, workdir, mesh.gathered(params, run.mesh), used)
-  return True
+    params, step = mesh.gathered(params, run.mesh), int(state.step)
+    return _finish(run, workdir, params, used, requests, step)
 
 
 def _start_or_resume(run: runs.Run, manager, batches):
@@ -114,7 +120,9 @@ def _start_or_resume(run: runs.Run, manager, batches):
   return state, stream
 
 
-def _train(run: runs.Run, workdir: Path, manager, beat, state, stream):
+def _train(
+  run: runs.Run, workdir: Path, manager, requests, beat, state, stream
+):
   """Trains until the last step, or until there is a reason to stop.
 
   Returns:
@@ -131,7 +139,6 @@ def _train(run: runs.Run, workdir: Path, manager, beat, state, stream):
   with (
     Writer(workdir, first, active=jax.process_index() == 0) as writer,
     Progress(config.steps, first) as progress,
-    interrupts.listen() as should_stop,
   ):
     watch = Watch(
       writer,
@@ -145,7 +152,7 @@ def _train(run: runs.Run, workdir: Path, manager, beat, state, stream):
       beat.step = step
       state, metrics = train_step(state, batch)
       watch.push(step, metrics)
-      stop, scores = should_stop(step), None
+      stop, scores = requests.should_stop(step), None
       complete = step == config.steps
       if step == first + 1:
         # Before `watch` looks, which imports TensorBoard for that.
@@ -202,11 +209,19 @@ def _explain(run: runs.Run, manager, step: int) -> str:
   )
 
 
-def _finish(run: runs.Run, workdir: Path, params, used: str) -> None:
-  """Evaluates every set, and leaves numbers, tables and pictures."""
+def _finish(
+  run: runs.Run, workdir: Path, params, used: str, requests, step: int
+) -> bool:
+  """Evaluates every set, and leaves numbers, tables and pictures.
+
+  Returns:
+    Whether all is done; False if it was asked to stop.
+  """
   curves = {}
   evaluate = make_evaluator(run, inference.configured_search(run), aligned=True)
-  for split in run.config.data.splits:
+  for number, split in enumerate(run.config.data.splits, start=1):
+    if requests.should_stop(step + number):
+      return False
     evaluation = evaluate(params, run.data.evaluation_set(split))
     curves[split] = evaluation.by_length
     if jax.process_index() == 0:
@@ -221,6 +236,7 @@ def _finish(run: runs.Run, workdir: Path, params, used: str) -> None:
       trained_length=_trained_length(run),
     )
     print(f"alignments: {picture}\nrun: {workdir}", flush=True)
+  return True
 
 
 def _trained_length(run: runs.Run) -> int | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from absl import flags
 
 from experiments import cli, runtime
+from experiments.errors import AGAIN
 
 _CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string(
@@ -32,7 +33,7 @@ def main() -> int | None:
   from experiments.loop import train_and_evaluate
 
   complete = train_and_evaluate(config, Path(workdir))
-  return None if complete else cli.AGAIN
+  return None if complete else AGAIN
 
 
 if __name__ == "__main__":

@@ -19,31 +19,33 @@ class DamagedCheckpointError(UserError):
   """A checkpoint whose files are not what was saved."""
 
 
-def check_listing(folder: Path, *, read_only: bool) -> None:
+def check_listing(folder: Path, best_metric: str, *, read_only: bool) -> None:
   """Sets aside what would keep Orbax from listing the other checkpoints.
 
   Args:
     folder: of the checkpoints.
+    best_metric: that checkpoints with metrics are ranked by.
     read_only: whether nothing may be moved.
 
   Raises:
     UserError: if something would have to be moved and may not, or all of them.
 
   Example:
-    >>> check_listing(Path("runs/none/checkpoints"), read_only=True)
+    >>> check_listing(Path("runs/none/checkpoints"), "loss", read_only=True)
   """
   steps = complete(folder)
-  damaged = [step for step in steps if not _has_readable_metrics(step)]
+  damaged = [step for step in steps if not _can_be_ranked(step, best_metric)]
   if damaged and read_only:
     raise UserError(
-      f"checkpoint {damaged[0]} is damaged (its metrics are no JSON); move it"
-      f" out of {folder} to use the others"
+      f"checkpoint {damaged[0]} is damaged (its metrics cannot be read); move"
+      f" it out of {folder} to use the others"
     )
   if damaged and len(damaged) == len(steps):
     raise UserError(f"checkpoint {damaged[0]} is damaged. {NONE_LEFT}")
   for step in damaged:
     logging.warning(
-      "checkpoint %s is damaged (its metrics are no JSON). It is kept as %s.",
+      "checkpoint %s is damaged (its metrics cannot be read). It is kept as"
+      " %s.",
       step,
       set_aside(step),
     )
@@ -86,11 +88,14 @@ def set_aside(checkpoint: Path) -> Path:
   return target
 
 
-def _has_readable_metrics(step: Path) -> bool:
+def _can_be_ranked(step: Path, best_metric: str) -> bool:
+  """Whether it has no metrics, or those that it should have."""
   metrics = step / "metrics" / "metrics"
+  if not metrics.exists():
+    return True
   try:
-    if metrics.exists():
-      json.loads(metrics.read_text())
+    found = json.loads(metrics.read_text())
   except ValueError:
     return False
-  return True
+  value = found.get(best_metric) if isinstance(found, dict) else None
+  return isinstance(value, int | float)

@@ -50,7 +50,7 @@ def opened(
   rank = functools.partial(goodness, best_metric)
   folder = workdir.absolute() / FOLDER
   first_process_only(
-    functools.partial(check_listing, folder, read_only=read_only)
+    functools.partial(check_listing, folder, best_metric, read_only=read_only)
   )
   policy = preservation_policy.AnyPreservationPolicy(
     [

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from experiments.comparison.cells import Cell
-from experiments.errors import UserError
+from experiments.errors import AGAIN, UserError
 from experiments.progress import has_terminal
 from experiments.writer import METRICS
 
@@ -44,7 +44,7 @@ class _Attempt(NamedTuple):
 class StoppedError(UserError):
   """The comparison was asked to stop; the same command goes on."""
 
-  code = 75
+  code = AGAIN
 
 
 def run(cells: Sequence[Cell], num_jobs: int) -> list[Outcome]:

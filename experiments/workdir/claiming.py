@@ -14,8 +14,9 @@ from experiments.workdir.locking import LOCK
 from experiments.workdir.versions import VERSIONS
 
 CONFIG = "config.json"
-# Where a run's arrays live is no part of what it computes.
-_MAY_DIFFER = ("mesh",)
+# Where a run's arrays live is no part of what it computes, nor how long its
+# processes wait for each other.
+_MAY_DIFFER = ("mesh", "train.stall_seconds")
 
 
 def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
@@ -75,9 +76,7 @@ def check_same(workdir: Path, raw: Mapping[str, Any]) -> None:
     ...   check_same(Path(folder), {"seed": 0})
   """
   there = read_json(workdir / CONFIG)
-  ours = {name: raw[name] for name in raw if name not in _MAY_DIFFER}
-  theirs = {name: there[name] for name in there if name not in _MAY_DIFFER}
-  lines = differences(ours, theirs)
+  lines = differences(raw, there, may_differ=_MAY_DIFFER)
   if lines:
     raise UserError(
       f"--workdir={workdir}: holds a different run; use another directory."

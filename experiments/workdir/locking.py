@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from absl import logging
 
@@ -39,20 +40,29 @@ def locked(workdir: Path) -> Iterator[None]:
     Traceback (most recent call last):
     experiments.errors.UserError: ...another run is at work in it: process ...
   """
-  with writing(workdir):
-    workdir.mkdir(parents=True, exist_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-    file = os.fdopen(
-      os.open(workdir / LOCK, flags, 0o666), "r+", encoding="utf-8"
-    )
-  with file:
+  with _held(workdir) as file:
+    with writing(workdir):
+      file.truncate(0)
+      file.write(f"process {os.getpid()} on {socket.gethostname()}")
+      file.flush()
+    yield
+
+
+def _held(workdir: Path) -> TextIO:
+  """The lock's file, locked."""
+  path, flags = workdir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+  while True:
+    with writing(workdir):
+      workdir.mkdir(parents=True, exist_ok=True)
+      file = os.fdopen(os.open(path, flags, 0o666), "r+", encoding="utf-8")
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-      file.seek(0)
+      with file:
+        holder = file.read() or "one that has just begun"
       raise UserError(
-        f"--workdir={workdir}: another run is at work in it: {file.read()};"
-        " wait for its end, stop it, or use another directory"
+        f"--workdir={workdir}: another run is at work in it: {holder}; wait for"
+        " its end, stop it, or use another directory"
       ) from None
     except OSError as error:
       logging.warning(
@@ -60,8 +70,9 @@ def locked(workdir: Path) -> Iterator[None]:
         workdir,
         error.strerror,
       )
-    with writing(workdir):
-      file.truncate(0)
-      file.write(f"process {os.getpid()} on {socket.gethostname()}")
-      file.flush()
-    yield
+      return file
+    # Whoever had it before may have given the directory up, file and all.
+    with contextlib.suppress(FileNotFoundError):
+      if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+        return file
+    file.close()

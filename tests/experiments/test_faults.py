@@ -212,12 +212,30 @@ def test_a_second_run_in_a_directory_is_refused(running):
   assert "another run" not in error  # the lock went with the process
 
 
+# A step that does not end, deep in XLA.
+ENDLESS = """
+import jax
+from experiments import runs
+make = runs.make_step
+def made(*arguments):
+  step = make(*arguments)
+  endless = jax.jit(
+    lambda x: jax.lax.while_loop(lambda x: x > 0, lambda x: x * 0.5 + 1.0, x)
+  )
+  def stepping(state, batch):
+    if state.step == 30:
+      endless(1.0).block_until_ready()
+    return step(state, batch)
+  return stepping
+runs.make_step = made
+"""
+
+
 def test_a_second_interrupt_stops_at_once(tmp_path):
-  """In a step that does not end."""
   config = processes.write_config(tmp_path, processes.LONG)
   workdir = tmp_path / "run"
   arguments = ("train", f"--config={config}", f"--workdir={workdir}")
-  (process,) = processes.crew(1, *arguments, p0=HANGS)
+  (process,) = processes.crew(1, *arguments, p0=ENDLESS)
   wait_until((workdir / "checkpoints" / "30").exists, process)
   time.sleep(1)  # for step 31 to begin
   process.send_signal(signal.SIGINT)
@@ -227,7 +245,48 @@ def test_a_second_interrupt_stops_at_once(tmp_path):
   _, error = process.communicate(timeout=10)
   assert process.returncode == 130, error
   assert "SIGINT: stopping after this step" in error
+  assert "interrupted" in error
   assert "Traceback" not in error
+
+
+# A function that takes its time, once a file tells that it has begun.
+SLOW = """
+import time
+from experiments import {module}
+function = {module}.{name}
+def slow(*arguments, **options):
+  open({path!r}, "w")
+  time.sleep({seconds})
+  return function(*arguments, **options)
+{module}.{name} = slow
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+  ("module", "name", "seconds", "last"),
+  [("runs", "build", 3, 1), ("loop", "_finish", 600, 12)],
+)
+def test_asked_to_stop_before_and_after_the_steps(
+  module, name, seconds, last, number, tmp_path
+):
+  config = processes.write_config(tmp_path)
+  workdir, begun = tmp_path / "run", tmp_path / "begun"
+  arguments = ("train", f"--config={config}", f"--workdir={workdir}")
+  code = SLOW.format(module=module, name=name, seconds=seconds, path=str(begun))
+  (process,) = processes.crew(1, *arguments, p0=code)
+  wait_until(begun.exists, process)
+  process.send_signal(number)
+  _, error = process.communicate(timeout=30)
+  assert process.returncode == 75, error
+  assert "the same command goes on" in error
+  steps = (workdir / "checkpoints").iterdir()
+  assert max(int(step.name) for step in steps) == last
+  assert not (workdir / "eval").exists()
+  code, _, error = processes.run(*arguments)
+  assert code == 0, error
+  assert f"resuming after step {last}" in error
+  assert (workdir / "eval" / "test.json").exists()
 
 
 def test_other_versions_are_named(tmp_path):
@@ -405,8 +464,8 @@ threading.Thread(target=wait, daemon=True).start()
   ("count", "fault", "message"),
   [
     (4, signal.SIGKILL, "stopped, after step "),
-    (2, signal.SIGSTOP, "not been heard of for 15 s, and was"),
-    (2, None, "not got beyond step 30 for 20 s, where others"),
+    (4, signal.SIGSTOP, "not been heard of for 15 s, and was"),
+    (4, None, "not got beyond step 30 for 20 s, where others"),
   ],
 )
 def test_a_process_that_dies_or_hangs_stops_the_others(
@@ -425,8 +484,9 @@ def test_a_process_that_dies_or_hangs_stops_the_others(
   crew = processes.crew(
     count,
     *arguments,
+    p0=TERMINATES.format(path=str(killed)) if fault else "",
     p1="" if fault else HANGS,
-    p2=TERMINATES.format(path=str(killed)),
+    p2=TERMINATES.format(path=str(killed)) if fault else "",
   )
   try:
     step = workdir / "checkpoints" / "24"
@@ -453,9 +513,43 @@ def test_a_process_that_dies_or_hangs_stops_the_others(
     for process in crew:
       process.kill()
       process.communicate()
-  resumed = processes.start(*arguments)
+  # Perhaps with more patience: how long a run waits is no part of it.
+  resumed = processes.start(*arguments[:-1])
   _, error = stop_after_a_step(resumed, workdir)
   assert "resuming after step" in error
+
+
+@pytest.mark.parametrize(
+  ("fault", "code", "message"),
+  [
+    (signal.SIGSTOP, 1, "process 0, which coordinates, has not answered for"),
+    # By JAX, which ends its clients when their service is gone.
+    (signal.SIGKILL, -signal.SIGABRT, "coordination service"),
+  ],
+)
+def test_without_the_process_that_coordinates_the_others_stop(
+  fault, code, message, tmp_path
+):
+  config = processes.write_config(tmp_path, processes.LONG)
+  workdir = tmp_path / "run"
+  arguments = [
+    "train",
+    f"--config={config}",
+    f"--workdir={workdir}",
+    "--config.train.steps=100000",
+    "--config.train.eval_every=100000",
+  ]
+  first, second = processes.crew(2, *arguments)
+  try:
+    wait_until((workdir / "checkpoints" / "24").exists, first)
+    first.send_signal(fault)
+    _, error = second.communicate(timeout=45)
+    assert second.returncode == code, error
+    assert message in error
+  finally:
+    for process in (first, second):
+      process.kill()
+      process.communicate()
 
 
 def stop_after_a_step(process, workdir):

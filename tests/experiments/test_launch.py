@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -80,6 +81,37 @@ def test_local_says_what_it_would_run():
   assert len(lines) == 2
   for index, line in enumerate(lines):
     assert f"JAX_NUM_PROCESSES=2 JAX_PROCESS_ID={index} python -m" in line
+    assert shlex.split(line)[-len(TRAIN) :] == list(TRAIN)
+
+
+@pytest.mark.parametrize(
+  ("variables", "shares"),
+  [
+    ({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, ["0,1", "2,3"]),
+    ({"CUDA_VISIBLE_DEVICES": "0", "JAX_PLATFORMS": "cpu"}, [None, None]),
+    ({"CUDA_VISIBLE_DEVICES": "0,1", "JAX_PLATFORMS": "cuda,cpu"}, ["0", "1"]),
+    ({"CUDA_VISIBLE_DEVICES": "-1"}, [None, None]),
+    ({"CUDA_VISIBLE_DEVICES": ""}, [None, None]),
+  ],
+)
+def test_processes_of_a_machine_share_its_gpus(variables, shares, monkeypatch):
+  monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+  for name, value in variables.items():
+    monkeypatch.setenv(name, value)
+  for line, share in zip(
+    launch("local", 2, "--dry-run", *TRAIN).stdout.splitlines(),
+    shares,
+    strict=True,
+  ):
+    pairs = [word.split("=", 1) for word in shlex.split(line) if "JAX" in word]
+    assert dict(pairs).get("JAX_LOCAL_DEVICE_IDS") == share
+
+
+def test_gpus_that_cannot_be_shared_are_told(monkeypatch):
+  monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+  monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+  error = launch("local", 2, "--dry-run", *TRAIN).stderr
+  assert "2 processes do not share 3 GPU(s) evenly; CUDA_VISIBLE" in error
 
 
 def test_a_job_has_what_was_asked_for():

@@ -1,6 +1,5 @@
 """The loop in this process: what is kept, and what stops it."""
 
-import contextlib
 import json
 import shutil
 
@@ -216,11 +215,9 @@ def test_patience_goes_on_where_a_run_was_stopped(tmp_path, monkeypatch):
   config = tiny_run(eval_every=2, patience=2, best_metric="loss")
   script_looks(monkeypatch, "loss", [3.0, 2.0, 2.5, 2.1])
 
-  @contextlib.contextmanager
-  def stop_after_7():
-    yield lambda step: step == 7
-
-  monkeypatch.setattr(interrupts, "listen", stop_after_7)
+  monkeypatch.setattr(
+    interrupts.Requests, "should_stop", lambda self, step: step == 7
+  )
   assert not loop.train_and_evaluate(config, tmp_path / "run")
   assert loop.train_and_evaluate(config, tmp_path / "run")
   assert int(last_state(tmp_path / "run")[1].step) == 8

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from configs import base
 from experiments import inference, loop
 from tests.experiments import processes
 from tests.experiments.states import assert_same_bits, final_state
@@ -190,6 +191,8 @@ DAMAGE = {
     step / "batches" / "metadata"
   ),
   "position gone": lambda step: shutil.rmtree(step / "batches"),
+  "metrics empty": lambda step: truncate(step / "metrics" / "metrics"),
+  "a metric renamed": lambda step: rename_metric(step / "metrics" / "metrics"),
 }
 
 
@@ -202,6 +205,11 @@ def flip(path):
 
 def change_position(path):
   path.write_text(path.read_text().replace("12", "11"))
+
+
+def rename_metric(path):
+  best = base.get_config().train.best_metric
+  path.write_text(path.read_text().replace(f'"{best}"', '"other"'))
 
 
 def truncate(path):
