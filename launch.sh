@@ -179,8 +179,8 @@ launch_local() {
 }
 
 # The batch script. What a time limit or a preemption stops has saved, and is
-# requeued; Slurm refuses to requeue what was cancelled. A task that dies is found
-# by the others, so they are given time to say so.
+# requeued; what was cancelled is not. A task that dies is found by the others, so
+# they are given time to say so.
 slurm_script() {
   local quoted option
   printf -v quoted '%q ' "${command[@]}"
@@ -216,7 +216,8 @@ while wait "\$tasks"; kill -0 "\$tasks" 2>/dev/null; do
 done
 wait "\$tasks" # again, for their code
 code=\$?
-if ((code == 75)); then
+state="\$(scontrol show job "\$SLURM_JOB_ID")"
+if ((code == 75)) && [[ "\$state" == *JobState=RUNNING* ]]; then
   scontrol requeue "\$SLURM_JOB_ID"
 fi
 exit "\$code"

@@ -190,14 +190,15 @@ def wait_for(condition, seconds, what):
     time.sleep(0.2)
 
 
-def test_slurm_stops_and_requeues_and_the_run_goes_on(cluster, tmp_path):
-  """Two tasks, stopped by a job of a higher partition, then by the limit."""
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_slurm_stops_and_requeues_and_the_run_goes_on(cluster, tasks, tmp_path):
+  """Stopped by a job of a higher partition, then by the limit."""
   config = processes.write_config(tmp_path, processes.LONG)
   workdir = tmp_path / "run"
   environment = {**cluster, **processes.environment(), "PATH": cluster["PATH"]}
   done = launch(
     "slurm",
-    "--tasks=2",
+    f"--tasks={tasks}",
     "--partition=low",
     "--name=t",
     sys.executable,
