@@ -50,6 +50,7 @@ def assert_same_state(left, right, **tolerance):
 
 LAYOUTS = {
   "data": EIGHT,
+  "fsdp": {"data": 1, "fsdp": 8},
   "rows": {"data": 2, "fsdp": 4},
   "sequence": {"data": 1, "sequence": 8},
   "tensor": {"data": 1, "tensor": 2},
@@ -67,7 +68,7 @@ def trained_by_one(arg):
   ("arg", "layout"),
   [
     *(("additive", name) for name in ("data", "rows")),
-    *(("transformer", name) for name in LAYOUTS if name != "data"),
+    *(("transformer", name) for name in LAYOUTS),
   ],
 )
 def test_every_layout_trains_as_one_device_does(arg, layout):

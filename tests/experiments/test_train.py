@@ -325,6 +325,24 @@ def test_several_processes_give_the_losses_of_one(
   assert evaluation.metrics["loss"] == pytest.approx(stored["metrics"]["loss"])
 
 
+def test_processes_share_tokens_and_heads(tmp_path):
+  config = processes.write_config(tmp_path)
+  shared = ("--config.mesh.sequence=2", "--config.mesh.tensor=2")
+  for count, name, mesh in ((1, "alone", ()), (4, "shared", shared)):
+    process = processes.launch(
+      count,
+      "train",
+      f"--config={config}:transformer",
+      f"--workdir={tmp_path / name}",
+      "--config.mesh.data=1",
+      *mesh,
+    )
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error
+  assert "sequence 2, tensor 2" in error
+  assert_same_losses(tmp_path / "alone", tmp_path / "shared")
+
+
 def test_sigterm_to_the_launcher_stops_all_processes_after_one_step(tmp_path):
   config = processes.write_config(tmp_path)
   workdir = tmp_path / "run"
