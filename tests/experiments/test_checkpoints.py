@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from experiments import checkpoints
-from experiments.checkpoints import content, digests
+from experiments.checkpoints import content, digests, saving
 from experiments.errors import UserError
 from experiments.steps import TrainState
 
@@ -68,6 +68,20 @@ def test_a_name_means_steps(which, steps, many):
 def many(tmp_path_factory):
   with saved(tmp_path_factory.mktemp("many"), BLEU) as manager:
     yield manager
+
+
+def test_a_quota_is_told_in_the_system_s_words(many):
+  # As TensorStore says it, among much else.
+  error = ValueError("UNKNOWN: Error writing x: [EDQUOT: Disk quota exceeded]")
+  message = (
+    r"cannot be written \(Disk quota exceeded\)\. Earlier ones are as they"
+    r" were: once it can be, the same command goes on after step 60\."
+  )
+  with (
+    pytest.raises(checkpoints.UnsavedCheckpointError, match=message),
+    saving.saving(many),
+  ):
+    raise error
 
 
 def test_of_losses_the_lowest_is_best(tmp_path):

@@ -89,10 +89,9 @@ def test_a_non_finite_step_is_named_with_batch_and_checkpoint(
     loop.train_and_evaluate(config, tmp_path / "run")
 
 
-def test_updates_that_are_not_finite_are_skipped_if_so_set(
-  tmp_path, monkeypatch
-):
-  """And counted; the parameters stay as they were, and finite."""
+@pytest.fixture
+def spoilt_losses(monkeypatch):
+  """Some batches have a loss, and so gradients, that are not finite."""
   make = losses.shared_cross_entropy
 
   def spoilt(features, readout, labels, *rest):
@@ -100,6 +99,22 @@ def test_updates_that_are_not_finite_are_skipped_if_so_set(
     return jnp.where(labels[0, 0] % 3 == 0, jnp.nan, 1.0) * loss, hits
 
   monkeypatch.setattr(losses, "shared_cross_entropy", spoilt)
+
+
+@pytest.mark.usefixtures("spoilt_losses")
+def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
+  config = tiny_run(checkpoint_every=1)
+  with pytest.raises(UserError, match="loss is nan; its batch is number"):
+    loop.train_and_evaluate(config, tmp_path / "run")
+  _, state = last_state(tmp_path / "run")
+  assert 0 < int(state.step) < 12
+  for leaf in jax.tree.leaves((state.params, state.opt_state)):
+    assert jnp.isfinite(leaf).all()
+
+
+@pytest.mark.usefixtures("spoilt_losses")
+def test_updates_that_are_not_finite_are_skipped_if_so_set(tmp_path):
+  """And counted; the parameters stay as they were, and finite."""
   config = tiny_run(non_finite="skip", log_every=1)
   assert loop.train_and_evaluate(config, tmp_path / "run")
   lines = read_metrics(tmp_path / "run")

@@ -145,7 +145,7 @@ def test_asked_to_stop_it_saves_and_goes_on_later(number, tmp_path):
   process = processes.start(*arguments)
   wait_for_line(process, workdir)
   process.send_signal(number)
-  _, error = process.communicate(timeout=60)
+  _, error = process.communicate(timeout=30)
   assert process.returncode == 75, error
   assert "the same command goes on" in error
   assert "Traceback" not in error
@@ -277,6 +277,19 @@ def test_eight_devices_give_the_losses_of_one(finished, tmp_path):
   assert_same_losses(workdir, run)
   shutil.rmtree(run / "checkpoints" / "12")
   code, _, error = processes.run(*arguments, "--config.mesh.data=1")
+  assert code == 0, error
+  assert "resuming after step 9" in error
+  assert_same_losses(workdir, run)
+
+
+def test_eight_devices_go_on_with_a_run_of_one(finished, tmp_path):
+  config, workdir, _, _ = finished
+  run = tmp_path / "run"
+  shutil.copytree(workdir, run)
+  shutil.rmtree(run / "checkpoints" / "12")
+  arguments = ["train", f"--config={config}", f"--workdir={run}"]
+  mesh = ["--config.mesh.data=2", "--config.mesh.fsdp=4"]
+  code, _, error = processes.run(*arguments, *mesh, devices=8)
   assert code == 0, error
   assert "resuming after step 9" in error
   assert_same_losses(workdir, run)
