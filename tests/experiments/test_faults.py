@@ -277,7 +277,7 @@ def test_asked_to_stop_before_and_after_the_steps(
   (process,) = processes.crew(1, *arguments, p0=code)
   wait_until(begun.exists, process)
   process.send_signal(number)
-  _, error = process.communicate(timeout=30)
+  _, error = process.communicate(timeout=60)  # the first step is compiled
   assert process.returncode == 75, error
   assert "the same command goes on" in error
   steps = (workdir / "checkpoints").iterdir()
