@@ -224,6 +224,7 @@ def made(*arguments):
   )
   def stepping(state, batch):
     if state.step == 30:
+      open({path!r}, "w")
       endless(1.0).block_until_ready()
     return step(state, batch)
   return stepping
@@ -235,9 +236,10 @@ def test_a_second_interrupt_stops_at_once(tmp_path):
   config = processes.write_config(tmp_path, processes.LONG)
   workdir = tmp_path / "run"
   arguments = ("train", f"--config={config}", f"--workdir={workdir}")
-  (process,) = processes.crew(1, *arguments, p0=ENDLESS)
-  wait_until((workdir / "checkpoints" / "30").exists, process)
-  time.sleep(1)  # for step 31 to begin
+  begun = tmp_path / "begun"
+  (process,) = processes.crew(1, *arguments, p0=ENDLESS.format(path=str(begun)))
+  wait_until(begun.exists, process)
+  time.sleep(1)  # for it to be compiled
   process.send_signal(signal.SIGINT)
   with pytest.raises(subprocess.TimeoutExpired):
     process.wait(2)
