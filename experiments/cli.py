@@ -279,7 +279,7 @@ def _trouble_with_a_file(error: Exception) -> str | None:
   """What the system says of a file; None of anything else."""
   if not isinstance(error, OSError):
     return None
-  if not error.filename and error.errno != errno.ENOSPC:
+  if not error.filename and error.errno not in (errno.ENOSPC, errno.EDQUOT):
     return None
   return f"{error.filename or 'a file'}: {error.strerror}"
 

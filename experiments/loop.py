@@ -147,7 +147,10 @@ def _train(
       explain=explain,
       skips=config.non_finite == "skip",
     )
-    for step in range(first + 1, 1 if complete else config.steps + 1):
+    # Without a step there is nothing new to save.
+    stop = requests.should_stop(first)
+    last = first if stop or complete else config.steps
+    for step in range(first + 1, last + 1):
       batch = mesh.place_rows(next(stream), run.mesh)
       beat.step = step
       state, metrics = train_step(state, batch)
