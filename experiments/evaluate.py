@@ -5,7 +5,7 @@
         --source=test.en --target=test.de
 
 Prints metrics and a table by length; writes eval/<set>.json, the answers as
-eval/<set>.txt, and figures/alignments.png.
+eval/<set>.txt, and figures/alignments_<set>.png.
 """
 
 from pathlib import Path
@@ -50,7 +50,7 @@ def main() -> None:
     print(report.described(name, evaluation), flush=True)
     report.write_evaluation(workdir, name, finished.used, evaluation)
   picture = report.draw_alignments(
-    workdir, finished.run, finished.params, examples
+    workdir, name, finished.run, finished.params, examples
   )
   if jax.process_index() == 0:
     print(f"\nalignments: {picture}")

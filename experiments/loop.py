@@ -230,8 +230,8 @@ def _finish(
     if jax.process_index() == 0:
       print(report.described(split, evaluation), end="\n\n", flush=True)
       report.write_evaluation(workdir, split, used, evaluation)
-  validation = run.data.evaluation_set("validation")
-  picture = report.draw_alignments(workdir, run, params, validation)
+  examples = run.data.evaluation_set("validation")
+  picture = report.draw_alignments(workdir, "validation", run, params, examples)
   if jax.process_index() == 0:
     plots.save_accuracy_by_length(
       curves,

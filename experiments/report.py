@@ -121,23 +121,27 @@ def summary(evaluation: Evaluation) -> str:
 
 
 def draw_alignments(
-  workdir: Path, run: Run, params: Any, examples: EvaluationSet
+  workdir: Path, split: str, run: Run, params: Any, examples: EvaluationSet
 ) -> Path:
-  """Draws where the model looks while it answers: figures/alignments.png.
+  """Draws where the model looks while it answers.
 
   Args:
     workdir: the run's directory.
+    split: name of the evaluation set.
     run: its parts.
     params: the parameters to answer with.
     examples: a set; four of its examples are drawn, or all heads over one.
 
   Returns:
-    The picture's path; the weights themselves stand beside it, as .npz.
+    The picture, figures/alignments_SPLIT.png; the weights themselves stand
+    beside it, as .npz.
 
   Example:
     >>> examples = run.data.evaluation_set("test")  # doctest: +SKIP
-    >>> draw_alignments(workdir, run, params, examples)  # doctest: +SKIP
-    PosixPath('runs/reverse/figures/alignments.png')
+    >>> draw_alignments(
+    ...   workdir, "test", run, params, examples
+    ... )  # doctest: +SKIP
+    PosixPath('runs/reverse/figures/alignments_test.png')
   """
   source = _readable(np.asarray(examples.batch.source))
   length = run.data.answer_length(source.shape[1])
@@ -145,7 +149,7 @@ def draw_alignments(
   answers = np.asarray(jax.jit(answer)(params, source))
   looked = make_looker(run)(params, source, answers)
   panels = looked[0] if len(looked[0]) > 1 else [look[0] for look in looked]
-  path = workdir / "figures" / "alignments.png"
+  path = workdir / "figures" / f"alignments_{split}.png"
   if jax.process_index() == 0:
     plots.save_alignments(panels, path)
     plots.save_weights(panels, path.with_suffix(".npz"))

@@ -42,6 +42,11 @@ class Cell(NamedTuple):
     """The typed config."""
     return schema.parse(self.raw)
 
+  @property
+  def looks(self) -> Path:
+    """The file of where it looks, in sentences of the validation set."""
+    return self.workdir / "figures" / "alignments_validation.npz"
+
   def is_complete(self) -> bool:
     """Whether it has been trained and evaluated.
 
@@ -51,8 +56,7 @@ class Cell(NamedTuple):
     if not (self.workdir / workdir.CONFIG).exists():
       return False
     workdir.check_same(self.workdir, self.raw)
-    picture = self.workdir / "figures" / "alignments.npz"
-    return picture.exists() and all(map(self._is_evaluated, self.splits))
+    return self.looks.exists() and all(map(self._is_evaluated, self.splits))
 
   def _is_evaluated(self, split: str) -> bool:
     """Whether a set has been evaluated, and last as the config says."""

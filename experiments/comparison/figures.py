@@ -114,10 +114,7 @@ def _draw_alignments(groups: Groups, metric: str, path: Path) -> None:
   """The same sentence through each group's first seed, heads averaged."""
   del metric
   loaded = {
-    name: np.load(
-      results[0].cell.workdir / "figures" / "alignments.npz",
-      allow_pickle=False,
-    )
+    name: np.load(results[0].cell.looks, allow_pickle=False)
     for name, results in groups.items()
   }
   place = _most_agreed([found["target"] for found in loaded.values()])

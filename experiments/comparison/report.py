@@ -84,48 +84,56 @@ def _scores(found: Sequence[Result], metric: str) -> list[str]:
     " seeds of training, judged on the same sets; n is the number of seeds.",
     "",
   ]
-  names = results.scores_of(found)
   for split in found[0].splits:
-    lines += [f"## {split}", ""]
-    lines += _table(
-      ["", "n", *(name.replace("_", " ") for name in names)],
-      [
-        [
-          group,
-          str(len(seeds)),
-          *(
-            _mean(name, _values(seeds, split, name), of=len(seeds))
-            for name in names
-          ),
-        ]
-        for group, seeds in groups.items()
-      ],
-    )
-    if metric in names:
-      lines += _by_length(groups, split, metric)
-    if all(len(seeds) < 2 for seeds in groups.values()):
-      lines += ["One seed each: what differs by chance cannot be told.", ""]
-      continue
-    for each in dict.fromkeys((metric, "alignment_error_rate")):
-      if each in names:
-        lines += _differences(groups, split, each)
-  lines += ["## How sharply they look", ""]
-  lines += _table(
-    ["", "largest weight of a row, in the pictures"],
+    lines += [f"## {split}", "", *_of_a_set(groups, split, metric)]
+  lines += ["## How sharply they look", "", *_sharpness(groups)]
+  return [*lines, "## What they cost", "", *_costs(groups)]
+
+
+def _of_a_set(groups: figures.Groups, split: str, metric: str) -> list[str]:
+  names = results.scores_of(
+    [seed for seeds in groups.values() for seed in seeds]
+  )
+  lines = _table(
+    ["", "n", *(name.replace("_", " ") for name in names)],
     [
       [
         group,
-        _mean(
-          "weight",
-          _present(seed.largest_weight for seed in seeds),
-          of=len(seeds),
+        str(len(seeds)),
+        *(
+          _mean(name, _values(seeds, split, name), of=len(seeds))
+          for name in names
         ),
       ]
       for group, seeds in groups.items()
     ],
   )
-  lines += ["## What they cost", ""]
-  lines += _table(
+  if metric in names:
+    lines += _by_length(groups, split, metric)
+  if all(len(seeds) < 2 for seeds in groups.values()):
+    return [*lines, "One seed each: what differs by chance cannot be told.", ""]
+  for name in dict.fromkeys((metric, "alignment_error_rate")):
+    if name in names:
+      lines += _differences(groups, split, name)
+  return lines
+
+
+def _sharpness(groups: figures.Groups) -> list[str]:
+  weights = {
+    group: _present(seed.largest_weight for seed in seeds)
+    for group, seeds in groups.items()
+  }
+  return _table(
+    ["", "largest weight of a row, in the pictures"],
+    [
+      [group, _mean("weight", weights[group], of=len(seeds))]
+      for group, seeds in groups.items()
+    ],
+  )
+
+
+def _costs(groups: figures.Groups) -> list[str]:
+  return _table(
     ["", "parameters", "ms a step", "minutes of training", "peak MiB"],
     [
       [
@@ -138,7 +146,6 @@ def _scores(found: Sequence[Result], metric: str) -> list[str]:
       for group, seeds in groups.items()
     ],
   )
-  return lines
 
 
 def _by_length(groups: figures.Groups, split: str, metric: str) -> list[str]:

@@ -84,7 +84,7 @@ def read(cell: Cell) -> Result:
     step_milliseconds=timings[-1]["step_milliseconds"],
     seconds=max(clock.values()),
     peak_memory=max(line["peak_memory"] for line in timings),
-    largest_weight=_largest_weight(cell.workdir / "figures" / "alignments.npz"),
+    largest_weight=_largest_weight(cell.looks),
   )
 
 

@@ -40,7 +40,7 @@ def test_a_run_leaves_what_it_promises(finished):
     "eval/test.json",
     "eval/longer.json",
     "eval/longer.txt",
-    "figures/alignments.png",
+    "figures/alignments_validation.png",
     "figures/accuracy_by_length.png",
   ):
     assert (workdir / path).stat().st_size > 0, path
@@ -77,6 +77,8 @@ def test_evaluate_needs_the_directory_alone_and_agrees(finished, tmp_path):
   shutil.copytree(workdir, moved)
   before = json.loads((moved / "eval" / "test.json").read_text())
   (moved / "eval" / "test.json").unlink()
+  (looks,) = moved.glob("figures/*.npz")
+  looked = looks.read_bytes()
   code, out, error = processes.run(
     "evaluate", f"--workdir={moved}", cwd=tmp_path
   )
@@ -86,6 +88,8 @@ def test_evaluate_needs_the_directory_alone_and_agrees(finished, tmp_path):
     del result["metrics"]["sentences_per_second"]
   assert before == after
   assert "sequence accuracy" in out
+  assert looks.read_bytes() == looked  # of another set
+  assert (moved / "figures" / "alignments_test.png").exists()
 
 
 def test_evaluate_refuses_what_is_not_there(finished):

@@ -1,0 +1,82 @@
+"""A training step on a mesh of one device, against the same without a mesh."""
+
+import statistics
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.mesh import apart
+from configs import multi30k
+from experiments import mesh, runs, schema, steps
+from experiments.data.batch import Batch
+from experiments.models import make_model
+from experiments.optimizer import make_optimizer
+
+
+def measure() -> dict[str, float]:
+  """Milliseconds of a step of configs/multi30k.py's Transformer.
+
+  Returns:
+    The medians of "mesh" and "plain", taken in turn, and of their "ratio".
+
+  Example:
+    >>> measure()["ratio"]  # doctest: +SKIP
+    0.999
+  """
+  cases = _cases()
+  times: dict[str, list[float]] = {name: [] for name in cases}
+  states = {name: state for name, (_, _, state) in cases.items()}
+  for turn in range(24):
+    for name in sorted(cases, reverse=bool(turn % 2)):
+      step, place, _ = cases[name]
+      begin = time.perf_counter()
+      states[name], metrics = step(states[name], place())
+      jax.block_until_ready((states[name], metrics))
+      if turn >= 4:
+        times[name].append(1e3 * (time.perf_counter() - begin))
+  ratios = [mesh / plain for mesh, plain in zip(times["mesh"], times["plain"])]
+  return {
+    "mesh": statistics.median(times["mesh"]),
+    "plain": statistics.median(times["plain"]),
+    "ratio": statistics.median(ratios),
+  }
+
+
+def _cases() -> dict[str, Any]:
+  """Of each case the step, what places its batch, and a state."""
+  config = schema.parse(multi30k.get_config().to_dict())
+  model = make_model(
+    config.model,
+    source_vocabulary_size=8000,
+    target_vocabulary_size=8000,
+    shared_vocabulary=True,
+    max_length=64,
+    dtype="float32",
+  )
+  optimizer = make_optimizer(config.optimizer, 100)
+  one = mesh.make_mesh(schema.MeshConfig.one())
+  run = runs.Run(config, one, None, model, optimizer)  # type: ignore[arg-type]
+  state = runs.start(run)
+  rng = np.random.default_rng(0)
+  batch = Batch(*rng.integers(4, 8000, (2, 256, 16), np.int32))
+  plain = steps.make_train_step(
+    model, optimizer, label_smoothing=config.train.label_smoothing
+  )
+  return {
+    "mesh": (
+      runs.make_step(run, state),
+      lambda: mesh.place_rows(batch, one),
+      state,
+    ),
+    "plain": (
+      jax.jit(plain, donate_argnums=0),
+      lambda: jax.device_put(batch),
+      jax.tree.map(lambda leaf: leaf.copy(), state),
+    ),
+  }
+
+
+if __name__ == "__main__":
+  apart.report(measure)
