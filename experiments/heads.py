@@ -2,11 +2,12 @@
 
     python -m experiments.heads --workdir=runs/reverse-transformer --split=test
 
-Prints the loss without each head, and leaves it in eval/<set>_heads.json and
-figures/heads.png.
+Prints the loss without each head, and the metric that chose the checkpoint;
+leaves them in eval/<set>_heads.json and figures/heads_<set>.png.
 """
 
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -31,23 +32,23 @@ def main() -> None:
   finished = inference.restore(workdir, _CHECKPOINT.value)
   name, examples = inference.examples(finished.run, _SPLIT.value)
   with progress.counting("heads") as done:
-    worth = pruning.worth_of_heads(
+    worths = pruning.worth_of_heads(
       finished.run, finished.params, examples, done
     )
   if jax.process_index() != 0:
     return
-  print(f"{name}: loss {worth.whole:.4f}; without a head of")
-  for kind, losses in worth.without.items():
-    for layer, row in enumerate(losses, start=1):
-      told = "  ".join(f"{loss:8.4f}" for loss in row)
-      print(f"{kind:<24} layer {layer}: {told}")
-  found = {kind: losses.tolist() for kind, losses in worth.without.items()}
-  write_json(
-    workdir / "eval" / f"{name}_heads.json",
-    {"checkpoint": finished.used, "loss": worth.whole, "without": found},
-  )
-  picture = workdir / "figures" / "heads.png"
-  pruning.save_picture(worth, picture)
+  told: dict[str, Any] = {"checkpoint": finished.used}
+  for metric, worth in worths.items():
+    print(f"{name}: {metric} {worth.whole:.4f}; without a head of")
+    for kind, layers in worth.without.items():
+      for layer, row in enumerate(layers, start=1):
+        values = "  ".join(f"{value:8.4f}" for value in row)
+        print(f"{kind:<24} layer {layer}: {values}")
+    without = {kind: rows.tolist() for kind, rows in worth.without.items()}
+    told[metric] = {"whole": worth.whole, "without": without}
+  write_json(workdir / "eval" / f"{name}_heads.json", told)
+  picture = workdir / "figures" / f"heads_{name}.png"
+  pruning.save_picture(worths, picture)
   print(f"\nheads: {picture}")
 
 

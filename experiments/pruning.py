@@ -1,9 +1,9 @@
-"""What each head of a Transformer is worth: the loss without it.
+"""What each head of a Transformer is worth: how the model does without it.
 
 Axes: H heads, D model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,8 @@ import numpy as np
 
 from experiments.data.dataset import EvaluationSet
 from experiments.errors import UserError
-from experiments.evaluation import make_reference_losses
+from experiments.evaluation import make_evaluator
+from experiments.inference import configured_search
 from experiments.runs import Run
 from experiments.schema import TransformerConfig
 
@@ -24,11 +25,11 @@ _PLACES = {
 
 
 class Worth(NamedTuple):
-  """The losses of a model, whole and with one head less.
+  """A metric of a model, whole and with one head less.
 
   Attributes:
-    whole: the loss a token of the whole model.
-    without: by kind of attention, [layers, H] losses.
+    whole: of the whole model.
+    without: by kind of attention, [layers, H] of the model without that head.
   """
 
   whole: float
@@ -40,8 +41,8 @@ def worth_of_heads(
   params: Any,
   examples: EvaluationSet,
   progress: Callable[[int], Any] = lambda count: None,
-) -> Worth:
-  """Prunes each head in turn, and takes the loss of the references.
+) -> dict[str, Worth]:
+  """Prunes each head in turn, and evaluates what is left.
 
   A pruned head adds nothing to its layer's output; nothing is trained again.
   See "Are Sixteen Heads Really Better than One?", Michel et al., 2019, section
@@ -54,35 +55,41 @@ def worth_of_heads(
     progress: called with 1 after every head.
 
   Returns:
-    The losses.
+    What heads are worth in loss, and in the metric by which the run chose its
+    best checkpoint, by name.
 
   Raises:
     UserError: if the run is of another model.
 
   Example:
     >>> worth = worth_of_heads(run, params, examples)  # doctest: +SKIP
-    >>> worth.without["cross-attention"] - worth.whole  # doctest: +SKIP
-    array([[0.03, 0.  , 1.52, 0.11]])
+    >>> worth["loss"].without["cross-attention"]  # doctest: +SKIP
+    array([[0.03, 0.01, 1.52, 0.11]])
   """
   model = run.config.model
   if not isinstance(model, TransformerConfig):
     raise UserError(f"{model.name}: only a Transformer has heads to prune")
-  reference_losses = make_reference_losses(run)
-  source, target = map(np.asarray, examples.batch)
-
-  def loss(params) -> float:
-    losses, tokens = reference_losses(params, source, target)
-    return float(losses.sum() / tokens.sum())
-
+  evaluate = make_evaluator(run, configured_search(run))
+  whole = evaluate(params, examples).metrics
   layers = {"encoder": model.encoder_layers, "decoder": model.decoder_layers}
-  without: dict[str, np.ndarray] = {}
-  for name, (side, module) in _PLACES.items():
-    without[name] = np.zeros((layers[side], model.num_heads))
-    for layer, head in np.ndindex(without[name].shape):
-      place = (f"{side}_{layer}", module)
-      without[name][layer, head] = loss(pruned(params, place, head))
+  found: dict[str, Worth] = {
+    metric: Worth(
+      whole[metric],
+      {
+        kind: np.zeros((layers[side], model.num_heads))
+        for kind, (side, _) in _PLACES.items()
+      },
+    )
+    for metric in dict.fromkeys(("loss", run.config.train.best_metric))
+  }
+  for kind, (side, module) in _PLACES.items():
+    for layer, head in np.ndindex(layers[side], model.num_heads):
+      less = pruned(params, (f"{side}_{layer}", module), head)
+      metrics = evaluate(less, examples).metrics
+      for metric, worth in found.items():
+        worth.without[kind][layer, head] = metrics[metric]
       progress(1)
-  return Worth(loss(params), without)
+  return found
 
 
 def pruned(params: Any, place: tuple[str, str], head: int) -> Any:
@@ -112,33 +119,38 @@ def pruned(params: Any, place: tuple[str, str], head: int) -> Any:
   return jax.tree_util.tree_map_with_path(changed, params)
 
 
-def save_picture(worth: Worth, path: Path) -> None:
-  """Draws how much loss each head saves, a panel for each kind of attention.
+def save_picture(worths: Mapping[str, Worth], path: Path) -> None:
+  """Draws what changes without each head, a panel for each kind of attention.
 
   Args:
-    worth: of a run's heads.
+    worths: of a run's heads, by metric; each has a row of panels.
     path: a PNG to write; its folder is made.
 
   Example:
     >>> import tempfile
     >>> worth = Worth(0.1, {"cross-attention": np.array([[0.1, 0.4]])})
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...   save_picture(worth, Path(folder) / "heads.png")
+    ...   save_picture({"loss": worth}, Path(folder) / "heads.png")
   """
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
-  figure = Figure(figsize=(4 * len(worth.without), 3.2), layout="constrained")
+  kinds = list(next(iter(worths.values())).without)
+  size = (4 * len(kinds), 3.2 * len(worths))
+  figure = Figure(figsize=size, layout="constrained")
   FigureCanvasAgg(figure)
-  most = max(float(losses.max()) for losses in worth.without.values())
-  axes = figure.subplots(1, len(worth.without), squeeze=False)[0]
-  for axis, (name, losses) in zip(axes, worth.without.items()):
-    image = axis.imshow(losses - worth.whole, vmin=0, vmax=most - worth.whole)
-    axis.set_title(name, fontsize=9)
-    axis.set_xlabel("head")
-    axis.set_ylabel("layer")
-    axis.set_xticks(range(losses.shape[1]), range(1, losses.shape[1] + 1))
-    axis.set_yticks(range(losses.shape[0]), range(1, losses.shape[0] + 1))
-  figure.colorbar(image, ax=axes, label="loss that the head saves")
+  rows = figure.subplots(len(worths), len(kinds), squeeze=False)
+  for axes, (metric, worth) in zip(rows, worths.items()):
+    changes = {kind: abs(worth.without[kind] - worth.whole) for kind in kinds}
+    most = max(float(change.max()) for change in changes.values())
+    for axis, (kind, change) in zip(axes, changes.items()):
+      image = axis.imshow(change, vmin=0, vmax=most)
+      axis.set_title(kind, fontsize=9)
+      axis.set_xlabel("head")
+      axis.set_ylabel("layer")
+      axis.set_xticks(range(change.shape[1]), range(1, change.shape[1] + 1))
+      axis.set_yticks(range(change.shape[0]), range(1, change.shape[0] + 1))
+    named = metric.replace("_", " ")
+    figure.colorbar(image, ax=axes, label=f"change of {named} without a head")
   path.parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(path, dpi=120)

@@ -1,4 +1,4 @@
-"""What a head is worth: the loss of a model that does without."""
+"""What a head is worth: how a model does without."""
 
 import json
 
@@ -22,12 +22,13 @@ def test_a_head_that_adds_nothing_costs_nothing():
   run, params, examples = made()
   place = ("decoder_0", "cross_attention")
   params = pruning.pruned(params, place, 1)
-  worth = pruning.worth_of_heads(run, params, examples)
-  heads = worth.without["cross-attention"][0]
-  assert heads[1] == worth.whole
-  assert heads[0] != worth.whole
+  worths = pruning.worth_of_heads(run, params, examples)
   metrics = make_evaluator(run)(params, examples).metrics
-  assert worth.whole == pytest.approx(metrics["loss"], rel=1e-5)
+  assert list(worths) == ["loss", run.config.train.best_metric]
+  for metric, worth in worths.items():
+    heads = worth.without["cross-attention"][0]
+    assert heads[1] == worth.whole == metrics[metric]
+  assert worths["loss"].without["cross-attention"][0, 0] != metrics["loss"]
 
 
 def test_a_pruned_head_adds_nothing():
@@ -62,10 +63,15 @@ def test_heads_are_told_of_a_run(tmp_path):
     "heads", f"--workdir={tmp_path}", "--split=longer"
   )
   assert code == 0, error
+  assert "longer: sequence_accuracy 0." in out
   assert "cross-attention" in out
   found = json.loads((tmp_path / "eval" / "longer_heads.json").read_text())
   finished = inference.restore(tmp_path)
   _, examples = inference.examples(finished.run, "longer")
-  worth = pruning.worth_of_heads(finished.run, finished.params, examples)
-  assert found["loss"] == pytest.approx(worth.whole, rel=1e-5)
-  assert (tmp_path / "figures" / "heads.png").stat().st_size > 5000
+  worths = pruning.worth_of_heads(finished.run, finished.params, examples)
+  for metric, worth in worths.items():
+    assert found[metric]["whole"] == pytest.approx(worth.whole, rel=1e-5)
+    for kind, values in worth.without.items():
+      given = found[metric]["without"][kind]
+      np.testing.assert_allclose(given, values, rtol=1e-5)
+  assert (tmp_path / "figures" / "heads_longer.png").stat().st_size > 5000
