@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from experiments import mesh as mesh_lib
 from experiments import sharding, steps
-from experiments.data import translation
+from experiments.data import preparation, translation
 from experiments.data.batch import BOS, Batch
 from experiments.data.dataset import Batches, Dataset
 from experiments.data.synthetic import Synthetic
@@ -86,7 +86,7 @@ def build(
   if isinstance(config.data, TaskConfig):
     data = Synthetic(config.data)
   else:
-    make = translation.prepare if train else translation.load
+    make = preparation.prepare if train else translation.load
     data = first_process_first(functools.partial(make, config.data, workdir))
   model = make_model(
     config.model,

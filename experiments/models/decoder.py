@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-import attention
-from attention.scores import Score, with_mapped_keys
+from attention.scores import Score
 from experiments.models import recurrent
 from experiments.models.affine import Affine
+from experiments.models.look_back import Memory, look_back
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,22 +68,6 @@ class DecoderWeights(NamedTuple):
   output: Affine
 
 
-class Memory(NamedTuple):
-  """What the decoder may look back at; the same at every step.
-
-  Attributes:
-    keys: [B, S, ...] encoder states, already mapped by the score.
-    values: [B, S, C] encoder states.
-    mask: [B, 1, S], False at padding.
-    summary: [B, C], the fixed context vector.
-  """
-
-  keys: jax.Array
-  values: jax.Array
-  mask: jax.Array
-  summary: jax.Array
-
-
 class Carry(NamedTuple):
   """What one step hands to the next.
 
@@ -94,80 +78,6 @@ class Carry(NamedTuple):
 
   states: tuple[recurrent.State, ...]
   attentional: jax.Array
-
-
-def look_back(
-  weights: DecoderWeights, memory: Memory, query: jax.Array
-) -> jax.Array:
-  """Returns the contexts of queries: score, softmax, weighted sum.
-
-  See "Neural Machine Translation by Jointly Learning to Align and Translate",
-  Bahdanau et al., 2014, equations 5 and 6 (https://arxiv.org/abs/1409.0473).
-
-  Args:
-    weights: the decoder's.
-    memory: the encoder's states.
-    query: [B, T, Q].
-
-  Returns:
-    [B, T, C]; without a score, the fixed context vector T times.
-
-  Example:
-    >>> from attention.scores import dot
-    >>> states = jnp.ones((1, 3, 2))
-    >>> memory = Memory(states, states, jnp.ones((1, 1, 3), bool), states[:, 0])
-    >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
-    >>> fed = jnp.ones((0, 6))
-    >>> weights = DecoderWeights((), fed, dot(), None, output)
-    >>> look_back(weights, memory, jnp.ones((1, 4, 2))).shape
-    (1, 4, 2)
-  """
-  if weights.score is None:
-    fixed = memory.summary[:, None, :]
-    return jnp.broadcast_to(fixed, (*query.shape[:2], fixed.shape[-1]))
-  return attention.attend(
-    query,
-    memory.keys,
-    memory.values,
-    score=with_mapped_keys(weights.score),
-    mask=memory.mask,
-  )
-
-
-def alignment(
-  weights: DecoderWeights, memory: Memory, query: jax.Array
-) -> jax.Array:
-  """Returns where queries look, the weights of `look_back`.
-
-  See "Neural Machine Translation by Jointly Learning to Align and Translate",
-  Bahdanau et al., 2014, equation 6 (https://arxiv.org/abs/1409.0473).
-
-  Args:
-    weights: the decoder's.
-    memory: the encoder's states.
-    query: [B, T, Q].
-
-  Returns:
-    [B, T, S] attention weights; without a score, zeros.
-
-  Example:
-    >>> from attention.scores import dot
-    >>> states = jnp.ones((1, 3, 2))
-    >>> memory = Memory(states, states, jnp.ones((1, 1, 3), bool), states[:, 0])
-    >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
-    >>> fed = jnp.ones((0, 6))
-    >>> weights = DecoderWeights((), fed, dot(), None, output)
-    >>> alignment(weights, memory, jnp.ones((1, 4, 2))).shape
-    (1, 4, 3)
-  """
-  if weights.score is None:
-    return jnp.zeros((*query.shape[:2], memory.values.shape[1]), jnp.float32)
-  return attention.attention_weights(
-    query,
-    memory.keys,
-    score=with_mapped_keys(weights.score),
-    mask=memory.mask,
-  )
 
 
 def read_out(
@@ -273,7 +183,7 @@ def step(
   Args:
     wiring: which parts are joined.
     weights: the decoder's.
-    memory: the encoder's states.
+    memory: what it looks back at.
     carry: what the last step left.
     gates: [B, G], the embedding of the last token, projected.
 
@@ -300,7 +210,7 @@ def step(
   fed = []
   if wiring.order == "bahdanau":
     query = query_of(wiring, carry.states)
-    context = look_back(weights, memory, query[:, None])[:, 0]
+    context = look_back(weights.score, memory, query[:, None])[:, 0]
     fed.append(context)
   if wiring.input_feeding:
     fed.append(carry.attentional)
@@ -310,7 +220,7 @@ def step(
   states = advance(wiring, weights, carry.states, gates)
   if wiring.order == "luong":
     query = query_of(wiring, states)
-    context = look_back(weights, memory, query[:, None])[:, 0]
+    context = look_back(weights.score, memory, query[:, None])[:, 0]
   attentional = read_out(weights, context, states[-1][0])
   return Carry(states, attentional), query
 

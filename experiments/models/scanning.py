@@ -74,23 +74,12 @@ def scan(
   leaves, tree = jax.tree.flatten(weights)
 
   def tapped(leaves, slacks, others, carry, x):
+    """A step, and what tells of its products."""
     taps = [_Tap(leaf, slack) for leaf, slack in zip(leaves, slacks)]
     result = step(jax.tree.unflatten(tree, taps), others, carry, x)
     if any(tap.read is None for tap in taps):
       raise ValueError("a step must use every weight, as x @ weight")
     return result, taps
-
-  def shapes_of_products(leaves, others, carry, xs):
-    shapes: list[Any] = []
-
-    def once(leaves, others, carry, xs):
-      first = jax.tree.map(lambda x: x[0], xs)
-      nothing = [None] * len(leaves)
-      _, taps = tapped(leaves, nothing, others, carry, first)
-      shapes.extend(tap.shape for tap in taps)
-
-    jax.eval_shape(once, leaves, others, carry, xs)
-    return shapes
 
   @jax.custom_vjp
   def run(leaves, others, carry, xs):
@@ -100,14 +89,6 @@ def scan(
     return jax.lax.scan(body, carry, xs, reverse=reverse)
 
   def forward(leaves, others, carry, xs):
-    length = len(jax.tree.leaves(xs)[0])
-    slacks = [
-      jnp.zeros((length, *shape), leaf.dtype)
-      for leaf, shape in zip(
-        leaves, shapes_of_products(leaves, others, carry, xs)
-      )
-    ]
-
     def loop(others, carry, xs, slacks):
       def body(carry, now):
         x, slacks = now
@@ -119,6 +100,7 @@ def scan(
       )
       return (carry, ys), read
 
+    slacks = _slacks(tapped, leaves, others, carry, xs)
     result, back, read = jax.vjp(loop, others, carry, xs, slacks, has_aux=True)
     return result, (back, read)
 
@@ -132,3 +114,20 @@ def scan(
 
   run.defvjp(forward, backward)
   return run(leaves, others, carry, xs)
+
+
+def _slacks(tapped: Callable, leaves, others, carry, xs) -> list[jax.Array]:
+  """Zeros for each step's products, whose gradients are the products'."""
+  shapes: list[Any] = []
+
+  def once(leaves, others, carry, xs):
+    first = jax.tree.map(lambda x: x[0], xs)
+    _, taps = tapped(leaves, [None] * len(leaves), others, carry, first)
+    shapes.extend(tap.shape for tap in taps)
+
+  jax.eval_shape(once, leaves, others, carry, xs)
+  length = len(jax.tree.leaves(xs)[0])
+  return [
+    jnp.zeros((length, *shape), leaf.dtype)
+    for leaf, shape in zip(leaves, shapes)
+  ]

@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 
 from attention.modules import Attention
 from experiments.data.batch import BOS
-from experiments.models import decoder, recurrent, unrolling
+from experiments.models import decoder, look_back, recurrent, unrolling
 from experiments.models.affine import Affine, AffineWeights
 from experiments.models.dropout import Dropout
 from experiments.models.encoder import Encoded, Encoder
@@ -172,7 +172,7 @@ class Seq2Seq(nn.Module):
 
   def start(
     self, source: jax.Array, max_length: int
-  ) -> tuple[decoder.Memory, decoder.Carry]:
+  ) -> tuple[look_back.Memory, decoder.Carry]:
     """Encodes a source for decoding.
 
     Args:
@@ -186,7 +186,7 @@ class Seq2Seq(nn.Module):
     return self._start(self._weights(), self.encoder(source))
 
   def step(
-    self, memory: decoder.Memory, carry: decoder.Carry, token: jax.Array
+    self, memory: look_back.Memory, carry: decoder.Carry, token: jax.Array
   ) -> tuple[decoder.Carry, jax.Array, jax.Array]:
     """Decodes one token.
 
@@ -202,14 +202,14 @@ class Seq2Seq(nn.Module):
     gates = decoder.project_embeddings(weights, self.embedding(token))
     carry, query = decoder.step(self.wiring, weights, memory, carry, gates)
     logits = weights.output(carry.attentional)
-    looked = decoder.alignment(weights, memory, query[:, None])
+    looked = look_back.alignment(weights.score, memory, query[:, None])
     return carry, logits, looked
 
   def _start(self, weights: decoder.DecoderWeights, encoded: Encoded):
     keys = encoded.states
     if weights.score is not None:
       keys = weights.score.map_key(keys)
-    memory = decoder.Memory(
+    memory = look_back.Memory(
       keys, encoded.states, encoded.mask[:, None, :], encoded.summary
     )
     parts = jnp.split(

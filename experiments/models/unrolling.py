@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from experiments.models import decoder, recurrent, scanning
+from experiments.models.look_back import Memory, look_back
 
 
 def unroll(
   wiring: decoder.Wiring,
   weights: decoder.DecoderWeights,
-  memory: decoder.Memory,
+  memory: Memory,
   carry: decoder.Carry,
   embeddings: jax.Array,
 ) -> jax.Array:
@@ -42,7 +43,7 @@ def unroll(
     >>> fed, output = jnp.ones((0, 6)), Affine(jnp.ones((4, 5)), jnp.ones(5))
     >>> weights = decoder.DecoderWeights((cell,), fed, None, None, output)
     >>> keys, mask = jnp.ones((1, 3, 2)), jnp.ones((1, 1, 3), bool)
-    >>> memory = decoder.Memory(keys, keys, mask, keys[:, 0])
+    >>> memory = Memory(keys, keys, mask, keys[:, 0])
     >>> carry = decoder.Carry(((jnp.ones((1, 2)),),), jnp.ones((1, 4)))
     >>> wiring = decoder.Wiring(readout="linear")
     >>> embeddings = jnp.ones((1, 7, 3))
@@ -75,9 +76,8 @@ def unroll(
     cell_step, _cell_matrices(weights), weights, carry.states, gates
   )
   outputs, queries = (jnp.swapaxes(each, 0, 1) for each in steps)
-  return decoder.read_out(
-    weights, decoder.look_back(weights, memory, queries), outputs
-  )
+  contexts = look_back(weights.score, memory, queries)
+  return decoder.read_out(weights, contexts, outputs)
 
 
 class _Matrices(NamedTuple):

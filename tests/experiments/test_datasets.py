@@ -8,7 +8,7 @@ import pytest
 
 from configs import base
 from experiments import runs, schema
-from experiments.data import pipeline, translation
+from experiments.data import pipeline, preparation
 from experiments.data.batch import EOS, PAD
 from experiments.data.dataset import Rows
 from experiments.data.synthetic import Synthetic
@@ -28,7 +28,7 @@ def datasets(corpus, tmp_path_factory):
   workdir = tmp_path_factory.mktemp("text")
   return {
     "task": Synthetic(task),
-    "text": translation.prepare(text, workdir),
+    "text": preparation.prepare(text, workdir),
   }
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from configs import base
 from experiments import schema
+from experiments.data import preparation, translation
 from experiments.data import tokenizer as tokenizer_lib
-from experiments.data import translation
 from experiments.data.batch import EOS, PAD
 from experiments.data.dataset import Rows
 from experiments.data.parallel_text import ParallelText
@@ -74,7 +74,7 @@ def assert_same_sets(ours, theirs):
 
 def test_the_directory_of_a_run_is_enough(corpus, tmp_path):
   config = text_config(corpus)
-  prepared = translation.prepare(config, tmp_path / "run")
+  prepared = preparation.prepare(config, tmp_path / "run")
   shutil.rmtree(corpus)
   shutil.move(tmp_path / "run", tmp_path / "moved")
   loaded = translation.load(config, tmp_path / "moved")
@@ -90,10 +90,10 @@ def test_the_directory_of_a_run_is_enough(corpus, tmp_path):
 
 def test_a_resumed_run_trains_no_tokeniser(corpus, tmp_path, monkeypatch):
   config, workdir = text_config(corpus), tmp_path / "run"
-  prepared = translation.prepare(config, workdir)
+  prepared = preparation.prepare(config, workdir)
   monkeypatch.delattr(tokenizer_lib, "train")
   (corpus / "val.en").unlink()  # nor does it read the evaluation sets again
-  again = translation.prepare(config, workdir)
+  again = preparation.prepare(config, workdir)
   assert_same_sets(prepared, again)
   for step in range(30):
     one, other = batches(prepared)[step], batches(again)[step]
@@ -103,25 +103,25 @@ def test_a_resumed_run_trains_no_tokeniser(corpus, tmp_path, monkeypatch):
 @pytest.mark.parametrize("language", ["en", "de"])
 def test_changed_training_text_is_refused(corpus, tmp_path, language):
   config, workdir = text_config(corpus), tmp_path / "run"
-  translation.prepare(config, workdir)
+  preparation.prepare(config, workdir)
   file = corpus / f"train.{language}"
   before = file.read_text()
   file.write_text(before.replace("Hund", "Wolf").replace("dog", "wolf"))
-  message = refused(translation.prepare, config, workdir)
+  message = refused(preparation.prepare, config, workdir)
   assert message.startswith("config.data.train: the text is not the one that")
   assert message.endswith("use another --workdir")
   # Spaces and the ends of lines are no part of the text.
   file.write_text(before.replace(" ", "  ").replace("\n", "\r\n"))
-  translation.prepare(config, workdir)
+  preparation.prepare(config, workdir)
 
 
 def test_what_was_cut_off_while_preparing_is_done_again(corpus, tmp_path):
   config, workdir = text_config(corpus), tmp_path / "run"
-  prepared = translation.prepare(config, workdir)
+  prepared = preparation.prepare(config, workdir)
   (workdir / "data" / "corpus.json").unlink()
   (workdir / "tokenizer" / "target.model").write_bytes(b"half")
   (workdir / "data" / "validation.en").write_text("half")
-  again = translation.prepare(config, workdir)
+  again = preparation.prepare(config, workdir)
   assert again.target.model == prepared.target.model
   assert_same_sets(again, prepared)
   record = json.loads((workdir / "data" / "corpus.json").read_text())
@@ -133,24 +133,24 @@ def test_a_tokeniser_that_is_missing_or_damaged_is_named(
   corpus, tmp_path, side
 ):
   config, workdir = text_config(corpus), tmp_path / "run"
-  translation.prepare(config, workdir)
+  preparation.prepare(config, workdir)
   path = workdir / "tokenizer" / f"{side}.model"
   path.write_bytes(path.read_bytes()[:-50])
   message = f"{path}: no SentencePiece model, or a damaged one"
   assert refused(translation.load, config, workdir) == message
   path.unlink()
   message = f"{path}: cannot be read (No such file or directory)"
-  for make in (translation.load, translation.prepare):
+  for make in (translation.load, preparation.prepare):
     assert refused(make, config, workdir) == message
 
 
 def test_a_joint_vocabulary_is_one(corpus, tmp_path):
-  joint = translation.prepare(text_config(corpus), tmp_path / "joint")
+  joint = preparation.prepare(text_config(corpus), tmp_path / "joint")
   assert joint.shared_vocabulary
   assert joint.source.model == joint.target.model
   assert joint.source.unknown("Hund dog Katze") == ""
   config = text_config(corpus, joint_vocabulary=False)
-  apart = translation.prepare(config, tmp_path / "apart")
+  apart = preparation.prepare(config, tmp_path / "apart")
   assert not apart.shared_vocabulary
   assert apart.source.unknown("Hund dog Katze") == "Hund Katze"
   assert apart.target.unknown("Hund dog Katze") == "dog"
@@ -159,13 +159,13 @@ def test_a_joint_vocabulary_is_one(corpus, tmp_path):
 
 
 def test_text_of_pairs_that_are_left_out_teaches_no_word(corpus, tmp_path):
-  data = translation.prepare(text_config(corpus), tmp_path)
+  data = preparation.prepare(text_config(corpus), tmp_path)
   assert data.source.unknown("cats nichts") == "cats nichts"
   assert data.corpus.blank == 8
 
 
 def test_long_sentences_are_cut_and_never_dropped(corpus, tmp_path):
-  data = translation.prepare(text_config(corpus), tmp_path)
+  data = preparation.prepare(text_config(corpus), tmp_path)
   found = data.evaluation_set("test")
   assert found.batch.source.shape == found.batch.target.shape == (2, 8)
   for row in (found.batch.source[0], found.batch.target[1]):
@@ -180,7 +180,7 @@ def test_long_sentences_are_cut_and_never_dropped(corpus, tmp_path):
 
 def test_where_all_pairs_are_blank_it_is_told(corpus, tmp_path):
   write(corpus, "train", ["a", "", ""], ["", "b", ""])
-  assert refused(translation.prepare, text_config(corpus), tmp_path) == (
+  assert refused(preparation.prepare, text_config(corpus), tmp_path) == (
     "config.data.train: of 3 pairs none has something on both sides"
   )
 
@@ -188,14 +188,14 @@ def test_where_all_pairs_are_blank_it_is_told(corpus, tmp_path):
 def test_messages_name_the_set_and_the_side(corpus, tmp_path):
   splits = {"validation": "val", "test": "tset"}
   config = text_config(corpus, splits=splits)
-  message = refused(translation.prepare, config, tmp_path)
+  message = refused(preparation.prepare, config, tmp_path)
   assert message.startswith("config.data.splits.test: no file ")
   config = text_config(
     corpus,
     joint_vocabulary=False,
     target_tokenizer=base.tokenizer("bpe", 9000),
   )
-  message = refused(translation.prepare, config, tmp_path)
+  message = refused(preparation.prepare, config, tmp_path)
   assert message.startswith(
     "config.data.target_tokenizer.vocabulary_size: 9000"
   )
@@ -203,7 +203,7 @@ def test_messages_name_the_set_and_the_side(corpus, tmp_path):
 
 def test_a_set_may_be_called_train(corpus, tmp_path):
   splits = {"validation": "val", "train": "test"}
-  data = translation.prepare(text_config(corpus, splits=splits), tmp_path)
+  data = preparation.prepare(text_config(corpus, splits=splits), tmp_path)
   assert data.evaluation_set("train").text.source[1] == "dogs"
   assert len(data.corpus.text.source) == 12
 
@@ -224,7 +224,7 @@ def test_numbers_are_prepared_as_text_is(tmp_path):
     max_length=80,
     num_shapes=3,
   )
-  data = translation.prepare(config, tmp_path)
+  data = preparation.prepare(config, tmp_path)
   loaded = translation.load(config, tmp_path)
   assert_same_sets(data, loaded)
   sets = {
