@@ -502,6 +502,18 @@ def test_pickles_and_code_in_a_directory_are_never_run(trained, tmp_path):
   assert not trap.exists()
 
 
+def endless(workdir):
+  """The arguments of a run that would not end by itself."""
+  config = processes.write_config(workdir.parent, processes.LONG)
+  return [
+    "train",
+    f"--config={config}",
+    f"--workdir={workdir}",
+    "--config.train.steps=100000",
+    "--config.train.eval_every=100000",
+  ]
+
+
 # A process whose data never come, from some step on.
 HANGS = """
 import time
@@ -543,16 +555,8 @@ threading.Thread(target=wait, daemon=True).start()
 def test_a_process_that_dies_or_hangs_stops_the_others(
   count, fault, message, tmp_path
 ):
-  config = processes.write_config(tmp_path, processes.LONG)
   workdir, killed = tmp_path / "run", tmp_path / "killed"
-  arguments = [
-    "train",
-    f"--config={config}",
-    f"--workdir={workdir}",
-    "--config.train.steps=100000",
-    "--config.train.eval_every=100000",
-    "--config.train.stall_seconds=20",
-  ]
+  arguments = [*endless(workdir), "--config.train.stall_seconds=20"]
   crew = processes.crew(
     count,
     *arguments,
@@ -602,16 +606,8 @@ def test_a_process_that_dies_or_hangs_stops_the_others(
 def test_without_the_process_that_coordinates_the_others_stop(
   fault, code, message, tmp_path
 ):
-  config = processes.write_config(tmp_path, processes.LONG)
   workdir = tmp_path / "run"
-  arguments = [
-    "train",
-    f"--config={config}",
-    f"--workdir={workdir}",
-    "--config.train.steps=100000",
-    "--config.train.eval_every=100000",
-  ]
-  first, second = processes.crew(2, *arguments)
+  first, second = processes.crew(2, *endless(workdir))
   try:
     wait_until((workdir / "checkpoints" / "24").exists, first)
     first.send_signal(fault)
