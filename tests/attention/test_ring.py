@@ -115,6 +115,11 @@ CASES = {
   "segments": lambda p: {
     "mask": masks.segments(jnp.asarray(IDS), jnp.asarray(IDS)) & masks.causal()
   },
+  "prefix": lambda p: {"mask": masks.causal() | masks.prefix(11)},
+  "prefixes": lambda p: {
+    "mask": masks.causal() | masks.prefix(jnp.array([3, 0]))
+  },
+  "later": lambda p: {"mask": ~masks.causal()},
   "lengths": lambda p: {"mask": masks.padding(jnp.array([9, 30]))},
   "array": lambda p: {
     "mask": jnp.asarray(draw(5, (LENGTH, LENGTH))[0] > 0.5),
