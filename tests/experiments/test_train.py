@@ -334,6 +334,9 @@ def test_several_processes_give_the_losses_of_one(
   assert f"{count} cpu device(s)" in error
   assert out.count("sequence accuracy") == 6  # printed by one alone
   assert_same_losses(workdir, tmp_path / "run")
+  state = tmp_path / "run" / "checkpoints" / "12" / "state"
+  written = {path.parts[-3] for path in state.glob("ocdbt.process_*/d/*")}
+  assert written == {f"ocdbt.process_{index}" for index in range(count)}
   finished = inference.restore(tmp_path / "run")
   search = inference.configured_search(finished.run)
   examples = finished.run.data.evaluation_set("test")
