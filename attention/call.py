@@ -17,6 +17,8 @@ from attention.pairwise import Pairwise
 from attention.scores import Score, as_score
 from attention.scores.footprint import numbers_per_pair
 
+Whole = tuple[jax.Array, jax.Array]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
@@ -34,6 +36,9 @@ class Call:
     bias: a bias or None.
     dropout: of the weights, or None; it leaves the lse alone.
     scores_shape: [..., T, S], of what the score returns.
+    whole: None; or the context and the lse over more keys than these. An
+      implementation returns them then, with these keys' part of their
+      derivatives: every derivative is a sum over keys.
   """
 
   query: jax.Array
@@ -44,6 +49,7 @@ class Call:
   bias: Bias | None
   dropout: Dropout | None
   scores_shape: tuple[int, ...]
+  whole: Whole | None = None
 
   @property
   def tokens(self) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -81,6 +87,7 @@ def prepared(
   mask: Any,
   bias: Any,
   dropout: Dropout | None = None,
+  whole: Whole | None = None,
 ) -> Call:
   """Checks the arguments of `attend` and lines their leading axes up.
 
@@ -92,6 +99,7 @@ def prepared(
     mask: anything `attention.masks.as_mask` takes, or None.
     bias: anything `attention.biases.as_bias` takes, or None.
     dropout: of the weights, or None.
+    whole: the context [..., T, E] and the lse [..., T] over more keys, or None.
 
   Returns:
     The call, ready for an implementation.
@@ -112,7 +120,7 @@ def prepared(
     mask = _fitting("mask", as_mask(mask), shape)
   if bias is not None:
     bias = _fitting("bias", as_bias(bias), shape)
-  return Call(query, key, value, score, mask, bias, dropout, scores)
+  return Call(query, key, value, score, mask, bias, dropout, scores, whole)
 
 
 def check_leading(**arrays: jax.Array) -> None:

@@ -8,7 +8,7 @@ import jax
 
 from attention import cudnn, reference
 from attention.blockwise import Blockwise
-from attention.call import Call, prepared
+from attention.call import Call, Whole, prepared
 from attention.dropout import Dropout
 from attention.meshes import on_any_mesh
 from attention.scores import Score
@@ -34,6 +34,7 @@ def solved(
   dropout: Dropout | None = None,
   implementation: Implementation = None,
   return_lse: bool = False,
+  whole: Whole | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
   """`attend` with dropout as an object and always a pair of results.
 
@@ -47,6 +48,7 @@ def solved(
     dropout: of the weights, or None.
     implementation: as in `attend`.
     return_lse: whether the lse is wanted.
+    whole: as in `Call`.
 
   Returns:
     The context in the query's dtype, and the lse, None if it is not wanted.
@@ -56,7 +58,14 @@ def solved(
     ValueError: if it is unknown, or as in `attend`.
   """
   call = prepared(
-    query, key, value, score=score, mask=mask, bias=bias, dropout=dropout
+    query,
+    key,
+    value,
+    score=score,
+    mask=mask,
+    bias=bias,
+    dropout=dropout,
+    whole=whole,
   )
   if implementation is None:
     implementation = fastest(call, return_lse)

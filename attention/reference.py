@@ -51,6 +51,8 @@ def masked_softmax(
 
 def context_and_lse(call: Call) -> tuple[jax.Array, jax.Array]:
   """The context [..., T, E] and the log-sum-exp [..., T] of a call."""
+  if call.whole is not None:
+    return _part_of(call, *call.whole)
   visible, bias = _visible_and_bias(call)
   weights, lse, poisoned = _distribution(call, visible, bias)
   value = call.value
@@ -58,20 +60,46 @@ def context_and_lse(call: Call) -> tuple[jax.Array, jax.Array]:
     lse = jnp.where(poisoned, jnp.nan, lse)
     value, bad_value = without_bad_tokens(value)
     poisoned = poisoned | jnp.any(visible & bad_value[..., None, :], axis=-1)
+  context = _weighted_sum(call, weights, value)
+  lse = jnp.broadcast_to(lse, context.shape[:-1])
+  if visible is not None:
+    context = jnp.where(poisoned[..., None], jnp.nan, context)
+  return context, lse
+
+
+def _weighted_sum(call, weights, value):
+  """The sum of values by weights, of which dropout takes some away."""
   if call.dropout is not None:
     shape = (*call.leading, *weights.shape[-2:])
     weights = weights * call.dropout.multiplier(shape, call.dtype)
   compute_dtype = jnp.result_type(call.query, value)
-  context = jnp.einsum(
+  return jnp.einsum(
     "...ts,...se->...te",
     weights.astype(compute_dtype),
     value.astype(compute_dtype),
     preferred_element_type=call.dtype,
   )
-  lse = jnp.broadcast_to(lse, context.shape[:-1])
-  if visible is not None:
-    context = jnp.where(poisoned[..., None], jnp.nan, context)
-  return context, lse
+
+
+def _part_of(call, context, lse):
+  """A whole's context and lse, with these keys' part of their derivatives.
+
+  With these keys' weights P = exp(scores - lse), the lse held, the parts are
+  d lse = d sum(P) and d context = d (P value) - d lse context.
+  """
+  hold = jax.lax.stop_gradient
+  visible, bias = _visible_and_bias(call)
+  scores, visible, bad = _scores(call, visible, bias)
+  value = call.value if bad is None else without_bad_tokens(call.value)[0]
+  # Where the lse is -inf nothing is visible.
+  visible = visible & ~jnp.isneginf(lse)[..., None]
+  logarithms = jnp.where(visible, scores - lse[..., None], 0.0)
+  # Huge scores may round otherwise than they did for the lse.
+  logarithms = logarithms - hold(jnp.maximum(logarithms, 0.0))
+  weights = jnp.where(visible, jnp.exp(logarithms), 0.0)
+  of_lse = jnp.sum(weights, axis=-1)
+  of_context = _weighted_sum(call, weights, value) - of_lse[..., None] * context
+  return context + of_context - hold(of_context), lse + of_lse - hold(of_lse)
 
 
 def weights(call: Call) -> jax.Array:
@@ -101,9 +129,20 @@ def _visible_and_bias(call):
 
 def _distribution(call, visible, bias):
   """Weights, lse, both finite, and bool [..., T]: which rows must be NaN."""
+  scores, visible, bad = _scores(call, visible, bias)
+  distribution, lse = masked_softmax(scores, visible)
+  if bad is None:
+    return distribution, lse, None
+  # Callers make poisoned rows NaN at the very end, so that the derivatives of
+  # the other rows never meet a NaN, not even multiplied by zero.
+  return distribution, lse, jnp.any(visible & bad, axis=-1)
+
+
+def _scores(call, visible, bias):
+  """Finite scores, who sees whom, and which pairs have a bad token."""
   if visible is None:
     scores = call.score(call.query, call.key).astype(call.dtype)
-    return (*masked_softmax(scores, jnp.ones_like(scores, bool)), None)
+    return scores, jnp.ones_like(scores, bool), None
   query, bad_query = without_bad_tokens(call.query)
   key, bad_key = without_bad_tokens(call.key)
   scores = call.score(query, key).astype(call.dtype)
@@ -112,8 +151,4 @@ def _distribution(call, visible, bias):
   visible = jnp.broadcast_to(
     visible, jnp.broadcast_shapes(visible.shape, scores.shape)
   )
-  distribution, lse = masked_softmax(scores, visible)
-  # Callers make poisoned rows NaN at the very end, so that the derivatives of
-  # the other rows never meet a NaN, not even multiplied by zero.
-  bad = bad_query[..., :, None] | bad_key[..., None, :]
-  return distribution, lse, jnp.any(visible & bad, axis=-1)
+  return scores, visible, bad_query[..., :, None] | bad_key[..., None, :]

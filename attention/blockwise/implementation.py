@@ -70,13 +70,15 @@ class Blockwise:
     value = with_length(value, tiling.key_length, "constant")
     value = value.astype(jnp.result_type(call.query, value))
     pairs = Pairs(tiling, length, key_length, call.mask, call.bias, call.dtype)
-    lse_leading = leading if masked else call.scores_shape[:-2]
+    alone = not masked and call.whole is None
+    lse_leading = call.scores_shape[:-2] if alone else leading
     problem, captured = make_problem(
       call.score, pairs, call.dropout, lse_leading, query, key
     )
-    context, lse = solve(problem, captured, query, key, value)
+    whole = call.whole and _padded(*call.whole, tiling.query_length)
+    context, lse = solve(problem, captured, query, key, value, whole)
     context, lse = context[..., :length, :], lse[..., :length]
-    if bad is not None:
+    if bad is not None and whole is None:
       context, lse = _poisoned(pairs, context, lse, *bad)
     return context, jnp.broadcast_to(lse, context.shape[:-1])
 
@@ -103,6 +105,16 @@ class Blockwise:
       functools.partial(fits, call.score, call.query, call.key),
     )
     return Tiling(call.leading, block, queries, keys, seen)
+
+
+def _padded(context, lse, length: int):
+  """A context and an lse of a whole, with rows that see nothing after them."""
+  missing = [(0, length - lse.shape[-1])]
+  leading = [(0, 0)] * (lse.ndim - 1)
+  return (
+    jnp.pad(context, [*leading, *missing, (0, 0)]),
+    jnp.pad(lse, [*leading, *missing], constant_values=-jnp.inf),
+  )
 
 
 def _poisoned(pairs: Pairs, context, lse, bad_query, bad_key, bad_value):

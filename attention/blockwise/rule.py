@@ -22,6 +22,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from attention.blockwise.softmax import Captured, Problem, context_and_lse
 from attention.blockwise.tiling import add, cut, scan
+from attention.call import Whole
 from attention.products import weighted_sum, weighted_sum_columns
 
 
@@ -31,19 +32,33 @@ def solve(
   query: jax.Array,
   key: jax.Array,
   value: jax.Array,
+  whole: Whole | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """`softmax.context_and_lse`, differentiable by the rule to any order."""
+  """`softmax.context_and_lse`, differentiable by the rule to any order.
+
+  Args:
+    problem: the functions of a tile.
+    captured: what they capture.
+    query: as there.
+    key: likewise.
+    value: likewise.
+    whole: the context and the lse over more keys than these, to be returned
+      with these keys' terms of the tangents, to first order; or None.
+
+  Returns:
+    The context and the lse.
+  """
 
   @jax.custom_jvp
-  def solution(captured, *tokens):
-    return context_and_lse(problem, captured, *tokens)
+  def solution(whole, captured, *tokens):
+    return whole or context_and_lse(problem, captured, *tokens)
 
   @functools.partial(solution.defjvp, symbolic_zeros=True)
   def rule(primals, tangents):
     outputs = solution(*primals)
-    return outputs, _tangents(problem, primals, outputs, tangents)
+    return outputs, _tangents(problem, primals[1:], outputs, tangents[1:])
 
-  return solution(captured, query, key, value)
+  return solution(whole, captured, query, key, value)
 
 
 class _Linear(NamedTuple):

@@ -8,31 +8,23 @@ on the way. What a device holds falls with the number of devices.
 Axes: n devices, c chunks of the sequence a device.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from attention.biases.types import as_bias
-from attention.captured import without_captured
 from attention.checks import check_tokens
 from attention.choice import Implementation, solved
 from attention.dropout import Dropout, OfPart, make_dropout
 from attention.masks.types import Band, as_mask
-from attention.pairwise import EMPTY, FULL
-from attention.ring.layout import Cut, Ring, get, may_have_gradient, seen
+from attention.pairwise import FULL
+from attention.ring.layout import Cut, Ring, seen
 from attention.ring.order import Order
+from attention.ring.parts import make_parts
 from attention.ring.placed import PlacedBias, PlacedMask
-from attention.ring.travel import Parts, make_travel
+from attention.ring.travel import make_travel
 from attention.scores import Score, as_score, scaled_dot_score
-
-_CAPTURED = (
-  "A score that is a plain function cannot capture arrays that all devices "
-  "have alike; make them arguments, ring_attention(..., score=jax.tree_util."
-  "Partial(function, array)), or attributes of an attention.scores.Score."
-)
 
 
 def ring_attention(
@@ -163,7 +155,7 @@ def ring_solved(
   table = seen(mask, ring)
   score, mask, bias = ring.varying((as_score(score), mask, bias))
 
-  def part(case, query, key, value, row, column):
+  def part(case, query, key, value, row, column, *whole):
     """The context and lse of a piece of queries over a piece of keys."""
     place = row * own.size, column * met.size
     visible = mask
@@ -181,51 +173,15 @@ def ring_solved(
       dropout=dropout if dropout is None else OfPart(dropout, *place, lengths),
       implementation=implementation,
       return_lse=True,
+      whole=whole or None,
     )
     assert lse is not None  # as it was asked for
     return context.astype(lse.dtype), lse
 
   pieces = own.pieces(query), met.pieces(key), met.pieces(value)
-  number = jax.lax.axis_index(axis_name)
-  example = (*(get(each, {-4: 0, -3: 0}) for each in pieces), number, number)
-  functions, captured = {}, {}
-  for case in {*map(int, np.unique(table)), FULL} - {EMPTY}:
-    functions[case], captured[case] = without_captured(
-      functools.partial(part, case), *example
-    )
-  parameters, constants, joined = _apart(captured, ring)
-
-  def meet(case, parameters, constants, *arguments):
-    return functions[case](joined(parameters, constants)[case], *arguments)
-
-  travel = make_travel(ring, Parts(table, meet))
+  parts, parameters, constants = make_parts(ring, table, part, pieces)
+  travel = make_travel(ring, parts)
   context, lse = travel(parameters, constants, *pieces)
   context = context.reshape(*context.shape[:-4], -1, context.shape[-1])
   lse = lse.reshape(*lse.shape[:-4], -1)
   return context.astype(query.dtype), lse
-
-
-def _apart(captured, ring: Ring):
-  """The arrays with a gradient, the others, and how to put them together.
-
-  Raises:
-    ValueError: if gradients would have to be summed over the devices while
-      these do different things.
-  """
-  leaves, tree = jax.tree.flatten(captured)
-  is_parameter = list(map(may_have_gradient, leaves))
-  for leaf, has in zip(leaves, is_parameter):
-    if has and jax.typeof(leaf) != jax.typeof(ring.varying(leaf)):
-      raise ValueError(_CAPTURED)
-
-  def joined(parameters, constants):
-    sources = {True: iter(parameters), False: iter(constants)}
-    return jax.tree.unflatten(
-      tree, [next(sources[has]) for has in is_parameter]
-    )
-
-  parameters, constants = (
-    [leaf for leaf, has in zip(leaves, is_parameter) if has is kind]
-    for kind in (True, False)
-  )
-  return parameters, constants, joined

@@ -4,45 +4,14 @@ Axes: n devices, c chunks of the sequence a device, m pieces of a chunk, t
 queries and s keys of a piece.
 """
 
-import dataclasses
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from attention import axes
 from attention.merging import merge
-from attention.pairwise import EMPTY, FULL
 from attention.ring.layout import Ring, get, put
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Parts:
-  """What a piece of queries finds in a piece of keys.
-
-  Attributes:
-    table: EMPTY, PARTIAL or FULL for all pairs of pieces of the sequence.
-    part: (case, parameters, constants, query, key, value, row, column) ->
-      context and lse of two pieces, which the table calls so.
-  """
-
-  table: np.ndarray
-  part: Callable
-
-  def add(self, make: Callable, total, numbers, *arguments):
-    """make(case)(total, *arguments, *numbers); of what is EMPTY, the total."""
-
-    def branch(case):
-      return (lambda total, *_: total) if case == EMPTY else make(case)
-
-    cases = [int(case) for case in np.unique(self.table)]
-    operands = (total, *arguments, *numbers)
-    if len(cases) == 1:
-      return branch(cases[0])(*operands)
-    branches = np.searchsorted(cases, self.table).astype(np.int32)
-    chosen = jnp.asarray(branches)[numbers]
-    return jax.lax.switch(chosen, [branch(case) for case in cases], *operands)
+from attention.ring.parts import Parts
 
 
 def make_travel(ring: Ring, parts: Parts) -> Callable:
@@ -61,12 +30,14 @@ def make_travel(ring: Ring, parts: Parts) -> Callable:
   """
 
   @jax.custom_vjp
-  def travel(*arguments):
+  def travel(parameters, *arguments):
+    del parameters  # which the constants hold once more
     return _attend(ring, parts, *arguments)
 
-  def forward(*arguments):
-    found = travel(*arguments)
-    return found, (arguments, found)
+  def forward(parameters, constants, *tokens):
+    found = travel(parameters, constants, *tokens)
+    kept = constants._replace(alone=None, nothing=None)
+    return found, ((parameters, kept, *tokens), found)
 
   def backward(kept, cotangents):
     arguments, found = kept
@@ -76,13 +47,13 @@ def make_travel(ring: Ring, parts: Parts) -> Callable:
   return travel
 
 
-def _attend(ring: Ring, parts: Parts, parameters, constants, *tokens):
+def _attend(ring: Ring, parts: Parts, constants, *tokens):
   """The contexts and lses of this device's queries."""
   query, *travellers = tokens
 
   def attending(case):
     def add(found, *arguments):
-      new = parts.part(case, parameters, constants, *arguments)
+      new = parts.alone(case, constants, *arguments)
       (contexts, lses), (context, lse) = found, new
       context, lse = merge([contexts, context], [lses[..., 0], lse])
       return [context, lse[..., None]]
@@ -94,45 +65,29 @@ def _attend(ring: Ring, parts: Parts, parameters, constants, *tokens):
     here = parts.add(attending, here, numbers, get(query, mine), *met)
     return [put(*each, mine) for each in zip(found, here)], gathered
 
-  start = _nothing_found(ring, parts, parameters, constants, tokens)
-  found, _ = _voyage(ring, visit, start, travellers, [])
+  found, _ = _voyage(ring, visit, constants.nothing, travellers, [])
   return tuple(found)
 
 
-def _nothing_found(ring: Ring, parts: Parts, parameters, constants, tokens):
-  """Contexts and lses before any keys, varying as what is found will."""
-  first = [get(each, {-4: 0, -3: 0}) for each in tokens]
-  context, lse = jax.eval_shape(
-    lambda *arguments: parts.part(FULL, parameters, constants, *arguments),
-    *first,
-    ring.own_number(0, 0),
-    ring.met_number(0, 0, 0),
-  )
-  zero = axes.varying_zero((parameters, constants, tokens), lse.dtype)
-  shape = (*lse.shape[:-1], ring.own.chunks, ring.own.each, ring.own.size)
-  return [
-    jnp.full((*shape, context.shape[-1]), zero),
-    jnp.full((*shape, 1), zero - jnp.inf),
-  ]
-
-
 def _differentiate(ring: Ring, parts: Parts, arguments, found, cotangents):
-  """The cotangents of `arguments`.
+  """The cotangents of `arguments`, sums over the parts.
 
-  With weights P, d context = sum(P d score value + P d value) - d lse context
-  and d lse = sum(P d score): sums over keys, hence over the parts. Of a row
-  that is NaN nothing comes back, as in `attend`.
+  Of a row that is NaN nothing comes back, as in `attend`.
   """
   parameters, constants, query, *travellers = arguments
   rows = _by_row(found, cotangents)
 
   def differentiating(case):
     def add(totals, rows, tokens, *numbers):
-      def met(parameters, *tokens):
-        return parts.part(case, parameters, constants, *tokens, *numbers)
+      context, lse, by_context, by_lse = rows
 
-      (context, lse), back = jax.vjp(met, parameters, *tokens)
-      new = back(_by_part(context, lse, *rows))
+      def met(parameters, *tokens):
+        return parts.of_whole(
+          case, parameters, constants, *tokens, *numbers, context, lse[..., 0]
+        )
+
+      _, back = jax.vjp(met, parameters, *tokens)
+      new = back((by_context, by_lse[..., 0]))
       return jax.tree.map(_plus, totals, list(new))
 
     return add
@@ -160,23 +115,15 @@ def _differentiate(ring: Ring, parts: Parts, arguments, found, cotangents):
 
 
 def _by_row(found, cotangents):
-  """Of each query: its lse, and the cotangents that all parts share in."""
+  """What is found, finite but for lses of -inf, and its cotangents."""
   (contexts, lses), (by_contexts, by_lses) = found, cotangents
-  lost = jnp.isnan(contexts).any(-1, keepdims=True)
-  by_contexts = jnp.where(lost, 0.0, by_contexts)
-  contexts = jnp.where(lost, 0.0, contexts)
-  along = jnp.sum(by_contexts * contexts, -1, keepdims=True)
-  return lses, by_contexts, jnp.where(jnp.isnan(lses), 0.0, by_lses - along)
-
-
-def _by_part(context, lse, lses, by_contexts, by_lses):
-  """The cotangents of a part's context and lse, from those of the whole."""
-  lses, by_lses = lses[..., 0], by_lses[..., 0]
-  nothing = jnp.isneginf(lse) | jnp.isnan(lses)
-  share = jnp.exp(jnp.where(nothing, -jnp.inf, lse - lses))
-  by_context = share[..., None] * by_contexts
-  context = jnp.where(jnp.isnan(context), 0.0, context)
-  return by_context, jnp.sum(by_context * context, -1) + share * by_lses
+  lost, unknown = jnp.isnan(contexts).any(-1, keepdims=True), jnp.isnan(lses)
+  return (
+    jnp.where(lost, 0.0, contexts),
+    jnp.where(unknown, -jnp.inf, lses),
+    jnp.where(lost, 0.0, by_contexts),
+    jnp.where(unknown, 0.0, by_lses),
+  )
 
 
 def _voyage(ring: Ring, visit: Callable, state, travellers, arrived):
