@@ -32,7 +32,8 @@ def dot_product_attention(
 
   Three things differ: a row that may attend to nothing is zero (there it is
   the average of what is masked), the residual is float32 and has gradients,
-  and biases and masks may be those of this library too.
+  and biases and masks may be those of this library too. What there is "xla" is
+  here the choice of `attend`.
 
   Args:
     query: [B, T, H, D] or [T, H, D].
@@ -46,7 +47,7 @@ def dot_product_attention(
     key_value_seq_lengths: int [B]; the rest of the keys is masked out.
     local_window_size: how far a query sees to the left and to the right, one
       number for both or a pair.
-    implementation: as in `attend`.
+    implementation: as in `attend`, or "xla", which is None.
     return_residual: whether to return the log-sum-exp too.
 
   Returns:
@@ -81,7 +82,7 @@ def dot_product_attention(
     score=scaled_dot(scale),
     mask=_all_of(restrictions),
     bias=bias,
-    implementation=implementation,
+    implementation=None if implementation == "xla" else implementation,
     return_lse=return_residual,
   )
   context = jnp.swapaxes(context, -2, -3)

@@ -66,6 +66,11 @@ class Call:
     """Of the softmax and its statistics, float32 at least."""
     return jnp.promote_types(jnp.result_type(*self.tokens), jnp.float32)
 
+  @property
+  def has_known_sizes(self) -> bool:
+    """Whether no size is a symbol of `jax.export`."""
+    return all(isinstance(size, int) for size in self.scores_shape)
+
   @functools.cached_property
   def numbers_per_pair(self) -> int:
     """How many numbers the score needs at once for a query and a key."""
@@ -113,7 +118,10 @@ def prepared(
   query, key, value = axes.aligned(query, key, value)
   scores = _scores_shape(score, query, key)
   rank = max(len(scores), value.ndim)
+  given = query.ndim
   query, key, value = (axes.with_rank(x, rank) for x in (query, key, value))
+  if rank > given:
+    _check_rank_of_scores(score, query, key)
   leading = jnp.broadcast_shapes(scores[:-2], value.shape[:-2])
   shape = (*leading, *scores[-2:])
   if mask is not None:
@@ -138,7 +146,14 @@ def check_leading(**arrays: jax.Array) -> None:
 
 def _scores_shape(score: Score, query, key) -> tuple[int, ...]:
   """The shape of the scores, found without computing them."""
-  shape = jax.eval_shape(score, query, key).shape
+  result = jax.eval_shape(score, query, key)
+  if not hasattr(result, "shape") or jnp.issubdtype(
+    result.dtype, jnp.complexfloating
+  ):
+    raise ValueError(
+      f"score must return an array of real numbers, got {result}"
+    )
+  shape = result.shape
   lengths = (query.shape[-2], key.shape[-2])
   if shape[-2:] != lengths or len(shape) < query.ndim:
     raise ValueError(
@@ -146,6 +161,20 @@ def _scores_shape(score: Score, query, key) -> tuple[int, ...]:
       f"query {query.shape} and key {key.shape}, it returned {shape}"
     )
   return shape
+
+
+def _check_rank_of_scores(score: Score, query, key) -> None:
+  """Raises ValueError if a score has axes in front of those of its arguments.
+
+  What it captures may have as many leading axes as they have, and not more.
+  """
+  shape = _scores_shape(score, query, key)
+  if len(shape) > query.ndim:
+    raise ValueError(
+      f"score may not add leading axes to those of its arguments: for query "
+      f"{query.shape} and key {key.shape} it returned {shape}; let its arrays "
+      "broadcast, [H, 1, 1] or einsum('hde,...htd->...hte')"
+    )
 
 
 def _fitting(name: str, pairs: Pairwise, shape: tuple[int, ...]):

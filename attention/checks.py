@@ -1,5 +1,7 @@
 """Checks of arguments: chex's, with messages that name the argument."""
 
+from typing import Any
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -7,13 +9,39 @@ import numpy as np
 
 
 def check_floating(**arrays) -> None:
-  """Raises AssertionError unless every array holds floating-point numbers."""
+  """Raises unless every array holds floating-point numbers.
+
+  AssertionError, and TypeError for lists.
+  """
   for name, array in arrays.items():
+    if isinstance(array, list | tuple):
+      raise TypeError(f"{name} must be an array, got a {type(array).__name__}")
     chex.assert_type(
       jnp.result_type(array) if jnp.isscalar(array) else array,
       float,
       custom_message=f"{name} must hold floating-point numbers",
     )
+
+
+def check_positive(**sizes: int | None) -> None:
+  """Raises ValueError unless every size is None or at least 1."""
+  for name, size in sizes.items():
+    if size is not None and size < 1:
+      raise ValueError(f"{name} must be at least 1, got {size}")
+
+
+def check_broadcasts(
+  array: Any, name: str, tokens: Any, tokens_name: str
+) -> None:
+  """Raises AssertionError unless the axes before the last two broadcast."""
+  leading, own = jnp.shape(tokens)[:-2], jnp.shape(array)[:-2]
+  try:
+    jnp.broadcast_shapes(leading, own)
+  except ValueError:
+    raise AssertionError(
+      f"{name} has leading axes {own}, which do not broadcast against "
+      f"{leading}, those of {tokens_name}"
+    ) from None
 
 
 def check_rank(array: jax.Array | np.ndarray, name: str, axes: str) -> None:

@@ -95,5 +95,7 @@ def fastest(call: Call, return_lse: bool) -> str:
   """The implementation to choose, by the rules of `docs/performance.md`."""
   if cudnn.obstacle(call, return_lse) is None:
     return "cudnn"
+  if not call.has_known_sizes:
+    return "reference"
   numbers = math.prod(call.scores_shape) * call.numbers_per_pair
   return "reference" if numbers <= _DENSE else "blockwise"

@@ -11,6 +11,8 @@ import numpy as np
 
 from attention import axes
 
+_HASH = "threefry2x32"
+
 
 class Dropout:
   """What weights are multiplied with, block by block."""
@@ -52,9 +54,9 @@ class Inverted(Dropout):
 
   See "Dropout: A Simple Way to Prevent Neural Networks from Overfitting",
   Srivastava et al., 2014, section 10. Every weight has a random number of its
-  own, hashed from where it stands: the one it has in
-  `jax.random.bernoulli(rng, 1 - rate, shape)`. So they do not depend on how the
-  weights are cut into blocks, or shared by devices.
+  own, hashed from where it stands: with JAX's default generator the one it has
+  in `jax.random.bernoulli(rng, 1 - rate, shape)`. So they do not depend on how
+  the weights are cut into blocks, or shared by devices.
   """
 
   rate: float = dataclasses.field(metadata={"static": True})
@@ -82,9 +84,14 @@ class Inverted(Dropout):
 
   @property
   def _typed_rng(self) -> jax.Array:
-    if jnp.issubdtype(self.rng.dtype, jax.dtypes.prng_key):
-      return self.rng
-    return jax.random.wrap_key_data(self.rng)
+    rng = self.rng
+    if not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
+      rng = jax.random.wrap_key_data(rng)
+    if str(jax.random.key_impl(rng)) == _HASH:
+      return rng
+    # Other generators' keys are no hashes of what they were folded with.
+    data = jax.random.bits(rng, (2,), jnp.uint32)
+    return jax.random.wrap_key_data(data, impl=_HASH)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -161,9 +168,15 @@ def make_dropout(
     A `Dropout` or None.
 
   Raises:
-    TypeError: if `rng` is no random key.
+    TypeError: if `rate` is no number, or `rng` is no random key.
     ValueError: if `rate` is not a probability, or `rng` is missing.
   """
+  try:
+    rate = float(rate)
+  except TypeError:
+    raise TypeError(
+      f"dropout_rate must be a number that is known when tracing, got {rate!r}"
+    ) from None
   if not 0.0 <= rate <= 1.0:
     raise ValueError(f"dropout_rate must be from 0 to 1, got {rate}")
   if rate == 0.0:
@@ -176,4 +189,7 @@ def make_dropout(
     raise TypeError(
       f"rng must be a random key, for instance jax.random.key(0), got {rng!r}"
     )
+  typed = jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
+  if rng.ndim != (0 if typed else 1):
+    raise TypeError(f"rng must be one random key, got shape {rng.shape}")
   return Inverted(rate, rng, shared)

@@ -90,7 +90,10 @@ def project_heads(
   heads = jnp.einsum("...td,dhe->...hte", x, weight)
   if bias is None:
     return heads
-  check_rank(bias, name.replace("weight", "bias"), "heads, head_size")
+  bias_name, shape = name.replace("weight", "bias"), jnp.shape(weight)
+  check_rank(bias, bias_name, "heads, head_size")
+  check_axis(bias, bias_name, -2, shape[-2], f"{name}'s number of heads")
+  check_axis(bias, bias_name, -1, shape[-1], f"{name}'s head size")
   return jnp.add(*axes.aligned(heads, bias[:, None, :]))
 
 
@@ -119,4 +122,9 @@ def combine_heads(
   check_axis(weight, "output_weight", -3, x.shape[-3], "the number of heads")
   check_axis(weight, "output_weight", -2, x.shape[-1], "value's head size")
   combined = jnp.einsum("...hte,heo->...to", x, weight)
-  return combined if bias is None else jnp.add(*axes.aligned(combined, bias))
+  if bias is None:
+    return combined
+  size = jnp.shape(weight)[-1]
+  check_rank(bias, "output_bias", "features")
+  check_axis(bias, "output_bias", -1, size, "output_weight's features")
+  return jnp.add(*axes.aligned(combined, bias))

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from attention.checks import check_axis, check_tokens
+from attention.checks import check_axis, check_rank, check_tokens
 from attention.choice import Implementation, solved
 from attention.dropout import make_dropout
 from attention.grouping import Grouping
@@ -87,8 +87,10 @@ def multi_head_attention(
   check_tokens(query=query, key=key, value=value)
   query = project_heads(query, query_weight, query_bias, name="query_weight")
   key = project_heads(key, key_weight, key_bias, name="key_weight")
+  heads = key.shape[-3]
+  check_rank(value_weight, "value_weight", "features, heads, head_size")
+  check_axis(value_weight, "value_weight", -2, heads, "key_weight's heads")
   value = project_heads(value, value_weight, value_bias, name="value_weight")
-  check_axis(value, "value_weight", -3, key.shape[-3], "key_weight's heads")
   context, _ = attend_heads(
     query,
     key,

@@ -15,16 +15,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import axes
+from attention.equality import EqualByValue
 
 # What a mask says of a tile: nobody sees anybody, some do, all do.
 EMPTY, PARTIAL, FULL = 0, 1, 2
 
 
-class Pairwise:
+class Pairwise(EqualByValue):
   """A value for every (query position, key position): a mask or a bias."""
 
   # NumPy then leaves `array & mask` to the mask.
   __array_ufunc__ = None
+
+  def __bool__(self):
+    raise TypeError(
+      f"a {type(self).__name__} is neither true nor false: masks combine with"
+      " &, | and ~, not with and, or and not; compare with None by `is`"
+    )
 
   @property
   def leading_rank(self) -> int:
@@ -64,9 +71,10 @@ class Pairwise:
     return jnp.broadcast_to(block, shape)
 
 
-def positions(length: int) -> np.ndarray:
-  """The positions 0 ... length - 1, known when tracing."""
-  return np.arange(length, dtype=np.int32)
+def positions(length: int) -> np.ndarray | jax.Array:
+  """The positions 0 ... length - 1, known when tracing if the length is."""
+  known = isinstance(length, int)
+  return (np if known else jnp).arange(length, dtype=np.int32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -55,6 +55,12 @@ class Blockwise:
   def __call__(self, call: Call) -> tuple[jax.Array, jax.Array]:
     """The context [..., T, E] and the log-sum-exp [..., T] of a call."""
     leading, (length, key_length) = call.leading, call.scores_shape[-2:]
+    if not call.has_known_sizes:
+      raise NotImplementedError(
+        "implementation='blockwise' cuts known sizes into tiles, got scores of "
+        f"shape {call.scores_shape}; implementation='reference' is exported "
+        "for any size"
+      )
     if 0 in (*leading, length, key_length):
       return (
         jnp.zeros((*leading, length, call.value.shape[-1]), call.dtype),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 from jax.typing import DTypeLike
 
-from attention.checks import check_tokens
+from attention.checks import check_positive, check_tokens
 from attention.choice import Implementation
 from attention.grouping import Grouping
 from attention.heads import combine_heads, project_heads
@@ -75,8 +75,11 @@ class HeadProjections(nn.Module):
 
   def setup(self):
     """Declares the parameters; the inputs give them their shapes."""
+    names = ("num_heads", "head_size", "num_key_value_heads", "features")
+    check_positive(**{name: getattr(self, name) for name in names})
+    memory_heads = self.num_key_value_heads
     self.grouping = Grouping(
-      self.num_heads, self.num_key_value_heads or self.num_heads
+      self.num_heads, self.num_heads if memory_heads is None else memory_heads
     )
     weights = (
       self.use_bias,
@@ -100,7 +103,7 @@ class HeadProjections(nn.Module):
     check_tokens(query=query)
     if self.head_size is not None:
       return self.head_size
-    features = self.features or query.shape[-1]
+    features = query.shape[-1] if self.features is None else self.features
     if features % self.num_heads:
       raise ValueError(
         f"{features} features do not divide into num_heads={self.num_heads} "

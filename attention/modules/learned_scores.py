@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from attention import scores
+from attention.checks import check_positive
 from attention.scores import Score, as_score
 
 SCORE_NAMES = (
@@ -72,7 +73,8 @@ class LearnedScore(nn.Module):
         f"score must be a callable or one of {', '.join(SCORE_NAMES)}; "
         f"got {self.score!r}"
       )
-    hidden_size = self.hidden_size or key_size
+    check_positive(hidden_size=self.hidden_size)
+    hidden_size = key_size if self.hidden_size is None else self.hidden_size
     heads, memory_heads = self.num_heads, self.num_key_value_heads
     match self.score:
       case "dot":

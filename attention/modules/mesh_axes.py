@@ -123,9 +123,12 @@ class MeshAxes:
         index, count = jax.lax.axis_index(self.heads), self.num_head_groups
         heads = query.shape[axis]
         mine = index * (heads // count), heads // count, heads, axis
-        mask = mask and mask.of_heads(*mine)
-        bias = bias and bias.of_heads(*mine)
-        dropout = dropout and OfHeads(dropout, index, count, head_axes)
+        if mask is not None:
+          mask = mask.of_heads(*mine)
+        if bias is not None:
+          bias = bias.of_heads(*mine)
+        if dropout is not None:
+          dropout = OfHeads(dropout, index, count, head_axes)
       return compute(*others, mask, bias, dropout)
 
     whole = PartitionSpec()

@@ -147,7 +147,8 @@ class MultiHeadAttention(HeadProjections):
       head_axes=1 if self.grouping.trivial else 2,
       score_has_heads=isinstance(self.score, str),
     )
-    return self.combined(context, self.features or query.shape[-1])
+    features = query.shape[-1] if self.features is None else self.features
+    return self.combined(context, features)
 
   def weights(
     self,

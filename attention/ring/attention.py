@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from attention.biases.types import as_bias
-from attention.checks import check_tokens
+from attention.checks import check_axis, check_tokens
 from attention.choice import Implementation, solved
 from attention.dropout import Dropout, OfPart, make_dropout
 from attention.masks.types import Band, as_mask
@@ -141,6 +141,7 @@ def ring_solved(
     ValueError: as in `ring_attention`.
   """
   check_tokens(query=query, key=key, value=value)
+  check_axis(value, "value", -2, key.shape[-2], "key's length")
   own, met = (
     Cut.of(name, tokens.shape[-2], order)
     for name, tokens in (("query", query), ("key", key))

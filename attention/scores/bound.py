@@ -15,7 +15,12 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.checks import check_axis, check_floating, check_rank
+from attention.checks import (
+  check_axis,
+  check_broadcasts,
+  check_floating,
+  check_rank,
+)
 from attention.hidden_layer import exponentials, hidden_sums
 from attention.products import inner_products
 from attention.scores.protocol import MATRIX, SCALAR, VECTOR, Score
@@ -50,6 +55,7 @@ def _check_weight(weight, name, tokens, tokens_name):
   check_rank(weight, name, "features, size")
   size = jnp.shape(tokens)[-1]
   check_axis(weight, name, -2, size, f"{tokens_name}'s number of features")
+  check_broadcasts(weight, name, tokens, tokens_name)
 
 
 class DotProduct(Score):

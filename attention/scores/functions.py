@@ -112,6 +112,9 @@ def additive_score(
   See "Neural Machine Translation by Jointly Learning to Align and Translate",
   Bahdanau et al., 2014, appendix A.1.2 (https://arxiv.org/abs/1409.0473).
 
+  Projections W_q q + b and W_k k beyond +-80 count as +-80 (+-350 in float64),
+  so where the two are far beyond on opposite sides their sum is not seen.
+
   Args:
     query: [..., T, Dq] decoder states.
     key: [..., S, Dk] encoder states; leading axes broadcast against query's.
@@ -143,7 +146,8 @@ def concat_score(
 
   The additive score without a bias, its two weights stacked. See "Effective
   Approaches to Attention-based Neural Machine Translation", Luong et al.,
-  2015, section 3.1 (https://arxiv.org/abs/1508.04025).
+  2015, section 3.1 (https://arxiv.org/abs/1508.04025). Projections are limited
+  as in `additive_score`.
 
   Args:
     query: [..., T, Dq].
@@ -204,7 +208,7 @@ def as_score(score: Score | Callable) -> Score:
     A bound score; a callable gets identity maps.
 
   Raises:
-    ValueError: if `score` is not callable.
+    ValueError: if `score` is not callable, or a class.
 
   Example:
     >>> as_score(scaled_dot_score)
@@ -212,6 +216,11 @@ def as_score(score: Score | Callable) -> Score:
   """
   if isinstance(score, Score):
     return score
+  if isinstance(score, type):
+    raise ValueError(
+      f"score is the class {score.__name__}; call it to make a score, for "
+      "instance attention.scores.dot()"
+    )
   if not callable(score):
     raise ValueError(
       f"score must be a callable (query, key) -> scores, got {score!r}; "

@@ -20,9 +20,10 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
+from attention.equality import EqualByValue
 
 
-class Score:
+class Score(EqualByValue):
   """A score: inherit, override `pair` and, where useful, the maps.
 
   Example:
@@ -107,6 +108,13 @@ def _group(array, core: int, num_key_value_heads: int, num_groups: int):
   )
 
 
+_IMPURE = (
+  "A score is called several times, within traces of its own, and must be a "
+  "pure function: a module's parameters have to exist before `attend` is "
+  "called, for instance by calling the module once, or in `setup`."
+)
+
+
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
 class FunctionScore(Score):
@@ -115,7 +123,11 @@ class FunctionScore(Score):
   function: Callable[[jax.Array, jax.Array], jax.Array]
 
   def pair(self, query, key):
-    return self.function(query, key)
+    try:
+      return self.function(query, key)
+    except jax.errors.UnexpectedTracerError as error:
+      error.add_note(_IMPURE)
+      raise
 
   def tree_flatten(self):
     # A callable that is a pytree (`jax.tree_util.Partial`) keeps its leaves.

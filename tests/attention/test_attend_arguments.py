@@ -1,10 +1,14 @@
 """Arguments of `attend`: errors that name them, dropout, tracing."""
 
+import functools
+
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
 from attention import attend, attention_weights, biases, masks, scores
 from tests.attention.oracle import CASES, IMPLEMENTATIONS, draw
@@ -40,6 +44,10 @@ def test_tokens_must_be_arrays(value):
     attend(tokens(3, 4), tokens(5, 4), value)
 
 
+def adding_an_axis(query, key):
+  return jnp.einsum("...td,hde,...se->...hts", query, jnp.ones((6, 4, 4)), key)
+
+
 @pytest.mark.parametrize(
   ("error", "message", "arguments"),
   [
@@ -59,6 +67,24 @@ def test_tokens_must_be_arrays(value):
     (ValueError, "dropout_rate", {"dropout_rate": 1.5}),
     (ValueError, "rng", {"dropout_rate": 0.5}),
     (TypeError, "rng must be", {"dropout_rate": 0.5, "rng": 0}),
+    (
+      TypeError,
+      r"one random key, got shape \(2,\)",
+      {"dropout_rate": 0.5, "rng": jax.random.split(jax.random.key(0))},
+    ),
+    (ValueError, "the class Dot; call it", {"score": scores.dot}),
+    (ValueError, "real numbers", {"score": lambda query, key: None}),
+    (
+      ValueError,
+      "real numbers",
+      {"score": lambda query, key: 1j * (query @ key.mT)},
+    ),
+    (
+      ValueError,
+      r"not add leading axes .* returned \(1, 6, 3, 5\)",
+      {"score": lambda query, key: adding_an_axis(query, key)},
+    ),
+    (TypeError, "weight must be an array", {"score": scores.general([[1.0]])}),
   ],
 )
 def test_impossible_choices_are_refused(error, message, arguments):
@@ -165,6 +191,88 @@ def test_dropped_weights_follow_the_random_key(implementation):
   assert (weights(0) != weights(1)).any()
 
 
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_keys_of_every_generator_drop_other_weights(kind):
+  even = jnp.zeros((64, 4))
+
+  def kept(rng):
+    dropped = attend(even, even, jnp.eye(64), dropout_rate=0.5, rng=rng)
+    return np.asarray(dropped > 0)
+
+  base = jax.random.key(0, impl=kind)
+  masks = [kept(jax.random.fold_in(base, step)) for step in range(4)]
+  masks += [kept(jax.random.key(seed, impl=kind)) for seed in range(1, 4)]
+  for one, first in enumerate(masks):
+    assert 0.4 < first.mean() < 0.6
+    for second in masks[:one]:
+      assert 0.4 < (first == second).mean() < 0.6
+
+
+def test_a_rate_may_be_any_number_that_is_known():
+  query, rng = tokens(3, 4), jax.random.key(0)
+  want = attend(query, query, query, dropout_rate=0.5, rng=rng)
+  for rate in (np.float32(0.5), jnp.asarray(0.5)):
+    got = attend(query, query, query, dropout_rate=rate, rng=rng)
+    np.testing.assert_array_equal(got, want)
+  with pytest.raises(TypeError, match="dropout_rate must be a number that is"):
+    jax.jit(
+      lambda rate: attend(query, query, query, dropout_rate=rate, rng=rng)
+    )(0.5)
+
+
+def test_a_module_within_a_score_is_told_to_be_made_before():
+  class Careless(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      dense = nn.Dense(4)
+      return attend(x, x, x, score=lambda q, k: dense(q) @ dense(k).mT)
+
+  with pytest.raises(jax.errors.UnexpectedTracerError) as caught:
+    Careless().init(jax.random.key(0), tokens(3, 4))
+  assert "must be a pure function" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("sizes", ["b, 3, 4", "2, t, 4"])
+@pytest.mark.parametrize("mask", [None, masks.causal()])
+def test_it_is_exported_for_any_size(mask, sizes):
+  def run(query, implementation=None):
+    return attend(query, query, query, mask=mask, implementation=implementation)
+
+  symbolic = jax.ShapeDtypeStruct(export.symbolic_shape(sizes), jnp.float32)
+  exported = export.export(jax.jit(run))(symbolic)
+  (query,) = draw(0, (2, 3, 4))
+  query = query.astype(np.float32)
+  np.testing.assert_allclose(exported.call(query), run(query), rtol=1e-6)
+  with pytest.raises(NotImplementedError, match="implementation='reference'"):
+    export.export(jax.jit(functools.partial(run, implementation="blockwise")))(
+      symbolic
+    )
+
+
+def test_choices_that_are_known_are_equal_and_compile_once():
+  choices = [
+    lambda: {"mask": masks.causal() & ~masks.padding(3)},
+    lambda: {"bias": biases.alibi(2)},
+    lambda: {"score": scores.cosine(3.0)},
+  ]
+  traces = []
+
+  @functools.partial(jax.jit, static_argnames=("mask", "bias", "score"))
+  def run(query, **choice):
+    traces.append(1)
+    return attend(query, query, query, **choice)
+
+  for choice in choices:
+    for _ in range(2):
+      run(tokens(2, 3, 4), **choice())
+  assert len(traces) == len(choices)
+  assert masks.causal() != masks.causal(1)
+  assert masks.causal() != biases.alibi(2)
+  own = masks.padding(jnp.array([1]))
+  assert own != masks.padding(jnp.array([1]))
+  assert len({own, masks.causal(), masks.causal()}) == 2
+
+
 def test_weights_do_not_depend_on_a_value():
   query, key = draw(3, (2, 3, 4), (2, 5, 4))
   np.testing.assert_allclose(
@@ -173,6 +281,13 @@ def test_weights_do_not_depend_on_a_value():
     rtol=1e-5,
     atol=1e-6,
   )
+
+
+def test_parameters_of_other_heads_are_refused():
+  score, heads = scores.general(jnp.ones((4, 4, 4))), tokens(3, 5, 4)
+  message = r"weight has leading axes \(4,\), .* against \(3,\), .* query"
+  with pytest.raises(AssertionError, match=message):
+    attend(heads, heads, heads, score=score)
 
 
 def test_scores_without_the_leading_axes_are_refused():

@@ -162,6 +162,19 @@ def test_wrong_types_are_refused():
     masks.segments(jnp.arange(4), jnp.arange(7)).materialize(5, 7)
 
 
+@pytest.mark.parametrize(
+  "joined",
+  [
+    lambda: masks.causal() and masks.padding(3),
+    lambda: masks.causal() or masks.padding(3),
+    lambda: not masks.causal(),
+  ],
+)
+def test_masks_are_not_joined_by_words(joined):
+  with pytest.raises(TypeError, match=r"combine with &, \| and ~"):
+    joined()
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint32"])
 def test_integers_of_any_kind_mean_the_same(dtype):
   left = jnp.asarray(3, dtype)

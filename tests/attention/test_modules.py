@@ -311,6 +311,21 @@ def test_head_sizes_that_do_not_divide_are_refused():
     )
 
 
+@pytest.mark.parametrize(
+  ("name", "module"),
+  [
+    ("num_heads", MultiHeadAttention(0)),
+    ("head_size", MultiHeadAttention(2, head_size=0)),
+    ("num_key_value_heads", MultiHeadAttention(2, num_key_value_heads=0)),
+    ("features", MultiHeadAttention(2, features=0)),
+    ("hidden_size", Attention("additive", hidden_size=0)),
+  ],
+)
+def test_sizes_are_at_least_one(name, module):
+  with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+    module.init(jax.random.key(0), jnp.ones((5, 8)), jnp.ones((5, 8)))
+
+
 def test_weights_need_no_values():
   query, key, value = (
     jnp.asarray(array, jnp.float32)

@@ -189,6 +189,25 @@ def test_errors_name_the_weight(argument, shape):
     )
 
 
+@pytest.mark.parametrize(
+  ("argument", "shape"),
+  [
+    ("query_bias", (4, 2)),
+    ("query_bias", (3, 3)),
+    ("key_bias", (3,)),
+    ("value_bias", (1, 2)),
+    ("output_bias", (7,)),
+    ("output_bias", (5, 1)),
+  ],
+)
+def test_errors_name_the_bias(argument, shape):
+  query, key, weights = inputs()
+  with pytest.raises(AssertionError, match=argument):
+    multi_head_attention(
+      query, key, key, **weights, **{argument: jnp.ones(shape)}
+    )
+
+
 def test_heads_must_divide():
   query, key, weights = inputs(4, 3)
   with pytest.raises(ValueError, match="multiple"):

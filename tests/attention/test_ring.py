@@ -437,6 +437,12 @@ def test_an_unknown_implementation_is_refused():
     run(*given())
 
 
+def test_a_value_of_another_length_than_the_key_is_named():
+  (query, key, value), parameters = given()
+  with pytest.raises(AssertionError, match=r"value has shape .* key's length"):
+    around(CASES["causal"])((query, key, value[:, :, :16]), parameters)
+
+
 def test_an_unknown_order_is_refused():
   with pytest.raises(ValueError, match="must be 'zigzag' or 'contiguous'"):
     arrange(jnp.ones(8), 2, axis=0, order="spiral")
