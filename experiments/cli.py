@@ -218,7 +218,16 @@ def run(
       runtime.leave(1)
     sys.exit(code or 0)
 
+  _show_all_in_help()
   app.run(guarded, flags_parser=parse)
+
+
+def _show_all_in_help() -> None:
+  """Has --help, which shows the binary's own flags, show those of this file."""
+  names = {"config", "checkpoint", "beam_size", "length_penalty"}
+  for name in names & set(flags.FLAGS):
+    flag = flags.FLAGS[name]
+    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
 
 
 class _Plain(logging.PythonFormatter):

@@ -1,4 +1,4 @@
-"""Compares scores, or any fields of a config, with seeds and intervals.
+r"""Compares scores, or any fields of a config, with seeds and intervals.
 
     python -m experiments.compare --config=configs/reverse.py \
         --scores=none,dot,general,additive --seeds=5 --workdir=runs/scores
@@ -6,8 +6,9 @@
         --sweep=model.input_feeding=true,false --workdir=runs/feeding
 
 Trains a run for every combination and seed, in a process and a directory of
-its own, and leaves report.md, results.csv and figures/. Given again, the same
-command goes on where it stands; more seeds or values add to what is there.
+its own, and leaves report.md, results.csv, curves.csv, by_length.csv and
+figures/. Given again, the same command goes on where it stands; more seeds or
+values add to what is there, and fewer leave theirs out of the report.
 """
 
 import shlex
@@ -48,7 +49,7 @@ _JOBS = flags.DEFINE_integer(
 
 def main() -> int | None:
   """Trains what is missing and writes the report, as the flags say."""
-  from experiments.comparison import cells, report, running
+  from experiments.comparison import cells, report, results, running
   from experiments.errors import UserError
 
   config, folder = _CONFIG.value, Path(_WORKDIR.value)
@@ -73,14 +74,24 @@ def main() -> int | None:
     folder=folder,
     flags=cli.config_arguments(),
   )
-  outcomes = running.run(grid, _JOBS.value)
-  folder.mkdir(parents=True, exist_ok=True)
-  command = shlex.join(["python", "-m", "experiments.compare", *sys.argv[1:]])
+  found, failed = results.read_all(running.run(grid, _JOBS.value))
+  if not found:
+    told = [
+      f"{one.cell.group}, seed {one.cell.seed}: {one.error}" for one in failed
+    ]
+    raise UserError(
+      "\n  ".join(["every cell failed, so no report is written:", *told])
+    )
   path = report.write(
-    outcomes, folder, command=command, metric=config.train.best_metric
+    found,
+    failed,
+    folder,
+    command=shlex.join(["python", "-m", "experiments.compare", *sys.argv[1:]]),
+    metric=config.train.best_metric,
+    left_out=cells.left_out(grid, folder),
   )
   print(path.read_text(encoding="utf-8"), f"report: {path}", sep="\n")
-  return 1 if any(outcome.error for outcome in outcomes) else None
+  return 1 if failed else None
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Evaluates a run on one of its sets, or on files, from its directory alone.
+r"""Evaluates a run on one of its sets, or on files, from its directory alone.
 
     python -m experiments.evaluate --workdir=runs/reverse --split=test
     python -m experiments.evaluate --workdir=runs/multi30k --beam_size=5 \

@@ -1,4 +1,4 @@
-"""Says on paper which layouts of a config keep how many accelerators busy.
+r"""Says on paper which layouts of a config keep how many accelerators busy.
 
     python -m experiments.plan --config=configs/multi30k.py
     python -m experiments.plan --config=configs/multi30k.py \

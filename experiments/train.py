@@ -1,4 +1,4 @@
-"""Trains an experiment and evaluates it.
+r"""Trains an experiment and evaluates it.
 
     python -m experiments.train --config=configs/reverse.py
     python -m experiments.train --config=configs/reverse.py:dot \

@@ -1,4 +1,4 @@
-"""Translates standard input, line by line, with a run's directory alone.
+r"""Translates standard input, line by line, with a run's directory alone.
 
     echo "Two dogs run through the snow." | \
       python -m experiments.translate --workdir=runs/multi30k

@@ -5,14 +5,25 @@ import itertools
 import json
 import re
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from experiments import schema, workdir
 from experiments.errors import UserError
+
+# What reading a file raises that is missing or damaged.
+UNREADABLE = (
+  OSError,
+  ValueError,
+  LookupError,
+  EOFError,
+  zipfile.BadZipFile,
+)
 
 
 class Cell(NamedTuple):
@@ -56,14 +67,22 @@ class Cell(NamedTuple):
     if not (self.workdir / workdir.CONFIG).exists():
       return False
     workdir.check_same(self.workdir, self.raw)
-    return self.looks.exists() and all(map(self._is_evaluated, self.splits))
+    return self._has_looks() and all(map(self._is_evaluated, self.splits))
+
+  def _has_looks(self) -> bool:
+    try:
+      with np.load(self.looks, allow_pickle=False) as found:
+        return {"weights", "source", "target"} <= found.keys()
+    except UNREADABLE:
+      return False
 
   def _is_evaluated(self, split: str) -> bool:
     """Whether a set has been evaluated, and last as the config says."""
     path = self.workdir / "eval" / f"{split}.json"
-    if not path.exists():
-      return False
-    search = json.loads(path.read_text(encoding="utf-8"))["search"]
+    try:
+      search = json.loads(path.read_text(encoding="utf-8"))["search"]
+    except UNREADABLE:
+      return False  # or damaged: training ends by writing it again
     configured = self.raw["evaluation"]
     return all(configured[name] == value for name, value in search.items())
 
@@ -88,11 +107,12 @@ def group_name(values: Mapping[str, Any]) -> str:
     >>> group_name({"model.attention": "dot", "model.input_feeding": True})
     'dot, input_feeding=true'
   """
+  ends = [field.rpartition(".")[2] for field in values]
   return ", ".join(
     text_of(value)
     if field in ("model.attention", "model.score")
-    else f"{field.rpartition('.')[2]}={text_of(value)}"
-    for field, value in values.items()
+    else f"{end if ends.count(end) == 1 else field}={text_of(value)}"
+    for end, (field, value) in zip(ends, values.items())
   )
 
 
@@ -192,6 +212,25 @@ def score_field(config: ConfigDict) -> str:
   """
   is_recurrent = config.model.name == "seq2seq"
   return "model.attention" if is_recurrent else "model.score"
+
+
+def left_out(cells: Sequence[Cell], folder: Path) -> list[str]:
+  """Returns the runs of a comparison's folder that are not among its cells.
+
+  Args:
+    cells: of `grid`.
+    folder: of the comparison.
+
+  Returns:
+    Their directories below the folder.
+
+  Example:
+    >>> left_out([], Path("nowhere"))
+    []
+  """
+  here = {cell.workdir for cell in cells}
+  runs = (path.parent for path in folder.glob(f"*/seed-*/{workdir.CONFIG}"))
+  return sorted(str(run.relative_to(folder)) for run in runs if run not in here)
 
 
 def parse_sweep(text: str) -> tuple[str, list[str]]:

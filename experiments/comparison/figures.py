@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,8 @@ def draw_all(
   named = metric.replace("_", " ")
   drawn = [
     ("by_length.png", f"{named} by the length of the source", _draw_lengths),
-    ("curves.png", f"{named} while training", _draw_curves),
+    ("curves.png", f"{named} while training, by steps", _draw_steps),
+    ("clock.png", f"{named} while training, by the clock", _draw_clock),
     ("costs.png", "a step's time, and memory", _draw_costs),
     ("alignments.png", "where the first seed of each looks", _draw_alignments),
   ]
@@ -67,28 +68,38 @@ def _draw_lengths(groups: Groups, metric: str, path: Path) -> None:
       axis.fill_between(bins, low, high, color=line.get_color(), alpha=0.15)
     axis.xaxis.get_major_locator().set_params(integer=True)
     _finish(axis, split, "source length", metric)
-  figure.savefig(path, dpi=_DPI)
+  _save(figure, path)
 
 
-def _draw_curves(groups: Groups, metric: str, path: Path) -> None:
-  """Every seed, against steps and against the clock."""
-  figure, axes = _figure(2, width=5)
-  for axis, clock, label in (
-    (axes[0], "step", "step"),
-    (axes[1], "seconds", "minutes of training"),
-  ):
-    scale = 60 if clock == "seconds" else 1
-    for number, (name, results) in enumerate(groups.items()):
-      for seed, result in enumerate(results):
-        axis.plot(
-          [point[clock] / scale for point in result.curve],
-          [point[metric] for point in result.curve],
-          color=f"C{number % 10}",
-          alpha=0.7,
-          label=name if not seed else None,
-        )
-    _finish(axis, "validation", label, metric)
-  figure.savefig(path, dpi=_DPI)
+def _draw_steps(groups: Groups, metric: str, path: Path) -> None:
+  _draw_curves(groups, metric, path, lambda point: point["step"], "step")
+
+
+def _draw_clock(groups: Groups, metric: str, path: Path) -> None:
+  label = "minutes of training"
+  _draw_curves(groups, metric, path, lambda point: point["seconds"] / 60, label)
+
+
+def _draw_curves(
+  groups: Groups,
+  metric: str,
+  path: Path,
+  time_of: Callable[[Mapping[str, float]], float],
+  label: str,
+) -> None:
+  """The validation set's, of every seed."""
+  figure, (axis,) = _figure(1, width=7)
+  for number, (name, results) in enumerate(groups.items()):
+    for seed, result in enumerate(results):
+      axis.plot(
+        [time_of(point) for point in result.curve],
+        [point[metric] for point in result.curve],
+        color=f"C{number % 10}",
+        alpha=0.7,
+        label=name if not seed else None,
+      )
+  _finish(axis, "validation", label, metric)
+  _save(figure, path)
 
 
 def _draw_costs(groups: Groups, metric: str, path: Path) -> None:
@@ -111,11 +122,16 @@ def _draw_costs(groups: Groups, metric: str, path: Path) -> None:
 
 
 def _draw_alignments(groups: Groups, metric: str, path: Path) -> None:
-  """The same sentence through each group's first seed, heads averaged."""
+  """The same sentence through each group's first seed, heads averaged.
+
+  A group that looks nowhere, without attention, has no panel.
+  """
   del metric
+  first = {name: results[0] for name, results in groups.items()}
+  looking = {n: each for n, each in first.items() if each.largest_weight}
   loaded = {
-    name: np.load(results[0].cell.looks, allow_pickle=False)
-    for name, results in groups.items()
+    name: np.load(each.cell.looks, allow_pickle=False)
+    for name, each in (looking or first).items()
   }
   place = _most_agreed([found["target"] for found in loaded.values()])
   panels = []
@@ -161,4 +177,10 @@ def _finish(axis, title: str, label: str, metric: str) -> None:
   axis.set_xlabel(label)
   axis.set_ylabel(metric.replace("_", " "))
   axis.grid(alpha=0.3)
-  axis.legend(fontsize=8)
+
+
+def _save(figure, path: Path) -> None:
+  """With one legend, beside the panels, where it hides nothing."""
+  names = figure.axes[0].get_legend_handles_labels()
+  figure.legend(*names, loc="outside right upper", fontsize=8)
+  figure.savefig(path, dpi=_DPI)

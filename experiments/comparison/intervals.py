@@ -125,4 +125,10 @@ def _probability(one: Sequence[float], other: Sequence[float]) -> float:
     return 2 / math.comb(len(one) + len(other), len(one))
   from scipy import stats
 
-  return float(stats.ttest_ind(one, other, equal_var=False).pvalue)
+  means, spreads, counts = (
+    [of(values) for values in (one, other)]
+    for of in (statistics.fmean, statistics.stdev, len)
+  )
+  summaries = [each for pair in zip(means, spreads, counts) for each in pair]
+  found = stats.ttest_ind_from_stats(*summaries, equal_var=False)
+  return float(found.pvalue)

@@ -1,4 +1,4 @@
-"""The report of a comparison: report.md, two CSV files and the pictures."""
+"""The report of a comparison: report.md, CSV files and the pictures."""
 
 import math
 import statistics
@@ -24,42 +24,50 @@ _LOWER_IS_BETTER = ("loss", "perplexity", "alignment_error_rate")
 
 
 def write(
-  outcomes: Sequence[Outcome], folder: Path, *, command: str, metric: str
+  found: Sequence[Result],
+  failed: Sequence[Outcome],
+  folder: Path,
+  *,
+  command: str,
+  metric: str,
+  left_out: Sequence[str] = (),
 ) -> Path:
   """Writes all there is to read.
 
   Args:
-    outcomes: of every cell.
+    found: results, one at least.
+    failed: what came of the other cells.
     folder: of the comparison.
     command: that made it, for a reader.
     metric: what groups are compared by.
+    left_out: runs that stand in the folder and are not compared.
 
   Returns:
     The report's path.
 
   Example:
-    >>> write(outcomes, folder, command="...", metric="bleu")  # doctest: +SKIP
+    >>> write(found, [], folder, command="", metric="bleu")  # doctest: +SKIP
     PosixPath('runs/comparison/report.md')
   """
-  found = [results.read(each.cell) for each in outcomes if not each.error]
   results.write_csv(found, folder / "results.csv")
   results.write_curves(found, folder / "curves.csv")
-  lines = [f"# {_title(outcomes[0].cell)}", "", f"    {command}", ""]
-  failed = [each for each in outcomes if each.error]
+  results.write_by_length(found, folder / "by_length.csv")
+  lines = [f"# {_title(found[0].cell)}", "", f"    {command}", ""]
+  if left_out:
+    named = ", ".join(left_out)
+    lines += [f"The command leaves out what stands here too: {named}.", ""]
   if failed:
-    lines += [f"## {len(failed)} of {len(outcomes)} cells failed", ""]
+    count = len(found) + len(failed)
+    lines += [f"## {len(failed)} of {count} cells failed", ""]
     lines += [
       f"- {each.cell.group}, seed {each.cell.seed}: {_line(each.error)}"
       for each in failed
     ]
     lines.append("")
-  if found:
-    lines += _scores(found, metric)
-    drawn = figures.draw_all(
-      results.by_group(found), metric, folder / "figures"
-    )
-    lines += ["## Pictures", ""]
-    lines += [f"![{caption}](figures/{name})\n" for name, caption in drawn]
+  lines += _scores(found, metric)
+  drawn = figures.draw_all(results.by_group(found), metric, folder / "figures")
+  lines += ["## Pictures", ""]
+  lines += [f"![{caption}](figures/{name})\n" for name, caption in drawn]
   path = folder / "report.md"
   write_text(path, "\n".join(lines).rstrip() + "\n")
   return path

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.comparison.cells import Cell, text_of
+from experiments.comparison.cells import UNREADABLE, Cell, text_of
+from experiments.comparison.running import Outcome
 from experiments.writer import METRICS, TIMINGS
 
 # In this order, where a run has them.
@@ -49,19 +50,37 @@ class Result(NamedTuple):
   largest_weight: float | None
 
 
-def read(cell: Cell) -> Result:
-  """Reads what a complete cell has left.
+def read_all(
+  outcomes: Iterable[Outcome],
+) -> tuple[list[Result], list[Outcome]]:
+  """Reads what complete cells have left.
 
   Args:
-    cell: from `grid`.
+    outcomes: of every cell.
 
   Returns:
-    Its result.
+    The results; and the outcomes of cells that failed, or whose results cannot
+    be read.
 
   Example:
-    >>> read(cell).splits["test"]["metrics"]["bleu"]  # doctest: +SKIP
-    98.2
+    >>> read_all([])
+    ([], [])
   """
+  found, failed = [], []
+  for outcome in outcomes:
+    if outcome.error:
+      failed.append(outcome)
+      continue
+    try:
+      found.append(_read(outcome.cell))
+    except UNREADABLE as error:
+      why = f"its results cannot be read ({error}); remove it to train it again"
+      failed.append(Outcome(outcome.cell, f"{outcome.cell.workdir}: {why}"))
+  return found, failed
+
+
+def _read(cell: Cell) -> Result:
+  """What a complete cell has left."""
   splits = {
     name: json.loads((cell.workdir / "eval" / f"{name}.json").read_text())
     for name in cell.splits
@@ -80,7 +99,7 @@ def read(cell: Cell) -> Result:
     cell,
     splits,
     curve,
-    num_parameters=next(iter(splits.values()))["parameters"],
+    num_parameters=splits["validation"]["parameters"],
     step_milliseconds=timings[-1]["step_milliseconds"],
     seconds=max(clock.values()),
     peak_memory=max(line["peak_memory"] for line in timings),
@@ -206,6 +225,30 @@ def write_curves(results: Sequence[Result], path: Path) -> None:
       yield [int(point["step"]), *(point.get(name, "") for name in scores)]
 
   _write(path, results, ["step", *scores], rows)
+
+
+def write_by_length(results: Sequence[Result], path: Path) -> None:
+  """Writes a line for every cell, evaluation set and range of lengths.
+
+  Args:
+    results: of complete cells.
+    path: the file.
+
+  Example:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   write_by_length([], Path(folder) / "by_length.csv")
+  """
+  scores = scores_of(results)
+
+  def rows(result: Result) -> Iterator[list]:
+    for split, found in result.splits.items():
+      for row in found["by_length"]:
+        ranges = (row["length"], row["to_length"], row.get("count", ""))
+        yield [split, *ranges, *(row.get(name, "") for name in scores)]
+
+  head = ["split", "length", "to_length", "count", *scores]
+  _write(path, results, head, rows)
 
 
 def _write(

@@ -79,7 +79,14 @@ def run(cells: Sequence[Cell], num_jobs: int) -> list[Outcome]:
   ):
     while under_way or (waiting and not asked):
       while waiting and len(under_way) < num_jobs and not asked:
-        process, attempt = _start(waiting.pop(0))
+        cell = waiting.pop(0)
+        try:
+          process, attempt = _start(cell)
+        except OSError as error:
+          why = f"{error.filename or cell.workdir}: {error.strerror}"
+          outcomes[cell.workdir] = Outcome(cell, why)
+          overview.finish(outcomes[cell.workdir])
+          continue
         under_way[process] = attempt
       time.sleep(_LOOK_EVERY)
       for number in asked[told:]:
@@ -104,7 +111,7 @@ def _found(cell: Cell) -> Outcome | None:
   """What stands there already: None if there is work to do."""
   try:
     return Outcome(cell, None) if cell.is_complete() else None
-  except UserError as error:
+  except (UserError, OSError, ValueError) as error:
     return Outcome(cell, str(error))
 
 

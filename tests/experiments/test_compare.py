@@ -186,10 +186,15 @@ def test_a_report_tells_means_differences_costs_and_failures(tmp_path):
   outcomes = [running.Outcome(cell, None) for cell in found[:-1]]
   outcomes.append(running.Outcome(found[-1], "exit code 2: it broke"))
   path = report.write(
-    outcomes, tmp_path, command="compare this", metric="sequence_accuracy"
+    *results.read_all(outcomes),
+    tmp_path,
+    command="compare this",
+    metric="sequence_accuracy",
+    left_out=["concat/seed-0"],
   )
   text = path.read_text()
   assert text.startswith("# reverse, by attention\n\n    compare this\n")
+  assert "leaves out what stands here too: concat/seed-0." in text
   assert "- dot, seed 2: exit code 2: it broke" in text
   assert (
     "| none | 3 | 41.00% \u00b1 2.48% | 0.5900 \u00b1 0.0248 | \u2013 |" in text
@@ -202,7 +207,7 @@ def test_a_report_tells_means_differences_costs_and_failures(tmp_path):
   assert "| none | \u2013 |\n" in text
   assert "| dot | 0.70 \u00b1 0.00 |\n" in text
   assert "| none | 1,000 | 2.5 | 1.0 | 1,024 |" in text
-  for name in ("by_length", "curves", "costs", "alignments"):
+  for name in ("by_length", "curves", "clock", "costs", "alignments"):
     assert (tmp_path / "figures" / f"{name}.png").stat().st_size > 5000
   rows = list(
     csv.DictReader((tmp_path / "results.csv").read_text().splitlines())
@@ -214,12 +219,19 @@ def test_a_report_tells_means_differences_costs_and_failures(tmp_path):
   curves = (tmp_path / "curves.csv").read_text().splitlines()
   assert len(curves) == 1 + 8
   assert curves[1].startswith("none,0,12,0.4,")
+  lengths = (tmp_path / "by_length.csv").read_text().splitlines()
+  assert lengths[0].startswith("model.attention,seed,split,length,to_length,")
+  assert "none,0,validation,1,4,,0.4,," in lengths
+  assert len(lengths) == len(rows) + 1
 
 
 def written(found, folder):
   """The report of cells that are all complete."""
   outcomes = [running.Outcome(cell, None) for cell in found]
-  path = report.write(outcomes, folder, command="", metric="sequence_accuracy")
+  found, failed = results.read_all(outcomes)
+  path = report.write(
+    found, failed, folder, command="", metric="sequence_accuracy"
+  )
   return path.read_text()
 
 
@@ -264,6 +276,67 @@ def test_a_cell_that_was_evaluated_otherwise_is_not_complete(tmp_path):
   assert cell.is_complete()
   leave_results(cell, 0.5, beam_size=5)
   assert not cell.is_complete()
+
+
+@pytest.mark.parametrize(
+  "place", ["eval/test.json", "figures/alignments_validation.npz"]
+)
+@pytest.mark.parametrize("content", [b"", b"{"])
+def test_what_training_leaves_again_may_be_damaged(place, content, tmp_path):
+  (cell,) = grid({"model.attention": ["dot"]}, tmp_path)
+  leave_results(cell, 0.5)
+  (cell.workdir / place).write_bytes(content)
+  assert not cell.is_complete()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}\n"])
+def test_a_cell_that_cannot_be_read_fails_alone(content, tmp_path):
+  found = grid({"model.attention": ["dot", "general"]}, tmp_path)
+  for cell in found:
+    leave_results(cell, 0.5)
+  timings = found[0].workdir / "timings.jsonl"
+  timings.unlink()
+  if content is not None:
+    timings.write_bytes(content)
+  outcomes = running.run(found, num_jobs=1)
+  (read,), (failed,) = results.read_all(outcomes)
+  assert read.cell == found[1]
+  assert "its results cannot be read" in failed.error
+  assert "1 of 2 cells failed" in written(found, tmp_path)
+
+
+def test_a_cell_without_a_place_fails_alone(tmp_path):
+  found = grid({"model.attention": ["dot", "general"]}, tmp_path)
+  (tmp_path / "dot").write_text("")
+  leave_results(found[1], 0.5)
+  first, second = running.run(found, num_jobs=1)
+  assert f"{found[0].workdir}: " in first.error
+  assert second.error is None
+
+
+def test_what_stands_there_and_is_not_compared_is_told(tmp_path):
+  found = grid({"model.attention": ["dot", "general"]}, tmp_path, num_seeds=2)
+  for cell in found:
+    leave_results(cell, 0.5)
+  left = cells.left_out(found[:1], tmp_path)
+  assert left == ["dot/seed-1", "general/seed-0", "general/seed-1"]
+  assert not cells.left_out(found, tmp_path)
+
+
+def test_fields_of_one_name_keep_their_sections():
+  fields = {"data.source_tokenizer.kind": "words", "data.name": "text"}
+  assert cells.group_name(fields) == "kind=words, name=text"
+  fields["data.target_tokenizer.kind"] = "bpe"
+  assert cells.group_name(fields) == (
+    "data.source_tokenizer.kind=words, name=text,"
+    " data.target_tokenizer.kind=bpe"
+  )
+
+
+def test_one_group_may_have_no_spread():
+  solved = {"dot": [1.0, 1.0, 1.0], "none": [0.5, 0.6, 0.55]}
+  (found,) = intervals.differences(solved)
+  assert (found.better, found.worse) == ("dot", "none")
 
 
 def test_what_an_earlier_attempt_said_is_not_why_the_last_one_failed(tmp_path):
@@ -344,6 +417,12 @@ def test_cells_are_trained_a_failure_stops_none_and_nothing_is_lost(tmp_path):
   assert "1 of 2 cells failed" in out
   assert "| learning_rate=0.01 | 1 |" in out
   assert (folder / "report.md").exists()
+  before = (folder / "report.md").read_text()
+  code, out, error = processes.run(*arguments, "--config.train.steps=11")
+  assert code == 2
+  assert "every cell failed, so no report is written" in error
+  assert "config.train.steps: 12 there, 11 here" in error
+  assert (folder / "report.md").read_text() == before
   code, out, error = processes.run(
     "compare", f"--config={config}", *arguments[-1:]
   )
