@@ -167,59 +167,67 @@ def run(
   Example:
     >>> run(main, config="config")  # doctest: +SKIP
   """
-
-  def parse(argv: Sequence[str]) -> list[str]:
-    logging.set_verbosity(logging.ERROR)  # what libraries say of flags
-    try:
-      config_errors.check_file(argv, config)
-      rest = flags.FLAGS(list(argv))
-      if config:
-        config_errors.check_value(flags.FLAGS[config])
-    except flags.Error as error:
-      _die(f"{config_errors.last_line(error)}\nSee --help.")
-    except UserError as error:
-      _die(str(error))
-    except (AttributeError, KeyError) as error:
-      _die(
-        config_errors.explain_override(error, argv)
-        or config_errors.explain(error)
-      )
-    except Exception as error:  # whatever a config file raises
-      _die(config_errors.explain(error))
-    given = rest[1:]
-    if len(given) > len(positional):
-      unknown = given[len(positional)]
-      _die(f"unknown argument {unknown!r}; flags begin with --. See --help.")
-    if missing := positional[len(given) :]:
-      usage = " ".join(positional)
-      _die(f"missing {' and '.join(missing)}; give {usage}. See --help.")
-    return rest
-
-  def guarded(argv: Sequence[str]) -> None:
-    logging.use_absl_handler()
-    logging.set_verbosity(logging.INFO)
-    logging.get_absl_handler().setFormatter(_Plain())
-    _quiet()
-    try:
-      code = main(*argv[1:])
-    except UserError as error:
-      _die(str(error), error.code)
-    except BrokenPipeError:  # whoever read has read enough
-      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-      runtime.leave(141)
-    except KeyboardInterrupt:
-      _die("interrupted", 130)
-    except Exception as error:
-      if trouble := _trouble_with_a_file(error):
-        _die(trouble, 1)
-      if not _is_one_of_several():
-        raise
-      traceback.print_exc()
-      runtime.leave(1)
-    sys.exit(code or 0)
-
   _show_all_in_help()
-  app.run(guarded, flags_parser=parse)
+  app.run(
+    lambda argv: _guarded(main, argv[1:]),
+    flags_parser=lambda argv: _parsed(argv, config, positional),
+  )
+
+
+def _parsed(
+  argv: Sequence[str], config: str | None, positional: Sequence[str]
+) -> list[str]:
+  """The arguments without a flag, once the flags are parsed."""
+  logging.set_verbosity(logging.ERROR)  # what libraries say of flags
+  try:
+    config_errors.check_file(argv, config)
+    rest = flags.FLAGS(list(argv))
+    if config:
+      config_errors.check_value(flags.FLAGS[config])
+  except flags.Error as error:
+    _die(f"{config_errors.last_line(error)}\nSee --help.")
+  except UserError as error:
+    _die(str(error))
+  except (AttributeError, KeyError) as error:
+    _die(
+      config_errors.explain_override(error, argv)
+      or config_errors.explain(error)
+    )
+  except Exception as error:  # whatever a config file raises
+    _die(config_errors.explain(error))
+  given = rest[1:]
+  if len(given) > len(positional):
+    unknown = given[len(positional)]
+    _die(f"unknown argument {unknown!r}; flags begin with --. See --help.")
+  if missing := positional[len(given) :]:
+    usage = " ".join(positional)
+    _die(f"missing {' and '.join(missing)}; give {usage}. See --help.")
+  return rest
+
+
+def _guarded(main: Callable[..., int | None], arguments: Sequence[str]) -> None:
+  """Runs `main`, and leaves with its code or with that of what it raises."""
+  logging.use_absl_handler()
+  logging.set_verbosity(logging.INFO)
+  logging.get_absl_handler().setFormatter(_Plain())
+  _quiet()
+  try:
+    code = main(*arguments)
+  except UserError as error:
+    _die(str(error), error.code)
+  except BrokenPipeError:  # whoever read has read enough
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    runtime.leave(141)
+  except KeyboardInterrupt:
+    _die("interrupted", 130)
+  except Exception as error:
+    if trouble := _trouble_with_a_file(error):
+      _die(trouble, 1)
+    if not _is_one_of_several():
+      raise
+    traceback.print_exc()
+    runtime.leave(1)
+  sys.exit(code or 0)
 
 
 def _show_all_in_help() -> None:

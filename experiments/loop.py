@@ -24,7 +24,7 @@ from experiments import (
 from experiments import workdir as workdir_lib
 from experiments.data import pipeline
 from experiments.data.synthetic import Synthetic
-from experiments.evaluation import make_evaluator
+from experiments.evaluation import Evaluation, make_evaluator
 from experiments.progress import Progress
 from experiments.watch import Watch
 from experiments.writer import Writer
@@ -166,19 +166,13 @@ def _train(
         watch.drain()
         params = mesh.gathered(state.evaluated, run.mesh)
         evaluation = evaluate(params, validation)
-        scores = dict(evaluation.metrics)
-        speed = {"sentences_per_second": scores.pop("sentences_per_second")}
-        writer.metrics(step, "validation", scores)
-        writer.timings(step, "validation", speed)
+        scores = _write_validation(writer, step, evaluation)
         progress.write(f"step {step}: {report.summary(evaluation)}")
       if scores or stop or step % config.checkpoint_every == 0:
         watch.drain()
         checkpoints.save(manager, state, stream.get_state(), scores)
-        writer.timings(
-          step,
-          "train",
-          {**progress.timings(), "peak_memory": runtime.peak_memory()},
-        )
+        timings = {**progress.timings(), "peak_memory": runtime.peak_memory()}
+        writer.timings(step, "train", timings)
       if scores and _is_patience_over(run, manager, step):
         progress.write(
           f"step {step}: no better {config.best_metric} for {config.patience}"
@@ -191,6 +185,15 @@ def _train(
     if watch.skipped:
       progress.write(f"{watch.skipped} updates were not finite and skipped")
   return state, complete
+
+
+def _write_validation(writer: Writer, step: int, evaluation: Evaluation):
+  """Writes what came of the validation set, and returns its metrics."""
+  scores = dict(evaluation.metrics)
+  speed = {"sentences_per_second": scores.pop("sentences_per_second")}
+  writer.metrics(step, "validation", scores)
+  writer.timings(step, "validation", speed)
+  return scores
 
 
 def _is_patience_over(run: runs.Run, manager, step: int) -> bool:

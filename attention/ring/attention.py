@@ -155,10 +155,23 @@ def ring_solved(
       pairs.check(*lengths)
   table = seen(mask, ring)
   score, mask, bias = ring.varying((as_score(score), mask, bias))
+  part = _make_part(ring, lengths, score, mask, bias, dropout, implementation)
+  pieces = own.pieces(query), met.pieces(key), met.pieces(value)
+  parts, parameters, constants = make_parts(ring, table, part, pieces)
+  travel = make_travel(ring, parts)
+  context, lse = travel(parameters, constants, *pieces)
+  context = context.reshape(*context.shape[:-4], -1, context.shape[-1])
+  lse = lse.reshape(*lse.shape[:-4], -1)
+  return context.astype(query.dtype), lse
+
+
+def _make_part(
+  ring: Ring, lengths, score, mask, bias, dropout, implementation
+) -> Callable:
+  """(case, query, key, value, row, column, *whole) -> context and lse."""
 
   def part(case, query, key, value, row, column, *whole):
-    """The context and lse of a piece of queries over a piece of keys."""
-    place = row * own.size, column * met.size
+    place = row * ring.own.size, column * ring.met.size
     visible = mask
     if mask is not None:
       # Where all is seen, a mask still keeps what is not finite in its rows.
@@ -179,10 +192,4 @@ def ring_solved(
     assert lse is not None  # as it was asked for
     return context.astype(lse.dtype), lse
 
-  pieces = own.pieces(query), met.pieces(key), met.pieces(value)
-  parts, parameters, constants = make_parts(ring, table, part, pieces)
-  travel = make_travel(ring, parts)
-  context, lse = travel(parameters, constants, *pieces)
-  context = context.reshape(*context.shape[:-4], -1, context.shape[-1])
-  lse = lse.reshape(*lse.shape[:-4], -1)
-  return context.astype(query.dtype), lse
+  return part
