@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.biases.types import Bias, as_bias
-from attention.checks import check_axis, check_tokens
+from attention.checks import check_axis, check_leading, check_tokens
 from attention.dropout import Dropout
 from attention.masks.types import Mask, as_mask
 from attention.pairwise import Pairwise
@@ -129,19 +129,6 @@ def prepared(
   if bias is not None:
     bias = _fitting("bias", as_bias(bias), shape)
   return Call(query, key, value, score, mask, bias, dropout, scores, whole)
-
-
-def check_leading(**arrays: jax.Array) -> None:
-  """Raises AssertionError, naming the first array that does not broadcast."""
-  leading: tuple[int, ...] = ()
-  for name, array in arrays.items():
-    try:
-      leading = jnp.broadcast_shapes(leading, array.shape[:-2])
-    except ValueError:
-      raise AssertionError(
-        f"{name} has leading axes {array.shape[:-2]}, which do not broadcast "
-        f"against {leading}, those of the arguments before it"
-      ) from None
 
 
 def _scores_shape(score: Score, query, key) -> tuple[int, ...]:

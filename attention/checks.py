@@ -30,18 +30,23 @@ def check_positive(**sizes: int | None) -> None:
       raise ValueError(f"{name} must be at least 1, got {size}")
 
 
-def check_broadcasts(
-  array: Any, name: str, tokens: Any, tokens_name: str
-) -> None:
-  """Raises AssertionError unless the axes before the last two broadcast."""
-  leading, own = jnp.shape(tokens)[:-2], jnp.shape(array)[:-2]
-  try:
-    jnp.broadcast_shapes(leading, own)
-  except ValueError:
-    raise AssertionError(
-      f"{name} has leading axes {own}, which do not broadcast against "
-      f"{leading}, those of {tokens_name}"
-    ) from None
+def check_leading(**arrays: Any) -> None:
+  """Raises AssertionError, naming the first array that does not broadcast.
+
+  Of each the axes before the last two count.
+  """
+  leading: tuple[int, ...] = ()
+  before: list[str] = []
+  for name, array in arrays.items():
+    own = jnp.shape(array)[:-2]
+    try:
+      leading = jnp.broadcast_shapes(leading, own)
+    except ValueError:
+      raise AssertionError(
+        f"{name} has leading axes {own}, which do not broadcast against "
+        f"{leading}, those of {' and '.join(before)}"
+      ) from None
+    before.append(name)
 
 
 def check_rank(array: jax.Array | np.ndarray, name: str, axes: str) -> None:

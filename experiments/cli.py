@@ -232,9 +232,7 @@ def _guarded(main: Callable[..., int | None], arguments: Sequence[str]) -> None:
 
 def _show_all_in_help() -> None:
   """Has --help, which shows the binary's own flags, show those of this file."""
-  names = {"config", "checkpoint", "beam_size", "length_penalty"}
-  for name in names & set(flags.FLAGS):
-    flag = flags.FLAGS[name]
+  for flag in flags.FLAGS.get_flags_for_module(__name__):
     flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
 
 

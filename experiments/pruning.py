@@ -56,7 +56,7 @@ def worth_of_heads(
 
   Returns:
     What heads are worth in loss, and in the metric by which the run chose its
-    best checkpoint, by name.
+    best checkpoint, by name; answers are chosen greedily, as then.
 
   Raises:
     UserError: if the run is of another model.
@@ -69,7 +69,7 @@ def worth_of_heads(
   model = run.config.model
   if not isinstance(model, TransformerConfig):
     raise UserError(f"{model.name}: only a Transformer has heads to prune")
-  evaluate = make_evaluator(run, configured_search(run))
+  evaluate = make_evaluator(run, configured_search(run, beam_size=1))
   whole = evaluate(params, examples).metrics
   layers = {"encoder": model.encoder_layers, "decoder": model.decoder_layers}
   found: dict[str, Worth] = {

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from attention import axes
 from attention.checks import (
   check_axis,
-  check_broadcasts,
   check_floating,
+  check_leading,
   check_rank,
 )
 from attention.hidden_layer import exponentials, hidden_sums
@@ -55,7 +55,7 @@ def _check_weight(weight, name, tokens, tokens_name):
   check_rank(weight, name, "features, size")
   size = jnp.shape(tokens)[-1]
   check_axis(weight, name, -2, size, f"{tokens_name}'s number of features")
-  check_broadcasts(weight, name, tokens, tokens_name)
+  check_leading(**{tokens_name: tokens, name: weight})
 
 
 class DotProduct(Score):

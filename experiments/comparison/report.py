@@ -49,9 +49,7 @@ def write(
     >>> write(found, [], folder, command="", metric="bleu")  # doctest: +SKIP
     PosixPath('runs/comparison/report.md')
   """
-  results.write_csv(found, folder / "results.csv")
-  results.write_curves(found, folder / "curves.csv")
-  results.write_by_length(found, folder / "by_length.csv")
+  results.write_tables(found, folder)
   lines = [f"# {_title(found[0].cell)}", "", f"    {command}", ""]
   if left_out:
     named = ", ".join(left_out)

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,27 +175,33 @@ def scores_of(results: Sequence[Result]) -> list[str]:
   return [name for name in SCORES if name in found]
 
 
-def write_csv(results: Sequence[Result], path: Path) -> None:
-  """Writes a line for every cell and evaluation set.
+def write_tables(results: Sequence[Result], folder: Path) -> None:
+  """Writes results.csv, curves.csv and by_length.csv.
+
+  They have a line for every cell and evaluation set, look at the validation
+  set, and range of lengths of an evaluation set.
 
   Args:
     results: of complete cells.
-    path: the file.
+    folder: where to.
 
   Example:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...   write_csv([], Path(folder) / "results.csv")
+    ...   write_tables([], Path(folder))
+    ...   sorted(path.name for path in Path(folder).iterdir())
+    ['by_length.csv', 'curves.csv', 'results.csv']
   """
   scores = scores_of(results)
-  rest = ("largest_weight", "parameters", "step_milliseconds", "seconds")
-  head = ["split", *scores, *rest, "peak_memory"]
 
-  def rows(result: Result) -> Iterator[list]:
+  def scored(found: Mapping[str, Any]) -> list:
+    return [found.get(name, "") for name in scores]
+
+  def by_set(result: Result) -> Iterator[list]:
     for split, found in result.splits.items():
       yield [
         split,
-        *(found["metrics"].get(name, "") for name in scores),
+        *scored(found["metrics"]),
         result.largest_weight,
         result.num_parameters,
         result.step_milliseconds,
@@ -203,52 +209,22 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
         result.peak_memory,
       ]
 
-  _write(path, results, head, rows)
-
-
-def write_curves(results: Sequence[Result], path: Path) -> None:
-  """Writes a line for every cell and look at the validation set.
-
-  Args:
-    results: of complete cells.
-    path: the file.
-
-  Example:
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...   write_curves([], Path(folder) / "curves.csv")
-  """
-  scores = scores_of(results)
-
-  def rows(result: Result) -> Iterator[list]:
+  def by_look(result: Result) -> Iterator[list]:
     for point in result.curve:
-      yield [int(point["step"]), *(point.get(name, "") for name in scores)]
+      yield [int(point["step"]), *scored(point)]
 
-  _write(path, results, ["step", *scores], rows)
-
-
-def write_by_length(results: Sequence[Result], path: Path) -> None:
-  """Writes a line for every cell, evaluation set and range of lengths.
-
-  Args:
-    results: of complete cells.
-    path: the file.
-
-  Example:
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...   write_by_length([], Path(folder) / "by_length.csv")
-  """
-  scores = scores_of(results)
-
-  def rows(result: Result) -> Iterator[list]:
+  def by_length(result: Result) -> Iterator[list]:
     for split, found in result.splits.items():
       for row in found["by_length"]:
         ranges = (row["length"], row["to_length"], row.get("count", ""))
-        yield [split, *ranges, *(row.get(name, "") for name in scores)]
+        yield [split, *ranges, *scored(row)]
 
+  costs = ["largest_weight", "parameters", "step_milliseconds", "seconds"]
+  head = ["split", *scores, *costs, "peak_memory"]
+  _write(folder / "results.csv", results, head, by_set)
+  _write(folder / "curves.csv", results, ["step", *scores], by_look)
   head = ["split", "length", "to_length", "count", *scores]
-  _write(path, results, head, rows)
+  _write(folder / "by_length.csv", results, head, by_length)
 
 
 def _write(

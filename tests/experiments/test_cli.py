@@ -130,6 +130,7 @@ def test_help_is_quick_to_read_and_needs_no_jax(tmp_path):
   )
   assert "jax was imported" not in out + error
   assert code in (0, 1)  # absl exits with 1 after --help
+  assert "\n  --config: " in out
   for needed in ("--config", "--workdir", "configs/reverse.py", "resume"):
     assert needed in out
 

@@ -269,13 +269,15 @@ def test_evaluate_names_a_damaged_checkpoint(damage, finished, tmp_path):
   assert (damaged / "checkpoints" / "12").is_dir()
 
 
+ON_EIGHT = ("--config.mesh.data=2", "--config.mesh.fsdp=4")
+
+
 def test_eight_devices_give_the_losses_of_one(finished, tmp_path):
   """And what they leave is used, and gone on with, by another number."""
   config, workdir, _, _ = finished
   run = tmp_path / "run"
   arguments = ["train", f"--config={config}", f"--workdir={run}"]
-  mesh = ["--config.mesh.data=2", "--config.mesh.fsdp=4"]
-  code, _, error = processes.run(*arguments, *mesh, devices=8)
+  code, _, error = processes.run(*arguments, *ON_EIGHT, devices=8)
   assert code == 0, error
   assert "8 devices: data 2, fsdp 4" in error
   assert_same_losses(workdir, run)
@@ -292,8 +294,7 @@ def test_eight_devices_go_on_with_a_run_of_one(finished, tmp_path):
   shutil.copytree(workdir, run)
   shutil.rmtree(run / "checkpoints" / "12")
   arguments = ["train", f"--config={config}", f"--workdir={run}"]
-  mesh = ["--config.mesh.data=2", "--config.mesh.fsdp=4"]
-  code, _, error = processes.run(*arguments, *mesh, devices=8)
+  code, _, error = processes.run(*arguments, *ON_EIGHT, devices=8)
   assert code == 0, error
   assert "resuming after step 9" in error
   assert_same_losses(workdir, run)
