@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     scores,
   )
   from attention.adapters import dot_product_attention, flax_attention_fn
-  from attention.dispatch import attend, attention_weights
+  from attention.api import attend, attention_weights
   from attention.merging import merge
   from attention.multi_head import (
     merge_heads,
@@ -65,8 +65,8 @@ __all__ = [
 
 _HOMES = {
   "additive_score": "scores",
-  "attend": "dispatch",
-  "attention_weights": "dispatch",
+  "attend": "api",
+  "attention_weights": "api",
   "concat_score": "scores",
   "cosine_score": "scores",
   "dot_product_attention": "adapters",

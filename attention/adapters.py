@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention import dispatch, masks
+from attention import api, masks
 from attention.checks import check_rank, check_tokens
 from attention.dropout import make_dropout
 from attention.multi_head import attend_heads
@@ -161,7 +161,7 @@ def flax_attention_fn(score: Score | Callable = scaled_dot_score) -> Callable:
     )
     arguments = {"score": bound, "mask": _boolean(mask), "bias": bias}
     if module is not None:
-      weights = dispatch.attention_weights(query, key, **arguments)
+      weights = api.attention_weights(query, key, **arguments)
       module.sow("intermediates", "attention_weights", weights)
     rate = 0.0 if deterministic else dropout_rate
     dropout = make_dropout(rate, dropout_rng, shared=broadcast_dropout)

@@ -1,165 +1,101 @@
-"""The one door: `attend` checks its arguments and calls an implementation."""
+"""Which implementation serves a call."""
 
+import math
 from collections.abc import Callable
-from typing import Any, Literal, overload
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from attention import reference
-from attention.call import prepared
-from attention.checks import check_tokens
-from attention.choice import Implementation, solved
-from attention.dropout import make_dropout
+from attention.dropout import Dropout
+from attention.implementations import cudnn, reference
+from attention.implementations.blockwise import Blockwise
 from attention.meshes import on_any_mesh
-from attention.scores import Score, scaled_dot_score
+from attention.request import Call, Whole, prepared
+from attention.scores import Score
+
+NAMES = ("reference", "blockwise", "cudnn")
+Implementation = str | Blockwise | None
+
+_TILED = Blockwise()
+# Up to so many numbers in all scores the dense formula is as fast, measured on
+# CPUs (`docs/performance.md`), and compiles sooner.
+_DENSE = 1 << 18
 
 
-@overload
-def attend(
+@on_any_mesh("TE", "T")
+def solved(
   query: Any,
   key: Any,
   value: Any,
   *,
-  score: Score | Callable = ...,
-  mask: Any = ...,
-  bias: Any = ...,
-  dropout_rate: float = ...,
-  rng: jax.Array | None = ...,
-  implementation: Implementation = ...,
-  return_lse: Literal[False] = ...,
-) -> jax.Array: ...
-
-
-@overload
-def attend(
-  query: Any,
-  key: Any,
-  value: Any,
-  *,
-  score: Score | Callable = ...,
-  mask: Any = ...,
-  bias: Any = ...,
-  dropout_rate: float = ...,
-  rng: jax.Array | None = ...,
-  implementation: Implementation = ...,
-  return_lse: Literal[True],
-) -> tuple[jax.Array, jax.Array]: ...
-
-
-def attend(
-  query,
-  key,
-  value,
-  *,
-  score=scaled_dot_score,
-  mask=None,
-  bias=None,
-  dropout_rate=0.0,
-  rng=None,
-  implementation=None,
-  return_lse=False,
-):
-  """Attention: each query's average of the values, weighted by its scores.
-
-  With weights = softmax_j(score(query_i, key_j) + bias(i, j) where mask(i, j)),
-  the context is weights @ value. See "Neural Machine Translation by Jointly
-  Learning to Align and Translate", Bahdanau et al., 2014, equations 5 and 6
-  (https://arxiv.org/abs/1409.0473), and "Attention Is All You Need", Vaswani
-  et al., 2017, equation 1 (https://arxiv.org/abs/1706.03762).
-
-  A row that may attend to nothing has context 0, lse -inf and zero gradients.
-  A masked-out key changes nothing, NaN and inf included.
+  score: Score | Callable,
+  mask: Any = None,
+  bias: Any = None,
+  dropout: Dropout | None = None,
+  implementation: Implementation = None,
+  return_lse: bool = False,
+  whole: Whole | None = None,
+) -> tuple[jax.Array, jax.Array | None]:
+  """`attend` with dropout as an object and always a pair of results.
 
   Args:
-    query: [..., T, Dq]. Heads are a leading axis, [B, H, T, D].
-    key: [..., S, Dk]; leading axes broadcast, so grouped queries are
-      [B, K, G, T, D] against [B, K, 1, S, D].
+    query: [..., T, Dq].
+    key: [..., S, Dk].
     value: [..., S, E].
-    score: any callable (query, key) -> scores [..., T, S]; what it captures
-      gets gradients. `attention.scores` has the classical ones.
-    mask: who may attend, from `attention.masks`, or a boolean array that
-      broadcasts to [..., T, S]; None means everyone.
-    bias: added to the scores, from `attention.biases`, or an array that
-      broadcasts to [..., T, S].
-    dropout_rate: the probability to drop a weight.
-    rng: a random key, needed if `dropout_rate` is positive.
-    implementation: None (choose by size and device), "reference" (the dense
-      formula), "blockwise" (tile by tile, in O(T + S) memory) or "cudnn" (its
-      kernel on a GPU, with first derivatives in reverse mode only; None takes
-      it for dot products in half precision). An `attention.blockwise.Blockwise`
-      is the second with tiles of your own sizes.
-    return_lse: whether to return the log-sum-exp of the scores too, which
-      `attention.merge` needs.
+    score: as in `attend`.
+    mask: as in `attend`.
+    bias: as in `attend`.
+    dropout: of the weights, or None.
+    implementation: as in `attend`.
+    return_lse: whether the lse is wanted.
+    whole: as in `Call`.
 
   Returns:
-    The context [..., T, E] in the query's dtype. With `return_lse` a pair of
-    it and the lse [..., T], float32 (float64 if an input is float64).
+    The context in the query's dtype, and the lse, None if it is not wanted.
 
   Raises:
-    AssertionError: if the shapes do not fit; the message names the argument.
-    TypeError: if an argument is of a wrong type; the message names it.
-    ValueError: if a choice is unknown, or `mask` or `bias` does not broadcast.
     NotImplementedError: if the implementation cannot serve the call.
-
-  `attention_weights` gives the weights themselves.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> from attention import attend, masks
-    >>> tokens = jnp.array([[1.0, 0.0], [0.0, 1.0]])
-    >>> attend(tokens, tokens, tokens, mask=masks.causal())
-    Array([[1.  , 0.  ],
-           [0.33, 0.67]], dtype=float32)
+    ValueError: if it is unknown, or as in `attend`.
   """
-  context, lse = solved(
+  call = prepared(
     query,
     key,
     value,
     score=score,
     mask=mask,
     bias=bias,
-    dropout=make_dropout(dropout_rate, rng),
-    implementation=implementation,
-    return_lse=return_lse,
+    dropout=dropout,
+    whole=whole,
   )
-  return (context, lse) if return_lse else context
+  if implementation is None:
+    implementation = fastest(call, return_lse)
+  lse = None
+  if implementation == "cudnn":
+    if obstacle := cudnn.obstacle(call, return_lse):
+      raise NotImplementedError(
+        f"implementation='cudnn' cannot serve this call: cuDNN {obstacle}; "
+        "implementation='blockwise' serves every call"
+      )
+    context = cudnn.context(call)
+  elif implementation == "reference":
+    context, lse = reference.context_and_lse(call)
+  elif implementation == "blockwise":
+    context, lse = _TILED(call)
+  elif isinstance(implementation, Blockwise):
+    context, lse = implementation(call)
+  else:
+    known = ", ".join(map(repr, NAMES))
+    raise ValueError(
+      f"implementation must be None or one of {known}, got {implementation!r}"
+    )
+  return context.astype(call.query.dtype), lse if return_lse else None
 
 
-@on_any_mesh("TS")
-def attention_weights(
-  query: Any,
-  key: Any,
-  *,
-  score: Score | Callable = scaled_dot_score,
-  mask: Any = None,
-  bias: Any = None,
-) -> jax.Array:
-  """The distribution over the keys that `attend` averages the values with.
-
-  Args:
-    query: [..., T, Dq].
-    key: [..., S, Dk]; leading axes broadcast.
-    score: as in `attend`.
-    mask: as in `attend`.
-    bias: as in `attend`.
-
-  Returns:
-    [..., T, S] in the query's dtype; each row sums to 1, or to 0 if it may
-    attend to nothing.
-
-  Raises:
-    AssertionError: if the shapes do not fit; the message names the argument.
-    TypeError: if an argument is of a wrong type; the message names it.
-    ValueError: if a choice is unknown, or `mask` or `bias` does not broadcast.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> from attention import attention_weights
-    >>> attention_weights(jnp.zeros((1, 4)), jnp.ones((2, 4)))
-    Array([[0.5, 0.5]], dtype=float32)
-  """
-  check_tokens(query=query, key=key)
-  nothing = jnp.zeros((jnp.shape(key)[-2], 0), jnp.result_type(key))
-  call = prepared(query, key, nothing, score=score, mask=mask, bias=bias)
-  return reference.weights(call).astype(call.query.dtype)
+def fastest(call: Call, return_lse: bool) -> str:
+  """The implementation to choose, by the rules of `docs/performance.md`."""
+  if cudnn.obstacle(call, return_lse) is None:
+    return "cudnn"
+  if not call.has_known_sizes:
+    return "reference"
+  numbers = math.prod(call.scores_shape) * call.numbers_per_pair
+  return "reference" if numbers <= _DENSE else "blockwise"

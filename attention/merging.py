@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from attention.checks import check_floating
-from attention.reference import masked_softmax
+from attention.implementations.reference import masked_softmax
 
 
 def merge(

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 
 from attention.checks import check_axis, check_rank, check_tokens
-from attention.choice import Implementation, solved
+from attention.dispatch import Implementation, solved
 from attention.dropout import make_dropout
-from attention.grouping import Grouping
+from attention.grouped_query import Grouping
 from attention.heads import (
   combine_heads,
   merge_heads,

@@ -11,7 +11,7 @@ import pathlib
 
 from absl import app
 
-from experiments import plots
+from experiments.visualization import plots
 
 _RESULTS = pathlib.Path("docs/results")
 _CURVES = {

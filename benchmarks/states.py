@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, logging
 
-from experiments import inference, runs
+from experiments import experiment
 from experiments.data.batch import BOS, PAD
-from experiments.models.seq2seq import Seq2Seq
+from experiments.inference import restored
+from experiments.models.rnn.seq2seq import Seq2Seq
 
 _NUM_EXAMPLES = 128
 
@@ -41,7 +42,7 @@ class Sizes(NamedTuple):
   num_features: int
 
 
-def measure(run: runs.Run, params: Any) -> Sizes:
+def measure(run: experiment.Run, params: Any) -> Sizes:
   """Measures the states of a model.
 
   Args:
@@ -68,7 +69,7 @@ def measure(run: runs.Run, params: Any) -> Sizes:
   )
 
 
-def _states_and_queries(run: runs.Run, variables, source, tokens):
+def _states_and_queries(run: experiment.Run, variables, source, tokens):
   """[B, S, D] of the encoder, [B, T, D] of the decoder that reads tokens."""
   apply = jax.jit(run.model.apply, static_argnames=("method", "max_length"))
   memory, carry = apply(variables, source, max_length=0, method="start")
@@ -92,10 +93,10 @@ def main(arguments) -> None:
     sys.exit("missing RUN...; give directories of finished runs")
   print(f"{'encoder':>9}{'query':>9}{'gap':>9}{'/ sqrt(D)':>11}")
   for workdir in map(Path, arguments[1:]):
-    run, trained, _ = inference.restore(workdir)
+    run, trained, _ = restored.restore(workdir)
     if not isinstance(run.model, Seq2Seq):
       sys.exit(f"{workdir}: a Transformer has no such states")
-    stages = {"untrained": runs.start(run).params, "trained": trained}
+    stages = {"untrained": experiment.start(run).params, "trained": trained}
     for stage, params in stages.items():
       sizes = measure(run, params)
       print(

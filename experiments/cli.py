@@ -12,7 +12,8 @@ from pathlib import Path
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from experiments import config_errors, runtime
+from experiments.config import messages
+from experiments.distributed import initialize
 from experiments.errors import UserError
 
 
@@ -180,21 +181,18 @@ def _parsed(
   """The arguments without a flag, once the flags are parsed."""
   logging.set_verbosity(logging.ERROR)  # what libraries say of flags
   try:
-    config_errors.check_file(argv, config)
+    messages.check_file(argv, config)
     rest = flags.FLAGS(list(argv))
     if config:
-      config_errors.check_value(flags.FLAGS[config])
+      messages.check_value(flags.FLAGS[config])
   except flags.Error as error:
-    _die(f"{config_errors.last_line(error)}\nSee --help.")
+    _die(f"{messages.last_line(error)}\nSee --help.")
   except UserError as error:
     _die(str(error))
   except (AttributeError, KeyError) as error:
-    _die(
-      config_errors.explain_override(error, argv)
-      or config_errors.explain(error)
-    )
+    _die(messages.explain_override(error, argv) or messages.explain(error))
   except Exception as error:  # whatever a config file raises
-    _die(config_errors.explain(error))
+    _die(messages.explain(error))
   given = rest[1:]
   if len(given) > len(positional):
     unknown = given[len(positional)]
@@ -217,7 +215,7 @@ def _guarded(main: Callable[..., int | None], arguments: Sequence[str]) -> None:
     _die(str(error), error.code)
   except BrokenPipeError:  # whoever read has read enough
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    runtime.leave(141)
+    initialize.leave(141)
   except KeyboardInterrupt:
     _die("interrupted", 130)
   except Exception as error:
@@ -226,7 +224,7 @@ def _guarded(main: Callable[..., int | None], arguments: Sequence[str]) -> None:
     if not _is_one_of_several():
       raise
     traceback.print_exc()
-    runtime.leave(1)
+    initialize.leave(1)
   sys.exit(code or 0)
 
 
@@ -273,7 +271,7 @@ def _tell_but_of_unwritten_events(args) -> None:
 
   The main thread, which writes metrics and checkpoints, will say so.
   """
-  ours = args.thread is not None and args.thread.name == runtime.HEARTBEAT
+  ours = args.thread is not None and args.thread.name == initialize.HEARTBEAT
   if ours or not isinstance(args.exc_value, OSError):
     threading.__excepthook__(args)
 
@@ -306,4 +304,4 @@ def _is_one_of_several() -> bool:
 
 def _die(message: str, code: int = 2) -> None:
   print(f"error: {message}", file=sys.stderr)
-  runtime.leave(code)
+  initialize.leave(code)

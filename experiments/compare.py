@@ -49,13 +49,13 @@ _JOBS = flags.DEFINE_integer(
 
 def main() -> int | None:
   """Trains what is missing and writes the report, as the flags say."""
-  from experiments.comparison import cells, report, results, running
+  from experiments.comparison import grid, report, results, runner
   from experiments.errors import UserError
 
   config, folder = _CONFIG.value, Path(_WORKDIR.value)
-  listed = [cells.parse_sweep(text) for text in _SWEEP.value]
+  listed = [grid.parse_sweep(text) for text in _SWEEP.value]
   if _SCORES.value:
-    listed.insert(0, (cells.score_field(config), _SCORES.value))
+    listed.insert(0, (grid.score_field(config), _SCORES.value))
   sweeps = dict(listed)
   if len(sweeps) < len(listed):
     fields = " ".join(field for field, _ in listed)
@@ -67,14 +67,14 @@ def main() -> int | None:
       "nothing to compare: give --scores=none,dot,... or"
       " --sweep=FIELD=VALUE,VALUE; see --help"
     )
-  grid = cells.grid(
+  cells = grid.grid(
     config,
     sweeps,
     num_seeds=_SEEDS.value,
     folder=folder,
     flags=cli.config_arguments(),
   )
-  found, failed = results.read_all(running.run(grid, _JOBS.value))
+  found, failed = results.read_all(runner.run(cells, _JOBS.value))
   if not found:
     told = [
       f"{one.cell.group}, seed {one.cell.seed}: {one.error}" for one in failed
@@ -88,7 +88,7 @@ def main() -> int | None:
     folder,
     command=shlex.join(["python", "-m", "experiments.compare", *sys.argv[1:]]),
     metric=config.train.best_metric,
-    left_out=cells.left_out(grid, folder),
+    left_out=grid.left_out(cells, folder),
   )
   print(path.read_text(encoding="utf-8"), f"report: {path}", sep="\n")
   return 1 if failed else None

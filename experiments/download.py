@@ -14,7 +14,7 @@ from pathlib import Path
 from absl import flags
 
 from experiments import cli
-from experiments.data import downloads, sources
+from experiments.data.text import fetch, registry
 
 _BASE_URL = flags.DEFINE_string(
   "base_url",
@@ -34,8 +34,8 @@ def main(name: str, directory: str) -> None:
   Example:
     >>> main("multi30k", "data/multi30k")  # doctest: +SKIP
   """
-  corpus = sources.find_corpus(name)
-  downloads.fetch(corpus, Path(directory), base_url=_BASE_URL.value)
+  corpus = registry.find_corpus(name)
+  fetch.fetch(corpus, Path(directory), base_url=_BASE_URL.value)
   print(
     f"{name}: {len(corpus.files)} files in {directory}, to train on with\n"
     f"  python -m experiments.train --config={corpus.config}"

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import cli, runtime
+from experiments import cli
+from experiments.distributed import initialize
 
 _WORKDIR = flags.DEFINE_string(
   "workdir", None, "The run's directory.", required=True
@@ -31,21 +32,22 @@ _BEAM_SIZE, _LENGTH_PENALTY = cli.define_search()
 def main() -> None:
   """Evaluates, as the flags say."""
   workdir = Path(_WORKDIR.value)
-  runtime.set_up_jax()
+  initialize.set_up_jax()
   import jax
 
-  from experiments import inference, report
+  from experiments.evaluation import report
+  from experiments.inference import restored
 
-  finished = inference.restore(workdir, _CHECKPOINT.value)
-  search = inference.configured_search(
+  finished = restored.restore(workdir, _CHECKPOINT.value)
+  search = restored.configured_search(
     finished.run,
     beam_size=_BEAM_SIZE.value,
     length_penalty=_LENGTH_PENALTY.value,
   )
-  name, examples = inference.examples(
+  name, examples = restored.examples(
     finished.run, _SPLIT.value, _SOURCE.value, _TARGET.value
   )
-  evaluation = inference.evaluate(finished, examples, search)
+  evaluation = restored.evaluate(finished, examples, search)
   if jax.process_index() == 0:
     print(report.described(name, evaluation), flush=True)
     report.write_evaluation(workdir, name, finished.used, evaluation)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import cli, runtime
+from experiments import cli
+from experiments.distributed import initialize
 from experiments.errors import AGAIN
 
 _CONFIG = cli.define_config()
@@ -29,8 +30,8 @@ def main() -> int | None:
   """Trains and evaluates, as the flags say."""
   config = _CONFIG.value
   workdir = _WORKDIR.value or cli.default_workdir(cli.config_argument())
-  runtime.set_up_jax()
-  from experiments.loop import train_and_evaluate
+  initialize.set_up_jax()
+  from experiments.training.loop import train_and_evaluate
 
   complete = train_and_evaluate(config, Path(workdir))
   return None if complete else AGAIN

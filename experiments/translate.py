@@ -14,7 +14,8 @@ from pathlib import Path
 
 from absl import flags, logging
 
-from experiments import cli, runtime
+from experiments import cli
+from experiments.distributed import initialize
 
 _WORKDIR = flags.DEFINE_string(
   "workdir", None, "The run's directory.", required=True
@@ -71,13 +72,13 @@ _UNKNOWN = 10  # lines with unknown characters that are named
 def main() -> None:
   """Translates, as the flags say."""
   workdir = Path(_WORKDIR.value)
-  runtime.set_up_jax()
-  from experiments import inference, translator
-  from experiments.data.parallel_text import decoded
+  initialize.set_up_jax()
+  from experiments.data.text.readers import decoded
+  from experiments.inference import restored, translator
   from experiments.progress import counting
 
-  finished = inference.restore(workdir, _CHECKPOINT.value)
-  search = inference.configured_search(
+  finished = restored.restore(workdir, _CHECKPOINT.value)
+  search = restored.configured_search(
     finished.run,
     beam_size=_BEAM_SIZE.value,
     length_penalty=_LENGTH_PENALTY.value,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import axes
-from attention.pairwise import (
+from attention.positional import (
   GroupedPairs,
   PairsOfHeads,
   Pairwise,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.pairwise import (
+from attention.positional import (
   GroupedPairs,
   PairsOfHeads,
   Pairwise,

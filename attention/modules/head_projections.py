@@ -11,8 +11,8 @@ from flax.linen.dtypes import promote_dtype
 from jax.typing import DTypeLike
 
 from attention.checks import check_positive, check_tokens
-from attention.choice import Implementation
-from attention.grouping import Grouping
+from attention.dispatch import Implementation
+from attention.grouped_query import Grouping
 from attention.heads import combine_heads, project_heads
 from attention.modules.learned_scores import LearnedScore
 from attention.modules.mesh_axes import MeshAxes

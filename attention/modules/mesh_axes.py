@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from attention.biases.types import as_bias
-from attention.choice import Implementation, solved
+from attention.dispatch import Implementation, solved
 from attention.dropout import Dropout, OfHeads
 from attention.masks.types import as_mask
 from attention.ring import arrange, restore

@@ -9,8 +9,8 @@ from jax.typing import DTypeLike
 
 from attention import cache as caches
 from attention import masks
+from attention.api import attention_weights
 from attention.biases import as_bias
-from attention.dispatch import attention_weights
 from attention.dropout import make_dropout
 from attention.modules.head_projections import HeadProjections, KeyValue
 from attention.modules.mesh_axes import MeshAxes

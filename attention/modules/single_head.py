@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 from jax.typing import DTypeLike
 
+from attention.api import attend, attention_weights
 from attention.checks import check_tokens
-from attention.choice import Implementation
-from attention.dispatch import attend, attention_weights
+from attention.dispatch import Implementation
 from attention.modules.learned_scores import LearnedScore
 from attention.scores import Score
 

@@ -15,15 +15,15 @@ import jax
 
 from attention.biases.types import as_bias
 from attention.checks import check_axis, check_tokens
-from attention.choice import Implementation, solved
+from attention.dispatch import Implementation, solved
 from attention.dropout import Dropout, OfPart, make_dropout
 from attention.masks.types import Band, as_mask
-from attention.pairwise import FULL
+from attention.positional import FULL
 from attention.ring.layout import Cut, Ring, seen
 from attention.ring.order import Order
-from attention.ring.parts import make_parts
+from attention.ring.pair_step import make_parts
 from attention.ring.placed import PlacedBias, PlacedMask
-from attention.ring.travel import make_travel
+from attention.ring.rotation import make_travel
 from attention.scores import Score, as_score, scaled_dot_score
 
 

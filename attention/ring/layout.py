@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention.masks.tile_visibility import Ranges, visibility
 from attention.masks.types import Mask
-from attention.masks.visibility import Ranges, visibility
-from attention.pairwise import FULL
+from attention.positional import FULL
 from attention.ring.order import Order, chunk_of, num_chunks
 
 # Tokens of a piece at most: its scores must not outgrow a share of tokens.

@@ -9,7 +9,7 @@ import jax
 
 from attention.biases.types import Bias
 from attention.masks.types import Mask
-from attention.pairwise import Pairwise
+from attention.positional import Pairwise
 
 
 @jax.tree_util.register_dataclass

@@ -6,22 +6,7 @@ parameters; the result is a pytree and a callable (query, key) -> scores that
 `attention.attend` runs at its best. Both share one formula.
 """
 
-from attention.scores.bound import Additive as additive
-from attention.scores.bound import Concat as concat
-from attention.scores.bound import Cosine as cosine
-from attention.scores.bound import Dot as dot
-from attention.scores.bound import General as general
-from attention.scores.bound import ScaledDot as scaled_dot
-from attention.scores.functions import (
-  additive_score,
-  as_score,
-  concat_score,
-  cosine_score,
-  dot_score,
-  general_score,
-  scaled_dot_score,
-)
-from attention.scores.protocol import (
+from attention.scores.base import (
   MATRIX,
   SCALAR,
   VECTOR,
@@ -29,6 +14,21 @@ from attention.scores.protocol import (
   MappedKeys,
   Score,
   with_mapped_keys,
+)
+from attention.scores.classical import Additive as additive
+from attention.scores.classical import Concat as concat
+from attention.scores.classical import Cosine as cosine
+from attention.scores.classical import Dot as dot
+from attention.scores.classical import General as general
+from attention.scores.classical import ScaledDot as scaled_dot
+from attention.scores.functional import (
+  additive_score,
+  as_score,
+  concat_score,
+  cosine_score,
+  dot_score,
+  general_score,
+  scaled_dot_score,
 )
 
 __all__ = [

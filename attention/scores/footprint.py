@@ -5,7 +5,7 @@ import math
 import jax
 from jax.extend.core import jaxprs_in_params
 
-from attention.scores.protocol import Score
+from attention.scores.base import Score
 
 
 def numbers_per_pair(score: Score, query: jax.Array, key: jax.Array) -> int:

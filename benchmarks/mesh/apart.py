@@ -48,7 +48,7 @@ def report(measure: Callable[[], dict[str, Any]]) -> None:
     >>> report(dict)  # doctest: +SKIP
     {}
   """
-  from experiments import runtime
+  from experiments.distributed import initialize
 
-  runtime.set_up_jax()
+  initialize.set_up_jax()
   print(json.dumps(measure()))

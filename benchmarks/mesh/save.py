@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from benchmarks.mesh import apart
 from experiments import checkpoints
-from experiments.steps import TrainState
+from experiments.optimization.step import TrainState
 
 _SIDE, _LAYERS = 2048, 24
 _FIRST, _SAVED, _STEPS = 2, 10, 30  # the first two steps warm up

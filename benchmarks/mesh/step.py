@@ -9,10 +9,13 @@ import numpy as np
 
 from benchmarks.mesh import apart
 from configs import multi30k
-from experiments import mesh, runs, schema, steps
+from experiments import experiment
+from experiments.config import MeshConfig, parse
 from experiments.data.batch import Batch
+from experiments.distributed import mesh
 from experiments.models import make_model
-from experiments.optimizer import make_optimizer
+from experiments.optimization.optimizer import make_optimizer
+from experiments.optimization.step import make_train_step
 
 
 def measure() -> dict[str, float]:
@@ -46,7 +49,7 @@ def measure() -> dict[str, float]:
 
 def _cases() -> dict[str, Any]:
   """Of each case the step, what places its batch, and a state."""
-  config = schema.parse(multi30k.get_config().to_dict())
+  config = parse(multi30k.get_config().to_dict())
   model = make_model(
     config.model,
     source_vocabulary_size=8000,
@@ -56,17 +59,17 @@ def _cases() -> dict[str, Any]:
     dtype="float32",
   )
   optimizer = make_optimizer(config.optimizer, 100)
-  one = mesh.make_mesh(schema.MeshConfig.one())
-  run = runs.Run(config, one, None, model, optimizer)  # type: ignore[arg-type]
-  state = runs.start(run)
+  one = mesh.make_mesh(MeshConfig.one())
+  run = experiment.Run(config, one, None, model, optimizer)  # type: ignore[arg-type]
+  state = experiment.start(run)
   rng = np.random.default_rng(0)
   batch = Batch(*rng.integers(4, 8000, (2, 256, 16), np.int32))
-  plain = steps.make_train_step(
+  plain = make_train_step(
     model, optimizer, label_smoothing=config.train.label_smoothing
   )
   return {
     "mesh": (
-      runs.make_step(run, state),
+      experiment.make_step(run, state),
       lambda: mesh.place_rows(batch, one),
       state,
     ),

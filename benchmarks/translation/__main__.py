@@ -7,7 +7,7 @@ import tempfile
 
 from absl import app, flags
 
-from experiments import runtime
+from experiments.distributed import initialize
 
 _DATA = flags.DEFINE_string("data", None, "Multi30k's files.", required=True)
 _JOEYNMT = flags.DEFINE_string(
@@ -28,7 +28,7 @@ _RESULTS = pathlib.Path("docs/results/translation_speed.json")
 
 def main(_) -> None:
   """Measures, prints, and keeps the results on request."""
-  runtime.set_up_jax()
+  initialize.set_up_jax()
   with tempfile.TemporaryDirectory() as temporary:
     folder = pathlib.Path(_FOLDER.value or temporary)
     peer = _peer(folder)

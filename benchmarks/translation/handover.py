@@ -13,7 +13,7 @@ import sentencepiece
 
 from attention import positions
 from experiments.data.batch import BOS, EOS, PAD, UNK
-from experiments.inference import Finished
+from experiments.inference.restored import Finished
 
 # Where our parameters stand, and what JoeyNMT calls them.
 _TOP = {

@@ -8,10 +8,13 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments import inference, mesh, runs, schema
-from experiments.costs import product_flops
+from benchmarks.translation.flops import product_flops
+from experiments import experiment
+from experiments.config import parse
 from experiments.data import pipeline
-from experiments.data.corpus import Dealt
+from experiments.data.text.corpus import Dealt
+from experiments.distributed import mesh
+from experiments.inference import restored
 
 
 def training_speed(
@@ -29,11 +32,14 @@ def training_speed(
     positions_per_second (of targets, padding included), milliseconds a step,
     gigaflops (of matrix products, a second) and padding.
   """
-  run = runs.build(schema.parse(config.to_dict()), workdir, train=True)
-  batches = runs.training_batches(run)
+  run = experiment.build(parse(config.to_dict()), workdir, train=True)
+  batches = experiment.training_batches(run)
   assert isinstance(batches, Dealt)
-  state = runs.start(run)
-  train_step, traced = runs.make_step(run, state), runs.jitted_step(run, state)
+  state = experiment.start(run)
+  train_step, traced = (
+    experiment.make_step(run, state),
+    experiment.jitted_step(run, state),
+  )
   flops: dict[tuple, float] = {}
   index = 0
   while len(flops) < len(batches.shapes) and index < 2000:
@@ -74,10 +80,10 @@ def decoding_speed(workdir: Path, beam_size: int) -> dict[str, float]:
   Returns:
     sentences_per_second and BLEU.
   """
-  finished = inference.restore(workdir)
-  search = inference.configured_search(finished.run, beam_size=beam_size)
-  _, examples = inference.examples(finished.run, "test")
-  scores = inference.evaluate(finished, examples, search).metrics
+  finished = restored.restore(workdir)
+  search = restored.configured_search(finished.run, beam_size=beam_size)
+  _, examples = restored.examples(finished.run, "test")
+  scores = restored.evaluate(finished, examples, search).metrics
   return {name: scores[name] for name in ("sentences_per_second", "bleu")}
 
 

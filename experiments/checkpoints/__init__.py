@@ -1,10 +1,10 @@
 """Checkpoints of a run; the only package that knows Orbax."""
 
-from experiments.checkpoints.choosing import choose, parameters
 from experiments.checkpoints.damage import DamagedCheckpointError
 from experiments.checkpoints.manager import FOLDER, opened
-from experiments.checkpoints.restoring import restore, restore_last
-from experiments.checkpoints.saving import UnsavedCheckpointError, save, wait
+from experiments.checkpoints.restore import restore, restore_last
+from experiments.checkpoints.save import UnsavedCheckpointError, save, wait
+from experiments.checkpoints.select import choose, parameters
 
 __all__ = [
   "FOLDER",

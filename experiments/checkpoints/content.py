@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from experiments.checkpoints import digests
-from experiments.steps import TrainState
+from experiments.optimization.step import TrainState
 
 ITEMS = ("state", "batches", "digests")
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.sharding import path_name
+from experiments.distributed.sharding import path_name
 
 
 def of_arrays(tree: Any) -> dict[str, int]:

@@ -9,11 +9,11 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from experiments.checkpoints.choosing import goodness
 from experiments.checkpoints.content import ITEMS
 from experiments.checkpoints.damage import check_listing
-from experiments.checkpoints.saving import saving
-from experiments.processes import first_process_only
+from experiments.checkpoints.save import saving
+from experiments.checkpoints.select import goodness
+from experiments.distributed.multihost import first_process_only
 
 FOLDER = "checkpoints"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments import plots
-from experiments.comparison.intervals import interval
 from experiments.comparison.results import Result
+from experiments.comparison.statistics import interval
+from experiments.visualization import plots
 
 _DPI = 120
 Groups = Mapping[str, Sequence[Result]]

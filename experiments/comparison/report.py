@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from experiments.comparison import figures, results
-from experiments.comparison.cells import Cell
-from experiments.comparison.intervals import (
+from experiments.comparison.grid import Cell
+from experiments.comparison.results import Result
+from experiments.comparison.runner import Outcome
+from experiments.comparison.statistics import (
   Difference,
   differences,
   interval,
   is_comparable,
 )
-from experiments.comparison.results import Result
-from experiments.comparison.running import Outcome
-from experiments.evaluation import pooled
-from experiments.workdir import write_text
+from experiments.evaluation.evaluator import pooled
+from experiments.run_directory import write_text
 
 _PERCENT = ("sequence_accuracy", "token_accuracy", "alignment_error_rate")
 _NUM_BINS = 10

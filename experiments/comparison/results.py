@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.comparison.cells import UNREADABLE, Cell, text_of
-from experiments.comparison.running import Outcome
-from experiments.writer import METRICS, TIMINGS
+from experiments.comparison.grid import UNREADABLE, Cell, text_of
+from experiments.comparison.runner import Outcome
+from experiments.training.metrics_writer import METRICS, TIMINGS
 
 # In this order, where a run has them.
 SCORES = (

@@ -6,8 +6,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from experiments.data.batch import Batch
-from experiments.data.links import Links
-from experiments.data.parallel_text import ParallelText
+from experiments.data.gold_alignments import Links
+from experiments.data.text.readers import ParallelText
 
 
 class EvaluationSet(NamedTuple):
@@ -86,7 +86,9 @@ class Dataset(Protocol):
   def target_text(self, tokens: np.ndarray) -> list[str]:
     """Returns target tokens [N, T] as N texts; EOS ends each."""
 
-  def links(self, source: np.ndarray, target: np.ndarray) -> Links | None:
+  def gold_alignments(
+    self, source: np.ndarray, target: np.ndarray
+  ) -> Links | None:
     """Returns which tokens of a pair belong together, if that is known."""
 
   def source_words(self, tokens: np.ndarray) -> list[str]:

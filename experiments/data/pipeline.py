@@ -34,8 +34,8 @@ def stream(batches: Batches, num_steps: int) -> DatasetIterator:
   Example:
     >>> from configs import base
     >>> from experiments.data.dataset import Rows
-    >>> from experiments.data.synthetic import Synthetic
-    >>> from experiments.schema import TaskConfig
+    >>> from experiments.data.synthetic.dataset import Synthetic
+    >>> from experiments.config import TaskConfig
     >>> data = Synthetic(TaskConfig(**base.data().to_dict()))
     >>> batches = data.training_batches(
     ...   seed=0, size=2, unit="examples", multiple=1, rows=Rows()

@@ -5,7 +5,7 @@ from typing import Any
 
 from flax import linen as nn
 
-from experiments.schema import ModelConfig, Seq2SeqConfig
+from experiments.config import ModelConfig, Seq2SeqConfig
 
 
 def make_model(
@@ -33,7 +33,7 @@ def make_model(
 
   Example:
     >>> from configs import base
-    >>> from experiments.schema import parse
+    >>> from experiments.config import parse
     >>> model = make_model(
     ...   parse(base.get_config("transformer").to_dict()).model,
     ...   source_vocabulary_size=9, target_vocabulary_size=9,
@@ -48,13 +48,13 @@ def make_model(
     "target_vocabulary_size": target_vocabulary_size,
   }
   if isinstance(config, Seq2SeqConfig):
-    from experiments.models.decoder import Wiring
-    from experiments.models.seq2seq import Seq2Seq
+    from experiments.models.rnn.decoder import Wiring
+    from experiments.models.rnn.seq2seq import Seq2Seq
 
     wires = {field.name for field in dataclasses.fields(Wiring)}
     wiring = Wiring(**{name: fields.pop(name) for name in wires})
     return Seq2Seq(**sizes, **fields, wiring=wiring, dtype=dtype)
-  from experiments.models.transformer import Transformer
+  from experiments.models.transformer.model import Transformer
 
   return Transformer(
     **sizes,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import attend
-from attention.blockwise import Blockwise
+from attention.implementations.blockwise import Blockwise
 from tests.attention.oracle import CASES
 
 SMALL = Blockwise(query_block=2, key_block=3, leading_block=2)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import scores
-from attention.blockwise import Blockwise
+from attention.implementations.blockwise import Blockwise
 
 # A single tile, which is what "blockwise" chooses for small problems, and small
 # tiles, so that there are several; test_blockwise_shapes.py draws other sizes.

@@ -82,7 +82,7 @@ def test_importing_attention_imports_no_more_than_it_must():
   program = """
 import sys
 import attention
-assert "attention.dispatch" not in sys.modules
+assert "attention.api" not in sys.modules
 attention.attend
 heavy = {"flax", "optax", "orbax", "torch", "tensorflow"} & set(sys.modules)
 assert not heavy, heavy

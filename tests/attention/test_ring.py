@@ -9,9 +9,9 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from attention import attend, biases, masks, scores
-from attention.blockwise import Blockwise
-from attention.masks.visibility import Ranges, visibility
-from attention.pairwise import EMPTY, FULL
+from attention.implementations.blockwise import Blockwise
+from attention.masks.tile_visibility import Ranges, visibility
+from attention.positional import EMPTY, FULL
 from attention.ring import (
   arrange,
   layout,

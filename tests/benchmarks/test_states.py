@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 
 from benchmarks import states
-from experiments import decode, runs, schema
+from experiments import decoding, experiment
+from experiments.config import parse
 from experiments.data.batch import BOS, PAD
 from tests.experiments.conftest import make_tiny
 
@@ -13,13 +14,13 @@ from tests.experiments.conftest import make_tiny
 def test_the_gap_is_that_between_the_logarithms_of_the_weights(score, order):
   config = make_tiny(score)
   config.model.order = order
-  run = runs.build(schema.parse(config.to_dict()), None)
-  params = jax.tree.map(lambda each: 3 * each, runs.start(run).params)
+  run = experiment.build(parse(config.to_dict()), None)
+  params = jax.tree.map(lambda each: 3 * each, experiment.start(run).params)
   sizes = states.measure(run, params)
 
   batch = run.data.evaluation_set("validation").batch
   weights = jax.device_get(
-    decode.alignments(run.model, params, batch.source, batch.target)
+    decoding.alignments(run.model, params, batch.source, batch.target)
   )
   gaps = []
   for source, target, rows in zip(batch.source, batch.target, weights[:, 0]):
@@ -36,6 +37,6 @@ def test_the_gap_is_that_between_the_logarithms_of_the_weights(score, order):
 
 
 def test_states_of_nothing_are_all_alike():
-  run = runs.build(schema.parse(make_tiny("dot").to_dict()), None)
-  nothing = jax.tree.map(np.zeros_like, runs.start(run).params)
+  run = experiment.build(parse(make_tiny("dot").to_dict()), None)
+  nothing = jax.tree.map(np.zeros_like, experiment.start(run).params)
   assert states.measure(run, nothing) == (0, 0, 0, 8)

@@ -14,7 +14,7 @@ import sys
 
 def main() -> None:
   """Forks a child for each line."""
-  import experiments.loop  # noqa: F401
+  import experiments.training.loop  # noqa: F401
   from experiments import cli, train
 
   child = 0

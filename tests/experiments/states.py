@@ -3,13 +3,14 @@
 import jax
 import numpy as np
 
-from experiments import checkpoints, inference, runs
+from experiments import checkpoints, experiment
+from experiments.inference import restored
 
 
 def final_state(workdir):
-  run = inference.restore(workdir).run
+  run = restored.restore(workdir).run
   with checkpoints.opened(workdir, read_only=True) as manager:
-    like = runs.abstract_state(run)
+    like = experiment.abstract_state(run)
     state, _ = checkpoints.restore(manager, manager.latest_step(), like)
   return state
 

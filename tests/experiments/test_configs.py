@@ -7,8 +7,10 @@ import jax
 import pytest
 
 from configs import base
-from experiments import decode, runs, schema, steps
+from experiments import decoding, experiment
+from experiments.config import MeshConfig, parse
 from experiments.data.dataset import Rows
+from experiments.optimization.step import init_state, make_train_step
 from tests.experiments.conftest import read_little
 
 NAMES = sorted(
@@ -24,16 +26,16 @@ WITHOUT_RESULT = ("translation",)
 @pytest.mark.parametrize("name", NAMES)
 def test_builds(name, arg, corpus, tmp_path):
   config = importlib.import_module(f"configs.{name}").get_config(arg)
-  typed = schema.parse(read_little(config, corpus).to_dict())
-  run = runs.build(typed, tmp_path, mesh=schema.MeshConfig.one(), train=True)
+  typed = parse(read_little(config, corpus).to_dict())
+  run = experiment.build(typed, tmp_path, mesh=MeshConfig.one(), train=True)
   batches = run.data.training_batches(
     seed=0, size=2, unit="examples", multiple=1, rows=Rows()
   )
   batch = batches[0]
   state = jax.eval_shape(
-    lambda: steps.init_state(run.model, run.optimizer, batch, seed=0)
+    lambda: init_state(run.model, run.optimizer, batch, seed=0)
   )
-  step = steps.make_train_step(run.model, run.optimizer)
+  step = make_train_step(run.model, run.optimizer)
   after, metrics = jax.eval_shape(step, state, batch)
   assert jax.tree.map(lambda leaf: leaf.shape, after) == jax.tree.map(
     lambda leaf: leaf.shape, state
@@ -41,7 +43,7 @@ def test_builds(name, arg, corpus, tmp_path):
   assert metrics["loss"].shape == ()
   examples = run.data.evaluation_set("validation")
   answer = jax.eval_shape(
-    lambda params: decode.greedy(
+    lambda params: decoding.greedy(
       run.model, params, examples.batch.source[:2], max_length=5
     ),
     state.params,

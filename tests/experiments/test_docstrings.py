@@ -15,9 +15,8 @@ import experiments
 BINARIES = (
   "experiments.train",
   "experiments.compare",
-  "experiments.heads",
+  "experiments.analyze_heads",
   "experiments.evaluate",
-  "experiments.plan",
   "experiments.translate",
 )
 OF_FLAX = ("parent", "name")
@@ -88,8 +87,8 @@ def test_class_has_attributes_and_example(name):
 def test_the_walk_finds_the_modules():
   assert {
     "experiments.cli.run",
-    "experiments.loop.train_and_evaluate",
+    "experiments.training.loop.train_and_evaluate",
     "experiments.models.make_model",
-    "experiments.data.tasks.reverse",
+    "experiments.data.synthetic.tasks.reverse",
   } <= set(FUNCTIONS)
-  assert "experiments.steps.TrainState" in CLASSES
+  assert "experiments.optimization.step.TrainState" in CLASSES

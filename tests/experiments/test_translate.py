@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from experiments.data import numbers
+from experiments.data.text import numbers
 from tests.experiments import processes
 
 pytestmark = pytest.mark.slow

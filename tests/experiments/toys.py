@@ -8,9 +8,9 @@ import numpy as np
 from flax import linen as nn
 
 from experiments.data.batch import BOS, EOS, PAD
-from experiments.models.decoder import Wiring
-from experiments.models.seq2seq import Seq2Seq
-from experiments.models.transformer import Transformer
+from experiments.models.rnn.decoder import Wiring
+from experiments.models.rnn.seq2seq import Seq2Seq
+from experiments.models.transformer.model import Transformer
 
 
 class Lookup(nn.Module):

@@ -1,0 +1,166 @@
+"""The one door: `attend` checks its arguments and calls an implementation."""
+
+from collections.abc import Callable
+from typing import Any, Literal, overload
+
+import jax
+import jax.numpy as jnp
+
+from attention.checks import check_tokens
+from attention.dispatch import Implementation, solved
+from attention.dropout import make_dropout
+from attention.implementations import reference
+from attention.meshes import on_any_mesh
+from attention.request import prepared
+from attention.scores import Score, scaled_dot_score
+
+
+@overload
+def attend(
+  query: Any,
+  key: Any,
+  value: Any,
+  *,
+  score: Score | Callable = ...,
+  mask: Any = ...,
+  bias: Any = ...,
+  dropout_rate: float = ...,
+  rng: jax.Array | None = ...,
+  implementation: Implementation = ...,
+  return_lse: Literal[False] = ...,
+) -> jax.Array: ...
+
+
+@overload
+def attend(
+  query: Any,
+  key: Any,
+  value: Any,
+  *,
+  score: Score | Callable = ...,
+  mask: Any = ...,
+  bias: Any = ...,
+  dropout_rate: float = ...,
+  rng: jax.Array | None = ...,
+  implementation: Implementation = ...,
+  return_lse: Literal[True],
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+def attend(
+  query,
+  key,
+  value,
+  *,
+  score=scaled_dot_score,
+  mask=None,
+  bias=None,
+  dropout_rate=0.0,
+  rng=None,
+  implementation=None,
+  return_lse=False,
+):
+  """Attention: each query's average of the values, weighted by its scores.
+
+  With weights = softmax_j(score(query_i, key_j) + bias(i, j) where mask(i, j)),
+  the context is weights @ value. See "Neural Machine Translation by Jointly
+  Learning to Align and Translate", Bahdanau et al., 2014, equations 5 and 6
+  (https://arxiv.org/abs/1409.0473), and "Attention Is All You Need", Vaswani
+  et al., 2017, equation 1 (https://arxiv.org/abs/1706.03762).
+
+  A row that may attend to nothing has context 0, lse -inf and zero gradients.
+  A masked-out key changes nothing, NaN and inf included.
+
+  Args:
+    query: [..., T, Dq]. Heads are a leading axis, [B, H, T, D].
+    key: [..., S, Dk]; leading axes broadcast, so grouped queries are
+      [B, K, G, T, D] against [B, K, 1, S, D].
+    value: [..., S, E].
+    score: any callable (query, key) -> scores [..., T, S]; what it captures
+      gets gradients. `attention.scores` has the classical ones.
+    mask: who may attend, from `attention.masks`, or a boolean array that
+      broadcasts to [..., T, S]; None means everyone.
+    bias: added to the scores, from `attention.biases`, or an array that
+      broadcasts to [..., T, S].
+    dropout_rate: the probability to drop a weight.
+    rng: a random key, needed if `dropout_rate` is positive.
+    implementation: None (choose by size and device), "reference" (the dense
+      formula), "blockwise" (tile by tile, in O(T + S) memory) or "cudnn" (its
+      kernel on a GPU, with first derivatives in reverse mode only; None takes
+      it for dot products in half precision). A
+      `Blockwise(query_block=..., key_block=...)` from
+      `attention.implementations` is the second with tiles of your own sizes.
+    return_lse: whether to return the log-sum-exp of the scores too, which
+      `attention.merge` needs.
+
+  Returns:
+    The context [..., T, E] in the query's dtype. With `return_lse` a pair of
+    it and the lse [..., T], float32 (float64 if an input is float64).
+
+  Raises:
+    AssertionError: if the shapes do not fit; the message names the argument.
+    TypeError: if an argument is of a wrong type; the message names it.
+    ValueError: if a choice is unknown, or `mask` or `bias` does not broadcast.
+    NotImplementedError: if the implementation cannot serve the call.
+
+  `attention_weights` gives the weights themselves.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from attention import attend, masks
+    >>> tokens = jnp.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> attend(tokens, tokens, tokens, mask=masks.causal())
+    Array([[1.  , 0.  ],
+           [0.33, 0.67]], dtype=float32)
+  """
+  context, lse = solved(
+    query,
+    key,
+    value,
+    score=score,
+    mask=mask,
+    bias=bias,
+    dropout=make_dropout(dropout_rate, rng),
+    implementation=implementation,
+    return_lse=return_lse,
+  )
+  return (context, lse) if return_lse else context
+
+
+@on_any_mesh("TS")
+def attention_weights(
+  query: Any,
+  key: Any,
+  *,
+  score: Score | Callable = scaled_dot_score,
+  mask: Any = None,
+  bias: Any = None,
+) -> jax.Array:
+  """The distribution over the keys that `attend` averages the values with.
+
+  Args:
+    query: [..., T, Dq].
+    key: [..., S, Dk]; leading axes broadcast.
+    score: as in `attend`.
+    mask: as in `attend`.
+    bias: as in `attend`.
+
+  Returns:
+    [..., T, S] in the query's dtype; each row sums to 1, or to 0 if it may
+    attend to nothing.
+
+  Raises:
+    AssertionError: if the shapes do not fit; the message names the argument.
+    TypeError: if an argument is of a wrong type; the message names it.
+    ValueError: if a choice is unknown, or `mask` or `bias` does not broadcast.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from attention import attention_weights
+    >>> attention_weights(jnp.zeros((1, 4)), jnp.ones((2, 4)))
+    Array([[0.5, 0.5]], dtype=float32)
+  """
+  check_tokens(query=query, key=key)
+  nothing = jnp.zeros((jnp.shape(key)[-2], 0), jnp.result_type(key))
+  call = prepared(query, key, nothing, score=score, mask=mask, bias=bias)
+  return reference.weights(call).astype(call.query.dtype)

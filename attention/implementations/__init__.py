@@ -1,0 +1,1 @@
+"""Implementations of attention: dense reference, cuDNN and blockwise."""

@@ -1,0 +1,203 @@
+"""The one rule of all derivatives.
+
+With S the scores and bias, P = exp(S - lse) and O = P V, the tangents are
+
+    dlse = sum_j P dS
+    dO   = sum_j (P dS) V + sum_j P dV - dlse O
+
+where dS is the tangent of the score on a tile, whatever the score is. Every
+term is a sum over tiles, linear in the tangents, with P recomputed from the
+tile and lse. So JAX transposes the rule by itself, and reverse mode comes out
+as the backward pass of "FlashAttention", Dao et al., 2022
+(https://arxiv.org/abs/2205.14135); and as the rule is ordinary code, it can be
+differentiated again.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from attention.implementations.blockwise.online_softmax import (
+  Captured,
+  Problem,
+  context_and_lse,
+)
+from attention.implementations.blockwise.tiles import add, cut, scan
+from attention.matmul import (
+  weighted_sum,
+  weighted_sum_columns,
+)
+from attention.request import Whole
+
+
+def solve(
+  problem: Problem,
+  captured: Captured,
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  whole: Whole | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """`softmax.context_and_lse`, differentiable by the rule to any order.
+
+  Args:
+    problem: the functions of a tile.
+    captured: what they capture.
+    query: as there.
+    key: likewise.
+    value: likewise.
+    whole: the context and the lse over more keys than these, to be returned
+      with these keys' terms of the tangents, to first order; or None.
+
+  Returns:
+    The context and the lse.
+  """
+
+  @jax.custom_jvp
+  def solution(whole, captured, *tokens):
+    return whole or context_and_lse(problem, captured, *tokens)
+
+  @functools.partial(solution.defjvp, symbolic_zeros=True)
+  def rule(primals, tangents):
+    outputs = solution(*primals)
+    return outputs, _tangents(problem, primals[1:], outputs, tangents[1:])
+
+  return solution(whole, captured, query, key, value)
+
+
+class _Linear(NamedTuple):
+  """The tangents that are not zero; None or a shorter list where they are.
+
+  Keys and values come in columns, [..., D, S]: in reverse mode their sums over
+  tiles of queries are then written in one piece.
+  """
+
+  captured: list[jax.Array | None]
+  query: jax.Array | None
+  key_columns: jax.Array | None
+  value_columns: jax.Array | None
+
+
+def _tangents(problem: Problem, primals, outputs, tangents):
+  """The tangents of the context and the lse."""
+  tiling = problem.tiling
+  context, lse = outputs
+  # Nothing is seen where the lse is -inf, and exp(S - inf) = 0 says so.
+  lse = jnp.where(jnp.isneginf(lse), jnp.inf, lse)
+  # Sums over tiles are taken in the statistics' dtype.
+  captured, query, key, value = jax.tree.map(
+    functools.partial(_widened, dtype=problem.dtype),
+    (tangents[0][tiling.has_partial], *tangents[1:]),
+    is_leaf=lambda tangent: isinstance(tangent, SymbolicZero),
+  )
+  linear = _Linear(captured, query, _in_columns(key), _in_columns(value))
+  of_scores = any(each is not None for each in (*captured, query, key))
+
+  @functools.partial(jax.checkpoint, prevent_cse=False)
+  def visit(linear, start):
+    return _tile_terms(problem, primals, lse, linear, start)
+
+  def step(sums, start):
+    *row, column = start
+    terms = visit(linear, (*row, column))
+    starts = (row, row, (*row[:-1], 0, row[-1]))
+    return [
+      total if total is None else add(total, term, start)
+      for total, term, start in zip(sums, terms, starts)
+    ]
+
+  context_zeros, lse_zeros = problem.zeros(primals, context.shape[-1])
+  sums = [
+    lse_zeros if of_scores else None,
+    context_zeros if of_scores else None,
+    None if value is None else _in_columns(context_zeros),
+  ]
+  lse_tangent, by_scores, by_values = scan(step, sums, tiling.pairs())
+  terms = [by_scores, _in_columns(by_values)]
+  if lse_tangent is None:
+    lse_tangent = lse_zeros
+  else:
+    terms.append(-lse_tangent[..., None] * context)
+  return sum(term for term in terms if term is not None), lse_tangent
+
+
+def _tile_terms(problem, primals, lse, linear, start):
+  """One tile's share of sum P dS, sum (P dS) V and sum P dV, in columns."""
+  tiling, dtype = problem.tiling, problem.dtype
+  captured, *tokens = primals
+  scores_of = problem.scores[tiling.has_partial]
+  *row, column = start
+  key_start = (*row[:-1], column)
+  query_tile = cut(tokens[0], row, tiling.row)
+  key_tile, value_tile = (
+    cut(each, key_start, tiling.column) for each in tokens[1:]
+  )
+
+  def columns_tile(columns):
+    if columns is None:
+      return None
+    size = (*tiling.block, columns.shape[-2], tiling.key_tile)
+    return cut(columns, (*key_start[:-1], 0, column), size)
+
+  query_tangent = linear.query
+  if query_tangent is not None:
+    query_tangent = cut(query_tangent, row, tiling.row)
+  scores, scores_tangent = _jvp(
+    lambda captured, *tiles: scores_of(captured, *tiles, start),
+    (captured[tiling.has_partial], query_tile, key_tile),
+    (
+      linear.captured,
+      query_tangent,
+      _in_columns(columns_tile(linear.key_columns)),
+    ),
+  )
+  logarithms = scores - cut(lse, row, tiling.row)[..., None]
+  # Huge scores may round otherwise than they did for the lse; no weight is
+  # larger than 1. The derivative is to be that of the difference, though.
+  excess = jax.lax.stop_gradient(jnp.maximum(logarithms, 0.0))
+  weights = jnp.exp(logarithms - excess)
+  kept = problem.bound(captured).dropped(weights, start)
+  of_lse = by_scores = by_values = None
+  if scores_tangent is not None:
+    of_lse = jnp.sum(weights * scores_tangent, axis=-1)
+    by_scores = weighted_sum(kept * scores_tangent, value_tile, dtype)
+  value_columns = columns_tile(linear.value_columns)
+  if value_columns is not None:
+    value_columns = value_columns.astype(value_tile.dtype)
+    by_values = weighted_sum_columns(kept, value_columns, dtype)
+  return of_lse, by_scores, by_values
+
+
+def _jvp(function, primals, tangents) -> Any:
+  """`jax.jvp` where a tangent may be None for zero; so may be the result."""
+  leaves, structure = jax.tree.flatten(primals)
+  tangents = jax.tree.leaves(tangents, is_leaf=lambda each: each is None)
+  active = [n for n in range(len(leaves)) if tangents[n] is not None]
+  if not active:
+    return function(*primals), None
+
+  def of_active(*values):
+    merged = list(leaves)
+    for n, value in zip(active, values):
+      merged[n] = value
+    return function(*jax.tree.unflatten(structure, merged))
+
+  return jax.jvp(
+    of_active,
+    [leaves[n] for n in active],
+    [tangents[n].astype(leaves[n].dtype) for n in active],
+  )
+
+
+def _widened(tangent: Any, dtype: Any) -> jax.Array | None:
+  """A tangent in `dtype` at least, None for zero."""
+  if isinstance(tangent, SymbolicZero):
+    return None
+  return tangent.astype(jnp.promote_types(tangent.dtype, dtype))
+
+
+def _in_columns(array: jax.Array | None) -> jax.Array | None:
+  return None if array is None else jnp.swapaxes(array, -1, -2)

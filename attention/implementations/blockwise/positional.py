@@ -1,0 +1,110 @@
+"""What depends on positions: masks, biases and dropout, for one tile."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention import axes
+from attention.biases.types import Bias
+from attention.dropout import Dropout
+from attention.implementations.blockwise.tiles import Tiling, cut, put, scan
+from attention.masks.types import Mask
+from attention.positional import Pairwise, TilePositions
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pairs:
+  """A mask and a bias, asked for the tile at a start."""
+
+  tiling: Tiling
+  length: int
+  key_length: int
+  mask: Mask | None
+  bias: Bias | None
+  dtype: Any
+
+  def visible(self, start) -> jax.Array:
+    """Who may look at whom, bool, broadcasts to [..., t, s]."""
+    _, columns = self._positions(start)
+    visible = columns.array[None, :] < self.key_length
+    rank = len(self.tiling.leading) + 2
+    visible = axes.with_rank(visible, rank)
+    return (
+      visible if self.mask is None else visible & self._tile(self.mask, start)
+    )
+
+  def biased(self, scores, start) -> jax.Array:
+    """The scores plus the bias."""
+    if self.bias is None:
+      return scores
+    return scores + self._tile(self.bias, start).astype(self.dtype)
+
+  def allowed(self, start) -> jax.Array:
+    """`visible`, less what a bias of -inf hides."""
+    visible = self.visible(start)
+    if self.bias is None:
+      return visible
+    return visible & ~jnp.isneginf(self._tile(self.bias, start))
+
+  def multiplier(self, dropout: Dropout, start) -> jax.Array:
+    """What dropout multiplies the weights with."""
+    leading = self.tiling.leading
+    numbers = jnp.arange(math.prod(leading)).reshape(leading)
+    rows, columns = self._positions(start)
+    return dropout.block(
+      rows,
+      columns,
+      cut(numbers, start[:-2], self.tiling.block),
+      (*leading, self.length, self.key_length),
+      self.dtype,
+    )
+
+  def _positions(self, start):
+    return (
+      TilePositions(start[-2], self.tiling.query_tile),
+      TilePositions(start[-1], self.tiling.key_tile),
+    )
+
+  def _tile(self, pairs: Pairwise, start):
+    rank = len(self.tiling.leading)
+    rows, columns = self._positions(start)
+    block = pairs.block(rows, columns, rank)
+    block = axes.with_rank(block, rank + 2)
+    return cut(block, start[:-2], self.tiling.block)
+
+
+def rows_that_see(pairs: Pairs, flags: jax.Array) -> jax.Array:
+  """Which queries see a key that is flagged.
+
+  Costs next to nothing where no key is.
+
+  Args:
+    pairs: the mask and the bias; -inf hides as a mask does.
+    flags: bool [..., S].
+
+  Returns:
+    bool [..., T], T rounded up to whole tiles.
+  """
+  tiling = pairs.tiling
+  missing = tiling.key_length - flags.shape[-1]
+  flags = jnp.pad(flags, [(0, 0)] * (flags.ndim - 1) + [(0, missing)])
+  shape = (*tiling.leading, tiling.query_length)
+  nobody = axes.varying_zero((flags, pairs.mask, pairs.bias), jnp.bool_)
+  nobody = jnp.broadcast_to(nobody, shape)
+  # Outside of jit a `cond` would be compiled at every call.
+  if not isinstance(flags, jax.core.Tracer) and not flags.any():
+    return nobody
+
+  def step(rows, start):
+    *row, column = start
+    flagged = cut(flags, (*row[:-1], column), tiling.column)
+    seen = jnp.any(pairs.allowed(start) & flagged[..., None, :], axis=-1)
+    return put(rows, seen | cut(rows, row, tiling.row), row)
+
+  def look():
+    return scan(step, nobody, tiling.pairs())
+
+  return jax.lax.cond(jnp.any(flags), look, lambda: nobody)

@@ -1,0 +1,194 @@
+"""How the scores [..., T, S] are cut into tiles, and which of them count.
+
+Every axis is cut, the leading ones too. A tile is known by the position of its
+first entry along each axis, its `start`; arrays that broadcast along an axis
+have one entry there, which every tile shares.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention.positional import EMPTY, FULL, PARTIAL
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tiling:
+  """Tiles of [..., T, S], T and S rounded up to whole tiles.
+
+  Attributes:
+    leading: the leading axes, those of the context.
+    block: how many entries of each leading axis a tile has.
+    query_tile: how many queries a tile has, t.
+    key_tile: how many keys, s.
+    visibility: int8 [T / t, S / s], which tiles are EMPTY, PARTIAL or FULL.
+  """
+
+  leading: tuple[int, ...]
+  block: tuple[int, ...]
+  query_tile: int
+  key_tile: int
+  visibility: np.ndarray
+
+  @property
+  def query_length(self) -> int:
+    """T, rounded up."""
+    return self.visibility.shape[0] * self.query_tile
+
+  @property
+  def key_length(self) -> int:
+    """S, rounded up."""
+    return self.visibility.shape[1] * self.key_tile
+
+  @property
+  def row(self) -> tuple[int, ...]:
+    """The size of a tile of queries, [..., t]."""
+    return (*self.block, self.query_tile)
+
+  @property
+  def column(self) -> tuple[int, ...]:
+    """The size of a tile of keys, [..., s]."""
+    return (*self.block, self.key_tile)
+
+  @property
+  def has_partial(self) -> bool:
+    """Whether any tile needs the mask."""
+    return bool((self.visibility == PARTIAL).any())
+
+  @property
+  def visits(self) -> tuple[int | None, int | None]:
+    """How many tiles a row visits in full and in part, None if that varies."""
+    counts = [(self.visibility == kind).sum(axis=1) for kind in (FULL, PARTIAL)]
+    full, part = (
+      int(each[0]) if (each == each[0]).all() else None for each in counts
+    )
+    return full, part
+
+  def rows(self) -> np.ndarray:
+    """The starts of all tiles of queries, int32 [R, leading + 1]."""
+    queries = range(0, self.query_length, self.query_tile)
+    return _product(*self._leading_starts(), queries)
+
+  def columns(self) -> tuple[np.ndarray, np.ndarray]:
+    """Which tiles of keys a tile of queries visits.
+
+    Returns:
+      int32 [P], starts of tiles of keys, and int32 [R, 3]: row r visits those
+      from the first bound to the second in full and those from the second to
+      the third in part.
+    """
+    starts: list[int] = []
+    bounds = []
+    for row in self.visibility:
+      begin = len(starts)
+      starts += list(np.flatnonzero(row == FULL) * self.key_tile)
+      middle = len(starts)
+      starts += list(np.flatnonzero(row == PARTIAL) * self.key_tile)
+      bounds.append((begin, middle, len(starts)))
+    repeats = math.prod(len(each) for each in self._leading_starts())
+    # An empty list of starts would be no array to look anything up in.
+    return (
+      np.asarray(starts or [0], np.int32),
+      np.tile(np.asarray(bounds, np.int32), (repeats, 1)),
+    )
+
+  def pairs(self) -> np.ndarray:
+    """The starts of all tiles that are not empty, int32 [P, leading + 2]."""
+    rows, columns = np.nonzero(self.visibility != EMPTY)
+    tiles = np.stack([rows * self.query_tile, columns * self.key_tile], axis=-1)
+    leading = _product(*self._leading_starts())
+    return np.concatenate(
+      [
+        np.repeat(leading, len(tiles), axis=0),
+        np.tile(tiles, (len(leading), 1)),
+      ],
+      axis=-1,
+    ).astype(np.int32)
+
+  def _leading_starts(self):
+    return [
+      range(0, size, block) for size, block in zip(self.leading, self.block)
+    ]
+
+
+def _product(*starts) -> np.ndarray:
+  grid = np.meshgrid(*map(np.asarray, starts), indexing="ij")
+  if not grid:
+    return np.zeros((1, 0), np.int32)
+  return np.stack([axis.ravel() for axis in grid], axis=-1).astype(np.int32)
+
+
+def cut(
+  array: jax.Array, start: Sequence[Any], sizes: Sequence[int]
+) -> jax.Array:
+  """The tile of `array` at `start`.
+
+  Args:
+    array: any rank; an axis of size 1 broadcasts.
+    start: n integers, for the first n axes; the others are taken whole.
+    sizes: n sizes.
+
+  Returns:
+    The tile.
+  """
+  sizes = [min(size, own) for size, own in zip(sizes, array.shape)]
+  sizes += array.shape[len(sizes) :]
+  if tuple(sizes) == array.shape:
+    return array
+  return jax.lax.dynamic_slice(array, _starts(array, start), sizes)
+
+
+def put(array: jax.Array, tile: jax.Array, start: Sequence[Any]) -> jax.Array:
+  """`array` with the tile at `start` replaced."""
+  if tile.shape == array.shape:
+    return tile
+  return jax.lax.dynamic_update_slice(array, tile, _starts(array, start))
+
+
+def add(array: jax.Array, tile: jax.Array, start: Sequence[Any]) -> jax.Array:
+  """`array` with `tile` added at `start`.
+
+  XLA adds in place, and the transpose is a plain `cut`: these zeros are never
+  made.
+  """
+  return array + put(jnp.zeros_like(array), tile, start)
+
+
+def _starts(array, start):
+  starts = list(start) + [0] * (array.ndim - len(start))
+  return [
+    jnp.asarray(0 if size == 1 else begin, jnp.int32)
+    for begin, size in zip(starts, array.shape)
+  ]
+
+
+def scan(step: Callable, carry: Any, inputs: Any) -> Any:
+  """What `jax.lax.scan` carries out of its steps; a single step is no loop.
+
+  Args:
+    step: (carry, input) to the next carry.
+    carry: the first one.
+    inputs: a pytree of NumPy arrays, one entry a step.
+
+  Returns:
+    The last carry.
+  """
+  if len(jax.tree.leaves(inputs)[0]) == 1:
+    return step(carry, jax.tree.map(lambda array: array[0], inputs))
+  return jax.lax.scan(lambda *each: (step(*each), None), carry, inputs)[0]
+
+
+def with_length(
+  tokens: jax.Array, length: int, mode: str = "edge"
+) -> jax.Array:
+  """Tokens [..., n, D], padded to `length` in a mode of `jnp.pad`."""
+  missing = length - tokens.shape[-2]
+  if not missing:
+    return tokens
+  widths = [(0, 0)] * (tokens.ndim - 2) + [(0, missing), (0, 0)]
+  return jnp.pad(tokens, widths, mode=mode)

@@ -1,0 +1,195 @@
+"""The classical scores with their parameters bound, one formula each.
+
+Dot, scaled dot, general and cosine are dot products after a per-token map;
+additive and concat are `sum_a v[a] * tanh(q'[a] + k'[a])` after projections.
+Every array may have leading axes, so that each head has its own: [H, D, A].
+"""
+
+# Overrides keep the docstrings of what they override.
+# ruff: noqa: D102
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from attention import axes
+from attention.checks import (
+  check_axis,
+  check_floating,
+  check_leading,
+  check_rank,
+)
+from attention.matmul import inner_products
+from attention.scores.additive_kernel import exponentials, hidden_sums
+from attention.scores.base import MATRIX, SCALAR, VECTOR, Score
+
+
+def _wide(*arrays):
+  """The dtype to accumulate in: float32 at least."""
+  return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
+
+
+def _scaled(tokens, factor):
+  """Tokens times a factor, a number or [...], rounded once."""
+  if isinstance(factor, float):
+    factor = float(factor)  # NumPy's would promote the tokens
+  dtype = jnp.result_type(tokens, factor)
+  factor = jnp.asarray(factor, _wide(tokens, factor))[..., None, None]
+  tokens, factor = axes.aligned(tokens.astype(factor.dtype), factor)
+  return (tokens * factor).astype(dtype)
+
+
+def _projected(tokens, weight, bias=None):
+  """[..., T, D] and [..., D, A] (and [..., A]) to [..., T, A]."""
+  projected = jnp.einsum("...td,...da->...ta", tokens, weight)
+  if bias is None:
+    return projected
+  projected, bias = axes.aligned(projected, jnp.asarray(bias)[..., None, :])
+  return projected + bias
+
+
+def _check_weight(weight, name, tokens, tokens_name):
+  check_floating(**{name: weight})
+  check_rank(weight, name, "features, size")
+  size = jnp.shape(tokens)[-1]
+  check_axis(weight, name, -2, size, f"{tokens_name}'s number of features")
+  check_leading(**{tokens_name: tokens, name: weight})
+
+
+class DotProduct(Score):
+  """A score that is a dot product once the tokens are mapped."""
+
+  def pair(self, query, key):
+    check_axis(key, "key", -1, query.shape[-1], "query's number of features")
+    return inner_products(query, key)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dot(DotProduct):
+  """See `attention.dot_score`."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class ScaledDot(DotProduct):
+  """See `attention.scaled_dot_score`."""
+
+  scale: float | jax.Array | None = dataclasses.field(
+    default=None, metadata=SCALAR
+  )
+
+  def map_query(self, query):
+    if self.scale is None:
+      return _scaled(query, 1.0 / math.sqrt(max(query.shape[-1], 1)))
+    return _scaled(query, self.scale)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class General(DotProduct):
+  """See `attention.general_score`."""
+
+  weight: jax.Array = dataclasses.field(metadata=MATRIX)
+
+  def check(self, query, key):
+    _check_weight(self.weight, "weight", query, "query")
+    size = key.shape[-1]
+    check_axis(self.weight, "weight", -1, size, "key's number of features")
+
+  def map_query(self, query):
+    return _projected(query, self.weight)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cosine(DotProduct):
+  """See `attention.cosine_score`."""
+
+  sharpness: float | jax.Array = dataclasses.field(default=1.0, metadata=SCALAR)
+
+  def map_query(self, query):
+    return _scaled(_unit(query), self.sharpness)
+
+  def map_key(self, key):
+    return _unit(key)
+
+
+def _unit(tokens):
+  """Tokens of length 1; a zero token stays zero and gets zero gradient."""
+  wide = tokens.astype(_wide(tokens))
+  square = jnp.sum(wide * wide, axis=-1, keepdims=True)
+  positive = square > jnp.finfo(square.dtype).tiny
+  # The inner `where` keeps rsqrt's infinite derivative at 0 out of gradients.
+  inverse = jax.lax.rsqrt(jnp.where(positive, square, 1.0))
+  return (wide * jnp.where(positive, inverse, 0.0)).astype(tokens.dtype)
+
+
+class AdditiveProduct(Score):
+  """A score that is v . tanh(q' + k') once the tokens are mapped."""
+
+  score_weight: jax.Array
+
+  def pair(self, query, key):
+    size = query.shape[-1]
+    check_axis(key, "key", -1, size, "the mapped query's size")
+    return hidden_sums(query, key, jnp.asarray(self.score_weight))
+
+  def _check_score_weight(self, size, of):
+    check_floating(score_weight=self.score_weight)
+    check_rank(self.score_weight, "score_weight", "size")
+    check_axis(self.score_weight, "score_weight", -1, size, of)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Additive(AdditiveProduct):
+  """See `attention.additive_score`."""
+
+  query_weight: jax.Array = dataclasses.field(metadata=MATRIX)
+  key_weight: jax.Array = dataclasses.field(metadata=MATRIX)
+  score_weight: jax.Array = dataclasses.field(metadata=VECTOR)
+  bias: jax.Array | None = dataclasses.field(default=None, metadata=VECTOR)
+
+  def check(self, query, key):
+    _check_weight(self.query_weight, "query_weight", query, "query")
+    _check_weight(self.key_weight, "key_weight", key, "key")
+    size, of = jnp.shape(self.query_weight)[-1], "query_weight's last axis"
+    check_axis(self.key_weight, "key_weight", -1, size, of)
+    self._check_score_weight(size, of)
+    if self.bias is not None:
+      check_floating(bias=self.bias)
+      check_axis(self.bias, "bias", -1, size, of)
+
+  def map_query(self, query):
+    return exponentials(_projected(query, self.query_weight, self.bias))
+
+  def map_key(self, key):
+    return exponentials(_projected(key, self.key_weight))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Concat(AdditiveProduct):
+  """See `attention.concat_score`."""
+
+  weight: jax.Array = dataclasses.field(metadata=MATRIX)
+  score_weight: jax.Array = dataclasses.field(metadata=VECTOR)
+
+  def check(self, query, key):
+    check_floating(weight=self.weight)
+    check_rank(self.weight, "weight", "features, size")
+    size = query.shape[-1] + key.shape[-1]
+    check_axis(self.weight, "weight", -2, size, "query's and key's features")
+    size = jnp.shape(self.weight)[-1]
+    self._check_score_weight(size, "weight's last axis")
+
+  def map_query(self, query):
+    weight = self.weight[..., : query.shape[-1], :]
+    return exponentials(_projected(query, weight))
+
+  def map_key(self, key):
+    start = self.weight.shape[-2] - key.shape[-1]
+    return exponentials(_projected(key, self.weight[..., start:, :]))

@@ -1,0 +1,235 @@
+"""The scores as functions: all of [..., T, S] at once.
+
+They share their formulas with the bound forms of `attention.scores.classical`.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from attention.checks import check_tokens
+from attention.scores import classical
+from attention.scores.base import FunctionScore, Score
+
+
+def _evaluated(score: Score, query, key) -> jax.Array:
+  """The scores, rounded from float32 to the inputs' common dtype."""
+  check_tokens(query=query, key=key)
+  query, key = jnp.asarray(query), jnp.asarray(key)
+  dtype = jnp.result_type(query, key, *jax.tree.leaves(score))
+  return score(query, key).astype(dtype)
+
+
+def dot_score(query: jax.Array, key: jax.Array) -> jax.Array:
+  """Luong's dot score, q . k.
+
+  See "Effective Approaches to Attention-based Neural Machine Translation",
+  Luong et al., 2015, section 3.1 (https://arxiv.org/abs/1508.04025).
+
+  Args:
+    query: [..., T, D].
+    key: [..., S, D]; leading axes broadcast against query's.
+
+  Returns:
+    [..., T, S] scores, unnormalised, in the inputs' common dtype.
+
+  Raises:
+    AssertionError: if the shapes do not fit; the message names the argument.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> dot_score(jnp.array([[1.0, 2.0]]), jnp.array([[3.0, 4.0]]))
+    Array([[11.]], dtype=float32)
+  """
+  return _evaluated(classical.Dot(), query, key)
+
+
+def scaled_dot_score(
+  query: jax.Array, key: jax.Array, scale: float | jax.Array | None = None
+) -> jax.Array:
+  """The Transformer's scaled dot score, scale * q . k.
+
+  See "Attention Is All You Need", Vaswani et al., 2017, equation 1
+  (https://arxiv.org/abs/1706.03762).
+
+  Args:
+    query: [..., T, D].
+    key: [..., S, D]; leading axes broadcast against query's.
+    scale: a number or [...] for leading axes; None means D ** -0.5.
+
+  Returns:
+    [..., T, S] scores, unnormalised, in the inputs' common dtype.
+
+  Raises:
+    AssertionError: if the shapes do not fit; the message names the argument.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> scaled_dot_score(jnp.ones((1, 4)), jnp.ones((2, 4)))
+    Array([[2., 2.]], dtype=float32)
+  """
+  return _evaluated(classical.ScaledDot(scale), query, key)
+
+
+def general_score(
+  query: jax.Array, key: jax.Array, weight: jax.Array
+) -> jax.Array:
+  """Luong's general score, q . W k.
+
+  See "Effective Approaches to Attention-based Neural Machine Translation",
+  Luong et al., 2015, section 3.1 (https://arxiv.org/abs/1508.04025).
+
+  Args:
+    query: [..., T, Dq].
+    key: [..., S, Dk]; leading axes broadcast against query's.
+    weight: [..., Dq, Dk].
+
+  Returns:
+    [..., T, S] scores, unnormalised, in the inputs' common dtype.
+
+  Raises:
+    AssertionError: if the shapes do not fit; the message names the argument.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> general_score(jnp.ones((1, 2)), jnp.ones((1, 3)), jnp.ones((2, 3)))
+    Array([[6.]], dtype=float32)
+  """
+  return _evaluated(classical.General(weight), query, key)
+
+
+def additive_score(
+  query: jax.Array,
+  key: jax.Array,
+  query_weight: jax.Array,
+  key_weight: jax.Array,
+  score_weight: jax.Array,
+  bias: jax.Array | None = None,
+) -> jax.Array:
+  """Bahdanau's additive score, v . tanh(W_q q + W_k k + b).
+
+  See "Neural Machine Translation by Jointly Learning to Align and Translate",
+  Bahdanau et al., 2014, appendix A.1.2 (https://arxiv.org/abs/1409.0473).
+
+  Projections W_q q + b and W_k k beyond +-80 count as +-80 (+-350 in float64),
+  so where the two are far beyond on opposite sides their sum is not seen.
+
+  Args:
+    query: [..., T, Dq] decoder states.
+    key: [..., S, Dk] encoder states; leading axes broadcast against query's.
+    query_weight: [..., Dq, A].
+    key_weight: [..., Dk, A].
+    score_weight: [..., A], the paper's v.
+    bias: [..., A] or None.
+
+  Returns:
+    [..., T, S] scores, unnormalised, in the inputs' common dtype.
+
+  Raises:
+    AssertionError: if the shapes do not fit; the message names the argument.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> query, key, weight = jnp.ones((1, 2)), jnp.ones((1, 2)), jnp.eye(2)
+    >>> additive_score(query, key, weight, weight, jnp.ones(2))
+    Array([[1.93]], dtype=float32)
+  """
+  score = classical.Additive(query_weight, key_weight, score_weight, bias)
+  return _evaluated(score, query, key)
+
+
+def concat_score(
+  query: jax.Array, key: jax.Array, weight: jax.Array, score_weight: jax.Array
+) -> jax.Array:
+  """Luong's concat score, v . tanh(W [q; k]).
+
+  The additive score without a bias, its two weights stacked. See "Effective
+  Approaches to Attention-based Neural Machine Translation", Luong et al.,
+  2015, section 3.1 (https://arxiv.org/abs/1508.04025). Projections are limited
+  as in `additive_score`.
+
+  Args:
+    query: [..., T, Dq].
+    key: [..., S, Dk]; leading axes broadcast against query's.
+    weight: [..., Dq + Dk, A]; the rows of the query come first.
+    score_weight: [..., A], the paper's v.
+
+  Returns:
+    [..., T, S] scores, unnormalised, in the inputs' common dtype.
+
+  Raises:
+    AssertionError: if the shapes do not fit; the message names the argument.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> query, key = jnp.ones((1, 2)), jnp.ones((1, 1))
+    >>> concat_score(query, key, jnp.ones((3, 1)), jnp.ones(1))
+    Array([[0.995]], dtype=float32)
+  """
+  return _evaluated(classical.Concat(weight, score_weight), query, key)
+
+
+def cosine_score(
+  query: jax.Array, key: jax.Array, sharpness: float | jax.Array = 1.0
+) -> jax.Array:
+  """Content-based addressing, sharpness * cos(q, k).
+
+  See "Neural Turing Machines", Graves et al., 2014, equations 5 and 6
+  (https://arxiv.org/abs/1410.5401). A token of zeros scores 0.
+
+  Args:
+    query: [..., T, D].
+    key: [..., S, D]; leading axes broadcast against query's.
+    sharpness: a number or [...] for leading axes, the paper's beta.
+
+  Returns:
+    [..., T, S] scores, unnormalised, in the inputs' common dtype.
+
+  Raises:
+    AssertionError: if the shapes do not fit; the message names the argument.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> cosine_score(jnp.array([[3.0, 4.0]]), jnp.array([[2.0, 0.0]]))
+    Array([[0.6]], dtype=float32)
+  """
+  return _evaluated(classical.Cosine(sharpness), query, key)
+
+
+def as_score(score: Score | Callable) -> Score:
+  """The `Score` that `attend` runs for what a caller passed as `score`.
+
+  Args:
+    score: a bound score, one of this module's score functions that needs no
+      parameters, or any callable (query, key) -> scores.
+
+  Returns:
+    A bound score; a callable gets identity maps.
+
+  Raises:
+    ValueError: if `score` is not callable, or a class.
+
+  Example:
+    >>> as_score(scaled_dot_score)
+    ScaledDot(scale=None)
+  """
+  if isinstance(score, Score):
+    return score
+  if isinstance(score, type):
+    raise ValueError(
+      f"score is the class {score.__name__}; call it to make a score, for "
+      "instance attention.scores.dot()"
+    )
+  if not callable(score):
+    raise ValueError(
+      f"score must be a callable (query, key) -> scores, got {score!r}; "
+      "attention.scores has dot(), scaled_dot(), general(weight) and others"
+    )
+  if score is dot_score:
+    return classical.Dot()
+  if score is scaled_dot_score:
+    return classical.ScaledDot()
+  if score is cosine_score:
+    return classical.Cosine()
+  return FunctionScore(score)

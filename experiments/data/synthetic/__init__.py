@@ -1,0 +1,1 @@
+"""Synthetic tasks: copy, reverse and lookup."""

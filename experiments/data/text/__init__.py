@@ -1,0 +1,1 @@
+"""Parallel text: readers, tokenizers, buckets and batches."""

@@ -1,0 +1,84 @@
+"""Parallel text from Hugging Face datasets: of the hub, or saved in a folder.
+
+The package `datasets` is needed for these alone, so it is no dependency.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from experiments.config import TextConfig
+from experiments.data.text.tokenizer import normalized
+from experiments.errors import UserError
+
+
+def columns(
+  config: TextConfig, path: str, *, field: str
+) -> tuple[list[str], list[str]]:
+  """Reads two columns of a dataset.
+
+  They are called by the languages, or stand so in a column "translation".
+
+  Args:
+    config: `config.data`.
+    path: NAME[:CONFIG]:SPLIT, or a folder that `save_to_disk` wrote, relative
+      to `config.dir`.
+    field: the config field that the path comes from, for messages.
+
+  Returns:
+    Sources and targets, normalised; what is missing is blank.
+
+  Raises:
+    UserError: if the package is missing, the dataset cannot be loaded, is
+      empty, or lacks a column.
+
+  Example:
+    >>> columns(config.data, "Helsinki-NLP/opus-100:de-en:train", field="train")
+    ... # doctest: +SKIP
+  """
+  rows = _loaded(config, path, field)
+  if isinstance(rows.column_names, dict):
+    names = ", ".join(f"{path}/{name}" for name in rows.column_names)
+    raise UserError(f"{field}: {path} holds several sets; give one of {names}")
+  wanted = [config.source, config.target]
+  if "translation" in rows.column_names:
+    rows = rows.flatten()
+    wanted = [f"translation.{language}" for language in wanted]
+  kinds = {
+    name: getattr(feature, "dtype", type(feature).__name__)
+    for name, feature in rows.features.items()
+  }
+  if not all("string" in kinds.get(name, "") for name in wanted):
+    there = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+    raise UserError(
+      f"{field}: {path} has no columns of text {wanted[0]} and {wanted[1]};"
+      f" there are {there}"
+    )
+  if not len(rows):
+    raise UserError(f"{field}: {path} is empty")
+  source, target = (
+    [normalized(text or "") for text in rows[name]] for name in wanted
+  )
+  return source, target
+
+
+def _loaded(config: TextConfig, path: str, field: str) -> Any:
+  try:
+    import datasets
+  except ImportError:
+    raise UserError(
+      "config.data.format: 'huggingface' needs the package datasets; install"
+      " it with: pip install -e '.[hf]'"
+    ) from None
+  folder = Path(config.dir, path).expanduser()
+  *name, split = path.split(":")
+  try:
+    if folder.is_dir() or not name:
+      return datasets.load_from_disk(str(folder))
+    return datasets.load_dataset(*name, split=split)
+  except Exception as error:  # whatever a hub or a script raises
+    reason = str(error).strip().split("\n")[0].rstrip(".")
+    raise UserError(
+      f"{field}: {path} cannot be loaded ({type(error).__name__}: {reason});"
+      " it must be NAME:SPLIT, NAME:CONFIG:SPLIT or a folder that save_to_disk"
+      " wrote"
+    ) from None

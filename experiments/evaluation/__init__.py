@@ -1,0 +1,1 @@
+"""Evaluation sets: predictions, metrics and reports."""

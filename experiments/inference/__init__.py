@@ -1,0 +1,1 @@
+"""Trained models restored from a run directory and applied to text."""

@@ -1,0 +1,1 @@
+"""Layers that the RNN and the Transformer share."""

@@ -1,0 +1,1 @@
+"""The RNN encoder-decoder, with and without attention."""

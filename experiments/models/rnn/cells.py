@@ -1,0 +1,258 @@
+"""Recurrent layers as pure functions: cells, and cells run over time.
+
+A cell reads `gates`, its input already multiplied by the input weights, so
+that whole sequences are projected in one matrix product outside the loop.
+
+Axes: B batch, T time, X input feature, N state feature, G gates (3N or 4N).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.typing import DTypeLike
+
+from experiments.models.rnn import scan
+
+State = tuple[jax.Array, ...]
+
+
+class CellWeights(NamedTuple):
+  """The weights of one recurrent layer.
+
+  Attributes:
+    input: [X, G].
+    recurrent: [N, G].
+    bias: [G].
+  """
+
+  input: jax.Array
+  recurrent: jax.Array
+  bias: jax.Array
+
+
+def gru(recurrent: jax.Array, gates: jax.Array, state: State) -> State:
+  """One step of a gated recurrent unit, reset gate after the product.
+
+  See "Learning Phrase Representations using RNN Encoder-Decoder", Cho et al.,
+  2014, equations 5 to 8 (https://arxiv.org/abs/1406.1078).
+
+  Args:
+    recurrent: [N, 3N] weights.
+    gates: [B, 3N] projected input: reset, update, candidate.
+    state: ([B, N],).
+
+  Returns:
+    The next state, ([B, N],).
+
+  Example:
+    >>> state = gru(jnp.ones((2, 6)), jnp.ones((1, 6)), (jnp.zeros((1, 2)),))
+    >>> state[0].shape
+    (1, 2)
+  """
+  (hidden,) = state
+  size = hidden.shape[-1]
+  product = hidden @ recurrent
+  reset, update = jnp.split(
+    jax.nn.sigmoid(gates[..., : 2 * size] + product[..., : 2 * size]), 2, -1
+  )
+  candidate = jnp.tanh(
+    gates[..., 2 * size :] + reset * product[..., 2 * size :]
+  )
+  return (candidate + update * (hidden - candidate),)
+
+
+def lstm(recurrent: jax.Array, gates: jax.Array, state: State) -> State:
+  """One step of a long short-term memory, with a forget bias of one.
+
+  See "Long Short-Term Memory", Hochreiter and Schmidhuber, 1997, and "An
+  Empirical Exploration of Recurrent Network Architectures", Jozefowicz et
+  al., 2015, section 2.1 (the bias).
+
+  Args:
+    recurrent: [N, 4N] weights.
+    gates: [B, 4N] projected input: input, forget, output, candidate.
+    state: (hidden [B, N], cell [B, N]).
+
+  Returns:
+    The next state, (hidden, cell).
+
+  Example:
+    >>> state = (jnp.zeros((1, 2)), jnp.zeros((1, 2)))
+    >>> hidden, cell = lstm(jnp.ones((2, 8)), jnp.ones((1, 8)), state)
+    >>> hidden.shape, cell.shape
+    ((1, 2), (1, 2))
+  """
+  hidden, cell = state
+  gates = gates + hidden @ recurrent
+  enter, forget, leave, candidate = jnp.split(gates, 4, -1)
+  cell = jax.nn.sigmoid(forget + 1) * cell + jax.nn.sigmoid(enter) * jnp.tanh(
+    candidate
+  )
+  return jax.nn.sigmoid(leave) * jnp.tanh(cell), cell
+
+
+class Cell(NamedTuple):
+  """A kind of cell: its step, its gates, and the parts of its state.
+
+  Attributes:
+    step: (recurrent [N, G], gates [B, G], state) -> state.
+    num_gates: G / N.
+    num_parts: number of arrays in a state; the first one is the output.
+  """
+
+  step: Callable[[jax.Array, jax.Array, State], State]
+  num_gates: int
+  num_parts: int
+
+
+CELLS = {"gru": Cell(gru, 3, 1), "lstm": Cell(lstm, 4, 2)}
+
+
+def initial_state(cell: Cell, batch_size: int, size: int, dtype) -> State:
+  """Returns a state of zeros.
+
+  Args:
+    cell: the kind of cell.
+    batch_size: B.
+    size: N.
+    dtype: of the arrays.
+
+  Returns:
+    `num_parts` arrays [B, N].
+
+  Example:
+    >>> len(initial_state(CELLS["lstm"], 1, 2, jnp.float32))
+    2
+  """
+  return (jnp.zeros((batch_size, size), dtype),) * cell.num_parts
+
+
+def run(
+  cell: Cell,
+  weights: CellWeights,
+  inputs: jax.Array,
+  mask: jax.Array,
+  *,
+  reverse: bool = False,
+) -> tuple[jax.Array, State]:
+  """Runs a layer over padded sequences, holding the state where masked.
+
+  Args:
+    cell: the kind of cell.
+    weights: the layer's weights.
+    inputs: [B, T, X].
+    mask: [B, T], False at padding.
+    reverse: run from the last step to the first.
+
+  Returns:
+    Outputs [B, T, N], zero at padding, and the final state.
+
+  Raises:
+    AssertionError: if inputs and mask do not fit.
+
+  Example:
+    >>> weights = CellWeights(jnp.ones((4, 6)), jnp.ones((2, 6)), jnp.ones(6))
+    >>> outputs, state = run(
+    ...   CELLS["gru"], weights, jnp.ones((3, 5, 4)), jnp.ones((3, 5), bool)
+    ... )
+    >>> outputs.shape, state[0].shape
+    ((3, 5, 2), (3, 2))
+  """
+  chex.assert_rank(inputs, 3, custom_message="inputs")
+  chex.assert_shape(mask, inputs.shape[:2], custom_message="mask")
+  gates = project(weights, inputs)
+
+  def step(recurrent, _, state: State, now):
+    gates, visible = now
+    following = cell.step(recurrent, gates, state)
+    state = tuple(
+      jnp.where(visible, new, old) for new, old in zip(following, state)
+    )
+    return state, jnp.where(visible, state[0], 0)
+
+  start = initial_state(
+    cell, inputs.shape[0], weights.recurrent.shape[0], inputs.dtype
+  )
+  times = (jnp.swapaxes(gates, 0, 1), jnp.swapaxes(mask, 0, 1)[..., None])
+  final, outputs = scan.scan(
+    step, weights.recurrent, None, start, times, reverse=reverse
+  )
+  return jnp.swapaxes(outputs, 0, 1), final
+
+
+def project(weights: CellWeights, inputs: jax.Array) -> jax.Array:
+  """Returns the gates of inputs, inputs @ W + b.
+
+  Args:
+    weights: the layer's weights.
+    inputs: [..., X].
+
+  Returns:
+    [..., G].
+
+  Example:
+    >>> weights = CellWeights(jnp.ones((4, 6)), jnp.ones((2, 6)), jnp.ones(6))
+    >>> project(weights, jnp.ones((3, 5, 4))).shape
+    (3, 5, 6)
+  """
+  gates = inputs @ weights.input
+  return gates + weights.bias.reshape((1,) * (gates.ndim - 1) + (-1,))
+
+
+class Recurrent(nn.Module):
+  """Owns the weights of one recurrent layer.
+
+  Attributes:
+    cell: "gru" or "lstm".
+    input_size: X.
+    hidden_size: N.
+    dtype: of the computation; parameters are float32.
+
+  Example:
+    >>> layer = Recurrent("gru", input_size=4, hidden_size=2, dtype=jnp.float32)
+    >>> weights, _ = jax.eval_shape(layer.init_with_output, jax.random.key(0))
+    >>> weights.input.shape, weights.recurrent.shape, weights.bias.shape
+    ((4, 6), (2, 6), (6,))
+  """
+
+  cell: str
+  input_size: int
+  hidden_size: int
+  dtype: DTypeLike
+
+  @nn.compact
+  def __call__(self) -> CellWeights:
+    """Returns the layer's weights in the dtype of the computation."""
+    gates = CELLS[self.cell].num_gates
+    weights = CellWeights(
+      self.param(
+        "input",
+        nn.initializers.lecun_normal(),
+        (self.input_size, gates * self.hidden_size),
+      ),
+      self.param(
+        "recurrent",
+        _orthogonal_gates(gates),
+        (self.hidden_size, gates * self.hidden_size),
+      ),
+      self.param("bias", nn.initializers.zeros, (gates * self.hidden_size,)),
+    )
+    return jax.tree.map(lambda weight: weight.astype(self.dtype), weights)
+
+
+def _orthogonal_gates(gates: int):
+  """An orthogonal matrix for each gate, side by side."""
+
+  def init(rng, shape, dtype=jnp.float32):
+    square = (shape[0], shape[1] // gates)
+    orthogonal = nn.initializers.orthogonal()
+    blocks = [
+      orthogonal(each, square, dtype) for each in jax.random.split(rng, gates)
+    ]
+    return jnp.concatenate(blocks, axis=1)
+
+  return init

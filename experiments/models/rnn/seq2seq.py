@@ -1,0 +1,243 @@
+"""The RNN encoder-decoder, with attention and without."""
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.typing import DTypeLike
+
+from attention.modules import Attention
+from experiments.data.batch import BOS
+from experiments.models.layers.affine import Affine, AffineWeights
+from experiments.models.layers.dropout import Dropout
+from experiments.models.rnn import attention_step, cells, decoder, decoder_scan
+from experiments.models.rnn.encoder import Encoded, Encoder
+
+
+class Seq2Seq(nn.Module):
+  """An RNN encoder-decoder with any attention, or none.
+
+  Without attention the context is the encoder's last state at every step, as
+  in Cho et al., 2014 (https://arxiv.org/abs/1406.1078). With it, the context
+  is a weighted sum of all encoder states, looked up from the state before the
+  cell (Bahdanau et al., 2014, https://arxiv.org/abs/1409.0473) or after it
+  (Luong et al., 2015, https://arxiv.org/abs/1508.04025).
+
+  Attributes:
+    source_vocabulary_size: number of source tokens.
+    target_vocabulary_size: V.
+    embedding_size: size of both embeddings.
+    hidden_size: N of the decoder.
+    encoder_size: C of the encoder's states, N unless given; a bidirectional
+      encoder gives half to each direction.
+    wiring: which parts of the decoder are joined.
+    encoder_layers: number of layers.
+    decoder_layers: number of layers.
+    bidirectional: whether the encoder also reads backwards.
+    attention: "none", or a score that `attention.modules` knows.
+    attention_size: A of the additive and concat scores.
+    dropout_rate: on embeddings, encoder states and attentional states.
+    dtype: of the computation; parameters are float32.
+
+  Example:
+    >>> model = Seq2Seq(
+    ...   source_vocabulary_size=9, target_vocabulary_size=9,
+    ...   embedding_size=4, hidden_size=6, attention="additive",
+    ... )
+    >>> source = target = jnp.array([[3, 4, 2, 0]])
+    >>> logits, variables = jax.eval_shape(
+    ...   model.init_with_output, jax.random.key(0), source, target
+    ... )
+    >>> logits.shape
+    (1, 4, 9)
+  """
+
+  source_vocabulary_size: int
+  target_vocabulary_size: int
+  embedding_size: int
+  hidden_size: int
+  encoder_size: int | None = None
+  wiring: decoder.Wiring = decoder.Wiring()
+  encoder_layers: int = 1
+  decoder_layers: int = 1
+  bidirectional: bool = True
+  attention: str = "additive"
+  attention_size: int | None = None
+  dropout_rate: float = 0.0
+  dtype: DTypeLike = jnp.float32
+
+  @property
+  def readout_size(self) -> int:
+    """R, the number of features of the attentional state."""
+    if self.wiring.readout == "tanh":
+      return self.hidden_size
+    return self.context_size + self.hidden_size
+
+  @property
+  def context_size(self) -> int:
+    """C, the number of features of an encoder state."""
+    return self.encoder_size or self.hidden_size
+
+  @property
+  def num_states(self) -> int:
+    """Number of arrays in the states of all the decoder's layers."""
+    return self.decoder_layers * cells.CELLS[self.wiring.cell].num_parts
+
+  def setup(self):
+    """Declares the parameters."""
+    size = self.hidden_size
+    self.encoder = Encoder(
+      vocabulary_size=self.source_vocabulary_size,
+      embedding_size=self.embedding_size,
+      hidden_size=self.context_size,
+      num_layers=self.encoder_layers,
+      cell=self.wiring.cell,
+      bidirectional=self.bidirectional,
+      dropout_rate=self.dropout_rate,
+      dtype=self.dtype,
+    )
+    self.embedding = nn.Embed(
+      self.target_vocabulary_size, self.embedding_size, dtype=self.dtype
+    )
+    fed = self.context_size * (self.wiring.order == "bahdanau")
+    fed += self.readout_size * self.wiring.input_feeding
+    self.cells = [
+      cells.Recurrent(
+        cell=self.wiring.cell,
+        input_size=size if layer else self.embedding_size + fed,
+        hidden_size=size,
+        dtype=self.dtype,
+      )
+      for layer in range(self.decoder_layers)
+    ]
+    self.bridge = nn.Dense(self.num_states * size, dtype=self.dtype)
+    if self.attention != "none":
+      self.look = Attention(
+        score=self.attention,
+        hidden_size=self.attention_size or size,
+        dtype=self.dtype,
+      )
+    if self.wiring.readout == "tanh":
+      self.combine = AffineWeights(self.context_size + size, size, self.dtype)
+    self.output = AffineWeights(
+      self.readout_size, self.target_vocabulary_size, self.dtype
+    )
+    self.dropout = Dropout(self.dropout_rate)
+
+  def __call__(
+    self, source: jax.Array, target: jax.Array, *, train: bool = False
+  ) -> jax.Array:
+    """Predicts every target token from those before it.
+
+    Args:
+      source: [B, S] token ids, padded with PAD.
+      target: [B, T] token ids, padded with PAD.
+      train: whether to drop out (needs a "dropout" rng).
+
+    Returns:
+      [B, T, V] logits; those at t depend on target[:, :t] only.
+
+    Raises:
+      AssertionError: if source or target is not of rank 2.
+    """
+    features, readout = self.features(source, target, train=train)
+    return readout(features)
+
+  def features(
+    self, source: jax.Array, target: jax.Array, *, train: bool = False
+  ) -> tuple[jax.Array, Affine]:
+    """Returns what `__call__` makes its logits of, and how.
+
+    Args:
+      source: [B, S] token ids, padded with PAD.
+      target: [B, T] token ids, padded with PAD.
+      train: whether to drop out (needs a "dropout" rng).
+
+    Returns:
+      Attentional states [B, T, R], and the affine map [R, V] to logits.
+
+    Raises:
+      AssertionError: if source or target is not of rank 2.
+    """
+    chex.assert_rank([source, target], 2, custom_message="source, target")
+    weights = self._weights()
+    memory, carry = self._start(weights, self.encoder(source, train=train))
+    inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
+    embeddings = self.dropout(self.embedding(inputs), deterministic=not train)
+    attentional = decoder_scan.unroll(
+      self.wiring, weights, memory, carry, embeddings
+    )
+    attentional = self.dropout(attentional, deterministic=not train)
+    return attentional, weights.output
+
+  def start(
+    self, source: jax.Array, max_length: int
+  ) -> tuple[attention_step.Memory, decoder.Carry]:
+    """Encodes a source for decoding.
+
+    Args:
+      source: [B, S] token ids.
+      max_length: of the target to come; a recurrent decoder does not mind.
+
+    Returns:
+      What every step reads, and what the first step starts from.
+    """
+    del max_length
+    return self._start(self._weights(), self.encoder(source))
+
+  def step(
+    self, memory: attention_step.Memory, carry: decoder.Carry, token: jax.Array
+  ) -> tuple[decoder.Carry, jax.Array, jax.Array]:
+    """Decodes one token.
+
+    Args:
+      memory: from `start`.
+      carry: from `start` or the step before.
+      token: [B], the token decoded last, at first BOS.
+
+    Returns:
+      The next carry, logits [B, V] and attention weights [B, 1, S].
+    """
+    weights = self._weights()
+    gates = decoder.project_embeddings(weights, self.embedding(token))
+    carry, query = decoder.step(self.wiring, weights, memory, carry, gates)
+    logits = weights.output(carry.attentional)
+    looked = attention_step.alignment(weights.score, memory, query[:, None])
+    return carry, logits, looked
+
+  def _start(self, weights: decoder.DecoderWeights, encoded: Encoded):
+    keys = encoded.states
+    if weights.score is not None:
+      keys = weights.score.map_key(keys)
+    memory = attention_step.Memory(
+      keys, encoded.states, encoded.mask[:, None, :], encoded.summary
+    )
+    parts = jnp.split(
+      jnp.tanh(self.bridge(encoded.summary)), self.num_states, -1
+    )
+    each = cells.CELLS[self.wiring.cell].num_parts
+    states = tuple(
+      tuple(parts[i : i + each]) for i in range(0, len(parts), each)
+    )
+    attentional = jnp.zeros(
+      (encoded.summary.shape[0], self.readout_size), self.dtype
+    )
+    return memory, decoder.Carry(states, attentional)
+
+  def _weights(self) -> decoder.DecoderWeights:
+    score = None
+    if self.attention != "none":
+      query_size = self.hidden_size
+      if self.wiring.query == "state":
+        query_size *= self.num_states
+      score = self.look.bound_score(query_size, self.context_size)
+    combine = self.combine() if self.wiring.readout == "tanh" else None
+    first, *others = (cell() for cell in self.cells)
+    embedded, fed = jnp.split(first.input, [self.embedding_size])
+    return decoder.DecoderWeights(
+      cells=(first._replace(input=embedded), *others),
+      fed=fed,
+      score=score,
+      combine=combine,
+      output=self.output(),
+    )

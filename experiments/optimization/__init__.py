@@ -1,0 +1,1 @@
+"""Loss, optimizer and one pure parameter update."""

@@ -1,0 +1,255 @@
+"""What training minimises: cross-entropy over a vocabulary, never held whole.
+
+[tokens, vocabulary] numbers are the largest array of a translation model, by
+far. Here they exist for a few hundred tokens at a time: logits, softmax and
+gradient of a chunk are done with before the next one begins.
+
+Axes: B batch, T target, t places of it at a time, R features, V vocabulary.
+"""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from experiments.data.batch import PAD
+from experiments.distributed import sharding
+from experiments.models.layers.affine import Affine
+
+# Logits of a chunk: as many as the caches hold, and enough for each core.
+_CHUNK_NUMBERS = 1 << 21
+
+
+def cross_entropy(
+  features: jax.Array,
+  readout: Affine,
+  labels: jax.Array,
+  *,
+  label_smoothing: float = 0.0,
+) -> tuple[jax.Array, jax.Array]:
+  """Label-smoothed cross-entropy of every token that is not PAD, and hits.
+
+  The smoothed distribution gives 1 - e to the label and spreads e over the
+  whole vocabulary. See "Rethinking the Inception Architecture for Computer
+  Vision", Szegedy et al., 2015, section 7 (https://arxiv.org/abs/1512.00567).
+
+  Args:
+    features: [B, T, R], of any float dtype; the sums are float32 at least.
+    readout: makes logits of them.
+    labels: [B, T] token ids; PAD costs nothing.
+    label_smoothing: e, from 0 to 1.
+
+  Returns:
+    [B, T] losses in nats, 0 where the label is PAD; and [B, T] booleans, True
+    where no token is likelier than the label, False where that is PAD.
+
+  Raises:
+    AssertionError: if features, readout and labels do not fit.
+
+  Example:
+    >>> readout = Affine(jnp.zeros((3, 4)), None)
+    >>> losses, hits = cross_entropy(
+    ...   jnp.ones((1, 2, 3)), readout, jnp.array([[3, 0]])
+    ... )
+    >>> [round(float(loss), 3) for loss in losses[0]]
+    [1.386, 0.0]
+  """
+  _check(features, readout, labels)
+  chunks = _chunks(features, labels, readout.kernel.shape[1])
+
+  def score(chunk):
+    part, words = chunk
+    loss, hit, _ = _of_chunk(part, words, readout, label_smoothing)
+    return loss, hit
+
+  result = jax.lax.map(score, chunks)
+  return jax.tree.map(lambda x: _joined(x, labels.shape[1]), result)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def total_cross_entropy(
+  features: jax.Array,
+  readout: Affine,
+  labels: jax.Array,
+  label_smoothing: float = 0.0,
+) -> tuple[jax.Array, jax.Array]:
+  """The sums of what `cross_entropy` returns, with a gradient at little cost.
+
+  The gradient of a chunk is computed along with its loss, from the same
+  softmax, so that training costs three matrix products with the kernel, and
+  no array of [tokens, vocabulary] is ever kept. First derivatives in reverse
+  mode only.
+
+  Args:
+    features: [B, T, R].
+    readout: makes logits of them.
+    labels: [B, T] token ids; PAD costs nothing.
+    label_smoothing: e, from 0 to 1.
+
+  Returns:
+    The sum of the losses, float32 at least, and the number of hits.
+
+  Raises:
+    AssertionError: if features, readout and labels do not fit.
+
+  Example:
+    >>> readout = Affine(jnp.zeros((3, 4)), jnp.zeros(4))
+    >>> def loss(features):
+    ...   return total_cross_entropy(features, readout, jnp.array([[3, 0]]))[0]
+    >>> round(float(loss(jnp.ones((1, 2, 3)))), 3)
+    1.386
+    >>> jax.grad(loss)(jnp.ones((1, 2, 3))).shape
+    (1, 2, 3)
+  """
+  losses, hits = cross_entropy(
+    features, readout, labels, label_smoothing=label_smoothing
+  )
+  return losses.sum(), hits.sum()
+
+
+def shared_cross_entropy(
+  features: jax.Array,
+  readout: Affine,
+  labels: jax.Array,
+  label_smoothing: float = 0.0,
+) -> tuple[jax.Array, jax.Array]:
+  """`total_cross_entropy`, of which each device sums its rows and tokens.
+
+  So they meet once, at the end, and not with every chunk.
+
+  Args:
+    features: [B, T, R], whose rows and tokens divide over the mesh that is set.
+    readout: makes logits of them.
+    labels: [B, T] token ids.
+    label_smoothing: e, from 0 to 1.
+
+  Returns:
+    As `total_cross_entropy`.
+
+  Raises:
+    AssertionError: if features, readout and labels do not fit.
+
+  Example:
+    >>> readout = Affine(jnp.zeros((3, 4)), jnp.zeros(4))
+    >>> loss, hits = shared_cross_entropy(
+    ...   jnp.ones((1, 2, 3)), readout, jnp.array([[3, 0]])
+    ... )
+    >>> round(float(loss), 3)
+    1.386
+  """
+  rows, tokens = sharding.parts("rows"), sharding.parts("tokens")
+
+  def total(features, labels):
+    return total_cross_entropy(features, readout, labels, label_smoothing)
+
+  if rows == tokens == 1:
+    return total(features, labels)
+
+  def cut(array):
+    size, length, *rest = array.shape
+    return array.reshape(rows, size // rows, tokens, length // tokens, *rest)
+
+  shares = jax.vmap(jax.vmap(total, in_axes=1))(cut(features), cut(labels))
+  return jax.tree.map(jnp.sum, shares)
+
+
+def _total_and_gradient(features, readout, labels, label_smoothing):
+  """Losses and gradients for a cotangent of one, chunk by chunk."""
+  _check(features, readout, labels)
+
+  wide = jnp.promote_types(features.dtype, jnp.float32)
+
+  def add(total, chunk):
+    part, words = chunk
+    # Zero times NaN is NaN: what stands at PAD must not meet the errors.
+    part = jnp.where((words != PAD)[..., None], part, 0)
+    loss, hit, probs = _of_chunk(part, words, readout, label_smoothing)
+    errors = _errors(probs, words, label_smoothing)
+    bias = None if readout.bias is None else errors.sum((0, 1))
+    errors = errors.astype(part.dtype)
+    kernel = jnp.einsum(
+      "btr,btv->rv", part, errors, preferred_element_type=wide
+    )
+    found = (loss.sum(), hit.sum(), Affine(kernel, bias))
+    return jax.tree.map(jnp.add, total, found), errors @ readout.kernel.T
+
+  zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, wide), readout)
+  start = (jnp.zeros((), wide), jnp.zeros((), int), zeros)
+  chunks = _chunks(features, labels, readout.kernel.shape[1])
+  (loss, hits, by_readout), by_part = jax.lax.scan(add, start, chunks)
+  by_readout = jax.tree.map(
+    lambda total, leaf: total.astype(leaf.dtype), by_readout, readout
+  )
+  return (loss, hits), (_joined(by_part, labels.shape[1]), by_readout)
+
+
+def _scaled(label_smoothing, gradients, cotangents):
+  """The gradients, times the cotangent of the loss; hits have none."""
+  del label_smoothing
+  scale = cotangents[0]
+  scaled = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), gradients)
+  return (*scaled, None)
+
+
+total_cross_entropy.defvjp(_total_and_gradient, _scaled)
+
+
+def _of_chunk(part, labels, readout: Affine, label_smoothing):
+  """Losses [B, t], hits [B, t] and the softmax [B, t, V] of [B, t, R]."""
+  logits = readout(part)
+  logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+  largest = logits.max(-1, keepdims=True)
+  exponentials = jnp.exp(logits - largest)
+  total = exponentials.sum(-1, keepdims=True)
+  chosen = jnp.take_along_axis(logits, labels[..., None], -1)
+  loss = (largest + jnp.log(total) - (1 - label_smoothing) * chosen)[..., 0]
+  if label_smoothing:
+    loss = loss - label_smoothing * logits.mean(-1)
+  real = labels != PAD
+  hits = real & (chosen == largest)[..., 0]
+  return jnp.where(real, loss, 0), hits, exponentials / total
+
+
+def _errors(probs, labels, label_smoothing):
+  """The loss's derivative by the logits: softmax minus the target."""
+  size = probs.shape[-1]
+  is_label = jnp.arange(size)[None, None] == labels[..., None]
+  target = jnp.where(is_label, 1 - label_smoothing, 0)
+  errors = probs - target - label_smoothing / size
+  return jnp.where((labels != PAD)[..., None], errors, 0)
+
+
+def _chunks(features, labels, vocabulary_size):
+  """Cuts [B, T, ...] into [chunks, B, t, ...], filled up with PAD.
+
+  Along time, so that devices which share a batch keep their own examples.
+  """
+  batch_size, length = labels.shape
+  rows = max(_CHUNK_NUMBERS // vocabulary_size, 64)
+  size = min(length, max(rows // batch_size, 1))
+
+  def cut(array):
+    fill = [(0, 0), (0, -length % size)] + [(0, 0)] * (array.ndim - 2)
+    array = jnp.pad(array, fill)
+    shape = (batch_size, array.shape[1] // size, size, *array.shape[2:])
+    return jnp.moveaxis(array.reshape(shape), 1, 0)
+
+  return cut(features), cut(labels)
+
+
+def _joined(chunks, length: int):
+  """Puts [chunks, B, t, ...] together again, [B, T, ...]."""
+  array = jnp.moveaxis(chunks, 0, 1)
+  return array.reshape(array.shape[0], -1, *array.shape[3:])[:, :length]
+
+
+def _check(features, readout, labels) -> None:
+  chex.assert_shape(features, (*labels.shape, None), custom_message="features")
+  chex.assert_shape(
+    readout.kernel, (features.shape[-1], None), custom_message="kernel"
+  )
+  if readout.bias is not None:
+    chex.assert_shape(
+      readout.bias, (readout.kernel.shape[1],), custom_message="bias"
+    )

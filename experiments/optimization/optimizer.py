@@ -1,0 +1,89 @@
+"""The optimiser and its schedule, from the config."""
+
+import jax.numpy as jnp
+import optax
+
+from experiments.config import OptimizerConfig
+
+
+def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+  """Makes a learning-rate schedule: a linear warm-up, then a decay.
+
+  See "SGDR: Stochastic Gradient Descent with Warm Restarts", Loshchilov and
+  Hutter, 2016, equation 5 (https://arxiv.org/abs/1608.03983), for cosine, and
+  "Attention Is All You Need", Vaswani et al., 2017, equation 3
+  (https://arxiv.org/abs/1706.03762), for inverse_sqrt.
+
+  Args:
+    config: `config.optimizer`.
+    num_steps: the run's number of steps, where cosine and linear reach 0.
+
+  Returns:
+    A function of the step.
+
+  Example:
+    >>> from configs import base
+    >>> fields = base.optimizer().to_dict()
+    >>> fields.update(learning_rate=0.1, schedule="linear", warmup_steps=2)
+    >>> schedule = make_schedule(OptimizerConfig(**fields), num_steps=4)
+    >>> [round(float(schedule(step)), 3) for step in range(5)]
+    [0.033, 0.067, 0.1, 0.05, 0.0]
+  """
+  warmup, peak = config.warmup_steps, config.learning_rate
+  rest = max(num_steps - warmup, 1)
+  decay = {
+    "constant": lambda: optax.constant_schedule(peak),
+    "cosine": lambda: optax.cosine_decay_schedule(peak, rest),
+    "linear": lambda: optax.linear_schedule(peak, 0.0, rest),
+    "inverse_sqrt": lambda: _inverse_sqrt(peak, max(warmup, 1)),
+  }[config.schedule]()
+  rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
+  return optax.join_schedules([rise, decay], [warmup])
+
+
+def _inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
+  """Falls with the root of the step: Vaswani et al., 2017, equation 3."""
+  return lambda since: (
+    peak * jnp.sqrt(warmup / (warmup + jnp.maximum(since, 0)))
+  )
+
+
+def make_optimizer(
+  config: OptimizerConfig, num_steps: int
+) -> optax.GradientTransformation:
+  """Makes the optimiser: clipping, then its rule, weight decay and schedule.
+
+  See Kingma and Ba, 2014 (https://arxiv.org/abs/1412.6980), for adam,
+  Loshchilov and Hutter, 2017 (https://arxiv.org/abs/1711.05101), for adamw,
+  Shazeer and Stern, 2018 (https://arxiv.org/abs/1804.04235), for adafactor, and
+  Pascanu et al., 2012 (https://arxiv.org/abs/1211.5063), for the clipping.
+
+  Args:
+    config: `config.optimizer`.
+    num_steps: the run's number of steps.
+
+  Returns:
+    An Optax gradient transformation.
+
+  Example:
+    >>> from configs import base
+    >>> config = OptimizerConfig(**base.optimizer().to_dict())
+    >>> optimizer = make_optimizer(config, num_steps=9)
+    >>> state = optimizer.init({"w": jnp.ones(2)})
+  """
+  schedule = make_schedule(config, num_steps)
+  rule = {
+    "sgd": lambda: optax.sgd(schedule, momentum=config.b1 or None),
+    "adam": lambda: optax.adam(schedule, config.b1, config.b2, config.eps),
+    "adamw": lambda: optax.adamw(
+      schedule,
+      config.b1,
+      config.b2,
+      config.eps,
+      weight_decay=config.weight_decay,
+    ),
+    "adafactor": lambda: optax.adafactor(schedule),
+  }[config.name]()
+  if config.clip_norm is None:
+    return rule
+  return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)

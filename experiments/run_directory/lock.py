@@ -1,0 +1,78 @@
+"""One run at a time."""
+
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from absl import logging
+
+from experiments.errors import UserError
+from experiments.run_directory.files import writing
+
+LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def locked(workdir: Path) -> Iterator[None]:
+  """Keeps a directory from being trained in twice at a time.
+
+  The lock goes with the process, however that ends.
+
+  Args:
+    workdir: the directory, which may not exist yet.
+
+  Yields:
+    Nothing.
+
+  Raises:
+    UserError: if another process holds it, which is named; or if the directory
+      cannot be written.
+
+  Example:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, locked(Path(folder)):
+    ...   with locked(Path(folder)):
+    ...     pass
+    Traceback (most recent call last):
+    experiments.errors.UserError: ...another run is at work in it: process ...
+  """
+  with _held(workdir) as file:
+    with writing(workdir):
+      file.truncate(0)
+      file.write(f"process {os.getpid()} on {socket.gethostname()}")
+      file.flush()
+    yield
+
+
+def _held(workdir: Path) -> TextIO:
+  """The lock's file, locked."""
+  path, flags = workdir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+  while True:
+    with writing(workdir):
+      workdir.mkdir(parents=True, exist_ok=True)
+      file = os.fdopen(os.open(path, flags, 0o666), "r+", encoding="utf-8")
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      with file:
+        holder = file.read() or "one that has just begun"
+      raise UserError(
+        f"--workdir={workdir}: another run is at work in it: {holder}; wait for"
+        " its end, stop it, or use another directory"
+      ) from None
+    except OSError as error:
+      logging.warning(
+        "%s cannot be locked (%s): make sure that no other run uses it",
+        workdir,
+        error.strerror,
+      )
+      return file
+    # Whoever had it before may have given the directory up, file and all.
+    with contextlib.suppress(FileNotFoundError):
+      if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+        return file
+    file.close()

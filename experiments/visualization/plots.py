@@ -1,0 +1,232 @@
+"""Pictures of a run, and the numbers behind them."""
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import logging
+
+from experiments.visualization import fonts
+
+_DPI = 120
+# In inches, for labels of 7 points.
+_CELL, _LETTER = 0.15, 0.06
+_MIN_SIDE, _MAX_SIDE, _MAX_WIDTH = 2.6, 9.0, 22.0
+_MAX_PIXELS = 16_000
+_MAX_LABELS, _MAX_LETTERS = 60, 30
+
+
+class Alignment(NamedTuple):
+  """One panel: where every target token looked.
+
+  Attributes:
+    weights: [T, S].
+    source: S words.
+    target: T words.
+    title: of the panel.
+  """
+
+  weights: np.ndarray
+  source: Sequence[str]
+  target: Sequence[str]
+  title: str
+
+
+def save_alignments(panels: Sequence[Alignment], path: Path) -> None:
+  """Draws alignments as Bahdanau et al. (2014, figure 3) do.
+
+  A picture grows with its words until it is 22 inches wide. Up to 60 of them
+  are all written along an axis, every second of more, and so on.
+
+  Args:
+    panels: one heat map each: source from left to right, target from top to
+      bottom, white for all the weight and black for none. Words may be of any
+      script that an installed font has; a warning tells of others.
+    path: a PNG to write; its folder is made.
+
+  Example:
+    >>> import tempfile
+    >>> panel = Alignment(np.eye(2), ["a", "b"], ["b", "a"], "head 1")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   save_alignments([panel], Path(folder) / "alignments.png")
+  """
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  panels, families = _legible(panels)
+  width, height = _panel_size(panels)
+  columns = min(len(panels), 4, max(int(_MAX_WIDTH / width), 1))
+  rows = -(-len(panels) // columns)
+  figure = Figure(
+    figsize=(width * columns, height * rows), layout="constrained"
+  )
+  FigureCanvasAgg(figure)
+  axes = figure.subplots(rows, columns, squeeze=False)
+  for axis in axes.flat[len(panels) :]:
+    axis.set_axis_off()
+  for axis, panel in zip(axes.flat, panels):
+    image = _draw_panel(axis, panel, families)
+  figure.colorbar(image, ax=axes[0], shrink=0.6, label="attention weight")
+  path.parent.mkdir(parents=True, exist_ok=True)
+  dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
+  figure.savefig(path, dpi=dpi)
+
+
+def _draw_panel(axis, panel: Alignment, families: Sequence[str]):
+  image = axis.imshow(panel.weights, cmap="gray", vmin=0, vmax=1, aspect="auto")
+  # A dollar sign in a word is no mathematics.
+  text = {"fontfamily": families, "parse_math": False}
+  places, words = _ticks(panel.source)
+  axis.set_xticks(places, words, rotation=90, **text)
+  places, words = _ticks(panel.target)
+  axis.set_yticks(places, words, **text)
+  axis.tick_params(labelsize=7, length=2)
+  axis.set_title(panel.title, fontsize=9, **text)
+  axis.set_xlabel("source", fontsize=8)
+  axis.set_ylabel("target", fontsize=8)
+  return image
+
+
+def _ticks(words: Sequence[str]) -> tuple[range, list[str]]:
+  """The words that are written, and their places."""
+  places = range(0, len(words), max(-(-len(words) // _MAX_LABELS), 1))
+  return places, [words[place] for place in places]
+
+
+def _legible(
+  panels: Sequence[Alignment],
+) -> tuple[list[Alignment], list[str]]:
+  """Panels of words that fit and can be drawn, and fonts that have them."""
+  text = "".join(
+    "".join([*panel.source, *panel.target, panel.title]) for panel in panels
+  )
+  families = fonts.families_for(text)
+  missing = fonts.undrawable(text, families)
+  if missing:
+    names = [f"{c} (U+{ord(c):04X})" for c in missing[:10]]
+    logging.warning(
+      "no installed font has %s%s, drawn as \ufffd; install one that has, such"
+      " as Noto Sans for that script",
+      ", ".join(names),
+      f" and {len(missing) - 10} more" if len(missing) > 10 else "",
+    )
+  replaced = str.maketrans(dict.fromkeys(missing, "\ufffd"))
+
+  def legible(word: str) -> str:
+    if len(word) > _MAX_LETTERS:
+      word = word[:_MAX_LETTERS] + "\u2026"
+    return word.translate(replaced)
+
+  return [
+    Alignment(
+      panel.weights,
+      [legible(word) for word in panel.source],
+      [legible(word) for word in panel.target],
+      panel.title.translate(replaced),
+    )
+    for panel in panels
+  ], families
+
+
+def _panel_size(panels: Sequence[Alignment]) -> tuple[float, float]:
+  """Width and height in inches of a panel that suits all of them."""
+
+  def side(words: Sequence[Sequence[str]], labels: Sequence[Sequence[str]]):
+    cells = _CELL * max(map(len, words))
+    room = _LETTER * max((_width(w) for ws in labels for w in ws), default=0)
+    return min(max(cells, _MIN_SIDE), _MAX_SIDE) + room + 0.6
+
+  sources = [panel.source for panel in panels]
+  targets = [panel.target for panel in panels]
+  return side(sources, targets), side(targets, sources)
+
+
+def _width(word: str) -> int:
+  """Letters of a word; Hangul and the like are two letters wide."""
+  return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in word)
+
+
+def save_weights(panels: Sequence[Alignment], path: Path) -> None:
+  """Writes what `save_alignments` draws, for other programs.
+
+  `numpy.load` reads it: `weights` [P, T, S] float32, and the words `source`
+  [P, S], `target` [P, T] and `title` [P]. Panels smaller than the largest are
+  padded with zeros, and their words with "".
+
+  Args:
+    panels: P of them.
+    path: an .npz to write; its folder is made.
+
+  Example:
+    >>> import tempfile
+    >>> panel = Alignment(np.eye(2), ["a", "b"], ["b", "a"], "head 1")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   save_weights([panel], Path(folder) / "weights.npz")
+    ...   np.load(Path(folder) / "weights.npz")["target"].tolist()
+    [['b', 'a']]
+  """
+  targets = max(len(panel.target) for panel in panels)
+  sources = max(len(panel.source) for panel in panels)
+  weights = np.zeros((len(panels), targets, sources), np.float32)
+  for padded, panel in zip(weights, panels):
+    padded[: len(panel.target), : len(panel.source)] = panel.weights
+  path.parent.mkdir(parents=True, exist_ok=True)
+  np.savez_compressed(
+    path,
+    weights=weights,
+    source=_padded([panel.source for panel in panels]),
+    target=_padded([panel.target for panel in panels]),
+    title=np.array([panel.title for panel in panels]),
+  )
+
+
+def _padded(rows: Sequence[Sequence[str]]) -> np.ndarray:
+  """[N, L] words, with "" after the end of shorter rows."""
+  longest = max(map(len, rows))
+  return np.array([[*row, *[""] * (longest - len(row))] for row in rows])
+
+
+def save_accuracy_by_length(
+  curves: Mapping[str, Sequence[Mapping[str, Any]]],
+  path: Path,
+  *,
+  trained_length: int | None = None,
+) -> None:
+  """Draws whole-sequence and token accuracy against the source's length.
+
+  Args:
+    curves: name to `Evaluation.by_length`.
+    path: a PNG to write; its folder is made.
+    trained_length: the longest length in training, marked by a line.
+
+  Example:
+    >>> import tempfile
+    >>> rows = [{"length": 3, "sequence_accuracy": 0.5, "token_accuracy": 0.9}]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   save_accuracy_by_length({"test": rows}, Path(folder) / "curves.png")
+  """
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(10, 4), layout="constrained")
+  FigureCanvasAgg(figure)
+  for axis, field in zip(
+    figure.subplots(1, 2), ("sequence_accuracy", "token_accuracy")
+  ):
+    for name, rows in curves.items():
+      lengths = [row["length"] for row in rows]
+      axis.plot(lengths, [row[field] for row in rows], ".-", label=name)
+    if trained_length is not None:
+      axis.axvline(trained_length, color="gray", ls=":", lw=1)
+      axis.annotate(
+        " trained up to here", (trained_length, 0.02), fontsize=7, color="gray"
+      )
+    axis.set_ylim(-0.03, 1.03)
+    axis.set_xlabel("source length")
+    axis.set_ylabel(field.replace("_", " "))
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  figure.savefig(path, dpi=120)

@@ -1,0 +1,342 @@
+"""Tiles: which there are, what masks say of them, what dropout draws there."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention import attend, masks, scores
+from attention.implementations.blockwise import Blockwise, tile_sizes
+from attention.implementations.blockwise.tiles import Tiling
+from attention.masks.tile_visibility import Ranges, visibility
+from attention.masks.types import as_mask
+from attention.positional import EMPTY, FULL, PARTIAL, positions
+from attention.request import prepared
+from tests.attention.oracle import draw
+
+SMALL = Blockwise(query_block=2, key_block=3, leading_block=1)
+seldom = functools.partial(settings, deadline=None, derandomize=True)
+
+
+def float32(*arrays):
+  return [jnp.asarray(array, jnp.float32) for array in arrays]
+
+
+@seldom(max_examples=50)
+@given(data=st.data())
+def test_rows_columns_and_pairs_visit_every_tile_that_counts_once(data):
+  rows, columns = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+  leading, block = data.draw(
+    st.sampled_from([((), ()), ((6,), (2,)), ((2, 3), (1, 3)), ((1,), (1,))])
+  )
+  generator = np.random.default_rng(data.draw(st.integers(0, 99)))
+  kinds = generator.integers(0, 3, (rows, columns)).astype(np.int8)
+  tiling = Tiling(leading, block, 3, 5, kinds)
+  expected = {
+    (*(b * n for b, n in zip(block, index)), 3 * row, 5 * column)
+    for index in np.ndindex(*(n // b for n, b in zip(leading, block)))
+    for row, column in np.argwhere(kinds != EMPTY)
+  }
+  pairs = [tuple(map(int, pair)) for pair in tiling.pairs()]
+  assert len(pairs) == len(expected)
+  assert set(pairs) == expected
+
+  starts, bounds = tiling.columns()
+  visited = []
+  for row, (first, middle, last) in zip(tiling.rows(), bounds, strict=True):
+    number = row[-1] // 3
+    for kind, part in (
+      (FULL, starts[first:middle]),
+      (PARTIAL, starts[middle:last]),
+    ):
+      assert (kinds[number, part // 5] == kind).all()
+      visited += [(*map(int, row), int(column)) for column in part]
+  assert len(visited) == len(expected)
+  assert set(visited) == expected
+  for kind, count in zip((FULL, PARTIAL), tiling.visits):
+    counts = (kinds == kind).sum(axis=1)
+    assert count == (counts[0] if len(set(counts)) == 1 else None)
+
+
+def simple_masks(generator, rows, columns):
+  """One of each kind of mask, with numbers where something happens."""
+  longest = max(rows, columns)
+  number = functools.partial(generator.integers, -2, longest + 2)
+  ids = np.sort(generator.integers(0, 4, (2, longest)))
+  unsorted = generator.integers(0, 2, (2, longest))
+  random = generator.random((rows, columns))
+  blocks = np.kron(random[::3, ::3] < 0.5, np.ones((3, 3), bool))
+  return [
+    masks.causal(int(number())),
+    masks.causal(jnp.asarray(number(size=2))),
+    masks.sliding_window(int(number()), int(number())),
+    masks.sliding_window(jnp.asarray(number(size=2)), None),
+    masks.prefix(int(number())),
+    masks.padding(jnp.asarray(number(size=2))),
+    masks.segments(ids[0, :rows], ids[1, :columns]),
+    masks.segments(ids[:, :rows], ids[:, :columns]),
+    masks.segments(unsorted[0, :rows], unsorted[1, :columns]),
+    masks.segments(jnp.zeros((2, 1), int), ids[:, :columns]),
+    as_mask(random < generator.random()),
+    as_mask(blocks[:rows, :columns]),
+    as_mask(generator.random((2, 1, columns)) < generator.random()),
+  ]
+
+
+def drawn_mask(data, generator, rows, columns, depth=2):
+  how = data.draw(st.sampled_from(["plain", "&", "|", "~", "shift", "group"]))
+  if depth and how in "&|~":
+    left, right = (
+      drawn_mask(data, generator, rows, columns, depth - 1) for _ in range(2)
+    )
+    return {"&": left & right, "|": left | right, "~": ~left}[how]
+  shift = data.draw(st.integers(0, 3)) if how == "shift" else 0
+  choices = simple_masks(generator, rows + shift, columns)
+  mask = choices[data.draw(st.integers(0, len(choices) - 1))]
+  mask = mask.grouped(2, 1) if how == "group" else mask
+  return mask.shifted(shift) if how == "shift" else mask
+
+
+@seldom(max_examples=80)
+@given(data=st.data())
+def test_full_and_empty_tiles_keep_their_promise(data):
+  length, key_length = (data.draw(st.integers(1, 12)) for _ in range(2))
+  size, key_size = (data.draw(st.integers(1, 5)) for _ in range(2))
+  generator = np.random.default_rng(data.draw(st.integers(0, 999)))
+  mask = drawn_mask(data, generator, length, key_length)
+  rows, columns = Ranges.cut(length, size), Ranges.cut(key_length, key_size)
+  kinds = visibility(mask, rows, columns)
+  assert kinds.shape == (len(rows), len(columns))
+  dense = np.asarray(mask.block(positions(length), positions(key_length), 3))
+  dense = np.broadcast_to(dense, (*dense.shape[:-2], length, key_length))
+  for kind, tile in tiles_of(kinds, dense, size, key_size):
+    assert kind in (EMPTY, PARTIAL, FULL)
+    assert kind != FULL or tile.all()
+    assert kind != EMPTY or not tile.any()
+
+
+def tiles_of(kinds, dense, size, key_size):
+  for (row, column), kind in np.ndenumerate(kinds):
+    rows, columns = row * size, column * key_size
+    yield (
+      kind,
+      dense[..., rows : rows + size, columns : columns + key_size],
+    )
+
+
+IDS = np.repeat(np.arange(4), [5, 3, 7, 2])
+
+
+@pytest.mark.parametrize(
+  "mask",
+  [
+    masks.causal(),
+    masks.causal(3),
+    masks.sliding_window(4, 1),
+    masks.sliding_window(0, 0),
+    masks.prefix(6),
+    masks.padding(6),
+    masks.segments(IDS, IDS),
+    masks.segments(jnp.asarray(IDS)[None], jnp.asarray(IDS)[None]),
+    masks.causal().shifted(2),
+    ~masks.causal(),
+    as_mask(np.tri(17, dtype=bool)),
+  ],
+)
+@pytest.mark.parametrize(
+  ("size", "key_size"), [(4, 4), (3, 5), (1, 1), (17, 4)]
+)
+def test_empty_and_full_tiles_are_found(mask, size, key_size):
+  kinds = visibility(mask, Ranges.cut(17, size), Ranges.cut(17, key_size))
+  dense = np.asarray(mask.materialize(17, 17)).reshape(17, 17)
+  for kind, tile in tiles_of(kinds, dense, size, key_size):
+    assert kind == (
+      EMPTY if not tile.any() else FULL if tile.all() else PARTIAL
+    )
+
+
+@pytest.mark.parametrize("offset", [-2, 3, 9])
+@pytest.mark.parametrize("name", ["segments", "array"])
+def test_a_shift_beyond_what_a_mask_knows_reads_its_edge(name, offset):
+  ids = jnp.arange(5) // 2
+  mask = masks.segments(ids, ids)
+  if name == "array":
+    mask = as_mask(np.asarray(mask.materialize(5, 5)))
+  mask = mask.shifted(offset)
+  (tokens,) = float32(*draw(1, (5, 4)))
+  np.testing.assert_allclose(
+    attend(tokens, tokens, tokens, mask=mask, implementation=SMALL),
+    attend(tokens, tokens, tokens, mask=mask, implementation="reference"),
+    rtol=1e-6,
+    atol=1e-6,
+  )
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 5, 8])
+def test_a_causal_mask_visits_half_of_the_tiles(tiles):
+  ranges = Ranges.cut(4 * tiles, 4)
+  kinds = visibility(masks.causal(), ranges, ranges)
+  assert len(Tiling((), (), 4, 4, kinds).pairs()) == tiles * (tiles + 1) // 2
+
+
+def test_tiles_that_are_known_to_be_empty_are_not_computed():
+  visited = []
+
+  def score(query, key):
+    scores = query @ key.T
+    jax.debug.callback(lambda _: visited.append(1), scores)
+    return scores
+
+  (tokens,) = float32(*draw(0, (12, 4)))
+  attend(
+    tokens,
+    tokens,
+    tokens,
+    score=score,
+    mask=masks.causal(),
+    implementation=Blockwise(query_block=3, key_block=3),
+  )
+  jax.effects_barrier()
+  assert len(visited) == 10
+
+
+@pytest.mark.parametrize(
+  "mask_of",
+  [
+    lambda number: masks.causal(number),
+    lambda number: masks.sliding_window(number, 1),
+    lambda number: masks.prefix(number),
+    lambda number: masks.padding(jnp.stack([number, number + 2])),
+    lambda number: masks.segments(jnp.arange(5) // number, jnp.arange(7) // 2),
+    lambda number: jnp.arange(7)[None] < number,
+    lambda number: ~(masks.causal(number) & masks.prefix(4)) | masks.prefix(1),
+    lambda number: masks.causal().shifted(number),
+  ],
+)
+def test_traced_parameters_give_what_known_ones_give(mask_of):
+  query, key, value = float32(*draw(1, (2, 5, 4), (2, 7, 4), (2, 7, 2)))
+
+  def run(number):
+    return attend(query, key, value, mask=mask_of(number), implementation=SMALL)
+
+  traced = jax.jit(run)
+  for number in (1, 3, 6):
+    np.testing.assert_allclose(
+      traced(number), run(jnp.asarray(number)), rtol=1e-6, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+  "mask",
+  [
+    masks.padding(jnp.asarray([3, 6])),
+    masks.causal(jnp.asarray([0, 2])),
+    masks.sliding_window(jnp.asarray(1), jnp.asarray(2)),
+    masks.segments(jnp.arange(5) // 2, jnp.arange(7) // 2),
+    as_mask(jnp.tri(5, 7, dtype=bool)),
+    masks.causal().shifted(jnp.asarray(2)),
+  ],
+)
+def test_jit_may_capture_a_mask_of_arrays(mask):
+  tokens = float32(*draw(9, (2, 5, 4), (2, 7, 4), (2, 7, 2)))
+  run = functools.partial(attend, mask=mask, implementation=SMALL)
+  np.testing.assert_allclose(
+    jax.jit(lambda *tokens: run(*tokens))(*tokens),
+    attend(*tokens, mask=mask, implementation="reference"),
+    rtol=1e-5,
+    atol=1e-6,
+  )
+
+
+@pytest.mark.parametrize(
+  "blocks", [(2, 3, 1), (5, 7, None), (3, 2, 2), (1, 1, 4), (4, 16, 2)]
+)
+def test_dropout_draws_as_bernoulli_does_whatever_the_tiles(blocks):
+  query, key = float32(*draw(3, (2, 3, 5, 4), (2, 1, 7, 4)))
+  rng = jax.random.key(11)
+  run = functools.partial(attend, implementation=Blockwise(*blocks))
+  weights = run(query, key, jnp.eye(7))
+  dropped = run(query, key, jnp.eye(7), dropout_rate=0.4, rng=rng)
+  kept = jax.random.bernoulli(rng, 0.6, weights.shape)
+  np.testing.assert_allclose(
+    dropped, jnp.where(kept, weights / 0.6, 0.0), rtol=1e-5, atol=1e-7
+  )
+
+
+def test_dropout_draws_for_the_axes_that_values_add():
+  query, key, value = float32(*draw(4, (5, 4), (7, 4), (2, 7, 7)))
+  rng = jax.random.key(12)
+  arguments = {"dropout_rate": 0.5, "rng": rng, "mask": masks.causal(2)}
+  np.testing.assert_allclose(
+    attend(query, key, value, implementation=SMALL, **arguments),
+    attend(query, key, value, implementation="reference", **arguments),
+    rtol=1e-5,
+    atol=1e-6,
+  )
+
+
+def test_derivatives_drop_the_same_weights():
+  with jax.enable_x64(True):
+    point, direction = (
+      tuple(map(jnp.asarray, draw(seed, (2, 5, 4), (2, 7, 4), (2, 7, 3))))
+      for seed in (5, 6)
+    )
+
+    def derivatives(implementation):
+      def loss(*tokens):
+        context = attend(
+          *tokens,
+          mask=masks.causal(2),
+          dropout_rate=0.4,
+          rng=jax.random.key(13),
+          implementation=implementation,
+        )
+        return jnp.sum(jnp.sin(context)), context
+
+      def both(*point):
+        gradient = jax.grad(loss, (0, 1, 2), has_aux=True)
+        return jax.jvp(lambda *point: gradient(*point), point, direction)
+
+      return jax.jit(both)(*point)
+
+    jax.tree.map(
+      lambda got, want: np.testing.assert_allclose(
+        got, want, rtol=1e-9, atol=1e-12
+      ),
+      derivatives(SMALL),
+      derivatives("reference"),
+    )
+
+
+@pytest.mark.parametrize("name", ["scaled_dot", "additive", "each head"])
+def test_leading_axes_are_cut_on_a_cpu_alone(name, monkeypatch):
+  query, key, value, weight = float32(
+    *draw(30, (3, 4, 6, 2), (3, 4, 7, 2), (3, 4, 7, 2), (4, 2))
+  )
+  score = {
+    "scaled_dot": scores.scaled_dot(),
+    "additive": scores.additive(jnp.eye(2), jnp.eye(2), weight[0]),
+    "each head": scores.additive(jnp.eye(2), jnp.eye(2), weight),
+  }[name]
+  monkeypatch.setattr(tile_sizes, "_devices_of_a_cpu", lambda: 1)
+  monkeypatch.setattr(tile_sizes, "_SCORES", 128)
+  mask = masks.causal()
+  call = prepared(query, key, value, score=score, mask=mask, bias=None)
+  block = Blockwise()._tiling(call).block
+  assert block == {"scaled_dot": (1, 2), "additive": (1, 1)}.get(name, (1, 4))
+  got, want = (
+    attend(
+      query,
+      key,
+      value,
+      score=score,
+      mask=mask,
+      implementation=implementation,
+    )
+    for implementation in ("blockwise", "reference")
+  )
+  np.testing.assert_allclose(got, want, atol=1e-5)

@@ -1,0 +1,206 @@
+"""Which checkpoints a name means, and the parameters that come of them."""
+
+import contextlib
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from experiments import checkpoints
+from experiments.checkpoints import content, digests, save
+from experiments.errors import UserError
+from experiments.optimization.step import TrainState
+
+# Steps 10, 20, ...; None where the validation set was not looked at.
+BLEU = [30.0, 90.0, None, 50.0, 90.0, 10.0]
+NOTHING = ["35", "0", "-10", "30:2", "first", "", "last:0"]
+NOTHING += ["best:0", "last:", "last:x", "last:-1", "last:1.5", "last:²"]
+
+
+def state_at(step, *, averaged=False):
+  params = {"w": jnp.arange(3.0) * step**2, "b": jnp.float32(1 / step)}
+  return TrainState(
+    step=jnp.int32(step),
+    params=params,
+    opt_state=optax.adam(0.1).init(params),
+    rng=jax.random.key(0),
+    average=jax.tree.map(jnp.negative, params) if averaged else None,
+  )
+
+
+@contextlib.contextmanager
+def saved(folder, values=(), metric="bleu", **options):
+  """A manager of a folder in which there is a checkpoint for each value."""
+  with checkpoints.opened(
+    folder, keep_last=9, keep_best=9, best_metric=metric
+  ) as manager:
+    for index, value in enumerate(values, 1):
+      scores = None if value is None else {metric: value}
+      state = state_at(10 * index, **options)
+      checkpoints.save(manager, state, {"next_index": index}, scores)
+    manager.wait_until_finished()
+    yield manager
+
+
+@pytest.mark.parametrize(
+  ("which", "steps"),
+  [
+    ("last", [60]),
+    ("last:1", [60]),
+    ("last:3", [40, 50, 60]),
+    ("last:6", [10, 20, 30, 40, 50, 60]),
+    # Of equal ones, the earlier is better.
+    ("best", [20]),
+    ("best:2", [50, 20]),
+    ("best:4", [10, 40, 50, 20]),
+    ("30", [30]),
+  ],
+)
+def test_a_name_means_steps(which, steps, many):
+  found = checkpoints.choose(many, which, best_metric="bleu")
+  assert found == steps
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+  with saved(tmp_path_factory.mktemp("many"), BLEU) as manager:
+    yield manager
+
+
+def test_a_quota_is_told_in_the_system_s_words(many):
+  # As TensorStore says it, among much else.
+  error = ValueError("UNKNOWN: Error writing x: [EDQUOT: Disk quota exceeded]")
+  message = (
+    r"cannot be written \(Disk quota exceeded\)\. Earlier ones are as they"
+    r" were: once it can be, the same command goes on after step 60\."
+  )
+  with (
+    pytest.raises(checkpoints.UnsavedCheckpointError, match=message),
+    save.saving(many),
+  ):
+    raise error
+
+
+def test_of_losses_the_lowest_is_best(tmp_path):
+  with saved(tmp_path, [3.0, 1.0, 2.0, 1.0], "loss") as manager:
+    for which, steps in (("best", [20]), ("best:3", [30, 40, 20])):
+      assert checkpoints.choose(manager, which, best_metric="loss") == steps
+    assert manager.best_step() == 20
+
+
+@pytest.mark.parametrize("which", NOTHING)
+def test_a_name_of_nothing_is_refused(which, many):
+  with pytest.raises(UserError) as caught:
+    checkpoints.choose(many, which, best_metric="bleu")
+  message = str(caught.value)
+  assert f"no checkpoint {which!r}; there are 10, 20, 30, 40, 50, 60" in message
+  assert len(message.splitlines()) == 1
+
+
+def test_without_a_checkpoint_there_is_none(tmp_path):
+  with saved(tmp_path) as manager:
+    for which in ("last", "best", "last:1"):
+      with pytest.raises(UserError, match="there are none"):
+        checkpoints.choose(manager, which)
+
+
+def test_checkpoints_without_a_score_are_never_best(tmp_path):
+  with (
+    saved(tmp_path, [None, None]) as manager,
+    pytest.raises(UserError, match="no checkpoint 'best'; there are 10, 20"),
+  ):
+    checkpoints.choose(manager, "best", best_metric="bleu")
+
+
+@pytest.mark.parametrize(
+  ("which", "steps", "used"),
+  [
+    ("last", [60], "step 60"),
+    ("30", [30], "step 30"),
+    ("last:3", [40, 50, 60], "mean of 3 steps, 40 to 60"),
+    ("best:4", [10, 20, 40, 50], "mean of 4 steps, 10 to 50"),
+  ],
+)
+def test_parameters_of_several_are_their_mean(which, steps, used, many):
+  params, said = checkpoints.parameters(
+    many, which, state_at(1), best_metric="bleu"
+  )
+  assert said == used
+  for name, leaf in params.items():
+    expected = np.mean([state_at(step).params[name] for step in steps], axis=0)
+    np.testing.assert_allclose(leaf, expected, rtol=1e-6)
+    assert leaf.dtype == jnp.float32
+
+
+def test_an_average_is_saved_and_answers_in_place_of_the_parameters(tmp_path):
+  like = state_at(1, averaged=True)
+  with saved(tmp_path, [1.0, 2.0], averaged=True) as manager:
+    state, _ = checkpoints.restore(manager, 20, like)
+    last, _ = checkpoints.parameters(manager, "last", like)
+    mean, _ = checkpoints.parameters(manager, "last:2", like)
+  expected = state_at(20, averaged=True)
+  for name, leaf in expected.average.items():
+    np.testing.assert_array_equal(state.params[name], expected.params[name])
+    np.testing.assert_array_equal(state.average[name], leaf)
+    np.testing.assert_array_equal(last[name], leaf)
+    both = leaf + state_at(10, averaged=True).average[name]
+    np.testing.assert_allclose(mean[name], both / 2, rtol=1e-6)
+
+
+def test_without_an_average_there_is_none_to_restore(many):
+  state, position = checkpoints.restore(many, 20, state_at(1))
+  assert state.average is None
+  assert state.evaluated is state.params
+  assert position == {"next_index": 2}
+
+
+def test_a_changed_byte_is_found_or_changes_nothing(tmp_path):
+  """Whatever byte of whatever file: no number is silently another one."""
+  with saved(tmp_path / "run", [1.0]):
+    pass
+  rng, found = np.random.default_rng(0), 0
+  whole = digests.of_arrays(content.arrays(state_at(10)))
+  folder = tmp_path / "run" / "checkpoints" / "10"
+  files = sorted(path for path in folder.rglob("*") if path.stat().st_size)
+  for path in filter(pathlib.Path.is_file, files):
+    original = path.read_bytes()
+    for place in rng.integers(len(original), size=4):
+      changed = bytearray(original)
+      changed[place] ^= 1 << rng.integers(8)
+      path.write_bytes(changed)
+      try:
+        with saved(tmp_path / "run") as manager:
+          state, batches = checkpoints.restore(manager, 10, state_at(10))
+        assert batches == {"next_index": 1}
+        assert digests.of_arrays(content.arrays(state)) == whole
+      except UserError:
+        found += 1
+      path.write_bytes(original)
+  assert found > 5
+
+
+def test_a_digest_that_is_missing_is_damage(tmp_path):
+  with saved(tmp_path / "run", [1.0]):
+    pass
+  path = tmp_path / "run" / "checkpoints" / "10" / "digests" / "metadata"
+  path.write_text("{}")
+  with (
+    saved(tmp_path / "run") as manager,
+    pytest.raises(UserError, match="is not what was saved"),
+  ):
+    checkpoints.restore(manager, 10, state_at(10))
+
+
+def test_a_digest_changes_with_every_number_and_not_with_the_layout():
+  array = jax.random.normal(jax.random.key(0), (8, 4))
+  digest = digests.of_arrays(array)
+  for index in np.ndindex(array.shape):
+    changed = array.at[index].set(jnp.nextafter(array[index], jnp.inf))
+    assert digests.of_arrays(changed) != digest
+  assert digests.of_arrays(array[::-1]) != digest
+  mesh = jax.make_mesh((8,), ("x",))
+  shared = jax.device_put(array, jax.NamedSharding(mesh, jax.P("x")))
+  assert digests.of_arrays(shared) == digest

@@ -1,0 +1,167 @@
+"""Configs: every default builds, and every mistake is named."""
+
+import copy
+
+import pytest
+
+from configs import base, multi30k, translation
+from experiments.config import parse
+from experiments.errors import UserError
+
+
+def raw(arg=""):
+  return base.get_config(arg).to_dict()
+
+
+def with_value(path, value, arg=""):
+  config = raw(arg)
+  section = config
+  *parents, name = path.split(".")
+  for parent in parents:
+    section = section[parent]
+  section[name] = value
+  return config
+
+
+@pytest.mark.parametrize("arg", base.ARGUMENTS)
+def test_every_argument_gives_a_valid_config(arg):
+  parsed = parse(raw(arg))
+  assert parsed.model_dump() == raw(arg)
+
+
+@pytest.mark.parametrize(
+  ("path", "value", "message"),
+  [
+    ("seed", -1, "config.seed: got -1; "),
+    ("seed", 2**32, "config.seed: got 4294967296; "),
+    ("seed", True, "config.seed: got True; "),
+    ("train.steps", 0, "config.train.steps: got 0; "),
+    ("train.steps", "many", "config.train.steps: got 'many'; "),
+    ("train.steps", 1.5, "config.train.steps: got 1.5; "),
+    ("train.step", 5, r"config.train.step: no such field.* 'steps'"),
+    ("trian", {}, r"config.trian: no such field.* 'train'"),
+    ("train.dtype", "float16", "'float32' or 'bfloat16'"),
+    ("train.accumulation", 3, "accumulation 3 must divide batch_size"),
+    ("model.hiden_size", 4, r"no such field.* 'hidden_size'"),
+    ("model.hidden_size", 5, "hidden_size must be even"),
+    ("model.attention", "cosin", "'cosine'"),
+    ("model.cell", "rnn", "config.model.cell: got 'rnn'; "),
+    ("model.name", "rnn", "config.model.name: got 'rnn'; known"),
+    ("optimizer.learning_rate", 0.0, "greater than 0"),
+    ("optimizer.learning_rate", float("inf"), "finite"),
+    ("optimizer.weight_decay", 0.1, "use name 'adamw'"),
+    ("optimizer.schedule", "step", "config.optimizer.schedule"),
+    ("data.name", "sort", "config.data.name: got 'sort'; "),
+    ("data.min_length", 30, "min_length must not be above max_length"),
+    ("data.splits.test.min_length", 99, "config.data.splits.test"),
+    ("data.splits.test.size", 9, "config.data.splits.test.size: no such field"),
+    ("data.splits", {}, "validation"),
+    ("mesh.data", 0, "-1"),
+    ("train.batch_unit", "tokens", "'tokens' is for text; reverse needs"),
+    ("train.best_metric", "chrf", "'chrf' is for text; use 'sequence_acc"),
+    ("train.ema_decay", 1.0, "config.train.ema_decay: got 1.0; "),
+    ("train.patience", -1, "config.train.patience: got -1; "),
+    ("evaluation.checkpoint", "last:3", "raise config.train.keep_last from 2"),
+    ("evaluation.checkpoint", "best:2", "raise config.train.keep_best from 1"),
+    ("evaluation.checkpoint", "last:0", "config.evaluation.checkpoint: got"),
+    ("evaluation.checkpoint", "first", "config.evaluation.checkpoint: got"),
+    ("evaluation.beam_size", 0, "config.evaluation.beam_size: got 0; "),
+    ("evaluation.bleu_tokenizer", "14a", "'13a', 'none'"),
+    ("model.encoder_size", 5, "encoder_size must be even"),
+  ],
+)
+def test_a_mistake_is_named_with_its_field(path, value, message):
+  with pytest.raises(UserError, match=message) as caught:
+    parse(with_value(path, value))
+  assert "pydantic" not in str(caught.value)
+  assert len(str(caught.value).splitlines()) == 1
+
+
+def text():
+  return translation.get_config().to_dict()
+
+
+@pytest.mark.parametrize("arg", base.ARGUMENTS)
+@pytest.mark.parametrize("module", [translation, multi30k])
+def test_every_argument_gives_a_valid_config_of_text(module, arg):
+  config = module.get_config(arg).to_dict()
+  assert parse(config).model_dump() == config
+
+
+@pytest.mark.parametrize(
+  ("path", "value", "message"),
+  [
+    ("format", "xml", "config.data.format: got 'xml'; "),
+    ("train", "", "config.data.train: got ''; "),
+    ("target", "en", "source and target are both 'en'; name two"),
+    ("source", "../en", "config.data.source: got '../en'; "),
+    ("splits", {"test": "test"}, "splits must have a 'validation'"),
+    ("splits", {"validation": "a", "a/b": "c"}, "config.data.splits.a/b"),
+    ("source_tokenizer.kind", "bytes", "'unigram', 'bpe', 'words'"),
+    ("source_tokenizer.kind", "bpe", "joint_vocabulary needs source_tok"),
+    ("source_tokenizer.sampling", 1.5, "source_tokenizer.sampling: got 1.5; "),
+    ("max_lenght", 9, "config.data.max_lenght: no such field.* 'max_length'"),
+    ("symbols", 9, "config.data.symbols: no such field"),
+  ],
+)
+def test_a_mistake_about_text_is_named_with_its_field(path, value, message):
+  config = text()
+  section = config["data"]
+  *parents, name = path.split(".")
+  for parent in parents:
+    section = section[parent]
+  section[name] = value
+  with pytest.raises(UserError, match=message) as caught:
+    parse(config)
+  assert len(str(caught.value).splitlines()) == 1
+
+
+def test_words_have_one_segmentation():
+  config = text()
+  for side in ("source_tokenizer", "target_tokenizer"):
+    config["data"][side].update(kind="words", sampling=0.1)
+  with pytest.raises(UserError, match=r"sampling 0\.1 needs subwords; words"):
+    parse(config)
+
+
+def test_patience_needs_a_best_checkpoint():
+  config = raw()
+  config["train"].update(patience=2, keep_best=0)
+  with pytest.raises(UserError, match=r"keep_best must be at least 1"):
+    parse(config)
+
+
+def test_a_missing_field_is_named():
+  config = raw()
+  del config["train"]["steps"]
+  with pytest.raises(UserError, match=r"config\.train\.steps: missing"):
+    parse(config)
+
+
+def test_all_mistakes_are_named_at_once():
+  config = with_value("seed", -1)
+  config["train"]["steps"] = 0
+  with pytest.raises(UserError) as caught:
+    parse(config)
+  assert len(str(caught.value).splitlines()) == 2
+
+
+def test_lookup_needs_as_many_symbols_as_pairs():
+  config = with_value("data.name", "lookup")
+  config["data"]["symbols"] = 10
+  with pytest.raises(UserError, match="distinct keys"):
+    parse(config)
+
+
+def test_scores_that_need_equal_sizes_refuse_a_whole_state_as_query():
+  config = with_value("model.query", "state", arg="dot")
+  config["model"]["cell"] = "lstm"
+  with pytest.raises(UserError, match="equal size"):
+    parse(config)
+
+
+def test_parsing_leaves_its_argument_alone():
+  config = raw()
+  before = copy.deepcopy(config)
+  parse(config)
+  assert config == before

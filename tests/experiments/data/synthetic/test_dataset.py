@@ -1,0 +1,160 @@
+"""Datasets: the same batches whoever makes them, and in whatever order."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from configs import base
+from experiments import experiment
+from experiments.config import MeshConfig, parse
+from experiments.data import pipeline
+from experiments.data.batch import EOS, PAD
+from experiments.data.dataset import Rows
+from experiments.data.synthetic.dataset import Synthetic
+from experiments.data.text import prepare
+from experiments.errors import UserError
+from tests.experiments.conftest import make_tiny, make_tiny_translation
+
+
+@pytest.fixture(scope="module")
+def datasets(corpus, tmp_path_factory):
+  """One of each kind; the text is segmented anew in every epoch."""
+  task = parse(make_tiny().to_dict()).data
+  config = make_tiny_translation(corpus)
+  for side in ("source_tokenizer", "target_tokenizer"):
+    config.data[side] = base.tokenizer("unigram", 60) | {"sampling": 0.5}
+  config.data.max_length = 40
+  text = parse(config.to_dict()).data
+  workdir = tmp_path_factory.mktemp("text")
+  return {
+    "task": Synthetic(task),
+    "text": prepare.prepare(text, workdir),
+  }
+
+
+ALONE = Rows()
+
+
+@pytest.fixture(params=["task", "text"])
+def make_batches(request, datasets):
+  """Makes the batches of a dataset, for a process among several."""
+  data = datasets[request.param]
+  unit = {"task": "examples", "text": "tokens"}[request.param]
+  size = {"task": 24, "text": 300}[request.param]
+
+  def make(rows=ALONE, multiple=1, seed=0):
+    return data.training_batches(
+      seed=seed, size=size, unit=unit, multiple=multiple, rows=rows
+    )
+
+  return make
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_processes_make_the_parts_of_one_batch(count, make_batches):
+  whole = make_batches(multiple=6)
+  parts = [
+    make_batches(Rows((part,), count), multiple=6) for part in range(count)
+  ]
+  for step in range(12):
+    shares = [part[step] for part in parts]
+    assert len({share.source.shape for share in shares}) == 1
+    joined = jax.tree.map(lambda *rows: np.concatenate(rows), *shares)
+    assert len(joined.source) % 6 == 0
+    jax.tree.map(np.testing.assert_array_equal, joined, whole[step])
+
+
+@pytest.mark.parametrize(("rows", "count"), [(12, 1), (12, 3), (12, 12)])
+def test_shares_hold_every_row_once_in_order(rows, count):
+  shares = [Rows((part,), count).of(rows) for part in range(count)]
+  assert {len(share) for share in shares} == {rows // count}
+  np.testing.assert_array_equal(np.concatenate(shares), np.arange(rows))
+
+
+def test_a_batch_is_that_of_its_step_in_whatever_order(make_batches):
+  forwards, backwards = make_batches(), make_batches()
+  expected = [forwards[step] for step in range(20)]
+  for step in (19, 0, 7, 7, 18, 3):
+    jax.tree.map(np.testing.assert_array_equal, backwards[step], expected[step])
+  other = make_batches(seed=1)[0]
+  assert other.source.shape != expected[0].source.shape or (
+    (other.source != expected[0].source).any()
+  )
+
+
+def test_a_stream_goes_on_where_its_position_says(make_batches):
+  batches = make_batches()
+  stream = pipeline.stream(batches, num_steps=9)
+  for _ in range(4):
+    next(stream)
+  position = dict(stream.get_state())
+  resumed = pipeline.stream(make_batches(), num_steps=9)
+  resumed.set_state(position)
+  rest = list(resumed)
+  assert len(rest) == 5
+  for step, batch in enumerate(rest, 4):
+    jax.tree.map(np.testing.assert_array_equal, batch, batches[step])
+
+
+def test_batches_of_a_run_divide_over_devices_and_parts(corpus, tmp_path):
+  config = make_tiny_translation(corpus)
+  config.train.update(accumulation=3, batch_size=60)
+  config.mesh.update(data=2, fsdp=2)
+  config.train.row_multiple = 12
+  typed = parse(config.to_dict())
+  run = experiment.build(typed, tmp_path, train=True)
+  batches = experiment.training_batches(run)
+  for step in range(6):
+    assert len(batches[step].source) % 12 == 0
+  config.train.row_multiple = 8
+  typed = parse(config.to_dict())
+  with pytest.raises(
+    UserError, match=r"row_multiple: 8 rows .* multiple of 12"
+  ):
+    experiment.training_batches(experiment.build(typed, tmp_path, train=True))
+
+
+def test_tokens_of_a_text_batch_are_no_more_than_asked_for(datasets):
+  batches = datasets["text"].training_batches(
+    seed=0, size=300, unit="tokens", multiple=1, rows=Rows()
+  )
+  shapes = set()
+  for step in range(30):
+    source, target = batches[step]
+    assert source.shape[0] == target.shape[0]
+    assert max(source.size, target.size) <= 300
+    shapes.add((source.shape, target.shape))
+  assert len(shapes) <= 2
+
+
+def test_a_run_is_used_without_the_text_it_learnt_from(
+  datasets, corpus, tmp_path
+):
+  config = make_tiny_translation(corpus)
+  typed = parse(config.to_dict())
+  trained = experiment.build(typed, tmp_path, mesh=MeshConfig.one(), train=True)
+  config.data.dir = str(Path("no", "such", "folder"))
+  used = experiment.build(
+    parse(config.to_dict()), tmp_path, mesh=MeshConfig.one()
+  )
+  for split in config.data.splits:
+    one, other = (run.data.evaluation_set(split) for run in (trained, used))
+    jax.tree.map(np.testing.assert_array_equal, one.batch, other.batch)
+    assert one.text == other.text
+    assert len(one.text.target) == len(one.batch.target)
+  assert used.model == trained.model
+
+
+def test_evaluation_sets_end_and_read_as_their_text(datasets):
+  examples = datasets["text"].evaluation_set("test")
+  for row in (*examples.batch.source, *examples.batch.target):
+    (end,) = np.flatnonzero(row == EOS)
+    assert (row[end + 1 :] == PAD).all()
+    assert (row[:end] != PAD).all()
+  found = datasets["text"].target_text(examples.batch.target)
+  assert found == list(examples.text.target)
+  task = datasets["task"].evaluation_set("longer")
+  assert task.text is None
+  assert task.batch.source.shape[1] == datasets["task"].max_length

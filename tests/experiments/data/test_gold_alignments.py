@@ -1,0 +1,189 @@
+"""The true alignment, where it is known, and how far a model is from it."""
+
+import numpy as np
+import pytest
+
+from configs import base
+from experiments import experiment
+from experiments.config import parse
+from experiments.data import gold_alignments
+from experiments.data.batch import EOS, PAD
+from experiments.data.gold_alignments import Links
+from experiments.data.text import readers
+from experiments.data.text.numbers import draw, spelled
+from experiments.evaluation import alignment_error
+
+
+def words(text):
+  """Words as the tokeniser names them."""
+  return [f"_{word}" for word in text.split()]
+
+
+def letters(text):
+  return list(f"_{text}".replace(" ", "_"))
+
+
+def linked(number, kind="sure"):
+  """Which Korean letters belong to which English words."""
+  (english,), (korean,) = (spelled([number], name) for name in ("en", "ko"))
+  source, target = words(english), letters(korean)
+  found = getattr(gold_alignments.of_numbers(source, target), kind)
+  return {
+    (target[t], source[s].strip("_,")) for t, s in zip(*np.nonzero(found))
+  }
+
+
+def test_words_of_one_digit_are_linked():
+  assert linked(12345) == {
+    ("만", "twelve"),  # a one, left out before it
+    ("이", "twelve"),
+    ("삼", "three"),
+    ("사", "forty-five"),
+    ("오", "forty-five"),
+  }
+  assert linked(4110) == {
+    ("사", "four"),
+    ("백", "one"),
+    ("십", "ten"),
+  }
+  assert linked(70_000) == {("칠", "seventy")}
+
+
+def test_words_of_places_may_be_linked():
+  possible = linked(3200, "possible")
+  assert {("천", "three"), ("천", "thousand"), ("백", "hundred")} <= possible
+  assert ("백", "three") not in possible
+  assert ("이", "thousand") not in possible
+  # A myriad is not in one of English's groups, but over two.
+  possible = linked(45_678_000, "possible")
+  assert {("만", "million"), ("만", "thousand")} <= possible
+
+
+def test_every_digit_but_zero_is_said_once_on_either_side():
+  drawn = draw("train", count=400, min_digits=1, max_digits=16, seed=0)
+  for number in drawn:
+    (english,), (korean,) = (spelled([number], name) for name in ("en", "ko"))
+    found = gold_alignments.of_numbers(words(english), letters(korean))
+    digits = sum(digit != "0" for digit in str(number))
+    assert found.sure.any(1).sum() == digits
+    assert (found.sure.sum(1) <= 1).all()
+    assert (found.possible >= found.sure).all()
+    # All but spaces, and all but "and", have some link.
+    unlinked = {
+      letters(korean)[i] for i in np.nonzero(~found.possible.any(1))[0]
+    }
+    assert unlinked <= {"_"}
+    unlinked = {
+      words(english)[i] for i in np.nonzero(~found.possible.any(0))[0]
+    }
+    assert unlinked <= {"_and"}
+
+
+def test_tokens_of_any_cut_inherit_their_letters():
+  whole = gold_alignments.of_numbers(["_twelve"], ["_십이"])
+  cut = gold_alignments.of_numbers(["_twe", "lve"], ["_", "십", "이"])
+  assert whole.sure.all()
+  np.testing.assert_array_equal(cut.sure, [[0, 0], [1, 1], [1, 1]])
+
+
+@pytest.mark.parametrize(
+  ("source", "target", "message"),
+  [("_dozen", "_십이", "'dozen'"), ("_twelve", "_십a", "'a'")],
+)
+def test_what_is_no_number_is_told(source, target, message):
+  with pytest.raises(ValueError, match=message):
+    gold_alignments.of_numbers([source], [target])
+
+
+def test_the_rate_is_that_of_och_and_ney():
+  sure = np.array([[1, 0, 0], [0, 0, 0], [0, 0, 1]], bool)
+  possible = sure | np.array([[0, 1, 0], [0, 1, 0], [0, 0, 0]], bool)
+  weights = np.array([[0.1, 0.9, 0], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7]])
+  # A = {01, 11, 22}, of which {22} are sure and all possible; |S| = 2.
+  rate = alignment_error.alignment_error_rate(
+    [(weights, Links(sure, possible))]
+  )
+  assert rate == pytest.approx(1 - (1 + 3) / (3 + 2))
+
+
+@pytest.mark.parametrize("name", ["copy", "reverse"])
+def test_a_model_that_looks_right_has_no_error(name, monkeypatch):
+  run, examples = made(name)
+
+  def look(params, source, target):
+    del params
+    return [
+      [
+        alignment_error.plots.Alignment(
+          run.data.gold_alignments(*pair).sure, [], [], ""
+        )
+      ]
+      for pair in zip(*(map(stripped, x) for x in (source, target)))
+    ]
+
+  monkeypatch.setattr(alignment_error, "make_looker", lambda run: look)
+  assert alignment_error.make_aligner(run)(None, examples) == {"attention": 0.0}
+  sources, targets = examples.batch
+  for source, target in zip(sources, targets):
+    found = run.data.gold_alignments(stripped(source), stripped(target)).sure
+    t, s = np.nonzero(found)
+    np.testing.assert_array_equal(target[t], source[s])
+    assert len(t) == (source > EOS).sum()
+
+
+def stripped(row):
+  return row[row != PAD]
+
+
+def made(name, arg="dot", folder=None):
+  config = base.get_config(arg)
+  config.data.update(name=name, symbols=8, max_length=4)
+  config.data.splits = {"validation": base.split(1, 4, 16)}
+  run = experiment.build(parse(config.to_dict()), folder)
+  return run, run.data.evaluation_set("validation")
+
+
+def test_every_head_has_a_rate_of_its_own():
+  run, examples = made("reverse", "transformer")
+  params = experiment.start(run).params
+  rates = alignment_error.make_aligner(run)(params, examples)
+  assert list(rates)[:5] == [
+    *(f"layer 1, head {head}" for head in range(1, 5)),
+    "layer 2, head 1",
+  ]
+  assert all(0 < rate <= 1 for rate in rates.values())
+
+
+def test_where_the_alignment_is_not_known_nothing_is_said():
+  run, examples = made("lookup")
+  assert alignment_error.make_aligner(run)(None, examples) == {}
+
+
+def test_a_model_that_looks_nowhere_has_no_alignment():
+  run, examples = made("reverse", "none")
+  assert (
+    alignment_error.make_aligner(run)(experiment.start(run).params, examples)
+    == {}
+  )
+
+
+def test_a_run_of_numbers_may_be_asked_of_other_text(tmp_path):
+  """As `evaluate --source --target` may: such pairs have no alignment."""
+  config = base.get_config("additive")
+  config.data = base.numbers()
+  config.data.source_tokenizer.kind = "characters"
+  config.data.train.num_examples = 300
+  for split in config.data.splits.values():
+    split.num_examples = 20
+  run = experiment.build(parse(config.to_dict()), tmp_path, train=True)
+  text = readers.ParallelText(["nineteen men", "twelve"], ["십구 오", "십이"])
+  source, target = run.data.encode(text).batch
+  first, second = (
+    run.data.gold_alignments(stripped(*x), stripped(*y))
+    for x, y in ((source[:1], target[:1]), (source[1:], target[1:]))
+  )
+  assert first is None
+  assert second.sure.any()
+  params = experiment.start(run).params
+  rates = alignment_error.make_aligner(run)(params, run.data.encode(text))
+  assert set(rates) == {"attention"}

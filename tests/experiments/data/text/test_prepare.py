@@ -1,0 +1,249 @@
+"""A corpus prepared for a run: its directory keeps all that using it needs."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from configs import base
+from experiments.config import NumbersConfig, TextConfig, parse
+from experiments.data.batch import EOS, PAD
+from experiments.data.dataset import Rows
+from experiments.data.text import dataset, prepare
+from experiments.data.text import tokenizer as tokenizer_lib
+from experiments.data.text.readers import ParallelText
+from experiments.errors import UserError
+
+SOURCE = ["one dog", "two dogs run", "a cat sleeps", "", "cats run"] * 4
+TARGET = ["ein Hund", "zwei Hunde", "eine Katze", "nichts", ""] * 4
+
+
+@pytest.fixture
+def corpus(tmp_path):
+  """A folder with the files of a corpus."""
+  folder = tmp_path / "corpus"
+  folder.mkdir()
+  write(folder, "train", SOURCE, TARGET)
+  write(folder, "val", ["two dogs", "", "a cat"], ["zwei Hunde", "a", ""])
+  write(folder, "test", ["one cat " * 9, "dogs"], ["Hund", "Katze " * 9])
+  return folder
+
+
+def write(folder, name, source, target):
+  for language, lines in (("en", source), ("de", target)):
+    text = "".join(f"{line}\n" for line in lines)
+    (folder / f"{name}.{language}").write_text(text)
+
+
+def raw(folder, **changes):
+  tokenizer = base.tokenizer("words", 50)
+  return (
+    base.text().to_dict()
+    | {"source_tokenizer": tokenizer, "target_tokenizer": tokenizer}
+    | {"dir": str(folder), "max_length": 8, "num_shapes": 2}
+    | changes
+  )
+
+
+def text_config(folder, **changes):
+  return TextConfig(**raw(folder, **changes))
+
+
+def refused(make, config, workdir):
+  with pytest.raises(UserError) as caught:
+    make(config, workdir)
+  assert "\n" not in str(caught.value)
+  return str(caught.value)
+
+
+def batches(data):
+  return data.training_batches(
+    seed=0, size=20, unit="tokens", multiple=1, rows=Rows()
+  )
+
+
+def assert_same_sets(ours, theirs):
+  for split in ("validation", "test"):
+    one, other = ours.evaluation_set(split), theirs.evaluation_set(split)
+    jax.tree.map(np.testing.assert_array_equal, one.batch, other.batch)
+    assert one.text == other.text
+
+
+def test_the_directory_of_a_run_is_enough(corpus, tmp_path):
+  config = text_config(corpus)
+  prepared = prepare.prepare(config, tmp_path / "run")
+  shutil.rmtree(corpus)
+  shutil.move(tmp_path / "run", tmp_path / "moved")
+  loaded = dataset.load(config, tmp_path / "moved")
+  assert loaded.corpus is None
+  shutil.copytree(tmp_path / "moved", tmp_path / "run")
+  assert_same_sets(prepared, loaded)
+  text = loaded.evaluation_set("validation").text
+  assert text == (["two dogs", "", "a cat"], ["zwei Hunde", "a", ""])
+  for side in ("source", "target"):
+    ours, theirs = getattr(prepared, side), getattr(loaded, side)
+    assert ours.model == theirs.model
+
+
+def test_a_resumed_run_trains_no_tokeniser(corpus, tmp_path, monkeypatch):
+  config, workdir = text_config(corpus), tmp_path / "run"
+  prepared = prepare.prepare(config, workdir)
+  monkeypatch.delattr(tokenizer_lib, "train")
+  (corpus / "val.en").unlink()  # nor does it read the evaluation sets again
+  again = prepare.prepare(config, workdir)
+  assert_same_sets(prepared, again)
+  for step in range(30):
+    one, other = batches(prepared)[step], batches(again)[step]
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_changed_training_text_is_refused(corpus, tmp_path, language):
+  config, workdir = text_config(corpus), tmp_path / "run"
+  prepare.prepare(config, workdir)
+  file = corpus / f"train.{language}"
+  before = file.read_text()
+  file.write_text(before.replace("Hund", "Wolf").replace("dog", "wolf"))
+  message = refused(prepare.prepare, config, workdir)
+  assert message.startswith("config.data.train: the text is not the one that")
+  assert message.endswith("use another --workdir")
+  # Spaces and the ends of lines are no part of the text.
+  file.write_text(before.replace(" ", "  ").replace("\n", "\r\n"))
+  prepare.prepare(config, workdir)
+
+
+def test_what_was_cut_off_while_preparing_is_done_again(corpus, tmp_path):
+  config, workdir = text_config(corpus), tmp_path / "run"
+  prepared = prepare.prepare(config, workdir)
+  (workdir / "data" / "corpus.json").unlink()
+  (workdir / "tokenizer" / "target.model").write_bytes(b"half")
+  (workdir / "data" / "validation.en").write_text("half")
+  again = prepare.prepare(config, workdir)
+  assert again.target.model == prepared.target.model
+  assert_same_sets(again, prepared)
+  record = json.loads((workdir / "data" / "corpus.json").read_text())
+  assert record["pairs"] == len(SOURCE)
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_tokeniser_that_is_missing_or_damaged_is_named(
+  corpus, tmp_path, side
+):
+  config, workdir = text_config(corpus), tmp_path / "run"
+  prepare.prepare(config, workdir)
+  path = workdir / "tokenizer" / f"{side}.model"
+  path.write_bytes(path.read_bytes()[:-50])
+  message = f"{path}: no SentencePiece model, or a damaged one"
+  assert refused(dataset.load, config, workdir) == message
+  path.unlink()
+  message = f"{path}: cannot be read (No such file or directory)"
+  for make in (dataset.load, prepare.prepare):
+    assert refused(make, config, workdir) == message
+
+
+def test_a_joint_vocabulary_is_one(corpus, tmp_path):
+  joint = prepare.prepare(text_config(corpus), tmp_path / "joint")
+  assert joint.shared_vocabulary
+  assert joint.source.model == joint.target.model
+  assert joint.source.unknown("Hund dog Katze") == ""
+  config = text_config(corpus, joint_vocabulary=False)
+  apart = prepare.prepare(config, tmp_path / "apart")
+  assert not apart.shared_vocabulary
+  assert apart.source.unknown("Hund dog Katze") == "Hund Katze"
+  assert apart.target.unknown("Hund dog Katze") == "dog"
+  sizes = apart.source_vocabulary_size, apart.target_vocabulary_size
+  assert joint.source_vocabulary_size == sum(sizes) - 4
+
+
+def test_text_of_pairs_that_are_left_out_teaches_no_word(corpus, tmp_path):
+  data = prepare.prepare(text_config(corpus), tmp_path)
+  assert data.source.unknown("cats nichts") == "cats nichts"
+  assert data.corpus.blank == 8
+
+
+def test_long_sentences_are_cut_and_never_dropped(corpus, tmp_path):
+  data = prepare.prepare(text_config(corpus), tmp_path)
+  found = data.evaluation_set("test")
+  assert found.batch.source.shape == found.batch.target.shape == (2, 8)
+  for row in (found.batch.source[0], found.batch.target[1]):
+    assert row[-1] == EOS
+    assert (row[:-1] > EOS).all()
+  assert found.batch.source[1].tolist()[1:] == [EOS] + [PAD] * 6
+  assert found.text.source[0].split() == ["one", "cat"] * 9
+  alone = data.encode(ParallelText(["dogs", ""], ["Hund", "zwei Hunde"]))
+  assert [side.shape for side in alone.batch] == [(2, 2), (2, 3)]
+  assert alone.batch.source[1].tolist() == [EOS, PAD]
+
+
+def test_where_all_pairs_are_blank_it_is_told(corpus, tmp_path):
+  write(corpus, "train", ["a", "", ""], ["", "b", ""])
+  assert refused(prepare.prepare, text_config(corpus), tmp_path) == (
+    "config.data.train: of 3 pairs none has something on both sides"
+  )
+
+
+def test_messages_name_the_set_and_the_side(corpus, tmp_path):
+  splits = {"validation": "val", "test": "tset"}
+  config = text_config(corpus, splits=splits)
+  message = refused(prepare.prepare, config, tmp_path)
+  assert message.startswith("config.data.splits.test: no file ")
+  config = text_config(
+    corpus,
+    joint_vocabulary=False,
+    target_tokenizer=base.tokenizer("bpe", 9000),
+  )
+  message = refused(prepare.prepare, config, tmp_path)
+  assert message.startswith(
+    "config.data.target_tokenizer.vocabulary_size: 9000"
+  )
+
+
+def test_a_set_may_be_called_train(corpus, tmp_path):
+  splits = {"validation": "val", "train": "test"}
+  data = prepare.prepare(text_config(corpus, splits=splits), tmp_path)
+  assert data.evaluation_set("train").text.source[1] == "dogs"
+  assert len(data.corpus.text.source) == 12
+
+
+def test_numbers_are_prepared_as_text_is(tmp_path):
+  digits = {"min_digits": 1, "max_digits": 4, "num_examples": 60}
+  tokenizer = base.tokenizer("characters", 50)
+  config = NumbersConfig(
+    name="numbers",
+    train=digits | {"num_examples": 200},
+    splits={"validation": digits, "test": digits, "train": digits},
+    seed=0,
+    source="en",
+    target="de",
+    source_tokenizer=tokenizer,
+    target_tokenizer=tokenizer,
+    joint_vocabulary=True,
+    max_length=80,
+    num_shapes=3,
+  )
+  data = prepare.prepare(config, tmp_path)
+  loaded = dataset.load(config, tmp_path)
+  assert_same_sets(data, loaded)
+  sets = {
+    split: set(loaded.evaluation_set(split).text.source)
+    for split in config.splits
+  }
+  assert {len(each) for each in sets.values()} == {60}
+  assert not sets["test"] & sets["validation"]
+  for each in sets.values():
+    assert not each & set(data.corpus.text.source)
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "a\n", "a b"])
+def test_names_of_files_lead_nowhere_else(corpus, name):
+  config = base.get_config("transformer").to_dict()
+  config["data"] = raw(corpus)
+  parse(config)
+  for change in (
+    {"source": name},
+    {"splits": {"validation": "val", name: "test"}},
+  ):
+    with pytest.raises(UserError, match=r"config\.data"):
+      parse(config | {"data": raw(corpus, **change)})

@@ -1,0 +1,361 @@
+"""Beam search: against counting every answer, and against a plain search."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import decoding
+from experiments.data.batch import BOS, EOS, PAD
+from experiments.decoding import Constraints, cache_growth
+from tests.experiments.toys import (
+  Lookup,
+  all_answers,
+  divisor,
+  followed,
+  log_softmax,
+  rnn,
+  transformer,
+)
+
+VOCABULARY, MAX_LENGTH = 5, 4
+MODELS = {"rnn": rnn(VOCABULARY), "transformer": transformer(VOCABULARY)}
+SOURCE = np.array([[3, 4, 4, EOS], [4, 3, EOS, PAD]], np.int32)
+ANSWERS = all_answers(VOCABULARY, MAX_LENGTH)
+
+
+@functools.cache
+def parameters(name):
+  """Larger than fresh parameters, at which all answers are much alike."""
+  init = jax.jit(MODELS[name].init)
+  params = init(jax.random.key(0), SOURCE, SOURCE)["params"]
+  return jax.tree.map(lambda leaf: 2 * leaf, params)
+
+
+def searched(model, params, source, **options):
+  search = jax.jit(
+    lambda params, source: decoding.beam(model, params, source, **options)
+  )
+  return jax.tree.map(np.asarray, search(params, source))
+
+
+def lookup(vocabulary_size=6, seed=0, **options):
+  model = Lookup(vocabulary_size, **options)
+  rng = np.random.default_rng(seed)
+  table = rng.normal(0, 2, (model.num_states, vocabulary_size))
+  return model, {"table": table.astype(np.float32)}
+
+
+def sources(count):
+  return np.arange(3, 3 + count, dtype=np.int32)[:, None]
+
+
+def permitted(constraints, answer):
+  words = [token for token in answer if token not in (PAD, EOS)]
+  size = constraints.no_repeat_ngram
+  grams = [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
+  return (
+    (EOS not in answer or len(words) >= constraints.min_length)
+    and not set(constraints.banned) & set(words)
+    and (size == 0 or len(grams) == len(set(grams)))
+  )
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+  ("length_penalty", "constraints"),
+  [
+    (0.0, Constraints()),
+    (1.0, Constraints()),
+    (0.6, Constraints(min_length=2, no_repeat_ngram=2)),
+  ],
+)
+def test_a_beam_as_wide_as_all_answers_ranks_them_all(
+  name, length_penalty, constraints
+):
+  model, params = MODELS[name], parameters(name)
+  found = searched(
+    model,
+    params,
+    SOURCE,
+    max_length=MAX_LENGTH,
+    beam_size=len(ANSWERS),
+    n_best=len(ANSWERS),
+    length_penalty=length_penalty,
+    constraints=constraints,
+  )
+  allowed = [answer for answer in ANSWERS if permitted(constraints, answer)]
+  assert len(allowed) == (16 + 15 if constraints == Constraints() else 8 + 10)
+  count = len(allowed)
+  for row, source in enumerate(SOURCE):
+    log_probs = followed(model, params, source, np.array(allowed))
+    expected = dict(zip(map(tuple, allowed), log_probs))
+    tokens = [tuple(answer) for answer in found.tokens[row, :count].tolist()]
+    assert set(tokens) == set(expected)
+    np.testing.assert_allclose(
+      found.log_probs[row, :count],
+      [expected[t] for t in tokens],
+      rtol=1e-5,
+      atol=1e-5,
+    )
+    best_first = np.sort(log_probs / divisor(allowed, length_penalty))[::-1]
+    np.testing.assert_allclose(
+      found.scores[row, :count], best_first, rtol=1e-5, atol=1e-5
+    )
+  assert (found.scores[:, count:] == -np.inf).all()
+  assert (found.tokens[:, count:] == PAD).all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_few_best_are_sorted_distinct_and_truly_scored(name):
+  model, params = MODELS[name], parameters(name)
+  found = searched(
+    model,
+    params,
+    SOURCE,
+    max_length=7,
+    beam_size=4,
+    n_best=3,
+    length_penalty=0.6,
+  )
+  assert (np.diff(found.scores) < 0).all()
+  for row, source in enumerate(SOURCE):
+    answers = found.tokens[row]
+    assert len(np.unique(answers, axis=0)) == 3
+    log_probs = followed(model, params, source, answers)
+    np.testing.assert_allclose(
+      found.log_probs[row], log_probs, rtol=1e-5, atol=1e-5
+    )
+    np.testing.assert_allclose(
+      found.scores[row], log_probs / divisor(answers, 0.6), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_neither_padding_nor_company_changes_an_answer(name):
+  model, params = MODELS[name], parameters(name)
+  search = functools.partial(
+    searched, model, params, max_length=7, beam_size=4, n_best=2
+  )
+  both = search(SOURCE)
+  padded = search(np.pad(SOURCE, ((0, 2), (0, 3))))
+  alone = search(SOURCE[1:, :3])
+  for other, mine in ((padded, slice(0, 2)), (alone, slice(1, 2))):
+    count = mine.stop - mine.start
+    np.testing.assert_array_equal(other.tokens[:count], both.tokens[mine])
+    np.testing.assert_allclose(
+      other.scores[:count], both.scores[mine], rtol=1e-5, atol=1e-5
+    )
+  assert (padded.tokens[2:] == PAD).all()
+  assert (padded.scores[2:] == -np.inf).all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_single_beam_is_greedy_on_models(name):
+  model, params = MODELS[name], parameters(name)
+  greedy = jax.jit(
+    lambda params: decoding.greedy(model, params, SOURCE, max_length=7)
+  )(params)
+  found = searched(model, params, SOURCE, max_length=7, beam_size=1)
+  np.testing.assert_array_equal(found.tokens[:, 0], greedy)
+
+
+@pytest.mark.parametrize(
+  "constraints",
+  [
+    Constraints(),
+    Constraints(min_length=3, banned=(4,)),
+    Constraints(min_length=2, no_repeat_ngram=2),
+    # No token is left after 3, 4 and 5: such an answer ends as it is.
+    Constraints(min_length=6, no_repeat_ngram=1),
+  ],
+)
+def test_a_single_beam_is_greedy_even_in_ties(constraints):
+  model, params = lookup()
+  # The largest of a row are mostly equal, or so close that their
+  # log-probabilities are.
+  table = np.minimum(np.round(params["table"]), 1).astype(np.float32) / 4
+  nudged = np.random.default_rng(1).random(table.shape) < 0.5
+  table = np.where(nudged, np.nextafter(table, np.float32(1)), table)
+  params = {"table": table}
+  source = sources(64)
+  options = {"max_length": 8, "constraints": constraints}
+  greedy = decoding.greedy(model, params, source, **options)
+  found = searched(model, params, source, beam_size=1, **options)
+  np.testing.assert_array_equal(found.tokens[:, 0], greedy)
+  lengths = (found.tokens != PAD).sum(-1)
+  assert (lengths == 3).all() == (constraints.no_repeat_ngram == 1)
+  assert (found.scores > -np.inf).all()
+
+
+def test_a_wide_beam_finds_the_best_where_greedy_does_not():
+  model, params = lookup()
+  source, answers = sources(20), all_answers(6, 4)
+  options = {"max_length": 4, "length_penalty": 0.0}
+  wide = searched(model, params, source, beam_size=81, **options)
+  narrow = searched(model, params, source, beam_size=1, **options)
+  best = [
+    max(log_prob(model, params, row, answer) for answer in answers)
+    for row in source
+  ]
+  np.testing.assert_allclose(wide.scores[:, 0], best, rtol=1e-5, atol=1e-5)
+  assert (narrow.scores < wide.scores - 0.1).sum() > 5
+
+
+def log_prob(model, params, source, answer):
+  words = [token for token in answer if token != PAD]
+  return sum(
+    log_softmax(model.logits(params["table"], source, words[:place]))[token]
+    for place, token in enumerate(words)
+  )
+
+
+def plain_search(model, params, source, *, max_length, beam_size, alpha):
+  """The same search of one source, never stopped early: (score, answer)s."""
+  alive, found = [(0.0, ())], []
+  for length in range(1, max_length + 1):
+    candidates = []
+    for total, answer in alive:
+      logits = model.logits(params["table"], source, answer)
+      steps = log_softmax(logits)
+      candidates += [
+        (total + steps[token], (*answer, token))
+        for token in range(len(logits))
+        if token not in (PAD, BOS)
+      ]
+    kept = sorted(candidates, reverse=True)[:beam_size]
+    ended = [c for c in kept if c[1][-1] == EOS or length == max_length]
+    found += [(total / ((5 + len(a)) / 6) ** alpha, a) for total, a in ended]
+    alive = [c for c in kept if c not in ended]
+  return sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize(
+  ("alpha", "max_length"), [(0.0, 9), (0.6, 9), (1.0, 40), (3.0, 9)]
+)
+def test_stopping_early_loses_nothing(alpha, max_length):
+  """Also for answers so long that the cache grows while they do."""
+  model, params = lookup(seed=1)
+  params["table"][:, EOS] += 1 - max_length / 20
+  source = sources(12)
+  found = searched(
+    model,
+    params,
+    source,
+    max_length=max_length,
+    beam_size=3,
+    n_best=2,
+    length_penalty=alpha,
+  )
+  lengths = (found.tokens != PAD).sum(-1)
+  assert lengths.min() < max_length
+  assert lengths.max() > (16 if max_length == 40 else 4)
+  for row in range(len(source)):
+    expected = plain_search(
+      model,
+      params,
+      source[row],
+      max_length=max_length,
+      beam_size=3,
+      alpha=alpha,
+    )
+    for rank in range(2):
+      score, answer = expected[rank]
+      tokens = found.tokens[row, rank]
+      assert tuple(tokens[tokens != PAD]) == answer
+      assert found.scores[row, rank] == pytest.approx(score, abs=1e-4)
+
+
+def test_the_search_ends_when_nothing_better_can_come():
+  """Twelve steps are enough; the next would break every answer."""
+  options = {"max_length": 30, "beam_size": 3, "n_best": 2}
+  answers = []
+  for breaks_at in (12, 1000):
+    model, params = lookup(breaks_at=breaks_at)
+    params["table"][:, EOS] += 4
+    answers.append(searched(model, params, sources(12), **options))
+  np.testing.assert_array_equal(*(found.tokens for found in answers))
+  assert np.isfinite(answers[0].scores).all()
+
+
+def test_rows_of_padding_take_no_step():
+  model, params = lookup(breaks_at=0)
+  found = searched(
+    model, params, np.zeros((2, 1), np.int32), max_length=4, beam_size=3
+  )
+  assert (found.tokens == PAD).all()
+  assert (found.scores == -np.inf).all()
+
+
+def test_caches_that_grow_change_nothing(monkeypatch):
+  model, params = MODELS["transformer"], parameters("transformer")
+  options = {
+    "max_length": 7,
+    "beam_size": 3,
+    "constraints": Constraints(min_length=5),
+  }
+  at_once = searched(model, params, SOURCE, **options)
+  monkeypatch.setattr(cache_growth, "_LEAST_ROOM", 2)
+  grown = searched(model, params, SOURCE, **options)
+  np.testing.assert_array_equal(grown.tokens, at_once.tokens)
+  np.testing.assert_allclose(grown.scores, at_once.scores, rtol=1e-5, atol=1e-5)
+
+
+def test_a_batch_may_be_divided_over_devices():
+  """By XLA, or each device its part, which exchanges nothing."""
+  model, params = lookup()
+  source = sources(16)
+  search = functools.partial(
+    decoding.beam, model, max_length=6, beam_size=3, n_best=2
+  )
+  mesh = jax.make_mesh(
+    (8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
+  )
+  rows = jax.P("data")
+  divided = jax.device_put(source, jax.sharding.NamedSharding(mesh, rows))
+  each = jax.shard_map(
+    search,
+    mesh=mesh,
+    in_specs=(jax.P(), rows),
+    out_specs=rows,
+    check_vma=False,
+  )
+  whole = jax.jit(search)(params, source)
+  for found in (
+    jax.jit(search)(params, divided),
+    jax.jit(each)(params, divided),
+  ):
+    np.testing.assert_array_equal(found.tokens, whole.tokens)
+    np.testing.assert_allclose(found.scores, whole.scores, rtol=1e-5)
+
+
+def test_half_precision_is_scored_in_single():
+  model = transformer(VOCABULARY).clone(dtype=jnp.bfloat16)
+  found = jax.eval_shape(
+    lambda params: decoding.beam(
+      model, params, SOURCE, max_length=40, beam_size=3
+    ),
+    parameters("transformer"),
+  )
+  assert found.scores.dtype == found.log_probs.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"n_best": 4}, "n_best must be from 1 to beam_size=3, got 4"),
+    ({"n_best": 0}, "n_best must be from 1 to beam_size=3, got 0"),
+    ({"length_penalty": -1.0}, "length_penalty must be at least 0, got -1.0"),
+    (
+      {"constraints": Constraints(min_length=4)},
+      "min_length must be less than max_length=4, got 4",
+    ),
+  ],
+)
+def test_a_number_out_of_range_is_named(options, message):
+  model, params = lookup()
+  options = {"max_length": 4, "beam_size": 3, **options}
+  with pytest.raises(ValueError, match=message):
+    decoding.beam(model, params, sources(2), **options)

@@ -1,0 +1,274 @@
+"""Greedy answers, drawn answers, and the rules that both keep."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import decoding
+from experiments.data.batch import BOS, EOS, PAD
+from experiments.decoding import Constraints, cache_growth
+from experiments.decoding.constraints import constrained
+from experiments.decoding.top_k import largest
+from tests.experiments.toys import Lookup, transformer
+
+VOCABULARY = 9
+
+
+def lookup(**options):
+  model = Lookup(VOCABULARY, **options)
+  rng = np.random.default_rng(0)
+  table = rng.normal(0, 2, (model.num_states, VOCABULARY))
+  return model, {"table": table.astype(np.float32)}
+
+
+def sources(count):
+  return np.arange(3, 3 + count, dtype=np.int32)[:, None]
+
+
+def sampled(model, params, source, seed=0, **options):
+  draw = jax.jit(
+    lambda params, rng: decoding.sample(model, params, source, rng, **options)
+  )
+  return np.asarray(draw(params, jax.random.key(seed)))
+
+
+def likeliest(model, params, source, **options):
+  follow = jax.jit(
+    lambda params: decoding.greedy(model, params, source, **options)
+  )
+  return np.asarray(follow(params))
+
+
+def searched(model, params, source, **options):
+  search = jax.jit(
+    lambda params: decoding.beam(
+      model, params, source, beam_size=3, n_best=3, **options
+    )
+  )
+  return np.concatenate(search(params).tokens)
+
+
+DECODERS = {"greedy": likeliest, "sample": sampled, "beam": searched}
+
+
+@pytest.fixture(params=list(DECODERS))
+def decoder(request):
+  return DECODERS[request.param]
+
+
+def words(row):
+  return [int(token) for token in row if token not in (PAD, EOS)]
+
+
+def test_answers_are_ended_by_eos_or_by_max_length(decoder):
+  model, params = lookup()
+  params["table"][:, EOS] += 1
+  answers = decoder(model, params, sources(64), max_length=6)
+  lengths = (answers != PAD).sum(-1)
+  assert lengths.min() < 4 < 6 == lengths.max()
+  for row, length in zip(answers, lengths):
+    assert (row[length:] == PAD).all()
+    assert not {PAD, BOS, EOS} & set(row[: length - 1].tolist())
+    assert length == 6 or row[length - 1] == EOS
+
+
+def test_no_answer_is_shorter_than_the_least(decoder):
+  model, params = lookup()
+  params["table"][:, EOS] += 3
+  for least in (0, 3):
+    rules = Constraints(min_length=least)
+    answers = decoder(
+      model, params, sources(64), max_length=6, constraints=rules
+    )
+    lengths = [len(words(row)) for row in answers]
+    assert min(lengths) == least
+
+
+def test_no_ngram_is_repeated(decoder):
+  model, params = lookup()
+  params["table"][:, [3, 4]] += 3
+  for size in (0, 1, 2, 3):
+    rules = Constraints(no_repeat_ngram=size)
+    answers = decoder(
+      model, params, sources(32), max_length=10, constraints=rules
+    )
+    repeated = 0
+    for row in answers:
+      grams = list(zip(*(words(row)[i:] for i in range(size or 2))))
+      repeated += len(grams) - len(set(grams))
+    assert (repeated > 0) == (size == 0)
+
+
+def test_banned_tokens_are_never_chosen(decoder):
+  model, params = lookup()
+  for banned in ((), (3, 7)):
+    rules = Constraints(banned=banned)
+    answers = decoder(
+      model, params, sources(64), max_length=6, constraints=rules
+    )
+    assert np.isin(answers, (3, 7)).any() == (banned == ())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_the_rules_forbid_what_a_loop_forbids(size):
+  rng = np.random.default_rng(size)
+  tokens = rng.integers(3, 6, (2, 7, 10))
+  rules = Constraints(min_length=4, no_repeat_ngram=size, banned=(6,))
+  log_probs = rng.normal(size=(2, 7, VOCABULARY)).astype(np.float32)
+  check = jax.jit(lambda length: constrained(rules, tokens, length, log_probs))
+  for length in range(10):
+    expected = log_probs.copy()
+    expected[..., [PAD, BOS, 6]] = -np.inf
+    if length < 4:
+      expected[..., EOS] = -np.inf
+    for place in np.ndindex(2, 7):
+      row = tokens[place][:length].tolist()
+      grams = {tuple(row[i : i + size]) for i in range(length - size + 1)}
+      for token in range(VOCABULARY):
+        last = (*row, token)[-size:]
+        if len(last) == size and last in grams:
+          expected[(*place, token)] = -np.inf
+    np.testing.assert_array_equal(check(length), expected)
+
+
+@pytest.mark.parametrize(
+  "shape", [(3, 5), (40,), (2, 3, 640), (2, 1000), (3, 1, 1025)]
+)
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_the_largest_are_those_of_top_k_even_in_ties(shape, count):
+  rng = np.random.default_rng(0)
+  values = rng.integers(0, 300, shape).astype(np.float32)
+  values[values < 50] = -np.inf
+  expected = jax.lax.top_k(values, count)
+  for found, known in zip(largest(jnp.asarray(values), count), expected):
+    np.testing.assert_array_equal(found, known)
+  nothing = jnp.full(shape, -jnp.inf)
+  assert (np.asarray(largest(nothing, count)[1]) == np.arange(count)).all()
+
+
+def test_the_likeliest_of_one_is_greedy():
+  model, params = lookup()
+  greedy = likeliest(model, params, sources(64), max_length=6)
+  drawn = sampled(model, params, sources(64), max_length=6, top_k=1)
+  np.testing.assert_array_equal(drawn, greedy)
+
+
+@pytest.mark.parametrize(
+  ("temperature", "top_k"), [(1.0, 0), (0.5, 0), (2.0, 0), (1.0, 3), (1.0, 50)]
+)
+def test_tokens_are_drawn_as_often_as_the_model_says(temperature, top_k):
+  model, params = lookup()
+  count = 20_000
+  source = np.full((count, 1), 5, np.int32)
+  tokens = sampled(
+    model, params, source, max_length=1, temperature=temperature, top_k=top_k
+  )
+  odds = np.exp(model.logits(params["table"], source[0], ()) / temperature)
+  odds[[PAD, BOS]] = 0
+  if top_k == 3:
+    odds[odds < np.sort(odds)[-3]] = 0
+  expected = odds / odds.sum()
+  frequency = np.bincount(tokens[:, 0], minlength=VOCABULARY) / count
+  deviation = np.sqrt(expected * (1 - expected) / count)
+  assert (np.abs(frequency - expected) <= 4 * deviation + 1e-9).all()
+
+
+def test_every_step_draws_anew():
+  model, params = lookup()
+  params["table"][:] = 0
+  params["table"][:, EOS] = -100
+  count = 6000
+  tokens = sampled(
+    model, params, np.full((count, 1), 5, np.int32), max_length=2
+  )
+  same = (tokens[:, 0] == tokens[:, 1]).mean()
+  assert same == pytest.approx(1 / 6, abs=0.02)
+
+
+def test_the_same_rng_draws_the_same():
+  model, params = lookup()
+  first, again, other = (
+    sampled(model, params, sources(32), seed, max_length=6)
+    for seed in (1, 1, 2)
+  )
+  np.testing.assert_array_equal(first, again)
+  assert (first != other).any()
+
+
+def test_answers_end_where_the_rules_leave_nothing(decoder):
+  model, params = lookup()
+  rules = Constraints(min_length=7, no_repeat_ngram=1, banned=(3, 4))
+  answers = decoder(model, params, sources(16), max_length=8, constraints=rules)
+  assert (np.sort(answers) == [0, 0, 0, 0, 5, 6, 7, 8]).all()
+
+
+def test_rows_of_padding_take_no_step(decoder):
+  model, params = lookup(breaks_at=0)
+  answers = decoder(model, params, np.zeros((2, 1), np.int32), max_length=4)
+  assert (answers == PAD).all()
+
+
+def test_decoding_ends_with_the_last_answer():
+  steps = []
+
+  class Counted(Lookup):
+    def step(self, memory, carry, token):
+      jax.debug.callback(lambda: steps.append(1))
+      return super().step(memory, carry, token)
+
+  _, params = lookup()
+  params["table"][:, EOS] += 4
+  answers = likeliest(Counted(VOCABULARY), params, sources(16), max_length=9)
+  jax.effects_barrier()
+  longest = (answers != PAD).sum(-1).max()
+  assert len(steps) == longest < 9
+
+
+def test_caches_that_grow_change_no_answer(monkeypatch):
+  model = transformer(VOCABULARY)
+  source = np.array([[3, 4, 5, EOS], [7, 8, EOS, PAD]])
+  params = jax.jit(model.init)(jax.random.key(1), source, source)["params"]
+  params = jax.tree.map(lambda leaf: 3 * leaf, params)
+  rules = Constraints(min_length=7)
+  answers = []
+  for room in (16, 2):
+    monkeypatch.setattr(cache_growth, "_LEAST_ROOM", room)
+    greedy = jax.jit(
+      lambda params: decoding.greedy(
+        model, params, source, max_length=8, constraints=rules
+      )
+    )
+    answers.append(greedy(params))
+  np.testing.assert_array_equal(*answers)
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
+    ({"top_k": -1}, "top_k must be at least 0, 0 for all, got -1"),
+    (
+      {"constraints": Constraints(min_length=4)},
+      "min_length must be less than max_length=4, got 4",
+    ),
+    (
+      {"constraints": Constraints(banned=(9,))},
+      r"banned must be token ids below 9, got \(9,\)",
+    ),
+  ],
+)
+def test_a_number_out_of_range_is_named(options, message):
+  model, params = lookup()
+  rng = jax.random.key(0)
+  with pytest.raises(ValueError, match=message):
+    decoding.sample(model, params, sources(2), rng, max_length=4, **options)
+
+
+@pytest.mark.parametrize(
+  ("field", "value"),
+  [("min_length", -1), ("no_repeat_ngram", -2), ("banned", (-3,))],
+)
+def test_rules_out_of_range_are_named(field, value):
+  with pytest.raises(ValueError, match=f"{field} must be"):
+    Constraints(**{field: value})

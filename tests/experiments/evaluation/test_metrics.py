@@ -1,0 +1,201 @@
+"""Scores of answers: counted by hand, and as sacreBLEU's own command says."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import sacrebleu
+
+from experiments.data.batch import PAD
+from experiments.evaluation import metrics
+
+SYMBOLS = metrics.Judge("none", text=False)
+
+
+def scored(**changes):
+  """Two examples of a task: three symbols and one, an error in the first."""
+  example = metrics.Scored(
+    lengths=np.array([3, 1]),
+    predicted=np.array([[3, 4, 6, 2], [6, 2, 0, 0]]),
+    target=np.array([[3, 4, 5, 2], [6, 2, 0, 0]]),
+    losses=np.array([4.0, 2.0]),
+    tokens=np.array([4, 2]),
+    answers=["0 1 3", "3"],
+    references=["0 1 2", "3"],
+  )
+  return example._replace(**changes)
+
+
+def test_scores_count_tokens_and_whole_sequences():
+  scores = metrics.score(scored(), SYMBOLS)
+  assert scores["token_accuracy"] == pytest.approx(5 / 6)
+  assert scores["sequence_accuracy"] == pytest.approx(1 / 2)
+  assert scores["loss"] == pytest.approx(1.0)
+  assert scores["perplexity"] == pytest.approx(np.e)
+
+
+def test_scores_by_length_add_up():
+  rows = metrics.score_by_length(scored(), None)
+  assert [(row["length"], row["count"], row["tokens"]) for row in rows] == [
+    (1, 1, 2),
+    (3, 1, 4),
+  ]
+  assert [row["sequence_accuracy"] for row in rows] == [1.0, 0.0]
+
+
+def test_an_answer_that_never_ends_is_wrong():
+  scores = metrics.score(
+    metrics.Scored(
+      lengths=np.array([2]),
+      predicted=np.array([[3, 4, 4]]),
+      target=np.array([[3, 4, 2]]),
+      losses=np.ones(1),
+      tokens=np.ones(1),
+      answers=["0 1 1"],
+      references=["0 1"],
+    ),
+    SYMBOLS,
+  )
+  assert scores["sequence_accuracy"] == 0.0
+  assert scores["token_accuracy"] == pytest.approx(2 / 3)
+
+
+def test_answers_and_references_may_differ_in_width():
+  for side in ("predicted", "target"):
+    wider = np.pad(getattr(scored(), side), ((0, 0), (0, 5)))
+    scores = metrics.score(scored(**{side: wider}), SYMBOLS)
+    assert scores == metrics.score(scored(), SYMBOLS)
+  short = scored(predicted=scored().predicted[:, :2])
+  assert metrics.score(short, SYMBOLS)["token_accuracy"] == pytest.approx(4 / 6)
+
+
+def test_bleu_is_that_of_sacrebleu():
+  rng = np.random.default_rng(0)
+  references = [rng.integers(3, 9, size=12) for _ in range(20)]
+  predicted = [np.append(row[:8], row[:3]) for row in references]
+  text = [
+    [" ".join(map(str, row)) for row in rows]
+    for rows in (predicted, references)
+  ]
+  expected = sacrebleu.BLEU(tokenize="none").corpus_score(text[0], [text[1]])
+  assert SYMBOLS.score(*text)["bleu"] == pytest.approx(expected.score)
+  assert 0 < expected.score < 100
+
+
+def test_bleu_of_answers_of_one_token_counts_unigrams():
+  assert SYMBOLS.score(["5", "6"], ["5", "6"])["bleu"] == pytest.approx(100)
+  assert SYMBOLS.score(["5", "6"], ["5", "5"])["bleu"] == pytest.approx(50)
+
+
+WORDS = ["The", "the", "dog,", "Dog's", "red-brown", "house.", "is!", "It's"]
+WORDS += ["1,000", "(big)", "élan", "a"]
+
+
+def sentences(count):
+  """Made-up references, and answers of which most words are right."""
+  rng = np.random.default_rng(0)
+  references = [
+    " ".join(rng.choice(WORDS, rng.integers(4, 20))) for _ in range(count)
+  ]
+  answers = [
+    " ".join(
+      word if rng.random() < 0.8 else str(rng.choice(WORDS))
+      for word in line.split()[: rng.integers(3, 25)]
+    )
+    for line in references
+  ]
+  # Also one that says nothing, and one in other letters.
+  return [*answers[:-2], "", answers[-1].upper()], references
+
+
+@pytest.mark.parametrize(
+  ("tokenizer", "lowercase"),
+  [("13a", False), ("none", False), ("13a", True), ("intl", True)],
+)
+def test_scores_are_those_of_the_sacrebleu_command(
+  tokenizer, lowercase, tmp_path
+):
+  answers, references = sentences(60)
+  for name, lines in (("answers", answers), ("references", references)):
+    text = "".join(f"{line}\n" for line in lines)
+    (tmp_path / name).write_text(text, encoding="utf-8")
+  command = [sys.executable, "-m", "sacrebleu", "references"]
+  command += ["-i", "answers", "-m", "bleu", "chrf", "-w", "9", "--force"]
+  command += ["--tokenize", tokenizer, *["-lc"] * lowercase]
+  done = subprocess.run(
+    command, cwd=tmp_path, capture_output=True, text=True, check=True
+  )
+  judge = metrics.Judge(tokenizer, lowercase=lowercase)
+  scores = judge.score(answers, references)
+  assert scores.keys() == {"bleu", "chrf"}
+  for name, expected in zip(("bleu", "chrf"), json.loads(done.stdout)):
+    assert expected["name"].lower().startswith(name)
+    assert 30 < expected["score"] < 95
+    assert scores[name] == pytest.approx(expected["score"], abs=1e-8)
+    assert judge.signatures[name] == expected["signature"]
+
+
+def test_tokenizer_and_case_change_bleu_and_not_chrf():
+  answers, references = sentences(60)
+  judges = [
+    metrics.Judge(tokenizer, lowercase=lowercase)
+    for tokenizer, lowercase in (("13a", False), ("none", False), ("13a", True))
+  ]
+  scores = [judge.score(answers, references) for judge in judges]
+  assert len({score["bleu"] for score in scores}) == 3
+  assert len({score["chrf"] for score in scores}) == 1
+
+
+def translated(count=100):
+  """As an evaluation of text scores it, but for tokens drawn at random."""
+  answers, references = sentences(count)
+  rng = np.random.default_rng(1)
+  tokens = np.array([len(line.split()) + 1 for line in references])
+  place = np.arange(tokens.max())
+  target = np.where(place < tokens[:, None], 3 + place % 5, PAD)
+  predicted = np.where(rng.random(target.shape) < 0.2, 9, target)
+  lengths = rng.integers(2, 33, count)
+  losses = rng.random(count)
+  return metrics.Scored(
+    lengths, predicted, target, losses, tokens, answers, references
+  )
+
+
+@pytest.mark.parametrize("num_bins", [1, 4, 10, 100, None])
+def test_ranges_of_lengths_hold_every_example_once(num_bins):
+  examples, judge = translated(), metrics.Judge("13a")
+  whole = metrics.score(examples, judge)
+  rows = metrics.score_by_length(examples, judge, num_bins=num_bins)
+  assert len(rows) <= (num_bins or 31)
+  assert num_bins != 1 or len(rows) == 1
+  ends = [(row["length"], row["to_length"]) for row in rows]
+  assert ends == sorted(ends)
+  assert ends[0][0] == examples.lengths.min()
+  assert ends[-1][1] == examples.lengths.max()
+  assert sum(row["count"] for row in rows) == len(examples.lengths)
+  assert sum(row["tokens"] for row in rows) == examples.tokens.sum()
+  for name, unit in (
+    ("token_accuracy", "tokens"),
+    ("loss", "tokens"),
+    ("sequence_accuracy", "count"),
+  ):
+    weights = [row[unit] for row in rows]
+    mean = np.average([row[name] for row in rows], weights=weights)
+    assert mean == pytest.approx(whole[name])
+
+
+def test_each_range_is_judged_by_itself():
+  examples, judge = translated(), metrics.Judge("13a")
+  for row in metrics.score_by_length(examples, judge, num_bins=3):
+    inside = np.flatnonzero(
+      (examples.lengths >= row["length"])
+      & (examples.lengths <= row["to_length"])
+    )
+    expected = judge.score(
+      [examples.answers[i] for i in inside],
+      [examples.references[i] for i in inside],
+    )
+    assert row["count"] == len(inside) > 5
+    assert {name: row[name] for name in expected} == expected

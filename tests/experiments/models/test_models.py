@@ -1,0 +1,270 @@
+"""Models: causality, padding, and a step that agrees with the whole."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import decoding
+from experiments.data.batch import BOS, EOS, PAD
+from experiments.models.rnn.decoder import Wiring
+from experiments.models.rnn.seq2seq import Seq2Seq
+from experiments.models.transformer.model import Transformer
+
+VOCABULARY = 11
+
+
+def rnn(source_vocabulary_size=VOCABULARY, **options):
+  wiring = Wiring(**options.pop("wiring", {}))
+  return Seq2Seq(
+    source_vocabulary_size=source_vocabulary_size,
+    target_vocabulary_size=VOCABULARY,
+    embedding_size=5,
+    hidden_size=6,
+    wiring=wiring,
+    **options,
+  )
+
+
+def transformer(source_vocabulary_size=VOCABULARY, **options):
+  return Transformer(
+    source_vocabulary_size=source_vocabulary_size,
+    target_vocabulary_size=VOCABULARY,
+    model_size=8,
+    feed_forward_size=12,
+    num_heads=2,
+    max_length=9,
+    **options,
+  )
+
+
+# Every score, order, query, readout, cell, norm and kind of position at least
+# once; what is not here differs from what is in one choice only.
+MODELS = {
+  "none-luong": rnn(attention="none"),
+  "none-bahdanau": rnn(attention="none", wiring={"order": "bahdanau"}),
+  "additive-bahdanau-fed": rnn(
+    attention="additive",
+    source_vocabulary_size=13,
+    encoder_size=10,
+    wiring={"order": "bahdanau", "input_feeding": True},
+  ),
+  "dot-luong": rnn(attention="dot"),
+  "scaled_dot-luong-fed-linear": rnn(
+    attention="scaled_dot",
+    wiring={"input_feeding": True, "readout": "linear"},
+  ),
+  "general-lstm-state-deep": rnn(
+    attention="general",
+    encoder_layers=2,
+    decoder_layers=2,
+    wiring={"cell": "lstm", "query": "state", "order": "bahdanau"},
+  ),
+  "concat-forward-state": rnn(
+    attention="concat",
+    bidirectional=False,
+    encoder_size=7,
+    decoder_layers=2,
+    wiring={"query": "state", "readout": "linear"},
+  ),
+  "cosine-lstm": rnn(attention="cosine", wiring={"cell": "lstm"}),
+  "transformer": transformer(),
+  "transformer-additive-rotary": transformer(
+    score="additive", positions="rotary", decoder_layers=2
+  ),
+  "transformer-general-learned-post": transformer(
+    score="general", positions="learned", norm="post", tied_embeddings=False
+  ),
+  "transformer-cosine-none": transformer(score="cosine", positions="none"),
+  "transformer-concat-alibi": transformer(score="concat", positions="alibi"),
+  "transformer-two-vocabularies": transformer(
+    source_vocabulary_size=13, shared_vocabulary=False
+  ),
+}
+
+SOURCE = jnp.array([[3, 4, 5, 6, EOS], [7, 8, EOS, PAD, PAD]])
+TARGET = jnp.array([[6, 5, 4, 3, EOS], [8, 7, EOS, PAD, PAD]])
+
+
+@functools.cache
+def parameters(name):
+  init = jax.jit(MODELS[name].init)
+  return init(jax.random.key(0), SOURCE, TARGET)["params"]
+
+
+@functools.cache
+def forward(name):
+  return jax.jit(
+    lambda params, source, target: MODELS[name].apply(
+      {"params": params}, source, target
+    )
+  )
+
+
+@pytest.fixture(params=list(MODELS))
+def name(request):
+  return request.param
+
+
+def logits_of(name, source=SOURCE, target=TARGET):
+  return np.array(forward(name)(parameters(name), source, target))
+
+
+def test_logits_depend_on_earlier_target_tokens_only(name):
+  before = logits_of(name)
+  after = logits_of(name, target=TARGET.at[:, 2].set(9))
+  np.testing.assert_array_equal(before[:, :3], after[:, :3])
+  assert (before[:, 3] != after[:, 3]).any()
+
+
+def test_padding_of_the_source_changes_nothing(name):
+  wider = jnp.pad(SOURCE, ((0, 0), (0, 3)))
+  np.testing.assert_allclose(
+    logits_of(name), logits_of(name, source=wider), atol=1e-5
+  )
+
+
+def test_every_source_token_matters(name):
+  before = logits_of(name)
+  for place in range(4):
+    after = logits_of(name, source=SOURCE.at[0, place].set(10))
+    assert (before[0] != after[0]).any()
+    np.testing.assert_array_equal(before[1], after[1])
+
+
+def test_steps_agree_with_the_whole(name):
+  """Decoding step by step, with caches, gives what training computes."""
+  model, variables = MODELS[name], {"params": parameters(name)}
+
+  @jax.jit
+  def follow(source, inputs):
+    memory, carry = model.apply(variables, source, 5, method="start")
+
+    def step(carry, token):
+      carry, logits, weights = model.apply(
+        variables, memory, carry, token, method="step"
+      )
+      return carry, (logits, weights)
+
+    return jax.lax.scan(step, carry, inputs.T)[1]
+
+  inputs = jnp.pad(TARGET[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
+  logits, weights = follow(SOURCE, inputs)
+  np.testing.assert_allclose(logits.swapaxes(0, 1), logits_of(name), atol=2e-5)
+  looked = 0 if name.startswith("none") else 1
+  np.testing.assert_allclose(weights.sum(-1), looked, atol=1e-5)
+  assert (np.asarray(weights[:, 1, :, 3:]) == 0).all()
+
+
+def test_all_parameters_get_a_gradient(name):
+  loss = lambda params: jnp.sin(  # noqa: E731
+    forward(name)(params, SOURCE, TARGET)
+  ).sum()
+  grads = jax.jit(jax.grad(loss))(parameters(name))
+  dead = [
+    jax.tree_util.keystr(path)
+    for path, grad in jax.tree_util.tree_leaves_with_path(grads)
+    if np.abs(grad).max() < 1e-7
+  ]
+  # What is added to all scores of a query does not move a softmax.
+  assert [each for each in dead if "key_projection']['bias" not in each] == []
+
+
+def test_features_and_their_readout_have_the_size_of_the_vocabulary(name):
+  features, readout = jax.eval_shape(
+    lambda params: MODELS[name].apply(
+      {"params": params}, SOURCE, TARGET, method="features"
+    ),
+    parameters(name),
+  )
+  assert features.shape[:2] == TARGET.shape
+  assert readout.kernel.shape == (features.shape[2], VOCABULARY)
+
+
+@pytest.mark.parametrize(
+  ("tied", "shared", "matrices"),
+  [
+    (True, True, {"embedding": VOCABULARY}),
+    (True, False, {"embedding": VOCABULARY, "source_embedding": 13}),
+    (
+      False,
+      True,
+      {"embedding": VOCABULARY, "source_embedding": 13, "output": VOCABULARY},
+    ),
+  ],
+)
+def test_matrices_are_tied_where_words_are_the_same(tied, shared, matrices):
+  model = transformer(
+    source_vocabulary_size=VOCABULARY if tied and shared else 13,
+    tied_embeddings=tied,
+    shared_vocabulary=shared,
+  )
+  init = jax.eval_shape(model.init, jax.random.key(0), SOURCE, TARGET)
+  shapes = {
+    name: jax.tree.leaves(part)[-1].shape
+    for name, part in init["params"].items()
+    if "embedding" in name or name == "output"
+  }
+  found = {name: max(set(shape) - {8}) for name, shape in shapes.items()}
+  assert found == matrices
+
+
+def test_greedy_follows_the_likeliest_token(name):
+  greedy = jax.jit(
+    lambda params: decoding.greedy(MODELS[name], params, SOURCE, max_length=5)
+  )
+  tokens = np.asarray(greedy(parameters(name)))
+  likely = logits_of(name, target=np.where(tokens == PAD, 3, tokens))
+  likely[..., [PAD, BOS]] = -np.inf
+  for row, expected in zip(tokens, likely.argmax(-1)):
+    real = row != PAD
+    np.testing.assert_array_equal(row[real], expected[real])
+    ends = np.flatnonzero(row == EOS)
+    assert not real[ends[0] + 1 :].any() if ends.size else real.all()
+
+
+def test_alignments_have_a_row_for_every_target_token():
+  for name, panels in (("dot-luong", 1), ("transformer-additive-rotary", 4)):
+    weights = jax.jit(
+      lambda params, name=name: decoding.alignments(
+        MODELS[name], params, SOURCE, TARGET
+      )
+    )(parameters(name))
+    assert weights.shape == (2, panels, TARGET.shape[1], SOURCE.shape[1])
+
+
+@pytest.mark.parametrize("make", [rnn, transformer])
+def test_bfloat16_computes_in_bfloat16_with_float32_parameters(make):
+  narrow, wide = make(dtype=jnp.bfloat16), make()
+  variables = jax.jit(narrow.init)(jax.random.key(0), SOURCE, TARGET)
+  dtypes = {leaf.dtype for leaf in jax.tree.leaves(variables)}
+  assert dtypes == {jnp.dtype("float32")}
+  logits = jax.jit(narrow.apply)(variables, SOURCE, TARGET)
+  assert logits.dtype == jnp.bfloat16
+  np.testing.assert_allclose(
+    logits.astype(jnp.float32),
+    jax.jit(wide.apply)(variables, SOURCE, TARGET),
+    atol=0.15,
+  )
+
+
+@pytest.mark.parametrize("make", [rnn, transformer])
+def test_dropout_uses_its_rng_in_training_only(make):
+  model = make(dropout_rate=0.5)
+  variables = jax.jit(make().init)(jax.random.key(0), SOURCE, TARGET)
+
+  @jax.jit
+  def train(rng):
+    return model.apply(
+      variables, SOURCE, TARGET, train=True, rngs={"dropout": rng}
+    )
+
+  first, second = jax.random.key(0), jax.random.key(1)
+  assert (train(first) == train(first)).all()
+  assert (train(first) != train(second)).any()
+  np.testing.assert_array_equal(
+    jax.jit(model.apply)(variables, SOURCE, TARGET),
+    jax.jit(make().apply)(variables, SOURCE, TARGET),
+  )

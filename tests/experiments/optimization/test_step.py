@@ -1,0 +1,270 @@
+"""The train step: accumulation, sharding, dropout and what it reports."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from experiments import experiment
+from experiments.config import parse
+from experiments.data.batch import PAD
+from experiments.distributed import mesh, sharding
+from experiments.errors import UserError
+from experiments.evaluation import evaluator
+from experiments.optimization.step import make_train_step
+from tests.experiments.conftest import make_tiny
+
+ONE = {"data": 1}
+EIGHT = {"data": 8}
+
+
+def build(arg="", mesh=ONE, model=None, **train):
+  config = make_tiny(arg)
+  config.train.update(train)
+  config.model.update(model or {})
+  config.mesh.update(mesh)
+  # Adam divides by the gradient's size, so that where the true gradient is 0,
+  # as of a key's bias, rounding alone would decide the update.
+  config.optimizer.update(name="sgd", learning_rate=0.5)
+  typed = parse(config.to_dict())
+  return experiment.build(typed, Path("unused"))
+
+
+def train(run, num_steps=3):
+  """Losses of a few steps and the state after them."""
+  state, batches, losses = (
+    experiment.start(run),
+    experiment.training_batches(run),
+    [],
+  )
+  step = experiment.make_step(run, state)
+  for index in range(num_steps):
+    state, metrics = step(state, mesh.place_rows(batches[index], run.mesh))
+    losses.append(float(metrics["loss"]))
+  return losses, state
+
+
+def assert_same_state(left, right, **tolerance):
+  for one, other in zip(
+    jax.tree.leaves(left.params), jax.tree.leaves(right.params)
+  ):
+    np.testing.assert_allclose(one, other, **tolerance)
+
+
+LAYOUTS = {
+  "data": EIGHT,
+  "fsdp": {"data": 1, "fsdp": 8},
+  "rows": {"data": 2, "fsdp": 4},
+  "sequence": {"data": 1, "sequence": 8},
+  "tensor": {"data": 1, "tensor": 2},
+  "all": {"data": 1, "fsdp": 2, "sequence": 2, "tensor": 2},
+}
+REGULARIZED = {"model": {"dropout_rate": 0.1}, "label_smoothing": 0.1}
+
+
+@functools.cache
+def trained_by_one(arg):
+  return train(build(arg, **REGULARIZED))
+
+
+@pytest.mark.parametrize(
+  ("arg", "layout"),
+  [
+    *(("additive", name) for name in ("data", "rows")),
+    *(("transformer", name) for name in LAYOUTS),
+  ],
+)
+def test_every_layout_trains_as_one_device_does(arg, layout):
+  one, state_of_one = trained_by_one(arg)
+  eight, state_of_eight = train(build(arg, LAYOUTS[layout], **REGULARIZED))
+  np.testing.assert_allclose(one, eight, rtol=1e-5)
+  assert_same_state(state_of_one, state_of_eight, atol=1e-5)
+
+
+def test_the_state_lies_as_the_rules_say_and_stays_there():
+  run = build("transformer", LAYOUTS["all"])
+  state = experiment.start(run)
+  assert shard_shapes(state) == shard_shapes(train(run, 1)[1])
+  kernel = "decoder_0/cross_attention/key_projection/kernel"
+  for tree in ("params", "opt_state/1/0/trace"):
+    assert shard_shapes(state)[f"{tree}/{kernel}"] == (8 // 2, 2 // 2, 4)
+  assert shard_shapes(state)["params/decoder_norm/scale"] == (8,)
+
+
+def shard_shapes(state):
+  """By path, of one device."""
+  return {
+    sharding.path_name(path): (leaf.addressable_shards[0].data.shape)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+  }
+
+
+def test_a_batch_is_split_over_the_devices_and_parameters_are_not():
+  run = build(mesh=EIGHT)
+  batch = mesh.place_rows(experiment.training_batches(run)[0], run.mesh)
+  assert {shard.data.shape[0] for shard in batch.source.addressable_shards} == {
+    2
+  }
+  leaf = jax.tree.leaves(experiment.start(run).params)[0]
+  assert {shard.data.shape for shard in leaf.addressable_shards} == {leaf.shape}
+
+
+@pytest.mark.parametrize("devices", [ONE, EIGHT])
+def test_accumulation_updates_as_the_whole_batch_does(devices):
+  whole, state = train(build(mesh=devices))
+  parts, accumulated = train(build(mesh=devices, accumulation=2))
+  np.testing.assert_allclose(whole, parts, rtol=1e-5)
+  assert_same_state(state, accumulated, atol=1e-5)
+
+
+def test_a_step_follows_the_gradient_of_the_mean_loss_of_tokens():
+  run = build()
+  batch = experiment.training_batches(run)[0]
+  state = experiment.start(run)
+
+  def loss(params):
+    logits = run.model.apply({"params": params}, batch.source, batch.target)
+    log_probs = jax.nn.log_softmax(logits)
+    picked = jnp.take_along_axis(log_probs, batch.target[..., None], -1)[..., 0]
+    real = batch.target != PAD
+    return -jnp.where(real, picked, 0).sum() / real.sum()
+
+  value, grads = jax.jit(jax.value_and_grad(loss))(state.params)
+  updates, _ = run.optimizer.update(grads, state.opt_state, state.params)
+  expected = optax.apply_updates(state.params, updates)
+  after, metrics = jax.jit(make_train_step(run.model, run.optimizer))(
+    state, batch
+  )
+  np.testing.assert_allclose(metrics["loss"], value, rtol=1e-6)
+  np.testing.assert_allclose(
+    metrics["gradient_norm"], optax.tree.norm(grads), rtol=1e-5
+  )
+  assert_same_state(
+    after, dataclasses.replace(state, params=expected), atol=1e-6
+  )
+  assert int(after.step) == 1
+
+
+def test_randomness_depends_on_the_step_and_the_seed_alone():
+  run = build()
+  model = run.model.clone(dropout_rate=0.5)
+  step = jax.jit(make_train_step(model, run.optimizer))
+  batch = experiment.training_batches(run)[0]
+  state = experiment.start(run)
+  loss = float(step(state, batch)[1]["loss"])
+  assert loss == float(step(state, batch)[1]["loss"])
+  later = dataclasses.replace(state, step=jnp.int32(1))
+  assert loss != float(step(later, batch)[1]["loss"])
+
+
+@pytest.mark.parametrize("arg", ["additive", "transformer"])
+def test_bfloat16_trains_float32_parameters_and_decodes(arg):
+  run = build(arg, dtype="bfloat16")
+  losses, state = train(run)
+  exact, _ = train(build(arg))
+  np.testing.assert_allclose(losses, exact, rtol=0.03)
+  assert losses != exact
+  dtypes = {leaf.dtype for leaf in jax.tree.leaves(state.params)}
+  assert dtypes == {jnp.dtype("float32")}
+  evaluate = evaluator.make_evaluator(run)
+  examples = run.data.evaluation_set("validation")
+  result = evaluate(state.params, examples)
+  assert len(result.answers) == len(examples.batch.target)
+  assert 0 < result.metrics["loss"] < 10
+
+
+def test_the_average_is_that_of_a_loop():
+  decay = 0.27  # more than is kept at first, less than later
+  run = build(ema_decay=decay)
+  step = jax.jit(make_train_step(run.model, run.optimizer, ema_decay=decay))
+  state, batches = experiment.start(run), experiment.training_batches(run)
+  expected = jax.tree.map(np.float64, state.params)
+  for index in range(6):
+    state, _ = step(state, batches[index])
+    kept = min(decay, (1 + index) / (10 + index))
+    expected = jax.tree.map(
+      lambda old, new, kept=kept: kept * old + (1 - kept) * np.float64(new),
+      expected,
+      state.params,
+    )
+  assert state.evaluated is state.average
+  for found, known, last in zip(
+    *map(jax.tree.leaves, (state.average, expected, state.params))
+  ):
+    np.testing.assert_allclose(found, known, rtol=1e-5, atol=1e-7)
+    assert (found != last).any()
+
+
+def test_without_a_decay_there_is_no_average():
+  run = build()
+  _, state = train(run, num_steps=1)
+  assert state.average is None
+  assert state.evaluated is state.params
+  _, averaged = train(build(ema_decay=0.9), num_steps=1)
+  assert_same_state(state, averaged, rtol=0)
+
+
+def test_label_smoothing_is_part_of_the_loss_in_training_only():
+  run = build()
+  plain, _ = train(run, num_steps=1)
+  smooth, _ = train(build(label_smoothing=0.3), num_steps=1)
+  batch = experiment.training_batches(run)[0]
+  params = experiment.start(run).params
+  logits = run.model.apply({"params": params}, batch.source, batch.target)
+  spread = -jax.nn.log_softmax(logits).mean(-1)
+  real = batch.target != PAD
+  uniform = float(jnp.where(real, spread, 0).sum() / real.sum())
+  assert smooth[0] == pytest.approx(0.7 * plain[0] + 0.3 * uniform, rel=1e-5)
+
+
+def test_an_update_that_is_not_finite_leaves_all_as_it_was():
+  run = build()
+  state = experiment.start(run)
+  for rate, moves in ((0.1, True), (jnp.inf, False)):
+    optimizer = optax.sgd(rate, momentum=0.9)
+    begun = dataclasses.replace(state, opt_state=optimizer.init(state.params))
+    step = make_train_step(run.model, optimizer, skip_non_finite=True)
+    after, metrics = jax.jit(step)(begun, experiment.training_batches(run)[0])
+    assert jnp.isfinite(metrics["parameter_norm"]) == moves
+    assert after.step == 1
+    same = [
+      bool((one == other).all())
+      for one, other in zip(
+        jax.tree.leaves((begun.params, begun.opt_state)),
+        jax.tree.leaves((after.params, after.opt_state)),
+      )
+    ]
+    assert all(same) != moves
+
+
+def test_the_step_traces_once():
+  run = build()
+  traces = []
+
+  def counted(state, batch):
+    traces.append(1)
+    return make_train_step(run.model, run.optimizer)(state, batch)
+
+  step, state = jax.jit(counted), experiment.start(run)
+  for index in range(3):
+    batch = experiment.training_batches(run)[index]
+    state, _ = step(state, mesh.place_rows(batch, run.mesh))
+  assert len(traces) == 1
+
+
+def test_more_devices_than_there_are():
+  with pytest.raises(UserError, match=r"config\.mesh: 64 data are 64 dev"):
+    build(mesh={"data": 64})
+
+
+def test_a_batch_that_does_not_divide():
+  run = build(mesh=EIGHT)
+  with pytest.raises(UserError, match="does not divide over 8 devices"):
+    mesh.check_batch(run.mesh, 20, 1)
+  with pytest.raises(UserError, match="multiple of 32"):
+    mesh.check_batch(run.mesh, 16, 4)

@@ -1,0 +1,288 @@
+"""The loop in this process: what is kept, and what stops it."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import base
+from experiments import checkpoints, experiment
+from experiments.config import MeshConfig, parse
+from experiments.distributed import preemption
+from experiments.errors import UserError
+from experiments.evaluation.evaluator import Evaluation, make_evaluator
+from experiments.inference import restored
+from experiments.optimization import losses
+from experiments.optimization.step import make_train_step
+from experiments.run_directory import claim
+from experiments.training import loop
+from tests.experiments.conftest import make_tiny, make_tiny_translation
+
+
+def save_all(tmp_path, metric, values, keep_best):
+  """Saves a checkpoint a value; returns the steps that remain."""
+  run = experiment.build(
+    parse(make_tiny().to_dict()), tmp_path, mesh=MeshConfig.one()
+  )
+  state = experiment.start(run)
+  with checkpoints.opened(
+    tmp_path, keep_last=1, keep_best=keep_best, best_metric=metric
+  ) as manager:
+    for step, value in enumerate(values, start=1):
+      state = state.replace(step=jnp.int32(step))
+      scores = None if value is None else {metric: value}
+      checkpoints.save(manager, state, {"next_index": step}, scores)
+    checkpoints.wait(manager)
+    return sorted(manager.all_steps())
+
+
+@pytest.mark.parametrize(
+  ("metric", "values", "keep_best", "kept"),
+  [
+    ("bleu", [3.0, 9.0, 5.0, 1.0, 2.0], 1, [2, 5]),
+    ("bleu", [3.0, 9.0, 5.0, 1.0, 2.0], 2, [2, 3, 5]),
+    ("loss", [3.0, 9.0, 0.5, 1.0, 2.0], 1, [3, 5]),
+    ("loss", [3.0, 0.1, 0.5, 1.0, 2.0], 0, [5]),
+    ("bleu", [3.0, None, 9.0, None, None], 1, [3, 5]),
+    # Of equal ones, the earlier is better.
+    ("bleu", [3.0, 9.0, 9.0, 9.0, 2.0], 1, [2, 5]),
+    ("loss", [3.0, 0.5, 0.5, 0.5, 2.0], 2, [2, 3, 5]),
+  ],
+)
+def test_the_last_and_the_best_checkpoints_are_kept(
+  tmp_path, metric, values, keep_best, kept
+):
+  assert save_all(tmp_path, metric, values, keep_best) == kept
+
+
+@pytest.mark.parametrize("spoilt", ["loss", "gradient_norm", "parameter_norm"])
+def test_a_non_finite_step_is_named_with_batch_and_checkpoint(
+  spoilt, tmp_path, monkeypatch
+):
+  make = make_train_step
+
+  def make_spoilt(*args, **options):
+    step = make(*args, **options)
+
+    def spoilt_step(state, batch):
+      bad = state.step == 7
+      state, metrics = step(state, batch)
+      metrics[spoilt] = jnp.where(bad, jnp.nan, metrics[spoilt])
+      return state, metrics
+
+    return spoilt_step
+
+  monkeypatch.setattr(experiment, "make_train_step", make_spoilt)
+  message = (
+    rf"step 8: {spoilt} is nan; its batch is number 7 of seed 0\. Last good"
+    r" checkpoint: .*checkpoints/6\."
+  )
+  config = make_tiny()
+  config.mesh.data = 1
+  with pytest.raises(UserError, match=message):
+    loop.train_and_evaluate(config, tmp_path / "run")
+
+
+@pytest.fixture
+def spoilt_losses(monkeypatch):
+  """Some batches have a loss, and so gradients, that are not finite."""
+  make = losses.shared_cross_entropy
+
+  def spoilt(features, readout, labels, *rest):
+    loss, hits = make(features, readout, labels, *rest)
+    return jnp.where(labels[0, 0] % 3 == 0, jnp.nan, 1.0) * loss, hits
+
+  monkeypatch.setattr(losses, "shared_cross_entropy", spoilt)
+
+
+@pytest.mark.usefixtures("spoilt_losses")
+def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
+  config = tiny_run(checkpoint_every=1)
+  with pytest.raises(UserError, match="loss is nan; its batch is number"):
+    loop.train_and_evaluate(config, tmp_path / "run")
+  _, state = last_state(tmp_path / "run")
+  assert 0 < int(state.step) < 12
+  for leaf in jax.tree.leaves((state.params, state.opt_state)):
+    assert jnp.isfinite(leaf).all()
+
+
+@pytest.mark.usefixtures("spoilt_losses")
+def test_updates_that_are_not_finite_are_skipped_if_so_set(tmp_path):
+  """And counted; the parameters stay as they were, and finite."""
+  config = tiny_run(non_finite="skip", log_every=1)
+  assert loop.train_and_evaluate(config, tmp_path / "run")
+  lines = read_metrics(tmp_path / "run")
+  lines = [line for line in lines if line["split"] == "train"]
+  skipped = [line for line in lines if "loss" not in line]
+  assert 0 < len(skipped) < len(lines) == 12
+  assert lines[-1]["skipped"] == len(skipped)
+  finished = restored.restore(tmp_path / "run")
+  for leaf in jax.tree.leaves(finished.params):
+    assert jnp.isfinite(leaf).all()
+
+
+def read_metrics(workdir):
+  text = (workdir / "metrics.jsonl").read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def tiny_run(**train):
+  """A config of one evaluation set, for one device."""
+  config = make_tiny()
+  config.data.splits = {"validation": base.split(1, 4, 16)}
+  config.train.update(train)
+  config.mesh.data = 1
+  config.evaluation.beam_size = 2  # looks while training are greedy
+  return config
+
+
+def last_state(workdir):
+  """The state of the last checkpoint, and the run's parts."""
+  run = restored.restore(workdir).run
+  with checkpoints.opened(workdir, read_only=True) as manager:
+    step = manager.latest_step()
+    state, _ = checkpoints.restore(
+      manager, step, experiment.abstract_state(run)
+    )
+  return run, state
+
+
+def lines(workdir, split):
+  text = (workdir / "metrics.jsonl").read_text()
+  records = map(json.loads, text.splitlines())
+  return [record for record in records if record["split"] == split]
+
+
+def assert_same(one, other):
+  jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_an_average_is_kept_resumed_and_evaluated(tmp_path):
+  config, workdir = tiny_run(ema_decay=0.9), tmp_path / "run"
+  config.optimizer.update(learning_rate=0.03, warmup_steps=0)
+  assert loop.train_and_evaluate(config, workdir)
+  run, state = last_state(workdir)
+  finished = restored.restore(workdir)
+  assert_same(finished.params, state.average)
+  evaluate = make_evaluator(run)
+  examples = run.data.evaluation_set("validation")
+  averaged, plain = (
+    evaluate(params, examples).metrics["loss"]
+    for params in (state.average, state.params)
+  )
+  result = json.loads((workdir / "eval" / "validation.json").read_text())
+  for loss in (
+    result["metrics"]["loss"],
+    lines(workdir, "validation")[-1]["loss"],
+  ):
+    assert loss == pytest.approx(averaged, rel=1e-5)
+    assert loss != pytest.approx(plain, rel=1e-3)
+  shutil.rmtree(workdir / "checkpoints" / "12")
+  assert loop.train_and_evaluate(config, workdir)
+  _, again = last_state(workdir)
+  assert int(again.step) == 12
+  assert_same((again.average, again.params), (state.average, state.params))
+
+
+def script_looks(monkeypatch, metric, values):
+  """Makes looks at the validation set see these values, one after another."""
+  looks = iter(values)
+
+  def make_scripted(run, search, **_):
+    if search.beam_size > 1:  # at the end of the run
+      return make_evaluator(run, search)
+    names = ("token_accuracy", "sequence_accuracy", "bleu", "loss")
+    scores = dict.fromkeys((*names, "sentences_per_second"), 1.0)
+    return lambda *_: Evaluation(
+      {**scores, metric: next(looks)}, [], {}, [], {}, 0, 1, {}
+    )
+
+  monkeypatch.setattr(loop, "make_evaluator", make_scripted)
+
+
+def test_patience_ends_a_run_that_gets_no_better(tmp_path, monkeypatch):
+  config = tiny_run(eval_every=2, patience=2, best_metric="bleu")
+  # Having patience again after the fourth; as good is no better.
+  script_looks(monkeypatch, "bleu", [1.0, 3.0, 2.0, 4.0, 3.0, 4.0])
+  config.train.steps = 16
+  workdir = tmp_path / "run"
+  assert loop.train_and_evaluate(config, workdir)
+  _, state = last_state(workdir)
+  assert int(state.step) == 12
+  looks = [line["step"] for line in lines(workdir, "validation")]
+  assert looks == [2, 4, 6, 8, 10, 12]
+  # Again, there is nothing to train, but what is missing is evaluated.
+  result = workdir / "eval" / "validation.json"
+  written = (workdir / "metrics.jsonl").read_text()
+  assert json.loads(result.read_text())["checkpoint"] == "step 12"
+  result.unlink()
+  assert loop.train_and_evaluate(config, workdir)
+  assert result.exists()
+  assert (workdir / "metrics.jsonl").read_text() == written
+  assert_same(last_state(workdir)[1].params, state.params)
+
+
+def test_patience_goes_on_where_a_run_was_stopped(tmp_path, monkeypatch):
+  config = tiny_run(eval_every=2, patience=2, best_metric="loss")
+  script_looks(monkeypatch, "loss", [3.0, 2.0, 2.5, 2.1])
+
+  asked = [7]
+  monkeypatch.setattr(
+    preemption.Requests,
+    "should_stop",
+    lambda self, step: step in asked and bool(asked.pop()),
+  )
+  assert not loop.train_and_evaluate(config, tmp_path / "run")
+  assert loop.train_and_evaluate(config, tmp_path / "run")
+  assert int(last_state(tmp_path / "run")[1].step) == 8
+
+
+def test_a_run_on_text_is_evaluated_on_the_mean_of_checkpoints(
+  corpus, tmp_path
+):
+  config, workdir = make_tiny_translation(corpus), tmp_path / "run"
+  config.mesh.data = 1
+  assert loop.train_and_evaluate(config, workdir)
+  result = json.loads((workdir / "eval" / "test.json").read_text())
+  assert result["checkpoint"] == "mean of 2 steps, 6 to 8"
+  assert result["signatures"].keys() == {"bleu", "chrf"}
+  answers = (workdir / "eval" / "test.txt").read_text(encoding="utf-8")
+  references = (corpus / "test.de").read_text(encoding="utf-8")
+  assert len(answers.splitlines()) == len(references.splitlines())
+  finished = restored.restore(workdir)
+  search = restored.configured_search(finished.run)
+  assert search.beam_size == 2
+  examples = finished.run.data.evaluation_set("test")
+  again = restored.evaluate(finished, examples, search)
+  assert again.answers == answers.splitlines()
+  del result["metrics"]["sentences_per_second"]
+  for name, value in result["metrics"].items():
+    assert again.metrics[name] == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+  ("section", "field", "value", "message"),
+  [
+    ("data", "train", "trian", "config.data.train: no file"),
+    ("data", "max_length", 2, "none is left"),
+    ("train", "batch_size", 15, "does not divide over 2 devices"),
+  ],
+)
+def test_a_mistake_found_before_training_leaves_the_directory_free(
+  section, field, value, message, corpus, tmp_path
+):
+  config, workdir = make_tiny_translation(corpus), tmp_path / "run"
+  config.train.update(batch_unit="examples", batch_size=16)
+  config.mesh.data = 2
+  config[section][field] = value
+  raw = config.to_dict()
+  with pytest.raises(UserError, match=message):
+    loop.train_and_evaluate(config, workdir)
+  assert claim(workdir, raw)
+  # Once it is a run's, a mistake leaves it that.
+  with pytest.raises(UserError, match=message):
+    loop.train_and_evaluate(config, workdir)
+  assert not claim(workdir, raw)
