@@ -82,7 +82,7 @@ def make_evaluator(
     ... )
     >>> evaluate = make_evaluator(run)
     >>> examples = run.data.evaluation_set("validation")
-    >>> evaluation = evaluate(runs.start(run).params, examples)
+    >>> evaluation = evaluate(experiment.start(run).params, examples)
     >>> len(evaluation.answers)
     4
   """
