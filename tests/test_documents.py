@@ -15,7 +15,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 def test_the_readme_shows_the_two_commands_and_ci_runs_the_second():
   commands = re.findall(r"^ +(pip install -e.*)$", README, re.MULTILINE)
   assert commands == [
-    "pip install -e . && python -m experiments.train"
+    "pip install -e '.[experiments]' && python -m experiments.train"
     " --config=configs/reverse.py",
     "pip install -e '.[test]' && pytest -n auto",
   ]
