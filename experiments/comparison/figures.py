@@ -144,8 +144,8 @@ def _draw_alignments(groups: Groups, metric: str, path: Path) -> None:
     one = slice(place, place + 1)
     heads = found["weights"] if found["title"][0] else found["weights"][one]
     weights = heads.mean(0)[: len(target), : len(source)]
-    panels.append(plots.Alignment(weights, source, target, name))
-  plots.save_alignments(panels, path)
+    panels.append(plots.AttentionPanel(weights, source, target, name))
+  plots.save_attention_figure(panels, path)
 
 
 def _most_agreed(answers: Sequence[np.ndarray]) -> int:

@@ -23,7 +23,7 @@ _NUM_ALIGNED = 256
 _ALONE = "attention"  # the title of a panel that is the only one
 
 
-def make_looker(run: Run) -> Callable[..., list[list[plots.Alignment]]]:
+def make_looker(run: Run) -> Callable[..., list[list[plots.AttentionPanel]]]:
   """Makes a function that tells where a model looks while it answers.
 
   It compiles once for each of few widths.
@@ -124,10 +124,10 @@ def alignment_error_rate(pairs: Iterable[tuple[np.ndarray, Links]]) -> float:
   return 1 - right / max(aligned + sure, 1)
 
 
-def _panels(run: Run, source, answer, heads) -> list[plots.Alignment]:
+def _panels(run: Run, source, answer, heads) -> list[plots.AttentionPanel]:
   source, answer = source[source != PAD], answer[answer != PAD]
   return [
-    plots.Alignment(
+    plots.AttentionPanel(
       head[: len(answer), : len(source)],
       run.data.source_words(source),
       run.data.target_words(answer),

@@ -152,8 +152,8 @@ def draw_alignments(
   panels = looked[0] if len(looked[0]) > 1 else [look[0] for look in looked]
   path = workdir / "figures" / f"alignments_{split}.png"
   if jax.process_index() == 0:
-    plots.save_alignments(panels, path)
-    plots.save_weights(panels, path.with_suffix(".npz"))
+    plots.save_attention_figure(panels, path)
+    plots.save_attention_weights(panels, path.with_suffix(".npz"))
   return path
 
 

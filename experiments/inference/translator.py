@@ -34,7 +34,7 @@ class Line(NamedTuple):
   scores: list[float]
   cut: str
   unknown: str
-  looks: list[plots.Alignment]
+  looks: list[plots.AttentionPanel]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Translator:
     unknown = self.data.source.unknown(line)
     return f"line {number}: never seen in training: {unknown}"
 
-  def _looks(self, source, answer) -> list[plots.Alignment]:
+  def _looks(self, source, answer) -> list[plots.AttentionPanel]:
     if self.look is None:
       return []
     return self.look(self.finished.params, source[None], answer[None])[0]
@@ -181,5 +181,5 @@ def save_looks(line: Line, number: int, folder: Path) -> None:
   """
   if line.looks:
     path = folder / f"{number:06d}.png"
-    plots.save_alignments(line.looks, path)
-    plots.save_weights(line.looks, path.with_suffix(".npz"))
+    plots.save_attention_figure(line.looks, path)
+    plots.save_attention_weights(line.looks, path.with_suffix(".npz"))

@@ -18,7 +18,7 @@ _MAX_PIXELS = 16_000
 _MAX_LABELS, _MAX_LETTERS = 60, 30
 
 
-class Alignment(NamedTuple):
+class AttentionPanel(NamedTuple):
   """One panel: where every target token looked.
 
   Attributes:
@@ -34,7 +34,7 @@ class Alignment(NamedTuple):
   title: str
 
 
-def save_alignments(panels: Sequence[Alignment], path: Path) -> None:
+def save_attention_figure(panels: Sequence[AttentionPanel], path: Path) -> None:
   """Draws alignments as Bahdanau et al. (2014, figure 3) do.
 
   A picture grows with its words until it is 22 inches wide. Up to 60 of them
@@ -48,9 +48,9 @@ def save_alignments(panels: Sequence[Alignment], path: Path) -> None:
 
   Example:
     >>> import tempfile
-    >>> panel = Alignment(np.eye(2), ["a", "b"], ["b", "a"], "head 1")
+    >>> panel = AttentionPanel(np.eye(2), ["a", "b"], ["b", "a"], "head 1")
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...   save_alignments([panel], Path(folder) / "alignments.png")
+    ...   save_attention_figure([panel], Path(folder) / "alignments.png")
   """
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
@@ -74,7 +74,7 @@ def save_alignments(panels: Sequence[Alignment], path: Path) -> None:
   figure.savefig(path, dpi=dpi)
 
 
-def _draw_panel(axis, panel: Alignment, families: Sequence[str]):
+def _draw_panel(axis, panel: AttentionPanel, families: Sequence[str]):
   image = axis.imshow(panel.weights, cmap="gray", vmin=0, vmax=1, aspect="auto")
   # A dollar sign in a word is no mathematics.
   text = {"fontfamily": families, "parse_math": False}
@@ -96,8 +96,8 @@ def _ticks(words: Sequence[str]) -> tuple[range, list[str]]:
 
 
 def _legible(
-  panels: Sequence[Alignment],
-) -> tuple[list[Alignment], list[str]]:
+  panels: Sequence[AttentionPanel],
+) -> tuple[list[AttentionPanel], list[str]]:
   """Panels of words that fit and can be drawn, and fonts that have them."""
   text = "".join(
     "".join([*panel.source, *panel.target, panel.title]) for panel in panels
@@ -120,7 +120,7 @@ def _legible(
     return word.translate(replaced)
 
   return [
-    Alignment(
+    AttentionPanel(
       panel.weights,
       [legible(word) for word in panel.source],
       [legible(word) for word in panel.target],
@@ -130,7 +130,7 @@ def _legible(
   ], families
 
 
-def _panel_size(panels: Sequence[Alignment]) -> tuple[float, float]:
+def _panel_size(panels: Sequence[AttentionPanel]) -> tuple[float, float]:
   """Width and height in inches of a panel that suits all of them."""
 
   def side(words: Sequence[Sequence[str]], labels: Sequence[Sequence[str]]):
@@ -148,8 +148,10 @@ def _width(word: str) -> int:
   return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in word)
 
 
-def save_weights(panels: Sequence[Alignment], path: Path) -> None:
-  """Writes what `save_alignments` draws, for other programs.
+def save_attention_weights(
+  panels: Sequence[AttentionPanel], path: Path
+) -> None:
+  """Writes what `save_attention_figure` draws, for other programs.
 
   `numpy.load` reads it: `weights` [P, T, S] float32, and the words `source`
   [P, S], `target` [P, T] and `title` [P]. Panels smaller than the largest are
@@ -161,9 +163,9 @@ def save_weights(panels: Sequence[Alignment], path: Path) -> None:
 
   Example:
     >>> import tempfile
-    >>> panel = Alignment(np.eye(2), ["a", "b"], ["b", "a"], "head 1")
+    >>> panel = AttentionPanel(np.eye(2), ["a", "b"], ["b", "a"], "head 1")
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...   save_weights([panel], Path(folder) / "weights.npz")
+    ...   save_attention_weights([panel], Path(folder) / "weights.npz")
     ...   np.load(Path(folder) / "weights.npz")["target"].tolist()
     [['b', 'a']]
   """

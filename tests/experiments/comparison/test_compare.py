@@ -172,8 +172,8 @@ def leave_results(cell, accuracy, beam_size=1, longest=4):
   (cell.workdir / "timings.jsonl").write_text(json.dumps(line) + "\n")
   (cell.workdir / "config.json").write_text(json.dumps(cell.raw))
   weights = (cell.group != "none") * np.array([[0.8, 0.2], [0.4, 0.6]])
-  panel = plots.Alignment(weights, ["a", "b"], ["b", "a"], "")
-  plots.save_weights([panel], cell.looks)
+  panel = plots.AttentionPanel(weights, ["a", "b"], ["b", "a"], "")
+  plots.save_attention_weights([panel], cell.looks)
 
 
 def test_a_report_tells_means_differences_costs_and_failures(tmp_path):

@@ -114,7 +114,7 @@ def test_a_model_that_looks_right_has_no_error(name, monkeypatch):
     del params
     return [
       [
-        alignment_error.plots.Alignment(
+        alignment_error.plots.AttentionPanel(
           run.data.gold_alignments(*pair).sure, [], [], ""
         )
       ]

@@ -10,9 +10,9 @@ from matplotlib import font_manager
 
 from experiments.visualization import fonts, plots
 from experiments.visualization.plots import (
-  Alignment,
-  save_alignments,
-  save_weights,
+  AttentionPanel,
+  save_attention_figure,
+  save_attention_weights,
 )
 
 KOREAN = ["천이백삼십사만", "오천육백칠십팔"]
@@ -26,7 +26,7 @@ def draw(tmp_path):
 
   def draw(*panels):
     path = tmp_path / "figures" / "alignments.png"
-    save_alignments(panels, path)
+    save_attention_figure(panels, path)
     assert path.read_bytes().startswith(b"\x89PNG")
     return matplotlib.image.imread(path)[..., :3].mean(-1)
 
@@ -38,7 +38,7 @@ def panel(weights, source=None, target=None, title=""):
   height, width = weights.shape
   source = source or [f"s{index}" for index in range(width)]
   target = target or [f"t{index}" for index in range(height)]
-  return Alignment(weights, source, target, title)
+  return AttentionPanel(weights, source, target, title)
 
 
 def changed(before, after):
@@ -219,7 +219,7 @@ def test_weights_are_read_back_without_pickle(tmp_path):
   one = panel(rng.random((3, 2)), KOREAN, ["a", "b", "</s>"], "layer 1, head 1")
   two = panel(rng.random((1, 2)), ["x", "y"], ["z"], "")
   path = tmp_path / "figures" / "weights.npz"
-  save_weights([one, two], path)
+  save_attention_weights([one, two], path)
   with np.load(path, allow_pickle=False) as saved:
     arrays = dict(saved)
   assert set(arrays) == {"weights", "source", "target", "title"}
