@@ -1,21 +1,34 @@
-"""Strict settings for every test: what is silent elsewhere raises here."""
+"""Strict settings for every test, and one compilation cache for all processes.
 
-import importlib.metadata
+Nothing here changes what XLA does with a program: tests compile with the flags
+that users compile with.
+"""
+
 import os
+import pathlib
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Before JAX starts: eight simulated devices, so that sharding is tested on a
-# laptop; and quick compilation, since most time goes into that. The last two
-# halve it, but a flag that XLA does not know is fatal.
-os.environ.setdefault(
-  "XLA_FLAGS",
-  "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-  + (
-    " --xla_cpu_use_fusion_emitters=false"
-    " --xla_cpu_parallel_codegen_split_count=1"
-  )
-  * importlib.metadata.version("jaxlib").startswith("0.10."),
+ROOT = pathlib.Path(__file__).parents[1]
+_CACHE = ROOT / ".pytest_cache" / "jax"
+_CACHE_LIMIT = 2 * 2**30  # bytes
+# These files take longest, so they start first.
+_LONG_FILES = (
+  "docs/story.md",
+  "test_learning.py",
+  "test_train.py",
+  "test_faults.py",
 )
+
+# Variables rather than `jax.config`: started processes inherit them. They are
+# set before JAX is imported.
+for _name, _value in {
+  "JAX_PLATFORMS": "cpu",
+  # Eight simulated devices: sharding is tested without accelerators.
+  "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+  # Workers, started processes and later runs share compiled programs.
+  "JAX_COMPILATION_CACHE_DIR": str(_CACHE),
+  "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+}.items():
+  os.environ.setdefault(_name, _value)
 
 import jax
 import pytest
@@ -25,5 +38,39 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-  """One more than there are cores: some tests wait for processes and clocks."""
-  return (os.cpu_count() or 1) + 1
+  """One worker a core; pytest-xdist would count physical cores."""
+  return os.cpu_count() or 1
+
+
+def pytest_configure(config):
+  """Deletes the programs used least recently where the cache is too large."""
+  if hasattr(config, "workerinput"):
+    return
+  entries = []
+  for path in _CACHE.glob("*-cache"):
+    status = path.stat()
+    entries.append((status.st_mtime, status.st_size, path))
+  total = sum(size for _, size, _ in entries)
+  for _, size, path in sorted(entries):
+    if total <= _CACHE_LIMIT:
+      break
+    path.unlink(missing_ok=True)
+    total -= size
+
+
+def pytest_collection_modifyitems(items):
+  """Moves the files that take longest to the front."""
+
+  def rank(item):
+    path = item.path.as_posix()
+    ranks = [i for i, end in enumerate(_LONG_FILES) if path.endswith(end)]
+    return min(ranks, default=len(_LONG_FILES))
+
+  items.sort(key=rank)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _release_compiled_programs():
+  """Keeps a worker's memory from growing with every file."""
+  yield
+  jax.clear_caches()

@@ -6,11 +6,8 @@ import re
 import socket
 import subprocess
 import sys
-import tempfile
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Processes of one test session share what XLA has compiled.
-_CACHE = pathlib.Path(tempfile.gettempdir()) / "attention-jax-test-cache"
 
 # The run of `conftest.make_tiny`, as a config file that a process can read.
 CONFIG = """
@@ -38,7 +35,6 @@ def environment(devices=1, **variables):
   return {
     **os.environ,
     "XLA_FLAGS": re.sub(r"(device_count)=\d+", rf"\1={devices}", flags),
-    "JAX_COMPILATION_CACHE_DIR": str(_CACHE),
     "PYTHONPATH": str(ROOT),
     **variables,
   }
