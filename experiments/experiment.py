@@ -19,8 +19,8 @@ from experiments.config import (
   TaskConfig,
 )
 from experiments.data.batch import BOS, Batch
-from experiments.data.dataset import Batches, Dataset
-from experiments.data.synthetic.dataset import Synthetic
+from experiments.data.dataset import Dataset, TrainingBatches
+from experiments.data.synthetic.dataset import SyntheticDataset
 from experiments.data.text import dataset, prepare
 from experiments.distributed import mesh as mesh_lib
 from experiments.distributed import sharding
@@ -88,7 +88,7 @@ def build(
   devices = mesh_lib.make_mesh(mesh)
   data: Dataset
   if isinstance(config.data, TaskConfig):
-    data = Synthetic(config.data)
+    data = SyntheticDataset(config.data)
   else:
     make = prepare.prepare if train else dataset.load
     data = first_process_first(functools.partial(make, config.data, workdir))
@@ -104,7 +104,7 @@ def build(
   return Run(config, devices, data, model, optimizer)
 
 
-def training_batches(run: Run) -> Batches:
+def training_batches(run: Run) -> TrainingBatches:
   """Returns the batches of training, this process's share of them.
 
   Args:
@@ -136,7 +136,7 @@ def training_batches(run: Run) -> Batches:
     size=config.batch_size,
     unit=config.batch_unit,
     multiple=multiple,
-    rows=mesh_lib.rows(run.mesh),
+    shard=mesh_lib.batch_shard(run.mesh),
   )
 
 

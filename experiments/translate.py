@@ -73,7 +73,7 @@ def main() -> None:
   """Translates, as the flags say."""
   workdir = Path(_WORKDIR.value)
   initialize.set_up_jax()
-  from experiments.data.text.readers import decoded
+  from experiments.data.text.readers import decode_lines
   from experiments.inference import restored, translator
   from experiments.progress import counting
 
@@ -99,7 +99,7 @@ def main() -> None:
     alignments=_ALIGNMENTS.value is not None,
   )
   size = 1 if sys.stdin.isatty() else _BLOCK
-  source = decoded(sys.stdin.buffer, "standard input")
+  source = decode_lines(sys.stdin.buffer, "standard input")
   number = unknown = 0
   with counting("lines") as progress:
     while block := list(itertools.islice(source, size)):

@@ -12,7 +12,7 @@ from benchmarks.translation.flops import product_flops
 from experiments import experiment
 from experiments.config import parse
 from experiments.data import pipeline
-from experiments.data.text.corpus import Dealt
+from experiments.data.text.corpus import BucketedBatches
 from experiments.distributed import mesh
 from experiments.inference import restored
 
@@ -34,7 +34,7 @@ def training_speed(
   """
   run = experiment.build(parse(config.to_dict()), workdir, train=True)
   batches = experiment.training_batches(run)
-  assert isinstance(batches, Dealt)
+  assert isinstance(batches, BucketedBatches)
   state = experiment.start(run)
   train_step, traced = (
     experiment.make_step(run, state),

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from experiments.data.batch import Batch
-from experiments.data.gold_alignments import Links
+from experiments.data.gold_alignments import GoldAlignments
 from experiments.data.text.readers import ParallelText
 
 
@@ -16,33 +16,33 @@ class EvaluationSet(NamedTuple):
   Attributes:
     batch: sources [N, S] and references [N, T].
     text: the same as a reader knows them; None for tasks of mere symbols.
-    num_cut: number of examples that were too long, and are not whole.
+    num_truncated: number of examples that were too long, and are not whole.
   """
 
   batch: Batch
   text: ParallelText | None
-  num_cut: int = 0
+  num_truncated: int = 0
 
 
-class Rows(NamedTuple):
-  """Which rows of a batch this process makes.
+class BatchShard(NamedTuple):
+  """The slice of every global batch that this process loads.
 
   Attributes:
-    parts: the numbers of its parts, in order.
-    num_parts: of equal size, into which a batch is divided.
+    indices: the shards that this process loads, in order.
+    num_shards: the number of equal shards of a batch.
 
   Example:
-    >>> Rows(parts=(0, 3), num_parts=4).of(8)
+    >>> BatchShard(indices=(0, 3), num_shards=4).rows(8)
     array([0, 1, 6, 7])
   """
 
-  parts: tuple[int, ...] = (0,)
-  num_parts: int = 1
+  indices: tuple[int, ...] = (0,)
+  num_shards: int = 1
 
-  def of(self, count: int) -> np.ndarray:
-    """The rows of a batch of `count`."""
-    parts = np.arange(count).reshape(self.num_parts, -1)
-    return parts[list(self.parts)].ravel()
+  def rows(self, batch_size: int) -> np.ndarray:
+    """Returns the indices of the rows to load."""
+    shards = np.arange(batch_size).reshape(self.num_shards, -1)
+    return shards[list(self.indices)].ravel()
 
 
 class Dataset(Protocol):
@@ -65,8 +65,8 @@ class Dataset(Protocol):
   def max_length(self) -> int: ...  # noqa: D102
 
   def training_batches(
-    self, *, seed: int, size: int, unit: str, multiple: int, rows: Rows
-  ) -> "Batches":
+    self, *, seed: int, size: int, unit: str, multiple: int, shard: BatchShard
+  ) -> "TrainingBatches":
     """Returns the batches of training, by step.
 
     Args:
@@ -74,13 +74,13 @@ class Dataset(Protocol):
       size: of a batch, in units.
       unit: "examples" or "tokens".
       multiple: of which the number of rows is one.
-      rows: those of this process.
+      shard: the slice that this process loads.
     """
 
   def evaluation_set(self, split: str) -> EvaluationSet:
     """Returns the set of a name of `config.data.splits`."""
 
-  def answer_length(self, source_length: int) -> int:
+  def max_prediction_length(self, source_length: int) -> int:
     """Returns the longest answer to sources of so many tokens."""
 
   def target_text(self, tokens: np.ndarray) -> list[str]:
@@ -88,7 +88,7 @@ class Dataset(Protocol):
 
   def gold_alignments(
     self, source: np.ndarray, target: np.ndarray
-  ) -> Links | None:
+  ) -> GoldAlignments | None:
     """Returns which tokens of a pair belong together, if that is known."""
 
   def source_words(self, tokens: np.ndarray) -> list[str]:
@@ -98,7 +98,7 @@ class Dataset(Protocol):
     """Names [L] target tokens for a reader."""
 
 
-class Batches(Protocol):
+class TrainingBatches(Protocol):
   """Training batches by step, without an end."""
 
   def __getitem__(self, step: int) -> Batch:

@@ -14,7 +14,7 @@ from experiments.data.batch import EOS, PAD
 _POWERS = 24
 
 
-class Links(NamedTuple):
+class GoldAlignments(NamedTuple):
   """The true alignment of a pair.
 
   A target token without any link, as the end, belongs to no source token.
@@ -28,9 +28,9 @@ class Links(NamedTuple):
   possible: np.ndarray
 
 
-def diagonal(
+def diagonal_alignments(
   source: np.ndarray, target: np.ndarray, *, backwards: bool
-) -> Links:
+) -> GoldAlignments:
   """Links tokens of equal places, from the begin or from the end.
 
   Args:
@@ -43,7 +43,7 @@ def diagonal(
 
   Example:
     >>> source, target = np.array([5, 7, EOS]), np.array([7, 5, EOS])
-    >>> diagonal(source, target, backwards=True).sure.astype(int)
+    >>> diagonal_alignments(source, target, backwards=True).sure.astype(int)
     array([[0, 1, 0],
            [1, 0, 0],
            [0, 0, 0]])
@@ -52,14 +52,16 @@ def diagonal(
   count = min(_length(source), _length(target))
   place = np.arange(count)
   sure[place, place[::-1] if backwards else place] = True
-  return Links(sure, sure)
+  return GoldAlignments(sure, sure)
 
 
 def _length(tokens: np.ndarray) -> int:
   return int(((tokens != PAD) & (tokens != EOS)).sum())
 
 
-def of_numbers(source: Sequence[str], target: Sequence[str]) -> Links:
+def number_alignments(
+  source: Sequence[str], target: Sequence[str]
+) -> GoldAlignments:
   """Links an English number name's tokens to the Korean one's, by digits.
 
   Words that say the same digit are linked for sure: "twelve" says two digits,
@@ -78,7 +80,8 @@ def of_numbers(source: Sequence[str], target: Sequence[str]) -> Links:
     ValueError: if a word is part of no number.
 
   Example:
-    >>> links = of_numbers(["_twelve", "_thousand"], ["_만", "_이", "천"])
+    >>> source, target = ["_twelve", "_thousand"], ["_만", "_이", "천"]
+    >>> links = number_alignments(source, target)
     >>> links.sure.astype(int)
     array([[1, 0],
            [1, 0],
@@ -91,7 +94,7 @@ def of_numbers(source: Sequence[str], target: Sequence[str]) -> Links:
   english, korean = _english("".join(source)), _korean("".join(target))
   sure = _linked(english.says, source, korean.says, target)
   possible = _linked(english.places, source, korean.places, target)
-  return Links(sure, sure | possible)
+  return GoldAlignments(sure, sure | possible)
 
 
 class _Digits(NamedTuple):

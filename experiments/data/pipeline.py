@@ -4,13 +4,13 @@ import grain
 from grain import DatasetIterator
 
 from experiments.data.batch import Batch
-from experiments.data.dataset import Batches
+from experiments.data.dataset import TrainingBatches
 
 
 class _Steps:
   """So many batches, by step, as Grain reads them."""
 
-  def __init__(self, batches: Batches, num_steps: int):
+  def __init__(self, batches: TrainingBatches, num_steps: int):
     self._batches, self._num_steps = batches, num_steps
 
   def __len__(self) -> int:
@@ -20,7 +20,7 @@ class _Steps:
     return self._batches[step]
 
 
-def stream(batches: Batches, num_steps: int) -> DatasetIterator:
+def stream(batches: TrainingBatches, num_steps: int) -> DatasetIterator:
   """Returns an iterator over the training batches of a run.
 
   Args:
@@ -33,12 +33,12 @@ def stream(batches: Batches, num_steps: int) -> DatasetIterator:
 
   Example:
     >>> from configs import base
-    >>> from experiments.data.dataset import Rows
-    >>> from experiments.data.synthetic.dataset import Synthetic
+    >>> from experiments.data.dataset import BatchShard
+    >>> from experiments.data.synthetic.dataset import SyntheticDataset
     >>> from experiments.config import TaskConfig
-    >>> data = Synthetic(TaskConfig(**base.data().to_dict()))
+    >>> data = SyntheticDataset(TaskConfig(**base.data().to_dict()))
     >>> batches = data.training_batches(
-    ...   seed=0, size=2, unit="examples", multiple=1, rows=Rows()
+    ...   seed=0, size=2, unit="examples", multiple=1, shard=BatchShard()
     ... )
     >>> len(list(stream(batches, num_steps=3)))
     3

@@ -120,7 +120,7 @@ def make_answerer(
   model: nn.Module,
   mesh: Mesh,
   search: Search,
-  answer_length: Callable[[int], int],
+  max_prediction_length: Callable[[int], int],
 ) -> Callable[..., Answers]:
   """Makes a function that answers sources with given parameters.
 
@@ -130,7 +130,7 @@ def make_answerer(
     model: the model.
     mesh: the devices.
     search: how to choose an answer.
-    answer_length: (S) -> T, the longest answer to sources of up to S tokens.
+    max_prediction_length: (S) -> T, for sources of up to S tokens.
 
   Returns:
     (params, sources [N, S], progress=None, first=0) -> answers; `progress` is
@@ -173,7 +173,9 @@ def make_answerer(
       longest = int((part != PAD).sum(1).max())
       longest = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
       longest = min(longest, part.shape[1])
-      suitable = max(answer_length(longest), search.constraints.min_length + 1)
+      suitable = max(
+        max_prediction_length(longest), search.constraints.min_length + 1
+      )
       length = search.max_length or suitable
       (found, score), took = run(length, params, part, place)
       seconds += took

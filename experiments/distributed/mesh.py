@@ -16,7 +16,7 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from experiments.config import MeshConfig
-from experiments.data.dataset import Rows
+from experiments.data.dataset import BatchShard
 from experiments.errors import UserError
 
 # The last axis has the closest neighbours.
@@ -142,7 +142,7 @@ def check_rows(mesh: Mesh, multiple: int, accumulation: int) -> None:
     )
 
 
-def rows(mesh: Mesh) -> Rows:
+def batch_shard(mesh: Mesh) -> BatchShard:
   """Returns which rows of a training batch this process has to make.
 
   Args:
@@ -153,8 +153,8 @@ def rows(mesh: Mesh) -> Rows:
     heads make the same ones.
 
   Example:
-    >>> rows(make_mesh(MeshConfig.one()))
-    Rows(parts=(0,), num_parts=1)
+    >>> batch_shard(make_mesh(MeshConfig.one()))
+    BatchShard(indices=(0,), num_shards=1)
   """
   count = num_parts(mesh)
   parts = {
@@ -162,7 +162,7 @@ def rows(mesh: Mesh) -> Rows:
     for part, devices in enumerate(mesh.devices.reshape(count, -1))
     if any(each.process_index == jax.process_index() for each in devices)
   }
-  return Rows(tuple(sorted(parts)), count)
+  return BatchShard(tuple(sorted(parts)), count)
 
 
 def place_rows(tree: Any, mesh: Mesh) -> Any:
@@ -180,7 +180,7 @@ def place_rows(tree: Any, mesh: Mesh) -> Any:
     >>> place_rows(np.arange(4), make_mesh(MeshConfig.one())).shape
     (4,)
   """
-  mine, count = rows(mesh)
+  mine, count = batch_shard(mesh)
   layout = NamedSharding(mesh, PartitionSpec(ROWS))
 
   def place(array):

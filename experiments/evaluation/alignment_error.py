@@ -13,7 +13,7 @@ import numpy as np
 from experiments import decoding
 from experiments.data.batch import PAD
 from experiments.data.dataset import EvaluationSet
-from experiments.data.gold_alignments import Links
+from experiments.data.gold_alignments import GoldAlignments
 from experiments.decoding.batching import filled
 from experiments.experiment import Run
 from experiments.visualization import plots
@@ -92,7 +92,9 @@ def make_aligner(run: Run) -> Callable[..., dict[str, float]]:
   return align
 
 
-def alignment_error_rate(pairs: Iterable[tuple[np.ndarray, Links]]) -> float:
+def alignment_error_rate(
+  pairs: Iterable[tuple[np.ndarray, GoldAlignments]],
+) -> float:
   """Returns the share of alignments that are wrong.
 
   `1 - (|A and S| + |A and P|) / (|A| + |S|)` of alignments A, sure links S and
@@ -100,14 +102,14 @@ def alignment_error_rate(pairs: Iterable[tuple[np.ndarray, Links]]) -> float:
   Models", Och and Ney, 2003, section 5 (https://aclanthology.org/J03-1002/).
 
   Args:
-    pairs: weights [T, S] and `Links` of each example. A target token is aligned
-      where it has the largest weight, unless it has no link.
+    pairs: weights [T, S] and `GoldAlignments` of each example. A target token
+      is aligned where it has the largest weight, unless it has no link.
 
   Returns:
     From 0, all right, to 1.
 
   Example:
-    >>> links = Links(*[np.eye(2, dtype=bool)] * 2)
+    >>> links = GoldAlignments(*[np.eye(2, dtype=bool)] * 2)
     >>> weights = np.array([[0.9, 0.1], [0.6, 0.4]])
     >>> alignment_error_rate([(weights, links)])
     0.5

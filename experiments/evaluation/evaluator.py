@@ -38,7 +38,7 @@ class Evaluation(NamedTuple):
     signatures: how BLEU and chrF were computed, as sacreBLEU says it.
     answers: N answers as a reader knows them.
     search: how they were chosen: beam_size and length_penalty.
-    num_cut: number of examples that are longer than the model reads.
+    num_truncated: number of examples that are longer than the model reads.
     num_parameters: of the model.
     alignment: the error rate of each panel, see `make_aligner`.
   """
@@ -48,7 +48,7 @@ class Evaluation(NamedTuple):
   signatures: dict[str, str]
   answers: list[str]
   search: dict[str, float]
-  num_cut: int
+  num_truncated: int
   num_parameters: int
   alignment: dict[str, float]
 
@@ -86,7 +86,9 @@ def make_evaluator(
     >>> len(evaluation.answers)
     4
   """
-  answer = make_answerer(run.model, run.mesh, search, run.data.answer_length)
+  answer = make_answerer(
+    run.model, run.mesh, search, run.data.max_prediction_length
+  )
   reference_losses = make_reference_losses(run)
   align = make_aligner(run)
   config = run.config.evaluation
@@ -127,7 +129,7 @@ def make_evaluator(
       judge.signatures,
       answers,
       how,
-      examples.num_cut,
+      examples.num_truncated,
       sum(leaf.size for leaf in jax.tree.leaves(params)),
       rates,
     )

@@ -79,10 +79,10 @@ def described(split: str, evaluation: Evaluation) -> str:
     test: token accuracy 90.00%, sequence accuracy 50.00%, BLEU 80.00, ...
   """
   lines = [f"{split}: {summary(evaluation)}", table(evaluation.by_length)]
-  if evaluation.num_cut:
+  if evaluation.num_truncated:
     lines.append(
-      f"{evaluation.num_cut:,} of {len(evaluation.answers):,} pairs are longer"
-      " than the model reads, and were cut"
+      f"{evaluation.num_truncated:,} of {len(evaluation.answers):,} pairs are"
+      " longer than the model reads, and were cut"
     )
   if "chrf" in evaluation.signatures:
     lines += [f"{name}: {x}" for name, x in evaluation.signatures.items()]
@@ -145,7 +145,7 @@ def draw_alignments(
     PosixPath('runs/reverse/figures/alignments_test.png')
   """
   source = _readable(np.asarray(examples.batch.source))
-  length = run.data.answer_length(source.shape[1])
+  length = run.data.max_prediction_length(source.shape[1])
   answer = functools.partial(decoding.greedy, run.model, max_length=length)
   answers = np.asarray(jax.jit(answer)(params, source))
   looked = make_looker(run)(params, source, answers)

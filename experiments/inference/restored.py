@@ -10,7 +10,7 @@ from experiments.config import MeshConfig
 from experiments.data.batch import UNK
 from experiments.data.dataset import EvaluationSet
 from experiments.data.text import readers
-from experiments.data.text.dataset import Translation
+from experiments.data.text.dataset import TranslationDataset
 from experiments.decoding import Constraints
 from experiments.decoding.batching import Search
 from experiments.errors import UserError
@@ -96,7 +96,7 @@ def configured_search(run: Run, **changes) -> Search:
     if name in given
   }
   # A tokeniser's unknown token says nothing; a task's symbols begin there.
-  text = isinstance(run.data, Translation)
+  text = isinstance(run.data, TranslationDataset)
   _check_drawing(given)
   # A beam says nothing of what is drawn.
   usual = 1 if given.get("temperature") else config.beam_size
@@ -169,7 +169,7 @@ def examples(
     return split, run.data.evaluation_set(split)
   if source is None or target is None:
     raise UserError("--source and --target go together; give both")
-  if not isinstance(run.data, Translation):
+  if not isinstance(run.data, TranslationDataset):
     raise UserError(
       f"--source: {run.config.data.name} has no text; use --split"
     )
@@ -179,7 +179,7 @@ def examples(
       f"--source={source}: {name!r} is the name of one of the run's sets, whose"
       " results it would replace; rename the file"
     )
-  text = readers.paired(
+  text = readers.read_pair(
     Path(source), Path(target), fields=("--source", "--target")
   )
   return name, run.data.encode(text)

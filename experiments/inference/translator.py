@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.data.batch import UNK
 from experiments.data.text.corpus import padded
-from experiments.data.text.dataset import Translation
+from experiments.data.text.dataset import TranslationDataset
 from experiments.data.text.tokenizer import normalized
 from experiments.decoding.batching import Search, make_answerer
 from experiments.errors import UserError
@@ -57,7 +57,7 @@ class Translator:
   """
 
   finished: Finished
-  data: Translation
+  data: TranslationDataset
   search: Search
   answer: Callable[..., Any]
   refuse_long: bool
@@ -158,12 +158,14 @@ def make_translator(
     >>> translate = make_translator(finished, Search())  # doctest: +SKIP
   """
   run = finished.run
-  if not isinstance(run.data, Translation):
+  if not isinstance(run.data, TranslationDataset):
     raise UserError(
       f"--workdir: its task is {run.config.data.name!r}, which has no text to"
       " translate; use experiments.evaluate"
     )
-  answer = make_answerer(run.model, run.mesh, search, run.data.answer_length)
+  answer = make_answerer(
+    run.model, run.mesh, search, run.data.max_prediction_length
+  )
   look = alignment_error.make_looker(run) if alignments else None
   return Translator(finished, run.data, search, answer, refuse_long, look)
 

@@ -12,7 +12,7 @@ from experiments import checkpoints, experiment
 from experiments import run_directory as workdir_lib
 from experiments.config import Config, Seq2SeqConfig, parse
 from experiments.data import pipeline
-from experiments.data.synthetic.dataset import Synthetic
+from experiments.data.synthetic.dataset import SyntheticDataset
 from experiments.distributed import (
   initialize,
   mesh,
@@ -249,7 +249,7 @@ def _finish(
 
 def _trained_length(run: experiment.Run) -> int | None:
   """The longest source of training, in tokens without EOS, if that is set."""
-  if not isinstance(run.data, Synthetic):
+  if not isinstance(run.data, SyntheticDataset):
     return None
   return run.data.task.batch_lengths[0] - 1
 

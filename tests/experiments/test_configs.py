@@ -9,7 +9,7 @@ import pytest
 from configs import base
 from experiments import decoding, experiment
 from experiments.config import MeshConfig, parse
-from experiments.data.dataset import Rows
+from experiments.data.dataset import BatchShard
 from experiments.optimization.step import init_state, make_train_step
 from tests.experiments.conftest import read_little
 
@@ -29,7 +29,7 @@ def test_builds(name, arg, corpus, tmp_path):
   typed = parse(read_little(config, corpus).to_dict())
   run = experiment.build(typed, tmp_path, mesh=MeshConfig.one(), train=True)
   batches = run.data.training_batches(
-    seed=0, size=2, unit="examples", multiple=1, rows=Rows()
+    seed=0, size=2, unit="examples", multiple=1, shard=BatchShard()
   )
   batch = batches[0]
   state = jax.eval_shape(

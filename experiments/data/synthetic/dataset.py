@@ -8,12 +8,12 @@ import numpy as np
 from experiments.config import TaskConfig
 from experiments.data import gold_alignments
 from experiments.data.batch import Batch, strip
-from experiments.data.dataset import EvaluationSet, Rows
-from experiments.data.gold_alignments import Links
+from experiments.data.dataset import BatchShard, EvaluationSet
+from experiments.data.gold_alignments import GoldAlignments
 from experiments.data.synthetic.tasks import Task
 
 
-class Synthetic:
+class SyntheticDataset:
   """A synthetic task, its training lengths and its evaluation sets.
 
   Attributes:
@@ -21,7 +21,7 @@ class Synthetic:
 
   Example:
     >>> from configs import base
-    >>> data = Synthetic(TaskConfig(**base.data().to_dict()))
+    >>> data = SyntheticDataset(TaskConfig(**base.data().to_dict()))
     >>> data.evaluation_set("validation").batch.source.shape
     (256, 31)
   """
@@ -56,14 +56,14 @@ class Synthetic:
     return max(self._widest.batch_lengths)
 
   def training_batches(
-    self, *, seed: int, size: int, unit: str, multiple: int, rows: Rows
+    self, *, seed: int, size: int, unit: str, multiple: int, shard: BatchShard
   ) -> "_Drawn":
     """Returns the batches of training, by step."""
     del (
       unit,
       multiple,
     )  # A task counts examples: its config is checked for that.
-    return _Drawn(self.task, seed, size, rows.of(size))
+    return _Drawn(self.task, seed, size, shard.rows(size))
 
   def evaluation_set(self, split: str) -> EvaluationSet:
     """Returns the set of a name of `config.data.splits`."""
@@ -74,7 +74,7 @@ class Synthetic:
     seed, size = self._config.evaluation_seed, chosen.num_examples
     return EvaluationSet(task.evaluation_set(seed, size, name=split), None)
 
-  def answer_length(self, source_length: int) -> int:
+  def max_prediction_length(self, source_length: int) -> int:
     """Returns the longest answer of any set, whatever the source."""
     del source_length
     return self._widest.batch_lengths[1]
@@ -85,12 +85,14 @@ class Synthetic:
 
   def gold_alignments(
     self, source: np.ndarray, target: np.ndarray
-  ) -> Links | None:
+  ) -> GoldAlignments | None:
     """Returns which tokens of a pair belong together; None of a look-up."""
     if self._config.name == "lookup":
       return None
     backwards = self._config.name == "reverse"
-    return gold_alignments.diagonal(source, target, backwards=backwards)
+    return gold_alignments.diagonal_alignments(
+      source, target, backwards=backwards
+    )
 
   def source_words(self, tokens: np.ndarray) -> list[str]:
     """Names [L] source tokens for a reader."""

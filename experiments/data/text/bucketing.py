@@ -16,7 +16,7 @@ import numpy as np
 _CANDIDATES = 64
 
 
-class Plan(NamedTuple):
+class EpochPlan(NamedTuple):
   """The batches of an epoch, in order.
 
   Attributes:
@@ -117,7 +117,7 @@ def plan_epoch(
   sizes: np.ndarray,
   left: np.ndarray,
   rng: np.random.Generator,
-) -> Plan:
+) -> EpochPlan:
   """Deals all examples into full batches, in random order.
 
   Examples that do not fill a batch of their shape wait for the next epoch.
@@ -152,7 +152,7 @@ def plan_epoch(
     batches += [(index, rows) for rows in here[:full].reshape(-1, size)]
     waiting.append(here[full:])
   shuffled = rng.permutation(len(batches))
-  return Plan(
+  return EpochPlan(
     np.array([batches[i][0] for i in shuffled], int),
     [batches[i][1] for i in shuffled],
     np.concatenate(waiting),

@@ -11,15 +11,15 @@ import numpy as np
 
 from experiments.config import TranslationConfig
 from experiments.data.batch import EOS, PAD, Batch
-from experiments.data.dataset import Rows
+from experiments.data.dataset import BatchShard
 from experiments.data.text import bucketing
-from experiments.data.text.readers import ParallelText, without_blanks
+from experiments.data.text.readers import ParallelText, drop_blank_pairs
 from experiments.data.text.subword_sampling import Sampler
 from experiments.data.text.tokenizer import Tokenizer
 from experiments.errors import UserError
 
 
-class Pairs(NamedTuple):
+class TokenPairs(NamedTuple):
   """Sentence pairs as tokens, without EOS.
 
   Attributes:
@@ -37,7 +37,7 @@ class Pairs(NamedTuple):
     return np.array(sides, int).reshape(2, -1).T
 
 
-class Corpus:
+class ParallelCorpus:
   """The training pairs of a run.
 
   Attributes:
@@ -46,9 +46,9 @@ class Corpus:
     too_long: number of pairs left out, since a side was too long.
 
   Example:
-    >>> corpus = Corpus(text, source, target, config)  # doctest: +SKIP
+    >>> corpus = ParallelCorpus(text, source, target, config)  # doctest: +SKIP
     >>> corpus.training_batches(  # doctest: +SKIP
-    ...   seed=0, size=4096, unit="tokens", multiple=8, rows=Rows()
+    ...   seed=0, size=4096, unit="tokens", multiple=8, shard=BatchShard()
     ... )[7].source.shape
     (256, 16)
   """
@@ -71,9 +71,9 @@ class Corpus:
     Raises:
       UserError: if nothing is left.
     """
-    kept, self.blank = without_blanks(text)
+    kept, self.blank = drop_blank_pairs(text)
     self._config = config
-    pairs = Pairs(source.encode(kept.source), target.encode(kept.target))
+    pairs = TokenPairs(source.encode(kept.source), target.encode(kept.target))
     fits = np.flatnonzero((pairs.lengths <= config.max_length).all(1)).tolist()
     self.too_long = len(kept.source) - len(fits)
     if not fits:
@@ -83,13 +83,13 @@ class Corpus:
         f" {config.max_length}; none is left"
       )
     self.text = ParallelText(*([side[i] for i in fits] for side in kept))
-    self._pairs = Pairs(*([side[i] for i in fits] for side in pairs))
+    self._pairs = TokenPairs(*([side[i] for i in fits] for side in pairs))
     sides = (source, config.source_tokenizer), (target, config.target_tokenizer)
     self._samplers = [
       Sampler(*side) if side[1].sampling else None for side in sides
     ]
 
-  def pairs(self, seed: int, epoch: int, longest: Sequence[int]) -> Pairs:
+  def pairs(self, seed: int, epoch: int, longest: Sequence[int]) -> TokenPairs:
     """Returns the pairs as an epoch reads them: segmented anew, if so set.
 
     Args:
@@ -110,11 +110,11 @@ class Corpus:
           for new, old in zip(sampled, best)
         ]
       sides.append(best)
-    return Pairs(*sides)
+    return TokenPairs(*sides)
 
   def training_batches(
-    self, *, seed: int, size: int, unit: str, multiple: int, rows: Rows
-  ) -> "Dealt":
+    self, *, seed: int, size: int, unit: str, multiple: int, shard: BatchShard
+  ) -> "BucketedBatches":
     """Returns the batches of training, by step."""
     config = self._config
     first = self.pairs(seed, 0, [config.max_length] * 2)
@@ -124,7 +124,7 @@ class Corpus:
     sizes = bucketing.batch_sizes(
       shapes, size=size, unit=unit, multiple=multiple
     )
-    return Dealt(self, seed, shapes, sizes, rows)
+    return BucketedBatches(self, seed, shapes, sizes, shard)
 
 
 class _Epoch(NamedTuple):
@@ -134,7 +134,7 @@ class _Epoch(NamedTuple):
   left: np.ndarray
 
 
-class Dealt:
+class BucketedBatches:
   """The batches of a corpus, by step.
 
   Attributes:
@@ -143,25 +143,27 @@ class Dealt:
 
   Example:
     >>> batches = corpus.training_batches(  # doctest: +SKIP
-    ...   seed=0, size=4096, unit="tokens", multiple=8, rows=Rows()
+    ...   seed=0, size=4096, unit="tokens", multiple=8, shard=BatchShard()
     ... )
     >>> batches.shapes[0], batches.sizes[0]  # doctest: +SKIP
     (array([16, 16]), 256)
   """
 
-  def __init__(self, corpus: Corpus, seed, shapes, sizes, rows: Rows):
+  def __init__(
+    self, corpus: ParallelCorpus, seed, shapes, sizes, shard: BatchShard
+  ):
     """Made by `Corpus.training_batches`."""
     self.shapes, self.sizes = shapes, sizes
-    self._corpus, self._seed, self._rows = corpus, seed, rows
+    self._corpus, self._seed, self._shard = corpus, seed, shard
     self._epochs = [_Epoch(0, np.array([], int))]
-    self._current: tuple[int, Pairs, bucketing.Plan] | None = None
+    self._current: tuple[int, TokenPairs, bucketing.EpochPlan] | None = None
 
   def __getitem__(self, step: int) -> Batch:
     """Returns this process's rows of the batch that a step reads."""
     epoch, pairs, plan = self._epoch_of(step)
     place = step - self._epochs[epoch].first_step
     members = plan.members[place]
-    rows = members[self._rows.of(len(members))]
+    rows = members[self._shard.rows(len(members))]
     width = self.shapes[plan.shapes[place]]
     return Batch(
       padded([pairs.source[i] for i in rows], width[0]),
@@ -190,7 +192,7 @@ class Dealt:
       f" {shapes}",
     )
 
-  def _epoch_of(self, step: int) -> tuple[int, Pairs, bucketing.Plan]:
+  def _epoch_of(self, step: int) -> tuple[int, TokenPairs, bucketing.EpochPlan]:
     """The epoch in which a step is, its pairs and its batches."""
     if self._current:
       epoch, _, plan = self._current
@@ -211,7 +213,7 @@ class Dealt:
         return self._current
       epoch += 1
 
-  def _deal(self, epoch: int) -> tuple[Pairs, bucketing.Plan]:
+  def _deal(self, epoch: int) -> tuple[TokenPairs, bucketing.EpochPlan]:
     pairs = self._corpus.pairs(self._seed, epoch, self.shapes[-1])
     plan = bucketing.plan_epoch(
       pairs.lengths,

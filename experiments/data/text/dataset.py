@@ -14,10 +14,10 @@ import numpy as np
 from experiments.config import NumbersConfig, TranslationConfig
 from experiments.data import gold_alignments
 from experiments.data.batch import PAD, UNK, Batch
-from experiments.data.dataset import EvaluationSet, Rows
-from experiments.data.gold_alignments import Links
+from experiments.data.dataset import BatchShard, EvaluationSet
+from experiments.data.gold_alignments import GoldAlignments
 from experiments.data.text import readers
-from experiments.data.text.corpus import Corpus, Dealt, padded
+from experiments.data.text.corpus import BucketedBatches, ParallelCorpus, padded
 from experiments.data.text.readers import ParallelText
 from experiments.data.text.tokenizer import Tokenizer
 from experiments.errors import UserError
@@ -32,7 +32,7 @@ _SHORT = 16
 _LENGTH_STEP = 8
 
 
-class Translation:
+class TranslationDataset:
   """A parallel corpus, or what of it a run's directory keeps.
 
   Attributes:
@@ -52,7 +52,7 @@ class Translation:
     workdir: Path,
     source: Tokenizer,
     target: Tokenizer,
-    corpus: Corpus | None,
+    corpus: ParallelCorpus | None,
   ):
     """Made by `prepare` and `load`."""
     self._config, self._workdir = config, workdir
@@ -79,19 +79,19 @@ class Translation:
     return self._config.max_length
 
   def training_batches(
-    self, *, seed: int, size: int, unit: str, multiple: int, rows: Rows
-  ) -> Dealt:
+    self, *, seed: int, size: int, unit: str, multiple: int, shard: BatchShard
+  ) -> BucketedBatches:
     """Returns the batches of training, by step."""
     assert self.corpus is not None
     return self.corpus.training_batches(
-      seed=seed, size=size, unit=unit, multiple=multiple, rows=rows
+      seed=seed, size=size, unit=unit, multiple=multiple, shard=shard
     )
 
   def evaluation_set(self, split: str) -> EvaluationSet:
     """Returns the set of a name of `config.data.splits`."""
     folder = self._workdir / DATA
     sides = [
-      list(readers.lines(folder / f"{split}.{language}"))
+      list(readers.read_lines(folder / f"{split}.{language}"))
       for language in (self._config.source, self._config.target)
     ]
     return self.encode(ParallelText(*sides))
@@ -118,7 +118,7 @@ class Translation:
     source, target = self.evaluation_set("validation").batch
     return float((target != PAD).sum() / (source != PAD).sum())
 
-  def answer_length(self, source_length: int) -> int:
+  def max_prediction_length(self, source_length: int) -> int:
     """Returns the longest answer to sources of so many tokens."""
     likely = self._length_ratio * max(source_length, _SHORT)
     length = -(-int(_LENIENCE * likely) // _LENGTH_STEP) * _LENGTH_STEP
@@ -130,7 +130,7 @@ class Translation:
 
   def gold_alignments(
     self, source: np.ndarray, target: np.ndarray
-  ) -> Links | None:
+  ) -> GoldAlignments | None:
     """Returns which tokens of a pair belong together.
 
     Args:
@@ -153,7 +153,7 @@ class Translation:
       )
     )
     try:
-      return gold_alignments.of_numbers(*words)
+      return gold_alignments.number_alignments(*words)
     except ValueError:
       return None
 
@@ -166,7 +166,7 @@ class Translation:
     return self.target.words(tokens)
 
 
-def load(config: TranslationConfig, workdir: Path) -> Translation:
+def load(config: TranslationConfig, workdir: Path) -> TranslationDataset:
   """Loads what a run's directory keeps of its corpus.
 
   Args:
@@ -192,4 +192,4 @@ def load(config: TranslationConfig, workdir: Path) -> Translation:
     except ValueError as error:
       raise UserError(f"{path}: {error}") from None
   source, target = tokenizers
-  return Translation(config, workdir, source, target, None)
+  return TranslationDataset(config, workdir, source, target, None)

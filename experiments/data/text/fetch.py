@@ -21,7 +21,7 @@ from typing import NamedTuple
 from absl import logging
 from tqdm import tqdm
 
-from experiments.data.text.registry import Corpus, File
+from experiments.data.text.registry import CorpusFile, PublicCorpus
 from experiments.errors import UserError
 
 _BLOCK = 1 << 16
@@ -42,7 +42,7 @@ class Patience(NamedTuple):
 
 
 def fetch(
-  corpus: Corpus,
+  corpus: PublicCorpus,
   directory: Path,
   *,
   base_url: str | None = None,
@@ -84,7 +84,9 @@ class _BrokenError(Exception):
   """A connection failed, and another one may not."""
 
 
-def _fetch_file(url: str, path: Path, file: File, patience: Patience) -> None:
+def _fetch_file(
+  url: str, path: Path, file: CorpusFile, patience: Patience
+) -> None:
   """Gives a file its name once its content is right."""
   if path.exists():
     found = _content_sha256(path, file)
@@ -108,7 +110,7 @@ def _fetch_file(url: str, path: Path, file: File, patience: Patience) -> None:
   logging.info("%s: fetched, %s bytes", file.name, f"{path.stat().st_size:,}")
 
 
-def _content_sha256(path: Path, file: File) -> str:
+def _content_sha256(path: Path, file: CorpusFile) -> str:
   """The hash of what a file holds, or why there is none."""
   opened = gzip.open if file.name.endswith(".gz") else open
   try:

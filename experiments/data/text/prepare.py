@@ -16,12 +16,12 @@ from experiments.config import NumbersConfig, TranslationConfig
 from experiments.data.batch import PAD, UNK
 from experiments.data.text import numbers, readers
 from experiments.data.text import tokenizer as tokenizer_lib
-from experiments.data.text.corpus import Corpus
+from experiments.data.text.corpus import ParallelCorpus
 from experiments.data.text.dataset import (
   DATA,
   SIDES,
   TOKENIZER,
-  Translation,
+  TranslationDataset,
   load,
 )
 from experiments.data.text.readers import ParallelText
@@ -32,7 +32,7 @@ from experiments.run_directory import write_json
 _UNKNOWN = 0.02
 
 
-def prepare(config: TranslationConfig, workdir: Path) -> Translation:
+def prepare(config: TranslationConfig, workdir: Path) -> TranslationDataset:
   """Reads a corpus for training, and leaves in the run's directory its part.
 
   Tokenisers and evaluation sets that a run has already are used again.
@@ -63,7 +63,7 @@ def prepare(config: TranslationConfig, workdir: Path) -> Translation:
   else:
     for split in config.splits:
       _write_text(workdir, config, split, _read(config, split))
-    kept = readers.without_blanks(text).text
+    kept = readers.drop_blank_pairs(text).text
     if not kept.source:
       raise UserError(
         f"config.data.train: of {len(text.source):,} pairs none has something"
@@ -72,12 +72,12 @@ def prepare(config: TranslationConfig, workdir: Path) -> Translation:
     _write_tokenizers(workdir, config, kept)
     write_json(record, {"pairs": len(text.source), "sha256": digest})
   data = load(config, workdir)
-  data.corpus = Corpus(text, data.source, data.target, config)
+  data.corpus = ParallelCorpus(text, data.source, data.target, config)
   _warn_of_unknown(data)
   return data
 
 
-def _warn_of_unknown(data: Translation) -> None:
+def _warn_of_unknown(data: TranslationDataset) -> None:
   """Warns of tokenisers that do not know what they will meet."""
   validation = data.evaluation_set("validation").batch
   for side, tokens in zip(SIDES, validation):

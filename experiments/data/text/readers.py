@@ -67,10 +67,10 @@ def read(config: TextConfig, path: str, *, field: str) -> ParallelText:
   source, target = (
     Path(f"{place}.{language}") for language in (config.source, config.target)
   )
-  return paired(source, target, fields=(field, field))
+  return read_pair(source, target, fields=(field, field))
 
 
-def paired(
+def read_pair(
   source: Path, target: Path, *, fields: tuple[str, str]
 ) -> ParallelText:
   """Reads two files of which one translates the other, line by line.
@@ -89,10 +89,10 @@ def paired(
 
   Example:
     >>> fields = "--source", "--target"
-    >>> paired(Path("a.en"), Path("a.de"), fields=fields)  # doctest: +SKIP
+    >>> read_pair(Path("a.en"), Path("a.de"), fields=fields)  # doctest: +SKIP
   """
   files = [_existing(*each) for each in zip((source, target), fields)]
-  text = ParallelText(*(list(lines(file)) for file in files))
+  text = ParallelText(*(list(read_lines(file)) for file in files))
   if len(text.source) != len(text.target):
     raise UserError(
       f"{fields[0]}: {files[0]} has {len(text.source):,} lines and {files[1]}"
@@ -102,7 +102,7 @@ def paired(
   return text
 
 
-def lines(file: Path) -> Iterator[str]:
+def read_lines(file: Path) -> Iterator[str]:
   """Reads the lines of a text file, plain or .gz, normalised.
 
   Args:
@@ -116,13 +116,13 @@ def lines(file: Path) -> Iterator[str]:
       or is not UTF-8.
 
   Example:
-    >>> list(lines(Path("corpus/train.en")))  # doctest: +SKIP
+    >>> list(read_lines(Path("corpus/train.en")))  # doctest: +SKIP
     ['Two dogs run through the snow.']
   """
   return map(normalized, _decoded(file))
 
 
-def decoded(stream: Iterable[bytes], name: str) -> Iterator[str]:
+def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
   r"""Decodes lines of UTF-8, with or without a byte order mark.
 
   Args:
@@ -136,7 +136,7 @@ def decoded(stream: Iterable[bytes], name: str) -> Iterator[str]:
     UserError: naming the line that is not UTF-8.
 
   Example:
-    >>> list(decoded([b"a\n", b"b\n"], "standard input"))
+    >>> list(decode_lines([b"a\n", b"b\n"], "standard input"))
     ['a\n', 'b\n']
   """
   for number, line in enumerate(stream, 1):
@@ -149,7 +149,7 @@ def decoded(stream: Iterable[bytes], name: str) -> Iterator[str]:
       ) from None
 
 
-def without_blanks(text: ParallelText) -> Filtered:
+def drop_blank_pairs(text: ParallelText) -> Filtered:
   """Leaves out the pairs of which a side is blank.
 
   Args:
@@ -159,7 +159,7 @@ def without_blanks(text: ParallelText) -> Filtered:
     The others, and how many were left out.
 
   Example:
-    >>> without_blanks(ParallelText(["a", "", "b"], ["c", "d", "e"]))
+    >>> drop_blank_pairs(ParallelText(["a", "", "b"], ["c", "d", "e"]))
     Filtered(text=ParallelText(source=['a', 'b'], target=['c', 'e']), blank=1)
   """
   pairs = [pair for pair in zip(*text) if all(pair)]
@@ -193,7 +193,7 @@ def _decoded(file: Path) -> Iterator[str]:
   empty = True
   try:
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-      for line in decoded(stream, str(file)):
+      for line in decode_lines(stream, str(file)):
         empty = False
         yield line
   except (OSError, EOFError, zlib.error) as error:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from experiments.errors import UserError
 
 
-class File(NamedTuple):
+class CorpusFile(NamedTuple):
   """A file of a corpus.
 
   Attributes:
@@ -25,7 +25,7 @@ class File(NamedTuple):
     return self.path.rpartition("/")[2]
 
 
-class Corpus(NamedTuple):
+class PublicCorpus(NamedTuple):
   """Where a corpus is, and what reads it.
 
   Attributes:
@@ -35,7 +35,7 @@ class Corpus(NamedTuple):
   """
 
   base_url: str
-  files: tuple[File, ...]
+  files: tuple[CorpusFile, ...]
   config: str
 
 
@@ -44,58 +44,58 @@ class Corpus(NamedTuple):
 _RAW = "c9be912dc05a3ebf9ae5bb5f7f58c1791cda43ab/data/task1/raw"
 _TOKENIZED = "7bee46bc74186b4b6254603143610f730d40bf66/data/task1/tok"
 
-CORPORA: dict[str, Corpus] = {
+CORPORA: dict[str, PublicCorpus] = {
   # "Multi30K: Multilingual English-German Image Descriptions", Elliott et al.,
   # 2016 (https://aclanthology.org/W16-3210), task 1: raw, and lower-cased,
   # normalised and tokenised.
-  "multi30k": Corpus(
+  "multi30k": PublicCorpus(
     "https://raw.githubusercontent.com/multi30k/dataset",
     (
-      File(
+      CorpusFile(
         f"{_RAW}/train.en.gz",
         "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
       ),
-      File(
+      CorpusFile(
         f"{_RAW}/train.de.gz",
         "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72",
       ),
-      File(
+      CorpusFile(
         f"{_RAW}/val.en.gz",
         "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227",
       ),
-      File(
+      CorpusFile(
         f"{_RAW}/val.de.gz",
         "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660",
       ),
-      File(
+      CorpusFile(
         f"{_RAW}/test_2016_flickr.en.gz",
         "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182",
       ),
-      File(
+      CorpusFile(
         f"{_RAW}/test_2016_flickr.de.gz",
         "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16",
       ),
-      File(
+      CorpusFile(
         f"{_TOKENIZED}/train.lc.norm.tok.en",
         "08925f8e0572bcd5a006702fc5fe20e2d77c6917d4eebd576fc20de6693c2119",
       ),
-      File(
+      CorpusFile(
         f"{_TOKENIZED}/train.lc.norm.tok.de",
         "cb5a23529b65ec2061f1dc446192a9c37382b63cc75f81a0be59d34894b3a505",
       ),
-      File(
+      CorpusFile(
         f"{_TOKENIZED}/val.lc.norm.tok.en",
         "46573ce391ae227f1c72f873392436a20ef18e0a6d518098cfbd70b77c8572ec",
       ),
-      File(
+      CorpusFile(
         f"{_TOKENIZED}/val.lc.norm.tok.de",
         "97232bd273eceb7207f689527386a97e4be2616b18ada47576bdaf96c8ae1f00",
       ),
-      File(
+      CorpusFile(
         f"{_TOKENIZED}/test_2016_flickr.lc.norm.tok.en",
         "5b7f32627cf99eced828311b955dae9800bb52bc8b91cf8b6526829e605b29d2",
       ),
-      File(
+      CorpusFile(
         f"{_TOKENIZED}/test_2016_flickr.lc.norm.tok.de",
         "c6a33d39d48f9f510de147651316cd9d918e09ad0219df734a2f16b6baccacc4",
       ),
@@ -105,7 +105,9 @@ CORPORA: dict[str, Corpus] = {
 }
 
 
-def find_corpus(name: str, corpora: Mapping[str, Corpus] = CORPORA) -> Corpus:
+def find_corpus(
+  name: str, corpora: Mapping[str, PublicCorpus] = CORPORA
+) -> PublicCorpus:
   """Looks a corpus up.
 
   Args:

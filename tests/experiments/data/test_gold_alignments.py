@@ -8,7 +8,7 @@ from experiments import experiment
 from experiments.config import parse
 from experiments.data import gold_alignments
 from experiments.data.batch import EOS, PAD
-from experiments.data.gold_alignments import Links
+from experiments.data.gold_alignments import GoldAlignments
 from experiments.data.text import readers
 from experiments.data.text.numbers import draw, spelled
 from experiments.evaluation import alignment_error
@@ -27,7 +27,7 @@ def linked(number, kind="sure"):
   """Which Korean letters belong to which English words."""
   (english,), (korean,) = (spelled([number], name) for name in ("en", "ko"))
   source, target = words(english), letters(korean)
-  found = getattr(gold_alignments.of_numbers(source, target), kind)
+  found = getattr(gold_alignments.number_alignments(source, target), kind)
   return {
     (target[t], source[s].strip("_,")) for t, s in zip(*np.nonzero(found))
   }
@@ -63,7 +63,7 @@ def test_every_digit_but_zero_is_said_once_on_either_side():
   drawn = draw("train", count=400, min_digits=1, max_digits=16, seed=0)
   for number in drawn:
     (english,), (korean,) = (spelled([number], name) for name in ("en", "ko"))
-    found = gold_alignments.of_numbers(words(english), letters(korean))
+    found = gold_alignments.number_alignments(words(english), letters(korean))
     digits = sum(digit != "0" for digit in str(number))
     assert found.sure.any(1).sum() == digits
     assert (found.sure.sum(1) <= 1).all()
@@ -80,8 +80,8 @@ def test_every_digit_but_zero_is_said_once_on_either_side():
 
 
 def test_tokens_of_any_cut_inherit_their_letters():
-  whole = gold_alignments.of_numbers(["_twelve"], ["_십이"])
-  cut = gold_alignments.of_numbers(["_twe", "lve"], ["_", "십", "이"])
+  whole = gold_alignments.number_alignments(["_twelve"], ["_십이"])
+  cut = gold_alignments.number_alignments(["_twe", "lve"], ["_", "십", "이"])
   assert whole.sure.all()
   np.testing.assert_array_equal(cut.sure, [[0, 0], [1, 1], [1, 1]])
 
@@ -92,7 +92,7 @@ def test_tokens_of_any_cut_inherit_their_letters():
 )
 def test_what_is_no_number_is_told(source, target, message):
   with pytest.raises(ValueError, match=message):
-    gold_alignments.of_numbers([source], [target])
+    gold_alignments.number_alignments([source], [target])
 
 
 def test_the_rate_is_that_of_och_and_ney():
@@ -101,7 +101,7 @@ def test_the_rate_is_that_of_och_and_ney():
   weights = np.array([[0.1, 0.9, 0], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7]])
   # A = {01, 11, 22}, of which {22} are sure and all possible; |S| = 2.
   rate = alignment_error.alignment_error_rate(
-    [(weights, Links(sure, possible))]
+    [(weights, GoldAlignments(sure, possible))]
   )
   assert rate == pytest.approx(1 - (1 + 3) / (3 + 2))
 

@@ -44,10 +44,12 @@ def sources(count, longest, seed=0):
   return tokens.astype(np.int32)
 
 
-def answerer(model, search, answer_length=lambda width: width, devices=1):
+def answerer(
+  model, search, max_prediction_length=lambda width: width, devices=1
+):
   sizes = MeshConfig(data=devices, fsdp=1, sequence=1, tensor=1)
   mesh = mesh_lib.make_mesh(sizes)
-  return make_answerer(model, mesh, search, answer_length)
+  return make_answerer(model, mesh, search, max_prediction_length)
 
 
 @pytest.mark.parametrize("devices", [1, 3])

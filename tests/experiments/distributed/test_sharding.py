@@ -10,7 +10,7 @@ import pytest
 from configs import base
 from experiments import experiment
 from experiments.config import MeshConfig, parse
-from experiments.data.dataset import Rows
+from experiments.data.dataset import BatchShard
 from experiments.distributed import mesh as mesh_lib
 from experiments.distributed import sharding
 from experiments.errors import UserError
@@ -130,7 +130,7 @@ def test_one_device_takes_one_line(tmp_path):
 def test_parts_of_the_rows_are_those_of_the_devices():
   mesh = make_mesh(data=2, fsdp=2, tensor=2)
   assert mesh_lib.num_parts(mesh) == 4
-  assert mesh_lib.rows(mesh) == Rows((0, 1, 2, 3), 4)
+  assert mesh_lib.batch_shard(mesh) == BatchShard((0, 1, 2, 3), 4)
   placed = mesh_lib.place_rows(np.arange(8), mesh)
   np.testing.assert_array_equal(placed, np.arange(8))
   assert {shard.data.shape for shard in placed.addressable_shards} == {(2,)}

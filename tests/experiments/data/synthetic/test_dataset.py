@@ -11,8 +11,8 @@ from experiments import experiment
 from experiments.config import MeshConfig, parse
 from experiments.data import pipeline
 from experiments.data.batch import EOS, PAD
-from experiments.data.dataset import Rows
-from experiments.data.synthetic.dataset import Synthetic
+from experiments.data.dataset import BatchShard
+from experiments.data.synthetic.dataset import SyntheticDataset
 from experiments.data.text import prepare
 from experiments.errors import UserError
 from tests.experiments.conftest import make_tiny, make_tiny_translation
@@ -29,12 +29,12 @@ def datasets(corpus, tmp_path_factory):
   text = parse(config.to_dict()).data
   workdir = tmp_path_factory.mktemp("text")
   return {
-    "task": Synthetic(task),
+    "task": SyntheticDataset(task),
     "text": prepare.prepare(text, workdir),
   }
 
 
-ALONE = Rows()
+ALONE = BatchShard()
 
 
 @pytest.fixture(params=["task", "text"])
@@ -44,9 +44,9 @@ def make_batches(request, datasets):
   unit = {"task": "examples", "text": "tokens"}[request.param]
   size = {"task": 24, "text": 300}[request.param]
 
-  def make(rows=ALONE, multiple=1, seed=0):
+  def make(shard=ALONE, multiple=1, seed=0):
     return data.training_batches(
-      seed=seed, size=size, unit=unit, multiple=multiple, rows=rows
+      seed=seed, size=size, unit=unit, multiple=multiple, shard=shard
     )
 
   return make
@@ -56,7 +56,8 @@ def make_batches(request, datasets):
 def test_processes_make_the_parts_of_one_batch(count, make_batches):
   whole = make_batches(multiple=6)
   parts = [
-    make_batches(Rows((part,), count), multiple=6) for part in range(count)
+    make_batches(BatchShard((part,), count), multiple=6)
+    for part in range(count)
   ]
   for step in range(12):
     shares = [part[step] for part in parts]
@@ -68,7 +69,7 @@ def test_processes_make_the_parts_of_one_batch(count, make_batches):
 
 @pytest.mark.parametrize(("rows", "count"), [(12, 1), (12, 3), (12, 12)])
 def test_shares_hold_every_row_once_in_order(rows, count):
-  shares = [Rows((part,), count).of(rows) for part in range(count)]
+  shares = [BatchShard((part,), count).rows(rows) for part in range(count)]
   assert {len(share) for share in shares} == {rows // count}
   np.testing.assert_array_equal(np.concatenate(shares), np.arange(rows))
 
@@ -118,7 +119,7 @@ def test_batches_of_a_run_divide_over_devices_and_parts(corpus, tmp_path):
 
 def test_tokens_of_a_text_batch_are_no_more_than_asked_for(datasets):
   batches = datasets["text"].training_batches(
-    seed=0, size=300, unit="tokens", multiple=1, rows=Rows()
+    seed=0, size=300, unit="tokens", multiple=1, shard=BatchShard()
   )
   shapes = set()
   for step in range(30):

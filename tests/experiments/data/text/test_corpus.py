@@ -12,9 +12,9 @@ from configs import base
 from experiments.config import TextConfig
 from experiments.data import pipeline
 from experiments.data.batch import EOS, PAD, UNK
-from experiments.data.dataset import Rows
+from experiments.data.dataset import BatchShard
 from experiments.data.text import bucketing
-from experiments.data.text.corpus import Corpus, Pairs, padded
+from experiments.data.text.corpus import ParallelCorpus, TokenPairs, padded
 from experiments.data.text.readers import ParallelText
 from experiments.data.text.tokenizer import Tokenizer, train
 from experiments.errors import UserError
@@ -26,13 +26,13 @@ SOURCE = [
   for words in itertools.permutations(NOUNS, count)
 ]
 TARGET = [line[::-1] for line in SOURCE]
-ALONE = Rows()
+ALONE = BatchShard()
 
 
 class Made(NamedTuple):
   """A corpus, and what its tokens mean."""
 
-  corpus: Corpus
+  corpus: ParallelCorpus
   tokenizer: Tokenizer
 
   def says(self, batch):
@@ -55,7 +55,7 @@ def make_corpus(
     [*SOURCE, *TARGET], config.source_tokenizer, field="config.data"
   )
   text = ParallelText(source, target)
-  return Made(Corpus(text, tokenizer, tokenizer, config), tokenizer)
+  return Made(ParallelCorpus(text, tokenizer, tokenizer, config), tokenizer)
 
 
 CASES = {
@@ -70,9 +70,9 @@ def made(request):
   return make_corpus(**CASES[request.param])
 
 
-def deal(made, *, seed=0, size=60, unit="tokens", multiple=1, rows=ALONE):
+def deal(made, *, seed=0, size=60, unit="tokens", multiple=1, shard=ALONE):
   return made.corpus.training_batches(
-    seed=seed, size=size, unit=unit, multiple=multiple, rows=rows
+    seed=seed, size=size, unit=unit, multiple=multiple, shard=shard
   )
 
 
@@ -110,7 +110,8 @@ def test_shares_of_processes_make_up_the_batch(made, unit):
   whole = deal(made, multiple=6, **options)
   assert (whole.sizes % 6 == 0).all()
   shares = [
-    deal(made, multiple=6, rows=Rows((i,), 3), **options) for i in range(3)
+    deal(made, multiple=6, shard=BatchShard((i,), 3), **options)
+    for i in range(3)
   ]
   for step in range(60):
     parts = [share[step] for share in shares]
@@ -175,7 +176,7 @@ def test_padding_is_the_share_of_pad(made):
 
 def test_sampled_pairs_are_new_in_every_epoch_and_none_is_too_long():
   made = make_corpus(**CASES["sampled"])
-  best = Pairs(*map(made.tokenizer.encode, (SOURCE, TARGET)))
+  best = TokenPairs(*map(made.tokenizer.encode, (SOURCE, TARGET)))
   longest = best.lengths.max(0)
   epochs = [made.corpus.pairs(0, epoch, longest) for epoch in range(3)]
   for pairs in epochs:
@@ -195,7 +196,9 @@ def test_the_largest_shape_is_no_larger_than_the_first_epoch_needs():
   made = make_corpus(**CASES["sampled"])
   batches = deal(made)
   first = made.corpus.pairs(0, 0, [40, 40]).lengths.max(0)
-  best = Pairs(*map(made.tokenizer.encode, (SOURCE, TARGET))).lengths.max(0)
+  best = TokenPairs(*map(made.tokenizer.encode, (SOURCE, TARGET))).lengths.max(
+    0
+  )
   np.testing.assert_array_equal(batches.shapes[-1], np.maximum(first, best))
   assert batches.shapes.max() < 40
 
@@ -221,7 +224,7 @@ def test_blank_and_long_pairs_are_left_out_and_counted():
   assert corpus.text == (["dog", "dog " * 4], ["dog", "dog"])
   assert (corpus.blank, corpus.too_long) == (3, 2)
   batches = corpus.training_batches(
-    seed=0, size=60, unit="tokens", multiple=1, rows=ALONE
+    seed=0, size=60, unit="tokens", multiple=1, shard=ALONE
   )
   assert batches.describe()[0] == (
     "2 training pairs (3 blank and 2 over-long left out)"
@@ -240,9 +243,9 @@ def test_where_nothing_is_left_it_is_told_why():
 
 
 def test_lengths_count_eos():
-  pairs = Pairs([np.array([5, 6]), np.array([], int)], [np.array([7])] * 2)
+  pairs = TokenPairs([np.array([5, 6]), np.array([], int)], [np.array([7])] * 2)
   assert pairs.lengths.tolist() == [[3, 2], [1, 2]]
-  assert Pairs([], []).lengths.shape == (0, 2)
+  assert TokenPairs([], []).lengths.shape == (0, 2)
 
 
 def test_rows_may_be_empty_or_fill_their_width():

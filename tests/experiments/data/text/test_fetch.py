@@ -19,7 +19,7 @@ import pytest
 
 from experiments.data.text import registry
 from experiments.data.text.fetch import Patience, fetch
-from experiments.data.text.registry import Corpus, File
+from experiments.data.text.registry import CorpusFile, PublicCorpus
 from experiments.errors import UserError
 from tests.experiments import processes
 
@@ -38,9 +38,12 @@ def sha256(content):
   return hashlib.sha256(content).hexdigest()
 
 
-CORPUS = Corpus(
+CORPUS = PublicCorpus(
   "http://unused.invalid",
-  (File(FIRST[1:], sha256(TEXT)), File(SECOND[1:], sha256(TEXT[::-1]))),
+  (
+    CorpusFile(FIRST[1:], sha256(TEXT)),
+    CorpusFile(SECOND[1:], sha256(TEXT[::-1])),
+  ),
   config="configs/tiny.py",
 )
 
@@ -288,7 +291,7 @@ def test_an_unknown_corpus_names_those_known():
 # The binary, with one more corpus.
 PROGRAM = f"""
 import runpy
-from experiments.data.text.registry import CORPORA, Corpus, File
+from experiments.data.text.registry import CORPORA, PublicCorpus, CorpusFile
 CORPORA["tiny"] = {CORPUS!r}
 runpy.run_module("experiments.download", run_name="__main__")
 """

@@ -10,7 +10,7 @@ import pytest
 from configs import base
 from experiments.config import NumbersConfig, TextConfig, parse
 from experiments.data.batch import EOS, PAD
-from experiments.data.dataset import Rows
+from experiments.data.dataset import BatchShard
 from experiments.data.text import dataset, prepare
 from experiments.data.text import tokenizer as tokenizer_lib
 from experiments.data.text.readers import ParallelText
@@ -60,7 +60,7 @@ def refused(make, config, workdir):
 
 def batches(data):
   return data.training_batches(
-    seed=0, size=20, unit="tokens", multiple=1, rows=Rows()
+    seed=0, size=20, unit="tokens", multiple=1, shard=BatchShard()
   )
 
 

@@ -11,11 +11,11 @@ from configs import base
 from experiments.config import TextConfig
 from experiments.data.text.readers import (
   ParallelText,
-  decoded,
-  lines,
-  paired,
+  decode_lines,
+  drop_blank_pairs,
   read,
-  without_blanks,
+  read_lines,
+  read_pair,
 )
 from experiments.errors import UserError
 
@@ -75,7 +75,7 @@ def test_lines_and_tables_read_alike(tmp_path, suffix, end, mark):
 def test_nothing_but_a_newline_ends_a_line(tmp_path):
   rows = ["a\rb", "c\x85d", "e\u2028f", "g\x0bh\x0ci", "j\x1ek"]
   file = put(tmp_path / "text", encoded(rows))
-  assert list(lines(file)) == ["a b", "c d", "e f", "g h i", "j k"]
+  assert list(read_lines(file)) == ["a b", "c d", "e f", "g h i", "j k"]
 
 
 def test_a_path_may_begin_at_home(tmp_path, monkeypatch):
@@ -93,8 +93,8 @@ def test_columns_of_a_table_beyond_two_are_ignored(tmp_path):
 
 def test_pairs_with_a_blank_side_are_left_out_and_counted():
   text = ParallelText(["a", "", "b", "", "c"], ["d", "e", "", "", "f"])
-  assert without_blanks(text) == ((["a", "c"], ["d", "f"]), 3)
-  assert without_blanks(ParallelText([""], ["a"])) == (([], []), 1)
+  assert drop_blank_pairs(text) == ((["a", "c"], ["d", "f"]), 3)
+  assert drop_blank_pairs(ParallelText([""], ["a"])) == (([], []), 1)
 
 
 def test_a_missing_file_is_told_with_what_is_there(tmp_path):
@@ -158,7 +158,10 @@ def test_unequal_numbers_of_lines_are_both_told(tmp_path):
 def test_two_files_need_no_common_name(tmp_path):
   source = put(tmp_path / "a", b"a\n")
   put(tmp_path / "b.gz", b"b\n")
-  assert paired(source, tmp_path / "b", fields=("-s", "-t")) == (["a"], ["b"])
+  assert read_pair(source, tmp_path / "b", fields=("-s", "-t")) == (
+    ["a"],
+    ["b"],
+  )
 
 
 DAMAGES = {
@@ -188,7 +191,7 @@ def test_a_line_without_a_tab_is_named(tmp_path):
 
 def test_a_stream_is_named_in_messages():
   with pytest.raises(UserError, match="standard input, line 2: not UTF-8"):
-    list(decoded([b"a\n", b"\xff\n"], "standard input"))
+    list(decode_lines([b"a\n", b"\xff\n"], "standard input"))
 
 
 def test_without_the_package_datasets_how_to_install_it_is_told(
