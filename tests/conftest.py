@@ -7,8 +7,21 @@ that users compile with.
 import os
 import pathlib
 
-ROOT = pathlib.Path(__file__).parents[1]
-_CACHE = ROOT / ".pytest_cache" / "jax"
+# Variables rather than `jax.config`, so that started processes inherit them.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Eight simulated devices: sharding is tested without accelerators.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+# Workers, started processes and later runs share compiled programs.
+os.environ.setdefault(
+  "JAX_COMPILATION_CACHE_DIR",
+  str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "jax"),
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+import jax
+import pytest
+
+_CACHE = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
 _CACHE_LIMIT = 2 * 2**30  # bytes
 # These files take longest, so they start first.
 _LONG_FILES = (
@@ -17,21 +30,6 @@ _LONG_FILES = (
   "test_train.py",
   "test_faults.py",
 )
-
-# Variables rather than `jax.config`: started processes inherit them. They are
-# set before JAX is imported.
-for _name, _value in {
-  "JAX_PLATFORMS": "cpu",
-  # Eight simulated devices: sharding is tested without accelerators.
-  "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-  # Workers, started processes and later runs share compiled programs.
-  "JAX_COMPILATION_CACHE_DIR": str(_CACHE),
-  "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-}.items():
-  os.environ.setdefault(_name, _value)
-
-import jax
-import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
