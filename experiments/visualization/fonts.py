@@ -1,79 +1,78 @@
-"""Fonts for words in any script.
+"""Selects fonts for labels in any script.
 
-Matplotlib draws each character with the first font of a text's list that has
-it, and its own font, DejaVu Sans, has no Hangul, Chinese, Japanese or Thai.
-Noto Sans CJK, which comes with the installation, has the first three; for
-others, whatever is installed on the machine is searched.
+Matplotlib draws each character with the first font in a list of families that
+has a glyph for it. Its own font, DejaVu Sans, has no Hangul, Chinese, Japanese
+or Thai. The optional extra `fonts` installs Noto Sans CJK, which has the first
+three; for the rest, the fonts installed on the machine are searched.
 """
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+
+from absl import logging
 
 _DEFAULT = "DejaVu Sans"
-# The first face of the file, and the only one that matplotlib sees before
+# The first face of the file, and the only one that matplotlib reads before
 # 3.11. It has the characters of all the others.
-_BUNDLED = "Noto Sans CJK JP"
+_NOTO_CJK = "Noto Sans CJK JP"
+REPLACEMENT = "\ufffd"
+_warned: set[str] = set()
 
 
-def families_for(text: str) -> list[str]:
-  """Finds font families that together have a text's characters.
-
-  Args:
-    text: anything.
-
-  Returns:
-    What matplotlib takes as `fontfamily`: DejaVu Sans, and more where that
-    lacks a character that another font has.
-
-  Example:
-    >>> families_for("zehn")
-    ['DejaVu Sans']
-    >>> families_for("zehn 십")
-    ['DejaVu Sans', 'Noto Sans CJK JP']
-  """
+def families_for(text: str) -> tuple[list[str], str]:
+  """Returns the font families that draw a text, and characters without one."""
   families = [_DEFAULT]
-  missing = set(undrawable(text, families))
+  missing = set(text) - _characters(_DEFAULT)
   candidates = _candidates()
   while missing and (family := next(candidates, None)):
-    found = missing & _characters(family)
-    if found:
+    if found := missing & _characters(family):
       families.append(family)
       missing -= found
-  return families
+  return families, "".join(sorted(missing))
 
 
-def undrawable(text: str, families: Sequence[str]) -> str:
-  """Lists the characters that no font of a list has.
-
-  Args:
-    text: anything.
-    families: the fonts, as of `families_for`.
-
-  Returns:
-    Each such character once, sorted.
-
-  Example:
-    >>> undrawable("zehn 십", ["DejaVu Sans"])
-    '십'
-  """
-  drawable = frozenset().union(*map(_characters, families))
-  return "".join(sorted(set(text) - drawable))
-
-
-def _candidates() -> Iterator[str]:
-  """Families to try, in order, found only when they are asked for."""
-  _add_bundled()
-  yield _BUNDLED
-  yield from _installed()
+def warn_once(missing: str) -> None:
+  """Logs, for a process's first figure without a glyph, what to install."""
+  if _warned:
+    return
+  _warned.update(missing)
+  names = [f"{c} (U+{ord(c):04X})" for c in missing[:10]]
+  more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+  extra = (
+    ""
+    if has_noto_cjk()
+    else " pip install 'attention-jax[fonts]' for Chinese, Japanese and"
+    " Korean, or"
+  )
+  logging.warning(
+    "figures show %s instead of %s%s: no installed font has a glyph;"
+    "%s install a font for that script, such as its Noto Sans",
+    REPLACEMENT,
+    ", ".join(names),
+    more,
+    extra,
+  )
 
 
 @functools.cache
-def _add_bundled() -> None:
+def has_noto_cjk() -> bool:
+  """Adds the font of the extra `fonts` to matplotlib; False if not there."""
   from matplotlib import font_manager
-  from noto_cjk_sans_otc import FONT_PATH
 
+  try:
+    from noto_cjk_sans_otc import FONT_PATH
+  except ImportError:
+    return False
   font_manager.fontManager.addfont(str(FONT_PATH))
+  return True
+
+
+def _candidates() -> Iterator[str]:
+  """Families to search, in order; fonts are loaded only when needed."""
+  if has_noto_cjk():
+    yield _NOTO_CJK
+  yield from _installed()
 
 
 @functools.cache
@@ -82,9 +81,9 @@ def _installed() -> tuple[str, ...]:
   from matplotlib import font_manager
 
   manager = font_manager.fontManager
-  # Matplotlib keeps a list of fonts from the day it was first imported.
-  known = {font.fname for font in manager.ttflist}
-  for path in set(font_manager.findSystemFonts()) - known:
+  # Matplotlib caches the list of fonts that it made when first imported.
+  cached = {font.fname for font in manager.ttflist}
+  for path in set(font_manager.findSystemFonts()) - cached:
     with contextlib.suppress(Exception):  # a font that it cannot read
       manager.addfont(path)
   names = {
@@ -100,15 +99,14 @@ def _installed() -> tuple[str, ...]:
 
 @functools.cache
 def _characters(family: str) -> frozenset[str]:
-  """The characters of the font that matplotlib takes for a family."""
+  """The characters of the font that matplotlib selects for a family."""
   from matplotlib import font_manager
 
-  wanted = font_manager.FontProperties(family=[family])
   try:
     path = font_manager.findfont(
-      # Rebuilding matplotlib's list would lose what was added to it.
-      wanted,
+      font_manager.FontProperties(family=[family]),
       fallback_to_default=False,
+      # Rebuilding matplotlib's list would remove the fonts added to it.
       rebuild_if_missing=False,
     )
     return frozenset(map(chr, font_manager.get_font(path).get_charmap()))

@@ -1,4 +1,4 @@
-"""Pictures of a run, and the numbers behind them."""
+"""Figures of a run, and the arrays behind them."""
 
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -6,25 +6,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from absl import logging
 
 from experiments.visualization import fonts
 
 _DPI = 120
 # In inches, for labels of 7 points.
-_CELL, _LETTER = 0.15, 0.06
+_ENTRY, _LETTER = 0.15, 0.06
 _MIN_SIDE, _MAX_SIDE, _MAX_WIDTH = 2.6, 9.0, 22.0
 _MAX_PIXELS = 16_000
 _MAX_LABELS, _MAX_LETTERS = 60, 30
 
 
 class AttentionPanel(NamedTuple):
-  """One panel: where every target token looked.
+  """A heat map of attention weights.
 
   Attributes:
-    weights: [T, S].
+    weights: [T, S] from 0 to 1.
     source: S words.
-    target: T words.
+    target: T words, the prediction.
     title: of the panel.
   """
 
@@ -34,85 +33,87 @@ class AttentionPanel(NamedTuple):
   title: str
 
 
-def save_attention_figure(panels: Sequence[AttentionPanel], path: Path) -> None:
-  """Draws alignments as Bahdanau et al. (2014, figure 3) do.
+def make_figure(
+  rows: int, columns: int, *, width: float, height: float
+) -> tuple[Any, np.ndarray]:
+  """Returns a figure outside pyplot's global state, and its axes."""
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
 
-  A picture grows with its words until it is 22 inches wide. Up to 60 of them
-  are all written along an axis, every second of more, and so on.
+  size = (width * columns, height * rows)
+  figure = Figure(figsize=size, layout="constrained")
+  FigureCanvasAgg(figure)
+  return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def save_figure(figure, path: Path) -> None:
+  """Writes a figure as PNG, of 16,000 pixels a side at most."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
+  figure.savefig(path, dpi=dpi)
+
+
+def save_attention_figure(panels: Sequence[AttentionPanel], path: Path) -> None:
+  """Draws attention weights as in Bahdanau et al. (2014, figure 3).
+
+  The figure grows with the number of words until it is 22 inches wide. Up to
+  60 words are all written along an axis, every second of more, and so on.
 
   Args:
-    panels: one heat map each: source from left to right, target from top to
-      bottom, white for all the weight and black for none. Words may be of any
-      script that an installed font has; a warning tells of others.
+    panels: one heat map each: source from left to right, prediction from top to
+      bottom, white for weight 1 and black for 0. A character that no installed
+      font has is drawn as U+FFFD, and a warning is logged.
     path: a PNG to write; its folder is made.
 
   Example:
     >>> import tempfile
     >>> panel = AttentionPanel(np.eye(2), ["a", "b"], ["b", "a"], "head 1")
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...   save_attention_figure([panel], Path(folder) / "alignments.png")
+    ...   save_attention_figure([panel], Path(folder) / "attention.png")
   """
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
   panels, families = _legible(panels)
   width, height = _panel_size(panels)
   columns = min(len(panels), 4, max(int(_MAX_WIDTH / width), 1))
   rows = -(-len(panels) // columns)
-  figure = Figure(
-    figsize=(width * columns, height * rows), layout="constrained"
-  )
-  FigureCanvasAgg(figure)
-  axes = figure.subplots(rows, columns, squeeze=False)
+  figure, axes = make_figure(rows, columns, width=width, height=height)
   for axis in axes.flat[len(panels) :]:
     axis.set_axis_off()
   for axis, panel in zip(axes.flat, panels):
     image = _draw_panel(axis, panel, families)
   figure.colorbar(image, ax=axes[0], shrink=0.6, label="attention weight")
-  path.parent.mkdir(parents=True, exist_ok=True)
-  dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
-  figure.savefig(path, dpi=dpi)
+  save_figure(figure, path)
 
 
 def _draw_panel(axis, panel: AttentionPanel, families: Sequence[str]):
   image = axis.imshow(panel.weights, cmap="gray", vmin=0, vmax=1, aspect="auto")
-  # A dollar sign in a word is no mathematics.
+  # Without parse_math=False, "$" in a word would start a formula.
   text = {"fontfamily": families, "parse_math": False}
-  places, words = _ticks(panel.source)
-  axis.set_xticks(places, words, rotation=90, **text)
-  places, words = _ticks(panel.target)
-  axis.set_yticks(places, words, **text)
+  axis.set_xticks(*_ticks(panel.source), rotation=90, **text)
+  axis.set_yticks(*_ticks(panel.target), **text)
   axis.tick_params(labelsize=7, length=2)
   axis.set_title(panel.title, fontsize=9, **text)
   axis.set_xlabel("source", fontsize=8)
-  axis.set_ylabel("target", fontsize=8)
+  axis.set_ylabel("prediction", fontsize=8)
   return image
 
 
 def _ticks(words: Sequence[str]) -> tuple[range, list[str]]:
-  """The words that are written, and their places."""
-  places = range(0, len(words), max(-(-len(words) // _MAX_LABELS), 1))
-  return places, [words[place] for place in places]
+  """The positions of the labels, and the words there."""
+  positions = range(0, len(words), max(-(-len(words) // _MAX_LABELS), 1))
+  return positions, [words[position] for position in positions]
 
 
 def _legible(
   panels: Sequence[AttentionPanel],
 ) -> tuple[list[AttentionPanel], list[str]]:
-  """Panels of words that fit and can be drawn, and fonts that have them."""
+  """Panels with short words of characters that the returned fonts have."""
   text = "".join(
     "".join([*panel.source, *panel.target, panel.title]) for panel in panels
   )
-  families = fonts.families_for(text)
-  missing = fonts.undrawable(text, families)
+  families, missing = fonts.families_for(text)
   if missing:
-    names = [f"{c} (U+{ord(c):04X})" for c in missing[:10]]
-    logging.warning(
-      "no installed font has %s%s, drawn as \ufffd; install one that has, such"
-      " as Noto Sans for that script",
-      ", ".join(names),
-      f" and {len(missing) - 10} more" if len(missing) > 10 else "",
-    )
-  replaced = str.maketrans(dict.fromkeys(missing, "\ufffd"))
+    fonts.warn_once(missing)
+  replaced = str.maketrans(dict.fromkeys(missing, fonts.REPLACEMENT))
 
   def legible(word: str) -> str:
     if len(word) > _MAX_LETTERS:
@@ -131,12 +132,12 @@ def _legible(
 
 
 def _panel_size(panels: Sequence[AttentionPanel]) -> tuple[float, float]:
-  """Width and height in inches of a panel that suits all of them."""
+  """Width and height in inches that suit every panel."""
 
   def side(words: Sequence[Sequence[str]], labels: Sequence[Sequence[str]]):
-    cells = _CELL * max(map(len, words))
+    entries = _ENTRY * max(map(len, words))
     room = _LETTER * max((_width(w) for ws in labels for w in ws), default=0)
-    return min(max(cells, _MIN_SIDE), _MAX_SIDE) + room + 0.6
+    return min(max(entries, _MIN_SIDE), _MAX_SIDE) + room + 0.6
 
   sources = [panel.source for panel in panels]
   targets = [panel.target for panel in panels]
@@ -144,16 +145,16 @@ def _panel_size(panels: Sequence[AttentionPanel]) -> tuple[float, float]:
 
 
 def _width(word: str) -> int:
-  """Letters of a word; Hangul and the like are two letters wide."""
+  """The width of a word in letters; Hangul and the like are two wide."""
   return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in word)
 
 
 def save_attention_weights(
   panels: Sequence[AttentionPanel], path: Path
 ) -> None:
-  """Writes what `save_attention_figure` draws, for other programs.
+  """Writes the arrays that `save_attention_figure` draws.
 
-  `numpy.load` reads it: `weights` [P, T, S] float32, and the words `source`
+  `numpy.load` reads them: `weights` [P, T, S] float32, and the words `source`
   [P, S], `target` [P, T] and `title` [P]. Panels smaller than the largest are
   padded with zeros, and their words with "".
 
@@ -196,10 +197,10 @@ def save_accuracy_by_length(
   *,
   trained_length: int | None = None,
 ) -> None:
-  """Draws whole-sequence and token accuracy against the source's length.
+  """Draws sequence and token accuracy against the source length.
 
   Args:
-    curves: name to `Evaluation.by_length`.
+    curves: by name, rows of `by_length` in eval/SPLIT.json.
     path: a PNG to write; its folder is made.
     trained_length: the longest length in training, marked by a line.
 
@@ -209,26 +210,22 @@ def save_accuracy_by_length(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...   save_accuracy_by_length({"test": rows}, Path(folder) / "curves.png")
   """
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
-  figure = Figure(figsize=(10, 4), layout="constrained")
-  FigureCanvasAgg(figure)
-  for axis, field in zip(
-    figure.subplots(1, 2), ("sequence_accuracy", "token_accuracy")
-  ):
+  figure, axes = make_figure(1, 2, width=5, height=4)
+  for axis, field in zip(axes[0], ("sequence_accuracy", "token_accuracy")):
     for name, rows in curves.items():
       lengths = [row["length"] for row in rows]
       axis.plot(lengths, [row[field] for row in rows], ".-", label=name)
     if trained_length is not None:
       axis.axvline(trained_length, color="gray", ls=":", lw=1)
       axis.annotate(
-        " trained up to here", (trained_length, 0.02), fontsize=7, color="gray"
+        " longest in training",
+        (trained_length, 0.02),
+        fontsize=7,
+        color="gray",
       )
     axis.set_ylim(-0.03, 1.03)
     axis.set_xlabel("source length")
     axis.set_ylabel(field.replace("_", " "))
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=120)
+  save_figure(figure, path)

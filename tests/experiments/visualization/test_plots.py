@@ -1,4 +1,6 @@
-"""Pictures: weights where they belong, words in any script."""
+"""Figures: weights at their positions, labels in any script."""
+
+import sys
 
 import matplotlib
 import matplotlib.image
@@ -17,12 +19,12 @@ from experiments.visualization.plots import (
 
 KOREAN = ["천이백삼십사만", "오천육백칠십팔"]
 # For private use: no font of an operating system has them.
-NOWHERE = "\U0010fff0\U0010fff1"
+NO_GLYPHS = "\U0010fff0\U0010fff1"
 
 
 @pytest.fixture
 def draw(tmp_path):
-  """Draws panels, and reads the picture as [height, width] from 0 to 1."""
+  """Draws panels, and reads the figure as [height, width] from 0 to 1."""
 
   def draw(*panels):
     path = tmp_path / "figures" / "alignments.png"
@@ -42,12 +44,12 @@ def panel(weights, source=None, target=None, title=""):
 
 
 def changed(before, after):
-  """Top, bottom, left and right of where two pictures differ."""
+  """Top, bottom, left and right of the area in which two figures differ."""
   rows, columns = np.nonzero(before != after)
   return rows.min(), rows.max() + 1, columns.min(), columns.max() + 1
 
 
-def test_cells_are_where_the_weights_are_and_as_light(draw):
+def test_each_weight_is_drawn_at_its_row_and_column(draw):
   dark, light = draw(panel(np.zeros((4, 3)))), draw(panel(np.ones((4, 3))))
   top, bottom, left, right = changed(dark, light)
   height, width = (bottom - top) / 4, (right - left) / 3
@@ -70,7 +72,7 @@ def test_cells_are_where_the_weights_are_and_as_light(draw):
     assert picture[middle] == light[middle] == 1
 
 
-def test_weights_between_are_grey(draw):
+def test_grey_levels_are_proportional_to_weights(draw):
   dark, light = draw(panel([[0]])), draw(panel([[1]]))
   top, bottom, left, right = changed(dark, light)
   # Not the middle itself, where two halves of the picture may meet.
@@ -79,24 +81,21 @@ def test_weights_between_are_grey(draw):
   np.testing.assert_allclose(levels, [0.25, 0.5, 0.75], atol=0.01)
 
 
-def test_panels_are_drawn_from_left_to_right_in_rows_of_four(draw):
+def test_panels_are_arranged_in_rows_of_four(draw):
   panels = [panel(np.zeros((2, 2)), title=f"head {n}") for n in range(5)]
   before = draw(*panels)
-  tops, lefts = [], []
-  for index in range(5):
+  corners = {}
+  for index in (0, 3, 4):
     after = list(panels)
     after[index] = panel(np.ones((2, 2)), title=f"head {index}")
     top, _, left, _ = changed(before, draw(*after))
-    tops.append(top)
-    lefts.append(left)
-  assert tops[:4] == [tops[0]] * 4
-  assert lefts[:4] == sorted(set(lefts[:4]))
-  assert tops[4] > tops[0]
-  assert lefts[4] == lefts[0]
+    corners[index] = top, left
+  assert corners[3][0] == corners[0][0] < corners[4][0]
+  assert corners[4][1] == corners[0][1] < corners[3][1]
 
 
 @pytest.mark.parametrize("count", [5, 60])
-def test_every_label_has_a_line_of_its_own(draw, count):
+def test_labels_do_not_overlap(draw, count):
   dark = draw(panel(np.zeros((count, count))))
   top, bottom, left, right = changed(dark, draw(panel(np.ones((count, count)))))
   line = 7 / 72 * 120  # pixels of a letter of 7 points
@@ -104,7 +103,7 @@ def test_every_label_has_a_line_of_its_own(draw, count):
   assert (right - left) / count > line
 
 
-def test_a_picture_has_room_for_long_words_and_an_end(draw):
+def test_figure_grows_with_long_words_up_to_a_limit(draw):
   short = draw(panel(np.zeros((3, 3))))
   long = draw(panel(np.zeros((3, 3)), ["s" * 20] * 3, ["t" * 25] * 3))
   assert long.shape[0] > short.shape[0] + 100
@@ -118,7 +117,7 @@ def test_resolution_is_limited(draw, monkeypatch):
   assert max(draw(panel(np.zeros((9, 3)))).shape) == 200
 
 
-def test_all_words_of_sixty_are_written_and_some_of_more(draw):
+def test_sixty_words_are_all_labelled_and_of_more_every_nth(draw):
   def picture(count, name, place):
     words = ["w"] * count
     words[place] = name
@@ -130,37 +129,79 @@ def test_all_words_of_sixty_are_written_and_some_of_more(draw):
 
 
 @pytest.mark.parametrize("other", [KOREAN[::-1], ["만사십삼백이천", KOREAN[1]]])
-def test_korean_words_are_drawn_as_themselves(draw, other):
-  # A missing character is the same box whichever it is; and pytest makes
-  # matplotlib's warning of it an error.
+def test_korean_words_are_drawn(draw, other):
+  # Every missing glyph is the same box, so different words would look equal;
+  # and pytest turns matplotlib's warning about it into an error.
   here = draw(panel(np.eye(2), KOREAN, KOREAN))
   assert (here != draw(panel(np.eye(2), other, KOREAN))).any()
   assert (here != draw(panel(np.eye(2), KOREAN, other))).any()
 
 
-def test_dollars_are_dollars(draw):
+def test_dollar_signs_do_not_start_formulas(draw):
   plain = draw(panel(np.eye(2), ["x", "y"], ["z", "frac"], "t"))
   signs = draw(panel(np.eye(2), ["$x$", "$y"], ["z", r"$\frac$"], "$t$"))
   assert plain.shape != signs.shape or (plain != signs).any()
 
 
-def test_characters_that_no_font_has_are_told_once(draw, caplog):
-  drawn = draw(panel(np.eye(2), list(NOWHERE), ["a", NOWHERE]))
-  (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
-  message = record.getMessage()
-  for character in NOWHERE:
+@pytest.fixture
+def unwarned():
+  """No warning about missing glyphs has been logged yet."""
+  fonts._warned.clear()
+  yield
+  fonts._warned.clear()
+
+
+def warnings_in(caplog):
+  return [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+
+
+def test_missing_glyphs_are_replaced_and_logged(draw, caplog, unwarned):
+  drawn = draw(panel(np.eye(2), list(NO_GLYPHS), ["a", NO_GLYPHS]))
+  (message,) = warnings_in(caplog)
+  for character in NO_GLYPHS:
     assert f"{character} (U+{ord(character):X})" in message
-  assert "install" in message
+  assert "install a font for that script" in message
+  assert "attention-jax[fonts]" not in message  # the extra is installed
   replaced = ["\ufffd"] * 2
   expected = draw(panel(np.eye(2), replaced, ["a", "\ufffd\ufffd"]))
   np.testing.assert_array_equal(drawn, expected)
 
 
+@pytest.fixture
+def without_extra(monkeypatch):
+  """A machine with matplotlib's own fonts only, without the extra `fonts`."""
+  manager = font_manager.fontManager
+  own = [f for f in manager.ttflist if f.name.startswith("DejaVu")]
+  monkeypatch.setattr(manager, "ttflist", own)
+  monkeypatch.setattr(font_manager, "findSystemFonts", list)
+  monkeypatch.setitem(sys.modules, "noto_cjk_sans_otc", None)
+  caches = (fonts.has_noto_cjk, fonts._installed, fonts._characters)
+  for cache in caches:
+    cache.cache_clear()
+  yield
+  for cache in caches:
+    cache.cache_clear()
+
+
+def test_without_the_extra_figures_are_drawn_with_one_warning(
+  draw, caplog, unwarned, without_extra
+):
+  drawn = draw(panel(np.eye(2), KOREAN, ["a", "b"]))
+  replaced = ["\ufffd" * len(word) for word in KOREAN]
+  expected = draw(panel(np.eye(2), replaced, ["a", "b"]))
+  np.testing.assert_array_equal(drawn, expected)
+  draw(panel(np.eye(2), ["中", "文"], ["a", "b"]))
+  (message,) = warnings_in(caplog)
+  assert "pip install 'attention-jax[fonts]'" in message
+  assert f"{min(''.join(KOREAN))} (U+" in message
+
+
 @pytest.mark.parametrize("text", ["".join(KOREAN), "中文", "にほんご", "십é"])
 def test_families_have_the_characters(text):
   before = dict(matplotlib.rcParams)
-  families = fonts.families_for(text)
+  families, missing = fonts.families_for(text)
   assert dict(matplotlib.rcParams) == before
+  assert missing == ""
   faces = [
     font_manager.get_font(
       font_manager.findfont(family, fallback_to_default=False)
@@ -169,19 +210,16 @@ def test_families_have_the_characters(text):
   ]
   for character in text:
     assert any(face.get_char_index(ord(character)) for face in faces)
-  assert fonts.undrawable(text, families) == ""
 
 
 @pytest.mark.parametrize("text", ["", "zwölf", "où", "двенадцать", "▁x</s>"])
-def test_no_font_is_added_where_none_is_needed(text):
-  assert fonts.families_for(text) == ["DejaVu Sans"]
+def test_no_font_is_added_to_a_text_that_does_not_need_it(text):
+  assert fonts.families_for(text) == (["DejaVu Sans"], "")
 
 
-def test_characters_that_no_family_has_are_listed():
-  assert fonts.families_for(NOWHERE) == ["DejaVu Sans"]
-  text = NOWHERE[::-1] + "a" + NOWHERE
-  assert fonts.undrawable(text, ["DejaVu Sans"]) == NOWHERE
-  assert fonts.undrawable("a십", ["No Such Family"]) == "a십"
+def test_characters_without_a_glyph_are_returned():
+  text = NO_GLYPHS[::-1] + "a" + NO_GLYPHS
+  assert fonts.families_for(text) == (["DejaVu Sans"], NO_GLYPHS)
 
 
 @pytest.fixture
@@ -189,7 +227,7 @@ def new_font(tmp_path, monkeypatch):
   """A font, installed after matplotlib listed all of them."""
   builder = FontBuilder(1000, isTTF=True)
   builder.setupGlyphOrder([".notdef", "dot"])
-  builder.setupCharacterMap({ord(NOWHERE[0]): "dot"})
+  builder.setupCharacterMap({ord(NO_GLYPHS[0]): "dot"})
   blank = TTGlyphPen(None).glyph()
   builder.setupGlyf({".notdef": blank, "dot": blank})
   builder.setupHorizontalMetrics({".notdef": (500, 0), "dot": (500, 0)})
@@ -208,13 +246,13 @@ def new_font(tmp_path, monkeypatch):
   fonts._installed.cache_clear()
 
 
-def test_a_font_installed_since_is_found(new_font):
-  families = fonts.families_for(NOWHERE + "십")
+def test_fonts_installed_after_matplotlib_listed_them_are_found(new_font):
+  families, missing = fonts.families_for(NO_GLYPHS + "십")
   assert families == ["DejaVu Sans", "Noto Sans CJK JP", new_font]
-  assert fonts.undrawable(NOWHERE, families) == NOWHERE[1]
+  assert missing == NO_GLYPHS[1]
 
 
-def test_weights_are_read_back_without_pickle(tmp_path):
+def test_saved_weights_load_without_pickle(tmp_path):
   rng = np.random.default_rng(0)
   one = panel(rng.random((3, 2)), KOREAN, ["a", "b", "</s>"], "layer 1, head 1")
   two = panel(rng.random((1, 2)), ["x", "y"], ["z"], "")
