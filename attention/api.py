@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from attention.checks import check_tokens
-from attention.dispatch import Implementation, solved
+from attention.dispatch import ImplementationLike, dispatch
 from attention.dropout import make_dropout
 from attention.implementations import reference
 from attention.meshes import on_any_mesh
-from attention.request import prepared
+from attention.request import make_request
 from attention.scores import Score, scaled_dot_score
 
 
@@ -26,7 +26,7 @@ def attend(
   bias: Any = ...,
   dropout_rate: float = ...,
   rng: jax.Array | None = ...,
-  implementation: Implementation = ...,
+  implementation: ImplementationLike = ...,
   return_lse: Literal[False] = ...,
 ) -> jax.Array: ...
 
@@ -42,7 +42,7 @@ def attend(
   bias: Any = ...,
   dropout_rate: float = ...,
   rng: jax.Array | None = ...,
-  implementation: Implementation = ...,
+  implementation: ImplementationLike = ...,
   return_lse: Literal[True],
 ) -> tuple[jax.Array, jax.Array]: ...
 
@@ -101,7 +101,7 @@ def attend(
     AssertionError: if the shapes do not fit; the message names the argument.
     TypeError: if an argument is of a wrong type; the message names it.
     ValueError: if a choice is unknown, or `mask` or `bias` does not broadcast.
-    NotImplementedError: if the implementation cannot serve the call.
+    NotImplementedError: if the implementation cannot serve the request.
 
   `attention_weights` gives the weights themselves.
 
@@ -113,7 +113,7 @@ def attend(
     Array([[1.  , 0.  ],
            [0.33, 0.67]], dtype=float32)
   """
-  context, lse = solved(
+  context, lse = dispatch(
     query,
     key,
     value,
@@ -162,5 +162,5 @@ def attention_weights(
   """
   check_tokens(query=query, key=key)
   nothing = jnp.zeros((jnp.shape(key)[-2], 0), jnp.result_type(key))
-  call = prepared(query, key, nothing, score=score, mask=mask, bias=bias)
-  return reference.weights(call).astype(call.query.dtype)
+  request = make_request(query, key, nothing, score=score, mask=mask, bias=bias)
+  return reference.weights(request).astype(request.query.dtype)

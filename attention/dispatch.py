@@ -1,4 +1,4 @@
-"""Which implementation serves a call."""
+"""Which implementation serves a request."""
 
 import math
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from attention.dropout import Dropout
 from attention.implementations import cudnn, reference
 from attention.implementations.blockwise import Blockwise
 from attention.meshes import on_any_mesh
-from attention.request import Call, Whole, prepared
+from attention.request import Combined, Request, make_request
 from attention.scores import Score
 
 NAMES = ("reference", "blockwise", "cudnn")
-Implementation = str | Blockwise | None
+ImplementationLike = str | Blockwise | None
 
 _TILED = Blockwise()
 # Up to so many numbers in all scores the dense formula is as fast, measured on
@@ -23,7 +23,7 @@ _DENSE = 1 << 18
 
 
 @on_any_mesh("TE", "T")
-def solved(
+def dispatch(
   query: Any,
   key: Any,
   value: Any,
@@ -32,9 +32,9 @@ def solved(
   mask: Any = None,
   bias: Any = None,
   dropout: Dropout | None = None,
-  implementation: Implementation = None,
+  implementation: ImplementationLike = None,
   return_lse: bool = False,
-  whole: Whole | None = None,
+  combined: Combined | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
   """`attend` with dropout as an object and always a pair of results.
 
@@ -48,16 +48,16 @@ def solved(
     dropout: of the weights, or None.
     implementation: as in `attend`.
     return_lse: whether the lse is wanted.
-    whole: as in `Call`.
+    combined: as in `Request`.
 
   Returns:
     The context in the query's dtype, and the lse, None if it is not wanted.
 
   Raises:
-    NotImplementedError: if the implementation cannot serve the call.
+    NotImplementedError: if the implementation cannot serve the request.
     ValueError: if it is unknown, or as in `attend`.
   """
-  call = prepared(
+  request = make_request(
     query,
     key,
     value,
@@ -65,37 +65,37 @@ def solved(
     mask=mask,
     bias=bias,
     dropout=dropout,
-    whole=whole,
+    combined=combined,
   )
   if implementation is None:
-    implementation = fastest(call, return_lse)
+    implementation = fastest(request, return_lse)
   lse = None
   if implementation == "cudnn":
-    if obstacle := cudnn.obstacle(call, return_lse):
+    if obstacle := cudnn.obstacle(request, return_lse):
       raise NotImplementedError(
-        f"implementation='cudnn' cannot serve this call: cuDNN {obstacle}; "
+        f"implementation='cudnn' cannot serve this request: cuDNN {obstacle}; "
         "implementation='blockwise' serves every call"
       )
-    context = cudnn.context(call)
+    context = cudnn.context(request)
   elif implementation == "reference":
-    context, lse = reference.context_and_lse(call)
+    context, lse = reference.context_and_lse(request)
   elif implementation == "blockwise":
-    context, lse = _TILED(call)
+    context, lse = _TILED(request)
   elif isinstance(implementation, Blockwise):
-    context, lse = implementation(call)
+    context, lse = implementation(request)
   else:
     known = ", ".join(map(repr, NAMES))
     raise ValueError(
       f"implementation must be None or one of {known}, got {implementation!r}"
     )
-  return context.astype(call.query.dtype), lse if return_lse else None
+  return context.astype(request.query.dtype), lse if return_lse else None
 
 
-def fastest(call: Call, return_lse: bool) -> str:
+def fastest(request: Request, return_lse: bool) -> str:
   """The implementation to choose, by the rules of `docs/performance.md`."""
-  if cudnn.obstacle(call, return_lse) is None:
+  if cudnn.obstacle(request, return_lse) is None:
     return "cudnn"
-  if not call.has_known_sizes:
+  if not request.has_known_sizes:
     return "reference"
-  numbers = math.prod(call.scores_shape) * call.numbers_per_pair
+  numbers = math.prod(request.scores_shape) * request.elements_per_pair
   return "reference" if numbers <= _DENSE else "blockwise"

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from attention.checks import check_axis, check_rank, check_tokens
-from attention.dispatch import Implementation, solved
+from attention.dispatch import ImplementationLike, dispatch
 from attention.dropout import make_dropout
 from attention.grouped_query import Grouping
 from attention.heads import (
@@ -40,7 +40,7 @@ def multi_head_attention(
   bias: Any = None,
   dropout_rate: float = 0.0,
   rng: jax.Array | None = None,
-  implementation: Implementation = None,
+  implementation: ImplementationLike = None,
 ) -> jax.Array:
   """Projects to heads, attends in each, and projects the heads back.
 
@@ -114,7 +114,7 @@ def attend_heads(
   mask: Any,
   bias: Any,
   dropout=None,
-  implementation: Implementation = None,
+  implementation: ImplementationLike = None,
   return_lse: bool = False,
 ) -> tuple[jax.Array, jax.Array | None]:
   """`attend` on heads, where K key/value heads serve H heads.
@@ -152,7 +152,7 @@ def attend_heads(
     ((4, 3, 2), (4, 3))
   """
   grouping = Grouping(query.shape[-3], key.shape[-3])
-  context, lse = solved(
+  context, lse = dispatch(
     grouping.query(query),
     grouping.memory(key),
     grouping.memory(value),

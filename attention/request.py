@@ -1,4 +1,4 @@
-"""A call of `attend`: its arguments, checked and lined up."""
+"""A request of `attend`: its arguments, checked and lined up."""
 
 import dataclasses
 import functools
@@ -15,13 +15,13 @@ from attention.dropout import Dropout
 from attention.masks.types import Mask, as_mask
 from attention.positional import Pairwise
 from attention.scores import Score, as_score
-from attention.scores.footprint import numbers_per_pair
+from attention.scores.footprint import elements_per_pair
 
-Whole = tuple[jax.Array, jax.Array]
+Combined = tuple[jax.Array, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Call:
+class Request:
   """What every implementation is given: arguments that fit together.
 
   An implementation returns the context [..., T, E] and the lse [..., T], both
@@ -36,7 +36,7 @@ class Call:
     bias: a bias or None.
     dropout: of the weights, or None; it leaves the lse alone.
     scores_shape: [..., T, S], of what the score returns.
-    whole: None; or the context and the lse over more keys than these. An
+    combined: None; or the context and the lse over more keys than these. An
       implementation returns them then, with these keys' part of their
       derivatives: every derivative is a sum over keys.
   """
@@ -49,7 +49,7 @@ class Call:
   bias: Bias | None
   dropout: Dropout | None
   scores_shape: tuple[int, ...]
-  whole: Whole | None = None
+  combined: Combined | None = None
 
   @property
   def tokens(self) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -72,9 +72,9 @@ class Call:
     return all(isinstance(size, int) for size in self.scores_shape)
 
   @functools.cached_property
-  def numbers_per_pair(self) -> int:
+  def elements_per_pair(self) -> int:
     """How many numbers the score needs at once for a query and a key."""
-    return numbers_per_pair(self.score, self.query, self.key)
+    return elements_per_pair(self.score, self.query, self.key)
 
 
 def without_bad_tokens(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -83,7 +83,7 @@ def without_bad_tokens(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
   return jnp.where(bad[..., None], jnp.zeros_like(tokens), tokens), bad
 
 
-def prepared(
+def make_request(
   query: Any,
   key: Any,
   value: Any,
@@ -92,8 +92,8 @@ def prepared(
   mask: Any,
   bias: Any,
   dropout: Dropout | None = None,
-  whole: Whole | None = None,
-) -> Call:
+  combined: Combined | None = None,
+) -> Request:
   """Checks the arguments of `attend` and lines their leading axes up.
 
   Args:
@@ -104,10 +104,10 @@ def prepared(
     mask: anything `attention.masks.as_mask` takes, or None.
     bias: anything `attention.biases.as_bias` takes, or None.
     dropout: of the weights, or None.
-    whole: the context [..., T, E] and the lse [..., T] over more keys, or None.
+    combined: the context [..., T, E] and lse [..., T] over more keys, or None.
 
   Returns:
-    The call, ready for an implementation.
+    The request, ready for an implementation.
   """
   check_tokens(query=query, key=key, value=value)
   query, key, value = (jnp.asarray(array) for array in (query, key, value))
@@ -128,7 +128,9 @@ def prepared(
     mask = _fitting("mask", as_mask(mask), shape)
   if bias is not None:
     bias = _fitting("bias", as_bias(bias), shape)
-  return Call(query, key, value, score, mask, bias, dropout, scores, whole)
+  return Request(
+    query, key, value, score, mask, bias, dropout, scores, combined
+  )
 
 
 def _scores_shape(score: Score, query, key) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.masks.types import Band, Mask
-from attention.request import Call, without_bad_tokens
+from attention.request import Request, without_bad_tokens
 from attention.scores.classical import DotProduct
 
 _HALF = (jnp.dtype("bfloat16"), jnp.dtype("float16"))
@@ -22,11 +22,11 @@ _kernel = functools.partial(
 )
 
 
-def obstacle(call: Call, return_lse: bool) -> str | None:
-  """Why the kernel cannot serve a call, None if it can.
+def obstacle(request: Request, return_lse: bool) -> str | None:
+  """Why the kernel cannot serve a request, None if it can.
 
   Args:
-    call: the arguments.
+    request: the arguments.
     return_lse: whether the log-sum-exp is wanted, with its gradient.
 
   Returns:
@@ -34,16 +34,16 @@ def obstacle(call: Call, return_lse: bool) -> str | None:
   """
   if jax.default_backend() != "gpu":
     return f"needs a GPU, the backend is {jax.default_backend()}"
-  if not isinstance(call.score, DotProduct):
-    return f"has no {type(call.score).__name__} score, only dot products"
-  if call.mask is not None and not _is_causal(call.mask):
+  if not isinstance(request.score, DotProduct):
+    return f"has no {type(request.score).__name__} score, only dot products"
+  if request.mask is not None and not _is_causal(request.mask):
     return "is used here without a mask or with masks.causal() alone"
   for name in ("bias", "dropout"):
-    if getattr(call, name) is not None:
+    if getattr(request, name) is not None:
       return f"is used here without {name}"
   if return_lse:
     return "has no gradient of the log-sum-exp"
-  return _obstacle_of_arrays(*jax.eval_shape(lambda: _mapped(call)))
+  return _obstacle_of_arrays(*jax.eval_shape(lambda: _mapped(request)))
 
 
 def _obstacle_of_arrays(query, key, value) -> str | None:
@@ -69,17 +69,17 @@ def _obstacle_of_arrays(query, key, value) -> str | None:
   return None
 
 
-def context(call: Call) -> jax.Array:
+def context(request: Request) -> jax.Array:
   """The context [..., T, E] of a call without an obstacle."""
   poisoned = None
-  if call.mask is not None:
-    tokens, bad = zip(*map(without_bad_tokens, call.tokens))
-    call = dataclasses.replace(
-      call, **dict(zip(("query", "key", "value"), tokens))
+  if request.mask is not None:
+    tokens, bad = zip(*map(without_bad_tokens, request.tokens))
+    request = dataclasses.replace(
+      request, **dict(zip(("query", "key", "value"), tokens))
     )
-    length = call.query.shape[-2]
+    length = request.query.shape[-2]
     poisoned = bad[0] | _seen_causally(bad[1] | bad[2], length)
-  tokens = _mapped(call)
+  tokens = _mapped(request)
   # JAX wants all three mapped over by a `vmap` that maps over one.
   zero = axes.varying_zero(tokens, tokens[0].dtype)
   tokens = tuple(array + zero for array in tokens)
@@ -89,7 +89,7 @@ def context(call: Call) -> jax.Array:
       jnp.swapaxes(array.reshape(*heads, *array.shape[-2:]), -2, -3)
       for array, heads in zip(tokens, (query_heads, memory_heads, memory_heads))
     ),
-    is_causal=call.mask is not None,
+    is_causal=request.mask is not None,
   )
   attended = jnp.swapaxes(attended, -2, -3)
   attended = attended.reshape(*tokens[0].shape[:-1], attended.shape[-1])
@@ -98,10 +98,14 @@ def context(call: Call) -> jax.Array:
   return jnp.where(poisoned[..., None], jnp.nan, attended)
 
 
-def _mapped(call):
+def _mapped(request):
   """What the kernel is given."""
-  score = call.score
-  return score.map_query(call.query), score.map_key(call.key), call.value
+  score = request.score
+  return (
+    score.map_query(request.query),
+    score.map_key(request.key),
+    request.value,
+  )
 
 
 def _is_causal(mask: Mask) -> bool:

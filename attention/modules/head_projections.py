@@ -11,7 +11,7 @@ from flax.linen.dtypes import promote_dtype
 from jax.typing import DTypeLike
 
 from attention.checks import check_positive, check_tokens
-from attention.dispatch import Implementation
+from attention.dispatch import ImplementationLike
 from attention.grouped_query import Grouping
 from attention.heads import combine_heads, project_heads
 from attention.modules.learned_scores import LearnedScore
@@ -70,7 +70,7 @@ class HeadProjections(nn.Module):
   param_dtype: DTypeLike = jnp.float32
   kernel_init: Callable = nn.initializers.xavier_uniform()
   bias_init: Callable = nn.initializers.zeros
-  implementation: Implementation = None
+  implementation: ImplementationLike = None
   mesh_axes: MeshAxes | None = None
 
   def setup(self):

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from attention.biases.types import as_bias
-from attention.dispatch import Implementation, solved
+from attention.dispatch import ImplementationLike, dispatch
 from attention.dropout import Dropout, OfHeads
 from attention.masks.types import as_mask
 from attention.ring import arrange, restore
-from attention.ring.attention import ring_solved
+from attention.ring.attention import ring_dispatch
 from attention.ring.order import Order
 from attention.scores import Score
 
@@ -74,7 +74,7 @@ class MeshAxes:
       return tokens
     return reorder(tokens, self.ring_size, axis=axis, order=self.order)
 
-  def solved(
+  def dispatch(
     self,
     query: jax.Array,
     key: jax.Array,
@@ -84,7 +84,7 @@ class MeshAxes:
     mask: Any,
     bias: Any,
     dropout: Dropout | None,
-    implementation: Implementation,
+    implementation: ImplementationLike,
     head_axes: int,
     score_has_heads: bool,
   ) -> jax.Array:
@@ -146,7 +146,7 @@ class MeshAxes:
   ):
     """What a device computes."""
     call = functools.partial(
-      solved if self.ring_size == 1 else self._around,
+      dispatch if self.ring_size == 1 else self._around,
       score=score,
       mask=mask,
       bias=bias,
@@ -157,7 +157,7 @@ class MeshAxes:
 
   def _around(self, *tokens, **options):
     assert self.sequence is not None
-    return ring_solved(
+    return ring_dispatch(
       *tokens, axis_name=self.sequence, order=self.order, **options
     )
 

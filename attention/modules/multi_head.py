@@ -136,7 +136,7 @@ class MultiHeadAttention(HeadProjections):
     score, heads = self.score_and_query(query, query_offset)
     rate = 0.0 if deterministic else self.dropout_rate
     rng = self.make_rng("dropout") if rate else None
-    context = (self.mesh_axes or MeshAxes()).solved(
+    context = (self.mesh_axes or MeshAxes()).dispatch(
       heads,
       *key_value,
       score=score,

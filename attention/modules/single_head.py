@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from attention.api import attend, attention_weights
 from attention.checks import check_tokens
-from attention.dispatch import Implementation
+from attention.dispatch import ImplementationLike
 from attention.modules.learned_scores import LearnedScore
 from attention.scores import Score
 
@@ -61,7 +61,7 @@ class Attention(nn.Module):
   dropout_rate: float = 0.0
   dtype: DTypeLike | None = None
   param_dtype: DTypeLike = jnp.float32
-  implementation: Implementation = None
+  implementation: ImplementationLike = None
 
   def setup(self):
     """Declares the score's parameters."""

@@ -15,7 +15,7 @@ import jax
 
 from attention.biases.types import as_bias
 from attention.checks import check_axis, check_tokens
-from attention.dispatch import Implementation, solved
+from attention.dispatch import ImplementationLike, dispatch
 from attention.dropout import Dropout, OfPart, make_dropout
 from attention.masks.types import Band, as_mask
 from attention.positional import FULL
@@ -39,7 +39,7 @@ def ring_attention(
   dropout_rate: float = 0.0,
   rng: jax.Array | None = None,
   order: Order = "zigzag",
-  implementation: Implementation = None,
+  implementation: ImplementationLike = None,
   return_lse: bool = False,
 ) -> Any:
   """`attend`, for a sequence whose tokens lie on several devices.
@@ -92,7 +92,7 @@ def ring_attention(
     Array([[1.  , 0.  ],
            [0.33, 0.67]], dtype=float32)
   """
-  context, lse = ring_solved(
+  context, lse = ring_dispatch(
     query,
     key,
     value,
@@ -107,7 +107,7 @@ def ring_attention(
   return (context, lse) if return_lse else context
 
 
-def ring_solved(
+def ring_dispatch(
   query: jax.Array,
   key: jax.Array,
   value: jax.Array,
@@ -118,7 +118,7 @@ def ring_solved(
   bias: Any,
   dropout: Dropout | None,
   order: Order,
-  implementation: Implementation,
+  implementation: ImplementationLike,
 ) -> tuple[jax.Array, jax.Array]:
   """`ring_attention` with dropout as an object and always a pair of results.
 
@@ -168,16 +168,16 @@ def ring_solved(
 def _make_part(
   ring: Ring, lengths, score, mask, bias, dropout, implementation
 ) -> Callable:
-  """(case, query, key, value, row, column, *whole) -> context and lse."""
+  """(case, query, key, value, row, column, *combined) -> context and lse."""
 
-  def part(case, query, key, value, row, column, *whole):
+  def part(case, query, key, value, row, column, *combined):
     place = row * ring.own.size, column * ring.met.size
     visible = mask
     if mask is not None:
       # Where all is seen, a mask still keeps what is not finite in its rows.
       full = case == FULL
       visible = Band(None, None) if full else PlacedMask(mask, *place)
-    context, lse = solved(
+    context, lse = dispatch(
       query,
       key,
       value,
@@ -187,7 +187,7 @@ def _make_part(
       dropout=dropout if dropout is None else OfPart(dropout, *place, lengths),
       implementation=implementation,
       return_lse=True,
-      whole=whole or None,
+      combined=combined or None,
     )
     assert lse is not None  # as it was asked for
     return context.astype(lse.dtype), lse

@@ -27,7 +27,7 @@ _MANY_PAIRS = 1 << 12
 
 
 def exponentials(tokens: jax.Array) -> jax.Array:
-  """exp(tokens), within what `hidden_sums` can multiply.
+  """exp(tokens), within what `weighted_tanh_sum` can multiply.
 
   Args:
     tokens: [...]; float32 beyond +-80 counts as +-80, which only matters where
@@ -47,7 +47,7 @@ def exponentials(tokens: jax.Array) -> jax.Array:
 
 
 @jax.custom_jvp
-def hidden_sums(
+def weighted_tanh_sum(
   query: jax.Array, key: jax.Array, weight: jax.Array
 ) -> jax.Array:
   """sum_a weight[a] tanh(log(query[t, a]) + log(key[s, a])).
@@ -63,7 +63,7 @@ def hidden_sums(
   Example:
     >>> import jax.numpy as jnp
     >>> one = exponentials(jnp.ones((1, 2)))
-    >>> hidden_sums(one, one, jnp.array([0.5, 0.5]))
+    >>> weighted_tanh_sum(one, one, jnp.array([0.5, 0.5]))
     Array([[0.96]], dtype=float32)
   """
   if _pairs_like_tokens(query, key, weight):
@@ -78,7 +78,7 @@ def hidden_sums(
   return scores.reshape(_scores_shape(query, key, weight))
 
 
-@functools.partial(hidden_sums.defjvp, symbolic_zeros=True)
+@functools.partial(weighted_tanh_sum.defjvp, symbolic_zeros=True)
 def _hidden_sums_jvp(primals, tangents):
   query, key, weight = primals
   query_tangent, key_tangent, weight_tangent = (
@@ -107,7 +107,7 @@ def _hidden_sums_jvp(primals, tangents):
     key_tangent / _nonzero(key),
     weight_tangent,
   )
-  scores = hidden_sums(*primals)
+  scores = weighted_tanh_sum(*primals)
   if _pairs_like_tokens(query, key, weight):
     again = jax.checkpoint(_moved, prevent_cse=False)
     return scores, again(*_by_pair(*primals), *_by_pair(*linear))

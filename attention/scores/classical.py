@@ -22,7 +22,7 @@ from attention.checks import (
   check_rank,
 )
 from attention.matmul import inner_products
-from attention.scores.additive_kernel import exponentials, hidden_sums
+from attention.scores.additive_kernel import exponentials, weighted_tanh_sum
 from attention.scores.base import MATRIX, SCALAR, VECTOR, Score
 
 
@@ -135,7 +135,7 @@ class AdditiveProduct(Score):
   def pair(self, query, key):
     size = query.shape[-1]
     check_axis(key, "key", -1, size, "the mapped query's size")
-    return hidden_sums(query, key, jnp.asarray(self.score_weight))
+    return weighted_tanh_sum(query, key, jnp.asarray(self.score_weight))
 
   def _check_score_weight(self, size, of):
     check_floating(score_weight=self.score_weight)

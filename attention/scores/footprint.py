@@ -8,7 +8,7 @@ from jax.extend.core import jaxprs_in_params
 from attention.scores.base import Score
 
 
-def numbers_per_pair(score: Score, query: jax.Array, key: jax.Array) -> int:
+def elements_per_pair(score: Score, query: jax.Array, key: jax.Array) -> int:
   """How many numbers a score needs at once for a query and a key.
 
   Args:
@@ -23,7 +23,7 @@ def numbers_per_pair(score: Score, query: jax.Array, key: jax.Array) -> int:
     >>> import jax.numpy as jnp
     >>> from attention.scores import as_score
     >>> apart = as_score(lambda q, k: -abs(q[:, None] - k[None]).sum(-1))
-    >>> numbers_per_pair(apart, jnp.ones((64, 3)), jnp.ones((64, 3)))
+    >>> elements_per_pair(apart, jnp.ones((64, 3)), jnp.ones((64, 3)))
     3
   """
   numbers = [1]

@@ -7,7 +7,7 @@ import pytest
 
 from attention import attend, masks, scores
 from attention.multi_head import attend_heads
-from attention.scores.footprint import numbers_per_pair
+from attention.scores.footprint import elements_per_pair
 from tests.attention.oracle import CASES, draw, draw_parameters, loop_scores
 
 NAMED = ["dot", "scaled_dot", "general", "additive", "concat", "cosine"]
@@ -266,8 +266,8 @@ def test_how_many_numbers_a_pair_needs():
   gap = scores.as_score(lambda q, k: -abs(q[:, None] - k[None]).sum(-1))
   for length in (1, 40):
     query, key = jnp.ones((length, 8)), jnp.ones((40, 8))
-    assert numbers_per_pair(scores.scaled_dot(), query, key) == 1
-  assert numbers_per_pair(gap, query, key) == 8
+    assert elements_per_pair(scores.scaled_dot(), query, key) == 1
+  assert elements_per_pair(gap, query, key) == 8
 
 
 def test_a_free_place_of_mapped_keys_gets_no_gradient():

@@ -30,7 +30,7 @@ from attention.matmul import (
   weighted_sum,
   weighted_sum_columns,
 )
-from attention.request import Whole
+from attention.request import Combined
 
 
 def solve(
@@ -39,7 +39,7 @@ def solve(
   query: jax.Array,
   key: jax.Array,
   value: jax.Array,
-  whole: Whole | None = None,
+  combined: Combined | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """`softmax.context_and_lse`, differentiable by the rule to any order.
 
@@ -49,7 +49,7 @@ def solve(
     query: as there.
     key: likewise.
     value: likewise.
-    whole: the context and the lse over more keys than these, to be returned
+    combined: the context and the lse over more keys than these, to be returned
       with these keys' terms of the tangents, to first order; or None.
 
   Returns:
@@ -57,15 +57,15 @@ def solve(
   """
 
   @jax.custom_jvp
-  def solution(whole, captured, *tokens):
-    return whole or context_and_lse(problem, captured, *tokens)
+  def solution(combined, captured, *tokens):
+    return combined or context_and_lse(problem, captured, *tokens)
 
   @functools.partial(solution.defjvp, symbolic_zeros=True)
   def rule(primals, tangents):
     outputs = solution(*primals)
     return outputs, _tangents(problem, primals[1:], outputs, tangents[1:])
 
-  return solution(whole, captured, query, key, value)
+  return solution(combined, captured, query, key, value)
 
 
 class _Linear(NamedTuple):

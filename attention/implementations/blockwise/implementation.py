@@ -14,7 +14,7 @@ from attention.implementations.blockwise.problem import fits, make_problem
 from attention.implementations.blockwise.tiles import Tiling, with_length
 from attention.masks.tile_visibility import Ranges, visibility
 from attention.positional import FULL, PARTIAL
-from attention.request import Call, without_bad_tokens
+from attention.request import Request, without_bad_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,52 +52,56 @@ class Blockwise:
       if size is not None and size < 1:
         raise ValueError(f"{field.name} must be at least 1, got {size}")
 
-  def __call__(self, call: Call) -> tuple[jax.Array, jax.Array]:
-    """The context [..., T, E] and the log-sum-exp [..., T] of a call."""
-    leading, (length, key_length) = call.leading, call.scores_shape[-2:]
-    if not call.has_known_sizes:
+  def __call__(self, request: Request) -> tuple[jax.Array, jax.Array]:
+    """The context [..., T, E] and the log-sum-exp [..., T] of a request."""
+    leading, (length, key_length) = request.leading, request.scores_shape[-2:]
+    if not request.has_known_sizes:
       raise NotImplementedError(
         "implementation='blockwise' cuts known sizes into tiles, got scores of "
-        f"shape {call.scores_shape}; implementation='reference' is exported "
+        f"shape {request.scores_shape}; implementation='reference' is exported "
         "for any size"
       )
     if 0 in (*leading, length, key_length):
       return (
-        jnp.zeros((*leading, length, call.value.shape[-1]), call.dtype),
-        jnp.full((*leading, length), -jnp.inf, call.dtype),
+        jnp.zeros((*leading, length, request.value.shape[-1]), request.dtype),
+        jnp.full((*leading, length), -jnp.inf, request.dtype),
       )
-    tokens, bad = call.tokens, None
-    if masked := call.mask is not None or call.bias is not None:
+    tokens, bad = request.tokens, None
+    if masked := request.mask is not None or request.bias is not None:
       tokens, bad = zip(*map(without_bad_tokens, tokens))
     query, key, value = tokens
-    tiling = self._tiling(call)
-    query = call.score.map_query(with_length(query, tiling.query_length))
-    key = call.score.map_key(with_length(key, tiling.key_length))
+    tiling = self._tiling(request)
+    query = request.score.map_query(with_length(query, tiling.query_length))
+    key = request.score.map_key(with_length(key, tiling.key_length))
     value = with_length(value, tiling.key_length, "constant")
-    value = value.astype(jnp.result_type(call.query, value))
-    pairs = Pairs(tiling, length, key_length, call.mask, call.bias, call.dtype)
-    alone = not masked and call.whole is None
-    lse_leading = call.scores_shape[:-2] if alone else leading
-    problem, captured = make_problem(
-      call.score, pairs, call.dropout, lse_leading, query, key
+    value = value.astype(jnp.result_type(request.query, value))
+    pairs = Pairs(
+      tiling, length, key_length, request.mask, request.bias, request.dtype
     )
-    whole = call.whole and _padded(*call.whole, tiling.query_length)
-    context, lse = solve(problem, captured, query, key, value, whole)
+    alone = not masked and request.combined is None
+    lse_leading = request.scores_shape[:-2] if alone else leading
+    problem, captured = make_problem(
+      request.score, pairs, request.dropout, lse_leading, query, key
+    )
+    combined = request.combined and _padded(
+      *request.combined, tiling.query_length
+    )
+    context, lse = solve(problem, captured, query, key, value, combined)
     context, lse = context[..., :length, :], lse[..., :length]
-    if bad is not None and whole is None:
+    if bad is not None and combined is None:
       context, lse = _poisoned(pairs, context, lse, *bad)
     return context, jnp.broadcast_to(lse, context.shape[:-1])
 
-  def _tiling(self, call: Call) -> Tiling:
-    *scores_leading, length, key_length = call.scores_shape
-    numbers = call.numbers_per_pair
+  def _tiling(self, request: Request) -> Tiling:
+    *scores_leading, length, key_length = request.scores_shape
+    numbers = request.elements_per_pair
     queries = tile_sizes.side(length, self.query_block, numbers)
     keys = tile_sizes.side(key_length, self.key_block, numbers)
     rows, columns = Ranges.cut(length, queries), Ranges.cut(key_length, keys)
-    if call.mask is None:
+    if request.mask is None:
       seen = np.full((len(rows), len(columns)), FULL, np.int8)
     else:
-      seen = visibility(call.mask, rows, columns)
+      seen = visibility(request.mask, rows, columns)
     if key_length % keys:
       # The last tile reaches over the edge, where there are no keys.
       seen = np.concatenate(
@@ -107,10 +111,10 @@ class Blockwise:
       self.leading_block,
       queries * keys * numbers,
       scores_leading,
-      call.leading,
-      functools.partial(fits, call.score, call.query, call.key),
+      request.leading,
+      functools.partial(fits, request.score, request.query, request.key),
     )
-    return Tiling(call.leading, block, queries, keys, seen)
+    return Tiling(request.leading, block, queries, keys, seen)
 
 
 def _padded(context, lse, length: int):

@@ -306,7 +306,7 @@ def test_additive_scores_of_several_heads_have_derivatives(leading, length):
       additive_kernel.exponentials(query),
       additive_kernel.exponentials(key),
     )
-    return additive_kernel.hidden_sums(*tokens, weight)
+    return additive_kernel.weighted_tanh_sum(*tokens, weight)
 
   def derivatives(function):
     def total(*point):

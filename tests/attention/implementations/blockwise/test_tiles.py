@@ -15,7 +15,7 @@ from attention.implementations.blockwise.tiles import Tiling
 from attention.masks.tile_visibility import Ranges, visibility
 from attention.masks.types import as_mask
 from attention.positional import EMPTY, FULL, PARTIAL, positions
-from attention.request import prepared
+from attention.request import make_request
 from tests.attention.oracle import draw
 
 SMALL = Blockwise(query_block=2, key_block=3, leading_block=1)
@@ -325,8 +325,8 @@ def test_leading_axes_are_cut_on_a_cpu_alone(name, monkeypatch):
   monkeypatch.setattr(tile_sizes, "_devices_of_a_cpu", lambda: 1)
   monkeypatch.setattr(tile_sizes, "_SCORES", 128)
   mask = masks.causal()
-  call = prepared(query, key, value, score=score, mask=mask, bias=None)
-  block = Blockwise()._tiling(call).block
+  request = make_request(query, key, value, score=score, mask=mask, bias=None)
+  block = Blockwise()._tiling(request).block
   assert block == {"scaled_dot": (1, 2), "additive": (1, 1)}.get(name, (1, 4))
   got, want = (
     attend(
