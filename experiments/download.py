@@ -1,11 +1,11 @@
-"""Fetches a public corpus for experiments to train on.
+"""Downloads a public corpus for experiments to train on.
 
     python -m experiments.download CORPUS DIR
     python -m experiments.download multi30k data/multi30k
 
-CORPUS is a name: multi30k (English-German captions, 6 MB). DIR is where its
-files go. Given again, the same command goes on from what has come, and leaves
-alone what is there and right.
+CORPUS is a name: multi30k (English-German captions, 6 MB). DIR is the folder
+for its files, each of which is verified by its SHA-256. The same command, run
+again, downloads only the files that are missing.
 """
 
 import shlex
@@ -19,21 +19,13 @@ from experiments.data.text import fetch, registry
 _BASE_URL = flags.DEFINE_string(
   "base_url",
   None,
-  "Where to fetch from instead of the corpus's own source: the address of a"
-  " mirror that has the same paths.",
+  "Address of a mirror with the same paths, used instead of the corpus's own"
+  " address.",
 )
 
 
 def main(name: str, directory: str) -> None:
-  """Fetches, as the arguments and flags say.
-
-  Args:
-    name: of the corpus.
-    directory: where its files go.
-
-  Example:
-    >>> main("multi30k", "data/multi30k")  # doctest: +SKIP
-  """
+  """Downloads a corpus and prints the command that trains on it."""
   corpus = registry.find_corpus(name)
   fetch.fetch(corpus, Path(directory), base_url=_BASE_URL.value)
   print(

@@ -1,4 +1,4 @@
-"""Public corpora: which files, where they are, and what they hold."""
+"""Public corpora: their addresses, files and checksums."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -7,13 +7,12 @@ from experiments.errors import UserError
 
 
 class CorpusFile(NamedTuple):
-  """A file of a corpus.
+  """One file of a public corpus.
 
   Attributes:
-    path: below the address of its corpus.
-    sha256: of its content. That of a .gz is what it decompresses to: one text
-      has many .gz files, which differ in the time and the level of
-      compression, and it is the text that training reads.
+    path: the path relative to the corpus's address.
+    sha256: hash of the content; of a .gz file, of the decompressed content,
+      because recompressing changes the bytes and not the text.
   """
 
   path: str
@@ -21,17 +20,17 @@ class CorpusFile(NamedTuple):
 
   @property
   def name(self) -> str:
-    """The last part of the path."""
+    """The file name: the last part of the path."""
     return self.path.rpartition("/")[2]
 
 
 class PublicCorpus(NamedTuple):
-  """Where a corpus is, and what reads it.
+  """A corpus that can be downloaded.
 
   Attributes:
-    base_url: what the paths of the files continue.
-    files: all of it.
-    config: of an experiment that trains on it.
+    base_url: the address that the paths of the files are relative to.
+    files: all files of the corpus.
+    config: path of a config that trains on the corpus.
   """
 
   base_url: str
@@ -39,8 +38,8 @@ class PublicCorpus(NamedTuple):
   config: str
 
 
-# The commits that brought the files: the English training text was edited
-# later on, and figures can be compared on the same text only.
+# Commits of the dataset's repository. The English training text was edited
+# later; results are comparable only on the same text.
 _RAW = "c9be912dc05a3ebf9ae5bb5f7f58c1791cda43ab/data/task1/raw"
 _TOKENIZED = "7bee46bc74186b4b6254603143610f730d40bf66/data/task1/tok"
 
@@ -108,22 +107,7 @@ CORPORA: dict[str, PublicCorpus] = {
 def find_corpus(
   name: str, corpora: Mapping[str, PublicCorpus] = CORPORA
 ) -> PublicCorpus:
-  """Looks a corpus up.
-
-  Args:
-    name: of the corpus.
-    corpora: those known.
-
-  Returns:
-    The corpus.
-
-  Raises:
-    UserError: if it is not known.
-
-  Example:
-    >>> len(find_corpus("multi30k").files)
-    12
-  """
+  """Returns the corpus of a name, or raises a `UserError`."""
   if name not in corpora:
     raise UserError(f"unknown corpus {name!r}; known: {', '.join(corpora)}")
   return corpora[name]
