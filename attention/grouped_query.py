@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention.biases.types import Bias, as_bias
+from attention.biases import Bias, as_bias
 from attention.masks.types import Mask, as_mask
 from attention.scores import Score, as_score
 

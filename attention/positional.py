@@ -1,14 +1,14 @@
-"""Values for pairs of positions, computed block by block.
+"""Values for pairs of positions: what masks and biases share.
 
-Masks and biases are such values. They are asked for a block of rows and
-columns at a time, so that no [T, S] array need ever exist.
+Both are evaluated block by block, for some rows (query positions) and some
+columns (key positions), so that a [T, S] array need not exist.
 """
 
-# Overrides keep the docstrings of what they override.
+# Overriding methods inherit their docstrings.
 # ruff: noqa: D102
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,11 @@ import numpy as np
 from attention import axes
 from attention.equality import EqualByValue
 
-# What a mask says of a tile: nobody sees anybody, some do, all do.
+# What a mask does in a tile: hides all pairs, some of them, or none.
 EMPTY, PARTIAL, FULL = 0, 1, 2
+
+# Sums of positions must fit into 32 bits.
+_LARGEST_OFFSET = 2**30
 
 
 class Pairwise(EqualByValue):
@@ -51,7 +54,7 @@ class Pairwise(EqualByValue):
     """
     raise NotImplementedError(f"{type(self).__name__} must define block")
 
-  def check(self, query_length: int | None, key_length: int) -> None:
+  def check(self, query_length: int | None, key_length: int | None) -> None:
     """Raises ValueError if the parameters do not fit these lengths."""
 
   def materialize(self, query_length: int, key_length: int) -> jax.Array:
@@ -70,18 +73,59 @@ class Pairwise(EqualByValue):
     shape = (*block.shape[:-2], query_length, key_length)
     return jnp.broadcast_to(block, shape)
 
+  def shifted(self, offset: int | jax.Array) -> Self:
+    """The values for queries whose first one is at position `offset`.
+
+    Args:
+      offset: one integer for all examples; it may be traced.
+
+    Returns:
+      A mask or a bias.
+
+    Raises:
+      ValueError: if `offset` is not one integer.
+    """
+    dtype, shape = jnp.result_type(offset), jnp.shape(offset)
+    if shape or not jnp.issubdtype(dtype, jnp.integer):
+      raise ValueError(
+        f"offset must be one integer, got {dtype} of shape {shape};"
+        " masks.causal(offset) takes one offset per example"
+      )
+    if isinstance(offset, int):
+      offset = max(-_LARGEST_OFFSET, min(offset, _LARGEST_OFFSET))
+    return self.placed(offset)
+
+  def placed(
+    self, row: int | jax.Array, column: jax.Array | None = None
+  ) -> Self:
+    """The values for queries from `row` on and keys from `column` on."""
+    return self._view(Shift(row, column))
+
+  def grouped(self, num_key_value_heads: int, num_groups: int) -> Self:
+    """The values for heads with axes [K, G] instead of [H]."""
+    return self._view(GroupHeads(num_key_value_heads, num_groups))
+
+  def of_heads(
+    self, first: jax.Array, count: int, total: int, axis: int = -3
+  ) -> Self:
+    """The values of heads `first` to `first + count - 1` of `total`."""
+    return self._view(SelectHeads(first, count, total, axis))
+
+  def _view(self, transform: "Transform") -> Self:
+    raise NotImplementedError(f"{type(self).__name__} must define _view")
+
 
 def positions(length: int) -> np.ndarray | jax.Array:
-  """The positions 0 ... length - 1, known when tracing if the length is."""
+  """The positions 0 ... length - 1; constants if the length is an integer."""
   known = isinstance(length, int)
   return (np if known else jnp).arange(length, dtype=np.int32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TilePositions:
-  """The positions of a tile, whose number is a multiple of the tile's size.
+  """Consecutive positions, usable like an array of them.
 
-  It can be used like the array of them, and knows that they are consecutive.
+  `start` is a multiple of `size`.
   """
 
   start: jax.Array
@@ -100,9 +144,9 @@ class TilePositions:
 
 
 def taken(array: jax.Array, index: Any, axis: int) -> jax.Array:
-  """`array` at `index` along `axis`; an axis of size 1 or none is left alone.
+  """`array` at `index` along `axis`, unless that axis is absent or of size 1.
 
-  Indices past the end read the last entry: a tile may reach over the edge.
+  Indices past the end read the last entry: the last tile may be incomplete.
   """
   if array.ndim < -axis or array.shape[axis] == 1:
     return array
@@ -113,7 +157,7 @@ def taken(array: jax.Array, index: Any, axis: int) -> jax.Array:
       )
     index = index.array
   if isinstance(index, np.ndarray):
-    # Known positions in one piece need no gather, whose gradient is slow.
+    # Consecutive constants need no gather, whose gradient is slow.
     start, stop = (index[0], index[-1] + 1) if index.size else (0, 0)
     if start >= 0 and stop <= array.shape[axis] and (np.diff(index) == 1).all():
       return jax.lax.slice_in_dim(array, int(start), int(stop), axis=axis)
@@ -130,72 +174,71 @@ def checked_length(name: str, shape, axis: int, length: int | None) -> None:
   )
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class Shifted(Pairwise):
-  """Values for queries whose first one stands at position `offset`."""
+class Transform(EqualByValue):
+  """Changes which positions or heads of a `Pairwise` are evaluated."""
 
-  inner: Pairwise
-  offset: int | jax.Array
+  def leading_rank(self, rank: int) -> int:
+    """The leading rank of the result, of that of its argument."""
+    return rank
 
-  @property
-  def leading_rank(self):
-    return self.inner.leading_rank
+  def block(self, inner: Pairwise, rows, columns, rank: int) -> jax.Array:
+    """See `Pairwise.block`."""
+    raise NotImplementedError
 
-  def block(self, rows, columns, rank):
-    offset = self.offset
-    if isinstance(offset, int):
-      # Sums of positions must not leave their 32 bits.
-      offset = max(-(2**30), min(offset, 2**30))
-    return self.inner.block(rows + offset, columns, rank)
-
-  def check(self, query_length, key_length):
-    self.inner.check(None, key_length)
+  def check(self, inner: Pairwise, query_length, key_length) -> None:
+    """See `Pairwise.check`."""
+    inner.check(query_length, key_length)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class GroupedPairs(Pairwise):
-  """Values with heads as [H], for scores with heads as [K, G]."""
+class Shift(Transform):
+  """Adds `row` to the queries' positions and `column` to the keys'."""
 
-  inner: Pairwise
+  row: int | jax.Array
+  column: jax.Array | None
+
+  def block(self, inner, rows, columns, rank):
+    if self.column is not None:
+      columns = columns + self.column
+    return inner.block(rows + self.row, columns, rank)
+
+  def check(self, inner, query_length, key_length):
+    inner.check(None, key_length if self.column is None else None)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class GroupHeads(Transform):
+  """Splits the axis of heads, [H], into [K, G]."""
+
   num_key_value_heads: int = dataclasses.field(metadata={"static": True})
   num_groups: int = dataclasses.field(metadata={"static": True})
 
-  @property
-  def leading_rank(self):
-    rank = self.inner.leading_rank
+  def leading_rank(self, rank):
     return rank + 1 if rank else 0
 
-  def block(self, rows, columns, rank):
-    block = self.inner.block(rows, columns, rank - 1)
+  def block(self, inner, rows, columns, rank):
+    block = inner.block(rows, columns, rank - 1)
     if block.ndim < 3:
       return block
     heads = self.num_key_value_heads * self.num_groups
     checked_length("mask or bias", block.shape, -3, heads)
     return axes.split_axis(block, -3, self.num_key_value_heads, self.num_groups)
 
-  def check(self, query_length, key_length):
-    self.inner.check(query_length, key_length)
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class PairsOfHeads(Pairwise):
-  """Values of `count` heads from the `first` on; all `total` are at `axis`."""
+class SelectHeads(Transform):
+  """Selects `count` of `total` heads, from the `first` on."""
 
-  inner: Pairwise
   first: jax.Array
   count: int = dataclasses.field(metadata={"static": True})
   total: int = dataclasses.field(metadata={"static": True})
   axis: int = dataclasses.field(metadata={"static": True})
 
-  @property
-  def leading_rank(self):
-    return self.inner.leading_rank
-
-  def block(self, rows, columns, rank):
-    block = self.inner.block(rows, columns, rank)
+  def block(self, inner, rows, columns, rank):
+    block = inner.block(rows, columns, rank)
     if block.ndim < -self.axis or block.shape[self.axis] == 1:
       return block
     checked_length("mask or bias", block.shape, self.axis, self.total)
@@ -203,5 +246,20 @@ class PairsOfHeads(Pairwise):
       block, self.first, self.count, axis=self.axis
     )
 
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class View(Pairwise):
+  """The values of `inner`, as changed by `transform`."""
+
+  inner: Any
+  transform: Transform
+
+  @property
+  def leading_rank(self):
+    return self.transform.leading_rank(self.inner.leading_rank)
+
+  def block(self, rows, columns, rank):
+    return self.transform.block(self.inner, rows, columns, rank)
+
   def check(self, query_length, key_length):
-    self.inner.check(query_length, key_length)
+    self.transform.check(self.inner, query_length, key_length)

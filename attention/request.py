@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.biases.types import Bias, as_bias
+from attention.biases import Bias, as_bias
 from attention.checks import check_axis, check_leading, check_tokens
 from attention.dropout import Dropout
 from attention.masks.types import Mask, as_mask

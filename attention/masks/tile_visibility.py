@@ -1,8 +1,8 @@
-"""What a mask says of whole tiles, as far as it is known when tracing.
+"""Which tiles a mask hides entirely, decided when tracing.
 
-FULL and EMPTY are promises: every pair of the tile is seen, or none is, in
-every batch entry and head. PARTIAL promises nothing, and is the answer wherever
-a parameter is traced.
+FULL means that every pair of the tile may attend, EMPTY that none may, in every
+batch entry and head. Everything else is PARTIAL, also if a parameter of the
+mask is traced.
 """
 
 import functools
@@ -16,25 +16,23 @@ from attention.masks.types import (
   Band,
   Below,
   Combined,
-  GroupedMask,
   Inverted,
   Mask,
-  MaskOfHeads,
+  MaskView,
   Segments,
-  ShiftedMask,
 )
-from attention.positional import EMPTY, FULL, PARTIAL
+from attention.positional import EMPTY, FULL, PARTIAL, Shift
 
 
 class Ranges:
-  """Consecutive stretches of positions: where each begins and its last one."""
+  """Ranges of positions, given by the first and the last of each."""
 
   def __init__(self, first: np.ndarray, last: np.ndarray):
     self.first, self.last = first, last
 
   @classmethod
   def cut(cls, length: int, size: int) -> "Ranges":
-    """Stretches of `size` positions, the last one as long as it may be."""
+    """Ranges of `size` positions; the last one may be shorter."""
     first = np.arange(0, length, size, dtype=np.int64)
     return cls(first, np.minimum(first + size, length) - 1)
 
@@ -42,29 +40,13 @@ class Ranges:
     return len(self.first)
 
   def shifted(self, offset: int) -> "Ranges":
-    """The same stretches, `offset` positions later."""
+    """The same ranges, `offset` positions later."""
     return Ranges(self.first + offset, self.last + offset)
 
 
 @functools.singledispatch
 def visibility(mask: Mask, rows: Ranges, columns: Ranges) -> np.ndarray:
-  """EMPTY, PARTIAL or FULL for every tile.
-
-  Args:
-    mask: any mask.
-    rows: positions of the queries of n tiles.
-    columns: positions of the keys of m tiles.
-
-  Returns:
-    int8 [n, m].
-
-  Example:
-    >>> from attention import masks
-    >>> visibility(masks.causal(), Ranges.cut(6, 2), Ranges.cut(6, 2))
-    array([[1, 0, 0],
-           [2, 1, 0],
-           [2, 2, 1]], dtype=int8)
-  """
+  """int8 [n, m], EMPTY, PARTIAL or FULL, for n rows and m columns of tiles."""
   del mask
   return np.full((len(rows), len(columns)), PARTIAL, np.int8)
 
@@ -73,10 +55,10 @@ def _unknown(rows, columns):
   return visibility.dispatch(object)(None, rows, columns)
 
 
-def _answer(everybody, nobody):
-  return np.where(nobody, EMPTY, np.where(everybody, FULL, PARTIAL)).astype(
-    np.int8
-  )
+def _as_visibility(all_visible, none_visible):
+  return np.where(
+    none_visible, EMPTY, np.where(all_visible, FULL, PARTIAL)
+  ).astype(np.int8)
 
 
 def _known(*parameters: Any) -> bool:
@@ -89,17 +71,17 @@ def _(mask: Band, rows: Ranges, columns: Ranges):
     return _unknown(rows, columns)
   nearest = columns.first[None, :] - rows.last[:, None]
   farthest = columns.last[None, :] - rows.first[:, None]
-  everybody = np.ones(nearest.shape, bool)
-  nobody = ~everybody
+  all_visible = np.ones(nearest.shape, bool)
+  none_visible = ~all_visible
   if mask.left is not None:
     left = np.asarray(mask.left, np.int64)
-    everybody &= nearest >= -left.min()
-    nobody |= farthest < -left.max()
+    all_visible &= nearest >= -left.min()
+    none_visible |= farthest < -left.max()
   if mask.right is not None:
     right = np.asarray(mask.right, np.int64)
-    everybody &= farthest <= right.min()
-    nobody |= nearest > right.max()
-  return _answer(everybody, nobody)
+    all_visible &= farthest <= right.min()
+    none_visible |= nearest > right.max()
+  return _as_visibility(all_visible, none_visible)
 
 
 @visibility.register
@@ -107,7 +89,9 @@ def _(mask: Below, rows: Ranges, columns: Ranges):
   if not _known(mask.limit):
     return _unknown(rows, columns)
   limit = np.asarray(mask.limit, np.int64)
-  seen = _answer(columns.last < limit.min(), columns.first >= limit.max())
+  seen = _as_visibility(
+    columns.last < limit.min(), columns.first >= limit.max()
+  )
   return np.broadcast_to(seen, (len(rows), len(columns)))
 
 
@@ -127,7 +111,7 @@ def _(mask: Segments, rows: Ranges, columns: Ranges):
   alike = (query_low == query_high) & (key_low == key_high)
   alike &= query_low == key_low
   return np.broadcast_to(
-    _answer(_over_leading(np.all, alike), _over_leading(np.all, apart)),
+    _as_visibility(_over_leading(np.all, alike), _over_leading(np.all, apart)),
     (len(rows), len(columns)),
   )
 
@@ -136,15 +120,21 @@ def _(mask: Segments, rows: Ranges, columns: Ranges):
 def _(mask: ArrayMask, rows: Ranges, columns: Ranges):
   if not _known(mask.array):
     return _unknown(rows, columns)
-  everybody = nobody = np.atleast_2d(np.asarray(mask.array))
-  if not all(map(_inside, (rows, columns), everybody.shape[-2:])):
+  all_visible = none_visible = np.atleast_2d(np.asarray(mask.array))
+  if not all(map(_inside, (rows, columns), all_visible.shape[-2:])):
     return _unknown(rows, columns)
   for axis, ranges in ((-2, rows), (-1, columns)):
-    if everybody.shape[axis] > 1:
-      everybody = np.logical_and.reduceat(everybody, ranges.first, axis=axis)
-      nobody = np.logical_or.reduceat(nobody, ranges.first, axis=axis)
+    if all_visible.shape[axis] > 1:
+      all_visible = np.logical_and.reduceat(
+        all_visible, ranges.first, axis=axis
+      )
+      none_visible = np.logical_or.reduceat(
+        none_visible, ranges.first, axis=axis
+      )
   return np.broadcast_to(
-    _answer(_over_leading(np.all, everybody), ~_over_leading(np.any, nobody)),
+    _as_visibility(
+      _over_leading(np.all, all_visible), ~_over_leading(np.any, none_visible)
+    ),
     (len(rows), len(columns)),
   )
 
@@ -163,25 +153,22 @@ def _(mask: Inverted, rows: Ranges, columns: Ranges):
 
 
 @visibility.register
-def _(mask: ShiftedMask, rows: Ranges, columns: Ranges):
-  if not _known(mask.offset) or np.ndim(mask.offset):
-    return _unknown(rows, columns)
-  return visibility(mask.inner, rows.shifted(int(mask.offset)), columns)
-
-
-@visibility.register(GroupedMask)
-@visibility.register(MaskOfHeads)
-def _(mask, rows: Ranges, columns: Ranges):
+def _(mask: MaskView, rows: Ranges, columns: Ranges):
+  shift = mask.transform
+  if isinstance(shift, Shift):
+    if not _known(shift.row) or shift.column is not None:
+      return _unknown(rows, columns)
+    rows = rows.shifted(int(shift.row))
   return visibility(mask.inner, rows, columns)
 
 
 def _inside(ranges: Ranges, length: int) -> bool:
-  """Whether an axis knows all these positions; one entry stands for all."""
+  """Whether an axis has all these positions; an axis of size 1 broadcasts."""
   return length == 1 or (ranges.first[0] >= 0 and ranges.last[-1] < length)
 
 
 def _extremes(ids, ranges: Ranges):
-  """The lowest and the highest number of each stretch, [..., stretches]."""
+  """The lowest and the highest id in each range, [..., ranges]."""
   ids = np.asarray(ids)
   if ids.shape[-1] == 1:
     return ids, ids

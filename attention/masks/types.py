@@ -1,6 +1,6 @@
-"""The masks behind `attention.masks`: pytrees that answer block by block."""
+"""The types of masks: pytrees that are evaluated block by block."""
 
-# Overrides keep the docstrings of what they override.
+# Overriding methods inherit their docstrings.
 # ruff: noqa: D102
 
 import dataclasses
@@ -12,17 +12,16 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.positional import (
-  GroupedPairs,
-  PairsOfHeads,
   Pairwise,
-  Shifted,
+  Transform,
+  View,
   checked_length,
   taken,
 )
 
 
 class Mask(Pairwise):
-  """Who may look at whom; see the constructors in `attention.masks`."""
+  """Which queries may attend to which keys; see `attention.masks`."""
 
   def __and__(self, other):
     return Combined(self, as_mask(other), "and")
@@ -39,19 +38,8 @@ class Mask(Pairwise):
   def __invert__(self):
     return Inverted(self)
 
-  def shifted(self, offset: int | jax.Array) -> "Mask":
-    """The mask for queries whose first one stands at position `offset`."""
-    return ShiftedMask(self, offset)
-
-  def grouped(self, num_key_value_heads: int, num_groups: int) -> "Mask":
-    """The mask for heads laid out as [K, G] instead of [H]."""
-    return GroupedMask(self, num_key_value_heads, num_groups)
-
-  def of_heads(
-    self, first: jax.Array, count: int, total: int, axis: int
-  ) -> "Mask":
-    """The mask of `count` heads from the `first`; all `total` are at `axis`."""
-    return MaskOfHeads(self, first, count, total, axis)
+  def _view(self, transform: Transform) -> "MaskView":
+    return MaskView(self, transform)
 
 
 def _register_static_integers(cls):
@@ -184,7 +172,7 @@ class Combined(Mask):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Inverted(Mask):
-  """Who may not look at whom."""
+  """not inner."""
 
   inner: Mask
 
@@ -201,26 +189,8 @@ class Inverted(Mask):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class ShiftedMask(Shifted, Mask):
-  """A shifted mask combines as other masks do."""
-
-  inner: Mask
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class GroupedMask(GroupedPairs, Mask):
-  """So does a mask whose heads are laid out as [K, G]."""
-
-  inner: Mask
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class MaskOfHeads(PairsOfHeads, Mask):
-  """And a mask of some heads."""
-
-  inner: Mask
+class MaskView(View, Mask):
+  """A mask with other positions or heads; see `Transform`."""
 
 
 def _and(left, right):
@@ -232,7 +202,7 @@ def _or(left, right):
 
 
 def _compared(compare, positions, parameter, rank):
-  """compare(positions [t, s], parameter [leading...]), lined up."""
+  """compare(positions [t, s], parameter [leading...]), broadcast."""
   if isinstance(parameter, int):
     return compare(positions, parameter)
   parameter = axes.leading_aligned(parameter, rank, 0)
@@ -240,7 +210,7 @@ def _compared(compare, positions, parameter, rank):
 
 
 def as_mask(mask: Any) -> Mask:
-  """The `Mask` for what a caller passed as a mask.
+  """Converts a boolean array to a `Mask`; leaves a `Mask` as it is.
 
   Args:
     mask: a mask, or a boolean array that broadcasts to the scores.

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from attention.biases.types import as_bias
+from attention.biases import as_bias
 from attention.dispatch import ImplementationLike, dispatch
 from attention.dropout import Dropout, OfHeads
 from attention.masks.types import as_mask

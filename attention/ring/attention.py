@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from attention.biases.types import as_bias
+from attention.biases import as_bias
 from attention.checks import check_axis, check_tokens
 from attention.dispatch import ImplementationLike, dispatch
 from attention.dropout import Dropout, OfPart, make_dropout
@@ -22,7 +22,6 @@ from attention.positional import FULL
 from attention.ring.layout import Cut, Ring, seen
 from attention.ring.order import Order
 from attention.ring.pair_step import make_parts
-from attention.ring.placed import PlacedBias, PlacedMask
 from attention.ring.rotation import make_travel
 from attention.scores import Score, as_score, scaled_dot_score
 
@@ -176,14 +175,14 @@ def _make_part(
     if mask is not None:
       # Where all is seen, a mask still keeps what is not finite in its rows.
       full = case == FULL
-      visible = Band(None, None) if full else PlacedMask(mask, *place)
+      visible = Band(None, None) if full else mask.placed(*place)
     context, lse = dispatch(
       query,
       key,
       value,
       score=score,
       mask=visible,
-      bias=bias if bias is None else PlacedBias(bias, *place),
+      bias=bias if bias is None else bias.placed(*place),
       dropout=dropout if dropout is None else OfPart(dropout, *place, lengths),
       implementation=implementation,
       return_lse=True,

@@ -137,6 +137,12 @@ def test_shifted_rows():
   )
 
 
+@pytest.mark.parametrize("offset", [jnp.array([0, 5]), np.arange(2), 1.5])
+def test_shifted_takes_one_integer(offset):
+  with pytest.raises(ValueError, match="offset must be one integer"):
+    masks.causal().shifted(offset)
+
+
 def test_integers_stay_known_under_jit_and_arrays_become_leaves():
   known = masks.causal(2) & masks.sliding_window(1, None)
   assert not jax.tree.leaves(known)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.biases.types import Bias
+from attention.biases import Bias
 from attention.dropout import Dropout
 from attention.implementations.blockwise.tiles import Tiling, cut, put, scan
 from attention.masks.types import Mask

@@ -1,29 +1,41 @@
-"""The biases behind `attention.biases`: pytrees that answer block by block."""
+"""Biases: numbers that depend on positions and are added to the scores.
 
-# Overrides keep the docstrings of what they override.
-# ruff: noqa: D102
+A bias is a pytree that is evaluated block by block, as a mask is, and is
+differentiable in its arrays. Biases and arrays add with `+`. A bias of -inf
+hides a key as a mask does. A bias with one entry per head, [H], applies to the
+last leading axis of the scores, [B, H, T, S]; arrays broadcast by NumPy's
+rules.
+
+`bias.materialize(T, S)` is the bias as a [..., T, S] array, and
+`bias.shifted(offset)` the bias for queries that start at position `offset`.
+"""
+
+# Overriding methods inherit their docstrings.
 
 import dataclasses
 import math
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from attention import axes
+from attention.checks import check_floating
 from attention.positional import (
-  GroupedPairs,
-  PairsOfHeads,
   Pairwise,
-  Shifted,
+  Transform,
+  View,
   checked_length,
   taken,
 )
 
+__all__ = ["Bias", "alibi", "as_bias", "relative_position"]
+
 
 class Bias(Pairwise):
-  """What positions add to a score; `attention.biases` has constructors."""
+  """Numbers added to the scores, by position; see `attention.biases`."""
 
   def __add__(self, other):
     return Sum(self, as_bias(other))
@@ -31,19 +43,8 @@ class Bias(Pairwise):
   def __radd__(self, other):
     return as_bias(other) + self
 
-  def shifted(self, offset: int | jax.Array) -> "Bias":
-    """The bias for queries whose first one stands at position `offset`."""
-    return ShiftedBias(self, offset)
-
-  def grouped(self, num_key_value_heads: int, num_groups: int) -> "Bias":
-    """The bias for heads laid out as [K, G] instead of [H]."""
-    return GroupedBias(self, num_key_value_heads, num_groups)
-
-  def of_heads(
-    self, first: jax.Array, count: int, total: int, axis: int
-  ) -> "Bias":
-    """The bias of `count` heads from the `first`; all `total` are at `axis`."""
-    return BiasOfHeads(self, first, count, total, axis)
+  def _view(self, transform: Transform) -> "BiasView":
+    return BiasView(self, transform)
 
 
 @jax.tree_util.register_dataclass
@@ -159,24 +160,79 @@ class Sum(Bias):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class ShiftedBias(Shifted, Bias):
-  """A shifted bias adds as other biases do."""
+class BiasView(View, Bias):
+  """A bias with other positions or heads; see `Transform`."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class GroupedBias(GroupedPairs, Bias):
-  """So does a bias whose heads are laid out as [K, G]."""
+def alibi(num_heads: int) -> Bias:
+  """Attention with linear biases, `-slope[h] * |i - j|`.
+
+  See "Train Short, Test Long", Press et al., 2021, section 3
+  (https://arxiv.org/abs/2108.12409).
+
+  Args:
+    num_heads: H; the scores must be [..., H, T, S].
+
+  Returns:
+    A bias.
+
+  Raises:
+    ValueError: if there is not at least one head.
+
+  Example:
+    >>> alibi(8).materialize(1, 3)[0]
+    Array([[-0. , -0.5, -1. ]], dtype=float32)
+  """
+  if num_heads < 1:
+    raise ValueError(f"num_heads must be at least 1, got {num_heads}")
+  return Alibi(num_heads)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class BiasOfHeads(PairsOfHeads, Bias):
-  """And a bias of some heads."""
+def relative_position(
+  table: jax.Array, bidirectional: bool = True, max_distance: int = 128
+) -> Bias:
+  """T5's relative position bias: one learned number a bucket of distances.
+
+  Half of the buckets are single distances, the others grow logarithmically
+  up to `max_distance`. See "Exploring the Limits of Transfer Learning with a
+  Unified Text-to-Text Transformer", Raffel et al., 2019, section 2.1
+  (https://arxiv.org/abs/1910.10683).
+
+  Args:
+    table: [num_buckets, H].
+    bidirectional: whether keys after the query have buckets of their own;
+      without, they share the bucket of distance 0.
+    max_distance: distances from here on share the last bucket.
+
+  Returns:
+    A bias for scores [..., H, T, S], differentiable in `table`.
+
+  Raises:
+    AssertionError: if `table` is not a floating-point matrix.
+    ValueError: if the buckets do not fit the distances.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> table = jnp.arange(8.0)[:, None]
+    >>> relative_position(table).materialize(1, 4)[0]
+    Array([[0., 5., 6., 6.]], dtype=float32)
+  """
+  chex.assert_rank(
+    table, 2, custom_message="table must be [num_buckets, heads]"
+  )
+  check_floating(table=table)
+  num_buckets = table.shape[0]
+  exact = num_buckets // (4 if bidirectional else 2)
+  if exact < 1 or max_distance <= exact:
+    raise ValueError(
+      f"table has {num_buckets} buckets, {exact} of them for single distances; "
+      f"there must be at least 1, and fewer than max_distance={max_distance}"
+    )
+  return RelativePosition(jnp.asarray(table), bidirectional, max_distance)
 
 
 def as_bias(bias: Any) -> Bias:
-  """The `Bias` for what a caller passed as a bias.
+  """Converts an array to a `Bias`; leaves a `Bias` as it is.
 
   Args:
     bias: a bias, or a floating-point array that broadcasts to the scores.
