@@ -271,8 +271,7 @@ def _tell_but_of_unwritten_events(args) -> None:
 
   The main thread, which writes metrics and checkpoints, will say so.
   """
-  ours = args.thread is not None and args.thread.name == initialize.HEARTBEAT
-  if ours or not isinstance(args.exc_value, OSError):
+  if not isinstance(args.exc_value, OSError):
     threading.__excepthook__(args)
 
 

@@ -1,10 +1,11 @@
-"""JAX, set up for a run: its processes, its caches, its memory."""
+"""Sets up JAX for a run: processes, compilation cache, memory allocator."""
 
 import contextlib
 import ctypes
 import functools
 import os
 import resource
+import signal
 import sys
 import time
 from pathlib import Path
@@ -14,24 +15,22 @@ from absl import logging
 from experiments.errors import UserError
 
 _CACHE = "~/.cache/attention-jax"
-# The thread that ends a process whose others are gone.
-HEARTBEAT = "heartbeat"
+# Seconds without a heartbeat after which JAX declares a process dead.
+HEARTBEAT_TIMEOUT = 15
+# Seconds for which a process that fails waits for others that fail as well.
+_GRACE = 5.0
+# Whether this process has reported an error of its own and is exiting.
+_exiting = False
 
 
 def set_up_jax() -> None:
-  """Joins the other processes, if any, and keeps compiled code on disk.
+  """Connects to the other processes, if any, and sets JAX's options.
 
   JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, which
-  `launch.sh` sets, make a process one of several, and JAX_LOCAL_DEVICE_IDS says
-  which of the machine's GPUs it has, all by default; where the address is
-  "auto" JAX asks the cluster, as on TPU VMs. JAX_COMPILATION_CACHE_DIR moves
-  the cache of compiled code.
-
-  Raises:
-    UserError: if there is an address and no number of processes or of this one.
-
-  Example:
-    >>> set_up_jax()  # doctest: +SKIP
+  `launch.sh` sets, make this process one of several. JAX_LOCAL_DEVICE_IDS
+  selects GPUs of the machine (default: all). With the address "auto", JAX asks
+  the cluster, as on TPU VMs. JAX_COMPILATION_CACHE_DIR moves the compilation
+  cache.
   """
   import jax
 
@@ -44,9 +43,11 @@ def set_up_jax() -> None:
   address = os.environ.get("JAX_COORDINATOR_ADDRESS")
   if not address:
     return
+  timeout = {"heartbeat_timeout_seconds": HEARTBEAT_TIMEOUT}
   if address == "auto":
-    del os.environ["JAX_COORDINATOR_ADDRESS"]  # or JAX takes it for one
-    jax.distributed.initialize()
+    # JAX would use the value "auto" as an address.
+    del os.environ["JAX_COORDINATOR_ADDRESS"]
+    jax.distributed.initialize(**timeout)
   else:
     try:
       count = int(os.environ["JAX_NUM_PROCESSES"])
@@ -56,20 +57,21 @@ def set_up_jax() -> None:
         "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and"
         f" JAX_PROCESS_ID must be numbers ({error})"
       ) from None
-    # A scheduler's environment would have a process use one of its devices.
+    # Cluster detection would give each process one device of a Slurm job.
     jax.distributed.initialize(
-      address, count, index, cluster_detection_method="deactivate"
+      address, count, index, cluster_detection_method="deactivate", **timeout
     )
+  _exit_on_abort()
   if jax.process_index():
     logging.set_verbosity(logging.WARNING)
 
 
 def _keep_freed_memory() -> None:
-  """Has glibc keep what is freed, as a step frees what the next one needs.
+  """Makes glibc keep freed memory instead of returning it to the system.
 
-  By default it returns large blocks to the system, which hands them back page
-  by page, filled with zeros: up to a quarter of a step on a CPU. Blocks above
-  64 MiB it keeps for the main thread alone, hence no dispatch from others.
+  The system hands pages back filled with zeros, which took up to a quarter of
+  a step on a CPU. glibc keeps blocks above 64 MiB for the main thread only,
+  so asynchronous dispatch is off.
   """
   mmap_max, trim_threshold = -4, -1  # of malloc.h
   with contextlib.suppress(OSError, AttributeError):  # another C library
@@ -79,66 +81,70 @@ def _keep_freed_memory() -> None:
 
 
 def coordination_client():
-  """Returns JAX's client of the service that all processes share.
-
-  Returns:
-    An object with `key_value_set` and `key_value_dir_get`; None for a process
-    that is alone.
-
-  Example:
-    >>> coordination_client() is None
-    True
-  """
+  """Returns JAX's client of the coordination service, None if there is none."""
+  if "jax" not in sys.modules:
+    return None
   from jax._src import distributed  # JAX has no public name for it.
 
   return distributed.global_state.client
 
 
-@functools.cache
-def linger(seconds: float) -> object:
-  """Has C++ wait before it ends the process for an exception nobody caught.
+@functools.cache  # which keeps the callbacks alive
+def _exit_on_abort() -> tuple[object, ...]:
+  """Replaces SIGABRT by one message and exit code 1.
 
-  Where the connection to a dead process breaks, gloo, through which CPUs sum,
-  may throw in a thread of its own. Until that brings down this process as
-  well, another thread can find out who is dead, say so and leave.
-
-  Args:
-    seconds: to wait. Then it ends as it would have at once: with the
-      exception's message, by SIGABRT.
-
-  Returns:
-    What C++ calls, which the cache keeps; None where it cannot be told to.
-
-  Example:
-    >>> linger(20)  # doctest: +SKIP
+  JAX aborts a process when another one dies, after a message that names it.
+  gloo, the CPU's collectives, may detect the broken connection first and throw
+  in its own thread: that thread then waits for JAX's message.
   """
-  handler = ctypes.CFUNCTYPE(None)
-  try:
+  abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
+  terminate_handler = ctypes.CFUNCTYPE(None)
+
+  @abort_handler
+  def on_abort(_) -> None:
+    try:
+      if _exiting:  # with a message and a code of its own
+        time.sleep(2 * _GRACE)
+      else:
+        report(
+          "JAX stopped this process, in most cases because another process"
+          " died; JAX's messages above name it (the leader is process 0)"
+        )
+    finally:
+      os._exit(1)
+
+  @terminate_handler
+  def on_terminate() -> None:
+    time.sleep(HEARTBEAT_TIMEOUT + 2 * _GRACE)
+    default()  # shows the exception and aborts
+
+  libc = ctypes.CDLL(None)
+  libc.signal.argtypes = [ctypes.c_int, abort_handler]
+  libc.signal(signal.SIGABRT, on_abort)
+  with contextlib.suppress(OSError, AttributeError):
     # std::set_terminate, of the library that JAX is linked with on Linux.
     install = ctypes.CDLL("libstdc++.so.6")["_ZSt13set_terminatePFvvE"]
-  except (OSError, AttributeError):
-    return None
-  install.argtypes, install.restype = [handler], handler
+    install.argtypes, install.restype = [terminate_handler], terminate_handler
+    default = install(on_terminate)
+  return on_abort, on_terminate
 
-  @handler
-  def terminate() -> None:
-    time.sleep(seconds)
-    end_at_once()
 
-  end_at_once = install(terminate)
-  return terminate
+def report(trouble: str) -> None:
+  """Prints why this process, one of several, stops."""
+  from jax._src import distributed  # jax.process_index() waits for a backend
+
+  index = distributed.global_state.process_id
+  with contextlib.suppress(OSError, ValueError):  # standard error is closed
+    print(
+      f"error: process {index}: {trouble}. The same command"
+      " resumes from the last checkpoint.",
+      file=sys.stderr,
+      flush=True,
+    )
 
 
 def peak_memory() -> int:
-  """Returns how much memory was in use at most, so far.
-
-  Returns:
-    Bytes of the first device, where it counts them, otherwise of the process.
-
-  Example:
-    >>> peak_memory() > 2**20
-    True
-  """
+  """Returns the peak memory of a device, or of the process, in bytes."""
   import jax
 
   counted = jax.local_devices()[0].memory_stats()
@@ -149,22 +155,20 @@ def peak_memory() -> int:
 
 
 def leave(code: int) -> None:
-  """Ends the process at once, from whatever thread.
+  """Ends the process at once, from any thread.
 
-  It waits for nothing that is under way. JAX waits at exit until all processes
-  are there, so that the launcher would not hear of a failure before the others,
-  which wait for this one, time out; and a save that failed would have Orbax
-  tell of each file that it left.
-
-  Args:
-    code: to exit with.
-
-  Example:
-    >>> leave(1)  # doctest: +SKIP
+  `sys.exit` would wait for the other processes in JAX's exit handler, and for
+  Orbax's threads. Processes that fail for the same reason leave together: JAX
+  aborts the others when the first process, the coordinator, is gone.
   """
+  global _exiting
+  _exiting = True
   try:
     with contextlib.suppress(OSError, ValueError):  # nobody reads any more
       sys.stdout.flush()
       sys.stderr.flush()
+    if client := coordination_client():
+      with contextlib.suppress(Exception):
+        client.wait_at_barrier("leave", round(1000 * _GRACE))
   finally:
     os._exit(code)
