@@ -43,11 +43,13 @@ def set_up_jax() -> None:
   address = os.environ.get("JAX_COORDINATOR_ADDRESS")
   if not address:
     return
-  timeout = {"heartbeat_timeout_seconds": HEARTBEAT_TIMEOUT}
+  initialize = functools.partial(
+    jax.distributed.initialize, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
+  )
   if address == "auto":
     # JAX would use the value "auto" as an address.
     del os.environ["JAX_COORDINATOR_ADDRESS"]
-    jax.distributed.initialize(**timeout)
+    initialize()
   else:
     try:
       count = int(os.environ["JAX_NUM_PROCESSES"])
@@ -58,9 +60,7 @@ def set_up_jax() -> None:
         f" JAX_PROCESS_ID must be numbers ({error})"
       ) from None
     # Cluster detection would give each process one device of a Slurm job.
-    jax.distributed.initialize(
-      address, count, index, cluster_detection_method="deactivate", **timeout
-    )
+    initialize(address, count, index, cluster_detection_method="deactivate")
   _exit_on_abort()
   if jax.process_index():
     logging.set_verbosity(logging.WARNING)
