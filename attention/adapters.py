@@ -1,12 +1,14 @@
-"""Doors of the shapes that other libraries' callers know."""
+"""Attention with the signatures of `jax.nn` and of Flax."""
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from attention import api, masks
+from attention import api, axes, masks
 from attention.checks import check_rank, check_tokens
 from attention.dropout import make_dropout
 from attention.multi_head import attend_heads
@@ -30,24 +32,24 @@ def dot_product_attention(
 ) -> Any:
   """A drop-in for `jax.nn.dot_product_attention`, with its arguments.
 
-  Three things differ: a row that may attend to nothing is zero (there it is
-  the average of what is masked), the residual is float32 and has gradients,
-  and biases and masks may be those of this library too. What there is "xla" is
-  here the choice of `attend`.
+  Three things differ. A row that may attend to nothing is zero (in `jax.nn` it
+  is the mean of the masked values). The residual is float32 and has gradients.
+  Masks and biases of this library are accepted too. The implementation "xla" of
+  `jax.nn` means here that `attend` chooses.
 
   Args:
     query: [B, T, H, D] or [T, H, D].
     key: [B, S, K, D] or [S, K, D]; K divides H.
     value: [B, S, K, D] or [S, K, D].
-    bias: broadcasts to [B, H, T, S] or [H, T, S].
-    mask: boolean, broadcasts to [B, H, T, S] or [H, T, S].
-    scale: of the scores; None means D ** -0.5.
-    is_causal: whether query i sees only keys j <= i.
-    query_seq_lengths: int [B]; the rest of the rows is zero.
-    key_value_seq_lengths: int [B]; the rest of the keys is masked out.
-    local_window_size: how far a query sees to the left and to the right, one
-      number for both or a pair.
-    implementation: as in `attend`, or "xla", which is None.
+    bias: broadcasts to [B, H, T, S]; B is 1 if the query has no batch axis.
+    mask: boolean, broadcasts to [B, H, T, S]; B is 1 as for `bias`.
+    scale: factor of the scores; None means D ** -0.5.
+    is_causal: whether query i may only attend to keys j <= i.
+    query_seq_lengths: int [B]; later queries have context 0.
+    key_value_seq_lengths: int [B]; later keys are masked out.
+    local_window_size: how many keys before and after its own position a query
+      may attend to, one number for both or a pair.
+    implementation: as in `attend`, or "xla", which means None.
     return_residual: whether to return the log-sum-exp too.
 
   Returns:
@@ -67,6 +69,11 @@ def dot_product_attention(
   check_tokens(query=query, key=key, value=value)
   for name, array in (("query", query), ("key", key), ("value", value)):
     check_rank(array, name, "length, heads, features")
+  without_batch = query.ndim == 3
+  if without_batch:  # lengths and masks have a batch axis even then
+    query, key, value = (
+      axes.with_rank(jnp.asarray(array), 4) for array in (query, key, value)
+    )
   restrictions = [mask, masks.causal() if is_causal else None]
   if local_window_size is not None:
     if isinstance(local_window_size, int):
@@ -75,33 +82,33 @@ def dot_product_attention(
   if key_value_seq_lengths is not None:
     restrictions.append(masks.padding(jnp.asarray(key_value_seq_lengths)))
   if query_seq_lengths is not None:
-    present = _positions_below(query_seq_lengths, query.shape[-3])
-    restrictions.append(masks.as_mask(present))
+    restrictions.append(_queries_below(query_seq_lengths, query.shape[-3]))
   context, lse = attend_heads(
     *(jnp.swapaxes(array, -2, -3) for array in (query, key, value)),
     score=scaled_dot(scale),
-    mask=_all_of(restrictions),
+    mask=_intersection(restrictions),
     bias=bias,
     implementation=None if implementation == "xla" else implementation,
     return_lse=return_residual,
   )
   context = jnp.swapaxes(context, -2, -3)
-  return context if lse is None else (context, jnp.swapaxes(lse, -1, -2))
+  context = context[0] if without_batch else context
+  if lse is None:
+    return context
+  lse = jnp.swapaxes(lse, -1, -2)
+  return context, lse[0] if without_batch else lse
 
 
-def _positions_below(lengths, size: int) -> jax.Array:
-  """Bool [B, 1, T, 1] for lengths [B]: which queries there are."""
+def _queries_below(lengths, size: int) -> masks.Mask:
+  """A mask [B, 1, T, 1] that is True for the first `lengths` [B] queries."""
   lengths = jnp.asarray(lengths)[..., None, None, None]
-  return jnp.arange(size).reshape((1,) * (lengths.ndim - 2) + (-1, 1)) < lengths
+  rows = jnp.arange(size).reshape((1,) * (lengths.ndim - 2) + (-1, 1))
+  return masks.as_mask(rows < lengths)
 
 
-def _all_of(restrictions):
-  combined = None
-  for mask in restrictions:
-    if mask is not None:
-      mask = masks.as_mask(mask)
-      combined = mask if combined is None else combined & mask
-  return combined
+def _intersection(restrictions) -> masks.Mask | None:
+  given = [masks.as_mask(mask) for mask in restrictions if mask is not None]
+  return functools.reduce(operator.and_, given) if given else None
 
 
 def flax_attention_fn(score: Score | Callable = scaled_dot_score) -> Callable:
@@ -146,8 +153,8 @@ def flax_attention_fn(score: Score | Callable = scaled_dot_score) -> Callable:
     qk_attn_weights_einsum=None,
     attn_weights_value_einsum=None,
   ):
-    """Attends in the [..., T, H, D] order; see `flax_attention_fn`."""
-    del force_fp32_for_softmax  # it always is
+    """Attends with axes [..., T, H, D]; see `flax_attention_fn`."""
+    del force_fp32_for_softmax  # the softmax is always float32 at least
     for name, choice in (
       ("precision", precision),
       ("qk_attn_weights_einsum", qk_attn_weights_einsum),
@@ -172,7 +179,7 @@ def flax_attention_fn(score: Score | Callable = scaled_dot_score) -> Callable:
 
 
 def _boolean(mask):
-  """Flax makes its masks of numbers by default; nonzero means attend."""
+  """Flax masks are numbers by default; nonzero means attend."""
   if mask is None or not hasattr(mask, "dtype"):
     return mask
   return jnp.asarray(mask, bool)

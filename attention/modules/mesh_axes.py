@@ -45,7 +45,7 @@ class MeshAxes:
 
   heads: str | None = None
   sequence: str | None = None
-  order: Order = "zigzag"
+  order: Order = "contiguous"
 
   @property
   def num_head_groups(self) -> int:

@@ -37,33 +37,34 @@ def ring_attention(
   bias: Any = None,
   dropout_rate: float = 0.0,
   rng: jax.Array | None = None,
-  order: Order = "zigzag",
+  order: Order = "contiguous",
   implementation: ImplementationLike = None,
   return_lse: bool = False,
 ) -> Any:
-  """`attend`, for a sequence whose tokens lie on several devices.
+  """`attend` for a sequence that is sharded over the devices of a mesh axis.
 
-  To be called within `jax.shard_map`, with this device's share of the tokens,
-  laid out by `arrange`. See "Ring Attention with Blockwise Transformers for
-  Near-Infinite Context", Liu et al., 2023, section 3
-  (https://arxiv.org/abs/2310.01889). First derivatives, in reverse mode.
+  Call it inside `jax.shard_map`, with this device's shard of the tokens. Keys
+  and values rotate around the ring of devices. See "Ring Attention with
+  Blockwise Transformers for Near-Infinite Context", Liu et al., 2023, section 3
+  (https://arxiv.org/abs/2310.01889). Only reverse-mode first derivatives are
+  defined.
 
   Args:
-    query: [..., T / n, Dq], this device's.
-    key: [..., S / n, Dk], this device's; leading axes as in `attend`.
-    value: [..., S / n, E], this device's.
-    axis_name: of the mesh, over which tokens are divided.
+    query: [..., T / n, Dq], the shard of one of n devices.
+    key: [..., S / n, Dk]; leading axes as in `attend`.
+    value: [..., S / n, E].
+    axis_name: the mesh axis over which tokens are sharded.
     score: as in `attend`.
-    mask: as in `attend`, for all T x S pairs. No scores are computed between
-      pieces of which is known, when tracing, that nobody sees anybody. Arrays
-      are whole, and in the sequence's own order.
-    bias: likewise.
-    dropout_rate: as in `attend`, whose weights for the whole sequence are
-      dropped.
-    rng: a random key, on all devices the same.
-    order: "zigzag", which gives all devices the same work under a causal mask,
-      or "contiguous", for the sequence as it is.
-    implementation: of the parts, as in `attend`.
+    mask: as in `attend`, for all T x S pairs, in the order of the sequence,
+      whatever the layout of the shards. Blocks that the mask hides entirely
+      are skipped if this is known when tracing.
+    bias: as in `attend`, for all T x S pairs, in the order of the sequence.
+    dropout_rate: as in `attend`; it drops the same weights as on one device.
+    rng: a random key, the same on all devices.
+    order: "contiguous", if shard d holds the d-th part of the sequence, or
+      "zigzag", if `arrange(..., order="zigzag")` has permuted the sequence; in
+      zigzag order a causal mask gives all devices the same work.
+    implementation: as in `attend`, for each pair of blocks.
     return_lse: as in `attend`.
 
   Returns:
@@ -73,21 +74,25 @@ def ring_attention(
   Raises:
     AssertionError: as in `attend`.
     TypeError: as in `attend`.
-    ValueError: as in `attend`; or if c does not divide a share of tokens, the
-      order is unknown, or a plain function captures parameters.
+    ValueError: as in `attend`; or if a shard has an odd number of tokens in
+      zigzag order, the order is unknown, or the score is a plain function that
+      closes over arrays which need gradients.
 
   Example:
     >>> import jax.numpy as jnp
     >>> from attention import masks
-    >>> mesh = jax.make_mesh((1,), ("sequence",))
-    >>> share = jax.P("sequence")
-    >>> def look(tokens):
+    >>> mesh = jax.make_mesh((2,), ("sequence",))  # two devices
+    >>> shard = jax.P("sequence")
+    >>> def self_attention(tokens):
     ...   return ring_attention(
     ...     tokens, tokens, tokens, axis_name="sequence", mask=masks.causal()
     ...   )
-    >>> look = jax.shard_map(look, mesh=mesh, in_specs=share, out_specs=share)
-    >>> place = jax.NamedSharding(mesh, share)
-    >>> look(jax.device_put(jnp.eye(2), place))
+    >>> self_attention = jax.shard_map(
+    ...   self_attention, mesh=mesh, in_specs=shard, out_specs=shard
+    ... )
+    >>> self_attention(
+    ...   jax.device_put(jnp.eye(2), jax.NamedSharding(mesh, shard))
+    ... )
     Array([[1.  , 0.  ],
            [0.33, 0.67]], dtype=float32)
   """

@@ -58,7 +58,7 @@ def chunk_of(device, place, num_devices: int, order: Order):
 
 
 def arrange(
-  tokens: jax.Array, num_devices: int, *, axis: int, order: Order = "zigzag"
+  tokens: jax.Array, num_devices: int, *, axis: int, order: Order = "contiguous"
 ) -> jax.Array:
   """Lays a sequence out so that the share of each device is in one piece.
 
@@ -79,7 +79,7 @@ def arrange(
     ValueError: if n c does not divide L, or the order is unknown.
 
   Example:
-    >>> arrange(jnp.arange(8), 2, axis=0)
+    >>> arrange(jnp.arange(8), 2, axis=0, order="zigzag")
     Array([0, 1, 6, 7, 2, 3, 4, 5], dtype=int32)
   """
   places = _chunks(num_devices, order)
@@ -87,7 +87,7 @@ def arrange(
 
 
 def restore(
-  tokens: jax.Array, num_devices: int, *, axis: int, order: Order = "zigzag"
+  tokens: jax.Array, num_devices: int, *, axis: int, order: Order = "contiguous"
 ) -> jax.Array:
   """Undoes `arrange`.
 
@@ -104,7 +104,8 @@ def restore(
     ValueError: if n c does not divide L, or the order is unknown.
 
   Example:
-    >>> restore(arrange(jnp.arange(8), 2, axis=0), 2, axis=0)
+    >>> arranged = jnp.array([0, 1, 6, 7, 2, 3, 4, 5])
+    >>> restore(arranged, 2, axis=0, order="zigzag")
     Array([0, 1, 2, 3, 4, 5, 6, 7], dtype=int32)
   """
   places = np.argsort(_chunks(num_devices, order))
@@ -112,7 +113,7 @@ def restore(
 
 
 def ring_positions(
-  axis_name: str, length: int, *, order: Order = "zigzag"
+  axis_name: str, length: int, *, order: Order = "contiguous"
 ) -> jax.Array:
   """Where a device's tokens stand in the whole sequence.
 
@@ -128,12 +129,12 @@ def ring_positions(
     ValueError: if c does not divide the length, or the order is unknown.
 
   Example:
-    >>> mesh = jax.make_mesh((1,), ("sequence",))
+    >>> mesh = jax.make_mesh((2,), ("sequence",))
     >>> jax.shard_map(
-    ...   lambda: ring_positions("sequence", 4),
+    ...   lambda: ring_positions("sequence", 4, order="zigzag"),
     ...   mesh=mesh, in_specs=(), out_specs=jax.P("sequence"),
     ... )()
-    Array([0, 1, 2, 3], dtype=int32)
+    Array([0, 1, 6, 7, 2, 3, 4, 5], dtype=int32)
   """
   device, size = jax.lax.axis_index(axis_name), jax.lax.axis_size(axis_name)
   chunk = _divided(length, num_chunks(order))

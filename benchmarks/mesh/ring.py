@@ -13,6 +13,7 @@ from attention.ring import arrange, restore
 from benchmarks.mesh import apart
 
 LENGTH, TIMED = 32_768, 8_192
+ORDER: Any = "zigzag"
 _MASKS = {"full": None, "causal": masks.causal()}
 _SHARE = jax.P(None, None, "s")
 
@@ -54,7 +55,7 @@ def _alone(mask):
 
 def _around(mask, mesh):
   def look(*tokens):
-    return ring_attention(*tokens, axis_name="s", mask=mask)
+    return ring_attention(*tokens, axis_name="s", mask=mask, order=ORDER)
 
   return jax.shard_map(look, mesh=mesh, in_specs=_SHARE, out_specs=_SHARE)
 
@@ -88,11 +89,11 @@ def _milliseconds(function, place) -> float:
 
 def _largest_error(run, alone, place) -> float:
   given, count = _tokens(1, LENGTH), place.mesh.size
-  laid = [arrange(each, count, axis=-2) for each in given]
+  laid = [arrange(each, count, axis=-2, order=ORDER) for each in given]
   got = jax.tree.leaves(jax.jit(run)(*jax.device_put(laid, place)))
   want = jax.device_get(jax.tree.leaves(jax.jit(alone)(*given)))
   return max(
-    float(np.max(np.abs(restore(a, count, axis=-2) - b)))
+    float(np.max(np.abs(restore(a, count, axis=-2, order=ORDER) - b)))
     for a, b in zip(got, want)
   )
 

@@ -105,7 +105,7 @@ def mesh_axes(mesh: Mesh) -> MeshAxes:
   heads, sequence = (
     axis if mesh.shape[axis] > 1 else None for axis in ("tensor", "sequence")
   )
-  return MeshAxes(heads=heads, sequence=sequence)
+  return MeshAxes(heads=heads, sequence=sequence, order="zigzag")
 
 
 def path_name(path) -> str:

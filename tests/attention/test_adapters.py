@@ -1,4 +1,4 @@
-"""The adapters, against the libraries whose doors they are."""
+"""The adapters, against the libraries whose signatures they have."""
 
 import functools
 
@@ -89,6 +89,25 @@ def test_without_a_batch_and_with_this_librarys_biases():
     )
   np.testing.assert_allclose(
     dot_product_attention(query, key, key, bias), expected, rtol=1e-4, atol=1e-5
+  )
+
+
+@pytest.mark.parametrize(
+  "options",
+  [
+    {"mask": CHOICES["head mask"]["mask"][:1], "return_residual": True},
+    {"query_seq_lengths": LENGTHS[:1], "key_value_seq_lengths": LENGTHS[1:]},
+  ],
+)
+def test_masks_and_lengths_of_unbatched_tokens(options):
+  query, key = single((6, 4, 8), (7, 2, 8))
+  with jax.numpy_rank_promotion("allow"):
+    expected = jax.nn.dot_product_attention(query, key, key, **options)
+  got = dot_product_attention(query, key, key, **options)
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+    got,
+    expected,
   )
 
 

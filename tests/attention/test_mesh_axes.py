@@ -14,7 +14,7 @@ from attention.modules import SCORE_NAMES, MeshAxes, MultiHeadAttention
 MESH = {"data": 2, "sequence": 2, "tensor": 2}
 LENGTH, MEMORY = 16, 24
 MODULE = MultiHeadAttention(num_heads=4, features=8, rotary=True)
-BOTH = MeshAxes(heads="tensor", sequence="sequence")
+BOTH = MeshAxes("tensor", "sequence", order="zigzag")
 CAUSAL = {"mask": masks.causal()}
 
 
@@ -72,7 +72,7 @@ def test_heads_or_tokens_alone(name):
 
 
 def test_tokens_in_their_own_order():
-  order = MeshAxes(sequence="sequence", order="contiguous")
+  order = MeshAxes(sequence="sequence")
   check(MODULE, order, {"sequence": 8}, **CAUSAL)
 
 

@@ -409,6 +409,18 @@ def test_tokens_come_back_from_any_order(order):
   np.testing.assert_array_equal(positions, arranged[0])
 
 
+def test_by_default_shards_are_consecutive_parts_of_the_sequence():
+  tokens, _ = given()
+  local = functools.partial(
+    ring_attention, axis_name="sequence", mask=masks.causal()
+  )
+  run = jax.jit(
+    jax.shard_map(local, mesh=make_mesh(), in_specs=HEADS, out_specs=HEADS)
+  )
+  want = attend(*tokens, mask=masks.causal())
+  close(run(*tokens), want, rtol=1e-4, atol=1e-5)
+
+
 def plain(parameters):
   weight = parameters["square"]
   return {"score": lambda query, key: manhattan(weight, query, key)}
