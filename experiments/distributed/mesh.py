@@ -1,9 +1,10 @@
-"""The devices of a run and the processes they belong to.
+"""The device mesh of a run, and arrays sharded by examples over it.
 
-data      devices that share the rows of a batch
-fsdp      likewise, and they share the parameters too
-sequence  devices that share the tokens of each row
-tensor    devices that share heads, hidden units and the vocabulary
+axis      its devices shard
+data      the examples of a batch
+fsdp      the examples of a batch, and the parameters
+sequence  the tokens of each example
+tensor    heads, hidden units and the vocabulary
 """
 
 import functools
@@ -19,31 +20,16 @@ from experiments.config import MeshConfig
 from experiments.data.dataset import BatchShard
 from experiments.errors import UserError
 
-# The last axis has the closest neighbours.
+# Devices along the last axis are closest to each other.
 AXES = ("data", "fsdp", "sequence", "tensor")
-# The axes over which the rows of a batch of training are divided.
+# The axes that shard the examples of a training batch.
 ROWS = ("data", "fsdp")
 
 T = TypeVar("T")
 
 
 def make_mesh(config: MeshConfig) -> Mesh:
-  """Makes the device mesh of a run.
-
-  Args:
-    config: `config.mesh`.
-
-  Returns:
-    A mesh with the axes `AXES`.
-
-  Raises:
-    UserError: if there are too few devices, or some processes would have more
-      than others.
-
-  Example:
-    >>> make_mesh(MeshConfig.one()).axis_names
-    ('data', 'fsdp', 'sequence', 'tensor')
-  """
+  """Makes the mesh with axes `AXES`; UserError if the devices do not fit."""
   available = jax.device_count()
   sizes = {name: getattr(config, name) for name in AXES}
   given = math.prod(size for size in sizes.values() if size > 0)
@@ -80,35 +66,12 @@ def make_mesh(config: MeshConfig) -> Mesh:
 
 
 def num_parts(mesh: Mesh) -> int:
-  """Returns into how many parts the rows of a training batch are divided.
-
-  Args:
-    mesh: from `make_mesh`.
-
-  Returns:
-    The product of the axes `ROWS`.
-
-  Example:
-    >>> num_parts(make_mesh(MeshConfig.one()))
-    1
-  """
+  """Returns the number of shards of a training batch."""
   return math.prod(mesh.shape[name] for name in ROWS)
 
 
 def check_batch(mesh: Mesh, batch_size: int, accumulation: int) -> None:
-  """Checks that every device gets the same share of every part of a batch.
-
-  Args:
-    mesh: from `make_mesh`.
-    batch_size: examples of an update.
-    accumulation: parts of an update.
-
-  Raises:
-    UserError: if a part does not divide over the devices.
-
-  Example:
-    >>> check_batch(make_mesh(MeshConfig.one()), batch_size=32, accumulation=2)
-  """
+  """Raises UserError unless every device gets equally many examples."""
   part, devices = batch_size // accumulation, num_parts(mesh)
   if part % devices:
     raise UserError(
@@ -119,19 +82,7 @@ def check_batch(mesh: Mesh, batch_size: int, accumulation: int) -> None:
 
 
 def check_rows(mesh: Mesh, multiple: int, accumulation: int) -> None:
-  """Checks that every device gets the same share of batches of text.
-
-  Args:
-    mesh: from `make_mesh`.
-    multiple: of rows, `config.train.row_multiple`.
-    accumulation: parts of an update.
-
-  Raises:
-    UserError: if it does not divide over devices and parts.
-
-  Example:
-    >>> check_rows(make_mesh(MeshConfig.one()), multiple=8, accumulation=2)
-  """
+  """Raises UserError unless batches of text divide over the devices."""
   needed = num_parts(mesh) * accumulation
   if multiple % needed:
     raise UserError(
@@ -143,142 +94,85 @@ def check_rows(mesh: Mesh, multiple: int, accumulation: int) -> None:
 
 
 def batch_shard(mesh: Mesh) -> BatchShard:
-  """Returns which rows of a training batch this process has to make.
+  """Returns the shards of a training batch that this process loads.
 
-  Args:
-    mesh: from `make_mesh`.
-
-  Returns:
-    The parts that its devices hold. Processes whose devices share tokens or
-    heads make the same ones.
-
-  Example:
-    >>> batch_shard(make_mesh(MeshConfig.one()))
-    BatchShard(indices=(0,), num_shards=1)
+  Processes whose devices shard tokens or heads load the same examples.
   """
   count = num_parts(mesh)
-  parts = {
-    part
-    for part, devices in enumerate(mesh.devices.reshape(count, -1))
+  indices = (
+    index
+    for index, devices in enumerate(mesh.devices.reshape(count, -1))
     if any(each.process_index == jax.process_index() for each in devices)
-  }
-  return BatchShard(tuple(sorted(parts)), count)
+  )
+  return BatchShard(tuple(indices), count)
 
 
 def place_rows(tree: Any, mesh: Mesh) -> Any:
-  """Lays a training batch out over the devices.
+  """Shards a training batch over the devices.
 
   Args:
-    tree: NumPy arrays, of each the `rows` of this process.
+    tree: NumPy arrays with the examples of `batch_shard`.
     mesh: from `make_mesh`.
 
   Returns:
-    Global arrays, divided by rows.
-
-  Example:
-    >>> import numpy as np
-    >>> place_rows(np.arange(4), make_mesh(MeshConfig.one())).shape
-    (4,)
+    Global arrays, sharded by examples.
   """
-  mine, count = batch_shard(mesh)
-  layout = NamedSharding(mesh, PartitionSpec(ROWS))
+  indices, count = batch_shard(mesh)
+  sharding = NamedSharding(mesh, PartitionSpec(ROWS))
 
   def place(array):
-    size = len(array) // len(mine)
+    size = len(array) // len(indices)
 
-    def part(index):
-      first = mine.index((index[0].start or 0) // size) * size
+    def read(index):
+      first = indices.index((index[0].start or 0) // size) * size
       return array[first : first + size]
 
     shape = (count * size, *array.shape[1:])
-    return jax.make_array_from_callback(shape, layout, part)
+    return jax.make_array_from_callback(shape, sharding, read)
 
   return jax.tree.map(place, tree)
 
 
 def place_whole(tree: Any, mesh: Mesh) -> Any:
-  """Divides whole host arrays by rows over all devices.
+  """Shards host arrays by rows over all devices.
 
   Args:
     tree: NumPy arrays, the same in every process, whose first axis divides
-      over the devices.
+      by the number of devices.
     mesh: from `make_mesh`.
 
   Returns:
     Global arrays.
-
-  Example:
-    >>> import numpy as np
-    >>> place_whole(np.arange(4), make_mesh(MeshConfig.one())).shape
-    (4,)
   """
-  layout = NamedSharding(mesh, PartitionSpec(AXES))
+  sharding = NamedSharding(mesh, PartitionSpec(AXES))
 
   def place(array):
-    return jax.make_array_from_callback(array.shape, layout, array.__getitem__)
+    read = array.__getitem__
+    return jax.make_array_from_callback(array.shape, sharding, read)
 
   return jax.tree.map(place, tree)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """Returns the layout of what every device holds whole.
-
-  Args:
-    mesh: from `make_mesh`.
-
-  Returns:
-    A sharding that splits no axis.
-
-  Example:
-    >>> replicated(make_mesh(MeshConfig.one())).shard_shape((8, 3))
-    (8, 3)
-  """
+  """Returns the sharding of an array that every device holds whole."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def gathered(tree: Any, mesh: Mesh) -> Any:
-  """Gives every device the whole of arrays.
-
-  Args:
-    tree: arrays in any layout on the mesh.
-    mesh: from `make_mesh`.
-
-  Returns:
-    The same values, replicated.
-
-  Example:
-    >>> import numpy as np
-    >>> whole = gathered({"w": np.ones(2)}, make_mesh(MeshConfig.one()))
-    >>> whole["w"].is_fully_replicated
-    True
-  """
+  """Returns the arrays replicated on every device."""
   return _gather(replicated(mesh))(tree)
 
 
 @functools.cache
-def _gather(layout: NamedSharding) -> Callable[[Any], Any]:
-  return jax.jit(lambda tree: tree, out_shardings=layout)
+def _gather(sharding: NamedSharding) -> Callable[[Any], Any]:
+  return jax.jit(lambda tree: tree, out_shardings=sharding)
 
 
 def each_its_rows(function: Callable[..., T], mesh: Mesh) -> Callable[..., T]:
-  """Has every device run a function on its own rows, and on nothing else's.
+  """Maps a function (params, batch) over the shards of a batch.
 
-  Where rows never meet, this keeps XLA from gathering them.
-
-  Args:
-    function: (params, batch) -> arrays that have a row an example, as the
-      batch has.
-    mesh: from `make_mesh`.
-
-  Returns:
-    The function of a whole batch.
-
-  Example:
-    >>> import numpy as np
-    >>> one = make_mesh(MeshConfig.one())
-    >>> double = each_its_rows(lambda params, x: params * x, one)
-    >>> double(2, np.arange(4)).tolist()
-    [0, 2, 4, 6]
+  Every device sees its own rows only, so XLA inserts no collectives. The
+  result has one row per example, as the batch has.
   """
   rows = PartitionSpec(AXES)
   return jax.shard_map(
@@ -291,17 +185,5 @@ def each_its_rows(function: Callable[..., T], mesh: Mesh) -> Callable[..., T]:
 
 
 def rounded_up(count: int, mesh: Mesh) -> int:
-  """Returns the next number of rows that divides over all devices.
-
-  Args:
-    count: at least so many rows.
-    mesh: from `make_mesh`.
-
-  Returns:
-    A multiple of the number of devices.
-
-  Example:
-    >>> rounded_up(5, make_mesh(MeshConfig.one()))
-    5
-  """
+  """Returns the next multiple of the number of devices."""
   return -(-count // mesh.size) * mesh.size

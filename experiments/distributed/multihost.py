@@ -1,4 +1,4 @@
-"""What one of several processes does for all of them."""
+"""Functions that process 0 calls before, or instead of, the other processes."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -10,36 +10,17 @@ T = TypeVar("T")
 
 
 def first_process_first(make: Callable[[], T]) -> T:
-  """Calls a function in every process, in the first one before the others.
-
-  Args:
-    make: leaves files that it finds again when it is called once more.
-
-  Returns:
-    What it returns.
-
-  Example:
-    >>> first_process_first(lambda: 3)
-    3
-  """
+  """Calls a function that writes files in process 0, then in the others."""
   if jax.process_count() == 1:
     return make()
   made = make() if jax.process_index() == 0 else None
-  multihost_utils.sync_global_devices("the first process is done")
+  multihost_utils.sync_global_devices("process 0 is done")
   return make() if made is None else made
 
 
 def first_process_only(do: Callable[[], object]) -> None:
-  """Calls a function in the first process; the others wait for its end.
-
-  Args:
-    do: changes files that all of them see.
-
-  Example:
-    >>> first_process_only(lambda: print("once"))
-    once
-  """
+  """Calls a function in process 0 while the other processes wait."""
   if jax.process_index() == 0:
     do()
   if jax.process_count() > 1:
-    multihost_utils.sync_global_devices("the first process is done")
+    multihost_utils.sync_global_devices("process 0 is done")

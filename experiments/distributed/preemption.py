@@ -1,4 +1,4 @@
-"""Asking a run to stop: SIGTERM and Ctrl-C, heard between two steps."""
+"""Preemption: SIGTERM and Ctrl-C stop a run after the current step."""
 
 import contextlib
 import os
@@ -17,79 +17,54 @@ _INTERRUPTED = 130
 
 
 class Requests:
-  """What a process has been asked, by signals.
-
-  Example:
-    >>> requests = Requests()
-    >>> requests.should_stop(1)
-    False
-  """
+  """The stop requests that this process received as signals."""
 
   def __init__(self):
-    """Begins with none."""
-    self._asked = False
+    self._requested = False
     self._nothing_to_save = False
 
   def should_stop(self, step: int) -> bool:
-    """Returns whether to stop after a step.
+    """Returns whether to save and stop after `step`.
 
-    With several processes, JAX's own preemption notice decides, so that all of
-    them stop after the same step.
-
-    Args:
-      step: its number, greater by one than at the last call.
-
-    Returns:
-      Whether to save and stop.
+    With several processes, JAX's preemption notice makes all of them stop
+    after the same step; `step` then has to grow by one with every call.
     """
     if jax.process_count() > 1:
       return multihost_utils.reached_preemption_sync_point(step)
-    return self._asked
+    return self._requested
 
   def nothing_to_save(self) -> None:
-    """Tells that all is saved: a process that is alone stops at once."""
+    """Declares that all is saved: a single process now stops at once."""
     self._nothing_to_save = True
-    if self._asked:
+    if self._requested:
       self._stop_at_once()
 
-  def hear(self, number: int) -> None:
-    """Takes a signal, in whatever thread.
-
-    Args:
-      number: SIGINT or SIGTERM.
-    """
-    if self._asked and number == signal.SIGINT:
-      _say("interrupted")
+  def receive(self, number: int) -> None:
+    """Handles SIGINT or SIGTERM, in any thread."""
+    if self._requested and number == signal.SIGINT:
+      _print("interrupted")
       initialize.leave(_INTERRUPTED)
-    self._asked = True
+    self._requested = True
     name = signal.Signals(number).name
     if jax.process_count() > 1:
-      # JAX hears SIGTERM by itself, and tells the other processes.
+      # JAX handles SIGTERM itself and notifies the other processes.
       os.kill(os.getpid(), signal.SIGTERM)
     elif self._nothing_to_save:
       self._stop_at_once()
-    _say(f"\n{name}: stopping after this step")
+    _print(f"\n{name}: stopping after this step")
 
   def _stop_at_once(self) -> None:
     if jax.process_count() == 1:
-      _say("stopped; the same command goes on")
+      _print("stopped; the same command resumes")
       initialize.leave(AGAIN)
 
 
 @contextlib.contextmanager
 def listen() -> Iterator[Requests]:
-  """Turns SIGTERM and SIGINT into requests; a second SIGINT stops at once.
+  """Turns SIGTERM and SIGINT into stop requests; a second SIGINT stops at once.
 
-  A thread of its own hears them: the main one may be deep in a step or a
-  compilation, where Python hears nothing.
-
-  Yields:
-    What the process is asked.
-
-  Example:
-    >>> with listen() as requests:
-    ...   requests.should_stop(1)
-    False
+  A thread handles them, because Python's handlers wait for the main thread,
+  which may be inside a step or a compilation.
   """
   requests = Requests()
   signals = [signal.SIGINT]
@@ -98,10 +73,10 @@ def listen() -> Iterator[Requests]:
   receiver, sender = os.pipe()
   os.set_blocking(sender, False)
   thread = threading.Thread(
-    target=_hear_all, args=(receiver, requests), daemon=True
+    target=_receive_all, args=(receiver, requests), daemon=True
   )
   thread.start()
-  # Without a handler of Python's there is no byte for a signal.
+  # Python writes a byte per signal only where it has a handler.
   before = {each: signal.signal(each, lambda *_: None) for each in signals}
   last = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
   try:
@@ -115,12 +90,12 @@ def listen() -> Iterator[Requests]:
     os.close(receiver)
 
 
-def _hear_all(receiver: int, requests: Requests) -> None:
-  """Hears of each signal by a byte, until nobody is left to send one."""
+def _receive_all(receiver: int, requests: Requests) -> None:
+  """Handles each signal, which arrives as a byte, until the pipe closes."""
   while numbers := os.read(receiver, 1):
-    requests.hear(numbers[0])
+    requests.receive(numbers[0])
 
 
-def _say(line: str) -> None:
-  with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+def _print(line: str) -> None:
+  with contextlib.suppress(OSError, ValueError):  # standard error is closed
     print(line, file=sys.stderr, flush=True)

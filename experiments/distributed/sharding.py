@@ -1,4 +1,4 @@
-"""What lies where: which axes of the mesh share which axes of which arrays.
+"""The sharding of each array: which mesh axes shard which array axes.
 
 Letters are axes of arrays: D model, H heads, F feed-forward, V vocabulary.
 """
@@ -14,9 +14,9 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from attention.modules import MeshAxes
 from experiments.distributed.mesh import ROWS
 
-# Of parameters, by the end of their path; the first rule that fits counts. The
-# optimiser's state of a parameter, and its moving average, lie as it does. An
-# axis that does not divide stays whole.
+# Mesh axes of parameters, by the end of their path; the first rule that matches
+# applies. The optimizer state and the moving average of a parameter have its
+# sharding. An axis that does not divide is replicated.
 PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   ("(query|key|value)_projection/kernel", ("fsdp", "tensor", None)),  # D H D/H
   ("(query|key|value)_projection/bias", ("tensor", None)),  # H D/H
@@ -32,10 +32,10 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   (".*", ()),
 )
 
-# One device, or as many as XLA is left to use.
+# Attention without a mesh of its own.
 ALONE = MeshAxes()
 
-# Of activations, by the name of each of their axes.
+# Mesh axes of activations, by the name of the array axis.
 ACTIVATIONS: dict[str, str | tuple[str, ...] | None] = {
   "rows": ROWS,
   "tokens": "sequence",
@@ -44,21 +44,14 @@ ACTIVATIONS: dict[str, str | tuple[str, ...] | None] = {
 
 
 def constrain(array: jax.Array, *names: str) -> jax.Array:
-  """Tells XLA how an activation lies on the mesh that is set, if one is.
-
-  Where each device runs on its own (`jax.shard_map`) there is nothing to tell.
+  """Constrains the sharding of an activation to the mesh that is set.
 
   Args:
     array: the activation.
-    *names: of its axes, of `ACTIVATIONS`.
+    *names: of its axes, keys of `ACTIVATIONS`.
 
   Returns:
-    The array.
-
-  Example:
-    >>> import numpy as np
-    >>> constrain(np.ones((2, 3, 4)), "rows", "tokens", "features").shape
-    (2, 3, 4)
+    The array; unconstrained without a mesh and inside `jax.shard_map`.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1 or not mesh.are_all_axes_auto:
@@ -68,18 +61,7 @@ def constrain(array: jax.Array, *names: str) -> jax.Array:
 
 
 def parts(name: str) -> int:
-  """Returns into how many parts the mesh that is set cuts an axis.
-
-  Args:
-    name: of `ACTIVATIONS`.
-
-  Returns:
-    1 where no mesh is set.
-
-  Example:
-    >>> parts("rows")
-    1
-  """
+  """Returns the number of shards of an activation axis on the current mesh."""
   mesh = jax.sharding.get_abstract_mesh()
   axes = ACTIVATIONS[name] or ()
   names = (axes,) if isinstance(axes, str) else axes
@@ -87,21 +69,7 @@ def parts(name: str) -> int:
 
 
 def mesh_axes(mesh: Mesh) -> MeshAxes:
-  """Returns the axes over which attention is shared.
-
-  Args:
-    mesh: from `make_mesh`.
-
-  Returns:
-    Those of more than one device.
-
-  Example:
-    >>> from experiments.distributed.mesh import make_mesh
-    >>> from experiments.config import MeshConfig
-    >>> one = make_mesh(MeshConfig.one())
-    >>> mesh_axes(one)
-    MeshAxes(heads=None, sequence=None, order='zigzag')
-  """
+  """Returns the mesh axes of more than one device that shard attention."""
   heads, sequence = (
     axis if mesh.shape[axis] > 1 else None for axis in ("tensor", "sequence")
   )
@@ -109,44 +77,16 @@ def mesh_axes(mesh: Mesh) -> MeshAxes:
 
 
 def path_name(path) -> str:
-  """Returns what an array of a state is called.
-
-  Args:
-    path: as `jax.tree_util` has it.
-
-  Returns:
-    Its names, with slashes between them.
-
-  Example:
-    >>> ((path, _),) = jax.tree_util.tree_leaves_with_path({"w": {"b": 1}})
-    >>> path_name(path)
-    'w/b'
-  """
+  """Returns the path of a pytree leaf, with slashes between its names."""
   return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def layout_of(
   path: str, shape: Sequence[int], mesh: Mesh | AbstractMesh
 ) -> NamedSharding:
-  """Returns how an array of a state lies on a mesh.
-
-  Args:
-    path: its names, with slashes between them.
-    shape: its shape.
-    mesh: from `make_mesh`.
-
-  Returns:
-    Its sharding.
-
-  Example:
-    >>> from experiments.distributed.mesh import make_mesh
-    >>> from experiments.config import MeshConfig
-    >>> one = make_mesh(MeshConfig.one())
-    >>> layout_of("params/embedding/embedding", (8, 4), one).spec
-    P('tensor', 'fsdp')
-  """
+  """Returns the sharding of an array of a training state, by its path."""
   axes = dict(PARAMETERS)[_rule(path)]
-  if len(axes) > len(shape):  # of an optimiser that keeps sums over axes
+  if len(axes) > len(shape):  # Adafactor keeps sums over axes
     axes = ()
   spec = [
     axis if axis and size % mesh.shape[axis] == 0 else None
@@ -156,30 +96,14 @@ def layout_of(
 
 
 def layouts(state: Any, mesh: Mesh | AbstractMesh) -> Any:
-  """Returns how each array of a state lies on a mesh.
-
-  Args:
-    state: a pytree of arrays or of their shapes.
-    mesh: from `make_mesh`.
-
-  Returns:
-    The same pytree, of shardings.
-
-  Example:
-    >>> import numpy as np
-    >>> from experiments.distributed.mesh import make_mesh
-    >>> from experiments.config import MeshConfig
-    >>> one = make_mesh(MeshConfig.one())
-    >>> layouts({"step": np.int32(0)}, one)["step"].spec
-    P()
-  """
+  """Returns the sharding of each array of a training state."""
   return jax.tree_util.tree_map_with_path(
     lambda path, leaf: layout_of(path_name(path), leaf.shape, mesh), state
   )
 
 
 class _Line(NamedTuple):
-  """A line of the table: some arrays, and their bytes in all and a device."""
+  """Arrays of one rule and sharding; sizes in MiB, in all and per device."""
 
   name: str
   axes: str
@@ -188,25 +112,14 @@ class _Line(NamedTuple):
 
 
 def table(state: Any, mesh: Mesh) -> list[str]:
-  """Says what lies where, and what it takes of each device.
+  """Describes the sharding of a state and its memory per device.
 
   Args:
     state: a `TrainState`, of arrays or of their shapes.
     mesh: from `make_mesh`.
 
   Returns:
-    Lines; a single one where there is one device.
-
-  Example:
-    >>> from experiments.distributed.mesh import make_mesh
-    >>> from experiments.config import MeshConfig
-    >>> from experiments.optimization.step import TrainState
-    >>> state = TrainState(
-    ...   jax.ShapeDtypeStruct((), "int32"),
-    ...   {"w": jax.ShapeDtypeStruct((2**18,), "float32")}, (), None, None
-    ... )
-    >>> table(state, make_mesh(MeshConfig.one()))
-    ['parameters 1.0 MiB, optimizer state 0.0 MiB']
+    Lines of a table; a single line with one device.
   """
   parameters = _lines(state.params, mesh)
   others = _lines((state.opt_state, state.average), mesh)
@@ -217,28 +130,29 @@ def table(state: Any, mesh: Mesh) -> list[str]:
   width = max(len(each.name) for each in [*parameters, *totals])
   lines = [
     f"{mesh.size} devices: {shape}",
-    f"{'':<{width}}  {'axes':<24}       MiB  a device",
+    f"{'':<{width}}  {'axes':<24}{'MiB':>10}{'per device':>12}",
   ]
   for each in [*parameters, *totals]:
     lines.append(
       f"{each.name:<{width}}  {each.axes:<24}{each.whole:>10.2f}"
-      f"{each.share:>10.2f}"
+      f"{each.share:>12.2f}"
     )
   return lines
 
 
 def _lines(tree: Any, mesh: Mesh) -> list[_Line]:
-  """A line for each rule and layout."""
+  """Returns a line for each rule and sharding."""
   sizes: dict[tuple[str, str], list[float]] = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     name = path_name(path)
-    layout = layout_of(name, leaf.shape, mesh)
-    shared = [axis and mesh.shape[axis] > 1 and axis for axis in layout.spec]
-    axes = ", ".join(axis or "-" for axis in shared) if any(shared) else "whole"
+    sharding = layout_of(name, leaf.shape, mesh)
+    sharded = [axis and mesh.shape[axis] > 1 and axis for axis in sharding.spec]
+    axes = ", ".join(axis or "-" for axis in sharded)
+    axes = axes if any(sharded) else "replicated"
     size = sizes.setdefault((_rule(name), axes), [0.0, 0.0])
-    numbers = leaf.dtype.itemsize / 2**20
-    size[0] += numbers * math.prod(leaf.shape)
-    size[1] += numbers * math.prod(layout.shard_shape(leaf.shape))
+    mebibytes = leaf.dtype.itemsize / 2**20
+    size[0] += mebibytes * math.prod(leaf.shape)
+    size[1] += mebibytes * math.prod(sharding.shard_shape(leaf.shape))
   lines = [_Line(*names, *size) for names, size in sizes.items()]
   rules = [rule for rule, _ in PARAMETERS]
   lines.sort(key=lambda line: rules.index(line.name))
@@ -254,7 +168,7 @@ def _total(name: str, lines: Sequence[_Line]) -> _Line:
 
 
 def _rule(path: str) -> str:
-  """The first rule that fits."""
+  """Returns the first rule that matches a path."""
   return next(
     rule for rule, _ in PARAMETERS if re.search(f"(^|/){rule}$", path)
   )

@@ -108,7 +108,7 @@ def test_the_table_adds_up(tmp_path):
   state, mesh = abstract_state(tmp_path, "transformer", fsdp=4, tensor=2)
   head, columns, *lines = sharding.table(state, mesh)
   assert head == "8 devices: fsdp 4, tensor 2"
-  assert columns.split() == ["axes", "MiB", "a", "device"]
+  assert columns.split() == ["axes", "MiB", "per", "device"]
   *parts, parameters, optimizer = lines
   sizes = [[float(x) for x in line.split()[-2:]] for line in parts]
   total = [float(x) for x in parameters.split()[-2:]]
