@@ -16,7 +16,7 @@ os.environ.setdefault(
   "JAX_COMPILATION_CACHE_DIR",
   str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "jax"),
 )
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import jax
 import pytest

@@ -14,6 +14,23 @@ SMALL = Blockwise(query_block=2, key_block=3, leading_block=2)
 wide = functools.partial(jax.enable_x64, True)
 
 
+def jitted(function):
+  """The function as one program a call: eager operations compile one each.
+
+  Options are known when it is traced, as in an eager call, except `rng`.
+  """
+
+  @functools.wraps(function)
+  def run(*arrays, rng=None, **options):
+    def program(rng, *arrays):
+      drawn = {} if rng is None else {"rng": rng}
+      return function(*arrays, **drawn, **options)
+
+    return jax.jit(program)(rng, *arrays)
+
+  return run
+
+
 def close(got, want, rtol=1e-9, atol=1e-11):
   jax.tree.map(
     lambda got, want: np.testing.assert_allclose(

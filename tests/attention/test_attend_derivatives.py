@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from attention import attend, masks
+from tests.attention.matrix import scores_and_implementations
 from tests.attention.oracle import (
   CASES,
   IMPLEMENTATIONS,
@@ -17,10 +18,9 @@ from tests.attention.oracle import (
   loop_scores,
 )
 
-every_score = pytest.mark.parametrize("name", CASES)
-# Not for a single tile too: test_blockwise_shapes.py differentiates that.
-every_implementation = pytest.mark.parametrize(
-  "implementation", IMPLEMENTATIONS[::2]
+# implementations/blockwise/test_shapes.py differentiates a single tile.
+every_pair = functools.partial(
+  scores_and_implementations, implementations=("reference", "tiles")
 )
 MASK = np.array(
   [
@@ -45,7 +45,7 @@ def problem(name):
   query, key, value, bias, context_weight, lse_weight = draw(
     5, (2, 3, 4), (2, 5, 4), (2, 5, 2), (3, 5), (2, 3, 2), (2, 3)
   )
-  lse_weight[:, 1] = 0.0  # the second row sees nothing: its lse is -inf
+  lse_weight[:, 1] = 0.0  # the second row is fully masked: its lse is -inf
   point = {
     "query": query,
     "key": key,
@@ -97,8 +97,7 @@ def inner(left, right):
   return float(sum(jax.tree.leaves(products)))
 
 
-@every_implementation
-@every_score
+@every_pair()
 def test_forward_and_reverse_mode_equal_differences_of_loops(
   name, implementation
 ):
@@ -119,8 +118,7 @@ def test_forward_and_reverse_mode_equal_differences_of_loops(
   np.testing.assert_allclose(inner(gradient, direction), expected, rtol=1e-6)
 
 
-@every_implementation
-@every_score
+@every_pair([("additive", "tiles"), ("closure", "reference")])
 def test_hessian_vector_product_equals_differences_of_gradients(
   name, implementation
 ):
@@ -133,7 +131,7 @@ def test_hessian_vector_product_equals_differences_of_gradients(
   @jax.jit
   def products(point, direction):
     forward = jax.jvp(jax.grad(function), (point,), (direction,))[1]
-    # Reverse over reverse takes another way to the same numbers.
+    # Reverse over reverse computes the same product differently.
     reverse = jax.grad(
       lambda point: traced_inner(jax.grad(function)(point), direction)
     )(point)
@@ -162,9 +160,8 @@ def traced_inner(left, right):
   return sum(jax.tree.leaves(products))
 
 
-@every_implementation
-@every_score
-def test_a_row_that_sees_nothing_has_zero_derivatives(name, implementation):
+@every_pair([("general", "tiles"), ("additive", "tiles")])
+def test_fully_masked_row_has_zero_derivatives(name, implementation):
   query, key, value = draw(8, (3, 4), (5, 4), (5, 2))
   case = CASES[name]
   point = (query, key, value, draw_parameters(case, 4))
@@ -200,8 +197,8 @@ def test_a_row_that_sees_nothing_has_zero_derivatives(name, implementation):
     np.testing.assert_array_equal(leaf, np.zeros_like(leaf))
 
 
-@every_implementation
-def test_under_scan_remat_and_vmap(implementation):
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[::2])
+def test_scan_checkpoint_and_vmap(implementation):
   query, key, value = draw(9, (6, 3, 4), (6, 5, 4), (6, 5, 2))
 
   def one(query, key, value):
@@ -213,7 +210,6 @@ def test_under_scan_remat_and_vmap(implementation):
       implementation=implementation,
     )
 
-  @jax.jit
   def scanned(query):
     def step(total, inputs):
       context = jax.checkpoint(one)(*inputs)
@@ -225,20 +221,21 @@ def test_under_scan_remat_and_vmap(implementation):
     context = one(query, key, value)
     return jnp.sum(context**2), context
 
-  _, stacked = scanned(query)
-  np.testing.assert_allclose(stacked, one(query, key, value), rtol=1e-12)
-  np.testing.assert_allclose(
-    jax.vmap(one)(query, key, value), stacked, rtol=1e-12
-  )
-  gradients = [
-    jax.jit(jax.grad(function, has_aux=True))(query)[0]
-    for function in (scanned, plain)
-  ]
-  np.testing.assert_allclose(*gradients, rtol=1e-10)
+  @jax.jit
+  def run(query):
+    gradients = [
+      jax.grad(function, has_aux=True)(query) for function in (scanned, plain)
+    ]
+    return gradients, jax.vmap(one)(query, key, value)
+
+  ((gradient, stacked), (plain_gradient, whole)), mapped = run(query)
+  np.testing.assert_allclose(stacked, whole, rtol=1e-12)
+  np.testing.assert_allclose(mapped, stacked, rtol=1e-12)
+  np.testing.assert_allclose(gradient, plain_gradient, rtol=1e-10)
 
 
-@every_implementation
-def test_a_causal_output_depends_on_no_later_token(implementation):
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[::2])
+def test_causal_output_does_not_depend_on_later_tokens(implementation):
   (tokens,) = draw(10, (6, 4))
 
   def output(tokens):
@@ -254,7 +251,7 @@ def test_a_causal_output_depends_on_no_later_token(implementation):
   np.testing.assert_array_equal(influence > 0, np.tri(6, dtype=bool))
 
 
-@every_implementation
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[::2])
 def test_no_tracer_leaks(implementation):
   query, key, value = draw(11, (3, 4), (5, 4), (5, 2))
 

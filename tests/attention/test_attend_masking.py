@@ -1,18 +1,22 @@
-"""What is masked out changes nothing, whatever it holds."""
+"""Masked keys and queries change nothing, even where they are not finite."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from attention import attend, attention_weights, biases, masks
-from tests.attention.oracle import CASES, IMPLEMENTATIONS, draw, draw_parameters
-
-every_score = pytest.mark.parametrize("name", CASES)
-every_implementation = pytest.mark.parametrize(
-  "implementation", IMPLEMENTATIONS
+import attention
+from attention import biases, masks
+from tests.attention.comparison import jitted
+from tests.attention.matrix import (
+  every_implementation,
+  sampled,
+  scores_and_implementations,
 )
-RUBBISH = (np.nan, np.inf, -np.inf)
+from tests.attention.oracle import CASES, draw, draw_parameters
+
+attend = jitted(attention.attend)
+attention_weights = jitted(attention.attention_weights)
+NON_FINITE = (np.nan, np.inf, -np.inf)
 HIDDEN_KEYS = [1, 4]
 
 
@@ -25,10 +29,9 @@ def hiding(how, length=5):
   return {"bias": jnp.where(seen, 0.0, -jnp.inf)[None]}
 
 
-@pytest.mark.parametrize("how", ["mask", "bias"])
-@every_implementation
-@every_score
-def test_hidden_keys_change_nothing(name, implementation, how):
+@sampled("how", ["mask", "bias"], default=["mask"])
+@scores_and_implementations()
+def test_masked_keys_change_nothing(name, implementation, how):
   query, key, value = (
     jnp.asarray(array, jnp.float32)
     for array in draw(0, (2, 3, 4), (2, 5, 4), (2, 5, 2))
@@ -54,11 +57,11 @@ def test_hidden_keys_change_nothing(name, implementation, how):
 
   run = jax.jit(jax.grad(loss, (0, 1, 2, 3), has_aux=True))
   clean = run(query, key, value, parameters)
-  for rubbish in RUBBISH:
+  for number in NON_FINITE:
     dirty = run(
       query,
-      key.at[:, index].set(rubbish),
-      value.at[:, index, 0].set(rubbish),
+      key.at[:, index].set(number),
+      value.at[:, index, 0].set(number),
       parameters,
     )
     jax.tree.map(np.testing.assert_array_equal, dirty, clean)
@@ -67,9 +70,10 @@ def test_hidden_keys_change_nothing(name, implementation, how):
     assert not value_gradient[:, index].any()
 
 
-@every_implementation
-@every_score
-def test_rubbish_shows_in_the_rows_that_see_it_and_in_no_other(
+@scores_and_implementations(
+  [("general", "tiles"), ("additive", "tiles"), ("closure", "reference")]
+)
+def test_non_finite_token_affects_only_rows_that_attend_to_it(
   name, implementation
 ):
   (tokens,) = draw(1, (5, 4))
@@ -96,9 +100,9 @@ def test_rubbish_shows_in_the_rows_that_see_it_and_in_no_other(
 
   differentiated = jax.jit(jax.grad(loss, (0, 1), has_aux=True))
   clean_gradients, clean = differentiated(tokens, parameters)
-  for rubbish in RUBBISH:
+  for number in NON_FINITE:
     gradients, (context, lse) = differentiated(
-      tokens.at[3, 0].set(rubbish), parameters
+      tokens.at[3, 0].set(number), parameters
     )
     assert jnp.isnan(context[3:]).all()
     assert jnp.isnan(lse[3:]).all()
@@ -108,7 +112,7 @@ def test_rubbish_shows_in_the_rows_that_see_it_and_in_no_other(
 
 
 @every_implementation
-def test_a_bad_value_alone_spoils_the_context_and_not_the_weights(
+def test_nan_value_affects_context_and_not_weights(
   implementation,
 ):
   query, key, value = draw(2, (3, 4), (5, 4), (5, 2))
@@ -130,14 +134,14 @@ def test_a_bad_value_alone_spoils_the_context_and_not_the_weights(
 
 
 @every_implementation
-def test_without_a_mask_nan_shows(implementation):
+def test_unmasked_nan_key_makes_context_nan(implementation):
   query, key, value = draw(3, (3, 4), (5, 4), (5, 2))
   key[2, 1] = np.nan
   context = attend(query, key, value, implementation=implementation)
   assert jnp.isnan(context).all()
 
 
-def test_a_bad_query_that_sees_nothing_is_zero():
+def test_fully_masked_nan_query_has_zero_weights():
   query, key = draw(4, (2, 4), (5, 4))
   query[0] = np.nan
   mask = jnp.asarray([[False], [True]])
@@ -146,7 +150,7 @@ def test_a_bad_query_that_sees_nothing_is_zero():
   np.testing.assert_allclose(weights[1].sum(), 1.0, rtol=1e-6)
 
 
-def test_padding_lines_up_with_the_batch_and_arrays_with_numpy():
+def test_padding_aligns_with_batch_and_arrays_with_trailing_axes():
   query, key = draw(5, (2, 2, 3, 4), (2, 2, 5, 4))
   lengths = jnp.array([1, 4])
   weights = attention_weights(query, key, mask=masks.padding(lengths))
@@ -164,7 +168,7 @@ def test_padding_lines_up_with_the_batch_and_arrays_with_numpy():
 
 
 @every_implementation
-def test_everything_at_once_equals_arrays(implementation):
+def test_combined_masks_and_biases_equal_dense_arrays(implementation):
   query, key, value = draw(6, (2, 4, 5, 3), (2, 1, 7, 3), (2, 1, 7, 2))
   ids = jnp.array([[0, 0, 1, 1, 1, 2, 2]] * 2)
   mask = (masks.causal(2) | masks.prefix(jnp.array([1, 3]))) & ~masks.segments(
@@ -193,7 +197,7 @@ def test_everything_at_once_equals_arrays(implementation):
 
 
 @every_implementation
-def test_a_hidden_score_far_above_the_visible_ones_stays_out_of_gradients(
+def test_large_masked_score_does_not_make_gradients_non_finite(
   implementation,
 ):
   query, key, value = (

@@ -1,0 +1,66 @@
+"""Which cases of a matrix run by default, and which with `-m exhaustive`.
+
+Compiling is what costs time. By default a test takes one score of each kind;
+the whole product of scores and implementations is left to one test of values.
+"""
+
+from collections.abc import Iterable
+
+import pytest
+
+from tests.attention.oracle import CASES, IMPLEMENTATIONS
+
+# One score of each kind: a matrix product, channels in a loop, a function, a
+# class of the user's.
+KINDS = ("general", "additive", "closure", "own")
+# Each kind on several tiles, and each implementation once.
+PAIRS = (
+  ("cosine", "reference"),
+  ("scaled_dot", "one_tile"),
+  ("general", "tiles"),
+  ("additive", "tiles"),
+  ("closure", "tiles"),
+)
+_IMPLEMENTATIONS = dict(
+  zip(("reference", "one_tile", "tiles"), IMPLEMENTATIONS)
+)
+
+
+def sampled(argument: str, values: Iterable, default: Iterable):
+  """Parametrizes a test; values outside `default` are exhaustive."""
+  default = list(default)
+  return pytest.mark.parametrize(
+    argument,
+    [
+      pytest.param(value, marks=() if value in default else _exhaustive)
+      for value in values
+    ],
+  )
+
+
+def scores_and_implementations(
+  default: Iterable[tuple[str, str]] = PAIRS,
+  implementations: Iterable[str] = tuple(_IMPLEMENTATIONS),
+):
+  """All pairs of a score `name` and an `implementation`, most exhaustive."""
+  default = list(default)
+  return pytest.mark.parametrize(
+    ("name", "implementation"),
+    [
+      pytest.param(
+        name,
+        _IMPLEMENTATIONS[choice],
+        id=f"{name}-{choice}",
+        marks=() if (name, choice) in default else _exhaustive,
+      )
+      for name in CASES
+      for choice in implementations
+    ],
+  )
+
+
+_exhaustive = pytest.mark.exhaustive
+every_implementation = pytest.mark.parametrize(
+  "implementation",
+  [pytest.param(each, id=name) for name, each in _IMPLEMENTATIONS.items()],
+)
