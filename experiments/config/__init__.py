@@ -1,8 +1,7 @@
-"""The typed form of a config: every field, its type and its range.
+"""The typed config: each field's type, range, default and description.
 
-`configs/*.py` return a `ConfigDict`; `parse` turns it into these frozen
-values, or says in one message what is wrong with which field. Nothing below
-`loop.py` sees a `ConfigDict`.
+`configs/base.py` is made from these types. `parse` converts a `ConfigDict` to
+them, or reports every invalid field in one message.
 """
 
 from experiments.config.data import (
@@ -20,13 +19,19 @@ from experiments.config.model import (
   Seq2SeqConfig,
   TransformerConfig,
 )
-from experiments.config.parse import Config, parse
+from experiments.config.parse import (
+  Config,
+  changeable_fields,
+  parse,
+  parse_stored,
+)
 from experiments.config.training import (
   EvaluationConfig,
   MeshConfig,
   OptimizerConfig,
   TrainConfig,
 )
+from experiments.config.version import migrated
 
 __all__ = [
   "Config",
@@ -45,5 +50,8 @@ __all__ = [
   "TrainConfig",
   "TransformerConfig",
   "TranslationConfig",
+  "changeable_fields",
+  "migrated",
   "parse",
+  "parse_stored",
 ]

@@ -1,32 +1,34 @@
-"""What to learn from: a synthetic task, spelt numbers, or parallel text."""
+"""Config of the data: a synthetic task, spelt numbers, or parallel text."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from experiments.config.sections import (
-  Positive,
-  Rate,
-  Section,
-  Seed,
-)
+from experiments.config.sections import Positive, Rate, Section, Seed
 
-# Names of files are made of these, so they cannot lead out of a folder.
+# Names become parts of file names, so path separators are not allowed.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
 
-class LengthRange(Section):
-  """The lengths and the size of an evaluation set that is drawn.
+def _check_order(lengths) -> None:
+  if lengths.min_length > lengths.max_length:
+    raise ValueError("min_length must not be above max_length")
 
-  Attributes:
-    min_length: shortest length.
-    max_length: longest length.
-    num_examples: how many.
-  """
+
+def _check_validation(splits) -> None:
+  if "validation" not in splits:
+    raise ValueError("splits must have a 'validation'")
+
+
+class LengthRange(Section):
+  """An evaluation set of a synthetic task."""
 
   min_length: Positive
+  """Shortest length."""
   max_length: Positive
+  """Longest length."""
   num_examples: Positive
+  """Number of examples."""
 
   @model_validator(mode="after")
   def _lengths(self):
@@ -35,24 +37,31 @@ class LengthRange(Section):
 
 
 class TaskConfig(Section):
-  """A synthetic task.
+  """A synthetic task."""
 
-  Attributes:
-    name: "copy", "reverse" or "lookup".
-    symbols: number of different symbols (for lookup: keys, and values).
-    min_length: shortest length in training.
-    max_length: longest length in training.
-    evaluation_seed: fixes the evaluation sets; training never enters it.
-    splits: evaluation sets by name; "validation" is the one watched during
-      training, and the others are evaluated at the end.
-  """
-
-  name: Literal["copy", "reverse", "lookup"]
-  symbols: Annotated[int, Field(ge=2)]
-  min_length: Positive
-  max_length: Positive
-  evaluation_seed: Seed
-  splits: dict[Name, LengthRange]
+  name: Literal["copy", "reverse", "lookup"] = "reverse"
+  """The task."""
+  symbols: Annotated[int, Field(ge=2)] = 50
+  """Number of different symbols (for lookup: of keys, and of values)."""
+  min_length: Positive = 1
+  """Shortest length in training."""
+  max_length: Positive = 25
+  """Longest length in training."""
+  evaluation_seed: Seed = 0
+  """Seed of the evaluation sets; training data does not depend on it."""
+  splits: dict[Name, LengthRange] = Field(
+    default={
+      "validation": LengthRange(min_length=1, max_length=25, num_examples=256),
+      "test": LengthRange(min_length=1, max_length=25, num_examples=2000),
+      "test_up_to_30": LengthRange(
+        min_length=1, max_length=30, num_examples=2000
+      ),
+      "test_26_to_30": LengthRange(
+        min_length=26, max_length=30, num_examples=1000
+      ),
+    }
+  )
+  """Evaluation sets by name; "validation" is required."""
 
   @model_validator(mode="after")
   def _lengths(self):
@@ -63,27 +72,26 @@ class TaskConfig(Section):
     )
     if self.name == "lookup" and longest > self.symbols:
       raise ValueError(
-        f"lookup with up to {longest} pairs needs that many distinct keys:"
-        " raise symbols"
+        f"lookup with up to {longest} pairs needs as many distinct keys:"
+        f" raise symbols from {self.symbols}"
       )
     return self
 
 
 class TokenizerConfig(Section):
-  """How text becomes tokens.
+  """A tokenizer, trained on the training text."""
 
-  Attributes:
-    kind: "unigram" or "bpe" subwords, "words" between spaces, "characters".
-    vocabulary_size: of subwords exactly; of words and characters at most.
-    sampling: segments training text anew in every epoch: for bpe, the share of
-      merges left out (Provilkov et al., 2020, https://arxiv.org/abs/1910.13267);
-      for unigram, the exponent of a segmentation's probability (Kudo, 2018,
-      https://arxiv.org/abs/1804.10959). 0 for the best segmentation.
+  kind: Literal["unigram", "bpe", "words", "characters"] = "unigram"
+  """Subwords (unigram, bpe), words between spaces, or characters."""
+  vocabulary_size: Annotated[int, Field(ge=8)] = 8000
+  """Number of subwords; for words and characters, the largest number."""
+  sampling: Rate = 0.0
+  """Subword regularisation of training text; 0: the best segmentation.
+
+  For bpe, the share of merges that are left out (Provilkov et al., 2020,
+  https://arxiv.org/abs/1910.13267); for unigram, the exponent of a
+  segmentation's probability (Kudo, 2018, https://arxiv.org/abs/1804.10959).
   """
-
-  kind: Literal["unigram", "bpe", "words", "characters"]
-  vocabulary_size: Annotated[int, Field(ge=8)]
-  sampling: Rate
 
   @model_validator(mode="after")
   def _sampling(self):
@@ -96,27 +104,25 @@ class TokenizerConfig(Section):
 
 
 class _Translation(Section):
-  """What all parallel text has in common.
+  """The fields that all parallel text has."""
 
-  Attributes:
-    source: language to translate from.
-    target: language to translate to.
-    source_tokenizer: how source text becomes tokens.
-    target_tokenizer: how target text becomes tokens.
-    joint_vocabulary: one tokenizer, trained on both sides.
-    max_length: longest source or target in tokens, EOS included; longer pairs
-      are left out of training, longer lines to translate are cut.
-    num_shapes: shapes of training batches, each compiled once; more of them
-      are padded less.
+  source: Name = "en"
+  """Language to translate from."""
+  target: Name = "de"
+  """Language to translate to."""
+  source_tokenizer: TokenizerConfig = TokenizerConfig()
+  """Tokenizer of the source."""
+  target_tokenizer: TokenizerConfig = TokenizerConfig()
+  """Tokenizer of the target."""
+  joint_vocabulary: bool = True
+  """Whether one tokenizer, trained on both sides, serves both."""
+  max_length: Annotated[int, Field(ge=2)] = 128
+  """Longest source or target in tokens, EOS included.
+
+  Training leaves out longer pairs; translation cuts longer lines.
   """
-
-  source: Name
-  target: Name
-  source_tokenizer: TokenizerConfig
-  target_tokenizer: TokenizerConfig
-  joint_vocabulary: bool
-  max_length: Annotated[int, Field(ge=2)]
-  num_shapes: Positive
+  num_shapes: Positive = 14
+  """Number of batch shapes, each compiled once; more shapes pad less."""
 
   @model_validator(mode="after")
   def _joint(self):
@@ -133,17 +139,14 @@ class _Translation(Section):
 
 
 class DigitRange(Section):
-  """The digits and the size of a set of numbers.
-
-  Attributes:
-    min_digits: of the shortest numbers.
-    max_digits: of the longest numbers.
-    num_examples: how many.
-  """
+  """A set of numbers."""
 
   min_digits: Positive
+  """Digits of the shortest numbers."""
   max_digits: Annotated[int, Field(ge=1, le=30)]
+  """Digits of the longest numbers."""
   num_examples: Positive
+  """Number of examples."""
 
   @model_validator(mode="after")
   def _digits(self):
@@ -153,20 +156,45 @@ class DigitRange(Section):
 
 
 class NumbersConfig(_Translation):
-  """Integers, spelt in one language and in another.
+  """Integers, spelt in one language and translated to another."""
 
-  Attributes:
-    name: "numbers".
-    train: the numbers trained on.
-    splits: evaluation sets by name; the name decides nothing: those called
-      "validation" hold validation numbers, all others test numbers.
-    seed: fixes which numbers are drawn.
+  name: Literal["numbers"] = "numbers"
+  target: Name = "ko"
+  """Language to translate to; one of num2words, as the source."""
+  source_tokenizer: TokenizerConfig = TokenizerConfig(
+    kind="words", vocabulary_size=1000
+  )
+  """Tokenizer of the source."""
+  target_tokenizer: TokenizerConfig = TokenizerConfig(
+    kind="characters", vocabulary_size=1000
+  )
+  """Tokenizer of the target."""
+  joint_vocabulary: bool = False
+  """Whether one tokenizer, trained on both sides, serves both."""
+  max_length: Annotated[int, Field(ge=2)] = 96
+  """Longest source or target in tokens, EOS included."""
+  num_shapes: Positive = 6
+  """Number of batch shapes, each compiled once; more shapes pad less."""
+  train: DigitRange = DigitRange(
+    min_digits=1, max_digits=12, num_examples=50_000
+  )
+  """The training numbers."""
+  splits: dict[Name, DigitRange] = Field(
+    default={
+      "validation": DigitRange(min_digits=1, max_digits=12, num_examples=1000),
+      "test": DigitRange(min_digits=1, max_digits=12, num_examples=2000),
+      "test_13_to_16": DigitRange(
+        min_digits=13, max_digits=16, num_examples=1000
+      ),
+    }
+  )
+  """Evaluation sets by name; "validation" is required.
+
+  Sets other than "validation" contain test numbers. The numbers of training,
+  validation and test are disjoint.
   """
-
-  name: Literal["numbers"]
-  train: DigitRange
-  splits: dict[Name, DigitRange]
-  seed: Seed
+  seed: Seed = 0
+  """Seed of the numbers."""
 
   @model_validator(mode="after")
   def _sets(self):
@@ -175,23 +203,27 @@ class NumbersConfig(_Translation):
 
 
 class TextConfig(_Translation):
-  """Parallel text in files.
+  """Parallel text in files."""
 
-  Attributes:
-    name: "text".
-    format: "lines" for PREFIX.SOURCE and PREFIX.TARGET, plain or .gz, with a
-      sentence a line; "tsv" for a file of source, tab, target; "huggingface"
-      for NAME[:CONFIG]:SPLIT, or a folder written by `save_to_disk`.
-    dir: where the paths below begin; "" for the current directory.
-    train: the training text.
-    splits: evaluation sets by name, one of them "validation".
+  name: Literal["text"] = "text"
+  format: Literal["lines", "tsv", "huggingface"] = "lines"
+  """Format of the text.
+
+  lines: PREFIX.SOURCE and PREFIX.TARGET, plain or .gz, a sentence per line.
+  tsv: a file of source, tab, target. huggingface: NAME[:CONFIG]:SPLIT, or a
+  folder written by `save_to_disk`.
   """
-
-  name: Literal["text"]
-  format: Literal["lines", "tsv", "huggingface"]
-  dir: str
-  train: Annotated[str, Field(min_length=1)]
-  splits: dict[Name, Annotated[str, Field(min_length=1)]]
+  dir: str = ""
+  """Directory of the paths below; "" is the current directory."""
+  train: Annotated[str, Field(min_length=1)] = "train"
+  """The training text."""
+  splits: dict[Name, Annotated[str, Field(min_length=1)]] = Field(
+    default={
+      "validation": "val",
+      "test": "test",
+    }
+  )
+  """Evaluation sets by name; "validation" is required."""
 
   @model_validator(mode="after")
   def _sets(self):
@@ -203,13 +235,3 @@ TranslationConfig = NumbersConfig | TextConfig
 DataConfig = Annotated[
   TaskConfig | NumbersConfig | TextConfig, Field(discriminator="name")
 ]
-
-
-def _check_order(lengths) -> None:
-  if lengths.min_length > lengths.max_length:
-    raise ValueError("min_length must not be above max_length")
-
-
-def _check_validation(splits) -> None:
-  if "validation" not in splits:
-    raise ValueError("splits must have a 'validation'")

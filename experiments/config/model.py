@@ -1,4 +1,4 @@
-"""What learns: an RNN encoder-decoder or a Transformer."""
+"""Config of the model: an RNN encoder-decoder or a Transformer."""
 
 from typing import Annotated, Literal
 
@@ -15,23 +15,37 @@ from experiments.config.sections import (
 
 
 class Seq2SeqConfig(Section):
-  """An RNN encoder-decoder; see `models.seq2seq.Seq2Seq` for the fields."""
+  """An RNN encoder-decoder."""
 
-  name: Literal["seq2seq"]
-  embedding_size: Positive
-  hidden_size: Positive
-  encoder_size: Natural
-  cell: Literal["gru", "lstm"]
-  encoder_layers: Positive
-  decoder_layers: Positive
-  bidirectional: bool
-  attention: AttentionName
-  attention_size: Positive
-  order: Literal["bahdanau", "luong"]
-  query: Literal["output", "state"]
-  readout: Literal["tanh", "linear"]
-  input_feeding: bool
-  dropout_rate: Rate
+  name: Literal["seq2seq"] = "seq2seq"
+  embedding_size: Positive = 64
+  """Features of a source or target embedding."""
+  hidden_size: Positive = 128
+  """Features of a decoder state."""
+  encoder_size: Natural = 0
+  """Features of an encoder state, both directions together; 0: hidden_size."""
+  cell: Literal["gru", "lstm"] = "gru"
+  """Type of the recurrent cells."""
+  encoder_layers: Positive = 1
+  """Layers of the encoder."""
+  decoder_layers: Positive = 1
+  """Layers of the decoder."""
+  bidirectional: bool = True
+  """Whether the encoder also reads the source backwards."""
+  attention: AttentionName = "additive"
+  """Score of the attention; "none" uses the encoder's last state."""
+  attention_size: Positive = 64
+  """Hidden size of the additive and concat scores."""
+  order: Literal["bahdanau", "luong"] = "bahdanau"
+  """Attend before the decoder's cell (bahdanau) or after it (luong)."""
+  query: Literal["output", "state"] = "output"
+  """The query: the top layer's output, or the states of all layers."""
+  readout: Literal["tanh", "linear"] = "tanh"
+  """Input of the logits: tanh(W [context; output]), or [context; output]."""
+  input_feeding: bool = False
+  """Whether the decoder's cell also reads the previous readout."""
+  dropout_rate: Rate = 0.0
+  """Dropout of embeddings, encoder states and readouts."""
 
   @model_validator(mode="after")
   def _sizes(self):
@@ -39,39 +53,52 @@ class Seq2SeqConfig(Section):
     if self.bidirectional and encoder_size % 2:
       name = "encoder_size" if self.encoder_size else "hidden_size"
       raise ValueError(
-        f"{name} must be even: a bidirectional encoder gives half of it"
-        " to each direction"
+        f"{name} must be even: each direction of a bidirectional encoder has"
+        " half of the features"
       )
     states = self.decoder_layers * (2 if self.cell == "lstm" else 1)
-    asking = self.hidden_size * (states if self.query == "state" else 1)
+    query_size = self.hidden_size * (states if self.query == "state" else 1)
     if (
       self.attention in ("dot", "scaled_dot", "cosine")
-      and asking != encoder_size
+      and query_size != encoder_size
     ):
       raise ValueError(
-        f"attention {self.attention!r} compares vectors of equal size, but the"
-        f" query has {asking} numbers and an encoder state {encoder_size};"
-        " make them equal by hidden_size, encoder_size or query 'output', or"
-        " use general, additive or concat"
+        f"attention {self.attention!r} needs queries and keys of equal size,"
+        f" but the query has {query_size} features and an encoder state has"
+        f" {encoder_size}; change hidden_size, encoder_size or query, or use"
+        " general, additive or concat"
       )
     return self
 
 
 class TransformerConfig(Section):
-  """A Transformer; see `models.transformer.Transformer` for the fields."""
+  """A Transformer encoder-decoder."""
 
-  name: Literal["transformer"]
-  model_size: Positive
-  feed_forward_size: Positive
-  num_heads: Positive
-  encoder_layers: Positive
-  decoder_layers: Positive
-  score: ScoreName
-  norm: Literal["pre", "post"]
-  positions: Literal["sinusoidal", "learned", "rotary", "alibi", "none"]
-  tied_embeddings: bool
-  dropout_rate: Rate
-  attention_dropout_rate: Rate
+  name: Literal["transformer"] = "transformer"
+  model_size: Positive = 128
+  """Features of a token's representation."""
+  feed_forward_size: Positive = 256
+  """Hidden size of the feed-forward networks."""
+  num_heads: Positive = 4
+  """Attention heads of each layer."""
+  encoder_layers: Positive = 2
+  """Layers of the encoder."""
+  decoder_layers: Positive = 2
+  """Layers of the decoder."""
+  score: ScoreName = "scaled_dot"
+  """Score of every attention head."""
+  norm: Literal["pre", "post"] = "pre"
+  """Layer normalisation before or after each sublayer."""
+  positions: Literal["sinusoidal", "learned", "rotary", "alibi", "none"] = (
+    "rotary"
+  )
+  """Position encoding: of embeddings, or of self-attention (rotary, alibi)."""
+  tied_embeddings: bool = True
+  """Whether embeddings and output projection share parameters."""
+  dropout_rate: Rate = 0.0
+  """Dropout of embeddings, sublayers and hidden layers."""
+  attention_dropout_rate: Rate = 0.0
+  """Dropout of attention weights."""
 
   @model_validator(mode="after")
   def _heads(self):
@@ -80,7 +107,10 @@ class TransformerConfig(Section):
         f"num_heads {self.num_heads} must divide model_size {self.model_size}"
       )
     if self.positions == "rotary" and (self.model_size // self.num_heads) % 2:
-      raise ValueError("rotary positions need an even size of a head")
+      raise ValueError(
+        "rotary positions need an even number of features per head, got"
+        f" {self.model_size // self.num_heads} (model_size / num_heads)"
+      )
     return self
 
 

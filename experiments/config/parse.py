@@ -1,48 +1,42 @@
-"""From nested dictionaries to a typed config, or to what is wrong."""
+"""The whole config, and its conversion from nested dictionaries."""
 
 import difflib
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import model_validator
+from pydantic import ValidationInfo, model_validator
 
 from experiments.config.data import DataConfig, TaskConfig
 from experiments.config.model import ModelConfig
-from experiments.config.sections import Section, Seed
+from experiments.config.sections import CHANGEABLE, Section, Seed
 from experiments.config.training import (
   EvaluationConfig,
   MeshConfig,
   OptimizerConfig,
   TrainConfig,
 )
+from experiments.config.version import VERSION, migrated
 from experiments.errors import UserError
 
 
 class Config(Section):
-  """A whole run.
+  """The config of an experiment."""
 
-  Attributes:
-    seed: of parameters, training data and dropout.
-    data: what to learn from.
-    model: what learns.
-    optimizer: how it learns.
-    train: for how long, and what is kept.
-    evaluation: how it is judged at the end.
-    mesh: on which devices.
-  """
-
-  seed: Seed
+  version: Literal[VERSION] = VERSION  # type: ignore[valid-type]
+  """Version of the schema."""
+  seed: Seed = 0
+  """Seed of parameters, training data and dropout."""
   data: DataConfig
   model: ModelConfig
   optimizer: OptimizerConfig
   train: TrainConfig
-  evaluation: EvaluationConfig
-  mesh: MeshConfig
+  evaluation: Annotated[EvaluationConfig, CHANGEABLE]
+  mesh: Annotated[MeshConfig, CHANGEABLE]
 
   @model_validator(mode="after")
-  def _together(self):
+  def _task(self):
     if isinstance(self.data, TaskConfig):
       if self.train.batch_unit == "tokens":
         raise ValueError(
@@ -54,54 +48,142 @@ class Config(Section):
           "config.train.best_metric 'chrf' is for text; use"
           " 'sequence_accuracy', 'token_accuracy', 'bleu' or 'loss'"
         )
-    if self.train.patience and not self.train.keep_best:
-      raise ValueError(
-        "config.train.patience stops after the best checkpoint:"
-        " config.train.keep_best must be at least 1"
-      )
-    which, _, count = self.evaluation.checkpoint.partition(":")
-    kept = self.train.keep_last if which == "last" else self.train.keep_best
-    if which in ("last", "best") and int(count or 1) > kept:
-      raise ValueError(
-        f"config.evaluation.checkpoint {self.evaluation.checkpoint!r} needs"
-        " more checkpoints than are kept: raise"
-        f" config.train.keep_{which} from {kept}"
-      )
+    return self
+
+  @model_validator(mode="after")
+  def _checkpoints(self, info: ValidationInfo):
+    if not (info.context or {}).get("stored"):
+      _check_patience(self.train)
+      _check_checkpoint(self.evaluation.checkpoint, self.train)
     return self
 
 
 def parse(raw: Mapping[str, Any]) -> Config:
-  """Checks a config and gives it its types.
+  """Converts a config to its typed form.
 
   Args:
-    raw: nested dictionaries, as `ConfigDict.to_dict` or JSON give them.
+    raw: nested dictionaries, as from `ConfigDict.to_dict`.
 
   Returns:
     The typed config.
 
   Raises:
-    UserError: naming every field that is missing, unknown, of the wrong type
-      or out of range, and what would be right.
+    UserError: with a line for each field that is missing, unknown, of the wrong
+      type or out of range: its name, its value and what is allowed.
 
   Example:
-    >>> parse({"seed": -1})
+    >>> from configs import base
+    >>> parse(base.get_config().to_dict() | {"seed": -1})
     Traceback (most recent call last):
-    experiments.errors.UserError: ...config.seed: ...
+    experiments.errors.UserError: config.seed: got -1; input should be ...
   """
+  config = _validated({"version": VERSION, **raw})
+  if missing := _missing(config):
+    raise UserError("\n".join(f"{field}: missing" for field in missing))
+  return config
+
+
+def parse_stored(raw: Mapping[str, Any]) -> Config:
+  """Converts the config of a run directory, of this version or an older one.
+
+  Args:
+    raw: the content of config.json.
+
+  Returns:
+    The typed config. Which checkpoints the run keeps is not checked, so that a
+    field that contradicts it can be changed.
+
+  Raises:
+    UserError: as for `parse`.
+
+  Example:
+    >>> from configs import base
+    >>> raw = base.get_config().to_dict()
+    >>> del raw["version"], raw["train"]["ema_decay"]
+    >>> parse_stored(raw).train.ema_decay
+    0.0
+  """
+  return _validated(migrated(raw), stored=True)
+
+
+def changeable_fields() -> set[str]:
+  """Names the fields that may be changed on an existing run."""
+  fields = set()
+  for name, field in Config.model_fields.items():
+    if CHANGEABLE in field.metadata:
+      fields.add(name)
+    elif isinstance(field.annotation, type(Section)):
+      fields |= {
+        f"{name}.{inner}"
+        for inner, each in field.annotation.model_fields.items()
+        if CHANGEABLE in each.metadata
+      }
+  return fields
+
+
+def _check_patience(train: TrainConfig) -> None:
+  if train.patience and not train.keep_best:
+    raise ValueError(
+      "config.train.patience compares with the best checkpoint:"
+      " config.train.keep_best must be at least 1"
+    )
+
+
+def _check_checkpoint(checkpoint: str, train: TrainConfig) -> None:
+  """Checks that the checkpoint to evaluate can exist after training."""
+  which, _, count = checkpoint.partition(":")
+  if which in ("last", "best"):
+    kept = train.keep_last if which == "last" else train.keep_best
+    if int(count or 1) > kept:
+      raise ValueError(
+        f"config.evaluation.checkpoint {checkpoint!r} needs more checkpoints"
+        f" than are kept: raise config.train.keep_{which} from {kept}"
+      )
+    return
+  step, steps = int(which), train.steps
+  saved = {steps}
+  for every in (train.checkpoint_every, train.eval_every):
+    saved.update(range(every, steps, every))
+  # With patience, training may end after any evaluation.
+  last = sorted(saved)[0 if train.patience else -train.keep_last :]
+  evaluated = step == steps or step % train.eval_every == 0
+  may_be_best = train.keep_best and step in saved and evaluated
+  if step not in last and not may_be_best:
+    raise ValueError(
+      f"config.evaluation.checkpoint: got {checkpoint!r}; a run of {steps}"
+      f" steps does not keep a checkpoint of this step, use 'last', 'best' or"
+      f" {' or '.join(map(str, last[-2:]))}, or change checkpoint_every or"
+      " keep_last of config.train"
+    )
+
+
+def _validated(raw: Mapping[str, Any], *, stored: bool = False) -> Config:
   try:
-    return Config.model_validate(raw)
+    return Config.model_validate(raw, context={"stored": stored})
   except pydantic.ValidationError as error:
     problems = [_describe(each) for each in error.errors()]
     raise UserError("\n".join(problems)) from None
 
 
+def _missing(section: Section, path: str = "config") -> list[str]:
+  """The fields for which a default was used."""
+  missing = []
+  for name in type(section).model_fields:
+    value = getattr(section, name)
+    if name not in section.model_fields_set:
+      missing.append(f"{path}.{name}")
+    elif isinstance(value, Section):
+      missing += _missing(value, f"{path}.{name}")
+  return missing
+
+
 def _describe(problem: Mapping[str, Any]) -> str:
-  """One line for one problem: field, what is wrong, what would be right."""
+  """One line: the field, its value, and pydantic's message."""
   place = problem["loc"]
   field = ".".join(["config", *map(str, _without_tag(place))])
   if problem["type"] == "extra_forbidden":
-    return f"{field}: no such field{_suggest(place)}"
-  if problem["type"] == "missing":
+    return f"{field}: no such field{_suggestion(place)}"
+  if problem["type"] in ("missing", "union_tag_not_found"):
     return f"{field}: missing"
   if problem["type"] == "union_tag_invalid":
     expected = problem["ctx"]["expected_tags"]
@@ -109,38 +191,36 @@ def _describe(problem: Mapping[str, Any]) -> str:
   message = problem["msg"].removeprefix("Value error, ")
   message = message[0].lower() + message[1:]
   if not place:
-    return message  # of several sections, which it names
+    return message  # It names its fields.
   if isinstance(problem["input"], Mapping):
     return f"{field}: {message}"
   return f"{field}: got {problem['input']!r}; {message}"
 
 
 def _without_tag(place: tuple[Any, ...]) -> tuple[Any, ...]:
-  """Where a field is, without the name that told its kind of section."""
+  """A location without the tag of a union, which pydantic inserts."""
   tagged = place[:1] in (("data",), ("model",))
   return place[:1] + place[2:] if tagged else place
 
 
-def _suggest(place: tuple[Any, ...]) -> str:
-  """Names the known field that an unknown one was probably meant to be."""
-  known = set(_fields(Config, place[:-1]))
-  close = difflib.get_close_matches(str(place[-1]), known, n=1)
+def _suggestion(place: tuple[Any, ...]) -> str:
+  """Names the known field that is most like an unknown one."""
+  close = difflib.get_close_matches(
+    str(place[-1]), _fields(Config, place[:-1]), n=1
+  )
   return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _fields(kind: Any, place: tuple[Any, ...]) -> list[str]:
-  """The names of the fields that the section at a place may have."""
-  if isinstance(kind, type) and issubclass(kind, Section):
-    if not place:
-      return list(kind.model_fields)
-    if place[0] in kind.model_fields:
-      return _fields(kind.model_fields[place[0]].annotation, place[1:])
-    # The place names which of several kinds of section this is.
-    name = kind.model_fields.get("name")
-    if name and place[0] in typing.get_args(name.annotation):
-      return _fields(kind, place[1:])
-    return []
-  kinds = typing.get_args(kind)
-  if typing.get_origin(kind) is dict:
-    return _fields(kinds[1], place[1:])
-  return [field for each in kinds for field in _fields(each, place)]
+def _fields(kind: Any, place: tuple[Any, ...]) -> set[str]:
+  """The fields of the section at a location, below a type."""
+  if not isinstance(kind, type(Section)):  # a union or a dictionary
+    kinds = typing.get_args(kind)
+    inner = place[1:] if typing.get_origin(kind) is dict else place
+    return {field for each in kinds for field in _fields(each, inner)}
+  if not place:
+    return set(kind.model_fields)
+  if place[0] in kind.model_fields:
+    return _fields(kind.model_fields[place[0]].annotation, place[1:])
+  tag = kind.model_fields.get("name")
+  tagged = tag is not None and place[0] in typing.get_args(tag.annotation)
+  return _fields(kind, place[1:]) if tagged else set()

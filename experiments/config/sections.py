@@ -1,4 +1,4 @@
-"""What every section of a config is, and the types of its fields."""
+"""The base class of every config section, and the types of fields."""
 
 from typing import Annotated, Literal
 
@@ -15,11 +15,22 @@ ScoreName = Literal[
   "dot", "scaled_dot", "general", "additive", "concat", "cosine"
 ]
 AttentionName = Literal["none", ScoreName]
+# Marks a field or section that may be changed on an existing run: the
+# parameters of any step do not depend on it.
+CHANGEABLE = "changeable"
 
 
 class Section(pydantic.BaseModel):
-  """A frozen group of fields; what it does not know, it refuses."""
+  """A frozen group of fields that rejects unknown fields.
+
+  A field's type, range, default and description are declared together, once:
+  `configs/base.py` is made from these declarations.
+  """
 
   model_config = pydantic.ConfigDict(
-    extra="forbid", strict=True, frozen=True, allow_inf_nan=False
+    extra="forbid",
+    strict=True,
+    frozen=True,
+    allow_inf_nan=False,
+    use_attribute_docstrings=True,
   )

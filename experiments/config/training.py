@@ -1,10 +1,11 @@
-"""How a run learns, for how long, on which devices, and how it is judged."""
+"""Config of the optimizer, training, evaluation and device mesh."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from experiments.config.sections import (
+  CHANGEABLE,
   AboveZero,
   AtLeastZero,
   Natural,
@@ -13,95 +14,107 @@ from experiments.config.sections import (
   Section,
 )
 
+# Fields that an optimizer does not read.
+UNUSED = {
+  "sgd": ("b2", "eps", "weight_decay"),
+  "adam": ("weight_decay",),
+  "adamw": (),
+  "adafactor": ("b1", "b2", "eps", "weight_decay"),
+}
+
 
 class OptimizerConfig(Section):
-  """The optimiser and its schedule.
+  """The optimizer and its learning-rate schedule."""
 
-  Attributes:
-    name: the rule.
-    learning_rate: at the end of the warm-up.
-    schedule: how it falls from there; cosine and linear end at 0.
-    warmup_steps: steps of linear warm-up.
-    b1: decay of the first moment (sgd: momentum).
-    b2: decay of the second moment.
-    eps: added to the root of the second moment.
-    weight_decay: decoupled, for adamw.
-    clip_norm: gradients are scaled down to this global norm, or None.
-  """
+  name: Literal["sgd", "adam", "adamw", "adafactor"] = "adam"
+  """The update rule."""
+  learning_rate: AboveZero = 3e-3
+  """Learning rate at the end of the warm-up."""
+  schedule: Literal["constant", "cosine", "linear", "inverse_sqrt"] = "cosine"
+  """Decay after the warm-up; cosine and linear reach 0 at train.steps."""
+  warmup_steps: Natural = 100
+  """Steps of linear warm-up."""
+  b1: Rate = 0.9
+  """Decay rate of the first moment; for sgd, the momentum."""
+  b2: Rate = 0.98
+  """Decay rate of the second moment."""
+  eps: AboveZero = 1e-9
+  """Added to the square root of the second moment."""
+  weight_decay: AtLeastZero = 0.0
+  """Decoupled weight decay, for adamw."""
+  weight_decay_of: Literal["matrices", "all"] = "matrices"
+  """Parameters that decay: those of two or more axes, or all of them."""
+  clip_norm: AboveZero | None = 1.0
+  """Largest global norm of the gradient; None: no clipping."""
 
-  name: Literal["sgd", "adam", "adamw", "adafactor"]
-  learning_rate: AboveZero
-  schedule: Literal["constant", "cosine", "linear", "inverse_sqrt"]
-  warmup_steps: Natural
-  b1: Rate
-  b2: Rate
-  eps: AboveZero
-  weight_decay: AtLeastZero
-  clip_norm: AboveZero | None
+  @property
+  def depends_on_steps(self) -> bool:
+    """Whether the schedule depends on `train.steps`."""
+    return self.schedule in ("cosine", "linear")
 
   @model_validator(mode="after")
-  def _decay(self):
-    if self.weight_decay and self.name != "adamw":
-      raise ValueError(
-        f"weight_decay {self.weight_decay} does nothing under {self.name!r};"
-        " use name 'adamw', or 0.0"
-      )
+  def _unused(self):
+    for field in UNUSED[self.name]:
+      value = getattr(self, field)
+      default = type(self).model_fields[field].default
+      if value != default:
+        hint = "name 'adamw' or " if field == "weight_decay" else ""
+        raise ValueError(
+          f"{field} {value} has no effect under {self.name!r}; use"
+          f" {hint}{default}"
+        )
     return self
 
 
 class TrainConfig(Section):
-  """The training loop.
+  """The training loop: its length, its batches, and what it keeps."""
 
-  Attributes:
-    steps: number of updates.
-    batch_size: of an update, over all devices and accumulation.
-    batch_unit: what it counts: "examples", or "tokens" of the longer side of
-      a batch of text, padding included.
-    row_multiple: of which batches of a number of tokens have a multiple of
-      rows, so that they are the same whatever devices and accumulation share
-      them.
-    accumulation: an update's gradient is summed over this many parts.
-    dtype: of the computation; parameters are float32.
-    label_smoothing: from 0 to 1.
-    non_finite: what to do at a step whose loss, gradient or parameters are not
-      finite: "stop" the run, or "skip" the update, which is counted.
-    stall_seconds: of several processes, all stop once none has got to another
-      step for so long; evaluations and compilations have to be faster.
-    log_every: steps between lines of metrics.
-    eval_every: steps between looks at the validation set.
-    checkpoint_every: steps between checkpoints.
-    keep_last: number of last checkpoints kept.
-    keep_best: number of best ones kept besides.
-    best_metric: of the validation set, decides which is best.
-    patience: stops early after this many looks at the validation set without
-      a better best_metric; 0 never does.
-    ema_decay: what is evaluated is a moving average of the parameters, which
-      keeps this share of itself at every step; 0 for the parameters as they
-      are.
+  steps: Positive = 2500
+  """Number of updates."""
+  batch_size: Positive = 32
+  """Examples or tokens of an update, over all devices and accumulation."""
+  batch_unit: Literal["examples", "tokens"] = "examples"
+  """Unit of batch_size. Tokens: of a text batch's longer side, with padding."""
+  row_multiple: Positive = 8
+  """The rows of a batch of tokens are a multiple of this number.
+
+  The batches then do not depend on the number of devices or on accumulation.
   """
+  accumulation: Positive = 1
+  """Number of parts over which the gradient of an update is accumulated."""
+  dtype: Literal["float32", "bfloat16"] = "float32"
+  """Dtype of the computation; parameters are float32."""
+  label_smoothing: Rate = 0.0
+  """Probability mass that the loss spreads over all tokens."""
+  non_finite: Literal["stop", "skip"] = "stop"
+  """Reaction to a non-finite update: stop the run, or skip the update."""
+  stall_seconds: Annotated[Positive, CHANGEABLE] = 1800
+  """Several processes stop when no step ends within this number of seconds.
 
-  steps: Positive
-  batch_size: Positive
-  batch_unit: Literal["examples", "tokens"]
-  row_multiple: Positive
-  accumulation: Positive
-  dtype: Literal["float32", "bfloat16"]
-  label_smoothing: Rate
-  non_finite: Literal["stop", "skip"]
-  stall_seconds: Positive
-  log_every: Positive
-  eval_every: Positive
-  checkpoint_every: Positive
-  keep_last: Positive
-  keep_best: Natural
-  best_metric: Literal[
-    "token_accuracy", "sequence_accuracy", "bleu", "chrf", "loss"
-  ]
-  patience: Natural
-  ema_decay: Rate
+  Evaluation and compilation must take less time than this.
+  """
+  log_every: Annotated[Positive, CHANGEABLE] = 50
+  """Steps between lines of training metrics."""
+  eval_every: Annotated[Positive, CHANGEABLE] = 500
+  """Steps between evaluations of the validation set."""
+  checkpoint_every: Annotated[Positive, CHANGEABLE] = 500
+  """Steps between checkpoints; each evaluation saves one as well."""
+  keep_last: Annotated[Positive, CHANGEABLE] = 2
+  """Number of latest checkpoints to keep."""
+  keep_best: Annotated[Natural, CHANGEABLE] = 1
+  """Number of best checkpoints to keep in addition."""
+  best_metric: Annotated[
+    Literal["token_accuracy", "sequence_accuracy", "bleu", "chrf", "loss"],
+    CHANGEABLE,
+  ] = "sequence_accuracy"
+  """Validation metric that ranks checkpoints."""
+  patience: Annotated[Natural, CHANGEABLE] = 0
+  """Evaluations without improvement before early stopping; 0: never."""
+  ema_decay: Rate = 0.0
+  """Decay of the moving average of parameters that is evaluated; 0: none."""
 
   @model_validator(mode="after")
-  def _parts(self):
+  def _accumulation(self):
     whole = self.batch_unit == "examples"
     if whole and self.batch_size % self.accumulation:
       raise ValueError(
@@ -111,55 +124,47 @@ class TrainConfig(Section):
     return self
 
 
+class EvaluationConfig(Section):
+  """How a run decodes and is scored after training."""
+
+  checkpoint: Annotated[
+    str, Field(pattern=r"^((last|best)(:[1-9][0-9]*)?|[0-9]+)$")
+  ] = "last"
+  """Last, best, a step; last:N and best:N average N checkpoints."""
+  beam_size: Positive = 1
+  """Hypotheses of beam search; 1: greedy decoding."""
+  length_penalty: AtLeastZero = 1.0
+  """Exponent alpha of GNMT's length normalisation."""
+  bleu_tokenizer: Literal["13a", "none", "intl", "char", "zh"] = "none"
+  """Tokenizer of sacreBLEU; "none" for text that is tokenised already."""
+  lowercase: bool = False
+  """Whether BLEU ignores case."""
+
+
 class MeshConfig(Section):
-  """The device mesh.
+  """Number of devices along each axis of the device mesh."""
 
-  Attributes:
-    data: devices that share the rows of a batch; -1 for all that the other
-      axes leave.
-    fsdp: devices that share rows too, and parameters with them.
-    sequence: devices that share the tokens of a row (Transformer).
-    tensor: devices that share heads, hidden units and vocabulary (Transformer).
-  """
-
-  data: Annotated[int, Field(ge=-1)]
-  fsdp: Positive
-  sequence: Positive
-  tensor: Positive
+  data: Annotated[int, Field(ge=-1)] = -1
+  """Devices that shard the rows of a batch; -1: all remaining devices."""
+  fsdp: Positive = 1
+  """Devices that shard rows, and also shard parameters."""
+  sequence: Positive = 1
+  """Devices that shard the tokens of a row (Transformer only)."""
+  tensor: Positive = 1
+  """Devices that shard heads, hidden units and vocabulary (Transformer)."""
 
   @classmethod
   def one(cls) -> "MeshConfig":
     """A single device."""
-    return cls(data=1, fsdp=1, sequence=1, tensor=1)
+    return cls(data=1)
 
   @classmethod
   def data_parallel(cls) -> "MeshConfig":
-    """All devices, which share rows alone."""
-    return cls(data=-1, fsdp=1, sequence=1, tensor=1)
+    """All devices, which shard the rows of a batch."""
+    return cls()
 
   @model_validator(mode="after")
   def _not_zero(self):
     if self.data == 0:
       raise ValueError("data must be -1 (all devices) or at least 1")
     return self
-
-
-class EvaluationConfig(Section):
-  """How a run answers and is judged once it is trained.
-
-  Attributes:
-    checkpoint: "last", "best" or a step; "last:10" is the mean of the last 10
-      checkpoints, or as many as there are, "best:5" that of the best 5.
-    beam_size: hypotheses kept while searching; 1 is greedy.
-    length_penalty: the exponent alpha of GNMT's length normalisation.
-    bleu_tokenizer: of sacreBLEU; "none" where text is tokenised already.
-    lowercase: whether BLEU ignores case.
-  """
-
-  checkpoint: Annotated[
-    str, Field(pattern=r"^((last|best)(:[1-9][0-9]*)?|[0-9]+)$")
-  ]
-  beam_size: Positive
-  length_penalty: AtLeastZero
-  bleu_tokenizer: Literal["13a", "none", "intl", "char", "zh"]
-  lowercase: bool

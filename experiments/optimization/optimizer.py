@@ -1,5 +1,6 @@
 """The optimiser and its schedule, from the config."""
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -48,6 +49,11 @@ def _inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
   )
 
 
+def _matrices(params):
+  """Marks the parameters of two or more axes: not biases, not norms."""
+  return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
 def make_optimizer(
   config: OptimizerConfig, num_steps: int
 ) -> optax.GradientTransformation:
@@ -81,6 +87,7 @@ def make_optimizer(
       config.b2,
       config.eps,
       weight_decay=config.weight_decay,
+      mask=None if config.weight_decay_of == "all" else _matrices,
     ),
     "adafactor": lambda: optax.adafactor(schedule),
   }[config.name]()

@@ -1,15 +1,15 @@
-"""A run's directory: whose it is, and where in it things stand.
+"""A run directory: its config, its lock and its files.
 
 - config.json: the config, complete
-- metrics.jsonl: one object a line, step, split, name: value
-- timings.jsonl: what the clock said, likewise
-- versions.json: of what the run began with
+- metrics.jsonl: one object per line: step, split, name: value
+- timings.jsonl: times and speeds, in the same form
+- versions.json: library versions at the run's start
 - .lock: held by the process that trains
 - checkpoints/: Orbax; damaged/ holds those that could not be read
-- tokenizer/, data/: of a run on text; see `data/translation.py`
-- eval/SPLIT.json: metrics of an evaluation set, and by length
-- eval/SPLIT.txt: its answers
-- figures/: alignments, accuracy by length
+- tokenizer/, data/: of a run on text; see `data/text/dataset.py`
+- eval/SPLIT.json: metrics of an evaluation set, in total and by length
+- eval/SPLIT.txt: its predictions
+- figures/: attention weights, accuracy by length
 - events.*: TensorBoard
 """
 
@@ -17,6 +17,7 @@ from experiments.run_directory.claim import (
   CONFIG,
   check_same,
   claim,
+  effective_config,
   read_config,
   release,
 )
@@ -30,6 +31,7 @@ __all__ = [
   "check_links",
   "check_same",
   "claim",
+  "effective_config",
   "locked",
   "note_versions",
   "read_config",

@@ -1,32 +1,40 @@
-"""Whose directory it is: that of one config."""
+"""Binds a run directory to one config."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.config import Config, parse
+from absl import logging
+
+from experiments.config import (
+  Config,
+  changeable_fields,
+  migrated,
+  parse,
+  parse_stored,
+)
 from experiments.errors import UserError
-from experiments.run_directory.diff import differences
+from experiments.run_directory.diff import MISSING, differences
 from experiments.run_directory.files import read_json, write_json, writing
 from experiments.run_directory.lock import LOCK
 from experiments.run_directory.versions import VERSIONS
 
 CONFIG = "config.json"
-# Where a run's arrays live is no part of what it computes, nor how long its
-# processes wait for each other.
-_MAY_DIFFER = ("mesh", "train.stall_seconds")
 
 
 def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
-  """Makes a directory the directory of a run, or checks that it is.
+  """Writes the config of a run to its directory, or compares with it.
+
+  If only fields that do not affect the parameters' history differ, their new
+  values replace the old ones in config.json, and a log line names them.
 
   Args:
     workdir: the directory, which may not exist yet.
     raw: the run's config as nested dictionaries.
 
   Returns:
-    Whether it was no run's directory before.
+    Whether the directory is new.
 
   Raises:
     UserError: if the directory cannot be written, or holds the run of another
@@ -34,69 +42,130 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
 
   Example:
     >>> import tempfile
+    >>> from configs import base
+    >>> config = base.get_config()
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...   claimed = claim(Path(folder) / "run", {"seed": 0})
-    ...   claim(Path(folder) / "run", {"seed": 1})
+    ...   first = claim(Path(folder) / "run", config.to_dict())
+    ...   config.seed = 1
+    ...   claim(Path(folder) / "run", config.to_dict())
     Traceback (most recent call last):
     experiments.errors.UserError: ...config.seed: 0 there, 1 here
   """
+  path = workdir / CONFIG
   with writing(workdir):
     workdir.mkdir(parents=True, exist_ok=True)
-    path = workdir / CONFIG
     known = path.exists()
     if known:
-      check_same(workdir, raw)
+      _update(path, check_same(workdir, raw))
     elif (workdir / "checkpoints").exists():
       raise UserError(
-        f"--workdir={workdir}: holds checkpoints but no {CONFIG}; it is no"
-        " whole run directory. Use another one."
+        f"--workdir={workdir}: has checkpoints but no {CONFIG}, so it is not a"
+        " complete run directory; use another one"
       )
     else:
-      write_json(path, raw)
+      write_json(path, parse(raw).model_dump())
     if not os.access(workdir, os.W_OK):
       raise PermissionError(13, "Permission denied")
   return not known
 
 
-def check_same(workdir: Path, raw: Mapping[str, Any]) -> None:
+def effective_config(workdir: Path, raw: Mapping[str, Any]) -> Config:
+  """Returns the config to train with.
+
+  Args:
+    workdir: the run's directory, which may not exist yet.
+    raw: the config as nested dictionaries.
+
+  Returns:
+    The typed config. If the directory was written before a field existed, the
+    field has the value that reproduces the behaviour of that time.
+
+  Raises:
+    UserError: if a config is invalid.
+
+  Example:
+    >>> from configs import base
+    >>> config = base.get_config().to_dict()
+    >>> effective_config(Path("nowhere"), config).train.steps
+    2500
+  """
+  config = parse(raw)
+  if (workdir / CONFIG).exists():
+    stored = read_json(workdir / CONFIG)
+    ours = config.model_dump()
+    for field, (old, known) in differences(migrated(stored), stored).items():
+      if known == MISSING and field != "version":
+        _set(ours, field, old)
+    config = parse(ours)
+  return config
+
+
+def check_same(workdir: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
   """Checks that a directory holds the run of a config.
 
   Args:
     workdir: the run's directory.
     raw: the config as nested dictionaries.
 
+  Returns:
+    Each field that differs and may be changed on an existing run, with its new
+    value.
+
   Raises:
-    UserError: if it holds another; the fields that differ are named.
+    UserError: if another field differs; the fields are named.
 
   Example:
     >>> import tempfile
+    >>> from configs import base
+    >>> config = base.get_config()
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...   claimed = claim(Path(folder), {"seed": 0})
-    ...   check_same(Path(folder), {"seed": 0})
+    ...   new = claim(Path(folder), config.to_dict())
+    ...   config.train.log_every = 10
+    ...   check_same(Path(folder), config.to_dict())
+    {'train.log_every': 10}
   """
-  there = read_json(workdir / CONFIG)
-  lines = differences(raw, there, may_differ=_MAY_DIFFER)
-  if lines:
+  ours, theirs = effective_config(workdir, raw), read_config(workdir)
+  changeable = changeable_fields()
+  longer = ours.train.steps > theirs.train.steps
+  if longer and not ours.optimizer.depends_on_steps:
+    changeable.add("train.steps")
+  changed, other = {}, []
+  for field, (new, old) in differences(
+    ours.model_dump(), theirs.model_dump()
+  ).items():
+    if field in changeable or field.partition(".")[0] in changeable:
+      changed[field] = new
+    else:
+      other.append(f"config.{field}: {old!r} there, {new!r} here")
+  if other:
     raise UserError(
-      f"--workdir={workdir}: holds a different run; use another directory."
-      "\n  " + "\n  ".join(lines)
+      f"--workdir={workdir}: holds a different run; use another directory"
+      "\n  " + "\n  ".join(other)
     )
+  return changed
+
+
+def _update(path: Path, changed: Mapping[str, Any]) -> None:
+  """Changes fields of config.json, which keeps its version."""
+  if not changed:
+    return
+  stored = read_json(path)
+  for field, value in changed.items():
+    _set(stored, field, value)
+  write_json(path, stored)
+  values = (f"config.{field}={value}" for field, value in changed.items())
+  logging.info("%s is updated: %s", path, ", ".join(values))
+
+
+def _set(config: dict[str, Any], field: str, value: Any) -> None:
+  *sections, name = field.split(".")
+  for section in sections:
+    config = config.setdefault(section, {})
+  config[name] = value
 
 
 def release(workdir: Path) -> None:
-  """Gives a directory up in which no run has begun, for another config.
-
-  Args:
-    workdir: the directory, just claimed.
-
-  Example:
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...   claimed = claim(Path(folder) / "run", {"seed": 0})
-    ...   release(Path(folder) / "run")
-    ...   claim(Path(folder) / "run", {"seed": 1})
-    True
-  """
+  """Removes the files of `claim`, before a run has begun."""
   for name in (CONFIG, VERSIONS, LOCK):
     (workdir / name).unlink(missing_ok=True)
   if not any(workdir.iterdir()):
@@ -104,7 +173,7 @@ def release(workdir: Path) -> None:
 
 
 def read_config(workdir: Path) -> Config:
-  """Reads the config of a run.
+  """Reads the config of a run, of this schema version or an older one.
 
   Args:
     workdir: the run's directory.
@@ -113,14 +182,14 @@ def read_config(workdir: Path) -> Config:
     The typed config.
 
   Raises:
-    UserError: if there is no run, or its config does not fit this version.
+    UserError: if there is no run, or its config is invalid.
 
   Example:
     >>> import tempfile
     >>> from configs import base
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...   claimed = claim(Path(folder), base.get_config().to_dict())
+    ...   new = claim(Path(folder), base.get_config().to_dict())
     ...   read_config(Path(folder)).data.name
     'reverse'
   """
-  return parse(read_json(workdir / CONFIG))
+  return parse_stored(read_json(workdir / CONFIG))

@@ -1,4 +1,4 @@
-"""Files of a run: written whole or not at all, read with a clear message."""
+"""Atomic writes of a run's files, and reading with clear errors."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from experiments.errors import UserError
 
 
 def write_text(path: Path, text: str) -> None:
-  """Writes a file whole or not at all.
+  """Writes a text file atomically.
 
   Args:
     path: the file.
@@ -31,17 +31,17 @@ def write_text(path: Path, text: str) -> None:
       file.flush()
       os.fsync(file.fileno())
     draft.replace(path)
-  except OSError as error:  # which need not say of what
+  except OSError as error:  # It may not name the file.
     draft.unlink(missing_ok=True)
     raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_json(path: Path, value: Any) -> None:
-  """Writes a JSON file whole or not at all, with its folder.
+  """Writes a JSON file atomically, and its directory if there is none.
 
   Args:
     path: the file.
-    value: of types that JSON has.
+    value: what `json.dumps` accepts.
 
   Example:
     >>> import tempfile
@@ -55,59 +55,28 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-  """Reads an object from a JSON file of a run.
-
-  Args:
-    path: the file.
-
-  Returns:
-    It, as dictionaries.
-
-  Raises:
-    UserError: if it is not there, cannot be read, or holds something else.
-
-  Example:
-    >>> read_json(Path("nowhere/config.json"))
-    Traceback (most recent call last):
-    experiments.errors.UserError: --workdir=nowhere: not a run directory...
-  """
+  """Reads a JSON object of a run; raises UserError if there is none."""
   try:
     raw = json.loads(path.read_text(encoding="utf-8"))
   except FileNotFoundError:
     raise UserError(
       f"--workdir={path.parent}: not a run directory, it has no {path.name};"
-      " train first, or give the directory that training printed"
+      " train first, or use the directory that training printed"
     ) from None
   except (OSError, ValueError, RecursionError) as error:
     raise UserError(f"{path}: cannot be read ({error})") from None
   if not isinstance(raw, dict):
-    raise UserError(f"{path}: not a config")
+    raise UserError(f"{path}: not a JSON object")
   return raw
 
 
 @contextlib.contextmanager
 def writing(workdir: Path) -> Iterator[None]:
-  """Says of a directory that cannot be written that it cannot.
-
-  Args:
-    workdir: the run's directory.
-
-  Yields:
-    Nothing.
-
-  Raises:
-    UserError: in place of what the system raises.
-
-  Example:
-    >>> with writing(Path("run")):
-    ...   raise OSError(28, "No space left on device")
-    Traceback (most recent call last):
-    experiments.errors.UserError: --workdir=run: cannot be written (No space...
-  """
+  """Turns an OSError into a UserError that names the run directory."""
   try:
     yield
   except OSError as error:
     raise UserError(
-      f"--workdir={workdir}: cannot be written ({error.strerror}); make room,"
-      " or choose another directory"
+      f"--workdir={workdir}: cannot be written ({error.strerror}); free some"
+      " space, or use another directory"
     ) from None

@@ -1,4 +1,4 @@
-"""One run at a time."""
+"""A lock that allows one training process per run directory."""
 
 import contextlib
 import fcntl
@@ -18,19 +18,19 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def locked(workdir: Path) -> Iterator[None]:
-  """Keeps a directory from being trained in twice at a time.
+  """Holds the lock of a directory, which is created if it does not exist.
 
-  The lock goes with the process, however that ends.
+  The operating system releases the lock when the process ends for any reason.
 
   Args:
-    workdir: the directory, which may not exist yet.
+    workdir: the run's directory.
 
   Yields:
     Nothing.
 
   Raises:
-    UserError: if another process holds it, which is named; or if the directory
-      cannot be written.
+    UserError: if another process holds the lock, which is named, or if the
+      directory cannot be written.
 
   Example:
     >>> import tempfile
@@ -49,7 +49,7 @@ def locked(workdir: Path) -> Iterator[None]:
 
 
 def _held(workdir: Path) -> TextIO:
-  """The lock's file, locked."""
+  """Opens and locks the lock file."""
   path, flags = workdir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
   while True:
     with writing(workdir):
@@ -59,19 +59,19 @@ def _held(workdir: Path) -> TextIO:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       with file:
-        holder = file.read() or "one that has just begun"
+        holder = file.read() or "one that has just started"
       raise UserError(
         f"--workdir={workdir}: another run is at work in it: {holder}; wait for"
-        " its end, stop it, or use another directory"
+        " it to end, stop it, or use another directory"
       ) from None
     except OSError as error:
       logging.warning(
-        "%s cannot be locked (%s): make sure that no other run uses it",
+        "%s cannot be locked (%s); make sure that no other run uses it",
         workdir,
         error.strerror,
       )
       return file
-    # Whoever had it before may have given the directory up, file and all.
+    # The previous holder may have deleted the file in `release`.
     with contextlib.suppress(FileNotFoundError):
       if os.path.samestat(os.fstat(file.fileno()), path.stat()):
         return file

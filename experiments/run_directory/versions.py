@@ -1,4 +1,4 @@
-"""The versions that a run began with."""
+"""Records the library versions that a run began with."""
 
 import importlib.metadata
 import platform
@@ -11,37 +11,36 @@ from experiments.run_directory.diff import differences
 from experiments.run_directory.files import read_json, write_json
 
 VERSIONS = "versions.json"
-# What can change a run's numbers.
-_MATTER = ("jax", "jaxlib", "flax", "optax", "numpy", "grain", "sentencepiece")
+# Libraries that can change a run's numbers.
+_LIBRARIES = (
+  "jax",
+  "jaxlib",
+  "flax",
+  "optax",
+  "numpy",
+  "grain",
+  "sentencepiece",
+)
 
 
 def note_versions(workdir: Path) -> None:
-  """Writes down what a run begins with, or warns if that was something else.
-
-  Args:
-    workdir: the run's directory.
-
-  Example:
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...   note_versions(Path(folder))
-    ...   "jax" in read_json(Path(folder) / VERSIONS)
-    True
-  """
+  """Writes versions.json, or warns if the versions in it are others."""
   path = workdir / VERSIONS
   ours = {"python": platform.python_version()}
-  ours |= {name: importlib.metadata.version(name) for name in _MATTER}
+  ours |= {name: importlib.metadata.version(name) for name in _LIBRARIES}
   if not path.exists():
     write_json(path, ours)
     return
   try:
     theirs = read_json(path)
-  except UserError as error:  # a note, which no run depends on
-    logging.warning("%s; the versions of its beginning are unknown", error)
+  except UserError as error:  # Training does not need this file.
+    logging.warning("%s; the run's first versions are unknown", error)
     return
-  if lines := differences(ours, theirs, "version"):
+  if found := differences(ours, theirs):
     logging.warning(
-      "the run began with other versions, results may differ in last digits:"
-      " %s",
-      "; ".join(line.removeprefix("version.") for line in lines),
+      "the run began with other versions, so the last digits of results may"
+      " differ: %s",
+      "; ".join(
+        f"{name}: {old} then, {new} now" for name, (new, old) in found.items()
+      ),
     )

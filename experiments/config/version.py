@@ -1,0 +1,43 @@
+"""The schema version, and migration of configs that older versions wrote."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.config.training import UNUSED, OptimizerConfig
+from experiments.errors import UserError
+
+VERSION = 2
+
+
+def migrated(raw: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a stored config in the current schema.
+
+  A field that did not exist when the config was written gets the value that
+  reproduces the behaviour of that time: the field's default, unless the
+  migration from that version sets another.
+  """
+  version = raw.get("version", 1)
+  if not isinstance(version, int) or not 1 <= version <= VERSION:
+    raise UserError(
+      f"config.version: got {version!r}; this version of the code reads 1 to"
+      f" {VERSION}: use the code that wrote the config"
+    )
+  config = copy.deepcopy(dict(raw))
+  for migrate in _MIGRATIONS[version - 1 :]:
+    migrate(config)
+  return config | {"version": VERSION}
+
+
+def _from_1_to_2(config: dict[str, Any]) -> None:
+  """Version 1 of adamw decayed all parameters; unused fields could be set."""
+  optimizer = config.get("optimizer")
+  if not isinstance(optimizer, dict):
+    return
+  if optimizer.get("name") == "adamw":
+    optimizer["weight_decay_of"] = "all"
+  for name in UNUSED.get(str(optimizer.get("name")), ()):
+    optimizer[name] = OptimizerConfig.model_fields[name].default
+
+
+_MIGRATIONS = (_from_1_to_2,)
