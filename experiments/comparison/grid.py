@@ -67,7 +67,8 @@ class Cell(NamedTuple):
     """
     if not (self.workdir / run_directory.CONFIG).exists():
       return False
-    run_directory.check_same(self.workdir, self.raw)
+    if run_directory.check_same(self.workdir, self.raw):
+      return False  # Training updates config.json.
     return self._has_looks() and all(map(self._is_evaluated, self.splits))
 
   def _has_looks(self) -> bool:

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from experiments import checkpoints, experiment
 from experiments import run_directory as workdir_lib
-from experiments.config import Config, Seq2SeqConfig, parse
+from experiments.config import Config, Seq2SeqConfig
 from experiments.data import pipeline
 from experiments.data.synthetic.dataset import SyntheticDataset
 from experiments.distributed import (
@@ -50,7 +50,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
     True
   """
   raw, workdir = config.to_dict(), Path(workdir)
-  typed = parse(raw)
+  typed = workdir_lib.effective_config(workdir, raw)
   with (
     preemption.listen() as requests,
     watchdog.watch(typed.train.stall_seconds) as beat,

@@ -1,11 +1,13 @@
-"""Configs: every default builds, and every mistake is named."""
+"""Configs: the defaults are valid, and an error names its field."""
 
 import copy
+import typing
 
 import pytest
 
 from configs import base, multi30k, translation
-from experiments.config import parse
+from experiments.config import Config, parse, parse_stored
+from experiments.config.sections import Section
 from experiments.errors import UserError
 
 
@@ -144,6 +146,79 @@ def test_all_mistakes_are_named_at_once():
   with pytest.raises(UserError) as caught:
     parse(config)
   assert len(str(caught.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+  ("name", "field"),
+  [
+    ("adafactor", "b1"),
+    ("adafactor", "b2"),
+    ("adafactor", "eps"),
+    ("sgd", "b2"),
+  ],
+)
+def test_a_field_that_the_optimizer_ignores_is_rejected(name, field):
+  config = with_value("optimizer.name", name)
+  config["optimizer"][field] = 0.5
+  with pytest.raises(UserError, match=rf"{field} 0\.5 has no effect under"):
+    parse(config)
+
+
+@pytest.mark.parametrize(
+  ("checkpoint", "train"),
+  [
+    ("777", {}),
+    ("3000", {}),
+    ("0", {}),
+    ("1000", {"keep_best": 0}),  # Only 2000 and 2500 are kept.
+  ],
+)
+def test_a_checkpoint_that_cannot_exist_is_rejected(checkpoint, train):
+  config = with_value("evaluation.checkpoint", checkpoint)
+  config["train"].update(train)
+  with pytest.raises(
+    UserError, match=rf"checkpoint: got '{checkpoint}'.* 2000 or 2500"
+  ) as caught:
+    parse(config)
+  assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("checkpoint", ["2500", "2000", "500"])
+def test_a_checkpoint_that_may_exist_is_accepted(checkpoint):
+  parse(with_value("evaluation.checkpoint", checkpoint))
+
+
+def test_every_field_has_a_description():
+  sections = [Config, *_sections(Section)]
+  missing = [
+    f"{section.__name__}.{name}"
+    for section in sections
+    for name, field in section.model_fields.items()
+    if name != "name" and not field.description
+    if not _is_section(field.annotation)
+  ]
+  assert missing == []
+
+
+def _sections(kind):
+  for each in kind.__subclasses__():
+    yield each
+    yield from _sections(each)
+
+
+def _is_section(annotation):
+  kinds = typing.get_args(annotation) or (annotation,)
+  return all(isinstance(kind, type(Section)) for kind in kinds)
+
+
+def test_the_defaults_of_the_types_are_those_of_the_base_config():
+  config = raw()
+  sections = ("data", "model", "optimizer", "train", "evaluation", "mesh")
+  stored = {name: {} for name in sections}
+  stored["data"]["name"] = config["data"]["name"]
+  stored["model"]["name"] = config["model"]["name"]
+  filled = parse_stored(stored | {"version": config["version"]})
+  assert filled.model_dump() == config
 
 
 def test_lookup_needs_as_many_symbols_as_pairs():

@@ -1,0 +1,106 @@
+"""A run directory belongs to one config, of which some fields may change."""
+
+import json
+
+import pytest
+
+from configs import base
+from experiments import run_directory
+from experiments.errors import UserError
+from experiments.run_directory import claim, read_config
+
+
+def set_fields(config, fields):
+  for field, value in fields.items():
+    *sections, name = field.split(".")
+    section = config
+    for each in sections:
+      section = section[each]
+    section[name] = value
+
+
+def config_with(**fields):
+  config = base.get_config()
+  set_fields(config, {k.replace("__", "."): v for k, v in fields.items()})
+  return config.to_dict()
+
+
+@pytest.mark.parametrize(
+  ("field", "value"),
+  [
+    ("evaluation.beam_size", 5),
+    ("evaluation.checkpoint", "best"),
+    ("train.keep_last", 9),
+    ("train.keep_best", 3),
+    ("train.log_every", 7),
+    ("train.eval_every", 250),
+    ("train.patience", 3),
+    ("mesh.data", 1),
+  ],
+)
+def test_a_field_without_effect_on_parameters_may_change(
+  field, value, tmp_path, caplog
+):
+  assert claim(tmp_path, config_with())
+  changed = base.get_config()
+  set_fields(changed, {field: value})
+  with caplog.at_level("INFO", "absl"):
+    assert not claim(tmp_path, changed.to_dict())
+  assert f"config.{field}={value}" in caplog.text
+  assert read_config(tmp_path).model_dump() == changed.to_dict()
+
+
+@pytest.mark.parametrize(
+  "field",
+  ["seed", "train.batch_size", "train.dtype", "model.hidden_size"],
+)
+def test_a_field_with_an_effect_on_parameters_must_not_change(field, tmp_path):
+  config = base.get_config()
+  claim(tmp_path, config.to_dict())
+  value = {"seed": 7, "train.batch_size": 8, "train.dtype": "bfloat16"}
+  set_fields(config, {field: value.get(field, 64)})
+  with pytest.raises(UserError, match=f"config.{field}: "):
+    claim(tmp_path, config.to_dict())
+
+
+@pytest.mark.parametrize("schedule", ["constant", "inverse_sqrt"])
+def test_steps_may_grow_if_the_schedule_does_not_depend_on_them(
+  schedule, tmp_path
+):
+  config = base.get_config()
+  config.optimizer.schedule = schedule
+  claim(tmp_path, config.to_dict())
+  config.train.steps = 3000
+  assert not claim(tmp_path, config.to_dict())
+  assert read_config(tmp_path).train.steps == 3000
+  config.train.steps = 1000
+  with pytest.raises(UserError, match=r"train\.steps: 3000 there"):
+    claim(tmp_path, config.to_dict())
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_steps_must_not_change_if_the_schedule_depends_on_them(
+  schedule, tmp_path
+):
+  config = base.get_config()
+  config.optimizer.schedule = schedule
+  claim(tmp_path, config.to_dict())
+  config.train.steps = 3000
+  with pytest.raises(UserError, match=r"train\.steps: 2500 there"):
+    claim(tmp_path, config.to_dict())
+
+
+def test_a_checkpoint_that_was_never_saved_can_be_mended(tmp_path):
+  stuck = config_with(evaluation__checkpoint="777")
+  (tmp_path / "config.json").write_text(json.dumps(stuck))
+  assert read_config(tmp_path).evaluation.checkpoint == "777"
+  assert not claim(tmp_path, config_with())
+  assert read_config(tmp_path).evaluation.checkpoint == "last"
+
+
+def test_release_frees_a_new_directory(tmp_path):
+  workdir = tmp_path / "run"
+  assert claim(workdir, config_with())
+  run_directory.release(workdir)
+  assert not workdir.exists()
+  assert claim(workdir, config_with(seed=1))
