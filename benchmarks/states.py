@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, logging
 
-from experiments import experiment
+from experiments import inference
 from experiments.data.batch import BOS, PAD
-from experiments.inference import restored
+from experiments.experiment import Experiment
 from experiments.models.rnn.seq2seq import Seq2Seq
 
 _NUM_EXAMPLES = 128
@@ -42,21 +42,23 @@ class Sizes(NamedTuple):
   num_features: int
 
 
-def measure(run: experiment.Run, params: Any) -> Sizes:
+def measure(experiment: Experiment, params: Any) -> Sizes:
   """Measures the states of a model.
 
   Args:
-    run: of an RNN whose encoder states and queries are of equal size.
+    experiment: of an RNN whose encoder states and queries are of equal size.
     params: of its model.
 
   Returns:
     Their sizes.
   """
-  batch = run.data.evaluation_set("validation").batch
+  batch = experiment.data.evaluation_set("validation").batch
   source = np.asarray(batch.source[:_NUM_EXAMPLES])
   target = np.asarray(batch.target[:_NUM_EXAMPLES])
   before = np.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
-  states, queries = _states_and_queries(run, {"params": params}, source, before)
+  states, queries = _states_and_queries(
+    experiment, {"params": params}, source, before
+  )
   asked, there = before != PAD, source != PAD
   products = np.einsum("btd,bsd->bts", queries, states)
   products = np.where(there[:, None], products, np.nan)[asked]
@@ -69,11 +71,13 @@ def measure(run: experiment.Run, params: Any) -> Sizes:
   )
 
 
-def _states_and_queries(run: experiment.Run, variables, source, tokens):
+def _states_and_queries(experiment: Experiment, variables, source, tokens):
   """[B, S, D] of the encoder, [B, T, D] of the decoder that reads tokens."""
-  apply = jax.jit(run.model.apply, static_argnames=("method", "max_length"))
+  apply = jax.jit(
+    experiment.model.apply, static_argnames=("method", "max_length")
+  )
   memory, carry = apply(variables, source, max_length=0, method="start")
-  wiring, queries = run.model.wiring, []
+  wiring, queries = experiment.model.wiring, []
   for token in tokens.T:
     last = carry
     carry, *_ = apply(variables, memory, carry, token, method="step")
@@ -93,12 +97,15 @@ def main(arguments) -> None:
     sys.exit("missing RUN...; give directories of finished runs")
   print(f"{'encoder':>9}{'query':>9}{'gap':>9}{'/ sqrt(D)':>11}")
   for workdir in map(Path, arguments[1:]):
-    run, trained, _ = restored.restore(workdir)
-    if not isinstance(run.model, Seq2Seq):
+    experiment, trained, _ = inference.restore(workdir)
+    if not isinstance(experiment.model, Seq2Seq):
       sys.exit(f"{workdir}: a Transformer has no such states")
-    stages = {"untrained": experiment.start(run).params, "trained": trained}
+    stages = {
+      "untrained": experiment.initial_state().params,
+      "trained": trained,
+    }
     for stage, params in stages.items():
-      sizes = measure(run, params)
+      sizes = measure(experiment, params)
       print(
         f"{sizes.encoder:>9.2f}{sizes.query:>9.2f}{sizes.gap:>9.1f}"
         f"{sizes.gap / sizes.num_features**0.5:>11.2f}  {workdir}, {stage}"

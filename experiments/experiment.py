@@ -1,9 +1,10 @@
-"""What a config describes, built: what training and inference share."""
+"""Everything that a config describes, built: data, model, optimizer, mesh."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,19 +32,20 @@ from experiments.optimization.optimizer import make_optimizer
 from experiments.optimization.step import (
   TrainState,
   init_state,
-  make_train_step,
+  make_sharded_train_step,
 )
 
 
-class Run(NamedTuple):
-  """The parts of a run.
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """The objects that a config describes; made by `make_experiment`.
 
   Attributes:
     config: the typed config.
     mesh: the devices.
-    data: what is learnt from.
-    model: what learns.
-    optimizer: how.
+    data: training batches and evaluation sets.
+    model: the Flax module.
+    optimizer: the Optax gradient transformation.
   """
 
   config: Config
@@ -52,36 +54,104 @@ class Run(NamedTuple):
   model: nn.Module
   optimizer: optax.GradientTransformation
 
+  def training_batches(self) -> TrainingBatches:
+    """Returns this process's shard of the training batches, by step."""
+    config = self.config.train
+    multiple = 1
+    if config.batch_unit == "examples":
+      mesh_lib.check_batch(self.mesh, config.batch_size, config.accumulation)
+    else:
+      multiple = config.row_multiple
+      mesh_lib.check_rows(self.mesh, multiple, config.accumulation)
+    return self.data.training_batches(
+      seed=self.config.seed,
+      size=config.batch_size,
+      unit=config.batch_unit,
+      multiple=multiple,
+      shard=mesh_lib.batch_shard(self.mesh),
+    )
 
-def build(
+  def initial_state(self) -> TrainState:
+    """Returns the state before the first step, sharded over the mesh."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state())
+    return jax.jit(self._init_state, out_shardings=shardings)()
+
+  def abstract_state(self) -> TrainState:
+    """Returns a state of `jax.ShapeDtypeStruct`, with shardings."""
+    state = jax.eval_shape(self._init_state)
+    return jax.tree.map(
+      lambda leaf, layout: jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=layout
+      ),
+      state,
+      sharding.layouts(state, self.mesh),
+    )
+
+  def train_step(
+    self, like: TrainState
+  ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
+    """Returns the compiled update of states that are sharded like `like`.
+
+    It takes batches from `mesh.place_rows`, and reuses the state's memory.
+    """
+    step = self.jitted_step(like)
+
+    def update(state: TrainState, batch: Batch):
+      with jax.set_mesh(self.mesh):
+        return step(state, batch)
+
+    return update
+
+  def jitted_step(self, like: TrainState) -> Any:
+    """Returns the `jax.jit` function of `train_step`, to run under the mesh."""
+    return make_sharded_train_step(
+      self.model, self.optimizer, self.config.train, self.mesh, like
+    )
+
+  def _init_state(self) -> TrainState:
+    tokens = np.full((1, 2), BOS)
+    return init_state(
+      self.model,
+      self.optimizer,
+      Batch(tokens, tokens),
+      self.config.seed,
+      averaged=self.config.train.ema_decay > 0,
+    )
+
+
+def make_experiment(
   config: Config,
   workdir: Path,
   *,
   mesh: MeshConfig | None = None,
   train: bool = False,
-) -> Run:
-  """Builds the parts of a run.
+) -> Experiment:
+  """Builds everything that a config describes.
 
   Args:
     config: the typed config.
-    workdir: the run's directory, which holds what belongs to text.
-    mesh: instead of `config.mesh`.
-    train: whether the training text is read too, and what belongs to it made
-      if it is not there yet.
+    workdir: the run directory, which holds the tokenizers of text.
+    mesh: replaces `config.mesh`.
+    train: whether to read the training text, and to train the tokenizers that
+      are missing.
 
   Returns:
-    The parts.
+    The experiment.
 
   Raises:
-    UserError: if the devices or the text are not there.
+    UserError: if devices or text are missing, or do not fit the config.
 
   Example:
     >>> from configs import base
     >>> from experiments.config import parse
     >>> config = parse(base.get_config().to_dict())
-    >>> run = build(config, Path("unused"), mesh=MeshConfig.one())
-    >>> run.data.task.name, run.model.hidden_size
-    ('reverse', 128)
+    >>> experiment = make_experiment(
+    ...   config, Path("unused"), mesh=MeshConfig.one()
+    ... )
+    >>> experiment.training_batches()[0].source.shape
+    (32, 26)
+    >>> experiment.abstract_state().step.shape
+    ()
   """
   mesh = mesh or config.mesh
   _check_mesh(mesh, config.model)
@@ -101,178 +171,21 @@ def build(
     dtype=config.train.dtype,
   )
   optimizer = make_optimizer(config.optimizer, config.train.steps)
-  return Run(config, devices, data, model, optimizer)
-
-
-def training_batches(run: Run) -> TrainingBatches:
-  """Returns the batches of training, this process's share of them.
-
-  Args:
-    run: from `build`, for training.
-
-  Returns:
-    Batches by step.
-
-  Raises:
-    UserError: if they do not divide over the devices.
-
-  Example:
-    >>> from configs import base
-    >>> from experiments.config import parse
-    >>> config = parse(base.get_config().to_dict())
-    >>> run = build(config, Path("unused"), mesh=MeshConfig.one())
-    >>> training_batches(run)[0].source.shape
-    (32, 26)
-  """
-  config = run.config.train
-  if config.batch_unit == "examples":
-    mesh_lib.check_batch(run.mesh, config.batch_size, config.accumulation)
-    multiple = 1
-  else:
-    multiple = config.row_multiple
-    mesh_lib.check_rows(run.mesh, multiple, config.accumulation)
-  return run.data.training_batches(
-    seed=run.config.seed,
-    size=config.batch_size,
-    unit=config.batch_unit,
-    multiple=multiple,
-    shard=mesh_lib.batch_shard(run.mesh),
-  )
-
-
-def start(run: Run) -> TrainState:
-  """Returns the state before the first step, in the layout of the mesh.
-
-  Args:
-    run: from `build`.
-
-  Returns:
-    The state, the same in every process.
-
-  Example:
-    >>> from configs import base
-    >>> from experiments.config import parse
-    >>> config = parse(base.get_config().to_dict())
-    >>> run = build(config, Path("unused"), mesh=MeshConfig.one())
-    >>> state = jax.eval_shape(lambda: start(run))
-    >>> state.params["encoder"]["embedding"]["embedding"].shape
-    (53, 64)
-  """
-  make = functools.partial(_init_state, run)
-  layouts = sharding.layouts(jax.eval_shape(make), run.mesh)
-  return jax.jit(make, out_shardings=layouts)()
-
-
-def make_step(
-  run: Run, like: TrainState
-) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
-  """Makes the compiled function of one update, on the run's devices.
-
-  Args:
-    run: from `build`, for training.
-    like: a state, or what `abstract_state` says of it.
-
-  Returns:
-    (state, batch) -> (state, metrics), as `steps.make_train_step`; it takes
-    batches from `mesh.place_rows`, and a state whose memory it uses again.
-
-  Example:
-    >>> make_step(run, state)  # doctest: +SKIP
-  """
-  step = jitted_step(run, like)
-
-  def update(state: TrainState, batch: Batch):
-    with jax.set_mesh(run.mesh):
-      return step(state, batch)
-
-  return update
-
-
-def jitted_step(run: Run, like: TrainState) -> Any:
-  """Makes what `make_step` calls, to be lowered or called under the mesh.
-
-  Args:
-    run: from `build`, for training.
-    like: a state, or what `abstract_state` says of it.
-
-  Returns:
-    A `jax.jit` function.
-
-  Example:
-    >>> with jax.set_mesh(run.mesh):  # doctest: +SKIP
-    ...   jitted_step(run, state).lower(state, batch).compile().as_text()
-  """
-  config, axes = run.config.train, sharding.mesh_axes(run.mesh)
-  model = run.model
-  if axes != sharding.ALONE:
-    model = model.clone(mesh_axes=axes)
-  step = make_train_step(
-    model,
-    run.optimizer,
-    mesh_axes=axes,
-    label_smoothing=config.label_smoothing,
-    accumulation=config.accumulation,
-    ema_decay=config.ema_decay,
-    skip_non_finite=config.non_finite == "skip",
-  )
-  layouts = jax.tree.map(lambda leaf: leaf.sharding, like)
-  return jax.jit(
-    step,
-    donate_argnums=0,
-    out_shardings=(layouts, mesh_lib.replicated(run.mesh)),
-  )
-
-
-def abstract_state(run: Run) -> TrainState:
-  """Returns the shapes and layout of a state, to restore a checkpoint to.
-
-  Args:
-    run: the parts of a run.
-
-  Returns:
-    A `TrainState` of `jax.ShapeDtypeStruct`.
-
-  Example:
-    >>> from configs import base
-    >>> from experiments.config import parse
-    >>> config = parse(base.get_config().to_dict())
-    >>> run = build(config, Path("unused"), mesh=MeshConfig.one())
-    >>> abstract_state(run).step.shape
-    ()
-  """
-  state = jax.eval_shape(functools.partial(_init_state, run))
-  return jax.tree.map(
-    lambda leaf, layout: jax.ShapeDtypeStruct(
-      leaf.shape, leaf.dtype, sharding=layout
-    ),
-    state,
-    sharding.layouts(state, run.mesh),
-  )
+  return Experiment(config, devices, data, model, optimizer)
 
 
 def _check_mesh(mesh: MeshConfig, model: ModelConfig) -> None:
-  """Refuses meshes that a model cannot use."""
+  """Raises for mesh axes that the model does not support."""
   if isinstance(model, Seq2SeqConfig):
     for axis in ("sequence", "tensor"):
       if getattr(mesh, axis) > 1:
         raise UserError(
           f"config.mesh.{axis}: {getattr(mesh, axis)}, but a recurrent model"
-          " goes from token to token on one device; use 1, and share its rows"
-          " over config.mesh.data or fsdp"
+          " processes a sequence on one device; use 1, and split the batch"
+          " over config.mesh.data or config.mesh.fsdp"
         )
   elif model.num_heads % mesh.tensor:
     raise UserError(
       f"config.mesh.tensor: {model.num_heads} heads (config.model.num_heads) do"
       f" not divide over {mesh.tensor} devices"
     )
-
-
-def _init_state(run: Run) -> TrainState:
-  tokens = np.full((1, 2), BOS)
-  return init_state(
-    run.model,
-    run.optimizer,
-    Batch(tokens, tokens),
-    run.config.seed,
-    averaged=run.config.train.ema_decay > 0,
-  )

@@ -1,11 +1,11 @@
-r"""Translates standard input, line by line, with a run's directory alone.
+r"""Translates standard input, line by line, with a trained run.
 
     echo "Two dogs run through the snow." | \
       python -m experiments.translate --workdir=runs/multi30k
 
-Line i of standard output belongs to line i of standard input; a blank line
-stays blank. With --n_best=N each line becomes N lines of its number, a score
-and a translation, between tabs.
+Line i of standard output is the translation of line i of standard input; a
+blank line stays blank. With --n_best=N each line gives N lines: line number,
+score and translation, separated by tabs.
 """
 
 import itertools
@@ -18,68 +18,73 @@ from experiments import cli
 from experiments.distributed import initialize
 
 _WORKDIR = flags.DEFINE_string(
-  "workdir", None, "The run's directory.", required=True
+  "workdir", None, "The run directory.", required=True
 )
 _CHECKPOINT = cli.define_checkpoint()
 _BEAM_SIZE, _LENGTH_PENALTY = cli.define_search()
 _N_BEST = flags.DEFINE_integer(
-  "n_best", 1, "Translations of a line, with scores.", lower_bound=1
+  "n_best",
+  1,
+  "Number of translations of each line; above 1, with scores.",
+  lower_bound=1,
 )
 _MIN_LENGTH = flags.DEFINE_integer(
-  "min_length", 0, "Tokens a translation has at least.", lower_bound=0
+  "min_length", 0, "Minimum number of tokens of a translation.", lower_bound=0
 )
 _MAX_LENGTH = flags.DEFINE_integer(
   "max_length",
   None,
-  "Tokens a translation has at most, its end included; by default half as many"
-  " again as is usual for the longest line translated along with it.",
+  "Maximum number of tokens of a translation, end of sentence included; by"
+  " default 1.5 times the usual length for the longest line of its batch.",
   lower_bound=1,
 )
 _NO_REPEAT = flags.DEFINE_integer(
   "no_repeat_ngram",
   0,
-  "No n-gram of so many tokens occurs twice in a translation; 0 for no such"
-  " rule.",
+  "Forbids n-grams of this size to occur twice in a translation; 0 allows"
+  " them.",
   lower_bound=0,
 )
 _TEMPERATURE = flags.DEFINE_float(
   "temperature",
   None,
-  "Above 0, draws translations instead of searching the best; below 1 likely"
-  " words become likelier.",
+  "Above 0, samples translations from softmax(logits / temperature); by"
+  " default the most likely translation is searched for.",
   lower_bound=0.0,
 )
 _TOP_K = flags.DEFINE_integer(
-  "top_k", None, "Draws from so many of the likeliest; 0: all.", lower_bound=0
+  "top_k", None, "Samples from the k most likely tokens; 0: all.", lower_bound=0
 )
-_SEED = flags.DEFINE_integer("seed", None, "Of the drawing.", lower_bound=0)
+_SEED = flags.DEFINE_integer("seed", None, "Seed of sampling.", lower_bound=0)
 _LONG_LINES = flags.DEFINE_enum(
   "long_lines",
   "cut",
   ["cut", "refuse"],
-  "What to do with a line that is longer than the model reads.",
+  "Truncate or refuse lines that are longer than the model reads.",
 )
 _ALIGNMENTS = flags.DEFINE_string(
   "alignments",
   None,
-  "Folder for pictures of where each translation looked, and the weights as"
-  " .npz.",
+  "Folder for the attention weights of each translation, as figures and .npz"
+  " files.",
 )
-_BLOCK = 4096  # lines read before any is translated
-_UNKNOWN = 10  # lines with unknown characters that are named
+_BLOCK = 4096  # lines read and translated together
+_UNKNOWN = 10  # warnings about unknown characters; the rest are counted
 
 
 def main() -> None:
-  """Translates, as the flags say."""
+  """Translates standard input with the run that the flags name."""
   workdir = Path(_WORKDIR.value)
   initialize.set_up_jax()
+  from experiments import inference
   from experiments.data.text.readers import decode_lines
-  from experiments.inference import restored, translator
+  from experiments.evaluation import configured_search
+  from experiments.inference import translator
   from experiments.progress import counting
 
-  finished = restored.restore(workdir, _CHECKPOINT.value)
-  search = restored.configured_search(
-    finished.run,
+  restored = inference.restore(workdir, _CHECKPOINT.value)
+  search = configured_search(
+    restored.experiment,
     beam_size=_BEAM_SIZE.value,
     length_penalty=_LENGTH_PENALTY.value,
     n_best=_N_BEST.value,
@@ -92,8 +97,8 @@ def main() -> None:
   )
   if _ALIGNMENTS.value:
     Path(_ALIGNMENTS.value).mkdir(parents=True, exist_ok=True)
-  translate = translator.make_translator(
-    finished,
+  translate = inference.make_translator(
+    restored,
     search,
     refuse_long=_LONG_LINES.value == "refuse",
     alignments=_ALIGNMENTS.value is not None,
@@ -113,11 +118,12 @@ def main() -> None:
           logging.warning("%s", line.unknown)
         unknown += bool(line.unknown)
         if _ALIGNMENTS.value:
-          translator.save_looks(line, number, Path(_ALIGNMENTS.value))
+          translator.save_alignments(line, number, Path(_ALIGNMENTS.value))
       sys.stdout.flush()
   if unknown > _UNKNOWN:
     logging.warning(
-      "and %d more lines with characters never seen", unknown - _UNKNOWN
+      "and %d more lines with characters that are not in the training text",
+      unknown - _UNKNOWN,
     )
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from benchmarks.mesh import apart
 from configs import multi30k
-from experiments import experiment
 from experiments.config import MeshConfig, parse
 from experiments.data.batch import Batch
 from experiments.distributed import mesh
+from experiments.experiment import Experiment
 from experiments.models import make_model
 from experiments.optimization.optimizer import make_optimizer
 from experiments.optimization.step import make_train_step
@@ -60,8 +60,8 @@ def _cases() -> dict[str, Any]:
   )
   optimizer = make_optimizer(config.optimizer, 100)
   one = mesh.make_mesh(MeshConfig.one())
-  run = experiment.Run(config, one, None, model, optimizer)  # type: ignore[arg-type]
-  state = experiment.start(run)
+  experiment = Experiment(config, one, None, model, optimizer)  # type: ignore[arg-type]
+  state = experiment.initial_state()
   rng = np.random.default_rng(0)
   batch = Batch(*rng.integers(4, 8000, (2, 256, 16), np.int32))
   plain = make_train_step(
@@ -69,7 +69,7 @@ def _cases() -> dict[str, Any]:
   )
   return {
     "mesh": (
-      experiment.make_step(run, state),
+      experiment.train_step(state),
       lambda: mesh.place_rows(batch, one),
       state,
     ),

@@ -13,7 +13,7 @@ import sentencepiece
 
 from attention import positions
 from experiments.data.batch import BOS, EOS, PAD, UNK
-from experiments.inference.restored import Finished
+from experiments.inference import Restored
 
 # Where our parameters stand, and what JoeyNMT calls them.
 _TOP = {
@@ -52,11 +52,11 @@ _SPECIALS = [UNK, PAD, BOS, EOS]
 _POSITIONS = 5000
 
 
-def hand_over(finished: Finished, workdir: pathlib.Path, folder: pathlib.Path):
+def hand_over(restored: Restored, workdir: pathlib.Path, folder: pathlib.Path):
   """Writes a run's weights and subwords for JoeyNMT.
 
   Args:
-    finished: a run of a pre-norm Transformer with sinusoidal positions and a
+    restored: a run of a pre-norm Transformer with sinusoidal positions and a
       joint vocabulary.
     workdir: its directory.
     folder: gets trained.npz, joint.model and vocab.txt.
@@ -68,10 +68,10 @@ def hand_over(finished: Finished, workdir: pathlib.Path, folder: pathlib.Path):
   words = [pieces.id_to_piece(i) for i in range(len(_SPECIALS), len(pieces))]
   (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
   layers = {
-    "encoder": finished.run.config.model.encoder_layers,
-    "decoder": finished.run.config.model.decoder_layers,
+    "encoder": restored.experiment.config.model.encoder_layers,
+    "decoder": restored.experiment.config.model.decoder_layers,
   }
-  arrays: dict = _renamed(jax.device_get(finished.params), layers)
+  arrays: dict = _renamed(jax.device_get(restored.params), layers)
   np.savez(folder / "trained.npz", **arrays)
 
 

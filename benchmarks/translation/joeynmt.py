@@ -12,7 +12,7 @@ import sentencepiece
 
 from benchmarks.translation import settings
 from benchmarks.translation.handover import hand_over
-from experiments.inference import restored
+from experiments import inference
 
 _DECODE = pathlib.Path(__file__).with_name("joeynmt_decode.py")
 _SETS = ("train", "val", "test_2016_flickr")
@@ -82,7 +82,7 @@ class JoeyNMT:
       scoring, tokens an answer, and BLEU.
     """
     folder = self.folder / "trained"
-    hand_over(restored.restore(workdir), workdir, folder)
+    hand_over(inference.restore(workdir), workdir, folder)
     config = self._config("transformer", 0, folder)
     # -P: or this folder's joeynmt.py stands before the package of that name.
     out = self._run("-P", str(_DECODE), config, str(folder / "trained.npz"))

@@ -9,12 +9,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from benchmarks.translation.flops import product_flops
-from experiments import experiment
+from experiments import inference
 from experiments.config import parse
 from experiments.data import pipeline
 from experiments.data.text.corpus import BucketedBatches
 from experiments.distributed import mesh
-from experiments.inference import restored
+from experiments.evaluation import configured_search
+from experiments.experiment import make_experiment
 
 
 def training_speed(
@@ -32,20 +33,20 @@ def training_speed(
     positions_per_second (of targets, padding included), milliseconds a step,
     gigaflops (of matrix products, a second) and padding.
   """
-  run = experiment.build(parse(config.to_dict()), workdir, train=True)
-  batches = experiment.training_batches(run)
+  experiment = make_experiment(parse(config.to_dict()), workdir, train=True)
+  batches = experiment.training_batches()
   assert isinstance(batches, BucketedBatches)
-  state = experiment.start(run)
+  state = experiment.initial_state()
   train_step, traced = (
-    experiment.make_step(run, state),
-    experiment.jitted_step(run, state),
+    experiment.train_step(state),
+    experiment.jitted_step(state),
   )
   flops: dict[tuple, float] = {}
   index = 0
   while len(flops) < len(batches.shapes) and index < 2000:
-    batch = mesh.place_rows(batches[index], run.mesh)
+    batch = mesh.place_rows(batches[index], experiment.mesh)
     if _shapes(batch) not in flops:
-      with jax.set_mesh(run.mesh):
+      with jax.set_mesh(experiment.mesh):
         program = jax.make_jaxpr(traced)(state, batch)
       flops[_shapes(batch)] = product_flops(program.jaxpr)
       state, _ = train_step(state, batch)
@@ -55,7 +56,7 @@ def training_speed(
   jax.block_until_ready(state)
   begin = time.perf_counter()
   for batch in stream:
-    state, metrics = train_step(state, mesh.place_rows(batch, run.mesh))
+    state, metrics = train_step(state, mesh.place_rows(batch, experiment.mesh))
     tokens.append(metrics["tokens"])
     positions += batch.target.size
     work += flops.get(_shapes(batch), math.nan)
@@ -80,10 +81,10 @@ def decoding_speed(workdir: Path, beam_size: int) -> dict[str, float]:
   Returns:
     sentences_per_second and BLEU.
   """
-  finished = restored.restore(workdir)
-  search = restored.configured_search(finished.run, beam_size=beam_size)
-  _, examples = restored.examples(finished.run, "test")
-  scores = restored.evaluate(finished, examples, search).metrics
+  restored = inference.restore(workdir)
+  search = configured_search(restored.experiment, beam_size=beam_size)
+  _, examples = inference.evaluation_set(restored.experiment, "test")
+  scores = inference.evaluate(restored, examples, search).metrics
   return {name: scores[name] for name in ("sentences_per_second", "bleu")}
 
 

@@ -2,9 +2,10 @@
 
 from experiments.checkpoints.damage import DamagedCheckpointError
 from experiments.checkpoints.manager import FOLDER, opened
+from experiments.checkpoints.parameters import parameters
 from experiments.checkpoints.restore import restore, restore_last
 from experiments.checkpoints.save import UnsavedCheckpointError, save, wait
-from experiments.checkpoints.select import choose, parameters
+from experiments.checkpoints.select import choose
 
 __all__ = [
   "FOLDER",

@@ -1,9 +1,11 @@
 """The manager of a run's checkpoints: which are kept, and where."""
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -25,15 +27,18 @@ def opened(
   keep_last: int = 1,
   keep_best: int = 0,
   best_metric: str = "loss",
+  is_regular: Callable[[int], bool] = lambda step: True,
   read_only: bool = False,
 ) -> Iterator[ocp.CheckpointManager]:
   """Opens the checkpoints of a run; at the end it waits for saves.
 
   Args:
     workdir: the run's directory.
-    keep_last: number of last checkpoints kept.
+    keep_last: number of last regular checkpoints kept; the very last one is
+      always kept.
     keep_best: number of best ones kept besides.
     best_metric: decides which is best.
+    is_regular: whether an undisturbed run saves a checkpoint at a step.
     read_only: whether only to restore.
 
   Yields:
@@ -54,7 +59,7 @@ def opened(
   )
   policy = preservation_policy.AnyPreservationPolicy(
     [
-      preservation_policy.LatestN(keep_last),
+      _LastRegular(keep_last, is_regular),
       preservation_policy.BestN(
         get_metric_fn=rank,
         n=keep_best,
@@ -82,3 +87,27 @@ def opened(
     raise
   with saving(manager):
     manager.close()
+
+
+@dataclasses.dataclass
+class _LastRegular(preservation_policy.PreservationPolicy):
+  """Keeps the last checkpoint, and the last `count` regular ones.
+
+  So a checkpoint saved at a preemption replaces no regular one.
+  """
+
+  count: int
+  is_regular: Callable[[int], bool]
+
+  def should_preserve(
+    self,
+    checkpoints: Sequence[Any],
+    *,
+    context: preservation_policy.PreservationContext,
+  ) -> Sequence[bool]:
+    """Returns a flag for each checkpoint, in the order of their steps."""
+    del context
+    regular = [each.step for each in checkpoints if self.is_regular(each.step)]
+    last = [each.step for each in checkpoints][-1:]
+    kept = {*regular[-self.count :], *last}
+    return [each.step in kept for each in checkpoints]

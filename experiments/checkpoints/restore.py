@@ -90,9 +90,9 @@ def restore(
     >>> state, position = restore(manager, 500, like)  # doctest: +SKIP
   """
   folder = Path(manager.directory) / str(step)
-  with _agreeing(folder):
+  with agreement(folder):
     restored = _read(manager, step, like)
-  with _agreeing(folder):
+  with agreement(folder):
     _check_digests(restored)
   state = restored["state"]
   rng = jax.random.wrap_key_data(state["rng"])
@@ -112,19 +112,23 @@ def _read(manager: ocp.CheckpointManager, step: int, like: TrainState):
   )
   if jax.process_count() == 1:
     return manager.restore(step, args=args)
-  index = jax.process_index()
-  alone = ocp.CheckpointManagerOptions(
-    read_only=True,
-    multiprocessing_options=ocp.options.MultiprocessingOptions(
+  with ocp.CheckpointManager(
+    manager.directory, options=reader_options(), item_names=ITEMS
+  ) as reader:
+    return reader.restore(step, args=args)
+
+
+def reader_options() -> ocp.CheckpointManagerOptions:
+  """Options of a manager that reads without waiting for other processes."""
+  options = ocp.CheckpointManagerOptions(read_only=True)
+  if jax.process_count() > 1:
+    index = jax.process_index()
+    options.multiprocessing_options = ocp.options.MultiprocessingOptions(
       primary_host=index,
       active_processes={index},
       barrier_sync_key_prefix=f"process_{index}",
-    ),
-  )
-  with ocp.CheckpointManager(
-    manager.directory, options=alone, item_names=ITEMS
-  ) as reader:
-    return reader.restore(step, args=args)
+    )
+  return options
 
 
 def _check_digests(restored) -> None:
@@ -136,7 +140,7 @@ def _check_digests(restored) -> None:
 
 
 @contextlib.contextmanager
-def _agreeing(folder: Path) -> Iterator[None]:
+def agreement(folder: Path) -> Iterator[None]:
   """Has all processes take a checkpoint for what one of them finds it to be.
 
   Raises:

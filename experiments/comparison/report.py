@@ -15,7 +15,7 @@ from experiments.comparison.statistics import (
   interval,
   is_comparable,
 )
-from experiments.evaluation.evaluator import pooled
+from experiments.evaluation.report import pooled
 from experiments.run_directory import write_text
 
 _PERCENT = ("sequence_accuracy", "token_accuracy", "alignment_error_rate")

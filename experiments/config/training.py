@@ -113,6 +113,11 @@ class TrainConfig(Section):
   ema_decay: Rate = 0.0
   """Decay of the moving average of parameters that is evaluated; 0: none."""
 
+  def saves_at(self, step: int) -> bool:
+    """Whether a run that is not interrupted saves a checkpoint at a step."""
+    every = (self.checkpoint_every, self.eval_every)
+    return step == self.steps or any(step % each == 0 for each in every)
+
   @model_validator(mode="after")
   def _accumulation(self):
     whole = self.batch_unit == "examples"

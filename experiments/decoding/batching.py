@@ -1,6 +1,6 @@
-"""Answering many sources: sorted by length, batch by batch, compiled.
+"""Decodes many sources, in compiled batches of similar length.
 
-Axes: N sources, B of them at a time, K best answers, S source, T target.
+Axes: N sources, B of them at a time, K best predictions, S source, T target.
 """
 
 import dataclasses
@@ -18,31 +18,27 @@ from experiments.data.batch import PAD
 from experiments.decoding import Constraints
 from experiments.distributed import mesh as mesh_lib
 
-# Sources that are decoded or scored at once; of beams, that many hypotheses.
+# Sources (in a beam search: hypotheses) that are decoded or scored at once.
 ROWS = 256
-# Widths are multiples of the one, lengths that answers are chosen for of the
-# other, so that few shapes are compiled.
+# Widths and maximum lengths are rounded up to multiples of these, so that few
+# shapes are compiled.
 _WIDTH_STEP, _LENGTH_STEP = 32, 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-  """How to choose an answer.
+  """The decoding settings.
 
   Attributes:
     beam_size: hypotheses kept while searching; 1 is greedy.
-    n_best: number of answers to return, at most beam_size.
-    length_penalty: alpha of GNMT's length normalisation.
-    temperature: above 0 answers are drawn, from logits divided by it.
-    top_k: of how many of the likeliest tokens to draw; 0 for all.
-    seed: of the drawing.
-    max_length: tokens of an answer at most, EOS included; None for what suits
-      the sources.
-    constraints: what an answer may not contain.
-
-  Example:
-    >>> Search(beam_size=5).rows
-    51
+    n_best: number of predictions to return, at most beam_size.
+    length_penalty: alpha of GNMT's length normalization.
+    temperature: above 0, sample from softmax(logits / temperature).
+    top_k: sample from the k most likely tokens; 0 for all.
+    seed: of sampling.
+    max_length: maximum number of predicted tokens, EOS included; None to
+      derive it from the lengths of the sources.
+    constraints: on the predictions.
   """
 
   beam_size: int = 1
@@ -56,25 +52,17 @@ class Search:
 
   @property
   def rows(self) -> int:
-    """B, the number of sources to answer at once."""
+    """B, the number of sources to decode at once."""
     return max(ROWS // self.beam_size, 16)
 
-  def __call__(self, model, params, source, place, max_length):
-    """Answers sources [B, S]: tokens [B, K, T] and scores [B, K].
+  def __call__(self, model, params, source, indices, max_length):
+    """Decodes sources [B, S]: tokens [B, K, T] and scores [B, K].
 
-    Args:
-      model: the model.
-      params: its parameters.
-      source: [B, S] token ids.
-      place: numbers that no other sources have; what is drawn depends on them.
-      max_length: T.
-
-    Returns:
-      The best answers and their scores.
+    Samples depend on `indices`, numbers that no other batch has.
     """
     options = {"max_length": max_length, "constraints": self.constraints}
     if self.beam_size > 1 or self.n_best > 1:
-      found = decoding.beam(
+      hypotheses = decoding.beam(
         model,
         params,
         source,
@@ -83,10 +71,10 @@ class Search:
         length_penalty=self.length_penalty,
         **options,
       )
-      return found.tokens, found.scores
+      return hypotheses.tokens, hypotheses.scores
     if self.temperature:
       rng = jax.random.key(self.seed)
-      for number in place:
+      for number in indices:
         rng = jax.random.fold_in(rng, number)
       tokens = decoding.sample(
         model,
@@ -102,13 +90,13 @@ class Search:
     return tokens[:, None], np.zeros((len(source), 1), np.float32)
 
 
-class Answers(NamedTuple):
-  """What came of sources, in their order.
+class Predictions(NamedTuple):
+  """Decoded sources, in their order.
 
   Attributes:
     tokens: [N, K, T] token ids, best first, PAD after EOS.
-    scores: [N, K], of a beam search; zeros without one.
-    seconds: of decoding, compilation left out.
+    scores: [N, K] of a beam search; zeros otherwise.
+    seconds: of decoding, without compilation.
   """
 
   tokens: np.ndarray
@@ -116,83 +104,69 @@ class Answers(NamedTuple):
   seconds: float
 
 
-def make_answerer(
+def make_predictor(
   model: nn.Module,
   mesh: Mesh,
   search: Search,
   max_prediction_length: Callable[[int], int],
-) -> Callable[..., Answers]:
-  """Makes a function that answers sources with given parameters.
-
-  It compiles once for each width.
+) -> Callable[..., Predictions]:
+  """Makes a function that decodes sources; it compiles once for each width.
 
   Args:
     model: the model.
     mesh: the devices.
-    search: how to choose an answer.
+    search: the decoding settings.
     max_prediction_length: (S) -> T, for sources of up to S tokens.
 
   Returns:
-    (params, sources [N, S], progress=None, first=0) -> answers; `progress` is
-    called with the number of sources done since the last call, and `first` is
-    the number of sources in earlier calls, so that each is drawn anew.
-
-  Example:
-    >>> from experiments.models.rnn.seq2seq import Seq2Seq
-    >>> from experiments.config import MeshConfig
-    >>> model = Seq2Seq(9, 9, embedding_size=4, hidden_size=6)
-    >>> source = np.array([[3, 4, 2], [3, 2, 0]])
-    >>> params = model.init(jax.random.key(0), source, source)["params"]
-    >>> answer = make_answerer(
-    ...   model, mesh_lib.make_mesh(MeshConfig.one()), Search(), lambda width: 5
-    ... )
-    >>> answer(params, source).tokens.shape
-    (2, 1, 5)
+    (params, sources [N, S], progress=None, first=0) -> predictions; `progress`
+    is called with the number of sources done since the last call, and `first`
+    is the number of sources in earlier calls, for sampling.
   """
 
-  def decode_batch(length, params, source, place):
-    def answered(params, source):
-      return search(model, params, source, place, length)
+  def decode_batch(length, params, source, indices):
+    def decode(params, source):
+      return search(model, params, source, indices, length)
 
-    # What is drawn depends on the whole batch, what a beam finds does not.
+    # Samples depend on the whole batch, the hypotheses of a beam do not.
     if search.beam_size > 1:
-      answered = mesh_lib.each_its_rows(answered, mesh)
-    return answered(params, source)
+      decode = mesh_lib.each_its_rows(decode, mesh)
+    return decode(params, source)
 
-  run = Compiled(decode_batch, mesh)
+  compiled = Compiled(decode_batch, mesh)
   rows = mesh_lib.rounded_up(search.rows, mesh)
 
-  def answer(
+  def predict(
     params: Any, sources: np.ndarray, progress=None, first: int = 0
-  ) -> Answers:
+  ) -> Predictions:
     tokens: list[Any] = [None] * len(sources)
     scores = np.zeros((len(sources), search.n_best), np.float32)
     seconds = 0.0
     for index, (members, part) in enumerate(by_length(rows, sources)):
-      place = np.array([first, index], np.uint32)
+      indices = np.array([first, index], np.uint32)
       longest = int((part != PAD).sum(1).max())
       longest = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
       longest = min(longest, part.shape[1])
-      suitable = max(
+      default = max(
         max_prediction_length(longest), search.constraints.min_length + 1
       )
-      length = search.max_length or suitable
-      (found, score), took = run(length, params, part, place)
+      length = search.max_length or default
+      (batch, score), took = compiled(length, params, part, indices)
       seconds += took
       scores[members] = score[: len(members)]
-      for row, member in zip(found, members):
+      for row, member in zip(batch, members):
         tokens[member] = row
       if progress:
         progress(len(members))
-    return Answers(_stacked(tokens, search.n_best), scores, seconds)
+    return Predictions(_stacked(tokens, search.n_best), scores, seconds)
 
-  return answer
+  return predict
 
 
 def by_length(
   rows: int, sources: np.ndarray, *others: np.ndarray
 ) -> Iterator[tuple[np.ndarray, ...]]:
-  """Cuts sources into batches of similar length, the shortest first.
+  """Yields batches of similar length, the shortest first.
 
   Args:
     rows: B.
@@ -200,13 +174,8 @@ def by_length(
     *others: [N, *] token ids that belong to the sources.
 
   Yields:
-    Indices of up to B sources; the sources, [B, width], and the others, filled
-    up with rows of PAD and of one of few widths.
-
-  Example:
-    >>> sources = np.array([[3, 4, 2], [3, 2, 0]])
-    >>> [members.tolist() for members, _ in by_length(1, sources)]
-    [[1], [0]]
+    Indices of up to B sources; the sources [B, width] and the others, padded to
+    B rows and to one of few widths.
   """
   order = np.argsort((sources != PAD).sum(1), kind="stable")
   for start in range(0, len(order), rows):
@@ -216,19 +185,7 @@ def by_length(
 
 
 def filled(array: np.ndarray, rows: int) -> np.ndarray:
-  """Brings token ids to a number of rows, and to one of few widths.
-
-  Args:
-    array: [N, L] token ids, padded with PAD.
-    rows: B, at least N.
-
-  Returns:
-    [B, *] token ids, no wider than L.
-
-  Example:
-    >>> filled(np.array([[3, 2, 0]]), 2).tolist()
-    [[3, 2, 0], [0, 0, 0]]
-  """
+  """Pads token ids [N, L] with PAD to `rows` rows and to one of few widths."""
   width = max(int((array != PAD).sum(1).max()), 1)
   width = min(-(-width // _WIDTH_STEP) * _WIDTH_STEP, array.shape[1])
   fill = ((0, rows - len(array)), (0, 0))
@@ -236,25 +193,14 @@ def filled(array: np.ndarray, rows: int) -> np.ndarray:
 
 
 class Compiled:
-  """A function of (length, params, batch, ...), compiled before it is timed.
+  """A function of (length, params, batch, ...) that times its execution.
 
-  Example:
-    >>> def stretched(length, params, batch):
-    ...   return params * length * batch
-    >>> from experiments.config import MeshConfig
-    >>> run = Compiled(stretched, mesh_lib.make_mesh(MeshConfig.one()))
-    >>> result, seconds = run(3, np.float32(2), np.ones((1, 1), np.float32))
-    >>> result.tolist()
-    [[6.0]]
+  The length is static; the batch has a row for each example, and is split over
+  the devices.
   """
 
   def __init__(self, function: Callable, mesh: Mesh):
-    """Wraps a function.
-
-    Args:
-      function: its length is static, its batch has a row an example.
-      mesh: the devices, which share the rows.
-    """
+    """Wraps a function."""
     self._mesh = mesh
     self._jitted = jax.jit(
       function, static_argnums=0, out_shardings=mesh_lib.replicated(mesh)
@@ -262,7 +208,7 @@ class Compiled:
     self._compiled: dict[Any, Any] = {}
 
   def __call__(self, length, params, batch, *rest) -> tuple[Any, float]:
-    """Returns the result as host arrays, and the seconds that it took."""
+    """Returns host arrays, and the seconds of execution."""
     batch = mesh_lib.place_whole(batch, self._mesh)
     shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
     case = (length, shapes)

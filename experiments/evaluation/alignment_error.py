@@ -1,6 +1,6 @@
-"""Where a model looks while it answers, and how often that is wrong.
+"""Attention weights of decoded sequences, and their alignment error rate.
 
-Axes: N examples, P panels (heads) of attention weights, S source, T target.
+Axes: N examples, H heads (of all layers), S source, T target.
 """
 
 import functools
@@ -15,130 +15,83 @@ from experiments.data.batch import PAD
 from experiments.data.dataset import EvaluationSet
 from experiments.data.gold_alignments import GoldAlignments
 from experiments.decoding.batching import filled
-from experiments.experiment import Run
-from experiments.visualization import plots
+from experiments.experiment import Experiment
 
-# Enough for a rate to one percent; each takes a step a token.
+# Enough for a rate to one percent; decoding takes a step for each token.
 _NUM_ALIGNED = 256
-_ALONE = "attention"  # the title of a panel that is the only one
+_ONLY_HEAD = "attention"
 
 
-def make_looker(run: Run) -> Callable[..., list[list[plots.AttentionPanel]]]:
-  """Makes a function that tells where a model looks while it answers.
+def make_weights(experiment: Experiment) -> Callable[..., list[np.ndarray]]:
+  """Makes a function that returns attention weights of given targets.
 
-  It compiles once for each of few widths.
-
-  Args:
-    run: the parts of a run.
-
-  Returns:
-    (params, sources [N, S], answers [N, T]) -> panels for each source, one a
-    head of the Transformer's layers.
-
-  Example:
-    >>> look = make_looker(run)  # doctest: +SKIP
-    >>> look(params, source, answers)[0][0].weights.shape  # doctest: +SKIP
-    (9, 8)
+  (params, sources [N, S], targets [N, T]) -> N arrays [H, t, s], without the
+  padding of source and target. It compiles once for each of few widths.
   """
-  look = jax.jit(functools.partial(decoding.alignments, run.model))
+  compute = jax.jit(functools.partial(decoding.alignments, experiment.model))
 
-  def looks(params, source, answers):
-    source, answers = (filled(x, len(x)) for x in (source, answers))
-    weights = np.asarray(look(params, source, answers))
-    return [_panels(run, *example) for example in zip(source, answers, weights)]
+  def weights(params, source, target):
+    source, target = (filled(x, len(x)) for x in (source, target))
+    heads = np.asarray(compute(params, source, target))
+    lengths = ((x != PAD).sum(1) for x in (source, target))
+    return [each[:, :t, :s] for each, s, t in zip(heads, *lengths)]
 
-  return looks
+  return weights
 
 
-def make_aligner(run: Run) -> Callable[..., dict[str, float]]:
-  """Makes a function that compares where a model looks with where it should.
+def make_aligner(experiment: Experiment) -> Callable[..., dict[str, float]]:
+  """Makes a function that compares attention weights with gold alignments.
 
-  Each token of a reference is aligned to the source token with the largest
-  weight, as the model follows the references of up to 256 examples.
-
-  Args:
-    run: the parts of a run.
-
-  Returns:
-    (params, set) -> the alignment error rate of each panel, by its title; over
-    the examples whose true alignment is known. Nothing if that is none, or if
-    the model looks nowhere.
-
-  Example:
-    >>> make_aligner(run)(params, examples)  # doctest: +SKIP
-    {'layer 1, head 1': 0.86, 'layer 1, head 2': 0.12}
+  (params, set) -> the alignment error rate of each head, by `head_name`. The
+  model follows the references of up to 256 examples, and each of their tokens
+  is aligned to the source token with the largest weight. The result is empty if
+  no gold alignment is known or the model has no attention.
   """
-  look = make_looker(run)
+  compute = make_weights(experiment)
 
   def align(params: Any, examples: EvaluationSet) -> dict[str, float]:
     source, target = (np.asarray(x)[:_NUM_ALIGNED] for x in examples.batch)
-    links = [
-      run.data.gold_alignments(*(x[x != PAD] for x in pair))
+    gold = [
+      experiment.data.gold_alignments(*(x[x != PAD] for x in pair))
       for pair in zip(source, target)
     ]
-    known = [i for i, each in enumerate(links) if each is not None]
+    known = [i for i, each in enumerate(gold) if each is not None]
     if not known:
       return {}
     pairs: dict[str, list[tuple[np.ndarray, Any]]] = {}
-    for i, panels in zip(known, look(params, source[known], target[known])):
-      for panel in panels:
-        if not panel.weights.any():
-          continue
-        pairs.setdefault(panel.title or _ALONE, []).append(
-          (panel.weights, links[i])
-        )
-    return {title: alignment_error_rate(each) for title, each in pairs.items()}
+    for i, heads in zip(known, compute(params, source[known], target[known])):
+      for index, head in enumerate(heads):
+        if head.any():
+          name = head_name(experiment, index) if len(heads) > 1 else _ONLY_HEAD
+          pairs.setdefault(name, []).append((head, gold[i]))
+    return {name: alignment_error_rate(each) for name, each in pairs.items()}
 
   return align
+
+
+def head_name(experiment: Experiment, index: int) -> str:
+  """Returns the name of a Transformer's head, counted over its layers."""
+  layer, head = divmod(index, experiment.model.num_heads)
+  return f"layer {layer + 1}, head {head + 1}"
 
 
 def alignment_error_rate(
   pairs: Iterable[tuple[np.ndarray, GoldAlignments]],
 ) -> float:
-  """Returns the share of alignments that are wrong.
+  """Returns 1 - (|A and S| + |A and P|) / (|A| + |S|), from 0 to 1.
 
-  `1 - (|A and S| + |A and P|) / (|A| + |S|)` of alignments A, sure links S and
-  possible ones P. See "A Systematic Comparison of Various Statistical Alignment
-  Models", Och and Ney, 2003, section 5 (https://aclanthology.org/J03-1002/).
-
-  Args:
-    pairs: weights [T, S] and `GoldAlignments` of each example. A target token
-      is aligned where it has the largest weight, unless it has no link.
-
-  Returns:
-    From 0, all right, to 1.
-
-  Example:
-    >>> links = GoldAlignments(*[np.eye(2, dtype=bool)] * 2)
-    >>> weights = np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> alignment_error_rate([(weights, links)])
-    0.5
+  A are the alignments of the weights [T, S]: each target token that has a gold
+  alignment is aligned to the source token of largest weight. S are the sure
+  gold alignments, P the possible ones. See "A Systematic Comparison of Various
+  Statistical Alignment Models", Och and Ney, 2003, section 5
+  (https://aclanthology.org/J03-1002/).
   """
   aligned = sure = right = 0
-  for weights, links in pairs:
-    linked = links.possible.any(1)
-    chosen = weights.argmax(1)[linked]
-    place = np.flatnonzero(linked)
-    aligned += len(chosen)
-    sure += int(links.sure.sum())
-    right += int(links.sure[place, chosen].sum())
-    right += int(links.possible[place, chosen].sum())
+  for weights, gold in pairs:
+    rows = np.flatnonzero(gold.possible.any(1))
+    chosen = weights[rows].argmax(1)
+    aligned += len(rows)
+    sure += int(gold.sure.sum())
+    right += int(gold.sure[rows, chosen].sum())
+    right += int(gold.possible[rows, chosen].sum())
   return 1 - right / max(aligned + sure, 1)
-
-
-def _panels(run: Run, source, answer, heads) -> list[plots.AttentionPanel]:
-  source, answer = source[source != PAD], answer[answer != PAD]
-  return [
-    plots.AttentionPanel(
-      head[: len(answer), : len(source)],
-      run.data.source_words(source),
-      run.data.target_words(answer),
-      _title(run, index) if len(heads) > 1 else "",
-    )
-    for index, head in enumerate(heads)
-  ]
-
-
-def _title(run: Run, index: int) -> str:
-  layer, head = divmod(index, run.model.num_heads)
-  return f"layer {layer + 1}, head {head + 1}"

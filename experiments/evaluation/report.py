@@ -1,52 +1,20 @@
-"""What an evaluation leaves in a run's directory, and on the screen."""
+"""Reports an evaluation: files in the run directory, and text."""
 
-import functools
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-from experiments import decoding
-from experiments.data.batch import PAD
-from experiments.data.dataset import EvaluationSet
-from experiments.evaluation.alignment_error import make_looker
-from experiments.evaluation.evaluator import Evaluation, table
-from experiments.experiment import Run
+from experiments.evaluation.evaluator import NUM_BINS, Evaluation
 from experiments.run_directory import write_json
-from experiments.visualization import plots
 
-_NUM_EXAMPLES = 4
-# A picture of longer sequences cannot be read.
-_READABLE = 16
+_COLUMNS = {"bleu": "BLEU", "chrf": "chrF"}
 
 
 def write_evaluation(
   workdir: Path, split: str, used: str, evaluation: Evaluation
 ) -> None:
-  """Writes eval/SPLIT.json, and the answers as eval/SPLIT.txt.
-
-  Args:
-    workdir: the run's directory.
-    split: name of the evaluation set.
-    used: the checkpoint evaluated, for a reader.
-    evaluation: what came of it.
-
-  Example:
-    >>> import tempfile
-    >>> metrics = {
-    ...   "token_accuracy": 0.9, "sequence_accuracy": 0.5, "bleu": 80.0,
-    ...   "loss": 0.1, "sentences_per_second": 2000.0,
-    ... }
-    >>> row = {"length": 3, "to_length": 3, "count": 2, "tokens": 8,
-    ...        "token_accuracy": 0.9, "sequence_accuracy": 0.5}
-    >>> answers = ["1 2 3", "4 5 6"]
-    >>> evaluation = Evaluation(metrics, [row], {}, answers, {}, 0, 9, {})
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...   write_evaluation(Path(folder), "test", "step 10", evaluation)
-    ...   sorted(path.name for path in Path(folder).glob("eval/*"))
-    ['test.json', 'test.txt']
-  """
+  """Writes eval/SPLIT.json, and the predictions as eval/SPLIT.txt."""
   write_json(
     workdir / "eval" / f"{split}.json",
     {
@@ -57,32 +25,21 @@ def write_evaluation(
       "metrics": evaluation.metrics,
       "signatures": evaluation.signatures,
       "by_length": evaluation.by_length,
-      "alignment_error_rates": evaluation.alignment,
+      "alignment_error_rates": evaluation.alignment_error_rates,
     },
   )
-  answers = "".join(f"{line}\n" for line in evaluation.answers)
-  (workdir / "eval" / f"{split}.txt").write_text(answers, encoding="utf-8")
+  predictions = "".join(f"{line}\n" for line in evaluation.predictions)
+  path = workdir / "eval" / f"{split}.txt"
+  path.write_text(predictions, encoding="utf-8")
 
 
 def described(split: str, evaluation: Evaluation) -> str:
-  """Tells a reader what came of an evaluation.
-
-  Args:
-    split: name of the evaluation set.
-    evaluation: what came of it.
-
-  Returns:
-    A line of metrics, and a table by length.
-
-  Example:
-    >>> print(described("test", evaluation))  # doctest: +SKIP
-    test: token accuracy 90.00%, sequence accuracy 50.00%, BLEU 80.00, ...
-  """
+  """Returns a line of metrics, and a table by length."""
   lines = [f"{split}: {summary(evaluation)}", table(evaluation.by_length)]
   if evaluation.num_truncated:
     lines.append(
-      f"{evaluation.num_truncated:,} of {len(evaluation.answers):,} pairs are"
-      " longer than the model reads, and were cut"
+      f"{evaluation.num_truncated:,} of {len(evaluation.predictions):,} pairs"
+      " are longer than the model reads, and were truncated"
     )
   if "chrf" in evaluation.signatures:
     lines += [f"{name}: {x}" for name, x in evaluation.signatures.items()]
@@ -90,81 +47,61 @@ def described(split: str, evaluation: Evaluation) -> str:
 
 
 def summary(evaluation: Evaluation) -> str:
-  """Returns the metrics of an evaluation in a line.
-
-  Args:
-    evaluation: what came of it.
-
-  Returns:
-    A line for a reader.
-
-  Example:
-    >>> metrics = {
-    ...   "token_accuracy": 0.9, "sequence_accuracy": 0.5, "bleu": 80.0,
-    ...   "loss": 0.1, "sentences_per_second": 2000.0,
-    ... }
-    >>> summary(Evaluation(metrics, [], {}, [], {}, 0, 9, {}))
-    'token accuracy 90.00%, sequence accuracy 50.00%, BLEU 80.00, loss ...'
-  """
+  """Returns the metrics of an evaluation in one line."""
   scores = evaluation.metrics
-  return (
-    f"token accuracy {scores['token_accuracy']:.2%}, sequence accuracy"
-    f" {scores['sequence_accuracy']:.2%}, BLEU {scores['bleu']:.2f},"
-    + (f" chrF {scores['chrf']:.2f}," if "chrf" in scores else "")
-    + (
-      f" alignment error {scores['alignment_error_rate']:.2%},"
-      if "alignment_error_rate" in scores
-      else ""
+  parts = [
+    f"token accuracy {scores['token_accuracy']:.2%}",
+    f"sequence accuracy {scores['sequence_accuracy']:.2%}",
+    f"BLEU {scores['bleu']:.2f}",
+  ]
+  if "chrf" in scores:
+    parts.append(f"chrF {scores['chrf']:.2f}")
+  if "alignment_error_rate" in scores:
+    parts.append(f"alignment error {scores['alignment_error_rate']:.2%}")
+  parts.append(f"loss {scores['loss']:.4f}")
+  speed = f"({scores['sentences_per_second']:,.0f} sentences/s)"
+  return f"{', '.join(parts)} {speed}"
+
+
+def table(rows: list[dict[str, Any]], *, num_bins: int = NUM_BINS) -> str:
+  """Formats `Evaluation.by_length`; tasks are pooled into `num_bins` rows."""
+  columns = [name for name in _COLUMNS if name in rows[0]]
+  heading = "length    examples  token accuracy  sequence accuracy"
+  lines = [heading + "".join(f"{_COLUMNS[name]:>8}" for name in columns)]
+  for row in rows if columns else pooled(rows, num_bins):
+    first, last = row["length"], row["to_length"]
+    name = str(first) if first == last else f"{first}-{last}"
+    lines.append(
+      f"{name:<8}{row['count']:>10}{row['token_accuracy']:>16.2%}"
+      f"{row['sequence_accuracy']:>19.2%}"
+      + "".join(f"{row[column]:>8.2f}" for column in columns)
     )
-    + f" loss {scores['loss']:.4f}"
-    f" ({scores['sentences_per_second']:,.0f} sentences/s)"
-  )
+  return "\n".join(lines)
 
 
-def draw_alignments(
-  workdir: Path, split: str, run: Run, params: Any, examples: EvaluationSet
-) -> Path:
-  """Draws where the model looks while it answers.
-
-  Args:
-    workdir: the run's directory.
-    split: name of the evaluation set.
-    run: its parts.
-    params: the parameters to answer with.
-    examples: a set; four of its examples are drawn, or all heads over one.
-
-  Returns:
-    The picture, figures/alignments_SPLIT.png; the weights themselves stand
-    beside it, as .npz.
-
-  Example:
-    >>> examples = run.data.evaluation_set("test")  # doctest: +SKIP
-    >>> draw_alignments(
-    ...   workdir, "test", run, params, examples
-    ... )  # doctest: +SKIP
-    PosixPath('runs/reverse/figures/alignments_test.png')
-  """
-  source = _readable(np.asarray(examples.batch.source))
-  length = run.data.max_prediction_length(source.shape[1])
-  answer = functools.partial(decoding.greedy, run.model, max_length=length)
-  answers = np.asarray(jax.jit(answer)(params, source))
-  looked = make_looker(run)(params, source, answers)
-  panels = looked[0] if len(looked[0]) > 1 else [look[0] for look in looked]
-  path = workdir / "figures" / f"alignments_{split}.png"
-  if jax.process_index() == 0:
-    plots.save_attention_figure(panels, path)
-    plots.save_attention_weights(panels, path.with_suffix(".npz"))
-  return path
-
-
-def _readable(source: np.ndarray) -> np.ndarray:
-  """Chooses sources of spread lengths, the longest that can be read first."""
-  lengths = (source != PAD).sum(-1)
-  order = np.argsort(-lengths, kind="stable")
-  readable = order[lengths[order] <= _READABLE]
-  if not len(readable):
-    readable = order[::-1]
-  longer_half = readable[: max(len(readable) // 2, _NUM_EXAMPLES)]
-  spread = np.arange(_NUM_EXAMPLES) * len(longer_half) // _NUM_EXAMPLES
-  chosen = longer_half[np.unique(spread)]
-  return source[chosen, : lengths[chosen].max()]
+def pooled(rows: list[dict[str, Any]], num_bins: int) -> list[dict[str, Any]]:
+  """Merges adjacent lengths of a task into at most `num_bins` rows."""
+  low, high = rows[0]["length"], rows[-1]["to_length"]
+  width = max(1, -(-(high - low + 1) // num_bins))
+  merged = []
+  for first in range(low, high + 1, width):
+    chosen = [row for row in rows if first <= row["length"] < first + width]
+    if not chosen:
+      continue
+    tokens = [row["tokens"] for row in chosen]
+    counts = [row["count"] for row in chosen]
+    weights = {
+      "token_accuracy": tokens,
+      "sequence_accuracy": counts,
+      "loss": tokens,
+    }
+    means = {
+      name: np.average([row[name] for row in chosen], weights=each)
+      for name, each in weights.items()
+      if name in chosen[0]
+    }
+    last = min(first + width - 1, high)
+    merged.append(
+      {"length": first, "to_length": last, "count": sum(counts), **means}
+    )
+  return merged

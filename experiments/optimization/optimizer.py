@@ -1,4 +1,4 @@
-"""The optimiser and its schedule, from the config."""
+"""The optimizer and its learning-rate schedule, from the config."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
 
   Args:
     config: `config.optimizer`.
-    num_steps: the run's number of steps, where cosine and linear reach 0.
+    num_steps: number of steps of the run, where cosine and linear reach 0.
 
   Returns:
     A function of the step.
@@ -57,7 +57,7 @@ def _matrices(params):
 def make_optimizer(
   config: OptimizerConfig, num_steps: int
 ) -> optax.GradientTransformation:
-  """Makes the optimiser: clipping, then its rule, weight decay and schedule.
+  """Makes the optimizer: gradient clipping, then the update rule.
 
   See Kingma and Ba, 2014 (https://arxiv.org/abs/1412.6980), for adam,
   Loshchilov and Hutter, 2017 (https://arxiv.org/abs/1711.05101), for adamw,
@@ -66,7 +66,7 @@ def make_optimizer(
 
   Args:
     config: `config.optimizer`.
-    num_steps: the run's number of steps.
+    num_steps: number of steps of the run.
 
   Returns:
     An Optax gradient transformation.

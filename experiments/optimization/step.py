@@ -1,4 +1,4 @@
-"""The state of training, and the pure steps that move it.
+"""The state of training, and the pure functions that update it.
 
 Axes: B batch, A parts of an accumulated update, S source, T target.
 """
@@ -17,33 +17,27 @@ from flax import linen as nn
 
 from attention.modules import MeshAxes
 from attention.ring.order import num_chunks
+from experiments.config import TrainConfig
 from experiments.data.batch import PAD, Batch
-from experiments.distributed.sharding import ALONE
+from experiments.distributed import mesh as mesh_lib
+from experiments.distributed.sharding import ALONE, mesh_axes
 from experiments.optimization import losses
 
-# Metrics that must be: an update can spoil what the loss before it does not
-# show.
+# Metrics that must be finite. The parameters' norm is needed besides the loss:
+# an update may overflow although the loss before it was finite.
 FINITE = ("loss", "gradient_norm", "parameter_norm")
 
 
 @flax.struct.dataclass
 class TrainState:
-  """Everything that a step changes, and all that a checkpoint keeps.
+  """Everything that a step changes, and all that a checkpoint stores.
 
   Attributes:
     step: number of updates made, an int32 scalar.
-    params: the model's parameters, float32.
-    opt_state: the optimiser's state.
-    rng: the run's key; a step's randomness is `fold_in(rng, step)`.
+    params: the parameters, float32.
+    opt_state: the optimizer state.
+    rng: the run's key; a step uses `fold_in(rng, step)`.
     average: the moving average of the parameters, or None.
-
-  Example:
-    >>> state = TrainState(
-    ...   step=jnp.int32(0), params={"w": jnp.ones(2)}, opt_state=(),
-    ...   rng=jax.random.key(0), average=None,
-    ... )
-    >>> dataclasses.replace(state, step=state.step + 1).step
-    Array(1, dtype=int32)
   """
 
   step: jax.Array
@@ -54,7 +48,7 @@ class TrainState:
 
   @property
   def evaluated(self) -> Any:
-    """The parameters to answer with."""
+    """The parameters to evaluate: the moving average, if there is one."""
     return self.params if self.average is None else self.average
 
 
@@ -66,27 +60,7 @@ def init_state(
   *,
   averaged: bool = False,
 ) -> TrainState:
-  """Draws the parameters and starts the optimiser.
-
-  Args:
-    model: takes (source, target).
-    optimizer: from `make_optimizer`.
-    batch: an example, for its shapes.
-    seed: the run's seed.
-    averaged: whether to keep a moving average of the parameters.
-
-  Returns:
-    The state before the first step.
-
-  Example:
-    >>> from experiments.models.rnn.seq2seq import Seq2Seq
-    >>> model = Seq2Seq(9, 9, embedding_size=4, hidden_size=6)
-    >>> batch = Batch(jnp.array([[3, 4, 2]]), jnp.array([[4, 2]]))
-    >>> def init():
-    ...   return init_state(model, optax.adam(0.1), batch, seed=0)
-    >>> jax.eval_shape(init).params["output"]["kernel"].shape
-    (6, 9)
-  """
+  """Initializes parameters and optimizer; `batch` provides the shapes."""
   params_rng, rng = jax.random.split(jax.random.key(seed))
   params = model.init(params_rng, batch.source, batch.target)["params"]
   return TrainState(
@@ -113,18 +87,19 @@ def make_train_step(
   Args:
     model: its `features` take (source, target, train=).
     optimizer: from `make_optimizer`.
-    mesh_axes: those of the model, which tokens are laid out for.
+    mesh_axes: of the model; decides the order of tokens.
     label_smoothing: of the loss.
-    accumulation: number of parts, one after the other, whose gradients are
-      summed; the update is that of the whole batch.
-    ema_decay: the share of itself that the average keeps, if there is one.
-    skip_non_finite: whether a step whose metrics are not all finite leaves
-      everything but the number of steps as it was.
+    accumulation: number of parts of the batch that are processed one after the
+      other; the gradient is that of the whole batch.
+    ema_decay: of the moving average, if the state has one.
+    skip_non_finite: whether a step with non-finite metrics changes only the
+      number of steps.
 
   Returns:
-    (state, batch) -> (state, metrics), metrics being scalars: loss and
-    token_accuracy over all target tokens, gradient_norm before clipping,
-    parameter_norm after the update, and tokens, the number of target tokens.
+    (state, batch) -> (state, metrics). The metrics are scalars: loss and
+    teacher_forced_accuracy over all target tokens, gradient_norm before
+    clipping, parameter_norm after the update, and tokens, the number of target
+    tokens.
 
   Example:
     >>> from experiments.models.rnn.seq2seq import Seq2Seq
@@ -158,8 +133,8 @@ def make_train_step(
     chex.assert_rank([batch.source, batch.target], 2)
     rng = jax.random.fold_in(state.rng, state.step)
     tokens = (batch.target != PAD).sum()
-    batch = _laid_out(batch, mesh_axes)
-    (loss, right), grads = _summed(
+    batch = _arranged(batch, mesh_axes)
+    (loss, hits), grads = _accumulated(
       value_and_grad, state.params, batch, rng, parts=accumulation
     )
     grads = jax.tree.map(lambda grad: grad / tokens, grads)
@@ -167,47 +142,79 @@ def make_train_step(
     params = optax.apply_updates(state.params, updates)
     metrics = {
       "loss": loss / tokens,
-      "token_accuracy": right / tokens,
+      "teacher_forced_accuracy": hits / tokens,
       "gradient_norm": optax.tree.norm(grads),
       "parameter_norm": optax.tree.norm(params),
       "tokens": tokens,
     }
-    moved = dataclasses.replace(
+    updated = dataclasses.replace(
       state,
       step=state.step + 1,
       params=params,
       opt_state=opt_state,
-      average=_moved(state.average, params, state.step, ema_decay),
+      average=_updated_average(state.average, params, state.step, ema_decay),
     )
     if skip_non_finite:
-      stayed = dataclasses.replace(state, step=state.step + 1)
+      skipped = dataclasses.replace(state, step=state.step + 1)
       finite = jnp.isfinite(jnp.stack([metrics[name] for name in FINITE])).all()
-      moved = jax.tree.map(functools.partial(jnp.where, finite), moved, stayed)
-    return moved, metrics
+      updated = jax.tree.map(
+        functools.partial(jnp.where, finite), updated, skipped
+      )
+    return updated, metrics
 
   return train_step
 
 
-def _laid_out(batch: Batch, mesh_axes: MeshAxes) -> Batch:
-  """Pads tokens so that they divide over the devices, and arranges them."""
+def make_sharded_train_step(
+  model: nn.Module,
+  optimizer: optax.GradientTransformation,
+  config: TrainConfig,
+  mesh: jax.sharding.Mesh,
+  like: TrainState,
+) -> Any:
+  """Makes the `jax.jit` function of one update, to be called under the mesh.
+
+  The new state is sharded like `like` and takes the memory of the old one.
+  """
+  axes = mesh_axes(mesh)
+  if axes != ALONE:
+    model = model.clone(mesh_axes=axes)
+  step = make_train_step(
+    model,
+    optimizer,
+    mesh_axes=axes,
+    label_smoothing=config.label_smoothing,
+    accumulation=config.accumulation,
+    ema_decay=config.ema_decay,
+    skip_non_finite=config.non_finite == "skip",
+  )
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
+  return jax.jit(
+    step,
+    donate_argnums=0,
+    out_shardings=(shardings, mesh_lib.replicated(mesh)),
+  )
+
+
+def _arranged(batch: Batch, mesh_axes: MeshAxes) -> Batch:
+  """Pads and orders the tokens for the devices of a ring."""
   multiple = mesh_axes.ring_size * num_chunks(mesh_axes.order)
   if mesh_axes.ring_size == 1:
     return batch
 
-  def lay_out(tokens):
+  def arrange(tokens):
     fill = -tokens.shape[1] % multiple
     tokens = jnp.pad(tokens, ((0, 0), (0, fill)), constant_values=PAD)
     return mesh_axes.arrange(tokens, axis=1)
 
-  return jax.tree.map(lay_out, batch)
+  return jax.tree.map(arrange, batch)
 
 
-def _moved(average, params, step, decay):
-  """Moves an average, sooner at first so that the start is forgotten.
+def _updated_average(average, params, step, decay):
+  """Updates a moving average; the decay is smaller during the first steps.
 
   See "Averaging Weights Leads to Wider Optima and Better Generalization",
-  Izmailov et al., 2018 (https://arxiv.org/abs/1803.05407), for averages of a
-  training's path.
+  Izmailov et al., 2018 (https://arxiv.org/abs/1803.05407).
   """
   if average is None:
     return None
@@ -215,8 +222,8 @@ def _moved(average, params, step, decay):
   return optax.incremental_update(params, average, 1 - kept)
 
 
-def _summed(value_and_grad, params, batch: Batch, rng, *, parts: int):
-  """Sums loss, hits and gradient over the parts of a batch, one by one."""
+def _accumulated(value_and_grad, params, batch: Batch, rng, *, parts: int):
+  """Sums loss, hits and gradients over the parts of a batch, in sequence."""
   if parts == 1:
     return value_and_grad(params, batch, rng)
   batches = _split(batch, parts)
@@ -236,7 +243,7 @@ def _summed(value_and_grad, params, batch: Batch, rng, *, parts: int):
 
 
 def _split(batch: Batch, parts: int) -> Batch:
-  """[B, ...] to [A, B / A, ...]; every device keeps its own examples."""
+  """[B, ...] to [A, B / A, ...]; no example changes its device."""
 
   def split(array):
     shape = (array.shape[0] // parts, parts, *array.shape[1:])
@@ -248,24 +255,9 @@ def _split(batch: Batch, parts: int) -> Batch:
 def make_loss_step(
   model: nn.Module,
 ) -> Callable[[Any, Batch], tuple[jax.Array, jax.Array]]:
-  """Makes the pure function that scores references, without smoothing.
+  """Makes (params, batch) -> (losses [B], tokens [B]), without smoothing.
 
-  Args:
-    model: its `features` take (source, target).
-
-  Returns:
-    (params, batch) -> (losses [B] summed over tokens, tokens [B]).
-
-  Example:
-    >>> from experiments.models.rnn.seq2seq import Seq2Seq
-    >>> model = Seq2Seq(9, 9, embedding_size=4, hidden_size=6)
-    >>> batch = Batch(jnp.array([[3, 4, 2]]), jnp.array([[4, 2]]))
-    >>> def score(rng):
-    ...   params = model.init(rng, *batch)["params"]
-    ...   return make_loss_step(model)(params, batch)
-    >>> losses, tokens = jax.eval_shape(score, jax.random.key(0))
-    >>> losses.shape, tokens.shape
-    ((1,), (1,))
+  A loss is the sum over the target's tokens.
   """
 
   def loss_step(params, batch: Batch):

@@ -1,15 +1,16 @@
-"""Training from the first step to the last table: the order of things."""
+"""The training loop, from the first step to the final evaluation."""
 
 import functools
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 from absl import logging
 from ml_collections import ConfigDict
 
-from experiments import checkpoints, experiment
-from experiments import run_directory as workdir_lib
+from experiments import checkpoints, run_directory
 from experiments.config import Config, Seq2SeqConfig
 from experiments.data import pipeline
 from experiments.data.synthetic.dataset import SyntheticDataset
@@ -20,243 +21,291 @@ from experiments.distributed import (
   sharding,
   watchdog,
 )
-from experiments.evaluation import report
-from experiments.evaluation.evaluator import Evaluation, make_evaluator
-from experiments.inference import restored
+from experiments.evaluation import (
+  Evaluation,
+  add_alignment_error,
+  configured_search,
+  make_evaluator,
+  report,
+)
+from experiments.evaluation.alignment_error import make_aligner
+from experiments.experiment import Experiment, make_experiment
+from experiments.optimization.step import TrainState
 from experiments.progress import Progress
-from experiments.training.metrics_buffer import Watch
-from experiments.training.metrics_writer import Writer
+from experiments.training.metrics_buffer import MetricsBuffer
+from experiments.training.metrics_writer import MetricsWriter
 from experiments.visualization import plots
+from experiments.visualization.alignments import draw_alignments
+
+_SKIPPED = "skipped_updates"  # in a checkpoint, beside the data position
+
+
+class _Start(NamedTuple):
+  """Where training begins: a state, and the batches that follow it."""
+
+  state: TrainState
+  stream: Any
+  skipped: int
+
+
+class _End(NamedTuple):
+  """Where training ends: complete, or asked to stop."""
+
+  state: TrainState
+  complete: bool
+  validation: Evaluation | None  # of this state
 
 
 def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
-  """Trains a run to its end, from wherever it stands, and evaluates it.
+  """Trains a run to its end, resuming from its last checkpoint, if any.
 
   Args:
     config: from a file in `configs/`.
-    workdir: the run's directory; `experiments.run_directory` lists its files.
+    workdir: the run directory; `experiments.run_directory` lists its files.
 
   Returns:
-    True when the run is complete; False when it was asked to stop, and the
-    same call will go on with it.
+    True if the run is complete; False if it was asked to stop, and the same
+    call will resume it.
 
   Raises:
-    UserError: for whatever the user can put right.
-
-  Example:
-    >>> from configs import reverse  # doctest: +SKIP
-    >>> config = reverse.get_config("dot")  # doctest: +SKIP
-    >>> train_and_evaluate(config, "runs/reverse-dot")  # doctest: +SKIP
-    True
+    UserError: for problems that the user can solve.
   """
   raw, workdir = config.to_dict(), Path(workdir)
   typed = workdir_lib.effective_config(workdir, raw)
   with (
     preemption.listen() as requests,
-    watchdog.watch(typed.train.stall_seconds) as beat,
+    watchdog.watch(typed.train.stall_seconds) as heartbeat,
   ):
     if jax.process_index():
-      return _train_and_evaluate(raw, typed, workdir, requests, beat)
-    workdir_lib.check_links(workdir)
-    with workdir_lib.locked(workdir):
-      return _train_and_evaluate(raw, typed, workdir, requests, beat)
+      return _train_and_evaluate(raw, typed, workdir, requests, heartbeat)
+    run_directory.check_links(workdir)
+    with run_directory.locked(workdir):
+      return _train_and_evaluate(raw, typed, workdir, requests, heartbeat)
 
 
 def _train_and_evaluate(
-  raw, typed: Config, workdir: Path, requests, beat
+  raw, typed: Config, workdir: Path, requests, heartbeat
 ) -> bool:
-  first = jax.process_index() == 0
-  claimed = first and workdir_lib.claim(workdir, raw)
-  if first:
-    workdir_lib.note_versions(workdir)
+  first_process = jax.process_index() == 0
+  claimed = first_process and run_directory.claim(workdir, raw)
+  if first_process:
+    run_directory.note_versions(workdir)
   try:
-    run = experiment.build(typed, workdir, train=True)
-    batches = experiment.training_batches(run)
+    experiment = make_experiment(typed, workdir, train=True)
+    batches = experiment.training_batches()
   except BaseException:
     if claimed:
-      workdir_lib.release(workdir)
+      run_directory.release(workdir)
     raise
   with checkpoints.opened(
     workdir,
     keep_last=typed.train.keep_last,
     keep_best=typed.train.keep_best,
     best_metric=typed.train.best_metric,
+    is_regular=typed.train.saves_at,
   ) as manager:
-    state, stream = _start_or_resume(run, manager, batches)
-    told = _describe(run, state), *sharding.table(state, run.mesh)
-    for line in (*told, *batches.describe(), f"in {workdir}"):
+    start = _start_or_resume(experiment, manager, batches)
+    for line in (
+      _describe(experiment, start.state),
+      *sharding.table(start.state, experiment.mesh),
+      *batches.describe(),
+      f"in {workdir}",
+    ):
       logging.info("%s", line)
-    state, complete = _train(
-      run, workdir, manager, requests, beat, state, stream
-    )
+    end = _train(experiment, workdir, manager, requests, heartbeat, start)
     checkpoints.wait(manager)
-    if not complete:
+    if not end.complete:
       logging.info(
-        "stopped after step %d; the same command goes on", int(state.step)
+        "stopped after step %d; the same command resumes it",
+        int(end.state.step),
       )
       return False
     requests.nothing_to_save()
-    which = typed.evaluation.checkpoint
-    params, used = checkpoints.parameters(
-      manager,
-      which,
-      experiment.abstract_state(run),
-      best_metric=typed.train.best_metric,
-    )
-    params, step = mesh.gathered(params, run.mesh), int(state.step)
-    return _finish(run, workdir, params, used, requests, step)
+    return _evaluate_all(experiment, workdir, manager, requests, end)
 
 
-def _start_or_resume(run: experiment.Run, manager, batches):
-  """Returns the state to go on from and the batches still to come."""
-  stream = pipeline.stream(batches, run.config.train.steps)
-  restored = checkpoints.restore_last(manager, experiment.abstract_state(run))
-  if restored is None:
-    return experiment.start(run), stream
-  state, position = restored
-  stream.set_state(dict(position))
+def _start_or_resume(experiment: Experiment, manager, batches) -> _Start:
+  stream = pipeline.stream(batches, experiment.config.train.steps)
+  last = checkpoints.restore_last(manager, experiment.abstract_state())
+  if last is None:
+    return _Start(experiment.initial_state(), stream, skipped=0)
+  state, saved = last
+  position = dict(saved)
+  skipped = position.pop(_SKIPPED, 0)
+  stream.set_state(position)
   logging.info("resuming after step %d", int(state.step))
-  return state, stream
+  return _Start(state, stream, skipped)
 
 
 def _train(
-  run: experiment.Run, workdir: Path, manager, requests, beat, state, stream
-):
-  """Trains until the last step, or until there is a reason to stop.
-
-  Returns:
-    The state, and whether training is complete.
-  """
-  config = run.config.train
-  evaluate = make_evaluator(run, restored.configured_search(run, beam_size=1))
-  validation = run.data.evaluation_set("validation")
-  train_step = experiment.make_step(run, state)
-
-  explain = functools.partial(_explain, run, manager)
+  experiment: Experiment,
+  workdir: Path,
+  manager,
+  requests,
+  heartbeat,
+  start: _Start,
+) -> _End:
+  """Trains until the last step, early stopping, or a request to stop."""
+  config, (state, stream, skipped) = experiment.config.train, start
+  evaluate = make_evaluator(
+    experiment, configured_search(experiment, beam_size=1)
+  )
+  validation_set = experiment.data.evaluation_set("validation")
+  train_step = experiment.train_step(state)
   first, begin = int(state.step), time.perf_counter()
-  complete = first == config.steps or _is_patience_over(run, manager, first)
+  complete = first == config.steps or _stops_early(experiment, manager, first)
+  validation = None
   with (
-    Writer(workdir, first, active=jax.process_index() == 0) as writer,
+    MetricsWriter(workdir, first, active=jax.process_index() == 0) as writer,
     Progress(config.steps, first) as progress,
   ):
-    watch = Watch(
+    buffer = MetricsBuffer(
       writer,
       progress,
       log_every=config.log_every,
-      explain=explain,
+      explain=functools.partial(_explain, experiment, manager),
       skips=config.non_finite == "skip",
+      skipped=skipped,
     )
     # Without a step there is nothing new to save.
     stop = requests.should_stop(first)
     last = first if stop or complete else config.steps
     for step in range(first + 1, last + 1):
-      batch = mesh.place_rows(next(stream), run.mesh)
-      beat.step = step
+      batch = mesh.place_rows(next(stream), experiment.mesh)
+      heartbeat.step = step
       state, metrics = train_step(state, batch)
-      watch.push(step, metrics)
-      stop, scores = requests.should_stop(step), None
+      buffer.push(step, metrics)
+      stop, validation = requests.should_stop(step), None
       complete = step == config.steps
       if step == first + 1:
-        # Before `watch` looks, which imports TensorBoard for that.
+        # Before the buffer writes, which imports TensorBoard.
         jax.block_until_ready(metrics)
         seconds = time.perf_counter() - begin
         writer.timings(step, "train", {"first_step_seconds": seconds})
       if complete or step % config.eval_every == 0:
-        watch.drain()
-        params = mesh.gathered(state.evaluated, run.mesh)
-        evaluation = evaluate(params, validation)
-        scores = _write_validation(writer, step, evaluation)
-        progress.write(f"step {step}: {report.summary(evaluation)}")
-      if scores or stop or step % config.checkpoint_every == 0:
-        watch.drain()
-        checkpoints.save(manager, state, stream.get_state(), scores)
-        timings = {
-          **progress.timings(),
-          "peak_memory": initialize.peak_memory(),
-        }
-        writer.timings(step, "train", timings)
-      if scores and _is_patience_over(run, manager, step):
+        buffer.drain()
+        params = mesh.gathered(state.evaluated, experiment.mesh)
+        validation = evaluate(params, validation_set)
+        _write_validation(writer, step, validation)
+        progress.write(f"step {step}: {report.summary(validation)}")
+      if validation or stop or config.saves_at(step):
+        buffer.drain()
+        _save(manager, state, stream, buffer.skipped, validation)
+        peak = {"peak_memory": initialize.peak_memory()}
+        writer.timings(step, "train", progress.timings() | peak)
+      if validation and _stops_early(experiment, manager, step):
         progress.write(
-          f"step {step}: no better {config.best_metric} for {config.patience}"
-          " looks at the validation set: training ends"
+          f"step {step}: early stopping: {config.best_metric} has not improved"
+          f" for {config.patience} evaluations"
         )
         complete = True
       if stop or complete:
         break
-    beat.step = None
-    if watch.skipped:
-      progress.write(f"{watch.skipped} updates were not finite and skipped")
-  return state, complete
+    heartbeat.step = None
+    if buffer.skipped:
+      progress.write(f"{buffer.skipped} non-finite updates were skipped")
+  return _End(state, complete, validation)
 
 
-def _write_validation(writer: Writer, step: int, evaluation: Evaluation):
-  """Writes what came of the validation set, and returns its metrics."""
-  scores = dict(evaluation.metrics)
-  speed = {"sentences_per_second": scores.pop("sentences_per_second")}
-  writer.metrics(step, "validation", scores)
-  writer.timings(step, "validation", speed)
-  return scores
+def _save(manager, state, stream, skipped: int, validation) -> None:
+  position = stream.get_state()
+  if skipped:
+    position = {**position, _SKIPPED: skipped}
+  scores = _scores(validation) if validation else None
+  checkpoints.save(manager, state, position, scores)
 
 
-def _is_patience_over(run: experiment.Run, manager, step: int) -> bool:
-  """Whether the best checkpoint is too many evaluations old."""
-  config, best = run.config.train, manager.best_step()
+def _scores(validation: Evaluation) -> Mapping[str, float]:
+  """The metrics that are the same in every run of a config."""
+  return {
+    name: value
+    for name, value in validation.metrics.items()
+    if name != "sentences_per_second"
+  }
+
+
+def _write_validation(writer: MetricsWriter, step: int, validation) -> None:
+  speed = validation.metrics["sentences_per_second"]
+  writer.metrics(step, "validation", _scores(validation))
+  writer.timings(step, "validation", {"sentences_per_second": speed})
+
+
+def _stops_early(experiment: Experiment, manager, step: int) -> bool:
+  """Whether the best checkpoint is `patience` evaluations old."""
+  config, best = experiment.config.train, manager.best_step()
   if not config.patience or best is None:
     return False
   return step - best >= config.patience * config.eval_every
 
 
-def _explain(run: experiment.Run, manager, step: int) -> str:
-  """Says of a bad step where its batch stood and what to go back to."""
+def _explain(experiment: Experiment, manager, step: int) -> str:
+  """Describes the batch of a non-finite step, and what to do."""
   last = manager.latest_step()
   good = "none yet" if last is None else str(manager.directory / str(last))
   return (
-    f"its batch is number {step - 1} of seed {run.config.seed}. Last good"
-    f" checkpoint: {good}. Lower config.optimizer.learning_rate or set"
+    f"its batch is number {step - 1} of seed {experiment.config.seed}. Last"
+    f" good checkpoint: {good}. Lower config.optimizer.learning_rate or set"
     " config.optimizer.clip_norm, in another --workdir."
   )
 
 
-def _finish(
-  run: experiment.Run, workdir: Path, params, used: str, requests, step: int
+def _evaluate_all(
+  experiment: Experiment, workdir: Path, manager, requests, end: _End
 ) -> bool:
-  """Evaluates every set, and leaves numbers, tables and pictures.
+  """Evaluates every set; writes results and figures.
 
-  Returns:
-    Whether all is done; False if it was asked to stop.
+  Returns False if it was asked to stop.
   """
+  step, train = int(end.state.step), experiment.config.train
+  params, used = checkpoints.parameters(
+    manager,
+    experiment.config.evaluation.checkpoint,
+    experiment.abstract_state(),
+    best_metric=train.best_metric,
+    is_regular=train.saves_at,
+    in_memory={step: end.state.evaluated},
+  )
+  params = mesh.gathered(params, experiment.mesh)
+  search = configured_search(experiment)
+  evaluate = make_evaluator(experiment, search)
+  align = make_aligner(experiment)
+  greedy = configured_search(experiment, beam_size=1)
+  same = (used, search) == (f"step {step}", greedy)
   curves = {}
-  evaluate = make_evaluator(run, restored.configured_search(run), aligned=True)
-  for number, split in enumerate(run.config.data.splits, start=1):
+  for number, split in enumerate(experiment.config.data.splits, start=1):
     if requests.should_stop(step + number):
       return False
-    evaluation = evaluate(params, run.data.evaluation_set(split))
+    examples = experiment.data.evaluation_set(split)
+    if same and split == "validation" and end.validation:
+      evaluation = end.validation
+    else:
+      evaluation = evaluate(params, examples)
+    evaluation = add_alignment_error(evaluation, align(params, examples))
     curves[split] = evaluation.by_length
     if jax.process_index() == 0:
       print(report.described(split, evaluation), end="\n\n", flush=True)
       report.write_evaluation(workdir, split, used, evaluation)
-  examples = run.data.evaluation_set("validation")
-  picture = report.draw_alignments(workdir, "validation", run, params, examples)
+  examples = experiment.data.evaluation_set("validation")
+  figure = draw_alignments(workdir, "validation", experiment, params, examples)
   if jax.process_index() == 0:
     plots.save_accuracy_by_length(
       curves,
       workdir / "figures" / "accuracy_by_length.png",
-      trained_length=_trained_length(run),
+      trained_length=_trained_length(experiment),
     )
-    print(f"alignments: {picture}\nrun: {workdir}", flush=True)
+    print(f"alignments: {figure}\nrun: {workdir}", flush=True)
   return True
 
 
-def _trained_length(run: experiment.Run) -> int | None:
-  """The longest source of training, in tokens without EOS, if that is set."""
-  if not isinstance(run.data, SyntheticDataset):
+def _trained_length(experiment: Experiment) -> int | None:
+  """The longest source of training, in tokens without EOS, if it is fixed."""
+  if not isinstance(experiment.data, SyntheticDataset):
     return None
-  return run.data.task.batch_lengths[0] - 1
+  return experiment.data.task.batch_lengths[0] - 1
 
 
-def _describe(run: experiment.Run, state) -> str:
-  config, devices = run.config, run.mesh.devices.size
-  kind = config.model.name
+def _describe(experiment: Experiment, state: TrainState) -> str:
+  config, devices = experiment.config, experiment.mesh.devices.size
   score = (
     config.model.attention
     if isinstance(config.model, Seq2SeqConfig)
@@ -264,6 +313,6 @@ def _describe(run: experiment.Run, state) -> str:
   )
   parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
   return (
-    f"{config.data.name}: {kind} ({score}), {parameters:,} parameters,"
-    f" {devices} {jax.devices()[0].platform} device(s)"
+    f"{config.data.name}: {config.model.name} ({score}), {parameters:,}"
+    f" parameters, {devices} {jax.devices()[0].platform} device(s)"
   )

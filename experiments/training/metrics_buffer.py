@@ -1,4 +1,4 @@
-"""Watching the steps go by without making them wait."""
+"""Keeps the metrics of steps on the device until they are logged."""
 
 import math
 from collections import deque
@@ -9,90 +9,67 @@ import jax
 from experiments.errors import UserError
 from experiments.optimization.step import FINITE
 from experiments.progress import Progress
-from experiments.training.metrics_writer import Writer
+from experiments.training.metrics_writer import MetricsWriter
 
-# Steps under way before the oldest one's metrics are fetched: the device
-# always has the next step to go on with.
+# Steps in flight before the metrics of the oldest are fetched, so that the
+# device always has a next step to run.
 _LAG = 2
-# Of skipped updates, the first ones are told one by one.
-_TOLD = 3
+_MAX_MESSAGES = 3  # about skipped updates; the rest are only counted
 
 
-class Watch:
-  """Fetches the metrics of steps a little late, checks and writes them.
-
-  Example:
-    >>> from pathlib import Path
-    >>> writer = Writer(Path("unused"), step=0, active=False)
-    >>> progress = Progress(total=1, start=0, visible=False)
-    >>> watch = Watch(writer, progress, log_every=1, explain=str)
-    >>> watch.push(
-    ...   1, dict(loss=0.5, gradient_norm=1.0, parameter_norm=2.0, tokens=8)
-    ... )
-    >>> watch.drain()
-    >>> progress.steps, progress.tokens
-    (1, 8)
-  """
+class MetricsBuffer:
+  """Fetches the metrics of steps two steps late, checks and writes them."""
 
   def __init__(
     self,
-    writer: Writer,
+    writer: MetricsWriter,
     progress: Progress,
     *,
     log_every: int,
     explain: Callable[[int], str],
     skips: bool = False,
+    skipped: int = 0,
   ):
-    """Begins to watch.
+    """Starts with no step.
 
     Args:
-      writer: gets the metrics of every `log_every`-th step.
-      progress: is moved at every step.
+      writer: receives the metrics of every `log_every`-th step.
+      progress: is advanced at every step.
       log_every: steps between lines of metrics.
-      explain: says for a bad step where its batch stood and what to go back
-        to.
-      skips: whether updates that were not finite have been skipped: they are
-        counted, where they otherwise end the run.
+      explain: describes a non-finite step in the error message.
+      skips: whether the train step skips non-finite updates; otherwise they
+        raise.
+      skipped: number of updates skipped before this process began.
     """
     self._writer, self._progress = writer, progress
     self._log_every, self._explain = log_every, explain
-    self._skips, self.skipped = skips, 0
+    self._skips, self.skipped = skips, skipped
     self._pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
 
   def push(self, step: int, metrics: dict[str, jax.Array]) -> None:
-    """Takes the metrics of a step, and looks at those of an earlier one.
+    """Adds the metrics of a step, still on the device.
 
-    Args:
-      step: its number.
-      metrics: scalars, still on the device: loss, gradient_norm, tokens and
-        others.
-
-    Raises:
-      UserError: if the earlier step's loss or gradient was not finite.
+    Raises UserError if those of an earlier step were not finite.
     """
     self._pending.append((step, metrics))
     while len(self._pending) > _LAG:
-      self._look()
+      self._flush_one()
 
   def drain(self) -> None:
-    """Looks at all that is pending; then every step so far was finite.
-
-    Raises:
-      UserError: if one was not.
-    """
+    """Flushes all metrics; raises UserError if some were not finite."""
     while self._pending:
-      self._look()
+      self._flush_one()
 
-  def _look(self) -> None:
+  def _flush_one(self) -> None:
     step, on_device = self._pending.popleft()
     values = {name: float(x) for name, x in jax.device_get(on_device).items()}
     tokens = int(values.pop("tokens"))
     bad = [name for name in FINITE if not math.isfinite(values[name])]
     if bad:
-      what = f"step {step}: {bad[0]} is {values[bad[0]]}"
+      problem = f"step {step}: {bad[0]} is {values[bad[0]]}"
       if not self._skips:
-        raise UserError(f"{what}; {self._explain(step)}")
-      self._skip(what)
+        raise UserError(f"{problem}; {self._explain(step)}")
+      self._count_skipped(problem)
       values = {name: x for name, x in values.items() if math.isfinite(x)}
     if self.skipped:
       values["skipped"] = self.skipped
@@ -101,10 +78,12 @@ class Watch:
     if step % self._log_every == 0:
       self._writer.metrics(step, "train", values)
 
-  def _skip(self, what: str) -> None:
+  def _count_skipped(self, problem: str) -> None:
     self.skipped += 1
-    if self.skipped <= _TOLD:
-      last = " (further ones are only counted)" * (self.skipped == _TOLD)
+    if self.skipped <= _MAX_MESSAGES:
+      last = " (further ones are only counted)" * (
+        self.skipped == _MAX_MESSAGES
+      )
       self._progress.write(
-        f"{what}: update skipped, {self.skipped} so far{last}"
+        f"{problem}: update skipped, {self.skipped} so far{last}"
       )

@@ -1,7 +1,7 @@
-"""What a run writes down: metrics.jsonl, timings.jsonl, TensorBoard events.
+"""Writes metrics.jsonl, timings.jsonl and TensorBoard events.
 
-metrics.jsonl holds what the same config gives again on the same machine;
-what the clock says stands in timings.jsonl.
+The same config on the same machine gives the same metrics.jsonl; everything
+that depends on the clock is in timings.jsonl.
 """
 
 import contextlib
@@ -15,28 +15,13 @@ from experiments.run_directory import write_text
 METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
 
 
-class Writer:
-  """Appends metrics to the files of a run; in one process only.
-
-  Attributes:
-    workdir: the run's directory.
-
-  Example:
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...   with Writer(Path(folder), step=0) as writer:
-    ...     writer.metrics(10, "train", {"loss": 1.5})
-    ...   print((Path(folder) / METRICS).read_text().strip())
-    {"step": 10, "split": "train", "loss": 1.5}
-  """
+class MetricsWriter:
+  """Appends metrics to the files of a run, in its first process."""
 
   def __init__(self, workdir: Path, step: int, *, active: bool = True):
-    """Opens the files and drops what stands there after `step`.
+    """Opens the files and removes lines after `step`, the last one done.
 
-    Args:
-      workdir: the run's directory.
-      step: the last one done.
-      active: False writes nothing, as in all processes but the first.
+    It writes nothing if not `active`, as in all processes but the first.
     """
     self.workdir = workdir
     self._step, self._files, self._events = step, {}, None
@@ -54,19 +39,19 @@ class Writer:
     self._write(METRICS, step, split, values)
 
   def timings(self, step: int, split: str, values: Mapping[str, float]):
-    """Writes what the clock says at a step."""
+    """Writes timings of a split at a step."""
     self._write(TIMINGS, step, split, values)
 
   def close(self) -> None:
     """Closes the files."""
     for file in self._files.values():
       file.close()
-    # Events are a copy of the metrics: a full disk is told by these.
+    # Events are a copy of the metrics, which report a full disk.
     with contextlib.suppress(OSError):
       if self._events:
         self._events.close()
 
-  def __enter__(self) -> "Writer":
+  def __enter__(self) -> "MetricsWriter":
     return self
 
   def __exit__(self, *_) -> None:
@@ -79,7 +64,7 @@ class Writer:
     try:
       self._files[name].write(json.dumps(line) + "\n")
       self._files[name].flush()
-    except OSError as error:  # which does not say of what
+    except OSError as error:  # without a file name
       path = str(self.workdir / name)
       raise OSError(error.errno, error.strerror, path) from error
     events = self._open_events()
@@ -87,23 +72,23 @@ class Writer:
       events.add_scalar(f"{split}/{key}", value, step)
 
   def _open_events(self):
-    """Only when there is something to write: no step waits for the import."""
+    """Opened at the first write, so that no step waits for the import."""
     if self._events is None:
-      from tensorboardX import SummaryWriter  # which imports PyTorch, if there
+      from tensorboardX import SummaryWriter  # imports PyTorch
 
       self._events = SummaryWriter(str(self.workdir), purge_step=self._step + 1)
     return self._events
 
 
 def _truncate(path: Path, step: int) -> None:
-  """Keeps the whole lines of a file up to a step."""
+  """Keeps the complete lines of a file up to a step."""
   if not path.exists():
     return
   kept = []
   for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
     try:
       record = json.loads(line)
-    except json.JSONDecodeError:  # cut off by a kill
+    except json.JSONDecodeError:  # truncated by a kill
       break
     if record["step"] <= step:
       kept.append(line)

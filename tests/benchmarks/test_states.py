@@ -3,9 +3,10 @@ import numpy as np
 import pytest
 
 from benchmarks import states
-from experiments import decoding, experiment
+from experiments import decoding
 from experiments.config import parse
 from experiments.data.batch import BOS, PAD
+from experiments.experiment import make_experiment
 from tests.experiments.conftest import make_tiny
 
 
@@ -14,13 +15,15 @@ from tests.experiments.conftest import make_tiny
 def test_the_gap_is_that_between_the_logarithms_of_the_weights(score, order):
   config = make_tiny(score)
   config.model.order = order
-  run = experiment.build(parse(config.to_dict()), None)
-  params = jax.tree.map(lambda each: 3 * each, experiment.start(run).params)
-  sizes = states.measure(run, params)
+  experiment = make_experiment(parse(config.to_dict()), None)
+  params = jax.tree.map(
+    lambda each: 3 * each, experiment.initial_state().params
+  )
+  sizes = states.measure(experiment, params)
 
-  batch = run.data.evaluation_set("validation").batch
+  batch = experiment.data.evaluation_set("validation").batch
   weights = jax.device_get(
-    decoding.alignments(run.model, params, batch.source, batch.target)
+    decoding.alignments(experiment.model, params, batch.source, batch.target)
   )
   gaps = []
   for source, target, rows in zip(batch.source, batch.target, weights[:, 0]):
@@ -37,6 +40,6 @@ def test_the_gap_is_that_between_the_logarithms_of_the_weights(score, order):
 
 
 def test_states_of_nothing_are_all_alike():
-  run = experiment.build(parse(make_tiny("dot").to_dict()), None)
-  nothing = jax.tree.map(np.zeros_like, experiment.start(run).params)
-  assert states.measure(run, nothing) == (0, 0, 0, 8)
+  experiment = make_experiment(parse(make_tiny("dot").to_dict()), None)
+  nothing = jax.tree.map(np.zeros_like, experiment.initial_state().params)
+  assert states.measure(experiment, nothing) == (0, 0, 0, 8)

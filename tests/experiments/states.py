@@ -3,14 +3,13 @@
 import jax
 import numpy as np
 
-from experiments import checkpoints, experiment
-from experiments.inference import restored
+from experiments import checkpoints, inference
 
 
 def final_state(workdir):
-  run = restored.restore(workdir).run
+  run = inference.restore(workdir).experiment
   with checkpoints.opened(workdir, read_only=True) as manager:
-    like = experiment.abstract_state(run)
+    like = run.abstract_state()
     state, _ = checkpoints.restore(manager, manager.latest_step(), like)
   return state
 

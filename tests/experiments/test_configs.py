@@ -7,9 +7,10 @@ import jax
 import pytest
 
 from configs import base
-from experiments import decoding, experiment
+from experiments import decoding
 from experiments.config import MeshConfig, parse
 from experiments.data.dataset import BatchShard
+from experiments.experiment import make_experiment
 from experiments.optimization.step import init_state, make_train_step
 from tests.experiments.conftest import read_little
 
@@ -27,24 +28,26 @@ WITHOUT_RESULT = ("translation",)
 def test_builds(name, arg, corpus, tmp_path):
   config = importlib.import_module(f"configs.{name}").get_config(arg)
   typed = parse(read_little(config, corpus).to_dict())
-  run = experiment.build(typed, tmp_path, mesh=MeshConfig.one(), train=True)
-  batches = run.data.training_batches(
+  experiment = make_experiment(
+    typed, tmp_path, mesh=MeshConfig.one(), train=True
+  )
+  batches = experiment.data.training_batches(
     seed=0, size=2, unit="examples", multiple=1, shard=BatchShard()
   )
   batch = batches[0]
   state = jax.eval_shape(
-    lambda: init_state(run.model, run.optimizer, batch, seed=0)
+    lambda: init_state(experiment.model, experiment.optimizer, batch, seed=0)
   )
-  step = make_train_step(run.model, run.optimizer)
+  step = make_train_step(experiment.model, experiment.optimizer)
   after, metrics = jax.eval_shape(step, state, batch)
   assert jax.tree.map(lambda leaf: leaf.shape, after) == jax.tree.map(
     lambda leaf: leaf.shape, state
   )
   assert metrics["loss"].shape == ()
-  examples = run.data.evaluation_set("validation")
+  examples = experiment.data.evaluation_set("validation")
   answer = jax.eval_shape(
     lambda params: decoding.greedy(
-      run.model, params, examples.batch.source[:2], max_length=5
+      experiment.model, params, examples.batch.source[:2], max_length=5
     ),
     state.params,
   )

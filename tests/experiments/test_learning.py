@@ -3,9 +3,9 @@
 import jax
 import pytest
 
-from experiments import experiment
 from experiments.config import MeshConfig, parse
 from experiments.evaluation import evaluator
+from experiments.experiment import make_experiment
 from experiments.optimization.step import make_train_step
 from tests.experiments.conftest import make_tiny
 
@@ -30,13 +30,13 @@ def test_a_small_run_learns_its_task(task, tmp_path):
   config.model.update(sizes)
   config.train.update(steps=600, batch_size=batch_size)
   config.optimizer.update(learning_rate=3e-3, warmup_steps=20)
-  run = experiment.build(
+  experiment = make_experiment(
     parse(config.to_dict()), tmp_path, mesh=MeshConfig.one()
   )
-  step = jax.jit(make_train_step(run.model, run.optimizer))
-  state, batches = experiment.start(run), experiment.training_batches(run)
+  step = jax.jit(make_train_step(experiment.model, experiment.optimizer))
+  state, batches = experiment.initial_state(), experiment.training_batches()
   for index in range(config.train.steps):
     state, _ = step(state, batches[index])
-  evaluate = evaluator.make_evaluator(run)
-  result = evaluate(state.params, run.data.evaluation_set("validation"))
+  evaluate = evaluator.make_evaluator(experiment)
+  result = evaluate(state.params, experiment.data.evaluation_set("validation"))
   assert result.metrics["sequence_accuracy"] > 0.9, result.metrics

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from configs import base
-from experiments.inference import restored
+from experiments import inference
+from experiments.evaluation import configured_search
 from experiments.training import loop
 from tests.experiments import processes
 from tests.experiments.states import assert_same_bits, final_state
@@ -339,10 +340,10 @@ def test_several_processes_give_the_losses_of_one(
   state = tmp_path / "run" / "checkpoints" / "12" / "state"
   written = {path.parts[-3] for path in state.glob("ocdbt.process_*/d/*")}
   assert written == {f"ocdbt.process_{index}" for index in range(count)}
-  finished = restored.restore(tmp_path / "run")
-  search = restored.configured_search(finished.run)
-  examples = finished.run.data.evaluation_set("test")
-  evaluation = restored.evaluate(finished, examples, search)
+  finished = inference.restore(tmp_path / "run")
+  search = configured_search(finished.experiment)
+  examples = finished.experiment.data.evaluation_set("test")
+  evaluation = inference.evaluate(finished, examples, search)
   stored = json.loads((tmp_path / "run" / "eval" / "test.json").read_text())
   assert evaluation.metrics["loss"] == pytest.approx(stored["metrics"]["loss"])
 
@@ -417,5 +418,5 @@ def test_checkpoints_open_for_reading_change_nothing(finished, tmp_path):
   copied = tmp_path / "run"
   shutil.copytree(workdir, copied)
   before = sorted(str(path) for path in copied.rglob("*"))
-  assert restored.restore(copied).used == "step 12"
+  assert inference.restore(copied).used == "step 12"
   assert before == sorted(str(path) for path in copied.rglob("*"))

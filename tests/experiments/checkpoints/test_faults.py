@@ -12,8 +12,8 @@ import time
 import jax
 import pytest
 
+from experiments import inference
 from experiments.errors import UserError
-from experiments.inference import restored
 from experiments.training import loop
 from tests.experiments import processes
 from tests.experiments.conftest import make_tiny
@@ -442,7 +442,7 @@ def test_a_directory_of_somebody_else_does_no_harm(kind, trained, tmp_path):
   HOSTILE[kind](run, outside)
   before = sorted(tmp_path.rglob("*"))
   with pytest.raises(UserError):
-    restored.restore(run)
+    inference.restore(run)
   assert sorted(tmp_path.rglob("*")) == before
   assert (outside / "victim" / "test.json").read_text() == "mine"
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from configs import base
-from experiments import experiment
 from experiments.config import parse
 from experiments.data import gold_alignments
 from experiments.data.batch import EOS, PAD
@@ -12,6 +11,7 @@ from experiments.data.gold_alignments import GoldAlignments
 from experiments.data.text import readers
 from experiments.data.text.numbers import draw, spelled
 from experiments.evaluation import alignment_error
+from experiments.experiment import make_experiment
 
 
 def words(text):
@@ -108,24 +108,24 @@ def test_the_rate_is_that_of_och_and_ney():
 
 @pytest.mark.parametrize("name", ["copy", "reverse"])
 def test_a_model_that_looks_right_has_no_error(name, monkeypatch):
-  run, examples = made(name)
+  experiment, examples = made(name)
 
-  def look(params, source, target):
+  def weights(params, source, target):
     del params
     return [
-      [
-        alignment_error.plots.AttentionPanel(
-          run.data.gold_alignments(*pair).sure, [], [], ""
-        )
-      ]
+      experiment.data.gold_alignments(*pair).sure[None]
       for pair in zip(*(map(stripped, x) for x in (source, target)))
     ]
 
-  monkeypatch.setattr(alignment_error, "make_looker", lambda run: look)
-  assert alignment_error.make_aligner(run)(None, examples) == {"attention": 0.0}
+  monkeypatch.setattr(alignment_error, "make_weights", lambda _: weights)
+  assert alignment_error.make_aligner(experiment)(None, examples) == {
+    "attention": 0.0
+  }
   sources, targets = examples.batch
   for source, target in zip(sources, targets):
-    found = run.data.gold_alignments(stripped(source), stripped(target)).sure
+    found = experiment.data.gold_alignments(
+      stripped(source), stripped(target)
+    ).sure
     t, s = np.nonzero(found)
     np.testing.assert_array_equal(target[t], source[s])
     assert len(t) == (source > EOS).sum()
@@ -139,14 +139,14 @@ def made(name, arg="dot", folder=None):
   config = base.get_config(arg)
   config.data.update(name=name, symbols=8, max_length=4)
   config.data.splits = {"validation": base.split(1, 4, 16)}
-  run = experiment.build(parse(config.to_dict()), folder)
-  return run, run.data.evaluation_set("validation")
+  experiment = make_experiment(parse(config.to_dict()), folder)
+  return experiment, experiment.data.evaluation_set("validation")
 
 
 def test_every_head_has_a_rate_of_its_own():
-  run, examples = made("reverse", "transformer")
-  params = experiment.start(run).params
-  rates = alignment_error.make_aligner(run)(params, examples)
+  experiment, examples = made("reverse", "transformer")
+  params = experiment.initial_state().params
+  rates = alignment_error.make_aligner(experiment)(params, examples)
   assert list(rates)[:5] == [
     *(f"layer 1, head {head}" for head in range(1, 5)),
     "layer 2, head 1",
@@ -155,19 +155,21 @@ def test_every_head_has_a_rate_of_its_own():
 
 
 def test_where_the_alignment_is_not_known_nothing_is_said():
-  run, examples = made("lookup")
-  assert alignment_error.make_aligner(run)(None, examples) == {}
+  experiment, examples = made("lookup")
+  assert alignment_error.make_aligner(experiment)(None, examples) == {}
 
 
 def test_a_model_that_looks_nowhere_has_no_alignment():
-  run, examples = made("reverse", "none")
+  experiment, examples = made("reverse", "none")
   assert (
-    alignment_error.make_aligner(run)(experiment.start(run).params, examples)
+    alignment_error.make_aligner(experiment)(
+      experiment.initial_state().params, examples
+    )
     == {}
   )
 
 
-def test_a_run_of_numbers_may_be_asked_of_other_text(tmp_path):
+def test_a_run_number_alignments_may_be_asked_of_other_text(tmp_path):
   """As `evaluate --source --target` may: such pairs have no alignment."""
   config = base.get_config("additive")
   config.data = base.numbers()
@@ -175,15 +177,17 @@ def test_a_run_of_numbers_may_be_asked_of_other_text(tmp_path):
   config.data.train.num_examples = 300
   for split in config.data.splits.values():
     split.num_examples = 20
-  run = experiment.build(parse(config.to_dict()), tmp_path, train=True)
+  experiment = make_experiment(parse(config.to_dict()), tmp_path, train=True)
   text = readers.ParallelText(["nineteen men", "twelve"], ["십구 오", "십이"])
-  source, target = run.data.encode(text).batch
+  source, target = experiment.data.encode(text).batch
   first, second = (
-    run.data.gold_alignments(stripped(*x), stripped(*y))
+    experiment.data.gold_alignments(stripped(*x), stripped(*y))
     for x, y in ((source[:1], target[:1]), (source[1:], target[1:]))
   )
   assert first is None
   assert second.sure.any()
-  params = experiment.start(run).params
-  rates = alignment_error.make_aligner(run)(params, run.data.encode(text))
+  params = experiment.initial_state().params
+  rates = alignment_error.make_aligner(experiment)(
+    params, experiment.data.encode(text)
+  )
   assert set(rates) == {"attention"}

@@ -13,7 +13,7 @@ from experiments.decoding.batching import (
   Search,
   by_length,
   filled,
-  make_answerer,
+  make_predictor,
 )
 from experiments.distributed import mesh as mesh_lib
 from tests.experiments.toys import Lookup
@@ -49,7 +49,7 @@ def answerer(
 ):
   sizes = MeshConfig(data=devices, fsdp=1, sequence=1, tensor=1)
   mesh = mesh_lib.make_mesh(sizes)
-  return make_answerer(model, mesh, search, max_prediction_length)
+  return make_predictor(model, mesh, search, max_prediction_length)
 
 
 @pytest.mark.parametrize("devices", [1, 3])

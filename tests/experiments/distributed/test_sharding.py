@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from configs import base
-from experiments import experiment
 from experiments.config import MeshConfig, parse
 from experiments.data.dataset import BatchShard
 from experiments.distributed import mesh as mesh_lib
 from experiments.distributed import sharding
 from experiments.errors import UserError
+from experiments.experiment import make_experiment
 from experiments.models import make_model
 
 
@@ -27,8 +27,8 @@ def abstract_state(tmp_path, arg, **mesh):
   config = base.get_config(arg)
   config.mesh.update(data=1)
   config.mesh.update(mesh)
-  run = experiment.build(parse(config.to_dict()), tmp_path)
-  return experiment.abstract_state(run), run.mesh
+  experiment = make_experiment(parse(config.to_dict()), tmp_path)
+  return experiment.abstract_state(), experiment.mesh
 
 
 @pytest.mark.parametrize("arg", ["transformer", "additive"])
@@ -55,8 +55,8 @@ def test_every_rule_is_of_use(tmp_path):
       used.add(sharding._rule(name))
   config = base.get_config("transformer")
   config.model.update(score="additive", tied_embeddings=False)
-  run = experiment.build(parse(config.to_dict()), tmp_path)
-  params = experiment.abstract_state(run).params
+  experiment = make_experiment(parse(config.to_dict()), tmp_path)
+  params = experiment.abstract_state().params
   for path, _ in jax.tree_util.tree_leaves_with_path(params):
     name = sharding.path_name(path)
     used.add(sharding._rule(name))

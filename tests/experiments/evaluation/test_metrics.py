@@ -11,18 +11,18 @@ import sacrebleu
 from experiments.data.batch import PAD
 from experiments.evaluation import metrics
 
-SYMBOLS = metrics.Judge("none", text=False)
+SYMBOLS = metrics.CorpusMetrics("none", text=False)
 
 
 def scored(**changes):
   """Two examples of a task: three symbols and one, an error in the first."""
-  example = metrics.Scored(
+  example = metrics.ScoredSet(
     lengths=np.array([3, 1]),
-    predicted=np.array([[3, 4, 6, 2], [6, 2, 0, 0]]),
-    target=np.array([[3, 4, 5, 2], [6, 2, 0, 0]]),
+    predicted_tokens=np.array([[3, 4, 6, 2], [6, 2, 0, 0]]),
+    reference_tokens=np.array([[3, 4, 5, 2], [6, 2, 0, 0]]),
     losses=np.array([4.0, 2.0]),
-    tokens=np.array([4, 2]),
-    answers=["0 1 3", "3"],
+    num_tokens=np.array([4, 2]),
+    predictions=["0 1 3", "3"],
     references=["0 1 2", "3"],
   )
   return example._replace(**changes)
@@ -47,13 +47,13 @@ def test_scores_by_length_add_up():
 
 def test_an_answer_that_never_ends_is_wrong():
   scores = metrics.score(
-    metrics.Scored(
+    metrics.ScoredSet(
       lengths=np.array([2]),
-      predicted=np.array([[3, 4, 4]]),
-      target=np.array([[3, 4, 2]]),
+      predicted_tokens=np.array([[3, 4, 4]]),
+      reference_tokens=np.array([[3, 4, 2]]),
       losses=np.ones(1),
-      tokens=np.ones(1),
-      answers=["0 1 1"],
+      num_tokens=np.ones(1),
+      predictions=["0 1 1"],
       references=["0 1"],
     ),
     SYMBOLS,
@@ -63,11 +63,11 @@ def test_an_answer_that_never_ends_is_wrong():
 
 
 def test_answers_and_references_may_differ_in_width():
-  for side in ("predicted", "target"):
+  for side in ("predicted_tokens", "reference_tokens"):
     wider = np.pad(getattr(scored(), side), ((0, 0), (0, 5)))
     scores = metrics.score(scored(**{side: wider}), SYMBOLS)
     assert scores == metrics.score(scored(), SYMBOLS)
-  short = scored(predicted=scored().predicted[:, :2])
+  short = scored(predicted_tokens=scored().predicted_tokens[:, :2])
   assert metrics.score(short, SYMBOLS)["token_accuracy"] == pytest.approx(4 / 6)
 
 
@@ -127,23 +127,23 @@ def test_scores_are_those_of_the_sacrebleu_command(
   done = subprocess.run(
     command, cwd=tmp_path, capture_output=True, text=True, check=True
   )
-  judge = metrics.Judge(tokenizer, lowercase=lowercase)
-  scores = judge.score(answers, references)
+  corpus = metrics.CorpusMetrics(tokenizer, lowercase=lowercase)
+  scores = corpus.score(answers, references)
   assert scores.keys() == {"bleu", "chrf"}
   for name, expected in zip(("bleu", "chrf"), json.loads(done.stdout)):
     assert expected["name"].lower().startswith(name)
     assert 30 < expected["score"] < 95
     assert scores[name] == pytest.approx(expected["score"], abs=1e-8)
-    assert judge.signatures[name] == expected["signature"]
+    assert corpus.signatures[name] == expected["signature"]
 
 
 def test_tokenizer_and_case_change_bleu_and_not_chrf():
   answers, references = sentences(60)
   judges = [
-    metrics.Judge(tokenizer, lowercase=lowercase)
+    metrics.CorpusMetrics(tokenizer, lowercase=lowercase)
     for tokenizer, lowercase in (("13a", False), ("none", False), ("13a", True))
   ]
-  scores = [judge.score(answers, references) for judge in judges]
+  scores = [corpus.score(answers, references) for corpus in judges]
   assert len({score["bleu"] for score in scores}) == 3
   assert len({score["chrf"] for score in scores}) == 1
 
@@ -158,16 +158,16 @@ def translated(count=100):
   predicted = np.where(rng.random(target.shape) < 0.2, 9, target)
   lengths = rng.integers(2, 33, count)
   losses = rng.random(count)
-  return metrics.Scored(
+  return metrics.ScoredSet(
     lengths, predicted, target, losses, tokens, answers, references
   )
 
 
 @pytest.mark.parametrize("num_bins", [1, 4, 10, 100, None])
 def test_ranges_of_lengths_hold_every_example_once(num_bins):
-  examples, judge = translated(), metrics.Judge("13a")
-  whole = metrics.score(examples, judge)
-  rows = metrics.score_by_length(examples, judge, num_bins=num_bins)
+  examples, corpus = translated(), metrics.CorpusMetrics("13a")
+  whole = metrics.score(examples, corpus)
+  rows = metrics.score_by_length(examples, corpus, num_bins=num_bins)
   assert len(rows) <= (num_bins or 31)
   assert num_bins != 1 or len(rows) == 1
   ends = [(row["length"], row["to_length"]) for row in rows]
@@ -175,7 +175,7 @@ def test_ranges_of_lengths_hold_every_example_once(num_bins):
   assert ends[0][0] == examples.lengths.min()
   assert ends[-1][1] == examples.lengths.max()
   assert sum(row["count"] for row in rows) == len(examples.lengths)
-  assert sum(row["tokens"] for row in rows) == examples.tokens.sum()
+  assert sum(row["tokens"] for row in rows) == examples.num_tokens.sum()
   for name, unit in (
     ("token_accuracy", "tokens"),
     ("loss", "tokens"),
@@ -187,14 +187,14 @@ def test_ranges_of_lengths_hold_every_example_once(num_bins):
 
 
 def test_each_range_is_judged_by_itself():
-  examples, judge = translated(), metrics.Judge("13a")
-  for row in metrics.score_by_length(examples, judge, num_bins=3):
+  examples, corpus = translated(), metrics.CorpusMetrics("13a")
+  for row in metrics.score_by_length(examples, corpus, num_bins=3):
     inside = np.flatnonzero(
       (examples.lengths >= row["length"])
       & (examples.lengths <= row["to_length"])
     )
-    expected = judge.score(
-      [examples.answers[i] for i in inside],
+    expected = corpus.score(
+      [examples.predictions[i] for i in inside],
       [examples.references[i] for i in inside],
     )
     assert row["count"] == len(inside) > 5

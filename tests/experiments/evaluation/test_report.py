@@ -1,48 +1,30 @@
-"""Which examples are drawn, and what of them."""
+"""Tables of metrics by length."""
 
-import numpy as np
-import pytest
-
-from experiments.data.batch import EOS, PAD
-from experiments.evaluation import alignment_error, report
+from experiments.evaluation import report
 
 
-def sources(*lengths):
-  array = np.full((len(lengths), max(lengths)), PAD)
-  for row, length in zip(array, lengths):
-    row[:length] = [*range(5, 4 + length), EOS]
-  return array
+def test_the_table_pools_lengths_by_their_tokens():
+  rows = [
+    {"length": n, "to_length": n, "count": 2, "tokens": 2 * n,
+     "token_accuracy": 1.0 * (n > 1), "sequence_accuracy": 0.5}
+    for n in range(1, 21)
+  ]  # fmt: skip
+  lines = report.table(rows, num_bins=10).splitlines()
+  assert len(lines) == 11
+  assert lines[1].split() == ["1-2", "4", "66.67%", "50.00%"]
+  assert lines[-1].split()[0] == "19-20"
 
 
-@pytest.mark.parametrize(
-  ("lengths", "expected"),
-  [
-    ((3,), {3}),
-    ((3, 9), {3, 9}),
-    ((40, 5, 30, 9, 7), {9, 7, 5}),
-    ((40, 30), {40, 30}),
-    (tuple(range(2, 40)), {16, 15, 14, 13, 12, 11, 10, 9}),
-  ],
-)
-def test_examples_differ_and_can_be_read_if_any_can(lengths, expected):
-  chosen = report._readable(sources(*lengths))
-  found = (chosen != PAD).sum(1).tolist()
-  assert len(set(found)) == len(found) == min(4, len(expected))
-  assert set(found) <= expected
-  assert chosen.shape[1] == max(found)
-
-
-def test_a_panel_ends_where_the_answer_does():
-  class Run:
-    class data:
-      source_words = target_words = staticmethod(lambda x: list(map(str, x)))
-
-  source, weights = np.array([7, EOS, PAD]), np.ones((1, 4, 3))
-  for answer, words in (
-    ([8, EOS, PAD, PAD], ["8", str(EOS)]),
-    ([8, 9, PAD, PAD], ["8", "9"]),
-    ([8, 9, 8, 9], ["8", "9", "8", "9"]),
-  ):
-    (panel,) = alignment_error._panels(Run, source, np.array(answer), weights)
-    assert panel.target == words
-    assert panel.weights.shape == (len(words), 2)
+def test_the_table_of_text_has_the_ranges_that_were_judged():
+  rows = [
+    {"length": first, "to_length": last, "count": 2, "tokens": 9,
+     "token_accuracy": 0.5, "sequence_accuracy": 0.25, "bleu": 12.345,
+     "chrf": 50.0}
+    for first, last in ((1, 4), (5, 8), (9, 9))
+  ]  # fmt: skip
+  lines = report.table(rows, num_bins=1).splitlines()
+  assert lines[0].split()[-2:] == ["BLEU", "chrF"]
+  assert lines[1].split() == [
+    "1-4", "2", "50.00%", "25.00%", "12.35", "50.00",
+  ]  # fmt: skip
+  assert [line.split()[0] for line in lines[1:]] == ["1-4", "5-8", "9"]

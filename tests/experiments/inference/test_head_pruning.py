@@ -1,4 +1,4 @@
-"""What a head is worth: how a model does without."""
+"""What a head is result: how a model does without."""
 
 import json
 
@@ -6,60 +6,63 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import experiment
+from experiments import inference
 from experiments.config import parse
 from experiments.errors import UserError
 from experiments.evaluation.evaluator import make_evaluator
-from experiments.inference import head_pruning, restored
+from experiments.experiment import make_experiment
+from experiments.inference import head_pruning
 from experiments.training import loop
 from tests.experiments import processes
 from tests.experiments.conftest import make_tiny
 
 
 def made(arg="transformer"):
-  run = experiment.build(parse(make_tiny(arg).to_dict()), None)
+  experiment = make_experiment(parse(make_tiny(arg).to_dict()), None)
   return (
-    run,
-    experiment.start(run).params,
-    run.data.evaluation_set("validation"),
+    experiment,
+    experiment.initial_state().params,
+    experiment.data.evaluation_set("validation"),
   )
 
 
 def test_a_head_that_adds_nothing_costs_nothing():
-  run, params, examples = made()
+  experiment, params, examples = made()
   place = ("decoder_0", "cross_attention")
   params = head_pruning.pruned(params, place, 1)
-  worths = head_pruning.worth_of_heads(run, params, examples)
-  metrics = make_evaluator(run)(params, examples).metrics
-  assert list(worths) == ["loss", run.config.train.best_metric]
-  for metric, worth in worths.items():
-    heads = worth.without["cross-attention"][0]
-    assert heads[1] == worth.whole == metrics[metric]
-  assert worths["loss"].without["cross-attention"][0, 0] != metrics["loss"]
+  results = head_pruning.prune_heads(experiment, params, examples)
+  metrics = make_evaluator(experiment)(params, examples).metrics
+  assert list(results) == ["loss", experiment.config.train.best_metric]
+  for metric, result in results.items():
+    heads = result.without["cross-attention"][0]
+    assert heads[1] == result.whole == metrics[metric]
+  assert results["loss"].without["cross-attention"][0, 0] != metrics["loss"]
 
 
 def test_a_pruned_head_adds_nothing():
-  run, params, _ = made()
-  layer = run.model.bind({"params": params}).encoder[0]
-  x = jax.random.normal(jax.random.key(0), (2, 3, run.config.model.model_size))
+  experiment, params, _ = made()
+  layer = experiment.model.bind({"params": params}).encoder[0]
+  x = jax.random.normal(
+    jax.random.key(0), (2, 3, experiment.config.model.model_size)
+  )
   attention = layer.self_attention
   whole = attention(x)
   parts = []
-  for head in range(run.config.model.num_heads):
+  for head in range(experiment.config.model.num_heads):
     only = params
-    for other in range(run.config.model.num_heads):
+    for other in range(experiment.config.model.num_heads):
       if other != head:
         only = head_pruning.pruned(only, ("encoder_0", "self_attention"), other)
-    bound = run.model.bind({"params": only}).encoder[0]
+    bound = experiment.model.bind({"params": only}).encoder[0]
     bias = only["encoder_0"]["self_attention"]["output_projection"]["bias"]
     parts.append(bound.self_attention(x) - bias[None, None])
   np.testing.assert_allclose(sum(parts) + bias[None, None], whole, atol=1e-5)
 
 
 def test_only_a_transformer_has_heads():
-  run, params, examples = made("dot")
+  experiment, params, examples = made("dot")
   with pytest.raises(UserError, match="only a Transformer has heads"):
-    head_pruning.worth_of_heads(run, params, examples)
+    head_pruning.prune_heads(experiment, params, examples)
 
 
 def test_heads_are_told_of_a_run(tmp_path):
@@ -67,18 +70,20 @@ def test_heads_are_told_of_a_run(tmp_path):
   config.mesh.data = 1
   loop.train_and_evaluate(config, tmp_path)
   code, out, error = processes.run(
-    "heads", f"--workdir={tmp_path}", "--split=longer"
+    "analyze_heads", f"--workdir={tmp_path}", "--split=longer"
   )
   assert code == 0, error
   assert "longer: sequence_accuracy 0." in out
   assert "cross-attention" in out
   found = json.loads((tmp_path / "eval" / "longer_heads.json").read_text())
-  finished = restored.restore(tmp_path)
-  _, examples = restored.examples(finished.run, "longer")
-  worths = head_pruning.worth_of_heads(finished.run, finished.params, examples)
-  for metric, worth in worths.items():
-    assert found[metric]["whole"] == pytest.approx(worth.whole, rel=1e-5)
-    for kind, values in worth.without.items():
+  restored = inference.restore(tmp_path)
+  _, examples = inference.evaluation_set(restored.experiment, "longer")
+  results = head_pruning.prune_heads(
+    restored.experiment, restored.params, examples
+  )
+  for metric, result in results.items():
+    assert found[metric]["whole"] == pytest.approx(result.whole, rel=1e-5)
+    for kind, values in result.without.items():
       given = found[metric]["without"][kind]
       np.testing.assert_allclose(given, values, rtol=1e-5)
   assert (tmp_path / "figures" / "heads_longer.png").stat().st_size > 5000

@@ -10,12 +10,12 @@ import numpy as np
 import optax
 import pytest
 
-from experiments import experiment
 from experiments.config import parse
 from experiments.data.batch import PAD
 from experiments.distributed import mesh, sharding
 from experiments.errors import UserError
 from experiments.evaluation import evaluator
+from experiments.experiment import make_experiment
 from experiments.optimization.step import make_train_step
 from tests.experiments.conftest import make_tiny
 
@@ -32,19 +32,21 @@ def build(arg="", mesh=ONE, model=None, **train):
   # as of a key's bias, rounding alone would decide the update.
   config.optimizer.update(name="sgd", learning_rate=0.5)
   typed = parse(config.to_dict())
-  return experiment.build(typed, Path("unused"))
+  return make_experiment(typed, Path("unused"))
 
 
-def train(run, num_steps=3):
+def train(experiment, num_steps=3):
   """Losses of a few steps and the state after them."""
   state, batches, losses = (
-    experiment.start(run),
-    experiment.training_batches(run),
+    experiment.initial_state(),
+    experiment.training_batches(),
     [],
   )
-  step = experiment.make_step(run, state)
+  step = experiment.train_step(state)
   for index in range(num_steps):
-    state, metrics = step(state, mesh.place_rows(batches[index], run.mesh))
+    state, metrics = step(
+      state, mesh.place_rows(batches[index], experiment.mesh)
+    )
     losses.append(float(metrics["loss"]))
   return losses, state
 
@@ -87,9 +89,9 @@ def test_every_layout_trains_as_one_device_does(arg, layout):
 
 
 def test_the_state_lies_as_the_rules_say_and_stays_there():
-  run = build("transformer", LAYOUTS["all"])
-  state = experiment.start(run)
-  assert shard_shapes(state) == shard_shapes(train(run, 1)[1])
+  experiment = build("transformer", LAYOUTS["all"])
+  state = experiment.initial_state()
+  assert shard_shapes(state) == shard_shapes(train(experiment, 1)[1])
   kernel = "decoder_0/cross_attention/key_projection/kernel"
   for tree in ("params", "opt_state/1/0/trace"):
     assert shard_shapes(state)[f"{tree}/{kernel}"] == (8 // 2, 2 // 2, 4)
@@ -105,12 +107,12 @@ def shard_shapes(state):
 
 
 def test_a_batch_is_split_over_the_devices_and_parameters_are_not():
-  run = build(mesh=EIGHT)
-  batch = mesh.place_rows(experiment.training_batches(run)[0], run.mesh)
+  experiment = build(mesh=EIGHT)
+  batch = mesh.place_rows(experiment.training_batches()[0], experiment.mesh)
   assert {shard.data.shape[0] for shard in batch.source.addressable_shards} == {
     2
   }
-  leaf = jax.tree.leaves(experiment.start(run).params)[0]
+  leaf = jax.tree.leaves(experiment.initial_state().params)[0]
   assert {shard.data.shape for shard in leaf.addressable_shards} == {leaf.shape}
 
 
@@ -123,23 +125,25 @@ def test_accumulation_updates_as_the_whole_batch_does(devices):
 
 
 def test_a_step_follows_the_gradient_of_the_mean_loss_of_tokens():
-  run = build()
-  batch = experiment.training_batches(run)[0]
-  state = experiment.start(run)
+  experiment = build()
+  batch = experiment.training_batches()[0]
+  state = experiment.initial_state()
 
   def loss(params):
-    logits = run.model.apply({"params": params}, batch.source, batch.target)
+    logits = experiment.model.apply(
+      {"params": params}, batch.source, batch.target
+    )
     log_probs = jax.nn.log_softmax(logits)
     picked = jnp.take_along_axis(log_probs, batch.target[..., None], -1)[..., 0]
     real = batch.target != PAD
     return -jnp.where(real, picked, 0).sum() / real.sum()
 
   value, grads = jax.jit(jax.value_and_grad(loss))(state.params)
-  updates, _ = run.optimizer.update(grads, state.opt_state, state.params)
+  updates, _ = experiment.optimizer.update(grads, state.opt_state, state.params)
   expected = optax.apply_updates(state.params, updates)
-  after, metrics = jax.jit(make_train_step(run.model, run.optimizer))(
-    state, batch
-  )
+  after, metrics = jax.jit(
+    make_train_step(experiment.model, experiment.optimizer)
+  )(state, batch)
   np.testing.assert_allclose(metrics["loss"], value, rtol=1e-6)
   np.testing.assert_allclose(
     metrics["gradient_norm"], optax.tree.norm(grads), rtol=1e-5
@@ -151,11 +155,11 @@ def test_a_step_follows_the_gradient_of_the_mean_loss_of_tokens():
 
 
 def test_randomness_depends_on_the_step_and_the_seed_alone():
-  run = build()
-  model = run.model.clone(dropout_rate=0.5)
-  step = jax.jit(make_train_step(model, run.optimizer))
-  batch = experiment.training_batches(run)[0]
-  state = experiment.start(run)
+  experiment = build()
+  model = experiment.model.clone(dropout_rate=0.5)
+  step = jax.jit(make_train_step(model, experiment.optimizer))
+  batch = experiment.training_batches()[0]
+  state = experiment.initial_state()
   loss = float(step(state, batch)[1]["loss"])
   assert loss == float(step(state, batch)[1]["loss"])
   later = dataclasses.replace(state, step=jnp.int32(1))
@@ -164,25 +168,27 @@ def test_randomness_depends_on_the_step_and_the_seed_alone():
 
 @pytest.mark.parametrize("arg", ["additive", "transformer"])
 def test_bfloat16_trains_float32_parameters_and_decodes(arg):
-  run = build(arg, dtype="bfloat16")
-  losses, state = train(run)
+  experiment = build(arg, dtype="bfloat16")
+  losses, state = train(experiment)
   exact, _ = train(build(arg))
   np.testing.assert_allclose(losses, exact, rtol=0.03)
   assert losses != exact
   dtypes = {leaf.dtype for leaf in jax.tree.leaves(state.params)}
   assert dtypes == {jnp.dtype("float32")}
-  evaluate = evaluator.make_evaluator(run)
-  examples = run.data.evaluation_set("validation")
+  evaluate = evaluator.make_evaluator(experiment)
+  examples = experiment.data.evaluation_set("validation")
   result = evaluate(state.params, examples)
-  assert len(result.answers) == len(examples.batch.target)
+  assert len(result.predictions) == len(examples.batch.target)
   assert 0 < result.metrics["loss"] < 10
 
 
 def test_the_average_is_that_of_a_loop():
   decay = 0.27  # more than is kept at first, less than later
-  run = build(ema_decay=decay)
-  step = jax.jit(make_train_step(run.model, run.optimizer, ema_decay=decay))
-  state, batches = experiment.start(run), experiment.training_batches(run)
+  experiment = build(ema_decay=decay)
+  step = jax.jit(
+    make_train_step(experiment.model, experiment.optimizer, ema_decay=decay)
+  )
+  state, batches = experiment.initial_state(), experiment.training_batches()
   expected = jax.tree.map(np.float64, state.params)
   for index in range(6):
     state, _ = step(state, batches[index])
@@ -201,8 +207,8 @@ def test_the_average_is_that_of_a_loop():
 
 
 def test_without_a_decay_there_is_no_average():
-  run = build()
-  _, state = train(run, num_steps=1)
+  experiment = build()
+  _, state = train(experiment, num_steps=1)
   assert state.average is None
   assert state.evaluated is state.params
   _, averaged = train(build(ema_decay=0.9), num_steps=1)
@@ -210,12 +216,14 @@ def test_without_a_decay_there_is_no_average():
 
 
 def test_label_smoothing_is_part_of_the_loss_in_training_only():
-  run = build()
-  plain, _ = train(run, num_steps=1)
+  experiment = build()
+  plain, _ = train(experiment, num_steps=1)
   smooth, _ = train(build(label_smoothing=0.3), num_steps=1)
-  batch = experiment.training_batches(run)[0]
-  params = experiment.start(run).params
-  logits = run.model.apply({"params": params}, batch.source, batch.target)
+  batch = experiment.training_batches()[0]
+  params = experiment.initial_state().params
+  logits = experiment.model.apply(
+    {"params": params}, batch.source, batch.target
+  )
   spread = -jax.nn.log_softmax(logits).mean(-1)
   real = batch.target != PAD
   uniform = float(jnp.where(real, spread, 0).sum() / real.sum())
@@ -223,13 +231,13 @@ def test_label_smoothing_is_part_of_the_loss_in_training_only():
 
 
 def test_an_update_that_is_not_finite_leaves_all_as_it_was():
-  run = build()
-  state = experiment.start(run)
+  experiment = build()
+  state = experiment.initial_state()
   for rate, moves in ((0.1, True), (jnp.inf, False)):
     optimizer = optax.sgd(rate, momentum=0.9)
     begun = dataclasses.replace(state, opt_state=optimizer.init(state.params))
-    step = make_train_step(run.model, optimizer, skip_non_finite=True)
-    after, metrics = jax.jit(step)(begun, experiment.training_batches(run)[0])
+    step = make_train_step(experiment.model, optimizer, skip_non_finite=True)
+    after, metrics = jax.jit(step)(begun, experiment.training_batches()[0])
     assert jnp.isfinite(metrics["parameter_norm"]) == moves
     assert after.step == 1
     same = [
@@ -243,17 +251,17 @@ def test_an_update_that_is_not_finite_leaves_all_as_it_was():
 
 
 def test_the_step_traces_once():
-  run = build()
+  experiment = build()
   traces = []
 
   def counted(state, batch):
     traces.append(1)
-    return make_train_step(run.model, run.optimizer)(state, batch)
+    return make_train_step(experiment.model, experiment.optimizer)(state, batch)
 
-  step, state = jax.jit(counted), experiment.start(run)
+  step, state = jax.jit(counted), experiment.initial_state()
   for index in range(3):
-    batch = experiment.training_batches(run)[index]
-    state, _ = step(state, mesh.place_rows(batch, run.mesh))
+    batch = experiment.training_batches()[index]
+    state, _ = step(state, mesh.place_rows(batch, experiment.mesh))
   assert len(traces) == 1
 
 
@@ -263,8 +271,8 @@ def test_more_devices_than_there_are():
 
 
 def test_a_batch_that_does_not_divide():
-  run = build(mesh=EIGHT)
+  experiment = build(mesh=EIGHT)
   with pytest.raises(UserError, match="does not divide over 8 devices"):
-    mesh.check_batch(run.mesh, 20, 1)
+    mesh.check_batch(experiment.mesh, 20, 1)
   with pytest.raises(UserError, match="multiple of 32"):
-    mesh.check_batch(run.mesh, 16, 4)
+    mesh.check_batch(experiment.mesh, 16, 4)

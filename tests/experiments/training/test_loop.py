@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from configs import base
-from experiments import checkpoints, experiment
+from experiments import checkpoints, inference
 from experiments.config import MeshConfig, parse
 from experiments.distributed import preemption
 from experiments.errors import UserError
+from experiments.evaluation import configured_search
 from experiments.evaluation.evaluator import Evaluation, make_evaluator
-from experiments.inference import restored
+from experiments.experiment import make_experiment
 from experiments.optimization import losses
+from experiments.optimization import step as optimization_step
 from experiments.optimization.step import make_train_step
 from experiments.run_directory import claim
 from experiments.training import loop
@@ -24,10 +26,10 @@ from tests.experiments.conftest import make_tiny, make_tiny_translation
 
 def save_all(tmp_path, metric, values, keep_best):
   """Saves a checkpoint a value; returns the steps that remain."""
-  run = experiment.build(
+  experiment = make_experiment(
     parse(make_tiny().to_dict()), tmp_path, mesh=MeshConfig.one()
   )
-  state = experiment.start(run)
+  state = experiment.initial_state()
   with checkpoints.opened(
     tmp_path, keep_last=1, keep_best=keep_best, best_metric=metric
   ) as manager:
@@ -75,7 +77,7 @@ def test_a_non_finite_step_is_named_with_batch_and_checkpoint(
 
     return spoilt_step
 
-  monkeypatch.setattr(experiment, "make_train_step", make_spoilt)
+  monkeypatch.setattr(optimization_step, "make_train_step", make_spoilt)
   message = (
     rf"step 8: {spoilt} is nan; its batch is number 7 of seed 0\. Last good"
     r" checkpoint: .*checkpoints/6\."
@@ -119,8 +121,8 @@ def test_updates_that_are_not_finite_are_skipped_if_so_set(tmp_path):
   skipped = [line for line in lines if "loss" not in line]
   assert 0 < len(skipped) < len(lines) == 12
   assert lines[-1]["skipped"] == len(skipped)
-  finished = restored.restore(tmp_path / "run")
-  for leaf in jax.tree.leaves(finished.params):
+  restored = inference.restore(tmp_path / "run")
+  for leaf in jax.tree.leaves(restored.params):
     assert jnp.isfinite(leaf).all()
 
 
@@ -141,13 +143,11 @@ def tiny_run(**train):
 
 def last_state(workdir):
   """The state of the last checkpoint, and the run's parts."""
-  run = restored.restore(workdir).run
+  experiment = inference.restore(workdir).experiment
   with checkpoints.opened(workdir, read_only=True) as manager:
     step = manager.latest_step()
-    state, _ = checkpoints.restore(
-      manager, step, experiment.abstract_state(run)
-    )
-  return run, state
+    state, _ = checkpoints.restore(manager, step, experiment.abstract_state())
+  return experiment, state
 
 
 def lines(workdir, split):
@@ -164,11 +164,11 @@ def test_an_average_is_kept_resumed_and_evaluated(tmp_path):
   config, workdir = tiny_run(ema_decay=0.9), tmp_path / "run"
   config.optimizer.update(learning_rate=0.03, warmup_steps=0)
   assert loop.train_and_evaluate(config, workdir)
-  run, state = last_state(workdir)
-  finished = restored.restore(workdir)
-  assert_same(finished.params, state.average)
-  evaluate = make_evaluator(run)
-  examples = run.data.evaluation_set("validation")
+  experiment, state = last_state(workdir)
+  restored = inference.restore(workdir)
+  assert_same(restored.params, state.average)
+  evaluate = make_evaluator(experiment)
+  examples = experiment.data.evaluation_set("validation")
   averaged, plain = (
     evaluate(params, examples).metrics["loss"]
     for params in (state.average, state.params)
@@ -191,9 +191,9 @@ def script_looks(monkeypatch, metric, values):
   """Makes looks at the validation set see these values, one after another."""
   looks = iter(values)
 
-  def make_scripted(run, search, **_):
+  def make_scripted(experiment, search, **_):
     if search.beam_size > 1:  # at the end of the run
-      return make_evaluator(run, search)
+      return make_evaluator(experiment, search)
     names = ("token_accuracy", "sequence_accuracy", "bleu", "loss")
     scores = dict.fromkeys((*names, "sentences_per_second"), 1.0)
     return lambda *_: Evaluation(
@@ -252,12 +252,12 @@ def test_a_run_on_text_is_evaluated_on_the_mean_of_checkpoints(
   answers = (workdir / "eval" / "test.txt").read_text(encoding="utf-8")
   references = (corpus / "test.de").read_text(encoding="utf-8")
   assert len(answers.splitlines()) == len(references.splitlines())
-  finished = restored.restore(workdir)
-  search = restored.configured_search(finished.run)
+  restored = inference.restore(workdir)
+  search = configured_search(restored.experiment)
   assert search.beam_size == 2
-  examples = finished.run.data.evaluation_set("test")
-  again = restored.evaluate(finished, examples, search)
-  assert again.answers == answers.splitlines()
+  examples = restored.experiment.data.evaluation_set("test")
+  again = inference.evaluate(restored, examples, search)
+  assert again.predictions == answers.splitlines()
   del result["metrics"]["sentences_per_second"]
   for name, value in result["metrics"].items():
     assert again.metrics[name] == pytest.approx(value)

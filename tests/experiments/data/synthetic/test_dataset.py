@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from configs import base
-from experiments import experiment
 from experiments.config import MeshConfig, parse
 from experiments.data import pipeline
 from experiments.data.batch import EOS, PAD
@@ -15,6 +14,7 @@ from experiments.data.dataset import BatchShard
 from experiments.data.synthetic.dataset import SyntheticDataset
 from experiments.data.text import prepare
 from experiments.errors import UserError
+from experiments.experiment import make_experiment
 from tests.experiments.conftest import make_tiny, make_tiny_translation
 
 
@@ -105,8 +105,8 @@ def test_batches_of_a_run_divide_over_devices_and_parts(corpus, tmp_path):
   config.mesh.update(data=2, fsdp=2)
   config.train.row_multiple = 12
   typed = parse(config.to_dict())
-  run = experiment.build(typed, tmp_path, train=True)
-  batches = experiment.training_batches(run)
+  experiment = make_experiment(typed, tmp_path, train=True)
+  batches = experiment.training_batches()
   for step in range(6):
     assert len(batches[step].source) % 12 == 0
   config.train.row_multiple = 8
@@ -114,7 +114,7 @@ def test_batches_of_a_run_divide_over_devices_and_parts(corpus, tmp_path):
   with pytest.raises(
     UserError, match=r"row_multiple: 8 rows .* multiple of 12"
   ):
-    experiment.training_batches(experiment.build(typed, tmp_path, train=True))
+    make_experiment(typed, tmp_path, train=True).training_batches()
 
 
 def test_tokens_of_a_text_batch_are_no_more_than_asked_for(datasets):
@@ -135,13 +135,13 @@ def test_a_run_is_used_without_the_text_it_learnt_from(
 ):
   config = make_tiny_translation(corpus)
   typed = parse(config.to_dict())
-  trained = experiment.build(typed, tmp_path, mesh=MeshConfig.one(), train=True)
+  trained = make_experiment(typed, tmp_path, mesh=MeshConfig.one(), train=True)
   config.data.dir = str(Path("no", "such", "folder"))
-  used = experiment.build(
+  used = make_experiment(
     parse(config.to_dict()), tmp_path, mesh=MeshConfig.one()
   )
   for split in config.data.splits:
-    one, other = (run.data.evaluation_set(split) for run in (trained, used))
+    one, other = (each.data.evaluation_set(split) for each in (trained, used))
     jax.tree.map(np.testing.assert_array_equal, one.batch, other.batch)
     assert one.text == other.text
     assert len(one.text.target) == len(one.batch.target)
