@@ -71,7 +71,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
     UserError: for problems that the user can solve.
   """
   raw, workdir = config.to_dict(), Path(workdir)
-  typed = workdir_lib.effective_config(workdir, raw)
+  typed = run_directory.effective_config(workdir, raw)
   with (
     preemption.listen() as requests,
     watchdog.watch(typed.train.stall_seconds) as heartbeat,
