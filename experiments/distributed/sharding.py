@@ -73,6 +73,8 @@ def mesh_axes(mesh: Mesh) -> MeshAxes:
   heads, sequence = (
     axis if mesh.shape[axis] > 1 else None for axis in ("tensor", "sequence")
   )
+  if heads is None and sequence is None:
+    return ALONE
   return MeshAxes(heads=heads, sequence=sequence, order="zigzag")
 
 
