@@ -206,12 +206,14 @@ def _parsed(
 def _guarded(main: Callable[..., int | None], arguments: Sequence[str]) -> None:
   """Runs `main`, and leaves with its code or with that of what it raises."""
   logging.use_absl_handler()
-  logging.set_verbosity(logging.INFO)
+  logging.set_verbosity(max(logging.INFO, logging.get_verbosity()))
   logging.get_absl_handler().setFormatter(_Plain())
   _quiet()
   try:
     code = main(*arguments)
   except UserError as error:
+    if logging.vlog_is_on(1):  # -v=1 shows the causes
+      traceback.print_exc()
     _die(str(error), error.code)
   except BrokenPipeError:  # whoever read has read enough
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the arrays of a state, and their digests."""
+"""The content of a checkpoint: the arrays of a state, and their digests."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,18 +12,7 @@ ITEMS = ("state", "batches", "digests")
 
 
 def arrays(state: TrainState) -> dict[str, Any]:
-  """Returns a state as a dictionary of arrays; Orbax has no type for keys.
-
-  Args:
-    state: real or abstract.
-
-  Returns:
-    By the field's name; the average only where there is one.
-
-  Example:
-    >>> sorted(arrays(state))  # doctest: +SKIP
-    ['opt_state', 'params', 'rng', 'step']
-  """
+  """Returns a state as a dictionary of arrays, with the rng as plain data."""
   plain = {
     "step": state.step,
     "params": state.params,
@@ -36,19 +25,7 @@ def arrays(state: TrainState) -> dict[str, Any]:
 def digests_of(
   plain: Mapping[str, Any], batches: Mapping[str, Any]
 ) -> dict[str, int]:
-  """Returns what tells a whole checkpoint from one whose bytes have changed.
-
-  Args:
-    plain: from `arrays`.
-    batches: the position of the data iterator.
-
-  Returns:
-    A digest of each array, by path, and of the position.
-
-  Example:
-    >>> digests_of({"step": jax.numpy.array(3)}, {})
-    {'step': 3, 'batches': ...}
-  """
+  """Returns a digest of each array, by path, and of the data's position."""
   return {**digests.of_arrays(plain), "batches": digests.of_json(batches)}
 
 

@@ -1,6 +1,8 @@
-"""Checkpoints whose files are not what was saved: told, and set aside."""
+"""Damaged checkpoints: their files are not what was saved."""
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -14,24 +16,32 @@ NONE_LEFT = (
   " are lost, another --workdir starts over."
 )
 
+MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+# Texts of the system's errors, which TensorStore puts into a ValueError.
+_SYSTEM_ERRORS = tuple(
+  os.strerror(number)
+  for number in (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.ESTALE,
+    errno.EMFILE,
+    errno.EFBIG,
+  )
+)
+
 
 class DamagedCheckpointError(UserError):
-  """A checkpoint whose files are not what was saved."""
+  """The files of a checkpoint are not what was saved."""
 
 
 def check_listing(folder: Path, best_metric: str, *, read_only: bool) -> None:
-  """Sets aside what would keep Orbax from listing the other checkpoints.
+  """Moves checkpoints away that keep Orbax from listing the others.
 
-  Args:
-    folder: of the checkpoints.
-    best_metric: that checkpoints with metrics are ranked by.
-    read_only: whether nothing may be moved.
-
-  Raises:
-    UserError: if something would have to be moved and may not, or all of them.
-
-  Example:
-    >>> check_listing(Path("runs/none/checkpoints"), "loss", read_only=True)
+  Raises UserError if `read_only` forbids that, or if no other is left.
   """
   steps = complete(folder)
   damaged = [step for step in steps if not _can_be_ranked(step, best_metric)]
@@ -52,34 +62,12 @@ def check_listing(folder: Path, best_metric: str, *, read_only: bool) -> None:
 
 
 def complete(folder: Path) -> list[Path]:
-  """Lists the checkpoints that are complete.
-
-  Args:
-    folder: of the checkpoints.
-
-  Returns:
-    Their folders, in no order.
-
-  Example:
-    >>> complete(Path("runs/none/checkpoints"))
-    []
-  """
+  """Returns the folders of the complete checkpoints, in no order."""
   return [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
 
 
 def set_aside(checkpoint: Path) -> Path:
-  """Moves a damaged checkpoint where nothing is lost and nobody trips.
-
-  Args:
-    checkpoint: its folder.
-
-  Returns:
-    Where it is now.
-
-  Example:
-    >>> set_aside(Path("runs/reverse/checkpoints/500"))  # doctest: +SKIP
-    PosixPath('runs/reverse/damaged/500')
-  """
+  """Moves a checkpoint to the run's folder `damaged` and returns its path."""
   target = checkpoint.parent.parent / _DAMAGED / checkpoint.name
   while target.exists():
     target = target.with_name(target.name + "_")
@@ -89,7 +77,7 @@ def set_aside(checkpoint: Path) -> Path:
 
 
 def _can_be_ranked(step: Path, best_metric: str) -> bool:
-  """Whether it has no metrics, or those that it should have."""
+  """Whether it has no metrics, or the one that checkpoints are ranked by."""
   metrics = step / "metrics" / "metrics"
   if not metrics.exists():
     return True
@@ -99,3 +87,14 @@ def _can_be_ranked(step: Path, best_metric: str) -> bool:
     return False
   value = found.get(best_metric) if isinstance(found, dict) else None
   return isinstance(value, int | float)
+
+
+def system_error(error: BaseException) -> str | None:
+  """Returns the system's words for a file error that is no missing file."""
+  for text in _SYSTEM_ERRORS:
+    if text in str(error):
+      return text
+  if isinstance(error, OSError) and not isinstance(error, MISSING):
+    return str(error).strip().split("\n")[0][:200]
+  cause = error.__cause__ or error.__context__
+  return system_error(cause) if cause else None

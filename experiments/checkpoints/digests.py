@@ -1,7 +1,6 @@
-"""Digests of arrays: 32 bits that change with any of their numbers.
+"""Digests of arrays: 32 bits that change with any element.
 
-They are sums of integers, so they are the same in whatever layout an array
-lies on its devices.
+They are sums of integers, so they do not depend on the sharding.
 """
 
 import json
@@ -17,21 +16,11 @@ from experiments.distributed.sharding import path_name
 
 
 def of_arrays(tree: Any) -> dict[str, int]:
-  """Returns a digest of each array.
+  """Returns the digest of each array, by path.
 
   A digest is the sum of all bit patterns, each times an odd number of its own,
-  modulo 2^32; so a change of any one number changes it, and of more than one
-  all but surely.
-
-  Args:
-    tree: a pytree of arrays.
-
-  Returns:
-    By path; the same in every process.
-
-  Example:
-    >>> of_arrays({"w": jnp.arange(3)})
-    {'w': 13}
+  modulo 2^32. A change of one element always changes it, a change of several
+  almost certainly.
   """
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   sums = jax.device_get(_sums([leaf for _, leaf in leaves]))
@@ -40,18 +29,7 @@ def of_arrays(tree: Any) -> dict[str, int]:
 
 
 def of_json(value: Mapping[str, Any]) -> int:
-  """Returns a digest of what is written as JSON.
-
-  Args:
-    value: of types that JSON has.
-
-  Returns:
-    A number.
-
-  Example:
-    >>> of_json({"step": 1}) == of_json({"step": 2})
-    False
-  """
+  """Returns a digest of a value that JSON can represent."""
   return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 

@@ -30,7 +30,7 @@ def opened(
   is_regular: Callable[[int], bool] = lambda step: True,
   read_only: bool = False,
 ) -> Iterator[ocp.CheckpointManager]:
-  """Opens the checkpoints of a run; at the end it waits for saves.
+  """Opens the checkpoints of a run; at the end waits for pending saves.
 
   Args:
     workdir: the run's directory.
@@ -45,12 +45,8 @@ def opened(
     An Orbax manager, which saves asynchronously.
 
   Raises:
-    UserError: if no checkpoint can be read, or, read-only, if one cannot; if
-      the last one cannot be saved.
-
-  Example:
-    >>> with opened(Path("runs/reverse")) as manager:  # doctest: +SKIP
-    ...   restored = restore_last(manager, like)
+    UserError: if no checkpoint can be read; if one cannot and `read_only`.
+    UnsavedCheckpointError: if a pending save failed.
   """
   rank = functools.partial(goodness, best_metric)
   folder = workdir.absolute() / FOLDER
@@ -80,7 +76,7 @@ def opened(
   try:
     yield manager
   except BaseException:
-    # What several processes close waits for all of them, dead ones too.
+    # With several processes, closing waits for all, even for dead ones.
     if jax.process_count() == 1:
       with contextlib.suppress(Exception):
         manager.close()

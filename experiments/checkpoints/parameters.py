@@ -10,7 +10,11 @@ import orbax.checkpoint as ocp
 
 from experiments.checkpoints.content import ITEMS, arrays
 from experiments.checkpoints.digests import of_arrays
-from experiments.checkpoints.restore import agreement, reader_options
+from experiments.checkpoints.restore import (
+  agreement,
+  check_digests,
+  reader_options,
+)
 from experiments.checkpoints.select import choose
 from experiments.optimization.step import TrainState
 
@@ -70,9 +74,7 @@ def _restore(
   with agreement(folder):
     restored = _read(folder, {name: arrays(like)[name]})
   with agreement(folder):
-    for path, digest in of_arrays(restored["state"]).items():
-      if digest != restored["digests"].get(path):
-        raise ValueError(f"{path} is not what was saved")
+    check_digests(of_arrays(restored["state"]), restored["digests"])
   return restored["state"][name]
 
 

@@ -1,7 +1,8 @@
-"""Restoring: what every process finds whole, or what is wrong with it."""
+"""Restores checkpoints, and tells damaged ones from other failures."""
 
 import contextlib
 import functools
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,21 +15,25 @@ from jax.experimental import multihost_utils
 
 from experiments.checkpoints.content import ITEMS, arrays, digests_of
 from experiments.checkpoints.damage import (
+  MISSING,
   NONE_LEFT,
   DamagedCheckpointError,
   set_aside,
+  system_error,
 )
 from experiments.distributed.multihost import first_process_only
 from experiments.errors import UserError
 from experiments.optimization.step import TrainState
 
 _OF_JAX = jax.errors.JaxRuntimeError
+# Orbax's words for a state of another structure.
+_OTHER_ARRAYS = "structures do not match"
 
 
 def restore_last(
   manager: ocp.CheckpointManager, like: TrainState
 ) -> tuple[TrainState, Mapping[str, Any]] | None:
-  """Restores the last readable checkpoint and sets damaged ones aside.
+  """Restores the last intact checkpoint and moves damaged ones away.
 
   Args:
     manager: from `opened`.
@@ -36,14 +41,11 @@ def restore_last(
       restore to.
 
   Returns:
-    The state and the position of the data iterator, or None where there is
-    no checkpoint yet.
+    The state and the position of the data iterator; None if there is no
+    checkpoint yet.
 
   Raises:
-    UserError: if there are checkpoints and none can be read.
-
-  Example:
-    >>> restored = restore_last(manager, runs.start(run))  # doctest: +SKIP
+    UserError: if a checkpoint cannot be read, or all are damaged.
   """
   steps = sorted(manager.all_steps(), reverse=True)
   damaged: list[tuple[int, UserError]] = []
@@ -53,20 +55,21 @@ def restore_last(
     except DamagedCheckpointError as error:
       damaged.append((step, error))
       continue
-    # Only now, with an older one in hand, is anything moved.
+    # Nothing is moved before an older checkpoint has been restored.
     if damaged:
       first_process_only(functools.partial(_keep, manager, damaged))
       manager.reload()
     return restored
   if damaged:
-    raise UserError(f"{damaged[0][1]} {NONE_LEFT}")
+    raise UserError(f"{damaged[0][1]} {NONE_LEFT}") from damaged[0][1]
   return None
 
 
 def _keep(manager: ocp.CheckpointManager, damaged) -> None:
-  for step, reason in damaged:
+  for step, error in damaged:
     kept = set_aside(Path(manager.directory) / str(step))
-    logging.warning("%s It is kept as %s.", reason, kept)
+    logging.warning("%s It is kept as %s.", error, kept)
+    logging.vlog(1, "%s", "".join(traceback.format_exception(error)))
 
 
 def restore(
@@ -76,24 +79,22 @@ def restore(
 
   Args:
     manager: from `opened`.
-    step: which one.
+    step: of the checkpoint.
     like: as for `restore_last`.
 
   Returns:
     The state and the position of the data iterator.
 
   Raises:
-    UserError: if it cannot be read, with the reason.
-
-  Example:
-    >>> like = runs.start(run)  # doctest: +SKIP
-    >>> state, position = restore(manager, 500, like)  # doctest: +SKIP
+    DamagedCheckpointError: if its files are not what was saved.
+    UserError: if it cannot be read for another reason.
   """
   folder = Path(manager.directory) / str(step)
   with agreement(folder):
     restored = _read(manager, step, like)
   with agreement(folder):
-    _check_digests(restored)
+    found = digests_of(restored["state"], restored["batches"])
+    check_digests(found, restored["digests"])
   state = restored["state"]
   rng = jax.random.wrap_key_data(state["rng"])
   state = {"average": None, **state, "rng": rng}
@@ -101,9 +102,9 @@ def restore(
 
 
 def _read(manager: ocp.CheckpointManager, step: int, like: TrainState):
-  """Reads this process's share, without waiting for the others.
+  """Reads this process's part without waiting for the other processes.
 
-  They might wait for it in vain, where it alone cannot read.
+  So a process that cannot read its part does not block the others.
   """
   args = ocp.args.Composite(
     state=ocp.args.StandardRestore(arrays(like)),
@@ -131,57 +132,82 @@ def reader_options() -> ocp.CheckpointManagerOptions:
   return options
 
 
-def _check_digests(restored) -> None:
-  found = digests_of(restored["state"], restored["batches"])
-  saved = restored["digests"]
-  for name in found | saved:
-    if found.get(name) != saved.get(name):
-      raise ValueError(f"{name} is not what was saved")
+class _DigestError(ValueError):
+  """A restored array differs from the one that was saved."""
+
+
+def check_digests(found: Mapping[str, int], saved: Any) -> None:
+  """Raises an error that `agreement` calls damage unless digests are equal."""
+  for name, digest in found.items():
+    if not isinstance(saved, dict) or saved.get(name) != digest:
+      raise _DigestError(f"{name} is not what was saved")
 
 
 @contextlib.contextmanager
 def agreement(folder: Path) -> Iterator[None]:
-  """Has all processes take a checkpoint for what one of them finds it to be.
+  """Makes all processes agree on whether a checkpoint can be read.
 
   Raises:
-    UserError: naming what is wrong, in all of them.
+    DamagedCheckpointError: in all processes, if it is damaged for one.
+    UserError: in all processes, if one cannot read it.
   """
-  found: UserError | None = None
+  failure: Exception | None = None
   try:
     yield
-  except Exception as error:  # Orbax raises whatever its layers raise.
+  except Exception as error:  # Orbax lets errors of all its layers through.
     if isinstance(error, _OF_JAX) and jax.process_count() > 1:
       raise
-    found = _verdict(folder, error)
-    found.__cause__ = error
-  kinds = [None, DamagedCheckpointError, UserError]
-  worst = kinds.index(type(found) if found else None)
+    failure = _explain(folder, error)
+  severity = 0 if failure is None else 2
+  if isinstance(failure, DamagedCheckpointError):
+    severity = 1
   if jax.process_count() > 1:
-    worsts = multihost_utils.process_allgather(np.int32(worst)).tolist()
-    worst = max(worsts)
-    if worst and not (found and worst == kinds.index(type(found))):
-      found = kinds[worst](
-        f"checkpoint {folder} cannot be read by process {worsts.index(worst)}."
+    all_found = multihost_utils.process_allgather(np.int32(severity)).tolist()
+    if (worst := max(all_found)) > severity:
+      kind = DamagedCheckpointError if worst == 1 else UserError
+      process = all_found.index(worst)
+      failure = kind(
+        f"checkpoint {folder} cannot be read by process {process}."
       )
-  if found:
+  if failure:
     try:
-      raise found
+      raise failure
     finally:
-      del found  # or it keeps what Orbax left half done
+      del failure  # its traceback would keep Orbax's open files alive
 
 
-def _verdict(folder: Path, error: Exception) -> UserError:
-  """What an error says of the checkpoint it came from."""
+def _explain(folder: Path, error: Exception) -> Exception:
+  """Returns the error to raise for one that a checkpoint's restoring raised."""
   reason = str(error).strip().split("\n")[0][:200]
-  missing = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-  outside = isinstance(error, (OSError, MemoryError, _OF_JAX))
-  if outside and not isinstance(error, missing):
-    return UserError(f"checkpoint {folder}: cannot be read ({reason})")
-  if "structures do not match" in str(error):
-    return UserError(
+  explained: UserError
+  if _is_damage(error):
+    explained = DamagedCheckpointError(
+      f"checkpoint {folder} is damaged ({type(error).__name__}: {reason})."
+    )
+  elif _OTHER_ARRAYS in str(error):
+    explained = UserError(
       f"checkpoint {folder} holds other arrays than this version of the model"
       f" ({reason}); use the version that wrote it"
     )
-  return DamagedCheckpointError(
-    f"checkpoint {folder} is damaged ({type(error).__name__}: {reason})."
-  )
+  elif isinstance(error, (MemoryError, _OF_JAX)) or system_error(error):
+    explained = UserError(f"checkpoint {folder}: cannot be read ({reason})")
+  else:
+    return error  # a bug
+  explained.__cause__ = error
+  return explained
+
+
+def _is_damage(error: Exception) -> bool:
+  """Whether files are missing or cut, or their content is not what was saved.
+
+  Orbax has no exception for files that it cannot decode; whatever its own
+  modules raise counts as that.
+  """
+  if isinstance(error, (*MISSING, _DigestError)):
+    return True
+  if isinstance(error, (MemoryError, _OF_JAX)) or system_error(error):
+    return False
+  frames = traceback.walk_tb(error.__traceback__)
+  modules = [frame.f_globals.get("__name__", "") for frame, _ in frames]
+  in_orbax = any(name.startswith("orbax.") for name in modules)
+  return in_orbax and _OTHER_ARRAYS not in str(error)

@@ -62,7 +62,7 @@ def set_up_jax() -> None:
     # Cluster detection would give each process one device of a Slurm job.
     initialize(address, count, index, cluster_detection_method="deactivate")
   _exit_on_abort()
-  if jax.process_index():
+  if jax.process_index() and not logging.vlog_is_on(1):
     logging.set_verbosity(logging.WARNING)
 
 

@@ -1,16 +1,19 @@
-"""Which checkpoints a name means, and the parameters that come of them."""
+"""Saving, selecting and restoring checkpoints, and damaged ones."""
 
 import contextlib
 import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 
 from experiments import checkpoints
-from experiments.checkpoints import content, digests, save
+from experiments.checkpoints import content, digests
+from experiments.checkpoints.save import saving
 from experiments.errors import UserError
 from experiments.optimization.step import TrainState
 
@@ -70,18 +73,25 @@ def many(tmp_path_factory):
     yield manager
 
 
-def test_a_quota_is_told_in_the_system_s_words(many):
-  # As TensorStore says it, among much else.
+def test_a_full_quota_is_named_with_what_to_do(many):
+  # As TensorStore reports it, within a longer message.
   error = ValueError("UNKNOWN: Error writing x: [EDQUOT: Disk quota exceeded]")
   message = (
-    r"cannot be written \(Disk quota exceeded\)\. Earlier ones are as they"
-    r" were: once it can be, the same command goes on after step 60\."
+    r"cannot be written \(Disk quota exceeded\)\. Earlier ones are unchanged:"
+    r" once that is put right, the same command resumes after step 60\."
   )
   with (
-    pytest.raises(checkpoints.UnsavedCheckpointError, match=message),
-    save.saving(many),
+    pytest.raises(checkpoints.UnsavedCheckpointError, match=message) as caught,
+    saving(many),
   ):
     raise error
+  assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [ValueError, RuntimeError])
+def test_a_bug_is_not_reported_as_a_failure_to_write(error, many):
+  with pytest.raises(error, match="a bug"), saving(many):
+    raise error("a bug")
 
 
 def test_of_losses_the_lowest_is_best(tmp_path):
@@ -157,41 +167,108 @@ def test_without_an_average_there_is_none_to_restore(many):
   assert position == {"next_index": 2}
 
 
-def test_a_changed_byte_is_found_or_changes_nothing(tmp_path):
-  """Whatever byte of whatever file: no number is silently another one."""
-  with saved(tmp_path / "run", [1.0]):
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+  """A run with one checkpoint, of step 10."""
+  folder = tmp_path_factory.mktemp("one")
+  with saved(folder, [1.0]):
     pass
+  return folder
+
+
+@pytest.fixture
+def copied(one, tmp_path):
+  shutil.copytree(one, tmp_path / "run")
+  return tmp_path / "run"
+
+
+def restored(run):
+  with checkpoints.opened(run, read_only=True, best_metric="bleu") as manager:
+    return checkpoints.restore(manager, 10, state_at(10))
+
+
+@pytest.mark.parametrize(
+  "count", [1, pytest.param(8, marks=pytest.mark.exhaustive)]
+)
+def test_a_changed_byte_is_found_or_changes_nothing(count, copied):
+  """No byte of any file changes a number unnoticed."""
   rng, found = np.random.default_rng(0), 0
   whole = digests.of_arrays(content.arrays(state_at(10)))
-  folder = tmp_path / "run" / "checkpoints" / "10"
+  folder = copied / "checkpoints" / "10"
   files = sorted(path for path in folder.rglob("*") if path.stat().st_size)
   for path in filter(pathlib.Path.is_file, files):
     original = path.read_bytes()
-    for place in rng.integers(len(original), size=4):
+    for place in rng.integers(len(original), size=count):
       changed = bytearray(original)
       changed[place] ^= 1 << rng.integers(8)
       path.write_bytes(changed)
       try:
-        with saved(tmp_path / "run") as manager:
-          state, batches = checkpoints.restore(manager, 10, state_at(10))
+        state, batches = restored(copied)
         assert batches == {"next_index": 1}
         assert digests.of_arrays(content.arrays(state)) == whole
       except UserError:
         found += 1
       path.write_bytes(original)
-  assert found > 5
+  assert found > 5 * count
 
 
-def test_a_digest_that_is_missing_is_damage(tmp_path):
-  with saved(tmp_path / "run", [1.0]):
-    pass
-  path = tmp_path / "run" / "checkpoints" / "10" / "digests" / "metadata"
+def remove(path):
+  path.unlink()
+
+
+def cut(path):
+  path.write_bytes(path.read_bytes()[:40])
+
+
+def empty_json(path):
   path.write_text("{}")
-  with (
-    saved(tmp_path / "run") as manager,
-    pytest.raises(UserError, match="is not what was saved"),
-  ):
-    checkpoints.restore(manager, 10, state_at(10))
+
+
+@pytest.mark.parametrize(
+  ("name", "spoil", "message"),
+  [
+    ("digests/metadata", remove, "FileNotFoundError"),
+    ("digests/metadata", empty_json, "is not what was saved"),
+    ("state/_METADATA", cut, "JSONDecodeError"),
+    ("state/manifest.ocdbt", cut, "DATA_LOSS"),
+  ],
+)
+def test_damage_is_named_with_its_cause(name, spoil, message, copied):
+  spoil(copied / "checkpoints" / "10" / name)
+  with pytest.raises(
+    checkpoints.DamagedCheckpointError, match=message
+  ) as caught:
+    restored(copied)
+  assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+  "error",
+  [
+    PermissionError(13, "Permission denied", "state/manifest.ocdbt"),
+    ValueError("Error reading x: [EIO: Input/output error]"),
+  ],
+)
+def test_a_disk_that_cannot_be_read_is_not_damage(error, one, monkeypatch):
+  monkeypatch.setattr(ocp.CheckpointManager, "restore", raises(error))
+  with pytest.raises(UserError, match="10: cannot be read") as caught:
+    restored(one)
+  assert not isinstance(caught.value, checkpoints.DamagedCheckpointError)
+  assert caught.value.__cause__ is error
+
+
+def test_a_bug_is_not_reported_as_damage(one, monkeypatch):
+  error = TypeError("a bug")
+  monkeypatch.setattr(content.jax.random, "key_data", raises(error))
+  with pytest.raises(TypeError, match="a bug"):
+    restored(one)
+
+
+def raises(error):
+  def function(*_, **__):
+    raise error
+
+  return function
 
 
 def test_a_digest_changes_with_every_number_and_not_with_the_layout():
