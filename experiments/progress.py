@@ -1,4 +1,4 @@
-"""The progress of long work: step, loss, rates and time left."""
+"""Progress of long work: tqdm bars on a terminal, lines in a log file."""
 
 import os
 import statistics
@@ -12,41 +12,25 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
-# Where nobody watches, as in a log file: seconds between two lines.
+# Seconds between two updates in a log file.
 _LINE_EVERY = 10.0
-# Steps whose usual duration is told.
+# Steps of which `timings` returns the median duration.
 _NUM_DURATIONS = 200
+_FORMAT = (
+  "step {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+)
 
 
 def has_terminal() -> bool:
-  """Whether a bar can be seen: some recorders are terminals of no width.
-
-  Returns:
-    Whether standard error is a terminal that shows something.
-
-  Example:
-    >>> has_terminal()  # doctest: +SKIP
-    True
-  """
+  """Whether standard error is a terminal with a width; some have none."""
   if not sys.stderr.isatty():
     return False
   return os.get_terminal_size(sys.stderr.fileno()).columns > 0
 
 
 @contextmanager
-def counting(unit: str) -> Iterator[Callable[[int], Any]]:
-  """Shows on a terminal how many things of unknown number are done.
-
-  Args:
-    unit: what is counted, in the plural.
-
-  Yields:
-    A function to be called with the number done since the last call.
-
-  Example:
-    >>> with counting("lines") as done:
-    ...   done(3)
-  """
+def counting(unit: str) -> Iterator[Callable[[float], Any]]:
+  """Counts things of unknown number on a terminal; yields a function to add."""
   with tqdm(
     unit=f" {unit}",
     disable=not has_terminal() or jax.process_index() != 0,
@@ -56,74 +40,65 @@ def counting(unit: str) -> Iterator[Callable[[int], Any]]:
     yield bar.update
 
 
+class _Lines:
+  """A file for tqdm that writes every update to standard error as a line."""
+
+  def write(self, text: str) -> None:
+    if line := text.strip():
+      print(line, file=sys.stderr, flush=True)
+
+  def flush(self) -> None:
+    pass
+
+
 class Progress:
-  """A bar on a terminal; elsewhere a line now and then.
+  """A tqdm bar over training steps, and their timings.
 
   Attributes:
-    steps: made since the bar began.
-    tokens: target tokens seen since the bar began.
-
-  Example:
-    >>> with Progress(total=2, start=0, visible=False) as progress:
-    ...   progress.advance(1, tokens=10, metrics={"loss": 1.0})
+    steps: since the bar began.
+    tokens: target tokens since the bar began.
   """
 
   def __init__(self, total: int, start: int, visible: bool | None = None):
-    """Begins at `start` of `total` steps; only process 0 shows anything."""
+    """Starts at `start` of `total` steps; only process 0 shows anything."""
     if visible is None:
       visible = jax.process_index() == 0
     self.steps, self.tokens = 0, 0
-    self._total, self._start = total, start
-    self._lines = visible and not has_terminal()
+    terminal = has_terminal()
     self._bar = tqdm(
       total=total,
       initial=start,
-      disable=not visible or self._lines,
+      disable=not visible,
       unit="step",
-      dynamic_ncols=True,
-      bar_format=(
-        "{percentage:3.0f}%|{bar:20}| step {n_fmt}/{total_fmt}"
-        " [{elapsed}<{remaining}{postfix}]"
-      ),
+      file=sys.stderr if terminal else _Lines(),
+      dynamic_ncols=terminal,
+      mininterval=0.1 if terminal else _LINE_EVERY,
+      bar_format="{percentage:3.0f}%|{bar:20}| " * terminal + _FORMAT,
     )
-    self._since = self._said = self._last = time.perf_counter()
+    self._start = self._last = time.perf_counter()
     self._durations: deque[float] = deque(maxlen=_NUM_DURATIONS)
 
   def advance(
     self, steps: int, *, tokens: int, metrics: Mapping[str, float]
   ) -> None:
-    """Moves the bar.
-
-    Args:
-      steps: how many were made.
-      tokens: target tokens in them.
-      metrics: shown beside the rates.
-    """
+    """Adds steps and their target tokens; shows the metrics."""
     self.steps += steps
     self.tokens += tokens
     now = time.perf_counter()
     self._durations.append((now - self._last) / max(steps, 1))
     self._last = now
-    rates = self.timings()
-    shown = ", ".join(
-      [f"{name} {value:.4g}" for name, value in metrics.items()]
-      + [
-        f"{rates['steps_per_second']:.3g} steps/s",
-        f"{rates['tokens_per_second']:,.0f} tokens/s",
-      ]
-    )
-    self._bar.set_postfix_str(shown, refresh=False)
+    shown = [f"{name} {value:.4g}" for name, value in metrics.items()]
+    shown.append(f"{self.timings()['tokens_per_second']:,.0f} tokens/s")
+    self._bar.set_postfix_str(", ".join(shown), refresh=False)
     self._bar.update(steps)
-    if self._lines:
-      self._say(shown, rates["steps_per_second"])
 
   def timings(self) -> dict[str, float]:
-    """Returns the seconds since the bar began, the rates, and a usual step.
+    """Returns the seconds since the bar began, rates, and the median step.
 
-    The rates count everything, as the bar's end does; `step_milliseconds` is
-    the median of the last steps, whatever was compiled or evaluated between.
+    The rates include compilation and evaluation; `step_milliseconds`, the
+    median of the last steps, does not.
     """
-    seconds = max(time.perf_counter() - self._since, 1e-9)
+    seconds = max(time.perf_counter() - self._start, 1e-9)
     return {
       "seconds": seconds,
       "steps_per_second": self.steps / seconds,
@@ -133,9 +108,7 @@ class Progress:
 
   def write(self, line: str) -> None:
     """Prints a line above the bar."""
-    if self._lines:
-      print(line, file=sys.stderr, flush=True)
-    elif not self._bar.disable:
+    if not self._bar.disable:
       self._bar.write(line, file=sys.stderr)
 
   def __enter__(self) -> "Progress":
@@ -143,13 +116,3 @@ class Progress:
 
   def __exit__(self, *_) -> None:
     self._bar.close()
-
-  def _say(self, shown: str, rate: float) -> None:
-    """Prints a line, if the last one is long ago or there will be no other."""
-    step = self._start + self.steps
-    now = time.perf_counter()
-    if step < self._total and now - self._said < _LINE_EVERY:
-      return
-    self._said = now
-    left = tqdm.format_interval((self._total - step) / rate)
-    self.write(f"step {step}/{self._total}: {shown}, {left} left")

@@ -1,41 +1,76 @@
-"""Progress: a bar on a terminal, lines elsewhere."""
+"""Progress: a bar on a terminal, lines elsewhere, and timings."""
 
-import fcntl
+import io
 import os
-import pty
-import struct
-import subprocess
-import sys
-import termios
+import re
 
 import pytest
 
-from tests.experiments import processes
-
-PROGRAM = """
+from experiments import progress as progress_lib
 from experiments.progress import Progress
-with Progress(30, start=10) as progress:
-  for _ in range(20):
-    progress.advance(1, tokens=5, metrics={"loss": 0.5})
-"""
+
+
+class Terminal(io.StringIO):
+  def isatty(self):
+    return True
+
+  def fileno(self):
+    return 2
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+  """Standard error as a terminal; returns what it shows."""
+
+  def show(columns):
+    file, size = Terminal(), os.terminal_size((columns, 40))
+    monkeypatch.setattr(progress_lib.sys, "stderr", file)
+    monkeypatch.setattr(progress_lib.os, "get_terminal_size", lambda _: size)
+    advance()
+    return file.getvalue()
+
+  return show
+
+
+def advance():
+  with Progress(30, start=10) as progress:
+    for step in range(20):
+      progress.advance(1, tokens=5, metrics={"loss": 0.5})
+      if step == 10:
+        progress.write("a message")
+  return progress
 
 
 @pytest.mark.parametrize(("columns", "bar"), [(120, True), (0, False)])
-def test_a_terminal_shows_a_bar_unless_it_has_no_width(columns, bar):
-  leader, follower = pty.openpty()
-  size = struct.pack("HHHH", 40, columns, 0, 0)
-  fcntl.ioctl(follower, termios.TIOCSWINSZ, size)
-  subprocess.run(
-    [sys.executable, "-c", PROGRAM],
-    stderr=follower,
-    env=processes.environment(),
-    check=True,
-  )
-  os.close(follower)
-  shown = os.read(leader, 100_000).decode(errors="replace")
-  os.close(leader)
+def test_a_terminal_shows_a_bar_unless_it_has_no_width(columns, bar, terminal):
+  shown = terminal(columns)
   assert "step 30/30" in shown
   assert "loss 0.5" in shown
-  assert "steps/s" in shown
+  assert "step/s" in shown
   assert "tokens/s" in shown
+  assert "a message\n" in shown
   assert ("%|" in shown) == bar
+
+
+def test_a_log_file_gets_whole_lines(capsys):
+  advance()
+  first, message, last = capsys.readouterr().err.splitlines()
+  assert first.startswith("step 10/30 [00:00<")
+  assert message == "a message"
+  pattern = r"step 30/30 \[\d\d:\d\d<00:00, .*step/s, loss 0\.5, .*tokens/s\]"
+  assert re.fullmatch(pattern, last), last
+
+
+def test_the_median_step_excludes_compilation(monkeypatch):
+  now = 0.0
+  monkeypatch.setattr(progress_lib.time, "perf_counter", lambda: now)
+  progress = Progress(3, start=0, visible=False)
+  for seconds in (100.0, 0.5, 0.5):
+    now += seconds
+    progress.advance(1, tokens=10, metrics={})
+  assert progress.timings() == {
+    "seconds": 101.0,
+    "steps_per_second": pytest.approx(3 / 101),
+    "tokens_per_second": pytest.approx(30 / 101),
+    "step_milliseconds": 500.0,
+  }
