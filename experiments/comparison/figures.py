@@ -1,186 +1,167 @@
-"""Pictures of a comparison."""
+"""The figures of a comparison."""
 
-import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from experiments.comparison.results import Result
+from experiments.comparison.results import Results, groups
 from experiments.comparison.statistics import interval
 from experiments.visualization import plots
 
-_DPI = 120
-Groups = Mapping[str, Sequence[Result]]
-
 
 def draw_all(
-  groups: Groups, metric: str, folder: Path
+  results: Results, metric: str, folder: Path
 ) -> list[tuple[str, str]]:
-  """Draws every picture.
-
-  Args:
-    groups: complete cells by group.
-    metric: what the curves show.
-    folder: gets PNG files.
-
-  Returns:
-    The files' names and what they show.
-
-  Example:
-    >>> draw_all(groups, "bleu", Path("figures"))  # doctest: +SKIP
-    [('by_length.png', 'bleu by the length of the source'), ...]
-  """
-  folder.mkdir(parents=True, exist_ok=True)
-  named = metric.replace("_", " ")
-  drawn = [
-    ("by_length.png", f"{named} by the length of the source", _draw_lengths),
-    ("curves.png", f"{named} while training, by steps", _draw_steps),
-    ("clock.png", f"{named} while training, by the clock", _draw_clock),
-    ("costs.png", "a step's time, and memory", _draw_costs),
-    ("alignments.png", "where the first seed of each looks", _draw_alignments),
+  """Draws every figure as PNG; returns their file names and captions."""
+  name = label(metric)
+  _draw_lengths(results.splits, metric, folder / "by_length.png")
+  for field, unit, axis_label, file in (
+    ("step", 1, "step", "curves.png"),
+    ("seconds", 60, "minutes of training", "curves_by_time.png"),
+  ):
+    times = results.curves[field] / unit
+    curves = results.curves.assign(time=times)
+    _draw_curves(curves, metric, axis_label, folder / file)
+  _draw_costs(results.splits, folder / "costs.png")
+  _draw_attention_weights(results, folder / "attention_weights.png")
+  return [
+    ("by_length.png", f"{name} by source length"),
+    ("curves.png", f"{name} on validation by training step"),
+    ("curves_by_time.png", f"{name} on validation by training time"),
+    ("costs.png", "time per step, and peak memory"),
+    (
+      "attention_weights.png",
+      "attention weights of the first seed of each group",
+    ),
   ]
-  for name, _, draw in drawn:
-    draw(groups, metric, folder / name)
-  return [(name, caption) for name, caption, _ in drawn]
 
 
-def _draw_lengths(groups: Groups, metric: str, path: Path) -> None:
-  """A panel for each set: means over seeds, and their intervals."""
-  splits = list(next(iter(groups.values()))[0].splits)
-  figure, axes = _figure(len(splits), width=5)
-  for axis, split in zip(axes, splits):
-    for name, results in groups.items():
-      by_length: dict[int, list[float]] = {}
-      for result in results:
-        for row in result.splits[split]["by_length"]:
-          if metric in row:
-            by_length.setdefault(row["length"], []).append(row[metric])
-      bins = sorted(by_length)
-      found = [interval(by_length[length]) for length in bins]
+def label(metric: str) -> str:
+  """The name of a metric for readers."""
+  names = {"bleu": "BLEU", "chrf": "chrF"}
+  return names.get(metric, metric.replace("_", " "))
+
+
+def _draw_lengths(splits: pd.DataFrame, metric: str, path: Path) -> None:
+  """A panel for each evaluation set: means over seeds with intervals."""
+  by_split = groups(splits, "split")
+  figure, axes = _panels(len(by_split), width=5)
+  for axis, split in zip(axes, by_split):
+    for group, rows in groups(by_split[split]).items():
+      values: dict[int, list[float]] = {}
+      for bin in (bin for bins in rows["bins"] for bin in bins):
+        if metric in bin:
+          values.setdefault(bin["length"], []).append(bin[metric])
+      lengths = sorted(values)
+      found = [interval(values[length]) for length in lengths]
       means = np.array([each.mean for each in found])
       widths = np.nan_to_num([each.half_width for each in found])
-      (line,) = axis.plot(bins, means, ".-", label=name)
-      # An interval of Student's t may leave what a share can be.
+      (line,) = axis.plot(lengths, means, ".-", label=group)
+      # An interval of Student's t may exceed the range of an accuracy.
       most = 1 if metric.endswith("accuracy") else np.inf
       low, high = np.clip([means - widths, means + widths], 0, most)
-      axis.fill_between(bins, low, high, color=line.get_color(), alpha=0.15)
+      axis.fill_between(lengths, low, high, color=line.get_color(), alpha=0.15)
     axis.xaxis.get_major_locator().set_params(integer=True)
-    _finish(axis, split, "source length", metric)
+    _annotate(axis, split, "source length", metric)
   _save(figure, path)
-
-
-def _draw_steps(groups: Groups, metric: str, path: Path) -> None:
-  _draw_curves(groups, metric, path, lambda point: point["step"], "step")
-
-
-def _draw_clock(groups: Groups, metric: str, path: Path) -> None:
-  label = "minutes of training"
-  _draw_curves(groups, metric, path, lambda point: point["seconds"] / 60, label)
 
 
 def _draw_curves(
-  groups: Groups,
-  metric: str,
-  path: Path,
-  time_of: Callable[[Mapping[str, float]], float],
-  label: str,
+  curves: pd.DataFrame, metric: str, time_label: str, path: Path
 ) -> None:
-  """The validation set's, of every seed."""
-  figure, (axis,) = _figure(1, width=7)
-  for number, (name, results) in enumerate(groups.items()):
-    for seed, result in enumerate(results):
+  """The learning curves of every seed on the validation set."""
+  figure, (axis,) = _panels(1, width=7)
+  for number, (group, rows) in enumerate(groups(curves).items()):
+    for index, points in enumerate(groups(rows, "seed").values()):
       axis.plot(
-        [time_of(point) for point in result.curve],
-        [point[metric] for point in result.curve],
+        points["time"],
+        points[metric],
         color=f"C{number % 10}",
         alpha=0.7,
-        label=name if not seed else None,
+        label=None if index else group,
       )
-  _finish(axis, "validation", label, metric)
+  _annotate(axis, "validation", time_label, metric)
   _save(figure, path)
 
 
-def _draw_costs(groups: Groups, metric: str, path: Path) -> None:
-  """Bars, as long as the median seed's."""
-  del metric
-  figure, axes = _figure(2, width=5)
-  names = list(groups)
-  for axis, field, scale, label in (
-    (axes[0], "step_milliseconds", 1, "milliseconds a step"),
+def _draw_costs(splits: pd.DataFrame, path: Path) -> None:
+  """Bars of the median seed."""
+  figure, axes = _panels(2, width=5)
+  by_group = groups(splits)
+  names = list(by_group)
+  for axis, field, unit, axis_label in (
+    (axes[0], "step_milliseconds", 1, "milliseconds per step"),
     (axes[1], "peak_memory", 2**20, "peak memory, MiB"),
   ):
     sizes = [
-      statistics.median(getattr(result, field) for result in results) / scale
-      for results in groups.values()
+      statistics.median(rows[field]) / unit for rows in by_group.values()
     ]
     axis.barh(names, sizes, color=[f"C{i % 10}" for i in range(len(names))])
     axis.invert_yaxis()
-    axis.set_xlabel(label)
-  figure.savefig(path, dpi=_DPI)
+    axis.set_xlabel(axis_label)
+  plots.save_figure(figure, path)
 
 
-def _draw_alignments(groups: Groups, metric: str, path: Path) -> None:
-  """The same sentence through each group's first seed, heads averaged.
+def _draw_attention_weights(results: Results, path: Path) -> None:
+  """The same sentence in each group's first seed, averaged over heads.
 
-  A group that looks nowhere, without attention, has no panel.
+  Groups without attention have no panel, unless no group has attention.
   """
-  del metric
-  first = {name: results[0] for name, results in groups.items()}
-  looking = {n: each for n, each in first.items() if each.largest_weight}
-  loaded = {
-    name: np.load(each.cell.looks, allow_pickle=False)
-    for name, each in (looking or first).items()
-  }
-  place = _most_agreed([found["target"] for found in loaded.values()])
+  weighted = set(results.splits.dropna(subset="largest_weight")["group"])
+  loaded: dict[str, Any] = {}
+  for trial in results.trials:
+    if trial.group not in loaded and (trial.group in weighted or not weighted):
+      weights = np.load(trial.attention_weights, allow_pickle=False)
+      loaded[trial.group] = weights
+  index = _most_agreed([arrays["target"] for arrays in loaded.values()])
   panels = []
-  for name, found in loaded.items():
+  for group, arrays in loaded.items():
     source, target = (
-      [word for word in found[side][place] if word]
+      [word for word in arrays[side][index] if word]
       for side in ("source", "target")
     )
-    # A Transformer's panels are heads over one sentence.
-    one = slice(place, place + 1)
-    heads = found["weights"] if found["title"][0] else found["weights"][one]
+    # A Transformer's panels are titled: they are the heads over one sentence.
+    heads = arrays["weights"]
+    if not arrays["title"][0]:
+      heads = heads[index : index + 1]
     weights = heads.mean(0)[: len(target), : len(source)]
-    panels.append(plots.AttentionPanel(weights, source, target, name))
+    panels.append(plots.AttentionPanel(weights, source, target, group))
   plots.save_attention_figure(panels, path)
 
 
-def _most_agreed(answers: Sequence[np.ndarray]) -> int:
-  """The sentence that most groups answer alike, so that looks compare."""
+def _most_agreed(predictions: Sequence[np.ndarray]) -> int:
+  """The sentence for which the most groups have the same prediction."""
 
-  def agreeing(place: int) -> int:
-    found = [tuple(filter(None, each[place].tolist())) for each in answers]
-    return max(map(found.count, found))
+  def agreeing(index: int) -> int:
+    texts = [tuple(filter(None, each[index].tolist())) for each in predictions]
+    return max(map(texts.count, texts))
 
-  return max(range(min(map(len, answers))), key=agreeing)
+  return max(range(min(map(len, predictions))), key=agreeing)
 
 
-def _figure(columns: int, width: float):
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
-  per_row = min(columns, 3)
-  rows = math.ceil(columns / per_row)
-  figure = Figure(figsize=(width * per_row, 4 * rows), layout="constrained")
-  FigureCanvasAgg(figure)
-  axes = figure.subplots(rows, per_row, squeeze=False).flat
-  for axis in axes[columns:]:
+def _panels(count: int, width: float):
+  """A figure and `count` axes, three in a row at most."""
+  columns = min(count, 3)
+  rows = -(-count // columns)
+  figure, axes = plots.make_figure(rows, columns, width=width, height=4)
+  for axis in axes.flat[count:]:
     axis.set_axis_off()
-  return figure, axes[:columns]
+  return figure, axes.flat[:count]
 
 
-def _finish(axis, title: str, label: str, metric: str) -> None:
+def _annotate(axis, title: str, axis_label: str, metric: str) -> None:
   axis.set_title(title, fontsize=10)
-  axis.set_xlabel(label)
-  axis.set_ylabel(metric.replace("_", " "))
+  axis.set_xlabel(axis_label)
+  axis.set_ylabel(label(metric))
   axis.grid(alpha=0.3)
 
 
 def _save(figure, path: Path) -> None:
-  """With one legend, beside the panels, where it hides nothing."""
+  """Adds one legend beside the panels and writes the figure."""
   names = figure.axes[0].get_legend_handles_labels()
   figure.legend(*names, loc="outside right upper", fontsize=8)
-  figure.savefig(path, dpi=_DPI)
+  plots.save_figure(figure, path)

@@ -1,4 +1,4 @@
-"""The cells of a comparison: every combination of values, with every seed."""
+"""The trials of a comparison: every combination of values, with every seed."""
 
 import copy
 import itertools
@@ -14,10 +14,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments import run_directory
-from experiments.config import Config, parse
+from experiments.config import parse
 from experiments.errors import UserError
 
-# What reading a file raises that is missing or damaged.
+# What reading a missing or damaged file raises.
 UNREADABLE = (
   OSError,
   ValueError,
@@ -27,15 +27,15 @@ UNREADABLE = (
 )
 
 
-class Cell(NamedTuple):
-  """One run of a comparison.
+class Trial(NamedTuple):
+  """One training run of a comparison.
 
   Attributes:
     values: of each field that is swept.
-    seed: the run's.
-    raw: its whole config, as nested dictionaries.
-    workdir: its directory.
-    command: what trains it.
+    seed: of the training run.
+    raw: its config, as nested dictionaries.
+    workdir: its run directory.
+    command: the command that trains it.
   """
 
   values: dict[str, Any]
@@ -46,69 +46,52 @@ class Cell(NamedTuple):
 
   @property
   def group(self) -> str:
-    """What all seeds of the same values are called."""
+    """The name that all seeds of the same values share."""
     return group_name(self.values)
 
   @property
-  def config(self) -> Config:
-    """The typed config."""
-    return parse(self.raw)
-
-  @property
-  def looks(self) -> Path:
-    """The file of where it looks, in sentences of the validation set."""
-    return self.workdir / "figures" / "alignments_validation.npz"
-
-  def is_complete(self) -> bool:
-    """Whether it has been trained and evaluated.
-
-    Raises:
-      UserError: if its directory holds a run of another config.
-    """
-    if not (self.workdir / run_directory.CONFIG).exists():
-      return False
-    if run_directory.check_same(self.workdir, self.raw):
-      return False  # Training updates config.json.
-    return self._has_looks() and all(map(self._is_evaluated, self.splits))
-
-  def _has_looks(self) -> bool:
-    try:
-      with np.load(self.looks, allow_pickle=False) as found:
-        return {"weights", "source", "target"} <= found.keys()
-    except UNREADABLE:
-      return False
-
-  def _is_evaluated(self, split: str) -> bool:
-    """Whether a set has been evaluated, and last as the config says."""
-    path = self.workdir / "eval" / f"{split}.json"
-    try:
-      search = json.loads(path.read_text(encoding="utf-8"))["search"]
-    except UNREADABLE:
-      return False  # or damaged: training ends by writing it again
-    configured = self.raw["evaluation"]
-    return all(configured[name] == value for name, value in search.items())
+  def name(self) -> str:
+    """The group and the seed."""
+    return f"{self.group}, seed {self.seed}"
 
   @property
   def splits(self) -> list[str]:
     """The names of its evaluation sets."""
     return list(self.raw["data"]["splits"])
 
+  @property
+  def attention_weights(self) -> Path:
+    """The file of attention weights for examples of the validation set."""
+    return self.workdir / "figures" / "alignments_validation.npz"
+
+  def is_complete(self) -> bool:
+    """Whether it is trained and evaluated; UserError for another config."""
+    if not (self.workdir / run_directory.CONFIG).exists():
+      return False
+    if run_directory.check_same(self.workdir, self.raw):
+      return False  # training has to update config.json first
+    return self._has_weights() and all(map(self._is_evaluated, self.splits))
+
+  def _has_weights(self) -> bool:
+    try:
+      with np.load(self.attention_weights, allow_pickle=False) as arrays:
+        return {"weights", "source", "target"} <= arrays.keys()
+    except UNREADABLE:
+      return False
+
+  def _is_evaluated(self, split: str) -> bool:
+    """Whether the last evaluation of a set used the config's search."""
+    path = self.workdir / "eval" / f"{split}.json"
+    try:
+      search = json.loads(path.read_text(encoding="utf-8"))["search"]
+    except UNREADABLE:
+      return False  # the end of training writes a damaged file again
+    configured = self.raw["evaluation"]
+    return all(configured[name] == value for name, value in search.items())
+
 
 def group_name(values: Mapping[str, Any]) -> str:
-  """Returns what cells of the same values are called.
-
-  Args:
-    values: by field; the score alone needs no name.
-
-  Returns:
-    A name, for readers and for folders.
-
-  Example:
-    >>> group_name({"model.attention": "dot"})
-    'dot'
-    >>> group_name({"model.attention": "dot", "model.input_feeding": True})
-    'dot, input_feeding=true'
-  """
+  """The name of a group in the report and in paths, as "dot, num_heads=2"."""
   ends = [field.rpartition(".")[2] for field in values]
   return ", ".join(
     text_of(value)
@@ -119,140 +102,91 @@ def group_name(values: Mapping[str, Any]) -> str:
 
 
 def text_of(value: Any) -> str:
-  """Returns a value as a flag takes it.
-
-  Args:
-    value: of a field of a config.
-
-  Returns:
-    Its text.
-
-  Example:
-    >>> text_of(True), text_of(0.1), text_of("dot")
-    ('true', '0.1', 'dot')
-  """
+  """A config value as text for a flag: true, 0.1, dot."""
   return value if isinstance(value, str) else json.dumps(value)
 
 
-def grid(
+def make_trials(
   config: ConfigDict,
   sweeps: Mapping[str, Sequence[str]],
   *,
   num_seeds: int,
   folder: Path,
   flags: Sequence[str],
-) -> list[Cell]:
-  """Returns the cells of a comparison, checked before any of them is trained.
+) -> list[Trial]:
+  """Returns the trials of a comparison, with their configs validated.
 
   Args:
-    config: what they have in common.
-    sweeps: of each field its values, as text.
+    config: the common config.
+    sweeps: the values of each swept field, as text.
     num_seeds: runs of each combination, with the config's seed and those
       after it.
-    folder: gets a directory for each cell.
-    flags: those of the config, as the user gave them.
+    folder: the comparison's directory; each trial has one below it.
+    flags: the config's flags as given on the command line.
 
   Returns:
-    Cells, all seeds of a combination after each other.
+    The trials, all seeds of a combination in a row.
 
   Raises:
-    UserError: if a field is unknown, or a value does not fit it or is there
-      twice.
+    UserError: if a field is unknown, or a value is invalid or repeated.
 
   Example:
     >>> from configs import base
-    >>> cells = grid(
+    >>> trials = make_trials(
     ...   base.get_config(), {"model.attention": ["none", "dot"]},
     ...   num_seeds=2, folder=Path("runs/c"), flags=["--config=..."],
     ... )
-    >>> [(cell.group, cell.seed) for cell in cells]
-    [('none', 0), ('none', 1), ('dot', 0), ('dot', 1)]
-    >>> str(cells[-1].workdir)
+    >>> [trial.name for trial in trials]
+    ['none, seed 0', 'none, seed 1', 'dot, seed 0', 'dot, seed 1']
+    >>> str(trials[-1].workdir)
     'runs/c/dot/seed-1'
   """
   choices = [
-    [(field, value) for value in _all_parsed(config, field, texts)]
+    [(field, value) for value in _parse_values(config, field, texts)]
     for field, texts in sweeps.items()
   ]
-  cells = []
-  for chosen in itertools.product(*choices):
-    values = dict(chosen)
+  trials = []
+  for combination in itertools.product(*choices):
+    values = dict(combination)
+    name = re.sub(r"[^\w.=-]+", "_", group_name(values)) or "all"
     for seed in range(config.seed, config.seed + num_seeds):
       changed = copy.deepcopy(config)
-      for field, value in {**values, "seed": seed}.items():
-        changed.update_from_flattened_dict({field: value})
+      changed.update_from_flattened_dict({**values, "seed": seed})
       raw = changed.to_dict()
       parse(raw)
-      name = re.sub(r"[^\w.=-]+", "_", group_name(values)) or "all"
-      place = folder / name / f"seed-{seed}"
+      workdir = folder / name / f"seed-{seed}"
       command = (
         sys.executable,
         "-m",
         "experiments.train",
         *flags,
-        *(f"--config.{field}={text_of(value)}" for field, value in chosen),
+        *(f"--config.{field}={text_of(value)}" for field, value in combination),
         f"--config.seed={seed}",
-        f"--workdir={place}",
+        f"--workdir={workdir}",
       )
-      cells.append(Cell(values, seed, raw, place, command))
-  return cells
+      trials.append(Trial(values, seed, raw, workdir, command))
+  return trials
 
 
 def score_field(config: ConfigDict) -> str:
-  """Returns the field of the score.
-
-  Args:
-    config: of any model.
-
-  Returns:
-    The field that `--scores` sweeps.
-
-  Example:
-    >>> from configs import base
-    >>> score_field(base.get_config("transformer"))
-    'model.score'
-  """
+  """The field that `--scores` sweeps."""
   is_recurrent = config.model.name == "seq2seq"
   return "model.attention" if is_recurrent else "model.score"
 
 
-def left_out(cells: Sequence[Cell], folder: Path) -> list[str]:
-  """Returns the runs of a comparison's folder that are not among its cells.
-
-  Args:
-    cells: of `grid`.
-    folder: of the comparison.
-
-  Returns:
-    Their directories below the folder.
-
-  Example:
-    >>> left_out([], Path("nowhere"))
-    []
-  """
-  here = {cell.workdir for cell in cells}
-  runs = (
-    path.parent for path in folder.glob(f"*/seed-*/{run_directory.CONFIG}")
+def other_runs(trials: Sequence[Trial], folder: Path) -> list[str]:
+  """Run directories below a comparison's folder that belong to no trial."""
+  workdirs = {trial.workdir for trial in trials}
+  configs = folder.glob(f"*/seed-*/{run_directory.CONFIG}")
+  return sorted(
+    str(path.parent.relative_to(folder))
+    for path in configs
+    if path.parent not in workdirs
   )
-  return sorted(str(run.relative_to(folder)) for run in runs if run not in here)
 
 
 def parse_sweep(text: str) -> tuple[str, list[str]]:
-  """Reads a `--sweep`.
-
-  Args:
-    text: FIELD=VALUE,VALUE,...
-
-  Returns:
-    The field and its values.
-
-  Raises:
-    UserError: if it is no such text.
-
-  Example:
-    >>> parse_sweep("model.input_feeding=true,false")
-    ('model.input_feeding', ['true', 'false'])
-  """
+  """Splits the FIELD=VALUE,VALUE,... of a `--sweep`."""
   field, equals, values = text.partition("=")
   listed = [value.strip() for value in values.split(",")]
   if not (field and equals and all(listed)):
@@ -263,40 +197,40 @@ def parse_sweep(text: str) -> tuple[str, list[str]]:
   return field.removeprefix("config."), listed
 
 
-def _all_parsed(
+def _parse_values(
   config: ConfigDict, field: str, texts: Sequence[str]
 ) -> list[Any]:
-  """The values of a field, all of them different."""
+  """The values of a field; UserError if one is repeated."""
   if field == "seed":
-    raise UserError("--sweep=seed: give the number of seeds by --seeds")
-  values = [_parsed(config, field, text) for text in texts]
+    raise UserError("--sweep=seed: set the number of seeds with --seeds")
+  values = [_parse_value(config, field, text) for text in texts]
   for index, value in enumerate(values):
     if value in values[:index]:
-      raise UserError(f"{field}={text_of(value)} is to be compared with itself")
+      raise UserError(f"{field}={text_of(value)} is given twice")
   return values
 
 
-def _parsed(config: ConfigDict, field: str, text: str) -> Any:
-  """The value of a field, of the type it has."""
-  section: Any = config
+def _parse_value(config: ConfigDict, field: str, text: str) -> Any:
+  """A value of the type that the config has for the field."""
+  current: Any = config
   for name in field.split("."):
-    if not isinstance(section, ConfigDict) or name not in section:
+    if not isinstance(current, ConfigDict) or name not in current:
       raise UserError(
-        f"--sweep={field}: the config has no such field; configs/base.py shows"
-        " them all"
+        f"--sweep={field}: the config has no such field; configs/base.py lists"
+        " them"
       )
-    section = section[name]
-  if isinstance(section, str):
+    current = current[name]
+  if isinstance(current, str):
     return text
   try:
     value = json.loads(text.lower())
   except json.JSONDecodeError:
     value = None
-  if isinstance(section, float) and isinstance(value, int):
+  if isinstance(current, float) and isinstance(value, int):
     value = float(value)
-  if type(value) is not type(section):
+  if type(value) is not type(current):
     raise UserError(
-      f"--sweep={field}: got {text!r}, but the field holds"
-      f" {type(section).__name__}, such as {text_of(section)}"
+      f"--sweep={field}: got {text!r}, but the field is of type"
+      f" {type(current).__name__}, such as {text_of(current)}"
     )
   return value

@@ -1,264 +1,222 @@
-"""The report of a comparison: report.md, CSV files and the pictures."""
+"""Writes the report of a comparison: report.md, CSV files and figures."""
 
+import functools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from experiments.comparison import figures, results
-from experiments.comparison.grid import Cell
-from experiments.comparison.results import Result
+import pandas as pd
+
+from experiments.comparison import figures
+from experiments.comparison.results import (
+  Results,
+  groups,
+  present,
+  write_tables,
+)
 from experiments.comparison.runner import Outcome
 from experiments.comparison.statistics import (
   Difference,
   differences,
   interval,
-  is_comparable,
+  is_testable,
 )
 from experiments.evaluation.report import pooled
 from experiments.run_directory import write_text
 
 _PERCENT = ("sequence_accuracy", "token_accuracy", "alignment_error_rate")
-_NUM_BINS = 10
 _LOWER_IS_BETTER = ("loss", "perplexity", "alignment_error_rate")
+_NUM_BINS = 10
+# The columns of a table: by title, what shows the rows of a group.
+Columns = dict[str, Callable[[pd.DataFrame], str]]
 
 
 def write(
-  found: Sequence[Result],
+  results: Results,
   failed: Sequence[Outcome],
   folder: Path,
   *,
   command: str,
   metric: str,
-  left_out: Sequence[str] = (),
+  others: Sequence[str] = (),
 ) -> Path:
-  """Writes all there is to read.
+  """Writes the report, for one complete trial at least; returns its path.
 
-  Args:
-    found: results, one at least.
-    failed: what came of the other cells.
-    folder: of the comparison.
-    command: that made it, for a reader.
-    metric: what groups are compared by.
-    left_out: runs that stand in the folder and are not compared.
-
-  Returns:
-    The report's path.
-
-  Example:
-    >>> write(found, [], folder, command="", metric="bleu")  # doctest: +SKIP
-    PosixPath('runs/comparison/report.md')
+  `metric` is what the groups are compared by; `others` are runs in the folder
+  that are not part of the comparison.
   """
-  results.write_tables(found, folder)
-  lines = [f"# {_title(found[0].cell)}", "", f"    {command}", ""]
-  if left_out:
-    named = ", ".join(left_out)
-    lines += [f"The command leaves out what stands here too: {named}.", ""]
-  if failed:
-    count = len(found) + len(failed)
-    lines += [f"## {len(failed)} of {count} cells failed", ""]
+  write_tables(results, folder)
+  lines = [f"# {_title(results)}", "", f"    {command}", ""]
+  if others:
     lines += [
-      f"- {each.cell.group}, seed {each.cell.seed}: {_line(each.error)}"
-      for each in failed
+      f"Other runs in this directory, not compared here: {', '.join(others)}.",
+      "",
+    ]
+  if failed:
+    count = len(results.trials) + len(failed)
+    lines += [f"## {len(failed)} of {count} trials failed", ""]
+    lines += [
+      f"- {trial.name}: {(error or '').splitlines()[0]}"
+      for trial, error in failed
     ]
     lines.append("")
-  lines += _scores(found, metric)
-  drawn = figures.draw_all(results.by_group(found), metric, folder / "figures")
-  lines += ["## Pictures", ""]
+  lines += [
+    "Means over training seeds with 95% confidence intervals (Student's t); n"
+    " is the number of seeds. The intervals are for further seeds on the same"
+    " evaluation sets.",
+    "",
+  ]
+  for split, table in groups(results.splits, "split").items():
+    lines += [f"## {split}", "", *_split(table, results.scores, metric)]
+  first = results.splits.drop_duplicates(["group", "seed"])
+  lines += ["## Sharpness of attention weights", "", *_sharpness(first)]
+  lines += ["## Cost", "", *_costs(first)]
+  drawn = figures.draw_all(results, metric, folder / "figures")
+  lines += ["## Figures", ""]
   lines += [f"![{caption}](figures/{name})\n" for name, caption in drawn]
   path = folder / "report.md"
   write_text(path, "\n".join(lines).rstrip() + "\n")
   return path
 
 
-def _title(cell: Cell) -> str:
-  """What was trained, and what it was compared by."""
-  fields = [field.rpartition(".")[2] for field in cell.values]
+def _title(results: Results) -> str:
+  """The data, and the fields that are compared."""
+  trial = results.trials[0]
+  fields = [field.rpartition(".")[2] for field in trial.values]
   named = " and ".join(field.replace("_", " ") for field in fields)
-  return f"{cell.raw['data']['name']}, by {named}"
+  return f"{trial.raw['data']['name']}, by {named}"
 
 
-def _line(error: str | None) -> str:
-  return (error or "").split("\n")[0]
-
-
-def _scores(found: Sequence[Result], metric: str) -> list[str]:
-  """Tables of means with their intervals, set by set, and what differs."""
-  groups = results.by_group(found)
-  lines = [
-    "Means over seeds, with 95% confidence intervals of Student's t for other"
-    " seeds of training, judged on the same sets; n is the number of seeds.",
-    "",
-  ]
-  for split in found[0].splits:
-    lines += [f"## {split}", "", *_of_a_set(groups, split, metric)]
-  lines += ["## How sharply they look", "", *_sharpness(groups)]
-  return [*lines, "## What they cost", "", *_costs(groups)]
-
-
-def _of_a_set(groups: figures.Groups, split: str, metric: str) -> list[str]:
-  names = results.scores_of(
-    [seed for seeds in groups.values() for seed in seeds]
-  )
-  lines = _table(
-    ["", "n", *(name.replace("_", " ") for name in names)],
-    [
-      [
-        group,
-        str(len(seeds)),
-        *(
-          _mean(name, _values(seeds, split, name), of=len(seeds))
-          for name in names
-        ),
-      ]
-      for group, seeds in groups.items()
-    ],
-  )
-  if metric in names:
-    lines += _by_length(groups, split, metric)
-  if all(len(seeds) < 2 for seeds in groups.values()):
-    return [*lines, "One seed each: what differs by chance cannot be told.", ""]
+def _split(
+  table: pd.DataFrame, scores: Sequence[str], metric: str
+) -> list[str]:
+  """The tables and significant differences of an evaluation set."""
+  columns: Columns = {"n": lambda rows: str(len(rows))}
+  for name in scores:
+    columns[figures.label(name)] = functools.partial(_mean, name)
+  lines = _by_group(table, columns)
+  if metric in scores:
+    lines += _by_length(table, metric)
+  if not table["group"].duplicated().any():
+    return [*lines, "One seed per group: differences cannot be tested.", ""]
   for name in dict.fromkeys((metric, "alignment_error_rate")):
-    if name in names:
-      lines += _differences(groups, split, name)
+    if name in scores:
+      lines += _differences(table, name)
   return lines
 
 
-def _sharpness(groups: figures.Groups) -> list[str]:
-  weights = {
-    group: _present(seed.largest_weight for seed in seeds)
-    for group, seeds in groups.items()
-  }
-  return _table(
-    ["", "largest weight of a row, in the pictures"],
-    [
-      [group, _mean("weight", weights[group], of=len(seeds))]
-      for group, seeds in groups.items()
-    ],
-  )
+def _sharpness(table: pd.DataFrame) -> list[str]:
+  title = "mean largest weight of a prediction's token"
+  mean = functools.partial(_mean, "largest_weight")
+  return _by_group(table, {title: mean})
 
 
-def _costs(groups: figures.Groups) -> list[str]:
-  return _table(
-    ["", "parameters", "ms a step", "minutes of training", "peak MiB"],
-    [
-      [
-        group,
-        f"{seeds[0].num_parameters:,}",
-        f"{_median(seeds, lambda seed: seed.step_milliseconds):.1f}",
-        f"{_median(seeds, lambda seed: seed.seconds) / 60:.1f}",
-        f"{_median(seeds, lambda seed: seed.peak_memory) / 2**20:,.0f}",
-      ]
-      for group, seeds in groups.items()
-    ],
-  )
-
-
-def _by_length(groups: figures.Groups, split: str, metric: str) -> list[str]:
-  """A table of means by the source's length."""
-  rows = {
-    group: [_bins(seed.splits[split]["by_length"]) for seed in seeds]
-    for group, seeds in groups.items()
-  }
-  bins = next(iter(rows.values()))[0]
-  if any(metric not in row for row in bins):
-    return []
-  ranges = {
-    tuple((row["length"], row["to_length"]) for row in seed)
-    for seeds in rows.values()
-    for seed in seeds
-  }
-  if len(ranges) > 1:
-    return ["Sources are not equally long in all groups: see the picture.", ""]
-  head = [
-    str(row["length"])
-    if row["length"] == row["to_length"]
-    else f"{row['length']}-{row['to_length']}"
-    for row in bins
-  ]
-  means = [
-    [
-      group,
-      *(
-        _number(
-          metric, statistics.fmean(float(seed[i][metric]) for seed in seeds)
-        )
-        for i in range(len(bins))
+def _costs(table: pd.DataFrame) -> list[str]:
+  return _by_group(
+    table,
+    {
+      "parameters": lambda rows: f"{rows['parameters'].iloc[0]:,}",
+      "ms per step": lambda rows: f"{_median('step_milliseconds', rows):.1f}",
+      "minutes of training": lambda rows: (
+        f"{_median('seconds', rows) / 60:.1f}"
       ),
-    ]
-    for group, seeds in rows.items()
+      "peak MiB": lambda rows: f"{_median('peak_memory', rows) / 2**20:,.0f}",
+    },
+  )
+
+
+def _by_length(table: pd.DataFrame, metric: str) -> list[str]:
+  """A table of means by source length, in ten ranges at most."""
+  bins = [
+    rows if len(rows) <= _NUM_BINS else pooled(rows, _NUM_BINS)
+    for rows in table["bins"]
   ]
-  return [f"{_named(metric)} by length:", "", *_table(["", *head], means)]
-
-
-def _bins(rows: list[dict]) -> list[dict]:
-  """Few enough to read in a line; those of text are few already."""
-  return rows if len(rows) <= _NUM_BINS else pooled(rows, _NUM_BINS)
-
-
-def _differences(groups: figures.Groups, split: str, metric: str) -> list[str]:
-  """What differs significantly, in words."""
-  values = {
-    group: those
-    for group, seeds in groups.items()
-    if (those := _values(seeds, split, metric))
+  if any(metric not in row for row in bins[0]):
+    return []
+  ranges = [
+    [(row["length"], row["to_length"]) for row in rows] for rows in bins
+  ]
+  if any(each != ranges[0] for each in ranges):
+    return ["The source lengths differ between groups: see the figure.", ""]
+  titles = [
+    str(low) if low == high else f"{low}-{high}" for low, high in ranges[0]
+  ]
+  scores = [[float(row[metric]) for row in rows] for rows in bins]
+  means = pd.DataFrame(scores, columns=titles, index=table["group"])
+  columns: Columns = {
+    title: functools.partial(_plain_mean, metric, title) for title in titles
   }
-  tested = [group for group in values if is_comparable(values[group])]
-  left_out = ", ".join(group for group in values if group not in tested)
+  table = means.reset_index()
+  return [f"{figures.label(metric)} by length:", "", *_by_group(table, columns)]
+
+
+def _differences(table: pd.DataFrame, metric: str) -> list[str]:
+  """The significant differences in a metric, in words."""
+  values = {
+    group: found
+    for group, rows in groups(table).items()
+    if (found := present(rows[metric]))
+  }
+  tested = [group for group in values if is_testable(values[group])]
+  untested = [group for group in values if group not in tested]
   lines = []
-  if left_out:
-    lines = [f"Without two finite values, not compared: {left_out}.", ""]
+  if untested:
+    names = ", ".join(untested)
+    lines = [f"Not tested, without two finite values: {names}.", ""]
   if len(tested) < 2:
     return lines
-  found = differences(values)
+  found, name = differences(values), figures.label(metric)
   if not found:
-    return [*lines, f"No two differ significantly in {_named(metric)}.", ""]
-  lines += [f"What differs in {_named(metric)} (Welch's test, Holm's levels):"]
-  return [*lines, "", *(f"- {_words(each, metric)}" for each in found), ""]
+    return [*lines, f"No significant differences in {name}.", ""]
+  return [
+    *lines,
+    f"Significant differences in {name} (Welch's test with Holm's correction,"
+    " p < 0.05):",
+    "",
+    *(f"- {_in_words(each, metric)}" for each in found),
+    "",
+  ]
 
 
-def _words(each: Difference, metric: str) -> str:
-  by = _number(metric, each.amount)
-  sure = "p < 0.001" if each.p < 0.001 else f"p = {each.p:.3f}"
+def _in_words(difference: Difference, metric: str) -> str:
+  higher, lower, amount, p = difference
+  p_text = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+  by = f"by {_number(metric, amount)} ({p_text})"
   if metric in _LOWER_IS_BETTER:
-    return f"{each.worse} is below {each.better} by {by} ({sure})"
-  return f"{each.better} is above {each.worse} by {by} ({sure})"
+    return f"{lower} is below {higher} {by}"
+  return f"{higher} is above {lower} {by}"
 
 
-def _values(seeds: Sequence[Result], split: str, name: str) -> list[float]:
-  return _present(seed.splits[split]["metrics"].get(name) for seed in seeds)
+def _by_group(table: pd.DataFrame, columns: Columns) -> list[str]:
+  """A Markdown table with a row for each group."""
+  lines = [["", *columns], ["---"] * (1 + len(columns))]
+  for group, rows in groups(table).items():
+    lines.append([group, *(text(rows) for text in columns.values())])
+  return [*(f"| {' | '.join(line)} |" for line in lines), ""]
 
 
-def _present(values: Iterable[float | None]) -> list[float]:
-  return [value for value in values if value is not None]
-
-
-def _median(seeds: Sequence[Result], of: Callable[[Result], float]) -> float:
-  return statistics.median(map(of, seeds))
-
-
-def _mean(name: str, values: Sequence[float], of: int) -> str:
-  """A mean and its interval; and how many have it, if not all."""
+def _mean(name: str, rows: pd.DataFrame) -> str:
+  """A mean with its interval, and the number of seeds if not all have it."""
+  values = present(rows[name])
   if not values:
     return "\u2013"
-  found = interval(values)
-  text = _number(name, found.mean)
-  if not math.isnan(found.half_width):
-    text += f" \u00b1 {_number(name, found.half_width)}"
-  return text if len(values) == of else f"{text} (n = {len(values)})"
+  mean, half_width = interval(values)
+  text = _number(name, mean)
+  if not math.isnan(half_width):
+    text += f" \u00b1 {_number(name, half_width)}"
+  return text if len(values) == len(rows) else f"{text} (n = {len(values)})"
+
+
+def _plain_mean(metric: str, column: str, rows: pd.DataFrame) -> str:
+  return _number(metric, statistics.fmean(rows[column]))
+
+
+def _median(name: str, rows: pd.DataFrame) -> float:
+  return statistics.median(rows[name])
 
 
 def _number(name: str, value: float) -> str:
   if name in _PERCENT:
     return f"{100 * value:.2f}%"
   return f"{value:.4f}" if name == "loss" else f"{value:.2f}"
-
-
-def _named(metric: str) -> str:
-  names = {"bleu": "BLEU", "chrf": "chrF"}
-  return names.get(metric, metric.replace("_", " "))
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-  lines = [head, ["---"] * len(head), *rows]
-  return [*(f"| {' | '.join(line)} |" for line in lines), ""]

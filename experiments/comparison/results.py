@@ -1,18 +1,18 @@
-"""What the cells of a comparison have left, read again and put together."""
+"""Reads the results of complete trials into tables, and writes them as CSV."""
 
-import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
-from experiments.comparison.grid import UNREADABLE, Cell, text_of
+from experiments.comparison.grid import UNREADABLE, Trial, text_of
 from experiments.comparison.runner import Outcome
 from experiments.training.metrics_writer import METRICS, TIMINGS
 
-# In this order, where a run has them.
+# The metrics that are compared, in the order of the columns.
 SCORES = (
   "sequence_accuracy",
   "token_accuracy",
@@ -22,223 +22,172 @@ SCORES = (
   "loss",
   "alignment_error_rate",
 )
+_COSTS = (
+  "largest_weight",
+  "parameters",
+  "step_milliseconds",
+  "seconds",
+  "peak_memory",
+)
+_KEYS = ("group", "seed")
+_BINS = ("length", "to_length", "count")
 
 
-class Result(NamedTuple):
-  """A cell that is complete.
+class Results(NamedTuple):
+  """The results of complete trials; absent values are None, NaN is NaN.
 
   Attributes:
-    cell: which.
-    splits: eval/SPLIT.json of each set.
-    curve: metrics of the validation set, step by step, and with the seconds
-      that training had taken.
-    num_parameters: of the model.
-    step_milliseconds: of a usual step.
-    seconds: of training, evaluations on the way included.
-    peak_memory: bytes.
-    largest_weight: of a row of attention weights, on average over the run's
-      pictures; None if it looks nowhere.
+    trials: that are complete.
+    scores: the names of the metrics that the tables have.
+    splits: a row for each trial and evaluation set; its scores, costs, largest
+      attention weight, and `bins`, the rows of its metrics by source length.
+    curves: a row for each trial and evaluation during training.
   """
 
-  cell: Cell
-  splits: dict[str, dict[str, Any]]
-  curve: list[dict[str, float]]
-  num_parameters: int
-  step_milliseconds: float
-  seconds: float
-  peak_memory: float
-  largest_weight: float | None
+  trials: list[Trial]
+  scores: list[str]
+  splits: pd.DataFrame
+  curves: pd.DataFrame
 
 
-def read_all(
-  outcomes: Iterable[Outcome],
-) -> tuple[list[Result], list[Outcome]]:
-  """Reads what complete cells have left.
-
-  Args:
-    outcomes: of every cell.
-
-  Returns:
-    The results; and the outcomes of cells that failed, or whose results cannot
-    be read.
-
-  Example:
-    >>> read_all([])
-    ([], [])
-  """
-  found, failed = [], []
-  for outcome in outcomes:
-    if outcome.error:
-      failed.append(outcome)
-      continue
+def read_all(outcomes: Iterable[Outcome]) -> tuple[Results, list[Outcome]]:
+  """Reads the complete trials; also returns those that failed."""
+  trials, failed = [], []
+  splits: list[dict[str, Any]] = []
+  curves: list[dict[str, Any]] = []
+  for trial, error in outcomes:
     try:
-      found.append(_read(outcome.cell))
-    except UNREADABLE as error:
-      why = f"its results cannot be read ({error}); remove it to train it again"
-      failed.append(Outcome(outcome.cell, f"{outcome.cell.workdir}: {why}"))
+      if error is None:
+        rows, points = _read(trial)
+        trials.append(trial)
+        splits += rows
+        curves += points
+    except UNREADABLE as damage:
+      error = f"{trial.workdir}: its results cannot be read ({damage}); delete"
+      error += " this directory to train it again"
+    if error is not None:
+      failed.append(Outcome(trial, error))
+  scores = [name for name in SCORES if any(name in row for row in splits)]
+  found = Results(
+    trials,
+    scores,
+    _table(splits, [*_KEYS, "split", *scores, *_COSTS, "bins"]),
+    _table(curves, [*_KEYS, "step", "seconds", *scores]),
+  )
   return found, failed
 
 
-def _read(cell: Cell) -> Result:
-  """What a complete cell has left."""
-  splits = {
-    name: json.loads((cell.workdir / "eval" / f"{name}.json").read_text())
-    for name in cell.splits
+def _table(
+  rows: Iterable[Mapping[str, Any]], columns: Sequence[str]
+) -> pd.DataFrame:
+  """A table with None for absent values, which is distinct from NaN."""
+  values: Any = [[row.get(column) for column in columns] for row in rows]
+  return pd.DataFrame(values, columns=list(columns), dtype=object)
+
+
+def groups(table: pd.DataFrame, by: str = "group") -> dict[str, pd.DataFrame]:
+  """The rows of each group, in the order of the trials."""
+  return {str(name): rows for name, rows in table.groupby(by, sort=False)}
+
+
+def present(values: Iterable[Any]) -> list[Any]:
+  """The values that are not None; NaN stays."""
+  return [value for value in values if value is not None]
+
+
+def _read(trial: Trial) -> tuple[list[dict], list[dict]]:
+  """A trial's rows of the two tables."""
+  keys = {"group": trial.group, "seed": trial.seed}
+  timings = _read_lines(trial.workdir / TIMINGS, "train")
+  seconds = _training_seconds(timings)
+  timings = [line for line in timings if "seconds" in line]
+  costs = {
+    "largest_weight": _largest_weight(trial.attention_weights),
+    "step_milliseconds": timings[-1]["step_milliseconds"],
+    "seconds": max(seconds.values()),
+    "peak_memory": max(line["peak_memory"] for line in timings),
   }
-  lines = [
-    line for line in _lines(cell.workdir / TIMINGS) if line["split"] == "train"
+  splits = []
+  for split in trial.splits:
+    path = trial.workdir / "eval" / f"{split}.json"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    splits.append(
+      {
+        **keys,
+        "split": split,
+        **found["metrics"],
+        **costs,
+        "parameters": found["parameters"],
+        "bins": found["by_length"],
+      }
+    )
+  curves = [
+    {**keys, **line, "seconds": seconds[line["step"]]}
+    for line in _read_lines(trial.workdir / METRICS, "validation")
+    if line["step"] in seconds
   ]
-  clock = _clock(lines)
-  timings = [line for line in lines if "seconds" in line]
-  curve = [
-    {**line, "seconds": clock[line["step"]]}
-    for line in _lines(cell.workdir / METRICS)
-    if line["split"] == "validation" and line["step"] in clock
-  ]
-  return Result(
-    cell,
-    splits,
-    curve,
-    num_parameters=splits["validation"]["parameters"],
-    step_milliseconds=timings[-1]["step_milliseconds"],
-    seconds=max(clock.values()),
-    peak_memory=max(line["peak_memory"] for line in timings),
-    largest_weight=_largest_weight(cell.looks),
-  )
+  return splits, curves
 
 
-def _largest_weight(path: Path) -> float | None:
-  found = np.load(path, allow_pickle=False)
-  largest = np.concatenate(
-    [
-      weights[: np.count_nonzero(target)].max(-1)
-      for weights, target in zip(found["weights"], found["target"])
-    ]
-  )
-  return float(largest.mean()) if largest.any() else None
+def _read_lines(path: Path, split: str) -> list[dict[str, Any]]:
+  lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+  return [line for line in lines if line["split"] == split]
 
 
-def _clock(lines: Sequence[dict[str, float]]) -> dict[int, float]:
-  """Seconds of training by step; every start began anew at 0."""
-  clock, before, last = {}, 0.0, 0.0
+def _training_seconds(lines: Sequence[Mapping[str, float]]) -> dict[int, float]:
+  """Seconds of training by step, where a resumed run counts from 0 again."""
+  seconds, before, last = {}, 0.0, 0.0
   for line in lines:
     if "first_step_seconds" in line:
       before, last = before + last, 0.0
     if "seconds" in line:
       last = line["seconds"]
-      clock[int(line["step"])] = before + last
-  return clock
+      seconds[int(line["step"])] = before + last
+  return seconds
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-  return [json.loads(line) for line in path.read_text().splitlines()]
+def _largest_weight(path: Path) -> float | None:
+  """The largest attention weight of a token, on average; None without any."""
+  arrays = np.load(path, allow_pickle=False)
+  largest = np.concatenate(
+    [
+      weights[: np.count_nonzero(target)].max(-1)
+      for weights, target in zip(arrays["weights"], arrays["target"])
+    ]
+  )
+  return float(largest.mean()) if largest.any() else None
 
 
-def by_group(results: Iterable[Result]) -> dict[str, list[Result]]:
-  """Puts the seeds of the same values together.
-
-  Args:
-    results: of complete cells.
-
-  Returns:
-    Results by group, in order.
-
-  Example:
-    >>> by_group([])
-    {}
-  """
-  groups: dict[str, list[Result]] = {}
-  for result in results:
-    groups.setdefault(result.cell.group, []).append(result)
-  return groups
-
-
-def scores_of(results: Sequence[Result]) -> list[str]:
-  """Returns the metrics that results have.
-
-  Args:
-    results: of complete cells.
-
-  Returns:
-    Names, of `SCORES`.
-
-  Example:
-    >>> scores_of([])
-    []
-  """
-  found = {
-    name
-    for result in results
-    for split in result.splits.values()
-    for name in split["metrics"]
-  }
-  return [name for name in SCORES if name in found]
-
-
-def write_tables(results: Sequence[Result], folder: Path) -> None:
+def write_tables(results: Results, folder: Path) -> None:
   """Writes results.csv, curves.csv and by_length.csv.
 
-  They have a line for every cell and evaluation set, look at the validation
-  set, and range of lengths of an evaluation set.
-
-  Args:
-    results: of complete cells.
-    folder: where to.
-
-  Example:
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...   write_tables([], Path(folder))
-    ...   sorted(path.name for path in Path(folder).iterdir())
-    ['by_length.csv', 'curves.csv', 'results.csv']
+  They have a row for each trial and evaluation set; for each evaluation of the
+  validation set during training; for each evaluation set and range of lengths.
   """
-  scores = scores_of(results)
-
-  def scored(found: Mapping[str, Any]) -> list:
-    return [found.get(name, "") for name in scores]
-
-  def by_set(result: Result) -> Iterator[list]:
-    for split, found in result.splits.items():
-      yield [
-        split,
-        *scored(found["metrics"]),
-        result.largest_weight,
-        result.num_parameters,
-        result.step_milliseconds,
-        result.seconds,
-        result.peak_memory,
-      ]
-
-  def by_look(result: Result) -> Iterator[list]:
-    for point in result.curve:
-      yield [int(point["step"]), *scored(point)]
-
-  def by_length(result: Result) -> Iterator[list]:
-    for split, found in result.splits.items():
-      for row in found["by_length"]:
-        ranges = (row["length"], row["to_length"], row.get("count", ""))
-        yield [split, *ranges, *scored(row)]
-
-  costs = ["largest_weight", "parameters", "step_milliseconds", "seconds"]
-  head = ["split", *scores, *costs, "peak_memory"]
-  _write(folder / "results.csv", results, head, by_set)
-  _write(folder / "curves.csv", results, ["step", *scores], by_look)
-  head = ["split", "length", "to_length", "count", *scores]
-  _write(folder / "by_length.csv", results, head, by_length)
+  scores = results.scores
+  columns = ["split", *scores, *_COSTS]
+  _write(results, results.splits, columns, folder / "results.csv")
+  _write(results, results.curves, ["step", *scores], folder / "curves.csv")
+  columns = ["split", *_BINS, *scores]
+  keys = results.splits[[*_KEYS, "split"]].to_dict("records")
+  rows = [
+    {**key, **bin}
+    for key, bins in zip(keys, results.splits["bins"])
+    for bin in bins
+  ]
+  bins = _table(rows, [*_KEYS, *columns])
+  _write(results, bins, columns, folder / "by_length.csv")
 
 
 def _write(
-  path: Path,
-  results: Sequence[Result],
-  head: Sequence[str],
-  rows: Callable[[Result], Iterable[list]],
+  results: Results, table: pd.DataFrame, columns: Sequence[str], path: Path
 ) -> None:
-  """Writes a table, each row after its cell's values and seed."""
-  swept = list(results[0].cell.values) if results else []
-  with path.open("w", newline="", encoding="utf-8") as file:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*swept, "seed", *head])
-    for result in results:
-      values = map(text_of, result.cell.values.values())
-      which = [*values, result.cell.seed]
-      writer.writerows([*which, *row] for row in rows(result))
+  """Writes columns of a table, after the swept values and the seed."""
+  values = {trial.group: trial.values for trial in results.trials}
+  written = table[["seed", *columns]].copy()
+  for index, field in enumerate(results.trials[0].values):
+    texts = {group: text_of(each[field]) for group, each in values.items()}
+    written.insert(index, field, table["group"].map(texts))
+  # Pandas would write NaN as "", as it does None.
+  written = written.map(lambda value: "nan" if value != value else value)
+  written.to_csv(path, index=False, lineterminator="\n")

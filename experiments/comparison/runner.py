@@ -1,4 +1,4 @@
-"""Training the cells of a comparison, some at a time, each in its process."""
+"""Trains the trials of a comparison in processes, several at a time."""
 
 import contextlib
 import io
@@ -7,250 +7,209 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tqdm import tqdm
 
-from experiments.comparison.grid import Cell
+from experiments.comparison.grid import Trial
 from experiments.errors import AGAIN, UserError
 from experiments.progress import has_terminal
 from experiments.training.metrics_writer import METRICS
 
-# Seconds between two looks at the processes, and between two lines in a log.
-_LOOK_EVERY, _LINE_EVERY = 0.2, 30.0
 LOG = "train.log"
+_POLL_SECONDS = 0.2
+# Seconds between two updates of the progress bar in a log file.
+_LOG_SECONDS = 30.0
 
 
 class Outcome(NamedTuple):
-  """What came of a cell.
+  """A trial, and why it failed; None if it is complete."""
 
-  Attributes:
-    cell: which.
-    error: why it failed; None if it is complete.
-  """
-
-  cell: Cell
+  trial: Trial
   error: str | None
 
 
 class _Attempt(NamedTuple):
-  """A process that trains a cell, whose log begins there, in bytes."""
+  """A process that trains a trial, and where its log begins, in bytes."""
 
-  cell: Cell
+  trial: Trial
+  process: subprocess.Popen
   log_start: int
 
 
 class StoppedError(UserError):
-  """The comparison was asked to stop; the same command goes on."""
+  """A signal stopped the comparison; the same command continues it."""
 
   code = AGAIN
 
 
-def run(cells: Sequence[Cell], num_jobs: int) -> list[Outcome]:
-  """Trains what is not complete yet.
+def run(trials: Sequence[Trial], num_jobs: int) -> list[Outcome]:
+  """Trains the incomplete trials, `num_jobs` at a time; all their outcomes.
 
-  A cell that fails does not stop the others. SIGINT, SIGTERM and SIGHUP have
-  the cells under way save and stop; a second SIGINT stops them at once.
-
-  Args:
-    cells: of `grid`.
-    num_jobs: how many at a time.
-
-  Returns:
-    What came of each, in their order.
-
-  Raises:
-    StoppedError: if it was asked to stop.
-
-  Example:
-    >>> run([], num_jobs=1)
-    []
+  A failed trial does not stop the others. SIGINT, SIGTERM and SIGHUP make the
+  running trials save and stop, and raise StoppedError; a second SIGINT stops
+  them at once.
   """
-  found = {cell.workdir: _found(cell) for cell in cells}
-  outcomes = {place: outcome for place, outcome in found.items() if outcome}
-  waiting = [cell for cell in cells if cell.workdir not in outcomes]
-  under_way: dict[subprocess.Popen, _Attempt] = {}
-  told = 0
+  existing = {trial.workdir: _existing(trial) for trial in trials}
+  outcomes = {workdir: each for workdir, each in existing.items() if each}
+  waiting = [trial for trial in trials if trial.workdir not in outcomes]
+  running: list[_Attempt] = []
+  num_forwarded = 0
   with (
-    _listening() as asked,
-    _Overview(waiting, len(cells)) as overview,
-    _none_left_behind(under_way),
+    _stop_signals() as received,
+    _Progress(waiting, len(trials)) as progress,
+    _terminated_on_error(running),
   ):
-    while under_way or (waiting and not asked):
-      while waiting and len(under_way) < num_jobs and not asked:
-        cell = waiting.pop(0)
-        try:
-          process, attempt = _start(cell)
-        except OSError as error:
-          why = f"{error.filename or cell.workdir}: {error.strerror}"
-          outcomes[cell.workdir] = Outcome(cell, why)
-          overview.finish(outcomes[cell.workdir])
-          continue
-        under_way[process] = attempt
-      time.sleep(_LOOK_EVERY)
-      for number in asked[told:]:
-        overview.say(f"{signal.Signals(number).name}: stopping what is trained")
-        for process in under_way:
-          # Training does not listen to SIGHUP.
-          hung_up = number == signal.SIGHUP
-          process.send_signal(signal.SIGTERM if hung_up else number)
-      told = len(asked)
-      for process in [each for each in under_way if each.poll() is not None]:
-        attempt = under_way.pop(process)
-        outcome = _outcome(attempt, process.returncode)
-        outcomes[attempt.cell.workdir] = outcome
-        overview.finish(outcome)
-      overview.look(attempt.cell for attempt in under_way.values())
-  if asked:
-    raise StoppedError("stopped; the same command goes on")
-  return [outcomes[cell.workdir] for cell in cells]
+    while running or (waiting and not received):
+      ended: list[Outcome] = []
+      while waiting and len(running) < num_jobs and not received:
+        started = _start(waiting.pop(0))
+        if isinstance(started, Outcome):
+          ended.append(started)
+        else:
+          running.append(started)
+      time.sleep(_POLL_SECONDS)
+      for number in received[num_forwarded:]:
+        progress.write(f"{signal.Signals(number).name}: stopping the trials")
+        _forward(number, running)
+        num_forwarded += 1
+      for attempt in list(running):
+        if attempt.process.poll() is not None:
+          running.remove(attempt)
+          ended.append(_outcome(attempt))
+      for outcome in ended:
+        outcomes[outcome.trial.workdir] = outcome
+        progress.finish(outcome)
+      progress.update(attempt.trial for attempt in running)
+  if received:
+    raise StoppedError("stopped; the same command continues the comparison")
+  return [outcomes[trial.workdir] for trial in trials]
 
 
-def _found(cell: Cell) -> Outcome | None:
-  """What stands there already: None if there is work to do."""
+def _existing(trial: Trial) -> Outcome | None:
+  """The outcome of a trial that needs no training, or cannot have any."""
   try:
-    return Outcome(cell, None) if cell.is_complete() else None
+    return Outcome(trial, None) if trial.is_complete() else None
   except (UserError, OSError, ValueError) as error:
-    return Outcome(cell, str(error))
+    return Outcome(trial, str(error))
 
 
-def _start(cell: Cell) -> tuple[subprocess.Popen, _Attempt]:
-  """Starts a cell, in a session of its own: Ctrl-C is told it, not heard."""
-  cell.workdir.mkdir(parents=True, exist_ok=True)
-  with (cell.workdir / LOG).open("a", encoding="utf-8") as log:
-    begins = log.seek(0, io.SEEK_END)
-    process = subprocess.Popen(
-      cell.command,
-      stdin=subprocess.DEVNULL,
-      stdout=log,
-      stderr=subprocess.STDOUT,
-      start_new_session=True,
+def _start(trial: Trial) -> _Attempt | Outcome:
+  """Starts a process in its own session, so that Ctrl-C does not reach it."""
+  try:
+    trial.workdir.mkdir(parents=True, exist_ok=True)
+    with (trial.workdir / LOG).open("a", encoding="utf-8") as log:
+      log_start = log.seek(0, io.SEEK_END)
+      process = subprocess.Popen(
+        trial.command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+      )
+  except OSError as error:
+    path = error.filename or trial.workdir
+    return Outcome(trial, f"{path}: {error.strerror}")
+  return _Attempt(trial, process, log_start)
+
+
+def _forward(number: int, running: Collection[_Attempt]) -> None:
+  """Sends a signal to the trials; training has no handler for SIGHUP."""
+  for attempt in running:
+    attempt.process.send_signal(
+      signal.SIGTERM if number == signal.SIGHUP else number
     )
-  return process, _Attempt(cell, begins)
+
+
+def _outcome(attempt: _Attempt) -> Outcome:
+  """The outcome of a process that has ended, with its log's last error."""
+  code, log = attempt.process.returncode, attempt.trial.workdir / LOG
+  if code == 0:
+    return Outcome(attempt.trial, None)
+  text = log.read_bytes()[attempt.log_start :].decode(errors="replace")
+  lines = [line.strip() for line in text.splitlines() if line.strip()]
+  errors = [line for line in lines if "error:" in line.lower()]
+  reason = [*lines[-1:], *errors[-1:]] or ["no output"]
+  return Outcome(attempt.trial, f"exit code {code}: {reason[-1]} ({log})")
 
 
 @contextlib.contextmanager
-def _none_left_behind(under_way: Mapping[subprocess.Popen, _Attempt]):
-  """Has what is trained save and stop, should this process fail."""
+def _terminated_on_error(running: Collection[_Attempt]) -> Iterator[None]:
+  """Makes the trials save and stop if this process fails."""
   try:
     yield
   finally:
-    for process in under_way:
-      process.terminate()
-
-
-def _outcome(attempt: _Attempt, code: int) -> Outcome:
-  """What a process that has ended leaves."""
-  cell = attempt.cell
-  if code == 0:
-    return Outcome(cell, None)
-  log = cell.workdir / LOG
-  said = log.read_bytes()[attempt.log_start :]
-  lines = said.decode(encoding="utf-8", errors="replace").splitlines()
-  told = [line for line in lines if line.strip()]
-  error = next((line for line in told[::-1] if "error:" in line.lower()), "")
-  why = error or (told[-1] if told else "it said nothing")
-  return Outcome(cell, f"exit code {code}: {why.strip()} ({log})")
+    for attempt in running:
+      attempt.process.terminate()
 
 
 @contextlib.contextmanager
-def _listening() -> Iterator[list[int]]:
-  """The signals that asked to stop, so far."""
-  asked: list[int] = []
-  before = {
-    number: signal.signal(number, lambda number, _: asked.append(number))
+def _stop_signals() -> Iterator[list[int]]:
+  """The numbers of the stop signals received so far."""
+  received: list[int] = []
+  previous = {
+    number: signal.signal(number, lambda number, _: received.append(number))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
   }
   try:
-    yield asked
+    yield received
   finally:
-    for number, handler in before.items():
+    for number, handler in previous.items():
       signal.signal(number, handler)
 
 
-class _Overview:
-  """A bar of all steps of all cells, or a line now and then."""
+class _Progress:
+  """A progress bar over the steps of all incomplete trials."""
 
-  def __init__(self, waiting: Sequence[Cell], num_cells: int):
-    self._steps = {cell.workdir: cell.raw["train"]["steps"] for cell in waiting}
-    self._done = {cell.workdir: last_step(cell) for cell in waiting}
-    self._finished = num_cells - len(waiting)
-    self._num_cells = num_cells
-    self._lines = not has_terminal()
-    self._begin = self._said = self._looked = time.monotonic()
-    self._before = sum(self._done.values())
+  def __init__(self, waiting: Sequence[Trial], num_trials: int):
+    self._steps = {t.workdir: t.raw["train"]["steps"] for t in waiting}
+    self._done = {trial.workdir: last_step(trial) for trial in waiting}
+    self._num_waiting, self._num_trials = len(waiting), num_trials
     self._bar = tqdm(
       total=sum(self._steps.values()),
-      initial=self._before,
-      disable=self._lines or not waiting,
+      initial=sum(self._done.values()),
+      disable=not waiting,
       unit="step",
       dynamic_ncols=True,
+      mininterval=0.1 if has_terminal() else _LOG_SECONDS,
+      miniters=1,
     )
     self._describe()
 
-  def __enter__(self) -> "_Overview":
+  def __enter__(self) -> "_Progress":
     return self
 
   def __exit__(self, *_) -> None:
     self._bar.close()
 
-  def say(self, line: str) -> None:
+  def write(self, line: str) -> None:
     """Prints a line above the bar."""
-    if self._lines:
-      print(line, file=sys.stderr, flush=True)
-    else:
-      self._bar.write(line, file=sys.stderr)
+    self._bar.write(line, file=sys.stderr)
 
   def finish(self, outcome: Outcome) -> None:
-    """Counts a cell."""
-    cell = outcome.cell
-    self._finished += 1
-    # A failure or patience may have ended it before its last step.
-    self._steps[cell.workdir] = self._done[cell.workdir] = last_step(cell)
+    """Counts a trial that has ended."""
+    trial = outcome.trial
+    self._num_waiting -= 1
+    # A failure or early stopping may have ended it before its last step.
+    self._steps[trial.workdir] = self._done[trial.workdir] = last_step(trial)
     self._bar.total = sum(self._steps.values())
-    name = f"{cell.group}, seed {cell.seed}"
-    self.say(f"{name}: {outcome.error or 'done'}")
+    self.write(f"{trial.name}: {outcome.error or 'done'}")
     self._describe()
 
-  def look(self, under_way: Iterable[Cell]) -> None:
-    """Looks how far they are."""
-    now = time.monotonic()
-    if now - self._looked < 1.0:
-      return
-    self._looked = now
-    for cell in under_way:
-      self._done[cell.workdir] = last_step(cell)
-    done = sum(self._done.values())
-    self._bar.update(done - self._bar.n)
-    if self._lines and now - self._said >= _LINE_EVERY:
-      self._said = now
-      total, made = sum(self._steps.values()), done - self._before
-      seconds = (now - self._begin) * (total - done) / made if made > 0 else 0
-      left = f", {tqdm.format_interval(seconds)} left" if made > 0 else ""
-      self.say(
-        f"{self._finished}/{self._num_cells} cells, {done:,} of {total:,}"
-        f" steps{left}"
-      )
+  def update(self, trials: Iterable[Trial]) -> None:
+    """Advances the bar to the last steps that the trials have logged."""
+    self._done |= {trial.workdir: last_step(trial) for trial in trials}
+    self._bar.update(sum(self._done.values()) - self._bar.n)
 
   def _describe(self) -> None:
-    self._bar.set_description(f"{self._finished}/{self._num_cells} cells")
+    num_complete = self._num_trials - self._num_waiting
+    self._bar.set_description(f"{num_complete}/{self._num_trials} trials")
 
 
-def last_step(cell: Cell) -> int:
-  """Returns how far a cell has come, as far as it has said.
-
-  Args:
-    cell: begun or not.
-
-  Returns:
-    A number of steps.
-
-  Example:
-    >>> last_step(cell)  # doctest: +SKIP
-    1200
-  """
-  path = cell.workdir / METRICS
+def last_step(trial: Trial) -> int:
+  """The last step in a trial's metrics.jsonl; 0 if there is none."""
+  path = trial.workdir / METRICS
   try:
     with path.open("rb") as file:
       file.seek(max(path.stat().st_size - 4096, 0))

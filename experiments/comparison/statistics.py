@@ -1,4 +1,4 @@
-"""How sure a mean over seeds is, and which means differ."""
+"""Confidence intervals of means over seeds, and tests of their differences."""
 
 import itertools
 import math
@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 
 class Interval(NamedTuple):
-  """A mean with its 95% confidence interval.
+  """A mean and its 95% confidence interval.
 
   Attributes:
     mean: of the values.
-    half_width: the interval reaches so far to both sides; NaN for one value,
-      or if one is not finite.
+    half_width: of the interval mean - half_width to mean + half_width; NaN for
+      fewer than two values, or if one is not finite.
   """
 
   mean: float
@@ -21,30 +21,29 @@ class Interval(NamedTuple):
 
 
 class Difference(NamedTuple):
-  """Two groups whose means differ.
+  """Two groups whose means differ significantly.
 
   Attributes:
-    better: the group with the greater mean.
-    worse: the other one.
-    amount: by how much.
-    p: how probable so great a difference is by chance, adjusted for the number
-      of pairs that were compared.
+    higher: the group with the greater mean.
+    lower: the other one.
+    amount: the difference of the means.
+    p: the p-value, adjusted for the number of pairs tested.
   """
 
-  better: str
-  worse: str
+  higher: str
+  lower: str
   amount: float
   p: float
 
 
 def interval(values: Sequence[float]) -> Interval:
-  """Returns the mean of a few values and its 95% confidence interval.
+  """Returns the mean and its 95% confidence interval, by Student's t.
 
-  Of Student's t distribution: see "The Probable Error of a Mean", Student,
-  1908 (https://doi.org/10.1093/biomet/6.1.1).
+  See "The Probable Error of a Mean", Student, 1908
+  (https://doi.org/10.1093/biomet/6.1.1).
 
   Args:
-    values: of one group, independent of each other.
+    values: independent values of one group.
 
   Returns:
     The interval.
@@ -55,7 +54,7 @@ def interval(values: Sequence[float]) -> Interval:
     (2.0, 2.48)
   """
   mean, count = statistics.fmean(values), len(values)
-  if not is_comparable(values):
+  if not is_testable(values):
     return Interval(mean, math.nan)
   from scipy import stats
 
@@ -63,19 +62,8 @@ def interval(values: Sequence[float]) -> Interval:
   return Interval(mean, float(stats.t.ppf(0.975, count - 1)) * error)
 
 
-def is_comparable(values: Sequence[float]) -> bool:
-  """Returns whether values tell how far they are spread.
-
-  Args:
-    values: of one group.
-
-  Returns:
-    Whether there are two at least, all of them finite.
-
-  Example:
-    >>> is_comparable([1.0, 2.0]), is_comparable([1.0, math.nan])
-    (True, False)
-  """
+def is_testable(values: Sequence[float]) -> bool:
+  """Whether there are two values at least, all of them finite."""
   return len(values) > 1 and all(map(math.isfinite, values))
 
 
@@ -84,51 +72,52 @@ def differences(
 ) -> list[Difference]:
   """Returns the pairs of groups whose means differ significantly.
 
-  Welch's test for each pair, which does not take their spreads to be equal, or
-  where there is no spread the exact test of all ways to deal out the values;
-  and Holm's adjustment for their number: see "A Simple Sequentially Rejective
-  Multiple Test Procedure", Holm, 1979 (https://www.jstor.org/stable/4615733).
+  Uses Welch's t-test, which allows unequal variances, and the exact permutation
+  test for two groups without variance; with Holm's correction for the number of
+  pairs: see "A Simple Sequentially Rejective Multiple Test Procedure", Holm,
+  1979 (https://www.jstor.org/stable/4615733).
 
   Args:
-    groups: values by name; those that are not comparable are left out.
+    groups: values by name; groups with fewer than two values, or with one that
+      is not finite, are not tested.
     level: of significance, for all pairs together.
 
   Returns:
-    The pairs, surest first.
+    The pairs, smallest p-value first.
 
   Example:
     >>> found = differences({"a": [1, 1.1, 0.9], "b": [5, 5.1, 4.9]})
-    >>> [(each.better, each.worse, round(each.amount, 1)) for each in found]
+    >>> [(each.higher, each.lower, round(each.amount, 1)) for each in found]
     [('b', 'a', 4.0)]
   """
-  names = [name for name, values in groups.items() if is_comparable(values)]
+  names = [name for name, values in groups.items() if is_testable(values)]
   tested = sorted(
-    (_probability(groups[one], groups[other]), one, other)
+    (_p_value(groups[one], groups[other]), one, other)
     for one, other in itertools.combinations(names, 2)
   )
-  found, least = [], 0.0
+  found, adjusted = [], 0.0
   for index, (p, one, other) in enumerate(tested):
-    least = max(least, min(1.0, p * (len(tested) - index)))
-    if least >= level:
+    adjusted = max(adjusted, min(1.0, p * (len(tested) - index)))
+    if adjusted >= level:
       break
     amount = statistics.fmean(groups[one]) - statistics.fmean(groups[other])
-    better, worse = (one, other) if amount > 0 else (other, one)
-    found.append(Difference(better, worse, abs(amount), least))
+    higher, lower = (one, other) if amount > 0 else (other, one)
+    found.append(Difference(higher, lower, abs(amount), adjusted))
   return found
 
 
-def _probability(one: Sequence[float], other: Sequence[float]) -> float:
-  """Of Welch's test; of permutations where neither group has any spread."""
+def _p_value(one: Sequence[float], other: Sequence[float]) -> float:
+  """Of Welch's test; of the permutation test if neither group has variance."""
   if len({*one}) == len({*other}) == 1:
     if one[0] == other[0]:
       return 1.0
     return 2 / math.comb(len(one) + len(other), len(one))
   from scipy import stats
 
-  means, spreads, counts = (
-    [of(values) for values in (one, other)]
-    for of in (statistics.fmean, statistics.stdev, len)
-  )
-  summaries = [each for pair in zip(means, spreads, counts) for each in pair]
-  found = stats.ttest_ind_from_stats(*summaries, equal_var=False)
-  return float(found.pvalue)
+  moments = [
+    (statistics.fmean(each), statistics.stdev(each), len(each))
+    for each in (one, other)
+  ]
+  # From moments: ttest_ind warns of a group without variance.
+  test = stats.ttest_ind_from_stats(*moments[0], *moments[1], equal_var=False)
+  return float(test.pvalue)

@@ -1,0 +1,188 @@
+"""The results of trials, the report, its CSV files and its figures."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+
+from experiments.comparison import figures, report, results, runner
+from tests.experiments.comparison.trials import make_trials, write_results
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+  """Draws nothing, which takes most of the time of a report."""
+  monkeypatch.setattr(figures, "draw_all", lambda *_: [])
+
+
+def write_report(trials, folder):
+  """The report of complete trials."""
+  outcomes = [runner.Outcome(trial, None) for trial in trials]
+  found, failed = results.read_all(outcomes)
+  path = report.write(
+    found, failed, folder, command="", metric="sequence_accuracy"
+  )
+  return path.read_text()
+
+
+def test_report_shows_means_differences_costs_and_failures(tmp_path):
+  scores = {"none": 0.4, "general": 0.6, "dot": 0.9}
+  trials = make_trials({"model.attention": list(scores)}, tmp_path, num_seeds=3)
+  for trial in trials[:-1]:
+    accuracy = scores[trial.group]
+    write_results(trial, accuracy + 0.01 * trial.seed)
+    assert trial.is_complete()
+  outcomes = [runner.Outcome(trial, None) for trial in trials[:-1]]
+  outcomes.append(runner.Outcome(trials[-1], "exit code 2: it broke"))
+  path = report.write(
+    *results.read_all(outcomes),
+    tmp_path,
+    command="compare this",
+    metric="sequence_accuracy",
+    others=["concat/seed-0"],
+  )
+  text = path.read_text()
+  assert text.startswith("# reverse, by attention\n\n    compare this\n")
+  assert "Other runs in this directory, not compared here: concat/seed" in text
+  assert "## 1 of 9 trials failed" in text
+  assert "- dot, seed 2: exit code 2: it broke" in text
+  assert (
+    "| none | 3 | 41.00% \u00b1 2.48% | 0.5900 \u00b1 0.0248 | \u2013 |" in text
+  )
+  assert "| dot | 2 | 90.50% \u00b1 6.35% |" in text
+  assert "- dot is above none by 49.50% (p " in text
+  assert "differences in alignment error rate (Welch" in text
+  assert "- dot is below general by 29.50% (p " in text
+  assert "below none" not in text
+  assert "| none | \u2013 |\n" in text
+  assert "| dot | 0.70 \u00b1 0.00 |\n" in text
+  assert "| none | 1,000 | 2.5 | 1.0 | 1,024 |" in text
+  for name in (
+    "by_length",
+    "curves",
+    "curves_by_time",
+    "costs",
+    "attention_weights",
+  ):
+    assert (tmp_path / "figures" / f"{name}.png").stat().st_size > 5000
+    assert f"(figures/{name}.png)" in text
+  rows = list(
+    csv.DictReader((tmp_path / "results.csv").read_text().splitlines())
+  )
+  assert len(rows) == 8 * len(trials[0].splits)
+  assert list(rows[0]) == [
+    "model.attention",
+    "seed",
+    "split",
+    "sequence_accuracy",
+    "loss",
+    "alignment_error_rate",
+    "largest_weight",
+    "parameters",
+    "step_milliseconds",
+    "seconds",
+    "peak_memory",
+  ]
+  assert rows[0]["model.attention"] == "none"
+  assert rows[0]["sequence_accuracy"] == "0.4"
+  assert rows[0]["alignment_error_rate"] == rows[0]["largest_weight"] == ""
+  assert rows[0]["parameters"] == "1000"
+  curves = (tmp_path / "curves.csv").read_text().splitlines()
+  assert len(curves) == 1 + 8
+  assert curves[1] == "none,0,12,0.4,,"
+  lengths = (tmp_path / "by_length.csv").read_text().splitlines()
+  assert lengths[0].startswith("model.attention,seed,split,length,to_length,")
+  assert "none,0,validation,1,4,,0.4,," in lengths
+  assert len(lengths) == len(rows) + 1
+
+
+def test_values_that_are_not_finite_are_shown_and_not_tested(tmp_path):
+  sweep = {"model.attention": ["none", "dot", "general"]}
+  trials = make_trials(sweep, tmp_path, num_seeds=2)
+  for trial, accuracy in zip(trials, (0.3, 0.4, math.nan, 0.5, 0.6, 0.7)):
+    write_results(trial, accuracy)
+  text = write_report(trials, tmp_path)
+  assert "| dot | 2 | nan% | nan" in text
+  assert "Not tested, without two finite values: dot." in text
+  assert "- general is above none by" in text or "No significant" in text
+  assert "dot,0,test,nan,nan,nan," in (tmp_path / "results.csv").read_text()
+  text = write_report(trials[:3], tmp_path)
+  assert "Not tested, without two finite values: dot." in text
+  assert "No significant" not in text
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_metric_that_some_seeds_lack_has_its_number_of_seeds(tmp_path):
+  trials = make_trials({"model.attention": ["dot"]}, tmp_path, num_seeds=3)
+  for trial in trials:
+    write_results(trial, 0.5 + 0.1 * trial.seed)
+  path = trials[0].workdir / "eval" / "test.json"
+  first = json.loads(path.read_text())
+  del first["metrics"]["alignment_error_rate"]
+  path.write_text(json.dumps(first))
+  row = "| dot | 3 | 60.00% \u00b1 24.84% | 0.4000 \u00b1 0.2484 | 30.00%"
+  assert f"{row} \u00b1 63.53% (n = 2) |" in write_report(trials, tmp_path)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_different_source_lengths_are_not_put_in_one_table(tmp_path):
+  trials = make_trials({"model.attention": ["none", "dot"]}, tmp_path)
+  for trial, longest in zip(trials, (4, 5)):
+    write_results(trial, 0.5, longest=longest)
+  text = write_report(trials, tmp_path)
+  assert "The source lengths differ between groups" in text
+  assert "by length:" not in text
+
+
+@pytest.mark.parametrize(
+  "metric", ["token_accuracy", "teacher_forced_accuracy"]
+)
+@pytest.mark.usefixtures("no_figures")
+def test_training_metrics_may_have_the_old_or_the_new_name(metric, tmp_path):
+  trials = make_trials({"model.attention": ["dot"]}, tmp_path)
+  write_results(trials[0], 0.5, train_metric=metric)
+  assert "| dot | 1 | 50.00% |" in write_report(trials, tmp_path)
+  curves = (tmp_path / "curves.csv").read_text().splitlines()
+  assert curves[1:] == ["dot,0,12,0.5,,"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}\n"])
+@pytest.mark.usefixtures("no_figures")
+def test_a_trial_with_unreadable_results_fails_alone(content, tmp_path):
+  trials = make_trials({"model.attention": ["dot", "general"]}, tmp_path)
+  for trial in trials:
+    write_results(trial, 0.5)
+  timings = trials[0].workdir / "timings.jsonl"
+  timings.unlink()
+  if content is not None:
+    timings.write_bytes(content)
+  found, (failed,) = results.read_all(runner.run(trials, num_jobs=1))
+  assert found.trials == trials[1:]
+  assert "its results cannot be read" in failed.error
+  assert "1 of 2 trials failed" in write_report(trials, tmp_path)
+
+
+def test_training_time_adds_up_over_resumed_runs():
+  lines = [
+    {"step": 1, "first_step_seconds": 2.0},
+    {"step": 10, "seconds": 5.0},
+    {"step": 20, "seconds": 9.0},
+    {"step": 21, "first_step_seconds": 2.0},
+    {"step": 30, "seconds": 4.0},
+    {"step": 31, "first_step_seconds": 2.0},
+    {"step": 40, "seconds": 8.0},
+  ]
+  found = results._training_seconds(lines)
+  assert found == {10: 5.0, 20: 9.0, 30: 13.0, 40: 21.0}
+
+
+def test_the_sentence_with_the_most_equal_predictions_is_drawn():
+  predictions = [
+    np.array([["a", "b"], ["c", ""]]),
+    np.array([["a", ""], ["c", ""]]),
+    np.array([["b", "b"], ["c", "d"]]),
+  ]
+  assert figures._most_agreed(predictions) == 1
+  assert figures._most_agreed([each[::-1] for each in predictions]) == 0
