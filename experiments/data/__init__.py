@@ -1,1 +1,1 @@
-"""Where training and evaluation examples come from."""
+"""Training and evaluation data: synthetic tasks and parallel text."""

@@ -1,4 +1,4 @@
-"""What a model reads: padded token ids, and the ids that mean something."""
+"""A batch of token sequences, and the special token ids."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 PAD, BOS, EOS = 0, 1, 2
-UNK = 3  # of text; synthetic tasks begin their symbols here
+UNK = 3  # of text only: the symbols of synthetic tasks begin here
 NUM_SPECIAL = 3
 
 Array = jax.Array | np.ndarray
@@ -24,39 +24,21 @@ class Batch(NamedTuple):
   target: Array
 
 
-def terminate(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-  """Ends every row with EOS after its length, and pads what follows.
-
-  Args:
-    tokens: [B, L] token ids; what stands beyond a row's length is ignored.
-    lengths: [B] integers, from 0 to L.
-
-  Returns:
-    [B, L + 1] int32.
+def append_eos(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+  """Puts EOS after `lengths` [B] tokens of [B, L] rows, and PAD after it.
 
   Example:
-    >>> terminate(np.array([[5, 6, 7], [8, 9, 9]]), np.array([3, 1]))
+    >>> append_eos(np.array([[5, 6, 7], [8, 9, 9]]), np.array([3, 1]))
     array([[5, 6, 7, 2],
            [8, 2, 0, 0]], dtype=int32)
   """
   tokens = np.pad(tokens, ((0, 0), (0, 1)))
-  place = np.arange(tokens.shape[1])
-  tokens = np.where(place < lengths[:, None], tokens, PAD)
-  return np.where(place == lengths[:, None], EOS, tokens).astype(np.int32)
+  position = np.arange(tokens.shape[1])
+  tokens = np.where(position < lengths[:, None], tokens, PAD)
+  return np.where(position == lengths[:, None], EOS, tokens).astype(np.int32)
 
 
 def strip(tokens: np.ndarray) -> np.ndarray:
-  """Cuts one row of tokens before its first EOS (or PAD).
-
-  Args:
-    tokens: [L] integers.
-
-  Returns:
-    The tokens that mean something, without EOS.
-
-  Example:
-    >>> strip(np.array([5, 6, 2, 0]))
-    array([5, 6])
-  """
+  """Returns the tokens [L] before the first EOS or PAD."""
   ends = np.flatnonzero((tokens == EOS) | (tokens == PAD))
   return tokens[: ends[0]] if ends.size else tokens

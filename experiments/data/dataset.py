@@ -1,4 +1,4 @@
-"""What a run learns from, whatever it is: a task that is drawn, or text."""
+"""The interface of datasets, which synthetic tasks and text implement."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -11,12 +11,12 @@ from experiments.data.text.readers import ParallelText
 
 
 class EvaluationSet(NamedTuple):
-  """Examples to answer, and what the answers should be.
+  """Sources and their references.
 
   Attributes:
     batch: sources [N, S] and references [N, T].
-    text: the same as a reader knows them; None for tasks of mere symbols.
-    num_truncated: number of examples that were too long, and are not whole.
+    text: the sentences of the batch; None for synthetic tasks.
+    num_truncated: number of examples that were cut to the longest length.
   """
 
   batch: Batch
@@ -30,10 +30,6 @@ class BatchShard(NamedTuple):
   Attributes:
     indices: the shards that this process loads, in order.
     num_shards: the number of equal shards of a batch.
-
-  Example:
-    >>> BatchShard(indices=(0, 3), num_shards=4).rows(8)
-    array([0, 1, 6, 7])
   """
 
   indices: tuple[int, ...] = (0,)
@@ -46,12 +42,12 @@ class BatchShard(NamedTuple):
 
 
 class Dataset(Protocol):
-  """What the loop asks of a task or of text.
+  """The properties and methods that experiments need of their data.
 
   Attributes:
     source_vocabulary_size: number of source tokens, special ones included.
     target_vocabulary_size: V.
-    shared_vocabulary: whether equal ids mean the same on both sides.
+    shared_vocabulary: whether source and target have the same token ids.
     max_length: the longest source or target, EOS included.
   """
 
@@ -67,42 +63,42 @@ class Dataset(Protocol):
   def training_batches(
     self, *, seed: int, size: int, unit: str, multiple: int, shard: BatchShard
   ) -> "TrainingBatches":
-    """Returns the batches of training, by step.
+    """Returns the training batches by step.
 
     Args:
-      seed: of the run.
-      size: of a batch, in units.
+      seed: the seed of the run.
+      size: the size of a global batch, in units.
       unit: "examples" or "tokens".
-      multiple: of which the number of rows is one.
+      multiple: the number of rows of a global batch is a multiple of this.
       shard: the slice that this process loads.
     """
 
   def evaluation_set(self, split: str) -> EvaluationSet:
-    """Returns the set of a name of `config.data.splits`."""
+    """Returns the set of a name in `config.data.splits`."""
 
   def max_prediction_length(self, source_length: int) -> int:
-    """Returns the longest answer to sources of so many tokens."""
+    """Returns the longest prediction for sources of a length."""
 
   def target_text(self, tokens: np.ndarray) -> list[str]:
-    """Returns target tokens [N, T] as N texts; EOS ends each."""
+    """Returns the texts of target tokens [N, T]; each ends before its EOS."""
 
   def gold_alignments(
     self, source: np.ndarray, target: np.ndarray
   ) -> GoldAlignments | None:
-    """Returns which tokens of a pair belong together, if that is known."""
+    """Returns the alignment of tokens [S] and [T], or None if unknown."""
 
   def source_words(self, tokens: np.ndarray) -> list[str]:
-    """Names [L] source tokens for a reader."""
+    """Returns the labels of source tokens [L] in figures."""
 
   def target_words(self, tokens: np.ndarray) -> list[str]:
-    """Names [L] target tokens for a reader."""
+    """Returns the labels of target tokens [L] in figures."""
 
 
 class TrainingBatches(Protocol):
-  """Training batches by step, without an end."""
+  """An endless sequence of training batches."""
 
   def __getitem__(self, step: int) -> Batch:
-    """Returns this process's rows of the batch that a step reads."""
+    """Returns this process's rows of the batch of a step."""
 
   def describe(self) -> Sequence[str]:
-    """Says what there is, for a reader."""
+    """Returns lines for the log."""

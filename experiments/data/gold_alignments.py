@@ -1,4 +1,4 @@
-"""Which tokens of a source and a target belong together, where that is known.
+"""Gold alignments: which source and target tokens correspond, where known.
 
 Axes: S source, T target.
 """
@@ -11,17 +11,18 @@ import numpy as np
 
 from experiments.data.batch import EOS, PAD
 
-_POWERS = 24
+_MAX_DIGITS = 24
 
 
 class GoldAlignments(NamedTuple):
   """The true alignment of a pair.
 
-  A target token without any link, as the end, belongs to no source token.
+  A target token that is aligned with no source token, such as EOS, counts
+  neither for nor against a model.
 
   Attributes:
     sure: [T, S] bool, pairs that must be aligned.
-    possible: [T, S] bool, pairs that may be, the sure ones among them.
+    possible: [T, S] bool, pairs that may be aligned; includes the sure ones.
   """
 
   sure: np.ndarray
@@ -31,15 +32,7 @@ class GoldAlignments(NamedTuple):
 def diagonal_alignments(
   source: np.ndarray, target: np.ndarray, *, backwards: bool
 ) -> GoldAlignments:
-  """Links tokens of equal places, from the begin or from the end.
-
-  Args:
-    source: [S] token ids, ended by EOS.
-    target: [T] token ids, ended by EOS.
-    backwards: whether the last source token belongs to the first target token.
-
-  Returns:
-    The links; both sides' EOS has none.
+  """Aligns symbols at equal positions, counted from the start or the end.
 
   Example:
     >>> source, target = np.array([5, 7, EOS]), np.array([7, 5, EOS])
@@ -50,8 +43,8 @@ def diagonal_alignments(
   """
   sure = np.zeros((len(target), len(source)), bool)
   count = min(_length(source), _length(target))
-  place = np.arange(count)
-  sure[place, place[::-1] if backwards else place] = True
+  position = np.arange(count)
+  sure[position, position[::-1] if backwards else position] = True
   return GoldAlignments(sure, sure)
 
 
@@ -62,155 +55,134 @@ def _length(tokens: np.ndarray) -> int:
 def number_alignments(
   source: Sequence[str], target: Sequence[str]
 ) -> GoldAlignments:
-  """Links an English number name's tokens to the Korean one's, by digits.
+  """Aligns the tokens of an English number name with those of the Korean one.
 
-  Words that say the same digit are linked for sure: "twelve" says two digits,
-  and 만 without a digit before it says a one. A word that says where a digit
-  stands, as "hundred" and 백, may be linked to the words of those digits and to
-  the words that say the same of them.
+  Tokens that stand for the value of the same digit are aligned for sure:
+  "twelve" stands for two digits, and 만 without a digit before it for a one. A
+  token that gives the place of a digit, as "hundred" and 백 do, may be aligned
+  with the tokens for the digit's value and for its place.
 
   Args:
-    source: S tokens, a space being "_".
-    target: T tokens, likewise.
+    source: S tokens; "_" is a space.
+    target: T tokens; "_" is a space.
 
   Returns:
-    The links.
+    The alignment.
 
   Raises:
-    ValueError: if a word is part of no number.
+    ValueError: if a word is not part of a number.
 
   Example:
     >>> source, target = ["_twelve", "_thousand"], ["_만", "_이", "천"]
-    >>> links = number_alignments(source, target)
-    >>> links.sure.astype(int)
+    >>> gold = number_alignments(source, target)
+    >>> gold.sure.astype(int)
     array([[1, 0],
            [1, 0],
            [0, 0]])
-    >>> links.possible.astype(int)
+    >>> gold.possible.astype(int)
     array([[1, 1],
            [1, 1],
            [1, 1]])
   """
   english, korean = _english("".join(source)), _korean("".join(target))
-  sure = _linked(english.says, source, korean.says, target)
-  possible = _linked(english.places, source, korean.places, target)
+  sure = _shared(english.values, source, korean.values, target)
+  possible = _shared(english.places, source, korean.places, target)
   return GoldAlignments(sure, sure | possible)
 
 
 class _Digits(NamedTuple):
-  """What letters say: sets of powers of ten, one a letter.
+  """The digits that each letter stands for, as powers of ten.
 
   Attributes:
-    says: which digits' values.
-    places: where which digits stand, those whose values it says among them.
+    values: digits whose value the letter's word gives.
+    places: digits whose value or place the letter's word gives.
   """
 
-  says: list[set[int]]
+  values: list[set[int]]
   places: list[set[int]]
 
-  @classmethod
-  def of_nothing(cls, text: str) -> "_Digits":
-    return cls([set() for _ in text], [set() for _ in text])
 
-
-_ONES = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-_TEENS = [
-  "ten",
-  "eleven",
-  "twelve",
-  "thirteen",
-  "fourteen",
-  "fifteen",
-  "sixteen",
-  "seventeen",
-  "eighteen",
-  "nineteen",
-]
-_TENS = [
-  "twenty",
-  "thirty",
-  "forty",
-  "fifty",
-  "sixty",
-  "seventy",
-  "eighty",
-  "ninety",
-]
-_THOUSANDS = ["thousand", "million", "billion", "trillion", "quadrillion"]
-_KOREAN_ONES, _KOREAN_TENS, _KOREAN_MYRIADS = (
-  "일이삼사오육칠팔구",
-  "십백천",
-  "만억조경",
+_ONES, _TEENS, _TENS, _THOUSANDS = (
+  words.split()
+  for words in (
+    "one two three four five six seven eight nine",
+    "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen"
+    " nineteen",
+    "twenty thirty forty fifty sixty seventy eighty ninety",
+    "thousand million billion trillion quadrillion",
+  )
 )
+_KOREAN_ONES, _KOREAN_TENS = "일이삼사오육칠팔구", "십백천"
+_KOREAN_MYRIADS = "만억조경"
 
 
 def _english(text: str) -> _Digits:
-  digits = _Digits.of_nothing(text)
+  digits = _Digits([set() for _ in text], [set() for _ in text])
   words = list(re.finditer(r"[^\s_,-]+", text))
   names = [word.group() for word in words]
   power = 0
-  # Backwards: what a word stands for depends on what follows it.
+  # Backwards, since the power of ten of a word depends on the words after it.
   for index in reversed(range(len(words))):
     name, after = names[index], names[index + 1 : index + 2]
-    said: set[int] = set()
+    values: set[int] = set()
     if name in _THOUSANDS:
       power = 3 * (1 + _THOUSANDS.index(name))
-      placed = {power, power + 1, power + 2}
+      places = {power, power + 1, power + 2}
     elif name == "hundred":
-      placed = {power + 2}
+      places = {power + 2}
     elif name in _ONES:
-      said = placed = {power + 2 * (after == ["hundred"])}
+      values = places = {power + 2 * (after == ["hundred"])}
     elif name in _TEENS:
-      said = placed = {power, power + 1}
+      values = places = {power, power + 1}
     elif name in _TENS:
-      said = placed = {power + 1}
+      values = places = {power + 1}
     elif name == "and":
-      placed = set()
+      places = set()
     else:
-      raise ValueError(f"{name!r} is part of no English number")
+      raise ValueError(f"{name!r} is not part of an English number")
     for letter in range(*words[index].span()):
-      digits.says[letter].update(said)
-      digits.places[letter].update(placed)
+      digits.values[letter].update(values)
+      digits.places[letter].update(places)
   return digits
 
 
 def _korean(text: str) -> _Digits:
-  digits = _Digits.of_nothing(text)
+  digits = _Digits([set() for _ in text], [set() for _ in text])
   power, unit = 0, 0
   for letter in reversed(range(len(text))):
     here, before = text[letter], text[letter - 1 : letter]
-    said: set[int] = set()
-    placed: set[int] = set()
+    values: set[int] = set()
+    places: set[int] = set()
     if here in _KOREAN_MYRIADS:
       power, unit = 4 * (1 + _KOREAN_MYRIADS.index(here)), 0
-      placed = {power + each for each in range(4)}
+      places = {power + each for each in range(4)}
       if before not in [*_KOREAN_ONES, *_KOREAN_TENS]:
-        said = {power}  # the one is left out
+        values = {power}  # a one, not written
     elif here in _KOREAN_TENS:
       unit = 1 + _KOREAN_TENS.index(here)
-      placed = {power + unit}
+      places = {power + unit}
       if before not in [*_KOREAN_ONES]:
-        said = {power + unit}
+        values = {power + unit}
     elif here in _KOREAN_ONES:
-      said = placed = {power + unit}
+      values = places = {power + unit}
       unit = 0
     elif here not in "_ ":
-      raise ValueError(f"{here!r} is part of no Korean number")
-    digits.says[letter].update(said)
-    digits.places[letter].update(placed)
+      raise ValueError(f"{here!r} is not part of a Korean number")
+    digits.values[letter].update(values)
+    digits.places[letter].update(places)
   return digits
 
 
-def _linked(english, source, korean, target) -> np.ndarray:
-  """Whether tokens share a digit, [T, S]."""
+def _shared(english, source, korean, target) -> np.ndarray:
+  """Returns [T, S] bool: whether two tokens stand for a common digit."""
   return _by_token(korean, target) @ _by_token(english, source).T
 
 
 def _by_token(letters: list[set[int]], tokens: Sequence[str]) -> np.ndarray:
-  """[tokens, powers of ten] bool of what is known by the letter."""
-  found = np.zeros((len(tokens), _POWERS), bool)
-  begin = 0
-  for row, token in zip(found, tokens):
-    row[list(set().union(*letters[begin : begin + len(token)]))] = True
-    begin += len(token)
-  return found
+  """Returns [tokens, powers of ten] bool from the digits of each letter."""
+  digits = np.zeros((len(tokens), _MAX_DIGITS), bool)
+  start = 0
+  for row, token in zip(digits, tokens):
+    row[list(set().union(*letters[start : start + len(token)]))] = True
+    start += len(token)
+  return digits

@@ -1,1 +1,1 @@
-"""Synthetic tasks: copy, reverse and lookup."""
+"""The synthetic tasks copy, reverse and lookup."""

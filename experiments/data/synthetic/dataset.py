@@ -14,28 +14,17 @@ from experiments.data.synthetic.tasks import Task
 
 
 class SyntheticDataset:
-  """A synthetic task, its training lengths and its evaluation sets.
-
-  Attributes:
-    task: what is drawn, at the lengths of training.
-
-  Example:
-    >>> from configs import base
-    >>> data = SyntheticDataset(TaskConfig(**base.data().to_dict()))
-    >>> data.evaluation_set("validation").batch.source.shape
-    (256, 31)
-  """
+  """A synthetic task with its training lengths and its evaluation sets."""
 
   shared_vocabulary = True
 
   def __init__(self, config: TaskConfig):
-    """Makes the dataset of a config."""
     self._config = config
     self.task = Task(
       config.name, config.symbols, config.min_length, config.max_length
     )
     lengths = [split.max_length for split in config.splits.values()]
-    # All sets share one width, and so one compiled function.
+    # All sets have one width, so that one compiled function serves them.
     self._widest = dataclasses.replace(
       self.task, width=max(config.max_length, *lengths)
     )
@@ -57,16 +46,13 @@ class SyntheticDataset:
 
   def training_batches(
     self, *, seed: int, size: int, unit: str, multiple: int, shard: BatchShard
-  ) -> "_Drawn":
-    """Returns the batches of training, by step."""
-    del (
-      unit,
-      multiple,
-    )  # A task counts examples: its config is checked for that.
-    return _Drawn(self.task, seed, size, shard.rows(size))
+  ) -> "_TaskBatches":
+    """Returns the training batches by step."""
+    del unit, multiple  # `Config` allows only examples as the unit of tasks.
+    return _TaskBatches(self.task, seed, size, shard.rows(size))
 
   def evaluation_set(self, split: str) -> EvaluationSet:
-    """Returns the set of a name of `config.data.splits`."""
+    """Returns the set of a name in `config.data.splits`."""
     chosen = self._config.splits[split]
     task = dataclasses.replace(
       self._widest, min_length=chosen.min_length, max_length=chosen.max_length
@@ -75,18 +61,18 @@ class SyntheticDataset:
     return EvaluationSet(task.evaluation_set(seed, size, name=split), None)
 
   def max_prediction_length(self, source_length: int) -> int:
-    """Returns the longest answer of any set, whatever the source."""
+    """Returns the longest target of any set, for sources of every length."""
     del source_length
     return self._widest.batch_lengths[1]
 
   def target_text(self, tokens: np.ndarray) -> list[str]:
-    """Returns target tokens [N, T] as N texts; EOS ends each."""
+    """Returns the texts of target tokens [N, T]; each ends before its EOS."""
     return [" ".join(self.task.words(strip(row))) for row in tokens]
 
   def gold_alignments(
     self, source: np.ndarray, target: np.ndarray
   ) -> GoldAlignments | None:
-    """Returns which tokens of a pair belong together; None of a look-up."""
+    """Returns the alignment of tokens [S] and [T]; None for lookup."""
     if self._config.name == "lookup":
       return None
     backwards = self._config.name == "reverse"
@@ -95,16 +81,16 @@ class SyntheticDataset:
     )
 
   def source_words(self, tokens: np.ndarray) -> list[str]:
-    """Names [L] source tokens for a reader."""
+    """Returns the labels of source tokens [L] in figures."""
     return self.task.words(tokens)
 
   def target_words(self, tokens: np.ndarray) -> list[str]:
-    """Names [L] target tokens for a reader."""
+    """Returns the labels of target tokens [L] in figures."""
     return self.task.words(tokens)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Drawn:
+class _TaskBatches:
   """Training batches, drawn by step."""
 
   task: Task

@@ -1,10 +1,10 @@
-"""Synthetic tasks, drawn on the fly from (seed, step) and never stored.
+"""Synthetic tasks, drawn from (seed, step) and never stored.
 
-Whether an example belongs to training or to evaluation is decided by a hash
-of its source alone, so what is evaluated is unseen by construction, whatever
-the seed and however long the training.
+A hash of its source decides whether an example is for training or evaluation.
+Evaluated examples therefore never occur in training, for any seed and any
+number of steps.
 
-Axes: N examples, L the longest length drawn, S and T as everywhere.
+Axes: N examples, L the longest length drawn, S source and T target tokens.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ def copy(
     True
   """
   tokens = NUM_SPECIAL + rng.integers(symbols, size=(len(lengths), width))
-  source = batch_lib.terminate(tokens, lengths)
+  source = batch_lib.append_eos(tokens, lengths)
   return Batch(source, source)
 
 
@@ -69,7 +69,7 @@ def reverse(
   source = copy(rng, lengths, width, symbols).source
   mirrored = np.maximum(lengths[:, None] - 1 - np.arange(width), 0)
   backwards = np.take_along_axis(source, mirrored, axis=1)
-  return Batch(source, batch_lib.terminate(backwards, lengths))
+  return Batch(source, batch_lib.append_eos(backwards, lengths))
 
 
 def lookup(
@@ -105,8 +105,8 @@ def lookup(
   np.put_along_axis(source, 2 * lengths[:, None], query, axis=1)
   target = np.take_along_axis(values, chosen, axis=1)
   return Batch(
-    batch_lib.terminate(NUM_SPECIAL + source, 2 * lengths + 1),
-    batch_lib.terminate(NUM_SPECIAL + target, np.ones_like(lengths)),
+    batch_lib.append_eos(NUM_SPECIAL + source, 2 * lengths + 1),
+    batch_lib.append_eos(NUM_SPECIAL + target, np.ones_like(lengths)),
   )
 
 
@@ -118,20 +118,9 @@ DRAW: dict[str, Callable[..., Batch]] = {
 
 
 def held_out(source: np.ndarray) -> np.ndarray:
-  """Tells which sources belong to evaluation, by a hash of their tokens.
+  """Returns [N] bool: which sources [N, S] are for evaluation, 1 in 16.
 
-  Args:
-    source: [N, S] token ids; padding does not count.
-
-  Returns:
-    [N] booleans, True for about one source in sixteen; always the same for
-    the same source.
-
-  Example:
-    >>> held_out(np.array([[5, 6, 7, 2, 0]])) == held_out(
-    ...   np.array([[5, 6, 7, 2]])
-    ... )
-    array([ True])
+  It is a hash of the tokens before padding.
   """
   state = np.zeros(len(source), np.uint64)
   for token in source.astype(np.uint64).T:
@@ -143,15 +132,15 @@ def held_out(source: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """A synthetic task: what to draw, and how many symbols and lengths it has.
+  """A synthetic task with its number of symbols and its lengths.
 
   Attributes:
     name: one of `DRAW`.
     symbols: number of different symbols.
     min_length: shortest length drawn (for lookup: the number of pairs).
     max_length: longest length drawn.
-    width: L, what sequences are padded for; max_length unless it is larger,
-      as where sets of several lengths share one compiled function.
+    width: L, the length that sequences are padded to; `max_length` if that is
+      larger.
 
   Example:
     >>> task = Task("reverse", symbols=50, min_length=1, max_length=25)
@@ -177,57 +166,22 @@ class Task:
     return (2 * width + 2, 2) if self.name == "lookup" else (width + 1,) * 2
 
   def training_batch(self, seed: int, step: int, size: int) -> Batch:
-    """Draws the batch that training reads at a step.
-
-    Args:
-      seed: the run's seed.
-      step: the step, from 0.
-      size: N.
-
-    Returns:
-      Sources [N, S] and targets [N, T], none of them held out.
-
-    Raises:
-      UserError: if the task has too few different sequences.
-    """
+    """Draws the training batch of a step: N = `size`, none held out."""
     rng = np.random.default_rng([seed, _TRAINING, step])
     return self._draw(rng, size, evaluation=False)
 
   def evaluation_set(self, seed: int, size: int, *, name: str = "") -> Batch:
-    """Draws an evaluation set: always the same for the same seed and name.
-
-    Args:
-      seed: fixes the set.
-      size: N.
-      name: sets of other names hold other examples.
-
-    Returns:
-      Sources [N, S] and targets [N, T], all of them held out.
-
-    Raises:
-      UserError: if the task has too few different sequences.
-    """
+    """Draws the evaluation set of a seed and a name: N = `size`, held out."""
     rng = np.random.default_rng([seed, _EVALUATION, zlib.crc32(name.encode())])
     return self._draw(rng, size, evaluation=True)
 
   def words(self, tokens: np.ndarray) -> list[str]:
-    """Names tokens as a reader should see them: symbols count from 0.
-
-    Args:
-      tokens: [L] token ids.
-
-    Returns:
-      L strings.
-
-    Example:
-      >>> Task("copy", 10, 1, 5).words(np.array([3, 12, 2]))
-      ['0', '9', '</s>']
-    """
+    """Returns labels of tokens [L]; symbols count from 0."""
     special = {PAD: "<pad>", batch_lib.BOS: "<s>", EOS: "</s>"}
     return [special.get(int(t), str(int(t) - NUM_SPECIAL)) for t in tokens]
 
   def _draw(self, rng: np.random.Generator, size: int, *, evaluation: bool):
-    """Draws `size` examples of one kind, by drawing the others again."""
+    """Draws `size` examples; those of the other kind are drawn again."""
     examples, missing = None, np.arange(size)
     for _ in range(_MAX_DRAWS):
       lengths = rng.integers(

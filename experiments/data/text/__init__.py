@@ -1,1 +1,1 @@
-"""Parallel text: readers, tokenizers, buckets and batches."""
+"""Parallel text: downloads, readers, tokenizers and bucketed batches."""

@@ -1,18 +1,18 @@
-"""Which examples of an epoch share a batch, so that little of it is padding.
+"""Length buckets: which examples of an epoch share a batch.
 
 A compiled step takes arrays of one shape. A few shapes are chosen for the
-lengths that a corpus has; every example goes to the smallest shape that holds
-it, and all batches of a shape have the same number of rows, so that their
-number of tokens is about the same for all shapes.
+lengths of a corpus; every example belongs to the smallest shape that holds it.
+All batches of a shape have the same number of rows, chosen so that batches of
+all shapes have about the same number of tokens.
 
-Axes: N examples, K shapes; the 2 are source and target length.
+Axes: N examples, K shapes; 2 stands for source and target length.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-# Of candidates for a shape, tried on each side.
+# Candidate lengths on each side.
 _CANDIDATES = 64
 
 
@@ -20,29 +20,29 @@ class EpochPlan(NamedTuple):
   """The batches of an epoch, in order.
 
   Attributes:
-    shapes: [M] the shape of each batch, an index.
-    members: M vectors of indices of examples.
-    left: indices of examples that did not fill a batch.
+    shapes: [M] index of the shape of each batch.
+    examples: M vectors of indices of examples.
+    leftover: indices of examples that did not fill a batch.
   """
 
   shapes: np.ndarray
-  members: list[np.ndarray]
-  left: np.ndarray
+  examples: list[np.ndarray]
+  leftover: np.ndarray
 
 
 def choose_shapes(lengths: np.ndarray, num_shapes: int) -> np.ndarray:
-  """Chooses shapes that pad the examples little, one after the other.
+  """Chooses shapes greedily so that examples need little padding.
 
-  The first shape holds everything; each further one is what saves most. A set
-  chosen greedily for such a gain saves at least 63% of what the best set would
-  (Nemhauser et al., 1978).
+  The first shape holds every example; each further shape is the one that saves
+  the most padding. The greedy set saves at least 63% of what the best set
+  would (Nemhauser et al., 1978).
 
   Args:
     lengths: [N, 2].
-    num_shapes: K, at most.
+    num_shapes: the largest number of shapes, K.
 
   Returns:
-    [K, 2] shapes, by their sum; fewer if more would save nothing.
+    [K, 2] shapes, sorted by their sum; fewer if more would save nothing.
 
   Example:
     >>> choose_shapes(np.array([[3, 3], [3, 4], [9, 9]]), 2)
@@ -51,7 +51,7 @@ def choose_shapes(lengths: np.ndarray, num_shapes: int) -> np.ndarray:
   """
   sides = [_spread(np.unique(side), _CANDIDATES) for side in lengths.T]
   candidates = np.stack(np.meshgrid(*sides), -1).reshape(-1, 2)
-  # Lengths between two candidates fit what the larger one fits.
+  # A length between two candidates fits the shapes that the larger one fits.
   rounded = [
     side[np.searchsorted(side, each)] for side, each in zip(sides, lengths.T)
   ]
@@ -73,14 +73,14 @@ def choose_shapes(lengths: np.ndarray, num_shapes: int) -> np.ndarray:
 def batch_sizes(
   shapes: np.ndarray, *, size: int, unit: str, multiple: int
 ) -> np.ndarray:
-  """Returns how many rows a batch of each shape has.
+  """Returns the number of rows of a batch of each shape.
 
   Args:
     shapes: [K, 2].
     size: of a batch, in units.
     unit: "examples", or "tokens" of the longer side, padding included.
-    multiple: of which each number of rows has to be one, so that devices and
-      accumulated parts get the same share.
+    multiple: each number of rows is a multiple of this, so that devices and
+      accumulated parts get equal shares.
 
   Returns:
     [K] numbers of rows, at least `multiple`.
@@ -95,19 +95,7 @@ def batch_sizes(
 
 
 def assign(lengths: np.ndarray, shapes: np.ndarray) -> np.ndarray:
-  """Returns the first shape that holds each example.
-
-  Args:
-    lengths: [N, 2].
-    shapes: [K, 2]; the last one holds everything.
-
-  Returns:
-    [N] indices.
-
-  Example:
-    >>> assign(np.array([[3, 4], [2, 5]]), np.array([[3, 4], [9, 9]]))
-    array([0, 1])
-  """
+  """Returns [N] indices of the first shape [K, 2] that holds each example."""
   return (lengths[:, None] <= shapes[None]).all(-1).argmax(1)
 
 
@@ -115,51 +103,40 @@ def plan_epoch(
   lengths: np.ndarray,
   shapes: np.ndarray,
   sizes: np.ndarray,
-  left: np.ndarray,
+  leftover: np.ndarray,
   rng: np.random.Generator,
 ) -> EpochPlan:
-  """Deals all examples into full batches, in random order.
-
-  Examples that do not fill a batch of their shape wait for the next epoch.
+  """Arranges all examples in full batches, in random order.
 
   Args:
     lengths: [N, 2].
-    shapes: [K, 2]; the last one holds everything.
+    shapes: [K, 2]; the last one holds every example.
     sizes: [K] rows of a batch.
-    left: indices of examples that the epoch before left.
-    rng: decides who shares a batch, and the order of batches.
+    leftover: indices of examples that the epoch before left over.
+    rng: decides which examples share a batch, and the order of the batches.
 
   Returns:
-    The batches: each example once, and those left before once more, but for
-    those that are left now.
-
-  Example:
-    >>> lengths = np.array([[3, 4], [2, 5], [1, 1]])
-    >>> plan = plan_epoch(
-    ...   lengths, np.array([[3, 4], [9, 9]]), np.array([2, 2]),
-    ...   np.array([], int), np.random.default_rng(0),
-    ... )
-    >>> [sorted(members.tolist()) for members in plan.members], plan.left
-    ([[0, 2]], array([1]))
+    Batches with each example once, and the earlier leftovers once more, except
+    for the examples that are left over now.
   """
-  pool = np.concatenate([left, rng.permutation(len(lengths))])
-  place = assign(lengths[pool], shapes)
+  pool = np.concatenate([leftover, rng.permutation(len(lengths))])
+  bucket = assign(lengths[pool], shapes)
   batches: list[tuple[int, np.ndarray]] = []
-  waiting = []
+  remaining = []
   for index, size in enumerate(sizes):
-    here = pool[place == index]
-    full = len(here) // size * size
-    batches += [(index, rows) for rows in here[:full].reshape(-1, size)]
-    waiting.append(here[full:])
+    members = pool[bucket == index]
+    full = len(members) // size * size
+    batches += [(index, rows) for rows in members[:full].reshape(-1, size)]
+    remaining.append(members[full:])
   shuffled = rng.permutation(len(batches))
   return EpochPlan(
     np.array([batches[i][0] for i in shuffled], int),
     [batches[i][1] for i in shuffled],
-    np.concatenate(waiting),
+    np.concatenate(remaining),
   )
 
 
 def _spread(values: np.ndarray, count: int) -> np.ndarray:
-  """At most `count` of sorted values, evenly spread, the last among them."""
+  """Returns at most `count` of sorted values, evenly spread, with the last."""
   picks = np.linspace(0, len(values) - 1, min(count, len(values)))
   return values[picks.round().astype(int)]

@@ -1,9 +1,9 @@
-"""Parallel text as a dataset, from what a run's directory keeps of it.
+"""Parallel text as a dataset, loaded from a run directory.
 
-    tokenizer/source.model, target.model   SentencePiece
-    data/SPLIT.en, SPLIT.de                a sentence a line
+    tokenizer/source.model, target.model   SentencePiece models
+    data/SPLIT.en, SPLIT.de                evaluation sets, a sentence a line
 
-`preparation` writes these files.
+`prepare` writes these files.
 """
 
 import functools
@@ -24,26 +24,21 @@ from experiments.errors import UserError
 
 TOKENIZER, DATA = "tokenizer", "data"
 SIDES = ("source", "target")
-# How much longer than usual an answer may be.
-_LENIENCE = 1.5
-# Of sources shorter than this too much is unusual.
-_SHORT = 16
-# Lengths of answers are multiples of this, so that few loops are compiled.
+# The longest prediction, relative to the average target of such a source.
+_LENGTH_FACTOR = 1.5
+# Shorter sources, whose ratios vary most, count as this long.
+_MIN_SOURCE_LENGTH = 16
+# Lengths of predictions are multiples of this, so that few are compiled.
 _LENGTH_STEP = 8
 
 
 class TranslationDataset:
-  """A parallel corpus, or what of it a run's directory keeps.
+  """Parallel text, tokenized; see `Dataset` for its methods.
 
   Attributes:
-    source: turns sources into tokens.
-    target: turns targets into tokens.
-    corpus: the training pairs; None where a run is only used.
-
-  Example:
-    >>> data = load(run.config.data, workdir)  # doctest: +SKIP
-    >>> data.target.decode(answers)  # doctest: +SKIP
-    ['Zwei Hunde rennen durch den Schnee.']
+    source: the source tokenizer.
+    target: the target tokenizer.
+    corpus: the training pairs; None if the run is not trained.
   """
 
   def __init__(
@@ -54,7 +49,6 @@ class TranslationDataset:
     target: Tokenizer,
     corpus: ParallelCorpus | None,
   ):
-    """Made by `prepare` and `load`."""
     self._config, self._workdir = config, workdir
     self.source, self.target, self.corpus = source, target, corpus
 
@@ -70,7 +64,7 @@ class TranslationDataset:
 
   @property
   def shared_vocabulary(self) -> bool:
-    """Whether equal ids mean the same on both sides."""
+    """Whether source and target have the same token ids."""
     return self._config.joint_vocabulary
 
   @property
@@ -81,14 +75,14 @@ class TranslationDataset:
   def training_batches(
     self, *, seed: int, size: int, unit: str, multiple: int, shard: BatchShard
   ) -> BucketedBatches:
-    """Returns the batches of training, by step."""
+    """Returns the training batches by step."""
     assert self.corpus is not None
     return self.corpus.training_batches(
       seed=seed, size=size, unit=unit, multiple=multiple, shard=shard
     )
 
   def evaluation_set(self, split: str) -> EvaluationSet:
-    """Returns the set of a name of `config.data.splits`."""
+    """Returns the set of a name in `config.data.splits`."""
     folder = self._workdir / DATA
     sides = [
       list(readers.read_lines(folder / f"{split}.{language}"))
@@ -97,14 +91,7 @@ class TranslationDataset:
     return self.encode(ParallelText(*sides))
 
   def encode(self, text: ParallelText) -> EvaluationSet:
-    """Turns text into an evaluation set; long sentences are cut.
-
-    Args:
-      text: N pairs.
-
-    Returns:
-      The set, as wide as its longest sentence.
-    """
+    """Returns text as an evaluation set; too long sentences are cut."""
     longest = self.max_length - 1
     sides = self.source.encode(text.source), self.target.encode(text.target)
     cut = sum(max(map(len, pair)) > longest for pair in zip(*sides))
@@ -114,32 +101,26 @@ class TranslationDataset:
 
   @functools.cached_property
   def _length_ratio(self) -> float:
-    """How much longer than sources targets are, in the validation set."""
+    """Target tokens per source token in the validation set."""
     source, target = self.evaluation_set("validation").batch
     return float((target != PAD).sum() / (source != PAD).sum())
 
   def max_prediction_length(self, source_length: int) -> int:
-    """Returns the longest answer to sources of so many tokens."""
-    likely = self._length_ratio * max(source_length, _SHORT)
-    length = -(-int(_LENIENCE * likely) // _LENGTH_STEP) * _LENGTH_STEP
+    """Returns the longest prediction for sources of a length."""
+    average = self._length_ratio * max(source_length, _MIN_SOURCE_LENGTH)
+    length = -(-int(_LENGTH_FACTOR * average) // _LENGTH_STEP) * _LENGTH_STEP
     return min(length, self.max_length)
 
   def target_text(self, tokens: np.ndarray) -> list[str]:
-    """Returns target tokens [N, T] as N texts; EOS ends each."""
+    """Returns the texts of target tokens [N, T]; each ends before its EOS."""
     return self.target.decode(tokens)
 
   def gold_alignments(
     self, source: np.ndarray, target: np.ndarray
   ) -> GoldAlignments | None:
-    """Returns which tokens of a pair belong together.
+    """Returns the alignment of English and Korean number names.
 
-    Args:
-      source: [S] token ids.
-      target: [T] token ids.
-
-    Returns:
-      The links of a number's English and Korean names; None of other text, and
-      of a name that was cut within a word.
+    It is None for other text, and for a name that was cut within a word.
     """
     languages = self._config.source, self._config.target
     numeric = isinstance(self._config, NumbersConfig)
@@ -158,38 +139,24 @@ class TranslationDataset:
       return None
 
   def source_words(self, tokens: np.ndarray) -> list[str]:
-    """Names [L] source tokens for a reader."""
+    """Returns the labels of source tokens [L] in figures."""
     return self.source.words(tokens)
 
   def target_words(self, tokens: np.ndarray) -> list[str]:
-    """Names [L] target tokens for a reader."""
+    """Returns the labels of target tokens [L] in figures."""
     return self.target.words(tokens)
 
 
 def load(config: TranslationConfig, workdir: Path) -> TranslationDataset:
-  """Loads what a run's directory keeps of its corpus.
-
-  Args:
-    config: `config.data`.
-    workdir: the run's directory.
-
-  Returns:
-    The dataset, without training pairs.
-
-  Raises:
-    UserError: if a tokeniser is missing or damaged.
-
-  Example:
-    >>> data = load(run.config.data, workdir)  # doctest: +SKIP
-  """
+  """Loads the dataset of a run directory, without its training pairs."""
   tokenizers: list[Tokenizer] = []
   for side in SIDES:
     path = workdir / TOKENIZER / f"{side}.model"
     try:
       tokenizers.append(Tokenizer(path.read_bytes()))
     except OSError as error:
-      raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+      raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
-      raise UserError(f"{path}: {error}") from None
+      raise UserError(f"{path}: {error}") from error
   source, target = tokenizers
   return TranslationDataset(config, workdir, source, target, None)

@@ -1,6 +1,6 @@
-"""Parallel text from Hugging Face datasets: of the hub, or saved in a folder.
+"""Parallel text from Hugging Face datasets, on the hub or in a folder.
 
-The package `datasets` is needed for these alone, so it is no dependency.
+Only this module needs the package `datasets`, which is an optional extra.
 """
 
 from pathlib import Path
@@ -14,28 +14,12 @@ from experiments.errors import UserError
 def columns(
   config: TextConfig, path: str, *, field: str
 ) -> tuple[list[str], list[str]]:
-  """Reads two columns of a dataset.
+  """Reads normalised sources and targets; missing texts are blank.
 
-  They are called by the languages, or stand so in a column "translation".
-
-  Args:
-    config: `config.data`.
-    path: NAME[:CONFIG]:SPLIT, or a folder that `save_to_disk` wrote, relative
-      to `config.dir`.
-    field: the config field that the path comes from, for messages.
-
-  Returns:
-    Sources and targets, normalised; what is missing is blank.
-
-  Raises:
-    UserError: if the package is missing, the dataset cannot be loaded, is
-      empty, or lacks a column.
-
-  Example:
-    >>> columns(config.data, "Helsinki-NLP/opus-100:de-en:train", field="train")
-    ... # doctest: +SKIP
+  The columns have the names of the languages, or are fields with these names
+  of a column "translation".
   """
-  rows = _loaded(config, path, field)
+  rows = _load(config, path, field)
   if isinstance(rows.column_names, dict):
     names = ", ".join(f"{path}/{name}" for name in rows.column_names)
     raise UserError(f"{field}: {path} holds several sets; give one of {names}")
@@ -48,10 +32,10 @@ def columns(
     for name, feature in rows.features.items()
   }
   if not all("string" in kinds.get(name, "") for name in wanted):
-    there = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+    found = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
     raise UserError(
       f"{field}: {path} has no columns of text {wanted[0]} and {wanted[1]};"
-      f" there are {there}"
+      f" there are {found}"
     )
   if not len(rows):
     raise UserError(f"{field}: {path} is empty")
@@ -61,7 +45,7 @@ def columns(
   return source, target
 
 
-def _loaded(config: TextConfig, path: str, field: str) -> Any:
+def _load(config: TextConfig, path: str, field: str) -> Any:
   try:
     import datasets
   except ImportError:
@@ -75,10 +59,10 @@ def _loaded(config: TextConfig, path: str, field: str) -> Any:
     if folder.is_dir() or not name:
       return datasets.load_from_disk(str(folder))
     return datasets.load_dataset(*name, split=split)
-  except Exception as error:  # whatever a hub or a script raises
+  except Exception as error:  # hubs and scripts raise errors of any type
     reason = str(error).strip().split("\n")[0].rstrip(".")
     raise UserError(
       f"{field}: {path} cannot be loaded ({type(error).__name__}: {reason});"
       " it must be NAME:SPLIT, NAME:CONFIG:SPLIT or a folder that save_to_disk"
       " wrote"
-    ) from None
+    ) from error

@@ -1,18 +1,18 @@
 """The built-in corpus: whole numbers, spelt out in two languages.
 
-It needs no download, has as many sentence pairs as anyone asks for, and is a
-real problem of alignment, because languages cut the same digits differently:
+It needs no download, has any number of sentence pairs, and is a real problem of
+alignment, because languages group the digits of a number differently:
 
     12 345 678  twelve million, three hundred and forty-five thousand, ...
     1234 5678   천이백삼십사만 오천육백칠십팔
 
 English has a name for every third power of ten and Korean for every fourth, so
-that a word of the one depends on parts of two words of the other, and which
-parts on how many digits follow. German says the units before the tens.
+a word of one language depends on parts of two words of the other; which parts
+depends on how many digits follow. German puts the units before the tens.
 
-Spellings are num2words'. Korean leaves out the one of 만, within a number too:
-일억 만 where many write 일억 일만. Persian from nineteen digits and Vietnamese
-from fifteen spell some different numbers alike.
+num2words spells the numbers. It omits the one before the Korean 만 within a
+number too: 일억 만 where 일억 일만 is common. It spells some different numbers
+alike in Persian (from 19 digits) and Vietnamese (from 15 digits).
 """
 
 import copy
@@ -27,39 +27,19 @@ from num2words import CONVERTER_CLASSES
 from experiments.errors import UserError
 
 SHARES = {"train": 14 / 16, "validation": 1 / 16, "test": 1 / 16}
-# From four digits on, num2words fails in Amharic or never ends.
+# In Amharic, num2words fails or does not return from four digits on.
 _UNUSABLE = {"am"}
 
 
 def languages() -> tuple[str, ...]:
-  """Lists the languages in which numbers can be spelt.
-
-  Returns:
-    Codes, sorted.
-
-  Example:
-    >>> {"de", "en", "fr", "ko"} <= set(languages())
-    True
-  """
+  """Returns the sorted codes of the languages that numbers can be spelt in."""
   return tuple(sorted(set(CONVERTER_CLASSES) - _UNUSABLE))
 
 
 def spelled(
   numbers: Sequence[int], language: str, *, field: str = "language"
 ) -> list[str]:
-  """Spells numbers out.
-
-  Args:
-    numbers: N of them, from 0.
-    language: one of `languages()`.
-    field: what error messages call the language.
-
-  Returns:
-    N strings in Unicode's normal form C.
-
-  Raises:
-    UserError: if the language is unknown, or has no words for so large a
-      number.
+  """Spells N whole numbers out, in Unicode's normal form C.
 
   Example:
     >>> spelled([12345], "en")
@@ -81,52 +61,42 @@ def spelled(
       raise UserError(
         f"{field}: num2words cannot spell {number} ({len(str(number))} digits)"
         f" in {language!r}: {error}; ask for fewer digits"
-      ) from None
+      ) from error
   return texts
 
 
 def _converter(language: str, largest: int) -> Any:
-  """A converter without words for more than `largest`.
+  """Returns a converter without the words for more than `largest`.
 
-  num2words goes through all of its words, up to 10^600, for each part of each
-  number: without these German takes a tenth of the time.
+  num2words searches all its words, up to 10^600, for each part of a number;
+  without the larger ones German takes a tenth of the time.
   """
   converter = copy.copy(CONVERTER_CLASSES[language])
   if hasattr(converter, "cards"):
     cards = converter.cards.items()
-    # Zero is put together from the card of one.
+    # The converter needs the word for one to spell zero.
     largest = max(largest, 1)
     converter.cards = {n: word for n, word in cards if n <= largest}
   return converter
 
 
 def _spelling(converter: Any, number: int) -> str:
-  # Each language fails in a way of its own, Turkish by saying nothing.
+  # Every language raises errors of other types; Turkish returns "" instead.
   try:
     text = converter.to_cardinal(number).strip()
   except Exception as error:
-    raise ValueError(str(error).rstrip(".") or type(error).__name__) from None
+    raise ValueError(str(error).rstrip(".") or type(error).__name__) from error
   if not text:
     raise ValueError("it has no words for it")
   return unicodedata.normalize("NFC", text)
 
 
 def split_of(number: int) -> str:
-  """Tells where a number belongs, by a hash of its decimal digits.
+  """Returns the split of a number, a key of `SHARES`, by a hash of its digits.
 
-  The same for every seed and language, so that nothing evaluated was ever seen
-  in training. One-digit numbers are no exception: the word of one that is held
-  out is learnt from longer numbers.
-
-  Args:
-    number: a whole number.
-
-  Returns:
-    A key of `SHARES`: validation and test get one number in sixteen each.
-
-  Example:
-    >>> [split_of(number) for number in (3, 5, 12345)]
-    ['train', 'train', 'train']
+  It is the same for every seed and language, so that training contains no
+  evaluated number. This holds for one-digit numbers too: the word of a held-out
+  one is learnt from longer numbers.
   """
   digest = hashlib.blake2b(str(number).encode(), digest_size=1).digest()
   return {0: "validation", 1: "test"}.get(digest[0] % 16, "train")
@@ -135,24 +105,11 @@ def split_of(number: int) -> str:
 def draw(
   split: str, *, count: int, min_digits: int, max_digits: int, seed: int
 ) -> list[int]:
-  """Draws different numbers of a split, as many of each length.
+  """Draws different numbers of a split in random order, equally many a length.
 
-  Where there are too few of a length, as of one digit, all of them are drawn
-  and the longer ones make up for it. Zero is left out: its word occurs in no
-  other number, so nobody could learn it if it were held out.
-
-  Args:
-    split: a key of `SHARES`.
-    count: how many.
-    min_digits: number of digits of the shortest, at least 1.
-    max_digits: of the longest.
-    seed: fixes which, and their order.
-
-  Returns:
-    `count` numbers, in random order.
-
-  Raises:
-    UserError: if the split has fewer numbers of such lengths.
+  Where a length has too few numbers, all of them are drawn, and more of the
+  longer ones. Zero is left out: its word occurs in no other number, so a model
+  could not learn it if it were held out.
 
   Example:
     >>> numbers = draw("test", count=6, min_digits=3, max_digits=5, seed=0)
@@ -167,7 +124,7 @@ def draw(
   rng = random.Random(seed)
   numbers: list[int] = []
   for digits in range(min_digits, max_digits + 1):
-    # Shorter numbers come first, so that what they lack is shared out.
+    # In this order the longer numbers replace missing shorter ones.
     share = (count - len(numbers)) // (max_digits - digits + 1)
     numbers += _of_length(rng, split, digits, share)
   if len(numbers) < count:
@@ -182,7 +139,7 @@ def draw(
 def _of_length(
   rng: random.Random, split: str, digits: int, count: int
 ) -> list[int]:
-  """Draws `count` different numbers, or all there are if these are fewer."""
+  """Draws `count` different numbers, or all if there are fewer."""
   start, stop = 10 ** (digits - 1), 10**digits
   if 2 * count > SHARES[split] * (stop - start):
     everything = [n for n in range(start, stop) if split_of(n) == split]

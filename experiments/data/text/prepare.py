@@ -1,7 +1,7 @@
-"""Preparing a run's parallel text: tokenisers, training pairs, evaluation sets.
+"""Prepares the parallel text of a run: tokenizers and evaluation sets.
 
-Training reads the corpus, and leaves in the run's directory all that using the
-run needs.
+Training reads the corpus and writes everything that using the run needs into
+the run directory.
 """
 
 import hashlib
@@ -28,28 +28,25 @@ from experiments.data.text.readers import ParallelText
 from experiments.errors import UserError
 from experiments.run_directory import write_json
 
-# A greater share of unknown tokens than this is told.
-_UNKNOWN = 0.02
+# The largest share of unknown tokens without a warning.
+_MAX_UNKNOWN = 0.02
 
 
 def prepare(config: TranslationConfig, workdir: Path) -> TranslationDataset:
-  """Reads a corpus for training, and leaves in the run's directory its part.
+  """Reads a corpus for training and prepares the run directory.
 
-  Tokenisers and evaluation sets that a run has already are used again.
+  The tokenizers and evaluation sets of an earlier run there are used again.
 
   Args:
     config: `config.data`.
-    workdir: the run's directory.
+    workdir: the run directory.
 
   Returns:
-    The dataset.
+    The dataset with its training pairs.
 
   Raises:
-    UserError: if the corpus cannot be used, or is not the one the run began
-      with.
-
-  Example:
-    >>> data = prepare(run.config.data, workdir)  # doctest: +SKIP
+    UserError: if the corpus cannot be used, or differs from the corpus that
+      the run was started with.
   """
   text = _read(config)
   digest = _digest(text)
@@ -57,8 +54,8 @@ def prepare(config: TranslationConfig, workdir: Path) -> TranslationDataset:
   if record.exists():
     if json.loads(record.read_text())["sha256"] != digest:
       raise UserError(
-        "config.data.train: the text is not the one that this run began with;"
-        " use another --workdir"
+        "config.data.train: the text differs from the text that this run was"
+        " started with; use another --workdir"
       )
   else:
     for split in config.splits:
@@ -66,8 +63,8 @@ def prepare(config: TranslationConfig, workdir: Path) -> TranslationDataset:
     kept = readers.drop_blank_pairs(text).text
     if not kept.source:
       raise UserError(
-        f"config.data.train: of {len(text.source):,} pairs none has something"
-        " on both sides"
+        f"config.data.train: of {len(text.source):,} pairs none has text on"
+        " both sides"
       )
     _write_tokenizers(workdir, config, kept)
     write_json(record, {"pairs": len(text.source), "sha256": digest})
@@ -78,22 +75,22 @@ def prepare(config: TranslationConfig, workdir: Path) -> TranslationDataset:
 
 
 def _warn_of_unknown(data: TranslationDataset) -> None:
-  """Warns of tokenisers that do not know what they will meet."""
+  """Warns if many tokens of the validation set are unknown."""
   validation = data.evaluation_set("validation").batch
   for side, tokens in zip(SIDES, validation):
     share = (tokens == UNK).sum() / max((tokens != PAD).sum(), 1)
-    if share > _UNKNOWN:
+    if share > _MAX_UNKNOWN:
       logging.warning(
         "config.data.%s_tokenizer: %.0f%% of the validation set's tokens do not"
-        " occur in training; subwords or characters would (kind=unigram, bpe"
-        " or characters)",
+        " occur in training; use subwords or characters (kind=unigram, bpe or"
+        " characters)",
         side,
         100 * share,
       )
 
 
 def _read(config: TranslationConfig, split: str | None = None) -> ParallelText:
-  """The text of a set, or of training, from files or from numbers."""
+  """Returns the text of a set, or the training text if `split` is None."""
   if isinstance(config, NumbersConfig):
     return _spelled(config, split)
   path = config.splits[split] if split else config.train

@@ -1,6 +1,6 @@
-"""Parallel text from files: a sentence a line, tables, Hugging Face datasets.
+"""Reads parallel text: lines, tab-separated tables, Hugging Face datasets.
 
-Whatever is wrong with a file is one message that names it, and the line.
+Every error is one message that names the file and the line.
 """
 
 import gzip
@@ -17,55 +17,31 @@ from experiments.errors import UserError
 
 
 class ParallelText(NamedTuple):
-  """Sentences and their translations, normalised.
-
-  Attributes:
-    source: N sentences.
-    target: N sentences.
-  """
+  """N sentences and their translations, normalised."""
 
   source: Sequence[str]
   target: Sequence[str]
 
 
-class Filtered(NamedTuple):
-  """What is left of a text, and how many pairs are not.
-
-  Attributes:
-    text: pairs with something on both sides.
-    blank: number of pairs left out, since a side was blank.
-  """
+class FilteredText(NamedTuple):
+  """The pairs without a blank side, and the number of the others."""
 
   text: ParallelText
   blank: int
 
 
 def read(config: TextConfig, path: str, *, field: str) -> ParallelText:
-  """Reads a text in the format that a config says.
+  """Reads all pairs of a path in the format `config.format`.
 
-  Args:
-    config: `config.data`.
-    path: one of its paths, relative to `config.dir`.
-    field: the config field that the path comes from, for messages.
-
-  Returns:
-    All pairs, blank ones too.
-
-  Raises:
-    UserError: naming file and line, if a file is missing, empty, not UTF-8, or
-      does not fit the other one.
-
-  Example:
-    >>> read(config.data, "corpus/train", field="config.data.train")
-    ... # doctest: +SKIP
+  `field` is the config field of the path, for messages.
   """
   if config.format == "huggingface":
     return ParallelText(*huggingface.columns(config, path, field=field))
-  place = Path(config.dir, path).expanduser()
+  prefix = Path(config.dir, path).expanduser()
   if config.format == "tsv":
-    return _read_table(_existing(place, field))
+    return _read_table(_existing(prefix, field))
   source, target = (
-    Path(f"{place}.{language}") for language in (config.source, config.target)
+    Path(f"{prefix}.{language}") for language in (config.source, config.target)
   )
   return read_pair(source, target, fields=(field, field))
 
@@ -73,23 +49,9 @@ def read(config: TextConfig, path: str, *, field: str) -> ParallelText:
 def read_pair(
   source: Path, target: Path, *, fields: tuple[str, str]
 ) -> ParallelText:
-  """Reads two files of which one translates the other, line by line.
+  """Reads all pairs of two files, each plain or .gz, line by line.
 
-  Args:
-    source: a file, plain or .gz; where it is missing, the same with .gz.
-    target: likewise.
-    fields: the config fields or flags that they come from, for messages.
-
-  Returns:
-    All pairs, blank ones too.
-
-  Raises:
-    UserError: naming file and line, if one is missing, empty or not UTF-8, or
-      both numbers of lines, if they differ.
-
-  Example:
-    >>> fields = "--source", "--target"
-    >>> read_pair(Path("a.en"), Path("a.de"), fields=fields)  # doctest: +SKIP
+  `fields` are the config fields or flags of the files, for messages.
   """
   files = [_existing(*each) for each in zip((source, target), fields)]
   text = ParallelText(*(list(read_lines(file)) for file in files))
@@ -103,41 +65,14 @@ def read_pair(
 
 
 def read_lines(file: Path) -> Iterator[str]:
-  """Reads the lines of a text file, plain or .gz, normalised.
-
-  Args:
-    file: the file.
-
-  Yields:
-    Lines without their ends.
-
-  Raises:
-    UserError: naming the file, and the line, if it cannot be read, is empty
-      or is not UTF-8.
-
-  Example:
-    >>> list(read_lines(Path("corpus/train.en")))  # doctest: +SKIP
-    ['Two dogs run through the snow.']
-  """
+  """Yields the normalised lines of a text file, plain or .gz."""
   return map(normalized, _decoded(file))
 
 
 def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
-  r"""Decodes lines of UTF-8, with or without a byte order mark.
+  """Yields lines of UTF-8, with or without a byte order mark, unchanged.
 
-  Args:
-    stream: lines.
-    name: of the file, for messages.
-
-  Yields:
-    The lines as they are, with their ends.
-
-  Raises:
-    UserError: naming the line that is not UTF-8.
-
-  Example:
-    >>> list(decode_lines([b"a\n", b"b\n"], "standard input"))
-    ['a\n', 'b\n']
+  `name` is the file's name, for messages.
   """
   for number, line in enumerate(stream, 1):
     try:
@@ -146,50 +81,39 @@ def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
       raise UserError(
         f"{name}, line {number}: not UTF-8 ({error.reason} at byte"
         f" {error.start + 1}); convert it, as with iconv -t utf-8"
-      ) from None
+      ) from error
 
 
-def drop_blank_pairs(text: ParallelText) -> Filtered:
-  """Leaves out the pairs of which a side is blank.
-
-  Args:
-    text: normalised pairs.
-
-  Returns:
-    The others, and how many were left out.
-
-  Example:
-    >>> drop_blank_pairs(ParallelText(["a", "", "b"], ["c", "d", "e"]))
-    Filtered(text=ParallelText(source=['a', 'b'], target=['c', 'e']), blank=1)
-  """
+def drop_blank_pairs(text: ParallelText) -> FilteredText:
+  """Leaves out the pairs of which a side is blank."""
   pairs = [pair for pair in zip(*text) if all(pair)]
   kept = (
     ParallelText(*map(list, zip(*pairs))) if pairs else ParallelText([], [])
   )
-  return Filtered(kept, len(text.source) - len(pairs))
+  return FilteredText(kept, len(text.source) - len(pairs))
 
 
 def _existing(file: Path, field: str) -> Path:
-  """The file, or the same with .gz; an error if neither is there."""
+  """Returns the file, or the same with .gz; neither is a `UserError`."""
   packed = Path(f"{file}.gz")
-  # Of `os`, since those of Path raise where a folder may not be entered.
+  # Unlike os.path.isfile, Path.is_file raises if a folder cannot be entered.
   for each in (file, packed):
     if os.path.isfile(each):
       return each
-  there = sorted(filter(os.path.isfile, file.parent.glob("*")))
+  found = sorted(filter(os.path.isfile, file.parent.glob("*")))
   if not os.path.isdir(file.parent):
     hint = f"there is no folder {file.parent}"
-  elif there:
-    names = ", ".join(each.name for each in there[:12])
+  elif found:
+    names = ", ".join(each.name for each in found[:12])
     hint = f"in {file.parent} there are {names}"
-    hint += ", ..." if len(there) > 12 else ""
+    hint += ", ..." if len(found) > 12 else ""
   else:
     hint = f"{file.parent} is empty"
   raise UserError(f"{field}: no file {file} or {packed.name}; {hint}")
 
 
 def _decoded(file: Path) -> Iterator[str]:
-  """The lines of a file as they are."""
+  """Yields the lines of a file unchanged."""
   empty = True
   try:
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
@@ -198,7 +122,7 @@ def _decoded(file: Path) -> Iterator[str]:
         yield line
   except (OSError, EOFError, zlib.error) as error:
     reason = getattr(error, "strerror", None) or error
-    raise UserError(f"{file}: cannot be read ({reason})") from None
+    raise UserError(f"{file}: cannot be read ({reason})") from error
   if empty:
     raise UserError(f"{file}: empty")
 

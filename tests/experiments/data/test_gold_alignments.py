@@ -1,4 +1,4 @@
-"""The true alignment, where it is known, and how far a model is from it."""
+"""Gold alignments, and the alignment error rate against them."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from experiments.experiment import make_experiment
 
 
 def words(text):
-  """Words as the tokeniser names them."""
+  """The labels of a word tokenizer."""
   return [f"_{word}" for word in text.split()]
 
 
@@ -23,8 +23,8 @@ def letters(text):
   return list(f"_{text}".replace(" ", "_"))
 
 
-def linked(number, kind="sure"):
-  """Which Korean letters belong to which English words."""
+def aligned(number, kind="sure"):
+  """Returns pairs of Korean letters and English words."""
   (english,), (korean,) = (spelled([number], name) for name in ("en", "ko"))
   source, target = words(english), letters(korean)
   found = getattr(gold_alignments.number_alignments(source, target), kind)
@@ -33,33 +33,33 @@ def linked(number, kind="sure"):
   }
 
 
-def test_words_of_one_digit_are_linked():
-  assert linked(12345) == {
-    ("만", "twelve"),  # a one, left out before it
+def test_words_of_the_same_digit_are_surely_aligned():
+  assert aligned(12345) == {
+    ("만", "twelve"),  # a one, not written
     ("이", "twelve"),
     ("삼", "three"),
     ("사", "forty-five"),
     ("오", "forty-five"),
   }
-  assert linked(4110) == {
+  assert aligned(4110) == {
     ("사", "four"),
     ("백", "one"),
     ("십", "ten"),
   }
-  assert linked(70_000) == {("칠", "seventy")}
+  assert aligned(70_000) == {("칠", "seventy")}
 
 
-def test_words_of_places_may_be_linked():
-  possible = linked(3200, "possible")
+def test_words_of_places_are_possibly_aligned():
+  possible = aligned(3200, "possible")
   assert {("천", "three"), ("천", "thousand"), ("백", "hundred")} <= possible
   assert ("백", "three") not in possible
   assert ("이", "thousand") not in possible
-  # A myriad is not in one of English's groups, but over two.
-  possible = linked(45_678_000, "possible")
+  # A myriad spans two of the English groups of digits.
+  possible = aligned(45_678_000, "possible")
   assert {("만", "million"), ("만", "thousand")} <= possible
 
 
-def test_every_digit_but_zero_is_said_once_on_either_side():
+def test_every_nonzero_digit_has_one_word_on_each_side():
   drawn = draw("train", count=400, min_digits=1, max_digits=16, seed=0)
   for number in drawn:
     (english,), (korean,) = (spelled([number], name) for name in ("en", "ko"))
@@ -68,18 +68,18 @@ def test_every_digit_but_zero_is_said_once_on_either_side():
     assert found.sure.any(1).sum() == digits
     assert (found.sure.sum(1) <= 1).all()
     assert (found.possible >= found.sure).all()
-    # All but spaces, and all but "and", have some link.
-    unlinked = {
+    # Only spaces and "and" are aligned with nothing.
+    unaligned = {
       letters(korean)[i] for i in np.nonzero(~found.possible.any(1))[0]
     }
-    assert unlinked <= {"_"}
-    unlinked = {
+    assert unaligned <= {"_"}
+    unaligned = {
       words(english)[i] for i in np.nonzero(~found.possible.any(0))[0]
     }
-    assert unlinked <= {"_and"}
+    assert unaligned <= {"_and"}
 
 
-def test_tokens_of_any_cut_inherit_their_letters():
+def test_subwords_inherit_the_alignment_of_their_letters():
   whole = gold_alignments.number_alignments(["_twelve"], ["_십이"])
   cut = gold_alignments.number_alignments(["_twe", "lve"], ["_", "십", "이"])
   assert whole.sure.all()
@@ -90,12 +90,12 @@ def test_tokens_of_any_cut_inherit_their_letters():
   ("source", "target", "message"),
   [("_dozen", "_십이", "'dozen'"), ("_twelve", "_십a", "'a'")],
 )
-def test_what_is_no_number_is_told(source, target, message):
+def test_words_outside_numbers_are_refused(source, target, message):
   with pytest.raises(ValueError, match=message):
     gold_alignments.number_alignments([source], [target])
 
 
-def test_the_rate_is_that_of_och_and_ney():
+def test_rate_matches_och_and_ney():
   sure = np.array([[1, 0, 0], [0, 0, 0], [0, 0, 1]], bool)
   possible = sure | np.array([[0, 1, 0], [0, 1, 0], [0, 0, 0]], bool)
   weights = np.array([[0.1, 0.9, 0], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7]])
@@ -107,7 +107,7 @@ def test_the_rate_is_that_of_och_and_ney():
 
 
 @pytest.mark.parametrize("name", ["copy", "reverse"])
-def test_a_model_that_looks_right_has_no_error(name, monkeypatch):
+def test_correct_attention_has_no_error(name, monkeypatch):
   experiment, examples = made(name)
 
   def weights(params, source, target):
@@ -138,12 +138,19 @@ def stripped(row):
 def made(name, arg="dot", folder=None):
   config = base.get_config(arg)
   config.data.update(name=name, symbols=8, max_length=4)
-  config.data.splits = {"validation": base.split(1, 4, 16)}
-  experiment = make_experiment(parse(config.to_dict()), folder)
+  config.data.splits = {"validation": base.split(1, 4, 4)}
+  experiment = make_experiment(parse(shrunk(config).to_dict()), folder)
   return experiment, experiment.data.evaluation_set("validation")
 
 
-def test_every_head_has_a_rate_of_its_own():
+def shrunk(config):
+  """Makes the model small, so that it compiles fast."""
+  if "hidden_size" in config.model:
+    config.model.update(hidden_size=8, embedding_size=8)
+  return config
+
+
+def test_every_head_has_its_own_rate():
   experiment, examples = made("reverse", "transformer")
   params = experiment.initial_state().params
   rates = alignment_error.make_aligner(experiment)(params, examples)
@@ -154,12 +161,12 @@ def test_every_head_has_a_rate_of_its_own():
   assert all(0 < rate <= 1 for rate in rates.values())
 
 
-def test_where_the_alignment_is_not_known_nothing_is_said():
+def test_unknown_alignment_gives_no_rate():
   experiment, examples = made("lookup")
   assert alignment_error.make_aligner(experiment)(None, examples) == {}
 
 
-def test_a_model_that_looks_nowhere_has_no_alignment():
+def test_model_without_attention_has_no_rate():
   experiment, examples = made("reverse", "none")
   assert (
     alignment_error.make_aligner(experiment)(
@@ -169,7 +176,7 @@ def test_a_model_that_looks_nowhere_has_no_alignment():
   )
 
 
-def test_a_run_number_alignments_may_be_asked_of_other_text(tmp_path):
+def test_text_without_alignment_is_skipped(tmp_path):
   """As `evaluate --source --target` may: such pairs have no alignment."""
   config = base.get_config("additive")
   config.data = base.numbers()
@@ -177,7 +184,9 @@ def test_a_run_number_alignments_may_be_asked_of_other_text(tmp_path):
   config.data.train.num_examples = 300
   for split in config.data.splits.values():
     split.num_examples = 20
-  experiment = make_experiment(parse(config.to_dict()), tmp_path, train=True)
+  experiment = make_experiment(
+    parse(shrunk(config).to_dict()), tmp_path, train=True
+  )
   text = readers.ParallelText(["nineteen men", "twelve"], ["십구 오", "십이"])
   source, target = experiment.data.encode(text).batch
   first, second = (

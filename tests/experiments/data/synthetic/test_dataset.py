@@ -1,4 +1,4 @@
-"""Datasets: the same batches whoever makes them, and in whatever order."""
+"""Every dataset gives the same batches in any order and to any process."""
 
 from pathlib import Path
 
@@ -20,11 +20,11 @@ from tests.experiments.conftest import make_tiny, make_tiny_translation
 
 @pytest.fixture(scope="module")
 def datasets(corpus, tmp_path_factory):
-  """One of each kind; the text is segmented anew in every epoch."""
+  """One of each kind."""
   task = parse(make_tiny().to_dict()).data
   config = make_tiny_translation(corpus)
   for side in ("source_tokenizer", "target_tokenizer"):
-    config.data[side] = base.tokenizer("unigram", 60) | {"sampling": 0.5}
+    config.data[side] = base.tokenizer("unigram", 60)
   config.data.max_length = 40
   text = parse(config.to_dict()).data
   workdir = tmp_path_factory.mktemp("text")
@@ -39,7 +39,7 @@ ALONE = BatchShard()
 
 @pytest.fixture(params=["task", "text"])
 def make_batches(request, datasets):
-  """Makes the batches of a dataset, for a process among several."""
+  """Returns a function that makes the batches of one process."""
   data = datasets[request.param]
   unit = {"task": "examples", "text": "tokens"}[request.param]
   size = {"task": 24, "text": 300}[request.param]
@@ -53,7 +53,7 @@ def make_batches(request, datasets):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_processes_make_the_parts_of_one_batch(count, make_batches):
+def test_shards_make_up_the_global_batch(count, make_batches):
   whole = make_batches(multiple=6)
   parts = [
     make_batches(BatchShard((part,), count), multiple=6)
@@ -68,13 +68,13 @@ def test_processes_make_the_parts_of_one_batch(count, make_batches):
 
 
 @pytest.mark.parametrize(("rows", "count"), [(12, 1), (12, 3), (12, 12)])
-def test_shares_hold_every_row_once_in_order(rows, count):
+def test_shards_hold_every_row_once_in_order(rows, count):
   shares = [BatchShard((part,), count).rows(rows) for part in range(count)]
   assert {len(share) for share in shares} == {rows // count}
   np.testing.assert_array_equal(np.concatenate(shares), np.arange(rows))
 
 
-def test_a_batch_is_that_of_its_step_in_whatever_order(make_batches):
+def test_batches_do_not_depend_on_the_order_of_reading(make_batches):
   forwards, backwards = make_batches(), make_batches()
   expected = [forwards[step] for step in range(20)]
   for step in (19, 0, 7, 7, 18, 3):
@@ -85,7 +85,7 @@ def test_a_batch_is_that_of_its_step_in_whatever_order(make_batches):
   )
 
 
-def test_a_stream_goes_on_where_its_position_says(make_batches):
+def test_resumed_stream_continues_at_its_position(make_batches):
   batches = make_batches()
   stream = pipeline.stream(batches, num_steps=9)
   for _ in range(4):
@@ -99,7 +99,7 @@ def test_a_stream_goes_on_where_its_position_says(make_batches):
     jax.tree.map(np.testing.assert_array_equal, batch, batches[step])
 
 
-def test_batches_of_a_run_divide_over_devices_and_parts(corpus, tmp_path):
+def test_batches_divide_over_devices_and_accumulation(corpus, tmp_path):
   config = make_tiny_translation(corpus)
   config.train.update(accumulation=3, batch_size=60)
   config.mesh.update(data=2, fsdp=2)
@@ -117,7 +117,7 @@ def test_batches_of_a_run_divide_over_devices_and_parts(corpus, tmp_path):
     make_experiment(typed, tmp_path, train=True).training_batches()
 
 
-def test_tokens_of_a_text_batch_are_no_more_than_asked_for(datasets):
+def test_text_batches_do_not_exceed_their_tokens(datasets):
   batches = datasets["text"].training_batches(
     seed=0, size=300, unit="tokens", multiple=1, shard=BatchShard()
   )
@@ -130,9 +130,7 @@ def test_tokens_of_a_text_batch_are_no_more_than_asked_for(datasets):
   assert len(shapes) <= 2
 
 
-def test_a_run_is_used_without_the_text_it_learnt_from(
-  datasets, corpus, tmp_path
-):
+def test_trained_run_does_not_need_its_corpus(datasets, corpus, tmp_path):
   config = make_tiny_translation(corpus)
   typed = parse(config.to_dict())
   trained = make_experiment(typed, tmp_path, mesh=MeshConfig.one(), train=True)
@@ -148,7 +146,7 @@ def test_a_run_is_used_without_the_text_it_learnt_from(
   assert used.model == trained.model
 
 
-def test_evaluation_sets_end_and_read_as_their_text(datasets):
+def test_evaluation_sets_decode_to_their_text(datasets):
   examples = datasets["text"].evaluation_set("test")
   for row in (*examples.batch.source, *examples.batch.target):
     (end,) = np.flatnonzero(row == EOS)

@@ -1,9 +1,9 @@
-"""Synthetic tasks: what is asked and answered, and what training never sees."""
+"""Synthetic tasks: their targets, and the held-out examples."""
 
 import numpy as np
 import pytest
 
-from experiments.data.batch import EOS, NUM_SPECIAL, PAD, strip, terminate
+from experiments.data.batch import EOS, NUM_SPECIAL, PAD, append_eos, strip
 from experiments.data.synthetic.tasks import DRAW, Task, held_out
 from experiments.errors import UserError
 
@@ -107,7 +107,7 @@ def test_words_count_symbols_from_zero():
   assert words == ["0", "11", "</s>", "<pad>"]
 
 
-def test_terminate_and_strip_are_inverse():
+def test_append_eos_and_strip_are_inverse():
   tokens = np.array([[5, 6, 7], [8, 9, 3]])
-  rows = terminate(tokens, np.array([3, 0]))
+  rows = append_eos(tokens, np.array([3, 0]))
   assert [strip(row).tolist() for row in rows] == [[5, 6, 7], []]

@@ -1,4 +1,4 @@
-"""Buckets: shapes that pad little, and epochs that lose no example."""
+"""Buckets: little padding, and every example once an epoch."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def captions(count, seed=0):
 
 @settings(deadline=None, max_examples=60)
 @given(PAIRS)
-def test_shapes_hold_everything_and_more_of_them_never_pad_more(lengths):
+def test_shapes_hold_all_examples_and_more_shapes_pad_less(lengths):
   before = np.inf
   for count in range(1, 9):
     shapes = choose_shapes(lengths, count)
@@ -47,12 +47,12 @@ def test_shapes_hold_everything_and_more_of_them_never_pad_more(lengths):
     assert padded_tokens(lengths, enough) == lengths.sum()
 
 
-def test_one_shape_is_the_largest():
+def test_single_shape_is_the_largest():
   shapes = choose_shapes(np.array([[3, 9], [8, 2]]), 1)
   np.testing.assert_array_equal(shapes, [[8, 9]])
 
 
-def test_the_second_shape_is_the_best_of_all():
+def test_second_shape_is_the_best_possible():
   lengths = captions(300)
   shapes = choose_shapes(lengths, 2)
   largest = lengths.max(0)
@@ -73,14 +73,14 @@ def test_twelve_shapes_pad_captions_by_less_than_a_tenth(seed):
   assert 0.05 < padding < 0.10
 
 
-def test_lengths_of_a_wide_range_are_cut_evenly():
+def test_uniform_lengths_get_even_shapes():
   lengths = np.stack([np.arange(1, 1001)] * 2, 1)
   shapes = choose_shapes(lengths, 4)
   even = np.array([[250], [500], [750], [1000]])
   assert np.abs(shapes - even).max() < 90
 
 
-def test_each_goes_to_the_first_shape_that_holds_it():
+def test_example_belongs_to_the_first_shape_that_holds_it():
   shapes = np.array([[2, 8], [6, 5], [9, 9]])
   lengths = np.array([[2, 8], [2, 5], [3, 5], [3, 6], [7, 1], [9, 9]])
   assert assign(lengths, shapes).tolist() == [0, 0, 1, 2, 2, 2]
@@ -101,26 +101,26 @@ def test_batches_have_as_many_tokens_as_fit(shapes, size, multiple):
 
 @settings(deadline=None, max_examples=60)
 @given(PAIRS, st.integers(1, 5), st.integers(1, 70), st.integers(0, 99))
-def test_every_example_is_dealt_once_an_epoch_but_for_those_left(
+def test_every_example_is_planned_once_an_epoch_except_leftovers(
   lengths, num_shapes, size, seed
 ):
   shapes = choose_shapes(lengths, num_shapes)
   sizes = batch_sizes(shapes, size=size, unit="tokens", multiple=1)
   rng = np.random.default_rng(seed)
-  dealt, left = np.zeros(len(lengths), int), np.array([], int)
+  planned, left = np.zeros(len(lengths), int), np.array([], int)
   place = assign(lengths, shapes)
   members = np.bincount(place, minlength=len(shapes))
   for epoch in range(1, 8):
     plan = plan_epoch(lengths, shapes, sizes, left, rng)
-    left = plan.left
-    assert len(plan.shapes) == len(plan.members)
-    for shape, rows in zip(plan.shapes, plan.members):
+    left = plan.leftover
+    assert len(plan.shapes) == len(plan.examples)
+    for shape, rows in zip(plan.shapes, plan.examples):
       assert len(rows) == sizes[shape]
       assert (lengths[rows] <= shapes[shape]).all()
-      dealt += np.bincount(rows, minlength=len(lengths))
+      planned += np.bincount(rows, minlength=len(lengths))
     waiting = np.bincount(left, minlength=len(lengths))
-    np.testing.assert_array_equal(dealt + waiting, epoch)
-    # Nobody waits for two epochs where there are enough for a batch.
+    np.testing.assert_array_equal(planned + waiting, epoch)
+    # No example is left over twice in a row if its shape can fill a batch.
     assert set(waiting[members[place] >= sizes[place]]) <= {0, 1}
     assert (np.bincount(place[left], minlength=len(sizes)) < sizes).all()
 
@@ -133,7 +133,7 @@ def plan_captions(seed):
   return lengths, plan_epoch(lengths, shapes, sizes, np.array([], int), rng)
 
 
-def test_an_epoch_depends_on_its_rng_alone():
+def test_epoch_depends_on_its_rng_alone():
   (_, first), (_, again), (_, other) = map(plan_captions, (3, 3, 4))
   np.testing.assert_equal(first, again)
   assert first.shapes.tolist() != other.shapes.tolist()
@@ -145,8 +145,8 @@ def test_an_epoch_depends_on_its_rng_alone():
     assert groups[0] != groups[1]
 
 
-def test_lengths_come_in_no_order():
+def test_batches_are_not_ordered_by_length():
   lengths, plan = plan_captions(0)
-  means = [lengths[rows].mean() for rows in plan.members]
+  means = [lengths[rows].mean() for rows in plan.examples]
   assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.3
   assert len(set(np.diff(plan.shapes).tolist())) > 3

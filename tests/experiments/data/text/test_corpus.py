@@ -1,4 +1,4 @@
-"""A corpus: which batch a step reads, whoever asks, and whatever was before."""
+"""Training batches of a corpus: a function of (text, seed, step) alone."""
 
 import itertools
 from collections import Counter
@@ -30,47 +30,38 @@ ALONE = BatchShard()
 
 
 class Made(NamedTuple):
-  """A corpus, and what its tokens mean."""
+  """A corpus and its tokenizer."""
 
   corpus: ParallelCorpus
   tokenizer: Tokenizer
 
-  def says(self, batch):
-    """The pairs of a batch, whatever their segmentation."""
+  def pairs(self, batch):
+    """The sentence pairs of a batch."""
     return list(zip(*map(self.tokenizer.decode, batch)))
 
 
-def make_corpus(
-  source=SOURCE, target=TARGET, kind="words", rates=(0.0, 0.0), max_length=40
-):
-  tokenizers = [
-    {"kind": kind, "vocabulary_size": 60, "sampling": rate} for rate in rates
-  ]
+def make_corpus(source=SOURCE, target=TARGET, kind="words", max_length=40):
+  tokenizer = base.tokenizer(kind, 60)
   config = TextConfig(
     **base.text().to_dict()
-    | dict(zip(("source_tokenizer", "target_tokenizer"), tokenizers))
+    | {"source_tokenizer": tokenizer, "target_tokenizer": tokenizer}
     | {"joint_vocabulary": False, "max_length": max_length, "num_shapes": 4}
   )
-  tokenizer = train(
+  trained = train(
     [*SOURCE, *TARGET], config.source_tokenizer, field="config.data"
   )
   text = ParallelText(source, target)
-  return Made(ParallelCorpus(text, tokenizer, tokenizer, config), tokenizer)
+  return Made(ParallelCorpus(text, trained, trained, config), trained)
 
 
-CASES = {
-  "plain": {},
-  "sampled": {"kind": "bpe", "rates": (0.3, 0.3)},
-  "half": {"kind": "bpe", "rates": (0.0, 0.3)},
-}
-
-
-@pytest.fixture(scope="module", params=list(CASES))
+@pytest.fixture(scope="module", params=["words", "bpe"])
 def made(request):
-  return make_corpus(**CASES[request.param])
+  return make_corpus(kind=request.param)
 
 
-def deal(made, *, seed=0, size=60, unit="tokens", multiple=1, shard=ALONE):
+def training_batches(
+  made, *, seed=0, size=60, unit="tokens", multiple=1, shard=ALONE
+):
   return made.corpus.training_batches(
     seed=seed, size=size, unit=unit, multiple=multiple, shard=shard
   )
@@ -80,23 +71,23 @@ def assert_equal(ours, theirs):
   jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
-def test_any_order_gives_the_batches_of_reading_on(made):
-  batches = deal(made)
+def test_batches_do_not_depend_on_the_order_of_reading(made):
+  batches = training_batches(made)
   expected = [batches[step] for step in range(150)]
   for order in (np.random.default_rng(0).permutation(150)[:40], [149, 0, 149]):
-    fresh = deal(made)
+    fresh = training_batches(made)
     for step in order:
       assert_equal(fresh[step], expected[step])
 
 
 @pytest.mark.parametrize("stop", [1, 23, 149])
-def test_a_stream_goes_on_where_it_was_stopped(made, stop):
-  batches = deal(made)
+def test_resumed_stream_continues_where_it_stopped(made, stop):
+  batches = training_batches(made)
   expected = [batches[step] for step in range(150)]
-  stream = pipeline.stream(deal(made), 150)
+  stream = pipeline.stream(training_batches(made), 150)
   for batch in itertools.islice(expected, stop):
     assert_equal(next(stream), batch)
-  resumed = pipeline.stream(deal(made), 150)
+  resumed = pipeline.stream(training_batches(made), 150)
   resumed.set_state(stream.get_state())
   rest = list(resumed)
   assert len(rest) == 150 - stop
@@ -105,12 +96,12 @@ def test_a_stream_goes_on_where_it_was_stopped(made, stop):
 
 
 @pytest.mark.parametrize("unit", ["tokens", "examples"])
-def test_shares_of_processes_make_up_the_batch(made, unit):
+def test_shards_make_up_the_global_batch(made, unit):
   options = {"size": {"tokens": 90, "examples": 14}[unit], "unit": unit}
-  whole = deal(made, multiple=6, **options)
+  whole = training_batches(made, multiple=6, **options)
   assert (whole.sizes % 6 == 0).all()
   shares = [
-    deal(made, multiple=6, shard=BatchShard((i,), 3), **options)
+    training_batches(made, multiple=6, shard=BatchShard((i,), 3), **options)
     for i in range(3)
   ]
   for step in range(60):
@@ -120,8 +111,8 @@ def test_shares_of_processes_make_up_the_batch(made, unit):
     assert_equal(joined, whole[step])
 
 
-def test_rows_are_tokens_then_eos_then_padding(made):
-  batches = deal(made)
+def test_rows_are_tokens_eos_padding(made):
+  batches = training_batches(made)
   known = {
     (rows, *shape)
     for rows, shape in zip(batches.sizes.tolist(), batches.shapes.tolist())
@@ -140,12 +131,12 @@ def test_rows_are_tokens_then_eos_then_padding(made):
   assert found <= known
 
 
-def test_every_pair_is_read_as_often_as_any_other(made):
-  batches = deal(made)
+def test_every_pair_is_read_equally_often(made):
+  batches = training_batches(made)
   pairs = set(zip(SOURCE, TARGET))
   count = Counter()
   for step in range(200):
-    count.update(made.says(batches[step]))
+    count.update(made.pairs(batches[step]))
     if step == 100:
       assert max(count.values()) - min(count[pair] for pair in pairs) <= 2
   assert count.keys() == pairs
@@ -153,67 +144,38 @@ def test_every_pair_is_read_as_often_as_any_other(made):
   assert min(count.values()) >= 2
 
 
-def test_epochs_and_seeds_deal_otherwise(made):
-  batches, other = deal(made), deal(made, seed=1)
-  groups = [tuple(made.says(batches[step])) for step in range(100)]
+def test_epochs_and_seeds_give_different_batches(made):
+  batches, other = training_batches(made), training_batches(made, seed=1)
+  groups = [tuple(made.pairs(batches[step])) for step in range(100)]
   assert len(set(groups)) == len(groups)
-  assert not set(groups) & {tuple(made.says(other[i])) for i in range(20)}
+  assert not set(groups) & {tuple(made.pairs(other[i])) for i in range(20)}
 
 
 def test_padding_is_the_share_of_pad(made):
-  batches = deal(made)
-  lengths = made.corpus.pairs(0, 0, batches.shapes[-1]).lengths
+  batches = training_batches(made)
+  lengths = made.corpus.tokens.lengths
   place = bucketing.assign(lengths, batches.shapes)
   counts = np.bincount(place, minlength=len(batches.sizes))
   first_epoch = [batches[i] for i in range((counts // batches.sizes).sum())]
   tokens = np.concatenate([np.ravel(s) for batch in first_epoch for s in batch])
   assert batches.padding() == pytest.approx((tokens == PAD).mean())
   assert f"{batches.padding():.1%} padding" in batches.describe()[1]
-  # It does not depend on what was read, nor what is read on its being asked.
-  assert_equal(batches[70], deal(made)[70])
+  # Neither depends on the other.
+  assert_equal(batches[70], training_batches(made)[70])
   assert batches.padding() == pytest.approx((tokens == PAD).mean())
 
 
-def test_sampled_pairs_are_new_in_every_epoch_and_none_is_too_long():
-  made = make_corpus(**CASES["sampled"])
-  best = TokenPairs(*map(made.tokenizer.encode, (SOURCE, TARGET)))
-  longest = best.lengths.max(0)
-  epochs = [made.corpus.pairs(0, epoch, longest) for epoch in range(3)]
-  for pairs in epochs:
-    assert (pairs.lengths <= longest).all()
-    assert pairs.lengths.sum() > best.lengths.sum()
-    for side, text in zip(pairs, (SOURCE, TARGET)):
-      assert made.tokenizer.decode(side) == text
-  for one, other in itertools.combinations(epochs, 2):
-    differ = [[*a] != [*b] for a, b in zip(one.source, other.source)]
-    assert np.mean(differ) > 0.2
-  assert_equal(made.corpus.pairs(0, 2, longest), epochs[2])
-  none_fits = made.corpus.pairs(0, 0, [1, 1])
-  jax.tree.map(np.testing.assert_array_equal, none_fits, best)
-
-
-def test_the_largest_shape_is_no_larger_than_the_first_epoch_needs():
-  made = make_corpus(**CASES["sampled"])
-  batches = deal(made)
-  first = made.corpus.pairs(0, 0, [40, 40]).lengths.max(0)
-  best = TokenPairs(*map(made.tokenizer.encode, (SOURCE, TARGET))).lengths.max(
-    0
-  )
-  np.testing.assert_array_equal(batches.shapes[-1], np.maximum(first, best))
-  assert batches.shapes.max() < 40
-
-
-def test_batches_of_few_pairs_fill_over_epochs():
+def test_batches_larger_than_an_epoch_span_epochs():
   made = make_corpus(SOURCE[:3], TARGET[:3])
-  batches = deal(made, size=100)
+  batches = training_batches(made, size=100)
   assert (batches.sizes > 3 * 3).all()
   count = Counter()
   for step in range(7):
     assert len(batches[step].source) == batches.sizes[0]
-    count.update(made.says(batches[step]))
+    count.update(made.pairs(batches[step]))
     assert max(count.values()) - min(count.values()) <= 1
   assert len(count) == 3
-  assert_equal(deal(made, size=100)[6], batches[6])
+  assert_equal(training_batches(made, size=100)[6], batches[6])
   assert 0 <= batches.padding() < 0.5
 
 
@@ -227,11 +189,11 @@ def test_blank_and_long_pairs_are_left_out_and_counted():
     seed=0, size=60, unit="tokens", multiple=1, shard=ALONE
   )
   assert batches.describe()[0] == (
-    "2 training pairs (3 blank and 2 over-long left out)"
+    "2 training pairs (3 blank and 2 too long left out)"
   )
 
 
-def test_where_nothing_is_left_it_is_told_why():
+def test_corpus_without_usable_pairs_is_refused():
   with pytest.raises(UserError) as caught:
     make_corpus(
       ["dog dog", "dog", "tree"], ["dog", "", "dog tree"], max_length=2
@@ -248,6 +210,6 @@ def test_lengths_count_eos():
   assert TokenPairs([], []).lengths.shape == (0, 2)
 
 
-def test_rows_may_be_empty_or_fill_their_width():
+def test_padded_rows_may_be_empty_or_full():
   rows = padded([np.array([], int), np.array([5, 6])], 3)
   assert rows.tolist() == [[EOS, PAD, PAD], [5, 6, EOS]]

@@ -1,4 +1,4 @@
-"""Numbers spelt out: the words, the splits, and what is drawn from them."""
+"""The built-in corpus of numbers: spellings, splits, draws."""
 
 import unicodedata
 from collections import Counter
@@ -15,7 +15,7 @@ from experiments.data.text.numbers import (
 )
 from experiments.errors import UserError
 
-# As schools teach them, not as num2words has them.
+# From outside num2words.
 SPELLINGS = {
   "en": {
     0: "zero",
@@ -69,12 +69,12 @@ def digits(numbers):
 
 
 @pytest.mark.parametrize(("language", "number"), CASES)
-def test_numbers_are_spelt_as_schools_teach(language, number):
+def test_spellings_are_correct(language, number):
   assert spelled([number], language) == [SPELLINGS[language][number]]
 
 
 @pytest.mark.parametrize("language", ["de", "en", "fr", "ja", "ko", "ru"])
-def test_long_numbers_are_spelt_as_num2words_spells_them(language):
+def test_long_numbers_match_num2words(language):
   numbers = draw("train", count=90, min_digits=1, max_digits=30, seed=0)
   expected = [num2words.num2words(n, lang=language) for n in numbers]
   assert spelled(numbers, language) == expected
@@ -82,7 +82,7 @@ def test_long_numbers_are_spelt_as_num2words_spells_them(language):
 
 
 @pytest.mark.parametrize("language", languages())
-def test_every_language_spells_in_normal_form(language):
+def test_every_language_gives_normalised_distinct_words(language):
   numbers = draw("train", count=200, min_digits=1, max_digits=9, seed=0)
   words = spelled(numbers, language)
   assert all(unicodedata.is_normalized("NFC", text) for text in words)
@@ -90,11 +90,11 @@ def test_every_language_spells_in_normal_form(language):
   assert len(set(words)) == len(words)
 
 
-def test_nothing_to_spell_is_nothing():
+def test_no_numbers_give_no_words():
   assert spelled([], "en") == []
 
 
-def test_an_unknown_language_lists_the_known():
+def test_unknown_language_lists_the_known_ones():
   message = "config.data.source: .* no language 'xx'; known: .* de, en, .* ko,"
   with pytest.raises(UserError, match=message):
     spelled([1], "xx", field="config.data.source")
@@ -103,7 +103,7 @@ def test_an_unknown_language_lists_the_known():
 @pytest.mark.parametrize(
   ("language", "number"), [("pt_BR", 10**20), ("tr", 9_022_677_695_643_589)]
 )
-def test_a_number_too_large_for_a_language_is_named(language, number):
+def test_number_too_large_for_a_language_is_named(language, number):
   message = rf"target: .* cannot spell {number} \(\d+ digits\) in '{language}'"
   with pytest.raises(UserError, match=message):
     spelled([1, number], language, field="config.data.target")
@@ -116,8 +116,8 @@ def test_splits_have_their_shares():
     assert counts[split] / 50_000 == pytest.approx(share, abs=0.005)
 
 
-def test_membership_never_changes():
-  # A hash that changed would mix what was evaluated into training.
+def test_split_of_a_number_never_changes():
+  # With another hash, numbers held out earlier would enter training.
   held_out = {n: split_of(n) for n in range(31) if split_of(n) != "train"}
   assert held_out == {
     2: "test",
@@ -129,14 +129,14 @@ def test_membership_never_changes():
 
 
 @pytest.mark.parametrize("split", SHARES)
-def test_what_is_drawn_belongs_to_the_split_whatever_the_seed(split):
+def test_drawn_numbers_belong_to_their_split(split):
   for seed in range(3):
     drawn = draw(split, count=500, min_digits=1, max_digits=6, seed=seed)
     assert len(drawn) == len(set(drawn)) == 500
     assert {split_of(number) for number in drawn} == {split}
 
 
-def test_a_draw_depends_on_its_seed_alone():
+def test_draw_depends_on_its_seed_alone():
   arguments = {"count": 300, "min_digits": 1, "max_digits": 20}
   assert draw("train", **arguments, seed=3) == draw(
     "train", **arguments, seed=3
@@ -149,11 +149,11 @@ def test_a_draw_depends_on_its_seed_alone():
 def test_lengths_are_uniform():
   drawn = draw("train", count=400, min_digits=4, max_digits=7, seed=0)
   assert digits(drawn) == {4: 100, 5: 100, 6: 100, 7: 100}
-  # In no order, so that any part of them is uniform as well.
+  # In random order: any part of them is uniform as well.
   assert set(digits(drawn[:50])) == {4, 5, 6, 7}
 
 
-def test_longer_numbers_make_up_for_short_ones_that_do_not_exist():
+def test_longer_numbers_replace_missing_short_ones():
   short = [n for n in range(1, 100) if split_of(n) == "test"]
   drawn = draw("test", count=100, min_digits=1, max_digits=4, seed=0)
   assert sorted(n for n in drawn if n < 100) == short
@@ -162,20 +162,20 @@ def test_longer_numbers_make_up_for_short_ones_that_do_not_exist():
   assert digits(drawn)[4] == rest - rest // 2
 
 
-def test_first_and_last_of_a_length_are_drawn_and_zero_is_not():
+def test_all_numbers_of_a_length_but_zero_can_be_drawn():
   everything = [n for n in range(1, 1000) if split_of(n) == "train"]
   count = len(everything)
   drawn = draw("train", count=count, min_digits=1, max_digits=3, seed=0)
   assert sorted(drawn) == everything
 
 
-def test_too_many_asked_for_says_how_many_there_are():
+def test_too_large_count_reports_the_number_available():
   message = "asked for 100 numbers, but test has only .* raise max_digits"
   with pytest.raises(UserError, match=message):
     draw("test", count=100, min_digits=1, max_digits=2, seed=0)
 
 
 @pytest.mark.parametrize(("shortest", "longest"), [(0, 3), (4, 3)])
-def test_lengths_out_of_range_are_named(shortest, longest):
+def test_invalid_lengths_are_named(shortest, longest):
   with pytest.raises(UserError, match=f"min_digits {shortest}, max_digits 3"):
     draw("test", count=1, min_digits=shortest, max_digits=longest, seed=0)

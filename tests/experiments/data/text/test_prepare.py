@@ -1,4 +1,4 @@
-"""A corpus prepared for a run: its directory keeps all that using it needs."""
+"""Prepared corpora: the run directory has everything that using it needs."""
 
 import json
 import shutil
@@ -71,7 +71,7 @@ def assert_same_sets(ours, theirs):
     assert one.text == other.text
 
 
-def test_the_directory_of_a_run_is_enough(corpus, tmp_path):
+def test_run_directory_suffices_without_the_corpus(corpus, tmp_path):
   config = text_config(corpus)
   prepared = prepare.prepare(config, tmp_path / "run")
   shutil.rmtree(corpus)
@@ -87,11 +87,11 @@ def test_the_directory_of_a_run_is_enough(corpus, tmp_path):
     assert ours.model == theirs.model
 
 
-def test_a_resumed_run_trains_no_tokeniser(corpus, tmp_path, monkeypatch):
+def test_resumed_run_reuses_its_tokenizers(corpus, tmp_path, monkeypatch):
   config, workdir = text_config(corpus), tmp_path / "run"
   prepared = prepare.prepare(config, workdir)
   monkeypatch.delattr(tokenizer_lib, "train")
-  (corpus / "val.en").unlink()  # nor does it read the evaluation sets again
+  (corpus / "val.en").unlink()  # evaluation sets are not read again either
   again = prepare.prepare(config, workdir)
   assert_same_sets(prepared, again)
   for step in range(30):
@@ -107,14 +107,14 @@ def test_changed_training_text_is_refused(corpus, tmp_path, language):
   before = file.read_text()
   file.write_text(before.replace("Hund", "Wolf").replace("dog", "wolf"))
   message = refused(prepare.prepare, config, workdir)
-  assert message.startswith("config.data.train: the text is not the one that")
+  assert message.startswith("config.data.train: the text differs from")
   assert message.endswith("use another --workdir")
-  # Spaces and the ends of lines are no part of the text.
+  # Spaces and line ends are normalised, so they may differ.
   file.write_text(before.replace(" ", "  ").replace("\n", "\r\n"))
   prepare.prepare(config, workdir)
 
 
-def test_what_was_cut_off_while_preparing_is_done_again(corpus, tmp_path):
+def test_interrupted_preparation_is_repeated(corpus, tmp_path):
   config, workdir = text_config(corpus), tmp_path / "run"
   prepared = prepare.prepare(config, workdir)
   (workdir / "data" / "corpus.json").unlink()
@@ -128,9 +128,7 @@ def test_what_was_cut_off_while_preparing_is_done_again(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_a_tokeniser_that_is_missing_or_damaged_is_named(
-  corpus, tmp_path, side
-):
+def test_missing_or_damaged_tokenizer_is_named(corpus, tmp_path, side):
   config, workdir = text_config(corpus), tmp_path / "run"
   prepare.prepare(config, workdir)
   path = workdir / "tokenizer" / f"{side}.model"
@@ -143,7 +141,7 @@ def test_a_tokeniser_that_is_missing_or_damaged_is_named(
     assert refused(make, config, workdir) == message
 
 
-def test_a_joint_vocabulary_is_one(corpus, tmp_path):
+def test_joint_vocabulary_is_shared(corpus, tmp_path):
   joint = prepare.prepare(text_config(corpus), tmp_path / "joint")
   assert joint.shared_vocabulary
   assert joint.source.model == joint.target.model
@@ -157,13 +155,13 @@ def test_a_joint_vocabulary_is_one(corpus, tmp_path):
   assert joint.source_vocabulary_size == sum(sizes) - 4
 
 
-def test_text_of_pairs_that_are_left_out_teaches_no_word(corpus, tmp_path):
+def test_tokenizers_ignore_pairs_that_are_left_out(corpus, tmp_path):
   data = prepare.prepare(text_config(corpus), tmp_path)
   assert data.source.unknown("cats nichts") == "cats nichts"
   assert data.corpus.blank == 8
 
 
-def test_long_sentences_are_cut_and_never_dropped(corpus, tmp_path):
+def test_long_evaluation_sentences_are_cut_not_dropped(corpus, tmp_path):
   data = prepare.prepare(text_config(corpus), tmp_path)
   found = data.evaluation_set("test")
   assert found.batch.source.shape == found.batch.target.shape == (2, 8)
@@ -177,10 +175,10 @@ def test_long_sentences_are_cut_and_never_dropped(corpus, tmp_path):
   assert alone.batch.source[1].tolist() == [EOS, PAD]
 
 
-def test_where_all_pairs_are_blank_it_is_told(corpus, tmp_path):
+def test_corpus_of_blank_pairs_is_refused(corpus, tmp_path):
   write(corpus, "train", ["a", "", ""], ["", "b", ""])
   assert refused(prepare.prepare, text_config(corpus), tmp_path) == (
-    "config.data.train: of 3 pairs none has something on both sides"
+    "config.data.train: of 3 pairs none has text on both sides"
   )
 
 
@@ -200,14 +198,14 @@ def test_messages_name_the_set_and_the_side(corpus, tmp_path):
   )
 
 
-def test_a_set_may_be_called_train(corpus, tmp_path):
+def test_split_may_be_called_train(corpus, tmp_path):
   splits = {"validation": "val", "train": "test"}
   data = prepare.prepare(text_config(corpus, splits=splits), tmp_path)
   assert data.evaluation_set("train").text.source[1] == "dogs"
   assert len(data.corpus.text.source) == 12
 
 
-def test_numbers_are_prepared_as_text_is(tmp_path):
+def test_numbers_are_prepared_like_text(tmp_path):
   digits = {"min_digits": 1, "max_digits": 4, "num_examples": 60}
   tokenizer = base.tokenizer("characters", 50)
   config = NumbersConfig(
@@ -237,7 +235,7 @@ def test_numbers_are_prepared_as_text_is(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "a\n", "a b"])
-def test_names_of_files_lead_nowhere_else(corpus, name):
+def test_names_cannot_contain_paths(corpus, name):
   config = base.get_config("transformer").to_dict()
   config["data"] = raw(corpus)
   parse(config)

@@ -1,4 +1,4 @@
-"""Parallel text: every format reads alike, and every fault names its file."""
+"""Readers: all formats agree, and every error names its file."""
 
 import gzip
 import re
@@ -22,7 +22,7 @@ from experiments.errors import UserError
 FIELD = "config.data.train"
 SOURCE = ["Two dogs run.", "Café noir !", "", "last"]
 TARGET = ["Zwei Hunde rennen.", "Schwarzer Kaffee!", "leer", "letzte"]
-# The same as files may have it: decomposed, and with other spaces.
+# The same sentences, decomposed and with other spaces.
 MESSY = ["  Two\tdogs  run. ", "Cafe\u0301 noir\u00a0!", " \u3000", "last"]
 
 
@@ -46,7 +46,7 @@ def put_lines(folder, source, target, suffix=""):
 
 
 def refused(config, path="train"):
-  """The message of a text that cannot be read; one line, as all are."""
+  """Returns the one-line message of a text that cannot be read."""
   with pytest.raises(UserError) as caught:
     read(config, path, field=FIELD)
   message = str(caught.value)
@@ -57,7 +57,7 @@ def refused(config, path="train"):
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_lines_and_tables_read_alike(tmp_path, suffix, end, mark):
+def test_lines_and_tables_give_the_same_text(tmp_path, suffix, end, mark):
   put_lines(
     tmp_path,
     encoded(MESSY, end=end, mark=mark),
@@ -72,32 +72,32 @@ def test_lines_and_tables_read_alike(tmp_path, suffix, end, mark):
   assert table == expected
 
 
-def test_nothing_but_a_newline_ends_a_line(tmp_path):
+def test_only_a_newline_ends_a_line(tmp_path):
   rows = ["a\rb", "c\x85d", "e\u2028f", "g\x0bh\x0ci", "j\x1ek"]
   file = put(tmp_path / "text", encoded(rows))
   assert list(read_lines(file)) == ["a b", "c d", "e f", "g h i", "j k"]
 
 
-def test_a_path_may_begin_at_home(tmp_path, monkeypatch):
+def test_tilde_in_a_path_is_expanded(tmp_path, monkeypatch):
   monkeypatch.setenv("HOME", str(tmp_path))
   put_lines(tmp_path, b"a", b"b")
   config = text_config("~")
   assert read(config, "train", field=FIELD) == (["a"], ["b"])
 
 
-def test_columns_of_a_table_beyond_two_are_ignored(tmp_path):
+def test_further_columns_of_a_table_are_ignored(tmp_path):
   put(tmp_path / "train", b"a\tb\tc\n\n\td\ne\t\n")
   found = read(text_config(tmp_path, "tsv"), "train", field=FIELD)
   assert found == (["a", "", "", "e"], ["b", "", "d", ""])
 
 
-def test_pairs_with_a_blank_side_are_left_out_and_counted():
+def test_blank_pairs_are_left_out_and_counted():
   text = ParallelText(["a", "", "b", "", "c"], ["d", "e", "", "", "f"])
   assert drop_blank_pairs(text) == ((["a", "c"], ["d", "f"]), 3)
   assert drop_blank_pairs(ParallelText([""], ["a"])) == (([], []), 1)
 
 
-def test_a_missing_file_is_told_with_what_is_there(tmp_path):
+def test_missing_file_is_reported_with_the_files_found(tmp_path):
   put(tmp_path / "train.en", b"a")
   put(tmp_path / "train.fr.gz", b"a")
   (tmp_path / "folder").mkdir()
@@ -112,12 +112,12 @@ def test_a_missing_file_is_told_with_what_is_there(tmp_path):
 
 
 @pytest.mark.parametrize("path", [".", "/", "x" * 300])
-def test_no_path_is_too_strange_for_a_message(tmp_path, path):
+def test_unusual_paths_are_reported(tmp_path, path):
   for kind in ("lines", "tsv"):
     assert "no file /" in refused(text_config(tmp_path, kind), path)
 
 
-def test_a_missing_or_empty_folder_is_named(tmp_path):
+def test_missing_or_empty_folder_is_named(tmp_path):
   (tmp_path / "empty").mkdir()
   config = text_config(tmp_path)
   hint = f"there is no folder {tmp_path}/corpus"
@@ -126,13 +126,13 @@ def test_a_missing_or_empty_folder_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_an_empty_file_is_named(tmp_path, suffix):
+def test_empty_file_is_named(tmp_path, suffix):
   put_lines(tmp_path, b"a", b"", suffix)
   assert refused(text_config(tmp_path)) == f"{tmp_path}/train.de{suffix}: empty"
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_what_is_not_utf_8_is_named_with_its_line(tmp_path, suffix):
+def test_invalid_utf_8_is_reported_with_its_line(tmp_path, suffix):
   put_lines(
     tmp_path, b"a\nb\n", "a\ngr\u00f6\u00dfer\n".encode("latin-1"), suffix
   )
@@ -141,13 +141,13 @@ def test_what_is_not_utf_8_is_named_with_its_line(tmp_path, suffix):
   assert re.match(message, refused(text_config(tmp_path)))
 
 
-def test_utf_16_is_told_at_once(tmp_path):
+def test_utf_16_is_reported_at_line_1(tmp_path):
   put(tmp_path / "train.tsv", "a\tb\n".encode("utf-16"))
   config = text_config(tmp_path, "tsv")
   assert "train.tsv, line 1: not UTF-8" in refused(config, "train.tsv")
 
 
-def test_unequal_numbers_of_lines_are_both_told(tmp_path):
+def test_unequal_numbers_of_lines_are_reported(tmp_path):
   put_lines(tmp_path, b"a\n" * 1001, b"b\n" * 1000)
   assert refused(text_config(tmp_path)) == (
     f"{FIELD}: {tmp_path}/train.en has 1,001 lines and {tmp_path}/train.de has"
@@ -155,7 +155,7 @@ def test_unequal_numbers_of_lines_are_both_told(tmp_path):
   )
 
 
-def test_two_files_need_no_common_name(tmp_path):
+def test_pair_of_files_may_have_any_names(tmp_path):
   source = put(tmp_path / "a", b"a\n")
   put(tmp_path / "b.gz", b"b\n")
   assert read_pair(source, tmp_path / "b", fields=("-s", "-t")) == (
@@ -173,7 +173,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=list(DAMAGES))
-def test_a_damaged_gz_is_named(tmp_path, damage):
+def test_damaged_gz_is_named(tmp_path, damage):
   content = "".join(f"line {i * i}\n" for i in range(2000)).encode()
   put_lines(tmp_path, content, content, ".gz")
   file = tmp_path / "train.de.gz"
@@ -182,19 +182,19 @@ def test_a_damaged_gz_is_named(tmp_path, damage):
   assert re.match(rf"{re.escape(str(file))}: cannot be read \(.+\)$", message)
 
 
-def test_a_line_without_a_tab_is_named(tmp_path):
+def test_line_without_a_tab_is_named(tmp_path):
   put(tmp_path / "train.tsv", b"a\tb\n\nc d\n")
   assert refused(text_config(tmp_path, "tsv"), "train.tsv") == (
     f"{tmp_path}/train.tsv, line 3: no tab; a line is source, tab, target"
   )
 
 
-def test_a_stream_is_named_in_messages():
+def test_stream_is_named_in_messages():
   with pytest.raises(UserError, match="standard input, line 2: not UTF-8"):
     list(decode_lines([b"a\n", b"\xff\n"], "standard input"))
 
 
-def test_without_the_package_datasets_how_to_install_it_is_told(
+def test_missing_package_datasets_gives_the_install_command(
   tmp_path, monkeypatch
 ):
   monkeypatch.setitem(sys.modules, "datasets", None)
@@ -205,7 +205,7 @@ def test_without_the_package_datasets_how_to_install_it_is_told(
 
 
 class _Rows:
-  """As much of a `datasets.Dataset` as is read, where there is no package."""
+  """The part of `datasets.Dataset` that the reader uses."""
 
   def __init__(self, columns):
     self._columns = columns
@@ -233,7 +233,7 @@ class _Rows:
     return self._columns[name]
 
 
-def test_sets_of_a_hub_are_asked_for_by_name_and_split(tmp_path, monkeypatch):
+def test_hub_datasets_are_loaded_by_name_and_split(tmp_path, monkeypatch):
   pairs = [{"en": s or None, "de": t} for s, t in zip(MESSY, TARGET)]
   sets = {
     (("me/corpus",), "train"): _Rows({"translation": pairs}),
@@ -273,7 +273,7 @@ def test_a_saved_dataset_reads_as_files_do(tmp_path, datasets):
     assert read(config, path, field=FIELD) == (SOURCE, TARGET)
 
 
-def test_what_a_dataset_lacks_is_told(tmp_path, datasets):
+def test_missing_columns_and_splits_are_named(tmp_path, datasets):
   config = text_config(tmp_path, "huggingface")
   one = datasets.Dataset.from_list([{"en": "a", "fr": "b", "de": 1}])
   one.save_to_disk(tmp_path / "one")
@@ -292,7 +292,7 @@ def test_what_a_dataset_lacks_is_told(tmp_path, datasets):
 
 
 @pytest.mark.parametrize("path", ["nowhere", "nowhere:train", "a/b:c:train"])
-def test_a_dataset_that_cannot_be_loaded_is_named(tmp_path, datasets, path):
+def test_dataset_that_cannot_be_loaded_is_named(tmp_path, datasets, path):
   message = refused(text_config(tmp_path, "huggingface"), path)
   assert message.startswith(f"{FIELD}: {path} cannot be loaded (")
   assert "; it must be NAME:SPLIT, NAME:CONFIG:SPLIT or a folder" in message

@@ -1,4 +1,4 @@
-"""Tokenisers: text comes back from tokens; vocabularies, and the unknown."""
+"""Tokenizers: round trips, vocabularies, unknown text."""
 
 import io
 import itertools
@@ -12,6 +12,7 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs import base
 from experiments.config import TokenizerConfig
 from experiments.data.batch import BOS, EOS, PAD, UNK
 from experiments.data.text import tokenizer as tokenizer_lib
@@ -31,9 +32,7 @@ SIZES = {"unigram": 66, "bpe": 150, "words": 100, "characters": 100}
 
 
 def trained(kind, size=None, lines=LINES):
-  config = TokenizerConfig(
-    kind=kind, vocabulary_size=size or SIZES[kind], sampling=0.0
-  )
+  config = TokenizerConfig(**base.tokenizer(kind, size or SIZES[kind]))
   return train(lines, config, field=FIELD)
 
 
@@ -47,13 +46,13 @@ def tokenizer(request, tokenizers):
   return tokenizers[request.param]
 
 
-def test_training_text_comes_back(tokenizer):
+def test_training_text_round_trips(tokenizer):
   assert tokenizer.decode(tokenizer.encode(LINES)) == LINES
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.text(sorted({*"".join(LINES)})), max_size=5))
-def test_all_text_of_known_characters_comes_back(tokenizers, texts):
+def test_text_of_known_characters_round_trips(tokenizers, texts):
   expected = [normalized(text) for text in texts]
   for kind in ("unigram", "bpe", "characters"):
     encoded = tokenizers[kind].encode(texts)
@@ -64,34 +63,34 @@ def test_all_text_of_known_characters_comes_back(tokenizers, texts):
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.sampled_from(" ".join(LINES).split())))
-def test_all_text_of_known_words_comes_back(tokenizers, words):
+def test_text_of_known_words_round_trips(tokenizers, words):
   encoded = tokenizers["words"].encode([" ".join(words)])
   assert len(encoded[0]) == len(words)
   assert tokenizers["words"].decode(encoded) == [" ".join(words)]
 
 
-def test_spaces_of_all_kinds_are_one_space():
+def test_all_unicode_spaces_become_one_space():
   spaces = "\t \u00a0\u2009\u3000\r\x85\u2028\x1f"
   assert normalized(f"{spaces}a{spaces}b\n") == "a b"
   assert normalized(spaces) == ""
 
 
-def test_text_is_composed(tokenizer):
+def test_text_is_normalised_to_form_c(tokenizer):
   apart = [unicodedata.normalize("NFD", line) for line in LINES]
   assert apart != LINES
   assert [normalized(line) for line in apart] == LINES
   np.testing.assert_equal(tokenizer.encode(apart), tokenizer.encode(LINES))
-  # Composed, and no more: what only looks alike stays apart.
+  # Form C only: characters that merely look alike stay different.
   assert normalized("ﬁ Å²…") == "ﬁ Å²…"
 
 
 @pytest.mark.parametrize("kind", SIZES)
-def test_decomposed_text_trains_the_same_tokeniser(kind, tokenizers):
+def test_decomposed_text_trains_the_same_tokenizer(kind, tokenizers):
   apart = [unicodedata.normalize("NFD", line) for line in LINES]
   assert trained(kind, lines=apart).model == tokenizers[kind].model
 
 
-def test_special_tokens_stand_first(tokenizer):
+def test_special_tokens_come_first(tokenizer):
   assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
   special = ["<pad>", "<s>", "</s>", "<unk>"]
   assert tokenizer.words(np.arange(4)) == special
@@ -100,28 +99,21 @@ def test_special_tokens_stand_first(tokenizer):
     assert not {PAD, BOS, EOS} & set(row.tolist())
 
 
-def test_every_token_but_the_special_ones_is_a_piece(tokenizer):
-  pieces = tokenizer.pieces()
-  tokens = [token for token, _ in pieces.values()]
-  assert tokens == list(range(4, tokenizer.vocabulary_size))
-  assert tokenizer.words(tokens) == [text.replace(" ", "_") for text in pieces]
-
-
-def test_decoding_ends_with_eos_or_pad(tokenizer):
+def test_decoding_ends_at_eos_or_pad(tokenizer):
   rows = tokenizer.encode([LINES[0], LINES[1]])
   ended = [np.append(rows[0], [EOS, *rows[1]]), np.append(rows[1], [PAD, 9])]
   assert tokenizer.decode(ended) == LINES[:2]
   assert tokenizer.decode([np.array([EOS])]) == [""]
 
 
-def test_words_are_shown_with_their_spaces(tokenizers):
+def test_labels_show_spaces(tokenizers):
   tokens = tokenizers["words"].encode(["Ein Hund"])[0]
   assert tokenizers["words"].words(tokens) == ["_Ein", "_Hund"]
   tokens = tokenizers["characters"].encode(["a b"])[0]
   assert tokenizers["characters"].words(tokens) == ["_", "a", "_", "b"]
 
 
-def test_what_was_never_seen_is_named_and_becomes_unk(tokenizer):
+def test_unknown_text_is_named_and_becomes_unk(tokenizer):
   line = f"{LINES[0]} ☃ x☃ 世界 ☃"
   assert tokenizer.unknown(LINES[0]) == ""
   assert set(tokenizer.unknown(line).split()) in (
@@ -135,13 +127,13 @@ def test_what_was_never_seen_is_named_and_becomes_unk(tokenizer):
   assert set(text.removeprefix(LINES[0])) <= {"\u2047", " "}
 
 
-def test_a_subword_between_known_ones_is_named_alone(tokenizers):
+def test_unknown_part_of_a_word_is_named_alone(tokenizers):
   for kind in ("unigram", "bpe", "characters"):
     assert tokenizers[kind].unknown("Ein☃Hund Größe☃ ☃☃ ☃") == "☃ ☃☃"
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_the_limits_of_a_vocabulary_are_told_and_right(kind):
+def test_vocabulary_limits_in_messages_are_exact(kind):
   size = re.escape(f"{FIELD}.vocabulary_size: ")
   with pytest.raises(UserError, match=f"{size}9999 is more than") as caught:
     trained(kind, 9999)
@@ -160,7 +152,7 @@ def test_the_limits_of_a_vocabulary_are_told_and_right(kind):
     trained(kind, least - 1)
 
 
-def test_words_and_characters_fill_no_more_than_there_are():
+def test_words_and_characters_may_be_fewer_than_configured():
   words = set(" ".join(LINES).split())
   assert trained("words", 9999).vocabulary_size == 4 + len(words)
   characters = set("".join(LINES))
@@ -170,28 +162,28 @@ def test_words_and_characters_fill_no_more_than_there_are():
   assert small.unknown(LINES[0]) != ""
 
 
-def test_long_text_is_trained_on_in_part(monkeypatch):
+def test_sample_of_long_text_is_reproducible(monkeypatch):
   letters = [
     "".join(pair) for pair in itertools.product(string.ascii_letters, repeat=2)
   ]
-  monkeypatch.setattr(tokenizer_lib, "_LINES", 1000)
+  monkeypatch.setattr(tokenizer_lib, "_MAX_LINES", 1000)
   first, again = (trained("words", 9999, letters) for _ in range(2))
   assert first.model == again.model
   assert first.vocabulary_size == 4 + 1000
-  monkeypatch.setattr(tokenizer_lib, "_LINES", len(letters))
+  monkeypatch.setattr(tokenizer_lib, "_MAX_LINES", len(letters))
   whole = trained("words", 9999, letters)
   assert whole.vocabulary_size == 4 + len(letters)
 
 
 @pytest.mark.parametrize("model", [b"garbage", b"\0" * 99, "half"])
-def test_garbage_is_no_model(model, tokenizers):
+def test_damaged_model_is_refused(model, tokenizers):
   if model == "half":
     model = tokenizers["bpe"].model[:-100]
   with pytest.raises(ValueError, match="no SentencePiece model, or a damaged"):
     Tokenizer(model)
 
 
-def test_a_model_with_other_special_tokens_is_refused():
+def test_model_with_other_special_tokens_is_refused():
   model = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(
     sentence_iterator=iter(LINES),
@@ -208,6 +200,6 @@ def test_a_model_with_other_special_tokens_is_refused():
       Tokenizer(content)
 
 
-def test_nothing_becomes_nothing(tokenizer):
+def test_empty_text_has_no_tokens(tokenizer):
   assert tokenizer.encode([]) == tokenizer.decode([]) == []
   assert [row.tolist() for row in tokenizer.encode(["", " \u00a0"])] == [[], []]
