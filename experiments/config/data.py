@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from experiments.config.sections import Positive, Rate, Section, Seed
+from experiments.config.sections import Positive, Section, Seed
 
 # Names become parts of file names, so path separators are not allowed.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -85,22 +85,6 @@ class TokenizerConfig(Section):
   """Subwords (unigram, bpe), words between spaces, or characters."""
   vocabulary_size: Annotated[int, Field(ge=8)] = 8000
   """Number of subwords; for words and characters, the largest number."""
-  sampling: Rate = 0.0
-  """Subword regularisation of training text; 0: the best segmentation.
-
-  For bpe, the share of merges that are left out (Provilkov et al., 2020,
-  https://arxiv.org/abs/1910.13267); for unigram, the exponent of a
-  segmentation's probability (Kudo, 2018, https://arxiv.org/abs/1804.10959).
-  """
-
-  @model_validator(mode="after")
-  def _sampling(self):
-    if self.sampling and self.kind not in ("unigram", "bpe"):
-      raise ValueError(
-        f"sampling {self.sampling} needs subwords; {self.kind} have one"
-        " segmentation: use 0.0"
-      )
-    return self
 
 
 class _Translation(Section):

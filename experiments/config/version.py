@@ -30,7 +30,11 @@ def migrated(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_1_to_2(config: dict[str, Any]) -> None:
-  """Version 1 of adamw decayed all parameters; unused fields could be set."""
+  """Version 1 of adamw decayed all parameters; unused fields could be set.
+
+  Subword sampling was removed: SentencePiece's own cannot be reproduced.
+  """
+  _remove_sampling(config.get("data"))
   optimizer = config.get("optimizer")
   if not isinstance(optimizer, dict):
     return
@@ -38,6 +42,16 @@ def _from_1_to_2(config: dict[str, Any]) -> None:
     optimizer["weight_decay_of"] = "all"
   for name in UNUSED.get(str(optimizer.get("name")), ()):
     optimizer[name] = OptimizerConfig.model_fields[name].default
+
+
+def _remove_sampling(data: Any) -> None:
+  for side in ("source_tokenizer", "target_tokenizer"):
+    tokenizer = data.get(side) if isinstance(data, dict) else None
+    if isinstance(tokenizer, dict) and tokenizer.pop("sampling", 0.0):
+      raise UserError(
+        f"config.data.{side}.sampling: no longer supported; use the code that"
+        " wrote the config"
+      )
 
 
 _MIGRATIONS = (_from_1_to_2,)

@@ -101,7 +101,7 @@ def test_every_argument_gives_a_valid_config_of_text(module, arg):
     ("splits", {"validation": "a", "a/b": "c"}, "config.data.splits.a/b"),
     ("source_tokenizer.kind", "bytes", "'unigram', 'bpe', 'words'"),
     ("source_tokenizer.kind", "bpe", "joint_vocabulary needs source_tok"),
-    ("source_tokenizer.sampling", 1.5, "source_tokenizer.sampling: got 1.5; "),
+    ("source_tokenizer.size", 9, "source_tokenizer.size: no such field"),
     ("max_lenght", 9, "config.data.max_lenght: no such field.* 'max_length'"),
     ("symbols", 9, "config.data.symbols: no such field"),
   ],
@@ -116,14 +116,6 @@ def test_a_mistake_about_text_is_named_with_its_field(path, value, message):
   with pytest.raises(UserError, match=message) as caught:
     parse(config)
   assert len(str(caught.value).splitlines()) == 1
-
-
-def test_words_have_one_segmentation():
-  config = text()
-  for side in ("source_tokenizer", "target_tokenizer"):
-    config["data"][side].update(kind="words", sampling=0.1)
-  with pytest.raises(UserError, match=r"sampling 0\.1 needs subwords; words"):
-    parse(config)
 
 
 def test_patience_needs_a_best_checkpoint():
@@ -240,3 +232,14 @@ def test_parsing_leaves_its_argument_alone():
   before = copy.deepcopy(config)
   parse(config)
   assert config == before
+
+
+@pytest.mark.parametrize("sampling", [0.0, 0.1])
+def test_stored_sampling_is_refused_unless_zero(sampling):
+  config = text() | {"version": 1}
+  config["data"]["target_tokenizer"]["sampling"] = sampling
+  if sampling:
+    with pytest.raises(UserError, match=r"target_tokenizer\.sampling: no long"):
+      parse_stored(config)
+  else:
+    assert parse_stored(config).data == parse(text()).data
