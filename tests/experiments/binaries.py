@@ -1,0 +1,130 @@
+"""Runs the binaries in forks of one process that has imported JAX.
+
+    python -m tests.experiments.binaries
+
+is that process: it reads requests as JSON, one a line, and answers each with a
+line. `run` and `start` send the requests.
+"""
+
+import atexit
+import functools
+import json
+import os
+import pathlib
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from tests.experiments import processes
+
+
+class Started:
+  """A binary that runs in a fork of the server."""
+
+  def __init__(self, module, arguments, text="", cwd=processes.ROOT):
+    self._folder = tempfile.TemporaryDirectory()
+    folder = pathlib.Path(self._folder.name)
+    content = text if isinstance(text, bytes) else text.encode()
+    (folder / "stdin").write_bytes(content)
+    self._code = None
+    self._output = {name: folder / name for name in ("stdout", "stderr")}
+    self._pid = _ask(
+      module=module,
+      arguments=list(map(str, arguments)),
+      cwd=str(cwd),
+      folder=str(folder),
+    )
+
+  def send_signal(self, number):
+    os.kill(self._pid, number)
+
+  def poll(self):
+    if self._code is None:
+      self._code = _ask(poll=self._pid)
+    return self._code
+
+  def wait(self):
+    """Returns code, standard output and standard error."""
+    while self.poll() is None:
+      time.sleep(0.02)
+    return self._code, *(
+      path.read_text("utf-8") for path in self._output.values()
+    )
+
+
+def start(module, *arguments, **options):
+  """Starts `python -m experiments.MODULE ARGUMENTS`."""
+  return Started(module, arguments, **options)
+
+
+def run(module, *arguments, **options):
+  """Runs it to its end; returns code, standard output, standard error."""
+  return start(module, *arguments, **options).wait()
+
+
+@functools.cache
+def _server():
+  server = subprocess.Popen(
+    [sys.executable, "-m", "tests.experiments.binaries"],
+    cwd=processes.ROOT,
+    env=processes.environment(),
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  atexit.register(server.stdin.close)
+  return server
+
+
+def _ask(**request):
+  server = _server()
+  server.stdin.write(json.dumps(request) + "\n")
+  server.stdin.flush()
+  return json.loads(server.stdout.readline())
+
+
+def _serve() -> None:
+  import experiments.inference
+  import experiments.training.loop  # noqa: F401
+
+  for line in sys.stdin:
+    request = json.loads(line)
+    if "poll" in request:
+      pid, status = os.waitpid(request["poll"], os.WNOHANG)
+      answer = os.waitstatus_to_exitcode(status) if pid else None
+    elif not (answer := os.fork()):
+      _run(**request)
+    print(json.dumps(answer), flush=True)
+
+
+def _run(module, arguments, cwd, folder) -> None:
+  """Becomes the binary; never returns."""
+  signal.signal(signal.SIGINT, signal.default_int_handler)
+  for number, name in enumerate(("stdin", "stdout", "stderr")):
+    flags = os.O_RDONLY if name == "stdin" else os.O_WRONLY | os.O_CREAT
+    os.dup2(os.open(os.path.join(folder, name), flags), number)
+  sys.stdin = open(0, encoding="utf-8", closefd=False)
+  os.chdir(cwd)
+  name = f"experiments.{module}"
+  sys.argv = [name, *arguments]
+  code = 1
+  try:
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    code = 0
+  except SystemExit as error:
+    code = error.code if isinstance(error.code, int) else int(bool(error.code))
+  except BaseException:
+    import traceback
+
+    traceback.print_exc()
+  finally:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+  _serve()

@@ -1,0 +1,118 @@
+"""A run that is stopped and resumed ends as one that is not."""
+
+import jax.numpy as jnp
+import pytest
+
+from experiments.checkpoints import restore_parameters
+from experiments.evaluation import evaluator
+from experiments.optimization import losses
+from experiments.training import loop
+from tests.experiments.states import (
+  assert_same_bits,
+  final_state,
+  metrics,
+  results,
+  stop_at,
+  tiny_run,
+)
+
+
+@pytest.fixture
+def spoilt_losses(monkeypatch):
+  """Makes the loss, and so the gradient, of some batches NaN."""
+  make = losses.shared_cross_entropy
+
+  def spoilt(features, readout, labels, *rest):
+    loss, hits = make(features, readout, labels, *rest)
+    return jnp.where(labels[0, 0] % 3 == 0, jnp.nan, 1.0) * loss, hits
+
+  monkeypatch.setattr(losses, "shared_cross_entropy", spoilt)
+
+
+def assert_resumes_exactly(config, folder, monkeypatch, steps):
+  stop_at(monkeypatch)
+  assert loop.train_and_evaluate(config, folder / "whole")
+  stop_at(monkeypatch, *steps)
+  for _ in steps:
+    assert not loop.train_and_evaluate(config, folder / "stopped")
+  assert loop.train_and_evaluate(config, folder / "stopped")
+  assert_same_bits(
+    final_state(folder / "whole"), final_state(folder / "stopped")
+  )
+  assert metrics(folder / "whole") == metrics(folder / "stopped")
+  assert results(folder / "whole") == results(folder / "stopped")
+
+
+def test_resume_is_bit_exact_with_averages_and_skipped_updates(
+  tmp_path, monkeypatch, spoilt_losses
+):
+  """Stops after steps at which an undisturbed run saves no checkpoint.
+
+  Their checkpoints count neither among the last N nor among those that are
+  kept, and the number of skipped updates does not restart at 0.
+  """
+  config = tiny_run(non_finite="skip", log_every=1, keep_last=3, ema_decay=0.9)
+  config.evaluation.checkpoint = "last:3"
+  assert_resumes_exactly(config, tmp_path, monkeypatch, steps=[5, 11])
+  (used,) = {
+    result["checkpoint"]
+    for name, result in results(tmp_path / "stopped").items()
+    if name.endswith(".json")
+  }
+  assert used == "mean of 3 steps, 6 to 12"
+  assert metrics(tmp_path / "stopped")[-2]["skipped"] > 1
+
+
+def test_resume_is_bit_exact_for_a_transformer(tmp_path, monkeypatch):
+  config = tiny_run("transformer")
+  config.model.dropout_rate = 0.1
+  assert_resumes_exactly(config, tmp_path, monkeypatch, steps=[7])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["sgd", "adamw", "adafactor"])
+@pytest.mark.parametrize("arg", ["none", "dot"])
+def test_resume_is_bit_exact_for_every_optimizer(
+  arg, name, tmp_path, monkeypatch
+):
+  config = tiny_run(arg, accumulation=2, label_smoothing=0.1)
+  config.optimizer.update(name=name, b2=0.98, eps=1e-9)
+  assert_resumes_exactly(config, tmp_path, monkeypatch, steps=[1, 8])
+
+
+def test_a_complete_run_reads_no_checkpoint_and_validates_once_at_its_end(
+  tmp_path, monkeypatch
+):
+  config = tiny_run(steps=6)
+  config.evaluation.beam_size = 1
+  reads, evaluations = [], []
+  read, score = restore_parameters._restore, evaluator.metrics.score
+
+  def counted_read(manager, step, like):
+    reads.append(step)
+    return read(manager, step, like)
+
+  def counted_score(*args):
+    evaluations.append(1)
+    return score(*args)
+
+  monkeypatch.setattr(restore_parameters, "_restore", counted_read)
+  monkeypatch.setattr(evaluator.metrics, "score", counted_score)
+  assert loop.train_and_evaluate(config, tmp_path)
+  assert not reads
+  assert len(evaluations) == 1
+  (validation,) = metrics(tmp_path, "validation")
+  final = results(tmp_path)["validation.json"]["metrics"]
+  assert final["loss"] == validation["loss"]
+  rate = final.pop("alignment_error_rate")
+  assert 0 <= rate <= 1
+  assert final == {
+    name: value
+    for name, value in validation.items()
+    if name not in ("step", "split")
+  }
+  # A second call evaluates again: it has no evaluation in memory.
+  assert loop.train_and_evaluate(config, tmp_path)
+  assert len(evaluations) == 2
+  again = results(tmp_path)["validation.json"]["metrics"]
+  assert again == final | {"alignment_error_rate": rate}
