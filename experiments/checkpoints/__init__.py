@@ -2,8 +2,8 @@
 
 from experiments.checkpoints.damage import DamagedCheckpointError
 from experiments.checkpoints.manager import FOLDER, opened
-from experiments.checkpoints.restore_parameters import parameters
 from experiments.checkpoints.restore import restore, restore_last
+from experiments.checkpoints.restore_parameters import parameters
 from experiments.checkpoints.save import UnsavedCheckpointError, save, wait
 from experiments.checkpoints.select import choose
 

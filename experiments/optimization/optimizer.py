@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from experiments.config import OptimizerConfig
+from experiments.distributed.sharding import path_name
 
 
 def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
@@ -50,8 +51,14 @@ def _inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
 
 
 def _matrices(params):
-  """Marks the parameters of two or more axes: not biases, not norms."""
-  return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+  """Marks the parameters that decay: matrices, but not biases and norms.
+
+  The biases of heads, [H, D / H], have two axes and are recognized by name.
+  """
+  return jax.tree_util.tree_map_with_path(
+    lambda path, leaf: leaf.ndim > 1 and not path_name(path).endswith("bias"),
+    params,
+  )
 
 
 def make_optimizer(

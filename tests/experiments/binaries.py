@@ -106,7 +106,7 @@ def _run(module, arguments, cwd, folder) -> None:
   for number, name in enumerate(("stdin", "stdout", "stderr")):
     flags = os.O_RDONLY if name == "stdin" else os.O_WRONLY | os.O_CREAT
     os.dup2(os.open(os.path.join(folder, name), flags), number)
-  sys.stdin = open(0, encoding="utf-8", closefd=False)
+  sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
   os.chdir(cwd)
   name = f"experiments.{module}"
   sys.argv = [name, *arguments]
