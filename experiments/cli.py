@@ -1,37 +1,34 @@
-"""What the binaries share: the config flag, quiet logs, errors as messages."""
+"""What the binaries share: common flags, logs, and errors as messages."""
 
 import errno
 import inspect
+import logging as python_logging
 import os
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from experiments.config import messages
+from experiments.config.flag import install_parser
 from experiments.distributed import initialize
 from experiments.errors import UserError
 
+_PACKAGE = Path(__file__).parent
+# Warnings of libraries that do not concern a user.
+_HIDDEN_WARNINGS = (
+  "Some donated buffers were not usable",  # JAX, of small arrays
+  "Sharding info not provided when restoring",  # Orbax, reading parameters
+)
+
 
 def define_config(name: str = "config"):
-  """Defines `--config=FILE[:ARGUMENT]` and `--config.field=value`.
-
-  Args:
-    name: of the flag.
-
-  Returns:
-    A holder whose `value` is the ConfigDict, once the flags are parsed.
-
-  Example:
-    >>> config = define_config()  # doctest: +SKIP
-    >>> config.value.train.steps  # doctest: +SKIP
-    2500
-  """
-  return config_flags.DEFINE_config_file(
+  """Defines `--config=FILE[:ARGUMENT]` and `--config.field=value`."""
+  holder = config_flags.DEFINE_config_file(
     name,
     None,
     "The experiment: a file of configs/ and, after a colon, its argument, as"
@@ -39,42 +36,26 @@ def define_config(name: str = "config"):
     " --config.train.steps=100.",
     lock_config=True,
   )
+  install_parser(name)
+  return holder
 
 
 def define_checkpoint():
-  """Defines `--checkpoint`, of which parameters to answer with.
-
-  Returns:
-    A holder whose `value` is a string or None, once the flags are parsed.
-
-  Example:
-    >>> checkpoint = define_checkpoint()  # doctest: +SKIP
-    >>> checkpoint.value  # doctest: +SKIP
-    'last:10'
-  """
+  """Defines `--checkpoint`, which selects the parameters."""
   return flags.DEFINE_string(
     "checkpoint",
     None,
     "last, best, a step, or last:N and best:N for the mean of N; by default"
-    " what the run's config says in evaluation.checkpoint.",
+    " the config's evaluation.checkpoint.",
   )
 
 
 def define_search():
-  """Defines `--beam_size` and `--length_penalty`, of how to search.
-
-  Returns:
-    Their holders.
-
-  Example:
-    >>> beam_size, length_penalty = define_search()  # doctest: +SKIP
-    >>> beam_size.value  # doctest: +SKIP
-    5
-  """
+  """Defines `--beam_size` and `--length_penalty`."""
   beam_size = flags.DEFINE_integer(
     "beam_size",
     None,
-    "Hypotheses kept while searching, 1 for greedy; by default the config's"
+    "Hypotheses of beam search, 1 for greedy decoding; by default the config's"
     " evaluation.beam_size.",
     lower_bound=1,
   )
@@ -89,34 +70,12 @@ def define_search():
 
 
 def config_argument(name: str = "config") -> str:
-  """Returns what `--config` was given: a path, perhaps with an argument.
-
-  Args:
-    name: of the flag, as given to `define_config`.
-
-  Returns:
-    The path and, after a colon, the argument.
-
-  Example:
-    >>> config_argument()  # doctest: +SKIP
-    'configs/reverse.py:dot'
-  """
+  """Returns the value of `--config`: a path and perhaps `:ARGUMENT`."""
   return config_flags.get_config_filename(flags.FLAGS[name])
 
 
 def config_arguments(name: str = "config") -> list[str]:
-  """Returns what a process needs to be given to have the same config.
-
-  Args:
-    name: of the flag, as given to `define_config`.
-
-  Returns:
-    The flag and, after it, one for each field that was set.
-
-  Example:
-    >>> config_arguments()  # doctest: +SKIP
-    ['--config=configs/reverse.py:dot', '--config.train.steps=100']
-  """
+  """Returns the flags that give another process the same config."""
   flag = flags.FLAGS[name]
   values = config_flags.get_override_values(flag)
   return [
@@ -128,15 +87,8 @@ def config_arguments(name: str = "config") -> list[str]:
 def default_workdir(config_argument: str) -> Path:
   """Returns runs/<config>[-<argument>] for a value of `--config`.
 
-  Args:
-    config_argument: a path and perhaps an argument after a colon.
-
-  Returns:
-    The directory, relative to where the command was given.
-
-  Example:
-    >>> str(default_workdir("configs/reverse.py:dot"))
-    'runs/reverse-dot'
+  >>> str(default_workdir("configs/reverse.py:dot"))
+  'runs/reverse-dot'
   """
   path, _, argument = config_argument.partition(":")
   parts = [Path(path).stem, *argument.split(",")]
@@ -149,26 +101,20 @@ def run(
   config: str | None = None,
   positional: Sequence[str] = (),
 ) -> None:
-  """Runs a binary: parses flags, then calls `main`.
+  """Parses flags, calls `main` and exits.
 
-  A user's mistake, in a flag, a config or a file, is one message on standard
-  error and exit code 2; a file that cannot be written is one and exit code 1;
-  an interrupt is exit code 130.
+  The exit code is main's, or 0; 2 for a user's error, which is one message on
+  standard error, with its traceback under -v=1; 1 for a file that cannot be
+  written; 130 for an interrupt.
 
   Args:
-    main: does the work, given the positional arguments, and returns an exit
-      code or None.
+    main: takes the positional arguments and returns an exit code or None.
     config: the name of the config flag, if it is required.
-    positional: what the arguments without a flag are called, all of them
-      required. The binary's docstring, which --help shows, says what they are.
-
-  Raises:
-    SystemExit: always, with the exit code.
-
-  Example:
-    >>> run(main, config="config")  # doctest: +SKIP
+    positional: names of the required positional arguments.
   """
-  _show_all_in_help()
+  for flag in flags.FLAGS.get_flags_for_module(__name__):
+    # --help shows the flags of the binary only.
+    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
   app.run(
     lambda argv: _guarded(main, argv[1:]),
     flags_parser=lambda argv: _parsed(argv, config, positional),
@@ -178,21 +124,18 @@ def run(
 def _parsed(
   argv: Sequence[str], config: str | None, positional: Sequence[str]
 ) -> list[str]:
-  """The arguments without a flag, once the flags are parsed."""
-  logging.set_verbosity(logging.ERROR)  # what libraries say of flags
+  """Parses the flags and returns the remaining arguments."""
+  logging.set_verbosity(logging.ERROR)  # Libraries log while parsing.
   try:
-    messages.check_file(argv, config)
     rest = flags.FLAGS(list(argv))
-    if config:
-      messages.check_value(flags.FLAGS[config])
   except flags.Error as error:
-    _die(f"{messages.last_line(error)}\nSee --help.")
+    _die(f"{error}\nSee --help.")
   except UserError as error:
     _die(str(error))
-  except (AttributeError, KeyError) as error:
-    _die(messages.explain_override(error, argv) or messages.explain(error))
-  except Exception as error:  # whatever a config file raises
-    _die(messages.explain(error))
+  except Exception as error:  # setting a field of the config
+    _die(f"{type(error).__name__}: {error}")
+  if config and not flags.FLAGS[config].present:
+    _die(f"--{config} is required, such as --{config}=configs/reverse.py")
   given = rest[1:]
   if len(given) > len(positional):
     unknown = given[len(positional)]
@@ -204,25 +147,22 @@ def _parsed(
 
 
 def _guarded(main: Callable[..., int | None], arguments: Sequence[str]) -> None:
-  """Runs `main`, and leaves with its code or with that of what it raises."""
-  logging.use_absl_handler()
-  logging.set_verbosity(max(logging.INFO, logging.get_verbosity()))
-  logging.get_absl_handler().setFormatter(_Plain())
-  _quiet()
+  """Runs `main` and exits with its code or with that of its error."""
+  _configure_logs()
   try:
     code = main(*arguments)
   except UserError as error:
-    if logging.vlog_is_on(1):  # -v=1 shows the causes
+    if logging.vlog_is_on(1):
       traceback.print_exc()
     _die(str(error), error.code)
-  except BrokenPipeError:  # whoever read has read enough
+  except BrokenPipeError:  # The reader of standard output has ended.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     initialize.leave(141)
   except KeyboardInterrupt:
     _die("interrupted", 130)
   except Exception as error:
-    if trouble := _trouble_with_a_file(error):
-      _die(trouble, 1)
+    if message := _file_error(error):
+      _die(message, 1)
     if not _is_one_of_several():
       raise
     traceback.print_exc()
@@ -230,14 +170,8 @@ def _guarded(main: Callable[..., int | None], arguments: Sequence[str]) -> None:
   sys.exit(code or 0)
 
 
-def _show_all_in_help() -> None:
-  """Has --help, which shows the binary's own flags, show those of this file."""
-  for flag in flags.FLAGS.get_flags_for_module(__name__):
-    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-
-
-class _Plain(logging.PythonFormatter):
-  """INFO is for readers and stands alone; the rest names its level."""
+class _Formatter(logging.PythonFormatter):
+  """Formats INFO as the message alone, other levels with their name."""
 
   def format(self, record) -> str:
     message = record.getMessage()
@@ -246,51 +180,60 @@ class _Plain(logging.PythonFormatter):
     return f"{record.levelname.lower()}: {message}"
 
 
-def _quiet() -> None:
-  """Keeps the libraries' own remarks out of the way."""
-  import logging as python_logging
-  import warnings
+class _LogFilter(python_logging.Filter):
+  """Passes records of this package, and errors of libraries but Orbax.
 
-  class OnlyOurs(python_logging.Filter):
-    def filter(self, record) -> bool:
-      ours = "experiments" in record.pathname
-      # Orbax logs what it then raises as well.
-      raised = "orbax" in record.pathname
-      return ours or (record.levelno > python_logging.WARNING and not raised)
+  Orbax logs errors that it then raises.
+  """
 
-  logging.get_absl_handler().addFilter(OnlyOurs())
+  def filter(self, record) -> bool:
+    path = Path(record.pathname)
+    if path.is_relative_to(_PACKAGE):
+      return True
+    orbax = sys.modules.get("orbax.checkpoint")
+    is_orbax = orbax and path.is_relative_to(Path(str(orbax.__file__)).parent)
+    return record.levelno > python_logging.WARNING and not is_orbax
+
+
+def _configure_logs() -> None:
+  """Shows the logs of this package, and hides those of libraries."""
+  logging.use_absl_handler()
+  logging.set_verbosity(max(logging.INFO, logging.get_verbosity()))
+  logging.get_absl_handler().setFormatter(_Formatter())
+  logging.get_absl_handler().addFilter(_LogFilter())
   for name in ("jax", "orbax", "grain"):
     python_logging.getLogger(name).setLevel(python_logging.ERROR)
   python_logging.getLogger("asyncio").setLevel(python_logging.CRITICAL)
-  warnings.filterwarnings("ignore", category=UserWarning)
-  threading.excepthook = _tell_but_of_unwritten_events
-  sys.unraisablehook = _tell_but_of_late_reads
+  for message in _HIDDEN_WARNINGS:
+    warnings.filterwarnings("ignore", message, UserWarning)
+  threading.excepthook = _thread_error
+  sys.unraisablehook = _unraisable_error
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
-def _tell_but_of_unwritten_events(args) -> None:
-  """What ends a thread, but for TensorBoard's that cannot write.
+def _thread_error(args) -> None:
+  """Reports an exception that ends a thread, but not an OSError.
 
-  The main thread, which writes metrics and checkpoints, will say so.
+  TensorBoard's thread raises OSError where events cannot be written; the main
+  thread, which writes metrics and checkpoints, reports that.
   """
   if not isinstance(args.exc_value, OSError):
     threading.__excepthook__(args)
 
 
-def _tell_but_of_late_reads(unraisable) -> None:
-  """What nobody can catch, but for reads that nobody waits for any more.
+def _unraisable_error(unraisable) -> None:
+  """Reports an unraisable exception, but not those of Orbax's coroutines.
 
-  When one file of a checkpoint cannot be read Orbax raises, and the reads of
-  the others then find its loop gone, or are never done. There are no other
-  coroutines.
+  When one file of a checkpoint cannot be read, Orbax raises and closes the
+  event loop of the other reads. There are no other coroutines.
   """
-  late = str(unraisable.exc_value) == "Event loop is closed"
-  if not late and not inspect.iscoroutine(unraisable.object):
+  is_late_read = str(unraisable.exc_value) == "Event loop is closed"
+  if not is_late_read and not inspect.iscoroutine(unraisable.object):
     sys.__unraisablehook__(unraisable)
 
 
-def _trouble_with_a_file(error: Exception) -> str | None:
-  """What the system says of a file; None of anything else."""
+def _file_error(error: Exception) -> str | None:
+  """A message for an OSError of a file or a full disk; None for others."""
   if not isinstance(error, OSError):
     return None
   if not error.filename and error.errno not in (errno.ENOSPC, errno.EDQUOT):

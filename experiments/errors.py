@@ -1,15 +1,15 @@
-"""The one exception that a user's mistake becomes, and exit codes."""
+"""The exception for errors that a user can correct, and exit codes."""
 
-# Of what was asked to stop and goes on when it is called again, so that a
-# scheduler may requeue it: sysexits' "try again".
+# Exit code of a run that was stopped and resumes when it is started again, so
+# that a scheduler may requeue it (EX_TEMPFAIL of sysexits.h).
 AGAIN = 75
 
 
 class UserError(Exception):
-  """Something the user can put right; shown as one message, no traceback.
+  """An error that the user can correct: one message, no traceback.
 
   Attributes:
-    code: what the process then exits with.
+    code: the exit code of the process.
 
   Example:
     >>> raise UserError("config.train.steps: got -1; must be at least 1")

@@ -1,0 +1,91 @@
+"""The parser of `--config`: loads a config file, reports errors in one line."""
+
+import difflib
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from experiments.errors import UserError
+
+
+def install_parser(name: str) -> None:
+  """Makes a config flag check its file and the names of overridden fields."""
+  flags.FLAGS[name].parser = _Parser(name, flags.FLAGS[name].parser)
+  for kind in (float, type(None)):
+    config_flags.register_flag_parser_for_type(kind, _FloatOrNone())
+
+
+class _FloatOrNone(flags.FloatParser):
+  """A number or None, which the config's types then accept or reject."""
+
+  def convert(self, argument):
+    return None if argument == "None" else super().convert(argument)
+
+
+class _Parser(flags.ArgumentParser):
+  """Loads a config file by the parser of ml_collections."""
+
+  def __init__(self, name: str, parser: flags.ArgumentParser):
+    self.name, self.parser = name, parser
+
+  def parse(self, path):
+    file = Path(path.partition(":")[0])
+    if not file.is_file():
+      known = ", ".join(sorted(map(str, file.parent.glob("*.py"))))
+      hint = f"; there are: {known}" if known else ""
+      raise UserError(f"--{self.name}={file}: no such file{hint}")
+    try:
+      config = self.parser.parse(path)
+      # The parser returns an OSError of the file in another object.
+      if failure := getattr(config, "__dict__", {}).get("_error"):
+        raise failure
+    except Exception as error:
+      # The parser replaces a TypeError or ValueError by one with a long text.
+      cause = error.__context__ or error
+      raise UserError(_located(cause, file)) from error
+    if not isinstance(config, ConfigDict):
+      raise UserError(
+        f"--{self.name}={file}: get_config returned {type(config).__name__},"
+        " not an ml_collections.ConfigDict"
+      )
+    for word in sys.argv[1:]:
+      flag = word.lstrip("-").partition("=")[0]
+      if flag.startswith(f"{self.name}."):
+        _check_field(config, flag)
+    return config
+
+
+def _check_field(config: ConfigDict, flag: str) -> None:
+  """Raises UserError if a flag overrides a field that does not exist."""
+  section = config
+  for name in flag.split(".")[1:]:
+    known = list(section) if isinstance(section, ConfigDict) else []
+    if name not in known:
+      close = difflib.get_close_matches(name, known, n=1)
+      hint = f"; did you mean {close[0]!r}?" if close else ""
+      raise UserError(f"--{flag}: no such field{hint}")
+    section = section[name]
+
+
+def _located(error: BaseException, file: Path) -> str:
+  """One line: the error that a config file raised, and its place."""
+  if isinstance(error, AttributeError) and error.name == "get_config":
+    return (
+      f"{file}: has no get_config(arg), which returns a ConfigDict; see"
+      " configs/reverse.py"
+    )
+  libraries = ("/ml_collections/", "/absl/", __file__)
+  frames = [
+    frame
+    for frame in traceback.extract_tb(error.__traceback__)
+    if not frame.filename.startswith("<")
+    and not any(part in frame.filename for part in libraries)
+  ]
+  place = str(file)
+  if frames:
+    place = f"{os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno}"
+  return f"{place}: {type(error).__name__}: {error}"
