@@ -4,9 +4,9 @@ r"""Trains an experiment and evaluates it.
     python -m experiments.train --config=configs/reverse.py:dot \
         --config.train.steps=500 --workdir=/tmp/dot
 
-Leaves a run directory with the config, metrics, TensorBoard events,
-checkpoints, evaluations and pictures. Given again, the same command goes on
-where the run stands; SIGTERM or Ctrl-C saves and stops it, with exit code 75.
+Writes a run directory with the config, metrics, TensorBoard events,
+checkpoints, evaluations and figures. The same command resumes a run that was
+stopped; SIGTERM and Ctrl-C save a checkpoint and stop it, with exit code 75.
 """
 
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 from absl import flags
 
 from experiments import cli
+from experiments.config import parse
 from experiments.distributed import initialize
 from experiments.errors import AGAIN
 
@@ -21,14 +22,16 @@ _CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string(
   "workdir",
   None,
-  "The run's directory; runs/<config>[-<argument>] by default. A run of the"
-  " same config found there is resumed.",
+  "Directory of the run; by default runs/<config>[-<argument>]. A run of the"
+  " same config in it is resumed. Fields without effect on the parameters may"
+  " differ: evaluation, mesh, train.log_every, train.keep_last and others.",
 )
 
 
 def main() -> int | None:
-  """Trains and evaluates, as the flags say."""
+  """Trains and evaluates."""
   config = _CONFIG.value
+  parse(config.to_dict())  # Reports invalid fields before JAX is imported.
   workdir = _WORKDIR.value or cli.default_workdir(cli.config_argument())
   initialize.set_up_jax()
   from experiments.training.loop import train_and_evaluate

@@ -15,6 +15,7 @@ from absl import logging
 from experiments.errors import UserError
 
 _CACHE = "~/.cache/attention-jax"
+_CACHE_LIMIT = 2 * 2**30  # bytes
 # Seconds without a heartbeat after which JAX declares a process dead.
 HEARTBEAT_TIMEOUT = 15
 # Seconds for which a process that fails waits for others that fail as well.
@@ -29,14 +30,16 @@ def set_up_jax() -> None:
   JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, which
   `launch.sh` sets, make this process one of several. JAX_LOCAL_DEVICE_IDS
   selects GPUs of the machine (default: all). With the address "auto", JAX asks
-  the cluster, as on TPU VMs. JAX_COMPILATION_CACHE_DIR moves the compilation
-  cache.
+  the cluster, as on TPU VMs. The compilation cache, ~/.cache/attention-jax, is
+  reduced to 2 GiB; JAX_COMPILATION_CACHE_DIR names another directory, whose
+  size is not limited.
   """
   import jax
 
   if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    folder = str(Path(_CACHE).expanduser())
-    jax.config.update("jax_compilation_cache_dir", folder)
+    folder = Path(_CACHE).expanduser()
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    reduce_cache(folder, _CACHE_LIMIT)
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
   jax.config.update("jax_cpu_enable_async_dispatch", False)
   _keep_freed_memory()
@@ -64,6 +67,28 @@ def set_up_jax() -> None:
   _exit_on_abort()
   if jax.process_index() and not logging.vlog_is_on(1):
     logging.set_verbosity(logging.WARNING)
+
+
+def reduce_cache(folder: Path, limit: int) -> None:
+  """Deletes the least recently used programs above a limit in bytes.
+
+  JAX's own limit, jax_compilation_cache_max_size, needs the package filelock,
+  fails on entries that were written without a limit, and reads all entries'
+  times at every compilation.
+  """
+  entries = []
+  for path in folder.glob("*-cache"):
+    with contextlib.suppress(OSError):  # deleted by another process
+      status = path.stat()
+      used = max(status.st_atime, status.st_mtime)
+      entries.append((used, status.st_size, path))
+  total = sum(size for _, size, _ in entries)
+  for _, size, path in sorted(entries):
+    if total <= limit:
+      return
+    with contextlib.suppress(OSError):
+      path.unlink()
+    total -= size
 
 
 def _keep_freed_memory() -> None:

@@ -1,12 +1,23 @@
-"""Mistakes on the command line: one message, an exit code, no traceback."""
+"""Errors on the command line: one message, an exit code, no traceback."""
 
 import os
+import subprocess
+import sys
 
 import pytest
+from absl import flags
+from ml_collections import config_flags
 
+from experiments.config import flag, parse
+from experiments.distributed import initialize
+from experiments.errors import UserError
 from tests.experiments import processes
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+  pytest.mark.slow,
+  # by which ml_collections loads a config file
+  pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning"),
+]
 
 # The tests run on three devices, over which no default batch divides.
 DIVIDES = "--config.train.batch_size=3"
@@ -95,7 +106,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_message(mistake, tmp_path):
+def test_an_error_is_one_message(mistake, tmp_path):
   (tmp_path / "empty.py").write_text("")
   (tmp_path / "broken.py").write_text("def get_config(:\n")
   (tmp_path / "raises.py").write_text("def get_config(arg=''):\n  1 / 0\n")
@@ -122,8 +133,8 @@ def test_a_mistake_is_one_message(mistake, tmp_path):
   assert not (tmp_path / "divide").exists()
 
 
-def test_help_is_quick_to_read_and_needs_no_jax(tmp_path):
-  # A broken jax on the path: whoever imports it fails.
+def test_help_does_not_import_jax(tmp_path):
+  # A broken jax on the path: importing it fails.
   (tmp_path / "jax.py").write_text("raise ImportError('jax was imported')")
   code, out, error = processes.run(
     "train", "--help", PYTHONPATH=f"{tmp_path}{os.pathsep}{processes.ROOT}"
@@ -136,10 +147,102 @@ def test_help_is_quick_to_read_and_needs_no_jax(tmp_path):
 
 
 def test_the_default_workdir_is_named_after_config_and_argument(tmp_path):
-  processes.write_config(tmp_path)
-  code, out, error = processes.run(
-    "train", "--config=tiny.py:dot", "--config.train.steps=1", cwd=tmp_path
+  (tmp_path / "runs").write_text("")  # not a directory, so the run fails
+  code, _, error = processes.run(
+    "train", f"--config={processes.write_config(tmp_path)}:dot", cwd=tmp_path
   )
-  assert code == 0, error
-  assert (tmp_path / "runs" / "tiny-dot" / "config.json").exists()
-  assert "runs/tiny-dot" in out
+  assert code == 2
+  assert "--workdir=runs/tiny-dot: cannot be written" in error
+
+
+def parsed_config(*overrides, source="configs/reverse.py"):
+  values = flags.FlagValues()
+  arguments = [f"--config={source}", *overrides]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(flags, "FLAGS", values)
+    patch.setattr(config_flags.config_flags, "FLAGS", values)
+    patch.setattr(sys, "argv", ["train", *arguments])
+    config_flags.DEFINE_config_file("config", flag_values=values)
+    flag.install_parser("config")
+    values(sys.argv)
+    return values["config"].value
+
+
+def test_an_optional_field_accepts_none_and_a_number(tmp_path):
+  config = parsed_config("--config.optimizer.clip_norm=None")
+  assert parse(config.to_dict()).optimizer.clip_norm is None
+  config = parsed_config("--config.optimizer.clip_norm=0.5")
+  assert parse(config.to_dict()).optimizer.clip_norm == 0.5
+  file = tmp_path / "none.py"
+  file.write_text(
+    "from configs import reverse\n"
+    "def get_config(arg=''):\n"
+    "  config = reverse.get_config(arg)\n"
+    "  config.optimizer.clip_norm = None\n"
+    "  return config\n"
+  )
+  config = parsed_config("--config.optimizer.clip_norm=2", source=file)
+  assert parse(config.to_dict()).optimizer.clip_norm == 2.0
+
+
+def test_none_for_a_required_field_is_rejected():
+  config = parsed_config("--config.optimizer.learning_rate=None")
+  with pytest.raises(UserError, match=r"learning_rate: got None; "):
+    parse(config.to_dict())
+
+
+LOGS = """
+import logging, sys, warnings
+from experiments import cli
+cli._configure_logs()
+sys.path.insert(0, sys.argv[1])
+import library, orbax.checkpoint
+warnings.warn("a user sees this")
+warnings.warn("Some donated buffers were not usable: f32[2]")
+record = logging.makeLogRecord
+handler = library.logging.get_absl_handler()
+for package, level in ((cli, 20), (orbax.checkpoint, 40)):
+  handler.handle(record({
+    "pathname": package.__file__, "levelno": level,
+    "levelname": "INFO" if level == 20 else "ERROR",
+    "msg": f"logged by {package.__name__}",
+  }))
+"""
+
+
+def test_logs_and_warnings_of_libraries_are_hidden_by_their_package(tmp_path):
+  """Not by a path that contains "experiments", as a checkout's may."""
+  folder = tmp_path / "experiments" / "site-packages"
+  folder.mkdir(parents=True)
+  (folder / "library.py").write_text(
+    "from absl import logging\n"
+    "logging.warning('a warning of a library')\n"
+    "logging.error('an error of a library')\n"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", LOGS, str(folder)],
+    capture_output=True,
+    text=True,
+    cwd=processes.ROOT,
+    env=processes.environment(),
+    check=True,
+  )
+  assert "a warning of a library" not in done.stderr
+  assert "an error of a library" in done.stderr
+  assert "logged by experiments.cli" in done.stderr
+  assert "logged by orbax" not in done.stderr
+  assert "a user sees this" in done.stderr
+  assert "donated" not in done.stderr
+
+
+def test_the_compilation_cache_is_reduced_to_its_limit(tmp_path):
+  for index in range(4):
+    path = tmp_path / f"program{index}-cache"
+    path.write_bytes(bytes(100))
+    os.utime(path, (index, index))
+  os.utime(tmp_path / "program0-cache", (9, 0))  # read recently
+  initialize.reduce_cache(tmp_path, 250)
+  assert {path.name[:8] for path in tmp_path.iterdir()} == {
+    "program0", "program3",
+  }  # fmt: skip
+  initialize.reduce_cache(tmp_path / "none", 250)
