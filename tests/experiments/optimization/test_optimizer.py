@@ -60,11 +60,16 @@ def test_adamw_decays_biases_only_if_asked_to(decayed):
     name="adamw", weight_decay=0.5, weight_decay_of=decayed, warmup_steps=0
   )
   optimizer = make_optimizer(config, num_steps=9)
-  params = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
+  params = {
+    "kernel": jnp.ones((2, 2)),
+    "bias": jnp.ones(2),
+    "heads": {"bias": jnp.ones((2, 2))},
+  }
   zeros = jax.tree.map(jnp.zeros_like, params)
   updates, _ = optimizer.update(zeros, optimizer.init(params), params)
   assert (updates["kernel"] < 0).all()
-  assert (updates["bias"] < 0).all() == (decayed == "all")
+  for bias in (updates["bias"], updates["heads"]["bias"]):
+    assert (bias < 0).all() == (decayed == "all")
 
 
 def test_gradients_are_clipped_to_the_norm():

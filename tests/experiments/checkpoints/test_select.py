@@ -1,0 +1,126 @@
+"""Selecting checkpoints, and restoring their parameters alone."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from experiments import checkpoints
+from experiments.errors import UserError
+from tests.experiments.checkpoints.test_checkpoints import state_at
+
+
+def regular(step):
+  return step % 10 == 0
+
+
+def save(folder, steps, *, scores=(), keep_last=3, keep_best=0):
+  """Saves checkpoints; returns those that are kept."""
+  with checkpoints.opened(
+    folder,
+    keep_last=keep_last,
+    keep_best=keep_best,
+    best_metric="bleu",
+    is_regular=regular,
+  ) as manager:
+    for step in steps:
+      score = {"bleu": dict(scores)[step]} if step in dict(scores) else None
+      checkpoints.save(manager, state_at(step), {"next_index": step}, score)
+    checkpoints.wait(manager)
+    return sorted(manager.all_steps())
+
+
+def choose(folder, which):
+  with checkpoints.opened(
+    folder, read_only=True, best_metric="bleu"
+  ) as manager:
+    return checkpoints.choose(
+      manager, which, best_metric="bleu", is_regular=regular
+    )
+
+
+@pytest.fixture(scope="module")
+def preempted(tmp_path_factory):
+  """Checkpoints of a run that was stopped after steps 25 and 34."""
+  folder = tmp_path_factory.mktemp("preempted")
+  kept = save(
+    folder, [10, 20, 25, 30, 34], scores={10: 5.0}.items(), keep_best=1
+  )
+  assert kept == [10, 20, 30, 34]
+  return folder
+
+
+@pytest.mark.parametrize(
+  ("which", "steps"),
+  [
+    ("last", [34]),
+    ("last:1", [30]),
+    ("last:2", [20, 30]),
+    ("best:2", [10]),
+    ("34", [34]),
+  ],
+)
+def test_checkpoints_of_preemptions_are_not_among_the_last_n(
+  preempted, which, steps
+):
+  assert choose(preempted, which) == steps
+
+
+def test_a_checkpoint_of_a_preemption_replaces_no_regular_one(tmp_path):
+  assert save(tmp_path, [10, 20, 30, 35], keep_last=2) == [20, 30, 35]
+  assert save(tmp_path, [40], keep_last=2) == [30, 40]
+
+
+def test_a_run_with_no_regular_checkpoint_has_a_last_one(tmp_path):
+  save(tmp_path, [5])
+  assert choose(tmp_path, "last:10") == [5]
+
+
+def test_an_old_best_checkpoint_is_not_among_the_last_n(tmp_path, caplog):
+  scores = {10: 9.0, 20: 1.0, 30: 2.0, 40: 3.0}.items()
+  steps = save(
+    tmp_path, [10, 20, 30, 40], scores=scores, keep_last=2, keep_best=1
+  )
+  assert steps == [10, 30, 40]
+  assert choose(tmp_path, "last:3") == [30, 40]
+  assert "only 2 of the last 3 checkpoints were kept" in caplog.text
+  caplog.clear()
+  assert choose(tmp_path, "last:2") == [30, 40]
+  assert "were kept" not in caplog.text
+
+
+def parameters(folder, like):
+  with checkpoints.opened(
+    folder, read_only=True, best_metric="bleu"
+  ) as manager:
+    return checkpoints.parameters(manager, "last:2", like)
+
+
+def test_parameters_are_restored_without_the_optimizer_state(preempted):
+  like = state_at(1)
+  expected, used = parameters(preempted, like)
+  assert used == "mean of 2 steps, 30 to 34"
+  # The checkpoints hold Adam's state, which has another structure.
+  like = dataclasses.replace(like, opt_state=optax.sgd(1.0).init(like.params))
+  found, _ = parameters(preempted, like)
+  for name, leaf in expected.items():
+    np.testing.assert_array_equal(found[name], leaf)
+
+
+@pytest.mark.parametrize(
+  ("params", "message"),
+  [
+    ({"w": jnp.zeros(4), "b": jnp.float32(0)}, "stored shape: \\(3,\\)"),
+    ({"w": jnp.zeros(3)}, "holds other arrays .*params/b"),
+    (
+      {"w": jnp.zeros(3), "b": jnp.float32(0), "c": jnp.zeros(2)},
+      "holds other arrays .*params/c",
+    ),
+  ],
+)
+def test_parameters_of_another_model_are_refused(params, message, preempted):
+  like = dataclasses.replace(state_at(1), params=params)
+  with pytest.raises(UserError, match=message):
+    parameters(preempted, like)
