@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Starts an experiment on several processes or machines.
+# Starts an experiment in several processes or on several machines.
 #
-#   ./launch.sh local N COMMAND...             N processes on this machine
-#   ./launch.sh slurm [OPTION...] COMMAND...   a job of a Slurm cluster
+#   ./launch.sh local N COMMAND...               N processes on this machine
+#   ./launch.sh slurm [OPTION...] COMMAND...     a Slurm job
 #   ./launch.sh tpu NAME [OPTION...] COMMAND...  all workers of a TPU VM slice
-#   ./launch.sh k8s NAME [OPTION...] COMMAND...  a JobSet, on standard output
+#   ./launch.sh k8s NAME [OPTION...] COMMAND...  prints a Kubernetes JobSet
 #
-# for example
+# Examples:
 #
 #   ./launch.sh local 2 python -m experiments.train --config=configs/reverse.py
 #   ./launch.sh slurm --nodes=4 --gpus=8 --time=12:00:00 \
@@ -16,33 +16,34 @@
 #   ./launch.sh k8s run1 --image=IMAGE --hosts=4 --gpus=8 --claim=shared \
 #       python -m experiments.train --config=... | kubectl apply -f -
 #
-# Options of all:
-#   --dry-run           prints what would run, and runs nothing
-# of slurm:
-#   --nodes=N           machines (1)
-#   --tasks=N           processes on each (1), which share its GPUs evenly
-#   --gpus=N            GPUs of each machine (0)
-#   --time=H:MM:SS      limit, after which the job is requeued and goes on
-#   --grace=SECONDS     to save in before the limit (120)
+# Option of every launcher:
+#   --dry-run           prints the commands instead of running them
+# Options of slurm (defaults in parentheses):
+#   --nodes=N           number of machines (1)
+#   --tasks=N           processes per machine, which share its GPUs evenly (1)
+#   --gpus=N            GPUs per machine (0)
+#   --time=H:MM:SS      time limit; the job is then requeued and resumes
+#   --grace=SECONDS     time before the limit at which the run saves (120)
 #   --name=NAME, --partition=NAME, --account=NAME
-#   --setup=SHELL       run by each process first, 'source venv/bin/activate'
-# of tpu:
+#   --setup=SHELL       each process runs this first: 'source venv/bin/activate'
+# Options of tpu:
 #   --zone=ZONE, --project=NAME
-#   --dir=DIR           the checkout on the workers (attention)
-#   --setup=SHELL       run there first
-# of k8s:
-#   --image=IMAGE       with this checkout as its working directory
-#   --hosts=N           pods (1)
-#   --gpus=N            GPUs of each (0)
-#   --claim=NAME        a volume claim that all pods write to, at /runs
-#   --restarts=N        of the whole set (10)
+#   --dir=DIR           directory of the checkout on the workers (attention)
+#   --setup=SHELL       each worker runs this first
+# Options of k8s:
+#   --image=IMAGE       container image whose working directory is the checkout
+#   --hosts=N           number of pods (1)
+#   --gpus=N            GPUs per pod (0)
+#   --claim=NAME        volume claim that all pods mount at /runs
+#   --restarts=N        restarts of the JobSet (10)
 #
-# The processes find each other through JAX's distributed runtime. Each gets its
-# share of the batch; process 0 alone prints and writes metrics, and all write
-# checkpoints, so the run's directory has to be on a disk that all see. A process
-# that dies or hangs stops the others. Ctrl-C, SIGTERM, preemption and a time
-# limit save the run; exit code 75 then says that the same command goes on. (Ctrl-C
-# of tpu ends the connections alone: stop the command on the workers.)
+# The processes connect through JAX's distributed runtime. Each process computes a
+# part of the batch. Process 0 prints and writes metrics; all processes write
+# checkpoints, so the run directory must be on a disk that all of them share. If a
+# process fails or hangs, the others stop. Ctrl-C, SIGTERM, preemption and a time
+# limit save a checkpoint and stop the run with exit code 75; the same command then
+# resumes it. (With tpu, Ctrl-C only closes the connections: stop the command on
+# the workers.)
 set -euo pipefail
 
 usage() {
@@ -54,8 +55,8 @@ die() {
   exit 2
 }
 
-# Reads --name=value options into variables of these names, and the rest of the
-# arguments into `command`.
+# Assigns --name=value options to the caller's variables of these names, and the
+# remaining arguments to `command`.
 read_options() {
   local known=" $1 dry-run " key value
   shift
@@ -71,10 +72,10 @@ read_options() {
       --*=*)
         key="${1%%=*}" value="${1#*=}"
         key="${key#--}"
-        # shellcheck disable=SC2086 # names, a word each
+        # shellcheck disable=SC2086 # The names contain no spaces.
         [[ "$known" == *" $key "* ]] ||
           die "unknown option --$key; known:$(printf ' --%s' $known)"
-        printf -v "$key" '%s' "$value" # of the caller
+        printf -v "$key" '%s' "$value"
         ;;
       --*) die "option $1 needs a value, $1=...; see --help" ;;
       *) break ;;
@@ -85,7 +86,7 @@ read_options() {
   (($# > 0)) || die "no command to run; see --help"
 }
 
-# Checks that the values of variables are numbers, at least the first argument.
+# Checks that variables are numbers not below the first argument.
 check_numbers() {
   local least="$1" name
   shift
@@ -103,7 +104,7 @@ s.bind(("localhost", 0))
 print(s.getsockname()[1])'
 }
 
-# Asks processes to stop, and makes them if they have not within 30 seconds.
+# Sends SIGTERM to processes, and SIGKILL after 30 seconds.
 stop_all() {
   local second
   kill -TERM "$@" 2>/dev/null || return 0
@@ -114,7 +115,7 @@ stop_all() {
   kill -KILL "$@" 2>/dev/null || true
 }
 
-# Of NVIDIA, those that JAX_PLATFORMS and CUDA_VISIBLE_DEVICES leave.
+# Counts the NVIDIA GPUs that JAX_PLATFORMS and CUDA_VISIBLE_DEVICES allow.
 count_gpus() {
   if [[ ",${JAX_PLATFORMS:-cuda}," != *,cuda,* &&
     ",$JAX_PLATFORMS," != *,gpu,* || "${CUDA_VISIBLE_DEVICES:-}" == -1* ]]; then
@@ -136,7 +137,7 @@ launch_local() {
   address="localhost:$(free_port)"
   gpus="$(count_gpus)"
   ((gpus % count == 0)) || die "$count processes do not share $gpus GPU(s)\
- evenly; CUDA_VISIBLE_DEVICES says which they get, JAX_PLATFORMS=cpu does without"
+ evenly; CUDA_VISIBLE_DEVICES selects GPUs, JAX_PLATFORMS=cpu uses none"
   for ((index = 0; index < count; index++)); do
     local variables=(
       "JAX_COORDINATOR_ADDRESS=$address"
@@ -155,8 +156,8 @@ launch_local() {
     pids+=("$!")
   done
 
-  # A signal makes `wait` return without a process; the loop then waits on.
-  # They save first, however long that takes.
+  # The processes save a checkpoint before they exit, which may take a while. A
+  # signal also makes `wait` return without a process: the loop waits again.
   trap 'kill -TERM "${pids[@]}" 2>/dev/null || true' TERM INT
   while ((${#pids[@]} > 0)); do
     local finished="" code=0
@@ -168,7 +169,7 @@ launch_local() {
     done
     pids=(${running[@]+"${running[@]}"})
     if ((code == 75 && status == 0)); then
-      status=$code # asked to stop, as all were
+      status=$code # a signal stops all processes
     elif ((code > 0 && (status == 0 || status == 75))); then
       status=$code
       echo "launch.sh: a process failed with code $code; stopping the others" >&2
@@ -178,13 +179,13 @@ launch_local() {
   return "$status"
 }
 
-# The batch script. What a time limit or a preemption stops has saved, and is
-# requeued; what was cancelled is not. A task that dies is found by the others, so
-# they are given time to say so.
+# Prints the batch script. A run that a time limit or preemption stopped has saved
+# a checkpoint and is requeued; a cancelled run is not. When a task dies, the other
+# tasks detect that and exit by themselves, hence --kill-on-bad-exit=0 --wait=90.
 slurm_script() {
   local quoted option
   printf -v quoted '%q ' "${command[@]}"
-  # What each task runs: SLURM_ variables are those of its own.
+  # The command of each task, which expands its own SLURM_ variables.
   local task="{ $setup"$'\n'"} && export JAX_PROCESS_ID=\"\$SLURM_PROCID\""
   if ((tasks > 1 && gpus > 0)); then
     local share=$((gpus / tasks))
@@ -205,16 +206,16 @@ set -uo pipefail
 first="\$(scontrol show hostnames "\$SLURM_JOB_NODELIST" | head -n 1)"
 export JAX_COORDINATOR_ADDRESS="\$first:\$((20000 + SLURM_JOB_ID % 20000))"
 export JAX_NUM_PROCESSES="\$SLURM_NTASKS"
-# shellcheck disable=SC2016 # each task expands its own numbers
+# shellcheck disable=SC2016 # Each task expands its own variables.
 srun --kill-on-bad-exit=0 --wait=90 bash -c $task -- \\
   $quoted&
 tasks=\$!
-# Through Slurm: srun itself would kill its tasks where they stand.
+# scancel lets the tasks save; a signal to srun would kill them.
 trap 'scancel --signal=TERM "\$SLURM_JOB_ID"' TERM USR1
 while wait "\$tasks"; kill -0 "\$tasks" 2>/dev/null; do
-  : # a signal made it return; the tasks save
+  : # A signal interrupted wait; the tasks are saving.
 done
-wait "\$tasks" # again, for their code
+wait "\$tasks" # returns the exit code
 code=\$?
 state="\$(scontrol show job "\$SLURM_JOB_ID")"
 if ((code == 75)) && [[ "\$state" == *JobState=RUNNING* ]]; then
@@ -230,20 +231,20 @@ launch_slurm() {
   read_options "name nodes tasks gpus time grace partition account setup" "$@"
   check_numbers 1 nodes tasks grace
   check_numbers 0 gpus
-  ((gpus % tasks == 0)) || die "--tasks=$tasks do not share $gpus GPUs evenly"
+  ((gpus % tasks == 0)) || die "--tasks=$tasks processes do not share $gpus GPUs evenly"
   if ((dry_run)); then
     slurm_script
     return
   fi
   type sbatch >/dev/null 2>&1 ||
-    die "sbatch is not here; run this where Slurm is, or add --dry-run"
+    die "sbatch is not installed here; run this on a Slurm cluster, or add --dry-run"
   slurm_script | sbatch
 }
 
 launch_tpu() {
   local slice="${1:-}" zone="" project="" dir="attention" setup=":"
   [[ -n "$slice" && "$slice" != --* ]] ||
-    die "tpu needs the name of a slice first; see --help"
+    die "tpu needs the name of a slice as its first argument; see --help"
   shift
   read_options "zone project dir setup" "$@"
   local quoted line
@@ -260,11 +261,11 @@ launch_tpu() {
     return
   fi
   type gcloud >/dev/null 2>&1 ||
-    die "gcloud is not here; install Google Cloud's command line, or --dry-run"
+    die "gcloud is not installed; install Google Cloud's CLI, or add --dry-run"
   exec "${call[@]}"
 }
 
-# YAML reads JSON, so that is how words are quoted.
+# Quotes words for YAML, which contains JSON.
 as_json() {
   python3 -c 'import json, sys; print(", ".join(map(json.dumps, sys.argv[1:])))' \
     "$@"

@@ -1,4 +1,4 @@
-"""Copy a sequence of symbols, 1 to 25 of 50.
+"""Copies a sequence of 1 to 25 symbols out of 50.
 
 Source: the copy task of "Neural Turing Machines", Graves et al., 2014, section
 4.1 (https://arxiv.org/abs/1410.5401), with symbols instead of bits.
@@ -6,8 +6,8 @@ Source: the copy task of "Neural Turing Machines", Graves et al., 2014, section
     python -m experiments.train --config=configs/copy.py
 
 Time: 92 s on 2 CPU cores, from the command to the result.
-Result: whole sequences right, unseen: 100% for lengths 1 to 25, 78.6% for
-26 to 30.
+Result: sequence accuracy on unseen data: 100% for lengths 1 to 25, 78.6% for
+lengths 26 to 30.
 """
 
 from ml_collections import ConfigDict

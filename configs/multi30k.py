@@ -1,9 +1,9 @@
-r"""Translate captions of pictures, English to German: Multi30k.
+r"""Translates image captions from English to German: Multi30k.
 
-Lower-cased, normalised and tokenised text (`.lc.norm.tok`), 10,000 joint BPE
-subwords. Without an argument it is the Transformer-tiny of Wu et al., which
-has test BLEU 41.02 there; configs/multi30k.py:additive and its like are an RNN
-of 256.
+The text is lower-cased, normalised and tokenised (`.lc.norm.tok`), with 10,000
+joint BPE subwords. The default model is the Transformer-tiny of Wu et al.,
+whose test BLEU there is 41.02; configs/multi30k.py:additive and the other
+scores train an RNN with 256 features.
 
 Source: "Good for Misconceived Reasons: An Empirical Revisiting on the Need for
 Visual Context in Multimodal Machine Translation", Wu et al., 2021, section 4
@@ -14,11 +14,12 @@ Visual Context in Multimodal Machine Translation", Wu et al., 2021, section 4
     python -m experiments.train --config=configs/multi30k.py \
         --config.data.dir=DIR
 
-Time: about 80 minutes on 2 CPU cores, 0.56 s a step.
-Result: BLEU 41.15 on test_2016_flickr with beam 5, 40.45 greedily; 42.02 on the
-validation set. RNNs, of about 42 minutes: :none 22.50, :dot 36.89, :general
-37.19, :additive 36.50. Raw files, cased and detokenised (the command stands in
-docs/reproducing.md): 40.40. The runs' logs are docs/results/multi30k*.jsonl.
+Time: about 80 minutes on 2 CPU cores, 0.56 s per step.
+Result: BLEU 41.15 on test_2016_flickr with beam size 5, 40.45 with greedy
+decoding; 42.02 on the validation set. RNNs, in about 42 minutes: :none 22.50,
+:dot 36.89, :general 37.19, :additive 36.50. On raw files, cased and not
+tokenised (command in docs/reproducing.md): 40.40. The metrics of the runs are
+in docs/results/multi30k*.jsonl.
 """
 
 from ml_collections import ConfigDict

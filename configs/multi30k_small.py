@@ -1,23 +1,23 @@
-r"""Translate captions in minutes: a small RNN, to compare scores with seeds.
+r"""Translates image captions with a small RNN, to compare scores over seeds.
 
-Multi30k as in configs/multi30k.py, with 4,000 joint BPE subwords, an RNN of
-128 and 1,500 steps of 2,048 tokens. Without an argument its scores are
-additive; configs/multi30k_small.py:dot and its like have others. (:transformer
-has the steps and the learning rate of the RNN, and was not tried.)
+The corpus is that of configs/multi30k.py, with 4,000 joint BPE subwords, an RNN
+with 128 features and 1,500 steps of 2,048 tokens. The default score is
+additive; configs/multi30k_small.py:dot and the like use other scores.
+(:transformer has the steps and learning rate of the RNN and is untested.)
 
 Source: the scores are those of Luong et al., 2015, section 3.1
 (https://arxiv.org/abs/1508.04025), and Bahdanau et al., 2014, A.1.2
 (https://arxiv.org/abs/1409.0473); the corpus is Elliott et al., 2016
-(https://arxiv.org/abs/1605.00459). The sizes are ours.
+(https://arxiv.org/abs/1605.00459). The sizes are our own.
 
     python -m experiments.download multi30k DIR
     python -m experiments.compare --config=configs/multi30k_small.py \
         --config.data.dir=DIR --seeds=5 --workdir=runs/scores-multi30k \
         --scores=none,dot,scaled_dot,general,additive,concat,cosine
 
-Time: about 3 minutes a run on 2 CPU cores.
-Result: BLEU on test_2016_flickr with beam 5, five seeds: none 16.94, scaled
-dot 27.47, the other scores 31.6 to 32.3; see docs/results.md.
+Time: about 3 minutes per run on 2 CPU cores.
+Result: BLEU on test_2016_flickr with beam size 5, mean of five seeds: none
+16.94, scaled dot 27.47, the other scores 31.6 to 32.3; see docs/results.md.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""Translate: parallel text in files of your own.
+r"""Translates parallel text in files of your own.
 
     python -m experiments.train --config=configs/translation.py \
         --config.data.train=corpus/train \
@@ -6,10 +6,11 @@
         --config.data.splits.test=corpus/test \
         --config.data.source=en --config.data.target=de
 
-reads corpus/train.en and corpus/train.de, line by line (or .en.gz, .de.gz), a
-TSV file with --config.data.format=tsv, or a Hugging Face dataset with
---config.data.format=huggingface. Without an argument it trains a Transformer;
-configs/translation.py:additive and its like train an RNN encoder-decoder.
+This reads corpus/train.en and corpus/train.de, a sentence per line (or .en.gz,
+.de.gz). --config.data.format=tsv reads a TSV file, and
+--config.data.format=huggingface a Hugging Face dataset. The default model is a
+Transformer; configs/translation.py:additive and the other scores train an RNN
+encoder-decoder.
 """
 
 from ml_collections import ConfigDict

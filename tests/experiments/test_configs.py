@@ -1,6 +1,7 @@
-"""Every config builds: shapes of parameters, a step and an answer."""
+"""Every config builds: shapes of parameters, a step and predictions."""
 
 import importlib
+import itertools
 import pathlib
 
 import jax
@@ -19,12 +20,24 @@ NAMES = sorted(
   for path in pathlib.Path(base.__file__).parent.glob("*.py")
   if path.stem not in ("__init__", "base")
 )
-# They train on whatever text a user has, and so have no result to tell.
+# These train on a user's own text, so they have no result.
 WITHOUT_RESULT = ("translation",)
+# One of each kind of data and model.
+DEFAULT = (
+  ("lookup", ""),
+  ("numbers", "transformer"),
+  ("reverse", "none"),
+  ("translation", "additive"),
+)
 
 
-@pytest.mark.parametrize("arg", ["", *base.ARGUMENTS])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+  ("name", "arg"),
+  [
+    pytest.param(*case, marks=() if case in DEFAULT else pytest.mark.exhaustive)
+    for case in itertools.product(NAMES, ["", *base.ARGUMENTS])
+  ],
+)
 def test_builds(name, arg, corpus, tmp_path):
   config = importlib.import_module(f"configs.{name}").get_config(arg)
   typed = parse(read_little(config, corpus).to_dict())
@@ -45,27 +58,27 @@ def test_builds(name, arg, corpus, tmp_path):
   )
   assert metrics["loss"].shape == ()
   examples = experiment.data.evaluation_set("validation")
-  answer = jax.eval_shape(
+  predictions = jax.eval_shape(
     lambda params: decoding.greedy(
       experiment.model, params, examples.batch.source[:2], max_length=5
     ),
     state.params,
   )
-  assert answer.shape == (2, 5)
+  assert predictions.shape == (2, 5)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_unknown_argument_lists_the_known_ones(name):
+def test_an_unknown_argument_lists_the_known_ones(name):
   module = importlib.import_module(f"configs.{name}")
   with pytest.raises(ValueError, match=r"known: none, dot, .*transformer"):
     module.get_config("dott")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_docstring_tells_source_command_time_and_result(name):
+def test_the_docstring_has_source_command_time_and_result(name):
   text = importlib.import_module(f"configs.{name}").__doc__
   needed = [f"--config=configs/{name}.py"]
   if name not in WITHOUT_RESULT:
     needed += ["Source:", "Time:", "Result:"]
   missing = [each for each in needed if each not in text]
-  assert missing == [], f"{name}: its docstring does not tell {missing}"
+  assert missing == [], f"{name}: its docstring lacks {missing}"

@@ -1,4 +1,4 @@
-"""launch.sh: what it would run, and what a real Slurm makes of it."""
+"""launch.sh: its commands, and jobs of a real Slurm cluster."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def test_help_shows_every_launcher():
     (["k8s", "a", "--image=i", "--gpus=x", *TRAIN], "--gpus must be a number"),
   ],
 )
-def test_mistakes_are_one_line(arguments, message):
+def test_an_error_is_one_line(arguments, message):
   done = launch(*arguments)
   assert done.returncode == 2
   assert done.stdout == ""
@@ -76,7 +76,7 @@ def test_shellcheck_finds_nothing():
   assert found.returncode == 0
 
 
-def test_local_says_what_it_would_run():
+def test_a_dry_run_of_local_prints_its_commands():
   lines = launch("local", 2, "--dry-run", *TRAIN).stdout.splitlines()
   assert len(lines) == 2
   for index, line in enumerate(lines):
@@ -94,7 +94,7 @@ def test_local_says_what_it_would_run():
     ({"CUDA_VISIBLE_DEVICES": ""}, [None, None]),
   ],
 )
-def test_processes_of_a_machine_share_its_gpus(variables, shares, monkeypatch):
+def test_local_divides_the_gpus_among_processes(variables, shares, monkeypatch):
   monkeypatch.delenv("JAX_PLATFORMS", raising=False)
   for name, value in variables.items():
     monkeypatch.setenv(name, value)
@@ -107,14 +107,14 @@ def test_processes_of_a_machine_share_its_gpus(variables, shares, monkeypatch):
     assert dict(pairs).get("JAX_LOCAL_DEVICE_IDS") == share
 
 
-def test_gpus_that_cannot_be_shared_are_told(monkeypatch):
+def test_local_rejects_gpus_that_do_not_divide(monkeypatch):
   monkeypatch.delenv("JAX_PLATFORMS", raising=False)
   monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
   error = launch("local", 2, "--dry-run", *TRAIN).stderr
   assert "2 processes do not share 3 GPU(s) evenly; CUDA_VISIBLE" in error
 
 
-def test_a_job_has_what_was_asked_for():
+def test_a_slurm_script_has_the_options():
   options = ["--nodes=4", "--gpus=8", "--time=1:00:00", "--partition=p"]
   done = launch("slurm", *options, "--grace=60", "--dry-run", *TRAIN)
   script = done.stdout
@@ -132,10 +132,10 @@ def test_a_job_has_what_was_asked_for():
   assert r"python -m experiments.train --config=a\ b.py" in script
 
 
-def test_all_workers_of_a_slice_are_called():
+def test_tpu_runs_the_command_on_all_workers():
   options = ["--zone=z", "--project=p", "--dir=code"]
   line = launch("tpu", "mine", *options, "--dry-run", *TRAIN).stdout
-  # What a shell makes of it, twice: here and on the worker.
+  # A shell expands the command twice: here and on the worker.
   read = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.argv))"]
   words = json.loads(
     subprocess.run(
@@ -154,7 +154,7 @@ def test_all_workers_of_a_slice_are_called():
   )
 
 
-def test_a_manifest_is_whole():
+def test_a_jobset_is_valid_yaml_with_the_options():
   yaml = pytest.importorskip("yaml")
   options = ["--image=i:1", "--hosts=4", "--gpus=8", "--claim=shared"]
   done = launch("k8s", "run", *options, *TRAIN, 'say "x": y')
@@ -178,7 +178,7 @@ def test_a_manifest_is_whole():
 def cluster(tmp_path_factory):
   if why := slurm.missing():
     pytest.skip(f"no Slurm: {why}")
-  # Sockets have short names.
+  # Paths of sockets must be short.
   with slurm.started(tmp_path_factory.mktemp("slurm")) as environment:
     yield environment
 
@@ -190,9 +190,10 @@ def wait_for(condition, seconds, what):
     time.sleep(0.2)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("tasks", [1, 2])
-def test_slurm_stops_and_requeues_and_the_run_goes_on(cluster, tasks, tmp_path):
-  """Stopped by a job of a higher partition, then by the limit."""
+def test_slurm_requeues_a_stopped_job_which_resumes(cluster, tasks, tmp_path):
+  """A job of a higher partition stops it, then the time limit."""
   config = processes.write_config(tmp_path, processes.LONG)
   workdir = tmp_path / "run"
   environment = {**cluster, **processes.environment(), "PATH": cluster["PATH"]}
@@ -241,7 +242,7 @@ def test_slurm_stops_and_requeues_and_the_run_goes_on(cluster, tasks, tmp_path):
   wait_for(lambda: len(stopped()) == 1, 60, story)
   wait_for(lambda: f"resuming after step {stopped()[0]}" in text(), 180, story)
   wait_for(lambda: newest() > stopped()[0], 60, story)
-  # What Slurm sends the script, by its --signal, before the time limit.
+  # The signal that Slurm sends before the time limit (--signal).
   slurm_run("scancel", "--batch", "--signal=USR1", job)
   wait_for(lambda: len(stopped()) == 2, 60, story)
   wait_for(lambda: f"resuming after step {stopped()[1]}" in text(), 180, story)
