@@ -1,34 +1,38 @@
-# What CI runs, by name. `make` alone runs all of it but the benchmarks.
+# The commands that CI runs, by name. `make` alone runs lint, types and tests.
 PYTHON ?= python
 
-.PHONY: all format lint types test notebook site links bench smoke
+.PHONY: all format lint types test exhaustive notebook site links bench smoke
 
 all: lint types test
 
-format:  ## Rewrites the code in the house's style.
+format:  ## Formats the code and applies safe fixes.
 	ruff format .
 	ruff check --fix .
 
-lint:  ## Checks style.
+lint:  ## Checks style and shell scripts.
 	ruff format --check .
 	ruff check .
+	shellcheck launch.sh .ci/run
 
 types:  ## Checks types.
 	mypy
 
-test:  ## Runs every test.
-	pytest -n auto
+test:  ## Runs the default tests: six minutes on two cores.
+	$(PYTHON) -m pytest -n auto
 
-notebook:  ## Runs docs/story.md: docs/story.ipynb, and the pictures.
+exhaustive:  ## Runs the full matrices and the fault tests: hours.
+	$(PYTHON) -m pytest -n auto -m exhaustive
+
+notebook:  ## Runs docs/story.md; writes docs/story.ipynb and its figures.
 	$(PYTHON) docs/notebook.py
 
-site:  ## Makes the documents a site: build/site/index.html.
+site:  ## Builds the documentation: build/site/index.html.
 	$(PYTHON) -m sphinx -W --keep-going docs build/site
 
-links:  ## Asks the network whether links to other sites still lead anywhere.
+links:  ## Checks the links to other sites; needs a network.
 	$(PYTHON) -m sphinx -b linkcheck docs build/links
 
-bench:  ## Measures what the documents claim about time; minutes.
+bench:  ## Measures what the documents say about time; minutes.
 	$(PYTHON) -m benchmarks.startup
 	$(PYTHON) -m benchmarks.tasks
 

@@ -1,7 +1,6 @@
 """Strict settings for every test, and one compilation cache for all processes.
 
-Nothing here changes what XLA does with a program: tests compile with the flags
-that users compile with.
+XLA optimises programs as it does for users: no flag changes that.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What the documents say: the commands, the files and the code in them."""
+"""Commands, links and code in the documents."""
 
 import pathlib
 import re
@@ -12,7 +12,7 @@ README = (ROOT / "README.md").read_text()
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
-def test_the_readme_shows_the_two_commands_and_ci_runs_the_second():
+def test_readme_shows_the_two_commands_that_ci_runs():
   commands = re.findall(r"^ +(pip install -e.*)$", README, re.MULTILINE)
   assert commands == [
     "pip install -e '.[experiments]' && python -m experiments.train"
@@ -22,7 +22,7 @@ def test_the_readme_shows_the_two_commands_and_ci_runs_the_second():
   assert "README.md" in (ROOT / ".ci" / "run").read_text()
 
 
-def test_the_code_in_the_readme_runs():
+def test_readme_code_runs():
   (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
   names: dict = {}
   exec(program, names)

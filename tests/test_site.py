@@ -1,4 +1,4 @@
-"""The site: it builds without a warning, and its links lead somewhere."""
+"""The documentation builds without warnings and has no broken links."""
 
 import html.parser
 import pathlib
@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 class Page(html.parser.HTMLParser):
-  """The links of a page, and what may be linked to."""
+  """The links of a page, and its anchors."""
 
   def __init__(self, path: pathlib.Path):
     super().__init__()
@@ -43,7 +43,7 @@ def site(tmp_path_factory):
   return folder / "html"
 
 
-def test_every_link_within_the_site_leads_somewhere(site):
+def test_no_link_within_the_site_is_broken(site):
   pages = {path: Page(path) for path in site.rglob("*.html")}
   assert {"index.html", "story.html"} <= {path.name for path in pages}
   broken = []
@@ -62,21 +62,21 @@ def test_every_link_within_the_site_leads_somewhere(site):
   assert not broken
 
 
-def test_every_public_name_has_its_place(site):
+def test_every_public_name_is_documented(site):
   found = Page(site / "api" / "attention.html").ids
   for name in attention.__all__:
     if callable(getattr(attention, name)):
-      homes = ("attention", "attention.scores")
-      assert any(f"{home}.{name}" in found for home in homes), name
+      modules = ("attention", "attention.scores")
+      assert any(f"{module}.{name}" in found for module in modules), name
   modules = ("scores", "masks", "biases", "positions", "modules", "cache")
   for module in (*modules, "ring"):
-    home = getattr(attention, module)
-    for name in home.__all__:
-      if callable(getattr(home, name)):
+    package = getattr(attention, module)
+    for name in package.__all__:
+      if callable(getattr(package, name)):
         assert f"attention.{module}.{name}" in found, f"{module}.{name}"
 
 
-def test_the_pages_of_the_experiments_show_functions(site):
+def test_pages_of_the_experiments_list_functions(site):
   text = (ROOT / "docs" / "api" / "experiments.md").read_text()
   found = Page(site / "api" / "experiments.html").ids
   for module in re.findall("automodule:: (.+)", text):

@@ -1,4 +1,4 @@
-"""The notebook is the story, executed: pytest runs docs/story.md itself."""
+"""The notebook equals docs/story.md, which pytest runs as a doctest."""
 
 import io
 import re
@@ -10,7 +10,7 @@ from matplotlib import image
 
 from docs import notebook
 
-AGAIN = "run: python docs/notebook.py"
+UPDATE = "run: python docs/notebook.py"
 
 
 @pytest.fixture(scope="module")
@@ -23,28 +23,28 @@ def cells():
   return nbformat.read(notebook.NOTEBOOK, as_version=4).cells
 
 
-def test_the_notebook_has_the_words_and_the_code_of_the_story(parts, cells):
+def test_notebook_has_the_text_and_code_of_the_story(parts, cells):
   assert [cell.source for cell in cells] == [
     part.cell.source for part in parts
-  ], AGAIN
+  ], UPDATE
 
 
-def test_it_prints_what_the_story_says(parts, cells):
+def test_notebook_output_equals_the_story(parts, cells):
   for part, cell in zip(parts, cells):
     if part.is_code and not any(x.exc_msg for x in part.examples):
-      said = "".join(example.want for example in part.examples)
-      assert text_of(cell).strip() == said.strip(), AGAIN
+      expected = "".join(example.want for example in part.examples)
+      assert text_of(cell).strip() == expected.strip(), UPDATE
       assert all(x.get("name") != "stderr" for x in cell.outputs)
 
 
 def text_of(cell):
-  """What a cell printed, and its value unless that is a picture."""
+  """The printed output of a cell, and its value unless that is a picture."""
   printed = "".join(x.get("text", "") for x in cell.outputs)
   values = [x.data["text/plain"] for x in cell.outputs if "data" in x]
   return printed + "".join(x for x in values if not x.startswith("<Figure"))
 
 
-def test_the_pictures_are_what_it_draws(parts, cells):
+def test_pictures_equal_the_notebook_output(parts, cells):
   shown = 0
   for part, cell in zip(parts, cells):
     if part.is_code:
@@ -53,14 +53,14 @@ def test_the_pictures_are_what_it_draws(parts, cells):
       if drawn:
         shown += 1
         path = notebook.DOCS / part.picture
-        assert path.read_bytes() == drawn, AGAIN
+        assert path.read_bytes() == drawn, UPDATE
         pixels = image.imread(io.BytesIO(drawn))
         assert np.ptp(pixels[..., 0]) > 0.5  # not blank
   everywhere = re.findall(r"!\[", notebook.STORY.read_text(encoding="utf-8"))
   assert shown == len(everywhere) > 3
 
 
-def test_a_story_becomes_a_notebook_and_its_pictures():
+def test_executed_returns_a_notebook_with_pictures():
   found = list(
     notebook.parts(
       "Once.\n```python\n"

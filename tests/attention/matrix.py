@@ -4,6 +4,7 @@ Compiling is what costs time. By default a test takes one score of each kind;
 the whole product of scores and implementations is left to one test of values.
 """
 
+import itertools
 from collections.abc import Iterable
 
 import pytest
@@ -26,14 +27,33 @@ _IMPLEMENTATIONS = dict(
 )
 
 
-def sampled(argument: str, values: Iterable, default: Iterable):
+def sampled(
+  argument: str | tuple[str, ...], values: Iterable, default: Iterable
+):
   """Parametrizes a test; values outside `default` are exhaustive."""
   default = list(default)
   return pytest.mark.parametrize(
     argument,
     [
-      pytest.param(value, marks=() if value in default else _exhaustive)
+      pytest.param(
+        *((value,) if isinstance(argument, str) else value),
+        marks=() if value in default else _exhaustive,
+      )
       for value in values
+    ],
+  )
+
+
+def sampled_product(
+  names: Iterable[str], values: Iterable[Iterable], default: Iterable[tuple]
+):
+  """Like `sampled`, for the product of several arguments' values."""
+  default = list(default)
+  return pytest.mark.parametrize(
+    tuple(names),
+    [
+      pytest.param(*case, marks=() if case in default else _exhaustive)
+      for case in itertools.product(*values)
     ],
   )
 

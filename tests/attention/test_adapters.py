@@ -8,14 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import biases, dot_product_attention, flax_attention_fn, scores
+import attention
+from attention import biases, flax_attention_fn, scores
+from tests.attention.comparison import jitted
+from tests.attention.matrix import sampled, sampled_product
 from tests.attention.oracle import draw
 
+dot_product_attention = jitted(attention.dot_product_attention)
 LENGTHS = jnp.array([2, 7])
 
 
 def single(*shapes, seed=0):
-  return [jnp.asarray(array, jnp.float32) for array in draw(seed, *shapes)]
+  return [jnp.asarray(a.astype(np.float32)) for a in draw(seed, *shapes)]
 
 
 CHOICES = {
@@ -47,10 +51,14 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize(
+@sampled(
   ("choice", "num_key_value_heads"),
   [(choice, 4 if place % 2 else 2) for place, choice in enumerate(CHOICES)]
   + [("everything", 1), ("head mask", 1)],
+  default=[
+    ("everything", 1),
+    *((name, 4) for name in CHOICES),
+  ],
 )
 def test_equals_jax_with_gradients(choice, num_key_value_heads):
   query, key, value = single(
@@ -119,8 +127,11 @@ def test_a_row_without_keys_is_zero():
   assert not context.any()
 
 
-@pytest.mark.parametrize("broadcast_dropout", [True, False])
-@pytest.mark.parametrize("rate", [0.0, 0.4])
+@sampled_product(
+  ("rate", "broadcast_dropout"),
+  ([0.0, 0.4], [True, False]),
+  default=[(0.4, True)],
+)
 def test_flax_gives_the_same_with_our_function(rate, broadcast_dropout):
   (tokens,) = single((2, 6, 8))
   mask = nn.make_causal_mask(jnp.ones((2, 6)))
@@ -148,10 +159,11 @@ def test_flax_can_keep_the_weights():
   for attention_fn in (nn.dot_product_attention, flax_attention_fn()):
     layer = nn.MultiHeadDotProductAttention(4, attention_fn=attention_fn)
     with jax.numpy_rank_promotion("allow"):
-      variables = layer.init(jax.random.key(0), tokens)
-      _, state = layer.apply(
-        variables, tokens, sow_weights=True, mutable=["intermediates"]
+      variables = jax.jit(layer.init)(jax.random.key(0), tokens)
+      apply = functools.partial(
+        layer.apply, sow_weights=True, mutable=["intermediates"]
       )
+      _, state = jax.jit(apply)(variables, tokens)
     kept.append(state["intermediates"]["attention_weights"][0])
   np.testing.assert_allclose(*kept, rtol=1e-5, atol=1e-6)
 

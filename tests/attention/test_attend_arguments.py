@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 from jax import export
 
-from attention import attend, attention_weights, biases, masks, scores
+import attention
+from attention import biases, masks, scores
+from tests.attention.comparison import jitted
 from tests.attention.oracle import CASES, IMPLEMENTATIONS, draw
 
+attend = jitted(attention.attend)
+attention_weights = jitted(attention.attention_weights)
 every_implementation = pytest.mark.parametrize(
   "implementation", IMPLEMENTATIONS
 )

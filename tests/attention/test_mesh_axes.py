@@ -10,6 +10,7 @@ from jax.sharding import AxisType
 
 from attention import biases, masks, scores
 from attention.modules import SCORE_NAMES, MeshAxes, MultiHeadAttention
+from tests.attention.matrix import sampled, sampled_product
 
 MESH = {"data": 2, "sequence": 2, "tensor": 2}
 LENGTH, MEMORY = 16, 24
@@ -59,12 +60,12 @@ def check(module, order, shape=None, length=LENGTH, memory=MEMORY, **options):
   jax.tree.map(close, got, want)
 
 
-@pytest.mark.parametrize("score", SCORE_NAMES)
+@sampled("score", SCORE_NAMES, default=["additive", "general"])
 def test_every_score_with_heads_and_tokens_shared(score):
   check(MODULE.clone(score=score), BOTH, **CAUSAL)
 
 
-@pytest.mark.parametrize("name", ["heads", "sequence"])
+@sampled("name", ["heads", "sequence"], default=["heads"])
 def test_heads_or_tokens_alone(name):
   axis = {"heads": "tensor", "sequence": "sequence"}[name]
   order = MeshAxes(**{name: axis})
@@ -76,21 +77,25 @@ def test_tokens_in_their_own_order():
   check(MODULE, order, {"sequence": 8}, **CAUSAL)
 
 
-def test_grouped_heads_and_padding():
+@sampled("kind", ["array", "padding"], default=["padding"])
+def test_grouped_heads_and_padding(kind):
   module = MODULE.clone(num_key_value_heads=2, score="general")
   lengths = jnp.array([3, 24, 10, 17])
   padding = jnp.arange(MEMORY)[None] < lengths[:, None]
-  check(module, BOTH, mask=padding[:, None, None])
-  check(module, BOTH, mask=masks.padding(lengths))
+  mask = {"array": padding[:, None, None], "padding": masks.padding(lengths)}
+  check(module, BOTH, mask=mask[kind])
 
 
-@pytest.mark.parametrize("groups", [2, 4])
-def test_dropout_is_that_of_the_whole(groups):
+@sampled_product(
+  ("groups", "order"),
+  ([2, 4], [BOTH, MeshAxes(heads="tensor"), MeshAxes(sequence="sequence")]),
+  default=[(2, BOTH)],
+)
+def test_dropout_equals_that_of_one_device(groups, order):
   """The weights that are dropped do not depend on the devices."""
   module = MODULE.clone(dropout_rate=0.5, num_key_value_heads=groups)
   options = {"deterministic": False, **CAUSAL}
-  for order in (BOTH, MeshAxes(heads="tensor"), MeshAxes(sequence="sequence")):
-    check(module, order, **options)
+  check(module, order, **options)
 
 
 def test_a_bias_for_all_heads():
@@ -98,8 +103,11 @@ def test_a_bias_for_all_heads():
   check(MODULE, BOTH, bias=bias)
 
 
-@pytest.mark.parametrize("groups", [2, 4])
-@pytest.mark.parametrize("order", [BOTH, MeshAxes(heads="tensor")])
+@sampled_product(
+  ("groups", "order"),
+  ([2, 4], [BOTH, MeshAxes(heads="tensor")]),
+  default=[(2, BOTH)],
+)
 def test_heads_with_masks_and_biases_of_their_own(groups, order):
   module = MODULE.clone(num_key_value_heads=groups)
   rng = jax.random.key(3)

@@ -15,11 +15,8 @@ from attention import (
 )
 from attention.multi_head import attend_heads
 from tests.attention.comparison import SMALL, close
+from tests.attention.matrix import sampled, sampled_product
 from tests.attention.oracle import draw
-
-each_implementation = pytest.mark.parametrize(
-  "implementation", ["reference", SMALL], ids=["reference", "blockwise"]
-)
 
 
 def make_mesh(kind=AxisType.Explicit):
@@ -54,7 +51,7 @@ def check(function, arrays, specs, expected):
   close(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
+@sampled(
   ("specs", "expected"),
   [
     ([("batch", "head")] * 3, ("batch", "head", None, None)),
@@ -67,7 +64,13 @@ def check(function, arrays, specs, expected):
     ([(None, None, None, "batch")] * 3, (None, None, None, "batch")),
     ([(), (), (("batch", "head"),)], (("batch", "head"), None, None, None)),
   ],
-  ids=["leading", "different", "tokens", "same", "features", "value"],
+  default=[
+    ([("batch",), (None, "head"), ()], ("batch", "head", None, None)),
+    (
+      [(None, None, "batch"), (None, None, "head"), ()],
+      (None, None, "batch", None),
+    ),
+  ],
 )
 def test_each_layout_of_tokens(specs, expected):
   def run(query, key, value):
@@ -86,7 +89,7 @@ def test_memory_without_the_leading_axes():
   check(run, arrays, specs, ("batch", "head", None, None))
 
 
-@each_implementation
+@sampled("implementation", ["reference", SMALL], default=[SMALL])
 def test_additive_scores_biases_and_dropout(implementation):
   def run(tokens, query_weight, score_weight, bias):
     return attend(
@@ -170,8 +173,11 @@ def test_multi_head_attention_with_divided_heads():
   check(run, arrays, specs, ("batch", None, None))
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@each_implementation
+@sampled_product(
+  ("kind", "implementation"),
+  ([AxisType.Auto, AxisType.Explicit], ["reference", SMALL]),
+  default=[(AxisType.Explicit, SMALL)],
+)
 def test_shard_map_over_some_axes_of_the_mesh(kind, implementation):
   def gradient(tokens):
     return jax.grad(
@@ -192,4 +198,6 @@ def test_shard_map_over_some_axes_of_the_mesh(kind, implementation):
       axis_names={"batch"},
     )
     got = jax.jit(run)(jax.device_put(tokens, NamedSharding(mesh, spec)))
-  np.testing.assert_allclose(got, gradient(tokens), rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(
+    got, jax.jit(gradient)(tokens), rtol=1e-4, atol=1e-5
+  )

@@ -5,23 +5,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attend, biases, masks, multi_head_attention, scores
+import attention
+from attention import biases, masks, multi_head_attention, scores
 from attention.modules import (
   SCORE_NAMES,
   Attention,
   LearnedScore,
   MultiHeadAttention,
 )
+from tests.attention.comparison import jitted
+from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
 
-every_name = pytest.mark.parametrize("name", SCORE_NAMES)
+attend = jitted(attention.attend)
 
 
 def single(*shapes, seed=0):
-  return [jnp.asarray(array, jnp.float32) for array in draw(seed, *shapes)]
+  return [jnp.asarray(a.astype(np.float32)) for a in draw(seed, *shapes)]
 
 
-@every_name
+@sampled("name", SCORE_NAMES, default=["general", "additive"])
 def test_attention_equals_attend_with_its_bound_score(name):
   query, key, value = single((2, 3, 4), (2, 5, 4), (2, 5, 6))
   module = Attention(name, hidden_size=8)
@@ -96,7 +99,7 @@ def test_initial_values_are_sensible():
 def test_a_ready_score_or_callable_is_used_as_it_is():
   query, key = single((2, 3, 4), (2, 5, 4))
   for score in (scores.cosine(3.0), lambda query, key: query @ key.mT):
-    context, variables = Attention(score).init_with_output(
+    context, variables = jax.jit(Attention(score).init_with_output)(
       jax.random.key(0), query, key
     )
     assert not variables
@@ -113,7 +116,7 @@ def test_an_unknown_name_lists_the_known_ones(make):
     make("nought").init(jax.random.key(0), *single((2, 3, 4), (2, 5, 4)))
 
 
-@pytest.mark.parametrize("num_key_value_heads", [None, 2, 1])
+@sampled("num_key_value_heads", [None, 2, 1], default=[2])
 def test_multi_head_equals_the_pure_function(num_key_value_heads):
   query, key, value = single((2, 5, 8), (2, 7, 6), (2, 7, 3))
   module = MultiHeadAttention(
@@ -148,7 +151,7 @@ def test_multi_head_equals_the_pure_function(num_key_value_heads):
   )
 
 
-@pytest.mark.parametrize(
+@sampled(
   ("name", "rotary", "num_key_value_heads"),
   [
     ("dot", False, 4),
@@ -159,6 +162,7 @@ def test_multi_head_equals_the_pure_function(num_key_value_heads):
     ("concat", False, 2),
     ("cosine", False, 2),
   ],
+  default=[("scaled_dot", True, 1), ("additive", True, 2)],
 )
 def test_cached_decoding_equals_recomputation(
   name, rotary, num_key_value_heads
@@ -202,15 +206,16 @@ def test_cached_decoding_equals_recomputation(
 def test_decoding_past_the_end_is_refused():
   (tokens,) = single((1, 3, 4))
   module = MultiHeadAttention(2)
-  variables = module.init(jax.random.key(0), tokens)
+  variables = jax.jit(module.init)(jax.random.key(0), tokens)
   cache = module.apply(variables, (1,), 2, method=module.init_cache)
   with pytest.raises(ValueError, match="max_length=2"):
     module.apply(variables, tokens, cache, method=module.decode)
 
 
-@pytest.mark.parametrize(
+@sampled(
   ("name", "num_key_value_heads"),
   [("scaled_dot", 4), ("additive", 4), ("general", 2), ("additive", 2)],
+  default=[("additive", 2)],
 )
 def test_a_projected_memory_can_be_attended_to_often(name, num_key_value_heads):
   query, memory = single((2, 5, 8), (2, 7, 8))
@@ -254,7 +259,7 @@ def test_a_projected_memory_can_be_attended_to_often(name, num_key_value_heads):
 def test_a_causal_module_depends_on_no_later_token():
   (tokens,) = single((6, 8))
   module = MultiHeadAttention(2, rotary=True)
-  variables = module.init(jax.random.key(0), tokens)
+  variables = jax.jit(module.init)(jax.random.key(0), tokens)
   jacobian = jax.jit(
     jax.jacobian(
       lambda tokens: module.apply(variables, tokens, mask=masks.causal())
@@ -271,7 +276,9 @@ def test_a_causal_module_depends_on_no_later_token():
 def test_computes_in_bfloat16_with_float32_parameters(make):
   (tokens,) = single((2, 5, 8))
   module = make(score="additive", dtype=jnp.bfloat16)
-  output, variables = module.init_with_output(jax.random.key(0), tokens, tokens)
+  output, variables = jax.jit(module.init_with_output)(
+    jax.random.key(0), tokens, tokens
+  )
   assert output.dtype == jnp.bfloat16
   for leaf in jax.tree.leaves(variables):
     assert leaf.dtype == jnp.float32
@@ -287,7 +294,9 @@ def test_computes_in_bfloat16_with_float32_parameters(make):
 def test_dropout_needs_its_random_key_only_when_it_drops(make):
   (tokens,) = single((2, 5, 8))
   module = make(score="scaled_dot", dropout_rate=0.5)
-  plain, variables = module.init_with_output(jax.random.key(0), tokens, tokens)
+  plain, variables = jax.jit(module.init_with_output)(
+    jax.random.key(0), tokens, tokens
+  )
   dropped = module.apply(
     variables,
     tokens,
@@ -332,7 +341,7 @@ def test_weights_need_no_values():
     for array in draw(23, (2, 3, 8), (2, 5, 8), (2, 5, 6))
   )
   module = MultiHeadAttention(num_heads=2)
-  variables = module.init(jax.random.key(0), query, key, value)
+  variables = jax.jit(module.init)(jax.random.key(0), query, key, value)
   weights = module.apply(variables, query, key, method="weights")
   assert weights.shape == (2, 2, 3, 5)
 
@@ -341,7 +350,7 @@ def test_a_cache_of_half_precision_holds_exponentials_in_full():
   (tokens,) = draw(24, (1, 4, 8))
   tokens = 40.0 * jnp.asarray(tokens, jnp.float16)
   module = MultiHeadAttention(num_heads=2, score="additive", dtype=jnp.float16)
-  variables = module.init(jax.random.key(0), tokens)
+  variables = jax.jit(module.init)(jax.random.key(0), tokens)
   cache = module.apply(variables, (1,), 4, method="init_cache")
   assert cache.key.dtype == jnp.float32
   assert cache.value.dtype == jnp.float16

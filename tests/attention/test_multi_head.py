@@ -5,17 +5,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import attention
 from attention import (
-  attend,
   biases,
   masks,
   merge_heads,
-  multi_head_attention,
   scores,
   split_heads,
 )
+from tests.attention.comparison import jitted
+from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
 
+attend = jitted(attention.attend)
+multi_head_attention = jitted(attention.multi_head_attention)
 NAMES = ("query_weight", "key_weight", "value_weight", "output_weight")
 
 
@@ -62,7 +65,7 @@ def test_splitting_and_merging_are_inverse():
     merge_heads(jnp.ones((2, 3)))
 
 
-@pytest.mark.parametrize("num_key_value_heads", [1, 2, 4])
+@sampled("num_key_value_heads", [1, 2, 4], default=[2])
 def test_equals_one_head_after_another(num_key_value_heads):
   query, key, weights = inputs(4, num_key_value_heads)
   lengths = jnp.array([3, 7])
@@ -80,7 +83,7 @@ def test_equals_one_head_after_another(num_key_value_heads):
   np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("num_key_value_heads", [1, 2, 4])
+@sampled("num_key_value_heads", [1, 2, 4], default=[2])
 def test_arrays_and_parameters_of_heads_line_up(num_key_value_heads):
   query, key, weights = inputs(4, num_key_value_heads)
   sharpness = jnp.array([1.0, 2.0, 4.0, 8.0])

@@ -21,9 +21,11 @@ from attention.ring import (
 )
 from attention.ring.order import chunk_of
 from tests.attention.comparison import close, wide
+from tests.attention.matrix import sampled, sampled_product
 from tests.attention.oracle import draw
 
 LENGTH = 32
+ORDERS = ("zigzag", "contiguous")
 HEADS = PartitionSpec(None, None, "sequence")
 
 
@@ -156,28 +158,44 @@ def given():
   )
 
 
-@pytest.mark.parametrize("order", ["zigzag", "contiguous"])
-@pytest.mark.parametrize("name", CASES)
+# By default each case runs in one of the three tests that follow.
+@sampled_product(
+  ("name", "order"),
+  (CASES, ORDERS),
+  default=[
+    *((name, "zigzag") for name in ("causal", "array", "additive", "own")),
+    *((name, "contiguous") for name in ("lengths", "nobody", "cosine")),
+  ],
+)
 def test_every_score_mask_and_bias(name, order):
   check(around(CASES[name], order), alone(CASES[name]), *given())
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_tiles_of_a_part(name):
-  """Parts of a real size go through these."""
+@sampled("name", CASES, default=["general", "everyone"])
+def test_shards_of_several_tiles(name):
   tiles = Blockwise(query_block=3, key_block=2, leading_block=2)
   check(around(CASES[name], implementation=tiles), alone(CASES[name]), *given())
 
 
-@pytest.mark.parametrize("order", ["zigzag", "contiguous"])
-@pytest.mark.parametrize("name", CASES)
+@sampled_product(
+  ("name", "order"),
+  (CASES, ORDERS),
+  default=[
+    ("segments", "zigzag"),
+    ("prefix", "zigzag"),
+    ("prefixes", "zigzag"),
+    ("window", "contiguous"),
+    ("later", "contiguous"),
+  ],
+)
 def test_chunks_of_several_pieces(name, order, monkeypatch):
   monkeypatch.setattr(layout, "_PIECE", 2)
   assert layout.Cut.of("key", LENGTH // 4, order).each > 1
   check(around(CASES[name], order), alone(CASES[name]), *given())
 
 
-def test_queries_and_keys_cut_into_different_pieces(monkeypatch):
+@sampled("name", ["lengths", "additive"], default=["lengths"])
+def test_queries_and_keys_cut_into_different_pieces(name, monkeypatch):
   monkeypatch.setattr(layout, "_PIECE", 3)
   (query, key, value), parameters = given()
   query = query[:, :, : LENGTH // 4]
@@ -185,10 +203,9 @@ def test_queries_and_keys_cut_into_different_pieces(monkeypatch):
     layout.Cut.of("", each.shape[2] // 4, "zigzag") for each in (query, key)
   ]
   assert cuts[0].size != cuts[1].size
-  for name in ("lengths", "additive"):
-    check(
-      around(CASES[name]), alone(CASES[name]), (query, key, value), parameters
-    )
+  check(
+    around(CASES[name]), alone(CASES[name]), (query, key, value), parameters
+  )
 
 
 @pytest.mark.parametrize(
@@ -207,7 +224,7 @@ def test_pieces_are_long_and_not_too_long(share, expected):
   assert (cut.chunks, cut.each, cut.size) == expected
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@sampled("size", [1, 3], default=[3])
 def test_other_numbers_of_devices(size):
   (query, key, value), parameters = given()
   tokens = [each[:, :, :24] for each in (query, key, value)]
@@ -220,16 +237,16 @@ def test_other_numbers_of_devices(size):
   )
 
 
-def test_in_double_precision():
+@sampled("name", ["causal", "general", "own"], default=["causal"])
+def test_in_double_precision(name):
   with wide():
     arguments = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), given())
     tolerance = {"rtol": 1e-9, "atol": 1e-11}
-    for name in ("causal", "general", "own"):
-      check(around(CASES[name]), alone(CASES[name]), *arguments, **tolerance)
+    check(around(CASES[name]), alone(CASES[name]), *arguments, **tolerance)
 
 
-@pytest.mark.parametrize("name", ["causal", "segments"])
-def test_rubbish_shows_in_the_rows_that_see_it_and_in_no_other(name):
+@sampled("name", ["causal", "segments"], default=["causal"])
+def test_non_finite_token_affects_only_rows_that_attend_to_it(name):
   (query, key, value), parameters = given()
   for spoilt in (jnp.nan, jnp.inf):
     tokens = [
@@ -252,12 +269,12 @@ def test_rubbish_shows_in_the_rows_that_see_it_and_in_no_other(name):
     close(got, want, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["causal", "own"])
-def test_without_checks_of_what_varies(name):
+@sampled("name", ["causal", "own"], default=["causal"])
+def test_without_check_vma(name):
   check(around(CASES[name], check=False), alone(CASES[name]), *given())
 
 
-def test_dropout_is_that_of_the_whole():
+def test_dropout_equals_that_of_one_device():
   options = {"dropout_rate": 0.5, "rng": jax.random.key(3)}
 
   def dropping(arguments_of):
@@ -300,7 +317,7 @@ def test_queries_and_keys_of_different_lengths():
   )
 
 
-def test_half_precision_comes_back_as_it_was():
+def test_half_precision_keeps_its_dtype():
   tokens, parameters = given()
   tokens = [each.astype(jnp.bfloat16) for each in tokens]
   context, lse = around(CASES["causal"])(tokens, parameters)
@@ -336,7 +353,7 @@ def test_gradients_in_half_precision_are_summed_in_single():
   close(got, np.full(got.shape, 1.0111), rtol=2**-8)
 
 
-def test_a_masked_token_changes_nothing_whatever_it_holds():
+def test_masked_nan_tokens_change_nothing():
   tokens, parameters = given()
   run = around(CASES["lengths"])
   want = run(tokens, parameters)
@@ -346,7 +363,7 @@ def test_a_masked_token_changes_nothing_whatever_it_holds():
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_in_zigzag_order_a_causal_mask_gives_all_the_same_work(size):
+def test_zigzag_order_balances_causal_work(size):
   cut = Ranges.cut(64, 64 // (2 * size))
   table = visibility(masks.causal(), cut, cut)
   work = [
@@ -360,16 +377,12 @@ def test_in_zigzag_order_a_causal_mask_gives_all_the_same_work(size):
   assert len(set(work[:size])) == len(set(work[size:])) == 1
 
 
-@pytest.mark.parametrize(
+@sampled_product(
   ("what", "mask"),
-  [
-    ("forward", None),
-    ("forward", masks.causal()),
-    ("gradient", None),
-    ("gradient", masks.causal()),
-  ],
+  (["forward", "gradient"], [None, masks.causal()]),
+  default=[("gradient", masks.causal())],
 )
-def test_a_device_needs_a_sixth_of_what_one_alone_does(what, mask):
+def test_a_device_needs_a_sixth_of_the_memory_of_a_single_one(what, mask):
   shape = (8, 1 << 15, 64)
   spec = PartitionSpec(None, "sequence")
   mesh = make_mesh(sequence=8)
@@ -395,7 +408,7 @@ def test_a_device_needs_a_sixth_of_what_one_alone_does(what, mask):
 
 
 @pytest.mark.parametrize("order", ["zigzag", "contiguous"])
-def test_tokens_come_back_from_any_order(order):
+def test_restore_inverts_arrange(order):
   tokens = jnp.arange(48).reshape(2, 24)
   arranged = arrange(tokens, 4, axis=1, order=order)
   back = restore(arranged, 4, axis=-1, order=order)
@@ -439,7 +452,7 @@ def test_mistakes_are_named(arguments_of, message):
     run(*given())
 
 
-def test_a_plain_function_captures_what_it_likes_without_checks():
+def test_plain_function_may_capture_arrays_without_check_vma():
   check(around(plain, check=False), alone(plain), *given())
 
 

@@ -1,4 +1,4 @@
-"""Weights handed to JoeyNMT are ours, as a linear layer of PyTorch has them."""
+"""Parameters exported to JoeyNMT equal ours in PyTorch's layout."""
 
 import jax
 import numpy as np
@@ -8,7 +8,7 @@ from experiments.data.batch import PAD, UNK
 from tests.experiments.toys import transformer
 
 
-def test_layers_compute_what_ours_do():
+def test_exported_layers_compute_the_same():
   model = transformer(9)
   tokens = np.array([[3, 4, 2]])
   init = jax.jit(model.init)
@@ -35,7 +35,7 @@ def test_layers_compute_what_ours_do():
   np.testing.assert_allclose(theirs, ours, atol=1e-5)
 
 
-def test_special_tokens_stand_where_joeynmt_has_them():
+def test_special_tokens_have_the_indices_of_joeynmt():
   model = transformer(9)
   tokens = np.array([[3, 4, 2]])
   params = jax.jit(model.init)(jax.random.key(0), tokens, tokens)["params"]

@@ -1,18 +1,21 @@
 import jax
 import numpy as np
-import pytest
 
 from benchmarks import states
 from experiments import decoding
 from experiments.config import parse
 from experiments.data.batch import BOS, PAD
 from experiments.experiment import make_experiment
+from tests.attention.matrix import sampled_product
 from tests.experiments.conftest import make_tiny
 
 
-@pytest.mark.parametrize("order", ["bahdanau", "luong"])
-@pytest.mark.parametrize("score", ["dot", "scaled_dot"])
-def test_the_gap_is_that_between_the_logarithms_of_the_weights(score, order):
+@sampled_product(
+  ("score", "order"),
+  (["dot", "scaled_dot"], ["bahdanau", "luong"]),
+  default=[("scaled_dot", "luong")],
+)
+def test_gap_equals_difference_of_log_weights(score, order):
   config = make_tiny(score)
   config.model.order = order
   experiment = make_experiment(parse(config.to_dict()), None)
@@ -39,7 +42,7 @@ def test_the_gap_is_that_between_the_logarithms_of_the_weights(score, order):
   assert sizes.num_features == 8
 
 
-def test_states_of_nothing_are_all_alike():
+def test_zero_parameters_give_equal_states():
   experiment = make_experiment(parse(make_tiny("dot").to_dict()), None)
   nothing = jax.tree.map(np.zeros_like, experiment.initial_state().params)
   assert states.measure(experiment, nothing) == (0, 0, 0, 8)

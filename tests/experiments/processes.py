@@ -111,7 +111,7 @@ def launch(count, module, *arguments):
 def run(module, *arguments, **options):
   """Runs it to its end; returns code, standard output, standard error."""
   process = start(module, *arguments, **options)
-  out, error = process.communicate(timeout=180)
+  out, error = process.communicate(timeout=600)
   return process.returncode, out, error
 
 

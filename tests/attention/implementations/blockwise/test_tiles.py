@@ -9,21 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention import attend, masks, scores
+import attention
+from attention import masks, scores
 from attention.implementations.blockwise import Blockwise, tile_sizes
 from attention.implementations.blockwise.tiles import Tiling
 from attention.masks.tile_visibility import Ranges, visibility
 from attention.masks.types import as_mask
 from attention.positional import EMPTY, FULL, PARTIAL, positions
 from attention.request import make_request
+from tests.attention.comparison import jitted
+from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
 
+attend = jitted(attention.attend)
 SMALL = Blockwise(query_block=2, key_block=3, leading_block=1)
 seldom = functools.partial(settings, deadline=None, derandomize=True)
 
 
 def float32(*arrays):
-  return [jnp.asarray(array, jnp.float32) for array in arrays]
+  return [jnp.asarray(np.asarray(array, np.float32)) for array in arrays]
 
 
 @seldom(max_examples=50)
@@ -224,9 +228,18 @@ def test_traced_parameters_give_what_known_ones_give(mask_of):
     return attend(query, key, value, mask=mask_of(number), implementation=SMALL)
 
   traced = jax.jit(run)
-  for number in (1, 3, 6):
+  for number in (1, 6):
     np.testing.assert_allclose(
-      traced(number), run(jnp.asarray(number)), rtol=1e-6, atol=1e-6
+      traced(number),
+      attend(
+        query,
+        key,
+        value,
+        mask=mask_of(jnp.asarray(number)),
+        implementation="reference",
+      ),
+      rtol=1e-6,
+      atol=1e-6,
     )
 
 
@@ -252,8 +265,10 @@ def test_jit_may_capture_a_mask_of_arrays(mask):
   )
 
 
-@pytest.mark.parametrize(
-  "blocks", [(2, 3, 1), (5, 7, None), (3, 2, 2), (1, 1, 4), (4, 16, 2)]
+@sampled(
+  "blocks",
+  [(2, 3, 1), (5, 7, None), (3, 2, 2), (1, 1, 4), (4, 16, 2)],
+  default=[(5, 7, None), (3, 2, 2)],
 )
 def test_dropout_draws_as_bernoulli_does_whatever_the_tiles(blocks):
   query, key = float32(*draw(3, (2, 3, 5, 4), (2, 1, 7, 4)))

@@ -5,17 +5,15 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attention import additive_score, attend, biases, masks, scores
 from tests.attention.comparison import SMALL, close, outcome, wide
+from tests.attention.matrix import sampled
 from tests.attention.oracle import CASES, draw, draw_parameters
 
 # One of each kind: a product, channels in a loop, a function.
-each_kind = pytest.mark.parametrize(
-  "name", ["scaled_dot", "additive", "closure"]
-)
+KINDS = ("scaled_dot", "additive", "closure")
 
 
 def inputs():
@@ -61,7 +59,7 @@ def loss_and_outputs(run, arrays):
   return gradient({name: jnp.asarray(arrays[name]) for name in names})
 
 
-@pytest.mark.parametrize("mapped", [*inputs(), "everything"])
+@sampled("mapped", [*inputs(), "everything"], default=["length", "everything"])
 def test_vmap_over_any_argument(mapped):
   def outcome(implementation):
     arrays = inputs()
@@ -76,7 +74,7 @@ def test_vmap_over_any_argument(mapped):
     close(outcome(SMALL), outcome("reference"))
 
 
-@pytest.mark.parametrize("sharded", [*inputs(), "everything"])
+@sampled("sharded", [*inputs(), "everything"], default=["weight"])
 def test_shard_map_with_any_argument_sharded(sharded):
   mesh = Mesh(np.array(jax.devices()), ("batch",))
   assert mesh.size == 8
@@ -102,7 +100,7 @@ def test_shard_map_with_any_argument_sharded(sharded):
     close(outcome(SMALL), outcome("reference"))
 
 
-@pytest.mark.parametrize("sharded", ["query", "key", "score_weight"])
+@sampled("sharded", ["query", "key", "score_weight"], default=["score_weight"])
 def test_shard_map_of_an_additive_score_that_loops_over_channels(sharded):
   mesh = Mesh(np.array(jax.devices()), ("batch",))
   size = 68  # 68 ** 3 numbers are too many to be made at once
@@ -134,7 +132,7 @@ def test_shard_map_of_an_additive_score_that_loops_over_channels(sharded):
     close(gradient(run), gradient(score))
 
 
-@each_kind
+@sampled("name", KINDS, default=["scaled_dot"])
 def test_sharded_arrays_under_jit(name):
   mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("batch", "head"))
   with wide():
@@ -155,7 +153,7 @@ def test_sharded_arrays_under_jit(name):
     close(got, want)
 
 
-@each_kind
+@sampled("name", KINDS, default=["additive"])
 def test_within_scan_and_checkpoint(name):
   with wide():
     (queries, key, value) = draw(7, (3, 5, 4), (7, 4), (7, 2))
@@ -190,7 +188,7 @@ def test_within_scan_and_checkpoint(name):
     close(run(SMALL, lambda function: function, True), want)
 
 
-@each_kind
+@sampled("name", KINDS, default=["additive"])
 def test_derivatives_to_the_third_order(name):
   with wide():
     tokens = draw(8, (3, 2), (4, 2), (4, 2))
