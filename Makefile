@@ -34,7 +34,7 @@ links:  ## Checks the links to other sites; needs a network.
 
 bench:  ## Measures what the documents say about time; minutes.
 	$(PYTHON) -m benchmarks.startup
-	$(PYTHON) -m benchmarks.tasks
+	$(PYTHON) -m benchmarks.synthetic_tasks
 
 smoke:  ## Trains a tiny run to its end, in seconds.
 	$(PYTHON) -m experiments.train --config=configs/reverse.py \

@@ -1,1 +1,1 @@
-"""What the documents claim about time: `python -m benchmarks.NAME`."""
+"""Measures what the documents state about speed: python -m benchmarks.NAME."""

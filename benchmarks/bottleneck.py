@@ -1,9 +1,10 @@
-"""Draws what a fixed context vector loses: docs/results/bottleneck.png.
+"""Draws docs/results/bottleneck.png: accuracy with a fixed context vector.
 
     python -m benchmarks.bottleneck
 
-Whole-sequence accuracy on reverse by length, from the results that
-`python -m benchmarks.tasks --write` has left.
+Shows accuracy on the reverse task by length, with and without attention, from
+docs/results/tasks.json, which `python -m benchmarks.synthetic_tasks --write`
+writes.
 """
 
 import json
@@ -22,7 +23,7 @@ _CURVES = {
 
 
 def main(_) -> None:
-  """Draws the picture."""
+  """Draws the figure."""
   results = json.loads((_RESULTS / "tasks.json").read_text())
   curves = {}
   for name, config in _CURVES.items():

@@ -1,10 +1,11 @@
-"""Time from the command to something to look at.
+"""Measures import and start-up times.
 
     python -m benchmarks.startup [--runs=5]
 
-Medians of whole processes: `--help`, `import attention` beyond `import jax`,
-and from `python -m experiments.train --config=configs/reverse.py` to the end
-of the first step, with an empty cache of compiled code and with a warm one.
+Prints medians over processes: `--help`; `import attention` minus `import jax`;
+and the time from the command `python -m experiments.train
+--config=configs/reverse.py` to the end of the first step, with an empty and
+with a filled compilation cache.
 """
 
 import os
@@ -17,11 +18,13 @@ import time
 
 from absl import app, flags
 
-_RUNS = flags.DEFINE_integer("runs", 5, "Processes a figure.", lower_bound=1)
+_RUNS = flags.DEFINE_integer(
+  "runs", 5, "Processes per measurement.", lower_bound=1
+)
 
 
 def seconds(*command: str) -> float:
-  """Returns how long a process takes."""
+  """The duration of a Python process."""
   begin = time.perf_counter()
   subprocess.run(
     [sys.executable, *command], check=False, stdout=subprocess.DEVNULL
@@ -30,7 +33,7 @@ def seconds(*command: str) -> float:
 
 
 def seconds_to_first_step(cache: str) -> float:
-  """Returns how long training takes to write down its first step."""
+  """The time from the training command until its first step is logged."""
   with tempfile.TemporaryDirectory() as folder:
     timings = pathlib.Path(folder) / "timings.jsonl"
     begin = time.perf_counter()
@@ -58,7 +61,7 @@ def seconds_to_first_step(cache: str) -> float:
 
 
 def main(_) -> None:
-  """Measures and prints a table."""
+  """Prints a table."""
   runs = range(_RUNS.value)
   help_ = [seconds("-m", "experiments.train", "--help") for _ in runs]
   jax = [seconds("-c", "import jax") for _ in runs]
@@ -74,10 +77,10 @@ def main(_) -> None:
   rows = {
     "python -m experiments.train --help": help_,
     "import jax": jax,
-    "import attention, beyond import jax": [
+    "import attention, minus import jax": [
       statistics.median(ours) - statistics.median(jax)
     ],
-    "all public names of it, beyond import jax": [
+    "all its public names, minus import jax": [
       statistics.median(attend) - statistics.median(jax)
     ],
     "command to first step, empty cache": cold,

@@ -1,15 +1,14 @@
-"""`attend` against its peers: time, memory, accuracy.
+"""Compares `attend` with other implementations: time, memory, accuracy.
 
     python -m benchmarks.attention [--quick] [--only=dot,causal] [--rounds=7]
 
-Prints a table and which targets are reached, writes them as JSON, and draws
-time and memory against the length. PyTorch and attnax take part where they are
-installed: `pip install -e '.[bench]'`. All of it takes tens of minutes on two
-cores; one section alone a few.
+Prints a table of results and a table of targets, writes both as JSON, and draws
+time and memory against the length. PyTorch and attnax are included where they
+are installed: `pip install -e '.[bench]'`. All sections take tens of minutes on
+two cores, one section a few minutes.
 """
 
 import pathlib
-import sys
 
 from absl import app, flags
 from tqdm import tqdm
@@ -19,32 +18,30 @@ from benchmarks.attention import settings
 _ROUNDS = flags.DEFINE_integer(
   "rounds",
   7,
-  "How often each contender is timed, in turn; at most 3 in curves.",
+  "Timings of each implementation, taken in turn; at most 3 for curves.",
   lower_bound=1,
 )
 _JSON = flags.DEFINE_string(
   "json",
   "docs/results/attention.json",
-  "The file to write all figures to; it is replaced, with what --only chose.",
+  "The JSON file of results; it is replaced, with the sections of --only.",
 )
 _FIGURES = flags.DEFINE_string(
   "figures",
   "docs/results",
-  "The folder to draw in: attention_time.png and attention_memory.png (by "
-  "curves), heads_time.png and heads_memory.png (by heads), sliding_window.png "
-  "(by window).",
+  "The directory of the figures: attention_time.png and attention_memory.png "
+  "(by curves), heads_time.png and heads_memory.png (by heads), "
+  "sliding_window.png (by window).",
 )
 _ONLY = flags.DEFINE_list(
   "only", list(settings.SECTIONS), "The sections to run."
 )
-_QUICK = flags.DEFINE_bool(
-  "quick", False, "Tiny shapes, to see in seconds that it works."
-)
+_QUICK = flags.DEFINE_bool("quick", False, "Use tiny shapes, as a smoke test.")
 _KEEP_MEMORY = flags.DEFINE_bool(
   "keep_memory",
   True,
-  "Let the allocator keep memory between calls, which needs a restart of the "
-  "process (glibc only).",
+  "Let the allocator keep memory between calls; this restarts the process "
+  "(glibc only).",
 )
 
 
@@ -54,33 +51,26 @@ def _known(sections) -> bool:
 
 
 def _run(jobs_by_section) -> dict:
-  """Runs all jobs, telling how far it is on standard error."""
+  """Runs all jobs, with a progress bar."""
+  rows: dict = {section: [] for section in jobs_by_section}
   total = sum(map(len, jobs_by_section.values()))
-  watched = sys.stderr.isatty()
-  rows: dict = {}
-  done = 0
-  with tqdm(total=total, disable=not watched, dynamic_ncols=True) as bar:
+  with tqdm(total=total, dynamic_ncols=True) as bar:
     for section, jobs in jobs_by_section.items():
-      rows[section] = []
       for job in jobs:
         bar.set_postfix_str(f"{section}: {job.label}")
         rows[section].append(job.run())
         bar.update()
-        done += 1
-        if not watched:
-          said = f"{done}/{total} {section}: {job.label}"
-          print(said, file=sys.stderr, flush=True)
   return rows
 
 
 def main(arguments) -> None:
-  """Measures, prints, writes and draws."""
+  """Runs the sections; prints, writes and draws the results."""
   if len(arguments) > 1:
     raise app.UsageError(f"unknown arguments: {' '.join(arguments[1:])}")
   if _KEEP_MEMORY.value:
     settings.restart_keeping_memory()
-  # Not before the restart: these import JAX, PyTorch and Matplotlib.
-  from benchmarks.attention import cases, peers, pictures, report, sections
+  # Imported after the restart: they import JAX, PyTorch and Matplotlib.
+  from benchmarks.attention import cases, figures, peers, report, sections
 
   grid = cases.QUICK if _QUICK.value else cases.Grid()
   machine = settings.machine()
@@ -90,24 +80,24 @@ def main(arguments) -> None:
     "allocator": settings.allocator(),
   }
   print(
-    *peers.lines(),
+    *peers.versions(),
     f"allocator: {options['allocator']}",
     settings.load_line(machine["load"]),
     sep="\n",
     flush=True,
   )
-  chosen = {
+  selected = {
     name: section
     for name, section in sections.SECTIONS.items()
     if name in _ONLY.value
   }
   rows = _run(
-    {name: each.jobs(grid, _ROUNDS.value) for name, each in chosen.items()}
+    {name: each.jobs(grid, _ROUNDS.value) for name, each in selected.items()}
   )
-  rows = {name: each.complete(rows[name]) for name, each in chosen.items()}
+  rows = {name: each.complete(rows[name]) for name, each in selected.items()}
   targets = [
     target
-    for name, each in chosen.items()
+    for name, each in selected.items()
     for target in each.targets(rows[name])
   ]
   print("", report.table(rows), "", report.targets_table(targets), sep="\n")
@@ -115,15 +105,15 @@ def main(arguments) -> None:
   report.write(written[0], machine, options, rows, targets)
   folder = pathlib.Path(_FIGURES.value)
   if "curves" in rows:
-    written += pictures.save_curves(
-      rows["curves"], folder, "attention", "one head of 64"
+    written += figures.save_curves(
+      rows["curves"], folder, "attention", "one head of size 64"
     )
   if "heads" in rows:
-    written += pictures.save_curves(
-      rows["heads"], folder, "heads", f"a layer, {max(grid.heads):,} tokens"
+    written += figures.save_curves(
+      rows["heads"], folder, "heads", f"one layer, {max(grid.heads):,} tokens"
     )
   if "window" in rows:
-    written += pictures.save_window(rows["window"], folder, grid.window_size)
+    written += figures.save_window(rows["window"], folder, grid.window_size)
   print("", *(f"wrote {path}" for path in written), sep="\n")
 
 

@@ -15,7 +15,7 @@ _CONTEXT, _SCORES = "context of scaled_dot", "additive scores"
 
 
 def jobs(grid: cases.Grid, rounds: int) -> list[Job]:
-  """The largest absolute errors of unit-normal inputs, and of large ones."""
+  """The largest absolute errors, for unit-normal and for large inputs."""
   del rounds  # nothing is timed
   length, size = grid.accuracy, grid.hidden
   return [
@@ -48,8 +48,10 @@ def _contexts(length: int) -> Row:
     wide = [jnp.asarray(np.asarray(x, np.float64)) for x in (query, key, value)]
     exact = np.asarray(attend(*wide, implementation="reference"))
   errors = {
-    who: _error(attend(query, key, value, implementation=choice), exact)
-    for who, choice in peers.OURS.items()
+    name: _error(
+      attend(query, key, value, implementation=implementation), exact
+    )
+    for name, implementation in peers.OURS.items()
   }
   for peer in peers.scaled_dot_peers(shape, "forward", causal=False):
     context = np.asarray(peer.run())
@@ -60,7 +62,7 @@ def _contexts(length: int) -> Row:
 
 
 def _additive(length: int, size: int, largest: float | None) -> Row:
-  """Projected tokens are unit-normal, or anything up to `largest`."""
+  """With projected tokens unit-normal, or uniform up to `largest`."""
   score_weight = cases.draw((size,), 2)
   if largest is None:
     query, key = (cases.draw((length, size), seed) for seed in range(2))
@@ -73,7 +75,7 @@ def _additive(length: int, size: int, largest: float | None) -> Row:
       for seed in range(2)
     )
     case = f"{_SCORES}, A={size}, up to {largest:.0f}"
-  # Projections that are exact: what is measured is the score.
+  # Exact projections, so that only the score has an error.
   identity = jnp.eye(size)
   found = jax.jit(scores.additive_score)(
     query, key, identity, identity, score_weight
@@ -91,7 +93,7 @@ def _additive(length: int, size: int, largest: float | None) -> Row:
 
 
 def targets(rows: Sequence[Row]) -> list[Target]:
-  """One a row."""
+  """One for each row."""
   found = []
   for row in rows:
     contexts = row.case.startswith(_CONTEXT)

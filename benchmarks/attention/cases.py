@@ -1,4 +1,4 @@
-"""What is measured: the shapes, the scores and the numbers in the arrays."""
+"""The shapes, the scores and the arrays of the benchmark."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ SIZE = 64  # D, E and A
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-  """The shapes of all sections; [B, H, T] where there are three numbers."""
+  """The shapes of all sections; triples are [B, H, T]."""
 
   matmul: int = 2048
   dot: tuple[tuple[int, int, int], ...] = (
@@ -59,18 +59,13 @@ QUICK = Grid(
 
 @dataclasses.dataclass(frozen=True)
 class ScoreCase:
-  """A score whose parameters are arguments, so that they get gradients.
-
-  Attributes:
-    bind: from parameters to a score.
-    shapes: the parameters'.
-  """
+  """`bind` makes a score of parameters of these shapes, which get gradients."""
 
   bind: Callable[..., Any]
   shapes: tuple[tuple[int, ...], ...] = ()
 
   def parameters(self) -> list[jax.Array]:
-    """Parameters that keep unit-normal inputs at unit variance."""
+    """Parameters for which unit-normal inputs give unit variance."""
     return [
       draw(shape, seed) / math.sqrt(shape[0]) if shape else jnp.ones(())
       for seed, shape in enumerate(self.shapes, 10)
@@ -78,7 +73,7 @@ class ScoreCase:
 
 
 def manhattan(temperature: jax.Array) -> Callable:
-  """A user's own score, which captures what it multiplies with."""
+  """A user-defined score that closes over an array."""
 
   def score(query, key):
     gap = query[..., :, None, :] - key[..., None, :, :]
@@ -100,7 +95,7 @@ SCORES = {
 
 
 def draw(shape: Sequence[int], seed: int) -> jax.Array:
-  """Unit-normal float32."""
+  """Unit-normal float32 values."""
   return jax.random.normal(jax.random.key(seed), tuple(shape), jnp.float32)
 
 
@@ -110,5 +105,5 @@ def tokens(shape: Sequence[int]) -> list[jax.Array]:
 
 
 def title(shape: Sequence[int]) -> str:
-  """A shape in words, 1x8x2048."""
+  """A shape as text, such as 1x8x2048."""
   return "x".join(map(str, shape))

@@ -1,7 +1,7 @@
-"""Scores in the heads of a layer of a Transformer, at equal numbers of tokens.
+"""Times each score in the heads of a Transformer layer.
 
-A batch holds as many tokens at every length, as batches in training do, so that
-what grows with the length is what attention costs.
+Batches of every length have the same number of tokens, as in training, so that
+only the cost of attention grows with the length.
 """
 
 import functools
@@ -25,7 +25,7 @@ _NUM_HEADS = 4
 
 
 def jobs(grid: cases.Grid, rounds: int) -> list[Job]:
-  """A row a length, forward and backward, projections included."""
+  """A row for each length: forward and backward, projections included."""
   tokens = max(grid.heads)
   return [
     job(
@@ -61,7 +61,7 @@ def _layer(score: str, shape: tuple[int, int]) -> Contender:
 
 
 def targets(rows: Sequence[Row]) -> list[Target]:
-  """What a score costs, in times of the scaled dot; a report, no goal."""
+  """The time of each score divided by that of scaled dot, without a goal."""
   return [
     Target("heads", f"T={row.length}: {entry.name} / scaled_dot", ratio)
     for row in rows

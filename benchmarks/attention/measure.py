@@ -1,4 +1,4 @@
-"""How it is measured: compiled ahead of time, in rounds, one after another."""
+"""Compiles contenders ahead of time, and times them in turn."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ import jax
 
 try:
   import resource
-except ImportError:  # not on every system
+except ImportError:  # not on Windows
   resource = None  # type: ignore[assignment]
 
 from benchmarks.attention import cases
@@ -28,9 +28,9 @@ class Contender(NamedTuple):
 
   Attributes:
     name: in the table.
-    run: runs it to its end.
-    temporary_bytes: what it allocates beyond arguments and results.
-    program: what it computes, the same for the same under another name.
+    run: calls it and waits for the result.
+    temporary_bytes: memory it allocates beyond arguments and results.
+    program: its code; equal programs under several names are timed once.
   """
 
   name: str
@@ -41,13 +41,13 @@ class Contender(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """What was measured of a contender.
+  """The measurements of a contender.
 
   Attributes:
     name: the contender's.
-    samples: seconds, one a round.
+    samples: seconds, one for each round.
     temporary_bytes: beyond arguments and results.
-    notes: other figures by name.
+    notes: other measurements by name.
   """
 
   name: str
@@ -63,14 +63,14 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """Contenders at the same task; the first is what others are compared to.
+  """Contenders for the same task; the first is the baseline.
 
   Attributes:
     case: the task.
     direction: forward or forward+backward.
     length: T.
     entries: by contender.
-    flops: of the task, where products are all of it.
+    flops: of the task, if it consists of matrix products.
   """
 
   case: str
@@ -80,20 +80,14 @@ class Row:
   flops: float | None = None
 
   def entry(self, name: str) -> Entry | None:
-    """The entry of a contender, None if it did not take part."""
+    """The entry of a contender; None if it has none."""
     return next((each for each in self.entries if each.name == name), None)
 
   def ratio(self, name: str, *others: str) -> float | None:
-    """The median over rounds of a time over another's, the largest of several.
+    """The median over rounds of a time divided by another contender's.
 
-    So noise alone does not make `name` look slower than the best of them.
-
-    Args:
-      name: a contender's.
-      *others: those of at least one other.
-
-    Returns:
-      None if one of them did not take part.
+    The largest ratio for several others, so that the fastest is compared; None
+    if one of them has no entry.
     """
     own, *rest = (self.entry(each) for each in (name, *others))
     if own is None or None in rest:
@@ -106,14 +100,9 @@ class Row:
 
 
 class Target(NamedTuple):
-  """A figure of interest, and what it should be.
+  """A measured value and its goal; a goal of None is only reported.
 
-  Attributes:
-    section: it belongs to.
-    name: what it is.
-    value: as measured.
-    goal: None where it is only reported.
-    at_least: whether the goal is a lower bound rather than an upper one.
+  The goal is an upper bound, or with `at_least` a lower bound.
   """
 
   section: str
@@ -124,7 +113,7 @@ class Target(NamedTuple):
 
   @property
   def reached(self) -> bool | None:
-    """Whether the goal is met, None without one."""
+    """Whether the goal is met; None without a goal."""
     if self.goal is None:
       return None
     met = self.value >= self.goal if self.at_least else self.value <= self.goal
@@ -132,7 +121,7 @@ class Target(NamedTuple):
 
 
 class Job(NamedTuple):
-  """One row, yet to be measured."""
+  """A row that is not measured yet."""
 
   label: str
   run: Callable[[], Row]
@@ -146,19 +135,7 @@ def job(
   make: Callable[[], Sequence[Contender]],
   flops: float | None = None,
 ) -> Job:
-  """A row of times.
-
-  Args:
-    case: the task.
-    shape: its last number is T.
-    direction: one of `DIRECTIONS`.
-    rounds: turns of each contender.
-    make: the contenders.
-    flops: of the task.
-
-  Returns:
-    A job that makes, times and forgets the contenders.
-  """
+  """A job that makes and times contenders; the last of `shape` is T."""
 
   def run():
     entries = timed(make(), rounds)
@@ -170,17 +147,7 @@ def job(
 def compiled(
   name: str, function: Callable, arguments: Sequence, direction: str
 ) -> Contender:
-  """A JAX function, compiled.
-
-  Args:
-    name: in the table.
-    function: (*arguments) -> context.
-    arguments: float arrays; each gets a gradient.
-    direction: one of `DIRECTIONS`.
-
-  Returns:
-    The contender.
-  """
+  """Compiles a JAX function; each of the arguments gets a gradient."""
   called, given = function, list(arguments)
   if direction != "forward":
     called = _with_gradients(function)
@@ -206,19 +173,12 @@ def _with_gradients(function):
 
 
 def timed(contenders: Sequence[Contender], rounds: int) -> list[Entry]:
-  """Times contenders in turn, so that the machine's moods meet all of them.
+  """Times contenders in turn, so that drifts of the machine affect all alike.
 
-  One program under several names is timed once: where its buffers lie makes it
-  differ from itself by 5% and more.
-
-  Args:
-    contenders: a turn is a pause, in which the threads of the one before cease
-      to spin, calls of some 30 ms, at least one, for caches to be as they will
-      be, and as many calls that are timed. Who begins changes.
-    rounds: turns each.
-
-  Returns:
-    Entries in the same order.
+  A turn is a pause, in which the previous contender's threads stop spinning;
+  calls of about 30 ms, at least one, to warm the caches; and as many calls that
+  are timed. The first contender of a round changes. Equal programs are timed
+  once: buffer addresses alone make the times of a program differ by 5%.
   """
   programs = {each.program or each.name: each for each in contenders}
   entries = dict(zip(programs, _timed([*programs.values()], rounds)))
@@ -233,8 +193,8 @@ def _timed(contenders, rounds):
   samples: list[list[float]] = [[] for _ in contenders]
   faults: list[list[float]] = [[] for _ in contenders]
   for turn in range(rounds * len(contenders)):
-    beginner, place = divmod(turn, len(contenders))
-    n = (beginner + place) % len(contenders)
+    first, position = divmod(turn, len(contenders))
+    n = (first + position) % len(contenders)
     run, count = contenders[n].run, calls[n]
     time.sleep(_PAUSE_SECONDS)
     _seconds(run, count)
@@ -266,7 +226,7 @@ def _seconds(run, count) -> float:
 
 
 def _page_faults() -> int:
-  """How many pages the system has given to this process so far."""
+  """The page faults of this process so far."""
   if resource is None:
     return 0
   return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -275,5 +235,5 @@ def _page_faults() -> int:
 def that_fit(
   contenders: Sequence[Contender], limit: int = DENSE_LIMIT
 ) -> list[Contender]:
-  """Those whose temporaries, as far as known, are at most `limit` bytes."""
+  """The contenders with at most `limit` bytes of temporaries, if known."""
   return [c for c in contenders if (c.temporary_bytes or 0) <= limit]

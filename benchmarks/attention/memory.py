@@ -1,6 +1,6 @@
-"""Temporaries of the gradient at a length where nothing dense fits.
+"""Memory of the gradient, for lengths whose dense weights would not fit.
 
-In a process of its own this module reports a run's resident memory:
+Run as a program, this module prints the resident memory of one gradient:
 
     python -m benchmarks.attention.memory additive 16384
 """
@@ -26,7 +26,7 @@ _GOAL = 64.0
 
 
 def jobs(grid: cases.Grid, rounds: int) -> list[Job]:
-  """A row a score."""
+  """A row for each score."""
   del rounds  # nothing is timed
   return [
     Job(f"memory of {score}", functools.partial(_row, score, grid.memory))
@@ -53,7 +53,7 @@ def _gradient(score: str, length: int):
 
 
 def targets(rows: Sequence[Row]) -> list[Target]:
-  """One a score."""
+  """One for each score."""
   return [
     Target(
       "memory",
@@ -66,24 +66,24 @@ def targets(rows: Sequence[Row]) -> list[Target]:
 
 
 def resident(score: str, length: int) -> dict[str, float]:
-  """The largest resident memory of this process, before and after a run."""
+  """The peak resident memory of this process, before and after a call."""
   contender = _gradient(score, length)
-  _forget_peak()
+  _reset_peak()
   before = _peak_mib()
   contender.run()
   return {"resident_mib_before": before, "resident_mib_after": _peak_mib()}
 
 
-def _forget_peak() -> None:
-  """Starts the peak again, where Linux can: not to see the compiler's."""
+def _reset_peak() -> None:
+  """Resets the peak on Linux, to exclude the compiler's memory."""
   with contextlib.suppress(OSError):
     pathlib.Path("/proc/self/clear_refs").write_text("5")
 
 
 def _peak_mib() -> float:
-  """The largest resident memory of this process so far.
+  """The peak resident memory of this process.
 
-  Not `ru_maxrss` on Linux: a process begins with that of who started it.
+  On Linux `ru_maxrss` would include the parent process's at the time of fork.
   """
   status = pathlib.Path("/proc/self/status")
   if status.exists():

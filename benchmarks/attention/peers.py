@@ -1,6 +1,6 @@
-"""What is compared: `attend`, and what computes the same elsewhere.
+"""The implementations: `attend` and its peers in other libraries.
 
-Every peer gets its arguments in the layout that it likes best.
+Every peer gets its arguments in its native layout.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ from attention import attend
 from benchmarks.attention import cases, settings
 from benchmarks.attention.measure import Contender, compiled
 
-# As they are called in the table: attend(implementation=None) is "chosen".
-OURS = {"chosen": None, "blockwise": "blockwise", "reference": "reference"}
+# By name in the table; None dispatches.
+OURS = {"dispatched": None, "blockwise": "blockwise", "reference": "reference"}
 
 
 def _optional(name: str) -> Any:
@@ -34,30 +34,30 @@ if torch is not None:
   torch.set_num_threads(settings.cores())
 
 
-def torch_takes_part() -> bool:
-  """Whether PyTorch is there and runs where JAX does."""
+def has_torch() -> bool:
+  """Whether PyTorch is installed and runs on JAX's device."""
   return torch is not None and jax.default_backend() == "cpu"
 
 
-def lines() -> list[str]:
-  """A line for each peer."""
-  said = [f"jax.nn: jax {jax.__version__}"]
+def versions() -> list[str]:
+  """The versions of the peers, a line each."""
+  lines = [f"jax.nn: jax {jax.__version__}"]
   if torch is None:
-    said.append("torch: skipped: not installed")
-  elif not torch_takes_part():
-    said.append("torch: skipped: compared on CPUs only")
+    lines.append("torch: skipped: not installed")
+  elif not has_torch():
+    lines.append("torch: skipped: compared on CPUs only")
   else:
     threads = torch.get_num_threads()
-    said.append(f"torch: {torch.__version__}, {threads} threads")
+    lines.append(f"torch: {torch.__version__}, {threads} threads")
   if attnax is None:
-    said.append("attnax: skipped: not installed")
+    lines.append("attnax: skipped: not installed")
   else:
-    said.append(f"attnax: {settings.version('attnax')}")
-  return said
+    lines.append(f"attnax: {settings.version('attnax')}")
+  return lines
 
 
 def ours(
-  who: str,
+  implementation: str,
   shape: Sequence[int],
   direction: str,
   *,
@@ -65,18 +65,9 @@ def ours(
   mask: Any = None,
   name: str | None = None,
 ) -> Contender:
-  """`attend` with a score of `cases.SCORES`.
+  """`attend` with an implementation of `OURS` and a score of `cases.SCORES`.
 
-  Args:
-    who: one of `OURS`.
-    shape: [B, H, T].
-    direction: forward or forward+backward.
-    score: the score's name.
-    mask: from `attention.masks`.
-    name: in the table, if not `who`.
-
-  Returns:
-    The contender.
+  The shape is [B, H, T]; the name in the table is `implementation` by default.
   """
   case = cases.SCORES[score]
 
@@ -87,11 +78,11 @@ def ours(
       value,
       score=case.bind(*parameters),
       mask=mask,
-      implementation=OURS[who],
+      implementation=OURS[implementation],
     )
 
   arguments = [*cases.tokens(shape), *case.parameters()]
-  return compiled(name or who, context, arguments, direction)
+  return compiled(name or implementation, context, arguments, direction)
 
 
 def jax_nn(
@@ -119,9 +110,9 @@ def scaled_dot_peers(
   *,
   with_attnax: bool = True,
 ) -> list[Contender]:
-  """All who are there and know the scaled dot product."""
+  """The peers that are installed, for scaled dot-product attention."""
   found = [jax_nn(shape, direction, causal=causal)]
-  if torch_takes_part():
+  if has_torch():
 
     def sdpa(query, key, value):
       return torch.nn.functional.scaled_dot_product_attention(
@@ -141,11 +132,11 @@ def scaled_dot_peers(
 
 
 def additive_peers(shape: Sequence[int], direction: str) -> list[Contender]:
-  """The additive formula written plainly."""
+  """The additive formula, written plainly."""
   case = cases.SCORES["additive"]
   arguments = [*cases.tokens(shape), *case.parameters()]
   found = [compiled("plain jax", _plain_jax, arguments, direction)]
-  if torch_takes_part():
+  if has_torch():
     found.append(_torch("plain torch", _plain_torch, arguments, direction))
   return found
 
@@ -165,7 +156,7 @@ def _plain_torch(query, key, value, query_weight, key_weight, score_weight):
 def _torch(
   name: str, function: Callable, arguments: Sequence, direction: str
 ) -> Contender:
-  """A PyTorch function; the arguments are JAX's."""
+  """A PyTorch function of JAX arrays."""
   backward = direction != "forward"
   tensors = [
     torch.tensor(np.asarray(each), requires_grad=backward) for each in arguments
@@ -186,7 +177,7 @@ def _torch(
 
 
 def _torch_temporaries(run) -> int:
-  """The largest sum of what PyTorch has allocated, beyond the results."""
+  """The peak of PyTorch's allocations, minus the results."""
   with _quiet(), torch.profiler.profile(profile_memory=True) as profile:
     results = run()
   changes = sorted(
@@ -201,12 +192,12 @@ def _torch_temporaries(run) -> int:
 
 @contextlib.contextmanager
 def _quiet():
-  """Standard error to nowhere, also that of PyTorch's profiler in C++."""
-  kept = os.dup(2)
+  """Discards standard error, also that of PyTorch's profiler in C++."""
+  saved = os.dup(2)
   try:
-    with open(os.devnull, "w") as nowhere:
-      os.dup2(nowhere.fileno(), 2)
+    with open(os.devnull, "w") as null:
+      os.dup2(null.fileno(), 2)
     yield
   finally:
-    os.dup2(kept, 2)
-    os.close(kept)
+    os.dup2(saved, 2)
+    os.close(saved)

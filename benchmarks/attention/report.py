@@ -1,4 +1,4 @@
-"""The table, the targets and the JSON."""
+"""The tables of results and targets, and the JSON file."""
 
 import json
 import pathlib
@@ -8,16 +8,12 @@ from benchmarks.attention.measure import Entry, Row, Target
 
 
 def table(sections: Mapping[str, Sequence[Row]]) -> str:
-  """All rows, a line a contender.
+  """The results, a line for each contender.
 
-  Args:
-    sections: rows by section.
-
-  Returns:
-    Lines: milliseconds are medians; `x first` is the median over rounds of a
-    time over that of the row's first contender; MiB are temporaries.
-    Page faults are told where they are many: memory taken from the system
-    anew in each call, which takes long.
+  Milliseconds are medians; `x first` is the median over rounds of a time
+  divided by that of the row's first contender; MiB are temporaries. Page faults
+  are shown where they are many: then each call allocates memory from the
+  operating system, which is slow.
   """
   lines = [
     f"{'section':<10}{'case':<38}{'direction':<18}{'contender':<24}"
@@ -52,17 +48,17 @@ def _notes(notes: Mapping[str, float]) -> str:
     share = notes["share_of_matmul"]
     parts.append(f"{notes['gflops']:.1f} GFLOP/s, {share:.0%} of matmul")
   if notes.get("page_faults", 0) >= 1000:
-    parts.append(f"{notes['page_faults']:.0f} page faults a call")
+    parts.append(f"{notes['page_faults']:.0f} page faults per call")
   if "error" in notes:
     parts.append(f"largest error {notes['error']:.1e}")
   if "resident_mib_after" in notes:
     before, after = notes["resident_mib_before"], notes["resident_mib_after"]
-    parts.append(f"resident {before:.0f} MiB, with a run {after:.0f}")
+    parts.append(f"resident {before:.0f} MiB, after a call {after:.0f}")
   return "; ".join(parts)
 
 
 def targets_table(targets: Sequence[Target]) -> str:
-  """All targets, a line each."""
+  """The targets, a line each."""
   lines = [f"{'section':<10}{'value':>9}  {'goal':<11}{'':<13}target"]
   words = {True: "reached", False: "not reached", None: ""}
   for target in targets:
@@ -82,15 +78,7 @@ def write(
   sections: Mapping[str, Sequence[Row]],
   targets: Sequence[Target],
 ) -> None:
-  """Writes everything as JSON.
-
-  Args:
-    path: of the file; its folder is made.
-    machine: what the figures depend on beyond the code.
-    options: the settings.
-    sections: rows by section.
-    targets: all of them.
-  """
+  """Writes the machine, the options, the rows and the targets as JSON."""
   document = {
     "machine": dict(machine),
     "settings": dict(options),
@@ -106,7 +94,7 @@ def write(
 
 
 def _row(row: Row) -> dict[str, object]:
-  """A row; what it does not have is left out."""
+  """A row as JSON, without absent fields."""
   head = {
     "case": row.case,
     "direction": row.direction,

@@ -1,4 +1,4 @@
-"""The scaled dot product against those who have it too."""
+"""Compares scaled dot-product attention with other implementations."""
 
 import dataclasses
 import functools
@@ -23,16 +23,16 @@ from benchmarks.attention.measure import (
 
 
 def _contenders(shape, direction, causal, first) -> list[Contender]:
-  rest = [who for who in peers.OURS if who != first]
+  rest = [name for name in peers.OURS if name != first]
   mask = masks.causal() if causal else None
   return [
-    *(peers.ours(who, shape, direction, mask=mask) for who in (first, *rest)),
+    *(peers.ours(name, shape, direction, mask=mask) for name in (first, *rest)),
     *peers.scaled_dot_peers(shape, direction, causal),
   ]
 
 
 def _jobs(shapes, rounds, first) -> list[Job]:
-  """A row a shape, mask and direction; `first` is compared to the others."""
+  """A row for each shape, mask and direction; `first` is the baseline."""
   jobs = []
   for shape in shapes:
     for causal in (False, True):
@@ -52,7 +52,7 @@ def _flops(shape, direction, causal) -> float:
 
 
 def dot_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
-  """A plain matrix product for comparison, then all shapes."""
+  """A matrix product, to compare rates with, and then all shapes."""
   side = grid.matmul
 
   def product():
@@ -65,7 +65,7 @@ def dot_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
 
 
 def with_rates(rows: Sequence[Row]) -> list[Row]:
-  """Rows with GFLOP/s, and as a share of those of the first, the matmul."""
+  """Adds GFLOP/s, and their share of the matmul in the first row."""
   peak = _rate(rows[0], rows[0].entries[0])
   return [
     dataclasses.replace(
@@ -86,13 +86,13 @@ def _rated(row: Row, entry: Entry, peak: float) -> Entry:
 
 
 def dot_targets(rows: Sequence[Row]) -> list[Target]:
-  """Geometric means over all shapes, a direction each."""
+  """Geometric means over all shapes, for each direction."""
   found = []
   for direction, goal in zip(DIRECTIONS, (0.95, 0.90)):
     those = [row for row in rows if row.direction == direction]
     found += _mean(those, direction, "blockwise", "torch", goal, False)
     found += _mean(those, direction, "jax.nn", "blockwise", 3.5, True)
-  return [*found, *_choice("dot", rows)]
+  return [*found, *_dispatch("dot", rows)]
 
 
 def _mean(rows, direction, name, other, goal, at_least) -> list[Target]:
@@ -109,25 +109,27 @@ def _ratios(rows: Iterable[Row], *names: str) -> list[float]:
   return [ratio for ratio in ratios if ratio is not None]
 
 
-def _choice(section: str, rows: Sequence[Row]) -> list[Target]:
-  """How much time is lost by the implementation that `attend` chooses."""
-  ratios = _ratios(rows, "chosen", "blockwise", "reference")
-  name = "chosen / better of blockwise and reference, worst"
+def _dispatch(section: str, rows: Sequence[Row]) -> list[Target]:
+  """The time that dispatch loses to the better implementation."""
+  ratios = _ratios(rows, "dispatched", "blockwise", "reference")
+  name = "dispatched / better of blockwise and reference, worst"
   return [Target(section, name, max(ratios), 1.1)] if ratios else []
 
 
 def small_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
   """Short sequences."""
-  return _jobs(grid.small, rounds, "chosen")
+  return _jobs(grid.small, rounds, "dispatched")
 
 
 def small_targets(rows: Sequence[Row]) -> list[Target]:
-  """Against the better peer of each row."""
-  rivals = ["jax.nn", "torch"] if peers.torch_takes_part() else ["jax.nn"]
-  name = f"chosen / {'better of ' * (len(rivals) > 1)}{' and '.join(rivals)}"
+  """Compared with the better peer of each row."""
+  rivals = ["jax.nn", "torch"] if peers.has_torch() else ["jax.nn"]
+  name = (
+    f"dispatched / {'better of ' * (len(rivals) > 1)}{' and '.join(rivals)}"
+  )
   found = [
     Target("small", f"{row.case} {row.direction}: {name}", ratio, 1.2)
     for row in rows
-    if (ratio := row.ratio("chosen", *rivals)) is not None
+    if (ratio := row.ratio("dispatched", *rivals)) is not None
   ]
-  return [*found, *_choice("small", rows)]
+  return [*found, *_dispatch("small", rows)]

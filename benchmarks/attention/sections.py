@@ -16,13 +16,7 @@ from benchmarks.attention.measure import Job, Row, Target
 
 
 class Section(NamedTuple):
-  """A part of the benchmark that can run alone.
-
-  Attributes:
-    jobs: (grid, rounds) to what there is to measure, a row each.
-    targets: from rows to figures of interest.
-    complete: from rows to the rows that are shown.
-  """
+  """A part of the benchmark: its jobs, its targets, and derived figures."""
 
   jobs: Callable[[cases.Grid, int], list[Job]]
   targets: Callable[[Sequence[Row]], list[Target]]

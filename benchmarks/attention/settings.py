@@ -1,4 +1,4 @@
-"""How the benchmark runs, and on what."""
+"""The sections, the machine, and the memory allocator."""
 
 import datetime
 import importlib.metadata
@@ -23,7 +23,7 @@ SECTIONS = (
 
 _MARK = "ATTENTION_BENCHMARK_RESTARTED"
 _TUNABLES = "GLIBC_TUNABLES"
-# One arena: those of other threads, among them XLA's, return memory still.
+# One arena: those of other threads, such as XLA's, would still return memory.
 _KEEP = (
   "glibc.malloc.mmap_max=0"
   ":glibc.malloc.trim_threshold=10000000000"
@@ -32,19 +32,19 @@ _KEEP = (
 
 
 def cores() -> int:
-  """How many cores this process may use."""
+  """The number of cores that this process may use."""
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
 
 
 def restart_keeping_memory() -> None:
-  """Restarts this process once, with an allocator that returns nothing.
+  """Restarts this process once, with an allocator that keeps freed memory.
 
-  glibc gives large buffers back to the system after each call and has them
-  filled with zeros, page by page, in the next. On some machines that takes
-  longer than what is measured, and not always, for all contenders alike. The
-  variable that ends it is read as a process starts.
+  glibc returns large buffers to the system after each call, and the system
+  fills them with zeros, page by page, in the next call. On some machines that
+  takes longer than the measured operation, and varies. glibc reads the variable
+  that prevents it when a process starts.
   """
   if _MARK in os.environ or platform.libc_ver()[0] != "glibc":
     return
@@ -57,7 +57,7 @@ def restart_keeping_memory() -> None:
 
 
 def unchanged_environment() -> dict[str, str]:
-  """The environment as it was before `restart_keeping_memory`."""
+  """The environment before `restart_keeping_memory`."""
   environment = dict(os.environ)
   before = environment.pop(_MARK, None)
   if before is not None:
@@ -68,14 +68,14 @@ def unchanged_environment() -> dict[str, str]:
 
 
 def allocator() -> str:
-  """What the allocator does between calls, in words."""
+  """What the allocator does between calls, as text."""
   if _MARK in os.environ:
     return f"keeps memory between calls ({_TUNABLES}={os.environ[_TUNABLES]})"
-  return "returns memory to the system between calls, as it likes"
+  return "may return memory to the system between calls"
 
 
 def machine() -> dict[str, Any]:
-  """What the figures depend on beyond the code."""
+  """The hardware and the versions of packages."""
   return {
     "cpu": _cpu(),
     "cores": cores(),
@@ -88,25 +88,25 @@ def machine() -> dict[str, Any]:
 
 
 def load() -> float | None:
-  """How many processes wanted a core in the last minute."""
+  """The load average over the last minute."""
   return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def load_line(before: float | None) -> str:
-  """The load before the benchmark began, with a warning if there was any."""
+  """The load before the benchmark, with a warning if it is high."""
   if before is None:
     return "load: unknown"
   line = f"load: {before:.2f}"
   if before < 0.5:
     return line
   return (
-    f"{line}: others use this machine; PyTorch, whose threads wait for each "
-    "other in a loop, loses most"
+    f"{line}: other processes use this machine; PyTorch, whose threads "
+    "busy-wait for each other, is slowed most"
   )
 
 
 def version(package: str) -> str | None:
-  """The installed version of a package, None if there is none."""
+  """The installed version of a package; None if it is not installed."""
   try:
     return importlib.metadata.version(package)
   except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The sections that time one task against another, but for the scaled dot."""
+"""The sections that compare the times of two tasks or implementations."""
 
 import functools
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from benchmarks.attention.measure import (
 
 
 def causal_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
-  """A causal mask against none."""
+  """A causal mask, compared with no mask."""
   shape = grid.causal
 
   def make(direction):
@@ -41,7 +41,7 @@ def _by_direction(case, shape, rounds, make) -> list[Job]:
 
 
 def _against(section, rows, name, other, goals, at_least=False):
-  """A target a direction: the time of `name` over that of `other`."""
+  """A target per direction: the time of `name` divided by that of `other`."""
   found = []
   for row in rows:
     ratio = row.ratio(name, other)
@@ -53,18 +53,18 @@ def _against(section, rows, name, other, goals, at_least=False):
 
 
 def causal_targets(rows: Sequence[Row]) -> list[Target]:
-  """Half of the tiles are empty."""
+  """A causal mask leaves half of the tiles empty."""
   return _against("causal", rows, "causal", "full", (0.6, 0.6))
 
 
 def window_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
-  """A sliding window of a fixed size in longer and longer sequences."""
+  """A sliding window of a fixed size, by sequence length."""
   window = (grid.window_size, 0)
 
   def make(shape, direction):
     mask = masks.sliding_window(*window)
     dense = [
-      peers.ours("chosen", shape, direction, mask=mask),
+      peers.ours("dispatched", shape, direction, mask=mask),
       peers.jax_nn(shape, direction, window=window),
     ]
     own = peers.ours("blockwise", shape, direction, mask=mask)
@@ -81,7 +81,7 @@ def window_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
 
 
 def window_targets(rows: Sequence[Row]) -> list[Target]:
-  """The exponent of growth: 1 is linear."""
+  """The exponent with which the time grows in T: 1 is linear."""
   found = []
   for direction in DIRECTIONS:
     those = [row for row in rows if row.direction == direction]
@@ -94,13 +94,13 @@ def window_targets(rows: Sequence[Row]) -> list[Target]:
 
 
 def additive_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
-  """The additive score against its formula written plainly."""
+  """The additive score, compared with the plain formula."""
   shape = grid.additive
 
   def make(direction):
     own = [
-      peers.ours(who, shape, direction, score="additive")
-      for who in ("blockwise", "chosen", "reference")
+      peers.ours(name, shape, direction, score="additive")
+      for name in ("blockwise", "dispatched", "reference")
     ]
     return own + peers.additive_peers(shape, direction)
 
@@ -108,7 +108,7 @@ def additive_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
 
 
 def additive_targets(rows: Sequence[Row]) -> list[Target]:
-  """How many times faster."""
+  """The speed-up over the plain formula."""
   return [
     *_against("additive", rows, "plain torch", "blockwise", (15, 10), True),
     *_against("additive", rows, "plain jax", "blockwise", (7, 7), True),
@@ -116,7 +116,7 @@ def additive_targets(rows: Sequence[Row]) -> list[Target]:
 
 
 def projected_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
-  """Scores that are a dot product once the tokens are mapped."""
+  """Scores that are dot products of projected tokens."""
   shape = grid.projected
 
   def make(direction):
@@ -129,7 +129,7 @@ def projected_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
 
 
 def projected_targets(rows: Sequence[Row]) -> list[Target]:
-  """Maps cost next to nothing."""
+  """The projections should cost little."""
   return [
     target
     for name in ("general", "cosine")
@@ -138,18 +138,18 @@ def projected_targets(rows: Sequence[Row]) -> list[Target]:
 
 
 def closure_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
-  """A user's function with a captured temperature."""
+  """A user-defined score that closes over a temperature."""
   shape = grid.closure
 
   def make(direction):
     return [
-      peers.ours(who, shape, direction, score="closure")
-      for who in ("blockwise", "chosen", "reference")
+      peers.ours(name, shape, direction, score="closure")
+      for name in ("blockwise", "dispatched", "reference")
     ]
 
   return _by_direction(cases.title(shape), shape, rounds, make)
 
 
 def closure_targets(rows: Sequence[Row]) -> list[Target]:
-  """Memory is not paid for with time."""
+  """Blockwise should not be slower than dense."""
   return _against("closure", rows, "blockwise", "reference", (1.0, 1.0))

@@ -1,7 +1,7 @@
-"""What sharing, saving and starting again cost.
+"""Measures the cost of sharding, asynchronous saves and restarts.
 
     python -m benchmarks.mesh --help
 
-`ring`, `step`, `save` and `restart` each measure one thing, in a process of
-their own, which `apart` starts.
+`ring`, `step`, `save` and `restart` each measure one of them; `processes`
+starts the first three in separate processes.
 """

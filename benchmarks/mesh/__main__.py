@@ -1,39 +1,40 @@
-"""What sharing, saving and starting again cost.
+"""Measures the cost of sharding, asynchronous saves and restarts.
 
     python -m benchmarks.mesh [--only=ring,step,save,restart] [--data=DIR]
 
-- ring: temporaries of attention over 32,768 tokens, on one device and on each
-  of eight simulated ones, as XLA plans them; the time of 8,192 tokens, on the
-  same cores; and the largest error of a head, at 32,768 tokens.
+- ring: attention over 32,768 tokens on one device and on eight simulated ones:
+  temporary memory per device as planned by XLA, and the largest error of one
+  head; the time for 8,192 tokens on the same cores.
 - step: a training step of configs/multi30k.py's Transformer on a mesh of one
-  device, against the same step without a mesh.
-- save: what an asynchronous save takes of the steps, at 100 million parameters.
-- restart: from the command to the first step after a checkpoint, of
-  configs/multi30k.py (needs --data) with compiled code in the cache.
+  device, compared with the same step without a mesh.
+- save: the time that an asynchronous save of 100 million parameters adds to
+  the training steps.
+- restart: the time from the command to the first step after a checkpoint, for
+  configs/multi30k.py with a filled compilation cache (needs --data).
 
-Each takes a minute or two; ring and restart some five.
+step and save take one or two minutes each, ring and restart about five.
 """
 
 from absl import app, flags
 
-from benchmarks.mesh import apart
+from benchmarks.mesh import processes
 
 _DEVICES = 8
-_PARTS = ("ring", "step", "save", "restart")
-_ONLY = flags.DEFINE_list("only", list(_PARTS), "What to measure.")
-_DATA = flags.DEFINE_string("data", None, "The folder of Multi30k.")
+_NAMES = ("ring", "step", "save", "restart")
+_ONLY = flags.DEFINE_list("only", list(_NAMES), "The measurements to run.")
+_DATA = flags.DEFINE_string("data", None, "The directory of Multi30k.")
 
 
-@flags.validator("only", f"the parts are {', '.join(_PARTS)}")
-def _known(parts) -> bool:
-  return bool(parts) and set(parts) <= set(_PARTS)
+@flags.validator("only", f"the measurements are {', '.join(_NAMES)}")
+def _known(names) -> bool:
+  return bool(names) and set(names) <= set(_NAMES)
 
 
 def _print_ring() -> None:
   from benchmarks.mesh.ring import LENGTH, TIMED
 
   alone, around = (
-    apart.measured("ring", devices=devices) for devices in (1, _DEVICES)
+    processes.measure("ring", devices=devices) for devices in (1, _DEVICES)
   )
   for unit, length in (("MiB", LENGTH), ("ms", TIMED)):
     print(f"attention over 1 x 8 x {length} x 64, {unit}")
@@ -50,20 +51,20 @@ def _print_restart() -> None:
   from benchmarks.mesh import restart
 
   if not _DATA.value:
-    print("restart: skipped; give --data=DIR, the folder of Multi30k")
+    print("restart: skipped; give --data=DIR, the directory of Multi30k")
     return
   for what, value in restart.measure(_DATA.value).items():
     print(f"restart to first step, {what}: {value:.2f} s")
 
 
 def main(_) -> None:
-  """Measures and prints."""
+  """Runs the measurements and prints them."""
   if "ring" in _ONLY.value:
     _print_ring()
   for name in ("step", "save"):
     if name in _ONLY.value:
       print(name)
-      for what, value in apart.measured(name).items():
+      for what, value in processes.measure(name).items():
         print(f"  {what:<26}{value:>14,.4g}")
   if "restart" in _ONLY.value:
     _print_restart()

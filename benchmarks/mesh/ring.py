@@ -1,4 +1,4 @@
-"""Ring attention: a device's temporaries, time, and the largest error."""
+"""Ring attention: temporary memory per device, time, and the largest error."""
 
 import statistics
 import time
@@ -10,63 +10,60 @@ import numpy as np
 
 from attention import attend, masks, ring_attention
 from attention.ring import arrange, restore
-from benchmarks.mesh import apart
+from benchmarks.mesh import processes
 
 LENGTH, TIMED = 32_768, 8_192
 ORDER: Any = "zigzag"
 _MASKS = {"full": None, "causal": masks.causal()}
-_SHARE = jax.P(None, None, "s")
+_SPEC = jax.P(None, None, "s")
 
 
 def measure() -> dict[str, dict[str, float]]:
-  """MiB of temporaries a device, time and error, by case, on all devices.
+  """Measures forward and gradient of each mask on all devices.
 
-  Returns:
-    Of each mask, forwards and backwards: "MiB" as XLA plans them for LENGTH
-    tokens, "ms" for TIMED tokens, and with several devices "error", the largest
-    of a head at LENGTH tokens.
-
-  Example:
-    >>> measure()["full forward"]["MiB"]  # doctest: +SKIP
-    7.8
+  Of each: "MiB" of temporaries per device, as planned by XLA for LENGTH tokens;
+  "ms" for TIMED tokens; and with several devices the largest "error" of one
+  head at LENGTH tokens.
   """
   axis = (jax.sharding.AxisType.Auto,)
   mesh = jax.make_mesh((jax.device_count(),), ("s",), axis_types=axis)
-  place = jax.NamedSharding(mesh, _SHARE)
+  sharding = jax.NamedSharding(mesh, _SPEC)
   found: dict[str, dict[str, float]] = {}
   for name, mask in _MASKS.items():
-    alone, around = _alone(mask), _around(mask, mesh)
+    single, ring = _single(mask), _ring(mask, mesh)
     several = mesh.size > 1
     for what, made in (("forward", lambda f: f), ("gradient", _gradient)):
-      run = made(around if several else alone)
-      memory: Any = _compiled(run, LENGTH, place).memory_analysis()
+      run = made(ring if several else single)
+      memory: Any = _compiled(run, LENGTH, sharding).memory_analysis()
       case = found[f"{name} {what}"] = {
         "MiB": memory.temp_size_in_bytes / 2**20,
-        "ms": _milliseconds(run, place),
+        "ms": _milliseconds(run, sharding),
       }
       if several:
-        case["error"] = _largest_error(run, made(alone), place)
+        case["error"] = _largest_error(run, made(single), sharding)
   return found
 
 
-def _alone(mask):
+def _single(mask):
   return lambda *tokens: attend(*tokens, mask=mask)
 
 
-def _around(mask, mesh):
-  def look(*tokens):
+def _ring(mask, mesh):
+  def attention(*tokens):
     return ring_attention(*tokens, axis_name="s", mask=mask, order=ORDER)
 
-  return jax.shard_map(look, mesh=mesh, in_specs=_SHARE, out_specs=_SHARE)
+  return jax.shard_map(attention, mesh=mesh, in_specs=_SPEC, out_specs=_SPEC)
 
 
 def _gradient(function):
-  """The gradients by all arguments of a sum that no term drops out of."""
+  """Gradients with respect to all arguments, of a sum that uses every entry."""
   return jax.grad(lambda *x: jnp.sum(jnp.sin(function(*x))), (0, 1, 2))
 
 
-def _compiled(function, length, place):
-  tokens = jax.ShapeDtypeStruct((1, 8, length, 64), "float32", sharding=place)
+def _compiled(function, length, sharding):
+  tokens = jax.ShapeDtypeStruct(
+    (1, 8, length, 64), "float32", sharding=sharding
+  )
   return jax.jit(function).lower(tokens, tokens, tokens).compile()
 
 
@@ -75,10 +72,10 @@ def _tokens(heads, length):
   return list(jax.random.normal(jax.random.key(0), shape))
 
 
-def _milliseconds(function, place) -> float:
-  """The median of five calls after one."""
-  compiled = _compiled(function, TIMED, place)
-  arguments = jax.device_put(_tokens(8, TIMED), place)
+def _milliseconds(function, sharding) -> float:
+  """The median of five calls, after a warm-up."""
+  compiled = _compiled(function, TIMED, sharding)
+  arguments = jax.device_put(_tokens(8, TIMED), sharding)
   times = []
   for _ in range(6):
     begin = time.perf_counter()
@@ -87,16 +84,16 @@ def _milliseconds(function, place) -> float:
   return statistics.median(times[1:])
 
 
-def _largest_error(run, alone, place) -> float:
-  given, count = _tokens(1, LENGTH), place.mesh.size
-  laid = [arrange(each, count, axis=-2, order=ORDER) for each in given]
-  got = jax.tree.leaves(jax.jit(run)(*jax.device_put(laid, place)))
-  want = jax.device_get(jax.tree.leaves(jax.jit(alone)(*given)))
+def _largest_error(run, single, sharding) -> float:
+  tokens, count = _tokens(1, LENGTH), sharding.mesh.size
+  arranged = [arrange(each, count, axis=-2, order=ORDER) for each in tokens]
+  found = jax.tree.leaves(jax.jit(run)(*jax.device_put(arranged, sharding)))
+  expected = jax.device_get(jax.tree.leaves(jax.jit(single)(*tokens)))
   return max(
     float(np.max(np.abs(restore(a, count, axis=-2, order=ORDER) - b)))
-    for a, b in zip(got, want)
+    for a, b in zip(found, expected)
   )
 
 
 if __name__ == "__main__":
-  apart.report(measure)
+  processes.print_results(measure)

@@ -1,4 +1,4 @@
-"""What an asynchronous save takes of the steps, at 100 million parameters."""
+"""The time that an asynchronous save adds to training steps."""
 
 import statistics
 import tempfile
@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from benchmarks.mesh import apart
+from benchmarks.mesh import processes
 from experiments import checkpoints
 from experiments.optimization.step import TrainState
 
@@ -17,19 +17,14 @@ _FIRST, _SAVED, _STEPS = 2, 10, 30  # the first two steps warm up
 
 
 def measure() -> dict[str, float]:
-  """Seconds of steps, alone and with a save in the first of the others.
+  """Measures steps without a save, and the steps after starting one.
 
-  Returns:
-    The number of "parameters"; seconds of a "step" alone, of the "call" that
-    saves, of all that the steps after it take beyond theirs, and of what is
-    left to write then; and the last two as a share of a hundred steps.
-
-  Example:
-    >>> measure()["share of a hundred steps"]  # doctest: +SKIP
-    0.023
+  In seconds: a "step" without a save, the "call" that starts the save, the
+  extra time of all steps after it, and the wait for the save at the end; and
+  the last two as a share of a hundred steps.
   """
   state, x = _state(), jnp.ones((_SIDE // 2, _SIDE))
-  alone: list[float] = []
+  without: list[float] = []
   saving: list[float] = []
   with (
     tempfile.TemporaryDirectory() as folder,
@@ -44,19 +39,19 @@ def measure() -> dict[str, float]:
         checkpoints.save(manager, state, {"next_index": number}, None)
         call = time.perf_counter() - called
       if number >= _FIRST:
-        times = saving if number >= _SAVED else alone
+        times = saving if number >= _SAVED else without
         times.append(time.perf_counter() - begin)
     begin = time.perf_counter()
     checkpoints.wait(manager)
     rest = time.perf_counter() - begin
-  step = statistics.median(alone)
+  step = statistics.median(without)
   extra = sum(saving) - step * len(saving)
   return {
     "parameters": sum(leaf.size for leaf in state.params.values()),
     "step": step,
     "call": call,
-    "extra of all steps after": extra,
-    "left to write then": rest,
+    "extra time of later steps": extra,
+    "wait at the end": rest,
     "share of a hundred steps": max(extra + rest, 0.0) / (100 * step),
   }
 
@@ -75,11 +70,11 @@ def _state() -> TrainState:
 
 @jax.jit
 def _step(state, x):
-  """Some 0.2 TFLOP: what 100 million parameters take of few tokens."""
+  """About 0.2 TFLOP, as 100 million parameters need for few tokens."""
   for leaf in state.params.values():
     x = jnp.tanh(x @ leaf)
   return state.replace(step=state.step + 1), x
 
 
 if __name__ == "__main__":
-  apart.report(measure)
+  processes.print_results(measure)

@@ -1,4 +1,4 @@
-"""A training step on a mesh of one device, against the same without a mesh."""
+"""A training step on a mesh of one device, and the same without a mesh."""
 
 import statistics
 import time
@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.mesh import apart
+from benchmarks.mesh import processes
 from configs import multi30k
 from experiments.config import MeshConfig, parse
 from experiments.data.batch import Batch
@@ -19,23 +19,15 @@ from experiments.optimization.step import make_train_step
 
 
 def measure() -> dict[str, float]:
-  """Milliseconds of a step of configs/multi30k.py's Transformer.
-
-  Returns:
-    The medians of "mesh" and "plain", taken in turn, and of their "ratio".
-
-  Example:
-    >>> measure()["ratio"]  # doctest: +SKIP
-    0.999
-  """
+  """Median milliseconds of both, timed in turn, and of their ratio."""
   cases = _cases()
   times: dict[str, list[float]] = {name: [] for name in cases}
   states = {name: state for name, (_, _, state) in cases.items()}
   for turn in range(24):
     for name in sorted(cases, reverse=bool(turn % 2)):
-      step, place, _ = cases[name]
+      step, place_batch, _ = cases[name]
       begin = time.perf_counter()
-      states[name], metrics = step(states[name], place())
+      states[name], metrics = step(states[name], place_batch())
       jax.block_until_ready((states[name], metrics))
       if turn >= 4:
         times[name].append(1e3 * (time.perf_counter() - begin))
@@ -48,7 +40,7 @@ def measure() -> dict[str, float]:
 
 
 def _cases() -> dict[str, Any]:
-  """Of each case the step, what places its batch, and a state."""
+  """For each case: the step, a function that places a batch, and a state."""
   config = parse(multi30k.get_config().to_dict())
   model = make_model(
     config.model,
@@ -82,4 +74,4 @@ def _cases() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-  apart.report(measure)
+  processes.print_results(measure)

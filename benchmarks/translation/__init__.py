@@ -1,13 +1,13 @@
-"""Translation against JoeyNMT, in one run: training and decoding speed.
+"""Compares training and decoding speed with JoeyNMT, in one run.
 
     python -m benchmarks.translation --data=DIR --joeynmt=PYTHON
 
-DIR holds Multi30k's raw files, as `experiments.download` leaves them. PYTHON is
-the interpreter of an environment with JoeyNMT, which needs another
-SentencePiece than we do:
+DIR holds Multi30k's raw files, as `experiments.download` stores them. PYTHON is
+the interpreter of a separate environment with JoeyNMT, which needs an older
+SentencePiece:
 
     pip install torch joeynmt importlib_metadata 'setuptools<80' \
       sentencepiece==0.2.0 tensorboard
 
-Without it our own figures alone are measured.
+Without `--joeynmt` only our speed is measured.
 """

@@ -1,4 +1,4 @@
-"""Measures translation, side by side with JoeyNMT where there is one."""
+"""Measures training and decoding speed, and JoeyNMT's if it is installed."""
 
 import json
 import pathlib
@@ -9,25 +9,37 @@ from absl import app, flags
 
 from experiments.distributed import initialize
 
-_DATA = flags.DEFINE_string("data", None, "Multi30k's files.", required=True)
-_JOEYNMT = flags.DEFINE_string(
-  "joeynmt", None, "The Python of an environment with JoeyNMT."
+_DATA = flags.DEFINE_string(
+  "data", None, "Directory of Multi30k's files.", required=True
 )
-_MODELS = flags.DEFINE_list("models", ["transformer", "rnn"], "Which models.")
-_ROUNDS = flags.DEFINE_integer("rounds", 3, "Pairs of runs.", lower_bound=1)
+_JOEYNMT = flags.DEFINE_string(
+  "joeynmt", None, "The Python interpreter of an environment with JoeyNMT."
+)
+_MODELS = flags.DEFINE_list(
+  "models", ["transformer", "rnn"], "The models to measure."
+)
+_ROUNDS = flags.DEFINE_integer(
+  "rounds", 3, "Runs of each, taken in turn.", lower_bound=1
+)
 _UPDATES = flags.DEFINE_integer(
-  "updates", 60, "Of a run, each.", lower_bound=20
+  "updates", 60, "Training steps of each run.", lower_bound=20
 )
 _WORKDIR = flags.DEFINE_string(
-  "workdir", None, "A trained run, whose test set both decode."
+  "workdir",
+  None,
+  "Directory of a trained run; its test set is decoded by both.",
 )
-_FOLDER = flags.DEFINE_string("folder", None, "Where JoeyNMT works.")
-_WRITE = flags.DEFINE_bool("write", False, "Keep the results in docs/.")
+_FOLDER = flags.DEFINE_string(
+  "folder", None, "Directory for JoeyNMT's files; by default a temporary one."
+)
+_WRITE = flags.DEFINE_bool(
+  "write", False, "Write the results to docs/results/."
+)
 _RESULTS = pathlib.Path("docs/results/translation_speed.json")
 
 
 def main(_) -> None:
-  """Measures, prints, and keeps the results on request."""
+  """Prints the results, and writes them on request."""
   initialize.set_up_jax()
   with tempfile.TemporaryDirectory() as temporary:
     folder = pathlib.Path(_FOLDER.value or temporary)
@@ -45,7 +57,7 @@ def _peer(folder: pathlib.Path):
   from benchmarks.translation.joeynmt import JoeyNMT
 
   if not _JOEYNMT.value:
-    print("JoeyNMT is left out: give --joeynmt=PYTHON to compare with it")
+    print("not compared with JoeyNMT: give --joeynmt=PYTHON")
     return None
   peer = JoeyNMT(_JOEYNMT.value, folder.absolute() / "joeynmt")
   peer.prepare(pathlib.Path(str(_DATA.value)))
@@ -53,14 +65,14 @@ def _peer(folder: pathlib.Path):
 
 
 def _training(model: str, folder: pathlib.Path, peer) -> dict:
-  """Our run and JoeyNMT's, in turn."""
-  from benchmarks.translation import ours, settings
+  """Training speed of our run and of JoeyNMT's, taken in turn."""
+  from benchmarks.translation import configs, speed
 
-  config = settings.ours(model, str(_DATA.value))
+  config = configs.ours(model, str(_DATA.value))
   rounds = []
   for _ in range(_ROUNDS.value):
-    found = ours.training_speed(config, folder / model, _UPDATES.value)
-    found["machine_gigaflops"] = ours.machine_gigaflops()
+    found = speed.training_speed(config, folder / model, _UPDATES.value)
+    found["machine_gigaflops"] = speed.machine_gigaflops()
     if peer:
       speeds = peer.training_speed(model, _UPDATES.value)
       found["joeynmt_tokens_per_second"] = statistics.median(speeds)
@@ -75,26 +87,26 @@ def _training(model: str, folder: pathlib.Path, peer) -> dict:
 
 
 def _wide(folder: pathlib.Path) -> dict:
-  """A Transformer of width 512: the share of the machine's rate it reaches."""
-  from benchmarks.translation import ours, settings
+  """The share of the machine's peak that a Transformer of width 512 reaches."""
+  from benchmarks.translation import configs, speed
 
-  config = settings.ours("transformer", str(_DATA.value))
+  config = configs.ours("transformer", str(_DATA.value))
   config.model.update(model_size=512, feed_forward_size=2048, num_heads=8)
   config.data.num_shapes = 1
-  found = ours.training_speed(config, folder / "wide", 3)
-  found["machine_gigaflops"] = ours.machine_gigaflops()
+  found = speed.training_speed(config, folder / "wide", 3)
+  found["machine_gigaflops"] = speed.machine_gigaflops()
   found["share"] = found["gigaflops"] / found["machine_gigaflops"]
   print("width 512", json.dumps(found), flush=True)
   return found
 
 
 def _decoding(peer) -> dict:
-  """Sentences a second of the test set, beam 5 and greedy."""
-  from benchmarks.translation import ours
+  """Sentences per second on the test set, with beam size 5 and greedy."""
+  from benchmarks.translation import speed
 
   workdir = pathlib.Path(str(_WORKDIR.value))
   found: dict = {
-    f"beam {size}": ours.decoding_speed(workdir, size) for size in (5, 1)
+    f"beam {size}": speed.decoding_speed(workdir, size) for size in (5, 1)
   }
   print("decoding", json.dumps(found), flush=True)
   if peer:

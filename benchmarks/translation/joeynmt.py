@@ -1,4 +1,4 @@
-"""JoeyNMT's speed, by its own account, in an interpreter of its own."""
+"""Runs JoeyNMT in its own interpreter, and reads the speed that it logs."""
 
 import dataclasses
 import gzip
@@ -10,8 +10,8 @@ import subprocess
 
 import sentencepiece
 
-from benchmarks.translation import settings
-from benchmarks.translation.handover import hand_over
+from benchmarks.translation import configs
+from benchmarks.translation.joeynmt_export import export
 from experiments import inference
 
 _DECODE = pathlib.Path(__file__).with_name("joeynmt_decode.py")
@@ -20,22 +20,13 @@ _SETS = ("train", "val", "test_2016_flickr")
 
 @dataclasses.dataclass(frozen=True)
 class JoeyNMT:
-  """The peer.
-
-  Attributes:
-    python: an interpreter that has it.
-    folder: holds its data and its runs.
-  """
+  """JoeyNMT, installed for the interpreter `python`, with files in `folder`."""
 
   python: str
   folder: pathlib.Path
 
   def prepare(self, data: pathlib.Path) -> None:
-    """Unpacks the text, and trains its subwords as ours are.
-
-    Args:
-      data: Multi30k's raw files, as .gz.
-    """
+    """Unpacks Multi30k's .gz files, and trains subwords as for our models."""
     self.folder.mkdir(parents=True, exist_ok=True)
     for name, side in itertools.product(_SETS, ("en", "de")):
       text = gzip.decompress((data / f"{name}.{side}.gz").read_bytes())
@@ -43,7 +34,7 @@ class JoeyNMT:
     sentencepiece.SentencePieceTrainer.train(
       input=[f"{self.folder}/train.{side}" for side in ("en", "de")],
       model_prefix=f"{self.folder}/joint",
-      vocab_size=settings.VOCABULARY_SIZE,
+      vocab_size=configs.VOCABULARY_SIZE,
       character_coverage=1.0,
       normalization_rule_name="identity",
       unk_id=0,
@@ -58,40 +49,30 @@ class JoeyNMT:
     (self.folder / "vocab.txt").write_text("".join(f"{w}\n" for w in words))
 
   def training_speed(self, model: str, updates: int) -> list[float]:
-    """Trains anew, and leaves a checkpoint.
+    """Trains a new model; target tokens per second of each ten updates.
 
-    Args:
-      model: one of `settings.MODELS`.
-      updates: how many.
-
-    Returns:
-      Target tokens a second, of each ten updates but the first ten.
+    The first ten are left out.
     """
     log = self._run("-m", "joeynmt", "train", self._config(model, updates))
     speeds = re.findall(r"Tokens per Sec: +(\d+)", log)
     return [float(speed) for speed in speeds[1:]]
 
   def decoding_speed(self, workdir: pathlib.Path) -> dict[str, float]:
-    """Decodes the test set with beam 5, and with weights that we trained.
+    """Decodes the test set with beam size 5 and the weights of our run.
 
-    Args:
-      workdir: of the run of a Transformer, as `hand_over` takes.
-
-    Returns:
-      sentences_per_second by JoeyNMT's own clock, which leaves out loading and
-      scoring, tokens an answer, and BLEU.
+    JoeyNMT's own timer excludes loading and scoring.
     """
     folder = self.folder / "trained"
-    hand_over(inference.restore(workdir), workdir, folder)
+    export(inference.restore(workdir), workdir, folder)
     config = self._config("transformer", 0, folder)
-    # -P: or this folder's joeynmt.py stands before the package of that name.
+    # -P: else this directory's joeynmt.py would shadow the package.
     out = self._run("-P", str(_DECODE), config, str(folder / "trained.npz"))
     return json.loads(out.splitlines()[-1])
 
   def _config(
     self, model: str, updates: int, subwords: pathlib.Path | None = None
   ) -> str:
-    config = settings.joeynmt(
+    config = configs.joeynmt(
       model, str(self.folder), updates, str(subwords or self.folder)
     )
     path = self.folder / f"{model}.yaml"

@@ -1,4 +1,4 @@
-"""Times JoeyNMT's beam search; run by the interpreter that has it.
+"""Times JoeyNMT's beam search, in an interpreter that has it installed.
 
 PYTHON joeynmt_decode.py CONFIG WEIGHTS
 """
@@ -10,12 +10,12 @@ from pathlib import Path
 
 
 class Duration(logging.Handler):
-  """Catches what JoeyNMT says of the time that decoding took."""
+  """Reads the decoding time from JoeyNMT's log."""
 
   seconds = 0.0
 
   def emit(self, record) -> None:
-    """Keeps the seconds."""
+    """Stores the seconds."""
     if str(record.msg).startswith("Generation took"):
       self.seconds = record.args[0]
 

@@ -1,3 +1,5 @@
+"""Every section of the attention benchmark runs, at tiny shapes."""
+
 import json
 import math
 import subprocess
@@ -17,7 +19,6 @@ def run(*arguments):
     env=environment(),
     capture_output=True,
     text=True,
-    timeout=600,
     check=False,
   )
 
@@ -29,15 +30,15 @@ def test_every_section_at_tiny_shapes(tmp_path):
     "--quick", "--rounds=2", f"--json={path}", f"--figures={tmp_path}"
   )
   assert process.returncode == 0, process.stderr
-  found = json.loads(path.read_text())
-  assert set(found["sections"]) == set(settings.SECTIONS)
-  for section, rows in found["sections"].items():
+  written = json.loads(path.read_text())
+  assert set(written["sections"]) == set(settings.SECTIONS)
+  for section, rows in written["sections"].items():
     assert rows, section
     for row in rows:
       for contender in row["contenders"]:
         check(section, contender)
-  assert found["targets"]
-  for target in found["targets"]:
+  assert written["targets"]
+  for target in written["targets"]:
     assert math.isfinite(target["value"]), target
     assert target["name"] in process.stdout
   names = ("attention_time", "attention_memory", "heads_time", "heads_memory")

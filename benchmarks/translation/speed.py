@@ -1,4 +1,4 @@
-"""Our own speed: whole steps, from text in memory to updated parameters."""
+"""Our training speed, from text in memory to updated parameters; decoding."""
 
 import math
 import time
@@ -21,17 +21,11 @@ from experiments.experiment import make_experiment
 def training_speed(
   config: ConfigDict, workdir: Path, num_steps: int
 ) -> dict[str, float]:
-  """Trains for some steps, with every shape compiled before.
+  """Times training steps, after every batch shape has been compiled.
 
-  Args:
-    config: of the run.
-    workdir: gets the tokenisers.
-    num_steps: how many are timed.
-
-  Returns:
-    tokens_per_second (of targets, EOS included, as JoeyNMT counts),
-    positions_per_second (of targets, padding included), milliseconds a step,
-    gigaflops (of matrix products, a second) and padding.
+  The tokens per second are those of targets, EOS included, as JoeyNMT counts;
+  the positions also include padding; gigaflops are those of matrix products per
+  second. `workdir` is for the tokenizers.
   """
   experiment = make_experiment(parse(config.to_dict()), workdir, train=True)
   batches = experiment.training_batches()
@@ -72,15 +66,7 @@ def training_speed(
 
 
 def decoding_speed(workdir: Path, beam_size: int) -> dict[str, float]:
-  """Decodes a run's test set.
-
-  Args:
-    workdir: the directory of a trained run.
-    beam_size: hypotheses kept, 1 for greedy.
-
-  Returns:
-    sentences_per_second and BLEU.
-  """
+  """Sentences per second and BLEU on the test set of a trained run."""
   restored = inference.restore(workdir)
   search = configured_search(restored.experiment, beam_size=beam_size)
   _, examples = inference.evaluation_set(restored.experiment, "test")
@@ -93,7 +79,7 @@ def _shapes(batch) -> tuple:
 
 
 def machine_gigaflops(size: int = 2048, repeats: int = 10) -> float:
-  """Returns the rate of a plain float32 matrix product, the best of some."""
+  """The best rate of a float32 matrix product over several repeats."""
   matrix = jax.numpy.ones((size, size))
   product = jax.jit(lambda x: x @ x)
   jax.block_until_ready(product(matrix))

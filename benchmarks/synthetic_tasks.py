@@ -1,10 +1,10 @@
-"""The synthetic tasks, from the command to the result.
+"""Trains the synthetic tasks, and measures total time and accuracy.
 
-    python -m benchmarks.tasks [--configs=configs/reverse.py,...] [--runs=1]
+    python -m benchmarks.synthetic_tasks [--configs=A.py,B.py] [--runs=1]
 
-Each row is a whole process of `experiments.train` with an empty cache of
-compiled code: its time, and the metrics it left. With `--write` they replace
-those of the same configs in `docs/results/tasks.json`.
+Each row is one process of `experiments.train` with an empty compilation cache:
+its duration and its final metrics. `--write` replaces the results of these
+configs in `docs/results/tasks.json`.
 """
 
 import json
@@ -27,25 +27,18 @@ _CONFIGS = flags.DEFINE_list(
     "configs/copy.py",
     "configs/lookup.py",
   ],
-  "What to train.",
+  "Configs to train.",
 )
-_RUNS = flags.DEFINE_integer("runs", 1, "Seeds a config.", lower_bound=1)
-_WRITE = flags.DEFINE_bool("write", False, "Keep the results in docs/.")
+_RUNS = flags.DEFINE_integer("runs", 1, "Seeds per config.", lower_bound=1)
+_WRITE = flags.DEFINE_bool(
+  "write", False, "Write the results to docs/results/tasks.json."
+)
 
 _RESULTS = pathlib.Path("docs/results/tasks.json")
 
 
 def measure(config: str, seed: int) -> dict:
-  """Trains a config in a process of its own.
-
-  Args:
-    config: as for `--config`.
-    seed: the run's.
-
-  Returns:
-    Its seconds, and the metrics of every evaluation set, as a whole and by
-    length.
-  """
+  """Trains a config in a process; its duration and evaluation results."""
   with tempfile.TemporaryDirectory() as folder:
     workdir = pathlib.Path(folder) / "run"
     begin = time.perf_counter()
@@ -72,7 +65,7 @@ def measure(config: str, seed: int) -> dict:
 
 
 def main(_) -> None:
-  """Measures, prints a table a config, and keeps the results on request."""
+  """Prints a table for each config, and writes the results on request."""
   results = {}
   for config in _CONFIGS.value:
     results[config] = [measure(config, seed) for seed in range(_RUNS.value)]
@@ -80,19 +73,19 @@ def main(_) -> None:
     seconds = statistics.median(run["seconds"] for run in runs)
     print(f"{config}: {seconds:.0f} s (median of {len(runs)})")
     for split in runs[0]["splits"]:
-      figures = [
+      medians = [
         statistics.median(run["splits"][split]["metrics"][name] for run in runs)
         for name in ("sequence_accuracy", "token_accuracy", "bleu")
       ]
       print(
-        f"  {split:<16} sequences {figures[0]:8.2%}  tokens {figures[1]:8.2%}"
-        f"  BLEU {figures[2]:6.2f}",
+        f"  {split:<16} sequences {medians[0]:8.2%}  tokens {medians[1]:8.2%}"
+        f"  BLEU {medians[2]:6.2f}",
         flush=True,
       )
   if _WRITE.value:
     _RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    kept = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
-    _RESULTS.write_text(json.dumps(kept | results, indent=1) + "\n")
+    stored = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
+    _RESULTS.write_text(json.dumps(stored | results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""How large a recurrent network's states are, and so their dot products.
+"""Measures the scale of an RNN's states and of their dot products.
 
-    python -m benchmarks.states RUN...
+    python -m benchmarks.rnn_states RUN...
 
-Of each run, untrained and trained: the root mean square of a feature of the
-encoder's states and of the decoder's queries, and by how much the largest dot
-product of a query stands above their mean, as it is and divided by sqrt(D),
-while the model follows 128 references of the validation set. A softmax can be
-no sharper than such a gap allows.
+For each run directory, with untrained and with trained parameters: the root
+mean square of a feature of the encoder states and of the decoder's queries; and
+the gap between the largest dot product of a query and the mean of its dot
+products, as it is and divided by sqrt(D). The gap bounds how sharp the softmax
+can be. The decoder is teacher-forced on 128 examples of the validation set.
 """
 
 import sys
@@ -27,13 +27,10 @@ _NUM_EXAMPLES = 128
 
 
 class Sizes(NamedTuple):
-  """What the states of a model are like.
+  """The scale of encoder states and queries, in root mean squares.
 
-  Attributes:
-    encoder: root mean square of a feature.
-    query: likewise.
-    gap: mean over queries of their largest dot product less their mean.
-    num_features: D.
+  `gap` is the largest dot product of a query minus their mean, averaged over
+  queries of `num_features` features.
   """
 
   encoder: float
@@ -43,46 +40,38 @@ class Sizes(NamedTuple):
 
 
 def measure(experiment: Experiment, params: Any) -> Sizes:
-  """Measures the states of a model.
-
-  Args:
-    experiment: of an RNN whose encoder states and queries are of equal size.
-    params: of its model.
-
-  Returns:
-    Their sizes.
-  """
+  """Measures an RNN whose encoder states and queries have equal sizes."""
   batch = experiment.data.evaluation_set("validation").batch
   source = np.asarray(batch.source[:_NUM_EXAMPLES])
   target = np.asarray(batch.target[:_NUM_EXAMPLES])
-  before = np.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
+  inputs = np.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
   states, queries = _states_and_queries(
-    experiment, {"params": params}, source, before
+    experiment, {"params": params}, source, inputs
   )
-  asked, there = before != PAD, source != PAD
+  is_input, is_source = inputs != PAD, source != PAD
   products = np.einsum("btd,bsd->bts", queries, states)
-  products = np.where(there[:, None], products, np.nan)[asked]
+  products = np.where(is_source[:, None], products, np.nan)[is_input]
   gaps = np.nanmax(products, -1) - np.nanmean(products, -1)
   return Sizes(
-    encoder=_root_mean_square(states[there]),
-    query=_root_mean_square(queries[asked]),
+    encoder=_root_mean_square(states[is_source]),
+    query=_root_mean_square(queries[is_input]),
     gap=float(np.mean(gaps)),
     num_features=states.shape[-1],
   )
 
 
 def _states_and_queries(experiment: Experiment, variables, source, tokens):
-  """[B, S, D] of the encoder, [B, T, D] of the decoder that reads tokens."""
+  """[B, S, D] encoder states, and [B, T, D] queries for the input tokens."""
   apply = jax.jit(
     experiment.model.apply, static_argnames=("method", "max_length")
   )
   memory, carry = apply(variables, source, max_length=0, method="start")
   wiring, queries = experiment.model.wiring, []
   for token in tokens.T:
-    last = carry
+    previous = carry
     carry, *_ = apply(variables, memory, carry, token, method="step")
-    asking = last if wiring.order == "bahdanau" else carry
-    queries.append(asking.states[-1][0])
+    query_carry = previous if wiring.order == "bahdanau" else carry
+    queries.append(query_carry.states[-1][0])
   return jax.device_get((memory.values, jnp.stack(queries, axis=1)))
 
 
@@ -91,15 +80,15 @@ def _root_mean_square(array) -> float:
 
 
 def main(arguments) -> None:
-  """Measures and prints."""
+  """Prints a table of all runs."""
   logging.set_verbosity(logging.ERROR)
   if not arguments[1:]:
-    sys.exit("missing RUN...; give directories of finished runs")
+    sys.exit("usage: python -m benchmarks.rnn_states RUN_DIRECTORY...")
   print(f"{'encoder':>9}{'query':>9}{'gap':>9}{'/ sqrt(D)':>11}")
   for workdir in map(Path, arguments[1:]):
     experiment, trained, _ = inference.restore(workdir)
     if not isinstance(experiment.model, Seq2Seq):
-      sys.exit(f"{workdir}: a Transformer has no such states")
+      sys.exit(f"{workdir}: the model is a Transformer; give a run of an RNN")
     stages = {
       "untrained": experiment.initial_state().params,
       "trained": trained,

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from benchmarks.translation import handover
+from benchmarks.translation import joeynmt_export
 from experiments.data.batch import PAD, UNK
 from tests.experiments.toys import transformer
 
@@ -13,7 +13,7 @@ def test_exported_layers_compute_the_same():
   tokens = np.array([[3, 4, 2]])
   init = jax.jit(model.init)
   params = jax.device_get(init(jax.random.key(0), tokens, tokens)["params"])
-  found = handover._renamed(params, {"encoder": 1, "decoder": 2})
+  found = joeynmt_export._renamed(params, {"encoder": 1, "decoder": 2})
   x = np.asarray(jax.random.normal(jax.random.key(1), (3, 8)))
   bound = model.bind({"params": params})
 
@@ -40,7 +40,7 @@ def test_special_tokens_have_the_indices_of_joeynmt():
   tokens = np.array([[3, 4, 2]])
   params = jax.jit(model.init)(jax.random.key(0), tokens, tokens)["params"]
   params = jax.device_get(params)
-  found = handover._renamed(params, {"encoder": 1, "decoder": 2})
+  found = joeynmt_export._renamed(params, {"encoder": 1, "decoder": 2})
   table = params["embedding"]["embedding"]
   np.testing.assert_array_equal(found["src_embed.lut.weight"][0], table[UNK])
   np.testing.assert_array_equal(found["src_embed.lut.weight"][1], table[PAD])

@@ -1,6 +1,6 @@
-"""The same models, in our words and in JoeyNMT's.
+"""The same models as configs of ours and of JoeyNMT.
 
-Both have a joint unigram vocabulary of 8,000 and batches of 4,096 tokens, the
+Both have a joint unigram vocabulary of 8,000 and batches of 4,096 tokens: the
 longer side times the number of sentences. The Transformer has 4 + 4 layers of
 width 128, the RNN a bidirectional GRU of 256 + 256 and a GRU of 256 with
 additive attention and input feeding.
@@ -15,19 +15,7 @@ VOCABULARY_SIZE = 8000
 
 
 def ours(model: str, directory: str) -> ConfigDict:
-  """Returns our config of a model.
-
-  Args:
-    model: one of `MODELS`.
-    directory: of Multi30k's raw files.
-
-  Returns:
-    The config.
-
-  Example:
-    >>> ours("rnn", "multi30k").model.encoder_size
-    512
-  """
+  """Our config of a model, for Multi30k's raw files in a directory."""
   config = multi30k.get_config("transformer" if model != "rnn" else "additive")
   tokenizer = base.tokenizer("unigram", VOCABULARY_SIZE)
   config.data.update(
@@ -51,20 +39,9 @@ def ours(model: str, directory: str) -> ConfigDict:
 def joeynmt(
   model: str, folder: str, updates: int, subwords: str | None = None
 ) -> dict:
-  """Returns JoeyNMT's config of a model, for its YAML.
+  """JoeyNMT's config of a model, for its YAML.
 
-  Args:
-    model: one of `MODELS`.
-    folder: holds its data, and gets its run.
-    updates: how many to train.
-    subwords: the folder of its subwords; None means the same.
-
-  Returns:
-    Nested dictionaries.
-
-  Example:
-    >>> joeynmt("rnn", "work", 60)["training"]["updates"]
-    60
+  `folder` holds its data and its run, and its subwords unless `subwords` does.
   """
   transformer = model == "transformer"
   return {

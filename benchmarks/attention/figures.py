@@ -1,36 +1,24 @@
-"""The pictures: time and memory against T, both axes logarithmic."""
+"""The figures: time and memory against T, both axes logarithmic."""
 
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from benchmarks.attention.measure import Row
+from experiments.visualization import plots
 
 
 class Curve(NamedTuple):
-  """Points of a picture."""
+  """The points of a curve."""
 
   lengths: list[int]
-  figures: list[float]
+  values: list[float]
 
 
 def save_curves(
   rows: Sequence[Row], folder: pathlib.Path, name: str, what: str
 ) -> list[pathlib.Path]:
-  """Draws the time and the memory of every contender.
-
-  Args:
-    rows: a row a length.
-    folder: to write `NAME_time.png` and `NAME_memory.png` to.
-    name: of the pictures.
-    what: was measured, in words.
-
-  Returns:
-    Their paths.
-  """
+  """Draws NAME_time.png and NAME_memory.png; returns their paths."""
   task = f"{rows[0].direction}, {what}, float32"
   paths = [folder / f"{name}_{axis}.png" for axis in ("time", "memory")]
   _save(_times(rows), paths[0], "milliseconds", task)
@@ -41,23 +29,14 @@ def save_curves(
 def save_window(
   rows: Sequence[Row], folder: pathlib.Path, size: int
 ) -> list[pathlib.Path]:
-  """Draws the time of a sliding window, `sliding_window.png`.
-
-  Args:
-    rows: a row a length and direction.
-    folder: to write to.
-    size: the window's.
-
-  Returns:
-    Its path, in a list.
-  """
+  """Draws sliding_window.png from a row for each length and direction."""
   curves = {}
   for direction in dict.fromkeys(row.direction for row in rows):
     those = [row for row in rows if row.direction == direction]
     for name, curve in _times(those).items():
       curves[f"{name}, {direction}"] = curve
   path = folder / "sliding_window.png"
-  title = f"sliding window of {size}, one head of 64, float32"
+  title = f"sliding window of {size}, one head of size 64, float32"
   _save(curves, path, "milliseconds", title)
   return [path]
 
@@ -70,25 +49,23 @@ def _memory(rows: Sequence[Row]) -> dict[str, Curve]:
   return _curves(rows, lambda entry: entry.temporary_bytes, 2**-20)
 
 
-def _curves(rows, figure_of, unit) -> dict[str, Curve]:
+def _curves(rows, value_of, unit) -> dict[str, Curve]:
   """Curves by contender, in the order of the first row."""
   curves: dict[str, Curve] = {}
   for row in rows:
     for entry in row.entries:
-      figure = figure_of(entry)
-      if figure:  # a logarithmic axis has no place for 0
+      value = value_of(entry)
+      if value:  # a logarithmic axis cannot show 0
         curve = curves.setdefault(entry.name, Curve([], []))
         curve.lengths.append(row.length)
-        curve.figures.append(figure * unit)
+        curve.values.append(value * unit)
   return curves
 
 
 def _save(
   curves: dict[str, Curve], path: pathlib.Path, label: str, title: str
 ) -> None:
-  figure = Figure(figsize=(9, 5.5), layout="constrained")
-  FigureCanvasAgg(figure)
-  axis = figure.subplots()
+  figure, ((axis,),) = plots.make_figure(1, 1, width=9, height=5.5)
   for number, (name, curve) in enumerate(curves.items()):
     axis.plot(*curve, label=name, **_style(name, number))
   axis.set_xscale("log", base=2)
@@ -101,17 +78,16 @@ def _save(
   axis.set_title(title, fontsize=10)
   axis.grid(alpha=0.3)
   axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=120)
+  plots.save_figure(figure, path)
 
 
 def _style(name: str, number: int) -> dict[str, Any]:
-  """Ours are solid, what is dense dashed, peers dotted."""
+  """Solid for `attend`, dashed for the dense reference, dotted for peers."""
   marks = {"color": f"C{number % 10}", "marker": "o", "ms": 4, "lw": 1.5}
   peers = {"jax.nn": "black", "torch": "dimgray", "attnax": "darkgray"}
-  who, _, direction = name.partition(", ")
-  if who in peers:
-    color = marks["color"] if direction else peers[who]
+  label, _, direction = name.partition(", ")
+  if label in peers:
+    color = marks["color"] if direction else peers[label]
     return marks | {"ls": ":", "marker": "^", "lw": 2, "color": color}
   if "reference" in name:
     return marks | {"ls": "--", "marker": "s"}

@@ -1,7 +1,7 @@
-"""A Transformer that we trained, as JoeyNMT would have saved it.
+"""Converts a trained Transformer to JoeyNMT's parameter names and layouts.
 
-Both then decode with the same weights and the same subwords, and should reach
-the same BLEU.
+Both then decode with the same weights and subwords, and should reach the same
+BLEU.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ from attention import positions
 from experiments.data.batch import BOS, EOS, PAD, UNK
 from experiments.inference import Restored
 
-# Where our parameters stand, and what JoeyNMT calls them.
+# Our parameters' names, and JoeyNMT's.
 _TOP = {
   "encoder_norm": "encoder.layer_norm",
   "decoder_norm": "decoder.layer_norm",
@@ -52,14 +52,11 @@ _SPECIALS = [UNK, PAD, BOS, EOS]
 _POSITIONS = 5000
 
 
-def hand_over(restored: Restored, workdir: pathlib.Path, folder: pathlib.Path):
-  """Writes a run's weights and subwords for JoeyNMT.
+def export(restored: Restored, workdir: pathlib.Path, folder: pathlib.Path):
+  """Writes trained.npz, joint.model and vocab.txt of a run for JoeyNMT.
 
-  Args:
-    restored: a run of a pre-norm Transformer with sinusoidal positions and a
-      joint vocabulary.
-    workdir: its directory.
-    folder: gets trained.npz, joint.model and vocab.txt.
+  The run is one of a pre-norm Transformer with sinusoidal positions and a joint
+  vocabulary.
   """
   folder.mkdir(parents=True, exist_ok=True)
   model = folder / "joint.model"
@@ -99,7 +96,7 @@ def _renamed(params, layers: dict[str, int]) -> dict[str, np.ndarray]:
 
 
 def _module(module, name: str) -> dict[str, np.ndarray]:
-  """The arrays of a norm, of a dense layer, or of attention's four."""
+  """The arrays of a norm, of a dense layer, or of attention's projections."""
   found: dict[str, np.ndarray] = {}
   for key, value in module.items():
     if key in _PROJECTIONS:
@@ -113,7 +110,7 @@ def _module(module, name: str) -> dict[str, np.ndarray]:
 
 
 def _matrix(kernel: np.ndarray, name: str) -> np.ndarray:
-  """A kernel [inputs, outputs], the heads of either flattened."""
+  """A kernel [inputs, outputs], with the head axis flattened."""
   if name.endswith("output_layer"):
     return kernel.reshape(-1, kernel.shape[-1])
   return kernel.reshape(kernel.shape[0], -1)

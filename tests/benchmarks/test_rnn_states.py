@@ -1,7 +1,9 @@
+"""The scale of RNN states agrees with the attention weights."""
+
 import jax
 import numpy as np
 
-from benchmarks import states
+from benchmarks import rnn_states
 from experiments import decoding
 from experiments.config import parse
 from experiments.data.batch import BOS, PAD
@@ -22,7 +24,7 @@ def test_gap_equals_difference_of_log_weights(score, order):
   params = jax.tree.map(
     lambda each: 3 * each, experiment.initial_state().params
   )
-  sizes = states.measure(experiment, params)
+  sizes = rnn_states.measure(experiment, params)
 
   batch = experiment.data.evaluation_set("validation").batch
   weights = jax.device_get(
@@ -30,9 +32,9 @@ def test_gap_equals_difference_of_log_weights(score, order):
   )
   gaps = []
   for source, target, rows in zip(batch.source, batch.target, weights[:, 0]):
-    before = [BOS, *target[:-1]]
-    asked = [t for t, token in enumerate(before) if token != PAD]
-    logs = np.log(rows[asked][:, np.asarray(source) != PAD])
+    inputs = [BOS, *target[:-1]]
+    steps = [t for t, token in enumerate(inputs) if token != PAD]
+    logs = np.log(rows[steps][:, np.asarray(source) != PAD])
     gaps.extend(logs.max(axis=-1) - logs.mean(axis=-1))
   scale = 8**0.5 if score == "scaled_dot" else 1.0
   np.testing.assert_allclose(sizes.gap, scale * np.mean(gaps), rtol=1e-4)
@@ -44,5 +46,5 @@ def test_gap_equals_difference_of_log_weights(score, order):
 
 def test_zero_parameters_give_equal_states():
   experiment = make_experiment(parse(make_tiny("dot").to_dict()), None)
-  nothing = jax.tree.map(np.zeros_like, experiment.initial_state().params)
-  assert states.measure(experiment, nothing) == (0, 0, 0, 8)
+  zeros = jax.tree.map(np.zeros_like, experiment.initial_state().params)
+  assert rnn_states.measure(experiment, zeros) == (0, 0, 0, 8)
