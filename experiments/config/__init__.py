@@ -19,19 +19,13 @@ from experiments.config.model import (
   Seq2SeqConfig,
   TransformerConfig,
 )
-from experiments.config.parse import (
-  Config,
-  changeable_fields,
-  parse,
-  parse_stored,
-)
+from experiments.config.parse import Config, parse, parse_stored
 from experiments.config.training import (
   EvaluationConfig,
   MeshConfig,
   OptimizerConfig,
   TrainConfig,
 )
-from experiments.config.version import migrated
 
 __all__ = [
   "Config",
@@ -50,8 +44,6 @@ __all__ = [
   "TrainConfig",
   "TransformerConfig",
   "TranslationConfig",
-  "changeable_fields",
-  "migrated",
   "parse",
   "parse_stored",
 ]

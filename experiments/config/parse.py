@@ -1,6 +1,7 @@
 """The whole config, and its conversion from nested dictionaries."""
 
 import difflib
+import itertools
 import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -140,20 +141,18 @@ def _check_checkpoint(checkpoint: str, train: TrainConfig) -> None:
         f" than are kept: raise config.train.keep_{which} from {kept}"
       )
     return
-  step, steps = int(which), train.steps
-  saved = {steps}
-  for every in (train.checkpoint_every, train.eval_every):
-    saved.update(range(every, steps, every))
-  # With patience, training may end after any evaluation.
-  last = sorted(saved)[0 if train.patience else -train.keep_last :]
-  evaluated = step == steps or step % train.eval_every == 0
-  may_be_best = train.keep_best and step in saved and evaluated
-  if step not in last and not may_be_best:
+  step = int(which)
+  saved = filter(train.saves_at, range(train.steps, 0, -1))
+  last = list(itertools.islice(saved, train.keep_last))
+  # Patience may end training early; any evaluation may be the best.
+  evaluated = step % train.eval_every == 0 and train.keep_best
+  kept = train.saves_at(step) and (train.patience or evaluated)
+  if step not in last and not (kept and 0 < step <= train.steps):
     raise ValueError(
-      f"config.evaluation.checkpoint: got {checkpoint!r}; a run of {steps}"
-      f" steps does not keep a checkpoint of this step, use 'last', 'best' or"
-      f" {' or '.join(map(str, last[-2:]))}, or change checkpoint_every or"
-      " keep_last of config.train"
+      f"config.evaluation.checkpoint: got {checkpoint!r}; a run of"
+      f" {train.steps} steps does not keep this checkpoint; use 'last', 'best' or"
+      f" {' or '.join(map(str, sorted(last[:2])))}, or change checkpoint_every"
+      " or keep_last of config.train"
     )
 
 

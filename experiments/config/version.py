@@ -1,6 +1,5 @@
 """The schema version, and migration of configs that older versions wrote."""
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,35 +22,23 @@ def migrated(raw: Mapping[str, Any]) -> dict[str, Any]:
       f"config.version: got {version!r}; this version of the code reads 1 to"
       f" {VERSION}: use the code that wrote the config"
     )
-  config = copy.deepcopy(dict(raw))
+  config = {**raw, "version": VERSION}
   for migrate in _MIGRATIONS[version - 1 :]:
     migrate(config)
-  return config | {"version": VERSION}
+  return config
 
 
 def _from_1_to_2(config: dict[str, Any]) -> None:
-  """Version 1 of adamw decayed all parameters; unused fields could be set.
-
-  Subword sampling was removed: SentencePiece's own cannot be reproduced.
-  """
-  _remove_sampling(config.get("data"))
+  """Version 1 of adamw decayed all parameters; unused fields could be set."""
   optimizer = config.get("optimizer")
   if not isinstance(optimizer, dict):
     return
+  config["optimizer"] = optimizer = {**optimizer}
   if optimizer.get("name") == "adamw":
     optimizer["weight_decay_of"] = "all"
   for name in UNUSED.get(str(optimizer.get("name")), ()):
     optimizer[name] = OptimizerConfig.model_fields[name].default
 
 
-def _remove_sampling(data: Any) -> None:
-  for side in ("source_tokenizer", "target_tokenizer"):
-    tokenizer = data.get(side) if isinstance(data, dict) else None
-    if isinstance(tokenizer, dict) and tokenizer.pop("sampling", 0.0):
-      raise UserError(
-        f"config.data.{side}.sampling: no longer supported; use the code that"
-        " wrote the config"
-      )
-
-
+# The migration at index n - 1 is from version n.
 _MIGRATIONS = (_from_1_to_2,)

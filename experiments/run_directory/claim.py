@@ -7,13 +7,9 @@ from typing import Any
 
 from absl import logging
 
-from experiments.config import (
-  Config,
-  changeable_fields,
-  migrated,
-  parse,
-  parse_stored,
-)
+from experiments.config import Config, parse, parse_stored
+from experiments.config.parse import changeable_fields
+from experiments.config.version import migrated
 from experiments.errors import UserError
 from experiments.run_directory.diff import MISSING, differences
 from experiments.run_directory.files import read_json, write_json, writing
@@ -24,32 +20,10 @@ CONFIG = "config.json"
 
 
 def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
-  """Writes the config of a run to its directory, or compares with it.
+  """Writes config.json, or checks it and updates fields that may change.
 
-  If only fields that do not affect the parameters' history differ, their new
-  values replace the old ones in config.json, and a log line names them.
-
-  Args:
-    workdir: the directory, which may not exist yet.
-    raw: the run's config as nested dictionaries.
-
-  Returns:
-    Whether the directory is new.
-
-  Raises:
-    UserError: if the directory cannot be written, or holds the run of another
-      config; the fields that differ are named.
-
-  Example:
-    >>> import tempfile
-    >>> from configs import base
-    >>> config = base.get_config()
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...   first = claim(Path(folder) / "run", config.to_dict())
-    ...   config.seed = 1
-    ...   claim(Path(folder) / "run", config.to_dict())
-    Traceback (most recent call last):
-    experiments.errors.UserError: ...config.seed: 0 there, 1 here
+  Returns whether the directory is new. Raises UserError if it cannot be written
+  or if another field differs; its message names the fields.
   """
   path = workdir / CONFIG
   with writing(workdir):
@@ -70,24 +44,10 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
 
 
 def effective_config(workdir: Path, raw: Mapping[str, Any]) -> Config:
-  """Returns the config to train with.
+  """The config to train with.
 
-  Args:
-    workdir: the run's directory, which may not exist yet.
-    raw: the config as nested dictionaries.
-
-  Returns:
-    The typed config. If the directory was written before a field existed, the
-    field has the value that reproduces the behaviour of that time.
-
-  Raises:
-    UserError: if a config is invalid.
-
-  Example:
-    >>> from configs import base
-    >>> config = base.get_config().to_dict()
-    >>> effective_config(Path("nowhere"), config).train.steps
-    2500
+  If the directory was written before a field existed, the field has the value
+  that reproduces the behaviour of that time.
   """
   config = parse(raw)
   if (workdir / CONFIG).exists():
@@ -101,28 +61,9 @@ def effective_config(workdir: Path, raw: Mapping[str, Any]) -> Config:
 
 
 def check_same(workdir: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-  """Checks that a directory holds the run of a config.
+  """Returns the fields that differ and may change, with their new values.
 
-  Args:
-    workdir: the run's directory.
-    raw: the config as nested dictionaries.
-
-  Returns:
-    Each field that differs and may be changed on an existing run, with its new
-    value.
-
-  Raises:
-    UserError: if another field differs; the fields are named.
-
-  Example:
-    >>> import tempfile
-    >>> from configs import base
-    >>> config = base.get_config()
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...   new = claim(Path(folder), config.to_dict())
-    ...   config.train.log_every = 10
-    ...   check_same(Path(folder), config.to_dict())
-    {'train.log_every': 10}
+  Raises UserError if other fields differ.
   """
   ours, theirs = effective_config(workdir, raw), read_config(workdir)
   changeable = changeable_fields()

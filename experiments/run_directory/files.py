@@ -11,19 +11,7 @@ from experiments.errors import UserError
 
 
 def write_text(path: Path, text: str) -> None:
-  """Writes a text file atomically.
-
-  Args:
-    path: the file.
-    text: its content.
-
-  Example:
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...   write_text(Path(folder) / "note", "done")
-    ...   (Path(folder) / "note").read_text()
-    'done'
-  """
+  """Writes a text file atomically."""
   draft = path.with_name(f".{path.name}.{os.getpid()}")
   try:
     with draft.open("w", encoding="utf-8") as file:
@@ -37,19 +25,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-  """Writes a JSON file atomically, and its directory if there is none.
-
-  Args:
-    path: the file.
-    value: what `json.dumps` accepts.
-
-  Example:
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...   write_json(Path(folder) / "eval" / "test.json", {"step": 10})
-    ...   json.loads((Path(folder) / "eval" / "test.json").read_text())
-    {'step': 10}
-  """
+  """Writes a JSON file atomically, and its directory if there is none."""
   path.parent.mkdir(parents=True, exist_ok=True)
   write_text(path, json.dumps(value, indent=2) + "\n")
 

@@ -21,24 +21,6 @@ def locked(workdir: Path) -> Iterator[None]:
   """Holds the lock of a directory, which is created if it does not exist.
 
   The operating system releases the lock when the process ends for any reason.
-
-  Args:
-    workdir: the run's directory.
-
-  Yields:
-    Nothing.
-
-  Raises:
-    UserError: if another process holds the lock, which is named, or if the
-      directory cannot be written.
-
-  Example:
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, locked(Path(folder)):
-    ...   with locked(Path(folder)):
-    ...     pass
-    Traceback (most recent call last):
-    experiments.errors.UserError: ...another run is at work in it: process ...
   """
   with _held(workdir) as file:
     with writing(workdir):

@@ -71,14 +71,16 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
     UserError: for problems that the user can solve.
   """
   raw, workdir = config.to_dict(), Path(workdir)
+  first_process = jax.process_index() == 0
+  if first_process:
+    run_directory.check_links(workdir)
   typed = run_directory.effective_config(workdir, raw)
   with (
     preemption.listen() as requests,
     watchdog.watch(typed.train.stall_seconds) as heartbeat,
   ):
-    if jax.process_index():
+    if not first_process:
       return _train_and_evaluate(raw, typed, workdir, requests, heartbeat)
-    run_directory.check_links(workdir)
     with run_directory.locked(workdir):
       return _train_and_evaluate(raw, typed, workdir, requests, heartbeat)
 
