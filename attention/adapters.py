@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from attention import api, axes, masks
 from attention.checks import check_rank, check_tokens
 from attention.dropout import make_dropout
-from attention.multi_head import attend_heads
+from attention.grouped_query import attend_heads
 from attention.scores import Score, as_score, scaled_dot, scaled_dot_score
 
 

@@ -1,27 +1,30 @@
-"""Grouped-query attention: fewer key/value heads than heads.
+"""Grouped-query attention: fewer key/value heads than query heads.
 
-Head h looks at key/value head h // G, with G = H / K. That is heads laid out
-as [K, G] against [K, 1], which broadcasts, so nothing is repeated. See "GQA:
-Training Generalized Multi-Query Transformer Models from Multi-Head
+Query head h uses key/value head h // G, where G = H / K. Query heads have axes
+[K, G] and key/value heads [K, 1], which broadcast, so nothing is repeated. See
+"GQA: Training Generalized Multi-Query Transformer Models from Multi-Head
 Checkpoints", Ainslie et al., 2023 (https://arxiv.org/abs/2305.13245).
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention.biases import Bias, as_bias
+from attention.dispatch import ImplementationLike, dispatch
 from attention.masks.types import Mask, as_mask
+from attention.meshes import on_any_mesh
 from attention.scores import Score, as_score
 
 
 @dataclasses.dataclass(frozen=True)
 class Grouping:
-  """Moves arrays, scores, masks and biases from [H] to [K, G] and back.
+  """Converts arrays, scores, masks and biases between [H] and [K, G].
 
-  With as many key/value heads as heads nothing moves.
+  With H = K nothing is converted.
   """
 
   num_heads: int
@@ -37,7 +40,7 @@ class Grouping:
 
   @property
   def trivial(self) -> bool:
-    """Whether heads stay as [H]."""
+    """Whether H = K."""
     return self.num_heads == self.num_key_value_heads
 
   @property
@@ -56,18 +59,22 @@ class Grouping:
     return jnp.reshape(query, (*leading, *self.shape, *rest))
 
   def memory(self, memory: jax.Array) -> jax.Array:
-    """Keys or values [..., K, S, D] to [..., K, 1, S, D]."""
-    return memory if self.trivial else memory[..., None, :, :]
+    """[..., K, S, D] to [..., K, 1, S, D]; [..., H, S, D] as in `query`."""
+    if self.trivial:
+      return memory
+    if memory.shape[-3] == self.num_heads:
+      return self.query(memory)
+    return memory[..., None, :, :]
 
   def heads(self, grouped: jax.Array) -> jax.Array:
-    """[..., K, G, T, E] back to [..., H, T, E]."""
+    """The inverse of `query` and of `memory`."""
     if self.trivial:
       return grouped
     leading, rest = grouped.shape[:-4], grouped.shape[-2:]
-    return jnp.reshape(grouped, (*leading, self.num_heads, *rest))
+    return jnp.reshape(grouped, (*leading, -1, *rest))
 
   def score(self, score: Any) -> Score:
-    """A score whose parameters line up with [K, G]."""
+    """A score for heads [K, G] from one for heads [H]."""
     score = as_score(score)
     return score if self.trivial else score.group_heads(*self.shape)
 
@@ -82,3 +89,42 @@ class Grouping:
     if bias is None or self.trivial:
       return bias
     return as_bias(bias).grouped(*self.shape)
+
+
+@on_any_mesh("TE", "T")
+def attend_heads(
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  *,
+  score: Score | Callable,
+  mask: Any,
+  bias: Any,
+  dropout=None,
+  implementation: ImplementationLike = None,
+  return_lse: bool = False,
+  attend: Callable = dispatch,
+) -> tuple[jax.Array, jax.Array | None]:
+  """`attend` for a query [..., H, T, D] and a value [..., K, S, E].
+
+  The key is [..., K, S, D], or [..., H, S, D] if a score has mapped it for each
+  head. `attend` computes attention for heads [K, G].
+
+  Returns:
+    The context [..., H, T, E], and the lse [..., H, T] or None.
+  """
+  grouping = Grouping(query.shape[-3], value.shape[-3])
+  context, lse = attend(
+    grouping.query(query),
+    grouping.memory(key),
+    grouping.memory(value),
+    score=grouping.score(score),
+    mask=grouping.mask(mask),
+    bias=grouping.bias(bias),
+    dropout=dropout,
+    implementation=implementation,
+    return_lse=return_lse,
+  )
+  if lse is not None:
+    lse = grouping.heads(lse[..., None])[..., 0]
+  return grouping.heads(context), lse

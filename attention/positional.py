@@ -105,11 +105,9 @@ class Pairwise(EqualByValue):
     """The values for heads with axes [K, G] instead of [H]."""
     return self._view(GroupHeads(num_key_value_heads, num_groups))
 
-  def of_heads(
-    self, first: jax.Array, count: int, total: int, axis: int = -3
-  ) -> Self:
+  def of_heads(self, first: jax.Array, count: int, total: int) -> Self:
     """The values of heads `first` to `first + count - 1` of `total`."""
-    return self._view(SelectHeads(first, count, total, axis))
+    return self._view(SelectHeads(first, count, total))
 
   def _view(self, transform: "Transform") -> Self:
     raise NotImplementedError(f"{type(self).__name__} must define _view")
@@ -235,16 +233,13 @@ class SelectHeads(Transform):
   first: jax.Array
   count: int = dataclasses.field(metadata={"static": True})
   total: int = dataclasses.field(metadata={"static": True})
-  axis: int = dataclasses.field(metadata={"static": True})
 
   def block(self, inner, rows, columns, rank):
     block = inner.block(rows, columns, rank)
-    if block.ndim < -self.axis or block.shape[self.axis] == 1:
+    if block.ndim < 3 or block.shape[-3] == 1:
       return block
-    checked_length("mask or bias", block.shape, self.axis, self.total)
-    return jax.lax.dynamic_slice_in_dim(
-      block, self.first, self.count, axis=self.axis
-    )
+    checked_length("mask or bias", block.shape, -3, self.total)
+    return jax.lax.dynamic_slice_in_dim(block, self.first, self.count, axis=-3)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

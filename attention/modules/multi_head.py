@@ -1,46 +1,76 @@
 """Multi-head attention as a Flax Linen module."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen.dtypes import promote_dtype
 from jax.typing import DTypeLike
 
-from attention import cache as caches
-from attention import masks
-from attention.api import attention_weights
-from attention.biases import as_bias
+from attention import multi_head
+from attention.cache import Cache
+from attention.checks import check_positive, check_tokens
+from attention.dispatch import ImplementationLike
 from attention.dropout import make_dropout
-from attention.modules.head_projections import HeadProjections, KeyValue
-from attention.modules.mesh_axes import MeshAxes
+from attention.grouped_query import Grouping
+from attention.mesh_axes import MeshAxes
+from attention.modules.learned_scores import LearnedScore
+from attention.multi_head import KeyValue, Projection
+from attention.scores import Score
 
 
-class MultiHeadAttention(HeadProjections):
-  """Multi-head attention with any score, mask and bias.
+class ProjectionWeights(nn.Module):
+  """The kernel and the bias of a projection between groups of axes."""
+
+  use_bias: bool
+  kernel_init: Callable
+  bias_init: Callable
+  param_dtype: DTypeLike
+
+  @nn.compact
+  def __call__(self, inputs: tuple[int, ...], outputs: tuple[int, ...]):
+    """A kernel [*inputs, *outputs], and a bias [*outputs] or None."""
+
+    def initialize(rng, shape, dtype):
+      # Fan-in is the product of all inputs, fan-out that of all outputs.
+      matrix = (math.prod(inputs), math.prod(outputs))
+      return jnp.reshape(self.kernel_init(rng, matrix, dtype), shape)
+
+    shape = (*inputs, *outputs)
+    kernel = self.param("kernel", initialize, shape, self.param_dtype)
+    if not self.use_bias:
+      return kernel, None
+    return kernel, self.param("bias", self.bias_init, outputs, self.param_dtype)
+
+
+class MultiHeadAttention(nn.Module):
+  """`attention.multi_head_attention` as a module that owns the parameters.
 
   See "Attention Is All You Need", Vaswani et al., 2017, section 3.2.2
   (https://arxiv.org/abs/1706.03762).
 
   Attributes:
     num_heads: H.
-    head_size: D of a head; None divides `features`, or the query's number of
-      features, by the number of heads.
+    head_size: D of a head; None means `features`, or else the query's number of
+      features, divided by the number of heads.
     num_key_value_heads: K, divides H; None means H.
-    features: of the output; None means the query's.
+    features: of the output; None means the query's number of features.
     score: a name (`attention.modules.SCORE_NAMES`), a score or a callable; a
-      named score has parameters of its own for each head.
+      named score has parameters for each head.
     rotary: whether to rotate queries and keys by their positions.
     use_bias: whether projections have biases.
     dropout_rate: the probability to drop a weight; needs the rng "dropout".
-    implementation: as in `attend`.
-    mesh_axes: of the mesh, which share heads and tokens; None leaves that to
-      XLA. Where tokens are shared, `decode` and `weights` need a module
-      without: `module.clone(mesh_axes=None)`.
-    dtype: of the computation; None takes the inputs' and parameters'.
-    param_dtype: the dtype parameters are stored in.
-    kernel_init: of the projections, given matrices [inputs, outputs].
+    dtype: of the computation; None means that of the inputs and parameters.
+    param_dtype: the dtype in which parameters are stored.
+    kernel_init: of the projections, called with shapes [inputs, outputs].
     bias_init: of the projections' biases.
+    implementation: as in `attend`.
+    mesh_axes: the mesh axes that shard heads and tokens; None leaves sharding
+      to XLA. If tokens are sharded, `decode` and `weights` need
+      `module.clone(mesh_axes=None)`.
 
   Example:
     >>> import jax, jax.numpy as jnp
@@ -54,6 +84,47 @@ class MultiHeadAttention(HeadProjections):
     (2, 5, 8)
   """
 
+  num_heads: int
+  head_size: int | None = None
+  num_key_value_heads: int | None = None
+  features: int | None = None
+  score: str | Score | Callable = "scaled_dot"
+  rotary: bool = False
+  use_bias: bool = True
+  dropout_rate: float = 0.0
+  dtype: DTypeLike | None = None
+  param_dtype: DTypeLike = jnp.float32
+  kernel_init: Callable = nn.initializers.xavier_uniform()
+  bias_init: Callable = nn.initializers.zeros
+  implementation: ImplementationLike = None
+  mesh_axes: MeshAxes | None = None
+
+  def setup(self):
+    """Declares the parameters; the inputs determine their shapes."""
+    names = ("num_heads", "head_size", "num_key_value_heads", "features")
+    check_positive(**{name: getattr(self, name) for name in names})
+    memory_heads = self.num_key_value_heads
+    self.grouping = Grouping(
+      self.num_heads, self.num_heads if memory_heads is None else memory_heads
+    )
+    weights = (
+      self.use_bias,
+      self.kernel_init,
+      self.bias_init,
+      self.param_dtype,
+    )
+    self.query_projection = ProjectionWeights(*weights)
+    self.key_projection = ProjectionWeights(*weights)
+    self.value_projection = ProjectionWeights(*weights)
+    self.output_projection = ProjectionWeights(*weights)
+    self.learned_score = LearnedScore(
+      self.score,
+      num_heads=self.num_heads,
+      num_key_value_heads=self.grouping.num_key_value_heads,
+      dtype=self.dtype,
+      param_dtype=self.param_dtype,
+    )
+
   def __call__(
     self,
     query: jax.Array,
@@ -64,7 +135,7 @@ class MultiHeadAttention(HeadProjections):
     bias: Any = None,
     deterministic: bool = True,
   ) -> jax.Array:
-    """Attention of the query's tokens to the key's, or to each other.
+    """Attends to the tokens of a key, or of the query itself.
 
     Args:
       query: [..., T, Dq].
@@ -72,19 +143,57 @@ class MultiHeadAttention(HeadProjections):
       value: [..., S, Dv]; None means the key.
       mask: as in `attend`, for scores [..., H, T, S].
       bias: as in `attend`, for scores [..., H, T, S].
-      deterministic: whether to leave dropout out.
+      deterministic: whether to disable dropout.
 
     Returns:
       [..., T, features].
 
     Raises:
       AssertionError: if the shapes do not fit; the message names the argument.
-      ValueError: as in `attend`, or if a choice of the module is impossible.
+      ValueError: as in `attend`, or if attributes of the module do not fit.
     """
     key = query if key is None else key
-    memory = self.memory(key, value, self._head_size(query), 0)
-    return self.attend_projected(
-      query, memory, mask=mask, bias=bias, deterministic=deterministic
+    value = key if value is None else value
+    rate = 0.0 if deterministic else self.dropout_rate
+    return self._attend(
+      query,
+      key,
+      value,
+      mask=mask,
+      bias=bias,
+      dropout_rate=rate,
+      rng=self.make_rng("dropout") if rate else None,
+    )
+
+  def decode(
+    self,
+    inputs: jax.Array,
+    cache: Cache,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+  ) -> tuple[jax.Array, Cache]:
+    """Causal self-attention of new tokens to themselves and earlier ones.
+
+    The outputs equal the last t of `__call__` on the whole sequence with a
+    causal mask.
+
+    Args:
+      inputs: [..., t, D], the next tokens, one or more.
+      cache: from `init_cache` or the last call.
+      mask: besides the causal one, for scores [..., H, max_length,
+        max_length]; rows are positions in the sequence, also of arrays.
+      bias: for scores [..., H, max_length, max_length].
+
+    Returns:
+      Outputs [..., t, features] and the cache with the new tokens.
+
+    Raises:
+      NotImplementedError: if `mesh_axes` shards tokens.
+      ValueError: if the tokens do not fit into the cache.
+    """
+    return self._attend(
+      inputs, inputs, inputs, mask=mask, bias=bias, cache=cache
     )
 
   def project(
@@ -94,10 +203,10 @@ class MultiHeadAttention(HeadProjections):
     *,
     offset: int | jax.Array = 0,
   ) -> KeyValue:
-    """A memory's keys and values, projected once to be attended to often.
+    """Projects the keys and values of a memory once, for many queries.
 
-    Give the module a `head_size` where the memory and the queries have
-    different numbers of features.
+    Set the module's `head_size` if the memory and the queries have different
+    numbers of features.
 
     Args:
       inputs: [..., S, Dk].
@@ -105,9 +214,16 @@ class MultiHeadAttention(HeadProjections):
       offset: the position of the first token, for rotary positions.
 
     Returns:
-      What `attend_projected` and `weights_projected` take.
+      The argument of `attend_projected` and `weights_projected`.
     """
-    return self.memory(inputs, values, self._head_size(inputs), offset)
+    size = self._head_size(inputs)
+    values = inputs if values is None else values
+    keys, to_key = self._input_projection("key", inputs, size)
+    values, to_value = self._input_projection("value", values, size)
+    options = self._key_options(keys, size, offset)
+    return multi_head.project_key_value(
+      keys, values, to_key, to_value, **options
+    )
 
   def attend_projected(
     self,
@@ -119,36 +235,38 @@ class MultiHeadAttention(HeadProjections):
     query_offset: int | jax.Array = 0,
     deterministic: bool = True,
   ) -> jax.Array:
-    """Attention to a memory that `project` made.
+    """Attends to a memory that `project` has made.
 
     Args:
       query: [..., T, Dq].
       key_value: the memory.
       mask: as in `attend`, for scores [..., H, T, S].
       bias: as in `attend`, for scores [..., H, T, S].
-      query_offset: the position of the first query, for rotary positions; it
-        does not move the mask or the bias, their method `shifted` does.
-      deterministic: whether to leave dropout out.
+      query_offset: the position of the first query, for rotary positions; masks
+        and biases have a method `shifted` for it.
+      deterministic: whether to disable dropout.
 
     Returns:
       [..., T, features].
     """
-    score, heads = self.score_and_query(query, query_offset)
+    size = self._head_size(query)
+    output = self._output_projection(query, size)
+    query, to_query = self._input_projection("query", query, size)
     rate = 0.0 if deterministic else self.dropout_rate
     rng = self.make_rng("dropout") if rate else None
-    context = (self.mesh_axes or MeshAxes()).dispatch(
-      heads,
-      *key_value,
-      score=score,
-      mask=self.grouping.mask(mask),
-      bias=self.grouping.bias(bias),
+    return multi_head.attend_key_value(
+      query,
+      key_value,
+      to_query,
+      output,
+      score=self.learned_score(size, size),
+      mask=mask,
+      bias=bias,
+      positions=self._positions(query, query_offset),
+      mesh_axes=self.mesh_axes,
       dropout=make_dropout(rate, rng),
       implementation=self.implementation,
-      head_axes=1 if self.grouping.trivial else 2,
-      score_has_heads=isinstance(self.score, str),
     )
-    features = query.shape[-1] if self.features is None else self.features
-    return self.combined(context, features)
 
   def weights(
     self,
@@ -158,11 +276,14 @@ class MultiHeadAttention(HeadProjections):
     mask: Any = None,
     bias: Any = None,
   ) -> jax.Array:
-    """The distributions over the keys, [..., H, T, S], without dropout."""
+    """The attention weights [..., H, T, S], without dropout."""
+    size = self._head_size(query)
     key = query if key is None else key
-    heads = self.mapped_keys(key, self._head_size(query), 0)
-    memory = KeyValue(heads, heads)
-    return self.weights_projected(query, memory, mask=mask, bias=bias)
+    key, to_key = self._input_projection("key", key, size)
+    key = multi_head.project_key(key, to_key, **self._key_options(key, size, 0))
+    return self.weights_projected(
+      query, KeyValue(key, key), mask=mask, bias=bias
+    )
 
   def weights_projected(
     self,
@@ -173,31 +294,33 @@ class MultiHeadAttention(HeadProjections):
     bias: Any = None,
     query_offset: int | jax.Array = 0,
   ) -> jax.Array:
-    """The distributions over a memory that `project` made, [..., H, T, S]."""
-    self._check_alone("weights")
-    score, heads = self.score_and_query(query, query_offset)
-    weights = attention_weights(
-      heads,
+    """The attention weights [..., H, T, S] over a memory from `project`."""
+    multi_head.check_unsharded_tokens(self.mesh_axes, "weights")
+    size = self._head_size(query)
+    query, to_query = self._input_projection("query", query, size)
+    return multi_head.key_value_weights(
+      query,
       key_value.key,
-      score=score,
-      mask=self.grouping.mask(mask),
-      bias=self.grouping.bias(bias),
+      to_query,
+      score=self.learned_score(size, size),
+      positions=self._positions(query, query_offset),
+      mask=mask,
+      bias=bias,
     )
-    return self.grouping.heads(weights)
 
   def init_cache(
     self,
     leading_shape: Sequence[int],
     max_length: int,
     dtype: DTypeLike | None = None,
-  ) -> caches.Cache:
-    """An empty cache for `decode`, of a module that has parameters.
+  ) -> Cache:
+    """An empty cache for `decode`; the module must have parameters.
 
     Args:
       leading_shape: the leading axes of the inputs, for instance (B,).
-      max_length: how many tokens fit.
-      dtype: of keys and values; None means what the module computes them in,
-        for additive scores float32 keys.
+      max_length: the maximal number of tokens.
+      dtype: of keys and values; None means the dtype of the computation, for
+        additive scores float32 keys.
 
     Returns:
       A cache.
@@ -208,62 +331,77 @@ class MultiHeadAttention(HeadProjections):
     if not self.key_projection.has_variable("params", "kernel"):
       raise ValueError("init_cache needs parameters: call it through `apply`")
     kernel: jax.Array = self.key_projection.get_variable("params", "kernel")
-    token = jax.ShapeDtypeStruct(
+    tokens = jax.ShapeDtypeStruct(
       (*leading_shape, max_length, kernel.shape[0]),
       dtype or self.dtype or kernel.dtype,
     )
-    memory = jax.eval_shape(
-      lambda token: self.memory(token, None, kernel.shape[-1], 0), token
-    )
+    memory = jax.eval_shape(self.project, tokens)
     key, value = (
       jnp.zeros(array.shape, dtype or array.dtype) for array in memory
     )
-    return caches.Cache(key, value, jnp.zeros((), jnp.int32))
+    return Cache(key, value, jnp.zeros((), jnp.int32))
 
-  def decode(
-    self,
-    inputs: jax.Array,
-    cache: caches.Cache,
-    *,
-    mask: Any = None,
-    bias: Any = None,
-  ) -> tuple[jax.Array, caches.Cache]:
-    """Causal self-attention of new tokens to themselves and those before.
-
-    Equal to `__call__` on the whole sequence with a causal mask, at its last
-    positions.
-
-    Args:
-      inputs: [..., t, D], the next tokens, one or more.
-      cache: from `init_cache` or the last call.
-      mask: besides the causal one, for scores [..., H, max_length,
-        max_length]: rows are positions in the sequence, of arrays too.
-      bias: likewise.
-
-    Returns:
-      Outputs [..., t, features] and the cache with the new tokens.
-
-    Raises:
-      ValueError: if the tokens do not fit into the cache.
-    """
-    self._check_alone("decode")
-    start = cache.length
-    new = self.project(inputs, offset=start)
-    cache = caches.append(cache, new.key, new.value)
-    seen = masks.causal() if mask is None else masks.causal() & mask
-    outputs = self.attend_projected(
-      inputs,
-      KeyValue(cache.key, cache.value),
-      mask=seen.shifted(start),
-      bias=None if bias is None else as_bias(bias).shifted(start),
-      query_offset=start,
+  def _attend(self, query, key, value, **options):
+    size = self._head_size(query)
+    output = self._output_projection(query, size)
+    query, to_query = self._input_projection("query", query, size)
+    key, to_key = self._input_projection("key", key, size)
+    value, to_value = self._input_projection("value", value, size)
+    return multi_head.multi_head_attention(
+      query,
+      key,
+      value,
+      to_query.weight,
+      to_key.weight,
+      to_value.weight,
+      output.weight,
+      query_bias=to_query.bias,
+      key_bias=to_key.bias,
+      value_bias=to_value.bias,
+      output_bias=output.bias,
+      score=self.learned_score(size, size),
+      rotary=self.rotary,
+      mesh_axes=self.mesh_axes,
+      implementation=self.implementation,
+      **options,
     )
-    return outputs, cache
 
-  def _check_alone(self, method: str) -> None:
-    if self.mesh_axes is not None and self.mesh_axes.sequence is not None:
-      raise NotImplementedError(
-        f"{method} needs all tokens, which mesh_axes.sequence"
-        f" {self.mesh_axes.sequence!r} shares; use"
-        " module.clone(mesh_axes=None)"
+  def _input_projection(self, name, inputs, size):
+    """The inputs and their projection, in the dtype of the computation."""
+    check_tokens(**{name: inputs})
+    query = name == "query"
+    grouping = self.grouping
+    heads = grouping.num_heads if query else grouping.num_key_value_heads
+    weights = getattr(self, f"{name}_projection")
+    kernel, bias = weights((inputs.shape[-1],), (heads, size))
+    inputs, kernel, bias = promote_dtype(inputs, kernel, bias, dtype=self.dtype)
+    return inputs, Projection(name, kernel, bias)
+
+  def _output_projection(self, query, size) -> Projection:
+    features = query.shape[-1] if self.features is None else self.features
+    kernel, bias = self.output_projection((self.num_heads, size), (features,))
+    return Projection("output", *promote_dtype(kernel, bias, dtype=self.dtype))
+
+  def _head_size(self, query) -> int:
+    check_tokens(query=query)
+    if self.head_size is not None:
+      return self.head_size
+    features = query.shape[-1] if self.features is None else self.features
+    if features % self.num_heads:
+      raise ValueError(
+        f"num_heads={self.num_heads} does not divide {features} features; set "
+        "head_size"
       )
+    return features // self.num_heads
+
+  def _key_options(self, keys, size, offset):
+    return {
+      "num_heads": self.num_heads,
+      "score": self.learned_score(size, size),
+      "positions": self._positions(keys, offset),
+    }
+
+  def _positions(self, tokens, offset):
+    if not self.rotary:
+      return None
+    return multi_head.token_positions(tokens, offset, self.mesh_axes)

@@ -107,6 +107,7 @@ def ring_attention(
     dropout=make_dropout(dropout_rate, rng),
     order=order,
     implementation=implementation,
+    return_lse=return_lse,
   )
   return (context, lse) if return_lse else context
 
@@ -123,27 +124,9 @@ def ring_dispatch(
   dropout: Dropout | None,
   order: Order,
   implementation: ImplementationLike,
-) -> tuple[jax.Array, jax.Array]:
-  """`ring_attention` with dropout as an object and always a pair of results.
-
-  Args:
-    query: [..., T / n, Dq], this device's.
-    key: [..., S / n, Dk].
-    value: [..., S / n, E].
-    axis_name: of the mesh.
-    score: as in `attend`.
-    mask: for all T x S pairs.
-    bias: likewise.
-    dropout: likewise.
-    order: as in `ring_attention`.
-    implementation: of the parts.
-
-  Returns:
-    The context in the query's dtype, and the lse.
-
-  Raises:
-    ValueError: as in `ring_attention`.
-  """
+  return_lse: bool = False,
+) -> tuple[jax.Array, jax.Array | None]:
+  """`ring_attention` with the arguments and results of `dispatch`."""
   check_tokens(query=query, key=key, value=value)
   check_axis(value, "value", -2, key.shape[-2], "key's length")
   own, met = (
@@ -166,7 +149,7 @@ def ring_dispatch(
   context, lse = travel(parameters, constants, *pieces)
   context = context.reshape(*context.shape[:-4], -1, context.shape[-1])
   lse = lse.reshape(*lse.shape[:-4], -1)
-  return context.astype(query.dtype), lse
+  return context.astype(query.dtype), lse if return_lse else None
 
 
 def _make_part(

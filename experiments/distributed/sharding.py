@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from attention import ring
 from attention.modules import MeshAxes
 from experiments.distributed.mesh import ROWS
 
@@ -76,6 +77,20 @@ def mesh_axes(mesh: Mesh) -> MeshAxes:
   if heads is None and sequence is None:
     return ALONE
   return MeshAxes(heads=heads, sequence=sequence, order="zigzag")
+
+
+def ring_order(tokens: jax.Array, axes: MeshAxes) -> jax.Array:
+  """Permutes tokens [B, T] to the order in which `axes` shards sequences."""
+  if axes.ring_size == 1:
+    return tokens
+  return ring.arrange(tokens, axes.ring_size, axis=1, order=axes.order)
+
+
+def sequence_order(tokens: jax.Array, axes: MeshAxes) -> jax.Array:
+  """Undoes `ring_order`."""
+  if axes.ring_size == 1:
+    return tokens
+  return ring.restore(tokens, axes.ring_size, axis=1, order=axes.order)
 
 
 def path_name(path) -> str:

@@ -20,7 +20,7 @@ from attention.ring.order import num_chunks
 from experiments.config import TrainConfig
 from experiments.data.batch import PAD, Batch
 from experiments.distributed import mesh as mesh_lib
-from experiments.distributed.sharding import ALONE, mesh_axes
+from experiments.distributed.sharding import ALONE, mesh_axes, ring_order
 from experiments.optimization import losses
 
 # Metrics that must be finite. The parameters' norm is needed besides the loss:
@@ -205,7 +205,7 @@ def _arranged(batch: Batch, mesh_axes: MeshAxes) -> Batch:
   def arrange(tokens):
     fill = -tokens.shape[1] % multiple
     tokens = jnp.pad(tokens, ((0, 0), (0, fill)), constant_values=PAD)
-    return mesh_axes.arrange(tokens, axis=1)
+    return ring_order(tokens, mesh_axes)
 
   return jax.tree.map(arrange, batch)
 

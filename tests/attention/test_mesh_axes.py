@@ -10,6 +10,7 @@ from jax.sharding import AxisType
 
 from attention import biases, masks, scores
 from attention.modules import SCORE_NAMES, MeshAxes, MultiHeadAttention
+from attention.ring import arrange, restore
 from tests.attention.matrix import sampled, sampled_product
 
 MESH = {"data": 2, "sequence": 2, "tensor": 2}
@@ -43,8 +44,12 @@ def loss_and_gradients(module, query, key, order=None, **options):
     apply = functools.partial(module.apply, variables, rngs=rngs, **options)
     if order is None:
       return jnp.sum(weight * jnp.sin(apply(query, key)))
-    found = apply(*(order.arrange(each, axis=-2) for each in (query, key)))
-    return jnp.sum(weight * jnp.sin(order.restore(found, axis=-2)))
+    layout = {"axis": -2, "order": order.order}
+    found = apply(
+      *(arrange(each, order.ring_size, **layout) for each in (query, key))
+    )
+    found = restore(found, order.ring_size, **layout)
+    return jnp.sum(weight * jnp.sin(found))
 
   both = jax.value_and_grad(loss, (0, 1, 2))
   return jax.jit(both)(variables, query, key)
@@ -139,7 +144,7 @@ def test_a_score_without_axes_of_heads():
 
 
 def test_no_device_sees_the_keys_or_heads_of_another():
-  """Nothing but shares travels: no array is gathered."""
+  """The compiled program gathers no array."""
   query = tokens(64, 1)
   module = MODULE.clone(rotary=False, mesh_axes=BOTH)
   variables = module.clone(mesh_axes=None).init(jax.random.key(0), query)
@@ -165,7 +170,7 @@ def test_mistakes():
     apply(query)
   with (
     jax.set_mesh(mesh(tensor=8, sequence=1)),
-    pytest.raises(ValueError, match="4 key/value heads do not divide"),
+    pytest.raises(ValueError, match="4 heads cannot be sharded over the 8"),
   ):
     apply(query)
   for heads in (2, 3):  # of four, which two devices share

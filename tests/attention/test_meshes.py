@@ -13,7 +13,7 @@ from attention import (
   multi_head_attention,
   scores,
 )
-from attention.multi_head import attend_heads
+from attention.grouped_query import attend_heads
 from tests.attention.comparison import SMALL, close
 from tests.attention.matrix import sampled, sampled_product
 from tests.attention.oracle import draw

@@ -126,7 +126,7 @@ def test_a_closure_sees_heads_as_one_axis():
 def test_grouped_heads_repeat_nothing_in_memory():
   key = jax.ShapeDtypeStruct((2, 1, 64, 16), jnp.float32)
   query = jax.ShapeDtypeStruct((2, 8, 3, 16), jnp.float32)
-  from attention.multi_head import attend_heads
+  from attention.grouped_query import attend_heads
 
   text = str(
     jax.make_jaxpr(

@@ -7,7 +7,7 @@ import pytest
 
 import attention
 from attention import masks, scores
-from attention.multi_head import attend_heads
+from attention.grouped_query import attend_heads
 from attention.scores.footprint import elements_per_pair
 from tests.attention.comparison import jitted
 from tests.attention.matrix import KINDS, sampled

@@ -16,7 +16,12 @@ from attention import positions
 from attention.cache import Cache
 from attention.modules import KeyValue, MeshAxes
 from experiments.data.batch import BOS, PAD
-from experiments.distributed.sharding import ALONE, constrain
+from experiments.distributed.sharding import (
+  ALONE,
+  constrain,
+  ring_order,
+  sequence_order,
+)
 from experiments.models.layers.affine import Affine, AffineWeights
 from experiments.models.transformer.layers import (
   DecoderLayer,
@@ -74,7 +79,7 @@ class Transformer(nn.Module):
     attention_dropout_rate: on attention weights.
     dtype: of the computation; parameters are float32.
     mesh_axes: of the mesh, which share heads and tokens. Tokens are then given
-      and returned as `MeshAxes.arrange` lays them out.
+      and returned as `ring_order` permutes them.
 
   Example:
     >>> model = Transformer(
@@ -185,7 +190,7 @@ class Transformer(nn.Module):
     """
     chex.assert_rank([source, target], 2, custom_message="source, target")
     memory = self._encode(source, deterministic=not train)
-    target = self.mesh_axes.restore(target, axis=1)
+    target = sequence_order(target, self.mesh_axes)
     inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
     x = self._embed_all(inputs, target=True)
     x = self.dropout(x, deterministic=not train)
@@ -238,7 +243,7 @@ class Transformer(nn.Module):
     return carry, logits, jnp.concatenate(looked, axis=1)
 
   def _encode(self, source: jax.Array, *, deterministic: bool) -> Memory:
-    source = self.mesh_axes.restore(source, axis=1)
+    source = sequence_order(source, self.mesh_axes)
     mask = (source != PAD)[:, None, None, :]
     x = self._embed_all(source, target=False)
     x = self.dropout(x, deterministic=deterministic)
@@ -252,7 +257,7 @@ class Transformer(nn.Module):
 
   def _embed_all(self, tokens: jax.Array, *, target: bool) -> jax.Array:
     """Embeds whole sequences [B, T], laid out for the devices."""
-    tokens = self.mesh_axes.arrange(tokens, axis=1)
+    tokens = ring_order(tokens, self.mesh_axes)
     places = self.mesh_axes.positions(tokens.shape[1])
     x = self._embed(tokens, places, target=target)
     return constrain(x, "rows", "tokens", "features")
