@@ -1,37 +1,76 @@
-"""Runs of `experiments.train` that start at once: forks of a process that has
-imported everything.
+"""Starts binaries as forks of one process that has imported JAX.
 
-    python -m tests.experiments.forks
+    python -m tests.experiments.forks SOCKET
 
-reads arguments of a run, as JSON, a line at a time, and answers with the
-process that runs it; an empty line waits for it and answers with its status.
+listens on a Unix socket. Each connection starts one process: it carries a
+request as JSON, with the file descriptors of stdin, stdout and stderr; the
+answers are the process id and, at its end, the exit code. The server ends when
+its standard input does.
 """
 
 import json
 import os
+import runpy
+import selectors
+import signal
+import socket
 import sys
 
 
-def main() -> None:
-  """Forks a child for each line."""
-  import experiments.training.loop  # noqa: F401
-  from experiments import cli, train
+def serve(path: str) -> dict | None:
+  """Forks for each connection; returns, in a fork, the request to run."""
+  signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
+  with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(path)
+    listener.listen()
+    print("ready", flush=True)
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    selector.register(sys.stdin, selectors.EVENT_READ)
+    while True:
+      for key, _ in selector.select():
+        if key.fileobj is sys.stdin:
+          return None
+        connection, _ = listener.accept()
+        if not os.fork():
+          signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+          return _start(connection)
+        connection.close()
 
-  child = 0
-  for line in sys.stdin:
-    if not line.strip():
-      _, status = os.waitpid(child, 0)
-      print(os.waitstatus_to_exitcode(status), flush=True)
-      continue
-    *arguments, log = json.loads(line)
-    child = os.fork()
-    if not child:
-      target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-      os.dup2(target, 1)
-      os.dup2(target, 2)
-      sys.argv = ["train", *arguments]
-      cli.run(train.main, config="config")
-    print(child, flush=True)
+
+def _start(connection: socket.socket) -> dict:
+  """Forks the process of a request and reports its end; returns in the fork."""
+  message, files, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+  child = os.fork()
+  if not child:
+    connection.close()
+    for target, file in enumerate(files):
+      os.dup2(file, target)
+      os.close(file)
+    return json.loads(message)
+  for file in files:
+    os.close(file)
+  connection.sendall(f"{child}\n".encode())
+  _, status = os.waitpid(child, 0)
+  connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+  os._exit(0)
+
+
+def main() -> None:
+  """Imports what the binaries import, but no binary: each defines flags."""
+  import experiments.comparison.runner
+  import experiments.inference.translator
+  import experiments.training.loop  # noqa: F401
+
+  request = serve(sys.argv[1])
+  if request is None:
+    return
+  os.environ.clear()
+  os.environ.update(request["environment"])
+  os.chdir(request["folder"])
+  sys.argv = [request["module"], *request["arguments"]]
+  exec(request["code"], {"__name__": "__main__"})
+  runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,16 @@
-"""Running the binaries as a user does: as processes."""
+"""Runs the binaries as processes, forked from one that has imported JAX."""
 
+import atexit
+import functools
+import json
 import os
 import pathlib
 import re
+import select
 import socket
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -17,7 +22,7 @@ def get_config(arg=""):
   return make_tiny(arg)
 """
 
-# One of many steps and checkpoints, to be disturbed.
+# A run of many steps and checkpoints, to be disturbed.
 LONG = """
 from tests.experiments.conftest import make_tiny
 
@@ -40,17 +45,92 @@ def environment(devices=1, **variables):
   }
 
 
-def start(module, *arguments, cwd=ROOT, stdin=False, text=True, **options):
-  """Starts `python -m experiments.MODULE ARGUMENTS`."""
-  return subprocess.Popen(
-    [sys.executable, "-m", f"experiments.{module}", *map(str, arguments)],
-    cwd=cwd,
-    env=environment(**options),
-    stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+class Forked(subprocess.Popen):
+  """A process of `tests.experiments.forks`, with the interface of `Popen`."""
+
+  def __init__(self, module, arguments, *, code="", **options):
+    self._request = {"module": module, "arguments": arguments, "code": code}
+    super().__init__([module, *arguments], **options)
+
+  def _execute_child(self, *arguments):
+    # Python 3.11 to 3.13 pass: arguments, executable, preexec_fn, close_fds,
+    # pass_fds, cwd, env, startupinfo, creationflags, shell, six file
+    # descriptors, and more.
+    pipes = arguments[10:16]
+    request = {
+      **self._request,
+      "folder": str(arguments[5]),
+      "environment": arguments[6],
+    }
+    self._connection = socket.socket(socket.AF_UNIX)
+    self._connection.connect(_server())
+    socket.send_fds(
+      self._connection,
+      [json.dumps(request).encode()],
+      [pipes[0], pipes[3], pipes[5]],
+    )
+    self._answers = self._connection.makefile()
+    self.pid = int(self._answers.readline())
+    self._child_created = True
+    self._close_pipe_fds(*pipes)
+
+  def _internal_poll(self, **_):
+    if self.returncode is None and self._has_ended(0):
+      self.returncode = int(self._answers.readline())
+      self._answers.close()
+      self._connection.close()
+    return self.returncode
+
+  def _wait(self, timeout):
+    if self.returncode is None and not self._has_ended(timeout):
+      raise subprocess.TimeoutExpired(self.args, timeout)
+    return self._internal_poll()
+
+  def _has_ended(self, timeout):
+    return bool(select.select([self._connection], [], [], timeout)[0])
+
+
+@functools.cache
+def _server():
+  """Starts the process that is forked; returns the path of its socket."""
+  folder = tempfile.TemporaryDirectory(prefix="forks-")
+  path = f"{folder.name}/socket"
+  server = subprocess.Popen(
+    [sys.executable, "-m", "tests.experiments.forks", path],
+    cwd=ROOT,
+    # As the binaries set it before they import JAX.
+    env=environment(TF_CPP_MIN_LOG_LEVEL="2"),
+    stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=text,
   )
+  assert server.stdout.readline() == b"ready\n"
+
+  @atexit.register
+  def stop():
+    server.stdin.close()
+    server.wait()
+    folder.cleanup()
+
+  return path
+
+
+def start(module, *arguments, cwd=ROOT, stdin=False, text=True, **options):
+  """Starts `python -m experiments.MODULE ARGUMENTS`.
+
+  Forks it, unless variables in `options` matter when Python or JAX starts.
+  """
+  module, arguments = f"experiments.{module}", [*map(str, arguments)]
+  pipes = {
+    "cwd": cwd,
+    "env": environment(**options),
+    "stdin": subprocess.PIPE if stdin else subprocess.DEVNULL,
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.PIPE,
+    "text": text,
+  }
+  if options.keys() - {"devices"}:
+    return subprocess.Popen([sys.executable, "-m", module, *arguments], **pipes)
+  return Forked(module, arguments, **pipes)
 
 
 def crew(count, module, *arguments, **special):
@@ -66,26 +146,24 @@ def crew(count, module, *arguments, **special):
   with socket.socket() as free:
     free.bind(("localhost", 0))
     port = free.getsockname()[1]
-  started = []
-  for index in range(count):
-    code = special.get(f"p{index}", "")
-    code += f"\nimport runpy; runpy.run_module('experiments.{module}', "
-    code += "run_name='__main__', alter_sys=True)"
-    started.append(
-      subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        cwd=ROOT,
-        env=environment(
-          JAX_COORDINATOR_ADDRESS=f"localhost:{port}",
-          JAX_NUM_PROCESSES=str(count),
-          JAX_PROCESS_ID=str(index),
-        ),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-      )
+  return [
+    Forked(
+      f"experiments.{module}",
+      [*map(str, arguments)],
+      code=special.get(f"p{index}", ""),
+      cwd=ROOT,
+      env=environment(
+        JAX_COORDINATOR_ADDRESS=f"localhost:{port}",
+        JAX_NUM_PROCESSES=str(count),
+        JAX_PROCESS_ID=str(index),
+      ),
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.PIPE,
+      text=True,
     )
-  return started
+    for index in range(count)
+  ]
 
 
 def launch(count, module, *arguments):
@@ -109,7 +187,7 @@ def launch(count, module, *arguments):
 
 
 def run(module, *arguments, **options):
-  """Runs it to its end; returns code, standard output, standard error."""
+  """Runs a binary; returns its code, standard output and standard error."""
   process = start(module, *arguments, **options)
   out, error = process.communicate(timeout=600)
   return process.returncode, out, error
