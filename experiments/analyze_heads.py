@@ -22,7 +22,7 @@ _CHECKPOINT = cli.define_checkpoint()
 
 
 def main() -> None:
-  """Prunes every head of the run that the flags name."""
+  """Prunes every head of a run, and writes the results."""
   workdir = Path(_WORKDIR.value)
   initialize.set_up_jax()
   import jax
@@ -41,7 +41,7 @@ def main() -> None:
     return
   summary: dict[str, Any] = {"checkpoint": restored.used}
   for metric, result in results.items():
-    print(f"{name}: {metric} {result.whole:.4f}; without a head of")
+    print(f"{name}: {metric} {result.whole:.4f}; without each head:")
     for kind, layers in result.without.items():
       for layer, row in enumerate(layers, start=1):
         values = "  ".join(f"{value:8.4f}" for value in row)

@@ -1,6 +1,5 @@
 """The trials of a comparison: every combination of values, with every seed."""
 
-import copy
 import itertools
 import json
 import re
@@ -102,8 +101,9 @@ def group_name(values: Mapping[str, Any]) -> str:
 
 
 def text_of(value: Any) -> str:
-  """A config value as text for a flag: true, 0.1, dot."""
-  return value if isinstance(value, str) else json.dumps(value)
+  """A config value as text for a flag: true, 0.1, dot, None."""
+  is_text = value is None or isinstance(value, str)
+  return str(value) if is_text else json.dumps(value)
 
 
 def make_trials(
@@ -150,9 +150,7 @@ def make_trials(
     values = dict(combination)
     name = re.sub(r"[^\w.=-]+", "_", group_name(values)) or "all"
     for seed in range(config.seed, config.seed + num_seeds):
-      changed = copy.deepcopy(config)
-      changed.update_from_flattened_dict({**values, "seed": seed})
-      raw = changed.to_dict()
+      raw = _updated(config, {**values, "seed": seed})
       parse(raw)
       workdir = folder / name / f"seed-{seed}"
       command = (
@@ -166,6 +164,20 @@ def make_trials(
       )
       trials.append(Trial(values, seed, raw, workdir, command))
   return trials
+
+
+def _updated(config: ConfigDict, values: Mapping[str, Any]) -> dict[str, Any]:
+  """The config with other values, as nested dictionaries."""
+  raw = config.to_dict()
+  for field, value in values.items():
+    *sections, name = field.split(".")
+    section = raw
+    for each in sections:
+      section = section.setdefault(each, {})
+      if not isinstance(section, dict):
+        raise UserError(f"--sweep={field}: config.{each} has no fields")
+    section[name] = value
+  return raw
 
 
 def score_field(config: ConfigDict) -> str:
@@ -203,34 +215,21 @@ def _parse_values(
   """The values of a field; UserError if one is repeated."""
   if field == "seed":
     raise UserError("--sweep=seed: set the number of seeds with --seeds")
-  values = [_parse_value(config, field, text) for text in texts]
+  current: Any = config
+  for name in field.split("."):
+    current = current.get(name) if isinstance(current, ConfigDict) else None
+  values = [
+    text if isinstance(current, str) else _json_value(text) for text in texts
+  ]
   for index, value in enumerate(values):
     if value in values[:index]:
       raise UserError(f"{field}={text_of(value)} is given twice")
   return values
 
 
-def _parse_value(config: ConfigDict, field: str, text: str) -> Any:
-  """A value of the type that the config has for the field."""
-  current: Any = config
-  for name in field.split("."):
-    if not isinstance(current, ConfigDict) or name not in current:
-      raise UserError(
-        f"--sweep={field}: the config has no such field; configs/base.py lists"
-        " them"
-      )
-    current = current[name]
-  if isinstance(current, str):
-    return text
+def _json_value(text: str) -> Any:
+  """The value of a text such as 1e-3, true or None; else the text itself."""
   try:
-    value = json.loads(text.lower())
+    return None if text.lower() == "none" else json.loads(text.lower())
   except json.JSONDecodeError:
-    value = None
-  if isinstance(current, float) and isinstance(value, int):
-    value = float(value)
-  if type(value) is not type(current):
-    raise UserError(
-      f"--sweep={field}: got {text!r}, but the field is of type"
-      f" {type(current).__name__}, such as {text_of(current)}"
-    )
-  return value
+    return text

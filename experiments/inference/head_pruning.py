@@ -15,6 +15,7 @@ from experiments.data.dataset import EvaluationSet
 from experiments.errors import UserError
 from experiments.evaluation import configured_search, make_evaluator
 from experiments.experiment import Experiment
+from experiments.visualization import plots
 
 _MODULES = {
   "encoder self-attention": ("encoder", "self_attention"),
@@ -106,14 +107,10 @@ def save_figure(results: Mapping[str, Pruning], path: Path) -> None:
 
   A metric has a row of panels, a kind of attention has a column.
   """
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
   kinds = list(next(iter(results.values())).without)
-  size = (4 * len(kinds), 3.2 * len(results))
-  figure = Figure(figsize=size, layout="constrained")
-  FigureCanvasAgg(figure)
-  rows = figure.subplots(len(results), len(kinds), squeeze=False)
+  figure, rows = plots.make_figure(
+    len(results), len(kinds), width=4, height=3.2
+  )
   for axes, (metric, result) in zip(rows, results.items()):
     changes = {kind: abs(result.without[kind] - result.whole) for kind in kinds}
     most = max(float(change.max()) for change in changes.values())
@@ -125,6 +122,5 @@ def save_figure(results: Mapping[str, Pruning], path: Path) -> None:
       axis.set_xticks(range(change.shape[1]), range(1, change.shape[1] + 1))
       axis.set_yticks(range(change.shape[0]), range(1, change.shape[0] + 1))
     name = metric.replace("_", " ")
-    figure.colorbar(image, ax=axes, label=f"change of {name} without a head")
-  path.parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=120)
+    figure.colorbar(image, ax=axes, label=f"absolute change of {name}")
+  plots.save_figure(figure, path)

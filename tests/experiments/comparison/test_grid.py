@@ -32,17 +32,25 @@ def test_every_combination_and_seed_is_a_trial_with_its_own_directory():
   ("sweeps", "message"),
   [
     ({"model.attention": ["none", "dto"]}, "config.model.attention"),
-    ({"model.atention": ["none"]}, "--sweep=model.atention: the config has no"),
-    ({"train.steps": ["many"]}, "got 'many', but the field is of type int"),
-    ({"model.input_feeding": ["1"]}, "of type bool, such as false"),
+    ({"model.atention": ["none"]}, "config.model.atention: no such field"),
+    ({"train.steps": ["many"]}, "config.train.steps: got 'many'"),
+    ({"model.input_feeding": ["1"]}, "config.model.input_feeding: got 1"),
     ({"model.attention": ["dot", "dot"]}, "dot is given twice"),
     ({"optimizer.learning_rate": ["1e-3", "0.001"]}, "learning_rate=0.001 is"),
+    ({"model.attention.size": ["1"]}, "config.attention has no fields"),
     ({"seed": ["1", "2"]}, "set the number of seeds with --seeds"),
   ],
 )
 def test_invalid_sweeps_are_errors_before_training(sweeps, message):
   with pytest.raises(UserError, match=message):
     make_trials(sweeps)
+
+
+def test_an_optional_field_may_be_none():
+  first, second = make_trials({"optimizer.clip_norm": ["None", "1"]})
+  assert first.raw["optimizer"]["clip_norm"] is None
+  assert "--config.optimizer.clip_norm=None" in first.command
+  assert second.group == "clip_norm=1"
 
 
 @pytest.mark.parametrize("text", ["model.order", "=a,b", "seed=", "seed=1,"])
