@@ -62,7 +62,7 @@ class Experiment:
       mesh_lib.check_batch(self.mesh, config.batch_size, config.accumulation)
     else:
       multiple = config.row_multiple
-      mesh_lib.check_rows(self.mesh, multiple, config.accumulation)
+      mesh_lib.check_row_multiple(self.mesh, multiple, config.accumulation)
     return self.data.training_batches(
       seed=self.config.seed,
       size=config.batch_size,
@@ -84,7 +84,7 @@ class Experiment:
         leaf.shape, leaf.dtype, sharding=layout
       ),
       state,
-      sharding.layouts(state, self.mesh),
+      sharding.state_shardings(state, self.mesh),
     )
 
   def train_step(
@@ -92,7 +92,7 @@ class Experiment:
   ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
     """Returns the compiled update of states that are sharded like `like`.
 
-    It takes batches from `mesh.place_rows`, and reuses the state's memory.
+    It takes batches from `mesh.shard_batch`, and reuses the state's memory.
     """
     step = self.jitted_step(like)
 

@@ -62,7 +62,7 @@ def _cases() -> dict[str, Any]:
   return {
     "mesh": (
       experiment.train_step(state),
-      lambda: mesh.place_rows(batch, one),
+      lambda: mesh.shard_batch(batch, one),
       state,
     ),
     "plain": (

@@ -38,7 +38,7 @@ def training_speed(
   flops: dict[tuple, float] = {}
   index = 0
   while len(flops) < len(batches.shapes) and index < 2000:
-    batch = mesh.place_rows(batches[index], experiment.mesh)
+    batch = mesh.shard_batch(batches[index], experiment.mesh)
     if _shapes(batch) not in flops:
       with jax.set_mesh(experiment.mesh):
         program = jax.make_jaxpr(traced)(state, batch)
@@ -50,7 +50,7 @@ def training_speed(
   jax.block_until_ready(state)
   begin = time.perf_counter()
   for batch in stream:
-    state, metrics = train_step(state, mesh.place_rows(batch, experiment.mesh))
+    state, metrics = train_step(state, mesh.shard_batch(batch, experiment.mesh))
     tokens.append(metrics["tokens"])
     positions += batch.target.size
     work += flops.get(_shapes(batch), math.nan)

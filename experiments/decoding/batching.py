@@ -130,11 +130,11 @@ def make_predictor(
 
     # Samples depend on the whole batch, the hypotheses of a beam do not.
     if search.beam_size > 1:
-      decode = mesh_lib.each_its_rows(decode, mesh)
+      decode = mesh_lib.map_shards(decode, mesh)
     return decode(params, source)
 
   compiled = Compiled(decode_batch, mesh)
-  rows = mesh_lib.rounded_up(search.rows, mesh)
+  rows = mesh_lib.round_up(search.rows, mesh)
 
   def predict(
     params: Any, sources: np.ndarray, progress=None, first: int = 0
@@ -209,7 +209,7 @@ class Compiled:
 
   def __call__(self, length, params, batch, *rest) -> tuple[Any, float]:
     """Returns host arrays, and the seconds of execution."""
-    batch = mesh_lib.place_whole(batch, self._mesh)
+    batch = mesh_lib.shard_rows(batch, self._mesh)
     shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
     case = (length, shapes)
     if case not in self._compiled:

@@ -65,14 +65,14 @@ def make_mesh(config: MeshConfig) -> Mesh:
   )
 
 
-def num_parts(mesh: Mesh) -> int:
+def num_batch_shards(mesh: Mesh) -> int:
   """Returns the number of shards of a training batch."""
   return math.prod(mesh.shape[name] for name in ROWS)
 
 
 def check_batch(mesh: Mesh, batch_size: int, accumulation: int) -> None:
   """Raises UserError unless every device gets equally many examples."""
-  part, devices = batch_size // accumulation, num_parts(mesh)
+  part, devices = batch_size // accumulation, num_batch_shards(mesh)
   if part % devices:
     raise UserError(
       f"config.train.batch_size: {batch_size} in {accumulation} part(s) of"
@@ -81,15 +81,15 @@ def check_batch(mesh: Mesh, batch_size: int, accumulation: int) -> None:
     )
 
 
-def check_rows(mesh: Mesh, multiple: int, accumulation: int) -> None:
+def check_row_multiple(mesh: Mesh, multiple: int, accumulation: int) -> None:
   """Raises UserError unless batches of text divide over the devices."""
-  needed = num_parts(mesh) * accumulation
+  devices = num_batch_shards(mesh)
+  needed = devices * accumulation
   if multiple % needed:
     raise UserError(
-      f"config.train.row_multiple: {multiple} rows do not divide over"
-      f" {num_parts(mesh)} devices in {accumulation} part(s); use a multiple of"
-      f" {needed} (which changes the batches), or fewer devices of"
-      " config.mesh.data and fsdp"
+      f"config.train.row_multiple: {multiple} rows do not divide over {devices}"
+      f" devices in {accumulation} part(s); use a multiple of {needed} (which"
+      " changes the batches), or fewer devices of config.mesh.data and fsdp"
     )
 
 
@@ -98,7 +98,7 @@ def batch_shard(mesh: Mesh) -> BatchShard:
 
   Processes whose devices shard tokens or heads load the same examples.
   """
-  count = num_parts(mesh)
+  count = num_batch_shards(mesh)
   indices = (
     index
     for index, devices in enumerate(mesh.devices.reshape(count, -1))
@@ -107,7 +107,7 @@ def batch_shard(mesh: Mesh) -> BatchShard:
   return BatchShard(tuple(indices), count)
 
 
-def place_rows(tree: Any, mesh: Mesh) -> Any:
+def shard_batch(tree: Any, mesh: Mesh) -> Any:
   """Shards a training batch over the devices.
 
   Args:
@@ -133,7 +133,7 @@ def place_rows(tree: Any, mesh: Mesh) -> Any:
   return jax.tree.map(place, tree)
 
 
-def place_whole(tree: Any, mesh: Mesh) -> Any:
+def shard_rows(tree: Any, mesh: Mesh) -> Any:
   """Shards host arrays by rows over all devices.
 
   Args:
@@ -158,7 +158,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
-def gathered(tree: Any, mesh: Mesh) -> Any:
+def all_gather(tree: Any, mesh: Mesh) -> Any:
   """Returns the arrays replicated on every device."""
   return _gather(replicated(mesh))(tree)
 
@@ -168,7 +168,7 @@ def _gather(sharding: NamedSharding) -> Callable[[Any], Any]:
   return jax.jit(lambda tree: tree, out_shardings=sharding)
 
 
-def each_its_rows(function: Callable[..., T], mesh: Mesh) -> Callable[..., T]:
+def map_shards(function: Callable[..., T], mesh: Mesh) -> Callable[..., T]:
   """Maps a function (params, batch) over the shards of a batch.
 
   Every device sees its own rows only, so XLA inserts no collectives. The
@@ -184,6 +184,6 @@ def each_its_rows(function: Callable[..., T], mesh: Mesh) -> Callable[..., T]:
   )
 
 
-def rounded_up(count: int, mesh: Mesh) -> int:
+def round_up(count: int, mesh: Mesh) -> int:
   """Returns the next multiple of the number of devices."""
   return -(-count // mesh.size) * mesh.size

@@ -61,7 +61,7 @@ def constrain(array: jax.Array, *names: str) -> jax.Array:
   return jax.lax.with_sharding_constraint(array, spec)
 
 
-def parts(name: str) -> int:
+def num_shards(name: str) -> int:
   """Returns the number of shards of an activation axis on the current mesh."""
   mesh = jax.sharding.get_abstract_mesh()
   axes = ACTIVATIONS[name] or ()
@@ -98,7 +98,7 @@ def path_name(path) -> str:
   return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def layout_of(
+def sharding_of(
   path: str, shape: Sequence[int], mesh: Mesh | AbstractMesh
 ) -> NamedSharding:
   """Returns the sharding of an array of a training state, by its path."""
@@ -112,10 +112,10 @@ def layout_of(
   return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-def layouts(state: Any, mesh: Mesh | AbstractMesh) -> Any:
+def state_shardings(state: Any, mesh: Mesh | AbstractMesh) -> Any:
   """Returns the sharding of each array of a training state."""
   return jax.tree_util.tree_map_with_path(
-    lambda path, leaf: layout_of(path_name(path), leaf.shape, mesh), state
+    lambda path, leaf: sharding_of(path_name(path), leaf.shape, mesh), state
   )
 
 
@@ -128,7 +128,7 @@ class _Line(NamedTuple):
   share: float
 
 
-def table(state: Any, mesh: Mesh) -> list[str]:
+def describe(state: Any, mesh: Mesh) -> list[str]:
   """Describes the sharding of a state and its memory per device.
 
   Args:
@@ -162,7 +162,7 @@ def _lines(tree: Any, mesh: Mesh) -> list[_Line]:
   sizes: dict[tuple[str, str], list[float]] = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     name = path_name(path)
-    sharding = layout_of(name, leaf.shape, mesh)
+    sharding = sharding_of(name, leaf.shape, mesh)
     sharded = [axis and mesh.shape[axis] > 1 and axis for axis in sharding.spec]
     axes = ", ".join(axis or "-" for axis in sharded)
     axes = axes if any(sharded) else "replicated"

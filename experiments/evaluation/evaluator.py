@@ -157,7 +157,7 @@ def _make_reference_losses(
   """Makes (params, source, target) -> losses [N] and numbers of tokens [N]."""
   loss_step = make_loss_step(experiment.model)
   compiled = Compiled(lambda _, *given: loss_step(*given), experiment.mesh)
-  rows = mesh_lib.rounded_up(ROWS, experiment.mesh)
+  rows = mesh_lib.round_up(ROWS, experiment.mesh)
 
   def reference_losses(params: Any, source: np.ndarray, target: np.ndarray):
     losses = np.zeros(len(source), np.float32)

@@ -138,7 +138,7 @@ def shared_cross_entropy(
     >>> round(float(loss), 3)
     1.386
   """
-  rows, tokens = sharding.parts("rows"), sharding.parts("tokens")
+  rows, tokens = sharding.num_shards("rows"), sharding.num_shards("tokens")
 
   def total(features, labels):
     return total_cross_entropy(features, readout, labels, label_smoothing)

@@ -109,7 +109,7 @@ def _train_and_evaluate(
     start = _start_or_resume(experiment, manager, batches)
     for line in (
       _describe(experiment, start.state),
-      *sharding.table(start.state, experiment.mesh),
+      *sharding.describe(start.state, experiment.mesh),
       *batches.describe(),
       f"in {workdir}",
     ):
@@ -173,7 +173,7 @@ def _train(
     stop = requests.should_stop(first)
     last = first if stop or complete else config.steps
     for step in range(first + 1, last + 1):
-      batch = mesh.place_rows(next(stream), experiment.mesh)
+      batch = mesh.shard_batch(next(stream), experiment.mesh)
       heartbeat.step = step
       state, metrics = train_step(state, batch)
       buffer.push(step, metrics)
@@ -186,7 +186,7 @@ def _train(
         writer.timings(step, "train", {"first_step_seconds": seconds})
       if complete or step % config.eval_every == 0:
         buffer.drain()
-        params = mesh.gathered(state.evaluated, experiment.mesh)
+        params = mesh.all_gather(state.evaluated, experiment.mesh)
         validation = evaluate(params, validation_set)
         _write_validation(writer, step, validation)
         progress.write(f"step {step}: {report.summary(validation)}")
@@ -267,7 +267,7 @@ def _evaluate_all(
     is_regular=train.saves_at,
     in_memory={step: end.state.evaluated},
   )
-  params = mesh.gathered(params, experiment.mesh)
+  params = mesh.all_gather(params, experiment.mesh)
   search = configured_search(experiment)
   evaluate = make_evaluator(experiment, search)
   align = make_aligner(experiment)

@@ -94,19 +94,19 @@ def test_devices_that_the_axes_leave_over_are_told():
 
 def test_an_axis_that_does_not_divide_is_whole():
   mesh = make_mesh(fsdp=2, tensor=4)
-  layout = sharding.layout_of("params/embedding/embedding", (53, 8), mesh)
+  layout = sharding.sharding_of("params/embedding/embedding", (53, 8), mesh)
   assert layout.shard_shape((53, 8)) == (53, 4)
 
 
 def test_sums_of_an_optimizer_over_axes_are_whole():
   mesh = make_mesh(fsdp=8)
   name = "opt_state/v_row/feed_forward/Dense_0/kernel"
-  assert sharding.layout_of(name, (64,), mesh).is_fully_replicated
+  assert sharding.sharding_of(name, (64,), mesh).is_fully_replicated
 
 
 def test_the_table_adds_up(tmp_path):
   state, mesh = abstract_state(tmp_path, "transformer", fsdp=4, tensor=2)
-  head, columns, *lines = sharding.table(state, mesh)
+  head, columns, *lines = sharding.describe(state, mesh)
   assert head == "8 devices: fsdp 4, tensor 2"
   assert columns.split() == ["axes", "MiB", "per", "device"]
   *parts, parameters, optimizer = lines
@@ -123,18 +123,18 @@ def test_the_table_adds_up(tmp_path):
 
 def test_one_device_takes_one_line(tmp_path):
   state, mesh = abstract_state(tmp_path, "transformer")
-  (line,) = sharding.table(state, mesh)
+  (line,) = sharding.describe(state, mesh)
   assert line == "parameters 2.6 MiB, optimizer state 5.1 MiB"
 
 
 def test_parts_of_the_rows_are_those_of_the_devices():
   mesh = make_mesh(data=2, fsdp=2, tensor=2)
-  assert mesh_lib.num_parts(mesh) == 4
+  assert mesh_lib.num_batch_shards(mesh) == 4
   assert mesh_lib.batch_shard(mesh) == BatchShard((0, 1, 2, 3), 4)
-  placed = mesh_lib.place_rows(np.arange(8), mesh)
+  placed = mesh_lib.shard_batch(np.arange(8), mesh)
   np.testing.assert_array_equal(placed, np.arange(8))
   assert {shard.data.shape for shard in placed.addressable_shards} == {(2,)}
-  whole = mesh_lib.place_whole(np.arange(8), mesh)
+  whole = mesh_lib.shard_rows(np.arange(8), mesh)
   assert {shard.data.shape for shard in whole.addressable_shards} == {(1,)}
 
 

@@ -45,7 +45,7 @@ def train(experiment, num_steps=3):
   step = experiment.train_step(state)
   for index in range(num_steps):
     state, metrics = step(
-      state, mesh.place_rows(batches[index], experiment.mesh)
+      state, mesh.shard_batch(batches[index], experiment.mesh)
     )
     losses.append(float(metrics["loss"]))
   return losses, state
@@ -108,7 +108,7 @@ def shard_shapes(state):
 
 def test_a_batch_is_split_over_the_devices_and_parameters_are_not():
   experiment = build(mesh=EIGHT)
-  batch = mesh.place_rows(experiment.training_batches()[0], experiment.mesh)
+  batch = mesh.shard_batch(experiment.training_batches()[0], experiment.mesh)
   assert {shard.data.shape[0] for shard in batch.source.addressable_shards} == {
     2
   }
@@ -261,7 +261,7 @@ def test_the_step_traces_once():
   step, state = jax.jit(counted), experiment.initial_state()
   for index in range(3):
     batch = experiment.training_batches()[index]
-    state, _ = step(state, mesh.place_rows(batch, experiment.mesh))
+    state, _ = step(state, mesh.shard_batch(batch, experiment.mesh))
   assert len(traces) == 1
 
 
