@@ -37,7 +37,7 @@ def tokens(*shape, dtype=jnp.float32):
     ("value", tokens(2, 3, 4), tokens(2, 5, 4), tokens(3, 5, 2)),
   ],
 )
-def test_shapes_that_do_not_fit_name_the_argument(name, query, key, value):
+def test_wrong_shape_names_the_argument(name, query, key, value):
   with pytest.raises(AssertionError, match=rf"\b{name}\b"):
     attend(query, key, value)
 
@@ -149,7 +149,7 @@ def test_scores_and_masks_pass_through_jit_and_vmap(implementation):
 
 
 @every_implementation
-def test_dropout_is_inverted_and_leaves_the_lse_alone(implementation):
+def test_dropout_scales_kept_weights_and_keeps_the_lse(implementation):
   query, key = draw(1, (4, 8), (4096, 8))
   value = jnp.ones((4096, 1))
   arguments = {"implementation": implementation, "return_lse": True}
@@ -172,7 +172,7 @@ def test_dropout_is_inverted_and_leaves_the_lse_alone(implementation):
 
 
 @every_implementation
-def test_dropped_weights_follow_the_random_key(implementation):
+def test_dropped_weights_depend_on_the_random_key(implementation):
   query, key = draw(2, (3, 4), (5, 4))
 
   def weights(seed):
@@ -196,7 +196,7 @@ def test_dropped_weights_follow_the_random_key(implementation):
 
 
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg", "unsafe_rbg"])
-def test_keys_of_every_generator_drop_other_weights(kind):
+def test_random_keys_of_every_generator_drop_different_weights(kind):
   even = jnp.zeros((64, 4))
 
   def kept(rng):
@@ -212,7 +212,7 @@ def test_keys_of_every_generator_drop_other_weights(kind):
       assert 0.4 < (first == second).mean() < 0.6
 
 
-def test_a_rate_may_be_any_number_that_is_known():
+def test_dropout_rate_may_be_any_known_number():
   query, rng = tokens(3, 4), jax.random.key(0)
   want = attend(query, query, query, dropout_rate=0.5, rng=rng)
   for rate in (np.float32(0.5), jnp.asarray(0.5)):
@@ -224,7 +224,7 @@ def test_a_rate_may_be_any_number_that_is_known():
     )(0.5)
 
 
-def test_a_module_within_a_score_is_told_to_be_made_before():
+def test_module_created_in_a_score_raises_with_a_hint():
   class Careless(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -238,7 +238,7 @@ def test_a_module_within_a_score_is_told_to_be_made_before():
 
 @pytest.mark.parametrize("sizes", ["b, 3, 4", "2, t, 4"])
 @pytest.mark.parametrize("mask", [None, masks.causal()])
-def test_it_is_exported_for_any_size(mask, sizes):
+def test_export_with_symbolic_sizes(mask, sizes):
   def run(query, implementation=None):
     return attend(query, query, query, mask=mask, implementation=implementation)
 
@@ -253,7 +253,7 @@ def test_it_is_exported_for_any_size(mask, sizes):
     )
 
 
-def test_choices_that_are_known_are_equal_and_compile_once():
+def test_equal_masks_biases_and_scores_compile_once():
   choices = [
     lambda: {"mask": masks.causal() & ~masks.padding(3)},
     lambda: {"bias": biases.alibi(2)},

@@ -1,5 +1,7 @@
 """The Flax modules: thin, and equal to the pure functions."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,13 +41,12 @@ def test_attention_equals_attend_with_its_bound_score(name):
     rtol=1e-5,
     atol=1e-6,
   )
-  weights = module.apply(
-    variables, query, key, mask=mask, method=module.weights
-  )
+  run = functools.partial(module.apply, method=module.weights)
+  weights = jax.jit(run)(variables, query, key, mask=mask)
   np.testing.assert_allclose(
     jnp.einsum("bts,bse->bte", weights, value), context, rtol=1e-5, atol=1e-6
   )
-  own = module.apply(variables, query, key)
+  own = jax.jit(module.apply)(variables, query, key)
   np.testing.assert_allclose(
     own, attend(query, key, key, score=score), rtol=1e-5, atol=1e-6
   )
@@ -96,7 +97,7 @@ def test_initial_values_are_sensible():
   np.testing.assert_allclose(score.sharpness, 10.0, rtol=1e-5, atol=1e-6)
 
 
-def test_a_ready_score_or_callable_is_used_as_it_is():
+def test_bound_score_or_callable_is_used_unchanged():
   query, key = single((2, 3, 4), (2, 5, 4))
   for score in (scores.cosine(3.0), lambda query, key: query @ key.mT):
     context, variables = jax.jit(Attention(score).init_with_output)(
@@ -217,7 +218,7 @@ def test_decoding_past_the_end_is_refused():
   [("scaled_dot", 4), ("additive", 4), ("general", 2), ("additive", 2)],
   default=[("additive", 2)],
 )
-def test_a_projected_memory_can_be_attended_to_often(name, num_key_value_heads):
+def test_projected_memory_can_be_reused(name, num_key_value_heads):
   query, memory = single((2, 5, 8), (2, 7, 8))
   module = MultiHeadAttention(
     4, num_key_value_heads=num_key_value_heads, score=name
@@ -297,12 +298,9 @@ def test_dropout_needs_its_random_key_only_when_it_drops(make):
   plain, variables = jax.jit(module.init_with_output)(
     jax.random.key(0), tokens, tokens
   )
-  dropped = module.apply(
-    variables,
-    tokens,
-    tokens,
-    deterministic=False,
-    rngs={"dropout": jax.random.key(1)},
+  apply = jax.jit(functools.partial(module.apply, deterministic=False))
+  dropped = apply(
+    variables, tokens, tokens, rngs={"dropout": jax.random.key(1)}
   )
   assert abs(dropped - plain).max() > 1e-3
 
@@ -342,11 +340,13 @@ def test_weights_need_no_values():
   )
   module = MultiHeadAttention(num_heads=2)
   variables = jax.jit(module.init)(jax.random.key(0), query, key, value)
-  weights = module.apply(variables, query, key, method="weights")
+  weights = jax.eval_shape(
+    functools.partial(module.apply, method="weights"), variables, query, key
+  )
   assert weights.shape == (2, 2, 3, 5)
 
 
-def test_a_cache_of_half_precision_holds_exponentials_in_full():
+def test_half_precision_cache_stores_float32_exponentials():
   (tokens,) = draw(24, (1, 4, 8))
   tokens = 40.0 * jnp.asarray(tokens, jnp.float16)
   module = MultiHeadAttention(num_heads=2, score="additive", dtype=jnp.float16)
@@ -354,6 +354,7 @@ def test_a_cache_of_half_precision_holds_exponentials_in_full():
   cache = module.apply(variables, (1,), 4, method="init_cache")
   assert cache.key.dtype == jnp.float32
   assert cache.value.dtype == jnp.float16
-  outputs, _ = module.apply(variables, tokens, cache, method="decode")
-  want = module.apply(variables, tokens, mask=masks.causal())
+  decode = functools.partial(module.apply, method="decode")
+  outputs, _ = jax.jit(decode)(variables, tokens, cache)
+  want = jax.jit(module.apply)(variables, tokens, mask=masks.causal())
   np.testing.assert_allclose(outputs, want, rtol=1e-2, atol=1e-2)

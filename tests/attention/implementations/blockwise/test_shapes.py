@@ -164,32 +164,33 @@ def test_one_token_or_none(name, lengths):
     ((3, 0), (5, 0), (5, 2)),  # keys without features
   ],
 )
-def test_axes_of_size_zero(shapes):
+@sampled("mask", [None, masks.causal()], default=[masks.causal()])
+def test_axes_of_size_zero(shapes, mask):
   with wide():
     point = {"tokens": draw(3, *shapes), "parameters": {}}
-    for arguments in ({}, {"mask": masks.causal()}):
-      close(
-        *(
-          outcome(point, "scaled_dot", each, lambda bias, a=arguments: a)
-          for each in (SMALL, "reference")
-        )
+    close(
+      *(
+        outcome(point, "scaled_dot", each, lambda bias: {"mask": mask})
+        for each in (SMALL, "reference")
       )
+    )
 
 
-def test_mask_and_bias_may_have_leading_axes_of_values_only():
+@sampled("kind", ["bias", "mask", "both"], default=["both"])
+def test_mask_and_bias_may_have_leading_axes_of_values_only(kind):
   with wide():
     tokens = draw(9, (4, 1, 5, 4), (1, 1, 7, 4), (4, 3, 7, 2))
     (bias,) = draw(10, (3, 5, 7))
     point = {"tokens": tokens, "parameters": {}, "bias": bias}
     lengths = jnp.arange(12).reshape(4, 3)
-    for own in (
-      lambda bias: {"bias": bias},
-      lambda bias: {"mask": masks.padding(lengths)},
-      lambda bias: {"mask": masks.padding(lengths), "bias": bias},
-    ):
-      implementations = (SMALL, "blockwise", "reference")
-      *got, want = (
-        outcome(point, "scaled_dot", each, own) for each in implementations
-      )
-      for each in got:
-        close(each, want)
+
+    def arguments(bias):
+      both = {"mask": masks.padding(lengths), "bias": bias}
+      return both if kind == "both" else {kind: both[kind]}
+
+    implementations = (SMALL, "blockwise", "reference")
+    *got, want = (
+      outcome(point, "scaled_dot", each, arguments) for each in implementations
+    )
+    for each in got:
+      close(each, want)

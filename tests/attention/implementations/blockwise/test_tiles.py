@@ -1,4 +1,4 @@
-"""Tiles: which there are, what masks say of them, what dropout draws there."""
+"""Tiles: which exist, their visibility under masks, dropout in them."""
 
 import functools
 
@@ -18,7 +18,7 @@ from attention.masks.types import as_mask
 from attention.positional import EMPTY, FULL, PARTIAL, positions
 from attention.request import make_request
 from tests.attention.comparison import jitted
-from tests.attention.matrix import sampled
+from tests.attention.matrix import sampled, sampled_product
 from tests.attention.oracle import draw
 
 attend = jitted(attention.attend)
@@ -32,7 +32,7 @@ def float32(*arrays):
 
 @seldom(max_examples=50)
 @given(data=st.data())
-def test_rows_columns_and_pairs_visit_every_tile_that_counts_once(data):
+def test_rows_columns_and_pairs_visit_every_visible_tile_once(data):
   rows, columns = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
   leading, block = data.draw(
     st.sampled_from([((), ()), ((6,), (2,)), ((2, 3), (1, 3)), ((1,), (1,))])
@@ -107,7 +107,7 @@ def drawn_mask(data, generator, rows, columns, depth=2):
 
 @seldom(max_examples=80)
 @given(data=st.data())
-def test_full_and_empty_tiles_keep_their_promise(data):
+def test_full_and_empty_tiles_are_full_and_empty(data):
   length, key_length = (data.draw(st.integers(1, 12)) for _ in range(2))
   size, key_size = (data.draw(st.integers(1, 5)) for _ in range(2))
   generator = np.random.default_rng(data.draw(st.integers(0, 999)))
@@ -163,9 +163,12 @@ def test_empty_and_full_tiles_are_found(mask, size, key_size):
     )
 
 
-@pytest.mark.parametrize("offset", [-2, 3, 9])
-@pytest.mark.parametrize("name", ["segments", "array"])
-def test_a_shift_beyond_what_a_mask_knows_reads_its_edge(name, offset):
+@sampled_product(
+  ("name", "offset"),
+  (["segments", "array"], [-2, 3, 9]),
+  default=[("segments", 3), ("array", -2)],
+)
+def test_shift_beyond_an_array_reads_its_edge(name, offset):
   ids = jnp.arange(5) // 2
   mask = masks.segments(ids, ids)
   if name == "array":
@@ -187,7 +190,7 @@ def test_a_causal_mask_visits_half_of_the_tiles(tiles):
   assert len(Tiling((), (), 4, 4, kinds).pairs()) == tiles * (tiles + 1) // 2
 
 
-def test_tiles_that_are_known_to_be_empty_are_not_computed():
+def test_empty_tiles_are_not_computed():
   visited = []
 
   def score(query, key):
@@ -208,20 +211,20 @@ def test_tiles_that_are_known_to_be_empty_are_not_computed():
   assert len(visited) == 10
 
 
-@pytest.mark.parametrize(
-  "mask_of",
-  [
-    lambda number: masks.causal(number),
-    lambda number: masks.sliding_window(number, 1),
-    lambda number: masks.prefix(number),
-    lambda number: masks.padding(jnp.stack([number, number + 2])),
-    lambda number: masks.segments(jnp.arange(5) // number, jnp.arange(7) // 2),
-    lambda number: jnp.arange(7)[None] < number,
-    lambda number: ~(masks.causal(number) & masks.prefix(4)) | masks.prefix(1),
-    lambda number: masks.causal().shifted(number),
-  ],
-)
-def test_traced_parameters_give_what_known_ones_give(mask_of):
+MASKS_OF_A_NUMBER = [
+  lambda number: masks.causal(number),
+  lambda number: masks.sliding_window(number, 1),
+  lambda number: masks.prefix(number),
+  lambda number: masks.padding(jnp.stack([number, number + 2])),
+  lambda number: masks.segments(jnp.arange(5) // number, jnp.arange(7) // 2),
+  lambda number: jnp.arange(7)[None] < number,
+  lambda number: ~(masks.causal(number) & masks.prefix(4)) | masks.prefix(1),
+  lambda number: masks.causal().shifted(number),
+]
+
+
+@sampled("mask_of", MASKS_OF_A_NUMBER, default=MASKS_OF_A_NUMBER[3:7:3])
+def test_traced_mask_parameters_equal_known_ones(mask_of):
   query, key, value = float32(*draw(1, (2, 5, 4), (2, 7, 4), (2, 7, 2)))
 
   def run(number):
@@ -243,17 +246,17 @@ def test_traced_parameters_give_what_known_ones_give(mask_of):
     )
 
 
-@pytest.mark.parametrize(
-  "mask",
-  [
-    masks.padding(jnp.asarray([3, 6])),
-    masks.causal(jnp.asarray([0, 2])),
-    masks.sliding_window(jnp.asarray(1), jnp.asarray(2)),
-    masks.segments(jnp.arange(5) // 2, jnp.arange(7) // 2),
-    as_mask(jnp.tri(5, 7, dtype=bool)),
-    masks.causal().shifted(jnp.asarray(2)),
-  ],
-)
+MASKS_OF_ARRAYS = [
+  masks.padding(jnp.asarray([3, 6])),
+  masks.causal(jnp.asarray([0, 2])),
+  masks.sliding_window(jnp.asarray(1), jnp.asarray(2)),
+  masks.segments(jnp.arange(5) // 2, jnp.arange(7) // 2),
+  as_mask(jnp.tri(5, 7, dtype=bool)),
+  masks.causal().shifted(jnp.asarray(2)),
+]
+
+
+@sampled("mask", MASKS_OF_ARRAYS, default=MASKS_OF_ARRAYS[:5:4])
 def test_jit_may_capture_a_mask_of_arrays(mask):
   tokens = float32(*draw(9, (2, 5, 4), (2, 7, 4), (2, 7, 2)))
   run = functools.partial(attend, mask=mask, implementation=SMALL)
@@ -270,7 +273,7 @@ def test_jit_may_capture_a_mask_of_arrays(mask):
   [(2, 3, 1), (5, 7, None), (3, 2, 2), (1, 1, 4), (4, 16, 2)],
   default=[(5, 7, None), (3, 2, 2)],
 )
-def test_dropout_draws_as_bernoulli_does_whatever_the_tiles(blocks):
+def test_dropout_equals_bernoulli_for_all_tile_sizes(blocks):
   query, key = float32(*draw(3, (2, 3, 5, 4), (2, 1, 7, 4)))
   rng = jax.random.key(11)
   run = functools.partial(attend, implementation=Blockwise(*blocks))
@@ -282,7 +285,7 @@ def test_dropout_draws_as_bernoulli_does_whatever_the_tiles(blocks):
   )
 
 
-def test_dropout_draws_for_the_axes_that_values_add():
+def test_dropout_differs_along_leading_axes_of_values():
   query, key, value = float32(*draw(4, (5, 4), (7, 4), (2, 7, 7)))
   rng = jax.random.key(12)
   arguments = {"dropout_rate": 0.5, "rng": rng, "mask": masks.causal(2)}
@@ -294,7 +297,7 @@ def test_dropout_draws_for_the_axes_that_values_add():
   )
 
 
-def test_derivatives_drop_the_same_weights():
+def test_derivatives_use_the_same_dropout_mask():
   with jax.enable_x64(True):
     point, direction = (
       tuple(map(jnp.asarray, draw(seed, (2, 5, 4), (2, 7, 4), (2, 7, 3))))
@@ -328,7 +331,7 @@ def test_derivatives_drop_the_same_weights():
 
 
 @pytest.mark.parametrize("name", ["scaled_dot", "additive", "each head"])
-def test_leading_axes_are_cut_on_a_cpu_alone(name, monkeypatch):
+def test_leading_axes_are_cut_on_a_single_cpu_device(name, monkeypatch):
   query, key, value, weight = float32(
     *draw(30, (3, 4, 6, 2), (3, 4, 7, 2), (3, 4, 7, 2), (4, 2))
   )
