@@ -57,23 +57,12 @@ def split_axis(array: jax.Array, axis: int, outer: int, inner: int):
 
 
 def varying_zero(arguments: Any, dtype: Any) -> jax.Array:
-  """A zero that varies over the devices that any of the arguments varies over.
+  """A zero that varies over the mesh axes that the arguments vary over.
 
-  Under `jax.shard_map` a loop's state must say so from the start.
-
-  Args:
-    arguments: a pytree of arrays.
-    dtype: of the zero.
-
-  Returns:
-    An array without axes.
+  Under `jax.shard_map` the state of a loop must have that type from the start.
   """
-  zero = jnp.zeros((), dtype)
+  varying: set[str] = set()
   for array in jax.tree.leaves(arguments):
-    if jnp.issubdtype(jnp.result_type(array), jax.dtypes.prng_key):
-      array = jax.random.key_data(array)
-    if isinstance(array, jax.Array) and array.size:
-      first = jnp.ravel(array)[0]
-      first = first.real.astype(dtype)
-      zero = jnp.where(False, first, zero)
-  return zero
+    varying |= jax.typeof(array).manual_axis_type.varying
+  zero = jnp.zeros((), dtype)
+  return jax.lax.pcast(zero, tuple(sorted(varying)), to="varying")

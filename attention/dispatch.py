@@ -1,4 +1,4 @@
-"""Which implementation serves a request."""
+"""Chooses the implementation that serves a request, and runs it."""
 
 import math
 from collections.abc import Callable
@@ -7,18 +7,15 @@ from typing import Any
 import jax
 
 from attention.dropout import Dropout
-from attention.implementations import cudnn, reference
-from attention.implementations.blockwise import Blockwise
+from attention.implementations import BY_NAME, Implementation
 from attention.meshes import on_any_mesh
 from attention.request import Combined, Request, make_request
 from attention.scores import Score
 
-NAMES = ("reference", "blockwise", "cudnn")
-ImplementationLike = str | Blockwise | None
+ImplementationLike = str | Implementation | None
 
-_TILED = Blockwise()
-# Up to so many numbers in all scores the dense formula is as fast, measured on
-# CPUs (`docs/performance.md`), and compiles sooner.
+# Up to this many elements the dense formula is as fast, measured on CPUs
+# (`docs/performance.md`), and compiles sooner.
 _DENSE = 1 << 18
 
 
@@ -36,27 +33,7 @@ def dispatch(
   return_lse: bool = False,
   combined: Combined | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """`attend` with dropout as an object and always a pair of results.
-
-  Args:
-    query: [..., T, Dq].
-    key: [..., S, Dk].
-    value: [..., S, E].
-    score: as in `attend`.
-    mask: as in `attend`.
-    bias: as in `attend`.
-    dropout: of the weights, or None.
-    implementation: as in `attend`.
-    return_lse: whether the lse is wanted.
-    combined: as in `Request`.
-
-  Returns:
-    The context in the query's dtype, and the lse, None if it is not wanted.
-
-  Raises:
-    NotImplementedError: if the implementation cannot serve the request.
-    ValueError: if it is unknown, or as in `attend`.
-  """
+  """`attend` with dropout as an object; the lse is None if not asked for."""
   request = make_request(
     query,
     key,
@@ -65,37 +42,71 @@ def dispatch(
     mask=mask,
     bias=bias,
     dropout=dropout,
+    return_lse=return_lse,
     combined=combined,
   )
   if implementation is None:
-    implementation = fastest(request, return_lse)
-  lse = None
-  if implementation == "cudnn":
-    if obstacle := cudnn.obstacle(request, return_lse):
-      raise NotImplementedError(
-        f"implementation='cudnn' cannot serve this request: cuDNN {obstacle}; "
-        "implementation='blockwise' serves every call"
-      )
-    context = cudnn.context(request)
-  elif implementation == "reference":
-    context, lse = reference.context_and_lse(request)
-  elif implementation == "blockwise":
-    context, lse = _TILED(request)
-  elif isinstance(implementation, Blockwise):
-    context, lse = implementation(request)
+    context, lse = _chosen(request)
   else:
-    known = ", ".join(map(repr, NAMES))
-    raise ValueError(
-      f"implementation must be None or one of {known}, got {implementation!r}"
-    )
-  return context.astype(request.query.dtype), lse if return_lse else None
+    chosen = _named(implementation)
+    if obstacle := chosen.obstacle(request):
+      raise NotImplementedError(
+        f"implementation={implementation!r} cannot serve this call: it "
+        f"{obstacle}; implementation=None chooses one that can"
+      )
+    context, lse = _run(chosen, request)
+  return context, lse if return_lse else None
 
 
-def fastest(request: Request, return_lse: bool) -> str:
-  """The implementation to choose, by the rules of `docs/performance.md`."""
-  if cudnn.obstacle(request, return_lse) is None:
-    return "cudnn"
+def _named(implementation: Any) -> Implementation:
+  """The implementation that a user asks for."""
+  if isinstance(implementation, str) and implementation in BY_NAME:
+    return BY_NAME[implementation]
+  is_class = isinstance(implementation, type)
+  if isinstance(implementation, Implementation) and not is_class:
+    return implementation
+  known = ", ".join(map(repr, BY_NAME))
+  raise ValueError(
+    f"implementation must be None, one of {known}, or an object with the "
+    "methods of attention.implementations.Implementation, got "
+    f"{implementation!r}"
+  )
+
+
+def _run(implementation: Implementation, request: Request):
+  context, lse = implementation(request)
+  return context.astype(request.query.dtype), lse
+
+
+def _chosen(request: Request):
+  """Runs the fastest implementation, by the rules of `docs/performance.md`."""
+  portable = next(
+    BY_NAME[name]
+    for name, is_fast in _PORTABLE
+    if is_fast(request) and BY_NAME[name].obstacle(request) is None
+  )
+  if BY_NAME["cudnn"].obstacle(request) is not None:
+    return _run(portable, request)
+  if request.platform is not None:
+    return _run(BY_NAME["cudnn"], request)
+  # Under `jax.jit` the platform is known only when the program is lowered.
+  context = jax.lax.platform_dependent(
+    cuda=lambda: _run(BY_NAME["cudnn"], request)[0],
+    default=lambda: _run(portable, request)[0],
+  )
+  return context, None
+
+
+def _is_small(request: Request) -> bool:
   if not request.has_known_sizes:
-    return "reference"
-  numbers = math.prod(request.scores_shape) * request.elements_per_pair
-  return "reference" if numbers <= _DENSE else "blockwise"
+    return False
+  elements = math.prod(request.scores_shape) * request.elements_per_pair
+  return elements <= _DENSE
+
+
+# Implementations for every platform, in order of preference.
+_PORTABLE: tuple[tuple[str, Callable[[Request], bool]], ...] = (
+  ("reference", _is_small),
+  ("blockwise", lambda request: True),
+  ("reference", lambda request: True),
+)

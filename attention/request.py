@@ -1,4 +1,4 @@
-"""A request of `attend`: its arguments, checked and lined up."""
+"""The arguments of `attend`, validated and aligned."""
 
 import dataclasses
 import functools
@@ -15,30 +15,30 @@ from attention.dropout import Dropout
 from attention.masks.types import Mask, as_mask
 from attention.positional import Pairwise
 from attention.scores import Score, as_score
-from attention.scores.footprint import elements_per_pair
+from attention.scores.base import trace_score
 
 Combined = tuple[jax.Array, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
-  """What every implementation is given: arguments that fit together.
-
-  An implementation returns the context [..., T, E] and the lse [..., T], both
-  in `dtype` and with the axes `leading`.
+  """The arguments of `attend`, validated and aligned, for an implementation.
 
   Attributes:
-    query: [..., T, Dq]; all three have the same rank.
+    query: [..., T, Dq]; query, key and value have the same rank.
     key: [..., S, Dk].
     value: [..., S, E].
-    score: a bound score.
+    score: the score.
     mask: a mask or None.
     bias: a bias or None.
-    dropout: of the weights, or None; it leaves the lse alone.
-    scores_shape: [..., T, S], of what the score returns.
-    combined: None; or the context and the lse over more keys than these. An
-      implementation returns them then, with these keys' part of their
-      derivatives: every derivative is a sum over keys.
+    dropout: the dropout of the weights, or None. It does not change the lse.
+    scores_shape: [..., T, S], the shape of the scores.
+    elements_per_pair: the elements of the largest intermediate array of the
+      score, per query and key: 1 for a dot product, D for query - key.
+    return_lse: whether the caller needs the lse.
+    combined: None, or the context and the lse over all key shards, of which
+      `key` is one. The implementation then returns these two values, with the
+      derivatives of this shard: every derivative is a sum over keys.
   """
 
   query: jax.Array
@@ -49,6 +49,8 @@ class Request:
   bias: Bias | None
   dropout: Dropout | None
   scores_shape: tuple[int, ...]
+  elements_per_pair: int = 1
+  return_lse: bool = True
   combined: Combined | None = None
 
   @property
@@ -58,13 +60,18 @@ class Request:
 
   @property
   def leading(self) -> tuple[int, ...]:
-    """The leading axes of the context: of the scores and of the value."""
+    """The leading axes of the context: those of the scores and the value."""
     return jnp.broadcast_shapes(self.scores_shape[:-2], self.value.shape[:-2])
 
   @property
   def dtype(self) -> Any:
-    """Of the softmax and its statistics, float32 at least."""
+    """The dtype of the softmax and its statistics, float32 at least."""
     return jnp.promote_types(jnp.result_type(*self.tokens), jnp.float32)
+
+  @property
+  def is_masked(self) -> bool:
+    """Whether a mask or a bias can hide keys."""
+    return self.mask is not None or self.bias is not None
 
   @property
   def has_known_sizes(self) -> bool:
@@ -72,15 +79,19 @@ class Request:
     return all(isinstance(size, int) for size in self.scores_shape)
 
   @functools.cached_property
-  def elements_per_pair(self) -> int:
-    """How many numbers the score needs at once for a query and a key."""
-    return elements_per_pair(self.score, self.query, self.key)
+  def platform(self) -> str | None:
+    """The arrays' platform; None under `jax.jit`, which chooses it later."""
+    platforms = [_platform(array) for array in self.tokens]
+    return None if None in platforms else platforms[0]
 
 
-def without_bad_tokens(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Tokens, zero where one holds NaN or inf, and bool [..., T]: which did."""
-  bad = ~jnp.all(jnp.isfinite(tokens), axis=-1)
-  return jnp.where(bad[..., None], jnp.zeros_like(tokens), tokens), bad
+def _platform(array: Any) -> str | None:
+  while isinstance(array, jax.core.Tracer):
+    # `jax.grad` and `jax.vmap` wrap arrays that may be concrete.
+    array = getattr(array, "primal", getattr(array, "val", None))
+  if not isinstance(array, jax.Array):
+    return None
+  return next(iter(array.devices())).platform
 
 
 def make_request(
@@ -92,23 +103,10 @@ def make_request(
   mask: Any,
   bias: Any,
   dropout: Dropout | None = None,
+  return_lse: bool = True,
   combined: Combined | None = None,
 ) -> Request:
-  """Checks the arguments of `attend` and lines their leading axes up.
-
-  Args:
-    query: [..., T, Dq].
-    key: [..., S, Dk].
-    value: [..., S, E].
-    score: anything `attention.scores.as_score` takes.
-    mask: anything `attention.masks.as_mask` takes, or None.
-    bias: anything `attention.biases.as_bias` takes, or None.
-    dropout: of the weights, or None.
-    combined: the context [..., T, E] and lse [..., T] over more keys, or None.
-
-  Returns:
-    The request, ready for an implementation.
-  """
+  """Validates the arguments of `attend` and gives all tokens one rank."""
   check_tokens(query=query, key=key, value=value)
   query, key, value = (jnp.asarray(array) for array in (query, key, value))
   length = key.shape[-2]
@@ -116,26 +114,38 @@ def make_request(
   check_leading(query=query, key=key, value=value)
   score = as_score(score)
   query, key, value = axes.aligned(query, key, value)
-  scores = _scores_shape(score, query, key)
-  rank = max(len(scores), value.ndim)
-  given = query.ndim
-  query, key, value = (axes.with_rank(x, rank) for x in (query, key, value))
-  if rank > given:
-    _check_rank_of_scores(score, query, key)
+  scores, elements_per_pair = _traced(score, query, key)
+  rank = len(scores)
+  if rank > query.ndim:
+    # Arrays of the score have more leading axes than the tokens.
+    query, key, value = (axes.with_rank(x, rank) for x in (query, key, value))
+    scores, elements_per_pair = _traced(score, query, key)
+    if len(scores) > rank:
+      raise ValueError(
+        f"score may not add leading axes to those of its arguments: for query "
+        f"{query.shape} and key {key.shape} it returned {scores}; let its"
+        " arrays broadcast, [H, 1, 1] or einsum('hde,...htd->...hte')"
+      )
   leading = jnp.broadcast_shapes(scores[:-2], value.shape[:-2])
   shape = (*leading, *scores[-2:])
-  if mask is not None:
-    mask = _fitting("mask", as_mask(mask), shape)
-  if bias is not None:
-    bias = _fitting("bias", as_bias(bias), shape)
   return Request(
-    query, key, value, score, mask, bias, dropout, scores, combined
+    query,
+    key,
+    value,
+    score=score,
+    mask=None if mask is None else _fitting("mask", as_mask(mask), shape),
+    bias=None if bias is None else _fitting("bias", as_bias(bias), shape),
+    dropout=dropout,
+    scores_shape=scores,
+    elements_per_pair=elements_per_pair,
+    return_lse=return_lse,
+    combined=combined,
   )
 
 
-def _scores_shape(score: Score, query, key) -> tuple[int, ...]:
-  """The shape of the scores, found without computing them."""
-  result = jax.eval_shape(score, query, key)
+def _traced(score: Score, query, key) -> tuple[tuple[int, ...], int]:
+  """The shape of the scores and the elements per pair."""
+  result, elements_per_pair = trace_score(score, query, key)
   if not hasattr(result, "shape") or jnp.issubdtype(
     result.dtype, jnp.complexfloating
   ):
@@ -149,25 +159,11 @@ def _scores_shape(score: Score, query, key) -> tuple[int, ...]:
       f"score must return [..., T, S] = [..., {lengths[0]}, {lengths[1]}] for "
       f"query {query.shape} and key {key.shape}, it returned {shape}"
     )
-  return shape
-
-
-def _check_rank_of_scores(score: Score, query, key) -> None:
-  """Raises ValueError if a score has axes in front of those of its arguments.
-
-  What it captures may have as many leading axes as they have, and not more.
-  """
-  shape = _scores_shape(score, query, key)
-  if len(shape) > query.ndim:
-    raise ValueError(
-      f"score may not add leading axes to those of its arguments: for query "
-      f"{query.shape} and key {key.shape} it returned {shape}; let its arrays "
-      "broadcast, [H, 1, 1] or einsum('hde,...htd->...hte')"
-    )
+  return shape, elements_per_pair
 
 
 def _fitting(name: str, pairs: Pairwise, shape: tuple[int, ...]):
-  """`pairs`, if its values broadcast to `shape`."""
+  """Returns `pairs` if its values broadcast to `shape`, raises otherwise."""
   query_length, key_length = shape[-2:]
   pairs.check(query_length, key_length)
   rows, columns = (

@@ -11,9 +11,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-from attention import axes
+from attention.implementations.non_finite import with_finite_tokens
 from attention.masks.types import Band, Mask
-from attention.request import Request, without_bad_tokens
+from attention.request import Request
 from attention.scores.classical import DotProduct
 
 _HALF = (jnp.dtype("bfloat16"), jnp.dtype("float16"))
@@ -22,32 +22,44 @@ _kernel = functools.partial(
 )
 
 
-def obstacle(request: Request, return_lse: bool) -> str | None:
-  """Why the kernel cannot serve a request, None if it can.
+@dataclasses.dataclass(frozen=True)
+class CuDNN:
+  """cuDNN's kernel: dot products in half precision, on a GPU, no lse."""
 
-  Args:
-    request: the arguments.
-    return_lse: whether the log-sum-exp is wanted, with its gradient.
+  def obstacle(self, request: Request) -> str | None:
+    """Why the kernel cannot serve a request, or None if it can."""
+    platform = request.platform
+    if platform is None:
+      platform = "gpu" if _has_gpu() else jax.default_backend()
+    if platform != "gpu":
+      return f"needs a GPU, the platform is {platform}"
+    if not isinstance(request.score, DotProduct):
+      name = type(request.score).__name__
+      return f"does not support the {name} score, only dot products"
+    if request.mask is not None and not _is_causal(request.mask):
+      return "supports masks.causal() only, or no mask"
+    for name in ("bias", "dropout"):
+      if getattr(request, name) is not None:
+        return f"does not support {name}"
+    if request.return_lse or request.combined is not None:
+      return "has no gradient of the log-sum-exp"
+    return _obstacle_of_arrays(*jax.eval_shape(lambda: _mapped(request)))
 
-  Returns:
-    A reason, to follow "cuDNN".
-  """
-  if jax.default_backend() != "gpu":
-    return f"needs a GPU, the backend is {jax.default_backend()}"
-  if not isinstance(request.score, DotProduct):
-    return f"has no {type(request.score).__name__} score, only dot products"
-  if request.mask is not None and not _is_causal(request.mask):
-    return "is used here without a mask or with masks.causal() alone"
-  for name in ("bias", "dropout"):
-    if getattr(request, name) is not None:
-      return f"is used here without {name}"
-  if return_lse:
-    return "has no gradient of the log-sum-exp"
-  return _obstacle_of_arrays(*jax.eval_shape(lambda: _mapped(request)))
+  def __call__(self, request: Request) -> tuple[jax.Array, None]:
+    """The context [..., T, E] of a request without an obstacle."""
+    return with_finite_tokens(request, _context)[0], None
+
+
+def _has_gpu() -> bool:
+  """Whether JAX can run a program on a GPU."""
+  try:
+    return bool(jax.devices("gpu"))
+  except RuntimeError:
+    return False
 
 
 def _obstacle_of_arrays(query, key, value) -> str | None:
-  """The same for the arrays that the kernel would be given."""
+  """Why the kernel cannot serve mapped tokens, or None if it can."""
   dtypes = {array.dtype for array in (query, key, value)}
   if len(dtypes) > 1 or not dtypes <= set(_HALF):
     names = ", ".join(sorted(map(str, dtypes)))
@@ -69,43 +81,36 @@ def _obstacle_of_arrays(query, key, value) -> str | None:
   return None
 
 
-def context(request: Request) -> jax.Array:
-  """The context [..., T, E] of a call without an obstacle."""
-  poisoned = None
-  if request.mask is not None:
-    tokens, bad = zip(*map(without_bad_tokens, request.tokens))
-    request = dataclasses.replace(
-      request, **dict(zip(("query", "key", "value"), tokens))
-    )
-    length = request.query.shape[-2]
-    poisoned = bad[0] | _seen_causally(bad[1] | bad[2], length)
-  tokens = _mapped(request)
-  # JAX wants all three mapped over by a `vmap` that maps over one.
-  zero = axes.varying_zero(tokens, tokens[0].dtype)
-  tokens = tuple(array + zero for array in tokens)
+def _context(request: Request):
+  """The context, no lse, and the rows that see flagged keys."""
+  tokens = _all_batched(*_mapped(request))
   query_heads, memory_heads = _heads(*tokens)
-  attended = _kernel(
+  context = _kernel(
     *(
       jnp.swapaxes(array.reshape(*heads, *array.shape[-2:]), -2, -3)
       for array, heads in zip(tokens, (query_heads, memory_heads, memory_heads))
     ),
     is_causal=request.mask is not None,
   )
-  attended = jnp.swapaxes(attended, -2, -3)
-  attended = attended.reshape(*tokens[0].shape[:-1], attended.shape[-1])
-  if poisoned is None:
-    return attended
-  return jnp.where(poisoned[..., None], jnp.nan, attended)
+  context = jnp.swapaxes(context, -2, -3)
+  context = context.reshape(*tokens[0].shape[:-1], context.shape[-1])
+  length = request.query.shape[-2]
+  return context, None, functools.partial(_rows_that_see, length=length)
 
 
 def _mapped(request):
-  """What the kernel is given."""
+  """The arguments of the kernel."""
   score = request.score
-  return (
-    score.map_query(request.query),
-    score.map_key(request.key),
-    request.value,
-  )
+  query, key = score.map_query(request.query), score.map_key(request.key)
+  return query, key, request.value
+
+
+def _all_batched(*tokens):
+  """Gives all arrays the `jax.vmap` axes of any, as JAX's kernel requires."""
+  zero = jnp.zeros((), tokens[0].dtype)
+  for array in tokens:
+    zero = jnp.where(False, array.ravel()[0], zero)
+  return [array + zero for array in tokens]
 
 
 def _is_causal(mask: Mask) -> bool:
@@ -115,7 +120,7 @@ def _is_causal(mask: Mask) -> bool:
 
 
 def _heads(query, key, value):
-  """(B, H) and (B, K) of queries and of keys, None if they are neither."""
+  """(B, H) and (B, K) of queries and of keys, or None if they have neither."""
   leading, memory = query.shape[:-2], key.shape[:-2]
   if memory != value.shape[:-2]:
     return None
@@ -128,8 +133,8 @@ def _heads(query, key, value):
   return None
 
 
-def _seen_causally(bad, length: int):
-  """Which queries see a bad key at their own position or before."""
-  seen = jax.lax.cummax(bad.astype(jnp.int32), axis=bad.ndim - 1) > 0
-  last = jnp.minimum(jnp.arange(length), bad.shape[-1] - 1)
+def _rows_that_see(flags, length: int):
+  """The queries with a flagged key at their own position or before."""
+  seen = jax.lax.cummax(flags.astype(jnp.int32), axis=flags.ndim - 1) > 0
+  last = jnp.minimum(jnp.arange(length), flags.shape[-1] - 1)
   return jnp.take(seen, last, axis=-1)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import jaxprs_in_params
 
 from attention import axes
 from attention.equality import EqualByValue
@@ -220,3 +221,36 @@ def with_mapped_keys(score: Score) -> Score:
       "one of a function"
     )
   return MappedKeys(score)
+
+
+def trace_score(score: Score, query, key) -> tuple[jax.ShapeDtypeStruct, int]:
+  """The shape of the scores and the elements per pair, by one trace.
+
+  The elements per pair are those of the largest intermediate array: 1 for a
+  dot product, D for query - key, and 1 where sizes are symbols of `jax.export`.
+  """
+  found = []
+
+  def trace(query, key):
+    score.check(query, key)
+    query, key = score.map_query(query), score.map_key(key)
+    closed, result = jax.make_jaxpr(score.pair, return_shape=True)(query, key)
+    elements = 1
+    if all(isinstance(size, int) for size in (*query.shape, *key.shape)):
+      largest = _largest(closed.jaxpr)
+      if largest > max(query.size, key.size):  # else the tokens, reshaped
+        pairs = math.prod(getattr(result, "shape", ()))
+        elements = max(-(-largest // max(pairs, 1)), 1)
+    found.append((result, elements))
+
+  jax.eval_shape(trace, query, key)
+  return found[0]
+
+
+def _largest(jaxpr) -> int:
+  """The number of elements of the largest array that a jaxpr makes."""
+  sizes = [0]
+  for equation in jaxpr.eqns:
+    sizes += [variable.aval.size for variable in equation.outvars]
+    sizes += map(_largest, jaxprs_in_params(equation.params))
+  return max(sizes)

@@ -8,7 +8,7 @@ import pytest
 import attention
 from attention import masks, scores
 from attention.grouped_query import attend_heads
-from attention.scores.footprint import elements_per_pair
+from attention.scores.base import trace_score
 from tests.attention.comparison import jitted
 from tests.attention.matrix import KINDS, sampled
 from tests.attention.oracle import CASES, draw, draw_parameters, loop_scores
@@ -272,8 +272,8 @@ def test_elements_per_pair_of_a_score():
   gap = scores.as_score(lambda q, k: -abs(q[:, None] - k[None]).sum(-1))
   for length in (1, 40):
     query, key = jnp.ones((length, 8)), jnp.ones((40, 8))
-    assert elements_per_pair(scores.scaled_dot(), query, key) == 1
-  assert elements_per_pair(gap, query, key) == 8
+    assert trace_score(scores.scaled_dot(), query, key)[1] == 1
+  assert trace_score(gap, query, key)[1] == 8
 
 
 def test_unused_cache_entries_of_mapped_keys_have_zero_gradient():

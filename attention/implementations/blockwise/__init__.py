@@ -1,8 +1,8 @@
 """Attention tile by tile: any score, in memory that grows as T + S.
 
-`softmax` visits the tiles and `rule` differentiates that; `tiling` cuts the
-scores into tiles, of the `sizes` that suit the machine; `problem` turns a score
-into a function of a tile, `pairs` does so for masks, biases and dropout.
+`online_softmax` visits the tiles and `derivative` differentiates that; `tiles`
+cuts the scores into tiles, of the `tile_sizes` that suit the machine; `problem`
+makes functions of a tile from a score, a mask, a bias and dropout.
 """
 
 from attention.implementations.blockwise.implementation import Blockwise

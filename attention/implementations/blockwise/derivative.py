@@ -41,19 +41,10 @@ def solve(
   value: jax.Array,
   combined: Combined | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """`softmax.context_and_lse`, differentiable by the rule to any order.
+  """`context_and_lse`, differentiable by the rule to any order.
 
-  Args:
-    problem: the functions of a tile.
-    captured: what they capture.
-    query: as there.
-    key: likewise.
-    value: likewise.
-    combined: the context and the lse over more keys than these, to be returned
-      with these keys' terms of the tangents, to first order; or None.
-
-  Returns:
-    The context and the lse.
+  With `combined`, the context and lse over all key shards, it returns these,
+  with this shard's terms of the tangents, to first order.
   """
 
   @jax.custom_jvp
@@ -75,7 +66,7 @@ class _Linear(NamedTuple):
   tiles of queries are then written in one piece.
   """
 
-  captured: list[jax.Array | None]
+  captured: tuple[list[jax.Array | None], list[jax.Array | None]]
   query: jax.Array | None
   key_columns: jax.Array | None
   value_columns: jax.Array | None
@@ -90,11 +81,11 @@ def _tangents(problem: Problem, primals, outputs, tangents):
   # Sums over tiles are taken in the statistics' dtype.
   captured, query, key, value = jax.tree.map(
     functools.partial(_widened, dtype=problem.dtype),
-    (tangents[0][tiling.has_partial], *tangents[1:]),
+    ((tangents[0].pair, tangents[0].bias), *tangents[1:]),
     is_leaf=lambda tangent: isinstance(tangent, SymbolicZero),
   )
   linear = _Linear(captured, query, _in_columns(key), _in_columns(value))
-  of_scores = any(each is not None for each in (*captured, query, key))
+  of_scores = bool(jax.tree.leaves((captured, query, key)))
 
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def visit(linear, start):
@@ -128,7 +119,6 @@ def _tile_terms(problem, primals, lse, linear, start):
   """One tile's share of sum P dS, sum (P dS) V and sum P dV, in columns."""
   tiling, dtype = problem.tiling, problem.dtype
   captured, *tokens = primals
-  scores_of = problem.scores[tiling.has_partial]
   *row, column = start
   key_start = (*row[:-1], column)
   query_tile = cut(tokens[0], row, tiling.row)
@@ -145,9 +135,16 @@ def _tile_terms(problem, primals, lse, linear, start):
   query_tangent = linear.query
   if query_tangent is not None:
     query_tangent = cut(query_tangent, row, tiling.row)
+
+  def scores_of(of_pair, *tiles):
+    pair, bias = of_pair
+    moved = captured._replace(pair=pair, bias=bias)
+    masked = tiling.has_partial
+    return problem.scores(moved, *tiles, start, masked=masked)
+
   scores, scores_tangent = _jvp(
-    lambda captured, *tiles: scores_of(captured, *tiles, start),
-    (captured[tiling.has_partial], query_tile, key_tile),
+    scores_of,
+    ((captured.pair, captured.bias), query_tile, key_tile),
     (
       linear.captured,
       query_tangent,
@@ -159,7 +156,7 @@ def _tile_terms(problem, primals, lse, linear, start):
   # larger than 1. The derivative is to be that of the difference, though.
   excess = jax.lax.stop_gradient(jnp.maximum(logarithms, 0.0))
   weights = jnp.exp(logarithms - excess)
-  kept = problem.bound(captured).dropped(weights, start)
+  kept = problem.dropped(captured, weights, start)
   of_lse = by_scores = by_values = None
   if scores_tangent is not None:
     of_lse = jnp.sum(weights * scores_tangent, axis=-1)

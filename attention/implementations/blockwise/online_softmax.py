@@ -16,66 +16,66 @@ from attention.implementations.blockwise.tiles import Tiling, cut, put, scan
 from attention.matmul import weighted_sum
 
 
+class Captured(NamedTuple):
+  """The arrays that each function of a `Problem` captured."""
+
+  pair: list[Any]
+  bias: list[Any]
+  visible: list[Any]
+  multiplier: list[Any]
+
+
 class Problem(NamedTuple):
-  """Attention as functions of a tile and its start.
+  """Attention as functions of a tile.
 
   Attributes:
     tiling: the tiles.
     dtype: of the statistics and the results.
     lse_leading: the leading axes of the scores and the lse; the context may
       have more, where values share scores.
-    scores: two functions (query tile, key tile, start) to [..., t, s], bias
-      included: for tiles that are seen in full, and for those that are seen in
-      part, -inf where nothing is.
-    multiplier: (start) to what the weights are multiplied with; None for 1.
-
-  The functions have one more argument in front: the arrays they would else
-  capture. `bound` gives it to them.
+    pair: (captured, query tile, key tile) to scores [..., t, s].
+    bias: (captured, start of the tile) to what is added to the scores, or None.
+    visible: (captured, start) to bool, which pairs are visible; None where
+      every tile is visible in full.
+    multiplier: (captured, start) to the factors of dropout, or None.
   """
 
   tiling: Tiling
   dtype: Any
   lse_leading: tuple[int, ...]
-  scores: tuple[Callable, Callable]
+  pair: Callable
+  bias: Callable | None
+  visible: Callable | None
   multiplier: Callable | None
 
-  def bound(self, captured: "Captured") -> "Problem":
-    """The problem with what its functions capture."""
-    full, part, multiplier = captured
-    return self._replace(
-      scores=(
-        functools.partial(self.scores[0], full),
-        functools.partial(self.scores[1], part),
-      ),
-      multiplier=self.multiplier
-      and functools.partial(self.multiplier, multiplier),
-    )
+  def scores(
+    self, captured: Captured, query, key, start: Sequence[Any], *, masked: bool
+  ) -> jax.Array:
+    """The scores and bias of a tile; if `masked`, -inf for hidden pairs."""
+    scores = self.pair(captured.pair, query, key).astype(self.dtype)
+    if self.bias is not None:
+      scores = scores + self.bias(captured.bias, start)
+    if masked and self.visible is not None:
+      visible = self.visible(captured.visible, start)
+      scores = jnp.where(visible, scores, -jnp.inf)
+    return scores
 
-  def dropped(self, weights: jax.Array, start: Sequence[Any]) -> jax.Array:
-    """The weights of the tile at `start` after dropout."""
+  def dropped(self, captured: Captured, weights, start) -> jax.Array:
+    """The weights of a tile after dropout."""
     if self.multiplier is None:
       return weights
-    return weights * self.multiplier(start)
+    return weights * self.multiplier(captured.multiplier, start)
 
   def zeros(self, arguments: Any, value_size: int):
     """A context [..., T, E] and an lse [..., T] of zeros.
 
-    Args:
-      arguments: all arrays that they will depend on.
-      value_size: E.
-
-    Returns:
-      The two.
+    They vary over the same devices of a mesh as the `arguments`.
     """
     tiling = self.tiling
     zero = axes.varying_zero(arguments, self.dtype)
     context = (*tiling.leading, tiling.query_length, value_size)
     lse = (*self.lse_leading, tiling.query_length)
     return jnp.broadcast_to(zero, context), jnp.broadcast_to(zero, lse)
-
-
-# What the two functions of scores and the multiplier capture.
-Captured = tuple[list[Any], list[Any], list[Any]]
 
 
 def context_and_lse(
@@ -85,44 +85,38 @@ def context_and_lse(
   key: jax.Array,
   value: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """The context [..., T, E] and the lse [..., T].
+  """The context [..., T, E] and the lse [..., T], in the problem's dtype.
 
-  Args:
-    problem: the functions of a tile.
-    captured: what they capture.
-    query: [..., T, X], mapped; T is a multiple of the tile's size.
-    key: [..., S, Y], mapped; so is S.
-    value: [..., S, E].
-
-  Returns:
-    Both in the problem's dtype.
+  `query` and `key` are mapped; T and S are multiples of the tile's sizes.
   """
   tiling = problem.tiling
   columns, bounds = tiling.columns()
   outputs = problem.zeros((captured, query, key, value), value.shape[-1])
-  problem = problem.bound(captured)
 
   def row(outputs, inputs):
     start, bound = tuple(inputs[0]), inputs[1]
     query_tile = cut(query, start, tiling.row)
 
-    def visit(scores, position, state):
+    def visit(masked, position, state):
       column = jnp.asarray(columns)[position]
       key_start, tile_start = (*start[:-1], column), (*start, column)
       key_tile = cut(key, key_start, tiling.column)
       return _updated(
         problem,
+        captured,
         state,
-        scores(query_tile, key_tile, tile_start),
+        problem.scores(
+          captured, query_tile, key_tile, tile_start, masked=masked
+        ),
         cut(value, key_start, tiling.column),
         tile_start,
       )
 
     context, lse = (cut(each, start, tiling.row) for each in outputs)
     state = (jnp.zeros_like(context), lse - jnp.inf, jnp.zeros_like(lse))
-    for part, scores in enumerate(problem.scores):
+    for part, masked in enumerate((False, True)):
       state = _loop(
-        functools.partial(visit, scores),
+        functools.partial(visit, masked),
         (bound[part], bound[part + 1]),
         tiling.visits[part],
         state,
@@ -133,7 +127,7 @@ def context_and_lse(
   return scan(row, outputs, (tiling.rows(), bounds))
 
 
-def _updated(problem, state, scores, value, start):
+def _updated(problem, captured, state, scores, value, start):
   """The state after one more tile of keys."""
   context, largest, total = state
   larger = jnp.maximum(largest, jnp.max(scores, axis=-1))
@@ -142,7 +136,7 @@ def _updated(problem, state, scores, value, start):
   shrink = jnp.exp(largest - reference)
   weights = jnp.exp(scores - reference[..., None])
   total = total * shrink + jnp.sum(weights, axis=-1)
-  weights = problem.dropped(weights, start)
+  weights = problem.dropped(captured, weights, start)
   seen = weighted_sum(weights, value, problem.dtype)
   return context * shrink[..., None] + seen, larger, total
 

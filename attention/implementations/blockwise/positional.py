@@ -36,11 +36,10 @@ class Pairs:
       visible if self.mask is None else visible & self._tile(self.mask, start)
     )
 
-  def biased(self, scores, start) -> jax.Array:
-    """The scores plus the bias."""
-    if self.bias is None:
-      return scores
-    return scores + self._tile(self.bias, start).astype(self.dtype)
+  def bias_tile(self, start) -> jax.Array:
+    """The bias of a tile."""
+    assert self.bias is not None
+    return self._tile(self.bias, start).astype(self.dtype)
 
   def allowed(self, start) -> jax.Array:
     """`visible`, less what a bias of -inf hides."""
@@ -49,8 +48,9 @@ class Pairs:
       return visible
     return visible & ~jnp.isneginf(self._tile(self.bias, start))
 
-  def multiplier(self, dropout: Dropout, start) -> jax.Array:
+  def multiplier(self, dropout: Dropout | None, start) -> jax.Array:
     """What dropout multiplies the weights with."""
+    assert dropout is not None
     leading = self.tiling.leading
     numbers = jnp.arange(math.prod(leading)).reshape(leading)
     rows, columns = self._positions(start)
@@ -77,26 +77,19 @@ class Pairs:
 
 
 def rows_that_see(pairs: Pairs, flags: jax.Array) -> jax.Array:
-  """Which queries see a key that is flagged.
+  """Which queries attend to a flagged key: bool [..., S] to bool [..., T].
 
-  Costs next to nothing where no key is.
-
-  Args:
-    pairs: the mask and the bias; -inf hides as a mask does.
-    flags: bool [..., S].
-
-  Returns:
-    bool [..., T], T rounded up to whole tiles.
+  Costs next to nothing where no key is flagged.
   """
   tiling = pairs.tiling
   missing = tiling.key_length - flags.shape[-1]
   flags = jnp.pad(flags, [(0, 0)] * (flags.ndim - 1) + [(0, missing)])
   shape = (*tiling.leading, tiling.query_length)
-  nobody = axes.varying_zero((flags, pairs.mask, pairs.bias), jnp.bool_)
-  nobody = jnp.broadcast_to(nobody, shape)
+  none = axes.varying_zero((flags, pairs.mask, pairs.bias), jnp.bool_)
+  none = jnp.broadcast_to(none, shape)
   # Outside of jit a `cond` would be compiled at every call.
   if not isinstance(flags, jax.core.Tracer) and not flags.any():
-    return nobody
+    return none[..., : pairs.length]
 
   def step(rows, start):
     *row, column = start
@@ -104,7 +97,7 @@ def rows_that_see(pairs: Pairs, flags: jax.Array) -> jax.Array:
     seen = jnp.any(pairs.allowed(start) & flagged[..., None, :], axis=-1)
     return put(rows, seen | cut(rows, row, tiling.row), row)
 
-  def look():
-    return scan(step, nobody, tiling.pairs())
-
-  return jax.lax.cond(jnp.any(flags), look, lambda: nobody)
+  rows = jax.lax.cond(
+    jnp.any(flags), lambda: scan(step, none, tiling.pairs()), lambda: none
+  )
+  return rows[..., : pairs.length]

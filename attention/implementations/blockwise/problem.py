@@ -1,6 +1,8 @@
-"""From a score, a mask and a bias to functions of a tile."""
+"""Functions of a tile, made from a score, a mask, a bias and dropout."""
 
+import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,78 +12,74 @@ from attention.dropout import Dropout
 from attention.implementations.blockwise.closure import without_captured
 from attention.implementations.blockwise.online_softmax import Captured, Problem
 from attention.implementations.blockwise.positional import Pairs
-from attention.implementations.blockwise.tiles import cut
+from attention.implementations.blockwise.tiles import Tiling, cut
 from attention.scores.base import Score
 
-
-def fits(score, query, key, block) -> bool:
-  """Whether `score` can be called on `block` of its leading axes.
-
-  What it captures may have these axes too, and then it must see all of them.
-  """
-
-  def scores(query, key):
-    start = (0,) * len(block)
-    query, key = score.map_query(query), score.map_key(key)
-    whole = jnp.broadcast_shapes(query.shape[:-2], key.shape[:-2])
-    pairs = score.pair(cut(query, start, block), cut(key, start, block))
-    if pairs.shape[:-2] != tuple(map(min, block, whole)):
-      raise TypeError("the score does not follow its arguments' shapes")
-    return pairs
-
-  try:
-    jax.eval_shape(scores, query, key)
-  except (AssertionError, RuntimeError, TypeError, ValueError):
-    return False
-  return True
+# A function whose first argument is the list of arrays that it captured.
+Traced = tuple[Callable, list[Any]]
 
 
-def make_problem(
+def trace_pair(
   score: Score,
-  pairs: Pairs,
-  dropout: Dropout | None,
-  lse_leading: tuple[int, ...],
   query: jax.Array,
   key: jax.Array,
-) -> tuple[Problem, Captured]:
-  """The functions of a tile, and apart from them the arrays they capture.
+  tiling: Tiling,
+  blocks: Sequence[tuple[int, ...]],
+) -> tuple[Traced, Tiling]:
+  """The score of a tile, and the tiling with the first block that it accepts.
 
-  Apart, so that a custom derivative rule gives these gradients too, whatever
-  trace they belong to.
-
-  Args:
-    score: a bound score.
-    pairs: the mask and the bias.
-    dropout: dropout of the weights or None.
-    lse_leading: the leading axes of the scores.
-    query: [..., T, X], mapped.
-    key: [..., S, Y], mapped.
-
-  Returns:
-    The problem, and what to bind it to.
+  Arrays of the score may have leading axes of their own, mostly heads. Such a
+  score needs all entries of these axes; the last block has all entries of all
+  axes, and every score accepts it. `query` and `key` are mapped.
   """
-  tiling = pairs.tiling
+  whole = jnp.broadcast_shapes(query.shape[:-2], key.shape[:-2])
+  for block in blocks[:-1]:
+    tiling = dataclasses.replace(tiling, block=block)
+    shape = tuple(map(min, block, whole))
+    try:
+      return _trace_pair(score, query, key, tiling, shape), tiling
+    except (AssertionError, RuntimeError, TypeError, ValueError):
+      pass
+  tiling = dataclasses.replace(tiling, block=blocks[-1])
+  return _trace_pair(score, query, key, tiling), tiling
 
-  def scores(query, key, start, *, masked):
-    scores = pairs.biased(score.pair(query, key).astype(pairs.dtype), start)
-    if masked:
-      scores = jnp.where(pairs.visible(start), scores, -jnp.inf)
+
+def _trace_pair(score, query, key, tiling, leading=None) -> Traced:
+  def pair(query, key):
+    scores = score.pair(query, key)
+    if leading is not None and scores.shape[:-2] != leading:
+      raise ValueError("the score does not follow its arguments' shapes")
     return scores
 
-  start = (jax.ShapeDtypeStruct((), jnp.int32),) * (len(tiling.leading) + 2)
-  tiles = (
+  return without_captured(
+    pair,
     cut(query, (0,) * query.ndim, tiling.row),
     cut(key, (0,) * key.ndim, tiling.column),
   )
-  functions: list[Any] = [
-    without_captured(functools.partial(scores, masked=masked), *tiles, start)
-    for masked in (False, True)
-  ]
-  if dropout is None:
-    functions.append((None, []))
-  else:
-    multiplier = functools.partial(pairs.multiplier, dropout)
-    functions.append(without_captured(multiplier, start))
-  (full, part, multiplier), captured = zip(*functions)
-  problem = Problem(tiling, pairs.dtype, lse_leading, (full, part), multiplier)
-  return problem, captured
+
+
+def make_problem(
+  pair: Traced,
+  pairs: Pairs,
+  dropout: Dropout | None,
+  lse_leading: tuple[int, ...],
+) -> tuple[Problem, Captured]:
+  """The functions of a tile, and apart from them the arrays they capture.
+
+  They are apart so that a custom derivative rule gives them gradients too,
+  whatever trace they belong to.
+  """
+  tiling = pairs.tiling
+  start = (jax.ShapeDtypeStruct((), jnp.int32),) * (len(tiling.leading) + 2)
+  traced: list[tuple[Any, list[Any]]] = [pair]
+  for function, is_needed in (
+    (pairs.bias_tile, pairs.bias is not None),
+    (pairs.visible, tiling.has_partial),
+    (functools.partial(pairs.multiplier, dropout), dropout is not None),
+  ):
+    traced.append(
+      without_captured(function, start) if is_needed else (None, [])
+    )
+  functions, captured = zip(*traced)
+  problem = Problem(tiling, pairs.dtype, lse_leading, *functions)
+  return problem, Captured(*captured)

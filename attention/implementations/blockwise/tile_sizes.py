@@ -1,7 +1,7 @@
 """How large a tile is."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 
@@ -36,42 +36,37 @@ def side(length: int, asked: int | None, numbers: int = 1) -> int:
   return size if tiles == 1 else -(-size // 16) * 16
 
 
-def leading_block(
+def leading_blocks(
   asked: int | None,
-  pairs: int,
+  elements: int,
   scores: Sequence[int],
   leading: Sequence[int],
-  fits: Callable[[tuple[int, ...]], bool],
-) -> tuple[int, ...]:
-  """How many entries of each leading axis a tile has.
+) -> list[tuple[int, ...]]:
+  """How many entries of each leading axis a tile may have, best first.
 
   Args:
-    asked: at most so many in all; None chooses.
-    pairs: how many numbers the score needs at once for one of them.
+    asked: the largest number of entries in all; None chooses.
+    elements: the elements of the score's intermediate arrays per entry.
     scores: the leading axes of the scores.
     leading: the leading axes of the context; the values may have more of them.
-    fits: whether the score can be called on such a part of its leading axes.
 
   Returns:
-    A divisor of each leading axis.
+    Divisors of the leading axes. The last item is all entries of all axes;
+    the others keep all entries of fewer and fewer axes on the left cut.
 
   Example:
-    >>> leading_block(4, 64, (2, 6), (2, 6), lambda block: True)
-    (1, 3)
+    >>> leading_blocks(4, 64, (2, 6), (2, 6))
+    [(1, 3), (1, 6), (2, 6)]
   """
+  whole = tuple(leading)
   if asked is None:
     sharing = _devices_of_a_cpu()
     if not sharing:
-      return tuple(leading)
-    asked = max(_SCORES // sharing // pairs, 1)
-  block, whole = _innermost_first(asked, scores, leading), tuple(leading)
-  # A score may capture arrays with leading axes of its own, heads mostly, and
-  # then needs all of these.
-  for axis in range(len(whole), 0, -1):
-    part = block[:axis] + whole[axis:]
-    if part == whole or fits(part):
-      return part
-  return whole
+      return [whole]
+    asked = max(_SCORES // sharing // elements, 1)
+  block = _innermost_first(asked, scores, leading)
+  cuts = range(len(whole), -1, -1)
+  return list(dict.fromkeys(block[:axis] + whole[axis:] for axis in cuts))
 
 
 def _devices_of_a_cpu() -> int:

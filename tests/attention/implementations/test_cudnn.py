@@ -1,4 +1,4 @@
-"""The door to cuDNN, with XLA's implementation standing in for the kernel."""
+"""The cuDNN implementation, with XLA's in place of the kernel."""
 
 import functools
 
@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attend, biases, masks, scores
+from attention import attend, biases, masks, request, scores
 from attention.implementations import cudnn
 from tests.attention.oracle import draw
 
 
 @pytest.fixture
 def _stand_in(monkeypatch):
-  """A GPU, as far as the choice is concerned, and XLA for its kernel."""
-  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  """Arrays seem to be on a GPU, and XLA takes the place of the kernel."""
+  monkeypatch.setattr(request, "_platform", lambda array: "gpu")
   kernel = functools.partial(
     jax.nn.dot_product_attention, implementation="xla", scale=1.0
   )

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 import attention
 from attention import masks, scores
 from attention.implementations.blockwise import Blockwise, tile_sizes
+from attention.implementations.blockwise import implementation as blockwise
 from attention.implementations.blockwise.tiles import Tiling
 from attention.masks.tile_visibility import Ranges, visibility
 from attention.masks.types import as_mask
 from attention.positional import EMPTY, FULL, PARTIAL, positions
-from attention.request import make_request
 from tests.attention.comparison import jitted
 from tests.attention.matrix import sampled, sampled_product
 from tests.attention.oracle import draw
@@ -343,9 +343,15 @@ def test_leading_axes_are_cut_on_a_single_cpu_device(name, monkeypatch):
   monkeypatch.setattr(tile_sizes, "_devices_of_a_cpu", lambda: 1)
   monkeypatch.setattr(tile_sizes, "_SCORES", 128)
   mask = masks.causal()
-  request = make_request(query, key, value, score=score, mask=mask, bias=None)
-  block = Blockwise()._tiling(request).block
-  assert block == {"scaled_dot": (1, 2), "additive": (1, 1)}.get(name, (1, 4))
+  blocks = []
+  trace_pair = blockwise.trace_pair
+
+  def spy(*arguments):
+    pair, tiling = trace_pair(*arguments)
+    blocks.append(tiling.block)
+    return pair, tiling
+
+  monkeypatch.setattr(blockwise, "trace_pair", spy)
   got, want = (
     attend(
       query,
@@ -358,3 +364,5 @@ def test_leading_axes_are_cut_on_a_single_cpu_device(name, monkeypatch):
     for implementation in ("blockwise", "reference")
   )
   np.testing.assert_allclose(got, want, atol=1e-5)
+  block = {"scaled_dot": (1, 2), "additive": (1, 1)}.get(name, (1, 4))
+  assert blocks == [block]

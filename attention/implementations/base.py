@@ -1,0 +1,47 @@
+"""The protocol that every implementation of attention follows."""
+
+from typing import Protocol, runtime_checkable
+
+import jax
+
+from attention.request import Request
+
+
+@runtime_checkable
+class Implementation(Protocol):
+  """An algorithm that `attend` can call, given as `implementation=`.
+
+  `attention.implementations.BY_NAME` holds those that have names. Any other
+  object with these two methods can be passed to `attend` itself.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from attention import attend
+    >>> class Mean:
+    ...   def obstacle(self, request):
+    ...     return "has no mask" if request.mask is not None else None
+    ...
+    ...   def __call__(self, request):
+    ...     mean = request.value.mean(-2, keepdims=True)
+    ...     length = request.query.shape[-2]
+    ...     return jnp.repeat(mean, length, axis=-2), None
+    >>> tokens = jnp.eye(2)
+    >>> attend(tokens, tokens, tokens, implementation=Mean())
+    Array([[0.5, 0.5],
+           [0.5, 0.5]], dtype=float32)
+  """
+
+  def obstacle(self, request: Request) -> str | None:
+    """Why the implementation cannot serve a request, or None if it can.
+
+    The reason completes the sentence "implementation=... cannot serve this
+    call: it ...".
+    """
+
+  def __call__(self, request: Request) -> tuple[jax.Array, jax.Array | None]:
+    """The context [..., T, E] and the lse [..., T] of a request.
+
+    Both have the leading axes `request.leading`. The lse may be None where
+    `request.return_lse` is false. `attend` converts the context to the query's
+    dtype.
+    """

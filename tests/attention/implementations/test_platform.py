@@ -1,0 +1,64 @@
+"""The platform of the computation decides whether cuDNN serves it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import attend
+from attention.implementations import cudnn
+from tests.attention.oracle import draw
+
+MARK = 1234.5
+
+
+@pytest.fixture(autouse=True)
+def _gpu_beside_the_cpu(monkeypatch):
+  """JAX's default device seems to be a GPU; arrays are on the CPU."""
+
+  def kernel(query, key, value, **options):
+    return query * 0.0 + MARK
+
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  monkeypatch.setattr(cudnn, "_kernel", kernel)
+  if hasattr(cudnn, "_has_gpu"):
+    monkeypatch.setattr(cudnn, "_has_gpu", lambda: True)
+
+
+def half_precision_tokens():
+  return [jnp.asarray(array, jnp.bfloat16) for array in draw(0, *[(5, 8)] * 3)]
+
+
+def test_concrete_arrays_on_the_cpu_do_not_go_to_cudnn():
+  tokens = half_precision_tokens()
+  np.testing.assert_array_equal(
+    attend(*tokens), attend(*tokens, implementation="reference")
+  )
+  gradient = jax.grad(lambda query: attend(query, *tokens[1:]).sum())
+  assert (abs(gradient(tokens[0])) < 10.0).all()
+  with pytest.raises(NotImplementedError, match="platform is cpu"):
+    attend(*tokens, implementation="cudnn")
+
+
+def test_the_platform_that_jit_lowers_for_decides():
+  tokens = half_precision_tokens()
+
+  @jax.jit
+  def value_and_gradients(*tokens):
+    loss = lambda *tokens: attend(*tokens).sum()  # noqa: E731
+    return attend(*tokens), jax.grad(loss, (0, 1, 2))(*tokens)
+
+  traced = value_and_gradients.trace(*tokens)
+  programs = {
+    platform: traced.lower(lowering_platforms=(platform,)).as_text()
+    for platform in ("cpu", "cuda")
+  }
+  mark = "1.232000e+03"  # MARK in bfloat16
+  assert mark in programs["cuda"]
+  assert "exponential" not in programs["cuda"]
+  assert mark not in programs["cpu"]
+  np.testing.assert_allclose(
+    np.asarray(value_and_gradients(*tokens)[0], np.float32),
+    np.asarray(attend(*tokens, implementation="reference"), np.float32),
+    atol=0.03,
+  )
