@@ -29,7 +29,11 @@ def migrated(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_1_to_2(config: dict[str, Any]) -> None:
-  """Version 1 of adamw decayed all parameters; unused fields could be set."""
+  """Version 1 of adamw decayed all parameters; unused fields could be set.
+
+  Subword sampling was removed: SentencePiece's own cannot be reproduced.
+  """
+  config["data"] = _without_sampling(config.get("data"))
   optimizer = config.get("optimizer")
   if not isinstance(optimizer, dict):
     return
@@ -38,6 +42,22 @@ def _from_1_to_2(config: dict[str, Any]) -> None:
     optimizer["weight_decay_of"] = "all"
   for name in UNUSED.get(str(optimizer.get("name")), ()):
     optimizer[name] = OptimizerConfig.model_fields[name].default
+
+
+def _without_sampling(data: Any) -> Any:
+  if not isinstance(data, dict):
+    return data
+  data = {**data}
+  for side in ("source_tokenizer", "target_tokenizer"):
+    if not isinstance(data.get(side), dict):
+      continue
+    data[side] = {**data[side]}
+    if data[side].pop("sampling", 0.0):
+      raise UserError(
+        f"config.data.{side}.sampling: no longer supported; use the code that"
+        " wrote the config"
+      )
+  return data
 
 
 # The migration at index n - 1 is from version n.

@@ -13,8 +13,9 @@ import tarfile
 
 import pytest
 
+from experiments import inference
 from experiments.errors import UserError
-from experiments.inference import restored, translator
+from experiments.evaluation import configured_search
 from experiments.run_directory import read_config
 from experiments.training import loop
 from tests.experiments.conftest import make_tiny
@@ -61,20 +62,18 @@ def test_training_resumes_with_the_behaviour_of_version_1(runs):
 def test_evaluation_gives_the_result_of_version_1(runs):
   workdir = runs / "translation"
   stored = json.loads((workdir / "eval" / "test.json").read_text())["metrics"]
-  run = restored.restore(workdir)
-  _, examples = restored.examples(run.run, "test")
-  evaluation = restored.evaluate(
-    run, examples, restored.configured_search(run.run)
-  )
+  restored = inference.restore(workdir)
+  _, examples = inference.evaluation_set(restored.experiment, "test")
+  search = configured_search(restored.experiment)
+  evaluation = inference.evaluate(restored, examples, search)
   assert evaluation.metrics["loss"] == pytest.approx(stored["loss"], rel=1e-5)
   assert evaluation.metrics["bleu"] == pytest.approx(stored["bleu"])
 
 
 def test_translation_works(runs):
-  run = restored.restore(runs / "translation")
-  translate = translator.make_translator(
-    run, restored.configured_search(run.run)
-  )
+  restored = inference.restore(runs / "translation")
+  search = configured_search(restored.experiment)
+  translate = inference.make_translator(restored, search)
   (line,) = translate(["a dog runs in the snow."], first=1)
   assert line.texts[0]
 
