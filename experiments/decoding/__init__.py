@@ -1,11 +1,11 @@
-"""Decoding: from a source to a target, one token after the other.
+"""Decoding: greedy search, sampling and beam search.
 
-Works on any model with `start(source, max_length) -> memory, carry` and
-`step(memory, carry, token) -> carry, logits, weights`. All are pure functions
-for a caller to jit; everything but parameters, source and rng is static.
+Works on every model with `start(source, max_length) -> memory, carry` and
+`step(memory, carry, token) -> carry, logits, weights`. The functions are pure,
+for the caller to jit; all arguments but parameters, source and rng are static.
 """
 
-from experiments.decoding.attention_weights import alignments
+from experiments.decoding.attention_weights import target_attention_weights
 from experiments.decoding.beam_search import Hypotheses, beam
 from experiments.decoding.constraints import Constraints
 from experiments.decoding.sampling import greedy, sample
@@ -13,8 +13,8 @@ from experiments.decoding.sampling import greedy, sample
 __all__ = [
   "Constraints",
   "Hypotheses",
-  "alignments",
   "beam",
   "greedy",
   "sample",
+  "target_attention_weights",
 ]

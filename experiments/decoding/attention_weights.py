@@ -1,6 +1,6 @@
-"""Where each token of a target looked in its source.
+"""Attention weights of given targets.
 
-Axes: B batch, S source, T target, P panels (heads) of attention weights.
+Axes: B batch, S source, T target, P heads of all layers.
 """
 
 from typing import Any
@@ -13,10 +13,10 @@ from flax import linen as nn
 from experiments.data.batch import BOS
 
 
-def alignments(
+def target_attention_weights(
   model: nn.Module, params: Any, source: jax.Array, target: jax.Array
 ) -> jax.Array:
-  """Follows a given target and returns where each of its tokens looked.
+  """Returns the attention weights of each token of given targets.
 
   Args:
     model: the model.
@@ -25,31 +25,32 @@ def alignments(
     target: [B, T] token ids.
 
   Returns:
-    [B, P, T, S] attention weights, one panel a head.
-
-  Raises:
-    AssertionError: if source or target is not of rank 2.
+    [B, P, T, S] attention weights.
 
   Example:
-    >>> from experiments.models.rnn.seq2seq import Seq2Seq
-    >>> model = Seq2Seq(9, 9, embedding_size=4, hidden_size=6)
-    >>> source, target = jnp.array([[3, 4, 2]]), jnp.array([[4, 2]])
-    >>> def look(rng):
-    ...   params = model.init(rng, source, target)["params"]
-    ...   return alignments(model, params, source, target)
-    >>> jax.eval_shape(look, jax.random.key(0)).shape
-    (1, 1, 2, 3)
+    >>> from experiments.config import Seq2SeqConfig
+    >>> from experiments.models import make_model
+    >>> model = make_model(
+    ...   Seq2SeqConfig(), source_vocabulary_size=9, target_vocabulary_size=9,
+    ...   shared_vocabulary=True, max_length=5, dtype="float32",
+    ... )
+    >>> source = jnp.array([[3, 4, 2]])
+    >>> def weights(rng):
+    ...   params = model.init(rng, source, source)["params"]
+    ...   return target_attention_weights(model, params, source, source)
+    >>> jax.eval_shape(weights, jax.random.key(0)).shape
+    (1, 1, 3, 3)
   """
   chex.assert_rank([source, target], 2, custom_message="source, target")
   variables = {"params": params}
   start: Any = model.apply(variables, source, target.shape[1], method="start")
   memory, carry = start
 
-  def follow(carry, token):
+  def next_step(carry, token):
     step: Any = model.apply(variables, memory, carry, token, method="step")
     carry, _, weights = step
     return carry, weights
 
   inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
-  _, weights = jax.lax.scan(follow, carry, inputs.T)
+  _, weights = jax.lax.scan(next_step, carry, inputs.T)
   return weights.transpose(1, 2, 0, 3)

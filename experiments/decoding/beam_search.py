@@ -1,8 +1,8 @@
-"""Beam search: the best answers of many that are followed at once.
+"""Beam search.
 
 Axes: B batch, K beams, N best, S source, T target, V vocabulary, C candidates
-of a beam. What a model carries has its beams in front, [K, B, ...], where a
-step is fastest.
+of a beam. The beams of a model's carry are its first axis, [K, B, ...], where
+a step is fastest.
 """
 
 from typing import Any, NamedTuple
@@ -20,12 +20,12 @@ from experiments.decoding.top_k import largest
 
 
 class Hypotheses(NamedTuple):
-  """Answers of each sentence, best first.
+  """The best hypotheses of each source, best first.
 
   Attributes:
     tokens: [B, N, T] int32 token ids, PAD after EOS.
-    scores: [B, N], -inf (and nothing but PAD) where fewer answers exist.
-    log_probs: [B, N], of the whole answer under the model.
+    scores: [B, N], -inf (and only PAD) where there are fewer hypotheses.
+    log_probs: [B, N], log-probability of the whole hypothesis.
   """
 
   tokens: jax.Array
@@ -34,11 +34,11 @@ class Hypotheses(NamedTuple):
 
 
 class _Search(NamedTuple):
-  """Where a search stands, after `length` tokens.
+  """The state of a search after `length` tokens.
 
-  The answers that go on are `tokens` [B, K, T], `token` [B, K] the last of
-  each, at first BOS, and `log_probs` [B, K], -inf where a beam is empty.
-  `found` are the best that have ended.
+  The unfinished hypotheses are `tokens` [B, K, T], with last tokens `token`
+  [B, K], first BOS, and `log_probs` [B, K], -inf where a beam is empty.
+  `finished` has the best finished ones.
   """
 
   length: jax.Array
@@ -46,7 +46,7 @@ class _Search(NamedTuple):
   token: jax.Array
   tokens: jax.Array
   log_probs: jax.Array
-  found: Hypotheses
+  finished: Hypotheses
 
 
 def beam(
@@ -60,47 +60,50 @@ def beam(
   length_penalty: float = 1.0,
   constraints: Constraints = Constraints(),  # noqa: B008
 ) -> Hypotheses:
-  """Searches the answers of the best score, in a compiled loop.
+  """Searches the hypotheses with the best scores, in a compiled loop.
 
-  An answer of n tokens, EOS among them, scores log p / ((5 + n) / 6)^alpha.
+  A hypothesis of n tokens, EOS included, scores log p / ((5 + n) / 6)^alpha.
   See "Google's Neural Machine Translation System", Wu et al., 2016, equation
-  14 (https://arxiv.org/abs/1609.08144). At every step the K likeliest
-  continuations of a sentence's answers are kept; those by EOS have ended and
-  leave their beams to the others. What goes on at `max_length` ends there and
-  is ranked as the rest. A single beam decodes what `greedy` does.
+  14 (https://arxiv.org/abs/1609.08144). Every step keeps the K most likely
+  continuations of a source's hypotheses; those with EOS are finished and free
+  their beams. Hypotheses of `max_length` tokens are finished too. A single
+  beam gives the result of `greedy`.
 
-  A sentence is done when its worst of the N best scores at least
-  log p / ((5 + T) / 6)^alpha for the likeliest answer that goes on. Whatever
-  that answer grows into has no larger log p <= 0 and no larger divisor, so no
-  better score; and of equal scores, the one that was found first stays.
+  The search of a source ends when its N finished hypotheses all score at least
+  log p / ((5 + T) / 6)^alpha of its most likely unfinished one. This is exact:
+  no continuation has a larger log p <= 0 or a larger divisor, and of equal
+  scores the earlier hypothesis is kept.
 
   Args:
     model: the model.
     params: its parameters.
     source: [B, S] token ids, padded with PAD.
-    max_length: T, the number of tokens at most, EOS included.
-    beam_size: K, how many answers are followed at once.
-    n_best: N, how many answers to return, at most K.
-    length_penalty: alpha; 0 for none, larger for longer answers.
-    constraints: what an answer may not contain.
+    max_length: T, the largest number of tokens, EOS included.
+    beam_size: K.
+    n_best: N, at most K.
+    length_penalty: alpha; 0 for none, larger values prefer long hypotheses.
+    constraints: on the hypotheses.
 
   Returns:
-    The N best answers of each sentence.
+    The N best hypotheses of each source.
 
   Raises:
-    AssertionError: if source is not of rank 2.
     ValueError: if a number is out of range; the message names it.
 
   Example:
-    >>> from experiments.models.rnn.seq2seq import Seq2Seq
-    >>> model = Seq2Seq(9, 9, embedding_size=4, hidden_size=6)
+    >>> from experiments.config import Seq2SeqConfig
+    >>> from experiments.models import make_model
+    >>> model = make_model(
+    ...   Seq2SeqConfig(), source_vocabulary_size=9, target_vocabulary_size=9,
+    ...   shared_vocabulary=True, max_length=5, dtype="float32",
+    ... )
     >>> source = jnp.array([[3, 4, 2]])
-    >>> def answer(rng):
+    >>> def hypotheses(rng):
     ...   params = model.init(rng, source, source)["params"]
     ...   return beam(
     ...     model, params, source, max_length=5, beam_size=4, n_best=2
     ...   )
-    >>> jax.eval_shape(answer, jax.random.key(0)).tokens.shape
+    >>> jax.eval_shape(hypotheses, jax.random.key(0)).tokens.shape
     (1, 2, 5)
   """
   chex.assert_rank(source, 2, custom_message="source")
@@ -114,19 +117,19 @@ def beam(
 
   def unfinished(search: _Search):
     bound = search.log_probs.max(-1) / divisors[max_length]
-    done = search.found.scores[:, -1] >= bound
+    done = search.finished.scores[:, -1] >= bound
     return ~done.all()
 
   def extend(search: _Search):
     length, tokens = search.length, search.tokens
     carry, logits = step(search.carry, search.token.T)
-    parent, token, log_probs = _likeliest(
+    parent, token, log_probs = _top_continuations(
       constraints, tokens, length, search.log_probs, logits
     )
     tokens = jnp.take_along_axis(tokens, parent[..., None], axis=1)
     tokens = tokens.at[:, :, length].set(token)
     ended = (token == EOS) | (token == PAD) | (length + 1 == max_length)
-    # PAD stands for no token at all.
+    # PAD stands for the absence of a token.
     scores = log_probs / divisors[length + (token != PAD)]
     scores = jnp.where(ended, scores, -jnp.inf)
     return _Search(
@@ -135,11 +138,11 @@ def beam(
       token,
       tokens,
       jnp.where(ended, -jnp.inf, log_probs),
-      _best(search.found, Hypotheses(tokens, scores, log_probs)),
+      _best(search.finished, Hypotheses(tokens, scores, log_probs)),
     )
 
-  begin = _begin(carry, source, max_length, beam_size, n_best)
-  return extended(stages, unfinished, extend, begin).found
+  initial = _initial_search(carry, source, max_length, beam_size, n_best)
+  return extended(stages, unfinished, extend, initial).finished
 
 
 def _check(beam_size: int, n_best: int, length_penalty: float) -> None:
@@ -151,13 +154,15 @@ def _check(beam_size: int, n_best: int, length_penalty: float) -> None:
     raise ValueError(f"length_penalty must be at least 0, got {length_penalty}")
 
 
-def _begin(carry, source, max_length: int, beam_size: int, n_best: int):
-  """A search before its first step: one answer a sentence, of no tokens."""
+def _initial_search(
+  carry, source, max_length: int, beam_size: int, n_best: int
+):
+  """Returns a search before its first step: one empty hypothesis a source."""
   batch_size = source.shape[0]
-  # A row without a source, as in the last batch of a set, has no answer.
+  # A row without a source, as in the last batch, has no hypothesis.
   empty = (source == PAD).all(-1, keepdims=True)
   first = (jnp.arange(beam_size) == 0)[None]
-  nothing = jnp.full((batch_size, n_best), -jnp.inf, jnp.float32)
+  no_scores = jnp.full((batch_size, n_best), -jnp.inf, jnp.float32)
   return _Search(
     jnp.zeros((), jnp.int32),
     jax.tree.map(
@@ -171,17 +176,17 @@ def _begin(carry, source, max_length: int, beam_size: int, n_best: int):
     jnp.where(first & ~empty, 0.0, -jnp.inf).astype(jnp.float32),
     Hypotheses(
       jnp.full((batch_size, n_best, max_length), PAD, jnp.int32),
-      nothing,
-      nothing,
+      no_scores,
+      no_scores,
     ),
   )
 
 
 def _mapped_step(model: nn.Module, variables, memory, carry):
-  """The model's step over [K, B] tokens, all with one memory.
+  """Returns the model's step over [K, B] tokens with one memory.
 
-  Scalars of the carry, as the number of tokens in a cache, are shared too: with
-  one for each beam, what writes to a cache would become a slow scatter.
+  Scalars of the carry, such as the number of tokens in a cache, are shared:
+  with one for each beam, writes to a cache would become a slow scatter.
   """
   axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, carry)
 
@@ -193,55 +198,55 @@ def _mapped_step(model: nn.Module, variables, memory, carry):
   return jax.vmap(step, in_axes=(axes, 0), out_axes=(axes, 0))
 
 
-def _likeliest(
+def _top_continuations(
   constraints: Constraints,
   tokens: jax.Array,
   length: jax.Array,
   log_probs: jax.Array,
   logits: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """The K likeliest continuations: parent, token, log-probability, [B, K].
+  """Returns the K most likely continuations: parent, token, log p, [B, K].
 
-  Of each beam, those of the largest logits come first: log-probabilities of
-  different logits can be equal in floating point, and one beam is to choose
-  what `greedy` does.
+  The candidates of a beam are ordered by their logits: different logits can
+  have equal log-probabilities in floating point, and a single beam must choose
+  the tokens of `greedy`.
   """
   beam_size, batch_size, vocabulary_size = logits.shape
   allowed = constrained(constraints, tokens.swapaxes(0, 1), length, logits)
   count = min(beam_size, vocabulary_size)
   chosen, token = largest(allowed, count)
   chosen = chosen - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-  # An answer that may not go on ends as it is, by PAD, at no cost.
+  # A hypothesis without an allowed continuation ends with PAD, at no cost.
   first = chosen[..., 0]
   chosen = chosen.at[..., 0].set(jnp.where(jnp.isneginf(first), 0.0, first))
   # [K, B, C] to [B, K, C].
   total = log_probs[..., None] + chosen.swapaxes(0, 1)
-  total, place = jax.lax.top_k(total.reshape(batch_size, -1), beam_size)
+  total, index = jax.lax.top_k(total.reshape(batch_size, -1), beam_size)
   token = token.swapaxes(0, 1).reshape(batch_size, -1)
-  token = jnp.take_along_axis(token, place, axis=-1)
-  return place // count, token, total
+  token = jnp.take_along_axis(token, index, axis=-1)
+  return index // count, token, total
 
 
 def _of_parents(carry, parent: jax.Array):
-  """What the beams carry, [K, B, ...], taken from their parents [B, K]."""
-  place = (parent.T, jnp.arange(parent.shape[0])[None])
+  """Returns the carry [K, B, ...] of the beams' parents [B, K]."""
+  index = (parent.T, jnp.arange(parent.shape[0])[None])
 
   def take(leaf):
-    # Without the promise every number is compared with the bounds; mapped over
-    # B, the beams would be moved behind the batch and back.
-    return leaf.at[place].get(mode="promise_in_bounds") if leaf.ndim else leaf
+    # Without the promise every index is checked; vmap over B would transpose
+    # the beams behind the batch and back.
+    return leaf.at[index].get(mode="promise_in_bounds") if leaf.ndim else leaf
 
   return jax.tree.map(take, carry)
 
 
 def _best(old: Hypotheses, new: Hypotheses) -> Hypotheses:
-  """As many as `old` of both, the old ones first among equals."""
+  """Returns the best of both, as many as `old`; of equals, the old first."""
   tokens, scores, log_probs = (
     jnp.concatenate(pair, axis=1) for pair in zip(old, new)
   )
-  scores, place = jax.lax.top_k(scores, old.scores.shape[1])
+  scores, index = jax.lax.top_k(scores, old.scores.shape[1])
   return Hypotheses(
-    jnp.take_along_axis(tokens, place[..., None], axis=1),
+    jnp.take_along_axis(tokens, index[..., None], axis=1),
     scores,
-    jnp.take_along_axis(log_probs, place, axis=1),
+    jnp.take_along_axis(log_probs, index, axis=1),
   )

@@ -1,4 +1,4 @@
-"""What an answer may not contain, whatever a model makes of it."""
+"""Constraints on predictions, whatever the model's probabilities."""
 
 import dataclasses
 
@@ -11,15 +11,14 @@ from experiments.data.batch import BOS, EOS, PAD
 
 @dataclasses.dataclass(frozen=True)
 class Constraints:
-  """Rules for answers, besides the one that no token is PAD or BOS.
+  """Constraints on predictions; tokens are never PAD or BOS.
 
-  An answer that is left no token to go on with ends as it is, without EOS.
+  A prediction without any allowed continuation ends there, without EOS.
 
   Attributes:
-    min_length: number of tokens before EOS may be chosen.
-    no_repeat_ngram: no n-gram of this size occurs twice in an answer; 0 for
-      no such rule.
-    banned: token ids that are never chosen, besides PAD and BOS.
+    min_length: number of tokens before EOS is allowed.
+    no_repeat_ngram: size of n-grams that may not repeat; 0 to allow all.
+    banned: token ids that are not allowed.
 
   Raises:
     ValueError: if a number is negative; the message names it.
@@ -49,16 +48,13 @@ def constrained(
   length: jax.Array | int,
   log_probs: jax.Array,
 ) -> jax.Array:
-  """Forbids what the rules forbid as the next token.
+  """Returns [..., V] with -inf at the tokens that are not allowed next.
 
   Args:
-    constraints: the rules.
-    tokens: [..., T], the tokens so far and room for all of an answer.
+    constraints: the constraints.
+    tokens: [..., T], the tokens so far, padded to the longest prediction.
     length: the number of tokens so far, less than T.
     log_probs: [..., V] of the next token, or logits.
-
-  Returns:
-    [..., V], -inf at what may not be chosen; nothing else has changed.
 
   Raises:
     ValueError: if `min_length` or a banned token is too large.
@@ -88,24 +84,24 @@ def constrained(
     log_probs = jnp.put_along_axis(
       log_probs, repeats, -jnp.inf, axis=-1, inplace=False
     )
-  # One [V] array, for XLA to fuse with whatever reads the result; a scatter
-  # would write all log-probabilities once more.
+  # XLA fuses this [V] array with the consumer; a scatter would write all
+  # log-probabilities once more.
   ids = np.arange(vocabulary_size)
-  ever = ~np.isin(ids, (PAD, BOS, *constraints.banned))
-  now = ever & ((ids != EOS) | (length >= constraints.min_length))
-  now = jnp.expand_dims(now, range(log_probs.ndim - 1))
-  return jnp.where(now, log_probs, -jnp.inf)
+  always = ~np.isin(ids, (PAD, BOS, *constraints.banned))
+  allowed = always & ((ids != EOS) | (length >= constraints.min_length))
+  allowed = jnp.expand_dims(allowed, range(log_probs.ndim - 1))
+  return jnp.where(allowed, log_probs, -jnp.inf)
 
 
 def _repeats(size: int, tokens: jax.Array, length: jax.Array | int):
-  """The tokens that would end an n-gram that is there already, else PAD."""
-  num_places = tokens.shape[-1] - size + 1
-  # An n-gram counts if its last token is one of those so far.
+  """Returns the tokens that would repeat an n-gram, and PAD elsewhere."""
+  num_ngrams = tokens.shape[-1] - size + 1
+  # Only n-grams that end within the tokens so far.
   seen = jnp.arange(size - 1, tokens.shape[-1]) < length
   seen = jnp.expand_dims(seen, range(tokens.ndim - 1))
   for offset in range(size - 1):
     last = jax.lax.dynamic_index_in_dim(
       tokens, length - size + 1 + offset, axis=-1
     )
-    seen = seen & (tokens[..., offset : offset + num_places] == last)
+    seen = seen & (tokens[..., offset : offset + num_ngrams] == last)
   return jnp.where(seen, tokens[..., size - 1 :], PAD)

@@ -1,4 +1,4 @@
-"""Answers whose tokens are chosen for good: the likeliest, or drawn.
+"""Greedy search and sampling.
 
 Axes: B batch, S source, T target, V vocabulary.
 """
@@ -17,8 +17,8 @@ from experiments.decoding.constraints import Constraints, constrained
 from experiments.decoding.top_k import largest
 
 
-class _Answers(NamedTuple):
-  """Answers [B, T] after `length` tokens, the last of them `token` [B]."""
+class _Predictions(NamedTuple):
+  """Predictions [B, T] after `length` tokens, the last of them `token` [B]."""
 
   length: jax.Array
   carry: Any
@@ -35,40 +35,41 @@ def greedy(
   max_length: int,
   constraints: Constraints = Constraints(),  # noqa: B008
 ) -> jax.Array:
-  """Decodes the likeliest token at every step, in a compiled loop.
-
-  The loop ends when every sequence has ended.
+  """Decodes the most likely token at every step, in a compiled loop.
 
   Args:
     model: the model.
     params: its parameters.
     source: [B, S] token ids, padded with PAD.
-    max_length: T, the number of tokens at most, EOS included.
-    constraints: what an answer may not contain.
+    max_length: T, the largest number of tokens, EOS included.
+    constraints: on the predictions.
 
   Returns:
     [B, T] int32 token ids, PAD after EOS.
 
   Raises:
-    AssertionError: if source is not of rank 2.
     ValueError: if the constraints do not fit; the message names the field.
 
   Example:
-    >>> from experiments.models.rnn.seq2seq import Seq2Seq
-    >>> model = Seq2Seq(9, 9, embedding_size=4, hidden_size=6)
+    >>> from experiments.config import Seq2SeqConfig
+    >>> from experiments.models import make_model
+    >>> model = make_model(
+    ...   Seq2SeqConfig(), source_vocabulary_size=9, target_vocabulary_size=9,
+    ...   shared_vocabulary=True, max_length=5, dtype="float32",
+    ... )
     >>> source = jnp.array([[3, 4, 2]])
-    >>> def answer(rng):
+    >>> def prediction(rng):
     ...   params = model.init(rng, source, source)["params"]
     ...   return greedy(model, params, source, max_length=5)
-    >>> jax.eval_shape(answer, jax.random.key(0)).shape
+    >>> jax.eval_shape(prediction, jax.random.key(0)).shape
     (1, 5)
   """
 
-  def likeliest(logits, length):
+  def most_likely(logits, length):
     del length
     return largest(logits, 1)[1][..., 0]
 
-  return _decoded(model, params, source, max_length, constraints, likeliest)
+  return _decoded(model, params, source, max_length, constraints, most_likely)
 
 
 def sample(
@@ -82,34 +83,36 @@ def sample(
   top_k: int = 0,
   constraints: Constraints = Constraints(),  # noqa: B008
 ) -> jax.Array:
-  """Draws answers from the model's distribution, token by token.
+  """Samples predictions from the model's distribution, token by token.
 
   Args:
     model: the model.
     params: its parameters.
     source: [B, S] token ids, padded with PAD.
     rng: a random key.
-    max_length: T, the number of tokens at most, EOS included.
-    temperature: what logits are divided by; below 1 likely tokens become
-      likelier.
-    top_k: how many of the likeliest tokens to draw from; 0 for all.
-    constraints: what an answer may not contain.
+    max_length: T, the largest number of tokens, EOS included.
+    temperature: divisor of the logits; values below 1 prefer likely tokens.
+    top_k: sample from the k most likely tokens; 0 for all.
+    constraints: on the predictions.
 
   Returns:
     [B, T] int32 token ids, PAD after EOS.
 
   Raises:
-    AssertionError: if source is not of rank 2.
     ValueError: if a number is out of range; the message names it.
 
   Example:
-    >>> from experiments.models.rnn.seq2seq import Seq2Seq
-    >>> model = Seq2Seq(9, 9, embedding_size=4, hidden_size=6)
+    >>> from experiments.config import Seq2SeqConfig
+    >>> from experiments.models import make_model
+    >>> model = make_model(
+    ...   Seq2SeqConfig(), source_vocabulary_size=9, target_vocabulary_size=9,
+    ...   shared_vocabulary=True, max_length=5, dtype="float32",
+    ... )
     >>> source = jnp.array([[3, 4, 2]])
-    >>> def answer(rng):
+    >>> def prediction(rng):
     ...   params = model.init(rng, source, source)["params"]
     ...   return sample(model, params, source, rng, max_length=5, top_k=3)
-    >>> jax.eval_shape(answer, jax.random.key(0)).shape
+    >>> jax.eval_shape(prediction, jax.random.key(0)).shape
     (1, 5)
   """
   if not temperature > 0:
@@ -137,16 +140,16 @@ def _decoded(
   constraints: Constraints,
   choose: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> jax.Array:
-  """Decodes what `choose` makes of logits [B, V] and the tokens' number."""
+  """Decodes tokens that `choose` selects from logits [B, V] and the length."""
   chex.assert_rank(source, 2, custom_message="source")
   variables = {"params": params}
   memory, carry, stages = encode(model, variables, source, max_length)
 
-  def unfinished(answers: _Answers):
-    return ~answers.ended.all()
+  def unfinished(state: _Predictions):
+    return ~state.ended.all()
 
-  def extend(answers: _Answers):
-    length, carry, token, tokens, ended = answers
+  def extend(state: _Predictions):
+    length, carry, token, tokens, ended = state
     step: Any = model.apply(variables, memory, carry, token, method="step")
     carry, logits, _ = step
     logits = constrained(
@@ -155,17 +158,17 @@ def _decoded(
     token = choose(logits, length).astype(jnp.int32)
     token = jnp.where(ended, PAD, token)
     tokens = tokens.at[:, length].set(token)
-    # PAD, the first token, is what comes of nothing but -inf.
+    # The result is PAD, the first token, if all logits are -inf.
     ended = ended | (token == EOS) | (token == PAD)
-    return _Answers(length + 1, carry, token, tokens, ended)
+    return _Predictions(length + 1, carry, token, tokens, ended)
 
   batch_size = source.shape[0]
-  begin = _Answers(
+  initial = _Predictions(
     jnp.zeros((), jnp.int32),
     carry,
     jnp.full((batch_size,), BOS, jnp.int32),
     jnp.full((batch_size, max_length), PAD, jnp.int32),
-    # A row without a source, as in the last batch of a set, has ended.
+    # A row without a source, as in the last batch, has ended.
     (source == PAD).all(-1),
   )
-  return extended(stages, unfinished, extend, begin).tokens
+  return extended(stages, unfinished, extend, initial).tokens

@@ -1,4 +1,4 @@
-"""The largest of many numbers, found faster than by looking at each."""
+"""A faster top-k for rows of a vocabulary's size."""
 
 import jax
 import jax.numpy as jnp
@@ -8,22 +8,11 @@ _BLOCK_SIZES = range(32, 129)
 
 
 def largest(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-  """The `count` largest numbers of each row, equal to `jax.lax.top_k`.
+  """Returns the values and indices of `jax.lax.top_k` for rows [..., V].
 
-  A row is cut into blocks, and only the `count` blocks with the largest maxima
-  are searched. Nothing is missed: before a number of any other block come the
-  maxima of all these, and of equal numbers, as of equal maxima, the first.
-
-  Args:
-    values: [..., V].
-    count: from 1 to V.
-
-  Returns:
-    The numbers [..., count], largest first, and their places in the row, int32.
-
-  Example:
-    >>> largest(jnp.array([3.0, 5.0, 4.0, 5.0]), 3)
-    [Array([5., 5., 4.], dtype=float32), Array([1, 3, 2], dtype=int32)]
+  A row is divided into blocks, and only the `count` blocks with the largest
+  maxima are searched. The result is exact: the maxima of these blocks precede
+  the values of every other block, and of equal values the first is taken.
   """
   *leading, size = values.shape
   block_size = _block_size(size)
@@ -34,16 +23,16 @@ def largest(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
   padding.append((0, num_blocks * block_size - size))
   blocks = jnp.pad(values, padding, constant_values=-jnp.inf)
   blocks = blocks.reshape(*leading, num_blocks, block_size)
-  _, chosen = jax.lax.top_k(blocks.max(-1), count)
-  # In the order of their places, or equal numbers would change theirs.
-  chosen = jnp.sort(chosen)
-  kept = jnp.take_along_axis(blocks, chosen[..., None], axis=-2)
-  found, place = jax.lax.top_k(kept.reshape(*leading, -1), count)
-  block = jnp.take_along_axis(chosen, place // block_size, axis=-1)
-  return found, block * block_size + place % block_size
+  _, best_blocks = jax.lax.top_k(blocks.max(-1), count)
+  # In the order of the row, so that the first of equal values is taken.
+  best_blocks = jnp.sort(best_blocks)
+  kept = jnp.take_along_axis(blocks, best_blocks[..., None], axis=-2)
+  top, index = jax.lax.top_k(kept.reshape(*leading, -1), count)
+  block = jnp.take_along_axis(best_blocks, index // block_size, axis=-1)
+  return top, block * block_size + index % block_size
 
 
 def _block_size(size: int) -> int:
-  """One that divides a row, if there is: filling rows up copies them."""
+  """Returns a block size that divides a row if possible: padding copies it."""
   fitting = [each for each in _BLOCK_SIZES if size % each == 0]
   return min(fitting or [64], key=lambda each: abs(each - 64))

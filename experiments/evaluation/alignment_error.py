@@ -28,7 +28,9 @@ def make_weights(experiment: Experiment) -> Callable[..., list[np.ndarray]]:
   (params, sources [N, S], targets [N, T]) -> N arrays [H, t, s], without the
   padding of source and target. It compiles once for each of few widths.
   """
-  compute = jax.jit(functools.partial(decoding.alignments, experiment.model))
+  compute = jax.jit(
+    functools.partial(decoding.target_attention_weights, experiment.model)
+  )
 
   def weights(params, source, target):
     source, target = (filled(x, len(x)) for x in (source, target))

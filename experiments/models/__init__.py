@@ -1,4 +1,4 @@
-"""Models that turn a source into a target."""
+"""Encoder-decoder models: RNN and Transformer."""
 
 import dataclasses
 from typing import Any
@@ -17,25 +17,24 @@ def make_model(
   max_length: int,
   dtype: str,
 ) -> nn.Module:
-  """Makes the model of a config.
+  """Returns the model of a config.
 
   Args:
     config: `config.model`.
     source_vocabulary_size: number of source tokens.
     target_vocabulary_size: V.
-    shared_vocabulary: whether equal ids mean the same on both sides.
+    shared_vocabulary: whether source and target have the same token ids.
     max_length: the longest source or target, EOS included.
     dtype: of the computation.
 
   Returns:
-    A module with `__call__(source, target, train=)`, `features`, which stops
-    short of the logits, and `start` and `step` for decoding.
+    A module with `__call__(source, target, train=)`, which returns logits;
+    `features`, the input of the last layer; `start` and `step` for decoding.
 
   Example:
-    >>> from configs import base
-    >>> from experiments.config import parse
+    >>> from experiments.config import TransformerConfig
     >>> model = make_model(
-    ...   parse(base.get_config("transformer").to_dict()).model,
+    ...   TransformerConfig(),
     ...   source_vocabulary_size=9, target_vocabulary_size=9,
     ...   shared_vocabulary=True, max_length=8, dtype="float32",
     ... )

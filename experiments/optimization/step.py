@@ -100,17 +100,6 @@ def make_train_step(
     teacher_forced_accuracy over all target tokens, gradient_norm before
     clipping, parameter_norm after the update, and tokens, the number of target
     tokens.
-
-  Example:
-    >>> from experiments.models.rnn.seq2seq import Seq2Seq
-    >>> model = Seq2Seq(9, 9, embedding_size=4, hidden_size=6)
-    >>> batch = Batch(jnp.array([[3, 4, 2]]), jnp.array([[4, 2]]))
-    >>> optimizer = optax.adam(0.1)
-    >>> state = jax.eval_shape(lambda: init_state(model, optimizer, batch, 0))
-    >>> train_step = make_train_step(model, optimizer)
-    >>> state, metrics = jax.eval_shape(train_step, state, batch)
-    >>> state.step.shape, metrics["loss"].shape
-    ((), ())
   """
 
   def total_loss(params, batch: Batch, rng):

@@ -28,7 +28,9 @@ def test_gap_equals_difference_of_log_weights(score, order):
 
   batch = experiment.data.evaluation_set("validation").batch
   weights = jax.device_get(
-    decoding.alignments(experiment.model, params, batch.source, batch.target)
+    decoding.target_attention_weights(
+      experiment.model, params, batch.source, batch.target
+    )
   )
   gaps = []
   for source, target, rows in zip(batch.source, batch.target, weights[:, 0]):

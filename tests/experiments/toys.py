@@ -50,25 +50,65 @@ class Lookup(nn.Module):
 
 
 def rnn(vocabulary_size):
+  wiring = {"order": "bahdanau", "input_feeding": True}
+  return make_rnn(vocabulary_size, vocabulary_size, wiring=wiring)
+
+
+def make_rnn(source_vocabulary_size, target_vocabulary_size, **options):
+  """A small RNN; `options` replace its fields, and those of its wiring."""
+  wiring = {
+    "cell": "gru",
+    "order": "luong",
+    "query": "output",
+    "readout": "tanh",
+    "input_feeding": False,
+  } | options.pop("wiring", {})
+  fields = {
+    "embedding_size": 5,
+    "hidden_size": 6,
+    "encoder_size": 0,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "bidirectional": True,
+    "attention": "additive",
+    "attention_size": 6,
+    "dropout_rate": 0.0,
+    "dtype": "float32",
+  } | options
   return Seq2Seq(
-    vocabulary_size,
-    vocabulary_size,
-    embedding_size=5,
-    hidden_size=6,
-    attention="additive",
-    wiring=Wiring(order="bahdanau", input_feeding=True),
+    source_vocabulary_size=source_vocabulary_size,
+    target_vocabulary_size=target_vocabulary_size,
+    wiring=Wiring(**wiring),
+    **fields,
   )
 
 
 def transformer(vocabulary_size):
+  return make_transformer(vocabulary_size, vocabulary_size, decoder_layers=2)
+
+
+def make_transformer(source_vocabulary_size, target_vocabulary_size, **options):
+  """A small Transformer; `options` replace its fields."""
+  fields = {
+    "model_size": 8,
+    "feed_forward_size": 12,
+    "num_heads": 2,
+    "max_length": 9,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "score": "scaled_dot",
+    "norm": "pre",
+    "positions": "sinusoidal",
+    "tied_embeddings": True,
+    "shared_vocabulary": True,
+    "dropout_rate": 0.0,
+    "attention_dropout_rate": 0.0,
+    "dtype": "float32",
+  } | options
   return Transformer(
-    source_vocabulary_size=vocabulary_size,
-    target_vocabulary_size=vocabulary_size,
-    model_size=8,
-    feed_forward_size=12,
-    num_heads=2,
-    max_length=9,
-    decoder_layers=2,
+    source_vocabulary_size=source_vocabulary_size,
+    target_vocabulary_size=target_vocabulary_size,
+    **fields,
   )
 
 

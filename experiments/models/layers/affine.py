@@ -1,4 +1,4 @@
-"""An affine map, as the values that a module owns and a function applies."""
+"""Affine maps: a module owns the weights, a function applies them."""
 
 from typing import NamedTuple
 
@@ -8,17 +8,7 @@ from jax.typing import DTypeLike
 
 
 class Affine(NamedTuple):
-  """inputs @ W + b.
-
-  Attributes:
-    kernel: W [X, Y].
-    bias: b [Y], or None.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> Affine(jnp.ones((3, 4)), jnp.ones(4))(jnp.ones((2, 3))).shape
-    (2, 4)
-  """
+  """inputs @ W + b, with kernel W [X, Y] and bias b [Y] or None."""
 
   kernel: jax.Array
   bias: jax.Array | None
@@ -32,19 +22,7 @@ class Affine(NamedTuple):
 
 
 class AffineWeights(nn.Module):
-  """Owns the weights of an affine map.
-
-  Attributes:
-    input_size: X.
-    output_size: Y.
-    dtype: of the computation; parameters are float32.
-
-  Example:
-    >>> layer = AffineWeights(input_size=3, output_size=4, dtype="float32")
-    >>> affine, _ = jax.eval_shape(layer.init_with_output, jax.random.key(0))
-    >>> affine.kernel.shape, affine.bias.shape
-    ((3, 4), (4,))
-  """
+  """Owns the weights of an affine map from X to Y features."""
 
   input_size: int
   output_size: int

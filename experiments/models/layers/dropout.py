@@ -1,8 +1,8 @@
-"""Dropout whose mask is a hash of the place, computed where it is used.
+"""Dropout whose mask is a hash of the element's index.
 
-Drawing a random word for each number of each layer is a tenth of a training
-step on a CPU. Three rounds of multiplying and shifting cost a fraction of that,
-and as XLA fuses them into whatever reads the result, no mask is kept for the
+Drawing random words for each element of each layer is a tenth of a training
+step on a CPU. Three rounds of multiplications and shifts cost a fraction of
+that, and XLA fuses them into the consumer, so that no mask is stored for the
 backward pass.
 """
 
@@ -16,22 +16,15 @@ from flax import linen as nn
 
 
 class Dropout(nn.Module):
-  """Sets numbers to zero at random and scales up the others.
+  """Sets elements to zero at random and scales up the others.
 
   See "Dropout: A Simple Way to Prevent Neural Networks from Overfitting",
-  Srivastava et al., 2014.
+  Srivastava et al., 2014. The rng collection is "dropout".
 
   Attributes:
-    rate: the probability to drop a number; needs the rng "dropout".
-    positions: (T) -> [T], where the tokens of arrays [B, T, D] stand, if not
-      one after the other; what is dropped goes with them.
-
-  Example:
-    >>> dropout = Dropout(0.5)
-    >>> rngs = {"dropout": jax.random.key(0)}
-    >>> x = dropout.apply({}, jnp.ones(1000), deterministic=False, rngs=rngs)
-    >>> sorted(set(x.tolist()))
-    [0.0, 2.0]
+    rate: the probability of zero.
+    positions: (T) -> [T], the positions of the tokens of arrays [B, T, D]; the
+      mask of a token depends on its position, not on its index.
   """
 
   rate: float
@@ -39,7 +32,7 @@ class Dropout(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, *, deterministic: bool) -> jax.Array:
-    """Maps an array to one of the same shape."""
+    """Returns an array of the same shape."""
     if deterministic or not self.rate:
       return x
     words = hashed(self.make_rng("dropout"), x.shape, self.positions)
@@ -52,27 +45,12 @@ def hashed(
   shape: tuple[int, ...],
   positions: Callable[[int], jax.Array] = jnp.arange,
 ) -> jax.Array:
-  """Returns pseudo-random words, of a quality that dropout can do with.
+  """Returns uint32 words of a shape, random enough for dropout.
 
-  The mixing is triple32 of C. Wellons, 2018
-  (https://nullprogram.com/blog/2018/07/31/), of which each bit depends on every
-  bit of the input nearly evenly, with the halves of a key mixed in early and
-  late.
-
-  Args:
-    rng: a random key.
-    shape: of the result, of less than 2^32 numbers.
-    positions: where the entries of the last axis but one stand.
-
-  Returns:
-    uint32, uniform.
-
-  Raises:
-    ValueError: if the shape is too large.
-
-  Example:
-    >>> hashed(jax.random.key(0), (2, 3)).shape
-    (2, 3)
+  The mixing function is triple32 of C. Wellons, 2018
+  (https://nullprogram.com/blog/2018/07/31/), in which each output bit depends
+  nearly evenly on every input bit; the halves of the key enter early and late.
+  `positions` are those of the entries of the last axis but one.
   """
   if math.prod(shape) >= 2**32:
     raise ValueError(
@@ -87,10 +65,10 @@ def hashed(
 
 
 def _numbers(shape, positions) -> jax.Array:
-  """A number of its own for each place.
+  """Returns a different number for each element.
 
-  Tokens, the last axis but one, count most: so a token has the same numbers
-  however many stand behind it.
+  The token axis, the last but one, is the most significant: the numbers of a
+  token do not depend on the number of tokens after it.
   """
   if len(shape) < 2:
     return jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)

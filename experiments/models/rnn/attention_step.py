@@ -1,4 +1,4 @@
-"""The decoder's look back at the encoder states, as pure functions.
+"""The attention of a recurrent decoder, as pure functions.
 
 Axes: B batch, S source, T target, C context, Q query.
 """
@@ -13,7 +13,7 @@ from attention.scores import Score, with_mapped_keys
 
 
 class Memory(NamedTuple):
-  """What the decoder may look back at; the same at every step.
+  """The encoder's result, constant during decoding.
 
   Attributes:
     keys: [B, S, ...] encoder states, already mapped by the score.
@@ -28,28 +28,14 @@ class Memory(NamedTuple):
   summary: jax.Array
 
 
-def look_back(
+def attention_context(
   score: Score | None, memory: Memory, query: jax.Array
 ) -> jax.Array:
-  """Returns the contexts of queries: score, softmax, weighted sum.
+  """Returns the contexts [B, T, C] of queries [B, T, Q].
 
   See "Neural Machine Translation by Jointly Learning to Align and Translate",
   Bahdanau et al., 2014, equations 5 and 6 (https://arxiv.org/abs/1409.0473).
-
-  Args:
-    score: bound, or None for a fixed context vector.
-    memory: the encoder's states.
-    query: [B, T, Q].
-
-  Returns:
-    [B, T, C]; without a score, the fixed context vector T times.
-
-  Example:
-    >>> from attention.scores import dot
-    >>> states = jnp.ones((1, 3, 2))
-    >>> memory = Memory(states, states, jnp.ones((1, 1, 3), bool), states[:, 0])
-    >>> look_back(dot(), memory, jnp.ones((1, 4, 2))).shape
-    (1, 4, 2)
+  Without a score, every context is the fixed context vector.
   """
   if score is None:
     fixed = memory.summary[:, None, :]
@@ -63,28 +49,12 @@ def look_back(
   )
 
 
-def alignment(
+def attention_weights(
   score: Score | None, memory: Memory, query: jax.Array
 ) -> jax.Array:
-  """Returns where queries look, the weights of `look_back`.
+  """Returns the attention weights [B, T, S] of queries [B, T, Q].
 
-  See "Neural Machine Translation by Jointly Learning to Align and Translate",
-  Bahdanau et al., 2014, equation 6 (https://arxiv.org/abs/1409.0473).
-
-  Args:
-    score: bound, or None for a fixed context vector.
-    memory: the encoder's states.
-    query: [B, T, Q].
-
-  Returns:
-    [B, T, S] attention weights; without a score, zeros.
-
-  Example:
-    >>> from attention.scores import dot
-    >>> states = jnp.ones((1, 3, 2))
-    >>> memory = Memory(states, states, jnp.ones((1, 1, 3), bool), states[:, 0])
-    >>> alignment(dot(), memory, jnp.ones((1, 4, 2))).shape
-    (1, 4, 3)
+  See Bahdanau et al., 2014, equation 6. Without a score, all are zero.
   """
   if score is None:
     return jnp.zeros((*query.shape[:2], memory.values.shape[1]), jnp.float32)

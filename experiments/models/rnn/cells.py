@@ -1,7 +1,7 @@
-"""Recurrent layers as pure functions: cells, and cells run over time.
+"""Recurrent cells as pure functions, and layers that run them over time.
 
-A cell reads `gates`, its input already multiplied by the input weights, so
-that whole sequences are projected in one matrix product outside the loop.
+A cell reads `gates`, its input multiplied by the input weights, so that the
+whole sequence is projected in one matrix product outside the loop.
 
 Axes: B batch, T time, X input feature, N state feature, G gates (3N or 4N).
 """
@@ -21,13 +21,7 @@ State = tuple[jax.Array, ...]
 
 
 class CellWeights(NamedTuple):
-  """The weights of one recurrent layer.
-
-  Attributes:
-    input: [X, G].
-    recurrent: [N, G].
-    bias: [G].
-  """
+  """The weights of one layer: input [X, G], recurrent [N, G], bias [G]."""
 
   input: jax.Array
   recurrent: jax.Array
@@ -44,14 +38,6 @@ def gru(recurrent: jax.Array, gates: jax.Array, state: State) -> State:
     recurrent: [N, 3N] weights.
     gates: [B, 3N] projected input: reset, update, candidate.
     state: ([B, N],).
-
-  Returns:
-    The next state, ([B, N],).
-
-  Example:
-    >>> state = gru(jnp.ones((2, 6)), jnp.ones((1, 6)), (jnp.zeros((1, 2)),))
-    >>> state[0].shape
-    (1, 2)
   """
   (hidden,) = state
   size = hidden.shape[-1]
@@ -76,15 +62,6 @@ def lstm(recurrent: jax.Array, gates: jax.Array, state: State) -> State:
     recurrent: [N, 4N] weights.
     gates: [B, 4N] projected input: input, forget, output, candidate.
     state: (hidden [B, N], cell [B, N]).
-
-  Returns:
-    The next state, (hidden, cell).
-
-  Example:
-    >>> state = (jnp.zeros((1, 2)), jnp.zeros((1, 2)))
-    >>> hidden, cell = lstm(jnp.ones((2, 8)), jnp.ones((1, 8)), state)
-    >>> hidden.shape, cell.shape
-    ((1, 2), (1, 2))
   """
   hidden, cell = state
   gates = gates + hidden @ recurrent
@@ -96,7 +73,7 @@ def lstm(recurrent: jax.Array, gates: jax.Array, state: State) -> State:
 
 
 class Cell(NamedTuple):
-  """A kind of cell: its step, its gates, and the parts of its state.
+  """A kind of cell.
 
   Attributes:
     step: (recurrent [N, G], gates [B, G], state) -> state.
@@ -113,21 +90,7 @@ CELLS = {"gru": Cell(gru, 3, 1), "lstm": Cell(lstm, 4, 2)}
 
 
 def initial_state(cell: Cell, batch_size: int, size: int, dtype) -> State:
-  """Returns a state of zeros.
-
-  Args:
-    cell: the kind of cell.
-    batch_size: B.
-    size: N.
-    dtype: of the arrays.
-
-  Returns:
-    `num_parts` arrays [B, N].
-
-  Example:
-    >>> len(initial_state(CELLS["lstm"], 1, 2, jnp.float32))
-    2
-  """
+  """Returns a state of zeros: `num_parts` arrays [B, N]."""
   return (jnp.zeros((batch_size, size), dtype),) * cell.num_parts
 
 
@@ -139,28 +102,10 @@ def run(
   *,
   reverse: bool = False,
 ) -> tuple[jax.Array, State]:
-  """Runs a layer over padded sequences, holding the state where masked.
+  """Runs a layer over padded inputs [B, T, X] under a mask [B, T].
 
-  Args:
-    cell: the kind of cell.
-    weights: the layer's weights.
-    inputs: [B, T, X].
-    mask: [B, T], False at padding.
-    reverse: run from the last step to the first.
-
-  Returns:
-    Outputs [B, T, N], zero at padding, and the final state.
-
-  Raises:
-    AssertionError: if inputs and mask do not fit.
-
-  Example:
-    >>> weights = CellWeights(jnp.ones((4, 6)), jnp.ones((2, 6)), jnp.ones(6))
-    >>> outputs, state = run(
-    ...   CELLS["gru"], weights, jnp.ones((3, 5, 4)), jnp.ones((3, 5), bool)
-    ... )
-    >>> outputs.shape, state[0].shape
-    ((3, 5, 2), (3, 2))
+  The state is kept where the mask is False. `reverse` runs from the last step
+  to the first. Returns outputs [B, T, N], zero at padding, and the last state.
   """
   chex.assert_rank(inputs, 3, custom_message="inputs")
   chex.assert_shape(mask, inputs.shape[:2], custom_message="mask")
@@ -185,39 +130,13 @@ def run(
 
 
 def project(weights: CellWeights, inputs: jax.Array) -> jax.Array:
-  """Returns the gates of inputs, inputs @ W + b.
-
-  Args:
-    weights: the layer's weights.
-    inputs: [..., X].
-
-  Returns:
-    [..., G].
-
-  Example:
-    >>> weights = CellWeights(jnp.ones((4, 6)), jnp.ones((2, 6)), jnp.ones(6))
-    >>> project(weights, jnp.ones((3, 5, 4))).shape
-    (3, 5, 6)
-  """
+  """Returns the gates [..., G] of inputs [..., X], inputs @ W + b."""
   gates = inputs @ weights.input
   return gates + weights.bias.reshape((1,) * (gates.ndim - 1) + (-1,))
 
 
 class Recurrent(nn.Module):
-  """Owns the weights of one recurrent layer.
-
-  Attributes:
-    cell: "gru" or "lstm".
-    input_size: X.
-    hidden_size: N.
-    dtype: of the computation; parameters are float32.
-
-  Example:
-    >>> layer = Recurrent("gru", input_size=4, hidden_size=2, dtype=jnp.float32)
-    >>> weights, _ = jax.eval_shape(layer.init_with_output, jax.random.key(0))
-    >>> weights.input.shape, weights.recurrent.shape, weights.bias.shape
-    ((4, 6), (2, 6), (6,))
-  """
+  """Owns the weights of one recurrent layer; `cell` is a key of `CELLS`."""
 
   cell: str
   input_size: int
@@ -226,7 +145,7 @@ class Recurrent(nn.Module):
 
   @nn.compact
   def __call__(self) -> CellWeights:
-    """Returns the layer's weights in the dtype of the computation."""
+    """Returns the weights in the dtype of the computation."""
     gates = CELLS[self.cell].num_gates
     weights = CellWeights(
       self.param(
@@ -245,7 +164,7 @@ class Recurrent(nn.Module):
 
 
 def _orthogonal_gates(gates: int):
-  """An orthogonal matrix for each gate, side by side."""
+  """Initialises an orthogonal matrix for each gate, side by side."""
 
   def init(rng, shape, dtype=jnp.float32):
     square = (shape[0], shape[1] // gates)

@@ -1,7 +1,7 @@
 """One step of the recurrent decoder, as pure functions.
 
-It embeds the previous target token, looks back at the encoder states, and
-reads out the attentional state that predicts the next token.
+A step reads the embedding of the previous target token, attends to the encoder
+states, and computes the attentional state, which predicts the next token.
 
 Axes: B batch, S source, T target, N hidden, C context, Q query, G gates, V
 vocabulary. The attentional state has R features: N, or C + N.
@@ -16,36 +16,32 @@ import jax.numpy as jnp
 from attention.scores import Score
 from experiments.models.layers.affine import Affine
 from experiments.models.rnn import cells
-from experiments.models.rnn.attention_step import Memory, look_back
+from experiments.models.rnn.attention_step import Memory, attention_context
 
 
 @dataclasses.dataclass(frozen=True)
 class Wiring:
-  """Which parts of a decoder are joined to which.
+  """The variants of the decoder.
 
   Attributes:
     cell: "gru" or "lstm".
-    order: "bahdanau" attends from s_{t-1}, before the cell, which reads the
-      context; "luong" attends from s_t, after the cell.
+    order: "bahdanau" attends with s_{t-1}, before the cell, which reads the
+      context; "luong" attends with s_t, after the cell.
     query: "output" of the top layer, or the whole "state" of all layers.
-    readout: "tanh" joins context and output to tanh(W_c [a_t; s_t] + b_c);
-      "linear" leaves them side by side.
+    readout: "tanh" is tanh(W_c [a_t; s_t] + b_c) of context and output;
+      "linear" is their concatenation.
     input_feeding: whether the cell also reads the last attentional state.
-
-  Example:
-    >>> Wiring(order="bahdanau").feeds_back, Wiring(order="luong").feeds_back
-    (True, False)
   """
 
-  cell: str = "gru"
-  order: Literal["bahdanau", "luong"] = "luong"
-  query: Literal["output", "state"] = "output"
-  readout: Literal["tanh", "linear"] = "tanh"
-  input_feeding: bool = False
+  cell: str
+  order: Literal["bahdanau", "luong"]
+  query: Literal["output", "state"]
+  readout: Literal["tanh", "linear"]
+  input_feeding: bool
 
   @property
   def feeds_back(self) -> bool:
-    """Whether a step of the cell needs the look-back of an earlier one."""
+    """Whether the cell reads a context of the same or an earlier step."""
     return self.order == "bahdanau" or self.input_feeding
 
 
@@ -54,8 +50,8 @@ class DecoderWeights(NamedTuple):
 
   Attributes:
     cells: one `CellWeights` a layer; the first reads embeddings.
-    fed: [F, G], by which the first cell also reads what is fed back to it; F
-      is 0 if nothing is.
+    fed: [F, G] input weights of the first cell for context and attentional
+      state; F is 0 if it reads neither.
     score: the bound score, or None for a fixed context vector.
     combine: W_c [C + N, N] and b_c [N], or None for a linear readout.
     output: W_y [R, V] and b_y [V].
@@ -69,39 +65,19 @@ class DecoderWeights(NamedTuple):
 
 
 class Carry(NamedTuple):
-  """What one step hands to the next.
-
-  Attributes:
-    states: one cell state a layer.
-    attentional: [B, R].
-  """
+  """The decoder's state: one cell state a layer, and attentional [B, R]."""
 
   states: tuple[cells.State, ...]
   attentional: jax.Array
 
 
-def read_out(
+def attentional_state(
   weights: DecoderWeights, context: jax.Array, output: jax.Array
 ) -> jax.Array:
-  """Returns the attentional state, which predicts the next token.
+  """Returns the attentional state [..., R].
 
   See "Effective Approaches to Attention-based Neural Machine Translation",
   Luong et al., 2015, equation 5 (https://arxiv.org/abs/1508.04025).
-
-  Args:
-    weights: the decoder's.
-    context: [..., C].
-    output: [..., N] of the top layer.
-
-  Returns:
-    [..., R].
-
-  Example:
-    >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
-    >>> fed = jnp.ones((0, 6))
-    >>> weights = DecoderWeights((), fed, None, None, output)
-    >>> read_out(weights, jnp.ones((1, 2)), jnp.ones((1, 2))).shape
-    (1, 4)
   """
   joined = jnp.concatenate([context, output], -1)
   if weights.combine is None:
@@ -109,55 +85,22 @@ def read_out(
   return jnp.tanh(weights.combine(joined))
 
 
-def query_of(wiring: Wiring, states: tuple[cells.State, ...]) -> jax.Array:
-  """Returns what asks: the top layer's output, or all states side by side.
-
-  Args:
-    wiring: which of the two.
-    states: one cell state a layer, [B, N] arrays.
-
-  Returns:
-    [B, Q].
-
-  Example:
-    >>> states = ((jnp.ones((1, 2)), jnp.ones((1, 2))),)
-    >>> query_of(Wiring(cell="lstm", query="state"), states).shape
-    (1, 4)
-  """
+def attention_query(
+  wiring: Wiring, states: tuple[cells.State, ...]
+) -> jax.Array:
+  """Returns the query [B, Q]: the top layer's output, or all states."""
   if wiring.query == "output":
     return states[-1][0]
   return jnp.concatenate([part for state in states for part in state], -1)
 
 
-def advance(
+def advance_cells(
   wiring: Wiring,
   weights: DecoderWeights,
   states: tuple[cells.State, ...],
   gates: jax.Array,
 ) -> tuple[cells.State, ...]:
-  """Runs the stack of cells for one step.
-
-  Args:
-    wiring: the kind of cell.
-    weights: the decoder's.
-    states: one cell state a layer, [B, N] arrays.
-    gates: [B, G] of the first layer.
-
-  Returns:
-    The new states, one a layer.
-
-  Example:
-    >>> cell = cells.CellWeights(
-    ...   jnp.ones((3, 6)), jnp.ones((2, 6)), jnp.ones(6)
-    ... )
-    >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
-    >>> fed = jnp.ones((0, 6))
-    >>> weights = DecoderWeights((cell,), fed, None, None, output)
-    >>> states = ((jnp.ones((1, 2)),),)
-    >>> ((hidden,),) = advance(Wiring(), weights, states, jnp.ones((1, 6)))
-    >>> hidden.shape
-    (1, 2)
-  """
+  """Runs the layers of cells for one step from gates [B, G] of the first."""
   cell = cells.CELLS[wiring.cell]
   following: list[cells.State] = []
   for layer, (cell_weights, state) in enumerate(zip(weights.cells, states)):
@@ -174,77 +117,35 @@ def step(
   carry: Carry,
   gates: jax.Array,
 ) -> tuple[Carry, jax.Array]:
-  """One step of the decoder.
+  """Runs one step from gates [B, G], the projected embedding.
 
   See Bahdanau et al., 2014, appendix A.2.2 (https://arxiv.org/abs/1409.0473),
-  for the order that attends first, and Luong et al., 2015, sections 3 and 3.3
-  (https://arxiv.org/abs/1508.04025), for the other and for input feeding.
-
-  Args:
-    wiring: which parts are joined.
-    weights: the decoder's.
-    memory: what it looks back at.
-    carry: what the last step left.
-    gates: [B, G], the embedding of the last token, projected.
+  for attention before the cell, and Luong et al., 2015, sections 3 and 3.3
+  (https://arxiv.org/abs/1508.04025), for attention after it and input feeding.
 
   Returns:
-    What the next step needs, with this step's attentional state in it; and
-    the query [B, Q] that looked back.
-
-  Example:
-    >>> cell = cells.CellWeights(
-    ...   jnp.ones((3, 6)), jnp.ones((2, 6)), jnp.ones(6)
-    ... )
-    >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
-    >>> fed = jnp.ones((0, 6))
-    >>> weights = DecoderWeights((cell,), fed, None, None, output)
-    >>> keys = jnp.ones((1, 3, 2))
-    >>> memory = Memory(keys, keys, jnp.ones((1, 1, 3), bool), keys[:, 0])
-    >>> carry = Carry(((jnp.ones((1, 2)),),), jnp.ones((1, 4)))
-    >>> wiring = Wiring(readout="linear")
-    >>> gates = jnp.ones((1, 6))
-    >>> carry, query = step(wiring, weights, memory, carry, gates)
-    >>> carry.attentional.shape, query.shape
-    ((1, 4), (1, 2))
+    The next carry, and the query [B, Q] of this step.
   """
   fed = []
   if wiring.order == "bahdanau":
-    query = query_of(wiring, carry.states)
-    context = look_back(weights.score, memory, query[:, None])[:, 0]
+    query = attention_query(wiring, carry.states)
+    context = attention_context(weights.score, memory, query[:, None])[:, 0]
     fed.append(context)
   if wiring.input_feeding:
     fed.append(carry.attentional)
   if fed:
     joined = jnp.concatenate(fed, -1)
     gates = gates + joined @ weights.fed
-  states = advance(wiring, weights, carry.states, gates)
+  states = advance_cells(wiring, weights, carry.states, gates)
   if wiring.order == "luong":
-    query = query_of(wiring, states)
-    context = look_back(weights.score, memory, query[:, None])[:, 0]
-  attentional = read_out(weights, context, states[-1][0])
+    query = attention_query(wiring, states)
+    context = attention_context(weights.score, memory, query[:, None])[:, 0]
+  attentional = attentional_state(weights, context, states[-1][0])
   return Carry(states, attentional), query
 
 
 def project_embeddings(
   weights: DecoderWeights, embeddings: jax.Array
 ) -> jax.Array:
-  """Returns the embeddings' part of the first layer's gates.
-
-  Args:
-    weights: the decoder's.
-    embeddings: [..., X].
-
-  Returns:
-    [..., G].
-
-  Example:
-    >>> cell = cells.CellWeights(
-    ...   jnp.ones((3, 6)), jnp.ones((2, 6)), jnp.ones(6)
-    ... )
-    >>> output = Affine(jnp.ones((4, 5)), jnp.ones(5))
-    >>> fed = jnp.ones((0, 6))
-    >>> weights = DecoderWeights((cell,), fed, None, None, output)
-    >>> project_embeddings(weights, jnp.ones((1, 3))).shape
-    (1, 6)
-  """
+  """Returns the first layer's gates of embeddings [..., X]."""
   return cells.project(weights.cells[0], embeddings)

@@ -1,10 +1,10 @@
 """The recurrent decoder over a whole target.
 
-Where the look-back feeds nothing back into the cell (Luong's order without
-input feeding), all steps look back at once.
+If the cell does not read contexts (Luong's order without input feeding), all
+steps attend at once, after the loop over the cells.
 
-Axes: B batch, S source, T target, X embedding, R attentional state, F what is
-fed back, G gates.
+Axes: B batch, S source, T target, X embedding, R attentional state, F inputs
+of the first cell besides the embedding, G gates.
 """
 
 from typing import NamedTuple
@@ -13,44 +13,18 @@ import jax
 import jax.numpy as jnp
 
 from experiments.models.rnn import decoder, scan
-from experiments.models.rnn.attention_step import Memory, look_back
+from experiments.models.rnn.attention_step import Memory, attention_context
 from experiments.models.rnn.cells import CellWeights
 
 
-def unroll(
+def scan_decoder(
   wiring: decoder.Wiring,
   weights: decoder.DecoderWeights,
   memory: Memory,
   carry: decoder.Carry,
   embeddings: jax.Array,
 ) -> jax.Array:
-  """Runs the decoder over a known target.
-
-  Args:
-    wiring: which parts are joined.
-    weights: the decoder's.
-    memory: the encoder's states.
-    carry: where to start.
-    embeddings: [B, T, X] of the target, one step late.
-
-  Returns:
-    [B, T, R] attentional states.
-
-  Example:
-    >>> from experiments.models.layers.affine import Affine
-    >>> cell = CellWeights(
-    ...   jnp.ones((3, 6)), jnp.ones((2, 6)), jnp.ones(6)
-    ... )
-    >>> fed, output = jnp.ones((0, 6)), Affine(jnp.ones((4, 5)), jnp.ones(5))
-    >>> weights = decoder.DecoderWeights((cell,), fed, None, None, output)
-    >>> keys, mask = jnp.ones((1, 3, 2)), jnp.ones((1, 1, 3), bool)
-    >>> memory = Memory(keys, keys, mask, keys[:, 0])
-    >>> carry = decoder.Carry(((jnp.ones((1, 2)),),), jnp.ones((1, 4)))
-    >>> wiring = decoder.Wiring(readout="linear")
-    >>> embeddings = jnp.ones((1, 7, 3))
-    >>> unroll(wiring, weights, memory, carry, embeddings).shape
-    (1, 7, 4)
-  """
+  """Returns the attentional states [B, T, R] of shifted embeddings."""
   gates = jnp.swapaxes(decoder.project_embeddings(weights, embeddings), 0, 1)
   if wiring.feeds_back:
 
@@ -70,19 +44,19 @@ def unroll(
 
   def cell_step(matrices, weights, states, gates):
     weights = _replaced(weights, matrices)
-    states = decoder.advance(wiring, weights, states, gates)
-    return states, (states[-1][0], decoder.query_of(wiring, states))
+    states = decoder.advance_cells(wiring, weights, states, gates)
+    return states, (states[-1][0], decoder.attention_query(wiring, states))
 
   _, steps = scan.scan(
     cell_step, _cell_matrices(weights), weights, carry.states, gates
   )
   outputs, queries = (jnp.swapaxes(each, 0, 1) for each in steps)
-  contexts = look_back(weights.score, memory, queries)
-  return decoder.read_out(weights, contexts, outputs)
+  contexts = attention_context(weights.score, memory, queries)
+  return decoder.attentional_state(weights, contexts, outputs)
 
 
 class _Matrices(NamedTuple):
-  """What a step multiplies by; None for what it does not."""
+  """The matrices that a step multiplies by; None for unused ones."""
 
   inputs: tuple[jax.Array, ...]  # Of the layers above the first.
   recurrent: tuple[jax.Array, ...]
@@ -100,7 +74,7 @@ def _cell_matrices(weights: decoder.DecoderWeights) -> _Matrices:
 def _replaced(
   weights: decoder.DecoderWeights, matrices: _Matrices
 ) -> decoder.DecoderWeights:
-  """The weights, with these matrices in place of their own."""
+  """Returns the weights with these matrices in place of their own."""
   first = weights.cells[0]
   cells = zip(
     (first.input, *matrices.inputs), matrices.recurrent, weights.cells

@@ -1,4 +1,4 @@
-"""The recurrent encoder: source tokens to one state a token."""
+"""The recurrent encoder: one state for each source token."""
 
 import functools
 from typing import NamedTuple
@@ -14,12 +14,12 @@ from experiments.models.rnn import cells
 
 
 class Encoded(NamedTuple):
-  """What an encoder makes of a source.
+  """The encoder's result.
 
   Attributes:
     states: [B, S, N], zero at padding.
     mask: [B, S], False at padding.
-    summary: [B, N], the state after the last token read, in each direction.
+    summary: [B, N], the last state of each direction.
   """
 
   states: jax.Array
@@ -30,35 +30,18 @@ class Encoded(NamedTuple):
 class Encoder(nn.Module):
   """Layers of a GRU or LSTM, in one direction or both.
 
-  Attributes:
-    vocabulary_size: number of source tokens.
-    embedding_size: size of an embedding.
-    hidden_size: N; a bidirectional encoder gives half to each direction.
-    num_layers: number of layers.
-    cell: "gru" or "lstm".
-    bidirectional: whether to read backwards too.
-    dropout_rate: on embeddings and on every layer's output.
-    dtype: of the computation; parameters are float32.
-
-  Example:
-    >>> encoder = Encoder(vocabulary_size=9, embedding_size=4, hidden_size=6)
-    >>> encoded, variables = jax.eval_shape(
-    ...   encoder.init_with_output,
-    ...   jax.random.key(0),
-    ...   jnp.array([[3, 4, 2, 0]]),
-    ... )
-    >>> encoded.states.shape, encoded.summary.shape
-    ((1, 4, 6), (1, 6))
+  A bidirectional encoder gives half of `hidden_size` N to each direction.
+  Dropout applies to the embeddings and to every layer's output.
   """
 
   vocabulary_size: int
   embedding_size: int
   hidden_size: int
-  num_layers: int = 1
-  cell: str = "gru"
-  bidirectional: bool = True
-  dropout_rate: float = 0.0
-  dtype: DTypeLike = jnp.float32
+  num_layers: int
+  cell: str
+  bidirectional: bool
+  dropout_rate: float
+  dtype: DTypeLike
 
   @nn.compact
   def __call__(self, source: jax.Array, *, train: bool = False) -> Encoded:

@@ -1,9 +1,9 @@
-"""Loops over time whose weights get their gradient all at once.
+"""A scan over time that computes the gradients of weights in one product.
 
-Backwards, `jax.lax.scan` adds to the gradient of a weight at every step: many
-small products, and as many sums of arrays of the weight's size. Here the loop
-yields what each product read and what its result's gradient is, and the
-weight's gradient is one product of these, over all steps.
+The backward pass of `jax.lax.scan` adds to the gradient of a weight at every
+step: many small products, and as many sums of arrays of the weight's size.
+Here the loop returns the inputs of each product and the gradients of its
+results, and the weight's gradient is one product of these over all steps.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ import jax.numpy as jnp
 Carry = TypeVar("Carry")
 
 
-class _Tap:
-  """Stands for a weight within a loop: remembers x of the one x @ weight."""
+class _RecordingWeight:
+  """Replaces a weight in a step and records x of its one x @ weight."""
 
-  def __init__(self, weight: jax.Array, slack: jax.Array | None):
-    self._weight, self._slack = weight, slack
+  def __init__(self, weight: jax.Array, offset: jax.Array | None):
+    self._weight, self._offset = weight, offset
     self.read: jax.Array | None = None
     self.shape: tuple[int, ...] | None = None
 
@@ -28,7 +28,7 @@ class _Tap:
       raise ValueError("a step may use a weight only once, as x @ weight")
     product = x @ self._weight
     self.read, self.shape = x, product.shape
-    return product if self._slack is None else product + self._slack
+    return product if self._offset is None else product + self._offset
 
 
 def scan(
@@ -40,46 +40,34 @@ def scan(
   *,
   reverse: bool = False,
 ) -> tuple[Carry, Any]:
-  """`jax.lax.scan` of a step with weights.
-
-  Derivatives are of first order, in reverse mode.
+  """`jax.lax.scan` of a step with weights, differentiable once in reverse mode.
 
   Args:
     step: (weights, others, carry, x) -> (carry, y); it uses every weight once,
-      as x @ weight, and captures no array.
+      as x @ weight, and closes over no array.
     weights: matrices.
-    others: whatever else the steps read.
-    carry: where to start.
-    xs: arrays that have a row a step.
+    others: other values that the steps read.
+    carry: the initial carry.
+    xs: arrays with a leading axis of steps.
     reverse: whether to run from the last step to the first.
 
   Returns:
-    The last carry, and the y of all steps.
+    The last carry, and y of all steps.
 
   Raises:
-    ValueError: when it is differentiated, if a step does not use each weight
-      once.
-
-  Example:
-    >>> def step(weight, bias, state, x):
-    ...   state = jnp.tanh(state @ weight + bias * x)
-    ...   return state, state
-    >>> state = jnp.zeros((1, 2))
-    >>> state, states = scan(
-    ...   step, jnp.eye(2), jnp.ones((1, 2)), state, jnp.ones((3, 1, 2))
-    ... )
-    >>> states.shape
-    (3, 1, 2)
+    ValueError: in differentiation, if a step does not use each weight once.
   """
   leaves, tree = jax.tree.flatten(weights)
 
-  def tapped(leaves, slacks, others, carry, x):
-    """A step, and what tells of its products."""
-    taps = [_Tap(leaf, slack) for leaf, slack in zip(leaves, slacks)]
-    result = step(jax.tree.unflatten(tree, taps), others, carry, x)
-    if any(tap.read is None for tap in taps):
+  def recorded_step(leaves, offsets, others, carry, x):
+    """Runs a step and returns its result and its recorded products."""
+    recorders = [
+      _RecordingWeight(leaf, offset) for leaf, offset in zip(leaves, offsets)
+    ]
+    result = step(jax.tree.unflatten(tree, recorders), others, carry, x)
+    if any(recorder.read is None for recorder in recorders):
       raise ValueError("a step must use every weight, as x @ weight")
-    return result, taps
+    return result, recorders
 
   @jax.custom_vjp
   def run(leaves, others, carry, xs):
@@ -89,26 +77,26 @@ def scan(
     return jax.lax.scan(body, carry, xs, reverse=reverse)
 
   def forward(leaves, others, carry, xs):
-    def loop(others, carry, xs, slacks):
+    def loop(others, carry, xs, offsets):
       def body(carry, now):
-        x, slacks = now
-        (carry, y), taps = tapped(leaves, slacks, others, carry, x)
-        return carry, (y, [tap.read for tap in taps])
+        x, offsets = now
+        (carry, y), recorders = recorded_step(leaves, offsets, others, carry, x)
+        return carry, (y, [recorder.read for recorder in recorders])
 
       carry, (ys, read) = jax.lax.scan(
-        body, carry, (xs, slacks), reverse=reverse
+        body, carry, (xs, offsets), reverse=reverse
       )
       return (carry, ys), read
 
-    slacks = _slacks(tapped, leaves, others, carry, xs)
-    result, back, read = jax.vjp(loop, others, carry, xs, slacks, has_aux=True)
+    offsets = _zero_offsets(recorded_step, leaves, others, carry, xs)
+    result, back, read = jax.vjp(loop, others, carry, xs, offsets, has_aux=True)
     return result, (back, read)
 
   def backward(kept, cotangents):
     back, read = kept
-    others, carry, xs, slacks = back(cotangents)
+    others, carry, xs, offsets = back(cotangents)
     by_weight = [
-      jnp.einsum("...i,...o->io", x, error) for x, error in zip(read, slacks)
+      jnp.einsum("...i,...o->io", x, error) for x, error in zip(read, offsets)
     ]
     return by_weight, others, carry, xs
 
@@ -116,14 +104,18 @@ def scan(
   return run(leaves, others, carry, xs)
 
 
-def _slacks(tapped: Callable, leaves, others, carry, xs) -> list[jax.Array]:
-  """Zeros for each step's products, whose gradients are the products'."""
+def _zero_offsets(
+  recorded_step: Callable, leaves, others, carry, xs
+) -> list[jax.Array]:
+  """Returns zeros to add to each step's products, to get their gradients."""
   shapes: list[Any] = []
 
   def once(leaves, others, carry, xs):
     first = jax.tree.map(lambda x: x[0], xs)
-    _, taps = tapped(leaves, [None] * len(leaves), others, carry, first)
-    shapes.extend(tap.shape for tap in taps)
+    _, recorders = recorded_step(
+      leaves, [None] * len(leaves), others, carry, first
+    )
+    shapes.extend(recorder.shape for recorder in recorders)
 
   jax.eval_shape(once, leaves, others, carry, xs)
   length = len(jax.tree.leaves(xs)[0])

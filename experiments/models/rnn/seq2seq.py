@@ -1,4 +1,4 @@
-"""The RNN encoder-decoder, with attention and without."""
+"""The RNN encoder-decoder, with and without attention."""
 
 import chex
 import jax
@@ -19,52 +19,27 @@ class Seq2Seq(nn.Module):
 
   Without attention the context is the encoder's last state at every step, as
   in Cho et al., 2014 (https://arxiv.org/abs/1406.1078). With it, the context
-  is a weighted sum of all encoder states, looked up from the state before the
+  is a weighted sum of all encoder states, computed from the state before the
   cell (Bahdanau et al., 2014, https://arxiv.org/abs/1409.0473) or after it
   (Luong et al., 2015, https://arxiv.org/abs/1508.04025).
 
-  Attributes:
-    source_vocabulary_size: number of source tokens.
-    target_vocabulary_size: V.
-    embedding_size: size of both embeddings.
-    hidden_size: N of the decoder.
-    encoder_size: C of the encoder's states, N unless given; a bidirectional
-      encoder gives half to each direction.
-    wiring: which parts of the decoder are joined.
-    encoder_layers: number of layers.
-    decoder_layers: number of layers.
-    bidirectional: whether the encoder also reads backwards.
-    attention: "none", or a score that `attention.modules` knows.
-    attention_size: A of the additive and concat scores.
-    dropout_rate: on embeddings, encoder states and attentional states.
-    dtype: of the computation; parameters are float32.
-
-  Example:
-    >>> model = Seq2Seq(
-    ...   source_vocabulary_size=9, target_vocabulary_size=9,
-    ...   embedding_size=4, hidden_size=6, attention="additive",
-    ... )
-    >>> source = target = jnp.array([[3, 4, 2, 0]])
-    >>> logits, variables = jax.eval_shape(
-    ...   model.init_with_output, jax.random.key(0), source, target
-    ... )
-    >>> logits.shape
-    (1, 4, 9)
+  The attributes are the fields of `Seq2SeqConfig`; `wiring` has those of the
+  decoder. Computation is in `dtype`, parameters are float32.
   """
 
   source_vocabulary_size: int
   target_vocabulary_size: int
   embedding_size: int
   hidden_size: int
-  encoder_size: int | None = None
-  wiring: decoder.Wiring = decoder.Wiring()
-  encoder_layers: int = 1
-  decoder_layers: int = 1
-  bidirectional: bool = True
-  attention: str = "additive"
-  attention_size: int | None = None
-  dropout_rate: float = 0.0
-  dtype: DTypeLike = jnp.float32
+  encoder_size: int
+  wiring: decoder.Wiring
+  encoder_layers: int
+  decoder_layers: int
+  bidirectional: bool
+  attention: str
+  attention_size: int
+  dropout_rate: float
+  dtype: DTypeLike
 
   @property
   def readout_size(self) -> int:
@@ -84,7 +59,7 @@ class Seq2Seq(nn.Module):
     return self.decoder_layers * cells.CELLS[self.wiring.cell].num_parts
 
   def setup(self):
-    """Declares the parameters."""
+    """Declares the layers."""
     size = self.hidden_size
     self.encoder = Encoder(
       vocabulary_size=self.source_vocabulary_size,
@@ -112,9 +87,10 @@ class Seq2Seq(nn.Module):
     ]
     self.bridge = nn.Dense(self.num_states * size, dtype=self.dtype)
     if self.attention != "none":
+      # Checkpoints contain this name.
       self.look = Attention(
         score=self.attention,
-        hidden_size=self.attention_size or size,
+        hidden_size=self.attention_size,
         dtype=self.dtype,
       )
     if self.wiring.readout == "tanh":
@@ -127,18 +103,10 @@ class Seq2Seq(nn.Module):
   def __call__(
     self, source: jax.Array, target: jax.Array, *, train: bool = False
   ) -> jax.Array:
-    """Predicts every target token from those before it.
+    """Returns logits [B, T, V] of target [B, T], given source [B, S].
 
-    Args:
-      source: [B, S] token ids, padded with PAD.
-      target: [B, T] token ids, padded with PAD.
-      train: whether to drop out (needs a "dropout" rng).
-
-    Returns:
-      [B, T, V] logits; those at t depend on target[:, :t] only.
-
-    Raises:
-      AssertionError: if source or target is not of rank 2.
+    The logits at t depend on target[:, :t] only. `train` applies dropout and
+    needs a "dropout" rng.
     """
     features, readout = self.features(source, target, train=train)
     return readout(features)
@@ -146,25 +114,13 @@ class Seq2Seq(nn.Module):
   def features(
     self, source: jax.Array, target: jax.Array, *, train: bool = False
   ) -> tuple[jax.Array, Affine]:
-    """Returns what `__call__` makes its logits of, and how.
-
-    Args:
-      source: [B, S] token ids, padded with PAD.
-      target: [B, T] token ids, padded with PAD.
-      train: whether to drop out (needs a "dropout" rng).
-
-    Returns:
-      Attentional states [B, T, R], and the affine map [R, V] to logits.
-
-    Raises:
-      AssertionError: if source or target is not of rank 2.
-    """
+    """Returns attentional states [B, T, R] and the affine map to logits."""
     chex.assert_rank([source, target], 2, custom_message="source, target")
     weights = self._weights()
     memory, carry = self._start(weights, self.encoder(source, train=train))
     inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
     embeddings = self.dropout(self.embedding(inputs), deterministic=not train)
-    attentional = decoder_scan.unroll(
+    attentional = decoder_scan.scan_decoder(
       self.wiring, weights, memory, carry, embeddings
     )
     attentional = self.dropout(attentional, deterministic=not train)
@@ -173,27 +129,14 @@ class Seq2Seq(nn.Module):
   def start(
     self, source: jax.Array, max_length: int
   ) -> tuple[attention_step.Memory, decoder.Carry]:
-    """Encodes a source for decoding.
-
-    Args:
-      source: [B, S] token ids.
-      max_length: of the target to come; a recurrent decoder does not mind.
-
-    Returns:
-      What every step reads, and what the first step starts from.
-    """
+    """Encodes a source [B, S]; returns memory and carry for `step`."""
     del max_length
     return self._start(self._weights(), self.encoder(source))
 
   def step(
     self, memory: attention_step.Memory, carry: decoder.Carry, token: jax.Array
   ) -> tuple[decoder.Carry, jax.Array, jax.Array]:
-    """Decodes one token.
-
-    Args:
-      memory: from `start`.
-      carry: from `start` or the step before.
-      token: [B], the token decoded last, at first BOS.
+    """Decodes one token after `token` [B], the last one or BOS.
 
     Returns:
       The next carry, logits [B, V] and attention weights [B, 1, S].
@@ -202,8 +145,10 @@ class Seq2Seq(nn.Module):
     gates = decoder.project_embeddings(weights, self.embedding(token))
     carry, query = decoder.step(self.wiring, weights, memory, carry, gates)
     logits = weights.output(carry.attentional)
-    looked = attention_step.alignment(weights.score, memory, query[:, None])
-    return carry, logits, looked
+    attention_weights = attention_step.attention_weights(
+      weights.score, memory, query[:, None]
+    )
+    return carry, logits, attention_weights
 
   def _start(self, weights: decoder.DecoderWeights, encoded: Encoded):
     keys = encoded.states

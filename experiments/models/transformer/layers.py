@@ -22,34 +22,23 @@ from experiments.models.layers.dropout import Dropout
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """What all layers of a Transformer share.
+  """The settings that all layers of a Transformer share.
 
   Attributes:
     num_heads: H.
     model_size: D.
-    feed_forward_size: of the hidden layer of the feed-forward networks.
+    feed_forward_size: hidden size of the feed-forward networks.
     score: of the heads.
-    norm: "pre" normalises what enters a sublayer (Xiong et al., 2020,
-      https://arxiv.org/abs/2002.04745), "post" what leaves it, as the first
-      paper does.
-    positions: how self-attention knows them: "rotary" rotates queries and keys
+    norm: "pre" normalises the input of a sublayer (Xiong et al., 2020,
+      https://arxiv.org/abs/2002.04745), "post" its output, as Vaswani et al.
+    positions: positions in self-attention: "rotary" rotates queries and keys
       (Su et al., 2021, https://arxiv.org/abs/2104.09864), "alibi" lowers scores
       by distance (Press et al., 2021, https://arxiv.org/abs/2108.12409); others
-      leave it to the embeddings.
+      are in the embeddings.
     dropout_rate: on sublayers and hidden layers.
     attention_dropout_rate: on attention weights.
     dtype: of the computation.
-    mesh_axes: of the mesh, which share heads and tokens.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> options = Options(
-    ...   num_heads=2, model_size=8, feed_forward_size=16, score="scaled_dot",
-    ...   norm="pre", positions="alibi", dropout_rate=0.0,
-    ...   attention_dropout_rate=0.0, dtype=jnp.float32,
-    ... )
-    >>> options.make_attention().features, options.bias
-    (8, Alibi(num_heads=2))
+    mesh_axes: mesh axes that shard heads and tokens.
   """
 
   num_heads: int
@@ -64,14 +53,7 @@ class Options:
   mesh_axes: MeshAxes = ALONE
 
   def make_attention(self, **options) -> MultiHeadAttention:
-    """Makes the module of one multi-head attention.
-
-    Args:
-      **options: what else `MultiHeadAttention` takes.
-
-    Returns:
-      A module that maps [B, T, D] to [B, T, D].
-    """
+    """Returns the module of one multi-head attention."""
     return MultiHeadAttention(
       num_heads=self.num_heads,
       features=self.model_size,
@@ -84,33 +66,18 @@ class Options:
 
   @property
   def bias(self) -> Bias | None:
-    """What positions add to the scores of self-attention."""
+    """The bias of self-attention, for ALiBi."""
     return biases.alibi(self.num_heads) if self.positions == "alibi" else None
 
   def make_dropout(self) -> Dropout:
-    """Makes the module that drops numbers of [B, T, D]."""
+    """Returns the dropout of arrays [B, T, D]."""
     return Dropout(self.dropout_rate, self.mesh_axes.positions)
 
 
 class FeedForward(nn.Module):
-  """Two dense layers with a rectifier between.
+  """Two dense layers with a rectifier between them.
 
-  See "Attention Is All You Need", Vaswani et al., 2017, equation 2
-  (https://arxiv.org/abs/1706.03762).
-
-  Attributes:
-    options: what all layers share.
-
-  Example:
-    >>> options = Options(2, 8, 16, "dot", "pre", "none", 0, 0, "float32")
-    >>> import jax.numpy as jnp
-    >>> x = jnp.ones((1, 3, 8))
-    >>> def init(rng):
-    ...   return FeedForward(options).init_with_output(
-    ...     rng, x, deterministic=True
-    ...   )
-    >>> jax.eval_shape(init, jax.random.key(0))[0].shape
-    (1, 3, 8)
+  See Vaswani et al., 2017, equation 2 (https://arxiv.org/abs/1706.03762).
   """
 
   options: Options
@@ -127,73 +94,40 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-  """Adds what a sublayer makes of its input, normalised before or after.
+  """Adds a sublayer's output to its input, with the norm before or after.
 
-  See "Attention Is All You Need", Vaswani et al., 2017, section 3.1
-  (https://arxiv.org/abs/1706.03762), for the norm after, and "On Layer
+  See Vaswani et al., 2017, section 3.1, for the norm after, and "On Layer
   Normalization in the Transformer Architecture", Xiong et al., 2020
   (https://arxiv.org/abs/2002.04745), for the norm before.
-
-  Attributes:
-    options: what all layers share.
-
-  Example:
-    >>> options = Options(2, 8, 16, "dot", "pre", "none", 0, 0, "float32")
-    >>> import jax.numpy as jnp
-    >>> x = jnp.ones((1, 3, 8))
-    >>> residual = Residual(options)
-    >>> def init(rng):
-    ...   return residual.init_with_output(rng, x, method="enter")
-    >>> jax.eval_shape(init, jax.random.key(0))[0].shape
-    (1, 3, 8)
   """
 
   options: Options
 
   def setup(self):
-    """Declares the norm."""
+    """Declares the layers."""
     self.layer_norm = nn.LayerNorm(dtype=self.options.dtype)
     self.dropout = self.options.make_dropout()
 
   def enter(self, x: jax.Array) -> jax.Array:
-    """Returns what the sublayer reads: x [..., D], normed if "pre"."""
+    """Returns the sublayer's input [..., D], normalised if "pre"."""
     return self.layer_norm(x) if self.options.norm == "pre" else x
 
   def leave(
     self, x: jax.Array, inner: jax.Array, *, deterministic: bool
   ) -> jax.Array:
-    """Joins the sublayer's input and output, [..., D] each."""
+    """Adds the sublayer's input and output [..., D]."""
     total = x + self.dropout(inner, deterministic=deterministic)
     total = constrain(total, "rows", "tokens", "features")
     return self.layer_norm(total) if self.options.norm == "post" else total
 
 
 class EncoderLayer(nn.Module):
-  """Self-attention and a feed-forward network.
-
-  See "Attention Is All You Need", Vaswani et al., 2017, section 3.1
-  (https://arxiv.org/abs/1706.03762).
-
-  Attributes:
-    options: what all layers share.
-
-  Example:
-    >>> options = Options(2, 8, 16, "dot", "pre", "none", 0, 0, "float32")
-    >>> import jax.numpy as jnp
-    >>> x = jnp.ones((1, 3, 8))
-    >>> mask = jnp.ones((1, 1, 1, 3), bool)
-    >>> def init(rng):
-    ...   return EncoderLayer(options).init_with_output(
-    ...     rng, x, mask, deterministic=True
-    ...   )
-    >>> jax.eval_shape(init, jax.random.key(0))[0].shape
-    (1, 3, 8)
-  """
+  """Self-attention and a feed-forward network (Vaswani et al., 3.1)."""
 
   options: Options
 
   def setup(self):
-    """Declares the sublayers."""
+    """Declares the layers."""
     self.self_attention = self.options.make_attention(
       rotary=self.options.positions == "rotary"
     )
@@ -221,32 +155,17 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-  """Causal self-attention, attention to the source, a feed-forward network.
+  """Causal self-attention, cross-attention and a feed-forward network.
 
-  See "Attention Is All You Need", Vaswani et al., 2017, section 3.1
-  (https://arxiv.org/abs/1706.03762).
-
-  Attributes:
-    options: what all layers share.
-
-  Example:
-    >>> options = Options(2, 8, 16, "dot", "pre", "none", 0, 0, "float32")
-    >>> import jax.numpy as jnp
-    >>> x = jnp.ones((1, 3, 8))
-    >>> memory = KeyValue(jnp.ones((1, 2, 5, 4)), jnp.ones((1, 2, 5, 4)))
-    >>> mask = jnp.ones((1, 1, 1, 5), bool)
-    >>> def init(rng):
-    ...   return DecoderLayer(options).init_with_output(
-    ...     rng, x, memory, mask, deterministic=True
-    ...   )
-    >>> jax.eval_shape(init, jax.random.key(0))[0].shape
-    (1, 3, 8)
+  See Vaswani et al., 2017, section 3.1 (https://arxiv.org/abs/1706.03762).
+  `memory` are projected keys and values [B, H, S, D / H], and `mask`
+  [B, 1, 1, S] is False at padding.
   """
 
   options: Options
 
   def setup(self):
-    """Declares the sublayers."""
+    """Declares the layers."""
     self.self_attention = self.options.make_attention(
       rotary=self.options.positions == "rotary"
     )
@@ -264,17 +183,7 @@ class DecoderLayer(nn.Module):
     *,
     deterministic: bool,
   ) -> jax.Array:
-    """Maps a whole target [B, T, D] to [B, T, D].
-
-    Args:
-      x: [B, T, D].
-      memory: keys and values [B, H, S, D / H], projected.
-      mask: [B, 1, 1, S], False at padding.
-      deterministic: whether to leave dropout out.
-
-    Returns:
-      [B, T, D].
-    """
+    """Maps a whole target [B, T, D] to [B, T, D]."""
     inner = self.self_attention(
       self.self_residual.enter(x),
       mask=masks.causal(),
@@ -287,17 +196,11 @@ class DecoderLayer(nn.Module):
   def step(
     self, x: jax.Array, cache: Cache, memory: KeyValue, mask: jax.Array
   ) -> tuple[jax.Array, Cache, jax.Array]:
-    """Maps one token, given the cache of those before it.
-
-    Args:
-      x: [B, 1, D].
-      cache: the keys and values of the tokens before.
-      memory: keys and values [B, H, S, D / H], projected.
-      mask: [B, 1, 1, S], False at padding.
+    """Maps one token [B, 1, D], given the cache of the tokens before.
 
     Returns:
-      The token [B, 1, D], the longer cache, and where the token looked in the
-      source, [B, H, S].
+      The token [B, 1, D], the extended cache, and the weights of the
+      cross-attention [B, H, S].
     """
     inner, cache = self.self_attention.decode(
       self.self_residual.enter(x), cache, bias=self.options.bias

@@ -31,10 +31,10 @@ from experiments.models.transformer.layers import (
 
 
 class Memory(NamedTuple):
-  """What the decoder looks at across; the same at every step.
+  """The encoder's result, constant during decoding.
 
   Attributes:
-    layers: the keys and values [B, H, S, D / H] of each layer, projected.
+    layers: projected keys and values [B, H, S, D / H] of each layer.
     mask: [B, 1, 1, S], False at padding.
   """
 
@@ -43,12 +43,7 @@ class Memory(NamedTuple):
 
 
 class Carry(NamedTuple):
-  """What one decoding step hands to the next.
-
-  Attributes:
-    caches: the keys and values decoded so far, one cache a layer.
-    position: the number of tokens decoded so far, a scalar.
-  """
+  """The decoder's state: a cache for each layer, and the number of tokens."""
 
   caches: tuple[Cache, ...]
   position: jax.Array
@@ -57,41 +52,16 @@ class Carry(NamedTuple):
 class Transformer(nn.Module):
   """The encoder-decoder of "Attention Is All You Need", Vaswani et al., 2017.
 
-  See https://arxiv.org/abs/1706.03762, section 3.
+  See https://arxiv.org/abs/1706.03762, section 3. The attributes are the fields
+  of `TransformerConfig` and these:
 
   Attributes:
-    source_vocabulary_size: number of source tokens.
-    target_vocabulary_size: V.
-    model_size: D.
-    feed_forward_size: of the hidden layer of the feed-forward networks.
-    num_heads: H.
-    max_length: the longest source or target, for learned positions.
-    encoder_layers: number of layers.
-    decoder_layers: number of layers.
-    score: of the heads, a name that `attention.modules` knows.
-    norm: "pre" or "post".
-    positions: "sinusoidal" or "learned" (in the embeddings), "rotary" or
-      "alibi" (in self-attention), or "none".
-    tied_embeddings: whether target and output share one matrix, and the
-      source too where the vocabulary is shared.
-    shared_vocabulary: whether equal ids mean the same on both sides.
-    dropout_rate: on embeddings, sublayers and hidden layers.
-    attention_dropout_rate: on attention weights.
+    max_length: the longest source or target, for positions in embeddings.
+    shared_vocabulary: whether source and target have the same token ids; with
+      `tied_embeddings`, they then share one matrix.
     dtype: of the computation; parameters are float32.
-    mesh_axes: of the mesh, which share heads and tokens. Tokens are then given
-      and returned as `ring_order` permutes them.
-
-  Example:
-    >>> model = Transformer(
-    ...   source_vocabulary_size=9, target_vocabulary_size=9, model_size=8,
-    ...   feed_forward_size=16, num_heads=2, max_length=8,
-    ... )
-    >>> source = target = jnp.array([[3, 4, 2, 0]])
-    >>> logits, variables = jax.eval_shape(
-    ...   model.init_with_output, jax.random.key(0), source, target
-    ... )
-    >>> logits.shape
-    (1, 4, 9)
+    mesh_axes: mesh axes that shard heads and tokens. Tokens are given and
+      returned in the order of `ring_order`.
   """
 
   source_vocabulary_size: int
@@ -100,20 +70,20 @@ class Transformer(nn.Module):
   feed_forward_size: int
   num_heads: int
   max_length: int
-  encoder_layers: int = 1
-  decoder_layers: int = 1
-  score: str = "scaled_dot"
-  norm: str = "pre"
-  positions: str = "sinusoidal"
-  tied_embeddings: bool = True
-  shared_vocabulary: bool = True
-  dropout_rate: float = 0.0
-  attention_dropout_rate: float = 0.0
-  dtype: DTypeLike = jnp.float32
+  encoder_layers: int
+  decoder_layers: int
+  score: str
+  norm: str
+  positions: str
+  tied_embeddings: bool
+  shared_vocabulary: bool
+  dropout_rate: float
+  attention_dropout_rate: float
+  dtype: DTypeLike
   mesh_axes: MeshAxes = ALONE
 
   def setup(self):
-    """Declares the parameters."""
+    """Declares the layers."""
     options = Options(
       num_heads=self.num_heads,
       model_size=self.model_size,
@@ -133,15 +103,15 @@ class Transformer(nn.Module):
       embedding_init=nn.initializers.normal(self.model_size**-0.5),
     )
     self.embedding = embed(self.target_vocabulary_size)
-    self.one_embedding = self.tied_embeddings and self.shared_vocabulary
-    if not self.one_embedding:
+    self.single_embedding = self.tied_embeddings and self.shared_vocabulary
+    if not self.single_embedding:
       self.source_embedding = embed(self.source_vocabulary_size)
     if not self.tied_embeddings:
       self.output = AffineWeights(
         self.model_size, self.target_vocabulary_size, self.dtype
       )
     if self.positions == "learned":
-      self.places = self.param(
+      self.position_embeddings = self.param(
         "positions",
         nn.initializers.normal(0.02),
         (self.max_length, self.model_size),
@@ -156,18 +126,10 @@ class Transformer(nn.Module):
   def __call__(
     self, source: jax.Array, target: jax.Array, *, train: bool = False
   ) -> jax.Array:
-    """Predicts every target token from those before it.
+    """Returns logits [B, T, V] of target [B, T], given source [B, S].
 
-    Args:
-      source: [B, S] token ids, padded with PAD.
-      target: [B, T] token ids, padded with PAD.
-      train: whether to drop out (needs a "dropout" rng).
-
-    Returns:
-      [B, T, V] logits; those at t depend on target[:, :t] only.
-
-    Raises:
-      AssertionError: if source or target is not of rank 2.
+    The logits at t depend on target[:, :t] only. `train` applies dropout and
+    needs a "dropout" rng.
     """
     features, readout = self.features(source, target, train=train)
     return readout(features)
@@ -175,19 +137,7 @@ class Transformer(nn.Module):
   def features(
     self, source: jax.Array, target: jax.Array, *, train: bool = False
   ) -> tuple[jax.Array, Affine]:
-    """Returns what `__call__` makes its logits of, and how.
-
-    Args:
-      source: [B, S] token ids, padded with PAD.
-      target: [B, T] token ids, padded with PAD.
-      train: whether to drop out (needs a "dropout" rng).
-
-    Returns:
-      [B, T, D], and the affine map [D, V] to logits.
-
-    Raises:
-      AssertionError: if source or target is not of rank 2.
-    """
+    """Returns features [B, T, D] and the affine map to logits."""
     chex.assert_rank([source, target], 2, custom_message="source, target")
     memory = self._encode(source, deterministic=not train)
     target = sequence_order(target, self.mesh_axes)
@@ -199,15 +149,7 @@ class Transformer(nn.Module):
     return self._normed(x), self._readout()
 
   def start(self, source: jax.Array, max_length: int) -> tuple[Memory, Carry]:
-    """Encodes a source for decoding.
-
-    Args:
-      source: [B, S] token ids.
-      max_length: T, the room in the caches.
-
-    Returns:
-      What every step reads, and what the first step starts from.
-    """
+    """Encodes a source; the caches of the carry hold `max_length` tokens."""
     caches = tuple(
       layer.self_attention.init_cache(source.shape[:1], max_length, self.dtype)
       for layer in self.decoder
@@ -219,28 +161,23 @@ class Transformer(nn.Module):
   def step(
     self, memory: Memory, carry: Carry, token: jax.Array
   ) -> tuple[Carry, jax.Array, jax.Array]:
-    """Decodes one token.
-
-    Args:
-      memory: from `start`.
-      carry: from `start` or the step before.
-      token: [B], the token decoded last, at first BOS.
+    """Decodes one token after `token` [B], the last one or BOS.
 
     Returns:
       The next carry, logits [B, V] and attention weights [B, P, S] over the
-      source, P panels being heads, layer by layer.
+      source; P counts the heads of all layers.
     """
     x = self._embed(token[:, None], carry.position[None], target=True)
-    caches, looked = [], []
+    caches, weights_of_layers = [], []
     for layer, key_value, cache in zip(
       self.decoder, memory.layers, carry.caches
     ):
       x, cache, weights = layer.step(x, cache, key_value, memory.mask)
       caches.append(cache)
-      looked.append(weights)
+      weights_of_layers.append(weights)
     logits = self._readout()(self._normed(x)[:, 0])
     carry = Carry(tuple(caches), carry.position + 1)
-    return carry, logits, jnp.concatenate(looked, axis=1)
+    return carry, logits, jnp.concatenate(weights_of_layers, axis=1)
 
   def _encode(self, source: jax.Array, *, deterministic: bool) -> Memory:
     source = sequence_order(source, self.mesh_axes)
@@ -256,19 +193,19 @@ class Transformer(nn.Module):
     )
 
   def _embed_all(self, tokens: jax.Array, *, target: bool) -> jax.Array:
-    """Embeds whole sequences [B, T], laid out for the devices."""
+    """Embeds whole sequences [B, T], sharded over the devices."""
     tokens = ring_order(tokens, self.mesh_axes)
     places = self.mesh_axes.positions(tokens.shape[1])
     x = self._embed(tokens, places, target=target)
     return constrain(x, "rows", "tokens", "features")
 
   def _embed(self, tokens: jax.Array, places, *, target: bool) -> jax.Array:
-    """Embeds [B, T] tokens that stand at [T] places."""
-    own = not (target or self.one_embedding)
+    """Embeds [B, T] tokens at [T] positions."""
+    own = not (target or self.single_embedding)
     x = (self.source_embedding if own else self.embedding)(tokens)
     x = x * jnp.asarray(self.model_size**0.5, x.dtype)
     if self.positions == "learned":
-      table = self.places
+      table = self.position_embeddings
     elif self.positions == "sinusoidal":
       table = positions.sinusoidal(self.max_length, self.model_size)
     else:

@@ -297,7 +297,7 @@ def test_caches_that_grow_change_nothing(monkeypatch):
     "constraints": Constraints(min_length=5),
   }
   at_once = searched(model, params, SOURCE, **options)
-  monkeypatch.setattr(cache_growth, "_LEAST_ROOM", 2)
+  monkeypatch.setattr(cache_growth, "_MIN_ROOM", 2)
   grown = searched(model, params, SOURCE, **options)
   np.testing.assert_array_equal(grown.tokens, at_once.tokens)
   np.testing.assert_allclose(grown.scores, at_once.scores, rtol=1e-5, atol=1e-5)

@@ -233,7 +233,7 @@ def test_caches_that_grow_change_no_answer(monkeypatch):
   rules = Constraints(min_length=7)
   answers = []
   for room in (16, 2):
-    monkeypatch.setattr(cache_growth, "_LEAST_ROOM", room)
+    monkeypatch.setattr(cache_growth, "_MIN_ROOM", room)
     greedy = jax.jit(
       lambda params: decoding.greedy(
         model, params, source, max_length=8, constraints=rules

@@ -1,4 +1,4 @@
-"""Models: causality, padding, and a step that agrees with the whole."""
+"""Models: causality, padding, and steps that agree with the whole."""
 
 import functools
 
@@ -9,39 +9,21 @@ import pytest
 
 from experiments import decoding
 from experiments.data.batch import BOS, EOS, PAD
-from experiments.models.rnn.decoder import Wiring
-from experiments.models.rnn.seq2seq import Seq2Seq
-from experiments.models.transformer.model import Transformer
+from tests.experiments.toys import make_rnn, make_transformer
 
 VOCABULARY = 11
 
 
 def rnn(source_vocabulary_size=VOCABULARY, **options):
-  wiring = Wiring(**options.pop("wiring", {}))
-  return Seq2Seq(
-    source_vocabulary_size=source_vocabulary_size,
-    target_vocabulary_size=VOCABULARY,
-    embedding_size=5,
-    hidden_size=6,
-    wiring=wiring,
-    **options,
-  )
+  return make_rnn(source_vocabulary_size, VOCABULARY, **options)
 
 
 def transformer(source_vocabulary_size=VOCABULARY, **options):
-  return Transformer(
-    source_vocabulary_size=source_vocabulary_size,
-    target_vocabulary_size=VOCABULARY,
-    model_size=8,
-    feed_forward_size=12,
-    num_heads=2,
-    max_length=9,
-    **options,
-  )
+  return make_transformer(source_vocabulary_size, VOCABULARY, **options)
 
 
 # Every score, order, query, readout, cell, norm and kind of position at least
-# once; what is not here differs from what is in one choice only.
+# once; all other models differ from one of these in a single choice.
 MODELS = {
   "none-luong": rnn(attention="none"),
   "none-bahdanau": rnn(attention="none", wiring={"order": "bahdanau"}),
@@ -103,7 +85,24 @@ def forward(name):
   )
 
 
-@pytest.fixture(params=list(MODELS))
+# The models of the default suite; the others are exhaustive.
+DEFAULT = (
+  "none-bahdanau",
+  "additive-bahdanau-fed",
+  "general-lstm-state-deep",
+  "transformer-additive-rotary",
+  "transformer-general-learned-post",
+)
+
+
+@pytest.fixture(
+  params=[
+    name
+    if name in DEFAULT
+    else pytest.param(name, marks=pytest.mark.exhaustive)
+    for name in MODELS
+  ]
+)
 def name(request):
   return request.param
 
@@ -119,14 +118,14 @@ def test_logits_depend_on_earlier_target_tokens_only(name):
   assert (before[:, 3] != after[:, 3]).any()
 
 
-def test_padding_of_the_source_changes_nothing(name):
+def test_source_padding_does_not_change_logits(name):
   wider = jnp.pad(SOURCE, ((0, 0), (0, 3)))
   np.testing.assert_allclose(
     logits_of(name), logits_of(name, source=wider), atol=1e-5
   )
 
 
-def test_every_source_token_matters(name):
+def test_logits_depend_on_every_source_token(name):
   before = logits_of(name)
   for place in range(4):
     after = logits_of(name, source=SOURCE.at[0, place].set(10))
@@ -134,7 +133,7 @@ def test_every_source_token_matters(name):
     np.testing.assert_array_equal(before[1], after[1])
 
 
-def test_steps_agree_with_the_whole(name):
+def test_decoding_steps_agree_with_teacher_forcing(name):
   """Decoding step by step, with caches, gives what training computes."""
   model, variables = MODELS[name], {"params": parameters(name)}
 
@@ -153,12 +152,12 @@ def test_steps_agree_with_the_whole(name):
   inputs = jnp.pad(TARGET[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
   logits, weights = follow(SOURCE, inputs)
   np.testing.assert_allclose(logits.swapaxes(0, 1), logits_of(name), atol=2e-5)
-  looked = 0 if name.startswith("none") else 1
-  np.testing.assert_allclose(weights.sum(-1), looked, atol=1e-5)
+  total = 0 if name.startswith("none") else 1
+  np.testing.assert_allclose(weights.sum(-1), total, atol=1e-5)
   assert (np.asarray(weights[:, 1, :, 3:]) == 0).all()
 
 
-def test_all_parameters_get_a_gradient(name):
+def test_all_parameters_receive_gradients(name):
   loss = lambda params: jnp.sin(  # noqa: E731
     forward(name)(params, SOURCE, TARGET)
   ).sum()
@@ -168,11 +167,11 @@ def test_all_parameters_get_a_gradient(name):
     for path, grad in jax.tree_util.tree_leaves_with_path(grads)
     if np.abs(grad).max() < 1e-7
   ]
-  # What is added to all scores of a query does not move a softmax.
+  # A constant added to all scores of a query does not change a softmax.
   assert [each for each in dead if "key_projection']['bias" not in each] == []
 
 
-def test_features_and_their_readout_have_the_size_of_the_vocabulary(name):
+def test_readout_maps_features_to_the_vocabulary(name):
   features, readout = jax.eval_shape(
     lambda params: MODELS[name].apply(
       {"params": params}, SOURCE, TARGET, method="features"
@@ -195,7 +194,7 @@ def test_features_and_their_readout_have_the_size_of_the_vocabulary(name):
     ),
   ],
 )
-def test_matrices_are_tied_where_words_are_the_same(tied, shared, matrices):
+def test_tied_embeddings_share_matrices(tied, shared, matrices):
   model = transformer(
     source_vocabulary_size=VOCABULARY if tied and shared else 13,
     tied_embeddings=tied,
@@ -211,7 +210,7 @@ def test_matrices_are_tied_where_words_are_the_same(tied, shared, matrices):
   assert found == matrices
 
 
-def test_greedy_follows_the_likeliest_token(name):
+def test_greedy_decodes_the_most_likely_token(name):
   greedy = jax.jit(
     lambda params: decoding.greedy(MODELS[name], params, SOURCE, max_length=5)
   )
@@ -225,10 +224,10 @@ def test_greedy_follows_the_likeliest_token(name):
     assert not real[ends[0] + 1 :].any() if ends.size else real.all()
 
 
-def test_alignments_have_a_row_for_every_target_token():
+def test_attention_weights_have_a_row_for_every_target_token():
   for name, panels in (("dot-luong", 1), ("transformer-additive-rotary", 4)):
     weights = jax.jit(
-      lambda params, name=name: decoding.alignments(
+      lambda params, name=name: decoding.target_attention_weights(
         MODELS[name], params, SOURCE, TARGET
       )
     )(parameters(name))
