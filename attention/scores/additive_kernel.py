@@ -2,9 +2,9 @@
 
     tanh(q + k) = 1 - 2 r    with    r = 1 / (1 + (exp(q) exp(k))^2)
 
-so a pair and a channel cost a division instead of a hyperbolic tangent, and as
-d tanh = 4 (r - r^2), the derivative needs no more than r either. Exponentials
-are taken once a token.
+so each channel of a pair costs a division instead of a hyperbolic tangent, and
+as d tanh = 4 (r - r^2), the derivative needs only r too. Exponentials are taken
+once per token.
 """
 
 import functools
@@ -19,27 +19,21 @@ from attention import axes
 # Measured on CPUs: with 16 channels in one expression the compiler keeps their
 # sum in registers; the derivative, which has more to write, is best with 2.
 _CHANNELS, _TANGENT_CHANNELS = 16, 2
-# Below so many numbers a loop over channels costs more than it saves.
+# With fewer elements than this, a loop over channels costs more than it saves.
 _SMALL = 1 << 18
-# From so many pairs on, leading entries take turns in the derivative: XLA's
-# products of many small matrices are several times as slow as of one.
+# With more pairs than this, the derivative loops over the leading axes: XLA's
+# batched products of small matrices are several times slower than single ones.
 _MANY_PAIRS = 1 << 12
 
 
+# Float32 sums must stay float32 on GPUs, where the default is TF32.
+_matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+
+
 def exponentials(tokens: jax.Array) -> jax.Array:
-  """exp(tokens), within what `weighted_tanh_sum` can multiply.
+  """exp(tokens), float32 at least, for `weighted_tanh_sum`.
 
-  Args:
-    tokens: [...]; float32 beyond +-80 counts as +-80, which only matters where
-      a query beyond meets a key that is as far on the other side.
-
-  Returns:
-    [...], float32 at least.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> exponentials(jnp.array([0.0, 1.0]))
-    Array([1.  , 2.72], dtype=float32)
+  Float32 tokens are clipped to +-80, so that a product of two is finite.
   """
   tokens = tokens.astype(jnp.promote_types(tokens.dtype, jnp.float32))
   bound = 80.0 if tokens.dtype == jnp.float32 else 350.0
@@ -50,25 +44,14 @@ def exponentials(tokens: jax.Array) -> jax.Array:
 def weighted_tanh_sum(
   query: jax.Array, key: jax.Array, weight: jax.Array
 ) -> jax.Array:
-  """sum_a weight[a] tanh(log(query[t, a]) + log(key[s, a])).
+  """sum_a weight[a] tanh(log(query[t, a]) + log(key[s, a])), [..., t, s].
 
-  Args:
-    query: [..., t, A], from `exponentials`.
-    key: [..., s, A], likewise; leading axes broadcast.
-    weight: [..., A].
-
-  Returns:
-    [..., t, s].
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> one = exponentials(jnp.ones((1, 2)))
-    >>> weighted_tanh_sum(one, one, jnp.array([0.5, 0.5]))
-    Array([[0.96]], dtype=float32)
+  `query` [..., t, A] and `key` [..., s, A] are from `exponentials`; `weight` is
+  [..., A]. Leading axes broadcast.
   """
   if _pairs_like_tokens(query, key, weight):
     query, key, weight = _by_pair(query, key, weight)
-    return _weighed(1.0 - 2.0 * _share(query, key), weight)
+    return _weighted(1.0 - 2.0 * _share(query, key), weight)
 
   def term(query, key, weight):
     return weight - (2.0 * weight) * _share(query, key)
@@ -79,7 +62,7 @@ def weighted_tanh_sum(
 
 
 @functools.partial(weighted_tanh_sum.defjvp, symbolic_zeros=True)
-def _hidden_sums_jvp(primals, tangents):
+def _weighted_tanh_sum_jvp(primals, tangents):
   query, key, weight = primals
   query_tangent, key_tangent, weight_tangent = (
     jnp.zeros(tangent.shape, tangent.dtype)
@@ -88,20 +71,20 @@ def _hidden_sums_jvp(primals, tangents):
     for tangent in tangents
   )
 
-  # The barrier makes r once, not once for every use; the products with ones
-  # are broadcasts whose transposes are products too, which are fast.
+  # The barrier computes r once, not once for every use. The products with ones
+  # are broadcasts; their transposes are products too, which are fast.
   def term(query, key, weight, query_tangent, key_tangent, weight_tangent):
     share = jax.lax.optimization_barrier(_share(query, key))
     across = jnp.ones((1, key.shape[-1]), share.dtype)
     down = jnp.ones((query.shape[-2], 1), share.dtype)
-    moved = jnp.matmul(query_tangent, across) + jnp.matmul(down, key_tangent)
+    hidden = _matmul(query_tangent, across) + _matmul(down, key_tangent)
     slope = (4.0 * weight) * (share - share * share)
     flat = jnp.reshape(share, (*share.shape[:-2], 1, -1))
-    turned = jnp.matmul(-2.0 * weight_tangent, flat)
-    turned = turned.reshape(*turned.shape[:-2], *share.shape[-2:])
-    return slope * moved + (weight_tangent + turned)
+    by_weight = _matmul(-2.0 * weight_tangent, flat)
+    by_weight = by_weight.reshape(*by_weight.shape[:-2], *share.shape[-2:])
+    return slope * hidden + (weight_tangent + by_weight)
 
-  # d log(x) = dx / x, once a token.
+  # d log(x) = dx / x, once per token.
   linear = (
     query_tangent / _nonzero(query),
     key_tangent / _nonzero(key),
@@ -109,36 +92,36 @@ def _hidden_sums_jvp(primals, tangents):
   )
   scores = weighted_tanh_sum(*primals)
   if _pairs_like_tokens(query, key, weight):
-    again = jax.checkpoint(_moved, prevent_cse=False)
-    return scores, again(*_by_pair(*primals), *_by_pair(*linear))
+    of_pairs = jax.checkpoint(_tangents_by_pair, prevent_cse=False)
+    return scores, of_pairs(*_by_pair(*primals), *_by_pair(*linear))
   channels = (*_by_channel(*primals), *_by_channel(*linear))
   term = jax.checkpoint(term, prevent_cse=False)
   if scores.shape[-2] * scores.shape[-1] < _MANY_PAIRS:
     tangent = _summed(term, channels, _TANGENT_CHANNELS)
   else:
-    tangent = _in_turn(
+    tangent = _mapped_over_leading_axes(
       lambda *channels: _summed(term, channels, _TANGENT_CHANNELS), channels
     )
   return scores, tangent.reshape(scores.shape)
 
 
-def _in_turn(function, channels):
-  """[L, t, s], from `function` of one leading entry of all L after another."""
+def _mapped_over_leading_axes(function, channels):
+  """Applies `function` to one leading entry after another: [L, t, s]."""
   leading = jnp.broadcast_shapes(*(array.shape[1:-2] for array in channels))
   if math.prod(leading) == 1:
     return function(*channels)
 
   def entries(array):
     number, *_, rows, columns = array.shape
-    whole = jnp.broadcast_to(array, (number, *leading, rows, columns))
-    flat = whole.reshape(number, -1, rows, columns)
+    full = jnp.broadcast_to(array, (number, *leading, rows, columns))
+    flat = full.reshape(number, -1, rows, columns)
     return jnp.moveaxis(flat, 1, 0)
 
   return jax.lax.map(lambda each: function(*each), [*map(entries, channels)])
 
 
 def _pairs_like_tokens(query, key, weight):
-  """Whether pairs take little more room than tokens, as with a single query."""
+  """Whether all pairs take as little memory as tokens, as for one query."""
   pairs = math.prod(_scores_shape(query, key, weight)) * query.shape[-1]
   return pairs <= 2 * (query.size + key.size)
 
@@ -152,28 +135,30 @@ def _by_pair(query, key, weight):
   return [array.astype(dtype) for array in arrays]
 
 
-def _weighed(hidden, weight):
+def _weighted(hidden, weight):
   """The sums over the last axis of hidden * weight."""
   column = jnp.swapaxes(weight, -1, -2)
-  return jnp.matmul(hidden, column, precision=jax.lax.Precision.HIGHEST)[..., 0]
+  return _matmul(hidden, column)[..., 0]
 
 
-def _moved(query, key, weight, query_tangent, key_tangent, weight_tangent):
-  """How scores move with log(query), log(key) and weight, pair by pair."""
+def _tangents_by_pair(
+  query, key, weight, query_tangent, key_tangent, weight_tangent
+):
+  """Tangents of the scores from those of log(query), log(key) and weight."""
   share = jax.lax.optimization_barrier(_share(query, key))
   slope = (4.0 * weight) * (share - share * share)
-  moved = jnp.sum(slope * (query_tangent + key_tangent), -1)
-  turned = jnp.sum(weight_tangent, -1) - 2.0 * _weighed(share, weight_tangent)
-  return moved + turned
+  hidden = jnp.sum(slope * (query_tangent + key_tangent), -1)
+  by_weight = -2.0 * _weighted(share, weight_tangent)
+  return hidden + (jnp.sum(weight_tangent, -1) + by_weight)
 
 
 def _nonzero(exponentials):
-  """No exponential is 0, but a free place of a cache is, behind its mask."""
+  """Ones for zeros: unused cache entries are zero, exponentials never are."""
   return jnp.where(exponentials == 0.0, 1.0, exponentials)
 
 
 def _share(query, key):
-  """r, for every pair."""
+  """The value r of the module docstring, for every pair."""
   product = query * key
   return 1.0 / (1.0 + product * product)
 
@@ -188,7 +173,7 @@ def _scores_shape(query, key, weight):
 def _by_channel(query, key, weight):
   """As [A, ..., t, 1], [A, ..., 1, s] and [A, ..., 1, 1], of equal rank.
 
-  Without leading axes that all have once: XLA's products are slow with them.
+  Leading axes of size 1 are removed, because XLA's products are slow with them.
   """
   arrays = _by_pair(query, key, weight)
   single = tuple(
@@ -218,7 +203,7 @@ def _summed(term, channels, at_once):
   fills = (1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
   groups = [grouped(*each) for each in zip(channels, fills)]
 
-  # Sums of sums round less than one long sum; `at_once` is a power of 2.
+  # Pairwise sums round less than one long sum; `at_once` is a power of 2.
   def step(total, group):
     terms = [term(*(array[n] for array in group)) for n in range(at_once)]
     while len(terms) > 1:
