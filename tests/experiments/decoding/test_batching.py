@@ -1,4 +1,4 @@
-"""Answering many sources: each its own answer, whatever stands beside it."""
+"""Batched decoding: predictions do not depend on the rest of the batch."""
 
 import jax
 import jax.numpy as jnp
@@ -52,11 +52,11 @@ def answerer(
   return make_predictor(model, mesh, search, max_prediction_length)
 
 
-@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize(
+  "devices", [pytest.param(1, marks=pytest.mark.exhaustive), 3]
+)
 @pytest.mark.parametrize("search", [Search(), Search(beam_size=2)])
-def test_thousands_of_answers_stand_in_the_order_of_their_sources(
-  search, devices
-):
+def test_predictions_are_in_the_order_of_their_sources(search, devices):
   source, done = sources(3001, longest=70), []
   answer = answerer(Echo(), search, devices=devices)
   answers = answer({}, source, done.append)
@@ -70,7 +70,7 @@ def test_thousands_of_answers_stand_in_the_order_of_their_sources(
 
 
 @pytest.mark.parametrize("search", [Search(), Search(beam_size=2, n_best=2)])
-def test_a_single_source_is_answered_too(search):
+def test_single_source_is_decoded(search):
   source = sources(1, longest=40)
   source = source[:, : (source != PAD).sum()]
   answers = answerer(Echo(), search)({}, source)
@@ -79,7 +79,7 @@ def test_a_single_source_is_answered_too(search):
   assert answers.scores.shape == (1, search.n_best)
 
 
-def test_of_no_sources_there_are_no_answers():
+def test_no_sources_give_no_predictions():
   answers = answerer(Echo(), Search())({}, np.zeros((0, 7), np.int32))
   assert answers.tokens.shape[:2] == (0, 1)
   assert answers.seconds == 0
@@ -101,7 +101,7 @@ def test_each_width_is_compiled_once():
   assert starts == [(256, 32), (256, 64), (256, 96), (256, 100)]
 
 
-def test_several_answers_and_scores_are_those_of_a_direct_search():
+def test_n_best_predictions_match_a_direct_beam_search():
   model = Lookup(VOCABULARY)
   table = np.random.default_rng(0).normal(0, 2, (97, VOCABULARY))
   table[:, EOS] += 3
@@ -126,7 +126,7 @@ def test_several_answers_and_scores_are_those_of_a_direct_search():
   assert len(np.unique(answers.tokens[:, 0], axis=0)) > 20
 
 
-def test_answers_are_drawn_by_the_seed_and_anew_in_every_batch():
+def test_samples_depend_on_the_seed_and_the_batch():
   model = Lookup(VOCABULARY)
   params = {"table": np.zeros((97, VOCABULARY), np.float32)}
   source = np.full((512, 2), [5, EOS], np.int32)
@@ -142,7 +142,7 @@ def test_answers_are_drawn_by_the_seed_and_anew_in_every_batch():
   assert len({batch.tobytes() for batch in batches}) == 6
 
 
-def test_batches_are_full_narrow_and_hold_each_source_once():
+def test_batches_are_full_and_contain_each_source_once():
   source = sources(1000, longest=100)
   lengths = (source != PAD).sum(1)
   batches = list(by_length(96, source))

@@ -1,4 +1,4 @@
-"""Beam search: against counting every answer, and against a plain search."""
+"""Beam search against exhaustive enumeration and a plain search."""
 
 import functools
 
@@ -67,12 +67,12 @@ def permitted(constraints, answer):
 @pytest.mark.parametrize(
   ("length_penalty", "constraints"),
   [
-    (0.0, Constraints()),
-    (1.0, Constraints()),
+    pytest.param(0.0, Constraints(), marks=pytest.mark.exhaustive),
+    pytest.param(1.0, Constraints(), marks=pytest.mark.exhaustive),
     (0.6, Constraints(min_length=2, no_repeat_ngram=2)),
   ],
 )
-def test_a_beam_as_wide_as_all_answers_ranks_them_all(
+def test_full_width_beam_ranks_all_hypotheses(
   name, length_penalty, constraints
 ):
   model, params = MODELS[name], parameters(name)
@@ -109,7 +109,7 @@ def test_a_beam_as_wide_as_all_answers_ranks_them_all(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_few_best_are_sorted_distinct_and_truly_scored(name):
+def test_n_best_are_sorted_distinct_and_correctly_scored(name):
   model, params = MODELS[name], parameters(name)
   found = searched(
     model,
@@ -134,7 +134,7 @@ def test_a_few_best_are_sorted_distinct_and_truly_scored(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_neither_padding_nor_company_changes_an_answer(name):
+def test_hypotheses_do_not_depend_on_padding_or_the_batch(name):
   model, params = MODELS[name], parameters(name)
   search = functools.partial(
     searched, model, params, max_length=7, beam_size=4, n_best=2
@@ -153,7 +153,7 @@ def test_neither_padding_nor_company_changes_an_answer(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_single_beam_is_greedy_on_models(name):
+def test_single_beam_is_greedy_on_models(name):
   model, params = MODELS[name], parameters(name)
   greedy = jax.jit(
     lambda params: decoding.greedy(model, params, SOURCE, max_length=7)
@@ -172,7 +172,7 @@ def test_a_single_beam_is_greedy_on_models(name):
     Constraints(min_length=6, no_repeat_ngram=1),
   ],
 )
-def test_a_single_beam_is_greedy_even_in_ties(constraints):
+def test_single_beam_is_greedy_in_ties(constraints):
   model, params = lookup()
   # The largest of a row are mostly equal, or so close that their
   # log-probabilities are.
@@ -190,7 +190,7 @@ def test_a_single_beam_is_greedy_even_in_ties(constraints):
   assert (found.scores > -np.inf).all()
 
 
-def test_a_wide_beam_finds_the_best_where_greedy_does_not():
+def test_wide_beam_finds_a_better_hypothesis_than_greedy():
   model, params = lookup()
   source, answers = sources(20), all_answers(6, 4)
   options = {"max_length": 4, "length_penalty": 0.0}
@@ -233,9 +233,15 @@ def plain_search(model, params, source, *, max_length, beam_size, alpha):
 
 
 @pytest.mark.parametrize(
-  ("alpha", "max_length"), [(0.0, 9), (0.6, 9), (1.0, 40), (3.0, 9)]
+  ("alpha", "max_length"),
+  [
+    pytest.param(0.0, 9, marks=pytest.mark.exhaustive),
+    (0.6, 9),
+    (1.0, 40),
+    pytest.param(3.0, 9, marks=pytest.mark.exhaustive),
+  ],
 )
-def test_stopping_early_loses_nothing(alpha, max_length):
+def test_early_stopping_is_exact(alpha, max_length):
   """Also for answers so long that the cache grows while they do."""
   model, params = lookup(seed=1)
   params["table"][:, EOS] += 1 - max_length / 20
@@ -268,7 +274,7 @@ def test_stopping_early_loses_nothing(alpha, max_length):
       assert found.scores[row, rank] == pytest.approx(score, abs=1e-4)
 
 
-def test_the_search_ends_when_nothing_better_can_come():
+def test_search_ends_when_no_better_hypothesis_is_possible():
   """Twelve steps are enough; the next would break every answer."""
   options = {"max_length": 30, "beam_size": 3, "n_best": 2}
   answers = []
@@ -289,7 +295,7 @@ def test_rows_of_padding_take_no_step():
   assert (found.scores == -np.inf).all()
 
 
-def test_caches_that_grow_change_nothing(monkeypatch):
+def test_growing_caches_do_not_change_hypotheses(monkeypatch):
   model, params = MODELS["transformer"], parameters("transformer")
   options = {
     "max_length": 7,
@@ -303,7 +309,7 @@ def test_caches_that_grow_change_nothing(monkeypatch):
   np.testing.assert_allclose(grown.scores, at_once.scores, rtol=1e-5, atol=1e-5)
 
 
-def test_a_batch_may_be_divided_over_devices():
+def test_batch_may_be_sharded_over_devices():
   """By XLA, or each device its part, which exchanges nothing."""
   model, params = lookup()
   source = sources(16)
@@ -331,7 +337,7 @@ def test_a_batch_may_be_divided_over_devices():
     np.testing.assert_allclose(found.scores, whole.scores, rtol=1e-5)
 
 
-def test_half_precision_is_scored_in_single():
+def test_bfloat16_models_are_scored_in_float32():
   model = transformer(VOCABULARY).clone(dtype=jnp.bfloat16)
   found = jax.eval_shape(
     lambda params: decoding.beam(
@@ -354,7 +360,7 @@ def test_half_precision_is_scored_in_single():
     ),
   ],
 )
-def test_a_number_out_of_range_is_named(options, message):
+def test_option_out_of_range_is_named(options, message):
   model, params = lookup()
   options = {"max_length": 4, "beam_size": 3, **options}
   with pytest.raises(ValueError, match=message):

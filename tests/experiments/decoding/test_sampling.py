@@ -1,4 +1,4 @@
-"""Greedy answers, drawn answers, and the rules that both keep."""
+"""Greedy search, sampling, and constraints."""
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ def words(row):
   return [int(token) for token in row if token not in (PAD, EOS)]
 
 
-def test_answers_are_ended_by_eos_or_by_max_length(decoder):
+def test_predictions_end_with_eos_or_at_max_length(decoder):
   model, params = lookup()
   params["table"][:, EOS] += 1
   answers = decoder(model, params, sources(64), max_length=6)
@@ -73,7 +73,7 @@ def test_answers_are_ended_by_eos_or_by_max_length(decoder):
     assert length == 6 or row[length - 1] == EOS
 
 
-def test_no_answer_is_shorter_than_the_least(decoder):
+def test_predictions_have_the_minimum_length(decoder):
   model, params = lookup()
   params["table"][:, EOS] += 3
   for least in (0, 3):
@@ -85,7 +85,7 @@ def test_no_answer_is_shorter_than_the_least(decoder):
     assert min(lengths) == least
 
 
-def test_no_ngram_is_repeated(decoder):
+def test_ngrams_are_not_repeated(decoder):
   model, params = lookup()
   params["table"][:, [3, 4]] += 3
   for size in (0, 1, 2, 3):
@@ -100,7 +100,7 @@ def test_no_ngram_is_repeated(decoder):
     assert (repeated > 0) == (size == 0)
 
 
-def test_banned_tokens_are_never_chosen(decoder):
+def test_banned_tokens_are_not_chosen(decoder):
   model, params = lookup()
   for banned in ((), (3, 7)):
     rules = Constraints(banned=banned)
@@ -111,7 +111,7 @@ def test_banned_tokens_are_never_chosen(decoder):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_rules_forbid_what_a_loop_forbids(size):
+def test_constraints_match_a_loop(size):
   rng = np.random.default_rng(size)
   tokens = rng.integers(3, 6, (2, 7, 10))
   rules = Constraints(min_length=4, no_repeat_ngram=size, banned=(6,))
@@ -136,7 +136,7 @@ def test_the_rules_forbid_what_a_loop_forbids(size):
   "shape", [(3, 5), (40,), (2, 3, 640), (2, 1000), (3, 1, 1025)]
 )
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_the_largest_are_those_of_top_k_even_in_ties(shape, count):
+def test_largest_matches_top_k_in_ties(shape, count):
   rng = np.random.default_rng(0)
   values = rng.integers(0, 300, shape).astype(np.float32)
   values[values < 50] = -np.inf
@@ -147,7 +147,7 @@ def test_the_largest_are_those_of_top_k_even_in_ties(shape, count):
   assert (np.asarray(largest(nothing, count)[1]) == np.arange(count)).all()
 
 
-def test_the_likeliest_of_one_is_greedy():
+def test_top_1_sampling_is_greedy():
   model, params = lookup()
   greedy = likeliest(model, params, sources(64), max_length=6)
   drawn = sampled(model, params, sources(64), max_length=6, top_k=1)
@@ -157,7 +157,7 @@ def test_the_likeliest_of_one_is_greedy():
 @pytest.mark.parametrize(
   ("temperature", "top_k"), [(1.0, 0), (0.5, 0), (2.0, 0), (1.0, 3), (1.0, 50)]
 )
-def test_tokens_are_drawn_as_often_as_the_model_says(temperature, top_k):
+def test_samples_follow_the_model_distribution(temperature, top_k):
   model, params = lookup()
   count = 20_000
   source = np.full((count, 1), 5, np.int32)
@@ -174,7 +174,7 @@ def test_tokens_are_drawn_as_often_as_the_model_says(temperature, top_k):
   assert (np.abs(frequency - expected) <= 4 * deviation + 1e-9).all()
 
 
-def test_every_step_draws_anew():
+def test_every_step_uses_another_rng():
   model, params = lookup()
   params["table"][:] = 0
   params["table"][:, EOS] = -100
@@ -186,7 +186,7 @@ def test_every_step_draws_anew():
   assert same == pytest.approx(1 / 6, abs=0.02)
 
 
-def test_the_same_rng_draws_the_same():
+def test_same_rng_gives_the_same_sample():
   model, params = lookup()
   first, again, other = (
     sampled(model, params, sources(32), seed, max_length=6)
@@ -196,7 +196,7 @@ def test_the_same_rng_draws_the_same():
   assert (first != other).any()
 
 
-def test_answers_end_where_the_rules_leave_nothing(decoder):
+def test_prediction_ends_if_no_token_is_allowed(decoder):
   model, params = lookup()
   rules = Constraints(min_length=7, no_repeat_ngram=1, banned=(3, 4))
   answers = decoder(model, params, sources(16), max_length=8, constraints=rules)
@@ -209,7 +209,7 @@ def test_rows_of_padding_take_no_step(decoder):
   assert (answers == PAD).all()
 
 
-def test_decoding_ends_with_the_last_answer():
+def test_decoding_stops_when_all_predictions_have_ended():
   steps = []
 
   class Counted(Lookup):
@@ -225,7 +225,7 @@ def test_decoding_ends_with_the_last_answer():
   assert len(steps) == longest < 9
 
 
-def test_caches_that_grow_change_no_answer(monkeypatch):
+def test_growing_caches_do_not_change_predictions(monkeypatch):
   model = transformer(VOCABULARY)
   source = np.array([[3, 4, 5, EOS], [7, 8, EOS, PAD]])
   params = jax.jit(model.init)(jax.random.key(1), source, source)["params"]
@@ -258,7 +258,7 @@ def test_caches_that_grow_change_no_answer(monkeypatch):
     ),
   ],
 )
-def test_a_number_out_of_range_is_named(options, message):
+def test_option_out_of_range_is_named(options, message):
   model, params = lookup()
   rng = jax.random.key(0)
   with pytest.raises(ValueError, match=message):
@@ -269,6 +269,6 @@ def test_a_number_out_of_range_is_named(options, message):
   ("field", "value"),
   [("min_length", -1), ("no_repeat_ngram", -2), ("banned", (-3,))],
 )
-def test_rules_out_of_range_are_named(field, value):
+def test_constraint_out_of_range_is_named(field, value):
   with pytest.raises(ValueError, match=f"{field} must be"):
     Constraints(**{field: value})

@@ -1,4 +1,4 @@
-"""Dropout by a hash: as good as drawn, for what dropout asks of it."""
+"""Hash-based dropout: uniform, independent, reproducible."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def kept(seed, rate=0.5, shape=SHAPE):
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5, 0.9])
-def test_the_rate_is_that_asked_for_and_the_mean_stays(rate):
+def test_rate_is_exact_and_the_mean_is_kept(rate):
   rngs = {"dropout": jax.random.key(0)}
   x = Dropout(rate).apply({}, jnp.ones(SHAPE), deterministic=False, rngs=rngs)
   deviation = (rate / (1 - rate) / np.prod(SHAPE)) ** 0.5
@@ -27,7 +27,7 @@ def test_the_rate_is_that_asked_for_and_the_mean_stays(rate):
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 0), (0, 1), (1, 1), (2, 7)])
-def test_neighbours_are_independent(rows, columns):
+def test_neighbouring_elements_are_independent(rows, columns):
   mask = 2.0 * kept(0) - 1
   moved = np.roll(mask, (rows, columns), (0, 1))
   assert abs((mask * moved).mean()) < 4 / 512
@@ -42,7 +42,7 @@ def test_rows_and_columns_are_dropped_evenly():
 
 
 @pytest.mark.parametrize("seeds", [(0, 1), (1, 2), (7, 8)])
-def test_steps_and_places_of_use_are_independent(seeds):
+def test_masks_of_steps_and_layers_are_independent(seeds):
   one, other = (2.0 * kept(seed) - 1 for seed in seeds)
   assert abs((one * other).mean()) < 4 / 512
   # No shift of one mask is the other.
@@ -51,7 +51,7 @@ def test_steps_and_places_of_use_are_independent(seeds):
   assert np.abs(correlation).max() < 6 / 512
 
 
-def test_every_bit_is_even_and_words_are_uniform():
+def test_bits_and_words_are_uniform():
   words = np.asarray(hashed(jax.random.key(3), SHAPE)).ravel()
   for bit in range(32):
     assert abs(((words >> bit) & 1).mean() - 0.5) < 4 * 0.5 / 512, bit
@@ -60,7 +60,7 @@ def test_every_bit_is_even_and_words_are_uniform():
   assert 160 < chi_square < 360  # 255 degrees of freedom
 
 
-def test_the_gradient_passes_where_the_value_did():
+def test_gradient_uses_the_same_mask():
   rngs = {"dropout": jax.random.key(0)}
 
   def drop(x):
@@ -71,7 +71,7 @@ def test_the_gradient_passes_where_the_value_did():
   np.testing.assert_array_equal(gradient, drop(x))
 
 
-def test_without_rng_or_rate_nothing_happens():
+def test_dropout_is_identity_if_deterministic_or_rate_zero():
   x = jnp.ones((2, 3), jnp.bfloat16)
   assert Dropout(0.5).apply({}, x, deterministic=True) is x
   assert Dropout(0.0).apply({}, x, deterministic=False) is x
@@ -81,6 +81,6 @@ def test_without_rng_or_rate_nothing_happens():
   )
 
 
-def test_too_large_a_shape_is_refused():
+def test_too_large_shape_is_refused():
   with pytest.raises(ValueError, match=r"less than 2\^32 numbers"):
     jax.eval_shape(lambda rng: hashed(rng, (2**16, 2**16)), jax.random.key(0))

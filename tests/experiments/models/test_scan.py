@@ -1,4 +1,4 @@
-"""Loops whose weights get their gradient all at once."""
+"""The scan whose weight gradients are one product each."""
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ def plain(step, weights, others, carry, xs, reverse):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("jitted", [False, True])
-def test_values_and_gradients_are_those_of_a_plain_loop(reverse, jitted):
+def test_values_and_gradients_match_a_plain_loop(reverse, jitted):
   def everything(run):
     def value(weights, bias, visible, carry, xs):
       return loss(run, weights, (bias, visible), carry, xs, reverse)
@@ -66,7 +66,7 @@ def test_gradients_have_the_dtype_of_the_weights():
   }
 
 
-def test_no_weight_is_summed_within_the_loop():
+def test_weight_gradients_are_not_summed_in_the_loop():
   weights, others, carry, xs = arguments()
   jaxpr = jax.make_jaxpr(jax.grad(loss, 1), static_argnums=(0, 5))
   shapes = {weight.shape for weight in weights.values()}
@@ -96,7 +96,7 @@ def test_no_weight_is_summed_within_the_loop():
     (lambda w, _, c, x: (c + x, None), "every weight"),
   ],
 )
-def test_a_step_uses_each_weight_once(faulty, message):
+def test_step_must_use_each_weight_once(faulty, message):
   def value(weight):
     ones = jnp.ones((2, 2))
     return scan(faulty, weight, None, ones, jnp.ones((3, 2, 2)))[0].sum()
