@@ -1,10 +1,10 @@
-"""What training minimises: cross-entropy over a vocabulary, never held whole.
+"""Cross-entropy over a vocabulary, without an array of all logits.
 
-[tokens, vocabulary] numbers are the largest array of a translation model, by
-far. Here they exist for a few hundred tokens at a time: logits, softmax and
-gradient of a chunk are done with before the next one begins.
+[tokens, vocabulary] logits would be the largest array of a translation model.
+Logits, softmax and gradient exist for one chunk of a few hundred tokens at a
+time.
 
-Axes: B batch, T target, t places of it at a time, R features, V vocabulary.
+Axes: B batch, T target, t tokens of a chunk, R features, V vocabulary.
 """
 
 import functools
@@ -17,7 +17,7 @@ from experiments.data.batch import PAD
 from experiments.distributed import sharding
 from experiments.models.layers.affine import Affine
 
-# Logits of a chunk: as many as the caches hold, and enough for each core.
+# Number of logits of a chunk: fits into caches, and occupies every core.
 _CHUNK_NUMBERS = 1 << 21
 
 
@@ -28,21 +28,21 @@ def cross_entropy(
   *,
   label_smoothing: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-  """Label-smoothed cross-entropy of every token that is not PAD, and hits.
+  """Returns label-smoothed cross-entropy and hits of every token.
 
-  The smoothed distribution gives 1 - e to the label and spreads e over the
-  whole vocabulary. See "Rethinking the Inception Architecture for Computer
-  Vision", Szegedy et al., 2015, section 7 (https://arxiv.org/abs/1512.00567).
+  The smoothed target gives 1 - e to the label and e / V to every token. See
+  "Rethinking the Inception Architecture for Computer Vision", Szegedy et al.,
+  2015, section 7 (https://arxiv.org/abs/1512.00567).
 
   Args:
-    features: [B, T, R], of any float dtype; the sums are float32 at least.
-    readout: makes logits of them.
-    labels: [B, T] token ids; PAD costs nothing.
+    features: [B, T, R], of any float dtype; sums are at least float32.
+    readout: maps features to logits.
+    labels: [B, T] token ids.
     label_smoothing: e, from 0 to 1.
 
   Returns:
     [B, T] losses in nats, 0 where the label is PAD; and [B, T] booleans, True
-    where no token is likelier than the label, False where that is PAD.
+    where the label has the largest logit, False where the label is PAD.
 
   Raises:
     AssertionError: if features, readout and labels do not fit.
@@ -74,33 +74,11 @@ def total_cross_entropy(
   labels: jax.Array,
   label_smoothing: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-  """The sums of what `cross_entropy` returns, with a gradient at little cost.
+  """Returns the sums of `cross_entropy`, differentiable in reverse mode.
 
-  The gradient of a chunk is computed along with its loss, from the same
-  softmax, so that training costs three matrix products with the kernel, and
-  no array of [tokens, vocabulary] is ever kept. First derivatives in reverse
-  mode only.
-
-  Args:
-    features: [B, T, R].
-    readout: makes logits of them.
-    labels: [B, T] token ids; PAD costs nothing.
-    label_smoothing: e, from 0 to 1.
-
-  Returns:
-    The sum of the losses, float32 at least, and the number of hits.
-
-  Raises:
-    AssertionError: if features, readout and labels do not fit.
-
-  Example:
-    >>> readout = Affine(jnp.zeros((3, 4)), jnp.zeros(4))
-    >>> def loss(features):
-    ...   return total_cross_entropy(features, readout, jnp.array([[3, 0]]))[0]
-    >>> round(float(loss(jnp.ones((1, 2, 3)))), 3)
-    1.386
-    >>> jax.grad(loss)(jnp.ones((1, 2, 3))).shape
-    (1, 2, 3)
+  The gradient of a chunk is computed with its loss, from the same softmax. So
+  training takes three matrix products with the kernel, and keeps no array of
+  [tokens, vocabulary].
   """
   losses, hits = cross_entropy(
     features, readout, labels, label_smoothing=label_smoothing
@@ -114,29 +92,10 @@ def shared_cross_entropy(
   labels: jax.Array,
   label_smoothing: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-  """`total_cross_entropy`, of which each device sums its rows and tokens.
+  """Returns `total_cross_entropy`, summed by each device over its own tokens.
 
-  So they meet once, at the end, and not with every chunk.
-
-  Args:
-    features: [B, T, R], whose rows and tokens divide over the mesh that is set.
-    readout: makes logits of them.
-    labels: [B, T] token ids.
-    label_smoothing: e, from 0 to 1.
-
-  Returns:
-    As `total_cross_entropy`.
-
-  Raises:
-    AssertionError: if features, readout and labels do not fit.
-
-  Example:
-    >>> readout = Affine(jnp.zeros((3, 4)), jnp.zeros(4))
-    >>> loss, hits = shared_cross_entropy(
-    ...   jnp.ones((1, 2, 3)), readout, jnp.array([[3, 0]])
-    ... )
-    >>> round(float(loss), 3)
-    1.386
+  The devices then communicate once, at the end, instead of for every chunk.
+  Rows and tokens must divide over the mesh that is set.
   """
   rows, tokens = sharding.num_shards("rows"), sharding.num_shards("tokens")
 
@@ -155,14 +114,14 @@ def shared_cross_entropy(
 
 
 def _total_and_gradient(features, readout, labels, label_smoothing):
-  """Losses and gradients for a cotangent of one, chunk by chunk."""
+  """Losses, and gradients for a cotangent of 1, chunk by chunk."""
   _check(features, readout, labels)
 
   wide = jnp.promote_types(features.dtype, jnp.float32)
 
   def add(total, chunk):
     part, words = chunk
-    # Zero times NaN is NaN: what stands at PAD must not meet the errors.
+    # Zero times NaN is NaN: features at PAD must not reach the product.
     part = jnp.where((words != PAD)[..., None], part, 0)
     loss, hit, probs = _of_chunk(part, words, readout, label_smoothing)
     errors = _errors(probs, words, label_smoothing)
@@ -185,7 +144,7 @@ def _total_and_gradient(features, readout, labels, label_smoothing):
 
 
 def _scaled(label_smoothing, gradients, cotangents):
-  """The gradients, times the cotangent of the loss; hits have none."""
+  """The gradients times the cotangent of the loss; hits have none."""
   del label_smoothing
   scale = cotangents[0]
   scaled = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), gradients)
@@ -212,7 +171,7 @@ def _of_chunk(part, labels, readout: Affine, label_smoothing):
 
 
 def _errors(probs, labels, label_smoothing):
-  """The loss's derivative by the logits: softmax minus the target."""
+  """The derivative of the loss by the logits: softmax minus target."""
   size = probs.shape[-1]
   is_label = jnp.arange(size)[None, None] == labels[..., None]
   target = jnp.where(is_label, 1 - label_smoothing, 0)
@@ -221,9 +180,9 @@ def _errors(probs, labels, label_smoothing):
 
 
 def _chunks(features, labels, vocabulary_size):
-  """Cuts [B, T, ...] into [chunks, B, t, ...], filled up with PAD.
+  """Splits [B, T, ...] into [chunks, B, t, ...], padded with PAD.
 
-  Along time, so that devices which share a batch keep their own examples.
+  The split is along time, so that no example changes its device.
   """
   batch_size, length = labels.shape
   rows = max(_CHUNK_NUMBERS // vocabulary_size, 64)
@@ -239,7 +198,7 @@ def _chunks(features, labels, vocabulary_size):
 
 
 def _joined(chunks, length: int):
-  """Puts [chunks, B, t, ...] together again, [B, T, ...]."""
+  """Joins [chunks, B, t, ...] to [B, T, ...]."""
   array = jnp.moveaxis(chunks, 0, 1)
   return array.reshape(array.shape[0], -1, *array.shape[3:])[:, :length]
 

@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,8 +26,7 @@ class Started:
   """A binary that runs in a fork of the server."""
 
   def __init__(self, module, arguments, text="", cwd=processes.ROOT):
-    self._folder = tempfile.TemporaryDirectory()
-    folder = pathlib.Path(self._folder.name)
+    folder = pathlib.Path(tempfile.mkdtemp())
     content = text if isinstance(text, bytes) else text.encode()
     (folder / "stdin").write_bytes(content)
     self._code = None
@@ -50,9 +50,9 @@ class Started:
     """Returns code, standard output and standard error."""
     while self.poll() is None:
       time.sleep(0.02)
-    return self._code, *(
-      path.read_text("utf-8") for path in self._output.values()
-    )
+    output = [path.read_text("utf-8") for path in self._output.values()]
+    shutil.rmtree(self._output["stdout"].parent)
+    return self._code, *output
 
 
 def start(module, *arguments, **options):

@@ -1,4 +1,4 @@
-"""Scores of answers: counted by hand, and as sacreBLEU's own command says."""
+"""Metrics: counted by hand, and as sacreBLEU's command computes them."""
 
 import json
 import subprocess
@@ -45,7 +45,7 @@ def test_scores_by_length_add_up():
   assert [row["sequence_accuracy"] for row in rows] == [1.0, 0.0]
 
 
-def test_an_answer_that_never_ends_is_wrong():
+def test_a_prediction_without_eos_is_wrong():
   scores = metrics.score(
     metrics.ScoredSet(
       lengths=np.array([2]),
@@ -62,7 +62,7 @@ def test_an_answer_that_never_ends_is_wrong():
   assert scores["token_accuracy"] == pytest.approx(2 / 3)
 
 
-def test_answers_and_references_may_differ_in_width():
+def test_predictions_and_references_may_differ_in_width():
   for side in ("predicted_tokens", "reference_tokens"):
     wider = np.pad(getattr(scored(), side), ((0, 0), (0, 5)))
     scores = metrics.score(scored(**{side: wider}), SYMBOLS)
@@ -71,7 +71,7 @@ def test_answers_and_references_may_differ_in_width():
   assert metrics.score(short, SYMBOLS)["token_accuracy"] == pytest.approx(4 / 6)
 
 
-def test_bleu_is_that_of_sacrebleu():
+def test_bleu_equals_that_of_sacrebleu():
   rng = np.random.default_rng(0)
   references = [rng.integers(3, 9, size=12) for _ in range(20)]
   predicted = [np.append(row[:8], row[:3]) for row in references]
@@ -84,7 +84,7 @@ def test_bleu_is_that_of_sacrebleu():
   assert 0 < expected.score < 100
 
 
-def test_bleu_of_answers_of_one_token_counts_unigrams():
+def test_bleu_of_predictions_of_one_token_counts_unigrams():
   assert SYMBOLS.score(["5", "6"], ["5", "6"])["bleu"] == pytest.approx(100)
   assert SYMBOLS.score(["5", "6"], ["5", "5"])["bleu"] == pytest.approx(50)
 
@@ -114,7 +114,7 @@ def sentences(count):
   ("tokenizer", "lowercase"),
   [("13a", False), ("none", False), ("13a", True), ("intl", True)],
 )
-def test_scores_are_those_of_the_sacrebleu_command(
+def test_scores_equal_those_of_the_sacrebleu_command(
   tokenizer, lowercase, tmp_path
 ):
   answers, references = sentences(60)
@@ -164,7 +164,7 @@ def translated(count=100):
 
 
 @pytest.mark.parametrize("num_bins", [1, 4, 10, 100, None])
-def test_ranges_of_lengths_hold_every_example_once(num_bins):
+def test_every_example_is_in_one_range_of_lengths(num_bins):
   examples, corpus = translated(), metrics.CorpusMetrics("13a")
   whole = metrics.score(examples, corpus)
   rows = metrics.score_by_length(examples, corpus, num_bins=num_bins)
@@ -186,7 +186,7 @@ def test_ranges_of_lengths_hold_every_example_once(num_bins):
     assert mean == pytest.approx(whole[name])
 
 
-def test_each_range_is_judged_by_itself():
+def test_each_range_is_scored_separately():
   examples, corpus = translated(), metrics.CorpusMetrics("13a")
   for row in metrics.score_by_length(examples, corpus, num_bins=3):
     inside = np.flatnonzero(

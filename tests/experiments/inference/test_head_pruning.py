@@ -1,4 +1,4 @@
-"""What a head is result: how a model does without."""
+"""Pruning heads: metrics of a model without each of them."""
 
 import json
 
@@ -13,7 +13,7 @@ from experiments.evaluation.evaluator import make_evaluator
 from experiments.experiment import make_experiment
 from experiments.inference import head_pruning
 from experiments.training import loop
-from tests.experiments import processes
+from tests.experiments import binaries
 from tests.experiments.conftest import make_tiny
 
 
@@ -26,7 +26,7 @@ def made(arg="transformer"):
   )
 
 
-def test_a_head_that_adds_nothing_costs_nothing():
+def test_pruning_a_pruned_head_changes_no_metric():
   experiment, params, examples = made()
   place = ("decoder_0", "cross_attention")
   params = head_pruning.pruned(params, place, 1)
@@ -39,7 +39,7 @@ def test_a_head_that_adds_nothing_costs_nothing():
   assert results["loss"].without["cross-attention"][0, 0] != metrics["loss"]
 
 
-def test_a_pruned_head_adds_nothing():
+def test_the_outputs_of_single_heads_sum_to_the_output_of_all():
   experiment, params, _ = made()
   layer = experiment.model.bind({"params": params}).encoder[0]
   x = jax.random.normal(
@@ -59,17 +59,18 @@ def test_a_pruned_head_adds_nothing():
   np.testing.assert_allclose(sum(parts) + bias[None, None], whole, atol=1e-5)
 
 
-def test_only_a_transformer_has_heads():
+def test_pruning_requires_a_transformer():
   experiment, params, examples = made("dot")
   with pytest.raises(UserError, match="only a Transformer has heads"):
     head_pruning.prune_heads(experiment, params, examples)
 
 
-def test_heads_are_told_of_a_run(tmp_path):
+@pytest.mark.exhaustive
+def test_the_binary_reports_the_heads_of_a_run(tmp_path):
   config = make_tiny("transformer")
   config.mesh.data = 1
   loop.train_and_evaluate(config, tmp_path)
-  code, out, error = processes.run(
+  code, out, error = binaries.run(
     "analyze_heads", f"--workdir={tmp_path}", "--split=longer"
   )
   assert code == 0, error

@@ -59,7 +59,7 @@ def assert_trees_close(found, expected, **tolerance):
 @pytest.mark.parametrize("shape", [(1, 1), (4, 5), (4, 32), (3, 43), (3, 67)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_value_and_gradient_are_those_of_the_formula(
+def test_value_and_gradient_equal_those_of_the_plain_formula(
   shape, bias, smoothing, monkeypatch
 ):
   monkeypatch.setattr(losses, "_CHUNK_NUMBERS", 1)
@@ -94,7 +94,7 @@ def test_value_and_gradient_are_those_of_the_formula(
     )
 
 
-def test_cross_entropy_is_optax_where_tokens_are_real():
+def test_cross_entropy_equals_optax_at_tokens_that_are_not_padding():
   logits = jax.random.normal(jax.random.key(0), (2, 3, 7))
   labels = jnp.array([[3, 4, 0], [6, 0, 0]])
   for smoothing in (0.0, 0.1):
@@ -109,7 +109,7 @@ def test_cross_entropy_is_optax_where_tokens_are_real():
 
 
 @pytest.mark.parametrize("chunk_numbers", [1, 1 << 20])
-def test_hits_are_labels_that_nothing_beats(chunk_numbers, monkeypatch):
+def test_hits_are_labels_with_the_largest_logit(chunk_numbers, monkeypatch):
   monkeypatch.setattr(losses, "_CHUNK_NUMBERS", chunk_numbers)
   features, readout, labels = problem((9, 30), dtype=np.float32)
   # Whole numbers make ties, which are hits too.
@@ -129,7 +129,7 @@ def test_hits_are_labels_that_nothing_beats(chunk_numbers, monkeypatch):
 
 
 @pytest.mark.parametrize("value", [1e30, -1e30, np.inf, np.nan])
-def test_what_stands_at_padding_costs_nothing(value):
+def test_features_at_padding_do_not_change_the_loss(value):
   features, readout, labels = problem((6, 30), dtype=np.float32)
   spoilt = np.where((labels == PAD)[..., None], np.float32(value), features)
   for given in (features, spoilt):
@@ -144,7 +144,7 @@ def test_what_stands_at_padding_costs_nothing(value):
 
 
 @pytest.mark.parametrize("value", [0.0, 1e30, -1e30])
-def test_what_stands_at_padding_moves_nothing(value):
+def test_features_at_padding_do_not_change_the_gradient(value):
   features, readout, labels = problem((6, 30), dtype=np.float32)
   spoilt = np.where((labels == PAD)[..., None], np.float32(value), features)
   gradient = jax.jit(
@@ -156,7 +156,7 @@ def test_what_stands_at_padding_moves_nothing(value):
   assert (found[0][labels != PAD] != 0).any(-1).all()
 
 
-def test_a_set_of_nothing_but_padding_costs_nothing():
+def test_the_loss_of_padding_alone_is_zero():
   features, readout, labels = problem((2, 3), dtype=np.float32)
   value_and_grad = jax.value_and_grad(total_cross_entropy, has_aux=True)
   (loss, hits), gradient = value_and_grad(features, readout, 0 * labels)
@@ -164,7 +164,7 @@ def test_a_set_of_nothing_but_padding_costs_nothing():
   assert (gradient == 0).all()
 
 
-def test_bfloat16_is_summed_in_float32():
+def test_losses_of_bfloat16_are_summed_in_float32():
   count = 4096
   features = jnp.ones((count, 1, 1), jnp.bfloat16)
   readout = Affine(jnp.ones((1, 1000), jnp.bfloat16), None)
@@ -210,7 +210,7 @@ def test_bfloat16_is_close_to_float32():
     ((2, 3, 5), Affine(np.zeros((5, 7)), np.zeros(5)), (2, 3), "bias"),
   ],
 )
-def test_what_does_not_fit_is_named(features, readout, labels, name):
+def test_an_argument_of_wrong_shape_is_named(features, readout, labels, name):
   args = np.zeros(features), readout, np.zeros(labels, int)
   for function in (
     cross_entropy,
@@ -236,7 +236,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_no_array_holds_all_logits(program, monkeypatch):
+def test_no_intermediate_array_holds_all_logits(program, monkeypatch):
   features, _, labels = problem((8, 48), dtype=np.float32)
   kernel = np.zeros((FEATURES, 100), np.float32)
   args = (features, Affine(kernel, None), labels)
@@ -249,7 +249,7 @@ def test_no_array_holds_all_logits(program, monkeypatch):
 
 
 @pytest.mark.parametrize("make", [rnn, transformer])
-def test_neither_training_nor_evaluation_hold_all_logits(make, monkeypatch):
+def test_training_and_evaluation_hold_no_array_of_all_logits(make, monkeypatch):
   monkeypatch.setattr(losses, "_CHUNK_NUMBERS", 1)
   vocabulary_size = 500
   model, optimizer = make(vocabulary_size), optax.adam(0.1)

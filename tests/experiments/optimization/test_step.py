@@ -1,4 +1,4 @@
-"""The train step: accumulation, sharding, dropout and what it reports."""
+"""The train step: accumulation, sharding, dropout and metrics."""
 
 import dataclasses
 import functools
@@ -77,18 +77,26 @@ def trained_by_one(arg):
 @pytest.mark.parametrize(
   ("arg", "layout"),
   [
-    *(("additive", name) for name in ("data", "rows")),
-    *(("transformer", name) for name in LAYOUTS),
+    ("additive", "rows"),
+    ("transformer", "all"),
+    *(
+      pytest.param(arg, name, marks=pytest.mark.exhaustive)
+      for arg, names in (
+        ("additive", ["data"]),
+        ("transformer", ["data", "fsdp", "rows", "sequence", "tensor"]),
+      )
+      for name in names
+    ),
   ],
 )
-def test_every_layout_trains_as_one_device_does(arg, layout):
+def test_every_layout_trains_as_one_device(arg, layout):
   one, state_of_one = trained_by_one(arg)
   eight, state_of_eight = train(build(arg, LAYOUTS[layout], **REGULARIZED))
   np.testing.assert_allclose(one, eight, rtol=1e-5)
   assert_same_state(state_of_one, state_of_eight, atol=1e-5)
 
 
-def test_the_state_lies_as_the_rules_say_and_stays_there():
+def test_a_step_keeps_the_sharding_of_the_state():
   experiment = build("transformer", LAYOUTS["all"])
   state = experiment.initial_state()
   assert shard_shapes(state) == shard_shapes(train(experiment, 1)[1])
@@ -116,15 +124,17 @@ def test_a_batch_is_split_over_the_devices_and_parameters_are_not():
   assert {shard.data.shape for shard in leaf.addressable_shards} == {leaf.shape}
 
 
-@pytest.mark.parametrize("devices", [ONE, EIGHT])
-def test_accumulation_updates_as_the_whole_batch_does(devices):
+@pytest.mark.parametrize(
+  "devices", [ONE, pytest.param(EIGHT, marks=pytest.mark.exhaustive)]
+)
+def test_accumulation_gives_the_update_of_the_whole_batch(devices):
   whole, state = train(build(mesh=devices))
   parts, accumulated = train(build(mesh=devices, accumulation=2))
   np.testing.assert_allclose(whole, parts, rtol=1e-5)
   assert_same_state(state, accumulated, atol=1e-5)
 
 
-def test_a_step_follows_the_gradient_of_the_mean_loss_of_tokens():
+def test_a_step_uses_the_gradient_of_the_mean_loss_per_token():
   experiment = build()
   batch = experiment.training_batches()[0]
   state = experiment.initial_state()
@@ -154,7 +164,7 @@ def test_a_step_follows_the_gradient_of_the_mean_loss_of_tokens():
   assert int(after.step) == 1
 
 
-def test_randomness_depends_on_the_step_and_the_seed_alone():
+def test_dropout_depends_on_the_step_and_the_seed_only():
   experiment = build()
   model = experiment.model.clone(dropout_rate=0.5)
   step = jax.jit(make_train_step(model, experiment.optimizer))
@@ -166,7 +176,9 @@ def test_randomness_depends_on_the_step_and_the_seed_alone():
   assert loss != float(step(later, batch)[1]["loss"])
 
 
-@pytest.mark.parametrize("arg", ["additive", "transformer"])
+@pytest.mark.parametrize(
+  "arg", ["additive", pytest.param("transformer", marks=pytest.mark.exhaustive)]
+)
 def test_bfloat16_trains_float32_parameters_and_decodes(arg):
   experiment = build(arg, dtype="bfloat16")
   losses, state = train(experiment)
@@ -182,7 +194,7 @@ def test_bfloat16_trains_float32_parameters_and_decodes(arg):
   assert 0 < result.metrics["loss"] < 10
 
 
-def test_the_average_is_that_of_a_loop():
+def test_the_moving_average_equals_that_of_a_numpy_loop():
   decay = 0.27  # more than is kept at first, less than later
   experiment = build(ema_decay=decay)
   step = jax.jit(
@@ -215,7 +227,7 @@ def test_without_a_decay_there_is_no_average():
   assert_same_state(state, averaged, rtol=0)
 
 
-def test_label_smoothing_is_part_of_the_loss_in_training_only():
+def test_label_smoothing_mixes_the_loss_with_that_of_a_uniform_target():
   experiment = build()
   plain, _ = train(experiment, num_steps=1)
   smooth, _ = train(build(label_smoothing=0.3), num_steps=1)
@@ -230,7 +242,7 @@ def test_label_smoothing_is_part_of_the_loss_in_training_only():
   assert smooth[0] == pytest.approx(0.7 * plain[0] + 0.3 * uniform, rel=1e-5)
 
 
-def test_an_update_that_is_not_finite_leaves_all_as_it_was():
+def test_a_skipped_update_changes_only_the_step():
   experiment = build()
   state = experiment.initial_state()
   for rate, moves in ((0.1, True), (jnp.inf, False)):
@@ -265,12 +277,12 @@ def test_the_step_traces_once():
   assert len(traces) == 1
 
 
-def test_more_devices_than_there_are():
+def test_a_mesh_of_too_many_devices_is_refused():
   with pytest.raises(UserError, match=r"config\.mesh: 64 data are 64 dev"):
     build(mesh={"data": 64})
 
 
-def test_a_batch_that_does_not_divide():
+def test_a_batch_that_does_not_divide_over_devices_is_refused():
   experiment = build(mesh=EIGHT)
   with pytest.raises(UserError, match="does not divide over 8 devices"):
     mesh.check_batch(experiment.mesh, 20, 1)

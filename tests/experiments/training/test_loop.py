@@ -1,4 +1,4 @@
-"""The loop in this process: what is kept, and what stops it."""
+"""The training loop: checkpoints that are kept, and reasons to stop."""
 
 import json
 import shutil
@@ -60,8 +60,15 @@ def test_the_last_and_the_best_checkpoints_are_kept(
   assert save_all(tmp_path, metric, values, keep_best) == kept
 
 
-@pytest.mark.parametrize("spoilt", ["loss", "gradient_norm", "parameter_norm"])
-def test_a_non_finite_step_is_named_with_batch_and_checkpoint(
+@pytest.mark.parametrize(
+  "spoilt",
+  [
+    "gradient_norm",
+    pytest.param("loss", marks=pytest.mark.exhaustive),
+    pytest.param("parameter_norm", marks=pytest.mark.exhaustive),
+  ],
+)
+def test_the_error_of_a_non_finite_step_names_batch_and_checkpoint(
   spoilt, tmp_path, monkeypatch
 ):
   make = make_train_step
@@ -90,7 +97,7 @@ def test_a_non_finite_step_is_named_with_batch_and_checkpoint(
 
 @pytest.fixture
 def spoilt_losses(monkeypatch):
-  """Some batches have a loss, and so gradients, that are not finite."""
+  """Makes the loss, and so the gradient, of some batches NaN."""
   make = losses.shared_cross_entropy
 
   def spoilt(features, readout, labels, *rest):
@@ -100,6 +107,7 @@ def spoilt_losses(monkeypatch):
   monkeypatch.setattr(losses, "shared_cross_entropy", spoilt)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("spoilt_losses")
 def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
   config = tiny_run(checkpoint_every=1)
@@ -112,8 +120,7 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
 
 
 @pytest.mark.usefixtures("spoilt_losses")
-def test_updates_that_are_not_finite_are_skipped_if_so_set(tmp_path):
-  """And counted; the parameters stay as they were, and finite."""
+def test_non_finite_updates_are_skipped_and_counted(tmp_path):
   config = tiny_run(non_finite="skip", log_every=1)
   assert loop.train_and_evaluate(config, tmp_path / "run")
   lines = read_metrics(tmp_path / "run")
@@ -137,12 +144,12 @@ def tiny_run(**train):
   config.data.splits = {"validation": base.split(1, 4, 16)}
   config.train.update(train)
   config.mesh.data = 1
-  config.evaluation.beam_size = 2  # looks while training are greedy
+  config.evaluation.beam_size = 2  # evaluations in training are greedy
   return config
 
 
 def last_state(workdir):
-  """The state of the last checkpoint, and the run's parts."""
+  """The experiment, and the state of its last checkpoint."""
   experiment = inference.restore(workdir).experiment
   with checkpoints.opened(workdir, read_only=True) as manager:
     step = manager.latest_step()
@@ -160,6 +167,7 @@ def assert_same(one, other):
   jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+@pytest.mark.exhaustive
 def test_an_average_is_kept_resumed_and_evaluated(tmp_path):
   config, workdir = tiny_run(ema_decay=0.9), tmp_path / "run"
   config.optimizer.update(learning_rate=0.03, warmup_steps=0)
@@ -187,9 +195,9 @@ def test_an_average_is_kept_resumed_and_evaluated(tmp_path):
   assert_same((again.average, again.params), (state.average, state.params))
 
 
-def script_looks(monkeypatch, metric, values):
-  """Makes looks at the validation set see these values, one after another."""
-  looks = iter(values)
+def script_evaluations(monkeypatch, metric, values):
+  """Makes evaluations of the validation set return these values in turn."""
+  scripted = iter(values)
 
   def make_scripted(experiment, search, **_):
     if search.beam_size > 1:  # at the end of the run
@@ -197,24 +205,24 @@ def script_looks(monkeypatch, metric, values):
     names = ("token_accuracy", "sequence_accuracy", "bleu", "loss")
     scores = dict.fromkeys((*names, "sentences_per_second"), 1.0)
     return lambda *_: Evaluation(
-      {**scores, metric: next(looks)}, [], {}, [], {}, 0, 1, {}
+      {**scores, metric: next(scripted)}, [], {}, [], {}, 0, 1, {}
     )
 
   monkeypatch.setattr(loop, "make_evaluator", make_scripted)
 
 
-def test_patience_ends_a_run_that_gets_no_better(tmp_path, monkeypatch):
+def test_early_stopping_ends_a_run_that_does_not_improve(tmp_path, monkeypatch):
   config = tiny_run(eval_every=2, patience=2, best_metric="bleu")
-  # Having patience again after the fourth; as good is no better.
-  script_looks(monkeypatch, "bleu", [1.0, 3.0, 2.0, 4.0, 3.0, 4.0])
+  # The fourth evaluation improves; an equal one is no improvement.
+  script_evaluations(monkeypatch, "bleu", [1.0, 3.0, 2.0, 4.0, 3.0, 4.0])
   config.train.steps = 16
   workdir = tmp_path / "run"
   assert loop.train_and_evaluate(config, workdir)
   _, state = last_state(workdir)
   assert int(state.step) == 12
-  looks = [line["step"] for line in lines(workdir, "validation")]
-  assert looks == [2, 4, 6, 8, 10, 12]
-  # Again, there is nothing to train, but what is missing is evaluated.
+  steps = [line["step"] for line in lines(workdir, "validation")]
+  assert steps == [2, 4, 6, 8, 10, 12]
+  # A second call trains nothing, but evaluates the set without results.
   result = workdir / "eval" / "validation.json"
   written = (workdir / "metrics.jsonl").read_text()
   assert json.loads(result.read_text())["checkpoint"] == "step 12"
@@ -225,9 +233,11 @@ def test_patience_ends_a_run_that_gets_no_better(tmp_path, monkeypatch):
   assert_same(last_state(workdir)[1].params, state.params)
 
 
-def test_patience_goes_on_where_a_run_was_stopped(tmp_path, monkeypatch):
+def test_early_stopping_counts_evaluations_before_resuming(
+  tmp_path, monkeypatch
+):
   config = tiny_run(eval_every=2, patience=2, best_metric="loss")
-  script_looks(monkeypatch, "loss", [3.0, 2.0, 2.5, 2.1])
+  script_evaluations(monkeypatch, "loss", [3.0, 2.0, 2.5, 2.1])
 
   asked = [7]
   monkeypatch.setattr(
@@ -240,7 +250,8 @@ def test_patience_goes_on_where_a_run_was_stopped(tmp_path, monkeypatch):
   assert int(last_state(tmp_path / "run")[1].step) == 8
 
 
-def test_a_run_on_text_is_evaluated_on_the_mean_of_checkpoints(
+@pytest.mark.exhaustive
+def test_a_run_on_text_is_evaluated_with_the_mean_of_checkpoints(
   corpus, tmp_path
 ):
   config, workdir = make_tiny_translation(corpus), tmp_path / "run"
@@ -271,7 +282,7 @@ def test_a_run_on_text_is_evaluated_on_the_mean_of_checkpoints(
     ("train", "batch_size", 15, "does not divide over 2 devices"),
   ],
 )
-def test_a_mistake_found_before_training_leaves_the_directory_free(
+def test_a_config_error_before_training_leaves_the_directory_unclaimed(
   section, field, value, message, corpus, tmp_path
 ):
   config, workdir = make_tiny_translation(corpus), tmp_path / "run"
@@ -282,7 +293,7 @@ def test_a_mistake_found_before_training_leaves_the_directory_free(
   with pytest.raises(UserError, match=message):
     loop.train_and_evaluate(config, workdir)
   assert claim(workdir, raw)
-  # Once it is a run's, a mistake leaves it that.
+  # An error does not release the directory of an existing run.
   with pytest.raises(UserError, match=message):
     loop.train_and_evaluate(config, workdir)
   assert not claim(workdir, raw)
