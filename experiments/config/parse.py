@@ -150,8 +150,8 @@ def _check_checkpoint(checkpoint: str, train: TrainConfig) -> None:
   if step not in last and not (kept and 0 < step <= train.steps):
     raise ValueError(
       f"config.evaluation.checkpoint: got {checkpoint!r}; a run of"
-      f" {train.steps} steps does not keep this checkpoint; use 'last', 'best'"
-      f" or {' or '.join(map(str, sorted(last[:2])))}, or change"
+      f" {train.steps} steps does not keep this checkpoint; use 'last', 'best',"
+      f" {' or '.join(map(str, sorted(last[:2])))}, or change"
       " checkpoint_every or keep_last of config.train"
     )
 
