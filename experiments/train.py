@@ -7,6 +7,7 @@ r"""Trains an experiment and evaluates it.
 Writes a run directory with the config, metrics, TensorBoard events,
 checkpoints, evaluations and figures. The same command resumes a run that was
 stopped; SIGTERM and Ctrl-C save a checkpoint and stop it, with exit code 75.
+Compiled programs are cached in ~/.cache/attention-jax, up to 2 GiB.
 """
 
 from pathlib import Path
