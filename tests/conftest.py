@@ -40,7 +40,7 @@ def pytest_xdist_auto_num_workers():
 
 
 def pytest_configure(config):
-  """Deletes the programs used least recently where the cache is too large."""
+  """Deletes the oldest programs where the cache is too large."""
   if hasattr(config, "workerinput"):
     return
   entries = []
@@ -66,8 +66,8 @@ def pytest_collection_modifyitems(items):
   items.sort(key=rank)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _release_compiled_programs():
-  """Keeps a worker's memory from growing with every file."""
-  yield
-  jax.clear_caches()
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+  """Releases the compiled programs of a file, which hold a worker's memory."""
+  if nextitem is None or nextitem.path != item.path:
+    jax.clear_caches()

@@ -66,12 +66,11 @@ def temporaries(name, length, implementation):
   return lowered.compile().memory_analysis().temp_size_in_bytes
 
 
-@sampled("name", SCORES, default=["scaled_dot", "additive", "manhattan"])
+@sampled("name", SCORES, default=["scaled_dot", "additive"])
 def test_temporaries_of_the_gradient_grow_linearly(name):
   # Long enough that tokens outweigh tiles, whose buffers are reused.
-  lengths = (4096, 8192, 16384)
-  small, middle, large = (temporaries(name, n, TILES) for n in lengths)
-  assert large <= 2.2 * middle <= 4.84 * small
+  small, large = (temporaries(name, n, TILES) for n in (8192, 16384))
+  assert large <= 2.2 * small
   assert large < 4 * 16384**2 / 100
 
 
