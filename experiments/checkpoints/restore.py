@@ -35,17 +35,8 @@ def restore_last(
 ) -> tuple[TrainState, Mapping[str, Any]] | None:
   """Restores the last intact checkpoint and moves damaged ones away.
 
-  Args:
-    manager: from `opened`.
-    like: a state of the same shapes (real or abstract), with the shardings to
-      restore to.
-
-  Returns:
-    The state and the position of the data iterator; None if there is no
-    checkpoint yet.
-
-  Raises:
-    UserError: if a checkpoint cannot be read, or all are damaged.
+  As `restore`; None if there is no checkpoint yet, and UserError if none of
+  them can be read.
   """
   steps = sorted(manager.all_steps(), reverse=True)
   damaged: list[tuple[int, UserError]] = []
@@ -75,19 +66,11 @@ def _keep(manager: ocp.CheckpointManager, damaged) -> None:
 def restore(
   manager: ocp.CheckpointManager, step: int, like: TrainState
 ) -> tuple[TrainState, Mapping[str, Any]]:
-  """Restores one checkpoint.
+  """Restores the state and the position of the data iterator of a checkpoint.
 
-  Args:
-    manager: from `opened`.
-    step: of the checkpoint.
-    like: as for `restore_last`.
-
-  Returns:
-    The state and the position of the data iterator.
-
-  Raises:
-    DamagedCheckpointError: if its files are not what was saved.
-    UserError: if it cannot be read for another reason.
+  `like` is a state of the same shapes, real or abstract, with the shardings to
+  restore to. DamagedCheckpointError if the files are not what was saved,
+  UserError if they cannot be read for another reason.
   """
   folder = Path(manager.directory) / str(step)
   with agreement(folder):

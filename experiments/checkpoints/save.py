@@ -28,14 +28,9 @@ def save(
 ) -> None:
   """Starts to save a checkpoint, unless there is one of this step.
 
-  Args:
-    manager: from `opened`.
-    state: the state after a step.
-    batches: the position of the data iterator.
-    metrics: of the validation set at this step, or None.
-
-  Raises:
-    UnsavedCheckpointError: if this or the save before it failed.
+  `batches` is the position of the data iterator; `metrics`, of the validation
+  set at this step, rank checkpoints. UnsavedCheckpointError if this save or the
+  one before failed.
   """
   step = int(state.step)
   if step in manager.all_steps():
