@@ -7,19 +7,19 @@ import time
 import pytest
 
 from experiments.comparison import report, results, runner
+from experiments.training.loop import train_and_evaluate
 from tests.experiments import processes
 from tests.experiments.comparison.trials import make_trials, write_results
 from tests.experiments.conftest import make_tiny
 
 
 def test_trained_trials_are_reported(tmp_path):
-  from experiments.training.loop import train_and_evaluate
-
+  # The model of other tests, whose programs are in the compilation cache.
   config = make_tiny()
   config.data.splits = {"validation": config.data.splits["validation"]}
   config.train.update(steps=2, log_every=1, eval_every=2)
-  (trial,) = make_trials({"model.attention": ["dot"]}, tmp_path, config=config)
-  config.model.attention = "dot"
+  score = config.model.attention
+  (trial,) = make_trials({"model.attention": [score]}, tmp_path, config=config)
   assert train_and_evaluate(config, trial.workdir)
   (outcome,) = runner.run([trial], num_jobs=1)
   assert outcome.error is None
@@ -28,10 +28,10 @@ def test_trained_trials_are_reported(tmp_path):
   path = report.write(
     found, [], tmp_path, command="", metric="sequence_accuracy"
   )
-  assert "| dot | 1 | " in path.read_text()
+  assert f"| {score} | 1 | " in path.read_text()
   assert runner.last_step(trial) == 2
   points = (tmp_path / "curves.csv").read_text().splitlines()
-  assert points[-1].startswith("dot,0,2,")
+  assert points[-1].startswith(f"{score},0,2,")
 
 
 def test_a_trial_whose_directory_cannot_be_made_fails_alone(tmp_path):
