@@ -43,7 +43,7 @@ class OptimizerConfig(Section):
   weight_decay: AtLeastZero = 0.0
   """Decoupled weight decay, for adamw."""
   weight_decay_of: Literal["matrices", "all"] = "matrices"
-  """Parameters that decay: those of two or more axes, or all of them."""
+  """Parameters that decay: matrices (no biases or norms), or all."""
   clip_norm: AboveZero | None = 1.0
   """Largest global norm of the gradient; None: no clipping."""
 

@@ -22,7 +22,7 @@ pytestmark = [
 # The tests run on three devices, over which no default batch divides.
 DIVIDES = "--config.train.batch_size=3"
 
-MISTAKES = {
+ERRORS = {
   "no config": (["train"], "--config is required"),
   "no such file": (
     ["train", "--config=configs/revrse.py"],
@@ -105,8 +105,8 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_an_error_is_one_message(mistake, tmp_path):
+@pytest.mark.parametrize("kind", ERRORS)
+def test_an_error_is_one_message(kind, tmp_path):
   (tmp_path / "empty.py").write_text("")
   (tmp_path / "broken.py").write_text("def get_config(:\n")
   (tmp_path / "raises.py").write_text("def get_config(arg=''):\n  1 / 0\n")
@@ -121,7 +121,7 @@ def test_an_error_is_one_message(mistake, tmp_path):
     "  config.train.stepz = 3\n"
     "  return config\n"
   )
-  arguments, message = MISTAKES[mistake]
+  arguments, message = ERRORS[kind]
   arguments = [each.format(tmp=tmp_path) for each in arguments]
   code, out, error = processes.run(*arguments, devices=3)
   assert code == 2, error

@@ -72,7 +72,7 @@ def test_every_argument_gives_a_valid_config(arg):
     ("model.encoder_size", 5, "encoder_size must be even"),
   ],
 )
-def test_a_mistake_is_named_with_its_field(path, value, message):
+def test_an_invalid_field_is_named(path, value, message):
   with pytest.raises(UserError, match=message) as caught:
     parse(with_value(path, value))
   assert "pydantic" not in str(caught.value)
@@ -85,7 +85,7 @@ def text():
 
 @pytest.mark.parametrize("arg", base.ARGUMENTS)
 @pytest.mark.parametrize("module", [translation, multi30k])
-def test_every_argument_gives_a_valid_config_of_text(module, arg):
+def test_every_argument_gives_a_valid_text_config(module, arg):
   config = module.get_config(arg).to_dict()
   assert parse(config).model_dump() == config
 
@@ -106,7 +106,7 @@ def test_every_argument_gives_a_valid_config_of_text(module, arg):
     ("symbols", 9, "config.data.symbols: no such field"),
   ],
 )
-def test_a_mistake_about_text_is_named_with_its_field(path, value, message):
+def test_an_invalid_field_of_text_is_named(path, value, message):
   config = text()
   section = config["data"]
   *parents, name = path.split(".")
@@ -132,7 +132,7 @@ def test_a_missing_field_is_named():
     parse(config)
 
 
-def test_all_mistakes_are_named_at_once():
+def test_all_invalid_fields_are_named_at_once():
   config = with_value("seed", -1)
   config["train"]["steps"] = 0
   with pytest.raises(UserError) as caught:
@@ -220,14 +220,14 @@ def test_lookup_needs_as_many_symbols_as_pairs():
     parse(config)
 
 
-def test_scores_that_need_equal_sizes_refuse_a_whole_state_as_query():
+def test_scores_that_need_equal_sizes_reject_a_query_of_all_states():
   config = with_value("model.query", "state", arg="dot")
   config["model"]["cell"] = "lstm"
   with pytest.raises(UserError, match="equal size"):
     parse(config)
 
 
-def test_parsing_leaves_its_argument_alone():
+def test_parsing_does_not_change_its_argument():
   config = raw()
   before = copy.deepcopy(config)
   parse(config)
