@@ -1,10 +1,10 @@
-"""Attention as pure functions: a score, a bias, a mask, and one combinator.
+"""Attention as pure functions: a score, a bias, a mask, and `attend`.
 
     context[i] = sum_j weights[i, j] * value[j]
     weights[i, :] = softmax_j(score(query[i], key[j]) + bias(i, j)
                               where mask(i, j))
 
-`attend` is that formula; everything else is a choice for one of its letters.
+`attend` computes this formula for a score, a mask and a bias of your choice.
 """
 
 import importlib
@@ -63,7 +63,7 @@ __all__ = [
   "split_heads",
 ]
 
-_HOMES = {
+_MODULES = {
   "additive_score": "scores",
   "attend": "api",
   "attention_weights": "api",
@@ -86,10 +86,10 @@ def __getattr__(name: str) -> Any:
   """Imports on first use (PEP 562): `import attention` stays cheap."""
   if name not in __all__:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-  if name not in _HOMES:
+  if name not in _MODULES:
     return importlib.import_module(f"{__name__}.{name}")
-  home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
-  globals()[name] = getattr(home, name)
+  module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+  globals()[name] = getattr(module, name)
   return globals()[name]
 
 

@@ -1,4 +1,4 @@
-"""The one door: `attend` checks its arguments and calls an implementation."""
+"""The entry points: attention, and its weights."""
 
 from collections.abc import Callable
 from typing import Any, Literal, overload
@@ -69,27 +69,27 @@ def attend(
   et al., 2017, equation 1 (https://arxiv.org/abs/1706.03762).
 
   A row that may attend to nothing has context 0, lse -inf and zero gradients.
-  A masked-out key changes nothing, NaN and inf included.
+  A masked key changes nothing, even if it holds NaN or infinity.
 
   Args:
     query: [..., T, Dq]. Heads are a leading axis, [B, H, T, D].
     key: [..., S, Dk]; leading axes broadcast, so grouped queries are
       [B, K, G, T, D] against [B, K, 1, S, D].
     value: [..., S, E].
-    score: any callable (query, key) -> scores [..., T, S]; what it captures
-      gets gradients. `attention.scores` has the classical ones.
-    mask: who may attend, from `attention.masks`, or a boolean array that
-      broadcasts to [..., T, S]; None means everyone.
+    score: any callable (query, key) -> scores [..., T, S]. Arrays that it
+      closes over receive gradients. `attention.scores` has the classical ones.
+    mask: which keys a query may attend to, from `attention.masks`, or a boolean
+      array that broadcasts to [..., T, S]; None means all.
     bias: added to the scores, from `attention.biases`, or an array that
       broadcasts to [..., T, S].
     dropout_rate: the probability to drop a weight.
     rng: a random key, needed if `dropout_rate` is positive.
-    implementation: None (choose by size and device), "reference" (the dense
+    implementation: None (choose by size and platform), "reference" (the dense
       formula), "blockwise" (tile by tile, in O(T + S) memory) or "cudnn" (its
       kernel on a GPU, with first derivatives in reverse mode only; None takes
-      it for dot products in half precision). A
-      `Blockwise(query_block=..., key_block=...)` from
-      `attention.implementations` is the second with tiles of your own sizes.
+      it for dot products in half precision); or any object that follows the
+      protocol `attention.implementations.Implementation`, for instance
+      `Blockwise(query_block=..., key_block=...)` with tile sizes of your own.
     return_lse: whether to return the log-sum-exp of the scores too, which
       `attention.merge` needs.
 
@@ -136,7 +136,7 @@ def attention_weights(
   mask: Any = None,
   bias: Any = None,
 ) -> jax.Array:
-  """The distribution over the keys that `attend` averages the values with.
+  """The attention weights: `attend` averages the values with them.
 
   Args:
     query: [..., T, Dq].

@@ -1,7 +1,4 @@
-"""Axes, and the devices of a mesh that arrays vary over.
-
-Ranks are made equal by hand, so that nothing promotes silently.
-"""
+"""Axes of arrays, with explicit ranks: no array is promoted silently."""
 
 from typing import Any
 
@@ -10,7 +7,7 @@ import jax.numpy as jnp
 
 
 def with_rank(array: jax.Array, rank: int) -> jax.Array:
-  """`array` with axes of size 1 put in front until it has `rank` axes."""
+  """Adds axes of size 1 in front until `array` has `rank` axes."""
   missing = rank - array.ndim
   if missing <= 0:
     return array
@@ -18,24 +15,16 @@ def with_rank(array: jax.Array, rank: int) -> jax.Array:
 
 
 def aligned(*arrays: jax.Array) -> list[jax.Array]:
-  """`arrays`, all with the rank of the largest, ready for broadcasting."""
+  """Gives all arrays the rank of the largest, for broadcasting."""
   rank = max(array.ndim for array in arrays)
   return [with_rank(array, rank) for array in arrays]
 
 
 def leading_aligned(parameter: jax.Array, rank: int, core: int) -> jax.Array:
-  """Lines a per-batch parameter up with the leftmost of the leading axes.
+  """Aligns a per-batch parameter with the leftmost leading axes of scores.
 
-  Args:
-    parameter: [leading..., core...], for instance [B] lengths.
-    rank: the number of leading axes of the scores, 2 for [B, H, T, S].
-    core: how many trailing axes of `parameter` are not leading axes.
-
-  Returns:
-    `parameter` with axes of size 1 after its leading axes, [B, 1].
-
-  Raises:
-    ValueError: if the parameter has more leading axes than the scores.
+  Adds axes of size 1 before its last `core` axes until it has `rank` leading
+  axes: lengths [B] become [B, 1] for scores [B, H, T, S].
   """
   own = parameter.ndim - core
   if own > rank:

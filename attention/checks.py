@@ -1,4 +1,4 @@
-"""Checks of arguments: chex's, with messages that name the argument."""
+"""Checks of arguments by chex, with messages that name the argument."""
 
 from typing import Any
 
@@ -9,10 +9,7 @@ import numpy as np
 
 
 def check_floating(**arrays) -> None:
-  """Raises unless every array holds floating-point numbers.
-
-  AssertionError, and TypeError for lists.
-  """
+  """Raises unless every argument is a floating array or number."""
   for name, array in arrays.items():
     if isinstance(array, list | tuple):
       raise TypeError(f"{name} must be an array, got a {type(array).__name__}")
@@ -31,10 +28,7 @@ def check_positive(**sizes: int | None) -> None:
 
 
 def check_leading(**arrays: Any) -> None:
-  """Raises AssertionError, naming the first array that does not broadcast.
-
-  Of each the axes before the last two count.
-  """
+  """Raises AssertionError unless the axes before the last two broadcast."""
   leading: tuple[int, ...] = ()
   before: list[str] = []
   for name, array in arrays.items():
@@ -50,13 +44,7 @@ def check_leading(**arrays: Any) -> None:
 
 
 def check_rank(array: jax.Array | np.ndarray, name: str, axes: str) -> None:
-  """Raises AssertionError unless `array` has at least the axes of `axes`.
-
-  Args:
-    array: the argument.
-    name: its name, for the message.
-    axes: letters, as in "T, D"; leading axes are free.
-  """
+  """Raises AssertionError unless `array` has at least the axes "T, D"."""
   minimum = len(axes.split(","))
   if jnp.ndim(array) < minimum:
     chex.assert_rank(
@@ -71,15 +59,7 @@ def check_rank(array: jax.Array | np.ndarray, name: str, axes: str) -> None:
 def check_axis(
   array: jax.Array, name: str, axis: int, size: int, why: str
 ) -> None:
-  """Raises AssertionError unless `array` has `size` entries along `axis`.
-
-  Args:
-    array: the argument.
-    name: its name, for the message.
-    axis: negative, counted from the right.
-    size: the expected number of entries.
-    why: what the axis has to match, for the message.
-  """
+  """Raises AssertionError unless `array` has `size` entries along `axis`."""
   chex.assert_axis_dimension(
     array,
     axis,
@@ -92,10 +72,7 @@ def check_axis(
 
 
 def check_tokens(**arrays) -> None:
-  """Raises unless every array is floating [..., T, D].
-
-  AssertionError, and TypeError for what is no array.
-  """
+  """Raises unless every argument is a floating array [..., T, D]."""
   for name, array in arrays.items():
     if not isinstance(array, jax.Array | np.ndarray):
       raise TypeError(

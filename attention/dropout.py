@@ -15,7 +15,7 @@ _HASH = "threefry2x32"
 
 
 class Dropout:
-  """What weights are multiplied with, block by block."""
+  """The factors that attention weights are multiplied by, block by block."""
 
   def multiplier(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """0 or 1 / (1 - rate) for all weights of `shape`."""
@@ -32,17 +32,10 @@ class Dropout:
     shape: tuple[int, ...],
     dtype: Any,
   ) -> jax.Array:
-    """The multipliers of a block of the weights.
+    """The factors [..., t, s] of a block of the weights, of shape `shape`.
 
-    Args:
-      rows: int [t], positions of queries.
-      columns: int [s], positions of keys.
-      numbers: int [...], where the leading axes stand among all of theirs.
-      shape: of all weights, [..., T, S].
-      dtype: of the result.
-
-    Returns:
-      [..., t, s]; the leading axes are of size 1 if they share one draw.
+    `rows` [t] and `columns` [s] are positions; `numbers` [...] are the flat
+    indices of the block's leading entries.
     """
     raise NotImplementedError
 
@@ -50,13 +43,13 @@ class Dropout:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Inverted(Dropout):
-  """Inverted dropout: what is kept grows so that the mean stays.
+  """Inverted dropout: kept weights are divided by 1 - rate.
 
   See "Dropout: A Simple Way to Prevent Neural Networks from Overfitting",
-  Srivastava et al., 2014, section 10. Every weight has a random number of its
-  own, hashed from where it stands: with JAX's default generator the one it has
-  in `jax.random.bernoulli(rng, 1 - rate, shape)`. So they do not depend on how
-  the weights are cut into blocks, or shared by devices.
+  Srivastava et al., 2014, section 10. The random number of a weight is a hash
+  of its position, with JAX's default generator the number that it has in
+  `jax.random.bernoulli(rng, 1 - rate, shape)`. It therefore does not depend on
+  how the weights are cut into blocks or sharded.
   """
 
   rate: float = dataclasses.field(metadata={"static": True})
@@ -89,14 +82,14 @@ class Inverted(Dropout):
       rng = jax.random.wrap_key_data(rng)
     if str(jax.random.key_impl(rng)) == _HASH:
       return rng
-    # Other generators' keys are no hashes of what they were folded with.
+    # With other generators, `fold_in` does not hash.
     data = jax.random.bits(rng, (2,), jnp.uint32)
     return jax.random.wrap_key_data(data, impl=_HASH)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OfPart(Dropout):
-  """That of the part of T x S weights that begins at `row` and `column`."""
+  """The dropout of a part of the weights, which begins at `row`, `column`."""
 
   whole: Dropout
   row: jax.Array
@@ -104,14 +97,14 @@ class OfPart(Dropout):
   lengths: tuple[int, int]
 
   def block(self, rows, columns, numbers, shape, dtype):  # noqa: D102
-    places = rows + self.row, columns + self.column
+    rows, columns = rows + self.row, columns + self.column
     shape = (*shape[:-2], *self.lengths)
-    return self.whole.block(*places, numbers, shape, dtype)
+    return self.whole.block(rows, columns, numbers, shape, dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OfHeads(Dropout):
-  """That of one of `count` equal groups of heads.
+  """The dropout of one of `count` equal groups of heads.
 
   Heads are the last `rank` leading axes: 1 for [H], 2 for [K, G].
   """
@@ -157,19 +150,10 @@ def _uniform(words):
 def make_dropout(
   rate: float, rng: jax.Array | None, shared: bool = False
 ) -> Dropout | None:
-  """The dropout of a call, None if there is none.
+  """Dropout with a rate; None if the rate is 0.
 
-  Args:
-    rate: the probability to drop a weight.
-    rng: a random key, needed if `rate` is positive.
-    shared: whether all leading axes share one draw.
-
-  Returns:
-    A `Dropout` or None.
-
-  Raises:
-    TypeError: if `rate` is no number, or `rng` is no random key.
-    ValueError: if `rate` is not a probability, or `rng` is missing.
+  With `shared`, all leading axes share one draw. Raises TypeError or ValueError
+  if the rate or the random key is invalid.
   """
   try:
     rate = float(rate)

@@ -7,10 +7,10 @@ _KNOWN = (bool, int, float, str, type(None))
 
 
 class EqualByValue:
-  """Equal where all fields are Python's own values, else by identity.
+  """Equal by value if all fields are Python scalars, by identity otherwise.
 
-  So a function that is compiled for one `masks.causal()`, given as a static
-  argument, is not compiled again for the next; arrays are not compared.
+  A function compiled for one `masks.causal()` as a static argument is then not
+  compiled again for the next one. Arrays are not compared.
   """
 
   def __eq__(self, other: object) -> bool:
@@ -29,7 +29,7 @@ class EqualByValue:
 
 
 def _known(value: Any) -> tuple | None:
-  """The fields of a dataclass, None if any of them is not known."""
+  """The fields of a dataclass, or None if one cannot be compared."""
   if not dataclasses.is_dataclass(value):
     return None
   fields = [getattr(value, each.name) for each in dataclasses.fields(value)]

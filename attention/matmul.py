@@ -1,4 +1,4 @@
-"""Matrix products of tiles, written so that their transposes are fast too."""
+"""Matrix products of tiles whose transposes are fast too."""
 
 import functools
 import math
@@ -10,24 +10,11 @@ from jax.custom_derivatives import SymbolicZero
 
 @jax.custom_jvp
 def inner_products(query: jax.Array, key: jax.Array) -> jax.Array:
-  """Query . key for every pair, accumulated in float32 at least.
+  """Query [..., t, D] times key [..., s, D], accumulated in float32 at least.
 
-  Reverse mode turns the term of the key's tangent into a product of the
-  scores' cotangent and the query. XLA's CPU backend multiplies it at a third
-  of its speed if it has to read the large cotangent in columns; here it reads
-  a transposed copy of the small query instead.
-
-  Args:
-    query: [..., t, D].
-    key: [..., s, D]; leading axes broadcast.
-
-  Returns:
-    [..., t, s].
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> inner_products(jnp.array([[1.0, 2.0]]), jnp.array([[3.0, 4.0]]))
-    Array([[11.]], dtype=float32)
+  The gradient of the key is a product of the scores' cotangent and the query.
+  XLA's CPU backend takes three times as long if it must read the large
+  cotangent by columns; here it reads a transposed copy of the small query.
   """
   return _product("...td,...sd->...ts", query, key)
 
@@ -48,22 +35,7 @@ def _inner_products_jvp(primals, tangents):
 
 
 def weighted_sum(weights: jax.Array, value: jax.Array, dtype) -> jax.Array:
-  """sum_s weights[t, s] value[s].
-
-  Args:
-    weights: [..., t, s].
-    value: [..., s, E]; the product is taken in its dtype.
-    dtype: of the result, and to accumulate in.
-
-  Returns:
-    [..., t, E].
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> weights, value = jnp.array([[0.5, 0.5]]), jnp.array([[1.0], [3.0]])
-    >>> weighted_sum(weights, value, jnp.float32)
-    Array([[2.]], dtype=float32)
-  """
+  """Weights [..., t, s] times value [..., s, E], accumulated in `dtype`."""
   weights = weights.astype(value.dtype)
   return _product("...ts,...se->...te", weights, value, dtype)
 
@@ -71,34 +43,19 @@ def weighted_sum(weights: jax.Array, value: jax.Array, dtype) -> jax.Array:
 def weighted_sum_columns(
   weights: jax.Array, columns: jax.Array, dtype
 ) -> jax.Array:
-  """The same with value and result in columns, as `inner_products` has it.
-
-  Args:
-    weights: [..., t, s].
-    columns: [..., E, s], the value transposed.
-    dtype: of the result, and to accumulate in.
-
-  Returns:
-    [..., E, t].
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> weights, columns = jnp.array([[0.5, 0.5]]), jnp.array([[1.0, 3.0]])
-    >>> weighted_sum_columns(weights, columns, jnp.float32)
-    Array([[2.]], dtype=float32)
-  """
+  """`weighted_sum` for a transposed value [..., E, s]; returns [..., E, t]."""
   weights = weights.astype(columns.dtype)
   return _product("...es,...ts->...et", columns, weights, dtype)
 
 
 def _product(subscripts, left, right, dtype=None):
-  """An einsum of [..., m, n] matrices, accumulated in float32 at least."""
+  """An einsum of matrices, accumulated in `dtype` or at least float32."""
   if dtype is None:
     dtype = jnp.promote_types(jnp.result_type(left, right), jnp.float32)
   leading = left.shape[:-2]
   alike = leading == right.shape[:-2]
   if alike:
-    # XLA finds the fast form of a transposed product with one batch axis only.
+    # XLA's fast form of a transposed product needs a single batch axis.
     batch = math.prod(leading)
     left, right = (x.reshape(batch, *x.shape[-2:]) for x in (left, right))
   product = jnp.einsum(subscripts, left, right, preferred_element_type=dtype)

@@ -14,9 +14,9 @@ def merge(
 ) -> tuple[jax.Array, jax.Array]:
   """The context over all keys, from contexts over disjoint parts of them.
 
-  Each part counts by its share exp(lse_p - lse) of the softmax's denominator,
-  as in "Ring Attention with Blockwise Transformers for Near-Infinite
-  Context", Liu et al., 2023, section 3 (https://arxiv.org/abs/2310.01889).
+  Part p has the weight exp(lse_p - lse), its share of the softmax's sum. See
+  "Ring Attention with Blockwise Transformers for Near-Infinite Context", Liu et
+  al., 2023, section 3 (https://arxiv.org/abs/2310.01889).
 
   Args:
     contexts: [..., T, E] each, from `attend(..., return_lse=True)`.

@@ -1,7 +1,7 @@
-"""Meshes with explicit axes, where the type of an array says where it lies.
+"""Meshes with explicit axes, where the type of an array has its sharding.
 
-On these every operation has to say how its result is laid out. Here only the
-results of attention do, which lie as its arguments; XLA lays out the rest.
+On such a mesh every operation must define the sharding of its result. Attention
+defines only that of its own results; XLA chooses all others.
 """
 
 import functools
@@ -24,28 +24,12 @@ _Function = TypeVar("_Function", bound=Callable)
 
 
 def on_any_mesh(*results: str) -> Callable[[_Function], _Function]:
-  """Lets a function of tokens run on meshes with explicit axes.
+  """Decorates functions of tokens to run on meshes with explicit axes.
 
-  Args:
-    *results: the last axes of each result, "TE" for a context [..., T, E]. T
-      lies as the query's does, S as the key's, E as the value's features, and
-      a leading axis as in the first of the three that divides it. Axes of
-      other names are whole.
-
-  Returns:
-    A decorator of functions (query, key[, value], ...). It changes nothing
-    where no array has explicit axes.
-
-  Example:
-    >>> import jax, jax.numpy as jnp
-    >>> @on_any_mesh("T")
-    ... def first_feature(query, key):
-    ...   return query.reshape(-1, 4)[:, 0].reshape(query.shape[:-1])
-    >>> mesh = jax.make_mesh((1,), ("batch",))
-    >>> place = jax.NamedSharding(mesh, jax.P("batch"))
-    >>> tokens = jax.device_put(jnp.ones((2, 3, 4)), place)
-    >>> jax.typeof(first_feature(tokens, tokens))
-    ShapedArray(float32[2@batch,3])
+  `results` are the last axes of each result, "TE" for a context [..., T, E]. T
+  is sharded as the query's, S as the key's, E as the value's features, and a
+  leading axis as in the first of the three arrays that shards it. Axes of other
+  names are replicated.
   """
 
   def decorate(function):
@@ -83,7 +67,7 @@ def on_any_mesh(*results: str) -> Callable[[_Function], _Function]:
 
 
 def _explicit_mesh(leaf):
-  """The mesh of an array if it has explicit axes, or None."""
+  """The mesh of an array if the mesh has explicit axes, or None."""
   if isinstance(leaf, jax.Array):
     mesh = jax.typeof(leaf).sharding.mesh
     if mesh.explicit_axes:
@@ -98,25 +82,25 @@ def _in_automatic_mesh(leaf):
 
 
 def _spec(tokens: Sequence[Any], names: str, rank: int) -> PartitionSpec:
-  """How a result lies whose last axes are `names`."""
-  lying = [_mesh_axes(array) for array in tokens]
-  last = {"T": lying[0][-2], "S": lying[1][-2], "E": lying[-1][-1]}
-  from_the_right = itertools.zip_longest(*(axes[-3::-1] for axes in lying))
+  """The sharding of a result whose last axes are `names`."""
+  specs = [_mesh_axes(array) for array in tokens]
+  last = {"T": specs[0][-2], "S": specs[1][-2], "E": specs[-1][-1]}
+  from_the_right = itertools.zip_longest(*(axes[-3::-1] for axes in specs))
   leading = [next(filter(None, axes), None) for axes in from_the_right]
-  whole = [None] * (rank - len(names) - len(leading))
-  spec = [*whole, *reversed(leading), *map(last.get, names)]
+  replicated = [None] * (rank - len(names) - len(leading))
+  spec = [*replicated, *reversed(leading), *map(last.get, names)]
   return PartitionSpec(*_without_repeats(spec))
 
 
 def _mesh_axes(array):
-  """Which axes of the mesh divide each axis of an array."""
+  """The mesh axes that shard each axis of an array."""
   if _explicit_mesh(array) is None:
     return [None] * np.ndim(array)
   return [*jax.typeof(array).sharding.spec]
 
 
 def _without_repeats(spec):
-  """A mesh axis divides one axis of an array only: here the first."""
+  """Keeps the first use of each mesh axis, which can shard one axis only."""
   seen: set[str] = set()
   for names in spec:
     group = {names} if isinstance(names, str) else {*(names or ())}

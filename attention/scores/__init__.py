@@ -1,9 +1,9 @@
-"""Scores: how well a key answers a query, compared by content.
+"""Scores: functions of the contents of a query and a key.
 
-The functions compute [..., T, S] scores at once. The constructors `dot`,
-`scaled_dot`, `general`, `additive`, `concat` and `cosine` bind a score's
-parameters; the result is a pytree and a callable (query, key) -> scores that
-`attention.attend` runs at its best. Both share one formula.
+The functions `dot_score`, ... compute all scores [..., T, S]. The constructors
+`dot`, `scaled_dot`, `general`, `additive`, `concat` and `cosine` bind a score's
+parameters; the result is a pytree and a callable (query, key) -> scores, which
+`attention.attend` runs with its fastest algorithm. Both share one formula.
 """
 
 from attention.scores.base import (

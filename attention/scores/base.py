@@ -1,11 +1,10 @@
-"""What `attend` asks of a score: two per-token maps and one pairing.
-
-A score is a pytree, so whatever it holds gets gradients, and it tells its
-per-token part apart so that this runs once per token and never per pair:
+"""The interface of scores: two maps of tokens, and a function of pairs.
 
     score(query, key) = pair(map_query(query), map_key(key))
 
-Any function `(query, key) -> scores` is a score too, with identity maps.
+The maps run once per token, `pair` once per tile. A score is a pytree, so its
+arrays receive gradients. Any function `(query, key) -> scores` is a score too,
+with identity maps.
 """
 
 # Overrides keep the docstrings of what they override.
@@ -40,7 +39,7 @@ class Score(EqualByValue):
   """
 
   def check(self, query: jax.Array, key: jax.Array) -> None:
-    """Raises, naming the argument, if the two do not fit this score."""
+    """Raises AssertionError if the shapes do not fit; it names the argument."""
 
   def map_query(self, query: jax.Array) -> jax.Array:
     """[..., T, Dq] to [..., T, X], token by token."""
@@ -53,7 +52,7 @@ class Score(EqualByValue):
   def pair(self, query: jax.Array, key: jax.Array) -> jax.Array:
     """Mapped [..., t, X] and [..., s, Y] to [..., t, s] scores.
 
-    Called on tiles: no result may depend on which other tokens are there.
+    Called on tiles, so a score may depend on its own two tokens only.
     """
     raise NotImplementedError(f"{type(self).__name__} must define pair")
 
@@ -65,10 +64,10 @@ class Score(EqualByValue):
   def group_heads(self, num_key_value_heads: int, num_groups: int) -> "Score":
     """The same score for heads laid out as [K, G] instead of [H].
 
-    Parameters whose field says what one head's parameter is, for instance
-    `dataclasses.field(metadata=MATRIX)`, are reshaped, from [H, ...] to
-    [K, G, ...] or from [K, ...] to [K, 1, ...]. Any other score is called in
-    the [H] layout, at the price of repeating its keys.
+    Parameters are reshaped, from [H, ...] to [K, G, ...] or from [K, ...] to
+    [K, 1, ...], if all fields declare the shape of one head's parameter, for
+    instance by `dataclasses.field(metadata=MATRIX)`. Any other score is called
+    in the [H] layout, which repeats the keys in memory.
     """
     if not dataclasses.is_dataclass(self):
       return GroupedHeads(self, num_key_value_heads, num_groups)
@@ -110,9 +109,9 @@ def _group(array, core: int, num_key_value_heads: int, num_groups: int):
 
 
 _IMPURE = (
-  "A score is called several times, within traces of its own, and must be a "
-  "pure function: a module's parameters have to exist before `attend` is "
-  "called, for instance by calling the module once, or in `setup`."
+  "A score is called more than once, in traces of its own, and must be a pure "
+  "function: a module's parameters must exist before `attend` is called; make "
+  "them by calling the module once, or in `setup`."
 )
 
 
@@ -144,7 +143,7 @@ class FunctionScore(Score):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class MappedKeys(Score):
-  """A score whose keys have already been through `map_key`."""
+  """A score of keys to which `map_key` has already been applied."""
 
   score: Score
 
@@ -161,7 +160,7 @@ class MappedKeys(Score):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupedHeads(Score):
-  """A score that knows heads as [H] only, called with them as [K, G]."""
+  """Calls a score that supports heads [H] only, for heads [K, G]."""
 
   score: Score
   num_key_value_heads: int = dataclasses.field(metadata={"static": True})
@@ -172,7 +171,7 @@ class GroupedHeads(Score):
 
   def map_key(self, key):
     if isinstance(self.score, FunctionScore):
-      return key  # nothing to map, so let `pair` repeat tiles, not all keys
+      return key  # `pair` then repeats tiles instead of all keys
     return self._split(self.score.map_key(self._join(key)))
 
   def pair(self, query, key):
@@ -192,7 +191,7 @@ class GroupedHeads(Score):
 
 
 def with_mapped_keys(score: Score) -> Score:
-  """The same score for keys that have already been through its `map_key`.
+  """The same score, for keys to which its `map_key` has been applied.
 
   An RNN decoder maps its encoder's states once and attends at every step.
 

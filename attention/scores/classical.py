@@ -59,7 +59,7 @@ def _check_weight(weight, name, tokens, tokens_name):
 
 
 class DotProduct(Score):
-  """A score that is a dot product once the tokens are mapped."""
+  """A score that is a dot product of mapped tokens."""
 
   def pair(self, query, key):
     check_axis(key, "key", -1, query.shape[-1], "query's number of features")
@@ -128,7 +128,7 @@ def _unit(tokens):
 
 
 class AdditiveProduct(Score):
-  """A score that is v . tanh(q' + k') once the tokens are mapped."""
+  """A score v . tanh(q' + k') of mapped tokens."""
 
   score_weight: jax.Array
 

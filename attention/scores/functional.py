@@ -112,8 +112,8 @@ def additive_score(
   See "Neural Machine Translation by Jointly Learning to Align and Translate",
   Bahdanau et al., 2014, appendix A.1.2 (https://arxiv.org/abs/1409.0473).
 
-  Projections W_q q + b and W_k k beyond +-80 count as +-80 (+-350 in float64),
-  so where the two are far beyond on opposite sides their sum is not seen.
+  Projections W_q q + b and W_k k are clipped to +-80 (+-350 in float64), which
+  changes a score only where they have opposite signs and both are beyond.
 
   Args:
     query: [..., T, Dq] decoder states.
@@ -146,7 +146,7 @@ def concat_score(
 
   The additive score without a bias, its two weights stacked. See "Effective
   Approaches to Attention-based Neural Machine Translation", Luong et al.,
-  2015, section 3.1 (https://arxiv.org/abs/1508.04025). Projections are limited
+  2015, section 3.1 (https://arxiv.org/abs/1508.04025). Projections are clipped
   as in `additive_score`.
 
   Args:
@@ -198,7 +198,7 @@ def cosine_score(
 
 
 def as_score(score: Score | Callable) -> Score:
-  """The `Score` that `attend` runs for what a caller passed as `score`.
+  """The `Score` for a `score` argument of `attend`.
 
   Args:
     score: a bound score, one of this module's score functions that needs no

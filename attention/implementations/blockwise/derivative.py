@@ -1,16 +1,15 @@
-"""The one rule of all derivatives.
+"""The one rule for all derivatives.
 
 With S the scores and bias, P = exp(S - lse) and O = P V, the tangents are
 
     dlse = sum_j P dS
     dO   = sum_j (P dS) V + sum_j P dV - dlse O
 
-where dS is the tangent of the score on a tile, whatever the score is. Every
-term is a sum over tiles, linear in the tangents, with P recomputed from the
-tile and lse. So JAX transposes the rule by itself, and reverse mode comes out
-as the backward pass of "FlashAttention", Dao et al., 2022
-(https://arxiv.org/abs/2205.14135); and as the rule is ordinary code, it can be
-differentiated again.
+where dS is the tangent of the score on a tile, for any score. Every term is a
+sum over tiles, linear in the tangents, with P recomputed from the tile and lse.
+JAX can therefore transpose the rule, and reverse mode equals the backward pass
+of "FlashAttention", Dao et al., 2022 (https://arxiv.org/abs/2205.14135). The
+rule is ordinary JAX code, so it can be differentiated again.
 """
 
 import functools
@@ -26,10 +25,7 @@ from attention.implementations.blockwise.online_softmax import (
   context_and_lse,
 )
 from attention.implementations.blockwise.tiles import add, cut, scan
-from attention.matmul import (
-  weighted_sum,
-  weighted_sum_columns,
-)
+from attention.matmul import weighted_sum, weighted_sum_columns
 from attention.request import Combined
 
 
@@ -60,10 +56,10 @@ def solve(
 
 
 class _Linear(NamedTuple):
-  """The tangents that are not zero; None or a shorter list where they are.
+  """The tangents; None where they are zero.
 
-  Keys and values come in columns, [..., D, S]: in reverse mode their sums over
-  tiles of queries are then written in one piece.
+  Keys and values are transposed, [..., D, S]: in reverse mode their sums over
+  tiles of queries are then written contiguously.
   """
 
   captured: tuple[list[jax.Array | None], list[jax.Array | None]]
@@ -76,7 +72,7 @@ def _tangents(problem: Problem, primals, outputs, tangents):
   """The tangents of the context and the lse."""
   tiling = problem.tiling
   context, lse = outputs
-  # Nothing is seen where the lse is -inf, and exp(S - inf) = 0 says so.
+  # Where the lse is -inf nothing is visible, and exp(S - inf) = 0.
   lse = jnp.where(jnp.isneginf(lse), jnp.inf, lse)
   # Sums over tiles are taken in the statistics' dtype.
   captured, query, key, value = jax.tree.map(
@@ -116,7 +112,7 @@ def _tangents(problem: Problem, primals, outputs, tangents):
 
 
 def _tile_terms(problem, primals, lse, linear, start):
-  """One tile's share of sum P dS, sum (P dS) V and sum P dV, in columns."""
+  """One tile's terms of sum P dS, sum (P dS) V and sum P dV (transposed)."""
   tiling, dtype = problem.tiling, problem.dtype
   captured, *tokens = primals
   *row, column = start
@@ -152,8 +148,8 @@ def _tile_terms(problem, primals, lse, linear, start):
     ),
   )
   logarithms = scores - cut(lse, row, tiling.row)[..., None]
-  # Huge scores may round otherwise than they did for the lse; no weight is
-  # larger than 1. The derivative is to be that of the difference, though.
+  # Huge scores may round otherwise than they did for the lse, but no weight is
+  # larger than 1. The derivative must be that of the difference.
   excess = jax.lax.stop_gradient(jnp.maximum(logarithms, 0.0))
   weights = jnp.exp(logarithms - excess)
   kept = problem.dropped(captured, weights, start)
@@ -169,7 +165,7 @@ def _tile_terms(problem, primals, lse, linear, start):
 
 
 def _jvp(function, primals, tangents) -> Any:
-  """`jax.jvp` where a tangent may be None for zero; so may be the result."""
+  """`jax.jvp` with None for zero tangents, of arguments and of the result."""
   leaves, structure = jax.tree.flatten(primals)
   tangents = jax.tree.leaves(tangents, is_leaf=lambda each: each is None)
   active = [n for n in range(len(leaves)) if tangents[n] is not None]

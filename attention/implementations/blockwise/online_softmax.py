@@ -1,4 +1,4 @@
-"""The running softmax: the context, one tile of keys after another.
+"""The online softmax: the context, one tile of keys after another.
 
 See "Self-attention Does Not Need O(n^2) Memory", Rabe and Staats, 2021
 (https://arxiv.org/abs/2112.05682).
@@ -131,7 +131,7 @@ def _updated(problem, captured, state, scores, value, start):
   """The state after one more tile of keys."""
   context, largest, total = state
   larger = jnp.maximum(largest, jnp.max(scores, axis=-1))
-  # A row that has seen nothing yet must not subtract -inf from -inf.
+  # A row without a visible key so far must not subtract -inf from -inf.
   reference = jnp.where(jnp.isneginf(larger), 0.0, larger)
   shrink = jnp.exp(largest - reference)
   weights = jnp.exp(scores - reference[..., None])
@@ -150,7 +150,7 @@ def _finished(context, largest, total):
 
 
 def _loop(body, bounds, length, state):
-  """Loops from one bound to the other, `length` steps if that is known."""
+  """Loops from one bound to the other; `length` is the difference, if known."""
   start, stop = bounds
   if length is None:
     return jax.lax.fori_loop(start, stop, body, state)

@@ -1,4 +1,4 @@
-"""What depends on positions: masks, biases and dropout, for one tile."""
+"""Masks, biases and dropout of one tile."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ from attention.positional import Pairwise, TilePositions
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pairs:
-  """A mask and a bias, asked for the tile at a start."""
+  """The mask, bias and dropout of the tile at a `start`."""
 
   tiling: Tiling
   length: int
@@ -27,7 +27,7 @@ class Pairs:
   dtype: Any
 
   def visible(self, start) -> jax.Array:
-    """Who may look at whom, bool, broadcasts to [..., t, s]."""
+    """Which pairs are visible, bool, broadcasts to [..., t, s]."""
     _, columns = self._positions(start)
     visible = columns.array[None, :] < self.key_length
     rank = len(self.tiling.leading) + 2
@@ -42,14 +42,14 @@ class Pairs:
     return self._tile(self.bias, start).astype(self.dtype)
 
   def allowed(self, start) -> jax.Array:
-    """`visible`, less what a bias of -inf hides."""
+    """Which pairs neither the mask nor a bias of -inf hides."""
     visible = self.visible(start)
     if self.bias is None:
       return visible
     return visible & ~jnp.isneginf(self._tile(self.bias, start))
 
   def multiplier(self, dropout: Dropout | None, start) -> jax.Array:
-    """What dropout multiplies the weights with."""
+    """The factors by which dropout multiplies the weights."""
     assert dropout is not None
     leading = self.tiling.leading
     numbers = jnp.arange(math.prod(leading)).reshape(leading)

@@ -12,25 +12,11 @@ _SIDE = 512
 _SCORES = 1 << 20
 
 
-def side(length: int, asked: int | None, numbers: int = 1) -> int:
-  """How many of T queries, or of S keys, a tile has.
-
-  Args:
-    length: T or S.
-    asked: what the user wants; None for tiles of nearly equal size.
-    numbers: how many numbers the score needs at once for a pair, for instance
-      D if it makes all of query - key.
-
-  Returns:
-    A number from 1 to `length`.
-
-  Example:
-    >>> side(1030, None), side(1030, 256), side(5, 256)
-    (352, 256, 5)
-  """
+def side(length: int, asked: int | None, elements_per_pair: int = 1) -> int:
+  """How many queries or keys a tile has, out of `length`; None chooses."""
   if asked is not None:
     return min(asked, length)
-  largest = min(_SIDE, max(math.isqrt(_SCORES // numbers), 16))
+  largest = min(_SIDE, max(math.isqrt(_SCORES // elements_per_pair), 16))
   tiles = -(-length // largest)
   size = -(-length // tiles)
   return size if tiles == 1 else -(-size // 16) * 16
@@ -44,19 +30,10 @@ def leading_blocks(
 ) -> list[tuple[int, ...]]:
   """How many entries of each leading axis a tile may have, best first.
 
-  Args:
-    asked: the largest number of entries in all; None chooses.
-    elements: the elements of the score's intermediate arrays per entry.
-    scores: the leading axes of the scores.
-    leading: the leading axes of the context; the values may have more of them.
-
-  Returns:
-    Divisors of the leading axes. The last item is all entries of all axes;
-    the others keep all entries of fewer and fewer axes on the left cut.
-
-  Example:
-    >>> leading_blocks(4, 64, (2, 6), (2, 6))
-    [(1, 3), (1, 6), (2, 6)]
+  `asked` limits their product; None chooses a limit for `elements`, the size of
+  the score's intermediate arrays per entry. `scores` and `leading` are the
+  leading axes of the scores and of the context. Each item cuts fewer axes than
+  the one before; the last cuts none.
   """
   whole = tuple(leading)
   if asked is None:
@@ -72,12 +49,12 @@ def leading_blocks(
 def _devices_of_a_cpu() -> int:
   """How many devices share a CPU's cores and caches, each with its own tile.
 
-  0 where leading axes are not to be cut: they may lie on many devices.
+  0 if leading axes must stay whole, because many devices may share them.
   """
   if jax.default_backend() != "cpu":
     return 0
   mesh = jax.sharding.get_abstract_mesh()
-  # Within `jax.shard_map` a device has leading axes of its own.
+  # Within `jax.shard_map` each device has leading axes of its own.
   shared = {name for name, size in mesh.shape.items() if size > 1}
   own = shared and shared <= set(mesh.manual_axes)
   return jax.local_device_count() if own or jax.device_count() == 1 else 0
@@ -87,7 +64,7 @@ def _innermost_first(limit, scores, leading) -> tuple[int, ...]:
   block: list[int] = []
   for own, size in reversed(list(zip(scores, leading))):
     if own != size:
-      part = size  # all values that share a score belong to the same tile
+      part = size  # values that share a score belong to the same tile
     else:
       parts = (part for part in range(1, size + 1) if size % part == 0)
       part = max(part for part in parts if part <= max(limit, 1))

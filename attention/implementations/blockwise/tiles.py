@@ -1,8 +1,8 @@
-"""How the scores [..., T, S] are cut into tiles, and which of them count.
+"""How the scores [..., T, S] are cut into tiles, and which tiles are visible.
 
-Every axis is cut, the leading ones too. A tile is known by the position of its
-first entry along each axis, its `start`; arrays that broadcast along an axis
-have one entry there, which every tile shares.
+Every axis is cut, leading axes too. The `start` of a tile is the position of
+its first entry along each axis. Along an axis of size 1 all tiles share the
+only entry.
 """
 
 import dataclasses
@@ -91,7 +91,7 @@ class Tiling:
       starts += list(np.flatnonzero(row == PARTIAL) * self.key_tile)
       bounds.append((begin, middle, len(starts)))
     repeats = math.prod(len(each) for each in self._leading_starts())
-    # An empty list of starts would be no array to look anything up in.
+    # The array of starts must not be empty, because programs index it.
     return (
       np.asarray(starts or [0], np.int32),
       np.tile(np.asarray(bounds, np.int32), (repeats, 1)),
@@ -126,16 +126,7 @@ def _product(*starts) -> np.ndarray:
 def cut(
   array: jax.Array, start: Sequence[Any], sizes: Sequence[int]
 ) -> jax.Array:
-  """The tile of `array` at `start`.
-
-  Args:
-    array: any rank; an axis of size 1 broadcasts.
-    start: n integers, for the first n axes; the others are taken whole.
-    sizes: n sizes.
-
-  Returns:
-    The tile.
-  """
+  """The tile of `array` at `start`; axes after the first n are not cut."""
   sizes = [min(size, own) for size, own in zip(sizes, array.shape)]
   sizes += array.shape[len(sizes) :]
   if tuple(sizes) == array.shape:
@@ -144,17 +135,16 @@ def cut(
 
 
 def put(array: jax.Array, tile: jax.Array, start: Sequence[Any]) -> jax.Array:
-  """`array` with the tile at `start` replaced."""
+  """Replaces the tile of `array` at `start`."""
   if tile.shape == array.shape:
     return tile
   return jax.lax.dynamic_update_slice(array, tile, _starts(array, start))
 
 
 def add(array: jax.Array, tile: jax.Array, start: Sequence[Any]) -> jax.Array:
-  """`array` with `tile` added at `start`.
+  """Adds `tile` to `array` at `start`.
 
-  XLA adds in place, and the transpose is a plain `cut`: these zeros are never
-  made.
+  XLA adds in place without making these zeros, and the transpose is a `cut`.
   """
   return array + put(jnp.zeros_like(array), tile, start)
 
@@ -168,16 +158,7 @@ def _starts(array, start):
 
 
 def scan(step: Callable, carry: Any, inputs: Any) -> Any:
-  """What `jax.lax.scan` carries out of its steps; a single step is no loop.
-
-  Args:
-    step: (carry, input) to the next carry.
-    carry: the first one.
-    inputs: a pytree of NumPy arrays, one entry a step.
-
-  Returns:
-    The last carry.
-  """
+  """The last carry of `jax.lax.scan`; a single step needs no loop."""
   if len(jax.tree.leaves(inputs)[0]) == 1:
     return step(carry, jax.tree.map(lambda array: array[0], inputs))
   return jax.lax.scan(lambda *each: (step(*each), None), carry, inputs)[0]
@@ -186,7 +167,7 @@ def scan(step: Callable, carry: Any, inputs: Any) -> Any:
 def with_length(
   tokens: jax.Array, length: int, mode: str = "edge"
 ) -> jax.Array:
-  """Tokens [..., n, D], padded to `length` in a mode of `jnp.pad`."""
+  """Pads tokens [..., n, D] to `length` in a mode of `jnp.pad`."""
   missing = length - tokens.shape[-2]
   if not missing:
     return tokens
