@@ -1,4 +1,4 @@
-"""Sequences that several devices share: `attend` over a ring of them."""
+"""Ring attention: `attend` for a sequence sharded over several devices."""
 
 from attention.ring.attention import ring_attention
 from attention.ring.order import arrange, restore, ring_positions

@@ -1,11 +1,12 @@
-"""Attention over a sequence that several devices share.
+"""Attention over a sequence that is sharded over several devices.
 
-A device keeps its queries. Keys and values travel around the ring of devices,
-so that it sees all of them, one device's share at a time, and the parts are
-merged by their lse. Backwards they travel once more and gather their gradients
-on the way. What a device holds falls with the number of devices.
+A device keeps its shard of the queries. Keys and values rotate around the ring
+of devices, one step at a time, and the results for the shards are merged
+by their lse. The backward pass rotates keys and values again, together with
+their gradients. Memory per device is inversely proportional to the number of
+devices.
 
-Axes: n devices, c chunks of the sequence a device.
+Axes: n devices, c chunks of the sequence per device.
 """
 
 from collections.abc import Callable
@@ -19,10 +20,10 @@ from attention.dispatch import ImplementationLike, dispatch
 from attention.dropout import Dropout, OfPart, make_dropout
 from attention.masks.types import Band, as_mask
 from attention.positional import FULL
-from attention.ring.layout import Cut, Ring, seen
+from attention.ring.layout import Ring, ShardLayout, block_visibility
 from attention.ring.order import Order
-from attention.ring.pair_step import make_parts
-from attention.ring.rotation import make_travel
+from attention.ring.pair_step import make_pair_steps
+from attention.ring.rotation import make_rotation
 from attention.scores import Score, as_score, scaled_dot_score
 
 
@@ -129,54 +130,57 @@ def ring_dispatch(
   """`ring_attention` with the arguments and results of `dispatch`."""
   check_tokens(query=query, key=key, value=value)
   check_axis(value, "value", -2, key.shape[-2], "key's length")
-  own, met = (
-    Cut.of(name, tokens.shape[-2], order)
+  queries, keys = (
+    ShardLayout.of(name, tokens.shape[-2], order)
     for name, tokens in (("query", query), ("key", key))
   )
-  ring = Ring(axis_name, jax.lax.axis_size(axis_name), order, own, met)
+  size = jax.lax.axis_size(axis_name)
+  ring = Ring(axis_name, size, order, queries, keys)
   mask = mask if mask is None else as_mask(mask)
   bias = bias if bias is None else as_bias(bias)
-  lengths = query.shape[-2] * ring.size, key.shape[-2] * ring.size
+  lengths = query.shape[-2] * size, key.shape[-2] * size
   for pairs in (mask, bias):
     if pairs is not None:
       pairs.check(*lengths)
-  table = seen(mask, ring)
+  visible = block_visibility(mask, ring)
   score, mask, bias = ring.varying((as_score(score), mask, bias))
-  part = _make_part(ring, lengths, score, mask, bias, dropout, implementation)
-  pieces = own.pieces(query), met.pieces(key), met.pieces(value)
-  parts, parameters, constants = make_parts(ring, table, part, pieces)
-  travel = make_travel(ring, parts)
-  context, lse = travel(parameters, constants, *pieces)
+  pair = _make_pair(ring, lengths, score, mask, bias, dropout, implementation)
+  blocks = queries.blocks(query), keys.blocks(key), keys.blocks(value)
+  steps, parameters, constants = make_pair_steps(ring, visible, pair, blocks)
+  rotate = make_rotation(ring, steps)
+  context, lse = rotate(parameters, constants, *blocks)
   context = context.reshape(*context.shape[:-4], -1, context.shape[-1])
   lse = lse.reshape(*lse.shape[:-4], -1)
   return context.astype(query.dtype), lse if return_lse else None
 
 
-def _make_part(
+def _make_pair(
   ring: Ring, lengths, score, mask, bias, dropout, implementation
 ) -> Callable:
   """(case, query, key, value, row, column, *combined) -> context and lse."""
 
-  def part(case, query, key, value, row, column, *combined):
-    place = row * ring.own.size, column * ring.met.size
+  def pair(case, query, key, value, row, column, *combined):
+    start = row * ring.queries.size, column * ring.keys.size
     visible = mask
     if mask is not None:
-      # Where all is seen, a mask still keeps what is not finite in its rows.
+      # With a mask, a non-finite token affects only the rows that attend to it,
+      # so a mask is passed even if it hides nothing in this pair of blocks.
       full = case == FULL
-      visible = Band(None, None) if full else mask.placed(*place)
+      visible = Band(None, None) if full else mask.placed(*start)
     context, lse = dispatch(
       query,
       key,
       value,
       score=score,
       mask=visible,
-      bias=bias if bias is None else bias.placed(*place),
-      dropout=dropout if dropout is None else OfPart(dropout, *place, lengths),
+      bias=bias if bias is None else bias.placed(*start),
+      dropout=dropout if dropout is None else OfPart(dropout, *start, lengths),
       implementation=implementation,
       return_lse=True,
       combined=combined or None,
     )
-    assert lse is not None  # as it was asked for
+    if lse is None:
+      raise TypeError("dispatch(..., return_lse=True) returned no lse")
     return context.astype(lse.dtype), lse
 
-  return part
+  return pair

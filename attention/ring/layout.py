@@ -1,7 +1,7 @@
-"""How a ring of devices shares a sequence: what each has, and what meets when.
+"""How a sequence is divided among the devices of a ring.
 
-Axes: n devices, c chunks of the sequence a device, t queries and s keys of a
-piece, into which chunks are cut again so that only a little travels at a time.
+Each device has a shard of c chunks, and each chunk is divided into blocks. A
+rotation step moves one block of each chunk, so that a step needs little memory.
 """
 
 import dataclasses
@@ -16,75 +16,79 @@ from attention.masks.types import Mask
 from attention.positional import FULL
 from attention.ring.order import Order, chunk_of, num_chunks
 
-# Tokens of a piece at most: its scores must not outgrow a share of tokens.
-_PIECE = 256
+# The maximal number of tokens in a block: the scores of a pair of blocks must
+# not be larger than a shard of tokens.
+_BLOCK_SIZE = 256
 
 
 @dataclasses.dataclass(frozen=True)
-class Cut:
-  """A device's share of tokens: c chunks of `each` pieces of `size` tokens."""
+class ShardLayout:
+  """A shard of `chunks` chunks, each of `blocks_per_chunk` blocks of `size`."""
 
   chunks: int
-  each: int
+  blocks_per_chunk: int
   size: int
 
   @classmethod
-  def of(cls, name: str, length: int, order: Order) -> "Cut":
-    """The longest pieces that divide a chunk and are not too long."""
+  def of(cls, name: str, length: int, order: Order) -> "ShardLayout":
+    """Chooses the largest block size that divides a chunk, up to a maximum."""
     chunks = num_chunks(order)
     if length % chunks:
       raise ValueError(
-        f"order={order!r} needs a share of {name} tokens that {chunks} divides,"
-        f" got {length}"
+        f"order={order!r} needs shards of {name} tokens whose length {chunks}"
+        f" divides, got {length}"
       )
     chunk = length // chunks
-    sizes = (size for size in range(_PIECE, 0, -1) if chunk % size == 0)
+    sizes = (size for size in range(_BLOCK_SIZE, 0, -1) if chunk % size == 0)
     size = min(next(sizes), chunk)
-    # Many short ones are worse than a single long one.
-    size = chunk if size < min(chunk, _PIECE // 8) else size
+    # Many short blocks are slower than a single long one.
+    size = chunk if size < min(chunk, _BLOCK_SIZE // 8) else size
     return cls(chunks, chunk // max(size, 1) or 1, size)
 
-  def pieces(self, tokens):
-    """[..., c, each, size, D], of [..., L, D]."""
-    shape = (self.chunks, self.each, self.size, tokens.shape[-1])
+  def blocks(self, tokens):
+    """[..., L, D] to [..., chunks, blocks_per_chunk, size, D]."""
+    shape = (self.chunks, self.blocks_per_chunk, self.size, tokens.shape[-1])
     return tokens.reshape(*tokens.shape[:-2], *shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-  """The devices of an axis, and how each one's queries and keys are cut."""
+  """The devices of a mesh axis, and the layout of a shard of each."""
 
   axis_name: str
   size: int
   order: Order
-  own: Cut
-  met: Cut
+  queries: ShardLayout
+  keys: ShardLayout
 
   @property
   def steps(self) -> jax.Array:
-    """[n]: after so many steps a share comes from that far back."""
+    """int32 [n], the numbers of rotation steps."""
     return jnp.arange(self.size, dtype=jnp.int32)
 
   @property
-  def places(self) -> jax.Array:
-    """[., 2]: chunk and piece of each of this device's queries."""
-    every = np.indices((self.own.chunks, self.own.each), dtype=np.int32)
-    return jnp.asarray(every.reshape(2, -1).T)
+  def query_blocks(self) -> jax.Array:
+    """int32 [., 2], chunk and block of each of this device's query blocks."""
+    shape = (self.queries.chunks, self.queries.blocks_per_chunk)
+    indices = np.indices(shape, dtype=np.int32)
+    return jnp.asarray(indices.reshape(2, -1).T)
 
-  def own_number(self, chunk, piece):
-    """Where one of this device's pieces stands in the whole sequence."""
+  def query_number(self, chunk, block):
+    """The number, within the sequence, of one of this device's query blocks."""
     device = jax.lax.axis_index(self.axis_name)
-    return (
-      chunk_of(device, chunk, self.size, self.order) * self.own.each + piece
-    )
+    return self._number(self.queries, device, chunk, block)
 
-  def met_number(self, chunk, piece, step):
-    """Where a piece of keys does that has travelled for so many steps."""
+  def key_number(self, chunk, block, step):
+    """The number of the key block that this device holds after `step` steps."""
     owner = (jax.lax.axis_index(self.axis_name) - step) % self.size
-    return chunk_of(owner, chunk, self.size, self.order) * self.met.each + piece
+    return self._number(self.keys, owner, chunk, block)
+
+  def _number(self, layout: ShardLayout, device, chunk, block):
+    number = chunk_of(device, chunk, self.size, self.order)
+    return number * layout.blocks_per_chunk + block
 
   def varying(self, tree):
-    """Told to differ between devices, so that their gradients are summed."""
+    """Makes arrays device-varying, so that their gradients are summed."""
     device = jax.lax.axis_index(self.axis_name)
 
     def vary(leaf):
@@ -94,49 +98,49 @@ class Ring:
 
     return jax.tree.map(vary, tree)
 
-  def passed_on(self, tree):
-    """What the device before this one has."""
+  def rotated(self, tree):
+    """The arrays of the previous device."""
     to_next = [(i, (i + 1) % self.size) for i in range(self.size)]
     return jax.tree.map(
       lambda array: jax.lax.ppermute(array, self.axis_name, to_next), tree
     )
 
 
-def seen(mask: Mask | None, ring: Ring) -> np.ndarray:
-  """EMPTY, PARTIAL or FULL for each pair of pieces of the whole sequence."""
-  cuts = ring.own, ring.met
-  counts = [cut.chunks * cut.each * ring.size for cut in cuts]
+def block_visibility(mask: Mask | None, ring: Ring) -> np.ndarray:
+  """EMPTY, PARTIAL or FULL for each pair of blocks of the sequence."""
+  layouts = ring.queries, ring.keys
+  counts = [
+    layout.chunks * layout.blocks_per_chunk * ring.size for layout in layouts
+  ]
   if mask is None:
     return np.full(counts, FULL, np.int8)
-  return visibility(
-    mask,
-    *(
-      Ranges.cut(cut.size * count, max(cut.size, 1))
-      for cut, count in zip(cuts, counts)
-    ),
+  rows, columns = (
+    Ranges.cut(layout.size * count, max(layout.size, 1))
+    for layout, count in zip(layouts, counts)
   )
+  return visibility(mask, rows, columns)
 
 
 def may_have_gradient(leaf: Any) -> bool:
-  """Whether derivatives by an array may be asked for; known ones have none."""
+  """Whether an array may have a gradient: it is traced and not of integers."""
   return isinstance(leaf, jax.core.Tracer) and jnp.issubdtype(
     jnp.result_type(leaf), jnp.inexact
   )
 
 
-def get(array: jax.Array, places: dict[int, Any]) -> jax.Array:
-  """What stands at places of some axes, {-3: 0}; these axes are gone."""
+def get(array: jax.Array, indices: dict[int, Any]) -> jax.Array:
+  """Indexes some axes, {-3: 0}, and removes them."""
   rank = array.ndim
-  sizes = [1 if n - rank in places else array.shape[n] for n in range(rank)]
-  block = jax.lax.dynamic_slice(array, _starts(rank, places), sizes)
-  return jax.lax.squeeze(block, tuple(places))
+  sizes = [1 if n - rank in indices else array.shape[n] for n in range(rank)]
+  block = jax.lax.dynamic_slice(array, _starts(rank, indices), sizes)
+  return jax.lax.squeeze(block, tuple(indices))
 
 
-def put(array: jax.Array, new: jax.Array, places: dict[int, Any]) -> jax.Array:
-  """The array with something new there."""
-  new = jnp.expand_dims(new, tuple(places))
-  return jax.lax.dynamic_update_slice(array, new, _starts(array.ndim, places))
+def put(array: jax.Array, new: jax.Array, indices: dict[int, Any]) -> jax.Array:
+  """Replaces the part of an array that `get` returns."""
+  new = jnp.expand_dims(new, tuple(indices))
+  return jax.lax.dynamic_update_slice(array, new, _starts(array.ndim, indices))
 
 
-def _starts(rank: int, places: dict[int, Any]) -> list[Any]:
-  return [jnp.int32(places.get(n - rank, 0)) for n in range(rank)]
+def _starts(rank: int, indices: dict[int, Any]) -> list[Any]:
+  return [jnp.int32(indices.get(n - rank, 0)) for n in range(rank)]

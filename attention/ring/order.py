@@ -1,6 +1,6 @@
-"""Which tokens of a sequence a device has.
+"""Which chunks of a sequence each device of a ring holds.
 
-Axes: n devices, c chunks a device, L tokens.
+Axes: n devices, c chunks per device, L tokens.
 """
 
 from typing import Literal
@@ -14,21 +14,7 @@ _CHUNKS = {"zigzag": 2, "contiguous": 1}
 
 
 def num_chunks(order: Order) -> int:
-  """c, the number of pieces of the sequence that a device has.
-
-  Args:
-    order: "zigzag" or "contiguous".
-
-  Returns:
-    2 or 1.
-
-  Raises:
-    ValueError: if the order is unknown.
-
-  Example:
-    >>> num_chunks("zigzag")
-    2
-  """
+  """c, 2 for "zigzag" and 1 for "contiguous"; ValueError for other orders."""
   if order not in _CHUNKS:
     known = " or ".join(map(repr, _CHUNKS))
     raise ValueError(f"order must be {known}, got {order!r}")
@@ -36,21 +22,7 @@ def num_chunks(order: Order) -> int:
 
 
 def chunk_of(device, place, num_devices: int, order: Order):
-  """The number, within the sequence, of a chunk of a device.
-
-  Args:
-    device: d, an integer or an array of them.
-    place: 0 for its first chunk, 1 for its second; likewise.
-    num_devices: n.
-    order: "zigzag" or "contiguous".
-
-  Returns:
-    An integer, or an array of them.
-
-  Example:
-    >>> [chunk_of(1, place, 4, "zigzag") for place in (0, 1)]
-    [1, 6]
-  """
+  """The number, within the sequence, of the chunk at a place of a device."""
   if order == "contiguous":
     return device
   last = 2 * num_devices - 1
@@ -60,20 +32,20 @@ def chunk_of(device, place, num_devices: int, order: Order):
 def arrange(
   tokens: jax.Array, num_devices: int, *, axis: int, order: Order = "contiguous"
 ) -> jax.Array:
-  """Lays a sequence out so that the share of each device is in one piece.
+  """Permutes a sequence so that each device's shard is contiguous.
 
-  In zigzag order device d of n has the chunks d and 2n - 1 - d of 2n. With a
-  causal mask early queries see few keys and late ones many; so every device
-  has as much to do as any other.
+  In zigzag order the sequence is divided into 2n chunks, and device d holds the
+  chunks d and 2n - 1 - d. With a causal mask, early queries attend to few
+  keys and late ones to many; in zigzag order all devices have the same work.
 
   Args:
     tokens: [..., L, ...].
     num_devices: n.
-    axis: of the sequence; n c divides its length L.
-    order: "zigzag", or "contiguous" for the sequence as it is.
+    axis: of the sequence; n c must divide its length L.
+    order: "contiguous", which changes nothing, or "zigzag".
 
   Returns:
-    The array, reordered.
+    The permuted array, of the same shape.
 
   Raises:
     ValueError: if n c does not divide L, or the order is unknown.
@@ -94,11 +66,11 @@ def restore(
   Args:
     tokens: [..., L, ...], from `arrange`.
     num_devices: n.
-    axis: as there.
-    order: as there.
+    axis: of the sequence.
+    order: as given to `arrange`.
 
   Returns:
-    The sequence from its first token to its last.
+    The array in the order of the sequence.
 
   Raises:
     ValueError: if n c does not divide L, or the order is unknown.
@@ -115,11 +87,11 @@ def restore(
 def ring_positions(
   axis_name: str, length: int, *, order: Order = "contiguous"
 ) -> jax.Array:
-  """Where a device's tokens stand in the whole sequence.
+  """The positions in the sequence of a device's tokens.
 
   Args:
-    axis_name: of the mesh; call it within `jax.shard_map`.
-    length: of the device's share.
+    axis_name: the mesh axis that shards tokens; call this in `jax.shard_map`.
+    length: of the device's shard.
     order: as given to `arrange`.
 
   Returns:
@@ -148,7 +120,7 @@ def ring_positions(
 
 
 def _chunks(num_devices: int, order: Order) -> np.ndarray:
-  """The chunks of all devices, one device after the other."""
+  """The chunks of device 0, of device 1 and so on."""
   return np.array(
     [
       chunk_of(device, place, num_devices, order)
@@ -162,14 +134,14 @@ def _reordered(tokens, places, axis):
   axis = axis % tokens.ndim
   size = _divided(tokens.shape[axis], len(places))
   shape = tokens.shape
-  pieces = tokens.reshape(*shape[:axis], len(places), size, *shape[axis + 1 :])
-  return jnp.take(pieces, jnp.asarray(places), axis=axis).reshape(shape)
+  chunks = tokens.reshape(*shape[:axis], len(places), size, *shape[axis + 1 :])
+  return jnp.take(chunks, jnp.asarray(places), axis=axis).reshape(shape)
 
 
-def _divided(length: int, pieces: int) -> int:
-  if length % pieces:
+def _divided(length: int, chunks: int) -> int:
+  if length % chunks:
     raise ValueError(
-      f"a length of {length} does not divide into {pieces} equal pieces; pad it"
-      f" to a multiple of {pieces}"
+      f"a length of {length} does not divide into {chunks} equal pieces; pad it"
+      f" to a multiple of {chunks}"
     )
-  return length // pieces
+  return length // chunks

@@ -1,7 +1,7 @@
-"""What a piece of queries finds in a piece of keys, wherever these come from.
+"""Attention for one pair of a query block and a key block.
 
-Axes: c chunks of the sequence a device, m pieces of a chunk, t queries and s
-keys of a piece.
+Axes: c chunks of the sequence per device, m blocks of a chunk, t queries and s
+keys of a block.
 """
 
 import dataclasses
@@ -27,115 +27,121 @@ _FIRST = {-4: 0, -3: 0}
 
 
 class Constants(NamedTuple):
-  """Arrays that no gradient is asked for.
+  """Arrays that have no gradient.
 
   Attributes:
-    alone: what the functions of a part alone capture.
-    of_whole: what those of a part of a whole capture beside parameters.
-    nothing: contexts [..., c, m, t, E] and lses [..., c, m, t, 1] before any
-      keys, varying over devices as what is found will.
+    single: constants of the functions for a single pair of blocks.
+    combined: constants, besides parameters, of the functions that are given the
+      context and the lse over all keys.
+    empty: contexts [..., c, m, t, E] and lses [..., c, m, t, 1] of no keys,
+      device-varying.
   """
 
-  alone: Any
-  of_whole: Any
-  nothing: list[jax.Array]
+  single: Any
+  combined: Any
+  empty: list[jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Parts:
-  """Functions of two pieces, for each way in which one may see the other.
+class PairSteps:
+  """Functions of a pair of blocks, for each case, PARTIAL or FULL.
 
   Attributes:
-    table: EMPTY, PARTIAL or FULL for all pairs of pieces of the sequence.
-    alone: (case, constants, query, key, value, row, column) -> context and lse
-      of a piece of queries over a piece of keys.
-    of_whole: (case, parameters, constants, query, key, value, row, column,
-      context, lse) -> these two, found over all keys; with the part of their
-      derivatives that this piece of keys has.
+    visible: EMPTY, PARTIAL or FULL for all pairs of blocks of the sequence.
+    single: (case, constants, query, key, value, row, column) -> context and lse
+      of a block of queries over a block of keys.
+    combined: (case, parameters, constants, query, key, value, row, column,
+      context, lse) -> the given context and lse, which are over all keys, with
+      this key block's part of their derivatives.
   """
 
-  table: np.ndarray
-  alone: Callable
-  of_whole: Callable
+  visible: np.ndarray
+  single: Callable
+  combined: Callable
 
   def add(self, make: Callable, total, numbers, *arguments):
-    """make(case)(total, *arguments, *numbers); of what is EMPTY, the total."""
+    """make(case)(total, *arguments, *numbers), or the total if EMPTY.
+
+    `numbers` are the numbers of the query block and of the key block.
+    """
 
     def branch(case):
       return (lambda total, *_: total) if case == EMPTY else make(case)
 
-    cases = [int(case) for case in np.unique(self.table)]
+    cases = [int(case) for case in np.unique(self.visible)]
     operands = (total, *arguments, *numbers)
     if len(cases) == 1:
       return branch(cases[0])(*operands)
-    branches = np.searchsorted(cases, self.table).astype(np.int32)
+    branches = np.searchsorted(cases, self.visible).astype(np.int32)
     chosen = jnp.asarray(branches)[numbers]
     return jax.lax.switch(chosen, [branch(case) for case in cases], *operands)
 
 
-def make_parts(
-  ring: Ring, table: np.ndarray, part: Callable, pieces
-) -> tuple[Parts, list[Any], Constants]:
-  """Makes the functions, and apart from them the arrays they capture.
+def make_pair_steps(
+  ring: Ring, visible: np.ndarray, pair: Callable, blocks
+) -> tuple[PairSteps, list[Any], Constants]:
+  """Converts `pair` to pure functions and the arrays that it captures.
 
   Args:
     ring: the devices.
-    table: of all pairs of pieces.
-    part: (case, query, key, value, row, column[, context, lse]) -> context and
-      lse of two pieces; given those of all keys it returns them.
-    pieces: query, key and value, [..., c, m, t, D] or [..., c, m, s, D].
+    visible: EMPTY, PARTIAL or FULL for all pairs of blocks.
+    pair: (case, query, key, value, row, column[, context, lse]) -> context and
+      lse of two blocks; returns the given ones, which are over all keys.
+    blocks: query, key and value, [..., c, m, t, D] or [..., c, m, s, D].
 
   Returns:
-    The functions, the arrays with a gradient, and the others.
+    The functions, the arrays that have a gradient, and the others.
 
   Raises:
-    ValueError: if gradients would have to be summed over the devices while
-      these do different things.
+    ValueError: if a captured array that has a gradient is the same on all
+      devices, as its gradient would have to be summed inside of a branch.
   """
   number = jax.lax.axis_index(ring.axis_name)
-  example = (*(get(each, _FIRST) for each in pieces), number, number)
-  cases = {*map(int, np.unique(table)), FULL} - {EMPTY}
-  alone, captured = _pure(part, cases, *example)
-  shapes = jax.eval_shape(functools.partial(part, FULL), *example)
-  nothing = _nothing(ring, shapes, (captured, pieces))
-  context, lse = (get(each, _FIRST) for each in nothing)
-  of_whole, all_captured = _pure(part, cases, *example, context, lse[..., 0])
-  parameters, others, joined = _apart(all_captured, ring)
+  example = (*(get(each, _FIRST) for each in blocks), number, number)
+  cases = {*map(int, np.unique(visible)), FULL} - {EMPTY}
+  single, captured = _pure(pair, cases, *example)
+  shapes = jax.eval_shape(functools.partial(pair, FULL), *example)
+  empty = _empty(ring, shapes, (captured, blocks))
+  context, lse = (get(each, _FIRST) for each in empty)
+  combined, all_captured = _pure(pair, cases, *example, context, lse[..., 0])
+  parameters, others, joined = _partition(all_captured, ring)
 
-  def part_alone(case, constants, *arguments):
-    return alone[case](constants.alone[case], *arguments)
+  def single_pair(case, constants, *arguments):
+    return single[case](constants.single[case], *arguments)
 
-  def part_of_whole(case, parameters, constants, *arguments):
-    own = joined(parameters, constants.of_whole)[case]
-    return of_whole[case](own, *arguments)
+  def combined_pair(case, parameters, constants, *arguments):
+    own = joined(parameters, constants.combined)[case]
+    return combined[case](own, *arguments)
 
-  parts = Parts(table, part_alone, part_of_whole)
-  return parts, parameters, Constants(captured, others, nothing)
+  steps = PairSteps(visible, single_pair, combined_pair)
+  return steps, parameters, Constants(captured, others, empty)
 
 
-def _pure(part: Callable, cases, *example):
-  """Functions by case, and what they capture."""
-  pairs = {
-    case: without_captured(functools.partial(part, case), *example)
+def _pure(pair: Callable, cases, *example):
+  """Functions by case, and the arrays that they capture, by case."""
+  pure = {
+    case: without_captured(functools.partial(pair, case), *example)
     for case in cases
   }
-  functions = {case: function for case, (function, _) in pairs.items()}
-  return functions, {case: captured for case, (_, captured) in pairs.items()}
+  functions = {case: function for case, (function, _) in pure.items()}
+  return functions, {case: captured for case, (_, captured) in pure.items()}
 
 
-def _nothing(ring: Ring, shapes, arguments) -> list[jax.Array]:
-  """Contexts and lses before any keys, for pieces of these shapes."""
+def _empty(ring: Ring, shapes, arguments) -> list[jax.Array]:
+  """Contexts of 0 and lses of -inf for all query blocks of a device."""
   context, lse = shapes
   zero = axes.varying_zero(arguments, lse.dtype)
-  shape = (*lse.shape[:-1], ring.own.chunks, ring.own.each, ring.own.size)
+  layout = ring.queries
+  blocks = (layout.chunks, layout.blocks_per_chunk, layout.size)
+  shape = (*lse.shape[:-1], *blocks)
   return [
     jnp.full((*shape, context.shape[-1]), zero),
     jnp.full((*shape, 1), zero - jnp.inf),
   ]
 
 
-def _apart(captured, ring: Ring):
-  """The arrays with a gradient, the others, and how to put them together."""
+def _partition(captured, ring: Ring):
+  """The arrays with a gradient, the others, and a function to rejoin them."""
   leaves, tree = jax.tree.flatten(captured)
   is_parameter = list(map(may_have_gradient, leaves))
   for leaf, has in zip(leaves, is_parameter):

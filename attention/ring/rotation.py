@@ -1,7 +1,7 @@
-"""The journey of keys and values around a ring of devices, and its derivative.
+"""The rotation of keys and values around a ring of devices, and its derivative.
 
-Axes: n devices, c chunks of the sequence a device, m pieces of a chunk, t
-queries and s keys of a piece.
+Axes: n devices, c chunks of the sequence per device, m blocks of a chunk, t
+queries and s keys of a block.
 """
 
 from collections.abc import Callable
@@ -11,18 +11,18 @@ import jax.numpy as jnp
 
 from attention.merging import merge
 from attention.ring.layout import Ring, get, put
-from attention.ring.pair_step import Parts
+from attention.ring.pair_step import PairSteps
 
 
-def make_travel(ring: Ring, parts: Parts) -> Callable:
-  """Makes the function that sends keys and values around a ring.
+def make_rotation(ring: Ring, steps: PairSteps) -> Callable:
+  """Makes the function that rotates keys and values around a ring.
 
-  First derivatives in reverse mode: `jax.lax.scan` would keep the keys of each
-  step, which are all of them; here they travel once more.
+  It has first derivatives in reverse mode. That of `jax.lax.scan` would
+  store the keys of every step, that is, all keys; this one rotates them again.
 
   Args:
     ring: the devices.
-    parts: what happens where two pieces meet.
+    steps: the functions of a pair of blocks.
 
   Returns:
     (parameters, constants, query, key, value) -> contexts [..., c, m, t, E] and
@@ -30,162 +30,171 @@ def make_travel(ring: Ring, parts: Parts) -> Callable:
   """
 
   @jax.custom_vjp
-  def travel(parameters, *arguments):
-    del parameters  # which the constants hold once more
-    return _attend(ring, parts, *arguments)
+  def rotate(parameters, *arguments):
+    del parameters  # `constants.single` holds them too
+    return _attend(ring, steps, *arguments)
 
   def forward(parameters, constants, *tokens):
-    found = travel(parameters, constants, *tokens)
-    kept = constants._replace(alone=None, nothing=None)
-    return found, ((parameters, kept, *tokens), found)
+    results = rotate(parameters, constants, *tokens)
+    kept = constants._replace(single=None, empty=None)
+    return results, ((parameters, kept, *tokens), results)
 
-  def backward(kept, cotangents):
-    arguments, found = kept
-    return _differentiate(ring, parts, arguments, found, cotangents)
+  def backward(residuals, cotangents):
+    arguments, results = residuals
+    return _differentiate(ring, steps, arguments, results, cotangents)
 
-  travel.defvjp(forward, backward)
-  return travel
+  rotate.defvjp(forward, backward)
+  return rotate
 
 
-def _attend(ring: Ring, parts: Parts, constants, *tokens):
+def _attend(ring: Ring, steps: PairSteps, constants, *tokens):
   """The contexts and lses of this device's queries."""
-  query, *travellers = tokens
+  query, *rotating = tokens
 
-  def attending(case):
-    def add(found, *arguments):
-      new = parts.alone(case, constants, *arguments)
-      (contexts, lses), (context, lse) = found, new
+  def make_merge(case):
+    def merge_pair(results, *arguments):
+      new = steps.single(case, constants, *arguments)
+      (contexts, lses), (context, lse) = results, new
       context, lse = merge([contexts, context], [lses[..., 0], lse])
       return [context, lse[..., None]]
 
-    return add
+    return merge_pair
 
-  def visit(found, gathered, met, mine, numbers):
-    here = [get(each, mine) for each in found]
-    here = parts.add(attending, here, numbers, get(query, mine), *met)
-    return [put(*each, mine) for each in zip(found, here)], gathered
+  def pair_step(results, gradients, key_value, own, numbers):
+    here = [get(each, own) for each in results]
+    here = steps.add(make_merge, here, numbers, get(query, own), *key_value)
+    return [put(*each, own) for each in zip(results, here)], gradients
 
-  found, _ = _voyage(ring, visit, constants.nothing, travellers, [])
-  return tuple(found)
+  results, _ = _rotate(ring, pair_step, constants.empty, rotating, [])
+  return tuple(results)
 
 
-def _differentiate(ring: Ring, parts: Parts, arguments, found, cotangents):
-  """The cotangents of `arguments`, sums over the parts.
+def _differentiate(
+  ring: Ring, steps: PairSteps, arguments, results, cotangents
+):
+  """The cotangents of `arguments`, summed over all pairs of blocks.
 
-  Of a row that is NaN nothing comes back, as in `attend`.
+  A row that is NaN contributes nothing, as in `attend`.
   """
-  parameters, constants, query, *travellers = arguments
-  rows = _by_row(found, cotangents)
+  parameters, constants, query, *rotating = arguments
+  rows = _finite_rows(results, cotangents)
 
-  def differentiating(case):
+  def make_add(case):
     def add(totals, rows, tokens, *numbers):
-      context, lse, by_context, by_lse = rows
+      context, lse, context_cotangent, lse_cotangent = rows
 
-      def met(parameters, *tokens):
-        return parts.of_whole(
+      def pair(parameters, *tokens):
+        return steps.combined(
           case, parameters, constants, *tokens, *numbers, context, lse[..., 0]
         )
 
-      _, back = jax.vjp(met, parameters, *tokens)
-      new = back((by_context, by_lse[..., 0]))
+      _, vjp = jax.vjp(pair, parameters, *tokens)
+      new = vjp((context_cotangent, lse_cotangent[..., 0]))
       return jax.tree.map(_plus, totals, list(new))
 
     return add
 
-  def visit(state, gathered, met, mine, numbers):
-    by_parameters, by_query = state
-    totals = [by_parameters, get(by_query, mine), *gathered]
-    here = [get(each, mine) for each in rows]
-    tokens = [get(query, mine), *met]
-    totals = parts.add(differentiating, totals, numbers, here, tokens)
-    by_parameters, by_here, *gathered = totals
-    return (by_parameters, put(by_query, by_here, mine)), gathered
+  def pair_step(state, gradients, key_value, own, numbers):
+    of_parameters, of_query = state
+    totals = [of_parameters, get(of_query, own), *gradients]
+    here = [get(each, own) for each in rows]
+    tokens = [get(query, own), *key_value]
+    totals = steps.add(make_add, totals, numbers, here, tokens)
+    of_parameters, of_block, *gradients = totals
+    return (of_parameters, put(of_query, of_block, own)), gradients
 
-  differentiated = parameters, query, *travellers
-  by_parameters, by_query, *by_met = jax.tree.map(_wide_zeros, differentiated)
-  (by_parameters, by_query), by_met = _voyage(
-    ring, visit, (by_parameters, by_query), travellers, by_met
+  differentiated = parameters, query, *rotating
+  of_parameters, of_query, *of_rotating = jax.tree.map(
+    _wide_zeros, differentiated
   )
-  by_parameters, *by_tokens = jax.tree.map(
+  (of_parameters, of_query), of_rotating = _rotate(
+    ring, pair_step, (of_parameters, of_query), rotating, of_rotating
+  )
+  of_parameters, *of_tokens = jax.tree.map(
     lambda total, array: total.astype(array.dtype),
-    (by_parameters, by_query, *by_met),
+    (of_parameters, of_query, *of_rotating),
     differentiated,
   )
-  return by_parameters, None, *by_tokens
+  return of_parameters, None, *of_tokens
 
 
-def _by_row(found, cotangents):
-  """What is found, finite but for lses of -inf, and its cotangents."""
-  (contexts, lses), (by_contexts, by_lses) = found, cotangents
-  lost, unknown = jnp.isnan(contexts).any(-1, keepdims=True), jnp.isnan(lses)
+def _finite_rows(results, cotangents):
+  """Contexts, lses and their cotangents, with NaN replaced."""
+  (contexts, lses), (context_cotangents, lse_cotangents) = results, cotangents
+  bad = jnp.isnan(contexts).any(-1, keepdims=True)
   return (
-    jnp.where(lost, 0.0, contexts),
-    jnp.where(unknown, -jnp.inf, lses),
-    jnp.where(lost, 0.0, by_contexts),
-    jnp.where(unknown, 0.0, by_lses),
+    jnp.where(bad, 0.0, contexts),
+    jnp.where(jnp.isnan(lses), -jnp.inf, lses),
+    jnp.where(bad, 0.0, context_cotangents),
+    jnp.where(jnp.isnan(lses), 0.0, lse_cotangents),
   )
 
 
-def _voyage(ring: Ring, visit: Callable, state, travellers, arrived):
-  """Sends arrays around the ring, and calls `visit` wherever pieces meet.
+def _rotate(ring: Ring, pair_step: Callable, state, rotating, gradients):
+  """Rotates arrays around the ring and calls `pair_step` for each pair.
 
   Args:
     ring: the devices.
-    visit: (state, gathered, met, mine, numbers) -> state and gathered; `met`
-      are pieces [..., s, D] that travel, `gathered` what these have gathered,
-      `mine` is the place of this device's piece, and `numbers` tells where the
-      two stand in the sequence.
-    state: what stays on the device.
-    travellers: [..., c, m, s, D] arrays, of which one piece of each chunk
-      travels at a time.
-    arrived: arrays for what these gather on the way.
+    pair_step: (state, gradients, key_value, own, numbers) -> state and
+      gradients. `key_value` are blocks [..., s, D] that rotate, `gradients` are
+      theirs, `own` are the indices of this device's query block, and `numbers`
+      those of both blocks within the sequence.
+    state: stays on the device.
+    rotating: [..., c, m, s, D] arrays; one block of each chunk rotates at a
+      time.
+    gradients: arrays that rotate with `rotating` and accumulate gradients.
 
   Returns:
-    The last state, and `arrived` once all are home.
+    The last state, and the gradients, on the devices where they started.
   """
 
-  def depart(carry, departure):
-    state, arrived = carry
-    place = {-3: departure}
+  def rotate_block(carry, block):
+    state, gradients = carry
+    index = {-3: block}
 
-    def turn(carry, step):
-      state, travelling, gathered = carry
-      following = ring.passed_on(travelling)
+    def step(carry, number):
+      state, moving, moving_gradients = carry
+      following = ring.rotated(moving)
 
-      def receive(carry, chunk):
-        state, gathered = carry
-        met = [get(each, {-3: chunk}) for each in travelling]
-        number = ring.met_number(chunk, departure, step)
+      def attend_to_chunk(carry, chunk):
+        state, all_gradients = carry
+        key_value = [get(each, {-3: chunk}) for each in moving]
+        key_number = ring.key_number(chunk, block, number)
 
-        def meet(carry, mine):
-          numbers = ring.own_number(*mine), number
-          return visit(*carry, met, {-4: mine[0], -3: mine[1]}, numbers), None
+        def attend_to_block(carry, own):
+          numbers = ring.query_number(*own), key_number
+          own = {-4: own[0], -3: own[1]}
+          return pair_step(*carry, key_value, own, numbers), None
 
-        here = [get(each, {-3: chunk}) for each in gathered]
-        (state, here), _ = jax.lax.scan(meet, (state, here), ring.places)
-        gathered = [put(*each, {-3: chunk}) for each in zip(gathered, here)]
-        return (state, gathered), None
+        here = [get(each, {-3: chunk}) for each in all_gradients]
+        (state, here), _ = jax.lax.scan(
+          attend_to_block, (state, here), ring.query_blocks
+        )
+        new = [put(*each, {-3: chunk}) for each in zip(all_gradients, here)]
+        return (state, new), None
 
-      chunks = jnp.arange(ring.met.chunks, dtype=jnp.int32)
-      (state, gathered), _ = jax.lax.scan(receive, (state, gathered), chunks)
-      return (state, following, ring.passed_on(gathered)), None
+      chunks = jnp.arange(ring.keys.chunks, dtype=jnp.int32)
+      (state, moving_gradients), _ = jax.lax.scan(
+        attend_to_chunk, (state, moving_gradients), chunks
+      )
+      return (state, following, ring.rotated(moving_gradients)), None
 
-    travelling, gathered = (
-      [get(each, place) for each in arrays] for arrays in (travellers, arrived)
+    moving, moving_gradients = (
+      [get(each, index) for each in arrays] for arrays in (rotating, gradients)
     )
-    (state, _, gathered), _ = jax.lax.scan(
-      turn, (state, travelling, gathered), ring.steps
+    (state, _, moving_gradients), _ = jax.lax.scan(
+      step, (state, moving, moving_gradients), ring.steps
     )
-    arrived = [put(*each, place) for each in zip(arrived, gathered)]
-    return (state, arrived), None
+    gradients = [put(*each, index) for each in zip(gradients, moving_gradients)]
+    return (state, gradients), None
 
-  departures = jnp.arange(ring.met.each, dtype=jnp.int32)
-  (state, arrived), _ = jax.lax.scan(depart, (state, arrived), departures)
-  return state, arrived
+  blocks = jnp.arange(ring.keys.blocks_per_chunk, dtype=jnp.int32)
+  (state, gradients), _ = jax.lax.scan(rotate_block, (state, gradients), blocks)
+  return state, gradients
 
 
 def _wide_zeros(array):
-  """Zeros to add gradients to, float32 at least."""
+  """Zeros to which gradients are added, of float32 at least."""
   dtype = jnp.promote_types(array.dtype, jnp.float32)
   return jnp.zeros_like(array, dtype)
 

@@ -205,18 +205,19 @@ def test_shards_of_several_tiles(name):
   ],
 )
 def test_chunks_of_several_pieces(name, order, monkeypatch):
-  monkeypatch.setattr(layout, "_PIECE", 2)
-  assert layout.Cut.of("key", LENGTH // 4, order).each > 1
+  monkeypatch.setattr(layout, "_BLOCK_SIZE", 2)
+  assert layout.ShardLayout.of("key", LENGTH // 4, order).blocks_per_chunk > 1
   check(around(CASES[name], order), alone(CASES[name]), *given())
 
 
 @sampled("name", ["lengths", "additive"], default=["lengths"])
 def test_queries_and_keys_cut_into_different_pieces(name, monkeypatch):
-  monkeypatch.setattr(layout, "_PIECE", 3)
+  monkeypatch.setattr(layout, "_BLOCK_SIZE", 3)
   (query, key, value), parameters = given()
   query = query[:, :, : LENGTH // 4]
   cuts = [
-    layout.Cut.of("", each.shape[2] // 4, "zigzag") for each in (query, key)
+    layout.ShardLayout.of("", each.shape[2] // 4, "zigzag")
+    for each in (query, key)
   ]
   assert cuts[0].size != cuts[1].size
   check(
@@ -236,8 +237,8 @@ def test_queries_and_keys_cut_into_different_pieces(name, monkeypatch):
   ],
 )
 def test_pieces_are_long_and_not_too_long(share, expected):
-  cut = layout.Cut.of("key", share, "zigzag")
-  assert (cut.chunks, cut.each, cut.size) == expected
+  cut = layout.ShardLayout.of("key", share, "zigzag")
+  assert (cut.chunks, cut.blocks_per_chunk, cut.size) == expected
 
 
 @pytest.mark.exhaustive
