@@ -67,7 +67,8 @@ def check(module, order, shape=None, length=LENGTH, memory=MEMORY, **options):
   jax.tree.map(close, got, want)
 
 
-@sampled("score", SCORE_NAMES, default=["additive"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("score", SCORE_NAMES)
 def test_every_score_with_heads_and_tokens_shared(score):
   check(MODULE.clone(score=score), BOTH, **CAUSAL)
 

@@ -13,6 +13,8 @@ import pytest
 import experiments
 
 ROOT = pathlib.Path(__file__).parents[2]
+# Arguments that only a trained run provides: tests show those functions.
+A_RUN = {"workdir", "experiment", "restored"}
 OF_FLAX = ("parent", "name")
 
 
@@ -54,7 +56,8 @@ def test_exported_function_documents_arguments_result_and_example(name):
   assert undescribed(signature.parameters, section(text, "Args")) == []
   if signature.return_annotation is not None:
     assert section(text, "Returns") or section(text, "Yields")
-  assert ">>>" in section(text, "Example")
+  if not A_RUN & set(signature.parameters):
+    assert ">>>" in section(text, "Example")
 
 
 @pytest.mark.parametrize("name", CLASSES)
