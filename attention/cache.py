@@ -1,4 +1,4 @@
-"""The keys and values of the tokens decoded so far."""
+"""A cache of the keys and values of the tokens decoded so far."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ __all__ = ["Cache", "append", "init"]
 class Cache:
   """Keys [..., max_length, D], values [..., max_length, E], int32 length.
 
-  Only the first `length` positions hold tokens, the others are zeros. Attend
-  to a cache with `masks.causal(offset)`, where the offset is the number of
-  tokens before the queries: it hides the free positions too.
+  The first `length` positions hold tokens, the others are zeros. To attend to a
+  cache, use `masks.causal(offset)`, where `offset` is the number of tokens
+  before the queries; it hides the empty positions too.
   """
 
   key: jax.Array
@@ -28,7 +28,7 @@ class Cache:
 
   @property
   def max_length(self) -> int:
-    """How many tokens fit."""
+    """The maximal number of tokens."""
     return self.key.shape[-2]
 
 
@@ -43,7 +43,7 @@ def init(
 
   Args:
     leading_shape: the axes before the positions, for instance (B, K).
-    max_length: how many tokens fit.
+    max_length: the maximal number of tokens.
     key_size: D.
     value_size: E; None means D.
     dtype: of keys and values.
@@ -70,11 +70,10 @@ def init(
 
 
 def append(cache: Cache, key: jax.Array, value: jax.Array) -> Cache:
-  """The cache with new tokens after the ones it holds.
+  """Appends new tokens to a cache.
 
-  Where the length is traced, under `jax.jit`, nothing can be raised: tokens
-  past the end then overwrite the last positions, and the length grows beyond
-  `max_length`, which tells.
+  If the length is traced, under `jax.jit`, no error can be raised: tokens past
+  the end overwrite the last positions, and the length exceeds `max_length`.
 
   Args:
     cache: a cache.

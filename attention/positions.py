@@ -1,4 +1,4 @@
-"""Positions that go into the tokens themselves."""
+"""Positions encoded in the tokens: sinusoidal and rotary."""
 
 import chex
 import jax
@@ -13,11 +13,13 @@ __all__ = ["rotary", "sinusoidal"]
 
 def _check_even(name: str, size: int) -> None:
   if size % 2:
-    raise ValueError(f"{name} must be even, sine and cosine alternate: {size}")
+    raise ValueError(
+      f"{name} must be even, got {size}: sines and cosines alternate"
+    )
 
 
 def sinusoidal(length: int, features: int) -> jax.Array:
-  """The table of sines and cosines that is added to embeddings.
+  """A table of sines and cosines to add to embeddings.
 
   See "Attention Is All You Need", Vaswani et al., 2017, section 3.5
   (https://arxiv.org/abs/1706.03762).
@@ -38,7 +40,7 @@ def sinusoidal(length: int, features: int) -> jax.Array:
            [0.841, 0.540...]], dtype=float32)
   """
   _check_even("features", features)
-  # NumPy's float64: at large positions float32 angles are off in the sine.
+  # float64, as float32 angles at large positions have inaccurate sines.
   frequencies = 10000.0 ** (-np.arange(0, features, 2) / max(features, 1))
   angles = np.arange(length)[:, None] * frequencies
   table = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
@@ -50,14 +52,14 @@ def rotary(
 ) -> jax.Array:
   """Rotates pairs of features by angles proportional to the position.
 
-  The dot product of two rotated tokens depends on their distance only. See
+  The dot product of two rotated tokens depends only on their distance. See
   "RoFormer", Su et al., 2021, equation 34 (https://arxiv.org/abs/2104.09864);
   features 2m and 2m + 1 make a pair, as in the paper.
 
   Args:
     x: [..., T, D] queries or keys, D even.
     positions: [..., T], broadcasts against x's; None means 0 ... T - 1.
-    base: the longest wavelength is about 2 pi times this.
+    base: the longest wavelength is about 2 pi times `base`.
 
   Returns:
     [..., T, D] in the dtype of x.

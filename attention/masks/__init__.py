@@ -1,13 +1,12 @@
-"""Masks: who may look at whom. True means attend.
+"""Masks: which queries may attend to which keys. True means attend.
 
-A mask is a pytree that knows its values block by block, so a causal mask
-costs nothing until it is applied. Masks combine with `&`, `|` and `~`, with
-boolean arrays too. Parameters that are Python integers are known when
-tracing; arrays may be traced.
+A mask is a pytree that is evaluated block by block, so a causal mask needs no
+[T, S] array. Masks and boolean arrays combine with `&`, `|` and `~`. Parameters
+that are Python integers are constants when tracing; arrays may be traced.
 
-Parameters that belong to a batch (`key_lengths` [B], segment numbers [B, T])
-line up with the leftmost leading axes of the scores: [B] of [B, H, T, S]. An
-array used as a mask broadcasts as NumPy's arrays do, from the right.
+Parameters per example (`key_lengths` [B], segment ids [B, T]) line up with the
+leftmost leading axes of the scores: [B] of [B, H, T, S]. Arrays used as masks
+broadcast by NumPy's rules, from the right.
 
 `mask.materialize(T, S)` is the mask as a [..., T, S] array, and
 `mask.shifted(offset)` the mask for queries that start at position `offset`.

@@ -1,4 +1,4 @@
-"""What a user calls to make a mask."""
+"""The functions that make masks."""
 
 import operator
 
@@ -12,19 +12,19 @@ _FARTHEST = 2**31 - 1
 
 
 def _integers(name: str, number):
-  """A Python integer as it is, anything else as an integer array."""
+  """A Python integer in the range of int32, or an int32 array."""
   if isinstance(number, jax.Array):
     chex.assert_type(number, int, custom_message=f"{name} must hold integers")
-    # Positions have 32 bits, and distances a sign.
+    # Distances between positions are signed and have 32 bits.
     return number.astype(jnp.int32)
   if jnp.ndim(number) == 0:
-    # Farther than the farthest is as far.
+    # All larger offsets have the same effect.
     return max(-_FARTHEST, min(operator.index(number), _FARTHEST))
   return _integers(name, jnp.asarray(number))
 
 
 def causal(offset: int | jax.Array = 0) -> Mask:
-  """Query i sees key j if j <= i + offset.
+  """Query i may attend to key j if j <= i + offset.
 
   See "Attention Is All You Need", Vaswani et al., 2017, section 3.2.3
   (https://arxiv.org/abs/1706.03762).
@@ -45,10 +45,10 @@ def causal(offset: int | jax.Array = 0) -> Mask:
 
 
 def padding(key_lengths: int | jax.Array) -> Mask:
-  """Every query sees the first `key_lengths` keys of its batch entry.
+  """Every query may attend to the first `key_lengths` keys of its example.
 
   Args:
-    key_lengths: int [B], or more of the leading axes, or one integer.
+    key_lengths: int [B] or [B, ...], one per example, or one integer.
 
   Returns:
     A mask.
@@ -65,14 +65,15 @@ def padding(key_lengths: int | jax.Array) -> Mask:
 def sliding_window(
   left: int | jax.Array | None, right: int | jax.Array | None
 ) -> Mask:
-  """Query i sees the keys from i - left to i + right.
+  """Query i may attend to the keys from i - left to i + right.
 
   See "Longformer", Beltagy et al., 2020, section 3.1
   (https://arxiv.org/abs/2004.05150).
 
   Args:
-    left: how many keys before its own position a query sees; None for all.
-    right: how many after it; None for all, 0 for a causal window.
+    left: the number of keys before its own position; None means all.
+    right: the number of keys after its own position; None means all, 0 makes a
+      causal window.
 
   Returns:
     A mask.
@@ -90,17 +91,18 @@ def sliding_window(
 
 
 def segments(query_ids: jax.Array, key_ids: jax.Array) -> Mask:
-  """A query sees the keys of its own segment: several texts in one row.
+  """A query may attend to the keys of its segment: several texts in one row.
 
   Args:
-    query_ids: int [..., T], the number of each query's segment.
-    key_ids: int [..., S]; leading axes line up with the scores' leftmost.
+    query_ids: int [..., T], the segment of each query.
+    key_ids: int [..., S], the segment of each key; leading axes line up with
+      the leftmost of the scores.
 
   Returns:
     A mask.
 
   Raises:
-    AssertionError: if the numbers are not integers.
+    AssertionError: if the ids are not integers.
 
   Example:
     >>> import jax.numpy as jnp
@@ -117,14 +119,14 @@ def segments(query_ids: jax.Array, key_ids: jax.Array) -> Mask:
 
 
 def prefix(length: int | jax.Array) -> Mask:
-  """Every query sees the keys at positions before `length`.
+  """Every query may attend to the keys at positions before `length`.
 
-  Joined with a causal mask it is the prefix language model of "Exploring the
+  Combined with a causal mask it is the prefix language model of "Exploring the
   Limits of Transfer Learning with a Unified Text-to-Text Transformer", Raffel
   et al., 2019, section 3.2.1 (https://arxiv.org/abs/1910.10683).
 
   Args:
-    length: an integer, or int [B] (or more of the leading axes).
+    length: an integer, or int [B] or [B, ...], one per example.
 
   Returns:
     A mask.

@@ -1,4 +1,4 @@
-"""Scores whose parameters a Flax module owns."""
+"""Flax modules that own the parameters of a score."""
 
 import math
 from collections.abc import Callable
@@ -20,8 +20,8 @@ SCORE_NAMES = (
   "cosine",
 )
 
-# A cosine is at most 1, so a softmax over it is nearly uniform; this makes a
-# match e^10 times likelier than a token at a right angle.
+# A softmax over cosines, at most 1, is nearly uniform. With this factor, the
+# weight of an equal key is e^10 times that of an orthogonal one.
 INITIAL_SHARPNESS = 10.0
 
 
@@ -29,13 +29,13 @@ class LearnedScore(nn.Module):
   """Creates the parameters of a score from its name.
 
   Attributes:
-    score: a name from `SCORE_NAMES`, or a score or callable, used as it is.
+    score: a name from `SCORE_NAMES`, or a score or callable, used unchanged.
     hidden_size: A of the additive and the concat score; None means the key's
       number of features.
     num_heads: H; None for a single head, without a head axis.
     num_key_value_heads: K; the additive score projects keys once for each.
-    dtype: the parameters' dtype in use; None leaves them in `param_dtype`.
-    param_dtype: the dtype they are stored in.
+    dtype: of the returned parameters; None means `param_dtype`.
+    param_dtype: the dtype in which parameters are stored.
 
   Example:
     >>> import jax, jax.numpy as jnp
@@ -61,7 +61,7 @@ class LearnedScore(nn.Module):
       key_size: Dk.
 
     Returns:
-      A pytree: usable in `lax.scan`, outside of any module.
+      A pytree, usable in `lax.scan` and outside of modules.
 
     Raises:
       ValueError: if the name is unknown.
@@ -101,7 +101,7 @@ class LearnedScore(nn.Module):
         return scores.cosine(self._sharpness())
 
   def _weight(self, name, inputs, outputs, heads=None):
-    """[D, A], or [H, D, A], each head initialised on its own."""
+    """[D, A], or [H, D, A] with the fan-in of one head."""
     initialize = nn.initializers.lecun_normal(
       in_axis=-2, out_axis=-1, batch_axis=self._head_axis()
     )
@@ -118,7 +118,7 @@ class LearnedScore(nn.Module):
     return self._parameter(name, zeros, (*self._heads(), size))
 
   def _sharpness(self):
-    """[] or [H]; its logarithm is learned, which keeps it positive."""
+    """[] or [H], positive, as its logarithm is the parameter."""
     constant = nn.initializers.constant(math.log(INITIAL_SHARPNESS))
     return jnp.exp(self._parameter("log_sharpness", constant, self._heads()))
 

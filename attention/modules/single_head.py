@@ -17,7 +17,7 @@ from attention.scores import Score
 
 
 class Attention(nn.Module):
-  """Single-head attention: a score's parameters and nothing else.
+  """Single-head attention with the parameters of a score, no projections.
 
   See "Neural Machine Translation by Jointly Learning to Align and Translate",
   Bahdanau et al., 2014 (https://arxiv.org/abs/1409.0473), and "Effective
@@ -26,13 +26,13 @@ class Attention(nn.Module):
 
   Attributes:
     score: "dot", "scaled_dot", "general", "additive", "concat" or "cosine",
-      or a score or callable, used as it is.
+      or a score or callable, used unchanged.
     hidden_size: A of the additive and the concat score; None means the key's
       number of features.
     dropout_rate: the probability to drop a weight; needs the rng "dropout".
     implementation: as in `attend`.
-    dtype: of the computation; None takes the inputs' and parameters'.
-    param_dtype: the dtype parameters are stored in.
+    dtype: of the computation; None means that of the inputs and parameters.
+    param_dtype: the dtype in which parameters are stored.
 
   Example:
     >>> import jax, jax.numpy as jnp
@@ -44,7 +44,7 @@ class Attention(nn.Module):
     >>> context.shape
     (2, 1, 6)
 
-    In `lax.scan`, project the encoder's states once and leave the module out:
+    For `lax.scan`, map the encoder states once and use the pure function:
 
     >>> from attention import attend
     >>> from attention.scores import with_mapped_keys
@@ -105,7 +105,7 @@ class Attention(nn.Module):
       value: [..., S, E]; None means the key.
       mask: as in `attend`.
       bias: as in `attend`.
-      deterministic: whether to leave dropout out.
+      deterministic: whether to disable dropout.
 
     Returns:
       [..., T, E].
@@ -138,7 +138,7 @@ class Attention(nn.Module):
     mask: Any = None,
     bias: Any = None,
   ) -> jax.Array:
-    """The distribution over the keys, without dropout.
+    """The attention weights over the keys, without dropout.
 
     Args:
       query: [..., T, Dq].
