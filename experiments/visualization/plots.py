@@ -218,8 +218,9 @@ def save_accuracy_by_length(
     if trained_length is not None:
       axis.axvline(trained_length, color="gray", ls=":", lw=1)
       axis.annotate(
-        " longest in training",
-        (trained_length, 0.02),
+        "longest in training ",
+        (trained_length, 0.05),
+        ha="right",
         fontsize=7,
         color="gray",
       )

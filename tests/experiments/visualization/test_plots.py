@@ -56,9 +56,9 @@ def test_each_weight_is_drawn_at_its_row_and_column(draw):
   for t, s in ((0, 0), (3, 0), (1, 2)):
     weights = np.zeros((4, 3))
     weights[t, s] = 1
-    picture = draw(panel(weights))
+    image = draw(panel(weights))
     np.testing.assert_allclose(
-      changed(dark, picture),
+      changed(dark, image),
       (
         top + t * height,
         top + (t + 1) * height,
@@ -69,13 +69,13 @@ def test_each_weight_is_drawn_at_its_row_and_column(draw):
     )
     middle = int(top + (t + 0.5) * height), int(left + (s + 0.5) * width)
     assert dark[middle] == 0
-    assert picture[middle] == light[middle] == 1
+    assert image[middle] == light[middle] == 1
 
 
 def test_grey_levels_are_proportional_to_weights(draw):
   dark, light = draw(panel([[0]])), draw(panel([[1]]))
   top, bottom, left, right = changed(dark, light)
-  # Not the middle itself, where two halves of the picture may meet.
+  # Not the middle itself, where two halves of the image may meet.
   place = (top + bottom) // 2 + 3, (left + right) // 2 + 3
   levels = [draw(panel([[weight]]))[place] for weight in (0.25, 0.5, 0.75)]
   np.testing.assert_allclose(levels, [0.25, 0.5, 0.75], atol=0.01)
@@ -118,14 +118,14 @@ def test_resolution_is_limited(draw, monkeypatch):
 
 
 def test_sixty_words_are_all_labelled_and_of_more_every_nth(draw):
-  def picture(count, name, place):
+  def image(count, name, place):
     words = ["w"] * count
     words[place] = name
     return draw(panel(np.zeros((1, count)), words))
 
-  assert (picture(60, "w", 1) != picture(60, "v", 1)).any()
-  assert (picture(130, "w", 3) != picture(130, "v", 3)).any()
-  assert (picture(130, "w", 1) == picture(130, "v", 1)).all()
+  assert (image(60, "w", 1) != image(60, "v", 1)).any()
+  assert (image(130, "w", 3) != image(130, "v", 3)).any()
+  assert (image(130, "w", 1) == image(130, "v", 1)).all()
 
 
 @pytest.mark.parametrize("other", [KOREAN[::-1], ["만사십삼백이천", KOREAN[1]]])
