@@ -21,6 +21,7 @@ from tests.experiments.states import (
   final_state,
   metrics,
   results,
+  stop_at,
 )
 
 pytestmark = pytest.mark.slow
@@ -174,7 +175,7 @@ def wait_for_metrics(process, workdir):
   "number", some([signal.SIGTERM, signal.SIGINT], signal.SIGTERM)
 )
 def test_a_signal_saves_and_stops_a_run_that_can_be_resumed(
-  number, tmp_path, caplog
+  number, tmp_path, caplog, monkeypatch
 ):
   path, workdir = processes.write_config(tmp_path), tmp_path / "run"
   process = binaries.start(
@@ -191,10 +192,14 @@ def test_a_signal_saves_and_stops_a_run_that_can_be_resumed(
   assert 0 < step < 100_000
   config = make_tiny()
   config.mesh.data = 1
+  every = dict.fromkeys(("steps", "eval_every", "checkpoint_every"), 100_000)
+  config.train.update(every)
   config.optimizer.schedule = "constant"
-  config.train.update(steps=step + 2)
+  stop_at(monkeypatch, step + 2)
   with caplog.at_level("INFO", "absl"):
-    assert loop.train_and_evaluate(config, workdir)
+    assert not loop.train_and_evaluate(config, workdir)
+  (saved,) = (workdir / "checkpoints").iterdir()
+  assert int(saved.name) == step + 2
   assert f"resuming after step {step}" in caplog.text
 
 

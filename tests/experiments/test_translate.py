@@ -1,4 +1,4 @@
-"""Translation end to end, as processes: numbers learnt and translated."""
+"""Translation end to end: a run on numbers, and the binaries that use it."""
 
 import json
 import random
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.data.text import numbers
-from tests.experiments import processes
+from tests.experiments import binaries, processes
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def workdir(tmp_path_factory):
   """A run on numbers of up to four digits, English to Korean."""
   folder = tmp_path_factory.mktemp("numbers")
   config = processes.write_config(folder, CONFIG)
-  code, _, error = processes.run(
+  code, _, error = binaries.run(
     "train", f"--config={config}", f"--workdir={folder / 'run'}"
   )
   assert code == 0, error
@@ -45,16 +45,15 @@ def workdir(tmp_path_factory):
 
 
 def translate(workdir, text, *flags):
-  """Runs `experiments.translate`; returns lines out, and standard error."""
-  process = processes.start(
-    "translate", f"--workdir={workdir}", *flags, stdin=True
+  """Runs `experiments.translate`; returns output lines and standard error."""
+  code, out, error = binaries.run(
+    "translate", f"--workdir={workdir}", *flags, text=text
   )
-  out, error = process.communicate(text, timeout=180)
-  assert process.returncode == 0, error
+  assert code == 0, error
   return out.split("\n")[:-1], error
 
 
-def test_unseen_numbers_are_translated_right(workdir):
+def test_unseen_numbers_are_translated_correctly(workdir):
   found = json.loads((workdir / "eval" / "test.json").read_text())
   assert found["metrics"]["sequence_accuracy"] > 0.95
   assert found["metrics"]["chrf"] > 95
@@ -65,7 +64,7 @@ def test_unseen_numbers_are_translated_right(workdir):
     assert all(name in row for row in found["by_length"])
 
 
-def test_line_i_out_belongs_to_line_i_in_thousands_of_them(workdir):
+def test_line_i_of_thousands_is_the_translation_of_line_i(workdir):
   draw = random.Random(0)
   wanted = [draw.randrange(1, 10_000) for _ in range(5000)]
   wanted = [None if draw.random() < 0.1 else number for number in wanted]
@@ -80,25 +79,30 @@ def test_line_i_out_belongs_to_line_i_in_thousands_of_them(workdir):
   assert np.mean(right) > 0.95
 
 
-def test_remarks_name_the_line(workdir):
+def test_warnings_name_the_line(workdir):
   text = f"nine\n\nseven zebras\n{'one ' * 40}\n"
   lines, error = translate(workdir, text)
   assert lines[:2] == ["구", ""]
   assert len(lines) == 4
-  assert "line 3: never seen in training: zebras" in error
+  assert "line 3: not in the training text: zebras" in error
   assert "line 4: 40 tokens, the model reads 23" in error
 
 
-def test_however_many_lines_are_odd_those_that_are_cut_are_named(workdir):
+@pytest.mark.exhaustive
+def test_every_truncated_line_is_named_after_many_warnings(workdir):
   text = "seven zebras\n" * 11 + f"{'one ' * 40}\n"
   lines, error = translate(workdir, text)
   assert len(lines) == 12
-  assert error.count("never seen in training: zebras") == 10
-  assert "and 1 more lines with characters never seen" in error
+  assert error.count("not in the training text: zebras") == 10
+  assert (
+    "and 1 more lines with characters that are not in the training text"
+    in error
+  )
   assert "line 12: 40 tokens, the model reads 23" in error
 
 
-def test_lines_are_drawn_anew_wherever_they_stand(workdir):
+@pytest.mark.exhaustive
+def test_samples_depend_on_the_line_and_the_seed(workdir):
   flags = ("--temperature=3", "--top_k=9", "--seed=4")
   text = "nine hundred and one\n" * 5000
   lines, _ = translate(workdir, text, *flags)
@@ -107,7 +111,8 @@ def test_lines_are_drawn_anew_wherever_they_stand(workdir):
   assert again == lines
 
 
-def test_limits_on_answers_are_kept(workdir):
+@pytest.mark.exhaustive
+def test_length_and_repetition_constraints_are_kept(workdir):
   lines, _ = translate(
     workdir, "nine\n", "--min_length=6", "--no_repeat_ngram=1"
   )
@@ -115,7 +120,8 @@ def test_limits_on_answers_are_kept(workdir):
   assert len(set(lines[0])) == len(lines[0])
 
 
-def test_who_reads_may_stop_reading(workdir):
+@pytest.mark.exhaustive
+def test_a_closed_pipe_is_no_traceback(workdir):
   flag = f"--workdir={workdir}"
   with processes.start("translate", flag, stdin=True) as process:
     process.stdout.close()
@@ -126,21 +132,21 @@ def test_who_reads_may_stop_reading(workdir):
   assert "Traceback" not in error
 
 
-def test_long_lines_can_be_refused_and_bad_bytes_are(workdir):
+@pytest.mark.exhaustive
+def test_long_lines_and_invalid_utf8_are_refused(workdir):
   long = f"nine\n{'one ' * 40}\n"
   for text, flag, message in (
     (long.encode(), "--long_lines=refuse", "error: line 2: 40 tokens"),
     (b"nine\n\xff\n", "--long_lines=cut", "standard input, line 2: not UTF-8"),
   ):
-    process = processes.start(
-      "translate", f"--workdir={workdir}", flag, stdin=True, text=False
+    code, _, error = binaries.run(
+      "translate", f"--workdir={workdir}", flag, text=text
     )
-    _, error = process.communicate(text, timeout=180)
-    assert process.returncode == 2
-    assert message in error.decode()
+    assert code == 2
+    assert message in error
 
 
-def test_n_best_alignments_and_no_end_of_line(workdir, tmp_path):
+def test_n_best_and_alignments_without_a_final_newline(workdir, tmp_path):
   lines, _ = translate(
     workdir,
     "nine hundred and one\n\nseven",
@@ -162,12 +168,12 @@ def test_n_best_alignments_and_no_end_of_line(workdir, tmp_path):
   np.testing.assert_allclose(saved["weights"].sum(-1), 1, atol=1e-5)
 
 
-def test_files_are_evaluated_like_a_set(workdir, tmp_path):
+def test_two_files_are_evaluated_like_a_set(workdir, tmp_path):
   wanted = list(range(1000, 1100))
   for language in ("en", "ko"):
     lines = "".join(f"{line}\n" for line in numbers.spelled(wanted, language))
     (tmp_path / f"own.{language}").write_text(lines, encoding="utf-8")
-  code, out, error = processes.run(
+  code, out, error = binaries.run(
     "evaluate",
     f"--workdir={workdir}",
     "--beam_size=3",
@@ -186,27 +192,31 @@ def test_files_are_evaluated_like_a_set(workdir, tmp_path):
   assert found["search"] == {"beam_size": 3, "length_penalty": 1.0}
 
 
-def test_blank_and_long_lines_of_a_file_are_told(workdir, tmp_path):
+@pytest.mark.exhaustive
+def test_blank_and_long_lines_of_a_file_are_reported(workdir, tmp_path):
   (tmp_path / "own.en").write_text(f"nine\n\n{'one ' * 40}\n")
   (tmp_path / "own.ko").write_text("구\n\n일\n", encoding="utf-8")
-  code, out, error = processes.run(
+  code, out, error = binaries.run(
     "evaluate",
     f"--workdir={workdir}",
     f"--source={tmp_path / 'own.en'}",
     f"--target={tmp_path / 'own.ko'}",
   )
   assert code == 0, error
-  assert "1 of 3 pairs are longer than the model reads, and were cut" in out
+  assert (
+    "1 of 3 pairs are longer than the model reads, and were truncated" in out
+  )
   answers = (workdir / "eval" / "own.en.txt").read_text("utf-8").split("\n")
   assert answers[:2] == ["구", ""]
 
 
-def test_a_file_does_not_replace_a_set(workdir, tmp_path):
+@pytest.mark.exhaustive
+def test_a_file_named_like_a_set_is_refused(workdir, tmp_path):
   (tmp_path / "test").write_text("nine\n")
   for target, message in (
     (tmp_path / "test", "'test' is the name of one of the run's sets"),
   ):
-    code, _, error = processes.run(
+    code, _, error = binaries.run(
       "evaluate",
       f"--workdir={workdir}",
       f"--source={tmp_path / 'test'}",
@@ -220,27 +230,36 @@ def test_a_file_does_not_replace_a_set(workdir, tmp_path):
   ("flags", "message"),
   [
     (["--n_best=3", "--beam_size=2"], "--n_best=3: needs a --beam_size"),
-    (["--temperature=1", "--beam_size=2"], "--beam_size=2: what is drawn"),
-    (["--temperature=1", "--n_best=2"], "--n_best=2: what is drawn has no"),
-    (["--top_k=3"], "--top_k=3: changes nothing unless translations"),
-    (["--seed=3"], "--seed=3: changes nothing unless translations"),
-    (["--alignments=/dev/null"], "/dev/null: File exists"),
-    (["--min_length=90"], "--min_length=90: must be less than"),
-    (["--max_length=99"], "--max_length=99: the model was built for at"),
-    (["--checkpoint=last:0"], "no checkpoint 'last:0'; there are "),
+    *(
+      pytest.param(flags, message, marks=pytest.mark.exhaustive)
+      for flags, message in (
+        (
+          ["--temperature=1", "--beam_size=2"],
+          "--beam_size=2: sampling has no",
+        ),
+        (["--temperature=1", "--n_best=2"], "--n_best=2: sampling has no beam"),
+        (["--top_k=3"], "--top_k=3: has no effect without sampling"),
+        (["--seed=3"], "--seed=3: has no effect without sampling"),
+        (["--alignments=/dev/null"], "/dev/null: File exists"),
+        (["--min_length=90"], "--min_length=90: must be less than"),
+        (["--max_length=99"], "--max_length=99: the model was built for at"),
+        (["--checkpoint=last:0"], "no checkpoint 'last:0'; there are "),
+      )
+    ),
   ],
 )
-def test_impossible_flags_are_one_message(workdir, flags, message):
-  code, _, error = processes.run("translate", f"--workdir={workdir}", *flags)
+def test_invalid_flags_are_one_message(workdir, flags, message):
+  code, _, error = binaries.run("translate", f"--workdir={workdir}", *flags)
   assert code == (1 if "/dev" in message else 2)
   assert message in error
   assert "Traceback" not in error
 
 
-def test_a_task_without_text_is_not_translated(tmp_path):
+@pytest.mark.exhaustive
+def test_translating_a_task_without_text_is_refused(tmp_path):
   config = processes.write_config(tmp_path)
   workdir = tmp_path / "run"
-  processes.run("train", f"--config={config}", f"--workdir={workdir}")
-  code, _, error = processes.run("translate", f"--workdir={workdir}")
+  binaries.run("train", f"--config={config}", f"--workdir={workdir}")
+  code, _, error = binaries.run("translate", f"--workdir={workdir}")
   assert code == 2
   assert "its task is 'reverse', which has no text to translate" in error
