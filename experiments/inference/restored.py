@@ -46,6 +46,11 @@ def restore(workdir: Path, checkpoint: str | None = None) -> Restored:
 
   Raises:
     UserError: if there is no run, no such checkpoint, or it is damaged.
+
+  Example:
+    >>> restore(Path("nowhere"), "best")
+    Traceback (most recent call last):
+    experiments.errors.UserError: --workdir=nowhere: not a run directory...
   """
   run_directory.check_links(workdir)
   config = run_directory.read_config(workdir)
@@ -89,6 +94,15 @@ def evaluation_set(
 
   Raises:
     UserError: if there is no such set, or the files do not fit each other.
+
+  Example:
+    >>> from configs import base
+    >>> from experiments.config import parse
+    >>> config = parse(base.get_config().to_dict())
+    >>> experiment = make_experiment(config, Path("unused"))
+    >>> name, examples = evaluation_set(experiment, "test")
+    >>> len(examples.batch.source)
+    2000
   """
   splits = experiment.config.data.splits
   if source is None and target is None:
@@ -126,6 +140,20 @@ def evaluate(
 
   Returns:
     Metrics, metrics by length, and predictions.
+
+  Example:
+    >>> from configs import base
+    >>> from experiments.config import parse
+    >>> config = base.get_config("dot")
+    >>> config.data.splits = {"validation": base.split(1, 2, 4)}
+    >>> config.data.max_length = 2
+    >>> experiment = make_experiment(parse(config.to_dict()), Path("unused"))
+    >>> params = experiment.initial_state().params
+    >>> examples = experiment.data.evaluation_set("validation")
+    >>> restored = Restored(experiment, params, "step 0")
+    >>> evaluation = evaluate(restored, examples, Search())
+    >>> 0 <= evaluation.metrics["alignment_error_rate"] <= 1
+    True
   """
   experiment, params = restored.experiment, restored.params
   evaluation = make_evaluator(experiment, search)(params, examples)

@@ -141,6 +141,16 @@ def make_translator(
 
   Raises:
     UserError: if the run was not trained on text.
+
+  Example:
+    >>> from configs import base
+    >>> from experiments.config import parse
+    >>> from experiments.experiment import make_experiment
+    >>> config = parse(base.get_config().to_dict())
+    >>> experiment = make_experiment(config, Path("unused"))
+    >>> make_translator(Restored(experiment, None, "step 0"), Search())
+    Traceback (most recent call last):
+    experiments.errors.UserError: --workdir: its task is 'reverse', which has...
   """
   experiment = restored.experiment
   if not isinstance(experiment.data, dataset.TranslationDataset):
