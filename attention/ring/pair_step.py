@@ -80,21 +80,10 @@ class PairSteps:
 def make_pair_steps(
   ring: Ring, visible: np.ndarray, pair: Callable, blocks
 ) -> tuple[PairSteps, list[Any], Constants]:
-  """Converts `pair` to pure functions and the arrays that it captures.
+  """Separates `pair` into pure functions and the arrays that it captures.
 
-  Args:
-    ring: the devices.
-    visible: EMPTY, PARTIAL or FULL for all pairs of blocks.
-    pair: (case, query, key, value, row, column[, context, lse]) -> context and
-      lse of two blocks; returns the given ones, which are over all keys.
-    blocks: query, key and value, [..., c, m, t, D] or [..., c, m, s, D].
-
-  Returns:
-    The functions, the arrays that have a gradient, and the others.
-
-  Raises:
-    ValueError: if a captured array that has a gradient is the same on all
-      devices, as its gradient would have to be summed inside of a branch.
+  `pair` is (case, query, key, value, row, column[, context, lse]) -> (context,
+  lse). Returns the functions, the arrays with a gradient and `Constants`.
   """
   number = jax.lax.axis_index(ring.axis_name)
   example = (*(get(each, _FIRST) for each in blocks), number, number)

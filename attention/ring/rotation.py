@@ -15,18 +15,10 @@ from attention.ring.pair_step import PairSteps
 
 
 def make_rotation(ring: Ring, steps: PairSteps) -> Callable:
-  """Makes the function that rotates keys and values around a ring.
+  """(parameters, constants, query, key, value) -> contexts and lses.
 
-  It has first derivatives in reverse mode. That of `jax.lax.scan` would
-  store the keys of every step, that is, all keys; this one rotates them again.
-
-  Args:
-    ring: the devices.
-    steps: the functions of a pair of blocks.
-
-  Returns:
-    (parameters, constants, query, key, value) -> contexts [..., c, m, t, E] and
-    lses [..., c, m, t, 1], of tokens [..., c, m, t, D].
+  Only reverse-mode first derivatives are defined. `jax.lax.scan`'s derivative
+  would store the keys of every step; this one rotates them a second time.
   """
 
   @jax.custom_vjp
@@ -131,21 +123,12 @@ def _finite_rows(results, cotangents):
 
 
 def _rotate(ring: Ring, pair_step: Callable, state, rotating, gradients):
-  """Rotates arrays around the ring and calls `pair_step` for each pair.
+  """Rotates arrays around the ring; calls `pair_step` for each pair of blocks.
 
-  Args:
-    ring: the devices.
-    pair_step: (state, gradients, key_value, own, numbers) -> state and
-      gradients. `key_value` are blocks [..., s, D] that rotate, `gradients` are
-      theirs, `own` are the indices of this device's query block, and `numbers`
-      those of both blocks within the sequence.
-    state: stays on the device.
-    rotating: [..., c, m, s, D] arrays; one block of each chunk rotates at a
-      time.
-    gradients: arrays that rotate with `rotating` and accumulate gradients.
-
-  Returns:
-    The last state, and the gradients, on the devices where they started.
+  `pair_step` is (state, gradients, key_value, own, numbers) -> state and
+  gradients: `key_value` are the rotating blocks, `gradients` theirs, `own` the
+  indices of this device's query block, `numbers` those of both blocks within
+  the sequence. The state stays on the device; gradients end where they started.
   """
 
   def rotate_block(carry, block):
