@@ -80,7 +80,7 @@ def head_name(experiment: Experiment, index: int) -> str:
 def alignment_error_rate(
   pairs: Iterable[tuple[np.ndarray, GoldAlignments]],
 ) -> float:
-  """Returns 1 - (|A and S| + |A and P|) / (|A| + |S|), from 0 to 1.
+  """Returns ``1 - (|A and S| + |A and P|) / (|A| + |S|)``, from 0 to 1.
 
   A are the alignments of the weights [T, S]: each target token that has a gold
   alignment is aligned to the source token of largest weight. S are the sure
