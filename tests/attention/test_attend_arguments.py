@@ -229,7 +229,9 @@ def test_module_created_in_a_score_raises_with_a_hint():
     @nn.compact
     def __call__(self, x):
       dense = nn.Dense(4)
-      return attend(x, x, x, score=lambda q, k: dense(q) @ dense(k).mT)
+      return attention.attend(
+        x, x, x, score=lambda q, k: dense(q) @ dense(k).mT
+      )
 
   with pytest.raises(jax.errors.UnexpectedTracerError) as caught:
     Careless().init(jax.random.key(0), tokens(3, 4))
