@@ -13,7 +13,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 # Workers, started processes and later runs share compiled programs.
 os.environ.setdefault(
   "JAX_COMPILATION_CACHE_DIR",
-  str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "jax"),
+  str(pathlib.Path(__file__).parent / ".pytest_cache" / "jax"),
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
