@@ -23,13 +23,15 @@ _TOKENS = ("query", "key", "value")
 _Function = TypeVar("_Function", bound=Callable)
 
 
-def on_any_mesh(*results: str) -> Callable[[_Function], _Function]:
+def on_any_mesh(
+  *results: str, like: str | None = None
+) -> Callable[[_Function], _Function]:
   """Decorates functions of tokens to run on meshes with explicit axes.
 
   `results` are the last axes of each result, "TE" for a context [..., T, E]. T
   is sharded as the query's, S as the key's, E as the value's features, and a
   leading axis as in the first of the three arrays that shards it. Axes of other
-  names are replicated.
+  names are replicated. All further results are sharded as the argument `like`.
   """
 
   def decorate(function):
@@ -53,13 +55,17 @@ def on_any_mesh(*results: str) -> Callable[[_Function], _Function]:
             error.add_note(_CAPTURED)
           raise
       arrays, structure = jax.tree.flatten(returned)
-      laid_out = [
-        jax.sharding.reshard(
-          array, NamedSharding(mesh, _spec(tokens, names, array.ndim))
-        )
+      specs = [
+        _spec(tokens, names, array.ndim)
         for names, array in zip(results, arrays)
       ]
-      return jax.tree.unflatten(structure, laid_out)
+      for array in jax.tree.leaves(given.get(like)) if like else ():
+        specs.append(PartitionSpec(*_mesh_axes(array)))
+      sharded = [
+        jax.sharding.reshard(array, NamedSharding(mesh, spec))
+        for array, spec in zip(arrays, specs)
+      ]
+      return jax.tree.unflatten(structure, sharded)
 
     return run
 

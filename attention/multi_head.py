@@ -128,10 +128,7 @@ def multi_head_attention(
     Projection("value", value_weight, value_bias),
     Projection("output", output_weight, output_bias),
   )
-  function = _attend_tokens
-  if cache is None:
-    function = on_any_mesh("TF")(function)
-  outputs, cache = function(
+  outputs, cache = _attend_tokens(
     query,
     key,
     value,
@@ -148,6 +145,7 @@ def multi_head_attention(
   return outputs if cache is None else (outputs, cache)
 
 
+@on_any_mesh("TF", like="cache")
 def _attend_tokens(
   query,
   key,
@@ -181,7 +179,7 @@ def _attend_tokens(
     value,
     to_key,
     to_value,
-    num_heads=to_query.weight.shape[-2],
+    query_heads=to_query.weight.shape[-2:],
     score=score,
     positions=positions(key),
   )
@@ -201,12 +199,19 @@ def _attend_tokens(
   return outputs, cache
 
 
-def project_key(key, projection: Projection, *, num_heads, score, positions):
-  """Keys [..., K, S, D] of `KeyValue`; positions [S] rotate them."""
+def project_key(key, projection: Projection, *, query_heads, score, positions):
+  """`KeyValue.key`, for queries with `query_heads`, (H, D), heads."""
   heads = project_heads(key, projection, positions)
+  num_heads, size = query_heads
   grouping = Grouping(num_heads, heads.shape[-3])
-  mapped = grouping.score(score).map_key(grouping.memory(heads))
-  return grouping.heads(mapped)
+  score, memory = grouping.score(score), grouping.memory(heads)
+
+  # `attend` receives mapped keys, which a score cannot check.
+  def check(query):
+    score.check(grouping.query(query), memory)
+
+  jax.eval_shape(check, jax.ShapeDtypeStruct((num_heads, 1, size), heads.dtype))
+  return grouping.heads(score.map_key(memory))
 
 
 def project_key_value(

@@ -396,7 +396,7 @@ class MultiHeadAttention(nn.Module):
 
   def _key_options(self, keys, size, offset):
     return {
-      "num_heads": self.num_heads,
+      "query_heads": (self.num_heads, size),
       "score": self.learned_score(size, size),
       "positions": self._positions(keys, offset),
     }

@@ -166,6 +166,9 @@ class GroupedHeads(Score):
   num_key_value_heads: int = dataclasses.field(metadata={"static": True})
   num_groups: int = dataclasses.field(metadata={"static": True})
 
+  def check(self, query, key):
+    self.score.check(self._join(query), self._join(key))
+
   def map_query(self, query):
     return self._split(self.score.map_query(self._join(query)))
 

@@ -9,6 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from attention import (
   attend,
   attention_weights,
+  cache,
   masks,
   multi_head_attention,
   scores,
@@ -171,6 +172,37 @@ def test_multi_head_attention_with_divided_heads():
   specs = [("batch",), (None, "head"), ("head",)]
   arrays = draw(8, (4, 6, 4), (4, 2, 3), (2, 3, 4))
   check(run, arrays, specs, ("batch", None, None))
+
+
+def test_a_cache_keeps_its_sharding():
+  tokens, weight, output_weight = draw(9, (4, 6, 4), (4, 2, 3), (2, 3, 4))
+
+  def decode(tokens, weight, output_weight, held):
+    def step(held, token):
+      weights = (weight, weight, weight, output_weight)
+      outputs, held = multi_head_attention(
+        token, token, token, *weights, cache=held
+      )
+      return held, outputs
+
+    return jax.lax.scan(step, held, tokens)
+
+  tokens = tokens.reshape(4, 2, 3, 4).swapaxes(0, 1)
+  arrays = [jnp.asarray(each, "f4") for each in (tokens, weight, output_weight)]
+  held = cache.init((4, 2), 8, 3)
+  want = jax.jit(decode)(*arrays, held)
+  specs = [(None, "batch"), (None, "head"), ("head",)]
+  on_mesh = [placed(array, *spec) for array, spec in zip(arrays, specs)]
+  held = cache.Cache(
+    placed(held.key, "batch", "head"),
+    placed(held.value, "batch", "head"),
+    held.length,
+  )
+  with jax.set_mesh(make_mesh()):
+    got = jax.jit(decode)(*on_mesh, held)
+  assert layout(got[0].key) == ("batch", "head", None, None)
+  assert layout(got[1]) == (None, "batch", None, None)
+  close(got, want, rtol=1e-4, atol=1e-5)
 
 
 @sampled_product(

@@ -211,6 +211,30 @@ def test_errors_name_the_bias(argument, shape):
     )
 
 
+@pytest.mark.parametrize("num_key_value_heads", [1, 2, 4])
+def test_errors_name_the_weight_of_the_score(num_key_value_heads):
+  query, key, weights = inputs(4, num_key_value_heads)
+  score = scores.additive(
+    jnp.ones((4, 3, 5)), jnp.ones((4, 2, 5)), jnp.ones((4, 5))
+  )
+  with pytest.raises(AssertionError, match="key_weight"):
+    multi_head_attention(query, key, key, **weights, score=score)
+  with pytest.raises(AssertionError, match="weight has shape"):
+    multi_head_attention(
+      query, key, key, **weights, score=scores.general(jnp.ones((2, 3)))
+    )
+
+
+def test_the_score_itself_checks_grouped_heads():
+  class Checked(scores.Score):
+    def check(self, query, key):
+      raise AssertionError(f"{query.shape}, {key.shape} are the shapes")
+
+  query, key, weights = inputs(4, 2)
+  with pytest.raises(AssertionError, match="are the shapes"):
+    attention.multi_head_attention(query, key, key, **weights, score=Checked())
+
+
 def test_heads_must_divide():
   query, key, weights = inputs(4, 3)
   with pytest.raises(ValueError, match="multiple"):
