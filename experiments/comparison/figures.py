@@ -1,6 +1,5 @@
 """The figures of a comparison."""
 
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,12 @@ from experiments.visualization import plots
 def draw_all(
   results: Results, metric: str, folder: Path
 ) -> list[tuple[str, str]]:
-  """Draws every figure as PNG; returns their file names and captions."""
+  """Draws all figures as PNG; returns their file names and captions."""
   name = label(metric)
   _draw_lengths(results.splits, metric, folder / "by_length.png")
-  for field, unit, axis_label, file in (
-    ("step", 1, "step", "curves.png"),
-    ("seconds", 60, "minutes of training", "curves_by_time.png"),
-  ):
-    times = results.curves[field] / unit
-    curves = results.curves.assign(time=times)
-    _draw_curves(curves, metric, axis_label, folder / file)
+  curves = results.curves.assign(minutes=results.curves["seconds"] / 60)
+  _draw_curves(curves, metric, "step", folder / "curves.png")
+  _draw_curves(curves, metric, "minutes", folder / "curves_by_time.png")
   _draw_costs(results.splits, folder / "costs.png")
   _draw_attention_weights(results, folder / "attention_weights.png")
   return [
@@ -41,13 +36,13 @@ def draw_all(
 
 
 def label(metric: str) -> str:
-  """The name of a metric for readers."""
+  """The name of a metric as text."""
   names = {"bleu": "BLEU", "chrf": "chrF"}
   return names.get(metric, metric.replace("_", " "))
 
 
 def _draw_lengths(splits: pd.DataFrame, metric: str, path: Path) -> None:
-  """A panel for each evaluation set: means over seeds with intervals."""
+  """Means over seeds with their intervals, in a panel for each set."""
   by_split = groups(splits, "split")
   figure, axes = _panels(len(by_split), width=5)
   for axis, split in zip(axes, by_split):
@@ -57,9 +52,9 @@ def _draw_lengths(splits: pd.DataFrame, metric: str, path: Path) -> None:
         if metric in bin:
           values.setdefault(bin["length"], []).append(bin[metric])
       lengths = sorted(values)
-      found = [interval(values[length]) for length in lengths]
-      means = np.array([each.mean for each in found])
-      widths = np.nan_to_num([each.half_width for each in found])
+      intervals = [interval(values[length]) for length in lengths]
+      means, widths = np.reshape(intervals, (-1, 2)).T
+      widths = np.nan_to_num(widths)
       (line,) = axis.plot(lengths, means, ".-", label=group)
       # An interval of Student's t may exceed the range of an accuracy.
       most = 1 if metric.endswith("accuracy") else np.inf
@@ -71,25 +66,26 @@ def _draw_lengths(splits: pd.DataFrame, metric: str, path: Path) -> None:
 
 
 def _draw_curves(
-  curves: pd.DataFrame, metric: str, time_label: str, path: Path
+  curves: pd.DataFrame, metric: str, time: str, path: Path
 ) -> None:
-  """The learning curves of every seed on the validation set."""
+  """Learning curves of every seed on the validation set."""
   figure, (axis,) = _panels(1, width=7)
   for number, (group, rows) in enumerate(groups(curves).items()):
     for index, points in enumerate(groups(rows, "seed").values()):
       axis.plot(
-        points["time"],
+        points[time],
         points[metric],
         color=f"C{number % 10}",
         alpha=0.7,
         label=None if index else group,
       )
-  _annotate(axis, "validation", time_label, metric)
+  axis_label = "minutes of training" if time == "minutes" else time
+  _annotate(axis, "validation", axis_label, metric)
   _save(figure, path)
 
 
 def _draw_costs(splits: pd.DataFrame, path: Path) -> None:
-  """Bars of the median seed."""
+  """Bars: the median over seeds of each group."""
   figure, axes = _panels(2, width=5)
   by_group = groups(splits)
   names = list(by_group)
@@ -97,9 +93,7 @@ def _draw_costs(splits: pd.DataFrame, path: Path) -> None:
     (axes[0], "step_milliseconds", 1, "milliseconds per step"),
     (axes[1], "peak_memory", 2**20, "peak memory, MiB"),
   ):
-    sizes = [
-      statistics.median(rows[field]) / unit for rows in by_group.values()
-    ]
+    sizes = [rows[field].median() / unit for rows in by_group.values()]
     axis.barh(names, sizes, color=[f"C{i % 10}" for i in range(len(names))])
     axis.invert_yaxis()
     axis.set_xlabel(axis_label)
@@ -107,7 +101,7 @@ def _draw_costs(splits: pd.DataFrame, path: Path) -> None:
 
 
 def _draw_attention_weights(results: Results, path: Path) -> None:
-  """The same sentence in each group's first seed, averaged over heads.
+  """Weights of one sentence for each group's first seed: the mean over heads.
 
   Groups without attention have no panel, unless no group has attention.
   """
@@ -124,7 +118,7 @@ def _draw_attention_weights(results: Results, path: Path) -> None:
       [word for word in arrays[side][index] if word]
       for side in ("source", "target")
     )
-    # A Transformer's panels are titled: they are the heads over one sentence.
+    # A Transformer's panels have titles, and are the heads of one sentence.
     heads = arrays["weights"]
     if not arrays["title"][0]:
       heads = heads[index : index + 1]
@@ -134,7 +128,7 @@ def _draw_attention_weights(results: Results, path: Path) -> None:
 
 
 def _most_agreed(predictions: Sequence[np.ndarray]) -> int:
-  """The sentence for which the most groups have the same prediction."""
+  """The index of the sentence with the most equal predictions."""
 
   def agreeing(index: int) -> int:
     texts = [tuple(filter(None, each[index].tolist())) for each in predictions]
@@ -144,13 +138,8 @@ def _most_agreed(predictions: Sequence[np.ndarray]) -> int:
 
 
 def _panels(count: int, width: float):
-  """A figure and `count` axes, three in a row at most."""
-  columns = min(count, 3)
-  rows = -(-count // columns)
-  figure, axes = plots.make_figure(rows, columns, width=width, height=4)
-  for axis in axes.flat[count:]:
-    axis.set_axis_off()
-  return figure, axes.flat[:count]
+  """A figure and `count` axes, in rows of at most three."""
+  return plots.make_axes(count, min(count, 3), width=width, height=4)
 
 
 def _annotate(axis, title: str, axis_label: str, metric: str) -> None:

@@ -16,32 +16,18 @@ from experiments import run_directory
 from experiments.config import parse
 from experiments.errors import UserError
 
-# What reading a missing or damaged file raises.
-UNREADABLE = (
-  OSError,
-  ValueError,
-  LookupError,
-  EOFError,
-  zipfile.BadZipFile,
-)
+# Exceptions of reading a missing or damaged file.
+UNREADABLE = (OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile)
 
 
 class Trial(NamedTuple):
-  """One training run of a comparison.
+  """One training run of a comparison."""
 
-  Attributes:
-    values: of each field that is swept.
-    seed: of the training run.
-    raw: its config, as nested dictionaries.
-    workdir: its run directory.
-    command: the command that trains it.
-  """
-
-  values: dict[str, Any]
+  values: dict[str, Any]  # the value of each swept field
   seed: int
-  raw: dict[str, Any]
+  raw: dict[str, Any]  # the config, as nested dictionaries
   workdir: Path
-  command: tuple[str, ...]
+  command: tuple[str, ...]  # trains and evaluates this run
 
   @property
   def group(self) -> str:
@@ -55,7 +41,7 @@ class Trial(NamedTuple):
 
   @property
   def splits(self) -> list[str]:
-    """The names of its evaluation sets."""
+    """The names of the evaluation sets."""
     return list(self.raw["data"]["splits"])
 
   @property
@@ -64,7 +50,7 @@ class Trial(NamedTuple):
     return self.workdir / "figures" / "alignments_validation.npz"
 
   def is_complete(self) -> bool:
-    """Whether it is trained and evaluated; UserError for another config."""
+    """Whether results exist; raises UserError if they are of another config."""
     if not (self.workdir / run_directory.CONFIG).exists():
       return False
     if run_directory.check_same(self.workdir, self.raw):
@@ -114,32 +100,9 @@ def make_trials(
   folder: Path,
   flags: Sequence[str],
 ) -> list[Trial]:
-  """Returns the trials of a comparison, with their configs validated.
+  """The trials of each combination of values, one per seed, with valid configs.
 
-  Args:
-    config: the common config.
-    sweeps: the values of each swept field, as text.
-    num_seeds: runs of each combination, with the config's seed and those
-      after it.
-    folder: the comparison's directory; each trial has one below it.
-    flags: the config's flags as given on the command line.
-
-  Returns:
-    The trials, all seeds of a combination in a row.
-
-  Raises:
-    UserError: if a field is unknown, or a value is invalid or repeated.
-
-  Example:
-    >>> from configs import base
-    >>> trials = make_trials(
-    ...   base.get_config(), {"model.attention": ["none", "dot"]},
-    ...   num_seeds=2, folder=Path("runs/c"), flags=["--config=..."],
-    ... )
-    >>> [trial.name for trial in trials]
-    ['none, seed 0', 'none, seed 1', 'dot, seed 0', 'dot, seed 1']
-    >>> str(trials[-1].workdir)
-    'runs/c/dot/seed-1'
+  Seeds count up from the config's. `flags` give a process the same `config`.
   """
   choices = [
     [(field, value) for value in _parse_values(config, field, texts)]
@@ -150,7 +113,9 @@ def make_trials(
     values = dict(combination)
     name = re.sub(r"[^\w.=-]+", "_", group_name(values)) or "all"
     for seed in range(config.seed, config.seed + num_seeds):
-      raw = _updated(config, {**values, "seed": seed})
+      raw = config.to_dict()
+      for field, value in {**values, "seed": seed}.items():
+        run_directory.set_field(raw, field, value)
       parse(raw)
       workdir = folder / name / f"seed-{seed}"
       command = (
@@ -166,20 +131,6 @@ def make_trials(
   return trials
 
 
-def _updated(config: ConfigDict, values: Mapping[str, Any]) -> dict[str, Any]:
-  """The config with other values, as nested dictionaries."""
-  raw = config.to_dict()
-  for field, value in values.items():
-    *sections, name = field.split(".")
-    section = raw
-    for each in sections:
-      section = section.setdefault(each, {})
-      if not isinstance(section, dict):
-        raise UserError(f"--sweep={field}: config.{each} has no fields")
-    section[name] = value
-  return raw
-
-
 def score_field(config: ConfigDict) -> str:
   """The field that `--scores` sweeps."""
   is_recurrent = config.model.name == "seq2seq"
@@ -187,14 +138,10 @@ def score_field(config: ConfigDict) -> str:
 
 
 def other_runs(trials: Sequence[Trial], folder: Path) -> list[str]:
-  """Run directories below a comparison's folder that belong to no trial."""
-  workdirs = {trial.workdir for trial in trials}
+  """Other run directories in the folder of a comparison."""
   configs = folder.glob(f"*/seed-*/{run_directory.CONFIG}")
-  return sorted(
-    str(path.parent.relative_to(folder))
-    for path in configs
-    if path.parent not in workdirs
-  )
+  others = {path.parent for path in configs} - {t.workdir for t in trials}
+  return sorted(str(workdir.relative_to(folder)) for workdir in others)
 
 
 def parse_sweep(text: str) -> tuple[str, list[str]]:
@@ -212,18 +159,18 @@ def parse_sweep(text: str) -> tuple[str, list[str]]:
 def _parse_values(
   config: ConfigDict, field: str, texts: Sequence[str]
 ) -> list[Any]:
-  """The values of a field; UserError if one is repeated."""
+  """The values of a field; raises UserError if one is repeated."""
   if field == "seed":
     raise UserError("--sweep=seed: set the number of seeds with --seeds")
   current: Any = config
   for name in field.split("."):
     current = current.get(name) if isinstance(current, ConfigDict) else None
-  values = [
-    text if isinstance(current, str) else _json_value(text) for text in texts
-  ]
-  for index, value in enumerate(values):
-    if value in values[:index]:
+  values: list[Any] = []
+  for text in texts:
+    value = text if isinstance(current, str) else _json_value(text)
+    if value in values:
       raise UserError(f"{field}={text_of(value)} is given twice")
+    values.append(value)
   return values
 
 

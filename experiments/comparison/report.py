@@ -2,9 +2,9 @@
 
 import functools
 import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -28,7 +28,7 @@ from experiments.run_directory import write_text
 _PERCENT = ("sequence_accuracy", "token_accuracy", "alignment_error_rate")
 _LOWER_IS_BETTER = ("loss", "perplexity", "alignment_error_rate")
 _NUM_BINS = 10
-# The columns of a table: by title, what shows the rows of a group.
+# Formats the rows of a group, by the title of a column.
 Columns = dict[str, Callable[[pd.DataFrame], str]]
 
 
@@ -41,18 +41,16 @@ def write(
   metric: str,
   others: Sequence[str] = (),
 ) -> Path:
-  """Writes the report, for one complete trial at least; returns its path.
+  """Writes the report of at least one complete trial; returns its path.
 
-  `metric` is what the groups are compared by; `others` are runs in the folder
-  that are not part of the comparison.
+  `metric` is compared in figures and tests; `others` are the other runs in the
+  folder.
   """
   write_tables(results, folder)
   lines = [f"# {_title(results)}", "", f"    {command}", ""]
   if others:
-    lines += [
-      f"Other runs in this directory, not compared here: {', '.join(others)}.",
-      "",
-    ]
+    names = ", ".join(others)
+    lines += [f"Other runs in this directory, not compared here: {names}.", ""]
   if failed:
     count = len(results.trials) + len(failed)
     lines += [f"## {len(failed)} of {count} trials failed", ""]
@@ -69,9 +67,12 @@ def write(
   ]
   for split, table in groups(results.splits, "split").items():
     lines += [f"## {split}", "", *_split(table, results.scores, metric)]
-  first = results.splits.drop_duplicates(["group", "seed"])
-  lines += ["## Sharpness of attention weights", "", *_sharpness(first)]
-  lines += ["## Cost", "", *_costs(first)]
+  trials = results.splits.drop_duplicates(["group", "seed"])
+  sharpness = functools.partial(_mean, "largest_weight")
+  title = "mean largest weight of a prediction's token"
+  lines += ["## Sharpness of attention weights", ""]
+  lines += _by_group(trials, {title: sharpness})
+  lines += ["## Cost", "", *_costs(trials)]
   drawn = figures.draw_all(results, metric, folder / "figures")
   lines += ["## Figures", ""]
   lines += [f"![{caption}](figures/{name})\n" for name, caption in drawn]
@@ -81,7 +82,7 @@ def write(
 
 
 def _title(results: Results) -> str:
-  """The data, and the fields that are compared."""
+  """The name of the data, and the swept fields."""
   trial = results.trials[0]
   fields = [field.rpartition(".")[2] for field in trial.values]
   named = " and ".join(field.replace("_", " ") for field in fields)
@@ -91,7 +92,7 @@ def _title(results: Results) -> str:
 def _split(
   table: pd.DataFrame, scores: Sequence[str], metric: str
 ) -> list[str]:
-  """The tables and significant differences of an evaluation set."""
+  """The tables of an evaluation set, and its significant differences."""
   columns: Columns = {"n": lambda rows: str(len(rows))}
   for name in scores:
     columns[figures.label(name)] = functools.partial(_mean, name)
@@ -106,65 +107,57 @@ def _split(
   return lines
 
 
-def _sharpness(table: pd.DataFrame) -> list[str]:
-  title = "mean largest weight of a prediction's token"
-  mean = functools.partial(_mean, "largest_weight")
-  return _by_group(table, {title: mean})
-
-
 def _costs(table: pd.DataFrame) -> list[str]:
-  return _by_group(
-    table,
-    {
-      "parameters": lambda rows: f"{rows['parameters'].iloc[0]:,}",
-      "ms per step": lambda rows: f"{_median('step_milliseconds', rows):.1f}",
-      "minutes of training": lambda rows: (
-        f"{_median('seconds', rows) / 60:.1f}"
-      ),
-      "peak MiB": lambda rows: f"{_median('peak_memory', rows) / 2**20:,.0f}",
-    },
-  )
+  columns: Columns = {
+    "parameters": lambda rows: f"{rows['parameters'].iloc[0]:,}",
+    "ms per step": lambda rows: f"{rows['step_milliseconds'].median():.1f}",
+    "minutes of training": lambda rows: f"{rows['seconds'].median() / 60:.1f}",
+    "peak MiB": lambda rows: f"{rows['peak_memory'].median() / 2**20:,.0f}",
+  }
+  return _by_group(table, columns)
 
 
 def _by_length(table: pd.DataFrame, metric: str) -> list[str]:
-  """A table of means by source length, in ten ranges at most."""
+  """A table of means by source length, in at most ten ranges."""
   bins = [
     rows if len(rows) <= _NUM_BINS else pooled(rows, _NUM_BINS)
     for rows in table["bins"]
   ]
   if any(metric not in row for row in bins[0]):
     return []
-  ranges = [
-    [(row["length"], row["to_length"]) for row in rows] for rows in bins
-  ]
-  if any(each != ranges[0] for each in ranges):
+  titles = [[_length_range(row) for row in rows] for rows in bins]
+  if any(each != titles[0] for each in titles):
     return ["The source lengths differ between groups: see the figure.", ""]
-  titles = [
-    str(low) if low == high else f"{low}-{high}" for low, high in ranges[0]
-  ]
-  scores = [[float(row[metric]) for row in rows] for rows in bins]
-  means = pd.DataFrame(scores, columns=titles, index=table["group"])
+  scores = pd.DataFrame(
+    [[float(row[metric]) for row in rows] for rows in bins],
+    columns=titles[0],
+    index=table["group"],
+  )
   columns: Columns = {
-    title: functools.partial(_plain_mean, metric, title) for title in titles
+    title: functools.partial(_plain_mean, metric, title) for title in titles[0]
   }
-  table = means.reset_index()
-  return [f"{figures.label(metric)} by length:", "", *_by_group(table, columns)]
+  lines = _by_group(scores.reset_index(), columns)
+  return [f"{figures.label(metric)} by length:", "", *lines]
+
+
+def _length_range(row: Mapping[str, Any]) -> str:
+  low, high = row["length"], row["to_length"]
+  return str(low) if low == high else f"{low}-{high}"
 
 
 def _differences(table: pd.DataFrame, metric: str) -> list[str]:
-  """The significant differences in a metric, in words."""
+  """The significant differences between groups in a metric, as text."""
   values = {
     group: found
     for group, rows in groups(table).items()
     if (found := present(rows[metric]))
   }
-  tested = [group for group in values if is_testable(values[group])]
-  untested = [group for group in values if group not in tested]
+  untested = [group for group in values if not is_testable(values[group])]
   lines = []
   if untested:
     names = ", ".join(untested)
     lines = [f"Not tested, without two finite values: {names}.", ""]
-  if len(tested) < 2:
+  if len(values) - len(untested) < 2:
     return lines
   found, name = differences(values), figures.label(metric)
   if not found:
@@ -197,7 +190,7 @@ def _by_group(table: pd.DataFrame, columns: Columns) -> list[str]:
 
 
 def _mean(name: str, rows: pd.DataFrame) -> str:
-  """A mean with its interval, and the number of seeds if not all have it."""
+  """The mean with its interval; the number of seeds if some lack the metric."""
   values = present(rows[name])
   if not values:
     return "\u2013"
@@ -209,11 +202,7 @@ def _mean(name: str, rows: pd.DataFrame) -> str:
 
 
 def _plain_mean(metric: str, column: str, rows: pd.DataFrame) -> str:
-  return _number(metric, statistics.fmean(rows[column]))
-
-
-def _median(name: str, rows: pd.DataFrame) -> float:
-  return statistics.median(rows[name])
+  return _number(metric, rows[column].mean(skipna=False))
 
 
 def _number(name: str, value: float) -> str:

@@ -30,28 +30,21 @@ _COSTS = (
   "peak_memory",
 )
 _KEYS = ("group", "seed")
-_BINS = ("length", "to_length", "count")
 
 
 class Results(NamedTuple):
-  """The results of complete trials; absent values are None, NaN is NaN.
-
-  Attributes:
-    trials: that are complete.
-    scores: the names of the metrics that the tables have.
-    splits: a row for each trial and evaluation set; its scores, costs, largest
-      attention weight, and `bins`, the rows of its metrics by source length.
-    curves: a row for each trial and evaluation during training.
-  """
+  """The results of complete trials; absent values are None, and not NaN."""
 
   trials: list[Trial]
-  scores: list[str]
+  scores: list[str]  # the metrics that the tables have
+  # A row for each trial and evaluation set: scores, costs, and "bins", which
+  # holds the metrics by source length.
   splits: pd.DataFrame
-  curves: pd.DataFrame
+  curves: pd.DataFrame  # a row for each trial and evaluation during training
 
 
 def read_all(outcomes: Iterable[Outcome]) -> tuple[Results, list[Outcome]]:
-  """Reads the complete trials; also returns those that failed."""
+  """Returns the results of complete trials, and the trials that failed."""
   trials, failed = [], []
   splits: list[dict[str, Any]] = []
   curves: list[dict[str, Any]] = []
@@ -68,13 +61,9 @@ def read_all(outcomes: Iterable[Outcome]) -> tuple[Results, list[Outcome]]:
     if error is not None:
       failed.append(Outcome(trial, error))
   scores = [name for name in SCORES if any(name in row for row in splits)]
-  found = Results(
-    trials,
-    scores,
-    _table(splits, [*_KEYS, "split", *scores, *_COSTS, "bins"]),
-    _table(curves, [*_KEYS, "step", "seconds", *scores]),
-  )
-  return found, failed
+  split_table = _table(splits, [*_KEYS, "split", *scores, *_COSTS, "bins"])
+  curve_table = _table(curves, [*_KEYS, "step", "seconds", *scores])
+  return Results(trials, scores, split_table, curve_table), failed
 
 
 def _table(
@@ -91,17 +80,18 @@ def groups(table: pd.DataFrame, by: str = "group") -> dict[str, pd.DataFrame]:
 
 
 def present(values: Iterable[Any]) -> list[Any]:
-  """The values that are not None; NaN stays."""
+  """The values that are not None, NaN included."""
   return [value for value in values if value is not None]
 
 
 def _read(trial: Trial) -> tuple[list[dict], list[dict]]:
-  """A trial's rows of the two tables."""
+  """The rows of a trial in the tables of splits and of curves."""
   keys = {"group": trial.group, "seed": trial.seed}
   timings = _read_lines(trial.workdir / TIMINGS, "train")
   seconds = _training_seconds(timings)
   timings = [line for line in timings if "seconds" in line]
-  costs = {
+  common = {
+    **keys,
     "largest_weight": _largest_weight(trial.attention_weights),
     "step_milliseconds": timings[-1]["step_milliseconds"],
     "seconds": max(seconds.values()),
@@ -111,16 +101,9 @@ def _read(trial: Trial) -> tuple[list[dict], list[dict]]:
   for split in trial.splits:
     path = trial.workdir / "eval" / f"{split}.json"
     found = json.loads(path.read_text(encoding="utf-8"))
-    splits.append(
-      {
-        **keys,
-        "split": split,
-        **found["metrics"],
-        **costs,
-        "parameters": found["parameters"],
-        "bins": found["by_length"],
-      }
-    )
+    row = {"split": split, "parameters": found["parameters"]}
+    row["bins"] = found["by_length"]
+    splits.append({**found["metrics"], **common, **row})
   curves = [
     {**keys, **line, "seconds": seconds[line["step"]]}
     for line in _read_lines(trial.workdir / METRICS, "validation")
@@ -135,7 +118,7 @@ def _read_lines(path: Path, split: str) -> list[dict[str, Any]]:
 
 
 def _training_seconds(lines: Sequence[Mapping[str, float]]) -> dict[int, float]:
-  """Seconds of training by step, where a resumed run counts from 0 again."""
+  """Seconds of training by step, summed over the restarts of a run."""
   seconds, before, last = {}, 0.0, 0.0
   for line in lines:
     if "first_step_seconds" in line:
@@ -147,33 +130,23 @@ def _training_seconds(lines: Sequence[Mapping[str, float]]) -> dict[int, float]:
 
 
 def _largest_weight(path: Path) -> float | None:
-  """The largest attention weight of a token, on average; None without any."""
+  """The mean over target tokens of the largest weight; None without any."""
   arrays = np.load(path, allow_pickle=False)
-  largest = np.concatenate(
-    [
-      weights[: np.count_nonzero(target)].max(-1)
-      for weights, target in zip(arrays["weights"], arrays["target"])
-    ]
-  )
+  largest = arrays["weights"].max(-1)[arrays["target"] != ""]
   return float(largest.mean()) if largest.any() else None
 
 
 def write_tables(results: Results, folder: Path) -> None:
-  """Writes results.csv, curves.csv and by_length.csv.
-
-  They have a row for each trial and evaluation set; for each evaluation of the
-  validation set during training; for each evaluation set and range of lengths.
-  """
+  """Writes results.csv, curves.csv and by_length.csv."""
   scores = results.scores
   columns = ["split", *scores, *_COSTS]
   _write(results, results.splits, columns, folder / "results.csv")
   _write(results, results.curves, ["step", *scores], folder / "curves.csv")
-  columns = ["split", *_BINS, *scores]
-  keys = results.splits[[*_KEYS, "split"]].to_dict("records")
+  columns = ["split", "length", "to_length", "count", *scores]
   rows = [
-    {**key, **bin}
-    for key, bins in zip(keys, results.splits["bins"])
-    for bin in bins
+    {**row, **bin}
+    for row in results.splits[[*_KEYS, "split", "bins"]].to_dict("records")
+    for bin in row["bins"]
   ]
   bins = _table(rows, [*_KEYS, *columns])
   _write(results, bins, columns, folder / "by_length.csv")
@@ -182,7 +155,7 @@ def write_tables(results: Results, folder: Path) -> None:
 def _write(
   results: Results, table: pd.DataFrame, columns: Sequence[str], path: Path
 ) -> None:
-  """Writes columns of a table, after the swept values and the seed."""
+  """Writes the swept values, the seed, and some columns of a table."""
   values = {trial.group: trial.values for trial in results.trials}
   written = table[["seed", *columns]].copy()
   for index, field in enumerate(results.trials[0].values):

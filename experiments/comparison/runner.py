@@ -1,4 +1,4 @@
-"""Trains the trials of a comparison in processes, several at a time."""
+"""Trains the trials of a comparison, each in a process of its own."""
 
 import contextlib
 import io
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tqdm import tqdm
@@ -24,18 +24,18 @@ _LOG_SECONDS = 30.0
 
 
 class Outcome(NamedTuple):
-  """A trial, and why it failed; None if it is complete."""
+  """The result of training a trial."""
 
   trial: Trial
-  error: str | None
+  error: str | None  # None if the trial is complete
 
 
 class _Attempt(NamedTuple):
-  """A process that trains a trial, and where its log begins, in bytes."""
+  """A process that trains a trial."""
 
   trial: Trial
   process: subprocess.Popen
-  log_start: int
+  log_start: int  # byte of the log at which the output of this process begins
 
 
 class StoppedError(UserError):
@@ -45,11 +45,11 @@ class StoppedError(UserError):
 
 
 def run(trials: Sequence[Trial], num_jobs: int) -> list[Outcome]:
-  """Trains the incomplete trials, `num_jobs` at a time; all their outcomes.
+  """Trains the incomplete trials, `num_jobs` at a time; returns all outcomes.
 
-  A failed trial does not stop the others. SIGINT, SIGTERM and SIGHUP make the
-  running trials save and stop, and raise StoppedError; a second SIGINT stops
-  them at once.
+  A failed trial does not stop the others. On SIGINT, SIGTERM or SIGHUP the
+  running trials save a checkpoint and stop, and StoppedError is raised; on a
+  second SIGINT they stop without saving.
   """
   existing = {trial.workdir: _existing(trial) for trial in trials}
   outcomes = {workdir: each for workdir, each in existing.items() if each}
@@ -58,9 +58,10 @@ def run(trials: Sequence[Trial], num_jobs: int) -> list[Outcome]:
   num_forwarded = 0
   with (
     _stop_signals() as received,
-    _Progress(waiting, len(trials)) as progress,
-    _terminated_on_error(running),
+    contextlib.closing(_Progress(waiting, len(trials))) as progress,
+    contextlib.ExitStack() as on_error,
   ):
+    on_error.callback(_terminate, running)
     while running or (waiting and not received):
       ended: list[Outcome] = []
       while waiting and len(running) < num_jobs and not received:
@@ -72,8 +73,11 @@ def run(trials: Sequence[Trial], num_jobs: int) -> list[Outcome]:
       time.sleep(_POLL_SECONDS)
       for number in received[num_forwarded:]:
         progress.write(f"{signal.Signals(number).name}: stopping the trials")
-        _forward(number, running)
         num_forwarded += 1
+        # Training has no handler for SIGHUP.
+        sent = signal.SIGTERM if number == signal.SIGHUP else number
+        for attempt in running:
+          attempt.process.send_signal(sent)
       for attempt in list(running):
         if attempt.process.poll() is not None:
           running.remove(attempt)
@@ -88,7 +92,7 @@ def run(trials: Sequence[Trial], num_jobs: int) -> list[Outcome]:
 
 
 def _existing(trial: Trial) -> Outcome | None:
-  """The outcome of a trial that needs no training, or cannot have any."""
+  """The outcome of a trial that is complete or cannot be trained."""
   try:
     return Outcome(trial, None) if trial.is_complete() else None
   except (UserError, OSError, ValueError) as error:
@@ -96,7 +100,7 @@ def _existing(trial: Trial) -> Outcome | None:
 
 
 def _start(trial: Trial) -> _Attempt | Outcome:
-  """Starts a process in its own session, so that Ctrl-C does not reach it."""
+  """Starts a process in its own session, which receives no Ctrl-C."""
   try:
     trial.workdir.mkdir(parents=True, exist_ok=True)
     with (trial.workdir / LOG).open("a", encoding="utf-8") as log:
@@ -114,16 +118,8 @@ def _start(trial: Trial) -> _Attempt | Outcome:
   return _Attempt(trial, process, log_start)
 
 
-def _forward(number: int, running: Collection[_Attempt]) -> None:
-  """Sends a signal to the trials; training has no handler for SIGHUP."""
-  for attempt in running:
-    attempt.process.send_signal(
-      signal.SIGTERM if number == signal.SIGHUP else number
-    )
-
-
 def _outcome(attempt: _Attempt) -> Outcome:
-  """The outcome of a process that has ended, with its log's last error."""
+  """The outcome of a process that has ended; the last error in its log."""
   code, log = attempt.process.returncode, attempt.trial.workdir / LOG
   if code == 0:
     return Outcome(attempt.trial, None)
@@ -134,14 +130,9 @@ def _outcome(attempt: _Attempt) -> Outcome:
   return Outcome(attempt.trial, f"exit code {code}: {reason[-1]} ({log})")
 
 
-@contextlib.contextmanager
-def _terminated_on_error(running: Collection[_Attempt]) -> Iterator[None]:
-  """Makes the trials save and stop if this process fails."""
-  try:
-    yield
-  finally:
-    for attempt in running:
-      attempt.process.terminate()
+def _terminate(running: Iterable[_Attempt]) -> None:
+  for attempt in running:
+    attempt.process.terminate()
 
 
 @contextlib.contextmanager
@@ -177,10 +168,8 @@ class _Progress:
     )
     self._describe()
 
-  def __enter__(self) -> "_Progress":
-    return self
-
-  def __exit__(self, *_) -> None:
+  def close(self) -> None:
+    """Ends the bar."""
     self._bar.close()
 
   def write(self, line: str) -> None:
@@ -208,7 +197,7 @@ class _Progress:
 
 
 def last_step(trial: Trial) -> int:
-  """The last step in a trial's metrics.jsonl; 0 if there is none."""
+  """The last step in the metrics.jsonl of a trial, or 0."""
   path = trial.workdir / METRICS
   try:
     with path.open("rb") as file:

@@ -8,51 +8,23 @@ from typing import NamedTuple
 
 
 class Interval(NamedTuple):
-  """A mean and its 95% confidence interval.
-
-  Attributes:
-    mean: of the values.
-    half_width: of the interval mean - half_width to mean + half_width; NaN for
-      fewer than two values, or if one is not finite.
-  """
+  """The mean of some values, and its 95% confidence interval."""
 
   mean: float
-  half_width: float
+  half_width: float  # NaN for fewer than two values, or if one is not finite
 
 
 class Difference(NamedTuple):
-  """Two groups whose means differ significantly.
+  """Two groups whose means differ significantly."""
 
-  Attributes:
-    higher: the group with the greater mean.
-    lower: the other one.
-    amount: the difference of the means.
-    p: the p-value, adjusted for the number of pairs tested.
-  """
-
-  higher: str
+  higher: str  # the group with the greater mean
   lower: str
-  amount: float
-  p: float
+  amount: float  # the difference of the means
+  p: float  # adjusted for the number of pairs tested
 
 
 def interval(values: Sequence[float]) -> Interval:
-  """Returns the mean and its 95% confidence interval, by Student's t.
-
-  See "The Probable Error of a Mean", Student, 1908
-  (https://doi.org/10.1093/biomet/6.1.1).
-
-  Args:
-    values: independent values of one group.
-
-  Returns:
-    The interval.
-
-  Example:
-    >>> found = interval([1.0, 2.0, 3.0])
-    >>> round(found.mean, 2), round(found.half_width, 2)
-    (2.0, 2.48)
-  """
+  """The mean of independent values, and its interval by Student's t."""
   mean, count = statistics.fmean(values), len(values)
   if not is_testable(values):
     return Interval(mean, math.nan)
@@ -63,32 +35,18 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def is_testable(values: Sequence[float]) -> bool:
-  """Whether there are two values at least, all of them finite."""
+  """Whether there are at least two values, all of them finite."""
   return len(values) > 1 and all(map(math.isfinite, values))
 
 
 def differences(
   groups: Mapping[str, Sequence[float]], level: float = 0.05
 ) -> list[Difference]:
-  """Returns the pairs of groups whose means differ significantly.
+  """The pairs of groups whose means differ, smallest p-value first.
 
-  Uses Welch's t-test, which allows unequal variances, and the exact permutation
-  test for two groups without variance; with Holm's correction for the number of
+  Tests each pair of testable groups, with Holm's correction for the number of
   pairs: see "A Simple Sequentially Rejective Multiple Test Procedure", Holm,
   1979 (https://www.jstor.org/stable/4615733).
-
-  Args:
-    groups: values by name; groups with fewer than two values, or with one that
-      is not finite, are not tested.
-    level: of significance, for all pairs together.
-
-  Returns:
-    The pairs, smallest p-value first.
-
-  Example:
-    >>> found = differences({"a": [1, 1.1, 0.9], "b": [5, 5.1, 4.9]})
-    >>> [(each.higher, each.lower, round(each.amount, 1)) for each in found]
-    [('b', 'a', 4.0)]
   """
   names = [name for name, values in groups.items() if is_testable(values)]
   tested = sorted(
@@ -107,7 +65,10 @@ def differences(
 
 
 def _p_value(one: Sequence[float], other: Sequence[float]) -> float:
-  """Of Welch's test; of the permutation test if neither group has variance."""
+  """Welch's t-test, which allows unequal variances.
+
+  The exact permutation test if neither group has any variance.
+  """
   if len({*one}) == len({*other}) == 1:
     if one[0] == other[0]:
       return 1.0
@@ -118,6 +79,6 @@ def _p_value(one: Sequence[float], other: Sequence[float]) -> float:
     (statistics.fmean(each), statistics.stdev(each), len(each))
     for each in (one, other)
   ]
-  # From moments: ttest_ind warns of a group without variance.
+  # `ttest_ind` warns about a group without variance; this function does not.
   test = stats.ttest_ind_from_stats(*moments[0], *moments[1], equal_var=False)
   return float(test.pvalue)

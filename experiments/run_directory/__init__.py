@@ -17,12 +17,11 @@ from experiments.run_directory.claim import CONFIG as CONFIG
 from experiments.run_directory.claim import check_same as check_same
 from experiments.run_directory.claim import claim as claim
 from experiments.run_directory.claim import effective_config as effective_config
-from experiments.run_directory.claim import read_config
+from experiments.run_directory.claim import read_config as read_config
 from experiments.run_directory.claim import release as release
+from experiments.run_directory.fields import set_field as set_field
 from experiments.run_directory.files import write_json as write_json
 from experiments.run_directory.files import write_text as write_text
 from experiments.run_directory.lock import locked as locked
 from experiments.run_directory.symlinks import check_links as check_links
 from experiments.run_directory.versions import note_versions as note_versions
-
-__all__ = ["read_config"]

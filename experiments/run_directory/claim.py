@@ -11,7 +11,7 @@ from experiments.config import Config, parse, parse_stored
 from experiments.config.parse import changeable_fields
 from experiments.config.version import migrated
 from experiments.errors import UserError
-from experiments.run_directory.diff import MISSING, differences
+from experiments.run_directory.fields import MISSING, differences, set_field
 from experiments.run_directory.files import read_json, write_json, writing
 from experiments.run_directory.lock import LOCK
 from experiments.run_directory.versions import VERSIONS
@@ -20,10 +20,9 @@ CONFIG = "config.json"
 
 
 def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
-  """Writes config.json, or checks it and updates fields that may change.
+  """Writes config.json, or updates its changeable fields; True if it is new.
 
-  Returns whether the directory is new. Raises UserError if it cannot be written
-  or if another field differs; its message names the fields.
+  Raises UserError if it cannot be written or if another field differs.
   """
   path = workdir / CONFIG
   with writing(workdir):
@@ -44,27 +43,20 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
 
 
 def effective_config(workdir: Path, raw: Mapping[str, Any]) -> Config:
-  """The config to train with.
-
-  If the directory was written before a field existed, the field has the value
-  that reproduces the behaviour of that time.
-  """
+  """The config, where fields newer than the run keep its original behaviour."""
   config = parse(raw)
   if (workdir / CONFIG).exists():
     stored = read_json(workdir / CONFIG)
     ours = config.model_dump()
     for field, (old, known) in differences(migrated(stored), stored).items():
       if known == MISSING and field != "version":
-        _set(ours, field, old)
+        set_field(ours, field, old)
     config = parse(ours)
   return config
 
 
 def check_same(workdir: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the fields that differ and may change, with their new values.
-
-  Raises UserError if other fields differ.
-  """
+  """The changeable fields that differ; raises UserError if others differ."""
   ours, theirs = effective_config(workdir, raw), read_config(workdir)
   changeable = changeable_fields()
   longer = ours.train.steps > theirs.train.steps
@@ -87,26 +79,19 @@ def check_same(workdir: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _update(path: Path, changed: Mapping[str, Any]) -> None:
-  """Changes fields of config.json, which keeps its version."""
+  """Updates fields of config.json without changing its schema version."""
   if not changed:
     return
   stored = read_json(path)
   for field, value in changed.items():
-    _set(stored, field, value)
+    set_field(stored, field, value)
   write_json(path, stored)
   values = (f"config.{field}={value}" for field, value in changed.items())
   logging.info("%s is updated: %s", path, ", ".join(values))
 
 
-def _set(config: dict[str, Any], field: str, value: Any) -> None:
-  *sections, name = field.split(".")
-  for section in sections:
-    config = config.setdefault(section, {})
-  config[name] = value
-
-
 def release(workdir: Path) -> None:
-  """Removes the files of `claim`, before a run has begun."""
+  """Removes the files that `claim` wrote, for a run that has not started."""
   for name in (CONFIG, VERSIONS, LOCK):
     (workdir / name).unlink(missing_ok=True)
   if not any(workdir.iterdir()):
@@ -114,23 +99,5 @@ def release(workdir: Path) -> None:
 
 
 def read_config(workdir: Path) -> Config:
-  """Reads the config of a run, of this schema version or an older one.
-
-  Args:
-    workdir: the run's directory.
-
-  Returns:
-    The typed config.
-
-  Raises:
-    UserError: if there is no run, or its config is invalid.
-
-  Example:
-    >>> import tempfile
-    >>> from configs import base
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...   new = claim(Path(folder), base.get_config().to_dict())
-    ...   read_config(Path(folder)).data.name
-    'reverse'
-  """
+  """The config of a run, of this schema version or an older one."""
   return parse_stored(read_json(workdir / CONFIG))

@@ -7,7 +7,7 @@ from pathlib import Path
 from absl import logging
 
 from experiments.errors import UserError
-from experiments.run_directory.diff import differences
+from experiments.run_directory.fields import differences
 from experiments.run_directory.files import read_json, write_json
 
 VERSIONS = "versions.json"

@@ -26,10 +26,9 @@ def draw_alignments(
   params: Any,
   examples: EvaluationSet,
 ) -> Path:
-  """Draws attention weights of four examples, or all heads of one.
+  """Writes figures/alignments_SPLIT.png and .npz; returns the figure's path.
 
-  Writes figures/alignments_SPLIT.png and the weights as .npz; returns the path
-  of the figure.
+  Shows four examples, or all heads of one example.
   """
   source = _legible(np.asarray(examples.batch.source))
   length = experiment.data.max_prediction_length(source.shape[1])
@@ -55,7 +54,7 @@ def draw_alignments(
 def make_panels(
   experiment: Experiment, source, target, heads
 ) -> list[plots.AttentionPanel]:
-  """Labels the weights [H, t, s] of one example with its words."""
+  """One panel per head for the weights [H, T, S] of an example."""
   data: Dataset = experiment.data
   words = (
     data.source_words(source[source != PAD]),
@@ -70,7 +69,7 @@ def make_panels(
 
 
 def _legible(source: np.ndarray) -> np.ndarray:
-  """Chooses sources of different lengths, the longest legible one first."""
+  """Selects sources of different lengths, the longest legible one first."""
   lengths = (source != PAD).sum(-1)
   order = np.argsort(-lengths, kind="stable")
   legible = order[lengths[order] <= _MAX_TOKENS]

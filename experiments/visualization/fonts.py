@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from absl import logging
 
 _DEFAULT = "DejaVu Sans"
-# The first face of the file, and the only one that matplotlib reads before
-# 3.11. It has the characters of all the others.
+# The first face of the font file, which has the characters of all others.
+# Matplotlib before 3.11 reads only this face.
 _NOTO_CJK = "Noto Sans CJK JP"
 REPLACEMENT = "\ufffd"
 _warned: set[str] = set()
 
 
 def families_for(text: str) -> tuple[list[str], str]:
-  """Returns the font families that draw a text, and characters without one."""
+  """The font families for a text, and its characters that no font has."""
   families = [_DEFAULT]
   missing = set(text) - _characters(_DEFAULT)
   candidates = _candidates()
@@ -33,18 +33,14 @@ def families_for(text: str) -> tuple[list[str], str]:
 
 
 def warn_once(missing: str) -> None:
-  """Logs, for a process's first figure without a glyph, what to install."""
+  """Logs once per process which fonts to install for the missing glyphs."""
   if _warned:
     return
   _warned.update(missing)
   names = [f"{c} (U+{ord(c):04X})" for c in missing[:10]]
   more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
-  extra = (
-    ""
-    if has_noto_cjk()
-    else " pip install 'attention-jax[fonts]' for Chinese, Japanese and"
-    " Korean, or"
-  )
+  package = " pip install 'attention-jax[fonts]' for Chinese, Japanese and"
+  extra = "" if has_noto_cjk() else f"{package} Korean, or"
   logging.warning(
     "figures show %s instead of %s%s: no installed font has a glyph;"
     "%s install a font for that script, such as its Noto Sans",
@@ -57,7 +53,7 @@ def warn_once(missing: str) -> None:
 
 @functools.cache
 def has_noto_cjk() -> bool:
-  """Adds the font of the extra `fonts` to matplotlib; False if not there."""
+  """Adds the font of the extra `fonts` to matplotlib, if it is installed."""
   from matplotlib import font_manager
 
   try:
@@ -69,7 +65,7 @@ def has_noto_cjk() -> bool:
 
 
 def _candidates() -> Iterator[str]:
-  """Families to search, in order; fonts are loaded only when needed."""
+  """The families to search, in order; each is loaded when it is needed."""
   if has_noto_cjk():
     yield _NOTO_CJK
   yield from _installed()
@@ -77,11 +73,11 @@ def _candidates() -> Iterator[str]:
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-  """Families of upright fonts of normal weight, Noto's first."""
+  """The families of upright fonts of normal weight, Noto Sans first."""
   from matplotlib import font_manager
 
   manager = font_manager.fontManager
-  # Matplotlib caches the list of fonts that it made when first imported.
+  # Matplotlib caches a list of fonts, which may be older than some fonts.
   cached = {font.fname for font in manager.ttflist}
   for path in set(font_manager.findSystemFonts()) - cached:
     with contextlib.suppress(Exception):  # a font that it cannot read
@@ -91,7 +87,7 @@ def _installed() -> tuple[str, ...]:
     for font in manager.ttflist
     if font.style == "normal"
     and font.weight in (400, "normal", "regular")
-    # It has a box with a question mark for every character there is.
+    # LastResort draws a box with a question mark for every character.
     and "lastresort" not in font.name.replace(" ", "").lower()
   }
   return tuple(sorted(names, key=lambda name: ("Noto Sans" not in name, name)))

@@ -1,5 +1,6 @@
 """Figures of a run, and the arrays behind them."""
 
+import itertools
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,18 +19,11 @@ _MAX_LABELS, _MAX_LETTERS = 60, 30
 
 
 class AttentionPanel(NamedTuple):
-  """A heat map of attention weights.
+  """A heat map of attention weights."""
 
-  Attributes:
-    weights: [T, S] from 0 to 1.
-    source: S words.
-    target: T words, the prediction.
-    title: of the panel.
-  """
-
-  weights: np.ndarray
-  source: Sequence[str]
-  target: Sequence[str]
+  weights: np.ndarray  # [T, S], from 0 to 1
+  source: Sequence[str]  # S words
+  target: Sequence[str]  # T words, the prediction
   title: str
 
 
@@ -46,8 +40,19 @@ def make_figure(
   return figure, figure.subplots(rows, columns, squeeze=False)
 
 
+def make_axes(
+  count: int, columns: int, *, width: float, height: float
+) -> tuple[Any, list[Any]]:
+  """Returns a figure and `count` axes of a grid; the others are invisible."""
+  rows = -(-count // columns)
+  figure, axes = make_figure(rows, columns, width=width, height=height)
+  for axis in axes.flat[count:]:
+    axis.set_axis_off()
+  return figure, list(axes.flat[:count])
+
+
 def save_figure(figure, path: Path) -> None:
-  """Writes a figure as PNG, of 16,000 pixels a side at most."""
+  """Writes a figure as PNG of at most 16,000 pixels per side."""
   path.parent.mkdir(parents=True, exist_ok=True)
   dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
   figure.savefig(path, dpi=dpi)
@@ -56,31 +61,17 @@ def save_figure(figure, path: Path) -> None:
 def save_attention_figure(panels: Sequence[AttentionPanel], path: Path) -> None:
   """Draws attention weights as in Bahdanau et al. (2014, figure 3).
 
-  The figure grows with the number of words until it is 22 inches wide. Up to
-  60 words are all written along an axis, every second of more, and so on.
-
-  Args:
-    panels: one heat map each: source from left to right, prediction from top to
-      bottom, white for weight 1 and black for 0. A character that no installed
-      font has is drawn as U+FFFD, and a warning is logged.
-    path: a PNG to write; its folder is made.
-
-  Example:
-    >>> import tempfile
-    >>> panel = AttentionPanel(np.eye(2), ["a", "b"], ["b", "a"], "head 1")
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...   save_attention_figure([panel], Path(folder) / "attention.png")
+  White is weight 1, and black is 0. An axis of more than 60 words has a label
+  for every n-th word. A character without a glyph is drawn as U+FFFD.
   """
   panels, families = _legible(panels)
   width, height = _panel_size(panels)
   columns = min(len(panels), 4, max(int(_MAX_WIDTH / width), 1))
-  rows = -(-len(panels) // columns)
-  figure, axes = make_figure(rows, columns, width=width, height=height)
-  for axis in axes.flat[len(panels) :]:
-    axis.set_axis_off()
-  for axis, panel in zip(axes.flat, panels):
+  figure, axes = make_axes(len(panels), columns, width=width, height=height)
+  for axis, panel in zip(axes, panels):
     image = _draw_panel(axis, panel, families)
-  figure.colorbar(image, ax=axes[0], shrink=0.6, label="attention weight")
+  first_row = axes[:columns]
+  figure.colorbar(image, ax=first_row, shrink=0.6, label="attention weight")
   save_figure(figure, path)
 
 
@@ -98,7 +89,7 @@ def _draw_panel(axis, panel: AttentionPanel, families: Sequence[str]):
 
 
 def _ticks(words: Sequence[str]) -> tuple[range, list[str]]:
-  """The positions of the labels, and the words there."""
+  """The positions of the labels, and their words."""
   positions = range(0, len(words), max(-(-len(words) // _MAX_LABELS), 1))
   return positions, [words[position] for position in positions]
 
@@ -106,11 +97,9 @@ def _ticks(words: Sequence[str]) -> tuple[range, list[str]]:
 def _legible(
   panels: Sequence[AttentionPanel],
 ) -> tuple[list[AttentionPanel], list[str]]:
-  """Panels with short words of characters that the returned fonts have."""
-  text = "".join(
-    "".join([*panel.source, *panel.target, panel.title]) for panel in panels
-  )
-  families, missing = fonts.families_for(text)
+  """Shortens words and replaces missing glyphs; also returns the fonts."""
+  words = [(*panel.source, *panel.target, panel.title) for panel in panels]
+  families, missing = fonts.families_for("".join(itertools.chain(*words)))
   if missing:
     fonts.warn_once(missing)
   replaced = str.maketrans(dict.fromkeys(missing, fonts.REPLACEMENT))
@@ -121,18 +110,17 @@ def _legible(
     return word.translate(replaced)
 
   return [
-    AttentionPanel(
-      panel.weights,
-      [legible(word) for word in panel.source],
-      [legible(word) for word in panel.target],
-      panel.title.translate(replaced),
+    panel._replace(
+      source=list(map(legible, panel.source)),
+      target=list(map(legible, panel.target)),
+      title=panel.title.translate(replaced),
     )
     for panel in panels
   ], families
 
 
 def _panel_size(panels: Sequence[AttentionPanel]) -> tuple[float, float]:
-  """Width and height in inches that suit every panel."""
+  """The width and height in inches that are enough for every panel."""
 
   def side(words: Sequence[Sequence[str]], labels: Sequence[Sequence[str]]):
     entries = _ENTRY * max(map(len, words))
@@ -145,30 +133,17 @@ def _panel_size(panels: Sequence[AttentionPanel]) -> tuple[float, float]:
 
 
 def _width(word: str) -> int:
-  """The width of a word in letters; Hangul and the like are two wide."""
+  """The width of a word in Latin letters; East Asian characters count two."""
   return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in word)
 
 
 def save_attention_weights(
   panels: Sequence[AttentionPanel], path: Path
 ) -> None:
-  """Writes the arrays that `save_attention_figure` draws.
+  """Writes the arrays of a figure as .npz, padded with zeros and "".
 
-  `numpy.load` reads them: `weights` [P, T, S] float32, and the words `source`
-  [P, S], `target` [P, T] and `title` [P]. Panels smaller than the largest are
-  padded with zeros, and their words with "".
-
-  Args:
-    panels: P of them.
-    path: an .npz to write; its folder is made.
-
-  Example:
-    >>> import tempfile
-    >>> panel = AttentionPanel(np.eye(2), ["a", "b"], ["b", "a"], "head 1")
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...   save_attention_weights([panel], Path(folder) / "weights.npz")
-    ...   np.load(Path(folder) / "weights.npz")["target"].tolist()
-    [['b', 'a']]
+  They are `weights` [P, T, S] float32, and the texts `source` [P, S], `target`
+  [P, T] and `title` [P].
   """
   targets = max(len(panel.target) for panel in panels)
   sources = max(len(panel.source) for panel in panels)
@@ -186,7 +161,7 @@ def save_attention_weights(
 
 
 def _padded(rows: Sequence[Sequence[str]]) -> np.ndarray:
-  """[N, L] words, with "" after the end of shorter rows."""
+  """The words as [N, L], with "" as padding."""
   longest = max(map(len, rows))
   return np.array([[*row, *[""] * (longest - len(row))] for row in rows])
 
@@ -197,18 +172,9 @@ def save_accuracy_by_length(
   *,
   trained_length: int | None = None,
 ) -> None:
-  """Draws sequence and token accuracy against the source length.
+  """Draws the rows of `by_length` in eval/SPLIT.json, by name of the curve.
 
-  Args:
-    curves: by name, rows of `by_length` in eval/SPLIT.json.
-    path: a PNG to write; its folder is made.
-    trained_length: the longest length in training, marked by a line.
-
-  Example:
-    >>> import tempfile
-    >>> rows = [{"length": 3, "sequence_accuracy": 0.5, "token_accuracy": 0.9}]
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...   save_accuracy_by_length({"test": rows}, Path(folder) / "curves.png")
+  A vertical line marks `trained_length`, the longest length in training.
   """
   figure, axes = make_figure(1, 2, width=5, height=4)
   for axis, field in zip(axes[0], ("sequence_accuracy", "token_accuracy")):

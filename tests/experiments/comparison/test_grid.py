@@ -21,6 +21,7 @@ def test_every_combination_and_seed_is_a_trial_with_its_own_directory():
   }
   last = trials[-1]
   assert last.name == "dot, input_feeding=true, seed 2"
+  assert str(last.workdir) == "c/dot_input_feeding=true/seed-2"
   assert last.raw["model"]["attention"] == "dot"
   assert last.raw["model"]["input_feeding"] is True
   assert last.raw["seed"] == 2

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.comparison import differences, interval
+from experiments.comparison.statistics import differences, interval
 
 
 def test_19_of_20_intervals_contain_the_mean():
