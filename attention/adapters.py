@@ -30,26 +30,25 @@ def dot_product_attention(
   implementation: str | None = None,
   return_residual: bool = False,
 ) -> Any:
-  """A drop-in for `jax.nn.dot_product_attention`, with its arguments.
+  """A replacement of `jax.nn.dot_product_attention`, with its arguments.
 
-  Three things differ. A row that may attend to nothing is zero (in `jax.nn` it
-  is the mean of the masked values). The residual is float32 and has gradients.
-  Masks and biases of this library are accepted too. The implementation "xla" of
-  `jax.nn` means here that `attend` chooses.
+  The context of a query whose keys are all masked out is zero; in `jax.nn` it
+  is the mean of the values. The residual is float32 at least and
+  differentiable. Masks and biases of this library are accepted too.
 
   Args:
     query: [B, T, H, D] or [T, H, D].
     key: [B, S, K, D] or [S, K, D]; K divides H.
     value: [B, S, K, D] or [S, K, D].
     bias: broadcasts to [B, H, T, S]; B is 1 if the query has no batch axis.
-    mask: boolean, broadcasts to [B, H, T, S]; B is 1 as for `bias`.
+    mask: boolean, broadcasts to [B, H, T, S].
     scale: factor of the scores; None means D ** -0.5.
     is_causal: whether query i may only attend to keys j <= i.
-    query_seq_lengths: int [B]; later queries have context 0.
+    query_seq_lengths: int [B]; the context of later queries is zero.
     key_value_seq_lengths: int [B]; later keys are masked out.
     local_window_size: how many keys before and after its own position a query
       may attend to, one number for both or a pair.
-    implementation: as in `attend`, or "xla", which means None.
+    implementation: as in `attend`; "xla" means None.
     return_residual: whether to return the log-sum-exp too.
 
   Returns:
@@ -70,7 +69,7 @@ def dot_product_attention(
   for name, array in (("query", query), ("key", key), ("value", value)):
     check_rank(array, name, "length, heads, features")
   without_batch = query.ndim == 3
-  if without_batch:  # lengths and masks have a batch axis even then
+  if without_batch:  # masks and lengths have a batch axis nevertheless
     query, key, value = (
       axes.with_rank(jnp.asarray(array), 4) for array in (query, key, value)
     )
@@ -100,7 +99,7 @@ def dot_product_attention(
 
 
 def _queries_below(lengths, size: int) -> masks.Mask:
-  """A mask [B, 1, T, 1] that is True for the first `lengths` [B] queries."""
+  """A mask [B, 1, T, 1] of the first `lengths` [B] queries."""
   lengths = jnp.asarray(lengths)[..., None, None, None]
   rows = jnp.arange(size).reshape((1,) * (lengths.ndim - 2) + (-1, 1))
   return masks.as_mask(rows < lengths)
@@ -153,7 +152,6 @@ def flax_attention_fn(score: Score | Callable = scaled_dot_score) -> Callable:
     qk_attn_weights_einsum=None,
     attn_weights_value_einsum=None,
   ):
-    """Attends with axes [..., T, H, D]; see `flax_attention_fn`."""
     del force_fp32_for_softmax  # the softmax is always float32 at least
     for name, choice in (
       ("precision", precision),

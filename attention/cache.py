@@ -17,9 +17,9 @@ __all__ = ["Cache", "append", "init"]
 class Cache:
   """Keys [..., max_length, D], values [..., max_length, E], int32 length.
 
-  The first `length` positions hold tokens, the others are zeros. To attend to a
-  cache, use `masks.causal(offset)`, where `offset` is the number of tokens
-  before the queries; it hides the empty positions too.
+  The first `length` positions hold tokens, the others are zeros. The mask
+  `masks.causal(offset)`, where `offset` is the number of tokens before the
+  queries, hides the empty positions too.
   """
 
   key: jax.Array
@@ -61,12 +61,11 @@ def init(
   if max_length < 1:
     raise ValueError(f"max_length must be positive, got {max_length}")
   value_size = key_size if value_size is None else value_size
-  leading = tuple(leading_shape)
-  return Cache(
-    jnp.zeros((*leading, max_length, key_size), dtype),
-    jnp.zeros((*leading, max_length, value_size), dtype),
-    jnp.zeros((), jnp.int32),
+  key, value = (
+    jnp.zeros((*leading_shape, max_length, size), dtype)
+    for size in (key_size, value_size)
   )
+  return Cache(key, value, jnp.zeros((), jnp.int32))
 
 
 def append(cache: Cache, key: jax.Array, value: jax.Array) -> Cache:
@@ -106,21 +105,19 @@ def append(cache: Cache, key: jax.Array, value: jax.Array) -> Cache:
       )
   added = key.shape[-2]
   check_axis(value, "value", -2, added, "key's length")
-  traced = isinstance(cache.length, jax.core.Tracer)
-  held = 0 if traced else int(cache.length)
+  is_traced = isinstance(cache.length, jax.core.Tracer)
+  held = 0 if is_traced else int(cache.length)
   if held + added > cache.max_length:
     raise ValueError(
       f"the cache holds {held} of max_length={cache.max_length} tokens, "
       f"{added} more do not fit"
     )
+
+  def write(buffer, new):
+    return jax.lax.dynamic_update_slice_in_dim(
+      buffer, new.astype(buffer.dtype), cache.length, axis=buffer.ndim - 2
+    )
+
   return Cache(
-    _written(cache.key, key, cache.length),
-    _written(cache.value, value, cache.length),
-    cache.length + added,
-  )
-
-
-def _written(buffer: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-  return jax.lax.dynamic_update_slice_in_dim(
-    buffer, new.astype(buffer.dtype), start, axis=buffer.ndim - 2
+    write(cache.key, key), write(cache.value, value), cache.length + added
   )

@@ -22,10 +22,7 @@ from attention.scores import Score, as_score
 
 @dataclasses.dataclass(frozen=True)
 class Grouping:
-  """Converts arrays, scores, masks and biases between [H] and [K, G].
-
-  With H = K nothing is converted.
-  """
+  """Converts heads [H] to [K, G] and back; with H = K, it converts nothing."""
 
   num_heads: int
   num_key_value_heads: int
@@ -46,10 +43,8 @@ class Grouping:
   @property
   def shape(self) -> tuple[int, int]:
     """(K, G)."""
-    return (
-      self.num_key_value_heads,
-      self.num_heads // self.num_key_value_heads,
-    )
+    memory_heads = self.num_key_value_heads
+    return memory_heads, self.num_heads // memory_heads
 
   def query(self, query: jax.Array) -> jax.Array:
     """[..., H, T, D] to [..., K, G, T, D]."""
@@ -105,13 +100,11 @@ def attend_heads(
   return_lse: bool = False,
   attend: Callable = dispatch,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """`attend` for a query [..., H, T, D] and a value [..., K, S, E].
+  """Attends in each head; `attend` receives heads [K, G].
 
-  The key is [..., K, S, D], or [..., H, S, D] if a score has mapped it for each
-  head. `attend` computes attention for heads [K, G].
-
-  Returns:
-    The context [..., H, T, E], and the lse [..., H, T] or None.
+  The query is [..., H, T, D], the value [..., K, S, E] and the key
+  [..., K, S, D], or [..., H, S, D] if a score has mapped it for each head.
+  Returns the context [..., H, T, E] and the lse [..., H, T] or None.
   """
   grouping = Grouping(query.shape[-3], value.shape[-3])
   context, lse = attend(

@@ -23,12 +23,10 @@ __all__ = ["merge_heads", "multi_head_attention", "split_heads"]
 
 
 class KeyValue(NamedTuple):
-  """The projected keys and values of a memory.
+  """The projected keys [..., K, S, D] and values [..., K, S, E] of a memory.
 
-  Attributes:
-    key: [..., K, S, D], rotated and mapped by the score; [..., H, S, D] if the
-      score maps keys differently for each head.
-    value: [..., K, S, E].
+  Keys are rotated and mapped by the score; they are [..., H, S, D] if the score
+  maps keys differently for each head.
   """
 
   key: jax.Array
@@ -36,7 +34,7 @@ class KeyValue(NamedTuple):
 
 
 class Projection(NamedTuple):
-  """A weight and a bias or None; messages name them after `name`."""
+  """A weight and a bias or None; error messages name them after `name`."""
 
   name: str
   weight: jax.Array
@@ -90,12 +88,12 @@ def multi_head_attention(
     bias: as in `attend`, for scores [..., H, T, S].
     rotary: whether to rotate projected queries and keys by their positions, see
       `attention.positions.rotary`.
-    cache: None; or, for causal self-attention to the tokens before `query` too,
-      their keys and values, from `attention.cache.init((..., K), length, D, E)`
-      or the last call. The mask is causal besides `mask`; rows of `mask` and
-      `bias` are positions in the sequence, S is the cache's `max_length`. An
-      additive or concat score of hidden size A needs a cache with keys of size
-      A, concat with fewer key/value heads one with H heads of keys.
+    cache: None; or, for decoding, the keys and values of all earlier tokens,
+      from `attention.cache.init((..., K), max_length, D, E)` or the last call.
+      The mask is then `masks.causal() & mask`. Rows of `mask` and `bias` are
+      positions in the sequence, and S is `max_length`. Additive and concat
+      scores of hidden size A cache keys of size A; concat caches H heads of
+      keys.
     mesh_axes: an `attention.modules.MeshAxes` that shards heads and tokens over
       a mesh, or None.
     dropout_rate: the probability to drop a weight.
@@ -160,7 +158,7 @@ def _attend_tokens(
 ) -> tuple[jax.Array, Cache | None]:
   """The outputs, and the cache with the new tokens or None."""
   to_query, to_key, to_value, output = projections
-  score, mesh_axes = options["score"], options["mesh_axes"]
+  mesh_axes = options["mesh_axes"]
   check_rank(to_query.weight, "query_weight", "features, heads, head_size")
   start: int | jax.Array = 0
   if cache is not None:
@@ -180,7 +178,7 @@ def _attend_tokens(
     to_key,
     to_value,
     query_heads=to_query.weight.shape[-2:],
-    score=score,
+    score=options["score"],
     positions=positions(key),
   )
   if cache is not None:

@@ -11,14 +11,7 @@ from attention import scores
 from attention.checks import check_positive
 from attention.scores import Score, as_score
 
-SCORE_NAMES = (
-  "dot",
-  "scaled_dot",
-  "general",
-  "additive",
-  "concat",
-  "cosine",
-)
+SCORE_NAMES = ("dot", "scaled_dot", "general", "additive", "concat", "cosine")
 
 # A softmax over cosines, at most 1, is nearly uniform. With this factor, the
 # weight of an equal key is e^10 times that of an orthogonal one.
@@ -54,17 +47,9 @@ class LearnedScore(nn.Module):
 
   @nn.compact
   def __call__(self, query_size: int, key_size: int) -> Score:
-    """The score, with its parameters bound.
+    """The score for queries [..., T, Dq] and keys [..., S, Dk].
 
-    Args:
-      query_size: Dq.
-      key_size: Dk.
-
-    Returns:
-      A pytree, usable in `lax.scan` and outside of modules.
-
-    Raises:
-      ValueError: if the name is unknown.
+    It is a pytree, usable in `lax.scan` and outside of modules.
     """
     if not isinstance(self.score, str):
       return as_score(self.score)
@@ -90,7 +75,7 @@ class LearnedScore(nn.Module):
             "key_weight", key_size, hidden_size, heads=memory_heads or heads
           ),
           self._vector("score_weight", hidden_size),
-          self._bias("bias", hidden_size),
+          self._parameter("bias", nn.initializers.zeros, hidden_size),
         )
       case "concat":
         return scores.concat(
@@ -102,33 +87,25 @@ class LearnedScore(nn.Module):
 
   def _weight(self, name, inputs, outputs, heads=None):
     """[D, A], or [H, D, A] with the fan-in of one head."""
+    heads_axis = () if self.num_heads is None else (0,)
     initialize = nn.initializers.lecun_normal(
-      in_axis=-2, out_axis=-1, batch_axis=self._head_axis()
+      in_axis=-2, out_axis=-1, batch_axis=heads_axis
     )
-    shape = (*self._heads(heads), inputs, outputs)
-    return self._parameter(name, initialize, shape)
+    return self._parameter(name, initialize, inputs, outputs, heads=heads)
 
   def _vector(self, name, size):
     """[A] or [H, A], scaled so that the score's variance is about 1."""
     initialize = nn.initializers.normal(1.0 / math.sqrt(max(size, 1)))
-    return self._parameter(name, initialize, (*self._heads(), size))
-
-  def _bias(self, name, size):
-    zeros = nn.initializers.zeros
-    return self._parameter(name, zeros, (*self._heads(), size))
+    return self._parameter(name, initialize, size)
 
   def _sharpness(self):
     """[] or [H], positive, as its logarithm is the parameter."""
     constant = nn.initializers.constant(math.log(INITIAL_SHARPNESS))
-    return jnp.exp(self._parameter("log_sharpness", constant, self._heads()))
+    return jnp.exp(self._parameter("log_sharpness", constant))
 
-  def _heads(self, heads=None):
+  def _parameter(self, name, initialize, *sizes, heads=None):
+    """[*sizes], or [H, *sizes] if there are heads."""
     heads = heads or self.num_heads
-    return () if heads is None else (heads,)
-
-  def _head_axis(self):
-    return () if self.num_heads is None else (0,)
-
-  def _parameter(self, name, initialize, shape):
+    shape = sizes if heads is None else (heads, *sizes)
     array = self.param(name, initialize, shape, self.param_dtype)
     return array if self.dtype is None else array.astype(self.dtype)

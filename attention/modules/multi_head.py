@@ -34,8 +34,8 @@ class ProjectionWeights(nn.Module):
   def __call__(self, inputs: tuple[int, ...], outputs: tuple[int, ...]):
     """A kernel [*inputs, *outputs], and a bias [*outputs] or None."""
 
+    # Fan-in is the product of all inputs, fan-out that of all outputs.
     def initialize(rng, shape, dtype):
-      # Fan-in is the product of all inputs, fan-out that of all outputs.
       matrix = (math.prod(inputs), math.prod(outputs))
       return jnp.reshape(self.kernel_init(rng, matrix, dtype), shape)
 
@@ -100,19 +100,14 @@ class MultiHeadAttention(nn.Module):
   mesh_axes: MeshAxes | None = None
 
   def setup(self):
-    """Declares the parameters; the inputs determine their shapes."""
+    """Declares the projections and the score."""
     names = ("num_heads", "head_size", "num_key_value_heads", "features")
     check_positive(**{name: getattr(self, name) for name in names})
     memory_heads = self.num_key_value_heads
     self.grouping = Grouping(
       self.num_heads, self.num_heads if memory_heads is None else memory_heads
     )
-    weights = (
-      self.use_bias,
-      self.kernel_init,
-      self.bias_init,
-      self.param_dtype,
-    )
+    weights = self.use_bias, self.kernel_init, self.bias_init, self.param_dtype
     self.query_projection = ProjectionWeights(*weights)
     self.key_projection = ProjectionWeights(*weights)
     self.value_projection = ProjectionWeights(*weights)
@@ -135,7 +130,7 @@ class MultiHeadAttention(nn.Module):
     bias: Any = None,
     deterministic: bool = True,
   ) -> jax.Array:
-    """Attends to the tokens of a key, or of the query itself.
+    """`multi_head_attention` with this module's parameters.
 
     Args:
       query: [..., T, Dq].
@@ -147,23 +142,12 @@ class MultiHeadAttention(nn.Module):
 
     Returns:
       [..., T, features].
-
-    Raises:
-      AssertionError: if the shapes do not fit; the message names the argument.
-      ValueError: as in `attend`, or if attributes of the module do not fit.
     """
     key = query if key is None else key
     value = key if value is None else value
-    rate = 0.0 if deterministic else self.dropout_rate
-    return self._attend(
-      query,
-      key,
-      value,
-      mask=mask,
-      bias=bias,
-      dropout_rate=rate,
-      rng=self.make_rng("dropout") if rate else None,
-    )
+    rate, rng = self._dropout(deterministic)
+    options = {"mask": mask, "bias": bias, "dropout_rate": rate, "rng": rng}
+    return self._attend(query, key, value, **options)
 
   def decode(
     self,
@@ -173,24 +157,12 @@ class MultiHeadAttention(nn.Module):
     mask: Any = None,
     bias: Any = None,
   ) -> tuple[jax.Array, Cache]:
-    """Causal self-attention of new tokens to themselves and earlier ones.
+    """Causal self-attention of the next tokens to themselves and earlier ones.
 
-    The outputs equal the last t of `__call__` on the whole sequence with a
-    causal mask.
-
-    Args:
-      inputs: [..., t, D], the next tokens, one or more.
-      cache: from `init_cache` or the last call.
-      mask: besides the causal one, for scores [..., H, max_length,
-        max_length]; rows are positions in the sequence, also of arrays.
-      bias: for scores [..., H, max_length, max_length].
-
-    Returns:
-      Outputs [..., t, features] and the cache with the new tokens.
-
-    Raises:
-      NotImplementedError: if `mesh_axes` shards tokens.
-      ValueError: if the tokens do not fit into the cache.
+    The outputs [..., t, features] for inputs [..., t, D] equal the last t of
+    `__call__` on the whole sequence with a causal mask. The cache is from
+    `init_cache` or the last call; `mask` and `bias` are for scores
+    [..., H, max_length, max_length]. See `multi_head_attention(cache=...)`.
     """
     return self._attend(
       inputs, inputs, inputs, mask=mask, bias=bias, cache=cache
@@ -205,16 +177,10 @@ class MultiHeadAttention(nn.Module):
   ) -> KeyValue:
     """Projects the keys and values of a memory once, for many queries.
 
+    The memory is `inputs` [..., S, Dk], with `values` [..., S, Dv] or the same.
     Set the module's `head_size` if the memory and the queries have different
-    numbers of features.
-
-    Args:
-      inputs: [..., S, Dk].
-      values: [..., S, Dv]; None means the inputs.
-      offset: the position of the first token, for rotary positions.
-
-    Returns:
-      The argument of `attend_projected` and `weights_projected`.
+    numbers of features. `offset` is the position of the first token, for rotary
+    positions.
     """
     size = self._head_size(inputs)
     values = inputs if values is None else values
@@ -235,25 +201,14 @@ class MultiHeadAttention(nn.Module):
     query_offset: int | jax.Array = 0,
     deterministic: bool = True,
   ) -> jax.Array:
-    """Attends to a memory that `project` has made.
+    """`__call__` for a memory that `project` has returned.
 
-    Args:
-      query: [..., T, Dq].
-      key_value: the memory.
-      mask: as in `attend`, for scores [..., H, T, S].
-      bias: as in `attend`, for scores [..., H, T, S].
-      query_offset: the position of the first query, for rotary positions; masks
-        and biases have a method `shifted` for it.
-      deterministic: whether to disable dropout.
-
-    Returns:
-      [..., T, features].
+    `query_offset` is the position of the first query, for rotary positions;
+    masks and biases have a method `shifted` for it.
     """
     size = self._head_size(query)
     output = self._output_projection(query, size)
     query, to_query = self._input_projection("query", query, size)
-    rate = 0.0 if deterministic else self.dropout_rate
-    rng = self.make_rng("dropout") if rate else None
     return multi_head.attend_key_value(
       query,
       key_value,
@@ -264,7 +219,7 @@ class MultiHeadAttention(nn.Module):
       bias=bias,
       positions=self._positions(query, query_offset),
       mesh_axes=self.mesh_axes,
-      dropout=make_dropout(rate, rng),
+      dropout=make_dropout(*self._dropout(deterministic)),
       implementation=self.implementation,
     )
 
@@ -316,17 +271,9 @@ class MultiHeadAttention(nn.Module):
   ) -> Cache:
     """An empty cache for `decode`; the module must have parameters.
 
-    Args:
-      leading_shape: the leading axes of the inputs, for instance (B,).
-      max_length: the maximal number of tokens.
-      dtype: of keys and values; None means the dtype of the computation, for
-        additive scores float32 keys.
-
-    Returns:
-      A cache.
-
-    Raises:
-      ValueError: if the module has no parameters yet.
+    `leading_shape` are the leading axes of the inputs, for instance (B,). The
+    dtype None means that of the computation, for keys of additive scores
+    float32.
     """
     if not self.key_projection.has_variable("params", "kernel"):
       raise ValueError("init_cache needs parameters: call it through `apply`")
@@ -365,6 +312,10 @@ class MultiHeadAttention(nn.Module):
       implementation=self.implementation,
       **options,
     )
+
+  def _dropout(self, deterministic):
+    rate = 0.0 if deterministic else self.dropout_rate
+    return rate, self.make_rng("dropout") if rate else None
 
   def _input_projection(self, name, inputs, size):
     """The inputs and their projection, in the dtype of the computation."""

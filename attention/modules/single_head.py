@@ -64,7 +64,7 @@ class Attention(nn.Module):
   implementation: ImplementationLike = None
 
   def setup(self):
-    """Declares the score's parameters."""
+    """Declares the score."""
     self.learned_score = LearnedScore(
       self.score,
       self.hidden_size,
@@ -73,18 +73,7 @@ class Attention(nn.Module):
     )
 
   def bound_score(self, query_size: int, key_size: int) -> Score:
-    """The score with its parameters bound, for pure functions.
-
-    Args:
-      query_size: Dq.
-      key_size: Dk.
-
-    Returns:
-      A score, a pytree.
-
-    Raises:
-      ValueError: if the score's name is unknown.
-    """
+    """The score with its parameters bound, for pure functions."""
     return self.learned_score(query_size, key_size)
 
   def __call__(
@@ -97,7 +86,7 @@ class Attention(nn.Module):
     bias: Any = None,
     deterministic: bool = True,
   ) -> jax.Array:
-    """The context of each query.
+    """`attend` with the score of this module.
 
     Args:
       query: [..., T, Dq].
@@ -109,10 +98,6 @@ class Attention(nn.Module):
 
     Returns:
       [..., T, E].
-
-    Raises:
-      AssertionError: if the shapes do not fit; the message names the argument.
-      ValueError: as in `attend`, or if the score's name is unknown.
     """
     check_tokens(query=query, key=key)
     value = key if value is None else value
@@ -138,21 +123,7 @@ class Attention(nn.Module):
     mask: Any = None,
     bias: Any = None,
   ) -> jax.Array:
-    """The attention weights over the keys, without dropout.
-
-    Args:
-      query: [..., T, Dq].
-      key: [..., S, Dk].
-      mask: as in `attend`.
-      bias: as in `attend`.
-
-    Returns:
-      [..., T, S].
-
-    Raises:
-      AssertionError: if the shapes do not fit; the message names the argument.
-      ValueError: as in `attend`, or if the score's name is unknown.
-    """
+    """The attention weights [..., T, S], without dropout."""
     check_tokens(query=query, key=key)
     query, key = promote_dtype(query, key, dtype=self.dtype)
     score = self.bound_score(query.shape[-1], key.shape[-1])
