@@ -1,13 +1,13 @@
-"""Checkpoints of a run; the only package that knows Orbax."""
+"""Checkpoints of a run; the only package that imports Orbax."""
 
 from experiments.checkpoints.damage import (
   DamagedCheckpointError as DamagedCheckpointError,
 )
 from experiments.checkpoints.manager import FOLDER as FOLDER
 from experiments.checkpoints.manager import opened as opened
-from experiments.checkpoints.restore import restore as restore
-from experiments.checkpoints.restore import restore_last as restore_last
-from experiments.checkpoints.restore_parameters import parameters as parameters
+from experiments.checkpoints.read import parameters as parameters
+from experiments.checkpoints.read import restore as restore
+from experiments.checkpoints.read import restore_last as restore_last
 from experiments.checkpoints.save import (
   UnsavedCheckpointError as UnsavedCheckpointError,
 )

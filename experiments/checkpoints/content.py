@@ -1,11 +1,15 @@
-"""The content of a checkpoint: the arrays of a state, and their digests."""
+"""The content of a checkpoint: a state's arrays, and digests of them."""
 
+import json
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from experiments.checkpoints import digests
+from experiments.distributed.sharding import path_name
 from experiments.optimization.step import TrainState
 
 ITEMS = ("state", "batches", "digests")
@@ -22,15 +26,46 @@ def arrays(state: TrainState) -> dict[str, Any]:
   return plain | ({} if state.average is None else {"average": state.average})
 
 
-def digests_of(
-  plain: Mapping[str, Any], batches: Mapping[str, Any]
-) -> dict[str, int]:
-  """Returns a digest of each array, by path, and of the data's position."""
-  return {**digests.of_arrays(plain), "batches": digests.of_json(batches)}
-
-
 def _key_data(rng):
   if not isinstance(rng, jax.ShapeDtypeStruct):
     return jax.random.key_data(rng)
   plain = jax.eval_shape(jax.random.key_data, rng)
   return jax.ShapeDtypeStruct(plain.shape, plain.dtype, sharding=rng.sharding)
+
+
+def digests(
+  plain: Mapping[str, Any], batches: Mapping[str, Any]
+) -> dict[str, int]:
+  """Returns the digests of arrays, and of the data iterator's position."""
+  position = json.dumps(batches, sort_keys=True).encode()
+  return {**array_digests(plain), "batches": zlib.crc32(position)}
+
+
+def array_digests(tree: Any) -> dict[str, int]:
+  """Returns a 32-bit digest of each array, by path.
+
+  A digest is the sum, modulo 2^32, of each element's bit pattern times an odd
+  number that depends on its index. Any change of one element changes it, and
+  it does not depend on the sharding, because sums of integers are exact.
+  """
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  sums = jax.device_get(_sums([leaf for _, leaf in leaves]))
+  names = (path_name(path) for path, _ in leaves)
+  return {name: int(total) for name, total in zip(names, sums)}
+
+
+@jax.jit
+def _sums(leaves):
+  return [_sum(leaf) for leaf in leaves]
+
+
+@jax.jit  # traced once a shape
+def _sum(array) -> jax.Array:
+  width = array.dtype.itemsize * 8
+  bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f"uint{width}"))
+  bits = bits.astype(jnp.uint32)
+  index = jnp.zeros(bits.shape, jnp.uint32)
+  for axis, size in enumerate(bits.shape):
+    index = index * np.uint32(size)
+    index += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+  return jnp.sum(bits * (2 * index + 1), dtype=jnp.uint32)

@@ -1,23 +1,33 @@
-"""Damaged checkpoints: their files are not what was saved."""
+"""Distinguishes damaged checkpoints from other failures; moves them away."""
 
+import contextlib
 import errno
 import json
 import os
 import shutil
+import traceback
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import jax
+import numpy as np
 from absl import logging
+from jax.experimental import multihost_utils
 
 from experiments.errors import UserError
 
 _DAMAGED = "damaged"
+_JAX_ERROR = jax.errors.JaxRuntimeError
+# Part of Orbax's message for a state of another structure.
+_OTHER_ARRAYS = "structures do not match"
 NONE_LEFT = (
   "No checkpoint of the run can be read, and nothing was moved. If the files"
   " are lost, another --workdir starts over."
 )
 
 MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-# Texts of the system's errors, which TensorStore puts into a ValueError.
+# Messages of the operating system that TensorStore puts into a ValueError.
 _SYSTEM_ERRORS = tuple(
   os.strerror(number)
   for number in (
@@ -38,11 +48,83 @@ class DamagedCheckpointError(UserError):
   """The files of a checkpoint are not what was saved."""
 
 
-def check_listing(folder: Path, best_metric: str, *, read_only: bool) -> None:
-  """Moves checkpoints away that keep Orbax from listing the others.
+class _DigestError(ValueError):
+  """A restored array differs from the one that was saved."""
 
-  Raises UserError if `read_only` forbids that, or if no other is left.
+
+def check_digests(found: Mapping[str, int], saved: Any) -> None:
+  """Raises an error that `agreement` reports as damage if a digest differs."""
+  for name, digest in found.items():
+    if not isinstance(saved, dict) or saved.get(name) != digest:
+      raise _DigestError(f"{name} is not what was saved")
+
+
+@contextlib.contextmanager
+def agreement(checkpoint: Path) -> Iterator[None]:
+  """Raises the same kind of error in all processes if one cannot read its part.
+
+  DamagedCheckpointError if the files are not what was saved, UserError if they
+  cannot be read for another reason.
   """
+  failure: Exception | None = None
+  try:
+    yield
+  except Exception as error:  # Orbax raises errors of all its layers.
+    if isinstance(error, _JAX_ERROR) and jax.process_count() > 1:
+      raise
+    failure = _explain(checkpoint, error)
+  # 0: success, 1: damage, 2: another failure.
+  severity = 0 if failure is None else 2
+  if isinstance(failure, DamagedCheckpointError):
+    severity = 1
+  if jax.process_count() > 1:
+    severities = multihost_utils.process_allgather(np.int32(severity)).tolist()
+    if (worst := max(severities)) > severity:
+      kind = DamagedCheckpointError if worst == 1 else UserError
+      process = severities.index(worst)
+      failure = kind(
+        f"checkpoint {checkpoint} cannot be read by process {process}."
+      )
+  if failure:
+    try:
+      raise failure
+    finally:
+      del failure  # Its traceback would keep Orbax's open files alive.
+
+
+def _explain(checkpoint: Path, error: Exception) -> Exception:
+  """Returns the error to raise in place of one that a restore raised."""
+  reason = str(error).strip().split("\n")[0][:200]
+  is_damage = isinstance(error, (*MISSING, _DigestError))
+  explained: UserError
+  if _OTHER_ARRAYS in str(error):
+    explained = UserError(
+      f"checkpoint {checkpoint} holds other arrays than this version of the"
+      f" model ({reason}); use the version that wrote it"
+    )
+  elif not is_damage and (
+    isinstance(error, (MemoryError, _JAX_ERROR)) or system_error(error)
+  ):
+    explained = UserError(f"checkpoint {checkpoint}: cannot be read ({reason})")
+  elif is_damage or _is_of_orbax(error):
+    explained = DamagedCheckpointError(
+      f"checkpoint {checkpoint} is damaged ({type(error).__name__}: {reason})."
+    )
+  else:
+    return error  # a bug
+  explained.__cause__ = error
+  return explained
+
+
+def _is_of_orbax(error: Exception) -> bool:
+  """Whether Orbax raised an error; it has no exception type for damage."""
+  frames = traceback.walk_tb(error.__traceback__)
+  modules = [frame.f_globals.get("__name__", "") for frame, _ in frames]
+  return any(name.startswith("orbax.") for name in modules)
+
+
+def check_listing(folder: Path, best_metric: str, *, read_only: bool) -> None:
+  """Moves checkpoints away whose damaged metrics stop Orbax's listing."""
   steps = complete(folder)
   damaged = [step for step in steps if not _can_be_ranked(step, best_metric)]
   if damaged and read_only:
@@ -54,7 +136,7 @@ def check_listing(folder: Path, best_metric: str, *, read_only: bool) -> None:
     raise UserError(f"checkpoint {damaged[0]} is damaged. {NONE_LEFT}")
   for step in damaged:
     logging.warning(
-      "checkpoint %s is damaged (its metrics cannot be read). It is kept as"
+      "checkpoint %s is damaged (its metrics cannot be read). It was moved to"
       " %s.",
       step,
       set_aside(step),
@@ -62,7 +144,7 @@ def check_listing(folder: Path, best_metric: str, *, read_only: bool) -> None:
 
 
 def complete(folder: Path) -> list[Path]:
-  """Returns the folders of the complete checkpoints, in no order."""
+  """Returns the folders of the complete checkpoints, unsorted."""
   return [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
 
 
@@ -77,7 +159,7 @@ def set_aside(checkpoint: Path) -> Path:
 
 
 def _can_be_ranked(step: Path, best_metric: str) -> bool:
-  """Whether it has no metrics, or the one that checkpoints are ranked by."""
+  """Whether a checkpoint has no metrics, or the one that ranks checkpoints."""
   metrics = step / "metrics" / "metrics"
   if not metrics.exists():
     return True
@@ -90,7 +172,10 @@ def _can_be_ranked(step: Path, best_metric: str) -> bool:
 
 
 def system_error(error: BaseException) -> str | None:
-  """Returns the system's words for a file error that is no missing file."""
+  """Returns the operating system's message, None for any other error.
+
+  None also for a missing file, which is damage.
+  """
   for text in _SYSTEM_ERRORS:
     if text in str(error):
       return text

@@ -1,4 +1,4 @@
-"""The manager of a run's checkpoints: which are kept, and where."""
+"""Opens a run's checkpoints; decides which of them are kept."""
 
 import contextlib
 import dataclasses
@@ -24,30 +24,14 @@ FOLDER = "checkpoints"
 def opened(
   workdir: Path,
   *,
-  keep_last: int = 1,
+  keep_last: int = 1,  # regular checkpoints
   keep_best: int = 0,
   best_metric: str = "loss",
+  # Whether an uninterrupted run saves at a step.
   is_regular: Callable[[int], bool] = lambda step: True,
   read_only: bool = False,
 ) -> Iterator[ocp.CheckpointManager]:
-  """Opens the checkpoints of a run; at the end waits for pending saves.
-
-  Args:
-    workdir: the run's directory.
-    keep_last: number of last regular checkpoints kept; the very last one is
-      always kept.
-    keep_best: number of best ones kept besides.
-    best_metric: decides which is best.
-    is_regular: whether an undisturbed run saves a checkpoint at a step.
-    read_only: whether only to restore.
-
-  Yields:
-    An Orbax manager, which saves asynchronously.
-
-  Raises:
-    UserError: if no checkpoint can be read; if one cannot and `read_only`.
-    UnsavedCheckpointError: if a pending save failed.
-  """
+  """Opens the checkpoints of a run; waits for pending saves at the end."""
   rank = functools.partial(goodness, best_metric)
   folder = workdir.absolute() / FOLDER
   first_process_only(
@@ -76,7 +60,7 @@ def opened(
   try:
     yield manager
   except BaseException:
-    # With several processes, closing waits for all, even for dead ones.
+    # With several processes, close() would also wait for dead ones.
     if jax.process_count() == 1:
       with contextlib.suppress(Exception):
         manager.close()
@@ -87,10 +71,7 @@ def opened(
 
 @dataclasses.dataclass
 class _LastRegular(preservation_policy.PreservationPolicy):
-  """Keeps the last checkpoint, and the last `count` regular ones.
-
-  So a checkpoint saved at a preemption replaces no regular one.
-  """
+  """Keeps the last checkpoint, regular or not, and the last regular ones."""
 
   count: int
   is_regular: Callable[[int], bool]
@@ -101,9 +82,9 @@ class _LastRegular(preservation_policy.PreservationPolicy):
     *,
     context: preservation_policy.PreservationContext,
   ) -> Sequence[bool]:
-    """Returns a flag for each checkpoint, in the order of their steps."""
+    """Returns whether to keep each checkpoint; they are sorted by step."""
     del context
-    regular = [each.step for each in checkpoints if self.is_regular(each.step)]
-    last = [each.step for each in checkpoints][-1:]
-    kept = {*regular[-self.count :], *last}
-    return [each.step in kept for each in checkpoints]
+    steps = [each.step for each in checkpoints]
+    regular = [step for step in steps if self.is_regular(step)]
+    kept = {*regular[-self.count :], *steps[-1:]}
+    return [step in kept for step in steps]

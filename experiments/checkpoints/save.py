@@ -1,4 +1,4 @@
-"""Saves checkpoints asynchronously; explains what to do where that fails."""
+"""Saves checkpoints asynchronously, and reports failures to write."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from experiments.checkpoints.content import arrays, digests_of
+from experiments.checkpoints.content import arrays, digests
 from experiments.checkpoints.damage import MISSING, complete, system_error
 from experiments.errors import UserError
 from experiments.optimization.step import TrainState
@@ -23,28 +23,23 @@ class UnsavedCheckpointError(UserError):
 def save(
   manager: ocp.CheckpointManager,
   state: TrainState,
-  batches: Mapping[str, Any],
-  metrics: Mapping[str, float] | None,
+  batches: Mapping[str, Any],  # the position of the data iterator
+  metrics: Mapping[str, float] | None,  # of the validation set, which rank it
 ) -> None:
-  """Starts to save a checkpoint, unless there is one of this step.
-
-  `batches` is the position of the data iterator; `metrics`, of the validation
-  set at this step, rank checkpoints. UnsavedCheckpointError if this save or the
-  one before failed.
-  """
+  """Starts to save a checkpoint, unless this step has one."""
   step = int(state.step)
   if step in manager.all_steps():
     return
   plain, position = arrays(state), dict(batches)
-  # Outside of `saving`: all processes compute the digests together.
-  digests = digests_of(plain, position)
+  # Not in `saving`: a failed collective operation is no failure to write.
+  checksums = digests(plain, position)
   with saving(manager):
     manager.save(
       step,
       args=ocp.args.Composite(
         state=ocp.args.StandardSave(plain),
         batches=ocp.args.JsonSave(position),
-        digests=ocp.args.JsonSave(digests),
+        digests=ocp.args.JsonSave(checksums),
       ),
       metrics=None if metrics is None else {**metrics, "step": step},
       force=True,
@@ -52,7 +47,7 @@ def save(
 
 
 def wait(manager: ocp.CheckpointManager) -> None:
-  """Waits for the end of a save; UnsavedCheckpointError if it failed."""
+  """Waits for the end of a save, and reports its failure."""
   with saving(manager):
     manager.wait_until_finished()
 
@@ -63,10 +58,10 @@ def saving(manager: ocp.CheckpointManager) -> Iterator[None]:
   try:
     yield
   except (OSError, ValueError, RuntimeError) as error:
-    # With several processes JAX fails where another process died.
+    # With several processes, JAX raises this when another process has died.
     lost = isinstance(error, jax.errors.JaxRuntimeError)
     reason = system_error(error)
-    if isinstance(error, MISSING):  # somebody removed the folder
+    if isinstance(error, MISSING):  # the folder was removed
       reason = str(error)
     if reason is None or (lost and jax.process_count() > 1):
       raise

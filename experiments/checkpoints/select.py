@@ -18,21 +18,12 @@ def choose(
   best_metric: str = "loss",
   is_regular: Callable[[int], bool] | None = None,
 ) -> list[int]:
-  """Returns the steps of checkpoints by name.
+  """Returns the steps that a name stands for; the last or best one last.
 
-  Args:
-    manager: from `opened`.
-    which: "last", "best", or a step; "last:3" and "best:3" for up to three.
-    best_metric: ranks the checkpoints that have metrics.
-    is_regular: whether an undisturbed run saves at a step. "last:N" then means
-      the last N of these steps, so that a checkpoint saved at a preemption does
-      not count, nor an old one that was kept because it is the best.
-
-  Returns:
-    The steps, the last or best one last.
-
-  Raises:
-    UserError: if there are no such checkpoints.
+  `which` is "last", "best", or a step; "last:3" and "best:3" stand for up to
+  three. With `is_regular` (whether an uninterrupted run saves at a step),
+  "last:3" means the last three regular steps: neither a checkpoint saved at a
+  preemption nor an old one that was kept because it is the best counts.
   """
   steps = sorted(manager.all_steps())
   name, colon, number = which.partition(":")
@@ -60,7 +51,7 @@ def choose(
 def _last_regular(
   steps: list[int], count: int, is_regular: Callable[[int], bool]
 ) -> list[int]:
-  """The checkpoints of the last `count` regular steps; at least the last."""
+  """Returns those of the last `count` regular steps that have a checkpoint."""
   regular = [step for step in steps if is_regular(step)]
   if not regular:
     return steps[-1:]
@@ -82,8 +73,7 @@ def _last_regular(
 def goodness(
   best_metric: str, metrics: Mapping[str, float]
 ) -> tuple[float, float]:
-  """Returns the rank of a checkpoint: larger for better, then for earlier."""
+  """Returns a sort key: larger for better, then for earlier checkpoints."""
   value = metrics[best_metric]
-  # Of equal checkpoints the first is better: more training gained nothing.
   earlier = -metrics.get("step", 0)
   return -value if best_metric in _LOWER_IS_BETTER else value, earlier

@@ -12,15 +12,15 @@ import orbax.checkpoint as ocp
 import pytest
 
 from experiments import checkpoints
-from experiments.checkpoints import content, digests
+from experiments.checkpoints import content
 from experiments.checkpoints.save import saving
 from experiments.errors import UserError
 from experiments.optimization.step import TrainState
 
-# Steps 10, 20, ...; None where the validation set was not looked at.
+# BLEU at steps 10, 20, ...; None where the validation set was not evaluated.
 BLEU = [30.0, 90.0, None, 50.0, 90.0, 10.0]
-NOTHING = ["35", "0", "-10", "30:2", "first", "", "last:0"]
-NOTHING += ["best:0", "last:", "last:x", "last:-1", "last:1.5", "last:²"]
+INVALID = ["35", "0", "-10", "30:2", "first", "", "last:0"]
+INVALID += ["best:0", "last:", "last:x", "last:-1", "last:1.5", "last:²"]
 
 
 def state_at(step, *, averaged=False):
@@ -36,7 +36,7 @@ def state_at(step, *, averaged=False):
 
 @contextlib.contextmanager
 def saved(folder, values=(), metric="bleu", **options):
-  """A manager of a folder in which there is a checkpoint for each value."""
+  """Yields a manager of a folder that has a checkpoint for each value."""
   with checkpoints.opened(
     folder, keep_last=9, keep_best=9, best_metric=metric
   ) as manager:
@@ -55,14 +55,14 @@ def saved(folder, values=(), metric="bleu", **options):
     ("last:1", [60]),
     ("last:3", [40, 50, 60]),
     ("last:6", [10, 20, 30, 40, 50, 60]),
-    # Of equal ones, the earlier is better.
+    # Of checkpoints with equal BLEU, the earlier is better.
     ("best", [20]),
     ("best:2", [50, 20]),
     ("best:4", [10, 40, 50, 20]),
     ("30", [30]),
   ],
 )
-def test_a_name_means_steps(which, steps, many):
+def test_choose_returns_the_steps_of_a_name(which, steps, many):
   found = checkpoints.choose(many, which, best_metric="bleu")
   assert found == steps
 
@@ -73,7 +73,7 @@ def many(tmp_path_factory):
     yield manager
 
 
-def test_a_full_quota_is_named_with_what_to_do(many):
+def test_a_full_quota_is_reported_with_a_remedy(many):
   # As TensorStore reports it, within a longer message.
   error = ValueError("UNKNOWN: Error writing x: [EDQUOT: Disk quota exceeded]")
   message = (
@@ -94,15 +94,15 @@ def test_a_bug_is_not_reported_as_a_failure_to_write(error, many):
     raise error("a bug")
 
 
-def test_of_losses_the_lowest_is_best(tmp_path):
+def test_the_lowest_loss_is_best(tmp_path):
   with saved(tmp_path, [3.0, 1.0, 2.0, 1.0], "loss") as manager:
     for which, steps in (("best", [20]), ("best:3", [30, 40, 20])):
       assert checkpoints.choose(manager, which, best_metric="loss") == steps
     assert manager.best_step() == 20
 
 
-@pytest.mark.parametrize("which", NOTHING)
-def test_a_name_of_nothing_is_refused(which, many):
+@pytest.mark.parametrize("which", INVALID)
+def test_an_invalid_checkpoint_name_is_refused(which, many):
   with pytest.raises(UserError) as caught:
     checkpoints.choose(many, which, best_metric="bleu")
   message = str(caught.value)
@@ -110,14 +110,14 @@ def test_a_name_of_nothing_is_refused(which, many):
   assert len(message.splitlines()) == 1
 
 
-def test_without_a_checkpoint_there_is_none(tmp_path):
+def test_every_name_is_refused_without_checkpoints(tmp_path):
   with saved(tmp_path) as manager:
     for which in ("last", "best", "last:1"):
       with pytest.raises(UserError, match="there are none"):
         checkpoints.choose(manager, which)
 
 
-def test_checkpoints_without_a_score_are_never_best(tmp_path):
+def test_checkpoints_without_metrics_are_never_best(tmp_path):
   with (
     saved(tmp_path, [None, None]) as manager,
     pytest.raises(UserError, match="no checkpoint 'best'; there are 10, 20"),
@@ -134,18 +134,20 @@ def test_checkpoints_without_a_score_are_never_best(tmp_path):
     ("best:4", [10, 20, 40, 50], "mean of 4 steps, 10 to 50"),
   ],
 )
-def test_parameters_of_several_are_their_mean(which, steps, used, many):
-  params, said = checkpoints.parameters(
+def test_parameters_of_several_checkpoints_are_averaged(
+  which, steps, used, many
+):
+  params, description = checkpoints.parameters(
     many, which, state_at(1), best_metric="bleu"
   )
-  assert said == used
+  assert description == used
   for name, leaf in params.items():
     expected = np.mean([state_at(step).params[name] for step in steps], axis=0)
     np.testing.assert_allclose(leaf, expected, rtol=1e-6)
     assert leaf.dtype == jnp.float32
 
 
-def test_an_average_is_saved_and_answers_in_place_of_the_parameters(tmp_path):
+def test_the_moving_average_is_saved_and_replaces_the_parameters(tmp_path):
   like = state_at(1, averaged=True)
   with saved(tmp_path, [1.0, 2.0], averaged=True) as manager:
     state, _ = checkpoints.restore(manager, 20, like)
@@ -160,7 +162,7 @@ def test_an_average_is_saved_and_answers_in_place_of_the_parameters(tmp_path):
     np.testing.assert_allclose(mean[name], both / 2, rtol=1e-6)
 
 
-def test_without_an_average_there_is_none_to_restore(many):
+def test_a_state_without_a_moving_average_is_restored(many):
   state, position = checkpoints.restore(many, 20, state_at(1))
   assert state.average is None
   assert state.evaluated is state.params
@@ -190,10 +192,9 @@ def restored(run):
 @pytest.mark.parametrize(
   "count", [1, pytest.param(8, marks=pytest.mark.exhaustive)]
 )
-def test_a_changed_byte_is_found_or_changes_nothing(count, copied):
-  """No byte of any file changes a number unnoticed."""
-  rng, found = np.random.default_rng(0), 0
-  whole = digests.of_arrays(content.arrays(state_at(10)))
+def test_a_changed_byte_is_detected_or_has_no_effect(count, copied):
+  rng, detected = np.random.default_rng(0), 0
+  whole = content.array_digests(content.arrays(state_at(10)))
   folder = copied / "checkpoints" / "10"
   files = sorted(path for path in folder.rglob("*") if path.stat().st_size)
   for path in filter(pathlib.Path.is_file, files):
@@ -205,11 +206,11 @@ def test_a_changed_byte_is_found_or_changes_nothing(count, copied):
       try:
         state, batches = restored(copied)
         assert batches == {"next_index": 1}
-        assert digests.of_arrays(content.arrays(state)) == whole
+        assert content.array_digests(content.arrays(state)) == whole
       except UserError:
-        found += 1
+        detected += 1
       path.write_bytes(original)
-  assert found > 5 * count
+  assert detected > 5 * count
 
 
 def remove(path):
@@ -225,7 +226,7 @@ def empty_json(path):
 
 
 @pytest.mark.parametrize(
-  ("name", "spoil", "message"),
+  ("name", "damage", "message"),
   [
     ("digests/metadata", remove, "FileNotFoundError"),
     ("digests/metadata", empty_json, "is not what was saved"),
@@ -233,8 +234,8 @@ def empty_json(path):
     ("state/manifest.ocdbt", cut, "DATA_LOSS"),
   ],
 )
-def test_damage_is_named_with_its_cause(name, spoil, message, copied):
-  spoil(copied / "checkpoints" / "10" / name)
+def test_damage_is_reported_with_its_cause(name, damage, message, copied):
+  damage(copied / "checkpoints" / "10" / name)
   with pytest.raises(
     checkpoints.DamagedCheckpointError, match=message
   ) as caught:
@@ -249,7 +250,9 @@ def test_damage_is_named_with_its_cause(name, spoil, message, copied):
     ValueError("Error reading x: [EIO: Input/output error]"),
   ],
 )
-def test_a_disk_that_cannot_be_read_is_not_damage(error, one, monkeypatch):
+def test_a_read_error_of_the_disk_is_not_reported_as_damage(
+  error, one, monkeypatch
+):
   monkeypatch.setattr(ocp.CheckpointManager, "restore", raises(error))
   with pytest.raises(UserError, match="10: cannot be read") as caught:
     restored(one)
@@ -271,13 +274,13 @@ def raises(error):
   return function
 
 
-def test_a_digest_changes_with_every_number_and_not_with_the_layout():
+def test_a_digest_depends_on_every_element_and_not_on_the_sharding():
   array = jax.random.normal(jax.random.key(0), (8, 4))
-  digest = digests.of_arrays(array)
+  digest = content.array_digests(array)
   for index in np.ndindex(array.shape):
     changed = array.at[index].set(jnp.nextafter(array[index], jnp.inf))
-    assert digests.of_arrays(changed) != digest
-  assert digests.of_arrays(array[::-1]) != digest
+    assert content.array_digests(changed) != digest
+  assert content.array_digests(array[::-1]) != digest
   mesh = jax.make_mesh((8,), ("x",))
   shared = jax.device_put(array, jax.NamedSharding(mesh, jax.P("x")))
-  assert digests.of_arrays(shared) == digest
+  assert content.array_digests(shared) == digest

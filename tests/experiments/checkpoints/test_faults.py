@@ -1,7 +1,7 @@
-"""Faults of machines and disks: a run loses nothing and says what to do.
+"""Faults of processes, machines and disks: no checkpoint is lost.
 
-By default one case of each kind; `-m exhaustive` runs all of them, KILLS=50 in
-the environment more kills.
+The default selection has one case of each kind, `-m exhaustive` the others. The
+environment variable KILLS sets the number of kills in the longest test.
 """
 
 import json
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 exhaustive = pytest.mark.exhaustive
 KILLS = int(os.environ.get("KILLS", "8"))
-# Seconds to wait for a condition, on a machine with other work.
+# Seconds to wait for a condition; generous, for a busy machine.
 LIMIT = 900
 
 
@@ -57,7 +57,8 @@ def test_resume_after_a_kill_is_bit_exact(kills, tmp_path):
   rng, done = random.Random(0), 0
   while done < kills:
     process = processes.start(*arguments, f"--workdir={killed}")
-    # At a moment after one of the next checkpoints, or while it starts.
+    # Kills at a random moment after one of the next checkpoints, every fourth
+    # time during the start.
     target = last_step(killed) + rng.choice([6, 12] if done else [12])
     delay = rng.uniform(0.0, 0.2)
     if done % 4 == 3:
@@ -92,7 +93,7 @@ def test_resume_after_a_kill_is_bit_exact(kills, tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-  """Mounts a file system of so many KiB; skips where that is not allowed."""
+  """Mounts a tmpfs with given options; skips the test where mount fails."""
   folder = tmp_path / "disk"
   folder.mkdir()
 
@@ -121,8 +122,8 @@ def get_config(arg=""):
 """
 
 
-# A file system with a quota, as processes see it: so many bytes may be written
-# under a folder in all. Few kernels have quotas to test with.
+# A library that simulates a quota: in QUOTA_FOLDER, `write` fails with EDQUOT
+# after QUOTA_BYTES bytes. Few kernels have file systems with quotas.
 QUOTA = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -165,7 +166,7 @@ ssize_t writev(int fd, const struct iovec *parts, int number) {
 
 
 @exhaustive
-def test_a_full_quota_is_reported_and_loses_nothing(tmp_path):
+def test_a_full_quota_is_reported_and_the_run_resumes(tmp_path):
   source, library = tmp_path / "quota.c", tmp_path / "quota.so"
   source.write_text(QUOTA)
   try:
@@ -192,11 +193,11 @@ def test_a_full_quota_is_reported_and_loses_nothing(tmp_path):
   assert int(final_state(folder / "run").step) == 12
 
 
-# Room for the config, and for one or two checkpoints.
+# 16 KiB hold the config only, 1500 KiB one or two checkpoints as well.
 @pytest.mark.parametrize(
   "kibibytes", [pytest.param(16, marks=exhaustive), 1500]
 )
-def test_a_full_disk_is_reported_and_loses_nothing(
+def test_a_full_disk_is_reported_and_the_run_resumes(
   kibibytes, small_disk, tmp_path
 ):
   config = processes.write_config(tmp_path, BIG)
@@ -222,7 +223,7 @@ def test_a_full_disk_is_reported_and_loses_nothing(
 def test_a_directory_that_turns_read_only_is_reported(running):
   process, arguments = running
   folder = arguments[2].removeprefix("--workdir=") + "/checkpoints"
-  # Bound to itself; what opens files in it from now on cannot write.
+  # A read-only bind mount: files opened from now on cannot be written.
   for command in (["--bind", folder, folder], ["-o", "remount,ro,bind"]):
     if command[0] == "-o":
       command.append(folder)
@@ -242,7 +243,7 @@ def test_a_directory_that_turns_read_only_is_reported(running):
 
 @pytest.fixture
 def running(tmp_path):
-  """A run that does not end by itself."""
+  """A training process that does not end by itself, and its arguments."""
   config = processes.write_config(tmp_path, processes.LONG)
   arguments = ["train", f"--config={config}", f"--workdir={tmp_path / 'run'}"]
   arguments.append("--config.train.steps=1000000")
@@ -268,10 +269,10 @@ def test_a_second_run_in_a_directory_is_refused(running):
   second = processes.start(*arguments)
   second.send_signal(signal.SIGKILL)
   _, error = second.communicate()
-  assert "another run" not in error  # the lock went with the process
+  assert "another run" not in error  # The killed process holds no lock.
 
 
-# A step that does not end, inside a compiled program.
+# Code that makes step 30 a compiled program that does not end.
 ENDLESS = """
 import jax
 from experiments.experiment import Experiment
@@ -311,7 +312,7 @@ def test_a_second_interrupt_stops_at_once(tmp_path):
   assert "Traceback" not in error
 
 
-# A function that sleeps after it has created a file.
+# Code that makes a function of `loop` create a file and sleep.
 SLOW = """
 import time
 from experiments.training import loop
@@ -353,7 +354,7 @@ def test_a_signal_before_or_after_the_steps_stops_the_run(
 
 
 @exhaustive
-def test_other_versions_are_named(tmp_path):
+def test_resuming_with_other_versions_warns(tmp_path):
   config = processes.write_config(tmp_path)
   run = tmp_path / "run"
   arguments = ["train", f"--config={config}", f"--workdir={run}"]
@@ -365,7 +366,7 @@ def test_other_versions_are_named(tmp_path):
   code, _, error = processes.run(*arguments)
   assert code == 0, error
   assert "began with other versions" in error
-  assert f"jax: '0.1.2' there, {jax.__version__!r} here" in error
+  assert f"jax: 0.1.2 then, {jax.__version__} now" in error
 
 
 @pytest.fixture(scope="module")
@@ -380,7 +381,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("verbosity", [0, 1])
-def test_damage_is_named_and_its_cause_shown_on_demand(
+def test_damage_is_reported_with_a_traceback_if_verbose(
   verbosity, trained, tmp_path
 ):
   run = tmp_path / "run"
@@ -401,7 +402,7 @@ def test_damage_is_named_and_its_cause_shown_on_demand(
 def set_field(*path):
   *sections, field, value = path
 
-  def spoil(run, _):
+  def change(run, _):
     raw = json.loads((run / "config.json").read_text())
     section = raw
     for name in sections:
@@ -409,18 +410,18 @@ def set_field(*path):
     section[field] = value
     (run / "config.json").write_text(json.dumps(raw))
 
-  return spoil
+  return change
 
 
 def link(name):
-  def spoil(run, outside):
+  def change(run, outside):
     if (run / name).is_dir():
       shutil.rmtree(run / name)
     else:
       (run / name).unlink()
     (run / name).symlink_to(outside / "victim")
 
-  return spoil
+  return change
 
 
 def nest(run, _):
@@ -429,21 +430,25 @@ def nest(run, _):
 
 SPLIT = {"min_length": 1, "max_length": 2, "num_examples": 2}
 HOSTILE = {
-  "a set named as a path": set_field("data", "splits", "../../victim/x", SPLIT),
-  "a set of an absolute path": set_field("data", "splits", "/tmp/x", SPLIT),
-  "a model that is none": set_field("model", "name", "os.system"),
+  "a split named as a relative path": set_field(
+    "data", "splits", "../../victim/x", SPLIT
+  ),
+  "a split named as an absolute path": set_field(
+    "data", "splits", "/tmp/x", SPLIT
+  ),
+  "a model of another module": set_field("model", "name", "os.system"),
   "an unknown field": set_field("model", "__class__", "x"),
-  "a float without end": set_field("seed", float("inf")),
-  "a link in place of results": link("eval"),
-  "a link in place of pictures": link("figures"),
-  "a link in place of checkpoints": link("checkpoints"),
-  "a link in place of the config": link("config.json"),
-  "no end of brackets": nest,
+  "an infinite seed": set_field("seed", float("inf")),
+  "a link instead of results": link("eval"),
+  "a link instead of figures": link("figures"),
+  "a link instead of checkpoints": link("checkpoints"),
+  "a link instead of the config": link("config.json"),
+  "JSON of excessive depth": nest,
 }
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_foreign_run_directory_reaches_nothing_outside(
+def test_restoring_a_hostile_run_directory_fails_and_writes_nothing(
   kind, trained, tmp_path
 ):
   outside, run = tmp_path / "outside", tmp_path / "theirs" / "run"
@@ -458,7 +463,7 @@ def test_a_foreign_run_directory_reaches_nothing_outside(
   assert (outside / "victim" / "test.json").read_text() == "mine"
 
 
-def test_training_writes_through_no_symbolic_link(tmp_path):
+def test_training_refuses_symbolic_links_in_its_directory(tmp_path):
   run, victim = tmp_path / "run", tmp_path / "mine.txt"
   run.mkdir()
   victim.write_text("mine")
@@ -471,20 +476,19 @@ def test_training_writes_through_no_symbolic_link(tmp_path):
   assert victim.read_text() == "mine"
 
 
-# A process that cannot read the first checkpoint it tries; the other one can.
+# Code that makes one process fail to read the first checkpoint.
 CANNOT_READ = """
-import importlib
-restore = importlib.import_module("experiments.checkpoints.restore")
-read = restore._read
-def reading(manager, step, like):
-  restore._read = read
+from experiments.checkpoints import read
+original = read._read
+def fail_once(checkpoint, **items):
+  read._read = original
   raise FileNotFoundError("a file that this process alone needs")
-restore._read = reading
+read._read = fail_once
 """
 
 
 @exhaustive
-def test_no_process_uses_a_checkpoint_that_one_cannot_read(tmp_path):
+def test_a_checkpoint_that_one_process_cannot_read_is_used_by_none(tmp_path):
   config = processes.write_config(tmp_path, processes.LONG)
   workdir = tmp_path / "run"
   arguments = ["train", f"--config={config}", f"--workdir={workdir}"]
@@ -500,7 +504,9 @@ def test_no_process_uses_a_checkpoint_that_one_cannot_read(tmp_path):
 
 
 @exhaustive
-def test_pickles_and_code_in_a_run_directory_are_never_run(trained, tmp_path):
+def test_pickles_and_code_in_a_run_directory_are_not_executed(
+  trained, tmp_path
+):
   run = tmp_path / "run"
   shutil.copytree(trained, run)
   trap = tmp_path / "sprung"
@@ -518,7 +524,7 @@ def test_pickles_and_code_in_a_run_directory_are_never_run(trained, tmp_path):
 
 
 def endless(workdir):
-  """Returns the arguments of a run that does not end by itself."""
+  """Returns the arguments of a training run that does not end by itself."""
   config = processes.write_config(workdir.parent, processes.LONG)
   return [
     "train",
@@ -529,7 +535,7 @@ def endless(workdir):
   ]
 
 
-# A process whose data never arrive after step 30.
+# Code that makes the data iterator hang after step 30.
 HANGS = """
 import time
 from experiments.data import pipeline
@@ -547,8 +553,8 @@ pipeline.stream = hanging
 """
 
 
-# A process that std::terminate ends, as gloo does in one of its threads when
-# another process dies.
+# Code that calls std::terminate once a file exists. gloo does so in one of its
+# threads when another process dies.
 TERMINATES = """
 import ctypes, os, threading, time
 def wait():
@@ -568,11 +574,11 @@ threading.Thread(target=wait, daemon=True).start()
     (4, None, r"step 30 has not ended for \d+ s in process 1; other processes"),
   ],
 )
-def test_a_process_that_dies_or_hangs_is_named_and_stops_the_others(
+def test_the_other_processes_report_a_dead_or_stalled_one_and_exit(
   count, fault, message, tmp_path
 ):
   workdir, killed = tmp_path / "run", tmp_path / "killed"
-  # Longer than the first step takes on a machine with other work.
+  # Longer than the first step takes on a busy machine.
   seconds = LIMIT if fault else 120
   arguments = [*endless(workdir), f"--config.train.stall_seconds={seconds}"]
   crew = processes.crew(
@@ -601,7 +607,7 @@ def test_a_process_that_dies_or_hangs_is_named_and_stops_the_others(
       assert "Traceback" not in error
   finally:
     stop(crew)
-  # How long a run waits for a stalled step may change.
+  # Resumes with another stall_seconds, which may change between runs.
   resumed = processes.start(*arguments[:-1])
   _, error = stop_after_a_checkpoint(resumed, workdir)
   assert "resuming after step" in error
@@ -615,7 +621,9 @@ def test_a_process_that_dies_or_hangs_is_named_and_stops_the_others(
     (signal.SIGKILL, "the leader task was preempted/died/restarted"),
   ],
 )
-def test_the_others_stop_without_the_coordinator(fault, message, tmp_path):
+def test_the_other_process_exits_when_the_coordinator_is_lost(
+  fault, message, tmp_path
+):
   workdir = tmp_path / "run"
   crew = processes.crew(2, *endless(workdir))
   first, second = crew
@@ -630,7 +638,7 @@ def test_the_others_stop_without_the_coordinator(fault, message, tmp_path):
     stop(crew)
 
 
-# Data that process 0, or both processes, cannot read after step 30.
+# Code that makes the data iterator fail after step 30.
 FAILS = """
 from experiments.data import pipeline
 from experiments.errors import UserError
@@ -650,7 +658,7 @@ pipeline.stream = failing
 
 @exhaustive
 @pytest.mark.parametrize("second", ["", FAILS])
-def test_an_error_of_one_process_stops_the_others(second, tmp_path):
+def test_the_other_process_exits_after_an_error_of_one(second, tmp_path):
   crew = processes.crew(2, *endless(tmp_path / "run"), p0=FAILS, p1=second)
   errors = [process.communicate(timeout=LIMIT)[1] for process in crew]
   assert crew[0].returncode == 2, errors

@@ -17,7 +17,7 @@ def regular(step):
 
 
 def save(folder, steps, *, scores=(), keep_last=3, keep_best=0):
-  """Saves checkpoints; returns those that are kept."""
+  """Saves checkpoints at these steps; returns the steps that are kept."""
   with checkpoints.opened(
     folder,
     keep_last=keep_last,
@@ -62,23 +62,23 @@ def preempted(tmp_path_factory):
     ("34", [34]),
   ],
 )
-def test_checkpoints_of_preemptions_are_not_among_the_last_n(
+def test_last_n_excludes_checkpoints_saved_at_preemptions(
   preempted, which, steps
 ):
   assert choose(preempted, which) == steps
 
 
-def test_a_checkpoint_of_a_preemption_replaces_no_regular_one(tmp_path):
+def test_a_checkpoint_saved_at_a_preemption_replaces_no_regular_one(tmp_path):
   assert save(tmp_path, [10, 20, 30, 35], keep_last=2) == [20, 30, 35]
   assert save(tmp_path, [40], keep_last=2) == [30, 40]
 
 
-def test_a_run_with_no_regular_checkpoint_has_a_last_one(tmp_path):
+def test_last_n_without_regular_checkpoints_is_the_last(tmp_path):
   save(tmp_path, [5])
   assert choose(tmp_path, "last:10") == [5]
 
 
-def test_an_old_best_checkpoint_is_not_among_the_last_n(tmp_path, caplog):
+def test_last_n_excludes_an_old_best_checkpoint(tmp_path, caplog):
   scores = {10: 9.0, 20: 1.0, 30: 2.0, 40: 3.0}.items()
   steps = save(
     tmp_path, [10, 20, 30, 40], scores=scores, keep_last=2, keep_best=1

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from experiments.checkpoints import restore_parameters
+from experiments.checkpoints import read
 from experiments.evaluation import evaluator
 from experiments.optimization import losses
 from experiments.training import loop
@@ -86,17 +86,17 @@ def test_a_complete_run_reads_no_checkpoint_and_validates_once_at_its_end(
   config = tiny_run(steps=6)
   config.evaluation.beam_size = 1
   reads, evaluations = [], []
-  read, score = restore_parameters._restore, evaluator.metrics.score
+  restore, score = read._restore_parameters, evaluator.metrics.score
 
-  def counted_read(manager, step, like):
+  def counted_restore(manager, step, like):
     reads.append(step)
-    return read(manager, step, like)
+    return restore(manager, step, like)
 
   def counted_score(*args):
     evaluations.append(1)
     return score(*args)
 
-  monkeypatch.setattr(restore_parameters, "_restore", counted_read)
+  monkeypatch.setattr(read, "_restore_parameters", counted_restore)
   monkeypatch.setattr(evaluator.metrics, "score", counted_score)
   assert loop.train_and_evaluate(config, tmp_path)
   assert not reads

@@ -1,0 +1,162 @@
+"""Restores training states, or parameters alone, from checkpoints."""
+
+import functools
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from absl import logging
+
+from experiments.checkpoints.content import (
+  ITEMS,
+  array_digests,
+  arrays,
+  digests,
+)
+from experiments.checkpoints.damage import (
+  NONE_LEFT,
+  DamagedCheckpointError,
+  agreement,
+  check_digests,
+  set_aside,
+)
+from experiments.checkpoints.select import choose
+from experiments.distributed.multihost import first_process_only
+from experiments.errors import UserError
+from experiments.optimization.step import TrainState
+
+
+def restore_last(
+  manager: ocp.CheckpointManager, like: TrainState
+) -> tuple[TrainState, Mapping[str, Any]] | None:
+  """Restores the last intact checkpoint, if any; moves damaged ones away."""
+  damaged: list[tuple[int, UserError]] = []
+  for step in sorted(manager.all_steps(), reverse=True):
+    try:
+      restored = restore(manager, step, like)
+    except DamagedCheckpointError as error:
+      damaged.append((step, error))
+      continue
+    # Nothing is moved before an older checkpoint has been restored.
+    if damaged:
+      first_process_only(functools.partial(_move_away, manager, damaged))
+      manager.reload()
+    return restored
+  if damaged:
+    raise UserError(f"{damaged[0][1]} {NONE_LEFT}") from damaged[0][1]
+  return None
+
+
+def _move_away(manager: ocp.CheckpointManager, damaged) -> None:
+  for step, error in damaged:
+    moved = set_aside(Path(manager.directory) / str(step))
+    logging.warning("%s It was moved to %s.", error, moved)
+    logging.vlog(1, "%s", "".join(traceback.format_exception(error)))
+
+
+def restore(
+  manager: ocp.CheckpointManager, step: int, like: TrainState
+) -> tuple[TrainState, Mapping[str, Any]]:
+  """Restores a checkpoint's state and position of the data iterator.
+
+  `like` is a state, or an abstract state, with the shardings to restore to.
+  """
+  checkpoint = Path(manager.directory) / str(step)
+  with agreement(checkpoint):
+    restored = _read(
+      checkpoint,
+      state=ocp.args.StandardRestore(arrays(like)),
+      batches=ocp.args.JsonRestore(),
+      digests=ocp.args.JsonRestore(),
+    )
+  state, batches = restored["state"], restored["batches"]
+  with agreement(checkpoint):
+    check_digests(digests(state, batches), restored["digests"])
+  rng = jax.random.wrap_key_data(state["rng"])
+  return TrainState(**{"average": None, **state, "rng": rng}), batches
+
+
+def parameters(
+  manager: ocp.CheckpointManager,
+  which: str,
+  like: TrainState,
+  *,
+  best_metric: str = "loss",
+  is_regular: Callable[[int], bool] | None = None,
+  in_memory: Mapping[int, Any] | None = None,  # parameters by step
+) -> tuple[Any, str]:
+  """Returns the mean parameters of checkpoints, and a description of them.
+
+  `which`, `best_metric` and `is_regular` are those of `choose`. The mean of a
+  run's last checkpoints is often better than any of them: see "Averaging
+  Weights Leads to Wider Optima and Better Generalization", Izmailov et al.,
+  2018 (https://arxiv.org/abs/1803.05407).
+  """
+  chosen = choose(
+    manager, which, best_metric=best_metric, is_regular=is_regular
+  )
+  total = None
+  for step in chosen:
+    if in_memory and step in in_memory:
+      params = in_memory[step]
+    else:
+      params = _restore_parameters(manager, step, like)
+    total = params if total is None else jax.tree.map(jnp.add, total, params)
+  if len(chosen) == 1:
+    return total, f"step {chosen[0]}"
+  mean = jax.tree.map(lambda leaf: leaf / len(chosen), total)
+  return mean, f"mean of {len(chosen)} steps, {min(chosen)} to {max(chosen)}"
+
+
+def _restore_parameters(
+  manager: ocp.CheckpointManager, step: int, like: TrainState
+) -> Any:
+  """Restores the moving average of the parameters, or else the parameters."""
+  name = "params" if like.average is None else "average"
+  checkpoint = Path(manager.directory) / str(step)
+  with agreement(checkpoint):
+    wanted = {name: arrays(like)[name]}
+    restored = _read(
+      checkpoint,
+      state=ocp.args.PyTreeRestore(
+        wanted,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
+        partial_restore=True,
+      ),
+      digests=ocp.args.JsonRestore(),
+    )
+  expected = restored["digests"]
+  with agreement(checkpoint):
+    found = array_digests(restored["state"])
+    # Orbax returns the arrays of `wanted` that the checkpoint lacks.
+    saved = {each for each in expected if each.startswith(f"{name}/")}
+    if saved and saved != found.keys():
+      different = min(saved ^ found.keys())
+      raise ValueError(f"structures do not match: {different}")
+    check_digests(found, expected)
+  return restored["state"][name]
+
+
+def _read(checkpoint: Path, **items: ocp.args.CheckpointArgs) -> Any:
+  """Reads items of a checkpoint without waiting for the other processes.
+
+  If one process cannot read its part, the others do not wait for it forever.
+  """
+  options = ocp.CheckpointManagerOptions(read_only=True)
+  if jax.process_count() > 1:
+    index = jax.process_index()
+    options.multiprocessing_options = ocp.options.MultiprocessingOptions(
+      primary_host=index,
+      active_processes={index},
+      barrier_sync_key_prefix=f"process_{index}",
+    )
+  with ocp.CheckpointManager(
+    checkpoint.parent, options=options, item_names=ITEMS
+  ) as reader:
+    return reader.restore(
+      int(checkpoint.name), args=ocp.args.Composite(**items)
+    )
