@@ -1,5 +1,6 @@
 """Binds a run directory to one config."""
 
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,8 +28,8 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
   path = workdir / CONFIG
   with writing(workdir):
     workdir.mkdir(parents=True, exist_ok=True)
-    known = path.exists()
-    if known:
+    is_new = not path.exists()
+    if not is_new:
       _update(path, check_same(workdir, raw))
     elif (workdir / "checkpoints").exists():
       raise UserError(
@@ -38,8 +39,8 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
     else:
       write_json(path, parse(raw).model_dump())
     if not os.access(workdir, os.W_OK):
-      raise PermissionError(13, "Permission denied")
-  return not known
+      raise PermissionError(errno.EACCES, "Permission denied")
+  return is_new
 
 
 def effective_config(workdir: Path, raw: Mapping[str, Any]) -> Config:
@@ -69,10 +70,10 @@ def check_same(workdir: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     if field in changeable or field.partition(".")[0] in changeable:
       changed[field] = new
     else:
-      other.append(f"config.{field}: {old!r} there, {new!r} here")
+      other.append(f"config.{field}: stored {old!r}, given {new!r}")
   if other:
     raise UserError(
-      f"--workdir={workdir}: holds a different run; use another directory"
+      f"--workdir={workdir}: has a run of another config; use another directory"
       "\n  " + "\n  ".join(other)
     )
   return changed

@@ -1,4 +1,4 @@
-"""Atomic writes of a run's files, and reading with clear errors."""
+"""Reads and writes the files of a run."""
 
 import contextlib
 import json
@@ -19,13 +19,13 @@ def write_text(path: Path, text: str) -> None:
       file.flush()
       os.fsync(file.fileno())
     draft.replace(path)
-  except OSError as error:  # It may not name the file.
+  except OSError as error:  # whose message may lack the path
     draft.unlink(missing_ok=True)
     raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_json(path: Path, value: Any) -> None:
-  """Writes a JSON file atomically, and its directory if there is none."""
+  """Writes a JSON file atomically, in a directory that may not exist yet."""
   path.parent.mkdir(parents=True, exist_ok=True)
   write_text(path, json.dumps(value, indent=2) + "\n")
 
@@ -48,7 +48,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def writing(workdir: Path) -> Iterator[None]:
-  """Turns an OSError into a UserError that names the run directory."""
+  """Replaces an OSError by a UserError that names the run directory."""
   try:
     yield
   except OSError as error:
@@ -56,3 +56,14 @@ def writing(workdir: Path) -> Iterator[None]:
       f"--workdir={workdir}: cannot be written ({error.strerror}); free some"
       " space, or use another directory"
     ) from None
+
+
+def check_links(workdir: Path) -> None:
+  """Raises UserError if a symbolic link points outside the directory."""
+  inside = workdir.resolve()
+  for path in workdir.rglob("*"):
+    if path.is_symlink() and not path.resolve().is_relative_to(inside):
+      raise UserError(
+        f"{path}: a symbolic link to a file outside the run directory; replace"
+        " it by a copy of the file, or remove it"
+      )

@@ -18,10 +18,7 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def locked(workdir: Path) -> Iterator[None]:
-  """Holds the lock of a directory, which is created if it does not exist.
-
-  The operating system releases the lock when the process ends for any reason.
-  """
+  """Holds the lock of a directory, which is created if it does not exist."""
   with _held(workdir) as file:
     with writing(workdir):
       file.truncate(0)
@@ -31,7 +28,7 @@ def locked(workdir: Path) -> Iterator[None]:
 
 
 def _held(workdir: Path) -> TextIO:
-  """Opens and locks the lock file."""
+  """Opens and locks the lock file; the lock ends with the process."""
   path, flags = workdir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
   while True:
     with writing(workdir):
@@ -41,19 +38,16 @@ def _held(workdir: Path) -> TextIO:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       with file:
-        holder = file.read() or "one that has just started"
+        holder = file.read() or "it has just started"
       raise UserError(
-        f"--workdir={workdir}: another run is at work in it: {holder}; wait for"
-        " it to end, stop it, or use another directory"
+        f"--workdir={workdir}: another run uses this directory: {holder}; wait"
+        " for its end, stop it, or use another directory"
       ) from None
     except OSError as error:
-      logging.warning(
-        "%s cannot be locked (%s); make sure that no other run uses it",
-        workdir,
-        error.strerror,
-      )
+      warning = "%s cannot be locked (%s); make sure that no other run uses it"
+      logging.warning(warning, workdir, error.strerror)
       return file
-    # The previous holder may have deleted the file in `release`.
+    # `release` of the previous holder may have deleted the file.
     with contextlib.suppress(FileNotFoundError):
       if os.path.samestat(os.fstat(file.fileno()), path.stat()):
         return file

@@ -1,4 +1,4 @@
-"""Records the library versions that a run began with."""
+"""Records the library versions at the start of a run."""
 
 import importlib.metadata
 import platform
@@ -11,7 +11,7 @@ from experiments.run_directory.fields import differences
 from experiments.run_directory.files import read_json, write_json
 
 VERSIONS = "versions.json"
-# Libraries that can change a run's numbers.
+# Libraries whose version can change the results.
 _LIBRARIES = (
   "jax",
   "jaxlib",
@@ -24,7 +24,7 @@ _LIBRARIES = (
 
 
 def note_versions(workdir: Path) -> None:
-  """Writes versions.json, or warns if the versions in it are others."""
+  """Writes versions.json, or warns if the versions in it differ."""
   path = workdir / VERSIONS
   ours = {"python": platform.python_version()}
   ours |= {name: importlib.metadata.version(name) for name in _LIBRARIES}
@@ -34,13 +34,15 @@ def note_versions(workdir: Path) -> None:
   try:
     theirs = read_json(path)
   except UserError as error:  # Training does not need this file.
-    logging.warning("%s; the run's first versions are unknown", error)
+    logging.warning("%s; library versions are not compared", error)
     return
-  if found := differences(ours, theirs):
+  changed = [
+    f"{name}: stored {old}, now {new}"
+    for name, (new, old) in differences(ours, theirs).items()
+  ]
+  if changed:
     logging.warning(
       "the run began with other versions, so the last digits of results may"
       " differ: %s",
-      "; ".join(
-        f"{name}: {old} then, {new} now" for name, (new, old) in found.items()
-      ),
+      "; ".join(changed),
     )

@@ -158,8 +158,8 @@ def test_another_config_is_refused_with_the_fields_that_differ(complete):
     "--config.optimizer.learning_rate=0.5",
   )
   assert code == 2
-  assert "config.model.hidden_size: 8 there, 4 here" in error
-  assert "config.optimizer.learning_rate: 0.003 there, 0.5 here" in error
+  assert "config.model.hidden_size: stored 8, given 4" in error
+  assert "config.optimizer.learning_rate: stored 0.003, given 0.5" in error
   assert "Traceback" not in error
 
 
@@ -409,7 +409,7 @@ def test_an_error_of_the_first_process_stops_the_others(complete):
   _, error = process.communicate()
   assert process.returncode != 0
   assert "error: --workdir=" in error
-  assert "config.seed: 0 there, 1 here" in error
+  assert "config.seed: stored 0, given 1" in error
   assert "stopping the others" in error
 
 

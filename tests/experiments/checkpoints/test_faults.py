@@ -261,7 +261,7 @@ def test_a_second_run_in_a_directory_is_refused(running):
   process, arguments = running
   code, _, error = processes.run(*arguments)
   assert code == 2
-  assert f"another run is at work in it: process {process.pid} on" in error
+  assert f"another run uses this directory: process {process.pid} on" in error
   assert "Traceback" not in error
   assert process.poll() is None
   process.send_signal(signal.SIGKILL)
@@ -366,7 +366,7 @@ def test_resuming_with_other_versions_warns(tmp_path):
   code, _, error = processes.run(*arguments)
   assert code == 0, error
   assert "began with other versions" in error
-  assert f"jax: 0.1.2 then, {jax.__version__} now" in error
+  assert f"jax: stored 0.1.2, now {jax.__version__}" in error
 
 
 @pytest.fixture(scope="module")
@@ -468,7 +468,10 @@ def test_training_refuses_symbolic_links_in_its_directory(tmp_path):
   run.mkdir()
   victim.write_text("mine")
   config = make_tiny()
-  for name, message in ((".lock", "leads out"), ("metrics.jsonl", "leads out")):
+  for name, message in (
+    (".lock", "symbolic link"),
+    ("metrics.jsonl", "symbolic link"),
+  ):
     (run / name).symlink_to(victim)
     with pytest.raises(UserError, match=message):
       loop.train_and_evaluate(config, run)

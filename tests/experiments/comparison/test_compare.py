@@ -49,7 +49,7 @@ def test_a_trial_whose_directory_has_another_config_fails_alone(tmp_path):
     write_results(trial, 0.5)
   write_results(trials[0]._replace(raw={**trials[0].raw, "seed": 7}), 0.5)
   first, second = runner.run(trials, num_jobs=1)
-  assert "config.seed: 7 there, 0 here" in first.error
+  assert "config.seed: stored 7, given 0" in first.error
   assert second.error is None
 
 
@@ -136,7 +136,7 @@ def test_compare_continues_after_failures_and_interrupts(tmp_path):
   code, out, error = processes.run(*arguments, "--config.train.steps=11")
   assert code == 2
   assert "every trial failed, so no report is written" in error
-  assert "config.train.steps: 12 there, 11 here" in error
+  assert "config.train.steps: stored 12, given 11" in error
   assert (folder / "report.md").read_text() == before
   code, out, error = processes.run(
     "compare", f"--config={config}", *arguments[-1:]
