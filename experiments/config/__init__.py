@@ -1,11 +1,9 @@
-"""The typed config: each field's type, range, default and description.
+"""The typed config, which declares the type, range and default of each field.
 
-`configs/base.py` is made from these types. `parse` converts a `ConfigDict` to
-them, or reports every invalid field in one message.
+`parse` converts a `ConfigDict`, or reports all invalid fields in one message.
 """
 
 from experiments.config.data import (
-  DataConfig,
   DigitRange,
   LengthRange,
   NumbersConfig,
@@ -19,7 +17,7 @@ from experiments.config.model import (
   Seq2SeqConfig,
   TransformerConfig,
 )
-from experiments.config.parse import Config, parse, parse_stored
+from experiments.config.parse import Config, parse
 from experiments.config.training import (
   EvaluationConfig,
   MeshConfig,
@@ -29,7 +27,6 @@ from experiments.config.training import (
 
 __all__ = [
   "Config",
-  "DataConfig",
   "DigitRange",
   "EvaluationConfig",
   "LengthRange",
@@ -45,5 +42,4 @@ __all__ = [
   "TransformerConfig",
   "TranslationConfig",
   "parse",
-  "parse_stored",
 ]

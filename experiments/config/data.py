@@ -1,23 +1,29 @@
 """Config of the data: a synthetic task, spelt numbers, or parallel text."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from experiments.config.sections import Positive, Section, Seed
 
 # Names become parts of file names, so path separators are not allowed.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+FilePath = Annotated[str, Field(min_length=1)]
 
 
-def _check_order(lengths) -> None:
-  if lengths.min_length > lengths.max_length:
-    raise ValueError("min_length must not be above max_length")
+def _check_order(section: Section, name: str) -> None:
+  if getattr(section, f"min_{name}") > getattr(section, f"max_{name}"):
+    raise ValueError(f"min_{name} must not be above max_{name}")
 
 
-def _check_validation(splits) -> None:
+def _with_validation(splits):
   if "validation" not in splits:
     raise ValueError("splits must have a 'validation'")
+  return splits
+
+
+Split = TypeVar("Split")
+Splits = Annotated[dict[Name, Split], AfterValidator(_with_validation)]
 
 
 class LengthRange(Section):
@@ -32,7 +38,7 @@ class LengthRange(Section):
 
   @model_validator(mode="after")
   def _lengths(self):
-    _check_order(self)
+    _check_order(self, "length")
     return self
 
 
@@ -49,8 +55,8 @@ class TaskConfig(Section):
   """Longest length in training."""
   evaluation_seed: Seed = 0
   """Seed of the evaluation sets; training data does not depend on it."""
-  splits: dict[Name, LengthRange] = Field(
-    default={
+  splits: Splits[LengthRange] = Field(
+    {
       "validation": LengthRange(min_length=1, max_length=25, num_examples=256),
       "test": LengthRange(min_length=1, max_length=25, num_examples=2000),
       "test_up_to_30": LengthRange(
@@ -65,11 +71,9 @@ class TaskConfig(Section):
 
   @model_validator(mode="after")
   def _lengths(self):
-    _check_order(self)
-    _check_validation(self.splits)
-    longest = max(
-      [self.max_length, *(split.max_length for split in self.splits.values())]
-    )
+    _check_order(self, "length")
+    lengths = [split.max_length for split in self.splits.values()]
+    longest = max(self.max_length, *lengths)
     if self.name == "lookup" and longest > self.symbols:
       raise ValueError(
         f"lookup with up to {longest} pairs needs as many distinct keys:"
@@ -88,7 +92,7 @@ class TokenizerConfig(Section):
 
 
 class _Translation(Section):
-  """The fields that all parallel text has."""
+  """The fields of parallel text, generated or in files."""
 
   source: Name = "en"
   """Language to translate from."""
@@ -99,11 +103,11 @@ class _Translation(Section):
   target_tokenizer: TokenizerConfig = TokenizerConfig()
   """Tokenizer of the target."""
   joint_vocabulary: bool = True
-  """Whether one tokenizer, trained on both sides, serves both."""
+  """Whether one tokenizer, trained on both sides, is used for both."""
   max_length: Annotated[int, Field(ge=2)] = 128
   """Longest source or target in tokens, EOS included.
 
-  Training leaves out longer pairs; translation cuts longer lines.
+  Training omits longer pairs; translation truncates longer lines.
   """
   num_shapes: Positive = 14
   """Number of batch shapes, each compiled once; more shapes pad less."""
@@ -134,8 +138,7 @@ class DigitRange(Section):
 
   @model_validator(mode="after")
   def _digits(self):
-    if self.min_digits > self.max_digits:
-      raise ValueError("min_digits must not be above max_digits")
+    _check_order(self, "digits")
     return self
 
 
@@ -154,7 +157,7 @@ class NumbersConfig(_Translation):
   )
   """Tokenizer of the target."""
   joint_vocabulary: bool = False
-  """Whether one tokenizer, trained on both sides, serves both."""
+  """Whether one tokenizer, trained on both sides, is used for both."""
   max_length: Annotated[int, Field(ge=2)] = 96
   """Longest source or target in tokens, EOS included."""
   num_shapes: Positive = 6
@@ -163,8 +166,8 @@ class NumbersConfig(_Translation):
     min_digits=1, max_digits=12, num_examples=50_000
   )
   """The training numbers."""
-  splits: dict[Name, DigitRange] = Field(
-    default={
+  splits: Splits[DigitRange] = Field(
+    {
       "validation": DigitRange(min_digits=1, max_digits=12, num_examples=1000),
       "test": DigitRange(min_digits=1, max_digits=12, num_examples=2000),
       "test_13_to_16": DigitRange(
@@ -180,11 +183,6 @@ class NumbersConfig(_Translation):
   seed: Seed = 0
   """Seed of the numbers."""
 
-  @model_validator(mode="after")
-  def _sets(self):
-    _check_validation(self.splits)
-    return self
-
 
 class TextConfig(_Translation):
   """Parallel text in files."""
@@ -199,23 +197,13 @@ class TextConfig(_Translation):
   """
   dir: str = ""
   """Directory of the paths below; "" is the current directory."""
-  train: Annotated[str, Field(min_length=1)] = "train"
+  train: FilePath = "train"
   """The training text."""
-  splits: dict[Name, Annotated[str, Field(min_length=1)]] = Field(
-    default={
-      "validation": "val",
-      "test": "test",
-    }
-  )
+  splits: Splits[FilePath] = Field({"validation": "val", "test": "test"})
   """Evaluation sets by name; "validation" is required."""
-
-  @model_validator(mode="after")
-  def _sets(self):
-    _check_validation(self.splits)
-    return self
 
 
 TranslationConfig = NumbersConfig | TextConfig
 DataConfig = Annotated[
-  TaskConfig | NumbersConfig | TextConfig, Field(discriminator="name")
+  TaskConfig | TranslationConfig, Field(discriminator="name")
 ]

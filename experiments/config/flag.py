@@ -1,4 +1,4 @@
-"""The parser of `--config`: loads a config file, reports errors in one line."""
+"""The parser of `--config`, which reports errors of a config file in a line."""
 
 import difflib
 import os
@@ -13,21 +13,21 @@ from experiments.errors import UserError
 
 
 def install_parser(name: str) -> None:
-  """Makes a config flag check its file and the names of overridden fields."""
+  """Installs a parser of a config flag that checks file and field names."""
   flags.FLAGS[name].parser = _Parser(name, flags.FLAGS[name].parser)
   for kind in (float, type(None)):
     config_flags.register_flag_parser_for_type(kind, _FloatOrNone())
 
 
 class _FloatOrNone(flags.FloatParser):
-  """A number or None, which the config's types then accept or reject."""
+  """A number or None; `parse` later rejects None for a required field."""
 
   def convert(self, argument):
     return None if argument == "None" else super().convert(argument)
 
 
 class _Parser(flags.ArgumentParser):
-  """Loads a config file by the parser of ml_collections."""
+  """Loads a config file with the parser of ml_collections."""
 
   def __init__(self, name: str, parser: flags.ArgumentParser):
     self.name, self.parser = name, parser
@@ -40,11 +40,11 @@ class _Parser(flags.ArgumentParser):
       raise UserError(f"--{self.name}={file}: no such file{hint}")
     try:
       config = self.parser.parse(path)
-      # The parser returns an OSError of the file in another object.
+      # The parser does not raise an OSError: it stores the error as `_error`.
       if failure := getattr(config, "__dict__", {}).get("_error"):
         raise failure
     except Exception as error:
-      # The parser replaces a TypeError or ValueError by one with a long text.
+      # The parser extends a TypeError or ValueError to several lines of text.
       cause = error.__context__ or error
       raise UserError(_located(cause, file)) from error
     if not isinstance(config, ConfigDict):
@@ -72,7 +72,7 @@ def _check_field(config: ConfigDict, flag: str) -> None:
 
 
 def _located(error: BaseException, file: Path) -> str:
-  """One line: the error that a config file raised, and its place."""
+  """Formats an error of a config file as a line with its position."""
   if isinstance(error, AttributeError) and error.name == "get_config":
     return (
       f"{file}: has no get_config(arg), which returns a ConfigDict; see"

@@ -53,9 +53,14 @@ class Config(Section):
 
   @model_validator(mode="after")
   def _checkpoints(self, info: ValidationInfo):
-    if not (info.context or {}).get("stored"):
-      _check_patience(self.train)
-      _check_checkpoint(self.evaluation.checkpoint, self.train)
+    if (info.context or {}).get("stored"):
+      return self
+    if self.train.patience and not self.train.keep_best:
+      raise ValueError(
+        "config.train.patience compares with the best checkpoint:"
+        " config.train.keep_best must be at least 1"
+      )
+    _check_checkpoint(self.evaluation.checkpoint, self.train)
     return self
 
 
@@ -85,30 +90,16 @@ def parse(raw: Mapping[str, Any]) -> Config:
 
 
 def parse_stored(raw: Mapping[str, Any]) -> Config:
-  """Converts the config of a run directory, of this version or an older one.
+  """Converts the content of config.json, of this or an older schema version.
 
-  Args:
-    raw: the content of config.json.
-
-  Returns:
-    The typed config. Which checkpoints the run keeps is not checked, so that a
-    field that contradicts it can be changed.
-
-  Raises:
-    UserError: as for `parse`.
-
-  Example:
-    >>> from configs import base
-    >>> raw = base.get_config().to_dict()
-    >>> del raw["version"], raw["train"]["ema_decay"]
-    >>> parse_stored(raw).train.ema_decay
-    0.0
+  Accepts an `evaluation.checkpoint` that the run does not keep, so that a user
+  can change it.
   """
   return _validated(migrated(raw), stored=True)
 
 
 def changeable_fields() -> set[str]:
-  """Names the fields that may be changed on an existing run."""
+  """The sections and fields that may be changed on an existing run."""
   fields = set()
   for name, field in Config.model_fields.items():
     if CHANGEABLE in field.metadata:
@@ -120,14 +111,6 @@ def changeable_fields() -> set[str]:
         if CHANGEABLE in each.metadata
       }
   return fields
-
-
-def _check_patience(train: TrainConfig) -> None:
-  if train.patience and not train.keep_best:
-    raise ValueError(
-      "config.train.patience compares with the best checkpoint:"
-      " config.train.keep_best must be at least 1"
-    )
 
 
 def _check_checkpoint(checkpoint: str, train: TrainConfig) -> None:
@@ -177,7 +160,7 @@ def _missing(section: Section, path: str = "config") -> list[str]:
 
 
 def _describe(problem: Mapping[str, Any]) -> str:
-  """One line: the field, its value, and pydantic's message."""
+  """Formats an error of pydantic as a line with the field and its value."""
   place = problem["loc"]
   field = ".".join(["config", *map(str, _without_tag(place))])
   if problem["type"] == "extra_forbidden":
@@ -190,20 +173,20 @@ def _describe(problem: Mapping[str, Any]) -> str:
   message = problem["msg"].removeprefix("Value error, ")
   message = message[0].lower() + message[1:]
   if not place:
-    return message  # It names its fields.
+    return message  # which names its fields
   if isinstance(problem["input"], Mapping):
     return f"{field}: {message}"
   return f"{field}: got {problem['input']!r}; {message}"
 
 
 def _without_tag(place: tuple[Any, ...]) -> tuple[Any, ...]:
-  """A location without the tag of a union, which pydantic inserts."""
+  """Removes the tag that pydantic inserts in a location within a union."""
   tagged = place[:1] in (("data",), ("model",))
   return place[:1] + place[2:] if tagged else place
 
 
 def _suggestion(place: tuple[Any, ...]) -> str:
-  """Names the known field that is most like an unknown one."""
+  """Suggests the existing field whose name is the most similar."""
   close = difflib.get_close_matches(
     str(place[-1]), _fields(Config, place[:-1]), n=1
   )
@@ -211,7 +194,7 @@ def _suggestion(place: tuple[Any, ...]) -> str:
 
 
 def _fields(kind: Any, place: tuple[Any, ...]) -> set[str]:
-  """The fields of the section at a location, below a type."""
+  """The names of the fields at a location within a type."""
   if not isinstance(kind, type(Section)):  # a union or a dictionary
     kinds = typing.get_args(kind)
     inner = place[1:] if typing.get_origin(kind) is dict else place

@@ -15,17 +15,13 @@ ScoreName = Literal[
   "dot", "scaled_dot", "general", "additive", "concat", "cosine"
 ]
 AttentionName = Literal["none", ScoreName]
-# Marks a field or section that may be changed on an existing run: the
-# parameters of any step do not depend on it.
+# Marks a field or section that may be changed on an existing run, because the
+# parameters do not depend on it.
 CHANGEABLE = "changeable"
 
 
 class Section(pydantic.BaseModel):
-  """A frozen group of fields that rejects unknown fields.
-
-  A field's type, range, default and description are declared together, once:
-  `configs/base.py` is made from these declarations.
-  """
+  """An immutable group of fields, from which `configs/base.py` is made."""
 
   model_config = pydantic.ConfigDict(
     extra="forbid",

@@ -76,9 +76,9 @@ class TrainConfig(Section):
   batch_unit: Literal["examples", "tokens"] = "examples"
   """Unit of batch_size. Tokens: of a text batch's longer side, with padding."""
   row_multiple: Positive = 8
-  """The rows of a batch of tokens are a multiple of this number.
+  """A divisor of the number of rows in a batch of tokens.
 
-  The batches then do not depend on the number of devices or on accumulation.
+  With it the batches do not depend on the number of devices or accumulation.
   """
   accumulation: Positive = 1
   """Number of parts over which the gradient of an update is accumulated."""
@@ -89,9 +89,9 @@ class TrainConfig(Section):
   non_finite: Literal["stop", "skip"] = "stop"
   """Reaction to a non-finite update: stop the run, or skip the update."""
   stall_seconds: Annotated[Positive, CHANGEABLE] = 1800
-  """Several processes stop when no step ends within this number of seconds.
+  """Seconds without a step after which a run of several processes stops.
 
-  Evaluation and compilation must take less time than this.
+  Evaluation and compilation must take less time.
   """
   log_every: Annotated[Positive, CHANGEABLE] = 50
   """Steps between lines of training metrics."""
@@ -114,7 +114,7 @@ class TrainConfig(Section):
   """Decay of the moving average of parameters that is evaluated; 0: none."""
 
   def saves_at(self, step: int) -> bool:
-    """Whether a run that is not interrupted saves a checkpoint at a step."""
+    """Whether a checkpoint is saved at a step, if no signal stops the run."""
     every = (self.checkpoint_every, self.eval_every)
     return step == self.steps or any(step % each == 0 for each in every)
 
@@ -130,7 +130,7 @@ class TrainConfig(Section):
 
 
 class EvaluationConfig(Section):
-  """How a run decodes and is scored after training."""
+  """Decoding and metrics after training."""
 
   checkpoint: Annotated[
     str, Field(pattern=r"^((last|best)(:[1-9][0-9]*)?|[0-9]+)$")

@@ -12,9 +12,8 @@ VERSION = 2
 def migrated(raw: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a stored config in the current schema.
 
-  A field that did not exist when the config was written gets the value that
-  reproduces the behaviour of that time: the field's default, unless the
-  migration from that version sets another.
+  Default values of new fields reproduce the behaviour of older versions, unless
+  a migration sets another value.
   """
   version = raw.get("version", 1)
   if not isinstance(version, int) or not 1 <= version <= VERSION:
@@ -29,9 +28,9 @@ def migrated(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_1_to_2(config: dict[str, Any]) -> None:
-  """Version 1 of adamw decayed all parameters; unused fields could be set.
+  """In version 1, adamw decayed all parameters, and unused fields had values.
 
-  Subword sampling was removed: SentencePiece's own cannot be reproduced.
+  Subword sampling of SentencePiece is not reproducible, and was removed.
   """
   config["data"] = _without_sampling(config.get("data"))
   optimizer = config.get("optimizer")

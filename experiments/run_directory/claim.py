@@ -8,8 +8,8 @@ from typing import Any
 
 from absl import logging
 
-from experiments.config import Config, parse, parse_stored
-from experiments.config.parse import changeable_fields
+from experiments.config import Config, parse
+from experiments.config.parse import changeable_fields, parse_stored
 from experiments.config.version import migrated
 from experiments.errors import UserError
 from experiments.run_directory.fields import MISSING, differences, set_field

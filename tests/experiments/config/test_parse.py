@@ -6,7 +6,8 @@ import typing
 import pytest
 
 from configs import base, multi30k, translation
-from experiments.config import Config, parse, parse_stored
+from experiments.config import Config, parse
+from experiments.config.parse import parse_stored
 from experiments.config.sections import Section
 from experiments.errors import UserError
 

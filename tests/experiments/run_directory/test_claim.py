@@ -74,7 +74,7 @@ def test_steps_may_grow_if_the_schedule_does_not_depend_on_them(
   assert not claim(tmp_path, config.to_dict())
   assert read_config(tmp_path).train.steps == 3000
   config.train.steps = 1000
-  with pytest.raises(UserError, match=r"train\.steps: 3000 there"):
+  with pytest.raises(UserError, match=r"train\.steps: stored 3000"):
     claim(tmp_path, config.to_dict())
 
 
@@ -86,7 +86,7 @@ def test_steps_must_not_change_if_the_schedule_depends_on_them(
   config.optimizer.schedule = schedule
   claim(tmp_path, config.to_dict())
   config.train.steps = 3000
-  with pytest.raises(UserError, match=r"train\.steps: 2500 there"):
+  with pytest.raises(UserError, match=r"train\.steps: stored 2500"):
     claim(tmp_path, config.to_dict())
 
 
