@@ -56,7 +56,7 @@ class TaskConfig(Section):
   evaluation_seed: Seed = 0
   """Seed of the evaluation sets; training data does not depend on it."""
   splits: Splits[LengthRange] = Field(
-    {
+    default={
       "validation": LengthRange(min_length=1, max_length=25, num_examples=256),
       "test": LengthRange(min_length=1, max_length=25, num_examples=2000),
       "test_up_to_30": LengthRange(
@@ -167,7 +167,7 @@ class NumbersConfig(_Translation):
   )
   """The training numbers."""
   splits: Splits[DigitRange] = Field(
-    {
+    default={
       "validation": DigitRange(min_digits=1, max_digits=12, num_examples=1000),
       "test": DigitRange(min_digits=1, max_digits=12, num_examples=2000),
       "test_13_to_16": DigitRange(
@@ -199,7 +199,9 @@ class TextConfig(_Translation):
   """Directory of the paths below; "" is the current directory."""
   train: FilePath = "train"
   """The training text."""
-  splits: Splits[FilePath] = Field({"validation": "val", "test": "test"})
+  splits: Splits[FilePath] = Field(
+    default={"validation": "val", "test": "test"}
+  )
   """Evaluation sets by name; "validation" is required."""
 
 
