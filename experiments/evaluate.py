@@ -1,4 +1,4 @@
-r"""Evaluates a trained run on one of its sets, or on two files.
+r"""Evaluates a trained run on one of its evaluation sets, or on two files.
 
     python -m experiments.evaluate --workdir=runs/reverse --split=test
     python -m experiments.evaluate --workdir=runs/multi30k --beam_size=5 \
@@ -20,7 +20,7 @@ _WORKDIR = flags.DEFINE_string(
 )
 _SPLIT = flags.DEFINE_string("split", "test", "The set to evaluate.")
 _SOURCE = flags.DEFINE_string(
-  "source", None, "A file to translate instead of a set; needs --target."
+  "source", None, "A file to translate instead; needs --target."
 )
 _TARGET = flags.DEFINE_string(
   "target", None, "The references of --source, line by line."

@@ -1,13 +1,11 @@
 """Everything that a config describes, built: data, model, optimizer, mesh."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 from flax import linen as nn
 from jax.sharding import Mesh
@@ -19,34 +17,27 @@ from experiments.config import (
   Seq2SeqConfig,
   TaskConfig,
 )
-from experiments.data.batch import BOS, Batch
+from experiments.data.batch import Batch
 from experiments.data.dataset import Dataset, TrainingBatches
 from experiments.data.synthetic.dataset import SyntheticDataset
 from experiments.data.text import dataset, prepare
 from experiments.distributed import mesh as mesh_lib
 from experiments.distributed import sharding
 from experiments.distributed.multihost import first_process_first
+from experiments.distributed.sharding import ALONE
 from experiments.errors import UserError
 from experiments.models import make_model
 from experiments.optimization.optimizer import make_optimizer
 from experiments.optimization.step import (
   TrainState,
   init_state,
-  make_sharded_train_step,
+  make_train_step,
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """The objects that a config describes; made by `make_experiment`.
-
-  Attributes:
-    config: the typed config.
-    mesh: the devices.
-    data: training batches and evaluation sets.
-    model: the Flax module.
-    optimizer: the Optax gradient transformation.
-  """
+  """The objects that a config describes; made by `make_experiment`."""
 
   config: Config
   mesh: Mesh
@@ -56,8 +47,7 @@ class Experiment:
 
   def training_batches(self) -> TrainingBatches:
     """Returns this process's shard of the training batches, by step."""
-    config = self.config.train
-    multiple = 1
+    config, multiple = self.config.train, 1
     if config.batch_unit == "examples":
       mesh_lib.check_batch(self.mesh, config.batch_size, config.accumulation)
     else:
@@ -96,7 +86,7 @@ class Experiment:
     """
     step = self.jitted_step(like)
 
-    def update(state: TrainState, batch: Batch):
+    def update(state, batch):
       with jax.set_mesh(self.mesh):
         return step(state, batch)
 
@@ -104,16 +94,27 @@ class Experiment:
 
   def jitted_step(self, like: TrainState) -> Any:
     """Returns the `jax.jit` function of `train_step`, to run under the mesh."""
-    return make_sharded_train_step(
-      self.model, self.optimizer, self.config.train, self.mesh, like
+    config, axes = self.config.train, sharding.mesh_axes(self.mesh)
+    step = make_train_step(
+      # Without `sequence` and `tensor` axes, a model may have no `mesh_axes`.
+      self.model if axes == ALONE else self.model.clone(mesh_axes=axes),
+      self.optimizer,
+      mesh_axes=axes,
+      label_smoothing=config.label_smoothing,
+      accumulation=config.accumulation,
+      ema_decay=config.ema_decay,
+      skip_non_finite=config.non_finite == "skip",
+    )
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
+    replicated = mesh_lib.replicated(self.mesh)
+    return jax.jit(
+      step, donate_argnums=0, out_shardings=(shardings, replicated)
     )
 
   def _init_state(self) -> TrainState:
-    tokens = np.full((1, 2), BOS)
     return init_state(
       self.model,
       self.optimizer,
-      Batch(tokens, tokens),
       self.config.seed,
       averaged=self.config.train.ema_decay > 0,
     )
@@ -161,7 +162,8 @@ def make_experiment(
     data = SyntheticDataset(config.data)
   else:
     make = prepare.prepare if train else dataset.load
-    data = first_process_first(functools.partial(make, config.data, workdir))
+    text = config.data
+    data = first_process_first(lambda: make(text, workdir))
   model = make_model(
     config.model,
     source_vocabulary_size=data.source_vocabulary_size,

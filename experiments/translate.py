@@ -34,22 +34,21 @@ _MIN_LENGTH = flags.DEFINE_integer(
 _MAX_LENGTH = flags.DEFINE_integer(
   "max_length",
   None,
-  "Maximum number of tokens of a translation, end of sentence included; by"
-  " default 1.5 times the usual length for the longest line of its batch.",
+  "Maximum number of tokens of a translation, with EOS; by default 1.5 times"
+  " the usual length for the longest line of its batch.",
   lower_bound=1,
 )
 _NO_REPEAT = flags.DEFINE_integer(
   "no_repeat_ngram",
   0,
-  "Forbids n-grams of this size to occur twice in a translation; 0 allows"
-  " them.",
+  "Forbids repeated n-grams of this size in a translation; 0 allows them.",
   lower_bound=0,
 )
 _TEMPERATURE = flags.DEFINE_float(
   "temperature",
   None,
-  "Above 0, samples translations from softmax(logits / temperature); by"
-  " default the most likely translation is searched for.",
+  "Samples from softmax(logits / temperature), if above 0; otherwise searches"
+  " for the most likely translation.",
   lower_bound=0.0,
 )
 _TOP_K = flags.DEFINE_integer(
@@ -65,8 +64,7 @@ _LONG_LINES = flags.DEFINE_enum(
 _ALIGNMENTS = flags.DEFINE_string(
   "alignments",
   None,
-  "Folder for the attention weights of each translation, as figures and .npz"
-  " files.",
+  "Folder for attention weights of translations, as figures and .npz files.",
 )
 _BLOCK = 4096  # lines read and translated together
 _UNKNOWN = 10  # warnings about unknown characters; the rest are counted
@@ -105,12 +103,11 @@ def main() -> None:
   )
   size = 1 if sys.stdin.isatty() else _BLOCK
   source = decode_lines(sys.stdin.buffer, "standard input")
-  number = unknown = 0
+  first, unknown = 1, 0
   with counting("lines") as progress:
     while block := list(itertools.islice(source, size)):
-      lines = translate(block, first=number + 1, progress=progress)
-      for line in lines:
-        number += 1
+      lines = translate(block, first=first, progress=progress)
+      for number, line in enumerate(lines, start=first):
         _write(line, number)
         if line.cut:
           logging.warning("%s", line.cut)
@@ -119,6 +116,7 @@ def main() -> None:
         unknown += bool(line.unknown)
         if _ALIGNMENTS.value:
           translator.save_alignments(line, number, Path(_ALIGNMENTS.value))
+      first += len(block)
       sys.stdout.flush()
   if unknown > _UNKNOWN:
     logging.warning(

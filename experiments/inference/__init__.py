@@ -1,4 +1,4 @@
-"""Trained runs, restored: evaluated, translated with, and analysed."""
+"""Restores a run; evaluates it, translates with it and prunes its heads."""
 
 from experiments.inference.restored import (
   Restored,
@@ -6,10 +6,9 @@ from experiments.inference.restored import (
   evaluation_set,
   restore,
 )
-from experiments.inference.translator import Line, make_translator
+from experiments.inference.translator import make_translator
 
 __all__ = [
-  "Line",
   "Restored",
   "evaluate",
   "evaluation_set",

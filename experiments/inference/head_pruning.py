@@ -1,7 +1,4 @@
-"""Prunes the heads of a Transformer one at a time, and evaluates the rest.
-
-Axes: H heads, D model.
-"""
+"""Prunes the heads of a Transformer one at a time, and evaluates the rest."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,15 +22,10 @@ _MODULES = {
 
 
 class Pruning(NamedTuple):
-  """A metric of the whole model, and of the model without each head.
-
-  Attributes:
-    whole: of the whole model.
-    without: by kind of attention, [layers, H] of the model without that head.
-  """
+  """A metric of the whole model, and of the model without each head."""
 
   whole: float
-  without: dict[str, np.ndarray]
+  without: dict[str, np.ndarray]  # by kind of attention: [layers, H]
 
 
 def prune_heads(
@@ -42,23 +34,11 @@ def prune_heads(
   examples: EvaluationSet,
   progress: Callable[[int], Any] = lambda count: None,
 ) -> dict[str, Pruning]:
-  """Prunes each head in turn, without further training, and evaluates.
+  """Prunes each head of a Transformer in turn, and decodes greedily.
 
-  A pruned head adds nothing to its layer's output. See "Are Sixteen Heads
-  Really Better than One?", Michel et al., 2019, section 3.2
-  (https://arxiv.org/abs/1905.10650).
-
-  Args:
-    experiment: of a Transformer.
-    params: its parameters.
-    examples: the set to decode, greedily.
-    progress: called with 1 after every head.
-
-  Returns:
-    By metric: loss, and `config.train.best_metric`.
-
-  Raises:
-    UserError: if the model is not a Transformer.
+  Returns loss and `config.train.best_metric`, by name. The model is not trained
+  further. See "Are Sixteen Heads Really Better than One?", Michel et al., 2019,
+  section 3.2 (https://arxiv.org/abs/1905.10650).
   """
   model = experiment.config.model
   if not isinstance(model, TransformerConfig):
@@ -89,10 +69,7 @@ def prune_heads(
 
 
 def pruned(params: Any, module: tuple[str, str], head: int) -> Any:
-  """Returns parameters with which one head of a module outputs zeros.
-
-  The rows [head, D / H, D] of the output projection's kernel become 0.
-  """
+  """Returns parameters with which a head adds nothing to a layer's output."""
   wanted = (*module, "output_projection", "kernel")
 
   def changed(path, leaf):
@@ -103,10 +80,7 @@ def pruned(params: Any, module: tuple[str, str], head: int) -> Any:
 
 
 def save_figure(results: Mapping[str, Pruning], path: Path) -> None:
-  """Draws the change of each metric without each head, as a PNG.
-
-  A metric has a row of panels, a kind of attention has a column.
-  """
+  """Draws the changes: a row for each metric, a column a kind of attention."""
   kinds = list(next(iter(results.values())).without)
   figure, rows = plots.make_figure(
     len(results), len(kinds), width=4, height=3.2

@@ -1,4 +1,4 @@
-"""A trained run, restored from its directory alone."""
+"""Restores a trained run from its directory, and evaluates it."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ class Restored(NamedTuple):
 
   Attributes:
     experiment: its config, mesh, data and model.
-    params: the parameters of the chosen checkpoint or checkpoints.
+    params: the parameters of the selected checkpoints.
     used: a description of these checkpoints.
   """
 
@@ -94,15 +94,6 @@ def evaluation_set(
 
   Raises:
     UserError: if there is no such set, or the files do not fit each other.
-
-  Example:
-    >>> from configs import base
-    >>> from experiments.config import parse
-    >>> config = parse(base.get_config().to_dict())
-    >>> experiment = make_experiment(config, Path("unused"))
-    >>> name, examples = evaluation_set(experiment, "test")
-    >>> len(examples.batch.source)
-    2000
   """
   splits = experiment.config.data.splits
   if source is None and target is None:
@@ -140,23 +131,8 @@ def evaluate(
 
   Returns:
     Metrics, metrics by length, and predictions.
-
-  Example:
-    >>> from configs import base
-    >>> from experiments.config import parse
-    >>> config = base.get_config("dot")
-    >>> config.data.splits = {"validation": base.split(1, 2, 4)}
-    >>> config.data.max_length = 2
-    >>> experiment = make_experiment(parse(config.to_dict()), Path("unused"))
-    >>> params = experiment.initial_state().params
-    >>> examples = experiment.data.evaluation_set("validation")
-    >>> restored = Restored(experiment, params, "step 0")
-    >>> evaluation = evaluate(restored, examples, Search())
-    >>> 0 <= evaluation.metrics["alignment_error_rate"] <= 1
-    True
   """
-  experiment, params = restored.experiment, restored.params
+  experiment, params, _ = restored
   evaluation = make_evaluator(experiment, search)(params, examples)
-  return add_alignment_error(
-    evaluation, make_aligner(experiment)(params, examples)
-  )
+  alignment = make_aligner(experiment)(params, examples)
+  return add_alignment_error(evaluation, alignment)

@@ -20,21 +20,13 @@ from experiments.visualization.alignments import make_panels
 
 
 class Line(NamedTuple):
-  """The result of translating one line.
+  """The translations of one line, and messages about it."""
 
-  Attributes:
-    texts: translations, best first; empty strings for a blank line.
-    scores: of the translations; zeros without a beam search.
-    cut: a message if the line was longer than the model reads, else "".
-    unknown: a message naming characters that the tokenizer lacks, else "".
-    alignments: attention weights of the best translation, one entry a head;
-      empty unless requested.
-  """
-
-  texts: list[str]
-  scores: list[float]
-  cut: str
-  unknown: str
+  texts: list[str]  # best first; "" for a blank line
+  scores: list[float]  # zeros without beam search
+  cut: str  # a message if the line was truncated, else ""
+  unknown: str  # a message if the tokenizer lacks characters, else ""
+  # Attention weights of the best translation, by head, if they were requested.
   alignments: list[plots.AttentionPanel]
 
 
@@ -46,8 +38,8 @@ class Translator:
   data: dataset.TranslationDataset
   search: Search
   predict: Callable[..., Any]
-  refuse_long: bool
   weights: Callable[..., Any] | None
+  refuse_long: bool
 
   def __call__(
     self,
@@ -56,18 +48,10 @@ class Translator:
     first: int = 1,
     progress: Callable[[int], Any] | None = None,
   ) -> list[Line]:
-    """Translates lines, in order.
+    """Translates lines, the first of which has the number `first`.
 
-    Args:
-      lines: text.
-      first: the number of the first line, for messages and sampling.
-      progress: called with the number of lines done since the last call.
-
-    Returns:
-      A result for each line.
-
-    Raises:
-      UserError: naming a line that is too long, if these are refused.
+    Calls `progress` with the number of lines that were translated since its
+    last call.
     """
     lines = [normalized(line) for line in lines]
     indices = [i for i, line in enumerate(lines) if line]
@@ -80,7 +64,6 @@ class Translator:
       return results
     tokens = self.data.source.encode([lines[i] for i in indices])
     cuts = [self._cut(row, first + i) for i, row in zip(indices, tokens)]
-    # Full width: `predict` narrows it to one of few widths.
     width = self.data.max_length
     sources = padded([row[: width - 1] for row in tokens], width)
     predictions = self.predict(
@@ -114,10 +97,9 @@ class Translator:
   def _alignments(self, source, prediction) -> list[plots.AttentionPanel]:
     if self.weights is None:
       return []
-    (heads,) = self.weights(
-      self.restored.params, source[None], prediction[None]
-    )
-    return make_panels(self.restored.experiment, source, prediction, heads)
+    experiment, params, _ = self.restored
+    (heads,) = self.weights(params, source[None], prediction[None])
+    return make_panels(experiment, source, prediction, heads)
 
 
 def make_translator(
@@ -137,20 +119,13 @@ def make_translator(
     alignments: whether to return attention weights.
 
   Returns:
-    (lines, first=1, progress=None) -> a `Line` for each line.
+    (lines, first=1, progress=None) -> a `Line` for each line. `first` is the
+    number of the first line, which messages contain and sampling depends on;
+    `progress` is called with the number of lines done since its last call.
 
   Raises:
-    UserError: if the run was not trained on text.
-
-  Example:
-    >>> from configs import base
-    >>> from experiments.config import parse
-    >>> from experiments.experiment import make_experiment
-    >>> config = parse(base.get_config().to_dict())
-    >>> experiment = make_experiment(config, Path("unused"))
-    >>> make_translator(Restored(experiment, None, "step 0"), Search())
-    Traceback (most recent call last):
-    experiments.errors.UserError: --workdir: its task is 'reverse', which has...
+    UserError: if the run was not trained on text; when called, if a line is too
+      long and `refuse_long` is set.
   """
   experiment = restored.experiment
   if not isinstance(experiment.data, dataset.TranslationDataset):
@@ -166,7 +141,7 @@ def make_translator(
   )
   weights = make_weights(experiment) if alignments else None
   return Translator(
-    restored, experiment.data, search, predict, refuse_long, weights
+    restored, experiment.data, search, predict, weights, refuse_long
   )
 
 

@@ -1,8 +1,8 @@
 """Cross-entropy over a vocabulary, without an array of all logits.
 
-[tokens, vocabulary] logits would be the largest array of a translation model.
-Logits, softmax and gradient exist for one chunk of a few hundred tokens at a
-time.
+Logits of shape [tokens, vocabulary] would be the largest array of a translation
+model. Logits, softmax and gradient are computed for a chunk of a few hundred
+tokens at a time.
 
 Axes: B batch, T target, t tokens of a chunk, R features, V vocabulary.
 """
@@ -28,7 +28,7 @@ def cross_entropy(
   *,
   label_smoothing: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns label-smoothed cross-entropy and hits of every token.
+  """Returns the label-smoothed cross-entropy and hit of every token.
 
   The smoothed target gives 1 - e to the label and e / V to every token. See
   "Rethinking the Inception Architecture for Computer Vision", Szegedy et al.,
@@ -76,9 +76,8 @@ def total_cross_entropy(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the sums of `cross_entropy`, differentiable in reverse mode.
 
-  The gradient of a chunk is computed with its loss, from the same softmax. So
-  training takes three matrix products with the kernel, and keeps no array of
-  [tokens, vocabulary].
+  The forward pass also computes the gradients, chunk by chunk, from the same
+  softmax: three matrix products with the kernel.
   """
   losses, hits = cross_entropy(
     features, readout, labels, label_smoothing=label_smoothing
@@ -92,10 +91,10 @@ def shared_cross_entropy(
   labels: jax.Array,
   label_smoothing: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns `total_cross_entropy`, summed by each device over its own tokens.
+  """Returns `total_cross_entropy`; each device sums its own shard first.
 
-  The devices then communicate once, at the end, instead of for every chunk.
-  Rows and tokens must divide over the mesh that is set.
+  So devices all-reduce once, instead of once a chunk. Rows and tokens must
+  divide over the mesh that is set.
   """
   rows, tokens = sharding.num_shards("rows"), sharding.num_shards("tokens")
 
@@ -116,7 +115,6 @@ def shared_cross_entropy(
 def _total_and_gradient(features, readout, labels, label_smoothing):
   """Losses, and gradients for a cotangent of 1, chunk by chunk."""
   _check(features, readout, labels)
-
   wide = jnp.promote_types(features.dtype, jnp.float32)
 
   def add(total, chunk):
@@ -130,8 +128,8 @@ def _total_and_gradient(features, readout, labels, label_smoothing):
     kernel = jnp.einsum(
       "btr,btv->rv", part, errors, preferred_element_type=wide
     )
-    found = (loss.sum(), hit.sum(), Affine(kernel, bias))
-    return jax.tree.map(jnp.add, total, found), errors @ readout.kernel.T
+    sums = (loss.sum(), hit.sum(), Affine(kernel, bias))
+    return jax.tree.map(jnp.add, total, sums), errors @ readout.kernel.T
 
   zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, wide), readout)
   start = (jnp.zeros((), wide), jnp.zeros((), int), zeros)
@@ -146,7 +144,7 @@ def _total_and_gradient(features, readout, labels, label_smoothing):
 def _scaled(label_smoothing, gradients, cotangents):
   """The gradients times the cotangent of the loss; hits have none."""
   del label_smoothing
-  scale = cotangents[0]
+  scale, _ = cotangents
   scaled = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), gradients)
   return (*scaled, None)
 

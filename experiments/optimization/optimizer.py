@@ -11,25 +11,9 @@ from experiments.distributed.sharding import path_name
 def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
   """Makes a learning-rate schedule: a linear warm-up, then a decay.
 
-  See "SGDR: Stochastic Gradient Descent with Warm Restarts", Loshchilov and
-  Hutter, 2016, equation 5 (https://arxiv.org/abs/1608.03983), for cosine, and
-  "Attention Is All You Need", Vaswani et al., 2017, equation 3
+  See Loshchilov and Hutter, 2016, equation 5 (https://arxiv.org/abs/1608.03983),
+  for cosine, and Vaswani et al., 2017, equation 3
   (https://arxiv.org/abs/1706.03762), for inverse_sqrt.
-
-  Args:
-    config: `config.optimizer`.
-    num_steps: number of steps of the run, where cosine and linear reach 0.
-
-  Returns:
-    A function of the step.
-
-  Example:
-    >>> from configs import base
-    >>> fields = base.optimizer().to_dict()
-    >>> fields.update(learning_rate=0.1, schedule="linear", warmup_steps=2)
-    >>> schedule = make_schedule(OptimizerConfig(**fields), num_steps=4)
-    >>> [round(float(schedule(step)), 3) for step in range(5)]
-    [0.033, 0.067, 0.1, 0.05, 0.0]
   """
   warmup, peak = config.warmup_steps, config.learning_rate
   rest = max(num_steps - warmup, 1)
@@ -37,23 +21,22 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
     "constant": lambda: optax.constant_schedule(peak),
     "cosine": lambda: optax.cosine_decay_schedule(peak, rest),
     "linear": lambda: optax.linear_schedule(peak, 0.0, rest),
-    "inverse_sqrt": lambda: _inverse_sqrt(peak, max(warmup, 1)),
+    "inverse_sqrt": lambda: _inverse_sqrt_schedule(peak, max(warmup, 1)),
   }[config.schedule]()
   rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
   return optax.join_schedules([rise, decay], [warmup])
 
 
-def _inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
-  """Falls with the root of the step: Vaswani et al., 2017, equation 3."""
+def _inverse_sqrt_schedule(peak: float, warmup: int) -> optax.Schedule:
   return lambda since: (
     peak * jnp.sqrt(warmup / (warmup + jnp.maximum(since, 0)))
   )
 
 
-def _matrices(params):
-  """Marks the parameters that decay: matrices, but not biases and norms.
+def _decay_mask(params):
+  """Selects the parameters that decay: matrices, but not biases and norms.
 
-  The biases of heads, [H, D / H], have two axes and are recognized by name.
+  Biases of heads, [H, D / H], have two axes too, so they are found by name.
   """
   return jax.tree_util.tree_map_with_path(
     lambda path, leaf: leaf.ndim > 1 and not path_name(path).endswith("bias"),
@@ -94,7 +77,7 @@ def make_optimizer(
       config.b2,
       config.eps,
       weight_decay=config.weight_decay,
-      mask=None if config.weight_decay_of == "all" else _matrices,
+      mask=None if config.weight_decay_of == "all" else _decay_mask,
     ),
     "adafactor": lambda: optax.adafactor(schedule),
   }[config.name]()

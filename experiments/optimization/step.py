@@ -1,7 +1,4 @@
-"""The state of training, and the pure functions that update it.
-
-Axes: B batch, A parts of an accumulated update, S source, T target.
-"""
+"""The state of training, and the pure functions that update it."""
 
 import dataclasses
 import functools
@@ -17,10 +14,8 @@ from flax import linen as nn
 
 from attention.modules import MeshAxes
 from attention.ring.order import num_chunks
-from experiments.config import TrainConfig
-from experiments.data.batch import PAD, Batch
-from experiments.distributed import mesh as mesh_lib
-from experiments.distributed.sharding import ALONE, mesh_axes, ring_order
+from experiments.data.batch import BOS, PAD, Batch
+from experiments.distributed.sharding import ALONE, ring_order
 from experiments.optimization import losses
 
 # Metrics that must be finite. The parameters' norm is needed besides the loss:
@@ -30,21 +25,13 @@ FINITE = ("loss", "gradient_norm", "parameter_norm")
 
 @flax.struct.dataclass
 class TrainState:
-  """Everything that a step changes, and all that a checkpoint stores.
+  """Everything that a step changes, and all that a checkpoint stores."""
 
-  Attributes:
-    step: number of updates made, an int32 scalar.
-    params: the parameters, float32.
-    opt_state: the optimizer state.
-    rng: the run's key; a step uses `fold_in(rng, step)`.
-    average: the moving average of the parameters, or None.
-  """
-
-  step: jax.Array
-  params: Any
+  step: jax.Array  # int32 number of updates made
+  params: Any  # float32
   opt_state: optax.OptState
-  rng: jax.Array
-  average: Any
+  rng: jax.Array  # of the run; a step uses fold_in(rng, step)
+  average: Any  # moving average of the parameters, or None
 
   @property
   def evaluated(self) -> Any:
@@ -55,14 +42,14 @@ class TrainState:
 def init_state(
   model: nn.Module,
   optimizer: optax.GradientTransformation,
-  batch: Batch,
   seed: int,
   *,
   averaged: bool = False,
 ) -> TrainState:
-  """Initializes parameters and optimizer; `batch` provides the shapes."""
+  """Initializes parameters, their average if `averaged`, and optimizer."""
   params_rng, rng = jax.random.split(jax.random.key(seed))
-  params = model.init(params_rng, batch.source, batch.target)["params"]
+  tokens = jnp.full((1, 2), BOS)
+  params = model.init(params_rng, tokens, tokens)["params"]
   return TrainState(
     step=jnp.zeros((), jnp.int32),
     params=params,
@@ -85,13 +72,15 @@ def make_train_step(
   """Makes the pure function of one update.
 
   Args:
-    model: its `features` take (source, target, train=).
+    model: a module whose `features` take (source, target, train=).
     optimizer: from `make_optimizer`.
-    mesh_axes: of the model; decides the order of tokens.
-    label_smoothing: of the loss.
+    mesh_axes: those of the model, which determine the order of tokens.
+    label_smoothing: as for `losses.cross_entropy`.
     accumulation: number of parts of the batch that are processed one after the
       other; the gradient is that of the whole batch.
-    ema_decay: of the moving average, if the state has one.
+    ema_decay: of the moving average, if the state has one. See "Averaging
+      Weights Leads to Wider Optima and Better Generalization", Izmailov et al.,
+      2018 (https://arxiv.org/abs/1803.05407).
     skip_non_finite: whether a step with non-finite metrics changes only the
       number of steps.
 
@@ -100,6 +89,19 @@ def make_train_step(
     teacher_forced_accuracy over all target tokens, gradient_norm before
     clipping, parameter_norm after the update, and tokens, the number of target
     tokens.
+
+  Example:
+    >>> from configs import base
+    >>> from experiments import config, experiment
+    >>> made = experiment.make_experiment(
+    ...   config.parse(base.get_config().to_dict()), None
+    ... )
+    >>> step = make_train_step(made.model, made.optimizer)
+    >>> _, metrics = jax.eval_shape(
+    ...   step, made.abstract_state(), made.training_batches()[0]
+    ... )
+    >>> metrics["loss"].shape
+    ()
   """
 
   def total_loss(params, batch: Batch, rng):
@@ -154,42 +156,11 @@ def make_train_step(
   return train_step
 
 
-def make_sharded_train_step(
-  model: nn.Module,
-  optimizer: optax.GradientTransformation,
-  config: TrainConfig,
-  mesh: jax.sharding.Mesh,
-  like: TrainState,
-) -> Any:
-  """Makes the `jax.jit` function of one update, to be called under the mesh.
-
-  The new state is sharded like `like` and takes the memory of the old one.
-  """
-  axes = mesh_axes(mesh)
-  if axes != ALONE:
-    model = model.clone(mesh_axes=axes)
-  step = make_train_step(
-    model,
-    optimizer,
-    mesh_axes=axes,
-    label_smoothing=config.label_smoothing,
-    accumulation=config.accumulation,
-    ema_decay=config.ema_decay,
-    skip_non_finite=config.non_finite == "skip",
-  )
-  shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
-  return jax.jit(
-    step,
-    donate_argnums=0,
-    out_shardings=(shardings, mesh_lib.replicated(mesh)),
-  )
-
-
 def _arranged(batch: Batch, mesh_axes: MeshAxes) -> Batch:
   """Pads and orders the tokens for the devices of a ring."""
-  multiple = mesh_axes.ring_size * num_chunks(mesh_axes.order)
   if mesh_axes.ring_size == 1:
     return batch
+  multiple = mesh_axes.ring_size * num_chunks(mesh_axes.order)
 
   def arrange(tokens):
     fill = -tokens.shape[1] % multiple
@@ -200,11 +171,7 @@ def _arranged(batch: Batch, mesh_axes: MeshAxes) -> Batch:
 
 
 def _updated_average(average, params, step, decay):
-  """Updates a moving average; the decay is smaller during the first steps.
-
-  See "Averaging Weights Leads to Wider Optima and Better Generalization",
-  Izmailov et al., 2018 (https://arxiv.org/abs/1803.05407).
-  """
+  """Updates a moving average; the decay is smaller during the first steps."""
   if average is None:
     return None
   kept = jnp.minimum(decay, (1 + step) / (10 + step))
@@ -215,13 +182,17 @@ def _accumulated(value_and_grad, params, batch: Batch, rng, *, parts: int):
   """Sums loss, hits and gradients over the parts of a batch, in sequence."""
   if parts == 1:
     return value_and_grad(params, batch, rng)
-  batches = _split(batch, parts)
+
+  def split(array):  # so that no example changes its device
+    shape = (array.shape[0] // parts, parts, *array.shape[1:])
+    return jnp.swapaxes(array.reshape(shape), 0, 1)
 
   def add(total, part):
     index, batch = part
     result = value_and_grad(params, batch, jax.random.fold_in(rng, index))
     return jax.tree.map(jnp.add, total, result), None
 
+  batches = jax.tree.map(split, batch)
   first = jax.tree.map(lambda array: array[0], batches)
   zero = jax.tree.map(
     lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
@@ -231,23 +202,10 @@ def _accumulated(value_and_grad, params, batch: Batch, rng, *, parts: int):
   return total
 
 
-def _split(batch: Batch, parts: int) -> Batch:
-  """[B, ...] to [A, B / A, ...]; no example changes its device."""
-
-  def split(array):
-    shape = (array.shape[0] // parts, parts, *array.shape[1:])
-    return jnp.swapaxes(array.reshape(shape), 0, 1)
-
-  return jax.tree.map(split, batch)
-
-
 def make_loss_step(
   model: nn.Module,
 ) -> Callable[[Any, Batch], tuple[jax.Array, jax.Array]]:
-  """Makes (params, batch) -> (losses [B], tokens [B]), without smoothing.
-
-  A loss is the sum over the target's tokens.
-  """
+  """Makes (params, batch) -> (summed losses [B], numbers of tokens [B])."""
 
   def loss_step(params, batch: Batch):
     made: Any = model.apply({"params": params}, *batch, method="features")

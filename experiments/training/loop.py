@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,18 +41,14 @@ _SKIPPED = "skipped_updates"  # in a checkpoint, beside the data position
 
 
 class _Start(NamedTuple):
-  """Where training begins: a state, and the batches that follow it."""
-
   state: TrainState
-  stream: Any
-  skipped: int
+  stream: Any  # of the batches that follow
+  skipped: int  # number of non-finite updates before
 
 
 class _End(NamedTuple):
-  """Where training ends: complete, or asked to stop."""
-
   state: TrainState
-  complete: bool
+  complete: bool  # False if a signal stopped training
   validation: Evaluation | None  # of this state
 
 
@@ -64,8 +60,8 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
     workdir: the run directory; `experiments.run_directory` lists its files.
 
   Returns:
-    True if the run is complete; False if it was asked to stop, and the same
-    call will resume it.
+    True if the run is complete; False if a signal stopped it, and the same call
+    will resume it.
 
   Raises:
     UserError: for problems that the user can solve.
@@ -75,14 +71,13 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
   if first_process:
     run_directory.check_links(workdir)
   typed = run_directory.effective_config(workdir, raw)
+  lock = run_directory.locked(workdir) if first_process else nullcontext()
   with (
     preemption.listen() as requests,
     watchdog.watch(typed.train.stall_seconds) as heartbeat,
+    lock,
   ):
-    if not first_process:
-      return _train_and_evaluate(raw, typed, workdir, requests, heartbeat)
-    with run_directory.locked(workdir):
-      return _train_and_evaluate(raw, typed, workdir, requests, heartbeat)
+    return _train_and_evaluate(raw, typed, workdir, requests, heartbeat)
 
 
 def _train_and_evaluate(
@@ -147,7 +142,7 @@ def _train(
   heartbeat,
   start: _Start,
 ) -> _End:
-  """Trains until the last step, early stopping, or a request to stop."""
+  """Trains until the last step, early stopping or a signal."""
   config, (state, stream, skipped) = experiment.config.train, start
   evaluate = make_evaluator(
     experiment, configured_search(experiment, beam_size=1)
@@ -169,15 +164,17 @@ def _train(
       skips=config.non_finite == "skip",
       skipped=skipped,
     )
-    # Without a step there is nothing new to save.
-    stop = requests.should_stop(first)
-    last = first if stop or complete else config.steps
+    # A signal before the first step leaves nothing new to save.
+    last = config.steps
+    if requests.should_stop(first) or complete:
+      last = first
     for step in range(first + 1, last + 1):
       batch = mesh.shard_batch(next(stream), experiment.mesh)
       heartbeat.step = step
       state, metrics = train_step(state, batch)
       buffer.push(step, metrics)
-      stop, validation = requests.should_stop(step), None
+      stop = requests.should_stop(step)
+      validation = scores = None
       complete = step == config.steps
       if step == first + 1:
         # Before the buffer writes, which imports TensorBoard.
@@ -188,11 +185,14 @@ def _train(
         buffer.drain()
         params = mesh.all_gather(state.evaluated, experiment.mesh)
         validation = evaluate(params, validation_set)
-        _write_validation(writer, step, validation)
+        scores = dict(validation.metrics)  # without the time: reproducible
+        speed = scores.pop("sentences_per_second")
+        writer.metrics(step, "validation", scores)
+        writer.timings(step, "validation", {"sentences_per_second": speed})
         progress.write(f"step {step}: {report.summary(validation)}")
       if validation or stop or config.saves_at(step):
         buffer.drain()
-        _save(manager, state, stream, buffer.skipped, validation)
+        _save(manager, state, stream, buffer.skipped, scores)
         peak = {"peak_memory": initialize.peak_memory()}
         writer.timings(step, "train", progress.timings() | peak)
       if validation and _stops_early(experiment, manager, step):
@@ -209,27 +209,11 @@ def _train(
   return _End(state, complete, validation)
 
 
-def _save(manager, state, stream, skipped: int, validation) -> None:
+def _save(manager, state, stream, skipped: int, scores) -> None:
   position = stream.get_state()
   if skipped:
     position = {**position, _SKIPPED: skipped}
-  scores = _scores(validation) if validation else None
   checkpoints.save(manager, state, position, scores)
-
-
-def _scores(validation: Evaluation) -> Mapping[str, float]:
-  """The metrics that are the same in every run of a config."""
-  return {
-    name: value
-    for name, value in validation.metrics.items()
-    if name != "sentences_per_second"
-  }
-
-
-def _write_validation(writer: MetricsWriter, step: int, validation) -> None:
-  speed = validation.metrics["sentences_per_second"]
-  writer.metrics(step, "validation", _scores(validation))
-  writer.timings(step, "validation", {"sentences_per_second": speed})
 
 
 def _stops_early(experiment: Experiment, manager, step: int) -> bool:
@@ -254,10 +238,7 @@ def _explain(experiment: Experiment, manager, step: int) -> str:
 def _evaluate_all(
   experiment: Experiment, workdir: Path, manager, requests, end: _End
 ) -> bool:
-  """Evaluates every set; writes results and figures.
-
-  Returns False if it was asked to stop.
-  """
+  """Evaluates every set and writes results; returns False on a signal."""
   step, train = int(end.state.step), experiment.config.train
   params, used = checkpoints.parameters(
     manager,
@@ -293,28 +274,21 @@ def _evaluate_all(
     plots.save_accuracy_by_length(
       curves,
       workdir / "figures" / "accuracy_by_length.png",
-      trained_length=_trained_length(experiment),
+      # In tokens, without EOS.
+      trained_length=experiment.data.task.batch_lengths[0] - 1
+      if isinstance(experiment.data, SyntheticDataset)
+      else None,
     )
     print(f"alignments: {figure}\nrun: {workdir}", flush=True)
   return True
 
 
-def _trained_length(experiment: Experiment) -> int | None:
-  """The longest source of training, in tokens without EOS, if it is fixed."""
-  if not isinstance(experiment.data, SyntheticDataset):
-    return None
-  return experiment.data.task.batch_lengths[0] - 1
-
-
 def _describe(experiment: Experiment, state: TrainState) -> str:
   config, devices = experiment.config, experiment.mesh.devices.size
-  score = (
-    config.model.attention
-    if isinstance(config.model, Seq2SeqConfig)
-    else config.model.score
-  )
+  model = config.model
+  score = model.attention if isinstance(model, Seq2SeqConfig) else model.score
   parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
   return (
-    f"{config.data.name}: {config.model.name} ({score}), {parameters:,}"
+    f"{config.data.name}: {model.name} ({score}), {parameters:,}"
     f" parameters, {devices} {jax.devices()[0].platform} device(s)"
   )

@@ -11,14 +11,15 @@ from experiments.optimization.step import FINITE
 from experiments.progress import Progress
 from experiments.training.metrics_writer import MetricsWriter
 
-# Steps in flight before the metrics of the oldest are fetched, so that the
-# device always has a next step to run.
-_LAG = 2
-_MAX_MESSAGES = 3  # about skipped updates; the rest are only counted
+_LAG = 2  # steps that are dispatched before metrics are fetched
+_MAX_MESSAGES = 3  # about skipped updates
 
 
 class MetricsBuffer:
-  """Fetches the metrics of steps two steps late, checks and writes them."""
+  """Fetches, checks and writes metrics two steps late.
+
+  So the device never waits for the host.
+  """
 
   def __init__(
     self,
@@ -27,36 +28,23 @@ class MetricsBuffer:
     *,
     log_every: int,
     explain: Callable[[int], str],
-    skips: bool = False,
-    skipped: int = 0,
+    skips: bool,
+    skipped: int,
   ):
-    """Starts with no step.
-
-    Args:
-      writer: receives the metrics of every `log_every`-th step.
-      progress: is advanced at every step.
-      log_every: steps between lines of metrics.
-      explain: describes a non-finite step in the error message.
-      skips: whether the train step skips non-finite updates; otherwise they
-        raise.
-      skipped: number of updates skipped before this process began.
-    """
+    """Counts non-finite updates, from `skipped`, if `skips`; else raises."""
     self._writer, self._progress = writer, progress
     self._log_every, self._explain = log_every, explain
     self._skips, self.skipped = skips, skipped
     self._pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
 
   def push(self, step: int, metrics: dict[str, jax.Array]) -> None:
-    """Adds the metrics of a step, still on the device.
-
-    Raises UserError if those of an earlier step were not finite.
-    """
+    """Adds a step; raises UserError if an earlier one was not finite."""
     self._pending.append((step, metrics))
     while len(self._pending) > _LAG:
       self._flush_one()
 
   def drain(self) -> None:
-    """Flushes all metrics; raises UserError if some were not finite."""
+    """Writes all metrics; raises UserError if some are not finite."""
     while self._pending:
       self._flush_one()
 
@@ -69,7 +57,13 @@ class MetricsBuffer:
       problem = f"step {step}: {bad[0]} is {values[bad[0]]}"
       if not self._skips:
         raise UserError(f"{problem}; {self._explain(step)}")
-      self._count_skipped(problem)
+      self.skipped += 1
+      if self.skipped <= _MAX_MESSAGES:
+        is_last = self.skipped == _MAX_MESSAGES
+        rest = " (further ones are only counted)" if is_last else ""
+        self._progress.write(
+          f"{problem}: update skipped, {self.skipped} so far{rest}"
+        )
       values = {name: x for name, x in values.items() if math.isfinite(x)}
     if self.skipped:
       values["skipped"] = self.skipped
@@ -77,13 +71,3 @@ class MetricsBuffer:
     self._progress.advance(1, tokens=tokens, metrics=shown)
     if step % self._log_every == 0:
       self._writer.metrics(step, "train", values)
-
-  def _count_skipped(self, problem: str) -> None:
-    self.skipped += 1
-    if self.skipped <= _MAX_MESSAGES:
-      last = " (further ones are only counted)" * (
-        self.skipped == _MAX_MESSAGES
-      )
-      self._progress.write(
-        f"{problem}: update skipped, {self.skipped} so far{last}"
-      )

@@ -1,8 +1,4 @@
-"""Writes metrics.jsonl, timings.jsonl and TensorBoard events.
-
-The same config on the same machine gives the same metrics.jsonl; everything
-that depends on the clock is in timings.jsonl.
-"""
+"""Writes metrics.jsonl (reproducible), timings.jsonl and TensorBoard events."""
 
 import contextlib
 import json
@@ -16,13 +12,10 @@ METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
 
 
 class MetricsWriter:
-  """Appends metrics to the files of a run, in its first process."""
+  """Appends metrics to the files of a run."""
 
   def __init__(self, workdir: Path, step: int, *, active: bool = True):
-    """Opens the files and removes lines after `step`, the last one done.
-
-    It writes nothing if not `active`, as in all processes but the first.
-    """
+    """Removes lines after `step`, the last one; writes nothing if inactive."""
     self.workdir = workdir
     self._step, self._files, self._events = step, {}, None
     if not active:
@@ -72,9 +65,9 @@ class MetricsWriter:
       events.add_scalar(f"{split}/{key}", value, step)
 
   def _open_events(self):
-    """Opened at the first write, so that no step waits for the import."""
     if self._events is None:
-      from tensorboardX import SummaryWriter  # imports PyTorch
+      # The import takes seconds, during which the device has steps to compute.
+      from tensorboardX import SummaryWriter
 
       self._events = SummaryWriter(str(self.workdir), purge_step=self._step + 1)
     return self._events

@@ -49,7 +49,7 @@ def test_builds(name, arg, corpus, tmp_path):
   )
   batch = batches[0]
   state = jax.eval_shape(
-    lambda: init_state(experiment.model, experiment.optimizer, batch, seed=0)
+    lambda: init_state(experiment.model, experiment.optimizer, seed=0)
   )
   step = make_train_step(experiment.model, experiment.optimizer)
   after, metrics = jax.eval_shape(step, state, batch)

@@ -255,7 +255,7 @@ def test_training_and_evaluation_hold_no_array_of_all_logits(make, monkeypatch):
   model, optimizer = make(vocabulary_size), optax.adam(0.1)
   tokens = np.full((32, 9), 3, np.int32)
   batch = Batch(tokens, tokens)
-  state = jax.eval_shape(lambda: init_state(model, optimizer, batch, 0))
+  state = jax.eval_shape(lambda: init_state(model, optimizer, 0))
   train_step = make_train_step(model, optimizer, label_smoothing=0.1)
   logits = tokens.size * vocabulary_size
   assert largest_array(train_step, state, batch) < logits / 2

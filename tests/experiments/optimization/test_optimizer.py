@@ -18,7 +18,7 @@ def optimizer_config(**changes):
   ("schedule", "last"),
   [("constant", 1.0), ("cosine", 0.0), ("linear", 0.0), ("inverse_sqrt", 0.1)],
 )
-def test_schedules_rise_to_the_peak_and_fall(schedule, last):
+def test_schedule_rises_to_the_peak_and_ends_at_its_final_rate(schedule, last):
   config = optimizer_config(
     learning_rate=1.0, schedule=schedule, warmup_steps=10
   )
@@ -29,8 +29,17 @@ def test_schedules_rise_to_the_peak_and_fall(schedule, last):
   assert float(rate(1000)) == pytest.approx(last, abs=1e-3)
 
 
+def test_linear_schedule_equals_values_computed_by_hand():
+  config = optimizer_config(
+    learning_rate=0.1, schedule="linear", warmup_steps=2
+  )
+  rate = make_schedule(config, num_steps=4)
+  expected = [0.1 / 3, 0.2 / 3, 0.1, 0.05, 0.0]
+  assert [float(rate(step)) for step in range(5)] == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "adafactor"])
-def test_every_optimizer_goes_downhill(name):
+def test_every_optimizer_decreases_a_quadratic_loss(name):
   config = optimizer_config(
     name=name,
     learning_rate=0.1,
@@ -55,7 +64,7 @@ def test_every_optimizer_goes_downhill(name):
 
 
 @pytest.mark.parametrize("decayed", ["matrices", "all"])
-def test_adamw_decays_biases_only_if_asked_to(decayed):
+def test_adamw_decays_biases_only_with_weight_decay_of_all(decayed):
   config = optimizer_config(
     name="adamw", weight_decay=0.5, weight_decay_of=decayed, warmup_steps=0
   )

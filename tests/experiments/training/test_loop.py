@@ -10,6 +10,7 @@ import pytest
 
 from configs import base
 from experiments import checkpoints, inference
+from experiments import experiment as experiment_module
 from experiments.config import MeshConfig, parse
 from experiments.distributed import preemption
 from experiments.errors import UserError
@@ -17,7 +18,6 @@ from experiments.evaluation import configured_search
 from experiments.evaluation.evaluator import Evaluation, make_evaluator
 from experiments.experiment import make_experiment
 from experiments.optimization import losses
-from experiments.optimization import step as optimization_step
 from experiments.optimization.step import make_train_step
 from experiments.run_directory import claim
 from experiments.training import loop
@@ -84,7 +84,7 @@ def test_the_error_of_a_non_finite_step_names_batch_and_checkpoint(
 
     return spoilt_step
 
-  monkeypatch.setattr(optimization_step, "make_train_step", make_spoilt)
+  monkeypatch.setattr(experiment_module, "make_train_step", make_spoilt)
   message = (
     rf"step 8: {spoilt} is nan; its batch is number 7 of seed 0\. Last good"
     r" checkpoint: .*checkpoints/6\."
