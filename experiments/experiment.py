@@ -161,7 +161,7 @@ def make_experiment(
   if isinstance(config.data, TaskConfig):
     data = SyntheticDataset(config.data)
   else:
-    make = prepare.prepare if train else dataset.load
+    make = prepare.prepare if train else dataset.TranslationDataset
     text = config.data
     data = first_process_first(lambda: make(text, workdir))
   model = make_model(

@@ -13,25 +13,14 @@ Array = jax.Array | np.ndarray
 
 
 class Batch(NamedTuple):
-  """Pairs of token sequences, each ended by EOS and padded with PAD.
+  """Pairs of token sequences, each ended by EOS and padded with PAD."""
 
-  Attributes:
-    source: [B, S] int32.
-    target: [B, T] int32.
-  """
-
-  source: Array
-  target: Array
+  source: Array  # [B, S] int32
+  target: Array  # [B, T] int32
 
 
 def append_eos(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-  """Puts EOS after `lengths` [B] tokens of [B, L] rows, and PAD after it.
-
-  Example:
-    >>> append_eos(np.array([[5, 6, 7], [8, 9, 9]]), np.array([3, 1]))
-    array([[5, 6, 7, 2],
-           [8, 2, 0, 0]], dtype=int32)
-  """
+  """Puts EOS after `lengths` [B] tokens of [B, L] rows, and PAD after it."""
   tokens = np.pad(tokens, ((0, 0), (0, 1)))
   position = np.arange(tokens.shape[1])
   tokens = np.where(position < lengths[:, None], tokens, PAD)

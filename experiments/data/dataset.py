@@ -11,29 +11,18 @@ from experiments.data.text.readers import ParallelText
 
 
 class EvaluationSet(NamedTuple):
-  """Sources and their references.
+  """Sources and their references."""
 
-  Attributes:
-    batch: sources [N, S] and references [N, T].
-    text: the sentences of the batch; None for synthetic tasks.
-    num_truncated: number of examples that were cut to the longest length.
-  """
-
-  batch: Batch
-  text: ParallelText | None
-  num_truncated: int = 0
+  batch: Batch  # sources [N, S] and references [N, T]
+  text: ParallelText | None  # the sentences of the batch; None for tasks
+  num_truncated: int = 0  # examples that were cut to the maximum length
 
 
 class BatchShard(NamedTuple):
-  """The slice of every global batch that this process loads.
+  """The slice of every global batch that this process loads."""
 
-  Attributes:
-    indices: the shards that this process loads, in order.
-    num_shards: the number of equal shards of a batch.
-  """
-
-  indices: tuple[int, ...] = (0,)
-  num_shards: int = 1
+  indices: tuple[int, ...] = (0,)  # the shards that this process loads
+  num_shards: int = 1  # the number of equal shards of a batch
 
   def rows(self, batch_size: int) -> np.ndarray:
     """Returns the indices of the rows to load."""
@@ -41,43 +30,38 @@ class BatchShard(NamedTuple):
     return shards[list(self.indices)].ravel()
 
 
+class TrainingBatches(Protocol):
+  """An endless sequence of training batches."""
+
+  def __getitem__(self, step: int) -> Batch:
+    """Returns this process's rows of the batch of a step."""
+
+  def describe(self) -> Sequence[str]:
+    """Returns lines for the log."""
+
+
 class Dataset(Protocol):
-  """The properties and methods that experiments need of their data.
+  """The attributes and methods that experiments need of their data."""
 
-  Attributes:
-    source_vocabulary_size: number of source tokens, special ones included.
-    target_vocabulary_size: V.
-    shared_vocabulary: whether source and target have the same token ids.
-    max_length: the longest source or target, EOS included.
-  """
-
-  @property
-  def source_vocabulary_size(self) -> int: ...  # noqa: D102
-  @property
-  def target_vocabulary_size(self) -> int: ...  # noqa: D102
-  @property
-  def shared_vocabulary(self) -> bool: ...  # noqa: D102
-  @property
-  def max_length(self) -> int: ...  # noqa: D102
+  source_vocabulary_size: int  # special tokens included
+  target_vocabulary_size: int  # special tokens included
+  shared_vocabulary: bool  # whether source and target have the same token ids
+  max_length: int  # of a source or target, EOS included
 
   def training_batches(
     self, *, seed: int, size: int, unit: str, multiple: int, shard: BatchShard
-  ) -> "TrainingBatches":
+  ) -> TrainingBatches:
     """Returns the training batches by step.
 
-    Args:
-      seed: the seed of the run.
-      size: the size of a global batch, in units.
-      unit: "examples" or "tokens".
-      multiple: the number of rows of a global batch is a multiple of this.
-      shard: the slice that this process loads.
+    A global batch has `size` units, "examples" or "tokens", and a multiple of
+    `multiple` rows, of which this process loads `shard`.
     """
 
   def evaluation_set(self, split: str) -> EvaluationSet:
     """Returns the set of a name in `config.data.splits`."""
 
   def max_prediction_length(self, source_length: int) -> int:
-    """Returns the longest prediction for sources of a length."""
+    """Returns the maximum length of predictions for sources of a length."""
 
   def target_text(self, tokens: np.ndarray) -> list[str]:
     """Returns the texts of target tokens [N, T]; each ends before its EOS."""
@@ -92,13 +76,3 @@ class Dataset(Protocol):
 
   def target_words(self, tokens: np.ndarray) -> list[str]:
     """Returns the labels of target tokens [L] in figures."""
-
-
-class TrainingBatches(Protocol):
-  """An endless sequence of training batches."""
-
-  def __getitem__(self, step: int) -> Batch:
-    """Returns this process's rows of the batch of a step."""
-
-  def describe(self) -> Sequence[str]:
-    """Returns lines for the log."""

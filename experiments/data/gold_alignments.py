@@ -17,39 +17,23 @@ _MAX_DIGITS = 24
 class GoldAlignments(NamedTuple):
   """The true alignment of a pair.
 
-  A target token that is aligned with no source token, such as EOS, counts
-  neither for nor against a model.
-
-  Attributes:
-    sure: [T, S] bool, pairs that must be aligned.
-    possible: [T, S] bool, pairs that may be aligned; includes the sure ones.
+  Target tokens that are aligned with no source token, such as EOS, are not
+  part of the alignment error rate.
   """
 
-  sure: np.ndarray
-  possible: np.ndarray
+  sure: np.ndarray  # [T, S] bool, pairs that must be aligned
+  possible: np.ndarray  # [T, S] bool, pairs that may be; includes the sure ones
 
 
 def diagonal_alignments(
   source: np.ndarray, target: np.ndarray, *, backwards: bool
 ) -> GoldAlignments:
-  """Aligns symbols at equal positions, counted from the start or the end.
-
-  Example:
-    >>> source, target = np.array([5, 7, EOS]), np.array([7, 5, EOS])
-    >>> diagonal_alignments(source, target, backwards=True).sure.astype(int)
-    array([[0, 1, 0],
-           [1, 0, 0],
-           [0, 0, 0]])
-  """
+  """Aligns symbols at equal positions, counted from the start or the end."""
   sure = np.zeros((len(target), len(source)), bool)
-  count = min(_length(source), _length(target))
-  position = np.arange(count)
+  lengths = (((x != PAD) & (x != EOS)).sum() for x in (source, target))
+  position = np.arange(min(lengths))
   sure[position, position[::-1] if backwards else position] = True
   return GoldAlignments(sure, sure)
-
-
-def _length(tokens: np.ndarray) -> int:
-  return int(((tokens != PAD) & (tokens != EOS)).sum())
 
 
 def number_alignments(
@@ -61,45 +45,21 @@ def number_alignments(
   "twelve" stands for two digits, and 만 without a digit before it for a one. A
   token that gives the place of a digit, as "hundred" and 백 do, may be aligned
   with the tokens for the digit's value and for its place.
-
-  Args:
-    source: S tokens; "_" is a space.
-    target: T tokens; "_" is a space.
-
-  Returns:
-    The alignment.
-
-  Raises:
-    ValueError: if a word is not part of a number.
-
-  Example:
-    >>> source, target = ["_twelve", "_thousand"], ["_만", "_이", "천"]
-    >>> gold = number_alignments(source, target)
-    >>> gold.sure.astype(int)
-    array([[1, 0],
-           [1, 0],
-           [0, 0]])
-    >>> gold.possible.astype(int)
-    array([[1, 1],
-           [1, 1],
-           [1, 1]])
   """
-  english, korean = _english("".join(source)), _korean("".join(target))
-  sure = _shared(english.values, source, korean.values, target)
-  possible = _shared(english.places, source, korean.places, target)
+  digits = zip(_english("".join(source)), _korean("".join(target)))
+  # Two tokens are aligned if they stand for a common digit.
+  sure, possible = (
+    _by_token(korean, target) @ _by_token(english, source).T
+    for english, korean in digits
+  )
   return GoldAlignments(sure, sure | possible)
 
 
 class _Digits(NamedTuple):
-  """The digits that each letter stands for, as powers of ten.
+  """The digits that each letter stands for, as powers of ten."""
 
-  Attributes:
-    values: digits whose value the letter's word gives.
-    places: digits whose value or place the letter's word gives.
-  """
-
-  values: list[set[int]]
-  places: list[set[int]]
+  values: list[set[int]]  # digits whose value the letter's word gives
+  places: list[set[int]]  # digits whose value or place the letter's word gives
 
 
 _ONES, _TEENS, _TENS, _THOUSANDS = (
@@ -171,11 +131,6 @@ def _korean(text: str) -> _Digits:
     digits.values[letter].update(values)
     digits.places[letter].update(places)
   return digits
-
-
-def _shared(english, source, korean, target) -> np.ndarray:
-  """Returns [T, S] bool: whether two tokens stand for a common digit."""
-  return _by_token(korean, target) @ _by_token(english, source).T
 
 
 def _by_token(letters: list[set[int]], tokens: Sequence[str]) -> np.ndarray:

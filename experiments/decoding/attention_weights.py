@@ -16,31 +16,7 @@ from experiments.data.batch import BOS
 def target_attention_weights(
   model: nn.Module, params: Any, source: jax.Array, target: jax.Array
 ) -> jax.Array:
-  """Returns the attention weights of each token of given targets.
-
-  Args:
-    model: the model.
-    params: its parameters.
-    source: [B, S] token ids.
-    target: [B, T] token ids.
-
-  Returns:
-    [B, P, T, S] attention weights.
-
-  Example:
-    >>> from experiments.config import Seq2SeqConfig
-    >>> from experiments.models import make_model
-    >>> model = make_model(
-    ...   Seq2SeqConfig(), source_vocabulary_size=9, target_vocabulary_size=9,
-    ...   shared_vocabulary=True, max_length=5, dtype="float32",
-    ... )
-    >>> source = jnp.array([[3, 4, 2]])
-    >>> def weights(rng):
-    ...   params = model.init(rng, source, source)["params"]
-    ...   return target_attention_weights(model, params, source, source)
-    >>> jax.eval_shape(weights, jax.random.key(0)).shape
-    (1, 1, 3, 3)
-  """
+  """Returns the attention weights of each token of given targets."""
   chex.assert_rank([source, target], 2, custom_message="source, target")
   variables = {"params": params}
   start: Any = model.apply(variables, source, target.shape[1], method="start")

@@ -27,28 +27,18 @@ _WIDTH_STEP, _LENGTH_STEP = 32, 16
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-  """The decoding settings.
+  """The decoding settings."""
 
-  Attributes:
-    beam_size: hypotheses kept while searching; 1 is greedy.
-    n_best: number of predictions to return, at most beam_size.
-    length_penalty: alpha of GNMT's length normalization.
-    temperature: above 0, sample from softmax(logits / temperature).
-    top_k: sample from the k most likely tokens; 0 for all.
-    seed: of sampling.
-    max_length: maximum number of predicted tokens, EOS included; None to
-      derive it from the lengths of the sources.
-    constraints: on the predictions.
-  """
-
-  beam_size: int = 1
-  n_best: int = 1
-  length_penalty: float = 1.0
-  temperature: float = 0.0
-  top_k: int = 0
-  seed: int = 0
+  beam_size: int = 1  # hypotheses kept while searching; 1 is greedy
+  n_best: int = 1  # number of predictions to return, at most beam_size
+  length_penalty: float = 1.0  # alpha of GNMT's length normalization
+  temperature: float = 0.0  # above 0, sample from softmax(logits / temperature)
+  top_k: int = 0  # sample from the k most likely tokens; 0 for all
+  seed: int = 0  # of sampling
+  # Maximum number of predicted tokens, EOS included; None to derive it from the
+  # lengths of the sources.
   max_length: int | None = None
-  constraints: Constraints = Constraints()
+  constraints: Constraints = Constraints()  # on the predictions
 
   @property
   def rows(self) -> int:
@@ -91,17 +81,11 @@ class Search:
 
 
 class Predictions(NamedTuple):
-  """Decoded sources, in their order.
+  """Decoded sources, in their order."""
 
-  Attributes:
-    tokens: [N, K, T] token ids, best first, PAD after EOS.
-    scores: [N, K] of a beam search; zeros otherwise.
-    seconds: of decoding, without compilation.
-  """
-
-  tokens: np.ndarray
-  scores: np.ndarray
-  seconds: float
+  tokens: np.ndarray  # [N, K, T] token ids, best first, PAD after EOS
+  scores: np.ndarray  # [N, K] of a beam search; zeros otherwise
+  seconds: float  # of decoding, without compilation
 
 
 def make_predictor(
@@ -110,19 +94,7 @@ def make_predictor(
   search: Search,
   max_prediction_length: Callable[[int], int],
 ) -> Callable[..., Predictions]:
-  """Makes a function that decodes sources; it compiles once for each width.
-
-  Args:
-    model: the model.
-    mesh: the devices.
-    search: the decoding settings.
-    max_prediction_length: (S) -> T, for sources of up to S tokens.
-
-  Returns:
-    (params, sources [N, S], progress=None, first=0) -> predictions; `progress`
-    is called with the number of sources done since the last call, and `first`
-    is the number of sources in earlier calls, for sampling.
-  """
+  """Makes a function that decodes sources; it compiles once for each width."""
 
   def decode_batch(length, params, source, indices):
     def decode(params, source):
@@ -166,17 +138,7 @@ def make_predictor(
 def by_length(
   rows: int, sources: np.ndarray, *others: np.ndarray
 ) -> Iterator[tuple[np.ndarray, ...]]:
-  """Yields batches of similar length, the shortest first.
-
-  Args:
-    rows: B.
-    sources: [N, S] token ids.
-    *others: [N, *] token ids that belong to the sources.
-
-  Yields:
-    Indices of up to B sources; the sources [B, width] and the others, padded to
-    B rows and to one of few widths.
-  """
+  """Yields batches of similar length, the shortest first."""
   order = np.argsort((sources != PAD).sum(1), kind="stable")
   for start in range(0, len(order), rows):
     members = order[start : start + rows]

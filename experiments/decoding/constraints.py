@@ -48,26 +48,7 @@ def constrained(
   length: jax.Array | int,
   log_probs: jax.Array,
 ) -> jax.Array:
-  """Returns [..., V] with -inf at the tokens that are not allowed next.
-
-  Args:
-    constraints: the constraints.
-    tokens: [..., T], the tokens so far, padded to the longest prediction.
-    length: the number of tokens so far, less than T.
-    log_probs: [..., V] of the next token, or logits.
-
-  Raises:
-    ValueError: if `min_length` or a banned token is too large.
-
-  Example:
-    >>> rules = Constraints(min_length=2, banned=(3,))
-    >>> constrained(rules, jnp.zeros((1, 4), int), 0, jnp.zeros((1, 5)))
-    Array([[-inf, -inf, -inf, -inf,   0.]], dtype=float32)
-    >>> rules = Constraints(no_repeat_ngram=2)
-    >>> tokens = jnp.array([[4, 3, 4, 0]])
-    >>> constrained(rules, tokens, 3, jnp.zeros((1, 5)))
-    Array([[-inf, -inf,   0., -inf,   0.]], dtype=float32)
-  """
+  """Returns [..., V] with -inf at the tokens that are not allowed next."""
   max_length, vocabulary_size = tokens.shape[-1], log_probs.shape[-1]
   if constraints.min_length >= max_length:
     raise ValueError(

@@ -130,21 +130,7 @@ def make_evaluator(
 def add_alignment_error(
   evaluation: Evaluation, rates: Mapping[str, float]
 ) -> Evaluation:
-  """Adds alignment error rates; the metric is that of the best head.
-
-  Args:
-    evaluation: from `make_evaluator`.
-    rates: by head, from `alignment_error.make_aligner`; may be empty.
-
-  Returns:
-    The evaluation with both.
-
-  Example:
-    >>> evaluation = Evaluation({"loss": 1.0}, [], {}, [], {}, 0, 9, {})
-    >>> rates = {"layer 1, head 1": 0.5, "layer 1, head 2": 0.25}
-    >>> add_alignment_error(evaluation, rates).metrics
-    {'loss': 1.0, 'alignment_error_rate': 0.25}
-  """
+  """Adds alignment error rates; the metric is that of the best head."""
   best = {"alignment_error_rate": min(rates.values())} if rates else {}
   return evaluation._replace(
     metrics=evaluation.metrics | best, alignment_error_rates=dict(rates)

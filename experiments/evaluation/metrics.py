@@ -15,25 +15,15 @@ from experiments.data.batch import PAD
 
 
 class ScoredSet(NamedTuple):
-  """Predictions of a set, their references, and the references' losses.
+  """Predictions of a set, their references, and the references' losses."""
 
-  Attributes:
-    lengths: [N] of the sources.
-    predicted_tokens: [N, T], PAD after EOS.
-    reference_tokens: [N, T].
-    losses: [N] cross-entropy of each reference, in nats.
-    num_tokens: [N] number of tokens of each reference, EOS included.
-    predictions: N predictions as text.
-    references: N references as text.
-  """
-
-  lengths: np.ndarray
-  predicted_tokens: np.ndarray
-  reference_tokens: np.ndarray
-  losses: np.ndarray
-  num_tokens: np.ndarray
-  predictions: Sequence[str]
-  references: Sequence[str]
+  lengths: np.ndarray  # [N] of the sources
+  predicted_tokens: np.ndarray  # [N, T], PAD after EOS
+  reference_tokens: np.ndarray  # [N, T]
+  losses: np.ndarray  # [N] cross-entropy of each reference, in nats
+  num_tokens: np.ndarray  # [N] number of tokens of each reference, EOS included
+  predictions: Sequence[str]  # N predictions as text
+  references: Sequence[str]  # N references as text
 
   def subset(self, indices: np.ndarray) -> "ScoredSet":
     """Returns the examples of these indices."""
@@ -54,14 +44,7 @@ class CorpusMetrics:
   def __init__(
     self, tokenizer: str, *, lowercase: bool = False, text: bool = True
   ):
-    """Sets the metrics up.
-
-    Args:
-      tokenizer: of BLEU, as sacreBLEU names it.
-      lowercase: whether BLEU ignores case.
-      text: False for sequences of symbols: chrF does not apply to these, and
-        all of them may be shorter than BLEU's n-grams.
-    """
+    """Sets the metrics up."""
     from sacrebleu.metrics import BLEU, CHRF
 
     bleu = BLEU(
@@ -108,17 +91,7 @@ def score_by_length(
   *,
   num_bins: int | None = None,
 ) -> list[dict[str, Any]]:
-  """Returns the metrics of each source length that occurs, shortest first.
-
-  Args:
-    scored: the predictions.
-    corpus: computes BLEU and chrF; None leaves them out.
-    num_bins: the maximum number of length ranges; None for every length.
-
-  Returns:
-    A dictionary for each range: length and to_length (both ends), count,
-    tokens (of references), and the metrics of `score`.
-  """
+  """Returns the metrics of each source length that occurs, shortest first."""
   low, high = int(scored.lengths.min()), int(scored.lengths.max())
   width = max(1, -(-(high - low + 1) // (num_bins or high - low + 1)))
   rows = []

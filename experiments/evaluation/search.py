@@ -12,29 +12,7 @@ from experiments.experiment import Experiment
 
 
 def configured_search(experiment: Experiment, **changes) -> Search:
-  """Returns the search that `config.evaluation` describes.
-
-  Args:
-    experiment: provides the config and the longest target.
-    **changes: fields of `Search` to replace, and min_length and
-      no_repeat_ngram of its constraints; None leaves a field unchanged.
-
-  Returns:
-    The search.
-
-  Raises:
-    UserError: if a value is out of range, or has no effect.
-
-  Example:
-    >>> from pathlib import Path
-    >>> from configs import base
-    >>> from experiments.config import parse
-    >>> from experiments.experiment import make_experiment
-    >>> config = parse(base.get_config().to_dict())
-    >>> experiment = make_experiment(config, Path("unused"))
-    >>> configured_search(experiment, beam_size=5).beam_size
-    5
-  """
+  """Returns the search that `config.evaluation` describes."""
   config = experiment.config.evaluation
   given = {name: value for name, value in changes.items() if value is not None}
   rules = {

@@ -14,7 +14,7 @@ from experiments.data.synthetic.tasks import Task
 
 
 class SyntheticDataset:
-  """A synthetic task with its training lengths and its evaluation sets."""
+  """A synthetic task as a `Dataset`."""
 
   shared_vocabulary = True
 
@@ -28,21 +28,10 @@ class SyntheticDataset:
     self._widest = dataclasses.replace(
       self.task, width=max(config.max_length, *lengths)
     )
-
-  @property
-  def source_vocabulary_size(self) -> int:
-    """Number of token ids, special ones included."""
-    return self.task.vocabulary_size
-
-  @property
-  def target_vocabulary_size(self) -> int:
-    """Number of token ids, special ones included."""
-    return self.task.vocabulary_size
-
-  @property
-  def max_length(self) -> int:
-    """The longest source or target of any set, EOS included."""
-    return max(self._widest.batch_lengths)
+    self.source_vocabulary_size = self.task.vocabulary_size
+    self.target_vocabulary_size = self.task.vocabulary_size
+    self.max_length = max(self._widest.batch_lengths)
+    self.source_words = self.target_words = self.task.words
 
   def training_batches(
     self, *, seed: int, size: int, unit: str, multiple: int, shard: BatchShard
@@ -61,7 +50,7 @@ class SyntheticDataset:
     return EvaluationSet(task.evaluation_set(seed, size, name=split), None)
 
   def max_prediction_length(self, source_length: int) -> int:
-    """Returns the longest target of any set, for sources of every length."""
+    """Returns the maximum length of a target of any set."""
     del source_length
     return self._widest.batch_lengths[1]
 
@@ -79,14 +68,6 @@ class SyntheticDataset:
     return gold_alignments.diagonal_alignments(
       source, target, backwards=backwards
     )
-
-  def source_words(self, tokens: np.ndarray) -> list[str]:
-    """Returns the labels of source tokens [L] in figures."""
-    return self.task.words(tokens)
-
-  def target_words(self, tokens: np.ndarray) -> list[str]:
-    """Returns the labels of target tokens [L] in figures."""
-    return self.task.words(tokens)
 
 
 @dataclasses.dataclass(frozen=True)

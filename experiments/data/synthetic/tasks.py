@@ -9,7 +9,6 @@ Axes: N examples, L the longest length drawn, S source and T target tokens.
 
 import dataclasses
 import zlib
-from collections.abc import Callable
 
 import numpy as np
 
@@ -110,11 +109,7 @@ def lookup(
   )
 
 
-DRAW: dict[str, Callable[..., Batch]] = {
-  "copy": copy,
-  "reverse": reverse,
-  "lookup": lookup,
-}
+DRAW = {"copy": copy, "reverse": reverse, "lookup": lookup}
 
 
 def held_out(source: np.ndarray) -> np.ndarray:

@@ -17,17 +17,11 @@ _CANDIDATES = 64
 
 
 class EpochPlan(NamedTuple):
-  """The batches of an epoch, in order.
+  """The batches of an epoch, in order."""
 
-  Attributes:
-    shapes: [M] index of the shape of each batch.
-    examples: M vectors of indices of examples.
-    leftover: indices of examples that did not fill a batch.
-  """
-
-  shapes: np.ndarray
-  examples: list[np.ndarray]
-  leftover: np.ndarray
+  shapes: np.ndarray  # [M] index of the shape of each batch
+  examples: list[np.ndarray]  # M vectors of indices of examples
+  leftover: np.ndarray  # indices of examples that did not fill a batch
 
 
 def choose_shapes(lengths: np.ndarray, num_shapes: int) -> np.ndarray:
@@ -36,18 +30,6 @@ def choose_shapes(lengths: np.ndarray, num_shapes: int) -> np.ndarray:
   The first shape holds every example; each further shape is the one that saves
   the most padding. The greedy set saves at least 63% of what the best set
   would (Nemhauser et al., 1978).
-
-  Args:
-    lengths: [N, 2].
-    num_shapes: the largest number of shapes, K.
-
-  Returns:
-    [K, 2] shapes, sorted by their sum; fewer if more would save nothing.
-
-  Example:
-    >>> choose_shapes(np.array([[3, 3], [3, 4], [9, 9]]), 2)
-    array([[3, 4],
-           [9, 9]])
   """
   sides = [_spread(np.unique(side), _CANDIDATES) for side in lengths.T]
   candidates = np.stack(np.meshgrid(*sides), -1).reshape(-1, 2)
@@ -73,23 +55,7 @@ def choose_shapes(lengths: np.ndarray, num_shapes: int) -> np.ndarray:
 def batch_sizes(
   shapes: np.ndarray, *, size: int, unit: str, multiple: int
 ) -> np.ndarray:
-  """Returns the number of rows of a batch of each shape.
-
-  Args:
-    shapes: [K, 2].
-    size: of a batch, in units.
-    unit: "examples", or "tokens" of the longer side, padding included.
-    multiple: each number of rows is a multiple of this, so that devices and
-      accumulated parts get equal shares.
-
-  Returns:
-    [K] numbers of rows, at least `multiple`.
-
-  Example:
-    >>> batch_sizes(np.array([[3, 4], [9, 9]]), size=100, unit="tokens",
-    ...             multiple=4)
-    array([24,  8])
-  """
+  """Returns the number of rows of a batch of each shape."""
   longest = shapes.max(1) if unit == "tokens" else np.ones(len(shapes), int)
   return np.maximum(size // longest // multiple, 1) * multiple
 
@@ -106,19 +72,7 @@ def plan_epoch(
   leftover: np.ndarray,
   rng: np.random.Generator,
 ) -> EpochPlan:
-  """Arranges all examples in full batches, in random order.
-
-  Args:
-    lengths: [N, 2].
-    shapes: [K, 2]; the last one holds every example.
-    sizes: [K] rows of a batch.
-    leftover: indices of examples that the epoch before left over.
-    rng: decides which examples share a batch, and the order of the batches.
-
-  Returns:
-    Batches with each example once, and the earlier leftovers once more, except
-    for the examples that are left over now.
-  """
+  """Arranges all examples in full batches, in random order."""
   pool = np.concatenate([leftover, rng.permutation(len(lengths))])
   bucket = assign(lengths[pool], shapes)
   batches: list[tuple[int, np.ndarray]] = []

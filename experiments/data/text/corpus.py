@@ -4,6 +4,8 @@ A batch is a function of (text, seed, step), so that a run is resumed from the
 number of its step alone.
 """
 
+import bisect
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,14 +34,7 @@ class TokenPairs(NamedTuple):
 
 
 class ParallelCorpus:
-  """The training pairs of a run.
-
-  Attributes:
-    text: the pairs that are neither blank nor too long.
-    tokens: the same pairs as tokens.
-    blank: number of pairs left out because a side is blank.
-    too_long: number of pairs left out because a side is too long.
-  """
+  """The training pairs of a run."""
 
   def __init__(
     self,
@@ -48,7 +43,8 @@ class ParallelCorpus:
     target: Tokenizer,
     config: TranslationConfig,
   ):
-    kept, self.blank = drop_blank_pairs(text)
+    kept = drop_blank_pairs(text)
+    self.blank = len(text.source) - len(kept.source)
     self._num_shapes = config.num_shapes
     tokens = TokenPairs(source.encode(kept.source), target.encode(kept.target))
     fits = np.flatnonzero((tokens.lengths <= config.max_length).all(1)).tolist()
@@ -74,19 +70,14 @@ class ParallelCorpus:
 
 
 class _Epoch(NamedTuple):
-  """An epoch's first step, and the examples that the epoch before left over."""
+  """The start of an epoch."""
 
   first_step: int
-  leftover: np.ndarray
+  leftover: np.ndarray  # examples that the previous epoch left over
 
 
 class BucketedBatches:
-  """The batches of a corpus, by step; one bucket of examples for each shape.
-
-  Attributes:
-    shapes: [K, 2] source and target lengths of the buckets.
-    sizes: [K] numbers of rows of their global batches.
-  """
+  """The batches of a corpus, by step; one bucket of examples for each shape."""
 
   def __init__(
     self, corpus: ParallelCorpus, seed: int, shapes, sizes, shard: BatchShard
@@ -95,7 +86,7 @@ class BucketedBatches:
     self._corpus, self._seed, self._shard = corpus, seed, shard
     self._lengths = corpus.tokens.lengths
     self._epochs = [_Epoch(0, np.array([], int))]
-    self._current: tuple[int, bucketing.EpochPlan] | None = None
+    self._plan = functools.lru_cache(maxsize=1)(self._make_plan)
 
   def __getitem__(self, step: int) -> Batch:
     """Returns this process's rows of the batch of a step."""
@@ -130,25 +121,18 @@ class BucketedBatches:
 
   def _epoch_of(self, step: int) -> tuple[int, bucketing.EpochPlan]:
     """Returns the epoch that contains a step, and its plan."""
-    if self._current:
-      epoch, plan = self._current
-      first = self._epochs[epoch].first_step
-      if first <= step < first + len(plan.examples):
-        return self._current
-    # Epochs differ in their number of batches, which each plan tells.
-    firsts = [epoch.first_step for epoch in self._epochs]
-    epoch = int(np.searchsorted(firsts, step, side="right")) - 1
+    # Epochs differ in their number of batches, which is part of each plan.
+    epoch = bisect.bisect(self._epochs, step, key=lambda e: e.first_step) - 1
     while True:
       plan = self._plan(epoch)
       following = self._epochs[epoch].first_step + len(plan.examples)
       if epoch + 1 == len(self._epochs):
         self._epochs.append(_Epoch(following, plan.leftover))
       if step < following:
-        self._current = (epoch, plan)
-        return self._current
+        return epoch, plan
       epoch += 1
 
-  def _plan(self, epoch: int) -> bucketing.EpochPlan:
+  def _make_plan(self, epoch: int) -> bucketing.EpochPlan:
     return bucketing.plan_epoch(
       self._lengths,
       self.shapes,
@@ -159,13 +143,7 @@ class BucketedBatches:
 
 
 def padded(rows: Sequence[np.ndarray], width: int) -> np.ndarray:
-  """Ends token vectors shorter than `width` with EOS and pads them.
-
-  Example:
-    >>> padded([np.array([5, 6]), np.array([7])], 4)
-    array([[5, 6, 2, 0],
-           [7, 2, 0, 0]], dtype=int32)
-  """
+  """Ends token vectors shorter than `width` with EOS and pads them."""
   array = np.full((len(rows), width), PAD, np.int32)
   for row, tokens in zip(array, rows):
     row[: len(tokens)] = tokens

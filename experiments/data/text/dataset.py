@@ -14,7 +14,7 @@ import numpy as np
 from experiments.config import NumbersConfig, TranslationConfig
 from experiments.data import gold_alignments
 from experiments.data.batch import PAD, UNK, Batch
-from experiments.data.dataset import BatchShard, EvaluationSet
+from experiments.data.dataset import EvaluationSet
 from experiments.data.gold_alignments import GoldAlignments
 from experiments.data.text import readers
 from experiments.data.text.corpus import BucketedBatches, ParallelCorpus, padded
@@ -24,62 +24,30 @@ from experiments.errors import UserError
 
 TOKENIZER, DATA = "tokenizer", "data"
 SIDES = ("source", "target")
-# The longest prediction, relative to the average target of such a source.
-_LENGTH_FACTOR = 1.5
-# Shorter sources, whose ratios vary most, count as this long.
-_MIN_SOURCE_LENGTH = 16
-# Lengths of predictions are multiples of this, so that few are compiled.
-_LENGTH_STEP = 8
+# The maximum prediction length is this times the average target length of
+# sources of the same length. Shorter sources than the minimum, whose ratios
+# vary most, count as that long. Only multiples of the step are compiled.
+_LENGTH_FACTOR, _MIN_SOURCE_LENGTH, _LENGTH_STEP = 1.5, 16, 8
 
 
 class TranslationDataset:
-  """Parallel text, tokenized; see `Dataset` for its methods.
+  """The tokenized text of a run directory as a `Dataset`."""
 
-  Attributes:
-    source: the source tokenizer.
-    target: the target tokenizer.
-    corpus: the training pairs; None if the run is not trained.
-  """
-
-  def __init__(
-    self,
-    config: TranslationConfig,
-    workdir: Path,
-    source: Tokenizer,
-    target: Tokenizer,
-    corpus: ParallelCorpus | None,
-  ):
+  def __init__(self, config: TranslationConfig, workdir: Path):
     self._config, self._workdir = config, workdir
-    self.source, self.target, self.corpus = source, target, corpus
+    self.source, self.target = (_load_tokenizer(workdir, s) for s in SIDES)
+    self.source_vocabulary_size = self.source.vocabulary_size
+    self.target_vocabulary_size = self.target.vocabulary_size
+    self.shared_vocabulary = config.joint_vocabulary
+    self.max_length = config.max_length
+    self.target_text = self.target.decode
+    self.source_words, self.target_words = self.source.words, self.target.words
+    self.corpus: ParallelCorpus | None = None  # `prepare` reads it for training
 
-  @property
-  def source_vocabulary_size(self) -> int:
-    """Number of source tokens, special ones included."""
-    return self.source.vocabulary_size
-
-  @property
-  def target_vocabulary_size(self) -> int:
-    """Number of target tokens, special ones included."""
-    return self.target.vocabulary_size
-
-  @property
-  def shared_vocabulary(self) -> bool:
-    """Whether source and target have the same token ids."""
-    return self._config.joint_vocabulary
-
-  @property
-  def max_length(self) -> int:
-    """The longest source or target, EOS included."""
-    return self._config.max_length
-
-  def training_batches(
-    self, *, seed: int, size: int, unit: str, multiple: int, shard: BatchShard
-  ) -> BucketedBatches:
+  def training_batches(self, **options) -> BucketedBatches:
     """Returns the training batches by step."""
     assert self.corpus is not None
-    return self.corpus.training_batches(
-      seed=seed, size=size, unit=unit, multiple=multiple, shard=shard
-    )
+    return self.corpus.training_batches(**options)
 
   def evaluation_set(self, split: str) -> EvaluationSet:
     """Returns the set of a name in `config.data.splits`."""
@@ -106,14 +74,10 @@ class TranslationDataset:
     return float((target != PAD).sum() / (source != PAD).sum())
 
   def max_prediction_length(self, source_length: int) -> int:
-    """Returns the longest prediction for sources of a length."""
+    """Returns the maximum length of predictions for sources of a length."""
     average = self._length_ratio * max(source_length, _MIN_SOURCE_LENGTH)
     length = -(-int(_LENGTH_FACTOR * average) // _LENGTH_STEP) * _LENGTH_STEP
     return min(length, self.max_length)
-
-  def target_text(self, tokens: np.ndarray) -> list[str]:
-    """Returns the texts of target tokens [N, T]; each ends before its EOS."""
-    return self.target.decode(tokens)
 
   def gold_alignments(
     self, source: np.ndarray, target: np.ndarray
@@ -122,15 +86,15 @@ class TranslationDataset:
 
     It is None for other text, and for a name that was cut within a word.
     """
-    languages = self._config.source, self._config.target
-    numeric = isinstance(self._config, NumbersConfig)
-    if not numeric or languages != ("en", "ko"):
+    config = self._config
+    numeric = isinstance(config, NumbersConfig)
+    if not numeric or (config.source, config.target) != ("en", "ko"):
       return None
     words = (
-      ["" if token <= UNK else word for token, word in zip(tokens, named)]
-      for tokens, named in (
-        (source, self.source.words(source)),
-        (target, self.target.words(target)),
+      ["" if token <= UNK else word for token, word in zip(tokens, labels)]
+      for tokens, labels in (
+        (source, self.source_words(source)),
+        (target, self.target_words(target)),
       )
     )
     try:
@@ -138,25 +102,12 @@ class TranslationDataset:
     except ValueError:
       return None
 
-  def source_words(self, tokens: np.ndarray) -> list[str]:
-    """Returns the labels of source tokens [L] in figures."""
-    return self.source.words(tokens)
 
-  def target_words(self, tokens: np.ndarray) -> list[str]:
-    """Returns the labels of target tokens [L] in figures."""
-    return self.target.words(tokens)
-
-
-def load(config: TranslationConfig, workdir: Path) -> TranslationDataset:
-  """Loads the dataset of a run directory, without its training pairs."""
-  tokenizers: list[Tokenizer] = []
-  for side in SIDES:
-    path = workdir / TOKENIZER / f"{side}.model"
-    try:
-      tokenizers.append(Tokenizer(path.read_bytes()))
-    except OSError as error:
-      raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-      raise UserError(f"{path}: {error}") from error
-  source, target = tokenizers
-  return TranslationDataset(config, workdir, source, target, None)
+def _load_tokenizer(workdir: Path, side: str) -> Tokenizer:
+  path = workdir / TOKENIZER / f"{side}.model"
+  try:
+    return Tokenizer(path.read_bytes())
+  except OSError as error:
+    raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+  except ValueError as error:
+    raise UserError(f"{path}: {error}") from error

@@ -14,16 +14,13 @@ from pathlib import Path
 import pooch
 import requests
 from absl import logging
+from requests.exceptions import InvalidSchema, InvalidURL
 
 from experiments.data.text.registry import CorpusFile, PublicCorpus
 from experiments.errors import UserError
 
 # HTTP statuses after which the same request may succeed.
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
-_INVALID_URL = (
-  requests.exceptions.InvalidURL,
-  requests.exceptions.InvalidSchema,
-)
 
 
 def fetch(
@@ -34,20 +31,7 @@ def fetch(
   timeout: float = 30.0,
   retries: int = 4,
 ) -> None:
-  """Downloads the files of a corpus that a directory does not have yet.
-
-  Args:
-    corpus: the corpus to download.
-    directory: where the files are stored; created if it does not exist.
-    base_url: address of a mirror to use instead of the corpus's own address.
-    timeout: seconds without data after which a connection is closed.
-    retries: further attempts after a transient error; pooch waits 1 second
-      before the first and one second more before each further one.
-
-  Raises:
-    UserError: if a file cannot be downloaded, has the wrong content, or cannot
-      be written.
-  """
+  """Downloads the files of a corpus that a directory does not have yet."""
   base_url = base_url or corpus.base_url
   if not base_url.startswith(("http://", "https://")):
     raise UserError(
@@ -118,7 +102,7 @@ def _downloader(
     Path(output).unlink()
     try:
       download(url, output, store)
-    except _INVALID_URL as error:
+    except (InvalidURL, InvalidSchema) as error:
       raise UserError(f"{url}: is no valid address ({error})") from error
     except requests.RequestException as error:
       status = getattr(error.response, "status_code", None)

@@ -32,10 +32,10 @@ def columns(
     for name, feature in rows.features.items()
   }
   if not all("string" in kinds.get(name, "") for name in wanted):
-    found = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+    present = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
     raise UserError(
       f"{field}: {path} has no columns of text {wanted[0]} and {wanted[1]};"
-      f" there are {found}"
+      f" there are {present}"
     )
   if not len(rows):
     raise UserError(f"{field}: {path} is empty")

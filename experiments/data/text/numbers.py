@@ -39,14 +39,7 @@ def languages() -> tuple[str, ...]:
 def spelled(
   numbers: Sequence[int], language: str, *, field: str = "language"
 ) -> list[str]:
-  """Spells N whole numbers out, in Unicode's normal form C.
-
-  Example:
-    >>> spelled([12345], "en")
-    ['twelve thousand, three hundred and forty-five']
-    >>> spelled([12345], "ko")
-    ['만 이천삼백사십오']
-  """
+  """Spells N whole numbers out, in Unicode's normal form C."""
   if language not in languages():
     raise UserError(
       f"{field}: num2words has no language {language!r}; known:"
@@ -110,11 +103,6 @@ def draw(
   Where a length has too few numbers, all of them are drawn, and more of the
   longer ones. Zero is left out: its word occurs in no other number, so a model
   could not learn it if it were held out.
-
-  Example:
-    >>> numbers = draw("test", count=6, min_digits=3, max_digits=5, seed=0)
-    >>> sorted(len(str(number)) for number in numbers)
-    [3, 3, 4, 4, 5, 5]
   """
   if not 1 <= min_digits <= max_digits:
     raise UserError(

@@ -1,8 +1,4 @@
-"""Prepares the parallel text of a run: tokenizers and evaluation sets.
-
-Training reads the corpus and writes everything that using the run needs into
-the run directory.
-"""
+"""Writes tokenizers and evaluation sets of a corpus into the run directory."""
 
 import hashlib
 import itertools
@@ -22,7 +18,6 @@ from experiments.data.text.dataset import (
   SIDES,
   TOKENIZER,
   TranslationDataset,
-  load,
 )
 from experiments.data.text.readers import ParallelText
 from experiments.errors import UserError
@@ -35,18 +30,7 @@ _MAX_UNKNOWN = 0.02
 def prepare(config: TranslationConfig, workdir: Path) -> TranslationDataset:
   """Reads a corpus for training and prepares the run directory.
 
-  The tokenizers and evaluation sets of an earlier run there are used again.
-
-  Args:
-    config: `config.data`.
-    workdir: the run directory.
-
-  Returns:
-    The dataset with its training pairs.
-
-  Raises:
-    UserError: if the corpus cannot be used, or differs from the corpus that
-      the run was started with.
+  A resumed run keeps its tokenizers and evaluation sets.
   """
   text = _read(config)
   digest = _digest(text)
@@ -60,7 +44,7 @@ def prepare(config: TranslationConfig, workdir: Path) -> TranslationDataset:
   else:
     for split in config.splits:
       _write_text(workdir, config, split, _read(config, split))
-    kept = readers.drop_blank_pairs(text).text
+    kept = readers.drop_blank_pairs(text)
     if not kept.source:
       raise UserError(
         f"config.data.train: of {len(text.source):,} pairs none has text on"
@@ -68,7 +52,7 @@ def prepare(config: TranslationConfig, workdir: Path) -> TranslationDataset:
       )
     _write_tokenizers(workdir, config, kept)
     write_json(record, {"pairs": len(text.source), "sha256": digest})
-  data = load(config, workdir)
+  data = TranslationDataset(config, workdir)
   data.corpus = ParallelCorpus(text, data.source, data.target, config)
   _warn_of_unknown(data)
   return data

@@ -23,18 +23,8 @@ class ParallelText(NamedTuple):
   target: Sequence[str]
 
 
-class FilteredText(NamedTuple):
-  """The pairs without a blank side, and the number of the others."""
-
-  text: ParallelText
-  blank: int
-
-
 def read(config: TextConfig, path: str, *, field: str) -> ParallelText:
-  """Reads all pairs of a path in the format `config.format`.
-
-  `field` is the config field of the path, for messages.
-  """
+  """Reads all pairs of a path; error messages name the config field."""
   if config.format == "huggingface":
     return ParallelText(*huggingface.columns(config, path, field=field))
   prefix = Path(config.dir, path).expanduser()
@@ -49,10 +39,7 @@ def read(config: TextConfig, path: str, *, field: str) -> ParallelText:
 def read_pair(
   source: Path, target: Path, *, fields: tuple[str, str]
 ) -> ParallelText:
-  """Reads all pairs of two files, each plain or .gz, line by line.
-
-  `fields` are the config fields or flags of the files, for messages.
-  """
+  """Reads all pairs of two files, each plain or .gz; messages name `fields`."""
   files = [_existing(*each) for each in zip((source, target), fields)]
   text = ParallelText(*(list(read_lines(file)) for file in files))
   if len(text.source) != len(text.target):
@@ -70,10 +57,7 @@ def read_lines(file: Path) -> Iterator[str]:
 
 
 def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
-  """Yields lines of UTF-8, with or without a byte order mark, unchanged.
-
-  `name` is the file's name, for messages.
-  """
+  """Yields lines of UTF-8 unchanged, without the byte order mark."""
   for number, line in enumerate(stream, 1):
     try:
       yield line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -84,29 +68,26 @@ def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
       ) from error
 
 
-def drop_blank_pairs(text: ParallelText) -> FilteredText:
-  """Leaves out the pairs of which a side is blank."""
+def drop_blank_pairs(text: ParallelText) -> ParallelText:
+  """Returns the pairs that have text on both sides."""
   pairs = [pair for pair in zip(*text) if all(pair)]
-  kept = (
-    ParallelText(*map(list, zip(*pairs))) if pairs else ParallelText([], [])
-  )
-  return FilteredText(kept, len(text.source) - len(pairs))
+  return ParallelText(*([pair[side] for pair in pairs] for side in (0, 1)))
 
 
 def _existing(file: Path, field: str) -> Path:
-  """Returns the file, or the same with .gz; neither is a `UserError`."""
+  """Returns the path of the file, or of the same file with .gz."""
   packed = Path(f"{file}.gz")
   # Unlike os.path.isfile, Path.is_file raises if a folder cannot be entered.
   for each in (file, packed):
     if os.path.isfile(each):
       return each
-  found = sorted(filter(os.path.isfile, file.parent.glob("*")))
+  present = sorted(filter(os.path.isfile, file.parent.glob("*")))
   if not os.path.isdir(file.parent):
     hint = f"there is no folder {file.parent}"
-  elif found:
-    names = ", ".join(each.name for each in found[:12])
+  elif present:
+    names = ", ".join(each.name for each in present[:12])
     hint = f"in {file.parent} there are {names}"
-    hint += ", ..." if len(found) > 12 else ""
+    hint += ", ..." if len(present) > 12 else ""
   else:
     hint = f"{file.parent} is empty"
   raise UserError(f"{field}: no file {file} or {packed.name}; {hint}")

@@ -7,15 +7,11 @@ from experiments.errors import UserError
 
 
 class CorpusFile(NamedTuple):
-  """One file of a public corpus.
+  """One file of a public corpus."""
 
-  Attributes:
-    path: the path relative to the corpus's address.
-    sha256: hash of the content; of a .gz file, of the decompressed content,
-      because recompressing changes the bytes and not the text.
-  """
-
-  path: str
+  path: str  # the path relative to the corpus's address
+  # Hash of the content; of a .gz file, of the decompressed content, because
+  # recompressing changes the bytes and not the text.
   sha256: str
 
   @property
@@ -25,17 +21,11 @@ class CorpusFile(NamedTuple):
 
 
 class PublicCorpus(NamedTuple):
-  """A corpus that can be downloaded.
+  """A corpus that can be downloaded."""
 
-  Attributes:
-    base_url: the address that the paths of the files are relative to.
-    files: all files of the corpus.
-    config: path of a config that trains on the corpus.
-  """
-
-  base_url: str
-  files: tuple[CorpusFile, ...]
-  config: str
+  base_url: str  # the address that the paths of the files are relative to
+  files: tuple[CorpusFile, ...]  # all files of the corpus
+  config: str  # path of a config that trains on the corpus
 
 
 # Commits of the dataset's repository. The English training text was edited

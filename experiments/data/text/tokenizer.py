@@ -78,31 +78,14 @@ class Tokenizer:
 
 
 def normalized(line: str) -> str:
-  r"""Returns a line in Unicode's normal form C, with single spaces.
-
-  Example:
-    >>> normalized(" Cafe\u0301  noir ")
-    'Café noir'
-  """
+  """Returns a line in Unicode's normal form C, with single spaces."""
   return " ".join(unicodedata.normalize("NFC", line).split())
 
 
 def train(
   lines: Iterable[str], config: TokenizerConfig, *, field: str
 ) -> Tokenizer:
-  """Trains a tokenizer; the same text always gives the same tokenizer.
-
-  Args:
-    lines: the training text.
-    config: the kind and the size.
-    field: name of the config field that `config` is, for messages.
-
-  Returns:
-    The tokenizer.
-
-  Raises:
-    UserError: if the text does not support a vocabulary of that size.
-  """
+  """Trains a tokenizer; the same text always gives the same tokenizer."""
   lines = list(lines)
   if len(lines) > _MAX_LINES:  # SentencePiece's own sample is not reproducible
     lines = random.Random(0).sample(lines, _MAX_LINES)

@@ -20,14 +20,10 @@ class Dropout(nn.Module):
 
   See "Dropout: A Simple Way to Prevent Neural Networks from Overfitting",
   Srivastava et al., 2014. The rng collection is "dropout".
-
-  Attributes:
-    rate: the probability of zero.
-    positions: (T) -> [T], the positions of the tokens of arrays [B, T, D]; the
-      mask of a token depends on its position, not on its index.
   """
 
-  rate: float
+  rate: float  # the probability of zero
+  # The mask of a token depends on its position: (T) -> positions [T].
   positions: Callable[[int], jax.Array] = jnp.arange
 
   @nn.compact

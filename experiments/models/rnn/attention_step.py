@@ -13,19 +13,12 @@ from attention.scores import Score, with_mapped_keys
 
 
 class Memory(NamedTuple):
-  """The encoder's result, constant during decoding.
+  """The encoder's result, constant during decoding."""
 
-  Attributes:
-    keys: [B, S, ...] encoder states, already mapped by the score.
-    values: [B, S, C] encoder states.
-    mask: [B, 1, S], False at padding.
-    summary: [B, C], the fixed context vector.
-  """
-
-  keys: jax.Array
-  values: jax.Array
-  mask: jax.Array
-  summary: jax.Array
+  keys: jax.Array  # [B, S, ...] encoder states, already mapped by the score
+  values: jax.Array  # [B, S, C] encoder states
+  mask: jax.Array  # [B, 1, S], False at padding
+  summary: jax.Array  # [B, C], the fixed context vector
 
 
 def attention_context(

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
+from experiments.models.layers.affine import Affine
 from experiments.models.rnn import scan
 
 State = tuple[jax.Array, ...]
@@ -32,12 +33,8 @@ def gru(recurrent: jax.Array, gates: jax.Array, state: State) -> State:
   """One step of a gated recurrent unit, reset gate after the product.
 
   See "Learning Phrase Representations using RNN Encoder-Decoder", Cho et al.,
-  2014, equations 5 to 8 (https://arxiv.org/abs/1406.1078).
-
-  Args:
-    recurrent: [N, 3N] weights.
-    gates: [B, 3N] projected input: reset, update, candidate.
-    state: ([B, N],).
+  2014, equations 5 to 8 (https://arxiv.org/abs/1406.1078). The gates [B, 3N]
+  are reset, update and candidate.
   """
   (hidden,) = state
   size = hidden.shape[-1]
@@ -56,12 +53,8 @@ def lstm(recurrent: jax.Array, gates: jax.Array, state: State) -> State:
 
   See "Long Short-Term Memory", Hochreiter and Schmidhuber, 1997, and "An
   Empirical Exploration of Recurrent Network Architectures", Jozefowicz et
-  al., 2015, section 2.1 (the bias).
-
-  Args:
-    recurrent: [N, 4N] weights.
-    gates: [B, 4N] projected input: input, forget, output, candidate.
-    state: (hidden [B, N], cell [B, N]).
+  al., 2015, section 2.1 (the bias). The gates [B, 4N] are input, forget, output
+  and candidate.
   """
   hidden, cell = state
   gates = gates + hidden @ recurrent
@@ -73,25 +66,14 @@ def lstm(recurrent: jax.Array, gates: jax.Array, state: State) -> State:
 
 
 class Cell(NamedTuple):
-  """A kind of cell.
+  """A kind of cell."""
 
-  Attributes:
-    step: (recurrent [N, G], gates [B, G], state) -> state.
-    num_gates: G / N.
-    num_parts: number of arrays in a state; the first one is the output.
-  """
-
-  step: Callable[[jax.Array, jax.Array, State], State]
-  num_gates: int
-  num_parts: int
+  step: Callable[[jax.Array, jax.Array, State], State]  # such as `gru`
+  num_gates: int  # G / N
+  num_parts: int  # number of arrays in a state; the first one is the output
 
 
 CELLS = {"gru": Cell(gru, 3, 1), "lstm": Cell(lstm, 4, 2)}
-
-
-def initial_state(cell: Cell, batch_size: int, size: int, dtype) -> State:
-  """Returns a state of zeros: `num_parts` arrays [B, N]."""
-  return (jnp.zeros((batch_size, size), dtype),) * cell.num_parts
 
 
 def run(
@@ -119,9 +101,8 @@ def run(
     )
     return state, jnp.where(visible, state[0], 0)
 
-  start = initial_state(
-    cell, inputs.shape[0], weights.recurrent.shape[0], inputs.dtype
-  )
+  shape = (inputs.shape[0], weights.recurrent.shape[0])
+  start = (jnp.zeros(shape, inputs.dtype),) * cell.num_parts
   times = (jnp.swapaxes(gates, 0, 1), jnp.swapaxes(mask, 0, 1)[..., None])
   final, outputs = scan.scan(
     step, weights.recurrent, None, start, times, reverse=reverse
@@ -131,8 +112,7 @@ def run(
 
 def project(weights: CellWeights, inputs: jax.Array) -> jax.Array:
   """Returns the gates [..., G] of inputs [..., X], inputs @ W + b."""
-  gates = inputs @ weights.input
-  return gates + weights.bias.reshape((1,) * (gates.ndim - 1) + (-1,))
+  return Affine(weights.input, weights.bias)(inputs)
 
 
 class Recurrent(nn.Module):

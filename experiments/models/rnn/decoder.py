@@ -21,47 +21,29 @@ from experiments.models.rnn.attention_step import Memory, attention_context
 
 @dataclasses.dataclass(frozen=True)
 class Wiring:
-  """The variants of the decoder.
+  """The variants of the decoder."""
 
-  Attributes:
-    cell: "gru" or "lstm".
-    order: "bahdanau" attends with s_{t-1}, before the cell, which reads the
-      context; "luong" attends with s_t, after the cell.
-    query: "output" of the top layer, or the whole "state" of all layers.
-    readout: "tanh" is tanh(W_c [a_t; s_t] + b_c) of context and output;
-      "linear" is their concatenation.
-    input_feeding: whether the cell also reads the last attentional state.
-  """
-
-  cell: str
+  cell: str  # "gru" or "lstm"
+  # "bahdanau" attends with s_{t-1}, before the cell, which reads the context;
+  # "luong" attends with s_t, after the cell.
   order: Literal["bahdanau", "luong"]
+  # "output" of the top layer, or the whole "state" of all layers.
   query: Literal["output", "state"]
+  # "tanh" is tanh(W_c [a_t; s_t] + b_c) of context and output; "linear" is
+  # their concatenation.
   readout: Literal["tanh", "linear"]
-  input_feeding: bool
-
-  @property
-  def feeds_back(self) -> bool:
-    """Whether the cell reads a context of the same or an earlier step."""
-    return self.order == "bahdanau" or self.input_feeding
+  input_feeding: bool  # whether the cell also reads the last attentional state
 
 
 class DecoderWeights(NamedTuple):
-  """The decoder's weights, in the dtype of the computation.
+  """The decoder's weights, in the dtype of the computation."""
 
-  Attributes:
-    cells: one `CellWeights` a layer; the first reads embeddings.
-    fed: [F, G] input weights of the first cell for context and attentional
-      state; F is 0 if it reads neither.
-    score: the bound score, or None for a fixed context vector.
-    combine: W_c [C + N, N] and b_c [N], or None for a linear readout.
-    output: W_y [R, V] and b_y [V].
-  """
-
-  cells: tuple[cells.CellWeights, ...]
+  cells: tuple[cells.CellWeights, ...]  # of each layer
+  # [F, G] input weights of the first cell for context and attentional state.
   fed: jax.Array
-  score: Score | None
-  combine: Affine | None
-  output: Affine
+  score: Score | None  # the bound score, or None for a fixed context vector
+  combine: Affine | None  # W_c [C + N, N] and b_c [N]; None if linear
+  output: Affine  # W_y [R, V] and b_y [V]
 
 
 class Carry(NamedTuple):
@@ -122,9 +104,6 @@ def step(
   See Bahdanau et al., 2014, appendix A.2.2 (https://arxiv.org/abs/1409.0473),
   for attention before the cell, and Luong et al., 2015, sections 3 and 3.3
   (https://arxiv.org/abs/1508.04025), for attention after it and input feeding.
-
-  Returns:
-    The next carry, and the query [B, Q] of this step.
   """
   fed = []
   if wiring.order == "bahdanau":
@@ -134,18 +113,10 @@ def step(
   if wiring.input_feeding:
     fed.append(carry.attentional)
   if fed:
-    joined = jnp.concatenate(fed, -1)
-    gates = gates + joined @ weights.fed
+    gates = gates + jnp.concatenate(fed, -1) @ weights.fed
   states = advance_cells(wiring, weights, carry.states, gates)
   if wiring.order == "luong":
     query = attention_query(wiring, states)
     context = attention_context(weights.score, memory, query[:, None])[:, 0]
   attentional = attentional_state(weights, context, states[-1][0])
   return Carry(states, attentional), query
-
-
-def project_embeddings(
-  weights: DecoderWeights, embeddings: jax.Array
-) -> jax.Array:
-  """Returns the first layer's gates of embeddings [..., X]."""
-  return cells.project(weights.cells[0], embeddings)

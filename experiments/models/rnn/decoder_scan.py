@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from experiments.models.rnn import decoder, scan
 from experiments.models.rnn.attention_step import Memory, attention_context
-from experiments.models.rnn.cells import CellWeights
+from experiments.models.rnn.cells import CellWeights, project
 
 
 def scan_decoder(
@@ -25,8 +25,8 @@ def scan_decoder(
   embeddings: jax.Array,
 ) -> jax.Array:
   """Returns the attentional states [B, T, R] of shifted embeddings."""
-  gates = jnp.swapaxes(decoder.project_embeddings(weights, embeddings), 0, 1)
-  if wiring.feeds_back:
+  gates = jnp.swapaxes(project(weights.cells[0], embeddings), 0, 1)
+  if wiring.order == "bahdanau" or wiring.input_feeding:
 
     def attend_step(matrices, others, carry, gates):
       weights, memory = others

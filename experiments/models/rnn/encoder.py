@@ -14,17 +14,11 @@ from experiments.models.rnn import cells
 
 
 class Encoded(NamedTuple):
-  """The encoder's result.
+  """The encoder's result."""
 
-  Attributes:
-    states: [B, S, N], zero at padding.
-    mask: [B, S], False at padding.
-    summary: [B, N], the last state of each direction.
-  """
-
-  states: jax.Array
-  mask: jax.Array
-  summary: jax.Array
+  states: jax.Array  # [B, S, N], zero at padding
+  mask: jax.Array  # [B, S], False at padding
+  summary: jax.Array  # [B, N], the last state of each direction
 
 
 class Encoder(nn.Module):

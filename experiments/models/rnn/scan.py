@@ -40,22 +40,10 @@ def scan(
   *,
   reverse: bool = False,
 ) -> tuple[Carry, Any]:
-  """`jax.lax.scan` of a step with weights, differentiable once in reverse mode.
+  """`jax.lax.scan` of a step with weights; supports first-order `jax.grad`.
 
-  Args:
-    step: (weights, others, carry, x) -> (carry, y); it uses every weight once,
-      as x @ weight, and closes over no array.
-    weights: matrices.
-    others: other values that the steps read.
-    carry: the initial carry.
-    xs: arrays with a leading axis of steps.
-    reverse: whether to run from the last step to the first.
-
-  Returns:
-    The last carry, and y of all steps.
-
-  Raises:
-    ValueError: in differentiation, if a step does not use each weight once.
+  The step (weights, others, carry, x) -> (carry, y) uses each matrix of
+  `weights` once, as x @ weight, and closes over no array.
   """
   leaves, tree = jax.tree.flatten(weights)
 

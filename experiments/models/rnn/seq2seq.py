@@ -136,13 +136,9 @@ class Seq2Seq(nn.Module):
   def step(
     self, memory: attention_step.Memory, carry: decoder.Carry, token: jax.Array
   ) -> tuple[decoder.Carry, jax.Array, jax.Array]:
-    """Decodes one token after `token` [B], the last one or BOS.
-
-    Returns:
-      The next carry, logits [B, V] and attention weights [B, 1, S].
-    """
+    """Returns carry, logits [B, V] and weights [B, 1, S] after a token [B]."""
     weights = self._weights()
-    gates = decoder.project_embeddings(weights, self.embedding(token))
+    gates = cells.project(weights.cells[0], self.embedding(token))
     carry, query = decoder.step(self.wiring, weights, memory, carry, gates)
     logits = weights.output(carry.attentional)
     attention_weights = attention_step.attention_weights(

@@ -22,35 +22,24 @@ from experiments.models.layers.dropout import Dropout
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """The settings that all layers of a Transformer share.
+  """The settings that all layers of a Transformer share."""
 
-  Attributes:
-    num_heads: H.
-    model_size: D.
-    feed_forward_size: hidden size of the feed-forward networks.
-    score: of the heads.
-    norm: "pre" normalises the input of a sublayer (Xiong et al., 2020,
-      https://arxiv.org/abs/2002.04745), "post" its output, as Vaswani et al.
-    positions: positions in self-attention: "rotary" rotates queries and keys
-      (Su et al., 2021, https://arxiv.org/abs/2104.09864), "alibi" lowers scores
-      by distance (Press et al., 2021, https://arxiv.org/abs/2108.12409); others
-      are in the embeddings.
-    dropout_rate: on sublayers and hidden layers.
-    attention_dropout_rate: on attention weights.
-    dtype: of the computation.
-    mesh_axes: mesh axes that shard heads and tokens.
-  """
-
-  num_heads: int
-  model_size: int
-  feed_forward_size: int
-  score: str
+  num_heads: int  # H
+  model_size: int  # D
+  feed_forward_size: int  # hidden size of the feed-forward networks
+  score: str  # of the heads
+  # "pre" normalises the input of a sublayer (Xiong et al., 2020,
+  # https://arxiv.org/abs/2002.04745), "post" its output, as Vaswani et al.
   norm: str
+  # Positions in self-attention: "rotary" rotates queries and keys (Su et al.,
+  # 2021, https://arxiv.org/abs/2104.09864), "alibi" lowers scores by distance
+  # (Press et al., 2021, https://arxiv.org/abs/2108.12409); others are in the
+  # embeddings.
   positions: str
-  dropout_rate: float
-  attention_dropout_rate: float
-  dtype: DTypeLike
-  mesh_axes: MeshAxes = ALONE
+  dropout_rate: float  # on sublayers and hidden layers
+  attention_dropout_rate: float  # on attention weights
+  dtype: DTypeLike  # of the computation
+  mesh_axes: MeshAxes = ALONE  # mesh axes that shard heads and tokens
 
   def make_attention(self, **options) -> MultiHeadAttention:
     """Returns the module of one multi-head attention."""
@@ -121,8 +110,8 @@ class Residual(nn.Module):
     return self.layer_norm(total) if self.options.norm == "post" else total
 
 
-class EncoderLayer(nn.Module):
-  """Self-attention and a feed-forward network (Vaswani et al., 3.1)."""
+class _Layer(nn.Module):
+  """The sublayers that encoder and decoder layers share."""
 
   options: Options
 
@@ -135,17 +124,16 @@ class EncoderLayer(nn.Module):
     self.feed_forward = FeedForward(self.options)
     self.feed_forward_residual = Residual(self.options)
 
-  def __call__(
-    self, x: jax.Array, mask: jax.Array, *, deterministic: bool
-  ) -> jax.Array:
-    """Maps [B, S, D] to [B, S, D] under a mask [B, 1, 1, S]."""
+  def _self_attend(self, x: jax.Array, mask, *, deterministic: bool):
     inner = self.self_attention(
       self.self_residual.enter(x),
       mask=mask,
       bias=self.options.bias,
       deterministic=deterministic,
     )
-    x = self.self_residual.leave(x, inner, deterministic=deterministic)
+    return self.self_residual.leave(x, inner, deterministic=deterministic)
+
+  def _feed_forward(self, x: jax.Array, *, deterministic: bool) -> jax.Array:
     inner = self.feed_forward(
       self.feed_forward_residual.enter(x), deterministic=deterministic
     )
@@ -154,7 +142,18 @@ class EncoderLayer(nn.Module):
     )
 
 
-class DecoderLayer(nn.Module):
+class EncoderLayer(_Layer):
+  """Self-attention and a feed-forward network (Vaswani et al., 3.1)."""
+
+  def __call__(
+    self, x: jax.Array, mask: jax.Array, *, deterministic: bool
+  ) -> jax.Array:
+    """Maps [B, S, D] to [B, S, D] under a mask [B, 1, 1, S]."""
+    x = self._self_attend(x, mask, deterministic=deterministic)
+    return self._feed_forward(x, deterministic=deterministic)
+
+
+class DecoderLayer(_Layer):
   """Causal self-attention, cross-attention and a feed-forward network.
 
   See Vaswani et al., 2017, section 3.1 (https://arxiv.org/abs/1706.03762).
@@ -162,18 +161,11 @@ class DecoderLayer(nn.Module):
   [B, 1, 1, S] is False at padding.
   """
 
-  options: Options
-
   def setup(self):
     """Declares the layers."""
-    self.self_attention = self.options.make_attention(
-      rotary=self.options.positions == "rotary"
-    )
-    self.self_residual = Residual(self.options)
+    super().setup()
     self.cross_attention = self.options.make_attention()
     self.cross_residual = Residual(self.options)
-    self.feed_forward = FeedForward(self.options)
-    self.feed_forward_residual = Residual(self.options)
 
   def __call__(
     self,
@@ -184,24 +176,13 @@ class DecoderLayer(nn.Module):
     deterministic: bool,
   ) -> jax.Array:
     """Maps a whole target [B, T, D] to [B, T, D]."""
-    inner = self.self_attention(
-      self.self_residual.enter(x),
-      mask=masks.causal(),
-      bias=self.options.bias,
-      deterministic=deterministic,
-    )
-    x = self.self_residual.leave(x, inner, deterministic=deterministic)
+    x = self._self_attend(x, masks.causal(), deterministic=deterministic)
     return self._across(x, memory, mask, deterministic=deterministic)[0]
 
   def step(
     self, x: jax.Array, cache: Cache, memory: KeyValue, mask: jax.Array
   ) -> tuple[jax.Array, Cache, jax.Array]:
-    """Maps one token [B, 1, D], given the cache of the tokens before.
-
-    Returns:
-      The token [B, 1, D], the extended cache, and the weights of the
-      cross-attention [B, H, S].
-    """
+    """Maps one token [B, 1, D]; also returns cache and weights [B, H, S]."""
     inner, cache = self.self_attention.decode(
       self.self_residual.enter(x), cache, bias=self.options.bias
     )
@@ -216,8 +197,4 @@ class DecoderLayer(nn.Module):
       query, memory, mask=mask, deterministic=deterministic
     )
     x = self.cross_residual.leave(x, inner, deterministic=deterministic)
-    inner = self.feed_forward(
-      self.feed_forward_residual.enter(x), deterministic=deterministic
-    )
-    x = self.feed_forward_residual.leave(x, inner, deterministic=deterministic)
-    return x, query
+    return self._feed_forward(x, deterministic=deterministic), query

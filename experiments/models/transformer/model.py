@@ -3,6 +3,7 @@
 Axes: B batch, S source, T target, D model, H heads, V vocabulary.
 """
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -31,15 +32,10 @@ from experiments.models.transformer.layers import (
 
 
 class Memory(NamedTuple):
-  """The encoder's result, constant during decoding.
+  """The encoder's result, constant during decoding."""
 
-  Attributes:
-    layers: projected keys and values [B, H, S, D / H] of each layer.
-    mask: [B, 1, 1, S], False at padding.
-  """
-
-  layers: tuple[KeyValue, ...]
-  mask: jax.Array
+  layers: tuple[KeyValue, ...]  # [B, H, S, D / H] of each layer
+  mask: jax.Array  # [B, 1, 1, S], False at padding
 
 
 class Carry(NamedTuple):
@@ -52,16 +48,8 @@ class Carry(NamedTuple):
 class Transformer(nn.Module):
   """The encoder-decoder of "Attention Is All You Need", Vaswani et al., 2017.
 
-  See https://arxiv.org/abs/1706.03762, section 3. The attributes are the fields
-  of `TransformerConfig` and these:
-
-  Attributes:
-    max_length: the longest source or target, for positions in embeddings.
-    shared_vocabulary: whether source and target have the same token ids; with
-      `tied_embeddings`, they then share one matrix.
-    dtype: of the computation; parameters are float32.
-    mesh_axes: mesh axes that shard heads and tokens. Tokens are given and
-      returned in the order of `ring_order`.
+  See https://arxiv.org/abs/1706.03762, section 3. The attributes without a
+  comment are fields of `TransformerConfig`.
   """
 
   source_vocabulary_size: int
@@ -69,33 +57,23 @@ class Transformer(nn.Module):
   model_size: int
   feed_forward_size: int
   num_heads: int
-  max_length: int
+  max_length: int  # of a source or target
   encoder_layers: int
   decoder_layers: int
   score: str
   norm: str
   positions: str
   tied_embeddings: bool
-  shared_vocabulary: bool
+  shared_vocabulary: bool  # whether source and target have the same token ids
   dropout_rate: float
   attention_dropout_rate: float
-  dtype: DTypeLike
-  mesh_axes: MeshAxes = ALONE
+  dtype: DTypeLike  # of the computation; parameters are float32
+  mesh_axes: MeshAxes = ALONE  # shard heads, and tokens in `ring_order`
 
   def setup(self):
     """Declares the layers."""
-    options = Options(
-      num_heads=self.num_heads,
-      model_size=self.model_size,
-      feed_forward_size=self.feed_forward_size,
-      score=self.score,
-      norm=self.norm,
-      positions=self.positions,
-      dropout_rate=self.dropout_rate,
-      attention_dropout_rate=self.attention_dropout_rate,
-      dtype=self.dtype,
-      mesh_axes=self.mesh_axes,
-    )
+    shared = [field.name for field in dataclasses.fields(Options)]
+    options = Options(**{name: getattr(self, name) for name in shared})
     embed = functools.partial(
       nn.Embed,
       features=self.model_size,
@@ -161,11 +139,9 @@ class Transformer(nn.Module):
   def step(
     self, memory: Memory, carry: Carry, token: jax.Array
   ) -> tuple[Carry, jax.Array, jax.Array]:
-    """Decodes one token after `token` [B], the last one or BOS.
+    """Returns carry, logits [B, V] and weights [B, P, S] after a token [B].
 
-    Returns:
-      The next carry, logits [B, V] and attention weights [B, P, S] over the
-      source; P counts the heads of all layers.
+    P counts the heads of all layers.
     """
     x = self._embed(token[:, None], carry.position[None], target=True)
     caches, weights_of_layers = [], []

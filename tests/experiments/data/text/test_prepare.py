@@ -76,7 +76,7 @@ def test_run_directory_suffices_without_the_corpus(corpus, tmp_path):
   prepared = prepare.prepare(config, tmp_path / "run")
   shutil.rmtree(corpus)
   shutil.move(tmp_path / "run", tmp_path / "moved")
-  loaded = dataset.load(config, tmp_path / "moved")
+  loaded = dataset.TranslationDataset(config, tmp_path / "moved")
   assert loaded.corpus is None
   shutil.copytree(tmp_path / "moved", tmp_path / "run")
   assert_same_sets(prepared, loaded)
@@ -134,10 +134,10 @@ def test_missing_or_damaged_tokenizer_is_named(corpus, tmp_path, side):
   path = workdir / "tokenizer" / f"{side}.model"
   path.write_bytes(path.read_bytes()[:-50])
   message = f"{path}: no SentencePiece model, or a damaged one"
-  assert refused(dataset.load, config, workdir) == message
+  assert refused(dataset.TranslationDataset, config, workdir) == message
   path.unlink()
   message = f"{path}: cannot be read (No such file or directory)"
-  for make in (dataset.load, prepare.prepare):
+  for make in (dataset.TranslationDataset, prepare.prepare):
     assert refused(make, config, workdir) == message
 
 
@@ -222,7 +222,7 @@ def test_numbers_are_prepared_like_text(tmp_path):
     num_shapes=3,
   )
   data = prepare.prepare(config, tmp_path)
-  loaded = dataset.load(config, tmp_path)
+  loaded = dataset.TranslationDataset(config, tmp_path)
   assert_same_sets(data, loaded)
   sets = {
     split: set(loaded.evaluation_set(split).text.source)
