@@ -36,7 +36,8 @@ def main() -> None:
   import jax
 
   from experiments import inference
-  from experiments.evaluation import configured_search, report
+  from experiments.evaluation import report
+  from experiments.evaluation.search import configured_search
   from experiments.visualization.alignments import draw_alignments
 
   restored = inference.restore(workdir, _CHECKPOINT.value)

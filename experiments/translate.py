@@ -76,7 +76,7 @@ def main() -> None:
   initialize.set_up_jax()
   from experiments import inference
   from experiments.data.text.readers import decode_lines
-  from experiments.evaluation import configured_search
+  from experiments.evaluation.search import configured_search
   from experiments.inference import translator
   from experiments.progress import counting
 

@@ -14,7 +14,7 @@ from experiments.config import parse
 from experiments.data import pipeline
 from experiments.data.text.corpus import BucketedBatches
 from experiments.distributed import mesh
-from experiments.evaluation import configured_search
+from experiments.evaluation.search import configured_search
 from experiments.experiment import make_experiment
 
 

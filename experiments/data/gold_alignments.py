@@ -1,7 +1,4 @@
-"""Gold alignments: which source and target tokens correspond, where known.
-
-Axes: S source, T target.
-"""
+"""Gold alignments of source [S] and target [T] tokens."""
 
 import re
 from collections.abc import Sequence

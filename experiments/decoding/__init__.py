@@ -5,7 +5,6 @@ Works on every model with `start(source, max_length) -> memory, carry` and
 for the caller to jit; all arguments but parameters, source and rng are static.
 """
 
-from experiments.decoding.attention_weights import target_attention_weights
 from experiments.decoding.beam_search import Hypotheses, beam
 from experiments.decoding.constraints import Constraints
 from experiments.decoding.sampling import greedy, sample
@@ -16,5 +15,4 @@ __all__ = [
   "beam",
   "greedy",
   "sample",
-  "target_attention_weights",
 ]

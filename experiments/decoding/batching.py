@@ -35,9 +35,7 @@ class Search:
   temperature: float = 0.0  # above 0, sample from softmax(logits / temperature)
   top_k: int = 0  # sample from the k most likely tokens; 0 for all
   seed: int = 0  # of sampling
-  # Maximum number of predicted tokens, EOS included; None to derive it from the
-  # lengths of the sources.
-  max_length: int | None = None
+  max_length: int | None = None  # EOS included; None: by the source's length
   constraints: Constraints = Constraints()  # on the predictions
 
   @property
@@ -46,35 +44,23 @@ class Search:
     return max(ROWS // self.beam_size, 16)
 
   def __call__(self, model, params, source, indices, max_length):
-    """Decodes sources [B, S]: tokens [B, K, T] and scores [B, K].
+    """Returns tokens [B, K, T] and scores [B, K] of sources [B, S].
 
-    Samples depend on `indices`, numbers that no other batch has.
+    `indices` differ between batches and seed the samples of a batch.
     """
-    options = {"max_length": max_length, "constraints": self.constraints}
+    options: dict[str, Any] = {"max_length": max_length}
+    options["constraints"] = self.constraints
     if self.beam_size > 1 or self.n_best > 1:
-      hypotheses = decoding.beam(
-        model,
-        params,
-        source,
-        beam_size=self.beam_size,
-        n_best=self.n_best,
-        length_penalty=self.length_penalty,
-        **options,
-      )
+      options |= {"beam_size": self.beam_size, "n_best": self.n_best}
+      options |= {"length_penalty": self.length_penalty}
+      hypotheses = decoding.beam(model, params, source, **options)
       return hypotheses.tokens, hypotheses.scores
     if self.temperature:
       rng = jax.random.key(self.seed)
       for number in indices:
         rng = jax.random.fold_in(rng, number)
-      tokens = decoding.sample(
-        model,
-        params,
-        source,
-        rng,
-        temperature=self.temperature,
-        top_k=self.top_k,
-        **options,
-      )
+      options |= {"temperature": self.temperature, "top_k": self.top_k}
+      tokens = decoding.sample(model, params, source, rng, **options)
     else:
       tokens = decoding.greedy(model, params, source, **options)
     return tokens[:, None], np.zeros((len(source), 1), np.float32)
@@ -94,7 +80,11 @@ def make_predictor(
   search: Search,
   max_prediction_length: Callable[[int], int],
 ) -> Callable[..., Predictions]:
-  """Makes a function that decodes sources; it compiles once for each width."""
+  """Makes a function that decodes sources; it compiles once for each width.
+
+  It calls `progress` with the number of sources of each batch. `first`, the
+  number of sources in earlier calls, makes the samples of each call differ.
+  """
 
   def decode_batch(length, params, source, indices):
     def decode(params, source):
@@ -119,10 +109,8 @@ def make_predictor(
       longest = int((part != PAD).sum(1).max())
       longest = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
       longest = min(longest, part.shape[1])
-      default = max(
-        max_prediction_length(longest), search.constraints.min_length + 1
-      )
-      length = search.max_length or default
+      least = search.constraints.min_length + 1
+      length = search.max_length or max(max_prediction_length(longest), least)
       (batch, score), took = compiled(length, params, part, indices)
       seconds += took
       scores[members] = score[: len(members)]
@@ -138,7 +126,7 @@ def make_predictor(
 def by_length(
   rows: int, sources: np.ndarray, *others: np.ndarray
 ) -> Iterator[tuple[np.ndarray, ...]]:
-  """Yields batches of similar length, the shortest first."""
+  """Yields indices, sources and others of batches of similar length."""
   order = np.argsort((sources != PAD).sum(1), kind="stable")
   for start in range(0, len(order), rows):
     members = order[start : start + rows]
@@ -157,12 +145,10 @@ def filled(array: np.ndarray, rows: int) -> np.ndarray:
 class Compiled:
   """A function of (length, params, batch, ...) that times its execution.
 
-  The length is static; the batch has a row for each example, and is split over
-  the devices.
+  The length is static, and the rows of the batch are split over the devices.
   """
 
   def __init__(self, function: Callable, mesh: Mesh):
-    """Wraps a function."""
     self._mesh = mesh
     self._jitted = jax.jit(
       function, static_argnums=0, out_shardings=mesh_lib.replicated(mesh)

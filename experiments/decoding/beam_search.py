@@ -34,18 +34,13 @@ class Hypotheses(NamedTuple):
 
 
 class _Search(NamedTuple):
-  """The state of a search after `length` tokens.
+  """The unfinished hypotheses and the best finished ones."""
 
-  The unfinished hypotheses are `tokens` [B, K, T], with last tokens `token`
-  [B, K], first BOS, and `log_probs` [B, K], -inf where a beam is empty.
-  `finished` has the best finished ones.
-  """
-
-  length: jax.Array
+  length: jax.Array  # number of tokens so far
   carry: Any
-  token: jax.Array
-  tokens: jax.Array
-  log_probs: jax.Array
+  token: jax.Array  # [B, K] last tokens, at first BOS
+  tokens: jax.Array  # [B, K, T]
+  log_probs: jax.Array  # [B, K], -inf where a beam is empty
   finished: Hypotheses
 
 
@@ -107,7 +102,12 @@ def beam(
     (1, 2, 5)
   """
   chex.assert_rank(source, 2, custom_message="source")
-  _check(beam_size, n_best, length_penalty)
+  if not 1 <= n_best <= beam_size:
+    raise ValueError(
+      f"n_best must be from 1 to beam_size={beam_size}, got {n_best}"
+    )
+  if not length_penalty >= 0:
+    raise ValueError(f"length_penalty must be at least 0, got {length_penalty}")
   variables = {"params": params}
   memory, carry, stages = encode(model, variables, source, max_length)
   step = _mapped_step(model, variables, memory, carry)
@@ -143,15 +143,6 @@ def beam(
 
   initial = _initial_search(carry, source, max_length, beam_size, n_best)
   return extended(stages, unfinished, extend, initial).finished
-
-
-def _check(beam_size: int, n_best: int, length_penalty: float) -> None:
-  if not 1 <= n_best <= beam_size:
-    raise ValueError(
-      f"n_best must be from 1 to beam_size={beam_size}, got {n_best}"
-    )
-  if not length_penalty >= 0:
-    raise ValueError(f"length_penalty must be at least 0, got {length_penalty}")
 
 
 def _initial_search(

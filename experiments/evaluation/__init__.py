@@ -1,15 +1,5 @@
 """Evaluation sets: predictions, metrics and reports."""
 
-from experiments.evaluation.evaluator import (
-  Evaluation,
-  add_alignment_error,
-  make_evaluator,
-)
-from experiments.evaluation.search import configured_search
+from experiments.evaluation.evaluator import Evaluation, make_evaluator
 
-__all__ = [
-  "Evaluation",
-  "add_alignment_error",
-  "configured_search",
-  "make_evaluator",
-]
+__all__ = ["Evaluation", "make_evaluator"]

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import decoding
 from experiments.data.batch import PAD
 from experiments.data.dataset import EvaluationSet
 from experiments.data.gold_alignments import GoldAlignments
+from experiments.decoding.attention_weights import target_attention_weights
 from experiments.decoding.batching import filled
 from experiments.experiment import Experiment
 
@@ -29,7 +29,7 @@ def make_weights(experiment: Experiment) -> Callable[..., list[np.ndarray]]:
   padding of source and target. It compiles once for each of few widths.
   """
   compute = jax.jit(
-    functools.partial(decoding.target_attention_weights, experiment.model)
+    functools.partial(target_attention_weights, experiment.model)
   )
 
   def weights(params, source, target):
@@ -44,10 +44,9 @@ def make_weights(experiment: Experiment) -> Callable[..., list[np.ndarray]]:
 def make_aligner(experiment: Experiment) -> Callable[..., dict[str, float]]:
   """Makes a function that compares attention weights with gold alignments.
 
-  (params, set) -> the alignment error rate of each head, by `head_name`. The
-  model follows the references of up to 256 examples, and each of their tokens
-  is aligned to the source token with the largest weight. The result is empty if
-  no gold alignment is known or the model has no attention.
+  (params, set) -> the alignment error rate of each head, by `head_name`, with
+  teacher forcing on the references of up to 256 examples. The result is empty
+  if no gold alignment is known or the model has no attention.
   """
   compute = make_weights(experiment)
 

@@ -35,7 +35,7 @@ class Evaluation(NamedTuple):
     signatures: sacreBLEU's description of BLEU and chrF.
     predictions: N decoded texts.
     search: beam_size and length_penalty.
-    num_truncated: number of examples longer than the model reads.
+    num_truncated: number of examples that were truncated.
     num_parameters: of the model.
     alignment_error_rates: by head, see `alignment_error.make_aligner`.
   """

@@ -36,15 +36,14 @@ class CorpusMetrics:
   """SacreBLEU's BLEU and, for text, chrF.
 
   See "A Call for Clarity in Reporting BLEU Scores", Post, 2018
-  (https://arxiv.org/abs/1804.08771), "BLEU: a Method for Automatic Evaluation
-  of Machine Translation", Papineni et al., 2002, and "chrF: character n-gram
-  F-score for automatic MT evaluation", Popović, 2015.
+  (https://arxiv.org/abs/1804.08771), "BLEU", Papineni et al., 2002, and "chrF",
+  Popović, 2015. `text` is False for sequences of symbols: chrF does not apply
+  to these, and all of them may be shorter than BLEU's n-grams.
   """
 
   def __init__(
     self, tokenizer: str, *, lowercase: bool = False, text: bool = True
   ):
-    """Sets the metrics up."""
     from sacrebleu.metrics import BLEU, CHRF
 
     bleu = BLEU(
@@ -75,10 +74,10 @@ class CorpusMetrics:
 def score(scored: ScoredSet, corpus: CorpusMetrics) -> dict[str, float]:
   """Returns the metrics of a set.
 
-  These are token_accuracy (share of reference tokens, EOS included, that the
-  decoded prediction has at the same position), sequence_accuracy (share of
-  predictions that equal the reference as text), bleu, chrf (for text), and loss
-  and perplexity per reference token.
+  token_accuracy is the share of reference tokens, EOS included, that the
+  prediction has at the same position, sequence_accuracy the share of
+  predictions that equal the reference as text. loss and perplexity are per
+  reference token. bleu and, for text, chrf are those of the corpus.
   """
   return _accuracies(scored) | corpus.score(
     scored.predictions, scored.references
@@ -91,7 +90,10 @@ def score_by_length(
   *,
   num_bins: int | None = None,
 ) -> list[dict[str, Any]]:
-  """Returns the metrics of each source length that occurs, shortest first."""
+  """Returns the metrics of each source length, or of `num_bins` ranges.
+
+  BLEU and chrF are left out without `corpus`.
+  """
   low, high = int(scored.lengths.min()), int(scored.lengths.max())
   width = max(1, -(-(high - low + 1) // (num_bins or high - low + 1)))
   rows = []

@@ -12,7 +12,7 @@ from experiments.experiment import Experiment
 
 
 def configured_search(experiment: Experiment, **changes) -> Search:
-  """Returns the search that `config.evaluation` describes."""
+  """Returns the search of `config.evaluation` with changes; None is ignored."""
   config = experiment.config.evaluation
   given = {name: value for name, value in changes.items() if value is not None}
   rules = {

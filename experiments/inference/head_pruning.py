@@ -10,7 +10,8 @@ import numpy as np
 from experiments.config import TransformerConfig
 from experiments.data.dataset import EvaluationSet
 from experiments.errors import UserError
-from experiments.evaluation import configured_search, make_evaluator
+from experiments.evaluation import make_evaluator
+from experiments.evaluation.search import configured_search
 from experiments.experiment import Experiment
 from experiments.visualization import plots
 

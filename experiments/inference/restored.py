@@ -10,12 +10,9 @@ from experiments.data.text import readers
 from experiments.data.text.dataset import TranslationDataset
 from experiments.decoding.batching import Search
 from experiments.errors import UserError
-from experiments.evaluation import (
-  Evaluation,
-  add_alignment_error,
-  make_evaluator,
-)
+from experiments.evaluation import Evaluation, make_evaluator
 from experiments.evaluation.alignment_error import make_aligner
+from experiments.evaluation.evaluator import add_alignment_error
 from experiments.experiment import Experiment, make_experiment
 
 

@@ -23,12 +23,12 @@ from experiments.distributed import (
 )
 from experiments.evaluation import (
   Evaluation,
-  add_alignment_error,
-  configured_search,
   make_evaluator,
   report,
 )
 from experiments.evaluation.alignment_error import make_aligner
+from experiments.evaluation.evaluator import add_alignment_error
+from experiments.evaluation.search import configured_search
 from experiments.experiment import Experiment, make_experiment
 from experiments.optimization.step import TrainState
 from experiments.progress import Progress

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 
 from benchmarks import rnn_states
-from experiments import decoding
 from experiments.config import parse
 from experiments.data.batch import BOS, PAD
+from experiments.decoding.attention_weights import target_attention_weights
 from experiments.experiment import make_experiment
 from tests.attention.matrix import sampled_product
 from tests.experiments.conftest import make_tiny
@@ -28,7 +28,7 @@ def test_gap_equals_difference_of_log_weights(score, order):
 
   batch = experiment.data.evaluation_set("validation").batch
   weights = jax.device_get(
-    decoding.target_attention_weights(
+    target_attention_weights(
       experiment.model, params, batch.source, batch.target
     )
   )

@@ -12,7 +12,7 @@ import pytest
 from configs import base
 from experiments import inference
 from experiments.errors import UserError
-from experiments.evaluation import configured_search
+from experiments.evaluation.search import configured_search
 from experiments.training import loop
 from tests.experiments import binaries, processes
 from tests.experiments.conftest import make_tiny

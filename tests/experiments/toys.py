@@ -1,4 +1,4 @@
-"""Models so small that every answer they can give can be counted."""
+"""Models so small that every hypothesis can be counted."""
 
 import itertools
 
@@ -14,10 +14,10 @@ from experiments.models.transformer.model import Transformer
 
 
 class Lookup(nn.Module):
-  """Looks its logits up by the source and the whole answer so far.
+  """A model whose logits depend on the source and the whole hypothesis so far.
 
-  It carries the answer in a cache like a Transformer's, so logits are wrong as
-  soon as a search mixes its beams up. From step `breaks_at` on they are NaN.
+  It carries the hypothesis in a cache like a Transformer's, so logits are wrong
+  if a search mixes up its beams. From step `breaks_at` on they are NaN.
   """
 
   vocabulary_size: int
@@ -42,9 +42,9 @@ class Lookup(nn.Module):
     logits = jnp.where(length < self.breaks_at, logits, jnp.nan)
     return (seen, length + 1), logits, jnp.zeros((len(token), 1, 1))
 
-  def logits(self, table, source, answer):
-    """What `step` gives after an answer, without any of its machinery."""
-    seen = [BOS, *answer]
+  def logits(self, table, source, hypothesis):
+    """What `step` gives after a hypothesis, without any of its machinery."""
+    seen = [BOS, *hypothesis]
     weighted = sum(s * (i + 3) ** 2 for i, s in enumerate(seen))
     return table[(source[0] + weighted) % self.num_states]
 
@@ -118,27 +118,27 @@ def log_softmax(logits):
   return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def followed(model, params, source, answers):
-  """Log-probabilities [N] of given answers [N, T] to one source [S]."""
-  sources = jnp.broadcast_to(source, (len(answers), len(source)))
-  logits = jax.jit(model.apply)({"params": params}, sources, answers)
+def followed(model, params, source, hypotheses):
+  """Log-probabilities [N] of given hypotheses [N, T] to one source [S]."""
+  sources = jnp.broadcast_to(source, (len(hypotheses), len(source)))
+  logits = jax.jit(model.apply)({"params": params}, sources, hypotheses)
   chosen = np.take_along_axis(
-    log_softmax(logits), np.asarray(answers)[..., None], -1
+    log_softmax(logits), np.asarray(hypotheses)[..., None], -1
   )[..., 0]
-  return np.where(answers == PAD, 0, chosen).sum(-1)
+  return np.where(hypotheses == PAD, 0, chosen).sum(-1)
 
 
-def all_answers(vocabulary_size, max_length):
-  """Every answer [N, T]: any tokens up to EOS, or as many as there may be."""
+def all_hypotheses(vocabulary_size, max_length):
+  """Every hypothesis [N, T]: tokens that end with EOS or at `max_length`."""
   symbols = range(EOS + 1, vocabulary_size)
-  answers = list(itertools.product(symbols, repeat=max_length))
+  hypotheses = list(itertools.product(symbols, repeat=max_length))
   for length in range(max_length):
     for words in itertools.product(symbols, repeat=length):
       padding = (PAD,) * (max_length - length - 1)
-      answers.append((*words, EOS, *padding))
-  return np.array(answers, np.int32)
+      hypotheses.append((*words, EOS, *padding))
+  return np.array(hypotheses, np.int32)
 
 
-def divisor(answers, length_penalty):
-  lengths = (np.asarray(answers) != PAD).sum(-1)
+def divisor(hypotheses, length_penalty):
+  lengths = (np.asarray(hypotheses) != PAD).sum(-1)
   return ((5 + lengths) / 6) ** length_penalty

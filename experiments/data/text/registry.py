@@ -1,5 +1,6 @@
 """Public corpora: their addresses, files and checksums."""
 
+import itertools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -30,8 +31,20 @@ class PublicCorpus(NamedTuple):
 
 # Commits of the dataset's repository. The English training text was edited
 # later; results are comparable only on the same text.
-_RAW = "c9be912dc05a3ebf9ae5bb5f7f58c1791cda43ab/data/task1/raw"
-_TOKENIZED = "7bee46bc74186b4b6254603143610f730d40bf66/data/task1/tok"
+_RAW = "c9be912dc05a3ebf9ae5bb5f7f58c1791cda43ab/data/task1/raw/{}.{}.gz"
+_TOKENIZED = (
+  "7bee46bc74186b4b6254603143610f730d40bf66/data/task1/tok/{}.lc.norm.tok.{}"
+)
+
+
+def _files(path: str, *digests: str) -> tuple[CorpusFile, ...]:
+  """Returns the files of each split, English before German."""
+  names = itertools.product(("train", "val", "test_2016_flickr"), ("en", "de"))
+  return tuple(
+    CorpusFile(path.format(*name), digest)
+    for name, digest in zip(names, digests, strict=True)
+  )
+
 
 CORPORA: dict[str, PublicCorpus] = {
   # "Multi30K: Multilingual English-German Image Descriptions", Elliott et al.,
@@ -39,55 +52,23 @@ CORPORA: dict[str, PublicCorpus] = {
   # normalised and tokenised.
   "multi30k": PublicCorpus(
     "https://raw.githubusercontent.com/multi30k/dataset",
-    (
-      CorpusFile(
-        f"{_RAW}/train.en.gz",
-        "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
-      ),
-      CorpusFile(
-        f"{_RAW}/train.de.gz",
-        "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72",
-      ),
-      CorpusFile(
-        f"{_RAW}/val.en.gz",
-        "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227",
-      ),
-      CorpusFile(
-        f"{_RAW}/val.de.gz",
-        "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660",
-      ),
-      CorpusFile(
-        f"{_RAW}/test_2016_flickr.en.gz",
-        "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182",
-      ),
-      CorpusFile(
-        f"{_RAW}/test_2016_flickr.de.gz",
-        "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16",
-      ),
-      CorpusFile(
-        f"{_TOKENIZED}/train.lc.norm.tok.en",
-        "08925f8e0572bcd5a006702fc5fe20e2d77c6917d4eebd576fc20de6693c2119",
-      ),
-      CorpusFile(
-        f"{_TOKENIZED}/train.lc.norm.tok.de",
-        "cb5a23529b65ec2061f1dc446192a9c37382b63cc75f81a0be59d34894b3a505",
-      ),
-      CorpusFile(
-        f"{_TOKENIZED}/val.lc.norm.tok.en",
-        "46573ce391ae227f1c72f873392436a20ef18e0a6d518098cfbd70b77c8572ec",
-      ),
-      CorpusFile(
-        f"{_TOKENIZED}/val.lc.norm.tok.de",
-        "97232bd273eceb7207f689527386a97e4be2616b18ada47576bdaf96c8ae1f00",
-      ),
-      CorpusFile(
-        f"{_TOKENIZED}/test_2016_flickr.lc.norm.tok.en",
-        "5b7f32627cf99eced828311b955dae9800bb52bc8b91cf8b6526829e605b29d2",
-      ),
-      CorpusFile(
-        f"{_TOKENIZED}/test_2016_flickr.lc.norm.tok.de",
-        "c6a33d39d48f9f510de147651316cd9d918e09ad0219df734a2f16b6baccacc4",
-      ),
+    _files(
+      _RAW,
+      "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
+      "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72",
+      "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227",
+      "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660",
+      "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182",
+      "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16",
+    )
+    + _files(
+      _TOKENIZED,
+      "08925f8e0572bcd5a006702fc5fe20e2d77c6917d4eebd576fc20de6693c2119",
+      "cb5a23529b65ec2061f1dc446192a9c37382b63cc75f81a0be59d34894b3a505",
+      "46573ce391ae227f1c72f873392436a20ef18e0a6d518098cfbd70b77c8572ec",
+      "97232bd273eceb7207f689527386a97e4be2616b18ada47576bdaf96c8ae1f00",
+      "5b7f32627cf99eced828311b955dae9800bb52bc8b91cf8b6526829e605b29d2",
+      "c6a33d39d48f9f510de147651316cd9d918e09ad0219df734a2f16b6baccacc4",
     ),
     config="configs/multi30k.py",
   ),

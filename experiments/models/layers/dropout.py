@@ -61,9 +61,9 @@ def hashed(
 
 
 def _numbers(shape, positions) -> jax.Array:
-  """Returns a different number for each element.
+  """Returns a different integer for each element.
 
-  The token axis, the last but one, is the most significant: the numbers of a
+  The token axis, the last but one, is the most significant: the integers of a
   token do not depend on the number of tokens after it.
   """
   if len(shape) < 2:

@@ -27,9 +27,9 @@ def aligned(number, kind="sure"):
   """Returns pairs of Korean letters and English words."""
   (english,), (korean,) = (spelled([number], name) for name in ("en", "ko"))
   source, target = words(english), letters(korean)
-  found = getattr(gold_alignments.number_alignments(source, target), kind)
+  aligned = getattr(gold_alignments.number_alignments(source, target), kind)
   return {
-    (target[t], source[s].strip("_,")) for t, s in zip(*np.nonzero(found))
+    (target[t], source[s].strip("_,")) for t, s in zip(*np.nonzero(aligned))
   }
 
 
@@ -63,18 +63,18 @@ def test_every_nonzero_digit_has_one_word_on_each_side():
   drawn = draw("train", count=400, min_digits=1, max_digits=16, seed=0)
   for number in drawn:
     (english,), (korean,) = (spelled([number], name) for name in ("en", "ko"))
-    found = gold_alignments.number_alignments(words(english), letters(korean))
+    gold = gold_alignments.number_alignments(words(english), letters(korean))
     digits = sum(digit != "0" for digit in str(number))
-    assert found.sure.any(1).sum() == digits
-    assert (found.sure.sum(1) <= 1).all()
-    assert (found.possible >= found.sure).all()
+    assert gold.sure.any(1).sum() == digits
+    assert (gold.sure.sum(1) <= 1).all()
+    assert (gold.possible >= gold.sure).all()
     # Only spaces and "and" are aligned with nothing.
     unaligned = {
-      letters(korean)[i] for i in np.nonzero(~found.possible.any(1))[0]
+      letters(korean)[i] for i in np.nonzero(~gold.possible.any(1))[0]
     }
     assert unaligned <= {"_"}
     unaligned = {
-      words(english)[i] for i in np.nonzero(~found.possible.any(0))[0]
+      words(english)[i] for i in np.nonzero(~gold.possible.any(0))[0]
     }
     assert unaligned <= {"_and"}
 
@@ -123,10 +123,10 @@ def test_correct_attention_has_no_error(name, monkeypatch):
   }
   sources, targets = examples.batch
   for source, target in zip(sources, targets):
-    found = experiment.data.gold_alignments(
+    gold = experiment.data.gold_alignments(
       stripped(source), stripped(target)
     ).sure
-    t, s = np.nonzero(found)
+    t, s = np.nonzero(gold)
     np.testing.assert_array_equal(target[t], source[s])
     assert len(t) == (source > EOS).sum()
 

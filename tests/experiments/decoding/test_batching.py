@@ -22,7 +22,7 @@ VOCABULARY = 50
 
 
 class Echo(nn.Module):
-  """Answers with the source, token by token."""
+  """Predicts the source, token by token."""
 
   def start(self, source, max_length):
     return source, jnp.zeros((), jnp.int32)
@@ -44,7 +44,7 @@ def sources(count, longest, seed=0):
   return tokens.astype(np.int32)
 
 
-def answerer(
+def make_test_predictor(
   model, search, max_prediction_length=lambda width: width, devices=1
 ):
   sizes = MeshConfig(data=devices, fsdp=1, sequence=1, tensor=1)
@@ -58,31 +58,33 @@ def answerer(
 @pytest.mark.parametrize("search", [Search(), Search(beam_size=2)])
 def test_predictions_are_in_the_order_of_their_sources(search, devices):
   source, done = sources(3001, longest=70), []
-  answer = answerer(Echo(), search, devices=devices)
-  answers = answer({}, source, done.append)
-  assert answers.tokens.shape == (3001, 1, 70)
-  np.testing.assert_array_equal(answers.tokens[:, 0], source)
+  predict = make_test_predictor(Echo(), search, devices=devices)
+  predictions = predict({}, source, done.append)
+  assert predictions.tokens.shape == (3001, 1, 70)
+  np.testing.assert_array_equal(predictions.tokens[:, 0], source)
   rows = {(1, 1): 256, (3, 1): 258, (1, 2): 128, (3, 2): 129}[
     devices, search.beam_size
   ]
   assert done == [rows] * (3001 // rows) + [3001 % rows]
-  assert answers.seconds > 0
+  assert predictions.seconds > 0
 
 
 @pytest.mark.parametrize("search", [Search(), Search(beam_size=2, n_best=2)])
 def test_single_source_is_decoded(search):
   source = sources(1, longest=40)
   source = source[:, : (source != PAD).sum()]
-  answers = answerer(Echo(), search)({}, source)
-  assert answers.tokens.shape[:2] == (1, search.n_best)
-  np.testing.assert_array_equal(answers.tokens[:, 0], source)
-  assert answers.scores.shape == (1, search.n_best)
+  predictions = make_test_predictor(Echo(), search)({}, source)
+  assert predictions.tokens.shape[:2] == (1, search.n_best)
+  np.testing.assert_array_equal(predictions.tokens[:, 0], source)
+  assert predictions.scores.shape == (1, search.n_best)
 
 
 def test_no_sources_give_no_predictions():
-  answers = answerer(Echo(), Search())({}, np.zeros((0, 7), np.int32))
-  assert answers.tokens.shape[:2] == (0, 1)
-  assert answers.seconds == 0
+  predictions = make_test_predictor(Echo(), Search())(
+    {}, np.zeros((0, 7), np.int32)
+  )
+  assert predictions.tokens.shape[:2] == (0, 1)
+  assert predictions.seconds == 0
 
 
 def test_each_width_is_compiled_once():
@@ -93,11 +95,11 @@ def test_each_width_is_compiled_once():
       starts.append(source.shape)
       return super().start(source, max_length)
 
-  # So short that an answer is decoded in one stage, and of one length.
-  answer = answerer(Counted(), Search(), lambda length: 9)
+  # So short that a prediction is decoded in one stage, and of one length.
+  predict = make_test_predictor(Counted(), Search(), lambda length: 9)
   source = sources(3000, longest=100)
-  answer({}, source)
-  answer({}, source[:1000])
+  predict({}, source)
+  predict({}, source[:1000])
   assert starts == [(256, 32), (256, 64), (256, 96), (256, 100)]
 
 
@@ -109,7 +111,9 @@ def test_n_best_predictions_match_a_direct_beam_search():
   source = sources(600, longest=40)
   # Lookup reads a source's first token only, so a width changes nothing.
   search = Search(beam_size=3, n_best=2, length_penalty=0.6)
-  answers = answerer(model, search, lambda width: 9)(params, source)
+  predictions = make_test_predictor(model, search, lambda width: 9)(
+    params, source
+  )
   direct = jax.jit(
     lambda source: decoding.beam(
       model,
@@ -121,24 +125,26 @@ def test_n_best_predictions_match_a_direct_beam_search():
       length_penalty=0.6,
     )
   )(source)
-  np.testing.assert_array_equal(answers.tokens, direct.tokens)
-  np.testing.assert_allclose(answers.scores, direct.scores, rtol=1e-5)
-  assert len(np.unique(answers.tokens[:, 0], axis=0)) > 20
+  np.testing.assert_array_equal(predictions.tokens, direct.tokens)
+  np.testing.assert_allclose(predictions.scores, direct.scores, rtol=1e-5)
+  assert len(np.unique(predictions.tokens[:, 0], axis=0)) > 20
 
 
 def test_samples_depend_on_the_seed_and_the_batch():
   model = Lookup(VOCABULARY)
   params = {"table": np.zeros((97, VOCABULARY), np.float32)}
   source = np.full((512, 2), [5, EOS], np.int32)
-  found = {
-    (seed, first): answerer(
+  samples = {
+    (seed, first): make_test_predictor(
       model, Search(temperature=1.0, seed=seed), lambda width: 6
     )(params, source, first=first).tokens
     for seed, first in ((1, 0), (2, 0), (1, 512))
   }
-  again = answerer(model, Search(temperature=1.0, seed=1), lambda width: 6)
-  np.testing.assert_array_equal(found[1, 0], again(params, source).tokens)
-  batches = [half for each in found.values() for half in np.split(each, 2)]
+  again = make_test_predictor(
+    model, Search(temperature=1.0, seed=1), lambda width: 6
+  )
+  np.testing.assert_array_equal(samples[1, 0], again(params, source).tokens)
+  batches = [half for each in samples.values() for half in np.split(each, 2)]
   assert len({batch.tobytes() for batch in batches}) == 6
 
 
@@ -171,7 +177,7 @@ def test_filled_adds_rows_and_keeps_all_tokens(rows, width, shape):
   array = np.arange(4, 84).reshape(2, 40)
   array[0, width // 2 :] = PAD
   array[1, width:] = PAD
-  found = filled(array, rows)
-  assert found.shape == shape
-  np.testing.assert_array_equal(found[:2], array[:, : shape[1]])
-  assert (found[2:] == PAD).all()
+  result = filled(array, rows)
+  assert result.shape == shape
+  np.testing.assert_array_equal(result[:2], array[:, : shape[1]])
+  assert (result[2:] == PAD).all()

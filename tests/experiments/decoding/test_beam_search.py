@@ -12,7 +12,7 @@ from experiments.data.batch import BOS, EOS, PAD
 from experiments.decoding import Constraints, cache_growth
 from tests.experiments.toys import (
   Lookup,
-  all_answers,
+  all_hypotheses,
   divisor,
   followed,
   log_softmax,
@@ -23,12 +23,12 @@ from tests.experiments.toys import (
 VOCABULARY, MAX_LENGTH = 5, 4
 MODELS = {"rnn": rnn(VOCABULARY), "transformer": transformer(VOCABULARY)}
 SOURCE = np.array([[3, 4, 4, EOS], [4, 3, EOS, PAD]], np.int32)
-ANSWERS = all_answers(VOCABULARY, MAX_LENGTH)
+HYPOTHESES = all_hypotheses(VOCABULARY, MAX_LENGTH)
 
 
 @functools.cache
 def parameters(name):
-  """Larger than fresh parameters, at which all answers are much alike."""
+  """Larger than fresh parameters, at which all hypotheses are much alike."""
   init = jax.jit(MODELS[name].init)
   params = init(jax.random.key(0), SOURCE, SOURCE)["params"]
   return jax.tree.map(lambda leaf: 2 * leaf, params)
@@ -52,12 +52,12 @@ def sources(count):
   return np.arange(3, 3 + count, dtype=np.int32)[:, None]
 
 
-def permitted(constraints, answer):
-  words = [token for token in answer if token not in (PAD, EOS)]
+def permitted(constraints, hypothesis):
+  words = [token for token in hypothesis if token not in (PAD, EOS)]
   size = constraints.no_repeat_ngram
   grams = [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
   return (
-    (EOS not in answer or len(words) >= constraints.min_length)
+    (EOS not in hypothesis or len(words) >= constraints.min_length)
     and not set(constraints.banned) & set(words)
     and (size == 0 or len(grams) == len(set(grams)))
   )
@@ -76,42 +76,49 @@ def test_full_width_beam_ranks_all_hypotheses(
   name, length_penalty, constraints
 ):
   model, params = MODELS[name], parameters(name)
-  found = searched(
+  hypotheses = searched(
     model,
     params,
     SOURCE,
     max_length=MAX_LENGTH,
-    beam_size=len(ANSWERS),
-    n_best=len(ANSWERS),
+    beam_size=len(HYPOTHESES),
+    n_best=len(HYPOTHESES),
     length_penalty=length_penalty,
     constraints=constraints,
   )
-  allowed = [answer for answer in ANSWERS if permitted(constraints, answer)]
+  allowed = [
+    hypothesis
+    for hypothesis in HYPOTHESES
+    if permitted(constraints, hypothesis)
+  ]
   assert len(allowed) == (16 + 15 if constraints == Constraints() else 8 + 10)
   count = len(allowed)
   for row, source in enumerate(SOURCE):
     log_probs = followed(model, params, source, np.array(allowed))
     expected = dict(zip(map(tuple, allowed), log_probs))
-    tokens = [tuple(answer) for answer in found.tokens[row, :count].tolist()]
+    tokens = [
+      tuple(hypothesis)
+      for hypothesis in hypotheses.tokens[row, :count].tolist()
+    ]
     assert set(tokens) == set(expected)
     np.testing.assert_allclose(
-      found.log_probs[row, :count],
+      hypotheses.log_probs[row, :count],
       [expected[t] for t in tokens],
       rtol=1e-5,
       atol=1e-5,
     )
     best_first = np.sort(log_probs / divisor(allowed, length_penalty))[::-1]
     np.testing.assert_allclose(
-      found.scores[row, :count], best_first, rtol=1e-5, atol=1e-5
+      hypotheses.scores[row, :count], best_first, rtol=1e-5, atol=1e-5
     )
-  assert (found.scores[:, count:] == -np.inf).all()
-  assert (found.tokens[:, count:] == PAD).all()
+  assert (hypotheses.scores[:, count:] == -np.inf).all()
+  assert (hypotheses.tokens[:, count:] == PAD).all()
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_n_best_are_sorted_distinct_and_correctly_scored(name):
   model, params = MODELS[name], parameters(name)
-  found = searched(
+  hypotheses = searched(
     model,
     params,
     SOURCE,
@@ -120,16 +127,19 @@ def test_n_best_are_sorted_distinct_and_correctly_scored(name):
     n_best=3,
     length_penalty=0.6,
   )
-  assert (np.diff(found.scores) < 0).all()
+  assert (np.diff(hypotheses.scores) < 0).all()
   for row, source in enumerate(SOURCE):
-    answers = found.tokens[row]
-    assert len(np.unique(answers, axis=0)) == 3
-    log_probs = followed(model, params, source, answers)
+    tokens = hypotheses.tokens[row]
+    assert len(np.unique(tokens, axis=0)) == 3
+    log_probs = followed(model, params, source, tokens)
     np.testing.assert_allclose(
-      found.log_probs[row], log_probs, rtol=1e-5, atol=1e-5
+      hypotheses.log_probs[row], log_probs, rtol=1e-5, atol=1e-5
     )
     np.testing.assert_allclose(
-      found.scores[row], log_probs / divisor(answers, 0.6), rtol=1e-5, atol=1e-5
+      hypotheses.scores[row],
+      log_probs / divisor(tokens, 0.6),
+      rtol=1e-5,
+      atol=1e-5,
     )
 
 
@@ -158,8 +168,8 @@ def test_single_beam_is_greedy_on_models(name):
   greedy = jax.jit(
     lambda params: decoding.greedy(model, params, SOURCE, max_length=7)
   )(params)
-  found = searched(model, params, SOURCE, max_length=7, beam_size=1)
-  np.testing.assert_array_equal(found.tokens[:, 0], greedy)
+  hypotheses = searched(model, params, SOURCE, max_length=7, beam_size=1)
+  np.testing.assert_array_equal(hypotheses.tokens[:, 0], greedy)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +178,7 @@ def test_single_beam_is_greedy_on_models(name):
     Constraints(),
     Constraints(min_length=3, banned=(4,)),
     Constraints(min_length=2, no_repeat_ngram=2),
-    # No token is left after 3, 4 and 5: such an answer ends as it is.
+    # No token is left after 3, 4 and 5: such a hypothesis ends as it is.
     Constraints(min_length=6, no_repeat_ngram=1),
   ],
 )
@@ -183,29 +193,29 @@ def test_single_beam_is_greedy_in_ties(constraints):
   source = sources(64)
   options = {"max_length": 8, "constraints": constraints}
   greedy = decoding.greedy(model, params, source, **options)
-  found = searched(model, params, source, beam_size=1, **options)
-  np.testing.assert_array_equal(found.tokens[:, 0], greedy)
-  lengths = (found.tokens != PAD).sum(-1)
+  hypotheses = searched(model, params, source, beam_size=1, **options)
+  np.testing.assert_array_equal(hypotheses.tokens[:, 0], greedy)
+  lengths = (hypotheses.tokens != PAD).sum(-1)
   assert (lengths == 3).all() == (constraints.no_repeat_ngram == 1)
-  assert (found.scores > -np.inf).all()
+  assert (hypotheses.scores > -np.inf).all()
 
 
 def test_wide_beam_finds_a_better_hypothesis_than_greedy():
   model, params = lookup()
-  source, answers = sources(20), all_answers(6, 4)
+  source, candidates = sources(20), all_hypotheses(6, 4)
   options = {"max_length": 4, "length_penalty": 0.0}
   wide = searched(model, params, source, beam_size=81, **options)
   narrow = searched(model, params, source, beam_size=1, **options)
   best = [
-    max(log_prob(model, params, row, answer) for answer in answers)
+    max(log_prob(model, params, row, hypothesis) for hypothesis in candidates)
     for row in source
   ]
   np.testing.assert_allclose(wide.scores[:, 0], best, rtol=1e-5, atol=1e-5)
   assert (narrow.scores < wide.scores - 0.1).sum() > 5
 
 
-def log_prob(model, params, source, answer):
-  words = [token for token in answer if token != PAD]
+def log_prob(model, params, source, hypothesis):
+  words = [token for token in hypothesis if token != PAD]
   return sum(
     log_softmax(model.logits(params["table"], source, words[:place]))[token]
     for place, token in enumerate(words)
@@ -213,23 +223,23 @@ def log_prob(model, params, source, answer):
 
 
 def plain_search(model, params, source, *, max_length, beam_size, alpha):
-  """The same search of one source, never stopped early: (score, answer)s."""
-  alive, found = [(0.0, ())], []
+  """The same search of one source, never stopped early: (score, tokens)."""
+  alive, finished = [(0.0, ())], []
   for length in range(1, max_length + 1):
     candidates = []
-    for total, answer in alive:
-      logits = model.logits(params["table"], source, answer)
+    for total, hypothesis in alive:
+      logits = model.logits(params["table"], source, hypothesis)
       steps = log_softmax(logits)
       candidates += [
-        (total + steps[token], (*answer, token))
+        (total + steps[token], (*hypothesis, token))
         for token in range(len(logits))
         if token not in (PAD, BOS)
       ]
     kept = sorted(candidates, reverse=True)[:beam_size]
     ended = [c for c in kept if c[1][-1] == EOS or length == max_length]
-    found += [(total / ((5 + len(a)) / 6) ** alpha, a) for total, a in ended]
+    finished += [(total / ((5 + len(a)) / 6) ** alpha, a) for total, a in ended]
     alive = [c for c in kept if c not in ended]
-  return sorted(found, reverse=True)
+  return sorted(finished, reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -242,11 +252,11 @@ def plain_search(model, params, source, *, max_length, beam_size, alpha):
   ],
 )
 def test_early_stopping_is_exact(alpha, max_length):
-  """Also for answers so long that the cache grows while they do."""
+  """Also for hypotheses so long that the cache grows while they do."""
   model, params = lookup(seed=1)
   params["table"][:, EOS] += 1 - max_length / 20
   source = sources(12)
-  found = searched(
+  hypotheses = searched(
     model,
     params,
     source,
@@ -255,7 +265,7 @@ def test_early_stopping_is_exact(alpha, max_length):
     n_best=2,
     length_penalty=alpha,
   )
-  lengths = (found.tokens != PAD).sum(-1)
+  lengths = (hypotheses.tokens != PAD).sum(-1)
   assert lengths.min() < max_length
   assert lengths.max() > (16 if max_length == 40 else 4)
   for row in range(len(source)):
@@ -268,31 +278,31 @@ def test_early_stopping_is_exact(alpha, max_length):
       alpha=alpha,
     )
     for rank in range(2):
-      score, answer = expected[rank]
-      tokens = found.tokens[row, rank]
-      assert tuple(tokens[tokens != PAD]) == answer
-      assert found.scores[row, rank] == pytest.approx(score, abs=1e-4)
+      score, hypothesis = expected[rank]
+      tokens = hypotheses.tokens[row, rank]
+      assert tuple(tokens[tokens != PAD]) == hypothesis
+      assert hypotheses.scores[row, rank] == pytest.approx(score, abs=1e-4)
 
 
 def test_search_ends_when_no_better_hypothesis_is_possible():
-  """Twelve steps are enough; the next would break every answer."""
+  """Twelve steps are enough; the next would break every hypothesis."""
   options = {"max_length": 30, "beam_size": 3, "n_best": 2}
-  answers = []
+  results = []
   for breaks_at in (12, 1000):
     model, params = lookup(breaks_at=breaks_at)
     params["table"][:, EOS] += 4
-    answers.append(searched(model, params, sources(12), **options))
-  np.testing.assert_array_equal(*(found.tokens for found in answers))
-  assert np.isfinite(answers[0].scores).all()
+    results.append(searched(model, params, sources(12), **options))
+  np.testing.assert_array_equal(*(each.tokens for each in results))
+  assert np.isfinite(results[0].scores).all()
 
 
 def test_rows_of_padding_take_no_step():
   model, params = lookup(breaks_at=0)
-  found = searched(
+  hypotheses = searched(
     model, params, np.zeros((2, 1), np.int32), max_length=4, beam_size=3
   )
-  assert (found.tokens == PAD).all()
-  assert (found.scores == -np.inf).all()
+  assert (hypotheses.tokens == PAD).all()
+  assert (hypotheses.scores == -np.inf).all()
 
 
 def test_growing_caches_do_not_change_hypotheses(monkeypatch):
@@ -329,23 +339,23 @@ def test_batch_may_be_sharded_over_devices():
     check_vma=False,
   )
   whole = jax.jit(search)(params, source)
-  for found in (
+  for hypotheses in (
     jax.jit(search)(params, divided),
     jax.jit(each)(params, divided),
   ):
-    np.testing.assert_array_equal(found.tokens, whole.tokens)
-    np.testing.assert_allclose(found.scores, whole.scores, rtol=1e-5)
+    np.testing.assert_array_equal(hypotheses.tokens, whole.tokens)
+    np.testing.assert_allclose(hypotheses.scores, whole.scores, rtol=1e-5)
 
 
 def test_bfloat16_models_are_scored_in_float32():
   model = transformer(VOCABULARY).clone(dtype=jnp.bfloat16)
-  found = jax.eval_shape(
+  hypotheses = jax.eval_shape(
     lambda params: decoding.beam(
       model, params, SOURCE, max_length=40, beam_size=3
     ),
     parameters("transformer"),
   )
-  assert found.scores.dtype == found.log_probs.dtype == jnp.float32
+  assert hypotheses.scores.dtype == hypotheses.log_probs.dtype == jnp.float32
 
 
 @pytest.mark.parametrize(

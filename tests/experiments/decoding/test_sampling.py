@@ -64,10 +64,10 @@ def words(row):
 def test_predictions_end_with_eos_or_at_max_length(decoder):
   model, params = lookup()
   params["table"][:, EOS] += 1
-  answers = decoder(model, params, sources(64), max_length=6)
-  lengths = (answers != PAD).sum(-1)
+  predictions = decoder(model, params, sources(64), max_length=6)
+  lengths = (predictions != PAD).sum(-1)
   assert lengths.min() < 4 < 6 == lengths.max()
-  for row, length in zip(answers, lengths):
+  for row, length in zip(predictions, lengths):
     assert (row[length:] == PAD).all()
     assert not {PAD, BOS, EOS} & set(row[: length - 1].tolist())
     assert length == 6 or row[length - 1] == EOS
@@ -78,10 +78,10 @@ def test_predictions_have_the_minimum_length(decoder):
   params["table"][:, EOS] += 3
   for least in (0, 3):
     rules = Constraints(min_length=least)
-    answers = decoder(
+    predictions = decoder(
       model, params, sources(64), max_length=6, constraints=rules
     )
-    lengths = [len(words(row)) for row in answers]
+    lengths = [len(words(row)) for row in predictions]
     assert min(lengths) == least
 
 
@@ -90,11 +90,11 @@ def test_ngrams_are_not_repeated(decoder):
   params["table"][:, [3, 4]] += 3
   for size in (0, 1, 2, 3):
     rules = Constraints(no_repeat_ngram=size)
-    answers = decoder(
+    predictions = decoder(
       model, params, sources(32), max_length=10, constraints=rules
     )
     repeated = 0
-    for row in answers:
+    for row in predictions:
       grams = list(zip(*(words(row)[i:] for i in range(size or 2))))
       repeated += len(grams) - len(set(grams))
     assert (repeated > 0) == (size == 0)
@@ -104,10 +104,10 @@ def test_banned_tokens_are_not_chosen(decoder):
   model, params = lookup()
   for banned in ((), (3, 7)):
     rules = Constraints(banned=banned)
-    answers = decoder(
+    predictions = decoder(
       model, params, sources(64), max_length=6, constraints=rules
     )
-    assert np.isin(answers, (3, 7)).any() == (banned == ())
+    assert np.isin(predictions, (3, 7)).any() == (banned == ())
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -141,8 +141,8 @@ def test_largest_matches_top_k_in_ties(shape, count):
   values = rng.integers(0, 300, shape).astype(np.float32)
   values[values < 50] = -np.inf
   expected = jax.lax.top_k(values, count)
-  for found, known in zip(largest(jnp.asarray(values), count), expected):
-    np.testing.assert_array_equal(found, known)
+  for actual, known in zip(largest(jnp.asarray(values), count), expected):
+    np.testing.assert_array_equal(actual, known)
   nothing = jnp.full(shape, -jnp.inf)
   assert (np.asarray(largest(nothing, count)[1]) == np.arange(count)).all()
 
@@ -199,14 +199,16 @@ def test_same_rng_gives_the_same_sample():
 def test_prediction_ends_if_no_token_is_allowed(decoder):
   model, params = lookup()
   rules = Constraints(min_length=7, no_repeat_ngram=1, banned=(3, 4))
-  answers = decoder(model, params, sources(16), max_length=8, constraints=rules)
-  assert (np.sort(answers) == [0, 0, 0, 0, 5, 6, 7, 8]).all()
+  predictions = decoder(
+    model, params, sources(16), max_length=8, constraints=rules
+  )
+  assert (np.sort(predictions) == [0, 0, 0, 0, 5, 6, 7, 8]).all()
 
 
 def test_rows_of_padding_take_no_step(decoder):
   model, params = lookup(breaks_at=0)
-  answers = decoder(model, params, np.zeros((2, 1), np.int32), max_length=4)
-  assert (answers == PAD).all()
+  predictions = decoder(model, params, np.zeros((2, 1), np.int32), max_length=4)
+  assert (predictions == PAD).all()
 
 
 def test_decoding_stops_when_all_predictions_have_ended():
@@ -219,9 +221,11 @@ def test_decoding_stops_when_all_predictions_have_ended():
 
   _, params = lookup()
   params["table"][:, EOS] += 4
-  answers = likeliest(Counted(VOCABULARY), params, sources(16), max_length=9)
+  predictions = likeliest(
+    Counted(VOCABULARY), params, sources(16), max_length=9
+  )
   jax.effects_barrier()
-  longest = (answers != PAD).sum(-1).max()
+  longest = (predictions != PAD).sum(-1).max()
   assert len(steps) == longest < 9
 
 
@@ -231,7 +235,7 @@ def test_growing_caches_do_not_change_predictions(monkeypatch):
   params = jax.jit(model.init)(jax.random.key(1), source, source)["params"]
   params = jax.tree.map(lambda leaf: 3 * leaf, params)
   rules = Constraints(min_length=7)
-  answers = []
+  predictions = []
   for room in (16, 2):
     monkeypatch.setattr(cache_growth, "_MIN_ROOM", room)
     greedy = jax.jit(
@@ -239,8 +243,8 @@ def test_growing_caches_do_not_change_predictions(monkeypatch):
         model, params, source, max_length=8, constraints=rules
       )
     )
-    answers.append(greedy(params))
-  np.testing.assert_array_equal(*answers)
+    predictions.append(greedy(params))
+  np.testing.assert_array_equal(*predictions)
 
 
 @pytest.mark.parametrize(

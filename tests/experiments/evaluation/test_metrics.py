@@ -94,12 +94,12 @@ WORDS += ["1,000", "(big)", "élan", "a"]
 
 
 def sentences(count):
-  """Made-up references, and answers of which most words are right."""
+  """Random references, and predictions of which most words are right."""
   rng = np.random.default_rng(0)
   references = [
     " ".join(rng.choice(WORDS, rng.integers(4, 20))) for _ in range(count)
   ]
-  answers = [
+  predictions = [
     " ".join(
       word if rng.random() < 0.8 else str(rng.choice(WORDS))
       for word in line.split()[: rng.integers(3, 25)]
@@ -107,7 +107,7 @@ def sentences(count):
     for line in references
   ]
   # Also one that says nothing, and one in other letters.
-  return [*answers[:-2], "", answers[-1].upper()], references
+  return [*predictions[:-2], "", predictions[-1].upper()], references
 
 
 @pytest.mark.parametrize(
@@ -117,18 +117,18 @@ def sentences(count):
 def test_scores_equal_those_of_the_sacrebleu_command(
   tokenizer, lowercase, tmp_path
 ):
-  answers, references = sentences(60)
-  for name, lines in (("answers", answers), ("references", references)):
+  predictions, references = sentences(60)
+  for name, lines in (("predictions", predictions), ("references", references)):
     text = "".join(f"{line}\n" for line in lines)
     (tmp_path / name).write_text(text, encoding="utf-8")
   command = [sys.executable, "-m", "sacrebleu", "references"]
-  command += ["-i", "answers", "-m", "bleu", "chrf", "-w", "9", "--force"]
+  command += ["-i", "predictions", "-m", "bleu", "chrf", "-w", "9", "--force"]
   command += ["--tokenize", tokenizer, *["-lc"] * lowercase]
   done = subprocess.run(
     command, cwd=tmp_path, capture_output=True, text=True, check=True
   )
   corpus = metrics.CorpusMetrics(tokenizer, lowercase=lowercase)
-  scores = corpus.score(answers, references)
+  scores = corpus.score(predictions, references)
   assert scores.keys() == {"bleu", "chrf"}
   for name, expected in zip(("bleu", "chrf"), json.loads(done.stdout)):
     assert expected["name"].lower().startswith(name)
@@ -138,19 +138,19 @@ def test_scores_equal_those_of_the_sacrebleu_command(
 
 
 def test_tokenizer_and_case_change_bleu_and_not_chrf():
-  answers, references = sentences(60)
+  predictions, references = sentences(60)
   judges = [
     metrics.CorpusMetrics(tokenizer, lowercase=lowercase)
     for tokenizer, lowercase in (("13a", False), ("none", False), ("13a", True))
   ]
-  scores = [corpus.score(answers, references) for corpus in judges]
+  scores = [corpus.score(predictions, references) for corpus in judges]
   assert len({score["bleu"] for score in scores}) == 3
   assert len({score["chrf"] for score in scores}) == 1
 
 
 def translated(count=100):
   """As an evaluation of text scores it, but for tokens drawn at random."""
-  answers, references = sentences(count)
+  predictions, references = sentences(count)
   rng = np.random.default_rng(1)
   tokens = np.array([len(line.split()) + 1 for line in references])
   place = np.arange(tokens.max())
@@ -159,7 +159,7 @@ def translated(count=100):
   lengths = rng.integers(2, 33, count)
   losses = rng.random(count)
   return metrics.ScoredSet(
-    lengths, predicted, target, losses, tokens, answers, references
+    lengths, predicted, target, losses, tokens, predictions, references
   )
 
 

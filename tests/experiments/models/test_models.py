@@ -9,6 +9,7 @@ import pytest
 
 from experiments import decoding
 from experiments.data.batch import BOS, EOS, PAD
+from experiments.decoding.attention_weights import target_attention_weights
 from tests.experiments.toys import make_rnn, make_transformer
 
 VOCABULARY = 11
@@ -206,8 +207,8 @@ def test_tied_embeddings_share_matrices(tied, shared, matrices):
     for name, part in init["params"].items()
     if "embedding" in name or name == "output"
   }
-  found = {name: max(set(shape) - {8}) for name, shape in shapes.items()}
-  assert found == matrices
+  vocabularies = {name: max(set(shape) - {8}) for name, shape in shapes.items()}
+  assert vocabularies == matrices
 
 
 def test_greedy_decodes_the_most_likely_token(name):
@@ -227,7 +228,7 @@ def test_greedy_decodes_the_most_likely_token(name):
 def test_attention_weights_have_a_row_for_every_target_token():
   for name, panels in (("dot-luong", 1), ("transformer-additive-rotary", 4)):
     weights = jax.jit(
-      lambda params, name=name: decoding.target_attention_weights(
+      lambda params, name=name: target_attention_weights(
         MODELS[name], params, SOURCE, TARGET
       )
     )(parameters(name))

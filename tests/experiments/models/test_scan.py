@@ -48,8 +48,8 @@ def test_values_and_gradients_match_a_plain_loop(reverse, jitted):
 
     gradient = jax.value_and_grad(value, (0, 1, 3, 4))
     weights, (bias, visible), carry, xs = arguments()
-    found = jax.jit(gradient) if jitted else gradient
-    return found(weights, bias, visible, carry, xs)
+    compute = jax.jit(gradient) if jitted else gradient
+    return compute(weights, bias, visible, carry, xs)
 
   jax.tree.map(
     lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-5),
@@ -60,8 +60,8 @@ def test_values_and_gradients_match_a_plain_loop(reverse, jitted):
 
 def test_gradients_have_the_dtype_of_the_weights():
   weights, others, carry, xs = arguments(jnp.bfloat16)
-  found = jax.grad(loss, 1)(scan, weights, others, carry, xs, False)
-  assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {
+  gradients = jax.grad(loss, 1)(scan, weights, others, carry, xs, False)
+  assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {
     jnp.dtype("bfloat16")
   }
 

@@ -15,7 +15,7 @@ import pytest
 
 from experiments import inference
 from experiments.errors import UserError
-from experiments.evaluation import configured_search
+from experiments.evaluation.search import configured_search
 from experiments.run_directory import read_config
 from experiments.training import loop
 from tests.experiments.conftest import make_tiny

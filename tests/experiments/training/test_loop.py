@@ -14,8 +14,8 @@ from experiments import experiment as experiment_module
 from experiments.config import MeshConfig, parse
 from experiments.distributed import preemption
 from experiments.errors import UserError
-from experiments.evaluation import configured_search
 from experiments.evaluation.evaluator import Evaluation, make_evaluator
+from experiments.evaluation.search import configured_search
 from experiments.experiment import make_experiment
 from experiments.optimization import losses
 from experiments.optimization.step import make_train_step

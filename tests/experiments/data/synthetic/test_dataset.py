@@ -152,8 +152,8 @@ def test_evaluation_sets_decode_to_their_text(datasets):
     (end,) = np.flatnonzero(row == EOS)
     assert (row[end + 1 :] == PAD).all()
     assert (row[:end] != PAD).all()
-  found = datasets["text"].target_text(examples.batch.target)
-  assert found == list(examples.text.target)
+  texts = datasets["text"].target_text(examples.batch.target)
+  assert texts == list(examples.text.target)
   task = datasets["task"].evaluation_set("longer")
   assert task.text is None
   assert task.batch.source.shape[1] == datasets["task"].max_length

@@ -117,18 +117,18 @@ def test_rows_are_tokens_eos_padding(made):
     (rows, *shape)
     for rows, shape in zip(batches.sizes.tolist(), batches.shapes.tolist())
   }
-  found = set()
+  shapes_seen = set()
   for step in range(60):
     batch = batches[step]
     rows, width = batch.source.shape
-    found.add((rows, width, batch.target.shape[1]))
+    shapes_seen.add((rows, width, batch.target.shape[1]))
     for row in itertools.chain(*batch):
       assert row.dtype == np.int32
       (end,) = np.flatnonzero(row == EOS)
       assert (row[:end] > UNK).all()
       assert (row[end + 1 :] == PAD).all()
-  assert len(found) > 2
-  assert found <= known
+  assert len(shapes_seen) > 2
+  assert shapes_seen <= known
 
 
 def test_every_pair_is_read_equally_often(made):

@@ -176,12 +176,12 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES)
 def test_wrong_content_is_refused_and_removed(lie, source, tmp_path):
-  source.sent[FIRST], found = LIES[lie]
+  source.sent[FIRST], received = LIES[lie]
   with pytest.raises(UserError) as error:
     get(source, tmp_path)
   message = str(error.value)
   assert message.startswith(f"{NAMES[0]}: refused and removed; ")
-  assert f"expected {sha256(TEXT)}, got {found}" in message
+  assert f"expected {sha256(TEXT)}, got {received}" in message
   assert files(tmp_path) == {}
 
 

@@ -163,13 +163,13 @@ def test_tokenizers_ignore_pairs_that_are_left_out(corpus, tmp_path):
 
 def test_long_evaluation_sentences_are_cut_not_dropped(corpus, tmp_path):
   data = prepare.prepare(text_config(corpus), tmp_path)
-  found = data.evaluation_set("test")
-  assert found.batch.source.shape == found.batch.target.shape == (2, 8)
-  for row in (found.batch.source[0], found.batch.target[1]):
+  examples = data.evaluation_set("test")
+  assert examples.batch.source.shape == examples.batch.target.shape == (2, 8)
+  for row in (examples.batch.source[0], examples.batch.target[1]):
     assert row[-1] == EOS
     assert (row[:-1] > EOS).all()
-  assert found.batch.source[1].tolist()[1:] == [EOS] + [PAD] * 6
-  assert found.text.source[0].split() == ["one", "cat"] * 9
+  assert examples.batch.source[1].tolist()[1:] == [EOS] + [PAD] * 6
+  assert examples.text.source[0].split() == ["one", "cat"] * 9
   alone = data.encode(ParallelText(["dogs", ""], ["Hund", "zwei Hunde"]))
   assert [side.shape for side in alone.batch] == [(2, 2), (2, 3)]
   assert alone.batch.source[1].tolist() == [EOS, PAD]

@@ -87,8 +87,8 @@ def test_tilde_in_a_path_is_expanded(tmp_path, monkeypatch):
 
 def test_further_columns_of_a_table_are_ignored(tmp_path):
   put(tmp_path / "train", b"a\tb\tc\n\n\td\ne\t\n")
-  found = read(text_config(tmp_path, "tsv"), "train", field=FIELD)
-  assert found == (["a", "", "", "e"], ["b", "", "d", ""])
+  text = read(text_config(tmp_path, "tsv"), "train", field=FIELD)
+  assert text == (["a", "", "", "e"], ["b", "", "d", ""])
 
 
 def test_blank_pairs_are_left_out_and_counted():
