@@ -35,11 +35,11 @@
 #   --hosts=N           number of pods (1)
 #   --gpus=N            GPUs per pod (0)
 #   --claim=NAME        volume claim that all pods mount at /runs
-#   --restarts=N        restarts of the JobSet (10)
+#   --restarts=N        maximum number of restarts of the JobSet (10)
 #
-# The processes connect through JAX's distributed runtime. Each process computes a
-# part of the batch. Process 0 prints and writes metrics; all processes write
-# checkpoints, so the run directory must be on a disk that all of them share. If a
+# The processes connect through JAX's distributed runtime. Each process loads and
+# computes a part of the batch. Process 0 prints and writes metrics; all processes
+# write checkpoints, so the run directory must be on a disk that all of them share. If a
 # process fails or hangs, the others stop. Ctrl-C, SIGTERM, preemption and a time
 # limit save a checkpoint and stop the run with exit code 75; the same command then
 # resumes it. (With tpu, Ctrl-C only closes the connections: stop the command on
@@ -181,7 +181,7 @@ launch_local() {
 
 # Prints the batch script. A run that a time limit or preemption stopped has saved
 # a checkpoint and is requeued; a cancelled run is not. When a task dies, the other
-# tasks detect that and exit by themselves, hence --kill-on-bad-exit=0 --wait=90.
+# tasks detect this and exit, hence --kill-on-bad-exit=0 --wait=90.
 slurm_script() {
   local quoted option
   printf -v quoted '%q ' "${command[@]}"

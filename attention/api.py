@@ -1,4 +1,4 @@
-"""The entry points: attention, and its weights."""
+"""The entry points: `attend` and `attention_weights`."""
 
 from collections.abc import Callable
 from typing import Any, Literal, overload
@@ -68,8 +68,8 @@ def attend(
   (https://arxiv.org/abs/1409.0473), and "Attention Is All You Need", Vaswani
   et al., 2017, equation 1 (https://arxiv.org/abs/1706.03762).
 
-  A row that may attend to nothing has context 0, lse -inf and zero gradients.
-  A masked key changes nothing, even if it holds NaN or infinity.
+  A query that may attend to no key has context 0, lse -inf and zero gradients.
+  A masked key has no effect, even if it holds NaN or infinity.
 
   Args:
     query: [..., T, Dq]. Heads are a leading axis, [B, H, T, D].
@@ -78,24 +78,24 @@ def attend(
     value: [..., S, E].
     score: any callable (query, key) -> scores [..., T, S]. Arrays that it
       closes over receive gradients. `attention.scores` has the classical ones.
-    mask: which keys a query may attend to, from `attention.masks`, or a boolean
-      array that broadcasts to [..., T, S]; None means all.
+    mask: True where a query may attend to a key, from `attention.masks`, or a
+      boolean array that broadcasts to [..., T, S]; None means everywhere.
     bias: added to the scores, from `attention.biases`, or an array that
       broadcasts to [..., T, S].
     dropout_rate: the probability to drop a weight.
     rng: a random key, needed if `dropout_rate` is positive.
-    implementation: None (choose by size and platform), "reference" (the dense
-      formula), "blockwise" (tile by tile, in O(T + S) memory) or "cudnn" (its
-      kernel on a GPU, with first derivatives in reverse mode only; None takes
-      it for dot products in half precision); or any object that follows the
-      protocol `attention.implementations.Implementation`, for instance
-      `Blockwise(query_block=..., key_block=...)` with tile sizes of your own.
+    implementation: None (chosen by size and platform), "reference" (the dense
+      formula), "blockwise" (tile by tile, in O(T + S) memory) or "cudnn"
+      (cuDNN's kernel on a GPU, with first derivatives in reverse mode only;
+      None chooses it for dot products in half precision); or any object that
+      follows the protocol `attention.implementations.Implementation`, for
+      instance `Blockwise(query_block=..., key_block=...)` for other tile sizes.
     return_lse: whether to return the log-sum-exp of the scores too, which
       `attention.merge` needs.
 
   Returns:
     The context [..., T, E] in the query's dtype. With `return_lse` a pair of
-    it and the lse [..., T], float32 (float64 if an input is float64).
+    the context and the lse [..., T], float32 (float64 if an input is float64).
 
   Raises:
     AssertionError: if the shapes do not fit; the message names the argument.
@@ -103,7 +103,7 @@ def attend(
     ValueError: if a choice is unknown, or `mask` or `bias` does not broadcast.
     NotImplementedError: if the implementation cannot serve the request.
 
-  `attention_weights` gives the weights themselves.
+  `attention_weights` returns the weights.
 
   Example:
     >>> import jax.numpy as jnp
@@ -136,7 +136,7 @@ def attention_weights(
   mask: Any = None,
   bias: Any = None,
 ) -> jax.Array:
-  """The attention weights: `attend` averages the values with them.
+  """The attention weights, with which `attend` averages the values.
 
   Args:
     query: [..., T, Dq].
@@ -146,8 +146,8 @@ def attention_weights(
     bias: as in `attend`.
 
   Returns:
-    [..., T, S] in the query's dtype; each row sums to 1, or to 0 if it may
-    attend to nothing.
+    [..., T, S] in the query's dtype; each row sums to 1, or to 0 if the
+    query may attend to no key.
 
   Raises:
     AssertionError: if the shapes do not fit; the message names the argument.

@@ -1,9 +1,9 @@
 """Biases: numbers that depend on positions and are added to the scores.
 
 A bias is a pytree that is evaluated block by block, as a mask is, and is
-differentiable in its arrays. Biases and arrays add with `+`. A bias of -inf
-hides a key as a mask does. A bias with one entry per head, [H], applies to the
-last leading axis of the scores, [B, H, T, S]; arrays broadcast by NumPy's
+differentiable with respect to its arrays. `+` adds biases and arrays. A bias of
+-inf hides a key as a mask does. A bias with one entry per head, [H], applies to
+the last leading axis of the scores, [B, H, T, S]; arrays broadcast by NumPy's
 rules.
 
 `bias.materialize(T, S)` is the bias as a [..., T, S] array, and
@@ -191,18 +191,18 @@ def alibi(num_heads: int) -> Bias:
 def relative_position(
   table: jax.Array, bidirectional: bool = True, max_distance: int = 128
 ) -> Bias:
-  """T5's relative position bias: one learned number a bucket of distances.
+  """T5's relative position bias, one learned number per bucket of distances.
 
-  Half of the buckets are single distances, the others grow logarithmically
-  up to `max_distance`. See "Exploring the Limits of Transfer Learning with a
-  Unified Text-to-Text Transformer", Raffel et al., 2019, section 2.1
-  (https://arxiv.org/abs/1910.10683).
+  Half of the buckets contain one distance each; the sizes of the others grow
+  logarithmically up to `max_distance`. See "Exploring the Limits of Transfer
+  Learning with a Unified Text-to-Text Transformer", Raffel et al., 2019,
+  section 2.1 (https://arxiv.org/abs/1910.10683).
 
   Args:
     table: [num_buckets, H].
     bidirectional: whether keys after the query have buckets of their own;
-      without, they share the bucket of distance 0.
-    max_distance: distances from here on share the last bucket.
+      otherwise they share the bucket of distance 0.
+    max_distance: this distance and all larger ones share the last bucket.
 
   Returns:
     A bias for scores [..., H, T, S], differentiable in `table`.

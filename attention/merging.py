@@ -12,7 +12,7 @@ from attention.implementations.reference import masked_softmax
 def merge(
   contexts: Sequence[jax.Array], lses: Sequence[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-  """The context over all keys, from contexts over disjoint parts of them.
+  """The context over all keys, from contexts over disjoint sets of keys.
 
   Part p has the weight exp(lse_p - lse), its share of the softmax's sum. See
   "Ring Attention with Blockwise Transformers for Near-Infinite Context", Liu et
@@ -20,7 +20,7 @@ def merge(
 
   Args:
     contexts: [..., T, E] each, from `attend(..., return_lse=True)`.
-    lses: [..., T] each; -inf for a part that a row may not attend to.
+    lses: [..., T] each; -inf where a query may attend to no key of a part.
 
   Returns:
     The context [..., T, E] in the dtype of the first part, and the lse.

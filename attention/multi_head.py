@@ -89,11 +89,12 @@ def multi_head_attention(
     rotary: whether to rotate projected queries and keys by their positions, see
       `attention.positions.rotary`.
     cache: None; or, for decoding, the keys and values of all earlier tokens,
-      from `attention.cache.init((..., K), max_length, D, E)` or the last call.
+      from `attention.cache.init((..., K), max_length, D, E)` or from the
+      previous call.
       The mask is then `masks.causal() & mask`. Rows of `mask` and `bias` are
       positions in the sequence, and S is `max_length`. Additive and concat
-      scores of hidden size A cache keys of size A; concat caches H heads of
-      keys.
+      scores of hidden size A need a cache with keys of size A; concat needs one
+      with H heads of keys.
     mesh_axes: an `attention.modules.MeshAxes` that shards heads and tokens over
       a mesh, or None.
     dropout_rate: the probability to drop a weight.
@@ -101,8 +102,8 @@ def multi_head_attention(
     implementation: as in `attend`.
 
   Returns:
-    [..., T, Do] in the projected query's dtype; with `cache` a pair of it and
-    the cache with the new tokens.
+    [..., T, Do] in the projected query's dtype; with `cache` a pair of these
+    outputs and the cache with the new tokens.
 
   Raises:
     AssertionError: if the shapes do not fit; the message names the argument.

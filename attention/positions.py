@@ -1,4 +1,4 @@
-"""Positions encoded in the tokens: sinusoidal and rotary."""
+"""Encodings of positions in tokens: sinusoidal and rotary."""
 
 import chex
 import jax
@@ -58,7 +58,8 @@ def rotary(
 
   Args:
     x: [..., T, D] queries or keys, D even.
-    positions: [..., T], broadcasts against x's; None means 0 ... T - 1.
+    positions: [..., T], broadcasts to x without its features; None means 0 to
+      T - 1.
     base: the longest wavelength is about 2 pi times `base`.
 
   Returns:

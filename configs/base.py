@@ -16,7 +16,7 @@ ARGUMENTS = (*typing.get_args(AttentionName), "transformer")
 
 
 def get_config(arg: str = "") -> ConfigDict:
-  """Returns the defaults; `arg` is a score, "none" or "transformer"."""
+  """Returns the default config; `arg` is a score, "none" or "transformer"."""
   arg = arg or "additive"
   if arg not in ARGUMENTS:
     raise ValueError(

@@ -1,9 +1,9 @@
 r"""Translates image captions from English to German: Multi30k.
 
 The text is lower-cased, normalised and tokenised (`.lc.norm.tok`), with 10,000
-joint BPE subwords. The default model is the Transformer-tiny of Wu et al.,
-whose test BLEU there is 41.02; configs/multi30k.py:additive and the other
-scores train an RNN with 256 features.
+joint BPE subwords. The default model is the Transformer-tiny of Wu et al., who
+report a test BLEU of 41.02 on this text; configs/multi30k.py:additive and the
+other scores train an RNN with 256 features.
 
 Source: "Good for Misconceived Reasons: An Empirical Revisiting on the Need for
 Visual Context in Multimodal Machine Translation", Wu et al., 2021, section 4

@@ -3,7 +3,7 @@ r"""Translates image captions with a small RNN, to compare scores over seeds.
 The corpus is that of configs/multi30k.py, with 4,000 joint BPE subwords, an RNN
 with 128 features and 1,500 steps of 2,048 tokens. The default score is
 additive; configs/multi30k_small.py:dot and the like use other scores.
-(:transformer has the steps and learning rate of the RNN and is untested.)
+(:transformer uses the RNN's steps and learning rate; it has not been tested.)
 
 Source: the scores are those of Luong et al., 2015, section 3.1
 (https://arxiv.org/abs/1508.04025), and Bahdanau et al., 2014, A.1.2

@@ -1,7 +1,7 @@
 r"""Translates spelt numbers from English to Korean; the corpus is generated.
 
 English groups digits by thousands, Korean by ten-thousands, so the translation
-of a word depends on its position, and attention has to find the position:
+of a word depends on its position, and the weights have to reflect the position:
 "twelve thousand, three hundred and forty-five" is "만 이천삼백사십오".
 
 Source: the setting of "Neural Machine Translation by Jointly Learning to Align
@@ -21,8 +21,8 @@ and a larger max_length.
 Time: 129 s on 2 CPU cores, from the command to the result.
 Result: sequence accuracy on 2,000 unseen numbers of 1 to 12 digits: 100%
 (validation set: 89.8% after 500 of 1,500 steps, 100% after 1,000); of 13 to 16
-digits: 0%. Alignment error rate: 16%, as attention is not always at the digit
-that is translated. Metrics: docs/results/numbers.jsonl.
+digits: 0%. Alignment error rate: 16%: the largest weight is not always on the
+word that is translated. Metrics: docs/results/numbers.jsonl.
 """
 
 from ml_collections import ConfigDict

@@ -1,7 +1,7 @@
 """Reverses a sequence of 1 to 25 symbols out of 50.
 
-The task shows the need for attention: the first target symbols are the last
-ones that the encoder read, but the last target symbols were read long before.
+The task needs attention: the first target symbols are the last ones that the
+encoder has read, but the last target symbols were read many steps before.
 A fixed context vector fails on long sequences; attention weights form an
 anti-diagonal.
 

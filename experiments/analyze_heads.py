@@ -2,7 +2,7 @@
 
     python -m experiments.analyze_heads --workdir=RUN --split=test
 
-Prints the loss and the config's best_metric without each head; writes
+Prints the loss and the config's train.best_metric without each head; writes
 eval/<set>_heads.json and figures/heads_<set>.png.
 """
 

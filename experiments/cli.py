@@ -1,4 +1,4 @@
-"""What the binaries share: common flags, logs, and errors as messages."""
+"""Functions of all binaries: common flags, log format, error messages."""
 
 import errno
 import inspect
@@ -103,9 +103,9 @@ def run(
 ) -> None:
   """Parses flags, calls `main` and exits.
 
-  The exit code is main's, or 0; 2 for a user's error, which is one message on
-  standard error, with its traceback under -v=1; 1 for a file that cannot be
-  written; 130 for an interrupt.
+  The exit code is main's, or 0 if main returns None; 2 for a user's error,
+  reported as one message on standard error, with a traceback under -v=1; 1 for
+  a file that cannot be read or written; 130 for an interrupt.
 
   Args:
     main: takes the positional arguments and returns an exit code or None.
@@ -181,9 +181,9 @@ class _Formatter(logging.PythonFormatter):
 
 
 class _LogFilter(python_logging.Filter):
-  """Passes records of this package, and errors of libraries but Orbax.
+  """Passes records of this package, and errors of libraries except Orbax.
 
-  Orbax logs errors that it then raises.
+  Orbax logs errors before it raises them.
   """
 
   def filter(self, record) -> bool:

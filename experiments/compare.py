@@ -29,8 +29,8 @@ _SCORES = flags.DEFINE_list(
 _SWEEP = flags.DEFINE_multi_string(
   "sweep",
   [],
-  "A field and its values, FIELD=VALUE,VALUE. Several of these flags give all"
-  " combinations.",
+  "A field and its values, FIELD=VALUE,VALUE. If the flag is repeated, all"
+  " combinations are trained.",
 )
 _SEEDS = flags.DEFINE_integer(
   "seeds", 3, "Number of seeds of each combination.", lower_bound=1

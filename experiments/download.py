@@ -3,9 +3,9 @@
     python -m experiments.download CORPUS DIR
     python -m experiments.download multi30k data/multi30k
 
-CORPUS is a name: multi30k (English-German captions, 6 MB). DIR is the folder
-for its files, each of which is verified by its SHA-256. The same command, run
-again, downloads only the files that are missing.
+CORPUS is the name of a corpus: multi30k (English-German captions, 6 MB). DIR is
+the folder for its files, each of which is verified by its SHA-256. The same
+command, run again, downloads only the files that are missing.
 """
 
 import shlex

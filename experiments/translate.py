@@ -25,7 +25,7 @@ _BEAM_SIZE, _LENGTH_PENALTY = cli.define_search()
 _N_BEST = flags.DEFINE_integer(
   "n_best",
   1,
-  "Number of translations of each line; above 1, with scores.",
+  "Number of translations of each line; above 1, scores are printed too.",
   lower_bound=1,
 )
 _MIN_LENGTH = flags.DEFINE_integer(
@@ -34,21 +34,23 @@ _MIN_LENGTH = flags.DEFINE_integer(
 _MAX_LENGTH = flags.DEFINE_integer(
   "max_length",
   None,
-  "Maximum number of tokens of a translation, with EOS; by default 1.5 times"
-  " the usual length for the longest line of its batch.",
+  "Maximum number of tokens of a translation, end of sentence included; by"
+  " default 1.5 times the average length of a target for the longest source of"
+  " the batch.",
   lower_bound=1,
 )
 _NO_REPEAT = flags.DEFINE_integer(
   "no_repeat_ngram",
   0,
-  "Forbids repeated n-grams of this size in a translation; 0 allows them.",
+  "Size of the n-grams that must not occur twice in a translation; 0 allows"
+  " all repetitions.",
   lower_bound=0,
 )
 _TEMPERATURE = flags.DEFINE_float(
   "temperature",
   None,
-  "Samples from softmax(logits / temperature), if above 0; otherwise searches"
-  " for the most likely translation.",
+  "Above 0, translations are sampled from softmax(logits / temperature); by"
+  " default decoding is greedy or by beam search.",
   lower_bound=0.0,
 )
 _TOP_K = flags.DEFINE_integer(
@@ -59,7 +61,7 @@ _LONG_LINES = flags.DEFINE_enum(
   "long_lines",
   "cut",
   ["cut", "refuse"],
-  "Truncate or refuse lines that are longer than the model reads.",
+  "Truncates (cut) or rejects (refuse) lines above the model's maximum length.",
 )
 _ALIGNMENTS = flags.DEFINE_string(
   "alignments",

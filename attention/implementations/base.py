@@ -11,8 +11,8 @@ from attention.request import Request
 class Implementation(Protocol):
   """An algorithm that `attend` can call, given as `implementation=`.
 
-  `attention.implementations.BY_NAME` holds those that have names. Any other
-  object with these two methods can be passed to `attend` itself.
+  `attention.implementations.BY_NAME` contains the implementations that have
+  names. `attend` accepts any other object with these two methods.
 
   Example:
     >>> import jax.numpy as jnp
@@ -32,7 +32,7 @@ class Implementation(Protocol):
   """
 
   def obstacle(self, request: Request) -> str | None:
-    """Why the implementation cannot serve a request, or None if it can.
+    """The reason why it cannot serve a request, or None if it can.
 
     The reason completes the sentence "implementation=... cannot serve this
     call: it ...".

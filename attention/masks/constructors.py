@@ -1,4 +1,4 @@
-"""The functions that make masks."""
+"""Functions that return masks."""
 
 import operator
 
@@ -30,8 +30,8 @@ def causal(offset: int | jax.Array = 0) -> Mask:
   (https://arxiv.org/abs/1706.03762).
 
   Args:
-    offset: the position of the first query, counted in keys; an integer, or
-      an array [...] for leading axes. It may be traced.
+    offset: the position of the first query among the keys; an integer, or an
+      array [...] over leading axes. It may be traced.
 
   Returns:
     A mask.
@@ -91,12 +91,14 @@ def sliding_window(
 
 
 def segments(query_ids: jax.Array, key_ids: jax.Array) -> Mask:
-  """A query may attend to the keys of its segment: several texts in one row.
+  """A query may attend to the keys of its own segment.
+
+  Segments are, for instance, several texts packed into one sequence.
 
   Args:
     query_ids: int [..., T], the segment of each query.
-    key_ids: int [..., S], the segment of each key; leading axes line up with
-      the leftmost of the scores.
+    key_ids: int [..., S], the segment of each key; leading axes align with
+      the leftmost axes of the scores.
 
   Returns:
     A mask.

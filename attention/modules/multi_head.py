@@ -157,11 +157,11 @@ class MultiHeadAttention(nn.Module):
     mask: Any = None,
     bias: Any = None,
   ) -> tuple[jax.Array, Cache]:
-    """Causal self-attention of the next tokens to themselves and earlier ones.
+    """Causal self-attention of new tokens to earlier tokens and themselves.
 
     The outputs [..., t, features] for inputs [..., t, D] equal the last t of
     `__call__` on the whole sequence with a causal mask. The cache is from
-    `init_cache` or the last call; `mask` and `bias` are for scores
+    `init_cache` or the previous call; `mask` and `bias` are for scores
     [..., H, max_length, max_length]. See `multi_head_attention(cache=...)`.
     """
     return self._attend(
@@ -177,7 +177,8 @@ class MultiHeadAttention(nn.Module):
   ) -> KeyValue:
     """Projects the keys and values of a memory once, for many queries.
 
-    The memory is `inputs` [..., S, Dk], with `values` [..., S, Dv] or the same.
+    The keys are projections of `inputs` [..., S, Dk], the values of `values`
+    [..., S, Dv]; None means `inputs`.
     Set the module's `head_size` if the memory and the queries have different
     numbers of features. `offset` is the position of the first token, for rotary
     positions.
@@ -204,7 +205,7 @@ class MultiHeadAttention(nn.Module):
     """`__call__` for a memory that `project` has returned.
 
     `query_offset` is the position of the first query, for rotary positions;
-    masks and biases have a method `shifted` for it.
+    shift masks and biases to it with their method `shifted`.
     """
     size = self._head_size(query)
     output = self._output_projection(query, size)
@@ -271,9 +272,9 @@ class MultiHeadAttention(nn.Module):
   ) -> Cache:
     """An empty cache for `decode`; the module must have parameters.
 
-    `leading_shape` are the leading axes of the inputs, for instance (B,). The
-    dtype None means that of the computation, for keys of additive scores
-    float32.
+    `leading_shape` are the leading axes of the inputs, for instance (B,). A
+    dtype of None means the dtype of the computation, and float32 for the keys
+    of additive scores.
     """
     if not self.key_projection.has_variable("params", "kernel"):
       raise ValueError("init_cache needs parameters: call it through `apply`")

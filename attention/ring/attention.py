@@ -1,10 +1,10 @@
 """Attention over a sequence that is sharded over several devices.
 
 A device keeps its shard of the queries. Keys and values rotate around the ring
-of devices, one step at a time, and the results for the shards are merged
-by their lse. The backward pass rotates keys and values again, together with
-their gradients. Memory per device is inversely proportional to the number of
-devices.
+of devices, one step at a time, and the results for the shards are merged by
+their log-sum-exps (lse). The backward pass rotates keys and values again,
+together with their gradients. Memory per device is inversely proportional to
+the number of devices.
 
 Axes: n devices, c chunks of the sequence per device.
 """
@@ -70,7 +70,7 @@ def ring_attention(
 
   Returns:
     The context [..., T / n, E] in the query's dtype; with `return_lse` a pair
-    of it and the lse [..., T / n].
+    of the context and the lse [..., T / n].
 
   Raises:
     AssertionError: as in `attend`.

@@ -3,7 +3,7 @@
 The functions `dot_score`, ... compute all scores [..., T, S]. The constructors
 `dot`, `scaled_dot`, `general`, `additive`, `concat` and `cosine` bind a score's
 parameters; the result is a pytree and a callable (query, key) -> scores, which
-`attention.attend` runs with its fastest algorithm. Both share one formula.
+`attention.attend` computes with its fastest algorithm.
 """
 
 from attention.scores.base import (

@@ -1,10 +1,10 @@
-"""The interface of scores: two maps of tokens, and a function of pairs.
+"""The interface of scores: two maps of tokens and a function of pairs.
 
     score(query, key) = pair(map_query(query), map_key(key))
 
-The maps run once per token, `pair` once per tile. A score is a pytree, so its
-arrays receive gradients. Any function `(query, key) -> scores` is a score too,
-with identity maps.
+The maps are called once on all tokens, `pair` once per tile. A score is a
+pytree, so its arrays receive gradients. Any function `(query, key) -> scores`
+is a score too, with identity maps.
 """
 
 # Overrides keep the docstrings of what they override.
@@ -52,7 +52,8 @@ class Score(EqualByValue):
   def pair(self, query: jax.Array, key: jax.Array) -> jax.Array:
     """Mapped [..., t, X] and [..., s, Y] to [..., t, s] scores.
 
-    Called on tiles, so a score may depend on its own two tokens only.
+    `attend` calls it on tiles, so a score may depend on its own two tokens
+    only.
     """
     raise NotImplementedError(f"{type(self).__name__} must define pair")
 

@@ -1,6 +1,6 @@
-"""The scores as functions: all of [..., T, S] at once.
+"""Score functions, which compute all scores [..., T, S] at once.
 
-They share their formulas with the bound forms of `attention.scores.classical`.
+The bound scores of `attention.scores.classical` define their formulas.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def scaled_dot_score(
   Args:
     query: [..., T, D].
     key: [..., S, D]; leading axes broadcast against query's.
-    scale: a number or [...] for leading axes; None means D ** -0.5.
+    scale: a number, or an array [...] over leading axes; None means D ** -0.5.
 
   Returns:
     [..., T, S] scores, unnormalised, in the inputs' common dtype.
@@ -112,8 +112,8 @@ def additive_score(
   See "Neural Machine Translation by Jointly Learning to Align and Translate",
   Bahdanau et al., 2014, appendix A.1.2 (https://arxiv.org/abs/1409.0473).
 
-  Projections W_q q + b and W_k k are clipped to +-80 (+-350 in float64), which
-  changes a score only where they have opposite signs and both are beyond.
+  Projections W_q q + b and W_k k are clipped to +-80 (+-350 in float64). This
+  changes a score only if both are beyond these limits with opposite signs.
 
   Args:
     query: [..., T, Dq] decoder states.
@@ -144,10 +144,10 @@ def concat_score(
 ) -> jax.Array:
   """Luong's concat score, v . tanh(W [q; k]).
 
-  The additive score without a bias, its two weights stacked. See "Effective
-  Approaches to Attention-based Neural Machine Translation", Luong et al.,
-  2015, section 3.1 (https://arxiv.org/abs/1508.04025). Projections are clipped
-  as in `additive_score`.
+  This is the additive score without a bias, with its two weights stacked. See
+  "Effective Approaches to Attention-based Neural Machine Translation", Luong et
+  al., 2015, section 3.1 (https://arxiv.org/abs/1508.04025). Projections are
+  clipped as in `additive_score`.
 
   Args:
     query: [..., T, Dq].
@@ -181,7 +181,7 @@ def cosine_score(
   Args:
     query: [..., T, D].
     key: [..., S, D]; leading axes broadcast against query's.
-    sharpness: a number or [...] for leading axes, the paper's beta.
+    sharpness: the paper's beta, a number, or an array [...] over leading axes.
 
   Returns:
     [..., T, S] scores, unnormalised, in the inputs' common dtype.
