@@ -21,15 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import axes
 from attention.checks import check_floating
-from attention.positional import (
-  Pairwise,
-  Transform,
-  View,
-  checked_length,
-  taken,
-)
+from attention.positional import ArrayValues, Pair, Pairwise, Transform, View
 
 __all__ = ["Bias", "alibi", "as_bias", "relative_position"]
 
@@ -40,8 +33,7 @@ class Bias(Pairwise):
   def __add__(self, other):
     return Sum(self, as_bias(other))
 
-  def __radd__(self, other):
-    return as_bias(other) + self
+  __radd__ = __add__
 
   def _view(self, transform: Transform) -> "BiasView":
     return BiasView(self, transform)
@@ -65,7 +57,7 @@ class Alibi(Bias):
 
 
 def _slopes(num_heads: int) -> np.ndarray:
-  """The geometric sequence of section 3; [num_heads]."""
+  """[num_heads], the geometric sequence of section 3."""
   power = 2 ** math.floor(math.log2(num_heads))
   slopes = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)
   # The authors' rule for other numbers of heads: every other slope of the
@@ -91,7 +83,7 @@ class RelativePosition(Bias):
     buckets = _buckets(
       self.table.shape[0], self.bidirectional, self.max_distance
     )
-    # One number a distance, then a single gather for the block.
+    # One entry per distance, then a single gather for the block.
     by_distance = jnp.take(self.table, buckets, axis=0).T
     far = self.max_distance
     distance = jnp.clip(columns[None, :] - rows[:, None], -far, far)
@@ -117,51 +109,26 @@ def _buckets(num_buckets: int, bidirectional: bool, max_distance: int):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class ArrayBias(Bias):
-  """array[..., i, j]; axes of size 1 broadcast."""
+class ArrayBias(ArrayValues, Bias):
+  """A floating-point array as a bias."""
 
-  array: jax.Array
-
-  @property
-  def leading_rank(self):
-    return max(self.array.ndim - 2, 0)
-
-  def block(self, rows, columns, rank):
-    return taken(taken(self.array, columns, -1), rows, -2)
-
-  def check(self, query_length, key_length):
-    checked_length("bias", self.array.shape, -2, query_length)
-    checked_length("bias", self.array.shape, -1, key_length)
+  name = "bias"
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sum(Bias):
+class Sum(Pair, Bias):
   """left + right."""
 
-  left: Bias
-  right: Bias
-
-  @property
-  def leading_rank(self):
-    return max(self.left.leading_rank, self.right.leading_rank)
-
   def block(self, rows, columns, rank):
-    left, right = axes.aligned(
-      self.left.block(rows, columns, rank),
-      self.right.block(rows, columns, rank),
-    )
+    left, right = self.blocks(rows, columns, rank)
     return left + right
-
-  def check(self, query_length, key_length):
-    self.left.check(query_length, key_length)
-    self.right.check(query_length, key_length)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class BiasView(View, Bias):
-  """A bias with other positions or heads; see `Transform`."""
+  """A bias, changed by a `Transform`."""
 
 
 def alibi(num_heads: int) -> Bias:

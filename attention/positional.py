@@ -1,14 +1,14 @@
-"""Values for pairs of positions: what masks and biases share.
+"""The base classes of masks and biases: values for pairs of positions.
 
-Both are evaluated block by block, for some rows (query positions) and some
-columns (key positions), so that a [T, S] array need not exist.
+They are evaluated block by block, for some rows (query positions) and columns
+(key positions), so that a [T, S] array need not exist.
 """
 
 # Overriding methods inherit their docstrings.
 # ruff: noqa: D102
 
 import dataclasses
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import numpy as np
 from attention import axes
 from attention.equality import EqualByValue
 
-# What a mask does in a tile: hides all pairs, some of them, or none.
+# The visibility of a tile: a mask hides all pairs, some of them, or none.
 EMPTY, PARTIAL, FULL = 0, 1, 2
 
 # Sums of positions must fit into 32 bits.
@@ -27,7 +27,7 @@ _LARGEST_OFFSET = 2**30
 class Pairwise(EqualByValue):
   """A value for every (query position, key position): a mask or a bias."""
 
-  # NumPy then leaves `array & mask` to the mask.
+  # NumPy then calls `mask.__rand__` for `array & mask`.
   __array_ufunc__ = None
 
   def __bool__(self):
@@ -42,15 +42,10 @@ class Pairwise(EqualByValue):
     return 0
 
   def block(self, rows: Any, columns: Any, rank: int) -> jax.Array:
-    """The values at some query positions and some key positions.
+    """The values for rows, int32 [t], and columns, int32 [s].
 
-    Args:
-      rows: int32 [t], positions of queries.
-      columns: int32 [s], positions of keys.
-      rank: the number of leading axes of the scores, 2 for [B, H, T, S].
-
-    Returns:
-      An array that broadcasts to [leading..., t, s].
+    They broadcast to [leading..., t, s]; `rank` is the number of leading axes
+    of the scores, 2 for [B, H, T, S].
     """
     raise NotImplementedError(f"{type(self).__name__} must define block")
 
@@ -58,15 +53,7 @@ class Pairwise(EqualByValue):
     """Raises ValueError if the parameters do not fit these lengths."""
 
   def materialize(self, query_length: int, key_length: int) -> jax.Array:
-    """All values at once.
-
-    Args:
-      query_length: T.
-      key_length: S.
-
-    Returns:
-      [..., T, S] with the leading axes that the parameters have.
-    """
+    """All values, [..., T, S], with the leading axes of the parameters."""
     self.check(query_length, key_length)
     rows, columns = positions(query_length), positions(key_length)
     block = axes.with_rank(self.block(rows, columns, self.leading_rank), 2)
@@ -74,16 +61,10 @@ class Pairwise(EqualByValue):
     return jnp.broadcast_to(block, shape)
 
   def shifted(self, offset: int | jax.Array) -> Self:
-    """The values for queries whose first one is at position `offset`.
+    """The mask or bias for queries that start at position `offset`.
 
-    Args:
-      offset: one integer for all examples; it may be traced.
-
-    Returns:
-      A mask or a bias.
-
-    Raises:
-      ValueError: if `offset` is not one integer.
+    The offset is one integer, which may be traced; otherwise a ValueError is
+    raised.
     """
     dtype, shape = jnp.result_type(offset), jnp.shape(offset)
     if shape or not jnp.issubdtype(dtype, jnp.integer):
@@ -98,7 +79,7 @@ class Pairwise(EqualByValue):
   def placed(
     self, row: int | jax.Array, column: jax.Array | None = None
   ) -> Self:
-    """The values for queries from `row` on and keys from `column` on."""
+    """The values for queries that start at `row` and keys at `column`."""
     return self._view(Shift(row, column))
 
   def grouped(self, num_key_value_heads: int, num_groups: int) -> Self:
@@ -121,10 +102,7 @@ def positions(length: int) -> np.ndarray | jax.Array:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TilePositions:
-  """Consecutive positions, usable like an array of them.
-
-  `start` is a multiple of `size`.
-  """
+  """`size` positions from `start`, a multiple of `size`; acts as an array."""
 
   start: jax.Array
   size: int
@@ -172,11 +150,51 @@ def checked_length(name: str, shape, axis: int, length: int | None) -> None:
   )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class ArrayValues(Pairwise):
+  """array[..., i, j]; axes of size 1 broadcast."""
+
+  name: ClassVar[str]
+  array: jax.Array
+
+  @property
+  def leading_rank(self):
+    return max(self.array.ndim - 2, 0)
+
+  def block(self, rows, columns, rank):
+    return taken(taken(self.array, columns, -1), rows, -2)
+
+  def check(self, query_length, key_length):
+    checked_length(self.name, self.array.shape, -2, query_length)
+    checked_length(self.name, self.array.shape, -1, key_length)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pair(Pairwise):
+  """Two masks or two biases, combined."""
+
+  left: Any
+  right: Any
+
+  @property
+  def leading_rank(self):
+    return max(self.left.leading_rank, self.right.leading_rank)
+
+  def blocks(self, rows, columns, rank):
+    """The blocks of both, of the same rank."""
+    pair = self.left, self.right
+    return axes.aligned(*(each.block(rows, columns, rank) for each in pair))
+
+  def check(self, query_length, key_length):
+    self.left.check(query_length, key_length)
+    self.right.check(query_length, key_length)
+
+
 class Transform(EqualByValue):
   """Changes which positions or heads of a `Pairwise` are evaluated."""
 
   def leading_rank(self, rank: int) -> int:
-    """The leading rank of the result, of that of its argument."""
+    """The leading rank of the result, for that of the argument."""
     return rank
 
   def block(self, inner: Pairwise, rows, columns, rank: int) -> jax.Array:

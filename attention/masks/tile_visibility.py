@@ -1,10 +1,11 @@
-"""Which tiles a mask hides entirely, decided when tracing.
+"""The visibility of each tile under a mask, computed when tracing.
 
-FULL means that every pair of the tile may attend, EMPTY that none may, in every
-batch entry and head. Everything else is PARTIAL, also if a parameter of the
-mask is traced.
+In a FULL tile the mask shows every pair, in an EMPTY one none, in all batch
+entries and heads. All other tiles are PARTIAL, and all tiles are if a parameter
+of the mask is traced.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -16,7 +17,7 @@ from attention.masks.types import (
   Band,
   Below,
   Combined,
-  Inverted,
+  Invert,
   Mask,
   MaskView,
   Segments,
@@ -24,11 +25,12 @@ from attention.masks.types import (
 from attention.positional import EMPTY, FULL, PARTIAL, Shift
 
 
+@dataclasses.dataclass(frozen=True)
 class Ranges:
   """Ranges of positions, given by the first and the last of each."""
 
-  def __init__(self, first: np.ndarray, last: np.ndarray):
-    self.first, self.last = first, last
+  first: np.ndarray
+  last: np.ndarray
 
   @classmethod
   def cut(cls, length: int, size: int) -> "Ranges":
@@ -38,10 +40,6 @@ class Ranges:
 
   def __len__(self):
     return len(self.first)
-
-  def shifted(self, offset: int) -> "Ranges":
-    """The same ranges, `offset` positions later."""
-    return Ranges(self.first + offset, self.last + offset)
 
 
 @functools.singledispatch
@@ -89,10 +87,10 @@ def _(mask: Below, rows: Ranges, columns: Ranges):
   if not _known(mask.limit):
     return _unknown(rows, columns)
   limit = np.asarray(mask.limit, np.int64)
-  seen = _as_visibility(
+  tiles = _as_visibility(
     columns.last < limit.min(), columns.first >= limit.max()
   )
-  return np.broadcast_to(seen, (len(rows), len(columns)))
+  return np.broadcast_to(tiles, (len(rows), len(columns)))
 
 
 @visibility.register
@@ -120,21 +118,15 @@ def _(mask: Segments, rows: Ranges, columns: Ranges):
 def _(mask: ArrayMask, rows: Ranges, columns: Ranges):
   if not _known(mask.array):
     return _unknown(rows, columns)
-  all_visible = none_visible = np.atleast_2d(np.asarray(mask.array))
-  if not all(map(_inside, (rows, columns), all_visible.shape[-2:])):
+  every = some = np.atleast_2d(np.asarray(mask.array))
+  if not all(map(_inside, (rows, columns), every.shape[-2:])):
     return _unknown(rows, columns)
   for axis, ranges in ((-2, rows), (-1, columns)):
-    if all_visible.shape[axis] > 1:
-      all_visible = np.logical_and.reduceat(
-        all_visible, ranges.first, axis=axis
-      )
-      none_visible = np.logical_or.reduceat(
-        none_visible, ranges.first, axis=axis
-      )
+    if every.shape[axis] > 1:
+      every = np.logical_and.reduceat(every, ranges.first, axis=axis)
+      some = np.logical_or.reduceat(some, ranges.first, axis=axis)
   return np.broadcast_to(
-    _as_visibility(
-      _over_leading(np.all, all_visible), ~_over_leading(np.any, none_visible)
-    ),
+    _as_visibility(_over_leading(np.all, every), ~_over_leading(np.any, some)),
     (len(rows), len(columns)),
   )
 
@@ -148,17 +140,15 @@ def _(mask: Combined, rows: Ranges, columns: Ranges):
 
 
 @visibility.register
-def _(mask: Inverted, rows: Ranges, columns: Ranges):
-  return FULL - visibility(mask.inner, rows, columns)
-
-
-@visibility.register
 def _(mask: MaskView, rows: Ranges, columns: Ranges):
-  shift = mask.transform
-  if isinstance(shift, Shift):
-    if not _known(shift.row) or shift.column is not None:
+  change = mask.transform
+  if isinstance(change, Invert):
+    return FULL - visibility(mask.inner, rows, columns)
+  if isinstance(change, Shift):
+    if not _known(change.row) or change.column is not None:
       return _unknown(rows, columns)
-    rows = rows.shifted(int(shift.row))
+    offset = int(change.row)
+    rows = Ranges(rows.first + offset, rows.last + offset)
   return visibility(mask.inner, rows, columns)
 
 

@@ -4,6 +4,7 @@
 # ruff: noqa: D102
 
 import dataclasses
+import functools
 import operator
 from typing import Any
 
@@ -12,6 +13,8 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.positional import (
+  ArrayValues,
+  Pair,
   Pairwise,
   Transform,
   View,
@@ -26,24 +29,21 @@ class Mask(Pairwise):
   def __and__(self, other):
     return Combined(self, as_mask(other), "and")
 
-  def __rand__(self, other):
-    return as_mask(other) & self
-
   def __or__(self, other):
     return Combined(self, as_mask(other), "or")
 
-  def __ror__(self, other):
-    return as_mask(other) | self
+  __rand__ = __and__
+  __ror__ = __or__
 
   def __invert__(self):
-    return Inverted(self)
+    return self._view(Invert())
 
   def _view(self, transform: Transform) -> "MaskView":
     return MaskView(self, transform)
 
 
 def _register_static_integers(cls):
-  """Registers a pytree whose Python integers and Nones are static."""
+  """Registers a pytree in which Python integers and None are static."""
   names = [field.name for field in dataclasses.fields(cls)]
 
   def flatten(mask):
@@ -79,12 +79,12 @@ class Band(Mask):
 
   def block(self, rows, columns, rank):
     distance = columns[None, :] - rows[:, None]
-    seen = jnp.ones_like(distance, dtype=bool)
+    visible = [jnp.ones_like(distance, dtype=bool)]
     if self.left is not None:
-      seen = _and(seen, _compared(operator.ge, distance, -self.left, rank))
+      visible.append(_compared(operator.ge, distance, -self.left, rank))
     if self.right is not None:
-      seen = _and(seen, _compared(operator.le, distance, self.right, rank))
-    return seen
+      visible.append(_compared(operator.le, distance, self.right, rank))
+    return functools.reduce(operator.and_, axes.aligned(*visible))
 
 
 @_register_static_integers
@@ -127,78 +127,37 @@ class Segments(Mask):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class ArrayMask(Mask):
-  """array[..., i, j]; axes of size 1 broadcast."""
+class ArrayMask(ArrayValues, Mask):
+  """A boolean array as a mask."""
 
-  array: jax.Array
-
-  @property
-  def leading_rank(self):
-    return max(self.array.ndim - 2, 0)
-
-  def block(self, rows, columns, rank):
-    return taken(taken(self.array, columns, -1), rows, -2)
-
-  def check(self, query_length, key_length):
-    checked_length("mask", self.array.shape, -2, query_length)
-    checked_length("mask", self.array.shape, -1, key_length)
+  name = "mask"
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Combined(Mask):
+class Combined(Pair, Mask):
   """left & right, or left | right."""
 
-  left: Mask
-  right: Mask
   operation: str = dataclasses.field(metadata={"static": True})
 
-  @property
-  def leading_rank(self):
-    return max(self.left.leading_rank, self.right.leading_rank)
-
   def block(self, rows, columns, rank):
-    combine = _and if self.operation == "and" else _or
-    return combine(
-      self.left.block(rows, columns, rank),
-      self.right.block(rows, columns, rank),
-    )
-
-  def check(self, query_length, key_length):
-    self.left.check(query_length, key_length)
-    self.right.check(query_length, key_length)
+    left, right = self.blocks(rows, columns, rank)
+    return left & right if self.operation == "and" else left | right
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Inverted(Mask):
-  """not inner."""
+class Invert(Transform):
+  """Swaps visible and hidden pairs."""
 
-  inner: Mask
-
-  @property
-  def leading_rank(self):
-    return self.inner.leading_rank
-
-  def block(self, rows, columns, rank):
-    return ~self.inner.block(rows, columns, rank)
-
-  def check(self, query_length, key_length):
-    self.inner.check(query_length, key_length)
+  def block(self, inner, rows, columns, rank):
+    return ~inner.block(rows, columns, rank)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaskView(View, Mask):
-  """A mask with other positions or heads; see `Transform`."""
-
-
-def _and(left, right):
-  return jnp.logical_and(*axes.aligned(left, right))
-
-
-def _or(left, right):
-  return jnp.logical_or(*axes.aligned(left, right))
+  """A mask, changed by a `Transform`."""
 
 
 def _compared(compare, positions, parameter, rank):
