@@ -162,7 +162,7 @@ def test_wrong_types_are_refused():
     masks.causal() & jnp.zeros((5, 7))
   with pytest.raises(TypeError, match="mask"):
     masks.as_mask([True, False])
-  with pytest.raises(ValueError, match="mask of shape .* does not broadcast"):
+  with pytest.raises(ValueError, match=r"mask of shape .* does not broadcast"):
     masks.as_mask(jnp.ones((4, 7), bool)).materialize(5, 7)
   with pytest.raises(ValueError, match="query_ids"):
     masks.segments(jnp.arange(4), jnp.arange(7)).materialize(5, 7)
