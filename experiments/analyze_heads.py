@@ -1,4 +1,4 @@
-"""Prunes the heads of a trained Transformer, one at a time.
+"""Evaluates a trained Transformer without each of its heads.
 
     python -m experiments.analyze_heads --workdir=RUN --split=test
 

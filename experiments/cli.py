@@ -19,24 +19,24 @@ from experiments.distributed import initialize
 from experiments.errors import UserError
 
 _PACKAGE = Path(__file__).parent
-# Warnings of libraries that do not concern a user.
+# Warnings of libraries that are irrelevant to a user.
 _HIDDEN_WARNINGS = (
   "Some donated buffers were not usable",  # JAX, of small arrays
   "Sharding info not provided when restoring",  # Orbax, reading parameters
 )
 
 
-def define_config(name: str = "config"):
+def define_config():
   """Defines `--config=FILE[:ARGUMENT]` and `--config.field=value`."""
   holder = config_flags.DEFINE_config_file(
-    name,
+    "config",
     None,
     "The experiment: a file of configs/ and, after a colon, its argument, as"
     " in configs/reverse.py:dot. Any field can be set:"
     " --config.train.steps=100.",
     lock_config=True,
   )
-  install_parser(name)
+  install_parser()
   return holder
 
 
@@ -69,28 +69,20 @@ def define_search():
   return beam_size, length_penalty
 
 
-def config_argument(name: str = "config") -> str:
-  """Returns the value of `--config`: a path and perhaps `:ARGUMENT`."""
-  return config_flags.get_config_filename(flags.FLAGS[name])
-
-
-def config_arguments(name: str = "config") -> list[str]:
+def config_arguments() -> list[str]:
   """Returns the flags that give another process the same config."""
-  flag = flags.FLAGS[name]
+  flag = flags.FLAGS["config"]
   values = config_flags.get_override_values(flag)
   return [
-    f"--{name}={config_argument(name)}",
-    *(f"--{name}.{field}={value}" for field, value in values.items()),
+    f"--config={config_flags.get_config_filename(flag)}",
+    *(f"--config.{field}={value}" for field, value in values.items()),
   ]
 
 
-def default_workdir(config_argument: str) -> Path:
-  """Returns runs/<config>[-<argument>] for a value of `--config`.
-
-  >>> str(default_workdir("configs/reverse.py:dot"))
-  'runs/reverse-dot'
-  """
-  path, _, argument = config_argument.partition(":")
+def default_workdir() -> Path:
+  """Returns runs/reverse-dot for `--config=configs/reverse.py:dot`."""
+  config = config_flags.get_config_filename(flags.FLAGS["config"])
+  path, _, argument = config.partition(":")
   parts = [Path(path).stem, *argument.split(",")]
   return Path("runs") / "-".join(part for part in parts if part)
 
@@ -98,34 +90,29 @@ def default_workdir(config_argument: str) -> Path:
 def run(
   main: Callable[..., int | None],
   *,
-  config: str | None = None,
+  needs_config: bool = False,
   positional: Sequence[str] = (),
 ) -> None:
-  """Parses flags, calls `main` and exits.
+  """Parses flags, calls `main` with the positional arguments, and exits.
 
-  The exit code is main's, or 0 if main returns None; 2 for a user's error,
-  reported as one message on standard error, with a traceback under -v=1; 1 for
-  a file that cannot be read or written; 130 for an interrupt.
-
-  Args:
-    main: takes the positional arguments and returns an exit code or None.
-    config: the name of the config flag, if it is required.
-    positional: names of the required positional arguments.
+  The exit code is main's, or 0 if main returns None; 2 for an error that the
+  user can correct, with one message on standard error, and a traceback under
+  -v=1; 1 for a file that cannot be read or written; 130 for an interrupt.
   """
   for flag in flags.FLAGS.get_flags_for_module(__name__):
-    # --help shows the flags of the binary only.
+    # --help shows only the flags of the binary.
     flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
   app.run(
     lambda argv: _guarded(main, argv[1:]),
-    flags_parser=lambda argv: _parsed(argv, config, positional),
+    flags_parser=lambda argv: _parsed(argv, needs_config, positional),
   )
 
 
 def _parsed(
-  argv: Sequence[str], config: str | None, positional: Sequence[str]
+  argv: Sequence[str], needs_config: bool, positional: Sequence[str]
 ) -> list[str]:
   """Parses the flags and returns the remaining arguments."""
-  logging.set_verbosity(logging.ERROR)  # Libraries log while parsing.
+  logging.set_verbosity(logging.ERROR)  # libraries log during parsing
   try:
     rest = flags.FLAGS(list(argv))
   except flags.Error as error:
@@ -134,8 +121,8 @@ def _parsed(
     _die(str(error))
   except Exception as error:  # setting a field of the config
     _die(f"{type(error).__name__}: {error}")
-  if config and not flags.FLAGS[config].present:
-    _die(f"--{config} is required, such as --{config}=configs/reverse.py")
+  if needs_config and not flags.FLAGS["config"].present:
+    _die("--config is required, such as --config=configs/reverse.py")
   given = rest[1:]
   if len(given) > len(positional):
     unknown = given[len(positional)]
@@ -147,7 +134,7 @@ def _parsed(
 
 
 def _guarded(main: Callable[..., int | None], arguments: Sequence[str]) -> None:
-  """Runs `main` and exits with its code or with that of its error."""
+  """Runs `main` and exits with its exit code or that of its error."""
   _configure_logs()
   try:
     code = main(*arguments)
@@ -163,7 +150,8 @@ def _guarded(main: Callable[..., int | None], arguments: Sequence[str]) -> None:
   except Exception as error:
     if message := _file_error(error):
       _die(message, 1)
-    if not _is_one_of_several():
+    jax = sys.modules.get("jax")
+    if jax is None or jax.process_count() == 1:
       raise
     traceback.print_exc()
     initialize.leave(1)
@@ -171,7 +159,7 @@ def _guarded(main: Callable[..., int | None], arguments: Sequence[str]) -> None:
 
 
 class _Formatter(logging.PythonFormatter):
-  """Formats INFO as the message alone, other levels with their name."""
+  """Formats INFO as the message, and other levels as "level: message"."""
 
   def format(self, record) -> str:
     message = record.getMessage()
@@ -196,7 +184,7 @@ class _LogFilter(python_logging.Filter):
 
 
 def _configure_logs() -> None:
-  """Shows the logs of this package, and hides those of libraries."""
+  """Shows the logs of this package, and hides warnings of libraries."""
   logging.use_absl_handler()
   logging.set_verbosity(max(logging.INFO, logging.get_verbosity()))
   logging.get_absl_handler().setFormatter(_Formatter())
@@ -212,20 +200,19 @@ def _configure_logs() -> None:
 
 
 def _thread_error(args) -> None:
-  """Reports an exception that ends a thread, but not an OSError.
+  """Reports an exception of a thread, unless it is an OSError.
 
-  TensorBoard's thread raises OSError where events cannot be written; the main
-  thread, which writes metrics and checkpoints, reports that.
+  TensorBoard's thread raises OSError if it cannot write; the main thread writes
+  to the same directory, and reports the error.
   """
   if not isinstance(args.exc_value, OSError):
     threading.__excepthook__(args)
 
 
 def _unraisable_error(unraisable) -> None:
-  """Reports an unraisable exception, but not those of Orbax's coroutines.
+  """Reports an unraisable exception, unless it is of a coroutine of Orbax.
 
-  When one file of a checkpoint cannot be read, Orbax raises and closes the
-  event loop of the other reads. There are no other coroutines.
+  If Orbax cannot read a file, it closes the event loop of its other coroutines.
   """
   is_late_read = str(unraisable.exc_value) == "Event loop is closed"
   if not is_late_read and not inspect.iscoroutine(unraisable.object):
@@ -239,11 +226,6 @@ def _file_error(error: Exception) -> str | None:
   if not error.filename and error.errno not in (errno.ENOSPC, errno.EDQUOT):
     return None
   return f"{error.filename or 'a file'}: {error.strerror}"
-
-
-def _is_one_of_several() -> bool:
-  jax = sys.modules.get("jax")
-  return jax is not None and jax.process_count() > 1
 
 
 def _die(message: str, code: int = 2) -> None:

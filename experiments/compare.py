@@ -1,14 +1,13 @@
-r"""Compares scores, or any fields of a config, over several seeds.
+r"""Compares values of fields of a config, over several seeds.
 
     python -m experiments.compare --config=configs/reverse.py \
         --scores=none,dot,general,additive --seeds=5 --workdir=runs/scores
     python -m experiments.compare --config=configs/reverse.py \
         --sweep=model.input_feeding=true,false --workdir=runs/feeding
 
-Trains every combination of values with every seed, each in a process and a run
-directory of its own. Writes report.md, results.csv, curves.csv, by_length.csv
-and figures/. The same command resumes the comparison; with more seeds or values
-it trains only the missing trials.
+Trains every combination of values with every seed. Writes report.md, figures/,
+results.csv, curves.csv and by_length.csv. The same command resumes; with more
+seeds or values it trains only the missing trials.
 """
 
 import shlex
@@ -18,6 +17,7 @@ from pathlib import Path
 from absl import flags
 
 from experiments import cli
+from experiments.errors import UserError
 
 _CONFIG = cli.define_config()
 _SCORES = flags.DEFINE_list(
@@ -42,8 +42,8 @@ _JOBS = flags.DEFINE_integer(
   "jobs",
   1,
   "Number of trials trained at the same time. Each trial uses all cores, so"
-  " times are comparable only with 1. On GPUs and TPUs each trial takes all"
-  " devices and their memory: leave it at 1.",
+  " times are comparable only with 1. On GPUs and TPUs only 1 is possible,"
+  " because each trial uses all devices and their memory.",
   lower_bound=1,
 )
 
@@ -51,7 +51,6 @@ _JOBS = flags.DEFINE_integer(
 def main() -> int | None:
   """Trains the incomplete trials and writes the report."""
   from experiments.comparison import grid, report, results, runner
-  from experiments.errors import UserError
 
   config, folder = _CONFIG.value, Path(_WORKDIR.value)
   trials = grid.make_trials(
@@ -80,9 +79,8 @@ def main() -> int | None:
 
 
 def _sweeps(config) -> dict[str, list[str]]:
-  """The swept fields and their values, as the flags give them."""
+  """The swept fields and their values, as text."""
   from experiments.comparison import grid
-  from experiments.errors import UserError
 
   sweeps = [grid.parse_sweep(text) for text in _SWEEP.value]
   if _SCORES.value:
@@ -101,4 +99,4 @@ def _sweeps(config) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-  cli.run(main, config="config")
+  cli.run(main, needs_config=True)

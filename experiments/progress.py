@@ -1,4 +1,4 @@
-"""Progress of long work: tqdm bars on a terminal, lines in a log file."""
+"""Progress: tqdm bars on a terminal, lines in a log file."""
 
 import os
 import statistics
@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 # Seconds between two updates in a log file.
 _LINE_EVERY = 10.0
-# Steps of which `timings` returns the median duration.
+# Number of last steps over which `timings` computes the median duration.
 _NUM_DURATIONS = 200
 _FORMAT = (
   "step {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
@@ -22,7 +22,7 @@ _FORMAT = (
 
 
 def has_terminal() -> bool:
-  """Whether standard error is a terminal with a width; some have none."""
+  """Whether standard error is a terminal, and its width is not 0."""
   if not sys.stderr.isatty():
     return False
   return os.get_terminal_size(sys.stderr.fileno()).columns > 0
@@ -30,7 +30,7 @@ def has_terminal() -> bool:
 
 @contextmanager
 def counting(unit: str) -> Iterator[Callable[[float], Any]]:
-  """Counts things of unknown number on a terminal; yields a function to add."""
+  """Shows a count of unknown total on a terminal; yields a function to add."""
   with tqdm(
     unit=f" {unit}",
     disable=not has_terminal() or jax.process_index() != 0,
@@ -41,7 +41,7 @@ def counting(unit: str) -> Iterator[Callable[[float], Any]]:
 
 
 class _Lines:
-  """A file for tqdm that writes every update to standard error as a line."""
+  """A file that writes each update of tqdm to standard error as a line."""
 
   def write(self, text: str) -> None:
     if line := text.strip():
@@ -52,23 +52,15 @@ class _Lines:
 
 
 class Progress:
-  """A tqdm bar over training steps, and their timings.
+  """A bar over training steps, which process 0 shows, and their timings."""
 
-  Attributes:
-    steps: since the bar began.
-    tokens: target tokens since the bar began.
-  """
-
-  def __init__(self, total: int, start: int, visible: bool | None = None):
-    """Starts at `start` of `total` steps; only process 0 shows anything."""
-    if visible is None:
-      visible = jax.process_index() == 0
-    self.steps, self.tokens = 0, 0
+  def __init__(self, total: int, start: int):
+    self.steps, self.tokens = 0, 0  # target tokens, since the bar began
     terminal = has_terminal()
     self._bar = tqdm(
       total=total,
       initial=start,
-      disable=not visible,
+      disable=jax.process_index() != 0,
       unit="step",
       file=sys.stderr if terminal else _Lines(),
       dynamic_ncols=terminal,
@@ -95,8 +87,7 @@ class Progress:
   def timings(self) -> dict[str, float]:
     """Returns the seconds since the bar began, rates, and the median step.
 
-    The rates include compilation and evaluation; `step_milliseconds`, the
-    median of the last steps, does not.
+    The rates include compilation and evaluation; the median does not.
     """
     seconds = max(time.perf_counter() - self._start, 1e-9)
     return {

@@ -4,10 +4,10 @@ r"""Trains an experiment and evaluates it.
     python -m experiments.train --config=configs/reverse.py:dot \
         --config.train.steps=500 --workdir=/tmp/dot
 
-Writes a run directory with the config, metrics, TensorBoard events,
-checkpoints, evaluations and figures. The same command resumes a run that was
-stopped; SIGTERM and Ctrl-C save a checkpoint and stop it, with exit code 75.
-Compiled programs are cached in ~/.cache/attention-jax, up to 2 GiB.
+Writes config, metrics, TensorBoard events, checkpoints, evaluations and figures
+to the run directory. SIGTERM and Ctrl-C save a checkpoint and stop the run,
+with exit code 75; the same command resumes it. Compiled programs are cached in
+~/.cache/attention-jax, up to 2 GiB.
 """
 
 from pathlib import Path
@@ -34,13 +34,12 @@ def main() -> int | None:
   """Trains and evaluates."""
   config = _CONFIG.value
   parse(config.to_dict())  # Reports invalid fields before JAX is imported.
-  workdir = _WORKDIR.value or cli.default_workdir(cli.config_argument())
+  workdir = Path(_WORKDIR.value or cli.default_workdir())
   initialize.set_up_jax()
   from experiments.training.loop import train_and_evaluate
 
-  complete = train_and_evaluate(config, Path(workdir))
-  return None if complete else AGAIN
+  return None if train_and_evaluate(config, workdir) else AGAIN
 
 
 if __name__ == "__main__":
-  cli.run(main, config="config")
+  cli.run(main, needs_config=True)

@@ -12,9 +12,9 @@ from ml_collections import ConfigDict, config_flags
 from experiments.errors import UserError
 
 
-def install_parser(name: str) -> None:
-  """Installs a parser of a config flag that checks file and field names."""
-  flags.FLAGS[name].parser = _Parser(name, flags.FLAGS[name].parser)
+def install_parser() -> None:
+  """Installs a parser of `--config` that checks file and field names."""
+  flags.FLAGS["config"].parser = _Parser(flags.FLAGS["config"].parser)
   for kind in (float, type(None)):
     config_flags.register_flag_parser_for_type(kind, _FloatOrNone())
 
@@ -29,15 +29,15 @@ class _FloatOrNone(flags.FloatParser):
 class _Parser(flags.ArgumentParser):
   """Loads a config file with the parser of ml_collections."""
 
-  def __init__(self, name: str, parser: flags.ArgumentParser):
-    self.name, self.parser = name, parser
+  def __init__(self, parser: flags.ArgumentParser):
+    self.parser = parser
 
   def parse(self, path):
     file = Path(path.partition(":")[0])
     if not file.is_file():
       known = ", ".join(sorted(map(str, file.parent.glob("*.py"))))
-      hint = f"; there are: {known}" if known else ""
-      raise UserError(f"--{self.name}={file}: no such file{hint}")
+      hint = f"; existing files: {known}" if known else ""
+      raise UserError(f"--config={file}: no such file{hint}")
     try:
       config = self.parser.parse(path)
       # The parser does not raise an OSError: it stores the error as `_error`.
@@ -49,12 +49,12 @@ class _Parser(flags.ArgumentParser):
       raise UserError(_located(cause, file)) from error
     if not isinstance(config, ConfigDict):
       raise UserError(
-        f"--{self.name}={file}: get_config returned {type(config).__name__},"
+        f"--config={file}: get_config returned {type(config).__name__},"
         " not an ml_collections.ConfigDict"
       )
     for word in sys.argv[1:]:
       flag = word.lstrip("-").partition("=")[0]
-      if flag.startswith(f"{self.name}."):
+      if flag.startswith("config."):
         _check_field(config, flag)
     return config
 

@@ -163,7 +163,7 @@ def parsed_config(*overrides, source="configs/reverse.py"):
     patch.setattr(config_flags.config_flags, "FLAGS", values)
     patch.setattr(sys, "argv", ["train", *arguments])
     config_flags.DEFINE_config_file("config", flag_values=values)
-    flag.install_parser("config")
+    flag.install_parser()
     values(sys.argv)
     return values["config"].value
 

@@ -64,7 +64,7 @@ def test_a_log_file_gets_whole_lines(capsys):
 def test_the_median_step_excludes_compilation(monkeypatch):
   now = 0.0
   monkeypatch.setattr(progress_lib.time, "perf_counter", lambda: now)
-  progress = Progress(3, start=0, visible=False)
+  progress = Progress(3, start=0)
   for seconds in (100.0, 0.5, 0.5):
     now += seconds
     progress.advance(1, tokens=10, metrics={})
