@@ -124,7 +124,7 @@ def evaluate(
   Args:
     restored: from `restore`.
     examples: from `evaluation_set`.
-    search: the decoding settings, from `evaluation.configured_search`.
+    search: the decoding settings, from `evaluation.search.configured_search`.
 
   Returns:
     Metrics, metrics by length, and predictions.

@@ -113,7 +113,7 @@ def make_translator(
 
   Args:
     restored: a run on text.
-    search: the decoding settings, from `evaluation.configured_search`.
+    search: the decoding settings, from `evaluation.search.configured_search`.
     refuse_long: whether a line longer than the model reads is an error; it is
       truncated otherwise.
     alignments: whether to return attention weights.
