@@ -2,7 +2,7 @@
 
 import functools
 import time
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,7 +153,9 @@ def _train(
   complete = first == config.steps or _stops_early(experiment, manager, first)
   validation = None
   with (
-    MetricsWriter(workdir, first, active=jax.process_index() == 0) as writer,
+    closing(
+      MetricsWriter(workdir, first, active=jax.process_index() == 0)
+    ) as writer,
     Progress(config.steps, first) as progress,
   ):
     buffer = MetricsBuffer(

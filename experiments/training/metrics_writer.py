@@ -44,12 +44,6 @@ class MetricsWriter:
       if self._events:
         self._events.close()
 
-  def __enter__(self) -> "MetricsWriter":
-    return self
-
-  def __exit__(self, *_) -> None:
-    self.close()
-
   def _write(self, name: str, step: int, split: str, values):
     if not self._files:
       return

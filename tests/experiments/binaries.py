@@ -1,12 +1,11 @@
-"""Runs the binaries in forks of one process that has imported JAX.
+"""Runs the binaries in forks of a server process that has imported JAX.
 
-    python -m tests.experiments.binaries
-
-is that process: it reads requests as JSON, one a line, and answers each with a
-line. `run` and `start` send the requests.
+The server, `python -m tests.experiments.binaries`, reads requests as lines of
+JSON and writes a line for each. `run` and `start` send the requests.
 """
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -18,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 
 from tests.experiments import processes
 
@@ -37,6 +37,8 @@ class Started:
       cwd=str(cwd),
       folder=str(folder),
     )
+    # A failed test may never call `wait`.
+    self._discard = weakref.finalize(self, _discard, self._pid, folder)
 
   def send_signal(self, number):
     os.kill(self._pid, number)
@@ -51,8 +53,16 @@ class Started:
     while self.poll() is None:
       time.sleep(0.02)
     output = [path.read_text("utf-8") for path in self._output.values()]
+    self._discard.detach()
     shutil.rmtree(self._output["stdout"].parent)
     return self._code, *output
+
+
+def _discard(pid, folder):
+  """Kills a process that was not waited for, and deletes its output."""
+  with contextlib.suppress(ProcessLookupError):
+    os.kill(pid, signal.SIGKILL)
+  shutil.rmtree(folder, ignore_errors=True)
 
 
 def start(module, *arguments, **options):
@@ -61,7 +71,7 @@ def start(module, *arguments, **options):
 
 
 def run(module, *arguments, **options):
-  """Runs it to its end; returns code, standard output, standard error."""
+  """Runs a binary; returns code, standard output, standard error."""
   return start(module, *arguments, **options).wait()
 
 
@@ -75,7 +85,12 @@ def _server():
     stdout=subprocess.PIPE,
     text=True,
   )
-  atexit.register(server.stdin.close)
+
+  @atexit.register
+  def stop():
+    server.stdin.close()
+    server.wait()
+
   return server
 
 
@@ -94,10 +109,10 @@ def _serve() -> None:
     request = json.loads(line)
     if "poll" in request:
       pid, status = os.waitpid(request["poll"], os.WNOHANG)
-      answer = os.waitstatus_to_exitcode(status) if pid else None
-    elif not (answer := os.fork()):
+      reply = os.waitstatus_to_exitcode(status) if pid else None
+    elif not (reply := os.fork()):
       _run(**request)
-    print(json.dumps(answer), flush=True)
+    print(json.dumps(reply), flush=True)
 
 
 def _run(module, arguments, cwd, folder) -> None:

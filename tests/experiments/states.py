@@ -1,4 +1,4 @@
-"""Runs that tests train in their own process, and what these leave."""
+"""Runs that tests train in their own process, and readers of their files."""
 
 import json
 
@@ -22,7 +22,7 @@ def tiny_run(arg="", **train):
 
 
 def stop_at(monkeypatch, *steps):
-  """Makes the next runs stop after these steps, each of them once."""
+  """Makes training stop after each of these steps once."""
   pending = list(steps)
 
   def should_stop(self, step):
@@ -63,10 +63,10 @@ def metrics(workdir, split=None):
 
 def results(workdir):
   """The files of eval/, without timings."""
-  found = {}
+  contents = {}
   for path in (workdir / "eval").glob("*.json"):
-    found[path.name] = json.loads(path.read_text())
-    found[path.name]["metrics"].pop("sentences_per_second", None)
+    contents[path.name] = json.loads(path.read_text())
+    contents[path.name]["metrics"].pop("sentences_per_second", None)
   for path in (workdir / "eval").glob("*.txt"):
-    found[path.name] = path.read_text("utf-8")
-  return found
+    contents[path.name] = path.read_text("utf-8")
+  return contents

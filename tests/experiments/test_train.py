@@ -34,7 +34,7 @@ ENDLESS = (
 
 
 def some(cases, *default):
-  """Marks all cases but these as exhaustive."""
+  """Marks all cases except `default` as exhaustive."""
   return [
     case
     if case in default
@@ -70,7 +70,7 @@ def resume(workdir, **mesh):
   assert loop.train_and_evaluate(config, workdir)
 
 
-def test_a_run_leaves_its_files_and_reports_progress(complete):
+def test_run_writes_its_files_and_reports_progress(complete):
   _, workdir, out, error = complete
   for path in (
     "config.json",
@@ -117,7 +117,7 @@ def test_evaluate_repeats_the_final_evaluation(copied, tmp_path):
   assert code == 0, error
   assert results(copied) == before
   assert "sequence accuracy" in out
-  assert archive.read_bytes() == content  # of another set
+  assert archive.read_bytes() == content  # belongs to another set
   assert (copied / "figures" / "alignments_test.png").exists()
 
 
@@ -148,7 +148,7 @@ def test_a_complete_run_is_evaluated_and_not_trained_again(
   assert results(copied) == results(workdir)
 
 
-def test_another_config_is_refused_with_the_fields_that_differ(complete):
+def test_another_config_is_refused_and_the_error_names_the_fields(complete):
   config, workdir, _, _ = complete
   code, _, error = binaries.run(
     "train",
@@ -174,7 +174,7 @@ def wait_for_metrics(process, workdir):
 @pytest.mark.parametrize(
   "number", some([signal.SIGTERM, signal.SIGINT], signal.SIGTERM)
 )
-def test_a_signal_saves_and_stops_a_run_that_can_be_resumed(
+def test_signal_saves_and_stops_a_run_and_the_same_command_resumes_it(
   number, tmp_path, caplog, monkeypatch
 ):
   path, workdir = processes.write_config(tmp_path), tmp_path / "run"
@@ -203,7 +203,7 @@ def test_a_signal_saves_and_stops_a_run_that_can_be_resumed(
   assert f"resuming after step {step}" in caplog.text
 
 
-def each(damage, step):
+def damage_arrays(damage, step):
   """Damages all files that hold arrays."""
   files = [path for path in step.rglob("state/**/d/*") if path.is_file()]
   assert files
@@ -212,13 +212,13 @@ def each(damage, step):
 
 
 DAMAGE = {
-  "truncated": lambda step: each(truncate, step),
+  "truncated": lambda step: damage_arrays(truncate, step),
   "state gone": lambda step: shutil.rmtree(step / "state"),
-  "files gone": lambda step: each(pathlib.Path.unlink, step),
+  "files gone": lambda step: damage_arrays(pathlib.Path.unlink, step),
   "empty": lambda step: [
     path.write_bytes(b"") for path in step.rglob("*") if path.is_file()
   ],
-  "a bit flipped": lambda step: each(flip, step),
+  "a bit flipped": lambda step: damage_arrays(flip, step),
   "position changed": lambda step: change_position(
     step / "batches" / "metadata"
   ),
@@ -229,7 +229,7 @@ DAMAGE = {
 
 
 def flip(path):
-  """Flips one bit in the middle of a file, where the numbers are."""
+  """Flips one bit in the middle of a file, where the arrays are."""
   content = bytearray(path.read_bytes())
   content[len(content) // 2] ^= 1
   path.write_bytes(content)
@@ -251,7 +251,7 @@ def truncate(path):
 @pytest.mark.parametrize(
   "damage", some(DAMAGE, "a bit flipped", "metrics empty")
 )
-def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
+def test_damaged_checkpoint_is_moved_and_the_previous_one_is_restored(
   damage, complete, copied, caplog
 ):
   _, workdir, _, _ = complete
@@ -264,11 +264,9 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
   assert_same_bits(final_state(copied), final_state(workdir))
 
 
-def test_a_run_without_a_readable_checkpoint_is_an_error_not_a_fresh_start(
-  copied,
-):
+def test_run_without_a_readable_checkpoint_raises_and_does_not_restart(copied):
   for step in (copied / "checkpoints").iterdir():
-    each(truncate, step)
+    damage_arrays(truncate, step)
   for _ in range(2):  # a second attempt must not start from scratch either
     with pytest.raises(UserError, match="No checkpoint of the run can be read"):
       resume(copied)
@@ -276,7 +274,7 @@ def test_a_run_without_a_readable_checkpoint_is_an_error_not_a_fresh_start(
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty"])
-def test_restoring_a_damaged_checkpoint_names_the_others(damage, copied):
+def test_error_about_a_damaged_checkpoint_names_the_others(damage, copied):
   DAMAGE[damage](copied / "checkpoints" / "12")
   with pytest.raises(UserError, match="checkpoints/12 is damaged") as caught:
     inference.restore(copied)
@@ -284,7 +282,7 @@ def test_restoring_a_damaged_checkpoint_names_the_others(damage, copied):
   assert (copied / "checkpoints" / "12").is_dir()
 
 
-def test_restoring_changes_no_file(copied):
+def test_restore_changes_no_file(copied):
   before = sorted(str(path) for path in copied.rglob("*"))
   assert inference.restore(copied).used == "step 12"
   assert before == sorted(str(path) for path in copied.rglob("*"))
@@ -321,16 +319,10 @@ def assert_same_losses(one, other):
   np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("count", "mesh"),
-  [
-    (2, []),
-    pytest.param(
-      4,
-      ["--config.mesh.data=2", "--config.mesh.fsdp=2"],
-      marks=pytest.mark.exhaustive,
-    ),
-  ],
+  [(2, []), (4, ["--config.mesh.data=2", "--config.mesh.fsdp=2"])],
 )
 def test_several_processes_give_the_losses_of_one(
   complete, tmp_path, count, mesh

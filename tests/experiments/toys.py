@@ -43,7 +43,7 @@ class Lookup(nn.Module):
     return (seen, length + 1), logits, jnp.zeros((len(token), 1, 1))
 
   def logits(self, table, source, hypothesis):
-    """What `step` gives after a hypothesis, without any of its machinery."""
+    """The logits of `step` after a hypothesis, computed directly."""
     seen = [BOS, *hypothesis]
     weighted = sum(s * (i + 3) ** 2 for i, s in enumerate(seen))
     return table[(source[0] + weighted) % self.num_states]

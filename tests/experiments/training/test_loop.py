@@ -1,4 +1,4 @@
-"""The training loop: checkpoints that are kept, and reasons to stop."""
+"""The training loop: kept checkpoints, non-finite losses, early stopping."""
 
 import json
 import shutil
@@ -8,30 +8,32 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import base
 from experiments import checkpoints, inference
 from experiments import experiment as experiment_module
 from experiments.config import MeshConfig, parse
-from experiments.distributed import preemption
 from experiments.errors import UserError
 from experiments.evaluation.evaluator import Evaluation, make_evaluator
 from experiments.evaluation.search import configured_search
 from experiments.experiment import make_experiment
-from experiments.optimization import losses
 from experiments.optimization.step import make_train_step
 from experiments.run_directory import claim
 from experiments.training import loop
 from tests.experiments.conftest import make_tiny, make_tiny_translation
+from tests.experiments.states import final_state, metrics, stop_at, tiny_run
 
 
-def save_all(tmp_path, metric, values, keep_best):
-  """Saves a checkpoint a value; returns the steps that remain."""
+@pytest.fixture(scope="module")
+def initial_state():
   experiment = make_experiment(
-    parse(make_tiny().to_dict()), tmp_path, mesh=MeshConfig.one()
+    parse(make_tiny().to_dict()), None, mesh=MeshConfig.one()
   )
-  state = experiment.initial_state()
+  return experiment.initial_state()
+
+
+def save_all(state, workdir, metric, values, keep_best):
+  """Saves a checkpoint a value; returns the steps that remain."""
   with checkpoints.opened(
-    tmp_path, keep_last=1, keep_best=keep_best, best_metric=metric
+    workdir, keep_last=1, keep_best=keep_best, best_metric=metric
   ) as manager:
     for step, value in enumerate(values, start=1):
       state = state.replace(step=jnp.int32(step))
@@ -55,13 +57,13 @@ def save_all(tmp_path, metric, values, keep_best):
   ],
 )
 def test_the_last_and_the_best_checkpoints_are_kept(
-  tmp_path, metric, values, keep_best, kept
+  initial_state, tmp_path, metric, values, keep_best, kept
 ):
-  assert save_all(tmp_path, metric, values, keep_best) == kept
+  assert save_all(initial_state, tmp_path, metric, values, keep_best) == kept
 
 
 @pytest.mark.parametrize(
-  "spoilt",
+  "metric",
   [
     "gradient_norm",
     pytest.param("loss", marks=pytest.mark.exhaustive),
@@ -69,24 +71,24 @@ def test_the_last_and_the_best_checkpoints_are_kept(
   ],
 )
 def test_the_error_of_a_non_finite_step_names_batch_and_checkpoint(
-  spoilt, tmp_path, monkeypatch
+  metric, tmp_path, monkeypatch
 ):
   make = make_train_step
 
-  def make_spoilt(*args, **options):
+  def make_non_finite(*args, **options):
     step = make(*args, **options)
 
-    def spoilt_step(state, batch):
+    def non_finite_step(state, batch):
       bad = state.step == 7
-      state, metrics = step(state, batch)
-      metrics[spoilt] = jnp.where(bad, jnp.nan, metrics[spoilt])
-      return state, metrics
+      state, values = step(state, batch)
+      values[metric] = jnp.where(bad, jnp.nan, values[metric])
+      return state, values
 
-    return spoilt_step
+    return non_finite_step
 
-  monkeypatch.setattr(experiment_module, "make_train_step", make_spoilt)
+  monkeypatch.setattr(experiment_module, "make_train_step", make_non_finite)
   message = (
-    rf"step 8: {spoilt} is nan; its batch is number 7 of seed 0\. Last good"
+    rf"step 8: {metric} is nan; its batch is number 7 of seed 0\. Last good"
     r" checkpoint: .*checkpoints/6\."
   )
   config = make_tiny()
@@ -95,72 +97,29 @@ def test_the_error_of_a_non_finite_step_names_batch_and_checkpoint(
     loop.train_and_evaluate(config, tmp_path / "run")
 
 
-@pytest.fixture
-def spoilt_losses(monkeypatch):
-  """Makes the loss, and so the gradient, of some batches NaN."""
-  make = losses.shared_cross_entropy
-
-  def spoilt(features, readout, labels, *rest):
-    loss, hits = make(features, readout, labels, *rest)
-    return jnp.where(labels[0, 0] % 3 == 0, jnp.nan, 1.0) * loss, hits
-
-  monkeypatch.setattr(losses, "shared_cross_entropy", spoilt)
-
-
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("spoilt_losses")
+@pytest.mark.usefixtures("non_finite_losses")
 def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
   config = tiny_run(checkpoint_every=1)
   with pytest.raises(UserError, match="loss is nan; its batch is number"):
     loop.train_and_evaluate(config, tmp_path / "run")
-  _, state = last_state(tmp_path / "run")
+  state = final_state(tmp_path / "run")
   assert 0 < int(state.step) < 12
   for leaf in jax.tree.leaves((state.params, state.opt_state)):
     assert jnp.isfinite(leaf).all()
 
 
-@pytest.mark.usefixtures("spoilt_losses")
+@pytest.mark.usefixtures("non_finite_losses")
 def test_non_finite_updates_are_skipped_and_counted(tmp_path):
   config = tiny_run(non_finite="skip", log_every=1)
   assert loop.train_and_evaluate(config, tmp_path / "run")
-  lines = read_metrics(tmp_path / "run")
-  lines = [line for line in lines if line["split"] == "train"]
+  lines = metrics(tmp_path / "run", "train")
   skipped = [line for line in lines if "loss" not in line]
   assert 0 < len(skipped) < len(lines) == 12
   assert lines[-1]["skipped"] == len(skipped)
   restored = inference.restore(tmp_path / "run")
   for leaf in jax.tree.leaves(restored.params):
     assert jnp.isfinite(leaf).all()
-
-
-def read_metrics(workdir):
-  text = (workdir / "metrics.jsonl").read_text()
-  return [json.loads(line) for line in text.splitlines()]
-
-
-def tiny_run(**train):
-  """A config of one evaluation set, for one device."""
-  config = make_tiny()
-  config.data.splits = {"validation": base.split(1, 4, 16)}
-  config.train.update(train)
-  config.mesh.data = 1
-  config.evaluation.beam_size = 2  # evaluations in training are greedy
-  return config
-
-
-def last_state(workdir):
-  """The experiment, and the state of its last checkpoint."""
-  experiment = inference.restore(workdir).experiment
-  with checkpoints.opened(workdir, read_only=True) as manager:
-    step = manager.latest_step()
-    state, _ = checkpoints.restore(manager, step, experiment.abstract_state())
-  return experiment, state
-
-
-def lines(workdir, split):
-  text = (workdir / "metrics.jsonl").read_text()
-  records = map(json.loads, text.splitlines())
-  return [record for record in records if record["split"] == split]
 
 
 def assert_same(one, other):
@@ -172,8 +131,8 @@ def test_an_average_is_kept_resumed_and_evaluated(tmp_path):
   config, workdir = tiny_run(ema_decay=0.9), tmp_path / "run"
   config.optimizer.update(learning_rate=0.03, warmup_steps=0)
   assert loop.train_and_evaluate(config, workdir)
-  experiment, state = last_state(workdir)
-  restored = inference.restore(workdir)
+  state, restored = final_state(workdir), inference.restore(workdir)
+  experiment = restored.experiment
   assert_same(restored.params, state.average)
   evaluate = make_evaluator(experiment)
   examples = experiment.data.evaluation_set("validation")
@@ -184,19 +143,19 @@ def test_an_average_is_kept_resumed_and_evaluated(tmp_path):
   result = json.loads((workdir / "eval" / "validation.json").read_text())
   for loss in (
     result["metrics"]["loss"],
-    lines(workdir, "validation")[-1]["loss"],
+    metrics(workdir, "validation")[-1]["loss"],
   ):
     assert loss == pytest.approx(averaged, rel=1e-5)
     assert loss != pytest.approx(plain, rel=1e-3)
   shutil.rmtree(workdir / "checkpoints" / "12")
   assert loop.train_and_evaluate(config, workdir)
-  _, again = last_state(workdir)
+  again = final_state(workdir)
   assert int(again.step) == 12
   assert_same((again.average, again.params), (state.average, state.params))
 
 
 def script_evaluations(monkeypatch, metric, values):
-  """Makes evaluations of the validation set return these values in turn."""
+  """Makes evaluations during training return these values in turn."""
   scripted = iter(values)
 
   def make_scripted(experiment, search, **_):
@@ -218,9 +177,9 @@ def test_early_stopping_ends_a_run_that_does_not_improve(tmp_path, monkeypatch):
   config.train.steps = 16
   workdir = tmp_path / "run"
   assert loop.train_and_evaluate(config, workdir)
-  _, state = last_state(workdir)
+  state = final_state(workdir)
   assert int(state.step) == 12
-  steps = [line["step"] for line in lines(workdir, "validation")]
+  steps = [line["step"] for line in metrics(workdir, "validation")]
   assert steps == [2, 4, 6, 8, 10, 12]
   # A second call trains nothing, but evaluates the set without results.
   result = workdir / "eval" / "validation.json"
@@ -230,24 +189,19 @@ def test_early_stopping_ends_a_run_that_does_not_improve(tmp_path, monkeypatch):
   assert loop.train_and_evaluate(config, workdir)
   assert result.exists()
   assert (workdir / "metrics.jsonl").read_text() == written
-  assert_same(last_state(workdir)[1].params, state.params)
+  assert_same(final_state(workdir).params, state.params)
 
 
+@pytest.mark.exhaustive
 def test_early_stopping_counts_evaluations_before_resuming(
   tmp_path, monkeypatch
 ):
   config = tiny_run(eval_every=2, patience=2, best_metric="loss")
   script_evaluations(monkeypatch, "loss", [3.0, 2.0, 2.5, 2.1])
-
-  asked = [7]
-  monkeypatch.setattr(
-    preemption.Requests,
-    "should_stop",
-    lambda self, step: step in asked and bool(asked.pop()),
-  )
+  stop_at(monkeypatch, 7)
   assert not loop.train_and_evaluate(config, tmp_path / "run")
   assert loop.train_and_evaluate(config, tmp_path / "run")
-  assert int(last_state(tmp_path / "run")[1].step) == 8
+  assert int(final_state(tmp_path / "run").step) == 8
 
 
 @pytest.mark.exhaustive
@@ -260,15 +214,15 @@ def test_a_run_on_text_is_evaluated_with_the_mean_of_checkpoints(
   result = json.loads((workdir / "eval" / "test.json").read_text())
   assert result["checkpoint"] == "mean of 2 steps, 6 to 8"
   assert result["signatures"].keys() == {"bleu", "chrf"}
-  answers = (workdir / "eval" / "test.txt").read_text(encoding="utf-8")
+  predictions = (workdir / "eval" / "test.txt").read_text(encoding="utf-8")
   references = (corpus / "test.de").read_text(encoding="utf-8")
-  assert len(answers.splitlines()) == len(references.splitlines())
+  assert len(predictions.splitlines()) == len(references.splitlines())
   restored = inference.restore(workdir)
   search = configured_search(restored.experiment)
   assert search.beam_size == 2
   examples = restored.experiment.data.evaluation_set("test")
   again = inference.evaluate(restored, examples, search)
-  assert again.predictions == answers.splitlines()
+  assert again.predictions == predictions.splitlines()
   del result["metrics"]["sentences_per_second"]
   for name, value in result["metrics"].items():
     assert again.metrics[name] == pytest.approx(value)
