@@ -26,8 +26,9 @@ class LearnedScore(nn.Module):
     hidden_size: A of the additive and the concat score; None means the key's
       number of features.
     num_heads: H; None for a single head, without a head axis.
-    num_key_value_heads: K; the additive score projects keys once for each.
-    dtype: of the returned parameters; None means `param_dtype`.
+    num_key_value_heads: K; the additive score projects keys once for each
+      key/value head.
+    dtype: the dtype of the returned parameters; None means `param_dtype`.
     param_dtype: the dtype in which parameters are stored.
 
   Example:

@@ -53,20 +53,20 @@ class MultiHeadAttention(nn.Module):
   (https://arxiv.org/abs/1706.03762).
 
   Attributes:
-    num_heads: H.
-    head_size: D of a head; None means `features`, or else the query's number of
-      features, divided by the number of heads.
-    num_key_value_heads: K, divides H; None means H.
-    features: of the output; None means the query's number of features.
+    num_heads: H, the number of heads.
+    head_size: D; None means the number of output features divided by H.
+    num_key_value_heads: K, which divides H; None means H.
+    features: the number of output features; None means that of the query.
     score: a name (`attention.modules.SCORE_NAMES`), a score or a callable; a
       named score has parameters for each head.
     rotary: whether to rotate queries and keys by their positions.
     use_bias: whether projections have biases.
     dropout_rate: the probability to drop a weight; needs the rng "dropout".
-    dtype: of the computation; None means that of the inputs and parameters.
+    dtype: the dtype of the computation; None means that of the inputs and
+      parameters.
     param_dtype: the dtype in which parameters are stored.
-    kernel_init: of the projections, called with shapes [inputs, outputs].
-    bias_init: of the projections' biases.
+    kernel_init: initializes a projection's weight, as [inputs, outputs].
+    bias_init: initializes a projection's bias.
     implementation: as in `attend`.
     mesh_axes: the mesh axes that shard heads and tokens; None leaves sharding
       to XLA. If tokens are sharded, `decode` and `weights` need

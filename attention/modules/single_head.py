@@ -31,7 +31,8 @@ class Attention(nn.Module):
       number of features.
     dropout_rate: the probability to drop a weight; needs the rng "dropout".
     implementation: as in `attend`.
-    dtype: of the computation; None means that of the inputs and parameters.
+    dtype: the dtype of the computation; None means that of the inputs and
+      parameters.
     param_dtype: the dtype in which parameters are stored.
 
   Example:
