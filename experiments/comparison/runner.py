@@ -119,7 +119,7 @@ def _start(trial: Trial) -> _Attempt | Outcome:
 
 
 def _outcome(attempt: _Attempt) -> Outcome:
-  """The outcome of a process that has ended; the last error in its log."""
+  """The outcome of a process that has ended, with the last error it logged."""
   code, log = attempt.process.returncode, attempt.trial.workdir / LOG
   if code == 0:
     return Outcome(attempt.trial, None)

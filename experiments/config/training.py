@@ -163,11 +163,6 @@ class MeshConfig(Section):
     """A single device."""
     return cls(data=1)
 
-  @classmethod
-  def data_parallel(cls) -> "MeshConfig":
-    """All devices, which shard the rows of a batch."""
-    return cls()
-
   @model_validator(mode="after")
   def _not_zero(self):
     if self.data == 0:

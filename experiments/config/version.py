@@ -1,5 +1,6 @@
 """The schema version, and migration of configs that older versions wrote."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ def migrated(raw: Mapping[str, Any]) -> dict[str, Any]:
       f"config.version: got {version!r}; this version of the code reads 1 to"
       f" {VERSION}: use the code that wrote the config"
     )
-  config = {**raw, "version": VERSION}
+  config = {**copy.deepcopy(dict(raw)), "version": VERSION}
   for migrate in _MIGRATIONS[version - 1 :]:
     migrate(config)
   return config
@@ -32,31 +33,20 @@ def _from_1_to_2(config: dict[str, Any]) -> None:
 
   Subword sampling of SentencePiece is not reproducible, and was removed.
   """
-  config["data"] = _without_sampling(config.get("data"))
-  optimizer = config.get("optimizer")
-  if not isinstance(optimizer, dict):
-    return
-  config["optimizer"] = optimizer = {**optimizer}
-  if optimizer.get("name") == "adamw":
-    optimizer["weight_decay_of"] = "all"
-  for name in UNUSED.get(str(optimizer.get("name")), ()):
-    optimizer[name] = OptimizerConfig.model_fields[name].default
-
-
-def _without_sampling(data: Any) -> Any:
-  if not isinstance(data, dict):
-    return data
-  data = {**data}
+  data, optimizer = config.get("data"), config.get("optimizer")
   for side in ("source_tokenizer", "target_tokenizer"):
-    if not isinstance(data.get(side), dict):
-      continue
-    data[side] = {**data[side]}
-    if data[side].pop("sampling", 0.0):
+    tokenizer = data.get(side) if isinstance(data, dict) else None
+    if isinstance(tokenizer, dict) and tokenizer.pop("sampling", 0.0):
       raise UserError(
         f"config.data.{side}.sampling: no longer supported; use the code that"
         " wrote the config"
       )
-  return data
+  if not isinstance(optimizer, dict):
+    return
+  if optimizer.get("name") == "adamw":
+    optimizer["weight_decay_of"] = "all"
+  for name in UNUSED.get(str(optimizer.get("name")), ()):
+    optimizer[name] = OptimizerConfig.model_fields[name].default
 
 
 # The migration at index n - 1 is from version n.

@@ -53,7 +53,7 @@ def restore(workdir: Path, checkpoint: str | None = None) -> Restored:
   config = run_directory.read_config(workdir)
   if not (workdir / checkpoints.FOLDER).is_dir():
     raise UserError(f"--workdir={workdir}: the run has no checkpoint yet")
-  experiment = make_experiment(config, workdir, mesh=MeshConfig.data_parallel())
+  experiment = make_experiment(config, workdir, mesh=MeshConfig())
   with checkpoints.opened(
     workdir, best_metric=config.train.best_metric, read_only=True
   ) as manager:

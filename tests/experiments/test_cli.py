@@ -106,7 +106,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-def test_an_error_is_one_message(kind, tmp_path):
+def test_user_error_is_one_message_without_traceback(kind, tmp_path):
   (tmp_path / "empty.py").write_text("")
   (tmp_path / "broken.py").write_text("def get_config(:\n")
   (tmp_path / "raises.py").write_text("def get_config(arg=''):\n  1 / 0\n")

@@ -34,7 +34,7 @@ def test_trained_trials_are_reported(tmp_path):
   assert points[-1].startswith(f"{score},0,2,")
 
 
-def test_a_trial_whose_directory_cannot_be_made_fails_alone(tmp_path):
+def test_directory_that_cannot_be_created_fails_only_its_trial(tmp_path):
   trials = make_trials({"model.attention": ["dot", "general"]}, tmp_path)
   (tmp_path / "dot").write_text("")
   write_results(trials[1], 0.5)
@@ -43,7 +43,7 @@ def test_a_trial_whose_directory_cannot_be_made_fails_alone(tmp_path):
   assert second.error is None
 
 
-def test_a_trial_whose_directory_has_another_config_fails_alone(tmp_path):
+def test_directory_of_another_config_fails_only_its_trial(tmp_path):
   trials = make_trials({"model.attention": ["dot", "general"]}, tmp_path)
   for trial in trials:
     write_results(trial, 0.5)

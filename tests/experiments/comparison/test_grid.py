@@ -47,7 +47,7 @@ def test_invalid_sweeps_are_errors_before_training(sweeps, message):
     make_trials(sweeps)
 
 
-def test_an_optional_field_may_be_none():
+def test_sweep_of_an_optional_field_accepts_none():
   first, second = make_trials({"optimizer.clip_norm": ["None", "1"]})
   assert first.raw["optimizer"]["clip_norm"] is None
   assert "--config.optimizer.clip_norm=None" in first.command
@@ -55,7 +55,7 @@ def test_an_optional_field_may_be_none():
 
 
 @pytest.mark.parametrize("text", ["model.order", "=a,b", "seed=", "seed=1,"])
-def test_a_sweep_has_a_field_and_values(text):
+def test_sweep_without_field_or_values_is_rejected(text):
   with pytest.raises(UserError, match="--sweep="):
     grid.parse_sweep(text)
 
@@ -65,12 +65,12 @@ def test_parse_sweep_drops_the_prefix_of_the_config():
   assert grid.parse_sweep("config.model.input_feeding=true, false") == expected
 
 
-def test_the_score_field_depends_on_the_model():
+def test_scores_flag_sweeps_the_score_field_of_the_model():
   assert grid.score_field(base.get_config("dot")) == "model.attention"
   assert grid.score_field(base.get_config("transformer")) == "model.score"
 
 
-def test_group_names_have_sections_only_to_tell_fields_apart():
+def test_group_names_include_sections_of_ambiguous_fields():
   fields = {"data.source_tokenizer.kind": "words", "data.name": "text"}
   assert grid.group_name(fields) == "kind=words, name=text"
   fields["data.target_tokenizer.kind"] = "bpe"
@@ -80,7 +80,7 @@ def test_group_names_have_sections_only_to_tell_fields_apart():
   )
 
 
-def test_runs_of_the_folder_that_are_not_compared_are_listed(tmp_path):
+def test_other_runs_in_the_folder_are_listed(tmp_path):
   sweep = {"model.attention": ["dot", "general"]}
   trials = make_trials(sweep, tmp_path, num_seeds=2)
   for trial in trials:

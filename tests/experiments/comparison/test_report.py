@@ -114,7 +114,7 @@ def test_values_that_are_not_finite_are_shown_and_not_tested(tmp_path):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_metric_that_some_seeds_lack_has_its_number_of_seeds(tmp_path):
+def test_metric_missing_for_some_seeds_shows_its_seed_count(tmp_path):
   trials = make_trials({"model.attention": ["dot"]}, tmp_path, num_seeds=3)
   for trial in trials:
     write_results(trial, 0.5 + 0.1 * trial.seed)
@@ -127,7 +127,7 @@ def test_a_metric_that_some_seeds_lack_has_its_number_of_seeds(tmp_path):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_different_source_lengths_are_not_put_in_one_table(tmp_path):
+def test_groups_with_different_source_lengths_have_no_length_table(tmp_path):
   trials = make_trials({"model.attention": ["none", "dot"]}, tmp_path)
   for trial, longest in zip(trials, (4, 5)):
     write_results(trial, 0.5, longest=longest)
@@ -150,7 +150,7 @@ def test_training_metrics_may_have_the_old_or_the_new_name(metric, tmp_path):
 
 @pytest.mark.parametrize("content", [None, b"", b"{}\n"])
 @pytest.mark.usefixtures("no_figures")
-def test_a_trial_with_unreadable_results_fails_alone(content, tmp_path):
+def test_unreadable_results_fail_only_their_trial(content, tmp_path):
   trials = make_trials({"model.attention": ["dot", "general"]}, tmp_path)
   for trial in trials:
     write_results(trial, 0.5)

@@ -10,7 +10,7 @@ from scipy import stats
 from experiments.comparison.statistics import differences, interval
 
 
-def test_19_of_20_intervals_contain_the_mean():
+def test_95_percent_of_intervals_contain_the_mean():
   rng = np.random.default_rng(0)
   contained = 0
   for _ in range(400):

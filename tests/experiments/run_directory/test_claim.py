@@ -90,7 +90,7 @@ def test_steps_must_not_change_if_the_schedule_depends_on_them(
     claim(tmp_path, config.to_dict())
 
 
-def test_a_checkpoint_that_was_never_saved_can_be_mended(tmp_path):
+def test_evaluation_checkpoint_that_was_not_saved_can_be_changed(tmp_path):
   stuck = config_with(evaluation__checkpoint="777")
   (tmp_path / "config.json").write_text(json.dumps(stuck))
   assert read_config(tmp_path).evaluation.checkpoint == "777"
@@ -98,7 +98,7 @@ def test_a_checkpoint_that_was_never_saved_can_be_mended(tmp_path):
   assert read_config(tmp_path).evaluation.checkpoint == "last"
 
 
-def test_release_frees_a_new_directory(tmp_path):
+def test_release_deletes_the_files_of_a_new_run(tmp_path):
   workdir = tmp_path / "run"
   assert claim(workdir, config_with())
   run_directory.release(workdir)

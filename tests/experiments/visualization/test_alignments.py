@@ -24,7 +24,7 @@ def sources(*lengths):
     (tuple(range(2, 40)), {16, 15, 14, 13, 12, 11, 10, 9}),
   ],
 )
-def test_drawn_examples_differ_and_are_legible_if_any_are(lengths, expected):
+def test_drawn_examples_have_different_legible_lengths(lengths, expected):
   chosen = alignments._legible(sources(*lengths))
   found = (chosen != PAD).sum(1).tolist()
   assert len(set(found)) == len(found) == min(4, len(expected))

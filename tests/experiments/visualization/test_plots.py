@@ -117,7 +117,7 @@ def test_resolution_is_limited(draw, monkeypatch):
   assert max(draw(panel(np.zeros((9, 3)))).shape) == 200
 
 
-def test_sixty_words_are_all_labelled_and_of_more_every_nth(draw):
+def test_axis_of_more_than_60_words_labels_every_nth(draw):
   def image(count, name, place):
     words = ["w"] * count
     words[place] = name
@@ -183,7 +183,7 @@ def without_extra(monkeypatch):
     cache.cache_clear()
 
 
-def test_without_the_extra_figures_are_drawn_with_one_warning(
+def test_figures_without_the_fonts_extra_log_one_warning(
   draw, caplog, unwarned, without_extra
 ):
   drawn = draw(panel(np.eye(2), KOREAN, ["a", "b"]))
