@@ -16,23 +16,18 @@ from experiments.errors import UserError
 
 _CACHE = "~/.cache/attention-jax"
 _CACHE_LIMIT = 2 * 2**30  # bytes
-# Seconds without a heartbeat after which JAX declares a process dead.
-HEARTBEAT_TIMEOUT = 15
-# Seconds for which a process that fails waits for others that fail as well.
-_GRACE = 5.0
-# Whether this process has reported an error of its own and is exiting.
-_exiting = False
+HEARTBEAT_TIMEOUT = 15  # seconds until JAX declares a silent process dead
+_GRACE = 5.0  # seconds for which a failed process waits for others that fail
+_exiting = False  # whether this process has reported an error of its own
 
 
 def set_up_jax() -> None:
-  """Connects to the other processes, if any, and sets JAX's options.
+  """Sets JAX's options and connects this process to the others, if any.
 
-  JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, which
-  `launch.sh` sets, make this process one of several. JAX_LOCAL_DEVICE_IDS
-  selects GPUs of the machine (default: all). With the address "auto", JAX asks
-  the cluster, as on TPU VMs. The compilation cache, ~/.cache/attention-jax, is
-  reduced to 2 GiB; JAX_COMPILATION_CACHE_DIR names another directory, whose
-  size is not limited.
+  `launch.sh` sets JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID
+  and, to use some GPUs of the machine, JAX_LOCAL_DEVICE_IDS. With the address
+  "auto", JAX detects the processes itself, as on TPU VMs. A compilation cache
+  in JAX_COMPILATION_CACHE_DIR is not limited in size.
   """
   import jax
 
@@ -50,7 +45,7 @@ def set_up_jax() -> None:
     jax.distributed.initialize, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
   )
   if address == "auto":
-    # JAX would use the value "auto" as an address.
+    # JAX would use "auto" as an address.
     del os.environ["JAX_COORDINATOR_ADDRESS"]
     initialize()
   else:
@@ -62,7 +57,7 @@ def set_up_jax() -> None:
         "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and"
         f" JAX_PROCESS_ID must be numbers ({error})"
       ) from None
-    # Cluster detection would give each process one device of a Slurm job.
+    # Detection of Slurm would give each process a single device.
     initialize(address, count, index, cluster_detection_method="deactivate")
   _exit_on_abort()
   if jax.process_index() and not logging.vlog_is_on(1):
@@ -70,12 +65,9 @@ def set_up_jax() -> None:
 
 
 def reduce_cache(folder: Path, limit: int) -> None:
-  """Deletes the least recently used programs above a limit in bytes.
-
-  JAX's own limit, jax_compilation_cache_max_size, needs the package filelock,
-  fails on entries that were written without a limit, and reads all entries'
-  times at every compilation.
-  """
+  """Deletes the least recently used programs above a limit in bytes."""
+  # jax_compilation_cache_max_size needs the package filelock, fails on entries
+  # that were written without it, and reads all times at every compilation.
   entries = []
   for path in folder.glob("*-cache"):
     with contextlib.suppress(OSError):  # deleted by another process
@@ -94,9 +86,9 @@ def reduce_cache(folder: Path, limit: int) -> None:
 def _keep_freed_memory() -> None:
   """Makes glibc keep freed memory instead of returning it to the system.
 
-  The system hands pages back filled with zeros, which took up to a quarter of
-  a step on a CPU. glibc keeps blocks above 64 MiB for the main thread only,
-  so asynchronous dispatch is off.
+  Pages from the system are filled with zeros first, which took up to a quarter
+  of a step on a CPU. glibc keeps blocks above 64 MiB for the main thread only,
+  so `set_up_jax` disables asynchronous dispatch.
   """
   mmap_max, trim_threshold = -4, -1  # of malloc.h
   with contextlib.suppress(OSError, AttributeError):  # another C library
@@ -106,21 +98,24 @@ def _keep_freed_memory() -> None:
 
 
 def coordination_client():
-  """Returns JAX's client of the coordination service, None if there is none."""
-  if "jax" not in sys.modules:
-    return None
-  from jax._src import distributed  # JAX has no public name for it.
+  """Returns JAX's client of the coordination service, if connected."""
+  return _connection().client if "jax" in sys.modules else None
 
-  return distributed.global_state.client
+
+def _connection():
+  """Returns JAX's state of several processes, which has no public name."""
+  from jax._src import distributed
+
+  return distributed.global_state
 
 
 @functools.cache  # which keeps the callbacks alive
 def _exit_on_abort() -> tuple[object, ...]:
-  """Replaces SIGABRT by one message and exit code 1.
+  """Makes an abort print one message and exit with code 1.
 
-  JAX aborts a process when another one dies, after a message that names it.
-  gloo, the CPU's collectives, may detect the broken connection first and throw
-  in its own thread: that thread then waits for JAX's message.
+  When a process dies, JAX names it in the others and aborts them. gloo, which
+  implements collectives on CPUs, may detect the broken connection first and
+  throw an exception in its own thread, which then waits for JAX's message.
   """
   abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
   terminate_handler = ctypes.CFUNCTYPE(None)
@@ -155,10 +150,8 @@ def _exit_on_abort() -> tuple[object, ...]:
 
 
 def report(trouble: str) -> None:
-  """Prints why this process, one of several, stops."""
-  from jax._src import distributed  # jax.process_index() waits for a backend
-
-  index = distributed.global_state.process_id
+  """Prints why this process, one of several, exits."""
+  index = _connection().process_id  # jax.process_index() waits for a backend.
   with contextlib.suppress(OSError, ValueError):  # standard error is closed
     print(
       f"error: process {index}: {trouble}. The same command"
@@ -180,20 +173,22 @@ def peak_memory() -> int:
 
 
 def leave(code: int) -> None:
-  """Ends the process at once, from any thread.
+  """Ends the process from any thread, without exit handlers.
 
-  `sys.exit` would wait for the other processes in JAX's exit handler, and for
-  Orbax's threads. Processes that fail for the same reason leave together: JAX
-  aborts the others when the first process, the coordinator, is gone.
+  `sys.exit` would wait for the other processes and for Orbax's threads.
   """
   global _exiting
   _exiting = True
   try:
-    with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+    with contextlib.suppress(OSError, ValueError):  # a closed pipe
       sys.stdout.flush()
       sys.stderr.flush()
     if client := coordination_client():
+      # Processes that fail together each print their own error: without this
+      # barrier, JAX would abort the others when the coordinator exits.
       with contextlib.suppress(Exception):
         client.wait_at_barrier("leave", round(1000 * _GRACE))
+      if _connection().process_id == 0:
+        time.sleep(1)  # The coordinator exits last.
   finally:
     os._exit(code)

@@ -1,10 +1,10 @@
-"""The device mesh of a run, and arrays sharded by examples over it.
+"""The device mesh of a run, and the sharding of batches.
 
-axis      its devices shard
-data      the examples of a batch
-fsdp      the examples of a batch, and the parameters
-sequence  the tokens of each example
-tensor    heads, hidden units and the vocabulary
+mesh axis  shards
+data       the examples of a batch
+fsdp       the examples of a batch, and the parameters
+sequence   the tokens of each example
+tensor     heads, hidden units and the vocabulary
 """
 
 import functools
@@ -20,7 +20,7 @@ from experiments.config import MeshConfig
 from experiments.data.dataset import BatchShard
 from experiments.errors import UserError
 
-# Devices along the last axis are closest to each other.
+# Neighbours along the last axis have the fastest connection.
 AXES = ("data", "fsdp", "sequence", "tensor")
 # The axes that shard the examples of a training batch.
 ROWS = ("data", "fsdp")
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def make_mesh(config: MeshConfig) -> Mesh:
-  """Makes the mesh with axes `AXES`; UserError if the devices do not fit."""
+  """Makes the mesh; UserError if the config does not fit the devices."""
   available = jax.device_count()
   sizes = {name: getattr(config, name) for name in AXES}
   given = math.prod(size for size in sizes.values() if size > 0)
@@ -94,10 +94,8 @@ def check_row_multiple(mesh: Mesh, multiple: int, accumulation: int) -> None:
 
 
 def batch_shard(mesh: Mesh) -> BatchShard:
-  """Returns the shards of a training batch that this process loads.
-
-  Processes whose devices shard tokens or heads load the same examples.
-  """
+  """Returns the shards of a training batch that this process loads."""
+  # Processes whose devices shard tokens or heads load the same examples.
   count = num_batch_shards(mesh)
   indices = (
     index
@@ -108,15 +106,7 @@ def batch_shard(mesh: Mesh) -> BatchShard:
 
 
 def shard_batch(tree: Any, mesh: Mesh) -> Any:
-  """Shards a training batch over the devices.
-
-  Args:
-    tree: NumPy arrays with the examples of `batch_shard`.
-    mesh: from `make_mesh`.
-
-  Returns:
-    Global arrays, sharded by examples.
-  """
+  """Makes global arrays of the NumPy arrays that each process has loaded."""
   indices, count = batch_shard(mesh)
   sharding = NamedSharding(mesh, PartitionSpec(ROWS))
 
@@ -134,16 +124,7 @@ def shard_batch(tree: Any, mesh: Mesh) -> Any:
 
 
 def shard_rows(tree: Any, mesh: Mesh) -> Any:
-  """Shards host arrays by rows over all devices.
-
-  Args:
-    tree: NumPy arrays, the same in every process, whose first axis divides
-      by the number of devices.
-    mesh: from `make_mesh`.
-
-  Returns:
-    Global arrays.
-  """
+  """Shards NumPy arrays, equal in all processes, by rows over all devices."""
   sharding = NamedSharding(mesh, PartitionSpec(AXES))
 
   def place(array):
@@ -154,25 +135,20 @@ def shard_rows(tree: Any, mesh: Mesh) -> Any:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """Returns the sharding of an array that every device holds whole."""
+  """Returns the sharding of an array that is replicated on every device."""
   return NamedSharding(mesh, PartitionSpec())
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def all_gather(tree: Any, mesh: Mesh) -> Any:
-  """Returns the arrays replicated on every device."""
-  return _gather(replicated(mesh))(tree)
-
-
-@functools.cache
-def _gather(sharding: NamedSharding) -> Callable[[Any], Any]:
-  return jax.jit(lambda tree: tree, out_shardings=sharding)
+  """Replicates arrays on every device."""
+  return jax.lax.with_sharding_constraint(tree, replicated(mesh))
 
 
 def map_shards(function: Callable[..., T], mesh: Mesh) -> Callable[..., T]:
-  """Maps a function (params, batch) over the shards of a batch.
+  """Maps a function (params, batch) over the shards of rows of a batch.
 
-  Every device sees its own rows only, so XLA inserts no collectives. The
-  result has one row per example, as the batch has.
+  Each device computes the rows of its own shard without communication.
   """
   rows = PartitionSpec(AXES)
   return jax.shard_map(
@@ -185,5 +161,5 @@ def map_shards(function: Callable[..., T], mesh: Mesh) -> Callable[..., T]:
 
 
 def round_up(count: int, mesh: Mesh) -> int:
-  """Returns the next multiple of the number of devices."""
+  """Rounds up to a multiple of the number of devices."""
   return -(-count // mesh.size) * mesh.size

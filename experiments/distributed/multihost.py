@@ -1,4 +1,4 @@
-"""Functions that process 0 calls before, or instead of, the other processes."""
+"""Calls of a function by process 0 first, or by process 0 only."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -17,24 +17,21 @@ _INTERRUPTED = 130
 
 
 class Requests:
-  """The stop requests that this process received as signals."""
+  """The requests to stop that this process has received as signals."""
 
   def __init__(self):
     self._requested = False
     self._nothing_to_save = False
 
   def should_stop(self, step: int) -> bool:
-    """Returns whether to save and stop after `step`.
-
-    With several processes, JAX's preemption notice makes all of them stop
-    after the same step; `step` then has to grow by one with every call.
-    """
+    """Returns whether to save and stop after `step`."""
     if jax.process_count() > 1:
+      # True for all processes at the same step. Needs a call for every step.
       return multihost_utils.reached_preemption_sync_point(step)
     return self._requested
 
   def nothing_to_save(self) -> None:
-    """Declares that all is saved: a single process now stops at once."""
+    """Makes a single process stop at once, since its state is saved."""
     self._nothing_to_save = True
     if self._requested:
       self._stop_at_once()
@@ -61,9 +58,9 @@ class Requests:
 
 @contextlib.contextmanager
 def listen() -> Iterator[Requests]:
-  """Turns SIGTERM and SIGINT into stop requests; a second SIGINT stops at once.
+  """Turns SIGTERM and SIGINT into stop requests; a second SIGINT exits at once.
 
-  A thread handles them, because Python's handlers wait for the main thread,
+  A thread handles them, because Python runs signal handlers in the main thread,
   which may be inside a step or a compilation.
   """
   requests = Requests()
@@ -76,7 +73,7 @@ def listen() -> Iterator[Requests]:
     target=_receive_all, args=(receiver, requests), daemon=True
   )
   thread.start()
-  # Python writes a byte per signal only where it has a handler.
+  # Python writes a byte to `sender` only for signals that have a handler.
   before = {each: signal.signal(each, lambda *_: None) for each in signals}
   last = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
   try:
@@ -91,7 +88,7 @@ def listen() -> Iterator[Requests]:
 
 
 def _receive_all(receiver: int, requests: Requests) -> None:
-  """Handles each signal, which arrives as a byte, until the pipe closes."""
+  """Handles each signal number that the pipe contains, until it closes."""
   while numbers := os.read(receiver, 1):
     requests.receive(numbers[0])
 

@@ -6,18 +6,19 @@ Letters are axes of arrays: D model, H heads, F feed-forward, V vocabulary.
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from attention import ring
 from attention.modules import MeshAxes
 from experiments.distributed.mesh import ROWS
 
-# Mesh axes of parameters, by the end of their path; the first rule that matches
-# applies. The optimizer state and the moving average of a parameter have its
-# sharding. An axis that does not divide is replicated.
+# Mesh axes of parameters, by a regular expression for the end of their path.
+# The first match applies, also to the parameter's optimizer state and moving
+# average. An array axis that the mesh axis does not divide is replicated.
 PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   ("(query|key|value)_projection/kernel", ("fsdp", "tensor", None)),  # D H D/H
   ("(query|key|value)_projection/bias", ("tensor", None)),  # H D/H
@@ -33,44 +34,28 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   (".*", ()),
 )
 
-# Attention without a mesh of its own.
+# Attention that no mesh axis shards.
 ALONE = MeshAxes()
 
-# Mesh axes of activations, by the name of the array axis.
-ACTIVATIONS: dict[str, str | tuple[str, ...] | None] = {
-  "rows": ROWS,
-  "tokens": "sequence",
-  "features": None,
-}
 
-
-def constrain(array: jax.Array, *names: str) -> jax.Array:
-  """Constrains the sharding of an activation to the mesh that is set.
-
-  Args:
-    array: the activation.
-    *names: of its axes, keys of `ACTIVATIONS`.
-
-  Returns:
-    The array; unconstrained without a mesh and inside `jax.shard_map`.
-  """
+def constrain(activations: jax.Array) -> jax.Array:  # [B, T, D]
+  """Shards the rows and tokens of activations over the mesh that is set."""
   mesh = jax.sharding.get_abstract_mesh()
+  # Inside jax.shard_map the axes are manual.
   if mesh.empty or mesh.size == 1 or not mesh.are_all_axes_auto:
-    return array
-  spec = PartitionSpec(*(ACTIVATIONS[name] for name in names))
-  return jax.lax.with_sharding_constraint(array, spec)
+    return activations
+  spec = PartitionSpec(ROWS, "sequence", None)
+  return jax.lax.with_sharding_constraint(activations, spec)
 
 
-def num_shards(name: str) -> int:
-  """Returns the number of shards of an activation axis on the current mesh."""
+def num_shards(*axes: str) -> int:
+  """Returns the number of shards over axes of the mesh that is set."""
   mesh = jax.sharding.get_abstract_mesh()
-  axes = ACTIVATIONS[name] or ()
-  names = (axes,) if isinstance(axes, str) else axes
-  return math.prod(mesh.shape.get(axis, 1) for axis in names)
+  return math.prod(mesh.shape.get(axis, 1) for axis in axes)
 
 
 def mesh_axes(mesh: Mesh) -> MeshAxes:
-  """Returns the mesh axes of more than one device that shard attention."""
+  """Returns the mesh axes that shard attention over several devices."""
   heads, sequence = (
     axis if mesh.shape[axis] > 1 else None for axis in ("tensor", "sequence")
   )
@@ -94,7 +79,7 @@ def sequence_order(tokens: jax.Array, axes: MeshAxes) -> jax.Array:
 
 
 def path_name(path) -> str:
-  """Returns the path of a pytree leaf, with slashes between its names."""
+  """Returns the path of a pytree leaf, such as "params/output/bias"."""
   return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
@@ -119,69 +104,50 @@ def state_shardings(state: Any, mesh: Mesh | AbstractMesh) -> Any:
   )
 
 
-class _Line(NamedTuple):
-  """Arrays of one rule and sharding; sizes in MiB, in all and per device."""
-
-  name: str
-  axes: str
-  whole: float
-  share: float
-
-
 def describe(state: Any, mesh: Mesh) -> list[str]:
-  """Describes the sharding of a state and its memory per device.
-
-  Args:
-    state: a `TrainState`, of arrays or of their shapes.
-    mesh: from `make_mesh`.
-
-  Returns:
-    Lines of a table; a single line with one device.
-  """
-  parameters = _lines(state.params, mesh)
-  others = _lines((state.opt_state, state.average), mesh)
-  totals = [_total("parameters", parameters), _total("optimizer state", others)]
+  """Returns a table of shardings and memory; one line for a single device."""
+  sizes = _sizes(state.params, mesh)
+  others = _sizes((state.opt_state, state.average), mesh)
+  totals = {
+    ("parameters", ""): sum(sizes.values(), np.zeros(2)),
+    ("optimizer state", ""): sum(others.values(), np.zeros(2)),
+  }
   if mesh.size == 1:
-    return [", ".join(f"{each.name} {each.whole:.1f} MiB" for each in totals)]
+    parts = [f"{name} {size[0]:.1f} MiB" for (name, _), size in totals.items()]
+    return [", ".join(parts)]
   shape = ", ".join(f"{name} {n}" for name, n in mesh.shape.items() if n > 1)
-  width = max(len(each.name) for each in [*parameters, *totals])
+  rows = {**sizes, **totals}
+  width = max(len(name) for name, _ in rows)
   lines = [
     f"{mesh.size} devices: {shape}",
     f"{'':<{width}}  {'axes':<24}{'MiB':>10}{'per device':>12}",
   ]
-  for each in [*parameters, *totals]:
-    lines.append(
-      f"{each.name:<{width}}  {each.axes:<24}{each.whole:>10.2f}"
-      f"{each.share:>12.2f}"
-    )
+  for (name, axes), (total, share) in rows.items():
+    lines.append(f"{name:<{width}}  {axes:<24}{total:>10.2f}{share:>12.2f}")
   return lines
 
 
-def _lines(tree: Any, mesh: Mesh) -> list[_Line]:
-  """Returns a line for each rule and sharding."""
-  sizes: dict[tuple[str, str], list[float]] = {}
-  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-    name = path_name(path)
-    sharding = sharding_of(name, leaf.shape, mesh)
+def _sizes(tree: Any, mesh: Mesh) -> dict[tuple[str, str], np.ndarray]:
+  """Returns MiB in all and per device, by rule and mesh axes."""
+  sizes: dict[tuple[str, str], np.ndarray] = {}
+  rules = [rule for rule, _ in PARAMETERS]
+  leaves = [
+    (path_name(path), leaf)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  ]
+  for path, leaf in sorted(
+    leaves, key=lambda each: rules.index(_rule(each[0]))
+  ):
+    sharding = sharding_of(path, leaf.shape, mesh)
     sharded = [axis and mesh.shape[axis] > 1 and axis for axis in sharding.spec]
     axes = ", ".join(axis or "-" for axis in sharded)
-    axes = axes if any(sharded) else "replicated"
-    size = sizes.setdefault((_rule(name), axes), [0.0, 0.0])
-    mebibytes = leaf.dtype.itemsize / 2**20
-    size[0] += mebibytes * math.prod(leaf.shape)
-    size[1] += mebibytes * math.prod(sharding.shard_shape(leaf.shape))
-  lines = [_Line(*names, *size) for names, size in sizes.items()]
-  rules = [rule for rule, _ in PARAMETERS]
-  lines.sort(key=lambda line: rules.index(line.name))
-  return [
-    line._replace(name="all else") if line.name == ".*" else line
-    for line in lines
-  ]
-
-
-def _total(name: str, lines: Sequence[_Line]) -> _Line:
-  whole, share = (line.whole for line in lines), (line.share for line in lines)
-  return _Line(name, "", sum(whole), sum(share))
+    rule = _rule(path)
+    name = "all else" if rule == ".*" else rule
+    row = name, axes if any(sharded) else "replicated"
+    counts = math.prod(leaf.shape), math.prod(sharding.shard_shape(leaf.shape))
+    mebibytes = np.array(counts) * leaf.dtype.itemsize / 2**20
+    sizes[row] = sizes.get(row, np.zeros(2)) + mebibytes
+  return sizes
 
 
 def _rule(path: str) -> str:

@@ -17,16 +17,10 @@ from experiments.errors import UserError
 
 _INTERVAL = 1.0  # seconds between two exchanges
 _KEY = "attention/step/"
-_CODE = 1
 
 
 class Watchdog:
-  """Compares the training steps of all processes.
-
-  Attributes:
-    step: the step that this process computes; None before the first and after
-      the last one, when nothing counts as a stall.
-  """
+  """Compares the training steps of all processes."""
 
   def __init__(
     self,
@@ -36,6 +30,8 @@ class Watchdog:
     stall_seconds: float,
     clock: Callable[[], float] = time.monotonic,
   ):
+    # The step that this process computes. None before the first and after the
+    # last step: then no stall is reported.
     self.step: int | None = None
     self._client, self._index, self._count = client, index, count
     self._stall_seconds, self._clock = stall_seconds, clock
@@ -56,7 +52,7 @@ class Watchdog:
       self._steps, self._changed = steps, self._clock()
 
   def stall(self) -> str | None:
-    """Returns which processes have stalled, None while all make progress."""
+    """Returns a message that names the stalled processes, or None."""
     still = self._clock() - self._changed
     if still < self._stall_seconds or len(self._steps) < self._count:
       return None
@@ -74,10 +70,9 @@ class Watchdog:
 
 @contextlib.contextmanager
 def watch(stall_seconds: float) -> Iterator[Watchdog]:
-  """Ends this process once no step of any process ends for `stall_seconds`.
+  """Ends this process once no process has ended a step for `stall_seconds`.
 
-  Does nothing in a run of one process. Yields a `Watchdog`, whose `step` the
-  training loop sets.
+  The training loop sets `step`. A single process is not watched.
   """
   client = initialize.coordination_client()
   watchdog = Watchdog(
@@ -94,20 +89,20 @@ def watch(stall_seconds: float) -> Iterator[Watchdog]:
   except UserError:
     raise
   except Exception:
-    # If another process died, JAX names it and ends this process meanwhile.
+    # If another process has died, JAX reports it and ends this one meanwhile.
     time.sleep(initialize.HEARTBEAT_TIMEOUT + 5)
     raise
   finally:
     done.set()
-    thread.join(2 * _INTERVAL)  # it may wait for a service that is gone
+    thread.join(2 * _INTERVAL)  # It may wait for a lost service.
 
 
 def _run(watchdog: Watchdog, done: threading.Event) -> None:
   """Ends the process on a stall, until `done` is set."""
   while not done.wait(_INTERVAL):
-    # Where the service is lost, JAX ends this process.
+    # JAX itself ends this process when the service is lost.
     with contextlib.suppress(jax.errors.JaxRuntimeError):
       watchdog.exchange()
       if (stall := watchdog.stall()) and not done.is_set():
         initialize.report(stall)
-        initialize.leave(_CODE)
+        initialize.leave(1)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from experiments.data.batch import PAD
 from experiments.distributed import sharding
+from experiments.distributed.mesh import ROWS
 from experiments.models.layers.affine import Affine
 
 # Number of logits of a chunk: fits into caches, and occupies every core.
@@ -96,7 +97,8 @@ def shared_cross_entropy(
   So devices all-reduce once, instead of once a chunk. Rows and tokens must
   divide over the mesh that is set.
   """
-  rows, tokens = sharding.num_shards("rows"), sharding.num_shards("tokens")
+  rows = sharding.num_shards(*ROWS)
+  tokens = sharding.num_shards("sequence")
 
   def total(features, labels):
     return total_cross_entropy(features, readout, labels, label_smoothing)

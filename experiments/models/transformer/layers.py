@@ -106,7 +106,7 @@ class Residual(nn.Module):
   ) -> jax.Array:
     """Adds the sublayer's input and output [..., D]."""
     total = x + self.dropout(inner, deterministic=deterministic)
-    total = constrain(total, "rows", "tokens", "features")
+    total = constrain(total)
     return self.layer_norm(total) if self.options.norm == "post" else total
 
 

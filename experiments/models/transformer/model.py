@@ -173,7 +173,7 @@ class Transformer(nn.Module):
     tokens = ring_order(tokens, self.mesh_axes)
     places = self.mesh_axes.positions(tokens.shape[1])
     x = self._embed(tokens, places, target=target)
-    return constrain(x, "rows", "tokens", "features")
+    return constrain(x)
 
   def _embed(self, tokens: jax.Array, places, *, target: bool) -> jax.Array:
     """Embeds [B, T] tokens at [T] positions."""

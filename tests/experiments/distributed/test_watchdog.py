@@ -1,4 +1,4 @@
-"""Stalled steps, with an injected clock; exit code and message of an abort."""
+"""The watchdog with an injected clock, and the message of an abort."""
 
 import subprocess
 import sys
@@ -55,7 +55,7 @@ def run(clock, crew, seconds):
       each.exchange()
 
 
-def test_progress_is_no_stall(clock, crew):
+def test_progress_is_not_a_stall(clock, crew):
   for step in range(50):
     for each in crew:
       each.step = step
@@ -63,7 +63,7 @@ def test_progress_is_no_stall(clock, crew):
     assert all(each.stall() is None for each in crew)
 
 
-def test_the_process_behind_a_stalled_step_is_named(clock, crew):
+def test_a_stall_names_the_process_at_the_first_step(clock, crew):
   for each, step in zip(crew, (9, 8, 9)):
     each.step = step
   run(clock, crew, 99)
@@ -75,14 +75,14 @@ def test_the_process_behind_a_stalled_step_is_named(clock, crew):
     assert message.endswith("in process 1; other processes are at step 9")
 
 
-def test_all_processes_behind_a_stalled_step_are_named(clock, crew):
+def test_a_stall_names_all_processes_at_the_first_step(clock, crew):
   for each, step in zip(crew, (8, 9, 8)):
     each.step = step
   run(clock, crew, 102)
   assert "in process 0, 2; other processes are at step 9" in crew[1].stall()
 
 
-def test_a_step_that_stalls_in_all_processes_blames_none(clock, crew):
+def test_a_stall_of_all_processes_names_none(clock, crew):
   for each in crew:
     each.step = 0
   run(clock, crew, 102)
@@ -91,14 +91,14 @@ def test_a_step_that_stalls_in_all_processes_blames_none(clock, crew):
   assert message.endswith("in any process")
 
 
-def test_nothing_stalls_before_and_after_training(clock, crew):
+def test_no_stall_is_reported_before_or_after_training(clock, crew):
   crew[0].step = crew[1].step = 9
   run(clock, crew, 200)
   assert crew[0].stall() is None
 
 
-# JAX aborts the process with SIGABRT; gloo throws in a thread of its own, which
-# std::terminate ends.
+# Code that aborts: JAX raises SIGABRT; gloo throws an exception in one of its
+# threads, which calls std::terminate.
 ABORTS = """
 import ctypes, os, threading, time
 from experiments.distributed import initialize
