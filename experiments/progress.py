@@ -55,7 +55,7 @@ class Progress:
   """A bar over training steps, which process 0 shows, and their timings."""
 
   def __init__(self, total: int, start: int):
-    self.steps, self.tokens = 0, 0  # target tokens, since the bar began
+    self._steps, self._tokens = 0, 0  # since the bar began
     terminal = has_terminal()
     self._bar = tqdm(
       total=total,
@@ -74,8 +74,8 @@ class Progress:
     self, steps: int, *, tokens: int, metrics: Mapping[str, float]
   ) -> None:
     """Adds steps and their target tokens; shows the metrics."""
-    self.steps += steps
-    self.tokens += tokens
+    self._steps += steps
+    self._tokens += tokens
     now = time.perf_counter()
     self._durations.append((now - self._last) / max(steps, 1))
     self._last = now
@@ -92,8 +92,8 @@ class Progress:
     seconds = max(time.perf_counter() - self._start, 1e-9)
     return {
       "seconds": seconds,
-      "steps_per_second": self.steps / seconds,
-      "tokens_per_second": self.tokens / seconds,
+      "steps_per_second": self._steps / seconds,
+      "tokens_per_second": self._tokens / seconds,
       "step_milliseconds": 1e3 * statistics.median(self._durations or [0.0]),
     }
 
