@@ -2,10 +2,10 @@
 
     python -m tests.experiments.forks SOCKET
 
-listens on a Unix socket. Each connection starts one process: it carries a
-request as JSON, with the file descriptors of stdin, stdout and stderr; the
-answers are the process id and, at its end, the exit code. The server ends when
-its standard input does.
+listens on a Unix socket. A client sends a request as JSON, with the file
+descriptors of stdin, stdout and stderr. The server forks a process for it, and
+sends its process id and, when it ends, its exit code. The server exits when its
+standard input is closed.
 """
 
 import json
@@ -57,7 +57,7 @@ def _start(connection: socket.socket) -> dict:
 
 
 def main() -> None:
-  """Imports what the binaries import, but no binary: each defines flags."""
+  """Imports the modules of the binaries, but no binary: each defines flags."""
   import experiments.comparison.runner
   import experiments.inference.translator
   import experiments.training.loop  # noqa: F401

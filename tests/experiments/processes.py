@@ -1,4 +1,4 @@
-"""Runs the binaries as processes, forked from one that has imported JAX."""
+"""Runs the binaries in processes forked from one that has imported JAX."""
 
 import atexit
 import functools
@@ -14,7 +14,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-# The run of `conftest.make_tiny`, as a config file that a process can read.
+# A config file with the config of `conftest.make_tiny`.
 CONFIG = """
 from tests.experiments.conftest import make_tiny
 
@@ -22,7 +22,7 @@ def get_config(arg=""):
   return make_tiny(arg)
 """
 
-# A run of many steps and checkpoints, to be disturbed.
+# A config of many steps and checkpoints, for tests that interrupt the run.
 LONG = """
 from tests.experiments.conftest import make_tiny
 
@@ -98,7 +98,7 @@ def _server():
   server = subprocess.Popen(
     [sys.executable, "-m", "tests.experiments.forks", path],
     cwd=ROOT,
-    # As the binaries set it before they import JAX.
+    # The binaries set this variable before they import JAX.
     env=environment(TF_CPP_MIN_LOG_LEVEL="2"),
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
@@ -117,7 +117,8 @@ def _server():
 def start(module, *arguments, cwd=ROOT, stdin=False, text=True, **options):
   """Starts `python -m experiments.MODULE ARGUMENTS`.
 
-  Forks it, unless variables in `options` matter when Python or JAX starts.
+  Forks it, unless `options` set environment variables: they may have an effect
+  only when Python or JAX starts.
   """
   module, arguments = f"experiments.{module}", [*map(str, arguments)]
   pipes = {
@@ -134,14 +135,9 @@ def start(module, *arguments, cwd=ROOT, stdin=False, text=True, **options):
 
 
 def crew(count, module, *arguments, **special):
-  """Starts processes that find each other, without a launcher.
+  """Starts a run of several processes without `launch.sh`.
 
-  Args:
-    count: how many.
-    module: of `experiments`.
-    *arguments: of each.
-    **special: p2="code" runs process 2 through Python code, which gets to
-      change things before the module starts.
+  p2="code" in `special` makes process 2 execute this Python code first.
   """
   with socket.socket() as free:
     free.bind(("localhost", 0))

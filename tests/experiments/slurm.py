@@ -1,4 +1,4 @@
-"""A Slurm of one machine, of Debian's slurm-wlm and munge, in a folder."""
+"""Starts Slurm on this machine, from Debian's slurm-wlm and munge."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ import time
 
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol")
 
-# Partition `high` takes the place of jobs in `low`, which get 60 seconds.
+# Partition `high` preempts jobs in `low` after a grace period of 60 seconds.
 CONF = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -44,7 +44,7 @@ PartitionName=high Nodes=ALL PriorityTier=9 PreemptMode=OFF
 
 
 def missing() -> str | None:
-  """Says what keeps a Slurm from being started here, if anything."""
+  """Returns why Slurm cannot be started here, None if it can."""
   for program in NEEDED:
     if not shutil.which(program, path=_path()):
       return f"{program} is not installed (Debian: slurm-wlm, munge)"
@@ -55,7 +55,7 @@ def missing() -> str | None:
 
 @contextlib.contextmanager
 def started(folder: pathlib.Path):
-  """Starts it; yields the environment in which commands find it."""
+  """Starts Slurm; yields the environment variables for its commands."""
   for name in ("state", "spool"):
     (folder / name).mkdir()
   key = folder / "munge.key"
