@@ -39,9 +39,8 @@ class Implementation(Protocol):
     """
 
   def __call__(self, request: Request) -> tuple[jax.Array, jax.Array | None]:
-    """The context [..., T, E] and the lse [..., T] of a request.
+    """The context [..., T, E] and the lse [..., T], with `request.leading`.
 
-    Both have the leading axes `request.leading`. The lse may be None where
-    `request.return_lse` is false. `attend` converts the context to the query's
-    dtype.
+    The lse may be None if `request.return_lse` is false. `attend` converts the
+    context to the query's dtype.
     """

@@ -1,7 +1,7 @@
-"""cuDNN's flash attention through jax.nn, for what it serves.
+"""cuDNN's flash attention, called through `jax.nn.dot_product_attention`.
 
-It is a hand-written kernel with a hand-written derivative: reverse mode once,
-no forward mode and no second order. `implementation="blockwise"` has these.
+The kernel has first derivatives in reverse mode only.
+`implementation="blockwise"` has all the others.
 """
 
 import dataclasses

@@ -1,9 +1,8 @@
-"""What every implementation does with tokens that hold NaN or infinity.
+"""NaN and infinity in tokens, handled alike by every implementation.
 
-With a mask or a bias, a hidden token must not change anything, but 0 * NaN is
-NaN. Implementations therefore compute with such tokens replaced by zero, and
-the rows that attend to one become NaN at the end, so that derivatives of the
-other rows do not contain a NaN either.
+A hidden token must not change anything, but 0 * NaN is NaN. With a mask or a
+bias, implementations therefore replace non-finite tokens by zeros, and set the
+rows that attend to one to NaN at the end. Other rows have finite derivatives.
 """
 
 import dataclasses
@@ -14,17 +13,15 @@ import jax.numpy as jnp
 
 from attention.request import Request
 
-Result = tuple[jax.Array, jax.Array | None]
-
 
 def with_finite_tokens(
   request: Request, compute: Callable[[Request], tuple]
-) -> Result:
+) -> tuple[jax.Array, jax.Array | None]:
   """Computes with finite tokens; rows that attend to others become NaN.
 
-  `compute` returns the context, the lse (or None, if every row attends to some
-  key) and a function from flags of keys, bool [..., S], to the rows that attend
-  to a flagged key, bool [..., T].
+  `compute` returns the context, the lse (None only if every row attends to some
+  key) and a function from flagged keys, bool [..., S], to the rows that attend
+  to one of them, bool [..., T].
   """
   if not request.is_masked:
     return compute(request)[:2]
@@ -43,6 +40,6 @@ def with_finite_tokens(
 
 
 def _finite(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Tokens with zeros for bad ones, and bool [..., T]: which are bad."""
+  """Finite tokens, zero where they were not, and where that is."""
   bad = ~jnp.all(jnp.isfinite(tokens), axis=-1)
   return jnp.where(bad[..., None], jnp.zeros_like(tokens), tokens), bad

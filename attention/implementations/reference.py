@@ -4,10 +4,10 @@
     lse     = logsumexp_j scores
     context = sum_j exp(scores - lse) * value
 
-All implementations also agree on this: a row that may attend to nothing has
-weights 0, context 0, lse -inf and zero derivatives of any order; a masked key
-changes nothing, even if it holds NaN or infinity; with a mask or a bias, a
-non-finite token makes the rows that attend to it NaN, and no others.
+In every implementation, a row without a visible key has weights 0, context 0,
+lse -inf and zero derivatives of any order. A masked key changes nothing, even
+if it holds NaN or infinity. With a mask or a bias, a non-finite token makes the
+rows that attend to it NaN, and no others.
 """
 
 import dataclasses
@@ -24,14 +24,9 @@ from attention.request import Request
 def masked_softmax(
   scores: jax.Array, visible: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Softmax over the last axis where `visible`, and its log-sum-exp.
+  """Softmax over the last axis where `visible`, and its log-sum-exp [...].
 
-  Args:
-    scores: [..., S].
-    visible: bool, broadcasts against scores with the same rank.
-
-  Returns:
-    weights [..., S] and lse [...]; 0 and -inf where nothing is visible.
+  Where nothing is visible, the weights are 0 and the log-sum-exp is -inf.
   """
   largest = jnp.max(
     jnp.where(visible, jax.lax.stop_gradient(scores), -jnp.inf),
@@ -74,7 +69,11 @@ def weights(request: Request) -> jax.Array:
 
 def _weights_and_lse(request):
   scores, visible = _scores(request)
-  return *masked_softmax(scores, visible), _rows_that_see(visible)
+
+  def rows_that_see(flags):
+    return jnp.any(visible & flags[..., None, :], axis=-1)
+
+  return *masked_softmax(scores, visible), rows_that_see
 
 
 def _context_and_lse(request):
@@ -84,10 +83,6 @@ def _context_and_lse(request):
   context = _weighted_sum(request, weights, request.value)
   lse = jnp.broadcast_to(lse, context.shape[:-1])
   return context, lse, rows_that_see
-
-
-def _rows_that_see(visible):
-  return lambda flags: jnp.any(visible & flags[..., None, :], axis=-1)
 
 
 def _weighted_sum(request, weights, value):

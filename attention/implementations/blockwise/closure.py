@@ -12,8 +12,8 @@ def without_captured(
 ) -> tuple[Callable, list[Any]]:
   """Returns (captured, *arguments) -> result, and the captured arrays.
 
-  A custom derivative rule differentiates with respect to arguments, and not to
-  captured arrays. `arguments` are arrays or their shapes.
+  A custom derivative rule needs this: it differentiates with respect to
+  arguments only. `arguments` are arrays or `jax.ShapeDtypeStruct`s.
   """
   closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
   jaxpr, structure = closed.jaxpr, jax.tree.structure(shapes)

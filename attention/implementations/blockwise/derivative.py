@@ -32,9 +32,7 @@ from attention.request import Combined
 def solve(
   problem: Problem,
   captured: Captured,
-  query: jax.Array,
-  key: jax.Array,
-  value: jax.Array,
+  *tokens: jax.Array,
   combined: Combined | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """`context_and_lse`, differentiable by the rule to any order.
@@ -52,7 +50,7 @@ def solve(
     outputs = solution(*primals)
     return outputs, _tangents(problem, primals[1:], outputs, tangents[1:])
 
-  return solution(combined, captured, query, key, value)
+  return solution(combined, captured, *tokens)
 
 
 class _Linear(NamedTuple):
@@ -131,6 +129,7 @@ def _tile_terms(problem, primals, lse, linear, start):
   query_tangent = linear.query
   if query_tangent is not None:
     query_tangent = cut(query_tangent, row, tiling.row)
+  key_tangent = _in_columns(columns_tile(linear.key_columns))
 
   def scores_of(of_pair, *tiles):
     pair, bias = of_pair
@@ -141,11 +140,7 @@ def _tile_terms(problem, primals, lse, linear, start):
   scores, scores_tangent = _jvp(
     scores_of,
     ((captured.pair, captured.bias), query_tile, key_tile),
-    (
-      linear.captured,
-      query_tangent,
-      _in_columns(columns_tile(linear.key_columns)),
-    ),
+    (linear.captured, query_tangent, key_tangent),
   )
   logarithms = scores - cut(lse, row, tiling.row)[..., None]
   # Huge scores may round otherwise than they did for the lse, but no weight is

@@ -23,14 +23,14 @@ from attention.request import Request
 class Blockwise:
   """The blockwise implementation, with tiles of chosen sizes.
 
-  `implementation="blockwise"` chooses the sizes; where others are better, pass
-  an instance: `implementation=Blockwise(query_block=128)`.
+  `implementation="blockwise"` chooses all sizes. To set some of them, pass an
+  instance, for example `implementation=Blockwise(query_block=128)`.
 
   Attributes:
-    query_block: how many queries a tile has; None chooses.
-    key_block: how many keys a tile has; None chooses.
-    leading_block: how many heads and batch entries a tile has at most; None
-      chooses.
+    query_block: the queries of a tile; None chooses their number.
+    key_block: the keys of a tile; None chooses their number.
+    leading_block: the largest number of leading entries (heads times batch) of
+      a tile; None chooses it.
 
   Raises:
     ValueError: if a size is not positive.
@@ -52,11 +52,11 @@ class Blockwise:
     check_positive(**dataclasses.asdict(self))
 
   def obstacle(self, request: Request) -> str | None:
-    """Why it cannot serve a request: a size is a symbol of `jax.export`."""
+    """The reason if a size is a symbol of `jax.export`, or None."""
     if request.has_known_sizes:
       return None
     return (
-      "cuts known sizes into tiles, got scores of shape "
+      "needs known sizes, got scores of shape "
       f"{request.scores_shape}; implementation='reference' serves any size"
     )
 
@@ -98,7 +98,9 @@ class Blockwise:
     combined = request.combined
     if combined is not None:
       combined = _padded(*combined, tiling.query_length)
-    context, lse = solve(problem, captured, query, key, value, combined)
+    context, lse = solve(
+      problem, captured, query, key, value, combined=combined
+    )
     context, lse = context[..., :length, :], lse[..., :length]
     lse = jnp.broadcast_to(lse, context.shape[:-1])
     return context, lse, functools.partial(rows_that_see, pairs)

@@ -26,26 +26,17 @@ class Captured(NamedTuple):
 
 
 class Problem(NamedTuple):
-  """Attention as functions of a tile.
-
-  Attributes:
-    tiling: the tiles.
-    dtype: of the statistics and the results.
-    lse_leading: the leading axes of the scores and the lse; the context may
-      have more, where values share scores.
-    pair: (captured, query tile, key tile) to scores [..., t, s].
-    bias: (captured, start of the tile) to what is added to the scores, or None.
-    visible: (captured, start) to bool, which pairs are visible; None where
-      every tile is visible in full.
-    multiplier: (captured, start) to the factors of dropout, or None.
-  """
+  """Attention as functions of a tile."""
 
   tiling: Tiling
   dtype: Any
+  # The context has more leading axes than the lse where values share scores.
   lse_leading: tuple[int, ...]
+  # (captured, query tile, key tile) -> scores [..., t, s]
   pair: Callable
+  # The others are (captured, start of the tile) -> array [..., t, s].
   bias: Callable | None
-  visible: Callable | None
+  visible: Callable | None  # None if no tile is partial
   multiplier: Callable | None
 
   def scores(
@@ -67,10 +58,7 @@ class Problem(NamedTuple):
     return weights * self.multiplier(captured.multiplier, start)
 
   def zeros(self, arguments: Any, value_size: int):
-    """A context [..., T, E] and an lse [..., T] of zeros.
-
-    They vary over the same devices of a mesh as the `arguments`.
-    """
+    """Zeros for a context and an lse that depend on `arguments`."""
     tiling = self.tiling
     zero = axes.varying_zero(arguments, self.dtype)
     context = (*tiling.leading, tiling.query_length, value_size)
@@ -78,17 +66,8 @@ class Problem(NamedTuple):
     return jnp.broadcast_to(zero, context), jnp.broadcast_to(zero, lse)
 
 
-def context_and_lse(
-  problem: Problem,
-  captured: Captured,
-  query: jax.Array,
-  key: jax.Array,
-  value: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-  """The context [..., T, E] and the lse [..., T], in the problem's dtype.
-
-  `query` and `key` are mapped; T and S are multiples of the tile's sizes.
-  """
+def context_and_lse(problem: Problem, captured: Captured, query, key, value):
+  """The context and the lse of mapped tokens, padded to whole tiles."""
   tiling = problem.tiling
   columns, bounds = tiling.columns()
   outputs = problem.zeros((captured, query, key, value), value.shape[-1])
@@ -101,16 +80,11 @@ def context_and_lse(
       column = jnp.asarray(columns)[position]
       key_start, tile_start = (*start[:-1], column), (*start, column)
       key_tile = cut(key, key_start, tiling.column)
-      return _updated(
-        problem,
-        captured,
-        state,
-        problem.scores(
-          captured, query_tile, key_tile, tile_start, masked=masked
-        ),
-        cut(value, key_start, tiling.column),
-        tile_start,
+      value_tile = cut(value, key_start, tiling.column)
+      scores = problem.scores(
+        captured, query_tile, key_tile, tile_start, masked=masked
       )
+      return _updated(problem, captured, state, scores, value_tile, tile_start)
 
     context, lse = (cut(each, start, tiling.row) for each in outputs)
     state = (jnp.zeros_like(context), lse - jnp.inf, jnp.zeros_like(lse))

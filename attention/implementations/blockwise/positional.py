@@ -17,7 +17,7 @@ from attention.positional import Pairwise, TilePositions
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pairs:
-  """The mask, bias and dropout of the tile at a `start`."""
+  """The mask, bias and dropout of the tile at a given `start`."""
 
   tiling: Tiling
   length: int
@@ -30,11 +30,10 @@ class Pairs:
     """Which pairs are visible, bool, broadcasts to [..., t, s]."""
     _, columns = self._positions(start)
     visible = columns.array[None, :] < self.key_length
-    rank = len(self.tiling.leading) + 2
-    visible = axes.with_rank(visible, rank)
-    return (
-      visible if self.mask is None else visible & self._tile(self.mask, start)
-    )
+    visible = axes.with_rank(visible, len(self.tiling.leading) + 2)
+    if self.mask is None:
+      return visible
+    return visible & self._tile(self.mask, start)
 
   def bias_tile(self, start) -> jax.Array:
     """The bias of a tile."""
@@ -53,14 +52,10 @@ class Pairs:
     assert dropout is not None
     leading = self.tiling.leading
     numbers = jnp.arange(math.prod(leading)).reshape(leading)
+    numbers = cut(numbers, start[:-2], self.tiling.block)
     rows, columns = self._positions(start)
-    return dropout.block(
-      rows,
-      columns,
-      cut(numbers, start[:-2], self.tiling.block),
-      (*leading, self.length, self.key_length),
-      self.dtype,
-    )
+    shape = (*leading, self.length, self.key_length)
+    return dropout.block(rows, columns, numbers, shape, self.dtype)
 
   def _positions(self, start):
     return (
@@ -70,24 +65,20 @@ class Pairs:
 
   def _tile(self, pairs: Pairwise, start):
     rank = len(self.tiling.leading)
-    rows, columns = self._positions(start)
-    block = pairs.block(rows, columns, rank)
+    block = pairs.block(*self._positions(start), rank)
     block = axes.with_rank(block, rank + 2)
     return cut(block, start[:-2], self.tiling.block)
 
 
 def rows_that_see(pairs: Pairs, flags: jax.Array) -> jax.Array:
-  """Which queries attend to a flagged key: bool [..., S] to bool [..., T].
-
-  Costs next to nothing where no key is flagged.
-  """
+  """Which queries attend to a flagged key: bool [..., S] to bool [..., T]."""
   tiling = pairs.tiling
   missing = tiling.key_length - flags.shape[-1]
   flags = jnp.pad(flags, [(0, 0)] * (flags.ndim - 1) + [(0, missing)])
   shape = (*tiling.leading, tiling.query_length)
   none = axes.varying_zero((flags, pairs.mask, pairs.bias), jnp.bool_)
   none = jnp.broadcast_to(none, shape)
-  # Outside of jit a `cond` would be compiled at every call.
+  # Usually no key is flagged. Outside of jit a `cond` compiles at every call.
   if not isinstance(flags, jax.core.Tracer) and not flags.any():
     return none[..., : pairs.length]
 

@@ -26,11 +26,10 @@ def trace_pair(
   tiling: Tiling,
   blocks: Sequence[tuple[int, ...]],
 ) -> tuple[Traced, Tiling]:
-  """The score of a tile, and the tiling with the first block that it accepts.
+  """The score of a tile, and the tiling with the first block that it supports.
 
-  Arrays of the score may have leading axes of their own, mostly heads. Such a
-  score needs all entries of these axes; the last block has all entries of all
-  axes, and every score accepts it. `query` and `key` are mapped.
+  A score whose arrays have leading axes (heads) needs blocks with all entries
+  of these axes. Every score supports the last block. Tokens are mapped.
   """
   whole = jnp.broadcast_shapes(query.shape[:-2], key.shape[:-2])
   for block in blocks[:-1]:
@@ -64,18 +63,15 @@ def make_problem(
   dropout: Dropout | None,
   lse_leading: tuple[int, ...],
 ) -> tuple[Problem, Captured]:
-  """The functions of a tile, and apart from them the arrays they capture.
-
-  They are apart so that a custom derivative rule gives them gradients too,
-  whatever trace they belong to.
-  """
+  """The functions of a tile, and the arrays that they captured."""
   tiling = pairs.tiling
   start = (jax.ShapeDtypeStruct((), jnp.int32),) * (len(tiling.leading) + 2)
+  multiplier = functools.partial(pairs.multiplier, dropout)
   traced: list[tuple[Any, list[Any]]] = [pair]
   for function, is_needed in (
     (pairs.bias_tile, pairs.bias is not None),
     (pairs.visible, tiling.has_partial),
-    (functools.partial(pairs.multiplier, dropout), dropout is not None),
+    (multiplier, dropout is not None),
   ):
     traced.append(
       without_captured(function, start) if is_needed else (None, [])

@@ -1,4 +1,4 @@
-"""How large a tile is."""
+"""Default sizes of tiles."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _SCORES = 1 << 20
 
 
 def side(length: int, asked: int | None, elements_per_pair: int = 1) -> int:
-  """How many queries or keys a tile has, out of `length`; None chooses."""
+  """The number of queries or keys in a tile; None for `asked` chooses it."""
   if asked is not None:
     return min(asked, length)
   largest = min(_SIDE, max(math.isqrt(_SCORES // elements_per_pair), 16))
@@ -28,12 +28,12 @@ def leading_blocks(
   scores: Sequence[int],
   leading: Sequence[int],
 ) -> list[tuple[int, ...]]:
-  """How many entries of each leading axis a tile may have, best first.
+  """Candidate sizes of a tile along the leading axes, best first.
 
-  `asked` limits their product; None chooses a limit for `elements`, the size of
-  the score's intermediate arrays per entry. `scores` and `leading` are the
-  leading axes of the scores and of the context. Each item cuts fewer axes than
-  the one before; the last cuts none.
+  `asked` limits the product of the sizes; None chooses a limit for `elements`,
+  the size of the score's intermediate arrays per entry. `scores` and `leading`
+  are the leading axes of the scores and of the context. The last candidate is
+  all of `leading`, which every score supports.
   """
   whole = tuple(leading)
   if asked is None:
@@ -47,14 +47,11 @@ def leading_blocks(
 
 
 def _devices_of_a_cpu() -> int:
-  """How many devices share a CPU's cores and caches, each with its own tile.
-
-  0 if leading axes must stay whole, because many devices may share them.
-  """
+  """The number of devices on a CPU; 0 if leading axes may be sharded."""
   if jax.default_backend() != "cpu":
     return 0
   mesh = jax.sharding.get_abstract_mesh()
-  # Within `jax.shard_map` each device has leading axes of its own.
+  # Under `jax.shard_map` over all axes each device has its own leading axes.
   shared = {name for name, size in mesh.shape.items() if size > 1}
   own = shared and shared <= set(mesh.manual_axes)
   return jax.local_device_count() if own or jax.device_count() == 1 else 0

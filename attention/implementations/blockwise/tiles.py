@@ -1,8 +1,7 @@
-"""How the scores [..., T, S] are cut into tiles, and which tiles are visible.
+"""The scores [..., T, S] cut into tiles along every axis, leading axes too.
 
-Every axis is cut, leading axes too. The `start` of a tile is the position of
-its first entry along each axis. Along an axis of size 1 all tiles share the
-only entry.
+The `start` of a tile is the position of its first entry along each axis. Along
+an axis of size 1 all tiles use the only entry.
 """
 
 import dataclasses
@@ -19,21 +18,13 @@ from attention.positional import EMPTY, FULL, PARTIAL
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tiling:
-  """Tiles of [..., T, S], T and S rounded up to whole tiles.
+  """Tiles of [..., T, S], with T and S rounded up to whole tiles."""
 
-  Attributes:
-    leading: the leading axes, those of the context.
-    block: how many entries of each leading axis a tile has.
-    query_tile: how many queries a tile has, t.
-    key_tile: how many keys, s.
-    visibility: int8 [T / t, S / s], which tiles are EMPTY, PARTIAL or FULL.
-  """
-
-  leading: tuple[int, ...]
-  block: tuple[int, ...]
-  query_tile: int
-  key_tile: int
-  visibility: np.ndarray
+  leading: tuple[int, ...]  # of the context
+  block: tuple[int, ...]  # a tile's size along each leading axis
+  query_tile: int  # t
+  key_tile: int  # s
+  visibility: np.ndarray  # int8 [T / t, S / s] of EMPTY, PARTIAL and FULL
 
   @property
   def query_length(self) -> int:
@@ -62,7 +53,7 @@ class Tiling:
 
   @property
   def visits(self) -> tuple[int | None, int | None]:
-    """How many tiles a row visits in full and in part, None if that varies."""
+    """The FULL and PARTIAL tiles in each row; None if rows differ."""
     counts = [(self.visibility == kind).sum(axis=1) for kind in (FULL, PARTIAL)]
     full, part = (
       int(each[0]) if (each == each[0]).all() else None for each in counts
@@ -75,12 +66,10 @@ class Tiling:
     return _product(*self._leading_starts(), queries)
 
   def columns(self) -> tuple[np.ndarray, np.ndarray]:
-    """Which tiles of keys a tile of queries visits.
+    """The starts of visible tiles of keys, int32 [P], and bounds, int32 [R, 3].
 
-    Returns:
-      int32 [P], starts of tiles of keys, and int32 [R, 3]: row r visits those
-      from the first bound to the second in full and those from the second to
-      the third in part.
+    For row r, `starts[bounds[r, 0]:bounds[r, 1]]` are those of FULL tiles and
+    `starts[bounds[r, 1]:bounds[r, 2]]` those of PARTIAL tiles.
     """
     starts: list[int] = []
     bounds = []
@@ -102,13 +91,9 @@ class Tiling:
     rows, columns = np.nonzero(self.visibility != EMPTY)
     tiles = np.stack([rows * self.query_tile, columns * self.key_tile], axis=-1)
     leading = _product(*self._leading_starts())
-    return np.concatenate(
-      [
-        np.repeat(leading, len(tiles), axis=0),
-        np.tile(tiles, (len(leading), 1)),
-      ],
-      axis=-1,
-    ).astype(np.int32)
+    starts = np.repeat(leading, len(tiles), axis=0)
+    tiles = np.tile(tiles, (len(leading), 1))
+    return np.concatenate([starts, tiles], axis=-1).astype(np.int32)
 
   def _leading_starts(self):
     return [
@@ -123,10 +108,8 @@ def _product(*starts) -> np.ndarray:
   return np.stack([axis.ravel() for axis in grid], axis=-1).astype(np.int32)
 
 
-def cut(
-  array: jax.Array, start: Sequence[Any], sizes: Sequence[int]
-) -> jax.Array:
-  """The tile of `array` at `start`; axes after the first n are not cut."""
+def cut(array, start: Sequence[Any], sizes: Sequence[int]) -> jax.Array:
+  """The tile of `array` at `start`, cut along the first `len(sizes)` axes."""
   sizes = [min(size, own) for size, own in zip(sizes, array.shape)]
   sizes += array.shape[len(sizes) :]
   if tuple(sizes) == array.shape:
@@ -164,9 +147,7 @@ def scan(step: Callable, carry: Any, inputs: Any) -> Any:
   return jax.lax.scan(lambda *each: (step(*each), None), carry, inputs)[0]
 
 
-def with_length(
-  tokens: jax.Array, length: int, mode: str = "edge"
-) -> jax.Array:
+def with_length(tokens, length: int, mode: str = "edge") -> jax.Array:
   """Pads tokens [..., n, D] to `length` in a mode of `jnp.pad`."""
   missing = length - tokens.shape[-2]
   if not missing:
