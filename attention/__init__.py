@@ -64,21 +64,12 @@ __all__ = [
 ]
 
 _MODULES = {
-  "additive_score": "scores",
-  "attend": "api",
-  "attention_weights": "api",
-  "concat_score": "scores",
-  "cosine_score": "scores",
-  "dot_product_attention": "adapters",
-  "dot_score": "scores",
-  "flax_attention_fn": "adapters",
-  "general_score": "scores",
-  "merge": "merging",
-  "merge_heads": "multi_head",
-  "multi_head_attention": "multi_head",
-  "ring_attention": "ring",
-  "scaled_dot_score": "scores",
-  "split_heads": "multi_head",
+  "adapters": ("dot_product_attention", "flax_attention_fn"),
+  "api": ("attend", "attention_weights"),
+  "merging": ("merge",),
+  "multi_head": ("merge_heads", "multi_head_attention", "split_heads"),
+  "ring": ("ring_attention",),
+  "scores": tuple(name for name in __all__ if name.endswith("_score")),
 }
 
 
@@ -86,11 +77,12 @@ def __getattr__(name: str) -> Any:
   """Imports on first use (PEP 562): `import attention` stays cheap."""
   if name not in __all__:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-  if name not in _MODULES:
-    return importlib.import_module(f"{__name__}.{name}")
-  module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
-  globals()[name] = getattr(module, name)
-  return globals()[name]
+  for module, names in _MODULES.items():
+    if name in names:
+      value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+      globals()[name] = value
+      return value
+  return importlib.import_module(f"{__name__}.{name}")
 
 
 def __dir__() -> list[str]:

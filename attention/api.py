@@ -103,8 +103,6 @@ def attend(
     ValueError: if a choice is unknown, or `mask` or `bias` does not broadcast.
     NotImplementedError: if the implementation cannot serve the request.
 
-  `attention_weights` returns the weights.
-
   Example:
     >>> import jax.numpy as jnp
     >>> from attention import attend, masks

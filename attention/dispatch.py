@@ -6,11 +6,9 @@ from typing import Any
 
 import jax
 
-from attention.dropout import Dropout
 from attention.implementations import BY_NAME, Implementation
 from attention.meshes import on_any_mesh
-from attention.request import Combined, Request, make_request
-from attention.scores import Score
+from attention.request import Request, make_request
 
 ImplementationLike = str | Implementation | None
 
@@ -25,26 +23,15 @@ def dispatch(
   key: Any,
   value: Any,
   *,
-  score: Score | Callable,
-  mask: Any = None,
-  bias: Any = None,
-  dropout: Dropout | None = None,
   implementation: ImplementationLike = None,
   return_lse: bool = False,
-  combined: Combined | None = None,
+  **arguments: Any,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """`attend` with dropout as an object; the lse is None if not asked for."""
-  request = make_request(
-    query,
-    key,
-    value,
-    score=score,
-    mask=mask,
-    bias=bias,
-    dropout=dropout,
-    return_lse=return_lse,
-    combined=combined,
-  )
+  """The context and, with `return_lse`, the lse.
+
+  `arguments` are those of `make_request`.
+  """
+  request = make_request(query, key, value, return_lse=return_lse, **arguments)
   if implementation is None:
     context, lse = _chosen(request)
   else:
@@ -59,7 +46,7 @@ def dispatch(
 
 
 def _named(implementation: Any) -> Implementation:
-  """The implementation that a user asks for."""
+  """The implementation of an `implementation` argument other than None."""
   if isinstance(implementation, str) and implementation in BY_NAME:
     return BY_NAME[implementation]
   is_class = isinstance(implementation, type)

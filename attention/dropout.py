@@ -15,7 +15,7 @@ _HASH = "threefry2x32"
 
 
 class Dropout:
-  """The factors that attention weights are multiplied by, block by block."""
+  """The factors by which dropout multiplies blocks of attention weights."""
 
   def multiplier(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """0 or 1 / (1 - rate) for all weights of `shape`."""
@@ -24,15 +24,8 @@ class Dropout:
     rows, columns = jnp.arange(length), jnp.arange(key_length)
     return self.block(rows, columns, numbers, shape, dtype)
 
-  def block(
-    self,
-    rows: Any,
-    columns: Any,
-    numbers: jax.Array,
-    shape: tuple[int, ...],
-    dtype: Any,
-  ) -> jax.Array:
-    """The factors [..., t, s] of a block of the weights, of shape `shape`.
+  def block(self, rows, columns, numbers, shape, dtype) -> jax.Array:
+    """The factors [..., t, s] of a block of weights; `shape` is that of all.
 
     `rows` [t] and `columns` [s] are positions; `numbers` [...] are the flat
     indices of the block's leading entries.
@@ -47,9 +40,8 @@ class Inverted(Dropout):
 
   See "Dropout: A Simple Way to Prevent Neural Networks from Overfitting",
   Srivastava et al., 2014, section 10. The random number of a weight is a hash
-  of its position, with JAX's default generator the number that it has in
-  `jax.random.bernoulli(rng, 1 - rate, shape)`. It therefore does not depend on
-  how the weights are cut into blocks or sharded.
+  of its position, so it does not depend on blocks or sharding. With JAX's
+  default generator, it equals `jax.random.bernoulli(rng, 1 - rate, shape)`.
   """
 
   rate: float = dataclasses.field(metadata={"static": True})
@@ -89,7 +81,7 @@ class Inverted(Dropout):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OfPart(Dropout):
-  """The dropout of a part of the weights, which begins at `row`, `column`."""
+  """The dropout of a part of the weights that starts at `row`, `column`."""
 
   whole: Dropout
   row: jax.Array
@@ -150,10 +142,9 @@ def _uniform(words):
 def make_dropout(
   rate: float, rng: jax.Array | None, shared: bool = False
 ) -> Dropout | None:
-  """Dropout with a rate; None if the rate is 0.
+  """Inverted dropout, or None if the rate is 0.
 
-  With `shared`, all leading axes share one draw. Raises TypeError or ValueError
-  if the rate or the random key is invalid.
+  Raises TypeError or ValueError if the rate or the random key is invalid.
   """
   try:
     rate = float(rate)

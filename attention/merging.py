@@ -1,4 +1,4 @@
-"""Attention over disjoint sets of keys, merged exactly."""
+"""Merges attention over disjoint sets of keys."""
 
 from collections.abc import Sequence
 

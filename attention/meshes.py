@@ -28,10 +28,10 @@ def on_any_mesh(
 ) -> Callable[[_Function], _Function]:
   """Decorates functions of tokens to run on meshes with explicit axes.
 
-  `results` are the last axes of each result, "TE" for a context [..., T, E]. T
-  is sharded as the query's, S as the key's, E as the value's features, and a
-  leading axis as in the first of the three arrays that shards it. Axes of other
-  names are replicated. All further results are sharded as the argument `like`.
+  `results` names the last axes of each result, "TE" for a context [..., T, E].
+  T gets the query's sharding, S the key's and E that of the value's features. A
+  leading axis gets that of the first of the three arrays that shards it. All
+  further results get the sharding of the argument `like`.
   """
 
   def decorate(function):

@@ -36,9 +36,9 @@ class Request:
     elements_per_pair: the elements of the largest intermediate array of the
       score, per query and key: 1 for a dot product, D for query - key.
     return_lse: whether the caller needs the lse.
-    combined: None, or the context and the lse over all key shards, of which
-      `key` is one. The implementation then returns these two values, with the
-      derivatives of this shard: every derivative is a sum over keys.
+    combined: None, or the context and the lse over all key shards if `key` is
+      one of them. The implementation then returns these two values, with this
+      shard's terms of the derivatives, which are sums over keys.
   """
 
   query: jax.Array
@@ -100,8 +100,8 @@ def make_request(
   value: Any,
   *,
   score: Score | Callable,
-  mask: Any,
-  bias: Any,
+  mask: Any = None,
+  bias: Any = None,
   dropout: Dropout | None = None,
   return_lse: bool = True,
   combined: Combined | None = None,
@@ -164,17 +164,15 @@ def _traced(score: Score, query, key) -> tuple[tuple[int, ...], int]:
 
 def _fitting(name: str, pairs: Pairwise, shape: tuple[int, ...]):
   """Returns `pairs` if its values broadcast to `shape`, raises otherwise."""
-  query_length, key_length = shape[-2:]
-  pairs.check(query_length, key_length)
+  pairs.check(*shape[-2:])
   rows, columns = (
     jax.ShapeDtypeStruct((length,), jnp.int32) for length in shape[-2:]
   )
-  rank = len(shape) - 2
-  block = jax.eval_shape(
-    lambda rows, columns: jnp.asarray(pairs.block(rows, columns, rank)),
-    rows,
-    columns,
-  )
+
+  def block_of(rows, columns):
+    return jnp.asarray(pairs.block(rows, columns, len(shape) - 2))
+
+  block = jax.eval_shape(block_of, rows, columns)
   try:
     fits = jnp.broadcast_shapes(block.shape, shape) == shape
   except ValueError:

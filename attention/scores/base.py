@@ -65,30 +65,28 @@ class Score(EqualByValue):
   def group_heads(self, num_key_value_heads: int, num_groups: int) -> "Score":
     """The same score for heads laid out as [K, G] instead of [H].
 
-    Parameters are reshaped, from [H, ...] to [K, G, ...] or from [K, ...] to
-    [K, 1, ...], if all fields declare the shape of one head's parameter, for
-    instance by `dataclasses.field(metadata=MATRIX)`. Any other score is called
-    in the [H] layout, which repeats the keys in memory.
+    If every field declares the rank of one head's parameter, for instance by
+    `dataclasses.field(metadata=MATRIX)`, parameters [H, ...] become [K, G, ...]
+    and [K, ...] become [K, 1, ...]. Any other score is called in the [H]
+    layout, which repeats the keys in memory.
     """
+    heads = (num_key_value_heads, num_groups)
     if not dataclasses.is_dataclass(self):
-      return GroupedHeads(self, num_key_value_heads, num_groups)
+      return GroupedHeads(self, *heads)
     fields = dataclasses.fields(self)
     if not all("core" in field.metadata for field in fields):
-      return GroupedHeads(self, num_key_value_heads, num_groups)
-    grouped = {
-      field.name: _group(
-        getattr(self, field.name),
-        field.metadata["core"],
-        num_key_value_heads,
-        num_groups,
-      )
-      for field in fields
-    }
-    return type(self)(**grouped)
+      return GroupedHeads(self, *heads)
+    cores = {field.name: field.metadata["core"] for field in fields}
+    return type(self)(
+      **{
+        name: _group(getattr(self, name), core, *heads)
+        for name, core in cores.items()
+      }
+    )
 
 
-# The metadata of a score's fields: how many trailing axes one head's parameter
-# has. Axes before these are leading axes: [H], [H, A] and [H, D, A].
+# Metadata of a score's fields: the rank of one head's parameter. The axes
+# before are leading axes: [H], [H, A] and [H, D, A].
 SCALAR = types.MappingProxyType({"core": 0})
 VECTOR = types.MappingProxyType({"core": 1})
 MATRIX = types.MappingProxyType({"core": 2})
@@ -110,9 +108,8 @@ def _group(array, core: int, num_key_value_heads: int, num_groups: int):
 
 
 _IMPURE = (
-  "A score is called more than once, in traces of its own, and must be a pure "
-  "function: a module's parameters must exist before `attend` is called; make "
-  "them by calling the module once, or in `setup`."
+  "JAX traces a score more than once, so it must be a pure function. Create a "
+  "module's parameters before `attend`: call the module once, or use `setup`."
 )
 
 
@@ -197,7 +194,7 @@ class GroupedHeads(Score):
 def with_mapped_keys(score: Score) -> Score:
   """The same score, for keys to which its `map_key` has been applied.
 
-  An RNN decoder maps its encoder's states once and attends at every step.
+  An RNN decoder then maps the encoder's states once, not at every step.
 
   Args:
     score: a bound score.
@@ -229,10 +226,9 @@ def with_mapped_keys(score: Score) -> Score:
 def trace_score(score: Score, query, key) -> tuple[jax.ShapeDtypeStruct, int]:
   """The shape of the scores and the elements per pair, by one trace.
 
-  The elements per pair are those of the largest intermediate array: 1 for a
-  dot product, D for query - key, and 1 where sizes are symbols of `jax.export`.
+  They are 1 where sizes are symbols of `jax.export`.
   """
-  found = []
+  results = []
 
   def trace(query, key):
     score.check(query, key)
@@ -244,10 +240,10 @@ def trace_score(score: Score, query, key) -> tuple[jax.ShapeDtypeStruct, int]:
       if largest > max(query.size, key.size):  # else the tokens, reshaped
         pairs = math.prod(getattr(result, "shape", ()))
         elements = max(-(-largest // max(pairs, 1)), 1)
-    found.append((result, elements))
+    results.append((result, elements))
 
   jax.eval_shape(trace, query, key)
-  return found[0]
+  return results[0]
 
 
 def _largest(jaxpr) -> int:

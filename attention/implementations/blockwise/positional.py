@@ -65,7 +65,8 @@ class Pairs:
 
   def _tile(self, pairs: Pairwise, start):
     rank = len(self.tiling.leading)
-    block = pairs.block(*self._positions(start), rank)
+    rows, columns = self._positions(start)
+    block = pairs.block(rows, columns, rank)
     block = axes.with_rank(block, rank + 2)
     return cut(block, start[:-2], self.tiling.block)
 
