@@ -11,15 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-  from attention import (
-    biases,
-    cache,
-    masks,
-    modules,
-    positions,
-    ring,
-    scores,
-  )
+  from attention import biases, cache, masks, modules, positions, ring, scores
   from attention.adapters import dot_product_attention, flax_attention_fn
   from attention.api import attend, attention_weights
   from attention.merging import merge

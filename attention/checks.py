@@ -30,17 +30,15 @@ def check_positive(**sizes: int | None) -> None:
 def check_leading(**arrays: Any) -> None:
   """Raises AssertionError unless the axes before the last two broadcast."""
   leading: tuple[int, ...] = ()
-  before: list[str] = []
-  for name, array in arrays.items():
+  for number, (name, array) in enumerate(arrays.items()):
     own = jnp.shape(array)[:-2]
     try:
       leading = jnp.broadcast_shapes(leading, own)
     except ValueError:
       raise AssertionError(
         f"{name} has leading axes {own}, which do not broadcast against "
-        f"{leading}, those of {' and '.join(before)}"
+        f"{leading}, those of {' and '.join([*arrays][:number])}"
       ) from None
-    before.append(name)
 
 
 def check_rank(array: jax.Array | np.ndarray, name: str, axes: str) -> None:

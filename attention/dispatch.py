@@ -1,7 +1,6 @@
 """Chooses the implementation that serves a request, and runs it."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -67,11 +66,9 @@ def _run(implementation: Implementation, request: Request):
 
 def _chosen(request: Request):
   """Runs the fastest implementation, by the rules of `docs/performance.md`."""
-  portable = next(
-    BY_NAME[name]
-    for name, is_fast in _PORTABLE
-    if is_fast(request) and BY_NAME[name].obstacle(request) is None
-  )
+  blockwise = BY_NAME["blockwise"]
+  is_dense = _is_small(request) or blockwise.obstacle(request) is not None
+  portable = BY_NAME["reference"] if is_dense else blockwise
   if BY_NAME["cudnn"].obstacle(request) is not None:
     return _run(portable, request)
   if request.platform is not None:
@@ -87,13 +84,4 @@ def _chosen(request: Request):
 def _is_small(request: Request) -> bool:
   if not request.has_known_sizes:
     return False
-  elements = math.prod(request.scores_shape) * request.elements_per_pair
-  return elements <= _DENSE
-
-
-# Implementations for every platform, in order of preference.
-_PORTABLE: tuple[tuple[str, Callable[[Request], bool]], ...] = (
-  ("reference", _is_small),
-  ("blockwise", lambda request: True),
-  ("reference", lambda request: True),
-)
+  return math.prod(request.scores_shape) * request.elements_per_pair <= _DENSE

@@ -1,7 +1,6 @@
 """Dropout of attention weights."""
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from attention import axes
 
 _HASH = "threefry2x32"
+_fold_in = jax.vmap(jax.random.fold_in, (None, 0))
 
 
 class Dropout:
@@ -59,8 +59,8 @@ class Inverted(Dropout):
     rows = numbers * np.uint32(length) + rows
     if math.prod([*leading, length, key_length]) <= 2**32:
       words = _words(self._typed_rng, rows * np.uint32(key_length) + columns)
-    else:  # too many for one number of 32 bits, so hash twice
-      rngs = _folded(self._typed_rng, rows.ravel())
+    else:  # a position needs more than 32 bits: hash row and column
+      rngs = _fold_in(self._typed_rng, rows.ravel())
       words = jax.vmap(_words, (0, None))(rngs, columns.ravel())
       words = words.reshape(*rows.shape[:-1], -1)
     kept = 1.0 / (1.0 - self.rate) if self.rate < 1.0 else 0.0
@@ -120,14 +120,9 @@ def _unsigned(integers) -> jax.Array:
   return jnp.asarray(integers).astype(jnp.uint32)
 
 
-def _folded(rng, numbers):
-  """One random key for each of [n] numbers."""
-  return jax.vmap(functools.partial(jax.random.fold_in, rng))(numbers)
-
-
 def _words(rng, numbers):
   """A random word for each number, as `jax.random.bits` draws them."""
-  data = jax.random.key_data(_folded(rng, numbers.ravel()))
+  data = jax.random.key_data(_fold_in(rng, numbers.ravel()))
   return (data[..., 0] ^ data[..., 1]).reshape(numbers.shape)
 
 

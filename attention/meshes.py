@@ -1,7 +1,7 @@
-"""Meshes with explicit axes, where the type of an array has its sharding.
+"""Meshes with explicit axes, where an array's type includes its sharding.
 
-On such a mesh every operation must define the sharding of its result. Attention
-defines only that of its own results; XLA chooses all others.
+Attention defines the sharding of its results; XLA chooses that of intermediate
+arrays.
 """
 
 import functools

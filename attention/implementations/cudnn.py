@@ -99,14 +99,13 @@ def _context(request: Request):
 
 
 def _mapped(request):
-  """The arguments of the kernel."""
   score = request.score
   query, key = score.map_query(request.query), score.map_key(request.key)
   return query, key, request.value
 
 
 def _all_batched(*tokens):
-  """Gives all arrays the `jax.vmap` axes of any, as JAX's kernel requires."""
+  """Batches all arrays over every `jax.vmap` axis, as JAX's kernel requires."""
   zero = jnp.zeros((), tokens[0].dtype)
   for array in tokens:
     zero = jnp.where(False, array.ravel()[0], zero)
