@@ -91,7 +91,7 @@ def adding_an_axis(query, key):
     (TypeError, "weight must be an array", {"score": scores.general([[1.0]])}),
   ],
 )
-def test_impossible_choices_are_refused(error, message, arguments):
+def test_invalid_arguments_raise(error, message, arguments):
   with pytest.raises(error, match=message):
     attend(tokens(3, 4), tokens(5, 4), tokens(5, 2), **arguments)
 
@@ -122,7 +122,7 @@ def test_jit_traces_once(name, implementation):
 
 
 @every_implementation
-def test_scores_and_masks_pass_through_jit_and_vmap(implementation):
+def test_scores_and_masks_are_arguments_of_jit_and_vmap(implementation):
   query, key, value = draw(0, (2, 3, 4), (2, 5, 4), (2, 5, 2))
   lengths = jnp.array([2, 5])
 
@@ -289,14 +289,14 @@ def test_weights_do_not_depend_on_a_value():
   )
 
 
-def test_parameters_of_other_heads_are_refused():
+def test_score_parameters_for_another_number_of_heads_raise():
   score, heads = scores.general(jnp.ones((4, 4, 4))), tokens(3, 5, 4)
   message = r"weight has leading axes \(4,\), .* against \(3,\), .* query"
   with pytest.raises(AssertionError, match=message):
     attend(heads, heads, heads, score=score)
 
 
-def test_scores_without_the_leading_axes_are_refused():
+def test_scores_without_the_leading_axes_raise():
   with pytest.raises(ValueError, match=r"score must return .* it returned"):
     attend(
       tokens(2, 3, 4),

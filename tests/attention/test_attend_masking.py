@@ -158,7 +158,7 @@ def test_padding_aligns_with_batch_and_arrays_with_trailing_axes():
     (np.asarray(weights) > 0).sum(-1),
     np.broadcast_to(lengths[:, None, None], (2, 2, 3)),
   )
-  # The same numbers as an array, right aligned, would be of the heads.
+  # The same numbers in an array would broadcast along the heads.
   array = np.arange(5) < np.asarray(lengths)[:, None, None]
   by_head = attention_weights(query, key, mask=array)
   np.testing.assert_array_equal(
@@ -204,7 +204,8 @@ def test_large_masked_score_does_not_make_gradients_non_finite(
     jnp.asarray(array, jnp.float32) for array in draw(8, (3, 4), (5, 4), (5, 2))
   )
   mask = masks.sliding_window(0, 0)
-  # Without care its exponential overflows, and zero times inf is NaN.
+  # A masked score is replaced before its exponential can overflow:
+  # otherwise the gradient is zero times inf, NaN.
   key = key.at[4].set(1e4 * jnp.sign(query[0]))
 
   def loss(query, key, value):

@@ -49,7 +49,7 @@ def compare(name, implementation, shapes, mask=None, bias=None, seed=0):
       return_lse=True,
       **arguments,
     )
-    if implementation != "reference":  # has no say in the weights
+    if implementation != "reference":  # only the reference computes weights
       return context, lse, expected[2]
     return context, lse, attention_weights(query, key, **arguments)
 
@@ -110,7 +110,7 @@ def test_one_query_or_one_key(name, implementation):
 
 
 @scores_and_implementations()
-def test_without_keys(name, implementation):
+def test_context_without_keys_is_zero(name, implementation):
   compare(name, implementation, ((2, 3, 4), (2, 0, 4), (2, 0, 5)))
   compare(
     name,

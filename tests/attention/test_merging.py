@@ -1,4 +1,4 @@
-"""Merging contexts over disjoint sets of keys."""
+"""`merge`: contexts over disjoint sets of keys."""
 
 import itertools
 
@@ -27,9 +27,9 @@ def in_parts(query, key, value, cuts, mask):
   return merge(contexts, lses)
 
 
-def test_parts_equal_the_whole_with_derivatives():
+def test_merged_parts_equal_attention_over_all_keys_with_derivatives():
   query, key, value = draw(0, (2, 4, 3), (2, 7, 3), (2, 7, 5))
-  # An empty part, a part hidden from some rows, and a row that sees nothing.
+  # An empty part, a part masked for some rows, and a fully masked row.
   mask = masks.causal(-1).materialize(4, 7)
   with jax.enable_x64(True):
     arguments = tuple(jnp.asarray(x) for x in (query, key, value))
@@ -74,19 +74,19 @@ def test_parts_equal_the_whole_with_derivatives():
       )
 
 
-def test_nothing_merged_with_nothing_is_nothing():
+def test_merging_fully_masked_parts_gives_zero_and_minus_infinity():
   context, lse = merge([jnp.zeros((2, 3))] * 2, [jnp.full(2, -jnp.inf)] * 2)
   assert not context.any()
   assert jnp.isneginf(lse).all()
 
 
-def test_the_dtype_is_that_of_the_first_part():
+def test_merged_context_has_the_dtype_of_the_first_part():
   context, lse = merge([jnp.ones((2, 3), jnp.bfloat16)], [jnp.zeros(2)])
   assert context.dtype == jnp.bfloat16
   assert lse.dtype == jnp.float32
 
 
-def test_wrong_parts_are_refused():
+def test_merge_rejects_missing_or_misshapen_parts():
   with pytest.raises(ValueError, match="contexts and lses"):
     merge([], [])
   with pytest.raises(ValueError, match="contexts and lses"):

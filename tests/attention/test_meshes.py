@@ -1,4 +1,4 @@
-"""On meshes with explicit axes a result lies as its arguments do."""
+"""Shardings of results on meshes with explicit axes."""
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +73,7 @@ def check(function, arrays, specs, expected):
     ),
   ],
 )
-def test_each_layout_of_tokens(specs, expected):
+def test_context_has_the_sharding_of_the_tokens(specs, expected):
   def run(query, key, value):
     return attend(query, key, value, mask=masks.causal(4), implementation=SMALL)
 
@@ -81,7 +81,7 @@ def test_each_layout_of_tokens(specs, expected):
   check(run, arrays, specs, expected)
 
 
-def test_memory_without_the_leading_axes():
+def test_keys_without_the_leading_axes_of_the_query():
   def run(query, key, value):
     return attend(query, key, value, implementation=SMALL)
 
@@ -110,7 +110,7 @@ def test_additive_scores_biases_and_dropout(implementation):
   check(run, arrays, specs, ("batch", "head", None, None))
 
 
-def test_what_a_partial_function_holds():
+def test_arrays_of_a_partial_function_may_be_sharded():
   def distance(scale, query, key):
     gap = query[..., :, None, :] - key[..., None, :, :]
     return -jnp.sum(jnp.abs(gap), axis=-1) * scale
@@ -130,14 +130,14 @@ def test_what_a_partial_function_holds():
   )
 
 
-def test_what_a_function_captures_must_not_lie_on_the_mesh():
+def test_captured_array_on_an_explicit_mesh_raises_with_a_hint():
   tokens, scale = placed(draw(4, (4, 6, 4))[0], "batch"), placed(1.0)
   with pytest.raises(ValueError, match="mesh") as raised:
     attend(tokens, tokens, tokens, score=lambda q, k: q @ k.mT * scale)
   assert "jax.tree_util.Partial(function, array)" in raised.value.__notes__[-1]
 
 
-def test_the_lse_lies_as_the_queries():
+def test_lse_has_the_sharding_of_the_query():
   (tokens,) = draw(5, (4, 2, 6, 4))
   tokens = placed(tokens, "batch", None, "head")
   context, lse = attend(tokens, tokens, tokens, return_lse=True)
@@ -145,7 +145,7 @@ def test_the_lse_lies_as_the_queries():
   assert layout(lse) == ("batch", None, "head")
 
 
-def test_weights():
+def test_sharding_of_attention_weights():
   def run(query, key):
     return attention_weights(key=key, query=query)
 
@@ -154,7 +154,7 @@ def test_weights():
   check(run, arrays, specs, (None, None, "head", "batch"))
 
 
-def test_grouped_heads():
+def test_sharding_with_grouped_heads():
   def run(query, key):
     score, mask = scores.dot(), masks.causal()
     return attend_heads(query, key, key, score=score, mask=mask, bias=None)[0]
@@ -164,7 +164,7 @@ def test_grouped_heads():
   check(run, arrays, specs, ("batch", "head", None, None))
 
 
-def test_multi_head_attention_with_divided_heads():
+def test_multi_head_attention_with_sharded_heads():
   def run(tokens, weight, output_weight):
     weights = (weight, weight, weight, output_weight)
     return multi_head_attention(tokens, tokens, tokens, *weights)

@@ -52,7 +52,7 @@ def test_every_public_class_is_documented():
     assert not symbol.__doc__.startswith(f"{symbol.__name__}("), name
 
 
-def test_the_contracts_names_are_there():
+def test_names_of_the_public_contract_exist():
   scores = ("dot", "scaled_dot", "general", "additive", "concat", "cosine")
   expected = {f"{name}_score" for name in scores} | {
     "attend",
@@ -94,7 +94,7 @@ assert callable(attention.merge) and merge is attention.merge
   subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
-def test_no_module_imports_the_floors_above():
+def test_attention_imports_neither_experiments_nor_configs():
   paths = list((ROOT / "attention").rglob("*.py"))
   assert len(paths) > 20
   for path in paths:

@@ -29,7 +29,7 @@ def single(tree):
 
 
 @every_name
-def test_function_and_bound_form_equal_the_loop(name):
+def test_score_function_and_bound_score_equal_a_numpy_loop(name):
   case = CASES[name]
   query, key = draw(0, (2, 1, 3, 4), (3, 5, 4))
   parameters = draw_parameters(case, 4)
@@ -44,7 +44,7 @@ def test_function_and_bound_form_equal_the_loop(name):
 
 
 @every_name
-def test_functions_return_the_common_dtype_and_bound_forms_accumulate_wide(
+def test_functions_return_the_common_dtype_and_bound_scores_float32(
   name,
 ):
   query, key = (jnp.asarray(x, jnp.bfloat16) for x in draw(1, (3, 4), (5, 4)))
@@ -60,7 +60,7 @@ def test_functions_return_the_common_dtype_and_bound_forms_accumulate_wide(
 
 
 @sampled("name", NAMED, default=["general", "concat"])
-def test_each_head_may_have_its_own_parameters(name):
+def test_each_head_can_have_its_own_parameters(name):
   case = CASES[name]
   query, key = draw(2, (2, 3, 5, 4), (2, 1, 7, 4))
   heads = [draw_parameters(case, 4, seed=seed) for seed in range(3)]
@@ -76,7 +76,7 @@ def test_each_head_may_have_its_own_parameters(name):
 
 
 @sampled("name", CASES, default=KINDS)
-def test_mapped_keys(name):
+def test_with_mapped_keys_equals_the_original_score(name):
   case = CASES[name]
   query, key = single(draw(3, (2, 3, 4), (2, 5, 4)))
   score = scores.as_score(case.bound(single(draw_parameters(case, 4))))
@@ -128,7 +128,7 @@ def test_additive_projects_keys_once_for_each_key_value_head():
 
 
 @sampled("name", NAMED, default=["additive", "cosine"])
-def test_a_bound_score_is_a_pytree_with_gradients(name):
+def test_bound_score_is_a_pytree_with_gradients(name):
   case = CASES[name]
   query, key = single(draw(6, (3, 4), (5, 4)))
   score = case.bound(single(draw_parameters(case, 4)))
@@ -143,7 +143,7 @@ def test_a_bound_score_is_a_pytree_with_gradients(name):
     assert leaf.any()
 
 
-def test_a_callable_pytree_keeps_its_leaves():
+def test_callable_pytree_keeps_its_leaves():
   weight = jnp.eye(4)
   partial = jax.tree_util.Partial(
     lambda weight, query, key: (query @ weight) @ key.T, weight
@@ -156,7 +156,7 @@ def test_a_callable_pytree_keeps_its_leaves():
   assert not jax.tree.leaves(scores.as_score(lambda query, key: query))
 
 
-def test_score_functions_become_their_bound_forms():
+def test_as_score_converts_score_functions_to_bound_scores():
   for name in ("dot", "scaled_dot", "cosine"):
     bound = scores.as_score(getattr(scores, f"{name}_score"))
     assert type(bound) is type(getattr(scores, name)())
@@ -166,7 +166,7 @@ def test_score_functions_become_their_bound_forms():
     scores.with_mapped_keys(lambda query, key: query)
 
 
-def test_a_scale_replaces_the_default():
+def test_scale_replaces_the_default():
   query, key = single(draw(8, (3, 4), (5, 4)))
   np.testing.assert_allclose(
     scores.scaled_dot_score(query, key, 2.0),
@@ -176,7 +176,7 @@ def test_a_scale_replaces_the_default():
   )
 
 
-def test_the_cosine_of_zero_is_zero_with_finite_derivatives():
+def test_cosine_of_a_zero_token_is_zero_with_finite_derivatives():
   query = jnp.zeros((1, 3))
   key = jnp.ones((2, 3)).at[0].set(0.0)
 
@@ -218,13 +218,13 @@ def test_errors_name_the_argument(argument, name, parameters):
     function(name)(jnp.ones((5, 4)), jnp.ones((6, 3)), *parameters)
 
 
-def test_integers_are_refused():
+def test_integer_tokens_are_rejected():
   with pytest.raises(AssertionError, match="query"):
     scores.dot_score(jnp.ones((2, 3), int), jnp.ones((2, 3)))
 
 
 class Sharp(scores.Score):
-  """A score that is no dataclass, and cannot be hashed."""
+  """A score that is neither a dataclass nor hashable."""
 
   __hash__ = None
 
@@ -238,7 +238,7 @@ class Sharp(scores.Score):
     return self.sharpness * (query @ key.mT)
 
 
-def test_any_score_keeps_what_it_holds_in_grouped_heads():
+def test_grouped_heads_keep_the_attributes_of_a_custom_score():
   query, key = draw(20, (4, 3, 2), (2, 5, 2))
   got = attend_heads(query, key, key, score=Sharp(5.0), mask=None, bias=None)[0]
   want = attend(
@@ -247,7 +247,7 @@ def test_any_score_keeps_what_it_holds_in_grouped_heads():
   np.testing.assert_allclose(got, want, atol=1e-6)
 
 
-def test_a_callable_need_not_be_hashable():
+def test_score_may_be_an_unhashable_callable():
   class Scaled:
     __hash__ = None
 
@@ -262,7 +262,7 @@ def test_a_callable_need_not_be_hashable():
   )
 
 
-def test_a_scale_of_numpy_does_not_widen_the_tokens():
+def test_numpy_scale_does_not_promote_the_tokens():
   query = jnp.ones((3, 4), jnp.bfloat16)
   score = scores.scaled_dot(1.0 / np.sqrt(4))
   assert score.map_query(query).dtype == jnp.bfloat16

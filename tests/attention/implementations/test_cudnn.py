@@ -1,4 +1,4 @@
-"""The cuDNN implementation, with XLA's in place of the kernel."""
+"""The cuDNN implementation, with the kernel replaced by XLA's attention."""
 
 import functools
 
@@ -14,7 +14,7 @@ from tests.attention.oracle import draw
 
 @pytest.fixture
 def _stand_in(monkeypatch):
-  """Arrays seem to be on a GPU, and XLA takes the place of the kernel."""
+  """Makes arrays appear to be on a GPU and replaces the kernel by XLA."""
   monkeypatch.setattr(request, "_platform", lambda array: "gpu")
   kernel = functools.partial(
     jax.nn.dot_product_attention, implementation="xla", scale=1.0
@@ -43,27 +43,29 @@ def agree(query, key, value, **arguments):
   [scores.scaled_dot(), scores.dot(), scores.cosine(5.0)],
   ids=["scaled_dot", "dot", "cosine"],
 )
-def test_equals_the_reference_for_dot_products(score, mask):
+def test_cudnn_equals_the_reference_for_dot_products(score, mask):
   shapes = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)
   agree(*tokens(*shapes), score=score, mask=mask)
 
 
 @pytest.mark.usefixtures("_stand_in")
 @pytest.mark.parametrize("heads", [(), (3,)], ids=["one", "each"])
-def test_a_general_score_may_change_the_number_of_features(heads):
+def test_general_score_may_change_the_number_of_features(heads):
   shapes = (2, 3, 5, 16), (2, 3, 7, 8), (2, 3, 7, 8), (*heads, 16, 8)
   *arrays, weight = tokens(*shapes)
   agree(*arrays, score=scores.general(weight / 8))
 
 
 @pytest.mark.usefixtures("_stand_in")
-def test_what_counts_is_what_the_kernel_is_given():
+def test_limits_apply_to_mapped_tokens():
   arrays = tokens((5, 8), (7, 16), (7, 16))
   wide = jnp.ones((8, 16), jnp.float32)
   with pytest.raises(NotImplementedError, match="bfloat16, float32"):
     attend(*arrays, score=scores.general(wide), implementation="cudnn")
   *arrays, heads = tokens((5, 8), (7, 16), (7, 16), (3, 8, 16))
-  agree(*arrays, score=scores.general(heads / 8))  # three heads, one memory
+  agree(
+    *arrays, score=scores.general(heads / 8)
+  )  # three query heads, one key head
   arrays = tokens((5, 16), (7, 8), (7, 16))
   narrow = jnp.ones((16, 8), jnp.bfloat16)
   with pytest.raises(NotImplementedError, match="got 8 and 16"):
@@ -75,13 +77,13 @@ def test_what_counts_is_what_the_kernel_is_given():
   ("leading", "memory"),
   [((), ()), ((3,), (3,)), ((2, 2, 3), (2, 2, 1)), ((2, 1, 2), (2, 1, 2))],
 )
-def test_leading_axes_and_groups(leading, memory):
+def test_supported_leading_axes_and_groups(leading, memory):
   shapes = (*leading, 5, 8), (*memory, 7, 8), (*memory, 7, 8)
   agree(*tokens(*shapes))
 
 
 @pytest.mark.usefixtures("_stand_in")
-def test_rubbish_behind_a_causal_mask_changes_nothing():
+def test_nan_behind_a_causal_mask_changes_nothing():
   query, key, value = tokens((2, 6, 8), (2, 6, 8), (2, 6, 8))
   clean = attend(query, key, value, mask=masks.causal(), implementation="cudnn")
   dirty = attend(
@@ -96,7 +98,7 @@ def test_rubbish_behind_a_causal_mask_changes_nothing():
 
 
 @pytest.mark.usefixtures("_stand_in")
-def test_it_is_the_choice_for_what_it_serves(monkeypatch):
+def test_dispatch_chooses_cudnn_for_supported_requests(monkeypatch):
   calls = []
   kernel = cudnn._kernel
   monkeypatch.setattr(
@@ -124,7 +126,7 @@ def test_it_is_the_choice_for_what_it_serves(monkeypatch):
     ("multiple of 8", {"size": 6}),
   ],
 )
-def test_what_it_cannot_serve_is_refused_with_a_reason(message, change):
+def test_unsupported_requests_raise_with_a_reason(message, change):
   change = dict(change)
   size, dtype = change.pop("size", 8), change.pop("dtype", jnp.bfloat16)
   shapes = (2, 3, 5, size), (2, 3, 7, size), (2, 3, 7, size)
@@ -132,6 +134,6 @@ def test_what_it_cannot_serve_is_refused_with_a_reason(message, change):
     attend(*tokens(*shapes, dtype=dtype), implementation="cudnn", **change)
 
 
-def test_without_a_gpu_it_is_refused():
+def test_cudnn_without_a_gpu_raises():
   with pytest.raises(NotImplementedError, match="needs a GPU"):
     attend(*tokens((5, 8), (7, 8), (7, 8)), implementation="cudnn")

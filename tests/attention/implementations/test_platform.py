@@ -1,4 +1,4 @@
-"""The platform of the computation decides whether cuDNN serves it."""
+"""Dispatch to cuDNN depends on the platform of the computation."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def half_precision_tokens():
   return [jnp.asarray(array, jnp.bfloat16) for array in draw(0, *[(5, 8)] * 3)]
 
 
-def test_concrete_arrays_on_the_cpu_do_not_go_to_cudnn():
+def test_concrete_arrays_on_the_cpu_do_not_use_cudnn():
   tokens = half_precision_tokens()
   np.testing.assert_array_equal(
     attend(*tokens), attend(*tokens, implementation="reference")
@@ -40,7 +40,7 @@ def test_concrete_arrays_on_the_cpu_do_not_go_to_cudnn():
     attend(*tokens, implementation="cudnn")
 
 
-def test_the_platform_that_jit_lowers_for_decides():
+def test_under_jit_the_lowered_platform_selects_the_implementation():
   tokens = half_precision_tokens()
 
   @jax.jit

@@ -68,14 +68,14 @@ def temporaries(name, length, implementation):
 
 @sampled("name", SCORES, default=["scaled_dot", "additive"])
 def test_temporaries_of_the_gradient_grow_linearly(name):
-  # Long enough that tokens outweigh tiles, whose buffers are reused.
+  # Tokens need more memory than tiles, whose buffers are reused.
   small, large = (temporaries(name, n, TILES) for n in (8192, 16384))
   assert large <= 2.2 * small
   assert large < 4 * 16384**2 / 100
 
 
 def test_temporaries_of_the_reference_grow_quadratically():
-  # Otherwise the test above would say nothing.
+  # Shows that the test above can fail.
   assert temporaries("dot", 2048, "reference") > 4 * 2048**2
 
 
@@ -128,7 +128,7 @@ def test_no_array_has_as_many_entries_as_there_are_pairs(what, name):
   function = gradient(name, SMALL, **ARGUMENTS[what])
   jaxpr = jax.make_jaxpr(function)(*heads, parameters_of(name))
   size, where = largest(jaxpr)
-  # A tile's hidden layer in one piece would be the largest array there is.
+  # All channels of a tile at once would be the largest array.
   assert size <= max(100 * 50 * FEATURES, 2 * LENGTH * FEATURES), where
 
 

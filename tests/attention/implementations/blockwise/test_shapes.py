@@ -16,12 +16,12 @@ from tests.attention.matrix import sampled
 from tests.attention.oracle import CASES, draw, draw_parameters
 
 every_score = pytest.mark.parametrize("name", CASES)
-# One of each kind: a product, channels in a loop, a function.
+# One score of each kind: a product, a loop over channels, a function.
 each_kind = pytest.mark.parametrize(
   "name", ["scaled_dot", "additive", "closure"]
 )
 
-# Leading axes of query, key and value; the rank that masks see, and its axes.
+# Leading axes of query, key and value.
 LEADING = [
   ((), (), ()),
   ((2,), (2,), (2,)),

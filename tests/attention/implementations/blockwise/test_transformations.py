@@ -13,7 +13,7 @@ from tests.attention.comparison import SMALL, close, outcome, wide
 from tests.attention.matrix import sampled
 from tests.attention.oracle import CASES, draw, draw_parameters
 
-# One of each kind: a product, channels in a loop, a function.
+# One score of each kind: a product, a loop over channels, a function.
 KINDS = ("scaled_dot", "additive", "closure")
 
 
@@ -104,7 +104,7 @@ def test_shard_map_with_any_argument_sharded(sharded):
 @sampled("sharded", ["query", "key", "score_weight"], default=["score_weight"])
 def test_shard_map_of_an_additive_score_that_loops_over_channels(sharded):
   mesh = Mesh(np.array(jax.devices()), ("batch",))
-  size = 68  # 68 ** 3 numbers are too many to be made at once
+  size = 68  # 68 ** 3 elements exceed the limit for all channels at once
   drawn = draw(12, (8, size, size), (8, size, size), (8, size))
   arrays = dict(zip(("query", "key", "score_weight"), drawn))
   arrays = {
