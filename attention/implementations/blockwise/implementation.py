@@ -10,8 +10,12 @@ import numpy as np
 from attention.checks import check_positive
 from attention.implementations.blockwise import tile_sizes
 from attention.implementations.blockwise.derivative import solve
-from attention.implementations.blockwise.positional import Pairs, rows_that_see
-from attention.implementations.blockwise.problem import make_problem, trace_pair
+from attention.implementations.blockwise.problem import (
+  Pairs,
+  make_problem,
+  rows_that_see,
+  trace_pair,
+)
 from attention.implementations.blockwise.tiles import Tiling, with_length
 from attention.implementations.non_finite import with_finite_tokens
 from attention.masks.tile_visibility import Ranges, visibility
@@ -74,7 +78,7 @@ class Blockwise:
 
   def _compute(self, request: Request):
     """The context, the lse, and the function from flagged keys to rows."""
-    length, key_length = request.scores_shape[-2:]
+    length = request.scores_shape[-2]
     score, tiling = request.score, self._tiling(request)
     query, key, value = request.tokens
     query = score.map_query(with_length(query, tiling.query_length))
@@ -88,13 +92,11 @@ class Blockwise:
       request.leading,
     )
     pair, tiling = trace_pair(score, query, key, tiling, blocks)
-    pairs = Pairs(
-      tiling, length, key_length, request.mask, request.bias, request.dtype
-    )
+    pairs = Pairs(tiling, request)
     # Values may have leading axes that the scores do not have.
     shared = not request.is_masked and request.combined is None
     lse_leading = request.scores_shape[:-2] if shared else request.leading
-    problem, captured = make_problem(pair, pairs, request.dropout, lse_leading)
+    problem, captured = make_problem(pair, pairs, lse_leading)
     combined = request.combined
     if combined is not None:
       combined = _padded(*combined, tiling.query_length)

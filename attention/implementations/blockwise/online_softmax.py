@@ -80,10 +80,10 @@ def context_and_lse(problem: Problem, captured: Captured, query, key, value):
       column = jnp.asarray(columns)[position]
       key_start, tile_start = (*start[:-1], column), (*start, column)
       key_tile = cut(key, key_start, tiling.column)
-      value_tile = cut(value, key_start, tiling.column)
       scores = problem.scores(
         captured, query_tile, key_tile, tile_start, masked=masked
       )
+      value_tile = cut(value, key_start, tiling.column)
       return _updated(problem, captured, state, scores, value_tile, tile_start)
 
     context, lse = (cut(each, start, tiling.row) for each in outputs)

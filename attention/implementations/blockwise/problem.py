@@ -1,22 +1,76 @@
 """Functions of a tile, made from a score, a mask, a bias and dropout."""
 
 import dataclasses
-import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from attention.dropout import Dropout
+from attention import axes
 from attention.implementations.blockwise.closure import without_captured
 from attention.implementations.blockwise.online_softmax import Captured, Problem
-from attention.implementations.blockwise.positional import Pairs
-from attention.implementations.blockwise.tiles import Tiling, cut
+from attention.implementations.blockwise.tiles import Tiling, cut, put, scan
+from attention.positional import Pairwise, TilePositions
+from attention.request import Request
 from attention.scores.base import Score
 
 # A function whose first argument is the list of arrays that it captured.
 Traced = tuple[Callable, list[Any]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pairs:
+  """The mask, bias and dropout of a request for the tile at a given `start`."""
+
+  tiling: Tiling
+  request: Request
+
+  def visible(self, start) -> jax.Array:
+    """Which pairs are visible, bool, broadcasts to [..., t, s]."""
+    _, columns = self._positions(start)
+    visible = columns.array[None, :] < self.request.scores_shape[-1]
+    visible = axes.with_rank(visible, len(self.tiling.leading) + 2)
+    if self.request.mask is None:
+      return visible
+    return visible & self._tile(self.request.mask, start)
+
+  def bias(self, start) -> jax.Array:
+    """The bias of a tile."""
+    return self._tile(self.request.bias, start).astype(self.request.dtype)
+
+  def allowed(self, start) -> jax.Array:
+    """Which pairs neither the mask nor a bias of -inf hides."""
+    visible = self.visible(start)
+    if self.request.bias is None:
+      return visible
+    return visible & ~jnp.isneginf(self._tile(self.request.bias, start))
+
+  def multiplier(self, start) -> jax.Array:
+    """The factors by which dropout multiplies the weights."""
+    assert self.request.dropout is not None
+    leading = self.tiling.leading
+    numbers = jnp.arange(math.prod(leading)).reshape(leading)
+    numbers = cut(numbers, start[:-2], self.tiling.block)
+    rows, columns = self._positions(start)
+    shape = (*leading, *self.request.scores_shape[-2:])
+    dtype = self.request.dtype
+    return self.request.dropout.block(rows, columns, numbers, shape, dtype)
+
+  def _positions(self, start):
+    return (
+      TilePositions(start[-2], self.tiling.query_tile),
+      TilePositions(start[-1], self.tiling.key_tile),
+    )
+
+  def _tile(self, pairs: Pairwise | None, start):
+    assert pairs is not None
+    rank = len(self.tiling.leading)
+    rows, columns = self._positions(start)
+    block = pairs.block(rows, columns, rank)
+    block = axes.with_rank(block, rank + 2)
+    return cut(block, start[:-2], self.tiling.block)
 
 
 def trace_pair(
@@ -58,24 +112,44 @@ def _trace_pair(score, query, key, tiling, leading=None) -> Traced:
 
 
 def make_problem(
-  pair: Traced,
-  pairs: Pairs,
-  dropout: Dropout | None,
-  lse_leading: tuple[int, ...],
+  pair: Traced, pairs: Pairs, lse_leading: tuple[int, ...]
 ) -> tuple[Problem, Captured]:
   """The functions of a tile, and the arrays that they captured."""
-  tiling = pairs.tiling
+  tiling, request = pairs.tiling, pairs.request
   start = (jax.ShapeDtypeStruct((), jnp.int32),) * (len(tiling.leading) + 2)
-  multiplier = functools.partial(pairs.multiplier, dropout)
   traced: list[tuple[Any, list[Any]]] = [pair]
   for function, is_needed in (
-    (pairs.bias_tile, pairs.bias is not None),
+    (pairs.bias, request.bias is not None),
     (pairs.visible, tiling.has_partial),
-    (multiplier, dropout is not None),
+    (pairs.multiplier, request.dropout is not None),
   ):
     traced.append(
       without_captured(function, start) if is_needed else (None, [])
     )
   functions, captured = zip(*traced)
-  problem = Problem(tiling, pairs.dtype, lse_leading, *functions)
+  problem = Problem(tiling, request.dtype, lse_leading, *functions)
   return problem, Captured(*captured)
+
+
+def rows_that_see(pairs: Pairs, flags: jax.Array) -> jax.Array:
+  """Which queries attend to a flagged key: bool [..., S] to bool [..., T]."""
+  tiling, request = pairs.tiling, pairs.request
+  missing = tiling.key_length - flags.shape[-1]
+  flags = jnp.pad(flags, [(0, 0)] * (flags.ndim - 1) + [(0, missing)])
+  shape = (*tiling.leading, tiling.query_length)
+  none = axes.varying_zero((flags, request.mask, request.bias), jnp.bool_)
+  none = jnp.broadcast_to(none, shape)
+  # Usually no key is flagged. Outside of jit a `cond` compiles at every call.
+  if not isinstance(flags, jax.core.Tracer) and not flags.any():
+    return none[..., : request.scores_shape[-2]]
+
+  def step(rows, start):
+    *row, column = start
+    flagged = cut(flags, (*row[:-1], column), tiling.column)
+    seen = jnp.any(pairs.allowed(start) & flagged[..., None, :], axis=-1)
+    return put(rows, seen | cut(rows, row, tiling.row), row)
+
+  rows = jax.lax.cond(
+    jnp.any(flags), lambda: scan(step, none, tiling.pairs()), lambda: none
+  )
+  return rows[..., : request.scores_shape[-2]]
