@@ -90,11 +90,10 @@ def multi_head_attention(
       `attention.positions.rotary`.
     cache: None; or, for decoding, the keys and values of all earlier tokens,
       from `attention.cache.init((..., K), max_length, D, E)` or from the
-      previous call.
-      The mask is then `masks.causal() & mask`. Rows of `mask` and `bias` are
-      positions in the sequence, and S is `max_length`. Additive and concat
-      scores of hidden size A need a cache with keys of size A; concat needs one
-      with H heads of keys.
+      previous call. The mask is then `masks.causal() & mask`. Rows of `mask`
+      and `bias` are positions in the sequence, and S is `max_length`. Additive
+      and concat scores of hidden size A need a cache with keys of size A;
+      concat needs one with H heads of keys if K < H.
     mesh_axes: an `attention.modules.MeshAxes` that shards heads and tokens over
       a mesh, or None.
     dropout_rate: the probability to drop a weight.
@@ -127,7 +126,7 @@ def multi_head_attention(
     Projection("value", value_weight, value_bias),
     Projection("output", output_weight, output_bias),
   )
-  outputs, cache = _attend_tokens(
+  outputs, cache = attend_tokens(
     query,
     key,
     value,
@@ -145,7 +144,7 @@ def multi_head_attention(
 
 
 @on_any_mesh("TF", like="cache")
-def _attend_tokens(
+def attend_tokens(
   query,
   key,
   value,
@@ -157,7 +156,7 @@ def _attend_tokens(
   cache: Cache | None,
   **options,
 ) -> tuple[jax.Array, Cache | None]:
-  """The outputs, and the cache with the new tokens or None."""
+  """`multi_head_attention`; returns the outputs, and the new cache or None."""
   to_query, to_key, to_value, output = projections
   mesh_axes = options["mesh_axes"]
   check_rank(to_query.weight, "query_weight", "features, heads, head_size")
@@ -217,11 +216,13 @@ def project_key_value(
   key, value, to_key: Projection, to_value: Projection, **options
 ) -> KeyValue:
   """Projects a memory; `options` are those of `project_key`."""
-  key = project_key(key, to_key, **options)
-  check_rank(to_value.weight, "value_weight", "features, heads, head_size")
+  key, value = (
+    project_key(key, to_key, **options),
+    project_heads(value, to_value),
+  )
   heads = to_key.weight.shape[-2]
   check_axis(to_value.weight, "value_weight", -2, heads, "key_weight's heads")
-  return KeyValue(key, project_heads(value, to_value))
+  return KeyValue(key, value)
 
 
 def attend_key_value(

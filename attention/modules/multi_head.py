@@ -145,9 +145,11 @@ class MultiHeadAttention(nn.Module):
     """
     key = query if key is None else key
     value = key if value is None else value
-    rate, rng = self._dropout(deterministic)
-    options = {"mask": mask, "bias": bias, "dropout_rate": rate, "rng": rng}
-    return self._attend(query, key, value, **options)
+    dropout = self._dropout(deterministic)
+    outputs, _ = self._attend(
+      query, key, value, mask=mask, bias=bias, dropout=dropout
+    )
+    return outputs
 
   def decode(
     self,
@@ -220,7 +222,7 @@ class MultiHeadAttention(nn.Module):
       bias=bias,
       positions=self._positions(query, query_offset),
       mesh_axes=self.mesh_axes,
-      dropout=make_dropout(*self._dropout(deterministic)),
+      dropout=self._dropout(deterministic),
       implementation=self.implementation,
     )
 
@@ -289,34 +291,29 @@ class MultiHeadAttention(nn.Module):
     )
     return Cache(key, value, jnp.zeros((), jnp.int32))
 
-  def _attend(self, query, key, value, **options):
+  def _attend(self, query, key, value, *, cache=None, dropout=None, **options):
     size = self._head_size(query)
     output = self._output_projection(query, size)
     query, to_query = self._input_projection("query", query, size)
     key, to_key = self._input_projection("key", key, size)
     value, to_value = self._input_projection("value", value, size)
-    return multi_head.multi_head_attention(
+    return multi_head.attend_tokens(
       query,
       key,
       value,
-      to_query.weight,
-      to_key.weight,
-      to_value.weight,
-      output.weight,
-      query_bias=to_query.bias,
-      key_bias=to_key.bias,
-      value_bias=to_value.bias,
-      output_bias=output.bias,
+      (to_query, to_key, to_value, output),
       score=self.learned_score(size, size),
       rotary=self.rotary,
+      cache=cache,
       mesh_axes=self.mesh_axes,
+      dropout=dropout,
       implementation=self.implementation,
       **options,
     )
 
   def _dropout(self, deterministic):
     rate = 0.0 if deterministic else self.dropout_rate
-    return rate, self.make_rng("dropout") if rate else None
+    return make_dropout(rate, self.make_rng("dropout") if rate else None)
 
   def _input_projection(self, name, inputs, size):
     """The inputs and their projection, in the dtype of the computation."""

@@ -62,24 +62,19 @@ class Ring:
   keys: ShardLayout
 
   @property
-  def steps(self) -> jax.Array:
-    """int32 [n], the numbers of rotation steps."""
-    return jnp.arange(self.size, dtype=jnp.int32)
-
-  @property
   def query_blocks(self) -> jax.Array:
-    """int32 [., 2], chunk and block of each of this device's query blocks."""
+    """int32 [c m, 2], chunk and block of each of this device's query blocks."""
     shape = (self.queries.chunks, self.queries.blocks_per_chunk)
     indices = np.indices(shape, dtype=np.int32)
     return jnp.asarray(indices.reshape(2, -1).T)
 
   def query_number(self, chunk, block):
-    """The number, within the sequence, of one of this device's query blocks."""
+    """The index in the sequence of one of this device's query blocks."""
     device = jax.lax.axis_index(self.axis_name)
     return self._number(self.queries, device, chunk, block)
 
   def key_number(self, chunk, block, step):
-    """The number of the key block that this device holds after `step` steps."""
+    """The index of the key block that this device holds after `step` steps."""
     owner = (jax.lax.axis_index(self.axis_name) - step) % self.size
     return self._number(self.keys, owner, chunk, block)
 
@@ -122,14 +117,14 @@ def block_visibility(mask: Mask | None, ring: Ring) -> np.ndarray:
 
 
 def may_have_gradient(leaf: Any) -> bool:
-  """Whether an array may have a gradient: it is traced and not of integers."""
+  """Whether `leaf` may have a gradient: a traced array of real numbers."""
   return isinstance(leaf, jax.core.Tracer) and jnp.issubdtype(
     jnp.result_type(leaf), jnp.inexact
   )
 
 
 def get(array: jax.Array, indices: dict[int, Any]) -> jax.Array:
-  """Indexes some axes, {-3: 0}, and removes them."""
+  """Indexes some axes, for instance {-3: 0}, and removes them."""
   rank = array.ndim
   sizes = [1 if n - rank in indices else array.shape[n] for n in range(rank)]
   block = jax.lax.dynamic_slice(array, _starts(rank, indices), sizes)

@@ -22,7 +22,7 @@ def num_chunks(order: Order) -> int:
 
 
 def chunk_of(device, place, num_devices: int, order: Order):
-  """The number, within the sequence, of the chunk at a place of a device."""
+  """The index in the sequence of the chunk at `place` on a device."""
   if order == "contiguous":
     return device
   last = 2 * num_devices - 1
@@ -54,8 +54,7 @@ def arrange(
     >>> arrange(jnp.arange(8), 2, axis=0, order="zigzag")
     Array([0, 1, 6, 7, 2, 3, 4, 5], dtype=int32)
   """
-  places = _chunks(num_devices, order)
-  return _reordered(tokens, places, axis)
+  return _reordered(tokens, _chunks(num_devices, order), axis)
 
 
 def restore(
@@ -80,8 +79,7 @@ def restore(
     >>> restore(arranged, 2, axis=0, order="zigzag")
     Array([0, 1, 2, 3, 4, 5, 6, 7], dtype=int32)
   """
-  places = np.argsort(_chunks(num_devices, order))
-  return _reordered(tokens, places, axis)
+  return _reordered(tokens, np.argsort(_chunks(num_devices, order)), axis)
 
 
 def ring_positions(
@@ -120,7 +118,7 @@ def ring_positions(
 
 
 def _chunks(num_devices: int, order: Order) -> np.ndarray:
-  """The chunks of device 0, of device 1 and so on."""
+  """The chunks of device 0, then those of device 1 and so on."""
   return np.array(
     [
       chunk_of(device, place, num_devices, order)

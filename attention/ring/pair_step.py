@@ -19,22 +19,18 @@ from attention.positional import EMPTY, FULL
 from attention.ring.layout import Ring, get, may_have_gradient
 
 _CAPTURED = (
-  "A score that is a plain function cannot capture arrays that all devices "
-  "have alike; make them arguments, ring_attention(..., score=jax.tree_util."
-  "Partial(function, array)), or attributes of an attention.scores.Score."
+  "A score that is a plain function cannot capture replicated arrays; make "
+  "them arguments, ring_attention(..., score=jax.tree_util.Partial(function, "
+  "array)), or attributes of an attention.scores.Score."
 )
 _FIRST = {-4: 0, -3: 0}
 
 
 class Constants(NamedTuple):
-  """Arrays that have no gradient.
+  """Arrays without a gradient: those that `PairSteps`' functions capture.
 
-  Attributes:
-    single: constants of the functions for a single pair of blocks.
-    combined: constants, besides parameters, of the functions that are given the
-      context and the lse over all keys.
-    empty: contexts [..., c, m, t, E] and lses [..., c, m, t, 1] of no keys,
-      device-varying.
+  `empty` are the contexts [..., c, m, t, E] and lses [..., c, m, t, 1] of no
+  keys, device-varying.
   """
 
   single: Any
@@ -51,8 +47,8 @@ class PairSteps:
     single: (case, constants, query, key, value, row, column) -> context and lse
       of a block of queries over a block of keys.
     combined: (case, parameters, constants, query, key, value, row, column,
-      context, lse) -> the given context and lse, which are over all keys, with
-      this key block's part of their derivatives.
+      context, lse) -> the given context and lse over all keys, with the
+      derivatives of this key block; see `Request.combined`.
   """
 
   visible: np.ndarray
@@ -62,7 +58,7 @@ class PairSteps:
   def add(self, make: Callable, total, numbers, *arguments):
     """make(case)(total, *arguments, *numbers), or the total if EMPTY.
 
-    `numbers` are the numbers of the query block and of the key block.
+    `numbers` are the indices of the query block and the key block.
     """
 
     def branch(case):

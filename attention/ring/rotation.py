@@ -82,7 +82,11 @@ def _differentiate(
 
       _, vjp = jax.vjp(pair, parameters, *tokens)
       new = vjp((context_cotangent, lse_cotangent[..., 0]))
-      return jax.tree.map(_plus, totals, list(new))
+      return jax.tree.map(
+        lambda total, array: total + array.astype(total.dtype),
+        totals,
+        list(new),
+      )
 
     return add
 
@@ -97,7 +101,11 @@ def _differentiate(
 
   differentiated = parameters, query, *rotating
   of_parameters, of_query, *of_rotating = jax.tree.map(
-    _wide_zeros, differentiated
+    # Gradients are added up in float32 at least.
+    lambda array: jnp.zeros_like(
+      array, jnp.promote_types(array.dtype, jnp.float32)
+    ),
+    differentiated,
   )
   (of_parameters, of_query), of_rotating = _rotate(
     ring, pair_step, (of_parameters, of_query), rotating, of_rotating
@@ -126,9 +134,10 @@ def _rotate(ring: Ring, pair_step: Callable, state, rotating, gradients):
   """Rotates arrays around the ring; calls `pair_step` for each pair of blocks.
 
   `pair_step` is (state, gradients, key_value, own, numbers) -> state and
-  gradients: `key_value` are the rotating blocks, `gradients` theirs, `own` the
-  indices of this device's query block, `numbers` those of both blocks within
-  the sequence. The state stays on the device; gradients end where they started.
+  gradients. `key_value` are the rotating blocks and `gradients` their
+  gradients, `own` the index of this device's query block, and `numbers` the
+  indices of both blocks in the sequence. The state is not rotated; each
+  gradient returns to the device that it started on.
   """
 
   def rotate_block(carry, block):
@@ -166,7 +175,9 @@ def _rotate(ring: Ring, pair_step: Callable, state, rotating, gradients):
       [get(each, index) for each in arrays] for arrays in (rotating, gradients)
     )
     (state, _, moving_gradients), _ = jax.lax.scan(
-      step, (state, moving, moving_gradients), ring.steps
+      step,
+      (state, moving, moving_gradients),
+      jnp.arange(ring.size, dtype=jnp.int32),
     )
     gradients = [put(*each, index) for each in zip(gradients, moving_gradients)]
     return (state, gradients), None
@@ -174,13 +185,3 @@ def _rotate(ring: Ring, pair_step: Callable, state, rotating, gradients):
   blocks = jnp.arange(ring.keys.blocks_per_chunk, dtype=jnp.int32)
   (state, gradients), _ = jax.lax.scan(rotate_block, (state, gradients), blocks)
   return state, gradients
-
-
-def _wide_zeros(array):
-  """Zeros to which gradients are added, of float32 at least."""
-  dtype = jnp.promote_types(array.dtype, jnp.float32)
-  return jnp.zeros_like(array, dtype)
-
-
-def _plus(total, array):
-  return total + array.astype(total.dtype)

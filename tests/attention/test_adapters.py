@@ -1,4 +1,4 @@
-"""The adapters, against the libraries whose signatures they have."""
+"""The adapters, compared with the functions of JAX and Flax."""
 
 import functools
 
@@ -60,7 +60,7 @@ CHOICES = {
     *((name, 4) for name in CHOICES),
   ],
 )
-def test_equals_jax_with_gradients(choice, num_key_value_heads):
+def test_context_and_gradients_equal_jax_nn(choice, num_key_value_heads):
   query, key, value = single(
     (2, 6, 4, 8), (2, 7, num_key_value_heads, 8), (2, 7, num_key_value_heads, 8)
   )
@@ -70,7 +70,7 @@ def test_equals_jax_with_gradients(choice, num_key_value_heads):
     def scalar(query, key, value):
       outputs = function(query, key, value, **arguments)
       context = outputs[0] if isinstance(outputs, tuple) else outputs
-      if choice == "window":  # the last rows see nothing of seven keys there
+      if choice == "window":  # jax.nn differs in the last rows, without keys
         context = context[:, :6]
       return jnp.sum(context**2), outputs
 
@@ -88,7 +88,7 @@ def test_equals_jax_with_gradients(choice, num_key_value_heads):
   )
 
 
-def test_without_a_batch_and_with_this_librarys_biases():
+def test_unbatched_tokens_and_a_bias_of_this_library():
   query, key = single((6, 4, 8), (7, 2, 8))
   bias = biases.alibi(4)
   with jax.numpy_rank_promotion("allow"):
@@ -132,7 +132,9 @@ def test_a_row_without_keys_is_zero():
   ([0.0, 0.4], [True, False]),
   default=[(0.4, True)],
 )
-def test_flax_gives_the_same_with_our_function(rate, broadcast_dropout):
+def test_flax_layer_gives_equal_outputs_with_our_function(
+  rate, broadcast_dropout
+):
   (tokens,) = single((2, 6, 8))
   mask = nn.make_causal_mask(jnp.ones((2, 6)))
   outputs = []
@@ -153,7 +155,7 @@ def test_flax_gives_the_same_with_our_function(rate, broadcast_dropout):
   np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
-def test_flax_can_keep_the_weights():
+def test_flax_layer_sows_equal_attention_weights():
   (tokens,) = single((2, 6, 8))
   kept = []
   for attention_fn in (nn.dot_product_attention, flax_attention_fn()):
@@ -168,7 +170,7 @@ def test_flax_can_keep_the_weights():
   np.testing.assert_allclose(*kept, rtol=1e-5, atol=1e-6)
 
 
-def test_flax_decodes_with_our_function():
+def test_flax_layer_decodes_equally_with_our_function():
   (tokens,) = single((2, 5, 8))
   outputs = []
   for attention_fn in (nn.dot_product_attention, flax_attention_fn()):
@@ -187,7 +189,7 @@ def test_flax_decodes_with_our_function():
   np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
-def test_flax_takes_another_score_and_refuses_what_would_be_ignored():
+def test_function_for_flax_uses_its_score_and_rejects_a_precision():
   query, key = single((2, 6, 4, 8), (2, 7, 4, 8))
   attention_fn = flax_attention_fn(scores.cosine(5.0))
   got = attention_fn(query, key, key, deterministic=True)

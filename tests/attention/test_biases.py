@@ -1,4 +1,4 @@
-"""Biases, against published numbers and formulas of their papers."""
+"""Biases, compared with the numbers and formulas of their papers."""
 
 import math
 
@@ -25,7 +25,7 @@ from tests.attention.oracle import draw
     ),
   ],
 )
-def test_alibi_has_the_papers_slopes(num_heads, slopes):
+def test_alibi_slopes_equal_the_paper(num_heads, slopes):
   bias = np.asarray(biases.alibi(num_heads).materialize(3, 4))
   distance = abs(np.arange(4) - np.arange(3)[:, None])
   expected = -np.asarray(slopes)[:, None, None] * distance
@@ -33,7 +33,7 @@ def test_alibi_has_the_papers_slopes(num_heads, slopes):
 
 
 def t5_bucket(relative, num_buckets, bidirectional, max_distance):
-  """One distance's bucket, from the words of the paper's appendix code."""
+  """The bucket of one distance, computed with integers."""
   bucket = 0
   if bidirectional:
     num_buckets //= 2
@@ -62,7 +62,7 @@ def test_t5_buckets(num_buckets, bidirectional, max_distance):
   table = np.arange(float(num_buckets))[:, None] * np.array([1.0, 10.0])
   length = 2 * max_distance
   bias = biases.relative_position(table, bidirectional, max_distance)
-  # Rows in the middle see both directions.
+  # Rows in the middle have keys on both sides.
   rows = np.arange(max_distance - 3, max_distance + 3)
   block = np.asarray(bias.block(rows, np.arange(length), 1))
   expected = [
@@ -160,7 +160,7 @@ def test_minus_infinity_hides_keys_like_a_mask():
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-def test_wrong_choices_are_refused():
+def test_invalid_arguments_raise():
   with pytest.raises(ValueError, match="num_heads"):
     biases.alibi(0)
   with pytest.raises(AssertionError, match="table"):

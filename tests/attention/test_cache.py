@@ -22,7 +22,7 @@ def test_appending_in_pieces_equals_writing_at_once():
   assert not cache.key[:, 6:].any()
 
 
-def test_the_old_cache_is_unchanged_and_the_dtype_kept():
+def test_append_leaves_the_old_cache_unchanged_and_keeps_the_dtype():
   empty = caches.init((), 4, 2, dtype=jnp.bfloat16)
   full = caches.append(empty, jnp.ones((3, 2)), jnp.ones((3, 2)))
   assert int(empty.length) == 0
@@ -30,7 +30,7 @@ def test_the_old_cache_is_unchanged_and_the_dtype_kept():
   assert full.key.dtype == full.value.dtype == jnp.bfloat16
 
 
-def test_too_many_tokens_are_refused():
+def test_too_many_tokens_raise():
   cache = caches.init((), 4, 2)
   cache = caches.append(cache, jnp.ones((3, 2)), jnp.ones((3, 2)))
   with pytest.raises(ValueError, match="3 of max_length=4"):

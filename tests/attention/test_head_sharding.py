@@ -61,7 +61,7 @@ def test_fewer_key_value_heads_than_devices(memory_heads, devices, score):
   )
 
 
-def test_key_value_heads_that_do_not_fit_the_devices_are_refused():
+def test_key_value_heads_that_cannot_be_sharded_raise():
   module = MultiHeadAttention(
     num_heads=6, num_key_value_heads=3, mesh_axes=MeshAxes(heads="tensor")
   )

@@ -1,4 +1,4 @@
-"""Masks and their algebra, against NumPy."""
+"""Masks and their operators, compared with NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -143,7 +143,7 @@ def test_shifted_takes_one_integer(offset):
     masks.causal().shifted(offset)
 
 
-def test_integers_stay_known_under_jit_and_arrays_become_leaves():
+def test_integers_are_static_and_arrays_are_leaves():
   known = masks.causal(2) & masks.sliding_window(1, None)
   assert not jax.tree.leaves(known)
   assert len(jax.tree.leaves(masks.padding(jnp.array([1, 2])))) == 1
@@ -151,7 +151,7 @@ def test_integers_stay_known_under_jit_and_arrays_become_leaves():
   np.testing.assert_array_equal(dense(rebuilt), dense(known & masks.prefix(3)))
 
 
-def test_wrong_types_are_refused():
+def test_wrong_types_and_lengths_raise():
   with pytest.raises(AssertionError, match="key_lengths"):
     masks.padding(jnp.array([1.0]))
   with pytest.raises(TypeError):
@@ -176,13 +176,13 @@ def test_wrong_types_are_refused():
     lambda: not masks.causal(),
   ],
 )
-def test_masks_are_not_joined_by_words(joined):
+def test_boolean_keywords_raise(joined):
   with pytest.raises(TypeError, match=r"combine with &, \| and ~"):
     joined()
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint32"])
-def test_integers_of_any_kind_mean_the_same(dtype):
+def test_every_integer_dtype_gives_the_same_mask(dtype):
   left = jnp.asarray(3, dtype)
   for got, want in (
     (masks.sliding_window(left, 0), masks.sliding_window(3, 0)),

@@ -1,4 +1,4 @@
-"""Attention whose heads and tokens the devices of a mesh share."""
+"""Attention with heads and tokens sharded over a mesh."""
 
 import functools
 
@@ -35,7 +35,10 @@ def tokens(length, seed):
 
 
 def loss_and_gradients(module, query, key, order=None, **options):
-  """Of the parameters and the tokens; in the order of a mesh, if given."""
+  """The loss, and its gradients for parameters and tokens.
+
+  With `order`, the MeshAxes, the tokens are arranged in its order.
+  """
   options = {"deterministic": True, **options}
   rngs = {"dropout": jax.random.key(5)}
   init = jax.jit(module.clone(mesh_axes=None).init)
@@ -69,12 +72,12 @@ def check(module, order, shape=None, length=LENGTH, memory=MEMORY, **options):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("score", SCORE_NAMES)
-def test_every_score_with_heads_and_tokens_shared(score):
+def test_every_score_with_heads_and_tokens_sharded(score):
   check(MODULE.clone(score=score), BOTH, **CAUSAL)
 
 
 @sampled("name", ["heads", "sequence"], default=["heads"])
-def test_heads_or_tokens_alone(name):
+def test_only_heads_or_only_tokens_sharded(name):
   axis = {"heads": "tensor", "sequence": "sequence"}[name]
   order = MeshAxes(**{name: axis})
   check(MODULE.clone(score="additive"), order, {axis: 4, "data": 2}, **CAUSAL)
@@ -101,7 +104,6 @@ def test_grouped_heads_and_padding(kind):
   default=[(2, BOTH)],
 )
 def test_dropout_equals_that_of_one_device(groups, order):
-  """The weights that are dropped do not depend on the devices."""
   module = MODULE.clone(dropout_rate=0.5, num_key_value_heads=groups)
   options = {"deterministic": False, **CAUSAL}
   check(module, order, **options)
@@ -121,9 +123,9 @@ def test_bias_for_all_heads():
 def test_masks_of_heads(groups, order):
   module = MODULE.clone(num_key_value_heads=groups)
   shape = (1, 4, LENGTH, MEMORY)
-  seen = np.random.default_rng(3).random(shape) < 0.7
-  seen[..., 0] = True
-  check(module, order, mask=jnp.asarray(seen))
+  visible = np.random.default_rng(3).random(shape) < 0.7
+  visible[..., 0] = True
+  check(module, order, mask=jnp.asarray(visible))
 
 
 @sampled_product(
@@ -139,7 +141,7 @@ def test_biases_of_heads(groups, order):
   check(module, order, bias=bias, mask=masks.causal(MEMORY - LENGTH))
 
 
-def test_a_bias_of_the_heads_of_another_device_has_a_gradient():
+def test_gradient_of_a_bias_with_sharded_heads():
   query = tokens(LENGTH, 1)
   variables = jax.jit(MODULE.init)(jax.random.key(0), query)
   bias = jax.random.normal(jax.random.key(3), (4, LENGTH, LENGTH))
@@ -160,8 +162,7 @@ def test_score_without_axes_of_heads():
   check(MODULE.clone(score=scores.general(weight)), BOTH, **CAUSAL)
 
 
-def test_no_device_sees_the_keys_or_heads_of_another():
-  """The compiled program gathers no array."""
+def test_the_compiled_program_has_no_all_gather():
   query = tokens(64, 1)
   module = MODULE.clone(rotary=False, mesh_axes=BOTH)
   variables = module.clone(mesh_axes=None).init(jax.random.key(0), query)
@@ -178,7 +179,7 @@ def test_no_device_sees_the_keys_or_heads_of_another():
   assert "all-gather" not in text
 
 
-def test_mistakes():
+def test_errors_state_the_sizes():
   query = tokens(LENGTH, 1)
   module = MODULE.clone(mesh_axes=BOTH)
   variables = jax.eval_shape(MODULE.init, jax.random.key(0), query)
@@ -190,7 +191,7 @@ def test_mistakes():
     pytest.raises(ValueError, match="4 heads cannot be sharded over the 8"),
   ):
     apply(query)
-  for heads in (2, 3):  # of four, which two devices share
+  for heads in (2, 3):  # the module has four, sharded over two devices
     own = jnp.ones((1, heads, LENGTH, LENGTH), bool)
     with (
       jax.set_mesh(mesh()),

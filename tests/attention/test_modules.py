@@ -1,4 +1,4 @@
-"""The Flax modules: thin, and equal to the pure functions."""
+"""The Flax modules equal the pure functions."""
 
 import functools
 
@@ -82,7 +82,7 @@ def test_parameters_of_the_named_scores():
     }
 
 
-def test_initial_values_are_sensible():
+def test_initial_scores_are_neither_tiny_nor_huge():
   (query,), (key,) = single((64, 32)), single((64, 32), seed=1)
   for name in ("general", "additive", "concat"):
     module = LearnedScore(name, hidden_size=64, num_heads=4)
@@ -112,7 +112,7 @@ def test_bound_score_or_callable_is_used_unchanged():
 @pytest.mark.parametrize(
   "make", [Attention, lambda s: MultiHeadAttention(2, score=s)]
 )
-def test_an_unknown_name_lists_the_known_ones(make):
+def test_an_unknown_score_name_raises(make):
   with pytest.raises(ValueError, match=r"additive, concat, cosine.*'nought'"):
     make("nought").init(jax.random.key(0), *single((2, 3, 4), (2, 5, 4)))
 
@@ -172,7 +172,7 @@ def test_cached_decoding_equals_recomputation(
   module = MultiHeadAttention(
     4, num_key_value_heads=num_key_value_heads, score=name, rotary=rotary
   )
-  # The cache is longer than the text, and the array covers the cache.
+  # The cache is longer than the sequence; the bias has the cache's length.
   (numbers,) = single((4, 9, 9), seed=3)
   window = masks.sliding_window(4, None)
   expected, variables = jax.jit(module.init_with_output)(
@@ -204,7 +204,7 @@ def test_cached_decoding_equals_recomputation(
   assert int(cache.length) == 7
 
 
-def test_decoding_past_the_end_is_refused():
+def test_decoding_past_the_end_raises():
   (tokens,) = single((1, 3, 4))
   module = MultiHeadAttention(2)
   variables = jax.jit(module.init)(jax.random.key(0), tokens)
@@ -292,7 +292,7 @@ def test_computes_in_bfloat16_with_float32_parameters(make):
 @pytest.mark.parametrize(
   "make", [Attention, lambda **k: MultiHeadAttention(2, **k)]
 )
-def test_dropout_needs_its_random_key_only_when_it_drops(make):
+def test_dropout_needs_an_rng_only_when_not_deterministic(make):
   (tokens,) = single((2, 5, 8))
   module = make(score="scaled_dot", dropout_rate=0.5)
   plain, variables = jax.jit(module.init_with_output)(
@@ -305,7 +305,7 @@ def test_dropout_needs_its_random_key_only_when_it_drops(make):
   assert abs(dropped - plain).max() > 1e-3
 
 
-def test_head_sizes_that_do_not_divide_are_refused():
+def test_head_counts_that_do_not_divide_raise():
   with pytest.raises(ValueError, match="head_size"):
     MultiHeadAttention(3).init(jax.random.key(0), jnp.ones((5, 8)))
   with pytest.raises(ValueError, match="multiple"):

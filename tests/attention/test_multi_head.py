@@ -1,4 +1,4 @@
-"""Heads, and multi-head attention as a pure function."""
+"""Multi-head attention as a pure function."""
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +108,7 @@ def test_arrays_and_parameters_of_heads_line_up(num_key_value_heads):
   np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_closure_sees_heads_as_one_axis():
+def test_a_plain_function_receives_heads_as_one_axis():
   query, key, weights = inputs(4, 2)
   factor = jnp.array([1.0, 2.0, 3.0, 4.0])
 
@@ -123,7 +123,7 @@ def test_a_closure_sees_heads_as_one_axis():
   np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_grouped_heads_repeat_nothing_in_memory():
+def test_grouped_heads_are_not_repeated_in_memory():
   key = jax.ShapeDtypeStruct((2, 1, 64, 16), jnp.float32)
   query = jax.ShapeDtypeStruct((2, 8, 3, 16), jnp.float32)
   from attention.grouped_query import attend_heads
@@ -235,7 +235,7 @@ def test_the_score_itself_checks_grouped_heads():
     attention.multi_head_attention(query, key, key, **weights, score=Checked())
 
 
-def test_heads_must_divide():
+def test_key_value_heads_must_divide_heads():
   query, key, weights = inputs(4, 3)
   with pytest.raises(ValueError, match="multiple"):
     multi_head_attention(query, key, key, **weights)

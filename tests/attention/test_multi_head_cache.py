@@ -61,8 +61,7 @@ def test_the_cache_equals_the_module_and_recomputation(num_key_value_heads):
   np.testing.assert_allclose(decoded, whole, rtol=1e-4, atol=1e-5)
 
 
-def test_a_cache_of_mapped_keys():
-  """The additive score caches projected keys, of its hidden size."""
+def test_additive_score_caches_projected_keys():
   draw = jax.random.normal
   keys = iter(jax.random.split(jax.random.key(0), 9))
   tokens = draw(next(keys), (4, 6))

@@ -1,4 +1,4 @@
-"""Positions, against their papers' formulas."""
+"""Positions, compared with the formulas of their papers."""
 
 import math
 
@@ -22,7 +22,7 @@ def test_sinusoidal_equals_the_formula():
       )
 
 
-def test_rotary_turns_each_pair_by_its_angle():
+def test_rotary_rotates_each_pair_by_its_angle():
   (tokens,) = draw(0, (2, 7, 6))
   turned = np.asarray(positions.rotary(tokens, base=100.0))
   for position in range(7):
@@ -62,7 +62,7 @@ def test_positions_broadcast_and_keep_the_dtype():
   assert half.dtype == jnp.bfloat16
 
 
-def test_wrong_shapes_are_refused():
+def test_wrong_shapes_raise():
   with pytest.raises(ValueError, match="even"):
     positions.sinusoidal(3, 5)
   with pytest.raises(ValueError, match="even"):

@@ -44,7 +44,7 @@ def make_mesh(**shape):
 def around(
   arguments_of, order="zigzag", mesh=None, spec=HEADS, check=True, **options
 ):
-  """(tokens, parameters) -> context and lse, on a ring."""
+  """(tokens, parameters) -> context and lse, by ring attention."""
   mesh = mesh or make_mesh()
   size = mesh.shape["sequence"]
 
@@ -91,8 +91,8 @@ def check(ring, one, tokens, parameters, **tolerance):
 
   def loss(run, *arguments):
     context, lse = run(*arguments)
-    seen = jnp.where(jnp.isneginf(lse), 0.0, lse)
-    return jnp.sum(jnp.sin(context)) + jnp.sum(jnp.cos(seen)), (context, lse)
+    finite = jnp.where(jnp.isneginf(lse), 0.0, lse)
+    return jnp.sum(jnp.sin(context)) + jnp.sum(jnp.cos(finite)), (context, lse)
 
   got, want = (
     jax.jit(jax.grad(loss, (1, 2), has_aux=True), static_argnums=0)(
@@ -175,7 +175,7 @@ def test_context_and_lse_of_every_score_mask_and_bias(name, order):
   close(got, want, rtol=1e-4, atol=2e-5)
 
 
-# By default a case's gradients are compared here or its results above.
+# The default selection tests the results or the gradients of each case.
 @sampled_product(
   ("name", "order"),
   (CASES, ORDERS),
@@ -186,7 +186,7 @@ def test_context_and_lse_of_every_score_mask_and_bias(name, order):
     ("cosine", "contiguous"),
   ],
 )
-def test_every_score_mask_and_bias(name, order):
+def test_gradients_of_every_score_mask_and_bias(name, order):
   check(around(CASES[name], order), alone(CASES[name]), *given())
 
 
@@ -204,14 +204,14 @@ def test_shards_of_several_tiles(name):
     ("later", "contiguous"),
   ],
 )
-def test_chunks_of_several_pieces(name, order, monkeypatch):
+def test_chunks_of_several_blocks(name, order, monkeypatch):
   monkeypatch.setattr(layout, "_BLOCK_SIZE", 2)
   assert layout.ShardLayout.of("key", LENGTH // 4, order).blocks_per_chunk > 1
   check(around(CASES[name], order), alone(CASES[name]), *given())
 
 
 @sampled("name", ["lengths", "additive"], default=["lengths"])
-def test_queries_and_keys_cut_into_different_pieces(name, monkeypatch):
+def test_queries_and_keys_with_blocks_of_different_sizes(name, monkeypatch):
   monkeypatch.setattr(layout, "_BLOCK_SIZE", 3)
   (query, key, value), parameters = given()
   query = query[:, :, : LENGTH // 4]
@@ -226,18 +226,18 @@ def test_queries_and_keys_cut_into_different_pieces(name, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("share", "expected"),
+  ("shard", "expected"),
   [
     (0, (2, 1, 0)),
     (8, (2, 1, 4)),
     (512, (2, 1, 256)),
     (4096, (2, 8, 256)),
     (2 * 3 * 250, (2, 3, 250)),
-    (2 * 1021, (2, 1, 1021)),  # a prime: pieces of one would be too many
+    (2 * 1021, (2, 1, 1021)),  # a prime: blocks of 1 token would be slow
   ],
 )
-def test_pieces_are_long_and_not_too_long(share, expected):
-  cut = layout.ShardLayout.of("key", share, "zigzag")
+def test_block_size(shard, expected):
+  cut = layout.ShardLayout.of("key", shard, "zigzag")
   assert (cut.chunks, cut.blocks_per_chunk, cut.size) == expected
 
 
@@ -305,7 +305,7 @@ def test_dropout_equals_that_of_one_device():
   check(around(case), alone(case), *given())
 
 
-def test_other_axes_of_the_mesh_and_grouped_heads():
+def test_a_mesh_with_a_second_axis_and_grouped_heads():
   mesh = make_mesh(data=2, sequence=4)
   spec = PartitionSpec("data", None, None, "sequence")
   (query, _, _), parameters = given()
@@ -358,10 +358,10 @@ def test_half_precision_keeps_its_dtype():
 
 
 def test_gradients_in_half_precision_are_summed_in_single():
-  """Small parts of some devices must not vanish beside a large one's."""
+  """Small gradients of some devices are not rounded away."""
   query = key = value = jnp.zeros((2, 3, LENGTH, 8), jnp.bfloat16)
-  # Weights are alike, so that rows of 4 on one of four devices give a value 1
-  # of its gradient, and those on the others 0.0037 each: nothing, beside 1.
+  # All weights are equal: the cotangent 4 on one of four devices adds 1 to the
+  # gradient of a value, the others 0.0037 each, which bfloat16 loses beside 1.
   rows = jnp.repeat(jnp.array([4.0, 0.0148, 0.0148, 0.0148]), LENGTH // 4)
   cotangents = jnp.broadcast_to(rows[:, None], value.shape)
 
@@ -374,7 +374,7 @@ def test_gradients_in_half_precision_are_summed_in_single():
   close(got, np.full(got.shape, 1.0111), rtol=2**-8)
 
 
-def test_masked_nan_tokens_change_nothing():
+def test_nan_in_masked_tokens_changes_nothing():
   tokens, parameters = given()
   run = around(CASES["lengths"])
   want = run(tokens, parameters)
@@ -403,7 +403,7 @@ def test_zigzag_order_balances_causal_work(size):
   (["forward", "gradient"], [None, masks.causal()]),
   default=[("gradient", masks.causal())],
 )
-def test_a_device_needs_a_sixth_of_the_memory_of_a_single_one(what, mask):
+def test_each_of_eight_devices_needs_a_sixth_of_the_memory(what, mask):
   shape = (8, 1 << 15, 64)
   spec = PartitionSpec(None, "sequence")
   mesh = make_mesh(sequence=8)
@@ -464,10 +464,10 @@ def plain(parameters):
   ("arguments_of", "message"),
   [
     (lambda p: {"mask": jnp.ones((3, 32), bool)}, "axis -2 must be 1 or 32"),
-    (plain, "a plain function cannot capture arrays that all devices have"),
+    (plain, "a plain function cannot capture replicated arrays"),
   ],
 )
-def test_mistakes_are_named(arguments_of, message):
+def test_errors_name_the_cause(arguments_of, message):
   run = around(arguments_of)
   with pytest.raises(ValueError, match=message):
     run(*given())
@@ -477,24 +477,24 @@ def test_plain_function_may_capture_arrays_without_check_vma():
   check(around(plain, check=False), alone(plain), *given())
 
 
-def test_an_unknown_implementation_is_refused():
+def test_an_unknown_implementation_raises():
   run = around(CASES["causal"], implementation="fastest")
   with pytest.raises(ValueError, match="implementation must be"):
     run(*given())
 
 
-def test_a_value_of_another_length_than_the_key_is_named():
+def test_a_value_of_another_length_than_the_key_raises():
   (query, key, value), parameters = given()
   with pytest.raises(AssertionError, match=r"value has shape .* key's length"):
     around(CASES["causal"])((query, key, value[:, :, :16]), parameters)
 
 
-def test_an_unknown_order_is_refused():
+def test_an_unknown_order_raises():
   with pytest.raises(ValueError, match="must be 'zigzag' or 'contiguous'"):
     arrange(jnp.ones(8), 2, axis=0, order="spiral")
 
 
-def test_a_share_that_does_not_divide_is_refused():
+def test_a_shard_that_does_not_divide_raises():
   tokens, parameters = given()
   tokens = [each[:, :, :20] for each in tokens]
   with pytest.raises(ValueError, match="does not divide into 8 equal pieces"):
