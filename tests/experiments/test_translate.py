@@ -54,14 +54,14 @@ def translate(workdir, text, *flags):
 
 
 def test_unseen_numbers_are_translated_correctly(workdir):
-  found = json.loads((workdir / "eval" / "test.json").read_text())
-  assert found["metrics"]["sequence_accuracy"] > 0.95
-  assert found["metrics"]["chrf"] > 95
-  assert found["checkpoint"] == "mean of 2 steps, 250 to 300"
-  assert "tok:char" in found["signatures"]["bleu"]
-  assert sum(row["count"] for row in found["by_length"]) == 200
+  results = json.loads((workdir / "eval" / "test.json").read_text())
+  assert results["metrics"]["sequence_accuracy"] > 0.95
+  assert results["metrics"]["chrf"] > 95
+  assert results["checkpoint"] == "mean of 2 steps, 250 to 300"
+  assert "tok:char" in results["signatures"]["bleu"]
+  assert sum(row["count"] for row in results["by_length"]) == 200
   for name in ("bleu", "chrf", "perplexity", "sequence_accuracy"):
-    assert all(name in row for row in found["by_length"])
+    assert all(name in row for row in results["by_length"])
 
 
 def test_line_i_of_thousands_is_the_translation_of_line_i(workdir):
@@ -121,7 +121,7 @@ def test_length_and_repetition_constraints_are_kept(workdir):
 
 
 @pytest.mark.exhaustive
-def test_a_closed_pipe_is_no_traceback(workdir):
+def test_closed_pipe_prints_no_traceback(workdir):
   flag = f"--workdir={workdir}"
   with processes.start("translate", flag, stdin=True) as process:
     process.stdout.close()
@@ -146,7 +146,9 @@ def test_long_lines_and_invalid_utf8_are_refused(workdir):
     assert message in error
 
 
-def test_n_best_and_alignments_without_a_final_newline(workdir, tmp_path):
+def test_n_best_and_alignments_of_input_without_a_final_newline(
+  workdir, tmp_path
+):
   lines, _ = translate(
     workdir,
     "nine hundred and one\n\nseven",
@@ -182,14 +184,16 @@ def test_two_files_are_evaluated_like_a_set(workdir, tmp_path):
   )
   assert code == 0, error
   assert "chrF" in out
-  found = json.loads((workdir / "eval" / "own.en.json").read_text())
-  answers = (workdir / "eval" / "own.en.txt").read_text("utf-8").splitlines()
-  right = np.mean(
-    [a == b for a, b in zip(answers, numbers.spelled(wanted, "ko"))]
+  results = json.loads((workdir / "eval" / "own.en.json").read_text())
+  predictions = (
+    (workdir / "eval" / "own.en.txt").read_text("utf-8").splitlines()
   )
-  assert found["metrics"]["sequence_accuracy"] == pytest.approx(right)
+  right = np.mean(
+    [a == b for a, b in zip(predictions, numbers.spelled(wanted, "ko"))]
+  )
+  assert results["metrics"]["sequence_accuracy"] == pytest.approx(right)
   assert right > 0.9
-  assert found["search"] == {"beam_size": 3, "length_penalty": 1.0}
+  assert results["search"] == {"beam_size": 3, "length_penalty": 1.0}
 
 
 @pytest.mark.exhaustive
@@ -206,8 +210,8 @@ def test_blank_and_long_lines_of_a_file_are_reported(workdir, tmp_path):
   assert (
     "1 of 3 pairs are longer than the model reads, and were truncated" in out
   )
-  answers = (workdir / "eval" / "own.en.txt").read_text("utf-8").split("\n")
-  assert answers[:2] == ["구", ""]
+  predictions = (workdir / "eval" / "own.en.txt").read_text("utf-8").split("\n")
+  assert predictions[:2] == ["구", ""]
 
 
 @pytest.mark.exhaustive
@@ -248,7 +252,7 @@ def test_a_file_named_like_a_set_is_refused(workdir, tmp_path):
     ),
   ],
 )
-def test_invalid_flags_are_one_message(workdir, flags, message):
+def test_invalid_flags_print_one_error_message(workdir, flags, message):
   code, _, error = binaries.run("translate", f"--workdir={workdir}", *flags)
   assert code == (1 if "/dev" in message else 2)
   assert message in error

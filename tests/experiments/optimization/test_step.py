@@ -28,8 +28,8 @@ def build(arg="", mesh=ONE, model=None, **train):
   config.train.update(train)
   config.model.update(model or {})
   config.mesh.update(mesh)
-  # Adam divides by the gradient's size, so that where the true gradient is 0,
-  # as of a key's bias, rounding alone would decide the update.
+  # Adam divides by the gradient's magnitude. Where the exact gradient is 0, as
+  # for a key's bias, its update would consist of rounding errors.
   config.optimizer.update(name="sgd", learning_rate=0.5)
   typed = parse(config.to_dict())
   return make_experiment(typed, Path("unused"))
@@ -51,6 +51,13 @@ def train(experiment, num_steps=3):
   return losses, state
 
 
+@functools.cache
+def plain():
+  """An experiment without options, and the result of `train`."""
+  experiment = build("additive")
+  return experiment, *train(experiment)
+
+
 def assert_same_state(left, right, **tolerance):
   for one, other in zip(
     jax.tree.leaves(left.params), jax.tree.leaves(right.params)
@@ -59,6 +66,7 @@ def assert_same_state(left, right, **tolerance):
 
 
 LAYOUTS = {
+  "one": ONE,
   "data": EIGHT,
   "fsdp": {"data": 1, "fsdp": 8},
   "rows": {"data": 2, "fsdp": 4},
@@ -70,8 +78,8 @@ REGULARIZED = {"model": {"dropout_rate": 0.1}, "label_smoothing": 0.1}
 
 
 @functools.cache
-def trained_by_one(arg):
-  return train(build(arg, **REGULARIZED))
+def trained(arg, layout):
+  return train(build(arg, LAYOUTS[layout], **REGULARIZED))
 
 
 @pytest.mark.parametrize(
@@ -90,16 +98,16 @@ def trained_by_one(arg):
   ],
 )
 def test_every_layout_trains_as_one_device(arg, layout):
-  one, state_of_one = trained_by_one(arg)
-  eight, state_of_eight = train(build(arg, LAYOUTS[layout], **REGULARIZED))
+  one, state_of_one = trained(arg, "one")
+  eight, state_of_eight = trained(arg, layout)
   np.testing.assert_allclose(one, eight, rtol=1e-5)
   assert_same_state(state_of_one, state_of_eight, atol=1e-5)
 
 
 def test_a_step_keeps_the_sharding_of_the_state():
-  experiment = build("transformer", LAYOUTS["all"])
-  state = experiment.initial_state()
-  assert shard_shapes(state) == shard_shapes(train(experiment, 1)[1])
+  state = build("transformer", LAYOUTS["all"], **REGULARIZED).initial_state()
+  _, after = trained("transformer", "all")
+  assert shard_shapes(state) == shard_shapes(after)
   kernel = "decoder_0/cross_attention/key_projection/kernel"
   for tree in ("params", "opt_state/1/0/trace"):
     assert shard_shapes(state)[f"{tree}/{kernel}"] == (8 // 2, 2 // 2, 4)
@@ -114,7 +122,7 @@ def shard_shapes(state):
   }
 
 
-def test_a_batch_is_split_over_the_devices_and_parameters_are_not():
+def test_data_mesh_shards_batches_and_replicates_parameters():
   experiment = build(mesh=EIGHT)
   batch = mesh.shard_batch(experiment.training_batches()[0], experiment.mesh)
   assert {shard.data.shape[0] for shard in batch.source.addressable_shards} == {
@@ -182,7 +190,7 @@ def test_dropout_depends_on_the_step_and_the_seed_only():
 def test_bfloat16_trains_float32_parameters_and_decodes(arg):
   experiment = build(arg, dtype="bfloat16")
   losses, state = train(experiment)
-  exact, _ = train(build(arg))
+  exact = plain()[1] if arg == "additive" else train(build(arg))[0]
   np.testing.assert_allclose(losses, exact, rtol=0.03)
   assert losses != exact
   dtypes = {leaf.dtype for leaf in jax.tree.leaves(state.params)}
@@ -219,17 +227,15 @@ def test_the_moving_average_equals_that_of_a_numpy_loop():
 
 
 def test_without_a_decay_there_is_no_average():
-  experiment = build()
-  _, state = train(experiment, num_steps=1)
+  _, _, state = plain()
   assert state.average is None
   assert state.evaluated is state.params
-  _, averaged = train(build(ema_decay=0.9), num_steps=1)
+  _, averaged = train(build(ema_decay=0.9))
   assert_same_state(state, averaged, rtol=0)
 
 
-def test_label_smoothing_mixes_the_loss_with_that_of_a_uniform_target():
-  experiment = build()
-  plain, _ = train(experiment, num_steps=1)
+def test_label_smoothing_interpolates_with_the_loss_of_a_uniform_target():
+  experiment, losses, _ = plain()
   smooth, _ = train(build(label_smoothing=0.3), num_steps=1)
   batch = experiment.training_batches()[0]
   params = experiment.initial_state().params
@@ -239,7 +245,7 @@ def test_label_smoothing_mixes_the_loss_with_that_of_a_uniform_target():
   spread = -jax.nn.log_softmax(logits).mean(-1)
   real = batch.target != PAD
   uniform = float(jnp.where(real, spread, 0).sum() / real.sum())
-  assert smooth[0] == pytest.approx(0.7 * plain[0] + 0.3 * uniform, rel=1e-5)
+  assert smooth[0] == pytest.approx(0.7 * losses[0] + 0.3 * uniform, rel=1e-5)
 
 
 def test_a_skipped_update_changes_only_the_step():

@@ -109,6 +109,7 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
     assert jnp.isfinite(leaf).all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("non_finite_losses")
 def test_non_finite_updates_are_skipped_and_counted(tmp_path):
   config = tiny_run(non_finite="skip", log_every=1)

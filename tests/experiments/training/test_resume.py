@@ -40,6 +40,7 @@ def test_resume_is_bit_exact_with_averages_and_skipped_updates(
   """
   config = tiny_run(non_finite="skip", log_every=1, keep_last=3, ema_decay=0.9)
   config.evaluation.checkpoint = "last:3"
+  config.model.dropout_rate = 0.1
   assert_resumes_exactly(config, tmp_path, monkeypatch, steps=[5, 11])
   (used,) = {
     result["checkpoint"]
@@ -50,6 +51,7 @@ def test_resume_is_bit_exact_with_averages_and_skipped_updates(
   assert metrics(tmp_path / "stopped")[-2]["skipped"] > 1
 
 
+@pytest.mark.exhaustive
 def test_resume_is_bit_exact_for_a_transformer(tmp_path, monkeypatch):
   config = tiny_run("transformer")
   config.model.dropout_rate = 0.1
