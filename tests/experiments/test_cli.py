@@ -14,7 +14,6 @@ from experiments.errors import UserError
 from tests.experiments import processes
 
 pytestmark = [
-  pytest.mark.slow,
   # by which ml_collections loads a config file
   pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning"),
 ]

@@ -14,8 +14,6 @@ import pytest
 
 from tests.experiments import processes, slurm
 
-pytestmark = pytest.mark.slow
-
 
 def launch(*arguments, **options):
   return subprocess.run(

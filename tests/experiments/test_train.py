@@ -24,7 +24,6 @@ from tests.experiments.states import (
   stop_at,
 )
 
-pytestmark = pytest.mark.slow
 ENDLESS = (
   "--config.train.steps=100000",
   "--config.train.eval_every=100000",

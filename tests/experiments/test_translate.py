@@ -9,8 +9,6 @@ import pytest
 from experiments.data.text import numbers
 from tests.experiments import binaries, processes
 
-pytestmark = pytest.mark.slow
-
 CONFIG = """
 from configs import base, numbers
 

@@ -23,8 +23,6 @@ from tests.experiments import processes
 from tests.experiments.conftest import make_tiny
 from tests.experiments.states import assert_same_bits, final_state
 
-pytestmark = pytest.mark.slow
-
 exhaustive = pytest.mark.exhaustive
 KILLS = int(os.environ.get("KILLS", "8"))
 # Seconds to wait for a condition; generous, for a busy machine.

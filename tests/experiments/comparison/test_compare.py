@@ -104,7 +104,6 @@ def test_a_signal_stops_the_trials_and_starts_no_more(tmp_path, monkeypatch):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_compare_continues_after_failures_and_interrupts(tmp_path):
   config = processes.write_config(tmp_path)
   folder = tmp_path / "comparison"

@@ -290,7 +290,6 @@ def start_tiny(source, directory, **options):
   )
 
 
-@pytest.mark.slow
 def test_binary_reports_files_and_the_next_command(source, tmp_path):
   pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
   folder = tmp_path / "my data"
@@ -312,7 +311,6 @@ def test_binary_reports_files_and_the_next_command(source, tmp_path):
   assert error.splitlines() == [f"{name}: already there" for name in EXPECTED]
 
 
-@pytest.mark.slow
 def test_terminal_shows_a_progress_bar(source, tmp_path):
   leader, follower = pty.openpty()
   termios.tcsetwinsize(follower, (40, 120))
@@ -345,7 +343,6 @@ MISTAKES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_usage_error_is_one_message(mistake, source, tmp_path):
   path = registry.CORPORA["multi30k"].files[0].path
@@ -362,7 +359,6 @@ def test_usage_error_is_one_message(mistake, source, tmp_path):
   assert files(tmp_path) == {}
 
 
-@pytest.mark.slow
 def test_help_names_the_arguments_and_needs_no_jax(tmp_path):
   (tmp_path / "jax.py").write_text("raise ImportError('jax was imported')")
   path = f"{tmp_path}{os.pathsep}{processes.ROOT}"
