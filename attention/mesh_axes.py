@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from attention.biases import as_bias
-from attention.dispatch import ImplementationLike
+from attention.dispatch import ImplementationLike, dispatch
 from attention.dropout import Dropout, OfHeads
 from attention.grouped_query import attend_heads
 from attention.masks.types import as_mask
@@ -33,8 +33,8 @@ class MeshAxes:
   Attributes:
     heads: the mesh axis that shards heads, or None.
     sequence: the mesh axis that shards tokens, or None.
-    order: of the tokens, as in `ring_attention`. For "zigzag" order the caller
-      permutes all tokens with `attention.ring.arrange`.
+    order: the order of the tokens, as in `ring_attention`. The caller permutes
+      tokens to "zigzag" order with `attention.ring.arrange`.
 
   Example:
     >>> from attention.modules import MultiHeadAttention
@@ -83,16 +83,14 @@ def attend_sharded_heads(
   implementation: ImplementationLike,
 ) -> jax.Array:
   """The context of `attend_heads`, each device computing its shard."""
-  compute: Callable = functools.partial(
-    attend_heads, implementation=implementation
-  )
+  attend: Callable = dispatch
   if mesh_axes.sequence and mesh_axes.ring_size > 1:
-    compute = functools.partial(
-      compute,
-      attend=functools.partial(
-        ring_dispatch, axis_name=mesh_axes.sequence, order=mesh_axes.order
-      ),
+    attend = functools.partial(
+      ring_dispatch, axis_name=mesh_axes.sequence, order=mesh_axes.order
     )
+  compute = functools.partial(
+    attend_heads, attend=attend, implementation=implementation
+  )
   if mesh_axes.num_head_shards == mesh_axes.ring_size == 1:
     return compute(
       query, key, value, score=score, mask=mask, bias=bias, dropout=dropout
@@ -127,14 +125,12 @@ def attend_sharded_heads(
     axis is None or array.shape[axis] % count == 0
     for array, axis in zip(arrays, head_axes)
   ]
-  specs = []
-  for place, (array, axis, sharded) in enumerate(
-    zip(arrays, head_axes, is_sharded)
-  ):
+  specs: list[PartitionSpec] = []
+  for array, axis, sharded in zip(arrays, head_axes, is_sharded):
     names: list[str | None] = [None] * jnp.ndim(array)
     if sharded and axis is not None:
       names[axis] = mesh_axes.heads
-    if place < 3:
+    if len(specs) < 3:  # query, key and value
       names[-2] = mesh_axes.sequence
     specs.append(PartitionSpec(*names))
   replicated = PartitionSpec()
@@ -147,7 +143,7 @@ def attend_sharded_heads(
 
 
 def _head_axes(score: Score) -> list[int | None]:
-  """The head axis of each array of a score, None if it has none."""
+  """The axis of heads of each array of a score, or None without one."""
   if isinstance(score, MappedKeys):
     return _head_axes(score.score)
   fields = dataclasses.fields(score) if dataclasses.is_dataclass(score) else ()
