@@ -20,6 +20,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 import jax
 import pytest
 
+from tests.default_cases import DEFAULT_CASES
+
 _CACHE = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
 _CACHE_LIMIT = 2 * 2**30  # bytes
 # These files take longest, so they start first.
@@ -55,8 +57,9 @@ def pytest_configure(config):
     total -= size
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-  """Moves the files that take longest to the front."""
+  """Moves the longest files to the front; marks cases that are exhaustive."""
 
   def rank(item):
     path = item.path.as_posix()
@@ -64,6 +67,11 @@ def pytest_collection_modifyitems(items):
     return min(ranks, default=len(_LONG_FILES))
 
   items.sort(key=rank)
+  for item in items:
+    name, _, case = item.name.partition("[")
+    default = DEFAULT_CASES.get(name)
+    if default is not None and case.rstrip("]") not in default:
+      item.add_marker(pytest.mark.exhaustive)
 
 
 @pytest.hookimpl(trylast=True)
