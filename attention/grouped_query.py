@@ -8,7 +8,7 @@ Checkpoints", Ainslie et al., 2023 (https://arxiv.org/abs/2305.13245).
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,17 @@ from attention.dispatch import ImplementationLike, dispatch
 from attention.masks.types import Mask, as_mask
 from attention.meshes import on_any_mesh
 from attention.scores import Score, as_score
+
+
+class KeyValue(NamedTuple):
+  """The projected keys [..., K, S, D] and values [..., K, S, E] of a memory.
+
+  Keys are rotated and mapped by the score; they are [..., H, S, D] if the score
+  maps keys differently for each head.
+  """
+
+  key: jax.Array
+  value: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)

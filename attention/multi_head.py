@@ -13,24 +13,13 @@ from attention.cache import Cache, append
 from attention.checks import check_axis, check_rank, check_tokens
 from attention.dispatch import ImplementationLike
 from attention.dropout import make_dropout
-from attention.grouped_query import Grouping
+from attention.grouped_query import Grouping, KeyValue
 from attention.mesh_axes import MeshAxes, attend_sharded_heads
 from attention.meshes import on_any_mesh
 from attention.positions import rotary as rotated
 from attention.scores import Score, as_score, scaled_dot_score, with_mapped_keys
 
 __all__ = ["merge_heads", "multi_head_attention", "split_heads"]
-
-
-class KeyValue(NamedTuple):
-  """The projected keys [..., K, S, D] and values [..., K, S, E] of a memory.
-
-  Keys are rotated and mapped by the score; they are [..., H, S, D] if the score
-  maps keys differently for each head.
-  """
-
-  key: jax.Array
-  value: jax.Array
 
 
 class Projection(NamedTuple):

@@ -1,10 +1,10 @@
 """Flax Linen modules that own parameters and call the pure functions."""
 
+from attention.grouped_query import KeyValue
 from attention.mesh_axes import MeshAxes
 from attention.modules.learned_scores import SCORE_NAMES, LearnedScore
 from attention.modules.multi_head import MultiHeadAttention
 from attention.modules.single_head import Attention
-from attention.multi_head import KeyValue
 
 __all__ = [
   "SCORE_NAMES",

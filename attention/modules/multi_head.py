@@ -15,10 +15,10 @@ from attention.cache import Cache
 from attention.checks import check_positive, check_tokens
 from attention.dispatch import ImplementationLike
 from attention.dropout import make_dropout
-from attention.grouped_query import Grouping
+from attention.grouped_query import Grouping, KeyValue
 from attention.mesh_axes import MeshAxes
 from attention.modules.learned_scores import LearnedScore
-from attention.multi_head import KeyValue, Projection
+from attention.multi_head import Projection
 from attention.scores import Score
 
 
