@@ -58,7 +58,7 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
   """Moves the longest files to the front; marks cases that are exhaustive."""
 
   def rank(item):
@@ -67,11 +67,23 @@ def pytest_collection_modifyitems(items):
     return min(ranks, default=len(_LONG_FILES))
 
   items.sort(key=rank)
+  missing = {
+    (name, case) for name in DEFAULT_CASES for case in DEFAULT_CASES[name]
+  }
+  collected = set()
   for item in items:
     name, _, case = item.name.partition("[")
-    default = DEFAULT_CASES.get(name)
-    if default is not None and case.rstrip("]") not in default:
+    case = case.rstrip("]")
+    missing.discard((name, case))
+    collected.add(name)
+    if case not in DEFAULT_CASES.get(name, (case,)):
       item.add_marker(pytest.mark.exhaustive)
+  missing = {entry for entry in missing if entry[0] in collected}
+  # A single case that is selected by its id leaves the others uncollected.
+  if missing and not any("::" in argument for argument in config.args):
+    raise pytest.UsageError(
+      f"tests/default_cases.py lists cases that do not exist: {sorted(missing)}"
+    )
 
 
 @pytest.hookimpl(trylast=True)
