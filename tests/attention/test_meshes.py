@@ -15,6 +15,7 @@ from attention import (
   scores,
 )
 from attention.grouped_query import attend_heads
+from attention.modules import MultiHeadAttention
 from tests.attention.comparison import SMALL, close
 from tests.attention.matrix import sampled, sampled_product
 from tests.attention.oracle import draw
@@ -172,6 +173,36 @@ def test_multi_head_attention_with_sharded_heads():
   specs = [("batch",), (None, "head"), ("head",)]
   arrays = draw(8, (4, 6, 4), (4, 2, 3), (2, 3, 4))
   check(run, arrays, specs, ("batch", None, None))
+
+
+def test_attention_to_a_projected_memory():
+  module = MultiHeadAttention(num_heads=4, num_key_value_heads=2, rotary=True)
+  query, memory = draw(10, (4, 6, 8), (4, 8, 8))
+  shapes = jax.eval_shape(module.init, jax.random.key(0), query, memory)
+  shapes, structure = jax.tree.flatten(shapes)
+  weights = draw(11, *(each.shape for each in shapes))
+  specs = {1: (), 2: ("head",), 3: (None, "head")}
+  weights = [placed(each, *specs[each.ndim]) for each in weights]
+  query, memory = placed(query, "batch"), placed(memory, "batch")
+
+  @jax.jit
+  def gradients_and_outputs(weights, query, memory):
+    def loss(weights, query, memory, projected):
+      bound = module.bind(jax.tree.unflatten(structure, weights))
+      if projected:
+        outputs = bound.attend_projected(query, bound.project(memory))
+      else:
+        outputs = bound(query, memory)
+      return jnp.sum(jnp.sin(outputs)), outputs
+
+    gradient = jax.grad(loss, (0, 1, 2), has_aux=True)
+    return [gradient(weights, query, memory, way) for way in (True, False)]
+
+  with jax.set_mesh(make_mesh()):
+    got, want = gradients_and_outputs(weights, query, memory)
+  assert layout(got[1]) == ("batch", None, None)
+  assert jax.tree.map(layout, got) == jax.tree.map(layout, want)
+  close(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_a_cache_keeps_its_sharding():
