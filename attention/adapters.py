@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import api, axes, masks
-from attention.checks import check_rank, check_tokens
+from attention.checks import check_shape, check_tokens
 from attention.dropout import make_dropout
 from attention.grouped_query import attend_heads
 from attention.scores import Score, as_score, scaled_dot, scaled_dot_score
@@ -67,7 +67,7 @@ def dot_product_attention(
   """
   check_tokens(query=query, key=key, value=value)
   for name, array in (("query", query), ("key", key), ("value", value)):
-    check_rank(array, name, "length, heads, features")
+    check_shape(name, array, length=None, heads=None, features=None)
   without_batch = query.ndim == 3
   if without_batch:  # masks and lengths have a batch axis nevertheless
     query, key, value = (

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from attention.checks import check_axis, check_rank
+from attention.checks import check_shape
 
 __all__ = ["Cache", "append", "init"]
 
@@ -92,19 +92,19 @@ def append(cache: Cache, key: jax.Array, value: jax.Array) -> Cache:
     >>> int(cache.length)
     3
   """
+  size, value_size = cache.key.shape[-1], cache.value.shape[-1]
+  check_shape("key", key, length=None, features=size, fits="cache")
+  added = key.shape[-2]
+  check_shape("value", value, length=added, features=value_size, fits="key")
   for name, new, old in (
     ("key", key, cache.key),
     ("value", value, cache.value),
   ):
-    check_rank(new, name, "length, features")
-    check_axis(new, name, -1, old.shape[-1], f"the cache's {name} size")
     if new.shape[:-2] != old.shape[:-2]:
       raise AssertionError(
         f"{name} has leading axes {new.shape[:-2]}, the cache has "
         f"{old.shape[:-2]}"
       )
-  added = key.shape[-2]
-  check_axis(value, "value", -2, added, "key's length")
   is_traced = isinstance(cache.length, jax.core.Tracer)
   held = 0 if is_traced else int(cache.length)
   if held + added > cache.max_length:

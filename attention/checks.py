@@ -1,4 +1,4 @@
-"""Checks of arguments by chex, with messages that name the argument."""
+"""Checks of arguments, with messages that name the argument."""
 
 from typing import Any
 
@@ -41,26 +41,25 @@ def check_leading(**arrays: Any) -> None:
       ) from None
 
 
-def check_rank(array: jax.Array | np.ndarray, name: str, axes: str) -> None:
-  """Raises AssertionError unless `array` has at least the axes "T, D"."""
-  if jnp.ndim(array) < len(axes.split(",")):
-    raise AssertionError(
-      f"{name} must be [..., {axes}], got shape {jnp.shape(array)}"
-    )
-
-
-def check_axis(
-  array: jax.Array, name: str, axis: int, size: int, why: str
+def check_shape(
+  name: str, array: Any, *, fits: str = "", **axes: int | None
 ) -> None:
-  """Raises AssertionError unless `array` has `size` entries along `axis`."""
-  chex.assert_axis_dimension(
-    array,
-    axis,
-    size,
-    custom_message=(
-      f"{name} has shape {jnp.shape(array)}, "
-      f"its axis {axis} must be {size}: {why}"
-    ),
+  """Raises AssertionError unless the last axes have these sizes; None: any.
+
+  `fits` names the argument that determines the sizes.
+  """
+  shape = jnp.shape(array)
+  last = shape[-len(axes) :]
+  if len(last) == len(axes) and all(
+    size is None or size == own for size, own in zip(axes.values(), last)
+  ):
+    return
+  expected = ", ".join(
+    axis if size is None else f"{axis}={size}" for axis, size in axes.items()
+  )
+  reason = f" to fit {fits}" if fits else ""
+  raise AssertionError(
+    f"{name} has shape {shape}, but must be [..., {expected}]{reason}"
   )
 
 
@@ -72,5 +71,5 @@ def check_tokens(**arrays) -> None:
         f"{name} must be an array [..., length, features], got "
         f"{type(array).__name__}"
       )
-    check_rank(array, name, "length, features")
+    check_shape(name, array, length=None, features=None)
     check_floating(**{name: array})

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.biases import Bias, as_bias
-from attention.checks import check_axis, check_leading, check_tokens
+from attention.checks import check_leading, check_shape, check_tokens
 from attention.dropout import Dropout
 from attention.masks.types import Mask, as_mask
 from attention.positional import Pairwise
@@ -110,7 +110,7 @@ def make_request(
   check_tokens(query=query, key=key, value=value)
   query, key, value = (jnp.asarray(array) for array in (query, key, value))
   length = key.shape[-2]
-  check_axis(value, "value", -2, length, "key's length")
+  check_shape("value", value, length=length, features=None, fits="key")
   check_leading(query=query, key=key, value=value)
   score = as_score(score)
   query, key, value = axes.aligned(query, key, value)

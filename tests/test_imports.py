@@ -17,7 +17,7 @@ ATTENTION = (
   ("implementations",),
   ("request",),
   ("biases", "masks"),
-  ("cache", "dropout", "positional", "positions", "scores"),
+  ("cache", "dropout", "positional", "positions", "projections", "scores"),
   ("axes", "checks", "equality", "matmul", "meshes"),
 )
 EXPERIMENTS = (

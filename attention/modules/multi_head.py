@@ -1,6 +1,5 @@
 """Multi-head attention as a Flax Linen module."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 from jax.typing import DTypeLike
 
-from attention import multi_head
 from attention.cache import Cache
 from attention.checks import check_positive, check_tokens
 from attention.dispatch import ImplementationLike
@@ -18,32 +16,10 @@ from attention.dropout import make_dropout
 from attention.grouped_query import Grouping, KeyValue
 from attention.mesh_axes import MeshAxes
 from attention.modules.learned_scores import LearnedScore
-from attention.multi_head import Projection
+from attention.modules.projection_weights import ProjectionWeights
+from attention.multi_head import MultiHead
+from attention.projections import Projection
 from attention.scores import Score
-
-
-class ProjectionWeights(nn.Module):
-  """The kernel and the bias of a projection between groups of axes."""
-
-  use_bias: bool
-  kernel_init: Callable
-  bias_init: Callable
-  param_dtype: DTypeLike
-
-  @nn.compact
-  def __call__(self, inputs: tuple[int, ...], outputs: tuple[int, ...]):
-    """A kernel [*inputs, *outputs], and a bias [*outputs] or None."""
-
-    # Fan-in is the product of all inputs, fan-out that of all outputs.
-    def initialize(rng, shape, dtype):
-      matrix = (math.prod(inputs), math.prod(outputs))
-      return jnp.reshape(self.kernel_init(rng, matrix, dtype), shape)
-
-    shape = (*inputs, *outputs)
-    kernel = self.param("kernel", initialize, shape, self.param_dtype)
-    if not self.use_bias:
-      return kernel, None
-    return kernel, self.param("bias", self.bias_init, outputs, self.param_dtype)
 
 
 class MultiHeadAttention(nn.Module):
@@ -145,11 +121,10 @@ class MultiHeadAttention(nn.Module):
     """
     key = query if key is None else key
     value = key if value is None else value
+    layer, tokens = self._bound(query=query, key=key, value=value)
     dropout = self._dropout(deterministic)
-    outputs, _ = self._attend(
-      query, key, value, mask=mask, bias=bias, dropout=dropout
-    )
-    return outputs
+    options = {"mask": mask, "bias": bias, "dropout": dropout}
+    return layer(*tokens, cache=None, **options)[0]
 
   def decode(
     self,
@@ -166,9 +141,8 @@ class MultiHeadAttention(nn.Module):
     `init_cache` or the previous call; `mask` and `bias` are for scores
     [..., H, max_length, max_length]. See `multi_head_attention(cache=...)`.
     """
-    return self._attend(
-      inputs, inputs, inputs, mask=mask, bias=bias, cache=cache
-    )
+    layer, tokens = self._bound(query=inputs, key=inputs, value=inputs)
+    return layer(*tokens, mask=mask, bias=bias, cache=cache, dropout=None)
 
   def project(
     self,
@@ -185,14 +159,9 @@ class MultiHeadAttention(nn.Module):
     numbers of features. `offset` is the position of the first token, for rotary
     positions.
     """
-    size = self._head_size(inputs)
     values = inputs if values is None else values
-    keys, to_key = self._input_projection("key", inputs, size)
-    values, to_value = self._input_projection("value", values, size)
-    options = self._key_options(keys, size, offset)
-    return multi_head.project_key_value(
-      keys, values, to_key, to_value, **options
-    )
+    layer, (key, value) = self._bound(key=inputs, value=values)
+    return layer.project(key, value, offset=offset)
 
   def attend_projected(
     self,
@@ -209,21 +178,14 @@ class MultiHeadAttention(nn.Module):
     `query_offset` is the position of the first query, for rotary positions;
     shift masks and biases to it with their method `shifted`.
     """
-    size = self._head_size(query)
-    output = self._output_projection(query, size)
-    query, to_query = self._input_projection("query", query, size)
-    return multi_head.attend_key_value(
+    layer, (query,) = self._bound(query=query)
+    return layer.attend(
       query,
       key_value,
-      to_query,
-      output,
-      score=self.learned_score(size, size),
       mask=mask,
       bias=bias,
-      positions=self._positions(query, query_offset),
-      mesh_axes=self.mesh_axes,
       dropout=self._dropout(deterministic),
-      implementation=self.implementation,
+      offset=query_offset,
     )
 
   def weights(
@@ -235,13 +197,10 @@ class MultiHeadAttention(nn.Module):
     bias: Any = None,
   ) -> jax.Array:
     """The attention weights [..., H, T, S], without dropout."""
-    size = self._head_size(query)
     key = query if key is None else key
-    key, to_key = self._input_projection("key", key, size)
-    key = multi_head.project_key(key, to_key, **self._key_options(key, size, 0))
-    return self.weights_projected(
-      query, KeyValue(key, key), mask=mask, bias=bias
-    )
+    layer, (query, key) = self._bound(query=query, key=key)
+    key = layer.project_key(key, offset=0)
+    return layer.weights(query, key, mask=mask, bias=bias, offset=0)
 
   def weights_projected(
     self,
@@ -253,17 +212,9 @@ class MultiHeadAttention(nn.Module):
     query_offset: int | jax.Array = 0,
   ) -> jax.Array:
     """The attention weights [..., H, T, S] over a memory from `project`."""
-    multi_head.check_unsharded_tokens(self.mesh_axes, "weights")
-    size = self._head_size(query)
-    query, to_query = self._input_projection("query", query, size)
-    return multi_head.key_value_weights(
-      query,
-      key_value.key,
-      to_query,
-      score=self.learned_score(size, size),
-      positions=self._positions(query, query_offset),
-      mask=mask,
-      bias=bias,
+    layer, (query,) = self._bound(query=query)
+    return layer.weights(
+      query, key_value.key, mask=mask, bias=bias, offset=query_offset
     )
 
   def init_cache(
@@ -291,66 +242,45 @@ class MultiHeadAttention(nn.Module):
     )
     return Cache(key, value, jnp.zeros((), jnp.int32))
 
-  def _attend(self, query, key, value, *, cache=None, dropout=None, **options):
-    size = self._head_size(query)
-    output = self._output_projection(query, size)
-    query, to_query = self._input_projection("query", query, size)
-    key, to_key = self._input_projection("key", key, size)
-    value, to_value = self._input_projection("value", value, size)
-    return multi_head.attend_tokens(
-      query,
-      key,
-      value,
-      (to_query, to_key, to_value, output),
-      score=self.learned_score(size, size),
-      rotary=self.rotary,
-      cache=cache,
-      mesh_axes=self.mesh_axes,
-      dropout=dropout,
-      implementation=self.implementation,
-      **options,
-    )
-
   def _dropout(self, deterministic):
     rate = 0.0 if deterministic else self.dropout_rate
     return make_dropout(rate, self.make_rng("dropout") if rate else None)
 
-  def _input_projection(self, name, inputs, size):
-    """The inputs and their projection, in the dtype of the computation."""
-    check_tokens(**{name: inputs})
-    query = name == "query"
-    grouping = self.grouping
-    heads = grouping.num_heads if query else grouping.num_key_value_heads
-    weights = getattr(self, f"{name}_projection")
-    kernel, bias = weights((inputs.shape[-1],), (heads, size))
-    inputs, kernel, bias = promote_dtype(inputs, kernel, bias, dtype=self.dtype)
-    return inputs, Projection(name, kernel, bias)
+  def _bound(self, **tokens) -> tuple[MultiHead, list[jax.Array]]:
+    """The projections of tokens, and the tokens in the computation's dtype."""
+    check_tokens(**tokens)
+    size = self._head_size(next(iter(tokens.values())).shape[-1])
+    projections, inputs = {}, []
+    for name, array in tokens.items():
+      own, features = getattr(self, f"{name}_projection"), array.shape[-1]
+      memory_heads = self.grouping.num_key_value_heads
+      heads = self.num_heads if name == "query" else memory_heads
+      kernel, bias = own((features,), (heads, size))
+      array, *weights = promote_dtype(array, kernel, bias, dtype=self.dtype)
+      projections[name] = Projection(*weights)
+      inputs.append(array)
+    if "query" in tokens:
+      features = self.features or tokens["query"].shape[-1]
+      weights = self.output_projection((self.num_heads, size), (features,))
+      weights = promote_dtype(*weights, dtype=self.dtype)
+      projections["output"] = Projection(*weights)
+    layer = MultiHead(
+      projections,
+      self.learned_score(size, size),
+      query_heads=(self.num_heads, size),
+      rotary=self.rotary,
+      mesh_axes=self.mesh_axes or MeshAxes(),
+      implementation=self.implementation,
+    )
+    return layer, inputs
 
-  def _output_projection(self, query, size) -> Projection:
-    features = query.shape[-1] if self.features is None else self.features
-    kernel, bias = self.output_projection((self.num_heads, size), (features,))
-    return Projection("output", *promote_dtype(kernel, bias, dtype=self.dtype))
-
-  def _head_size(self, query) -> int:
-    check_tokens(query=query)
+  def _head_size(self, input_features: int) -> int:
     if self.head_size is not None:
       return self.head_size
-    features = query.shape[-1] if self.features is None else self.features
+    features = self.features or input_features
     if features % self.num_heads:
       raise ValueError(
         f"num_heads={self.num_heads} does not divide {features} features; set "
         "head_size"
       )
     return features // self.num_heads
-
-  def _key_options(self, keys, size, offset):
-    return {
-      "query_heads": (self.num_heads, size),
-      "score": self.learned_score(size, size),
-      "positions": self._positions(keys, offset),
-    }
-
-  def _positions(self, tokens, offset):
-    if not self.rotary:
-      return None
-    return multi_head.token_positions(tokens, offset, self.mesh_axes)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from attention.biases import as_bias
-from attention.checks import check_axis, check_tokens
+from attention.checks import check_shape, check_tokens
 from attention.dispatch import ImplementationLike, dispatch
 from attention.dropout import Dropout, OfPart, make_dropout
 from attention.masks.types import Band, as_mask
@@ -129,7 +129,8 @@ def ring_dispatch(
 ) -> tuple[jax.Array, jax.Array | None]:
   """`ring_attention` with the arguments and results of `dispatch`."""
   check_tokens(query=query, key=key, value=value)
-  check_axis(value, "value", -2, key.shape[-2], "key's length")
+  length = key.shape[-2]
+  check_shape("value", value, length=length, features=None, fits="key")
   queries, keys = (
     ShardLayout.of(name, tokens.shape[-2], order)
     for name, tokens in (("query", query), ("key", key))

@@ -15,12 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.checks import (
-  check_axis,
-  check_floating,
-  check_leading,
-  check_rank,
-)
+from attention.checks import check_floating, check_leading, check_shape
 from attention.matmul import inner_products
 from attention.scores.additive_kernel import exponentials, weighted_tanh_sum
 from attention.scores.base import MATRIX, SCALAR, VECTOR, Score
@@ -52,9 +47,8 @@ def _projected(tokens, weight, bias=None):
 
 def _check_weight(weight, name, tokens, tokens_name):
   check_floating(**{name: weight})
-  check_rank(weight, name, "features, size")
-  size = jnp.shape(tokens)[-1]
-  check_axis(weight, name, -2, size, f"{tokens_name}'s number of features")
+  features = tokens.shape[-1]
+  check_shape(name, weight, features=features, size=None, fits=tokens_name)
   check_leading(**{tokens_name: tokens, name: weight})
 
 
@@ -62,7 +56,8 @@ class DotProduct(Score):
   """A score that is a dot product of mapped tokens."""
 
   def pair(self, query, key):
-    check_axis(key, "key", -1, query.shape[-1], "query's number of features")
+    features = query.shape[-1]
+    check_shape("key", key, length=None, features=features, fits="query")
     return inner_products(query, key)
 
 
@@ -96,8 +91,7 @@ class General(DotProduct):
 
   def check(self, query, key):
     _check_weight(self.weight, "weight", query, "query")
-    size = key.shape[-1]
-    check_axis(self.weight, "weight", -1, size, "key's number of features")
+    check_shape("weight", self.weight, size=key.shape[-1], fits="key")
 
   def map_query(self, query):
     return _projected(query, self.weight)
@@ -134,13 +128,8 @@ class AdditiveProduct(Score):
 
   def pair(self, query, key):
     size = query.shape[-1]
-    check_axis(key, "key", -1, size, "the mapped query's size")
+    check_shape("key", key, length=None, size=size, fits="the mapped query")
     return weighted_tanh_sum(query, key, jnp.asarray(self.score_weight))
-
-  def _check_score_weight(self, size, of):
-    check_floating(score_weight=self.score_weight)
-    check_rank(self.score_weight, "score_weight", "size")
-    check_axis(self.score_weight, "score_weight", -1, size, of)
 
 
 @jax.tree_util.register_dataclass
@@ -156,12 +145,12 @@ class Additive(AdditiveProduct):
   def check(self, query, key):
     _check_weight(self.query_weight, "query_weight", query, "query")
     _check_weight(self.key_weight, "key_weight", key, "key")
-    size, of = jnp.shape(self.query_weight)[-1], "query_weight's last axis"
-    check_axis(self.key_weight, "key_weight", -1, size, of)
-    self._check_score_weight(size, of)
-    if self.bias is not None:
-      check_floating(bias=self.bias)
-      check_axis(self.bias, "bias", -1, size, of)
+    size = jnp.shape(self.query_weight)[-1]
+    for name in ("key_weight", "score_weight", "bias"):
+      array = getattr(self, name)
+      if array is not None:
+        check_floating(**{name: array})
+        check_shape(name, array, size=size, fits="query_weight")
 
   def map_query(self, query):
     return exponentials(_projected(query, self.query_weight, self.bias))
@@ -179,12 +168,11 @@ class Concat(AdditiveProduct):
   score_weight: jax.Array = dataclasses.field(metadata=VECTOR)
 
   def check(self, query, key):
-    check_floating(weight=self.weight)
-    check_rank(self.weight, "weight", "features, size")
-    size = query.shape[-1] + key.shape[-1]
-    check_axis(self.weight, "weight", -2, size, "query's and key's features")
+    check_floating(weight=self.weight, score_weight=self.score_weight)
+    features, both = query.shape[-1] + key.shape[-1], "query and key"
+    check_shape("weight", self.weight, features=features, size=None, fits=both)
     size = jnp.shape(self.weight)[-1]
-    self._check_score_weight(size, "weight's last axis")
+    check_shape("score_weight", self.score_weight, size=size, fits="weight")
 
   def map_query(self, query):
     weight = self.weight[..., : query.shape[-1], :]

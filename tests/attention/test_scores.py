@@ -214,7 +214,7 @@ def test_cosine_of_a_zero_token_is_zero_with_finite_derivatives():
 )
 def test_errors_name_the_argument(argument, name, parameters):
   parameters = [jnp.ones(shape) for shape in parameters]
-  with pytest.raises(AssertionError, match=rf"\[{argument} has"):
+  with pytest.raises(AssertionError, match=rf"^{argument} has"):
     function(name)(jnp.ones((5, 4)), jnp.ones((6, 3)), *parameters)
 
 
