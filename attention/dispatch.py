@@ -8,6 +8,7 @@ import jax
 from attention.implementations import BY_NAME, Implementation
 from attention.meshes import on_any_mesh
 from attention.request import Request, make_request
+from attention.softmax import Statistics, from_lse
 
 ImplementationLike = str | Implementation | None
 
@@ -16,8 +17,19 @@ ImplementationLike = str | Implementation | None
 _DENSE = 1 << 18
 
 
-@on_any_mesh("TE", "T")
 def dispatch(
+  query: Any, key: Any, value: Any, **arguments: Any
+) -> tuple[jax.Array, jax.Array | None]:
+  """The context and, with `return_lse`, the lse.
+
+  `arguments` are `implementation` and those of `make_request`.
+  """
+  context, statistics = dispatch_statistics(query, key, value, **arguments)
+  return context, None if statistics is None else statistics.lse
+
+
+@on_any_mesh("TE", "T", "T")
+def dispatch_statistics(
   query: Any,
   key: Any,
   value: Any,
@@ -25,14 +37,11 @@ def dispatch(
   implementation: ImplementationLike = None,
   return_lse: bool = False,
   **arguments: Any,
-) -> tuple[jax.Array, jax.Array | None]:
-  """The context and, with `return_lse`, the lse.
-
-  `arguments` are those of `make_request`.
-  """
+) -> tuple[jax.Array, Statistics | None]:
+  """The context and, with `return_lse`, the statistics of its rows."""
   request = make_request(query, key, value, return_lse=return_lse, **arguments)
   if implementation is None:
-    context, lse = _chosen(request)
+    context, rows = _chosen(request)
   else:
     chosen = _named(implementation)
     if obstacle := chosen.obstacle(request):
@@ -40,8 +49,10 @@ def dispatch(
         f"implementation={implementation!r} cannot serve this call: it "
         f"{obstacle}; implementation=None chooses one that can"
       )
-    context, lse = _run(chosen, request)
-  return context, lse if return_lse else None
+    context, rows = _run(chosen, request)
+  if not return_lse or rows is None:
+    return context, None
+  return context, rows if isinstance(rows, Statistics) else from_lse(rows)
 
 
 def _named(implementation: Any) -> Implementation:
@@ -60,8 +71,8 @@ def _named(implementation: Any) -> Implementation:
 
 
 def _run(implementation: Implementation, request: Request):
-  context, lse = implementation(request)
-  return context.astype(request.query.dtype), lse
+  context, rows = implementation(request)
+  return context.astype(request.query.dtype), rows
 
 
 def _chosen(request: Request):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from attention.checks import check_floating
-from attention.implementations.reference import masked_softmax
+from attention.softmax import from_lse, merged
 
 
 def merge(
@@ -48,11 +48,7 @@ def merge(
         f"lses[{part}] has shape {jnp.shape(lse)}, expected "
         f"{jnp.shape(context)[:-1]} from contexts[{part}]"
       )
-  stacked = jnp.stack(jnp.broadcast_arrays(*lses), axis=-1)
-  shares, lse = masked_softmax(stacked, ~jnp.isneginf(stacked))
-  terms = (
-    shares[..., part, None] * context.astype(shares.dtype)
-    for part, context in enumerate(contexts)
-  )
-  merged = sum(terms, jnp.zeros((), shares.dtype))
-  return merged.astype(jnp.result_type(contexts[0])), lse
+  dtype = jnp.result_type(*lses)
+  parts = [from_lse(jnp.asarray(lse, dtype)) for lse in lses]
+  context, statistics = merged(contexts, parts)
+  return context.astype(jnp.result_type(contexts[0])), statistics.lse

@@ -16,8 +16,9 @@ from attention.masks.types import Mask, as_mask
 from attention.positional import Pairwise
 from attention.scores import Score, as_score
 from attention.scores.base import trace_score
+from attention.softmax import Statistics
 
-Combined = tuple[jax.Array, jax.Array]
+Combined = tuple[jax.Array, Statistics]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,9 +37,9 @@ class Request:
     elements_per_pair: the elements of the largest intermediate array of the
       score, per query and key: 1 for a dot product, D for query - key.
     return_lse: whether the caller needs the lse.
-    combined: None, or the context and the lse over all key shards if `key` is
-      one of them. The implementation then returns these two values, with this
-      shard's terms of the derivatives, which are sums over keys.
+    combined: None, or the context and the statistics over all key shards if
+      `key` is one of them. The implementation then returns these two values,
+      with this shard's terms of the derivatives, which are sums over keys.
   """
 
   query: jax.Array

@@ -5,6 +5,7 @@ from typing import Protocol, runtime_checkable
 import jax
 
 from attention.request import Request
+from attention.softmax import Statistics
 
 
 @runtime_checkable
@@ -38,9 +39,12 @@ class Implementation(Protocol):
     call: it ...".
     """
 
-  def __call__(self, request: Request) -> tuple[jax.Array, jax.Array | None]:
+  def __call__(
+    self, request: Request
+  ) -> tuple[jax.Array, Statistics | jax.Array | None]:
     """The context [..., T, E] and the lse [..., T], with `request.leading`.
 
-    The lse may be None if `request.return_lse` is false. `attend` converts the
-    context to the query's dtype.
+    The lse may be None if `request.return_lse` is false. An implementation may
+    return `Statistics` instead, its maximum and sum apart, which are exact for
+    scores of any size. `attend` converts the context to the query's dtype.
     """

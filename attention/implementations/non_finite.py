@@ -12,31 +12,36 @@ import jax
 import jax.numpy as jnp
 
 from attention.request import Request
+from attention.softmax import Statistics
 
 
 def with_finite_tokens(
   request: Request, compute: Callable[[Request], tuple]
-) -> tuple[jax.Array, jax.Array | None]:
+) -> tuple[jax.Array, Statistics | None]:
   """Computes with finite tokens; rows that attend to others become NaN.
 
-  `compute` returns the context, the lse (None only if every row attends to some
-  key) and a function from flagged keys, bool [..., S], to the rows that attend
-  to one of them, bool [..., T].
+  `compute` returns the context, the statistics (None only if every row attends
+  to some key) and a function from flagged keys, bool [..., S], to the rows that
+  attend to one of them, bool [..., T].
   """
   if not request.is_masked:
     return compute(request)[:2]
   tokens, (bad_query, bad_key, bad_value) = zip(*map(_finite, request.tokens))
   names = ("query", "key", "value")
   request = dataclasses.replace(request, **dict(zip(names, tokens)))
-  context, lse, rows_that_see = compute(request)
+  context, statistics, rows_that_see = compute(request)
   if request.combined is not None:
-    return context, lse
-  bad = bad_query if lse is None else bad_query & ~jnp.isneginf(lse)
+    return context, statistics
+  bad = bad_query
+  if statistics is not None:
+    bad = bad & (statistics.total != 0.0)
   bad = rows_that_see(bad_key) | bad
-  if lse is not None:
-    lse = jnp.where(bad, jnp.nan, lse)
+  if statistics is not None:
+    statistics = Statistics(
+      *(jnp.where(bad, jnp.nan, each) for each in statistics)
+    )
   bad = bad | rows_that_see(bad_value)
-  return jnp.where(bad[..., None], jnp.nan, context), lse
+  return jnp.where(bad[..., None], jnp.nan, context), statistics
 
 
 def _finite(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -19,31 +19,7 @@ from attention import axes
 from attention.implementations.non_finite import with_finite_tokens
 from attention.positional import positions
 from attention.request import Request
-
-
-def masked_softmax(
-  scores: jax.Array, visible: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """Softmax over the last axis where `visible`, and its log-sum-exp [...].
-
-  Where nothing is visible, the weights are 0 and the log-sum-exp is -inf.
-  """
-  largest = jnp.max(
-    jnp.where(visible, jax.lax.stop_gradient(scores), -jnp.inf),
-    axis=-1,
-    keepdims=True,
-    initial=-jnp.inf,
-  )
-  largest = jnp.where(jnp.isneginf(largest), 0.0, largest)
-  # Masked scores become `largest` before the exponential, not after: its
-  # derivative must be finite there, because 0 * inf is NaN.
-  shifted = jnp.where(visible, scores - largest, 0.0)
-  exponential = jnp.where(visible, jnp.exp(shifted), 0.0)
-  total = jnp.sum(exponential, axis=-1, keepdims=True)
-  empty = total == 0.0
-  total = jnp.where(empty, 1.0, total)
-  lse = jnp.where(empty, -jnp.inf, largest + jnp.log(total))
-  return exponential / total, lse[..., 0]
+from attention.softmax import Statistics, softmax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,34 +31,33 @@ class Reference:
     del request
     return None
 
-  def __call__(self, request: Request) -> tuple[jax.Array, jax.Array]:
-    """The context [..., T, E] and the lse [..., T]."""
-    context, lse = with_finite_tokens(request, _context_and_lse)
-    assert lse is not None
-    return context, lse
+  def __call__(self, request: Request) -> tuple[jax.Array, Statistics]:
+    """The context [..., T, E] and the statistics [..., T]."""
+    context, statistics = with_finite_tokens(request, _context_and_statistics)
+    assert statistics is not None
+    return context, statistics
 
 
 def weights(request: Request) -> jax.Array:
   """The distribution over keys of each query, [..., T, S]."""
-  return with_finite_tokens(request, _weights_and_lse)[0]
+  return with_finite_tokens(request, _weights_and_statistics)[0]
 
 
-def _weights_and_lse(request):
+def _weights_and_statistics(request):
   scores, visible = _scores(request)
 
   def rows_that_see(flags):
     return jnp.any(visible & flags[..., None, :], axis=-1)
 
-  return *masked_softmax(scores, visible), rows_that_see
+  return *softmax(scores, visible), rows_that_see
 
 
-def _context_and_lse(request):
+def _context_and_statistics(request):
   if request.combined is not None:
     return *_shard_of(request, *request.combined), None
-  weights, lse, rows_that_see = _weights_and_lse(request)
+  weights, statistics, rows_that_see = _weights_and_statistics(request)
   context = _weighted_sum(request, weights, request.value)
-  lse = jnp.broadcast_to(lse, context.shape[:-1])
-  return context, lse, rows_that_see
+  return context, statistics.broadcast_to(context.shape[:-1]), rows_that_see
 
 
 def _weighted_sum(request, weights, value):
@@ -99,24 +74,23 @@ def _weighted_sum(request, weights, value):
   )
 
 
-def _shard_of(request, context, lse):
-  """The context and lse of all shards, with the derivatives of this one.
+def _shard_of(request, context, statistics):
+  """The result over all shards, with the derivatives of this one.
 
-  With the weights P = exp(scores - lse) of this shard's keys, for constant lse,
-  these are d lse = d sum(P) and d context = d (P value) - d lse context.
+  With the weights P of this shard's keys, for constant statistics, these are
+  d lse = d sum(P) and d context = d (P value) - d lse context.
   """
   hold = jax.lax.stop_gradient
   scores, visible = _scores(request)
-  # Where the lse is -inf nothing is visible.
-  visible = visible & ~jnp.isneginf(lse)[..., None]
-  logarithms = jnp.where(visible, scores - lse[..., None], 0.0)
-  # Huge scores may round otherwise than they did for the lse.
-  logarithms = logarithms - hold(jnp.maximum(logarithms, 0.0))
-  weights = jnp.where(visible, jnp.exp(logarithms), 0.0)
+  weights = hold(statistics).weights(jnp.where(visible, scores, -jnp.inf))
   of_lse = jnp.sum(weights, axis=-1)
   of_context = _weighted_sum(request, weights, request.value)
   of_context = of_context - of_lse[..., None] * context
-  return context + of_context - hold(of_context), lse + of_lse - hold(of_lse)
+  of_statistics = statistics.tangent(of_lse - hold(of_lse))
+  return (
+    context + of_context - hold(of_context),
+    jax.tree.map(jnp.add, statistics, of_statistics),
+  )
 
 
 def _scores(request):

@@ -2,7 +2,7 @@
 
 A device keeps its shard of the queries. Keys and values rotate around the ring
 of devices, one step at a time, and the results for the shards are merged by
-their log-sum-exps (lse). The backward pass rotates keys and values again,
+the statistics of their rows. The backward pass rotates keys and values again,
 together with their gradients. Memory per device is inversely proportional to
 the number of devices.
 
@@ -16,7 +16,7 @@ import jax
 
 from attention.biases import as_bias
 from attention.checks import check_shape, check_tokens
-from attention.dispatch import ImplementationLike, dispatch
+from attention.dispatch import ImplementationLike, dispatch_statistics
 from attention.dropout import Dropout, OfPart, make_dropout
 from attention.masks.types import Band, as_mask
 from attention.positional import FULL
@@ -25,6 +25,7 @@ from attention.ring.order import Order
 from attention.ring.pair_step import make_pair_steps
 from attention.ring.rotation import make_rotation
 from attention.scores import Score, as_score, scaled_dot_score
+from attention.softmax import Statistics
 
 
 def ring_attention(
@@ -149,16 +150,16 @@ def ring_dispatch(
   blocks = queries.blocks(query), keys.blocks(key), keys.blocks(value)
   steps, parameters, constants = make_pair_steps(ring, visible, pair, blocks)
   rotate = make_rotation(ring, steps)
-  context, lse = rotate(parameters, constants, *blocks)
+  context, *statistics = rotate(parameters, constants, *blocks)
   context = context.reshape(*context.shape[:-4], -1, context.shape[-1])
-  lse = lse.reshape(*lse.shape[:-4], -1)
-  return context.astype(query.dtype), lse if return_lse else None
+  statistics = Statistics(*(x.reshape(*x.shape[:-4], -1) for x in statistics))
+  return context.astype(query.dtype), statistics.lse if return_lse else None
 
 
 def _make_pair(
   ring: Ring, lengths, score, mask, bias, dropout, implementation
 ) -> Callable:
-  """(case, query, key, value, row, column, *combined) -> context and lse."""
+  """(case, query, key, value, row, column, *combined) -> the block's result."""
 
   def pair(case, query, key, value, row, column, *combined):
     start = row * ring.queries.size, column * ring.keys.size
@@ -168,7 +169,7 @@ def _make_pair(
       # so a mask is passed even if it hides nothing in this pair of blocks.
       full = case == FULL
       visible = Band(None, None) if full else mask.placed(*start)
-    context, lse = dispatch(
+    context, statistics = dispatch_statistics(
       query,
       key,
       value,
@@ -180,8 +181,8 @@ def _make_pair(
       return_lse=True,
       combined=combined or None,
     )
-    if lse is None:
-      raise TypeError("dispatch(..., return_lse=True) returned no lse")
-    return context.astype(lse.dtype), lse
+    if statistics is None:
+      raise TypeError(f"implementation={implementation!r} returned no lse")
+    return context.astype(statistics.total.dtype), statistics
 
   return pair

@@ -6,7 +6,7 @@ keys of a block.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ from attention import axes
 from attention.implementations.blockwise.closure import without_captured
 from attention.positional import EMPTY, FULL
 from attention.ring.layout import Ring, get, may_have_gradient
+from attention.softmax import Statistics, without_keys
 
 _CAPTURED = (
   "A score that is a plain function cannot capture replicated arrays; make "
@@ -26,11 +27,17 @@ _CAPTURED = (
 _FIRST = {-4: 0, -3: 0}
 
 
+def as_result(arrays: Sequence[jax.Array]) -> tuple[jax.Array, Statistics]:
+  """The context [..., t, E] and statistics [..., t] of [..., t, 1]."""
+  context, *statistics = arrays
+  return context, Statistics(*(each[..., 0] for each in statistics))
+
+
 class Constants(NamedTuple):
   """Arrays without a gradient: those that `PairSteps`' functions capture.
 
-  `empty` are the contexts [..., c, m, t, E] and lses [..., c, m, t, 1] of no
-  keys, device-varying.
+  `empty` are the results of no keys, device-varying: a context
+  [..., c, m, t, E], and statistics [..., c, m, t, 1].
   """
 
   single: Any
@@ -44,10 +51,10 @@ class PairSteps:
 
   Attributes:
     visible: EMPTY, PARTIAL or FULL for all pairs of blocks of the sequence.
-    single: (case, constants, query, key, value, row, column) -> context and lse
-      of a block of queries over a block of keys.
+    single: (case, constants, query, key, value, row, column) -> the context and
+      the statistics of a block of queries over a block of keys.
     combined: (case, parameters, constants, query, key, value, row, column,
-      context, lse) -> the given context and lse over all keys, with the
+      context, statistics) -> the given result over all keys, with the
       derivatives of this key block; see `Request.combined`.
   """
 
@@ -78,8 +85,9 @@ def make_pair_steps(
 ) -> tuple[PairSteps, list[Any], Constants]:
   """Separates `pair` into pure functions and the arrays that it captures.
 
-  `pair` is (case, query, key, value, row, column[, context, lse]) -> (context,
-  lse). Returns the functions, the arrays with a gradient and `Constants`.
+  `pair` is (case, query, key, value, row, column[, context, statistics]) ->
+  (context, statistics). Returns the functions, the arrays with a gradient and
+  `Constants`.
   """
   number = jax.lax.axis_index(ring.axis_name)
   example = (*(get(each, _FIRST) for each in blocks), number, number)
@@ -87,8 +95,8 @@ def make_pair_steps(
   single, captured = _pure(pair, cases, *example)
   shapes = jax.eval_shape(functools.partial(pair, FULL), *example)
   empty = _empty(ring, shapes, (captured, blocks))
-  context, lse = (get(each, _FIRST) for each in empty)
-  combined, all_captured = _pure(pair, cases, *example, context, lse[..., 0])
+  first = as_result([get(each, _FIRST) for each in empty])
+  combined, all_captured = _pure(pair, cases, *example, *first)
   parameters, others, joined = _partition(all_captured, ring)
 
   def single_pair(case, constants, *arguments):
@@ -113,15 +121,15 @@ def _pure(pair: Callable, cases, *example):
 
 
 def _empty(ring: Ring, shapes, arguments) -> list[jax.Array]:
-  """Contexts of 0 and lses of -inf for all query blocks of a device."""
-  context, lse = shapes
-  zero = axes.varying_zero(arguments, lse.dtype)
+  """The results of no keys for all query blocks of a device."""
+  context, statistics = shapes
+  zero = axes.varying_zero(arguments, statistics.total.dtype)
   layout = ring.queries
   blocks = (layout.chunks, layout.blocks_per_chunk, layout.size)
-  shape = (*lse.shape[:-1], *blocks)
+  shape = (*context.shape[:-2], *blocks)
   return [
     jnp.full((*shape, context.shape[-1]), zero),
-    jnp.full((*shape, 1), zero - jnp.inf),
+    *without_keys(jnp.full((*shape, 1), zero)),
   ]
 
 

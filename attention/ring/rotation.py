@@ -9,13 +9,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from attention.merging import merge
 from attention.ring.layout import Ring, get, put
-from attention.ring.pair_step import PairSteps
+from attention.ring.pair_step import PairSteps, as_result
+from attention.softmax import merged
 
 
 def make_rotation(ring: Ring, steps: PairSteps) -> Callable:
-  """(parameters, constants, query, key, value) -> contexts and lses.
+  """(parameters, constants, query, key, value) -> contexts and statistics.
 
   Only reverse-mode first derivatives are defined. `jax.lax.scan`'s derivative
   would store the keys of every step; this one rotates them a second time.
@@ -40,15 +40,15 @@ def make_rotation(ring: Ring, steps: PairSteps) -> Callable:
 
 
 def _attend(ring: Ring, steps: PairSteps, constants, *tokens):
-  """The contexts and lses of this device's queries."""
+  """The contexts and the statistics of this device's queries."""
   query, *rotating = tokens
 
   def make_merge(case):
     def merge_pair(results, *arguments):
+      before = as_result(results)
       new = steps.single(case, constants, *arguments)
-      (contexts, lses), (context, lse) = results, new
-      context, lse = merge([contexts, context], [lses[..., 0], lse])
-      return [context, lse[..., None]]
+      context, statistics = merged([before[0], new[0]], [before[1], new[1]])
+      return [context, *(each[..., None] for each in statistics)]
 
     return merge_pair
 
@@ -73,15 +73,15 @@ def _differentiate(
 
   def make_add(case):
     def add(totals, rows, tokens, *numbers):
-      context, lse, context_cotangent, lse_cotangent = rows
+      combined, cotangents = map(as_result, rows)
 
       def pair(parameters, *tokens):
         return steps.combined(
-          case, parameters, constants, *tokens, *numbers, context, lse[..., 0]
+          case, parameters, constants, *tokens, *numbers, *combined
         )
 
       _, vjp = jax.vjp(pair, parameters, *tokens)
-      new = vjp((context_cotangent, lse_cotangent[..., 0]))
+      new = vjp(cotangents)
       return jax.tree.map(
         lambda total, array: total + array.astype(total.dtype),
         totals,
@@ -93,7 +93,7 @@ def _differentiate(
   def pair_step(state, gradients, key_value, own, numbers):
     of_parameters, of_query = state
     totals = [of_parameters, get(of_query, own), *gradients]
-    here = [get(each, own) for each in rows]
+    here = jax.tree.map(lambda each: get(each, own), rows)
     tokens = [get(query, own), *key_value]
     totals = steps.add(make_add, totals, numbers, here, tokens)
     of_parameters, of_block, *gradients = totals
@@ -119,14 +119,14 @@ def _differentiate(
 
 
 def _finite_rows(results, cotangents):
-  """Contexts, lses and their cotangents, with NaN replaced."""
-  (contexts, lses), (context_cotangents, lse_cotangents) = results, cotangents
-  bad = jnp.isnan(contexts).any(-1, keepdims=True)
-  return (
-    jnp.where(bad, 0.0, contexts),
-    jnp.where(jnp.isnan(lses), -jnp.inf, lses),
-    jnp.where(bad, 0.0, context_cotangents),
-    jnp.where(jnp.isnan(lses), 0.0, lse_cotangents),
+  """Results and cotangents, with zeros for those of NaN."""
+  bad = [
+    jnp.isnan(results[0]).any(-1, keepdims=True),
+    *map(jnp.isnan, results[1:]),
+  ]
+  return tuple(
+    [jnp.where(*each) for each in zip(bad, [0.0] * len(bad), arrays)]
+    for arrays in (results, cotangents)
   )
 
 

@@ -1,12 +1,13 @@
 """The one rule for all derivatives.
 
-With S the scores and bias, P = exp(S - lse) and O = P V, the tangents are
+With S the scores and bias, P = softmax(S) and O = P V, the tangents are
 
     dlse = sum_j P dS
     dO   = sum_j (P dS) V + sum_j P dV - dlse O
 
 where dS is the tangent of the score on a tile, for any score. Every term is a
-sum over tiles, linear in the tangents, with P recomputed from the tile and lse.
+sum over tiles, linear in the tangents, with P recomputed from the tile and the
+statistics of the rows.
 JAX can therefore transpose the rule, and reverse mode equals the backward pass
 of "FlashAttention", Dao et al., 2022 (https://arxiv.org/abs/2205.14135). The
 rule is ordinary JAX code, so it can be differentiated again.
@@ -22,11 +23,12 @@ from jax.custom_derivatives import SymbolicZero
 from attention.implementations.blockwise.online_softmax import (
   Captured,
   Problem,
-  context_and_lse,
+  context_and_statistics,
 )
 from attention.implementations.blockwise.tiles import add, cut, scan
 from attention.matmul import weighted_sum, weighted_sum_columns
 from attention.request import Combined
+from attention.softmax import Statistics
 
 
 def solve(
@@ -34,16 +36,16 @@ def solve(
   captured: Captured,
   *tokens: jax.Array,
   combined: Combined | None = None,
-) -> tuple[jax.Array, jax.Array]:
-  """`context_and_lse`, differentiable by the rule to any order.
+) -> tuple[jax.Array, Statistics]:
+  """`context_and_statistics`, differentiable by the rule to any order.
 
-  With `combined`, the context and lse over all key shards, it returns these,
-  with this shard's terms of the tangents, to first order.
+  With `combined`, the result over all key shards, it returns that, with this
+  shard's terms of the tangents, to first order.
   """
 
   @jax.custom_jvp
   def solution(combined, captured, *tokens):
-    return combined or context_and_lse(problem, captured, *tokens)
+    return combined or context_and_statistics(problem, captured, *tokens)
 
   @functools.partial(solution.defjvp, symbolic_zeros=True)
   def rule(primals, tangents):
@@ -67,11 +69,9 @@ class _Linear(NamedTuple):
 
 
 def _tangents(problem: Problem, primals, outputs, tangents):
-  """The tangents of the context and the lse."""
+  """The tangents of the context and the statistics."""
   tiling = problem.tiling
-  context, lse = outputs
-  # Where the lse is -inf nothing is visible, and exp(S - inf) = 0.
-  lse = jnp.where(jnp.isneginf(lse), jnp.inf, lse)
+  context, statistics = outputs
   # Sums over tiles are taken in the statistics' dtype.
   captured, query, key, value = jax.tree.map(
     functools.partial(_widened, dtype=problem.dtype),
@@ -83,7 +83,7 @@ def _tangents(problem: Problem, primals, outputs, tangents):
 
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def visit(linear, start):
-    return _tile_terms(problem, primals, lse, linear, start)
+    return _tile_terms(problem, primals, statistics, linear, start)
 
   def step(sums, start):
     *row, column = start
@@ -94,22 +94,23 @@ def _tangents(problem: Problem, primals, outputs, tangents):
       for total, term, start in zip(sums, terms, starts)
     ]
 
-  context_zeros, lse_zeros = problem.zeros(primals, context.shape[-1])
+  context_zeros, row_zeros = problem.zeros(primals, context.shape[-1])
   sums = [
-    lse_zeros if of_scores else None,
+    row_zeros if of_scores else None,
     context_zeros if of_scores else None,
     None if value is None else _in_columns(context_zeros),
   ]
   lse_tangent, by_scores, by_values = scan(step, sums, tiling.pairs())
   terms = [by_scores, _in_columns(by_values)]
   if lse_tangent is None:
-    lse_tangent = lse_zeros
+    lse_tangent = row_zeros
   else:
     terms.append(-lse_tangent[..., None] * context)
-  return sum(term for term in terms if term is not None), lse_tangent
+  context_tangent = sum(term for term in terms if term is not None)
+  return context_tangent, statistics.tangent(lse_tangent)
 
 
-def _tile_terms(problem, primals, lse, linear, start):
+def _tile_terms(problem, primals, statistics, linear, start):
   """One tile's terms of sum P dS, sum (P dS) V and sum P dV (transposed)."""
   tiling, dtype = problem.tiling, problem.dtype
   captured, *tokens = primals
@@ -142,11 +143,8 @@ def _tile_terms(problem, primals, lse, linear, start):
     ((captured.pair, captured.bias), query_tile, key_tile),
     (linear.captured, query_tangent, key_tangent),
   )
-  logarithms = scores - cut(lse, row, tiling.row)[..., None]
-  # Huge scores may round otherwise than they did for the lse, but no weight is
-  # larger than 1. The derivative must be that of the difference.
-  excess = jax.lax.stop_gradient(jnp.maximum(logarithms, 0.0))
-  weights = jnp.exp(logarithms - excess)
+  rows = Statistics(*(cut(each, row, tiling.row) for each in statistics))
+  weights = rows.weights(scores)
   kept = problem.dropped(captured, weights, start)
   of_lse = by_scores = by_values = None
   if scores_tangent is not None:

@@ -21,6 +21,7 @@ from attention.implementations.non_finite import with_finite_tokens
 from attention.masks.tile_visibility import Ranges, visibility
 from attention.positional import FULL, PARTIAL
 from attention.request import Request
+from attention.softmax import Statistics, without_keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,20 +65,20 @@ class Blockwise:
       f"{request.scores_shape}; implementation='reference' serves any size"
     )
 
-  def __call__(self, request: Request) -> tuple[jax.Array, jax.Array]:
-    """The context [..., T, E] and the lse [..., T]."""
+  def __call__(self, request: Request) -> tuple[jax.Array, Statistics]:
+    """The context [..., T, E] and the statistics [..., T]."""
     if 0 in (*request.leading, *request.scores_shape[-2:]):
       rows = (*request.leading, request.scores_shape[-2])
       return (
         jnp.zeros((*rows, request.value.shape[-1]), request.dtype),
-        jnp.full(rows, -jnp.inf, request.dtype),
+        without_keys(jnp.zeros(rows, request.dtype)),
       )
-    context, lse = with_finite_tokens(request, self._compute)
-    assert lse is not None
-    return context, lse
+    context, statistics = with_finite_tokens(request, self._compute)
+    assert statistics is not None
+    return context, statistics
 
   def _compute(self, request: Request):
-    """The context, the lse, and the function from flagged keys to rows."""
+    """Context, statistics and the function from flagged keys to rows."""
     length = request.scores_shape[-2]
     score, tiling = request.score, self._tiling(request)
     query, key, value = request.tokens
@@ -95,17 +96,18 @@ class Blockwise:
     pairs = Pairs(tiling, request)
     # Values may have leading axes that the scores do not have.
     shared = not request.is_masked and request.combined is None
-    lse_leading = request.scores_shape[:-2] if shared else request.leading
-    problem, captured = make_problem(pair, pairs, lse_leading)
+    row_leading = request.scores_shape[:-2] if shared else request.leading
+    problem, captured = make_problem(pair, pairs, row_leading)
     combined = request.combined
     if combined is not None:
       combined = _padded(*combined, tiling.query_length)
-    context, lse = solve(
+    context, statistics = solve(
       problem, captured, query, key, value, combined=combined
     )
-    context, lse = context[..., :length, :], lse[..., :length]
-    lse = jnp.broadcast_to(lse, context.shape[:-1])
-    return context, lse, functools.partial(rows_that_see, pairs)
+    context = context[..., :length, :]
+    statistics = Statistics(*(each[..., :length] for each in statistics))
+    statistics = statistics.broadcast_to(context.shape[:-1])
+    return context, statistics, functools.partial(rows_that_see, pairs)
 
   def _tiling(self, request: Request) -> Tiling:
     """The tiles, with all entries of the leading axes in each."""
@@ -126,11 +128,10 @@ class Blockwise:
     return Tiling(leading, leading, queries, keys, visible)
 
 
-def _padded(context, lse, length: int):
-  """A combined context and lse, with empty rows after them."""
-  missing = [(0, length - lse.shape[-1])]
-  leading = [(0, 0)] * (lse.ndim - 1)
+def _padded(context, statistics, length: int):
+  """A combined context and its statistics, with empty rows after them."""
+  rows = [(0, 0)] * (context.ndim - 2) + [(0, length - context.shape[-2])]
   return (
-    jnp.pad(context, [*leading, *missing, (0, 0)]),
-    jnp.pad(lse, [*leading, *missing], constant_values=-jnp.inf),
+    jnp.pad(context, [*rows, (0, 0)]),
+    Statistics(*(jnp.pad(each, rows) for each in statistics)),
   )

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from attention import axes
 from attention.implementations.blockwise.tiles import Tiling, cut, put, scan
 from attention.matmul import weighted_sum
+from attention.softmax import Statistics, with_more_keys, without_keys
 
 
 class Captured(NamedTuple):
@@ -30,8 +31,9 @@ class Problem(NamedTuple):
 
   tiling: Tiling
   dtype: Any
-  # The context has more leading axes than the lse where values share scores.
-  lse_leading: tuple[int, ...]
+  # The context has more leading axes than the statistics where values share
+  # scores.
+  row_leading: tuple[int, ...]
   # (captured, query tile, key tile) -> scores [..., t, s]
   pair: Callable
   # The others are (captured, start of the tile) -> array [..., t, s].
@@ -58,19 +60,21 @@ class Problem(NamedTuple):
     return weights * self.multiplier(captured.multiplier, start)
 
   def zeros(self, arguments: Any, value_size: int):
-    """Zeros for a context and an lse that depend on `arguments`."""
+    """Zeros for a context and for rows that depend on `arguments`."""
     tiling = self.tiling
     zero = axes.varying_zero(arguments, self.dtype)
     context = (*tiling.leading, tiling.query_length, value_size)
-    lse = (*self.lse_leading, tiling.query_length)
-    return jnp.broadcast_to(zero, context), jnp.broadcast_to(zero, lse)
+    rows = (*self.row_leading, tiling.query_length)
+    return jnp.broadcast_to(zero, context), jnp.broadcast_to(zero, rows)
 
 
-def context_and_lse(problem: Problem, captured: Captured, query, key, value):
-  """The context and the lse of mapped tokens, padded to whole tiles."""
+def context_and_statistics(
+  problem: Problem, captured: Captured, query, key, value
+) -> tuple[jax.Array, Statistics]:
+  """The context and the statistics of mapped tokens, padded to whole tiles."""
   tiling = problem.tiling
   columns, bounds = tiling.columns()
-  outputs = problem.zeros((captured, query, key, value), value.shape[-1])
+  context, rows = problem.zeros((captured, query, key, value), value.shape[-1])
 
   def row(outputs, inputs):
     start, bound = tuple(inputs[0]), inputs[1]
@@ -86,8 +90,7 @@ def context_and_lse(problem: Problem, captured: Captured, query, key, value):
       value_tile = cut(value, key_start, tiling.column)
       return _updated(problem, captured, state, scores, value_tile, tile_start)
 
-    context, lse = (cut(each, start, tiling.row) for each in outputs)
-    state = (jnp.zeros_like(context), lse - jnp.inf, jnp.zeros_like(lse))
+    state = jax.tree.map(lambda each: cut(each, start, tiling.row), outputs)
     for part, masked in enumerate((False, True)):
       state = _loop(
         functools.partial(visit, masked),
@@ -95,32 +98,23 @@ def context_and_lse(problem: Problem, captured: Captured, query, key, value):
         tiling.visits[part],
         state,
       )
-    tiles = _finished(*state)
-    return tuple(put(*each, start) for each in zip(outputs, tiles))
+    summed, statistics = state
+    tiles = summed / statistics.divisor[..., None], statistics
+    return jax.tree.map(
+      lambda array, tile: put(array, tile, start), outputs, tiles
+    )
 
+  outputs = context, without_keys(rows)
   return scan(row, outputs, (tiling.rows(), bounds))
 
 
 def _updated(problem, captured, state, scores, value, start):
   """The state after one more tile of keys."""
-  context, largest, total = state
-  larger = jnp.maximum(largest, jnp.max(scores, axis=-1))
-  # A row without a visible key so far must not subtract -inf from -inf.
-  reference = jnp.where(jnp.isneginf(larger), 0.0, larger)
-  shrink = jnp.exp(largest - reference)
-  weights = jnp.exp(scores - reference[..., None])
-  total = total * shrink + jnp.sum(weights, axis=-1)
-  weights = problem.dropped(captured, weights, start)
-  seen = weighted_sum(weights, value, problem.dtype)
-  return context * shrink[..., None] + seen, larger, total
-
-
-def _finished(context, largest, total):
-  """The context and the lse once all tiles have been visited."""
-  empty = total == 0.0
-  total = jnp.where(empty, 1.0, total)
-  lse = jnp.where(empty, -jnp.inf, largest + jnp.log(total))
-  return context / total[..., None], lse
+  context, statistics = state
+  statistics, exponentials, shrink = with_more_keys(statistics, scores)
+  kept = problem.dropped(captured, exponentials, start)
+  seen = weighted_sum(kept, value, problem.dtype)
+  return context * shrink[..., None] + seen, statistics
 
 
 def _loop(body, bounds, length, state):

@@ -112,7 +112,7 @@ def _trace_pair(score, query, key, tiling, leading=None) -> Traced:
 
 
 def make_problem(
-  pair: Traced, pairs: Pairs, lse_leading: tuple[int, ...]
+  pair: Traced, pairs: Pairs, row_leading: tuple[int, ...]
 ) -> tuple[Problem, Captured]:
   """The functions of a tile, and the arrays that they captured."""
   tiling, request = pairs.tiling, pairs.request
@@ -127,7 +127,7 @@ def make_problem(
       without_captured(function, start) if is_needed else (None, [])
     )
   functions, captured = zip(*traced)
-  problem = Problem(tiling, request.dtype, lse_leading, *functions)
+  problem = Problem(tiling, request.dtype, row_leading, *functions)
   return problem, Captured(*captured)
 
 

@@ -1,0 +1,117 @@
+"""The softmax of rows of scores, all at once or one tile after another.
+
+A row's statistics are its largest score and the sum of the exponentials of
+scores minus the largest. Their logarithm, the log-sum-exp (lse), is one number
+and cannot replace them: in float32, -1e9 + log(600) equals -1e9.
+
+Masked scores are -inf. A row without a visible key has the total 0.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Statistics(NamedTuple):
+  """Statistics of rows: weights = exp(scores - maximum) / total.
+
+  The result does not depend on `maximum`, which is a constant of derivatives
+  and finite: rows without a visible key have the dtype's lowest number.
+  """
+
+  maximum: jax.Array
+  total: jax.Array
+
+  @property
+  def lse(self) -> jax.Array:
+    """The log-sum-exp, -inf in rows without a visible key."""
+    empty = self.total == 0.0
+    lse = self.maximum + jnp.log(self.divisor)
+    return jnp.where(empty, -jnp.inf, lse)
+
+  @property
+  def divisor(self) -> jax.Array:
+    """The total, or 1 in rows without a visible key."""
+    return jnp.where(self.total == 0.0, 1.0, self.total)
+
+  def weights(self, scores: jax.Array) -> jax.Array:
+    """The weights [..., t, s] of scores, for statistics [..., t]."""
+    maximum = jax.lax.stop_gradient(self.maximum)[..., None]
+    logarithms = scores - maximum
+    # Scores that are computed twice may be rounded differently, but none is
+    # above the maximum. The derivative must be that of the difference.
+    excess = jax.lax.stop_gradient(jnp.maximum(logarithms, 0.0))
+    exponentials = jnp.exp(logarithms - excess)
+    inverse = jnp.where(self.total == 0.0, 0.0, 1.0 / self.divisor)
+    return exponentials * inverse[..., None]
+
+  def tangent(self, of_lse: jax.Array) -> "Statistics":
+    """The tangents of the statistics, for that of the lse."""
+    return Statistics(jnp.zeros_like(self.maximum), self.total * of_lse)
+
+  def broadcast_to(self, shape: tuple[int, ...]) -> "Statistics":
+    """Statistics of `shape`."""
+    return Statistics(*(jnp.broadcast_to(each, shape) for each in self))
+
+
+def without_keys(like: jax.Array) -> Statistics:
+  """Statistics of rows without a key, in the shape and dtype of `like`."""
+  zeros = jnp.zeros_like(like)
+  return Statistics(zeros + jnp.finfo(like.dtype).min, zeros)
+
+
+def from_lse(lse: jax.Array) -> Statistics:
+  """Statistics with this log-sum-exp, differentiable."""
+  empty = jnp.isneginf(lse)
+  lowest = jnp.finfo(lse.dtype).min
+  maximum = jax.lax.stop_gradient(jnp.where(empty, lowest, lse))
+  exponentials = jnp.exp(jnp.where(empty, 0.0, lse - maximum))
+  return Statistics(maximum, jnp.where(empty, 0.0, exponentials))
+
+
+def softmax(scores: jax.Array, visible: jax.Array) -> tuple:
+  """The weights of scores [..., T, S] where `visible`, and the statistics."""
+  lowest = jnp.finfo(scores.dtype).min
+  maximum = jnp.max(
+    jnp.where(visible, jax.lax.stop_gradient(scores), lowest),
+    axis=-1,
+    initial=lowest,
+  )
+  # Masked scores become the maximum before the exponential, not after: its
+  # derivative must be finite there, because 0 * inf is NaN.
+  shifted = jnp.where(visible, scores - maximum[..., None], 0.0)
+  exponentials = jnp.where(visible, jnp.exp(shifted), 0.0)
+  statistics = Statistics(maximum, jnp.sum(exponentials, axis=-1))
+  return exponentials / statistics.divisor[..., None], statistics
+
+
+def with_more_keys(
+  statistics: Statistics, scores: jax.Array
+) -> tuple[Statistics, jax.Array, jax.Array]:
+  """The statistics of one more tile of scores [..., t, s] included.
+
+  Also the tile's exponentials, and the factors [..., t] of earlier ones.
+  """
+  maximum = jnp.maximum(statistics.maximum, jnp.max(scores, axis=-1))
+  shrink = jnp.exp(statistics.maximum - maximum)
+  exponentials = jnp.exp(scores - maximum[..., None])
+  total = statistics.total * shrink + jnp.sum(exponentials, axis=-1)
+  return Statistics(maximum, total), exponentials, shrink
+
+
+def merged(
+  contexts: Sequence[jax.Array], parts: Sequence[Statistics]
+) -> tuple[jax.Array, Statistics]:
+  """The context and the statistics over all keys of disjoint sets of keys."""
+  maximum = parts[0].maximum
+  for part in parts[1:]:
+    maximum = jnp.maximum(maximum, part.maximum)
+  shares = [part.total * jnp.exp(part.maximum - maximum) for part in parts]
+  statistics = Statistics(maximum, sum(shares[1:], shares[0]))
+  terms = [
+    (share / statistics.divisor)[..., None] * context.astype(share.dtype)
+    for share, context in zip(shares, contexts)
+  ]
+  return sum(terms[1:], terms[0]), statistics
