@@ -18,7 +18,7 @@ ATTENTION = (
   ("request",),
   ("biases", "masks"),
   ("cache", "dropout", "positional", "positions", "projections", "scores"),
-  ("axes", "checks", "equality", "matmul", "meshes"),
+  ("axes", "checks", "equality", "matmul", "meshes", "softmax"),
 )
 EXPERIMENTS = (
   ("compare",),

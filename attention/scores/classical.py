@@ -114,8 +114,13 @@ class Cosine(DotProduct):
 def _unit(tokens):
   """Tokens of length 1; a zero token stays zero and gets zero gradient."""
   wide = tokens.astype(_wide(tokens))
+  largest = jnp.max(
+    jnp.abs(jax.lax.stop_gradient(wide)), axis=-1, keepdims=True, initial=0.0
+  )
+  positive = largest >= jnp.finfo(largest.dtype).tiny
+  # Squares of large and of small components leave the range of the dtype.
+  wide = wide / jnp.where(positive, largest, 1.0)
   square = jnp.sum(wide * wide, axis=-1, keepdims=True)
-  positive = square > jnp.finfo(square.dtype).tiny
   # The inner `where` keeps rsqrt's infinite derivative at 0 out of gradients.
   inverse = jax.lax.rsqrt(jnp.where(positive, square, 1.0))
   return (wide * jnp.where(positive, inverse, 0.0)).astype(tokens.dtype)
