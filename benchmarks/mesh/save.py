@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from benchmarks.mesh import processes
 from experiments import checkpoints
+from experiments.config import TrainConfig
 from experiments.optimization.step import TrainState
 
 _SIDE, _LAYERS = 2048, 24
@@ -28,7 +29,7 @@ def measure() -> dict[str, float]:
   saving: list[float] = []
   with (
     tempfile.TemporaryDirectory() as folder,
-    checkpoints.opened(Path(folder), keep_last=1) as manager,
+    checkpoints.opened(Path(folder), TrainConfig(keep_last=1)) as manager,
   ):
     for number in range(_STEPS):
       begin = time.perf_counter()

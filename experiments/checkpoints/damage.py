@@ -28,20 +28,10 @@ NONE_LEFT = (
 
 MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 # Messages of the operating system that TensorStore puts into a ValueError.
-_SYSTEM_ERRORS = tuple(
-  os.strerror(number)
-  for number in (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EIO,
-    errno.ESTALE,
-    errno.EMFILE,
-    errno.EFBIG,
-  )
-)
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ACCESS = (errno.EROFS, errno.EACCES, errno.EPERM)
+_FAILURE = (errno.EIO, errno.ESTALE, errno.EMFILE)
+_SYSTEM_ERRORS = tuple(map(os.strerror, (*_FULL_DISK, *_NO_ACCESS, *_FAILURE)))
 
 
 class DamagedCheckpointError(UserError):
@@ -160,15 +150,13 @@ def set_aside(checkpoint: Path) -> Path:
 
 def _can_be_ranked(step: Path, best_metric: str) -> bool:
   """Whether a checkpoint has no metrics, or the one that ranks checkpoints."""
-  metrics = step / "metrics" / "metrics"
-  if not metrics.exists():
-    return True
   try:
-    found = json.loads(metrics.read_text())
-  except ValueError:
+    metrics = json.loads((step / "metrics" / "metrics").read_text())
+    return isinstance(metrics[best_metric], int | float)
+  except FileNotFoundError:
+    return True
+  except (ValueError, LookupError, TypeError):
     return False
-  value = found.get(best_metric) if isinstance(found, dict) else None
-  return isinstance(value, int | float)
 
 
 def system_error(error: BaseException) -> str | None:

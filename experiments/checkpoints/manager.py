@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from experiments.checkpoints.content import ITEMS
 from experiments.checkpoints.damage import check_listing
 from experiments.checkpoints.save import saving
 from experiments.checkpoints.select import goodness
+from experiments.config import TrainConfig
 from experiments.distributed.multihost import first_process_only
 
 FOLDER = "checkpoints"
@@ -22,31 +23,23 @@ FOLDER = "checkpoints"
 
 @contextlib.contextmanager
 def opened(
-  workdir: Path,
-  *,
-  keep_last: int = 1,  # regular checkpoints
-  keep_best: int = 0,
-  best_metric: str = "loss",
-  # Whether an uninterrupted run saves at a step.
-  is_regular: Callable[[int], bool] = lambda step: True,
-  read_only: bool = False,
+  workdir: Path, config: TrainConfig, *, read_only: bool = False
 ) -> Iterator[ocp.CheckpointManager]:
   """Opens the checkpoints of a run; waits for pending saves at the end."""
-  rank = functools.partial(goodness, best_metric)
+  rank = functools.partial(goodness, config.best_metric)
   folder = workdir.absolute() / FOLDER
   first_process_only(
-    functools.partial(check_listing, folder, best_metric, read_only=read_only)
+    lambda: check_listing(folder, config.best_metric, read_only=read_only)
   )
-  policy = preservation_policy.AnyPreservationPolicy(
-    [
-      _LastRegular(keep_last, is_regular),
-      preservation_policy.BestN(
-        get_metric_fn=rank,
-        n=keep_best,
-        keep_checkpoints_without_metrics=False,
-      ),
-    ]
-  )
+  kept = [
+    _LastRegular(config),
+    preservation_policy.BestN(
+      get_metric_fn=rank,
+      n=config.keep_best,
+      keep_checkpoints_without_metrics=False,
+    ),
+  ]
+  policy = preservation_policy.AnyPreservationPolicy(kept)
   manager = ocp.CheckpointManager(
     folder,
     options=ocp.CheckpointManagerOptions(
@@ -71,20 +64,14 @@ def opened(
 
 @dataclasses.dataclass
 class _LastRegular(preservation_policy.PreservationPolicy):
-  """Keeps the last checkpoint, regular or not, and the last regular ones."""
+  """Keeps the last checkpoint, and the last that no signal caused."""
 
-  count: int
-  is_regular: Callable[[int], bool]
+  config: TrainConfig
 
-  def should_preserve(
-    self,
-    checkpoints: Sequence[Any],
-    *,
-    context: preservation_policy.PreservationContext,
-  ) -> Sequence[bool]:
+  def should_preserve(self, checkpoints: Sequence[Any], *, context):
     """Returns whether to keep each checkpoint; they are sorted by step."""
     del context
     steps = [each.step for each in checkpoints]
-    regular = [step for step in steps if self.is_regular(step)]
-    kept = {*regular[-self.count :], *steps[-1:]}
+    regular = list(filter(self.config.saves_at, steps))
+    kept = {*regular[-self.config.keep_last :], *steps[-1:]}
     return [step in kept for step in steps]

@@ -2,7 +2,7 @@
 
 import functools
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from experiments.checkpoints.damage import (
   set_aside,
 )
 from experiments.checkpoints.select import choose
+from experiments.config import TrainConfig
 from experiments.distributed.multihost import first_process_only
 from experiments.errors import UserError
 from experiments.optimization.step import TrainState
@@ -84,26 +85,22 @@ def parameters(
   manager: ocp.CheckpointManager,
   which: str,
   like: TrainState,
+  config: TrainConfig,
   *,
-  best_metric: str = "loss",
-  is_regular: Callable[[int], bool] | None = None,
-  in_memory: Mapping[int, Any] | None = None,  # parameters by step
+  state: TrainState | None = None,  # in memory, and not read again
 ) -> tuple[Any, str]:
   """Returns the mean parameters of checkpoints, and a description of them.
 
-  `which`, `best_metric` and `is_regular` are those of `choose`. The mean of a
-  run's last checkpoints is often better than any of them: see "Averaging
-  Weights Leads to Wider Optima and Better Generalization", Izmailov et al.,
-  2018 (https://arxiv.org/abs/1803.05407).
+  The mean of a run's last checkpoints is often better than any of them: see
+  "Averaging Weights Leads to Wider Optima and Better Generalization", Izmailov
+  et al., 2018 (https://arxiv.org/abs/1803.05407).
   """
-  chosen = choose(
-    manager, which, best_metric=best_metric, is_regular=is_regular
-  )
+  chosen = choose(manager, which, config)
+  known = {} if state is None else {int(state.step): state.evaluated}
   total = None
   for step in chosen:
-    if in_memory and step in in_memory:
-      params = in_memory[step]
-    else:
+    params = known.get(step)
+    if params is None:
       params = _restore_parameters(manager, step, like)
     total = params if total is None else jax.tree.map(jnp.add, total, params)
   if len(chosen) == 1:

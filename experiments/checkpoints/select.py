@@ -1,46 +1,40 @@
 """Selects checkpoints by name: the last, the best, or a step."""
 
-import itertools
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 
 import orbax.checkpoint as ocp
 from absl import logging
 
+from experiments.config import TrainConfig
 from experiments.errors import UserError
 
 _LOWER_IS_BETTER = ("loss", "perplexity")
 
 
 def choose(
-  manager: ocp.CheckpointManager,
-  which: str,
-  *,
-  best_metric: str = "loss",
-  is_regular: Callable[[int], bool] | None = None,
+  manager: ocp.CheckpointManager, which: str, config: TrainConfig
 ) -> list[int]:
   """Returns the steps that a name stands for; the last or best one last.
 
   `which` is "last", "best", or a step; "last:3" and "best:3" stand for up to
-  three. With `is_regular` (whether an uninterrupted run saves at a step),
-  "last:3" means the last three regular steps: neither a checkpoint saved at a
-  preemption nor an old one that was kept because it is the best counts.
+  three. "last:3" means the last three regular steps: neither a checkpoint saved
+  at a preemption nor an old one that was kept because it is the best counts.
   """
   steps = sorted(manager.all_steps())
-  name, colon, number = which.partition(":")
-  count = int(number) if number.isdecimal() else 1
-  chosen: list[int] = []
-  if name == "last" and colon and count and is_regular:
-    chosen = _last_regular(steps, count, is_regular)
-  elif name == "last":
-    chosen = steps[-count:]
-  elif name == "best":
+  parsed = re.fullmatch("(last|best)(:[1-9][0-9]*)?", which)
+  name, number = parsed.groups() if parsed else (None, None)
+  count = int((number or ":1")[1:])
+  if name == "best":
     scores = {step: manager.metrics(step) for step in steps}
     ranked = [step for step in steps if scores[step]]
-    ranked.sort(key=lambda step: goodness(best_metric, scores[step]))
+    ranked.sort(key=lambda step: goodness(config.best_metric, scores[step]))
     chosen = ranked[-count:]
-  elif which.isdecimal() and int(which) in steps:
-    chosen = [int(which)]
-  if not (count and chosen) or (colon and not number.isdecimal()):
+  elif number:
+    chosen = _last_regular(steps, count, config)
+  else:
+    chosen = steps[-1:] if name else [s for s in steps if str(s) == which]
+  if not chosen:
     raise UserError(
       f"{manager.directory}: no checkpoint {which!r}; there are"
       f" {', '.join(map(str, steps)) or 'none'}"
@@ -49,16 +43,14 @@ def choose(
 
 
 def _last_regular(
-  steps: list[int], count: int, is_regular: Callable[[int], bool]
+  steps: list[int], count: int, config: TrainConfig
 ) -> list[int]:
   """Returns those of the last `count` regular steps that have a checkpoint."""
-  regular = [step for step in steps if is_regular(step)]
+  regular = [step for step in steps if config.saves_at(step)]
   if not regular:
     return steps[-1:]
-  expected = list(
-    itertools.islice(filter(is_regular, range(regular[-1], 0, -1)), count)
-  )
-  chosen = [step for step in regular if step >= expected[-1]]
+  expected = list(filter(config.saves_at, range(1, regular[-1] + 1)))[-count:]
+  chosen = [step for step in regular if step in expected]
   if len(chosen) < len(expected):
     logging.warning(
       "last:%d: only %d of the last %d checkpoints were kept"

@@ -54,16 +54,13 @@ def restore(workdir: Path, checkpoint: str | None = None) -> Restored:
   if not (workdir / checkpoints.FOLDER).is_dir():
     raise UserError(f"--workdir={workdir}: the run has no checkpoint yet")
   experiment = make_experiment(config, workdir, mesh=MeshConfig())
-  with checkpoints.opened(
-    workdir, best_metric=config.train.best_metric, read_only=True
-  ) as manager:
+  with checkpoints.opened(workdir, config.train, read_only=True) as manager:
     try:
       params, used = checkpoints.parameters(
         manager,
         checkpoint or config.evaluation.checkpoint,
         experiment.abstract_state(),
-        best_metric=config.train.best_metric,
-        is_regular=config.train.saves_at,
+        config.train,
       )
     except checkpoints.DamagedCheckpointError as error:
       steps = " or ".join(map(str, manager.all_steps()))

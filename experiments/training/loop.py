@@ -94,13 +94,7 @@ def _train_and_evaluate(
     if claimed:
       run_directory.release(workdir)
     raise
-  with checkpoints.opened(
-    workdir,
-    keep_last=typed.train.keep_last,
-    keep_best=typed.train.keep_best,
-    best_metric=typed.train.best_metric,
-    is_regular=typed.train.saves_at,
-  ) as manager:
+  with checkpoints.opened(workdir, typed.train) as manager:
     start = _start_or_resume(experiment, manager, batches)
     for line in (
       _describe(experiment, start.state),
@@ -246,9 +240,8 @@ def _evaluate_all(
     manager,
     experiment.config.evaluation.checkpoint,
     experiment.abstract_state(),
-    best_metric=train.best_metric,
-    is_regular=train.saves_at,
-    in_memory={step: end.state.evaluated},
+    train,
+    state=end.state,
   )
   params = mesh.all_gather(params, experiment.mesh)
   search = configured_search(experiment)

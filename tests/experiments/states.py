@@ -38,7 +38,8 @@ def stop_at(monkeypatch, *steps):
 def final_state(workdir):
   """The state of the last checkpoint."""
   experiment = inference.restore(workdir, "last").experiment
-  with checkpoints.opened(workdir, read_only=True) as manager:
+  train = experiment.config.train
+  with checkpoints.opened(workdir, train, read_only=True) as manager:
     like = experiment.abstract_state()
     state, _ = checkpoints.restore(manager, manager.latest_step(), like)
   return state

@@ -14,6 +14,7 @@ import pytest
 from experiments import checkpoints
 from experiments.checkpoints import content
 from experiments.checkpoints.save import saving
+from experiments.config import TrainConfig
 from experiments.errors import UserError
 from experiments.optimization.step import TrainState
 
@@ -34,12 +35,16 @@ def state_at(step, *, averaged=False):
   )
 
 
+def ranked_by(metric):
+  return TrainConfig(
+    checkpoint_every=10, keep_last=9, keep_best=9, best_metric=metric
+  )
+
+
 @contextlib.contextmanager
 def saved(folder, values=(), metric="bleu", **options):
   """Yields a manager of a folder that has a checkpoint for each value."""
-  with checkpoints.opened(
-    folder, keep_last=9, keep_best=9, best_metric=metric
-  ) as manager:
+  with checkpoints.opened(folder, ranked_by(metric)) as manager:
     for index, value in enumerate(values, 1):
       scores = None if value is None else {metric: value}
       state = state_at(10 * index, **options)
@@ -63,7 +68,7 @@ def saved(folder, values=(), metric="bleu", **options):
   ],
 )
 def test_choose_returns_the_steps_of_a_name(which, steps, many):
-  found = checkpoints.choose(many, which, best_metric="bleu")
+  found = checkpoints.choose(many, which, ranked_by("bleu"))
   assert found == steps
 
 
@@ -97,14 +102,14 @@ def test_a_bug_is_not_reported_as_a_failure_to_write(error, many):
 def test_the_lowest_loss_is_best(tmp_path):
   with saved(tmp_path, [3.0, 1.0, 2.0, 1.0], "loss") as manager:
     for which, steps in (("best", [20]), ("best:3", [30, 40, 20])):
-      assert checkpoints.choose(manager, which, best_metric="loss") == steps
+      assert checkpoints.choose(manager, which, ranked_by("loss")) == steps
     assert manager.best_step() == 20
 
 
 @pytest.mark.parametrize("which", INVALID)
 def test_an_invalid_checkpoint_name_is_refused(which, many):
   with pytest.raises(UserError) as caught:
-    checkpoints.choose(many, which, best_metric="bleu")
+    checkpoints.choose(many, which, ranked_by("bleu"))
   message = str(caught.value)
   assert f"no checkpoint {which!r}; there are 10, 20, 30, 40, 50, 60" in message
   assert len(message.splitlines()) == 1
@@ -114,7 +119,7 @@ def test_every_name_is_refused_without_checkpoints(tmp_path):
   with saved(tmp_path) as manager:
     for which in ("last", "best", "last:1"):
       with pytest.raises(UserError, match="there are none"):
-        checkpoints.choose(manager, which)
+        checkpoints.choose(manager, which, ranked_by("bleu"))
 
 
 def test_checkpoints_without_metrics_are_never_best(tmp_path):
@@ -122,7 +127,7 @@ def test_checkpoints_without_metrics_are_never_best(tmp_path):
     saved(tmp_path, [None, None]) as manager,
     pytest.raises(UserError, match="no checkpoint 'best'; there are 10, 20"),
   ):
-    checkpoints.choose(manager, "best", best_metric="bleu")
+    checkpoints.choose(manager, "best", ranked_by("bleu"))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +143,7 @@ def test_parameters_of_several_checkpoints_are_averaged(
   which, steps, used, many
 ):
   params, description = checkpoints.parameters(
-    many, which, state_at(1), best_metric="bleu"
+    many, which, state_at(1), ranked_by("bleu")
   )
   assert description == used
   for name, leaf in params.items():
@@ -151,8 +156,9 @@ def test_the_moving_average_is_saved_and_replaces_the_parameters(tmp_path):
   like = state_at(1, averaged=True)
   with saved(tmp_path, [1.0, 2.0], averaged=True) as manager:
     state, _ = checkpoints.restore(manager, 20, like)
-    last, _ = checkpoints.parameters(manager, "last", like)
-    mean, _ = checkpoints.parameters(manager, "last:2", like)
+    config = ranked_by("bleu")
+    last, _ = checkpoints.parameters(manager, "last", like, config)
+    mean, _ = checkpoints.parameters(manager, "last:2", like, config)
   expected = state_at(20, averaged=True)
   for name, leaf in expected.average.items():
     np.testing.assert_array_equal(state.params[name], expected.params[name])
@@ -185,7 +191,8 @@ def copied(one, tmp_path):
 
 
 def restored(run):
-  with checkpoints.opened(run, read_only=True, best_metric="bleu") as manager:
+  config = ranked_by("bleu")
+  with checkpoints.opened(run, config, read_only=True) as manager:
     return checkpoints.restore(manager, 10, state_at(10))
 
 

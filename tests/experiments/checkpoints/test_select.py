@@ -8,23 +8,19 @@ import optax
 import pytest
 
 from experiments import checkpoints
+from experiments.config import TrainConfig
 from experiments.errors import UserError
 from tests.experiments.checkpoints.test_checkpoints import state_at
 
 
-def regular(step):
-  return step % 10 == 0
+def config(**options):
+  return TrainConfig(checkpoint_every=10, best_metric="bleu", **options)
 
 
 def save(folder, steps, *, scores=(), keep_last=3, keep_best=0):
   """Saves checkpoints at these steps; returns the steps that are kept."""
-  with checkpoints.opened(
-    folder,
-    keep_last=keep_last,
-    keep_best=keep_best,
-    best_metric="bleu",
-    is_regular=regular,
-  ) as manager:
+  options = config(keep_last=keep_last, keep_best=keep_best)
+  with checkpoints.opened(folder, options) as manager:
     for step in steps:
       score = {"bleu": dict(scores)[step]} if step in dict(scores) else None
       checkpoints.save(manager, state_at(step), {"next_index": step}, score)
@@ -33,12 +29,8 @@ def save(folder, steps, *, scores=(), keep_last=3, keep_best=0):
 
 
 def choose(folder, which):
-  with checkpoints.opened(
-    folder, read_only=True, best_metric="bleu"
-  ) as manager:
-    return checkpoints.choose(
-      manager, which, best_metric="bleu", is_regular=regular
-    )
+  with checkpoints.opened(folder, config(), read_only=True) as manager:
+    return checkpoints.choose(manager, which, config())
 
 
 @pytest.fixture(scope="module")
@@ -92,16 +84,14 @@ def test_last_n_excludes_an_old_best_checkpoint(tmp_path, caplog):
 
 
 def parameters(folder, like):
-  with checkpoints.opened(
-    folder, read_only=True, best_metric="bleu"
-  ) as manager:
-    return checkpoints.parameters(manager, "last:2", like)
+  with checkpoints.opened(folder, config(), read_only=True) as manager:
+    return checkpoints.parameters(manager, "last:2", like, config())
 
 
 def test_parameters_are_restored_without_the_optimizer_state(preempted):
   like = state_at(1)
   expected, used = parameters(preempted, like)
-  assert used == "mean of 2 steps, 30 to 34"
+  assert used == "mean of 2 steps, 20 to 30"
   # The checkpoints hold Adam's state, which has another structure.
   like = dataclasses.replace(like, opt_state=optax.sgd(1.0).init(like.params))
   found, _ = parameters(preempted, like)

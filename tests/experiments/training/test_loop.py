@@ -10,7 +10,7 @@ import pytest
 
 from experiments import checkpoints, inference
 from experiments import experiment as experiment_module
-from experiments.config import MeshConfig, parse
+from experiments.config import MeshConfig, TrainConfig, parse
 from experiments.errors import UserError
 from experiments.evaluation.evaluator import Evaluation, make_evaluator
 from experiments.evaluation.search import configured_search
@@ -32,9 +32,10 @@ def initial_state():
 
 def save_all(state, workdir, metric, values, keep_best):
   """Saves a checkpoint a value; returns the steps that remain."""
-  with checkpoints.opened(
-    workdir, keep_last=1, keep_best=keep_best, best_metric=metric
-  ) as manager:
+  config = TrainConfig(
+    checkpoint_every=1, keep_last=1, keep_best=keep_best, best_metric=metric
+  )
+  with checkpoints.opened(workdir, config) as manager:
     for step, value in enumerate(values, start=1):
       state = state.replace(step=jnp.int32(step))
       scores = None if value is None else {metric: value}
