@@ -64,21 +64,21 @@ def save_attention_figure(panels: Sequence[AttentionPanel], path: Path) -> None:
   White is weight 1, and black is 0. An axis of more than 60 words has a label
   for every n-th word. A character without a glyph is drawn as U+FFFD.
   """
-  panels, families = _legible(panels)
+  panels = _legible(panels)
   width, height = _panel_size(panels)
   columns = min(len(panels), 4, max(int(_MAX_WIDTH / width), 1))
   figure, axes = make_axes(len(panels), columns, width=width, height=height)
   for axis, panel in zip(axes, panels):
-    image = _draw_panel(axis, panel, families)
+    image = _draw_panel(axis, panel)
   first_row = axes[:columns]
   figure.colorbar(image, ax=first_row, shrink=0.6, label="attention weight")
   save_figure(figure, path)
 
 
-def _draw_panel(axis, panel: AttentionPanel, families: Sequence[str]):
+def _draw_panel(axis, panel: AttentionPanel):
   image = axis.imshow(panel.weights, cmap="gray", vmin=0, vmax=1, aspect="auto")
   # Without parse_math=False, "$" in a word would start a formula.
-  text = {"fontfamily": families, "parse_math": False}
+  text = {"fontfamily": fonts.families(), "parse_math": False}
   axis.set_xticks(*_ticks(panel.source), rotation=90, **text)
   axis.set_yticks(*_ticks(panel.target), **text)
   axis.tick_params(labelsize=7, length=2)
@@ -94,14 +94,10 @@ def _ticks(words: Sequence[str]) -> tuple[range, list[str]]:
   return positions, [words[position] for position in positions]
 
 
-def _legible(
-  panels: Sequence[AttentionPanel],
-) -> tuple[list[AttentionPanel], list[str]]:
-  """Shortens words and replaces missing glyphs; also returns the fonts."""
+def _legible(panels: Sequence[AttentionPanel]) -> list[AttentionPanel]:
+  """Shortens words, and replaces characters without a glyph."""
   words = [(*panel.source, *panel.target, panel.title) for panel in panels]
-  families, missing = fonts.families_for("".join(itertools.chain(*words)))
-  if missing:
-    fonts.warn_once(missing)
+  missing = fonts.missing_glyphs("".join(itertools.chain(*words)))
   replaced = str.maketrans(dict.fromkeys(missing, fonts.REPLACEMENT))
 
   def legible(word: str) -> str:
@@ -116,7 +112,7 @@ def _legible(
       title=panel.title.translate(replaced),
     )
     for panel in panels
-  ], families
+  ]
 
 
 def _panel_size(panels: Sequence[AttentionPanel]) -> tuple[float, float]:

@@ -6,8 +6,7 @@ import matplotlib
 import matplotlib.image
 import numpy as np
 import pytest
-from fontTools.fontBuilder import FontBuilder
-from fontTools.pens.ttGlyphPen import TTGlyphPen
+from absl import logging
 from matplotlib import font_manager
 
 from experiments.visualization import fonts, plots
@@ -144,24 +143,24 @@ def test_dollar_signs_do_not_start_formulas(draw):
 
 
 @pytest.fixture
-def unwarned():
-  """No warning about missing glyphs has been logged yet."""
-  fonts._warned.clear()
-  yield
-  fonts._warned.clear()
+def hints(monkeypatch):
+  """The messages that `log_first_n` gets, at most one of which it logs."""
+  found = []
+
+  def log_first_n(level, message, number, *values):
+    assert (level, number) == (logging.WARNING, 1)
+    found.append(message % values)
+
+  monkeypatch.setattr(logging, "log_first_n", log_first_n)
+  return found
 
 
-def warnings_in(caplog):
-  return [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-
-
-def test_missing_glyphs_are_replaced_and_logged(draw, caplog, unwarned):
+def test_missing_glyphs_are_replaced_and_logged(draw, hints):
   drawn = draw(panel(np.eye(2), list(NO_GLYPHS), ["a", NO_GLYPHS]))
-  (message,) = warnings_in(caplog)
+  (message,) = hints
   for character in NO_GLYPHS:
     assert f"{character} (U+{ord(character):X})" in message
-  assert "install a font for that script" in message
-  assert "attention-jax[fonts]" not in message  # the extra is installed
+  assert "font.family in your matplotlibrc" in message
   replaced = ["\ufffd"] * 2
   expected = draw(panel(np.eye(2), replaced, ["a", "\ufffd\ufffd"]))
   np.testing.assert_array_equal(drawn, expected)
@@ -173,83 +172,41 @@ def without_extra(monkeypatch):
   manager = font_manager.fontManager
   own = [f for f in manager.ttflist if f.name.startswith("DejaVu")]
   monkeypatch.setattr(manager, "ttflist", own)
-  monkeypatch.setattr(font_manager, "findSystemFonts", list)
   monkeypatch.setitem(sys.modules, "noto_cjk_sans_otc", None)
-  caches = (fonts.has_noto_cjk, fonts._installed, fonts._characters)
-  for cache in caches:
-    cache.cache_clear()
+  fonts.families.cache_clear()
   yield
-  for cache in caches:
-    cache.cache_clear()
+  fonts.families.cache_clear()
 
 
-def test_figures_without_the_fonts_extra_log_one_warning(
-  draw, caplog, unwarned, without_extra
-):
+@pytest.mark.usefixtures("without_extra")
+def test_the_hint_names_the_fonts_extra(draw, hints):
   drawn = draw(panel(np.eye(2), KOREAN, ["a", "b"]))
+  (message,) = hints
+  assert "pip install 'attention-jax[fonts]'" in message
+  assert f"{min(''.join(KOREAN))} (U+" in message
   replaced = ["\ufffd" * len(word) for word in KOREAN]
   expected = draw(panel(np.eye(2), replaced, ["a", "b"]))
   np.testing.assert_array_equal(drawn, expected)
-  draw(panel(np.eye(2), ["中", "文"], ["a", "b"]))
-  (message,) = warnings_in(caplog)
-  assert "pip install 'attention-jax[fonts]'" in message
-  assert f"{min(''.join(KOREAN))} (U+" in message
 
 
-@pytest.mark.parametrize("text", ["".join(KOREAN), "中文", "にほんご", "십é"])
-def test_families_have_the_characters(text):
-  before = dict(matplotlib.rcParams)
-  families, missing = fonts.families_for(text)
-  assert dict(matplotlib.rcParams) == before
-  assert missing == ""
-  faces = [
-    font_manager.get_font(
-      font_manager.findfont(family, fallback_to_default=False)
-    )
-    for family in families
-  ]
-  for character in text:
-    assert any(face.get_char_index(ord(character)) for face in faces)
+@pytest.mark.parametrize(
+  "text", ["".join(KOREAN), "中文", "にほんご", "십é", "двенадцать", "▁x</s>"]
+)
+def test_characters_of_installed_fonts_are_not_missing(text, hints):
+  assert fonts.missing_glyphs(text) == ""
+  assert not hints
 
 
-@pytest.mark.parametrize("text", ["", "zwölf", "où", "двенадцать", "▁x</s>"])
-def test_no_font_is_added_to_a_text_that_does_not_need_it(text):
-  assert fonts.families_for(text) == (["DejaVu Sans"], "")
-
-
-def test_characters_without_a_glyph_are_returned():
+def test_missing_characters_are_returned_once(hints):
   text = NO_GLYPHS[::-1] + "a" + NO_GLYPHS
-  assert fonts.families_for(text) == (["DejaVu Sans"], NO_GLYPHS)
+  assert fonts.missing_glyphs(text) == NO_GLYPHS
 
 
-@pytest.fixture
-def new_font(tmp_path, monkeypatch):
-  """A font, installed after matplotlib listed all of them."""
-  builder = FontBuilder(1000, isTTF=True)
-  builder.setupGlyphOrder([".notdef", "dot"])
-  builder.setupCharacterMap({ord(NO_GLYPHS[0]): "dot"})
-  blank = TTGlyphPen(None).glyph()
-  builder.setupGlyf({".notdef": blank, "dot": blank})
-  builder.setupHorizontalMetrics({".notdef": (500, 0), "dot": (500, 0)})
-  builder.setupHorizontalHeader(ascent=800, descent=-200)
-  builder.setupNameTable({"familyName": "Nowhere", "styleName": "Regular"})
-  builder.setupOS2()
-  builder.setupPost()
-  builder.save(tmp_path / "nowhere.ttf")
-  (tmp_path / "broken.ttf").write_bytes(b"no font")
-  files = [str(tmp_path / name) for name in ("broken.ttf", "nowhere.ttf")]
-  manager = font_manager.fontManager
-  monkeypatch.setattr(manager, "ttflist", list(manager.ttflist))
-  monkeypatch.setattr(font_manager, "findSystemFonts", lambda: files)
-  fonts._installed.cache_clear()
-  yield "Nowhere"
-  fonts._installed.cache_clear()
-
-
-def test_fonts_installed_after_matplotlib_listed_them_are_found(new_font):
-  families, missing = fonts.families_for(NO_GLYPHS + "십")
-  assert families == ["DejaVu Sans", "Noto Sans CJK JP", new_font]
-  assert missing == NO_GLYPHS[1]
+@pytest.mark.usefixtures("without_extra")
+def test_a_font_of_the_users_matplotlibrc_is_used():
+  font = {"font.family": ["DejaVu Serif", "sans-serif"]}
+  with matplotlib.rc_context(font):
+    assert fonts.families() == font["font.family"]
 
 
 def test_saved_weights_load_without_pickle(tmp_path):
