@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 
+from experiments.config import TrainConfig
 from experiments.errors import UserError
 from experiments.optimization.step import FINITE
 from experiments.progress import Progress
@@ -16,29 +17,33 @@ _MAX_MESSAGES = 3  # about skipped updates
 
 
 class MetricsBuffer:
-  """Fetches, checks and writes metrics two steps late.
+  """Writes metrics two steps late, so that the device never waits for the host.
 
-  So the device never waits for the host.
+  With `config.non_finite` "skip" it counts non-finite updates, from `skipped`;
+  otherwise it raises UserError at the first one.
   """
 
   def __init__(
     self,
     writer: MetricsWriter,
     progress: Progress,
-    *,
-    log_every: int,
-    explain: Callable[[int], str],
-    skips: bool,
+    config: TrainConfig,
+    explain: Callable[[int], str],  # the cause of a non-finite step
     skipped: int,
   ):
-    """Counts non-finite updates, from `skipped`, if `skips`; else raises."""
-    self._writer, self._progress = writer, progress
-    self._log_every, self._explain = log_every, explain
-    self._skips, self.skipped = skips, skipped
+    self._writer, self._progress, self._config = writer, progress, config
+    self._explain, self.skipped = explain, skipped
+    self._timed = False  # the first step
     self._pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
 
   def push(self, step: int, metrics: dict[str, jax.Array]) -> None:
     """Adds a step; raises UserError if an earlier one was not finite."""
+    if not self._timed:
+      # Without the import of TensorBoard, which the first metrics need.
+      jax.block_until_ready(metrics)
+      seconds = self._progress.timings()["seconds"]
+      self._writer.timings(step, "train", {"first_step_seconds": seconds})
+      self._timed = True
     self._pending.append((step, metrics))
     while len(self._pending) > _LAG:
       self._flush_one()
@@ -55,19 +60,17 @@ class MetricsBuffer:
     bad = [name for name in FINITE if not math.isfinite(values[name])]
     if bad:
       problem = f"step {step}: {bad[0]} is {values[bad[0]]}"
-      if not self._skips:
+      if self._config.non_finite == "stop":
         raise UserError(f"{problem}; {self._explain(step)}")
       self.skipped += 1
       if self.skipped <= _MAX_MESSAGES:
-        is_last = self.skipped == _MAX_MESSAGES
-        rest = " (further ones are only counted)" if is_last else ""
-        self._progress.write(
-          f"{problem}: update skipped, {self.skipped} so far{rest}"
-        )
+        self._progress.write(f"{problem}: update {self.skipped} is skipped")
+      if self.skipped == _MAX_MESSAGES:
+        self._progress.write("further skipped updates are only counted")
       values = {name: x for name, x in values.items() if math.isfinite(x)}
     if self.skipped:
       values["skipped"] = self.skipped
     shown = {name: values[name] for name in ("loss",) if name in values}
     self._progress.advance(1, tokens=tokens, metrics=shown)
-    if step % self._log_every == 0:
+    if step % self._config.log_every == 0:
       self._writer.metrics(step, "train", values)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from experiments.run_directory import write_text
 
 METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
@@ -14,11 +16,11 @@ METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
 class MetricsWriter:
   """Appends metrics to the files of a run."""
 
-  def __init__(self, workdir: Path, step: int, *, active: bool = True):
-    """Removes lines after `step`, the last one; writes nothing if inactive."""
+  def __init__(self, workdir: Path, step: int):
+    """Removes lines after `step`, the last one; only process 0 writes."""
     self.workdir = workdir
     self._step, self._files, self._events = step, {}, None
-    if not active:
+    if jax.process_index() != 0:
       return
     for name in (METRICS, TIMINGS):
       _truncate(workdir / name, step)

@@ -327,7 +327,7 @@ loop.{name} = slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(
   ("name", "seconds", "last"),
-  [("make_experiment", 3, 0), ("_evaluate_all", LIMIT, 12)],
+  [("make_experiment", 3, 0), ("evaluate_all", LIMIT, 12)],
 )
 def test_a_signal_before_or_after_the_steps_stops_the_run(
   name, seconds, last, number, tmp_path

@@ -160,9 +160,7 @@ def script_evaluations(monkeypatch, metric, values):
   """Makes evaluations during training return these values in turn."""
   scripted = iter(values)
 
-  def make_scripted(experiment, search, **_):
-    if search.beam_size > 1:  # at the end of the run
-      return make_evaluator(experiment, search)
+  def make_scripted(*_):
     names = ("token_accuracy", "sequence_accuracy", "bleu", "loss")
     scores = dict.fromkeys((*names, "sentences_per_second"), 1.0)
     return lambda *_: Evaluation(

@@ -1,0 +1,74 @@
+"""Evaluates the parameters of a finished training on every set."""
+
+from pathlib import Path
+
+import jax
+
+from experiments import checkpoints
+from experiments.data.synthetic.dataset import SyntheticDataset
+from experiments.distributed import mesh
+from experiments.distributed.preemption import Requests
+from experiments.evaluation import Evaluation, make_evaluator, report
+from experiments.evaluation.alignment_error import make_aligner
+from experiments.evaluation.evaluator import add_alignment_error
+from experiments.evaluation.search import configured_search
+from experiments.experiment import Experiment
+from experiments.optimization.step import TrainState
+from experiments.visualization import plots
+from experiments.visualization.alignments import draw_alignments
+
+
+def evaluate_all(
+  experiment: Experiment,
+  workdir: Path,
+  manager,
+  requests: Requests,
+  state: TrainState,
+  validation: Evaluation | None,
+) -> bool:
+  """Evaluates every set and writes results; returns False on a signal.
+
+  `validation` is a greedy evaluation of `state`, which need not be repeated.
+  """
+  config, step = experiment.config, int(state.step)
+  params, used = checkpoints.parameters(
+    manager,
+    config.evaluation.checkpoint,
+    experiment.abstract_state(),
+    config.train,
+    state=state,
+  )
+  params = mesh.all_gather(params, experiment.mesh)
+  search = configured_search(experiment)
+  evaluate = make_evaluator(experiment, search)
+  align = make_aligner(experiment)
+  greedy = configured_search(experiment, beam_size=1)
+  if used != f"step {step}" or search != greedy:
+    validation = None
+  curves = {}
+  for number, split in enumerate(config.data.splits, start=1):
+    if requests.should_stop(step + number):
+      return False
+    examples = experiment.data.evaluation_set(split)
+    known = validation if split == "validation" else None
+    evaluation = known or evaluate(params, examples)
+    evaluation = add_alignment_error(evaluation, align(params, examples))
+    curves[split] = evaluation.by_length
+    if jax.process_index() == 0:
+      print(report.described(split, evaluation), end="\n\n", flush=True)
+      report.write_evaluation(workdir, split, used, evaluation)
+  _draw(experiment, workdir, params, curves)
+  return True
+
+
+def _draw(experiment: Experiment, workdir: Path, params, curves) -> None:
+  """Draws accuracy by length, and attention weights on the validation set."""
+  data, longest = experiment.data, None
+  if isinstance(data, SyntheticDataset):
+    longest = data.task.batch_lengths[0] - 1  # in tokens, without EOS
+  examples = data.evaluation_set("validation")
+  figure = draw_alignments(workdir, "validation", experiment, params, examples)
+  if jax.process_index() == 0:
+    path = workdir / "figures" / "accuracy_by_length.png"
+    plots.save_accuracy_by_length(curves, path, trained_length=longest)
+    print(f"alignments: {figure}\nrun: {workdir}", flush=True)
