@@ -94,16 +94,13 @@ class Experiment:
 
   def jitted_step(self, like: TrainState) -> Any:
     """Returns the `jax.jit` function of `train_step`, to run under the mesh."""
-    config, axes = self.config.train, sharding.mesh_axes(self.mesh)
+    axes = sharding.mesh_axes(self.mesh)
     step = make_train_step(
       # Without `sequence` and `tensor` axes, a model may have no `mesh_axes`.
       self.model if axes == ALONE else self.model.clone(mesh_axes=axes),
       self.optimizer,
+      self.config.train,
       mesh_axes=axes,
-      label_smoothing=config.label_smoothing,
-      accumulation=config.accumulation,
-      ema_decay=config.ema_decay,
-      skip_non_finite=config.non_finite == "skip",
     )
     shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
     replicated = mesh_lib.replicated(self.mesh)

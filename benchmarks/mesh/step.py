@@ -56,9 +56,7 @@ def _cases() -> dict[str, Any]:
   state = experiment.initial_state()
   rng = np.random.default_rng(0)
   batch = Batch(*rng.integers(4, 8000, (2, 256, 16), np.int32))
-  plain = make_train_step(
-    model, optimizer, label_smoothing=config.train.label_smoothing
-  )
+  plain = make_train_step(model, optimizer, config.train)
   return {
     "mesh": (
       experiment.train_step(state),

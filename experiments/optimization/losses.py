@@ -35,26 +35,9 @@ def cross_entropy(
   "Rethinking the Inception Architecture for Computer Vision", Szegedy et al.,
   2015, section 7 (https://arxiv.org/abs/1512.00567).
 
-  Args:
-    features: [B, T, R], of any float dtype; sums are at least float32.
-    readout: maps features to logits.
-    labels: [B, T] token ids.
-    label_smoothing: e, from 0 to 1.
-
-  Returns:
-    [B, T] losses in nats, 0 where the label is PAD; and [B, T] booleans, True
-    where the label has the largest logit, False where the label is PAD.
-
-  Raises:
-    AssertionError: if features, readout and labels do not fit.
-
-  Example:
-    >>> readout = Affine(jnp.zeros((3, 4)), None)
-    >>> losses, hits = cross_entropy(
-    ...   jnp.ones((1, 2, 3)), readout, jnp.array([[3, 0]])
-    ... )
-    >>> [round(float(loss), 3) for loss in losses[0]]
-    [1.386, 0.0]
+  From features [B, T, R] and labels [B, T] it returns losses in nats [B, T], 0
+  where the label is PAD, and booleans [B, T], whether a label that is not PAD
+  has the largest logit. Sums are at least float32.
   """
   _check(features, readout, labels)
   chunks = _chunks(features, labels, readout.kernel.shape[1])

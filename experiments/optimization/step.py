@@ -14,6 +14,7 @@ from flax import linen as nn
 
 from attention.modules import MeshAxes
 from attention.ring.order import num_chunks
+from experiments.config import TrainConfig
 from experiments.data.batch import BOS, PAD, Batch
 from experiments.distributed.sharding import ALONE, ring_order
 from experiments.optimization import losses
@@ -62,46 +63,15 @@ def init_state(
 def make_train_step(
   model: nn.Module,
   optimizer: optax.GradientTransformation,
+  config: TrainConfig = TrainConfig(),
   *,
   mesh_axes: MeshAxes = ALONE,
-  label_smoothing: float = 0.0,
-  accumulation: int = 1,
-  ema_decay: float = 0.0,
-  skip_non_finite: bool = False,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
-  """Makes the pure function of one update.
+  """Makes the pure function of one update, (state, batch) -> (state, metrics).
 
-  Args:
-    model: a module whose `features` take (source, target, train=).
-    optimizer: from `make_optimizer`.
-    mesh_axes: those of the model, which determine the order of tokens.
-    label_smoothing: as for `losses.cross_entropy`.
-    accumulation: number of parts of the batch that are processed one after the
-      other; the gradient is that of the whole batch.
-    ema_decay: of the moving average, if the state has one. See "Averaging
-      Weights Leads to Wider Optima and Better Generalization", Izmailov et al.,
-      2018 (https://arxiv.org/abs/1803.05407).
-    skip_non_finite: whether a step with non-finite metrics changes only the
-      number of steps.
-
-  Returns:
-    (state, batch) -> (state, metrics). The metrics are scalars: loss and
-    teacher_forced_accuracy over all target tokens, gradient_norm before
-    clipping, parameter_norm after the update, and tokens, the number of target
-    tokens.
-
-  Example:
-    >>> from configs import base
-    >>> from experiments import config, experiment
-    >>> made = experiment.make_experiment(
-    ...   config.parse(base.get_config().to_dict()), None
-    ... )
-    >>> step = make_train_step(made.model, made.optimizer)
-    >>> _, metrics = jax.eval_shape(
-    ...   step, made.abstract_state(), made.training_batches()[0]
-    ... )
-    >>> metrics["loss"].shape
-    ()
+  The metrics are scalars: loss and teacher_forced_accuracy over all target
+  tokens, gradient_norm before clipping, parameter_norm after the update, and
+  tokens, the number of target tokens. `mesh_axes` are those of the model.
   """
 
   def total_loss(params, batch: Batch, rng):
@@ -115,7 +85,7 @@ def make_train_step(
     )
     features, readout = made
     return losses.shared_cross_entropy(
-      features, readout, jnp.asarray(batch.target), label_smoothing
+      features, readout, jnp.asarray(batch.target), config.label_smoothing
     )
 
   value_and_grad = jax.value_and_grad(total_loss, has_aux=True)
@@ -126,7 +96,7 @@ def make_train_step(
     tokens = (batch.target != PAD).sum()
     batch = _arranged(batch, mesh_axes)
     (loss, hits), grads = _accumulated(
-      value_and_grad, state.params, batch, rng, parts=accumulation
+      value_and_grad, state.params, batch, rng, parts=config.accumulation
     )
     grads = jax.tree.map(lambda grad: grad / tokens, grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -143,9 +113,11 @@ def make_train_step(
       step=state.step + 1,
       params=params,
       opt_state=opt_state,
-      average=_updated_average(state.average, params, state.step, ema_decay),
+      average=_updated_average(
+        state.average, params, state.step, config.ema_decay
+      ),
     )
-    if skip_non_finite:
+    if config.non_finite == "skip":
       skipped = dataclasses.replace(state, step=state.step + 1)
       finite = jnp.isfinite(jnp.stack([metrics[name] for name in FINITE])).all()
       updated = jax.tree.map(
@@ -171,7 +143,11 @@ def _arranged(batch: Batch, mesh_axes: MeshAxes) -> Batch:
 
 
 def _updated_average(average, params, step, decay):
-  """Updates a moving average; the decay is smaller during the first steps."""
+  """Updates a moving average; the decay is smaller during the first steps.
+
+  See "Averaging Weights Leads to Wider Optima and Better Generalization",
+  Izmailov et al., 2018 (https://arxiv.org/abs/1803.05407).
+  """
   if average is None:
     return None
   kept = jnp.minimum(decay, (1 + step) / (10 + step))

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.config import TrainConfig
 from experiments.data.batch import PAD, Batch
 from experiments.models.layers.affine import Affine
 from experiments.optimization import losses
@@ -256,7 +257,8 @@ def test_training_and_evaluation_hold_no_array_of_all_logits(make, monkeypatch):
   tokens = np.full((32, 9), 3, np.int32)
   batch = Batch(tokens, tokens)
   state = jax.eval_shape(lambda: init_state(model, optimizer, 0))
-  train_step = make_train_step(model, optimizer, label_smoothing=0.1)
+  config = TrainConfig(label_smoothing=0.1)
+  train_step = make_train_step(model, optimizer, config)
   logits = tokens.size * vocabulary_size
   assert largest_array(train_step, state, batch) < logits / 2
   loss_step = make_loss_step(model)

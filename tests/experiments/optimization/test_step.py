@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.config import parse
+from experiments.config import TrainConfig, parse
 from experiments.data.batch import PAD
 from experiments.distributed import mesh, sharding
 from experiments.errors import UserError
@@ -205,8 +205,9 @@ def test_bfloat16_trains_float32_parameters_and_decodes(arg):
 def test_the_moving_average_equals_that_of_a_numpy_loop():
   decay = 0.27  # more than is kept at first, less than later
   experiment = build(ema_decay=decay)
+  config = TrainConfig(ema_decay=decay)
   step = jax.jit(
-    make_train_step(experiment.model, experiment.optimizer, ema_decay=decay)
+    make_train_step(experiment.model, experiment.optimizer, config)
   )
   state, batches = experiment.initial_state(), experiment.training_batches()
   expected = jax.tree.map(np.float64, state.params)
@@ -254,7 +255,8 @@ def test_a_skipped_update_changes_only_the_step():
   for rate, moves in ((0.1, True), (jnp.inf, False)):
     optimizer = optax.sgd(rate, momentum=0.9)
     begun = dataclasses.replace(state, opt_state=optimizer.init(state.params))
-    step = make_train_step(experiment.model, optimizer, skip_non_finite=True)
+    config = TrainConfig(non_finite="skip")
+    step = make_train_step(experiment.model, optimizer, config)
     after, metrics = jax.jit(step)(begun, experiment.training_batches()[0])
     assert jnp.isfinite(metrics["parameter_norm"]) == moves
     assert after.step == 1
