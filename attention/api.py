@@ -1,7 +1,7 @@
 """The entry points: `attend` and `attention_weights`."""
 
 from collections.abc import Callable
-from typing import Any, Literal, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,51 +15,19 @@ from attention.request import make_request
 from attention.scores import Score, scaled_dot_score
 
 
-@overload
 def attend(
   query: Any,
   key: Any,
   value: Any,
   *,
-  score: Score | Callable = ...,
-  mask: Any = ...,
-  bias: Any = ...,
-  dropout_rate: float = ...,
-  rng: jax.Array | None = ...,
-  implementation: ImplementationLike = ...,
-  return_lse: Literal[False] = ...,
-) -> jax.Array: ...
-
-
-@overload
-def attend(
-  query: Any,
-  key: Any,
-  value: Any,
-  *,
-  score: Score | Callable = ...,
-  mask: Any = ...,
-  bias: Any = ...,
-  dropout_rate: float = ...,
-  rng: jax.Array | None = ...,
-  implementation: ImplementationLike = ...,
-  return_lse: Literal[True],
-) -> tuple[jax.Array, jax.Array]: ...
-
-
-def attend(
-  query,
-  key,
-  value,
-  *,
-  score=scaled_dot_score,
-  mask=None,
-  bias=None,
-  dropout_rate=0.0,
-  rng=None,
-  implementation=None,
-  return_lse=False,
-):
+  score: Score | Callable = scaled_dot_score,
+  mask: Any = None,
+  bias: Any = None,
+  dropout_rate: float = 0.0,
+  rng: jax.Array | None = None,
+  implementation: ImplementationLike = None,
+  return_lse: bool = False,
+) -> Any:
   """Attention: each query's average of the values, weighted by its scores.
 
   With weights = softmax_j(score(query_i, key_j) + bias(i, j) where mask(i, j)),

@@ -7,7 +7,6 @@ of the mask is traced.
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import numpy as np
@@ -42,131 +41,115 @@ class Ranges:
     return len(self.first)
 
 
-@functools.singledispatch
 def visibility(mask: Mask, rows: Ranges, columns: Ranges) -> np.ndarray:
   """int8 [n, m], EMPTY, PARTIAL or FULL, for n rows and m columns of tiles."""
-  del mask
-  return np.full((len(rows), len(columns)), PARTIAL, np.int8)
-
-
-def _unknown(rows, columns):
-  return visibility.dispatch(object)(None, rows, columns)
-
-
-def _as_visibility(all_visible, none_visible):
-  return np.where(
-    none_visible, EMPTY, np.where(all_visible, FULL, PARTIAL)
-  ).astype(np.int8)
-
-
-def _known(*parameters: Any) -> bool:
-  return not any(isinstance(each, jax.core.Tracer) for each in parameters)
-
-
-@visibility.register
-def _(mask: Band, rows: Ranges, columns: Ranges):
-  if not _known(mask.left, mask.right):
-    return _unknown(rows, columns)
-  nearest = columns.first[None, :] - rows.last[:, None]
-  farthest = columns.last[None, :] - rows.first[:, None]
-  all_visible = np.ones(nearest.shape, bool)
-  none_visible = ~all_visible
-  if mask.left is not None:
-    left = np.asarray(mask.left, np.int64)
-    all_visible &= nearest >= -left.min()
-    none_visible |= farthest < -left.max()
-  if mask.right is not None:
-    right = np.asarray(mask.right, np.int64)
-    all_visible &= farthest <= right.min()
-    none_visible |= nearest > right.max()
-  return _as_visibility(all_visible, none_visible)
-
-
-@visibility.register
-def _(mask: Below, rows: Ranges, columns: Ranges):
-  if not _known(mask.limit):
-    return _unknown(rows, columns)
-  limit = np.asarray(mask.limit, np.int64)
-  tiles = _as_visibility(
-    columns.last < limit.min(), columns.first >= limit.max()
+  if isinstance(mask, Combined):
+    combine = np.minimum if mask.operation == "and" else np.maximum
+    parts = mask.left, mask.right
+    return combine(*(visibility(part, rows, columns) for part in parts))
+  if isinstance(mask, MaskView):
+    return _of_view(mask, rows, columns)
+  is_traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(mask))
+  known = None if is_traced else _every_and_some(mask, rows, columns)
+  shape = len(rows), len(columns)
+  if known is None:
+    return np.full(shape, PARTIAL, np.int8)
+  every, some = known
+  tiles = np.where(
+    np.all(every, axis=_leading_axes(every)),
+    FULL,
+    np.where(np.any(some, axis=_leading_axes(some)), PARTIAL, EMPTY),
   )
-  return np.broadcast_to(tiles, (len(rows), len(columns)))
+  return np.broadcast_to(tiles.astype(np.int8), shape)
 
 
-@visibility.register
-def _(mask: Segments, rows: Ranges, columns: Ranges):
-  if not (
-    _known(mask.query_ids, mask.key_ids)
-    and _inside(rows, np.shape(mask.query_ids)[-1])
-    and _inside(columns, np.shape(mask.key_ids)[-1])
-  ):
-    return _unknown(rows, columns)
-  query_low, query_high = _extremes(mask.query_ids, rows)
-  key_low, key_high = _extremes(mask.key_ids, columns)
-  query_low, query_high = query_low[..., :, None], query_high[..., :, None]
-  key_low, key_high = key_low[..., None, :], key_high[..., None, :]
-  apart = (query_high < key_low) | (query_low > key_high)
-  alike = (query_low == query_high) & (key_low == key_high)
-  alike &= query_low == key_low
-  return np.broadcast_to(
-    _as_visibility(_over_leading(np.all, alike), _over_leading(np.all, apart)),
-    (len(rows), len(columns)),
-  )
+def _leading_axes(tiles: np.ndarray) -> tuple[int, ...]:
+  return tuple(range(tiles.ndim - 2))
 
 
-@visibility.register
-def _(mask: ArrayMask, rows: Ranges, columns: Ranges):
-  if not _known(mask.array):
-    return _unknown(rows, columns)
-  every = some = np.atleast_2d(np.asarray(mask.array))
-  if not all(map(_inside, (rows, columns), every.shape[-2:])):
-    return _unknown(rows, columns)
-  for axis, ranges in ((-2, rows), (-1, columns)):
-    if every.shape[axis] > 1:
-      every = np.logical_and.reduceat(every, ranges.first, axis=axis)
-      some = np.logical_or.reduceat(some, ranges.first, axis=axis)
-  return np.broadcast_to(
-    _as_visibility(_over_leading(np.all, every), ~_over_leading(np.any, some)),
-    (len(rows), len(columns)),
-  )
-
-
-@visibility.register
-def _(mask: Combined, rows: Ranges, columns: Ranges):
-  combine = np.minimum if mask.operation == "and" else np.maximum
-  return combine(
-    visibility(mask.left, rows, columns), visibility(mask.right, rows, columns)
-  )
-
-
-@visibility.register
-def _(mask: MaskView, rows: Ranges, columns: Ranges):
+def _of_view(mask: MaskView, rows: Ranges, columns: Ranges) -> np.ndarray:
+  """The visibility of a mask that is changed by a `Transform`."""
   change = mask.transform
-  if isinstance(change, Invert):
-    return FULL - visibility(mask.inner, rows, columns)
   if isinstance(change, Shift):
-    if not _known(change.row) or change.column is not None:
-      return _unknown(rows, columns)
+    is_traced = isinstance(change.row, jax.core.Tracer)
+    if is_traced or change.column is not None:
+      return np.full((len(rows), len(columns)), PARTIAL, np.int8)
     offset = int(change.row)
     rows = Ranges(rows.first + offset, rows.last + offset)
-  return visibility(mask.inner, rows, columns)
+  tiles = visibility(mask.inner, rows, columns)
+  return FULL - tiles if isinstance(change, Invert) else tiles
 
 
-def _inside(ranges: Ranges, length: int) -> bool:
+@functools.singledispatch
+def _every_and_some(mask: Mask, rows: Ranges, columns: Ranges):
+  """Whether a mask shows every pair, and some pair, of each tile.
+
+  Two bool arrays that broadcast to [..., n, m], or None if this is unknown. The
+  arrays of the mask are not traced.
+  """
+  del mask, rows, columns
+
+
+@_every_and_some.register
+def _(mask: Band, rows: Ranges, columns: Ranges):
+  nearest = columns.first[None, :] - rows.last[:, None]
+  farthest = columns.last[None, :] - rows.first[:, None]
+  every = some = np.ones(nearest.shape, bool)
+  if mask.left is not None:
+    left = np.asarray(mask.left, np.int64)
+    every = every & (nearest >= -left.min())
+    some = some & (farthest >= -left.max())
+  if mask.right is not None:
+    right = np.asarray(mask.right, np.int64)
+    every = every & (farthest <= right.min())
+    some = some & (nearest <= right.max())
+  return every, some
+
+
+@_every_and_some.register
+def _(mask: Below, rows: Ranges, columns: Ranges):
+  del rows
+  limit = np.asarray(mask.limit, np.int64)
+  every, some = columns.last < limit.min(), columns.first < limit.max()
+  return every[None, :], some[None, :]
+
+
+@_every_and_some.register
+def _(mask: Segments, rows: Ranges, columns: Ranges):
+  query_ids, key_ids = np.asarray(mask.query_ids), np.asarray(mask.key_ids)
+  if not _inside(rows, query_ids, -1) or not _inside(columns, key_ids, -1):
+    return None
+  query_low, query_high = (
+    _reduced(extreme, query_ids, rows, -1)[..., :, None]
+    for extreme in (np.minimum, np.maximum)
+  )
+  key_low, key_high = (
+    _reduced(extreme, key_ids, columns, -1)[..., None, :]
+    for extreme in (np.minimum, np.maximum)
+  )
+  every = (query_low == key_high) & (query_high == key_low)
+  return every, (query_high >= key_low) & (query_low <= key_high)
+
+
+@_every_and_some.register
+def _(mask: ArrayMask, rows: Ranges, columns: Ranges):
+  array = np.atleast_2d(np.asarray(mask.array))
+  if not _inside(rows, array, -2) or not _inside(columns, array, -1):
+    return None
+  return tuple(
+    _reduced(combine, _reduced(combine, array, rows, -2), columns, -1)
+    for combine in (np.logical_and, np.logical_or)
+  )
+
+
+def _inside(ranges: Ranges, array: np.ndarray, axis: int) -> bool:
   """Whether an axis has all these positions; an axis of size 1 broadcasts."""
+  length = array.shape[axis]
   return length == 1 or (ranges.first[0] >= 0 and ranges.last[-1] < length)
 
 
-def _extremes(ids, ranges: Ranges):
-  """The lowest and the highest id in each range, [..., ranges]."""
-  ids = np.asarray(ids)
-  if ids.shape[-1] == 1:
-    return ids, ids
-  return (
-    np.minimum.reduceat(ids, ranges.first, axis=-1),
-    np.maximum.reduceat(ids, ranges.first, axis=-1),
-  )
-
-
-def _over_leading(reduce, tiles):
-  return reduce(tiles.reshape(-1, *tiles.shape[-2:]), axis=0)
+def _reduced(combine: np.ufunc, array, ranges: Ranges, axis: int):
+  """Reduces each range of an axis to one entry, unless its size is 1."""
+  if array.shape[axis] == 1:
+    return array
+  return combine.reduceat(array, ranges.first, axis=axis)

@@ -1,6 +1,7 @@
 """Scores: functions of the contents of a query and a key.
 
-The functions `dot_score`, ... compute all scores [..., T, S]. The constructors
+The functions `dot_score`, ... compute all scores [..., T, S]; if the shapes do
+not fit, they raise AssertionError, which names the argument. The constructors
 `dot`, `scaled_dot`, `general`, `additive`, `concat` and `cosine` bind a score's
 parameters; the result is a pytree and a callable (query, key) -> scores, which
 `attention.attend` computes with its fastest algorithm.

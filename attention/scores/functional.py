@@ -1,6 +1,7 @@
 """Score functions, which compute all scores [..., T, S] at once.
 
-The bound scores of `attention.scores.classical` define their formulas.
+The bound scores of `attention.scores.classical` define their formulas. If the
+shapes do not fit, a function raises AssertionError, which names the argument.
 """
 
 from collections.abc import Callable
@@ -34,9 +35,6 @@ def dot_score(query: jax.Array, key: jax.Array) -> jax.Array:
   Returns:
     [..., T, S] scores, unnormalised, in the inputs' common dtype.
 
-  Raises:
-    AssertionError: if the shapes do not fit; the message names the argument.
-
   Example:
     >>> import jax.numpy as jnp
     >>> dot_score(jnp.array([[1.0, 2.0]]), jnp.array([[3.0, 4.0]]))
@@ -61,9 +59,6 @@ def scaled_dot_score(
   Returns:
     [..., T, S] scores, unnormalised, in the inputs' common dtype.
 
-  Raises:
-    AssertionError: if the shapes do not fit; the message names the argument.
-
   Example:
     >>> import jax.numpy as jnp
     >>> scaled_dot_score(jnp.ones((1, 4)), jnp.ones((2, 4)))
@@ -87,9 +82,6 @@ def general_score(
 
   Returns:
     [..., T, S] scores, unnormalised, in the inputs' common dtype.
-
-  Raises:
-    AssertionError: if the shapes do not fit; the message names the argument.
 
   Example:
     >>> import jax.numpy as jnp
@@ -126,9 +118,6 @@ def additive_score(
   Returns:
     [..., T, S] scores, unnormalised, in the inputs' common dtype.
 
-  Raises:
-    AssertionError: if the shapes do not fit; the message names the argument.
-
   Example:
     >>> import jax.numpy as jnp
     >>> query, key, weight = jnp.ones((1, 2)), jnp.ones((1, 2)), jnp.eye(2)
@@ -158,9 +147,6 @@ def concat_score(
   Returns:
     [..., T, S] scores, unnormalised, in the inputs' common dtype.
 
-  Raises:
-    AssertionError: if the shapes do not fit; the message names the argument.
-
   Example:
     >>> import jax.numpy as jnp
     >>> query, key = jnp.ones((1, 2)), jnp.ones((1, 1))
@@ -185,9 +171,6 @@ def cosine_score(
 
   Returns:
     [..., T, S] scores, unnormalised, in the inputs' common dtype.
-
-  Raises:
-    AssertionError: if the shapes do not fit; the message names the argument.
 
   Example:
     >>> import jax.numpy as jnp
