@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from attention.biases import Bias, as_bias
-from attention.dispatch import ImplementationLike, dispatch
+from attention.dispatch import dispatch
 from attention.masks.types import Mask, as_mask
 from attention.meshes import on_any_mesh
 from attention.scores import Score, as_score
@@ -106,16 +106,12 @@ def attend_heads(
   score: Score | Callable,
   mask: Any,
   bias: Any,
-  dropout=None,
-  implementation: ImplementationLike = None,
-  return_lse: bool = False,
   attend: Callable = dispatch,
+  **options: Any,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """Attends in each head; `attend` receives heads [K, G].
+  """`dispatch` for heads [H] of queries and contexts, [K] of keys and values.
 
-  The query is [..., H, T, D], the value [..., K, S, E] and the key
-  [..., K, S, D], or [..., H, S, D] if a score has mapped it for each head.
-  Returns the context [..., H, T, E] and the lse [..., H, T] or None.
+  Keys have heads [H] if a score has mapped them for each head.
   """
   grouping = Grouping(query.shape[-3], value.shape[-3])
   context, lse = attend(
@@ -125,9 +121,7 @@ def attend_heads(
     score=grouping.score(score),
     mask=grouping.mask(mask),
     bias=grouping.bias(bias),
-    dropout=dropout,
-    implementation=implementation,
-    return_lse=return_lse,
+    **options,
   )
   if lse is not None:
     lse = grouping.heads(lse[..., None])[..., 0]

@@ -11,13 +11,13 @@ from jax.sharding import PartitionSpec
 
 from attention.biases import as_bias
 from attention.dispatch import ImplementationLike, dispatch
-from attention.dropout import Dropout, OfHeads
+from attention.dropout import OfHeads
 from attention.grouped_query import attend_heads
 from attention.masks.types import as_mask
 from attention.ring import arrange
 from attention.ring.attention import ring_dispatch
 from attention.ring.order import Order
-from attention.scores import Score, as_score
+from attention.scores import Score
 from attention.scores.base import MappedKeys
 
 
@@ -76,13 +76,14 @@ def attend_sharded_heads(
   key: jax.Array,
   value: jax.Array,
   *,
-  score: Score | Callable,
-  mask: Any,
-  bias: Any,
-  dropout: Dropout | None,
+  score: Score,
   implementation: ImplementationLike,
+  **options: Any,
 ) -> jax.Array:
-  """The context of `attend_heads`, each device computing its shard."""
+  """The context of `attend_heads`, each device computing its shard.
+
+  `options` are the mask, the bias and the dropout.
+  """
   attend: Callable = dispatch
   if mesh_axes.sequence and mesh_axes.ring_size > 1:
     attend = functools.partial(
@@ -92,54 +93,59 @@ def attend_sharded_heads(
     attend_heads, attend=attend, implementation=implementation
   )
   if mesh_axes.num_head_shards == mesh_axes.ring_size == 1:
-    return compute(
-      query, key, value, score=score, mask=mask, bias=bias, dropout=dropout
-    )[0]
-  mask = None if mask is None else as_mask(mask)
-  bias = None if bias is None else as_bias(bias)
-  parameters, structure = jax.tree.flatten(as_score(score))
-  arrays = query, key, value, *parameters
-  head_axes = (-3, -3, -3, *_head_axes(as_score(score)))
-  count, num_heads = mesh_axes.num_head_shards, query.shape[-3]
+    return compute(query, key, value, score=score, **options)[0]
+  parameters, structure = jax.tree.flatten(score)
+  num_heads = query.shape[-3]
   _check_heads(mesh_axes, num_heads, key.shape[-3], value.shape[-3])
 
-  def compute_shard(arrays, mask, bias, dropout):
+  def compute_shard(tokens, parameters, options):
     if mesh_axes.heads:
-      index, size = jax.lax.axis_index(mesh_axes.heads), num_heads // count
-      arrays = [
-        array if sharded else _head_of_shard(array, axis, index, count)
-        for array, axis, sharded in zip(arrays, head_axes, is_sharded)
-      ]
-      own = index * size, size, num_heads
-      mask = None if mask is None else mask.of_heads(*own)
-      bias = None if bias is None else bias.of_heads(*own)
-      if dropout is not None:
-        rank = 1 if arrays[2].shape[-3] == size else 2  # [H] or [K, G]
-        dropout = OfHeads(dropout, index, count, rank)
-    score = jax.tree.unflatten(structure, arrays[3:])
-    return compute(
-      *arrays[:3], score=score, mask=mask, bias=bias, dropout=dropout
-    )[0]
+      size = num_heads // mesh_axes.num_head_shards
+      is_grouped = tokens[-1].shape[-3] < size
+      index = jax.lax.axis_index(mesh_axes.heads)
+      options = _of_shard(index, size, num_heads, is_grouped, **options)
+    score = jax.tree.unflatten(structure, parameters)
+    return compute(*tokens, score=score, **options)[0]
 
-  is_sharded = [
-    axis is None or array.shape[axis] % count == 0
-    for array, axis in zip(arrays, head_axes)
-  ]
-  specs: list[PartitionSpec] = []
-  for array, axis, sharded in zip(arrays, head_axes, is_sharded):
-    names: list[str | None] = [None] * jnp.ndim(array)
-    if sharded and axis is not None:
-      names[axis] = mesh_axes.heads
-    if len(specs) < 3:  # query, key and value
-      names[-2] = mesh_axes.sequence
-    specs.append(PartitionSpec(*names))
-  replicated = PartitionSpec()
+  tokens, token_specs = _sharded_heads(
+    mesh_axes, (query, key, value), (-3, -3, -3), mesh_axes.sequence
+  )
+  parameters, specs = _sharded_heads(mesh_axes, parameters, _head_axes(score))
   return jax.shard_map(
     compute_shard,
-    in_specs=(specs, replicated, replicated, replicated),
-    out_specs=specs[0],
+    in_specs=(token_specs, specs, PartitionSpec()),
+    out_specs=token_specs[0],
     axis_names={name for name in (mesh_axes.heads, mesh_axes.sequence) if name},
-  )(list(arrays), mask, bias, dropout)
+  )(tokens, parameters, options)
+
+
+def _sharded_heads(mesh_axes: MeshAxes, arrays, head_axes, sequence=None):
+  """Arrays and their shardings; heads that devices share are repeated."""
+  count, repeated, specs = mesh_axes.num_head_shards, [], []
+  for array, axis in zip(arrays, head_axes):
+    names: list[str | None] = [None] * jnp.ndim(array)
+    if sequence is not None:
+      names[-2] = sequence
+    if axis is not None:
+      names[axis] = mesh_axes.heads
+      if array.shape[axis] % count:
+        array = jnp.repeat(array, count // array.shape[axis], axis=axis)
+    repeated.append(array)
+    specs.append(PartitionSpec(*names))
+  return repeated, specs
+
+
+def _of_shard(index, size, num_heads, is_grouped, *, mask, bias, dropout):
+  """The mask, the bias and the dropout of a shard of `size` query heads."""
+  own = index * size, size, num_heads
+  if mask is not None:
+    mask = as_mask(mask).of_heads(*own)
+  if bias is not None:
+    bias = as_bias(bias).of_heads(*own)
+  if dropout is not None:
+    rank = 2 if is_grouped else 1  # heads are [K, G] or [H]
+    dropout = OfHeads(dropout, index, num_heads // size, rank)
+  return {"mask": mask, "bias": bias, "dropout": dropout}
 
 
 def _head_axes(score: Score) -> list[int | None]:
@@ -155,12 +161,6 @@ def _head_axes(score: Score) -> list[int | None]:
     if (array := getattr(score, field.name)) is not None
   ]
   return [rank - core - 1 if rank > core else None for rank, core in ranks]
-
-
-def _head_of_shard(array, axis, index, count: int):
-  """The one head of a replicated array that a shard of query heads uses."""
-  head = index * array.shape[axis] // count
-  return jax.lax.dynamic_slice_in_dim(array, head, 1, axis=axis)
 
 
 def _check_heads(mesh_axes: MeshAxes, num_heads: int, *memory_heads: int):
