@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
 
 from experiments.comparison.grid import Trial
 from experiments.errors import AGAIN, UserError
-from experiments.progress import has_terminal
 from experiments.training.metrics_writer import METRICS
 
 LOG = "train.log"
@@ -53,40 +53,29 @@ def run(trials: Sequence[Trial], num_jobs: int) -> list[Outcome]:
   """
   existing = {trial.workdir: _existing(trial) for trial in trials}
   outcomes = {workdir: each for workdir, each in existing.items() if each}
-  waiting = [trial for trial in trials if trial.workdir not in outcomes]
-  running: list[_Attempt] = []
-  num_forwarded = 0
-  with (
-    _stop_signals() as received,
-    contextlib.closing(_Progress(waiting, len(trials))) as progress,
-    contextlib.ExitStack() as on_error,
-  ):
-    on_error.callback(_terminate, running)
-    while running or (waiting and not received):
-      ended: list[Outcome] = []
-      while waiting and len(running) < num_jobs and not received:
-        started = _start(waiting.pop(0))
-        if isinstance(started, Outcome):
-          ended.append(started)
-        else:
-          running.append(started)
-      time.sleep(_POLL_SECONDS)
-      for number in received[num_forwarded:]:
-        progress.write(f"{signal.Signals(number).name}: stopping the trials")
-        num_forwarded += 1
-        # Training has no handler for SIGHUP.
-        sent = signal.SIGTERM if number == signal.SIGHUP else number
-        for attempt in running:
-          attempt.process.send_signal(sent)
-      for attempt in list(running):
-        if attempt.process.poll() is not None:
-          running.remove(attempt)
-          ended.append(_outcome(attempt))
-      for outcome in ended:
-        outcomes[outcome.trial.workdir] = outcome
-        progress.finish(outcome)
-      progress.update(attempt.trial for attempt in running)
-  if received:
+  incomplete = [trial for trial in trials if trial.workdir not in outcomes]
+  waiting, running = list(incomplete), list[_Attempt]()
+  stopped = False
+  with _stop_signals() as signals, _progress_bar(incomplete) as bar:
+    try:
+      while waiting or running:
+        ended = _start_next(waiting, running, num_jobs)
+        time.sleep(_POLL_SECONDS)
+        while signals:
+          stopped = True
+          waiting.clear()
+          _send(signals.pop(0), running, bar)
+        ended += _remove_ended(running)
+        for outcome in ended:
+          outcomes[outcome.trial.workdir] = outcome
+          text = f"{outcome.trial.name}: {outcome.error or 'done'}"
+          bar.write(text, file=sys.stderr)
+        bar.set_description(f"{len(outcomes)}/{len(trials)} trials")
+        bar.update(sum(_steps_done(t, outcomes) for t in incomplete) - bar.n)
+    finally:
+      for attempt in running:
+        attempt.process.terminate()
+  if stopped:
     raise StoppedError("stopped; the same command continues the comparison")
   return [outcomes[trial.workdir] for trial in trials]
 
@@ -99,23 +88,51 @@ def _existing(trial: Trial) -> Outcome | None:
     return Outcome(trial, str(error))
 
 
-def _start(trial: Trial) -> _Attempt | Outcome:
+def _start_next(
+  waiting: list[Trial], running: list[_Attempt], num_jobs: int
+) -> list[Outcome]:
+  """Starts trials while fewer than `num_jobs` run; returns those that fail."""
+  failed = []
+  while waiting and len(running) < num_jobs:
+    trial = waiting.pop(0)
+    try:
+      running.append(_start(trial))
+    except OSError as error:
+      path = error.filename or trial.workdir
+      failed.append(Outcome(trial, f"{path}: {error.strerror}"))
+  return failed
+
+
+def _start(trial: Trial) -> _Attempt:
   """Starts a process in its own session, which receives no Ctrl-C."""
-  try:
-    trial.workdir.mkdir(parents=True, exist_ok=True)
-    with (trial.workdir / LOG).open("a", encoding="utf-8") as log:
-      log_start = log.seek(0, io.SEEK_END)
-      process = subprocess.Popen(
-        trial.command,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-      )
-  except OSError as error:
-    path = error.filename or trial.workdir
-    return Outcome(trial, f"{path}: {error.strerror}")
+  trial.workdir.mkdir(parents=True, exist_ok=True)
+  with (trial.workdir / LOG).open("a", encoding="utf-8") as log:
+    log_start = log.seek(0, io.SEEK_END)
+    process = subprocess.Popen(
+      trial.command,
+      stdin=subprocess.DEVNULL,
+      stdout=log,
+      stderr=subprocess.STDOUT,
+      start_new_session=True,
+    )
   return _Attempt(trial, process, log_start)
+
+
+def _send(number: int, running: Iterable[_Attempt], bar: tqdm) -> None:
+  """Sends a stop signal to the trials; training has no handler for SIGHUP."""
+  name = signal.Signals(number).name
+  bar.write(f"{name}: stopping the trials", file=sys.stderr)
+  for attempt in running:
+    sent = signal.SIGTERM if number == signal.SIGHUP else number
+    attempt.process.send_signal(sent)
+
+
+def _remove_ended(running: list[_Attempt]) -> list[Outcome]:
+  """Removes the trials that have ended; returns their outcomes."""
+  ended = [each for each in running if each.process.poll() is not None]
+  for attempt in ended:
+    running.remove(attempt)
+  return [_outcome(attempt) for attempt in ended]
 
 
 def _outcome(attempt: _Attempt) -> Outcome:
@@ -130,14 +147,9 @@ def _outcome(attempt: _Attempt) -> Outcome:
   return Outcome(attempt.trial, f"exit code {code}: {reason[-1]} ({log})")
 
 
-def _terminate(running: Iterable[_Attempt]) -> None:
-  for attempt in running:
-    attempt.process.terminate()
-
-
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[list[int]]:
-  """The numbers of the stop signals received so far."""
+  """Yields a list that gets the numbers of the stop signals."""
   received: list[int] = []
   previous = {
     number: signal.signal(number, lambda number, _: received.append(number))
@@ -150,59 +162,30 @@ def _stop_signals() -> Iterator[list[int]]:
       signal.signal(number, handler)
 
 
-class _Progress:
-  """A progress bar over the steps of all incomplete trials."""
+def _progress_bar(incomplete: Sequence[Trial]) -> tqdm:
+  """A bar over the steps of all incomplete trials."""
+  return tqdm(
+    total=sum(trial.raw["train"]["steps"] for trial in incomplete),
+    initial=sum(map(last_step, incomplete)),
+    disable=not incomplete,
+    unit="step",
+    dynamic_ncols=True,
+    mininterval=0.1 if sys.stderr.isatty() else _LOG_SECONDS,
+    miniters=1,
+  )
 
-  def __init__(self, waiting: Sequence[Trial], num_trials: int):
-    self._steps = {t.workdir: t.raw["train"]["steps"] for t in waiting}
-    self._done = {trial.workdir: last_step(trial) for trial in waiting}
-    self._num_waiting, self._num_trials = len(waiting), num_trials
-    self._bar = tqdm(
-      total=sum(self._steps.values()),
-      initial=sum(self._done.values()),
-      disable=not waiting,
-      unit="step",
-      dynamic_ncols=True,
-      mininterval=0.1 if has_terminal() else _LOG_SECONDS,
-      miniters=1,
-    )
-    self._describe()
 
-  def close(self) -> None:
-    """Ends the bar."""
-    self._bar.close()
-
-  def write(self, line: str) -> None:
-    """Prints a line above the bar."""
-    self._bar.write(line, file=sys.stderr)
-
-  def finish(self, outcome: Outcome) -> None:
-    """Counts a trial that has ended."""
-    trial = outcome.trial
-    self._num_waiting -= 1
-    # A failure or early stopping may have ended it before its last step.
-    self._steps[trial.workdir] = self._done[trial.workdir] = last_step(trial)
-    self._bar.total = sum(self._steps.values())
-    self.write(f"{trial.name}: {outcome.error or 'done'}")
-    self._describe()
-
-  def update(self, trials: Iterable[Trial]) -> None:
-    """Advances the bar to the last steps that the trials have logged."""
-    self._done |= {trial.workdir: last_step(trial) for trial in trials}
-    self._bar.update(sum(self._done.values()) - self._bar.n)
-
-  def _describe(self) -> None:
-    num_complete = self._num_trials - self._num_waiting
-    self._bar.set_description(f"{num_complete}/{self._num_trials} trials")
+def _steps_done(trial: Trial, outcomes: Mapping[Path, Outcome]) -> int:
+  """The steps of a trial that are done or will never be trained."""
+  has_ended = trial.workdir in outcomes
+  return trial.raw["train"]["steps"] if has_ended else last_step(trial)
 
 
 def last_step(trial: Trial) -> int:
   """The last step in the metrics.jsonl of a trial, or 0."""
-  path = trial.workdir / METRICS
   try:
-    with path.open("rb") as file:
-      file.seek(max(path.stat().st_size - 4096, 0))
-      lines = file.read().splitlines()
-    return int(json.loads(lines[-1])["step"])
+    with (trial.workdir / METRICS).open("rb") as file:
+      file.seek(-min(file.seek(0, io.SEEK_END), 4096), io.SEEK_END)
+      return int(json.loads(file.readlines()[-1])["step"])
   except (OSError, IndexError, ValueError, KeyError):
     return 0

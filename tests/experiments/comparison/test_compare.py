@@ -72,15 +72,19 @@ def test_trials_are_terminated_if_the_comparison_fails(tmp_path, monkeypatch):
   (trial,) = make_trials({"model.attention": ["dot"]}, tmp_path)
   started = []
 
-  def fail(_, trials):
-    raise OSError(f"no terminal, {len(list(trials))} trials")
+  def start_counted(trial):
+    started.append(start(trial))
+    return started[-1]
+
+  def fail(_):
+    if started:
+      raise OSError("no terminal")
+    return 0
 
   start = runner._start
-  monkeypatch.setattr(runner._Progress, "update", fail)
-  monkeypatch.setattr(
-    runner, "_start", lambda trial: started.append(start(trial)) or started[-1]
-  )
-  with pytest.raises(OSError, match="no terminal, 1 trials"):
+  monkeypatch.setattr(runner, "last_step", fail)
+  monkeypatch.setattr(runner, "_start", start_counted)
+  with pytest.raises(OSError, match="no terminal"):
     runner.run([python(trial, "import time; time.sleep(600)")], num_jobs=1)
   assert started[0].process.wait(timeout=120) == -signal.SIGTERM
 
