@@ -47,17 +47,13 @@ class Experiment:
 
   def training_batches(self) -> TrainingBatches:
     """Returns this process's shard of the training batches, by step."""
-    config, multiple = self.config.train, 1
-    if config.batch_unit == "examples":
-      mesh_lib.check_batch(self.mesh, config.batch_size, config.accumulation)
-    else:
-      multiple = config.row_multiple
-      mesh_lib.check_row_multiple(self.mesh, multiple, config.accumulation)
+    config = self.config.train
+    mesh_lib.check_batch(self.mesh, config)
     return self.data.training_batches(
       seed=self.config.seed,
       size=config.batch_size,
       unit=config.batch_unit,
-      multiple=multiple,
+      multiple=config.row_multiple if config.batch_unit == "tokens" else 1,
       shard=mesh_lib.batch_shard(self.mesh),
     )
 

@@ -21,22 +21,12 @@ _FORMAT = (
 )
 
 
-def has_terminal() -> bool:
-  """Whether standard error is a terminal, and its width is not 0."""
-  if not sys.stderr.isatty():
-    return False
-  return os.get_terminal_size(sys.stderr.fileno()).columns > 0
-
-
 @contextmanager
 def counting(unit: str) -> Iterator[Callable[[float], Any]]:
   """Shows a count of unknown total on a terminal; yields a function to add."""
-  with tqdm(
-    unit=f" {unit}",
-    disable=not has_terminal() or jax.process_index() != 0,
-    dynamic_ncols=True,
-    leave=False,
-  ) as bar:
+  hidden = None if jax.process_index() == 0 else True  # None: in a file
+  options = {"disable": hidden, "dynamic_ncols": True, "leave": False}
+  with tqdm(unit=f" {unit}", **options) as bar:
     yield bar.update
 
 
@@ -56,13 +46,15 @@ class Progress:
 
   def __init__(self, total: int, start: int):
     self._steps, self._tokens = 0, 0  # since the bar began
-    terminal = has_terminal()
+    # tqdm shows nothing on a terminal of unknown width, such as a container's.
+    file = sys.stderr
+    terminal = file.isatty() and os.get_terminal_size(file.fileno()).columns > 0
     self._bar = tqdm(
       total=total,
       initial=start,
       disable=jax.process_index() != 0,
       unit="step",
-      file=sys.stderr if terminal else _Lines(),
+      file=file if terminal else _Lines(),
       dynamic_ncols=terminal,
       mininterval=0.1 if terminal else _LINE_EVERY,
       bar_format="{percentage:3.0f}%|{bar:20}| " * terminal + _FORMAT,
@@ -70,19 +62,17 @@ class Progress:
     self._start = self._last = time.perf_counter()
     self._durations: deque[float] = deque(maxlen=_NUM_DURATIONS)
 
-  def advance(
-    self, steps: int, *, tokens: int, metrics: Mapping[str, float]
-  ) -> None:
-    """Adds steps and their target tokens; shows the metrics."""
-    self._steps += steps
+  def advance(self, *, tokens: int, metrics: Mapping[str, float]) -> None:
+    """Adds a step and its number of target tokens; shows the metrics."""
+    self._steps += 1
     self._tokens += tokens
     now = time.perf_counter()
-    self._durations.append((now - self._last) / max(steps, 1))
+    self._durations.append(now - self._last)
     self._last = now
     shown = [f"{name} {value:.4g}" for name, value in metrics.items()]
     shown.append(f"{self.timings()['tokens_per_second']:,.0f} tokens/s")
     self._bar.set_postfix_str(", ".join(shown), refresh=False)
-    self._bar.update(steps)
+    self._bar.update()
 
   def timings(self) -> dict[str, float]:
     """Returns the seconds since the bar began, rates, and the median step.

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.config import MeshConfig
+from experiments.config import MeshConfig, TrainConfig
 from experiments.data.dataset import BatchShard
 from experiments.errors import UserError
 
@@ -70,25 +70,16 @@ def num_batch_shards(mesh: Mesh) -> int:
   return math.prod(mesh.shape[name] for name in ROWS)
 
 
-def check_batch(mesh: Mesh, batch_size: int, accumulation: int) -> None:
-  """Raises UserError unless every device gets equally many examples."""
-  part, devices = batch_size // accumulation, num_batch_shards(mesh)
-  if part % devices:
+def check_batch(mesh: Mesh, config: TrainConfig) -> None:
+  """Raises UserError unless batches divide evenly over the devices."""
+  is_text = config.batch_unit == "tokens"
+  name = "row_multiple" if is_text else "batch_size"
+  size, devices = getattr(config, name), num_batch_shards(mesh)
+  needed = devices * config.accumulation
+  if size % needed:
     raise UserError(
-      f"config.train.batch_size: {batch_size} in {accumulation} part(s) of"
-      f" {part} does not divide over {devices} devices; use a multiple of"
-      f" {devices * accumulation}, or set config.mesh.data"
-    )
-
-
-def check_row_multiple(mesh: Mesh, multiple: int, accumulation: int) -> None:
-  """Raises UserError unless batches of text divide over the devices."""
-  devices = num_batch_shards(mesh)
-  needed = devices * accumulation
-  if multiple % needed:
-    raise UserError(
-      f"config.train.row_multiple: {multiple} rows do not divide over {devices}"
-      f" devices in {accumulation} part(s); use a multiple of {needed} (which"
+      f"config.train.{name}: {size} rows do not divide over {devices} devices"
+      f" in {config.accumulation} part(s); use a multiple of {needed} (which"
       " changes the batches), or fewer devices of config.mesh.data and fsdp"
     )
 

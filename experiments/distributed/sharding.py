@@ -106,45 +106,36 @@ def state_shardings(state: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 def describe(state: Any, mesh: Mesh) -> list[str]:
   """Returns a table of shardings and memory; one line for a single device."""
-  sizes = _sizes(state.params, mesh)
+  params = _sizes(state.params, mesh)
   others = _sizes((state.opt_state, state.average), mesh)
   totals = {
-    ("parameters", ""): sum(sizes.values(), np.zeros(2)),
+    ("parameters", ""): sum(params.values(), np.zeros(2)),
     ("optimizer state", ""): sum(others.values(), np.zeros(2)),
   }
   if mesh.size == 1:
     parts = [f"{name} {size[0]:.1f} MiB" for (name, _), size in totals.items()]
     return [", ".join(parts)]
   shape = ", ".join(f"{name} {n}" for name, n in mesh.shape.items() if n > 1)
-  rows = {**sizes, **totals}
-  width = max(len(name) for name, _ in rows)
-  lines = [
+  width = max(len(name) for name, _ in params)
+  return [
     f"{mesh.size} devices: {shape}",
     f"{'':<{width}}  {'axes':<24}{'MiB':>10}{'per device':>12}",
+    *(
+      f"{name:<{width}}  {axes:<24}{total:>10.2f}{share:>12.2f}"
+      for (name, axes), (total, share) in {**params, **totals}.items()
+    ),
   ]
-  for (name, axes), (total, share) in rows.items():
-    lines.append(f"{name:<{width}}  {axes:<24}{total:>10.2f}{share:>12.2f}")
-  return lines
 
 
 def _sizes(tree: Any, mesh: Mesh) -> dict[tuple[str, str], np.ndarray]:
   """Returns MiB in all and per device, by rule and mesh axes."""
   sizes: dict[tuple[str, str], np.ndarray] = {}
-  rules = [rule for rule, _ in PARAMETERS]
-  leaves = [
-    (path_name(path), leaf)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  ]
-  for path, leaf in sorted(
-    leaves, key=lambda each: rules.index(_rule(each[0]))
-  ):
-    sharding = sharding_of(path, leaf.shape, mesh)
-    sharded = [axis and mesh.shape[axis] > 1 and axis for axis in sharding.spec]
-    axes = ", ".join(axis or "-" for axis in sharded)
-    rule = _rule(path)
-    name = "all else" if rule == ".*" else rule
-    row = name, axes if any(sharded) else "replicated"
-    counts = math.prod(leaf.shape), math.prod(sharding.shard_shape(leaf.shape))
+  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    name = path_name(path)
+    layout = sharding_of(name, leaf.shape, mesh)
+    used = [a if a and mesh.shape[a] > 1 else "-" for a in layout.spec]
+    row = _rule(name), ", ".join(used) if set(used) - {"-"} else "replicated"
+    counts = leaf.size, math.prod(layout.shard_shape(leaf.shape))
     mebibytes = np.array(counts) * leaf.dtype.itemsize / 2**20
     sizes[row] = sizes.get(row, np.zeros(2)) + mebibytes
   return sizes

@@ -71,6 +71,6 @@ class MetricsBuffer:
     if self.skipped:
       values["skipped"] = self.skipped
     shown = {name: values[name] for name in ("loss",) if name in values}
-    self._progress.advance(1, tokens=tokens, metrics=shown)
+    self._progress.advance(tokens=tokens, metrics=shown)
     if step % self._config.log_every == 0:
       self._writer.metrics(step, "train", values)

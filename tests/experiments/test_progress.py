@@ -35,7 +35,7 @@ def terminal(monkeypatch):
 def advance():
   with Progress(30, start=10) as progress:
     for step in range(20):
-      progress.advance(1, tokens=5, metrics={"loss": 0.5})
+      progress.advance(tokens=5, metrics={"loss": 0.5})
       if step == 10:
         progress.write("a message")
   return progress
@@ -67,7 +67,7 @@ def test_the_median_step_excludes_compilation(monkeypatch):
   progress = Progress(3, start=0)
   for seconds in (100.0, 0.5, 0.5):
     now += seconds
-    progress.advance(1, tokens=10, metrics={})
+    progress.advance(tokens=10, metrics={})
   assert progress.timings() == {
     "seconds": 101.0,
     "steps_per_second": pytest.approx(3 / 101),

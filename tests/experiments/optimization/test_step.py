@@ -292,7 +292,8 @@ def test_a_mesh_of_too_many_devices_is_refused():
 
 def test_a_batch_that_does_not_divide_over_devices_is_refused():
   experiment = build(mesh=EIGHT)
-  with pytest.raises(UserError, match="does not divide over 8 devices"):
-    mesh.check_batch(experiment.mesh, 20, 1)
+  with pytest.raises(UserError, match="do not divide over 8 devices"):
+    mesh.check_batch(experiment.mesh, TrainConfig(batch_size=20))
+  config = TrainConfig(batch_size=16, accumulation=4)
   with pytest.raises(UserError, match="multiple of 32"):
-    mesh.check_batch(experiment.mesh, 16, 4)
+    mesh.check_batch(experiment.mesh, config)

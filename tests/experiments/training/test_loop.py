@@ -233,7 +233,7 @@ def test_a_run_on_text_is_evaluated_with_the_mean_of_checkpoints(
   [
     ("data", "train", "trian", "config.data.train: no file"),
     ("data", "max_length", 2, "none is left"),
-    ("train", "batch_size", 15, "does not divide over 2 devices"),
+    ("train", "batch_size", 15, "do not divide over 2 devices"),
   ],
 )
 def test_a_config_error_before_training_leaves_the_directory_unclaimed(
