@@ -17,7 +17,7 @@ def cosines(query, key):
   return query @ key.T
 
 
-@pytest.mark.parametrize("size", [1e-37, 1e-19, 1e-14, 1.0, 1e12, 1e20, 1e37])
+@pytest.mark.parametrize("size", [1e-35, 1e-19, 1e-14, 1.0, 1e12, 1e20, 1e37])
 def test_scores_and_gradients_of_tokens_of_any_size(size):
   query, key, weight = draw(0, (3, 4), (5, 4), (3, 5))
   query, key, weight = map(np.float32, (query * np.float64(size), key, weight))
