@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention import api, axes, masks
+from attention import axes, masks
 from attention.checks import check_shape, check_tokens
 from attention.dropout import make_dropout
-from attention.grouped_query import attend_heads
+from attention.grouped_query import attend_heads, heads_weights
 from attention.scores import Score, as_score, scaled_dot, scaled_dot_score
 
 
@@ -33,8 +33,9 @@ def dot_product_attention(
   """A replacement of `jax.nn.dot_product_attention`, with its arguments.
 
   The context of a query whose keys are all masked out is zero; in `jax.nn` it
-  is the mean of the values. The residual is float32 at least and
-  differentiable. Masks and biases of this library are accepted too.
+  is the mean of the values. As in `jax.nn`, the residual has no gradient;
+  `attend(..., return_lse=True)` returns one that has, in float32. Masks and
+  biases of this library are accepted too.
 
   Args:
     query: [B, T, H, D] or [T, H, D].
@@ -53,7 +54,7 @@ def dot_product_attention(
 
   Returns:
     [B, T, H, D] or [T, H, D], and with `return_residual` a pair of it and the
-    lse, [B, T, H] or [T, H].
+    lse, [B, T, H] or [T, H], in the key's dtype.
 
   Raises:
     AssertionError: if the shapes do not fit; the message names the argument.
@@ -94,7 +95,7 @@ def dot_product_attention(
   context = context[0] if without_batch else context
   if lse is None:
     return context
-  lse = jnp.swapaxes(lse, -1, -2)
+  lse = jax.lax.stop_gradient(jnp.swapaxes(lse, -1, -2)).astype(key.dtype)
   return context, lse[0] if without_batch else lse
 
 
@@ -111,14 +112,18 @@ def _intersection(restrictions) -> masks.Mask | None:
 
 
 def flax_attention_fn(score: Score | Callable = scaled_dot_score) -> Callable:
-  """A function for Flax's `MultiHeadDotProductAttention(attention_fn=...)`.
+  """A function for `attention_fn` of Flax's multi-head attention.
+
+  It serves `flax.linen.MultiHeadDotProductAttention` and
+  `flax.nnx.MultiHeadAttention`.
 
   Args:
     score: as in `attend`; its parameters may have a head axis in front.
 
   Returns:
-    A function with the arguments of `flax.linen.dot_product_attention` that
-    attends with `score`.
+    A function with the arguments of `flax.linen.dot_product_attention` and
+    `flax.nnx.dot_product_attention` that attends with `score`. `precision` is
+    one for all products: None, a `jax.lax.Precision` or its name.
 
   Raises:
     ValueError: if `score` is not callable.
@@ -148,32 +153,62 @@ def flax_attention_fn(score: Score | Callable = scaled_dot_score) -> Callable:
     dtype=None,
     precision=None,
     module=None,
-    force_fp32_for_softmax=True,
+    force_fp32_for_softmax=False,
+    einsum_dot_general=None,
     qk_attn_weights_einsum=None,
     attn_weights_value_einsum=None,
+    promote_dtype=None,
+    is_causal=False,
   ):
-    del force_fp32_for_softmax  # the softmax is always float32 at least
+    del promote_dtype
     for name, choice in (
-      ("precision", precision),
+      ("einsum_dot_general", einsum_dot_general),
       ("qk_attn_weights_einsum", qk_attn_weights_einsum),
       ("attn_weights_value_einsum", attn_weights_value_einsum),
     ):
       if choice is not None:
         raise NotImplementedError(f"{name} must be None, got {choice!r}")
+    dtype = dtype or jnp.result_type(query, key, value)
     query, key, value = (
       jnp.swapaxes(jnp.asarray(array, dtype), -2, -3)
       for array in (query, key, value)
     )
-    arguments = {"score": bound, "mask": _boolean(mask), "bias": bias}
-    if module is not None:
-      weights = api.attention_weights(query, key, **arguments)
-      module.sow("intermediates", "attention_weights", weights)
+    mask = _intersection(
+      [_boolean(mask), masks.causal() if is_causal else None]
+    )
+    arguments = {"score": bound, "mask": mask, "bias": bias}
     rate = 0.0 if deterministic else dropout_rate
     dropout = make_dropout(rate, dropout_rng, shared=broadcast_dropout)
-    context, _ = attend_heads(query, key, value, dropout=dropout, **arguments)
+    with jax.default_matmul_precision(_precision_name(precision)):
+      if module is not None:
+        weights = heads_weights(query, key, **arguments)
+        # The softmax is always computed in float32 at least.
+        kept = weights if force_fp32_for_softmax else weights.astype(dtype)
+        module.sow(_intermediates(module), "attention_weights", kept)
+      context, _ = attend_heads(query, key, value, dropout=dropout, **arguments)
     return jnp.swapaxes(context, -2, -3)
 
   return attention_fn
+
+
+def _intermediates(module: Any) -> Any:
+  """The collection of a Linen module, or the type of variable of NNX."""
+  from flax import linen, nnx  # later than `import attention`, which is quick
+
+  is_linen = isinstance(module, linen.Module)
+  return "intermediates" if is_linen else nnx.Intermediate
+
+
+def _precision_name(precision: Any) -> Any:
+  """The name of a `precision` argument, for `jax.default_matmul_precision`."""
+  if isinstance(precision, jax.lax.Precision):
+    return precision.name.lower()
+  if precision is None or isinstance(precision, str):
+    return precision
+  raise NotImplementedError(
+    "precision must be None, a jax.lax.Precision or its name, got "
+    f"{precision!r}"
+  )
 
 
 def _boolean(mask):

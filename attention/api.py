@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention.checks import check_tokens
-from attention.dispatch import ImplementationLike, dispatch
+from attention.dispatch import (
+  ImplementationLike,
+  dispatch,
+  dispatch_weights,
+)
 from attention.dropout import make_dropout
-from attention.implementations import reference
-from attention.meshes import on_any_mesh
-from attention.request import make_request
 from attention.scores import Score, scaled_dot_score
 
 
@@ -93,7 +93,6 @@ def attend(
   return (context, lse) if return_lse else context
 
 
-@on_any_mesh("TS")
 def attention_weights(
   query: Any,
   key: Any,
@@ -126,7 +125,5 @@ def attention_weights(
     >>> attention_weights(jnp.zeros((1, 4)), jnp.ones((2, 4)))
     Array([[0.5, 0.5]], dtype=float32)
   """
-  check_tokens(query=query, key=key)
-  nothing = jnp.zeros((jnp.shape(key)[-2], 0), jnp.result_type(key))
-  request = make_request(query, key, nothing, score=score, mask=mask, bias=bias)
-  return reference.weights(request).astype(request.query.dtype)
+  weights = dispatch_weights(query, key, score=score, mask=mask, bias=bias)
+  return weights.astype(jnp.result_type(query))

@@ -4,8 +4,10 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from attention.implementations import BY_NAME, Implementation
+from attention.checks import check_tokens
+from attention.implementations import BY_NAME, Implementation, reference
 from attention.meshes import on_any_mesh
 from attention.request import Request, make_request
 from attention.softmax import Statistics, from_lse
@@ -53,6 +55,15 @@ def dispatch_statistics(
   if not return_lse or rows is None:
     return context, None
   return context, rows if isinstance(rows, Statistics) else from_lse(rows)
+
+
+@on_any_mesh("TS")
+def dispatch_weights(query: Any, key: Any, **arguments: Any) -> jax.Array:
+  """The attention weights [..., T, S], float32 at least."""
+  check_tokens(query=query, key=key)
+  nothing = jnp.zeros((jnp.shape(key)[-2], 0), jnp.result_type(key))
+  request = make_request(query, key, nothing, **arguments)
+  return reference.weights(request)
 
 
 def _named(implementation: Any) -> Implementation:

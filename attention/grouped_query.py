@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from attention.biases import Bias, as_bias
-from attention.dispatch import dispatch
+from attention.dispatch import dispatch, dispatch_weights
 from attention.masks.types import Mask, as_mask
 from attention.meshes import on_any_mesh
 from attention.scores import Score, as_score
@@ -126,3 +126,26 @@ def attend_heads(
   if lse is not None:
     lse = grouping.heads(lse[..., None])[..., 0]
   return grouping.heads(context), lse
+
+
+def heads_weights(
+  query: jax.Array,
+  key: jax.Array,
+  *,
+  score: Score | Callable,
+  mask: Any,
+  bias: Any,
+) -> jax.Array:
+  """The attention weights of each head, [..., H, T, S], float32 at least.
+
+  The query is [..., H, T, D] and the key [..., K, S, D].
+  """
+  grouping = Grouping(query.shape[-3], key.shape[-3])
+  weights = dispatch_weights(
+    grouping.query(query),
+    grouping.memory(key),
+    score=grouping.score(score),
+    mask=grouping.mask(mask),
+    bias=grouping.bias(bias),
+  )
+  return grouping.heads(weights)

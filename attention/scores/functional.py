@@ -18,6 +18,7 @@ def _evaluated(score: Score, query, key) -> jax.Array:
   """The scores, rounded from float32 to the inputs' common dtype."""
   check_tokens(query=query, key=key)
   query, key = jnp.asarray(query), jnp.asarray(key)
+  score = _with_arrays(score)
   dtype = jnp.result_type(query, key, *jax.tree.leaves(score))
   return score(query, key).astype(dtype)
 
@@ -180,6 +181,19 @@ def cosine_score(
   return _evaluated(classical.Cosine(sharpness), query, key)
 
 
+def _with_arrays(score: Score) -> Score:
+  """The score, with arrays for objects that convert, such as `nnx.Param`."""
+
+  def converts(leaf):
+    return hasattr(leaf, "__jax_array__")
+
+  return jax.tree.map(
+    lambda leaf: jnp.asarray(leaf) if converts(leaf) else leaf,
+    score,
+    is_leaf=converts,
+  )
+
+
 def as_score(score: Score | Callable) -> Score:
   """The `Score` for a `score` argument of `attend`.
 
@@ -198,7 +212,7 @@ def as_score(score: Score | Callable) -> Score:
     ScaledDot(scale=None)
   """
   if isinstance(score, Score):
-    return score
+    return _with_arrays(score)
   if isinstance(score, type):
     raise ValueError(
       f"score is the class {score.__name__}; call it to make a score, for "

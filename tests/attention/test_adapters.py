@@ -88,6 +88,29 @@ def test_context_and_gradients_equal_jax_nn(choice, num_key_value_heads):
   )
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_residual_has_the_dtype_of_the_key_and_no_gradient(dtype):
+  query, key = (
+    each.astype(dtype) for each in single((2, 6, 4, 8), (2, 7, 2, 8))
+  )
+
+  def lse(function, query):
+    return function(query, key, key, return_residual=True)[1]
+
+  ours = lse(attention.dot_product_attention, query)
+  with jax.numpy_rank_promotion("allow"):
+    theirs = lse(jax.nn.dot_product_attention, query)
+  assert ours.dtype == theirs.dtype == dtype
+  np.testing.assert_allclose(
+    *(np.asarray(each, np.float32) for each in (ours, theirs)), rtol=1e-2
+  )
+
+  def total(query):
+    return jnp.sum(lse(attention.dot_product_attention, query))
+
+  assert not jax.grad(total)(query).any()
+
+
 def test_unbatched_tokens_and_a_bias_of_this_library():
   query, key = single((6, 4, 8), (7, 2, 8))
   bias = biases.alibi(4)
@@ -189,7 +212,7 @@ def test_flax_layer_decodes_equally_with_our_function():
   np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
-def test_function_for_flax_uses_its_score_and_rejects_a_precision():
+def test_function_for_flax_uses_its_score_and_rejects_einsums():
   query, key = single((2, 6, 4, 8), (2, 7, 4, 8))
   attention_fn = flax_attention_fn(scores.cosine(5.0))
   got = attention_fn(query, key, key, deterministic=True)
@@ -207,4 +230,6 @@ def test_function_for_flax_uses_its_score_and_rejects_a_precision():
     atol=1e-5,
   )
   with pytest.raises(NotImplementedError, match="precision"):
-    attention_fn(query, key, key, precision="highest")
+    attention_fn(query, key, key, precision=("high", "highest"))
+  with pytest.raises(NotImplementedError, match="einsum"):
+    attention_fn(query, key, key, qk_attn_weights_einsum=jnp.einsum)
