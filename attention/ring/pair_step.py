@@ -82,7 +82,7 @@ class PairSteps:
 
 def make_pair_steps(
   ring: Ring, visible: np.ndarray, pair: Callable, blocks
-) -> tuple[PairSteps, list[Any], Constants]:
+) -> tuple[PairSteps, Any, Constants]:
   """Separates `pair` into pure functions and the arrays that it captures.
 
   `pair` is (case, query, key, value, row, column[, context, statistics]) ->
@@ -97,13 +97,13 @@ def make_pair_steps(
   empty = _empty(ring, shapes, (captured, blocks))
   first = as_result([get(each, _FIRST) for each in empty])
   combined, all_captured = _pure(pair, cases, *example, *first)
-  parameters, others, joined = _partition(all_captured, ring)
+  parameters, others = _partition(all_captured, ring)
 
   def single_pair(case, constants, *arguments):
     return single[case](constants.single[case], *arguments)
 
   def combined_pair(case, parameters, constants, *arguments):
-    own = joined(parameters, constants.combined)[case]
+    own = _joined(parameters, constants.combined)[case]
     return combined[case](own, *arguments)
 
   steps = PairSteps(visible, single_pair, combined_pair)
@@ -134,21 +134,26 @@ def _empty(ring: Ring, shapes, arguments) -> list[jax.Array]:
 
 
 def _partition(captured, ring: Ring):
-  """The arrays with a gradient, the others, and a function to rejoin them."""
-  leaves, tree = jax.tree.flatten(captured)
-  is_parameter = list(map(may_have_gradient, leaves))
-  for leaf, has in zip(leaves, is_parameter):
-    if has and jax.typeof(leaf) != jax.typeof(ring.varying(leaf)):
+  """The arrays with a gradient and the others; absent arrays are None."""
+
+  def parameter(leaf):
+    if not may_have_gradient(leaf):
+      return None
+    if jax.typeof(leaf) != jax.typeof(ring.varying(leaf)):
       raise ValueError(_CAPTURED)
+    return leaf
 
-  def joined(parameters, constants):
-    sources = {True: iter(parameters), False: iter(constants)}
-    return jax.tree.unflatten(
-      tree, [next(sources[has]) for has in is_parameter]
-    )
+  def constant(leaf):
+    return None if may_have_gradient(leaf) else leaf
 
-  parameters, constants = (
-    [leaf for leaf, has in zip(leaves, is_parameter) if has is kind]
-    for kind in (True, False)
+  return jax.tree.map(parameter, captured), jax.tree.map(constant, captured)
+
+
+def _joined(parameters, constants):
+  """Undoes `_partition`."""
+  return jax.tree.map(
+    lambda left, right: right if left is None else left,
+    parameters,
+    constants,
+    is_leaf=lambda leaf: leaf is None,
   )
-  return parameters, constants, joined

@@ -485,7 +485,7 @@ def test_an_unknown_implementation_raises():
 
 def test_a_value_of_another_length_than_the_key_raises():
   (query, key, value), parameters = given()
-  with pytest.raises(AssertionError, match=r"value has shape .* key's length"):
+  with pytest.raises(AssertionError, match=r"value has shape .* to fit key"):
     around(CASES["causal"])((query, key, value[:, :, :16]), parameters)
 
 
