@@ -47,26 +47,44 @@ class Seq2SeqConfig(Section):
   dropout_rate: Rate = 0.0
   """Dropout of embeddings, encoder states and readouts."""
 
+  @property
+  def context_size(self) -> int:
+    """Features of an encoder state, and of a context vector."""
+    return self.encoder_size or self.hidden_size
+
+  @property
+  def num_states(self) -> int:
+    """Number of arrays in the states of all the decoder's layers."""
+    return self.decoder_layers * (2 if self.cell == "lstm" else 1)
+
+  @property
+  def query_size(self) -> int:
+    """Features of a query."""
+    return self.hidden_size * (self.num_states if self.query == "state" else 1)
+
+  @property
+  def readout_size(self) -> int:
+    """Features of the input of the logits."""
+    both = self.readout == "linear"
+    return self.hidden_size + (self.context_size if both else 0)
+
   @model_validator(mode="after")
   def _sizes(self):
-    encoder_size = self.encoder_size or self.hidden_size
-    if self.bidirectional and encoder_size % 2:
+    if self.bidirectional and self.context_size % 2:
       name = "encoder_size" if self.encoder_size else "hidden_size"
       raise ValueError(
         f"{name} must be even: each direction of a bidirectional encoder has"
         " half of the features"
       )
-    states = self.decoder_layers * (2 if self.cell == "lstm" else 1)
-    query_size = self.hidden_size * (states if self.query == "state" else 1)
     if (
       self.attention in ("dot", "scaled_dot", "cosine")
-      and query_size != encoder_size
+      and self.query_size != self.context_size
     ):
       raise ValueError(
         f"attention {self.attention!r} needs queries and keys of equal size,"
-        f" but the query has {query_size} features and an encoder state has"
-        f" {encoder_size}; change hidden_size, encoder_size or query, or use"
-        " general, additive or concat"
+        f" but the query has {self.query_size} features and an encoder state"
+        f" has {self.context_size}; change hidden_size, encoder_size or query,"
+        " or use general, additive or concat"
       )
     return self
 

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 PAD, BOS, EOS = 0, 1, 2
@@ -25,6 +26,11 @@ def append_eos(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
   position = np.arange(tokens.shape[1])
   tokens = np.where(position < lengths[:, None], tokens, PAD)
   return np.where(position == lengths[:, None], EOS, tokens).astype(np.int32)
+
+
+def shift_right(target: jax.Array) -> jax.Array:
+  """Returns the decoder's inputs [B, T]: BOS, then all targets but the last."""
+  return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
 
 
 def strip(tokens: np.ndarray) -> np.ndarray:

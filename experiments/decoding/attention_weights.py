@@ -7,10 +7,9 @@ from typing import Any
 
 import chex
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
-from experiments.data.batch import BOS
+from experiments.data.batch import shift_right
 
 
 def target_attention_weights(
@@ -27,6 +26,5 @@ def target_attention_weights(
     carry, _, weights = step
     return carry, weights
 
-  inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
-  _, weights = jax.lax.scan(next_step, carry, inputs.T)
+  _, weights = jax.lax.scan(next_step, carry, shift_right(target).T)
   return weights.transpose(1, 2, 0, 3)

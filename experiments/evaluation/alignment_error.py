@@ -72,7 +72,8 @@ def make_aligner(experiment: Experiment) -> Callable[..., dict[str, float]]:
 
 def head_name(experiment: Experiment, index: int) -> str:
   """Returns the name of a Transformer's head, counted over its layers."""
-  layer, head = divmod(index, experiment.model.num_heads)
+  model: Any = experiment.config.model
+  layer, head = divmod(index, model.num_heads)
   return f"layer {layer + 1}, head {head + 1}"
 
 

@@ -1,11 +1,10 @@
 """Encoder-decoder models: RNN and Transformer."""
 
-import dataclasses
-from typing import Any
-
 from flax import linen as nn
 
 from experiments.config import ModelConfig, Seq2SeqConfig
+from experiments.models.rnn.seq2seq import Seq2Seq
+from experiments.models.transformer.model import Transformer
 
 
 def make_model(
@@ -38,27 +37,10 @@ def make_model(
     ...   source_vocabulary_size=9, target_vocabulary_size=9,
     ...   shared_vocabulary=True, max_length=8, dtype="float32",
     ... )
-    >>> model.num_heads
+    >>> model.config.num_heads
     4
   """
-  fields = config.model_dump(exclude={"name"})
-  sizes: dict[str, Any] = {
-    "source_vocabulary_size": source_vocabulary_size,
-    "target_vocabulary_size": target_vocabulary_size,
-  }
+  sizes = (source_vocabulary_size, target_vocabulary_size)
   if isinstance(config, Seq2SeqConfig):
-    from experiments.models.rnn.decoder import Wiring
-    from experiments.models.rnn.seq2seq import Seq2Seq
-
-    wires = {field.name for field in dataclasses.fields(Wiring)}
-    wiring = Wiring(**{name: fields.pop(name) for name in wires})
-    return Seq2Seq(**sizes, **fields, wiring=wiring, dtype=dtype)
-  from experiments.models.transformer.model import Transformer
-
-  return Transformer(
-    **sizes,
-    **fields,
-    shared_vocabulary=shared_vocabulary,
-    max_length=max_length,
-    dtype=dtype,
-  )
+    return Seq2Seq(config, *sizes, dtype)
+  return Transformer(config, *sizes, shared_vocabulary, max_length, dtype)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from experiments.config import Seq2SeqConfig, TransformerConfig
 from experiments.data.batch import BOS, EOS, PAD
-from experiments.models.rnn.decoder import Wiring
 from experiments.models.rnn.seq2seq import Seq2Seq
 from experiments.models.transformer.model import Transformer
 
@@ -50,36 +50,30 @@ class Lookup(nn.Module):
 
 
 def rnn(vocabulary_size):
-  wiring = {"order": "bahdanau", "input_feeding": True}
-  return make_rnn(vocabulary_size, vocabulary_size, wiring=wiring)
+  return make_rnn(
+    vocabulary_size, vocabulary_size, order="bahdanau", input_feeding=True
+  )
 
 
-def make_rnn(source_vocabulary_size, target_vocabulary_size, **options):
-  """A small RNN; `options` replace its fields, and those of its wiring."""
-  wiring = {
-    "cell": "gru",
-    "order": "luong",
-    "query": "output",
-    "readout": "tanh",
-    "input_feeding": False,
-  } | options.pop("wiring", {})
+def make_rnn(
+  source_vocabulary_size,
+  target_vocabulary_size,
+  *,
+  dtype="float32",
+  **options,
+):
+  """A small RNN; `options` are fields of its config."""
   fields = {
     "embedding_size": 5,
     "hidden_size": 6,
-    "encoder_size": 0,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "bidirectional": True,
-    "attention": "additive",
     "attention_size": 6,
-    "dropout_rate": 0.0,
-    "dtype": "float32",
+    "order": "luong",
   } | options
   return Seq2Seq(
-    source_vocabulary_size=source_vocabulary_size,
-    target_vocabulary_size=target_vocabulary_size,
-    wiring=Wiring(**wiring),
-    **fields,
+    Seq2SeqConfig(**fields),
+    source_vocabulary_size,
+    target_vocabulary_size,
+    dtype,
   )
 
 
@@ -87,28 +81,30 @@ def transformer(vocabulary_size):
   return make_transformer(vocabulary_size, vocabulary_size, decoder_layers=2)
 
 
-def make_transformer(source_vocabulary_size, target_vocabulary_size, **options):
-  """A small Transformer; `options` replace its fields."""
+def make_transformer(
+  source_vocabulary_size,
+  target_vocabulary_size,
+  *,
+  shared_vocabulary=True,
+  dtype="float32",
+  **options,
+):
+  """A small Transformer; `options` are fields of its config."""
   fields = {
     "model_size": 8,
     "feed_forward_size": 12,
     "num_heads": 2,
-    "max_length": 9,
     "encoder_layers": 1,
     "decoder_layers": 1,
-    "score": "scaled_dot",
-    "norm": "pre",
     "positions": "sinusoidal",
-    "tied_embeddings": True,
-    "shared_vocabulary": True,
-    "dropout_rate": 0.0,
-    "attention_dropout_rate": 0.0,
-    "dtype": "float32",
   } | options
   return Transformer(
-    source_vocabulary_size=source_vocabulary_size,
-    target_vocabulary_size=target_vocabulary_size,
-    **fields,
+    TransformerConfig(**fields),
+    source_vocabulary_size,
+    target_vocabulary_size,
+    shared_vocabulary=shared_vocabulary,
+    max_length=9,
+    dtype=dtype,
   )
 
 

@@ -7,32 +7,16 @@ Axes: B batch, S source, T target, N hidden, C context, Q query, G gates, V
 vocabulary. The attentional state has R features: N, or C + N.
 """
 
-import dataclasses
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from attention.scores import Score
+from experiments.config import Seq2SeqConfig
 from experiments.models.layers.affine import Affine
 from experiments.models.rnn import cells
 from experiments.models.rnn.attention_step import Memory, attention_context
-
-
-@dataclasses.dataclass(frozen=True)
-class Wiring:
-  """The variants of the decoder."""
-
-  cell: str  # "gru" or "lstm"
-  # "bahdanau" attends with s_{t-1}, before the cell, which reads the context;
-  # "luong" attends with s_t, after the cell.
-  order: Literal["bahdanau", "luong"]
-  # "output" of the top layer, or the whole "state" of all layers.
-  query: Literal["output", "state"]
-  # "tanh" is tanh(W_c [a_t; s_t] + b_c) of context and output; "linear" is
-  # their concatenation.
-  readout: Literal["tanh", "linear"]
-  input_feeding: bool  # whether the cell also reads the last attentional state
 
 
 class DecoderWeights(NamedTuple):
@@ -68,22 +52,22 @@ def attentional_state(
 
 
 def attention_query(
-  wiring: Wiring, states: tuple[cells.State, ...]
+  config: Seq2SeqConfig, states: tuple[cells.State, ...]
 ) -> jax.Array:
   """Returns the query [B, Q]: the top layer's output, or all states."""
-  if wiring.query == "output":
+  if config.query == "output":
     return states[-1][0]
   return jnp.concatenate([part for state in states for part in state], -1)
 
 
 def advance_cells(
-  wiring: Wiring,
+  config: Seq2SeqConfig,
   weights: DecoderWeights,
   states: tuple[cells.State, ...],
   gates: jax.Array,
 ) -> tuple[cells.State, ...]:
   """Runs the layers of cells for one step from gates [B, G] of the first."""
-  cell = cells.CELLS[wiring.cell]
+  cell = cells.CELLS[config.cell]
   following: list[cells.State] = []
   for layer, (cell_weights, state) in enumerate(zip(weights.cells, states)):
     if layer:
@@ -93,7 +77,7 @@ def advance_cells(
 
 
 def step(
-  wiring: Wiring,
+  config: Seq2SeqConfig,
   weights: DecoderWeights,
   memory: Memory,
   carry: Carry,
@@ -106,17 +90,17 @@ def step(
   (https://arxiv.org/abs/1508.04025), for attention after it and input feeding.
   """
   fed = []
-  if wiring.order == "bahdanau":
-    query = attention_query(wiring, carry.states)
+  if config.order == "bahdanau":
+    query = attention_query(config, carry.states)
     context = attention_context(weights.score, memory, query[:, None])[:, 0]
     fed.append(context)
-  if wiring.input_feeding:
+  if config.input_feeding:
     fed.append(carry.attentional)
   if fed:
     gates = gates + jnp.concatenate(fed, -1) @ weights.fed
-  states = advance_cells(wiring, weights, carry.states, gates)
-  if wiring.order == "luong":
-    query = attention_query(wiring, states)
+  states = advance_cells(config, weights, carry.states, gates)
+  if config.order == "luong":
+    query = attention_query(config, states)
     context = attention_context(weights.score, memory, query[:, None])[:, 0]
   attentional = attentional_state(weights, context, states[-1][0])
   return Carry(states, attentional), query

@@ -7,18 +7,19 @@ Axes: B batch, S source, T target, X embedding, R attentional state, F inputs
 of the first cell besides the embedding, G gates.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from experiments.config import Seq2SeqConfig
 from experiments.models.rnn import decoder, scan
 from experiments.models.rnn.attention_step import Memory, attention_context
-from experiments.models.rnn.cells import CellWeights, project
+from experiments.models.rnn.cells import project
 
 
 def scan_decoder(
-  wiring: decoder.Wiring,
+  config: Seq2SeqConfig,
   weights: decoder.DecoderWeights,
   memory: Memory,
   carry: decoder.Carry,
@@ -26,16 +27,17 @@ def scan_decoder(
 ) -> jax.Array:
   """Returns the attentional states [B, T, R] of shifted embeddings."""
   gates = jnp.swapaxes(project(weights.cells[0], embeddings), 0, 1)
-  if wiring.order == "bahdanau" or wiring.input_feeding:
+  if config.order == "bahdanau" or config.input_feeding:
 
     def attend_step(matrices, others, carry, gates):
       weights, memory = others
-      weights = _replaced(weights, matrices)
-      carry, _ = decoder.step(wiring, weights, memory, carry, gates)
+      weights = _combined(matrices, weights)
+      carry, _ = decoder.step(config, weights, memory, carry, gates)
       return carry, carry.attentional
 
+    combine = weights.combine and weights.combine._replace(bias=None)
     matrices = _cell_matrices(weights)._replace(
-      fed=weights.fed, combine=weights.combine and weights.combine.kernel
+      fed=weights.fed, combine=combine
     )
     _, attentional = scan.scan(
       attend_step, matrices, (weights, memory), carry, gates
@@ -43,9 +45,9 @@ def scan_decoder(
     return jnp.swapaxes(attentional, 0, 1)
 
   def cell_step(matrices, weights, states, gates):
-    weights = _replaced(weights, matrices)
-    states = decoder.advance_cells(wiring, weights, states, gates)
-    return states, (states[-1][0], decoder.attention_query(wiring, states))
+    weights = _combined(matrices, weights)
+    states = decoder.advance_cells(config, weights, states, gates)
+    return states, (states[-1][0], decoder.attention_query(config, states))
 
   _, steps = scan.scan(
     cell_step, _cell_matrices(weights), weights, carry.states, gates
@@ -55,37 +57,21 @@ def scan_decoder(
   return decoder.attentional_state(weights, contexts, outputs)
 
 
-class _Matrices(NamedTuple):
-  """The matrices that a step multiplies by; None for unused ones."""
-
-  inputs: tuple[jax.Array, ...]  # Of the layers above the first.
-  recurrent: tuple[jax.Array, ...]
-  fed: jax.Array | None = None
-  combine: jax.Array | None = None
-
-
-def _cell_matrices(weights: decoder.DecoderWeights) -> _Matrices:
-  return _Matrices(
-    tuple(cell.input for cell in weights.cells[1:]),
-    tuple(cell.recurrent for cell in weights.cells),
-  )
+def _cell_matrices(weights: decoder.DecoderWeights) -> decoder.DecoderWeights:
+  """The matrices that the cells multiply by in each step; None elsewhere."""
+  none: Any = None
+  first, *others = (cell._replace(bias=none) for cell in weights.cells)
+  cells = (first._replace(input=none), *others)
+  return decoder.DecoderWeights(cells, none, None, None, none)
 
 
-def _replaced(
-  weights: decoder.DecoderWeights, matrices: _Matrices
+def _combined(
+  matrices: decoder.DecoderWeights, weights: decoder.DecoderWeights
 ) -> decoder.DecoderWeights:
-  """Returns the weights with these matrices in place of their own."""
-  first = weights.cells[0]
-  cells = zip(
-    (first.input, *matrices.inputs), matrices.recurrent, weights.cells
-  )
-  combine = weights.combine
-  if combine is not None and matrices.combine is not None:
-    combine = combine._replace(kernel=matrices.combine)
-  return weights._replace(
-    cells=tuple(
-      CellWeights(input, own, cell.bias) for input, own, cell in cells
-    ),
-    fed=weights.fed if matrices.fed is None else matrices.fed,
-    combine=combine,
+  """Returns the matrices, and the weights where these are None."""
+  return jax.tree.map(
+    lambda matrix, weight: weight if matrix is None else matrix,
+    matrices,
+    weights,
+    is_leaf=lambda leaf: leaf is None,
   )

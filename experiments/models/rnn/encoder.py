@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
+from experiments.config import Seq2SeqConfig
 from experiments.data.batch import PAD
 from experiments.models.layers.dropout import Dropout
 from experiments.models.rnn import cells
@@ -24,17 +25,12 @@ class Encoded(NamedTuple):
 class Encoder(nn.Module):
   """Layers of a GRU or LSTM, in one direction or both.
 
-  A bidirectional encoder gives half of `hidden_size` N to each direction.
+  A bidirectional encoder gives half of the N features to each direction.
   Dropout applies to the embeddings and to every layer's output.
   """
 
+  config: Seq2SeqConfig
   vocabulary_size: int
-  embedding_size: int
-  hidden_size: int
-  num_layers: int
-  cell: str
-  bidirectional: bool
-  dropout_rate: float
   dtype: DTypeLike
 
   @nn.compact
@@ -42,33 +38,34 @@ class Encoder(nn.Module):
     """Encodes source [B, S] token ids, padded with PAD."""
     mask = source != PAD
     dropout = functools.partial(
-      Dropout(self.dropout_rate), deterministic=not train
+      Dropout(self.config.dropout_rate), deterministic=not train
     )
     embed = nn.Embed(
       self.vocabulary_size,
-      self.embedding_size,
+      self.config.embedding_size,
       dtype=self.dtype,
       name="embedding",
     )
     states = summary = dropout(embed(source))
-    for layer in range(self.num_layers):
+    for layer in range(self.config.encoder_layers):
       states, summary = self._layer(layer, states, mask)
       states = dropout(states)
     return Encoded(states, mask, summary)
 
   def _layer(self, layer: int, inputs: jax.Array, mask: jax.Array):
-    directions = ("forward", "backward")[: 2 if self.bidirectional else 1]
+    both = ("forward", "backward")
+    directions = both if self.config.bidirectional else both[:1]
     outputs, finals = [], []
     for direction in directions:
       weights = cells.Recurrent(
-        cell=self.cell,
+        cell=self.config.cell,
         input_size=inputs.shape[-1],
-        hidden_size=self.hidden_size // len(directions),
+        hidden_size=self.config.context_size // len(directions),
         dtype=self.dtype,
         name=f"{direction}_{layer}",
       )()
       states, final = cells.run(
-        cells.CELLS[self.cell],
+        cells.CELLS[self.config.cell],
         weights,
         inputs,
         mask,

@@ -7,7 +7,8 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from attention.modules import Attention
-from experiments.data.batch import BOS
+from experiments.config import Seq2SeqConfig
+from experiments.data.batch import shift_right
 from experiments.models.layers.affine import Affine, AffineWeights
 from experiments.models.layers.dropout import Dropout
 from experiments.models.rnn import attention_step, cells, decoder, decoder_scan
@@ -23,82 +24,46 @@ class Seq2Seq(nn.Module):
   cell (Bahdanau et al., 2014, https://arxiv.org/abs/1409.0473) or after it
   (Luong et al., 2015, https://arxiv.org/abs/1508.04025).
 
-  The attributes are the fields of `Seq2SeqConfig`; `wiring` has those of the
-  decoder. Computation is in `dtype`, parameters are float32.
+  Computation is in `dtype`, parameters are float32.
   """
 
+  config: Seq2SeqConfig
   source_vocabulary_size: int
   target_vocabulary_size: int
-  embedding_size: int
-  hidden_size: int
-  encoder_size: int
-  wiring: decoder.Wiring
-  encoder_layers: int
-  decoder_layers: int
-  bidirectional: bool
-  attention: str
-  attention_size: int
-  dropout_rate: float
   dtype: DTypeLike
-
-  @property
-  def readout_size(self) -> int:
-    """R, the number of features of the attentional state."""
-    if self.wiring.readout == "tanh":
-      return self.hidden_size
-    return self.context_size + self.hidden_size
-
-  @property
-  def context_size(self) -> int:
-    """C, the number of features of an encoder state."""
-    return self.encoder_size or self.hidden_size
-
-  @property
-  def num_states(self) -> int:
-    """Number of arrays in the states of all the decoder's layers."""
-    return self.decoder_layers * cells.CELLS[self.wiring.cell].num_parts
 
   def setup(self):
     """Declares the layers."""
-    size = self.hidden_size
-    self.encoder = Encoder(
-      vocabulary_size=self.source_vocabulary_size,
-      embedding_size=self.embedding_size,
-      hidden_size=self.context_size,
-      num_layers=self.encoder_layers,
-      cell=self.wiring.cell,
-      bidirectional=self.bidirectional,
-      dropout_rate=self.dropout_rate,
-      dtype=self.dtype,
-    )
+    config, size = self.config, self.config.hidden_size
+    self.encoder = Encoder(config, self.source_vocabulary_size, self.dtype)
     self.embedding = nn.Embed(
-      self.target_vocabulary_size, self.embedding_size, dtype=self.dtype
+      self.target_vocabulary_size, config.embedding_size, dtype=self.dtype
     )
-    fed = self.context_size * (self.wiring.order == "bahdanau")
-    fed += self.readout_size * self.wiring.input_feeding
+    fed = config.context_size * (config.order == "bahdanau")
+    fed += config.readout_size * config.input_feeding
     self.cells = [
       cells.Recurrent(
-        cell=self.wiring.cell,
-        input_size=size if layer else self.embedding_size + fed,
+        cell=config.cell,
+        input_size=size if layer else config.embedding_size + fed,
         hidden_size=size,
         dtype=self.dtype,
       )
-      for layer in range(self.decoder_layers)
+      for layer in range(config.decoder_layers)
     ]
-    self.bridge = nn.Dense(self.num_states * size, dtype=self.dtype)
-    if self.attention != "none":
+    self.bridge = nn.Dense(config.num_states * size, dtype=self.dtype)
+    if config.attention != "none":
       # Checkpoints contain this name.
       self.look = Attention(
-        score=self.attention,
-        hidden_size=self.attention_size,
+        score=config.attention,
+        hidden_size=config.attention_size,
         dtype=self.dtype,
       )
-    if self.wiring.readout == "tanh":
-      self.combine = AffineWeights(self.context_size + size, size, self.dtype)
+    if config.readout == "tanh":
+      self.combine = AffineWeights(config.context_size + size, size, self.dtype)
     self.output = AffineWeights(
-      self.readout_size, self.target_vocabulary_size, self.dtype
+      config.readout_size, self.target_vocabulary_size, self.dtype
     )
-    self.dropout = Dropout(self.dropout_rate)
+    self.dropout = Dropout(config.dropout_rate)
 
   def __call__(
     self, source: jax.Array, target: jax.Array, *, train: bool = False
@@ -118,10 +83,10 @@ class Seq2Seq(nn.Module):
     chex.assert_rank([source, target], 2, custom_message="source, target")
     weights = self._weights()
     memory, carry = self._start(weights, self.encoder(source, train=train))
-    inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
-    embeddings = self.dropout(self.embedding(inputs), deterministic=not train)
+    embeddings = self.embedding(shift_right(target))
+    embeddings = self.dropout(embeddings, deterministic=not train)
     attentional = decoder_scan.scan_decoder(
-      self.wiring, weights, memory, carry, embeddings
+      self.config, weights, memory, carry, embeddings
     )
     attentional = self.dropout(attentional, deterministic=not train)
     return attentional, weights.output
@@ -139,7 +104,7 @@ class Seq2Seq(nn.Module):
     """Returns carry, logits [B, V] and weights [B, 1, S] after a token [B]."""
     weights = self._weights()
     gates = cells.project(weights.cells[0], self.embedding(token))
-    carry, query = decoder.step(self.wiring, weights, memory, carry, gates)
+    carry, query = decoder.step(self.config, weights, memory, carry, gates)
     logits = weights.output(carry.attentional)
     attention_weights = attention_step.attention_weights(
       weights.score, memory, query[:, None]
@@ -154,27 +119,24 @@ class Seq2Seq(nn.Module):
       keys, encoded.states, encoded.mask[:, None, :], encoded.summary
     )
     parts = jnp.split(
-      jnp.tanh(self.bridge(encoded.summary)), self.num_states, -1
+      jnp.tanh(self.bridge(encoded.summary)), self.config.num_states, -1
     )
-    each = cells.CELLS[self.wiring.cell].num_parts
+    each = cells.CELLS[self.config.cell].num_parts
     states = tuple(
       tuple(parts[i : i + each]) for i in range(0, len(parts), each)
     )
     attentional = jnp.zeros(
-      (encoded.summary.shape[0], self.readout_size), self.dtype
+      (encoded.summary.shape[0], self.config.readout_size), self.dtype
     )
     return memory, decoder.Carry(states, attentional)
 
   def _weights(self) -> decoder.DecoderWeights:
-    score = None
-    if self.attention != "none":
-      query_size = self.hidden_size
-      if self.wiring.query == "state":
-        query_size *= self.num_states
-      score = self.look.bound_score(query_size, self.context_size)
-    combine = self.combine() if self.wiring.readout == "tanh" else None
+    config, score = self.config, None
+    if config.attention != "none":
+      score = self.look.bound_score(config.query_size, config.context_size)
+    combine = self.combine() if config.readout == "tanh" else None
     first, *others = (cell() for cell in self.cells)
-    embedded, fed = jnp.split(first.input, [self.embedding_size])
+    embedded, fed = jnp.split(first.input, [config.embedding_size])
     return decoder.DecoderWeights(
       cells=(first._replace(input=embedded), *others),
       fed=fed,

@@ -16,51 +16,40 @@ from attention import biases, masks
 from attention.biases import Bias
 from attention.cache import Cache
 from attention.modules import KeyValue, MeshAxes, MultiHeadAttention
-from experiments.distributed.sharding import ALONE, constrain
+from experiments.config import TransformerConfig
+from experiments.distributed.sharding import constrain
 from experiments.models.layers.dropout import Dropout
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """The settings that all layers of a Transformer share."""
+  """What all layers of a Transformer share."""
 
-  num_heads: int  # H
-  model_size: int  # D
-  feed_forward_size: int  # hidden size of the feed-forward networks
-  score: str  # of the heads
-  # "pre" normalises the input of a sublayer (Xiong et al., 2020,
-  # https://arxiv.org/abs/2002.04745), "post" its output, as Vaswani et al.
-  norm: str
-  # Positions in self-attention: "rotary" rotates queries and keys (Su et al.,
-  # 2021, https://arxiv.org/abs/2104.09864), "alibi" lowers scores by distance
-  # (Press et al., 2021, https://arxiv.org/abs/2108.12409); others are in the
-  # embeddings.
-  positions: str
-  dropout_rate: float  # on sublayers and hidden layers
-  attention_dropout_rate: float  # on attention weights
+  config: TransformerConfig
   dtype: DTypeLike  # of the computation
-  mesh_axes: MeshAxes = ALONE  # mesh axes that shard heads and tokens
+  mesh_axes: MeshAxes  # shard heads and tokens
 
-  def make_attention(self, **options) -> MultiHeadAttention:
+  def make_attention(self, *, rotary: bool = False) -> MultiHeadAttention:
     """Returns the module of one multi-head attention."""
     return MultiHeadAttention(
-      num_heads=self.num_heads,
-      features=self.model_size,
-      score=self.score,
-      dropout_rate=self.attention_dropout_rate,
+      num_heads=self.config.num_heads,
+      features=self.config.model_size,
+      score=self.config.score,
+      dropout_rate=self.config.attention_dropout_rate,
       dtype=self.dtype,
       mesh_axes=self.mesh_axes,
-      **options,
+      rotary=rotary,
     )
 
   @property
   def bias(self) -> Bias | None:
     """The bias of self-attention, for ALiBi."""
-    return biases.alibi(self.num_heads) if self.positions == "alibi" else None
+    alibi = self.config.positions == "alibi"
+    return biases.alibi(self.config.num_heads) if alibi else None
 
   def make_dropout(self) -> Dropout:
     """Returns the dropout of arrays [B, T, D]."""
-    return Dropout(self.dropout_rate, self.mesh_axes.positions)
+    return Dropout(self.config.dropout_rate, self.mesh_axes.positions)
 
 
 class FeedForward(nn.Module):
@@ -74,12 +63,10 @@ class FeedForward(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, *, deterministic: bool) -> jax.Array:
     """Maps [..., D] to [..., D]."""
-    options = self.options
-    hidden = nn.Dense(options.feed_forward_size, dtype=options.dtype)(x)
-    hidden = options.make_dropout()(
-      nn.relu(hidden), deterministic=deterministic
-    )
-    return nn.Dense(options.model_size, dtype=options.dtype)(hidden)
+    config, dtype = self.options.config, self.options.dtype
+    hidden = nn.relu(nn.Dense(config.feed_forward_size, dtype=dtype)(x))
+    hidden = self.options.make_dropout()(hidden, deterministic=deterministic)
+    return nn.Dense(config.model_size, dtype=dtype)(hidden)
 
 
 class Residual(nn.Module):
@@ -99,7 +86,7 @@ class Residual(nn.Module):
 
   def enter(self, x: jax.Array) -> jax.Array:
     """Returns the sublayer's input [..., D], normalised if "pre"."""
-    return self.layer_norm(x) if self.options.norm == "pre" else x
+    return self.layer_norm(x) if self.options.config.norm == "pre" else x
 
   def leave(
     self, x: jax.Array, inner: jax.Array, *, deterministic: bool
@@ -107,7 +94,8 @@ class Residual(nn.Module):
     """Adds the sublayer's input and output [..., D]."""
     total = x + self.dropout(inner, deterministic=deterministic)
     total = constrain(total)
-    return self.layer_norm(total) if self.options.norm == "post" else total
+    after = self.options.config.norm == "post"
+    return self.layer_norm(total) if after else total
 
 
 class _Layer(nn.Module):
@@ -118,7 +106,7 @@ class _Layer(nn.Module):
   def setup(self):
     """Declares the layers."""
     self.self_attention = self.options.make_attention(
-      rotary=self.options.positions == "rotary"
+      rotary=self.options.config.positions == "rotary"
     )
     self.self_residual = Residual(self.options)
     self.feed_forward = FeedForward(self.options)

@@ -3,7 +3,6 @@
 Axes: B batch, S source, T target, D model, H heads, V vocabulary.
 """
 
-import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -16,7 +15,8 @@ from jax.typing import DTypeLike
 from attention import positions
 from attention.cache import Cache
 from attention.modules import KeyValue, MeshAxes
-from experiments.data.batch import BOS, PAD
+from experiments.config import TransformerConfig
+from experiments.data.batch import PAD, shift_right
 from experiments.distributed.sharding import (
   ALONE,
   constrain,
@@ -48,55 +48,41 @@ class Carry(NamedTuple):
 class Transformer(nn.Module):
   """The encoder-decoder of "Attention Is All You Need", Vaswani et al., 2017.
 
-  See https://arxiv.org/abs/1706.03762, section 3. The attributes without a
-  comment are fields of `TransformerConfig`.
+  See https://arxiv.org/abs/1706.03762, section 3.
   """
 
+  config: TransformerConfig
   source_vocabulary_size: int
   target_vocabulary_size: int
-  model_size: int
-  feed_forward_size: int
-  num_heads: int
-  max_length: int  # of a source or target
-  encoder_layers: int
-  decoder_layers: int
-  score: str
-  norm: str
-  positions: str
-  tied_embeddings: bool
   shared_vocabulary: bool  # whether source and target have the same token ids
-  dropout_rate: float
-  attention_dropout_rate: float
+  max_length: int  # of a source or target
   dtype: DTypeLike  # of the computation; parameters are float32
   mesh_axes: MeshAxes = ALONE  # shard heads, and tokens in `ring_order`
 
   def setup(self):
     """Declares the layers."""
-    shared = [field.name for field in dataclasses.fields(Options)]
-    options = Options(**{name: getattr(self, name) for name in shared})
+    config, size = self.config, self.config.model_size
     embed = functools.partial(
       nn.Embed,
-      features=self.model_size,
+      features=size,
       dtype=self.dtype,
-      embedding_init=nn.initializers.normal(self.model_size**-0.5),
+      embedding_init=nn.initializers.normal(size**-0.5),
     )
     self.embedding = embed(self.target_vocabulary_size)
-    self.single_embedding = self.tied_embeddings and self.shared_vocabulary
+    self.single_embedding = config.tied_embeddings and self.shared_vocabulary
     if not self.single_embedding:
       self.source_embedding = embed(self.source_vocabulary_size)
-    if not self.tied_embeddings:
-      self.output = AffineWeights(
-        self.model_size, self.target_vocabulary_size, self.dtype
-      )
-    if self.positions == "learned":
+    if not config.tied_embeddings:
+      self.output = AffineWeights(size, self.target_vocabulary_size, self.dtype)
+    if config.positions == "learned":
+      init = nn.initializers.normal(0.02)
       self.position_embeddings = self.param(
-        "positions",
-        nn.initializers.normal(0.02),
-        (self.max_length, self.model_size),
+        "positions", init, (self.max_length, size)
       )
-    self.encoder = [EncoderLayer(options) for _ in range(self.encoder_layers)]
-    self.decoder = [DecoderLayer(options) for _ in range(self.decoder_layers)]
-    if self.norm == "pre":
+    options = Options(config, self.dtype, self.mesh_axes)
+    self.encoder = [EncoderLayer(options) for _ in range(config.encoder_layers)]
+    self.decoder = [DecoderLayer(options) for _ in range(config.decoder_layers)]
+    if config.norm == "pre":
       self.encoder_norm = nn.LayerNorm(dtype=self.dtype)
       self.decoder_norm = nn.LayerNorm(dtype=self.dtype)
     self.dropout = options.make_dropout()
@@ -119,8 +105,7 @@ class Transformer(nn.Module):
     chex.assert_rank([source, target], 2, custom_message="source, target")
     memory = self._encode(source, deterministic=not train)
     target = sequence_order(target, self.mesh_axes)
-    inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
-    x = self._embed_all(inputs, target=True)
+    x = self._embed_all(shift_right(target), target=True)
     x = self.dropout(x, deterministic=not train)
     for layer, key_value in zip(self.decoder, memory.layers):
       x = layer(x, key_value, memory.mask, deterministic=not train)
@@ -162,7 +147,7 @@ class Transformer(nn.Module):
     x = self.dropout(x, deterministic=deterministic)
     for layer in self.encoder:
       x = layer(x, mask, deterministic=deterministic)
-    if self.norm == "pre":
+    if self.config.norm == "pre":
       x = self.encoder_norm(x)
     return Memory(
       tuple(layer.cross_attention.project(x) for layer in self.decoder), mask
@@ -179,19 +164,19 @@ class Transformer(nn.Module):
     """Embeds [B, T] tokens at [T] positions."""
     own = not (target or self.single_embedding)
     x = (self.source_embedding if own else self.embedding)(tokens)
-    x = x * jnp.asarray(self.model_size**0.5, x.dtype)
-    if self.positions == "learned":
+    x = x * jnp.asarray(self.config.model_size**0.5, x.dtype)
+    if self.config.positions == "learned":
       table = self.position_embeddings
-    elif self.positions == "sinusoidal":
-      table = positions.sinusoidal(self.max_length, self.model_size)
+    elif self.config.positions == "sinusoidal":
+      table = positions.sinusoidal(self.max_length, self.config.model_size)
     else:
       return x
     return x + table[places][None].astype(x.dtype)
 
   def _normed(self, x: jax.Array) -> jax.Array:
-    return self.decoder_norm(x) if self.norm == "pre" else x
+    return self.decoder_norm(x) if self.config.norm == "pre" else x
 
   def _readout(self) -> Affine:
-    if self.tied_embeddings:
+    if self.config.tied_embeddings:
       return Affine(self.embedding.embedding.T.astype(self.dtype), None)
     return self.output()

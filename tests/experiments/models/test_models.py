@@ -27,32 +27,37 @@ def transformer(source_vocabulary_size=VOCABULARY, **options):
 # once; all other models differ from one of these in a single choice.
 MODELS = {
   "none-luong": rnn(attention="none"),
-  "none-bahdanau": rnn(attention="none", wiring={"order": "bahdanau"}),
+  "none-bahdanau": rnn(attention="none", order="bahdanau"),
   "additive-bahdanau-fed": rnn(
     attention="additive",
     source_vocabulary_size=13,
     encoder_size=10,
-    wiring={"order": "bahdanau", "input_feeding": True},
+    order="bahdanau",
+    input_feeding=True,
   ),
   "dot-luong": rnn(attention="dot"),
   "scaled_dot-luong-fed-linear": rnn(
     attention="scaled_dot",
-    wiring={"input_feeding": True, "readout": "linear"},
+    input_feeding=True,
+    readout="linear",
   ),
   "general-lstm-state-deep": rnn(
     attention="general",
     encoder_layers=2,
     decoder_layers=2,
-    wiring={"cell": "lstm", "query": "state", "order": "bahdanau"},
+    cell="lstm",
+    query="state",
+    order="bahdanau",
   ),
   "concat-forward-state": rnn(
     attention="concat",
     bidirectional=False,
     encoder_size=7,
     decoder_layers=2,
-    wiring={"query": "state", "readout": "linear"},
+    query="state",
+    readout="linear",
   ),
-  "cosine-lstm": rnn(attention="cosine", wiring={"cell": "lstm"}),
+  "cosine-lstm": rnn(attention="cosine", cell="lstm"),
   "transformer": transformer(),
   "transformer-additive-rotary": transformer(
     score="additive", positions="rotary", decoder_layers=2
