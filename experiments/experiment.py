@@ -47,14 +47,10 @@ class Experiment:
 
   def training_batches(self) -> TrainingBatches:
     """Returns this process's shard of the training batches, by step."""
-    config = self.config.train
-    mesh_lib.check_batch(self.mesh, config)
+    config, shard = self.config, mesh_lib.batch_shard(self.mesh)
+    mesh_lib.check_batch(self.mesh, config.train)
     return self.data.training_batches(
-      seed=self.config.seed,
-      size=config.batch_size,
-      unit=config.batch_unit,
-      multiple=config.row_multiple if config.batch_unit == "tokens" else 1,
-      shard=mesh_lib.batch_shard(self.mesh),
+      config.train, seed=config.seed, shard=shard
     )
 
   def initial_state(self) -> TrainState:

@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from experiments.config import TrainConfig
 from experiments.data.batch import Batch
 from experiments.data.gold_alignments import GoldAlignments
 from experiments.data.text.readers import ParallelText
@@ -49,13 +50,9 @@ class Dataset(Protocol):
   max_length: int  # of a source or target, EOS included
 
   def training_batches(
-    self, *, seed: int, size: int, unit: str, multiple: int, shard: BatchShard
+    self, train: TrainConfig, *, seed: int, shard: BatchShard
   ) -> TrainingBatches:
-    """Returns the training batches by step.
-
-    A global batch has `size` units, "examples" or "tokens", and a multiple of
-    `multiple` rows, of which this process loads `shard`.
-    """
+    """Returns the training batches by step; this process loads `shard`."""
 
   def evaluation_set(self, split: str) -> EvaluationSet:
     """Returns the set of a name in `config.data.splits`."""

@@ -1,11 +1,7 @@
 """Decoding in stages with growing caches.
 
-A step attends to a whole cache, and beam search copies the whole of it, free
-positions included. Decoding therefore starts with small caches and doubles
-them when they are full: the cost of short predictions does not depend on
-`max_length`.
-
-Axes: B batch, S source.
+A step processes a whole cache, free positions included. Decoding therefore
+starts with small caches and doubles them when they are full.
 """
 
 import functools

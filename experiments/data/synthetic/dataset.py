@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.config import TaskConfig
-from experiments.data import gold_alignments
+from experiments.config import TaskConfig, TrainConfig
 from experiments.data.batch import Batch, strip
 from experiments.data.dataset import BatchShard, EvaluationSet
-from experiments.data.gold_alignments import GoldAlignments
+from experiments.data.gold_alignments import GoldAlignments, diagonal_alignments
 from experiments.data.synthetic.tasks import Task
 
 
@@ -34,10 +33,10 @@ class SyntheticDataset:
     self.source_words = self.target_words = self.task.words
 
   def training_batches(
-    self, *, seed: int, size: int, unit: str, multiple: int, shard: BatchShard
+    self, train: TrainConfig, *, seed: int, shard: BatchShard
   ) -> "_TaskBatches":
     """Returns the training batches by step."""
-    del unit, multiple  # `Config` allows only examples as the unit of tasks.
+    size = train.batch_size
     return _TaskBatches(self.task, seed, size, shard.rows(size))
 
   def evaluation_set(self, split: str) -> EvaluationSet:
@@ -46,8 +45,10 @@ class SyntheticDataset:
     task = dataclasses.replace(
       self._widest, min_length=chosen.min_length, max_length=chosen.max_length
     )
-    seed, size = self._config.evaluation_seed, chosen.num_examples
-    return EvaluationSet(task.evaluation_set(seed, size, name=split), None)
+    batch = task.evaluation_set(
+      self._config.evaluation_seed, chosen.num_examples, name=split
+    )
+    return EvaluationSet(batch, None)
 
   def max_prediction_length(self, source_length: int) -> int:
     """Returns the maximum length of a target of any set."""
@@ -62,12 +63,10 @@ class SyntheticDataset:
     self, source: np.ndarray, target: np.ndarray
   ) -> GoldAlignments | None:
     """Returns the alignment of tokens [S] and [T]; None for lookup."""
-    if self._config.name == "lookup":
+    name = self._config.name
+    if name == "lookup":
       return None
-    backwards = self._config.name == "reverse"
-    return gold_alignments.diagonal_alignments(
-      source, target, backwards=backwards
-    )
+    return diagonal_alignments(source, target, backwards=name == "reverse")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,16 +1,13 @@
 """Length buckets: which examples of an epoch share a batch.
 
-A compiled step takes arrays of one shape. A few shapes are chosen for the
-lengths of a corpus; every example belongs to the smallest shape that holds it.
-All batches of a shape have the same number of rows, chosen so that batches of
-all shapes have about the same number of tokens.
-
 Axes: N examples, K shapes; 2 stands for source and target length.
 """
 
 from typing import NamedTuple
 
 import numpy as np
+
+from experiments.config import TrainConfig
 
 # Candidate lengths on each side.
 _CANDIDATES = 64
@@ -52,12 +49,12 @@ def choose_shapes(lengths: np.ndarray, num_shapes: int) -> np.ndarray:
   return np.array(sorted(map(tuple, shapes), key=lambda s: (sum(s), s)))
 
 
-def batch_sizes(
-  shapes: np.ndarray, *, size: int, unit: str, multiple: int
-) -> np.ndarray:
+def batch_sizes(shapes: np.ndarray, train: TrainConfig) -> np.ndarray:
   """Returns the number of rows of a batch of each shape."""
-  longest = shapes.max(1) if unit == "tokens" else np.ones(len(shapes), int)
-  return np.maximum(size // longest // multiple, 1) * multiple
+  size, multiple = train.batch_size, train.row_multiple
+  if train.batch_unit == "examples":
+    return np.full(len(shapes), size)
+  return np.maximum(size // shapes.max(1) // multiple, 1) * multiple
 
 
 def assign(lengths: np.ndarray, shapes: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.config import TranslationConfig
+from experiments.config import TrainConfig, TranslationConfig
 from experiments.data.batch import EOS, PAD, Batch
 from experiments.data.dataset import BatchShard
 from experiments.data.text import bucketing
@@ -45,7 +45,7 @@ class ParallelCorpus:
   ):
     kept = drop_blank_pairs(text)
     self.blank = len(text.source) - len(kept.source)
-    self._num_shapes = config.num_shapes
+    self.config = config
     tokens = TokenPairs(source.encode(kept.source), target.encode(kept.target))
     fits = np.flatnonzero((tokens.lengths <= config.max_length).all(1)).tolist()
     self.too_long = len(kept.source) - len(fits)
@@ -57,16 +57,6 @@ class ParallelCorpus:
       )
     self.text = ParallelText(*([side[i] for i in fits] for side in kept))
     self.tokens = TokenPairs(*([side[i] for i in fits] for side in tokens))
-
-  def training_batches(
-    self, *, seed: int, size: int, unit: str, multiple: int, shard: BatchShard
-  ) -> "BucketedBatches":
-    """Returns the training batches by step; see `Dataset.training_batches`."""
-    shapes = bucketing.choose_shapes(self.tokens.lengths, self._num_shapes)
-    sizes = bucketing.batch_sizes(
-      shapes, size=size, unit=unit, multiple=multiple
-    )
-    return BucketedBatches(self, seed, shapes, sizes, shard)
 
 
 class _Epoch(NamedTuple):
@@ -80,11 +70,18 @@ class BucketedBatches:
   """The batches of a corpus, by step; one bucket of examples for each shape."""
 
   def __init__(
-    self, corpus: ParallelCorpus, seed: int, shapes, sizes, shard: BatchShard
+    self,
+    corpus: ParallelCorpus,
+    train: TrainConfig,
+    seed: int,
+    shard: BatchShard,
   ):
-    self.shapes, self.sizes = shapes, sizes
     self._corpus, self._seed, self._shard = corpus, seed, shard
     self._lengths = corpus.tokens.lengths
+    self.shapes = bucketing.choose_shapes(
+      self._lengths, corpus.config.num_shapes
+    )
+    self.sizes = bucketing.batch_sizes(self.shapes, train)
     self._epochs = [_Epoch(0, np.array([], int))]
     self._plan = functools.lru_cache(maxsize=1)(self._make_plan)
 

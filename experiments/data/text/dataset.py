@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.config import NumbersConfig, TranslationConfig
-from experiments.data import gold_alignments
+from experiments.config import NumbersConfig, TrainConfig, TranslationConfig
 from experiments.data.batch import PAD, UNK, Batch
-from experiments.data.dataset import EvaluationSet
-from experiments.data.gold_alignments import GoldAlignments
+from experiments.data.dataset import BatchShard, EvaluationSet
+from experiments.data.gold_alignments import GoldAlignments, number_alignments
 from experiments.data.text import readers
 from experiments.data.text.corpus import BucketedBatches, ParallelCorpus, padded
 from experiments.data.text.readers import ParallelText
@@ -44,10 +43,12 @@ class TranslationDataset:
     self.source_words, self.target_words = self.source.words, self.target.words
     self.corpus: ParallelCorpus | None = None  # `prepare` reads it for training
 
-  def training_batches(self, **options) -> BucketedBatches:
+  def training_batches(
+    self, train: TrainConfig, *, seed: int, shard: BatchShard
+  ) -> BucketedBatches:
     """Returns the training batches by step."""
     assert self.corpus is not None
-    return self.corpus.training_batches(**options)
+    return BucketedBatches(self.corpus, train, seed, shard)
 
   def evaluation_set(self, split: str) -> EvaluationSet:
     """Returns the set of a name in `config.data.splits`."""
@@ -87,18 +88,18 @@ class TranslationDataset:
     It is None for other text, and for a name that was cut within a word.
     """
     config = self._config
-    numeric = isinstance(config, NumbersConfig)
-    if not numeric or (config.source, config.target) != ("en", "ko"):
+    languages = (config.source, config.target)
+    if not isinstance(config, NumbersConfig) or languages != ("en", "ko"):
       return None
-    words = (
-      ["" if token <= UNK else word for token, word in zip(tokens, labels)]
-      for tokens, labels in (
+    source_words, target_words = (
+      ["" if token <= UNK else word for token, word in zip(tokens, words)]
+      for tokens, words in (
         (source, self.source_words(source)),
         (target, self.target_words(target)),
       )
     )
     try:
-      return gold_alignments.number_alignments(*words)
+      return number_alignments(source_words, target_words)
     except ValueError:
       return None
 

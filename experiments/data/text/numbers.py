@@ -1,18 +1,8 @@
 """The built-in corpus: whole numbers, spelt out in two languages.
 
-It needs no download, has any number of sentence pairs, and is a real problem of
-alignment, because languages group the digits of a number differently:
-
-    12 345 678  twelve million, three hundred and forty-five thousand, ...
-    1234 5678   천이백삼십사만 오천육백칠십팔
-
-English has a name for every third power of ten and Korean for every fourth, so
-a word of one language depends on parts of two words of the other; which parts
-depends on how many digits follow. German puts the units before the tens.
-
-num2words spells the numbers. It omits the one before the Korean 만 within a
-number too: 일억 만 where 일억 일만 is common. It spells some different numbers
-alike in Persian (from 19 digits) and Vietnamese (from 15 digits).
+num2words spells them. It omits the one before the Korean 만 within a number
+too: 일억 만 where 일억 일만 is common. It spells some different numbers alike
+in Persian (from 19 digits) and Vietnamese (from 15 digits).
 """
 
 import copy
@@ -24,6 +14,7 @@ from typing import Any
 
 from num2words import CONVERTER_CLASSES
 
+from experiments.config import DigitRange
 from experiments.errors import UserError
 
 SHARES = {"train": 14 / 16, "validation": 1 / 16, "test": 1 / 16}
@@ -95,30 +86,25 @@ def split_of(number: int) -> str:
   return {0: "validation", 1: "test"}.get(digest[0] % 16, "train")
 
 
-def draw(
-  split: str, *, count: int, min_digits: int, max_digits: int, seed: int
-) -> list[int]:
+def draw(split: str, wanted: DigitRange, *, seed: int) -> list[int]:
   """Draws different numbers of a split in random order, equally many a length.
 
   Where a length has too few numbers, all of them are drawn, and more of the
   longer ones. Zero is left out: its word occurs in no other number, so a model
   could not learn it if it were held out.
   """
-  if not 1 <= min_digits <= max_digits:
-    raise UserError(
-      f"min_digits {min_digits}, max_digits {max_digits}: must be at least 1"
-      " and in order"
-    )
   rng = random.Random(seed)
   numbers: list[int] = []
-  for digits in range(min_digits, max_digits + 1):
+  for digits in range(wanted.min_digits, wanted.max_digits + 1):
     # In this order the longer numbers replace missing shorter ones.
-    share = (count - len(numbers)) // (max_digits - digits + 1)
+    missing = wanted.num_examples - len(numbers)
+    share = missing // (wanted.max_digits - digits + 1)
     numbers += _of_length(rng, split, digits, share)
-  if len(numbers) < count:
+  if len(numbers) < wanted.num_examples:
     raise UserError(
-      f"asked for {count} numbers, but {split} has only {len(numbers)} of"
-      f" {min_digits} to {max_digits} digits; raise max_digits"
+      f"asked for {wanted.num_examples} numbers, but {split} has only"
+      f" {len(numbers)} of {wanted.min_digits} to {wanted.max_digits} digits;"
+      " raise max_digits"
     )
   rng.shuffle(numbers)
   return numbers

@@ -86,17 +86,12 @@ def _spelled(config: NumbersConfig, split: str | None) -> ParallelText:
   wanted = config.splits[split] if split else config.train
   drawn = numbers.draw(
     {None: "train", "validation": "validation"}.get(split, "test"),
-    count=wanted.num_examples,
-    min_digits=wanted.min_digits,
-    max_digits=wanted.max_digits,
+    wanted,
     seed=zlib.crc32(f"{config.seed} {split or 'train'}".encode()),
   )
-  sides = zip(SIDES, (config.source, config.target))
   return ParallelText(
-    *(
-      numbers.spelled(drawn, language, field=f"config.data.{side}")
-      for side, language in sides
-    )
+    numbers.spelled(drawn, config.source, field="config.data.source"),
+    numbers.spelled(drawn, config.target, field="config.data.target"),
   )
 
 

@@ -1,9 +1,7 @@
 """Dropout whose mask is a hash of the element's index.
 
-Drawing random words for each element of each layer is a tenth of a training
-step on a CPU. Three rounds of multiplications and shifts cost a fraction of
-that, and XLA fuses them into the consumer, so that no mask is stored for the
-backward pass.
+A hash costs less than random bits, and XLA fuses it into the consumer, so that
+no mask is stored for the backward pass.
 """
 
 import math

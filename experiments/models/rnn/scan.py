@@ -1,9 +1,7 @@
 """A scan over time that computes the gradients of weights in one product.
 
-The backward pass of `jax.lax.scan` adds to the gradient of a weight at every
-step: many small products, and as many sums of arrays of the weight's size.
-Here the loop returns the inputs of each product and the gradients of its
-results, and the weight's gradient is one product of these over all steps.
+The loop returns the inputs of each product and the gradients of its results;
+the weight's gradient is one product of these over all steps.
 """
 
 from collections.abc import Callable

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from configs import base
-from experiments.config import parse
+from experiments.config import DigitRange, parse
 from experiments.data import gold_alignments
 from experiments.data.batch import EOS, PAD
 from experiments.data.gold_alignments import GoldAlignments
@@ -60,8 +60,8 @@ def test_words_of_places_are_possibly_aligned():
 
 
 def test_every_nonzero_digit_has_one_word_on_each_side():
-  drawn = draw("train", count=400, min_digits=1, max_digits=16, seed=0)
-  for number in drawn:
+  wanted = DigitRange(min_digits=1, max_digits=16, num_examples=400)
+  for number in draw("train", wanted, seed=0):
     (english,), (korean,) = (spelled([number], name) for name in ("en", "ko"))
     gold = gold_alignments.number_alignments(words(english), letters(korean))
     digits = sum(digit != "0" for digit in str(number))

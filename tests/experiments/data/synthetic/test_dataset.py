@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from configs import base
-from experiments.config import MeshConfig, parse
+from experiments.config import MeshConfig, TrainConfig, parse
 from experiments.data import pipeline
 from experiments.data.batch import EOS, PAD
 from experiments.data.dataset import BatchShard
@@ -45,9 +45,8 @@ def make_batches(request, datasets):
   size = {"task": 24, "text": 300}[request.param]
 
   def make(shard=ALONE, multiple=1, seed=0):
-    return data.training_batches(
-      seed=seed, size=size, unit=unit, multiple=multiple, shard=shard
-    )
+    train = TrainConfig(batch_size=size, batch_unit=unit, row_multiple=multiple)
+    return data.training_batches(train, seed=seed, shard=shard)
 
   return make
 
@@ -118,9 +117,8 @@ def test_batches_divide_over_devices_and_accumulation(corpus, tmp_path):
 
 
 def test_text_batches_do_not_exceed_their_tokens(datasets):
-  batches = datasets["text"].training_batches(
-    seed=0, size=300, unit="tokens", multiple=1, shard=BatchShard()
-  )
+  train = TrainConfig(batch_size=300, batch_unit="tokens", row_multiple=1)
+  batches = datasets["text"].training_batches(train, seed=0, shard=BatchShard())
   shapes = set()
   for step in range(30):
     source, target = batches[step]

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.config import TrainConfig
 from experiments.data.text.bucketing import (
   assign,
   batch_sizes,
@@ -15,6 +16,12 @@ from experiments.data.text.bucketing import (
 PAIRS = st.lists(
   st.tuples(st.integers(1, 90), st.integers(1, 90)), min_size=1, max_size=60
 ).map(np.array)
+
+
+def tokens(size, multiple):
+  return TrainConfig(
+    batch_size=size, batch_unit="tokens", row_multiple=multiple
+  )
 
 
 def padded_tokens(lengths, shapes):
@@ -89,14 +96,14 @@ def test_example_belongs_to_the_first_shape_that_holds_it():
 @settings(deadline=None)
 @given(PAIRS, st.integers(1, 5000), st.integers(1, 24))
 def test_batches_have_as_many_tokens_as_fit(shapes, size, multiple):
-  rows = batch_sizes(shapes, size=size, unit="tokens", multiple=multiple)
+  rows = batch_sizes(shapes, tokens(size, multiple))
   assert (rows % multiple == 0).all()
   assert (rows >= multiple).all()
   longest = shapes.max(1)
   assert ((rows * longest <= size) | (rows == multiple)).all()
   assert ((rows + multiple) * longest > size).all()
-  examples = batch_sizes(shapes, size=size, unit="examples", multiple=multiple)
-  assert (examples == max(size // multiple, 1) * multiple).all()
+  examples = TrainConfig(batch_size=size, batch_unit="examples")
+  assert (batch_sizes(shapes, examples) == size).all()
 
 
 @settings(deadline=None, max_examples=60)
@@ -105,7 +112,7 @@ def test_every_example_is_planned_once_an_epoch_except_leftovers(
   lengths, num_shapes, size, seed
 ):
   shapes = choose_shapes(lengths, num_shapes)
-  sizes = batch_sizes(shapes, size=size, unit="tokens", multiple=1)
+  sizes = batch_sizes(shapes, tokens(size, 1))
   rng = np.random.default_rng(seed)
   planned, left = np.zeros(len(lengths), int), np.array([], int)
   place = assign(lengths, shapes)
@@ -128,7 +135,7 @@ def test_every_example_is_planned_once_an_epoch_except_leftovers(
 def plan_captions(seed):
   lengths = captions(500)
   shapes = choose_shapes(lengths, 4)
-  sizes = batch_sizes(shapes, size=200, unit="tokens", multiple=2)
+  sizes = batch_sizes(shapes, tokens(200, 2))
   rng = np.random.default_rng(seed)
   return lengths, plan_epoch(lengths, shapes, sizes, np.array([], int), rng)
 

@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 
 from configs import base
-from experiments.config import TextConfig
+from experiments.config import TextConfig, TrainConfig
 from experiments.data import pipeline
 from experiments.data.batch import EOS, PAD, UNK
 from experiments.data.dataset import BatchShard
 from experiments.data.text import bucketing
-from experiments.data.text.corpus import ParallelCorpus, TokenPairs, padded
+from experiments.data.text.corpus import (
+  BucketedBatches,
+  ParallelCorpus,
+  TokenPairs,
+  padded,
+)
 from experiments.data.text.readers import ParallelText
 from experiments.data.text.tokenizer import Tokenizer, train
 from experiments.errors import UserError
@@ -60,11 +65,10 @@ def made(request):
 
 
 def training_batches(
-  made, *, seed=0, size=60, unit="tokens", multiple=1, shard=ALONE
+  corpus, *, seed=0, size=60, unit="tokens", multiple=1, shard=ALONE
 ):
-  return made.corpus.training_batches(
-    seed=seed, size=size, unit=unit, multiple=multiple, shard=shard
-  )
+  train = TrainConfig(batch_size=size, batch_unit=unit, row_multiple=multiple)
+  return BucketedBatches(corpus, train, seed, shard)
 
 
 def assert_equal(ours, theirs):
@@ -72,22 +76,22 @@ def assert_equal(ours, theirs):
 
 
 def test_batches_do_not_depend_on_the_order_of_reading(made):
-  batches = training_batches(made)
+  batches = training_batches(made.corpus)
   expected = [batches[step] for step in range(150)]
   for order in (np.random.default_rng(0).permutation(150)[:40], [149, 0, 149]):
-    fresh = training_batches(made)
+    fresh = training_batches(made.corpus)
     for step in order:
       assert_equal(fresh[step], expected[step])
 
 
 @pytest.mark.parametrize("stop", [1, 23, 149])
 def test_resumed_stream_continues_where_it_stopped(made, stop):
-  batches = training_batches(made)
+  batches = training_batches(made.corpus)
   expected = [batches[step] for step in range(150)]
-  stream = pipeline.stream(training_batches(made), 150)
+  stream = pipeline.stream(training_batches(made.corpus), 150)
   for batch in itertools.islice(expected, stop):
     assert_equal(next(stream), batch)
-  resumed = pipeline.stream(training_batches(made), 150)
+  resumed = pipeline.stream(training_batches(made.corpus), 150)
   resumed.set_state(stream.get_state())
   rest = list(resumed)
   assert len(rest) == 150 - stop
@@ -97,11 +101,13 @@ def test_resumed_stream_continues_where_it_stopped(made, stop):
 
 @pytest.mark.parametrize("unit", ["tokens", "examples"])
 def test_shards_make_up_the_global_batch(made, unit):
-  options = {"size": {"tokens": 90, "examples": 14}[unit], "unit": unit}
-  whole = training_batches(made, multiple=6, **options)
+  options = {"size": {"tokens": 90, "examples": 12}[unit], "unit": unit}
+  whole = training_batches(made.corpus, multiple=6, **options)
   assert (whole.sizes % 6 == 0).all()
   shares = [
-    training_batches(made, multiple=6, shard=BatchShard((i,), 3), **options)
+    training_batches(
+      made.corpus, multiple=6, shard=BatchShard((i,), 3), **options
+    )
     for i in range(3)
   ]
   for step in range(60):
@@ -112,7 +118,7 @@ def test_shards_make_up_the_global_batch(made, unit):
 
 
 def test_rows_are_tokens_eos_padding(made):
-  batches = training_batches(made)
+  batches = training_batches(made.corpus)
   known = {
     (rows, *shape)
     for rows, shape in zip(batches.sizes.tolist(), batches.shapes.tolist())
@@ -132,7 +138,7 @@ def test_rows_are_tokens_eos_padding(made):
 
 
 def test_every_pair_is_read_equally_often(made):
-  batches = training_batches(made)
+  batches = training_batches(made.corpus)
   pairs = set(zip(SOURCE, TARGET))
   count = Counter()
   for step in range(200):
@@ -145,14 +151,17 @@ def test_every_pair_is_read_equally_often(made):
 
 
 def test_epochs_and_seeds_give_different_batches(made):
-  batches, other = training_batches(made), training_batches(made, seed=1)
+  batches, other = (
+    training_batches(made.corpus),
+    training_batches(made.corpus, seed=1),
+  )
   groups = [tuple(made.pairs(batches[step])) for step in range(100)]
   assert len(set(groups)) == len(groups)
   assert not set(groups) & {tuple(made.pairs(other[i])) for i in range(20)}
 
 
 def test_padding_is_the_share_of_pad(made):
-  batches = training_batches(made)
+  batches = training_batches(made.corpus)
   lengths = made.corpus.tokens.lengths
   place = bucketing.assign(lengths, batches.shapes)
   counts = np.bincount(place, minlength=len(batches.sizes))
@@ -161,13 +170,13 @@ def test_padding_is_the_share_of_pad(made):
   assert batches.padding() == pytest.approx((tokens == PAD).mean())
   assert f"{batches.padding():.1%} padding" in batches.describe()[1]
   # Neither depends on the other.
-  assert_equal(batches[70], training_batches(made)[70])
+  assert_equal(batches[70], training_batches(made.corpus)[70])
   assert batches.padding() == pytest.approx((tokens == PAD).mean())
 
 
 def test_batches_larger_than_an_epoch_span_epochs():
   made = make_corpus(SOURCE[:3], TARGET[:3])
-  batches = training_batches(made, size=100)
+  batches = training_batches(made.corpus, size=100)
   assert (batches.sizes > 3 * 3).all()
   count = Counter()
   for step in range(7):
@@ -175,7 +184,7 @@ def test_batches_larger_than_an_epoch_span_epochs():
     count.update(made.pairs(batches[step]))
     assert max(count.values()) - min(count.values()) <= 1
   assert len(count) == 3
-  assert_equal(training_batches(made, size=100)[6], batches[6])
+  assert_equal(training_batches(made.corpus, size=100)[6], batches[6])
   assert 0 <= batches.padding() < 0.5
 
 
@@ -185,10 +194,7 @@ def test_blank_and_long_pairs_are_left_out_and_counted():
   corpus, _ = make_corpus(source, target, max_length=5)
   assert corpus.text == (["dog", "dog " * 4], ["dog", "dog"])
   assert (corpus.blank, corpus.too_long) == (3, 2)
-  batches = corpus.training_batches(
-    seed=0, size=60, unit="tokens", multiple=1, shard=ALONE
-  )
-  assert batches.describe()[0] == (
+  assert training_batches(corpus).describe()[0] == (
     "2 training pairs (3 blank and 2 too long left out)"
   )
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs import base
-from experiments.config import NumbersConfig, TextConfig, parse
+from experiments.config import NumbersConfig, TextConfig, TrainConfig, parse
 from experiments.data.batch import EOS, PAD
 from experiments.data.dataset import BatchShard
 from experiments.data.text import dataset, prepare
@@ -59,9 +59,8 @@ def refused(make, config, workdir):
 
 
 def batches(data):
-  return data.training_batches(
-    seed=0, size=20, unit="tokens", multiple=1, shard=BatchShard()
-  )
+  train = TrainConfig(batch_size=20, batch_unit="tokens", row_multiple=1)
+  return data.training_batches(train, seed=0, shard=BatchShard())
 
 
 def assert_same_sets(ours, theirs):
