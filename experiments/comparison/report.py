@@ -2,9 +2,8 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -22,12 +21,11 @@ from experiments.comparison.statistics import (
   interval,
   is_testable,
 )
-from experiments.evaluation.report import pooled
+from experiments.evaluation.report import length_range, pooled
 from experiments.run_directory import write_text
 
 _PERCENT = ("sequence_accuracy", "token_accuracy", "alignment_error_rate")
 _LOWER_IS_BETTER = ("loss", "perplexity", "alignment_error_rate")
-_NUM_BINS = 10
 # Formats the rows of a group, by the title of a column.
 Columns = dict[str, Callable[[pd.DataFrame], str]]
 
@@ -119,13 +117,10 @@ def _costs(table: pd.DataFrame) -> list[str]:
 
 def _by_length(table: pd.DataFrame, metric: str) -> list[str]:
   """A table of means by source length, in at most ten ranges."""
-  bins = [
-    rows if len(rows) <= _NUM_BINS else pooled(rows, _NUM_BINS)
-    for rows in table["bins"]
-  ]
+  bins = [pooled(rows) for rows in table["bins"]]
   if any(metric not in row for row in bins[0]):
     return []
-  titles = [[_length_range(row) for row in rows] for rows in bins]
+  titles = [[length_range(row) for row in rows] for rows in bins]
   if any(each != titles[0] for each in titles):
     return ["The source lengths differ between groups: see the figure.", ""]
   scores = pd.DataFrame(
@@ -138,11 +133,6 @@ def _by_length(table: pd.DataFrame, metric: str) -> list[str]:
   }
   lines = _by_group(scores.reset_index(), columns)
   return [f"{figures.label(metric)} by length:", "", *lines]
-
-
-def _length_range(row: Mapping[str, Any]) -> str:
-  low, high = row["length"], row["to_length"]
-  return str(low) if low == high else f"{low}-{high}"
 
 
 def _differences(table: pd.DataFrame, metric: str) -> list[str]:

@@ -1,6 +1,5 @@
 """The parser of `--config`, which reports errors of a config file in a line."""
 
-import difflib
 import os
 import sys
 import traceback
@@ -9,6 +8,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from experiments.config.sections import suggestion
 from experiments.errors import UserError
 
 
@@ -65,9 +65,7 @@ def _check_field(config: ConfigDict, flag: str) -> None:
   for name in flag.split(".")[1:]:
     known = list(section) if isinstance(section, ConfigDict) else []
     if name not in known:
-      close = difflib.get_close_matches(name, known, n=1)
-      hint = f"; did you mean {close[0]!r}?" if close else ""
-      raise UserError(f"--{flag}: no such field{hint}")
+      raise UserError(f"--{flag}: no such field{suggestion(name, known)}")
     section = section[name]
 
 

@@ -1,8 +1,6 @@
 """The whole config, and its conversion from nested dictionaries."""
 
-import difflib
 import itertools
-import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -11,7 +9,7 @@ from pydantic import ValidationInfo, model_validator
 
 from experiments.config.data import DataConfig, TaskConfig
 from experiments.config.model import ModelConfig
-from experiments.config.sections import CHANGEABLE, Section, Seed
+from experiments.config.sections import CHANGEABLE, Section, Seed, suggestion
 from experiments.config.training import (
   EvaluationConfig,
   MeshConfig,
@@ -143,7 +141,7 @@ def _validated(raw: Mapping[str, Any], *, stored: bool = False) -> Config:
   try:
     return Config.model_validate(raw, context={"stored": stored})
   except pydantic.ValidationError as error:
-    problems = [_describe(each) for each in error.errors()]
+    problems = [_describe(each, raw) for each in error.errors()]
     raise UserError("\n".join(problems)) from None
 
 
@@ -159,12 +157,19 @@ def _missing(section: Section, path: str = "config") -> list[str]:
   return missing
 
 
-def _describe(problem: Mapping[str, Any]) -> str:
+def _describe(problem: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
   """Formats an error of pydantic as a line with the field and its value."""
   place = problem["loc"]
-  field = ".".join(["config", *map(str, _without_tag(place))])
+  if place[:1] in (("data",), ("model",)):
+    place = place[:1] + place[2:]  # without the tag of a union
+  field = ".".join(["config", *map(str, place)])
   if problem["type"] == "extra_forbidden":
-    return f"{field}: no such field{_suggestion(place)}"
+    *parents, name = place
+    section: Any = raw
+    for parent in parents:
+      section = section[parent]
+    known = set(section) - {name}
+    return f"{field}: no such field{suggestion(name, known)}"
   if problem["type"] in ("missing", "union_tag_not_found"):
     return f"{field}: missing"
   if problem["type"] == "union_tag_invalid":
@@ -177,32 +182,3 @@ def _describe(problem: Mapping[str, Any]) -> str:
   if isinstance(problem["input"], Mapping):
     return f"{field}: {message}"
   return f"{field}: got {problem['input']!r}; {message}"
-
-
-def _without_tag(place: tuple[Any, ...]) -> tuple[Any, ...]:
-  """Removes the tag that pydantic inserts in a location within a union."""
-  tagged = place[:1] in (("data",), ("model",))
-  return place[:1] + place[2:] if tagged else place
-
-
-def _suggestion(place: tuple[Any, ...]) -> str:
-  """Suggests the existing field whose name is the most similar."""
-  close = difflib.get_close_matches(
-    str(place[-1]), _fields(Config, place[:-1]), n=1
-  )
-  return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _fields(kind: Any, place: tuple[Any, ...]) -> set[str]:
-  """The names of the fields at a location within a type."""
-  if not isinstance(kind, type(Section)):  # a union or a dictionary
-    kinds = typing.get_args(kind)
-    inner = place[1:] if typing.get_origin(kind) is dict else place
-    return {field for each in kinds for field in _fields(each, inner)}
-  if not place:
-    return set(kind.model_fields)
-  if place[0] in kind.model_fields:
-    return _fields(kind.model_fields[place[0]].annotation, place[1:])
-  tag = kind.model_fields.get("name")
-  tagged = tag is not None and place[0] in typing.get_args(tag.annotation)
-  return _fields(kind, place[1:]) if tagged else set()

@@ -1,5 +1,7 @@
 """The base class of every config section, and the types of fields."""
 
+import difflib
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import pydantic
@@ -30,3 +32,9 @@ class Section(pydantic.BaseModel):
     allow_inf_nan=False,
     use_attribute_docstrings=True,
   )
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+  """Returns the end of a message: the known name that is most similar."""
+  close = difflib.get_close_matches(name, known, n=1)
+  return f"; did you mean {close[0]!r}?" if close else ""

@@ -87,11 +87,8 @@ def beam(
 
   Example:
     >>> from experiments.config import Seq2SeqConfig
-    >>> from experiments.models import make_model
-    >>> model = make_model(
-    ...   Seq2SeqConfig(), source_vocabulary_size=9, target_vocabulary_size=9,
-    ...   shared_vocabulary=True, max_length=5, dtype="float32",
-    ... )
+    >>> from experiments.models.rnn.seq2seq import Seq2Seq
+    >>> model = Seq2Seq(Seq2SeqConfig(), 9, 9, "float32")
     >>> source = jnp.array([[3, 4, 2]])
     >>> def hypotheses(rng):
     ...   params = model.init(rng, source, source)["params"]

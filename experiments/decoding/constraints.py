@@ -20,9 +20,6 @@ class Constraints:
     no_repeat_ngram: size of n-grams that may not repeat; 0 to allow all.
     banned: token ids that are not allowed.
 
-  Raises:
-    ValueError: if a number is negative; the message names it.
-
   Example:
     >>> Constraints(min_length=2, banned=(3,))
     Constraints(min_length=2, no_repeat_ngram=0, banned=(3,))
@@ -31,15 +28,6 @@ class Constraints:
   min_length: int = 0
   no_repeat_ngram: int = 0
   banned: tuple[int, ...] = ()
-
-  def __post_init__(self):
-    for name in ("min_length", "no_repeat_ngram"):
-      if getattr(self, name) < 0:
-        raise ValueError(
-          f"{name} must be at least 0, got {getattr(self, name)}"
-        )
-    if min(self.banned, default=0) < 0:
-      raise ValueError(f"banned must be token ids, got {self.banned}")
 
 
 def constrained(

@@ -108,10 +108,10 @@ def make_evaluator(
     scores["sentences_per_second"] = len(predictions) / seconds
     return Evaluation(
       metrics=scores,
-      by_length=(
-        metrics.score_by_length(scored, corpus, num_bins=NUM_BINS)
-        if text
-        else metrics.score_by_length(scored, None)
+      by_length=metrics.score_by_length(
+        scored,
+        corpus if text else None,
+        num_bins=NUM_BINS if text else None,
       ),
       signatures=corpus.signatures,
       predictions=predictions,

@@ -76,8 +76,7 @@ def score(scored: ScoredSet, corpus: CorpusMetrics) -> dict[str, float]:
 
   token_accuracy is the share of reference tokens, EOS included, that the
   prediction has at the same position, sequence_accuracy the share of
-  predictions that equal the reference as text. loss and perplexity are per
-  reference token. bleu and, for text, chrf are those of the corpus.
+  predictions that equal the reference as text.
   """
   return _accuracies(scored) | corpus.score(
     scored.predictions, scored.references
@@ -94,24 +93,34 @@ def score_by_length(
 
   BLEU and chrF are left out without `corpus`.
   """
-  low, high = int(scored.lengths.min()), int(scored.lengths.max())
-  width = max(1, -(-(high - low + 1) // (num_bins or high - low + 1)))
-  rows = []
-  for first in range(low, high + 1, width):
-    inside = (scored.lengths >= first) & (scored.lengths < first + width)
-    if not inside.any():
+  lengths, rows = scored.lengths, []
+  for first, last in length_ranges(lengths.min(), lengths.max(), num_bins):
+    inside = np.flatnonzero((lengths >= first) & (lengths <= last))
+    if not inside.size:
       continue
-    part = scored.subset(np.flatnonzero(inside))
+    part = scored.subset(inside)
     rows.append(
       {
         "length": first,
-        "to_length": min(first + width - 1, high),
-        "count": len(part.lengths),
+        "to_length": last,
+        "count": len(inside),
         "tokens": int(part.num_tokens.sum()),
       }
       | (_accuracies(part) if corpus is None else score(part, corpus))
     )
   return rows
+
+
+def length_ranges(
+  low: int, high: int, num_bins: int | None
+) -> list[tuple[int, int]]:
+  """Divides lengths into at most `num_bins` ranges; None: one a length."""
+  low, high = int(low), int(high)
+  width = -(-(high - low + 1) // (num_bins or high - low + 1))
+  return [
+    (first, min(first + width - 1, high))
+    for first in range(low, high + 1, width)
+  ]
 
 
 def _accuracies(scored: ScoredSet) -> dict[str, float]:

@@ -1,14 +1,22 @@
 """Reports an evaluation: files in the run directory, and text."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments.evaluation.evaluator import NUM_BINS, Evaluation
+from experiments.evaluation.metrics import length_ranges
 from experiments.run_directory import write_json
 
 _COLUMNS = {"bleu": "BLEU", "chrf": "chrF"}
+# The metrics that have means over rows, by what they are counted over.
+_POOLED = {
+  "token_accuracy": "tokens",
+  "sequence_accuracy": "count",
+  "loss": "tokens",
+}
 
 
 def write_evaluation(
@@ -63,45 +71,41 @@ def summary(evaluation: Evaluation) -> str:
   return f"{', '.join(parts)} {speed}"
 
 
-def table(rows: list[dict[str, Any]], *, num_bins: int = NUM_BINS) -> str:
-  """Formats `Evaluation.by_length`; tasks are pooled into `num_bins` rows."""
+def table(rows: list[dict[str, Any]]) -> str:
+  """Formats `Evaluation.by_length`, pooled into at most ten rows."""
   columns = [name for name in _COLUMNS if name in rows[0]]
   heading = "length    examples  token accuracy  sequence accuracy"
   lines = [heading + "".join(f"{_COLUMNS[name]:>8}" for name in columns)]
-  for row in rows if columns else pooled(rows, num_bins):
-    first, last = row["length"], row["to_length"]
-    name = str(first) if first == last else f"{first}-{last}"
+  for row in pooled(rows):
     lines.append(
-      f"{name:<8}{row['count']:>10}{row['token_accuracy']:>16.2%}"
+      f"{length_range(row):<8}{row['count']:>10}{row['token_accuracy']:>16.2%}"
       f"{row['sequence_accuracy']:>19.2%}"
       + "".join(f"{row[column]:>8.2f}" for column in columns)
     )
   return "\n".join(lines)
 
 
-def pooled(rows: list[dict[str, Any]], num_bins: int) -> list[dict[str, Any]]:
-  """Merges adjacent lengths of a task into at most `num_bins` rows."""
-  low, high = rows[0]["length"], rows[-1]["to_length"]
-  width = max(1, -(-(high - low + 1) // num_bins))
+def length_range(row: Mapping[str, Any]) -> str:
+  """Returns the source lengths of a row as text."""
+  first, last = row["length"], row["to_length"]
+  return str(first) if first == last else f"{first}-{last}"
+
+
+def pooled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+  """Merges adjacent lengths of a task into at most `NUM_BINS` rows."""
+  if len(rows) <= NUM_BINS:
+    return rows
   merged = []
-  for first in range(low, high + 1, width):
-    chosen = [row for row in rows if first <= row["length"] < first + width]
+  ends = rows[0]["length"], rows[-1]["to_length"]
+  for first, last in length_ranges(*ends, NUM_BINS):
+    chosen = [row for row in rows if first <= row["length"] <= last]
     if not chosen:
       continue
-    tokens = [row["tokens"] for row in chosen]
-    counts = [row["count"] for row in chosen]
-    weights = {
-      "token_accuracy": tokens,
-      "sequence_accuracy": counts,
-      "loss": tokens,
-    }
-    means = {
-      name: np.average([row[name] for row in chosen], weights=each)
-      for name, each in weights.items()
-      if name in chosen[0]
-    }
-    last = min(first + width - 1, high)
-    merged.append(
-      {"length": first, "to_length": last, "count": sum(counts), **means}
-    )
+    row = {"length": first, "to_length": last}
+    row["count"] = sum(each["count"] for each in chosen)
+    for name, unit in _POOLED.items():
+      if name in chosen[0]:
+        values, weights = zip(*((each[name], each[unit]) for each in chosen))
+        row[name] = np.average(values, weights=weights)
+    merged.append(row)
   return merged

@@ -1,6 +1,5 @@
 """Translates lines of text with a restored run."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.data.batch import UNK
-from experiments.data.text import dataset
 from experiments.data.text.corpus import padded
+from experiments.data.text.dataset import TranslationDataset
 from experiments.data.text.tokenizer import normalized
 from experiments.decoding.batching import Search, make_predictor
 from experiments.errors import UserError
@@ -30,85 +29,13 @@ class Line(NamedTuple):
   alignments: list[plots.AttentionPanel]
 
 
-@dataclasses.dataclass(frozen=True)
-class Translator:
-  """Translates blocks of lines; made by `make_translator`."""
-
-  restored: Restored
-  data: dataset.TranslationDataset
-  search: Search
-  predict: Callable[..., Any]
-  weights: Callable[..., Any] | None
-  refuse_long: bool
-
-  def __call__(
-    self,
-    lines: Sequence[str],
-    *,
-    first: int = 1,
-    progress: Callable[[int], Any] | None = None,
-  ) -> list[Line]:
-    """Translates lines, the first of which has the number `first`.
-
-    Calls `progress` with the number of lines that were translated since its
-    last call.
-    """
-    lines = [normalized(line) for line in lines]
-    indices = [i for i, line in enumerate(lines) if line]
-    count = self.search.n_best
-    blank = Line([""] * count, [0.0] * count, "", "", [])
-    results = [blank] * len(lines)
-    if progress:
-      progress(len(lines) - len(indices))
-    if not indices:
-      return results
-    tokens = self.data.source.encode([lines[i] for i in indices])
-    cuts = [self._cut(row, first + i) for i, row in zip(indices, tokens)]
-    width = self.data.max_length
-    sources = padded([row[: width - 1] for row in tokens], width)
-    predictions = self.predict(
-      self.restored.params, sources, progress, first=first - 1
-    )
-    for row, index in enumerate(indices):
-      results[index] = Line(
-        self.data.target_text(predictions.tokens[row]),
-        predictions.scores[row].tolist(),
-        cuts[row],
-        self._unknown(lines[index], tokens[row], first + index),
-        self._alignments(sources[row], predictions.tokens[row, 0]),
-      )
-    return results
-
-  def _cut(self, tokens: np.ndarray, number: int) -> str:
-    limit = self.data.max_length - 1
-    if len(tokens) <= limit:
-      return ""
-    message = f"line {number}: {len(tokens)} tokens, the model reads {limit}"
-    if self.refuse_long:
-      raise UserError(f"{message}; split it, or use --long_lines=cut")
-    return f"{message}: the rest is not translated"
-
-  def _unknown(self, line: str, tokens: np.ndarray, number: int) -> str:
-    if UNK not in tokens:
-      return ""
-    unknown = self.data.source.unknown(line)
-    return f"line {number}: not in the training text: {unknown}"
-
-  def _alignments(self, source, prediction) -> list[plots.AttentionPanel]:
-    if self.weights is None:
-      return []
-    experiment, params, _ = self.restored
-    (heads,) = self.weights(params, source[None], prediction[None])
-    return make_panels(experiment, source, prediction, heads)
-
-
 def make_translator(
   restored: Restored,
   search: Search,
   *,
   refuse_long: bool = False,
   alignments: bool = False,
-) -> Translator:
+) -> Callable[..., list[Line]]:
   """Makes a function that translates blocks of lines.
 
   Args:
@@ -127,22 +54,69 @@ def make_translator(
     UserError: if the run was not trained on text; when called, if a line is too
       long and `refuse_long` is set.
   """
-  experiment = restored.experiment
-  if not isinstance(experiment.data, dataset.TranslationDataset):
+  experiment, params, _ = restored
+  data = experiment.data
+  if not isinstance(data, TranslationDataset):
     raise UserError(
       f"--workdir: its task is {experiment.config.data.name!r}, which has no"
       " text to translate; use experiments.evaluate"
     )
   predict = make_predictor(
-    experiment.model,
-    experiment.mesh,
-    search,
-    experiment.data.max_prediction_length,
+    experiment.model, experiment.mesh, search, data.max_prediction_length
   )
-  weights = make_weights(experiment) if alignments else None
-  return Translator(
-    restored, experiment.data, search, predict, weights, refuse_long
-  )
+  compute_weights = make_weights(experiment)
+
+  def panels(source, prediction) -> list[plots.AttentionPanel]:
+    (heads,) = compute_weights(params, source[None], prediction[None])
+    return make_panels(experiment, source, prediction, heads)
+
+  def translate(
+    lines: Sequence[str],
+    *,
+    first: int = 1,
+    progress: Callable[[int], Any] = lambda count: None,
+  ) -> list[Line]:
+    lines = [normalized(line) for line in lines]
+    indices = [i for i, line in enumerate(lines) if line]
+    progress(len(lines) - len(indices))
+    blank = Line([""] * search.n_best, [0.0] * search.n_best, "", "", [])
+    results = [blank] * len(lines)
+    if not indices:
+      return results
+    tokens = data.source.encode([lines[i] for i in indices])
+    limit = data.max_length - 1
+    cuts = [_cut(len(row), limit, first + i) for i, row in zip(indices, tokens)]
+    if refuse_long and any(cuts):
+      message = next(filter(None, cuts))
+      raise UserError(f"{message}; split it, or use --long_lines=cut")
+    sources = padded([row[:limit] for row in tokens], data.max_length)
+    predictions = predict(params, sources, progress, first=first - 1)
+    for row, index in enumerate(indices):
+      best = predictions.tokens[row]
+      results[index] = Line(
+        data.target_text(best),
+        predictions.scores[row].tolist(),
+        f"{cuts[row]}: the rest is not translated" if cuts[row] else "",
+        _unknown(data, lines[index], tokens[row], first + index),
+        panels(sources[row], best[0]) if alignments else [],
+      )
+    return results
+
+  return translate
+
+
+def _cut(length: int, limit: int, number: int) -> str:
+  if length <= limit:
+    return ""
+  return f"line {number}: {length} tokens, the model reads {limit}"
+
+
+def _unknown(
+  data: TranslationDataset, line: str, tokens: np.ndarray, number: int
+) -> str:
+  if UNK not in tokens:
+    return ""
+  return f"line {number}: not in the training text: {data.source.unknown(line)}"
 
 
 def save_alignments(line: Line, number: int, folder: Path) -> None:

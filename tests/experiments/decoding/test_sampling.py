@@ -267,12 +267,3 @@ def test_option_out_of_range_is_named(options, message):
   rng = jax.random.key(0)
   with pytest.raises(ValueError, match=message):
     decoding.sample(model, params, sources(2), rng, max_length=4, **options)
-
-
-@pytest.mark.parametrize(
-  ("field", "value"),
-  [("min_length", -1), ("no_repeat_ngram", -2), ("banned", (-3,))],
-)
-def test_constraint_out_of_range_is_named(field, value):
-  with pytest.raises(ValueError, match=f"{field} must be"):
-    Constraints(**{field: value})

@@ -9,7 +9,7 @@ def test_the_table_pools_lengths_by_their_tokens():
      "token_accuracy": 1.0 * (n > 1), "sequence_accuracy": 0.5}
     for n in range(1, 21)
   ]  # fmt: skip
-  lines = report.table(rows, num_bins=10).splitlines()
+  lines = report.table(rows).splitlines()
   assert len(lines) == 11
   assert lines[1].split() == ["1-2", "4", "66.67%", "50.00%"]
   assert lines[-1].split()[0] == "19-20"
@@ -22,7 +22,7 @@ def test_the_table_of_text_has_the_ranges_that_were_judged():
      "chrf": 50.0}
     for first, last in ((1, 4), (5, 8), (9, 9))
   ]  # fmt: skip
-  lines = report.table(rows, num_bins=1).splitlines()
+  lines = report.table(rows).splitlines()
   assert lines[0].split()[-2:] == ["BLEU", "chrF"]
   assert lines[1].split() == [
     "1-4", "2", "50.00%", "25.00%", "12.35", "50.00",

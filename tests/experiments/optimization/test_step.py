@@ -174,7 +174,8 @@ def test_a_step_uses_the_gradient_of_the_mean_loss_per_token():
 
 def test_dropout_depends_on_the_step_and_the_seed_only():
   experiment = build()
-  model = experiment.model.clone(dropout_rate=0.5)
+  config = experiment.model.config.model_copy(update={"dropout_rate": 0.5})
+  model = experiment.model.clone(config=config)
   step = jax.jit(make_train_step(model, experiment.optimizer))
   batch = experiment.training_batches()[0]
   state = experiment.initial_state()
