@@ -10,13 +10,7 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from experiments.config import (
-  Config,
-  MeshConfig,
-  ModelConfig,
-  Seq2SeqConfig,
-  TaskConfig,
-)
+from experiments.config import Config, MeshConfig, TaskConfig
 from experiments.data.batch import Batch
 from experiments.data.dataset import Dataset, TrainingBatches
 from experiments.data.synthetic.dataset import SyntheticDataset
@@ -25,7 +19,6 @@ from experiments.distributed import mesh as mesh_lib
 from experiments.distributed import sharding
 from experiments.distributed.multihost import first_process_first
 from experiments.distributed.sharding import ALONE
-from experiments.errors import UserError
 from experiments.models import make_model
 from experiments.optimization.optimizer import make_optimizer
 from experiments.optimization.step import (
@@ -143,9 +136,7 @@ def make_experiment(
     >>> experiment.abstract_state().step.shape
     ()
   """
-  mesh = mesh or config.mesh
-  _check_mesh(mesh, config.model)
-  devices = mesh_lib.make_mesh(mesh)
+  devices = mesh_lib.make_mesh(mesh or config.mesh)
   data: Dataset
   if isinstance(config.data, TaskConfig):
     data = SyntheticDataset(config.data)
@@ -163,20 +154,3 @@ def make_experiment(
   )
   optimizer = make_optimizer(config.optimizer, config.train.steps)
   return Experiment(config, devices, data, model, optimizer)
-
-
-def _check_mesh(mesh: MeshConfig, model: ModelConfig) -> None:
-  """Raises for mesh axes that the model does not support."""
-  if isinstance(model, Seq2SeqConfig):
-    for axis in ("sequence", "tensor"):
-      if getattr(mesh, axis) > 1:
-        raise UserError(
-          f"config.mesh.{axis}: {getattr(mesh, axis)}, but a recurrent model"
-          " processes a sequence on one device; use 1, and split the batch"
-          " over config.mesh.data or config.mesh.fsdp"
-        )
-  elif model.num_heads % mesh.tensor:
-    raise UserError(
-      f"config.mesh.tensor: {model.num_heads} heads (config.model.num_heads) do"
-      f" not divide over {mesh.tensor} devices"
-    )

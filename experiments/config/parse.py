@@ -8,7 +8,7 @@ import pydantic
 from pydantic import ValidationInfo, model_validator
 
 from experiments.config.data import DataConfig, TaskConfig
-from experiments.config.model import ModelConfig
+from experiments.config.model import ModelConfig, Seq2SeqConfig
 from experiments.config.sections import CHANGEABLE, Section, Seed, suggestion
 from experiments.config.training import (
   EvaluationConfig,
@@ -47,6 +47,24 @@ class Config(Section):
           "config.train.best_metric 'chrf' is for text; use"
           " 'sequence_accuracy', 'token_accuracy', 'bleu' or 'loss'"
         )
+    return self
+
+  @model_validator(mode="after")
+  def _mesh(self):
+    model = self.model
+    if isinstance(model, Seq2SeqConfig):
+      for axis in ("sequence", "tensor"):
+        if getattr(self.mesh, axis) > 1:
+          raise ValueError(
+            f"config.mesh.{axis}: {getattr(self.mesh, axis)}, but a recurrent"
+            " model processes a sequence on one device; use 1, and split the"
+            " batch over config.mesh.data or config.mesh.fsdp"
+          )
+    elif model.num_heads % self.mesh.tensor:
+      raise ValueError(
+        f"config.mesh.tensor: {model.num_heads} heads (config.model.num_heads)"
+        f" do not divide over {self.mesh.tensor} devices"
+      )
     return self
 
   @model_validator(mode="after")

@@ -65,7 +65,7 @@ def _draw(experiment: Experiment, workdir: Path, params, curves) -> None:
   """Draws accuracy by length, and attention weights on the validation set."""
   data, longest = experiment.data, None
   if isinstance(data, SyntheticDataset):
-    longest = data.task.batch_lengths[0] - 1  # in tokens, without EOS
+    longest = data.trained_length
   examples = data.evaluation_set("validation")
   figure = draw_alignments(workdir, "validation", experiment, params, examples)
   if jax.process_index() == 0:

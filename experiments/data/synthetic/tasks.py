@@ -7,19 +7,16 @@ number of steps.
 Axes: N examples, L the longest length drawn, S source and T target tokens.
 """
 
-import dataclasses
-import zlib
-
 import numpy as np
 
+from experiments.config import LengthRange, TaskConfig
 from experiments.data import batch as batch_lib
-from experiments.data.batch import EOS, NUM_SPECIAL, PAD, Batch
+from experiments.data.batch import NUM_SPECIAL, PAD, Batch
 from experiments.errors import UserError
 
 HELD_OUT_SHARE = 1 / 16
 _MAX_DRAWS = 1000
 _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_TRAINING, _EVALUATION = 0, 1
 
 
 def copy(
@@ -125,76 +122,41 @@ def held_out(source: np.ndarray) -> np.ndarray:
   return state < np.uint64(int(HELD_OUT_SHARE * 2**64))
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-  """A synthetic task with its number of symbols and its lengths.
+def batch_lengths(name: str, width: int) -> tuple[int, int]:
+  """Returns S and T, EOS included, for sequences padded to a width."""
+  return (2 * width + 2, 2) if name == "lookup" else (width + 1, width + 1)
 
-  Attributes:
-    name: one of `DRAW`.
-    symbols: number of different symbols.
-    min_length: shortest length drawn (for lookup: the number of pairs).
-    max_length: longest length drawn.
-    width: L, the length that sequences are padded to; `max_length` if that is
-      larger.
 
-  Example:
-    >>> task = Task("reverse", symbols=50, min_length=1, max_length=25)
-    >>> task.training_batch(seed=0, step=7, size=4).source.shape
-    (4, 26)
-  """
-
-  name: str
-  symbols: int
-  min_length: int
-  max_length: int
-  width: int = 0
-
-  @property
-  def vocabulary_size(self) -> int:
-    """Number of token ids, special ones included."""
-    return NUM_SPECIAL + self.symbols * (2 if self.name == "lookup" else 1)
-
-  @property
-  def batch_lengths(self) -> tuple[int, int]:
-    """S and T, EOS included."""
-    width = max(self.width, self.max_length)
-    return (2 * width + 2, 2) if self.name == "lookup" else (width + 1,) * 2
-
-  def training_batch(self, seed: int, step: int, size: int) -> Batch:
-    """Draws the training batch of a step: N = `size`, none held out."""
-    rng = np.random.default_rng([seed, _TRAINING, step])
-    return self._draw(rng, size, evaluation=False)
-
-  def evaluation_set(self, seed: int, size: int, *, name: str = "") -> Batch:
-    """Draws the evaluation set of a seed and a name: N = `size`, held out."""
-    rng = np.random.default_rng([seed, _EVALUATION, zlib.crc32(name.encode())])
-    return self._draw(rng, size, evaluation=True)
-
-  def words(self, tokens: np.ndarray) -> list[str]:
-    """Returns labels of tokens [L]; symbols count from 0."""
-    special = {PAD: "<pad>", batch_lib.BOS: "<s>", EOS: "</s>"}
-    return [special.get(int(t), str(int(t) - NUM_SPECIAL)) for t in tokens]
-
-  def _draw(self, rng: np.random.Generator, size: int, *, evaluation: bool):
-    """Draws `size` examples; those of the other kind are drawn again."""
-    examples, missing = None, np.arange(size)
-    for _ in range(_MAX_DRAWS):
-      lengths = rng.integers(
-        self.min_length, self.max_length + 1, size=len(missing)
-      )
-      width = max(self.width, self.max_length)
-      drawn = DRAW[self.name](rng, lengths, width, self.symbols)
-      if examples is None:
-        examples = drawn
-      else:
-        for kept, new in zip(examples, drawn):
-          kept[missing] = new
-      source = np.asarray(drawn.source)
-      missing = missing[held_out(source) != evaluation]
-      if not missing.size:
-        return examples
-    raise UserError(
-      f"config.data: {self.name} with {self.symbols} symbols and lengths "
-      f"{self.min_length} to {self.max_length} has too few different sequences"
-      " to keep training and evaluation apart; raise symbols or max_length"
+def draw(
+  config: TaskConfig,
+  rng: np.random.Generator,
+  lengths: TaskConfig | LengthRange,
+  *,
+  size: int,
+  width: int,
+  held_out_only: bool,
+) -> Batch:
+  """Draws N = `size` examples; all of their sources are held out, or none."""
+  shortest, longest = lengths.min_length, lengths.max_length
+  examples, missing = None, np.arange(size)
+  for _ in range(_MAX_DRAWS):
+    drawn = DRAW[config.name](
+      rng,
+      rng.integers(shortest, longest + 1, size=len(missing)),
+      width,
+      config.symbols,
     )
+    if examples is None:
+      examples = drawn
+    else:
+      for kept, new in zip(examples, drawn):
+        kept[missing] = new
+    # Examples of the other kind are drawn again.
+    missing = missing[held_out(np.asarray(drawn.source)) != held_out_only]
+    if not missing.size:
+      return examples
+  raise UserError(
+    f"config.data: {config.name} with {config.symbols} symbols and lengths "
+    f"{shortest} to {longest} has too few different sequences to keep training"
+    " and evaluation apart; raise symbols or max_length"
+  )

@@ -3,9 +3,26 @@
 import numpy as np
 import pytest
 
+from experiments.config import LengthRange, TaskConfig, TrainConfig
 from experiments.data.batch import EOS, NUM_SPECIAL, PAD, append_eos, strip
-from experiments.data.synthetic.tasks import DRAW, Task, held_out
+from experiments.data.dataset import BatchShard
+from experiments.data.synthetic.dataset import SyntheticDataset
+from experiments.data.synthetic.tasks import DRAW, draw, held_out
 from experiments.errors import UserError
+
+
+def make_task(name, symbols=12, min_length=1, max_length=7, **splits):
+  lengths = {"min_length": min_length, "max_length": max_length}
+  wanted = LengthRange(**lengths, num_examples=200)
+  splits = dict.fromkeys(("validation", "test"), wanted) | splits
+  return SyntheticDataset(
+    TaskConfig(name=name, symbols=symbols, **lengths, splits=splits)
+  )
+
+
+def training_batch(task, seed, step, size):
+  train = TrainConfig(batch_size=size)
+  return task.training_batches(train, seed=seed, shard=BatchShard())[step]
 
 
 def pairs(batch):
@@ -18,24 +35,24 @@ def pairs(batch):
 
 @pytest.fixture(params=sorted(DRAW))
 def task(request):
-  return Task(request.param, symbols=12, min_length=2, max_length=7)
+  return make_task(request.param, min_length=2)
 
 
 def test_copy_answers_with_the_source():
-  task = Task("copy", symbols=12, min_length=1, max_length=7)
-  for source, target in pairs(task.training_batch(0, 0, 50)):
+  task = make_task("copy")
+  for source, target in pairs(training_batch(task, 0, 0, 50)):
     assert target == source
 
 
 def test_reverse_answers_with_the_source_backwards():
-  task = Task("reverse", symbols=12, min_length=1, max_length=7)
-  for source, target in pairs(task.training_batch(0, 0, 50)):
+  task = make_task("reverse")
+  for source, target in pairs(training_batch(task, 0, 0, 50)):
     assert target == source[::-1]
 
 
 def test_lookup_answers_with_the_value_of_the_queried_key():
-  task = Task("lookup", symbols=12, min_length=1, max_length=7)
-  for source, target in pairs(task.training_batch(0, 0, 50)):
+  task = make_task("lookup")
+  for source, target in pairs(training_batch(task, 0, 0, 50)):
     *listed, query = source
     keys, values = listed[0::2], listed[1::2]
     assert len(set(keys)) == len(keys)
@@ -44,36 +61,39 @@ def test_lookup_answers_with_the_value_of_the_queried_key():
 
 
 def test_lengths_and_symbols_fill_their_ranges_and_no_more():
-  task = Task("copy", symbols=5, min_length=3, max_length=6)
-  sources = [source for source, _ in pairs(task.training_batch(0, 0, 500))]
+  task = make_task("copy", symbols=5, min_length=3, max_length=6)
+  sources = [source for source, _ in pairs(training_batch(task, 0, 0, 500))]
   assert {len(source) for source in sources} == {3, 4, 5, 6}
   tokens = {token for source in sources for token in source}
   assert tokens == set(range(NUM_SPECIAL, NUM_SPECIAL + 5))
-  assert task.vocabulary_size == NUM_SPECIAL + 5
+  assert task.target_vocabulary_size == NUM_SPECIAL + 5
 
 
 def test_a_batch_depends_on_seed_and_step_alone(task):
-  batch = task.training_batch(3, 7, 20)
-  again = task.training_batch(3, 7, 20)
+  batch = training_batch(task, 3, 7, 20)
+  again = training_batch(task, 3, 7, 20)
   np.testing.assert_array_equal(batch.source, again.source)
   np.testing.assert_array_equal(batch.target, again.target)
   for seed, step in ((3, 8), (4, 7)):
-    other = task.training_batch(seed, step, 20)
+    other = training_batch(task, seed, step, 20)
     assert (batch.source != other.source).any()
 
 
 def test_training_never_holds_a_held_out_source_and_evaluation_only_those(task):
-  assert not held_out(task.training_batch(0, 0, 1000).source).any()
-  assert held_out(task.evaluation_set(0, 200).source).all()
+  assert not held_out(training_batch(task, 0, 0, 1000).source).any()
+  assert held_out(task.evaluation_set("test").batch.source).all()
 
 
 def test_evaluation_sets_differ_by_seed_and_name_and_stay_the_same(task):
-  source = task.evaluation_set(0, 50, name="test").source
-  again = task.evaluation_set(0, 50, name="test").source
+  source = task.evaluation_set("test").batch.source
+  again = task.evaluation_set("test").batch.source
   np.testing.assert_array_equal(source, again)
-  for seed, name in ((1, "test"), (0, "validation")):
-    other = task.evaluation_set(seed, 50, name=name).source
-    assert (source != other).any()
+  config = task.config.model_copy(update={"evaluation_seed": 1})
+  for other in (
+    SyntheticDataset(config).evaluation_set("test"),
+    task.evaluation_set("validation"),
+  ):
+    assert (source != other.batch.source).any()
 
 
 def test_about_one_source_in_sixteen_is_held_out():
@@ -84,26 +104,36 @@ def test_about_one_source_in_sixteen_is_held_out():
 
 
 def test_padding_does_not_change_what_is_held_out():
-  source = Task("copy", 12, 1, 7).training_batch(0, 0, 100).source
+  source = training_batch(make_task("copy"), 0, 0, 100).source
   wider = np.pad(source, ((0, 0), (0, 5)))
   np.testing.assert_array_equal(held_out(source), held_out(wider))
 
 
 def test_width_pads_without_changing_lengths(task):
-  wide = Task(task.name, 12, 2, 7, width=11)
-  batch = wide.training_batch(0, 0, 30)
-  assert (batch.source.shape[1], batch.target.shape[1]) == wide.batch_lengths
+  longer = LengthRange(min_length=8, max_length=11, num_examples=9)
+  wide = make_task(task.config.name, min_length=2, longer=longer)
+  batch = wide.evaluation_set("test").batch
+  assert max(batch.source.shape[1], batch.target.shape[1]) == wide.max_length
   longest = max(len(source) for source, _ in pairs(batch))
-  assert longest == (15 if task.name == "lookup" else 7)
+  assert longest == (15 if wide.config.name == "lookup" else 7)
 
 
 def test_a_task_too_small_to_split_says_so():
+  task = make_task("copy", symbols=2, max_length=1)
   with pytest.raises(UserError, match="too few different sequences"):
-    Task("copy", symbols=1, min_length=1, max_length=1).evaluation_set(0, 4)
+    draw(
+      task.config,
+      np.random.default_rng(0),
+      task.config,
+      size=4,
+      width=1,
+      held_out_only=True,
+    )
 
 
 def test_words_count_symbols_from_zero():
-  words = Task("copy", 12, 1, 7).words(np.array([NUM_SPECIAL, 14, EOS, PAD]))
+  tokens = np.array([NUM_SPECIAL, 14, EOS, PAD])
+  words = make_task("copy").source_words(tokens)
   assert words == ["0", "11", "</s>", "<pad>"]
 
 
