@@ -56,8 +56,17 @@ def text() -> ConfigDict:
 
 
 def numbers() -> ConfigDict:
-  """Spelt numbers."""
-  return section(typed.NumbersConfig())
+  """Spelt numbers, from English words to Korean characters."""
+  config = section(typed.NumbersConfig())
+  config.update(
+    target="ko",
+    source_tokenizer=tokenizer("words", 1000),
+    target_tokenizer=tokenizer("characters", 1000),
+    joint_vocabulary=False,
+    max_length=96,
+    num_shapes=6,
+  )
+  return config
 
 
 def optimizer() -> ConfigDict:

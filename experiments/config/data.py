@@ -143,25 +143,9 @@ class DigitRange(Section):
 
 
 class NumbersConfig(_Translation):
-  """Integers, spelt in one language and translated to another."""
+  """Integers, spelt in two of the languages of num2words."""
 
   name: Literal["numbers"] = "numbers"
-  target: Name = "ko"
-  """Language to translate to; one of num2words, as the source."""
-  source_tokenizer: TokenizerConfig = TokenizerConfig(
-    kind="words", vocabulary_size=1000
-  )
-  """Tokenizer of the source."""
-  target_tokenizer: TokenizerConfig = TokenizerConfig(
-    kind="characters", vocabulary_size=1000
-  )
-  """Tokenizer of the target."""
-  joint_vocabulary: bool = False
-  """Whether one tokenizer, trained on both sides, is used for both."""
-  max_length: Annotated[int, Field(ge=2)] = 96
-  """Longest source or target in tokens, EOS included."""
-  num_shapes: Positive = 6
-  """Number of batch shapes, each compiled once; more shapes pad less."""
   train: DigitRange = DigitRange(
     min_digits=1, max_digits=12, num_examples=50_000
   )

@@ -7,19 +7,38 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import chex
 import jax
 import numpy as np
+from flax import linen as nn
 
-from experiments.data.batch import PAD
+from experiments.data.batch import PAD, shift_right
 from experiments.data.dataset import EvaluationSet
 from experiments.data.gold_alignments import GoldAlignments
-from experiments.decoding.attention_weights import target_attention_weights
 from experiments.decoding.batching import filled
 from experiments.experiment import Experiment
 
 # Enough for a rate to one percent; decoding takes a step for each token.
 _NUM_ALIGNED = 256
 _ONLY_HEAD = "attention"
+
+
+def target_attention_weights(
+  model: nn.Module, params: Any, source: jax.Array, target: jax.Array
+) -> jax.Array:
+  """Returns the attention weights [N, H, T, S] of given targets."""
+  chex.assert_rank([source, target], 2, custom_message="source, target")
+  variables = {"params": params}
+  start: Any = model.apply(variables, source, target.shape[1], method="start")
+  memory, carry = start
+
+  def next_step(carry, token):
+    step: Any = model.apply(variables, memory, carry, token, method="step")
+    carry, _, weights = step
+    return carry, weights
+
+  _, weights = jax.lax.scan(next_step, carry, shift_right(target).T)
+  return weights.transpose(1, 2, 0, 3)
 
 
 def make_weights(experiment: Experiment) -> Callable[..., list[np.ndarray]]:

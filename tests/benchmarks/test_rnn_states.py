@@ -6,7 +6,7 @@ import numpy as np
 from benchmarks import rnn_states
 from experiments.config import parse
 from experiments.data.batch import BOS, PAD
-from experiments.decoding.attention_weights import target_attention_weights
+from experiments.evaluation.alignment_error import target_attention_weights
 from experiments.experiment import make_experiment
 from tests.attention.matrix import sampled_product
 from tests.experiments.conftest import make_tiny

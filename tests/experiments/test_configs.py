@@ -44,9 +44,10 @@ def test_builds(name, arg, corpus, tmp_path):
   experiment = make_experiment(
     typed, tmp_path, mesh=MeshConfig.one(), train=True
   )
-  batches = experiment.data.training_batches(
-    seed=0, size=2, unit="examples", multiple=1, shard=BatchShard()
+  few = typed.train.model_copy(
+    update={"batch_size": 2, "batch_unit": "examples"}
   )
+  batches = experiment.data.training_batches(few, seed=0, shard=BatchShard())
   batch = batches[0]
   state = jax.eval_shape(
     lambda: init_state(experiment.model, experiment.optimizer, seed=0)

@@ -9,7 +9,7 @@ import pytest
 
 from experiments import decoding
 from experiments.data.batch import BOS, EOS, PAD
-from experiments.decoding.attention_weights import target_attention_weights
+from experiments.evaluation.alignment_error import target_attention_weights
 from tests.experiments.toys import make_rnn, make_transformer
 
 VOCABULARY = 11

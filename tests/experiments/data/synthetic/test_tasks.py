@@ -7,7 +7,7 @@ from experiments.config import LengthRange, TaskConfig, TrainConfig
 from experiments.data.batch import EOS, NUM_SPECIAL, PAD, append_eos, strip
 from experiments.data.dataset import BatchShard
 from experiments.data.synthetic.dataset import SyntheticDataset
-from experiments.data.synthetic.tasks import DRAW, draw, held_out
+from experiments.data.synthetic.tasks import DRAW, held_out
 from experiments.errors import UserError
 
 
@@ -119,16 +119,10 @@ def test_width_pads_without_changing_lengths(task):
 
 
 def test_a_task_too_small_to_split_says_so():
-  task = make_task("copy", symbols=2, max_length=1)
+  config = make_task("copy", max_length=1).config
+  config = config.model_copy(update={"symbols": 1})
   with pytest.raises(UserError, match="too few different sequences"):
-    draw(
-      task.config,
-      np.random.default_rng(0),
-      task.config,
-      size=4,
-      width=1,
-      held_out_only=True,
-    )
+    SyntheticDataset(config).evaluation_set("test")
 
 
 def test_words_count_symbols_from_zero():
