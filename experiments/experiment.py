@@ -65,10 +65,7 @@ class Experiment:
   def train_step(
     self, like: TrainState
   ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
-    """Returns the compiled update of states that are sharded like `like`.
-
-    It takes batches from `mesh.shard_batch`, and reuses the state's memory.
-    """
+    """Returns the compiled update of states sharded like `like`, in place."""
     step = self.jitted_step(like)
 
     def update(state, batch):

@@ -1,7 +1,4 @@
-"""The typed config, which declares the type, range and default of each field.
-
-`parse` converts a `ConfigDict`, or reports all invalid fields in one message.
-"""
+"""The typed config: the type, range and default of every field."""
 
 from experiments.config.data import (
   DigitRange,

@@ -106,11 +106,8 @@ def parse(raw: Mapping[str, Any]) -> Config:
 
 
 def parse_stored(raw: Mapping[str, Any]) -> Config:
-  """Converts the content of config.json, of this or an older schema version.
-
-  Accepts an `evaluation.checkpoint` that the run does not keep, so that a user
-  can change it.
-  """
+  """Converts the content of config.json, of this or an older schema version."""
+  # A user can change an `evaluation.checkpoint` that the run does not keep.
   return _validated(migrated(raw), stored=True)
 
 

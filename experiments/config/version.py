@@ -11,11 +11,7 @@ VERSION = 2
 
 
 def migrated(raw: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a stored config in the current schema.
-
-  Default values of new fields reproduce the behaviour of older versions, unless
-  a migration sets another value.
-  """
+  """Returns a stored config in the current schema; new fields get defaults."""
   version = raw.get("version", 1)
   if not isinstance(version, int) or not 1 <= version <= VERSION:
     raise UserError(

@@ -44,10 +44,7 @@ class Search:
     return max(ROWS // self.beam_size, 16)
 
   def __call__(self, model, params, source, indices, max_length):
-    """Returns tokens [B, K, T] and scores [B, K] of sources [B, S].
-
-    `indices` differ between batches and seed the samples of a batch.
-    """
+    """Returns tokens [B, K, T] and scores [B, K]; `indices` seed samples."""
     options: dict[str, Any] = {"max_length": max_length}
     options["constraints"] = self.constraints
     if self.beam_size > 1 or self.n_best > 1:
@@ -143,10 +140,7 @@ def filled(array: np.ndarray, rows: int) -> np.ndarray:
 
 
 class Compiled:
-  """A function of (length, params, batch, ...) that times its execution.
-
-  The length is static, and the rows of the batch are split over the devices.
-  """
+  """A function of (static length, params, batch, ...) that is timed."""
 
   def __init__(self, function: Callable, mesh: Mesh):
     self._mesh = mesh

@@ -1,8 +1,7 @@
 """Synthetic tasks, drawn from (seed, step) and never stored.
 
-A hash of its source decides whether an example is for training or evaluation.
-Evaluated examples therefore never occur in training, for any seed and any
-number of steps.
+A hash of its source decides whether an example is for training or evaluation,
+so that no evaluated example occurs in training.
 
 Axes: N examples, L the longest length drawn, S source and T target tokens.
 """
@@ -110,10 +109,7 @@ DRAW = {"copy": copy, "reverse": reverse, "lookup": lookup}
 
 
 def held_out(source: np.ndarray) -> np.ndarray:
-  """Returns [N] bool: which sources [N, S] are for evaluation, 1 in 16.
-
-  It is a hash of the tokens before padding.
-  """
+  """Returns [N] bool, by a hash: whether sources [N, S] are for evaluation."""
   state = np.zeros(len(source), np.uint64)
   for token in source.astype(np.uint64).T:
     mixed = (state ^ token) * _HASH_FACTOR

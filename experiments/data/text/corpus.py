@@ -1,8 +1,4 @@
-"""Training pairs as tokens, and their batches, epoch by epoch.
-
-A batch is a function of (text, seed, step), so that a run is resumed from the
-number of its step alone.
-"""
+"""Training pairs as tokens, and their batches by step, epoch by epoch."""
 
 import bisect
 import functools

@@ -1,7 +1,4 @@
-"""Downloads public corpora with pooch and verifies their content.
-
-A file appears under its own name only after its content has been verified.
-"""
+"""Downloads public corpora with pooch and verifies their content."""
 
 import gzip
 import hashlib

@@ -14,14 +14,13 @@ import jax.numpy as jnp
 
 from experiments.config import Seq2SeqConfig
 from experiments.models.rnn import decoder, scan
-from experiments.models.rnn.attention_step import Memory, attention_context
 from experiments.models.rnn.cells import project
 
 
 def scan_decoder(
   config: Seq2SeqConfig,
   weights: decoder.DecoderWeights,
-  memory: Memory,
+  memory: decoder.Memory,
   carry: decoder.Carry,
   embeddings: jax.Array,
 ) -> jax.Array:
@@ -53,7 +52,7 @@ def scan_decoder(
     cell_step, _cell_matrices(weights), weights, carry.states, gates
   )
   outputs, queries = (jnp.swapaxes(each, 0, 1) for each in steps)
-  contexts = attention_context(weights.score, memory, queries)
+  contexts = decoder.attention_context(weights.score, memory, queries)
   return decoder.attentional_state(weights, contexts, outputs)
 
 

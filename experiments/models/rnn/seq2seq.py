@@ -11,7 +11,7 @@ from experiments.config import Seq2SeqConfig
 from experiments.data.batch import shift_right
 from experiments.models.layers.affine import Affine, AffineWeights
 from experiments.models.layers.dropout import Dropout
-from experiments.models.rnn import attention_step, cells, decoder, decoder_scan
+from experiments.models.rnn import cells, decoder, decoder_scan
 from experiments.models.rnn.encoder import Encoded, Encoder
 
 
@@ -93,20 +93,20 @@ class Seq2Seq(nn.Module):
 
   def start(
     self, source: jax.Array, max_length: int
-  ) -> tuple[attention_step.Memory, decoder.Carry]:
+  ) -> tuple[decoder.Memory, decoder.Carry]:
     """Encodes a source [B, S]; returns memory and carry for `step`."""
     del max_length
     return self._start(self._weights(), self.encoder(source))
 
   def step(
-    self, memory: attention_step.Memory, carry: decoder.Carry, token: jax.Array
+    self, memory: decoder.Memory, carry: decoder.Carry, token: jax.Array
   ) -> tuple[decoder.Carry, jax.Array, jax.Array]:
     """Returns carry, logits [B, V] and weights [B, 1, S] after a token [B]."""
     weights = self._weights()
     gates = cells.project(weights.cells[0], self.embedding(token))
     carry, query = decoder.step(self.config, weights, memory, carry, gates)
     logits = weights.output(carry.attentional)
-    attention_weights = attention_step.attention_weights(
+    attention_weights = decoder.attention_weights(
       weights.score, memory, query[:, None]
     )
     return carry, logits, attention_weights
@@ -115,7 +115,7 @@ class Seq2Seq(nn.Module):
     keys = encoded.states
     if weights.score is not None:
       keys = weights.score.map_key(keys)
-    memory = attention_step.Memory(
+    memory = decoder.Memory(
       keys, encoded.states, encoded.mask[:, None, :], encoded.summary
     )
     parts = jnp.split(
