@@ -1,6 +1,6 @@
 """Strict settings for every test, and one compilation cache for all processes.
 
-XLA optimises programs as it does for users: no flag changes that.
+`tests/compilation.py` lists the tests that compile with XLA's default settings.
 """
 
 import os
@@ -20,8 +20,10 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 import jax
 import pytest
 
+from tests import compilation
 from tests.default_cases import DEFAULT_CASES
 
+_ROOT = pathlib.Path(__file__).parent
 _CACHE = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
 _CACHE_LIMIT = 2 * 2**30  # bytes
 # These files take longest, so they start first.
@@ -33,6 +35,7 @@ _LONG_FILES = (
 )
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+compilation.install()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -84,6 +87,12 @@ def pytest_collection_modifyitems(config, items):
     raise pytest.UsageError(
       f"tests/default_cases.py lists cases that do not exist: {sorted(missing)}"
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+  """Chooses how programs are compiled before any fixture compiles one."""
+  compilation.choose(item.path.relative_to(_ROOT).as_posix())
 
 
 @pytest.hookimpl(trylast=True)

@@ -19,6 +19,7 @@ import tempfile
 import time
 import weakref
 
+from tests import compilation
 from tests.experiments import processes
 
 
@@ -105,6 +106,7 @@ def _serve() -> None:
   import experiments.inference
   import experiments.training.loop  # noqa: F401
 
+  compilation.install()
   for line in sys.stdin:
     request = json.loads(line)
     if "poll" in request:

@@ -16,6 +16,8 @@ import signal
 import socket
 import sys
 
+from tests import compilation
+
 
 def serve(path: str) -> dict | None:
   """Forks for each connection; returns, in a fork, the request to run."""
@@ -62,6 +64,7 @@ def main() -> None:
   import experiments.inference.translator
   import experiments.training.loop  # noqa: F401
 
+  compilation.install()
   request = serve(sys.argv[1])
   if request is None:
     return

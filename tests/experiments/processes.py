@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 
+from tests import compilation
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 # A config file with the config of `conftest.make_tiny`.
@@ -39,6 +41,7 @@ def environment(devices=1, **variables):
   flags = os.environ["XLA_FLAGS"]
   return {
     **os.environ,
+    **compilation.ENVIRONMENT,
     "XLA_FLAGS": re.sub(r"(device_count)=\d+", rf"\1={devices}", flags),
     "PYTHONPATH": str(ROOT),
     **variables,

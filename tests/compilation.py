@@ -1,0 +1,50 @@
+"""Which tests compile with the settings of users, and which for speed.
+
+Tests of numbers compile as XLA does by default. The others test what a program
+is given and what becomes of its result: configs, files, commands, the order of
+steps. Most of their time would be compilation, so XLA skips its optimisations.
+"""
+
+import jax
+from jax._src import compiler
+
+# Folders and files whose tests compile with XLA's default settings. Programs
+# that run for longer than they compile are among them.
+DEFAULT_SETTINGS = (
+  "attention/",
+  "tests/attention/",
+  "tests/benchmarks/",
+  "tests/experiments/decoding/",
+  "tests/experiments/models/",
+  "tests/experiments/optimization/",
+  "tests/experiments/test_learning.py",
+  "tests/experiments/training/test_resume.py",
+  "tests/test_compiler.py",
+)
+# What a started process needs to compile as this process does for speed.
+ENVIRONMENT = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+
+
+def choose(path: str) -> None:
+  """Sets JAX for the tests of a file, a path relative to the repository."""
+  fast = not path.startswith(DEFAULT_SETTINGS)
+  jax.config.update("jax_disable_most_optimizations", fast)
+
+
+def install() -> None:
+  """Makes programs without optimisations use XLA's older code generator.
+
+  It takes a third of the time of the new one, which optimises as it generates.
+  Later versions of JAX have the new one only.
+  """
+  if jax.__version_info__ >= (0, 11):
+    return
+  make = compiler.get_compile_options
+
+  def compile_options(*args, **kwargs):
+    options = make(*args, **kwargs)
+    if jax.config.read("jax_disable_most_optimizations"):
+      options.env_option_overrides += [("xla_cpu_use_fusion_emitters", False)]
+    return options
+
+  compiler.get_compile_options = compile_options
