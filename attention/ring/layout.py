@@ -62,11 +62,12 @@ class Ring:
   keys: ShardLayout
 
   @property
-  def query_blocks(self) -> jax.Array:
-    """int32 [c m, 2], chunk and block of each of this device's query blocks."""
-    shape = (self.queries.chunks, self.queries.blocks_per_chunk)
+  def pairs(self) -> jax.Array:
+    """int32 [P, 3]: chunk of keys, chunk and block of queries of each pair."""
+    queries = self.queries
+    shape = self.keys.chunks, queries.chunks, queries.blocks_per_chunk
     indices = np.indices(shape, dtype=np.int32)
-    return jnp.asarray(indices.reshape(2, -1).T)
+    return jnp.asarray(indices.reshape(3, -1).T)
 
   def query_number(self, chunk, block):
     """The index in the sequence of one of this device's query blocks."""

@@ -4,6 +4,7 @@ Axes: n devices, c chunks of the sequence per device, m blocks of a chunk, t
 queries and s keys of a block.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -17,13 +18,13 @@ from attention.softmax import merged
 def make_rotation(ring: Ring, steps: PairSteps) -> Callable:
   """(parameters, constants, query, key, value) -> contexts and statistics.
 
-  Only reverse-mode first derivatives are defined. `jax.lax.scan`'s derivative
-  would store the keys of every step; this one rotates them a second time.
+  Only reverse-mode first derivatives are defined. They rotate the keys again;
+  the derivative of `jax.lax.scan` would store the keys of every step.
   """
 
   @jax.custom_vjp
   def rotate(parameters, *arguments):
-    del parameters  # `constants.single` holds them too
+    del parameters  # `constants.single` contains the same arrays
     return _attend(ring, steps, *arguments)
 
   def forward(parameters, constants, *tokens):
@@ -66,7 +67,7 @@ def _differentiate(
 ):
   """The cotangents of `arguments`, summed over all pairs of blocks.
 
-  A row that is NaN contributes nothing, as in `attend`.
+  The gradient of a row that is NaN is zero, as in `attend`.
   """
   parameters, constants, query, *rotating = arguments
   rows = _finite_rows(results, cotangents)
@@ -91,35 +92,35 @@ def _differentiate(
     return add
 
   def pair_step(state, gradients, key_value, own, numbers):
-    of_parameters, of_query = state
-    totals = [of_parameters, get(of_query, own), *gradients]
+    d_parameters, d_query = state
+    totals = [d_parameters, get(d_query, own), *gradients]
     here = jax.tree.map(lambda each: get(each, own), rows)
     tokens = [get(query, own), *key_value]
     totals = steps.add(make_add, totals, numbers, here, tokens)
-    of_parameters, of_block, *gradients = totals
-    return (of_parameters, put(of_query, of_block, own)), gradients
+    d_parameters, d_block, *gradients = totals
+    return (d_parameters, put(d_query, d_block, own)), gradients
 
   differentiated = parameters, query, *rotating
-  of_parameters, of_query, *of_rotating = jax.tree.map(
-    # Gradients are added up in float32 at least.
+  d_parameters, d_query, *d_rotating = jax.tree.map(
+    # Gradients are summed in float32 at least.
     lambda array: jnp.zeros_like(
       array, jnp.promote_types(array.dtype, jnp.float32)
     ),
     differentiated,
   )
-  (of_parameters, of_query), of_rotating = _rotate(
-    ring, pair_step, (of_parameters, of_query), rotating, of_rotating
+  (d_parameters, d_query), d_rotating = _rotate(
+    ring, pair_step, (d_parameters, d_query), rotating, d_rotating
   )
-  of_parameters, *of_tokens = jax.tree.map(
+  d_parameters, *d_tokens = jax.tree.map(
     lambda total, array: total.astype(array.dtype),
-    (of_parameters, of_query, *of_rotating),
+    (d_parameters, d_query, *d_rotating),
     differentiated,
   )
-  return of_parameters, None, *of_tokens
+  return d_parameters, None, *d_tokens
 
 
 def _finite_rows(results, cotangents):
-  """Results and cotangents, with zeros for those of NaN."""
+  """Results and cotangents; zeros where a result is NaN."""
   bad = [
     jnp.isnan(results[0]).any(-1, keepdims=True),
     *map(jnp.isnan, results[1:]),
@@ -140,40 +141,36 @@ def _rotate(ring: Ring, pair_step: Callable, state, rotating, gradients):
   gradient returns to the device that it started on.
   """
 
+  def attend_to_pair(carry, pair, *, moving, block, number):
+    state, gradients = carry
+    key_chunk, query_chunk, query_block = pair
+    index = {-3: key_chunk}
+    numbers = (
+      ring.query_number(query_chunk, query_block),
+      ring.key_number(key_chunk, block, number),
+    )
+    key_value = [get(each, index) for each in moving]
+    here = [get(each, index) for each in gradients]
+    own = {-4: query_chunk, -3: query_block}
+    state, here = pair_step(state, here, key_value, own, numbers)
+    return (state, [put(*each, index) for each in zip(gradients, here)]), None
+
   def rotate_block(carry, block):
     state, gradients = carry
     index = {-3: block}
 
     def step(carry, number):
-      state, moving, moving_gradients = carry
-      following = ring.rotated(moving)
-
-      def attend_to_chunk(carry, chunk):
-        state, all_gradients = carry
-        key_value = [get(each, {-3: chunk}) for each in moving]
-        key_number = ring.key_number(chunk, block, number)
-
-        def attend_to_block(carry, own):
-          numbers = ring.query_number(*own), key_number
-          own = {-4: own[0], -3: own[1]}
-          return pair_step(*carry, key_value, own, numbers), None
-
-        here = [get(each, {-3: chunk}) for each in all_gradients]
-        (state, here), _ = jax.lax.scan(
-          attend_to_block, (state, here), ring.query_blocks
-        )
-        new = [put(*each, {-3: chunk}) for each in zip(all_gradients, here)]
-        return (state, new), None
-
-      chunks = jnp.arange(ring.keys.chunks, dtype=jnp.int32)
-      (state, moving_gradients), _ = jax.lax.scan(
-        attend_to_chunk, (state, moving_gradients), chunks
+      state, moving, gradients = carry
+      attend = functools.partial(
+        attend_to_pair, moving=moving, block=block, number=number
       )
-      return (state, following, ring.rotated(moving_gradients)), None
+      (state, gradients), _ = jax.lax.scan(
+        attend, (state, gradients), ring.pairs
+      )
+      return (state, ring.rotated(moving), ring.rotated(gradients)), None
 
-    moving, moving_gradients = (
-      [get(each, index) for each in arrays] for arrays in (rotating, gradients)
-    )
+    moving = [get(each, index) for each in rotating]
+    moving_gradients = [get(each, index) for each in gradients]
     (state, _, moving_gradients), _ = jax.lax.scan(
       step,
       (state, moving, moving_gradients),

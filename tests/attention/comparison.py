@@ -15,9 +15,9 @@ wide = functools.partial(jax.enable_x64, True)
 
 
 def jitted(function):
-  """The function as one program a call: eager operations compile one each.
+  """Compiles the whole function; its eager operations would compile singly.
 
-  Options are known when it is traced, as in an eager call, except `rng`.
+  All options except `rng` are constants when tracing, as in an eager call.
   """
 
   @functools.wraps(function)

@@ -1,7 +1,7 @@
 """Which cases of a matrix run by default, and which with `-m exhaustive`.
 
-Compiling is what costs time. By default a test takes one score of each kind;
-the whole product of scores and implementations is left to one test of values.
+Most of a test's time is compilation. By default a test has one score of each
+kind, and only the test of values has all scores with all implementations.
 """
 
 import itertools
@@ -12,9 +12,9 @@ import pytest
 from tests.attention.oracle import CASES, IMPLEMENTATIONS
 
 # One score of each kind: a matrix product, channels in a loop, a function, a
-# class of the user's.
+# user's class.
 KINDS = ("general", "additive", "closure", "own")
-# Each kind on several tiles, and each implementation once.
+# Each kind of score with several tiles, and each implementation at least once.
 PAIRS = (
   ("cosine", "reference"),
   ("scaled_dot", "one_tile"),

@@ -1,7 +1,7 @@
-"""Attention as NumPy loops in float64, and the cases every suite runs over.
+"""Attention as NumPy loops in float64, and the cases of every suite.
 
-Nothing here calls the library's mathematics: one pair of tokens at a time,
-from the papers' formulas.
+The loops compute the papers' formulas for one pair of tokens at a time, without
+functions of the library.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ import numpy as np
 from attention import scores
 from attention.implementations.blockwise import Blockwise
 
-# A single tile, which is what "blockwise" chooses for small problems, and small
-# tiles, so that there are several; test_blockwise_shapes.py draws other sizes.
+# For small problems "blockwise" chooses a single tile; the last implementation
+# has several. implementations/blockwise/test_shapes.py draws other sizes.
 IMPLEMENTATIONS = [
   "reference",
   "blockwise",

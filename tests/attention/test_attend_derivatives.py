@@ -18,7 +18,7 @@ from tests.attention.oracle import (
   loop_scores,
 )
 
-# implementations/blockwise/test_shapes.py differentiates a single tile.
+# implementations/blockwise/test_shapes.py tests derivatives of a single tile.
 every_pair = functools.partial(
   scores_and_implementations, implementations=("reference", "tiles")
 )
@@ -131,7 +131,7 @@ def test_hessian_vector_product_equals_differences_of_gradients(
   @jax.jit
   def products(point, direction):
     forward = jax.jvp(jax.grad(function), (point,), (direction,))[1]
-    # Reverse over reverse computes the same product differently.
+    # Reverse mode of reverse mode computes the same product.
     reverse = jax.grad(
       lambda point: traced_inner(jax.grad(function)(point), direction)
     )(point)

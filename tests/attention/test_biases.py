@@ -18,7 +18,7 @@ from tests.attention.oracle import draw
     (2, [2**-4, 2**-8]),
     (8, [2.0**-n for n in range(1, 9)]),
     (16, [2.0 ** (-n / 2) for n in range(1, 17)]),
-    # Of 8 heads, then every other one of 16.
+    # The slopes of 8 heads, then every other slope of 16 heads.
     (
       12,
       [2.0**-n for n in range(1, 9)] + [2.0**-n for n in (0.5, 1.5, 2.5, 3.5)],

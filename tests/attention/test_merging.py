@@ -29,7 +29,7 @@ def in_parts(query, key, value, cuts, mask):
 
 def test_merged_parts_equal_attention_over_all_keys_with_derivatives():
   query, key, value = draw(0, (2, 4, 3), (2, 7, 3), (2, 7, 5))
-  # An empty part, a part masked for some rows, and a fully masked row.
+  # One part has no keys, one is masked for some rows; row 0 has no visible key.
   mask = masks.causal(-1).materialize(4, 7)
   with jax.enable_x64(True):
     arguments = tuple(jnp.asarray(x) for x in (query, key, value))

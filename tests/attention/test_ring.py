@@ -175,7 +175,7 @@ def test_context_and_lse_of_every_score_mask_and_bias(name, order):
   close(got, want, rtol=1e-4, atol=2e-5)
 
 
-# The default selection tests the results or the gradients of each case.
+# By default a case is tested for its results or for its gradients, not both.
 @sampled_product(
   ("name", "order"),
   (CASES, ORDERS),

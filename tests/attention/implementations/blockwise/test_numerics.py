@@ -92,7 +92,7 @@ def test_rows_masked_in_some_tiles_or_in_all():
   query, key, value = float32(*draw(1, (7, 4), (13, 4), (13, 2)))
   seen = np.random.default_rng(2).random((7, 13)) < 0.5
   seen[0, :4] = seen[1, 4:8] = seen[2, :8] = seen[3, 8:] = False
-  seen[4], seen[5, :12] = False, False  # no key; only the last tile's key
+  seen[4], seen[5, :12] = False, False  # no key; a key of the last tile
   seen[5, 12] = True
   mask = jnp.asarray(seen)
   outputs, gradients = run(query, key, value, mask=mask, score=scores.dot())
@@ -263,7 +263,7 @@ def test_additive_score_equals_hyperbolic_tangent(size, lengths):
     size * np.random.default_rng(n).uniform(-1, 1, (length, 256)).astype("f4")
     for n, length in enumerate(lengths)
   )
-  # Here the tangent is steep and terms cancel.
+  # Sums of query and key near 0, where tanh is steep and terms cancel.
   (noise,) = float32(*draw(11, (5, 256)))
   key[: len(query[:5])] = np.clip(noise[: len(query)] - query[:5], -60.0, 60.0)
   (weight,) = float32(*draw(12, (256,)))
