@@ -17,7 +17,7 @@ def draw_all(
 ) -> list[tuple[str, str]]:
   """Draws all figures as PNG; returns their file names and captions."""
   name = label(metric)
-  _draw_lengths(results.splits, metric, folder / "by_length.png")
+  _draw_lengths(results.lengths, metric, folder / "by_length.png")
   curves = results.curves.assign(minutes=results.curves["seconds"] / 60)
   _draw_curves(curves, metric, "step", folder / "curves.png")
   _draw_curves(curves, metric, "minutes", folder / "curves_by_time.png")
@@ -41,18 +41,15 @@ def label(metric: str) -> str:
   return names.get(metric, metric.replace("_", " "))
 
 
-def _draw_lengths(splits: pd.DataFrame, metric: str, path: Path) -> None:
+def _draw_lengths(table: pd.DataFrame, metric: str, path: Path) -> None:
   """Means over seeds with their intervals, in a panel for each set."""
-  by_split = groups(splits, "split")
+  by_split = groups(table, "split")
   figure, axes = _panels(len(by_split), width=5)
   for axis, split in zip(axes, by_split):
     for group, rows in groups(by_split[split]).items():
-      values: dict[int, list[float]] = {}
-      for bin in (bin for bins in rows["bins"] for bin in bins):
-        if metric in bin:
-          values.setdefault(bin["length"], []).append(bin[metric])
-      lengths = sorted(values)
-      intervals = [interval(values[length]) for length in lengths]
+      by_length = rows.dropna(subset=metric).groupby("length")[metric]
+      lengths = list(by_length.groups)
+      intervals = [interval(list(values)) for _, values in by_length]
       means, widths = np.reshape(intervals, (-1, 2)).T
       widths = np.nan_to_num(widths)
       (line,) = axis.plot(lengths, means, ".-", label=group)

@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -11,7 +12,6 @@ from experiments.comparison import figures
 from experiments.comparison.results import (
   Results,
   groups,
-  present,
   write_tables,
 )
 from experiments.comparison.runner import Outcome
@@ -63,8 +63,8 @@ def write(
     " evaluation sets.",
     "",
   ]
-  for split, table in groups(results.splits, "split").items():
-    lines += [f"## {split}", "", *_split(table, results.scores, metric)]
+  for split in groups(results.splits, "split"):
+    lines += [f"## {split}", "", *_split(results, split, metric)]
   trials = results.splits.drop_duplicates(["group", "seed"])
   sharpness = functools.partial(_mean, "largest_weight")
   title = "mean largest weight of a prediction's token"
@@ -87,16 +87,16 @@ def _title(results: Results) -> str:
   return f"{trial.raw['data']['name']}, by {named}"
 
 
-def _split(
-  table: pd.DataFrame, scores: Sequence[str], metric: str
-) -> list[str]:
+def _split(results: Results, split: str, metric: str) -> list[str]:
   """The tables of an evaluation set, and its significant differences."""
+  scores, lengths = results.scores, results.lengths
+  table = groups(results.splits, "split")[split]
   columns: Columns = {"n": lambda rows: str(len(rows))}
   for name in scores:
     columns[figures.label(name)] = functools.partial(_mean, name)
   lines = _by_group(table, columns)
   if metric in scores:
-    lines += _by_length(table, metric)
+    lines += _by_length(lengths[lengths["split"] == split], metric)
   if not table["group"].duplicated().any():
     return [*lines, "One seed per group: differences cannot be tested.", ""]
   for name in dict.fromkeys((metric, "alignment_error_rate")):
@@ -115,33 +115,30 @@ def _costs(table: pd.DataFrame) -> list[str]:
   return _by_group(table, columns)
 
 
-def _by_length(table: pd.DataFrame, metric: str) -> list[str]:
+def _by_length(lengths: pd.DataFrame, metric: str) -> list[str]:
   """A table of means by source length, in at most ten ranges."""
-  bins = [pooled(rows) for rows in table["bins"]]
-  if any(metric not in row for row in bins[0]):
-    return []
-  titles = [[length_range(row) for row in rows] for rows in bins]
-  if any(each != titles[0] for each in titles):
+  scores: list[dict[str, Any]] = []
+  for (group, _), rows in lengths.groupby(["group", "seed"], sort=False):
+    present: Any = rows.dropna(axis="columns", how="all")
+    ranges = pooled(present.to_dict("records"))
+    if any(metric not in each for each in ranges):
+      return []
+    by_range = {length_range(each): each[metric] for each in ranges}
+    scores.append({"group": group, **by_range})
+  if any(each.keys() != scores[0].keys() for each in scores):
     return ["The source lengths differ between groups: see the figure.", ""]
-  scores = pd.DataFrame(
-    [[float(row[metric]) for row in rows] for rows in bins],
-    columns=titles[0],
-    index=table["group"],
-  )
   columns: Columns = {
-    title: functools.partial(_plain_mean, metric, title) for title in titles[0]
+    title: functools.partial(_plain_mean, metric, title)
+    for title in list(scores[0])[1:]
   }
-  lines = _by_group(scores.reset_index(), columns)
+  lines = _by_group(pd.DataFrame(scores), columns)
   return [f"{figures.label(metric)} by length:", "", *lines]
 
 
 def _differences(table: pd.DataFrame, metric: str) -> list[str]:
   """The significant differences between groups in a metric, as text."""
-  values = {
-    group: found
-    for group, rows in groups(table).items()
-    if (found := present(rows[metric]))
-  }
+  scored = groups(table.dropna(subset=metric))
+  values = {group: rows[metric].tolist() for group, rows in scored.items()}
   untested = [group for group in values if not is_testable(values[group])]
   lines = []
   if untested:
@@ -181,7 +178,7 @@ def _by_group(table: pd.DataFrame, columns: Columns) -> list[str]:
 
 def _mean(name: str, rows: pd.DataFrame) -> str:
   """The mean with its interval; the number of seeds if some lack the metric."""
-  values = present(rows[name])
+  values = rows[name].dropna().tolist()
   if not values:
     return "\u2013"
   mean, half_width = interval(values)
@@ -192,7 +189,7 @@ def _mean(name: str, rows: pd.DataFrame) -> str:
 
 
 def _plain_mean(metric: str, column: str, rows: pd.DataFrame) -> str:
-  return _number(metric, rows[column].mean(skipna=False))
+  return _number(metric, rows[column].mean())
 
 
 def _number(name: str, value: float) -> str:

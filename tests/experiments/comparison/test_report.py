@@ -104,10 +104,10 @@ def test_values_that_are_not_finite_are_shown_and_not_tested(tmp_path):
   for trial, accuracy in zip(trials, (0.3, 0.4, math.nan, 0.5, 0.6, 0.7)):
     write_results(trial, accuracy)
   text = write_report(trials, tmp_path)
-  assert "| dot | 2 | nan% | nan" in text
+  assert "| dot | 2 | inf% | inf" in text
   assert "Not tested, without two finite values: dot." in text
   assert "- general is above none by" in text or "No significant" in text
-  assert "dot,0,test,nan,nan,nan," in (tmp_path / "results.csv").read_text()
+  assert "dot,0,test,inf,inf,inf," in (tmp_path / "results.csv").read_text()
   text = write_report(trials[:3], tmp_path)
   assert "Not tested, without two finite values: dot." in text
   assert "No significant" not in text
