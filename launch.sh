@@ -4,7 +4,7 @@
 #   ./launch.sh local N COMMAND...               N processes on this machine
 #   ./launch.sh slurm [OPTION...] COMMAND...     a Slurm job
 #   ./launch.sh tpu NAME [OPTION...] COMMAND...  all workers of a TPU VM slice
-#   ./launch.sh k8s NAME [OPTION...] COMMAND...  prints a Kubernetes JobSet
+#   ./launch.sh k8s NAME [OPTION...] COMMAND...  a Kubernetes JobSet
 #
 # Examples:
 #
@@ -14,10 +14,11 @@
 #   ./launch.sh tpu my-slice --zone=us-east5-a \
 #       python -m experiments.train --config=configs/multi30k.py
 #   ./launch.sh k8s run1 --image=IMAGE --hosts=4 --gpus=8 --claim=shared \
-#       python -m experiments.train --config=... | kubectl apply -f -
+#       python -m experiments.train --config=configs/multi30k.py
 #
 # Option of every launcher:
-#   --dry-run           prints the commands instead of running them
+#   --dry-run           prints the commands, the script of slurm or the manifest
+#                       of k8s, and runs nothing
 # Options of slurm (defaults in parentheses):
 #   --nodes=N           number of machines (1)
 #   --tasks=N           processes per machine, which share its GPUs evenly (1)
@@ -271,15 +272,8 @@ as_json() {
     "$@"
 }
 
-launch_k8s() {
-  local name="${1:-}" image="" hosts=1 gpus=0 claim="" restarts=10
-  [[ "$name" =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] ||
-    die "k8s needs a name first, of a-z, 0-9 and -; got '$name'. See --help"
-  shift
-  read_options "image hosts gpus claim restarts" "$@"
-  check_numbers 1 hosts
-  check_numbers 0 gpus restarts
-  [[ -n "$image" ]] || die "k8s needs --image=IMAGE; see --help"
+# Prints the manifest of the JobSet.
+k8s_manifest() {
   cat <<END
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
@@ -335,6 +329,24 @@ END
                     claimName: $(as_json "$claim")
 END
   fi
+}
+
+launch_k8s() {
+  local name="${1:-}" image="" hosts=1 gpus=0 claim="" restarts=10
+  [[ "$name" =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] ||
+    die "k8s needs a name first, of a-z, 0-9 and -; got '$name'. See --help"
+  shift
+  read_options "image hosts gpus claim restarts" "$@"
+  check_numbers 1 hosts
+  check_numbers 0 gpus restarts
+  [[ -n "$image" ]] || die "k8s needs --image=IMAGE; see --help"
+  if ((dry_run)); then
+    k8s_manifest
+    return
+  fi
+  type kubectl >/dev/null 2>&1 ||
+    die "kubectl is not installed here; install it, or add --dry-run"
+  k8s_manifest | kubectl apply -f -
 }
 
 case "${1:-}" in

@@ -4,8 +4,8 @@
 
 Prints a table of results and a table of targets, writes both as JSON, and draws
 time and memory against the length. PyTorch and attnax are included where they
-are installed: `pip install -e '.[bench]'`. All sections take tens of minutes on
-two cores, one section a few minutes.
+are installed: `pip install -e '.[bench]'`. All sections take a quarter of an
+hour on two cores, one section a few minutes.
 """
 
 import pathlib

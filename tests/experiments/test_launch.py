@@ -155,7 +155,7 @@ def test_tpu_runs_the_command_on_all_workers():
 def test_a_jobset_is_valid_yaml_with_the_options():
   yaml = pytest.importorskip("yaml")
   options = ["--image=i:1", "--hosts=4", "--gpus=8", "--claim=shared"]
-  done = launch("k8s", "run", *options, *TRAIN, 'say "x": y')
+  done = launch("k8s", "run", *options, "--dry-run", *TRAIN, 'say "x": y')
   manifest = yaml.safe_load(done.stdout)
   assert manifest["kind"] == "JobSet"
   (workers,) = manifest["spec"]["replicatedJobs"]
@@ -170,6 +170,17 @@ def test_a_jobset_is_valid_yaml_with_the_options():
   assert env["JAX_COORDINATOR_ADDRESS"] == "run-workers-0-0.run:20000"
   assert env["JAX_NUM_PROCESSES"] == "4"
   assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == "shared"
+
+
+def test_k8s_applies_the_manifest_of_its_dry_run(tmp_path):
+  kubectl = tmp_path / "kubectl"
+  kubectl.write_text('#!/usr/bin/env bash\necho "kubectl $*"\ncat\n')
+  kubectl.chmod(0o755)
+  arguments = ("k8s", "run", "--image=i", *TRAIN)
+  environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+  applied = launch(*arguments, env=environment).stdout
+  manifest = launch(*arguments[:3], "--dry-run", *TRAIN).stdout
+  assert applied == f"kubectl apply -f -\n{manifest}"
 
 
 @pytest.fixture
