@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention import axes
 from attention.biases import Bias, as_bias
 from attention.dispatch import dispatch, dispatch_weights
 from attention.masks.types import Mask, as_mask
@@ -59,10 +60,7 @@ class Grouping:
 
   def query(self, query: jax.Array) -> jax.Array:
     """[..., H, T, D] to [..., K, G, T, D]."""
-    if self.trivial:
-      return query
-    leading, rest = query.shape[:-3], query.shape[-2:]
-    return jnp.reshape(query, (*leading, *self.shape, *rest))
+    return query if self.trivial else axes.split_axis(query, -3, *self.shape)
 
   def memory(self, memory: jax.Array) -> jax.Array:
     """[..., K, S, D] to [..., K, 1, S, D]; [..., H, S, D] as in `query`."""

@@ -18,7 +18,7 @@ from attention.ring import arrange
 from attention.ring.attention import ring_dispatch
 from attention.ring.order import Order
 from attention.scores import Score
-from attention.scores.base import MappedKeys
+from attention.scores.base import MappedKeys, head_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,9 @@ def attend_sharded_heads(
   tokens, token_specs = _sharded_heads(
     mesh_axes, (query, key, value), (-3, -3, -3), mesh_axes.sequence
   )
-  parameters, specs = _sharded_heads(mesh_axes, parameters, _head_axes(score))
+  axis_of = head_axes(score.score if isinstance(score, MappedKeys) else score)
+  axes = [None] * len(parameters) if axis_of is None else axis_of.values()
+  parameters, specs = _sharded_heads(mesh_axes, parameters, axes)
   return jax.shard_map(
     compute_shard,
     in_specs=(token_specs, specs, PartitionSpec()),
@@ -119,10 +121,10 @@ def attend_sharded_heads(
   )(tokens, parameters, options)
 
 
-def _sharded_heads(mesh_axes: MeshAxes, arrays, head_axes, sequence=None):
+def _sharded_heads(mesh_axes: MeshAxes, arrays, axes, sequence=None):
   """Arrays and their shardings; heads that devices share are repeated."""
   count, repeated, specs = mesh_axes.num_head_shards, [], []
-  for array, axis in zip(arrays, head_axes):
+  for array, axis in zip(arrays, axes):
     names: list[str | None] = [None] * jnp.ndim(array)
     if sequence is not None:
       names[-2] = sequence
@@ -146,21 +148,6 @@ def _of_shard(index, size, num_heads, is_grouped, *, mask, bias, dropout):
     rank = 2 if is_grouped else 1  # heads are [K, G] or [H]
     dropout = OfHeads(dropout, index, num_heads // size, rank)
   return {"mask": mask, "bias": bias, "dropout": dropout}
-
-
-def _head_axes(score: Score) -> list[int | None]:
-  """The axis of heads of each array of a score, or None without one."""
-  if isinstance(score, MappedKeys):
-    return _head_axes(score.score)
-  fields = dataclasses.fields(score) if dataclasses.is_dataclass(score) else ()
-  if not fields or not all("core" in field.metadata for field in fields):
-    return [None] * len(jax.tree.leaves(score))
-  ranks = [
-    (jnp.ndim(array), field.metadata["core"])
-    for field in fields
-    if (array := getattr(score, field.name)) is not None
-  ]
-  return [rank - core - 1 if rank > core else None for rank, core in ranks]
 
 
 def _check_heads(mesh_axes: MeshAxes, num_heads: int, *memory_heads: int):

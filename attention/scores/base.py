@@ -71,18 +71,14 @@ class Score(EqualByValue):
     layout, which repeats the keys in memory.
     """
     heads = (num_key_value_heads, num_groups)
-    if not dataclasses.is_dataclass(self):
+    axis_of = head_axes(self)
+    if axis_of is None or not dataclasses.is_dataclass(self):
       return GroupedHeads(self, *heads)
-    fields = dataclasses.fields(self)
-    if not all("core" in field.metadata for field in fields):
-      return GroupedHeads(self, *heads)
-    cores = {field.name: field.metadata["core"] for field in fields}
-    return type(self)(
-      **{
-        name: _group(getattr(self, name), core, *heads)
-        for name, core in cores.items()
-      }
-    )
+    grouped = {
+      name: _group(getattr(self, name), axis, *heads)
+      for name, axis in axis_of.items()
+    }
+    return dataclasses.replace(self, **grouped)
 
 
 # Metadata of a score's fields: the rank of one head's parameter. The axes
@@ -92,10 +88,24 @@ VECTOR = types.MappingProxyType({"core": 1})
 MATRIX = types.MappingProxyType({"core": 2})
 
 
-def _group(array, core: int, num_key_value_heads: int, num_groups: int):
-  if array is None or jnp.ndim(array) <= core:
+def head_axes(score: Score) -> dict[str, int | None] | None:
+  """The axis of heads of each array, None without one; None if undeclared."""
+  if not dataclasses.is_dataclass(score):
+    return None
+  axis_of: dict[str, int | None] = {}
+  for field in dataclasses.fields(score):
+    if "core" not in field.metadata:
+      return None
+    array = getattr(score, field.name)
+    if array is not None:
+      axis = jnp.ndim(array) - field.metadata["core"] - 1
+      axis_of[field.name] = axis if axis >= 0 else None
+  return axis_of
+
+
+def _group(array, axis: int | None, num_key_value_heads: int, num_groups: int):
+  if axis is None:
     return array
-  axis = jnp.ndim(array) - core - 1
   size = jnp.shape(array)[axis]
   if size in (1, num_key_value_heads * num_groups):
     return axes.split_axis(array, axis, num_key_value_heads, num_groups)
