@@ -14,11 +14,8 @@ from absl import flags
 from experiments import cli
 from experiments.distributed import initialize
 
-_WORKDIR = flags.DEFINE_string(
-  "workdir", None, "The run directory.", required=True
-)
+_WORKDIR, _CHECKPOINT = cli.define_run()
 _SPLIT = flags.DEFINE_string("split", "validation", "The evaluation set.")
-_CHECKPOINT = cli.define_checkpoint()
 
 
 def main() -> None:

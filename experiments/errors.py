@@ -6,15 +6,6 @@ AGAIN = 75
 
 
 class UserError(Exception):
-  """An error that the user can correct: one message, no traceback.
+  """An error that the user can correct: one message, no traceback."""
 
-  Attributes:
-    code: the exit code of the process.
-
-  Example:
-    >>> raise UserError("config.train.steps: got -1; must be at least 1")
-    Traceback (most recent call last):
-    experiments.errors.UserError: config.train.steps: got -1; must be at least 1
-  """
-
-  code = 2
+  code = 2  # the exit code of the process

@@ -15,9 +15,7 @@ from absl import flags
 from experiments import cli
 from experiments.distributed import initialize
 
-_WORKDIR = flags.DEFINE_string(
-  "workdir", None, "The run directory.", required=True
-)
+_WORKDIR, _CHECKPOINT = cli.define_run()
 _SPLIT = flags.DEFINE_string("split", "test", "The set to evaluate.")
 _SOURCE = flags.DEFINE_string(
   "source", None, "A file to translate instead; needs --target."
@@ -25,7 +23,6 @@ _SOURCE = flags.DEFINE_string(
 _TARGET = flags.DEFINE_string(
   "target", None, "The references of --source, line by line."
 )
-_CHECKPOINT = cli.define_checkpoint()
 _BEAM_SIZE, _LENGTH_PENALTY = cli.define_search()
 
 

@@ -17,10 +17,7 @@ from absl import flags, logging
 from experiments import cli
 from experiments.distributed import initialize
 
-_WORKDIR = flags.DEFINE_string(
-  "workdir", None, "The run directory.", required=True
-)
-_CHECKPOINT = cli.define_checkpoint()
+_WORKDIR, _CHECKPOINT = cli.define_run()
 _BEAM_SIZE, _LENGTH_PENALTY = cli.define_search()
 _N_BEST = flags.DEFINE_integer(
   "n_best",

@@ -65,7 +65,7 @@ def _curves(rows, value_of, unit) -> dict[str, Curve]:
 def _save(
   curves: dict[str, Curve], path: pathlib.Path, label: str, title: str
 ) -> None:
-  figure, ((axis,),) = plots.make_figure(1, 1, width=9, height=5.5)
+  figure, (axis,) = plots.make_axes(1, 1, width=9, height=5.5)
   for number, (name, curve) in enumerate(curves.items()):
     axis.plot(*curve, label=name, **_style(name, number))
   axis.set_xscale("log", base=2)

@@ -83,9 +83,9 @@ def pruned(params: Any, module: tuple[str, str], head: int) -> Any:
 def save_figure(results: Mapping[str, Pruning], path: Path) -> None:
   """Draws the changes: a row for each metric, a column a kind of attention."""
   kinds = list(next(iter(results.values())).without)
-  figure, rows = plots.make_figure(
-    len(results), len(kinds), width=4, height=3.2
-  )
+  count = len(results) * len(kinds)
+  figure, flat = plots.make_axes(count, len(kinds), width=4, height=3.2)
+  rows = np.reshape(flat, (-1, len(kinds)))
   for axes, (metric, result) in zip(rows, results.items()):
     changes = {kind: abs(result.without[kind] - result.whole) for kind in kinds}
     most = max(float(change.max()) for change in changes.values())

@@ -27,25 +27,21 @@ class AttentionPanel(NamedTuple):
   title: str
 
 
-def make_figure(
-  rows: int, columns: int, *, width: float, height: float
-) -> tuple[Any, np.ndarray]:
-  """Returns a figure outside pyplot's global state, and its axes."""
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
-  size = (width * columns, height * rows)
-  figure = Figure(figsize=size, layout="constrained")
-  FigureCanvasAgg(figure)
-  return figure, figure.subplots(rows, columns, squeeze=False)
-
-
 def make_axes(
   count: int, columns: int, *, width: float, height: float
 ) -> tuple[Any, list[Any]]:
-  """Returns a figure and `count` axes of a grid; the others are invisible."""
+  """Returns a figure, and `count` axes in rows of `columns`.
+
+  The figure is outside of pyplot's global state.
+  """
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
   rows = -(-count // columns)
-  figure, axes = make_figure(rows, columns, width=width, height=height)
+  size = (width * columns, height * rows)
+  figure = Figure(figsize=size, layout="constrained")
+  FigureCanvasAgg(figure)
+  axes = figure.subplots(rows, columns, squeeze=False)
   for axis in axes.flat[count:]:
     axis.set_axis_off()
   return figure, list(axes.flat[:count])
@@ -172,8 +168,8 @@ def save_accuracy_by_length(
 
   A vertical line marks `trained_length`, the longest length in training.
   """
-  figure, axes = make_figure(1, 2, width=5, height=4)
-  for axis, field in zip(axes[0], ("sequence_accuracy", "token_accuracy")):
+  figure, axes = make_axes(2, 2, width=5, height=4)
+  for axis, field in zip(axes, ("sequence_accuracy", "token_accuracy")):
     for name, rows in curves.items():
       lengths = [row["length"] for row in rows]
       axis.plot(lengths, [row[field] for row in rows], ".-", label=name)
