@@ -21,11 +21,7 @@ def aligned(*arrays: jax.Array) -> list[jax.Array]:
 
 
 def leading_aligned(parameter: jax.Array, rank: int, core: int) -> jax.Array:
-  """Aligns a per-batch parameter with the leftmost leading axes of scores.
-
-  Adds axes of size 1 before its last `core` axes until it has `rank` leading
-  axes: lengths [B] become [B, 1] for scores [B, H, T, S].
-  """
+  """Adds axes before the last `core`: [B] is [B, 1] for [B, H, T, S]."""
   own = parameter.ndim - core
   if own > rank:
     raise ValueError(
@@ -46,10 +42,8 @@ def split_axis(array: jax.Array, axis: int, outer: int, inner: int):
 
 
 def varying_zero(arguments: Any, dtype: Any) -> jax.Array:
-  """A zero that varies over the mesh axes that the arguments vary over.
-
-  Under `jax.shard_map` the state of a loop must have that type from the start.
-  """
+  """A zero that varies over the mesh axes that the arguments vary over."""
+  # Under `jax.shard_map` the initial state of a loop must have this type.
   varying: set[str] = set()
   for array in jax.tree.leaves(arguments):
     varying |= jax.typeof(array).manual_axis_type.varying

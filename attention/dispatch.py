@@ -22,10 +22,7 @@ _DENSE = 1 << 18
 def dispatch(
   query: Any, key: Any, value: Any, **arguments: Any
 ) -> tuple[jax.Array, jax.Array | None]:
-  """The context and, with `return_lse`, the lse.
-
-  `arguments` are `implementation` and those of `make_request`.
-  """
+  """`dispatch_statistics` with the lse instead of the statistics."""
   context, statistics = dispatch_statistics(query, key, value, **arguments)
   return context, None if statistics is None else statistics.lse
 

@@ -96,15 +96,12 @@ class OfPart(Dropout):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OfHeads(Dropout):
-  """The dropout of one of `count` equal groups of heads.
-
-  Heads are the last `rank` leading axes: 1 for [H], 2 for [K, G].
-  """
+  """The dropout of one of `count` equal groups of heads, [H] or [K, G]."""
 
   whole: Dropout
   index: jax.Array
   count: int
-  rank: int
+  rank: int  # 1 for heads [H], 2 for [K, G]
 
   def block(self, rows, columns, numbers, shape, dtype):  # noqa: D102
     leading, lengths = shape[:-2], shape[-2:]
@@ -137,10 +134,7 @@ def _uniform(words):
 def make_dropout(
   rate: float, rng: jax.Array | None, shared: bool = False
 ) -> Dropout | None:
-  """Inverted dropout, or None if the rate is 0.
-
-  Raises TypeError or ValueError if the rate or the random key is invalid.
-  """
+  """Inverted dropout, or None if the rate is 0."""
   try:
     rate = float(rate)
   except TypeError:

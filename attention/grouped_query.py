@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.biases import Bias, as_bias
+from attention.biases import as_bias
 from attention.dispatch import dispatch, dispatch_weights
-from attention.masks.types import Mask, as_mask
+from attention.masks.types import as_mask
 from attention.meshes import on_any_mesh
 from attention.scores import Score, as_score
 
@@ -82,17 +82,13 @@ class Grouping:
     score = as_score(score)
     return score if self.trivial else score.group_heads(*self.shape)
 
-  def mask(self, mask: Any) -> Mask | None:
-    """A mask for [..., K, G, T, S] from one for [..., H, T, S]."""
-    if mask is None or self.trivial:
-      return mask
-    return as_mask(mask).grouped(*self.shape)
-
-  def bias(self, bias: Any) -> Bias | None:
-    """A bias for [..., K, G, T, S] from one for [..., H, T, S]."""
-    if bias is None or self.trivial:
-      return bias
-    return as_bias(bias).grouped(*self.shape)
+  def pairs(self, *, score: Any, mask: Any, bias: Any) -> dict[str, Any]:
+    """These arguments for [..., K, G, T, S] from those for [..., H, T, S]."""
+    if not self.trivial and mask is not None:
+      mask = as_mask(mask).grouped(*self.shape)
+    if not self.trivial and bias is not None:
+      bias = as_bias(bias).grouped(*self.shape)
+    return {"score": self.score(score), "mask": mask, "bias": bias}
 
 
 @on_any_mesh("TE", "T")
@@ -116,9 +112,7 @@ def attend_heads(
     grouping.query(query),
     grouping.memory(key),
     grouping.memory(value),
-    score=grouping.score(score),
-    mask=grouping.mask(mask),
-    bias=grouping.bias(bias),
+    **grouping.pairs(score=score, mask=mask, bias=bias),
     **options,
   )
   if lse is not None:
@@ -127,23 +121,11 @@ def attend_heads(
 
 
 def heads_weights(
-  query: jax.Array,
-  key: jax.Array,
-  *,
-  score: Score | Callable,
-  mask: Any,
-  bias: Any,
+  query: jax.Array, key: jax.Array, **arguments: Any
 ) -> jax.Array:
-  """The attention weights of each head, [..., H, T, S], float32 at least.
-
-  The query is [..., H, T, D] and the key [..., K, S, D].
-  """
+  """The weights [..., H, T, S], float32 at least; as in `attend_heads`."""
   grouping = Grouping(query.shape[-3], key.shape[-3])
   weights = dispatch_weights(
-    grouping.query(query),
-    grouping.memory(key),
-    score=grouping.score(score),
-    mask=grouping.mask(mask),
-    bias=grouping.bias(bias),
+    grouping.query(query), grouping.memory(key), **grouping.pairs(**arguments)
   )
   return grouping.heads(weights)

@@ -78,12 +78,9 @@ def attend_sharded_heads(
   *,
   score: Score,
   implementation: ImplementationLike,
-  **options: Any,
+  **options: Any,  # mask, bias and dropout
 ) -> jax.Array:
-  """The context of `attend_heads`, each device computing its shard.
-
-  `options` are the mask, the bias and the dropout.
-  """
+  """The context of `attend_heads`, each device computing its shard."""
   attend: Callable = dispatch
   if mesh_axes.sequence and mesh_axes.ring_size > 1:
     attend = functools.partial(

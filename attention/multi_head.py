@@ -8,13 +8,12 @@ from typing import Any
 import jax
 
 from attention import masks
-from attention.api import attention_weights
 from attention.biases import as_bias
 from attention.cache import Cache, append
 from attention.checks import check_shape, check_tokens
 from attention.dispatch import ImplementationLike
 from attention.dropout import make_dropout
-from attention.grouped_query import Grouping, KeyValue
+from attention.grouped_query import Grouping, KeyValue, heads_weights
 from attention.mesh_axes import MeshAxes, attend_sharded_heads
 from attention.meshes import on_any_mesh
 from attention.positions import rotary as rotated
@@ -214,16 +213,14 @@ class MultiHead:
   def weights(self, query, key, *, mask, bias, offset) -> jax.Array:
     """The attention weights [..., H, T, S] for keys from `project_key`."""
     self._check_unsharded_tokens("weights")
-    query = self._heads("query", query, offset)
-    grouping = Grouping(query.shape[-3], key.shape[-3])
-    weights = attention_weights(
-      grouping.query(query),
-      grouping.memory(key),
-      score=grouping.score(with_mapped_keys(self.score)),
-      mask=grouping.mask(mask),
-      bias=grouping.bias(bias),
+    weights = heads_weights(
+      self._heads("query", query, offset),
+      key,
+      score=with_mapped_keys(self.score),
+      mask=mask,
+      bias=bias,
     )
-    return grouping.heads(weights)
+    return weights.astype(query.dtype)
 
   def _heads(self, name: str, tokens, offset=None) -> jax.Array:
     """Projected tokens; rotated by their positions from `offset` on."""

@@ -63,10 +63,7 @@ class PairSteps:
   combined: Callable
 
   def add(self, make: Callable, total, numbers, *arguments):
-    """make(case)(total, *arguments, *numbers), or the total if EMPTY.
-
-    `numbers` are the indices of the query block and the key block.
-    """
+    """make(case)(total, *arguments, *numbers), or the total if EMPTY."""
 
     def branch(case):
       return (lambda total, *_: total) if case == EMPTY else make(case)
@@ -86,8 +83,7 @@ def make_pair_steps(
   """Separates `pair` into pure functions and the arrays that it captures.
 
   `pair` is (case, query, key, value, row, column[, context, statistics]) ->
-  (context, statistics). Returns the functions, the arrays with a gradient and
-  `Constants`.
+  (context, statistics). Returned arrays are those with a gradient.
   """
   number = jax.lax.axis_index(ring.axis_name)
   example = (*(get(each, _FIRST) for each in blocks), number, number)

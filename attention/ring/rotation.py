@@ -65,10 +65,7 @@ def _attend(ring: Ring, steps: PairSteps, constants, *tokens):
 def _differentiate(
   ring: Ring, steps: PairSteps, arguments, results, cotangents
 ):
-  """The cotangents of `arguments`, summed over all pairs of blocks.
-
-  The gradient of a row that is NaN is zero, as in `attend`.
-  """
+  """The cotangents of `arguments`; that of a row that is NaN is zero."""
   parameters, constants, query, *rotating = arguments
   rows = _finite_rows(results, cotangents)
 

@@ -234,17 +234,14 @@ def with_mapped_keys(score: Score) -> Score:
 
 
 def trace_score(score: Score, query, key) -> tuple[jax.ShapeDtypeStruct, int]:
-  """The shape of the scores and the elements per pair, by one trace.
-
-  They are 1 where sizes are symbols of `jax.export`.
-  """
+  """The shape of the scores and the elements per pair, by one trace."""
   results = []
 
   def trace(query, key):
     score.check(query, key)
     query, key = score.map_query(query), score.map_key(key)
     closed, result = jax.make_jaxpr(score.pair, return_shape=True)(query, key)
-    elements = 1
+    elements = 1  # also if sizes are symbols of `jax.export`
     if all(isinstance(size, int) for size in (*query.shape, *key.shape)):
       largest = _largest(closed.jaxpr)
       if largest > max(query.size, key.size):  # else the tokens, reshaped
