@@ -4,7 +4,7 @@ Axes: N examples, H heads (of all layers), S source, T target.
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import chex
@@ -23,6 +23,7 @@ _NUM_ALIGNED = 256
 _ONLY_HEAD = "attention"
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def target_attention_weights(
   model: nn.Module, params: Any, source: jax.Array, target: jax.Array
 ) -> jax.Array:
@@ -41,52 +42,43 @@ def target_attention_weights(
   return weights.transpose(1, 2, 0, 3)
 
 
-def make_weights(experiment: Experiment) -> Callable[..., list[np.ndarray]]:
-  """Makes a function that returns attention weights of given targets.
+def unpadded_weights(
+  model: nn.Module, params: Any, source: np.ndarray, target: np.ndarray
+) -> list[np.ndarray]:
+  """Returns N arrays [H, t, s], the attention weights without padding."""
+  # Few widths are compiled.
+  source, target = (filled(x, len(x)) for x in (source, target))
+  heads = np.asarray(target_attention_weights(model, params, source, target))
+  lengths = ((x != PAD).sum(1) for x in (source, target))
+  return [each[:, :t, :s] for each, s, t in zip(heads, *lengths)]
 
-  (params, sources [N, S], targets [N, T]) -> N arrays [H, t, s], without the
-  padding of source and target. It compiles once for each of few widths.
+
+def alignment_error_rates(
+  experiment: Experiment, params: Any, examples: EvaluationSet
+) -> dict[str, float]:
+  """Returns the alignment error rate of each head, by `head_name`.
+
+  Teacher-forced on the references of up to 256 examples. The result is empty if
+  no gold alignment is known or the model has no attention.
   """
-  compute = jax.jit(
-    functools.partial(target_attention_weights, experiment.model)
+  source, target = (np.asarray(x)[:_NUM_ALIGNED] for x in examples.batch)
+  gold = [
+    experiment.data.gold_alignments(*(x[x != PAD] for x in pair))
+    for pair in zip(source, target)
+  ]
+  known = [i for i, each in enumerate(gold) if each is not None]
+  if not known:
+    return {}
+  pairs: dict[str, list[tuple[np.ndarray, Any]]] = {}
+  weights = unpadded_weights(
+    experiment.model, params, source[known], target[known]
   )
-
-  def weights(params, source, target):
-    source, target = (filled(x, len(x)) for x in (source, target))
-    heads = np.asarray(compute(params, source, target))
-    lengths = ((x != PAD).sum(1) for x in (source, target))
-    return [each[:, :t, :s] for each, s, t in zip(heads, *lengths)]
-
-  return weights
-
-
-def make_aligner(experiment: Experiment) -> Callable[..., dict[str, float]]:
-  """Makes a function that compares attention weights with gold alignments.
-
-  (params, set) -> the alignment error rate of each head, by `head_name`, with
-  teacher forcing on the references of up to 256 examples. The result is empty
-  if no gold alignment is known or the model has no attention.
-  """
-  compute = make_weights(experiment)
-
-  def align(params: Any, examples: EvaluationSet) -> dict[str, float]:
-    source, target = (np.asarray(x)[:_NUM_ALIGNED] for x in examples.batch)
-    gold = [
-      experiment.data.gold_alignments(*(x[x != PAD] for x in pair))
-      for pair in zip(source, target)
-    ]
-    known = [i for i, each in enumerate(gold) if each is not None]
-    if not known:
-      return {}
-    pairs: dict[str, list[tuple[np.ndarray, Any]]] = {}
-    for i, heads in zip(known, compute(params, source[known], target[known])):
-      for index, head in enumerate(heads):
-        if head.any():
-          name = head_name(experiment, index) if len(heads) > 1 else _ONLY_HEAD
-          pairs.setdefault(name, []).append((head, gold[i]))
-    return {name: alignment_error_rate(each) for name, each in pairs.items()}
-
-  return align
+  for i, heads in zip(known, weights):
+    for index, head in enumerate(heads):
+      if head.any():
+        name = head_name(experiment, index) if len(heads) > 1 else _ONLY_HEAD
+        pairs.setdefault(name, []).append((head, gold[i]))
+  return {name: alignment_error_rate(each) for name, each in pairs.items()}
 
 
 def head_name(experiment: Experiment, index: int) -> str:

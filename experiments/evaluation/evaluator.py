@@ -3,7 +3,7 @@
 Axes: N examples, S source, T target.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +20,7 @@ from experiments.decoding.batching import (
 )
 from experiments.distributed import mesh as mesh_lib
 from experiments.evaluation import metrics
+from experiments.evaluation.alignment_error import alignment_error_rates
 from experiments.experiment import Experiment
 from experiments.optimization.step import make_loss_step
 
@@ -37,7 +38,7 @@ class Evaluation(NamedTuple):
     search: beam_size and length_penalty.
     num_truncated: number of examples that were truncated.
     num_parameters: of the model.
-    alignment_error_rates: by head, see `alignment_error.make_aligner`.
+    alignment_error_rates: by head, see `alignment_error.alignment_error_rates`.
   """
 
   metrics: dict[str, float]
@@ -128,12 +129,16 @@ def make_evaluator(
 
 
 def add_alignment_error(
-  evaluation: Evaluation, rates: Mapping[str, float]
+  evaluation: Evaluation,
+  experiment: Experiment,
+  params: Any,
+  examples: EvaluationSet,
 ) -> Evaluation:
   """Adds alignment error rates; the metric is that of the best head."""
+  rates = alignment_error_rates(experiment, params, examples)
   best = {"alignment_error_rate": min(rates.values())} if rates else {}
   return evaluation._replace(
-    metrics=evaluation.metrics | best, alignment_error_rates=dict(rates)
+    metrics=evaluation.metrics | best, alignment_error_rates=rates
   )
 
 

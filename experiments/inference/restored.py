@@ -11,7 +11,6 @@ from experiments.data.text.dataset import TranslationDataset
 from experiments.decoding.batching import Search
 from experiments.errors import UserError
 from experiments.evaluation import Evaluation, make_evaluator
-from experiments.evaluation.alignment_error import make_aligner
 from experiments.evaluation.evaluator import add_alignment_error
 from experiments.experiment import Experiment, make_experiment
 
@@ -128,5 +127,4 @@ def evaluate(
   """
   experiment, params, _ = restored
   evaluation = make_evaluator(experiment, search)(params, examples)
-  alignment = make_aligner(experiment)(params, examples)
-  return add_alignment_error(evaluation, alignment)
+  return add_alignment_error(evaluation, experiment, params, examples)

@@ -12,7 +12,7 @@ from experiments.data.text.dataset import TranslationDataset
 from experiments.data.text.tokenizer import normalized
 from experiments.decoding.batching import Search, make_predictor
 from experiments.errors import UserError
-from experiments.evaluation.alignment_error import make_weights
+from experiments.evaluation.alignment_error import unpadded_weights
 from experiments.inference.restored import Restored
 from experiments.visualization import plots
 from experiments.visualization.alignments import make_panels
@@ -64,10 +64,11 @@ def make_translator(
   predict = make_predictor(
     experiment.model, experiment.mesh, search, data.max_prediction_length
   )
-  compute_weights = make_weights(experiment)
 
   def panels(source, prediction) -> list[plots.AttentionPanel]:
-    (heads,) = compute_weights(params, source[None], prediction[None])
+    (heads,) = unpadded_weights(
+      experiment.model, params, source[None], prediction[None]
+    )
     return make_panels(experiment, source, prediction, heads)
 
   def translate(

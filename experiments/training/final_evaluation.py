@@ -9,7 +9,6 @@ from experiments.data.synthetic.dataset import SyntheticDataset
 from experiments.distributed import mesh
 from experiments.distributed.preemption import Requests
 from experiments.evaluation import Evaluation, make_evaluator, report
-from experiments.evaluation.alignment_error import make_aligner
 from experiments.evaluation.evaluator import add_alignment_error
 from experiments.evaluation.search import configured_search
 from experiments.experiment import Experiment
@@ -41,7 +40,6 @@ def evaluate_all(
   params = mesh.all_gather(params, experiment.mesh)
   search = configured_search(experiment)
   evaluate = make_evaluator(experiment, search)
-  align = make_aligner(experiment)
   greedy = configured_search(experiment, beam_size=1)
   if used != f"step {step}" or search != greedy:
     validation = None
@@ -51,8 +49,9 @@ def evaluate_all(
       return False
     examples = experiment.data.evaluation_set(split)
     known = validation if split == "validation" else None
-    evaluation = known or evaluate(params, examples)
-    evaluation = add_alignment_error(evaluation, align(params, examples))
+    evaluation = add_alignment_error(
+      known or evaluate(params, examples), experiment, params, examples
+    )
     curves[split] = evaluation.by_length
     if jax.process_index() == 0:
       print(report.described(split, evaluation), end="\n\n", flush=True)

@@ -10,7 +10,7 @@ import numpy as np
 from experiments import decoding
 from experiments.data.batch import PAD
 from experiments.data.dataset import Dataset, EvaluationSet
-from experiments.evaluation.alignment_error import head_name, make_weights
+from experiments.evaluation.alignment_error import head_name, unpadded_weights
 from experiments.experiment import Experiment
 from experiments.visualization import plots
 
@@ -36,7 +36,7 @@ def draw_alignments(
     decoding.greedy, experiment.model, max_length=length
   )
   predicted = np.asarray(jax.jit(predict)(params, source))
-  weights = make_weights(experiment)(params, source, predicted)
+  weights = unpadded_weights(experiment.model, params, source, predicted)
   panels = [
     panel
     for example in zip(source, predicted, weights)

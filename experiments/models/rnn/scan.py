@@ -19,14 +19,15 @@ class _RecordingWeight:
   def __init__(self, weight: jax.Array, offset: jax.Array | None):
     self._weight, self._offset = weight, offset
     self.read: jax.Array | None = None
-    self.shape: tuple[int, ...] | None = None
+    self.product: jax.Array | None = None
 
   def __rmatmul__(self, x: jax.Array) -> jax.Array:
     if self.read is not None:
       raise ValueError("a step may use a weight only once, as x @ weight")
-    product = x @ self._weight
-    self.read, self.shape = x, product.shape
-    return product if self._offset is None else product + self._offset
+    self.read, self.product = x, x @ self._weight
+    if self._offset is None:
+      return self.product
+    return self.product + self._offset
 
 
 def scan(
@@ -94,18 +95,15 @@ def _zero_offsets(
   recorded_step: Callable, leaves, others, carry, xs
 ) -> list[jax.Array]:
   """Returns zeros to add to each step's products, to get their gradients."""
-  shapes: list[Any] = []
 
-  def once(leaves, others, carry, xs):
+  def products(leaves, others, carry, xs):
     first = jax.tree.map(lambda x: x[0], xs)
-    _, recorders = recorded_step(
-      leaves, [None] * len(leaves), others, carry, first
-    )
-    shapes.extend(recorder.shape for recorder in recorders)
+    offsets = [None] * len(leaves)
+    _, recorders = recorded_step(leaves, offsets, others, carry, first)
+    return [recorder.product for recorder in recorders]
 
-  jax.eval_shape(once, leaves, others, carry, xs)
   length = len(jax.tree.leaves(xs)[0])
   return [
-    jnp.zeros((length, *shape), leaf.dtype)
-    for leaf, shape in zip(leaves, shapes)
+    jnp.zeros((length, *product.shape), product.dtype)
+    for product in jax.eval_shape(products, leaves, others, carry, xs)
   ]

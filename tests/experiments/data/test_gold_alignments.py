@@ -11,6 +11,7 @@ from experiments.data.gold_alignments import GoldAlignments
 from experiments.data.text import readers
 from experiments.data.text.numbers import draw, spelled
 from experiments.evaluation import alignment_error
+from experiments.evaluation.alignment_error import alignment_error_rates
 from experiments.experiment import make_experiment
 
 
@@ -110,17 +111,15 @@ def test_rate_matches_och_and_ney():
 def test_correct_attention_has_no_error(name, monkeypatch):
   experiment, examples = made(name)
 
-  def weights(params, source, target):
-    del params
+  def weights(model, params, source, target):
+    del model, params
     return [
       experiment.data.gold_alignments(*pair).sure[None]
       for pair in zip(*(map(stripped, x) for x in (source, target)))
     ]
 
-  monkeypatch.setattr(alignment_error, "make_weights", lambda _: weights)
-  assert alignment_error.make_aligner(experiment)(None, examples) == {
-    "attention": 0.0
-  }
+  monkeypatch.setattr(alignment_error, "unpadded_weights", weights)
+  assert alignment_error_rates(experiment, None, examples) == {"attention": 0.0}
   sources, targets = examples.batch
   for source, target in zip(sources, targets):
     gold = experiment.data.gold_alignments(
@@ -153,7 +152,7 @@ def shrunk(config):
 def test_every_head_has_its_own_rate():
   experiment, examples = made("reverse", "transformer")
   params = experiment.initial_state().params
-  rates = alignment_error.make_aligner(experiment)(params, examples)
+  rates = alignment_error_rates(experiment, params, examples)
   assert list(rates)[:5] == [
     *(f"layer 1, head {head}" for head in range(1, 5)),
     "layer 2, head 1",
@@ -163,17 +162,13 @@ def test_every_head_has_its_own_rate():
 
 def test_unknown_alignment_gives_no_rate():
   experiment, examples = made("lookup")
-  assert alignment_error.make_aligner(experiment)(None, examples) == {}
+  assert alignment_error_rates(experiment, None, examples) == {}
 
 
 def test_model_without_attention_has_no_rate():
   experiment, examples = made("reverse", "none")
-  assert (
-    alignment_error.make_aligner(experiment)(
-      experiment.initial_state().params, examples
-    )
-    == {}
-  )
+  params = experiment.initial_state().params
+  assert alignment_error_rates(experiment, params, examples) == {}
 
 
 def test_text_without_alignment_is_skipped(tmp_path):
@@ -196,7 +191,7 @@ def test_text_without_alignment_is_skipped(tmp_path):
   assert first is None
   assert second.sure.any()
   params = experiment.initial_state().params
-  rates = alignment_error.make_aligner(experiment)(
-    params, experiment.data.encode(text)
+  rates = alignment_error_rates(
+    experiment, params, experiment.data.encode(text)
   )
   assert set(rates) == {"attention"}
