@@ -3,8 +3,6 @@
 from flax import linen as nn
 
 from experiments.config import ModelConfig, Seq2SeqConfig
-from experiments.models.rnn.seq2seq import Seq2Seq
-from experiments.models.transformer.model import Transformer
 
 
 def make_model(
@@ -41,6 +39,11 @@ def make_model(
     4
   """
   sizes = (source_vocabulary_size, target_vocabulary_size)
+  # Only the module that is needed is imported: a run starts sooner.
   if isinstance(config, Seq2SeqConfig):
+    from experiments.models.rnn.seq2seq import Seq2Seq
+
     return Seq2Seq(config, *sizes, dtype)
+  from experiments.models.transformer.model import Transformer
+
   return Transformer(config, *sizes, shared_vocabulary, max_length, dtype)
