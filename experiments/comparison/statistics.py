@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+_LEVEL = 0.05  # of significance
+
 
 class Interval(NamedTuple):
   """The mean of some values, and its 95% confidence interval."""
@@ -39,9 +41,7 @@ def is_testable(values: Sequence[float]) -> bool:
   return len(values) > 1 and all(map(math.isfinite, values))
 
 
-def differences(
-  groups: Mapping[str, Sequence[float]], level: float = 0.05
-) -> list[Difference]:
+def differences(groups: Mapping[str, Sequence[float]]) -> list[Difference]:
   """The pairs of groups whose means differ, smallest p-value first.
 
   Tests each pair of testable groups, with Holm's correction for the number of
@@ -56,7 +56,7 @@ def differences(
   found, adjusted = [], 0.0
   for index, (p, one, other) in enumerate(tested):
     adjusted = max(adjusted, min(1.0, p * (len(tested) - index)))
-    if adjusted >= level:
+    if adjusted >= _LEVEL:
       break
     amount = statistics.fmean(groups[one]) - statistics.fmean(groups[other])
     higher, lower = (one, other) if amount > 0 else (other, one)

@@ -30,7 +30,6 @@ from experiments.training.metrics_buffer import MetricsBuffer
 from experiments.training.metrics_writer import MetricsWriter
 
 _SKIPPED = "skipped_updates"  # in a checkpoint, beside the data position
-_SPEED = "sentences_per_second"
 
 
 def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
@@ -171,9 +170,9 @@ def _make_validate(experiment: Experiment):
 def _write_validation(validation: Evaluation, step: int, writer, progress):
   scores = dict(validation.metrics)
   # In another file, because metrics.jsonl is reproducible.
-  speed = {_SPEED: scores.pop(_SPEED)}
+  speed = scores.pop("sentences_per_second")
   writer.metrics(step, "validation", scores)
-  writer.timings(step, "validation", speed)
+  writer.timings(step, "validation", {"sentences_per_second": speed})
   progress.write(f"step {step}: {report.summary(validation)}")
 
 
