@@ -10,8 +10,6 @@ rules.
 `bias.shifted(offset)` the bias for queries that start at position `offset`.
 """
 
-# Overriding methods inherit their docstrings.
-
 import dataclasses
 import math
 from typing import Any
@@ -21,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.checks import check_floating
+from attention.checks import check_floating, check_positive
 from attention.positional import ArrayValues, Pair, Pairwise, Transform, View
 
 __all__ = ["Bias", "alibi", "as_bias", "relative_position"]
@@ -150,8 +148,7 @@ def alibi(num_heads: int) -> Bias:
     >>> alibi(8).materialize(1, 3)[0]
     Array([[-0. , -0.5, -1. ]], dtype=float32)
   """
-  if num_heads < 1:
-    raise ValueError(f"num_heads must be at least 1, got {num_heads}")
+  check_positive(num_heads=num_heads)
   return Alibi(num_heads)
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from attention.checks import check_shape
+from attention.checks import check_positive, check_shape
 
 __all__ = ["Cache", "append", "init"]
 
@@ -58,8 +58,7 @@ def init(
     >>> init((2, 4), max_length=8, key_size=16).key.shape
     (2, 4, 8, 16)
   """
-  if max_length < 1:
-    raise ValueError(f"max_length must be positive, got {max_length}")
+  check_positive(max_length=max_length)
   value_size = key_size if value_size is None else value_size
   key, value = (
     jnp.zeros((*leading_shape, max_length, size), dtype)
