@@ -132,7 +132,7 @@ def multi_head_attention(
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class MultiHead:
-  """Multi-head attention with its weights, for the function and the module.
+  """Multi-head attention with its weights; the function and the module call it.
 
   `projections` are those of "query", "key", "value" and "output" that the
   called method needs; `query_heads` is (H, D).
@@ -168,19 +168,17 @@ class MultiHead:
 
   def project(self, key, value, *, offset) -> KeyValue:
     """The keys and values of a memory."""
-    key, value = (
-      self.project_key(key, offset=offset),
-      self._heads("value", value),
-    )
-    count = self.projections["key"].weight.shape[-2]
+    keys = self.project_key(key, offset=offset)
+    values = self._heads("value", value)
+    heads = self.projections["key"].weight.shape[-2]
     weight = self.projections["value"].weight
     check_shape(
-      "value_weight", weight, heads=count, head_size=None, fits="key_weight"
+      "value_weight", weight, heads=heads, head_size=None, fits="key_weight"
     )
-    return KeyValue(key, value)
+    return KeyValue(keys, values)
 
   def project_key(self, key, *, offset) -> jax.Array:
-    """`KeyValue.key`."""
+    """The keys of a memory: projected, rotated and mapped by the score."""
     heads = self._heads("key", key, offset)
     num_heads, size = self.query_heads
     grouping = Grouping(num_heads, heads.shape[-3])
