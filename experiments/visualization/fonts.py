@@ -12,7 +12,7 @@ from absl import logging
 # The first face of the font file, which has the characters of all others.
 # Matplotlib before 3.11 reads only this face.
 _NOTO_CJK = "Noto Sans CJK JP"
-REPLACEMENT = "\ufffd"
+_REPLACEMENT = "\ufffd"
 
 
 @functools.cache
@@ -28,9 +28,13 @@ def families() -> list[str]:
   return rcParams["font.family"] + [_NOTO_CJK] * has_noto
 
 
-def missing_glyphs(text: str) -> str:
-  """Returns the characters of a text that no family has; logs a hint once."""
-  missing = "".join(sorted(set(text).difference(*map(_characters, families()))))
+def drawable(text: str) -> str:
+  """Replaces the characters that no family has; logs a hint once."""
+  missing = "".join(
+    each
+    for each in sorted(set(text))
+    if not any(each in _characters(family) for family in families())
+  )
   if missing:
     logging.log_first_n(
       logging.WARNING,
@@ -38,10 +42,10 @@ def missing_glyphs(text: str) -> str:
       " 'attention-jax[fonts]' for Chinese, Japanese and Korean, or add a font"
       " for that script to font.family in your matplotlibrc",
       1,
-      REPLACEMENT,
-      ", ".join(f"{each} (U+{ord(each):04X})" for each in missing[:10]),
+      _REPLACEMENT,
+      ", ".join(f"{each} (U+{ord(each):04X})" for each in missing),
     )
-  return missing
+  return "".join(_REPLACEMENT if each in missing else each for each in text)
 
 
 @functools.cache

@@ -1,6 +1,5 @@
 """Figures of a run, and the arrays behind them."""
 
-import itertools
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,7 +59,14 @@ def save_attention_figure(panels: Sequence[AttentionPanel], path: Path) -> None:
   White is weight 1, and black is 0. An axis of more than 60 words has a label
   for every n-th word. A character without a glyph is drawn as U+FFFD.
   """
-  panels = _legible(panels)
+  panels = [
+    panel._replace(
+      source=list(map(_label, panel.source)),
+      target=list(map(_label, panel.target)),
+      title=fonts.drawable(panel.title),
+    )
+    for panel in panels
+  ]
   width, height = _panel_size(panels)
   columns = min(len(panels), 4, max(int(_MAX_WIDTH / width), 1))
   figure, axes = make_axes(len(panels), columns, width=width, height=height)
@@ -90,25 +96,10 @@ def _ticks(words: Sequence[str]) -> tuple[range, list[str]]:
   return positions, [words[position] for position in positions]
 
 
-def _legible(panels: Sequence[AttentionPanel]) -> list[AttentionPanel]:
-  """Shortens words, and replaces characters without a glyph."""
-  words = [(*panel.source, *panel.target, panel.title) for panel in panels]
-  missing = fonts.missing_glyphs("".join(itertools.chain(*words)))
-  replaced = str.maketrans(dict.fromkeys(missing, fonts.REPLACEMENT))
-
-  def legible(word: str) -> str:
-    if len(word) > _MAX_LETTERS:
-      word = word[:_MAX_LETTERS] + "\u2026"
-    return word.translate(replaced)
-
-  return [
-    panel._replace(
-      source=list(map(legible, panel.source)),
-      target=list(map(legible, panel.target)),
-      title=panel.title.translate(replaced),
-    )
-    for panel in panels
-  ]
+def _label(word: str) -> str:
+  """Shortens a word, and replaces characters without a glyph."""
+  short = word[:_MAX_LETTERS] + "\u2026"
+  return fonts.drawable(word if len(word) <= _MAX_LETTERS else short)
 
 
 def _panel_size(panels: Sequence[AttentionPanel]) -> tuple[float, float]:
