@@ -70,7 +70,8 @@ def run(trials: Sequence[Trial], num_jobs: int) -> list[Outcome]:
           outcomes[outcome.trial.workdir] = outcome
           text = f"{outcome.trial.name}: {outcome.error or 'done'}"
           bar.write(text, file=sys.stderr)
-        bar.set_description(f"{len(outcomes)}/{len(trials)} trials")
+        num_complete = f"{len(outcomes)}/{len(trials)} trials"
+        bar.set_description(num_complete, refresh=False)
         bar.update(sum(_steps_done(t, outcomes) for t in incomplete) - bar.n)
     finally:
       for attempt in running:

@@ -89,6 +89,15 @@ def test_trials_are_terminated_if_the_comparison_fails(tmp_path, monkeypatch):
   assert started[0].process.wait(timeout=120) == -signal.SIGTERM
 
 
+def test_a_log_file_gets_few_lines_of_progress(tmp_path, capsys, monkeypatch):
+  (trial,) = make_trials({"model.attention": ["dot"]}, tmp_path)
+  monkeypatch.setattr(runner, "_POLL_SECONDS", 0.01)
+  runner.run([python(trial, "import time; time.sleep(0.5)")], num_jobs=1)
+  text = capsys.readouterr().err
+  assert "dot, seed 0: done" in text
+  assert text.count("step/s") < 6
+
+
 def test_a_signal_stops_the_trials_and_starts_no_more(tmp_path, monkeypatch):
   trials = make_trials({"model.attention": ["dot", "general"]}, tmp_path)
   trials = [python(trial, "import time; time.sleep(600)") for trial in trials]
