@@ -28,10 +28,18 @@ _CACHE = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
 _CACHE_LIMIT = 2 * 2**30  # bytes
 # These files take longest, so they start first.
 _LONG_FILES = (
-  "docs/story.md",
   "test_learning.py",
+  "test_resume.py",
+  "test_step.py",
+  "test_translate.py",
   "test_train.py",
+  "test_attend_values.py",
+  "test_beam_search.py",
+  "test_ring.py",
+  "test_attend_derivatives.py",
   "test_faults.py",
+  "test_numerics.py",
+  "docs/story.md",
 )
 
 jax.config.update("jax_numpy_rank_promotion", "raise")

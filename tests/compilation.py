@@ -1,8 +1,9 @@
 """Which tests compile with the settings of users, and which for speed.
 
-Tests of numbers compile as XLA does by default. The others test what a program
-is given and what becomes of its result: configs, files, commands, the order of
-steps. Most of their time would be compilation, so XLA skips its optimisations.
+Tests of numbers compile as XLA does by default. The others test configs, files,
+commands, the order of steps, shardings, layers built on `attend`, and that
+tokens which must not matter do not. Most of their time would be compilation, so
+XLA skips its optimisations.
 """
 
 import jax
@@ -11,11 +12,21 @@ from jax._src import compiler
 # Folders and files whose tests compile with XLA's default settings. Programs
 # that run for longer than they compile are among them.
 DEFAULT_SETTINGS = (
-  "attention/",
-  "tests/attention/",
+  "tests/attention/implementations/blockwise/test_memory.py",
+  "tests/attention/implementations/blockwise/test_numerics.py",
+  "tests/attention/implementations/blockwise/test_shapes.py",
+  "tests/attention/implementations/blockwise/test_tiles.py",
+  "tests/attention/test_attend_derivatives.py",
+  "tests/attention/test_attend_masking.py",
+  "tests/attention/test_attend_values.py",
+  "tests/attention/test_merging.py",
+  "tests/attention/test_multi_head.py",
+  "tests/attention/test_ring.py",
+  "tests/attention/test_score_precision.py",
+  "tests/attention/test_scores.py",
+  "tests/attention/test_torch_peers.py",
   "tests/benchmarks/",
   "tests/experiments/decoding/",
-  "tests/experiments/models/",
   "tests/experiments/optimization/",
   "tests/experiments/test_learning.py",
   "tests/experiments/training/test_resume.py",

@@ -89,8 +89,10 @@ def ring_attention(
     ...   return ring_attention(
     ...     tokens, tokens, tokens, axis_name="sequence", mask=masks.causal()
     ...   )
-    >>> self_attention = jax.shard_map(
-    ...   self_attention, mesh=mesh, in_specs=shard, out_specs=shard
+    >>> self_attention = jax.jit(
+    ...   jax.shard_map(
+    ...     self_attention, mesh=mesh, in_specs=shard, out_specs=shard
+    ...   )
     ... )
     >>> self_attention(
     ...   jax.device_put(jnp.eye(2), jax.NamedSharding(mesh, shard))

@@ -1,5 +1,7 @@
 """The pure multi-head attention with rotary positions and a cache."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +33,7 @@ def test_the_cache_equals_the_module_and_recomputation(num_key_value_heads):
     rotary=True,
     bias_init=jax.nn.initializers.normal(1.0),
   )
-  variables = module.init(jax.random.key(1), tokens)
+  variables = jax.jit(module.init)(jax.random.key(1), tokens)
   window, alibi = masks.sliding_window(3, None), biases.alibi(4)
   weights, added = pure_arguments(variables)
 
@@ -43,7 +45,7 @@ def test_the_cache_equals_the_module_and_recomputation(num_key_value_heads):
     )
 
   whole = attend(tokens, None, masks.causal() & window)
-  by_module = module.apply(
+  by_module = jax.jit(module.apply)(
     variables, tokens, mask=masks.causal() & window, bias=alibi
   )
   np.testing.assert_allclose(whole, by_module, rtol=1e-4, atol=1e-5)
@@ -55,8 +57,8 @@ def test_the_cache_equals_the_module_and_recomputation(num_key_value_heads):
   assert int(held.length) == 5
   own = module.apply(variables, (2,), 8, method="init_cache")
   assert (own.key.shape, own.value.shape) == (held.key.shape, held.value.shape)
-  decoded, _ = module.apply(
-    variables, tokens, own, mask=window, bias=alibi, method="decode"
+  decoded, _ = jax.jit(functools.partial(module.apply, method="decode"))(
+    variables, tokens, own, mask=window, bias=alibi
   )
   np.testing.assert_allclose(decoded, whole, rtol=1e-4, atol=1e-5)
 

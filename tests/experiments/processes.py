@@ -117,7 +117,7 @@ def _server():
   return path
 
 
-def start(module, *arguments, cwd=ROOT, stdin=False, text=True, **options):
+def start(module, *arguments, cwd=ROOT, stdin=False, **options):
   """Starts `python -m experiments.MODULE ARGUMENTS`.
 
   Forks it, unless `options` set environment variables: they may have an effect
@@ -130,7 +130,8 @@ def start(module, *arguments, cwd=ROOT, stdin=False, text=True, **options):
     "stdin": subprocess.PIPE if stdin else subprocess.DEVNULL,
     "stdout": subprocess.PIPE,
     "stderr": subprocess.PIPE,
-    "text": text,
+    "encoding": "utf-8",
+    "errors": "surrogateescape",
   }
   if options.keys() - {"devices"}:
     return subprocess.Popen([sys.executable, "-m", module, *arguments], **pipes)
@@ -185,10 +186,10 @@ def launch(count, module, *arguments):
   )
 
 
-def run(module, *arguments, **options):
-  """Runs a binary; returns its code, standard output and standard error."""
-  process = start(module, *arguments, **options)
-  out, error = process.communicate(timeout=600)
+def run(module, *arguments, text="", **options):
+  """Runs a binary on a text; returns code, standard output, standard error."""
+  process = start(module, *arguments, stdin=True, **options)
+  out, error = process.communicate(text, timeout=600)
   return process.returncode, out, error
 
 

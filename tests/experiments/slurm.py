@@ -99,7 +99,7 @@ def started(folder: pathlib.Path):
 
 
 def _wait_for_node(environment, folder) -> None:
-  deadline = time.monotonic() + 60
+  deadline = time.monotonic() + 600
   while time.monotonic() < deadline:
     found = subprocess.run(
       ["sinfo", "--noheader", "--format=%T"],

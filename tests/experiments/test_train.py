@@ -14,7 +14,7 @@ from experiments import inference
 from experiments.errors import UserError
 from experiments.evaluation.search import configured_search
 from experiments.training import loop
-from tests.experiments import binaries, processes
+from tests.experiments import processes
 from tests.experiments.conftest import make_tiny
 from tests.experiments.states import (
   assert_same_bits,
@@ -48,7 +48,7 @@ def complete(tmp_path_factory):
   folder = tmp_path_factory.mktemp("complete")
   config = processes.write_config(folder)
   workdir = folder / "run"
-  code, out, error = binaries.run(
+  code, out, error = processes.run(
     "train", f"--config={config}", f"--workdir={workdir}"
   )
   assert code == 0, error
@@ -110,7 +110,7 @@ def test_evaluate_repeats_the_final_evaluation(copied, tmp_path):
   (copied / "eval" / "test.json").unlink()
   (archive,) = copied.glob("figures/*.npz")
   content = archive.read_bytes()
-  code, out, error = binaries.run(
+  code, out, error = processes.run(
     "evaluate", f"--workdir={copied}", cwd=tmp_path
   )
   assert code == 0, error
@@ -129,7 +129,7 @@ def test_evaluate_repeats_the_final_evaluation(copied, tmp_path):
 )
 def test_evaluate_refuses_unknown_names(flag, message, complete):
   _, workdir, _, _ = complete
-  code, _, error = binaries.run("evaluate", f"--workdir={workdir}", flag)
+  code, _, error = processes.run("evaluate", f"--workdir={workdir}", flag)
   assert code == 2
   assert message in error
   assert "Traceback" not in error
@@ -149,7 +149,7 @@ def test_a_complete_run_is_evaluated_and_not_trained_again(
 
 def test_another_config_is_refused_and_the_error_names_the_fields(complete):
   config, workdir, _, _ = complete
-  code, _, error = binaries.run(
+  code, _, error = processes.run(
     "train",
     f"--config={config}",
     f"--workdir={workdir}",
@@ -166,7 +166,7 @@ def wait_for_metrics(process, workdir):
   """Waits until training has written metrics."""
   path = workdir / "metrics.jsonl"
   while not path.exists() or not path.stat().st_size:
-    assert process.poll() is None, process.wait()
+    assert process.poll() is None, process.communicate()
     time.sleep(0.05)
 
 
@@ -177,13 +177,13 @@ def test_signal_saves_and_stops_a_run_and_the_same_command_resumes_it(
   number, tmp_path, caplog, monkeypatch
 ):
   path, workdir = processes.write_config(tmp_path), tmp_path / "run"
-  process = binaries.start(
+  process = processes.start(
     "train", f"--config={path}", f"--workdir={workdir}", *ENDLESS
   )
   wait_for_metrics(process, workdir)
   process.send_signal(number)
-  code, _, error = process.wait()
-  assert code == 75, error
+  _, error = process.communicate(timeout=600)
+  assert process.returncode == 75, error
   assert "the same command resumes it" in error
   assert "Traceback" not in error
   (saved,) = (workdir / "checkpoints").iterdir()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.data.text import numbers
-from tests.experiments import binaries, processes
+from tests.experiments import processes
 
 CONFIG = """
 from configs import base, numbers
@@ -35,7 +35,7 @@ def workdir(tmp_path_factory):
   """A run on numbers of up to four digits, English to Korean."""
   folder = tmp_path_factory.mktemp("numbers")
   config = processes.write_config(folder, CONFIG)
-  code, _, error = binaries.run(
+  code, _, error = processes.run(
     "train", f"--config={config}", f"--workdir={folder / 'run'}"
   )
   assert code == 0, error
@@ -44,7 +44,7 @@ def workdir(tmp_path_factory):
 
 def translate(workdir, text, *flags):
   """Runs `experiments.translate`; returns output lines and standard error."""
-  code, out, error = binaries.run(
+  code, out, error = processes.run(
     "translate", f"--workdir={workdir}", *flags, text=text
   )
   assert code == 0, error
@@ -134,10 +134,10 @@ def test_closed_pipe_prints_no_traceback(workdir):
 def test_long_lines_and_invalid_utf8_are_refused(workdir):
   long = f"nine\n{'one ' * 40}\n"
   for text, flag, message in (
-    (long.encode(), "--long_lines=refuse", "error: line 2: 40 tokens"),
-    (b"nine\n\xff\n", "--long_lines=cut", "standard input, line 2: not UTF-8"),
+    (long, "--long_lines=refuse", "error: line 2: 40 tokens"),
+    ("nine\n\udcff\n", "--long_lines=cut", "standard input, line 2: not UTF-8"),
   ):
-    code, _, error = binaries.run(
+    code, _, error = processes.run(
       "translate", f"--workdir={workdir}", flag, text=text
     )
     assert code == 2
@@ -173,7 +173,7 @@ def test_two_files_are_evaluated_like_a_set(workdir, tmp_path):
   for language in ("en", "ko"):
     lines = "".join(f"{line}\n" for line in numbers.spelled(wanted, language))
     (tmp_path / f"own.{language}").write_text(lines, encoding="utf-8")
-  code, out, error = binaries.run(
+  code, out, error = processes.run(
     "evaluate",
     f"--workdir={workdir}",
     "--beam_size=3",
@@ -198,7 +198,7 @@ def test_two_files_are_evaluated_like_a_set(workdir, tmp_path):
 def test_blank_and_long_lines_of_a_file_are_reported(workdir, tmp_path):
   (tmp_path / "own.en").write_text(f"nine\n\n{'one ' * 40}\n")
   (tmp_path / "own.ko").write_text("구\n\n일\n", encoding="utf-8")
-  code, out, error = binaries.run(
+  code, out, error = processes.run(
     "evaluate",
     f"--workdir={workdir}",
     f"--source={tmp_path / 'own.en'}",
@@ -218,7 +218,7 @@ def test_a_file_named_like_a_set_is_refused(workdir, tmp_path):
   for target, message in (
     (tmp_path / "test", "'test' is the name of one of the run's sets"),
   ):
-    code, _, error = binaries.run(
+    code, _, error = processes.run(
       "evaluate",
       f"--workdir={workdir}",
       f"--source={tmp_path / 'test'}",
@@ -251,7 +251,7 @@ def test_a_file_named_like_a_set_is_refused(workdir, tmp_path):
   ],
 )
 def test_invalid_flags_print_one_error_message(workdir, flags, message):
-  code, _, error = binaries.run("translate", f"--workdir={workdir}", *flags)
+  code, _, error = processes.run("translate", f"--workdir={workdir}", *flags)
   assert code == (1 if "/dev" in message else 2)
   assert message in error
   assert "Traceback" not in error
@@ -261,7 +261,7 @@ def test_invalid_flags_print_one_error_message(workdir, flags, message):
 def test_translating_a_task_without_text_is_refused(tmp_path):
   config = processes.write_config(tmp_path)
   workdir = tmp_path / "run"
-  binaries.run("train", f"--config={config}", f"--workdir={workdir}")
-  code, _, error = binaries.run("translate", f"--workdir={workdir}")
+  processes.run("train", f"--config={config}", f"--workdir={workdir}")
+  code, _, error = processes.run("translate", f"--workdir={workdir}")
   assert code == 2
   assert "its task is 'reverse', which has no text to translate" in error

@@ -13,7 +13,7 @@ from experiments.evaluation.evaluator import make_evaluator
 from experiments.experiment import make_experiment
 from experiments.inference import head_pruning
 from experiments.training import loop
-from tests.experiments import binaries
+from tests.experiments import processes
 from tests.experiments.conftest import make_tiny
 
 
@@ -70,7 +70,7 @@ def test_the_binary_reports_the_heads_of_a_run(tmp_path):
   config = make_tiny("transformer")
   config.mesh.data = 1
   loop.train_and_evaluate(config, tmp_path)
-  code, out, error = binaries.run(
+  code, out, error = processes.run(
     "analyze_heads", f"--workdir={tmp_path}", "--split=longer"
   )
   assert code == 0, error

@@ -71,7 +71,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     source.requests.append(self.path)
     fault = source.faults.pop(0) if source.faults else None
     if fault == "stall":
-      source.closed.wait(60.0)
+      source.closed.wait(600.0)
       return
     content = source.sent.get(self.path)
     if isinstance(fault, tuple) or content is None:
@@ -104,7 +104,7 @@ def no_delays(monkeypatch):
   monkeypatch.setattr(pooch.core.time, "sleep", lambda seconds: None)
 
 
-def get(source, directory, timeout=60.0):
+def get(source, directory, timeout=600.0):
   fetch(CORPUS, directory, base_url=source.url, timeout=timeout, retries=2)
 
 
@@ -145,7 +145,7 @@ def test_another_file_of_the_same_name_is_kept(source, tmp_path):
 @pytest.mark.parametrize("fault", [1000, (503,), (429,), "stall"])
 def test_transient_errors_are_retried(fault, source, tmp_path):
   source.faults = [fault]
-  get(source, tmp_path, 2.0 if fault == "stall" else 60.0)
+  get(source, tmp_path, 2.0 if fault == "stall" else 600.0)
   assert files(tmp_path) == EXPECTED
   assert source.requests[:2] == [FIRST] * 2
 
@@ -294,7 +294,7 @@ def test_binary_reports_files_and_the_next_command(source, tmp_path):
   pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
   folder = tmp_path / "my data"
   with start_tiny(source, folder, **pipes) as process:
-    out, error = process.communicate(timeout=60)
+    out, error = process.communicate(timeout=600)
   assert process.returncode == 0, error
   assert files(folder) == EXPECTED
   assert error.splitlines() == [
@@ -307,7 +307,7 @@ def test_binary_reports_files_and_the_next_command(source, tmp_path):
     f" --config.data.dir='{folder}'\n"
   )
   with start_tiny(source, folder, **pipes) as process:
-    out, error = process.communicate(timeout=60)
+    out, error = process.communicate(timeout=600)
   assert error.splitlines() == [f"{name}: already there" for name in EXPECTED]
 
 
@@ -315,7 +315,7 @@ def test_terminal_shows_a_progress_bar(source, tmp_path):
   leader, follower = pty.openpty()
   termios.tcsetwinsize(follower, (40, 120))
   with start_tiny(source, tmp_path, stderr=follower) as process:
-    assert process.wait(60) == 0
+    assert process.wait(600) == 0
   os.close(follower)
   shown = os.read(leader, 100_000).decode(errors="replace")
   os.close(leader)
