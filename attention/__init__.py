@@ -11,7 +11,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-  from attention import biases, cache, masks, modules, positions, ring, scores
+  from attention import (
+    biases,
+    cache,
+    masks,
+    modules,
+    normalizers,
+    positions,
+    ring,
+    scores,
+  )
   from attention.adapters import dot_product_attention, flax_attention_fn
   from attention.api import attend, attention_weights
   from attention.merging import merge
@@ -44,6 +53,7 @@ __all__ = [
   "merge_heads",
   "modules",
   "multi_head_attention",
+  "normalizers",
   "positions",
   "ring",
   "ring_attention",

@@ -23,6 +23,7 @@ def attend(
   score: Score | Callable = scaled_dot_score,
   mask: Any = None,
   bias: Any = None,
+  normalizer: Callable | None = None,
   dropout_rate: float = 0.0,
   rng: jax.Array | None = None,
   implementation: ImplementationLike = None,
@@ -50,6 +51,9 @@ def attend(
       boolean array that broadcasts to [..., T, S]; None means everywhere.
     bias: added to the scores, from `attention.biases`, or an array that
       broadcasts to [..., T, S].
+    normalizer: the function from a row of scores to its weights, from
+      `attention.normalizers`, or any function of scores [..., T, S], -inf where
+      hidden, that treats each row alone; None is softmax.
     dropout_rate: the probability to drop a weight.
     rng: a random key, needed if `dropout_rate` is positive.
     implementation: None (chosen by size and platform), "reference" (the dense
@@ -86,6 +90,7 @@ def attend(
     score=score,
     mask=mask,
     bias=bias,
+    normalizer=normalizer,
     dropout=make_dropout(dropout_rate, rng),
     implementation=implementation,
     return_lse=return_lse,
@@ -100,6 +105,7 @@ def attention_weights(
   score: Score | Callable = scaled_dot_score,
   mask: Any = None,
   bias: Any = None,
+  normalizer: Callable | None = None,
 ) -> jax.Array:
   """The attention weights, with which `attend` averages the values.
 
@@ -109,6 +115,7 @@ def attention_weights(
     score: as in `attend`.
     mask: as in `attend`.
     bias: as in `attend`.
+    normalizer: as in `attend`.
 
   Returns:
     [..., T, S] in the query's dtype; each row sums to 1, or to 0 if the
@@ -125,5 +132,7 @@ def attention_weights(
     >>> attention_weights(jnp.zeros((1, 4)), jnp.ones((2, 4)))
     Array([[0.5, 0.5]], dtype=float32)
   """
-  weights = dispatch_weights(query, key, score=score, mask=mask, bias=bias)
+  weights = dispatch_weights(
+    query, key, score=score, mask=mask, bias=bias, normalizer=normalizer
+  )
   return weights.astype(jnp.result_type(query))

@@ -1,5 +1,6 @@
 """Chooses the implementation that serves a request, and runs it."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -9,8 +10,9 @@ import jax.numpy as jnp
 from attention.checks import check_tokens
 from attention.implementations import BY_NAME, Implementation, reference
 from attention.meshes import on_any_mesh
+from attention.normalizers import as_normalizer, is_softmax, softmax
 from attention.request import Request, make_request
-from attention.softmax import Statistics, from_lse
+from attention.softmax import Statistics, from_lse, with_sink
 
 ImplementationLike = str | Implementation | None
 
@@ -23,6 +25,12 @@ def dispatch(
   query: Any, key: Any, value: Any, **arguments: Any
 ) -> tuple[jax.Array, jax.Array | None]:
   """`dispatch_statistics` with the lse instead of the statistics."""
+  normalizer = as_normalizer(arguments.get("normalizer"))
+  if arguments.get("return_lse") and not is_softmax(normalizer):
+    raise NotImplementedError(
+      f"only softmax has a log-sum-exp: return_lse=True needs "
+      f"normalizer=normalizers.softmax(...), got {normalizer!r}"
+    )
   context, statistics = dispatch_statistics(query, key, value, **arguments)
   return context, None if statistics is None else statistics.lse
 
@@ -39,6 +47,11 @@ def dispatch_statistics(
 ) -> tuple[jax.Array, Statistics | None]:
   """The context and, with `return_lse`, the statistics of its rows."""
   request = make_request(query, key, value, return_lse=return_lse, **arguments)
+  sink = getattr(request.normalizer, "sink", None)
+  if sink is not None:
+    request = dataclasses.replace(
+      request, normalizer=softmax(), return_lse=True
+    )
   if implementation is None:
     context, rows = _chosen(request)
   else:
@@ -49,9 +62,11 @@ def dispatch_statistics(
         f"{obstacle}; implementation=None chooses one that can"
       )
     context, rows = _run(chosen, request)
-  if not return_lse or rows is None:
-    return context, None
-  return context, rows if isinstance(rows, Statistics) else from_lse(rows)
+  if rows is not None and not isinstance(rows, Statistics):
+    rows = from_lse(rows)
+  if sink is not None:
+    context, rows = with_sink(context, rows, sink)
+  return context, rows if return_lse else None
 
 
 @on_any_mesh("TS")

@@ -18,6 +18,7 @@ from attention.biases import as_bias
 from attention.dispatch import dispatch, dispatch_weights
 from attention.masks.types import as_mask
 from attention.meshes import on_any_mesh
+from attention.normalizers import as_normalizer, group_heads
 from attention.scores import Score, as_score
 
 
@@ -82,13 +83,21 @@ class Grouping:
     score = as_score(score)
     return score if self.trivial else score.group_heads(*self.shape)
 
-  def pairs(self, *, score: Any, mask: Any, bias: Any) -> dict[str, Any]:
+  def pairs(
+    self, *, score: Any, mask: Any, bias: Any, normalizer: Any = None
+  ) -> dict[str, Any]:
     """These arguments for [..., K, G, T, S] from those for [..., H, T, S]."""
-    if not self.trivial and mask is not None:
-      mask = as_mask(mask).grouped(*self.shape)
-    if not self.trivial and bias is not None:
-      bias = as_bias(bias).grouped(*self.shape)
-    return {"score": self.score(score), "mask": mask, "bias": bias}
+    normalizer = as_normalizer(normalizer)
+    if not self.trivial:
+      mask = None if mask is None else as_mask(mask).grouped(*self.shape)
+      bias = None if bias is None else as_bias(bias).grouped(*self.shape)
+      normalizer = group_heads(normalizer, *self.shape)
+    return {
+      "score": self.score(score),
+      "mask": mask,
+      "bias": bias,
+      "normalizer": normalizer,
+    }
 
 
 @on_any_mesh("TE", "T")
@@ -100,6 +109,7 @@ def attend_heads(
   score: Score | Callable,
   mask: Any,
   bias: Any,
+  normalizer: Any = None,
   attend: Callable = dispatch,
   **options: Any,
 ) -> tuple[jax.Array, jax.Array | None]:
@@ -112,7 +122,7 @@ def attend_heads(
     grouping.query(query),
     grouping.memory(key),
     grouping.memory(value),
-    **grouping.pairs(score=score, mask=mask, bias=bias),
+    **grouping.pairs(score=score, mask=mask, bias=bias, normalizer=normalizer),
     **options,
   )
   if lse is not None:

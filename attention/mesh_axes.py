@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -13,12 +13,14 @@ from attention.biases import as_bias
 from attention.dispatch import ImplementationLike, dispatch
 from attention.dropout import OfHeads
 from attention.grouped_query import attend_heads
+from attention.head_parameters import head_axes
 from attention.masks.types import as_mask
+from attention.normalizers import Normalizer
 from attention.ring import arrange
 from attention.ring.attention import ring_dispatch
 from attention.ring.order import Order
 from attention.scores import Score
-from attention.scores.base import MappedKeys, head_axes
+from attention.scores.base import MappedKeys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +79,7 @@ def attend_sharded_heads(
   value: jax.Array,
   *,
   score: Score,
+  normalizer: Normalizer,
   implementation: ImplementationLike,
   **options: Any,  # mask, bias and dropout
 ) -> jax.Array:
@@ -90,8 +93,10 @@ def attend_sharded_heads(
     attend_heads, attend=attend, implementation=implementation
   )
   if mesh_axes.num_head_shards == mesh_axes.ring_size == 1:
-    return compute(query, key, value, score=score, **options)[0]
-  parameters, structure = jax.tree.flatten(score)
+    return compute(
+      query, key, value, score=score, normalizer=normalizer, **options
+    )[0]
+  parameters, structure = jax.tree.flatten((score, normalizer))
   num_heads = query.shape[-3]
   _check_heads(mesh_axes, num_heads, key.shape[-3], value.shape[-3])
 
@@ -101,15 +106,16 @@ def attend_sharded_heads(
       is_grouped = tokens[-1].shape[-3] < size
       index = jax.lax.axis_index(mesh_axes.heads)
       options = _of_shard(index, size, num_heads, is_grouped, **options)
-    score = jax.tree.unflatten(structure, parameters)
-    return compute(*tokens, score=score, **options)[0]
+    score, normalizer = jax.tree.unflatten(structure, parameters)
+    return compute(*tokens, score=score, normalizer=normalizer, **options)[0]
 
   tokens, token_specs = _sharded_heads(
     mesh_axes, (query, key, value), (-3, -3, -3), mesh_axes.sequence
   )
-  axis_of = head_axes(score.score if isinstance(score, MappedKeys) else score)
-  axes = [None] * len(parameters) if axis_of is None else axis_of.values()
-  parameters, specs = _sharded_heads(mesh_axes, parameters, axes)
+  bare = score.score if isinstance(score, MappedKeys) else score
+  parameters, specs = _sharded_heads(
+    mesh_axes, parameters, [*_head_axes(bare), *_head_axes(normalizer)]
+  )
   return jax.shard_map(
     compute_shard,
     in_specs=(token_specs, specs, PartitionSpec()),
@@ -145,6 +151,14 @@ def _of_shard(index, size, num_heads, is_grouped, *, mask, bias, dropout):
     rank = 2 if is_grouped else 1  # heads are [K, G] or [H]
     dropout = OfHeads(dropout, index, num_heads // size, rank)
   return {"mask": mask, "bias": bias, "dropout": dropout}
+
+
+def _head_axes(owner: Any) -> Iterable[int | None]:
+  """The axis of heads of each array, or None without one."""
+  axis_of = head_axes(owner)
+  if axis_of is None:
+    return [None] * len(jax.tree.leaves(owner))
+  return axis_of.values()
 
 
 def _check_heads(mesh_axes: MeshAxes, num_heads: int, *memory_heads: int):

@@ -16,6 +16,7 @@ from attention.dropout import make_dropout
 from attention.grouped_query import Grouping, KeyValue, heads_weights
 from attention.mesh_axes import MeshAxes, attend_sharded_heads
 from attention.meshes import on_any_mesh
+from attention.normalizers import Normalizer, as_normalizer
 from attention.positions import rotary as rotated
 from attention.projections import Projection, combine_heads, project_heads
 from attention.scores import Score, as_score, scaled_dot_score, with_mapped_keys
@@ -39,6 +40,7 @@ def multi_head_attention(
   score: Score | Callable = scaled_dot_score,
   mask: Any = None,
   bias: Any = None,
+  normalizer: Normalizer | Callable | None = None,
   rotary: bool = False,
   cache: Cache | None = None,
   mesh_axes: MeshAxes | None = None,
@@ -68,6 +70,7 @@ def multi_head_attention(
     score: as in `attend`; its parameters may have a leading axis of heads.
     mask: as in `attend`, for scores [..., H, T, S].
     bias: as in `attend`, for scores [..., H, T, S].
+    normalizer: as in `attend`; its parameters may have an axis of heads, [H].
     rotary: whether to rotate projected queries and keys by their positions, see
       `attention.positions.rotary`.
     cache: None; or, for decoding, the keys and values of all earlier tokens,
@@ -113,6 +116,7 @@ def multi_head_attention(
       "output": Projection(output_weight, output_bias),
     },
     as_score(score),
+    as_normalizer(normalizer),
     query_heads=query_weight.shape[-2:],
     rotary=rotary,
     mesh_axes=mesh_axes or MeshAxes(),
@@ -127,7 +131,7 @@ def multi_head_attention(
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=("projections", "score"),
+  data_fields=("projections", "score", "normalizer"),
   meta_fields=("query_heads", "rotary", "mesh_axes", "implementation"),
 )
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,6 +144,7 @@ class MultiHead:
 
   projections: dict[str, Projection]
   score: Score
+  normalizer: Normalizer
   query_heads: tuple[int, ...]
   rotary: bool
   mesh_axes: MeshAxes
@@ -203,6 +208,7 @@ class MultiHead:
       score=with_mapped_keys(self.score),
       mask=mask,
       bias=bias,
+      normalizer=self.normalizer,
       dropout=dropout,
       implementation=self.implementation,
     )
@@ -217,6 +223,7 @@ class MultiHead:
       score=with_mapped_keys(self.score),
       mask=mask,
       bias=bias,
+      normalizer=self.normalizer,
     )
     return weights.astype(query.dtype)
 

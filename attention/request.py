@@ -13,6 +13,7 @@ from attention.biases import Bias, as_bias
 from attention.checks import check_leading, check_shape, check_tokens
 from attention.dropout import Dropout
 from attention.masks.types import Mask, as_mask
+from attention.normalizers import Normalizer, as_normalizer
 from attention.positional import Pairwise
 from attention.scores import Score, as_score
 from attention.scores.base import trace_score
@@ -33,6 +34,7 @@ class Request:
     mask: a mask or None.
     bias: a bias or None.
     dropout: the dropout of the weights, or None. It does not change the lse.
+    normalizer: the function from scores to weights.
     scores_shape: [..., T, S], the shape of the scores.
     elements_per_pair: the elements of the largest intermediate array of the
       score, per query and key: 1 for a dot product, D for query - key.
@@ -49,6 +51,7 @@ class Request:
   mask: Mask | None
   bias: Bias | None
   dropout: Dropout | None
+  normalizer: Normalizer
   scores_shape: tuple[int, ...]
   elements_per_pair: int = 1
   return_lse: bool = True
@@ -104,6 +107,7 @@ def make_request(
   mask: Any = None,
   bias: Any = None,
   dropout: Dropout | None = None,
+  normalizer: Normalizer | Callable | None = None,
   return_lse: bool = True,
   combined: Combined | None = None,
 ) -> Request:
@@ -137,6 +141,7 @@ def make_request(
     mask=None if mask is None else _fitting("mask", as_mask(mask), shape),
     bias=None if bias is None else _fitting("bias", as_bias(bias), shape),
     dropout=dropout,
+    normalizer=as_normalizer(normalizer),
     scores_shape=scores,
     elements_per_pair=elements_per_pair,
     return_lse=return_lse,

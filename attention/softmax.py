@@ -8,10 +8,12 @@ Masked scores are -inf. A row without a visible key has the total 0.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from attention import axes
 
 
 class Statistics(NamedTuple):
@@ -60,6 +62,12 @@ def without_keys(like: jax.Array) -> Statistics:
   """Statistics of rows without a key, in the shape and dtype of `like`."""
   zeros = jnp.zeros_like(like)
   return Statistics(zeros + jnp.finfo(like.dtype).min, zeros)
+
+
+def of_rows(has_keys: jax.Array, dtype: Any) -> Statistics:
+  """Statistics that say only which rows have a visible key."""
+  total = has_keys.astype(dtype)
+  return Statistics(jnp.zeros_like(total), total)
 
 
 def from_lse(lse: jax.Array) -> Statistics:
@@ -115,3 +123,27 @@ def merged(
     for share, context in zip(shares, contexts)
   ]
   return sum(terms[1:], terms[0]), statistics
+
+
+def part_of(
+  combined: tuple[jax.Array, Statistics], context: jax.Array
+) -> tuple[jax.Array, Statistics]:
+  """The combined result, with the derivatives of one part's context.
+
+  For statistics that count the parts of each row, as `of_rows` does.
+  """
+  mean, statistics = combined
+  context = context / statistics.divisor[..., None]
+  return mean + context - jax.lax.stop_gradient(context), statistics
+
+
+def with_sink(
+  context: jax.Array, statistics: Statistics, sink: Any
+) -> tuple[jax.Array, Statistics]:
+  """The context [..., T, E] with one more key: score `sink`, value zero."""
+  sink = jnp.asarray(sink, statistics.total.dtype)[..., None]
+  shape = statistics.total.shape
+  part = from_lse(jnp.broadcast_to(axes.with_rank(sink, len(shape)), shape))
+  contexts = context, jnp.zeros_like(context)
+  combined, statistics = merged(contexts, (statistics, part))
+  return combined.astype(context.dtype), statistics

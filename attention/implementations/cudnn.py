@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from attention.implementations.non_finite import with_finite_tokens
 from attention.masks.types import Band, Mask
+from attention.normalizers import is_softmax
 from attention.request import Request
 from attention.scores.classical import DotProduct
 
@@ -38,6 +39,8 @@ class CuDNN:
       return f"does not support the {name} score, only dot products"
     if request.mask is not None and not _is_causal(request.mask):
       return "supports masks.causal() only, or no mask"
+    if not is_softmax(request.normalizer):
+      return "computes softmax only"
     for name in ("bias", "dropout"):
       if getattr(request, name) is not None:
         return f"does not support {name}"

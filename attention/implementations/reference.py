@@ -17,9 +17,10 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.implementations.non_finite import with_finite_tokens
+from attention.normalizers import is_softmax, masked_weights
 from attention.positional import positions
 from attention.request import Request
-from attention.softmax import Statistics, softmax
+from attention.softmax import Statistics, of_rows, part_of, softmax, with_sink
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,11 @@ class Reference:
 
 def weights(request: Request) -> jax.Array:
   """The distribution over keys of each query, [..., T, S]."""
-  return with_finite_tokens(request, _weights_and_statistics)[0]
+  weights, statistics = with_finite_tokens(request, _weights_and_statistics)
+  sink = getattr(request.normalizer, "sink", None)
+  if sink is None or statistics is None:
+    return weights
+  return with_sink(weights, statistics, sink)[0]
 
 
 def _weights_and_statistics(request):
@@ -49,14 +54,21 @@ def _weights_and_statistics(request):
   def rows_that_see(flags):
     return jnp.any(visible & flags[..., None, :], axis=-1)
 
-  return *softmax(scores, visible), rows_that_see
+  if is_softmax(request.normalizer):
+    return *softmax(scores, visible), rows_that_see
+  scores = jnp.where(visible, scores, -jnp.inf)
+  weights = masked_weights(request.normalizer, scores)
+  statistics = of_rows(jnp.any(visible, axis=-1), request.dtype)
+  return weights, statistics, rows_that_see
 
 
 def _context_and_statistics(request):
-  if request.combined is not None:
+  if request.combined is not None and is_softmax(request.normalizer):
     return *_shard_of(request, *request.combined), None
   weights, statistics, rows_that_see = _weights_and_statistics(request)
   context = _weighted_sum(request, weights, request.value)
+  if request.combined is not None:
+    return *part_of(request.combined, context), None
   return context, statistics.broadcast_to(context.shape[:-1]), rows_that_see
 
 

@@ -2,14 +2,20 @@
 
 from attention.grouped_query import KeyValue
 from attention.mesh_axes import MeshAxes
+from attention.modules.learned_normalizers import (
+  NORMALIZER_NAMES,
+  LearnedNormalizer,
+)
 from attention.modules.learned_scores import SCORE_NAMES, LearnedScore
 from attention.modules.multi_head import MultiHeadAttention
 from attention.modules.single_head import Attention
 
 __all__ = [
+  "NORMALIZER_NAMES",
   "SCORE_NAMES",
   "Attention",
   "KeyValue",
+  "LearnedNormalizer",
   "LearnedScore",
   "MeshAxes",
   "MultiHeadAttention",

@@ -15,9 +15,11 @@ from attention.dispatch import ImplementationLike
 from attention.dropout import make_dropout
 from attention.grouped_query import Grouping, KeyValue
 from attention.mesh_axes import MeshAxes
+from attention.modules.learned_normalizers import LearnedNormalizer
 from attention.modules.learned_scores import LearnedScore
 from attention.modules.projection_weights import ProjectionWeights
 from attention.multi_head import MultiHead
+from attention.normalizers import Normalizer
 from attention.projections import Projection
 from attention.scores import Score
 
@@ -35,6 +37,8 @@ class MultiHeadAttention(nn.Module):
     features: the number of output features; None means that of the query.
     score: a name (`attention.modules.SCORE_NAMES`), a score or a callable; a
       named score has parameters for each head.
+    normalizer: a name (`attention.modules.NORMALIZER_NAMES`), or as in
+      `attend`; a named one has parameters for each head.
     rotary: whether to rotate queries and keys by their positions.
     use_bias: whether projections have biases.
     dropout_rate: the probability to drop a weight; needs the rng "dropout".
@@ -65,6 +69,7 @@ class MultiHeadAttention(nn.Module):
   num_key_value_heads: int | None = None
   features: int | None = None
   score: str | Score | Callable = "scaled_dot"
+  normalizer: str | Normalizer | Callable | None = None
   rotary: bool = False
   use_bias: bool = True
   dropout_rate: float = 0.0
@@ -76,7 +81,7 @@ class MultiHeadAttention(nn.Module):
   mesh_axes: MeshAxes | None = None
 
   def setup(self):
-    """Declares the projections and the score."""
+    """Declares the projections, the score and the normalizer."""
     names = ("num_heads", "head_size", "num_key_value_heads", "features")
     check_positive(**{name: getattr(self, name) for name in names})
     memory_heads = self.num_key_value_heads
@@ -94,6 +99,9 @@ class MultiHeadAttention(nn.Module):
       num_key_value_heads=self.grouping.num_key_value_heads,
       dtype=self.dtype,
       param_dtype=self.param_dtype,
+    )
+    self.learned_normalizer = LearnedNormalizer(
+      self.normalizer, self.num_heads, self.param_dtype
     )
 
   def __call__(
@@ -267,6 +275,7 @@ class MultiHeadAttention(nn.Module):
     layer = MultiHead(
       projections,
       self.learned_score(size, size),
+      self.learned_normalizer(),
       query_heads=(self.num_heads, size),
       rotary=self.rotary,
       mesh_axes=self.mesh_axes or MeshAxes(),

@@ -12,7 +12,9 @@ from jax.typing import DTypeLike
 from attention.api import attend, attention_weights
 from attention.checks import check_tokens
 from attention.dispatch import ImplementationLike
+from attention.modules.learned_normalizers import LearnedNormalizer
 from attention.modules.learned_scores import LearnedScore
+from attention.normalizers import Normalizer
 from attention.scores import Score
 
 
@@ -29,6 +31,8 @@ class Attention(nn.Module):
       or a score or callable, used unchanged.
     hidden_size: A of the additive and the concat score; None means the key's
       number of features.
+    normalizer: a name (`attention.modules.NORMALIZER_NAMES`), or as in
+      `attend`.
     dropout_rate: the probability to drop a weight; needs the rng "dropout".
     implementation: as in `attend`.
     dtype: the dtype of the computation; None means that of the inputs and
@@ -59,23 +63,31 @@ class Attention(nn.Module):
 
   score: str | Score | Callable = "additive"
   hidden_size: int | None = None
+  normalizer: str | Normalizer | Callable | None = None
   dropout_rate: float = 0.0
   dtype: DTypeLike | None = None
   param_dtype: DTypeLike = jnp.float32
   implementation: ImplementationLike = None
 
   def setup(self):
-    """Declares the score."""
+    """Declares the score and the normalizer."""
     self.learned_score = LearnedScore(
       self.score,
       self.hidden_size,
       dtype=self.dtype,
       param_dtype=self.param_dtype,
     )
+    self.learned_normalizer = LearnedNormalizer(
+      self.normalizer, param_dtype=self.param_dtype
+    )
 
   def bound_score(self, query_size: int, key_size: int) -> Score:
     """The score with its parameters bound, for pure functions."""
     return self.learned_score(query_size, key_size)
+
+  def bound_normalizer(self) -> Normalizer:
+    """The normalizer with its parameters bound, for pure functions."""
+    return self.learned_normalizer()
 
   def __call__(
     self,
@@ -111,6 +123,7 @@ class Attention(nn.Module):
       score=self.bound_score(query.shape[-1], key.shape[-1]),
       mask=mask,
       bias=bias,
+      normalizer=self.bound_normalizer(),
       dropout_rate=rate,
       rng=self.make_rng("dropout") if rate else None,
       implementation=self.implementation,
@@ -128,4 +141,11 @@ class Attention(nn.Module):
     check_tokens(query=query, key=key)
     query, key = promote_dtype(query, key, dtype=self.dtype)
     score = self.bound_score(query.shape[-1], key.shape[-1])
-    return attention_weights(query, key, score=score, mask=mask, bias=bias)
+    return attention_weights(
+      query,
+      key,
+      score=score,
+      mask=mask,
+      bias=bias,
+      normalizer=self.bound_normalizer(),
+    )

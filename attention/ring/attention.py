@@ -19,13 +19,14 @@ from attention.checks import check_shape, check_tokens
 from attention.dispatch import ImplementationLike, dispatch_statistics
 from attention.dropout import Dropout, OfPart, make_dropout
 from attention.masks.types import Band, as_mask
+from attention.normalizers import as_normalizer, is_softmax, softmax
 from attention.positional import FULL
 from attention.ring.layout import Ring, ShardLayout, block_visibility
 from attention.ring.order import Order
 from attention.ring.pair_step import make_pair_steps
 from attention.ring.rotation import make_rotation
 from attention.scores import Score, as_score, scaled_dot_score
-from attention.softmax import Statistics
+from attention.softmax import Statistics, with_sink
 
 
 def ring_attention(
@@ -37,6 +38,7 @@ def ring_attention(
   score: Score | Callable = scaled_dot_score,
   mask: Any = None,
   bias: Any = None,
+  normalizer: Callable | None = None,
   dropout_rate: float = 0.0,
   rng: jax.Array | None = None,
   order: Order = "contiguous",
@@ -61,6 +63,8 @@ def ring_attention(
       whatever the layout of the shards. Blocks that the mask hides entirely
       are skipped if this is known when tracing.
     bias: as in `attend`, for all T x S pairs, in the order of the sequence.
+    normalizer: softmax or sigmoid from `attention.normalizers`; None is
+      softmax. Others need all keys of a query at once.
     dropout_rate: as in `attend`; it drops the same weights as on one device.
     rng: a random key, the same on all devices.
     order: "contiguous", if shard d holds the d-th part of the sequence, or
@@ -75,6 +79,7 @@ def ring_attention(
 
   Raises:
     AssertionError: as in `attend`.
+    NotImplementedError: for other normalizers.
     TypeError: as in `attend`.
     ValueError: as in `attend`; or if a shard has an odd number of tokens in
       zigzag order, the order is unknown, or the score is a plain function that
@@ -108,6 +113,7 @@ def ring_attention(
     score=score,
     mask=mask,
     bias=bias,
+    normalizer=normalizer,
     dropout=make_dropout(dropout_rate, rng),
     order=order,
     implementation=implementation,
@@ -125,12 +131,14 @@ def ring_dispatch(
   score: Score | Callable,
   mask: Any,
   bias: Any,
+  normalizer: Callable | None,
   dropout: Dropout | None,
   order: Order,
   implementation: ImplementationLike,
   return_lse: bool = False,
 ) -> tuple[jax.Array, jax.Array | None]:
   """`ring_attention` with the arguments and results of `dispatch`."""
+  normalizer = _checked(as_normalizer(normalizer), return_lse)
   check_tokens(query=query, key=key, value=value)
   length = key.shape[-2]
   check_shape("value", value, length=length, features=None, fits="key")
@@ -147,19 +155,44 @@ def ring_dispatch(
     if pairs is not None:
       pairs.check(*lengths)
   visible = block_visibility(mask, ring)
-  score, mask, bias = ring.varying((as_score(score), mask, bias))
-  pair = _make_pair(ring, lengths, score, mask, bias, dropout, implementation)
+  sink = getattr(normalizer, "sink", None)
+  plain = normalizer if sink is None else softmax()
+  score, mask, bias, plain = ring.varying((as_score(score), mask, bias, plain))
+  pair = _make_pair(
+    ring, lengths, score, mask, bias, plain, dropout, implementation
+  )
   blocks = queries.blocks(query), keys.blocks(key), keys.blocks(value)
   steps, parameters, constants = make_pair_steps(ring, visible, pair, blocks)
   rotate = make_rotation(ring, steps)
   context, *statistics = rotate(parameters, constants, *blocks)
   context = context.reshape(*context.shape[:-4], -1, context.shape[-1])
   statistics = Statistics(*(x.reshape(*x.shape[:-4], -1) for x in statistics))
+  if not is_softmax(normalizer):
+    # The rotation averages over the parts that `statistics.total` counts.
+    context = context * statistics.total[..., None]
+  if sink is not None:
+    context, statistics = with_sink(context, statistics, sink)
   return context.astype(query.dtype), statistics.lse if return_lse else None
 
 
+def _checked(normalizer: Callable, return_lse: bool) -> Callable:
+  """The normalizer, if results over disjoint sets of keys can be merged."""
+  if is_softmax(normalizer):
+    return normalizer
+  if return_lse:
+    raise NotImplementedError(
+      f"only softmax has a log-sum-exp: return_lse=True got {normalizer!r}"
+    )
+  if not getattr(normalizer, "is_elementwise", False):
+    raise NotImplementedError(
+      f"{normalizer!r} needs all keys of a query at once; ring_attention "
+      "supports normalizers.softmax and normalizers.sigmoid"
+    )
+  return normalizer
+
+
 def _make_pair(
-  ring: Ring, lengths, score, mask, bias, dropout, implementation
+  ring: Ring, lengths, score, mask, bias, normalizer, dropout, implementation
 ) -> Callable:
   """(case, query, key, value, row, column, *combined) -> the block's result."""
 
@@ -178,6 +211,7 @@ def _make_pair(
       score=score,
       mask=visible,
       bias=bias if bias is None else bias.placed(*start),
+      normalizer=normalizer,
       dropout=dropout if dropout is None else OfPart(dropout, *start, lengths),
       implementation=implementation,
       return_lse=True,

@@ -7,10 +7,8 @@ parameters; the result is a pytree and a callable (query, key) -> scores, which
 `attention.attend` computes with its fastest algorithm.
 """
 
+from attention.head_parameters import MATRIX, SCALAR, VECTOR
 from attention.scores.base import (
-  MATRIX,
-  SCALAR,
-  VECTOR,
   FunctionScore,
   MappedKeys,
   Score,

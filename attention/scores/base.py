@@ -12,7 +12,6 @@ is a score too, with identity maps.
 
 import dataclasses
 import math
-import types
 from collections.abc import Callable
 
 import jax
@@ -21,6 +20,7 @@ from jax.extend.core import jaxprs_in_params
 
 from attention import axes
 from attention.equality import EqualByValue
+from attention.head_parameters import grouped
 
 
 class Score(EqualByValue):
@@ -71,50 +71,7 @@ class Score(EqualByValue):
     layout, which repeats the keys in memory.
     """
     heads = (num_key_value_heads, num_groups)
-    axis_of = head_axes(self)
-    if axis_of is None or not dataclasses.is_dataclass(self):
-      return GroupedHeads(self, *heads)
-    grouped = {
-      name: _group(getattr(self, name), axis, *heads)
-      for name, axis in axis_of.items()
-    }
-    return dataclasses.replace(self, **grouped)
-
-
-# Metadata of a score's fields: the rank of one head's parameter. The axes
-# before are leading axes: [H], [H, A] and [H, D, A].
-SCALAR = types.MappingProxyType({"core": 0})
-VECTOR = types.MappingProxyType({"core": 1})
-MATRIX = types.MappingProxyType({"core": 2})
-
-
-def head_axes(score: Score) -> dict[str, int | None] | None:
-  """The axis of heads of each array, None without one; None if undeclared."""
-  if not dataclasses.is_dataclass(score):
-    return None
-  axis_of: dict[str, int | None] = {}
-  for field in dataclasses.fields(score):
-    if "core" not in field.metadata:
-      return None
-    array = getattr(score, field.name)
-    if array is not None:
-      axis = jnp.ndim(array) - field.metadata["core"] - 1
-      axis_of[field.name] = axis if axis >= 0 else None
-  return axis_of
-
-
-def _group(array, axis: int | None, num_key_value_heads: int, num_groups: int):
-  if axis is None:
-    return array
-  size = jnp.shape(array)[axis]
-  if size in (1, num_key_value_heads * num_groups):
-    return axes.split_axis(array, axis, num_key_value_heads, num_groups)
-  if size == num_key_value_heads:
-    return axes.split_axis(array, axis, num_key_value_heads, 1)
-  raise ValueError(
-    f"a score parameter of shape {jnp.shape(array)} has {size} heads, expected "
-    f"1, {num_key_value_heads} or {num_key_value_heads * num_groups}"
-  )
+    return grouped(self, *heads) or GroupedHeads(self, *heads)
 
 
 _IMPURE = (

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.checks import check_floating, check_leading, check_shape
+from attention.head_parameters import MATRIX, SCALAR, VECTOR
 from attention.matmul import inner_products
 from attention.scores.additive_kernel import exponentials, weighted_tanh_sum
-from attention.scores.base import MATRIX, SCALAR, VECTOR, Score
+from attention.scores.base import Score
 
 
 def _wide(*arrays):

@@ -16,12 +16,14 @@ from attention.implementations.blockwise.problem import (
   rows_that_see,
   trace_pair,
 )
+from attention.implementations.blockwise.rows import compute_rows
 from attention.implementations.blockwise.tiles import Tiling, with_length
 from attention.implementations.non_finite import with_finite_tokens
 from attention.masks.tile_visibility import Ranges, visibility
+from attention.normalizers import is_softmax
 from attention.positional import FULL, PARTIAL
 from attention.request import Request
-from attention.softmax import Statistics, without_keys
+from attention.softmax import Statistics, part_of, without_keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,34 +88,27 @@ class Blockwise:
     key = score.map_key(with_length(key, tiling.key_length))
     value = with_length(value, tiling.key_length, "constant")
     value = value.astype(jnp.result_type(request.query, value))
-    blocks = tile_sizes.leading_blocks(
-      self.leading_block,
-      tiling.query_tile * tiling.key_tile * request.elements_per_pair,
-      request.scores_shape[:-2],
-      request.leading,
-    )
-    pair, tiling = trace_pair(score, query, key, tiling, blocks)
-    pairs = Pairs(tiling, request)
-    # Values may have leading axes that the scores do not have.
-    shared = not request.is_masked and request.combined is None
-    row_leading = request.scores_shape[:-2] if shared else request.leading
-    problem, captured = make_problem(pair, pairs, row_leading)
-    combined = request.combined
-    if combined is not None:
-      combined = _padded(*combined, tiling.query_length)
-    context, statistics = solve(
-      problem, captured, query, key, value, combined=combined
+    compute = _softmax if is_softmax(request.normalizer) else compute_rows
+    context, statistics = compute(
+      request, tiling, self.leading_block, query, key, value
     )
     context = context[..., :length, :]
     statistics = Statistics(*(each[..., :length] for each in statistics))
     statistics = statistics.broadcast_to(context.shape[:-1])
-    return context, statistics, functools.partial(rows_that_see, pairs)
+    if request.combined is not None and not is_softmax(request.normalizer):
+      context, statistics = part_of(request.combined, context)
+    see = functools.partial(rows_that_see, Pairs(tiling, request))
+    return context, statistics, see
 
   def _tiling(self, request: Request) -> Tiling:
     """The tiles, with all entries of the leading axes in each."""
     length, key_length = request.scores_shape[-2:]
     elements = request.elements_per_pair
-    queries = tile_sizes.side(length, self.query_block, elements)
+    if is_softmax(request.normalizer):
+      queries = tile_sizes.side(length, self.query_block, elements)
+    else:
+      row = key_length * elements
+      queries = tile_sizes.rows(length, self.query_block, row)
     keys = tile_sizes.side(key_length, self.key_block, elements)
     rows, columns = Ranges.cut(length, queries), Ranges.cut(key_length, keys)
     if request.mask is None:
@@ -126,6 +121,27 @@ class Blockwise:
       visible = np.concatenate([visible[:, :-1], last], axis=-1)
     leading = request.leading
     return Tiling(leading, leading, queries, keys, visible)
+
+
+def _softmax(
+  request: Request, tiling: Tiling, leading_block: int | None, query, key, value
+) -> tuple[jax.Array, Statistics]:
+  """The context and the statistics of mapped tokens, padded to tiles."""
+  blocks = tile_sizes.leading_blocks(
+    leading_block,
+    tiling.query_tile * tiling.key_tile * request.elements_per_pair,
+    request.scores_shape[:-2],
+    request.leading,
+  )
+  pair, tiling = trace_pair(request.score, query, key, tiling, blocks)
+  # Values may have leading axes that the scores do not have.
+  shared = not request.is_masked and request.combined is None
+  row_leading = request.scores_shape[:-2] if shared else request.leading
+  problem, captured = make_problem(pair, Pairs(tiling, request), row_leading)
+  combined = request.combined
+  if combined is not None:
+    combined = _padded(*combined, tiling.query_length)
+  return solve(problem, captured, query, key, value, combined=combined)
 
 
 def _padded(context, statistics, length: int):

@@ -10,6 +10,7 @@ import jax
 # float32 leave the caches.
 _SIDE = 512
 _SCORES = 1 << 20
+_ROWS = 128
 
 
 def side(length: int, asked: int | None, elements_per_pair: int = 1) -> int:
@@ -20,6 +21,13 @@ def side(length: int, asked: int | None, elements_per_pair: int = 1) -> int:
   tiles = -(-length // largest)
   size = -(-length // tiles)
   return size if tiles == 1 else -(-size // 16) * 16
+
+
+def rows(length: int, asked: int | None, elements_per_row: int) -> int:
+  """The number of queries in a block of whole rows; None chooses it."""
+  if asked is None:
+    asked = min(max(_SCORES // elements_per_row, 1), _ROWS)
+  return min(asked, length)
 
 
 def leading_blocks(

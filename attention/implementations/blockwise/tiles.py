@@ -5,7 +5,6 @@ an axis of size 1 all tiles use the only entry.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,7 +62,7 @@ class Tiling:
   def rows(self) -> np.ndarray:
     """The starts of all tiles of queries, int32 [R, leading + 1]."""
     queries = range(0, self.query_length, self.query_tile)
-    return _product(*self._leading_starts(), queries)
+    return _product(*self._starts_by_axis(), queries)
 
   def columns(self) -> tuple[np.ndarray, np.ndarray]:
     """The starts of visible tiles of keys, int32 [P], and bounds, int32 [R, 3].
@@ -79,7 +78,7 @@ class Tiling:
       middle = len(starts)
       starts += list(np.flatnonzero(row == PARTIAL) * self.key_tile)
       bounds.append((begin, middle, len(starts)))
-    repeats = math.prod(len(each) for each in self._leading_starts())
+    repeats = len(self.leading_starts())
     # The array of starts must not be empty, because programs index it.
     return (
       np.asarray(starts or [0], np.int32),
@@ -90,12 +89,16 @@ class Tiling:
     """The starts of all tiles that are not empty, int32 [P, leading + 2]."""
     rows, columns = np.nonzero(self.visibility != EMPTY)
     tiles = np.stack([rows * self.query_tile, columns * self.key_tile], axis=-1)
-    leading = _product(*self._leading_starts())
+    leading = self.leading_starts()
     starts = np.repeat(leading, len(tiles), axis=0)
     tiles = np.tile(tiles, (len(leading), 1))
     return np.concatenate([starts, tiles], axis=-1).astype(np.int32)
 
-  def _leading_starts(self):
+  def leading_starts(self) -> np.ndarray:
+    """The starts of all tiles along the leading axes, int32 [P, leading]."""
+    return _product(*self._starts_by_axis())
+
+  def _starts_by_axis(self):
     return [
       range(0, size, block) for size, block in zip(self.leading, self.block)
     ]

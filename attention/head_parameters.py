@@ -1,0 +1,65 @@
+"""Parameters of which each head has its own, of scores and of normalizers.
+
+The metadata of a dataclass's field is the rank of one head's parameter. The
+axes before are leading axes: [H], [H, A] and [H, D, A].
+"""
+
+import dataclasses
+import types
+from typing import Any
+
+import jax.numpy as jnp
+
+from attention import axes
+
+SCALAR = types.MappingProxyType({"core": 0})
+VECTOR = types.MappingProxyType({"core": 1})
+MATRIX = types.MappingProxyType({"core": 2})
+
+
+def head_axes(owner: Any) -> dict[str, int | None] | None:
+  """The axis of heads of each array, None without one; None if undeclared."""
+  if not dataclasses.is_dataclass(owner):
+    return None
+  axis_of: dict[str, int | None] = {}
+  for field in dataclasses.fields(owner):
+    if "core" not in field.metadata:
+      return None
+    array = getattr(owner, field.name)
+    if array is not None:
+      axis = jnp.ndim(array) - field.metadata["core"] - 1
+      axis_of[field.name] = axis if axis >= 0 else None
+  return axis_of
+
+
+def grouped(owner: Any, num_key_value_heads: int, num_groups: int) -> Any:
+  """The owner with parameters of heads [K, G] instead of [H].
+
+  Parameters [H, ...] become [K, G, ...] and [K, ...] become [K, 1, ...]. None
+  if a field does not declare its rank.
+  """
+  axis_of = head_axes(owner)
+  if axis_of is None:
+    return None
+  heads = num_key_value_heads, num_groups
+  changed = {
+    name: _grouped(getattr(owner, name), axis, *heads)
+    for name, axis in axis_of.items()
+  }
+  return dataclasses.replace(owner, **changed)
+
+
+def _grouped(
+  array, axis: int | None, num_key_value_heads: int, num_groups: int
+):
+  if axis is None:
+    return array
+  size = jnp.shape(array)[axis]
+  if size in (1, num_key_value_heads * num_groups):
+    return axes.split_axis(array, axis, num_key_value_heads, num_groups)
+  if size == num_key_value_heads:
+    return axes.split_axis(array, axis, num_key_value_heads, 1)
+  raise ValueError(
+    f"a parameter of shape {jnp.shape(array)} has {size} heads, expected "
+    f"1, {num_key_value_heads} or {num_key_value_heads * num_groups}"
+  )

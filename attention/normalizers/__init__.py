@@ -1,0 +1,61 @@
+"""Normalizers: functions from a row of scores to a row of weights.
+
+`attend(..., normalizer=...)` takes one of these, or any function of scores
+[..., T, S], -inf where hidden, that treats each row alone.
+"""
+
+from typing import Any
+
+from attention.normalizers.base import (
+  FunctionNormalizer,
+  Normalizer,
+  group_heads,
+  masked_weights,
+)
+from attention.normalizers.exponential import Sigmoid as sigmoid
+from attention.normalizers.exponential import SignedSoftmax as signed_softmax
+from attention.normalizers.exponential import Softmax as softmax
+from attention.normalizers.exponential import Softpick as softpick
+from attention.normalizers.sparse import Entmax as entmax
+from attention.normalizers.sparse import Sparsemax as sparsemax
+from attention.normalizers.stick_breaking import StickBreaking as stick_breaking
+
+__all__ = [
+  "FunctionNormalizer",
+  "Normalizer",
+  "as_normalizer",
+  "entmax",
+  "group_heads",
+  "is_softmax",
+  "masked_weights",
+  "sigmoid",
+  "signed_softmax",
+  "softmax",
+  "softpick",
+  "sparsemax",
+  "stick_breaking",
+]
+
+
+def as_normalizer(normalizer: Any) -> Normalizer:
+  """A normalizer as such; None is softmax, a function is wrapped.
+
+  Raises:
+    TypeError: if it is not a function of scores.
+  """
+  if normalizer is None:
+    return softmax()
+  if isinstance(normalizer, Normalizer):
+    return normalizer
+  if isinstance(normalizer, type) or not callable(normalizer):
+    raise TypeError(
+      "normalizer must be an instance of attention.normalizers.Normalizer, "
+      "such as normalizers.entmax(1.5), or a function of scores, got "
+      f"{normalizer!r}"
+    )
+  return FunctionNormalizer(normalizer)
+
+
+def is_softmax(normalizer: Any) -> bool:
+  """Whether the normalizer is softmax, perhaps with a sink."""
+  return isinstance(normalizer, softmax)

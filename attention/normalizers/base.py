@@ -1,0 +1,111 @@
+"""The interface of normalizers, functions from a row of scores to weights.
+
+A normalizer is any function of scores [..., T, S] that treats each row alone.
+Hidden pairs have the score -inf. `attend` sets their weights to zero, and all
+weights of a row without a visible pair.
+"""
+
+# Overrides keep the docstrings of what they override.
+# ruff: noqa: D102
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from attention.equality import EqualByValue
+from attention.head_parameters import grouped
+
+
+class Normalizer(EqualByValue):
+  """A normalizer with parameters: inherit, and define `__call__`.
+
+  Example:
+    >>> import dataclasses, jax, jax.numpy as jnp
+    >>> from attention import attention_weights
+    >>> @jax.tree_util.register_dataclass
+    ... @dataclasses.dataclass(frozen=True, eq=False)
+    ... class ReluSquared(Normalizer):
+    ...   scale: float
+    ...
+    ...   def __call__(self, scores):
+    ...     return self.scale * jnp.square(jnp.maximum(scores, 0.0))
+    >>> tokens = jnp.array([[1.0], [2.0]])
+    >>> attention_weights(tokens, tokens, normalizer=ReluSquared(0.5))
+    Array([[0.5, 2. ],
+           [2. , 8. ]], dtype=float32)
+  """
+
+  # Whether a weight depends on its own score only. Results over disjoint sets
+  # of keys can then be added, which `ring_attention` needs.
+  is_elementwise: ClassVar[bool] = False
+
+  def __call__(self, scores: jax.Array) -> jax.Array:
+    """Scores [..., T, S], -inf where hidden, to weights of that shape."""
+    raise NotImplementedError(f"{type(self).__name__} must define __call__")
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class FunctionNormalizer(Normalizer):
+  """A plain function of scores as a normalizer."""
+
+  function: Callable[[jax.Array], jax.Array]
+
+  def __call__(self, scores):
+    return self.function(scores)
+
+  def tree_flatten(self):
+    # A callable that is a pytree (`jax.tree_util.Partial`) keeps its leaves.
+    if jax.tree_util.all_leaves([self.function]):
+      return (), self.function
+    return (self.function,), None
+
+  @classmethod
+  def tree_unflatten(cls, function, children):
+    return cls(*children) if children else cls(function)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class GroupedHeads(Normalizer):
+  """Calls a normalizer for heads [H], for scores of heads [K, G]."""
+
+  normalizer: Normalizer
+  num_key_value_heads: int = dataclasses.field(metadata={"static": True})
+  num_groups: int = dataclasses.field(metadata={"static": True})
+
+  def __call__(self, scores):
+    heads = self.num_key_value_heads * self.num_groups
+    leading, rest = scores.shape[:-4], scores.shape[-2:]
+    weights = self.normalizer(jnp.reshape(scores, (*leading, heads, *rest)))
+    return jnp.reshape(weights, scores.shape)
+
+
+def group_heads(
+  normalizer: Normalizer, num_key_value_heads: int, num_groups: int
+) -> Normalizer:
+  """The same normalizer for heads laid out as [K, G] instead of [H]."""
+  heads = num_key_value_heads, num_groups
+  return grouped(normalizer, *heads) or GroupedHeads(normalizer, *heads)
+
+
+def masked_weights(normalizer: Callable, scores: jax.Array) -> jax.Array:
+  """The weights; 0 where a score is -inf, with zero derivatives there."""
+  visible = ~jnp.isneginf(scores)
+  empty = ~jnp.any(visible, axis=-1, keepdims=True)
+  # A row of -inf alone would be NaN in most normalizers.
+  weights = normalizer(jnp.where(empty, 0.0, scores))
+  if jnp.shape(weights) != scores.shape:
+    raise ValueError(
+      f"normalizer must return an array of the scores' shape {scores.shape}, "
+      f"it returned {jnp.shape(weights)}"
+    )
+  return jnp.where(visible, weights, 0.0)
+
+
+def row_maximum(scores: jax.Array) -> jax.Array:
+  """The maximum of each row, [..., 1], a constant for derivatives."""
+  return jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))

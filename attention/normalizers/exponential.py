@@ -1,0 +1,131 @@
+"""Normalizers of exponentials of scores: softmax and its relatives."""
+
+# Overrides keep the docstrings of what they override.
+# ruff: noqa: D102
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from attention import axes
+from attention.head_parameters import SCALAR
+from attention.normalizers.base import Normalizer, row_maximum
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Softmax(Normalizer):
+  """exp(s_j) / sum_k exp(s_k), optionally with a sink in the sum.
+
+  A sink is the score of a further key whose value is zero, so that a query may
+  attend to nothing. See "Efficient Streaming Language Models with Attention
+  Sinks", Xiao et al., 2023 (https://arxiv.org/abs/2309.17453); a sink per head
+  is a parameter of gpt-oss (https://arxiv.org/abs/2508.10925). `sink=0.0` is
+  the "off-by-one" softmax.
+
+  Attributes:
+    sink: None, a number, or [H] for scores [..., H, T, S].
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from attention.normalizers import softmax
+    >>> softmax(sink=0.0)(jnp.zeros((1, 3)))
+    Array([[0.25, 0.25, 0.25]], dtype=float32)
+  """
+
+  sink: Any = dataclasses.field(default=None, metadata=SCALAR)
+
+  def __call__(self, scores):
+    if self.sink is None:
+      return jax.nn.softmax(scores, axis=-1)
+    sink = jnp.asarray(self.sink, scores.dtype)[..., None, None]
+    sink = axes.with_rank(sink, scores.ndim)
+    sink = jnp.broadcast_to(sink, (*scores.shape[:-1], 1))
+    with_sink = jnp.concatenate([scores, sink], axis=-1)
+    return jax.nn.softmax(with_sink, axis=-1)[..., :-1]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sigmoid(Normalizer):
+  """The logistic function of each score plus a bias, without a sum over keys.
+
+  See "Theory, Analysis, and Best Practices for Sigmoid Self-Attention",
+  Ramapuram et al., 2024 (https://arxiv.org/abs/2409.04431), which recommends a
+  bias of -log S.
+
+  Attributes:
+    bias: a number, or [H] for scores [..., H, T, S].
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from attention.normalizers import sigmoid
+    >>> sigmoid()(jnp.zeros((1, 3)))
+    Array([[0.5, 0.5, 0.5]], dtype=float32)
+  """
+
+  is_elementwise: ClassVar[bool] = True
+  bias: Any = dataclasses.field(default=0.0, metadata=SCALAR)
+
+  def __call__(self, scores):
+    bias = jnp.asarray(self.bias, scores.dtype)[..., None, None]
+    return jax.nn.sigmoid(scores + axes.with_rank(bias, scores.ndim))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Softpick(Normalizer):
+  """relu(exp(s_j) - 1) / sum_k |exp(s_k) - 1|.
+
+  Negative scores get weight 0 and need no sink. See "Softpick: No Attention
+  Sink, No Massive Activations with Rectified Softmax", Zuhri et al., 2025
+  (https://arxiv.org/abs/2504.20966).
+
+  Attributes:
+    epsilon: is added to the sum, after division by the largest exponential.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from attention.normalizers import softpick
+    >>> softpick()(jnp.log(jnp.array([[2.0, 2.0, 0.5]])))
+    Array([[0.4, 0.4, 0. ]], dtype=float32)
+  """
+
+  epsilon: float = dataclasses.field(default=1e-8, metadata={"static": True})
+
+  def __call__(self, scores):
+    visible = ~jnp.isneginf(scores)
+    largest = row_maximum(jnp.maximum(scores, 0.0))
+    # exp(scores) - 1, divided by exp(largest); accurate for small scores.
+    small = jnp.abs(scores) < 1.0
+    terms = jnp.where(
+      small,
+      jnp.expm1(jnp.where(small, scores, 0.0)) * jnp.exp(-largest),
+      jnp.exp(scores - largest) - jnp.exp(-largest),
+    )
+    terms = jnp.where(visible, terms, 0.0)
+    total = jnp.sum(jnp.abs(terms), axis=-1, keepdims=True)
+    return jnp.maximum(terms, 0.0) / (total + self.epsilon)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class SignedSoftmax(Normalizer):
+  """sign(s_j) exp(|s_j|) / sum_k exp(|s_k|): weights may be negative.
+
+  It is the normalizer of Cog attention. See "More Expressive Attention with
+  Negative Weights", Lv et al., 2024 (https://arxiv.org/abs/2411.07176).
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from attention.normalizers import signed_softmax
+    >>> signed_softmax()(jnp.array([[1.0, -1.0]]))
+    Array([[ 0.5, -0.5]], dtype=float32)
+  """
+
+  def __call__(self, scores):
+    visible = ~jnp.isneginf(scores)
+    size = jnp.where(visible, jnp.abs(scores), -jnp.inf)
+    return jnp.sign(scores) * jax.nn.softmax(size, axis=-1)

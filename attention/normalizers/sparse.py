@@ -1,0 +1,127 @@
+"""Normalizers that give low scores a weight of exactly zero."""
+
+# Overrides keep the docstrings of what they override.
+# ruff: noqa: D102
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from attention.normalizers.base import Normalizer, row_maximum
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Entmax(Normalizer):
+  """max((alpha - 1) s_j - threshold, 0) ** (1 / (alpha - 1)), with sum 1.
+
+  Weights of low scores are exactly 0. See "Sparse Sequence-to-Sequence Models",
+  Peters et al., 2019, equation 9 (https://arxiv.org/abs/1905.05702).
+
+  Attributes:
+    alpha: more than 1 (softmax) and at most 2 (sparsemax).
+
+  Raises:
+    ValueError: if `alpha` is outside of (1, 2].
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from attention.normalizers import entmax
+    >>> entmax()(jnp.array([[2.0, 2.0, -1.0]]))
+    Array([[0.5, 0.5, 0. ]], dtype=float32)
+  """
+
+  alpha: float = dataclasses.field(default=1.5, metadata={"static": True})
+
+  def __post_init__(self):
+    if not 1.0 < self.alpha <= 2.0:
+      raise ValueError(
+        f"alpha must be in (1, 2], got {self.alpha}; softmax is the limit of 1"
+      )
+
+  def __call__(self, scores):
+    return _sparse_weights(scores, 1.0 / (self.alpha - 1.0))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sparsemax(Normalizer):
+  """The projection of the scores onto the simplex.
+
+  See "From Softmax to Sparsemax", Martins and Astudillo, 2016
+  (https://arxiv.org/abs/1602.02068).
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from attention.normalizers import sparsemax
+    >>> sparsemax()(jnp.array([[1.0, 0.5, -1.0]]))
+    Array([[0.75, 0.25, 0.  ]], dtype=float32)
+  """
+
+  def __call__(self, scores):
+    return _sparse_weights(scores, 1.0)
+
+
+def _sparse_weights(scores: jax.Array, power: float) -> jax.Array:
+  """max(scores / power - t, 0) ** power, where t gives rows the sum 1."""
+  shifted = (scores - row_maximum(scores)) / power
+  return _power(shifted - _threshold(shifted, power), power)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _threshold(shifted: jax.Array, power: float) -> jax.Array:
+  """The t [..., 1] with sum_j max(shifted_j - t, 0) ** power = 1.
+
+  The norm of max(shifted - t, 0) of order `power` is convex in t and nearly
+  linear, so a few steps of Newton's method from below suffice.
+  """
+  constant = jax.lax.stop_gradient(shifted)
+  tolerance = 4 * jnp.finfo(shifted.dtype).eps
+
+  def is_unfinished(state):
+    _, step, count = state
+    return jnp.any(step > tolerance) & (count < 50)
+
+  def advance(state):
+    threshold, _, count = state
+    step = _newton_step(constant, threshold, power)
+    return threshold + jnp.maximum(step, 0.0), step, count + 1
+
+  # The largest entry is 0 and its weight at most 1, so t is at least -1.
+  start = -jnp.ones_like(constant[..., :1])
+  state = start, jnp.full_like(start, jnp.inf), 0
+  threshold = jax.lax.while_loop(is_unfinished, advance, state)[0]
+  # In a `scan`, JAX ignores the rule below when it differentiates a gradient.
+  # Two steps from the solution have its first three derivatives.
+  for _ in range(2):
+    threshold += _newton_step(shifted, threshold, power)
+  return threshold
+
+
+def _newton_step(shifted, threshold, power: float):
+  """(norm - 1) / -(d norm / d threshold), with norm = total ** (1 / power)."""
+  slope, total = (
+    jnp.sum(_power(shifted - threshold, exponent), axis=-1, keepdims=True)
+    for exponent in (power - 1.0, power)
+  )
+  return (total - total ** (1.0 - 1.0 / power)) / slope
+
+
+@_threshold.defjvp
+def _threshold_jvp(power, primals, tangents):
+  """The derivative of the equation that defines the threshold."""
+  (shifted,), (tangent,) = primals, tangents
+  threshold = _threshold(shifted, power)
+  slopes = _power(shifted - threshold, power - 1.0)
+  mean = jnp.sum(slopes * tangent, -1, keepdims=True)
+  return threshold, mean / jnp.sum(slopes, -1, keepdims=True)
+
+
+def _power(base: jax.Array, exponent: float) -> jax.Array:
+  """A power where the base is positive; elsewhere 0, with derivatives 0."""
+  positive = base > 0.0
+  base = jnp.where(positive, base, 1.0)
+  whole = int(exponent) if float(exponent).is_integer() else exponent
+  return jnp.where(positive, base**whole, 0.0)

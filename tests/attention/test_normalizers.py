@@ -1,0 +1,410 @@
+"""Normalizers: values, derivatives of every order, and the rules of masks.
+
+The formulas here are written from the papers: sorted thresholds for entmax, a
+loop for stick-breaking. They share no code with `attention.normalizers`.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import (
+  attend,
+  attention_weights,
+  biases,
+  masks,
+  merge,
+  multi_head_attention,
+  normalizers,
+  ring_attention,
+  scores,
+)
+from attention.implementations.blockwise import Blockwise
+from attention.modules import NORMALIZER_NAMES, Attention, MultiHeadAttention
+from tests.attention.matrix import sampled
+
+TILES = Blockwise(query_block=4, key_block=4)
+HEADS, T, S, D, E = 3, 13, 17, 8, 5
+SINK = np.array([0.0, 1.0, -2.0])
+
+
+def with_sink(scores):
+  exponentials = jnp.exp(scores)
+  sink = jnp.exp(jnp.asarray(SINK, scores.dtype))[:, None, None]
+  return exponentials / (exponentials.sum(-1, keepdims=True) + sink)
+
+
+def softpick(scores):
+  terms = jnp.exp(scores) - 1.0
+  terms = jnp.where(jnp.isneginf(scores), 0.0, terms)
+  return jax.nn.relu(terms) / jnp.abs(terms).sum(-1, keepdims=True)
+
+
+def signed(scores):
+  visible = ~jnp.isneginf(scores)
+  size = jnp.where(visible, jnp.exp(jnp.abs(scores)), 0.0)
+  return jnp.sign(scores) * size / size.sum(-1, keepdims=True)
+
+
+def _sorted_sums(scores):
+  """Scores from the largest on, their running means and numbers."""
+  ordered = -jnp.sort(-scores, axis=-1)
+  numbers = jnp.arange(1.0, scores.shape[-1] + 1.0, dtype=scores.dtype)
+  finite = jnp.where(jnp.isneginf(ordered), 0.0, ordered)
+  numbers = jnp.broadcast_to(numbers, scores.shape)
+  return ordered, finite, numbers
+
+
+def _chosen(thresholds, ordered):
+  """The threshold of the largest support whose entries exceed it."""
+  count = jnp.sum(ordered > thresholds, axis=-1, keepdims=True)
+  return jnp.take_along_axis(thresholds, count - 1, axis=-1)
+
+
+def sparsemax(scores):
+  ordered, finite, numbers = _sorted_sums(scores)
+  thresholds = (jnp.cumsum(finite, axis=-1) - 1.0) / numbers
+  return jnp.maximum(scores - _chosen(thresholds, ordered), 0.0)
+
+
+def entmax15(scores):
+  """Peters et al., 2019, algorithm 2."""
+  scores = scores / 2.0
+  ordered, finite, numbers = _sorted_sums(scores)
+  mean = jnp.cumsum(finite, axis=-1) / numbers
+  squares = jnp.cumsum(finite**2, axis=-1) / numbers
+  inside = (1.0 - numbers * (squares - mean**2)) / numbers
+  thresholds = mean - jnp.sqrt(jnp.where(inside > 0.0, inside, 1.0))
+  thresholds = jnp.where(inside > 0.0, thresholds, jnp.inf)
+  return jnp.maximum(scores - _chosen(thresholds, ordered), 0.0) ** 2
+
+
+def stick_breaking(scores):
+  rest = jnp.ones(scores.shape[:-1], scores.dtype)
+  weights = []
+  for column in range(scores.shape[-1] - 1, -1, -1):
+    share = jax.nn.sigmoid(scores[..., column])
+    weights.append(share * rest)
+    rest = rest * (1.0 - share)
+  return jnp.stack(weights[::-1], axis=-1)
+
+
+# Name: the normalizer and its formula. Scores are -inf where hidden.
+CASES = {
+  "sink": (normalizers.softmax(SINK), with_sink),
+  "sigmoid": (
+    normalizers.sigmoid(SINK),
+    lambda scores: 1.0 / (1.0 + jnp.exp(-scores - SINK[:, None, None])),
+  ),
+  "softpick": (normalizers.softpick(0.0), softpick),
+  "signed": (normalizers.signed_softmax(), signed),
+  "entmax15": (normalizers.entmax(), entmax15),
+  "sparsemax": (normalizers.sparsemax(), sparsemax),
+  "stick_breaking": (normalizers.stick_breaking(), stick_breaking),
+  "function": (
+    lambda scores: jax.nn.softmax(scores, axis=-1) ** 2,
+    lambda scores: (
+      jnp.exp(2.0 * scores) / jnp.exp(scores).sum(-1, keepdims=True) ** 2
+    ),
+  ),
+}
+
+
+def draw(dtype="f8"):
+  generator = np.random.default_rng(0)
+  shapes = (HEADS, T, D), (HEADS, S, D), (HEADS, S, E)
+  return [generator.normal(size=shape).astype(dtype) for shape in shapes]
+
+
+def dense(formula, mask):
+  """Attention by a formula; rows that may attend to nothing are zero."""
+
+  def context(query, key, value):
+    scores = query @ jnp.swapaxes(key, -1, -2) / D**0.5
+    visible = jnp.ones((T, S), bool)
+    if mask is not None:
+      visible = mask.materialize(T, S)
+    some = visible.any(-1)[:, None]
+    hidden = jnp.where(some, -jnp.inf, 0.0)
+    weights = formula(jnp.where(visible[None], scores, hidden[None]))
+    return jnp.where(visible[None], weights, 0.0) @ value
+
+  return context
+
+
+def _mesh(size):
+  return jax.make_mesh(
+    (size,),
+    ("sequence",),
+    axis_types=(jax.sharding.AxisType.Auto,),
+    devices=jax.devices()[:size],
+  )
+
+
+def loss(attention):
+  return lambda *tokens: jnp.sum(
+    jnp.sin(attention(*tokens) * np.arange(E)[None, None])
+  )
+
+
+@sampled(
+  "name", CASES, default=["sink", "entmax15", "softpick", "stick_breaking"]
+)
+def test_values_and_derivatives_equal_the_formula(name):
+  # The first rows see nothing, and later rows see different numbers of keys.
+  normalizer, formula = CASES[name]
+  mask = masks.causal(-2)
+
+  def both(attention, query, key, value):
+    gradient = jax.grad(loss(attention), (0, 1, 2))
+    tokens, tangents = (query, key, value), (query, key * key, value)
+    return attention(*tokens), *jax.jvp(gradient, tokens, tangents)
+
+  with jax.enable_x64(True):
+    tiles = functools.partial(
+      attend, normalizer=normalizer, mask=mask, implementation=TILES
+    )
+    results = jax.jit(functools.partial(both, tiles))(*draw())
+    expected = jax.jit(functools.partial(both, dense(formula, mask)))(*draw())
+  for ours, theirs in zip(jax.tree.leaves(results), jax.tree.leaves(expected)):
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float32_weights_equal_the_formula(name):
+  normalizer, formula = CASES[name]
+  query, key, _ = draw("f4")
+  weights = attention_weights(query, key, normalizer=normalizer)
+  table = query.astype("f8") @ np.swapaxes(key, -1, -2) / D**0.5
+  with jax.enable_x64(True):
+    expected = formula(jnp.asarray(table))
+  np.testing.assert_allclose(weights, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", CASES)
+def test_reference_has_the_derivatives_of_tiles(name):
+  normalizer, _ = CASES[name]
+  with jax.enable_x64(True):
+    gradients = []
+    for implementation in ("reference", TILES):
+      attention = functools.partial(
+        attend,
+        normalizer=normalizer,
+        mask=masks.sliding_window(3, 2),
+        bias=biases.alibi(HEADS),
+        dropout_rate=0.3,
+        rng=jax.random.key(0),
+        implementation=implementation,
+      )
+      gradients.append(jax.grad(loss(attention), (0, 1, 2))(*draw()))
+  for ours, theirs in zip(*gradients):
+    np.testing.assert_allclose(ours, theirs, atol=1e-10)
+
+
+@pytest.mark.parametrize("implementation", ["reference", TILES])
+def test_hidden_keys_change_nothing(implementation):
+  query, key, value = draw("f4")
+  mask = masks.padding(jnp.asarray([0, 5, S]))
+  bad = np.arange(S)[None] >= np.array([0, 5, S])[:, None]
+  gradients = []
+  for fill in (0.0, np.nan):
+    filled = jnp.where(bad[..., None], fill, key)
+
+    def attention(query, value, fill=fill, filled=filled):
+      return attend(
+        query,
+        filled,
+        jnp.where(bad[..., None], fill, value),
+        mask=mask,
+        normalizer=normalizers.entmax(),
+        implementation=implementation,
+      )
+
+    gradients.append(jax.grad(loss(attention), (0, 1))(query, value))
+    assert not attention(query, value)[0].any()
+  for zero, nan in zip(*gradients):
+    np.testing.assert_array_equal(zero, nan)
+    assert not zero[0].any()
+
+
+@sampled("alpha", [1.1, 1.3, 1.5, 1.9], default=[1.3])
+def test_entmax_solves_its_equation(alpha):
+  rows = np.random.default_rng(1).normal(size=(50, 200)).astype("f4") * 4.0
+  weights = np.asarray(normalizers.entmax(alpha)(jnp.asarray(rows)), "f8")
+  np.testing.assert_allclose(weights.sum(-1), 1.0, atol=2e-6)
+  # (alpha - 1) score - weight^(alpha - 1) is the threshold on the support.
+  thresholds = (alpha - 1) * rows - weights ** (alpha - 1)
+  for row, support in zip(thresholds, weights > 1e-3):
+    np.testing.assert_allclose(row[support], row[support][0], atol=1e-4)
+  assert (weights == 0.0).any()
+
+
+def test_sink_of_zero_is_softmax_off_by_one():
+  table = jnp.asarray([[1.0, -2.0, 0.5]])
+  weights = normalizers.softmax(sink=0.0)(table)
+  expected = np.exp(table) / (1.0 + np.exp(table).sum())
+  np.testing.assert_allclose(weights, expected, rtol=1e-6)
+
+
+def test_a_sink_belongs_to_one_part_of_merged_attention():
+  query, key, value = draw("f4")
+  sink = normalizers.softmax(SINK.astype("f4"))
+  whole = attend(query, key, value, normalizer=sink)
+  parts = [
+    attend(query, key[:, :5], value[:, :5], normalizer=sink, return_lse=True),
+    attend(query, key[:, 5:], value[:, 5:], return_lse=True),
+  ]
+  merged, _ = merge(*zip(*parts))
+  np.testing.assert_allclose(merged, whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sink", "sigmoid", "function"])
+def test_grouped_heads_have_their_own_parameters(name):
+  """H = 4 queries' heads and K = 2; the normalizer has a parameter per head."""
+  generator = np.random.default_rng(0)
+  own = jnp.asarray(generator.normal(size=4), jnp.float32)
+  normalizer = {
+    "sink": normalizers.softmax(own),
+    "sigmoid": normalizers.sigmoid(own),
+    "function": lambda scores: jax.nn.sigmoid(
+      scores * own[None, :, None, None]
+    ),
+  }[name]
+  tokens = generator.normal(size=(2, 5, 8)).astype("f4")
+  query, output = (generator.normal(size=(8, 4, 8)) for _ in range(2))
+  key, value = (generator.normal(size=(8, 2, 8)) for _ in range(2))
+  weights = [w.astype("f4") for w in (query, key, value)]
+  repeated = [weights[0], *(np.repeat(w, 2, axis=1) for w in weights[1:])]
+  output = np.swapaxes(output, 0, 1).astype("f4")
+  ours, theirs = (
+    multi_head_attention(
+      tokens, tokens, tokens, *each, output, normalizer=normalizer
+    )
+    for each in (weights, repeated)
+  )
+  np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+@sampled("name", ["sigmoid", "sink"], default=["sigmoid"])
+def test_ring_equals_one_device(name):
+  normalizer = CASES[name][0]
+  query, key, value = (
+    np.random.default_rng(0).normal(size=(HEADS, 16, 8)).astype("f4")
+    for _ in range(3)
+  )
+  mesh = _mesh(4)
+  shard = jax.P(None, "sequence")
+  ring = jax.shard_map(
+    functools.partial(
+      ring_attention,
+      axis_name="sequence",
+      mask=masks.causal(),
+      normalizer=normalizer,
+    ),
+    mesh=mesh,
+    in_specs=shard,
+    out_specs=shard,
+  )
+  one = functools.partial(attend, mask=masks.causal(), normalizer=normalizer)
+  tokens = query, key, value
+  for function in (lambda f: f, lambda f: jax.grad(lambda *x: jnp.sum(f(*x)))):
+    np.testing.assert_allclose(
+      jax.jit(function(ring))(*tokens), function(one)(*tokens), atol=1e-5
+    )
+
+
+def test_only_softmax_has_an_lse():
+  with pytest.raises(NotImplementedError, match="only softmax has a log-sum"):
+    attend(*draw("f4"), normalizer=normalizers.entmax(), return_lse=True)
+
+
+def test_a_ring_refuses_normalizers_of_whole_rows():
+  mesh = _mesh(2)
+  ring = jax.shard_map(
+    functools.partial(
+      ring_attention, axis_name="sequence", normalizer=normalizers.softpick()
+    ),
+    mesh=mesh,
+    in_specs=jax.P(None, "sequence"),
+    out_specs=jax.P(None, "sequence"),
+  )
+  tokens = jnp.ones((1, 4, 2))
+  with pytest.raises(NotImplementedError, match="needs all keys of a query"):
+    ring(tokens, tokens, tokens)
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.entmax, "entmax", 2.0])
+def test_other_types_are_refused(normalizer):
+  with pytest.raises(TypeError, match="normalizer must be an instance of"):
+    attend(*draw("f4"), normalizer=normalizer)
+
+
+def test_a_result_of_another_shape_is_refused():
+  with pytest.raises(ValueError, match="normalizer must return an array"):
+    attend(*draw("f4"), normalizer=lambda scores: scores.sum(-1))
+
+
+@pytest.mark.parametrize("alpha", [1.0, 2.5])
+def test_alpha_outside_of_its_range_is_refused(alpha):
+  with pytest.raises(ValueError, match=r"alpha must be in \(1, 2\]"):
+    normalizers.entmax(alpha)
+
+
+@sampled("name", NORMALIZER_NAMES, default=["softmax_sink", "sigmoid"])
+def test_modules_learn_the_parameters_of_a_named_normalizer(name):
+  tokens = jnp.asarray(draw("f4")[0])
+  module = MultiHeadAttention(4, normalizer=name)
+  variables = module.init(jax.random.key(0), tokens)
+  single = Attention("dot", normalizer=name)
+  assert single.init_with_output(jax.random.key(0), tokens, tokens)[0].shape
+  gradients = jax.grad(lambda v: jnp.sum(module.apply(v, tokens) ** 2))(
+    variables
+  )["params"]
+  learned = gradients.get("learned_normalizer", {})
+  expected = {"softmax_sink": "sink", "sigmoid": "bias"}.get(name)
+  assert list(learned) == ([expected] if expected else [])
+  for gradient in learned.values():
+    assert gradient.shape == (4,)
+    assert gradient.all()
+
+
+def test_unknown_names_are_refused():
+  with pytest.raises(ValueError, match="one of softmax, softmax_sink"):
+    Attention("dot", normalizer="entmax2").init(
+      jax.random.key(0), jnp.ones((2, 3)), jnp.ones((2, 3))
+    )
+
+
+@sampled("name", CASES, default=["entmax15"])
+def test_temporaries_of_the_gradient_are_at_most_64_mib(name):
+  normalizer, _ = CASES[name]
+  if name in ("sink", "sigmoid"):
+    normalizer = type(normalizer)(0.0)  # one head
+  tokens = [jax.ShapeDtypeStruct((1, 16384, 64), jnp.float32)] * 3
+  gradient = jax.grad(
+    lambda *x: jnp.sum(attend(*x, normalizer=normalizer)), (0, 1, 2)
+  )
+  memory = jax.jit(gradient).lower(*tokens).compile().memory_analysis()
+  assert memory.temp_size_in_bytes <= 64 * 2**20
+
+
+def test_any_score_with_any_normalizer():
+  generator = np.random.default_rng(0)
+  weights = [generator.normal(size=shape) for shape in ((D, 6), (D, 6), (6,))]
+  with jax.enable_x64(True):
+    score = scores.additive(*map(jnp.asarray, weights))
+    query, key, value = map(jnp.asarray, draw())
+    context = attend(
+      query,
+      key,
+      value,
+      score=score,
+      normalizer=normalizers.sparsemax(),
+      implementation=TILES,
+    )
+    expected = sparsemax(score(query, key)) @ value
+  np.testing.assert_allclose(context, expected, atol=1e-9)
