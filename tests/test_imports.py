@@ -17,8 +17,17 @@ ATTENTION = (
   ("implementations",),
   ("request",),
   ("biases", "masks"),
-  ("cache", "dropout", "positional", "positions", "projections", "scores"),
-  ("axes", "checks", "equality", "matmul", "meshes", "softmax"),
+  (
+    "cache",
+    "dropout",
+    "normalizers",
+    "positional",
+    "positions",
+    "projections",
+    "scores",
+  ),
+  ("head_parameters", "softmax"),
+  ("axes", "checks", "equality", "matmul", "meshes"),
 )
 EXPERIMENTS = (
   ("compare",),
