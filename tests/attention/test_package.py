@@ -102,10 +102,11 @@ def test_attention_imports_neither_experiments_nor_configs():
     assert not re.search(r"^\s*(from|import) (experiments|configs)", source)
 
 
-def test_the_guide_to_adding_a_score_runs():
-  text = (ROOT / "docs" / "adding_a_score.md").read_text()
+@pytest.mark.parametrize("guide", ["adding_a_score", "adding_a_normalizer"])
+def test_guides_run(guide):
+  text = (ROOT / "docs" / f"{guide}.md").read_text()
   programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-  assert len(programs) >= 3
+  assert len(programs) >= 2
   namespace: dict = {}
   with jax.numpy_rank_promotion("allow"):  # as readers have it
     for program in programs:
