@@ -30,11 +30,9 @@ _CACHE_LIMIT = 2 * 2**30  # bytes
 _LONG_FILES = (
   "test_learning.py",
   "test_resume.py",
-  "test_step.py",
   "test_translate.py",
   "test_train.py",
   "test_attend_values.py",
-  "test_beam_search.py",
   "test_ring.py",
   "test_attend_derivatives.py",
   "test_faults.py",

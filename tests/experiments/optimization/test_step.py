@@ -1,8 +1,7 @@
-"""The train step: accumulation, sharding, dropout and metrics."""
+"""The train step: accumulation, averages, precision and metrics."""
 
 import dataclasses
 import functools
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,45 +9,18 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.config import TrainConfig, parse
+from experiments.config import TrainConfig
 from experiments.data.batch import PAD
-from experiments.distributed import mesh, sharding
-from experiments.errors import UserError
+from experiments.distributed import mesh
 from experiments.evaluation import evaluator
-from experiments.experiment import make_experiment
 from experiments.optimization.step import make_train_step
-from tests.experiments.conftest import make_tiny
-
-ONE = {"data": 1}
-EIGHT = {"data": 8}
-
-
-def build(arg="", mesh=ONE, model=None, **train):
-  config = make_tiny(arg)
-  config.train.update(train)
-  config.model.update(model or {})
-  config.mesh.update(mesh)
-  # Adam divides by the gradient's magnitude. Where the exact gradient is 0, as
-  # for a key's bias, its update would consist of rounding errors.
-  config.optimizer.update(name="sgd", learning_rate=0.5)
-  typed = parse(config.to_dict())
-  return make_experiment(typed, Path("unused"))
-
-
-def train(experiment, num_steps=3):
-  """Losses of a few steps and the state after them."""
-  state, batches, losses = (
-    experiment.initial_state(),
-    experiment.training_batches(),
-    [],
-  )
-  step = experiment.train_step(state)
-  for index in range(num_steps):
-    state, metrics = step(
-      state, mesh.shard_batch(batches[index], experiment.mesh)
-    )
-    losses.append(float(metrics["loss"]))
-  return losses, state
+from tests.experiments.optimization.steps import (
+  EIGHT,
+  ONE,
+  assert_same_state,
+  build,
+  train,
+)
 
 
 @functools.cache
@@ -56,80 +28,6 @@ def plain():
   """An experiment without options, and the result of `train`."""
   experiment = build("additive")
   return experiment, *train(experiment)
-
-
-def assert_same_state(left, right, **tolerance):
-  for one, other in zip(
-    jax.tree.leaves(left.params), jax.tree.leaves(right.params)
-  ):
-    np.testing.assert_allclose(one, other, **tolerance)
-
-
-LAYOUTS = {
-  "one": ONE,
-  "data": EIGHT,
-  "fsdp": {"data": 1, "fsdp": 8},
-  "rows": {"data": 2, "fsdp": 4},
-  "sequence": {"data": 1, "sequence": 8},
-  "tensor": {"data": 1, "tensor": 2},
-  "all": {"data": 1, "fsdp": 2, "sequence": 2, "tensor": 2},
-}
-REGULARIZED = {"model": {"dropout_rate": 0.1}, "label_smoothing": 0.1}
-
-
-@functools.cache
-def trained(arg, layout):
-  return train(build(arg, LAYOUTS[layout], **REGULARIZED))
-
-
-@pytest.mark.parametrize(
-  ("arg", "layout"),
-  [
-    ("additive", "rows"),
-    ("transformer", "all"),
-    *(
-      pytest.param(arg, name, marks=pytest.mark.exhaustive)
-      for arg, names in (
-        ("additive", ["data"]),
-        ("transformer", ["data", "fsdp", "rows", "sequence", "tensor"]),
-      )
-      for name in names
-    ),
-  ],
-)
-def test_every_layout_trains_as_one_device(arg, layout):
-  one, state_of_one = trained(arg, "one")
-  eight, state_of_eight = trained(arg, layout)
-  np.testing.assert_allclose(one, eight, rtol=1e-5)
-  assert_same_state(state_of_one, state_of_eight, atol=1e-5)
-
-
-def test_a_step_keeps_the_sharding_of_the_state():
-  state = build("transformer", LAYOUTS["all"], **REGULARIZED).initial_state()
-  _, after = trained("transformer", "all")
-  assert shard_shapes(state) == shard_shapes(after)
-  kernel = "decoder_0/cross_attention/key_projection/kernel"
-  for tree in ("params", "opt_state/1/0/trace"):
-    assert shard_shapes(state)[f"{tree}/{kernel}"] == (8 // 2, 2 // 2, 4)
-  assert shard_shapes(state)["params/decoder_norm/scale"] == (8,)
-
-
-def shard_shapes(state):
-  """By path, of one device."""
-  return {
-    sharding.path_name(path): (leaf.addressable_shards[0].data.shape)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-  }
-
-
-def test_data_mesh_shards_batches_and_replicates_parameters():
-  experiment = build(mesh=EIGHT)
-  batch = mesh.shard_batch(experiment.training_batches()[0], experiment.mesh)
-  assert {shard.data.shape[0] for shard in batch.source.addressable_shards} == {
-    2
-  }
-  leaf = jax.tree.leaves(experiment.initial_state().params)[0]
-  assert {shard.data.shape for shard in leaf.addressable_shards} == {leaf.shape}
 
 
 @pytest.mark.parametrize(
@@ -170,20 +68,6 @@ def test_a_step_uses_the_gradient_of_the_mean_loss_per_token():
     after, dataclasses.replace(state, params=expected), atol=1e-6
   )
   assert int(after.step) == 1
-
-
-def test_dropout_depends_on_the_step_and_the_seed_only():
-  experiment = build("additive", **REGULARIZED)  # as in `trained`
-  step = experiment.train_step(experiment.initial_state())
-  batch = mesh.shard_batch(experiment.training_batches()[0], experiment.mesh)
-
-  def loss(index):
-    state = experiment.initial_state()
-    state = dataclasses.replace(state, step=state.step + index)
-    return float(step(state, batch)[1]["loss"])
-
-  assert loss(0) == loss(0)
-  assert loss(0) != loss(1)
 
 
 @pytest.mark.parametrize(
@@ -290,17 +174,3 @@ def test_the_step_traces_once():
     batch = experiment.training_batches()[index]
     state, _ = step(state, mesh.shard_batch(batch, experiment.mesh))
   assert len(traces) == 1
-
-
-def test_a_mesh_of_too_many_devices_is_refused():
-  with pytest.raises(UserError, match=r"config\.mesh: 64 data are 64 dev"):
-    build(mesh={"data": 64})
-
-
-def test_a_batch_that_does_not_divide_over_devices_is_refused():
-  experiment = build(mesh=EIGHT)
-  with pytest.raises(UserError, match="do not divide over 8 devices"):
-    mesh.check_batch(experiment.mesh, TrainConfig(batch_size=20))
-  config = TrainConfig(batch_size=16, accumulation=4)
-  with pytest.raises(UserError, match="multiple of 32"):
-    mesh.check_batch(experiment.mesh, config)

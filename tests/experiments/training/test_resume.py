@@ -28,8 +28,11 @@ def assert_resumes_exactly(config, folder, monkeypatch, steps):
 
 
 @pytest.mark.usefixtures("non_finite_losses")
+@pytest.mark.parametrize(
+  "steps", [[11], pytest.param([5, 11], marks=pytest.mark.exhaustive)]
+)
 def test_resume_is_bit_exact_with_averages_and_skipped_updates(
-  tmp_path, monkeypatch
+  steps, tmp_path, monkeypatch
 ):
   """Stops after steps at which an undisturbed run saves no checkpoint.
 
@@ -40,7 +43,7 @@ def test_resume_is_bit_exact_with_averages_and_skipped_updates(
   config.evaluation.checkpoint = "last:3"
   config.evaluation.beam_size = 1  # the program of evaluations in training
   config.model.dropout_rate = 0.1
-  assert_resumes_exactly(config, tmp_path, monkeypatch, steps=[5, 11])
+  assert_resumes_exactly(config, tmp_path, monkeypatch, steps)
   (used,) = {
     result["checkpoint"]
     for name, result in results(tmp_path / "stopped").items()

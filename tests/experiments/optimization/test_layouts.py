@@ -1,0 +1,113 @@
+"""Steps on meshes of several devices, and the randomness of a step."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.config import TrainConfig
+from experiments.distributed import mesh, sharding
+from experiments.errors import UserError
+from tests.experiments.optimization.steps import (
+  EIGHT,
+  ONE,
+  assert_same_state,
+  build,
+  train,
+)
+
+LAYOUTS = {
+  "one": ONE,
+  "data": EIGHT,
+  "fsdp": {"data": 1, "fsdp": 8},
+  "rows": {"data": 2, "fsdp": 4},
+  "sequence": {"data": 1, "sequence": 8},
+  "tensor": {"data": 1, "tensor": 2},
+  "all": {"data": 1, "fsdp": 2, "sequence": 2, "tensor": 2},
+}
+REGULARIZED = {"model": {"dropout_rate": 0.1}, "label_smoothing": 0.1}
+
+
+@functools.cache
+def trained(arg, layout):
+  return train(build(arg, LAYOUTS[layout], **REGULARIZED))
+
+
+@pytest.mark.parametrize(
+  ("arg", "layout"),
+  [
+    ("additive", "rows"),
+    ("transformer", "all"),
+    *(
+      pytest.param(arg, name, marks=pytest.mark.exhaustive)
+      for arg, names in (
+        ("additive", ["data"]),
+        ("transformer", ["data", "fsdp", "rows", "sequence", "tensor"]),
+      )
+      for name in names
+    ),
+  ],
+)
+def test_every_layout_trains_as_one_device(arg, layout):
+  one, state_of_one = trained(arg, "one")
+  eight, state_of_eight = trained(arg, layout)
+  np.testing.assert_allclose(one, eight, rtol=1e-5)
+  assert_same_state(state_of_one, state_of_eight, atol=1e-5)
+
+
+def test_a_step_keeps_the_sharding_of_the_state():
+  state = build("transformer", LAYOUTS["all"], **REGULARIZED).initial_state()
+  _, after = trained("transformer", "all")
+  assert shard_shapes(state) == shard_shapes(after)
+  kernel = "decoder_0/cross_attention/key_projection/kernel"
+  for tree in ("params", "opt_state/1/0/trace"):
+    assert shard_shapes(state)[f"{tree}/{kernel}"] == (8 // 2, 2 // 2, 4)
+  assert shard_shapes(state)["params/decoder_norm/scale"] == (8,)
+
+
+def shard_shapes(state):
+  """By path, of one device."""
+  return {
+    sharding.path_name(path): (leaf.addressable_shards[0].data.shape)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+  }
+
+
+def test_data_mesh_shards_batches_and_replicates_parameters():
+  experiment = build(mesh=EIGHT)
+  batch = mesh.shard_batch(experiment.training_batches()[0], experiment.mesh)
+  assert {shard.data.shape[0] for shard in batch.source.addressable_shards} == {
+    2
+  }
+  leaf = jax.tree.leaves(experiment.initial_state().params)[0]
+  assert {shard.data.shape for shard in leaf.addressable_shards} == {leaf.shape}
+
+
+def test_dropout_depends_on_the_step_and_the_seed_only():
+  experiment = build("additive", **REGULARIZED)  # as in `trained`
+  step = experiment.train_step(experiment.initial_state())
+  batch = mesh.shard_batch(experiment.training_batches()[0], experiment.mesh)
+
+  def loss(index):
+    state = experiment.initial_state()
+    state = dataclasses.replace(state, step=state.step + index)
+    return float(step(state, batch)[1]["loss"])
+
+  assert loss(0) == loss(0)
+  assert loss(0) != loss(1)
+
+
+def test_a_mesh_of_too_many_devices_is_refused():
+  with pytest.raises(UserError, match=r"config\.mesh: 64 data are 64 dev"):
+    build(mesh={"data": 64})
+
+
+def test_a_batch_that_does_not_divide_over_devices_is_refused():
+  experiment = build(mesh=EIGHT)
+  with pytest.raises(UserError, match="do not divide over 8 devices"):
+    mesh.check_batch(experiment.mesh, TrainConfig(batch_size=20))
+  config = TrainConfig(batch_size=16, accumulation=4)
+  with pytest.raises(UserError, match="multiple of 32"):
+    mesh.check_batch(experiment.mesh, config)
