@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from experiments.config.sections import (
   AttentionName,
   Natural,
+  NormalizerName,
   Positive,
   Rate,
   ScoreName,
@@ -34,6 +35,8 @@ class Seq2SeqConfig(Section):
   """Whether the encoder also reads the source backwards."""
   attention: AttentionName = "additive"
   """Score of the attention; "none" uses the encoder's last state."""
+  normalizer: NormalizerName = "softmax"
+  """Function from a query's scores to its attention weights."""
   attention_size: Positive = 64
   """Hidden size of the additive and concat scores."""
   order: Literal["bahdanau", "luong"] = "bahdanau"
@@ -88,6 +91,15 @@ class Seq2SeqConfig(Section):
       )
     return self
 
+  @model_validator(mode="after")
+  def _normalizer(self):
+    if self.attention == "none" and self.normalizer != "softmax":
+      raise ValueError(
+        f"normalizer {self.normalizer!r} has no effect with attention 'none';"
+        " use 'softmax', or choose a score as the attention"
+      )
+    return self
+
 
 class TransformerConfig(Section):
   """A Transformer encoder-decoder."""
@@ -105,6 +117,8 @@ class TransformerConfig(Section):
   """Layers of the decoder."""
   score: ScoreName = "scaled_dot"
   """Score of every attention head."""
+  normalizer: NormalizerName = "softmax"
+  """Function from a query's scores to its attention weights, in every head."""
   norm: Literal["pre", "post"] = "pre"
   """Layer normalisation before or after each sublayer."""
   positions: Literal["sinusoidal", "learned", "rotary", "alibi", "none"] = (

@@ -19,6 +19,9 @@ from experiments.config.training import (
 from experiments.config.version import VERSION, migrated
 from experiments.errors import UserError
 
+# Normalizers whose results over disjoint sets of keys can be merged.
+_MERGEABLE = ("softmax", "softmax_sink", "sigmoid")
+
 
 class Config(Section):
   """The config of an experiment."""
@@ -64,6 +67,12 @@ class Config(Section):
       raise ValueError(
         f"config.mesh.tensor: {model.num_heads} heads (config.model.num_heads)"
         f" do not divide over {self.mesh.tensor} devices"
+      )
+    elif self.mesh.sequence > 1 and model.normalizer not in _MERGEABLE:
+      raise ValueError(
+        f"config.mesh.sequence: {self.mesh.sequence}, but the normalizer"
+        f" {model.normalizer!r} needs all keys of a query on one device; use 1,"
+        f" or as config.model.normalizer one of {', '.join(_MERGEABLE)}"
       )
     return self
 

@@ -17,6 +17,16 @@ ScoreName = Literal[
   "dot", "scaled_dot", "general", "additive", "concat", "cosine"
 ]
 AttentionName = Literal["none", ScoreName]
+NormalizerName = Literal[
+  "softmax",
+  "softmax_sink",
+  "sigmoid",
+  "softpick",
+  "signed_softmax",
+  "entmax",
+  "sparsemax",
+  "stick_breaking",
+]
 # Marks a field or section that may be changed on an existing run, because the
 # parameters do not depend on it.
 CHANGEABLE = "changeable"

@@ -61,6 +61,8 @@ def alignment_error_rates(
   Teacher-forced on the references of up to 256 examples. The result is empty if
   no gold alignment is known or the model has no attention.
   """
+  if getattr(experiment.config.model, "attention", None) == "none":
+    return {}
   source, target = (np.asarray(x)[:_NUM_ALIGNED] for x in examples.batch)
   gold = [
     experiment.data.gold_alignments(*(x[x != PAD] for x in pair))
@@ -75,9 +77,8 @@ def alignment_error_rates(
   )
   for i, heads in zip(known, weights):
     for index, head in enumerate(heads):
-      if head.any():
-        name = head_name(experiment, index) if len(heads) > 1 else _ONLY_HEAD
-        pairs.setdefault(name, []).append((head, gold[i]))
+      name = head_name(experiment, index) if len(heads) > 1 else _ONLY_HEAD
+      pairs.setdefault(name, []).append((head, gold[i]))
   return {name: alignment_error_rate(each) for name, each in pairs.items()}
 
 
@@ -94,14 +95,16 @@ def alignment_error_rate(
   """Returns ``1 - (|A and S| + |A and P|) / (|A| + |S|)``, from 0 to 1.
 
   A are the alignments of the weights [T, S]: each target token that has a gold
-  alignment is aligned to the source token of largest weight. S are the sure
-  gold alignments, P the possible ones. See "A Systematic Comparison of Various
-  Statistical Alignment Models", Och and Ney, 2003, section 5
+  alignment is aligned to the source token of largest weight, and to none if no
+  weight is positive. Weights need not sum to 1. S are the sure gold alignments,
+  P the possible ones. See "A Systematic Comparison of Various Statistical
+  Alignment Models", Och and Ney, 2003, section 5
   (https://aclanthology.org/J03-1002/).
   """
   aligned = sure = right = 0
   for weights, gold in pairs:
     rows = np.flatnonzero(gold.possible.any(1))
+    rows = rows[weights[rows].max(1) > 0]
     chosen = weights[rows].argmax(1)
     aligned += len(rows)
     sure += int(gold.sure.sum())

@@ -20,7 +20,7 @@ _MAX_LABELS, _MAX_LETTERS = 60, 30
 class AttentionPanel(NamedTuple):
   """A heat map of attention weights."""
 
-  weights: np.ndarray  # [T, S], from 0 to 1
+  weights: np.ndarray  # [T, S], from -1 to 1
   source: Sequence[str]  # S words
   target: Sequence[str]  # T words, the prediction
   title: str
@@ -56,8 +56,9 @@ def save_figure(figure, path: Path) -> None:
 def save_attention_figure(panels: Sequence[AttentionPanel], path: Path) -> None:
   """Draws attention weights as in Bahdanau et al. (2014, figure 3).
 
-  White is weight 1, and black is 0. An axis of more than 60 words has a label
-  for every n-th word. A character without a glyph is drawn as U+FFFD.
+  White is weight 1, and black is 0. If a weight is negative, blue is 1, white
+  is 0 and red is -1. An axis of more than 60 words has a label for every n-th
+  word. A character without a glyph is drawn as U+FFFD.
   """
   panels = [
     panel._replace(
@@ -70,15 +71,19 @@ def save_attention_figure(panels: Sequence[AttentionPanel], path: Path) -> None:
   width, height = _panel_size(panels)
   columns = min(len(panels), 4, max(int(_MAX_WIDTH / width), 1))
   figure, axes = make_axes(len(panels), columns, width=width, height=height)
+  is_signed = any((panel.weights < 0).any() for panel in panels)
+  colors: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 1}
+  if is_signed:
+    colors = {"cmap": "RdBu", "vmin": -1, "vmax": 1}
   for axis, panel in zip(axes, panels):
-    image = _draw_panel(axis, panel)
+    image = _draw_panel(axis, panel, colors)
   first_row = axes[:columns]
   figure.colorbar(image, ax=first_row, shrink=0.6, label="attention weight")
   save_figure(figure, path)
 
 
-def _draw_panel(axis, panel: AttentionPanel):
-  image = axis.imshow(panel.weights, cmap="gray", vmin=0, vmax=1, aspect="auto")
+def _draw_panel(axis, panel: AttentionPanel, colors: Mapping[str, Any]):
+  image = axis.imshow(panel.weights, **colors, aspect="auto")
   # Without parse_math=False, "$" in a word would start a formula.
   text = {"fontfamily": fonts.families(), "parse_math": False}
   axis.set_xticks(*_ticks(panel.source), rotation=90, **text)

@@ -36,7 +36,7 @@ def make_tiny(arg: str = ""):
     "test": base.split(1, 4, 16),
     "longer": base.split(5, 6, 16),
   }
-  _make_model_small(config)
+  make_model_small(config)
   config.train.update(
     steps=12,
     batch_size=16,
@@ -86,7 +86,7 @@ def make_tiny_translation(folder, arg: str = ""):
     config.data[side] = base.tokenizer("words", 60)
   config.data.update(max_length=16, num_shapes=2)
   read_little(config, folder)
-  _make_model_small(config)
+  make_model_small(config)
   config.optimizer.update(learning_rate=3e-3, warmup_steps=4)
   config.train.update(
     steps=8,
@@ -100,7 +100,7 @@ def make_tiny_translation(folder, arg: str = ""):
   return config
 
 
-def _make_model_small(config):
+def make_model_small(config):
   if config.model.name == "seq2seq":
     config.model.update(embedding_size=8, hidden_size=8, attention_size=8)
   else:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import attention
+from attention.normalizers import Normalizer
 from attention.scores import Score, with_mapped_keys
 from experiments.config import Seq2SeqConfig
 from experiments.models.layers.affine import Affine
@@ -28,13 +29,20 @@ class Memory(NamedTuple):
   summary: jax.Array  # [B, C], the fixed context vector
 
 
+class BoundAttention(NamedTuple):
+  """The score and the normalizer, with their parameters."""
+
+  score: Score
+  normalizer: Normalizer
+
+
 class DecoderWeights(NamedTuple):
   """The decoder's weights, in the dtype of the computation."""
 
   cells: tuple[cells.CellWeights, ...]  # of each layer
   # [F, G] input weights of the first cell for context and attentional state.
   fed: jax.Array
-  score: Score | None  # the bound score, or None for a fixed context vector
+  attention: BoundAttention | None  # None for a fixed context vector
   combine: Affine | None  # W_c [C + N, N] and b_c [N]; None if linear
   output: Affine  # W_y [R, V] and b_y [V]
 
@@ -47,39 +55,41 @@ class Carry(NamedTuple):
 
 
 def attention_context(
-  score: Score | None, memory: Memory, query: jax.Array
+  bound: BoundAttention | None, memory: Memory, query: jax.Array
 ) -> jax.Array:
   """Returns the contexts [B, T, C] of queries [B, T, Q].
 
   See "Neural Machine Translation by Jointly Learning to Align and Translate",
   Bahdanau et al., 2014, equations 5 and 6 (https://arxiv.org/abs/1409.0473).
-  Without a score, every context is the fixed context vector.
+  Without attention, every context is the fixed context vector.
   """
-  if score is None:
+  if bound is None:
     fixed = memory.summary[:, None, :]
     return jnp.broadcast_to(fixed, (*query.shape[:2], fixed.shape[-1]))
   return attention.attend(
     query,
     memory.keys,
     memory.values,
-    score=with_mapped_keys(score),
+    score=with_mapped_keys(bound.score),
+    normalizer=bound.normalizer,
     mask=memory.mask,
   )
 
 
 def attention_weights(
-  score: Score | None, memory: Memory, query: jax.Array
+  bound: BoundAttention | None, memory: Memory, query: jax.Array
 ) -> jax.Array:
   """Returns the attention weights [B, T, S] of queries [B, T, Q].
 
-  See Bahdanau et al., 2014, equation 6. Without a score, all are zero.
+  See Bahdanau et al., 2014, equation 6. Without attention, all are zero.
   """
-  if score is None:
+  if bound is None:
     return jnp.zeros((*query.shape[:2], memory.values.shape[1]), jnp.float32)
   return attention.attention_weights(
     query,
     memory.keys,
-    score=with_mapped_keys(score),
+    score=with_mapped_keys(bound.score),
+    normalizer=bound.normalizer,
     mask=memory.mask,
   )
 
@@ -139,7 +149,7 @@ def step(
   fed = []
   if config.order == "bahdanau":
     query = attention_query(config, carry.states)
-    context = attention_context(weights.score, memory, query[:, None])[:, 0]
+    context = attention_context(weights.attention, memory, query[:, None])[:, 0]
     fed.append(context)
   if config.input_feeding:
     fed.append(carry.attentional)
@@ -148,6 +158,6 @@ def step(
   states = advance_cells(config, weights, carry.states, gates)
   if config.order == "luong":
     query = attention_query(config, states)
-    context = attention_context(weights.score, memory, query[:, None])[:, 0]
+    context = attention_context(weights.attention, memory, query[:, None])[:, 0]
   attentional = attentional_state(weights, context, states[-1][0])
   return Carry(states, attentional), query

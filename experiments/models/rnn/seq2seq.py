@@ -56,6 +56,7 @@ class Seq2Seq(nn.Module):
       self.look = Attention(
         score=config.attention,
         hidden_size=config.attention_size,
+        normalizer=config.normalizer,
         dtype=self.dtype,
       )
     if config.readout == "tanh":
@@ -107,14 +108,14 @@ class Seq2Seq(nn.Module):
     carry, query = decoder.step(self.config, weights, memory, carry, gates)
     logits = weights.output(carry.attentional)
     attention_weights = decoder.attention_weights(
-      weights.score, memory, query[:, None]
+      weights.attention, memory, query[:, None]
     )
     return carry, logits, attention_weights
 
   def _start(self, weights: decoder.DecoderWeights, encoded: Encoded):
     keys = encoded.states
-    if weights.score is not None:
-      keys = weights.score.map_key(keys)
+    if weights.attention is not None:
+      keys = weights.attention.score.map_key(keys)
     memory = decoder.Memory(
       keys, encoded.states, encoded.mask[:, None, :], encoded.summary
     )
@@ -131,16 +132,19 @@ class Seq2Seq(nn.Module):
     return memory, decoder.Carry(states, attentional)
 
   def _weights(self) -> decoder.DecoderWeights:
-    config, score = self.config, None
+    config, attention = self.config, None
     if config.attention != "none":
-      score = self.look.bound_score(config.query_size, config.context_size)
+      attention = decoder.BoundAttention(
+        self.look.bound_score(config.query_size, config.context_size),
+        self.look.bound_normalizer(),
+      )
     combine = self.combine() if config.readout == "tanh" else None
     first, *others = (cell() for cell in self.cells)
     embedded, fed = jnp.split(first.input, [config.embedding_size])
     return decoder.DecoderWeights(
       cells=(first._replace(input=embedded), *others),
       fed=fed,
-      score=score,
+      attention=attention,
       combine=combine,
       output=self.output(),
     )

@@ -35,6 +35,7 @@ class Options:
       num_heads=self.config.num_heads,
       features=self.config.model_size,
       score=self.config.score,
+      normalizer=self.config.normalizer,
       dropout_rate=self.config.attention_dropout_rate,
       dtype=self.dtype,
       mesh_axes=self.mesh_axes,

@@ -5,10 +5,11 @@ import typing
 
 import pytest
 
+from attention import modules
 from configs import base, multi30k, translation
 from experiments.config import Config, parse
 from experiments.config.parse import parse_stored
-from experiments.config.sections import Section
+from experiments.config.sections import NormalizerName, ScoreName, Section
 from experiments.errors import UserError
 
 
@@ -48,6 +49,7 @@ def test_every_argument_gives_a_valid_config(arg):
     ("model.hiden_size", 4, r"no such field.* 'hidden_size'"),
     ("model.hidden_size", 5, "hidden_size must be even"),
     ("model.attention", "cosin", "'cosine'"),
+    ("model.normalizer", "softmin", "config.model.normalizer: got 'softmin'; "),
     ("model.cell", "rnn", "config.model.cell: got 'rnn'; "),
     ("model.name", "rnn", "config.model.name: got 'rnn'; known"),
     ("optimizer.learning_rate", 0.0, "greater than 0"),
@@ -226,6 +228,29 @@ def test_scores_that_need_equal_sizes_reject_a_query_of_all_states():
   config["model"]["cell"] = "lstm"
   with pytest.raises(UserError, match="equal size"):
     parse(config)
+
+
+def test_a_normalizer_without_attention_is_rejected():
+  config = with_value("model.normalizer", "entmax", arg="none")
+  with pytest.raises(UserError, match="'entmax' has no effect with attention"):
+    parse(config)
+
+
+@pytest.mark.parametrize("normalizer", modules.NORMALIZER_NAMES)
+def test_sharded_sequences_need_a_normalizer_that_can_be_merged(normalizer):
+  config = with_value("model.normalizer", normalizer, arg="transformer")
+  config["mesh"]["sequence"] = 2
+  if normalizer in ("softmax", "softmax_sink", "sigmoid"):
+    parse(config)
+  else:
+    message = f"config.mesh.sequence: 2, but the normalizer '{normalizer}'"
+    with pytest.raises(UserError, match=message):
+      parse(config)
+
+
+def test_names_of_scores_and_normalizers_are_those_of_the_library():
+  assert typing.get_args(NormalizerName) == modules.NORMALIZER_NAMES
+  assert set(typing.get_args(ScoreName)) <= set(modules.SCORE_NAMES)
 
 
 def test_parsing_does_not_change_its_argument():

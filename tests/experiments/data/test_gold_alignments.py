@@ -107,6 +107,14 @@ def test_rate_matches_och_and_ney():
   assert rate == pytest.approx(1 - (1 + 3) / (3 + 2))
 
 
+def test_tokens_without_a_positive_weight_are_not_aligned():
+  gold = GoldAlignments(*[np.eye(3, dtype=bool)] * 2)
+  weights = np.array([[0.9, 0.8, -0.9], [0.0, 0.0, 0.0], [-0.1, -0.2, -0.3]])
+  # A = {00}, which is sure; |S| = 3.
+  rate = alignment_error.alignment_error_rate([(weights, gold)])
+  assert rate == pytest.approx(1 - (1 + 1) / (1 + 3))
+
+
 @pytest.mark.parametrize("name", ["copy", "reverse"])
 def test_correct_attention_has_no_error(name, monkeypatch):
   experiment, examples = made(name)

@@ -56,6 +56,7 @@ def test_training_resumes_with_the_behaviour_of_version_1(runs):
       assert after[step][name] == pytest.approx(before[step][name], rel=1e-5)
   config = read_config(workdir)
   assert config.optimizer.weight_decay_of == "all"
+  assert config.model.normalizer == "softmax"
   assert config.train.steps == 14
 
 

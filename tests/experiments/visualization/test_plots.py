@@ -80,6 +80,21 @@ def test_grey_levels_are_proportional_to_weights(draw):
   np.testing.assert_allclose(levels, [0.25, 0.5, 0.75], atol=0.01)
 
 
+def test_negative_weights_are_red_and_positive_ones_blue(tmp_path):
+  path = tmp_path / "alignments.png"
+  colors = {}
+  for weight in (-1, 0, 1):
+    # The weight of -1 in each panel's corner gives all of them one scale.
+    weights = np.full((9, 9), weight)
+    weights[0, 0] = -1
+    save_attention_figure([panel(weights)], path)
+    image = matplotlib.image.imread(path)
+    colors[weight] = image[image.shape[0] // 2, image.shape[1] // 2, :3]
+  assert colors[-1][0] > colors[-1][2] + 0.2
+  np.testing.assert_allclose(colors[0], 1.0, atol=0.05)
+  assert colors[1][2] > colors[1][0] + 0.2
+
+
 def test_panels_are_arranged_in_rows_of_four(draw):
   panels = [panel(np.zeros((2, 2)), title=f"head {n}") for n in range(5)]
   before = draw(*panels)
