@@ -25,6 +25,9 @@ from attention.positional import FULL, PARTIAL
 from attention.request import Request
 from attention.softmax import Statistics, part_of, without_keys
 
+# Programs are kept by the values of problems, which hold no arrays.
+_compiled_solve = jax.jit(solve, static_argnums=0)
+
 
 @dataclasses.dataclass(frozen=True)
 class Blockwise:
@@ -141,7 +144,9 @@ def _softmax(
   combined = request.combined
   if combined is not None:
     combined = _padded(*combined, tiling.query_length)
-  return solve(problem, captured, query, key, value, combined=combined)
+  # Outside of `jax.jit` every loop would be compiled at every call.
+  run = solve if request.platform is None else _compiled_solve
+  return run(problem, captured, query, key, value, combined=combined)
 
 
 def _padded(context, statistics, length: int):

@@ -53,6 +53,15 @@ class Problem(NamedTuple):
       scores = jnp.where(visible, scores, -jnp.inf)
     return scores
 
+  def allowed(self, captured: Captured, start: Sequence[Any]) -> jax.Array:
+    """Which pairs of a tile neither the mask nor a bias of -inf hides."""
+    allowed = jnp.ones((1,) * len(start), bool)
+    if self.visible is not None:
+      allowed = allowed & self.visible(captured.visible, start)
+    if self.bias is not None:
+      allowed = allowed & ~jnp.isneginf(self.bias(captured.bias, start))
+    return allowed
+
   def dropped(self, captured: Captured, weights, start) -> jax.Array:
     """The weights of a tile after dropout."""
     if self.multiplier is None:

@@ -2,22 +2,26 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.implementations.blockwise.closure import without_captured
+from attention.implementations.blockwise.closure import (
+  Program,
+  identity,
+  without_captured,
+)
 from attention.implementations.blockwise.online_softmax import Captured, Problem
 from attention.implementations.blockwise.tiles import Tiling, cut, put, scan
 from attention.positional import Pairwise, TilePositions
 from attention.request import Request
 from attention.scores.base import Score
 
-# A function whose first argument is the list of arrays that it captured.
-Traced = tuple[Callable, list[Any]]
+# A function or None, and the arrays that it captured.
+Traced = tuple[Program | None, list[Any]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,13 +43,6 @@ class Pairs:
   def bias(self, start) -> jax.Array:
     """The bias of a tile."""
     return self._tile(self.request.bias, start).astype(self.request.dtype)
-
-  def allowed(self, start) -> jax.Array:
-    """Which pairs neither the mask nor a bias of -inf hides."""
-    visible = self.visible(start)
-    if self.request.bias is None:
-      return visible
-    return visible & ~jnp.isneginf(self._tile(self.request.bias, start))
 
   def multiplier(self, start) -> jax.Array:
     """The factors by which dropout multiplies the weights."""
@@ -108,6 +105,7 @@ def _trace_pair(score, query, key, tiling, leading=None) -> Traced:
     pair,
     cut(query, (0,) * query.ndim, tiling.row),
     cut(key, (0,) * key.ndim, tiling.column),
+    owner=identity(score),
   )
 
 
@@ -134,22 +132,34 @@ def make_problem(
 def rows_that_see(pairs: Pairs, flags: jax.Array) -> jax.Array:
   """Which queries attend to a flagged key: bool [..., S] to bool [..., T]."""
   tiling, request = pairs.tiling, pairs.request
+  length = request.scores_shape[-2]
+  is_eager = request.platform is not None
+  # Usually no key is flagged.
+  if is_eager and not isinstance(flags, jax.core.Tracer) and not flags.any():
+    return jnp.zeros((*tiling.leading, length), bool)
   missing = tiling.key_length - flags.shape[-1]
   flags = jnp.pad(flags, [(0, 0)] * (flags.ndim - 1) + [(0, missing)])
-  shape = (*tiling.leading, tiling.query_length)
-  none = axes.varying_zero((flags, request.mask, request.bias), jnp.bool_)
-  none = jnp.broadcast_to(none, shape)
-  # Usually no key is flagged. Outside of jit a `cond` compiles at every call.
-  if not isinstance(flags, jax.core.Tracer) and not flags.any():
-    return none[..., : request.scores_shape[-2]]
+  problem, captured = make_problem((None, []), pairs, ())
+  see = _compiled_see if is_eager else _see
+  return see(problem, captured, flags)[..., :length]
+
+
+def _see(problem: Problem, captured: Captured, flags: jax.Array) -> jax.Array:
+  """`rows_that_see`, for S and T rounded up to whole tiles."""
+  tiling = problem.tiling
+  none = axes.varying_zero((flags, captured), jnp.bool_)
+  none = jnp.broadcast_to(none, (*tiling.leading, tiling.query_length))
 
   def step(rows, start):
     *row, column = start
     flagged = cut(flags, (*row[:-1], column), tiling.column)
-    seen = jnp.any(pairs.allowed(start) & flagged[..., None, :], axis=-1)
+    allowed = problem.allowed(captured, (*row, column))
+    seen = jnp.any(allowed & flagged[..., None, :], axis=-1)
     return put(rows, seen | cut(rows, row, tiling.row), row)
 
-  rows = jax.lax.cond(
+  return jax.lax.cond(
     jnp.any(flags), lambda: scan(step, none, tiling.pairs()), lambda: none
   )
-  return rows[..., : request.scores_shape[-2]]
+
+
+_compiled_see = jax.jit(_see, static_argnums=0)

@@ -17,13 +17,26 @@ from attention.positional import EMPTY, FULL, PARTIAL
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tiling:
-  """Tiles of [..., T, S], with T and S rounded up to whole tiles."""
+  """Tiles of [..., T, S], with T and S rounded up; equal by value."""
 
   leading: tuple[int, ...]  # of the context
   block: tuple[int, ...]  # a tile's size along each leading axis
   query_tile: int  # t
   key_tile: int  # s
   visibility: np.ndarray  # int8 [T / t, S / s] of EMPTY, PARTIAL and FULL
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, Tiling) and self._value == other._value
+
+  def __hash__(self) -> int:
+    return hash(self._value)
+
+  @property
+  def _value(self) -> tuple:
+    *sizes, visibility = (
+      getattr(self, field.name) for field in dataclasses.fields(self)
+    )
+    return *sizes, visibility.shape, visibility.tobytes()
 
   @property
   def query_length(self) -> int:

@@ -1,0 +1,140 @@
+"""Calls outside of `jax.jit`: equal ones share a compiled program."""
+
+import gc
+import logging
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import attend, biases, masks, scores
+from attention.implementations.blockwise import Blockwise
+from tests.attention.oracle import draw
+
+SMALL = Blockwise(query_block=2, key_block=3)
+
+
+def compiled(function):
+  """The names of the programs that a call of `function` compiles."""
+  names = []
+  handler = logging.Handler()
+  handler.emit = lambda record: names.append(record.getMessage())
+  logger = logging.getLogger("jax._src.interpreters.pxla")
+  level = logger.level
+  logger.addHandler(handler)
+  logger.setLevel(logging.DEBUG)
+  try:
+    function()
+  finally:
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+  return [name for name in names if name.startswith("Compiling ")]
+
+
+def tokens(seed=0):
+  return [jnp.asarray(x, jnp.float32) for x in draw(seed, *[(2, 7, 4)] * 3)]
+
+
+def additive(seed):
+  weight, vector = draw(seed, (4, 4), (4,))
+  return scores.additive(*(jnp.asarray(x) for x in (weight, weight, vector)))
+
+
+def distance(query, key):
+  gap = query[..., :, None, :] - key[..., None, :, :]
+  return -jnp.sum(jax.nn.relu(gap), axis=-1)
+
+
+def lengths(seed):
+  return masks.padding(jnp.array([3 + seed, 7]))
+
+
+CALLS = {
+  "dot": lambda seed: {"mask": masks.causal()},
+  "additive": lambda seed: {"score": additive(seed), "mask": lengths(seed)},
+  "bias": lambda seed: {
+    "bias": biases.alibi(2) + 0.1 * tokens(seed)[0][:, :, :1]
+  },
+  "function": lambda seed: {"score": distance},
+  "dropout": lambda seed: {"dropout_rate": 0.1, "rng": jax.random.key(seed)},
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_second_call_with_other_arrays_compiles_nothing(name):
+  def value_and_gradient(seed):
+    arguments = CALLS[name](seed)
+
+    def loss(*tokens):
+      context = attend(*tokens, implementation=SMALL, **arguments)
+      return jnp.sum(context**2)
+
+    loss(*tokens(seed))
+    return jax.grad(loss, (0, 1, 2))(*tokens(seed))
+
+  first = compiled(lambda: value_and_gradient(0))
+  assert first
+  assert not compiled(lambda: value_and_gradient(1))
+
+
+def test_a_changed_attribute_of_a_callable_changes_the_result():
+  class Scaled:
+    scale = 1.0
+
+    def __call__(self, query, key):
+      return self.scale * jnp.einsum("...td,...sd->...ts", query, key)
+
+  score, given = Scaled(), tokens()
+  before = attend(*given, score=score, implementation=SMALL)
+  score.scale = jnp.float32(2.0)
+  array = attend(*given, score=score, implementation=SMALL)
+  score.scale = 3.0
+  number = attend(*given, score=score, implementation=SMALL)
+  for got, scale in ((before, 1.0), (array, 2.0), (number, 3.0)):
+    expected = attend(
+      *given, score=scores.scaled_dot(scale), implementation=SMALL
+    )
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_function_and_its_arrays_are_not_kept_alive():
+  def make_score():
+    weight = jnp.ones((4, 4))
+
+    def score(query, key):
+      return jnp.einsum("...td,...sd->...ts", query @ jax.nn.relu(weight), key)
+
+    return score, weight
+
+  score, weight = make_score()
+  attend(*tokens(), score=score, implementation=SMALL)
+  kept = weakref.ref(score), weakref.ref(weight)
+  del score, weight
+  gc.collect()
+  assert [each() for each in kept] == [None, None]
+
+
+def test_different_masks_of_equal_shape_have_different_results():
+  given = tokens()
+  results = [
+    attend(*given, mask=mask, implementation=SMALL)
+    for mask in (masks.causal(), masks.causal(1), ~masks.causal(1))
+  ]
+  for left, right in ((0, 1), (1, 2), (0, 2)):
+    assert not np.allclose(results[left], results[right])
+
+
+def test_infinity_is_no_error_where_a_mask_hides_pairs():
+  given = tokens()
+  with jax.debug_infs(True):
+    for mask in (masks.causal(), masks.padding(0)):
+      for implementation in ("reference", "blockwise", SMALL):
+
+        def loss(*tokens, mask=mask, implementation=implementation):
+          return jnp.sum(
+            attend(*tokens, mask=mask, implementation=implementation)
+          )
+
+        jax.grad(loss, (0, 1, 2))(*given)
