@@ -47,7 +47,7 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
   "test_context_has_the_sharding_of_the_tokens": ("specs1-expected1",),
   "test_keys_without_the_leading_axes_of_the_query": (),
   "test_cached_decoding_equals_recomputation": ("additive-True-2",),
-  "test_half_precision_cache_stores_float32_exponentials": (),
+  "test_half_precision_cache_stores_float32_projections": (),
   "test_projected_memory_can_be_reused": (),
   "test_initial_scores_are_neither_tiny_nor_huge": (),
   "test_computes_in_bfloat16_with_float32_parameters": ("Attention",),

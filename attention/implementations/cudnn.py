@@ -7,6 +7,8 @@ The kernel has first derivatives in reverse mode only.
 import dataclasses
 import functools
 import math
+import numbers
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +17,11 @@ from attention.implementations.non_finite import with_finite_tokens
 from attention.masks.types import Band, Mask
 from attention.normalizers import is_softmax
 from attention.request import Request
-from attention.scores.classical import DotProduct
+from attention.scores.classical import DotProduct, ScaledDot, scaled
 
 _HALF = (jnp.dtype("bfloat16"), jnp.dtype("float16"))
 _kernel = functools.partial(
-  jax.nn.dot_product_attention, implementation="cudnn", scale=1.0
+  jax.nn.dot_product_attention, implementation="cudnn"
 )
 
 
@@ -94,6 +96,7 @@ def _context(request: Request):
       for array, heads in zip(tokens, (query_heads, memory_heads, memory_heads))
     ),
     is_causal=request.mask is not None,
+    scale=_scale(request.score, tokens[0]),
   )
   context = jnp.swapaxes(context, -2, -3)
   context = context.reshape(*tokens[0].shape[:-1], context.shape[-1])
@@ -104,7 +107,17 @@ def _context(request: Request):
 def _mapped(request):
   score = request.score
   query, key = score.map_query(request.query), score.map_key(request.key)
+  if isinstance(score, ScaledDot):
+    factor = score.factor(query)
+    if not isinstance(factor, numbers.Real):  # the kernel takes numbers only
+      query = scaled(query, factor)
   return query, key, request.value
+
+
+def _scale(score: Any, query: jax.Array) -> float:
+  """The scale that `_mapped` has not applied."""
+  factor = score.factor(query) if isinstance(score, ScaledDot) else 1.0
+  return float(factor) if isinstance(factor, numbers.Real) else 1.0
 
 
 def _all_batched(*tokens):

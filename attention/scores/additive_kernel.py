@@ -1,10 +1,12 @@
-"""v . tanh(q + k) for every pair, from exponentials of q and k.
+"""v . tanh(q + k) for every pair, many times faster than its formula.
 
-    tanh(q + k) = 1 - 2 r    with    r = 1 / (1 + (exp(q) exp(k))^2)
+    tanh(q + k) = 1 - 2 / (1 + G)    with    G = (exp(q) exp(k))^2
 
 so each channel of a pair costs a division instead of a hyperbolic tangent, and
-as d tanh = 4 (r - r^2), the derivative needs only r too. Exponentials are taken
-once per token.
+exponentials are taken once per token. Where all of a tile's projections are
+small, G - 1 is computed from exp - 1, which keeps the digits of small sums;
+where some are so large that an exponential could overflow, and where there are
+few pairs, the formula itself is computed.
 """
 
 import functools
@@ -12,6 +14,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
 
 from attention import axes
@@ -30,78 +33,131 @@ _MANY_PAIRS = 1 << 12
 _matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
-def exponentials(tokens: jax.Array) -> jax.Array:
-  """exp(tokens), float32 at least, for `weighted_tanh_sum`.
+def _of_small(query, key):
+  """tanh(q + k) from exp(2 q) - 1 and exp(2 k) - 1."""
+  gap = query + key + query * key
+  return gap / (gap + 2.0)
 
-  Float32 tokens are clipped to +-80, so that a product of two is finite.
-  """
-  tokens = tokens.astype(jnp.promote_types(tokens.dtype, jnp.float32))
-  bound = 80.0 if tokens.dtype == jnp.float32 else 350.0
-  return jnp.exp(jnp.clip(tokens, -bound, bound))
+
+def _of_moderate(query, key):
+  """tanh(q + k) from exp(q) and exp(k)."""
+  product = query * key
+  return 1.0 - 2.0 / (1.0 + product * product)
+
+
+def _of_any(query, key):
+  return jnp.tanh(query + key)
+
+
+# A map of tokens, and tanh(q + k) as a function of mapped tokens.
+_FORMS = (
+  (lambda tokens: jnp.expm1(2.0 * tokens), _of_small),
+  (jnp.exp, _of_moderate),
+  (lambda tokens: tokens, _of_any),
+)
+
+
+@custom_vmap
+def _form(query, key):
+  """The index of the fastest form that is accurate for all projections."""
+  largest = jnp.maximum(
+    jnp.max(jnp.abs(query), initial=0.0), jnp.max(jnp.abs(key), initial=0.0)
+  )
+  # The product of two exponentials must be finite. NaN takes any form.
+  limit = 80.0 if largest.dtype == jnp.float32 else 350.0
+  return (largest > 0.5).astype(jnp.int32) + (largest > limit)
+
+
+@_form.def_vmap
+def _form_of_batch(size, is_batched, query, key):
+  """One form for all examples, as `jax.lax.switch` would run all forms."""
+  del size, is_batched
+  return _form(query, key), False
 
 
 @jax.custom_jvp
 def weighted_tanh_sum(
   query: jax.Array, key: jax.Array, weight: jax.Array
 ) -> jax.Array:
-  """sum_a weight[a] tanh(log(query[t, a]) + log(key[s, a])), [..., t, s].
+  """sum_a weight[a] tanh(query[t, a] + key[s, a]), [..., t, s].
 
-  `query` [..., t, A] and `key` [..., s, A] are from `exponentials`.
+  `query` [..., t, A] and `key` [..., s, A] are float32 or float64.
   """
   if _pairs_like_tokens(query, key, weight):
     query, key, weight = _by_pair(query, key, weight)
-    return _weighted(1.0 - 2.0 * _share(query, key), weight)
+    return _weighted(_of_any(query, key), weight)
 
-  def term(query, key, weight):
-    return weight - (2.0 * weight) * _share(query, key)
+  def term(tanh, query, key, weight):
+    return weight * tanh(query, key)
 
   channels = _by_channel(query, key, weight)
-  scores = _summed(term, channels, _CHANNELS)
+  scores = _in_best_form(
+    lambda tanh, *channels: _summed(
+      functools.partial(term, tanh), channels, _CHANNELS
+    ),
+    channels,
+  )
   return scores.reshape(_scores_shape(query, key, weight))
 
 
 @functools.partial(weighted_tanh_sum.defjvp, symbolic_zeros=True)
 def _weighted_tanh_sum_jvp(primals, tangents):
   query, key, weight = primals
-  query_tangent, key_tangent, weight_tangent = (
+  linear = tuple(
     jnp.zeros(tangent.shape, tangent.dtype)
     if isinstance(tangent, SymbolicZero)
     else tangent
     for tangent in tangents
   )
 
-  # The barrier computes r once, not once for every use. The products with ones
-  # are broadcasts; their transposes are products too, which are fast.
-  @functools.partial(jax.checkpoint, prevent_cse=False)
-  def term(query, key, weight, query_tangent, key_tangent, weight_tangent):
-    share = jax.lax.optimization_barrier(_share(query, key))
-    across = jnp.ones((1, key.shape[-1]), share.dtype)
-    down = jnp.ones((query.shape[-2], 1), share.dtype)
-    hidden = _matmul(query_tangent, across) + _matmul(down, key_tangent)
-    slope = (4.0 * weight) * (share - share * share)
-    flat = jnp.reshape(share, (*share.shape[:-2], 1, -1))
-    by_weight = _matmul(-2.0 * weight_tangent, flat)
-    by_weight = by_weight.reshape(*by_weight.shape[:-2], *share.shape[-2:])
-    return slope * hidden + (weight_tangent + by_weight)
+  # The barrier computes tanh once, not once for every use. The products with
+  # ones are broadcasts; their transposes are products too, which are fast.
+  @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
+  def term(
+    tanh, query, key, weight, query_tangent, key_tangent, weight_tangent
+  ):
+    hidden = jax.lax.optimization_barrier(tanh(query, key))
+    across = jnp.ones((1, key.shape[-1]), hidden.dtype)
+    down = jnp.ones((query.shape[-2], 1), hidden.dtype)
+    sums = _matmul(query_tangent, across) + _matmul(down, key_tangent)
+    flat = jnp.reshape(hidden, (*hidden.shape[:-2], 1, -1))
+    by_weight = _matmul(weight_tangent, flat)
+    by_weight = by_weight.reshape(*by_weight.shape[:-2], *hidden.shape[-2:])
+    return weight * (1.0 - hidden * hidden) * sums + by_weight
 
-  # d log(x) = dx / x, once per token.
-  query_tangent = query_tangent / _nonzero(query)
-  key_tangent = key_tangent / _nonzero(key)
-  linear = (query_tangent, key_tangent, weight_tangent)
   scores = weighted_tanh_sum(*primals)
   if _pairs_like_tokens(query, key, weight):
     of_pairs = jax.checkpoint(_tangents_by_pair, prevent_cse=False)
     return scores, of_pairs(*_by_pair(*primals), *_by_pair(*linear))
   channels = (*_by_channel(*primals), *_by_channel(*linear))
 
-  def summed(*channels):
-    return _summed(term, channels, _TANGENT_CHANNELS)
+  def summed(tanh, *channels):
+    return _summed(functools.partial(term, tanh), channels, _TANGENT_CHANNELS)
 
-  if scores.shape[-2] * scores.shape[-1] < _MANY_PAIRS:
-    tangent = summed(*channels)
-  else:
-    tangent = _mapped_over_leading_axes(summed, channels)
+  def tangent_of(tanh, *channels):
+    if scores.shape[-2] * scores.shape[-1] < _MANY_PAIRS:
+      return summed(tanh, *channels)
+    return _mapped_over_leading_axes(functools.partial(summed, tanh), channels)
+
+  tangent = _in_best_form(tangent_of, channels)
   return scores, tangent.reshape(scores.shape)
+
+
+def _in_best_form(function, channels):
+  """function(tanh, *channels), with tokens mapped as `tanh` expects them."""
+  query, key, *others = channels
+  if _is_small(channels):
+    return function(_of_any, query, key, *others)
+
+  def in_form(prepare, tanh, query, key, *others):
+    return function(tanh, prepare(query), prepare(key), *others)
+
+  hold = jax.lax.stop_gradient
+  return jax.lax.switch(
+    _form(hold(query), hold(key)),
+    [functools.partial(in_form, *form) for form in _FORMS],
+    *channels,
+  )
 
 
 def _mapped_over_leading_axes(function, channels):
@@ -142,23 +198,11 @@ def _weighted(hidden, weight):
 def _tangents_by_pair(
   query, key, weight, query_tangent, key_tangent, weight_tangent
 ):
-  """Tangents of the scores from those of log(query), log(key) and weight."""
-  share = jax.lax.optimization_barrier(_share(query, key))
-  slope = (4.0 * weight) * (share - share * share)
-  hidden = jnp.sum(slope * (query_tangent + key_tangent), -1)
-  by_weight = -2.0 * _weighted(share, weight_tangent)
-  return hidden + (jnp.sum(weight_tangent, -1) + by_weight)
-
-
-def _nonzero(exponentials):
-  """Replaces zeros, which only unused cache entries hold, by ones."""
-  return jnp.where(exponentials == 0.0, 1.0, exponentials)
-
-
-def _share(query, key):
-  """The value r of the module docstring, for every pair."""
-  product = query * key
-  return 1.0 / (1.0 + product * product)
+  """The tangents of the scores, from arrays of `_by_pair`."""
+  hidden = jax.lax.optimization_barrier(_of_any(query, key))
+  slope = weight * (1.0 - hidden * hidden)
+  by_tokens = jnp.sum(slope * (query_tangent + key_tangent), -1)
+  return by_tokens + _weighted(hidden, weight_tangent)
 
 
 def _scores_shape(query, key, weight):
@@ -182,24 +226,30 @@ def _by_channel(query, key, weight):
   return [jnp.moveaxis(jnp.squeeze(each, single), -1, 0) for each in arrays]
 
 
+def _is_small(channels):
+  """Whether an array of all pairs and channels is small."""
+  shape = jnp.broadcast_shapes(*(array.shape for array in channels))
+  return math.prod(shape) <= _SMALL
+
+
 def _summed(term, channels, at_once):
   """The sum of `term` over the first axis of `channels`."""
   number = channels[0].shape[0]
   shape = jnp.broadcast_shapes(*(array.shape[1:] for array in channels))
-  if number * math.prod(shape) <= _SMALL:
+  if _is_small(channels):
     return jnp.sum(term(*channels), axis=0)
   outer = math.isqrt(-(-number // at_once))
   inner = -(-number // (at_once * outer))
-  # exp(0) * exp(0) with weight 0 adds nothing.
   missing = outer * inner * at_once - number
 
-  def grouped(array, fill):
+  def grouped(array):
+    # Terms of weight 0 add nothing.
     widths = [(0, missing)] + [(0, 0)] * (array.ndim - 1)
-    padded = jnp.pad(array, widths, constant_values=fill)
-    return padded.reshape(outer, inner, at_once, *array.shape[1:])
+    return jnp.pad(array, widths).reshape(
+      outer, inner, at_once, *array.shape[1:]
+    )
 
-  fills = (1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
-  groups = [grouped(*each) for each in zip(channels, fills)]
+  groups = [*map(grouped, channels)]
 
   # Pairwise sums round less than one long sum; `at_once` is a power of 2.
   def step(total, group):

@@ -18,7 +18,7 @@ from attention import axes
 from attention.checks import check_floating, check_leading, check_shape
 from attention.head_parameters import MATRIX, SCALAR, VECTOR
 from attention.matmul import inner_products
-from attention.scores.additive_kernel import exponentials, weighted_tanh_sum
+from attention.scores.additive_kernel import weighted_tanh_sum
 from attention.scores.base import Score
 
 
@@ -27,7 +27,16 @@ def _wide(*arrays):
   return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 
 
-def _scaled(tokens, factor):
+def is_half(tokens):
+  """Whether the dtype has fewer than 32 bits."""
+  return jnp.finfo(tokens.dtype).bits < 32
+
+
+def _widened(tokens):
+  return tokens.astype(_wide(tokens))
+
+
+def scaled(tokens, factor):
   """Tokens times a factor, a number or [...], rounded once."""
   if isinstance(factor, float):
     factor = float(factor)  # NumPy's would promote the tokens
@@ -78,9 +87,23 @@ class ScaledDot(DotProduct):
   )
 
   def map_query(self, query):
+    if is_half(query):
+      return query
+    return scaled(query, self.factor(query))
+
+  def pair(self, query, key):
+    scores = super().pair(query, key)
+    if not is_half(query):
+      return scores
+    # Rounding the scaled query would lose digits that float32 scores have.
+    factor = jnp.asarray(self.factor(query), scores.dtype)[..., None, None]
+    return jnp.multiply(*axes.aligned(scores, factor))
+
+  def factor(self, tokens):
+    """The scale, for tokens [..., D]."""
     if self.scale is None:
-      return _scaled(query, 1.0 / math.sqrt(max(query.shape[-1], 1)))
-    return _scaled(query, self.scale)
+      return 1.0 / math.sqrt(max(tokens.shape[-1], 1))
+    return self.scale
 
 
 @jax.tree_util.register_dataclass
@@ -106,7 +129,7 @@ class Cosine(DotProduct):
   sharpness: float | jax.Array = dataclasses.field(default=1.0, metadata=SCALAR)
 
   def map_query(self, query):
-    return _scaled(_unit(query), self.sharpness)
+    return scaled(_unit(query), self.sharpness)
 
   def map_key(self, key):
     return _unit(key)
@@ -159,10 +182,10 @@ class Additive(AdditiveProduct):
         check_shape(name, array, size=size, fits="query_weight")
 
   def map_query(self, query):
-    return exponentials(_projected(query, self.query_weight, self.bias))
+    return _widened(_projected(query, self.query_weight, self.bias))
 
   def map_key(self, key):
-    return exponentials(_projected(key, self.key_weight))
+    return _widened(_projected(key, self.key_weight))
 
 
 @jax.tree_util.register_dataclass
@@ -182,8 +205,8 @@ class Concat(AdditiveProduct):
 
   def map_query(self, query):
     weight = self.weight[..., : query.shape[-1], :]
-    return exponentials(_projected(query, weight))
+    return _widened(_projected(query, weight))
 
   def map_key(self, key):
     start = self.weight.shape[-2] - key.shape[-1]
-    return exponentials(_projected(key, self.weight[..., start:, :]))
+    return _widened(_projected(key, self.weight[..., start:, :]))

@@ -105,9 +105,6 @@ def additive_score(
   See "Neural Machine Translation by Jointly Learning to Align and Translate",
   Bahdanau et al., 2014, appendix A.1.2 (https://arxiv.org/abs/1409.0473).
 
-  Projections W_q q + b and W_k k are clipped to +-80 (+-350 in float64). This
-  changes a score only if both are beyond these limits with opposite signs.
-
   Args:
     query: [..., T, Dq] decoder states.
     key: [..., S, Dk] encoder states; leading axes broadcast against query's.
@@ -136,8 +133,7 @@ def concat_score(
 
   This is the additive score without a bias, with its two weights stacked. See
   "Effective Approaches to Attention-based Neural Machine Translation", Luong et
-  al., 2015, section 3.1 (https://arxiv.org/abs/1508.04025). Projections are
-  clipped as in `additive_score`.
+  al., 2015, section 3.1 (https://arxiv.org/abs/1508.04025).
 
   Args:
     query: [..., T, Dq].

@@ -346,7 +346,7 @@ def test_weights_need_no_values():
   assert weights.shape == (2, 2, 3, 5)
 
 
-def test_half_precision_cache_stores_float32_exponentials():
+def test_half_precision_cache_stores_float32_projections():
   (tokens,) = draw(24, (1, 4, 8))
   tokens = 40.0 * jnp.asarray(tokens, jnp.float16)
   module = MultiHeadAttention(num_heads=2, score="additive", dtype=jnp.float16)

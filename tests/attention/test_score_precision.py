@@ -1,11 +1,13 @@
-"""Sums of the additive score's derivatives are float32 on every platform."""
+"""Rounding of scores: products in float32, half precision rounded once."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
 from attention import scores
+from tests.attention.oracle import draw
 
 
 def products(jaxpr):
@@ -34,3 +36,15 @@ def test_products_of_the_additive_derivative_have_the_highest_precision(length):
   highest = jax.lax.Precision.HIGHEST
   for product in found:
     assert product.params["precision"] == (highest, highest), product
+
+
+@pytest.mark.parametrize("scale", [None, 0.3, jnp.array([0.3, 0.4])])
+def test_scaled_dot_of_bfloat16_rounds_its_tokens_only(scale):
+  query, key = (
+    jnp.asarray(each, jnp.bfloat16) for each in draw(3, (2, 5, 24), (2, 6, 24))
+  )
+  found = scores.scaled_dot(scale)(query, key)
+  factor = 24**-0.5 if scale is None else np.reshape(scale, (-1, 1, 1))
+  products = np.float64(query) @ np.swapaxes(np.float64(key), -1, -2)
+  assert found.dtype == jnp.float32
+  np.testing.assert_allclose(found, factor * products, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,95 @@
+"""Additive scores keep their digits for projections of any size."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import additive_score
+from attention.scores import additive_kernel
+from tests.attention.oracle import draw
+
+CHANNELS = 16
+
+
+def given(size, length, key_length):
+  """Projections of `size` whose sums are of any size below."""
+  query, key, weight = draw(
+    7, (length, CHANNELS), (key_length, CHANNELS), (CHANNELS,)
+  )
+  query, key = np.float32(size * query), np.float32(size * key)
+  # Sums of large projections of opposite signs, where tanh is steep.
+  rows = min(3, length)
+  key[:rows] = np.float32(-query[:rows] + 0.3 * min(size, 1.0))
+  return query, key, np.float32(weight)
+
+
+# A loop over channels, a small array of pairs and channels, a decoder's query.
+@pytest.mark.parametrize(
+  ("length", "key_length"), [(150, 140), (20, 30), (1, 40)]
+)
+@pytest.mark.parametrize("size", [1e-6, 0.01, 2.0, 150.0, 1e4])
+def test_scores_and_derivatives_equal_float64(size, length, key_length):
+  query, key, weight = given(size, length, key_length)
+  direction = np.float32(draw(8, query.shape)[0])
+
+  @jax.jit
+  def run(query, key, weight, direction):
+    def total(*arguments):
+      scores = additive_kernel.weighted_tanh_sum(*arguments)
+      return jnp.sum(scores), scores
+
+    gradients, scores = jax.grad(total, (0, 1, 2), has_aux=True)(
+      query, key, weight
+    )
+    tangent = jax.jvp(
+      lambda query: additive_kernel.weighted_tanh_sum(query, key, weight),
+      (query,),
+      (direction,),
+    )[1]
+    return scores, tangent, gradients
+
+  found = run(*map(jnp.asarray, (query, key, weight, direction)))
+  query, key, weight, direction = map(
+    np.float64, (query, key, weight, direction)
+  )
+  hidden = np.tanh(query[:, None] + key[None])
+  slopes = (1.0 - hidden**2) * weight
+  expected = (
+    hidden @ weight,
+    np.einsum("tsa,ta->ts", slopes, direction),
+    (slopes.sum(1), slopes.sum(0), hidden.sum((0, 1))),
+  )
+  for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
+    scale = max(np.abs(want).max(), 1e-30)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=3e-6 * scale)
+
+
+def test_all_examples_of_vmap_are_accurate():
+  small, large = given(1e-3, 150, 140), given(200.0, 150, 140)
+  batch = [jnp.stack(each) for each in zip(small, large)]
+  mapped = jax.jit(jax.vmap(additive_kernel.weighted_tanh_sum))(*batch)
+  for found, point in zip(mapped, (small, large)):
+    expected = np.tanh(
+      np.float64(point[0])[:, None] + np.float64(point[1])[None]
+    ) @ np.float64(point[2])
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * scale)
+
+
+def test_vmap_runs_one_form_only():
+  batch = [jnp.stack([each] * 2) for each in given(1.0, 150, 140)]
+  closed = jax.make_jaxpr(jax.vmap(additive_kernel.weighted_tanh_sum))(*batch)
+  assert "cond[" in str(closed)
+
+
+def test_forward_mode_of_a_score_of_very_negative_projections():
+  eye = jnp.eye(2)
+
+  def score(query):
+    key = jnp.full((1, 2), 80.0)
+    return additive_score(query, key, eye, eye, jnp.ones(2))
+
+  query = jnp.full((1, 2), -80.0)
+  _, tangent = jax.jvp(score, (query,), (jnp.ones((1, 2)),))
+  np.testing.assert_allclose(tangent, [[2.0]], rtol=1e-6)
