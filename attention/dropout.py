@@ -56,9 +56,12 @@ class Inverted(Dropout):
     numbers = _unsigned(numbers)[..., None, None]
     rows = axes.with_rank(_unsigned(rows[:])[:, None], numbers.ndim)
     columns = axes.with_rank(_unsigned(columns[:])[None, :], numbers.ndim)
-    rows = numbers * np.uint32(length) + rows
-    if math.prod([*leading, length, key_length]) <= 2**32:
-      words = _words(self._typed_rng, rows * np.uint32(key_length) + columns)
+    rows = numbers * _unsigned(length) + rows
+    sizes = [*leading, length, key_length]
+    # Sizes that are symbols of `jax.export` are assumed to be small.
+    is_known = all(isinstance(size, int) for size in sizes)
+    if not is_known or math.prod(sizes) <= 2**32:
+      words = _words(self._typed_rng, rows * _unsigned(key_length) + columns)
     else:  # a position needs more than 32 bits: hash row and column
       rngs = _fold_in(self._typed_rng, rows.ravel())
       words = jax.vmap(_words, (0, None))(rngs, columns.ravel())

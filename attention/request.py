@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
+from attention import serialization as serialization  # registers types
 from attention.biases import Bias, as_bias
 from attention.checks import check_leading, check_shape, check_tokens
 from attention.dropout import Dropout

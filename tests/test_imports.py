@@ -16,6 +16,7 @@ ATTENTION = (
   ("dispatch", "merging"),
   ("implementations",),
   ("request",),
+  ("serialization",),
   ("biases", "masks"),
   (
     "cache",

@@ -177,7 +177,10 @@ def _mapped_over_leading_axes(function, channels):
 
 def _pairs_like_tokens(query, key, weight):
   """Whether an array of all pairs is about as small as the tokens."""
-  pairs = math.prod(_scores_shape(query, key, weight)) * query.shape[-1]
+  shape = _scores_shape(query, key, weight)
+  if not all(isinstance(size, int) for size in shape):
+    return True  # a symbol of `jax.export`
+  pairs = math.prod(shape) * query.shape[-1]
   return pairs <= 2 * (query.size + key.size)
 
 

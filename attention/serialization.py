@@ -1,0 +1,59 @@
+"""Masks, biases and scores as arguments of functions saved by `jax.export`.
+
+Importing this module registers them, so `jax.export.export(...).serialize()`
+and `jax.export.deserialize` accept them; any module of this package that
+attends imports it. A score that is a plain function has no serialised form.
+"""
+
+import dataclasses
+import json
+from typing import Any
+
+from jax import export
+
+from attention import biases, positional
+from attention.masks import types
+from attention.scores import base, classical
+
+_TYPES = (
+  *(types.Band, types.Below, types.Segments, types.ArrayMask),
+  *(types.Combined, types.Invert, types.MaskView),
+  *(biases.Alibi, biases.RelativePosition, biases.ArrayBias),
+  *(biases.Sum, biases.BiasView),
+  *(positional.Shift, positional.GroupHeads, positional.SelectHeads),
+  *(classical.Dot, classical.ScaledDot, classical.General),
+  *(classical.Cosine, classical.Additive, classical.Concat),
+  *(base.MappedKeys, base.GroupedHeads),
+)
+
+
+def _register(cls: type) -> None:
+  """Registers a pytree whose static fields are numbers, strings or None."""
+  export.register_pytree_node_serialization(
+    cls,
+    serialized_name=f"{cls.__module__}.{cls.__name__}",
+    serialize_auxdata=lambda data: json.dumps(data).encode(),
+    deserialize_auxdata=lambda data: _as_tuples(json.loads(data)),
+    from_children=lambda data, children: _restored(cls, data, children),
+  )
+
+
+def _restored(cls: type, data: Any, children: Any) -> Any:
+  """An object of the type, from its static fields and its children."""
+  if cls in (types.Band, types.Below):
+    traced, known = data
+    return cls(**dict(known), **dict(zip(traced, children)))
+  names: dict[bool, list[str]] = {True: [], False: []}
+  for field in dataclasses.fields(cls):
+    names[bool(field.metadata.get("static"))].append(field.name)
+  return cls(
+    **dict(zip(names[True], data)), **dict(zip(names[False], children))
+  )
+
+
+def _as_tuples(data: Any) -> Any:
+  return tuple(map(_as_tuples, data)) if isinstance(data, list) else data
+
+
+for _type in _TYPES:
+  _register(_type)

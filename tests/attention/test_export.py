@@ -1,0 +1,72 @@
+"""`jax.export`: symbolic sizes, and masks, biases and scores as arguments."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+from attention import attend, biases, masks, scores
+from tests.attention.matrix import sampled
+from tests.attention.oracle import draw
+
+WEIGHT, VECTOR = (jnp.asarray(x, jnp.float32) for x in draw(0, (4, 4), (4,)))
+CALLS = {
+  "dot": lambda: {"mask": masks.causal()},
+  "additive": lambda: {"score": scores.additive(WEIGHT, WEIGHT, VECTOR)},
+  "concat": lambda: {
+    "score": scores.concat(jnp.concatenate([WEIGHT, WEIGHT]), VECTOR)
+  },
+  "dropout": lambda: {"dropout_rate": 0.3, "rng": jax.random.key(0)},
+}
+
+
+@sampled("name", CALLS, default=["additive", "dropout"])
+def test_reference_with_symbolic_lengths(name):
+  length, key_length = export.symbolic_shape("t, s")
+  arguments = CALLS[name]()
+
+  def loss(query, key):
+    context = attend(query, key, key, implementation="reference", **arguments)
+    return jnp.sum(jnp.sin(context))
+
+  function = jax.jit(jax.value_and_grad(loss, (0, 1)))
+  exported = export.export(function)(
+    jax.ShapeDtypeStruct((2, length, 4), jnp.float32),
+    jax.ShapeDtypeStruct((2, key_length, 4), jnp.float32),
+  )
+  tokens = [jnp.asarray(x, jnp.float32) for x in draw(1, (2, 5, 4), (2, 7, 4))]
+  jax.tree.map(
+    lambda got, want: np.testing.assert_allclose(got, want, 1e-5, 1e-6),
+    exported.call(*tokens),
+    function(*tokens),
+  )
+
+
+IDS = jnp.arange(3)
+OBJECTS = {
+  "band": lambda: masks.causal(),
+  "lengths": lambda: masks.padding(jnp.ones(2, int)) & masks.prefix(2),
+  "segments": lambda: ~masks.segments(IDS, IDS),
+  "array": lambda: masks.as_mask(jnp.ones((2, 2), bool)).shifted(jnp.int32(1)),
+  "alibi": lambda: biases.alibi(4).grouped(2, 2),
+  "relative": lambda: biases.relative_position(jnp.ones((8, 2))),
+  "sum": lambda: biases.as_bias(jnp.ones((2, 2))) + biases.alibi(2),
+  "heads": lambda: biases.alibi(4).of_heads(jnp.int32(0), 2, 4),
+  "dot": scores.dot,
+  "scaled_dot": scores.scaled_dot,
+  "general": lambda: scores.MappedKeys(scores.general(WEIGHT)),
+  "additive": lambda: scores.additive(WEIGHT, WEIGHT, VECTOR),
+  "concat": lambda: scores.concat(WEIGHT, VECTOR),
+  "cosine": lambda: scores.cosine(2.0),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_a_serialised_function_takes_masks_biases_and_scores(name):
+  pytest.importorskip("flatbuffers")
+  given = OBJECTS[name]()
+  exported = export.export(jax.jit(lambda given, x: 2 * x))(given, 1.0)
+  restored = export.deserialize(exported.serialize())
+  assert restored.in_tree == exported.in_tree
+  assert restored.call(given, 3.0) == 6.0
