@@ -72,15 +72,15 @@ class Forked(subprocess.Popen):
       [json.dumps(request).encode()],
       [pipes[0], pipes[3], pipes[5]],
     )
-    self._answers = self._connection.makefile()
-    self.pid = int(self._answers.readline())
+    self._replies = self._connection.makefile()
+    self.pid = int(self._replies.readline())
     self._child_created = True
     self._close_pipe_fds(*pipes)
 
   def _internal_poll(self, **_):
     if self.returncode is None and self._has_ended(0):
-      self.returncode = int(self._answers.readline())
-      self._answers.close()
+      self.returncode = int(self._replies.readline())
+      self._replies.close()
       self._connection.close()
     return self.returncode
 
