@@ -97,12 +97,7 @@ def run(
   needs_config: bool = False,
   positional: Sequence[str] = (),
 ) -> None:
-  """Parses flags, calls `main` with the positional arguments, and exits.
-
-  The exit code is main's, or 0 if main returns None; 2 for an error that the
-  user can correct, with one message on standard error, and a traceback under
-  -v=1; 1 for a file that cannot be read or written; 130 for an interrupt.
-  """
+  """Parses flags, calls `main` with the positional arguments, and exits."""
   for flag in flags.FLAGS.get_flags_for_module(__name__):
     # --help shows only the flags of the binary.
     flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
@@ -173,15 +168,13 @@ class _Formatter(logging.PythonFormatter):
 
 
 class _LogFilter(python_logging.Filter):
-  """Passes records of this package, and errors of libraries except Orbax.
-
-  Orbax logs errors before it raises them.
-  """
+  """Passes records of this package, and errors of libraries except Orbax."""
 
   def filter(self, record) -> bool:
     path = Path(record.pathname)
     if path.is_relative_to(_PACKAGE):
       return True
+    # Orbax logs errors before it raises them.
     orbax = sys.modules.get("orbax.checkpoint")
     is_orbax = orbax and path.is_relative_to(Path(str(orbax.__file__)).parent)
     return record.levelno > python_logging.WARNING and not is_orbax
@@ -204,20 +197,16 @@ def _configure_logs() -> None:
 
 
 def _thread_error(args) -> None:
-  """Reports an exception of a thread, unless it is an OSError.
-
-  TensorBoard's thread raises OSError if it cannot write; the main thread writes
-  to the same directory, and reports the error.
-  """
+  """Reports an exception of a thread, unless it is an OSError."""
+  # TensorBoard's thread raises one if it cannot write to the run directory; the
+  # main thread writes there too, and reports the error.
   if not isinstance(args.exc_value, OSError):
     threading.__excepthook__(args)
 
 
 def _unraisable_error(unraisable) -> None:
-  """Reports an unraisable exception, unless it is of a coroutine of Orbax.
-
-  If Orbax cannot read a file, it closes the event loop of its other coroutines.
-  """
+  """Reports an unraisable exception, unless it is of a coroutine of Orbax."""
+  # If Orbax cannot read a file, it closes the event loop of its coroutines.
   is_late_read = str(unraisable.exc_value) == "Event loop is closed"
   if not is_late_read and not inspect.iscoroutine(unraisable.object):
     sys.__unraisablehook__(unraisable)

@@ -106,17 +106,13 @@ def make_experiment(
   mesh: MeshConfig | None = None,
   train: bool = False,
 ) -> Experiment:
-  """Builds everything that a config describes.
+  """Builds the data, model, optimizer and device mesh of a config.
 
   Args:
     config: the typed config.
     workdir: the run directory, which holds the tokenizers of text.
     mesh: replaces `config.mesh`.
-    train: whether to read the training text, and to train the tokenizers that
-      are missing.
-
-  Returns:
-    The experiment.
+    train: whether to read the training text and train missing tokenizers.
 
   Raises:
     UserError: if devices or text are missing, or do not fit the config.
@@ -130,8 +126,6 @@ def make_experiment(
     ... )
     >>> experiment.training_batches()[0].source.shape
     (32, 26)
-    >>> experiment.abstract_state().step.shape
-    ()
   """
   devices = mesh_lib.make_mesh(mesh or config.mesh)
   data: Dataset

@@ -75,10 +75,8 @@ class Progress:
     self._bar.update()
 
   def timings(self) -> dict[str, float]:
-    """Returns the seconds since the bar began, rates, and the median step.
-
-    The rates include compilation and evaluation; the median does not.
-    """
+    """Returns the seconds since the bar began, rates, and the median step."""
+    # These include compilation and evaluation; the median step does not.
     seconds = max(time.perf_counter() - self._start, 1e-9)
     return {
       "seconds": seconds,

@@ -42,12 +42,7 @@ def digests(
 
 
 def array_digests(tree: Any) -> dict[str, int]:
-  """Returns a 32-bit digest of each array, by path.
-
-  A digest is the sum, modulo 2^32, of each element's bit pattern times an odd
-  number that depends on its index. Any change of one element changes it, and
-  it does not depend on the sharding, because sums of integers are exact.
-  """
+  """Returns a 32-bit digest of each array, by path."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   sums = jax.device_get(_sums([leaf for _, leaf in leaves]))
   names = (path_name(path) for path, _ in leaves)

@@ -51,11 +51,7 @@ def check_digests(found: Mapping[str, int], saved: Any) -> None:
 
 @contextlib.contextmanager
 def agreement(checkpoint: Path) -> Iterator[None]:
-  """Raises the same kind of error in all processes if one cannot read its part.
-
-  DamagedCheckpointError if the files are not what was saved, UserError if they
-  cannot be read for another reason.
-  """
+  """If one process cannot read its part, raises the same error in all."""
   failure: Exception | None = None
   try:
     yield
@@ -160,13 +156,11 @@ def _can_be_ranked(step: Path, best_metric: str) -> bool:
 
 
 def system_error(error: BaseException) -> str | None:
-  """Returns the operating system's message, None for any other error.
-
-  None also for a missing file, which is damage.
-  """
+  """Returns the operating system's message; None for damage and bugs."""
   for text in _SYSTEM_ERRORS:
     if text in str(error):
       return text
+  # A missing file is damage.
   if isinstance(error, OSError) and not isinstance(error, MISSING):
     return str(error).strip().split("\n")[0][:200]
   cause = error.__cause__ or error.__context__

@@ -62,10 +62,7 @@ def _move_away(manager: ocp.CheckpointManager, damaged) -> None:
 def restore(
   manager: ocp.CheckpointManager, step: int, like: TrainState
 ) -> tuple[TrainState, Mapping[str, Any]]:
-  """Restores a checkpoint's state and position of the data iterator.
-
-  `like` is a state, or an abstract state, with the shardings to restore to.
-  """
+  """Restores a state, sharded as `like`, and the position in the data."""
   checkpoint = Path(manager.directory) / str(step)
   with agreement(checkpoint):
     restored = _read(
@@ -89,12 +86,7 @@ def parameters(
   *,
   state: TrainState | None = None,  # in memory, and not read again
 ) -> tuple[Any, str]:
-  """Returns the mean parameters of checkpoints, and a description of them.
-
-  The mean of a run's last checkpoints is often better than any of them: see
-  "Averaging Weights Leads to Wider Optima and Better Generalization", Izmailov
-  et al., 2018 (https://arxiv.org/abs/1803.05407).
-  """
+  """Returns the mean parameters of checkpoints, and a description of them."""
   chosen = choose(manager, which, config)
   known = {} if state is None else {int(state.step): state.evaluated}
   total = None
@@ -105,6 +97,7 @@ def parameters(
     total = params if total is None else jax.tree.map(jnp.add, total, params)
   if len(chosen) == 1:
     return total, f"step {chosen[0]}"
+  # See Izmailov et al., 2018 (https://arxiv.org/abs/1803.05407).
   mean = jax.tree.map(lambda leaf: leaf / len(chosen), total)
   return mean, f"mean of {len(chosen)} steps, {min(chosen)} to {max(chosen)}"
 
@@ -139,11 +132,9 @@ def _restore_parameters(
 
 
 def _read(checkpoint: Path, **items: ocp.args.CheckpointArgs) -> Any:
-  """Reads items of a checkpoint without waiting for the other processes.
-
-  If one process cannot read its part, the others do not wait for it forever.
-  """
+  """Reads items of a checkpoint without waiting for other processes."""
   options = ocp.CheckpointManagerOptions(read_only=True)
+  # Otherwise, if one process failed to read, the others would wait forever.
   if jax.process_count() > 1:
     index = jax.process_index()
     options.multiprocessing_options = ocp.options.MultiprocessingOptions(

@@ -15,12 +15,7 @@ _LOWER_IS_BETTER = ("loss", "perplexity")
 def choose(
   manager: ocp.CheckpointManager, which: str, config: TrainConfig
 ) -> list[int]:
-  """Returns the steps that a name stands for; the last or best one last.
-
-  `which` is "last", "best", or a step; "last:3" and "best:3" stand for up to
-  three. "last:3" means the last three regular steps: neither a checkpoint saved
-  at a preemption nor an old one that was kept because it is the best counts.
-  """
+  """Returns the steps that "last", "best:3" or "100" selects, worst first."""
   steps = sorted(manager.all_steps())
   parsed = re.fullmatch("(last|best)(:[1-9][0-9]*)?", which)
   name, number = parsed.groups() if parsed else (None, None)
@@ -46,6 +41,7 @@ def _last_regular(
   steps: list[int], count: int, config: TrainConfig
 ) -> list[int]:
   """Returns those of the last `count` regular steps that have a checkpoint."""
+  # A checkpoint saved at a preemption is not regular.
   regular = [step for step in steps if config.saves_at(step)]
   if not regular:
     return steps[-1:]

@@ -98,10 +98,8 @@ def _draw_costs(splits: pd.DataFrame, path: Path) -> None:
 
 
 def _draw_attention_weights(results: Results, path: Path) -> None:
-  """Weights of one sentence for each group's first seed: the mean over heads.
-
-  Groups without attention have no panel, unless no group has attention.
-  """
+  """Draws each group's weights of one sentence: first seed, mean over heads."""
+  # Groups without attention have no panel, unless no group has attention.
   weighted = set(results.splits.dropna(subset="largest_weight")["group"])
   loaded: dict[str, Any] = {}
   for trial in results.trials:

@@ -98,12 +98,9 @@ def make_trials(
   *,
   num_seeds: int,
   folder: Path,
-  flags: Sequence[str],
+  flags: Sequence[str],  # which give a process the same config
 ) -> list[Trial]:
-  """The trials of each combination of values, one per seed, with valid configs.
-
-  Seeds count up from the config's. `flags` give a process the same `config`.
-  """
+  """The trials of all combinations of values and seeds; checks the configs."""
   choices = [
     [(field, value) for value in _parse_values(config, field, texts)]
     for field, texts in sweeps.items()

@@ -36,14 +36,10 @@ def write(
   folder: Path,
   *,
   command: str,
-  metric: str,
-  others: Sequence[str] = (),
+  metric: str,  # compared in figures and tests
+  others: Sequence[str] = (),  # other runs in the folder
 ) -> Path:
-  """Writes the report of at least one complete trial; returns its path.
-
-  `metric` is compared in figures and tests; `others` are the other runs in the
-  folder.
-  """
+  """Writes the report of at least one complete trial; returns its path."""
   write_tables(results, folder)
   lines = [f"# {_title(results)}", "", f"    {command}", ""]
   if others:

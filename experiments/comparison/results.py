@@ -35,13 +35,11 @@ Row = dict[str, Any]
 
 
 class Results(NamedTuple):
-  """The results of complete trials, in tables with NaN for absent values.
-
-  A row begins with the swept values, the group and the seed.
-  """
+  """The results of complete trials, in tables with NaN for absent values."""
 
   trials: list[Trial]
   scores: list[str]  # the metrics that the tables have
+  # A row begins with the swept values, the group and the seed.
   splits: pd.DataFrame  # a row for each trial and evaluation set
   lengths: pd.DataFrame  # a row for each of their ranges of source lengths
   curves: pd.DataFrame  # a row for each trial and evaluation during training

@@ -45,12 +45,7 @@ class StoppedError(UserError):
 
 
 def run(trials: Sequence[Trial], num_jobs: int) -> list[Outcome]:
-  """Trains the incomplete trials, `num_jobs` at a time; returns all outcomes.
-
-  A failed trial does not stop the others. On SIGINT, SIGTERM or SIGHUP the
-  running trials save a checkpoint and stop, and StoppedError is raised; on a
-  second SIGINT they stop without saving.
-  """
+  """Trains incomplete trials, `num_jobs` at a time; returns all outcomes."""
   existing = {trial.workdir: _existing(trial) for trial in trials}
   outcomes = {workdir: each for workdir, each in existing.items() if each}
   incomplete = [trial for trial in trials if trial.workdir not in outcomes]
@@ -61,6 +56,7 @@ def run(trials: Sequence[Trial], num_jobs: int) -> list[Outcome]:
       while waiting or running:
         ended = _start_next(waiting, running, num_jobs)
         time.sleep(_POLL_SECONDS)
+        # Trials save a checkpoint and stop; on a second SIGINT without saving.
         while signals:
           stopped = True
           waiting.clear()

@@ -42,17 +42,13 @@ def is_testable(values: Sequence[float]) -> bool:
 
 
 def differences(groups: Mapping[str, Sequence[float]]) -> list[Difference]:
-  """The pairs of groups whose means differ, smallest p-value first.
-
-  Tests each pair of testable groups, with Holm's correction for the number of
-  pairs: see "A Simple Sequentially Rejective Multiple Test Procedure", Holm,
-  1979 (https://www.jstor.org/stable/4615733).
-  """
+  """The pairs of groups whose means differ, smallest p-value first."""
   names = [name for name, values in groups.items() if is_testable(values)]
   tested = sorted(
     (_p_value(groups[one], groups[other]), one, other)
     for one, other in itertools.combinations(names, 2)
   )
+  # The correction of Holm, 1979 (https://www.jstor.org/stable/4615733).
   found, adjusted = [], 0.0
   for index, (p, one, other) in enumerate(tested):
     adjusted = max(adjusted, min(1.0, p * (len(tested) - index)))
@@ -65,10 +61,7 @@ def differences(groups: Mapping[str, Sequence[float]]) -> list[Difference]:
 
 
 def _p_value(one: Sequence[float], other: Sequence[float]) -> float:
-  """Welch's t-test, which allows unequal variances.
-
-  The exact permutation test if neither group has any variance.
-  """
+  """Welch's test; the exact permutation test if no group has any variance."""
   if len({*one}) == len({*other}) == 1:
     if one[0] == other[0]:
       return 1.0

@@ -25,13 +25,11 @@ def migrated(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_1_to_2(config: dict[str, Any]) -> None:
-  """In version 1, adamw decayed all parameters, and unused fields had values.
-
-  Subword sampling of SentencePiece is not reproducible, and was removed.
-  """
+  """In version 1, adamw decayed all parameters; unused fields had values."""
   data, optimizer = config.get("data"), config.get("optimizer")
   for side in ("source_tokenizer", "target_tokenizer"):
     tokenizer = data.get(side) if isinstance(data, dict) else None
+    # SentencePiece's sampling of subwords is not reproducible.
     if isinstance(tokenizer, dict) and tokenizer.pop("sampling", 0.0):
       raise UserError(
         f"config.data.{side}.sampling: no longer supported; use the code that"

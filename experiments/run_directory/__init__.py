@@ -1,17 +1,4 @@
-"""A run directory, which has these files.
-
-- config.json: the complete config
-- metrics.jsonl: an object per line with the step, the split and metrics
-- timings.jsonl: times and speeds, in the same format
-- versions.json: library versions at the run's start
-- .lock: the lock of the training process
-- checkpoints/: of Orbax; damaged/ has those that cannot be read
-- tokenizer/, data/: of text; see `data/text/dataset.py`
-- eval/SPLIT.json: metrics of an evaluation set, in total and by length
-- eval/SPLIT.txt: its predictions
-- figures/: attention weights, accuracy by length
-- events.*: TensorBoard
-"""
+"""The files of a run, which docs/design.md lists."""
 
 from experiments.run_directory.claim import CONFIG as CONFIG
 from experiments.run_directory.claim import check_same as check_same

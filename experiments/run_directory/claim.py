@@ -21,10 +21,7 @@ CONFIG = "config.json"
 
 
 def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
-  """Writes config.json, or updates its changeable fields; True if it is new.
-
-  Raises UserError if it cannot be written or if another field differs.
-  """
+  """Writes config.json, or updates its changeable fields; True if it is new."""
   path = workdir / CONFIG
   with writing(workdir):
     workdir.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
 
   Args:
     config: from a file in `configs/`.
-    workdir: the run directory; `experiments.run_directory` lists its files.
+    workdir: the run directory.
 
   Returns:
     True if the run is complete; False if a signal stopped it, and the same call
