@@ -12,11 +12,7 @@ _MAX_DIGITS = 24
 
 
 class GoldAlignments(NamedTuple):
-  """The true alignment of a pair.
-
-  Target tokens that are aligned with no source token, such as EOS, are not
-  part of the alignment error rate.
-  """
+  """The true alignment of a pair."""
 
   sure: np.ndarray  # [T, S] bool, pairs that must be aligned
   possible: np.ndarray  # [T, S] bool, pairs that may be; includes the sure ones
@@ -36,15 +32,11 @@ def diagonal_alignments(
 def number_alignments(
   source: Sequence[str], target: Sequence[str]
 ) -> GoldAlignments:
-  """Aligns the tokens of an English number name with those of the Korean one.
-
-  Tokens that stand for the value of the same digit are aligned for sure:
-  "twelve" stands for two digits, and 만 without a digit before it for a one. A
-  token that gives the place of a digit, as "hundred" and 백 do, may be aligned
-  with the tokens for the digit's value and for its place.
-  """
+  """Aligns tokens of an English number name with those of the Korean one."""
   digits = zip(_english("".join(source)), _korean("".join(target)))
-  # Two tokens are aligned if they stand for a common digit.
+  # Tokens that give the value of a common digit are aligned for sure: "twelve"
+  # gives two, and 만 without a digit before it a one. A token that gives the
+  # place of a digit, as "hundred" and 백 do, may be aligned with the digit.
   sure, possible = (
     _by_token(korean, target) @ _by_token(english, source).T
     for english, korean in digits

@@ -1,8 +1,7 @@
-"""Decoding: greedy search, sampling and beam search.
+"""Decoding: greedy search, sampling and beam search, for the caller to jit.
 
-Works on every model with `start(source, max_length) -> memory, carry` and
-`step(memory, carry, token) -> carry, logits, weights`. The functions are pure,
-for the caller to jit; all arguments but parameters, source and rng are static.
+A model has `start(source, max_length) -> memory, carry` and
+`step(memory, carry, token) -> carry, logits, weights`.
 """
 
 from experiments.decoding.beam_search import Hypotheses, beam

@@ -77,11 +77,7 @@ def make_predictor(
   search: Search,
   max_prediction_length: Callable[[int], int],
 ) -> Callable[..., Predictions]:
-  """Makes a function that decodes sources; it compiles once for each width.
-
-  It calls `progress` with the number of sources of each batch. `first`, the
-  number of sources in earlier calls, makes the samples of each call differ.
-  """
+  """Makes a function that decodes sources; it compiles once for each width."""
 
   def decode_batch(length, params, source, indices):
     def decode(params, source):
@@ -96,7 +92,10 @@ def make_predictor(
   rows = mesh_lib.round_up(search.rows, mesh)
 
   def predict(
-    params: Any, sources: np.ndarray, progress=None, first: int = 0
+    params: Any,
+    sources: np.ndarray,
+    progress=None,  # called with the number of sources of each batch
+    first: int = 0,  # number of sources in earlier calls, which seeds samples
   ) -> Predictions:
     tokens: list[Any] = [None] * len(sources)
     scores = np.zeros((len(sources), search.n_best), np.float32)

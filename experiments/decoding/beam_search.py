@@ -1,8 +1,7 @@
 """Beam search.
 
 Axes: B batch, K beams, N best, S source, T target, V vocabulary, C candidates
-of a beam. The beams of a model's carry are its first axis, [K, B, ...], where
-a step is fastest.
+of a beam. A model's carry is [K, B, ...], with which a step is fastest.
 """
 
 from typing import Any, NamedTuple
@@ -60,14 +59,9 @@ def beam(
   A hypothesis of n tokens, EOS included, scores log p / ((5 + n) / 6)^alpha.
   See "Google's Neural Machine Translation System", Wu et al., 2016, equation
   14 (https://arxiv.org/abs/1609.08144). Every step keeps the K most likely
-  continuations of a source's hypotheses; those with EOS are finished and free
-  their beams. Hypotheses of `max_length` tokens are finished too. A single
-  beam gives the result of `greedy`.
-
-  The search of a source ends when its N finished hypotheses all score at least
-  log p / ((5 + T) / 6)^alpha of its most likely unfinished one. This is exact:
-  no continuation has a larger log p <= 0 or a larger divisor, and of equal
-  scores the earlier hypothesis is kept.
+  continuations of a source's hypotheses; those with EOS, and those of
+  `max_length` tokens, are finished and free their beams. A single beam gives
+  the result of `greedy`.
 
   Args:
     model: the model.
@@ -113,6 +107,7 @@ def beam(
   )
 
   def unfinished(search: _Search):
+    # No continuation has a larger log p <= 0 or a larger divisor.
     bound = search.log_probs.max(-1) / divisors[max_length]
     done = search.finished.scores[:, -1] >= bound
     return ~done.all()
@@ -171,11 +166,9 @@ def _initial_search(
 
 
 def _mapped_step(model: nn.Module, variables, memory, carry):
-  """Returns the model's step over [K, B] tokens with one memory.
-
-  Scalars of the carry, such as the number of tokens in a cache, are shared:
-  with one for each beam, writes to a cache would become a slow scatter.
-  """
+  """Returns the model's step over [K, B] tokens with one memory."""
+  # A scalar, such as the number of tokens in a cache, is shared: with one for
+  # each beam, writes to a cache would become a slow scatter.
   axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, carry)
 
   def step(carry, token):
@@ -193,15 +186,12 @@ def _top_continuations(
   log_probs: jax.Array,
   logits: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns the K most likely continuations: parent, token, log p, [B, K].
-
-  The candidates of a beam are ordered by their logits: different logits can
-  have equal log-probabilities in floating point, and a single beam must choose
-  the tokens of `greedy`.
-  """
+  """Returns the K most likely continuations: parent, token, log p, [B, K]."""
   beam_size, batch_size, vocabulary_size = logits.shape
   allowed = constrained(constraints, tokens.swapaxes(0, 1), length, logits)
   count = min(beam_size, vocabulary_size)
+  # By logits, because different logits can have equal log-probabilities in
+  # floating point, and a single beam must choose the tokens of `greedy`.
   chosen, token = largest(allowed, count)
   chosen = chosen - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
   # A hypothesis without an allowed continuation ends with PAD, at no cost.

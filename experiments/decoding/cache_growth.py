@@ -1,8 +1,4 @@
-"""Decoding in stages with growing caches.
-
-A step processes a whole cache, free positions included. Decoding therefore
-starts with small caches and doubles them when they are full.
-"""
+"""Decoding in stages; the caches of a stage are twice as long as before."""
 
 import functools
 from collections.abc import Callable
@@ -26,11 +22,7 @@ class Stage(NamedTuple):
 def encode(
   model: nn.Module, variables: Any, source: jax.Array, max_length: int
 ) -> tuple[Any, Any, list[Stage]]:
-  """Encodes a source [B, S] for decoding in stages.
-
-  Returns the memory of all steps, the carry of the first step, and the stages;
-  one stage if the carry does not grow.
-  """
+  """Encodes a source [B, S]; returns memory, first carry, and stages."""
 
   def start(room: int) -> Any:
     return model.apply(variables, source, room, method="start")
@@ -43,7 +35,7 @@ def encode(
   for room in rooms[1:]:
     _, shapes = jax.eval_shape(functools.partial(start, room))
     stages.append(Stage(room, shapes))
-  if _shapes(stages[-1].carry) == _shapes(carry):
+  if _shapes(stages[-1].carry) == _shapes(carry):  # which does not grow
     stages = [Stage(max_length, carry)]
   return memory, carry, stages
 
@@ -52,13 +44,9 @@ def extended(
   stages: list[Stage],
   unfinished: Callable[[Any], jax.Array],
   extend: Callable[[Any], Any],
-  state: Any,
+  state: Any,  # a named tuple with `length`, a number of tokens, and `carry`
 ) -> Any:
-  """Runs `extend` on a state while it is unfinished, stage by stage.
-
-  `state` is a named tuple with `length`, the number of tokens so far, and
-  `carry`, whose arrays may have axes before those of the model.
-  """
+  """Runs `extend` on a state while it is unfinished, stage by stage."""
   for stage in stages:
 
     def continues(state, room=stage.room):
@@ -74,7 +62,7 @@ def _shapes(tree) -> list[tuple[int, ...]]:
 
 
 def _grown(array: jax.Array, like) -> jax.Array:
-  """Pads the last axes with zeros, the content of free positions."""
+  """Pads the last axes with zeros, to the shape of `like`."""
   shape = (*array.shape[: array.ndim - like.ndim], *like.shape)
   if shape == array.shape:
     return array

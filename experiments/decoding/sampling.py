@@ -1,7 +1,4 @@
-"""Greedy search and sampling.
-
-Axes: B batch, S source, T target, V vocabulary.
-"""
+"""Greedy search and sampling."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

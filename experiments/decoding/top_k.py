@@ -8,12 +8,7 @@ _BLOCK_SIZES = range(32, 129)
 
 
 def largest(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-  """Returns the values and indices of `jax.lax.top_k` for rows [..., V].
-
-  A row is divided into blocks, and only the `count` blocks with the largest
-  maxima are searched. The result is exact: the maxima of these blocks precede
-  the values of every other block, and of equal values the first is taken.
-  """
+  """Returns the values and indices of `jax.lax.top_k` for rows [..., V]."""
   *leading, size = values.shape
   block_size = _block_size(size)
   num_blocks = -(-size // block_size)
@@ -23,6 +18,7 @@ def largest(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
   padding.append((0, num_blocks * block_size - size))
   blocks = jnp.pad(values, padding, constant_values=-jnp.inf)
   blocks = blocks.reshape(*leading, num_blocks, block_size)
+  # The blocks with the largest maxima contain the largest values.
   _, best_blocks = jax.lax.top_k(blocks.max(-1), count)
   # In the order of the row, so that the first of equal values is taken.
   best_blocks = jnp.sort(best_blocks)

@@ -22,20 +22,16 @@ _exiting = False  # whether this process has reported an error of its own
 
 
 def set_up_jax() -> None:
-  """Sets JAX's options and connects this process to the others, if any.
-
-  `launch.sh` sets JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID
-  and, to use some GPUs of the machine, JAX_LOCAL_DEVICE_IDS. With the address
-  "auto", JAX detects the processes itself, as on TPU VMs. A compilation cache
-  in JAX_COMPILATION_CACHE_DIR is not limited in size.
-  """
+  """Sets JAX's options and connects this process to the others, if any."""
   import jax
 
+  # The user's own cache is not limited in size.
   if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     folder = Path(_CACHE).expanduser()
     jax.config.update("jax_compilation_cache_dir", str(folder))
     reduce_cache(folder, _CACHE_LIMIT)
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+  # glibc keeps large blocks for the main thread only: see docs/performance.md.
   jax.config.update("jax_cpu_enable_async_dispatch", False)
   _keep_freed_memory()
   address = os.environ.get("JAX_COORDINATOR_ADDRESS")
@@ -45,7 +41,7 @@ def set_up_jax() -> None:
     jax.distributed.initialize, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
   )
   if address == "auto":
-    # JAX would use "auto" as an address.
+    # JAX detects the processes, but would use "auto" as an address.
     del os.environ["JAX_COORDINATOR_ADDRESS"]
     initialize()
   else:
@@ -84,12 +80,7 @@ def reduce_cache(folder: Path, limit: int) -> None:
 
 
 def _keep_freed_memory() -> None:
-  """Makes glibc keep freed memory instead of returning it to the system.
-
-  Pages from the system are filled with zeros first, which took up to a quarter
-  of a step on a CPU. glibc keeps blocks above 64 MiB for the main thread only,
-  so `set_up_jax` disables asynchronous dispatch.
-  """
+  """Makes glibc keep freed memory instead of returning it to the system."""
   mmap_max, trim_threshold = -4, -1  # of malloc.h
   with contextlib.suppress(OSError, AttributeError):  # another C library
     mallopt = ctypes.CDLL("libc.so.6").mallopt
@@ -111,12 +102,7 @@ def _connection():
 
 @functools.cache  # which keeps the callbacks alive
 def _exit_on_abort() -> tuple[object, ...]:
-  """Makes an abort print one message and exit with code 1.
-
-  When a process dies, JAX names it in the others and aborts them. gloo, which
-  implements collectives on CPUs, may detect the broken connection first and
-  throw an exception in its own thread, which then waits for JAX's message.
-  """
+  """Makes an abort print one message and exit with code 1."""
   abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
   terminate_handler = ctypes.CFUNCTYPE(None)
 
@@ -135,6 +121,7 @@ def _exit_on_abort() -> tuple[object, ...]:
 
   @terminate_handler
   def on_terminate() -> None:
+    # gloo may detect a broken connection before JAX has named the dead process.
     time.sleep(HEARTBEAT_TIMEOUT + 2 * _GRACE)
     default()  # shows the exception and aborts
 
@@ -173,10 +160,8 @@ def peak_memory() -> int:
 
 
 def leave(code: int) -> None:
-  """Ends the process from any thread, without exit handlers.
-
-  `sys.exit` would wait for the other processes and for Orbax's threads.
-  """
+  """Ends the process from any thread, without exit handlers."""
+  # `sys.exit` would wait for the other processes and for Orbax's threads.
   global _exiting
   _exiting = True
   try:

@@ -1,11 +1,4 @@
-"""The device mesh of a run, and the sharding of batches.
-
-mesh axis  shards
-data       the examples of a batch
-fsdp       the examples of a batch, and the parameters
-sequence   the tokens of each example
-tensor     heads, hidden units and the vocabulary
-"""
+"""The device mesh of a run, and the sharding of batches."""
 
 import functools
 import math
@@ -137,10 +130,7 @@ def all_gather(tree: Any, mesh: Mesh) -> Any:
 
 
 def map_shards(function: Callable[..., T], mesh: Mesh) -> Callable[..., T]:
-  """Maps a function (params, batch) over the shards of rows of a batch.
-
-  Each device computes the rows of its own shard without communication.
-  """
+  """Maps a function (params, batch) over shards of rows, one per device."""
   rows = PartitionSpec(AXES)
   return jax.shard_map(
     function,

@@ -58,11 +58,7 @@ class Requests:
 
 @contextlib.contextmanager
 def listen() -> Iterator[Requests]:
-  """Turns SIGTERM and SIGINT into stop requests; a second SIGINT exits at once.
-
-  A thread handles them, because Python runs signal handlers in the main thread,
-  which may be inside a step or a compilation.
-  """
+  """Turns SIGTERM and SIGINT into stop requests, handled by a thread."""
   requests = Requests()
   signals = [signal.SIGINT]
   if jax.process_count() == 1:

@@ -1,7 +1,4 @@
-"""The sharding of each array: which mesh axes shard which array axes.
-
-Letters are axes of arrays: D model, H heads, F feed-forward, V vocabulary.
-"""
+"""The sharding of each array: which mesh axes shard which array axes."""
 
 import math
 import re
@@ -19,6 +16,7 @@ from experiments.distributed.mesh import ROWS
 # Mesh axes of parameters, by a regular expression for the end of their path.
 # The first match applies, also to the parameter's optimizer state and moving
 # average. An array axis that the mesh axis does not divide is replicated.
+# Axes of arrays: D model, H heads, F feed-forward, V vocabulary.
 PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
   ("(query|key|value)_projection/kernel", ("fsdp", "tensor", None)),  # D H D/H
   ("(query|key|value)_projection/bias", ("tensor", None)),  # H D/H

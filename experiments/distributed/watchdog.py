@@ -1,9 +1,4 @@
-"""Multi-host watchdog: ends the run when a training step stalls.
-
-JAX's coordination service detects dead processes and names them (see
-`initialize.HEARTBEAT_TIMEOUT`). It does not detect a process that is alive and
-makes no progress, so this module compares the steps of all processes.
-"""
+"""Multi-host watchdog: ends the run when a training step stalls."""
 
 import contextlib
 import threading
@@ -70,15 +65,12 @@ class Watchdog:
 
 @contextlib.contextmanager
 def watch(stall_seconds: float) -> Iterator[Watchdog]:
-  """Ends this process once no process has ended a step for `stall_seconds`.
-
-  The training loop sets `step`. A single process is not watched.
-  """
+  """Ends this process once no process has ended a step for `stall_seconds`."""
   client = initialize.coordination_client()
   watchdog = Watchdog(
     client, jax.process_index(), jax.process_count(), stall_seconds
   )
-  if client is None:
+  if client is None:  # a single process
     yield watchdog
     return
   done = threading.Event()

@@ -1,8 +1,5 @@
 """Synthetic tasks, drawn from (seed, step) and never stored.
 
-A hash of its source decides whether an example is for training or evaluation,
-so that no evaluated example occurs in training.
-
 Axes: N examples, L the longest length drawn, S source and T target tokens.
 """
 
@@ -25,8 +22,8 @@ def copy(
 
   Args:
     rng: NumPy generator.
-    lengths: [N] number of symbols of each source.
-    width: L, at least the largest length.
+    lengths: [N] number of symbols of each source, at most `width`.
+    width: L.
     symbols: number of different symbols.
 
   Returns:
@@ -49,8 +46,8 @@ def reverse(
 
   Args:
     rng: NumPy generator.
-    lengths: [N] number of symbols of each source.
-    width: L, at least the largest length.
+    lengths: [N] number of symbols of each source, at most `width`.
+    width: L.
     symbols: number of different symbols.
 
   Returns:
@@ -70,15 +67,14 @@ def reverse(
 def lookup(
   rng: np.random.Generator, lengths: np.ndarray, width: int, symbols: int
 ) -> Batch:
-  """Draws key-value pairs and a query; each target is the query's value.
+  """Draws `k_1 v_1 ... k_n v_n q`; each target is the value of the key q.
 
-  A source is `k_1 v_1 ... k_n v_n q`: attention as a differentiable
-  dictionary. Keys are distinct; keys and values are different symbols.
+  The keys k_i are distinct; keys and values are different symbols.
 
   Args:
     rng: NumPy generator.
-    lengths: [N], n of each source, at most `symbols`.
-    width: L, at least the largest length.
+    lengths: [N], n of each source, at most `width` and `symbols`.
+    width: L.
     symbols: number of different keys, and of different values.
 
   Returns:

@@ -1,7 +1,4 @@
-"""Length buckets: which examples of an epoch share a batch.
-
-Axes: N examples, K shapes; 2 stands for source and target length.
-"""
+"""Length buckets: which examples of an epoch share a batch."""
 
 from typing import NamedTuple
 
@@ -22,12 +19,7 @@ class EpochPlan(NamedTuple):
 
 
 def choose_shapes(lengths: np.ndarray, num_shapes: int) -> np.ndarray:
-  """Chooses shapes greedily so that examples need little padding.
-
-  The first shape holds every example; each further shape is the one that saves
-  the most padding. The greedy set saves at least 63% of what the best set
-  would (Nemhauser et al., 1978).
-  """
+  """Chooses shapes [K, 2] greedily: lengths [N, 2] need little padding."""
   sides = [_spread(np.unique(side), _CANDIDATES) for side in lengths.T]
   candidates = np.stack(np.meshgrid(*sides), -1).reshape(-1, 2)
   # A length between two candidates fits the shapes that the larger one fits.
@@ -36,6 +28,8 @@ def choose_shapes(lengths: np.ndarray, num_shapes: int) -> np.ndarray:
   ]
   pairs, counts = np.unique(np.stack(rounded, 1), axis=0, return_counts=True)
   fits = (pairs[None] <= candidates[:, None]).all(-1)
+  # The first shape holds every example; each further one saves most padding.
+  # They save at least 63% of what the best set would (Nemhauser et al., 1978).
   shapes = [candidates[-1]]
   padded = np.full(len(pairs), shapes[0].sum())
   while len(shapes) < num_shapes:

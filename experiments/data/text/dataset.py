@@ -1,10 +1,4 @@
-"""Parallel text as a dataset, loaded from a run directory.
-
-    tokenizer/source.model, target.model   SentencePiece models
-    data/SPLIT.en, SPLIT.de                evaluation sets, a sentence a line
-
-`prepare` writes these files.
-"""
+"""Parallel text as a dataset, loaded from the files that `prepare` writes."""
 
 import functools
 from pathlib import Path
@@ -83,10 +77,7 @@ class TranslationDataset:
   def gold_alignments(
     self, source: np.ndarray, target: np.ndarray
   ) -> GoldAlignments | None:
-    """Returns the alignment of English and Korean number names.
-
-    It is None for other text, and for a name that was cut within a word.
-    """
+    """Returns the alignment of English and Korean number names, else None."""
     config = self._config
     languages = (config.source, config.target)
     if not isinstance(config, NumbersConfig) or languages != ("en", "ko"):
@@ -100,7 +91,7 @@ class TranslationDataset:
     )
     try:
       return number_alignments(source_words, target_words)
-    except ValueError:
+    except ValueError:  # a name that was cut within a word
       return None
 
 

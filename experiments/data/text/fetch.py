@@ -83,10 +83,7 @@ def _fetch_file(
 def _downloader(
   file: CorpusFile, timeout: float
 ) -> Callable[[str, str, pooch.Pooch], None]:
-  """Returns pooch's downloader with a check of the content.
-
-  A `UserError` ends pooch's attempts; other request errors are retried.
-  """
+  """Returns pooch's downloader with a check of the content."""
   download = pooch.HTTPDownloader(
     progressbar=sys.stderr.isatty(),
     chunk_size=1 << 16,
@@ -103,6 +100,7 @@ def _downloader(
       raise UserError(f"{url}: is no valid address ({error})") from error
     except requests.RequestException as error:
       status = getattr(error.response, "status_code", None)
+      # pooch tries again after a request error, not after a UserError.
       if status and status not in _TRANSIENT:
         raise UserError(f"{url}: {_reason(error)}") from error
       logging.warning("%s: %s", file.name, _reason(error))

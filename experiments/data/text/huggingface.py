@@ -1,7 +1,4 @@
-"""Parallel text from Hugging Face datasets, on the hub or in a folder.
-
-Only this module needs the package `datasets`, which is an optional extra.
-"""
+"""Parallel text from Hugging Face datasets, on the hub or in a folder."""
 
 from pathlib import Path
 from typing import Any
@@ -14,11 +11,7 @@ from experiments.errors import UserError
 def columns(
   config: TextConfig, path: str, *, field: str
 ) -> tuple[list[str], list[str]]:
-  """Reads normalised sources and targets; missing texts are blank.
-
-  The columns have the names of the languages, or are fields with these names
-  of a column "translation".
-  """
+  """Reads normalised sources and targets; missing texts are blank."""
   rows = _load(config, path, field)
   if isinstance(rows.column_names, dict):
     names = ", ".join(f"{path}/{name}" for name in rows.column_names)

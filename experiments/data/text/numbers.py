@@ -1,9 +1,4 @@
-"""The built-in corpus: whole numbers, spelt out in two languages.
-
-num2words spells them. It omits the one before the Korean 만 within a number
-too: 일억 만 where 일억 일만 is common. It spells some different numbers alike
-in Persian (from 19 digits) and Vietnamese (from 15 digits).
-"""
+"""The built-in corpus: whole numbers, spelt out in two languages."""
 
 import copy
 import hashlib
@@ -18,7 +13,10 @@ from experiments.config import DigitRange
 from experiments.errors import UserError
 
 SHARES = {"train": 14 / 16, "validation": 1 / 16, "test": 1 / 16}
-# In Amharic, num2words fails or does not return from four digits on.
+# num2words omits the one before the Korean 만 within a number too: 일억 만,
+# where 일억 일만 is common. It spells some different numbers alike in Persian
+# (from 19 digits) and Vietnamese (from 15). In Amharic it fails or does not
+# return from four digits on.
 _UNUSABLE = {"am"}
 
 
@@ -50,11 +48,9 @@ def spelled(
 
 
 def _converter(language: str, largest: int) -> Any:
-  """Returns a converter without the words for more than `largest`.
-
-  num2words searches all its words, up to 10^600, for each part of a number;
-  without the larger ones German takes a tenth of the time.
-  """
+  """Returns a converter without the words for more than `largest`."""
+  # num2words searches all its words, up to 10^600, for each part of a number;
+  # without the larger ones German takes a tenth of the time.
   converter = copy.copy(CONVERTER_CLASSES[language])
   if hasattr(converter, "cards"):
     cards = converter.cards.items()
@@ -76,27 +72,17 @@ def _spelling(converter: Any, number: int) -> str:
 
 
 def split_of(number: int) -> str:
-  """Returns the split of a number, a key of `SHARES`, by a hash of its digits.
-
-  It is the same for every seed and language, so that training contains no
-  evaluated number. This holds for one-digit numbers too: the word of a held-out
-  one is learnt from longer numbers.
-  """
+  """Returns the split of a number, by a hash of its digits and no seed."""
   digest = hashlib.blake2b(str(number).encode(), digest_size=1).digest()
   return {0: "validation", 1: "test"}.get(digest[0] % 16, "train")
 
 
 def draw(split: str, wanted: DigitRange, *, seed: int) -> list[int]:
-  """Draws different numbers of a split in random order, equally many a length.
-
-  Where a length has too few numbers, all of them are drawn, and more of the
-  longer ones. Zero is left out: its word occurs in no other number, so a model
-  could not learn it if it were held out.
-  """
+  """Draws different numbers of a split, equally many of each length."""
   rng = random.Random(seed)
   numbers: list[int] = []
   for digits in range(wanted.min_digits, wanted.max_digits + 1):
-    # In this order the longer numbers replace missing shorter ones.
+    # If a length has too few numbers, more of the longer ones are drawn.
     missing = wanted.num_examples - len(numbers)
     share = missing // (wanted.max_digits - digits + 1)
     numbers += _of_length(rng, split, digits, share)
@@ -113,7 +99,8 @@ def draw(split: str, wanted: DigitRange, *, seed: int) -> list[int]:
 def _of_length(
   rng: random.Random, split: str, digits: int, count: int
 ) -> list[int]:
-  """Draws `count` different numbers, or all if there are fewer."""
+  """Draws `count` different numbers, or all if there are fewer; not zero."""
+  # The word for zero occurs in no other number: held out, it cannot be learnt.
   start, stop = 10 ** (digits - 1), 10**digits
   if 2 * count > SHARES[split] * (stop - start):
     everything = [n for n in range(start, stop) if split_of(n) == split]

@@ -28,10 +28,7 @@ _MAX_UNKNOWN = 0.02
 
 
 def prepare(config: TranslationConfig, workdir: Path) -> TranslationDataset:
-  """Reads a corpus for training and prepares the run directory.
-
-  A resumed run keeps its tokenizers and evaluation sets.
-  """
+  """Reads the training text; writes the files of a run that is not resumed."""
   text = _read(config)
   digest = _digest(text)
   record = workdir / DATA / "corpus.json"

@@ -1,7 +1,4 @@
-"""Reads parallel text: lines, tab-separated tables, Hugging Face datasets.
-
-Every error is one message that names the file and the line.
-"""
+"""Reads parallel text: lines, tab-separated tables, Hugging Face datasets."""
 
 import gzip
 import os

@@ -1,9 +1,4 @@
-"""Tokenizers for subwords, words or characters.
-
-All are SentencePiece models (Kudo and Richardson, 2018,
-https://arxiv.org/abs/1808.06226), trained on the run's own text. Text is
-brought to Unicode's normal form C and single spaces, and not changed otherwise.
-"""
+"""SentencePiece tokenizers for subwords, words or characters."""
 
 import io
 import random
@@ -18,6 +13,7 @@ from experiments.config import TokenizerConfig
 from experiments.data.batch import BOS, EOS, PAD, UNK, strip
 from experiments.errors import UserError
 
+# Of Kudo and Richardson, 2018 (https://arxiv.org/abs/1808.06226).
 _MODEL_TYPES = {
   "unigram": "unigram",
   "bpe": "bpe",
