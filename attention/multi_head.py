@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from attention import masks
 from attention.biases import as_bias
@@ -17,6 +18,7 @@ from attention.grouped_query import Grouping, KeyValue, heads_weights
 from attention.mesh_axes import MeshAxes, attend_sharded_heads
 from attention.meshes import on_any_mesh
 from attention.normalizers import Normalizer, as_normalizer
+from attention.positions import RotaryOptions
 from attention.positions import rotary as rotated
 from attention.projections import Projection, combine_heads, project_heads
 from attention.scores import Score, as_score, scaled_dot_score, with_mapped_keys
@@ -41,7 +43,9 @@ def multi_head_attention(
   mask: Any = None,
   bias: Any = None,
   normalizer: Normalizer | Callable | None = None,
-  rotary: bool = False,
+  rotary: bool | RotaryOptions = False,
+  positions: jax.Array | None = None,
+  key_positions: jax.Array | None = None,
   cache: Cache | None = None,
   mesh_axes: MeshAxes | None = None,
   dropout_rate: float = 0.0,
@@ -71,8 +75,13 @@ def multi_head_attention(
     mask: as in `attend`, for scores [..., H, T, S].
     bias: as in `attend`, for scores [..., H, T, S].
     normalizer: as in `attend`; its parameters may have an axis of heads, [H].
-    rotary: whether to rotate projected queries and keys by their positions, see
-      `attention.positions.rotary`.
+    rotary: whether to rotate projected queries and keys by their positions, or
+      the options to do so, see `attention.positions.rotary`.
+    positions: [T] or [..., T], the positions by which queries and keys are
+      rotated, for instance those within each segment; None means 0 to T - 1, or
+      with a cache those after its tokens. Masks and biases do not use them.
+    key_positions: [S] or [..., S], the positions of the keys; None means
+      `positions`.
     cache: None; or, for decoding, the keys and values of all earlier tokens,
       from `attention.cache.init((..., K), max_length, D, E)` or from the
       previous call. The mask is then `masks.causal() & mask`. Rows of `mask`
@@ -124,7 +133,15 @@ def multi_head_attention(
   )
   dropout = make_dropout(dropout_rate, rng)
   outputs, cache = layer(
-    query, key, value, mask=mask, bias=bias, cache=cache, dropout=dropout
+    query,
+    key,
+    value,
+    mask=mask,
+    bias=bias,
+    positions=positions,
+    key_positions=key_positions,
+    cache=cache,
+    dropout=dropout,
   )
   return outputs if cache is None else (outputs, cache)
 
@@ -146,35 +163,53 @@ class MultiHead:
   score: Score
   normalizer: Normalizer
   query_heads: tuple[int, ...]
-  rotary: bool
+  rotary: bool | RotaryOptions
   mesh_axes: MeshAxes
   implementation: ImplementationLike
 
   @on_any_mesh("TF", like="cache")
   def __call__(
-    self, query, key, value, *, mask, bias, cache: Cache | None, dropout
+    self,
+    query,
+    key,
+    value,
+    *,
+    mask,
+    bias,
+    positions=None,
+    key_positions=None,
+    cache: Cache | None,
+    dropout,
   ) -> tuple[jax.Array, Any]:
     """The outputs, and the cache with the new tokens or None."""
-    start: int | jax.Array = 0
     if cache is not None:
       self._check_unsharded_tokens("cache")
       start = cache.length
       mask = masks.causal() if mask is None else masks.causal() & mask
       mask = mask.shifted(start)
       bias = None if bias is None else as_bias(bias).shifted(start)
-    key_value = self.project(key, value, offset=start)
+      if positions is None:
+        positions = start + jnp.arange(query.shape[-2])
+    if key_positions is None:
+      key_positions = positions
+    key_value = self.project(key, value, positions=key_positions)
     if cache is not None:
       cache = append(cache, *key_value)
       key_value = KeyValue(cache.key, cache.value)
     outputs = self.attend(
-      query, key_value, mask=mask, bias=bias, dropout=dropout, offset=start
+      query,
+      key_value,
+      mask=mask,
+      bias=bias,
+      dropout=dropout,
+      positions=positions,
     )
     return outputs, cache
 
-  def project(self, key, value, *, offset) -> KeyValue:
+  def project(self, key, value, *, positions=None) -> KeyValue:
     """The keys and values of a memory."""
-    keys = self.project_key(key, offset=offset)
-    values = self._heads("value", value)
+    keys = self.project_key(key, positions=positions)
+    values = project_heads(value, self.projections["value"], "value")
     heads = self.projections["key"].weight.shape[-2]
     weight = self.projections["value"].weight
     check_shape(
@@ -182,9 +217,9 @@ class MultiHead:
     )
     return KeyValue(keys, values)
 
-  def project_key(self, key, *, offset) -> jax.Array:
+  def project_key(self, key, *, positions=None) -> jax.Array:
     """The keys of a memory: projected, rotated and mapped by the score."""
-    heads = self._heads("key", key, offset)
+    heads = self._rotated_heads("key", key, positions)
     num_heads, size = self.query_heads
     grouping = Grouping(num_heads, heads.shape[-3])
     score, memory = grouping.score(self.score), grouping.memory(heads)
@@ -198,12 +233,12 @@ class MultiHead:
     return grouping.heads(score.map_key(memory))
 
   def attend(
-    self, query, key_value: KeyValue, *, mask, bias, dropout, offset
+    self, query, key_value: KeyValue, *, mask, bias, dropout, positions=None
   ) -> jax.Array:
     """The outputs for a projected memory."""
     context = attend_sharded_heads(
       self.mesh_axes,
-      self._heads("query", query, offset),
+      self._rotated_heads("query", query, positions),
       *key_value,
       score=with_mapped_keys(self.score),
       mask=mask,
@@ -214,11 +249,11 @@ class MultiHead:
     )
     return combine_heads(context, self.projections["output"])
 
-  def weights(self, query, key, *, mask, bias, offset) -> jax.Array:
+  def weights(self, query, key, *, mask, bias, positions=None) -> jax.Array:
     """The attention weights [..., H, T, S] for keys from `project_key`."""
     self._check_unsharded_tokens("weights")
     weights = heads_weights(
-      self._heads("query", query, offset),
+      self._rotated_heads("query", query, positions),
       key,
       score=with_mapped_keys(self.score),
       mask=mask,
@@ -227,12 +262,19 @@ class MultiHead:
     )
     return weights.astype(query.dtype)
 
-  def _heads(self, name: str, tokens, offset=None) -> jax.Array:
-    """Projected tokens; rotated by their positions from `offset` on."""
+  def _rotated_heads(self, name: str, tokens, positions) -> jax.Array:
+    """Projected tokens, rotated by positions [..., T]; None: 0 to T - 1."""
     heads = project_heads(tokens, self.projections[name], name)
-    if offset is None or not self.rotary:
+    if not self.rotary:
       return heads
-    return rotated(heads, offset + self.mesh_axes.positions(tokens.shape[-2]))
+    if positions is None:
+      positions = self.mesh_axes.positions(tokens.shape[-2])
+    positions = jnp.asarray(positions)
+    check_shape("positions", positions, length=tokens.shape[-2], fits=name)
+    if positions.ndim > 1:
+      positions = positions[..., None, :]  # an axis of heads
+    options = None if self.rotary is True else self.rotary
+    return rotated(heads, positions, options=options)
 
   def _check_unsharded_tokens(self, name: str) -> None:
     """Raises NotImplementedError if a mesh axis shards tokens."""

@@ -1,14 +1,34 @@
 """Encodings of positions in tokens: sinusoidal and rotary."""
 
+import dataclasses
+from typing import Literal
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from attention import axes
-from attention.checks import check_tokens
+from attention.checks import check_positive, check_tokens
+from attention.frequency_scaling import (
+  FrequencyScaling,
+  LinearScaling,
+  Llama3Scaling,
+  NTKScaling,
+  YaRNScaling,
+  unscaled_frequencies,
+)
 
-__all__ = ["rotary", "sinusoidal"]
+__all__ = [
+  "FrequencyScaling",
+  "LinearScaling",
+  "Llama3Scaling",
+  "NTKScaling",
+  "RotaryOptions",
+  "YaRNScaling",
+  "rotary",
+  "sinusoidal",
+]
 
 
 def _check_even(name: str, size: int) -> None:
@@ -47,27 +67,108 @@ def sinusoidal(length: int, features: int) -> jax.Array:
   return jnp.asarray(table.reshape(length, features))
 
 
+@dataclasses.dataclass(frozen=True)
+class RotaryOptions:
+  """Which features rotary positions rotate, and by which angles.
+
+  Attributes:
+    base: pair m of d rotated features turns by base ** (-2m / d) per position.
+    rotary_dim: the number of rotated features, the first ones; the others keep
+      their values. None means all.
+    pairs: the features that make a pair: 2m and 2m + 1 if "interleaved" (the
+      paper, GPT-J, Meta's Llama weights); m and m + d / 2 if "half_split"
+      (GPT-NeoX, Llama weights in the format of Hugging Face).
+    scaling: changes the frequencies for longer sequences than trained:
+      `LinearScaling`, `NTKScaling`, `YaRNScaling`, `Llama3Scaling`, or None.
+
+  Raises:
+    ValueError: if `pairs` is unknown, or `rotary_dim` is not positive and even.
+
+  Example:
+    >>> llama = RotaryOptions(500000.0, pairs="half_split")
+    >>> rotary(jnp.ones((3, 8)), options=llama).shape
+    (3, 8)
+  """
+
+  base: float = 10000.0
+  rotary_dim: int | None = None
+  pairs: Literal["interleaved", "half_split"] = "interleaved"
+  scaling: FrequencyScaling | None = None
+
+  def __post_init__(self):
+    if self.pairs not in ("interleaved", "half_split"):
+      raise ValueError(
+        f"pairs must be 'interleaved' or 'half_split', got {self.pairs!r}"
+      )
+    check_positive(rotary_dim=self.rotary_dim)
+    _check_even("rotary_dim", self.rotary_dim or 0)
+
+  def frequencies(self, features: int) -> np.ndarray:
+    """The angle per position of each pair, for tokens with `features`."""
+    size = self._rotated(features)
+    if self.scaling is None:
+      return unscaled_frequencies(self.base, size)
+    return self.scaling.frequencies(self.base, size)
+
+  def split(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The first and the second of all pairs, and the features not rotated."""
+    size = self._rotated(x.shape[-1])
+    x, rest = x[..., :size], x[..., size:]
+    leading, half = x.shape[:-1], size // 2
+    if self.pairs == "half_split":
+      x = jnp.reshape(x, (*leading, 2, half))
+      return x[..., 0, :], x[..., 1, :], rest
+    x = jnp.reshape(x, (*leading, half, 2))
+    return x[..., 0], x[..., 1], rest
+
+  def join(
+    self, first: jax.Array, second: jax.Array, rest: jax.Array
+  ) -> jax.Array:
+    """The inverse of `split`."""
+    axis = -2 if self.pairs == "half_split" else -1
+    rotated = jnp.stack([first, second], axis=axis)
+    shape = (*first.shape[:-1], 2 * first.shape[-1])
+    return jnp.concatenate([jnp.reshape(rotated, shape), rest], axis=-1)
+
+  def _rotated(self, features: int) -> int:
+    """The number of rotated features."""
+    if self.rotary_dim is None:
+      _check_even("the number of features of x", features)
+      return features
+    if self.rotary_dim > features:
+      raise ValueError(
+        f"rotary_dim={self.rotary_dim} must be at most the number of features"
+        f" of x, {features}"
+      )
+    return self.rotary_dim
+
+
 def rotary(
-  x: jax.Array, positions: jax.Array | None = None, base: float = 10000.0
+  x: jax.Array,
+  positions: jax.Array | None = None,
+  base: float | None = None,
+  options: RotaryOptions | None = None,
 ) -> jax.Array:
   """Rotates pairs of features by angles proportional to the position.
 
   The dot product of two rotated tokens depends only on their distance. See
-  "RoFormer", Su et al., 2021, equation 34 (https://arxiv.org/abs/2104.09864);
-  features 2m and 2m + 1 make a pair, as in the paper.
+  "RoFormer", Su et al., 2021, equation 34 (https://arxiv.org/abs/2104.09864).
 
   Args:
-    x: [..., T, D] queries or keys, D even.
+    x: [..., T, D] queries or keys.
     positions: [..., T], broadcasts to x without its features; None means 0 to
       T - 1.
-    base: the longest wavelength is about 2 pi times `base`.
+    base: replaces the base of `options`; None keeps it.
+    options: the rotated features, the pairs and the frequencies; None means
+      `RotaryOptions()`: all features, pairs of neighbours, base 10000.
 
   Returns:
     [..., T, D] in the dtype of x.
 
   Raises:
     AssertionError: if `x` or `positions` have a wrong shape or dtype.
-    ValueError: if D is odd.
+    ValueError: if D is odd and all features are rotated, or D is less than
+      `options.rotary_dim`.
 
   Example:
     >>> import jax.numpy as jnp
@@ -77,7 +178,9 @@ def rotary(
   """
   check_tokens(x=x)
   x = jnp.asarray(x)
-  _check_even("the number of features of x", x.shape[-1])
+  options = options or RotaryOptions()
+  if base is not None:
+    options = dataclasses.replace(options, base=base)
   if positions is None:
     positions = jnp.arange(x.shape[-2])
   positions = axes.with_rank(jnp.asarray(positions), x.ndim - 1)
@@ -87,13 +190,15 @@ def rotary(
     custom_message="positions must broadcast to x without its features",
   )
   dtype = jnp.promote_types(x.dtype, jnp.float32)
-  exponent = np.arange(0, x.shape[-1], 2) / max(x.shape[-1], 1)
-  frequencies = axes.with_rank(jnp.asarray(base**-exponent, dtype), x.ndim)
+  frequencies = jnp.asarray(options.frequencies(x.shape[-1]), dtype)
+  frequencies = axes.with_rank(frequencies, x.ndim)
   angles = positions[..., None].astype(dtype) * frequencies
   cosine, sine = jnp.cos(angles), jnp.sin(angles)
-  pairs = jnp.reshape(x.astype(dtype), (*x.shape[:-1], -1, 2))
-  even, odd = pairs[..., 0], pairs[..., 1]
-  rotated = jnp.stack(
-    [even * cosine - odd * sine, even * sine + odd * cosine], axis=-1
+  if options.scaling is not None:
+    magnitude = options.scaling.magnitude
+    cosine, sine = cosine * magnitude, sine * magnitude
+  first, second, rest = options.split(x.astype(dtype))
+  rotated = options.join(
+    first * cosine - second * sine, first * sine + second * cosine, rest
   )
-  return jnp.reshape(rotated, x.shape).astype(x.dtype)
+  return rotated.astype(x.dtype)

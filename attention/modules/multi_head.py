@@ -20,6 +20,7 @@ from attention.modules.learned_scores import LearnedScore
 from attention.modules.projection_weights import ProjectionWeights
 from attention.multi_head import MultiHead
 from attention.normalizers import Normalizer
+from attention.positions import RotaryOptions
 from attention.projections import Projection
 from attention.scores import Score
 
@@ -39,7 +40,8 @@ class MultiHeadAttention(nn.Module):
       named score has parameters for each head.
     normalizer: a name (`attention.modules.NORMALIZER_NAMES`), or as in
       `attend`; a named one has parameters for each head.
-    rotary: whether to rotate queries and keys by their positions.
+    rotary: whether to rotate queries and keys by their positions, or the
+      `attention.positions.RotaryOptions` to do so.
     use_bias: whether projections have biases.
     dropout_rate: the probability to drop a weight; needs the rng "dropout".
     dtype: the dtype of the computation; None means that of the inputs and
@@ -70,7 +72,7 @@ class MultiHeadAttention(nn.Module):
   features: int | None = None
   score: str | Score | Callable = "scaled_dot"
   normalizer: str | Normalizer | Callable | None = None
-  rotary: bool = False
+  rotary: bool | RotaryOptions = False
   use_bias: bool = True
   dropout_rate: float = 0.0
   dtype: DTypeLike | None = None
@@ -112,6 +114,8 @@ class MultiHeadAttention(nn.Module):
     *,
     mask: Any = None,
     bias: Any = None,
+    positions: jax.Array | None = None,
+    key_positions: jax.Array | None = None,
     deterministic: bool = True,
   ) -> jax.Array:
     """`multi_head_attention` with this module's parameters.
@@ -122,6 +126,8 @@ class MultiHeadAttention(nn.Module):
       value: [..., S, Dv]; None means the key.
       mask: as in `attend`, for scores [..., H, T, S].
       bias: as in `attend`, for scores [..., H, T, S].
+      positions: [..., T] for `rotary`; None means 0 to T - 1.
+      key_positions: [..., S]; None means `positions`.
       deterministic: whether to disable dropout.
 
     Returns:
@@ -130,8 +136,13 @@ class MultiHeadAttention(nn.Module):
     key = query if key is None else key
     value = key if value is None else value
     layer, tokens = self._bound(query=query, key=key, value=value)
-    dropout = self._dropout(deterministic)
-    options = {"mask": mask, "bias": bias, "dropout": dropout}
+    options = {
+      "mask": mask,
+      "bias": bias,
+      "positions": positions,
+      "key_positions": key_positions,
+      "dropout": self._dropout(deterministic),
+    }
     return layer(*tokens, cache=None, **options)[0]
 
   def decode(
@@ -141,16 +152,25 @@ class MultiHeadAttention(nn.Module):
     *,
     mask: Any = None,
     bias: Any = None,
+    positions: jax.Array | None = None,
   ) -> tuple[jax.Array, Cache]:
     """Causal self-attention of new tokens to earlier tokens and themselves.
 
     The outputs [..., t, features] for inputs [..., t, D] equal the last t of
     `__call__` on the whole sequence with a causal mask. The cache is from
     `init_cache` or the previous call; `mask` and `bias` are for scores
-    [..., H, max_length, max_length]. See `multi_head_attention(cache=...)`.
+    [..., H, max_length, max_length]; `positions` [..., t] are for `rotary`. See
+    `multi_head_attention(cache=...)`.
     """
     layer, tokens = self._bound(query=inputs, key=inputs, value=inputs)
-    return layer(*tokens, mask=mask, bias=bias, cache=cache, dropout=None)
+    return layer(
+      *tokens,
+      mask=mask,
+      bias=bias,
+      positions=positions,
+      cache=cache,
+      dropout=None,
+    )
 
   def project(
     self,
@@ -158,18 +178,20 @@ class MultiHeadAttention(nn.Module):
     values: jax.Array | None = None,
     *,
     offset: int | jax.Array = 0,
+    positions: jax.Array | None = None,
   ) -> KeyValue:
     """Projects the keys and values of a memory once, for many queries.
 
     The keys are projections of `inputs` [..., S, Dk], the values of `values`
     [..., S, Dv]; None means `inputs`.
     Set the module's `head_size` if the memory and the queries have different
-    numbers of features. `offset` is the position of the first token, for rotary
-    positions.
+    numbers of features. For `rotary`, `offset` is the position of the first
+    token; `positions` [..., S] replaces it.
     """
     values = inputs if values is None else values
     layer, (key, value) = self._bound(key=inputs, value=values)
-    return layer.project(key, value, offset=offset)
+    positions = _positions(layer, inputs, offset, positions)
+    return layer.project(key, value, positions=positions)
 
   def attend_projected(
     self,
@@ -179,12 +201,13 @@ class MultiHeadAttention(nn.Module):
     mask: Any = None,
     bias: Any = None,
     query_offset: int | jax.Array = 0,
+    positions: jax.Array | None = None,
     deterministic: bool = True,
   ) -> jax.Array:
     """`__call__` for a memory that `project` has returned.
 
-    `query_offset` is the position of the first query, for rotary positions;
-    shift masks and biases to it with their method `shifted`.
+    For `rotary`, `query_offset` is the position of the first query; `positions`
+    [..., T] replaces it. Shift masks and biases with their method `shifted`.
     """
     layer, (query,) = self._bound(query=query)
     return layer.attend(
@@ -193,7 +216,7 @@ class MultiHeadAttention(nn.Module):
       mask=mask,
       bias=bias,
       dropout=self._dropout(deterministic),
-      offset=query_offset,
+      positions=_positions(layer, query, query_offset, positions),
     )
 
   def weights(
@@ -203,12 +226,15 @@ class MultiHeadAttention(nn.Module):
     *,
     mask: Any = None,
     bias: Any = None,
+    positions: jax.Array | None = None,
+    key_positions: jax.Array | None = None,
   ) -> jax.Array:
     """The attention weights [..., H, T, S], without dropout."""
     key = query if key is None else key
     layer, (query, key) = self._bound(query=query, key=key)
-    key = layer.project_key(key, offset=0)
-    return layer.weights(query, key, mask=mask, bias=bias, offset=0)
+    key_positions = positions if key_positions is None else key_positions
+    key = layer.project_key(key, positions=key_positions)
+    return layer.weights(query, key, mask=mask, bias=bias, positions=positions)
 
   def weights_projected(
     self,
@@ -218,11 +244,13 @@ class MultiHeadAttention(nn.Module):
     mask: Any = None,
     bias: Any = None,
     query_offset: int | jax.Array = 0,
+    positions: jax.Array | None = None,
   ) -> jax.Array:
     """The attention weights [..., H, T, S] over a memory from `project`."""
     layer, (query,) = self._bound(query=query)
+    positions = _positions(layer, query, query_offset, positions)
     return layer.weights(
-      query, key_value.key, mask=mask, bias=bias, offset=query_offset
+      query, key_value.key, mask=mask, bias=bias, positions=positions
     )
 
   def init_cache(
@@ -293,3 +321,10 @@ class MultiHeadAttention(nn.Module):
         "head_size"
       )
     return features // self.num_heads
+
+
+def _positions(layer: MultiHead, tokens, offset, positions):
+  """`positions`, or those from `offset` on if they are None."""
+  if positions is not None:
+    return positions
+  return offset + layer.mesh_axes.positions(tokens.shape[-2])

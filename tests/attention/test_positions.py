@@ -2,11 +2,13 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attention_weights, positions
+from attention import attention_weights, masks, positions
+from attention.modules import MultiHeadAttention
 from tests.attention.oracle import draw
 
 
@@ -36,6 +38,86 @@ def test_rotary_rotates_each_pair_by_its_angle():
         turned[:, position, 2 * pair] + 1j * (turned[:, position, 2 * pair + 1])
       )
       np.testing.assert_allclose(after, before * number, atol=1e-5)
+
+
+def test_half_split_pairs_rotate_the_first_features_only():
+  (tokens,) = draw(0, (7, 8))
+  options = positions.RotaryOptions(100.0, rotary_dim=6, pairs="half_split")
+  turned = np.asarray(positions.rotary(tokens, options=options))
+  for position in range(7):
+    for pair in range(3):
+      angle = position * 100.0 ** (-2 * pair / 6)
+      number = complex(math.cos(angle), math.sin(angle))
+      before, after = (
+        complex(each[position, pair], each[position, pair + 3])
+        for each in (tokens, turned)
+      )
+      np.testing.assert_allclose(after, before * number, atol=1e-5)
+  np.testing.assert_array_equal(turned[:, 6:], tokens[:, 6:].astype("f4"))
+
+
+def linear(pair, size, base):
+  return base ** (-2 * pair / size) / 4.0
+
+
+def ntk(pair, size, base):
+  return (base * 4.0 ** (size / (size - 2))) ** (-2 * pair / size)
+
+
+def yarn(pair, size, base):
+  frequency = base ** (-2 * pair / size)
+  limits = []
+  for periods in (32, 1):
+    # base ** (2 index / size) * 2 pi * periods = 64
+    index = math.log(64 / (2 * math.pi * periods), base) * size / 2
+    limits.append(index)
+  low, high = max(math.floor(limits[0]), 0), math.ceil(limits[1])
+  if pair <= low:
+    return frequency
+  if pair >= high:
+    return frequency / 4.0
+  share = (pair - low) / (high - low)
+  return share * frequency / 4.0 + (1 - share) * frequency
+
+
+def llama3(pair, size, base):
+  frequency = base ** (-2 * pair / size)
+  wavelength = 2 * math.pi / frequency
+  if wavelength < 64 / 4.0:
+    return frequency
+  if wavelength > 64 / 1.0:
+    return frequency / 4.0
+  smooth = (64 / wavelength - 1.0) / (4.0 - 1.0)
+  return (1 - smooth) * frequency / 4.0 + smooth * frequency
+
+
+SCALINGS = {
+  linear: positions.LinearScaling(4.0),
+  ntk: positions.NTKScaling(4.0),
+  yarn: positions.YaRNScaling(4.0, original_length=64),
+  llama3: positions.Llama3Scaling(4.0, original_length=64),
+}
+
+
+@pytest.mark.parametrize("formula", SCALINGS)
+def test_scaled_frequencies_equal_the_formula(formula):
+  scaling = SCALINGS[formula]
+  options = positions.RotaryOptions(500.0, rotary_dim=16, scaling=scaling)
+  expected = [formula(pair, 16, 500.0) for pair in range(8)]
+  np.testing.assert_allclose(options.frequencies(20), expected, rtol=1e-12)
+
+
+def test_yarn_multiplies_rotated_tokens():
+  (tokens,) = draw(0, (5, 8))
+  for given, expected in ((None, 0.1 * math.log(4.0) + 1.0), (0.5, 0.5)):
+    scaling = positions.YaRNScaling(4.0, 64, attention_factor=given)
+    options = positions.RotaryOptions(rotary_dim=6, scaling=scaling)
+    turned = np.asarray(positions.rotary(tokens, options=options))
+    norms = np.linalg.norm(turned[:, :6], axis=-1)
+    np.testing.assert_allclose(
+      norms / np.linalg.norm(tokens[:, :6], axis=-1), expected, rtol=1e-5
+    )
+    np.testing.assert_allclose(turned[:, 6:], tokens[:, 6:], rtol=1e-6)
 
 
 def test_rotated_scores_depend_on_distances_only():
@@ -71,3 +153,53 @@ def test_wrong_shapes_raise():
     positions.rotary(jnp.ones((3, 4)), jnp.arange(4))
   with pytest.raises(AssertionError, match="x"):
     positions.rotary(jnp.ones(4))
+
+
+@pytest.mark.parametrize(
+  ("message", "make"),
+  [
+    ("pairs", lambda: positions.RotaryOptions(pairs="halves")),
+    ("rotary_dim must be even", lambda: positions.RotaryOptions(rotary_dim=3)),
+    ("rotary_dim", lambda: positions.RotaryOptions(rotary_dim=0)),
+    ("factor", lambda: positions.LinearScaling(0.5)),
+    ("low_freq_factor", lambda: positions.Llama3Scaling(2.0, 64, 4.0, 1.0)),
+  ],
+)
+def test_wrong_options_raise(message, make):
+  with pytest.raises(ValueError, match=message):
+    make()
+  with pytest.raises(ValueError, match="at most"):
+    positions.rotary(
+      jnp.ones((3, 4)), options=positions.RotaryOptions(rotary_dim=6)
+    )
+
+
+def test_positions_within_segments_equal_separate_sequences():
+  (tokens,) = draw(3, (2, 8, 8))
+  tokens = jnp.asarray(tokens, jnp.float32)
+  options = positions.RotaryOptions(
+    100.0, rotary_dim=2, pairs="half_split", scaling=SCALINGS[llama3]
+  )
+  module = MultiHeadAttention(2, num_key_value_heads=1, rotary=options)
+  alone, variables = jax.jit(module.init_with_output)(
+    jax.random.key(0), tokens.reshape(4, 4, 8)
+  )
+  ids = jnp.array([0, 0, 0, 0, 1, 1, 1, 1])
+
+  @jax.jit
+  def packed(variables, tokens, positions):
+    mask = masks.segments(ids, ids)
+    return module.apply(variables, tokens, mask=mask, positions=positions)
+
+  # Only distances within a segment matter.
+  within = np.array([[0, 1, 2, 3, 0, 1, 2, 3], [9, 10, 11, 12, 5, 6, 7, 8]])
+  np.testing.assert_allclose(
+    packed(variables, tokens, within).reshape(4, 4, 8),
+    alone,
+    rtol=1e-4,
+    atol=1e-5,
+  )
+  other = packed(variables, tokens, 2 * within).reshape(4, 4, 8)
+  assert abs(other - alone).max() > 1e-3
+  with pytest.raises(AssertionError, match=r"positions.*length=8.*key"):
+    module.apply(variables, tokens[:, :5], tokens, positions=jnp.arange(5))
