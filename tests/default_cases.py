@@ -136,6 +136,7 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
   "test_predictions_have_the_minimum_length": ("beam", "greedy"),
   "test_prediction_ends_if_no_token_is_allowed": ("beam", "greedy"),
   "test_rows_of_padding_take_no_step": ("beam", "greedy"),
+  "test_a_batch_of_padding_takes_no_step": (),
   "test_accumulation_gives_the_update_of_the_whole_batch": (),
   "test_builds": ("numbers-transformer", "reverse-none"),
   "test_unseen_numbers_are_translated_correctly": (),

@@ -296,7 +296,7 @@ def test_search_ends_when_no_better_hypothesis_is_possible():
   assert np.isfinite(results[0].scores).all()
 
 
-def test_rows_of_padding_take_no_step():
+def test_a_batch_of_padding_takes_no_step():
   model, params = lookup(breaks_at=0)
   hypotheses = searched(
     model, params, np.zeros((2, 1), np.int32), max_length=4, beam_size=3

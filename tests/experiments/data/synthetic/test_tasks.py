@@ -38,19 +38,19 @@ def task(request):
   return make_task(request.param, min_length=2)
 
 
-def test_copy_answers_with_the_source():
+def test_target_of_copy_is_the_source():
   task = make_task("copy")
   for source, target in pairs(training_batch(task, 0, 0, 50)):
     assert target == source
 
 
-def test_reverse_answers_with_the_source_backwards():
+def test_target_of_reverse_is_the_source_backwards():
   task = make_task("reverse")
   for source, target in pairs(training_batch(task, 0, 0, 50)):
     assert target == source[::-1]
 
 
-def test_lookup_answers_with_the_value_of_the_queried_key():
+def test_target_of_lookup_is_the_value_of_the_queried_key():
   task = make_task("lookup")
   for source, target in pairs(training_batch(task, 0, 0, 50)):
     *listed, query = source
