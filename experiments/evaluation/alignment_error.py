@@ -1,7 +1,4 @@
-"""Attention weights of decoded sequences, and their alignment error rate.
-
-Axes: N examples, H heads (of all layers), S source, T target.
-"""
+"""Attention weights of decoded sequences, and their alignment error rate."""
 
 import functools
 from collections.abc import Iterable
@@ -18,7 +15,7 @@ from experiments.data.gold_alignments import GoldAlignments
 from experiments.decoding.batching import filled
 from experiments.experiment import Experiment
 
-# Enough for a rate to one percent; decoding takes a step for each token.
+# Examples: enough for a rate to one percent. Decoding takes a step per token.
 _NUM_ALIGNED = 256
 _ONLY_HEAD = "attention"
 
@@ -27,7 +24,7 @@ _ONLY_HEAD = "attention"
 def target_attention_weights(
   model: nn.Module, params: Any, source: jax.Array, target: jax.Array
 ) -> jax.Array:
-  """Returns the attention weights [N, H, T, S] of given targets."""
+  """Returns the weights [N, H, T, S] of targets, in H heads of all layers."""
   chex.assert_rank([source, target], 2, custom_message="source, target")
   variables = {"params": params}
   start: Any = model.apply(variables, source, target.shape[1], method="start")
@@ -56,11 +53,7 @@ def unpadded_weights(
 def alignment_error_rates(
   experiment: Experiment, params: Any, examples: EvaluationSet
 ) -> dict[str, float]:
-  """Returns the alignment error rate of each head, by `head_name`.
-
-  Teacher-forced on the references of up to 256 examples. The result is empty if
-  no gold alignment is known or the model has no attention.
-  """
+  """Returns the error rate of each head, by name, with references as targets."""
   if getattr(experiment.config.model, "attention", None) == "none":
     return {}
   source, target = (np.asarray(x)[:_NUM_ALIGNED] for x in examples.batch)
@@ -94,15 +87,14 @@ def alignment_error_rate(
 ) -> float:
   """Returns ``1 - (|A and S| + |A and P|) / (|A| + |S|)``, from 0 to 1.
 
-  A are the alignments of the weights [T, S]: each target token that has a gold
-  alignment is aligned to the source token of largest weight, and to none if no
-  weight is positive. Weights need not sum to 1. S are the sure gold alignments,
-  P the possible ones. See "A Systematic Comparison of Various Statistical
+  A are alignments by the largest positive weight, S and P the sure and the
+  possible gold alignments: see "A Systematic Comparison of Various Statistical
   Alignment Models", Och and Ney, 2003, section 5
   (https://aclanthology.org/J03-1002/).
   """
   aligned = sure = right = 0
   for weights, gold in pairs:
+    # Target tokens without a gold alignment, such as EOS, are left out.
     rows = np.flatnonzero(gold.possible.any(1))
     rows = rows[weights[rows].max(1) > 0]
     chosen = weights[rows].argmax(1)

@@ -1,7 +1,4 @@
-"""Evaluates parameters on a set: decodes it, and scores the predictions.
-
-Axes: N examples, S source, T target.
-"""
+"""Evaluates parameters on a set: decodes it, and scores the predictions."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -54,9 +51,7 @@ class Evaluation(NamedTuple):
 def make_evaluator(
   experiment: Experiment, search: Search = Search()
 ) -> Callable[[Any, EvaluationSet], Evaluation]:
-  """Makes a function that evaluates parameters on a set.
-
-  It compiles once for each width of a batch.
+  """Makes a function of parameters and a set; it compiles once for each width.
 
   Args:
     experiment: provides model, mesh, data and config.

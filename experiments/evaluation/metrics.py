@@ -1,10 +1,4 @@
-"""Metrics of predictions, over a set and by length.
-
-Fractions are from 0 to 1, BLEU and chrF from 0 to 100. Lengths count tokens
-of the source without EOS.
-
-Axes: N examples, T target.
-"""
+"""Metrics of predictions: fractions from 0 to 1; BLEU, chrF from 0 to 100."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,7 +11,7 @@ from experiments.data.batch import PAD
 class ScoredSet(NamedTuple):
   """Predictions of a set, their references, and the references' losses."""
 
-  lengths: np.ndarray  # [N] of the sources
+  lengths: np.ndarray  # [N] number of tokens of each source, without EOS
   predicted_tokens: np.ndarray  # [N, T], PAD after EOS
   reference_tokens: np.ndarray  # [N, T]
   losses: np.ndarray  # [N] cross-entropy of each reference, in nats
@@ -33,22 +27,18 @@ class ScoredSet(NamedTuple):
 
 
 class CorpusMetrics:
-  """SacreBLEU's BLEU and, for text, chrF.
-
-  See "A Call for Clarity in Reporting BLEU Scores", Post, 2018
-  (https://arxiv.org/abs/1804.08771), "BLEU", Papineni et al., 2002, and "chrF",
-  Popović, 2015. `text` is False for sequences of symbols: chrF does not apply
-  to these, and all of them may be shorter than BLEU's n-grams.
-  """
+  """SacreBLEU's BLEU and, for text, chrF."""
 
   def __init__(
     self, tokenizer: str, *, lowercase: bool = False, text: bool = True
   ):
+    # See Post, 2018 (https://arxiv.org/abs/1804.08771).
     from sacrebleu.metrics import BLEU, CHRF
 
     bleu = BLEU(
       tokenize=tokenizer,
       lowercase=lowercase,
+      # Sequences of symbols may all be shorter than the n-grams.
       effective_order=not text,
       force=True,  # No warning about text that is already tokenized.
     )
@@ -72,12 +62,7 @@ class CorpusMetrics:
 
 
 def score(scored: ScoredSet, corpus: CorpusMetrics) -> dict[str, float]:
-  """Returns the metrics of a set.
-
-  token_accuracy is the share of reference tokens, EOS included, that the
-  prediction has at the same position, sequence_accuracy the share of
-  predictions that equal the reference as text.
-  """
+  """Returns the metrics of a set; accuracies count EOS."""
   return _accuracies(scored) | corpus.score(
     scored.predictions, scored.references
   )
@@ -85,14 +70,11 @@ def score(scored: ScoredSet, corpus: CorpusMetrics) -> dict[str, float]:
 
 def score_by_length(
   scored: ScoredSet,
-  corpus: CorpusMetrics | None,
+  corpus: CorpusMetrics | None,  # None: without BLEU and chrF
   *,
   num_bins: int | None = None,
 ) -> list[dict[str, Any]]:
-  """Returns the metrics of each source length, or of `num_bins` ranges.
-
-  BLEU and chrF are left out without `corpus`.
-  """
+  """Returns the metrics of each source length, or of `num_bins` ranges."""
   lengths, rows = scored.lengths, []
   for first, last in length_ranges(lengths.min(), lengths.max(), num_bins):
     inside = np.flatnonzero((lengths >= first) & (lengths <= last))

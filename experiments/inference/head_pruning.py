@@ -35,11 +35,10 @@ def prune_heads(
   examples: EvaluationSet,
   progress: Callable[[int], Any] = lambda count: None,
 ) -> dict[str, Pruning]:
-  """Prunes each head of a Transformer in turn, and decodes greedily.
+  """Returns loss and `config.train.best_metric` without each head, by name.
 
-  Returns loss and `config.train.best_metric`, by name. The model is not trained
-  further. See "Are Sixteen Heads Really Better than One?", Michel et al., 2019,
-  section 3.2 (https://arxiv.org/abs/1905.10650).
+  Decodes greedily, without further training. See "Are Sixteen Heads Really
+  Better than One?", Michel et al., 2019 (https://arxiv.org/abs/1905.10650).
   """
   model = experiment.config.model
   if not isinstance(model, TransformerConfig):

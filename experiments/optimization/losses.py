@@ -1,9 +1,5 @@
 """Cross-entropy over a vocabulary, without an array of all logits.
 
-Logits of shape [tokens, vocabulary] would be the largest array of a translation
-model. Logits, softmax and gradient are computed for a chunk of a few hundred
-tokens at a time.
-
 Axes: B batch, T target, t tokens of a chunk, R features, V vocabulary.
 """
 
@@ -29,16 +25,7 @@ def cross_entropy(
   *,
   label_smoothing: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the label-smoothed cross-entropy and hit of every token.
-
-  The smoothed target gives 1 - e to the label and e / V to every token. See
-  "Rethinking the Inception Architecture for Computer Vision", Szegedy et al.,
-  2015, section 7 (https://arxiv.org/abs/1512.00567).
-
-  From features [B, T, R] and labels [B, T] it returns losses in nats [B, T], 0
-  where the label is PAD, and booleans [B, T], whether a label that is not PAD
-  has the largest logit. Sums are at least float32.
-  """
+  """Maps features [B, T, R] to losses in nats [B, T] and hits [B, T]."""
   _check(features, readout, labels)
   chunks = _chunks(features, labels, readout.kernel.shape[1])
 
@@ -58,11 +45,7 @@ def total_cross_entropy(
   labels: jax.Array,
   label_smoothing: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the sums of `cross_entropy`, differentiable in reverse mode.
-
-  The forward pass also computes the gradients, chunk by chunk, from the same
-  softmax: three matrix products with the kernel.
-  """
+  """Returns the sums of `cross_entropy`, differentiable in reverse mode."""
   losses, hits = cross_entropy(
     features, readout, labels, label_smoothing=label_smoothing
   )
@@ -75,11 +58,7 @@ def shared_cross_entropy(
   labels: jax.Array,
   label_smoothing: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns `total_cross_entropy`; each device sums its own shard first.
-
-  So devices all-reduce once, instead of once a chunk. Rows and tokens must
-  divide over the mesh that is set.
-  """
+  """Returns `total_cross_entropy`; each device sums its own shard first."""
   rows = sharding.num_shards(*ROWS)
   tokens = sharding.num_shards("sequence")
 
@@ -146,6 +125,7 @@ def _of_chunk(part, labels, readout: Affine, label_smoothing):
   total = exponentials.sum(-1, keepdims=True)
   chosen = jnp.take_along_axis(logits, labels[..., None], -1)
   loss = (largest + jnp.log(total) - (1 - label_smoothing) * chosen)[..., 0]
+  # See Szegedy et al., 2015, section 7 (https://arxiv.org/abs/1512.00567).
   if label_smoothing:
     loss = loss - label_smoothing * logits.mean(-1)
   real = labels != PAD
@@ -163,10 +143,8 @@ def _errors(probs, labels, label_smoothing):
 
 
 def _chunks(features, labels, vocabulary_size):
-  """Splits [B, T, ...] into [chunks, B, t, ...], padded with PAD.
-
-  The split is along time, so that no example changes its device.
-  """
+  """Splits [B, T, ...] into [chunks, B, t, ...], padded with PAD."""
+  # Along time, so that no example changes its device.
   batch_size, length = labels.shape
   rows = max(_CHUNK_NUMBERS // vocabulary_size, 64)
   size = min(length, max(rows // batch_size, 1))

@@ -9,18 +9,15 @@ from experiments.distributed.sharding import path_name
 
 
 def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """Makes a learning-rate schedule: a linear warm-up, then a decay.
-
-  See Loshchilov and Hutter, 2016, equation 5 (https://arxiv.org/abs/1608.03983),
-  for cosine, and Vaswani et al., 2017, equation 3
-  (https://arxiv.org/abs/1706.03762), for inverse_sqrt.
-  """
+  """Makes a learning-rate schedule: a linear warm-up, then a decay."""
   warmup, peak = config.warmup_steps, config.learning_rate
   rest = max(num_steps - warmup, 1)
   decay = {
     "constant": lambda: optax.constant_schedule(peak),
+    # Loshchilov and Hutter, 2016, equation 5 (https://arxiv.org/abs/1608.03983).
     "cosine": lambda: optax.cosine_decay_schedule(peak, rest),
     "linear": lambda: optax.linear_schedule(peak, 0.0, rest),
+    # Vaswani et al., 2017, equation 3 (https://arxiv.org/abs/1706.03762).
     "inverse_sqrt": lambda: _inverse_sqrt_schedule(peak, max(warmup, 1)),
   }[config.schedule]()
   rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
@@ -34,10 +31,8 @@ def _inverse_sqrt_schedule(peak: float, warmup: int) -> optax.Schedule:
 
 
 def _decay_mask(params):
-  """Selects the parameters that decay: matrices, but not biases and norms.
-
-  Biases of heads, [H, D / H], have two axes too, so they are found by name.
-  """
+  """Selects the parameters that decay: matrices, but not biases and norms."""
+  # Biases of heads, [H, D / H], have two axes too, so they are found by name.
   return jax.tree_util.tree_map_with_path(
     lambda path, leaf: leaf.ndim > 1 and not path_name(path).endswith("bias"),
     params,
@@ -53,13 +48,6 @@ def make_optimizer(
   Loshchilov and Hutter, 2017 (https://arxiv.org/abs/1711.05101), for adamw,
   Shazeer and Stern, 2018 (https://arxiv.org/abs/1804.04235), for adafactor, and
   Pascanu et al., 2012 (https://arxiv.org/abs/1211.5063), for the clipping.
-
-  Args:
-    config: `config.optimizer`.
-    num_steps: number of steps of the run.
-
-  Returns:
-    An Optax gradient transformation.
 
   Example:
     >>> from configs import base

@@ -65,14 +65,9 @@ def make_train_step(
   optimizer: optax.GradientTransformation,
   config: TrainConfig = TrainConfig(),
   *,
-  mesh_axes: MeshAxes = ALONE,
+  mesh_axes: MeshAxes = ALONE,  # of the model
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
-  """Makes the pure function of one update, (state, batch) -> (state, metrics).
-
-  The metrics are scalars: loss and teacher_forced_accuracy over all target
-  tokens, gradient_norm before clipping, parameter_norm after the update, and
-  tokens, the number of target tokens. `mesh_axes` are those of the model.
-  """
+  """Makes the pure function of an update, (state, batch) -> (state, metrics)."""
 
   def total_loss(params, batch: Batch, rng):
     made: Any = model.apply(
@@ -104,6 +99,7 @@ def make_train_step(
     metrics = {
       "loss": loss / tokens,
       "teacher_forced_accuracy": hits / tokens,
+      # Before clipping; the norm of the parameters is that after the update.
       "gradient_norm": optax.tree.norm(grads),
       "parameter_norm": optax.tree.norm(params),
       "tokens": tokens,
@@ -143,13 +139,10 @@ def _arranged(batch: Batch, mesh_axes: MeshAxes) -> Batch:
 
 
 def _updated_average(average, params, step, decay):
-  """Updates a moving average; the decay is smaller during the first steps.
-
-  See "Averaging Weights Leads to Wider Optima and Better Generalization",
-  Izmailov et al., 2018 (https://arxiv.org/abs/1803.05407).
-  """
+  """Updates a moving average; the decay is smaller during the first steps."""
   if average is None:
     return None
+  # See Izmailov et al., 2018 (https://arxiv.org/abs/1803.05407).
   kept = jnp.minimum(decay, (1 + step) / (10 + step))
   return optax.incremental_update(params, average, 1 - kept)
 

@@ -23,12 +23,9 @@ def evaluate_all(
   manager,
   requests: Requests,
   state: TrainState,
-  validation: Evaluation | None,
+  validation: Evaluation | None,  # greedy, of `state`; it is not repeated
 ) -> bool:
-  """Evaluates every set and writes results; returns False on a signal.
-
-  `validation` is a greedy evaluation of `state`, which need not be repeated.
-  """
+  """Evaluates every set and writes results; returns False on a signal."""
   config, step = experiment.config, int(state.step)
   params, used = checkpoints.parameters(
     manager,

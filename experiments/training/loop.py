@@ -114,11 +114,7 @@ def _train(
   requests: preemption.Requests,
   heartbeat: watchdog.Watchdog,
 ) -> tuple[TrainState, bool, Evaluation | None]:
-  """Trains until the last step, early stopping or a signal.
-
-  Returns the state, False if a signal stopped training, and the evaluation of
-  this state on the validation set, if there was one.
-  """
+  """Trains until the last step, early stopping or a signal."""
   config = experiment.config.train
   state, stream, skipped = _start_or_resume(experiment, batches, manager)
   _log_start(experiment, batches, state, workdir)
@@ -154,6 +150,7 @@ def _train(
     heartbeat.step = None
     if buffer.skipped:
       progress.write(f"{buffer.skipped} non-finite updates were skipped")
+  # `complete` is False after a signal; `validation` is an evaluation of `state`.
   return state, complete, validation
 
 

@@ -17,11 +17,7 @@ _MAX_MESSAGES = 3  # about skipped updates
 
 
 class MetricsBuffer:
-  """Writes metrics two steps late, so that the device never waits for the host.
-
-  With `config.non_finite` "skip" it counts non-finite updates, from `skipped`;
-  otherwise it raises UserError at the first one.
-  """
+  """Writes metrics two steps late: the device never waits for the host."""
 
   def __init__(
     self,
@@ -29,7 +25,7 @@ class MetricsBuffer:
     progress: Progress,
     config: TrainConfig,
     explain: Callable[[int], str],  # the cause of a non-finite step
-    skipped: int,
+    skipped: int,  # number of non-finite updates so far
   ):
     self._writer, self._progress, self._config = writer, progress, config
     self._explain, self.skipped = explain, skipped

@@ -26,10 +26,7 @@ def draw_alignments(
   params: Any,
   examples: EvaluationSet,
 ) -> Path:
-  """Writes figures/alignments_SPLIT.png and .npz; returns the figure's path.
-
-  Shows four examples, or all heads of one example.
-  """
+  """Writes figures/alignments_SPLIT.png and .npz; returns the figure's path."""
   source = _legible(np.asarray(examples.batch.source))
   length = experiment.data.max_prediction_length(source.shape[1])
   predict = functools.partial(
@@ -42,7 +39,7 @@ def draw_alignments(
     for example in zip(source, predicted, weights)
     for panel in make_panels(experiment, *example)
   ]
-  if len(weights[0]) > 1:
+  if len(weights[0]) > 1:  # all heads of one example, not several examples
     panels = panels[: len(weights[0])]
   path = workdir / "figures" / f"alignments_{split}.png"
   if jax.process_index() == 0:

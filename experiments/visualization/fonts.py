@@ -1,14 +1,11 @@
-"""The fonts of labels, and a hint where they have no glyph for a character.
-
-Matplotlib draws a character with the first family of a list that has its glyph.
-The optional extra `fonts` installs Noto Sans CJK: Chinese, Japanese and Korean.
-"""
+"""The fonts of labels, and a hint where they have no glyph for a character."""
 
 import contextlib
 import functools
 
 from absl import logging
 
+# Chinese, Japanese and Korean, installed by the optional extra `fonts`.
 # The first face of the font file, which has the characters of all others.
 # Matplotlib before 3.11 reads only this face.
 _NOTO_CJK = "Noto Sans CJK JP"

@@ -29,10 +29,7 @@ class AttentionPanel(NamedTuple):
 def make_axes(
   count: int, columns: int, *, width: float, height: float
 ) -> tuple[Any, list[Any]]:
-  """Returns a figure, and `count` axes in rows of `columns`.
-
-  The figure is outside of pyplot's global state.
-  """
+  """Returns a figure, and `count` axes in rows of `columns`, without pyplot."""
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
@@ -54,12 +51,7 @@ def save_figure(figure, path: Path) -> None:
 
 
 def save_attention_figure(panels: Sequence[AttentionPanel], path: Path) -> None:
-  """Draws attention weights as in Bahdanau et al. (2014, figure 3).
-
-  White is weight 1, and black is 0. If a weight is negative, blue is 1, white
-  is 0 and red is -1. An axis of more than 60 words has a label for every n-th
-  word. A character without a glyph is drawn as U+FFFD.
-  """
+  """Draws attention weights as in Bahdanau et al. (2014, figure 3)."""
   panels = [
     panel._replace(
       source=list(map(_label, panel.source)),
@@ -72,6 +64,7 @@ def save_attention_figure(panels: Sequence[AttentionPanel], path: Path) -> None:
   columns = min(len(panels), 4, max(int(_MAX_WIDTH / width), 1))
   figure, axes = make_axes(len(panels), columns, width=width, height=height)
   is_signed = any((panel.weights < 0).any() for panel in panels)
+  # White is weight 1, black 0; if a weight is negative, blue 1, white 0, red -1.
   colors: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 1}
   if is_signed:
     colors = {"cmap": "RdBu", "vmin": -1, "vmax": 1}
@@ -128,11 +121,7 @@ def _width(word: str) -> int:
 def save_attention_weights(
   panels: Sequence[AttentionPanel], path: Path
 ) -> None:
-  """Writes the arrays of a figure as .npz, padded with zeros and "".
-
-  They are `weights` [P, T, S] float32, and the texts `source` [P, S], `target`
-  [P, T] and `title` [P].
-  """
+  """Writes the arrays of a figure as .npz, padded with zeros and ""."""
   targets = max(len(panel.target) for panel in panels)
   sources = max(len(panel.source) for panel in panels)
   weights = np.zeros((len(panels), targets, sources), np.float32)
@@ -141,10 +130,10 @@ def save_attention_weights(
   path.parent.mkdir(parents=True, exist_ok=True)
   np.savez_compressed(
     path,
-    weights=weights,
-    source=_padded([panel.source for panel in panels]),
-    target=_padded([panel.target for panel in panels]),
-    title=np.array([panel.title for panel in panels]),
+    weights=weights,  # [P, T, S]
+    source=_padded([panel.source for panel in panels]),  # [P, S]
+    target=_padded([panel.target for panel in panels]),  # [P, T]
+    title=np.array([panel.title for panel in panels]),  # [P]
   )
 
 
@@ -158,12 +147,9 @@ def save_accuracy_by_length(
   curves: Mapping[str, Sequence[Mapping[str, Any]]],
   path: Path,
   *,
-  trained_length: int | None = None,
+  trained_length: int | None = None,  # the longest source in training
 ) -> None:
-  """Draws the rows of `by_length` in eval/SPLIT.json, by name of the curve.
-
-  A vertical line marks `trained_length`, the longest length in training.
-  """
+  """Draws the `by_length` of several eval/SPLIT.json, by name of the curve."""
   figure, axes = make_axes(2, 2, width=5, height=4)
   for axis, field in zip(axes, ("sequence_accuracy", "token_accuracy")):
     for name, rows in curves.items():
