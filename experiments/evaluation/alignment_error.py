@@ -53,7 +53,7 @@ def unpadded_weights(
 def alignment_error_rates(
   experiment: Experiment, params: Any, examples: EvaluationSet
 ) -> dict[str, float]:
-  """Returns the error rate of each head, by name, with references as targets."""
+  """Returns the alignment error rate of each head on some references."""
   if getattr(experiment.config.model, "attention", None) == "none":
     return {}
   source, target = (np.asarray(x)[:_NUM_ALIGNED] for x in examples.batch)

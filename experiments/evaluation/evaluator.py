@@ -51,7 +51,7 @@ class Evaluation(NamedTuple):
 def make_evaluator(
   experiment: Experiment, search: Search = Search()
 ) -> Callable[[Any, EvaluationSet], Evaluation]:
-  """Makes a function of parameters and a set; it compiles once for each width.
+  """Makes a function that evaluates; it compiles once for each batch width.
 
   Args:
     experiment: provides model, mesh, data and config.

@@ -67,7 +67,7 @@ def make_train_step(
   *,
   mesh_axes: MeshAxes = ALONE,  # of the model
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
-  """Makes the pure function of an update, (state, batch) -> (state, metrics)."""
+  """Makes the pure function (state, batch) -> (state, metrics) of an update."""
 
   def total_loss(params, batch: Batch, rng):
     made: Any = model.apply(

@@ -150,7 +150,7 @@ def _train(
     heartbeat.step = None
     if buffer.skipped:
       progress.write(f"{buffer.skipped} non-finite updates were skipped")
-  # `complete` is False after a signal; `validation` is an evaluation of `state`.
+  # `complete` is False after a signal; `validation` evaluates this state.
   return state, complete, validation
 
 

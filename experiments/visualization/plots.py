@@ -64,7 +64,7 @@ def save_attention_figure(panels: Sequence[AttentionPanel], path: Path) -> None:
   columns = min(len(panels), 4, max(int(_MAX_WIDTH / width), 1))
   figure, axes = make_axes(len(panels), columns, width=width, height=height)
   is_signed = any((panel.weights < 0).any() for panel in panels)
-  # White is weight 1, black 0; if a weight is negative, blue 1, white 0, red -1.
+  # White is 1 and black 0. If a weight is negative, blue is 1 and red -1.
   colors: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 1}
   if is_signed:
     colors = {"cmap": "RdBu", "vmin": -1, "vmax": 1}

@@ -1,8 +1,4 @@
-"""Dropout whose mask is a hash of the element's index.
-
-A hash costs less than random bits, and XLA fuses it into the consumer, so that
-no mask is stored for the backward pass.
-"""
+"""Dropout whose mask is a hash of the element's index."""
 
 import math
 from collections.abc import Callable
@@ -14,11 +10,7 @@ from flax import linen as nn
 
 
 class Dropout(nn.Module):
-  """Sets elements to zero at random and scales up the others.
-
-  See "Dropout: A Simple Way to Prevent Neural Networks from Overfitting",
-  Srivastava et al., 2014. The rng collection is "dropout".
-  """
+  """Sets elements to zero at random, by the rng "dropout"; scales up others."""
 
   rate: float  # the probability of zero
   # The mask of a token depends on its position: (T) -> positions [T].
@@ -39,13 +31,9 @@ def hashed(
   shape: tuple[int, ...],
   positions: Callable[[int], jax.Array] = jnp.arange,
 ) -> jax.Array:
-  """Returns uint32 words of a shape, random enough for dropout.
-
-  The mixing function is triple32 of C. Wellons, 2018
-  (https://nullprogram.com/blog/2018/07/31/), in which each output bit depends
-  nearly evenly on every input bit; the halves of the key enter early and late.
-  `positions` are those of the entries of the last axis but one.
-  """
+  """Returns uint32 words of a shape; its last axis but one has `positions`."""
+  # triple32: each output bit depends nearly evenly on every input bit. See
+  # C. Wellons, 2018 (https://nullprogram.com/blog/2018/07/31/).
   if math.prod(shape) >= 2**32:
     raise ValueError(
       f"a shape of less than 2^32 numbers is needed, got {shape}"
@@ -59,13 +47,11 @@ def hashed(
 
 
 def _numbers(shape, positions) -> jax.Array:
-  """Returns a different integer for each element.
-
-  The token axis, the last but one, is the most significant: the integers of a
-  token do not depend on the number of tokens after it.
-  """
+  """Returns a different integer for each element."""
   if len(shape) < 2:
     return jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+  # The tokens' axis is the most significant, so that the integers of a token do
+  # not depend on the number of tokens after it.
   *rows, length, features = shape
   others = jax.lax.iota(jnp.uint32, math.prod(rows) * features)
   others = others.reshape(*rows, 1, features)

@@ -1,8 +1,5 @@
 """Recurrent cells as pure functions, and layers that run them over time.
 
-A cell reads `gates`, its input multiplied by the input weights, so that the
-whole sequence is projected in one matrix product outside the loop.
-
 Axes: B batch, T time, X input feature, N state feature, G gates (3N or 4N).
 """
 
@@ -30,12 +27,8 @@ class CellWeights(NamedTuple):
 
 
 def gru(recurrent: jax.Array, gates: jax.Array, state: State) -> State:
-  """One step of a gated recurrent unit, reset gate after the product.
-
-  See "Learning Phrase Representations using RNN Encoder-Decoder", Cho et al.,
-  2014, equations 5 to 8 (https://arxiv.org/abs/1406.1078). The gates [B, 3N]
-  are reset, update and candidate.
-  """
+  """One step of a gated recurrent unit, reset gate after the product."""
+  # See Cho et al., 2014, equations 5 to 8 (https://arxiv.org/abs/1406.1078).
   (hidden,) = state
   size = hidden.shape[-1]
   product = hidden @ recurrent
@@ -49,13 +42,9 @@ def gru(recurrent: jax.Array, gates: jax.Array, state: State) -> State:
 
 
 def lstm(recurrent: jax.Array, gates: jax.Array, state: State) -> State:
-  """One step of a long short-term memory, with a forget bias of one.
-
-  See "Long Short-Term Memory", Hochreiter and Schmidhuber, 1997, and "An
-  Empirical Exploration of Recurrent Network Architectures", Jozefowicz et
-  al., 2015, section 2.1 (the bias). The gates [B, 4N] are input, forget, output
-  and candidate.
-  """
+  """One step of a long short-term memory, with a forget bias of one."""
+  # See Hochreiter and Schmidhuber, 1997, and for the bias Jozefowicz et al.,
+  # 2015, section 2.1.
   hidden, cell = state
   gates = gates + hidden @ recurrent
   enter, forget, leave, candidate = jnp.split(gates, 4, -1)
@@ -80,15 +69,11 @@ def run(
   cell: Cell,
   weights: CellWeights,
   inputs: jax.Array,
-  mask: jax.Array,
+  mask: jax.Array,  # [B, T]; False: the state is kept, the output 0
   *,
-  reverse: bool = False,
+  reverse: bool = False,  # from the last step to the first
 ) -> tuple[jax.Array, State]:
-  """Runs a layer over padded inputs [B, T, X] under a mask [B, T].
-
-  The state is kept where the mask is False. `reverse` runs from the last step
-  to the first. Returns outputs [B, T, N], zero at padding, and the last state.
-  """
+  """Runs a layer over [B, T, X]; returns outputs [B, T, N] and final state."""
   chex.assert_rank(inputs, 3, custom_message="inputs")
   chex.assert_shape(mask, inputs.shape[:2], custom_message="mask")
   gates = project(weights, inputs)

@@ -1,8 +1,5 @@
 """One step of the recurrent decoder, as pure functions.
 
-A step reads the embedding of the previous target token, attends to the encoder
-states, and computes the attentional state, which predicts the next token.
-
 Axes: B batch, S source, T target, N hidden, C context, Q query, G gates, V
 vocabulary. The attentional state has R features: N, or C + N.
 """
@@ -40,7 +37,7 @@ class DecoderWeights(NamedTuple):
   """The decoder's weights, in the dtype of the computation."""
 
   cells: tuple[cells.CellWeights, ...]  # of each layer
-  # [F, G] input weights of the first cell for context and attentional state.
+  # Input weights of the first cell for the context and the attentional state.
   fed: jax.Array
   attention: BoundAttention | None  # None for a fixed context vector
   combine: Affine | None  # W_c [C + N, N] and b_c [N]; None if linear
@@ -57,15 +54,11 @@ class Carry(NamedTuple):
 def attention_context(
   bound: BoundAttention | None, memory: Memory, query: jax.Array
 ) -> jax.Array:
-  """Returns the contexts [B, T, C] of queries [B, T, Q].
-
-  See "Neural Machine Translation by Jointly Learning to Align and Translate",
-  Bahdanau et al., 2014, equations 5 and 6 (https://arxiv.org/abs/1409.0473).
-  Without attention, every context is the fixed context vector.
-  """
+  """Returns the contexts [B, T, C] of queries [B, T, Q]."""
   if bound is None:
     fixed = memory.summary[:, None, :]
     return jnp.broadcast_to(fixed, (*query.shape[:2], fixed.shape[-1]))
+  # See Bahdanau et al., 2014, equations 5, 6 (https://arxiv.org/abs/1409.0473).
   return attention.attend(
     query,
     memory.keys,
@@ -79,10 +72,7 @@ def attention_context(
 def attention_weights(
   bound: BoundAttention | None, memory: Memory, query: jax.Array
 ) -> jax.Array:
-  """Returns the attention weights [B, T, S] of queries [B, T, Q].
-
-  See Bahdanau et al., 2014, equation 6. Without attention, all are zero.
-  """
+  """Returns the attention weights [B, T, S] of queries [B, T, Q]."""
   if bound is None:
     return jnp.zeros((*query.shape[:2], memory.values.shape[1]), jnp.float32)
   return attention.attention_weights(
@@ -97,14 +87,11 @@ def attention_weights(
 def attentional_state(
   weights: DecoderWeights, context: jax.Array, output: jax.Array
 ) -> jax.Array:
-  """Returns the attentional state [..., R].
-
-  See "Effective Approaches to Attention-based Neural Machine Translation",
-  Luong et al., 2015, equation 5 (https://arxiv.org/abs/1508.04025).
-  """
+  """Returns the attentional state [..., R]."""
   joined = jnp.concatenate([context, output], -1)
   if weights.combine is None:
     return joined
+  # See Luong et al., 2015, equation 5 (https://arxiv.org/abs/1508.04025).
   return jnp.tanh(weights.combine(joined))
 
 
@@ -140,13 +127,9 @@ def step(
   carry: Carry,
   gates: jax.Array,
 ) -> tuple[Carry, jax.Array]:
-  """Runs one step from gates [B, G], the projected embedding.
-
-  See Bahdanau et al., 2014, appendix A.2.2 (https://arxiv.org/abs/1409.0473),
-  for attention before the cell, and Luong et al., 2015, sections 3 and 3.3
-  (https://arxiv.org/abs/1508.04025), for attention after it and input feeding.
-  """
+  """Runs one step from gates [B, G], the projected embedding."""
   fed = []
+  # See Bahdanau et al., 2014, appendix A.2.2 (https://arxiv.org/abs/1409.0473).
   if config.order == "bahdanau":
     query = attention_query(config, carry.states)
     context = attention_context(weights.attention, memory, query[:, None])[:, 0]
@@ -156,6 +139,7 @@ def step(
   if fed:
     gates = gates + jnp.concatenate(fed, -1) @ weights.fed
   states = advance_cells(config, weights, carry.states, gates)
+  # See Luong et al., 2015, sections 3 and 3.3, also for input feeding.
   if config.order == "luong":
     query = attention_query(config, states)
     context = attention_context(weights.attention, memory, query[:, None])[:, 0]

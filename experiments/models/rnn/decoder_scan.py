@@ -1,11 +1,4 @@
-"""The recurrent decoder over a whole target.
-
-If the cell does not read contexts (Luong's order without input feeding), all
-steps attend at once, after the loop over the cells.
-
-Axes: B batch, S source, T target, X embedding, R attentional state, F inputs
-of the first cell besides the embedding, G gates.
-"""
+"""The recurrent decoder over a whole target."""
 
 from typing import Any
 
@@ -24,7 +17,7 @@ def scan_decoder(
   carry: decoder.Carry,
   embeddings: jax.Array,
 ) -> jax.Array:
-  """Returns the attentional states [B, T, R] of shifted embeddings."""
+  """Returns the attentional states [B, T, R] of embeddings [B, T, X]."""
   gates = jnp.swapaxes(project(weights.cells[0], embeddings), 0, 1)
   if config.order == "bahdanau" or config.input_feeding:
 
@@ -43,6 +36,7 @@ def scan_decoder(
     )
     return jnp.swapaxes(attentional, 0, 1)
 
+  # The cells read no contexts, so all steps attend at once, after the loop.
   def cell_step(matrices, weights, states, gates):
     weights = _combined(matrices, weights)
     states = decoder.advance_cells(config, weights, states, gates)

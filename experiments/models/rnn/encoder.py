@@ -23,11 +23,7 @@ class Encoded(NamedTuple):
 
 
 class Encoder(nn.Module):
-  """Layers of a GRU or LSTM, in one direction or both.
-
-  A bidirectional encoder gives half of the N features to each direction.
-  Dropout applies to the embeddings and to every layer's output.
-  """
+  """Layers of a GRU or LSTM; two directions have half of the features each."""
 
   config: Seq2SeqConfig
   vocabulary_size: int

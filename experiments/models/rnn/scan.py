@@ -1,8 +1,4 @@
-"""A scan over time that computes the gradients of weights in one product.
-
-The loop returns the inputs of each product and the gradients of its results;
-the weight's gradient is one product of these over all steps.
-"""
+"""A scan over time that computes the gradients of weights in one product."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -32,18 +28,14 @@ class _RecordingWeight:
 
 def scan(
   step: Callable[[Any, Any, Carry, Any], tuple[Carry, Any]],
-  weights: Any,
-  others: Any,
+  weights: Any,  # matrices, each of which the step uses once, as x @ weight
+  others: Any,  # all other arrays that the step uses: it closes over none
   carry: Carry,
   xs: Any,
   *,
   reverse: bool = False,
 ) -> tuple[Carry, Any]:
-  """`jax.lax.scan` of a step with weights; supports first-order `jax.grad`.
-
-  The step (weights, others, carry, x) -> (carry, y) uses each matrix of
-  `weights` once, as x @ weight, and closes over no array.
-  """
+  """`jax.lax.scan` of a step with weights; supports first-order `jax.grad`."""
   leaves, tree = jax.tree.flatten(weights)
 
   def recorded_step(leaves, offsets, others, carry, x):

@@ -18,19 +18,15 @@ from experiments.models.rnn.encoder import Encoded, Encoder
 class Seq2Seq(nn.Module):
   """An RNN encoder-decoder with any attention, or none.
 
-  Without attention the context is the encoder's last state at every step, as
-  in Cho et al., 2014 (https://arxiv.org/abs/1406.1078). With it, the context
-  is a weighted sum of all encoder states, computed from the state before the
-  cell (Bahdanau et al., 2014, https://arxiv.org/abs/1409.0473) or after it
-  (Luong et al., 2015, https://arxiv.org/abs/1508.04025).
-
-  Computation is in `dtype`, parameters are float32.
+  See Cho et al., 2014 (https://arxiv.org/abs/1406.1078), without attention;
+  Bahdanau et al., 2014 (https://arxiv.org/abs/1409.0473), attention before the
+  cell; Luong et al., 2015 (https://arxiv.org/abs/1508.04025), after the cell.
   """
 
   config: Seq2SeqConfig
   source_vocabulary_size: int
   target_vocabulary_size: int
-  dtype: DTypeLike
+  dtype: DTypeLike  # of the computation; parameters are float32
 
   def setup(self):
     """Declares the layers."""
@@ -69,11 +65,7 @@ class Seq2Seq(nn.Module):
   def __call__(
     self, source: jax.Array, target: jax.Array, *, train: bool = False
   ) -> jax.Array:
-    """Returns logits [B, T, V] of target [B, T], given source [B, S].
-
-    The logits at t depend on target[:, :t] only. `train` applies dropout and
-    needs a "dropout" rng.
-    """
+    """Returns logits [B, T, V] of target [B, T], given source [B, S]."""
     features, readout = self.features(source, target, train=train)
     return readout(features)
 

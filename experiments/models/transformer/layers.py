@@ -1,7 +1,4 @@
-"""The layers of a Transformer: attention, feed-forward, residual, norm.
-
-See "Attention Is All You Need", Vaswani et al., 2017, section 3
-(https://arxiv.org/abs/1706.03762).
+"""The layers of a Transformer (Vaswani et al., 2017, arXiv:1706.03762).
 
 Axes: B batch, S source, T target, D model, H heads.
 """
@@ -54,10 +51,7 @@ class Options:
 
 
 class FeedForward(nn.Module):
-  """Two dense layers with a rectifier between them.
-
-  See Vaswani et al., 2017, equation 2 (https://arxiv.org/abs/1706.03762).
-  """
+  """Two dense layers with a rectifier between them (Vaswani et al., 3.3)."""
 
   options: Options
 
@@ -71,12 +65,7 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-  """Adds a sublayer's output to its input, with the norm before or after.
-
-  See Vaswani et al., 2017, section 3.1, for the norm after, and "On Layer
-  Normalization in the Transformer Architecture", Xiong et al., 2020
-  (https://arxiv.org/abs/2002.04745), for the norm before.
-  """
+  """Adds a sublayer's output to its input, with the norm before or after."""
 
   options: Options
 
@@ -87,6 +76,7 @@ class Residual(nn.Module):
 
   def enter(self, x: jax.Array) -> jax.Array:
     """Returns the sublayer's input [..., D], normalised if "pre"."""
+    # See Xiong et al., 2020 (https://arxiv.org/abs/2002.04745).
     return self.layer_norm(x) if self.options.config.norm == "pre" else x
 
   def leave(
@@ -143,12 +133,7 @@ class EncoderLayer(_Layer):
 
 
 class DecoderLayer(_Layer):
-  """Causal self-attention, cross-attention and a feed-forward network.
-
-  See Vaswani et al., 2017, section 3.1 (https://arxiv.org/abs/1706.03762).
-  `memory` are projected keys and values [B, H, S, D / H], and `mask`
-  [B, 1, 1, S] is False at padding.
-  """
+  """Causal self-attention, cross-attention and a feed-forward network."""
 
   def setup(self):
     """Declares the layers."""
@@ -159,8 +144,8 @@ class DecoderLayer(_Layer):
   def __call__(
     self,
     x: jax.Array,
-    memory: KeyValue,
-    mask: jax.Array,
+    memory: KeyValue,  # [B, H, S, D / H]
+    mask: jax.Array,  # [B, 1, 1, S]
     *,
     deterministic: bool,
   ) -> jax.Array:

@@ -46,10 +46,7 @@ class Carry(NamedTuple):
 
 
 class Transformer(nn.Module):
-  """The encoder-decoder of "Attention Is All You Need", Vaswani et al., 2017.
-
-  See https://arxiv.org/abs/1706.03762, section 3.
-  """
+  """The encoder-decoder of https://arxiv.org/abs/1706.03762, section 3."""
 
   config: TransformerConfig
   source_vocabulary_size: int
@@ -90,11 +87,7 @@ class Transformer(nn.Module):
   def __call__(
     self, source: jax.Array, target: jax.Array, *, train: bool = False
   ) -> jax.Array:
-    """Returns logits [B, T, V] of target [B, T], given source [B, S].
-
-    The logits at t depend on target[:, :t] only. `train` applies dropout and
-    needs a "dropout" rng.
-    """
+    """Returns logits [B, T, V] of target [B, T], given source [B, S]."""
     features, readout = self.features(source, target, train=train)
     return readout(features)
 
@@ -124,10 +117,7 @@ class Transformer(nn.Module):
   def step(
     self, memory: Memory, carry: Carry, token: jax.Array
   ) -> tuple[Carry, jax.Array, jax.Array]:
-    """Returns carry, logits [B, V] and weights [B, P, S] after a token [B].
-
-    P counts the heads of all layers.
-    """
+    """Returns carry, logits [B, V] and weights [B, P, S], P heads in all."""
     x = self._embed(token[:, None], carry.position[None], target=True)
     caches, weights_of_layers = [], []
     for layer, key_value, cache in zip(
