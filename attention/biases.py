@@ -1,10 +1,11 @@
 """Biases: numbers that depend on positions and are added to the scores.
 
 A bias is a pytree that is evaluated block by block, as a mask is, and is
-differentiable with respect to its arrays. `+` adds biases and arrays. A bias of
--inf hides a key as a mask does. A bias with one entry per head, [H], applies to
-the last leading axis of the scores, [B, H, T, S]; arrays broadcast by NumPy's
-rules.
+differentiable with respect to its arrays. `+` and `-` combine biases and
+arrays, and `*` multiplies a bias by a number or by one number per head, [H]. A
+bias of -inf hides a key as a mask does, whatever its factor. A bias with one
+entry per head, [H], applies to the last leading axis of the scores,
+[B, H, T, S]; arrays broadcast by NumPy's rules.
 
 `bias.materialize(T, S)` is the bias as a [..., T, S] array, and
 `bias.shifted(offset)` the bias for queries that start at position `offset`.
@@ -19,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention import axes
 from attention.checks import check_floating, check_positive
 from attention.positional import ArrayValues, Pair, Pairwise, Transform, View
 
@@ -32,6 +34,23 @@ class Bias(Pairwise):
     return Sum(self, as_bias(other))
 
   __radd__ = __add__
+
+  def __mul__(self, factor):
+    if isinstance(factor, int | float):
+      return Scaled(self, float(factor))
+    check_floating(factor=factor)
+    return Scaled(self, factor)
+
+  __rmul__ = __mul__
+
+  def __neg__(self):
+    return self * -1.0
+
+  def __sub__(self, other):
+    return self + -as_bias(other)
+
+  def __rsub__(self, other):
+    return as_bias(other) + -self
 
   def _view(self, transform: Transform) -> "BiasView":
     return BiasView(self, transform)
@@ -121,6 +140,31 @@ class Sum(Pair, Bias):
   def block(self, rows, columns, rank):
     left, right = self.blocks(rows, columns, rank)
     return left + right
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scaled(Bias):
+  """factor * inner; the factor is a number or [H]. Hidden keys stay hidden."""
+
+  inner: Any
+  factor: float | jax.Array
+
+  @property
+  def leading_rank(self):
+    return max(self.inner.leading_rank, jnp.ndim(self.factor))
+
+  def block(self, rows, columns, rank):
+    block = jnp.asarray(self.inner.block(rows, columns, rank))
+    factor = jnp.asarray(self.factor)
+    if factor.ndim:
+      block, factor = axes.aligned(block, factor[..., None, None])
+    hidden = jnp.isneginf(block)
+    finite = jnp.where(hidden, 0.0, block)
+    return jnp.where(hidden, -jnp.inf, finite * factor.astype(block.dtype))
+
+  def check(self, query_length, key_length):
+    self.inner.check(query_length, key_length)
 
 
 @jax.tree_util.register_dataclass

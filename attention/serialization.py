@@ -19,7 +19,7 @@ _TYPES = (
   *(types.Band, types.Below, types.Segments, types.ArrayMask),
   *(types.Combined, types.Invert, types.MaskView),
   *(biases.Alibi, biases.RelativePosition, biases.ArrayBias),
-  *(biases.Sum, biases.BiasView),
+  *(biases.Sum, biases.Scaled, biases.BiasView),
   *(positional.Shift, positional.GroupHeads, positional.SelectHeads),
   *(classical.Dot, classical.ScaledDot, classical.General),
   *(classical.Cosine, classical.Additive, classical.Concat),

@@ -31,7 +31,8 @@ def causal(offset: int | jax.Array = 0) -> Mask:
 
   Args:
     offset: the position of the first query among the keys; an integer, or an
-      array [...] over leading axes. It may be traced.
+      array over leading axes, of which the first is the batch: [B], or [1, H]
+      for one per head. It may be traced.
 
   Returns:
     A mask.
@@ -71,7 +72,9 @@ def sliding_window(
   (https://arxiv.org/abs/2004.05150).
 
   Args:
-    left: the number of keys before its own position; None means all.
+    left: the number of keys before its own position; None means all. Arrays
+      are over leading axes, of which the first is the batch: [B], or [1, H] for
+      one per head.
     right: the number of keys after its own position; None means all, 0 makes a
       causal window.
 

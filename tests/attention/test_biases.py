@@ -171,3 +171,40 @@ def test_invalid_arguments_raise():
     biases.as_bias(jnp.ones((2, 2), bool))
   with pytest.raises(TypeError, match="bias"):
     biases.as_bias(math.pi)
+
+
+def test_a_bias_times_a_number_and_its_negative():
+  alibi = biases.alibi(2)
+  values = np.asarray(alibi.materialize(3, 4))
+  np.testing.assert_allclose((2 * alibi).materialize(3, 4), 2 * values)
+  np.testing.assert_allclose((-alibi).materialize(3, 4), -values)
+  array = jnp.ones((3, 4))
+  np.testing.assert_allclose((array - alibi).materialize(3, 4), 1 - values)
+  np.testing.assert_allclose((alibi - array).materialize(3, 4), values - 1)
+
+
+def test_a_bias_times_one_number_per_head_is_differentiable():
+  table = biases.as_bias(jnp.arange(12.0).reshape(3, 4))
+
+  def total(factor):
+    return jnp.sum((table * factor).materialize(3, 4))
+
+  factor = jnp.array([0.5, 2.0])
+  np.testing.assert_allclose(
+    (factor * table).materialize(3, 4),
+    np.asarray(factor)[:, None, None] * np.arange(12.0).reshape(3, 4),
+  )
+  np.testing.assert_allclose(jax.grad(total)(factor), [66.0, 66.0])
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, 3.0])
+def test_a_hidden_key_stays_hidden_whatever_the_factor(factor):
+  bias = biases.as_bias(jnp.array([[0.0, -jnp.inf]]))
+  np.testing.assert_array_equal(
+    (factor * bias).materialize(1, 2), [[0.0, -np.inf]]
+  )
+
+
+def test_a_factor_that_is_no_number_raises():
+  with pytest.raises(AssertionError, match="factor"):
+    biases.alibi(2) * jnp.ones(2, int)

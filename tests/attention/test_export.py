@@ -51,7 +51,7 @@ OBJECTS = {
   "array": lambda: masks.as_mask(jnp.ones((2, 2), bool)).shifted(jnp.int32(1)),
   "alibi": lambda: biases.alibi(4).grouped(2, 2),
   "relative": lambda: biases.relative_position(jnp.ones((8, 2))),
-  "sum": lambda: biases.as_bias(jnp.ones((2, 2))) + biases.alibi(2),
+  "sum": lambda: biases.as_bias(jnp.ones((2, 2))) - 2 * biases.alibi(2),
   "heads": lambda: biases.alibi(4).of_heads(jnp.int32(0), 2, 4),
   "dot": scores.dot,
   "scaled_dot": scores.scaled_dot,
