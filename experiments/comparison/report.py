@@ -24,7 +24,12 @@ from experiments.comparison.statistics import (
 from experiments.evaluation.report import length_range, pooled
 from experiments.run_directory import write_text
 
-_PERCENT = ("sequence_accuracy", "token_accuracy", "alignment_error_rate")
+_PERCENT = (
+  "sequence_accuracy",
+  "token_accuracy",
+  "alignment_error_rate",
+  "zero_weights",
+)
 _LOWER_IS_BETTER = ("loss", "perplexity", "alignment_error_rate")
 # Formats the rows of a group, by the title of a column.
 Columns = dict[str, Callable[[pd.DataFrame], str]]
@@ -62,10 +67,7 @@ def write(
   for split in groups(results.splits, "split"):
     lines += [f"## {split}", "", *_split(results, split, metric)]
   trials = results.splits.drop_duplicates(["group", "seed"])
-  sharpness = functools.partial(_mean, "largest_weight")
-  title = "mean largest weight of a prediction's token"
-  lines += ["## Sharpness of attention weights", ""]
-  lines += _by_group(trials, {title: sharpness})
+  lines += ["## Attention weights", "", *_weights(trials)]
   lines += ["## Cost", "", *_costs(trials)]
   drawn = figures.draw_all(results, metric, folder / "figures")
   lines += ["## Figures", ""]
@@ -99,6 +101,20 @@ def _split(results: Results, split: str, metric: str) -> list[str]:
     if name in scores:
       lines += _differences(table, name)
   return lines
+
+
+def _weights(table: pd.DataFrame) -> list[str]:
+  """Statistics of the weights of a target token, averaged over tokens."""
+  titles = {
+    "largest_weight": "largest weight",
+    "sum_of_weights": "sum of weights",
+    "zero_weights": "weights that are 0",
+  }
+  columns: Columns = {
+    title: functools.partial(_mean, name) for name, title in titles.items()
+  }
+  text = "Means over the target tokens of a few predictions:"
+  return [text, "", *_by_group(table, columns)]
 
 
 def _costs(table: pd.DataFrame) -> list[str]:

@@ -25,6 +25,8 @@ SCORES = (
 )
 _COSTS = (
   "largest_weight",
+  "sum_of_weights",
+  "zero_weights",
   "parameters",
   "step_milliseconds",
   "seconds",
@@ -87,7 +89,7 @@ def _read(trial: Trial) -> tuple[list[Row], list[Row], list[Row]]:
   seconds = _training_seconds(timings)
   timings = [line for line in timings if "seconds" in line]
   costs = {
-    "largest_weight": _largest_weight(trial.attention_weights),
+    **_weight_statistics(trial.attention_weights),
     "step_milliseconds": timings[-1]["step_milliseconds"],
     "seconds": max(seconds.values()),
     "peak_memory": max(line["peak_memory"] for line in timings),
@@ -126,11 +128,18 @@ def _training_seconds(lines: Sequence[Mapping[str, float]]) -> dict[int, float]:
   return seconds
 
 
-def _largest_weight(path: Path) -> float | None:
-  """The mean over target tokens of the largest weight; None without any."""
+def _weight_statistics(path: Path) -> dict[str, float]:
+  """Means over target tokens of statistics of weights; empty without any."""
   arrays = np.load(path, allow_pickle=False)
-  largest = arrays["weights"].max(-1)[arrays["target"] != ""]
-  return float(largest.mean()) if largest.any() else None
+  weights, is_target = arrays["weights"], arrays["target"] != ""
+  is_pair = is_target[:, :, None] & (arrays["source"] != "")[:, None, :]
+  if not weights.any():
+    return {}
+  return {
+    "largest_weight": float(weights.max(-1)[is_target].mean()),
+    "sum_of_weights": float(weights.sum(-1)[is_target].mean()),
+    "zero_weights": float((weights == 0)[is_pair].mean()),
+  }
 
 
 def write_tables(results: Results, folder: Path) -> None:

@@ -24,6 +24,9 @@ def test_a_run_with_each_normalizer(normalizer, data, arg, tmp_path):
   config = CONFIGS[data].get_config(arg)
   if data == "reverse":
     config.data = make_tiny().data
+  else:
+    config.data.num_shapes = 1
+  config.data.splits = {"validation": config.data.splits["validation"]}
   read_little(config, tmp_path)
   make_model_small(config)
   config.model.normalizer = normalizer

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.comparison import figures, report, results, runner
+from experiments.visualization import plots
 from tests.experiments.comparison.trials import make_trials, write_results
 
 
@@ -56,8 +57,9 @@ def test_report_shows_means_differences_costs_and_failures(tmp_path):
   assert "differences in alignment error rate (Welch" in text
   assert "- dot is below general by 29.50% (p " in text
   assert "below none" not in text
-  assert "| none | \u2013 |\n" in text
-  assert "| dot | 0.70 \u00b1 0.00 |\n" in text
+  assert "| none | \u2013 | \u2013 | \u2013 |\n" in text
+  weights = "0.70 \u00b1 0.00 | 1.00 \u00b1 0.00 | 0.00% \u00b1 0.00%"
+  assert f"| dot | {weights} |\n" in text
   assert "| none | 1,000 | 2.5 | 1.0 | 1,024 |" in text
   for name in (
     "by_length",
@@ -80,6 +82,8 @@ def test_report_shows_means_differences_costs_and_failures(tmp_path):
     "loss",
     "alignment_error_rate",
     "largest_weight",
+    "sum_of_weights",
+    "zero_weights",
     "parameters",
     "step_milliseconds",
     "seconds",
@@ -96,6 +100,25 @@ def test_report_shows_means_differences_costs_and_failures(tmp_path):
   assert lengths[0].startswith("model.attention,seed,split,length,to_length,")
   assert "none,0,validation,1,4,,0.4,," in lengths
   assert len(lengths) == len(rows) + 1
+
+
+def test_statistics_of_weights_leave_out_padding(tmp_path):
+  weights = [[[0.5, 0.0, 0.0], [0.2, -0.1, 0.0]], [[0.3, 0.0, 0.2], [0.0] * 3]]
+  panels = [
+    plots.AttentionPanel(
+      np.array(weights[0])[:, :2], ["a", "b"], ["c", "d"], ""
+    ),
+    plots.AttentionPanel(np.array(weights[1])[:1], ["a", "b", "c"], ["d"], ""),
+  ]
+  path = tmp_path / "weights.npz"
+  plots.save_attention_weights(panels, path)
+  assert results._weight_statistics(path) == pytest.approx(
+    {
+      "largest_weight": (0.5 + 0.2 + 0.3) / 3,
+      "sum_of_weights": (0.5 + 0.1 + 0.5) / 3,
+      "zero_weights": 2 / 7,
+    }
+  )
 
 
 def test_values_that_are_not_finite_are_shown_and_not_tested(tmp_path):
