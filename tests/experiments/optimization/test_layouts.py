@@ -57,6 +57,16 @@ def test_every_layout_trains_as_one_device(arg, layout):
   assert_same_state(state_of_one, state_of_eight, atol=1e-5)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("normalizer", ["softmax_sink", "sigmoid"])
+def test_normalizers_of_sharded_heads_and_tokens(normalizer):
+  model = {"normalizer": normalizer}
+  one, state_of_one = train(build("transformer", ONE, model))
+  all_axes, state = train(build("transformer", LAYOUTS["all"], model))
+  np.testing.assert_allclose(one, all_axes, rtol=1e-5)
+  assert_same_state(state_of_one, state, atol=1e-5)
+
+
 def test_a_step_keeps_the_sharding_of_the_state():
   state = build("transformer", LAYOUTS["all"], **REGULARIZED).initial_state()
   _, after = trained("transformer", "all")
