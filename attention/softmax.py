@@ -103,6 +103,9 @@ def with_more_keys(
   Also the tile's exponentials, and the factors [..., t] of earlier ones.
   """
   maximum = jnp.maximum(statistics.maximum, jnp.max(scores, axis=-1))
+  # Inside a `scan`, JAX differentiates this code instead of the rule when it
+  # differentiates a gradient.
+  maximum = jax.lax.stop_gradient(maximum)
   shrink = jnp.exp(statistics.maximum - maximum)
   exponentials = jnp.exp(scores - maximum[..., None])
   total = statistics.total * shrink + jnp.sum(exponentials, axis=-1)

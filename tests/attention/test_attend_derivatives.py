@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attend, masks
+from attention import attend, masks, normalizers
 from tests.attention.matrix import scores_and_implementations
 from tests.attention.oracle import (
   CASES,
@@ -195,6 +195,35 @@ def test_fully_masked_row_has_zero_derivatives(name, implementation):
 
   for leaf in jax.tree.leaves(everything(*point)):
     np.testing.assert_array_equal(leaf, np.zeros_like(leaf))
+
+
+@pytest.mark.parametrize("normalizer", [None, normalizers.entmax()])
+def test_second_derivatives_inside_a_scan(normalizer):
+  """JAX ignores the rule of a `custom_jvp` there, and must not need it."""
+  query, key, value = draw(9, (2, 6, 4), (2, 5, 4), (2, 5, 2))
+
+  def one(scale, query, key, value):
+    context = attend(
+      query * scale,
+      key,
+      value,
+      mask=masks.causal(1),
+      normalizer=normalizer,
+      implementation=IMPLEMENTATIONS[2],
+    )
+    return jnp.sum(jnp.sin(context))
+
+  def scanned(scale):
+    return jnp.sum(jax.lax.map(lambda each: one(scale, *each), tokens))
+
+  def plain(scale):
+    return sum(one(scale, *each) for each in zip(*tokens))
+
+  tokens = query, key, value
+  ours, expected = (
+    jax.jit(jax.grad(jax.grad(function)))(1.3) for function in (scanned, plain)
+  )
+  np.testing.assert_allclose(ours, expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[::2])

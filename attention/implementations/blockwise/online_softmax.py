@@ -101,12 +101,11 @@ def context_and_statistics(
 
     state = jax.tree.map(lambda each: cut(each, start, tiling.row), outputs)
     for part, masked in enumerate((False, True)):
-      state = _loop(
-        functools.partial(visit, masked),
-        (bound[part], bound[part + 1]),
-        tiling.visits[part],
-        state,
-      )
+      count, most = tiling.visits[part]
+      if count is None:
+        count = bound[part + 1] - bound[part]
+      visit_part = functools.partial(visit, masked)
+      state = _loop(visit_part, bound[part], count, most, state)
     summed, statistics = state
     tiles = summed / statistics.divisor[..., None], statistics
     return jax.tree.map(
@@ -126,15 +125,20 @@ def _updated(problem, captured, state, scores, value, start):
   return context * shrink[..., None] + seen, statistics
 
 
-def _loop(body, bounds, length, state):
-  """Loops from one bound to the other; `length` is the difference, if known."""
-  start, stop = bounds
-  if length is None:
-    return jax.lax.fori_loop(start, stop, body, state)
-  if length == 0:
-    return state
-  if length == 1:
+def _loop(body, start, count, most: int, state):
+  """`body` for `count` numbers from `start` on; `count` is at most `most`.
+
+  A loop of known length has a reverse mode. JAX needs it where it ignores the
+  rule of derivatives, see `with_more_keys`.
+  """
+
+  def step(number, state):
+    if isinstance(count, int):
+      return body(start + number, state)
+    return jax.lax.cond(
+      number < count, body, lambda _, state: state, start + number, state
+    )
+
+  if most == 1 and isinstance(count, int):
     return body(start, state)
-  return jax.lax.fori_loop(
-    0, length, lambda step, state: body(start + step, state), state
-  )
+  return jax.lax.fori_loop(0, most, step, state) if most else state

@@ -64,13 +64,16 @@ class Tiling:
     return bool((self.visibility == PARTIAL).any())
 
   @property
-  def visits(self) -> tuple[int | None, int | None]:
-    """The FULL and PARTIAL tiles in each row; None if rows differ."""
+  def visits(self) -> list[tuple[int | None, int]]:
+    """For FULL and for PARTIAL tiles: their number in each row, and the most.
+
+    The first is None if rows differ.
+    """
     counts = [(self.visibility == kind).sum(axis=1) for kind in (FULL, PARTIAL)]
-    full, part = (
-      int(each[0]) if (each == each[0]).all() else None for each in counts
-    )
-    return full, part
+    return [
+      (int(each[0]) if (each == each[0]).all() else None, int(each.max()))
+      for each in counts
+    ]
 
   def rows(self) -> np.ndarray:
     """The starts of all tiles of queries, int32 [R, leading + 1]."""

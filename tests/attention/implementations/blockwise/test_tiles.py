@@ -61,9 +61,10 @@ def test_rows_columns_and_pairs_visit_every_visible_tile_once(data):
       visited += [(*map(int, row), int(column)) for column in part]
   assert len(visited) == len(expected)
   assert set(visited) == expected
-  for kind, count in zip((FULL, PARTIAL), tiling.visits):
+  for kind, (count, most) in zip((FULL, PARTIAL), tiling.visits):
     counts = (kinds == kind).sum(axis=1)
     assert count == (counts[0] if len(set(counts)) == 1 else None)
+    assert most == counts.max()
 
 
 def simple_masks(generator, rows, columns):
