@@ -9,9 +9,8 @@ import typing
 from ml_collections import ConfigDict
 
 from experiments import config as typed
-from experiments.config.sections import AttentionName, ScoreName, Section
+from experiments.config.sections import AttentionName, Section
 
-SCORES = typing.get_args(ScoreName)
 ARGUMENTS = (*typing.get_args(AttentionName), "transformer")
 
 
