@@ -8,9 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention import masks
-from attention.biases import as_bias
-from attention.cache import Cache, append
+from attention.cache import Cache, extend
 from attention.checks import check_shape, check_tokens
 from attention.dispatch import ImplementationLike
 from attention.dropout import make_dropout
@@ -47,6 +45,7 @@ def multi_head_attention(
   positions: jax.Array | None = None,
   key_positions: jax.Array | None = None,
   cache: Cache | None = None,
+  lengths: jax.Array | None = None,
   mesh_axes: MeshAxes | None = None,
   dropout_rate: float = 0.0,
   rng: jax.Array | None = None,
@@ -85,9 +84,13 @@ def multi_head_attention(
     cache: None; or, for decoding, the keys and values of all earlier tokens,
       from `attention.cache.init((..., K), max_length, D, E)` or from the
       previous call. The mask is then `masks.causal() & mask`. Rows of `mask`
-      and `bias` are positions in the sequence, and S is `max_length`. Additive
+      and `bias` are positions in the sequence, and S is `max_length`, unless
+      the cache is rolling, see `attention.cache.extend`. Additive
       and concat scores of hidden size A need a cache with keys of size A;
       concat needs one with H heads of keys if K < H.
+    lengths: int [...], the number of tokens of each example in `key`, for a
+      cache with a length per example; the others are padding, whose outputs
+      have no meaning. None means all.
     mesh_axes: an `attention.modules.MeshAxes` that shards heads and tokens over
       a mesh, or None.
     dropout_rate: the probability to drop a weight.
@@ -141,6 +144,7 @@ def multi_head_attention(
     positions=positions,
     key_positions=key_positions,
     cache=cache,
+    lengths=lengths,
     dropout=dropout,
   )
   return outputs if cache is None else (outputs, cache)
@@ -179,23 +183,22 @@ class MultiHead:
     positions=None,
     key_positions=None,
     cache: Cache | None,
+    lengths=None,
     dropout,
   ) -> tuple[jax.Array, Any]:
     """The outputs, and the cache with the new tokens or None."""
     if cache is not None:
       self._check_unsharded_tokens("cache")
-      start = cache.length
-      mask = masks.causal() if mask is None else masks.causal() & mask
-      mask = mask.shifted(start)
-      bias = None if bias is None else as_bias(bias).shifted(start)
       if positions is None:
-        positions = start + jnp.arange(query.shape[-2])
+        positions = cache.next_positions(query.shape[-2])
     if key_positions is None:
       key_positions = positions
     key_value = self.project(key, value, positions=key_positions)
     if cache is not None:
-      cache = append(cache, *key_value)
-      key_value = KeyValue(cache.key, cache.value)
+      cache, *memory, mask, bias = extend(
+        cache, *key_value, mask=mask, bias=bias, lengths=lengths
+      )
+      key_value = KeyValue(*memory)
     outputs = self.attend(
       query,
       key_value,

@@ -82,6 +82,14 @@ class Pairwise(EqualByValue):
     """The values for queries that start at `row` and keys at `column`."""
     return self._view(Shift(row, column))
 
+  def at(self, rows: jax.Array, columns: jax.Array | None = None) -> Self:
+    """The values for queries at positions `rows` and keys at `columns`.
+
+    Positions are int32 [T] and [S], or [..., T] and [..., S] with the same
+    leading axes, which are the leftmost of the scores. None means 0 to S - 1.
+    """
+    return self._view(AtPositions(rows, columns))
+
   def grouped(self, num_key_value_heads: int, num_groups: int) -> Self:
     """The values for heads with axes [K, G] instead of [H]."""
     return self._view(GroupHeads(num_key_value_heads, num_groups))
@@ -221,6 +229,39 @@ class Shift(Transform):
 
   def check(self, inner, query_length, key_length):
     inner.check(None, key_length if self.column is None else None)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class AtPositions(Transform):
+  """Takes the positions of queries and keys from arrays [..., T], [..., S]."""
+
+  rows: jax.Array
+  columns: jax.Array | None
+
+  def leading_rank(self, rank):
+    return rank + self.rows.ndim - 1
+
+  def block(self, inner, rows, columns, rank):
+    rows = taken(self.rows, rows, -1)
+    moved = None if self.columns is None else taken(self.columns, columns, -1)
+
+    def of_example(index, rows, moved):
+      own = columns if moved is None else moved
+      block = inner.block(rows, own, rank)
+      if index:
+        block = axes.with_rank(block, rank + 2)
+      for number in index:
+        number = 0 if block.shape[0] == 1 else number
+        block = jax.lax.dynamic_index_in_dim(block, number, keepdims=False)
+      return block
+
+    for _ in rows.shape[:-1]:
+      of_example = jax.vmap(of_example)
+    return of_example(tuple(jnp.indices(rows.shape[:-1])), rows, moved)
+
+  def check(self, inner, query_length, key_length):
+    inner.check(None, key_length if self.columns is None else None)
 
 
 @jax.tree_util.register_dataclass

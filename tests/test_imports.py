@@ -15,11 +15,10 @@ ATTENTION = (
   ("api", "grouped_query", "ring"),
   ("dispatch", "merging"),
   ("implementations",),
-  ("request",),
+  ("cache", "request"),
   ("serialization",),
   ("biases", "masks"),
   (
-    "cache",
     "dropout",
     "normalizers",
     "positional",
@@ -27,7 +26,7 @@ ATTENTION = (
     "projections",
     "scores",
   ),
-  ("head_parameters", "softmax"),
+  ("frequency_scaling", "head_parameters", "softmax"),
   ("axes", "checks", "equality", "matmul", "meshes"),
 )
 EXPERIMENTS = (

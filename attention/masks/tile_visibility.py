@@ -21,7 +21,7 @@ from attention.masks.types import (
   MaskView,
   Segments,
 )
-from attention.positional import EMPTY, FULL, PARTIAL, Shift
+from attention.positional import EMPTY, FULL, PARTIAL, AtPositions, Shift
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +70,8 @@ def _leading_axes(tiles: np.ndarray) -> tuple[int, ...]:
 def _of_view(mask: MaskView, rows: Ranges, columns: Ranges) -> np.ndarray:
   """The visibility of a mask that is changed by a `Transform`."""
   change = mask.transform
+  if isinstance(change, AtPositions):
+    return np.full((len(rows), len(columns)), PARTIAL, np.int8)
   if isinstance(change, Shift):
     is_traced = isinstance(change.row, jax.core.Tracer)
     if is_traced or change.column is not None:

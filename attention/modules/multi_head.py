@@ -153,13 +153,15 @@ class MultiHeadAttention(nn.Module):
     mask: Any = None,
     bias: Any = None,
     positions: jax.Array | None = None,
+    lengths: jax.Array | None = None,
   ) -> tuple[jax.Array, Cache]:
     """Causal self-attention of new tokens to earlier tokens and themselves.
 
     The outputs [..., t, features] for inputs [..., t, D] equal the last t of
     `__call__` on the whole sequence with a causal mask. The cache is from
     `init_cache` or the previous call; `mask` and `bias` are for scores
-    [..., H, max_length, max_length]; `positions` [..., t] are for `rotary`. See
+    [..., H, max_length, max_length]; `positions` [..., t] are for `rotary`, and
+    `lengths` [...] for a cache with a length per example. See
     `multi_head_attention(cache=...)`.
     """
     layer, tokens = self._bound(query=inputs, key=inputs, value=inputs)
@@ -169,6 +171,7 @@ class MultiHeadAttention(nn.Module):
       bias=bias,
       positions=positions,
       cache=cache,
+      lengths=lengths,
       dropout=None,
     )
 
@@ -258,12 +261,16 @@ class MultiHeadAttention(nn.Module):
     leading_shape: Sequence[int],
     max_length: int,
     dtype: DTypeLike | None = None,
+    *,
+    ragged: bool = False,
+    rolling: bool = False,
   ) -> Cache:
     """An empty cache for `decode`; the module must have parameters.
 
     `leading_shape` are the leading axes of the inputs, for instance (B,). A
     dtype of None means the dtype of the computation, and float32 for the keys
-    of additive scores.
+    of additive scores. If it is `ragged`, each example has its length; if it is
+    `rolling`, it keeps the last `max_length` tokens.
     """
     if not self.key_projection.has_variable("params", "kernel"):
       raise ValueError("init_cache needs parameters: call it through `apply`")
@@ -276,7 +283,8 @@ class MultiHeadAttention(nn.Module):
     key, value = (
       jnp.zeros(array.shape, dtype or array.dtype) for array in memory
     )
-    return Cache(key, value, jnp.zeros((), jnp.int32))
+    length = jnp.zeros(leading_shape if ragged else (), jnp.int32)
+    return Cache(key, value, length, rolling)
 
   def _dropout(self, deterministic):
     rate = 0.0 if deterministic else self.dropout_rate

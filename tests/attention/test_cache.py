@@ -55,3 +55,40 @@ def test_too_many_tokens_raise():
 def test_errors_name_the_argument(argument, key, value):
   with pytest.raises(AssertionError, match=rf"\b{argument} has"):
     caches.append(caches.init((2,), 8, 3, 4), jnp.ones(key), jnp.ones(value))
+
+
+def test_lengths_per_example_equal_separate_caches():
+  key, value = (x.astype("f4") for x in draw(0, (2, 3, 6, 3), (2, 3, 6, 4)))
+  cache = caches.init((2, 3), 5, 3, 4, length_shape=(2,))
+  append = jax.jit(caches.append)
+  cache = append(cache, key[..., :3, :], value[..., :3, :], jnp.array([3, 1]))
+  cache = append(cache, key[..., 3:, :], value[..., 3:, :], jnp.array([1, 2]))
+  np.testing.assert_array_equal(cache.length, [4, 3])
+  for got, new in ((cache.key, key), (cache.value, value)):
+    np.testing.assert_array_equal(got[0, :, :4], new[0][:, [0, 1, 2, 3]])
+    np.testing.assert_array_equal(got[1, :, :3], new[1][:, [0, 3, 4]])
+    assert not got[0, :, 4:].any()
+    assert not got[1, :, 3:].any()
+  with pytest.raises(ValueError, match="4 of max_length=5 tokens, 2 more"):
+    caches.append(cache, key[..., :2, :], value[..., :2, :])
+  # Under jit, tokens past the end are dropped: the others stay.
+  longer = append(cache, key[..., :3, :], value[..., :3, :], jnp.array([3, 1]))
+  np.testing.assert_array_equal(longer.key[0, :, :4], cache.key[0, :, :4])
+  with pytest.raises(AssertionError, match="length_shape"):
+    caches.append(caches.init((3,), 8, 3), key[0], key[0], jnp.array([3, 1]))
+  with pytest.raises(ValueError, match="length_shape"):
+    caches.init((2, 3), 5, 3, length_shape=(3,))
+
+
+def test_a_rolling_cache_keeps_the_last_tokens():
+  (tokens,) = (x.astype("f4") for x in draw(1, (9, 2)))
+  cache = caches.init((), 4, 2, rolling=True)
+  for start, stop in ((0, 1), (1, 3), (3, 9)):
+    cache = caches.append(cache, tokens[start:stop], tokens[start:stop])
+    stored = [p for p in np.asarray(cache.stored_positions()) if p < 9]
+    assert sorted(stored) == list(range(max(0, stop - 4), stop))
+    for slot, position in enumerate(np.asarray(cache.stored_positions())):
+      if position < 9:
+        np.testing.assert_array_equal(cache.key[slot], tokens[position])
+  assert cache.key.shape == (4, 2)
+  assert int(cache.length) == 9

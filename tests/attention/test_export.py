@@ -52,6 +52,7 @@ OBJECTS = {
   "alibi": lambda: biases.alibi(4).grouped(2, 2),
   "relative": lambda: biases.relative_position(jnp.ones((8, 2))),
   "sum": lambda: biases.as_bias(jnp.ones((2, 2))) - 2 * biases.alibi(2),
+  "positions": lambda: biases.alibi(4).at(IDS),
   "heads": lambda: biases.alibi(4).of_heads(jnp.int32(0), 2, 4),
   "dot": scores.dot,
   "scaled_dot": scores.scaled_dot,

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from attention import biases, cache, masks, multi_head_attention, scores
+from attention.implementations.blockwise import Blockwise
 from attention.modules import MultiHeadAttention
+from tests.attention.matrix import sampled
 
 NAMES = ("query", "key", "value", "output")
 
@@ -86,3 +88,63 @@ def test_additive_score_caches_projected_keys():
     cache=cache.init((2,), 4, key_size=5, value_size=3),
   )
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@sampled(
+  ("ragged", "rolling", "implementation"),
+  [
+    (True, False, "reference"),
+    (True, True, "reference"),
+    (False, True, "reference"),
+    (True, True, Blockwise(query_block=2, key_block=3)),
+    (True, False, Blockwise(query_block=1, key_block=3)),
+  ],
+  default=[(True, True, "reference"), (True, False, "reference")],
+)
+def test_ragged_and_rolling_caches_equal_recomputation(
+  ragged, rolling, implementation
+):
+  tokens = jax.random.normal(jax.random.key(0), (2, 12, 8))
+  module = MultiHeadAttention(
+    4, num_key_value_heads=2, rotary=True, implementation=implementation
+  )
+  # A mask with a parameter per example, and a bias with one per head.
+  hidden = ~masks.sliding_window(jnp.array([1, 2]), -1)
+  mask, bias = hidden | masks.prefix(3), biases.alibi(4)
+  window = masks.sliding_window(4 if rolling else None, None)
+  want, variables = jax.jit(module.init_with_output)(
+    jax.random.key(1), tokens, mask=masks.causal() & window & mask, bias=bias
+  )
+  cache = module.apply(
+    variables,
+    (2,),
+    5 if rolling else 12,
+    method="init_cache",
+    ragged=ragged,
+    rolling=rolling,
+  )
+
+  @jax.jit
+  def decode(variables, inputs, cache, lengths):
+    options = {"mask": mask, "bias": bias, "lengths": lengths}
+    return module.apply(variables, inputs, cache, method="decode", **options)
+
+  starts = np.zeros(2, int)
+  for lengths in ([3, 1], [0, 3], [2, 2], [3, 1], [1, 2], [3, 3]):
+    lengths = np.array(lengths if ragged else [2, 2])
+    width = 3 if ragged else 2
+    inputs = np.zeros((2, width, 8), np.float32)
+    for row, (start, length) in enumerate(zip(starts, lengths)):
+      inputs[row, :length] = tokens[row, start : start + length]
+    given = jnp.asarray(lengths) if ragged else None
+    outputs, cache = decode(variables, inputs, cache, given)
+    for row, (start, length) in enumerate(zip(starts, lengths)):
+      np.testing.assert_allclose(
+        outputs[row, :length],
+        want[row, start : start + length],
+        rtol=1e-4,
+        atol=1e-5,
+      )
+    starts += lengths
+  assert starts.max() == 12
+  np.testing.assert_array_equal(cache.length, starts if ragged else 12)
