@@ -42,12 +42,13 @@ def check_leading(**arrays: Any) -> None:
 
 
 def check_shape(
-  name: str, array: Any, *, fits: str = "", **axes: int | None
+  name: str,
+  array: Any,
+  *,
+  fits: str = "",  # the argument that determines the sizes
+  **axes: int | None,
 ) -> None:
-  """Raises AssertionError unless the last axes have these sizes; None: any.
-
-  `fits` names the argument that determines the sizes.
-  """
+  """Raises AssertionError unless the last axes have these sizes; None: any."""
   shape = jnp.shape(array)
   last = shape[-len(axes) :]
   if len(last) == len(axes) and all(

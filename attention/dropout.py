@@ -25,24 +25,16 @@ class Dropout:
     return self.block(rows, columns, numbers, shape, dtype)
 
   def block(self, rows, columns, numbers, shape, dtype) -> jax.Array:
-    """The factors [..., t, s] of a block of weights; `shape` is that of all.
-
-    `rows` [t] and `columns` [s] are positions; `numbers` [...] are the flat
-    indices of the block's leading entries.
-    """
+    """The factors [..., t, s] of a block; `shape` is that of all weights."""
+    # Positions are `rows` [t], `columns` [s], and those of the block's leading
+    # entries, as flat indices, `numbers` [...].
     raise NotImplementedError
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Inverted(Dropout):
-  """Inverted dropout: kept weights are divided by 1 - rate.
-
-  See "Dropout: A Simple Way to Prevent Neural Networks from Overfitting",
-  Srivastava et al., 2014, section 10. The random number of a weight is a hash
-  of its position, so it does not depend on blocks or sharding. With JAX's
-  default generator, it equals `jax.random.bernoulli(rng, 1 - rate, shape)`.
-  """
+  """Inverted dropout: kept weights are divided by 1 - rate."""
 
   rate: float = dataclasses.field(metadata={"static": True})
   rng: jax.Array
@@ -50,6 +42,8 @@ class Inverted(Dropout):
   shared: bool = dataclasses.field(default=False, metadata={"static": True})
 
   def block(self, rows, columns, numbers, shape, dtype):  # noqa: D102
+    # See Srivastava et al., 2014, section 10. The hash of a position is that of
+    # `jax.random.bernoulli(rng, 1 - rate, shape)`.
     *leading, length, key_length = shape
     if self.shared:
       numbers, leading = jnp.zeros((1,) * numbers.ndim, jnp.int32), []

@@ -6,12 +6,9 @@ import jax
 
 
 class EqualByValue:
-  """Equal by value if all leaves are Python scalars, by identity otherwise.
+  """Equal by value if all leaves are Python scalars, by identity otherwise."""
 
-  A function with a static argument is then compiled once for all instances of
-  `masks.causal()`. Arrays are not compared.
-  """
-
+  # One compiled function then serves all instances of `masks.causal()`.
   def __eq__(self, other: object) -> bool:
     if type(self) is not type(other):
       return NotImplemented

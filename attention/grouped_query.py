@@ -1,9 +1,7 @@
-"""Grouped-query attention: fewer key/value heads than query heads.
+"""Grouped-query attention: head h uses key/value head h // G, G = H / K.
 
-Query head h uses key/value head h // G, where G = H / K. Query heads have axes
-[K, G] and key/value heads [K, 1], which broadcast, so nothing is repeated. See
-"GQA: Training Generalized Multi-Query Transformer Models from Multi-Head
-Checkpoints", Ainslie et al., 2023 (https://arxiv.org/abs/2305.13245).
+See Ainslie et al., 2023 (https://arxiv.org/abs/2305.13245). Heads have axes
+[K, G] and key/value heads [K, 1], which broadcast: nothing is repeated.
 """
 
 import dataclasses
@@ -113,10 +111,7 @@ def attend_heads(
   attend: Callable = dispatch,
   **options: Any,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """`dispatch` for heads [H] of queries and contexts, [K] of keys and values.
-
-  Keys have heads [H] if a score has mapped them for each head.
-  """
+  """`dispatch` for heads [H] of queries, [K] of values, [K] or [H] of keys."""
   grouping = Grouping(query.shape[-3], value.shape[-3])
   context, lse = attend(
     grouping.query(query),

@@ -1,8 +1,4 @@
-"""Parameters of which each head has its own, of scores and of normalizers.
-
-The metadata of a dataclass's field is the rank of one head's parameter. The
-axes before are leading axes: [H], [H, A] and [H, D, A].
-"""
+"""Parameters of which each head has its own, of scores and of normalizers."""
 
 import dataclasses
 import types
@@ -12,6 +8,8 @@ import jax.numpy as jnp
 
 from attention import axes
 
+# The metadata of a dataclass's field: the rank of one head's parameter, which
+# has leading axes, as in [H], [H, A] and [H, D, A].
 SCALAR = types.MappingProxyType({"core": 0})
 VECTOR = types.MappingProxyType({"core": 1})
 MATRIX = types.MappingProxyType({"core": 2})
@@ -33,11 +31,7 @@ def head_axes(owner: Any) -> dict[str, int | None] | None:
 
 
 def grouped(owner: Any, num_key_value_heads: int, num_groups: int) -> Any:
-  """The owner with parameters of heads [K, G] instead of [H].
-
-  Parameters [H, ...] become [K, G, ...] and [K, ...] become [K, 1, ...]. None
-  if a field does not declare its rank.
-  """
+  """The owner for heads [K, G] instead of [H]; None if ranks are undeclared."""
   axis_of = head_axes(owner)
   if axis_of is None:
     return None

@@ -10,12 +10,7 @@ from jax.custom_derivatives import SymbolicZero
 
 @jax.custom_jvp
 def inner_products(query: jax.Array, key: jax.Array) -> jax.Array:
-  """Query [..., t, D] times key [..., s, D], accumulated in float32 at least.
-
-  The gradient of the key is a product of the scores' cotangent and the query.
-  XLA's CPU backend takes three times as long if it must read the large
-  cotangent by columns; here it reads a transposed copy of the small query.
-  """
+  """Query [..., t, D] times key [..., s, D], in float32 at least."""
   return _product("...td,...sd->...ts", query, key)
 
 
@@ -27,6 +22,8 @@ def _inner_products_jvp(primals, tangents):
   if not isinstance(query_tangent, SymbolicZero):
     terms.append(_product("...td,...sd->...ts", query_tangent, key))
   if not isinstance(key_tangent, SymbolicZero):
+    # In the transpose, XLA's CPU backend takes three times as long if it
+    # reads the large cotangent of the scores by columns, and not the query.
     # Without the barrier XLA folds the transposition into the product again.
     columns = jax.lax.optimization_barrier(jnp.swapaxes(query, -1, -2))
     key_tangent = jnp.swapaxes(key_tangent, -1, -2)

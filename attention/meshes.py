@@ -1,8 +1,4 @@
-"""Meshes with explicit axes, where an array's type includes its sharding.
-
-Attention defines the sharding of its results; XLA chooses that of intermediate
-arrays.
-"""
+"""Meshes with explicit axes, where an array's type includes its sharding."""
 
 import functools
 import inspect
@@ -24,15 +20,10 @@ _Function = TypeVar("_Function", bound=Callable)
 
 
 def on_any_mesh(
-  *results: str, like: str | None = None
+  *results: str,  # last axes of each result: "TE" for a context [..., T, E]
+  like: str | None = None,  # the argument whose sharding further results get
 ) -> Callable[[_Function], _Function]:
-  """Decorates functions of tokens to run on meshes with explicit axes.
-
-  `results` names the last axes of each result, "TE" for a context [..., T, E].
-  T gets the query's sharding, S the key's and E that of the value's features. A
-  leading axis gets that of the first of the three arrays that shards it. All
-  further results get the sharding of the argument `like`.
-  """
+  """Decorates functions of tokens to run on meshes with explicit axes."""
 
   def decorate(function):
     @functools.wraps(function)
@@ -89,6 +80,7 @@ def _in_automatic_mesh(leaf):
 
 def _spec(tokens: Sequence[Any], names: str, rank: int) -> PartitionSpec:
   """The sharding of a result whose last axes are `names`."""
+  # A leading axis is sharded as in the first of the arrays that shards it.
   specs = [_mesh_axes(array) for array in tokens]
   last = {"T": specs[0][-2], "S": specs[1][-2], "E": specs[-1][-1]}
   from_the_right = itertools.zip_longest(*(axes[-3::-1] for axes in specs))

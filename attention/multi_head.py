@@ -157,16 +157,13 @@ def multi_head_attention(
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class MultiHead:
-  """Multi-head attention with its weights; the function and the module call it.
+  """Multi-head attention with its weights, for the function and the module."""
 
-  `projections` are those of "query", "key", "value" and "output" that the
-  called method needs; `query_heads` is (H, D).
-  """
-
+  # Of "query", "key", "value" and "output", those that the called method needs.
   projections: dict[str, Projection]
   score: Score
   normalizer: Normalizer
-  query_heads: tuple[int, ...]
+  query_heads: tuple[int, ...]  # (H, D)
   rotary: bool | RotaryOptions
   mesh_axes: MeshAxes
   implementation: ImplementationLike

@@ -1,8 +1,4 @@
-"""The base classes of masks and biases: values for pairs of positions.
-
-They are evaluated block by block, for some rows (query positions) and columns
-(key positions), so that a [T, S] array need not exist.
-"""
+"""Base classes of masks and biases, evaluated by blocks of positions."""
 
 # Overriding methods inherit their docstrings.
 # ruff: noqa: D102
@@ -128,10 +124,7 @@ class TilePositions:
 
 
 def taken(array: jax.Array, index: Any, axis: int) -> jax.Array:
-  """`array` at `index` along `axis`, unless that axis is absent or of size 1.
-
-  Indices past the end read the last entry: the last tile may be incomplete.
-  """
+  """`array` at `index` along `axis`, unless the axis is absent or of size 1."""
   if array.ndim < -axis or array.shape[axis] == 1:
     return array
   if isinstance(index, TilePositions):
@@ -145,6 +138,7 @@ def taken(array: jax.Array, index: Any, axis: int) -> jax.Array:
     start, stop = (index[0], index[-1] + 1) if index.size else (0, 0)
     if start >= 0 and stop <= array.shape[axis] and (np.diff(index) == 1).all():
       return jax.lax.slice_in_dim(array, int(start), int(stop), axis=axis)
+  # The last tile may be incomplete: indices past the end read the last entry.
   return jnp.take(array, index, axis=axis, mode="clip")
 
 

@@ -1,8 +1,6 @@
 """Masks, biases and scores as arguments of functions saved by `jax.export`.
 
-Importing this module registers them, so `jax.export.export(...).serialize()`
-and `jax.export.deserialize` accept them; any module of this package that
-attends imports it. A score that is a plain function has no serialised form.
+Modules that attend import this one, which registers them.
 """
 
 import dataclasses

@@ -1,9 +1,5 @@
 """The softmax of rows of scores, all at once or one tile after another.
 
-A row's statistics are its largest score and the sum of the exponentials of
-scores minus the largest. Their logarithm, the log-sum-exp (lse), is one number
-and cannot replace them: in float32, -1e9 + log(600) equals -1e9.
-
 Masked scores are -inf. A row without a visible key has the total 0.
 """
 
@@ -17,12 +13,10 @@ from attention import axes
 
 
 class Statistics(NamedTuple):
-  """Statistics of rows: weights = exp(scores - maximum) / total.
+  """Statistics of rows: weights = exp(scores - maximum) / total."""
 
-  The result does not depend on `maximum`, which is a constant of derivatives
-  and finite: rows without a visible key have the dtype's lowest number.
-  """
-
+  # Results do not depend on the maximum, which is a constant of derivatives.
+  # It is finite: rows without a visible key have the dtype's lowest number.
   maximum: jax.Array
   total: jax.Array
 
@@ -98,10 +92,7 @@ def softmax(scores: jax.Array, visible: jax.Array) -> tuple:
 def with_more_keys(
   statistics: Statistics, scores: jax.Array
 ) -> tuple[Statistics, jax.Array, jax.Array]:
-  """The statistics of one more tile of scores [..., t, s] included.
-
-  Also the tile's exponentials, and the factors [..., t] of earlier ones.
-  """
+  """Statistics with one more tile of scores [..., t, s] included."""
   maximum = jnp.maximum(statistics.maximum, jnp.max(scores, axis=-1))
   # Inside a `scan`, JAX differentiates this code instead of the rule when it
   # differentiates a gradient.
@@ -109,6 +100,7 @@ def with_more_keys(
   shrink = jnp.exp(statistics.maximum - maximum)
   exponentials = jnp.exp(scores - maximum[..., None])
   total = statistics.total * shrink + jnp.sum(exponentials, axis=-1)
+  # `shrink` [..., t] are the factors of the exponentials of earlier tiles.
   return Statistics(maximum, total), exponentials, shrink
 
 
@@ -131,10 +123,7 @@ def merged(
 def part_of(
   combined: tuple[jax.Array, Statistics], context: jax.Array
 ) -> tuple[jax.Array, Statistics]:
-  """The combined result, with the derivatives of one part's context.
-
-  For statistics that count the parts of each row, as `of_rows` does.
-  """
+  """The combined result of `of_rows`, with the derivatives of one context."""
   mean, statistics = combined
   context = context / statistics.divisor[..., None]
   return mean + context - jax.lax.stop_gradient(context), statistics

@@ -1,9 +1,4 @@
-"""The visibility of each tile under a mask, computed when tracing.
-
-In a FULL tile the mask shows every pair, in an EMPTY one none, in all batch
-entries and heads. All other tiles are PARTIAL, and all tiles are if a parameter
-of the mask is traced.
-"""
+"""The visibility of each tile under a mask, computed when tracing."""
 
 import dataclasses
 import functools
@@ -43,6 +38,7 @@ class Ranges:
 
 def visibility(mask: Mask, rows: Ranges, columns: Ranges) -> np.ndarray:
   """int8 [n, m], EMPTY, PARTIAL or FULL, for n rows and m columns of tiles."""
+  # A tile is FULL or EMPTY if it is so in all batch entries and heads.
   if isinstance(mask, Combined):
     combine = np.minimum if mask.operation == "and" else np.maximum
     parts = mask.left, mask.right
@@ -84,11 +80,7 @@ def _of_view(mask: MaskView, rows: Ranges, columns: Ranges) -> np.ndarray:
 
 @functools.singledispatch
 def _every_and_some(mask: Mask, rows: Ranges, columns: Ranges):
-  """Whether a mask shows every pair, and some pair, of each tile.
-
-  Two bool arrays that broadcast to [..., n, m], or None if this is unknown. The
-  arrays of the mask are not traced.
-  """
+  """Whether a mask shows every and some pair, [..., n, m]; None if unknown."""
   del mask, rows, columns
 
 

@@ -1,7 +1,6 @@
-"""The interface of normalizers, functions from a row of scores to weights.
+"""Normalizers: functions of scores [..., T, S] that treat each row alone.
 
-A normalizer is any function of scores [..., T, S] that treats each row alone.
-Hidden pairs have the score -inf. `attend` sets their weights to zero, and all
+Hidden pairs have the score -inf; `attend` sets their weights to zero, and all
 weights of a row without a visible pair.
 """
 

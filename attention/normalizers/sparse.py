@@ -72,11 +72,7 @@ def _sparse_weights(scores: jax.Array, power: float) -> jax.Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _threshold(shifted: jax.Array, power: float) -> jax.Array:
-  """The t [..., 1] with sum_j max(shifted_j - t, 0) ** power = 1.
-
-  The norm of max(shifted - t, 0) of order `power` is convex in t and nearly
-  linear, so a few steps of Newton's method from below suffice.
-  """
+  """The t [..., 1] with sum_j max(shifted_j - t, 0) ** power = 1."""
   constant = jax.lax.stop_gradient(shifted)
   tolerance = 4 * jnp.finfo(shifted.dtype).eps
 
@@ -89,6 +85,8 @@ def _threshold(shifted: jax.Array, power: float) -> jax.Array:
     step = _newton_step(constant, threshold, power)
     return threshold + jnp.maximum(step, 0.0), step, count + 1
 
+  # The norm of max(shifted - t, 0) of order `power` is convex in t and nearly
+  # linear, so a few steps of Newton's method from below suffice.
   # The largest entry is 0 and its weight at most 1, so t is at least -1.
   start = -jnp.ones_like(constant[..., :1])
   state = start, jnp.full_like(start, jnp.inf), 0

@@ -1,12 +1,7 @@
 """Attention over a sequence that is sharded over several devices.
 
-A device keeps its shard of the queries. Keys and values rotate around the ring
-of devices, one step at a time, and the results for the shards are merged by
-the statistics of their rows. The backward pass rotates keys and values again,
-together with their gradients. Memory per device is inversely proportional to
-the number of devices.
-
-Axes: n devices, c chunks of the sequence per device.
+Keys and values rotate around the ring of devices, and the results for the
+shards are merged by the statistics of their rows: see docs/design.md.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,6 @@
 """How a sequence is divided among the devices of a ring.
 
-Each device has a shard of c chunks, and each chunk is divided into blocks. A
-rotation step moves one block of each chunk, so that a step needs little memory.
+A rotation step moves one block of each chunk, so that it needs little memory.
 """
 
 import dataclasses

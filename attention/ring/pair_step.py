@@ -1,7 +1,6 @@
 """Attention for one pair of a query block and a key block.
 
-Axes: c chunks of the sequence per device, m blocks of a chunk, t queries and s
-keys of a block.
+Axes: c chunks per device, m blocks per chunk, t queries and s keys of a block.
 """
 
 import dataclasses
@@ -34,32 +33,24 @@ def as_result(arrays: Sequence[jax.Array]) -> tuple[jax.Array, Statistics]:
 
 
 class Constants(NamedTuple):
-  """Arrays without a gradient: those that `PairSteps`' functions capture.
-
-  `empty` are the results of no keys, device-varying: a context
-  [..., c, m, t, E], and statistics [..., c, m, t, 1].
-  """
+  """Arrays without a gradient: those that `PairSteps`' functions capture."""
 
   single: Any
   combined: Any
+  # The results of no keys: [..., c, m, t, E] and [..., c, m, t, 1].
   empty: list[jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PairSteps:
-  """Functions of a pair of blocks, for each case, PARTIAL or FULL.
+  """Functions of a pair of blocks, for each case, PARTIAL or FULL."""
 
-  Attributes:
-    visible: EMPTY, PARTIAL or FULL for all pairs of blocks of the sequence.
-    single: (case, constants, query, key, value, row, column) -> the context and
-      the statistics of a block of queries over a block of keys.
-    combined: (case, parameters, constants, query, key, value, row, column,
-      context, statistics) -> the given result over all keys, with the
-      derivatives of this key block; see `Request.combined`.
-  """
-
-  visible: np.ndarray
+  visible: np.ndarray  # EMPTY, PARTIAL or FULL, for each pair of blocks
+  # (case, constants, query, key, value, row, column) -> context and statistics
   single: Callable
+  # (case, parameters, constants, query, key, value, row, column, context,
+  # statistics) -> the given result over all keys, with the derivatives of this
+  # key block; see `Request.combined`
   combined: Callable
 
   def add(self, make: Callable, total, numbers, *arguments):
@@ -78,13 +69,13 @@ class PairSteps:
 
 
 def make_pair_steps(
-  ring: Ring, visible: np.ndarray, pair: Callable, blocks
+  ring: Ring,
+  visible: np.ndarray,
+  # (case, query, key, value, row, column[, combined]) -> context, statistics
+  pair: Callable,
+  blocks,
 ) -> tuple[PairSteps, Any, Constants]:
-  """Separates `pair` into pure functions and the arrays that it captures.
-
-  `pair` is (case, query, key, value, row, column[, context, statistics]) ->
-  (context, statistics). Returned arrays are those with a gradient.
-  """
+  """Separates `pair` into pure functions and the arrays that it captures."""
   number = jax.lax.axis_index(ring.axis_name)
   example = (*(get(each, _FIRST) for each in blocks), number, number)
   cases = {*map(int, np.unique(visible)), FULL} - {EMPTY}

@@ -1,7 +1,6 @@
-"""The rotation of keys and values around a ring of devices, and its derivative.
+"""The rotation of keys and values around a ring, and its derivative.
 
-Axes: n devices, c chunks of the sequence per device, m blocks of a chunk, t
-queries and s keys of a block.
+Axes: c chunks per device, m blocks per chunk, t queries and s keys of a block.
 """
 
 import functools
@@ -16,12 +15,10 @@ from attention.softmax import merged
 
 
 def make_rotation(ring: Ring, steps: PairSteps) -> Callable:
-  """(parameters, constants, query, key, value) -> contexts and statistics.
+  """(parameters, constants, query, key, value) -> contexts and statistics."""
 
-  Only reverse-mode first derivatives are defined. They rotate the keys again;
-  the derivative of `jax.lax.scan` would store the keys of every step.
-  """
-
+  # The derivative of `jax.lax.scan` would store the keys of every step; this
+  # derivative, in reverse mode and of first order only, rotates them again.
   @jax.custom_vjp
   def rotate(parameters, *arguments):
     del parameters  # `constants.single` contains the same arrays
@@ -132,10 +129,8 @@ def _rotate(ring: Ring, pair_step: Callable, state, rotating, gradients):
   """Rotates arrays around the ring; calls `pair_step` for each pair of blocks.
 
   `pair_step` is (state, gradients, key_value, own, numbers) -> state and
-  gradients. `key_value` are the rotating blocks and `gradients` their
-  gradients, `own` the index of this device's query block, and `numbers` the
-  indices of both blocks in the sequence. The state is not rotated; each
-  gradient returns to the device that it started on.
+  gradients; `own` is the index of this device's query block, and `numbers` are
+  those of both blocks in the sequence. Only `rotating` and `gradients` rotate.
   """
 
   def attend_to_pair(carry, pair, *, moving, block, number):
