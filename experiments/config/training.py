@@ -76,10 +76,7 @@ class TrainConfig(Section):
   batch_unit: Literal["examples", "tokens"] = "examples"
   """Unit of batch_size. Tokens: of a text batch's longer side, with padding."""
   row_multiple: Positive = 8
-  """A divisor of the number of rows in a batch of tokens.
-
-  With it the batches do not depend on the number of devices or accumulation.
-  """
+  """A batch of tokens has a multiple of this number of rows, on any mesh."""
   accumulation: Positive = 1
   """Number of parts over which the gradient of an update is accumulated."""
   dtype: Literal["float32", "bfloat16"] = "float32"

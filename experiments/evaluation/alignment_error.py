@@ -85,13 +85,10 @@ def head_name(experiment: Experiment, index: int) -> str:
 def alignment_error_rate(
   pairs: Iterable[tuple[np.ndarray, GoldAlignments]],
 ) -> float:
-  """Returns ``1 - (|A and S| + |A and P|) / (|A| + |S|)``, from 0 to 1.
-
-  A are alignments by the largest positive weight, S and P the sure and the
-  possible gold alignments: see "A Systematic Comparison of Various Statistical
-  Alignment Models", Och and Ney, 2003, section 5
-  (https://aclanthology.org/J03-1002/).
-  """
+  """Returns ``1 - (|A and S| + |A and P|) / (|A| + |S|)``, from 0 to 1."""
+  # A are alignments by the largest positive weight, S the sure gold alignments
+  # and P the possible ones. See Och and Ney, 2003, section 5
+  # (https://aclanthology.org/J03-1002/).
   aligned = sure = right = 0
   for weights, gold in pairs:
     # Target tokens without a gold alignment, such as EOS, are left out.

@@ -1,7 +1,4 @@
-"""The layers of a Transformer (Vaswani et al., 2017, arXiv:1706.03762).
-
-Axes: B batch, S source, T target, D model, H heads.
-"""
+"""The layers of a Transformer (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 import dataclasses
 

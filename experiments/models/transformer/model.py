@@ -1,7 +1,4 @@
-"""The Transformer encoder-decoder, with any score in its heads.
-
-Axes: B batch, S source, T target, D model, H heads, V vocabulary.
-"""
+"""The Transformer encoder-decoder, with any score in its heads."""
 
 import functools
 from typing import NamedTuple
