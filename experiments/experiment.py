@@ -109,7 +109,7 @@ def make_experiment(
   """Builds the data, model, optimizer and device mesh of a config.
 
   Args:
-    config: the typed config.
+    config: from `experiments.config.parse`.
     workdir: the run directory, which holds the tokenizers of text.
     mesh: replaces `config.mesh`.
     train: whether to read the training text and train missing tokenizers.

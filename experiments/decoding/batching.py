@@ -1,7 +1,4 @@
-"""Decodes many sources, in compiled batches of similar length.
-
-Axes: N sources, B of them at a time, K best predictions, S source, T target.
-"""
+"""Decodes many sources, in compiled batches of similar length."""
 
 import dataclasses
 import time
@@ -40,7 +37,7 @@ class Search:
 
   @property
   def rows(self) -> int:
-    """B, the number of sources to decode at once."""
+    """The number of sources to decode at once, B."""
     return max(ROWS // self.beam_size, 16)
 
   def __call__(self, model, params, source, indices, max_length):
@@ -66,7 +63,7 @@ class Search:
 class Predictions(NamedTuple):
   """Decoded sources, in their order."""
 
-  tokens: np.ndarray  # [N, K, T] token ids, best first, PAD after EOS
+  tokens: np.ndarray  # [N, K, T], K predictions, best first; PAD after EOS
   scores: np.ndarray  # [N, K] of a beam search; zeros otherwise
   seconds: float  # of decoding, without compilation
 

@@ -10,23 +10,14 @@ def make_model(
   *,
   source_vocabulary_size: int,
   target_vocabulary_size: int,
-  shared_vocabulary: bool,
-  max_length: int,
-  dtype: str,
+  shared_vocabulary: bool,  # whether source and target have the same token ids
+  max_length: int,  # of a source or target, EOS included
+  dtype: str,  # of the computation
 ) -> nn.Module:
   """Returns the model of a config.
 
-  Args:
-    config: `config.model`.
-    source_vocabulary_size: number of source tokens.
-    target_vocabulary_size: V.
-    shared_vocabulary: whether source and target have the same token ids.
-    max_length: the longest source or target, EOS included.
-    dtype: of the computation.
-
-  Returns:
-    A module with `__call__(source, target, train=)`, which returns logits;
-    `features`, the input of the last layer; `start` and `step` for decoding.
+  It has `__call__(source, target, train=)`, which returns logits; `features`,
+  the input of the last layer; `start` and `step` for decoding.
 
   Example:
     >>> from experiments.config import TransformerConfig

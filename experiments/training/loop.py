@@ -35,10 +35,6 @@ _SKIPPED = "skipped_updates"  # in a checkpoint, beside the data position
 def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
   """Trains a run to its end, resuming from its last checkpoint, if any.
 
-  Args:
-    config: from a file in `configs/`.
-    workdir: the run directory.
-
   Returns:
     True if the run is complete; False if a signal stopped it, and the same call
     will resume it.

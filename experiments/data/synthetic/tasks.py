@@ -22,8 +22,8 @@ def copy(
 
   Args:
     rng: NumPy generator.
-    lengths: [N] number of symbols of each source, at most `width`.
-    width: L.
+    lengths: [N] number of symbols of each source.
+    width: L, at least the largest length.
     symbols: number of different symbols.
 
   Returns:
@@ -46,8 +46,8 @@ def reverse(
 
   Args:
     rng: NumPy generator.
-    lengths: [N] number of symbols of each source, at most `width`.
-    width: L.
+    lengths: [N] number of symbols of each source.
+    width: L, at least the largest length.
     symbols: number of different symbols.
 
   Returns:
@@ -73,8 +73,8 @@ def lookup(
 
   Args:
     rng: NumPy generator.
-    lengths: [N], n of each source, at most `width` and `symbols`.
-    width: L.
+    lengths: [N], n of each source, at most `symbols`.
+    width: L, at least the largest length.
     symbols: number of different keys, and of different values.
 
   Returns:
