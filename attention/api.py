@@ -46,7 +46,9 @@ def attend(
       [B, K, G, T, D] against [B, K, 1, S, D].
     value: [..., S, E].
     score: any callable (query, key) -> scores [..., T, S]. Arrays that it
-      closes over receive gradients. `attention.scores` has the classical ones.
+      closes over receive gradients. The score of a pair may depend on its query
+      and its key only; `attention.scores.positional` makes a score of a
+      function that reads positions. `attention.scores` has many scores.
     mask: True where a query may attend to a key, from `attention.masks`, or a
       boolean array that broadcasts to [..., T, S]; None means everywhere.
     bias: added to the scores, from `attention.biases`, or an array that
@@ -72,7 +74,8 @@ def attend(
   Raises:
     AssertionError: if the shapes do not fit; the message names the argument.
     TypeError: if an argument is of a wrong type; the message names it.
-    ValueError: if a choice is unknown, or `mask` or `bias` does not broadcast.
+    ValueError: if a choice is unknown, `mask` or `bias` does not broadcast, or
+      `score` is a function that computes positions.
     NotImplementedError: if the implementation cannot serve the request.
 
   Example:

@@ -11,7 +11,7 @@ from attention.checks import check_tokens
 from attention.implementations import BY_NAME, Implementation, reference
 from attention.meshes import on_any_mesh
 from attention.normalizers import as_normalizer, is_softmax, softmax
-from attention.request import Request, make_request
+from attention.request import Request, make_request, of_denominator
 from attention.softmax import Statistics, from_lse, with_sink
 
 ImplementationLike = str | Implementation | None
@@ -52,6 +52,29 @@ def dispatch_statistics(
     request = dataclasses.replace(
       request, normalizer=softmax(), return_lse=True
     )
+  context, rows = _computed(request, implementation)
+  if sink is not None:
+    context, rows = with_sink(context, rows, sink)
+  return context, rows if return_lse else None
+
+
+def _computed(request: Request, implementation: ImplementationLike):
+  """The context and, if needed, the statistics of the rows."""
+  if request.score.denominator is None:
+    return _computed_by(request, implementation)
+  request = dataclasses.replace(request, return_lse=True)
+  context, rows = _computed_by(request, implementation)
+  _, total = _computed_by(of_denominator(request), implementation)
+  assert rows is not None
+  assert total is not None
+  scale = rows.relative_to(total)[..., None]
+  return (context * scale).astype(context.dtype), total
+
+
+def _computed_by(
+  request: Request, implementation: ImplementationLike
+) -> tuple[jax.Array, Statistics | None]:
+  """The result of the implementation for the request's score."""
   if implementation is None:
     context, rows = _chosen(request)
   else:
@@ -64,9 +87,7 @@ def dispatch_statistics(
     context, rows = _run(chosen, request)
   if rows is not None and not isinstance(rows, Statistics):
     rows = from_lse(rows)
-  if sink is not None:
-    context, rows = with_sink(context, rows, sink)
-  return context, rows if return_lse else None
+  return context, rows
 
 
 @on_any_mesh("TS")

@@ -4,6 +4,7 @@ import dataclasses
 import types
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from attention import axes
@@ -15,18 +16,30 @@ VECTOR = types.MappingProxyType({"core": 1})
 MATRIX = types.MappingProxyType({"core": 2})
 
 
-def head_axes(owner: Any) -> dict[str, int | None] | None:
-  """The axis of heads of each array, None without one; None if undeclared."""
+def head_axes(owner: Any) -> list[int | None] | None:
+  """The axis of heads of each leaf, None without one; None if undeclared."""
+  axis_of = _declared(owner)
+  if axis_of is None or len(axis_of) != len(jax.tree.leaves(owner)):
+    return None
+  return axis_of
+
+
+def _declared(owner: Any) -> list[int | None] | None:
   if not dataclasses.is_dataclass(owner):
     return None
-  axis_of: dict[str, int | None] = {}
+  axis_of: list[int | None] = []
   for field in dataclasses.fields(owner):
-    if "core" not in field.metadata:
+    value = getattr(owner, field.name)
+    if value is None or field.metadata.get("static"):
+      continue
+    if "core" in field.metadata:
+      axis = jnp.ndim(value) - field.metadata["core"] - 1
+      axis_of.append(axis if axis >= 0 else None)
+      continue
+    inner = _declared(value)
+    if inner is None:
       return None
-    array = getattr(owner, field.name)
-    if array is not None:
-      axis = jnp.ndim(array) - field.metadata["core"] - 1
-      axis_of[field.name] = axis if axis >= 0 else None
+    axis_of += inner
   return axis_of
 
 
@@ -36,11 +49,10 @@ def grouped(owner: Any, num_key_value_heads: int, num_groups: int) -> Any:
   if axis_of is None:
     return None
   heads = num_key_value_heads, num_groups
-  changed = {
-    name: _grouped(getattr(owner, name), axis, *heads)
-    for name, axis in axis_of.items()
-  }
-  return dataclasses.replace(owner, **changed)
+  leaves, structure = jax.tree.flatten(owner)
+  return jax.tree.unflatten(
+    structure, [_grouped(*each, *heads) for each in zip(leaves, axis_of)]
+  )
 
 
 def _grouped(

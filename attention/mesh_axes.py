@@ -20,7 +20,6 @@ from attention.ring import arrange
 from attention.ring.attention import ring_dispatch
 from attention.ring.order import Order
 from attention.scores import Score
-from attention.scores.base import MappedKeys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,20 +100,22 @@ def attend_sharded_heads(
   _check_heads(mesh_axes, num_heads, key.shape[-3], value.shape[-3])
 
   def compute_shard(tokens, parameters, options):
+    first_head: int | jax.Array = 0
     if mesh_axes.heads:
       size = num_heads // mesh_axes.num_head_shards
       is_grouped = tokens[-1].shape[-3] < size
       index = jax.lax.axis_index(mesh_axes.heads)
+      first_head = index * size
       options = _of_shard(index, size, num_heads, is_grouped, **options)
     score, normalizer = jax.tree.unflatten(structure, parameters)
+    score = score.placed(first_head=first_head)
     return compute(*tokens, score=score, normalizer=normalizer, **options)[0]
 
   tokens, token_specs = _sharded_heads(
     mesh_axes, (query, key, value), (-3, -3, -3), mesh_axes.sequence
   )
-  bare = score.score if isinstance(score, MappedKeys) else score
   parameters, specs = _sharded_heads(
-    mesh_axes, parameters, [*_head_axes(bare), *_head_axes(normalizer)]
+    mesh_axes, parameters, [*_head_axes(score), *_head_axes(normalizer)]
   )
   return jax.shard_map(
     compute_shard,
@@ -158,7 +159,7 @@ def _head_axes(owner: Any) -> Iterable[int | None]:
   axis_of = head_axes(owner)
   if axis_of is None:
     return [None] * len(jax.tree.leaves(owner))
-  return axis_of.values()
+  return axis_of
 
 
 def _check_heads(mesh_axes: MeshAxes, num_heads: int, *memory_heads: int):

@@ -184,8 +184,10 @@ class MultiHead:
     dropout,
   ) -> tuple[jax.Array, Any]:
     """The outputs, and the cache with the new tokens or None."""
+    start: int | jax.Array = 0
     if cache is not None:
       self._check_unsharded_tokens("cache")
+      start = self._start(cache)
       if positions is None:
         positions = cache.next_positions(query.shape[-2])
     if key_positions is None:
@@ -203,6 +205,7 @@ class MultiHead:
       bias=bias,
       dropout=dropout,
       positions=positions,
+      offset=start,
     )
     return outputs, cache
 
@@ -233,14 +236,22 @@ class MultiHead:
     return grouping.heads(score.map_key(memory))
 
   def attend(
-    self, query, key_value: KeyValue, *, mask, bias, dropout, positions=None
+    self,
+    query,
+    key_value: KeyValue,
+    *,
+    mask,
+    bias,
+    dropout,
+    positions=None,
+    offset: int | jax.Array = 0,
   ) -> jax.Array:
-    """The outputs for a projected memory."""
+    """The outputs for a projected memory; the score shifts to `offset`."""
     context = attend_sharded_heads(
       self.mesh_axes,
       self._rotated_heads("query", query, positions),
       *key_value,
-      score=with_mapped_keys(self.score),
+      score=with_mapped_keys(self.score).shifted(offset),
       mask=mask,
       bias=bias,
       normalizer=self.normalizer,
@@ -249,13 +260,15 @@ class MultiHead:
     )
     return combine_heads(context, self.projections["output"])
 
-  def weights(self, query, key, *, mask, bias, positions=None) -> jax.Array:
+  def weights(
+    self, query, key, *, mask, bias, positions=None, offset=0
+  ) -> jax.Array:
     """The attention weights [..., H, T, S] for keys from `project_key`."""
     self._check_unsharded_tokens("weights")
     weights = heads_weights(
       self._rotated_heads("query", query, positions),
       key,
-      score=with_mapped_keys(self.score),
+      score=with_mapped_keys(self.score).shifted(offset),
       mask=mask,
       bias=bias,
       normalizer=self.normalizer,
@@ -275,6 +288,17 @@ class MultiHead:
       positions = positions[..., None, :]  # an axis of heads
     options = None if self.rotary is True else self.rotary
     return rotated(heads, positions, options=options)
+
+  def _start(self, cache: Cache) -> int | jax.Array:
+    """The position of the new tokens, for a score that depends on it."""
+    if not self.score.reads_positions:
+      return 0
+    if cache.rolling or cache.length.ndim:
+      raise NotImplementedError(
+        f"the score {type(self.score).__name__} depends on positions, so the "
+        "cache must have one length for all examples and not be rolling"
+      )
+    return cache.length
 
   def _check_unsharded_tokens(self, name: str) -> None:
     """Raises NotImplementedError if a mesh axis shards tokens."""

@@ -62,15 +62,7 @@ class Pairwise(EqualByValue):
     The offset is one integer, which may be traced; otherwise a ValueError is
     raised.
     """
-    dtype, shape = jnp.result_type(offset), jnp.shape(offset)
-    if shape or not jnp.issubdtype(dtype, jnp.integer):
-      raise ValueError(
-        f"offset must be one integer, got {dtype} of shape {shape};"
-        " masks.causal(offset) takes one offset per example"
-      )
-    if isinstance(offset, int):
-      offset = max(-_LARGEST_OFFSET, min(offset, _LARGEST_OFFSET))
-    return self.placed(offset)
+    return self.placed(checked_offset(offset))
 
   def placed(
     self, row: int | jax.Array, column: jax.Array | None = None
@@ -96,6 +88,19 @@ class Pairwise(EqualByValue):
 
   def _view(self, transform: "Transform") -> Self:
     raise NotImplementedError(f"{type(self).__name__} must define _view")
+
+
+def checked_offset(offset: int | jax.Array) -> int | jax.Array:
+  """One integer, limited so that sums of positions fit into 32 bits."""
+  dtype, shape = jnp.result_type(offset), jnp.shape(offset)
+  if shape or not jnp.issubdtype(dtype, jnp.integer):
+    raise ValueError(
+      f"offset must be one integer, got {dtype} of shape {shape};"
+      " masks.causal(offset) takes one offset per example"
+    )
+  if isinstance(offset, int):
+    return max(-_LARGEST_OFFSET, min(offset, _LARGEST_OFFSET))
+  return offset
 
 
 def positions(length: int) -> np.ndarray | jax.Array:

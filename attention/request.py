@@ -14,10 +14,10 @@ from attention.biases import Bias, as_bias
 from attention.checks import check_leading, check_shape, check_tokens
 from attention.dropout import Dropout
 from attention.masks.types import Mask, as_mask
-from attention.normalizers import Normalizer, as_normalizer
+from attention.normalizers import Normalizer, as_normalizer, is_softmax
 from attention.positional import Pairwise
 from attention.scores import Score, as_score
-from attention.scores.base import trace_score
+from attention.scores.tracing import trace_score
 from attention.softmax import Statistics
 
 Combined = tuple[jax.Array, Statistics]
@@ -147,6 +147,27 @@ def make_request(
     elements_per_pair=elements_per_pair,
     return_lse=return_lse,
     combined=combined,
+  )
+
+
+def of_denominator(request: Request) -> Request:
+  """The request whose statistics normalise the weights, without values.
+
+  See `Score.denominator`.
+  """
+  score, value = request.score.denominator, request.value[..., :0]
+  assert score is not None
+  if not is_softmax(request.normalizer):
+    raise NotImplementedError(
+      f"{type(request.score).__name__} needs softmax as the normalizer, got "
+      f"{request.normalizer!r}"
+    )
+  combined = request.combined
+  if combined is not None:
+    context, statistics = combined
+    combined = context[..., :0], statistics
+  return dataclasses.replace(
+    request, score=score, value=value, dropout=None, combined=combined
   )
 
 

@@ -11,7 +11,15 @@ from jax import export
 
 from attention import biases, positional
 from attention.masks import types
-from attention.scores import base, classical
+from attention.scores import (
+  base,
+  classical,
+  decay,
+  luong_local,
+  relative,
+  sinusoidal,
+  wrappers,
+)
 
 _TYPES = (
   *(types.Band, types.Below, types.Segments, types.ArrayMask),
@@ -22,7 +30,10 @@ _TYPES = (
   *(positional.GroupHeads, positional.SelectHeads),
   *(classical.Dot, classical.ScaledDot, classical.General),
   *(classical.Cosine, classical.Additive, classical.Concat),
-  *(base.MappedKeys, base.GroupedHeads),
+  *(base.Placed, base.GroupedHeads, wrappers.MappedKeys),
+  *(wrappers.SoftCap, wrappers.Temperature, wrappers.QueryKeyNorm),
+  *(luong_local.Location, luong_local.Local, decay.Decayed),
+  *(relative.Shaw, relative.Disentangled, sinusoidal.TransformerXL),
 )
 
 

@@ -47,6 +47,12 @@ class Statistics(NamedTuple):
     """The tangents of the statistics, for that of the lse."""
     return Statistics(jnp.zeros_like(self.maximum), self.total * of_lse)
 
+  def relative_to(self, other: "Statistics") -> jax.Array:
+    """exp(lse - other lse) of rows; 0 without a key in one of them."""
+    ratio = self.total / other.divisor
+    difference = jnp.where(self.total == 0.0, 0.0, self.maximum - other.maximum)
+    return jnp.where(other.total == 0.0, 0.0, ratio * jnp.exp(difference))
+
   def broadcast_to(self, shape: tuple[int, ...]) -> "Statistics":
     """Statistics of `shape`."""
     return Statistics(*(jnp.broadcast_to(each, shape) for each in self))

@@ -21,12 +21,11 @@ ATTENTION = (
   (
     "dropout",
     "normalizers",
-    "positional",
     "positions",
     "projections",
     "scores",
   ),
-  ("frequency_scaling", "head_parameters", "softmax"),
+  ("frequency_scaling", "head_parameters", "positional", "softmax"),
   ("axes", "checks", "equality", "matmul", "meshes"),
 )
 EXPERIMENTS = (

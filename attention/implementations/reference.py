@@ -19,7 +19,7 @@ from attention import axes
 from attention.implementations.non_finite import with_finite_tokens
 from attention.normalizers import is_softmax, masked_weights
 from attention.positional import positions
-from attention.request import Request
+from attention.request import Request, of_denominator
 from attention.softmax import Statistics, of_rows, part_of, softmax, with_sink
 
 
@@ -42,6 +42,14 @@ class Reference:
 def weights(request: Request) -> jax.Array:
   """The distribution over keys of each query, [..., T, S]."""
   weights, statistics = with_finite_tokens(request, _weights_and_statistics)
+  if request.score.denominator is not None:
+    _, total = with_finite_tokens(
+      of_denominator(request), _weights_and_statistics
+    )
+    assert statistics is not None
+    assert total is not None
+    weights = weights * statistics.relative_to(total)[..., None]
+    statistics = total
   sink = getattr(request.normalizer, "sink", None)
   if sink is None or statistics is None:
     return weights

@@ -18,6 +18,7 @@ from attention.masks.constructors import (
   prefix,
   segments,
   sliding_window,
+  where,
 )
 from attention.masks.types import Mask, as_mask
 
@@ -29,4 +30,5 @@ __all__ = [
   "prefix",
   "segments",
   "sliding_window",
+  "where",
 ]

@@ -1,12 +1,13 @@
 """Functions that return masks."""
 
 import operator
+from collections.abc import Callable
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from attention.masks.types import Band, Below, Mask, Segments
+from attention.masks.types import Band, Below, Mask, Segments, Where
 
 _FARTHEST = 2**31 - 1
 
@@ -143,3 +144,38 @@ def prefix(length: int | jax.Array) -> Mask:
            [ True,  True,  True]], dtype=bool)
   """
   return Below(_integers("length", length))
+
+
+def where(function: Callable) -> Mask:
+  """A query may attend to a key where a function of their positions is true.
+
+  Blockwise attention skips the tiles that the function hides. It evaluates the
+  function on all T S pairs, a block of queries after another, when tracing; if
+  the function or an offset depends on traced arrays, it computes all tiles. See
+  "FlexAttention: The Flexibility of PyTorch with the Performance of
+  FlashAttention", He et al., 2024 (https://pytorch.org/blog/flexattention/),
+  where the function is called `mask_mod`.
+
+  Args:
+    function: (query_positions, key_positions) -> bool [..., T, S]. The
+      positions are int32 and broadcast to the scores, [..., T, 1] and
+      [..., 1, S]; they are NumPy arrays or JAX arrays. Arrays that the function
+      indexes must be JAX arrays.
+
+  Returns:
+    A mask.
+
+  Raises:
+    ValueError: if `function` is not callable.
+
+  Example:
+    >>> def dilated(query_positions, key_positions):
+    ...   return (query_positions - key_positions) % 2 == 0
+    >>> (where(dilated) & causal()).materialize(3, 3)
+    Array([[ True, False, False],
+           [False,  True, False],
+           [ True, False,  True]], dtype=bool)
+  """
+  if not callable(function):
+    raise ValueError(f"function must be a function, got {function!r}")
+  return Where(function)

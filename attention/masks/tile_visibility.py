@@ -15,6 +15,7 @@ from attention.masks.types import (
   Mask,
   MaskView,
   Segments,
+  Where,
 )
 from attention.positional import EMPTY, FULL, PARTIAL, AtPositions, Shift
 
@@ -134,6 +135,31 @@ def _(mask: ArrayMask, rows: Ranges, columns: Ranges):
     _reduced(combine, _reduced(combine, array, rows, -2), columns, -1)
     for combine in (np.logical_and, np.logical_or)
   )
+
+
+@_every_and_some.register
+def _(mask: Where, rows: Ranges, columns: Ranges):
+  if not len(rows) or not len(columns):
+    return None
+  keys = np.arange(columns.first[0], columns.last[-1] + 1, dtype=np.int32)
+  starts = columns.first - columns.first[0]
+  every: list[np.ndarray] = []
+  some: list[np.ndarray] = []
+  # The positions are known, so the function need not be traced. The rank of the
+  # scores is unknown here, so arrays of heads may promote positions.
+  with jax.ensure_compile_time_eval(), jax.numpy_rank_promotion("allow"):
+    for first, last in zip(rows.first, rows.last):
+      queries = np.arange(first, last + 1, dtype=np.int32)
+      visible = mask.block(queries, keys, 0)
+      if isinstance(visible, jax.core.Tracer):
+        return None
+      visible = np.broadcast_to(
+        np.asarray(visible), (*visible.shape[:-2], len(queries), len(keys))
+      )
+      for kind, combine in ((every, np.logical_and), (some, np.logical_or)):
+        of_row = combine.reduce(visible, axis=-2)
+        kind.append(combine.reduceat(of_row, starts, axis=-1))
+  return np.stack(every, axis=-2), np.stack(some, axis=-2)
 
 
 def _inside(ranges: Ranges, array: np.ndarray, axis: int) -> bool:

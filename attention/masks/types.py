@@ -6,6 +6,7 @@
 import dataclasses
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,7 +25,11 @@ from attention.positional import (
 
 
 class Mask(Pairwise):
-  """Which queries may attend to which keys; see `attention.masks`."""
+  """Which queries may attend to which keys; see `attention.masks`.
+
+  For a subclass of one's own, blockwise attention computes all tiles;
+  `attention.masks.where` skips those that it hides.
+  """
 
   def __and__(self, other):
     return Combined(self, as_mask(other), "and")
@@ -123,6 +128,36 @@ class Segments(Mask):
   def check(self, query_length, key_length):
     checked_length("query_ids", self.query_ids.shape, -1, query_length)
     checked_length("key_ids", self.key_ids.shape, -1, key_length)
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class Where(Mask):
+  """function(query positions, key positions)."""
+
+  function: Callable
+
+  def block(self, rows, columns, rank):
+    ones = (1,) * rank
+    visible = self.function(
+      rows[:].reshape(*ones, -1, 1), columns[:].reshape(*ones, 1, -1)
+    )
+    if jnp.result_type(visible) != jnp.bool_:
+      raise TypeError(
+        "the function of masks.where must return booleans, it returned "
+        f"{jnp.result_type(visible)}"
+      )
+    return jnp.asarray(visible)
+
+  def tree_flatten(self):
+    # A callable that is a pytree (`jax.tree_util.Partial`) keeps its leaves.
+    if jax.tree_util.all_leaves([self.function]):
+      return (), self.function
+    return (self.function,), None
+
+  @classmethod
+  def tree_unflatten(cls, function, children):
+    return cls(*children) if children else cls(function)
 
 
 @jax.tree_util.register_dataclass

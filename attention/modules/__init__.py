@@ -6,12 +6,17 @@ from attention.modules.learned_normalizers import (
   NORMALIZER_NAMES,
   LearnedNormalizer,
 )
-from attention.modules.learned_scores import SCORE_NAMES, LearnedScore
+from attention.modules.learned_scores import (
+  POSITIONAL_SCORE_NAMES,
+  SCORE_NAMES,
+  LearnedScore,
+)
 from attention.modules.multi_head import MultiHeadAttention
 from attention.modules.single_head import Attention
 
 __all__ = [
   "NORMALIZER_NAMES",
+  "POSITIONAL_SCORE_NAMES",
   "SCORE_NAMES",
   "Attention",
   "KeyValue",

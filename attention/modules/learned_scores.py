@@ -12,6 +12,15 @@ from attention.checks import check_positive
 from attention.scores import Score, as_score
 
 SCORE_NAMES = ("dot", "scaled_dot", "general", "additive", "concat", "cosine")
+# Scores that depend on positions too.
+POSITIONAL_SCORE_NAMES = (
+  "location",
+  "local_m",
+  "local_p",
+  "shaw",
+  "disentangled",
+  "transformer_xl",
+)
 
 # A softmax over cosines, at most 1, is nearly uniform. With this factor, the
 # weight of an equal key is e^10 times that of an orthogonal one.
@@ -22,12 +31,20 @@ class LearnedScore(nn.Module):
   """Creates the parameters of a score from its name.
 
   Attributes:
-    score: a name from `SCORE_NAMES`, or a score or callable, used unchanged.
-    hidden_size: A of the additive and the concat score; None means the key's
-      number of features.
+    score: a name from `SCORE_NAMES` or `POSITIONAL_SCORE_NAMES`, or a score or
+      callable, used unchanged. "local_m" and "local_p" use the general score in
+      their window.
+    hidden_size: A of the additive and the concat score and of local_p; None
+      means the key's number of features.
     num_heads: H; None for a single head, without a head axis.
     num_key_value_heads: K; the additive score projects keys once for each
       key/value head.
+    max_length: the number of key positions that the location score has; keys
+      after them are hidden.
+    max_distance: the largest distance that the shaw and the disentangled score
+      tell apart.
+    window: the largest distance of a key from the center of local_m and
+      local_p.
     dtype: the dtype of the returned parameters; None means `param_dtype`.
     param_dtype: the dtype in which parameters are stored.
 
@@ -43,6 +60,9 @@ class LearnedScore(nn.Module):
   hidden_size: int | None = None
   num_heads: int | None = None
   num_key_value_heads: int | None = None
+  max_length: int = 128
+  max_distance: int = 16
+  window: int = 10
   dtype: DTypeLike | None = None
   param_dtype: DTypeLike = jnp.float32
 
@@ -54,13 +74,17 @@ class LearnedScore(nn.Module):
     """
     if not isinstance(self.score, str):
       return as_score(self.score)
-    if self.score not in SCORE_NAMES:
+    names = SCORE_NAMES + POSITIONAL_SCORE_NAMES
+    if self.score not in names:
       raise ValueError(
-        f"score must be a callable or one of {', '.join(SCORE_NAMES)}; "
+        f"score must be a callable or one of {', '.join(names)}; "
         f"got {self.score!r}"
       )
-    check_positive(hidden_size=self.hidden_size)
+    sizes = ("hidden_size", "max_length", "max_distance", "window")
+    check_positive(**{name: getattr(self, name) for name in sizes})
     hidden_size = key_size if self.hidden_size is None else self.hidden_size
+    if self.score in POSITIONAL_SCORE_NAMES:
+      return self._positional(query_size, key_size, hidden_size)
     heads, memory_heads = self.num_heads, self.num_key_value_heads
     match self.score:
       case "dot":
@@ -85,6 +109,46 @@ class LearnedScore(nn.Module):
         )
       case _:
         return scores.cosine(self._sharpness())
+
+  def _positional(self, query_size, key_size, hidden_size) -> Score:
+    match self.score:
+      case "location":
+        return scores.location(
+          self._table("weight", self.max_length, query_size)
+        )
+      case "local_m":
+        general = scores.general(self._weight("weight", query_size, key_size))
+        return scores.local(general, self.window)
+      case "local_p":
+        general = scores.general(self._weight("weight", query_size, key_size))
+        return scores.local(
+          general,
+          self.window,
+          self._weight("query_weight", query_size, hidden_size),
+          self._vector("position_weight", hidden_size),
+        )
+      case "shaw":
+        size = 2 * self.max_distance + 1
+        return scores.shaw(self._table("relative_keys", size, key_size))
+      case "disentangled":
+        size = 2 * self.max_distance
+        return scores.disentangled(
+          self._table("relative_keys", size, key_size),
+          self._table("relative_queries", size, key_size),
+        )
+      case _:
+        size = query_size + query_size % 2
+        zeros = nn.initializers.zeros
+        return scores.transformer_xl(
+          self._weight("weight", size, query_size),
+          self._parameter("content_bias", zeros, query_size),
+          self._parameter("position_bias", zeros, query_size),
+        )
+
+  def _table(self, name, rows, size):
+    """[rows, D] or [H, rows, D], so that a product's variance is about 1."""
+    initialize = nn.initializers.normal(1.0 / math.sqrt(max(size, 1)))
+    return self._parameter(name, initialize, rows, size)
 
   def _weight(self, name, inputs, outputs, heads=None):
     """[D, A], or [H, D, A] with the fan-in of one head."""

@@ -1,6 +1,6 @@
 """Multi-head attention as a Flax Linen module."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -36,8 +36,10 @@ class MultiHeadAttention(nn.Module):
     head_size: D; None means the number of output features divided by H.
     num_key_value_heads: K, which divides H; None means H.
     features: the number of output features; None means that of the query.
-    score: a name (`attention.modules.SCORE_NAMES`), a score or a callable; a
-      named score has parameters for each head.
+    score: a name (`attention.modules.SCORE_NAMES` or `POSITIONAL_SCORE_NAMES`),
+      a score or a callable; a named score has parameters for each head.
+    score_sizes: sizes of a named score by the names of `LearnedScore`, for
+      instance `{"max_distance": 32}`.
     normalizer: a name (`attention.modules.NORMALIZER_NAMES`), or as in
       `attend`; a named one has parameters for each head.
     rotary: whether to rotate queries and keys by their positions, or the
@@ -71,6 +73,7 @@ class MultiHeadAttention(nn.Module):
   num_key_value_heads: int | None = None
   features: int | None = None
   score: str | Score | Callable = "scaled_dot"
+  score_sizes: Mapping[str, Any] | None = None
   normalizer: str | Normalizer | Callable | None = None
   rotary: bool | RotaryOptions = False
   use_bias: bool = True
@@ -101,6 +104,7 @@ class MultiHeadAttention(nn.Module):
       num_key_value_heads=self.grouping.num_key_value_heads,
       dtype=self.dtype,
       param_dtype=self.param_dtype,
+      **(self.score_sizes or {}),
     )
     self.learned_normalizer = LearnedNormalizer(
       self.normalizer, self.num_heads, self.param_dtype
@@ -209,8 +213,9 @@ class MultiHeadAttention(nn.Module):
   ) -> jax.Array:
     """`__call__` for a memory that `project` has returned.
 
-    For `rotary`, `query_offset` is the position of the first query; `positions`
-    [..., T] replaces it. Shift masks and biases with their method `shifted`.
+    `query_offset` is the position of the first query, for `rotary`, where
+    `positions` [..., T] replaces it, and for scores that depend on positions.
+    Shift masks and biases with their method `shifted`.
     """
     layer, (query,) = self._bound(query=query)
     return layer.attend(
@@ -220,6 +225,7 @@ class MultiHeadAttention(nn.Module):
       bias=bias,
       dropout=self._dropout(deterministic),
       positions=_positions(layer, query, query_offset, positions),
+      offset=query_offset,
     )
 
   def weights(
@@ -253,7 +259,12 @@ class MultiHeadAttention(nn.Module):
     layer, (query,) = self._bound(query=query)
     positions = _positions(layer, query, query_offset, positions)
     return layer.weights(
-      query, key_value.key, mask=mask, bias=bias, positions=positions
+      query,
+      key_value.key,
+      mask=mask,
+      bias=bias,
+      positions=positions,
+      offset=query_offset,
     )
 
   def init_cache(

@@ -1,6 +1,6 @@
 """Attention with one head and any score, for RNN decoders."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -27,10 +27,12 @@ class Attention(nn.Module):
   (https://arxiv.org/abs/1508.04025).
 
   Attributes:
-    score: "dot", "scaled_dot", "general", "additive", "concat" or "cosine",
+    score: a name (`attention.modules.SCORE_NAMES` or `POSITIONAL_SCORE_NAMES`),
       or a score or callable, used unchanged.
     hidden_size: A of the additive and the concat score; None means the key's
       number of features.
+    score_sizes: other sizes of a named score by the names of `LearnedScore`,
+      for instance `{"window": 5}`.
     normalizer: a name (`attention.modules.NORMALIZER_NAMES`), or as in
       `attend`.
     dropout_rate: the probability to drop a weight; needs the rng "dropout".
@@ -63,6 +65,7 @@ class Attention(nn.Module):
 
   score: str | Score | Callable = "additive"
   hidden_size: int | None = None
+  score_sizes: Mapping[str, Any] | None = None
   normalizer: str | Normalizer | Callable | None = None
   dropout_rate: float = 0.0
   dtype: DTypeLike | None = None
@@ -76,6 +79,7 @@ class Attention(nn.Module):
       self.hidden_size,
       dtype=self.dtype,
       param_dtype=self.param_dtype,
+      **(self.score_sizes or {}),
     )
     self.learned_normalizer = LearnedNormalizer(
       self.normalizer, param_dtype=self.param_dtype

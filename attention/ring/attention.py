@@ -203,7 +203,7 @@ def _make_pair(
       query,
       key,
       value,
-      score=score,
+      score=score.placed(*start, key_length=lengths[1]),
       mask=visible,
       bias=bias if bias is None else bias.placed(*start),
       normalizer=normalizer,

@@ -4,7 +4,8 @@
 
 The maps are called once on all tokens, `pair` once per tile. A score is a
 pytree, so its arrays receive gradients. Any function `(query, key) -> scores`
-is a score too, with identity maps.
+is a score too, with identity maps. A score that depends on the positions of
+queries and keys defines `pair_at` instead of `pair`.
 """
 
 # Overrides keep the docstrings of what they override.
@@ -12,19 +13,19 @@ is a score too, with identity maps.
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxprs_in_params
 
 from attention import axes
 from attention.equality import EqualByValue
-from attention.head_parameters import grouped
+from attention.head_parameters import SCALAR, grouped
+from attention.positional import checked_offset
+from attention.scores.tile_positions import Positions, all_positions
 
 
 class Score(EqualByValue):
-  """A score: inherit, override `pair` and, where useful, the maps.
+  """A score: inherit, override `pair` or `pair_at`, and the maps where useful.
 
   Example:
     >>> import dataclasses, jax, jax.numpy as jnp
@@ -37,6 +38,19 @@ class Score(EqualByValue):
     >>> NegativeDistance()(jnp.zeros((2, 3)), jnp.ones((4, 3))).shape
     (2, 4)
   """
+
+  @property
+  def reads_positions(self) -> bool:
+    """Whether the score depends on positions: it overrides `pair_at`."""
+    return type(self).pair_at is not Score.pair_at
+
+  @property
+  def denominator(self) -> "Score | None":
+    """The score d that normalises the weights exp(score) / sum_j exp(d_j).
+
+    None means this score itself, that is a softmax. Both have the same maps.
+    """
+    return None
 
   def check(self, query: jax.Array, key: jax.Array) -> None:
     """Raises AssertionError if the shapes do not fit; it names the argument."""
@@ -55,12 +69,50 @@ class Score(EqualByValue):
     `attend` calls it on tiles, so a score may depend on its own two tokens
     only.
     """
-    raise NotImplementedError(f"{type(self).__name__} must define pair")
+    raise NotImplementedError(
+      f"{type(self).__name__} must define pair, or pair_at if it depends on "
+      "positions"
+    )
+
+  def pair_at(
+    self, query: jax.Array, key: jax.Array, positions: Positions
+  ) -> jax.Array:
+    """`pair` for a score that also depends on the tokens' positions.
+
+    A score may be -inf where it hides a key.
+    """
+    del positions
+    return self.pair(query, key)
 
   def __call__(self, query: jax.Array, key: jax.Array) -> jax.Array:
     """[..., T, Dq] and [..., S, Dk] to [..., T, S]."""
     self.check(query, key)
-    return self.pair(self.map_query(query), self.map_key(key))
+    positions = all_positions(query, key)
+    return self.pair_at(self.map_query(query), self.map_key(key), positions)
+
+  def shifted(self, offset: int | jax.Array) -> "Score":
+    """The score for queries that start at position `offset`.
+
+    The offset is one integer, which may be traced; otherwise a ValueError is
+    raised. A score that does not depend on positions is returned unchanged.
+    """
+    return self.placed(checked_offset(offset)) if self.reads_positions else self
+
+  def placed(
+    self,
+    row: int | jax.Array = 0,
+    column: int | jax.Array = 0,
+    *,
+    key_length: int | None = None,
+    first_head: int | jax.Array = 0,
+  ) -> "Score":
+    """The score for queries from `row`, keys from `column`, heads from a first.
+
+    `key_length` is the number of all keys; None means that of the arguments.
+    """
+    if not self.reads_positions:
+      return self
+    return Placed(self, row, column, first_head, key_length)
 
   def group_heads(self, num_key_value_heads: int, num_groups: int) -> "Score":
     """The same score for heads laid out as [K, G] instead of [H].
@@ -74,60 +126,69 @@ class Score(EqualByValue):
     return grouped(self, *heads) or GroupedHeads(self, *heads)
 
 
-_IMPURE = (
-  "JAX traces a score more than once, so it must be a pure function. Create a "
-  "module's parameters before `attend`: call the module once, or use `setup`."
-)
-
-
-@jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
-class FunctionScore(Score):
-  """A plain callable `(query, key) -> scores` as a score."""
-
-  function: Callable[[jax.Array, jax.Array], jax.Array]
-
-  def pair(self, query, key):
-    try:
-      return self.function(query, key)
-    except jax.errors.UnexpectedTracerError as error:
-      error.add_note(_IMPURE)
-      raise
-
-  def tree_flatten(self):
-    # A callable that is a pytree (`jax.tree_util.Partial`) keeps its leaves.
-    if jax.tree_util.all_leaves([self.function]):
-      return (), self.function
-    return (self.function,), None
-
-  @classmethod
-  def tree_unflatten(cls, function, children):
-    return cls(*children) if children else cls(function)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class MappedKeys(Score):
-  """A score of keys to which `map_key` has already been applied."""
+class Wrapper(Score):
+  """A score made from another; inherit, and override what differs."""
 
   score: Score
+
+  @property
+  def reads_positions(self):
+    return self.score.reads_positions
+
+  @property
+  def denominator(self):
+    inner = self.score.denominator
+    return None if inner is None else dataclasses.replace(self, score=inner)
+
+  def check(self, query, key):
+    self.score.check(query, key)
 
   def map_query(self, query):
     return self.score.map_query(query)
 
-  def pair(self, query, key):
-    return self.score.pair(query, key)
+  def map_key(self, key):
+    return self.score.map_key(key)
+
+  def pair_at(self, query, key, positions):
+    return self.score.pair_at(query, key, positions)
 
   def group_heads(self, num_key_value_heads, num_groups):
-    return MappedKeys(self.score.group_heads(num_key_value_heads, num_groups))
+    heads = (num_key_value_heads, num_groups)
+    bare = dataclasses.replace(self, score=None)  # type: ignore[arg-type]
+    own = grouped(bare, *heads)
+    if own is None:
+      return GroupedHeads(self, *heads)
+    return dataclasses.replace(own, score=self.score.group_heads(*heads))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class GroupedHeads(Score):
+class Placed(Wrapper):
+  """A score for other positions and heads, see `Score.placed`."""
+
+  row: int | jax.Array = dataclasses.field(metadata=SCALAR)
+  column: int | jax.Array = dataclasses.field(metadata=SCALAR)
+  first_head: int | jax.Array = dataclasses.field(metadata=SCALAR)
+  key_length: int | None = dataclasses.field(metadata={"static": True})
+
+  def pair_at(self, query, key, positions):
+    known = self.key_length is not None
+    placed = dataclasses.replace(
+      positions,
+      query_start=positions.query_start + self.row,
+      key_start=positions.key_start + self.column,
+      key_length=self.key_length if known else positions.key_length,
+      first_head=positions.first_head + self.first_head,
+    )
+    return self.score.pair_at(query, key, placed)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class GroupedHeads(Wrapper):
   """Calls a score that supports heads [H] only, for heads [K, G]."""
 
-  score: Score
   num_key_value_heads: int = dataclasses.field(metadata={"static": True})
   num_groups: int = dataclasses.field(metadata={"static": True})
 
@@ -138,12 +199,16 @@ class GroupedHeads(Score):
     return self._split(self.score.map_query(self._join(query)))
 
   def map_key(self, key):
-    if isinstance(self.score, FunctionScore):
-      return key  # `pair` then repeats tiles instead of all keys
+    if type(self.score).map_key is Score.map_key:
+      return key  # `pair_at` then repeats tiles instead of all keys
     return self._split(self.score.map_key(self._join(key)))
 
-  def pair(self, query, key):
-    return self._split(self.score.pair(self._join(query), self._join(key)))
+  def pair_at(self, query, key, positions):
+    # A tile has all heads, since `_split` accepts no others.
+    leading = (*positions.leading[:-2], 0) if positions.leading else ()
+    positions = dataclasses.replace(positions, leading=leading)
+    query, key = self._join(query), self._join(key)
+    return self._split(self.score.pair_at(query, key, positions))
 
   def _join(self, tokens):
     """[..., K or 1, G or 1, T, D] to [..., H, T, D]."""
@@ -156,64 +221,3 @@ class GroupedHeads(Score):
     return axes.split_axis(
       tokens, -3, self.num_key_value_heads, self.num_groups
     )
-
-
-def with_mapped_keys(score: Score) -> Score:
-  """The same score, for keys to which its `map_key` has been applied.
-
-  An RNN decoder then maps the encoder's states once, not at every step.
-
-  Args:
-    score: a bound score.
-
-  Returns:
-    A score `s` with `s(query, score.map_key(key)) == score(query, key)`.
-
-  Raises:
-    ValueError: if `score` is not a `Score`; `attention.scores.as_score` makes
-      one of a function.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> from attention import scores
-    >>> query, key = jnp.ones((2, 3)), jnp.ones((4, 3))
-    >>> score = scores.cosine(sharpness=5.0)
-    >>> memory = score.map_key(key)  # once
-    >>> with_mapped_keys(score)(query, memory)[0, 0]
-    Array(5., dtype=float32)
-  """
-  if not isinstance(score, Score):
-    raise ValueError(
-      f"score must be a Score, got {score!r}; attention.scores.as_score makes "
-      "one of a function"
-    )
-  return MappedKeys(score)
-
-
-def trace_score(score: Score, query, key) -> tuple[jax.ShapeDtypeStruct, int]:
-  """The shape of the scores and the elements per pair, by one trace."""
-  results = []
-
-  def trace(query, key):
-    score.check(query, key)
-    query, key = score.map_query(query), score.map_key(key)
-    closed, result = jax.make_jaxpr(score.pair, return_shape=True)(query, key)
-    elements = 1  # also if sizes are symbols of `jax.export`
-    if all(isinstance(size, int) for size in (*query.shape, *key.shape)):
-      largest = _largest(closed.jaxpr)
-      if largest > max(query.size, key.size):  # else the tokens, reshaped
-        pairs = math.prod(getattr(result, "shape", ()))
-        elements = max(-(-largest // max(pairs, 1)), 1)
-    results.append((result, elements))
-
-  jax.eval_shape(trace, query, key)
-  return results[0]
-
-
-def _largest(jaxpr) -> int:
-  """The number of elements of the largest array that a jaxpr makes."""
-  sizes = [0]
-  for equation in jaxpr.eqns:
-    sizes += [variable.aval.size for variable in equation.outvars]
-    sizes += map(_largest, jaxprs_in_params(equation.params))
-  return max(sizes)

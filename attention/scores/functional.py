@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from attention.checks import check_tokens
 from attention.scores import classical
-from attention.scores.base import FunctionScore, Score
+from attention.scores.base import Score
+from attention.scores.callables import FunctionScore
 
 
 def _evaluated(score: Score, query, key) -> jax.Array:

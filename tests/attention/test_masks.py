@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention import masks
+from attention import attend, masks
+from attention.implementations.blockwise import Blockwise
+from attention.masks.tile_visibility import Ranges, visibility
 
 ROWS, COLUMNS = np.arange(5)[:, None], np.arange(7)[None, :]
 
@@ -191,3 +193,65 @@ def test_every_integer_dtype_gives_the_same_mask(dtype):
     np.testing.assert_array_equal(
       got.materialize(9, 12), want.materialize(9, 12)
     )
+
+
+def test_where_skips_the_tiles_that_it_hides():
+  def near(query_positions, key_positions):
+    distance = query_positions - key_positions
+    return (distance >= 0) & (distance < 30)
+
+  rows, columns = Ranges.cut(100, 10), Ranges.cut(120, 10)
+  window, mask = masks.sliding_window(29, 0), masks.where(near)
+  for offset in (0, 7):
+    np.testing.assert_array_equal(
+      visibility(mask.shifted(offset), rows, columns),
+      visibility(window.shifted(offset), rows, columns),
+    )
+  ids = jnp.arange(120) // 40
+
+  def same(query_positions, key_positions):
+    return ids[query_positions] == ids[key_positions]
+
+  expected = visibility(masks.segments(ids[:100], ids), rows, columns)
+  tiles = jax.jit(lambda: visibility(masks.where(same), rows, columns))()
+  np.testing.assert_array_equal(tiles, expected)
+  np.testing.assert_array_equal(
+    masks.where(near).materialize(9, 40), window.materialize(9, 40)
+  )
+
+
+def test_where_with_traced_arrays_computes_all_tiles():
+  rows = columns = Ranges.cut(100, 10)
+
+  def tiles(limit):
+    mask = masks.where(lambda i, j: j < limit)
+    return visibility(mask, rows, columns)
+
+  assert (jax.jit(tiles)(30) == 1).all()
+  assert (tiles(30)[:, 3:] == 0).all()
+
+
+def test_where_equals_the_same_mask_in_tiles():
+  tokens = jax.random.normal(jax.random.key(0), (2, 23, 4))
+  slope = jnp.array([1, 2])[:, None, None]
+
+  def per_head(query_positions, key_positions):
+    return (query_positions - slope * key_positions) % 3 == 0
+
+  mask = masks.where(per_head) & masks.causal()
+  got, want = (
+    jax.jit(
+      lambda tokens, each=each: attend(
+        tokens, tokens, tokens, mask=mask, implementation=each
+      )
+    )(tokens)
+    for each in (Blockwise(query_block=5, key_block=4), "reference")
+  )
+  np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_where_rejects_what_is_no_mask():
+  with pytest.raises(ValueError, match="must be a function"):
+    masks.where(3)
+  with pytest.raises(TypeError, match="booleans"):
+    masks.where(lambda i, j: i - j).materialize(2, 2)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import attention
-from attention import biases, masks, multi_head_attention, scores
+from attention import biases, cache, masks, multi_head_attention, scores
 from attention.modules import (
+  POSITIONAL_SCORE_NAMES,
   SCORE_NAMES,
   Attention,
   LearnedScore,
@@ -26,7 +27,11 @@ def single(*shapes, seed=0):
   return [jnp.asarray(a.astype(np.float32)) for a in draw(seed, *shapes)]
 
 
-@sampled("name", SCORE_NAMES, default=["general", "additive"])
+@sampled(
+  "name",
+  SCORE_NAMES + POSITIONAL_SCORE_NAMES,
+  default=["general", "additive", "local_p"],
+)
 def test_attention_equals_attend_with_its_bound_score(name):
   query, key, value = single((2, 3, 4), (2, 5, 4), (2, 5, 6))
   module = Attention(name, hidden_size=8)
@@ -358,3 +363,47 @@ def test_half_precision_cache_stores_float32_projections():
   outputs, _ = jax.jit(decode)(variables, tokens, cache)
   want = jax.jit(module.apply)(variables, tokens, mask=masks.causal())
   np.testing.assert_allclose(outputs, want, rtol=1e-2, atol=1e-2)
+
+
+@sampled("name", POSITIONAL_SCORE_NAMES, default=["disentangled"])
+def test_positional_scores_of_heads_learn_and_decode(name):
+  tokens = single((2, 6, 8))[0]
+  module = MultiHeadAttention(
+    4,
+    num_key_value_heads=2,
+    score=name,
+    score_sizes={"max_distance": 3, "max_length": 6, "window": 2},
+  )
+  variables = module.init(jax.random.key(0), tokens)
+
+  @jax.jit
+  def run(variables):
+    def loss(variables):
+      outputs = module.apply(variables, tokens, mask=masks.causal())
+      return jnp.sum(outputs**2), outputs
+
+    gradient, outputs = jax.grad(loss, has_aux=True)(variables)
+    init = functools.partial(module.apply, method=module.init_cache)
+    decode = functools.partial(module.apply, method=module.decode)
+    memory = init(variables, (2,), 6)
+    parts = []
+    for part in jnp.split(tokens, [3, 4], axis=1):
+      output, memory = decode(variables, part, memory)
+      parts.append(output)
+    return gradient, outputs, jnp.concatenate(parts, axis=1)
+
+  gradient, outputs, decoded = run(variables)
+  np.testing.assert_allclose(decoded, outputs, rtol=1e-4, atol=1e-5)
+  score = gradient["params"]["learned_score"]
+  # A constant for each query does not change its weights.
+  assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(score))
+  assert all(leaf.any() for leaf in jax.tree.leaves(score))
+
+
+def test_positions_of_a_score_need_one_length_and_all_keys():
+  module = MultiHeadAttention(2, score="shaw")
+  tokens = single((2, 1, 8))[0]
+  variables = module.init(jax.random.key(0), tokens)
+  memory = cache.init((2, 2), 4, 4, length_shape=(2,))
+  with pytest.raises(NotImplementedError, match="depends on positions"):
+    module.apply(variables, tokens, memory, method=module.decode)

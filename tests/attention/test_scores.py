@@ -8,7 +8,7 @@ import pytest
 import attention
 from attention import masks, scores
 from attention.grouped_query import attend_heads
-from attention.scores.base import trace_score
+from attention.scores.tracing import trace_score
 from tests.attention.comparison import jitted
 from tests.attention.matrix import KINDS, sampled
 from tests.attention.oracle import CASES, draw, draw_parameters, loop_scores

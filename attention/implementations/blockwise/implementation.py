@@ -136,7 +136,7 @@ def _softmax(
     request.scores_shape[:-2],
     request.leading,
   )
-  pair, tiling = trace_pair(request.score, query, key, tiling, blocks)
+  pair, tiling = trace_pair(request, query, key, tiling, blocks)
   # Values may have leading axes that the scores do not have.
   shared = not request.is_masked and request.combined is None
   row_leading = request.scores_shape[:-2] if shared else request.leading

@@ -34,7 +34,7 @@ class Problem(NamedTuple):
   # The context has more leading axes than the statistics where values share
   # scores.
   row_leading: tuple[int, ...]
-  # (captured, query tile, key tile) -> scores [..., t, s]
+  # (captured, query tile, key tile, start of the tile) -> scores [..., t, s]
   pair: Callable
   # The others are (captured, start of the tile) -> array [..., t, s].
   bias: Callable | None
@@ -45,7 +45,7 @@ class Problem(NamedTuple):
     self, captured: Captured, query, key, start: Sequence[Any], *, masked: bool
   ) -> jax.Array:
     """The scores and bias of a tile; if `masked`, -inf for hidden pairs."""
-    scores = self.pair(captured.pair, query, key).astype(self.dtype)
+    scores = self.pair(captured.pair, query, key, start).astype(self.dtype)
     if self.bias is not None:
       scores = scores + self.bias(captured.bias, start)
     if masked and self.visible is not None:

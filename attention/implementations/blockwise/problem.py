@@ -18,7 +18,7 @@ from attention.implementations.blockwise.online_softmax import Captured, Problem
 from attention.implementations.blockwise.tiles import Tiling, cut, put, scan
 from attention.positional import Pairwise, TilePositions
 from attention.request import Request
-from attention.scores.base import Score
+from attention.scores import Positions
 
 # A function or None, and the arrays that it captured.
 Traced = tuple[Program | None, list[Any]]
@@ -71,7 +71,7 @@ class Pairs:
 
 
 def trace_pair(
-  score: Score,
+  request: Request,
   query: jax.Array,
   key: jax.Array,
   tiling: Tiling,
@@ -87,16 +87,28 @@ def trace_pair(
     tiling = dataclasses.replace(tiling, block=block)
     shape = tuple(map(min, block, whole))
     try:
-      return _trace_pair(score, query, key, tiling, shape), tiling
+      return _trace_pair(request, query, key, tiling, shape), tiling
     except (AssertionError, RuntimeError, TypeError, ValueError):
       pass
   tiling = dataclasses.replace(tiling, block=blocks[-1])
-  return _trace_pair(score, query, key, tiling), tiling
+  return _trace_pair(request, query, key, tiling), tiling
 
 
-def _trace_pair(score, query, key, tiling, leading=None) -> Traced:
-  def pair(query, key):
-    scores = score.pair(query, key)
+def _trace_pair(request, query, key, tiling, leading=None) -> Traced:
+  whole = jnp.broadcast_shapes(query.shape[:-2], key.shape[:-2])
+
+  def pair(query, key, start):
+    positions = Positions(
+      start[-2],
+      start[-1],
+      query.shape[-2],
+      key.shape[-2],
+      key_length=request.scores_shape[-1],
+      leading=tuple(
+        0 if size == 1 else index for index, size in zip(start, whole)
+      ),
+    )
+    scores = request.score.pair_at(query, key, positions)
     if leading is not None and scores.shape[:-2] != leading:
       raise ValueError("the score does not follow its arguments' shapes")
     return scores
@@ -105,8 +117,14 @@ def _trace_pair(score, query, key, tiling, leading=None) -> Traced:
     pair,
     cut(query, (0,) * query.ndim, tiling.row),
     cut(key, (0,) * key.ndim, tiling.column),
-    owner=identity(score),
+    _start(tiling),
+    owner=identity(request.score),
   )
+
+
+def _start(tiling: Tiling) -> tuple[jax.ShapeDtypeStruct, ...]:
+  """The type of the start of a tile."""
+  return (jax.ShapeDtypeStruct((), jnp.int32),) * (len(tiling.leading) + 2)
 
 
 def make_problem(
@@ -114,7 +132,7 @@ def make_problem(
 ) -> tuple[Problem, Captured]:
   """The functions of a tile, and the arrays that they captured."""
   tiling, request = pairs.tiling, pairs.request
-  start = (jax.ShapeDtypeStruct((), jnp.int32),) * (len(tiling.leading) + 2)
+  start = _start(tiling)
   traced: list[tuple[Any, list[Any]]] = [pair]
   for function, is_needed in (
     (pairs.bias, request.bias is not None),

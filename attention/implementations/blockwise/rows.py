@@ -45,7 +45,7 @@ def compute_rows(
   query, key = tokens[:2]
   solve = []
   for span, starts in _spans(tiling):
-    pair, span = trace_pair(request.score, query, key, span, blocks)
+    pair, span = trace_pair(request, query, key, span, blocks)
     problem, captured = make_problem(pair, Pairs(span, request), ())
     solve.append((problem, captured, _with_leading(span, starts)))
   arrays = tokens, [captured for _, captured, _ in solve]
@@ -77,7 +77,9 @@ def _block(request, problem: Problem, captured: Captured, tokens, start):
   query = cut(tokens[0], row, tiling.row)
   key, value = (cut(each, key_start, tiling.column) for each in tokens[1:])
   scores = problem.scores(captured, query, key, start, masked=True)
-  if tiling.has_partial or problem.bias is not None:
+  # A score that depends on positions may hide keys.
+  hides = request.score.reads_positions or problem.bias is not None
+  if tiling.has_partial or hides:
     weights = masked_weights(request.normalizer, scores)
     visible = jnp.any(~jnp.isneginf(scores), axis=-1)
   else:

@@ -9,6 +9,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from attention import attend, biases, masks
 from attention.implementations.blockwise import Blockwise
+from tests.attention import positional_cases
 from tests.attention.matrix import sampled
 from tests.attention.oracle import CASES, draw_parameters
 
@@ -150,3 +151,22 @@ def test_largest_finds_the_scores_of_the_reference():
     function = gradient("dot", "reference", **ARGUMENTS[what])
     jaxpr = jax.make_jaxpr(function)(*tokens(LENGTH), {})
     assert largest(jaxpr)[0] >= LENGTH**2
+
+
+@sampled("name", positional_cases.CASES, default=["shaw", "disentangled"])
+def test_scores_with_positions_make_no_array_of_all_pairs(name):
+  parameters = positional_cases.draw_case(name)
+  if name == "forgetting":
+    parameters = {"log_gates": jnp.zeros(LENGTH)}
+  parameters = positional_cases.as_arrays(parameters, jnp.float32)
+
+  def loss(parameters, *tokens):
+    score = positional_cases.CASES[name].bound(parameters)
+    return attend(*tokens, score=score, implementation=SMALL).sum()
+
+  features = positional_cases.FEATURES
+  tokens = [jax.ShapeDtypeStruct((1, LENGTH, features), jnp.float32)] * 3
+  jaxpr = jax.make_jaxpr(jax.grad(loss, range(4)))(parameters, *tokens)
+  size, where = largest(jaxpr)
+  # A tile has the products with 149 distances.
+  assert size <= 4 * 100 * 150, where

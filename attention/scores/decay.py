@@ -1,0 +1,72 @@
+"""Decay with distance that depends on the data."""
+
+# Overrides keep the docstrings of what they override.
+# ruff: noqa: D102
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from attention import axes
+from attention.checks import check_floating
+from attention.head_parameters import VECTOR
+from attention.scores.base import Score, Wrapper
+from attention.scores.callables import check_score
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decayed(Wrapper):
+  """score + total[i] - total[j]; see `forgetting`."""
+
+  total: jax.Array = dataclasses.field(metadata=VECTOR)
+
+  @property
+  def reads_positions(self):
+    return True
+
+  def pair_at(self, query, key, positions):
+    scores = self.score.pair_at(query, key, positions)
+    of_query, of_key = (
+      jnp.take(self.total, places, axis=-1, mode="clip")
+      for places in (positions.query, positions.key)
+    )
+    decay = of_query[..., :, None] - of_key[..., None, :]
+    scores, decay = axes.aligned(scores, decay)
+    return scores + decay
+
+
+def forgetting(score: Score, log_gates: jax.Array) -> Score:
+  """The Forgetting Transformer's score, with a data-dependent decay.
+
+  The score of query i and key j is the given one plus the sum of log_gates from
+  j + 1 to i. See "Forgetting Transformer: Softmax Attention with a Forget
+  Gate", Lin et al., 2025, equation 4 (https://arxiv.org/abs/2503.02130). Use it
+  with `masks.causal()`.
+
+  Args:
+    score: the score of contents.
+    log_gates: [..., S], the logarithm of the forget gate at each position, for
+      instance `jax.nn.log_sigmoid(inputs @ w + b)`, [B, H, S] for scores [B, H,
+      T, S].
+
+  Returns:
+    A score for `attend`; `log_gates` receive gradients.
+
+  Raises:
+    AssertionError: if `log_gates` are not floating-point numbers.
+    ValueError: if `score` is not a `Score`.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from attention import scores
+    >>> score = forgetting(scores.dot(), jnp.array([-1.0, -2.0, -4.0]))
+    >>> score(jnp.zeros((3, 1)), jnp.zeros((3, 1)))[2]
+    Array([-6., -4.,  0.], dtype=float32)
+  """
+  check_score(score)
+  check_floating(log_gates=log_gates)
+  log_gates = jnp.asarray(log_gates)
+  wide = jnp.promote_types(log_gates.dtype, jnp.float32)
+  return Decayed(score, jnp.cumsum(log_gates.astype(wide), axis=-1))

@@ -1,0 +1,177 @@
+"""Luong's location-based score and local attention."""
+
+# Overrides keep the docstrings of what they override.
+# ruff: noqa: D102
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from attention import axes
+from attention.checks import check_floating, check_shape
+from attention.head_parameters import MATRIX, SCALAR, VECTOR
+from attention.matmul import inner_products
+from attention.scores.base import Score, Wrapper
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Location(Score):
+  """Luong's location-based score, W_a h_t: one number for each key position.
+
+  It depends on the query and on the key's position, not on the key. Keys at
+  position L and after are hidden. See "Effective Approaches to Attention-based
+  Neural Machine Translation", Luong et al., 2015, equation 8
+  (https://arxiv.org/abs/1508.04025).
+
+  Attributes:
+    weight: [..., L, Dq], the paper's W_a, for positions 0 to L - 1.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from attention import scores
+    >>> weight = jnp.array([[1.0, 0.0], [0.0, 1.0]])  # two positions
+    >>> score = scores.location(weight)
+    >>> score(jnp.array([[3.0, 4.0]]), jnp.zeros((3, 2)))
+    Array([[  3.,   4., -inf]], dtype=float32)
+  """
+
+  weight: jax.Array = dataclasses.field(metadata=MATRIX)
+
+  def check(self, query, key):
+    check_floating(weight=self.weight)
+    features = query.shape[-1]
+    check_shape(
+      "weight", self.weight, positions=None, features=features, fits="query"
+    )
+
+  def pair_at(self, query, key, positions):
+    rows = jnp.take(self.weight, positions.key, axis=-2, mode="clip")
+    rows, query = axes.aligned(rows, query)
+    scores = inner_products(query, rows)
+    _, at = positions.broadcast(scores.ndim)
+    shape = jnp.broadcast_shapes(scores.shape[:-2], key.shape[:-2])
+    scores = jnp.where(at < self.weight.shape[-2], scores, -jnp.inf)
+    return jnp.broadcast_to(scores, (*shape, *scores.shape[-2:]))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Local(Wrapper):
+  """Local attention: the keys in a window around a position p of the query.
+
+  Without parameters it is the paper's local-m, with p the query's position; if
+  all queries are known, `masks.sliding_window(window, window)` has the same
+  effect and skips tiles. With parameters it is local-p, where p = S sigmoid(v .
+  tanh(W q)) is predicted. Its weights are multiplied by a Gaussian,
+
+      weights[j] = softmax_j(score) exp(-(j - p)^2 / (2 sigma^2)),
+
+  with sigma = window / 2, so they add up to less than 1. See "Effective
+  Approaches to Attention-based Neural Machine Translation", Luong et al., 2015,
+  section 3.2 (https://arxiv.org/abs/1508.04025).
+
+  Called as a function, it returns score - (j - p)^2 / (2 sigma^2), -inf outside
+  of the window. `attend` divides the exponentials of these by the sum of the
+  exponentials of the score alone. This needs softmax.
+
+  Attributes:
+    score: the score of contents.
+    window: the paper's D, the largest distance from p.
+    query_weight: [..., Dq, A], the paper's W_p, or None for local-m.
+    position_weight: [..., A], the paper's v_p, or None for local-m.
+    length: S, a number or an array [...] over leading axes, for instance the
+      lengths [B] of scores [B, T, S]; None means the number of keys.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from attention import attention_weights, scores
+    >>> tokens = jnp.ones((3, 2))
+    >>> attention_weights(tokens, tokens, score=scores.local(scores.dot(), 1))
+    Array([[0.5  , 0.5  , 0.   ],
+           [0.333, 0.333, 0.333],
+           [0.   , 0.5  , 0.5  ]], dtype=float32)
+  """
+
+  window: float = dataclasses.field(metadata={"static": True})
+  query_weight: jax.Array | None = dataclasses.field(
+    default=None, metadata=MATRIX
+  )
+  position_weight: jax.Array | None = dataclasses.field(
+    default=None, metadata=VECTOR
+  )
+  length: float | jax.Array | None = dataclasses.field(
+    default=None, metadata=SCALAR
+  )
+  has_gaussian: bool = dataclasses.field(
+    default=True, metadata={"static": True}
+  )
+
+  @property
+  def reads_positions(self):
+    return True
+
+  @property
+  def denominator(self):
+    if self.query_weight is None or not self.has_gaussian:
+      return super().denominator
+    return dataclasses.replace(self, has_gaussian=False)
+
+  def check(self, query, key):
+    if self.query_weight is not None:
+      check_floating(
+        query_weight=self.query_weight, position_weight=self.position_weight
+      )
+      features = query.shape[-1]
+      check_shape(
+        "query_weight",
+        self.query_weight,
+        features=features,
+        size=None,
+        fits="query",
+      )
+      check_shape(
+        "position_weight",
+        self.position_weight,
+        size=self.query_weight.shape[-1],
+        fits="query_weight",
+      )
+    self.score.check(query, key)
+
+  def map_query(self, query):
+    """The mapped query, followed by p / S as one more feature."""
+    mapped = self.score.map_query(query)
+    if self.query_weight is None:
+      return mapped
+    hidden = jnp.einsum("...td,...da->...ta", query, self.query_weight)
+    predicted = jnp.einsum(
+      "...ta,...a->...t", jnp.tanh(hidden), self.position_weight
+    )
+    dtype = jnp.promote_types(predicted.dtype, jnp.float32)
+    predicted = jax.nn.sigmoid(predicted.astype(dtype))[..., None]
+    shape = jnp.broadcast_shapes(mapped.shape[:-1], predicted.shape[:-1])
+    return jnp.concatenate(
+      [
+        jnp.broadcast_to(mapped, (*shape, mapped.shape[-1])),
+        jnp.broadcast_to(predicted, (*shape, 1)),
+      ],
+      axis=-1,
+    )
+
+  def pair_at(self, query, key, positions):
+    if self.query_weight is None:
+      scores = self.score.pair_at(query, key, positions)
+      center, at = positions.broadcast(scores.ndim)
+    else:
+      fraction, query = query[..., -1:], query[..., :-1]
+      scores = self.score.pair_at(query, key, positions)
+      length = positions.key_length if self.length is None else self.length
+      length = jnp.asarray(length, fraction.dtype)[..., None, None]
+      fraction, length, scores = axes.aligned(fraction, length, scores)
+      center = fraction * length
+      _, at = positions.broadcast(scores.ndim)
+    distance = (at - center).astype(scores.dtype)
+    if self.query_weight is not None and self.has_gaussian:
+      scores = scores - 2.0 * jnp.square(distance / self.window)
+    return jnp.where(abs(distance) <= self.window, scores, -jnp.inf)

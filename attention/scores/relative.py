@@ -1,0 +1,175 @@
+"""Scores that depend on the distance between a query and a key.
+
+A tile's queries and keys are consecutive, so it has t + s - 1 distances and not
+t s. A product with one vector for each distance, [t, t + s - 1], is skewed to
+the scores [t, s]; no array has D numbers for each pair.
+"""
+
+# Overrides keep the docstrings of what they override.
+# ruff: noqa: D102
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from attention import axes
+from attention.checks import check_floating, check_shape
+from attention.head_parameters import MATRIX, SCALAR
+from attention.matmul import inner_products
+from attention.positional import positions as count
+from attention.scores.base import Score
+
+
+def _distances(positions) -> jax.Array:
+  """int32 [t + s - 1], all j - i of a tile in ascending order."""
+  queries, keys = positions.num_queries, positions.num_keys
+  first = positions.key_start - positions.query_start - (queries - 1)
+  return first + count(queries + keys - 1)
+
+
+def _skewed(products: jax.Array, num_keys: int) -> jax.Array:
+  """[..., t, t + s - 1] by distance, ascending, to [..., t, s] by key."""
+  *leading, queries, distances = products.shape
+  if queries == 1:
+    return products
+  widths = [(0, 0)] * (products.ndim - 1) + [(0, 1)]
+  flat = jnp.pad(products, widths).reshape(*leading, -1)
+  flat = jax.lax.slice_in_dim(
+    flat, queries - 1, queries - 1 + queries * distances, axis=-1
+  )
+  rows = flat.reshape(*leading, queries, distances)
+  return rows[..., :num_keys]
+
+
+def _relative(tokens, table, indices, length: int) -> jax.Array:
+  """tokens[i] . table[indices[j - i]] of a tile, [..., t, length]."""
+  rows = jnp.take(table, indices, axis=-2, mode="clip")
+  return _skewed(inner_products(*axes.aligned(tokens, rows)), length)
+
+
+def scaled(scores, scale, features: int, terms: int = 1) -> jax.Array:
+  """Scores times a scale [...]; None means (terms * features) ** -0.5."""
+  if scale is None:
+    return scores * (1.0 / math.sqrt(max(terms * features, 1)))
+  scale = jnp.asarray(scale, scores.dtype)[..., None, None]
+  scores, scale = axes.aligned(scores, scale)
+  return scores * scale
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shaw(Score):
+  """Relative key vectors, scale * q . (k + a[clip(j - i, -m, m)]).
+
+  See "Self-Attention with Relative Position Representations", Shaw et al.,
+  2018, equation 4 (https://arxiv.org/abs/1803.02155). The paper's relative
+  value vectors (equation 3) are not part of a score.
+
+  Attributes:
+    relative_keys: [..., 2m + 1, D], the paper's w^K, from distance -m to m.
+    scale: a number, or an array [...] over leading axes; None means D ** -0.5.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from attention import scores
+    >>> score = scores.shaw(jnp.array([[-1.0], [0.0], [1.0]]))  # m = 1
+    >>> score(jnp.ones((2, 1)), jnp.zeros((4, 1)))
+    Array([[ 0.,  1.,  1.,  1.],
+           [-1.,  0.,  1.,  1.]], dtype=float32)
+  """
+
+  relative_keys: jax.Array = dataclasses.field(metadata=MATRIX)
+  scale: float | jax.Array | None = dataclasses.field(
+    default=None, metadata=SCALAR
+  )
+
+  def check(self, query, key):
+    check_table("relative_keys", self.relative_keys, query, "query")
+    check_shape("key", key, length=None, features=query.shape[-1], fits="query")
+    size = self.relative_keys.shape[-2]
+    if size % 2 == 0:
+      raise AssertionError(
+        f"relative_keys has {size} distances, but must have 2m + 1"
+      )
+
+  def pair_at(self, query, key, positions):
+    most = self.relative_keys.shape[-2] // 2
+    indices = _distances(positions) + most
+    relative = _relative(query, self.relative_keys, indices, key.shape[-2])
+    scores = _sum(inner_products(query, key), relative)
+    return scaled(scores, self.scale, query.shape[-1])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Disentangled(Score):
+  """DeBERTa's score: content to content, to position, and position to content.
+
+      scale * (q_i . k_j + q_i . kr[d(i, j)] + k_j . qr[d(j, i)]),
+      d(i, j) = clip(i - j + m, 0, 2m - 1)
+
+  See "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", He et al.,
+  2020, equations 3 and 4 (https://arxiv.org/abs/2006.03654).
+
+  Attributes:
+    relative_keys: [..., 2m, D], the paper's K_r = P W_k,r; None omits its term.
+    relative_queries: [..., 2m, D], the paper's Q_r; None omits its term.
+    scale: a number, or an array [...] over leading axes; None means
+      (n D) ** -0.5 for n terms, with all three (3 D) ** -0.5.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from attention import scores
+    >>> table = jnp.array([[1.0], [2.0]])  # m = 1
+    >>> score = scores.disentangled(table, None, scale=1.0)
+    >>> score(jnp.ones((1, 1)), jnp.zeros((2, 1)))
+    Array([[2., 1.]], dtype=float32)
+  """
+
+  relative_keys: jax.Array | None = dataclasses.field(metadata=MATRIX)
+  relative_queries: jax.Array | None = dataclasses.field(metadata=MATRIX)
+  scale: float | jax.Array | None = dataclasses.field(
+    default=None, metadata=SCALAR
+  )
+
+  def check(self, query, key):
+    check_shape("key", key, length=None, features=query.shape[-1], fits="query")
+    for name, tokens in (("relative_keys", query), ("relative_queries", key)):
+      table = getattr(self, name)
+      if table is not None:
+        check_table(name, table, tokens, "query")
+
+  def pair_at(self, query, key, positions):
+    scores = inner_products(query, key)
+    if self.relative_keys is not None:
+      # The index d(i, j) for distances j - i.
+      indices = self.relative_keys.shape[-2] // 2 - _distances(positions)
+      term = _relative(query, self.relative_keys, indices, key.shape[-2])
+      scores = _sum(scores, term)
+    if self.relative_queries is not None:
+      swapped = dataclasses.replace(
+        positions,
+        query_start=positions.key_start,
+        key_start=positions.query_start,
+        num_queries=positions.num_keys,
+        num_keys=positions.num_queries,
+      )
+      indices = self.relative_queries.shape[-2] // 2 - _distances(swapped)
+      term = _relative(key, self.relative_queries, indices, query.shape[-2])
+      scores = _sum(scores, jnp.swapaxes(term, -1, -2))
+    tables = self.relative_keys, self.relative_queries
+    terms = 1 + sum(table is not None for table in tables)
+    return scaled(scores, self.scale, query.shape[-1], terms)
+
+
+def _sum(left, right):
+  left, right = axes.aligned(left, right)
+  return left + right
+
+
+def check_table(name, table, tokens, fits):
+  """Raises AssertionError unless a table is [..., rows, D] for tokens."""
+  check_floating(**{name: table})
+  check_shape(name, table, rows=None, features=tokens.shape[-1], fits=fits)

@@ -1,0 +1,483 @@
+"""Scores that read positions: values, derivatives, positions of every tile."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attention
+from attention import (
+  attend,
+  cache,
+  masks,
+  modules,
+  multi_head_attention,
+  normalizers,
+  ring_attention,
+  scores,
+)
+from attention.grouped_query import attend_heads
+from attention.implementations.blockwise import Blockwise
+from attention.ring import arrange, restore
+from tests.attention.comparison import close, jitted, wide
+from tests.attention.matrix import sampled
+from tests.attention.oracle import draw, loop_attend
+from tests.attention.positional_cases import (
+  CASES,
+  FEATURES,
+  as_arrays,
+  draw_case,
+  loop,
+)
+
+attention_weights = jitted(attention.attention_weights)
+TILES = Blockwise(query_block=4, key_block=3, leading_block=1)
+SHAPES = (2, 11, FEATURES), (2, 13, FEATURES), (2, 13, 5)
+every_name = pytest.mark.parametrize("name", CASES)
+
+
+def result(name, implementation, **options):
+  """(parameters, *tokens) -> the context and the lse of a case."""
+
+  def run(parameters, query, key, value):
+    return attend(
+      query,
+      key,
+      value,
+      score=CASES[name].bound(parameters),
+      implementation=implementation,
+      return_lse=True,
+      **options,
+    )
+
+  return run
+
+
+def loss(name, implementation):
+  run = result(name, implementation, mask=masks.causal(5))
+
+  def total(*arguments):
+    context, lse = run(*arguments)
+    return jnp.sum(jnp.sin(context)) + jnp.sum(jnp.where(lse > -9e9, lse, 0.0))
+
+  return total
+
+
+def expected_weights(name, table, parameters, query, key, visible=True):
+  """The weights of a table of scores; those of local-p keep the Gaussian."""
+  del parameters
+  weights = loop_attend(table, np.zeros((*key.shape[:-1], 1)), visible)[2]
+  if name != "local_p":
+    return weights
+  # The paper: softmax over the window, times the Gaussian.
+  dots = np.where(np.isneginf(table), -np.inf, query @ key.swapaxes(-1, -2))
+  weights = loop_attend(dots, np.zeros((*key.shape[:-1], 1)), visible)[2]
+  inside = ~np.isneginf(table)
+  gaussian = np.exp(np.where(inside, table - np.where(inside, dots, 0.0), 0.0))
+  return weights * gaussian
+
+
+@every_name
+def test_weights_equal_a_numpy_loop(name):
+  query, key, _ = draw(0, *SHAPES)
+  parameters = draw_case(name)
+  table = loop(name, parameters, query, key)
+  with wide():
+    score = CASES[name].bound(as_arrays(parameters))
+    got = score(jnp.asarray(query), jnp.asarray(key))
+    np.testing.assert_allclose(got, table, rtol=1e-9, atol=1e-11)
+    weights = attention_weights(query, key, score=score)
+  want = expected_weights(name, table, parameters, query, key)
+  np.testing.assert_allclose(weights, want, rtol=1e-9, atol=1e-11)
+
+
+@sampled("name", CASES, default=["local_p", "disentangled", "modified"])
+def test_tiles_and_gradients_equal_the_dense_formula(name):
+  tokens = draw(1, *SHAPES)
+  parameters = draw_case(name)
+  with wide():
+    point = as_arrays((parameters, *tokens))
+    both = [
+      jax.jit(jax.value_and_grad(loss(name, each), range(4)))(*point)
+      for each in ("reference", TILES)
+    ]
+    close(both[1], both[0])
+
+
+@sampled("name", CASES, default=["shaw"])
+def test_gradients_equal_differences_of_loops(name):
+  query, key, value = draw(2, *SHAPES)
+  parameters, direction = draw_case(name), draw_case(name, seed=5)
+  tangents = (direction, *draw(6, *SHAPES))
+  visible = np.tri(11, 13, 5, dtype=bool)
+
+  def total(size):
+    def moved(point, tangent):
+      return jax.tree.map(lambda p, t: p + size * t, point, tangent)
+
+    parameters_, query_, key_, value_ = (
+      moved(*each) for each in zip((parameters, query, key, value), tangents)
+    )
+    table = loop(name, parameters_, query_, key_)
+    weights = expected_weights(name, table, parameters_, query_, key_, visible)
+    return np.sum(np.sin(weights @ value_))
+
+  def of_context(*arguments):
+    run = result(name, TILES, mask=masks.causal(5))
+    return jnp.sum(jnp.sin(run(*arguments)[0]))
+
+  with wide():
+    point = as_arrays((parameters, query, key, value))
+    _, forward = jax.jvp(of_context, point, as_arrays(tangents))
+    gradient = jax.grad(of_context, range(4))(*point)
+    reverse = sum(
+      jax.tree.leaves(
+        jax.tree.map(lambda g, t: jnp.sum(g * t), gradient, tangents)
+      )
+    )
+  step = 1e-5
+  want = (total(step) - total(-step)) / (2.0 * step)
+  np.testing.assert_allclose(forward, want, rtol=1e-6, atol=1e-7)
+  np.testing.assert_allclose(reverse, want, rtol=1e-6, atol=1e-7)
+
+
+@sampled("name", CASES, default=["transformer_xl"])
+def test_hessian_vector_products_equal_the_dense_formula(name):
+  with wide():
+    point = as_arrays((draw_case(name), *draw(3, *SHAPES)))
+    tangent = as_arrays((draw_case(name, seed=5), *draw(6, *SHAPES)))
+    both = [
+      jax.jit(
+        lambda point, tangent, each=each: jax.jvp(
+          jax.grad(loss(name, each), range(4)), point, tangent
+        )[1]
+      )(point, tangent)
+      for each in ("reference", TILES)
+    ]
+    close(both[1], both[0], rtol=1e-8, atol=1e-9)
+
+
+@sampled("name", CASES, default=["location"])
+def test_other_normalizers_equal_the_dense_formula(name):
+  point = as_arrays((draw_case(name), *draw(4, *SHAPES)), jnp.float32)
+
+  def run(implementation):
+    def context(parameters, query, key, value):
+      return attend(
+        query,
+        key,
+        value,
+        score=CASES[name].bound(parameters),
+        normalizer=normalizers.sparsemax(),
+        implementation=implementation,
+      )
+
+    return jax.jit(context)(*point)
+
+  if name == "local_p":
+    with pytest.raises(NotImplementedError, match="softmax"):
+      run(TILES)
+  else:
+    close(run(TILES), run("reference"), rtol=1e-4, atol=1e-5)
+
+
+@sampled("name", CASES, default=["local_m"])
+def test_shifted_scores_equal_the_last_rows(name):
+  query, key, _ = as_arrays(draw(7, *SHAPES), jnp.float32)
+  score = CASES[name].bound(as_arrays(draw_case(name), jnp.float32))
+  got = score.shifted(7)(query[:, 7:], key)
+  np.testing.assert_allclose(got, score(query, key)[:, 7:], 1e-4, 1e-5)
+  assert score.shifted(7).reads_positions == score.reads_positions
+
+
+def test_offset_of_a_score_must_be_one_integer():
+  score = scores.shaw(jnp.ones((3, 2)))
+  for offset in (1.0, jnp.array([1, 2])):
+    with pytest.raises(ValueError, match="offset must be one integer"):
+      score.shifted(offset)
+
+
+def far(scores, query_positions, key_positions):
+  return scores + jnp.sin(query_positions - 2.0 * key_positions)
+
+
+def by_head(scores, batch, head, query_positions, key_positions):
+  phase = 0.3 * head + 0.7 * batch
+  return scores + jnp.sin(phase + query_positions - 2.0 * key_positions)
+
+
+def test_cached_decoding_passes_the_position_of_the_query():
+  drawn = draw(8, (2, 6, 8), (8, 4, 2), (8, 2, 2), (8, 2, 2), (4, 2, 8))
+  tokens, *weights = as_arrays(drawn, jnp.float32)
+  score = scores.modified(scores.scaled_dot(), by_head, with_indices=True)
+
+  @jax.jit
+  def both(tokens, weights):
+    whole = multi_head_attention(
+      tokens, tokens, tokens, *weights, score=score, mask=masks.causal()
+    )
+    memory = cache.init((2, 2), 6, 2)
+    parts = []
+    for part in (tokens[:, :4], tokens[:, 4:5], tokens[:, 5:]):
+      output, memory = multi_head_attention(
+        part, part, part, *weights, score=score, cache=memory
+      )
+      parts.append(output)
+    return whole, jnp.concatenate(parts, axis=1)
+
+  whole, parts = both(tokens, weights)
+  np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  "implementation",
+  [TILES, pytest.param("reference", marks=pytest.mark.exhaustive)],
+)
+def test_batch_and_head_are_true_indices_for_grouped_heads(implementation):
+  query, key = as_arrays(draw(9, (2, 6, 5, 4), (2, 3, 7, 4)), jnp.float32)
+  score = scores.modified(scores.dot(), by_head, with_indices=True)
+  got = attend_heads(
+    query,
+    key,
+    key,
+    score=score,
+    mask=None,
+    bias=None,
+    implementation=implementation,
+  )[0]
+  batch, head, rows, columns = np.ogrid[:2, :6, :5, :7]
+  keys = jnp.repeat(key, 2, axis=1)
+  table = by_head(query @ keys.mT, batch, head, rows, columns)
+  want = jax.nn.softmax(table, axis=-1) @ keys
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@sampled("name", CASES, default=["disentangled"])
+def test_grouped_heads_equal_repeated_keys(name):
+  query, key = as_arrays(draw(10, (4, 13, 4), (2, 13, 4)), jnp.float32)
+  score = CASES[name].bound(as_arrays(draw_case(name), jnp.float32))
+  got = attend_heads(query, key, key, score=score, mask=None, bias=None)[0]
+  keys = jnp.repeat(key, 2, axis=0)
+  want = attend(query, keys, keys, score=score)
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_each_head_may_have_its_own_table_and_temperature():
+  query, key, table = as_arrays(
+    draw(11, (4, 9, 4), (2, 9, 4), (4, 5, 4)), jnp.float32
+  )
+  temperature = jnp.arange(1.0, 5.0)
+  score = scores.temperature(scores.shaw(table), temperature)
+  got = attend_heads(
+    query, key, key, score=score, mask=None, bias=None, implementation=TILES
+  )[0]
+  for head in range(4):
+    own = scores.temperature(scores.shaw(table[head]), temperature[head])
+    keys = key[head // 2]
+    want = attend(query[head], keys, keys, score=own)
+    np.testing.assert_allclose(got[head], want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("name", "order"),
+  [
+    ("local_p", "zigzag"),
+    *(
+      pytest.param(name, order, marks=pytest.mark.exhaustive)
+      for name in ("shaw", "transformer_xl", "forgetting", "location")
+      for order in ("contiguous", "zigzag")
+    ),
+  ],
+)
+def test_ring_equals_one_device_with_gradients(name, order):
+  length = 12
+  parameters = draw_case(name)
+  if name == "forgetting":
+    parameters["log_gates"] = parameters["log_gates"][:length]
+  tokens = draw(12, *((2, length, FEATURES),) * 3)
+  arguments = as_arrays((parameters, *tokens), jnp.float32)
+  mesh = jax.make_mesh(
+    (2,), ("sequence",), axis_types=(jax.sharding.AxisType.Auto,)
+  )
+  shard = jax.P(None, "sequence")
+
+  def in_a_ring(parameters, *tokens):
+    def run(parameters, *tokens):
+      return ring_attention(
+        *tokens,
+        axis_name="sequence",
+        score=CASES[name].bound(parameters),
+        mask=masks.causal(),
+        order=order,
+      )
+
+    arranged = [arrange(each, 2, axis=1, order=order) for each in tokens]
+    context = jax.shard_map(
+      run,
+      mesh=mesh,
+      in_specs=(jax.P(), shard, shard, shard),
+      out_specs=shard,
+    )(parameters, *arranged)
+    return restore(context, 2, axis=1, order=order)
+
+  def alone(parameters, *tokens):
+    score = CASES[name].bound(parameters)
+    return attend(*tokens, score=score, mask=masks.causal())
+
+  def with_gradients(run):
+    def total(*arguments):
+      context = run(*arguments)
+      return jnp.sum(jnp.sin(context)), context
+
+    return jax.jit(jax.grad(total, range(4), has_aux=True))(*arguments)
+
+  with jax.set_mesh(mesh):
+    got = with_gradients(in_a_ring)
+  close(got, with_gradients(alone), rtol=1e-3, atol=1e-4)
+
+
+def test_sharded_heads_pass_the_index_of_the_head():
+  axes = (jax.sharding.AxisType.Auto,)
+  mesh = jax.make_mesh((2,), ("tensor",), axis_types=axes)
+  score = scores.modified(scores.scaled_dot(), by_head, with_indices=True)
+  tokens = jnp.asarray(draw(13, (2, 5, 8))[0], jnp.float32)
+  module = modules.MultiHeadAttention(4, score=score)
+  variables = module.init(jax.random.key(0), tokens)
+  sharded = module.clone(mesh_axes=modules.MeshAxes(heads="tensor"))
+  with jax.set_mesh(mesh):
+    got = jax.jit(sharded.apply)(variables, tokens)
+  np.testing.assert_allclose(
+    got, module.apply(variables, tokens), rtol=1e-4, atol=1e-5
+  )
+
+
+@pytest.mark.parametrize(
+  "function",
+  [
+    lambda q, k: q @ k.mT - jnp.arange(k.shape[-2]),
+    lambda q, k: q @ k.mT - np.arange(k.shape[-2]),
+    lambda q, k: jnp.tril(q @ k.mT),
+    jax.jit(lambda q, k: q @ k.mT * jnp.arange(q.shape[-2])[:, None]),
+  ],
+)
+def test_function_that_computes_positions_is_refused(function):
+  query, key = as_arrays(draw(14, (5, 4), (7, 4)), jnp.float32)
+  with jax.numpy_rank_promotion("allow"):
+    for score in (function, scores.modified(scores.as_score(function), far)):
+      with pytest.raises(ValueError, match=r"attention\.scores\.positional"):
+        attend(query, key, key, score=score)
+
+
+@pytest.mark.parametrize("length", [4, 1])
+def test_function_that_numbers_features_is_accepted(length):
+  query, key = as_arrays(draw(15, (length, 4), (4, 4)), jnp.float32)
+
+  def score(query, key):
+    return query @ (key * jnp.arange(4)[None] * np.arange(4)[None]).mT
+
+  weights = jnp.arange(4.0)[None] ** 2
+  got = attend(query, key, key, score=score)
+  np.testing.assert_allclose(
+    got,
+    jax.nn.softmax(query @ (key * weights).mT, -1) @ key,
+    rtol=1e-4,
+    atol=1e-5,
+  )
+
+
+def test_wrappers_reject_functions():
+  for wrap in (
+    lambda: scores.modified(lambda q, k: q @ k.mT, far),
+    lambda: scores.forgetting(lambda q, k: q @ k.mT, jnp.zeros(3)),
+    lambda: scores.positional(3),
+    lambda: scores.modified(scores.dot(), 3),
+  ):
+    with pytest.raises(ValueError, match="must be a"):
+      wrap()
+
+
+@pytest.mark.parametrize(
+  ("argument", "score"),
+  [
+    ("weight", scores.location(jnp.ones((9, 3)))),
+    ("relative_keys", scores.shaw(jnp.ones((3, 3)))),
+    ("relative_keys", scores.shaw(jnp.ones((4, 4)))),
+    ("relative_queries", scores.disentangled(None, jnp.ones((4, 3)))),
+    (
+      "weight",
+      scores.transformer_xl(jnp.ones((5, 4)), jnp.ones(4), jnp.ones(4)),
+    ),
+    (
+      "content_bias",
+      scores.transformer_xl(jnp.ones((6, 4)), jnp.ones(3), jnp.ones(4)),
+    ),
+    ("query_gain", scores.qk_norm(scores.dot(), jnp.ones(3))),
+    (
+      "query_weight",
+      scores.local(scores.dot(), 2, jnp.ones((3, 2)), jnp.ones(2)),
+    ),
+    (
+      "position_weight",
+      scores.local(scores.dot(), 2, jnp.ones((4, 2)), jnp.ones(3)),
+    ),
+  ],
+)
+def test_errors_name_the_argument(argument, score):
+  with pytest.raises(AssertionError, match=rf"^{argument} has"):
+    score(jnp.ones((5, 4)), jnp.ones((6, 4)))
+
+
+def test_windows_without_a_key_have_zero_weights_and_gradients():
+  # The window of query 9 and later lies after the last key.
+  query, key, value = as_arrays(draw(16, (12, 4), (5, 4), (5, 3)), jnp.float32)
+
+  def total(query, key, value):
+    context = attend(
+      query,
+      key,
+      value,
+      score=scores.local(scores.dot(), 3),
+      implementation=TILES,
+    )
+    return jnp.sum(context**2), context
+
+  gradients, context = jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))(
+    query, key, value
+  )
+  np.testing.assert_array_equal(context[8:], 0.0)
+  np.testing.assert_array_equal(gradients[0][8:], 0.0)
+  assert all(jnp.isfinite(each).all() for each in gradients)
+
+
+def test_lengths_of_examples_scale_the_predicted_position():
+  query, key, weight, vector = as_arrays(
+    draw(17, (2, 3, 4), (2, 9, 4), (4, 6), (6,)), jnp.float32
+  )
+  lengths = jnp.array([5, 9])
+  score = scores.local(scores.dot(), 2, weight, vector, length=lengths)
+  got = attention_weights(query, key, score=score, mask=masks.padding(lengths))
+  alone = scores.local(scores.dot(), 2, weight, vector)
+  want = attention_weights(query[0], key[0, :5], score=alone)
+  np.testing.assert_allclose(got[0, :, :5], want, rtol=1e-4, atol=1e-5)
+
+
+def test_modified_scores_have_the_gradients_of_their_arrays():
+  query, key, slope = as_arrays(draw(18, (9, 4), (9, 4), ()), jnp.float32)
+
+  def total(slope, implementation):
+    def modify(slope, scores, query_positions, key_positions):
+      return scores - slope * jnp.abs(query_positions - key_positions)
+
+    score = scores.modified(scores.dot(), jax.tree_util.Partial(modify, slope))
+    assert len(jax.tree.leaves(score)) == 1
+    return attend(
+      query, key, key, score=score, implementation=implementation
+    ).var()
+
+  got, want = (
+    jax.jit(jax.grad(functools.partial(total, implementation=each)))(slope)
+    for each in (TILES, "reference")
+  )
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
