@@ -102,7 +102,10 @@ def test_attention_imports_neither_experiments_nor_configs():
     assert not re.search(r"^\s*(from|import) (experiments|configs)", source)
 
 
-@pytest.mark.parametrize("guide", ["adding_a_score", "adding_a_normalizer"])
+@pytest.mark.parametrize(
+  "guide",
+  ["adding_a_score", "adding_a_mask_or_bias", "adding_a_normalizer"],
+)
 def test_guides_run(guide):
   text = (ROOT / "docs" / f"{guide}.md").read_text()
   programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
