@@ -221,10 +221,14 @@ class Shift(Transform):
   row: int | jax.Array
   column: jax.Array | None
 
-  def block(self, inner, rows, columns, rank):
+  def moved(self, rows: Any, columns: Any) -> tuple[Any, Any]:
+    """The positions at which `inner` is evaluated."""
     if self.column is not None:
       columns = columns + self.column
-    return inner.block(rows + self.row, columns, rank)
+    return rows + self.row, columns
+
+  def block(self, inner, rows, columns, rank):
+    return inner.block(*self.moved(rows, columns), rank)
 
   def check(self, inner, query_length, key_length):
     inner.check(None, key_length if self.column is None else None)

@@ -97,7 +97,9 @@ def sliding_window(
 def segments(query_ids: jax.Array, key_ids: jax.Array) -> Mask:
   """A query may attend to the keys of its own segment.
 
-  Segments are, for instance, several texts packed into one sequence.
+  Segments are, for instance, several texts packed into one sequence. Blockwise
+  attention skips tiles whose ranges of ids have nothing in common, also if the
+  ids are traced.
 
   Args:
     query_ids: int [..., T], the segment of each query.

@@ -15,8 +15,11 @@ import jax.numpy as jnp
 from attention import axes
 from attention.positional import (
   ArrayValues,
+  GroupHeads,
   Pair,
   Pairwise,
+  SelectHeads,
+  Shift,
   Transform,
   View,
   checked_length,
@@ -42,6 +45,15 @@ class Mask(Pairwise):
 
   def __invert__(self):
     return self._view(Invert())
+
+  def may_show(self, rows: Any, columns: Any) -> jax.Array | bool:
+    """Whether a tile may have a visible pair; True if that is unknown.
+
+    Blockwise attention calls it for masks whose arrays are traced, and skips
+    the other tiles at run time.
+    """
+    del rows, columns
+    return True
 
   def _view(self, transform: Transform) -> "MaskView":
     return MaskView(self, transform)
@@ -125,6 +137,17 @@ class Segments(Mask):
     query_ids = taken(query_ids, rows, -1)[..., :, None]
     return query_ids == taken(key_ids, columns, -1)[..., None, :]
 
+  def may_show(self, rows, columns):
+    ids = self.query_ids, self.key_ids
+    if not any(isinstance(each, jax.core.Tracer) for each in ids):
+      return True  # these tiles are skipped when tracing
+    query_ids, key_ids = (
+      taken(axes.leading_aligned(each, self.leading_rank, 1), positions, -1)
+      for each, positions in zip(ids, (rows, columns))
+    )
+    below = query_ids.min(axis=-1) <= key_ids.max(axis=-1)
+    return jnp.any(below & (query_ids.max(axis=-1) >= key_ids.min(axis=-1)))
+
   def check(self, query_length, key_length):
     checked_length("query_ids", self.query_ids.shape, -1, query_length)
     checked_length("key_ids", self.key_ids.shape, -1, key_length)
@@ -179,6 +202,15 @@ class Combined(Pair, Mask):
     left, right = self.blocks(rows, columns, rank)
     return left & right if self.operation == "and" else left | right
 
+  def may_show(self, rows, columns):
+    pair = self.left, self.right
+    left, right = (each.may_show(rows, columns) for each in pair)
+    if self.operation == "or":
+      return True if left is True or right is True else left | right
+    if left is True or right is True:
+      return right if left is True else left
+    return left & right
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -193,6 +225,14 @@ class Invert(Transform):
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaskView(View, Mask):
   """A mask, changed by a `Transform`."""
+
+  def may_show(self, rows, columns):
+    change = self.transform
+    if isinstance(change, Shift):
+      return self.inner.may_show(*change.moved(rows, columns))
+    if isinstance(change, GroupHeads | SelectHeads):
+      return self.inner.may_show(rows, columns)
+    return True
 
 
 def _compared(compare, positions, parameter, rank):

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from attention import axes
 from attention.implementations.blockwise.online_softmax import (
   Captured,
   Problem,
@@ -130,7 +131,39 @@ def _tile_terms(problem, primals, statistics, linear, start):
   query_tangent = linear.query
   if query_tangent is not None:
     query_tangent = cut(query_tangent, row, tiling.row)
-  key_tangent = _in_columns(columns_tile(linear.key_columns))
+  rows = Statistics(*(cut(each, row, tiling.row) for each in statistics))
+  tangents = _Linear(
+    linear.captured,
+    query_tangent,
+    columns_tile(linear.key_columns),
+    columns_tile(linear.value_columns),
+  )
+  terms = functools.partial(
+    _terms_of_tiles,
+    problem,
+    captured,
+    (query_tile, key_tile, value_tile),
+    rows,
+    start,
+  )
+  if problem.occupied is None:
+    return terms(tangents)
+  zero = axes.varying_zero(primals, dtype)
+  shapes = jax.eval_shape(terms, tangents)
+  return jax.lax.cond(
+    problem.occupied(captured.occupied, start),
+    terms,
+    lambda _: jax.tree.map(
+      lambda each: jnp.broadcast_to(zero.astype(each.dtype), each.shape), shapes
+    ),
+    tangents,
+  )
+
+
+def _terms_of_tiles(problem, captured, tiles, rows, start, linear):
+  """`_tile_terms` for tiles that are cut."""
+  tiling, dtype = problem.tiling, problem.dtype
+  query_tile, key_tile, value_tile = tiles
 
   def scores_of(of_pair, *tiles):
     pair, bias = of_pair
@@ -141,16 +174,15 @@ def _tile_terms(problem, primals, statistics, linear, start):
   scores, scores_tangent = _jvp(
     scores_of,
     ((captured.pair, captured.bias), query_tile, key_tile),
-    (linear.captured, query_tangent, key_tangent),
+    (linear.captured, linear.query, _in_columns(linear.key_columns)),
   )
-  rows = Statistics(*(cut(each, row, tiling.row) for each in statistics))
   weights = rows.weights(scores)
   kept = problem.dropped(captured, weights, start)
   of_lse = by_scores = by_values = None
   if scores_tangent is not None:
     of_lse = jnp.sum(weights * scores_tangent, axis=-1)
     by_scores = weighted_sum(kept * scores_tangent, value_tile, dtype)
-  value_columns = columns_tile(linear.value_columns)
+  value_columns = linear.value_columns
   if value_columns is not None:
     value_columns = value_columns.astype(value_tile.dtype)
     by_values = weighted_sum_columns(kept, value_columns, dtype)

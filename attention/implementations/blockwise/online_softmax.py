@@ -24,6 +24,7 @@ class Captured(NamedTuple):
   bias: list[Any]
   visible: list[Any]
   multiplier: list[Any]
+  occupied: list[Any]
 
 
 class Problem(NamedTuple):
@@ -40,6 +41,8 @@ class Problem(NamedTuple):
   bias: Callable | None
   visible: Callable | None  # None if no tile is partial
   multiplier: Callable | None
+  # -> bool: whether the tile has a visible pair. None if all may have one.
+  occupied: Callable | None
 
   def scores(
     self, captured: Captured, query, key, start: Sequence[Any], *, masked: bool
@@ -92,12 +95,19 @@ def context_and_statistics(
     def visit(masked, position, state):
       column = jnp.asarray(columns)[position]
       key_start, tile_start = (*start[:-1], column), (*start, column)
-      key_tile = cut(key, key_start, tiling.column)
-      scores = problem.scores(
-        captured, query_tile, key_tile, tile_start, masked=masked
-      )
-      value_tile = cut(value, key_start, tiling.column)
-      return _updated(problem, captured, state, scores, value_tile, tile_start)
+
+      def update(state):
+        key_tile = cut(key, key_start, tiling.column)
+        scores = problem.scores(
+          captured, query_tile, key_tile, tile_start, masked=masked
+        )
+        tile = cut(value, key_start, tiling.column)
+        return _updated(problem, captured, state, scores, tile, tile_start)
+
+      if not masked or problem.occupied is None:
+        return update(state)
+      occupied = problem.occupied(captured.occupied, tile_start)
+      return jax.lax.cond(occupied, update, lambda state: state, state)
 
     state = jax.tree.map(lambda each: cut(each, start, tiling.row), outputs)
     for part, masked in enumerate((False, True)):

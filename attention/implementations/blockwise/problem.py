@@ -40,6 +40,12 @@ class Pairs:
       return visible
     return visible & self._tile(self.request.mask, start)
 
+  def occupied(self, start) -> jax.Array | bool:
+    """Whether a tile may have a visible pair; True if that is unknown."""
+    if self.request.mask is None:
+      return True
+    return self.request.mask.may_show(*self._positions(start))
+
   def bias(self, start) -> jax.Array:
     """The bias of a tile."""
     return self._tile(self.request.bias, start).astype(self.request.dtype)
@@ -138,6 +144,7 @@ def make_problem(
     (pairs.bias, request.bias is not None),
     (pairs.visible, tiling.has_partial),
     (pairs.multiplier, request.dropout is not None),
+    (pairs.occupied, pairs.occupied((0,) * len(start)) is not True),
   ):
     traced.append(
       without_captured(function, start) if is_needed else (None, [])

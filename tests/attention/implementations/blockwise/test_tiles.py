@@ -212,6 +212,77 @@ def test_empty_tiles_are_not_computed():
   assert len(visited) == 10
 
 
+def test_tiles_without_a_common_segment_are_skipped_at_run_time():
+  visited = []
+
+  def score(query, key):
+    scores = query @ key.T
+    jax.debug.callback(lambda _: visited.append(1), scores)
+    return scores
+
+  def loss(tokens, ids, implementation):
+    context = attend(
+      tokens,
+      tokens,
+      tokens,
+      score=score,
+      mask=masks.causal() & masks.segments(ids, ids).shifted(0),
+      implementation=implementation,
+    )
+    return jnp.sum(jnp.sin(context))
+
+  (tokens,) = float32(*draw(0, (12, 4)))
+  gradient = jax.jit(jax.value_and_grad(loss), static_argnums=2)
+  ids = jnp.asarray([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2])
+  visits = {}
+  # The second has the tiles (0, 0), (1, 1), (2, 1), (2, 2), (3, 2), (3, 3).
+  for tiles, own in ((10, jnp.zeros_like(ids)), (6, ids)):
+    visited.clear()
+    got = gradient(tokens, own, Blockwise(query_block=3, key_block=3))
+    jax.effects_barrier()
+    visits[tiles] = len(visited)
+  assert visits[6] / 6 == visits[10] / 10 > 1  # forward and backward
+  want = gradient(tokens, ids, "reference")
+  jax.tree.map(
+    lambda *each: np.testing.assert_allclose(*each, rtol=1e-5, atol=1e-5),
+    got,
+    want,
+  )
+
+
+@sampled("transform", ["vmap", "hessian", "heads"], default=["hessian"])
+def test_traced_segments_under_transformations(transform):
+  tokens = jnp.stack(float32(*draw(0, *[(2, 7, 4)] * 3)))
+  weight = jnp.eye(4) + 0.1
+  ids = jnp.asarray([[0, 0, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 0, 3]])
+
+  def run(weight, tokens, ids, implementation):
+    if transform == "heads":
+      tokens, ids = jnp.stack([tokens, tokens], 1)[:, None], ids[None]
+
+    def loss(weight, tokens):
+      context = attend(
+        *tokens,
+        score=lambda query, key: query @ weight @ jnp.swapaxes(key, -1, -2),
+        mask=masks.segments(ids, ids) | masks.segments(ids - 3, ids),
+        implementation=implementation,
+      )
+      return jnp.sum(jnp.sin(context))
+
+    if transform == "hessian":
+      _, tangent = jax.jvp(jax.grad(loss), (weight, tokens), (weight, tokens))
+      return tangent
+    return jax.grad(loss, (0, 1))(weight, tokens)
+
+  mapped = jax.vmap(run, (None, 1, 0, None)) if transform == "vmap" else run
+  function = jax.jit(mapped, static_argnums=3)
+  jax.tree.map(
+    lambda *each: np.testing.assert_allclose(*each, rtol=1e-4, atol=1e-4),
+    function(weight, tokens, ids, SMALL),
+    function(weight, tokens, ids, "reference"),
+  )
+
+
 MASKS_OF_A_NUMBER = [
   lambda number: masks.causal(number),
   lambda number: masks.sliding_window(number, 1),
