@@ -23,8 +23,9 @@ _CONFIG = cli.define_config()
 _SCORES = flags.DEFINE_list(
   "scores",
   None,
-  "Scores to compare: none, dot, scaled_dot, general, additive, concat, cosine"
-  " (for a Transformer, all but none).",
+  "Scores to compare: dot, scaled_dot, general, additive, concat, cosine; for"
+  " an RNN also none, location, local_m and local_p; for a Transformer also"
+  " shaw, disentangled and transformer_xl.",
 )
 _SWEEP = flags.DEFINE_multi_string(
   "sweep",

@@ -84,6 +84,7 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
   "test_queries_and_keys_with_blocks_of_different_sizes": (),
   "test_half_precision_keeps_its_dtype": (),
   # tests/experiments
+  "test_a_run_with_each_positional_score": ("local_p-reverse",),
   "test_a_run_with_each_normalizer": ("signed_softmax-reverse-additive",),
   "test_every_layout_trains_as_one_device": ("additive-rows",),
   "test_damage_is_reported_with_a_traceback_if_verbose": (),

@@ -10,8 +10,8 @@ from experiments.config.sections import (
   NormalizerName,
   Positive,
   Rate,
-  ScoreName,
   Section,
+  SelfAttentionScoreName,
 )
 
 
@@ -38,7 +38,9 @@ class Seq2SeqConfig(Section):
   normalizer: NormalizerName = "softmax"
   """Function from a query's scores to its attention weights."""
   attention_size: Positive = 64
-  """Hidden size of the additive and concat scores."""
+  """Hidden size of the additive and concat scores, and of local_p."""
+  window: Positive = 10
+  """Largest distance of a key from the center of local_m and local_p."""
   order: Literal["bahdanau", "luong"] = "bahdanau"
   """Attend before the decoder's cell (bahdanau) or after it (luong)."""
   query: Literal["output", "state"] = "output"
@@ -98,6 +100,13 @@ class Seq2SeqConfig(Section):
         f"normalizer {self.normalizer!r} has no effect with attention 'none';"
         " use 'softmax', or choose a score as the attention"
       )
+    if self.attention == "local_p" and not self.normalizer.startswith(
+      "softmax"
+    ):
+      raise ValueError(
+        "attention 'local_p' multiplies the weights of a softmax: it needs"
+        f" normalizer 'softmax' or 'softmax_sink', got {self.normalizer!r}"
+      )
     return self
 
 
@@ -115,8 +124,10 @@ class TransformerConfig(Section):
   """Layers of the encoder."""
   decoder_layers: Positive = 2
   """Layers of the decoder."""
-  score: ScoreName = "scaled_dot"
-  """Score of every attention head."""
+  score: SelfAttentionScoreName = "scaled_dot"
+  """Score of every head; of self-attention only, if it depends on positions."""
+  max_distance: Positive = 16
+  """Largest distance that the scores shaw and disentangled tell apart."""
   normalizer: NormalizerName = "softmax"
   """Function from a query's scores to its attention weights, in every head."""
   norm: Literal["pre", "post"] = "pre"

@@ -16,7 +16,12 @@ AboveZero = Annotated[float, Field(gt=0)]
 ScoreName = Literal[
   "dot", "scaled_dot", "general", "additive", "concat", "cosine"
 ]
-AttentionName = Literal["none", ScoreName]
+RecurrentScoreName = Literal[ScoreName, "location", "local_m", "local_p"]
+AttentionName = Literal["none", RecurrentScoreName]
+# Those that depend on positions are for self-attention.
+SelfAttentionScoreName = Literal[
+  ScoreName, "shaw", "disentangled", "transformer_xl"
+]
 NormalizerName = Literal[
   "softmax",
   "softmax_sink",

@@ -82,7 +82,7 @@ def beam(
   Example:
     >>> from experiments.config import Seq2SeqConfig
     >>> from experiments.models.rnn.seq2seq import Seq2Seq
-    >>> model = Seq2Seq(Seq2SeqConfig(), 9, 9, "float32")
+    >>> model = Seq2Seq(Seq2SeqConfig(), 9, 9, 8, "float32")
     >>> source = jnp.array([[3, 4, 2]])
     >>> def hypotheses(rng):
     ...   params = model.init(rng, source, source)["params"]

@@ -34,7 +34,7 @@ def make_model(
   if isinstance(config, Seq2SeqConfig):
     from experiments.models.rnn.seq2seq import Seq2Seq
 
-    return Seq2Seq(config, *sizes, dtype)
+    return Seq2Seq(config, *sizes, max_length, dtype)
   from experiments.models.transformer.model import Transformer
 
   return Transformer(config, *sizes, shared_vocabulary, max_length, dtype)

@@ -73,7 +73,8 @@ def make_rnn(
     Seq2SeqConfig(**fields),
     source_vocabulary_size,
     target_vocabulary_size,
-    dtype,
+    max_length=9,
+    dtype=dtype,
   )
 
 

@@ -4,6 +4,7 @@ Axes: B batch, S source, T target, N hidden, C context, Q query, G gates, V
 vocabulary. The attentional state has R features: N, or C + N.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 
 import attention
 from attention.normalizers import Normalizer
-from attention.scores import Score, with_mapped_keys
+from attention.scores import Score, local, with_mapped_keys
 from experiments.config import Seq2SeqConfig
 from experiments.models.layers.affine import Affine
 from experiments.models.rnn import cells
@@ -45,16 +46,17 @@ class DecoderWeights(NamedTuple):
 
 
 class Carry(NamedTuple):
-  """The decoder's state: one cell state a layer, and attentional [B, R]."""
+  """The decoder's state before a step."""
 
-  states: tuple[cells.State, ...]
-  attentional: jax.Array
+  states: tuple[cells.State, ...]  # of each layer
+  attentional: jax.Array  # [B, R]
+  position: jax.Array  # int32 [], the number of steps before
 
 
 def attention_context(
-  bound: BoundAttention | None, memory: Memory, query: jax.Array
+  bound: BoundAttention | None, memory: Memory, query: jax.Array, start
 ) -> jax.Array:
-  """Returns the contexts [B, T, C] of queries [B, T, Q]."""
+  """Returns the contexts [B, T, C] of queries [B, T, Q] from `start`."""
   if bound is None:
     fixed = memory.summary[:, None, :]
     return jnp.broadcast_to(fixed, (*query.shape[:2], fixed.shape[-1]))
@@ -63,25 +65,34 @@ def attention_context(
     query,
     memory.keys,
     memory.values,
-    score=with_mapped_keys(bound.score),
+    score=_score_at(bound.score, memory, start),
     normalizer=bound.normalizer,
     mask=memory.mask,
   )
 
 
 def attention_weights(
-  bound: BoundAttention | None, memory: Memory, query: jax.Array
+  bound: BoundAttention | None, memory: Memory, query: jax.Array, start
 ) -> jax.Array:
-  """Returns the attention weights [B, T, S] of queries [B, T, Q]."""
+  """Returns the weights [B, T, S] of queries [B, T, Q] from `start`."""
   if bound is None:
     return jnp.zeros((*query.shape[:2], memory.values.shape[1]), jnp.float32)
   return attention.attention_weights(
     query,
     memory.keys,
-    score=with_mapped_keys(bound.score),
+    score=_score_at(bound.score, memory, start),
     normalizer=bound.normalizer,
     mask=memory.mask,
   )
+
+
+def _score_at(score: Score, memory: Memory, start) -> Score:
+  """Returns the score of mapped keys, for queries from position `start`."""
+  if isinstance(score, local):
+    # local_p predicts a position within the source without its padding.
+    lengths = jnp.sum(memory.mask, -1)[:, 0].astype(jnp.float32)
+    score = dataclasses.replace(score, length=lengths)
+  return with_mapped_keys(score).shifted(start)
 
 
 def attentional_state(
@@ -128,11 +139,17 @@ def step(
   gates: jax.Array,
 ) -> tuple[Carry, jax.Array]:
   """Runs one step from gates [B, G], the projected embedding."""
+
+  def attend(states):
+    query = attention_query(config, states)[:, None]
+    return query, attention_context(
+      weights.attention, memory, query, carry.position
+    )[:, 0]
+
   fed = []
   # See Bahdanau et al., 2014, appendix A.2.2 (https://arxiv.org/abs/1409.0473).
   if config.order == "bahdanau":
-    query = attention_query(config, carry.states)
-    context = attention_context(weights.attention, memory, query[:, None])[:, 0]
+    query, context = attend(carry.states)
     fed.append(context)
   if config.input_feeding:
     fed.append(carry.attentional)
@@ -141,7 +158,6 @@ def step(
   states = advance_cells(config, weights, carry.states, gates)
   # See Luong et al., 2015, sections 3 and 3.3, also for input feeding.
   if config.order == "luong":
-    query = attention_query(config, states)
-    context = attention_context(weights.attention, memory, query[:, None])[:, 0]
+    query, context = attend(states)
   attentional = attentional_state(weights, context, states[-1][0])
-  return Carry(states, attentional), query
+  return Carry(states, attentional, carry.position + 1), query

@@ -46,7 +46,9 @@ def scan_decoder(
     cell_step, _cell_matrices(weights), weights, carry.states, gates
   )
   outputs, queries = (jnp.swapaxes(each, 0, 1) for each in steps)
-  contexts = decoder.attention_context(weights.attention, memory, queries)
+  contexts = decoder.attention_context(
+    weights.attention, memory, queries, carry.position
+  )
   return decoder.attentional_state(weights, contexts, outputs)
 
 

@@ -26,6 +26,7 @@ class Seq2Seq(nn.Module):
   config: Seq2SeqConfig
   source_vocabulary_size: int
   target_vocabulary_size: int
+  max_length: int  # of a source
   dtype: DTypeLike  # of the computation; parameters are float32
 
   def setup(self):
@@ -52,6 +53,7 @@ class Seq2Seq(nn.Module):
       self.look = Attention(
         score=config.attention,
         hidden_size=config.attention_size,
+        score_sizes={"max_length": self.max_length, "window": config.window},
         normalizer=config.normalizer,
         dtype=self.dtype,
       )
@@ -97,12 +99,12 @@ class Seq2Seq(nn.Module):
     """Returns carry, logits [B, V] and weights [B, 1, S] after a token [B]."""
     weights = self._weights()
     gates = cells.project(weights.cells[0], self.embedding(token))
-    carry, query = decoder.step(self.config, weights, memory, carry, gates)
-    logits = weights.output(carry.attentional)
+    following, query = decoder.step(self.config, weights, memory, carry, gates)
+    logits = weights.output(following.attentional)
     attention_weights = decoder.attention_weights(
-      weights.attention, memory, query[:, None]
+      weights.attention, memory, query, carry.position
     )
-    return carry, logits, attention_weights
+    return following, logits, attention_weights
 
   def _start(self, weights: decoder.DecoderWeights, encoded: Encoded):
     keys = encoded.states
@@ -121,7 +123,7 @@ class Seq2Seq(nn.Module):
     attentional = jnp.zeros(
       (encoded.summary.shape[0], self.config.readout_size), self.dtype
     )
-    return memory, decoder.Carry(states, attentional)
+    return memory, decoder.Carry(states, attentional, jnp.zeros((), jnp.int32))
 
   def _weights(self) -> decoder.DecoderWeights:
     config, attention = self.config, None

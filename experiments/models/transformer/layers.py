@@ -9,7 +9,12 @@ from jax.typing import DTypeLike
 from attention import biases, masks
 from attention.biases import Bias
 from attention.cache import Cache
-from attention.modules import KeyValue, MeshAxes, MultiHeadAttention
+from attention.modules import (
+  POSITIONAL_SCORE_NAMES,
+  KeyValue,
+  MeshAxes,
+  MultiHeadAttention,
+)
 from experiments.config import TransformerConfig
 from experiments.distributed.sharding import constrain
 from experiments.models.layers.dropout import Dropout
@@ -23,17 +28,21 @@ class Options:
   dtype: DTypeLike  # of the computation
   mesh_axes: MeshAxes  # shard heads and tokens
 
-  def make_attention(self, *, rotary: bool = False) -> MultiHeadAttention:
-    """Returns the module of one multi-head attention."""
+  def make_attention(self, *, is_self: bool) -> MultiHeadAttention:
+    """Returns the module of self-attention or cross-attention."""
+    score = self.config.score
+    if score in POSITIONAL_SCORE_NAMES and not is_self:
+      score = "scaled_dot"  # source and target positions do not correspond
     return MultiHeadAttention(
       num_heads=self.config.num_heads,
       features=self.config.model_size,
-      score=self.config.score,
+      score=score,
+      score_sizes={"max_distance": self.config.max_distance},
       normalizer=self.config.normalizer,
       dropout_rate=self.config.attention_dropout_rate,
       dtype=self.dtype,
       mesh_axes=self.mesh_axes,
-      rotary=rotary,
+      rotary=is_self and self.config.positions == "rotary",
     )
 
   @property
@@ -93,9 +102,7 @@ class _Layer(nn.Module):
 
   def setup(self):
     """Declares the layers."""
-    self.self_attention = self.options.make_attention(
-      rotary=self.options.config.positions == "rotary"
-    )
+    self.self_attention = self.options.make_attention(is_self=True)
     self.self_residual = Residual(self.options)
     self.feed_forward = FeedForward(self.options)
     self.feed_forward_residual = Residual(self.options)
@@ -135,7 +142,7 @@ class DecoderLayer(_Layer):
   def setup(self):
     """Declares the layers."""
     super().setup()
-    self.cross_attention = self.options.make_attention()
+    self.cross_attention = self.options.make_attention(is_self=False)
     self.cross_residual = Residual(self.options)
 
   def __call__(

@@ -9,7 +9,13 @@ from attention import modules
 from configs import base, multi30k, translation
 from experiments.config import Config, parse
 from experiments.config.parse import parse_stored
-from experiments.config.sections import NormalizerName, ScoreName, Section
+from experiments.config.sections import (
+  NormalizerName,
+  RecurrentScoreName,
+  ScoreName,
+  Section,
+  SelfAttentionScoreName,
+)
 from experiments.errors import UserError
 
 
@@ -236,6 +242,12 @@ def test_a_normalizer_without_attention_is_rejected():
     parse(config)
 
 
+def test_local_p_needs_a_softmax():
+  config = with_value("model.normalizer", "sigmoid", arg="local_p")
+  with pytest.raises(UserError, match="'local_p' multiplies the weights of a"):
+    parse(config)
+
+
 @pytest.mark.parametrize("normalizer", modules.NORMALIZER_NAMES)
 def test_sharded_sequences_need_a_normalizer_that_can_be_merged(normalizer):
   config = with_value("model.normalizer", normalizer, arg="transformer")
@@ -250,7 +262,13 @@ def test_sharded_sequences_need_a_normalizer_that_can_be_merged(normalizer):
 
 def test_names_of_scores_and_normalizers_are_those_of_the_library():
   assert typing.get_args(NormalizerName) == modules.NORMALIZER_NAMES
-  assert set(typing.get_args(ScoreName)) <= set(modules.SCORE_NAMES)
+  assert typing.get_args(ScoreName) == modules.SCORE_NAMES
+  positional = [
+    *typing.get_args(RecurrentScoreName),
+    *typing.get_args(SelfAttentionScoreName),
+  ]
+  known = modules.SCORE_NAMES + modules.POSITIONAL_SCORE_NAMES
+  assert set(positional) == set(known)
 
 
 def test_parsing_does_not_change_its_argument():

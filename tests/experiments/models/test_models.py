@@ -67,7 +67,21 @@ MODELS = {
   "dot-entmax-luong-fed": rnn(
     attention="dot", normalizer="entmax", input_feeding=True
   ),
+  "location-luong": rnn(attention="location"),
+  "local_m-luong": rnn(attention="local_m", window=1),
+  "local_m-bahdanau": rnn(attention="local_m", order="bahdanau"),
+  "local_p-luong-fed": rnn(attention="local_p", input_feeding=True, window=2),
+  "local_p-luong": rnn(attention="local_p", normalizer="softmax_sink"),
   "transformer": transformer(),
+  "transformer-shaw-none": transformer(
+    score="shaw", positions="none", max_distance=2
+  ),
+  "transformer-disentangled-none": transformer(
+    score="disentangled", positions="none", max_distance=2
+  ),
+  "transformer-transformer_xl-none": transformer(
+    score="transformer_xl", positions="none"
+  ),
   "transformer-softmax_sink-alibi": transformer(
     normalizer="softmax_sink", positions="alibi"
   ),
@@ -176,7 +190,9 @@ def test_decoding_steps_agree_with_teacher_forcing(name):
   inputs = jnp.pad(TARGET[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
   logits, weights = follow(SOURCE, inputs)
   np.testing.assert_allclose(logits.swapaxes(0, 1), logits_of(name), atol=2e-5)
-  if MODELS[name].config.normalizer in SUM_TO_ONE:
+  if "local_" in name:
+    assert (weights.sum(-1) < 1 + 1e-5).all()
+  elif MODELS[name].config.normalizer in SUM_TO_ONE:
     total = 0 if name.startswith("none") else 1
     np.testing.assert_allclose(weights.sum(-1), total, atol=1e-5)
   else:

@@ -1,13 +1,15 @@
-"""Runs train, evaluate and draw attention weights of every normalizer."""
+"""Runs with every normalizer and every score that depends on positions."""
 
 import itertools
 import json
+import typing
 
 import numpy as np
 import pytest
 
-from attention.modules import NORMALIZER_NAMES
+from attention.modules import NORMALIZER_NAMES, POSITIONAL_SCORE_NAMES
 from configs import numbers, reverse
+from experiments.config.sections import AttentionName
 from experiments.training import loop
 from tests.experiments.conftest import make_model_small, make_tiny, read_little
 
@@ -21,25 +23,40 @@ CONFIGS = {"reverse": reverse, "numbers": numbers}
   ),
 )
 def test_a_run_with_each_normalizer(normalizer, data, arg, tmp_path):
+  weights = run(data, arg, tmp_path, normalizer=normalizer)
+  assert (weights < 0).any() == (normalizer == "signed_softmax")
+
+
+@pytest.mark.parametrize("data", CONFIGS)
+@pytest.mark.parametrize("score", POSITIONAL_SCORE_NAMES)
+def test_a_run_with_each_positional_score(score, data, tmp_path):
+  if score in typing.get_args(AttentionName):
+    run(data, score, tmp_path)
+  else:
+    run(data, "transformer", tmp_path, score=score)
+
+
+def run(data, arg, workdir, **model):
+  """Trains two steps; returns the attention weights of the validation set."""
   config = CONFIGS[data].get_config(arg)
   if data == "reverse":
     config.data = make_tiny().data
   else:
     config.data.num_shapes = 1
   config.data.splits = {"validation": config.data.splits["validation"]}
-  read_little(config, tmp_path)
+  read_little(config, workdir)
   make_model_small(config)
-  config.model.normalizer = normalizer
+  config.model.update(model)
   config.train.update(
     steps=2, log_every=1, eval_every=2, checkpoint_every=2, batch_size=128
   )
   config.mesh.data = 1
-  assert loop.train_and_evaluate(config, tmp_path)
-  result = json.loads((tmp_path / "eval" / "validation.json").read_text())
+  assert loop.train_and_evaluate(config, workdir)
+  result = json.loads((workdir / "eval" / "validation.json").read_text())
   assert np.isfinite(result["metrics"]["loss"])
   assert 0 < result["metrics"]["alignment_error_rate"] <= 1
-  figure = tmp_path / "figures" / "alignments_validation"
+  figure = workdir / "figures" / "alignments_validation"
   assert figure.with_suffix(".png").stat().st_size > 5000
   weights = np.load(figure.with_suffix(".npz"), allow_pickle=False)["weights"]
   assert weights.any()
-  assert (weights < 0).any() == (normalizer == "signed_softmax")
+  return weights
