@@ -98,13 +98,8 @@ class Softpick(Normalizer):
   def __call__(self, scores):
     visible = ~jnp.isneginf(scores)
     largest = row_maximum(jnp.maximum(scores, 0.0))
-    # exp(scores) - 1, divided by exp(largest); accurate for small scores.
-    small = jnp.abs(scores) < 1.0
-    terms = jnp.where(
-      small,
-      jnp.expm1(jnp.where(small, scores, 0.0)) * jnp.exp(-largest),
-      jnp.exp(scores - largest) - jnp.exp(-largest),
-    )
+    # exp(scores) - 1, divided by exp(largest).
+    terms = jnp.exp(scores - largest) - jnp.exp(-largest)
     terms = jnp.where(visible, terms, 0.0)
     total = jnp.sum(jnp.abs(terms), axis=-1, keepdims=True)
     return jnp.maximum(terms, 0.0) / (total + self.epsilon)

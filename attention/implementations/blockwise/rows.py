@@ -22,7 +22,7 @@ from attention.implementations.blockwise.problem import (
   trace_pair,
 )
 from attention.implementations.blockwise.tiles import Tiling, add, cut, scan
-from attention.matmul import weighted_sum
+from attention.matmul import weighted_sum_columns
 from attention.normalizers import masked_weights
 from attention.positional import EMPTY, FULL, PARTIAL
 from attention.request import Request
@@ -39,10 +39,12 @@ def compute_rows(
   """The context of mapped tokens, padded to tiles, and which rows have keys."""
   elements = tiling.query_tile * tiling.key_length * request.elements_per_pair
   *blocks, whole = tile_sizes.leading_blocks(
-    leading_block, elements, request.scores_shape[:-2], request.leading
+    leading_block, 4 * elements, request.scores_shape[:-2], request.leading
   )
   blocks = [*filter(functools.partial(_has_size, request), blocks), whole]
-  query, key = tokens[:2]
+  query, key, value = tokens
+  # Products with transposed values have fast transposes, see `matmul`.
+  tokens = query, key, jnp.swapaxes(value, -1, -2)
   solve = []
   for span, starts in _spans(tiling):
     pair, span = trace_pair(request, query, key, span, blocks)
@@ -52,7 +54,7 @@ def compute_rows(
   zero = axes.varying_zero(arrays, request.dtype)
   shape = (*tiling.leading, tiling.query_length)
   results = [
-    jnp.broadcast_to(zero, (*shape, tokens[-1].shape[-1])),
+    jnp.broadcast_to(zero, (*shape, value.shape[-1])),
     jnp.broadcast_to(zero, shape),
   ]
   for problem, captured, starts in solve:
@@ -75,7 +77,10 @@ def _block(request, problem: Problem, captured: Captured, tokens, start):
   *row, column = start
   tiling, key_start = problem.tiling, (*row[:-1], column)
   query = cut(tokens[0], row, tiling.row)
-  key, value = (cut(each, key_start, tiling.column) for each in tokens[1:])
+  key = cut(tokens[1], key_start, tiling.column)
+  columns_start = (*key_start[:-1], 0, column)
+  columns_size = (*tiling.block, tokens[2].shape[-2], tiling.key_tile)
+  value_columns = cut(tokens[2], columns_start, columns_size)
   scores = problem.scores(captured, query, key, start, masked=True)
   # A score that depends on positions may hide keys.
   hides = request.score.reads_positions or problem.bias is not None
@@ -86,7 +91,8 @@ def _block(request, problem: Problem, captured: Captured, tokens, start):
     weights = request.normalizer(scores)
     visible = jnp.ones(scores.shape[:-1], bool)
   weights = problem.dropped(captured, weights, start)
-  context = weighted_sum(weights, value, problem.dtype)
+  columns = weighted_sum_columns(weights, value_columns, problem.dtype)
+  context = jnp.swapaxes(columns, -1, -2)
   visible = jnp.broadcast_to(visible, context.shape[:-1])
   return context, visible.astype(problem.dtype)
 
