@@ -250,7 +250,7 @@ def test_tiles_without_a_common_segment_are_skipped_at_run_time():
   )
 
 
-@sampled("transform", ["vmap", "hessian", "heads"], default=["hessian"])
+@sampled("transform", ["vmap", "hessian", "heads"], default=[])
 def test_traced_segments_under_transformations(transform):
   tokens = jnp.stack(float32(*draw(0, *[(2, 7, 4)] * 3)))
   weight = jnp.eye(4) + 0.1
