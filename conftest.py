@@ -46,8 +46,8 @@ compilation.install()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-  """One worker a core; pytest-xdist would count physical cores."""
-  return os.cpu_count() or 1
+  """One worker more than cores, because tests wait for processes they start."""
+  return (os.cpu_count() or 1) + 1
 
 
 def pytest_configure(config):
