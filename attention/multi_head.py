@@ -103,7 +103,9 @@ def multi_head_attention(
 
   Raises:
     AssertionError: if the shapes do not fit; the message names the argument.
-    NotImplementedError: if `cache` is given and `mesh_axes` shards tokens.
+    NotImplementedError: if `cache` is given and `mesh_axes` shards tokens, or
+      the score depends on positions and the cache is rolling or has a length
+      per example.
     ValueError: if K does not divide H, the tokens do not fit into the cache, or
       as in `attend`.
 

@@ -148,3 +148,25 @@ def test_ragged_and_rolling_caches_equal_recomputation(
     starts += lengths
   assert starts.max() == 12
   np.testing.assert_array_equal(cache.length, starts if ragged else 12)
+
+
+@pytest.mark.parametrize(
+  "options",
+  [{"rolling": True}, {"length_shape": (2,)}],
+  ids=["rolling", "ragged"],
+)
+def test_scores_of_positions_need_one_length(options):
+  tokens, weight = jnp.ones((2, 3, 6)), jnp.ones((6, 2, 3))
+  score = scores.modified(
+    scores.dot(), lambda scores, i, j: scores - abs(i - j)
+  )
+  with pytest.raises(NotImplementedError, match="depends on positions"):
+    multi_head_attention(
+      tokens,
+      tokens,
+      tokens,
+      *[weight] * 3,
+      jnp.ones((2, 3, 6)),
+      score=score,
+      cache=cache.init((2, 2), 4, 3, **options),
+    )
