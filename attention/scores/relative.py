@@ -18,15 +18,13 @@ from attention import axes
 from attention.checks import check_floating, check_shape
 from attention.head_parameters import MATRIX, SCALAR
 from attention.matmul import inner_products
-from attention.positional import positions as count
 from attention.scores.base import Score
 
 
-def _distances(positions) -> jax.Array:
-  """int32 [t + s - 1], all j - i of a tile in ascending order."""
-  queries, keys = positions.num_queries, positions.num_keys
-  first = positions.key_start - positions.query_start - (queries - 1)
-  return first + count(queries + keys - 1)
+def _first_distance(positions) -> int | jax.Array:
+  """The smallest j - i of a tile: of its last query and its first key."""
+  last_query = positions.query_start + positions.num_queries - 1
+  return positions.key_start - last_query
 
 
 def _skewed(products: jax.Array, num_keys: int) -> jax.Array:
@@ -34,19 +32,34 @@ def _skewed(products: jax.Array, num_keys: int) -> jax.Array:
   *leading, queries, distances = products.shape
   if queries == 1:
     return products
+  products = jax.lax.optimization_barrier(products)
   widths = [(0, 0)] * (products.ndim - 1) + [(0, 1)]
   flat = jnp.pad(products, widths).reshape(*leading, -1)
   flat = jax.lax.slice_in_dim(
     flat, queries - 1, queries - 1 + queries * distances, axis=-1
   )
   rows = flat.reshape(*leading, queries, distances)
-  return rows[..., :num_keys]
+  # Without the barriers XLA computes the skew again for each of its uses.
+  return jax.lax.optimization_barrier(rows[..., :num_keys])
 
 
-def _relative(tokens, table, indices, length: int) -> jax.Array:
-  """tokens[i] . table[indices[j - i]] of a tile, [..., t, length]."""
-  rows = jnp.take(table, indices, axis=-2, mode="clip")
+def _relative(tokens, table, first, length: int) -> jax.Array:
+  """tokens[i] . table[first + n] for the n-th distance, [..., t, length]."""
+  rows = _rows(table, first, tokens.shape[-2] + length - 1)
   return _skewed(inner_products(*axes.aligned(tokens, rows)), length)
+
+
+def _rows(table, first, number: int) -> jax.Array:
+  """table[first], table[first + 1], ...; outside of the table, its edge.
+
+  A slice of the padded table: a gather's gradient is slow on CPUs.
+  """
+  size, shape = table.shape[-2], (*table.shape[:-2], number, table.shape[-1])
+  before = jnp.broadcast_to(table[..., :1, :], shape)
+  after = jnp.broadcast_to(table[..., -1:, :], shape)
+  padded = jnp.concatenate([before, table, after], axis=-2)
+  start = jnp.clip(first + number, 0, size + number)
+  return jax.lax.dynamic_slice_in_dim(padded, start, number, axis=-2)
 
 
 def scaled(scores, scale, features: int, terms: int = 1) -> jax.Array:
@@ -96,8 +109,8 @@ class Shaw(Score):
 
   def pair_at(self, query, key, positions):
     most = self.relative_keys.shape[-2] // 2
-    indices = _distances(positions) + most
-    relative = _relative(query, self.relative_keys, indices, key.shape[-2])
+    first = _first_distance(positions) + most
+    relative = _relative(query, self.relative_keys, first, key.shape[-2])
     scores = _sum(inner_products(query, key), relative)
     return scaled(scores, self.scale, query.shape[-1])
 
@@ -144,9 +157,8 @@ class Disentangled(Score):
   def pair_at(self, query, key, positions):
     scores = inner_products(query, key)
     if self.relative_keys is not None:
-      # The index d(i, j) for distances j - i.
-      indices = self.relative_keys.shape[-2] // 2 - _distances(positions)
-      term = _relative(query, self.relative_keys, indices, key.shape[-2])
+      first = _first_distance(positions)
+      term = self._term(query, self.relative_keys, first, key.shape[-2])
       scores = _sum(scores, term)
     if self.relative_queries is not None:
       swapped = dataclasses.replace(
@@ -156,12 +168,17 @@ class Disentangled(Score):
         num_queries=positions.num_keys,
         num_keys=positions.num_queries,
       )
-      indices = self.relative_queries.shape[-2] // 2 - _distances(swapped)
-      term = _relative(key, self.relative_queries, indices, query.shape[-2])
+      first = _first_distance(swapped)
+      term = self._term(key, self.relative_queries, first, query.shape[-2])
       scores = _sum(scores, jnp.swapaxes(term, -1, -2))
     tables = self.relative_keys, self.relative_queries
     terms = 1 + sum(table is not None for table in tables)
     return scaled(scores, self.scale, query.shape[-1], terms)
+
+  def _term(self, tokens, table, first, length):
+    # d(i, j) descends with j - i, so the table is reversed.
+    most = table.shape[-2] // 2
+    return _relative(tokens, jnp.flip(table, -2), first + most - 1, length)
 
 
 def _sum(left, right):
