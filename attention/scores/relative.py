@@ -49,17 +49,31 @@ def _relative(tokens, table, first, length: int) -> jax.Array:
   return _skewed(inner_products(*axes.aligned(tokens, rows)), length)
 
 
-def _rows(table, first, number: int) -> jax.Array:
+def _rows(table, first, number: int, axis: int = -2) -> jax.Array:
   """table[first], table[first + 1], ...; outside of the table, its edge.
 
   A slice of the padded table: a gather's gradient is slow on CPUs.
   """
-  size, shape = table.shape[-2], (*table.shape[:-2], number, table.shape[-1])
-  before = jnp.broadcast_to(table[..., :1, :], shape)
-  after = jnp.broadcast_to(table[..., -1:, :], shape)
-  padded = jnp.concatenate([before, table, after], axis=-2)
+  size, shape = table.shape[axis], [*table.shape]
+  shape[axis] = number
+  ends = (0, 1), (size - 1, size)
+  before, after = (
+    jnp.broadcast_to(jax.lax.slice_in_dim(table, *end, axis=axis), shape)
+    for end in ends
+  )
+  padded = jnp.concatenate([before, table, after], axis=axis)
   start = jnp.clip(first + number, 0, size + number)
-  return jax.lax.dynamic_slice_in_dim(padded, start, number, axis=-2)
+  return jax.lax.dynamic_slice_in_dim(padded, start, number, axis=axis)
+
+
+def joined(left, right) -> jax.Array:
+  """The features of two arrays [..., n, D], whose leading axes broadcast."""
+  left, right = axes.aligned(left, right)
+  leading = jnp.broadcast_shapes(left.shape[:-1], right.shape[:-1])
+  return jnp.concatenate(
+    [jnp.broadcast_to(x, (*leading, x.shape[-1])) for x in (left, right)],
+    axis=-1,
+  )
 
 
 def scaled(scores, scale, features: int, terms: int = 1) -> jax.Array:
@@ -107,12 +121,20 @@ class Shaw(Score):
         f"relative_keys has {size} distances, but must have 2m + 1"
       )
 
+  def map_query(self, query):
+    """[q, q . a]: the table is small, so its products need no tiles."""
+    tokens = axes.aligned(query, jnp.asarray(self.relative_keys))
+    return joined(query, inner_products(*tokens))
+
   def pair_at(self, query, key, positions):
-    most = self.relative_keys.shape[-2] // 2
-    first = _first_distance(positions) + most
-    relative = _relative(query, self.relative_keys, first, key.shape[-2])
+    features, length = key.shape[-1], key.shape[-2]
+    products = query[..., features:]
+    query = query[..., :features].astype(key.dtype)
+    first = _first_distance(positions) + self.relative_keys.shape[-2] // 2
+    number = query.shape[-2] + length - 1
+    relative = _skewed(_rows(products, first, number, axis=-1), length)
     scores = _sum(inner_products(query, key), relative)
-    return scaled(scores, self.scale, query.shape[-1])
+    return scaled(scores, self.scale, features)
 
 
 @jax.tree_util.register_dataclass

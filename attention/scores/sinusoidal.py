@@ -14,7 +14,7 @@ from attention.head_parameters import MATRIX, SCALAR, VECTOR
 from attention.matmul import inner_products
 from attention.positional import positions as count
 from attention.scores.base import Score
-from attention.scores.relative import check_table, scaled
+from attention.scores.relative import check_table, joined, scaled
 
 
 @jax.tree_util.register_dataclass
@@ -71,7 +71,7 @@ class TransformerXL(Score):
       vectors.append(tokens + bias)
     content, position = vectors
     position = jnp.einsum("...td,...rd->...tr", position, self.weight)
-    return _joined(content, position)
+    return joined(content, position)
 
   def pair_at(self, query, key, positions):
     content, vectors = jnp.split(query, [key.shape[-1]], axis=-1)
@@ -89,8 +89,8 @@ class TransformerXL(Score):
     of_keys = self._sinusoids(count(key.shape[-2]), dtype)
     of_keys = jnp.concatenate(of_keys, axis=-1)
     scores = inner_products(
-      _joined(content, rotated),
-      _joined(key, axes.with_rank(of_keys, key.ndim)),
+      joined(content, rotated),
+      joined(key, axes.with_rank(of_keys, key.ndim)),
     )
     return scaled(scores, self.scale, key.shape[-1])
 
@@ -101,13 +101,3 @@ class TransformerXL(Score):
     places = jnp.asarray(places).astype(dtype)[:, None]
     angles = places * jnp.asarray(frequencies, dtype)[None]
     return jnp.sin(angles), jnp.cos(angles)
-
-
-def _joined(left, right):
-  """The features of two arrays [..., n, D], whose leading axes broadcast."""
-  left, right = axes.aligned(left, right)
-  leading = jnp.broadcast_shapes(left.shape[:-1], right.shape[:-1])
-  return jnp.concatenate(
-    [jnp.broadcast_to(x, (*leading, x.shape[-1])) for x in (left, right)],
-    axis=-1,
-  )
