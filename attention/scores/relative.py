@@ -56,10 +56,11 @@ def _rows(table, first, number: int, axis: int = -2) -> jax.Array:
   """
   size, shape = table.shape[axis], [*table.shape]
   shape[axis] = number
-  ends = (0, 1), (size - 1, size)
   before, after = (
-    jnp.broadcast_to(jax.lax.slice_in_dim(table, *end, axis=axis), shape)
-    for end in ends
+    jnp.broadcast_to(
+      jax.lax.slice_in_dim(table, end, end + 1, axis=axis), shape
+    )
+    for end in (0, size - 1)
   )
   padded = jnp.concatenate([before, table, after], axis=axis)
   start = jnp.clip(first + number, 0, size + number)
