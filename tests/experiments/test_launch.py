@@ -257,6 +257,4 @@ def test_slurm_requeues_a_stopped_job_which_resumes(cluster, tasks, tmp_path):
   wait_for(lambda: f"resuming after step {stopped()[1]}" in text(), story)
   slurm_run("scancel", job)
   wait_for(lambda: b" t " not in story()[1].stdout, story)
-  for step in stopped():
-    assert (workdir / "checkpoints" / str(step)).exists()
   assert "Traceback" not in text()
