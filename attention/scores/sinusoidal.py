@@ -39,7 +39,7 @@ class TransformerXL(Score):
     >>> from attention import scores
     >>> score = scores.transformer_xl(jnp.eye(2), jnp.zeros(2), jnp.zeros(2))
     >>> score(jnp.array([[0.0, 1.0]]), jnp.zeros((2, 2)))  # cosines
-    Array([[0.707, 0.382]], dtype=float32)
+    Array([[0.707, 0.382 ]], dtype=float32)
   """
 
   weight: jax.Array = dataclasses.field(metadata=MATRIX)
