@@ -14,9 +14,6 @@ from jax._src import compiler
 DEFAULT_SETTINGS = (
   "tests/attention/implementations/blockwise/test_memory.py",
   "tests/attention/implementations/blockwise/test_numerics.py",
-  "tests/attention/implementations/blockwise/test_shapes.py",
-  "tests/attention/implementations/blockwise/test_tiles.py",
-  "tests/attention/test_attend_derivatives.py",
   "tests/attention/test_attend_values.py",
   "tests/attention/test_merging.py",
   "tests/attention/test_score_precision.py",
