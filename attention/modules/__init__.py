@@ -9,6 +9,7 @@ from attention.modules.learned_normalizers import (
 from attention.modules.learned_scores import (
   POSITIONAL_SCORE_NAMES,
   SCORE_NAMES,
+  SCORE_WRAPPER_NAMES,
   LearnedScore,
 )
 from attention.modules.multi_head import MultiHeadAttention
@@ -18,6 +19,7 @@ __all__ = [
   "NORMALIZER_NAMES",
   "POSITIONAL_SCORE_NAMES",
   "SCORE_NAMES",
+  "SCORE_WRAPPER_NAMES",
   "Attention",
   "KeyValue",
   "LearnedNormalizer",

@@ -21,6 +21,7 @@ POSITIONAL_SCORE_NAMES = (
   "disentangled",
   "transformer_xl",
 )
+SCORE_WRAPPER_NAMES = ("soft_cap", "qk_norm", "temperature")
 
 # A softmax over cosines, at most 1, is nearly uniform. With this factor, the
 # weight of an equal key is e^10 times that of an orthogonal one.
@@ -45,6 +46,9 @@ class LearnedScore(nn.Module):
       tell apart.
     window: the largest distance of a key from the center of local_m and
       local_p.
+    wrapper: a name from `SCORE_WRAPPER_NAMES` that changes the score, or None.
+      "qk_norm" and "temperature" divide it by a learned number for each head.
+    cap: the bound of the scores of the wrapper "soft_cap".
     dtype: the dtype of the returned parameters; None means `param_dtype`.
     param_dtype: the dtype in which parameters are stored.
 
@@ -63,6 +67,8 @@ class LearnedScore(nn.Module):
   max_length: int = 128
   max_distance: int = 16
   window: int = 10
+  wrapper: str | None = None
+  cap: float = 50.0
   dtype: DTypeLike | None = None
   param_dtype: DTypeLike = jnp.float32
 
@@ -73,7 +79,10 @@ class LearnedScore(nn.Module):
     It is a pytree, usable in `lax.scan` and outside of modules.
     """
     if not isinstance(self.score, str):
-      return as_score(self.score)
+      return self._wrapped(as_score(self.score))
+    return self._wrapped(self._named(query_size, key_size))
+
+  def _named(self, query_size, key_size) -> Score:
     names = SCORE_NAMES + POSITIONAL_SCORE_NAMES
     if self.score not in names:
       raise ValueError(
@@ -144,6 +153,25 @@ class LearnedScore(nn.Module):
           self._parameter("content_bias", zeros, query_size),
           self._parameter("position_bias", zeros, query_size),
         )
+
+  def _wrapped(self, score: Score) -> Score:
+    match self.wrapper:
+      case None:
+        return score
+      case "soft_cap":
+        return scores.soft_cap(score, self.cap)
+      case "qk_norm":
+        return scores.temperature(scores.qk_norm(score), self._temperature())
+      case "temperature":
+        return scores.temperature(score, self._temperature())
+    raise ValueError(
+      f"wrapper must be None or one of {', '.join(SCORE_WRAPPER_NAMES)}; "
+      f"got {self.wrapper!r}"
+    )
+
+  def _temperature(self):
+    """[] or [H], positive, initially 1."""
+    return jnp.exp(self._parameter("log_temperature", nn.initializers.zeros))
 
   def _table(self, name, rows, size):
     """[rows, D] or [H, rows, D], so that a product's variance is about 1."""

@@ -38,7 +38,7 @@ class MultiHeadAttention(nn.Module):
     features: the number of output features; None means that of the query.
     score: a name (`attention.modules.SCORE_NAMES` or `POSITIONAL_SCORE_NAMES`),
       a score or a callable; a named score has parameters for each head.
-    score_sizes: sizes of a named score by the names of `LearnedScore`, for
+    score_options: options of a score by the names of `LearnedScore`, for
       instance `{"max_distance": 32}`.
     normalizer: a name (`attention.modules.NORMALIZER_NAMES`), or as in
       `attend`; a named one has parameters for each head.
@@ -73,7 +73,7 @@ class MultiHeadAttention(nn.Module):
   num_key_value_heads: int | None = None
   features: int | None = None
   score: str | Score | Callable = "scaled_dot"
-  score_sizes: Mapping[str, Any] | None = None
+  score_options: Mapping[str, Any] | None = None
   normalizer: str | Normalizer | Callable | None = None
   rotary: bool | RotaryOptions = False
   use_bias: bool = True
@@ -104,7 +104,7 @@ class MultiHeadAttention(nn.Module):
       num_key_value_heads=self.grouping.num_key_value_heads,
       dtype=self.dtype,
       param_dtype=self.param_dtype,
-      **(self.score_sizes or {}),
+      **(self.score_options or {}),
     )
     self.learned_normalizer = LearnedNormalizer(
       self.normalizer, self.num_heads, self.param_dtype

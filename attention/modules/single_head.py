@@ -31,7 +31,7 @@ class Attention(nn.Module):
       or a score or callable, used unchanged.
     hidden_size: A of the additive and the concat score; None means the key's
       number of features.
-    score_sizes: other sizes of a named score by the names of `LearnedScore`,
+    score_options: options of a score by the names of `LearnedScore`,
       for instance `{"window": 5}`.
     normalizer: a name (`attention.modules.NORMALIZER_NAMES`), or as in
       `attend`.
@@ -65,7 +65,7 @@ class Attention(nn.Module):
 
   score: str | Score | Callable = "additive"
   hidden_size: int | None = None
-  score_sizes: Mapping[str, Any] | None = None
+  score_options: Mapping[str, Any] | None = None
   normalizer: str | Normalizer | Callable | None = None
   dropout_rate: float = 0.0
   dtype: DTypeLike | None = None
@@ -79,7 +79,7 @@ class Attention(nn.Module):
       self.hidden_size,
       dtype=self.dtype,
       param_dtype=self.param_dtype,
-      **(self.score_sizes or {}),
+      **(self.score_options or {}),
     )
     self.learned_normalizer = LearnedNormalizer(
       self.normalizer, param_dtype=self.param_dtype

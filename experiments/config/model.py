@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from experiments.config.sections import (
+  AboveZero,
   AttentionName,
   Natural,
   NormalizerName,
@@ -128,6 +129,12 @@ class TransformerConfig(Section):
   """Score of every head; of self-attention only, if it depends on positions."""
   max_distance: Positive = 16
   """Largest distance that the scores shaw and disentangled tell apart."""
+  score_wrapper: Literal["none", "soft_cap", "qk_norm", "temperature"] = "none"
+  """Change of all scores: attention.modules.LearnedScore describes it."""
+  soft_cap: AboveZero = 50.0
+  """Bound of the scores, if score_wrapper is soft_cap."""
+  forget_gate: bool = False
+  """Whether the decoder's self-attention forgets (Lin et al., 2025)."""
   normalizer: NormalizerName = "softmax"
   """Function from a query's scores to its attention weights, in every head."""
   norm: Literal["pre", "post"] = "pre"

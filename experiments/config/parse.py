@@ -68,6 +68,11 @@ class Config(Section):
         f"config.mesh.tensor: {model.num_heads} heads (config.model.num_heads)"
         f" do not divide over {self.mesh.tensor} devices"
       )
+    elif self.mesh.sequence > 1 and model.forget_gate:
+      raise ValueError(
+        f"config.mesh.sequence: {self.mesh.sequence}, but"
+        " config.model.forget_gate sums over all tokens on one device; use 1"
+      )
     elif self.mesh.sequence > 1 and model.normalizer not in _MERGEABLE:
       raise ValueError(
         f"config.mesh.sequence: {self.mesh.sequence}, but the normalizer"

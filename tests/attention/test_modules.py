@@ -12,6 +12,7 @@ from attention import biases, cache, masks, multi_head_attention, scores
 from attention.modules import (
   POSITIONAL_SCORE_NAMES,
   SCORE_NAMES,
+  SCORE_WRAPPER_NAMES,
   Attention,
   LearnedScore,
   MultiHeadAttention,
@@ -365,6 +366,31 @@ def test_half_precision_cache_stores_float32_projections():
   np.testing.assert_allclose(outputs, want, rtol=1e-2, atol=1e-2)
 
 
+@sampled("wrapper", SCORE_WRAPPER_NAMES, default=["qk_norm"])
+def test_wrapped_scores_equal_the_wrappers_of_the_library(wrapper):
+  query, key = single((2, 3, 4), (2, 5, 4))
+  module = LearnedScore("dot", num_heads=2, wrapper=wrapper, cap=2.0)
+  score, variables = module.init_with_output(jax.random.key(0), 4, 4)
+  if wrapper == "soft_cap":
+    assert not variables
+    want = scores.soft_cap(scores.dot(), 2.0)
+  else:
+    change = {"log_temperature": jnp.log(jnp.array([2.0, 0.5]))}
+    score = module.apply({"params": change}, 4, 4)
+    dot = scores.dot()
+    inner = scores.qk_norm(dot) if wrapper == "qk_norm" else dot
+    want = scores.temperature(inner, jnp.array([2.0, 0.5]))
+    shapes = jax.tree.map(jnp.shape, variables["params"])
+    assert shapes == {"log_temperature": (2,)}
+  np.testing.assert_allclose(score(query, key), want(query, key), rtol=1e-5)
+
+
+def test_an_unknown_wrapper_of_scores_is_named():
+  module = LearnedScore("dot", wrapper="cap")
+  with pytest.raises(ValueError, match="wrapper must be None or one of soft_c"):
+    module.init(jax.random.key(0), 4, 4)
+
+
 @sampled("name", POSITIONAL_SCORE_NAMES, default=["disentangled"])
 def test_positional_scores_of_heads_learn_and_decode(name):
   tokens = single((2, 6, 8))[0]
@@ -372,7 +398,7 @@ def test_positional_scores_of_heads_learn_and_decode(name):
     4,
     num_key_value_heads=2,
     score=name,
-    score_sizes={"max_distance": 3, "max_length": 6, "window": 2},
+    score_options={"max_distance": 3, "max_length": 6, "window": 2},
   )
   variables = module.init(jax.random.key(0), tokens)
 

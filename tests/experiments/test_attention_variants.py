@@ -7,7 +7,11 @@ import typing
 import numpy as np
 import pytest
 
-from attention.modules import NORMALIZER_NAMES, POSITIONAL_SCORE_NAMES
+from attention.modules import (
+  NORMALIZER_NAMES,
+  POSITIONAL_SCORE_NAMES,
+  SCORE_WRAPPER_NAMES,
+)
 from configs import numbers, reverse
 from experiments.config.sections import AttentionName
 from experiments.training import loop
@@ -34,6 +38,19 @@ def test_a_run_with_each_positional_score(score, data, tmp_path):
     run(data, score, tmp_path)
   else:
     run(data, "transformer", tmp_path, score=score)
+
+
+@pytest.mark.parametrize("data", CONFIGS)
+@pytest.mark.parametrize(
+  "variant",
+  [
+    *({"score_wrapper": name} for name in SCORE_WRAPPER_NAMES),
+    {"forget_gate": True},
+  ],
+  ids=[*SCORE_WRAPPER_NAMES, "forget_gate"],
+)
+def test_a_run_with_each_change_of_the_scores(variant, data, tmp_path):
+  run(data, "transformer", tmp_path, **variant)
 
 
 def run(data, arg, workdir, **model):

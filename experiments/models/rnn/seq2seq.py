@@ -53,7 +53,7 @@ class Seq2Seq(nn.Module):
       self.look = Attention(
         score=config.attention,
         hidden_size=config.attention_size,
-        score_sizes={"max_length": self.max_length, "window": config.window},
+        score_options={"max_length": self.max_length, "window": config.window},
         normalizer=config.normalizer,
         dtype=self.dtype,
       )

@@ -1,8 +1,10 @@
 """The layers of a Transformer (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
@@ -18,6 +20,7 @@ from attention.modules import (
 from experiments.config import TransformerConfig
 from experiments.distributed.sharding import constrain
 from experiments.models.layers.dropout import Dropout
+from experiments.models.transformer.forget_gate import ForgetGate, decay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,14 +33,18 @@ class Options:
 
   def make_attention(self, *, is_self: bool) -> MultiHeadAttention:
     """Returns the module of self-attention or cross-attention."""
-    score = self.config.score
+    score, wrapper = self.config.score, self.config.score_wrapper
     if score in POSITIONAL_SCORE_NAMES and not is_self:
       score = "scaled_dot"  # source and target positions do not correspond
     return MultiHeadAttention(
       num_heads=self.config.num_heads,
       features=self.config.model_size,
       score=score,
-      score_sizes={"max_distance": self.config.max_distance},
+      score_options={
+        "max_distance": self.config.max_distance,
+        "wrapper": None if wrapper == "none" else wrapper,
+        "cap": self.config.soft_cap,
+      },
       normalizer=self.config.normalizer,
       dropout_rate=self.config.attention_dropout_rate,
       dtype=self.dtype,
@@ -108,13 +115,19 @@ class _Layer(nn.Module):
     self.feed_forward_residual = Residual(self.options)
 
   def _self_attend(self, x: jax.Array, mask, *, deterministic: bool):
+    inputs = self.self_residual.enter(x)
     inner = self.self_attention(
-      self.self_residual.enter(x),
+      inputs,
       mask=mask,
-      bias=self.options.bias,
+      bias=self._bias(inputs),
       deterministic=deterministic,
     )
     return self.self_residual.leave(x, inner, deterministic=deterministic)
+
+  def _bias(self, inputs: jax.Array) -> Bias | None:
+    """Returns the bias of self-attention to inputs [B, T, D]."""
+    del inputs
+    return self.options.bias
 
   def _feed_forward(self, x: jax.Array, *, deterministic: bool) -> jax.Array:
     inner = self.feed_forward(
@@ -136,6 +149,13 @@ class EncoderLayer(_Layer):
     return self._feed_forward(x, deterministic=deterministic)
 
 
+class DecoderCache(NamedTuple):
+  """What self-attention of a decoder layer stores of earlier tokens."""
+
+  tokens: Cache
+  log_gates: jax.Array | None  # [B, H, max_length], see ForgetGate
+
+
 class DecoderLayer(_Layer):
   """Causal self-attention, cross-attention and a feed-forward network."""
 
@@ -144,6 +164,10 @@ class DecoderLayer(_Layer):
     super().setup()
     self.cross_attention = self.options.make_attention(is_self=False)
     self.cross_residual = Residual(self.options)
+    if self.options.config.forget_gate:
+      self.forget_gate = ForgetGate(
+        self.options.config.num_heads, self.options.dtype
+      )
 
   def __call__(
     self,
@@ -157,17 +181,39 @@ class DecoderLayer(_Layer):
     x = self._self_attend(x, masks.causal(), deterministic=deterministic)
     return self._across(x, memory, mask, deterministic=deterministic)[0]
 
-  def step(
-    self, x: jax.Array, cache: Cache, memory: KeyValue, mask: jax.Array
-  ) -> tuple[jax.Array, Cache, jax.Array]:
-    """Maps one token [B, 1, D]; also returns cache and weights [B, H, S]."""
-    inner, cache = self.self_attention.decode(
-      self.self_residual.enter(x), cache, bias=self.options.bias
+  def init_cache(self, batch_size: int, max_length: int) -> DecoderCache:
+    """Returns an empty cache of `max_length` tokens for `step`."""
+    tokens = self.self_attention.init_cache(
+      (batch_size,), max_length, self.options.dtype
     )
+    log_gates, config = None, self.options.config
+    if config.forget_gate:
+      log_gates = jnp.zeros((batch_size, config.num_heads, max_length))
+    return DecoderCache(tokens, log_gates)
+
+  def step(
+    self, x: jax.Array, cache: DecoderCache, memory: KeyValue, mask: jax.Array
+  ) -> tuple[jax.Array, DecoderCache, jax.Array]:
+    """Maps one token [B, 1, D]; also returns cache and weights [B, H, S]."""
+    inputs, (tokens, log_gates) = self.self_residual.enter(x), cache
+    bias = self.options.bias
+    if log_gates is not None:
+      log_gates = jax.lax.dynamic_update_slice_in_dim(
+        log_gates, self.forget_gate(inputs), tokens.length, axis=-1
+      )
+      bias = _sum(bias, decay(log_gates))
+    inner, tokens = self.self_attention.decode(inputs, tokens, bias=bias)
+    cache = DecoderCache(tokens, log_gates)
     x = self.self_residual.leave(x, inner, deterministic=True)
     x, query = self._across(x, memory, mask, deterministic=True)
     weights = self.cross_attention.weights_projected(query, memory, mask=mask)
     return x, cache, weights[..., 0, :]
+
+  def _bias(self, inputs):
+    bias = self.options.bias
+    if not self.options.config.forget_gate:
+      return bias
+    return _sum(bias, decay(self.forget_gate(inputs)))
 
   def _across(self, x, memory: KeyValue, mask, *, deterministic: bool):
     query = self.cross_residual.enter(x)
@@ -176,3 +222,7 @@ class DecoderLayer(_Layer):
     )
     x = self.cross_residual.leave(x, inner, deterministic=deterministic)
     return self._feed_forward(x, deterministic=deterministic), query
+
+
+def _sum(bias: Bias | None, other: Bias) -> Bias:
+  return other if bias is None else bias + other

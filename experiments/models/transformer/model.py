@@ -10,7 +10,6 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from attention import positions
-from attention.cache import Cache
 from attention.modules import KeyValue, MeshAxes
 from experiments.config import TransformerConfig
 from experiments.data.batch import PAD, shift_right
@@ -22,6 +21,7 @@ from experiments.distributed.sharding import (
 )
 from experiments.models.layers.affine import Affine, AffineWeights
 from experiments.models.transformer.layers import (
+  DecoderCache,
   DecoderLayer,
   EncoderLayer,
   Options,
@@ -38,7 +38,7 @@ class Memory(NamedTuple):
 class Carry(NamedTuple):
   """The decoder's state: a cache for each layer, and the number of tokens."""
 
-  caches: tuple[Cache, ...]
+  caches: tuple[DecoderCache, ...]
   position: jax.Array
 
 
@@ -104,8 +104,7 @@ class Transformer(nn.Module):
   def start(self, source: jax.Array, max_length: int) -> tuple[Memory, Carry]:
     """Encodes a source; the caches of the carry hold `max_length` tokens."""
     caches = tuple(
-      layer.self_attention.init_cache(source.shape[:1], max_length, self.dtype)
-      for layer in self.decoder
+      layer.init_cache(source.shape[0], max_length) for layer in self.decoder
     )
     return self._encode(source, deterministic=True), Carry(
       caches, jnp.zeros((), jnp.int32)

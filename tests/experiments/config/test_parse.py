@@ -7,7 +7,7 @@ import pytest
 
 from attention import modules
 from configs import base, multi30k, translation
-from experiments.config import Config, parse
+from experiments.config import Config, TransformerConfig, parse
 from experiments.config.parse import parse_stored
 from experiments.config.sections import (
   NormalizerName,
@@ -260,6 +260,17 @@ def test_sharded_sequences_need_a_normalizer_that_can_be_merged(normalizer):
       parse(config)
 
 
+def test_sharded_sequences_have_no_forget_gate():
+  config = raw("transformer")
+  config["model"]["forget_gate"] = True
+  parse(config)
+  config["mesh"]["sequence"] = 2
+  with pytest.raises(
+    UserError, match=r"config\.model\.forget_gate sums over all"
+  ):
+    parse(config)
+
+
 def test_names_of_scores_and_normalizers_are_those_of_the_library():
   assert typing.get_args(NormalizerName) == modules.NORMALIZER_NAMES
   assert typing.get_args(ScoreName) == modules.SCORE_NAMES
@@ -269,6 +280,8 @@ def test_names_of_scores_and_normalizers_are_those_of_the_library():
   ]
   known = modules.SCORE_NAMES + modules.POSITIONAL_SCORE_NAMES
   assert set(positional) == set(known)
+  wrapper = TransformerConfig.model_fields["score_wrapper"].annotation
+  assert typing.get_args(wrapper) == ("none", *modules.SCORE_WRAPPER_NAMES)
 
 
 def test_parsing_does_not_change_its_argument():

@@ -91,13 +91,23 @@ MODELS = {
   "transformer-additive-rotary": transformer(
     score="additive", positions="rotary", decoder_layers=2
   ),
-  "transformer-general-learned-post": transformer(
-    score="general", positions="learned", norm="post", tied_embeddings=False
+  "transformer-general-soft_cap-learned-post": transformer(
+    score="general",
+    score_wrapper="soft_cap",
+    soft_cap=0.5,
+    positions="learned",
+    norm="post",
+    tied_embeddings=False,
   ),
-  "transformer-cosine-none": transformer(score="cosine", positions="none"),
-  "transformer-concat-alibi": transformer(score="concat", positions="alibi"),
-  "transformer-two-vocabularies": transformer(
-    source_vocabulary_size=13, shared_vocabulary=False
+  "transformer-cosine-temperature-none": transformer(
+    score="cosine", score_wrapper="temperature", positions="none"
+  ),
+  "transformer-concat-alibi-forget": transformer(
+    score="concat", positions="alibi", forget_gate=True, decoder_layers=2
+  ),
+  "transformer-forget-none": transformer(forget_gate=True, positions="none"),
+  "transformer-qk_norm-two-vocabularies": transformer(
+    score_wrapper="qk_norm", source_vocabulary_size=13, shared_vocabulary=False
   ),
 }
 
@@ -129,7 +139,7 @@ DEFAULT = (
   "additive-bahdanau-fed",
   "general-lstm-state-deep",
   "transformer-additive-rotary",
-  "transformer-general-learned-post",
+  "transformer-general-soft_cap-learned-post",
 )
 
 
