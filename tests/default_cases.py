@@ -21,7 +21,11 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
   "test_modules_learn_the_parameters_of_a_named_normalizer": ("softmax_sink",),
   "test_plain_function_may_capture_arrays_without_check_vma": (),
   "test_each_of_eight_devices_needs_a_sixth_of_the_memory": (),
-  "test_a_second_call_with_other_arrays_compiles_nothing": ("dot", "function"),
+  "test_a_second_call_with_other_arrays_compiles_nothing": (
+    "dot",
+    "function",
+    "entmax",
+  ),
   "test_only_heads_or_only_tokens_sharded": (),
   "test_dropout_equals_that_of_one_device": (),
   "test_masks_of_heads": (),

@@ -26,7 +26,7 @@ ATTENTION = (
     "scores",
   ),
   ("frequency_scaling", "head_parameters", "positional", "softmax"),
-  ("axes", "checks", "equality", "matmul", "meshes"),
+  ("axes", "checks", "equality", "function_pytree", "matmul", "meshes"),
 )
 EXPERIMENTS = (
   ("compare",),

@@ -6,13 +6,13 @@
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention import axes
+from attention.function_pytree import FunctionPytree
 from attention.positional import (
   ArrayValues,
   GroupHeads,
@@ -155,10 +155,8 @@ class Segments(Mask):
 
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
-class Where(Mask):
+class Where(FunctionPytree, Mask):
   """function(query positions, key positions)."""
-
-  function: Callable
 
   def block(self, rows, columns, rank):
     ones = (1,) * rank
@@ -171,16 +169,6 @@ class Where(Mask):
         f"{jnp.result_type(visible)}"
       )
     return jnp.asarray(visible)
-
-  def tree_flatten(self):
-    # A callable that is a pytree (`jax.tree_util.Partial`) keeps its leaves.
-    if jax.tree_util.all_leaves([self.function]):
-      return (), self.function
-    return (self.function,), None
-
-  @classmethod
-  def tree_unflatten(cls, function, children):
-    return cls(*children) if children else cls(function)
 
 
 @jax.tree_util.register_dataclass

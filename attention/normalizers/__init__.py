@@ -9,6 +9,7 @@ from typing import Any
 from attention.normalizers.base import (
   FunctionNormalizer,
   Normalizer,
+  checked_weights,
   group_heads,
   masked_weights,
 )
@@ -24,6 +25,7 @@ __all__ = [
   "FunctionNormalizer",
   "Normalizer",
   "as_normalizer",
+  "checked_weights",
   "entmax",
   "group_heads",
   "is_softmax",

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from attention.equality import EqualByValue
+from attention.function_pytree import FunctionPytree
 from attention.head_parameters import grouped
 
 
@@ -48,23 +49,11 @@ class Normalizer(EqualByValue):
 
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
-class FunctionNormalizer(Normalizer):
+class FunctionNormalizer(FunctionPytree, Normalizer):
   """A plain function of scores as a normalizer."""
-
-  function: Callable[[jax.Array], jax.Array]
 
   def __call__(self, scores):
     return self.function(scores)
-
-  def tree_flatten(self):
-    # A callable that is a pytree (`jax.tree_util.Partial`) keeps its leaves.
-    if jax.tree_util.all_leaves([self.function]):
-      return (), self.function
-    return (self.function,), None
-
-  @classmethod
-  def tree_unflatten(cls, function, children):
-    return cls(*children) if children else cls(function)
 
 
 @jax.tree_util.register_dataclass
@@ -91,17 +80,25 @@ def group_heads(
   return grouped(normalizer, *heads) or GroupedHeads(normalizer, *heads)
 
 
+def checked_weights(normalizer: Callable, scores: jax.Array) -> jax.Array:
+  """The weights of visible scores, if they have the scores' shape."""
+  weights = normalizer(scores)
+  shape = getattr(weights, "shape", None)
+  if shape != scores.shape:
+    returned = type(weights).__name__ if shape is None else shape
+    raise ValueError(
+      f"normalizer must return an array of the scores' shape {scores.shape}, "
+      f"it returned {returned}"
+    )
+  return weights
+
+
 def masked_weights(normalizer: Callable, scores: jax.Array) -> jax.Array:
   """The weights; 0 where a score is -inf, with zero derivatives there."""
   visible = ~jnp.isneginf(scores)
   empty = ~jnp.any(visible, axis=-1, keepdims=True)
   # A row of -inf alone would be NaN in most normalizers.
-  weights = normalizer(jnp.where(empty, 0.0, scores))
-  if jnp.shape(weights) != scores.shape:
-    raise ValueError(
-      f"normalizer must return an array of the scores' shape {scores.shape}, "
-      f"it returned {jnp.shape(weights)}"
-    )
+  weights = checked_weights(normalizer, jnp.where(empty, 0.0, scores))
   return jnp.where(visible, weights, 0.0)
 
 

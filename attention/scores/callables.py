@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
+from attention.function_pytree import FunctionPytree
 from attention.scores.base import Score, Wrapper
 
 _STATIC = types.MappingProxyType({"static": True})
@@ -23,20 +24,8 @@ _IMPURE = (
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Function(Score):
+class _Function(FunctionPytree, Score):
   """A function of tokens as a score, with identity maps."""
-
-  function: Callable[..., jax.Array]
-
-  def tree_flatten(self):
-    # A callable that is a pytree (`jax.tree_util.Partial`) keeps its leaves.
-    if jax.tree_util.all_leaves([self.function]):
-      return (), self.function
-    return (self.function,), None
-
-  @classmethod
-  def tree_unflatten(cls, function, children):
-    return cls(*children) if children else cls(function)
 
   def _called(self, *arguments: Any) -> jax.Array:
     try:

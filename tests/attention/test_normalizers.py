@@ -343,9 +343,17 @@ def test_other_types_are_refused(normalizer):
     attend(*draw("f4"), normalizer=normalizer)
 
 
-def test_a_result_of_another_shape_is_refused():
-  with pytest.raises(ValueError, match="normalizer must return an array"):
-    attend(*draw("f4"), normalizer=lambda scores: scores.sum(-1))
+@pytest.mark.parametrize("implementation", ["reference", TILES])
+@pytest.mark.parametrize("mask", [None, masks.causal()])
+def test_a_result_of_another_shape_is_refused(implementation, mask):
+  arguments = {"implementation": implementation, "mask": mask}
+  for bad, shown in (
+    (lambda scores: scores.sum(-1), r"it returned \(3, \d+\)"),
+    (lambda scores: (scores, scores), "it returned tuple"),
+  ):
+    expected = rf"normalizer must return .* shape \(3, \d+, \d+\), {shown}"
+    with pytest.raises(ValueError, match=expected):
+      attend(*draw("f4"), normalizer=bad, **arguments)
 
 
 @pytest.mark.parametrize("alpha", [1.0, 2.5])

@@ -12,6 +12,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.extend.linear_util import WrappedFun
 
+# Types of values that are callable and equal by value.
+_VALUES = (type, jax.sharding.Mesh, jax.sharding.AbstractMesh)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
@@ -142,7 +145,7 @@ def _of_parameter(value: Any, functions: list[Any]) -> Any:
     return value.shape, str(value.dtype), value.tobytes()
   if isinstance(value, float):
     return repr(value), float  # NaN differs from itself
-  is_function = callable(value) and not isinstance(value, type)
+  is_function = callable(value) and not isinstance(value, _VALUES)
   if is_function or isinstance(value, WrappedFun):
     functions.append(value)
     return None

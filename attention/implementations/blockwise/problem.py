@@ -123,12 +123,12 @@ def _trace_pair(request, query, key, tiling, leading=None) -> Traced:
     pair,
     cut(query, (0,) * query.ndim, tiling.row),
     cut(key, (0,) * key.ndim, tiling.column),
-    _start(tiling),
+    start_type(tiling),
     owner=identity(request.score),
   )
 
 
-def _start(tiling: Tiling) -> tuple[jax.ShapeDtypeStruct, ...]:
+def start_type(tiling: Tiling) -> tuple[jax.ShapeDtypeStruct, ...]:
   """The type of the start of a tile."""
   return (jax.ShapeDtypeStruct((), jnp.int32),) * (len(tiling.leading) + 2)
 
@@ -138,7 +138,7 @@ def make_problem(
 ) -> tuple[Problem, Captured]:
   """The functions of a tile, and the arrays that they captured."""
   tiling, request = pairs.tiling, pairs.request
-  start = _start(tiling)
+  start = start_type(tiling)
   traced: list[tuple[Any, list[Any]]] = [pair]
   for function, is_needed in (
     (pairs.bias, request.bias is not None),

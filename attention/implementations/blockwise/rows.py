@@ -8,6 +8,7 @@ and order are JAX's own; `jax.checkpoint` computes a block's scores again.
 import dataclasses
 import functools
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +16,21 @@ import numpy as np
 
 from attention import axes
 from attention.implementations.blockwise import tile_sizes
+from attention.implementations.blockwise.closure import (
+  Program,
+  identity,
+  without_captured,
+)
 from attention.implementations.blockwise.online_softmax import Captured, Problem
 from attention.implementations.blockwise.problem import (
   Pairs,
   make_problem,
+  start_type,
   trace_pair,
 )
 from attention.implementations.blockwise.tiles import Tiling, add, cut, scan
 from attention.matmul import weighted_sum_columns
-from attention.normalizers import masked_weights
+from attention.normalizers import checked_weights, masked_weights
 from attention.positional import EMPTY, FULL, PARTIAL
 from attention.request import Request
 from attention.softmax import Statistics, of_rows
@@ -31,6 +38,27 @@ from attention.softmax import Statistics, of_rows
 # Blocks that attend to different numbers of keys are rounded up to so many
 # numbers, each of which is a program of its own.
 _SPANS = 4
+# A normalizer reads a block of rows about so many times and the online softmax
+# a tile once, so that a block has to be smaller to stay in the caches.
+_READS = 4
+
+
+class Span(NamedTuple):
+  """Blocks that attend to the same number of keys, as functions of a block."""
+
+  problem: Problem
+  # (captured, scores [..., t, s]) -> weights of that shape
+  weights: Program
+  # Whether a row may have hidden pairs, for which `weights` is 0.
+  hides: bool
+
+
+class Arrays(NamedTuple):
+  """The arrays of a `Span`: those its functions captured, and the starts."""
+
+  captured: Captured
+  normalizer: list[Any]
+  starts: np.ndarray  # int32 [P, leading + 2]
 
 
 def compute_rows(
@@ -39,27 +67,66 @@ def compute_rows(
   """The context of mapped tokens, padded to tiles, and which rows have keys."""
   elements = tiling.query_tile * tiling.key_length * request.elements_per_pair
   *blocks, whole = tile_sizes.leading_blocks(
-    leading_block, 4 * elements, request.scores_shape[:-2], request.leading
+    leading_block,
+    _READS * elements,
+    request.scores_shape[:-2],
+    request.leading,
   )
   blocks = [*filter(functools.partial(_has_size, request), blocks), whole]
   query, key, value = tokens
+  spans, arrays = zip(
+    *(
+      _traced(request, query, key, span, starts, blocks)
+      for span, starts in _spans(tiling)
+    )
+  )
+  # Outside of `jax.jit` every loop would be compiled at every call.
+  run = _context if request.platform is None else _compiled_context
   # Products with transposed values have fast transposes, see `matmul`.
-  tokens = query, key, jnp.swapaxes(value, -1, -2)
-  solve = []
-  for span, starts in _spans(tiling):
-    pair, span = trace_pair(request, query, key, span, blocks)
-    problem, captured = make_problem(pair, Pairs(span, request), ())
-    solve.append((problem, captured, _with_leading(span, starts)))
-  arrays = tokens, [captured for _, captured, _ in solve]
-  zero = axes.varying_zero(arrays, request.dtype)
-  shape = (*tiling.leading, tiling.query_length)
+  columns = jnp.swapaxes(value, -1, -2)
+  context, has_keys = run(spans, arrays, query, key, columns)
+  return context, of_rows(has_keys, request.dtype)
+
+
+def _traced(
+  request: Request, query, key, tiling: Tiling, starts: np.ndarray, blocks
+) -> tuple[Span, Arrays]:
+  """The functions of the blocks at `starts`, and the arrays they captured."""
+  pair, tiling = trace_pair(request, query, key, tiling, blocks)
+  problem, captured = make_problem(pair, Pairs(tiling, request), ())
+  # A score that depends on positions may hide keys.
+  may_hide = request.score.reads_positions or request.bias is not None
+  hides = tiling.has_partial or may_hide
+  weigh = masked_weights if hides else checked_weights
+  scores = jax.eval_shape(
+    functools.partial(_scores, problem, captured),
+    query,
+    key,
+    start_type(tiling),
+  )
+  weights, normalizer = without_captured(
+    functools.partial(weigh, request.normalizer),
+    scores,
+    owner=identity(request.normalizer),
+  )
+  starts = _with_leading(tiling, starts)
+  return Span(problem, weights, hides), Arrays(captured, normalizer, starts)
+
+
+def _context(
+  spans: tuple[Span, ...], arrays: tuple[Arrays, ...], *tokens: jax.Array
+) -> list[jax.Array]:
+  """The context, and 1 for rows with a visible key; values are transposed."""
+  tiling, dtype = spans[0].problem.tiling, spans[0].problem.dtype
+  zero = axes.varying_zero((arrays, tokens), dtype)
+  rows = (*tiling.leading, tiling.query_length)
   results = [
-    jnp.broadcast_to(zero, (*shape, value.shape[-1])),
-    jnp.broadcast_to(zero, shape),
+    jnp.broadcast_to(zero, (*rows, tokens[-1].shape[-2])),
+    jnp.broadcast_to(zero, rows),
   ]
-  for problem, captured, starts in solve:
+  for span, (captured, normalizer, starts) in zip(spans, arrays):
     block = jax.checkpoint(
-      functools.partial(_block, request, problem, captured, tokens),
+      functools.partial(_block, span, captured, normalizer, tokens),
       prevent_cse=False,
     )
 
@@ -68,33 +135,36 @@ def compute_rows(
       return [add(*each, row) for each in zip(results, block(tuple(start)))]
 
     results = scan(step, results, starts)
-  context, has_keys = results
-  return context, of_rows(has_keys, request.dtype)
+  return results
 
 
-def _block(request, problem: Problem, captured: Captured, tokens, start):
+_compiled_context = jax.jit(_context, static_argnums=0)
+
+
+def _block(span: Span, captured: Captured, normalizer, tokens, start):
   """The context of a block of rows, and 1 for rows with a visible key."""
-  *row, column = start
-  tiling, key_start = problem.tiling, (*row[:-1], column)
-  query = cut(tokens[0], row, tiling.row)
-  key = cut(tokens[1], key_start, tiling.column)
-  columns_start = (*key_start[:-1], 0, column)
-  columns_size = (*tiling.block, tokens[2].shape[-2], tiling.key_tile)
-  value_columns = cut(tokens[2], columns_start, columns_size)
-  scores = problem.scores(captured, query, key, start, masked=True)
-  # A score that depends on positions may hide keys.
-  hides = request.score.reads_positions or problem.bias is not None
-  if tiling.has_partial or hides:
-    weights = masked_weights(request.normalizer, scores)
+  problem, (query, key, columns) = span.problem, tokens
+  tiling = problem.tiling
+  scores = _scores(problem, captured, query, key, start)
+  visible = jnp.ones(scores.shape[:-1], bool)
+  if span.hides:
     visible = jnp.any(~jnp.isneginf(scores), axis=-1)
-  else:
-    weights = request.normalizer(scores)
-    visible = jnp.ones(scores.shape[:-1], bool)
+  weights = span.weights(normalizer, scores)
   weights = problem.dropped(captured, weights, start)
-  columns = weighted_sum_columns(weights, value_columns, problem.dtype)
+  size = (*tiling.block, columns.shape[-2], tiling.key_tile)
+  columns = cut(columns, (*start[:-2], 0, start[-1]), size)
+  columns = weighted_sum_columns(weights, columns, problem.dtype)
   context = jnp.swapaxes(columns, -1, -2)
   visible = jnp.broadcast_to(visible, context.shape[:-1])
   return context, visible.astype(problem.dtype)
+
+
+def _scores(problem: Problem, captured: Captured, query, key, start):
+  """The scores of a block of rows, -inf for hidden pairs."""
+  *row, column = start
+  query = cut(query, row, problem.tiling.row)
+  key = cut(key, (*row[:-1], column), problem.tiling.column)
+  return problem.scores(captured, query, key, start, masked=True)
 
 
 def _has_size(request: Request, block: tuple[int, ...]) -> bool:

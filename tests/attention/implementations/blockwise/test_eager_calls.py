@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attend, biases, masks, scores
+from attention import attend, biases, masks, normalizers, scores
 from attention.implementations.blockwise import Blockwise
 from tests.attention.oracle import draw
 
@@ -51,6 +51,11 @@ def lengths(seed):
   return masks.padding(jnp.array([3 + seed, 7]))
 
 
+def squared_relu(seed):
+  scale = jnp.float32(seed + 1.0)
+  return lambda scores: scale * jnp.square(jnp.maximum(scores, 0.0))
+
+
 CALLS = {
   "dot": lambda seed: {"mask": masks.causal()},
   "additive": lambda seed: {"score": additive(seed), "mask": lengths(seed)},
@@ -59,6 +64,11 @@ CALLS = {
   },
   "function": lambda seed: {"score": distance},
   "dropout": lambda seed: {"dropout_rate": 0.1, "rng": jax.random.key(seed)},
+  "entmax": lambda seed: {
+    "normalizer": normalizers.entmax(),
+    "mask": masks.causal(),
+  },
+  "squared relu": lambda seed: {"normalizer": squared_relu(seed)},
 }
 
 
