@@ -135,6 +135,11 @@ def make_experiment(
     make = prepare.prepare if train else dataset.TranslationDataset
     text = config.data
     data = first_process_first(lambda: make(text, workdir))
+  return assemble(config, data, devices)
+
+
+def assemble(config: Config, data: Dataset, mesh: Mesh) -> Experiment:
+  """Builds the model and optimizer of a config, for its data and mesh."""
   model = make_model(
     config.model,
     source_vocabulary_size=data.source_vocabulary_size,
@@ -144,4 +149,4 @@ def make_experiment(
     dtype=config.train.dtype,
   )
   optimizer = make_optimizer(config.optimizer, config.train.steps)
-  return Experiment(config, devices, data, model, optimizer)
+  return Experiment(config, mesh, data, model, optimizer)

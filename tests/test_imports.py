@@ -30,10 +30,10 @@ ATTENTION = (
 )
 EXPERIMENTS = (
   ("compare",),
-  ("train", "evaluate", "translate", "analyze_heads", "download"),
+  ("train", "evaluate", "translate", "analyze_heads", "download", "plan"),
   ("cli",),
   ("comparison",),
-  ("training", "inference"),
+  ("aot", "training", "inference"),
   ("visualization.alignments",),
   ("evaluation",),
   ("checkpoints",),

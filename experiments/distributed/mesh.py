@@ -3,7 +3,7 @@
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -21,9 +21,14 @@ ROWS = ("data", "fsdp")
 T = TypeVar("T")
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
-  """Makes the mesh; UserError if the config does not fit the devices."""
-  available = jax.device_count()
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
+  """Makes the mesh of all or the given devices; UserError if they do not fit.
+
+  Given devices need not exist.
+  """
+  present = devices is None
+  devices = jax.devices() if devices is None else devices
+  available = len(devices)
   sizes = {name: getattr(config, name) for name in AXES}
   given = math.prod(size for size in sizes.values() if size > 0)
   shape = {
@@ -41,20 +46,21 @@ def make_mesh(config: MeshConfig) -> Mesh:
   if size > available:
     raise UserError(
       f"config.mesh: {asked} are {size} devices, but there are {available}"
-      f" ({jax.devices()[0].platform}); ask for at most {available}, or for all"
+      f" ({devices[0].platform}); ask for at most {available}, or for all"
       " with data=-1"
     )
-  owners = Counter(device.process_index for device in jax.devices()[:size])
-  if len(owners) < jax.process_count() or len(set(owners.values())) > 1:
+  owners = Counter(device.process_index for device in devices[:size])
+  processes = jax.process_count() if present else len(owners)
+  if len(owners) < processes or len(set(owners.values())) > 1:
     raise UserError(
       f"config.mesh: {asked or 'one device'}, {size} in all, do not divide"
-      f" evenly over the {jax.process_count()} processes; use data=-1 for all"
+      f" evenly over the {processes} processes; use data=-1 for all"
     )
   return jax.make_mesh(
     tuple(shape.values()),
     AXES,
     axis_types=(AxisType.Auto,) * len(AXES),
-    devices=jax.devices()[:size],
+    devices=devices[:size],
   )
 
 

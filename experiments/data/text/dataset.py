@@ -70,9 +70,9 @@ class TranslationDataset:
 
   def max_prediction_length(self, source_length: int) -> int:
     """Returns the maximum length of predictions for sources of a length."""
-    average = self._length_ratio * max(source_length, _MIN_SOURCE_LENGTH)
-    length = -(-int(_LENGTH_FACTOR * average) // _LENGTH_STEP) * _LENGTH_STEP
-    return min(length, self.max_length)
+    return max_prediction_length(
+      source_length, self._length_ratio, self.max_length
+    )
 
   def gold_alignments(
     self, source: np.ndarray, target: np.ndarray
@@ -93,6 +93,15 @@ class TranslationDataset:
       return number_alignments(source_words, target_words)
     except ValueError:  # a name that was cut within a word
       return None
+
+
+def max_prediction_length(
+  source_length: int, length_ratio: float, max_length: int
+) -> int:
+  """Returns the maximum length for target tokens per source token."""
+  average = length_ratio * max(source_length, _MIN_SOURCE_LENGTH)
+  length = -(-int(_LENGTH_FACTOR * average) // _LENGTH_STEP) * _LENGTH_STEP
+  return min(length, max_length)
 
 
 def _load_tokenizer(workdir: Path, side: str) -> Tokenizer:

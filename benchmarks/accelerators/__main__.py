@@ -1,0 +1,97 @@
+r"""Compiles attention and the experiments for accelerators; runs nothing.
+
+    pip install -e '.[experiments,aot-tpu,aot-cuda]'
+    python -m benchmarks.accelerators --target=h100,v5e
+    python -m benchmarks.accelerators --target=v5e --only=attention/additive
+
+Counts kernels, bytes through device memory, temporaries and collectives in the
+compiled programs, and writes them to docs/results/accelerators-TARGET.json and
+to the table of docs/performance.md. The default subset takes about half an hour
+for each target on two cores, --full several hours. A run that was stopped
+continues: cases with a result are skipped unless --again is given. A failure is
+recorded and does not end the run.
+"""
+
+import os
+import pathlib
+
+from absl import app, flags
+from tqdm import tqdm
+
+from benchmarks.accelerators import cases, report
+from benchmarks.accelerators.worker import Worker
+from experiments.aot.targets import TARGETS
+from experiments.errors import UserError
+
+_TARGET = flags.DEFINE_list(
+  "target", ["h100", "v5e"], f"The targets: {', '.join(TARGETS)}."
+)
+_ONLY = flags.DEFINE_list(
+  "only", [], "Beginnings of the names of cases; by default the subset."
+)
+_FULL = flags.DEFINE_bool("full", False, "Compile all cases.")
+_AGAIN = flags.DEFINE_bool("again", False, "Replace earlier results.")
+_LIST = flags.DEFINE_bool("list", False, "Print the names of the cases.")
+_SECONDS = flags.DEFINE_float(
+  "seconds", 900.0, "The time after which a case fails.", lower_bound=1.0
+)
+_JSON = flags.DEFINE_string("json", "docs/results", "The folder of the JSON.")
+_DOCUMENT = flags.DEFINE_string(
+  "document",
+  "docs/performance.md",
+  'The document with the table; "" leaves it.',
+)
+
+
+@flags.validator("target", f"the targets are {', '.join(TARGETS)}")
+def _known(targets) -> bool:
+  return bool(targets) and set(targets) <= set(TARGETS)
+
+
+def _path(target: str) -> pathlib.Path:
+  return pathlib.Path(_JSON.value) / f"accelerators-{target}.json"
+
+
+def _run(target: str, names: list[str]) -> None:
+  """Compiles cases and writes each result."""
+  results = report.read(_path(target))
+  if not _AGAIN.value:
+    names = [name for name in names if name not in results]
+  worker = Worker(target)
+  try:
+    with tqdm(names, desc=target, dynamic_ncols=True) as bar:
+      for name in bar:
+        bar.set_postfix_str(name)
+        results[name] = worker.compile(name, _SECONDS.value)
+        report.write(_path(target), target, results)
+        bar.write(report.line(f"{target} {name}", results[name]))
+  finally:
+    worker.close()
+
+
+def main(arguments) -> None:
+  """Compiles the cases for all targets."""
+  if len(arguments) > 1:
+    raise app.UsageError(f"unknown arguments: {' '.join(arguments[1:])}")
+  # The compilers are used, but no device is.
+  os.environ["JAX_PLATFORMS"] = "cpu"
+  known = cases.all_cases()
+  names = cases.selected(known, _ONLY.value, full=_FULL.value)
+  if _LIST.value or not names:
+    print("\n".join(known))
+    return
+  for target in _TARGET.value:
+    try:
+      TARGETS[target].check_installed()
+    except UserError as error:
+      raise app.UsageError(str(error)) from None
+  for target in _TARGET.value:
+    _run(target, names)
+  if _DOCUMENT.value:
+    paths = {target: _path(target) for target in TARGETS}
+    found = {t: report.read(path) for t, path in paths.items() if path.exists()}
+    report.write_document(pathlib.Path(_DOCUMENT.value), report.table(found))
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,132 @@
+"""Attention by score, by mask or bias, and by derivative, on one device."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import attention
+from attention import biases, masks, scores
+from benchmarks.accelerators.cases import Case
+from experiments.aot.targets import Target
+
+BATCH, HEADS, LENGTH, FEATURES, HIDDEN = 1, 8, 4096, 128, 64
+# Scores that need D elements per pair.
+CLOSURE_HEADS, CLOSURE_FEATURES = 1, 64
+
+# A score, and the shapes of the arrays that it is made of.
+SCORES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+  "scaled_dot": (scores.scaled_dot, ()),
+  "dot": (scores.dot, ()),
+  "general": (scores.general, ((FEATURES, FEATURES),)),
+  "cosine": (scores.cosine, ((),)),
+  "additive": (
+    scores.additive,
+    ((FEATURES, HIDDEN), (FEATURES, HIDDEN), (HIDDEN,)),
+  ),
+  "concat": (scores.concat, ((2 * FEATURES, HIDDEN), (HIDDEN,))),
+  "soft_cap": (lambda: scores.soft_cap(scores.scaled_dot(), 30.0), ()),
+  "qk_norm": (lambda: scores.qk_norm(scores.dot()), ()),
+  "shaw": (scores.shaw, ((2 * 32 + 1, FEATURES),)),
+  "disentangled": (
+    scores.disentangled,
+    ((64, FEATURES), (64, FEATURES)),
+  ),
+  "forgetting": (scores.forgetting, ((HEADS, LENGTH),)),
+}
+
+
+def manhattan(temperature: jax.Array) -> Callable[..., jax.Array]:
+  """A score that a user might write."""
+
+  def score(query, key):
+    gap = query[..., :, None, :] - key[..., None, :, :]
+    return -jnp.abs(gap).sum(-1) * temperature
+
+  return score
+
+
+# Keyword arguments of `attend`, for arrays that are traced.
+PATTERNS: dict[str, Callable[..., dict[str, Any]]] = {
+  "none": lambda lengths: {},
+  "causal": lambda lengths: {"mask": masks.causal()},
+  "padding": lambda lengths: {"mask": masks.padding(lengths)},
+  "window": lambda lengths: {"mask": masks.sliding_window(256, 0)},
+  "alibi": lambda lengths: {"bias": biases.alibi(HEADS)},
+}
+DERIVATIVES = ("forward", "gradient", "jvp")
+_DEFAULT_SCORES = ("scaled_dot", "general", "additive", "manhattan")
+
+
+def cases() -> Iterator[Case]:
+  """One case for each score, pattern and derivative."""
+  for score in (*SCORES, "manhattan"):
+    for pattern in PATTERNS:
+      if score == "manhattan" and pattern == "alibi":
+        continue  # one head
+      for derivative in DERIVATIVES:
+        is_default = score in _DEFAULT_SCORES and (
+          derivative != "jvp" or pattern == "none"
+        )
+        yield Case(
+          f"attention/{score}/{pattern}/{derivative}",
+          functools.partial(_make, score, pattern, derivative),
+          is_default,
+        )
+
+
+def _make(score: str, pattern: str, derivative: str, target: Target):
+  if score == "manhattan":
+    heads, features = CLOSURE_HEADS, CLOSURE_FEATURES
+  else:
+    heads, features = HEADS, FEATURES
+  bind, shapes = (SCORES | {"manhattan": (manhattan, ((),))})[score]
+  spec = functools.partial(_spec, _on_one_device(target))
+  tokens = [spec(BATCH, heads, LENGTH, features)] * 3
+  parameters = [spec(*shape, dtype=jnp.float32) for shape in shapes]
+  lengths = spec(BATCH, dtype=jnp.int32)
+
+  def attend(query, key, value, *rest):
+    *parameters, lengths = rest
+    return attention.attend(
+      query, key, value, score=bind(*parameters), **PATTERNS[pattern](lengths)
+    )
+
+  return (
+    derived(attend, derivative, len(tokens) + len(parameters)),
+    (*tokens, *parameters, lengths),
+  )
+
+
+def derived(
+  function: Callable[..., jax.Array], derivative: str, count: int
+) -> Callable[..., Any]:
+  """The function, its gradient, or its tangent, by its first arguments."""
+
+  def total(*arguments):
+    return function(*arguments).astype(jnp.float32).sum()
+
+  def jvp(*arguments):
+    first, rest = arguments[:count], arguments[count:]
+    return jax.jvp(lambda *first: function(*first, *rest), first, first)
+
+  by_name = {
+    "forward": function,
+    "gradient": jax.grad(total, tuple(range(count))),
+    "jvp": jvp,
+  }
+  return by_name[derivative]
+
+
+def _on_one_device(target: Target) -> NamedSharding:
+  return NamedSharding(
+    Mesh(np.array(target.devices()), ("device",)), PartitionSpec()
+  )
+
+
+def _spec(sharding, *shape: int, dtype=jnp.bfloat16) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)

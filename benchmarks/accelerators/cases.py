@@ -1,0 +1,42 @@
+"""What is compiled: named programs for a target."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from experiments.aot.targets import Target
+
+
+class Case(NamedTuple):
+  """A program to compile.
+
+  Attributes:
+    name: its parts, separated by slashes.
+    make: target -> the function and its abstract arguments.
+    default: whether it belongs to the default subset.
+  """
+
+  name: str
+  make: Callable[[Target], tuple[Callable[..., Any], tuple[Any, ...]]]
+  default: bool = False
+
+
+def all_cases() -> dict[str, Case]:
+  """All cases by name."""
+  # Imported late: they import JAX.
+  from benchmarks.accelerators import (
+    attention_cases,
+    layout_cases,
+    step_cases,
+  )
+
+  modules = attention_cases, step_cases, layout_cases
+  return {case.name: case for module in modules for case in module.cases()}
+
+
+def selected(
+  names: dict[str, Case], only: list[str], *, full: bool
+) -> list[str]:
+  """The names that start with a prefix of `only`; by default the subset."""
+  if only:
+    return [name for name in names if name.startswith(tuple(only))]
+  return [name for name in names if full or names[name].default]

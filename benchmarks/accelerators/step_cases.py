@@ -1,0 +1,89 @@
+"""The training, evaluation and decoding steps of the configs."""
+
+import functools
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.accelerators.cases import Case
+from experiments.aot import abstract
+from experiments.aot.abstract import Shape
+from experiments.aot.targets import Target
+from experiments.config import Config, MeshConfig, parse
+from experiments.decoding.batching import Search
+
+# A config file and its argument.
+CONFIGS = (
+  "copy",
+  "lookup",
+  "reverse",
+  "reverse:dot",
+  "reverse:transformer",
+  "numbers",
+  "numbers:additive",
+  "multi30k_small",
+  "multi30k",
+  "multi30k:additive",
+  "translation",
+  "translation:additive",
+)
+_DEFAULT_CONFIGS = ("reverse", "multi30k", "multi30k:additive")
+# The batch shapes of a run of configs/multi30k.py.
+MULTI30K_SHAPES = (
+  (408, 10, 10),
+  (368, 11, 11),
+  (336, 12, 12),
+  (288, 14, 13),
+  (272, 15, 15),
+  (240, 16, 17),
+  (224, 18, 18),
+  (200, 19, 20),
+  (192, 21, 21),
+  (168, 23, 24),
+  (152, 25, 26),
+  (136, 27, 29),
+  (120, 33, 34),
+  (80, 49, 51),
+)
+_SOURCE_LENGTH = 32  # of text that is decoded
+_BEAM_SIZE = 5
+_KINDS = ("train", "evaluate", "greedy", "beam")
+
+
+def cases() -> Iterator[Case]:
+  """One case for each config and step, and for each shape of Multi30k."""
+  for name in CONFIGS:
+    for kind in _KINDS:
+      yield Case(
+        f"step/{name}/{kind}",
+        functools.partial(_make, name, kind, None),
+        name in _DEFAULT_CONFIGS,
+      )
+  for shape in MULTI30K_SHAPES:
+    sizes = "x".join(map(str, shape))
+    yield Case(
+      f"shapes/multi30k/{sizes}",
+      functools.partial(_make, "multi30k", "train", Shape(*shape)),
+    )
+
+
+def load(name: str, **train: Any) -> Config:
+  """The config of a file of `configs/` and its argument, in bfloat16."""
+  file, _, argument = name.partition(":")
+  config = importlib.import_module(f"configs.{file}").get_config(argument)
+  config.train.update(dtype="bfloat16", **train)
+  return parse(config.to_dict())
+
+
+def _make(name: str, kind: str, shape: Shape | None, target: Target):
+  config = load(name)
+  experiment = abstract.abstract_experiment(
+    config, target.devices(), MeshConfig.one()
+  )
+  if kind in ("greedy", "beam"):
+    search = Search(beam_size=_BEAM_SIZE if kind == "beam" else 1)
+    length = min(_SOURCE_LENGTH, experiment.data.max_length)
+    return abstract.decoding_step(experiment, search, length)
+  shape = shape or abstract.batch_shape(config, _SOURCE_LENGTH)
+  make = abstract.train_step if kind == "train" else abstract.evaluation_step
+  return make(experiment, shape)

@@ -1,0 +1,1 @@
+"""Compiles programs for accelerators that this machine does not have."""

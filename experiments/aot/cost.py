@@ -1,0 +1,236 @@
+"""What a compiled program costs on its target, as its compiler states it.
+
+Nothing here is a measurement: kernels are counted in the program, bytes are the
+sizes of what kernels read and write, and seconds are estimates.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from experiments.aot import hlo
+from experiments.aot.targets import Target
+
+# Instructions that launch no kernel of their own.
+_FREE = {
+  "parameter", "constant", "tuple", "get-tuple-element", "bitcast",
+  "after-all", "partition-id", "replica-id", "while", "conditional", "call",
+  "opt-barrier", "add-dependency",
+}  # fmt: skip
+# The ends and intermediate steps of asynchronous operations.
+_ENDS = re.compile(r".*-(done|update)$")
+_COLLECTIVES = (
+  "all-gather",
+  "all-reduce",
+  "reduce-scatter",
+  "all-to-all",
+  "collective-permute",
+  "collective-broadcast",
+)
+_LAUNCH = 2e-6  # seconds between kernels of a GPU
+# XLA needs a GPU to choose among kernels by measuring them.
+_GPU_OPTIONS = {"xla_gpu_autotune_level": "0"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+  """The cost of a program on each device.
+
+  Attributes:
+    kernels: kernels that a GPU launches, fused operations of a TPU.
+    traffic: bytes that kernels read from and write to the device's memory.
+    temporaries: bytes of memory besides arguments and results.
+    arguments: bytes.
+    results: bytes that do not replace an argument.
+    collectives: number of calls and bytes received, by name.
+    seconds: the estimate. On TPUs the compiler's cycles; on GPUs the traffic at
+      full bandwidth and 2 microseconds a kernel. Collectives are added, at the
+      bandwidth of a device's links.
+    compile_seconds: the time of the compilation, on the compiling machine.
+  """
+
+  kernels: int
+  traffic: int
+  temporaries: int
+  arguments: int
+  results: int
+  collectives: dict[str, tuple[int, int]]
+  seconds: float
+  compile_seconds: float
+
+  @property
+  def memory(self) -> int:
+    """The bytes of a device's memory that the program needs."""
+    return self.arguments + self.results + self.temporaries
+
+
+def compiled(
+  function: Any,
+  *specs: Any,
+  target: Target,
+  options: dict[str, str | bool] | None = None,
+) -> tuple[Any, float]:
+  """The program for arguments with shardings over the target's devices.
+
+  Args:
+    function: a function, or the result of `jax.jit`.
+    *specs: trees of `jax.ShapeDtypeStruct` with shardings.
+    target: the accelerator.
+    options: of XLA.
+
+  Returns:
+    The `jax.stages.Compiled` and the seconds of tracing and compilation.
+  """
+  begin = time.perf_counter()
+  jitted = function if hasattr(function, "lower") else jax.jit(function)
+  given: dict[str, str | bool]
+  given = {} if target.platform == "tpu" else dict(_GPU_OPTIONS)
+  given |= options or {}
+  mesh = jax.tree.leaves(specs)[0].sharding.mesh
+  with jax.set_mesh(mesh) if mesh.size > 1 else contextlib.nullcontext():
+    program = jitted.lower(*specs).compile(compiler_options=given or None)
+  return program, time.perf_counter() - begin
+
+
+def cost_of(program: Any, seconds: float, *, target: Target) -> Cost:
+  """The cost of a program that `compiled` has returned."""
+  parsed = hlo.parse(program.as_text())
+  sizes = {
+    instruction.name: instruction.arrays
+    for computation in parsed.computations.values()
+    for instruction in computation
+  }
+  kernels = traffic = cycles = 0
+  collectives: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
+  for _, instruction, times in parsed.executed():
+    if instruction.opcode in _FREE or _ENDS.match(instruction.opcode):
+      continue
+    kernels += times
+    moved = (
+      *_read(parsed, sizes, instruction),
+      *_written(parsed, sizes, instruction),
+    )
+    traffic += times * sum(each.size for each in moved if not each.on_chip)
+    cycles += times * (instruction.number(r'"estimated_cycles":"(\d+)"') or 0)
+    if name := _collective(instruction):
+      collectives[name][0] += times
+      collectives[name][1] += times * _received(instruction)
+  received = sum(size for _, size in collectives.values())
+  if target.clock:
+    estimate = cycles / target.clock
+  else:
+    estimate = traffic / target.bandwidth + kernels * _LAUNCH
+  memory = program.memory_analysis()
+  return Cost(
+    kernels,
+    traffic,
+    memory.temp_size_in_bytes,
+    memory.argument_size_in_bytes,
+    memory.output_size_in_bytes - memory.alias_size_in_bytes,
+    {name: (count, size) for name, (count, size) in collectives.items()},
+    estimate + received / target.links,
+    seconds,
+  )
+
+
+def _collective(instruction: hlo.Instruction) -> str | None:
+  """The name of a collective operation, also of an asynchronous one."""
+  name = instruction.opcode.removesuffix("-start")
+  return name if name in _COLLECTIVES else None
+
+
+def _received(instruction: hlo.Instruction) -> int:
+  """The bytes of a collective's result."""
+  # The result of a `-start` contains the operands as well.
+  if instruction.opcode.endswith("-start") and len(instruction.arrays) > 1:
+    return instruction.arrays[1].size
+  return sum(each.size for each in instruction.arrays)
+
+
+def _read(program: hlo.Program, sizes, instruction) -> Sequence[hlo.Array]:
+  """What an instruction reads; a slice of an array counts as the slice."""
+  opcode, read = instruction.opcode, []
+  called = instruction.called("calls") if opcode == "fusion" else []
+  for index, name in enumerate(instruction.operands):
+    whole = sizes.get(name, ())
+    if opcode in ("dynamic-slice", "slice", "gather") and index == 0:
+      on_chip = all(each.on_chip for each in whole)
+      read += [hlo.Array(a.size, on_chip) for a in instruction.arrays]
+    elif opcode == "dynamic-update-slice" and index == 0:
+      continue
+    elif opcode == "copy-start":
+      read += whole
+    elif called and len(whole) == 1:
+      part = _part(program, called[0], index)
+      size = whole[0].size if part is None else min(part, whole[0].size)
+      read.append(hlo.Array(size, whole[0].on_chip))
+    else:
+      read += whole
+  return read
+
+
+def _part(program: hlo.Program, name: str, index: int) -> int | None:
+  """The bytes that a fusion uses of a parameter; None means all."""
+  inner = program.computations.get(name, [])
+  by_index = [
+    each.name
+    for each in inner
+    if each.opcode == "parameter" and f" parameter({index})" in each.text
+  ]
+  used, pending = 0, by_index
+  while pending:
+    source = pending.pop()
+    for user in inner:
+      if source not in user.operands:
+        continue
+      position = user.operands.index(source)
+      match user.opcode:
+        case "bitcast":
+          pending.append(user.name)
+        case "dynamic-slice" | "slice" | "gather" if position == 0:
+          used = max(used, user.arrays[0].size)
+        case "dynamic-update-slice" if position == 0:
+          continue
+        case "fusion":
+          part = _part(program, user.called("calls")[0], position)
+          if part is None:
+            return None
+          used = max(used, part)
+        case _:
+          return None
+  return used
+
+
+def _written(program: hlo.Program, sizes, instruction) -> Sequence[hlo.Array]:
+  """What an instruction writes; an update in place counts as the update."""
+  if instruction.opcode == "dynamic-update-slice":
+    return _updates(sizes, instruction)
+  if instruction.opcode == "copy-start":
+    return instruction.arrays[:1]
+  if instruction.opcode.endswith("-start") and len(instruction.arrays) > 1:
+    return instruction.arrays[1:2]
+  if instruction.opcode == "fusion" and len(instruction.arrays) == 1:
+    inner = program.computations.get(instruction.called("calls")[0], [])
+    by_name = {each.name: each for each in inner}
+    root = next((each for each in inner if each.is_root), None)
+    while root is not None and root.opcode == "bitcast":
+      root = by_name.get(root.operands[0])
+    if root is not None and root.opcode == "dynamic-update-slice":
+      inner_sizes = {each.name: each.arrays for each in inner}
+      (whole,) = instruction.arrays
+      update = _updates(inner_sizes, root)
+      return [hlo.Array(each.size, whole.on_chip) for each in update]
+  return instruction.arrays
+
+
+def _updates(sizes, instruction) -> list[hlo.Array]:
+  """The update of a `dynamic-update-slice`."""
+  (whole,) = instruction.arrays
+  update = sizes.get(instruction.operands[1], (whole,))
+  return [hlo.Array(each.size, whole.on_chip) for each in update]

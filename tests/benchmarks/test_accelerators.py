@@ -1,0 +1,106 @@
+"""The benchmark that compiles for accelerators, and limits of its figures."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.accelerators import cases, report, worker
+from experiments.aot.targets import TARGETS
+from experiments.errors import UserError
+
+COST = {
+  "kernels": 1234,
+  "traffic": 3 * 2**20,
+  "temporaries": 2**24,
+  "arguments": 1,
+  "results": 1,
+  "collectives": {"all-reduce": (2, 2**20)},
+  "seconds": 0.0015,
+  "compile_seconds": 2.0,
+}
+
+
+def test_a_failure_is_recorded():
+  def fail(target):
+    raise ValueError("no such shape\nand more")
+
+  case = cases.Case("a/b", fail)
+  assert worker.compile_case(case, None) == {
+    "error": "ValueError: no such shape"
+  }
+
+
+def test_the_default_subset_is_smaller_and_prefixes_select():
+  known = cases.all_cases()
+  some = cases.selected(known, [], full=False)
+  everything = cases.selected(known, [], full=True)
+  assert 0 < len(some) < len(everything) == len(known)
+  prefix = "attention/dot/"
+  assert set(cases.selected(known, [prefix], full=False)) == {
+    name for name in known if name.startswith(prefix)
+  }
+
+
+def test_results_are_read_back(tmp_path):
+  path = tmp_path / "accelerators-v5e.json"
+  assert report.read(path) == {}
+  report.write(path, "v5e", {"a": COST, "b": {"error": "died"}})
+  results = report.read(path)
+  assert results["a"]["kernels"] == 1234
+  assert json.loads(path.read_text())["title"] == "compiled, not run"
+
+
+def test_the_table_replaces_what_is_between_the_markers(tmp_path):
+  results = {"v5e": {"a": COST, "b": {"error": "ValueError: no"}}, "h100": {}}
+  path = tmp_path / "page.md"
+  path.write_text(f"before\n{report._BEGIN}\nold\n{report._END}\nafter\n")
+  report.write_document(path, report.table(results))
+  text = path.read_text()
+  assert text.startswith("before\n")
+  assert text.endswith("after\n")
+  assert "old" not in text
+  assert "| a | 1,234 | 3.0 | 16 | 1.5 |" in text
+  assert "| b | ValueError |" in text
+
+
+def test_every_case_has_a_line():
+  assert "2 all-reduce (1.0 MiB)" in report.line("a", COST)
+  assert report.line("a", {"error": "died"}) == "a: died"
+
+
+# Kernels of each program, at most.
+LIMITS = {
+  "h100": {
+    "attention/scaled_dot/none/forward": 1,
+    "attention/scaled_dot/none/gradient": 3,
+  },
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", LIMITS)
+def test_kernels_stay_below_their_limits(target, tmp_path):
+  try:
+    TARGETS[target].check_installed()
+  except UserError as error:
+    pytest.skip(str(error))
+  subprocess.run(
+    [
+      *(sys.executable, "-m", "benchmarks.accelerators"),
+      f"--target={target}",
+      f"--only={','.join(LIMITS[target])}",
+      f"--json={tmp_path}",
+      "--document=",
+    ],
+    check=True,
+    env={**os.environ, "XLA_FLAGS": ""},
+  )
+  results = report.read(tmp_path / f"accelerators-{target}.json")
+  kernels = {name: results[name].get("kernels") for name in LIMITS[target]}
+  assert all(
+    kernels[name] is not None and kernels[name] <= limit
+    for name, limit in LIMITS[target].items()
+  ), (kernels, results)

@@ -1,0 +1,112 @@
+"""Kernels, loops and bytes are counted in the text of a program."""
+
+import pytest
+
+from experiments.aot import cost, hlo, targets
+from experiments.errors import UserError
+
+PROGRAM = """HloModule jit_f, is_scheduled=true
+
+%fused (p.0: f32[8,4], p.1: f32[1,4]) -> f32[8,4] {
+  %p.0 = f32[8,4]{1,0} parameter(0)
+  %p.1 = f32[1,4]{1,0} parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %update = f32[8,4]{1,0} dynamic-update-slice(%p.0, %p.1, %zero, %zero)
+}
+
+%condition (c: (s32[], f32[8,4])) -> pred[] {
+  %c = (s32[], f32[8,4]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%c), index=0
+  %limit = s32[] constant(7)
+  ROOT %less = pred[] compare(%i, %limit), direction=LT
+}
+
+%body (b: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %b = (s32[], f32[8,4]{1,0}) parameter(0)
+  %j = s32[] get-tuple-element(%b), index=0
+  %x = f32[8,4]{1,0} get-tuple-element(%b), index=1
+  %row = f32[1,4]{1,0:S(1)} slice(%x), slice={[0:1], [0:4]}
+  %new = f32[8,4]{1,0} fusion(%x, %row), kind=kLoop, calls=%fused
+  ROOT %t = (s32[], f32[8,4]{1,0}) tuple(%j, %new)
+}
+
+%short (s: f32[8,4]) -> f32[8,4] {
+  %s = f32[8,4]{1,0} parameter(0)
+  ROOT %same = f32[8,4]{1,0} copy(%s)
+}
+
+%long (l: f32[8,4]) -> f32[8,4] {
+  %l = f32[8,4]{1,0} parameter(0)
+  %once = f32[8,4]{1,0} copy(%l)
+  ROOT %twice = f32[8,4]{1,0} copy(%once)
+}
+
+ENTRY %main (a: f32[8,4], n: pred[]) -> f32[8,4] {
+  %a = f32[8,4]{1,0} parameter(0)
+  %n = pred[] parameter(1)
+  %start = s32[] constant(0)
+  %init = (s32[], f32[8,4]{1,0}) tuple(%start, %a)
+  %loop = (s32[], f32[8,4]{1,0}) while(%init), condition=%condition, body=%body
+  %out = f32[8,4]{1,0} get-tuple-element(%loop), index=1
+  %sum = f32[8,4]{1,0} all-reduce(%out), replica_groups={}, to_apply=%short
+  ROOT %end = f32[8,4]{1,0} conditional(%n, %sum, %sum), \
+branch_computations={%short, %long}
+}
+"""
+
+
+class Compiled:
+  """What `cost_of` needs of a `jax.stages.Compiled`."""
+
+  class _Memory:
+    temp_size_in_bytes = 5
+    argument_size_in_bytes = 129
+    output_size_in_bytes = 128
+    alias_size_in_bytes = 100
+
+  def as_text(self):
+    return PROGRAM
+
+  def memory_analysis(self):
+    return self._Memory()
+
+
+def test_loops_count_as_often_as_they_run():
+  program = hlo.parse(PROGRAM)
+  counts = {i.name: times for _, i, times in program.executed()}
+  assert counts["new"] == 7
+  assert counts["sum"] == 1
+
+
+def test_the_longest_branch_of_a_conditional_runs():
+  names = [i.name for _, i, _ in hlo.parse(PROGRAM).executed()]
+  assert "twice" in names
+  assert "same" not in names
+
+
+def test_cost_counts_kernels_slices_and_collectives():
+  found = cost.cost_of(Compiled(), 1.0, target=targets.TARGETS["h100"])
+  # 7 slices, 7 updates, an all-reduce and two copies.
+  assert found.kernels == 7 + 7 + 1 + 2
+  # A slice reads 16 bytes and writes on-chip memory, which does not count; an
+  # update writes 16 bytes in place; each of the others moves 256 bytes.
+  assert found.traffic == 7 * 16 + 7 * 16 + 3 * 256
+  assert found.collectives == {"all-reduce": (1, 128)}
+  assert found.memory == 129 + 28 + 5
+
+
+def test_arrays_have_the_bytes_of_their_dtype():
+  sizes = [a.size for a in hlo.arrays("(bf16[3,5]{1,0}, s4[3], pred[], u8[0])")]
+  assert sizes == [30, 2, 1, 0]
+
+
+@pytest.mark.parametrize("topology", ["v5e", "a100:1x1x1", ""])
+def test_an_unknown_topology_is_an_error_that_names_the_known(topology):
+  with pytest.raises(UserError, match=r"h100.*v5e"):
+    targets.target_of(topology)
+
+
+def test_a_missing_compiler_is_an_error_that_names_the_extra(monkeypatch):
+  monkeypatch.setattr(targets.importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(UserError, match=r"libtpu.*aot-tpu"):
+    targets.TARGETS["v5e"].check_installed()
