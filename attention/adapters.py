@@ -12,6 +12,7 @@ from attention import axes, masks
 from attention.checks import check_shape, check_tokens
 from attention.dropout import make_dropout
 from attention.grouped_query import attend_heads, heads_weights
+from attention.matmul import matmul_precision
 from attention.scores import Score, as_score, scaled_dot, scaled_dot_score
 
 
@@ -123,7 +124,7 @@ def flax_attention_fn(score: Score | Callable = scaled_dot_score) -> Callable:
   Returns:
     A function with the arguments of `flax.linen.dot_product_attention` and
     `flax.nnx.dot_product_attention` that attends with `score`. `precision` is
-    one for all products: None, a `jax.lax.Precision` or its name.
+    that of all products, as in `attend`.
 
   Raises:
     ValueError: if `score` is not callable.
@@ -179,7 +180,7 @@ def flax_attention_fn(score: Score | Callable = scaled_dot_score) -> Callable:
     arguments = {"score": bound, "mask": mask, "bias": bias}
     rate = 0.0 if deterministic else dropout_rate
     dropout = make_dropout(rate, dropout_rng, shared=broadcast_dropout)
-    with jax.default_matmul_precision(_precision_name(precision)):
+    with matmul_precision(precision):
       if module is not None:
         weights = heads_weights(query, key, **arguments)
         # The softmax is always computed in float32 at least.
@@ -197,18 +198,6 @@ def _intermediates(module: Any) -> Any:
 
   is_linen = isinstance(module, linen.Module)
   return "intermediates" if is_linen else nnx.Intermediate
-
-
-def _precision_name(precision: Any) -> Any:
-  """The name of a `precision` argument, for `jax.default_matmul_precision`."""
-  if isinstance(precision, jax.lax.Precision):
-    return precision.name.lower()
-  if precision is None or isinstance(precision, str):
-    return precision
-  raise NotImplementedError(
-    "precision must be None, a jax.lax.Precision or its name, got "
-    f"{precision!r}"
-  )
 
 
 def _boolean(mask):

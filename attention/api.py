@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.lax import PrecisionLike
 
 from attention.dispatch import (
   ImplementationLike,
@@ -12,6 +13,7 @@ from attention.dispatch import (
   dispatch_weights,
 )
 from attention.dropout import make_dropout
+from attention.matmul import matmul_precision
 from attention.scores import Score, scaled_dot_score
 
 
@@ -28,6 +30,7 @@ def attend(
   rng: jax.Array | None = None,
   implementation: ImplementationLike = None,
   return_lse: bool = False,
+  precision: PrecisionLike = None,
 ) -> Any:
   """Attention: each query's average of the values, weighted by its scores.
 
@@ -66,6 +69,9 @@ def attend(
       instance `Blockwise(query_block=..., key_block=...)` for other tile sizes.
     return_lse: whether to return the log-sum-exp of the scores too, which
       `attention.merge` needs.
+    precision: the precision of all matrix products and of their derivatives, as
+      in `jax.numpy.matmul`; None is `jax.default_matmul_precision`. Sums, such
+      as those of the softmax and the additive score, are float32 at least.
 
   Returns:
     The context [..., T, E] in the query's dtype. With `return_lse` a pair of
@@ -86,18 +92,19 @@ def attend(
     Array([[1.  , 0.  ],
            [0.33, 0.67]], dtype=float32)
   """
-  context, lse = dispatch(
-    query,
-    key,
-    value,
-    score=score,
-    mask=mask,
-    bias=bias,
-    normalizer=normalizer,
-    dropout=make_dropout(dropout_rate, rng),
-    implementation=implementation,
-    return_lse=return_lse,
-  )
+  with matmul_precision(precision):
+    context, lse = dispatch(
+      query,
+      key,
+      value,
+      score=score,
+      mask=mask,
+      bias=bias,
+      normalizer=normalizer,
+      dropout=make_dropout(dropout_rate, rng),
+      implementation=implementation,
+      return_lse=return_lse,
+    )
   return (context, lse) if return_lse else context
 
 
@@ -109,6 +116,7 @@ def attention_weights(
   mask: Any = None,
   bias: Any = None,
   normalizer: Callable | None = None,
+  precision: PrecisionLike = None,
 ) -> jax.Array:
   """The attention weights, with which `attend` averages the values.
 
@@ -119,6 +127,7 @@ def attention_weights(
     mask: as in `attend`.
     bias: as in `attend`.
     normalizer: as in `attend`.
+    precision: as in `attend`.
 
   Returns:
     [..., T, S] in the query's dtype; each row sums to 1, or to 0 if the
@@ -135,7 +144,8 @@ def attention_weights(
     >>> attention_weights(jnp.zeros((1, 4)), jnp.ones((2, 4)))
     Array([[0.5, 0.5]], dtype=float32)
   """
-  weights = dispatch_weights(
-    query, key, score=score, mask=mask, bias=bias, normalizer=normalizer
-  )
+  with matmul_precision(precision):
+    weights = dispatch_weights(
+      query, key, score=score, mask=mask, bias=bias, normalizer=normalizer
+    )
   return weights.astype(jnp.result_type(query))

@@ -1,23 +1,68 @@
-"""Matrix products of tiles whose transposes are fast too."""
+"""Matrix products of tiles whose transposes are fast too; their precision."""
 
+import contextlib
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+# What `jax.default_matmul_precision` accepts.
+_NAMES = (
+  *("default", "high", "highest", "bfloat16", "tensorfloat32", "float32"),
+  *(each.name for each in jax.lax.DotAlgorithmPreset if each.name != "DEFAULT"),
+)
 
-@jax.custom_jvp
+
+def precision_name(precision: Any) -> str | None:
+  """The name of a `precision` argument; None is JAX's default where it is used.
+
+  A rule of derivatives may be traced after the call that defines it. It keeps
+  this name.
+  """
+  match precision:
+    case None:
+      return jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    case jax.lax.Precision():
+      return precision.name.lower()
+    case jax.lax.DotAlgorithmPreset() if precision.name in _NAMES:
+      return precision.name
+    case str() if precision in _NAMES:
+      return precision
+    case (left, right) if left == right:
+      return precision_name(left)
+  raise ValueError(
+    "precision must be None, a jax.lax.Precision, a jax.lax.DotAlgorithmPreset "
+    f"or a name of one, the same for both operands, got {precision!r}"
+  )
+
+
+def matmul_precision(precision: Any) -> contextlib.AbstractContextManager:
+  """The precision of all products traced in it that do not ask for another."""
+  return jax.default_matmul_precision(precision_name(precision))
+
+
 def inner_products(query: jax.Array, key: jax.Array) -> jax.Array:
   """Query [..., t, D] times key [..., s, D], in float32 at least."""
+  return _inner_products(precision_name(None), query, key)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _inner_products(precision, query, key):
+  del precision
   return _product("...td,...sd->...ts", query, key)
 
 
-@functools.partial(inner_products.defjvp, symbolic_zeros=True)
-def _inner_products_jvp(primals, tangents):
-  query, key = primals
-  query_tangent, key_tangent = tangents
+@functools.partial(_inner_products.defjvp, symbolic_zeros=True)
+def _inner_products_jvp(precision, primals, tangents):
+  with matmul_precision(precision):
+    return _inner_products_tangent(*primals, *tangents)
+
+
+def _inner_products_tangent(query, key, query_tangent, key_tangent):
+  """The products and their tangents."""
   terms = []
   if not isinstance(query_tangent, SymbolicZero):
     terms.append(_product("...td,...sd->...ts", query_tangent, key))

@@ -3,16 +3,18 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+from jax.lax import PrecisionLike
 
 from attention.cache import Cache, extend
 from attention.checks import check_shape, check_tokens
 from attention.dispatch import ImplementationLike
 from attention.dropout import make_dropout
 from attention.grouped_query import Grouping, KeyValue, heads_weights
+from attention.matmul import matmul_precision, precision_name
 from attention.mesh_axes import MeshAxes, attend_sharded_heads
 from attention.meshes import on_any_mesh
 from attention.normalizers import Normalizer, as_normalizer
@@ -22,6 +24,8 @@ from attention.projections import Projection, combine_heads, project_heads
 from attention.scores import Score, as_score, scaled_dot_score, with_mapped_keys
 
 __all__ = ["multi_head_attention"]
+
+_Method = TypeVar("_Method", bound=Callable)
 
 
 def multi_head_attention(
@@ -50,6 +54,7 @@ def multi_head_attention(
   dropout_rate: float = 0.0,
   rng: jax.Array | None = None,
   implementation: ImplementationLike = None,
+  precision: PrecisionLike = None,
 ) -> Any:
   """Projects to heads, attends in each, and projects the heads back.
 
@@ -96,6 +101,7 @@ def multi_head_attention(
     dropout_rate: the probability to drop a weight.
     rng: a random key, required if `dropout_rate` is positive.
     implementation: as in `attend`.
+    precision: as in `attend`, also of the projections.
 
   Returns:
     [..., T, Do] in the projected query's dtype; with `cache` a pair of these
@@ -135,6 +141,7 @@ def multi_head_attention(
     rotary=rotary,
     mesh_axes=mesh_axes or MeshAxes(),
     implementation=implementation,
+    precision=precision_name(precision),
   )
   dropout = make_dropout(dropout_rate, rng)
   outputs, cache = layer(
@@ -152,10 +159,27 @@ def multi_head_attention(
   return outputs if cache is None else (outputs, cache)
 
 
+def _at_precision(method: _Method) -> _Method:
+  """The method with the precision of its object."""
+
+  @functools.wraps(method)
+  def run(self, *args, **kwargs):
+    with matmul_precision(self.precision):
+      return method(self, *args, **kwargs)
+
+  return cast(_Method, run)
+
+
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=("projections", "score", "normalizer"),
-  meta_fields=("query_heads", "rotary", "mesh_axes", "implementation"),
+  meta_fields=(
+    "query_heads",
+    "rotary",
+    "mesh_axes",
+    "implementation",
+    "precision",
+  ),
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class MultiHead:
@@ -169,7 +193,9 @@ class MultiHead:
   rotary: bool | RotaryOptions
   mesh_axes: MeshAxes
   implementation: ImplementationLike
+  precision: str | None
 
+  @_at_precision
   @on_any_mesh("TF", like="cache")
   def __call__(
     self,
@@ -211,6 +237,7 @@ class MultiHead:
     )
     return outputs, cache
 
+  @_at_precision
   def project(self, key, value, *, positions=None) -> KeyValue:
     """The keys and values of a memory."""
     keys = self.project_key(key, positions=positions)
@@ -222,6 +249,7 @@ class MultiHead:
     )
     return KeyValue(keys, values)
 
+  @_at_precision
   def project_key(self, key, *, positions=None) -> jax.Array:
     """The keys of a memory: projected, rotated and mapped by the score."""
     heads = self._rotated_heads("key", key, positions)
@@ -237,6 +265,7 @@ class MultiHead:
     jax.eval_shape(check, query)
     return grouping.heads(score.map_key(memory))
 
+  @_at_precision
   def attend(
     self,
     query,
@@ -262,6 +291,7 @@ class MultiHead:
     )
     return combine_heads(context, self.projections["output"])
 
+  @_at_precision
   def weights(
     self, query, key, *, mask, bias, positions=None, offset=0
   ) -> jax.Array:

@@ -14,6 +14,7 @@ from attention.biases import Bias, as_bias
 from attention.checks import check_leading, check_shape, check_tokens
 from attention.dropout import Dropout
 from attention.masks.types import Mask, as_mask
+from attention.matmul import precision_name
 from attention.normalizers import Normalizer, as_normalizer, is_softmax
 from attention.positional import Pairwise
 from attention.scores import Score, as_score
@@ -40,6 +41,9 @@ class Request:
     elements_per_pair: the elements of the largest intermediate array of the
       score, per query and key: 1 for a dot product, D for query - key.
     return_lse: whether the caller needs the lse.
+    precision: the name of the precision of matrix products, for
+      `jax.default_matmul_precision`; None is the platform's default. Products
+      that an implementation traces when it is called have it anyway.
     combined: None, or the context and the statistics over all key shards if
       `key` is one of them. The implementation then returns these two values,
       with this shard's terms of the derivatives, which are sums over keys.
@@ -56,6 +60,7 @@ class Request:
   scores_shape: tuple[int, ...]
   elements_per_pair: int = 1
   return_lse: bool = True
+  precision: str | None = None
   combined: Combined | None = None
 
   @property
@@ -146,6 +151,7 @@ def make_request(
     scores_shape=scores,
     elements_per_pair=elements_per_pair,
     return_lse=return_lse,
+    precision=precision_name(None),
     combined=combined,
   )
 

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
+from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 
 from attention.cache import Cache
@@ -14,6 +15,7 @@ from attention.checks import check_positive, check_tokens
 from attention.dispatch import ImplementationLike
 from attention.dropout import make_dropout
 from attention.grouped_query import Grouping, KeyValue
+from attention.matmul import precision_name
 from attention.mesh_axes import MeshAxes
 from attention.modules.learned_normalizers import LearnedNormalizer
 from attention.modules.learned_scores import LearnedScore
@@ -52,6 +54,7 @@ class MultiHeadAttention(nn.Module):
     kernel_init: initializes a projection's weight, as [inputs, outputs].
     bias_init: initializes a projection's bias.
     implementation: as in `attend`.
+    precision: as in `attend`, also of the projections.
     mesh_axes: the mesh axes that shard heads and tokens; None leaves sharding
       to XLA. If tokens are sharded, `decode` and `weights` need
       `module.clone(mesh_axes=None)`.
@@ -84,6 +87,7 @@ class MultiHeadAttention(nn.Module):
   bias_init: Callable = nn.initializers.zeros
   implementation: ImplementationLike = None
   mesh_axes: MeshAxes | None = None
+  precision: PrecisionLike = None
 
   def setup(self):
     """Declares the projections, the score and the normalizer."""
@@ -327,6 +331,7 @@ class MultiHeadAttention(nn.Module):
       rotary=self.rotary,
       mesh_axes=self.mesh_axes or MeshAxes(),
       implementation=self.implementation,
+      precision=precision_name(self.precision),
     )
     return layer, inputs
 

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
+from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 
 from attention.api import attend, attention_weights
@@ -37,6 +38,7 @@ class Attention(nn.Module):
       `attend`.
     dropout_rate: the probability to drop a weight; needs the rng "dropout".
     implementation: as in `attend`.
+    precision: as in `attend`.
     dtype: the dtype of the computation; None means that of the inputs and
       parameters.
     param_dtype: the dtype in which parameters are stored.
@@ -71,6 +73,7 @@ class Attention(nn.Module):
   dtype: DTypeLike | None = None
   param_dtype: DTypeLike = jnp.float32
   implementation: ImplementationLike = None
+  precision: PrecisionLike = None
 
   def setup(self):
     """Declares the score and the normalizer."""
@@ -131,6 +134,7 @@ class Attention(nn.Module):
       dropout_rate=rate,
       rng=self.make_rng("dropout") if rate else None,
       implementation=self.implementation,
+      precision=self.precision,
     )
 
   def weights(
@@ -152,4 +156,5 @@ class Attention(nn.Module):
       mask=mask,
       bias=bias,
       normalizer=self.bound_normalizer(),
+      precision=self.precision,
     )

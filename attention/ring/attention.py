@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.lax import PrecisionLike
 
 from attention.biases import as_bias
 from attention.checks import check_shape, check_tokens
 from attention.dispatch import ImplementationLike, dispatch_statistics
 from attention.dropout import Dropout, OfPart, make_dropout
 from attention.masks.types import Band, as_mask
+from attention.matmul import matmul_precision
 from attention.normalizers import as_normalizer, is_softmax, softmax
 from attention.positional import FULL
 from attention.ring.layout import Ring, ShardLayout, block_visibility
@@ -39,6 +41,7 @@ def ring_attention(
   order: Order = "contiguous",
   implementation: ImplementationLike = None,
   return_lse: bool = False,
+  precision: PrecisionLike = None,
 ) -> Any:
   """`attend` for a sequence that is sharded over the devices of a mesh axis.
 
@@ -67,6 +70,7 @@ def ring_attention(
       zigzag order a causal mask gives all devices the same work.
     implementation: as in `attend`, for each pair of blocks.
     return_lse: as in `attend`.
+    precision: as in `attend`.
 
   Returns:
     The context [..., T / n, E] in the query's dtype; with `return_lse` a pair
@@ -100,20 +104,21 @@ def ring_attention(
     Array([[1.  , 0.  ],
            [0.33, 0.67]], dtype=float32)
   """
-  context, lse = ring_dispatch(
-    query,
-    key,
-    value,
-    axis_name=axis_name,
-    score=score,
-    mask=mask,
-    bias=bias,
-    normalizer=normalizer,
-    dropout=make_dropout(dropout_rate, rng),
-    order=order,
-    implementation=implementation,
-    return_lse=return_lse,
-  )
+  with matmul_precision(precision):
+    context, lse = ring_dispatch(
+      query,
+      key,
+      value,
+      axis_name=axis_name,
+      score=score,
+      mask=mask,
+      bias=bias,
+      normalizer=normalizer,
+      dropout=make_dropout(dropout_rate, rng),
+      order=order,
+      implementation=implementation,
+      return_lse=return_lse,
+    )
   return (context, lse) if return_lse else context
 
 

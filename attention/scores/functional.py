@@ -8,23 +8,28 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.lax import PrecisionLike
 
 from attention.checks import check_tokens
+from attention.matmul import matmul_precision
 from attention.scores import classical
 from attention.scores.base import Score
 from attention.scores.callables import FunctionScore
 
 
-def _evaluated(score: Score, query, key) -> jax.Array:
+def _evaluated(score: Score, query, key, precision: PrecisionLike) -> jax.Array:
   """The scores, rounded from float32 to the inputs' common dtype."""
   check_tokens(query=query, key=key)
   query, key = jnp.asarray(query), jnp.asarray(key)
   score = _with_arrays(score)
   dtype = jnp.result_type(query, key, *jax.tree.leaves(score))
-  return score(query, key).astype(dtype)
+  with matmul_precision(precision):
+    return score(query, key).astype(dtype)
 
 
-def dot_score(query: jax.Array, key: jax.Array) -> jax.Array:
+def dot_score(
+  query: jax.Array, key: jax.Array, *, precision: PrecisionLike = None
+) -> jax.Array:
   """Luong's dot score, q . k.
 
   See "Effective Approaches to Attention-based Neural Machine Translation",
@@ -33,6 +38,7 @@ def dot_score(query: jax.Array, key: jax.Array) -> jax.Array:
   Args:
     query: [..., T, D].
     key: [..., S, D]; leading axes broadcast against query's.
+    precision: of the products, as in `attend`.
 
   Returns:
     [..., T, S] scores, unnormalised, in the inputs' common dtype.
@@ -42,11 +48,15 @@ def dot_score(query: jax.Array, key: jax.Array) -> jax.Array:
     >>> dot_score(jnp.array([[1.0, 2.0]]), jnp.array([[3.0, 4.0]]))
     Array([[11.]], dtype=float32)
   """
-  return _evaluated(classical.Dot(), query, key)
+  return _evaluated(classical.Dot(), query, key, precision)
 
 
 def scaled_dot_score(
-  query: jax.Array, key: jax.Array, scale: float | jax.Array | None = None
+  query: jax.Array,
+  key: jax.Array,
+  scale: float | jax.Array | None = None,
+  *,
+  precision: PrecisionLike = None,
 ) -> jax.Array:
   """The Transformer's scaled dot score, scale * q . k.
 
@@ -57,6 +67,7 @@ def scaled_dot_score(
     query: [..., T, D].
     key: [..., S, D]; leading axes broadcast against query's.
     scale: a number, or an array [...] over leading axes; None means D ** -0.5.
+    precision: of the products, as in `attend`.
 
   Returns:
     [..., T, S] scores, unnormalised, in the inputs' common dtype.
@@ -66,11 +77,15 @@ def scaled_dot_score(
     >>> scaled_dot_score(jnp.ones((1, 4)), jnp.ones((2, 4)))
     Array([[2., 2.]], dtype=float32)
   """
-  return _evaluated(classical.ScaledDot(scale), query, key)
+  return _evaluated(classical.ScaledDot(scale), query, key, precision)
 
 
 def general_score(
-  query: jax.Array, key: jax.Array, weight: jax.Array
+  query: jax.Array,
+  key: jax.Array,
+  weight: jax.Array,
+  *,
+  precision: PrecisionLike = None,
 ) -> jax.Array:
   """Luong's general score, q . W k.
 
@@ -81,6 +96,7 @@ def general_score(
     query: [..., T, Dq].
     key: [..., S, Dk]; leading axes broadcast against query's.
     weight: [..., Dq, Dk].
+    precision: of the products, as in `attend`.
 
   Returns:
     [..., T, S] scores, unnormalised, in the inputs' common dtype.
@@ -90,7 +106,7 @@ def general_score(
     >>> general_score(jnp.ones((1, 2)), jnp.ones((1, 3)), jnp.ones((2, 3)))
     Array([[6.]], dtype=float32)
   """
-  return _evaluated(classical.General(weight), query, key)
+  return _evaluated(classical.General(weight), query, key, precision)
 
 
 def additive_score(
@@ -100,6 +116,8 @@ def additive_score(
   key_weight: jax.Array,
   score_weight: jax.Array,
   bias: jax.Array | None = None,
+  *,
+  precision: PrecisionLike = None,
 ) -> jax.Array:
   """Bahdanau's additive score, v . tanh(W_q q + W_k k + b).
 
@@ -113,6 +131,7 @@ def additive_score(
     key_weight: [..., Dk, A].
     score_weight: [..., A], the paper's v.
     bias: [..., A] or None.
+    precision: of the projections, as in `attend`.
 
   Returns:
     [..., T, S] scores, unnormalised, in the inputs' common dtype.
@@ -124,11 +143,16 @@ def additive_score(
     Array([[1.93]], dtype=float32)
   """
   score = classical.Additive(query_weight, key_weight, score_weight, bias)
-  return _evaluated(score, query, key)
+  return _evaluated(score, query, key, precision)
 
 
 def concat_score(
-  query: jax.Array, key: jax.Array, weight: jax.Array, score_weight: jax.Array
+  query: jax.Array,
+  key: jax.Array,
+  weight: jax.Array,
+  score_weight: jax.Array,
+  *,
+  precision: PrecisionLike = None,
 ) -> jax.Array:
   """Luong's concat score, v . tanh(W [q; k]).
 
@@ -141,6 +165,7 @@ def concat_score(
     key: [..., S, Dk]; leading axes broadcast against query's.
     weight: [..., Dq + Dk, A]; the rows of the query come first.
     score_weight: [..., A], the paper's v.
+    precision: of the projections, as in `attend`.
 
   Returns:
     [..., T, S] scores, unnormalised, in the inputs' common dtype.
@@ -151,11 +176,16 @@ def concat_score(
     >>> concat_score(query, key, jnp.ones((3, 1)), jnp.ones(1))
     Array([[0.995]], dtype=float32)
   """
-  return _evaluated(classical.Concat(weight, score_weight), query, key)
+  score = classical.Concat(weight, score_weight)
+  return _evaluated(score, query, key, precision)
 
 
 def cosine_score(
-  query: jax.Array, key: jax.Array, sharpness: float | jax.Array = 1.0
+  query: jax.Array,
+  key: jax.Array,
+  sharpness: float | jax.Array = 1.0,
+  *,
+  precision: PrecisionLike = None,
 ) -> jax.Array:
   """Content-based addressing, sharpness * cos(q, k).
 
@@ -166,6 +196,7 @@ def cosine_score(
     query: [..., T, D].
     key: [..., S, D]; leading axes broadcast against query's.
     sharpness: the paper's beta, a number, or an array [...] over leading axes.
+    precision: of the products, as in `attend`.
 
   Returns:
     [..., T, S] scores, unnormalised, in the inputs' common dtype.
@@ -175,7 +206,7 @@ def cosine_score(
     >>> cosine_score(jnp.array([[3.0, 4.0]]), jnp.array([[2.0, 0.0]]))
     Array([[0.6]], dtype=float32)
   """
-  return _evaluated(classical.Cosine(sharpness), query, key)
+  return _evaluated(classical.Cosine(sharpness), query, key, precision)
 
 
 def _with_arrays(score: Score) -> Score:

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxprs_in_params
 
 from attention import attend
 from attention.implementations.blockwise import Blockwise
@@ -29,6 +30,21 @@ def jitted(function):
     return jax.jit(program)(rng, *arrays)
 
   return run
+
+
+def equations(jaxpr):
+  """All equations of a jaxpr, those of inner jaxprs too."""
+  for equation in jaxpr.eqns:
+    yield equation
+    for inner in jaxprs_in_params(equation.params):
+      yield from equations(inner)
+
+
+def products(jaxpr):
+  """The precisions of all matrix products of a jaxpr."""
+  for equation in equations(jaxpr):
+    if equation.primitive.name == "dot_general":
+      yield equation.params["precision"]
 
 
 def close(got, want, rtol=1e-9, atol=1e-11):

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.extend.core import jaxprs_in_params
 
 from attention import attend, flax_attention_fn, general_score, scores
+from tests.attention.comparison import products
 from tests.attention.oracle import draw
 
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
@@ -109,14 +109,6 @@ def test_linen_layer_sows_weights_of_the_dtype_of_flax(force):
   assert ours.dtype == theirs.dtype == (jnp.float32 if force else jnp.bfloat16)
   theirs, ours = (np.asarray(each, np.float32) for each in kept)
   np.testing.assert_allclose(ours, theirs, rtol=2e-2, atol=2e-3)
-
-
-def products(jaxpr):
-  for equation in jaxpr.eqns:
-    if equation.primitive.name == "dot_general":
-      yield equation.params["precision"]
-    for inner in jaxprs_in_params(equation.params):
-      yield from products(inner)
 
 
 @pytest.mark.parametrize("precision", ["highest", jax.lax.Precision.HIGHEST])

@@ -27,7 +27,11 @@ from attention.implementations.blockwise.online_softmax import (
   context_and_statistics,
 )
 from attention.implementations.blockwise.tiles import add, cut, scan
-from attention.matmul import weighted_sum, weighted_sum_columns
+from attention.matmul import (
+  matmul_precision,
+  weighted_sum,
+  weighted_sum_columns,
+)
 from attention.request import Combined
 from attention.softmax import Statistics
 
@@ -50,8 +54,9 @@ def solve(
 
   @functools.partial(solution.defjvp, symbolic_zeros=True)
   def rule(primals, tangents):
-    outputs = solution(*primals)
-    return outputs, _tangents(problem, primals[1:], outputs, tangents[1:])
+    with matmul_precision(problem.precision):
+      outputs = solution(*primals)
+      return outputs, _tangents(problem, primals[1:], outputs, tangents[1:])
 
   return solution(combined, captured, *tokens)
 

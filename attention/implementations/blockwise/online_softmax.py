@@ -35,6 +35,7 @@ class Problem(NamedTuple):
   # The context has more leading axes than the statistics where values share
   # scores.
   row_leading: tuple[int, ...]
+  precision: str | None  # of matrix products, see `Request.precision`
   # (captured, query tile, key tile, start of the tile) -> scores [..., t, s]
   pair: Callable
   # The others are (captured, start of the tile) -> array [..., t, s].

@@ -150,7 +150,9 @@ def make_problem(
       without_captured(function, start) if is_needed else (None, [])
     )
   functions, captured = zip(*traced)
-  problem = Problem(tiling, request.dtype, row_leading, *functions)
+  problem = Problem(
+    tiling, request.dtype, row_leading, request.precision, *functions
+  )
   return problem, Captured(*captured)
 
 
