@@ -29,17 +29,26 @@ def assert_resumes_exactly(config, folder, monkeypatch, steps):
 
 @pytest.mark.usefixtures("non_finite_losses")
 @pytest.mark.parametrize(
-  "steps", [[11], pytest.param([5, 11], marks=pytest.mark.exhaustive)]
+  ("arg", "steps"),
+  [
+    ("none", [11]),
+    *(
+      pytest.param("additive", steps, marks=pytest.mark.exhaustive)
+      for steps in ([11], [5, 11])
+    ),
+  ],
 )
 def test_resume_is_bit_exact_with_averages_and_skipped_updates(
-  steps, tmp_path, monkeypatch
+  arg, steps, tmp_path, monkeypatch
 ):
   """Stops after steps at which an undisturbed run saves no checkpoint.
 
   Their checkpoints count neither among the last N nor among those that are
   kept, and the number of skipped updates does not restart at 0.
   """
-  config = tiny_run(non_finite="skip", log_every=1, keep_last=3, ema_decay=0.9)
+  config = tiny_run(
+    arg, non_finite="skip", log_every=1, keep_last=3, ema_decay=0.9
+  )
   config.evaluation.checkpoint = "last:3"
   config.evaluation.beam_size = 1  # the program of evaluations in training
   config.model.dropout_rate = 0.1
