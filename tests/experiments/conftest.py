@@ -1,10 +1,15 @@
 """A run and a corpus so small that a test can afford them."""
 
+import fcntl
 import itertools
+import json
+import os
+from typing import NamedTuple
 
 import pytest
 
 from configs import base, translation
+from tests.experiments import processes
 
 # Who, does what and where, in English and in German.
 _PHRASES = (
@@ -24,6 +29,35 @@ _PHRASES = (
 def tiny():
   """A config that trains in a second or two."""
   return make_tiny()
+
+
+class Complete(NamedTuple):
+  """An undisturbed run that a binary has trained."""
+
+  config: os.PathLike
+  workdir: os.PathLike
+  out: str
+  error: str
+
+
+@pytest.fixture(scope="session")
+def complete(tmp_path_factory):
+  """A run of `make_tiny`, trained once for all of pytest's workers."""
+  folder = tmp_path_factory.getbasetemp()
+  if "PYTEST_XDIST_WORKER" in os.environ:
+    folder = folder.parent
+  output = folder / "complete.json"
+  with (folder / "complete.lock").open("w") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    config, workdir = folder / "tiny.py", folder / "complete"
+    if not output.exists():
+      processes.write_config(folder)
+      code, out, error = processes.run(
+        "train", f"--config={config}", f"--workdir={workdir}"
+      )
+      assert code == 0, error
+      output.write_text(json.dumps([out, error]))
+  return Complete(config, workdir, *json.loads(output.read_text()))
 
 
 def make_tiny(arg: str = ""):

@@ -30,6 +30,7 @@ from tests.experiments.conftest import make_tiny
 
 def get_config(arg=""):
   config = make_tiny(arg)
+  del config.data.splits["longer"]
   config.train.update(
     steps=240, log_every=5, checkpoint_every=6, eval_every=60, keep_last=2
   )

@@ -42,23 +42,10 @@ def some(cases, *default):
   ]
 
 
-@pytest.fixture(scope="module")
-def complete(tmp_path_factory):
-  """A config, an undisturbed run of it, and the output."""
-  folder = tmp_path_factory.mktemp("complete")
-  config = processes.write_config(folder)
-  workdir = folder / "run"
-  code, out, error = processes.run(
-    "train", f"--config={config}", f"--workdir={workdir}"
-  )
-  assert code == 0, error
-  return config, workdir, out, error
-
-
 @pytest.fixture
 def copied(complete, tmp_path):
   """A copy of the complete run."""
-  shutil.copytree(complete[1], tmp_path / "run")
+  shutil.copytree(complete.workdir, tmp_path / "run")
   return tmp_path / "run"
 
 
@@ -295,10 +282,10 @@ def test_eight_devices_give_the_losses_of_one(complete, tmp_path):
   """One device then resumes the run of eight."""
   run = tmp_path / "run"
   resume(run, **ON_EIGHT)
-  assert_same_losses(complete[1], run)
+  assert_same_losses(complete.workdir, run)
   shutil.rmtree(run / "checkpoints" / "12")
   resume(run)
-  assert_same_losses(complete[1], run)
+  assert_same_losses(complete.workdir, run)
 
 
 @pytest.mark.exhaustive
@@ -307,7 +294,7 @@ def test_eight_devices_resume_a_run_of_one(complete, copied, caplog):
   with caplog.at_level("INFO", "absl"):
     resume(copied, **ON_EIGHT)
   assert "resuming after step 9" in caplog.text
-  assert_same_losses(complete[1], copied)
+  assert_same_losses(complete.workdir, copied)
 
 
 def assert_same_losses(one, other):

@@ -367,23 +367,12 @@ def test_resuming_with_other_versions_warns(tmp_path):
   assert f"jax: stored 0.1.2, now {jax.__version__}" in error
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("trained")
-  config = processes.write_config(folder)
-  code, _, error = processes.run(
-    "train", f"--config={config}", f"--workdir={folder / 'run'}"
-  )
-  assert code == 0, error
-  return folder / "run"
-
-
 @pytest.mark.parametrize("verbosity", [0, 1])
 def test_damage_is_reported_with_a_traceback_if_verbose(
-  verbosity, trained, tmp_path
+  verbosity, complete, tmp_path
 ):
   run = tmp_path / "run"
-  shutil.copytree(trained, run)
+  shutil.copytree(complete.workdir, run)
   path = run / "checkpoints" / "12" / "state" / "_METADATA"
   path.write_bytes(path.read_bytes()[:40])
   code, _, error = processes.run(
@@ -447,10 +436,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_restoring_a_hostile_run_directory_fails_and_writes_nothing(
-  kind, trained, tmp_path
+  kind, complete, tmp_path
 ):
   outside, run = tmp_path / "outside", tmp_path / "theirs" / "run"
-  shutil.copytree(trained, run)
+  shutil.copytree(complete.workdir, run)
   (outside / "victim").mkdir(parents=True)
   (outside / "victim" / "test.json").write_text("mine")
   HOSTILE[kind](run, outside)
@@ -506,10 +495,10 @@ def test_a_checkpoint_that_one_process_cannot_read_is_used_by_none(tmp_path):
 
 @exhaustive
 def test_pickles_and_code_in_a_run_directory_are_not_executed(
-  trained, tmp_path
+  complete, tmp_path
 ):
   run = tmp_path / "run"
-  shutil.copytree(trained, run)
+  shutil.copytree(complete.workdir, run)
   trap = tmp_path / "sprung"
   code = f"open({str(trap)!r}, 'w')"
   pickled = f"cbuiltins\nexec\n(S{code!r}\ntR.".encode()
