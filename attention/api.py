@@ -130,8 +130,8 @@ def attention_weights(
     precision: as in `attend`.
 
   Returns:
-    [..., T, S] in the query's dtype; each row sums to 1, or to 0 if the
-    query may attend to no key.
+    [..., T, S] in the query's dtype. With softmax each row sums to 1. The
+    weights of a query that may attend to no key are 0.
 
   Raises:
     AssertionError: if the shapes do not fit; the message names the argument.

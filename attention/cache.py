@@ -1,7 +1,7 @@
 """A cache of the keys and values of the tokens decoded so far.
 
 All examples of a batch have one length, or each has its own (`length_shape`).
-A cache that rolls keeps the last `max_length` tokens only.
+A rolling cache keeps the last `max_length` tokens only.
 """
 
 import dataclasses
@@ -134,9 +134,9 @@ def append(
 ) -> Cache:
   """Appends new tokens to a cache.
 
-  If the length is traced, under `jax.jit`, no error can be raised: tokens past
-  the end overwrite the last positions, or are dropped if each example has its
-  length, and the length exceeds `max_length`.
+  If the length is traced (under `jax.jit`), tokens past the end raise no error:
+  they overwrite the last positions, or are dropped if each example has its own
+  length. The length then exceeds `max_length`.
 
   Args:
     cache: a cache.

@@ -21,7 +21,7 @@ extensions = [
 
 myst_heading_anchors = 3
 
-# Docstrings tell shapes, which types do not; `name` in one links where it can.
+# Docstrings give shapes, which types do not. `name` is a link if it exists.
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 76
@@ -48,7 +48,7 @@ html_copy_source = False
 
 
 def setup(app):
-  """Leaves out what Python says of a NamedTuple's fields; docstrings say more.
+  """Omits the default docstrings of a NamedTuple's fields.
 
   Args:
     app: Sphinx.

@@ -1,7 +1,7 @@
-"""Makes the story a notebook: `python docs/notebook.py` runs docs/story.md.
+"""Makes a notebook of the story: `python docs/notebook.py` runs docs/story.md.
 
-Writes docs/story.ipynb, executed, and the pictures in docs/story/ that the text
-shows: a picture belongs to the code before it.
+Writes docs/story.ipynb with its output, and the pictures of docs/story/, each
+of which the code before it draws.
 """
 
 import base64
@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
 
 def parts(story: str) -> Iterator[Part]:
-  r"""Takes a story apart.
+  r"""Splits a story into texts and code.
 
   Args:
     story: Markdown with ```python blocks of doctests.
@@ -87,7 +87,7 @@ def executed(found: list[Part]) -> nbformat.NotebookNode:
     The notebook with what it prints and draws.
 
   Raises:
-    CellExecutionError: if a line fails that is not said to.
+    CellExecutionError: if a line fails whose error the story does not show.
 
   Example:
     >>> executed([Part("Once.")]).cells[0].source
@@ -130,7 +130,7 @@ def picture(cell: nbformat.NotebookNode) -> bytes | None:
 
 
 def main() -> None:
-  """Runs the story and writes what comes out."""
+  """Runs the story; writes the notebook and its pictures."""
   found = list(parts(STORY.read_text(encoding="utf-8")))
   notebook = executed(found)
   nbformat.write(notebook, NOTEBOOK)

@@ -1,4 +1,4 @@
-"""Evaluates a trained Transformer without each of its heads.
+"""Evaluates a trained Transformer with each of its heads removed in turn.
 
     python -m experiments.analyze_heads --workdir=RUN --split=test
 

@@ -94,7 +94,8 @@ def _sweeps(config) -> dict[str, list[str]]:
   if len(dict(sweeps)) < len(sweeps):
     fields = ", ".join(field for field, _ in sweeps)
     raise UserError(
-      f"swept fields: {fields}; give all values of a field in one flag"
+      f"a field is swept twice: {fields}; give all values of a field in one"
+      " flag"
     )
   return dict(sweeps)
 

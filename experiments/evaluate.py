@@ -18,7 +18,7 @@ from experiments.distributed import initialize
 _WORKDIR, _CHECKPOINT = cli.define_run()
 _SPLIT = flags.DEFINE_string("split", "test", "The set to evaluate.")
 _SOURCE = flags.DEFINE_string(
-  "source", None, "A file to translate instead; needs --target."
+  "source", None, "A source file to evaluate instead; needs --target."
 )
 _TARGET = flags.DEFINE_string(
   "target", None, "The references of --source, line by line."

@@ -30,8 +30,8 @@ from attention.positional import (
 class Mask(Pairwise):
   """Which queries may attend to which keys; see `attention.masks`.
 
-  For a subclass of one's own, blockwise attention computes all tiles;
-  `attention.masks.where` skips those that it hides.
+  Blockwise attention computes all tiles of a user's subclass, but skips the
+  tiles that `attention.masks.where` hides.
   """
 
   def __and__(self, other):

@@ -43,11 +43,12 @@ class LearnedScore(nn.Module):
     max_length: the number of key positions that the location score has; keys
       after them are hidden.
     max_distance: the largest distance that the shaw and the disentangled score
-      tell apart.
+      distinguish.
     window: the largest distance of a key from the center of local_m and
       local_p.
     wrapper: a name from `SCORE_WRAPPER_NAMES` that changes the score, or None.
-      "qk_norm" and "temperature" divide it by a learned number for each head.
+      "qk_norm" normalises queries and keys; it and "temperature" divide the
+      score by a learned number for each head.
     cap: the bound of the scores of the wrapper "soft_cap".
     dtype: the dtype of the returned parameters; None means `param_dtype`.
     param_dtype: the dtype in which parameters are stored.

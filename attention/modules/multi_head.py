@@ -284,8 +284,8 @@ class MultiHeadAttention(nn.Module):
 
     `leading_shape` are the leading axes of the inputs, for instance (B,). A
     dtype of None means the dtype of the computation, and float32 for the keys
-    of additive scores. If it is `ragged`, each example has its length; if it is
-    `rolling`, it keeps the last `max_length` tokens.
+    of additive scores. A `ragged` cache has a length per example; a `rolling`
+    one keeps the last `max_length` tokens.
     """
     if not self.key_projection.has_variable("params", "kernel"):
       raise ValueError("init_cache needs parameters: call it through `apply`")

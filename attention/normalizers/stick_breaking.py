@@ -16,9 +16,10 @@ from attention.normalizers.base import Normalizer
 class StickBreaking(Normalizer):
   """sigmoid(s_j) * prod_{k > j} (1 - sigmoid(s_k)), from the last key on.
 
-  Each visible key, from the last to the first, takes a share of what the keys
-  after it have left. Combine it with `masks.causal(-1)`, as in "Stick-breaking
-  Attention", Tan et al., 2024 (https://arxiv.org/abs/2410.17980).
+  Each visible key, from the last to the first, gets the share sigmoid(s_j) of
+  the weight that the keys after it have left. Combine it with
+  `masks.causal(-1)`, as in "Stick-breaking Attention", Tan et al., 2024
+  (https://arxiv.org/abs/2410.17980).
 
   Example:
     >>> import jax.numpy as jnp

@@ -61,8 +61,9 @@ def ring_attention(
       whatever the layout of the shards. Blocks that the mask hides entirely
       are skipped if this is known when tracing.
     bias: as in `attend`, for all T x S pairs, in the order of the sequence.
-    normalizer: softmax or sigmoid from `attention.normalizers`; None is
-      softmax. Others need all keys of a query at once.
+    normalizer: softmax or sigmoid from `attention.normalizers`, or another one
+      with `is_elementwise = True`; None is softmax. Other normalizers need all
+      keys of a query at once.
     dropout_rate: as in `attend`; it drops the same weights as on one device.
     rng: a random key, the same on all devices.
     order: "contiguous", if shard d holds the d-th part of the sequence, or
@@ -186,7 +187,8 @@ def _checked(normalizer: Callable, return_lse: bool) -> Callable:
   if not getattr(normalizer, "is_elementwise", False):
     raise NotImplementedError(
       f"{normalizer!r} needs all keys of a query at once; ring_attention "
-      "supports normalizers.softmax and normalizers.sigmoid"
+      "supports normalizers.softmax, normalizers.sigmoid and others with "
+      "is_elementwise = True"
     )
   return normalizer
 

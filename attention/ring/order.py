@@ -41,14 +41,15 @@ def arrange(
   Args:
     tokens: [..., L, ...].
     num_devices: n.
-    axis: of the sequence; n c must divide its length L.
+    axis: of the sequence; its length L must be a multiple of n, or of 2n in
+      zigzag order.
     order: "contiguous", which changes nothing, or "zigzag".
 
   Returns:
     The permuted array, of the same shape.
 
   Raises:
-    ValueError: if n c does not divide L, or the order is unknown.
+    ValueError: if L is no such multiple, or the order is unknown.
 
   Example:
     >>> arrange(jnp.arange(8), 2, axis=0, order="zigzag")
@@ -65,14 +66,14 @@ def restore(
   Args:
     tokens: [..., L, ...], from `arrange`.
     num_devices: n.
-    axis: of the sequence.
+    axis: of the sequence, as given to `arrange`.
     order: as given to `arrange`.
 
   Returns:
     The array in the order of the sequence.
 
   Raises:
-    ValueError: if n c does not divide L, or the order is unknown.
+    ValueError: if L is no such multiple, or the order is unknown.
 
   Example:
     >>> arranged = jnp.array([0, 1, 6, 7, 2, 3, 4, 5])
@@ -96,7 +97,7 @@ def ring_positions(
     int32 [length], for instance for rotary positions.
 
   Raises:
-    ValueError: if c does not divide the length, or the order is unknown.
+    ValueError: if the length is odd in zigzag order, or the order is unknown.
 
   Example:
     >>> mesh = jax.make_mesh((2,), ("sequence",))

@@ -48,7 +48,8 @@ class Score(EqualByValue):
   def denominator(self) -> "Score | None":
     """The score d that normalises the weights exp(score) / sum_j exp(d_j).
 
-    None means this score itself, that is a softmax. Both have the same maps.
+    None means this score itself, which is a softmax. Both scores must have the
+    same `map_query` and `map_key`.
     """
     return None
 
@@ -106,8 +107,9 @@ class Score(EqualByValue):
     key_length: int | None = None,
     first_head: int | jax.Array = 0,
   ) -> "Score":
-    """The score for queries from `row`, keys from `column`, heads from a first.
+    """The score for tokens and heads that do not start at 0.
 
+    Queries start at position `row`, keys at `column`, heads at `first_head`.
     `key_length` is the number of all keys; None means that of the arguments.
     """
     if not self.reads_positions:

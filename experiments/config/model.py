@@ -128,13 +128,13 @@ class TransformerConfig(Section):
   score: SelfAttentionScoreName = "scaled_dot"
   """Score of every head; of self-attention only, if it depends on positions."""
   max_distance: Positive = 16
-  """Largest distance that the scores shaw and disentangled tell apart."""
+  """Largest distance that the scores shaw and disentangled distinguish."""
   score_wrapper: Literal["none", "soft_cap", "qk_norm", "temperature"] = "none"
-  """Change of all scores: attention.modules.LearnedScore describes it."""
+  """Wrapper of all scores; see attention.modules.LearnedScore."""
   soft_cap: AboveZero = 50.0
   """Bound of the scores, if score_wrapper is soft_cap."""
   forget_gate: bool = False
-  """Whether the decoder's self-attention forgets (Lin et al., 2025)."""
+  """Forget gates in the decoder's self-attention (Lin et al., 2025)."""
   normalizer: NormalizerName = "softmax"
   """Function from a query's scores to its attention weights, in every head."""
   norm: Literal["pre", "post"] = "pre"

@@ -39,8 +39,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
   if -1 in sizes.values() and size < available:
     others = [f"{name} {n}" for name, n in sizes.items() if n > 1]
     raise UserError(
-      f"config.mesh: {available} devices do not divide by {' x '.join(others)};"
-      " say how many to use with config.mesh.data"
+      f"config.mesh: {available} devices are no multiple of"
+      f" {' x '.join(others)}; set the number to use with config.mesh.data"
     )
   asked = " x ".join(f"{n} {name}" for name, n in shape.items() if n > 1)
   if size > available:

@@ -42,7 +42,10 @@ def prune_heads(
   """
   model = experiment.config.model
   if not isinstance(model, TransformerConfig):
-    raise UserError(f"{model.name}: only a Transformer has heads to prune")
+    raise UserError(
+      f"--workdir: its model is {model.name!r}; only a Transformer has heads to"
+      " prune"
+    )
   evaluate = make_evaluator(
     experiment, configured_search(experiment, beam_size=1)
   )

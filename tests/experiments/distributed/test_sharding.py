@@ -87,7 +87,7 @@ def test_the_last_rule_matches_no_matrix(tmp_path):
 
 
 def test_devices_that_the_axes_do_not_divide_are_refused():
-  with pytest.raises(UserError, match="8 devices do not divide by tensor 3"):
+  with pytest.raises(UserError, match="8 devices are no multiple of tensor 3"):
     make_mesh(data=-1, tensor=3)
   assert make_mesh(data=1, tensor=3).size == 3
 
