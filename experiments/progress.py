@@ -22,11 +22,30 @@ _FORMAT = (
 
 
 @contextmanager
-def counting(unit: str) -> Iterator[Callable[[float], Any]]:
-  """Shows a count of unknown total on a terminal; yields a function to add."""
+def counting(
+  unit: str,
+  *,
+  description: str | None = None,
+  total: int | None = None,
+  initial: int = 0,
+) -> Iterator[Callable[[float], Any]]:
+  """Shows a count on a terminal; yields a function that adds to it.
+
+  With a total it shows the time left, and in a log file it writes lines.
+  """
   hidden = None if jax.process_index() == 0 else True  # None: in a file
-  options = {"disable": hidden, "dynamic_ncols": True, "leave": False}
-  with tqdm(unit=f" {unit}", **options) as bar:
+  options: dict[str, Any] = {"disable": hidden, "dynamic_ncols": True}
+  if total is not None and not sys.stderr.isatty():
+    options = {"disable": bool(hidden), "file": _Lines(), "ncols": 0}
+    options |= {"mininterval": _LINE_EVERY, "delay": _LINE_EVERY}
+  with tqdm(
+    desc=description,
+    unit=f" {unit}",
+    total=total,
+    initial=initial,
+    leave=False,
+    **options,
+  ) as bar:
     yield bar.update
 
 

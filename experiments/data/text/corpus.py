@@ -11,48 +11,35 @@ from experiments.config import TrainConfig, TranslationConfig
 from experiments.data.batch import EOS, PAD, Batch
 from experiments.data.dataset import BatchShard
 from experiments.data.text import bucketing
-from experiments.data.text.readers import ParallelText, drop_blank_pairs
-from experiments.data.text.tokenizer import Tokenizer
+from experiments.data.text.tokenized import TokenizedPairs
 from experiments.errors import UserError
 
 
-class TokenPairs(NamedTuple):
-  """Sentence pairs as N int32 vectors a side, without EOS."""
-
-  source: Sequence[np.ndarray]
-  target: Sequence[np.ndarray]
-
-  @property
-  def lengths(self) -> np.ndarray:
-    """[N, 2], EOS included."""
-    sides = [[len(tokens) + 1 for tokens in side] for side in self]
-    return np.array(sides, int).reshape(2, -1).T
-
-
 class ParallelCorpus:
-  """The training pairs of a run."""
+  """The training pairs of a run, without blank and too long ones."""
 
-  def __init__(
-    self,
-    text: ParallelText,
-    source: Tokenizer,
-    target: Tokenizer,
-    config: TranslationConfig,
-  ):
-    kept = drop_blank_pairs(text)
-    self.blank = len(text.source) - len(kept.source)
-    self.config = config
-    tokens = TokenPairs(source.encode(kept.source), target.encode(kept.target))
-    fits = np.flatnonzero((tokens.lengths <= config.max_length).all(1)).tolist()
-    self.too_long = len(kept.source) - len(fits)
-    if not fits:
+  def __init__(self, tokens: TokenizedPairs, config: TranslationConfig):
+    self.config, self._tokens = config, tokens
+    self.size = len(tokens.lengths)  # of the whole text
+    has_text = tokens.lengths.all(axis=1)
+    fits = (tokens.lengths < config.max_length).all(axis=1)  # EOS is added
+    self._kept = np.flatnonzero(has_text & fits)
+    self.blank = int(self.size - has_text.sum())
+    self.too_long = self.size - self.blank - len(self)
+    if not len(self):
       raise UserError(
-        f"config.data.train: of {len(text.source):,} pairs {self.blank:,} are"
+        f"config.data.train: of {self.size:,} pairs {self.blank:,} are"
         f" blank and {self.too_long:,} longer than config.data.max_length"
         f" {config.max_length}; none is left"
       )
-    self.text = ParallelText(*([side[i] for i in fits] for side in kept))
-    self.tokens = TokenPairs(*([side[i] for i in fits] for side in tokens))
+    self.lengths = tokens.lengths[self._kept] + 1  # [N, 2], EOS included
+
+  def __len__(self) -> int:
+    return len(self._kept)
+
+  def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the tokens of a source and its target, without EOS."""
+    return self._tokens[self._kept[index]]
 
 
 class _Epoch(NamedTuple):
@@ -73,9 +60,8 @@ class BucketedBatches:
     shard: BatchShard,
   ):
     self._corpus, self._seed, self._shard = corpus, seed, shard
-    self._lengths = corpus.tokens.lengths
     self.shapes = bucketing.choose_shapes(
-      self._lengths, corpus.config.num_shapes
+      corpus.lengths, corpus.config.num_shapes
     )
     self.sizes = bucketing.batch_sizes(self.shapes, train)
     self._epochs = [_Epoch(0, np.array([], int))]
@@ -88,13 +74,14 @@ class BucketedBatches:
     examples = plan.examples[index]
     rows = examples[self._shard.rows(len(examples))]
     widths = self.shapes[plan.shapes[index]]
-    sides = ([side[i] for i in rows] for side in self._corpus.tokens)
-    return Batch(*map(padded, sides, widths))
+    pairs = [self._corpus[index] for index in rows]
+    return Batch(*map(padded, zip(*pairs), widths))
 
   def padding(self) -> float:
     """Returns the share of PAD in the batches of the first epoch."""
     _, plan = self._epoch_of(0)
-    tokens = sum(self._lengths[rows].sum() for rows in plan.examples)
+    examples = np.concatenate(plan.examples)
+    tokens = self._corpus.lengths[examples].sum(dtype=np.int64)
     total = (self.shapes.sum(1) * self.sizes)[plan.shapes].sum()
     return float(1 - tokens / total)
 
@@ -106,7 +93,7 @@ class BucketedBatches:
     )
     corpus = self._corpus
     return (
-      f"{len(corpus.text.source):,} training pairs ({corpus.blank:,} blank and"
+      f"{len(corpus):,} training pairs ({corpus.blank:,} blank and"
       f" {corpus.too_long:,} too long left out)",
       f"{len(self.shapes)} batch shapes, {self.padding():.1%} padding:"
       f" {shapes}",
@@ -127,7 +114,7 @@ class BucketedBatches:
 
   def _make_plan(self, epoch: int) -> bucketing.EpochPlan:
     return bucketing.plan_epoch(
-      self._lengths,
+      self._corpus.lengths,
       self.shapes,
       self.sizes,
       self._epochs[epoch].leftover,

@@ -1,17 +1,17 @@
 """Parallel text from Hugging Face datasets, on the hub or in a folder."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from experiments.config import TextConfig
-from experiments.data.text.tokenizer import normalized
 from experiments.errors import UserError
 
 
-def columns(
+def pairs(
   config: TextConfig, path: str, *, field: str
-) -> tuple[list[str], list[str]]:
-  """Reads normalised sources and targets; missing texts are blank."""
+) -> Iterator[tuple[str, str]]:
+  """Yields sources and targets as they are; missing texts are blank."""
   rows = _load(config, path, field)
   if isinstance(rows.column_names, dict):
     names = ", ".join(f"{path}/{name}" for name in rows.column_names)
@@ -32,10 +32,9 @@ def columns(
     )
   if not len(rows):
     raise UserError(f"{field}: {path} is empty")
-  source, target = (
-    [normalized(text or "") for text in rows[name]] for name in wanted
-  )
-  return source, target
+  for batch in rows.iter(batch_size=1000):
+    for source, target in zip(*(batch[name] for name in wanted)):
+      yield source or "", target or ""
 
 
 def _load(config: TextConfig, path: str, field: str) -> Any:

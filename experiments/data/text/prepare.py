@@ -1,16 +1,19 @@
-"""Writes tokenizers and evaluation sets of a corpus into the run directory."""
+"""Prepares a corpus: writes tokenizers, tokens and evaluation sets of a run."""
 
 import hashlib
 import itertools
 import json
+import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 from absl import logging
 
 from experiments.config import NumbersConfig, TranslationConfig
 from experiments.data.batch import PAD, UNK
-from experiments.data.text import numbers, readers
+from experiments.data.text import numbers, readers, tokenized
 from experiments.data.text import tokenizer as tokenizer_lib
 from experiments.data.text.corpus import ParallelCorpus
 from experiments.data.text.dataset import (
@@ -20,39 +23,112 @@ from experiments.data.text.dataset import (
   TranslationDataset,
 )
 from experiments.data.text.readers import ParallelText
+from experiments.data.text.tokenized import TokenizedPairs
+from experiments.data.text.tokenizer import normalized
 from experiments.errors import UserError
 from experiments.run_directory import write_json
 
+RECORD = "corpus.json"
 # The largest share of unknown tokens without a warning.
 _MAX_UNKNOWN = 0.02
 
 
 def prepare(config: TranslationConfig, workdir: Path) -> TranslationDataset:
-  """Reads the training text; writes the files of a run that is not resumed."""
-  text = _read(config)
-  digest = _digest(text)
-  record = workdir / DATA / "corpus.json"
-  if record.exists():
-    if json.loads(record.read_text())["sha256"] != digest:
-      raise UserError(
-        "config.data.train: the text differs from the text that this run was"
-        " started with; use another --workdir"
-      )
-  else:
-    for split in config.splits:
-      _write_text(workdir, config, split, _read(config, split))
-    kept = readers.drop_blank_pairs(text)
-    if not kept.source:
-      raise UserError(
-        f"config.data.train: of {len(text.source):,} pairs none has text on"
-        " both sides"
-      )
-    _write_tokenizers(workdir, config, kept)
-    write_json(record, {"pairs": len(text.source), "sha256": digest})
+  """Encodes the training text, unless that is done; writes a run's files."""
+  text, folder = TrainingText(config), workdir / DATA
+  record = folder / RECORD
+  known = _known(text, record)
+  if known is None:
+    known = start(text, config, workdir)
   data = TranslationDataset(config, workdir)
-  data.corpus = ParallelCorpus(text, data.source, data.target, config)
+  tokenizers = data.source, data.target
+  dtype = tokenized.token_dtype(tokenizers)
+  if not tokenized.is_complete(folder, known["pairs"], dtype):
+    tokenized.write(text, known["pairs"], tokenizers, folder)
+  data.corpus = ParallelCorpus(TokenizedPairs(folder, dtype), config)
   _warn_of_unknown(data)
   return data
+
+
+class TrainingText:
+  """The training pairs, read anew by each iteration."""
+
+  def __init__(self, config: TranslationConfig):
+    self.config = config
+
+  def __iter__(self) -> Iterator[tuple[str, str]]:
+    return _pairs(self.config)
+
+  def files(self) -> dict[str, list[int]]:
+    """Returns the size and time of change of each file."""
+    config = self.config
+    if isinstance(config, NumbersConfig):
+      return {}
+    files = readers.files(config, config.train, field="config.data.train")
+    states = ((file, file.stat()) for file in files)
+    return {str(file): [s.st_size, s.st_mtime_ns] for file, s in states}
+
+
+def start(
+  text: TrainingText, config: TranslationConfig, workdir: Path
+) -> dict[str, Any]:
+  """Writes evaluation sets, tokenizers and the record of the text."""
+  files = text.files()
+  for name in (tokenized.LENGTHS, tokenized.TOKENS, tokenized.DIGESTS):
+    (workdir / DATA / name).unlink(missing_ok=True)
+  for split in config.splits:
+    _write_text(workdir, config, split)
+  pairs = kept = 0
+  for pair in text:
+    pairs += 1
+    kept += readers.has_text(pair)
+  if not kept:
+    raise UserError(
+      f"config.data.train: of {pairs:,} pairs none has text on both sides"
+    )
+  _write_tokenizers(workdir, config, text, kept)
+  record = {"pairs": pairs, "files": files}
+  write_json(workdir / DATA / RECORD, record)
+  return record
+
+
+def _known(text: TrainingText, record: Path) -> dict[str, Any] | None:
+  """Returns a run's record; None if the text must be prepared (again)."""
+  if not record.exists():
+    return None
+  known = json.loads(record.read_text())
+  if isinstance(text.config, NumbersConfig):
+    return known  # the config determines the text
+  if "sha256" in known:  # older versions hashed the whole text
+    if _digest(text) != known["sha256"]:
+      _refuse(1)
+    known = {"pairs": known["pairs"], "files": text.files()}
+    write_json(record, known)
+    return known
+  folder, num_pairs, before = record.parent, known["pairs"], known["files"]
+  done = tokenized.num_written(folder) == num_pairs
+  if done and before and not any(map(os.path.exists, before)):
+    logging.warning(
+      "config.data.train: %s no longer exists; this run uses the tokens that it"
+      " has prepared",
+      next(iter(before)),
+    )
+    return known
+  files = text.files()
+  if not done:
+    return known if files == before else None
+  if not files or files != before:
+    line = tokenized.first_difference(text, folder)
+    if line is not None:
+      _refuse(line)
+  return known
+
+
+def _refuse(line: int) -> NoReturn:
+  raise UserError(
+    "config.data.train: the text differs from the text that this run was"
+    f" started with, from line {line:,} or later; use another --workdir"
+  )
 
 
 def _warn_of_unknown(data: TranslationDataset) -> None:
@@ -70,13 +146,15 @@ def _warn_of_unknown(data: TranslationDataset) -> None:
       )
 
 
-def _read(config: TranslationConfig, split: str | None = None) -> ParallelText:
-  """Returns the text of a set, or the training text if `split` is None."""
+def _pairs(
+  config: TranslationConfig, split: str | None = None
+) -> Iterator[tuple[str, str]]:
+  """Yields the pairs of a set, or of the training text if `split` is None."""
   if isinstance(config, NumbersConfig):
-    return _spelled(config, split)
+    return zip(*_spelled(config, split))
   path = config.splits[split] if split else config.train
   field = f"splits.{split}" if split else "train"
-  return readers.read(config, path, field=f"config.data.{field}")
+  return readers.pairs(config, path, field=f"config.data.{field}")
 
 
 def _spelled(config: NumbersConfig, split: str | None) -> ParallelText:
@@ -92,34 +170,52 @@ def _spelled(config: NumbersConfig, split: str | None) -> ParallelText:
   )
 
 
-def _write_tokenizers(workdir: Path, config: TranslationConfig, text) -> None:
+def _write_tokenizers(
+  workdir: Path, config: TranslationConfig, text: TrainingText, count: int
+) -> None:
+  """Trains the tokenizers on the `count` pairs that have text."""
+
+  def lines(side: int) -> Iterator[str]:
+    return (pair[side] for pair in text if readers.has_text(pair))
+
   if config.joint_vocabulary:
-    lines = itertools.chain(*text)
+    both = itertools.chain(lines(0), lines(1))
     joint = tokenizer_lib.train(
-      lines, config.source_tokenizer, field="config.data.source_tokenizer"
+      tokenizer_lib.sample(both, 2 * count),
+      config.source_tokenizer,
+      field="config.data.source_tokenizer",
     )
     trained = [joint, joint]
   else:
     configs = (config.source_tokenizer, config.target_tokenizer)
     trained = [
-      tokenizer_lib.train(lines, each, field=f"config.data.{side}_tokenizer")
-      for side, each, lines in zip(SIDES, configs, text)
+      tokenizer_lib.train(
+        tokenizer_lib.sample(lines(side), count),
+        each,
+        field=f"config.data.{name}_tokenizer",
+      )
+      for side, (name, each) in enumerate(zip(SIDES, configs))
     ]
   (workdir / TOKENIZER).mkdir(parents=True, exist_ok=True)
-  for side, each in zip(SIDES, trained):
-    (workdir / TOKENIZER / f"{side}.model").write_bytes(each.model)
+  for name, each in zip(SIDES, trained):
+    (workdir / TOKENIZER / f"{name}.model").write_bytes(each.model)
 
 
-def _write_text(workdir: Path, config, split: str, text: ParallelText) -> None:
+def _write_text(workdir: Path, config: TranslationConfig, split: str) -> None:
+  """Writes the normalised text of an evaluation set."""
   (workdir / DATA).mkdir(parents=True, exist_ok=True)
-  for language, lines in zip((config.source, config.target), text):
+  text = list(_pairs(config, split))
+  for side, language in enumerate((config.source, config.target)):
     path = workdir / DATA / f"{split}.{language}"
+    lines = (normalized(pair[side]) for pair in text)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def _digest(text: ParallelText) -> str:
+def _digest(text: TrainingText) -> str:
+  """Returns the hash that older versions recorded."""
   digest = hashlib.sha256()
-  for side in text:
-    digest.update("\n".join(side).encode())
+  for side in (0, 1):
+    for number, pair in enumerate(text):
+      digest.update(b"\n" * (number > 0) + normalized(pair[side]).encode())
     digest.update(b"\0")
   return digest.hexdigest()

@@ -1,6 +1,7 @@
 """Reads parallel text: lines, tab-separated tables, Hugging Face datasets."""
 
 import gzip
+import itertools
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,30 +23,37 @@ class ParallelText(NamedTuple):
 
 def read(config: TextConfig, path: str, *, field: str) -> ParallelText:
   """Reads all pairs of a path; error messages name the config field."""
+  return _in_memory(pairs(config, path, field=field))
+
+
+def pairs(
+  config: TextConfig, path: str, *, field: str
+) -> Iterator[tuple[str, str]]:
+  """Yields the pairs of a path, as they are; messages name the field."""
   if config.format == "huggingface":
-    return ParallelText(*huggingface.columns(config, path, field=field))
-  prefix = Path(config.dir, path).expanduser()
+    return huggingface.pairs(config, path, field=field)
   if config.format == "tsv":
-    return _read_table(_existing(prefix, field))
-  source, target = (
-    Path(f"{prefix}.{language}") for language in (config.source, config.target)
-  )
-  return read_pair(source, target, fields=(field, field))
+    return _table_rows(*files(config, path, field=field))
+  return _line_pairs(*files(config, path, field=field), field=field)
+
+
+def files(config: TextConfig, path: str, *, field: str) -> list[Path]:
+  """Returns the files of a path; a Hugging Face dataset has none."""
+  prefix = Path(config.dir, path).expanduser()
+  names = {
+    "huggingface": [],
+    "tsv": [prefix],
+    "lines": [Path(f"{prefix}.{x}") for x in (config.source, config.target)],
+  }
+  return [_existing(name, field) for name in names[config.format]]
 
 
 def read_pair(
   source: Path, target: Path, *, fields: tuple[str, str]
 ) -> ParallelText:
   """Reads all pairs of two files, each plain or .gz; messages name `fields`."""
-  files = [_existing(*each) for each in zip((source, target), fields)]
-  text = ParallelText(*(list(read_lines(file)) for file in files))
-  if len(text.source) != len(text.target):
-    raise UserError(
-      f"{fields[0]}: {files[0]} has {len(text.source):,} lines and {files[1]}"
-      f" has {len(text.target):,}; line i of one must translate line i of the"
-      " other"
-    )
-  return text
+  both = (_existing(*each) for each in zip((source, target), fields))
+  return _in_memory(_line_pairs(*both, field=fields[0]))
 
 
 def read_lines(file: Path) -> Iterator[str]:
@@ -65,10 +73,33 @@ def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
       ) from error
 
 
-def drop_blank_pairs(text: ParallelText) -> ParallelText:
-  """Returns the pairs that have text on both sides."""
-  pairs = [pair for pair in zip(*text) if all(pair)]
-  return ParallelText(*([pair[side] for pair in pairs] for side in (0, 1)))
+def has_text(pair: tuple[str, str]) -> bool:
+  """Whether both sides of a pair have text."""
+  return not any(line.isspace() or not line for line in pair)
+
+
+def _in_memory(pairs: Iterable[tuple[str, str]]) -> ParallelText:
+  sides: tuple[list[str], list[str]] = ([], [])
+  for pair in pairs:
+    for side, line in zip(sides, pair):
+      side.append(normalized(line))
+  return ParallelText(*sides)
+
+
+def _line_pairs(
+  source: Path, target: Path, *, field: str
+) -> Iterator[tuple[str, str]]:
+  sides = _decoded(source), _decoded(target)
+  for number, (one, other) in enumerate(itertools.zip_longest(*sides)):
+    if one is None or other is None:
+      rest = 1 + sum(1 for _ in sides[one is None])
+      counts = [number, number]
+      counts[one is None] += rest
+      raise UserError(
+        f"{field}: {source} has {counts[0]:,} lines and {target} has"
+        f" {counts[1]:,}; line i of one must translate line i of the other"
+      )
+    yield one, other
 
 
 def _existing(file: Path, field: str) -> Path:
@@ -105,14 +136,11 @@ def _decoded(file: Path) -> Iterator[str]:
     raise UserError(f"{file}: empty")
 
 
-def _read_table(file: Path) -> ParallelText:
-  rows = []
+def _table_rows(file: Path) -> Iterator[tuple[str, str]]:
   for number, line in enumerate(_decoded(file), 1):
-    cells = [normalized(cell) for cell in line.split("\t")]
-    if len(cells) < 2 and any(cells):
+    source, *others = line.split("\t")
+    if not others and source.strip():
       raise UserError(
         f"{file}, line {number}: no tab; a line is source, tab, target"
       )
-    rows.append([*cells, ""][:2])
-  source, target = map(list, zip(*rows))
-  return ParallelText(source, target)
+    yield source, others[0] if others else ""

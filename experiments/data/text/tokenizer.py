@@ -21,7 +21,7 @@ _MODEL_TYPES = {
   "characters": "char",
 }
 _SPACE = "\u2581"  # SentencePiece's symbol for a space
-# The largest number of lines to train on; of more, a random sample is taken.
+# The largest number of lines to train on.
 _MAX_LINES = 2_000_000
 
 
@@ -49,9 +49,13 @@ class Tokenizer:
 
   def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
     """Returns an int32 vector of token ids for each line, without EOS."""
-    lines = [normalized(line) for line in lines]
-    encoded = self._processor.encode(lines, out_type=int, num_threads=1)
+    encoded = self.encode_normalized([normalized(line) for line in lines])
     return [np.array(ids, np.int32) for ids in encoded]
+
+  def encode_normalized(self, lines: Sequence[str]) -> list[list[int]]:
+    """Returns the token ids of lines that are normalised, without EOS."""
+    lines = list(lines)
+    return self._processor.encode(lines, out_type=int, num_threads=1)
 
   def decode(self, rows: Iterable[np.ndarray]) -> list[str]:
     """Returns the text of each vector of token ids, up to EOS or PAD."""
@@ -78,13 +82,24 @@ def normalized(line: str) -> str:
   return " ".join(unicodedata.normalize("NFC", line).split())
 
 
+def sample(lines: Iterable[str], count: int) -> list[str]:
+  """Returns the lines, or a random sample of as many as `train` can use."""
+  if count <= _MAX_LINES:
+    return list(lines)
+  # SentencePiece's own sample is not reproducible.
+  wanted = random.Random(0).sample(range(count), _MAX_LINES)
+  places = {index: place for place, index in enumerate(wanted)}
+  sampled = [""] * _MAX_LINES
+  for index, line in enumerate(lines):
+    if index in places:
+      sampled[places[index]] = line
+  return sampled
+
+
 def train(
   lines: Iterable[str], config: TokenizerConfig, *, field: str
 ) -> Tokenizer:
   """Trains a tokenizer; the same text always gives the same tokenizer."""
-  lines = list(lines)
-  if len(lines) > _MAX_LINES:  # SentencePiece's own sample is not reproducible
-    lines = random.Random(0).sample(lines, _MAX_LINES)
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(

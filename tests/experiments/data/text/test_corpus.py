@@ -1,7 +1,9 @@
 """Training batches of a corpus: a function of (text, seed, step) alone."""
 
 import itertools
+import tempfile
 from collections import Counter
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -13,14 +15,12 @@ from experiments.config import TextConfig, TrainConfig
 from experiments.data import pipeline
 from experiments.data.batch import EOS, PAD, UNK
 from experiments.data.dataset import BatchShard
-from experiments.data.text import bucketing
+from experiments.data.text import bucketing, tokenized
 from experiments.data.text.corpus import (
   BucketedBatches,
   ParallelCorpus,
-  TokenPairs,
   padded,
 )
-from experiments.data.text.readers import ParallelText
 from experiments.data.text.tokenizer import Tokenizer, train
 from experiments.errors import UserError
 
@@ -55,8 +55,12 @@ def make_corpus(source=SOURCE, target=TARGET, kind="words", max_length=40):
   trained = train(
     [*SOURCE, *TARGET], config.source_tokenizer, field="config.data"
   )
-  text = ParallelText(source, target)
-  return Made(ParallelCorpus(text, trained, trained, config), trained)
+  with tempfile.TemporaryDirectory() as folder:
+    tokenized.write(
+      zip(source, target), len(source), (trained, trained), Path(folder)
+    )
+    tokens = tokenized.TokenizedPairs(Path(folder), np.dtype(np.uint16))
+  return Made(ParallelCorpus(tokens, config), trained)
 
 
 @pytest.fixture(scope="module", params=["words", "bpe"])
@@ -162,7 +166,7 @@ def test_epochs_and_seeds_give_different_batches(made):
 
 def test_padding_is_the_share_of_pad(made):
   batches = training_batches(made.corpus)
-  lengths = made.corpus.tokens.lengths
+  lengths = made.corpus.lengths
   place = bucketing.assign(lengths, batches.shapes)
   counts = np.bincount(place, minlength=len(batches.sizes))
   first_epoch = [batches[i] for i in range((counts // batches.sizes).sum())]
@@ -191,8 +195,10 @@ def test_batches_larger_than_an_epoch_span_epochs():
 def test_blank_and_long_pairs_are_left_out_and_counted():
   source = ["dog", "", "dog", "dog " * 5, "dog " * 4, "", "tree"]
   target = ["dog", "dog", "", "dog", "dog", "", "dog " * 9]
-  corpus, _ = make_corpus(source, target, max_length=5)
-  assert corpus.text == (["dog", "dog " * 4], ["dog", "dog"])
+  corpus, tokenizer = make_corpus(source, target, max_length=5)
+  pairs = [tokenizer.decode(corpus[index]) for index in range(len(corpus))]
+  assert pairs == [["dog", "dog"], ["dog dog dog dog", "dog"]]
+  assert corpus.lengths.tolist() == [[2, 2], [5, 2]]
   assert (corpus.blank, corpus.too_long) == (3, 2)
   assert training_batches(corpus).describe()[0] == (
     "2 training pairs (3 blank and 2 too long left out)"
@@ -208,12 +214,6 @@ def test_corpus_without_usable_pairs_is_refused():
     "config.data.train: of 3 pairs 1 are blank and 2 longer than"
     " config.data.max_length 2; none is left"
   )
-
-
-def test_lengths_count_eos():
-  pairs = TokenPairs([np.array([5, 6]), np.array([], int)], [np.array([7])] * 2)
-  assert pairs.lengths.tolist() == [[3, 2], [1, 2]]
-  assert TokenPairs([], []).lengths.shape == (0, 2)
 
 
 def test_padded_rows_may_be_empty_or_full():

@@ -1,5 +1,6 @@
 """Prepared corpora: the run directory has everything that using it needs."""
 
+import hashlib
 import json
 import shutil
 
@@ -107,10 +108,60 @@ def test_changed_training_text_is_refused(corpus, tmp_path, language):
   file.write_text(before.replace("Hund", "Wolf").replace("dog", "wolf"))
   message = refused(prepare.prepare, config, workdir)
   assert message.startswith("config.data.train: the text differs from")
+  assert ", from line 1 or later;" in message
   assert message.endswith("use another --workdir")
   # Spaces and line ends are normalised, so they may differ.
   file.write_text(before.replace(" ", "  ").replace("\n", "\r\n"))
   prepare.prepare(config, workdir)
+
+
+def test_tokens_suffice_to_resume_without_the_corpus(corpus, tmp_path, caplog):
+  config, workdir = text_config(corpus), tmp_path / "run"
+  prepared = prepare.prepare(config, workdir)
+  shutil.rmtree(corpus)
+  again = prepare.prepare(config, workdir)
+  assert "no longer exists; this run uses the tokens" in caplog.text
+  jax.tree.map(
+    np.testing.assert_array_equal, batches(prepared)[3], batches(again)[3]
+  )
+
+
+def test_unchanged_files_are_not_read_again(corpus, tmp_path, monkeypatch):
+  config, workdir = text_config(corpus), tmp_path / "run"
+  prepare.prepare(config, workdir)
+  monkeypatch.delattr(prepare.readers, "pairs")
+  prepare.prepare(config, workdir)
+
+
+def test_runs_of_older_versions_are_encoded_once(corpus, tmp_path):
+  config, workdir = text_config(corpus), tmp_path / "run"
+  prepared = prepare.prepare(config, workdir)
+  sides = ("\n".join(side) for side in (SOURCE, TARGET))
+  text = "".join(f"{side}\0" for side in sides)
+  digest = hashlib.sha256(text.encode()).hexdigest()
+  record = workdir / "data" / "corpus.json"
+  record.write_text(json.dumps({"pairs": len(SOURCE), "sha256": digest}))
+  for name in ("lengths", "tokens", "digests"):
+    (workdir / "data" / f"train.{name}").unlink()
+  again = prepare.prepare(config, workdir)
+  jax.tree.map(
+    np.testing.assert_array_equal, batches(prepared)[3], batches(again)[3]
+  )
+  assert "sha256" not in json.loads(record.read_text())
+  record.write_text(json.dumps({"pairs": len(SOURCE), "sha256": digest[::-1]}))
+  assert "the text differs" in refused(prepare.prepare, config, workdir)
+
+
+def test_text_that_changes_during_preparation_is_prepared_anew(
+  corpus, tmp_path
+):
+  config, workdir = text_config(corpus), tmp_path / "run"
+  prepare.prepare(config, workdir)
+  (workdir / "data" / "train.lengths").write_bytes(b"")
+  write(corpus, "train", SOURCE[:4], TARGET[:4])
+  data = prepare.prepare(config, workdir)
+  assert data.corpus.size == 4
+  assert data.source.unknown("one dog") == ""
 
 
 def test_interrupted_preparation_is_repeated(corpus, tmp_path):
@@ -201,7 +252,7 @@ def test_split_may_be_called_train(corpus, tmp_path):
   splits = {"validation": "val", "train": "test"}
   data = prepare.prepare(text_config(corpus, splits=splits), tmp_path)
   assert data.evaluation_set("train").text.source[1] == "dogs"
-  assert len(data.corpus.text.source) == 12
+  assert len(data.corpus) == 12
 
 
 def test_numbers_are_prepared_like_text(tmp_path):
@@ -228,9 +279,12 @@ def test_numbers_are_prepared_like_text(tmp_path):
     for split in config.splits
   }
   assert {len(each) for each in sets.values()} == {60}
+  sources = [data.corpus[index][0] for index in range(len(data.corpus))]
+  training = set(data.source.decode(sources))
+  assert len(training) == 200
   assert not sets["test"] & sets["validation"]
   for each in sets.values():
-    assert not each & set(data.corpus.text.source)
+    assert not each & training
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "a\n", "a b"])

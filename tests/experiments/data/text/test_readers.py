@@ -12,7 +12,7 @@ from experiments.config import TextConfig
 from experiments.data.text.readers import (
   ParallelText,
   decode_lines,
-  drop_blank_pairs,
+  has_text,
   read,
   read_lines,
   read_pair,
@@ -91,10 +91,11 @@ def test_further_columns_of_a_table_are_ignored(tmp_path):
   assert text == (["a", "", "", "e"], ["b", "", "d", ""])
 
 
-def test_blank_pairs_are_left_out_and_counted():
-  text = ParallelText(["a", "", "b", "", "c"], ["d", "e", "", "", "f"])
-  assert drop_blank_pairs(text) == (["a", "c"], ["d", "f"])
-  assert drop_blank_pairs(ParallelText([""], ["a"])) == ([], [])
+def test_blank_pairs_have_no_text_on_one_side():
+  assert has_text(("a\n", "b"))
+  for blank in ("", "\n", " \u3000\r\n"):
+    assert not has_text(("a", blank))
+    assert not has_text((blank, "a"))
 
 
 def test_missing_file_is_reported_with_the_files_found(tmp_path):
@@ -229,8 +230,9 @@ class _Rows:
   def __len__(self):
     return len(next(iter(self._columns.values())))
 
-  def __getitem__(self, name):
-    return self._columns[name]
+  def iter(self, batch_size):
+    assert batch_size > len(self)
+    yield self._columns
 
 
 def test_hub_datasets_are_loaded_by_name_and_split(tmp_path, monkeypatch):

@@ -167,11 +167,16 @@ def test_sample_of_long_text_is_reproducible(monkeypatch):
     "".join(pair) for pair in itertools.product(string.ascii_letters, repeat=2)
   ]
   monkeypatch.setattr(tokenizer_lib, "_MAX_LINES", 1000)
-  first, again = (trained("words", 9999, letters) for _ in range(2))
+
+  def on_sample():
+    sample = tokenizer_lib.sample(iter(letters), len(letters))
+    return trained("words", 9999, sample)
+
+  first, again = on_sample(), on_sample()
   assert first.model == again.model
   assert first.vocabulary_size == 4 + 1000
   monkeypatch.setattr(tokenizer_lib, "_MAX_LINES", len(letters))
-  whole = trained("words", 9999, letters)
+  whole = on_sample()
   assert whole.vocabulary_size == 4 + len(letters)
 
 
