@@ -40,6 +40,21 @@ def test_links_and_configs_in_documents_exist(path):
     assert not arg or arg in base.ARGUMENTS, arg
 
 
+def anchors(path):
+  """The anchors of a document's headings, as GitHub and Sphinx make them."""
+  headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+  words = (re.sub(r"[^\w\s-]", "", heading.lower()) for heading in headings)
+  return {each.strip().replace(" ", "-") for each in words}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_headings_that_links_name_exist(path):
+  links = re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", path.read_text())
+  for file, anchor in links:
+    target = path.parent / file if file else path
+    assert anchor in anchors(target), f"{file}#{anchor}"
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_modules_named_in_documents_exist(path):
   for name in re.findall(r"python -m ([\w.]+)", path.read_text()):
