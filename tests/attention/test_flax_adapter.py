@@ -56,10 +56,13 @@ def test_nnx_layer_gives_equal_outputs_and_weights(options):
 def test_nnx_layer_decodes_a_causal_sequence():
   inputs = tokens(2, 5, 8)
   layer = nnx_layer(flax_attention_fn())
-  whole = layer(inputs, is_causal=True)
+  whole = nnx.jit(lambda layer, inputs: layer(inputs, is_causal=True))(
+    layer, inputs
+  )
   layer.set_attributes(decode=True)
   layer.init_cache(inputs.shape)
-  steps = [layer(inputs[:, step : step + 1]) for step in range(5)]
+  decode = nnx.jit(lambda layer, token: layer(token))
+  steps = [decode(layer, inputs[:, step : step + 1]) for step in range(5)]
   close(jnp.concatenate(steps, axis=1), whole)
 
 
@@ -73,18 +76,17 @@ class Kept:
 def test_weights_of_grouped_heads_equal_those_of_repeated_keys():
   query, key = tokens(2, 5, 4, 8), tokens(2, 6, 2, 8, seed=1)
   mask = np.tril(np.ones((5, 6), bool))
-  grouped, repeated = Kept(), Kept()
-  contexts = [
-    flax_attention_fn()(query, memory, memory, mask=mask, module=module)
-    for memory, module in (
-      (key, grouped),
-      (jnp.repeat(key, 2, axis=-2), repeated),
-    )
-  ]
-  assert grouped.sown[:2] == (nnx.Intermediate, "attention_weights")
-  assert grouped.sown[2].shape == (2, 4, 5, 6)
-  close(grouped.sown[2], repeated.sown[2])
-  close(*contexts)
+
+  @jax.jit
+  def run(query, memory):
+    kept = Kept()
+    context = flax_attention_fn()(query, memory, memory, mask=mask, module=kept)
+    assert kept.sown[:2] == (nnx.Intermediate, "attention_weights")
+    return context, kept.sown[2]
+
+  grouped, repeated = run(query, key), run(query, jnp.repeat(key, 2, axis=-2))
+  assert grouped[1].shape == (2, 4, 5, 6)
+  jax.tree.map(close, grouped, repeated)
 
 
 @pytest.mark.parametrize("force", [False, True])

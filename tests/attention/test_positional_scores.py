@@ -130,8 +130,12 @@ def test_gradients_equal_differences_of_loops(name):
 
   with wide():
     point = as_arrays((parameters, query, key, value))
-    _, forward = jax.jvp(of_context, point, as_arrays(tangents))
-    gradient = jax.grad(of_context, range(4))(*point)
+    (_, forward), gradient = jax.jit(
+      lambda point, tangents: (
+        jax.jvp(of_context, point, tangents),
+        jax.grad(of_context, range(4))(*point),
+      )
+    )(point, as_arrays(tangents))
     reverse = sum(
       jax.tree.leaves(
         jax.tree.map(lambda g, t: jnp.sum(g * t), gradient, tangents)

@@ -122,13 +122,13 @@ def test_evaluate_refuses_unknown_names(flag, message, complete):
   assert "Traceback" not in error
 
 
-def test_a_complete_run_is_evaluated_and_not_trained_again(
-  complete, copied, caplog
-):
-  _, workdir, _, _ = complete
-  with caplog.at_level("INFO", "absl"):
-    resume(copied)
-  assert "resuming after step 12" in caplog.text
+def test_a_complete_run_is_evaluated_and_not_trained_again(complete, copied):
+  config, workdir, _, _ = complete
+  code, _, error = processes.run(
+    "train", f"--config={config}", f"--workdir={copied}"
+  )
+  assert code == 0, error
+  assert "resuming after step 12" in error
   assert_same_bits(final_state(copied), final_state(workdir))
   assert metrics(copied) == metrics(workdir)
   assert results(copied) == results(workdir)

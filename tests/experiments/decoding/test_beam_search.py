@@ -349,11 +349,12 @@ def test_batch_may_be_sharded_over_devices():
 
 def test_bfloat16_models_are_scored_in_float32():
   model = transformer(VOCABULARY).clone(dtype=jnp.bfloat16)
+  init = jax.eval_shape(model.init, jax.random.key(0), SOURCE, SOURCE)
   hypotheses = jax.eval_shape(
     lambda params: decoding.beam(
       model, params, SOURCE, max_length=40, beam_size=3
     ),
-    parameters("transformer"),
+    init["params"],
   )
   assert hypotheses.scores.dtype == hypotheses.log_probs.dtype == jnp.float32
 

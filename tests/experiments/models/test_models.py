@@ -135,8 +135,8 @@ def forward(name):
 
 # The models of the default suite; the others are exhaustive.
 DEFAULT = (
-  "none-bahdanau",
   "additive-bahdanau-fed",
+  "general-signed_softmax-luong",
   "general-lstm-state-deep",
   "transformer-additive-rotary",
   "transformer-general-soft_cap-learned-post",
@@ -225,11 +225,11 @@ def test_all_parameters_receive_gradients(name):
 
 
 def test_readout_maps_features_to_the_vocabulary(name):
+  model = MODELS[name]
+  init = jax.eval_shape(model.init, jax.random.key(0), SOURCE, TARGET)
   features, readout = jax.eval_shape(
-    lambda params: MODELS[name].apply(
-      {"params": params}, SOURCE, TARGET, method="features"
-    ),
-    parameters(name),
+    lambda variables: model.apply(variables, SOURCE, TARGET, method="features"),
+    init,
   )
   assert features.shape[:2] == TARGET.shape
   assert readout.kernel.shape == (features.shape[2], VOCABULARY)

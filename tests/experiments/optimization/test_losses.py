@@ -1,5 +1,6 @@
 """Cross-entropy in chunks: value and gradient of the plain formula."""
 
+import functools
 import math
 import re
 
@@ -75,35 +76,42 @@ def test_value_and_gradient_equal_those_of_the_plain_formula(
     def plain(features, readout):
       return 1.7 * plain_losses(features, readout, labels, smoothing).sum()
 
-    found, hits = jax.jit(
-      lambda *args: cross_entropy(*args, labels, label_smoothing=smoothing)
-    )(features, readout)
-    total, gradients = jax.jit(jax.value_and_grad(chunked, (0, 1)))(
+    @jax.jit
+    def everything(*args):
+      return (
+        cross_entropy(*args, labels, label_smoothing=smoothing),
+        chunked(*args),
+        jax.value_and_grad(chunked, (0, 1))(*args),
+        plain_losses(*args, labels, smoothing),
+        jax.grad(plain, (0, 1))(*args),
+      )
+
+    (found, hits), value, (total, gradients), expected, wanted = everything(
       features, readout
     )
-    expected = plain_losses(features, readout, labels, smoothing)
     assert found.dtype == total.dtype == jnp.float64
     assert found.shape == hits.shape == shape
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(total, 1.7 * expected.sum(), rtol=1e-12)
-    np.testing.assert_allclose(chunked(features, readout), total, rtol=1e-12)
-    assert_trees_close(
-      gradients,
-      jax.grad(plain, (0, 1))(features, readout),
-      rtol=1e-10,
-      atol=1e-13,
-    )
+    np.testing.assert_allclose(value, total, rtol=1e-12)
+    assert_trees_close(gradients, wanted, rtol=1e-10, atol=1e-13)
 
 
 def test_cross_entropy_equals_optax_at_tokens_that_are_not_padding():
   logits = jax.random.normal(jax.random.key(0), (2, 3, 7))
   labels = jnp.array([[3, 4, 0], [6, 0, 0]])
-  for smoothing in (0.0, 0.1):
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def both(smoothing, logits, labels):
     smooth = optax.smooth_labels(jax.nn.one_hot(labels, 7), smoothing)
     expected = optax.softmax_cross_entropy(logits, smooth)
     found, _ = cross_entropy(
       logits, Affine(jnp.eye(7), None), labels, label_smoothing=smoothing
     )
+    return found, expected
+
+  for smoothing in (0.0, 0.1):
+    found, expected = both(smoothing, logits, labels)
     np.testing.assert_allclose(
       found, jnp.where(labels == 0, 0, expected), rtol=1e-5
     )
@@ -122,10 +130,15 @@ def test_hits_are_labels_with_the_largest_logit(chunk_numbers, monkeypatch):
   assert (expected & ties).any()
   assert (chosen == logits.max(-1))[labels == PAD].any()
   readout = Affine(kernel, None)
-  _, hits = cross_entropy(features, readout, labels)
+
+  @jax.jit
+  def run(*args):
+    value_and_grad = jax.value_and_grad(total_cross_entropy, has_aux=True)
+    (_, count), _ = value_and_grad(*args)
+    return cross_entropy(*args)[1], count
+
+  hits, count = run(features, readout, labels)
   np.testing.assert_array_equal(hits, expected)
-  value_and_grad = jax.value_and_grad(total_cross_entropy, has_aux=True)
-  (_, count), _ = value_and_grad(features, readout, labels)
   assert count == expected.sum()
 
 
@@ -159,7 +172,9 @@ def test_features_at_padding_do_not_change_the_gradient(value):
 
 def test_the_loss_of_padding_alone_is_zero():
   features, readout, labels = problem((2, 3), dtype=np.float32)
-  value_and_grad = jax.value_and_grad(total_cross_entropy, has_aux=True)
+  value_and_grad = jax.jit(
+    jax.value_and_grad(total_cross_entropy, has_aux=True)
+  )
   (loss, hits), gradient = value_and_grad(features, readout, 0 * labels)
   assert loss == hits == 0
   assert (gradient == 0).all()
@@ -170,12 +185,15 @@ def test_losses_of_bfloat16_are_summed_in_float32():
   features = jnp.ones((count, 1, 1), jnp.bfloat16)
   readout = Affine(jnp.ones((1, 1000), jnp.bfloat16), None)
   labels = jnp.full((count, 1), 5)
-  found, _ = cross_entropy(features, readout, labels)
+
+  @jax.jit
+  def run(*args):
+    value_and_grad = jax.value_and_grad(total_cross_entropy, 1, has_aux=True)
+    return cross_entropy(*args)[0], value_and_grad(*args)
+
+  found, ((loss, _), gradient) = run(features, readout, labels)
   assert found.dtype == jnp.float32
   np.testing.assert_allclose(found, np.log(1000), rtol=1e-6)
-  (loss, _), gradient = jax.value_and_grad(
-    total_cross_entropy, 1, has_aux=True
-  )(features, readout, labels)
   assert loss.dtype == jnp.float32
   np.testing.assert_allclose(loss, count * np.log(1000), rtol=1e-5)
   # Each token adds a thousandth, which bfloat16 would lose beside the others.
@@ -190,8 +208,8 @@ def test_bfloat16_is_close_to_float32():
   narrow = jax.tree.map(
     lambda leaf: jnp.asarray(leaf, jnp.bfloat16), (features, readout)
   )
-  value_and_grad = jax.value_and_grad(
-    lambda pair: total_cross_entropy(*pair, labels, 0.1)[0]
+  value_and_grad = jax.jit(
+    jax.value_and_grad(lambda pair: total_cross_entropy(*pair, labels, 0.1)[0])
   )
   found, gradients = value_and_grad(narrow)
   expected, exact = value_and_grad((features, readout))

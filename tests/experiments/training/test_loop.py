@@ -10,28 +10,22 @@ import pytest
 
 from experiments import checkpoints, inference
 from experiments import experiment as experiment_module
-from experiments.config import MeshConfig, TrainConfig, parse
+from experiments.config import TrainConfig
 from experiments.errors import UserError
 from experiments.evaluation.evaluator import Evaluation, make_evaluator
 from experiments.evaluation.search import configured_search
-from experiments.experiment import make_experiment
-from experiments.optimization.step import make_train_step
+from experiments.optimization.step import TrainState, make_train_step
 from experiments.run_directory import claim
 from experiments.training import loop
 from tests.experiments.conftest import make_tiny, make_tiny_translation
 from tests.experiments.states import final_state, metrics, stop_at, tiny_run
 
 
-@pytest.fixture(scope="module")
-def initial_state():
-  experiment = make_experiment(
-    parse(make_tiny().to_dict()), None, mesh=MeshConfig.one()
-  )
-  return experiment.initial_state()
-
-
-def save_all(state, workdir, metric, values, keep_best):
+def save_all(workdir, metric, values, keep_best):
   """Saves a checkpoint a value; returns the steps that remain."""
+  state = TrainState(
+    jnp.int32(0), {"weight": jnp.ones(2)}, (), jax.random.key(0), None
+  )
   config = TrainConfig(
     checkpoint_every=1, keep_last=1, keep_best=keep_best, best_metric=metric
   )
@@ -58,9 +52,9 @@ def save_all(state, workdir, metric, values, keep_best):
   ],
 )
 def test_the_last_and_the_best_checkpoints_are_kept(
-  initial_state, tmp_path, metric, values, keep_best, kept
+  tmp_path, metric, values, keep_best, kept
 ):
-  assert save_all(initial_state, tmp_path, metric, values, keep_best) == kept
+  assert save_all(tmp_path, metric, values, keep_best) == kept
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,9 @@ def test_panels_are_arranged_in_rows_of_four(draw):
   assert corners[4][1] == corners[0][1] < corners[3][1]
 
 
-@pytest.mark.parametrize("count", [5, 60])
+@pytest.mark.parametrize(
+  "count", [5, pytest.param(60, marks=pytest.mark.exhaustive)]
+)
 def test_labels_do_not_overlap(draw, count):
   dark = draw(panel(np.zeros((count, count))))
   top, bottom, left, right = changed(dark, draw(panel(np.ones((count, count)))))
