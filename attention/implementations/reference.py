@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.implementations.non_finite import with_finite_tokens
+from attention.matmul import weighted_sum
 from attention.normalizers import is_softmax, masked_weights
 from attention.positional import positions
 from attention.request import Request, of_denominator
@@ -86,12 +87,7 @@ def _weighted_sum(request, weights, value):
     shape = (*request.leading, *weights.shape[-2:])
     weights = weights * request.dropout.multiplier(shape, request.dtype)
   compute_dtype = jnp.result_type(request.query, value)
-  return jnp.einsum(
-    "...ts,...se->...te",
-    weights.astype(compute_dtype),
-    value.astype(compute_dtype),
-    preferred_element_type=request.dtype,
-  )
+  return weighted_sum(weights, value.astype(compute_dtype), request.dtype)
 
 
 def _shard_of(request, context, statistics):

@@ -29,8 +29,8 @@ from attention.implementations.blockwise.online_softmax import (
 from attention.implementations.blockwise.tiles import add, cut, scan
 from attention.matmul import (
   matmul_precision,
-  weighted_sum,
-  weighted_sum_columns,
+  weighted_sum_columns_of_tangents,
+  weighted_sum_of_tangents,
 )
 from attention.request import Combined
 from attention.softmax import Statistics
@@ -186,11 +186,13 @@ def _terms_of_tiles(problem, captured, tiles, rows, start, linear):
   of_lse = by_scores = by_values = None
   if scores_tangent is not None:
     of_lse = jnp.sum(weights * scores_tangent, axis=-1)
-    by_scores = weighted_sum(kept * scores_tangent, value_tile, dtype)
-  value_columns = linear.value_columns
-  if value_columns is not None:
-    value_columns = value_columns.astype(value_tile.dtype)
-    by_values = weighted_sum_columns(kept, value_columns, dtype)
+    by_scores = weighted_sum_of_tangents(
+      kept * scores_tangent, value_tile, dtype, value_tile
+    )
+  if linear.value_columns is not None:
+    by_values = weighted_sum_columns_of_tangents(
+      kept, linear.value_columns, dtype, value_tile
+    )
   return of_lse, by_scores, by_values
 
 

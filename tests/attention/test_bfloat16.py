@@ -1,0 +1,86 @@
+"""Products and gradients of bfloat16 tokens, as in `jax.nn`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import attend, normalizers
+from attention.implementations.blockwise import Blockwise
+from tests.attention.comparison import products
+from tests.attention.oracle import draw
+
+TILES = Blockwise(query_block=64, key_block=64)
+ALGORITHM = jax.lax.DotAlgorithmPreset.BF16_BF16_F32
+CALLS = {
+  "reference": functools.partial(attend, implementation="reference"),
+  "tiles": functools.partial(attend, implementation=TILES),
+  "rows": functools.partial(
+    attend, implementation=TILES, normalizer=normalizers.softpick()
+  ),
+}
+
+
+def tokens():
+  return [jnp.asarray(x, jnp.bfloat16) for x in draw(0, *[(2, 256, 32)] * 3)]
+
+
+def gradients(attention, *tokens):
+  def loss(*tokens):
+    weights = np.cos(np.arange(32.0, dtype="f4"))[None, None]
+    return jnp.sum(attention(*tokens).astype(weights.dtype) * weights)
+
+  return jax.grad(loss, (0, 1, 2))(*tokens)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("name", CALLS)
+def test_accelerators_round_cotangents_to_bfloat16(name, platform, monkeypatch):
+  monkeypatch.setattr(jax, "default_backend", lambda: platform)
+  gradient = functools.partial(gradients, CALLS[name])
+  found = products(jax.make_jaxpr(gradient)(*tokens()).jaxpr)
+  assert set(found) == {None if platform == "cpu" else ALGORITHM}
+
+
+def test_float32_tokens_are_not_rounded(monkeypatch):
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  query, key, value = tokens()
+  gradient = functools.partial(gradients, CALLS["tiles"])
+  wide = query.astype("f4"), key, value
+  assert set(products(jax.make_jaxpr(gradient)(*wide).jaxpr)) == {None}
+
+
+def relative_errors(attention):
+  """Of the gradients, in root mean square, against float64."""
+  wide = [np.asarray(each).astype("f8") for each in tokens()]
+  with jax.enable_x64(True):
+    exact = gradients(
+      lambda query, key, value: (
+        jax.nn.softmax(query @ key.mT / 32**0.5, axis=-1) @ value
+      ),
+      *map(jnp.asarray, wide),
+    )
+  found = jax.jit(functools.partial(gradients, attention))(*tokens())
+  found, exact = (
+    [np.asarray(each).astype("f8") for each in arrays]
+    for arrays in (found, exact)
+  )
+  return np.array(
+    [
+      np.linalg.norm(mine - right) / np.linalg.norm(right)
+      for mine, right in zip(found, exact)
+    ]
+  )
+
+
+@pytest.mark.parametrize("name", ["reference", "tiles"])
+def test_gradients_are_about_as_exact_as_those_of_jax_nn(name):
+  def jax_nn(*tokens):
+    swapped = (jnp.swapaxes(each, 0, 1) for each in tokens)
+    context = jax.nn.dot_product_attention(*swapped, implementation="xla")
+    return jnp.swapaxes(context, 0, 1)
+
+  ours, theirs = map(relative_errors, (CALLS[name], jax_nn))
+  assert (ours <= 1.1 * theirs).all(), (ours, theirs)
