@@ -1,42 +1,46 @@
 """Attention weights of decoded sequences, and their alignment error rate."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from experiments.data.batch import PAD, shift_right
+from experiments.data.batch import PAD, Array
 from experiments.data.dataset import EvaluationSet
 from experiments.data.gold_alignments import GoldAlignments
 from experiments.decoding.batching import filled
 from experiments.experiment import Experiment
+from experiments.models.attention_weights import (
+  CROSS,
+  DECODER,
+  ENCODER,
+  KINDS,
+  attention_weights,
+)
 
 # Examples: enough for a rate to one percent. Decoding takes a step per token.
 _NUM_ALIGNED = 256
 _ONLY_HEAD = "attention"
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0, static_argnames="kinds")
+def _weights(model, params, source, target, *, kinds: Sequence[str]):
+  weights = attention_weights(model, params, source, target)
+  return {kind: weights[kind] for kind in kinds if kind in weights}
+
+
 def target_attention_weights(
-  model: nn.Module, params: Any, source: jax.Array, target: jax.Array
+  model: nn.Module, params: Any, source: Array, target: Array
 ) -> jax.Array:
   """Returns the weights [N, H, T, S] of targets, in H heads of all layers."""
-  chex.assert_rank([source, target], 2, custom_message="source, target")
-  variables = {"params": params}
-  start: Any = model.apply(variables, source, target.shape[1], method="start")
-  memory, carry = start
-
-  def next_step(carry, token):
-    step: Any = model.apply(variables, memory, carry, token, method="step")
-    carry, _, weights = step
-    return carry, weights
-
-  _, weights = jax.lax.scan(next_step, carry, shift_right(target).T)
-  return weights.transpose(1, 2, 0, 3)
+  weights = _weights(model, params, source, target, kinds=(CROSS,)).get(CROSS)
+  if weights is None:  # an RNN without attention
+    return jnp.zeros((len(source), 1, target.shape[1], source.shape[1]))
+  return weights.reshape(len(source), -1, *weights.shape[3:])
 
 
 def unpadded_weights(
@@ -48,6 +52,20 @@ def unpadded_weights(
   heads = np.asarray(target_attention_weights(model, params, source, target))
   lengths = ((x != PAD).sum(1) for x in (source, target))
   return [each[:, :t, :s] for each, s, t in zip(heads, *lengths)]
+
+
+def pair_weights(
+  model: nn.Module, params: Any, source: np.ndarray, target: np.ndarray
+) -> dict[str, np.ndarray]:
+  """Returns the weights [L, H, T, S] of one pair by kind, without padding."""
+  tokens = [filled(x[None], 1) for x in (source, target)]
+  weights = jax.device_get(_weights(model, params, *tokens, kinds=KINDS))
+  s, t = ((x != PAD).sum() for x in (source, target))
+  sizes = {CROSS: (t, s), ENCODER: (s, s), DECODER: (t, t)}
+  return {
+    kind: array[0, :, :, : sizes[kind][0], : sizes[kind][1]]
+    for kind, array in weights.items()
+  }
 
 
 def alignment_error_rates(

@@ -79,7 +79,7 @@ def make_evaluator(
   predict = make_predictor(
     experiment.model, experiment.mesh, search, data.max_prediction_length
   )
-  reference_losses = _make_reference_losses(experiment)
+  reference_losses = make_reference_losses(experiment)
 
   def evaluate(params: Any, examples: EvaluationSet) -> Evaluation:
     (source, target), text = map(np.asarray, examples.batch), examples.text
@@ -137,7 +137,7 @@ def add_alignment_error(
   )
 
 
-def _make_reference_losses(
+def make_reference_losses(
   experiment: Experiment,
 ) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
   """Makes (params, source, target) -> losses [N] and numbers of tokens [N]."""

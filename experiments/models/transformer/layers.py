@@ -1,6 +1,7 @@
 """The layers of a Transformer (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -116,13 +117,20 @@ class _Layer(nn.Module):
 
   def _self_attend(self, x: jax.Array, mask, *, deterministic: bool):
     inputs = self.self_residual.enter(x)
+    bias = self._bias(inputs)
     inner = self.self_attention(
-      inputs,
-      mask=mask,
-      bias=self._bias(inputs),
-      deterministic=deterministic,
+      inputs, mask=mask, bias=bias, deterministic=deterministic
+    )
+    self._sow_weights(
+      "self_attention_weights",
+      lambda: self.self_attention.weights(inputs, mask=mask, bias=bias),
     )
     return self.self_residual.leave(x, inner, deterministic=deterministic)
+
+  def _sow_weights(self, name: str, weights: Callable[[], jax.Array]) -> None:
+    """Stores weights [B, H, T, S] if "intermediates" is mutable."""
+    if self.is_mutable_collection("intermediates"):
+      self.sow("intermediates", name, weights())
 
   def _bias(self, inputs: jax.Array) -> Bias | None:
     """Returns the bias of self-attention to inputs [B, T, D]."""
@@ -179,7 +187,12 @@ class DecoderLayer(_Layer):
   ) -> jax.Array:
     """Maps a whole target [B, T, D] to [B, T, D]."""
     x = self._self_attend(x, masks.causal(), deterministic=deterministic)
-    return self._across(x, memory, mask, deterministic=deterministic)[0]
+    x, query = self._across(x, memory, mask, deterministic=deterministic)
+    self._sow_weights(
+      "cross_attention_weights",
+      lambda: self.cross_attention.weights_projected(query, memory, mask=mask),
+    )
+    return x
 
   def init_cache(self, batch_size: int, max_length: int) -> DecoderCache:
     """Returns an empty cache of `max_length` tokens for `step`."""

@@ -9,7 +9,6 @@ import pytest
 
 from experiments import decoding
 from experiments.data.batch import BOS, EOS, PAD
-from experiments.evaluation.alignment_error import target_attention_weights
 from tests.experiments.toys import make_rnn, make_transformer
 
 VOCABULARY = 11
@@ -275,16 +274,6 @@ def test_greedy_decodes_the_most_likely_token(name):
     np.testing.assert_array_equal(row[real], expected[real])
     ends = np.flatnonzero(row == EOS)
     assert not real[ends[0] + 1 :].any() if ends.size else real.all()
-
-
-def test_attention_weights_have_a_row_for_every_target_token():
-  for name, panels in (("dot-luong", 1), ("transformer-additive-rotary", 4)):
-    weights = jax.jit(
-      lambda params, name=name: target_attention_weights(
-        MODELS[name], params, SOURCE, TARGET
-      )
-    )(parameters(name))
-    assert weights.shape == (2, panels, TARGET.shape[1], SOURCE.shape[1])
 
 
 @pytest.mark.parametrize("make", [rnn, transformer])
