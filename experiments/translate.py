@@ -11,6 +11,7 @@ score and translation, separated by tabs.
 import itertools
 import sys
 from pathlib import Path
+from typing import Any
 
 from absl import flags, logging
 
@@ -63,42 +64,25 @@ _LONG_LINES = flags.DEFINE_enum(
 _ALIGNMENTS = flags.DEFINE_string(
   "alignments",
   None,
-  "Folder for attention weights of translations, as figures and .npz files.",
+  "Folder for attention weights of translations: a figure and an .npz file per"
+  " line, and index.html, an interactive page of the first lines.",
 )
+_SHOWN = 32  # lines in index.html
 _BLOCK = 4096  # lines read and translated together
 _UNKNOWN = 10  # warnings about unknown characters; the rest are counted
 
 
 def main() -> None:
   """Translates standard input with the run that the flags name."""
-  workdir = Path(_WORKDIR.value)
   initialize.set_up_jax()
   from experiments import inference
   from experiments.data.text.readers import decode_lines
-  from experiments.evaluation.search import configured_search
-  from experiments.inference import translator
   from experiments.progress import counting
 
-  restored = inference.restore(workdir, _CHECKPOINT.value)
-  search = configured_search(
-    restored.experiment,
-    beam_size=_BEAM_SIZE.value,
-    length_penalty=_LENGTH_PENALTY.value,
-    n_best=_N_BEST.value,
-    min_length=_MIN_LENGTH.value,
-    max_length=_MAX_LENGTH.value,
-    no_repeat_ngram=_NO_REPEAT.value,
-    temperature=_TEMPERATURE.value,
-    top_k=_TOP_K.value,
-    seed=_SEED.value,
-  )
-  if _ALIGNMENTS.value:
-    Path(_ALIGNMENTS.value).mkdir(parents=True, exist_ok=True)
+  restored = inference.restore(Path(_WORKDIR.value), _CHECKPOINT.value)
+  save = _make_save(restored)
   translate = inference.make_translator(
-    restored,
-    search,
-    refuse_long=_LONG_LINES.value == "refuse",
-    alignments=_ALIGNMENTS.value is not None,
+    restored, _search(restored), refuse_long=_LONG_LINES.value == "refuse"
   )
   size = 1 if sys.stdin.isatty() else _BLOCK
   source = decode_lines(sys.stdin.buffer, "standard input")
@@ -113,8 +97,7 @@ def main() -> None:
         if line.unknown and unknown < _UNKNOWN:
           logging.warning("%s", line.unknown)
         unknown += bool(line.unknown)
-        if _ALIGNMENTS.value:
-          translator.save_alignments(line, number, Path(_ALIGNMENTS.value))
+        save(line, number, block[number - first])
       first += len(block)
       sys.stdout.flush()
   if unknown > _UNKNOWN:
@@ -122,6 +105,55 @@ def main() -> None:
       "and %d more lines with characters that are not in the training text",
       unknown - _UNKNOWN,
     )
+
+
+def _search(restored):
+  """Returns the decoding settings of the flags."""
+  from experiments.evaluation.search import configured_search
+
+  return configured_search(
+    restored.experiment,
+    beam_size=_BEAM_SIZE.value,
+    length_penalty=_LENGTH_PENALTY.value,
+    n_best=_N_BEST.value,
+    min_length=_MIN_LENGTH.value,
+    max_length=_MAX_LENGTH.value,
+    no_repeat_ngram=_NO_REPEAT.value,
+    temperature=_TEMPERATURE.value,
+    top_k=_TOP_K.value,
+    seed=_SEED.value,
+  )
+
+
+def _make_save(restored):
+  """Makes a function that writes a line's attention weights, if requested."""
+  if not _ALIGNMENTS.value:
+    return lambda line, number, text: None
+  from experiments.visualization.alignments import pair_of_run, save_pair
+  from experiments.visualization.attention_view import attention_view
+
+  folder = Path(_ALIGNMENTS.value)
+  folder.mkdir(parents=True, exist_ok=True)
+  shown: list[Any] = []
+
+  def save(line, number, text):
+    if not len(line.source):  # blank
+      return
+    pair = pair_of_run(
+      restored.experiment,
+      restored.params,
+      line.source,
+      line.tokens,
+      run=_WORKDIR.value,
+      text=f"{number}. {text.strip()}",
+      translation=line.texts[0],
+    )
+    save_pair(pair, folder / f"{number:06d}")
+    if len(shown) < _SHOWN:
+      shown.append(pair)
+      attention_view(*shown).save(folder / "index.html")
+
+  return save
 
 
 def _write(line, number: int) -> None:

@@ -30,7 +30,16 @@ ATTENTION = (
 )
 EXPERIMENTS = (
   ("compare",),
-  ("train", "evaluate", "translate", "analyze_heads", "download", "plan"),
+  (
+    "train",
+    "evaluate",
+    "translate",
+    "explore",
+    "export",
+    "analyze_heads",
+    "download",
+    "plan",
+  ),
   ("cli",),
   ("comparison",),
   ("aot", "training", "inference"),

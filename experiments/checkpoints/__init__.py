@@ -5,6 +5,7 @@ from experiments.checkpoints.damage import (
 )
 from experiments.checkpoints.manager import FOLDER as FOLDER
 from experiments.checkpoints.manager import opened as opened
+from experiments.checkpoints.of_run import run_parameters as run_parameters
 from experiments.checkpoints.read import parameters as parameters
 from experiments.checkpoints.read import restore as restore
 from experiments.checkpoints.read import restore_last as restore_last

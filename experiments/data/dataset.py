@@ -60,6 +60,12 @@ class Dataset(Protocol):
   def max_prediction_length(self, source_length: int) -> int:
     """Returns the maximum length of predictions for sources of a length."""
 
+  def source_tokens(self, lines: Sequence[str]) -> list[np.ndarray]:
+    """Returns the token ids of each line of source text, without EOS."""
+
+  def target_tokens(self, lines: Sequence[str]) -> list[np.ndarray]:
+    """Returns the token ids of each line of target text, without EOS."""
+
   def target_text(self, tokens: np.ndarray) -> list[str]:
     """Returns the texts of target tokens [N, T]; each ends before its EOS."""
 

@@ -6,10 +6,12 @@ from experiments.inference.restored import (
   evaluation_set,
   restore,
 )
+from experiments.inference.run import Run
 from experiments.inference.translator import make_translator
 
 __all__ = [
   "Restored",
+  "Run",
   "evaluate",
   "evaluation_set",
   "make_translator",

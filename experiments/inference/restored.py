@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments import checkpoints, run_directory
-from experiments.config import MeshConfig
+from experiments import checkpoints
 from experiments.data.dataset import EvaluationSet
 from experiments.data.text import readers
 from experiments.data.text.dataset import TranslationDataset
@@ -12,7 +11,7 @@ from experiments.decoding.batching import Search
 from experiments.errors import UserError
 from experiments.evaluation import Evaluation, make_evaluator
 from experiments.evaluation.evaluator import add_alignment_error
-from experiments.experiment import Experiment, make_experiment
+from experiments.experiment import Experiment
 
 
 class Restored(NamedTuple):
@@ -33,7 +32,7 @@ def restore(workdir: Path, checkpoint: str | None = None) -> Restored:
   """Restores a run on all local devices, whatever devices it was trained on.
 
   Args:
-    workdir: the run directory.
+    workdir: the run directory, or the folder of an export.
     checkpoint: "last", "best", a step, or "last:10" and "best:10" for the mean
       of ten; None for `config.evaluation.checkpoint`.
 
@@ -48,24 +47,7 @@ def restore(workdir: Path, checkpoint: str | None = None) -> Restored:
     Traceback (most recent call last):
     experiments.errors.UserError: --workdir=nowhere: not a run directory...
   """
-  run_directory.check_links(workdir)
-  config = run_directory.read_config(workdir)
-  if not (workdir / checkpoints.FOLDER).is_dir():
-    raise UserError(f"--workdir={workdir}: the run has no checkpoint yet")
-  experiment = make_experiment(config, workdir, mesh=MeshConfig())
-  with checkpoints.opened(workdir, config.train, read_only=True) as manager:
-    try:
-      params, used = checkpoints.parameters(
-        manager,
-        checkpoint or config.evaluation.checkpoint,
-        experiment.abstract_state(),
-        config.train,
-      )
-    except checkpoints.DamagedCheckpointError as error:
-      steps = " or ".join(map(str, manager.all_steps()))
-      hint = f" There are: --checkpoint={steps}." if steps else ""
-      raise UserError(f"{error}{hint}") from error
-  return Restored(experiment, params, used)
+  return Restored(*checkpoints.run_parameters(workdir, checkpoint))
 
 
 def evaluation_set(

@@ -1,21 +1,18 @@
 """Translates lines of text with a restored run."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.data.batch import UNK
+from experiments.data.batch import PAD, UNK
+from experiments.data.dataset import Dataset
 from experiments.data.text.corpus import padded
 from experiments.data.text.dataset import TranslationDataset
 from experiments.data.text.tokenizer import normalized
 from experiments.decoding.batching import Search, make_predictor
 from experiments.errors import UserError
-from experiments.evaluation.alignment_error import unpadded_weights
 from experiments.inference.restored import Restored
-from experiments.visualization import plots
-from experiments.visualization.alignments import make_panels
 
 
 class Line(NamedTuple):
@@ -25,8 +22,8 @@ class Line(NamedTuple):
   scores: list[float]  # zeros without beam search
   cut: str  # a message if the line was truncated, else ""
   unknown: str  # a message if the tokenizer lacks characters, else ""
-  # Attention weights of the best translation, by head, if they were requested.
-  alignments: list[plots.AttentionPanel]
+  source: np.ndarray  # [S] token ids with EOS; empty for a blank line
+  tokens: np.ndarray  # [T] token ids of the best translation
 
 
 def make_translator(
@@ -34,16 +31,14 @@ def make_translator(
   search: Search,
   *,
   refuse_long: bool = False,
-  alignments: bool = False,
 ) -> Callable[..., list[Line]]:
   """Makes a function that translates blocks of lines.
 
   Args:
-    restored: a run on text.
+    restored: a run; a line of a synthetic task is "3 1 4", its symbols.
     search: the decoding settings, from `evaluation.search.configured_search`.
     refuse_long: whether a line longer than the model reads is an error; it is
       truncated otherwise.
-    alignments: whether to return attention weights.
 
   Returns:
     (lines, first=1, progress=None) -> a `Line` for each line. `first` is the
@@ -51,25 +46,14 @@ def make_translator(
     `progress` is called with the number of lines done since its last call.
 
   Raises:
-    UserError: if the run was not trained on text; when called, if a line is too
-      long and `refuse_long` is set.
+    UserError: when called, if a line of a synthetic task is not a sequence of
+      its symbols, or a line is too long and `refuse_long` is set.
   """
   experiment, params, _ = restored
   data = experiment.data
-  if not isinstance(data, TranslationDataset):
-    raise UserError(
-      f"--workdir: its task is {experiment.config.data.name!r}, which has no"
-      " text to translate; use experiments.evaluate"
-    )
   predict = make_predictor(
     experiment.model, experiment.mesh, search, data.max_prediction_length
   )
-
-  def panels(source, prediction) -> list[plots.AttentionPanel]:
-    (heads,) = unpadded_weights(
-      experiment.model, params, source[None], prediction[None]
-    )
-    return make_panels(experiment, source, prediction, heads)
 
   def translate(
     lines: Sequence[str],
@@ -80,11 +64,14 @@ def make_translator(
     lines = [normalized(line) for line in lines]
     indices = [i for i, line in enumerate(lines) if line]
     progress(len(lines) - len(indices))
-    blank = Line([""] * search.n_best, [0.0] * search.n_best, "", "", [])
+    none = np.array([], np.int32)
+    blank = Line(
+      [""] * search.n_best, [0.0] * search.n_best, "", "", none, none
+    )
     results = [blank] * len(lines)
     if not indices:
       return results
-    tokens = data.source.encode([lines[i] for i in indices])
+    tokens = data.source_tokens([lines[i] for i in indices])
     limit = data.max_length - 1
     cuts = [_cut(len(row), limit, first + i) for i, row in zip(indices, tokens)]
     if refuse_long and any(cuts):
@@ -99,7 +86,8 @@ def make_translator(
         predictions.scores[row].tolist(),
         f"{cuts[row]}: the rest is not translated" if cuts[row] else "",
         _unknown(data, lines[index], tokens[row], first + index),
-        panels(sources[row], best[0]) if alignments else [],
+        sources[row][sources[row] != PAD],
+        best[0][best[0] != PAD],
       )
     return results
 
@@ -112,17 +100,7 @@ def _cut(length: int, limit: int, number: int) -> str:
   return f"line {number}: {length} tokens, the model reads {limit}"
 
 
-def _unknown(
-  data: TranslationDataset, line: str, tokens: np.ndarray, number: int
-) -> str:
-  if UNK not in tokens:
+def _unknown(data: Dataset, line: str, tokens: np.ndarray, number: int) -> str:
+  if not isinstance(data, TranslationDataset) or UNK not in tokens:
     return ""
   return f"line {number}: not in the training text: {data.source.unknown(line)}"
-
-
-def save_alignments(line: Line, number: int, folder: Path) -> None:
-  """Writes NUMBER.png and NUMBER.npz of a line that is not blank."""
-  if line.alignments:
-    path = folder / f"{number:06d}.png"
-    plots.save_attention_figure(line.alignments, path)
-    plots.save_attention_weights(line.alignments, path.with_suffix(".npz"))

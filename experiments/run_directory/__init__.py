@@ -1,6 +1,7 @@
 """The files of a run, which docs/design.md lists."""
 
 from experiments.run_directory.claim import CONFIG as CONFIG
+from experiments.run_directory.claim import PARAMETERS as PARAMETERS
 from experiments.run_directory.claim import check_same as check_same
 from experiments.run_directory.claim import claim as claim
 from experiments.run_directory.claim import effective_config as effective_config

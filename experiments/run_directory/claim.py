@@ -18,6 +18,7 @@ from experiments.run_directory.lock import LOCK
 from experiments.run_directory.versions import VERSIONS
 
 CONFIG = "config.json"
+PARAMETERS = "parameters.safetensors"  # of an export
 
 
 def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
@@ -26,6 +27,12 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
   with writing(workdir):
     workdir.mkdir(parents=True, exist_ok=True)
     is_new = not path.exists()
+    if (workdir / PARAMETERS).exists():
+      raise UserError(
+        f"--workdir={workdir}: is an export, which has no training state; use"
+        f" another one, with --config.train.init_from={workdir} to start from"
+        " its parameters"
+      )
     if not is_new:
       _update(path, check_same(workdir, raw))
     elif (workdir / "checkpoints").exists():

@@ -8,11 +8,17 @@ import jax
 import numpy as np
 
 from experiments import decoding
-from experiments.data.batch import PAD
+from experiments.data.batch import PAD, strip
 from experiments.data.dataset import Dataset, EvaluationSet
-from experiments.evaluation.alignment_error import head_name, unpadded_weights
+from experiments.evaluation.alignment_error import (
+  head_name,
+  pair_weights,
+  unpadded_weights,
+)
 from experiments.experiment import Experiment
+from experiments.models.attention_weights import CROSS
 from experiments.visualization import plots
+from experiments.visualization.attention_view import PairWeights
 
 _NUM_EXAMPLES = 4
 # A figure of longer sequences is illegible.
@@ -52,11 +58,7 @@ def make_panels(
   experiment: Experiment, source, target, heads
 ) -> list[plots.AttentionPanel]:
   """One panel per head for the weights [H, T, S] of an example."""
-  data: Dataset = experiment.data
-  words = (
-    data.source_words(source[source != PAD]),
-    data.target_words(target[target != PAD]),
-  )
+  words = _words(experiment.data, source, target)
   return [
     plots.AttentionPanel(
       head, *words, head_name(experiment, index) if len(heads) > 1 else ""
@@ -65,14 +67,71 @@ def make_panels(
   ]
 
 
+def pair_of_run(
+  experiment: Experiment,
+  params: Any,
+  source: np.ndarray,  # [S] token ids with EOS
+  target: np.ndarray,  # [T] token ids with EOS
+  **texts: str,  # run, text and translation of the result
+) -> PairWeights:
+  """Returns all attention weights of one pair of source and target."""
+  gold = experiment.data.gold_alignments(source, target)
+  return PairWeights(
+    *_words(experiment.data, source, target),
+    pair_weights(experiment.model, params, source, target),
+    gold=None if gold is None else gold.sure + gold.possible.astype(np.uint8),
+    **texts,
+  )
+
+
+def save_pair(pair: PairWeights, path: Path) -> None:
+  """Writes the cross-attention of a pair as PATH.png and PATH.npz."""
+  shape = (1, 1, len(pair.target), len(pair.source))
+  weights = pair.weights.get(CROSS, np.zeros(shape, np.float32))
+  heads = list(np.ndindex(weights.shape[:2]))
+  panels = [
+    plots.AttentionPanel(
+      weights[layer, head],
+      pair.source,
+      pair.target,
+      f"layer {layer + 1}, head {head + 1}" if len(heads) > 1 else "",
+    )
+    for layer, head in heads
+  ]
+  plots.save_attention_figure(panels, path.with_suffix(".png"))
+  plots.save_attention_weights(panels, path.with_suffix(".npz"))
+
+
+def example_lines(data: Dataset, split: str, count: int) -> list[str]:
+  """Returns lines of a set of different lengths, short enough for a figure."""
+  examples = data.evaluation_set(split)
+  source = np.asarray(examples.batch.source)
+  chosen = _legible_rows(source, count)
+  if examples.text:
+    return [examples.text.source[row] for row in chosen]
+  return [" ".join(data.source_words(strip(source[row]))) for row in chosen]
+
+
+def _words(data: Dataset, source, target) -> tuple[list[str], list[str]]:
+  """Returns the labels of the tokens of source and target, without PAD."""
+  return (
+    data.source_words(source[source != PAD]),
+    data.target_words(target[target != PAD]),
+  )
+
+
 def _legible(source: np.ndarray) -> np.ndarray:
   """Selects sources of different lengths, the longest legible one first."""
+  chosen = _legible_rows(source, _NUM_EXAMPLES)
+  return source[chosen, : (source[chosen] != PAD).sum(-1).max()]
+
+
+def _legible_rows(source: np.ndarray, count: int) -> np.ndarray:
   lengths = (source != PAD).sum(-1)
   order = np.argsort(-lengths, kind="stable")
   legible = order[lengths[order] <= _MAX_TOKENS]
   if not len(legible):
     legible = order[::-1]
-  longer_half = legible[: max(len(legible) // 2, _NUM_EXAMPLES)]
-  spread = np.arange(_NUM_EXAMPLES) * len(longer_half) // _NUM_EXAMPLES
-  chosen = longer_half[np.unique(spread)]
-  return source[chosen, : lengths[chosen].max()]
+  longer_half = legible[: max(len(legible) // 2, count)]
+  spread = np.arange(count) * len(longer_half) // count
+  return longer_half[np.unique(spread)]

@@ -163,6 +163,9 @@ def test_n_best_and_alignments_of_input_without_a_final_newline(
   assert (tmp_path / "figures" / "000001.png").stat().st_size > 1000
   assert (tmp_path / "figures" / "000003.png").exists()
   assert not (tmp_path / "figures" / "000002.png").exists()
+  page = (tmp_path / "figures" / "index.html").read_text("utf-8")
+  assert "1. nine hundred and one" in page
+  assert "3. seven" in page
   saved = np.load(tmp_path / "figures" / "000001.npz", allow_pickle=False)
   assert saved["weights"].shape[1] == 4 + 1  # its characters, and the end
   np.testing.assert_allclose(saved["weights"].sum(-1), 1, atol=1e-5)
@@ -258,10 +261,16 @@ def test_invalid_flags_print_one_error_message(workdir, flags, message):
 
 
 @pytest.mark.exhaustive
-def test_translating_a_task_without_text_is_refused(tmp_path):
+def test_a_line_of_a_synthetic_task_is_its_symbols(tmp_path):
   config = processes.write_config(tmp_path)
   workdir = tmp_path / "run"
   processes.run("train", f"--config={config}", f"--workdir={workdir}")
-  code, _, error = processes.run("translate", f"--workdir={workdir}")
+  lines, _ = translate(workdir, "0 1 2\n\n3\n")
+  assert len(lines) == 3
+  assert lines[1] == ""
+  assert set(" ".join(lines).split()) <= set("012345")
+  code, _, error = processes.run(
+    "translate", f"--workdir={workdir}", text="0 six\n"
+  )
   assert code == 2
-  assert "its task is 'reverse', which has no text to translate" in error
+  assert "'six' is no symbol of reverse; a line has numbers" in error

@@ -11,6 +11,7 @@ from experiments.data.batch import BOS, EOS, NUM_SPECIAL, PAD, Batch, strip
 from experiments.data.dataset import BatchShard, EvaluationSet
 from experiments.data.gold_alignments import GoldAlignments, diagonal_alignments
 from experiments.data.synthetic import tasks
+from experiments.errors import UserError
 
 _TRAINING, _EVALUATION = 0, 1
 _SPECIAL = {PAD: "<pad>", BOS: "<s>", EOS: "</s>"}
@@ -67,6 +68,23 @@ class SyntheticDataset:
     ]
 
   target_words = source_words
+
+  def source_tokens(self, lines: Sequence[str]) -> list[np.ndarray]:
+    """Returns the token ids of lines such as "3 1 4"."""
+    return [self._tokens(line) for line in lines]
+
+  target_tokens = source_tokens
+
+  def _tokens(self, line: str) -> np.ndarray:
+    most = self.source_vocabulary_size - NUM_SPECIAL - 1
+    for word in line.split():
+      if not (word.isdecimal() and int(word) <= most):
+        raise UserError(
+          f"{word!r} is no symbol of {self.config.name}; a line has numbers"
+          f" from 0 to {most}, separated by spaces"
+        )
+    symbols = [NUM_SPECIAL + int(word) for word in line.split()]
+    return np.array(symbols, np.int32)
 
   def target_text(self, tokens: np.ndarray) -> list[str]:
     """Returns the texts of target tokens [N, T]; each ends before its EOS."""

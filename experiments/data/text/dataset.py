@@ -34,6 +34,10 @@ class TranslationDataset:
     self.shared_vocabulary = config.joint_vocabulary
     self.max_length = config.max_length
     self.target_text = self.target.decode
+    self.source_tokens, self.target_tokens = (
+      self.source.encode,
+      self.target.encode,
+    )
     self.source_words, self.target_words = self.source.words, self.target.words
     self.corpus: ParallelCorpus | None = None  # `prepare` reads it for training
 

@@ -1,0 +1,49 @@
+"""The experiment of a run directory, and its parameters."""
+
+from pathlib import Path
+from typing import Any
+
+from experiments import run_directory
+from experiments.checkpoints import parameter_file
+from experiments.checkpoints.damage import DamagedCheckpointError
+from experiments.checkpoints.manager import FOLDER, opened
+from experiments.checkpoints.read import parameters
+from experiments.config import MeshConfig
+from experiments.errors import UserError
+from experiments.experiment import Experiment, make_experiment
+
+
+def run_parameters(
+  workdir: Path, checkpoint: str | None = None
+) -> tuple[Experiment, Any, str]:
+  """Restores a run or an export; also returns a description of its steps."""
+  run_directory.check_links(workdir)
+  config = run_directory.read_config(workdir)
+  exported = workdir / run_directory.PARAMETERS
+  if (workdir / FOLDER).is_dir():
+    experiment = make_experiment(config, workdir, mesh=MeshConfig())
+    which = checkpoint or config.evaluation.checkpoint
+    return experiment, *_from_checkpoints(experiment, workdir, which)
+  if not exported.exists():
+    raise UserError(f"--workdir={workdir}: the run has no checkpoint yet")
+  if checkpoint is not None:
+    raise UserError(
+      f"--checkpoint={checkpoint}: {workdir} is an export, which has one set of"
+      " parameters; leave out --checkpoint"
+    )
+  experiment = make_experiment(config, workdir, mesh=MeshConfig())
+  like = experiment.abstract_state().params
+  return experiment, *parameter_file.restore(exported, like)
+
+
+def _from_checkpoints(
+  experiment: Experiment, workdir: Path, which: str
+) -> tuple[Any, str]:
+  train = experiment.config.train
+  with opened(workdir, train, read_only=True) as manager:
+    try:
+      return parameters(manager, which, experiment.abstract_state(), train)
+    except DamagedCheckpointError as error:
+      steps = " or ".join(map(str, manager.all_steps()))
+      hint = f" There are: --checkpoint={steps}." if steps else ""
+      raise UserError(f"{error}{hint}") from error

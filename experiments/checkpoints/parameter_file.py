@@ -1,0 +1,77 @@
+"""Parameters as a safetensors file, without a training state."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError, safe_open
+
+from experiments.distributed.sharding import path_name
+from experiments.errors import UserError
+
+_STEPS = "checkpoint"  # the key of the description in the file's metadata
+
+
+def named(params: Any) -> dict[str, Any]:
+  """Returns the leaves by path, as in "decoder_0/self_attention/kernel"."""
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  return {path_name(path): leaf for path, leaf in leaves}
+
+
+def write(path: Path, params: Any, used: str) -> None:
+  """Writes parameters and a description of their checkpoints."""
+  arrays = {
+    name: np.ascontiguousarray(leaf)
+    for name, leaf in named(jax.device_get(params)).items()
+  }
+  path.write_bytes(safetensors.numpy.save(arrays, metadata={_STEPS: used}))
+
+
+def read(path: Path) -> tuple[dict[str, np.ndarray], str]:
+  """Returns the arrays of a file by name, and the description."""
+  try:
+    with safe_open(path, framework="numpy") as file:
+      used = (file.metadata() or {}).get(_STEPS, "")
+      arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+  except (SafetensorError, OSError) as error:
+    raise UserError(f"{path}: cannot be read ({error})") from error
+  return arrays, used
+
+
+def restore(path: Path, like: Any) -> tuple[Any, str]:
+  """Reads the parameters of a model, with the shardings of `like`."""
+  arrays, used = read(path)
+  wanted = named(like)
+  problems = [
+    *(f"lacks {name}" for name in wanted.keys() - arrays.keys()),
+    *(f"has {name}, unknown to it" for name in arrays.keys() - wanted.keys()),
+    *mismatches(arrays, wanted),
+  ]
+  if problems:
+    raise UserError(
+      f"{path}: does not fit the model of config.json: {min(problems)}"
+    )
+  leaves, structure = jax.tree.flatten(like)
+  placed = [
+    place(arrays[name], leaf.sharding) for name, leaf in zip(wanted, leaves)
+  ]
+  return jax.tree.unflatten(structure, placed), used
+
+
+def mismatches(found: Mapping[str, Any], wanted: Mapping[str, Any]):
+  """Describes the arrays of two models that have different shapes."""
+  return [
+    f"{name} has shape {found[name].shape}, not {leaf.shape}"
+    for name, leaf in wanted.items()
+    if name in found and found[name].shape != leaf.shape
+  ]
+
+
+def place(array: np.ndarray, sharding: Any) -> jax.Array:
+  """Puts an array that all processes have onto the devices."""
+  return jax.make_array_from_callback(
+    array.shape, sharding, lambda index: array[index]
+  )

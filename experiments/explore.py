@@ -1,0 +1,98 @@
+r"""Writes a page that shows the attention weights of trained runs.
+
+    python -m experiments.explore --workdir=runs/numbers --out=page.html
+    python -m experiments.explore --workdir=runs/numbers \
+        --workdir=runs/numbers-transformer --source=lines.en --out=page.html
+
+The page is one file without references to others, which a browser opens from
+disk. It shows the weights of every layer and head as lines and as a heat map,
+of all runs side by side.
+"""
+
+from pathlib import Path
+
+from absl import flags, logging
+
+from experiments import cli
+from experiments.distributed import initialize
+
+_WORKDIRS = flags.DEFINE_multi_string(
+  "workdir",
+  None,
+  "The run directory; give the flag again to show several runs side by side.",
+  required=True,
+)
+_CHECKPOINT = flags.DEFINE_string(
+  "checkpoint",
+  None,
+  "last, best, a step, or last:N and best:N for the mean of N; by default"
+  " the config's evaluation.checkpoint.",
+)
+_SOURCE = flags.DEFINE_string(
+  "source",
+  None,
+  "A file of source lines; by default, lines of the first run's validation"
+  " set.",
+)
+_TARGET = flags.DEFINE_string(
+  "target",
+  None,
+  "A file with the target of each line of --source; by default, the greedy"
+  " translations.",
+)
+_OUT = flags.DEFINE_string("out", None, "The page to write.", required=True)
+_NUM_SENTENCES = flags.DEFINE_integer(
+  "num_sentences",
+  8,
+  "Largest number of sentences in the page, which holds all weights.",
+  lower_bound=1,
+)
+
+
+def main() -> None:
+  """Writes the page that the flags describe."""
+  initialize.set_up_jax()
+  from experiments.inference.run import load
+  from experiments.visualization.attention_view import attention_view
+
+  runs = [load(workdir, _CHECKPOINT.value) for workdir in _WORKDIRS.value]
+  pairs = []
+  for source, target in _lines(runs[0]).items():
+    pairs += [run.attention(source, target) for run in runs]
+  out = Path(_OUT.value)
+  view = attention_view(*pairs)
+  view.save(out)
+  logging.info("%s: %d sentences", out, view.num_sentences)
+
+
+def _lines(run) -> dict[str, str | None]:
+  """Returns the target of each source line; None for a translation."""
+  from experiments.data.text import readers
+  from experiments.errors import UserError
+
+  if _SOURCE.value is None:
+    if _TARGET.value is not None:
+      raise UserError("--target needs --source, the file of its source lines")
+    return dict.fromkeys(run.example_lines(_NUM_SENTENCES.value))
+  sources = list(readers.read_lines(Path(_SOURCE.value)))
+  targets: list[str | None] = [None] * len(sources)
+  if _TARGET.value is not None:
+    text = readers.read_pair(
+      Path(_SOURCE.value), Path(_TARGET.value), fields=("--source", "--target")
+    )
+    targets = list(text.target)
+  pairs = {s: t for s, t in zip(sources, targets) if s.strip()}
+  if not pairs:
+    raise UserError(f"--source={_SOURCE.value}: has no text")
+  shown = list(pairs.items())[: _NUM_SENTENCES.value]
+  if len(shown) < len(pairs):
+    logging.warning(
+      "the page shows %d of %d lines; raise --num_sentences for more",
+      len(shown),
+      len(pairs),
+    )
+  return dict(shown)
+
+
+if __name__ == "__main__":
+  cli.run(main)

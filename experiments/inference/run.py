@@ -1,0 +1,178 @@
+"""A trained run as a Python object."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.config import Config
+from experiments.data.text.corpus import padded
+from experiments.data.text.tokenizer import normalized
+from experiments.decoding.batching import Search
+from experiments.errors import UserError
+from experiments.evaluation.evaluator import make_reference_losses
+from experiments.evaluation.search import configured_search
+from experiments.inference.restored import Restored, restore
+from experiments.inference.translator import Line, make_translator
+from experiments.visualization.alignments import example_lines, pair_of_run
+from experiments.visualization.attention_view import PairWeights
+
+
+class Run:
+  """A trained run, from `experiments.load`.
+
+  Sources and targets are lines of text; in a synthetic task, symbols separated
+  by spaces. The first call for each length compiles a program.
+
+  Attributes:
+    config: the run's typed config.
+    params: the parameters of the model, as nested dictionaries of arrays.
+    checkpoint: a description of the checkpoints that the parameters are from.
+    name: the run directory.
+
+  Example:
+    >>> import experiments
+    >>> run = experiments.load("releases/numbers")
+    >>> run.translate(["twelve thousand and one", "nine"])
+    ['만 이천일', '구']
+  """
+
+  def __init__(self, restored: Restored, name: str):
+    self._restored, self.name = restored, name
+    self.config: Config = restored.experiment.config
+    self.params: Any = restored.params
+    self.checkpoint: str = restored.used
+    self._translators: dict[Search, Callable[..., list[Line]]] = {}
+    self._losses: Callable[..., Any] | None = None
+
+  def translate(
+    self,
+    lines: Sequence[str],
+    *,
+    beam_size: int | None = None,
+    length_penalty: float | None = None,
+    max_length: int | None = None,
+  ) -> list[str]:
+    """Translates lines.
+
+    Args:
+      lines: N source lines.
+      beam_size: hypotheses of beam search, 1 for greedy decoding; None for the
+        config's `evaluation.beam_size`.
+      length_penalty: exponent of GNMT's length normalisation; None for the
+        config's.
+      max_length: maximum number of tokens of a translation, end of sentence
+        included; None for a limit that depends on the source.
+
+    Returns:
+      N translations, "" for a blank line.
+
+    Raises:
+      UserError: if a line is longer than the model reads, or a line of a
+        synthetic task has another symbol; the message names it.
+    """
+    found = self._translated(
+      lines,
+      beam_size=beam_size,
+      length_penalty=length_penalty,
+      max_length=max_length,
+    )
+    return [line.texts[0] for line in found]
+
+  def score(self, sources: Sequence[str], targets: Sequence[str]) -> np.ndarray:
+    """Returns log-probabilities of targets, given their sources.
+
+    Args:
+      sources: N source lines.
+      targets: N target lines.
+
+    Returns:
+      [N] float32 natural logarithms, summed over the tokens of a target, end of
+      sentence included.
+
+    Raises:
+      UserError: if there are more sources than targets or fewer, or a line is
+        longer than the model reads.
+    """
+    if len(sources) != len(targets):
+      raise UserError(f"{len(sources)} sources, but {len(targets)} targets")
+    if self._losses is None:
+      self._losses = make_reference_losses(self._restored.experiment)
+    losses, _ = self._losses(self.params, *self._encoded(sources, targets))
+    return -losses
+
+  def attention(self, source: str, target: str | None = None) -> PairWeights:
+    """Returns the attention weights of all layers and heads on one pair.
+
+    Args:
+      source: a source line.
+      target: a target line, whose tokens the decoder reads; None for the greedy
+        translation.
+
+    Returns:
+      The tokens and the weights; a notebook shows them as an interactive view.
+
+    Raises:
+      UserError: if a line is blank or longer than the model reads.
+    """
+    if not source.strip():
+      raise UserError("attention needs a source that is not blank")
+    if target is None:
+      (line,) = self._translated([source], beam_size=1)
+      tokens, translation = (line.source, line.tokens), line.texts[0]
+    else:
+      rows = self._encoded([source], [target])
+      tokens, translation = (rows[0][0], rows[1][0]), normalized(target)
+    return pair_of_run(
+      self._restored.experiment,
+      self.params,
+      *tokens,
+      run=self.name,
+      text=normalized(source),
+      translation=translation,
+    )
+
+  def example_lines(self, count: int, split: str = "validation") -> list[str]:
+    """Returns sources of different lengths that are short enough to show.
+
+    Args:
+      count: the largest number of lines.
+      split: one of `config.data.splits`.
+
+    Returns:
+      At most `count` source lines of an evaluation set.
+    """
+    return example_lines(self._restored.experiment.data, split, count)
+
+  def _translated(self, lines: Sequence[str], **changes) -> list[Line]:
+    search = configured_search(self._restored.experiment, **changes)
+    if search not in self._translators:
+      self._translators[search] = make_translator(
+        self._restored, search, refuse_long=True
+      )
+    return self._translators[search](lines)
+
+  def _encoded(self, sources, targets) -> list[np.ndarray]:
+    """Returns token ids [N, S] and [N, T], padded and ended by EOS."""
+    data = self._restored.experiment.data
+    sides = []
+    for encode, lines in (
+      (data.source_tokens, sources),
+      (data.target_tokens, targets),
+    ):
+      rows = encode([normalized(line) for line in lines])
+      for number, row in enumerate(rows, start=1):
+        if len(row) >= data.max_length:
+          raise UserError(
+            f"line {number}: {len(row)} tokens, the model reads"
+            f" {data.max_length - 1}; split it"
+          )
+      width = 1 + max(map(len, rows), default=0)
+      sides.append(padded(rows, width))
+    return sides
+
+
+def load(workdir: str | Path, checkpoint: str | None = None) -> Run:
+  """Loads a run; `experiments.load` documents it."""
+  return Run(restore(Path(workdir), checkpoint), str(workdir))

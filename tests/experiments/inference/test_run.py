@@ -1,0 +1,108 @@
+"""A run as a Python object: translations, scores and attention weights."""
+
+import tarfile
+
+import jax
+import numpy as np
+import pytest
+
+import experiments
+from experiments.config import Config
+from experiments.errors import UserError
+from tests.experiments.run_directory.test_version_1 import ARCHIVE
+from tests.experiments.toys import log_softmax
+
+SOURCES = ["a dog runs in the snow.", "", "two men sleeps today!"]
+
+
+def extracted(tmp_path_factory):
+  """A folder with the small runs `reverse` and `translation`."""
+  folder = tmp_path_factory.mktemp("runs")
+  with tarfile.open(ARCHIVE) as archive:
+    archive.extractall(folder, filter="data")
+  return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  return extracted(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+  return experiments.load(folder / "translation")
+
+
+def test_config_params_and_checkpoint_are_those_of_the_run(run, folder):
+  assert isinstance(run.config, Config)
+  assert run.config.data.name == "text"
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.params))
+  assert run.checkpoint == "mean of 2 steps, 6 to 8"
+  assert run.name == str(folder / "translation")
+  assert experiments.load(folder / "translation", "8").checkpoint == "step 8"
+
+
+def test_translations_are_in_order_and_blank_lines_stay_blank(run):
+  translations = run.translate(SOURCES, beam_size=1)
+  assert len(translations) == 3
+  assert translations[1] == ""
+  assert run.translate(SOURCES[2:], beam_size=1) == translations[2:]
+
+
+def test_a_score_is_the_log_probability_of_the_target(run):
+  targets = ["ein Hund läuft", "das Kind singt ein Lied heute!"]
+  sources = ["a dog runs", "the girl sings today!"]
+  found = run.score(sources, targets)
+  model = run._restored.experiment.model
+  source, target = run._encoded(sources, targets)
+  logits = jax.jit(model.apply)({"params": run.params}, source, target)
+  chosen = np.take_along_axis(log_softmax(logits), target[..., None], -1)[
+    ..., 0
+  ]
+  np.testing.assert_allclose(found, (chosen * (target != 0)).sum(1), rtol=1e-4)
+
+
+def test_attention_is_that_of_the_translation_or_of_a_target(run):
+  pair = run.attention(SOURCES[0])
+  (translation,) = run.translate(SOURCES[:1], beam_size=1)
+  assert pair.translation == translation
+  assert pair.text == SOURCES[0]
+  assert len(pair.weights) == 3
+  assert pair.weights["cross-attention"].shape[2:] == (
+    len(pair.target),
+    len(pair.source),
+  )
+  for weights in pair.weights.values():
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+  given = run.attention(SOURCES[0], "ein Hund läuft")
+  assert given.target == ["_ein", "_Hund", "_läuft", "</s>"]
+
+
+def test_errors_of_lines_name_them(run):
+  long = "dog " * 40
+  with pytest.raises(UserError, match="line 2: 40 tokens, the model reads 15"):
+    run.translate(["a dog", long])
+  with pytest.raises(UserError, match="line 1: 40 tokens, the model reads 15"):
+    run.score(["a dog"], [long])
+  with pytest.raises(UserError, match="1 sources, but 2 targets"):
+    run.score(["a dog"], ["ein Hund"] * 2)
+  with pytest.raises(UserError, match="not blank"):
+    run.attention(" ")
+
+
+def test_a_synthetic_task_reads_symbols(folder):
+  run = experiments.load(folder / "reverse")
+  (prediction,) = run.translate(["1 2 3"])
+  assert set(prediction.split()) <= set(map(str, range(6)))
+  assert run.attention("1 2 3").source == ["1", "2", "3", "</s>"]
+  assert run.attention("1 2 3", "3 2 1").gold is not None
+  for word in ("6", "-1", "x", "²"):
+    with pytest.raises(UserError, match=f"'{word}' is no symbol of reverse"):
+      run.translate([f"1 {word}"])
+
+
+def test_sources_to_show_are_of_the_validation_set(run):
+  lines = run.example_lines(3)
+  assert len(set(lines)) == 3
+  examples = run._restored.experiment.data.evaluation_set("validation")
+  assert set(lines) <= set(examples.text.source)

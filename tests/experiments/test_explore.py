@@ -1,0 +1,76 @@
+"""The page of a run's attention weights, from the command line."""
+
+import json
+import re
+
+import pytest
+
+from tests.experiments import processes
+from tests.experiments.inference.test_run import extracted
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+  return extracted(tmp_path_factory) / "translation"
+
+
+def sentences(page):
+  (data,) = re.findall(r'id="data">(.*)</script>', page.read_text("utf-8"))
+  return json.loads(data)["sentences"]
+
+
+@pytest.mark.exhaustive
+def test_runs_are_shown_side_by_side_on_the_lines_of_a_file(workdir, tmp_path):
+  source, target = tmp_path / "lines.en", tmp_path / "lines.de"
+  source.write_text("a dog runs\n\ntwo men\nthe girl\n")
+  target.write_text("ein Hund läuft\n\nzwei Männer\ndas Kind\n", "utf-8")
+  page = tmp_path / "folder" / "page.html"
+  code, _, error = processes.run(
+    "explore",
+    f"--workdir={workdir}",
+    f"--workdir={workdir}",
+    f"--source={source}",
+    f"--target={target}",
+    f"--out={page}",
+    "--num_sentences=2",
+  )
+  assert code == 0, error
+  assert "the page shows 2 of 3 lines" in error
+  first, second = sentences(page)
+  assert (first["text"], second["text"]) == ("a dog runs", "two men")
+  assert [pair["run"] for pair in first["pairs"]] == [str(workdir)] * 2
+  assert first["pairs"][0]["target"] == ["_ein", "_Hund", "_läuft", "</s>"]
+
+
+@pytest.mark.exhaustive
+def test_without_a_file_the_validation_set_is_shown(workdir, tmp_path):
+  page = tmp_path / "page.html"
+  code, _, error = processes.run(
+    "explore", f"--workdir={workdir}", f"--out={page}", "--num_sentences=3"
+  )
+  assert code == 0, error
+  assert len(sentences(page)) == 3
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+  ("flags", "message"),
+  [
+    ([], "--workdir"),
+    (["--workdir={run}", "--target=x"], "--target needs --source"),
+    (["--workdir={run}", "--source={tmp}/blank"], "has no text"),
+    (["--workdir={tmp}/none"], "not a run directory"),
+  ],
+)
+def test_invalid_flags_print_one_error_message(
+  flags, message, workdir, tmp_path
+):
+  (tmp_path / "blank").write_text("\n")
+  code, _, error = processes.run(
+    "explore",
+    f"--out={tmp_path / 'page.html'}",
+    *(flag.format(run=workdir, tmp=tmp_path) for flag in flags),
+  )
+  assert code == 2
+  assert message in error
+  assert "Traceback" not in error
