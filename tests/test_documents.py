@@ -23,11 +23,12 @@ def test_readme_shows_the_two_commands_that_ci_runs():
 
 
 def test_readme_code_runs():
-  (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
   names: dict = {}
-  exec(program, names)
+  for program in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
+    exec(program, names)
   assert names["context"].shape == (2, 8, 5, 64)
   assert names["weights"].shape == (2, 8, 5, 7)
+  assert names["run"].config.data.name == "numbers"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
