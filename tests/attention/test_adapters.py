@@ -229,7 +229,7 @@ def test_function_for_flax_uses_its_score_and_rejects_einsums():
     rtol=1e-4,
     atol=1e-5,
   )
-  with pytest.raises(NotImplementedError, match="precision"):
+  with pytest.raises(ValueError, match="precision"):
     attention_fn(query, key, key, precision=("high", "highest"))
   with pytest.raises(NotImplementedError, match="einsum"):
     attention_fn(query, key, key, qk_attn_weights_einsum=jnp.einsum)

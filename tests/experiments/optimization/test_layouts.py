@@ -38,6 +38,7 @@ def trained(arg, layout):
 @pytest.mark.parametrize(
   ("arg", "layout"),
   [
+    ("none", "rows"),
     ("additive", "rows"),
     ("transformer", "all"),
     *(
