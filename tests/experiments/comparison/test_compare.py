@@ -88,6 +88,8 @@ def test_trials_are_terminated_if_the_comparison_fails(tmp_path, monkeypatch):
 def test_a_log_file_gets_few_lines_of_progress(tmp_path, capsys, monkeypatch):
   (trial,) = make_trials({"model.attention": ["dot"]}, tmp_path)
   monkeypatch.setattr(runner, "_POLL_SECONDS", 0.01)
+  # Longer than the trial takes on a busy machine: no line falls in between.
+  monkeypatch.setattr(runner, "_LOG_SECONDS", 3600)
   runner.run([python(trial, "import time; time.sleep(0.5)")], num_jobs=1)
   text = capsys.readouterr().err
   assert "dot, seed 0: done" in text
