@@ -3,6 +3,7 @@
 import functools
 import operator
 from collections.abc import Callable
+from typing import Annotated as Shaped
 from typing import Any
 
 import jax
@@ -13,24 +14,25 @@ from attention.checks import check_shape, check_tokens
 from attention.dropout import make_dropout
 from attention.grouped_query import attend_heads, heads_weights
 from attention.matmul import matmul_precision
-from attention.scores import Score, as_score, scaled_dot, scaled_dot_score
+from attention.scores import as_score, scaled_dot, scaled_dot_score
+from attention.types import BiasLike, MaskLike, ScoreLike
 
 
 def dot_product_attention(
-  query: jax.Array,
-  key: jax.Array,
-  value: jax.Array,
-  bias: Any = None,
-  mask: Any = None,
+  query: Shaped[jax.Array, "B T H D | T H D"],
+  key: Shaped[jax.Array, "B S K D | S K D"],
+  value: Shaped[jax.Array, "B S K D | S K D"],
+  bias: BiasLike | None = None,
+  mask: MaskLike | None = None,
   *,
   scale: float | None = None,
   is_causal: bool = False,
-  query_seq_lengths: jax.Array | None = None,
-  key_value_seq_lengths: jax.Array | None = None,
+  query_seq_lengths: Shaped[jax.Array, "B"] | None = None,
+  key_value_seq_lengths: Shaped[jax.Array, "B"] | None = None,
   local_window_size: int | tuple[int, int] | None = None,
   implementation: str | None = None,
   return_residual: bool = False,
-) -> Any:
+) -> Shaped[Any, "the query's shape, or a pair of it and the residual"]:
   """A replacement of `jax.nn.dot_product_attention`, with its arguments.
 
   The context of a query whose keys are all masked out is zero; in `jax.nn` it
@@ -112,7 +114,7 @@ def _intersection(restrictions) -> masks.Mask | None:
   return functools.reduce(operator.and_, given) if given else None
 
 
-def flax_attention_fn(score: Score | Callable = scaled_dot_score) -> Callable:
+def flax_attention_fn(score: ScoreLike = scaled_dot_score) -> Callable:
   """A function for `attention_fn` of Flax's multi-head attention.
 
   It serves `flax.linen.MultiHeadDotProductAttention` and

@@ -1,8 +1,5 @@
 """The entry points: `attend` and `attention_weights`."""
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax.lax import PrecisionLike
@@ -14,24 +11,35 @@ from attention.dispatch import (
 )
 from attention.dropout import make_dropout
 from attention.matmul import matmul_precision
-from attention.scores import Score, scaled_dot_score
+from attention.scores import scaled_dot_score
+from attention.types import (
+  BiasLike,
+  ContextAndLse,
+  Key,
+  MaskLike,
+  NormalizerLike,
+  Query,
+  ScoreLike,
+  Value,
+  Weights,
+)
 
 
 def attend(
-  query: Any,
-  key: Any,
-  value: Any,
+  query: Query,
+  key: Key,
+  value: Value,
   *,
-  score: Score | Callable = scaled_dot_score,
-  mask: Any = None,
-  bias: Any = None,
-  normalizer: Callable | None = None,
+  score: ScoreLike = scaled_dot_score,
+  mask: MaskLike | None = None,
+  bias: BiasLike | None = None,
+  normalizer: NormalizerLike | None = None,
   dropout_rate: float = 0.0,
   rng: jax.Array | None = None,
   implementation: ImplementationLike = None,
   return_lse: bool = False,
   precision: PrecisionLike = None,
-) -> Any:
+) -> ContextAndLse:
   """Attention: each query's average of the values, weighted by its scores.
 
   With weights = softmax_j(score(query_i, key_j) + bias(i, j) where mask(i, j)),
@@ -109,15 +117,15 @@ def attend(
 
 
 def attention_weights(
-  query: Any,
-  key: Any,
+  query: Query,
+  key: Key,
   *,
-  score: Score | Callable = scaled_dot_score,
-  mask: Any = None,
-  bias: Any = None,
-  normalizer: Callable | None = None,
+  score: ScoreLike = scaled_dot_score,
+  mask: MaskLike | None = None,
+  bias: BiasLike | None = None,
+  normalizer: NormalizerLike | None = None,
   precision: PrecisionLike = None,
-) -> jax.Array:
+) -> Weights:
   """The attention weights, with which `attend` averages the values.
 
   Args:

@@ -7,7 +7,7 @@ A rolling cache keeps the last `max_length` tokens only.
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from attention import axes, masks
 from attention.biases import Bias, as_bias
 from attention.checks import check_positive, check_shape
+from attention.types import BiasLike, MaskLike
 
 __all__ = ["Cache", "Extended", "append", "extend", "init"]
 
@@ -194,8 +195,8 @@ def extend(
   key: jax.Array,
   value: jax.Array,
   *,
-  mask: Any = None,
-  bias: Any = None,
+  mask: MaskLike | None = None,
+  bias: BiasLike | None = None,
   lengths: jax.Array | None = None,
 ) -> Extended:
   """Appends new tokens, and returns what their queries attend to.

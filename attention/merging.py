@@ -1,17 +1,20 @@
 """Merges attention over disjoint sets of keys."""
 
 from collections.abc import Sequence
+from typing import Annotated as Shaped
 
 import jax
 import jax.numpy as jnp
 
 from attention.checks import check_floating
 from attention.softmax import from_lse, merged
+from attention.types import Array
 
 
 def merge(
-  contexts: Sequence[jax.Array], lses: Sequence[jax.Array]
-) -> tuple[jax.Array, jax.Array]:
+  contexts: Sequence[Shaped[Array, "... T E"]],
+  lses: Sequence[Shaped[Array, "... T"]],
+) -> tuple[Shaped[jax.Array, "... T E"], Shaped[jax.Array, "... T"]]:
   """The context over all keys, from contexts over disjoint sets of keys.
 
   Part p has the weight exp(lse_p - lse), its share of the softmax's sum. See
@@ -50,5 +53,5 @@ def merge(
       )
   dtype = jnp.result_type(*lses)
   parts = [from_lse(jnp.asarray(lse, dtype)) for lse in lses]
-  context, statistics = merged(contexts, parts)
+  context, statistics = merged([*map(jnp.asarray, contexts)], parts)
   return context.astype(jnp.result_type(contexts[0])), statistics.lse

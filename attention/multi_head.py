@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Annotated as Shaped
 from typing import Any, TypeVar, cast
 
 import jax
@@ -22,6 +23,12 @@ from attention.positions import RotaryOptions
 from attention.positions import rotary as rotated
 from attention.projections import Projection, combine_heads, project_heads
 from attention.scores import Score, as_score, scaled_dot_score, with_mapped_keys
+from attention.types import (
+  BiasLike,
+  MaskLike,
+  NormalizerLike,
+  ScoreLike,
+)
 
 __all__ = ["multi_head_attention"]
 
@@ -29,33 +36,33 @@ _Method = TypeVar("_Method", bound=Callable)
 
 
 def multi_head_attention(
-  query: jax.Array,
-  key: jax.Array,
-  value: jax.Array,
-  query_weight: jax.Array,
-  key_weight: jax.Array,
-  value_weight: jax.Array,
-  output_weight: jax.Array,
+  query: Shaped[jax.Array, "... T Dq"],
+  key: Shaped[jax.Array, "... S Dk"],
+  value: Shaped[jax.Array, "... S Dv"],
+  query_weight: Shaped[jax.Array, "Dq H D"],
+  key_weight: Shaped[jax.Array, "Dk K D"],
+  value_weight: Shaped[jax.Array, "Dv K E"],
+  output_weight: Shaped[jax.Array, "H E Do"],
   *,
-  query_bias: jax.Array | None = None,
-  key_bias: jax.Array | None = None,
-  value_bias: jax.Array | None = None,
-  output_bias: jax.Array | None = None,
-  score: Score | Callable = scaled_dot_score,
-  mask: Any = None,
-  bias: Any = None,
-  normalizer: Normalizer | Callable | None = None,
+  query_bias: Shaped[jax.Array, "H D"] | None = None,
+  key_bias: Shaped[jax.Array, "K D"] | None = None,
+  value_bias: Shaped[jax.Array, "K E"] | None = None,
+  output_bias: Shaped[jax.Array, "Do"] | None = None,
+  score: ScoreLike = scaled_dot_score,
+  mask: MaskLike | None = None,
+  bias: BiasLike | None = None,
+  normalizer: NormalizerLike | None = None,
   rotary: bool | RotaryOptions = False,
-  positions: jax.Array | None = None,
-  key_positions: jax.Array | None = None,
+  positions: Shaped[jax.Array, "... T"] | None = None,
+  key_positions: Shaped[jax.Array, "... S"] | None = None,
   cache: Cache | None = None,
-  lengths: jax.Array | None = None,
+  lengths: Shaped[jax.Array, "..."] | None = None,
   mesh_axes: MeshAxes | None = None,
   dropout_rate: float = 0.0,
   rng: jax.Array | None = None,
   implementation: ImplementationLike = None,
   precision: PrecisionLike = None,
-) -> Any:
+) -> Shaped[Any, "... T Do, or a pair of it and the cache"]:
   """Projects to heads, attends in each, and projects the heads back.
 
   See "Attention Is All You Need", Vaswani et al., 2017, section 3.2.2

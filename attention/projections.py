@@ -1,5 +1,6 @@
 """Projections of tokens to heads and of heads to tokens."""
 
+from typing import Annotated as Shaped
 from typing import NamedTuple
 
 import jax
@@ -60,7 +61,9 @@ def combine_heads(x, projection: Projection) -> jax.Array:
   return jnp.add(*axes.aligned(combined, bias))
 
 
-def split_heads(x: jax.Array, num_heads: int) -> jax.Array:
+def split_heads(
+  x: Shaped[jax.Array, "... T H*D"], num_heads: int
+) -> Shaped[jax.Array, "... H T D"]:
   """Splits the features into heads: [..., T, H * D] to [..., H, T, D].
 
   Args:
@@ -89,7 +92,9 @@ def split_heads(x: jax.Array, num_heads: int) -> jax.Array:
   return jnp.swapaxes(split, -2, -3)
 
 
-def merge_heads(x: jax.Array) -> jax.Array:
+def merge_heads(
+  x: Shaped[jax.Array, "... H T D"],
+) -> Shaped[jax.Array, "... T H*D"]:
   """Merges the heads, the inverse of `split_heads`.
 
   Args:

@@ -16,7 +16,7 @@ ATTENTION = (
   ("dispatch", "merging"),
   ("implementations",),
   ("cache", "request"),
-  ("serialization",),
+  ("serialization", "types"),
   ("biases", "masks"),
   (
     "dropout",

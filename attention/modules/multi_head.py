@@ -25,6 +25,7 @@ from attention.normalizers import Normalizer
 from attention.positions import RotaryOptions
 from attention.projections import Projection
 from attention.scores import Score
+from attention.types import BiasLike, MaskLike
 
 
 class MultiHeadAttention(nn.Module):
@@ -120,8 +121,8 @@ class MultiHeadAttention(nn.Module):
     key: jax.Array | None = None,
     value: jax.Array | None = None,
     *,
-    mask: Any = None,
-    bias: Any = None,
+    mask: MaskLike | None = None,
+    bias: BiasLike | None = None,
     positions: jax.Array | None = None,
     key_positions: jax.Array | None = None,
     deterministic: bool = True,
@@ -158,8 +159,8 @@ class MultiHeadAttention(nn.Module):
     inputs: jax.Array,
     cache: Cache,
     *,
-    mask: Any = None,
-    bias: Any = None,
+    mask: MaskLike | None = None,
+    bias: BiasLike | None = None,
     positions: jax.Array | None = None,
     lengths: jax.Array | None = None,
   ) -> tuple[jax.Array, Cache]:
@@ -209,8 +210,8 @@ class MultiHeadAttention(nn.Module):
     query: jax.Array,
     key_value: KeyValue,
     *,
-    mask: Any = None,
-    bias: Any = None,
+    mask: MaskLike | None = None,
+    bias: BiasLike | None = None,
     query_offset: int | jax.Array = 0,
     positions: jax.Array | None = None,
     deterministic: bool = True,
@@ -237,8 +238,8 @@ class MultiHeadAttention(nn.Module):
     query: jax.Array,
     key: jax.Array | None = None,
     *,
-    mask: Any = None,
-    bias: Any = None,
+    mask: MaskLike | None = None,
+    bias: BiasLike | None = None,
     positions: jax.Array | None = None,
     key_positions: jax.Array | None = None,
   ) -> jax.Array:
@@ -254,8 +255,8 @@ class MultiHeadAttention(nn.Module):
     query: jax.Array,
     key_value: KeyValue,
     *,
-    mask: Any = None,
-    bias: Any = None,
+    mask: MaskLike | None = None,
+    bias: BiasLike | None = None,
     query_offset: int | jax.Array = 0,
     positions: jax.Array | None = None,
   ) -> jax.Array:

@@ -17,6 +17,7 @@ from attention.modules.learned_normalizers import LearnedNormalizer
 from attention.modules.learned_scores import LearnedScore
 from attention.normalizers import Normalizer
 from attention.scores import Score
+from attention.types import BiasLike, MaskLike
 
 
 class Attention(nn.Module):
@@ -102,8 +103,8 @@ class Attention(nn.Module):
     key: jax.Array,
     value: jax.Array | None = None,
     *,
-    mask: Any = None,
-    bias: Any = None,
+    mask: MaskLike | None = None,
+    bias: BiasLike | None = None,
     deterministic: bool = True,
   ) -> jax.Array:
     """`attend` with the score of this module.
@@ -142,8 +143,8 @@ class Attention(nn.Module):
     query: jax.Array,
     key: jax.Array,
     *,
-    mask: Any = None,
-    bias: Any = None,
+    mask: MaskLike | None = None,
+    bias: BiasLike | None = None,
   ) -> jax.Array:
     """The attention weights [..., T, S], without dropout."""
     check_tokens(query=query, key=key)

@@ -4,7 +4,7 @@
 # ruff: noqa: D102
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,9 @@ class Softmax(Normalizer):
     Array([[0.25, 0.25, 0.25]], dtype=float32)
   """
 
-  sink: Any = dataclasses.field(default=None, metadata=SCALAR)
+  sink: float | jax.Array | None = dataclasses.field(
+    default=None, metadata=SCALAR
+  )
 
   def __call__(self, scores):
     if self.sink is None:
@@ -67,7 +69,7 @@ class Sigmoid(Normalizer):
   """
 
   is_elementwise: ClassVar[bool] = True
-  bias: Any = dataclasses.field(default=0.0, metadata=SCALAR)
+  bias: float | jax.Array = dataclasses.field(default=0.0, metadata=SCALAR)
 
   def __call__(self, scores):
     bias = jnp.asarray(self.bias, scores.dtype)[..., None, None]

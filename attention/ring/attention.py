@@ -5,6 +5,7 @@ shards are merged by the statistics of their rows: see docs/design.md.
 """
 
 from collections.abc import Callable
+from typing import Annotated as Shaped
 from typing import Any
 
 import jax
@@ -24,25 +25,32 @@ from attention.ring.pair_step import make_pair_steps
 from attention.ring.rotation import make_rotation
 from attention.scores import Score, as_score, scaled_dot_score
 from attention.softmax import Statistics, with_sink
+from attention.types import (
+  BiasLike,
+  ContextAndLse,
+  MaskLike,
+  NormalizerLike,
+  ScoreLike,
+)
 
 
 def ring_attention(
-  query: jax.Array,
-  key: jax.Array,
-  value: jax.Array,
+  query: Shaped[jax.Array, "... T/n Dq"],
+  key: Shaped[jax.Array, "... S/n Dk"],
+  value: Shaped[jax.Array, "... S/n E"],
   *,
   axis_name: str,
-  score: Score | Callable = scaled_dot_score,
-  mask: Any = None,
-  bias: Any = None,
-  normalizer: Callable | None = None,
+  score: ScoreLike = scaled_dot_score,
+  mask: MaskLike | None = None,
+  bias: BiasLike | None = None,
+  normalizer: NormalizerLike | None = None,
   dropout_rate: float = 0.0,
   rng: jax.Array | None = None,
   order: Order = "contiguous",
   implementation: ImplementationLike = None,
   return_lse: bool = False,
   precision: PrecisionLike = None,
-) -> Any:
+) -> ContextAndLse:
   """`attend` for a sequence that is sharded over the devices of a mesh axis.
 
   Call it inside `jax.shard_map`, with this device's shard of the tokens. Keys

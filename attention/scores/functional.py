@@ -5,6 +5,7 @@ shapes do not fit, a function raises AssertionError, which names the argument.
 """
 
 from collections.abc import Callable
+from typing import Annotated as Shaped
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +29,11 @@ def _evaluated(score: Score, query, key, precision: PrecisionLike) -> jax.Array:
 
 
 def dot_score(
-  query: jax.Array, key: jax.Array, *, precision: PrecisionLike = None
-) -> jax.Array:
+  query: Shaped[jax.Array, "... T D"],
+  key: Shaped[jax.Array, "... S D"],
+  *,
+  precision: PrecisionLike = None,
+) -> Shaped[jax.Array, "... T S"]:
   """Luong's dot score, q . k.
 
   See "Effective Approaches to Attention-based Neural Machine Translation",
@@ -52,12 +56,12 @@ def dot_score(
 
 
 def scaled_dot_score(
-  query: jax.Array,
-  key: jax.Array,
-  scale: float | jax.Array | None = None,
+  query: Shaped[jax.Array, "... T D"],
+  key: Shaped[jax.Array, "... S D"],
+  scale: float | Shaped[jax.Array, "..."] | None = None,
   *,
   precision: PrecisionLike = None,
-) -> jax.Array:
+) -> Shaped[jax.Array, "... T S"]:
   """The Transformer's scaled dot score, scale * q . k.
 
   See "Attention Is All You Need", Vaswani et al., 2017, equation 1
@@ -81,12 +85,12 @@ def scaled_dot_score(
 
 
 def general_score(
-  query: jax.Array,
-  key: jax.Array,
-  weight: jax.Array,
+  query: Shaped[jax.Array, "... T Dq"],
+  key: Shaped[jax.Array, "... S Dk"],
+  weight: Shaped[jax.Array, "... Dq Dk"],
   *,
   precision: PrecisionLike = None,
-) -> jax.Array:
+) -> Shaped[jax.Array, "... T S"]:
   """Luong's general score, q . W k.
 
   See "Effective Approaches to Attention-based Neural Machine Translation",
@@ -110,15 +114,15 @@ def general_score(
 
 
 def additive_score(
-  query: jax.Array,
-  key: jax.Array,
-  query_weight: jax.Array,
-  key_weight: jax.Array,
-  score_weight: jax.Array,
-  bias: jax.Array | None = None,
+  query: Shaped[jax.Array, "... T Dq"],
+  key: Shaped[jax.Array, "... S Dk"],
+  query_weight: Shaped[jax.Array, "... Dq A"],
+  key_weight: Shaped[jax.Array, "... Dk A"],
+  score_weight: Shaped[jax.Array, "... A"],
+  bias: Shaped[jax.Array, "... A"] | None = None,
   *,
   precision: PrecisionLike = None,
-) -> jax.Array:
+) -> Shaped[jax.Array, "... T S"]:
   """Bahdanau's additive score, v . tanh(W_q q + W_k k + b).
 
   See "Neural Machine Translation by Jointly Learning to Align and Translate",
@@ -147,13 +151,13 @@ def additive_score(
 
 
 def concat_score(
-  query: jax.Array,
-  key: jax.Array,
-  weight: jax.Array,
-  score_weight: jax.Array,
+  query: Shaped[jax.Array, "... T Dq"],
+  key: Shaped[jax.Array, "... S Dk"],
+  weight: Shaped[jax.Array, "... Dq+Dk A"],
+  score_weight: Shaped[jax.Array, "... A"],
   *,
   precision: PrecisionLike = None,
-) -> jax.Array:
+) -> Shaped[jax.Array, "... T S"]:
   """Luong's concat score, v . tanh(W [q; k]).
 
   This is the additive score without a bias, with its two weights stacked. See
@@ -181,12 +185,12 @@ def concat_score(
 
 
 def cosine_score(
-  query: jax.Array,
-  key: jax.Array,
-  sharpness: float | jax.Array = 1.0,
+  query: Shaped[jax.Array, "... T D"],
+  key: Shaped[jax.Array, "... S D"],
+  sharpness: float | Shaped[jax.Array, "..."] = 1.0,
   *,
   precision: PrecisionLike = None,
-) -> jax.Array:
+) -> Shaped[jax.Array, "... T S"]:
   """Content-based addressing, sharpness * cos(q, k).
 
   See "Neural Turing Machines", Graves et al., 2014, equations 5 and 6

@@ -8,6 +8,8 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
+import typing
 
 import jax
 import pytest
@@ -44,6 +46,18 @@ def test_every_public_function_is_documented_with_an_example(name):
   assert doctest.DocTestParser().get_examples(text)
   for parameter in inspect.signature(function).parameters:
     assert re.search(rf"^  \**{parameter}: ", text, re.MULTILINE), parameter
+
+
+@pytest.mark.parametrize("name", [n for n in FUNCTIONS if "attention." in n])
+def test_arrays_in_public_signatures_have_shapes(name):
+  """Every array is `Annotated[array, shape]`, and no argument is `Any`."""
+  hints = typing.get_type_hints(FUNCTIONS[name], include_extras=True)
+  for parameter, hint in hints.items():
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    parts = typing.get_args(hint) if is_union else [hint]
+    assert hint is not typing.Any, parameter
+    if parameter != "rng":  # a random key has no axes
+      assert jax.Array not in parts, parameter
 
 
 def test_every_public_class_is_documented():
