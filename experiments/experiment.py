@@ -1,6 +1,7 @@
 """Everything that a config describes, built: data, model, optimizer, mesh."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,8 +133,11 @@ def make_experiment(
   if isinstance(config.data, TaskConfig):
     data = SyntheticDataset(config.data)
   else:
-    make = prepare.prepare if train else dataset.TranslationDataset
     text = config.data
+    make: Callable[..., Dataset] = dataset.TranslationDataset
+    if train:
+      run, _ = config.train.init_run or (None, None)
+      make = functools.partial(prepare.prepare, init_from=run)
     data = first_process_first(lambda: make(text, workdir))
   return assemble(config, data, devices)
 

@@ -15,3 +15,5 @@ from experiments.checkpoints.save import (
 from experiments.checkpoints.save import save as save
 from experiments.checkpoints.save import wait as wait
 from experiments.checkpoints.select import choose as choose
+from experiments.checkpoints.warm_start import has_any as has_any
+from experiments.checkpoints.warm_start import warm_started as warm_started

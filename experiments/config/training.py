@@ -1,5 +1,7 @@
 """Config of the optimizer, training, evaluation and device mesh."""
 
+import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -69,6 +71,12 @@ class OptimizerConfig(Section):
 class TrainConfig(Section):
   """The training loop: its length, its batches, and what it keeps."""
 
+  init_from: str = ""
+  """RUN or RUN:CHECKPOINT whose parameters training starts from; "": none.
+
+  Arrays that this model lacks, or that have another shape in it, are left out.
+  Text with the same languages and tokenizer settings keeps the tokenizers.
+  """
   steps: Positive = 2500
   """Number of updates."""
   batch_size: Positive = 32
@@ -109,6 +117,13 @@ class TrainConfig(Section):
   """Evaluations without improvement before early stopping; 0: never."""
   ema_decay: Rate = 0.0
   """Decay of the moving average of parameters that is evaluated; 0: none."""
+
+  @property
+  def init_run(self) -> tuple[Path, str | None] | None:
+    """The run directory and checkpoint of `init_from`; None for none."""
+    checkpoint = r"(?:last|best)(?::[1-9][0-9]*)?|[0-9]+"
+    found = re.fullmatch(f"(.+?)(?::({checkpoint}))?", self.init_from)
+    return (Path(found[1]), found[2]) if found else None
 
   def saves_at(self, step: int) -> bool:
     """Whether a checkpoint is saved at a step, if no signal stops the run."""

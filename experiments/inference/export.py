@@ -10,6 +10,7 @@ from jax import export
 
 from experiments import run_directory
 from experiments.checkpoints import parameter_file
+from experiments.config import TaskConfig
 from experiments.data.batch import BOS, EOS, PAD
 from experiments.data.text.dataset import DATA, TOKENIZER
 from experiments.errors import UserError
@@ -54,9 +55,14 @@ def export_parameters(restored: Restored, workdir: Path, out: Path) -> None:
   parameter_file.write(
     out / run_directory.PARAMETERS, restored.params, restored.used
   )
-  for folder in (TOKENIZER, DATA):
-    if (workdir / folder).is_dir():
-      shutil.copytree(workdir / folder, out / folder)
+  if isinstance(config.data, TaskConfig):
+    return
+  shutil.copytree(workdir / TOKENIZER, out / TOKENIZER)
+  (out / DATA).mkdir()
+  for split in config.data.splits:
+    for language in (config.data.source, config.data.target):
+      name = f"{DATA}/{split}.{language}"
+      shutil.copyfile(workdir / name, out / name)
 
 
 def export_decoding(restored: Restored, shapes: Shapes, out: Path) -> None:

@@ -53,10 +53,10 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
     watchdog.watch(typed.train.stall_seconds) as heartbeat,
     lock,
   ):
-    experiment, batches = _prepare(raw, typed, workdir)
+    experiment, batches, initial = _prepare(raw, typed, workdir)
     with checkpoints.opened(workdir, typed.train) as manager:
       state, complete, validation = _train(
-        experiment, batches, workdir, manager, requests, heartbeat
+        experiment, batches, initial, workdir, manager, requests, heartbeat
       )
       checkpoints.wait(manager)
       if not complete:
@@ -71,7 +71,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
 
 def _prepare(
   raw, config: Config, workdir: Path
-) -> tuple[Experiment, TrainingBatches]:
+) -> tuple[Experiment, TrainingBatches, TrainState | None]:
   """Claims the run directory, and releases it if the config does not fit."""
   first_process = jax.process_index() == 0
   claimed = first_process and run_directory.claim(workdir, raw)
@@ -79,7 +79,11 @@ def _prepare(
     run_directory.note_versions(workdir)
   try:
     experiment = make_experiment(config, workdir, train=True)
-    return experiment, experiment.training_batches()
+    batches = experiment.training_batches()
+    # A run with a checkpoint resumes from it.
+    warm = config.train.init_from and not checkpoints.has_any(workdir)
+    initial = checkpoints.warm_started(experiment) if warm else None
+    return experiment, batches, initial
   except BaseException:
     if claimed:
       run_directory.release(workdir)
@@ -87,13 +91,16 @@ def _prepare(
 
 
 def _start_or_resume(
-  experiment: Experiment, batches: TrainingBatches, manager
+  experiment: Experiment,
+  batches: TrainingBatches,
+  initial: TrainState | None,  # of a warm start
+  manager,
 ) -> tuple[TrainState, Any, int]:
   """Returns the state, the next batches and the number of skipped updates."""
   stream = pipeline.stream(batches, experiment.config.train.steps)
   last = checkpoints.restore_last(manager, experiment.abstract_state())
   if last is None:
-    return experiment.initial_state(), stream, 0
+    return initial or experiment.initial_state(), stream, 0
   state, saved = last
   position = dict(saved)
   skipped = position.pop(_SKIPPED, 0)
@@ -105,6 +112,7 @@ def _start_or_resume(
 def _train(
   experiment: Experiment,
   batches: TrainingBatches,
+  initial: TrainState | None,
   workdir: Path,
   manager,
   requests: preemption.Requests,
@@ -112,7 +120,9 @@ def _train(
 ) -> tuple[TrainState, bool, Evaluation | None]:
   """Trains until the last step, early stopping or a signal."""
   config = experiment.config.train
-  state, stream, skipped = _start_or_resume(experiment, batches, manager)
+  state, stream, skipped = _start_or_resume(
+    experiment, batches, initial, manager
+  )
   _log_start(experiment, batches, state, workdir)
   first = step = int(state.step)
   validate = _make_validate(experiment)

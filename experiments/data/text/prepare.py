@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, NoReturn
 
 from absl import logging
 
-from experiments.config import NumbersConfig, TranslationConfig
+from experiments.config import NumbersConfig, TaskConfig, TranslationConfig
 from experiments.data.batch import PAD, UNK
 from experiments.data.text import numbers, readers, tokenized
 from experiments.data.text import tokenizer as tokenizer_lib
@@ -26,20 +27,33 @@ from experiments.data.text.readers import ParallelText
 from experiments.data.text.tokenized import TokenizedPairs
 from experiments.data.text.tokenizer import normalized
 from experiments.errors import UserError
-from experiments.run_directory import write_json
+from experiments.run_directory import read_config, write_json
 
 RECORD = "corpus.json"
 # The largest share of unknown tokens without a warning.
 _MAX_UNKNOWN = 0.02
+# Settings of which tokenizers depend, besides the text.
+_TOKENIZER_FIELDS = (
+  "source",
+  "target",
+  "source_tokenizer",
+  "target_tokenizer",
+  "joint_vocabulary",
+)
 
 
-def prepare(config: TranslationConfig, workdir: Path) -> TranslationDataset:
+def prepare(
+  config: TranslationConfig,
+  workdir: Path,
+  *,
+  init_from: Path | None = None,  # a run whose tokenizers are used if they fit
+) -> TranslationDataset:
   """Encodes the training text, unless that is done; writes a run's files."""
   text, folder = TrainingText(config), workdir / DATA
   record = folder / RECORD
   known = _known(text, record)
   if known is None:
-    known = start(text, config, workdir)
+    known = start(text, config, workdir, init_from=init_from)
   data = TranslationDataset(config, workdir)
   tokenizers = data.source, data.target
   dtype = tokenized.token_dtype(tokenizers)
@@ -70,7 +84,11 @@ class TrainingText:
 
 
 def start(
-  text: TrainingText, config: TranslationConfig, workdir: Path
+  text: TrainingText,
+  config: TranslationConfig,
+  workdir: Path,
+  *,
+  init_from: Path | None = None,
 ) -> dict[str, Any]:
   """Writes evaluation sets, tokenizers and the record of the text."""
   files = text.files()
@@ -86,7 +104,8 @@ def start(
     raise UserError(
       f"config.data.train: of {pairs:,} pairs none has text on both sides"
     )
-  _write_tokenizers(workdir, config, text, kept)
+  if not (init_from and _copy_tokenizers(init_from, workdir, config)):
+    _write_tokenizers(workdir, config, text, kept)
   record = {"pairs": pairs, "files": files}
   write_json(workdir / DATA / RECORD, record)
   return record
@@ -199,6 +218,24 @@ def _write_tokenizers(
   (workdir / TOKENIZER).mkdir(parents=True, exist_ok=True)
   for name, each in zip(SIDES, trained):
     (workdir / TOKENIZER / f"{name}.model").write_bytes(each.model)
+
+
+def _copy_tokenizers(
+  source: Path, workdir: Path, config: TranslationConfig
+) -> bool:
+  """Copies the tokenizers of a run with the same languages and settings."""
+  theirs = read_config(source).data
+  if isinstance(theirs, TaskConfig) or any(
+    getattr(theirs, field) != getattr(config, field)
+    for field in _TOKENIZER_FIELDS
+  ):
+    return False
+  (workdir / TOKENIZER).mkdir(parents=True, exist_ok=True)
+  for side in SIDES:
+    name = f"{TOKENIZER}/{side}.model"
+    shutil.copyfile(source / name, workdir / name)
+  logging.info("the tokenizers are those of %s", source)
+  return True
 
 
 def _write_text(workdir: Path, config: TranslationConfig, split: str) -> None:

@@ -1,0 +1,121 @@
+"""Starts a training from the parameters of another run."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+
+from experiments.checkpoints import parameter_file
+from experiments.checkpoints.damage import complete
+from experiments.checkpoints.manager import FOLDER
+from experiments.checkpoints.of_run import run_parameters
+from experiments.data.text.dataset import TranslationDataset
+from experiments.errors import UserError
+from experiments.experiment import Experiment
+from experiments.optimization.step import TrainState
+
+_MAX_NAMES = 6  # in a line of the log
+
+
+def has_any(workdir: Path) -> bool:
+  """Whether a run directory has a complete checkpoint."""
+  return bool(complete(workdir / FOLDER))
+
+
+def warm_started(experiment: Experiment) -> TrainState:
+  """Returns the initial state with parameters of `config.train.init_from`."""
+  state = experiment.initial_state()
+  field = experiment.config.train.init_from
+  workdir, checkpoint = experiment.config.train.init_run or (Path(), None)
+  try:
+    source, params, used = run_parameters(workdir, checkpoint)
+  except UserError as error:
+    raise UserError(f"config.train.init_from={field}: {error}") from error
+  found, ours = map(parameter_file.named, (params, state.params))
+  new = [name for name in ours if name not in found]
+  other_shape = [
+    name
+    for name in ours
+    if name in found and found[name].shape != ours[name].shape
+  ]
+  tokens: list[str] = []
+  if not _same_tokens(source, experiment):
+    tokens = [
+      name
+      for name in _of_vocabulary(experiment)
+      if name not in (*new, *other_shape)
+    ]
+  taken = set(ours) - {*new, *other_shape, *tokens}
+  if not taken:
+    raise UserError(
+      f"config.train.init_from={field}: no parameter fits this model; use the"
+      " model of that run, or no init_from"
+    )
+  logging.info(
+    "%d of %d parameter arrays are those of %s (%s)",
+    len(taken),
+    len(ours),
+    workdir,
+    used,
+  )
+  for names, reason in (
+    (new, "it has none of this name"),
+    (other_shape, "they have another shape there"),
+    (tokens, "its tokenizers differ"),
+  ):
+    if names:
+      logging.info("not from it, because %s: %s", reason, _listed(names))
+  merged = _merged(state.params, found, taken)
+  average = None if state.average is None else merged
+  return dataclasses.replace(state, params=merged, average=average)
+
+
+def _merged(params: Any, found: dict[str, Any], taken: set[str]) -> Any:
+  """Returns parameters with the sharding of `params`."""
+  names = list(parameter_file.named(params))
+  leaves, structure = jax.tree.flatten(params)
+  # The arrays of `found` are replicated, so each device has them whole.
+  merged = [
+    parameter_file.place(
+      np.asarray(found[name].addressable_data(0)), leaf.sharding
+    )
+    if name in taken
+    else leaf
+    for name, leaf in zip(names, leaves)
+  ]
+  return jax.tree.unflatten(structure, merged)
+
+
+def _same_tokens(source: Experiment, ours: Experiment) -> bool:
+  """Whether token ids have the same meaning in two experiments."""
+  if not isinstance(ours.data, TranslationDataset):
+    return source.config.data.name == ours.config.data.name
+  return isinstance(source.data, TranslationDataset) and all(
+    getattr(source.data, side).model == getattr(ours.data, side).model
+    for side in ("source", "target")
+  )
+
+
+def _of_vocabulary(experiment: Experiment) -> list[str]:
+  """The parameters whose shape depends on the size of a vocabulary."""
+  model: Any = experiment.model
+  larger = model.clone(
+    source_vocabulary_size=model.source_vocabulary_size + 1,
+    target_vocabulary_size=model.target_vocabulary_size + 1,
+  )
+  shapes, others = (
+    parameter_file.named(
+      dataclasses.replace(experiment, model=each).abstract_state().params
+    )
+    for each in (model, larger)
+  )
+  return [name for name in shapes if shapes[name].shape != others[name].shape]
+
+
+def _listed(names: list[str]) -> str:
+  more = len(names) - _MAX_NAMES
+  listed = ", ".join(names[:_MAX_NAMES])
+  return f"{listed} and {more} more" if more > 0 else listed
