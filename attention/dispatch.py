@@ -1,7 +1,9 @@
 """Chooses the implementation that serves a request, and runs it."""
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,16 +11,21 @@ import jax.numpy as jnp
 
 from attention.checks import check_tokens
 from attention.implementations import BY_NAME, Implementation, reference
-from attention.meshes import on_any_mesh
+from attention.meshes import num_automatic_devices, on_any_mesh
 from attention.normalizers import as_normalizer, is_softmax, softmax
 from attention.request import Request, make_request, of_denominator
 from attention.softmax import Statistics, from_lse, with_sink
 
 ImplementationLike = str | Implementation | None
 
+# The names of `jax.lax.platform_dependent`; the last stands for all others.
+_PLATFORMS = ("cpu", "cuda", "tpu")
 # Up to this many elements the dense formula is as fast, measured on CPUs
 # (`docs/performance.md`), and compiles sooner.
-_DENSE = 1 << 18
+_DENSE_ON_CPUS = 1 << 18
+# Accelerators start several operations for each tile, so that the dense formula
+# is faster as long as its two arrays of scores are at most so large.
+_DENSE_BYTES = 256 << 20
 
 
 def dispatch(
@@ -75,19 +82,17 @@ def _computed_by(
   request: Request, implementation: ImplementationLike
 ) -> tuple[jax.Array, Statistics | None]:
   """The result of the implementation for the request's score."""
-  if implementation is None:
-    context, rows = _chosen(request)
-  else:
+  choose: Callable[[Request], Implementation] = _fastest
+  if implementation is not None:
     chosen = _named(implementation)
     if obstacle := chosen.obstacle(request):
       raise NotImplementedError(
         f"implementation={implementation!r} cannot serve this call: it "
         f"{obstacle}; implementation=None chooses one that can"
       )
-    context, rows = _run(chosen, request)
-  if rows is not None and not isinstance(rows, Statistics):
-    rows = from_lse(rows)
-  return context, rows
+    choose = lambda _: chosen  # noqa: E731
+  context, rows = _on_its_platform(request, choose)
+  return context, _as_statistics(rows)
 
 
 @on_any_mesh("TS")
@@ -119,24 +124,65 @@ def _run(implementation: Implementation, request: Request):
   return context.astype(request.query.dtype), rows
 
 
-def _chosen(request: Request):
-  """Runs the fastest implementation, by the rules of `docs/performance.md`."""
+def _on_its_platform(
+  request: Request, choose: Callable[[Request], Implementation]
+) -> tuple[jax.Array, Any]:
+  """Runs `choose(request)` for the platform that computes the request.
+
+  Under `jax.jit` the platform is known only when the program is lowered. The
+  program then has a branch for each implementation that `choose` returns.
+  """
+  if request.platform is not None:
+    return _run(choose(request), request)
+  branches: dict[Any, tuple[Implementation, Request]] = {}
+  keys = {}
+  for platform in _PLATFORMS:
+    own = dataclasses.replace(request, branch=platform)
+    implementation = choose(own)
+    variant = getattr(implementation, "variant", lambda _: None)(own)
+    keys[platform] = (id(implementation), variant)
+    branches.setdefault(keys[platform], (implementation, own))
+  if len(branches) == 1:
+    return _run(choose(request), request)
+  functions = {
+    key: functools.partial(_without_unused, *branch)
+    for key, branch in branches.items()
+  }
+  *named, default = _PLATFORMS
+  result = jax.lax.platform_dependent(
+    **{name: functions[keys[name]] for name in named},
+    default=functions[keys[default]],
+  )
+  return result if request.return_lse else (result[0], None)
+
+
+def _without_unused(implementation: Implementation, request: Request):
+  """The result, with statistics if needed, as all branches must return it."""
+  context, rows = _run(implementation, request)
+  if not request.return_lse:
+    return context, None
+  return context, _as_statistics(rows).broadcast_to(context.shape[:-1])
+
+
+def _as_statistics(rows: Any) -> Any:
+  return rows if isinstance(rows, Statistics | None) else from_lse(rows)
+
+
+def _fastest(request: Request) -> Implementation:
+  """The fastest implementation, by the rules of `docs/performance.md`."""
+  if BY_NAME["cudnn"].obstacle(request) is None:
+    return BY_NAME["cudnn"]
   blockwise = BY_NAME["blockwise"]
   is_dense = _is_small(request) or blockwise.obstacle(request) is not None
-  portable = BY_NAME["reference"] if is_dense else blockwise
-  if BY_NAME["cudnn"].obstacle(request) is not None:
-    return _run(portable, request)
-  if request.platform is not None:
-    return _run(BY_NAME["cudnn"], request)
-  # Under `jax.jit` the platform is known only when the program is lowered.
-  context = jax.lax.platform_dependent(
-    cuda=lambda: _run(BY_NAME["cudnn"], request)[0],
-    default=lambda: _run(portable, request)[0],
-  )
-  return context, None
+  return BY_NAME["reference"] if is_dense else blockwise
 
 
 def _is_small(request: Request) -> bool:
+  """Whether the dense formula is the fastest."""
   if not request.has_known_sizes:
     return False
-  return math.prod(request.scores_shape) * request.elements_per_pair <= _DENSE
+  elements = math.prod(request.scores_shape) * request.elements_per_pair
+  if request.target == "cpu":
+    return elements <= _DENSE_ON_CPUS
+  arrays = elements // num_automatic_devices() * request.dtype.itemsize
+  return 2 * arrays <= _DENSE_BYTES

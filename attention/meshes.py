@@ -3,6 +3,7 @@
 import functools
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -104,3 +105,12 @@ def _without_repeats(spec):
     group = {names} if isinstance(names, str) else {*(names or ())}
     yield None if group & seen else names
     seen |= group
+
+
+def num_automatic_devices() -> int:
+  """The number of devices over which XLA may shard arrays of this trace."""
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return 1
+  own = set(mesh.axis_names) - set(mesh.manual_axes)
+  return math.prod(mesh.shape[name] for name in own)

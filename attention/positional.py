@@ -113,7 +113,7 @@ def positions(length: int) -> np.ndarray | jax.Array:
 class TilePositions:
   """`size` positions from `start`, a multiple of `size`; acts as an array."""
 
-  start: jax.Array
+  start: int | jax.Array
   size: int
 
   def __getitem__(self, index):

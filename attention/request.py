@@ -47,6 +47,8 @@ class Request:
     combined: None, or the context and the statistics over all key shards if
       `key` is one of them. The implementation then returns these two values,
       with this shard's terms of the derivatives, which are sums over keys.
+    branch: the platform of the branch of the program that computes this, by the
+      name of `jax.lax.platform_dependent`; None outside of such a branch.
   """
 
   query: jax.Array
@@ -61,6 +63,7 @@ class Request:
   elements_per_pair: int = 1
   return_lse: bool = True
   precision: str | None = None
+  branch: str | None = None
   combined: Combined | None = None
 
   @property
@@ -93,6 +96,12 @@ class Request:
     """The arrays' platform; None under `jax.jit`, which chooses it later."""
     platforms = [_platform(array) for array in self.tokens]
     return None if None in platforms else platforms[0]
+
+  @property
+  def target(self) -> str:
+    """The platform to compute on, by the name of `platform_dependent`."""
+    platform = self.branch or self.platform or jax.default_backend()
+    return "cuda" if platform == "gpu" else platform
 
 
 def _platform(array: Any) -> str | None:

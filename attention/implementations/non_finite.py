@@ -1,8 +1,9 @@
 """NaN and infinity in tokens, handled alike by every implementation.
 
 A hidden token must not change anything, but 0 * NaN is NaN. With a mask or a
-bias, implementations therefore replace non-finite tokens by zeros, and set the
-rows that attend to one to NaN at the end. Other rows have finite derivatives.
+bias, implementations therefore replace non-finite numbers by zeros, and set the
+rows that attend to such a token to NaN at the end. Other rows have finite
+derivatives.
 """
 
 import dataclasses
@@ -35,16 +36,21 @@ def with_finite_tokens(
   bad = bad_query
   if statistics is not None:
     bad = bad & (statistics.total != 0.0)
+  if statistics is None or not request.return_lse:
+    # One pass over the pairs; the statistics are not used.
+    bad = rows_that_see(bad_key | bad_value) | bad
+    return jnp.where(bad[..., None], jnp.nan, context), statistics
   bad = rows_that_see(bad_key) | bad
-  if statistics is not None:
-    statistics = Statistics(
-      *(jnp.where(bad, jnp.nan, each) for each in statistics)
-    )
+  statistics = Statistics(
+    *(jnp.where(bad, jnp.nan, each) for each in statistics)
+  )
   bad = bad | rows_that_see(bad_value)
   return jnp.where(bad[..., None], jnp.nan, context), statistics
 
 
 def _finite(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Finite tokens, zero where they were not, and where that is."""
-  bad = ~jnp.all(jnp.isfinite(tokens), axis=-1)
-  return jnp.where(bad[..., None], jnp.zeros_like(tokens), tokens), bad
+  """Tokens with zeros for non-finite numbers, and which tokens had some."""
+  # Numbers, not whole tokens, so that one kernel computes both results.
+  finite = jnp.isfinite(tokens)
+  zeros = jnp.zeros_like(tokens)
+  return jnp.where(finite, tokens, zeros), ~jnp.all(finite, axis=-1)

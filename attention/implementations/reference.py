@@ -19,7 +19,7 @@ from attention import axes
 from attention.implementations.non_finite import with_finite_tokens
 from attention.matmul import weighted_sum
 from attention.normalizers import is_softmax, masked_weights
-from attention.positional import positions
+from attention.positional import TilePositions, positions
 from attention.request import Request, of_denominator
 from attention.softmax import Statistics, of_rows, part_of, softmax, with_sink
 
@@ -112,7 +112,11 @@ def _shard_of(request, context, statistics):
 def _scores(request):
   """Scores and bias, finite, and which pairs are visible, [..., T, S]."""
   rank = request.query.ndim
-  rows, columns = map(positions, request.scores_shape[-2:])
+  # Computed positions: constants would become an array of all pairs.
+  rows, columns = (
+    TilePositions(0, length) if isinstance(length, int) else positions(length)
+    for length in request.scores_shape[-2:]
+  )
   scores = request.score(request.query, request.key).astype(request.dtype)
   visible = jnp.ones((1,) * rank, bool)
   if request.mask is not None:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+from collections.abc import Hashable
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ from attention.implementations.blockwise.rows import compute_rows
 from attention.implementations.blockwise.tiles import Tiling, with_length
 from attention.implementations.non_finite import with_finite_tokens
 from attention.masks.tile_visibility import Ranges, visibility
+from attention.meshes import num_automatic_devices
 from attention.normalizers import is_softmax
 from attention.positional import FULL, PARTIAL
 from attention.request import Request
@@ -82,6 +85,20 @@ class Blockwise:
     assert statistics is not None
     return context, statistics
 
+  def variant(self, request: Request) -> Hashable:
+    """The sizes of tiles, which depend on the platform."""
+    if not request.has_known_sizes or 0 in request.scores_shape:
+      return None
+    queries, keys = self._sides(request)
+    blocks = tile_sizes.leading_blocks(
+      self.leading_block,
+      queries * keys * request.elements_per_pair,
+      request.scores_shape[:-2],
+      request.leading,
+      platform=request.target,
+    )
+    return queries, keys, tuple(blocks)
+
   def _compute(self, request: Request):
     """Context, statistics and the function from flagged keys to rows."""
     length = request.scores_shape[-2]
@@ -103,16 +120,23 @@ class Blockwise:
     see = functools.partial(rows_that_see, Pairs(tiling, request))
     return context, statistics, see
 
+  def _sides(self, request: Request) -> tuple[int, int]:
+    """The numbers of queries and keys in a tile."""
+    length, key_length = request.scores_shape[-2:]
+    elements, entries = request.elements_per_pair, 1
+    if request.target != "cpu":
+      entries = -(-math.prod(request.leading) // num_automatic_devices())
+    limits = tile_sizes.limits(request.target)
+    keys = limits.side(key_length, self.key_block, elements * entries)
+    if is_softmax(request.normalizer):
+      return limits.side(length, self.query_block, elements * entries), keys
+    row = key_length * elements * entries
+    return limits.block_of_rows(length, self.query_block, row), keys
+
   def _tiling(self, request: Request) -> Tiling:
     """The tiles, with all entries of the leading axes in each."""
     length, key_length = request.scores_shape[-2:]
-    elements = request.elements_per_pair
-    if is_softmax(request.normalizer):
-      queries = tile_sizes.side(length, self.query_block, elements)
-    else:
-      row = key_length * elements
-      queries = tile_sizes.rows(length, self.query_block, row)
-    keys = tile_sizes.side(key_length, self.key_block, elements)
+    queries, keys = self._sides(request)
     rows, columns = Ranges.cut(length, queries), Ranges.cut(key_length, keys)
     if request.mask is None:
       visible = np.full((len(rows), len(columns)), FULL, np.int8)
@@ -135,6 +159,7 @@ def _softmax(
     tiling.query_tile * tiling.key_tile * request.elements_per_pair,
     request.scores_shape[:-2],
     request.leading,
+    platform=request.target,
   )
   pair, tiling = trace_pair(request, query, key, tiling, blocks)
   # Values may have leading axes that the scores do not have.

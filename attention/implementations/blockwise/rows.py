@@ -71,6 +71,7 @@ def compute_rows(
     _READS * elements,
     request.scores_shape[:-2],
     request.leading,
+    platform=request.target,
   )
   blocks = [*filter(functools.partial(_has_size, request), blocks), whole]
   query, key, value = tokens

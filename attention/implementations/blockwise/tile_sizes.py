@@ -1,33 +1,53 @@
 """Default sizes of tiles."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
 import jax
 
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """The largest tiles of a platform."""
+
+  most_keys: int  # or queries
+  scores: int  # elements of the score's intermediate arrays
+  most_rows: int  # queries of a block of whole rows
+
+  def side(
+    self, length: int, asked: int | None, elements_per_pair: int = 1
+  ) -> int:
+    """The number of queries or keys in a tile; None for `asked` chooses it."""
+    if asked is not None:
+      return min(asked, length)
+    square = math.isqrt(self.scores // elements_per_pair)
+    largest = min(self.most_keys, max(square, 16))
+    tiles = -(-length // largest)
+    size = -(-length // tiles)
+    return size if tiles == 1 else -(-size // 16) * 16
+
+  def block_of_rows(
+    self, length: int, asked: int | None, elements_per_row: int
+  ) -> int:
+    """The number of queries in a block of whole rows; None chooses it."""
+    if asked is None:
+      asked = min(max(self.scores // elements_per_row, 1), self.most_rows)
+    return min(asked, length)
+
+
 # Measured on CPUs (`python -m benchmarks.attention`): a product of fewer than
 # 512 queries and keys leaves cores idle, and more than 4 MiB of scores in
 # float32 leave the caches.
-_SIDE = 512
-_SCORES = 1 << 20
-_ROWS = 128
+_CPU = Limits(most_keys=512, scores=1 << 20, most_rows=128)
+# GPUs and TPUs start several operations for each tile, so few large tiles are
+# best. All leading entries are in a tile, because they may be sharded.
+_ACCELERATOR = Limits(most_keys=4096, scores=1 << 24, most_rows=1024)
 
 
-def side(length: int, asked: int | None, elements_per_pair: int = 1) -> int:
-  """The number of queries or keys in a tile; None for `asked` chooses it."""
-  if asked is not None:
-    return min(asked, length)
-  largest = min(_SIDE, max(math.isqrt(_SCORES // elements_per_pair), 16))
-  tiles = -(-length // largest)
-  size = -(-length // tiles)
-  return size if tiles == 1 else -(-size // 16) * 16
-
-
-def rows(length: int, asked: int | None, elements_per_row: int) -> int:
-  """The number of queries in a block of whole rows; None chooses it."""
-  if asked is None:
-    asked = min(max(_SCORES // elements_per_row, 1), _ROWS)
-  return min(asked, length)
+def limits(platform: str) -> Limits:
+  """The largest tiles of a platform, by the name of `Request.target`."""
+  return _CPU if platform == "cpu" else _ACCELERATOR
 
 
 def leading_blocks(
@@ -35,6 +55,8 @@ def leading_blocks(
   elements: int,
   scores: Sequence[int],
   leading: Sequence[int],
+  *,
+  platform: str,
 ) -> list[tuple[int, ...]]:
   """Candidate sizes of a tile along the leading axes, best first.
 
@@ -45,10 +67,10 @@ def leading_blocks(
   """
   whole = tuple(leading)
   if asked is None:
-    sharing = _devices_of_a_cpu()
+    sharing = _devices_of_a_cpu() if platform == "cpu" else 0
     if not sharing:
       return [whole]
-    asked = max(_SCORES // sharing // elements, 1)
+    asked = max(_CPU.scores // sharing // elements, 1)
   block = _innermost_first(asked, scores, leading)
   cuts = range(len(whole), -1, -1)
   return list(dict.fromkeys(block[:axis] + whole[axis:] for axis in cuts))
@@ -56,8 +78,6 @@ def leading_blocks(
 
 def _devices_of_a_cpu() -> int:
   """The number of devices on a CPU; 0 if leading axes may be sharded."""
-  if jax.default_backend() != "cpu":
-    return 0
   mesh = jax.sharding.get_abstract_mesh()
   # Under `jax.shard_map` over all axes each device has its own leading axes.
   shared = {name for name, size in mesh.shape.items() if size > 1}

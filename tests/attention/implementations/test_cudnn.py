@@ -1,7 +1,5 @@
 """The cuDNN implementation, with the kernel replaced by XLA's attention."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +7,7 @@ import pytest
 
 from attention import attend, biases, masks, request, scores
 from attention.implementations import cudnn
+from attention.modules import MultiHeadAttention
 from tests.attention.oracle import draw
 
 
@@ -16,10 +15,39 @@ from tests.attention.oracle import draw
 def _stand_in(monkeypatch):
   """Makes arrays appear to be on a GPU and replaces the kernel by XLA."""
   monkeypatch.setattr(request, "_platform", lambda array: "gpu")
-  kernel = functools.partial(
-    jax.nn.dot_product_attention, implementation="xla", scale=1.0
-  )
   monkeypatch.setattr(cudnn, "_kernel", kernel)
+
+
+def kernel(
+  *tokens,
+  bias,
+  mask,
+  lengths,
+  is_causal,
+  sliding_window_length,
+  scale,
+  return_residual,
+):
+  """XLA's attention with the arguments of the kernel, for [B, N, T, D]."""
+  window = sliding_window_length
+  if any(array.shape[-1] > 128 for array in tokens):
+    raise NotImplementedError("The head dim must be <= 128")
+  results = jax.nn.dot_product_attention(
+    *(jnp.swapaxes(array, 1, 2) for array in tokens),
+    bias=bias,
+    mask=mask,
+    key_value_seq_lengths=lengths,
+    is_causal=is_causal,
+    local_window_size=None if window is None else (window - 1, 0),
+    scale=scale,
+    implementation="xla",
+    return_residual=return_residual,
+  )
+  context, *lse = results if return_residual else (results,)
+  context = jnp.swapaxes(context, 1, 2)
+  if not return_residual:
+    return context
+  return context, jnp.swapaxes(lse[0], 1, 2).astype(jnp.float32)
 
 
 def tokens(*shapes, dtype=jnp.bfloat16):
@@ -68,7 +96,7 @@ def test_limits_apply_to_mapped_tokens():
   )  # three query heads, one key head
   arrays = tokens((5, 16), (7, 8), (7, 16))
   narrow = jnp.ones((16, 8), jnp.bfloat16)
-  with pytest.raises(NotImplementedError, match="got 8 and 16"):
+  with pytest.raises(NotImplementedError, match="refused by JAX"):
     attend(*arrays, score=scores.general(narrow), implementation="cudnn")
 
 
@@ -106,10 +134,10 @@ def test_dispatch_chooses_cudnn_for_supported_requests(monkeypatch):
   )
   shapes = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)
   attend(*tokens(*shapes))
-  assert len(calls) == 1
-  attend(*tokens(*shapes), return_lse=True)
+  count = len(calls)
+  assert count
   attend(*tokens(*shapes, dtype=jnp.float32))
-  assert len(calls) == 1
+  assert len(calls) == count
 
 
 @pytest.mark.usefixtures("_stand_in")
@@ -118,12 +146,12 @@ def test_dispatch_chooses_cudnn_for_supported_requests(monkeypatch):
   [
     ("float32", {"dtype": jnp.float32}),
     ("score", {"score": lambda query, key: query @ key.mT}),
-    ("mask", {"mask": masks.prefix(3)}),
-    ("mask", {"mask": masks.causal(1)}),
-    ("bias", {"bias": biases.alibi(3)}),
+    ("even numbers", {"mask": masks.causal(1)}),
+    ("arrays as a bias", {"bias": biases.alibi(3)}),
+    ("dtype of the query", {"bias": jnp.zeros((5, 7))}),
     ("dropout", {"dropout_rate": 0.5, "rng": jax.random.key(0)}),
-    ("log-sum-exp", {"return_lse": True}),
-    ("multiple of 8", {"size": 6}),
+    ("multiples of 8", {"size": 6}),
+    ("refused by JAX", {"size": 136}),
   ],
 )
 def test_unsupported_requests_raise_with_a_reason(message, change):
@@ -132,6 +160,94 @@ def test_unsupported_requests_raise_with_a_reason(message, change):
   shapes = (2, 3, 5, size), (2, 3, 7, size), (2, 3, 7, size)
   with pytest.raises(NotImplementedError, match=message):
     attend(*tokens(*shapes, dtype=dtype), implementation="cudnn", **change)
+
+
+SHAPES = (2, 3, 6, 8), (2, 3, 8, 8), (2, 3, 8, 8)
+PATTERNS = {
+  "padding": masks.padding(jnp.array([3, 8])),
+  "an empty example": masks.padding(jnp.array([0, 5])),
+  "padding and causal": masks.causal() & masks.padding(jnp.array([0, 5])),
+  "window": masks.sliding_window(2, 0),
+  "offset": masks.causal(2),
+  "both sides": masks.sliding_window(1, 1),
+  "window and padding": masks.sliding_window(1, 0) & masks.padding(2),
+  "rows without keys": masks.causal(-3),
+  "array": jnp.asarray(draw(5, (2, 1, 6, 8))[0] > 0),
+  "heads": jnp.asarray(draw(6, (3, 6, 8))[0] > 0),
+  "inverted": ~masks.causal(),
+}
+
+
+@pytest.mark.usefixtures("_stand_in")
+@pytest.mark.parametrize("name", PATTERNS)
+def test_masks_equal_the_reference(name):
+  agree(*tokens(*SHAPES), mask=PATTERNS[name])
+
+
+@pytest.mark.usefixtures("_stand_in")
+def test_gradients_of_rows_without_keys_are_zero():
+  arrays = tokens(*SHAPES)
+  mask = masks.padding(jnp.array([0, 5])) & masks.causal()
+
+  def gradients(implementation):
+    def total(*tokens):
+      context = attend(*tokens, mask=mask, implementation=implementation)
+      return context.astype(jnp.float32).sum()
+
+    return jax.grad(total, (0, 1, 2))(*arrays)
+
+  for got, want in zip(gradients("cudnn"), gradients("reference")):
+    assert (got[0] == 0).all()
+    np.testing.assert_allclose(
+      np.asarray(got, np.float32), np.asarray(want, np.float32), atol=0.05
+    )
+
+
+@pytest.mark.usefixtures("_stand_in")
+def test_a_bias_in_the_dtype_of_the_query_may_hide_keys():
+  bias = jnp.asarray(draw(7, (3, 6, 8))[0], jnp.bfloat16)
+  agree(*tokens(*SHAPES), bias=bias.at[:, :, 2].set(-jnp.inf))
+
+
+@pytest.mark.usefixtures("_stand_in")
+def test_the_lse_and_its_gradient_equal_the_reference():
+  query, key, value = tokens(*SHAPES)
+
+  def lse(query, implementation):
+    return attend(
+      *(query, key, value),
+      mask=masks.padding(jnp.array([0, 5])),
+      implementation=implementation,
+      return_lse=True,
+    )[1]
+
+  results = {
+    name: (
+      lse(query, name),
+      jax.grad(lambda query, name=name: lse(query, name)[1].sum())(query),
+    )
+    for name in ("cudnn", "reference")
+  }
+  for got, want in zip(results["cudnn"], results["reference"]):
+    np.testing.assert_allclose(
+      np.asarray(got, np.float32), np.asarray(want, np.float32), atol=0.03
+    )
+
+
+@pytest.mark.usefixtures("_stand_in")
+@pytest.mark.parametrize("memory_heads", [4, 2])
+def test_multi_head_attention_reaches_the_kernel(memory_heads, monkeypatch):
+  calls = []
+  monkeypatch.setattr(
+    cudnn, "_kernel", lambda *a, **k: calls.append(1) or kernel(*a, **k)
+  )
+  module = MultiHeadAttention(
+    4, num_key_value_heads=memory_heads, dtype=jnp.bfloat16
+  )
+  inputs = jnp.ones((2, 6, 32), jnp.bfloat16)
+  mask = masks.causal() & masks.padding(jnp.array([3, 6]))
+  module.init_with_output(jax.random.key(0), inputs, mask=mask)
+  assert calls
 
 
 def test_cudnn_without_a_gpu_raises():

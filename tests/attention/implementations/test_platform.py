@@ -1,5 +1,7 @@
 """Dispatch to cuDNN depends on the platform of the computation."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,8 +23,6 @@ def _gpu_beside_the_cpu(monkeypatch):
 
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
   monkeypatch.setattr(cudnn, "_kernel", kernel)
-  if hasattr(cudnn, "_has_gpu"):
-    monkeypatch.setattr(cudnn, "_has_gpu", lambda: True)
 
 
 def half_precision_tokens():
@@ -62,3 +62,32 @@ def test_under_jit_the_lowered_platform_selects_the_implementation():
     np.asarray(attend(*tokens, implementation="reference"), np.float32),
     atol=0.03,
   )
+
+
+@pytest.mark.parametrize(
+  ("length", "loops"), [(1024, {"cpu"}), (4096, {"cpu", "tpu", "cuda"})]
+)
+def test_accelerators_compute_the_dense_formula_while_it_is_small(
+  length, loops
+):
+  tokens = [jax.ShapeDtypeStruct((8, length, 8), jnp.float32)] * 3
+  traced = jax.jit(attend).trace(*tokens)
+  found = {
+    platform
+    for platform in ("cpu", "tpu", "cuda")
+    if "while" in traced.lower(lowering_platforms=(platform,)).as_text()
+  }
+  assert found == loops
+
+
+def test_accelerators_get_larger_tiles_than_cpus():
+  tokens = [jax.ShapeDtypeStruct((1, 8192, 8), jnp.float32)] * 3
+  attend_blockwise = functools.partial(attend, implementation="blockwise")
+  traced = jax.jit(attend_blockwise).trace(*tokens)
+  programs = {
+    platform: traced.lower(lowering_platforms=(platform,)).as_text()
+    for platform in ("cpu", "tpu")
+  }
+  assert "512x512xf32" in programs["cpu"]
+  assert "512x512xf32" not in programs["tpu"]
+  assert "4096x4096xf32" in programs["tpu"]

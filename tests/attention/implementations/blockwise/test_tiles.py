@@ -413,7 +413,7 @@ def test_leading_axes_are_cut_on_a_single_cpu_device(name, monkeypatch):
     "each head": scores.additive(jnp.eye(2), jnp.eye(2), weight),
   }[name]
   monkeypatch.setattr(tile_sizes, "_devices_of_a_cpu", lambda: 1)
-  monkeypatch.setattr(tile_sizes, "_SCORES", 128)
+  monkeypatch.setattr(tile_sizes, "_CPU", tile_sizes.Limits(512, 128, 128))
   mask = masks.causal()
   blocks = []
   trace_pair = blockwise.trace_pair
@@ -437,4 +437,5 @@ def test_leading_axes_are_cut_on_a_single_cpu_device(name, monkeypatch):
   )
   np.testing.assert_allclose(got, want, atol=1e-5)
   block = {"scaled_dot": (1, 2), "additive": (1, 1)}.get(name, (1, 4))
-  assert blocks == [block]
+  # The tiles of CPUs come first, then those of accelerators.
+  assert blocks == [block, (3, 4)]
