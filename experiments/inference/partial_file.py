@@ -1,0 +1,61 @@
+"""A file of results that a stopped process continues."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.errors import UserError
+
+
+class PartialFile:
+  """Writes groups of lines to a hidden file, which `finish` renames.
+
+  A second process with the same settings continues after the last complete
+  group; one with other settings has another hidden file.
+  """
+
+  def __init__(self, path: Path, settings: Mapping[str, Any], group_size: int):
+    if path.exists():
+      raise UserError(f"--out={path}: exists; remove it, or use another name")
+    text = json.dumps(settings, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    self._path = path
+    self._draft = path.with_name(f".{path.name}.{digest}.partial")
+    try:
+      self._file = self._draft.open("a+b")
+    except OSError as error:
+      raise UserError(
+        f"--out={path}: cannot be written ({error.strerror})"
+      ) from error
+    self.num_groups, end = self._complete_groups(group_size)
+    self._file.truncate(end)
+
+  def write(self, lines: Iterable[str]) -> None:
+    """Appends the lines of complete groups."""
+    self._file.write("".join(f"{line}\n" for line in lines).encode())
+    self._file.flush()
+
+  def finish(self) -> None:
+    """Gives the file its name."""
+    os.fsync(self._file.fileno())
+    self._draft.rename(self._path)
+
+  def __enter__(self) -> "PartialFile":
+    return self
+
+  def __exit__(self, *_) -> None:
+    self._file.close()
+
+  def _complete_groups(self, group_size: int) -> tuple[int, int]:
+    """Returns the number of complete groups, and their number of bytes."""
+    self._file.seek(0)
+    lines = groups_end = position = 0
+    for line in self._file:
+      position += len(line)
+      lines += line.endswith(b"\n")
+      if line.endswith(b"\n") and lines % group_size == 0:
+        groups_end = position
+    return lines // group_size, groups_end

@@ -1,0 +1,45 @@
+"""Partial files: nothing is written twice and nothing is lost."""
+
+import pytest
+
+from experiments.errors import UserError
+from experiments.inference.partial_file import PartialFile
+
+LINES = ["a", "\u00e9\u00e9", "", "b\tc", "d", "e"]
+
+
+@pytest.mark.parametrize("group_size", [1, 2, 3])
+@pytest.mark.parametrize("stop", range(12))
+def test_a_stopped_file_continues(tmp_path, stop, group_size):
+  path, settings = tmp_path / "out.txt", {"beam_size": 5}
+  with PartialFile(path, settings, group_size) as file:
+    assert file.num_groups == 0
+    file.write(LINES)
+  (draft,) = tmp_path.iterdir()
+  draft.write_bytes(draft.read_bytes()[:stop])
+  with PartialFile(path, settings, group_size) as file:
+    whole = draft.read_bytes().decode().split("\n")
+    assert file.num_groups == (len(whole) - 1) // group_size
+    file.write(LINES[file.num_groups * group_size :])
+    assert not path.exists()
+    file.finish()
+  assert [*tmp_path.iterdir()] == [path]
+  assert path.read_text().split("\n")[:-1] == LINES
+
+
+def test_other_settings_do_not_continue_a_file(tmp_path):
+  path = tmp_path / "out.txt"
+  with PartialFile(path, {"checkpoint": 1}, 1) as file:
+    file.write(LINES)
+  with PartialFile(path, {"checkpoint": 2}, 1) as file:
+    assert file.num_groups == 0
+
+
+def test_a_complete_file_is_not_overwritten(tmp_path):
+  path = tmp_path / "out.txt"
+  path.write_text("kept")
+  with pytest.raises(UserError, match="exists; remove it, or use another"):
+    PartialFile(path, {}, 1)
+  assert path.read_text() == "kept"
+  with pytest.raises(UserError, match=r"cannot be written \(No such file"):
+    PartialFile(tmp_path / "missing" / "out.txt", {}, 1)
