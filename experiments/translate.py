@@ -6,17 +6,26 @@ r"""Translates standard input, line by line, with a trained run.
 Line i of standard output is the translation of line i of standard input; a
 blank line stays blank. With --n_best=N each line gives N lines: line number,
 score and translation, separated by tabs.
+
+    python -m experiments.translate --workdir=runs/multi30k \
+      --source=corpus.en --out=corpus.de
+
+Translates a file of any size in constant memory. If it is stopped, the same
+command continues after the last 4,096 lines that were written.
 """
 
+import contextlib
 import itertools
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from absl import flags, logging
 
 from experiments import cli
 from experiments.distributed import initialize
+from experiments.errors import UserError
 
 _WORKDIR, _CHECKPOINT = cli.define_run()
 _BEAM_SIZE, _LENGTH_PENALTY = cli.define_search()
@@ -61,6 +70,15 @@ _LONG_LINES = flags.DEFINE_enum(
   ["cut", "refuse"],
   "Truncates (cut) or rejects (refuse) lines above the model's maximum length.",
 )
+_SOURCE = flags.DEFINE_string(
+  "source", None, "File to translate; by default standard input."
+)
+_OUT = flags.DEFINE_string(
+  "out",
+  None,
+  "File for the translations of --source; by default standard output. Until it"
+  " is complete, it has a hidden name, from which a restart continues.",
+)
 _ALIGNMENTS = flags.DEFINE_string(
   "alignments",
   None,
@@ -73,38 +91,91 @@ _UNKNOWN = 10  # warnings about unknown characters; the rest are counted
 
 
 def main() -> None:
-  """Translates standard input with the run that the flags name."""
+  """Translates standard input or a file with the run that the flags name."""
+  if _OUT.value and not _SOURCE.value:
+    raise UserError(
+      "--out: needs --source, the file that a restart reads again"
+    )
   initialize.set_up_jax()
   from experiments import inference
+
+  restored = inference.restore(Path(_WORKDIR.value), _CHECKPOINT.value)
+  search, save = _search(restored), _make_save(restored)
+  translate = inference.make_translator(
+    restored, search, refuse_long=_LONG_LINES.value == "refuse"
+  )
+  with contextlib.ExitStack() as stack:
+    stream: BinaryIO = sys.stdin.buffer
+    if _SOURCE.value:
+      stream = stack.enter_context(_opened(_SOURCE.value))
+    output = stack.enter_context(_output(restored, search))
+    _translate_all(stream, output, translate, save)
+    output.finish()
+
+
+def _translate_all(stream, output, translate, save) -> None:
+  """Translates the lines of a stream that the output does not have yet."""
   from experiments.data.text.readers import decode_lines
   from experiments.progress import counting
 
-  restored = inference.restore(Path(_WORKDIR.value), _CHECKPOINT.value)
-  save = _make_save(restored)
-  translate = inference.make_translator(
-    restored, _search(restored), refuse_long=_LONG_LINES.value == "refuse"
-  )
-  size = 1 if sys.stdin.isatty() else _BLOCK
-  source = decode_lines(sys.stdin.buffer, "standard input")
-  first, unknown = 1, 0
-  with counting("lines") as progress:
+  size = 1 if stream is sys.stdin.buffer and stream.isatty() else _BLOCK
+  total = _num_lines(_SOURCE.value) if _SOURCE.value else None
+  done, unknown = output.num_groups, 0
+  source = decode_lines(stream, _SOURCE.value or "standard input")
+  source = itertools.islice(source, done, None)
+  first = done + 1
+  with counting("line", total=total, initial=done) as progress:
     while block := list(itertools.islice(source, size)):
       lines = translate(block, first=first, progress=progress)
       for number, line in enumerate(lines, start=first):
-        _write(line, number)
         if line.cut:
           logging.warning("%s", line.cut)
         if line.unknown and unknown < _UNKNOWN:
           logging.warning("%s", line.unknown)
         unknown += bool(line.unknown)
         save(line, number, block[number - first])
+      output.write(
+        text
+        for number, line in enumerate(lines, start=first)
+        for text in _formatted(line, number)
+      )
       first += len(block)
-      sys.stdout.flush()
   if unknown > _UNKNOWN:
     logging.warning(
       "and %d more lines with characters that are not in the training text",
       unknown - _UNKNOWN,
     )
+
+
+def _opened(path: str) -> BinaryIO:
+  try:
+    return open(path, "rb")
+  except OSError as error:
+    raise UserError(
+      f"--source={path}: cannot be read ({error.strerror})"
+    ) from error
+
+
+def _num_lines(path: str) -> int:
+  with open(path, "rb") as file:
+    return sum(1 for _ in file)
+
+
+def _output(restored, search):
+  """Returns standard output, or the file of --out, which may be begun."""
+  from experiments.inference.output import PartialFile, StandardOutput
+
+  if not (_OUT.value and _SOURCE.value):
+    return StandardOutput()
+  source = Path(_SOURCE.value).resolve()
+  state = source.stat()
+  settings = {
+    "workdir": str(Path(_WORKDIR.value).resolve()),
+    "checkpoint": restored.used,
+    "search": repr(search),
+    "source": [str(source), state.st_size, state.st_mtime_ns],
+  }
+  return PartialFile(Path(_OUT.value), settings, _N_BEST.value)
 
 
 def _search(restored):
@@ -156,12 +227,13 @@ def _make_save(restored):
   return save
 
 
-def _write(line, number: int) -> None:
+def _formatted(line, number: int) -> Iterator[str]:
+  """Yields the output lines of an input line."""
   if _N_BEST.value == 1:
-    print(line.texts[0])
+    yield line.texts[0]
     return
   for score, text in zip(line.scores, line.texts):
-    print(number, f"{score:.4f}", text, sep="\t")
+    yield f"{number}\t{score:.4f}\t{text}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Translation end to end: a run on numbers, and the binaries that use it."""
 
 import json
+import os
 import random
 
 import numpy as np
@@ -75,6 +76,29 @@ def test_line_i_of_thousands_is_the_translation_of_line_i(workdir):
   assert all((line == "") == (n is None) for line, n in zip(lines, wanted))
   right = [line == korean[n] for line, n in zip(lines, wanted) if n is not None]
   assert np.mean(right) > 0.95
+
+
+def test_translation_of_a_file_continues(workdir, tmp_path):
+  source, out = tmp_path / "source.txt", tmp_path / "out.txt"
+  blank = b"\n" * 4095  # with the first line, what is translated together
+  source.write_bytes(b"one\n" + blank + b"two\n\xff\n")
+  begun = source.stat()
+  flags = f"--workdir={workdir}", f"--source={source}", f"--out={out}"
+  code, _, error = processes.run("translate", *flags)
+  assert code == 2
+  assert f"{source}, line 4098: not UTF-8" in error
+  assert not out.exists()
+  (hidden,) = tmp_path.glob(".out.txt.*.partial")
+  (first,) = numbers.spelled([1], "ko")
+  assert hidden.read_text() == f"{first}\n" + "\n" * 4095
+  hidden.write_text("kept" + "\n" * 4096)
+  source.write_bytes(b"one\n" + blank + b"two\n \n")
+  os.utime(source, ns=(begun.st_atime_ns, begun.st_mtime_ns))
+  code, printed, error = processes.run("translate", *flags)
+  assert (code, printed) == (0, ""), error
+  (second,) = numbers.spelled([2], "ko")
+  assert out.read_text() == "kept" + "\n" * 4096 + f"{second}\n\n"
+  assert not hidden.exists()
 
 
 def test_warnings_name_the_line(workdir):
@@ -244,6 +268,8 @@ def test_a_file_named_like_a_set_is_refused(workdir, tmp_path):
         ),
         (["--temperature=1", "--n_best=2"], "--n_best=2: sampling has no beam"),
         (["--top_k=3"], "--top_k=3: has no effect without sampling"),
+        (["--out=a"], "--out: needs --source, the file that a restart reads"),
+        (["--source=no"], "--source=no: cannot be read (No such file or dir"),
         (["--seed=3"], "--seed=3: has no effect without sampling"),
         (["--alignments=/dev/null"], "/dev/null: File exists"),
         (["--min_length=90"], "--min_length=90: must be less than"),

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.errors import UserError
-from experiments.inference.partial_file import PartialFile
+from experiments.inference.output import PartialFile
 
 LINES = ["a", "\u00e9\u00e9", "", "b\tc", "d", "e"]
 

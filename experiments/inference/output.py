@@ -1,13 +1,35 @@
-"""A file of results that a stopped process continues."""
+"""Where results are written: standard output, or a file that continues."""
 
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments.errors import UserError
+
+
+class StandardOutput:
+  """Writes lines to standard output."""
+
+  num_groups = 0  # that are written
+
+  def write(self, lines: Iterable[str]) -> None:
+    """Writes lines."""
+    for line in lines:
+      print(line)
+    sys.stdout.flush()
+
+  def finish(self) -> None:
+    """Nothing is left to do."""
+
+  def __enter__(self) -> "StandardOutput":
+    return self
+
+  def __exit__(self, *_) -> None:
+    pass
 
 
 class PartialFile:
