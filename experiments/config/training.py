@@ -100,6 +100,10 @@ class TrainConfig(Section):
   """
   log_every: Annotated[Positive, CHANGEABLE] = 50
   """Steps between lines of training metrics."""
+  tracker: Annotated[Literal["tensorboard", "wandb"], CHANGEABLE] = (
+    "tensorboard"
+  )
+  """Display of metrics: TensorBoard events, or Weights & Biases."""
   eval_every: Annotated[Positive, CHANGEABLE] = 500
   """Steps between evaluations of the validation set."""
   checkpoint_every: Annotated[Positive, CHANGEABLE] = 500

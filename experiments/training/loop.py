@@ -25,6 +25,7 @@ from experiments.evaluation.search import configured_search
 from experiments.experiment import Experiment, make_experiment
 from experiments.optimization.step import TrainState
 from experiments.progress import Progress
+from experiments.training import trackers
 from experiments.training.final_evaluation import evaluate_all
 from experiments.training.metrics_buffer import MetricsBuffer
 from experiments.training.metrics_writer import MetricsWriter
@@ -80,6 +81,7 @@ def _prepare(
   try:
     experiment = make_experiment(config, workdir, train=True)
     batches = experiment.training_batches()
+    trackers.check(config.train.tracker)
     # A run with a checkpoint resumes from it.
     warm = config.train.init_from and not checkpoints.has_any(workdir)
     initial = checkpoints.warm_started(experiment) if warm else None
@@ -128,8 +130,11 @@ def _train(
   validate = _make_validate(experiment)
   validation = None
   train_step = experiment.train_step(state)
+  tracker = functools.partial(
+    trackers.make_tracker, experiment.config, workdir, first
+  )
   with (
-    closing(MetricsWriter(workdir, first)) as writer,
+    closing(MetricsWriter(workdir, first, tracker)) as writer,
     Progress(config.steps, first) as progress,
   ):
     explain = functools.partial(_explain, experiment, manager)

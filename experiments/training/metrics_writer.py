@@ -1,25 +1,29 @@
-"""Writes metrics.jsonl (reproducible), timings.jsonl and TensorBoard events."""
+"""Writes metrics.jsonl (reproducible) and timings.jsonl, and tracks both."""
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 
 from experiments.run_directory import write_text
+from experiments.training.trackers import Tracker
 
 METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
 
 
 class MetricsWriter:
-  """Appends metrics to the files of a run."""
+  """Appends metrics to the files of a run, and sends them to its tracker."""
 
-  def __init__(self, workdir: Path, step: int):
+  def __init__(
+    self, workdir: Path, step: int, make_tracker: Callable[[], Tracker]
+  ):
     """Removes lines after `step`, the last one; only process 0 writes."""
-    self.workdir = workdir
-    self._step, self._files, self._events = step, {}, None
+    self.workdir, self._make_tracker = workdir, make_tracker
+    self._files: dict[str, TextIO] = {}
+    self._tracker: Tracker | None = None
     if jax.process_index() != 0:
       return
     for name in (METRICS, TIMINGS):
@@ -41,10 +45,10 @@ class MetricsWriter:
     """Closes the files."""
     for file in self._files.values():
       file.close()
-    # Events are a copy of the metrics, which report a full disk.
+    # A tracker has a copy of the metrics, which report a full disk.
     with contextlib.suppress(OSError):
-      if self._events:
-        self._events.close()
+      if self._tracker:
+        self._tracker.close()
 
   def _write(self, name: str, step: int, split: str, values):
     if not self._files:
@@ -56,17 +60,11 @@ class MetricsWriter:
     except OSError as error:  # without a file name
       path = str(self.workdir / name)
       raise OSError(error.errno, error.strerror, path) from error
-    events = self._open_events()
-    for key, value in values.items():
-      events.add_scalar(f"{split}/{key}", value, step)
-
-  def _open_events(self):
-    if self._events is None:
-      # The import takes seconds, during which the device has steps to compute.
-      from tensorboardX import SummaryWriter
-
-      self._events = SummaryWriter(str(self.workdir), purge_step=self._step + 1)
-    return self._events
+    if self._tracker is None:
+      # Its import takes seconds, during which the device has steps to compute.
+      self._tracker = self._make_tracker()
+    named = {f"{split}/{key}": value for key, value in values.items()}
+    self._tracker.log(step, named)
 
 
 def _truncate(path: Path, step: int) -> None:

@@ -1,0 +1,90 @@
+"""Trackers receive the metrics of a run, for display while it trains."""
+
+import importlib.util
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from experiments.config import Config
+from experiments.errors import UserError
+
+
+class Tracker(Protocol):
+  """Displays metrics; metrics.jsonl and timings.jsonl store them."""
+
+  def log(self, step: int, values: Mapping[str, float]) -> None:
+    """Receives metrics of a step by names such as "train/loss"."""
+
+  def close(self) -> None:
+    """Ends the run."""
+
+
+class TensorBoard:
+  """Writes TensorBoard events to the run directory."""
+
+  def __init__(self, config: Config, workdir: Path, step: int):
+    """Makes TensorBoard ignore events after `step`, the last one."""
+    del config
+    from tensorboardX import SummaryWriter
+
+    self._writer = SummaryWriter(str(workdir), purge_step=step + 1)
+
+  def log(self, step: int, values: Mapping[str, float]) -> None:
+    """See `Tracker`."""
+    for name, value in values.items():
+      self._writer.add_scalar(name, value, step)
+
+  def close(self) -> None:
+    """See `Tracker`."""
+    self._writer.close()
+
+
+class WeightsAndBiases:
+  """Sends metrics to Weights & Biases, whose environment variables apply."""
+
+  def __init__(self, config: Config, workdir: Path, step: int):
+    """Starts or resumes the run of a directory."""
+    del step
+    import wandb
+
+    path = workdir / "wandb_id"
+    if not path.exists():
+      path.write_text(secrets.token_hex(8), encoding="utf-8")
+    self._run = wandb.init(
+      id=path.read_text(encoding="utf-8"),
+      resume="allow",
+      name=workdir.name,
+      config=config.model_dump(),
+      dir=workdir,
+    )
+    # W&B's own step cannot go back, as it does when a run resumes.
+    self._run.define_metric("*", step_metric="step")
+
+  def log(self, step: int, values: Mapping[str, float]) -> None:
+    """See `Tracker`."""
+    self._run.log({"step": step, **values})
+
+  def close(self) -> None:
+    """See `Tracker`."""
+    self._run.finish()
+
+
+_TRACKERS: dict[str, Callable[[Config, Path, int], Tracker]] = {
+  "tensorboard": TensorBoard,
+  "wandb": WeightsAndBiases,
+}
+
+
+def check(name: str) -> None:
+  """Raises UserError if the package of a tracker is not installed."""
+  if name == "wandb" and importlib.util.find_spec("wandb") is None:
+    raise UserError(
+      "config.train.tracker: 'wandb' is not installed; run pip install"
+      " 'attention-jax[wandb]', or use 'tensorboard'"
+    )
+
+
+def make_tracker(config: Config, workdir: Path, step: int) -> Tracker:
+  """Starts the tracker of `config.train.tracker` after a step."""
+  return _TRACKERS[config.train.tracker](config, workdir, step)
