@@ -52,6 +52,7 @@ def test_resume_is_bit_exact_with_averages_and_skipped_updates(
   config.evaluation.checkpoint = "last:3"
   config.evaluation.beam_size = 1  # the program of evaluations in training
   config.model.dropout_rate = 0.1
+  config.model.bidirectional = arg != "none"  # "none": compiles less
   assert_resumes_exactly(config, tmp_path, monkeypatch, steps)
   (used,) = {
     result["checkpoint"]
