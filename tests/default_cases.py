@@ -14,6 +14,10 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
   "story.md": (),
   "test_executed_returns_a_notebook_with_pictures": (),
   # tests/attention
+  "test_derivatives_of_additive_scores_of_several_heads": (),
+  "test_infinite_value_stays_in_its_feature": (),
+  "test_first_tile_may_be_fully_masked": (),
+  "test_shard_map_with_any_argument_sharded": (),
   "test_non_finite_token_affects_only_rows_that_attend_to_it": (
     "general-tiles",
     "additive-tiles",
@@ -125,6 +129,10 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
   "test_queries_and_keys_with_blocks_of_different_sizes": (),
   "test_half_precision_keeps_its_dtype": (),
   # tests/experiments
+  "test_a_complete_run_is_evaluated_and_not_trained_again": (),
+  "test_two_files_are_evaluated_like_a_set": (),
+  "test_panels_are_arranged_in_rows_of_four": (),
+  "test_figure_grows_with_long_words_up_to_a_limit": (),
   "test_a_skipped_update_changes_only_the_step": (),
   "test_translation_restores_version_1": (),
   "test_axis_of_more_than_60_words_labels_every_nth": (),
