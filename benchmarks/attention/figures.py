@@ -77,13 +77,14 @@ def _save(
   axis.set_ylabel(label)
   axis.set_title(title, fontsize=10)
   axis.grid(alpha=0.3)
-  axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+  plots.add_legend(figure, axis)
   plots.save_figure(figure, path)
 
 
 def _style(name: str, number: int) -> dict[str, Any]:
   """Solid for `attend`, dashed for the dense reference, dotted for peers."""
-  marks = {"color": f"C{number % 10}", "marker": "o", "ms": 4, "lw": 1.5}
+  color = plots.COLORS[number % len(plots.COLORS)]
+  marks: dict[str, Any] = {"color": color, "marker": "o", "ms": 4, "lw": 1.5}
   peers = {"jax.nn": "black", "torch": "dimgray", "attnax": "darkgray"}
   label, _, direction = name.partition(", ")
   if label in peers:

@@ -46,17 +46,18 @@ def _draw_lengths(table: pd.DataFrame, metric: str, path: Path) -> None:
   by_split = groups(table, "split")
   figure, axes = _panels(len(by_split), width=5)
   for axis, split in zip(axes, by_split):
-    for group, rows in groups(by_split[split]).items():
+    for number, (group, rows) in enumerate(groups(by_split[split]).items()):
       by_length = rows.dropna(subset=metric).groupby("length")[metric]
       lengths = list(by_length.groups)
       intervals = [interval(list(values)) for _, values in by_length]
       means, widths = np.reshape(intervals, (-1, 2)).T
       widths = np.nan_to_num(widths)
-      (line,) = axis.plot(lengths, means, ".-", label=group)
+      style = plots.style(number)
+      axis.plot(lengths, means, label=group, **style)
       # An interval of Student's t may exceed the range of an accuracy.
       most = 1 if metric.endswith("accuracy") else np.inf
       low, high = np.clip([means - widths, means + widths], 0, most)
-      axis.fill_between(lengths, low, high, color=line.get_color(), alpha=0.15)
+      axis.fill_between(lengths, low, high, color=style["color"], alpha=0.15)
     axis.xaxis.get_major_locator().set_params(integer=True)
     _annotate(axis, split, "source length", metric)
   _save(figure, path)
@@ -72,9 +73,9 @@ def _draw_curves(
       axis.plot(
         points[time],
         points[metric],
-        color=f"C{number % 10}",
-        alpha=0.7,
         label=None if index else group,
+        alpha=0.7,
+        **plots.style(number),
       )
   axis_label = "minutes of training" if time == "minutes" else time
   _annotate(axis, "validation", axis_label, metric)
@@ -91,7 +92,8 @@ def _draw_costs(splits: pd.DataFrame, path: Path) -> None:
     (axes[1], "peak_memory", 2**20, "peak memory, MiB"),
   ):
     sizes = [rows[field].median() / unit for rows in by_group.values()]
-    axis.barh(names, sizes, color=[f"C{i % 10}" for i in range(len(names))])
+    colors = [plots.style(number)["color"] for number in range(len(names))]
+    axis.barh(names, sizes, color=colors)
     axis.invert_yaxis()
     axis.set_xlabel(axis_label)
   plots.save_figure(figure, path)
@@ -146,6 +148,5 @@ def _annotate(axis, title: str, axis_label: str, metric: str) -> None:
 
 def _save(figure, path: Path) -> None:
   """Adds one legend beside the panels and writes the figure."""
-  names = figure.axes[0].get_legend_handles_labels()
-  figure.legend(*names, loc="outside right upper", fontsize=8)
+  plots.add_legend(figure, figure.axes[0])
   plots.save_figure(figure, path)

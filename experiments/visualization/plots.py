@@ -15,6 +15,18 @@ _ENTRY, _LETTER = 0.15, 0.06
 _MIN_SIDE, _MAX_SIDE, _MAX_WIDTH = 2.6, 9.0, 22.0
 _MAX_PIXELS = 16_000
 _MAX_LABELS, _MAX_LETTERS = 60, 30
+# Colours that people with any colour vision tell apart: Okabe and Ito, 2008
+# (https://jfly.uni-koeln.de/color), without yellow, which is faint on white.
+COLORS = (
+  "#0072B2",
+  "#D55E00",
+  "#009E73",
+  "#CC79A7",
+  "#56B4E9",
+  "#E69F00",
+  "#000000",
+)
+_LINES, _MARKERS = ("-", "--", ":"), "os^Dv"
 
 
 class AttentionPanel(NamedTuple):
@@ -41,6 +53,23 @@ def make_axes(
   for axis in axes.flat[count:]:
     axis.set_axis_off()
   return figure, list(axes.flat[:count])
+
+
+def style(number: int) -> dict[str, Any]:
+  """The colour, line and marker of the curve of a number; 105 are different."""
+  return {
+    "color": COLORS[number % len(COLORS)],
+    "linestyle": _LINES[number // len(COLORS) % len(_LINES)],
+    "marker": _MARKERS[number % len(_MARKERS)],
+    "markersize": 3.5,
+    "linewidth": 1.5,
+  }
+
+
+def add_legend(figure, axis) -> None:
+  """Adds one legend for all panels, with the names in `axis`, beside them."""
+  handles, names = axis.get_legend_handles_labels()
+  figure.legend(handles, names, loc="outside right upper", fontsize=8)
 
 
 def save_figure(figure, path: Path) -> None:
@@ -152,9 +181,10 @@ def save_accuracy_by_length(
   """Draws the `by_length` of several eval/SPLIT.json, by name of the curve."""
   figure, axes = make_axes(2, 2, width=5, height=4)
   for axis, field in zip(axes, ("sequence_accuracy", "token_accuracy")):
-    for name, rows in curves.items():
+    for number, (name, rows) in enumerate(curves.items()):
       lengths = [row["length"] for row in rows]
-      axis.plot(lengths, [row[field] for row in rows], ".-", label=name)
+      accuracies = [row[field] for row in rows]
+      axis.plot(lengths, accuracies, label=name, **style(number))
     if trained_length is not None:
       axis.axvline(trained_length, color="gray", ls=":", lw=1)
       axis.annotate(
@@ -168,5 +198,5 @@ def save_accuracy_by_length(
     axis.set_xlabel("source length")
     axis.set_ylabel(field.replace("_", " "))
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+  add_legend(figure, axes[0])
   save_figure(figure, path)

@@ -243,3 +243,34 @@ def test_saved_weights_load_without_pickle(tmp_path):
   assert arrays["source"].tolist() == [KOREAN, ["x", "y"]]
   assert arrays["target"].tolist() == [["a", "b", "</s>"], ["z", "", ""]]
   assert arrays["title"].tolist() == ["layer 1, head 1", ""]
+
+
+def test_curves_of_one_figure_differ_in_more_than_their_colour():
+  styles = [plots.style(number) for number in range(14)]
+  assert len({tuple(style.items()) for style in styles}) == 14
+  for number, style in enumerate(styles[1:]):
+    marks = [(each["marker"], each["linestyle"]) for each in styles]
+    assert marks[number] != marks[number + 1], style
+
+
+def test_accuracy_by_length_has_one_legend_beside_its_panels(
+  tmp_path, monkeypatch
+):
+  figures = []
+  monkeypatch.setattr(
+    plots, "save_figure", lambda figure, _: figures.append(figure)
+  )
+  rows = [
+    {"length": length, "sequence_accuracy": 0.5, "token_accuracy": 0.9}
+    for length in (1, 2)
+  ]
+  plots.save_accuracy_by_length(
+    {"test": rows, "long": rows}, tmp_path / "a.png"
+  )
+  (figure,) = figures
+  (legend,) = figure.legends
+  assert [text.get_text() for text in legend.get_texts()] == ["test", "long"]
+  assert all(axis.get_legend() is None for axis in figure.axes)
+  figure.draw_without_rendering()
+  panels = [axis.get_tightbbox() for axis in figure.axes]
+  assert all(panel.x1 <= legend.get_window_extent().x0 for panel in panels)
