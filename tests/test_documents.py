@@ -1,5 +1,6 @@
 """Commands, links and code in the documents."""
 
+import json
 import pathlib
 import re
 
@@ -20,6 +21,18 @@ def test_readme_shows_the_two_commands_that_ci_runs():
     "pip install -e '.[test]' && pytest -n auto",
   ]
   assert "README.md" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_container_runs_the_commands_of_readme():
+  dockerfile = (ROOT / "Dockerfile").read_text()
+  (extras,) = re.findall(r"^ARG EXTRAS=(\w+)$", dockerfile, re.MULTILINE)
+  (command,) = re.findall(r"^CMD (.*)$", dockerfile, re.MULTILINE)
+  assert 'pip install --no-cache-dir -e ".[$EXTRAS]"' in dockerfile
+  assert (
+    f"pip install -e '.[{extras}]' && {' '.join(json.loads(command))}" in README
+  )
+  development = (ROOT / ".devcontainer" / "devcontainer.json").read_text()
+  assert json.loads(development)["build"]["args"] == {"EXTRAS": "test"}
 
 
 def test_readme_code_runs():
