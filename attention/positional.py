@@ -133,7 +133,7 @@ def taken(array: jax.Array, index: Any, axis: int) -> jax.Array:
   if array.ndim < -axis or array.shape[axis] == 1:
     return array
   if isinstance(index, TilePositions):
-    if array.shape[axis] % index.size == 0:
+    if not index.size or array.shape[axis] % index.size == 0:
       return jax.lax.dynamic_slice_in_dim(
         array, index.start, index.size, axis=axis
       )
