@@ -83,7 +83,7 @@ _ALIGNMENTS = flags.DEFINE_string(
   "alignments",
   None,
   "Folder for attention weights of translations: a figure and an .npz file per"
-  " line, and index.html, an interactive page of the first lines.",
+  " line, and index.html, an interactive page of the first 32 different lines.",
 )
 _SHOWN = 32  # lines in index.html
 _BLOCK = 4096  # lines read and translated together
@@ -205,24 +205,25 @@ def _make_save(restored):
 
   folder = Path(_ALIGNMENTS.value)
   folder.mkdir(parents=True, exist_ok=True)
-  shown: list[Any] = []
+  shown: dict[str, Any] = {}
 
   def save(line, number, text):
     if not len(line.source):  # blank
       return
+    text = " ".join(text.split())
     pair = pair_of_run(
       restored.experiment,
       restored.params,
       line.source,
       line.tokens,
       run=_WORKDIR.value,
-      text=f"{number}. {text.strip()}",
+      text=text,
       translation=line.texts[0],
     )
     save_pair(pair, folder / f"{number:06d}")
-    if len(shown) < _SHOWN:
-      shown.append(pair)
-      attention_view(*shown).save(folder / "index.html")
+    if len(shown) < _SHOWN and text not in shown:
+      shown[text] = pair
+      attention_view(*shown.values()).save(folder / "index.html")
 
   return save
 

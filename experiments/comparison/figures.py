@@ -43,7 +43,7 @@ def label(metric: str) -> str:
 
 def _draw_lengths(table: pd.DataFrame, metric: str, path: Path) -> None:
   """Means over seeds with their intervals, in a panel for each set."""
-  by_split = groups(table, "split")
+  by_split = _without_repetition(groups(table, "split"))
   figure, axes = _panels(len(by_split), width=5)
   for axis, split in zip(axes, by_split):
     for number, (group, rows) in enumerate(groups(by_split[split]).items()):
@@ -61,6 +61,21 @@ def _draw_lengths(table: pd.DataFrame, metric: str, path: Path) -> None:
     axis.xaxis.get_major_locator().set_params(integer=True)
     _annotate(axis, split, "source length", metric)
   _save(figure, path)
+
+
+def _without_repetition(
+  by_split: dict[str, pd.DataFrame],
+) -> dict[str, pd.DataFrame]:
+  """Leaves out validation, and sets that others cover in parts."""
+  if len(by_split) > 1:
+    by_split = {k: v for k, v in by_split.items() if k != "validation"}
+  lengths = {split: set(rows["length"]) for split, rows in by_split.items()}
+
+  def parts(split: str) -> set[int]:
+    smaller = (each for each in lengths.values() if each < lengths[split])
+    return set().union(*smaller)
+
+  return {k: v for k, v in by_split.items() if parts(k) != lengths[k]}
 
 
 def _draw_curves(

@@ -58,7 +58,12 @@ def pair_weights(
   model: nn.Module, params: Any, source: np.ndarray, target: np.ndarray
 ) -> dict[str, np.ndarray]:
   """Returns the weights [L, H, T, S] of one pair by kind, without padding."""
-  tokens = [filled(x[None], 1) for x in (source, target)]
+  # Few widths are compiled.
+  longest: int = model.max_length
+  fill = (max(longest - len(x), 0) for x in (source, target))
+  tokens = [
+    filled(np.pad(x, (0, n))[None], 1) for x, n in zip((source, target), fill)
+  ]
   weights = jax.device_get(_weights(model, params, *tokens, kinds=KINDS))
   s, t = ((x != PAD).sum() for x in (source, target))
   sizes = {CROSS: (t, s), ENCODER: (s, s), DECODER: (t, t)}

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from experiments.config import Config
+from experiments.data.batch import PAD
 from experiments.data.text.corpus import padded
 from experiments.data.text.tokenizer import normalized
 from experiments.decoding.batching import Search
@@ -122,8 +123,9 @@ class Run:
       (line,) = self._translated([source], beam_size=1)
       tokens, translation = (line.source, line.tokens), line.texts[0]
     else:
-      rows = self._encoded([source], [target])
-      tokens, translation = (rows[0][0], rows[1][0]), normalized(target)
+      rows = (side[0] for side in self._encoded([source], [target]))
+      tokens = tuple(row[row != PAD] for row in rows)
+      translation = normalized(target)
     return pair_of_run(
       self._restored.experiment,
       self.params,
@@ -168,8 +170,7 @@ class Run:
             f"line {number}: {len(row)} tokens, the model reads"
             f" {data.max_length - 1}; split it"
           )
-      width = 1 + max(map(len, rows), default=0)
-      sides.append(padded(rows, width))
+      sides.append(padded(rows, data.max_length))
     return sides
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,13 @@ def writing(workdir: Path) -> Iterator[None]:
 
 
 def check_links(workdir: Path) -> None:
-  """Raises UserError if a symbolic link points outside the directory."""
+  """Raises UserError for a remote directory, or a link to a file outside it."""
+  if re.match("[a-z][a-z0-9]+:/", workdir.as_posix()):
+    raise UserError(
+      f"--workdir={workdir}: remote directories such as gs:// are not"
+      " supported; mount the bucket as a file system (for instance with"
+      " gcsfuse), or use a shared disk"
+    )
   inside = workdir.resolve()
   for path in workdir.rglob("*"):
     if path.is_symlink() and not path.resolve().is_relative_to(inside):

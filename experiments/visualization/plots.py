@@ -188,9 +188,10 @@ def save_accuracy_by_length(
     if trained_length is not None:
       axis.axvline(trained_length, color="gray", ls=":", lw=1)
       axis.annotate(
-        "longest in training ",
-        (trained_length, 0.05),
-        ha="right",
+        "longest in training",
+        (trained_length, 1.01),
+        xycoords=("data", "axes fraction"),
+        ha="center",
         fontsize=7,
         color="gray",
       )

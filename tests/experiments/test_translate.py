@@ -188,8 +188,8 @@ def test_n_best_and_alignments_of_input_without_a_final_newline(
   assert (tmp_path / "figures" / "000003.png").exists()
   assert not (tmp_path / "figures" / "000002.png").exists()
   page = (tmp_path / "figures" / "index.html").read_text("utf-8")
-  assert "1. nine hundred and one" in page
-  assert "3. seven" in page
+  assert '"text": "nine hundred and one"' in page
+  assert '"text": "seven"' in page
   saved = np.load(tmp_path / "figures" / "000001.npz", allow_pickle=False)
   assert saved["weights"].shape[1] == 4 + 1  # its characters, and the end
   np.testing.assert_allclose(saved["weights"].sum(-1), 1, atol=1e-5)

@@ -412,7 +412,7 @@ function render() {
     input.disabled = !has(input.value);
     input.checked = input.value === state.kind;
   }
-  $("gold").parentNode.hidden = !pairs.some((pair) => pair.gold);
+  $("gold").parentNode.hidden = !pairs.some(goldOf);
   // Panels side by side have equal heights above their weights.
   const layers = pairs.map((pair) => pair.weights[state.kind]?.shape[0] ?? 0);
   $("panels").style.setProperty("--layers", Math.max(...layers));

@@ -5,6 +5,7 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from experiments.comparison import figures, report, results, runner
@@ -209,3 +210,19 @@ def test_the_sentence_with_the_most_equal_predictions_is_drawn():
   ]
   assert figures._most_agreed(predictions) == 1
   assert figures._most_agreed([each[::-1] for each in predictions]) == 0
+
+
+def test_no_panel_of_lengths_repeats_another():
+  ranges = {
+    "test": range(1, 5),
+    "test_5_to_6": range(5, 7),
+    "test_up_to_6": range(1, 7),
+    "validation": range(1, 5),
+  }
+  sets = {
+    split: pd.DataFrame({"length": lengths})
+    for split, lengths in ranges.items()
+  }
+  assert list(figures._without_repetition(sets)) == ["test", "test_5_to_6"]
+  for split in ("validation", "test_up_to_6"):
+    assert list(figures._without_repetition({split: sets[split]})) == [split]

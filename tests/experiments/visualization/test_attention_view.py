@@ -13,6 +13,7 @@ from experiments.visualization.alignments import save_pair
 from experiments.visualization.attention_view import PairWeights, attention_view
 from tests.experiments.visualization.browser import CHROMIUM, Browser
 
+VISIBLE = "document.querySelector('#gold').checkVisibility()"
 SOURCE, TARGET = ["שני", "</script>", "&lt;"], ["두", "</s>"]
 
 
@@ -162,6 +163,7 @@ def test_every_kind_of_attention_can_be_chosen(show, kind):
   browser = show(pair)
   browser.evaluate(f"document.querySelector('[value=\"{kind}\"]').click()")
   np.testing.assert_array_equal(cells(browser), pair.weights[kind][1, 0])
+  assert not browser.evaluate(VISIBLE), "gold alignments of self-attention"
 
 
 @pytest.mark.exhaustive
@@ -212,6 +214,7 @@ def test_alignments_are_marked_and_their_error_rate_is_that_of_evaluation(show):
   gold = np.array([[2, 0, 1], [0, 2, 0]])
   pair = make_pair(gold=gold)
   browser = show(pair)
+  assert browser.evaluate(VISIBLE)
   assert count(browser, "td.gold") == 2
   assert count(browser, "td.possible") == 1
   rate = alignment_error_rate(
