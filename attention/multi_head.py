@@ -335,7 +335,9 @@ class MultiHead:
     if cache.rolling or cache.length.ndim:
       raise NotImplementedError(
         f"the score {type(self.score).__name__} depends on positions, so the "
-        "cache must have one length for all examples and not be rolling"
+        "cache must have one length for all examples and not be rolling; a "
+        "mask or a bias, such as masks.sliding_window or biases.alibi, may "
+        "depend on positions with every cache"
       )
     return cache.length
 

@@ -99,7 +99,7 @@ class Softpick(Normalizer):
 
   def __call__(self, scores):
     visible = ~jnp.isneginf(scores)
-    largest = row_maximum(jnp.maximum(scores, 0.0))
+    largest = jnp.maximum(row_maximum(scores), 0.0)
     # exp(scores) - 1, divided by exp(largest).
     terms = jnp.exp(scores - largest) - jnp.exp(-largest)
     terms = jnp.where(visible, terms, 0.0)

@@ -1,6 +1,6 @@
 """v . tanh(q + k) for every pair, many times faster than its formula.
 
-    tanh(q + k) = 1 - 2 / (1 + G)    with    G = (exp(q) exp(k))^2
+    tanh(q + k) = 1 - 2 / (1 + G)    with    G = exp(2 q) exp(2 k)
 
 so each channel of a pair costs a division instead of a hyperbolic tangent, and
 exponentials are taken once per token. Where all of a tile's projections are
@@ -40,9 +40,8 @@ def _of_small(query, key):
 
 
 def _of_moderate(query, key):
-  """tanh(q + k) from exp(q) and exp(k)."""
-  product = query * key
-  return 1.0 - 2.0 / (1.0 + product * product)
+  """tanh(q + k) from exp(2 q) and exp(2 k)."""
+  return 1.0 - 2.0 / (1.0 + query * key)
 
 
 def _of_any(query, key):
@@ -52,7 +51,7 @@ def _of_any(query, key):
 # A map of tokens, and tanh(q + k) as a function of mapped tokens.
 _FORMS = (
   (lambda tokens: jnp.expm1(2.0 * tokens), _of_small),
-  (jnp.exp, _of_moderate),
+  (lambda tokens: jnp.exp(2.0 * tokens), _of_moderate),
   (lambda tokens: tokens, _of_any),
 )
 
@@ -63,8 +62,8 @@ def _form(query, key):
   largest = jnp.maximum(
     jnp.max(jnp.abs(query), initial=0.0), jnp.max(jnp.abs(key), initial=0.0)
   )
-  # The product of two exponentials must be finite. NaN takes any form.
-  limit = 80.0 if largest.dtype == jnp.float32 else 350.0
+  # Each exponential must be finite and not 0. NaN takes any form.
+  limit = 40.0 if largest.dtype == jnp.float32 else 350.0
   return (largest > 0.5).astype(jnp.int32) + (largest > limit)
 
 
