@@ -73,7 +73,12 @@ def _inner_products_tangent(query, key, query_tangent, key_tangent):
     # In the transpose, XLA's CPU backend takes three times as long if it
     # reads the large cotangent of the scores by columns, and not the query.
     # Without the barrier XLA folds the transposition into the product again.
-    columns = jax.lax.optimization_barrier(jnp.swapaxes(query, -1, -2))
+    # On accelerators it would cost a copy.
+    columns = jax.lax.platform_dependent(
+      jnp.swapaxes(query, -1, -2),
+      cpu=jax.lax.optimization_barrier,
+      default=lambda columns: columns,
+    )
     key_tangent = jnp.swapaxes(key_tangent, -1, -2)
     terms.append(
       _product("...dt,...ds->...ts", columns, key_tangent, precision=algorithm)

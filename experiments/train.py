@@ -28,6 +28,13 @@ _WORKDIR = flags.DEFINE_string(
   " parameters may differ: evaluation, mesh, train.log_every, train.keep_last"
   " and others.",
 )
+_PROFILE = flags.DEFINE_integer(
+  "profile",
+  0,
+  "Number of steps to trace with JAX's profiler, after the first 20; the trace"
+  " is in the folder `profile` of the run directory.",
+  lower_bound=0,
+)
 
 
 def main() -> int | None:
@@ -38,7 +45,8 @@ def main() -> int | None:
   initialize.set_up_jax()
   from experiments.training.loop import train_and_evaluate
 
-  return None if train_and_evaluate(config, workdir) else AGAIN
+  complete = train_and_evaluate(config, workdir, profile=_PROFILE.value)
+  return None if complete else AGAIN
 
 
 if __name__ == "__main__":

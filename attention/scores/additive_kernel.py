@@ -7,6 +7,9 @@ exponentials are taken once per token. Where all of a tile's projections are
 small, G - 1 is computed from exp - 1, which keeps the digits of small sums;
 where some are so large that an exponential could overflow, and where there are
 few pairs, the formula itself is computed.
+
+CPUs sum channel after channel. GPUs fuse all channels into one kernel. TPUs do
+so in the derivative, by the formula itself: the others are not faster there.
 """
 
 import functools
@@ -22,6 +25,8 @@ from attention import axes
 # The fastest on CPUs: with 16 channels in one expression the compiler keeps
 # their sum in registers; the derivative writes more and is fastest with 2.
 _CHANNELS, _TANGENT_CHANNELS = 16, 2
+# On GPUs, so many channels of all pairs of a tile may be in memory.
+_GPU_CHANNELS = 4
 # With fewer elements than this, a loop over channels is slower.
 _SMALL = 1 << 18
 # With more pairs than this, the derivative loops over the leading axes: XLA's
@@ -89,13 +94,18 @@ def weighted_tanh_sum(
   def term(tanh, query, key, weight):
     return weight * tanh(query, key)
 
+  def in_turn(tanh, *channels):
+    return _summed(functools.partial(term, tanh), channels, _CHANNELS)
+
+  def at_once(tanh, *channels):
+    return jnp.sum(term(tanh, *channels), axis=0)
+
   channels = _by_channel(query, key, weight)
-  scores = _in_best_form(
-    lambda tanh, *channels: _summed(
-      functools.partial(term, tanh), channels, _CHANNELS
-    ),
-    channels,
-  )
+
+  def by_form(*channels):
+    return _in_best_form(in_turn, channels)
+
+  scores = _on_its_platform(by_form, by_form, at_once, channels)
   return scores.reshape(_scores_shape(query, key, weight))
 
 
@@ -133,20 +143,57 @@ def _weighted_tanh_sum_jvp(primals, tangents):
   def summed(tanh, *channels):
     return _summed(functools.partial(term, tanh), channels, _TANGENT_CHANNELS)
 
-  def tangent_of(tanh, *channels):
+  def in_turn(tanh, *channels):
     if scores.shape[-2] * scores.shape[-1] < _MANY_PAIRS:
       return summed(tanh, *channels)
     return _mapped_over_leading_axes(functools.partial(summed, tanh), channels)
 
-  tangent = _in_best_form(tangent_of, channels)
+  @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
+  def at_once(tanh, query, key, weight, *tangents):
+    query_tangent, key_tangent, weight_tangent = tangents
+    hidden = tanh(query, key)
+    slope = weight * (1.0 - hidden * hidden)
+    terms = slope * (query_tangent + key_tangent) + weight_tangent * hidden
+    return jnp.sum(terms, axis=0)
+
+  def by_form(*channels):
+    return _in_best_form(in_turn, channels)
+
+  on_tpu = functools.partial(at_once, _of_any)
+  tangent = _on_its_platform(by_form, on_tpu, at_once, channels)
   return scores, tangent.reshape(scores.shape)
+
+
+def _on_its_platform(on_cpu, on_tpu, at_once, channels):
+  """A sum over channels; `at_once` is on GPUs and takes the form first."""
+  if _is_small(channels):
+    return on_cpu(*channels)
+
+  def on_gpu(tanh, *channels):
+    if tanh is not _of_any:
+      return at_once(tanh, *channels)
+    # XLA does not compute a hyperbolic tangent twice: it writes an array of all
+    # pairs and channels.
+    groups = _grouped(channels, (-1, _GPU_CHANNELS))
+
+    def step(total, group):
+      return total + at_once(tanh, *group), None
+
+    return jax.lax.scan(step, _zeros(channels), groups)[0]
+
+  return jax.lax.platform_dependent(
+    *channels,
+    cpu=on_cpu,
+    tpu=on_tpu,
+    default=lambda *channels: _in_best_form(on_gpu, channels),
+  )
 
 
 def _in_best_form(function, channels):
   """function(tanh, *channels), with tokens mapped as `tanh` expects them."""
-  query, key, *others = channels
+  query, key, *_ = channels
   if _is_small(channels):
-    return function(_of_any, query, key, *others)
+    return function(_of_any, *channels)
 
   def in_form(prepare, tanh, query, key, *others):
     return function(tanh, prepare(query), prepare(key), *others)
@@ -237,21 +284,10 @@ def _is_small(channels):
 def _summed(term, channels, at_once):
   """The sum of `term` over the first axis of `channels`."""
   number = channels[0].shape[0]
-  shape = jnp.broadcast_shapes(*(array.shape[1:] for array in channels))
   if _is_small(channels):
     return jnp.sum(term(*channels), axis=0)
   outer = math.isqrt(-(-number // at_once))
-  inner = -(-number // (at_once * outer))
-  missing = outer * inner * at_once - number
-
-  def grouped(array):
-    # Terms of weight 0 add nothing.
-    widths = [(0, missing)] + [(0, 0)] * (array.ndim - 1)
-    return jnp.pad(array, widths).reshape(
-      outer, inner, at_once, *array.shape[1:]
-    )
-
-  groups = [*map(grouped, channels)]
+  groups = _grouped(channels, (outer, -1, at_once))
 
   # Pairwise sums round less than one long sum; `at_once` is a power of 2.
   def step(total, group):
@@ -264,5 +300,24 @@ def _summed(term, channels, at_once):
     partial, _ = jax.lax.scan(step, jnp.zeros_like(total), groups)
     return total + partial, None
 
+  return jax.lax.scan(outer_step, _zeros(channels), groups)[0]
+
+
+def _grouped(channels, sizes):
+  """Channels [A, ...] as [*sizes, ...], one of which is -1, with zeros."""
+  number, group = channels[0].shape[0], -math.prod(sizes)
+  missing = -number % group
+
+  def grouped(array):
+    # Terms of weight 0 add nothing.
+    widths = [(0, missing)] + [(0, 0)] * (array.ndim - 1)
+    return jnp.pad(array, widths).reshape(*sizes, *array.shape[1:])
+
+  return [*map(grouped, channels)]
+
+
+def _zeros(channels):
+  """Zeros like a sum over channels."""
   zero = axes.varying_zero(channels, channels[0].dtype)
-  return jax.lax.scan(outer_step, jnp.broadcast_to(zero, shape), groups)[0]
+  shape = jnp.broadcast_shapes(*(array.shape[1:] for array in channels))
+  return jnp.broadcast_to(zero, shape)

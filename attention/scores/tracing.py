@@ -61,8 +61,13 @@ def _sizes(jaxpr) -> Iterator[int]:
 def _equations(jaxpr) -> Iterator:
   for equation in jaxpr.eqns:
     yield equation
-    for inner in jaxprs_in_params(equation.params):
-      yield from _equations(inner)
+    inner = list(jaxprs_in_params(equation.params))
+    if equation.params.get("branches_platforms"):
+      # Of the branches of `jax.lax.platform_dependent`, the one for CPUs: the
+      # others may be sums that accelerators fuse.
+      inner = inner[:1]
+    for each in inner:
+      yield from _equations(each)
 
 
 def _check_pairwise(score: Score, query, key, closed: ClosedJaxpr) -> None:

@@ -29,12 +29,17 @@ from experiments.training import trackers
 from experiments.training.final_evaluation import evaluate_all
 from experiments.training.metrics_buffer import MetricsBuffer
 from experiments.training.metrics_writer import MetricsWriter
+from experiments.training.step_trace import StepTrace
 
 _SKIPPED = "skipped_updates"  # in a checkpoint, beside the data position
 
 
-def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
+def train_and_evaluate(
+  config: ConfigDict, workdir: str | Path, *, profile: int = 0
+) -> bool:
   """Trains a run to its end, resuming from its last checkpoint, if any.
+
+  The first process traces `profile` steps to the folder `profile` of the run.
 
   Returns:
     True if the run is complete; False if a signal stopped it, and the same call
@@ -56,9 +61,18 @@ def train_and_evaluate(config: ConfigDict, workdir: str | Path) -> bool:
   ):
     experiment, batches, initial = _prepare(raw, typed, workdir)
     with checkpoints.opened(workdir, typed.train) as manager:
-      state, complete, validation = _train(
-        experiment, batches, initial, workdir, manager, requests, heartbeat
-      )
+      trace = StepTrace(workdir, profile if first_process else 0)
+      with closing(trace):
+        state, complete, validation = _train(
+          experiment,
+          batches,
+          initial,
+          workdir,
+          manager,
+          requests,
+          heartbeat,
+          trace,
+        )
       checkpoints.wait(manager)
       if not complete:
         step = int(state.step)
@@ -119,6 +133,7 @@ def _train(
   manager,
   requests: preemption.Requests,
   heartbeat: watchdog.Watchdog,
+  trace: StepTrace,
 ) -> tuple[TrainState, bool, Evaluation | None]:
   """Trains until the last step, early stopping or a signal."""
   config = experiment.config.train
@@ -146,7 +161,9 @@ def _train(
       step += 1
       batch = mesh.shard_batch(next(stream), experiment.mesh)
       heartbeat.step = step
-      state, metrics = train_step(state, batch)
+      with trace.step(step):
+        state, metrics = train_step(state, batch)
+      trace.after(metrics)
       buffer.push(step, metrics)
       stop, validation = requests.should_stop(step), None
       if stop or config.saves_at(step):

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attend
+from attention import attend, scores
 from attention.implementations import cudnn
+from attention.scores.additive_kernel import weighted_tanh_sum
+from attention.scores.tracing import trace_score
 from tests.attention.oracle import draw
 
 MARK = 1234.5
@@ -91,3 +93,26 @@ def test_accelerators_get_larger_tiles_than_cpus():
   assert "512x512xf32" in programs["cpu"]
   assert "512x512xf32" not in programs["tpu"]
   assert "4096x4096xf32" in programs["tpu"]
+
+
+def test_barriers_of_additive_scores_are_for_cpus_only():
+  tokens = [jax.ShapeDtypeStruct((128, 32), jnp.float32)] * 2
+  weight = jax.ShapeDtypeStruct((32,), jnp.float32)
+
+  def total(query, key, weight):
+    return weighted_tanh_sum(query, key, weight).sum()
+
+  traced = jax.jit(jax.grad(total, (0, 1, 2))).trace(*tokens, weight)
+  found = {
+    platform
+    for platform in ("cpu", "tpu", "cuda")
+    if "optimization_barrier"
+    in traced.lower(lowering_platforms=(platform,)).as_text()
+  }
+  assert found == {"cpu"}
+
+
+def test_elements_per_pair_are_those_of_the_sum_in_turn():
+  score = scores.additive(jnp.eye(32), jnp.eye(32), jnp.ones(32))
+  tokens = jax.ShapeDtypeStruct((128, 32), jnp.float32)
+  assert trace_score(score, tokens, tokens)[1] == 1
