@@ -20,6 +20,10 @@ from attention.head_parameters import MATRIX, SCALAR
 from attention.matmul import inner_products
 from attention.scores.base import Score
 
+# More queries or keys than this, in a block of whole rows, are multiplied part
+# by part.
+_LONGEST, _PART = 512, 128
+
 
 def _first_distance(positions) -> int | jax.Array:
   """The smallest j - i of a tile: of its last query and its first key."""
@@ -44,9 +48,36 @@ def _skewed(products: jax.Array, num_keys: int) -> jax.Array:
 
 
 def _relative(tokens, table, first, length: int) -> jax.Array:
-  """tokens[i] . table[first + n] for the n-th distance, [..., t, length]."""
-  rows = _rows(table, first, tokens.shape[-2] + length - 1)
-  return _skewed(inner_products(*axes.aligned(tokens, rows)), length)
+  """tokens[i] . table[first + n] for the n-th distance, [..., t, length].
+
+  In a block of whole rows, either number is large and the other small.
+  """
+  *leading, number, features = tokens.shape
+  size = math.gcd(max(number, length), _PART)
+  if max(number, length) <= _LONGEST or size < 16:
+    rows = _rows(table, first, number + length - 1)
+    return _skewed(inner_products(*axes.aligned(tokens, rows)), length)
+  if length > number:
+    starts = jnp.arange(0, length, size, dtype=jnp.int32)
+    products = jax.lax.map(
+      jax.checkpoint(
+        lambda start: _relative(tokens, table, first + start, size)
+      ),
+      starts,
+    )
+    products = jnp.moveaxis(products, 0, -2)
+    return jnp.reshape(products, (*products.shape[:-2], length))
+  # All at once, the products would be as many as the square of the tokens.
+  parts = jnp.reshape(tokens, (*leading, number // size, size, features))
+  ends = jnp.arange(size, number + 1, size, dtype=jnp.int32)
+  products = jax.lax.map(
+    jax.checkpoint(
+      lambda part: _relative(part[0], table, first + number - part[1], length)
+    ),
+    (jnp.moveaxis(parts, -3, 0), ends),
+  )
+  products = jnp.moveaxis(products, 0, -3)
+  return jnp.reshape(products, (*products.shape[:-3], number, length))
 
 
 def _rows(table, first, number: int, axis: int = -2) -> jax.Array:

@@ -21,6 +21,7 @@ from attention import (
 from attention.grouped_query import attend_heads
 from attention.implementations.blockwise import Blockwise
 from attention.ring import arrange, restore
+from attention.scores import relative
 from tests.attention.comparison import close, jitted, wide
 from tests.attention.matrix import sampled
 from tests.attention.oracle import draw, loop_attend
@@ -485,3 +486,21 @@ def test_modified_scores_have_the_gradients_of_their_arrays():
     for each in (TILES, "reference")
   )
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("number", "length"), [(300, 5), (640, 5), (5, 640)])
+def test_relative_products_equal_a_look_up_for_few_and_many(number, length):
+  tokens, table = (
+    jnp.asarray(each, jnp.float32) for each in draw(0, (2, number, 4), (9, 4))
+  )
+  first = -number // 2
+  found = jax.jit(
+    lambda tokens: relative._relative(tokens, table, first, length)
+  )(tokens)
+  # The distance of the first key from the last token is `first`.
+  distances = first + np.arange(length)[None] + number - 1
+  distances = distances - np.arange(number)[:, None]
+  expected = np.einsum(
+    "btd,tsd->bts", tokens, np.asarray(table)[np.clip(distances, 0, 8)]
+  )
+  np.testing.assert_allclose(found, expected, atol=1e-5)
