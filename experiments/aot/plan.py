@@ -1,0 +1,64 @@
+"""What a training step needs on accelerators, from its compiled program."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from experiments.aot import abstract
+from experiments.aot.abstract import Shape
+from experiments.aot.cost import Cost, compiled, cost_of
+from experiments.aot.targets import Target
+from experiments.config import Config
+from experiments.distributed import mesh as mesh_lib
+
+
+class Step(NamedTuple):
+  """The cost of a training step on each device."""
+
+  shape: Shape
+  devices: int
+  cost: Cost
+
+
+def steps(
+  config: Config,
+  target: Target,
+  topology: str,
+  lengths: Sequence[int | None],
+) -> Iterator[Step]:
+  """Compiles the step of a config for batches of each length."""
+  devices = target.devices(topology)
+  experiment = abstract.abstract_experiment(config, devices)
+  mesh_lib.check_batch(experiment.mesh, config.train)
+  for length in lengths:
+    shape = abstract.batch_shape(config, length)
+    function, specs = abstract.train_step(experiment, shape)
+    program, seconds = compiled(function, *specs, target=target)
+    cost = cost_of(program, seconds, target=target)
+    yield Step(shape, experiment.mesh.size, cost)
+
+
+def describe(step: Step, target: Target) -> str:
+  """Lines that say whether a step fits, what it moves, and the estimate."""
+  cost, (rows, source, target_length) = step.cost, step.shape
+  fits = "fits" if cost.memory <= target.memory else "DOES NOT FIT"
+  lines = [
+    f"{rows} x ({source} + {target_length}) tokens on {step.devices}"
+    f" {target.name} devices, compiled in {cost.compile_seconds:.0f} s:",
+    f"  memory of a device: {_gibibytes(cost.memory)} of"
+    f" {_gibibytes(target.memory)}, {fits} (state and batch"
+    f" {_gibibytes(cost.arguments)}, temporaries"
+    f" {_gibibytes(cost.temporaries)})",
+  ]
+  for name, (count, size) in sorted(cost.collectives.items()):
+    lines.append(f"  {count} x {name}: {size / 2**20:,.1f} MiB per device")
+  if not cost.collectives:
+    lines.append("  no collectives")
+  lines.append(
+    f"  {cost.kernels:,} kernels, {_gibibytes(cost.traffic)} through memory;"
+    f" estimate {1e3 * cost.seconds:.1f} ms (compiled, not run)"
+  )
+  return "\n".join(lines)
+
+
+def _gibibytes(size: float) -> str:
+  return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,51 @@
+"""The plan of a training step, from the cost of its program."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from configs import base, translation
+from experiments.aot import abstract, plan
+from experiments.aot.cost import Cost
+from experiments.aot.targets import TARGETS
+from experiments.config import parse
+
+COST = Cost(
+  kernels=1000,
+  traffic=3 * 2**30,
+  temporaries=2 * 2**30,
+  arguments=2**30,
+  results=0,
+  collectives={"all-reduce": (2, 2**20)},
+  seconds=0.004,
+  compile_seconds=9.0,
+)
+
+
+@pytest.mark.parametrize(
+  ("temporaries", "words"), [(2**30, "fits"), (16 * 2**30, "DOES NOT FIT")]
+)
+def test_a_step_fits_if_its_memory_is_below_the_device_s(temporaries, words):
+  cost = dataclasses.replace(COST, temporaries=temporaries)
+  step = plan.Step(abstract.Shape(8, 32, 32), 16, cost)
+  text = plan.describe(step, TARGETS["v5e"])
+  assert f", {words} (" in text
+  assert "2 x all-reduce: 1.0 MiB" in text
+  assert "compiled, not run" in text
+
+
+def test_text_needs_no_data_to_be_planned():
+  config = parse(translation.get_config().to_dict())
+  experiment = abstract.abstract_experiment(config, jax.devices()[:1])
+  shape = abstract.batch_shape(config, 32)
+  assert shape == (128, 32, 32)
+  _, (state, batch) = abstract.train_step(experiment, shape)
+  vocabulary = config.data.target_tokenizer.vocabulary_size
+  assert state.params["embedding"]["embedding"].shape[0] == vocabulary
+  assert batch.source.shape == (128, 32)
+
+
+def test_the_shape_of_a_task_is_that_of_its_batches():
+  config = parse(base.get_config().to_dict())
+  assert abstract.batch_shape(config) == (32, 26, 26)
