@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import importlib.util
 import os
 import resource
 import signal
@@ -16,6 +17,8 @@ from experiments.errors import UserError
 
 _CACHE = "~/.cache/attention-jax"
 _CACHE_LIMIT = 2 * 2**30  # bytes
+_CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+_DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 HEARTBEAT_TIMEOUT = 15  # seconds until JAX declares a silent process dead
 _GRACE = 5.0  # seconds for which a failed process waits for others that fail
 _exiting = False  # whether this process has reported an error of its own
@@ -23,6 +26,7 @@ _exiting = False  # whether this process has reported an error of its own
 
 def set_up_jax() -> None:
   """Sets JAX's options and connects this process to the others, if any."""
+  _make_gpus_deterministic()
   import jax
 
   # The user's own cache is not limited in size.
@@ -58,6 +62,17 @@ def set_up_jax() -> None:
   _exit_on_abort()
   if jax.process_index() and not logging.vlog_is_on(1):
     logging.set_verbosity(logging.WARNING)
+
+
+def _make_gpus_deterministic() -> None:
+  """Makes GPUs compute the same bits again, unless XLA_FLAGS say otherwise."""
+  # Sums by atomic additions and kernels chosen by measurements differ from run
+  # to run. Without a CUDA plugin the variable is left alone.
+  if not any(map(importlib.util.find_spec, _CUDA_PLUGINS)):
+    return
+  given = os.environ.get("XLA_FLAGS", "")
+  if "deterministic_ops" not in given:
+    os.environ["XLA_FLAGS"] = f"{given} {_DETERMINISTIC}".strip()
 
 
 def reduce_cache(folder: Path, limit: int) -> None:

@@ -245,3 +245,25 @@ def test_the_compilation_cache_is_reduced_to_its_limit(tmp_path):
     "program0", "program3",
   }  # fmt: skip
   initialize.reduce_cache(tmp_path / "none", 250)
+
+
+@pytest.mark.parametrize(
+  ("given", "plugin", "want"),
+  [
+    ("", None, ""),
+    ("", "plugin", "--xla_gpu_deterministic_ops=true"),
+    ("--a=1", "plugin", "--a=1 --xla_gpu_deterministic_ops=true"),
+    *[
+      (f"--xla_gpu_{own}", "plugin", f"--xla_gpu_{own}")
+      for own in ("deterministic_ops=0", "exclude_nondeterministic_ops=1")
+    ],
+  ],
+)
+def test_gpus_are_deterministic_unless_the_user_decides(
+  given, plugin, want, monkeypatch
+):
+  find = lambda name: plugin  # noqa: E731
+  monkeypatch.setattr(initialize.importlib.util, "find_spec", find)
+  monkeypatch.setenv("XLA_FLAGS", given)
+  initialize._make_gpus_deterministic()
+  assert os.environ["XLA_FLAGS"] == want
