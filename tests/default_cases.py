@@ -150,6 +150,11 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
   "test_training_and_evaluation_hold_no_array_of_all_logits": (),
   "test_full_width_beam_ranks_all_hypotheses": ("0.6-constraints2-rnn",),
   "test_cross_attention_weights_equal_those_of_decoding_steps": (),
+  "test_every_layer_and_head_has_weights": (
+    "none-luong",
+    "dot-luong",
+    "transformer",
+  ),
   "test_logits_depend_on_earlier_target_tokens_only": (
     "transformer-additive-rotary",
   ),

@@ -16,7 +16,7 @@ from tests.experiments.models.test_models import (
 )
 
 TRANSFORMERS = [name for name in MODELS if name.startswith("transformer")]
-DEFAULT = "transformer-additive-rotary"
+DEFAULT = "transformer"
 
 
 def recorded(name, params):
