@@ -1,8 +1,9 @@
-"""Implementations of attention, by name: reference, blockwise, cudnn."""
+"""Implementations of attention, by name."""
 
 from attention.implementations.base import Implementation
 from attention.implementations.blockwise import Blockwise
 from attention.implementations.cudnn import CuDNN
+from attention.implementations.pallas import Pallas
 from attention.implementations.reference import Reference
 from attention.request import Request
 
@@ -11,6 +12,7 @@ __all__ = [
   "Blockwise",
   "CuDNN",
   "Implementation",
+  "Pallas",
   "Reference",
   "Request",
 ]
@@ -19,4 +21,5 @@ BY_NAME: dict[str, Implementation] = {
   "reference": Reference(),
   "blockwise": Blockwise(),
   "cudnn": CuDNN(),
+  "pallas": Pallas(),
 }

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from attention.implementations import Pallas
 from tests.attention.oracle import CASES, IMPLEMENTATIONS
 
 # One score of each kind: a matrix product, channels in a loop, a function, a
@@ -25,6 +26,8 @@ PAIRS = (
 _IMPLEMENTATIONS = dict(
   zip(("reference", "one_tile", "tiles"), IMPLEMENTATIONS)
 )
+# The kernels for TPUs, interpreted.
+_IMPLEMENTATIONS["kernels"] = Pallas(interpret=True)
 
 
 def sampled(
@@ -82,5 +85,8 @@ def scores_and_implementations(
 _exhaustive = pytest.mark.exhaustive
 every_implementation = pytest.mark.parametrize(
   "implementation",
-  [pytest.param(each, id=name) for name, each in _IMPLEMENTATIONS.items()],
+  [
+    pytest.param(each, id=name, marks=_exhaustive if name == "kernels" else ())
+    for name, each in _IMPLEMENTATIONS.items()
+  ],
 )

@@ -20,7 +20,7 @@ from tests.attention.oracle import (
 
 # implementations/blockwise/test_shapes.py tests derivatives of a single tile.
 every_pair = functools.partial(
-  scores_and_implementations, implementations=("reference", "tiles")
+  scores_and_implementations, implementations=("reference", "tiles", "kernels")
 )
 MASK = np.array(
   [

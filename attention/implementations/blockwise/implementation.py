@@ -102,7 +102,7 @@ class Blockwise:
   def _compute(self, request: Request):
     """Context, statistics and the function from flagged keys to rows."""
     length = request.scores_shape[-2]
-    score, tiling = request.score, self._tiling(request)
+    score, tiling = request.score, self.tiling(request)
     query, key, value = request.tokens
     query = score.map_query(with_length(query, tiling.query_length))
     key = score.map_key(with_length(key, tiling.key_length))
@@ -133,7 +133,7 @@ class Blockwise:
     row = key_length * elements * entries
     return limits.block_of_rows(length, self.query_block, row), keys
 
-  def _tiling(self, request: Request) -> Tiling:
+  def tiling(self, request: Request) -> Tiling:
     """The tiles, with all entries of the leading axes in each."""
     length, key_length = request.scores_shape[-2:]
     queries, keys = self._sides(request)

@@ -1,0 +1,248 @@
+"""A call of the kernels, from a request to its result."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention.implementations.blockwise import Blockwise
+from attention.implementations.blockwise.problem import (
+  Pairs,
+  make_problem,
+  rows_that_see,
+  trace_pair,
+)
+from attention.implementations.blockwise.tiles import with_length
+from attention.implementations.non_finite import with_finite_tokens
+from attention.implementations.pallas import hopper, tile_functions, tpu
+from attention.implementations.pallas.derivative import (
+  Arguments,
+  Attention,
+  shared_operands,
+)
+from attention.implementations.pallas.functions import kernel_precision
+from attention.implementations.pallas.operands import Unsupported
+from attention.implementations.pallas.visits import Visibility
+from attention.masks.tile_visibility import Ranges, visibility
+from attention.normalizers import softmax
+from attention.positional import FULL, PARTIAL
+from attention.request import Request
+from attention.softmax import Statistics
+
+# Multiples of the lanes of a register. Larger tiles load tokens less often.
+_SIDE, _LANES = 512, 128
+# The elements of the largest intermediate array of a score.
+_CHUNK = 1 << 18
+
+
+def obstacle(sizes: Any, request: Request) -> str | None:
+  """Why kernels do not support a score, a mask or a bias; None if they do."""
+  # The score's maps are traced, not computed.
+  try:
+    jax.eval_shape(
+      lambda: (_kernels(sizes, request, *_mapped(request)[:2]), 0)[1]
+    )
+  except Unsupported as reason:
+    return str(reason)
+  return None
+
+
+def compute(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
+  """The context and the statistics; `sizes` is a `Pallas`."""
+  if request.platform is None:
+    return _computed(sizes, request)
+  # Outside of `jax.jit` kernels would be compiled at every call. A mask without
+  # arrays stays known, so that its hidden tiles are skipped.
+  mask = request.mask
+  is_known = not any(isinstance(x, jax.Array) for x in jax.tree.leaves(mask))
+  arrays = [
+    *request.tokens,
+    request.score,
+    None if is_known else mask,
+    request.bias,
+  ]
+  if not all(_is_number(leaf) for leaf in jax.tree.leaves(arrays)):
+    return _computed(sizes, request)
+  known = mask if is_known else None
+  constants = (
+    request.scores_shape,
+    request.elements_per_pair,
+    request.precision,
+    request.target,
+  )
+  return _compiled(sizes, known, *constants, *arrays)
+
+
+@functools.partial(jax.jit, static_argnums=range(6))
+def _compiled(
+  sizes, known_mask, scores_shape, elements, precision, target, *arrays
+) -> tuple[jax.Array, Statistics]:
+  """`compute` for the arrays of a request."""
+  query, key, value, score, mask, bias = arrays
+  request = Request(
+    query,
+    key,
+    value,
+    score=score,
+    mask=known_mask if mask is None else mask,
+    bias=bias,
+    dropout=None,
+    normalizer=softmax(),
+    scores_shape=scores_shape,
+    elements_per_pair=elements,
+    precision=precision,
+    branch=target,
+  )
+  return _computed(sizes, request)
+
+
+def _is_number(leaf: Any) -> bool:
+  return isinstance(leaf, jax.Array | np.ndarray | int | float)
+
+
+def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
+  if sizes.target_of(request) == "tpu":
+    return _of_finite_tokens(sizes, request)
+
+  def compute(request):
+    see = functools.partial(
+      rows_that_see, Pairs(Blockwise().tiling(request), request)
+    )
+    return *_of_finite_tokens(sizes, request), see
+
+  context, statistics = with_finite_tokens(request, compute)
+  assert statistics is not None
+  return context, statistics
+
+
+def _of_finite_tokens(sizes: Any, request: Request):
+  tokens = _mapped(request)
+  kernels = _kernels(sizes, request, *tokens[:2])
+  rule, captured = _rule(request, *tokens[:2])
+  if isinstance(kernels, hopper.Problem):
+    operands = []
+    if kernels.is_additive:
+      operands = [jnp.asarray(kernels.score.score_weight)]
+    shared: list[int | None] = []
+  else:
+    functions = kernels.functions
+    operands = [each.array for each in functions.operands]
+    shared = shared_operands(captured.pair, functions.pair.operands)
+  attention = Attention(kernels, rule, shared)
+  return attention(Arguments(captured, operands, [*tokens]))
+
+
+def _kernels(
+  sizes: Any, request: Request, query, key
+) -> tpu.Problem | hopper.Problem:
+  """The functions and sizes of the kernels, for mapped tokens."""
+  if sizes.target_of(request) == "hopper":
+    return _hopper_kernels(sizes, request, query, key)
+  length, key_length = request.scores_shape[-2:]
+  tile = (
+    _side(length, sizes.query_block),
+    _side(key_length, sizes.key_block),
+  )
+  trace = functools.partial(tile_functions.trace, request, query, key)
+  functions, chunk = trace(tile, rules=tpu.RULES), tile[0]
+  elements = functions.pair.largest_array(tpu.RULES) // math.prod(tile)
+  if elements > 1:
+    # Arrays of features of pairs are padded to whole registers.
+    tile = (_LANES, _LANES)
+    padded = -(-elements // _LANES) * _LANES
+    chunk = max(8, min(_LANES, _CHUNK // (_LANES * padded)))
+    functions = trace((chunk, tile[1]), rules=tpu.RULES)
+  return tpu.Problem(
+    request.leading,
+    tile,
+    chunk,
+    functions,
+    Visibility(_visible_tiles(request, tile)),
+    request.dtype,
+    kernel_precision(request.precision),
+    request.is_masked,
+    sizes.interpret,
+  )
+
+
+def _hopper_kernels(sizes: Any, request: Request, query, key):
+  """The kernel of a GPU, for mapped tokens."""
+  hopper.check(request, query, key)
+  return hopper.Problem(
+    request.leading,
+    request.scores_shape[-1],
+    _visible_tiles(request, hopper.TILE),
+    request.mask,
+    hopper.bare(request.score),
+    sizes.interpret,
+  )
+
+
+def _mapped(request: Request) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """The mapped query and key, and the value.
+
+  A mapped token is NaN where a token is not finite and keys may be hidden. The
+  map then has finite derivatives, and kernels see which tokens to ignore.
+  """
+  query, key, value = request.tokens
+  dtype = jnp.result_type(query, value)
+  score, is_masked = request.score, request.is_masked
+  return (
+    _mapped_tokens(score.map_query, query, is_masked),
+    _mapped_tokens(score.map_key, key, is_masked),
+    value.astype(dtype),
+  )
+
+
+def _mapped_tokens(function: Callable, tokens, is_masked: bool) -> jax.Array:
+  if not is_masked or _only_scales(function, tokens):
+    return function(tokens)
+  bad = ~jnp.all(jnp.isfinite(tokens), axis=-1, keepdims=True)
+  mapped = function(jnp.where(bad, jnp.zeros_like(tokens), tokens))
+  return jnp.where(bad, jnp.full_like(mapped, jnp.nan), mapped)
+
+
+def _only_scales(function: Callable, tokens) -> bool:
+  """Whether a map multiplies tokens by numbers; it then keeps NaN."""
+  closed = jax.make_jaxpr(function)(tokens)
+  names = {equation.primitive.name for equation in closed.jaxpr.eqns}
+  scales = {"mul", "convert_element_type", "broadcast_in_dim", "reshape"}
+  return not closed.consts and names <= scales
+
+
+def _rule(request: Request, query, key):
+  """The blockwise rule of derivatives, and the arrays that it captured."""
+  tiling = Blockwise().tiling(request)
+  query = with_length(query, tiling.query_length)
+  key = with_length(key, tiling.key_length)
+  pair, tiling = trace_pair(request, query, key, tiling, [request.leading])
+  return make_problem(pair, Pairs(tiling, request), request.leading)
+
+
+def _visible_tiles(request: Request, tile: tuple[int, int]) -> np.ndarray:
+  """The visibility of tiles; the last tile of keys may reach over the edge."""
+  rows, columns = map(Ranges.cut, request.scores_shape[-2:], tile)
+  if request.mask is None:
+    tiles = np.full((len(rows), len(columns)), FULL, np.int8)
+  else:
+    tiles = np.array(visibility(request.mask, rows, columns))
+  if request.scores_shape[-1] % tile[1]:
+    tiles[:, -1] = np.minimum(tiles[:, -1], PARTIAL)
+  return tiles
+
+
+def _side(length: int, asked: int | None) -> int:
+  """The queries or keys of a tile: the most that add few to the length."""
+  units = -(-length // _LANES)
+  if asked is not None:
+    return min(asked, units * _LANES)
+  sizes = range(min(_SIDE // _LANES, units), 0, -1)
+  added = [(-units % size) for size in sizes]
+  best = next(
+    size for size, more in zip(sizes, added) if 8 * more <= units or size == 1
+  )
+  return best * _LANES

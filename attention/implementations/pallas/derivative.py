@@ -1,0 +1,308 @@
+"""Derivatives of kernels: the blockwise rule, with kernels for reverse mode.
+
+The rule of `blockwise.derivative` needs only the context and the statistics,
+which a kernel has computed. Forward mode and higher orders differentiate that
+rule. Reverse mode is its transpose. Two more kernels compute it, one with the
+gradients of queries and of the score's arrays, one with those of keys and
+values. If another array is differentiated, JAX transposes the rule.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from attention.implementations.blockwise import derivative as blockwise
+from attention.implementations.blockwise import online_softmax
+from attention.implementations.blockwise.tiles import with_length
+from attention.implementations.pallas import hopper, tpu
+from attention.implementations.pallas.linear import with_transpose
+from attention.implementations.pallas.operands import Kind, Operand
+from attention.softmax import Statistics
+
+
+class Arguments(NamedTuple):
+  """The arrays of a call; the rule captured some, and kernels read others."""
+
+  captured: online_softmax.Captured
+  operands: list[jax.Array]
+  tokens: list[jax.Array]  # the mapped query and key, and the value
+
+  @property
+  def linear(self) -> list[Any]:
+    """The arrays, or tangents, of which the result is differentiable."""
+    return [*self.captured.pair, *self.captured.bias, *self.tokens]
+
+  def with_linear(self, chosen: Sequence[int], arrays) -> "Arguments":
+    """The arguments with other arrays at these places of `linear`."""
+    values = self.linear
+    for place, array in zip(chosen, arrays):
+      values[place] = array
+    first, second = len(self.captured.pair), len(values) - 3
+    captured = self.captured._replace(
+      pair=values[:first], bias=values[first:second]
+    )
+    return self._replace(captured=captured, tokens=values[second:])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Attention:
+  """Attention as kernels, and the rule of its derivatives."""
+
+  kernels: tpu.Problem | hopper.Problem
+  rule: online_softmax.Problem  # with tiles of its own
+  # For each array that the score captured in the rule, the operand of kernels.
+  operand_of: list[int | None]
+
+  def __call__(self, arguments: Arguments) -> tuple[jax.Array, Statistics]:
+    """The context and the statistics, with derivatives of any order."""
+
+    @jax.custom_jvp
+    def solution(arguments):
+      return self._forward(arguments)
+
+    @functools.partial(solution.defjvp, symbolic_zeros=True)
+    def rule(primals, tangents):
+      (arguments,), (moved,) = primals, tangents
+      outputs = solution(arguments)
+      return outputs, self._tangents(arguments, outputs, moved)
+
+    return solution(arguments)
+
+  def _forward(self, arguments):
+    context, statistics = self.kernels.forward(
+      arguments.operands, *self._padded(arguments.tokens)
+    )
+    length = arguments.tokens[0].shape[-2]
+    return context[..., :length, :], Statistics(
+      *(each[..., :length] for each in statistics)
+    )
+
+  def _padded(self, tokens) -> list[jax.Array]:
+    """The tokens, up to whole tiles of the kernels."""
+    queries, keys = self.kernels.padded_lengths
+    query, key, value = tokens
+    return [
+      with_length(query, queries),
+      with_length(key, keys),
+      with_length(value, keys, "constant"),
+    ]
+
+  def _tangents(self, arguments, outputs, tangents):
+    """The tangents of the context and the statistics."""
+    linear = tangents.linear
+    chosen = [
+      place
+      for place, each in enumerate(linear)
+      if not isinstance(each, SymbolicZero)
+    ]
+    _, statistics = outputs
+    if not chosen:
+      return jax.tree.map(jnp.zeros_like, outputs)
+    residuals, structure = jax.tree.flatten((arguments, outputs))
+    of_context, of_total = with_transpose(
+      functools.partial(self._rule, structure, chosen),
+      functools.partial(self._reverse, structure, chosen),
+      residuals,
+      [linear[place] for place in chosen],
+    )
+    return of_context, Statistics(jnp.zeros_like(statistics.maximum), of_total)
+
+  def _rule(self, structure, chosen, residuals, tangents):
+    """The tangents of the context and the total, by the blockwise rule."""
+    arguments, (context, statistics) = jax.tree.unflatten(structure, residuals)
+    tiling, dtype = self.rule.tiling, self.rule.dtype
+    length = context.shape[-2]
+
+    rows = None
+    if self.kernels.is_masked:
+      rows = _rows(context, statistics)
+      context, statistics = rows.context, rows.statistics
+      tokens = [
+        jnp.where(jnp.isfinite(each), each, jnp.zeros_like(each))
+        for each in arguments.tokens
+      ]
+      arguments = arguments._replace(tokens=tokens)
+
+    def rows_padded(array):
+      missing = tiling.query_length - length
+      widths = [(0, 0)] * array.ndim
+      widths[len(tiling.leading)] = (0, missing)
+      return jnp.pad(array, widths)
+
+    combined = (
+      rows_padded(context.astype(dtype)),
+      Statistics(*map(rows_padded, statistics)),
+    )
+
+    def outputs(*arrays):
+      moved = arguments.with_linear(chosen, arrays)
+      query, key, value = moved.tokens
+      of_context, (_, of_total) = blockwise.solve(
+        self.rule,
+        moved.captured,
+        with_length(query, tiling.query_length),
+        with_length(key, tiling.key_length),
+        with_length(value, tiling.key_length, "constant"),
+        combined=combined,
+      )
+      of_context = of_context[..., :length, :].astype(context.dtype)
+      of_total = of_total[..., :length]
+      if rows is not None:
+        zeros = jnp.zeros_like(of_context)
+        of_context = jnp.where(rows.no_context[..., None], zeros, of_context)
+        of_total = jnp.where(rows.no_statistics, 0.0, of_total)
+      return of_context, of_total
+
+    primals = [arguments.linear[place] for place in chosen]
+    return [*jax.jvp(outputs, primals, [*tangents])[1]]
+
+  def _reverse(self, structure, chosen, residuals, cotangents):
+    """The transpose of `_rule`, by kernels if they compute these gradients."""
+
+    def by_rule(residuals, cotangents):
+      arguments, _ = jax.tree.unflatten(structure, residuals)
+      shapes = [
+        jax.ShapeDtypeStruct(each.shape, each.dtype)
+        for each in (arguments.linear[place] for place in chosen)
+      ]
+      transpose = jax.linear_transpose(
+        lambda *tangents: self._rule(structure, chosen, residuals, tangents),
+        *shapes,
+      )
+      return [*transpose([*cotangents])]
+
+    arguments, _ = jax.tree.unflatten(structure, residuals)
+    if not self._has_kernels(arguments, chosen):
+      return by_rule(residuals, cotangents)
+
+    @jax.custom_jvp
+    def by_kernels(residuals, cotangents):
+      arguments, outputs = jax.tree.unflatten(structure, residuals)
+      return self._gradients(arguments, outputs, cotangents, chosen)
+
+    @by_kernels.defjvp
+    def jvp_by_rule(primals, tangents):
+      return by_kernels(*primals), jax.jvp(by_rule, primals, tangents)[1]
+
+    return by_kernels([*residuals], [*cotangents])
+
+  def _has_kernels(self, arguments, chosen) -> bool:
+    """Whether kernels compute the gradients of these arrays."""
+    tokens = len(arguments.linear) - 3
+    return self.kernels.has_gradients and all(
+      place >= tokens
+      or (place < len(self.operand_of) and self.operand_of[place] is not None)
+      for place in chosen
+    )
+
+  def _gradients(self, arguments, outputs, cotangents, chosen):
+    """The gradients of the chosen arrays, by kernels."""
+    context, statistics = outputs
+    of_context, of_total = cotangents
+    kernels, dtype = self.kernels, self.kernels.dtype
+    assert isinstance(kernels, tpu.Problem)
+    length = context.shape[-2]
+    missing = kernels.padded_lengths[0] - length
+    products = of_context.astype(dtype) * context.astype(dtype)
+    if kernels.is_masked:
+      rows = _rows(context, statistics)
+      products = jnp.where(jnp.isnan(context), 0.0, products)
+      of_total = jnp.where(rows.no_statistics, 0.0, of_total)
+      maximum, total = rows.statistics
+      # A negative total marks rows whose context has no derivatives.
+      marked = jnp.where(rows.no_statistics, -jnp.inf, -total)
+      total = jnp.where(rows.no_context, marked, total)
+      mean = jnp.sum(products, axis=-1) - of_total * rows.statistics.total
+      statistics = Statistics(maximum, total)
+    else:
+      mean = jnp.sum(products, axis=-1) - of_total * statistics.total
+    widths = [(0, 0)] * (mean.ndim - 1) + [(0, missing)]
+    if missing:
+      of_context = jnp.pad(of_context, [*widths, (0, 0)])
+    of_rows = [
+      jnp.pad(each, widths) if missing else each for each in (*statistics, mean)
+    ]
+    tokens = self._padded(arguments.tokens)
+    first = len(arguments.linear) - 3
+    places = [place for place in chosen if place < first]
+    wanted = [self.operand_of[place] for place in places]
+    shared = arguments.operands, tokens, of_rows, of_context
+    results: dict[int, jax.Array] = {}
+    if places or first in chosen:
+      of_query, of_operands = kernels.gradient_of_queries(*shared, wanted)
+      results[first] = of_query[..., :length, :]
+      for place, number, each in zip(places, wanted, of_operands):
+        operand = kernels.functions.pair.operands[number]
+        results[place] = _summed_operand(each, operand, kernels.leading)
+    if first + 1 in chosen or first + 2 in chosen:
+      results[first + 1], results[first + 2] = (
+        each[..., : arguments.tokens[1].shape[-2], :]
+        for each in kernels.gradient_of_keys(*shared)
+      )
+    return [
+      _summed(results[place], arguments.linear[place]) for place in chosen
+    ]
+
+
+class _Rows(NamedTuple):
+  """The results with zeros in place of NaN, and which rows have NaN.
+
+  As in `non_finite`, what is NaN has no derivatives. Kernels set a whole row of
+  the context to NaN, so one entry tells.
+  """
+
+  context: jax.Array
+  statistics: Statistics
+  no_context: jax.Array
+  no_statistics: jax.Array
+
+
+def _rows(context: jax.Array, statistics: Statistics) -> _Rows:
+  bad = jnp.isnan(statistics.total)
+  return _Rows(
+    jnp.where(jnp.isnan(context), jnp.zeros_like(context), context),
+    Statistics(*(jnp.where(bad, 0.0, each) for each in statistics)),
+    bad | jnp.isnan(context[..., 0]),
+    bad,
+  )
+
+
+def _summed(gradient: jax.Array, like: jax.Array) -> jax.Array:
+  """The sum over axes along which `like` has size 1, in its dtype."""
+  axes = tuple(
+    axis
+    for axis, size in enumerate(like.shape)
+    if size == 1 and gradient.shape[axis] > 1
+  )
+  if axes:
+    gradient = jnp.sum(gradient, axis=axes, keepdims=True)
+  return gradient.astype(like.dtype)
+
+
+def _summed_operand(gradient, operand: Operand, leading) -> jax.Array:
+  """[leading..., core...] summed to the shape of the operand's array."""
+  axes = tuple(n for n in range(len(leading)) if n not in operand.axes)
+  return jnp.sum(gradient, axis=axes).reshape(operand.array.shape)
+
+
+def shared_operands(
+  captured: Sequence[Any], operands: Sequence[Operand]
+) -> list[int | None]:
+  """For each captured array, the operand of kernels that is the same array."""
+  kinds = Kind.WHOLE, Kind.SCALAR
+  return [
+    next(
+      (
+        number
+        for number, operand in enumerate(operands)
+        if operand.array is array and operand.kind in kinds
+      ),
+      None,
+    )
+    for array in captured
+  ]

@@ -1,0 +1,272 @@
+"""Functions of a tile as programs that a kernel evaluates.
+
+A score, a mask and a bias are traced outside of the kernel, so that the arrays
+they capture become operands. The kernel evaluates the traced operations, with
+replacements: numbers of 16 bits are computed in float32, except for the factors
+of matrix products, and the additive score has a loop over channels.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from attention.implementations.pallas.operands import (
+  Kind,
+  Operand,
+  Unsupported,
+)
+
+# Replacements of functions that have custom derivatives, by name.
+Rules = Mapping[str, Callable[..., jax.Array]]
+
+_CALLS = {
+  "jit": "jaxpr",
+  "pjit": "jaxpr",
+  "closed_call": "call_jaxpr",
+  "checkpoint": "jaxpr",
+  "remat2": "jaxpr",
+  "custom_jvp_call": "call_jaxpr",
+  "custom_vjp_call": "call_jaxpr",
+}
+_SUPPORTED = """
+  abs add add_any and atan2 ceil clamp copy cos div eq erf exp exp2 floor ge gt
+  integer_pow is_finite le log log1p logistic lt max min mul ne neg not or pow
+  rem round rsqrt select_n sign sin sqrt square stop_gradient sub tan tanh xor
+
+  broadcast_in_dim concatenate convert_element_type dot_general iota reduce_max
+  reduce_min reduce_sum reshape slice split squeeze transpose
+"""
+_OPERATIONS = frozenset(re.findall(r"\w+", _SUPPORTED))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TileFunction:
+  """A traced function (arguments, parts of operands) -> array."""
+
+  jaxpr: Jaxpr
+  operands: Sequence[Operand]  # last, those that were captured
+  captured: int
+
+  def __call__(
+    self, rules: Rules, arguments: Sequence[Any], parts: Sequence[Any]
+  ) -> jax.Array:
+    """The result for arguments and the parts of all operands."""
+    first = len(self.operands) - self.captured
+    values = [*arguments, *parts[:first]]
+    return evaluate(self.jaxpr, parts[first:], values, rules)[0]
+
+  def largest_array(self, rules: Rules) -> int:
+    """The number of elements of the largest intermediate array."""
+    return max(
+      (
+        variable.aval.size
+        for equation in _equations(self.jaxpr, rules)
+        for variable in equation.outvars
+      ),
+      default=1,
+    )
+
+
+def traced(
+  function: Callable,
+  arguments: Sequence[jax.ShapeDtypeStruct],
+  operands: Sequence[Operand],
+  tile: tuple[int, int],
+  rules: Rules,
+) -> TileFunction:
+  """Traces function(*arguments, *parts of operands) for a tile."""
+  parts = [
+    jax.ShapeDtypeStruct(each.part(*tile), each.array.dtype)
+    for each in operands
+  ]
+  closed = jax.make_jaxpr(function)(*arguments, *parts)
+  check_supported(closed.jaxpr, rules)
+  jaxpr, operands = _without_unused(closed.jaxpr, operands)
+  captured = [
+    Operand(jnp.asarray(each), Kind.WHOLE if np.ndim(each) else Kind.SCALAR, ())
+    for each in closed.consts
+  ]
+  return TileFunction(jaxpr, [*operands, *captured], len(captured))
+
+
+def _without_unused(
+  jaxpr: Jaxpr, operands: Sequence[Operand]
+) -> tuple[Jaxpr, list[Operand]]:
+  """Removes the operands that a jaxpr does not use."""
+  atoms = [atom for equation in jaxpr.eqns for atom in equation.invars]
+  used = {
+    each for each in (*atoms, *jaxpr.outvars) if type(each) is not Literal
+  }
+  first = len(jaxpr.invars) - len(operands)
+  pairs = [*zip(jaxpr.invars[first:], operands)]
+  kept = [(variable, own) for variable, own in pairs if variable in used]
+  invars = [*jaxpr.invars[:first], *(variable for variable, _ in kept)]
+  return jaxpr.replace(invars=invars), [own for _, own in kept]
+
+
+def check_supported(jaxpr: Jaxpr, rules: Rules) -> None:
+  """Raises `Unsupported` for an operation that kernels do not have."""
+  for equation in _equations(jaxpr, rules):
+    name = equation.primitive.name
+    if name not in _OPERATIONS:
+      raise Unsupported(f"does not support the operation {name} of a score")
+
+
+def evaluate(
+  jaxpr: Jaxpr, captured: Sequence[Any], arguments: Sequence[Any], rules: Rules
+) -> list[Any]:
+  """The results of a jaxpr, with the replacements of this module."""
+  values: dict[Any, Any] = {}
+
+  def read(atom):
+    return atom.val if isinstance(atom, Literal) else values[atom]
+
+  for variable, value in zip(
+    (*jaxpr.constvars, *jaxpr.invars), (*captured, *arguments)
+  ):
+    values[variable] = _widened(value)
+  for equation in jaxpr.eqns:
+    inputs = [*map(read, equation.invars)]
+    for variable, value in zip(
+      equation.outvars, _evaluate_one(equation, inputs, rules)
+    ):
+      values[variable] = value
+  return [_widened(read(each)) for each in jaxpr.outvars]
+
+
+def _evaluate_one(equation, inputs, rules) -> Sequence[Any]:
+  name, parameters = equation.primitive.name, equation.params
+  if name in _CALLS:
+    inner = parameters[_CALLS[name]]
+    replacement = _replacement(equation, rules)
+    if replacement is not None:
+      return [replacement(*inputs)]
+    if isinstance(inner, ClosedJaxpr):
+      return evaluate(inner.jaxpr, inner.consts, inputs, rules)
+    return evaluate(inner, [], inputs, rules)
+  if name == "dot_general":
+    dtypes = [each.aval.dtype for each in equation.invars]
+    return [_product(inputs, dtypes, parameters)]
+  if name in ("convert_element_type", "iota"):
+    dtype = _wide(parameters.get("new_dtype", parameters.get("dtype")))
+    if name == "convert_element_type":
+      return [jax.lax.convert_element_type(inputs[0], dtype)]
+    parameters = {**parameters, "dtype": dtype}
+  inputs = [*map(_widened, inputs)]
+  results = equation.primitive.bind(*inputs, **parameters)
+  return results if equation.primitive.multiple_results else [results]
+
+
+def _product(inputs, dtypes, parameters) -> jax.Array:
+  """A matrix product of two factors, accumulated in float32 at least."""
+  ((left_sum,), (right_sum,)), batch = parameters["dimension_numbers"]
+  left, right = inputs
+  # Leading axes have size 1 here.
+  leading = tuple(left.shape[axis] for axis in batch[0])
+  left_sum -= sum(axis < left_sum for axis in batch[0])
+  right_sum -= sum(axis < right_sum for axis in batch[1])
+  left, right = (
+    each.reshape([n for m, n in enumerate(each.shape) if m not in axes])
+    if axes
+    else each
+    for each, axes in zip((left, right), batch)
+  )
+  product = matrix_product(
+    left,
+    right,
+    (left_sum, right_sum),
+    tuple(dtypes),
+    kernel_precision(parameters["precision"]),
+  )
+  return product.reshape(*leading, *product.shape) if leading else product
+
+
+def kernel_precision(precision: Any) -> jax.lax.Precision:
+  """One pass of bfloat16 or float32, which are what kernels have."""
+  parts = precision if isinstance(precision, tuple) else (precision,)
+  names = {getattr(each, "name", str(each)).lower() for each in parts}
+  single = {"none", "default", "bfloat16", "bf16_bf16_f32"}
+  if names <= single:
+    return jax.lax.Precision.DEFAULT
+  return jax.lax.Precision.HIGHEST
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def matrix_product(left, right, axes, dtypes, precision):
+  """The product of two matrices along one axis of each.
+
+  The factors are rounded to `dtypes` and their gradients are not.
+  """
+  left, right = (
+    each.astype(dtype) for each, dtype in zip((left, right), dtypes)
+  )
+  if left.dtype.itemsize == 2:
+    precision = jax.lax.Precision.DEFAULT
+  return jax.lax.dot_general(
+    left,
+    right,
+    (((axes[0],), (axes[1],)), ((), ())),
+    precision=precision,
+    preferred_element_type=_wide(jnp.result_type(left, right)),
+  )
+
+
+def _product_forward(left, right, axes, dtypes, precision):
+  product = matrix_product(left, right, axes, dtypes, precision)
+  return product, (left, right)
+
+
+def _product_backward(axes, dtypes, precision, factors, cotangent):
+  left, right = factors
+  # A factor's gradient is the product of the cotangent and the other factor,
+  # in the order of the factor's axes.
+  of_left = (cotangent, right, (1, 1 - axes[1])), (dtypes[1],) * 2
+  of_right = (cotangent, left, (0, 1 - axes[0])), (dtypes[0],) * 2
+  if axes[0] == 0:
+    of_left = (right, cotangent, (1 - axes[1], 1)), of_left[1]
+  if axes[1] == 0:
+    of_right = (left, cotangent, (1 - axes[0], 0)), of_right[1]
+  return tuple(
+    matrix_product(*arguments, types, precision)
+    for arguments, types in (of_left, of_right)
+  )
+
+
+matrix_product.defvjp(_product_forward, _product_backward)
+
+
+def _wide(dtype) -> Any:
+  """Float32 for floating-point numbers of fewer bits."""
+  if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+    return jnp.dtype(jnp.float32)
+  return dtype
+
+
+def _widened(value):
+  dtype = jnp.result_type(value)
+  wide = _wide(dtype)
+  return value if wide == dtype else jnp.asarray(value).astype(wide)
+
+
+def _replacement(equation, rules) -> Callable | None:
+  inner = equation.params[_CALLS[equation.primitive.name]]
+  inner = inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
+  return rules.get(inner.debug_info.func_name)
+
+
+def _equations(jaxpr: Jaxpr, rules: Rules) -> Iterator:
+  """The operations of a jaxpr and of the functions that it calls."""
+  for equation in jaxpr.eqns:
+    if equation.primitive.name not in _CALLS:
+      yield equation
+    elif _replacement(equation, rules) is None:
+      inner = equation.params[_CALLS[equation.primitive.name]]
+      inner = inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
+      yield from _equations(inner, rules)

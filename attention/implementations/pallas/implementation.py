@@ -1,0 +1,78 @@
+"""The Pallas implementation, and which requests it serves."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention.implementations.blockwise import Blockwise
+from attention.normalizers import is_softmax
+from attention.request import Request
+from attention.softmax import Statistics
+
+_TARGETS = {"tpu": "tpu", "cuda": "hopper"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Pallas:
+  """Kernels for TPUs and Hopper GPUs.
+
+  On TPUs any score, mask and bias is traced inside the kernels. On GPUs there
+  is a forward kernel for dot products and additive scores.
+
+  Attributes:
+    target: "tpu" or "hopper"; None is that of the platform.
+    interpret: False compiles the kernels. True interprets them on any platform,
+      and an instance of `jax.experimental.pallas.tpu.InterpretParams`
+      interprets them with checks, for instance of races.
+    query_block: the queries of a tile, a multiple of 128; None chooses it.
+    key_block: the keys of a tile, a multiple of 128; None chooses it.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from attention import attend
+    >>> tokens = jnp.eye(5)
+    >>> interpreted = Pallas(interpret=True)
+    >>> attend(tokens, tokens, tokens, implementation=interpreted).shape
+    (5, 5)
+  """
+
+  target: str | None = None
+  interpret: Any = False
+  query_block: int | None = None
+  key_block: int | None = None
+
+  def obstacle(self, request: Request) -> str | None:
+    """Why the kernels cannot serve a request, or None if they can."""
+    if not self.interpret and request.target not in _TARGETS:
+      return f"needs a TPU or a Hopper GPU, the platform is {request.target}"
+    if not request.has_known_sizes:
+      return "needs known sizes"
+    if not is_softmax(request.normalizer):
+      return "computes softmax only"
+    if request.dropout is not None:
+      return "does not support dropout"
+    if request.combined is not None:
+      return "does not compute shards of keys"
+    if not self.interpret and request.dtype != jnp.float32:
+      return f"computes in float32, got {request.dtype}"
+    if 0 in (*request.leading, *request.scores_shape[-2:]):
+      return None
+    return self._call().obstacle(self, request)
+
+  def __call__(self, request: Request) -> tuple[jax.Array, Statistics]:
+    """The context [..., T, E] and the statistics [..., T]."""
+    if 0 in (*request.leading, *request.scores_shape[-2:]):
+      return Blockwise()(request)
+    return self._call().compute(self, request)
+
+  def target_of(self, request: Request) -> str:
+    """The kind of device of the kernels."""
+    return self.target or _TARGETS.get(request.target, "tpu")
+
+  def _call(self) -> Any:
+    """The module of the kernels; importing Pallas takes time."""
+    from attention.implementations.pallas import call
+
+    return call

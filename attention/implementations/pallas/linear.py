@@ -1,0 +1,103 @@
+"""Linear functions with a transpose of their own.
+
+`jax.custom_jvp` lets a kernel have a rule for tangents, and JAX derives reverse
+mode from that rule. Where a kernel computes reverse mode faster, the rule calls
+`with_transpose`: forward mode and derivatives of higher order differentiate
+`function`, and reverse mode calls `transpose`. `jax.custom_vjp` would exclude
+forward mode, and `jax.custom_derivatives.linear_call` has no derivative with
+respect to its residuals.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+# (residuals, arguments) -> results, linear in the arguments.
+Linear = Callable[[list[Any], list[Any]], list[Any]]
+
+
+def with_transpose(
+  function: Linear,
+  transpose: Linear,
+  residuals: list[jax.Array],
+  arguments: list[jax.Array],
+) -> list[jax.Array]:
+  """`function`, whose reverse mode is `transpose`.
+
+  `transpose` receives the residuals and the cotangents of the results, and
+  returns the cotangents of the arguments. Both must be differentiable.
+  """
+  return _linear.bind(
+    *residuals,
+    *arguments,
+    function=function,
+    transpose=transpose,
+    number=len(residuals),
+  )
+
+
+_linear = Primitive("linear_with_transpose")
+_linear.multiple_results = True
+
+
+@_linear.def_impl
+def _result(*values, function, transpose, number):
+  del transpose
+  return function([*values[:number]], [*values[number:]])
+
+
+@_linear.def_abstract_eval
+def _shapes(*values, function, transpose, number):
+  del transpose
+  shapes = jax.eval_shape(
+    lambda *arrays: function([*arrays[:number]], [*arrays[number:]]),
+    *(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in values),
+  )
+  return [jax.core.ShapedArray(each.shape, each.dtype) for each in shapes]
+
+
+def _jvp(primals, tangents, **parameters):
+  results = _linear.bind(*primals, **parameters)
+  plain = functools.partial(_result, **parameters)
+  tangents = [*map(ad.instantiate_zeros, tangents)]
+  return results, jax.jvp(plain, [*primals], tangents)[1]
+
+
+def _transpose(cotangents, *values, function, transpose, number):
+  del function
+  arguments = values[number:]
+  cotangents = [*map(ad.instantiate_zeros, cotangents)]
+  of_arguments = transpose([*values[:number]], cotangents)
+  assert len(of_arguments) == len(arguments)
+  return [None] * number + [*of_arguments]
+
+
+def _batched(values, axes, *, function, transpose, number):
+  # All arrays get the axis, as the transpose cannot know which ones have it.
+  size = next(
+    value.shape[axis] for value, axis in zip(values, axes) if axis is not None
+  )
+  values = [
+    jnp.broadcast_to(value, (size, *value.shape))
+    if axis is None
+    else jnp.moveaxis(value, axis, 0)
+    for value, axis in zip(values, axes)
+  ]
+  results = _linear.bind(
+    *values,
+    function=jax.vmap(function),
+    transpose=jax.vmap(transpose),
+    number=number,
+  )
+  return results, [0] * len(results)
+
+
+ad.primitive_jvps[_linear] = _jvp
+ad.primitive_transposes[_linear] = _transpose
+batching.primitive_batchers[_linear] = _batched
+mlir.register_lowering(_linear, mlir.lower_fun(_result, multiple_results=True))

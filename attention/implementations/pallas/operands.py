@@ -1,0 +1,116 @@
+"""Arrays that a kernel reads besides tokens: of scores, masks and biases.
+
+The functions of a tile ask a `Source` for the parts of arrays that they need.
+Outside of a kernel a `Plan` answers with shapes and notes what was asked for;
+inside, `Blocks` answers with the blocks of the current tile, in that order.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+
+class Unsupported(NotImplementedError):
+  """What a kernel does not support; completes "it ..."."""
+
+
+class Kind(enum.Enum):
+  """The part of an array that a tile reads."""
+
+  SCALAR = "scalar"  # a number for each leading entry
+  WHOLE = "whole"  # an array for each leading entry
+  COLUMN = "column"  # a number for each query, [t, 1]
+  ROW = "row"  # a number for each key, [1, s]
+  TILE = "tile"  # a number for each pair, [t, s]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Operand:
+  """An array [leading..., core...]; its i-th leading axis is `axes[i]`.
+
+  An axis of the context's leading axes, or None for an axis of size 1.
+  """
+
+  array: jax.Array
+  kind: Kind
+  axes: tuple[int | None, ...]
+
+  @property
+  def core(self) -> tuple[int, ...]:
+    """The shape without leading axes."""
+    return self.array.shape[len(self.axes) :]
+
+  def part(self, queries: int, keys: int) -> tuple[int, ...]:
+    """The shape of the part that a tile reads."""
+    return {
+      Kind.SCALAR: (),
+      Kind.WHOLE: self.core,
+      Kind.COLUMN: (queries, 1),
+      Kind.ROW: (1, keys),
+      Kind.TILE: (queries, keys),
+    }[self.kind]
+
+
+class Source(Protocol):
+  """What supplies the parts of arrays, for arrays with leading axes."""
+
+  def read(
+    self, array: Any, kind: Kind, axes: Sequence[int | None]
+  ) -> jax.Array:
+    """The part of an array that belongs to a tile."""
+
+  def index(self, axis: int) -> Any:
+    """The tile's index along a leading axis of the context."""
+
+
+class Plan:
+  """Notes the operands, and answers with zeros of a tile of one pair."""
+
+  def __init__(self) -> None:
+    self.operands: list[Operand] = []
+
+  def read(self, array, kind, axes):
+    """Zeros."""
+    array = jnp.asarray(array)
+    operand = Operand(array, kind, tuple(axes))
+    self.operands.append(operand)
+    return jnp.zeros(operand.part(1, 1), array.dtype)
+
+  def index(self, axis):
+    """Zero."""
+    del axis
+    return jnp.int32(0)
+
+
+class Blocks:
+  """Answers with blocks, in the order in which a `Plan` was asked."""
+
+  def __init__(self, blocks: Sequence[jax.Array], indices: Sequence[Any]):
+    self._blocks = iter(blocks)
+    self._indices = indices
+
+  def read(self, array, kind, axes):
+    """The next block."""
+    del array, kind, axes
+    return next(self._blocks)
+
+  def index(self, axis):
+    """The tile's index along a leading axis."""
+    return self._indices[axis]
+
+
+def aligned_right(leading: Sequence[int], rank: int) -> tuple[int | None, ...]:
+  """The axes of an array's leading axes, by NumPy's rules."""
+  first = rank - len(leading)
+  return tuple(
+    None if size == 1 else first + n for n, size in enumerate(leading)
+  )
+
+
+def aligned_left(leading: Sequence[int]) -> tuple[int | None, ...]:
+  """The axes of an array's leading axes, the leftmost of the context's."""
+  return tuple(None if size == 1 else n for n, size in enumerate(leading))

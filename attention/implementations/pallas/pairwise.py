@@ -1,0 +1,252 @@
+"""Masks and biases of one tile, inside a kernel.
+
+Each type reads its arrays from a `Source`, so that a tile loads only the blocks
+that belong to it.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention import biases
+from attention.implementations.pallas.operands import (
+  Kind,
+  Source,
+  Unsupported,
+  aligned_left,
+  aligned_right,
+)
+from attention.masks import types as masks
+from attention.positional import (
+  AtPositions,
+  GroupHeads,
+  Pairwise,
+  Shift,
+  Transform,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+  """Where a tile lies, and what supplies its arrays.
+
+  `queries` [t, 1] and `keys` [1, s] are the positions at which a mask or bias
+  is evaluated. `at_rows` says that they are those of the tile itself.
+  """
+
+  source: Source
+  queries: jax.Array
+  keys: jax.Array
+  rank: int
+  own_queries: bool = True
+  own_keys: bool = True
+  # (K, G) where two axes of the context are one axis of the arrays.
+  grouping: tuple[int, int] | None = None
+
+  def number(self, value: Any, axes) -> Any:
+    """A number for each leading entry."""
+    if isinstance(value, int | float):
+      return value
+    return self.source.read(value, Kind.SCALAR, axes)
+
+
+@functools.singledispatch
+def values(pairs: Pairwise, tile: Tile) -> jax.Array:
+  """The values of a mask or bias in a tile, broadcast to [t, s]."""
+  raise Unsupported(
+    f"does not support {type(pairs).__name__} as a mask or a bias"
+  )
+
+
+@values.register
+def _(pairs: masks.Band, tile: Tile):
+  distance = tile.keys - tile.queries
+  visible = jnp.ones(distance.shape, bool)
+  if pairs.left is not None:
+    visible = visible & (distance >= -_left_aligned(pairs.left, tile))
+  if pairs.right is not None:
+    visible = visible & (distance <= _left_aligned(pairs.right, tile))
+  return visible
+
+
+@values.register
+def _(pairs: masks.Below, tile: Tile):
+  return tile.keys < _left_aligned(pairs.limit, tile)
+
+
+@values.register
+def _(pairs: masks.Segments, tile: Tile):
+  _require_own(pairs, tile)
+  query_ids, key_ids = jnp.asarray(pairs.query_ids), jnp.asarray(pairs.key_ids)
+  return tile.source.read(
+    query_ids, Kind.COLUMN, aligned_left(query_ids.shape[:-1])
+  ) == tile.source.read(key_ids, Kind.ROW, aligned_left(key_ids.shape[:-1]))
+
+
+@values.register
+def _(pairs: masks.Where, tile: Tile):
+  visible = pairs.function(tile.queries, tile.keys)
+  if jnp.result_type(visible) != jnp.bool_ or jnp.ndim(visible) != 2:
+    raise Unsupported(
+      "supports functions of masks.where that return booleans [t, s], got "
+      f"{jnp.result_type(visible)} of shape {jnp.shape(visible)}"
+    )
+  return visible
+
+
+@values.register
+def _(pairs: masks.ArrayMask, tile: Tile):
+  return _of_array(pairs, tile) != 0
+
+
+@values.register
+def _(pairs: masks.Combined, tile: Tile):
+  left, right = values(pairs.left, tile), values(pairs.right, tile)
+  return left & right if pairs.operation == "and" else left | right
+
+
+@values.register
+def _(pairs: masks.MaskView, tile: Tile):
+  return transformed(pairs.transform, pairs.inner, tile)
+
+
+@values.register
+def _(pairs: biases.Alibi, tile: Tile):
+  # The bias at distance 1 is the slope of each head.
+  slopes = pairs.block(np.arange(1), np.arange(1, 2), 1)[:, 0, 0]
+  distance = jnp.abs(tile.keys - tile.queries)
+  return _of_heads(slopes, tile) * distance.astype(slopes.dtype)
+
+
+@values.register
+def _(pairs: biases.ArrayBias, tile: Tile):
+  return _of_array(pairs, tile)
+
+
+@values.register
+def _(pairs: biases.Sum, tile: Tile):
+  return values(pairs.left, tile) + values(pairs.right, tile)
+
+
+@values.register
+def _(pairs: biases.Scaled, tile: Tile):
+  inner = values(pairs.inner, tile)
+  factor = _of_heads(pairs.factor, tile)
+  hidden = inner == -jnp.inf
+  scaled = jnp.where(hidden, 0.0, inner) * factor
+  return jnp.where(hidden, -jnp.inf, scaled)
+
+
+@values.register
+def _(pairs: biases.BiasView, tile: Tile):
+  return transformed(pairs.transform, pairs.inner, tile)
+
+
+@functools.singledispatch
+def transformed(change: Transform, inner: Pairwise, tile: Tile) -> jax.Array:
+  """The values of `inner`, changed by a transform."""
+  raise Unsupported(f"does not support {type(change).__name__} of a mask")
+
+
+@transformed.register
+def _(change: masks.Invert, inner: Pairwise, tile: Tile):
+  del change
+  return ~values(inner, tile)
+
+
+@transformed.register
+def _(change: Shift, inner: Pairwise, tile: Tile):
+  queries, keys = tile.queries, tile.keys
+  if not isinstance(change.row, int) or change.row:
+    queries = queries + tile.number(change.row, ())
+  if change.column is not None:
+    keys = keys + tile.number(change.column, ())
+  moved = dataclasses.replace(
+    tile,
+    queries=queries,
+    keys=keys,
+    own_queries=tile.own_queries and queries is tile.queries,
+    own_keys=tile.own_keys and keys is tile.keys,
+  )
+  return values(inner, moved)
+
+
+@transformed.register
+def _(change: AtPositions, inner: Pairwise, tile: Tile):
+  _require_own(inner, tile)
+  rows, columns = change.rows, change.columns
+  queries = tile.source.read(rows, Kind.COLUMN, aligned_left(rows.shape[:-1]))
+  keys, own_keys = tile.keys, True
+  if columns is not None:
+    axes = aligned_left(columns.shape[:-1])
+    keys, own_keys = tile.source.read(columns, Kind.ROW, axes), False
+  moved = dataclasses.replace(
+    tile, queries=queries, keys=keys, own_queries=False, own_keys=own_keys
+  )
+  return values(inner, moved)
+
+
+@transformed.register
+def _(change: GroupHeads, inner: Pairwise, tile: Tile):
+  heads = change.num_key_value_heads, change.num_groups
+  return values(inner, dataclasses.replace(tile, grouping=heads))
+
+
+def _require_own(pairs, tile):
+  if not (tile.own_queries and tile.own_keys):
+    raise Unsupported(
+      f"does not support {type(pairs).__name__} at shifted positions"
+    )
+
+
+def _left_aligned(parameter, tile: Tile):
+  """A parameter [B...] that belongs to the leftmost leading axes."""
+  if isinstance(parameter, int):
+    return parameter
+  leading = jnp.shape(parameter)
+  rank = tile.rank - (tile.grouping is not None)
+  if tile.grouping is not None and len(leading) == rank:
+    return _of_heads(parameter, tile)
+  return tile.number(parameter, aligned_left(leading))
+
+
+def _of_heads(parameter, tile: Tile):
+  """A parameter [...,  H] that belongs to the rightmost leading axes."""
+  if isinstance(parameter, int | float):
+    return parameter
+  array = jnp.asarray(parameter)
+  array, axes = _split(array, array.ndim, tile)
+  return tile.number(array, axes)
+
+
+def _split(array, leading: int, tile: Tile):
+  """An array whose axis of heads is [K, G] like the context's, and its axes."""
+  sizes = array.shape[:leading]
+  if tile.grouping is not None and sizes:
+    key_heads, groups = tile.grouping
+    heads = (1, 1) if sizes[-1] == 1 else (key_heads, groups)
+    array = array.reshape(*sizes[:-1], *heads, *array.shape[leading:])
+    sizes = array.shape[: leading + 1]
+  return array, aligned_right(sizes, tile.rank)
+
+
+def _of_array(pairs: Any, tile: Tile):
+  """The tile of an array [..., T, S] that broadcasts."""
+  _require_own(pairs, tile)
+  array = jnp.asarray(pairs.array)
+  array = array.reshape((1,) * (2 - array.ndim) + array.shape)
+  if array.dtype == jnp.bool_:
+    array = array.astype(jnp.int8)
+  array, axes = _split(array, array.ndim - 2, tile)
+  queries, keys = array.shape[-2:]
+  if queries > 1 and keys > 1:
+    return tile.source.read(array, Kind.TILE, axes)
+  if queries > 1:
+    return tile.source.read(array[..., 0], Kind.COLUMN, axes)
+  if keys > 1:
+    return tile.source.read(array[..., 0, :], Kind.ROW, axes)
+  return tile.source.read(array[..., 0, 0], Kind.SCALAR, axes)

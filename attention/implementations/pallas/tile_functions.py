@@ -1,0 +1,193 @@
+"""The functions of a tile that a kernel evaluates, made from a request."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention.head_parameters import head_axes
+from attention.implementations.pallas.functions import (
+  Rules,
+  TileFunction,
+  traced,
+)
+from attention.implementations.pallas.operands import (
+  Blocks,
+  Kind,
+  Operand,
+  Plan,
+  Unsupported,
+  aligned_right,
+)
+from attention.implementations.pallas.pairwise import Tile, values
+from attention.masks import types as masks
+from attention.positional import Pairwise
+from attention.request import Request
+from attention.scores import Positions, Score
+
+_SCALAR = jax.ShapeDtypeStruct((), jnp.int32)
+_UNDECLARED = (
+  "needs a score of one head as a function of matrices [t, D] and [s, D], "
+  "which returns [t, s]; a dataclass declares arrays of several heads by "
+  "dataclasses.field(metadata=attention.scores.MATRIX), VECTOR or SCALAR"
+)
+
+
+class TileFunctions(NamedTuple):
+  """The score, the bias and the mask of a tile; None where there is none."""
+
+  pair: TileFunction  # (query, key, first query, first key, *indices)
+  bias: TileFunction | None  # (first query, first key, *indices)
+  visible: TileFunction | None
+
+  @property
+  def operands(self) -> list[Operand]:
+    """The operands of the score, the bias and the mask."""
+    functions = [each for each in self if each is not None]
+    return [each for function in functions for each in function.operands]
+
+  def split(self, parts: Sequence[Any]) -> list[Sequence[Any]]:
+    """The parts of the operands of each function."""
+    result = []
+    for function in self:
+      number = 0 if function is None else len(function.operands)
+      result.append(parts[:number])
+      parts = parts[number:]
+    return result
+
+
+def trace(
+  request: Request,
+  query: jax.Array,
+  key: jax.Array,
+  tile: tuple[int, int],
+  rules: Rules,
+) -> TileFunctions:
+  """The functions of a tile of a request with these mapped tokens."""
+  rank = len(request.leading)
+  bias = visible = None
+  if request.bias is not None:
+    bias = _traced_pairwise([request.bias], rank, tile, rules)
+  parts = [] if request.mask is None else [request.mask]
+  key_length = request.scores_shape[-1]
+  if key_length % tile[1]:
+    parts.append(masks.Below(key_length))
+  if parts:
+    visible = _traced_pairwise(parts, rank, tile, rules)
+  pair = _traced_score(request, query, key, tile, rules)
+  return TileFunctions(pair, bias, visible)
+
+
+def _traced_score(request, query, key, tile, rules) -> TileFunction:
+  """The score of mapped tokens [t, D] and [s, D]."""
+  rank = len(request.leading)
+  score, operands = _parameters(request.score, rank)
+  tokens = [
+    jax.ShapeDtypeStruct((size, array.shape[-1]), array.dtype)
+    for size, array in zip(tile, (query, key))
+  ]
+  arguments = [*tokens, *[_SCALAR] * (2 + rank)]
+
+  def pair(leading, query, key, first_query, first_key, *others):
+    indices, parts = others[:rank], others[rank:]
+    positions = TilePositions(
+      first_query,
+      first_key,
+      num_queries=tile[0],
+      num_keys=tile[1],
+      key_length=request.scores_shape[-1],
+      leading=indices,
+    )
+    query, key = (x.reshape(*leading, *x.shape) for x in (query, key))
+    scores = score(parts).pair_at(query, key, positions)
+    if scores.shape != (*leading, *tile):
+      raise Unsupported(_UNDECLARED)
+    return scores.reshape(tile).astype(request.dtype)
+
+  error: Exception | None = None
+  for leading in ((), (1,) * rank):
+    try:
+      function = functools.partial(pair, leading)
+      return traced(function, arguments, operands, tile, rules)
+    except (AssertionError, RuntimeError, TypeError, ValueError) as failure:
+      if isinstance(failure, Unsupported) and failure.args[0] != _UNDECLARED:
+        raise
+      error = failure
+  raise Unsupported(_UNDECLARED) from error
+
+
+def _parameters(
+  score: Score, rank: int
+) -> tuple[Callable[[Sequence[Any]], Score], list[Operand]]:
+  """The score as a function of one head's arrays, and these as operands."""
+  leaves, structure = jax.tree.flatten(score)
+  heads = head_axes(score)
+  if heads is None:
+    return lambda parts: score, []
+  operands, places = [], []
+  for place, (leaf, axis) in enumerate(zip(leaves, heads)):
+    if not isinstance(leaf, jax.Array | np.ndarray):
+      continue
+    number = 0 if axis is None else axis + 1
+    kind = Kind.WHOLE if leaf.ndim > number else Kind.SCALAR
+    operands.append(
+      Operand(jnp.asarray(leaf), kind, aligned_right(leaf.shape[:number], rank))
+    )
+    places.append(place)
+
+  def with_parts(parts):
+    own = list(leaves)
+    for place, part in zip(places, parts):
+      own[place] = part
+    return jax.tree.unflatten(structure, own)
+
+  return with_parts, operands
+
+
+def _traced_pairwise(
+  parts: Sequence[Pairwise], rank: int, tile, rules
+) -> TileFunction:
+  """A bias, or the conjunction of masks, [t, s]."""
+  plan = Plan()
+  one = jnp.zeros((1, 1), jnp.int32)
+  for each in parts:
+    values(each, Tile(plan, one, one, rank))
+
+  def block(first_query, first_key, *others):
+    indices, blocks = others[:rank], others[rank:]
+    queries = first_query + _count(tile[0], 0)
+    keys = first_key + _count(tile[1], 1)
+    at = Tile(Blocks(blocks, indices), queries, keys, rank)
+    result = functools.reduce(
+      jnp.logical_and, [values(each, at) for each in parts]
+    )
+    return jnp.broadcast_to(result, tile)
+
+  arguments = [_SCALAR] * (2 + rank)
+  return traced(block, arguments, plan.operands, tile, rules)
+
+
+def _count(size: int, axis: int) -> jax.Array:
+  """0, 1, ... along one axis of a matrix, int32 [size, 1] or [1, size]."""
+  shape = [1, 1]
+  shape[axis] = size
+  return jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TilePositions(Positions):
+  """Positions as matrices; kernels have no vectors of integers."""
+
+  def broadcast(self, rank):
+    """The positions of queries [..., t, 1] and keys [..., 1, s]."""
+    ones = (1,) * (rank - 2)
+    queries = self.query_start + _count(self.num_queries, 0)
+    keys = self.key_start + _count(self.num_keys, 1)
+    return (
+      queries.reshape(*ones, *queries.shape),
+      keys.reshape(*ones, *keys.shape),
+    )

@@ -1,0 +1,83 @@
+"""The order in which a kernel visits the tiles that a mask does not hide."""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from attention.implementations.pallas.operands import Unsupported
+from attention.positional import EMPTY, PARTIAL
+
+# Flags of a visit: the first and the last of its row or column; whether the
+# mask hides some pairs, or all.
+FIRST, LAST, MASKED, HIDDEN = 1, 2, 4, 8
+_FLAG_BITS, _BITS = 4, 13
+_MOST = 1 << _BITS
+
+
+class Visits(NamedTuple):
+  """One entry per visit, int32 [P]."""
+
+  rows: np.ndarray
+  columns: np.ndarray
+  groups: np.ndarray  # the index along leading axes that share keys
+  flags: np.ndarray
+
+  def packed(self, has_groups: bool) -> list[np.ndarray]:
+    """Arrays for a TPU's scalar memory: tiles with flags, and groups."""
+    most = max(self.rows.max(), self.columns.max()) + 1
+    if most > _MOST:
+      raise Unsupported(
+        f"has at most {_MOST} tiles along an axis, got {most}; larger "
+        "query_block and key_block make fewer"
+      )
+    tiles = self.rows << _BITS | self.columns
+    tiles = tiles << _FLAG_BITS | self.flags
+    return [tiles.astype(np.int32), *[self.groups] * has_groups]
+
+
+def unpacked(tile):
+  """The row, the column and the flags of a packed visit."""
+  number = tile >> _FLAG_BITS
+  return number >> _BITS, number & (_MOST - 1), tile & ((1 << _FLAG_BITS) - 1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Visibility:
+  """The visibility of all tiles, equal by value."""
+
+  tiles: np.ndarray  # int8 [T / t, S / s] of EMPTY, PARTIAL and FULL
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, Visibility) and self._value == other._value
+
+  def __hash__(self) -> int:
+    return hash(self._value)
+
+  @property
+  def _value(self) -> tuple:
+    return self.tiles.shape, self.tiles.tobytes()
+
+  def by_rows(self) -> Visits:
+    """Row by row; a row without a visible tile has one hidden visit."""
+    return _visits(self.tiles, 1)
+
+  def by_columns(self, groups: int) -> Visits:
+    """Column by column, and in each group by group."""
+    by_columns = _visits(self.tiles.T, groups)
+    return by_columns._replace(rows=by_columns.columns, columns=by_columns.rows)
+
+
+def _visits(tiles: np.ndarray, groups: int) -> Visits:
+  entries: list[tuple[int, int, int, int]] = []
+  for row, kinds in enumerate(tiles):
+    seen = np.flatnonzero(kinds != EMPTY)
+    if not len(seen):
+      entries.append((row, 0, 0, FIRST | LAST | HIDDEN))
+      continue
+    flags = np.tile(np.where(kinds[seen] == PARTIAL, MASKED, 0), groups)
+    flags[0] |= FIRST
+    flags[-1] |= LAST
+    group = np.repeat(np.arange(groups), len(seen))
+    entries += zip([row] * len(group), np.tile(seen, groups), group, flags)
+  return Visits(*np.asarray(entries, np.int32).T)

@@ -1,0 +1,243 @@
+"""Kernels, interpreted, against the reference."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from attention import attend, biases, masks, normalizers, scores
+from attention.implementations import BY_NAME, Pallas
+from tests.attention.matrix import sampled
+from tests.attention.oracle import draw
+
+INTERPRETED = Pallas(interpret=True, query_block=128, key_block=128)
+SHAPES = ((2, 3, 150, 8), (2, 3, 200, 8), (2, 3, 200, 4))
+GENERATOR = np.random.default_rng(0)
+IDS = jnp.asarray(np.sort(GENERATOR.integers(0, 4, (2, 200)), axis=-1))
+TABLE = jnp.asarray(GENERATOR.normal(size=(3, 150, 200)), jnp.float32)
+
+
+def arrays(*shapes, seed=0, dtype=jnp.float32):
+  return [jnp.asarray(each, dtype) for each in draw(seed, *shapes)]
+
+
+def manhattan(query, key):
+  gap = query[..., :, None, :] - key[..., None, :, :]
+  return -jnp.sum(jnp.abs(gap), axis=-1)
+
+
+def parameters(name):
+  """A score, a mask and a bias, by the name of what is special."""
+  weight, other, vector, heads = arrays((8, 6), (8, 6), (6,), (3,), seed=1)
+  found = {
+    "dot": {},
+    "causal": {"mask": masks.causal(50)},
+    "window": {"mask": masks.sliding_window(30, 0)},
+    "padding": {"mask": masks.padding(jnp.array([130, 0]))},
+    "segments": {"mask": masks.segments(IDS[:, :150], IDS)},
+    "where": {"mask": masks.where(lambda i, j: (i + j) % 3 > 0)},
+    "positions": {"mask": masks.causal().at(IDS[:, :150] * 40)},
+    "array mask": {"mask": TABLE > 0.0},
+    "alibi": {"bias": biases.alibi(3)},
+    "array bias": {"bias": TABLE},
+    "scaled bias": {"bias": 0.5 * biases.alibi(3) + TABLE[:1]},
+    "heads": {"score": scores.scaled_dot(scale=heads)},
+    "general": {"score": scores.general(weight @ other.T)},
+    "additive": {"score": scores.additive(weight, other, vector)},
+    "additive padding": {
+      "score": scores.additive(weight, other, vector),
+      "mask": masks.padding(jnp.array([130, 0])),
+    },
+    "many channels": {
+      "score": scores.additive(*arrays((8, 300), (8, 300), (300,), seed=2))
+    },
+    "cosine": {"score": scores.cosine(2.0)},
+    "soft cap": {"score": scores.soft_cap(scores.dot(), 5.0)},
+    "temperature": {
+      "score": scores.temperature(scores.dot(), 2.0 + jnp.abs(heads))
+    },
+    "manhattan": {"score": scores.as_score(manhattan)},
+    "closure": {
+      "score": scores.as_score(
+        lambda q, k: jnp.sin(q @ weight) @ (k @ other).mT
+      )
+    },
+    "positional": {
+      "score": scores.positional(lambda q, k, i, j: q @ k.mT - 0.1 * abs(i - j))
+    },
+    "local": {"score": scores.local(scores.dot(), 40)},
+    "sink": {"normalizer": normalizers.softmax(sink=heads)},
+  }
+  return found[name]
+
+
+NAMES = (
+  *("dot", "causal", "window", "padding", "segments", "where", "positions"),
+  *("array mask", "alibi", "array bias", "scaled bias", "heads", "general"),
+  *(
+    "additive",
+    "additive padding",
+    "many channels",
+    "cosine",
+    "soft cap",
+    "temperature",
+  ),
+  *("manhattan", "closure", "positional", "local", "sink"),
+)
+
+
+def results(tokens, implementation, arguments):
+  """The context, the lse and the gradients of tokens and parameters."""
+
+  def loss(tokens, arguments):
+    context, lse = attend(
+      *tokens, **arguments, implementation=implementation, return_lse=True
+    )
+    seen = jnp.where(jnp.isneginf(lse), 0.0, lse)
+    return jnp.sum(jnp.sin(context)) + jnp.sum(seen**2), (context, lse)
+
+  run = jax.grad(loss, (0, 1), has_aux=True, allow_int=True)
+  gradients, outputs = jax.jit(run)(tokens, arguments)
+  floating = [
+    each
+    for each in jax.tree.leaves(gradients)
+    if each.dtype != jax.dtypes.float0
+  ]
+  return outputs, floating
+
+
+def close(got, want, tolerance):
+  def check(got, want):
+    got, want = (np.asarray(each, np.float64) for each in (got, want))
+    scale = np.max(np.abs(want), where=np.isfinite(want), initial=1.0)
+    np.testing.assert_allclose(
+      got, want, rtol=tolerance, atol=tolerance * scale
+    )
+
+  jax.tree.map(check, got, want)
+
+
+@sampled("name", NAMES, default=["additive padding"])
+def test_results_and_gradients_equal_the_reference(name):
+  tokens = arrays(*SHAPES)
+  arguments = parameters(name)
+  got = results(tokens, INTERPRETED, arguments)
+  close(got, results(tokens, "reference", arguments), 1e-4)
+
+
+@sampled("name", ["dot", "additive", "causal"], default=[])
+def test_bfloat16_is_as_exact_as_the_reference(name):
+  arguments = parameters(name)
+  exact = results(arrays(*SHAPES), "reference", arguments)
+  tokens = arrays(*SHAPES, dtype=jnp.bfloat16)
+
+  def error(implementation):
+    computed = results(tokens, implementation, arguments)
+    return [
+      float(np.linalg.norm(np.asarray(got, np.float32) - want))
+      for got, want in zip(jax.tree.leaves(computed), jax.tree.leaves(exact))
+    ]
+
+  for kernel, dense in zip(error(INTERPRETED), error("reference")):
+    assert kernel <= 1.5 * dense + 1e-3
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+  "shapes",
+  [
+    ((2, 2, 3, 140, 8), (2, 2, 1, 130, 8), (2, 2, 1, 130, 4)),
+    ((140, 8), (2, 130, 8), (3, 1, 130, 4)),
+    ((2, 1, 140, 8), (1, 3, 130, 8), (130, 4)),
+    ((1, 8), (300, 8), (300, 4)),
+  ],
+  ids=["grouped", "ranks", "broadcast", "one query"],
+)
+def test_leading_axes_broadcast_without_repeating_keys(shapes):
+  tokens = arrays(*shapes)
+  got = results(tokens, INTERPRETED, {})
+  close(got, results(tokens, "reference", {}), 1e-4)
+
+
+@pytest.mark.exhaustive
+def test_forward_mode_and_second_order_equal_the_reference():
+  tokens = arrays((2, 130, 4), (2, 140, 4), (2, 140, 3))
+  moved = arrays((2, 130, 4), (2, 140, 4), (2, 140, 3), seed=3)
+
+  def derivatives(implementation):
+    def loss(*tokens):
+      context = attend(
+        *tokens, mask=masks.causal(), implementation=implementation
+      )
+      return jnp.sum(jnp.sin(context))
+
+    def gradient(*tokens):
+      return jax.grad(loss, (0, 1, 2))(*tokens)
+
+    def inner(*tokens):
+      products = map(jnp.vdot, gradient(*tokens), moved)
+      return sum(products)
+
+    return jax.jit(
+      lambda *tokens: (
+        jax.jvp(loss, tokens, tuple(moved)),
+        jax.jvp(gradient, tokens, tuple(moved))[1],
+        jax.grad(inner, (0, 1, 2))(*tokens),
+      )
+    )(*tokens)
+
+  close(derivatives(INTERPRETED), derivatives("reference"), 1e-4)
+
+
+@pytest.mark.exhaustive
+def test_vmap_equals_a_leading_axis():
+  tokens = arrays((3, 130, 4), (3, 140, 4), (3, 140, 3))
+
+  def gradient(*tokens):
+    def loss(*tokens):
+      return jnp.sum(jnp.sin(attend(*tokens, implementation=INTERPRETED)))
+
+    return jax.grad(loss, (0, 1, 2))(*tokens)
+
+  close(jax.jit(jax.vmap(gradient))(*tokens), jax.jit(gradient)(*tokens), 1e-5)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["causal", "additive"])
+def test_no_races_and_no_uninitialised_memory(name, capfd):
+  checked = pltpu.InterpretParams(
+    detect_races=True, uninitialized_memory="nan", out_of_bounds_reads="raise"
+  )
+  tokens = arrays((2, 130, 8), (2, 150, 8), (2, 150, 4))
+  arguments = {**parameters(name)}
+  kernels = Pallas(interpret=checked, query_block=128, key_block=128)
+  got = results(tokens, kernels, arguments)
+  close(got, results(tokens, "reference", arguments), 1e-4)
+  # The interpreter prints the races that it finds.
+  assert "RACE" not in capfd.readouterr().out
+
+
+def test_what_kernels_do_not_support_is_an_error_that_says_why():
+  query, key, value = arrays((2, 5, 4), (2, 7, 4), (2, 7, 3))
+
+  def refused(reason, implementation=INTERPRETED, **arguments):
+    with pytest.raises(NotImplementedError, match=reason):
+      attend(query, key, value, implementation=implementation, **arguments)
+
+  refused("needs a TPU or a Hopper GPU, the platform is cpu", "pallas")
+  refused("computes softmax only", normalizer=normalizers.sigmoid())
+  refused("does not support dropout", dropout_rate=0.5, rng=jax.random.key(0))
+  refused(
+    "the operation gather",
+    score=scores.forgetting(scores.dot(), jnp.zeros(7)),
+  )
+  bias = biases.relative_position(jnp.zeros((8, 2)))
+  refused("does not support RelativePosition", bias=bias)
+  weight = jnp.ones((2, 1, 1))
+  refused("a score of one head", score=lambda q, k: weight * (q @ k.mT))
+
+
+def test_a_name_stands_for_compiled_kernels():
+  assert BY_NAME["pallas"] == Pallas()
+  assert not Pallas().interpret

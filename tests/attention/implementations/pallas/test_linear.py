@@ -1,0 +1,78 @@
+"""Linear functions with a transpose of their own."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention.implementations.pallas.linear import with_transpose
+
+calls = []
+
+
+@jax.custom_jvp
+def reverse(tokens, cotangent):
+  calls.append("reverse")
+  return jnp.cos(tokens) * cotangent
+
+
+@reverse.defjvp
+def _(primals, tangents):
+  tokens, cotangent = primals
+  moved, of_cotangent = tangents
+  slope = -jnp.sin(tokens) * moved
+  return reverse(*primals), slope * cotangent + jnp.cos(tokens) * of_cotangent
+
+
+@jax.custom_jvp
+def sine(tokens):
+  return jnp.sin(tokens)
+
+
+@sine.defjvp
+def _(primals, tangents):
+  (tangent,) = with_transpose(
+    lambda residuals, arguments: [jnp.cos(residuals[0]) * arguments[0]],
+    lambda residuals, cotangents: [reverse(residuals[0], cotangents[0])],
+    [*primals],
+    [*tangents],
+  )
+  return sine(*primals), tangent
+
+
+def test_all_derivatives_are_those_of_the_function():
+  point = jnp.arange(3.0)
+  batch = jnp.stack([point, 2.0 * point])
+
+  def derivatives(function, point, batch):
+    def loss(point):
+      return jnp.sum(function(point) ** 2)
+
+    gradient = jax.grad(loss)
+    tangent = functools.partial(jax.jvp, tangents=(point,))
+    return (
+      gradient(point),
+      tangent(loss, (point,))[1],
+      tangent(gradient, (point,))[1],
+      jax.grad(lambda point: jnp.sum(gradient(point)))(point),
+      jax.grad(lambda point: tangent(loss, (point,))[1])(point),
+      jax.vmap(gradient)(batch),
+      jax.grad(lambda batch: jnp.sum(jax.vmap(loss)(batch)))(batch),
+      jax.jacfwd(jax.hessian(loss))(point),
+    )
+
+  run = jax.jit(derivatives, static_argnums=0)
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
+    run(sine, point, batch),
+    run(jnp.sin, point, batch),
+  )
+
+
+def test_reverse_mode_calls_the_transpose_and_forward_mode_does_not():
+  calls.clear()
+  jax.jvp(sine, (jnp.ones(2),), (jnp.ones(2),))
+  assert not calls
+  jax.grad(lambda tokens: jnp.sum(sine(tokens)))(jnp.ones(2))
+  assert calls == ["reverse"]
