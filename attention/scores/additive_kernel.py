@@ -218,7 +218,8 @@ def _mapped_over_leading_axes(function, channels):
     flat = full.reshape(number, -1, rows, columns)
     return jnp.moveaxis(flat, 1, 0)
 
-  return jax.lax.map(lambda each: function(*each), [*map(entries, channels)])
+  sums = jax.lax.map(lambda each: function(*each), [*map(entries, channels)])
+  return sums.reshape(*leading, *sums.shape[1:])
 
 
 def _pairs_like_tokens(query, key, weight):

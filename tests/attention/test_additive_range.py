@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import additive_score
+from attention import additive_score, scores
 from attention.scores import additive_kernel
 from tests.attention.oracle import draw
 
@@ -93,3 +93,15 @@ def test_forward_mode_of_a_score_of_very_negative_projections():
   query = jnp.full((1, 2), -80.0)
   _, tangent = jax.jvp(score, (query,), (jnp.ones((1, 2)),))
   np.testing.assert_allclose(tangent, [[2.0]], rtol=1e-6)
+
+
+def test_gradient_of_many_pairs_with_two_leading_axes_is_traced():
+  """All platforms' branches have results of one shape."""
+  score = scores.additive(jnp.ones((8, 6)), jnp.ones((8, 6)), jnp.ones(6))
+
+  def loss(tokens):
+    return jnp.sum(score(tokens, tokens))
+
+  tokens = jax.ShapeDtypeStruct((2, 3, 150, 8), jnp.float32)
+  gradient = jax.eval_shape(jax.grad(loss), tokens)
+  assert gradient.shape == tokens.shape
