@@ -30,7 +30,8 @@ sums = {name: float(array.sum()) for name, array in params.items()}
 assert not {"experiments", "attention", "jax"} & sys.modules.keys()
 print(json.dumps([config["data"]["name"], sums]))
 """
-# Decodes the token ids of the second argument greedily, with JAX.
+# Decodes the token ids of the second argument greedily, with JAX, without those
+# of the third.
 DECODING = """
 import json, sys
 import jax
@@ -50,7 +51,8 @@ state, tokens = start(params, source), []
 for _ in range(sizes["target_length"]):
   state, logits, weights = step(params, state, token)
   logits = np.array(logits)
-  logits[:, [sizes["padding"], sizes["start_of_sentence"]]] = -np.inf
+  special = [sizes["padding"], sizes["start_of_sentence"]]
+  logits[:, special + json.loads(sys.argv[3])] = -np.inf
   token = logits.argmax(-1).astype(np.int32)
   tokens.append(token.tolist())
 assert not {"experiments", "attention", "flax"} & sys.modules.keys()
@@ -98,17 +100,28 @@ def test_parameters_are_read_with_numpy_alone(folder, restored):
 
 
 @pytest.mark.exhaustive
-def test_the_decoder_is_called_with_jax_alone(folder, restored):
-  export.export_decoding(restored, export.Shapes(2, 6, 5), folder)
+@pytest.mark.parametrize(
+  ("name", "sources", "heads"),
+  [("reverse", SOURCES, 1), ("translation", ["a dog runs", "two men"], 2)],
+)
+def test_the_decoder_is_called_with_jax_alone(
+  name, sources, heads, workdir, tmp_path
+):
+  restored = inference.restore(workdir.parent / name)
+  export.export_parameters(restored, workdir.parent / name, tmp_path)
+  export.export_decoding(restored, export.Shapes(2, 6, 5), tmp_path)
   data = restored.experiment.data
-  sources = np.zeros((2, 6), int)
-  for row, tokens in zip(sources, data.source_tokens(SOURCES)):
-    row[: len(tokens) + 1] = [*tokens, 2]
-  tokens, weights = without_package(DECODING, folder, sources.tolist())
-  assert weights[::2] == [2, 6]
-  run = experiments.load(folder)
-  assert data.target_text(np.transpose(tokens)) == run.translate(
-    SOURCES, beam_size=1, max_length=5
+  tokens = np.zeros((2, 6), int)
+  for row, encoded in zip(tokens, data.source_tokens(sources)):
+    row[: len(encoded) + 1] = [*encoded, 2]
+  banned = [3] if name == "translation" else []  # its unknown token
+  predicted, weights = without_package(
+    DECODING, tmp_path, tokens.tolist(), banned
+  )
+  assert weights == [2, heads, 6]
+  run = experiments.load(tmp_path)
+  assert data.target_text(np.transpose(predicted)) == run.translate(
+    sources, beam_size=1, max_length=5
   )
 
 
