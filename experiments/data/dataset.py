@@ -40,6 +40,9 @@ class TrainingBatches(Protocol):
   def describe(self) -> Sequence[str]:
     """Returns lines for the log."""
 
+  def batch_shapes(self) -> list[tuple[int, int, int]]:
+    """Returns the rows, source and target tokens of all global batches."""
+
 
 class Dataset(Protocol):
   """The attributes and methods that experiments need of their data."""

@@ -26,6 +26,7 @@ from experiments.experiment import Experiment, make_experiment
 from experiments.optimization.step import TrainState
 from experiments.progress import Progress
 from experiments.training import trackers
+from experiments.training.compile_ahead import make_train_step
 from experiments.training.final_evaluation import evaluate_all
 from experiments.training.metrics_buffer import MetricsBuffer
 from experiments.training.metrics_writer import MetricsWriter
@@ -144,7 +145,7 @@ def _train(
   first = step = int(state.step)
   validate = _make_validate(experiment)
   validation = None
-  train_step = experiment.train_step(state)
+  train_step = make_train_step(experiment, state, batches.batch_shapes())
   tracker = functools.partial(
     trackers.make_tracker, experiment.config, workdir, first
   )

@@ -120,5 +120,9 @@ class _TaskBatches:
     )
     return Batch(*(part[self.rows] for part in batch))
 
+  def batch_shapes(self) -> list[tuple[int, int, int]]:
+    lengths = tasks.batch_lengths(self.config.name, self.config.max_length)
+    return [(self.size, *lengths)]
+
   def describe(self) -> Sequence[str]:
     return ()

@@ -85,6 +85,13 @@ class BucketedBatches:
     total = (self.shapes.sum(1) * self.sizes)[plan.shapes].sum()
     return float(1 - tokens / total)
 
+  def batch_shapes(self) -> list[tuple[int, int, int]]:
+    """Returns the rows, source and target tokens of all global batches."""
+    return [
+      (int(rows), int(source), int(target))
+      for rows, (source, target) in zip(self.sizes, self.shapes)
+    ]
+
   def describe(self) -> Sequence[str]:
     """Returns lines for the log."""
     shapes = ", ".join(
