@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import attention
 from attention import biases, masks, scores
+from attention.implementations import Pallas
 from benchmarks.accelerators.cases import Case
 from experiments.aot.targets import Target
 
@@ -59,11 +60,16 @@ PATTERNS: dict[str, Callable[..., dict[str, Any]]] = {
   "alibi": lambda lengths: {"bias": biases.alibi(HEADS)},
 }
 DERIVATIVES = ("forward", "gradient", "jvp")
+_OF_KERNELS = (
+  *("scaled_dot", "dot", "general", "cosine", "additive", "concat"),
+  *("soft_cap", "qk_norm", "manhattan"),
+)
 _DEFAULT_SCORES = ("scaled_dot", "general", "additive", "manhattan")
 
 
 def cases() -> Iterator[Case]:
-  """One case for each score, pattern and derivative."""
+  """One case for each score, pattern and derivative, and those of kernels."""
+  yield from _kernel_cases()
   for score in (*SCORES, "manhattan"):
     for pattern in PATTERNS:
       if score == "manhattan" and pattern == "alibi":
@@ -79,7 +85,29 @@ def cases() -> Iterator[Case]:
         )
 
 
-def _make(score: str, pattern: str, derivative: str, target: Target):
+def _kernel_cases() -> Iterator[Case]:
+  """The same with the kernels of `implementation="pallas"`, as supported."""
+  for score in _OF_KERNELS:
+    for pattern in PATTERNS:
+      if score == "manhattan" and pattern == "alibi":
+        continue
+      for derivative in ("forward", "gradient"):
+        yield Case(
+          f"pallas/{score}/{pattern}/{derivative}",
+          functools.partial(
+            _make, score, pattern, derivative, with_kernels=True
+          ),
+          pattern in ("none", "causal") and score in _DEFAULT_SCORES,
+        )
+
+
+def _make(
+  score: str,
+  pattern: str,
+  derivative: str,
+  target: Target,
+  with_kernels: bool = False,
+):
   if score == "manhattan":
     heads, features = CLOSURE_HEADS, CLOSURE_FEATURES
   else:
@@ -89,11 +117,17 @@ def _make(score: str, pattern: str, derivative: str, target: Target):
   tokens = [spec(BATCH, heads, LENGTH, features)] * 3
   parameters = [spec(*shape, dtype=jnp.float32) for shape in shapes]
   lengths = spec(BATCH, dtype=jnp.int32)
+  kernels = Pallas(target="tpu" if target.platform == "tpu" else "hopper")
 
   def attend(query, key, value, *rest):
     *parameters, lengths = rest
     return attention.attend(
-      query, key, value, score=bind(*parameters), **PATTERNS[pattern](lengths)
+      query,
+      key,
+      value,
+      score=bind(*parameters),
+      implementation=kernels if with_kernels else None,
+      **PATTERNS[pattern](lengths),
     )
 
   return (

@@ -76,6 +76,15 @@ LIMITS = {
   "h100": {
     "attention/scaled_dot/none/forward": 1,
     "attention/scaled_dot/none/gradient": 3,
+    "pallas/scaled_dot/none/forward": 1,
+    "pallas/additive/none/forward": 6,
+  },
+  "v5e": {
+    "pallas/scaled_dot/none/forward": 1,
+    "pallas/scaled_dot/causal/forward": 1,
+    "pallas/scaled_dot/causal/gradient": 12,
+    "pallas/additive/none/gradient": 18,
+    "pallas/manhattan/none/gradient": 17,
   },
 }
 

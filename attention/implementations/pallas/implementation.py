@@ -22,7 +22,8 @@ class Pallas:
   is a forward kernel for dot products and additive scores.
 
   Attributes:
-    target: "tpu" or "hopper"; None is that of the platform.
+    target: "tpu" or "hopper", for instance to compile for a device that is
+      absent; None is that of the platform.
     interpret: False compiles the kernels. True interprets them on any platform,
       and an instance of `jax.experimental.pallas.tpu.InterpretParams`
       interprets them with checks, for instance of races.
@@ -45,7 +46,8 @@ class Pallas:
 
   def obstacle(self, request: Request) -> str | None:
     """Why the kernels cannot serve a request, or None if they can."""
-    if not self.interpret and request.target not in _TARGETS:
+    is_known = self.target is not None or request.target in _TARGETS
+    if not self.interpret and not is_known:
       return f"needs a TPU or a Hopper GPU, the platform is {request.target}"
     if not request.has_known_sizes:
       return "needs known sizes"
