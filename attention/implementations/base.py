@@ -13,7 +13,9 @@ class Implementation(Protocol):
   """An algorithm that `attend` can call, given as `implementation=`.
 
   `attention.implementations.BY_NAME` contains the implementations that have
-  names. `attend` accepts any other object with these two methods.
+  names. `attend` accepts any other object with these two methods. A third one,
+  `variant(request)`, is optional: if its hashable results for two platforms
+  (`request.target`) differ, a program has a branch for each.
 
   Example:
     >>> import jax.numpy as jnp

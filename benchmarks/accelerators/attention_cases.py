@@ -37,7 +37,14 @@ SCORES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     scores.disentangled,
     ((64, FEATURES), (64, FEATURES)),
   ),
-  "forgetting": (scores.forgetting, ((HEADS, LENGTH),)),
+  "temperature": (
+    lambda temperature: scores.temperature(scores.scaled_dot(), temperature),
+    ((HEADS,),),
+  ),
+  "forgetting": (
+    lambda log_gates: scores.forgetting(scores.scaled_dot(), log_gates),
+    ((HEADS, LENGTH),),
+  ),
 }
 
 

@@ -5,9 +5,10 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 
-from benchmarks.accelerators import cases, report, worker
+from benchmarks.accelerators import attention_cases, cases, report, worker
 from experiments.aot.targets import TARGETS
 from experiments.errors import UserError
 
@@ -71,15 +72,35 @@ def test_every_case_has_a_line():
   assert report.line("a", {"error": "died"}) == "a: died"
 
 
+class Here:
+  """A target with the devices of this machine."""
+
+  def devices(self, topology=None):
+    return jax.devices()[:1]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("score", [*attention_cases.SCORES, "manhattan"])
+@pytest.mark.parametrize("derivative", attention_cases.DERIVATIVES)
+def test_cases_of_attention_can_be_traced(score, derivative):
+  function, specs = attention_cases._make(score, "causal", derivative, Here())
+  assert jax.tree.leaves(jax.eval_shape(function, *specs))
+
+
 # Kernels of each program, at most.
 LIMITS = {
   "h100": {
     "attention/scaled_dot/none/forward": 1,
     "attention/scaled_dot/none/gradient": 3,
+    "attention/scaled_dot/causal/forward": 7,
+    "attention/scaled_dot/padding/gradient": 14,
+    "attention/general/none/gradient": 400,
+    "attention/additive/none/gradient": 4000,
     "pallas/scaled_dot/none/forward": 1,
     "pallas/additive/none/forward": 6,
   },
   "v5e": {
+    "attention/scaled_dot/none/forward": 300,
     "pallas/scaled_dot/none/forward": 1,
     "pallas/scaled_dot/causal/forward": 1,
     "pallas/scaled_dot/causal/gradient": 12,
