@@ -1,0 +1,202 @@
+"""The grid of a kernel for TPUs, and the blocks of arrays at its points."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from attention.implementations.pallas.operands import Kind, Operand
+from attention.implementations.pallas.tpu_visit import LANES, Visit
+from attention.implementations.pallas.visits import Visits, unpacked
+
+_VMEM = 64 << 20
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Walk:
+  """A grid, and the blocks of arrays at its points."""
+
+  problem: Any  # a `tpu.Problem`
+  visits: Visits
+  shared: tuple[int, ...]  # leading axes that the visits run over
+
+  @property
+  def _own(self) -> list[int]:
+    """The leading axes of the grid."""
+    return [n for n in range(len(self.problem.leading)) if n not in self.shared]
+
+  def _place(self, grid, tiles, groups=None) -> Visit:
+    """The visit at a point of the grid."""
+    *own, number = grid
+    indices: dict[int, Any] = dict(zip(self._own, own))
+    group = 0 if groups is None else groups[number]
+    for axis in reversed(self.shared):
+      size = self.problem.leading[axis]
+      indices[axis] = jax.lax.rem(group, jnp.int32(size))
+      group = jax.lax.div(group, jnp.int32(size))
+    return Visit(
+      number,
+      tuple(indices[n] for n in range(len(self.problem.leading))),
+      *unpacked(tiles[number]),
+    )
+
+  def _spec(self, block, index: Callable[[Visit], tuple]) -> pl.BlockSpec:
+    count = len(self._own) + 1
+    return pl.BlockSpec(
+      block, lambda *ids: index(self._place(ids[:count], *ids[count:]))
+    )
+
+  def tokens(self, shape, axis: int):
+    """The shape and blocks of tokens [..., n, D]; axis 0 is that of rows."""
+    sizes = shape[:-2]
+
+    def index(visit):
+      leading = _of_sizes(visit.indices, sizes)
+      return (*leading, (visit.row, visit.column)[axis], 0)
+
+    block = (*[None] * len(sizes), self.problem.tile[axis], shape[-1])
+    return shape, self._spec(block, index)
+
+  def statistics(self, length: int):
+    """The shape and the blocks of an array [..., 1, T]."""
+    leading = self.problem.leading
+    block = (*[None] * len(leading), 1, self.problem.tile[0])
+    return (*leading, 1, length), self._spec(
+      block, lambda visit: (*visit.indices, 0, visit.row)
+    )
+
+  def whole(self, core):
+    """The shape and the blocks of an array [..., core] of the context."""
+    leading = self.problem.leading
+    zeros = (0,) * len(core)
+    return (*leading, *core), self._spec(
+      (*[None] * len(leading), *core), lambda visit: (*visit.indices, *zeros)
+    )
+
+  def operand(self, operand: Operand, array: jax.Array):
+    """An operand as the kernel reads it, and its blocks."""
+    array = _readable(array)
+    number, (queries, keys) = len(operand.axes), self.problem.tile
+    lengths = self.problem.padded_lengths
+    leading, core = array.shape[:number], array.shape[number:]
+    if operand.kind is Kind.SCALAR:
+      return array.reshape(-1), pl.BlockSpec(memory_space=pltpu.SMEM)
+
+    def index(visit, *last):
+      return (
+        *(0 if axis is None else visit.indices[axis] for axis in operand.axes),
+        *last,
+      )
+
+    if operand.kind is Kind.WHOLE:
+      core = core_2d(operand)
+      array, zeros = array.reshape(*leading, *core), (0,) * len(core)
+      block, at = core, lambda visit: index(visit, *zeros)
+    elif operand.kind is Kind.COLUMN:
+      array = _lengthened(array, -1, lengths[0])[..., None, :]
+      block, at = (1, queries), lambda visit: index(visit, 0, visit.row)
+    elif operand.kind is Kind.ROW:
+      array = _lengthened(array, -1, lengths[1])[..., None, :]
+      block, at = (1, keys), lambda visit: index(visit, 0, visit.column)
+    else:
+      array = _lengthened(array, -2, lengths[0])
+      array = _lengthened(array, -1, lengths[1])
+      block = (queries, keys)
+
+      def at(visit):
+        return index(visit, visit.row, visit.column)
+
+    return array, self._spec((*[None] * number, *block), at)
+
+  def call(self, kernel, inputs, outputs, dtypes, scratch) -> list[jax.Array]:
+    """Runs kernel(visit, inputs, outputs, scratch) at all points."""
+    problem = self.problem
+    sizes = [problem.leading[n] for n in self._own]
+    shapes, specs = zip(*outputs)
+    arrays, input_specs = zip(*inputs)
+    count = len(sizes) + 1
+    visits = self.visits.packed(bool(self.shared))
+
+    def body(*refs):
+      grid = [pl.program_id(n) for n in range(count)]
+      order, *others = _split(refs, [len(visits), len(arrays), len(shapes)])
+      kernel(self._place(grid, *order), *others)
+
+    return pl.pallas_call(
+      body,
+      grid_spec=pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=len(visits),
+        grid=(*sizes, len(self.visits.rows)),
+        in_specs=input_specs,
+        out_specs=list(specs),
+        scratch_shapes=[pltpu.VMEM(each, problem.dtype) for each in scratch],
+      ),
+      out_shape=[
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape, dtype in zip(shapes, dtypes)
+      ],
+      compiler_params=pltpu.CompilerParams(
+        dimension_semantics=(pltpu.PARALLEL,) * len(sizes) + (pltpu.ARBITRARY,),
+        vmem_limit_bytes=_VMEM,
+      ),
+      interpret=problem.interpret,
+    )(*visits, *arrays)
+
+
+def _split(values: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
+  """The first of `sizes` values, the next, and the rest."""
+  parts = []
+  for size in sizes:
+    parts.append(values[:size])
+    values = values[size:]
+  return [*parts, values]
+
+
+def inputs_of(problem, walk, operands, query, key, value):
+  """Tokens and operands as inputs of a kernel, with their blocks."""
+  tokens = zip((query, key, value), (0, 1, 1))
+  return [
+    *((array, walk.tokens(array.shape, axis)[1]) for array, axis in tokens),
+    *(
+      walk.operand(*each)
+      for each in zip(problem.functions.operands, operands, strict=True)
+    ),
+  ]
+
+
+def row_inputs(problem, walk, rows, cotangent):
+  """Numbers of rows [..., T] and the cotangents, with their blocks."""
+  length = cotangent.shape[-2]
+  return [
+    *((each[..., None, :], walk.statistics(length)[1]) for each in rows),
+    (cotangent, walk.tokens(cotangent.shape, 0)[1]),
+  ]
+
+
+def _of_sizes(indices, sizes):
+  return tuple(0 if size == 1 else n for n, size in zip(indices, sizes))
+
+
+def core_2d(operand: Operand) -> tuple[int, ...]:
+  """The shape of an operand of one head in VMEM, of rank 2 at least."""
+  if not operand.core:
+    return (1, LANES)
+  return (1,) * (2 - len(operand.core)) + operand.core
+
+
+def _readable(array: jax.Array) -> jax.Array:
+  """Booleans and numbers of 16 bits as numbers that scalar memory has."""
+  if array.dtype == jnp.bool_:
+    return array.astype(jnp.int32)
+  return array
+
+
+def _lengthened(array: jax.Array, axis: int, length: int) -> jax.Array:
+  """Repeats the last entry of an axis up to `length`."""
+  widths = [(0, 0)] * array.ndim
+  widths[axis] = (0, length - array.shape[axis])
+  return jnp.pad(array, widths, mode="edge") if widths[axis][1] else array

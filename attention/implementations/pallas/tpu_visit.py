@@ -1,0 +1,145 @@
+"""One visit of a tile by a kernel for TPUs."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from attention.implementations.pallas.functions import matrix_product
+from attention.implementations.pallas.operands import Kind
+from attention.implementations.pallas.tpu_additive import weighted_tanh_sum
+from attention.implementations.pallas.visits import HIDDEN, MASKED
+
+RULES = {"weighted_tanh_sum": weighted_tanh_sum}
+LANES = 128
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Visit:
+  """The tile that an instance of a kernel computes."""
+
+  number: Any
+  indices: tuple[Any, ...]
+  row: Any
+  column: Any
+  flags: Any
+
+  def has(self, flag: int):
+    """Whether a flag is set."""
+    return (self.flags & flag) != 0
+
+  def either(self, problem, update: Callable[[bool], None]) -> None:
+    """Calls `update` with whether the tile needs the mask, unless hidden."""
+    if problem.functions.visible is None:
+      pl.when(~self.has(HIDDEN))(lambda: update(False))
+      return
+    pl.when((self.flags & (HIDDEN | MASKED)) == 0)(lambda: update(False))
+    pl.when((self.flags & (HIDDEN | MASKED)) == MASKED)(lambda: update(True))
+
+  def chunks(self, problem) -> list[slice]:
+    """The rows of the tile, in chunks."""
+    queries, size = problem.tile[0], problem.chunk
+    return [slice(n, n + size) for n in range(0, queries, size)]
+
+  def parts(self, problem, refs) -> list[jax.Array]:
+    """The parts of all operands for this tile."""
+    parts = []
+    for operand, ref in zip(problem.functions.operands, refs, strict=True):
+      if operand.kind is Kind.SCALAR:
+        flat = jnp.int32(0)
+        for axis, size in zip(operand.axes, operand.array.shape):
+          flat = flat * size + (0 if axis is None else self.indices[axis])
+        parts.append(ref[flat])
+      elif operand.kind is Kind.COLUMN:
+        parts.append(as_column(ref[...]))
+      elif operand.kind is Kind.WHOLE:
+        parts.append(ref[...].reshape(operand.core))
+      else:
+        parts.append(ref[...])
+    return parts
+
+  def scores(
+    self, problem, query, key, parts, rows, masked, wanted=None, of_keys=False
+  ):
+    """Scores [r, s] of a chunk of queries, and the function of their gradients.
+
+    The gradients are those of the query and the `wanted` parts of the score, or
+    of the key.
+    """
+    pull_back = None
+    queries, keys = problem.tile
+    where = (
+      self.row * queries + rows.start,
+      self.column * keys,
+      *self.indices,
+    )
+    chunked = [
+      part[rows, :] if operand.kind in (Kind.COLUMN, Kind.TILE) else part
+      for operand, part in zip(problem.functions.operands, parts)
+    ]
+    of_pair, of_bias, of_visible = problem.functions.split(chunked)
+    query, key = (
+      each.astype(jnp.promote_types(each.dtype, jnp.float32))
+      for each in (query, key)
+    )
+    pair = functools.partial(problem.functions.pair, RULES)
+    if of_keys:
+      scores, pull_back = jax.vjp(
+        lambda key: pair((query, key, *where), of_pair), key
+      )
+    elif wanted is not None:
+
+      def of_query(query, some):
+        own = list(of_pair)
+        for n, part in zip(wanted, some):
+          own[n] = part
+        return pair((query, key, *where), own)
+
+      some = [of_pair[n] for n in wanted]
+      scores, pull_back = jax.vjp(of_query, query, some)
+    else:
+      scores = pair((query, key, *where), of_pair)
+    scores = scores.astype(problem.dtype)
+    if problem.functions.bias is not None:
+      bias = problem.functions.bias(RULES, where, of_bias)
+      scores = scores + bias.astype(problem.dtype)
+    if masked:
+      visible = problem.functions.visible(RULES, where, of_visible)
+      scores = jnp.where(visible, scores, -jnp.inf)
+    return scores, pull_back
+
+  def rows(self, problem, refs):
+    """Maximum, inverse total and mean cotangent [t, 1]; cotangents [t, E]."""
+    maximum, total, mean = (as_column(ref[...]) for ref in refs[:3])
+    cotangent = refs[3][...]
+    if problem.is_masked:  # a mark of rows that are NaN
+      spoilt = total < 0.0
+      cotangent = jnp.where(spoilt, jnp.zeros_like(cotangent), cotangent)
+    empty = total == 0.0
+    inverse = jnp.where(empty, 0.0, 1.0 / jnp.where(empty, 1.0, abs(total)))
+    return maximum, inverse, mean, cotangent
+
+  def weights(self, problem, scores, value, of_rows, rows):
+    """The weights, the cotangents of the scores and those of the context."""
+    maximum, inverse, mean, cotangent = (each[rows, :] for each in of_rows)
+    exponents = jnp.minimum(scores - maximum, 0.0)
+    weights = jnp.exp(exponents) * inverse
+    types = (value.dtype, value.dtype)
+    of_weights = matrix_product(
+      cotangent, value, (1, 1), types, problem.precision
+    )
+    return weights, weights * (of_weights - mean), cotangent
+
+
+def as_row(column: jax.Array) -> jax.Array:
+  """[n, 1] to [1, n]."""
+  return jnp.broadcast_to(column, (column.shape[0], LANES)).T[:1, :]
+
+
+def as_column(row: jax.Array) -> jax.Array:
+  """[1, n] to [n, 1]."""
+  return jnp.broadcast_to(row, (8, row.shape[-1])).T[:, :1]

@@ -1,0 +1,72 @@
+"""The machine code of the kernel for Hopper GPUs, compiled and not run."""
+
+import collections
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from experiments.aot.targets import TARGETS
+from experiments.errors import UserError
+
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/ +(?:@\S+ )?([A-Z][\w.]*)(.*)")
+
+
+def loops(text):
+  """The instructions of each loop, by name, innermost loops included."""
+  names, rests, labels = [], [], {}
+  for line in text.splitlines():
+    if label := re.match(r"(\.L_x_\d+):", line):
+      labels[label[1]] = len(names)
+    elif instruction := _INSTRUCTION.search(line):
+      names.append(instruction[1])
+      rests.append(instruction[2])
+  for number, (name, rest) in enumerate(zip(names, rests)):
+    target = re.search(r"\.L_x_\d+", rest) if name == "BRA" else None
+    start = labels.get(target[0], number + 1) if target else number + 1
+    if start <= number:
+      yield collections.Counter(names[start : number + 1])
+
+
+def test_loops_are_found_in_machine_code():
+  text = """
+.L_x_1:
+   1:-:-:Y:01        /*0010*/                   MUFU.TANH R1, R2
+   1:-:-:Y:01        /*0020*/              @!P0 FADD R1, R2, R3
+   1:-:-:Y:01        /*0030*/               @P1 BRA `(.L_x_1)
+   1:-:-:Y:01        /*0040*/                   EXIT
+"""
+  assert list(loops(text)) == [{"MUFU.TANH": 1, "FADD": 1, "BRA": 1}]
+
+
+@pytest.mark.exhaustive
+def test_additive_score_costs_one_hyperbolic_tangent_and_few_others(tmp_path):
+  try:
+    TARGETS["h100"].check_installed()
+  except UserError as error:
+    pytest.skip(str(error))
+  dump = {
+    "MOSAIC_GPU_DUMP_SASS": "1",
+    "MOSAIC_GPU_DUMP_PTXAS": "1",
+    "MOSAIC_GPU_DUMP_TO": str(tmp_path),
+  }
+  subprocess.run(
+    [
+      *(sys.executable, "-m", "benchmarks.accelerators", "--target=h100"),
+      *("--only=pallas/additive/none/forward", "--document="),
+      f"--json={tmp_path}",
+    ],
+    check=True,
+    env={**os.environ, **dump, "XLA_FLAGS": ""},
+  )
+  (report,) = tmp_path.glob("*.ptxas")
+  assert "0 bytes spill stores, 0 bytes spill loads" in report.read_text()
+  (code,) = tmp_path.glob("*.sass*")
+  innermost = max(
+    loops(code.read_text()),
+    key=lambda loop: loop["MUFU.TANH"] / loop.total(),
+  )
+  others = innermost.total() - innermost["MUFU.TANH"]
+  assert 0 < others <= 3 * innermost["MUFU.TANH"]
