@@ -265,7 +265,7 @@ def test_in_double_precision(name):
 
 
 @sampled("name", ["causal", "segments"], default=["causal"])
-def test_non_finite_token_affects_only_rows_that_attend_to_it(name):
+def test_non_finite_token_of_a_ring_affects_only_rows_that_attend_to_it(name):
   (query, key, value), parameters = given()
   ring, one = around(CASES[name]), alone(CASES[name])
 
