@@ -78,6 +78,7 @@ def test_line_i_of_thousands_is_the_translation_of_line_i(workdir):
   assert np.mean(right) > 0.95
 
 
+@pytest.mark.exhaustive
 def test_translation_of_a_file_continues(workdir, tmp_path):
   source, out = tmp_path / "source.txt", tmp_path / "out.txt"
   blank = b"\n" * 4095  # with the first line, what is translated together
@@ -168,6 +169,7 @@ def test_long_lines_and_invalid_utf8_are_refused(workdir):
     assert message in error
 
 
+@pytest.mark.exhaustive
 def test_n_best_and_alignments_of_input_without_a_final_newline(
   workdir, tmp_path
 ):

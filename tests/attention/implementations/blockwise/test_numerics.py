@@ -256,7 +256,7 @@ def test_identical_keys_have_exactly_equal_weights(key_length):
   )
 
 
-@sampled("size", [0.1, 3.0, 20.0, 60.0], default=[3.0, 60.0])
+@sampled("size", [0.1, 3.0, 20.0, 60.0], default=[60.0])
 @sampled("lengths", [(9, 17), (33, 40), (1, 40)], default=[(33, 40)])
 def test_additive_score_equals_hyperbolic_tangent(size, lengths):
   query, key = (
