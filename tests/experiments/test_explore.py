@@ -5,13 +5,12 @@ import re
 
 import pytest
 
-from tests.experiments import processes
-from tests.experiments.inference.test_run import extracted
+from tests.experiments import processes, version_1
 
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-  return extracted(tmp_path_factory) / "translation"
+  return version_1.extract(tmp_path_factory.mktemp("runs")) / "translation"
 
 
 def sentences(page):

@@ -14,8 +14,8 @@ from experiments.errors import UserError
 from experiments.experiment import make_experiment
 from experiments.run_directory import claim
 from experiments.training import loop
+from tests.experiments import version_1
 from tests.experiments.conftest import make_tiny_translation
-from tests.experiments.inference.test_run import extracted
 from tests.experiments.states import (
   assert_same_bits,
   final_state,
@@ -26,7 +26,7 @@ from tests.experiments.states import (
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-  return extracted(tmp_path_factory)
+  return version_1.extract(tmp_path_factory.mktemp("runs"))
 
 
 def experiment_from(run, **model):

@@ -15,7 +15,7 @@ from experiments.checkpoints import parameter_file
 from experiments.errors import UserError
 from experiments.inference import export
 from experiments.run_directory import claim, read_config
-from tests.experiments.inference.test_run import extracted
+from tests.experiments import version_1
 from tests.experiments.processes import environment
 
 SOURCES = ["1 2 3", "5 4"]
@@ -62,7 +62,7 @@ print(json.dumps([tokens, weights.shape]))
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-  return extracted(tmp_path_factory) / "reverse"
+  return version_1.extract(tmp_path_factory.mktemp("runs")) / "reverse"
 
 
 @pytest.fixture(scope="module")

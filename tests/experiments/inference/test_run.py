@@ -1,7 +1,5 @@
 """A run as a Python object: translations, scores and attention weights."""
 
-import tarfile
-
 import jax
 import numpy as np
 import pytest
@@ -9,23 +7,15 @@ import pytest
 import experiments
 from experiments.config import Config
 from experiments.errors import UserError
-from tests.experiments.run_directory.test_version_1 import ARCHIVE
+from tests.experiments import version_1
 from tests.experiments.toys import log_softmax
 
 SOURCES = ["a dog runs in the snow.", "", "two men sleeps today!"]
 
 
-def extracted(tmp_path_factory):
-  """A folder with the small runs `reverse` and `translation`."""
-  folder = tmp_path_factory.mktemp("runs")
-  with tarfile.open(ARCHIVE) as archive:
-    archive.extractall(folder, filter="data")
-  return folder
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-  return extracted(tmp_path_factory)
+  return version_1.extract(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,7 @@ them, without figures and TensorBoard events.
 """
 
 import json
-import pathlib
 import shutil
-import tarfile
 
 import pytest
 
@@ -18,16 +16,13 @@ from experiments.errors import UserError
 from experiments.evaluation.search import configured_search
 from experiments.run_directory import read_config
 from experiments.training import loop
+from tests.experiments import version_1
 from tests.experiments.conftest import make_tiny
-
-ARCHIVE = pathlib.Path(__file__).parents[2] / "data/runs_of_version_1.tar.xz"
 
 
 @pytest.fixture
 def runs(tmp_path):
-  with tarfile.open(ARCHIVE) as archive:
-    archive.extractall(tmp_path, filter="data")
-  return tmp_path
+  return version_1.extract(tmp_path)
 
 
 def reverse_config(**train):
