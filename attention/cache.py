@@ -40,7 +40,7 @@ class Cache:
   [B...], whose axes are the leftmost of the keys.
 
   If it is `rolling`, the token at position i is stored at i % max_length, where
-  it replaces an earlier one; `extend` returns masks for this order.
+  it replaces an earlier one; `extend` returns keys in the order of positions.
   """
 
   key: jax.Array
@@ -57,16 +57,13 @@ class Cache:
     """The positions of the next tokens, int32 [..., count]."""
     return jnp.add(*axes.aligned(self.length[..., None], jnp.arange(count)))
 
-  def stored_positions(self) -> jax.Array:
-    """The position of each token of a rolling cache, int32 [..., max_length].
+  @property
+  def first_position(self) -> int | jax.Array:
+    """The position of the first key that `extend` returns, int32 [...].
 
-    It is larger than that of any query where there is no token yet.
+    It is negative in a rolling cache that is not full.
     """
-    last, slots = axes.aligned(
-      self.length[..., None] - 1, jnp.arange(self.max_length)
-    )
-    positions = last - (last - slots) % self.max_length
-    return jnp.where(positions < 0, _NOWHERE, positions)
+    return self.length - self.max_length if self.rolling else 0
 
 
 class Extended(NamedTuple):
@@ -203,9 +200,9 @@ def extend(
 
   Rows and columns of `mask` and `bias` are positions in the sequence. In a
   rolling cache a query attends to the last `max_length` tokens; the keys are
-  then the stored ones and the new ones, in an order that the returned mask and
-  bias have too. A mask with a parameter per example is evaluated once more for
-  each example if each has its length.
+  then the stored ones and the new ones, in the order of their positions, from
+  `cache.first_position` on. A mask with a parameter per example is evaluated
+  once more for each example if each has its length.
 
   Args:
     cache: a cache.
@@ -241,12 +238,16 @@ def extend(
   else:
     mask = mask & masks.sliding_window(cache.max_length - 1, None)
     keys, values = (
-      jnp.concatenate([old, new.astype(old.dtype)], axis=-2)
+      jnp.concatenate([_in_order(cache, old), new.astype(old.dtype)], axis=-2)
       for old, new in ((cache.key, key), (cache.value, value))
     )
-    columns = jnp.concatenate(
-      [cache.stored_positions(), cache.next_positions(key.shape[-2])], axis=-1
+    columns = jnp.add(
+      *axes.aligned(
+        jnp.asarray(cache.first_position)[..., None],
+        jnp.arange(keys.shape[-2]),
+      )
     )
+    columns = jnp.where(columns < 0, _NOWHERE, columns)
 
   def located(pairs):
     if columns is None and cache.length.ndim == 0:
@@ -255,6 +256,17 @@ def extend(
 
   bias = None if bias is None else located(bias)
   return Extended(longer, keys, values, located(mask), bias)
+
+
+def _in_order(cache: Cache, buffer: jax.Array) -> jax.Array:
+  """What a rolling cache stores, [..., max_length, D], in the order of time."""
+
+  def one(buffer, length):
+    return jnp.roll(buffer, -length, axis=-2)
+
+  for _ in cache.length.shape:
+    one = jax.vmap(one)
+  return one(buffer, cache.length % cache.max_length)
 
 
 def _slots(cache: Cache, count: int, added: jax.Array) -> jax.Array:

@@ -23,6 +23,7 @@ from attention.positions import RotaryOptions
 from attention.positions import rotary as rotated
 from attention.projections import Projection, combine_heads, project_heads
 from attention.scores import Score, as_score, scaled_dot_score, with_mapped_keys
+from attention.scores.placed_examples import place_examples
 from attention.types import (
   BiasLike,
   MaskLike,
@@ -117,8 +118,8 @@ def multi_head_attention(
   Raises:
     AssertionError: if the shapes do not fit; the message names the argument.
     NotImplementedError: if `cache` is given and `mesh_axes` shards tokens, or
-      the score depends on positions and the cache is rolling or has a length
-      per example.
+      the cache has a length per example and a score that depends on positions
+      has a parameter per example.
     ValueError: if K does not divide H, the tokens do not fit into the cache, or
       as in `attend`.
 
@@ -219,10 +220,11 @@ class MultiHead:
     dropout,
   ) -> tuple[jax.Array, Any]:
     """The outputs, and the cache with the new tokens or None."""
-    start: int | jax.Array = 0
+    offset: int | jax.Array = 0
+    first_key: int | jax.Array = 0
     if cache is not None:
       self._check_unsharded_tokens("cache")
-      start = self._start(cache)
+      offset, first_key = cache.length, cache.first_position
       if positions is None:
         positions = cache.next_positions(query.shape[-2])
     if key_positions is None:
@@ -240,7 +242,8 @@ class MultiHead:
       bias=bias,
       dropout=dropout,
       positions=positions,
-      offset=start,
+      offset=offset,
+      first_key=first_key,
     )
     return outputs, cache
 
@@ -283,13 +286,17 @@ class MultiHead:
     dropout,
     positions=None,
     offset: int | jax.Array = 0,
+    first_key: int | jax.Array = 0,
   ) -> jax.Array:
-    """The outputs for a projected memory; the score shifts to `offset`."""
+    """The outputs for a projected memory.
+
+    For the score, queries start at position `offset`, keys at `first_key`.
+    """
     context = attend_sharded_heads(
       self.mesh_axes,
       self._rotated_heads("query", query, positions),
       *key_value,
-      score=with_mapped_keys(self.score).shifted(offset),
+      score=place_examples(with_mapped_keys(self.score), offset, first_key),
       mask=mask,
       bias=bias,
       normalizer=self.normalizer,
@@ -307,7 +314,7 @@ class MultiHead:
     weights = heads_weights(
       self._rotated_heads("query", query, positions),
       key,
-      score=with_mapped_keys(self.score).shifted(offset),
+      score=place_examples(with_mapped_keys(self.score), offset),
       mask=mask,
       bias=bias,
       normalizer=self.normalizer,
@@ -327,19 +334,6 @@ class MultiHead:
       positions = positions[..., None, :]  # an axis of heads
     options = None if self.rotary is True else self.rotary
     return rotated(heads, positions, options=options)
-
-  def _start(self, cache: Cache) -> int | jax.Array:
-    """The position of the new tokens, for a score that depends on it."""
-    if not self.score.reads_positions:
-      return 0
-    if cache.rolling or cache.length.ndim:
-      raise NotImplementedError(
-        f"the score {type(self.score).__name__} depends on positions, so the "
-        "cache must have one length for all examples and not be rolling; a "
-        "mask or a bias, such as masks.sliding_window or biases.alibi, may "
-        "depend on positions with every cache"
-      )
-    return cache.length
 
   def _check_unsharded_tokens(self, name: str) -> None:
     """Raises NotImplementedError if a mesh axis shards tokens."""

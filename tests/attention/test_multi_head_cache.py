@@ -150,24 +150,98 @@ def test_ragged_and_rolling_caches_equal_recomputation(
   np.testing.assert_array_equal(cache.length, starts if ragged else 12)
 
 
-@pytest.mark.parametrize(
-  "options",
-  [{"rolling": True}, {"length_shape": (2,)}],
-  ids=["rolling", "ragged"],
+def _relative_scores():
+  draw = jax.random.normal
+  table = draw(jax.random.key(7), (4, 9, 4))
+  return {
+    "modified": scores.modified(
+      scores.dot(), lambda scores, i, j: scores - 0.3 * abs(i - j)
+    ),
+    "shaw": scores.shaw(table),
+    "location": scores.location(draw(jax.random.key(8), (12, 4))),
+  }
+
+
+@sampled(
+  ("name", "ragged", "rolling", "implementation"),
+  [
+    (name, ragged, rolling, implementation)
+    for name in ("modified", "shaw", "location")
+    for ragged, rolling in ((True, False), (False, True), (True, True))
+    for implementation in (
+      "reference",
+      Blockwise(query_block=1, key_block=3),
+      Blockwise(query_block=2, key_block=4, leading_block=1),
+    )
+  ],
+  default=[
+    ("modified", True, True, "reference"),
+    (
+      "shaw",
+      True,
+      True,
+      Blockwise(query_block=2, key_block=4, leading_block=1),
+    ),
+  ],
 )
-def test_scores_of_positions_need_one_length(options):
-  tokens, weight = jnp.ones((2, 3, 6)), jnp.ones((6, 2, 3))
-  score = scores.modified(
-    scores.dot(), lambda scores, i, j: scores - abs(i - j)
+def test_scores_of_positions_work_with_every_cache(
+  name, ragged, rolling, implementation
+):
+  """A group of query heads shares keys; each example has its length."""
+  draws = iter(jax.random.split(jax.random.key(0), 9))
+  tokens = jax.random.normal(next(draws), (2, 12, 8))
+  weights = [
+    0.5 * jax.random.normal(next(draws), shape)
+    for shape in ((8, 4, 4), (8, 2, 4), (8, 2, 4), (4, 4, 8))
+  ]
+  options = {
+    "score": _relative_scores()[name],
+    "implementation": implementation,
+  }
+  window = masks.sliding_window(4 if rolling else None, None)
+  want = multi_head_attention(
+    *[tokens] * 3, *weights, mask=masks.causal() & window, **options
   )
-  expected = "Modified depends on positions, .* a mask or a bias, such as"
-  with pytest.raises(NotImplementedError, match=expected):
+  held = cache.init(
+    (2, 2),
+    5 if rolling else 12,
+    4,
+    length_shape=(2,) if ragged else (),
+    rolling=rolling,
+  )
+
+  @jax.jit
+  def step(inputs, held, lengths):
+    return multi_head_attention(
+      *[inputs] * 3, *weights, cache=held, lengths=lengths, **options
+    )
+
+  starts = np.zeros(2, int)
+  for lengths in ([3, 1], [0, 3], [2, 2], [3, 1], [1, 2], [3, 3]):
+    lengths = np.array(lengths if ragged else [2, 2])
+    inputs = np.zeros((2, 3 if ragged else 2, 8), np.float32)
+    for row, (start, length) in enumerate(zip(starts, lengths)):
+      inputs[row, :length] = tokens[row, start : start + length]
+    given = jnp.asarray(lengths) if ragged else None
+    outputs, held = step(inputs, held, given)
+    for row, (start, length) in enumerate(zip(starts, lengths)):
+      np.testing.assert_allclose(
+        outputs[row, :length],
+        want[row, start : start + length],
+        rtol=1e-4,
+        atol=1e-5,
+      )
+    starts += lengths
+
+
+def test_a_ragged_cache_refuses_scores_with_parameters_for_each_example():
+  tokens, weight = jnp.ones((2, 3, 6)), jnp.ones((6, 2, 3))
+  score = scores.forgetting(scores.dot(), jnp.ones((2, 2, 4)))
+  with pytest.raises(NotImplementedError, match="one length for all examples"):
     multi_head_attention(
-      tokens,
-      tokens,
-      tokens,
+      *[tokens] * 3,
       *[weight] * 3,
       jnp.ones((2, 3, 6)),
       score=score,
-      cache=cache.init((2, 2), 4, 3, **options),
+      cache=cache.init((2, 2), 4, 3, length_shape=(2,)),
     )
