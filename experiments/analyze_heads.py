@@ -6,13 +6,13 @@ Prints the loss and the config's train.best_metric without each head; writes
 eval/<set>_heads.json and figures/heads_<set>.png.
 """
 
-from pathlib import Path
 from typing import Any
 
 from absl import flags
 
 from experiments import cli
 from experiments.distributed import initialize
+from experiments.run_directory import run_path, write_json
 
 _WORKDIR, _CHECKPOINT = cli.define_run()
 _SPLIT = flags.DEFINE_string("split", "validation", "The evaluation set.")
@@ -20,13 +20,12 @@ _SPLIT = flags.DEFINE_string("split", "validation", "The evaluation set.")
 
 def main() -> None:
   """Prunes every head of a run, and writes the results."""
-  workdir = Path(_WORKDIR.value)
+  workdir = run_path(_WORKDIR.value)
   initialize.set_up_jax()
   import jax
 
   from experiments import inference, progress
   from experiments.inference import head_pruning
-  from experiments.run_directory import write_json
 
   restored = inference.restore(workdir, _CHECKPOINT.value)
   name, examples = inference.evaluation_set(restored.experiment, _SPLIT.value)

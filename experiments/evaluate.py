@@ -8,12 +8,11 @@ Prints metrics and a table by length; writes eval/<set>.json, the predictions
 as eval/<set>.txt, and figures/alignments_<set>.png.
 """
 
-from pathlib import Path
-
 from absl import flags
 
 from experiments import cli
 from experiments.distributed import initialize
+from experiments.run_directory import run_path
 
 _WORKDIR, _CHECKPOINT = cli.define_run()
 _SPLIT = flags.DEFINE_string("split", "test", "The set to evaluate.")
@@ -28,7 +27,7 @@ _BEAM_SIZE, _LENGTH_PENALTY = cli.define_search()
 
 def main() -> None:
   """Evaluates the run that the flags name."""
-  workdir = Path(_WORKDIR.value)
+  workdir = run_path(_WORKDIR.value)
   initialize.set_up_jax()
   import jax
 

@@ -27,6 +27,7 @@ from experiments.optimization.step import (
   init_state,
   make_train_step,
 )
+from experiments.run_directory import run_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +138,8 @@ def make_experiment(
     make: Callable[..., Dataset] = dataset.TranslationDataset
     if train:
       run, _ = config.train.init_run or (None, None)
-      make = functools.partial(prepare.prepare, init_from=run)
+      source = run_path(run) if run else None
+      make = functools.partial(prepare.prepare, init_from=source)
     data = first_process_first(lambda: make(text, workdir))
   return assemble(config, data, devices)
 

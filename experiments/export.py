@@ -8,12 +8,11 @@ other commands reads them. With --source_length and --target_length it also
 writes the decoder for CPU, CUDA and TPU, as functions of `jax.export`.
 """
 
-from pathlib import Path
-
 from absl import flags
 
 from experiments import cli
 from experiments.distributed import initialize
+from experiments.run_directory import run_path
 
 _WORKDIR, _CHECKPOINT = cli.define_run()
 _OUT = flags.DEFINE_string(
@@ -44,7 +43,7 @@ def main() -> None:
   from experiments import inference
   from experiments.inference import export
 
-  workdir, out = Path(_WORKDIR.value), Path(_OUT.value)
+  workdir, out = run_path(_WORKDIR.value), run_path(_OUT.value)
   restored = inference.restore(workdir, _CHECKPOINT.value)
   export.export_parameters(restored, workdir, out)
   if _SOURCE_LENGTH.value:

@@ -26,6 +26,7 @@ from absl import flags, logging
 from experiments import cli
 from experiments.distributed import initialize
 from experiments.errors import UserError
+from experiments.run_directory import is_remote, run_path
 
 _WORKDIR, _CHECKPOINT = cli.define_run()
 _BEAM_SIZE, _LENGTH_PENALTY = cli.define_search()
@@ -99,7 +100,7 @@ def main() -> None:
   initialize.set_up_jax()
   from experiments import inference
 
-  restored = inference.restore(Path(_WORKDIR.value), _CHECKPOINT.value)
+  restored = inference.restore(run_path(_WORKDIR.value), _CHECKPOINT.value)
   search, save = _search(restored), _make_save(restored)
   translate = inference.make_translator(
     restored, search, refuse_long=_LONG_LINES.value == "refuse"
@@ -167,10 +168,10 @@ def _output(restored, search):
 
   if not (_OUT.value and _SOURCE.value):
     return StandardOutput()
-  source = Path(_SOURCE.value).resolve()
+  source, workdir = Path(_SOURCE.value).resolve(), run_path(_WORKDIR.value)
   state = source.stat()
   settings = {
-    "workdir": str(Path(_WORKDIR.value).resolve()),
+    "workdir": str(workdir if is_remote(workdir) else workdir.resolve()),
     "checkpoint": restored.used,
     "search": repr(search),
     "source": [str(source), state.st_size, state.st_mtime_ns],

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,8 +15,10 @@ from absl import logging
 from jax.experimental import multihost_utils
 
 from experiments.errors import UserError
+from experiments.run_directory import is_remote, move
 
 _DAMAGED = "damaged"
+_COMMITTED = "commit_success.txt"  # of Orbax, in a bucket
 _JAX_ERROR = jax.errors.JaxRuntimeError
 # Part of Orbax's message for a state of another structure.
 _OTHER_ARRAYS = "structures do not match"
@@ -131,7 +132,10 @@ def check_listing(folder: Path, best_metric: str, *, read_only: bool) -> None:
 
 def complete(folder: Path) -> list[Path]:
   """Returns the folders of the complete checkpoints, unsorted."""
-  return [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
+  steps = [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
+  if is_remote(folder):  # where Orbax cannot rename a complete folder
+    return [path for path in steps if (path / _COMMITTED).exists()]
+  return steps
 
 
 def set_aside(checkpoint: Path) -> Path:
@@ -140,7 +144,7 @@ def set_aside(checkpoint: Path) -> Path:
   while target.exists():
     target = target.with_name(target.name + "_")
   target.parent.mkdir(exist_ok=True)
-  shutil.move(checkpoint, target)
+  move(checkpoint, target)
   return target
 
 

@@ -17,6 +17,7 @@ from experiments.checkpoints.save import saving
 from experiments.checkpoints.select import goodness
 from experiments.config import TrainConfig
 from experiments.distributed.multihost import first_process_only
+from experiments.run_directory import absolute
 
 FOLDER = "checkpoints"
 
@@ -27,7 +28,7 @@ def opened(
 ) -> Iterator[ocp.CheckpointManager]:
   """Opens the checkpoints of a run; waits for pending saves at the end."""
   rank = functools.partial(goodness, config.best_metric)
-  folder = workdir.absolute() / FOLDER
+  folder = absolute(workdir) / FOLDER
   first_process_only(
     lambda: check_listing(folder, config.best_metric, read_only=read_only)
   )

@@ -17,7 +17,7 @@ def run_parameters(
   workdir: Path, checkpoint: str | None = None
 ) -> tuple[Experiment, Any, str]:
   """Restores a run or an export; also returns a description of its steps."""
-  run_directory.check_links(workdir)
+  run_directory.check_access(workdir)
   config = run_directory.read_config(workdir)
   exported = workdir / run_directory.PARAMETERS
   if (workdir / FOLDER).is_dir():

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from experiments.distributed.sharding import path_name
 from experiments.errors import UserError
+from experiments.run_directory import LocalFiles
 
 _STEPS = "checkpoint"  # the key of the description in the file's metadata
 
@@ -33,7 +34,8 @@ def write(path: Path, params: Any, used: str) -> None:
 def read(path: Path) -> tuple[dict[str, np.ndarray], str]:
   """Returns the arrays of a file by name, and the description."""
   try:
-    with safe_open(path, framework="numpy") as file:
+    local = LocalFiles(path.parent, [path.name])
+    with safe_open(local.path / path.name, framework="numpy") as file:
       used = (file.metadata() or {}).get(_STEPS, "")
       arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
   except (SafetensorError, OSError) as error:

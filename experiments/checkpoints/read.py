@@ -29,6 +29,7 @@ from experiments.config import TrainConfig
 from experiments.distributed.multihost import first_process_only
 from experiments.errors import UserError
 from experiments.optimization.step import TrainState
+from experiments.run_directory import run_path
 
 
 def restore_last(
@@ -54,7 +55,7 @@ def restore_last(
 
 def _move_away(manager: ocp.CheckpointManager, damaged) -> None:
   for step, error in damaged:
-    moved = set_aside(Path(manager.directory) / str(step))
+    moved = set_aside(run_path(manager.directory) / str(step))
     logging.warning("%s It was moved to %s.", error, moved)
     logging.vlog(1, "%s", "".join(traceback.format_exception(error)))
 
@@ -63,7 +64,7 @@ def restore(
   manager: ocp.CheckpointManager, step: int, like: TrainState
 ) -> tuple[TrainState, Mapping[str, Any]]:
   """Restores a state, sharded as `like`, and the position in the data."""
-  checkpoint = Path(manager.directory) / str(step)
+  checkpoint = run_path(manager.directory) / str(step)
   with agreement(checkpoint):
     restored = _read(
       checkpoint,
@@ -107,7 +108,7 @@ def _restore_parameters(
 ) -> Any:
   """Restores the moving average of the parameters, or else the parameters."""
   name = "params" if like.average is None else "average"
-  checkpoint = Path(manager.directory) / str(step)
+  checkpoint = run_path(manager.directory) / str(step)
   with agreement(checkpoint):
     wanted = {name: arrays(like)[name]}
     restored = _read(

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ from experiments.checkpoints.content import arrays, digests
 from experiments.checkpoints.damage import MISSING, complete, system_error
 from experiments.errors import UserError
 from experiments.optimization.step import TrainState
+from experiments.run_directory import run_path
 
 
 class UnsavedCheckpointError(UserError):
@@ -65,7 +65,7 @@ def saving(manager: ocp.CheckpointManager) -> Iterator[None]:
       reason = str(error)
     if reason is None or (lost and jax.process_count() > 1):
       raise
-    steps = [int(path.name) for path in complete(Path(manager.directory))]
+    steps = [int(path.name) for path in complete(run_path(manager.directory))]
     last = f"after step {max(steps)}" if steps else "from the start"
     raise UnsavedCheckpointError(
       f"{manager.directory}: a checkpoint cannot be written ({reason})."

@@ -16,6 +16,7 @@ from experiments.data.text.dataset import TranslationDataset
 from experiments.errors import UserError
 from experiments.experiment import Experiment
 from experiments.optimization.step import TrainState
+from experiments.run_directory import run_path
 
 _MAX_NAMES = 6  # in a line of the log
 
@@ -29,8 +30,9 @@ def warm_started(experiment: Experiment) -> TrainState:
   """Returns the initial state with parameters of `config.train.init_from`."""
   state = experiment.initial_state()
   field = experiment.config.train.init_from
-  workdir, checkpoint = experiment.config.train.init_run or (Path(), None)
+  name, checkpoint = experiment.config.train.init_run or ("", None)
   try:
+    workdir = run_path(name)
     source, params, used = run_parameters(workdir, checkpoint)
   except UserError as error:
     raise UserError(f"config.train.init_from={field}: {error}") from error

@@ -1,7 +1,6 @@
 """Config of the optimizer, training, evaluation and device mesh."""
 
 import re
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -123,11 +122,11 @@ class TrainConfig(Section):
   """Decay of the moving average of parameters that is evaluated; 0: none."""
 
   @property
-  def init_run(self) -> tuple[Path, str | None] | None:
+  def init_run(self) -> tuple[str, str | None] | None:
     """The run directory and checkpoint of `init_from`; None for none."""
     checkpoint = r"(?:last|best)(?::[1-9][0-9]*)?|[0-9]+"
     found = re.fullmatch(f"(.+?)(?::({checkpoint}))?", self.init_from)
-    return (Path(found[1]), found[2]) if found else None
+    return (found[1], found[2]) if found else None
 
   def saves_at(self, step: int) -> bool:
     """Whether a checkpoint is saved at a step, if no signal stops the run."""

@@ -1,6 +1,5 @@
 """Writes a run for programs that do not have this package."""
 
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from experiments import run_directory
 from experiments.checkpoints import parameter_file
 from experiments.config import TaskConfig
 from experiments.data.batch import BOS, EOS, PAD
-from experiments.data.text.dataset import DATA, TOKENIZER
+from experiments.data.text.dataset import SIDES, TOKENIZER, evaluation_files
 from experiments.errors import UserError
 from experiments.inference.restored import Restored
 
@@ -57,12 +56,10 @@ def export_parameters(restored: Restored, workdir: Path, out: Path) -> None:
   )
   if isinstance(config.data, TaskConfig):
     return
-  shutil.copytree(workdir / TOKENIZER, out / TOKENIZER)
-  (out / DATA).mkdir()
-  for split in config.data.splits:
-    for language in (config.data.source, config.data.target):
-      name = f"{DATA}/{split}.{language}"
-      shutil.copyfile(workdir / name, out / name)
+  files = [f"{TOKENIZER}/{side}.model" for side in SIDES]
+  for name in (*files, *evaluation_files(config.data)):
+    (out / name).parent.mkdir(exist_ok=True)
+    (out / name).write_bytes((workdir / name).read_bytes())
 
 
 def export_decoding(restored: Restored, shapes: Shapes, out: Path) -> None:

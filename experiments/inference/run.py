@@ -16,6 +16,7 @@ from experiments.evaluation.evaluator import make_reference_losses
 from experiments.evaluation.search import configured_search
 from experiments.inference.restored import Restored, restore
 from experiments.inference.translator import Line, make_translator
+from experiments.run_directory import run_path
 from experiments.visualization.alignments import example_lines, pair_of_run
 from experiments.visualization.attention_view import PairWeights
 
@@ -176,4 +177,4 @@ class Run:
 
 def load(workdir: str | Path, checkpoint: str | None = None) -> Run:
   """Loads a run; `experiments.load` documents it."""
-  return Run(restore(Path(workdir), checkpoint), str(workdir))
+  return Run(restore(run_path(workdir), checkpoint), str(workdir))

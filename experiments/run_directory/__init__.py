@@ -8,8 +8,13 @@ from experiments.run_directory.claim import effective_config as effective_config
 from experiments.run_directory.claim import read_config as read_config
 from experiments.run_directory.claim import release as release
 from experiments.run_directory.fields import set_field as set_field
-from experiments.run_directory.files import check_links as check_links
+from experiments.run_directory.files import check_access as check_access
 from experiments.run_directory.files import write_json as write_json
 from experiments.run_directory.files import write_text as write_text
 from experiments.run_directory.lock import locked as locked
+from experiments.run_directory.remote import LocalFiles as LocalFiles
+from experiments.run_directory.remote import absolute as absolute
+from experiments.run_directory.remote import is_remote as is_remote
+from experiments.run_directory.remote import move as move
+from experiments.run_directory.remote import run_path as run_path
 from experiments.run_directory.versions import note_versions as note_versions

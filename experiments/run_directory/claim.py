@@ -15,6 +15,7 @@ from experiments.errors import UserError
 from experiments.run_directory.fields import MISSING, differences, set_field
 from experiments.run_directory.files import read_json, write_json, writing
 from experiments.run_directory.lock import LOCK
+from experiments.run_directory.remote import is_remote
 from experiments.run_directory.versions import VERSIONS
 
 CONFIG = "config.json"
@@ -42,7 +43,7 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
       )
     else:
       write_json(path, parse(raw).model_dump())
-    if not os.access(workdir, os.W_OK):
+    if not is_remote(workdir) and not os.access(workdir, os.W_OK):
       raise PermissionError(errno.EACCES, "Permission denied")
   return is_new
 
@@ -99,7 +100,7 @@ def release(workdir: Path) -> None:
   """Removes the files that `claim` wrote, for a run that has not started."""
   for name in (CONFIG, VERSIONS, LOCK):
     (workdir / name).unlink(missing_ok=True)
-  if not any(workdir.iterdir()):
+  if not is_remote(workdir) and not any(workdir.iterdir()):
     workdir.rmdir()
 
 

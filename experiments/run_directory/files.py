@@ -3,16 +3,19 @@
 import contextlib
 import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from experiments.errors import UserError
+from experiments.run_directory.remote import is_remote
 
 
 def write_text(path: Path, text: str) -> None:
   """Writes a text file atomically."""
+  if is_remote(path):
+    path.write_text(text, encoding="utf-8")
+    return
   draft = path.with_name(f".{path.name}.{os.getpid()}")
   try:
     with draft.open("w", encoding="utf-8") as file:
@@ -54,19 +57,23 @@ def writing(workdir: Path) -> Iterator[None]:
     yield
   except OSError as error:
     raise UserError(
-      f"--workdir={workdir}: cannot be written ({error.strerror}); free some"
-      " space, or use another directory"
+      f"--workdir={workdir}: cannot be written ({error.strerror or error});"
+      " free some space, or use another directory"
     ) from None
 
 
-def check_links(workdir: Path) -> None:
-  """Raises UserError for a remote directory, or a link to a file outside it."""
-  if re.match("[a-z][a-z0-9]+:/", workdir.as_posix()):
-    raise UserError(
-      f"--workdir={workdir}: remote directories such as gs:// are not"
-      " supported; mount the bucket as a file system (for instance with"
-      " gcsfuse), or use a shared disk"
-    )
+def check_access(workdir: Path) -> None:
+  """Raises UserError for an unreachable bucket, or a link to a file outside."""
+  if is_remote(workdir):
+    try:
+      workdir.exists()
+    except Exception as error:  # The client has no common exception type.
+      raise UserError(
+        f"--workdir={workdir}: cannot be reached ({error}); check the name of"
+        " the bucket and your credentials (gcloud auth application-default"
+        " login)"
+      ) from error
+    return
   inside = workdir.resolve()
   for path in workdir.rglob("*"):
     if path.is_symlink() and not path.resolve().is_relative_to(inside):

@@ -12,6 +12,7 @@ from absl import logging
 
 from experiments.errors import UserError
 from experiments.run_directory.files import writing
+from experiments.run_directory.remote import is_remote
 
 LOCK = ".lock"
 
@@ -19,6 +20,11 @@ LOCK = ".lock"
 @contextlib.contextmanager
 def locked(workdir: Path) -> Iterator[None]:
   """Holds the lock of a directory, which is created if it does not exist."""
+  if is_remote(workdir):
+    warning = "%s cannot be locked; make sure that no other run uses it"
+    logging.warning(warning, workdir)
+    yield
+    return
   with _held(workdir) as file:
     with writing(workdir):
       file.truncate(0)

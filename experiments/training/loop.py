@@ -49,10 +49,10 @@ def train_and_evaluate(
   Raises:
     UserError: for problems that the user can solve.
   """
-  raw, workdir = config.to_dict(), Path(workdir)
+  raw, workdir = config.to_dict(), run_directory.run_path(workdir)
   first_process = jax.process_index() == 0
   if first_process:
-    run_directory.check_links(workdir)
+    run_directory.check_access(workdir)
   typed = run_directory.effective_config(workdir, raw)
   lock = run_directory.locked(workdir) if first_process else nullcontext()
   with (
@@ -172,6 +172,7 @@ def _train(
         if step == config.steps or step % config.eval_every == 0:
           validation = validate(state)
           _write_validation(validation, step, writer, progress)
+        writer.upload()
         _save(manager, state, stream, buffer.skipped, validation)
         peak = {"peak_memory": initialize.peak_memory()}
         writer.timings(step, "train", progress.timings() | peak)

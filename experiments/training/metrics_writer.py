@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 import jax
 
-from experiments.run_directory import write_text
+from experiments.run_directory import LocalFiles, write_text
 from experiments.training.trackers import Tracker
 
 METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
@@ -26,12 +26,11 @@ class MetricsWriter:
     self._tracker: Tracker | None = None
     if jax.process_index() != 0:
       return
+    self._local = LocalFiles(workdir, (METRICS, TIMINGS))
     for name in (METRICS, TIMINGS):
-      _truncate(workdir / name, step)
-    self._files = {
-      name: (workdir / name).open("a", encoding="utf-8")
-      for name in (METRICS, TIMINGS)
-    }
+      path = self._local.path / name
+      _truncate(path, step)
+      self._files[name] = path.open("a", encoding="utf-8")
 
   def metrics(self, step: int, split: str, values: Mapping[str, float]):
     """Writes metrics of a split at a step."""
@@ -41,10 +40,17 @@ class MetricsWriter:
     """Writes timings of a split at a step."""
     self._write(TIMINGS, step, split, values)
 
+  def upload(self) -> None:
+    """Copies the files to the run directory, if it is remote."""
+    if self._files:
+      self._local.upload()
+
   def close(self) -> None:
     """Closes the files."""
     for file in self._files.values():
       file.close()
+    if self._files:
+      self._local.close()
     # A tracker has a copy of the metrics, which report a full disk.
     with contextlib.suppress(OSError):
       if self._tracker:

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 from absl import logging
 
+from experiments.run_directory import LocalFiles
+
 FOLDER = "profile"  # in the run directory
 # Steps before the trace. They compile most shapes of batches.
 _WARM_UP = 20
@@ -16,7 +18,7 @@ class StepTrace:
   """Traces `count` steps after the first ones; close it at the end."""
 
   def __init__(self, workdir: Path, count: int, *, warm_up: int = _WARM_UP):
-    self._folder = workdir / FOLDER
+    self._workdir = workdir
     self._first, self._last = warm_up + 1, warm_up + count
     self._steps = 0
     self._is_tracing = False
@@ -27,7 +29,8 @@ class StepTrace:
     if not self._first <= self._steps <= self._last:
       return nullcontext()
     if not self._is_tracing:
-      jax.profiler.start_trace(str(self._folder))
+      self._files = LocalFiles(self._workdir)
+      jax.profiler.start_trace(str(self._files.path / FOLDER))
       self._is_tracing = True
     return jax.profiler.StepTraceAnnotation("train", step_num=number)
 
@@ -42,4 +45,6 @@ class StepTrace:
     if self._is_tracing:
       self._is_tracing = False
       jax.profiler.stop_trace()
-      logging.info("wrote a trace of training steps to %s", self._folder)
+      self._files.close()
+      folder = self._workdir / FOLDER
+      logging.info("wrote a trace of training steps to %s", folder)

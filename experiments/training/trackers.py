@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from experiments import run_directory
 from experiments.config import Config
 from experiments.errors import UserError
 
@@ -28,7 +29,8 @@ class TensorBoard:
     del config
     from tensorboardX import SummaryWriter
 
-    self._writer = SummaryWriter(str(workdir), purge_step=step + 1)
+    self._files = run_directory.LocalFiles(workdir)
+    self._writer = SummaryWriter(str(self._files.path), purge_step=step + 1)
 
   def log(self, step: int, values: Mapping[str, float]) -> None:
     """See `Tracker`."""
@@ -38,6 +40,7 @@ class TensorBoard:
   def close(self) -> None:
     """See `Tracker`."""
     self._writer.close()
+    self._files.close()
 
 
 class WeightsAndBiases:
@@ -48,6 +51,7 @@ class WeightsAndBiases:
     del step
     import wandb
 
+    self._files = run_directory.LocalFiles(workdir)
     path = workdir / "wandb_id"
     if not path.exists():
       path.write_text(secrets.token_hex(8), encoding="utf-8")
@@ -56,7 +60,7 @@ class WeightsAndBiases:
       resume="allow",
       name=workdir.name,
       config=config.model_dump(),
-      dir=workdir,
+      dir=self._files.path,
     )
     # W&B's own step cannot go back, as it does when a run resumes.
     self._run.define_metric("*", step_metric="step")
@@ -68,6 +72,7 @@ class WeightsAndBiases:
   def close(self) -> None:
     """See `Tracker`."""
     self._run.finish()
+    self._files.close()
 
 
 _TRACKERS: dict[str, Callable[[Config, Path, int], Tracker]] = {

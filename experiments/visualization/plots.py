@@ -1,5 +1,6 @@
 """Figures of a run, and the arrays behind them."""
 
+import io
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -76,7 +77,9 @@ def save_figure(figure, path: Path) -> None:
   """Writes a figure as PNG of at most 16,000 pixels per side."""
   path.parent.mkdir(parents=True, exist_ok=True)
   dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
-  figure.savefig(path, dpi=dpi)
+  image = io.BytesIO()
+  figure.savefig(image, format=path.suffix[1:], dpi=dpi)
+  path.write_bytes(image.getvalue())
 
 
 def save_attention_figure(panels: Sequence[AttentionPanel], path: Path) -> None:
@@ -157,13 +160,15 @@ def save_attention_weights(
   for padded, panel in zip(weights, panels):
     padded[: len(panel.target), : len(panel.source)] = panel.weights
   path.parent.mkdir(parents=True, exist_ok=True)
+  arrays = io.BytesIO()
   np.savez_compressed(
-    path,
+    arrays,
     weights=weights,  # [P, T, S]
     source=_padded([panel.source for panel in panels]),  # [P, S]
     target=_padded([panel.target for panel in panels]),  # [P, T]
     title=np.array([panel.title for panel in panels]),  # [P]
   )
+  path.write_bytes(arrays.getvalue())
 
 
 def _padded(rows: Sequence[Sequence[str]]) -> np.ndarray:

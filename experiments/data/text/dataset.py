@@ -14,6 +14,7 @@ from experiments.data.text.corpus import BucketedBatches, ParallelCorpus, padded
 from experiments.data.text.readers import ParallelText
 from experiments.data.text.tokenizer import Tokenizer
 from experiments.errors import UserError
+from experiments.run_directory import LocalFiles
 
 TOKENIZER, DATA = "tokenizer", "data"
 SIDES = ("source", "target")
@@ -27,7 +28,8 @@ class TranslationDataset:
   """The tokenized text of a run directory as a `Dataset`."""
 
   def __init__(self, config: TranslationConfig, workdir: Path):
-    self._config, self._workdir = config, workdir
+    self._config = config
+    self._files = LocalFiles(workdir, evaluation_files(config))
     self.source, self.target = (_load_tokenizer(workdir, s) for s in SIDES)
     self.source_vocabulary_size = self.source.vocabulary_size
     self.target_vocabulary_size = self.target.vocabulary_size
@@ -50,7 +52,7 @@ class TranslationDataset:
 
   def evaluation_set(self, split: str) -> EvaluationSet:
     """Returns the set of a name in `config.data.splits`."""
-    folder = self._workdir / DATA
+    folder = self._files.path / DATA
     sides = [
       list(readers.read_lines(folder / f"{split}.{language}"))
       for language in (self._config.source, self._config.target)
@@ -97,6 +99,15 @@ class TranslationDataset:
       return number_alignments(source_words, target_words)
     except ValueError:  # a name that was cut within a word
       return None
+
+
+def evaluation_files(config: TranslationConfig) -> list[str]:
+  """Returns the files of the evaluation sets in a run directory."""
+  return [
+    f"{DATA}/{split}.{language}"
+    for split in config.splits
+    for language in (config.source, config.target)
+  ]
 
 
 def max_prediction_length(

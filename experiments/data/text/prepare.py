@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 import os
-import shutil
+import weakref
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ from experiments.data.text.readers import ParallelText
 from experiments.data.text.tokenized import TokenizedPairs
 from experiments.data.text.tokenizer import normalized
 from experiments.errors import UserError
-from experiments.run_directory import read_config, write_json
+from experiments.run_directory import LocalFiles, read_config, write_json
 
 RECORD = "corpus.json"
 # The largest share of unknown tokens without a warning.
@@ -49,16 +49,20 @@ def prepare(
   init_from: Path | None = None,  # a run whose tokenizers are used if they fit
 ) -> TranslationDataset:
   """Encodes the training text, unless that is done; writes a run's files."""
-  text, folder = TrainingText(config), workdir / DATA
+  files = LocalFiles(workdir, (TOKENIZER, DATA))
+  local = files.path
+  text, folder = TrainingText(config), local / DATA
   record = folder / RECORD
   known = _known(text, record)
   if known is None:
-    known = start(text, config, workdir, init_from=init_from)
-  data = TranslationDataset(config, workdir)
+    known = start(text, config, local, init_from=init_from)
+  data = TranslationDataset(config, local)
   tokenizers = data.source, data.target
   dtype = tokenized.token_dtype(tokenizers)
   if not tokenized.is_complete(folder, known["pairs"], dtype):
     tokenized.write(text, known["pairs"], tokenizers, folder)
+  files.upload()
+  weakref.finalize(data, files.close)
   data.corpus = ParallelCorpus(TokenizedPairs(folder, dtype), config)
   _warn_of_unknown(data)
   return data
@@ -233,7 +237,7 @@ def _copy_tokenizers(
   (workdir / TOKENIZER).mkdir(parents=True, exist_ok=True)
   for side in SIDES:
     name = f"{TOKENIZER}/{side}.model"
-    shutil.copyfile(source / name, workdir / name)
+    (workdir / name).write_bytes((source / name).read_bytes())
   logging.info("the tokenizers are those of %s", source)
   return True
 

@@ -1,7 +1,6 @@
 """A run directory belongs to one config, of which some fields may change."""
 
 import json
-import pathlib
 
 import pytest
 
@@ -97,12 +96,6 @@ def test_evaluation_checkpoint_that_was_not_saved_can_be_changed(tmp_path):
   assert read_config(tmp_path).evaluation.checkpoint == "777"
   assert not claim(tmp_path, config_with())
   assert read_config(tmp_path).evaluation.checkpoint == "last"
-
-
-@pytest.mark.parametrize("workdir", ["gs://bucket/run", "s3://bucket"])
-def test_a_remote_directory_is_refused(workdir):
-  with pytest.raises(UserError, match="remote directories such as gs://"):
-    run_directory.check_links(pathlib.Path(workdir))
 
 
 def test_release_deletes_the_files_of_a_new_run(tmp_path):

@@ -1,0 +1,137 @@
+"""Runs in a bucket, which is a local fake of Google Cloud Storage."""
+
+import pathlib
+import shutil
+
+import fsspec
+import pytest
+from etils.epath import backend
+
+import experiments
+from experiments import checkpoints, inference
+from experiments.errors import UserError
+from experiments.inference.export import export_parameters
+from experiments.run_directory import LocalFiles, is_remote, run_path
+from experiments.training import loop
+from tests.experiments.bucket import bucket  # noqa: F401
+from tests.experiments.conftest import make_tiny_translation
+from tests.experiments.states import (
+  assert_same_bits,
+  final_state,
+  metrics,
+  results,
+  stop_at,
+)
+
+REMOTE = "gs://bucket/runs/text"
+LINE = "a dog sleeps today!"
+
+
+def files(folder):
+  return {
+    path.relative_to(folder).as_posix()
+    for path in folder.rglob("*")
+    if path.is_file()
+  }
+
+
+def without_checkpoints(names):
+  hidden = ("checkpoints/", ".lock", "events.")
+  return {name for name in names if not name.startswith(hidden)}
+
+
+@pytest.fixture
+def runs(bucket, corpus, tmp_path, monkeypatch):  # noqa: F811
+  """The same run twice: local and not stopped, remote and stopped."""
+  config = make_tiny_translation(corpus)
+  config.mesh.data = 1
+  local, remote = tmp_path / "local", run_path(REMOTE)
+  stop_at(monkeypatch)
+  assert loop.train_and_evaluate(config, local)
+  stop_at(monkeypatch, 5)
+  assert not loop.train_and_evaluate(config, REMOTE)
+  assert loop.train_and_evaluate(config, REMOTE)
+  return local, remote
+
+
+def test_a_remote_run_resumes_exactly_and_is_usable(runs, bucket, tmp_path):  # noqa: F811
+  local, remote = runs
+  assert_same_bits(final_state(local), final_state(remote))
+  assert metrics(local) == metrics(remote)
+  assert results(local) == results(remote)
+  folder = bucket / "bucket/runs/text"
+  assert without_checkpoints(files(local)) == without_checkpoints(files(folder))
+  assert any(path.name.startswith("events.") for path in folder.iterdir())
+
+  run = experiments.load(REMOTE)
+  expected = experiments.load(local)
+  assert run.translate([LINE]) == expected.translate([LINE])
+  exported = tmp_path / "exported"
+  export_parameters(inference.restore(remote), remote, exported)
+  assert experiments.load(exported).translate([LINE]) == run.translate([LINE])
+  shutil.copytree(exported, bucket / "bucket/exported")
+  again = experiments.load("gs://bucket/exported")
+  assert again.translate([LINE]) == run.translate([LINE])
+
+  (folder / "checkpoints/8/digests/metadata").write_bytes(b"{}")
+  experiment = inference.restore(remote, "6").experiment
+  train = experiment.config.train
+  with checkpoints.opened(remote, train) as manager:
+    state, _ = checkpoints.restore_last(manager, experiment.abstract_state())
+  assert int(state.step) == 6
+  assert (folder / "damaged/8/state").is_dir()
+  assert not (folder / "checkpoints/8").exists()
+
+
+def test_a_local_path_is_that_of_pathlib(tmp_path):
+  assert run_path(str(tmp_path)) == tmp_path
+  assert type(run_path("runs/a:b")) is type(tmp_path)
+  assert not is_remote(run_path("runs/gs:a"))
+  assert LocalFiles(tmp_path).path == tmp_path
+
+
+@pytest.mark.parametrize("path", [REMOTE, pathlib.Path(REMOTE)])
+def test_a_url_survives_pathlib(path, bucket):  # noqa: F811
+  assert str(run_path(path)) == REMOTE
+  assert is_remote(run_path(path))
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/run", "hdfs:/run"])
+def test_other_remote_directories_are_refused(path):
+  with pytest.raises(UserError, match="only those of Google Cloud Storage"):
+    run_path(path)
+
+
+def test_a_bucket_without_its_package_is_refused(monkeypatch):
+  def missing(_):
+    raise ImportError
+
+  monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
+  with pytest.raises(UserError, match=r"pip install 'attention-jax\[gcs\]'"):
+    run_path(REMOTE)
+
+
+def test_an_unreachable_bucket_is_refused(bucket, monkeypatch):  # noqa: F811
+  def refuse(path):
+    raise RuntimeError("Anonymous caller")
+
+  monkeypatch.setattr(backend.fsspec_backend, "exists", refuse)
+  with pytest.raises(UserError, match=r"cannot be reached \(Anonymous caller"):
+    experiments.load(REMOTE)
+
+
+def test_only_changed_files_are_uploaded(bucket):  # noqa: F811
+  folder = bucket / "bucket/run"
+  (folder / "data").mkdir(parents=True)
+  (folder / "data/a").write_text("a")
+  (folder / "data/b").write_text("b")
+  files = LocalFiles(run_path("gs://bucket/run"), ["data", "missing"])
+  (folder / "data/a").write_text("changed by another process")
+  (files.path / "data/b").write_text("new b")
+  (files.path / "c").write_text("c")
+  files.upload()
+  assert (folder / "data/a").read_text() == "changed by another process"
+  assert (folder / "data/b").read_text() == "new b"
+  assert (folder / "c").read_text() == "c"
+  files.close()
+  assert not files.path.exists()
