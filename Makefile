@@ -1,7 +1,7 @@
 # The commands that CI runs, by name. `make` alone runs lint, types and tests.
 PYTHON ?= python
 
-.PHONY: all format lint types test exhaustive notebook site links bench smoke
+.PHONY: all format lint types test exhaustive notebook gallery site links bench smoke
 
 all: lint types test
 
@@ -26,7 +26,14 @@ exhaustive:  ## Runs the full matrices and the fault tests: hours.
 notebook:  ## Runs docs/story.md; writes docs/story.ipynb and its figures.
 	$(PYTHON) docs/notebook.py
 
-site:  ## Builds the documentation: build/site/index.html.
+gallery:  ## Writes the pages of attention weights in the gallery: build/pages/.
+	mkdir -p build/pages/gallery
+	$(PYTHON) -m experiments.explore --workdir=releases/reverse \
+	  --out=build/pages/gallery/reverse.html
+	$(PYTHON) -m experiments.explore --workdir=releases/numbers \
+	  --out=build/pages/gallery/numbers.html
+
+site: gallery  ## Builds the documentation: build/site/index.html.
 	$(PYTHON) -m sphinx -W --keep-going docs build/site
 
 links:  ## Checks the links to other sites; needs a network.

@@ -43,17 +43,26 @@ copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
 html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 
 
+# The gallery's pages, if `make gallery` has written them.
+_PAGES = pathlib.Path(__file__).parents[1] / "build" / "pages"
+html_extra_path = [str(_PAGES)] if _PAGES.exists() else []
+
+
 def setup(app):
-  """Omits the default docstrings of a NamedTuple's fields.
+  """Omits the default docstrings of a NamedTuple's fields; finds the gallery.
 
   Args:
     app: Sphinx.
   """
   app.connect("autodoc-skip-member", _skip)
+  if html_extra_path:
+    app.tags.add("gallery")
 
 
 def _skip(app, what, name, obj, skip, options):
