@@ -20,15 +20,15 @@ class ParallelCorpus:
 
   def __init__(self, tokens: TokenizedPairs, config: TranslationConfig):
     self.config, self._tokens = config, tokens
-    self.size = len(tokens.lengths)  # of the whole text
+    num_pairs = len(tokens.lengths)
     has_text = tokens.lengths.all(axis=1)
     fits = (tokens.lengths < config.max_length).all(axis=1)  # EOS is added
     self._kept = np.flatnonzero(has_text & fits)
-    self.blank = int(self.size - has_text.sum())
-    self.too_long = self.size - self.blank - len(self)
+    self.blank = int(num_pairs - has_text.sum())
+    self.too_long = num_pairs - self.blank - len(self)
     if not len(self):
       raise UserError(
-        f"config.data.train: of {self.size:,} pairs {self.blank:,} are"
+        f"config.data.train: of {num_pairs:,} pairs {self.blank:,} are"
         f" blank and {self.too_long:,} longer than config.data.max_length"
         f" {config.max_length}; none is left"
       )

@@ -30,7 +30,9 @@ class TranslationDataset:
   def __init__(self, config: TranslationConfig, workdir: Path):
     self._config = config
     self._files = LocalFiles(workdir, evaluation_files(config))
-    self.source, self.target = (_load_tokenizer(workdir, s) for s in SIDES)
+    self.source, self.target = (
+      _load_tokenizer(workdir, config, side) for side in SIDES
+    )
     self.source_vocabulary_size = self.source.vocabulary_size
     self.target_vocabulary_size = self.target.vocabulary_size
     self.shared_vocabulary = config.joint_vocabulary
@@ -119,10 +121,14 @@ def max_prediction_length(
   return min(length, max_length)
 
 
-def _load_tokenizer(workdir: Path, side: str) -> Tokenizer:
+def _load_tokenizer(
+  workdir: Path, config: TranslationConfig, side: str
+) -> Tokenizer:
+  is_target = side == "target" and not config.joint_vocabulary
+  settings = config.target_tokenizer if is_target else config.source_tokenizer
   path = workdir / TOKENIZER / f"{side}.model"
   try:
-    return Tokenizer(path.read_bytes())
+    return Tokenizer(path.read_bytes(), settings.kind)
   except OSError as error:
     raise UserError(f"{path}: cannot be read ({error.strerror})") from error
   except ValueError as error:

@@ -55,7 +55,7 @@ def prepare(
   record = folder / RECORD
   known = _known(text, record)
   if known is None:
-    known = start(text, config, local, init_from=init_from)
+    known = write_tokenizers_and_sets(text, config, local, init_from=init_from)
   data = TranslationDataset(config, local)
   tokenizers = data.source, data.target
   dtype = tokenized.token_dtype(tokenizers)
@@ -87,7 +87,7 @@ class TrainingText:
     return {str(file): [s.st_size, s.st_mtime_ns] for file, s in states}
 
 
-def start(
+def write_tokenizers_and_sets(
   text: TrainingText,
   config: TranslationConfig,
   workdir: Path,

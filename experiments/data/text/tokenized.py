@@ -198,7 +198,7 @@ def _encoded(
     # JAX has threads, which a fork would not have.
     multiprocessing.get_context("spawn"),
     _start_process,
-    ([tokenizer.model for tokenizer in tokenizers],),
+    ([(tokenizer.model, tokenizer.kind) for tokenizer in tokenizers],),
   )
   with executor:
     waiting: collections.deque[concurrent.futures.Future[_Chunk]]
@@ -214,9 +214,9 @@ def _encoded(
 _of_process: list[Callable[[list[Pair]], _Chunk]] = []
 
 
-def _start_process(models: list[bytes]) -> None:
+def _start_process(models: list[tuple[bytes, str]]) -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process stops us
-  source, target = map(Tokenizer, models)
+  source, target = itertools.starmap(Tokenizer, models)
   _of_process.append(lambda chunk: _encode((source, target), chunk))
 
 

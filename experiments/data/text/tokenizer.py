@@ -11,6 +11,7 @@ import sentencepiece
 
 from experiments.config import TokenizerConfig
 from experiments.data.batch import BOS, EOS, PAD, UNK, strip
+from experiments.data.text.word_cache import SPACE, WordCache
 from experiments.errors import UserError
 
 # Of Kudo and Richardson, 2018 (https://arxiv.org/abs/1808.06226).
@@ -20,16 +21,20 @@ _MODEL_TYPES = {
   "words": "word",
   "characters": "char",
 }
-_SPACE = "\u2581"  # SentencePiece's symbol for a space
 # The largest number of lines to train on.
 _MAX_LINES = 2_000_000
+
+
+# Of a unigram model, sums of rounded log-probabilities choose the tokens, and
+# may depend on the words before.
+_BY_WORDS = ("bpe", "words", "characters")
 
 
 class Tokenizer:
   """A trained tokenizer; `model` is SentencePiece's serialisation of it."""
 
-  def __init__(self, model: bytes):
-    self.model = model
+  def __init__(self, model: bytes, kind: str):
+    self.model, self.kind = model, kind
     try:
       self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
@@ -41,6 +46,7 @@ class Tokenizer:
         "a SentencePiece model that does not begin with <pad>, <s>, </s> and"
         " <unk>; another program made it, or it is damaged"
       )
+    self._words = WordCache(processor.encode)
 
   @property
   def vocabulary_size(self) -> int:
@@ -54,8 +60,9 @@ class Tokenizer:
 
   def encode_normalized(self, lines: Sequence[str]) -> list[list[int]]:
     """Returns the token ids of lines that are normalised, without EOS."""
-    lines = list(lines)
-    return self._processor.encode(lines, out_type=int, num_threads=1)
+    if self.kind in _BY_WORDS:
+      return [self._words.encode(line) for line in lines]
+    return self._processor.encode(list(lines), out_type=int, num_threads=1)
 
   def decode(self, rows: Iterable[np.ndarray]) -> list[str]:
     """Returns the text of each vector of token ids, up to EOS or PAD."""
@@ -64,7 +71,7 @@ class Tokenizer:
   def words(self, tokens: np.ndarray) -> list[str]:
     """Returns labels of tokens [L]; "_" stands for a space before a token."""
     pieces = self._processor.id_to_piece(np.asarray(tokens).tolist())
-    return [piece.replace(_SPACE, "_") for piece in pieces]
+    return [piece.replace(SPACE, "_") for piece in pieces]
 
   def unknown(self, line: str) -> str:
     """Returns the unknown parts of a line, each once, joined by spaces."""
@@ -73,7 +80,7 @@ class Tokenizer:
       piece for piece in pieces if self._processor.piece_to_id(piece) == UNK
     ]
     return " ".join(
-      dict.fromkeys(" ".join(unknown).replace(_SPACE, " ").split())
+      dict.fromkeys(" ".join(unknown).replace(SPACE, " ").split())
     )
 
 
@@ -122,7 +129,7 @@ def train(
     )
   except (RuntimeError, ValueError, OSError) as error:
     raise UserError(_explain(str(error), config, field)) from error
-  return Tokenizer(model.getvalue())
+  return Tokenizer(model.getvalue(), config.kind)
 
 
 def _explain(message: str, config: TokenizerConfig, field: str) -> str:

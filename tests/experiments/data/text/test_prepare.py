@@ -160,7 +160,7 @@ def test_text_that_changes_during_preparation_is_prepared_anew(
   (workdir / "data" / "train.lengths").write_bytes(b"")
   write(corpus, "train", SOURCE[:4], TARGET[:4])
   data = prepare.prepare(config, workdir)
-  assert data.corpus.size == 4
+  assert (len(data.corpus), data.corpus.blank) == (3, 1)
   assert data.source.unknown("one dog") == ""
 
 

@@ -185,7 +185,7 @@ def test_damaged_model_is_refused(model, tokenizers):
   if model == "half":
     model = tokenizers["bpe"].model[:-100]
   with pytest.raises(ValueError, match="no SentencePiece model, or a damaged"):
-    Tokenizer(model)
+    Tokenizer(model, "bpe")
 
 
 def test_model_with_other_special_tokens_is_refused():
@@ -202,9 +202,18 @@ def test_model_with_other_special_tokens_is_refused():
     with pytest.raises(
       ValueError, match="begin with <pad>, <s>, </s> and <unk>"
     ):
-      Tokenizer(content)
+      Tokenizer(content, "bpe")
 
 
 def test_empty_text_has_no_tokens(tokenizer):
   assert tokenizer.encode([]) == tokenizer.decode([]) == []
   assert [row.tolist() for row in tokenizer.encode(["", " \u00a0"])] == [[], []]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.text("Haunds ▁★한X<>/", max_size=30), max_size=5))
+def test_encoding_by_words_equals_that_of_whole_lines(tokenizers, texts):
+  lines = [normalized(text) for text in [*LINES[:9], *texts, "X X ★ Hund"]]
+  for tokenizer in tokenizers.values():
+    whole = Tokenizer(tokenizer.model, "unigram").encode_normalized(lines)
+    assert tokenizer.encode_normalized(lines) == whole
