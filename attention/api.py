@@ -71,7 +71,8 @@ def attend(
     rng: a random key, needed if `dropout_rate` is positive.
     implementation: None (chosen by size and platform), "reference" (the dense
       formula), "blockwise" (tile by tile, in O(T + S) memory) or "cudnn"
-      (cuDNN's kernel on a GPU, with first derivatives in reverse mode only;
+      (cuDNN's kernel on a GPU; other derivatives than the gradient are computed
+      tile by tile;
       None chooses it for dot products in half precision); or any object that
       follows the protocol `attention.implementations.Implementation`, for
       instance `Blockwise(query_block=..., key_block=...)` for other tile sizes.

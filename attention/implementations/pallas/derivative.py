@@ -19,8 +19,8 @@ from jax.custom_derivatives import SymbolicZero
 from attention.implementations.blockwise import derivative as blockwise
 from attention.implementations.blockwise import online_softmax
 from attention.implementations.blockwise.tiles import with_length
+from attention.implementations.linear import with_kernel_as_transpose
 from attention.implementations.pallas import hopper, tpu
-from attention.implementations.pallas.linear import with_transpose
 from attention.implementations.pallas.operands import Kind, Operand
 from attention.softmax import Statistics
 
@@ -104,9 +104,11 @@ class Attention:
     if not chosen:
       return jax.tree.map(jnp.zeros_like, outputs)
     residuals, structure = jax.tree.flatten((arguments, outputs))
-    of_context, of_total = with_transpose(
+    of_context, of_total = with_kernel_as_transpose(
       functools.partial(self._rule, structure, chosen),
-      functools.partial(self._reverse, structure, chosen),
+      functools.partial(self._reverse, structure, chosen)
+      if self._has_kernels(arguments, chosen)
+      else None,
       residuals,
       [linear[place] for place in chosen],
     )
@@ -162,34 +164,9 @@ class Attention:
     return [*jax.jvp(outputs, primals, [*tangents])[1]]
 
   def _reverse(self, structure, chosen, residuals, cotangents):
-    """The transpose of `_rule`, by kernels if they compute these gradients."""
-
-    def by_rule(residuals, cotangents):
-      arguments, _ = jax.tree.unflatten(structure, residuals)
-      shapes = [
-        jax.ShapeDtypeStruct(each.shape, each.dtype)
-        for each in (arguments.linear[place] for place in chosen)
-      ]
-      transpose = jax.linear_transpose(
-        lambda *tangents: self._rule(structure, chosen, residuals, tangents),
-        *shapes,
-      )
-      return [*transpose([*cotangents])]
-
-    arguments, _ = jax.tree.unflatten(structure, residuals)
-    if not self._has_kernels(arguments, chosen):
-      return by_rule(residuals, cotangents)
-
-    @jax.custom_jvp
-    def by_kernels(residuals, cotangents):
-      arguments, outputs = jax.tree.unflatten(structure, residuals)
-      return self._gradients(arguments, outputs, cotangents, chosen)
-
-    @by_kernels.defjvp
-    def jvp_by_rule(primals, tangents):
-      return by_kernels(*primals), jax.jvp(by_rule, primals, tangents)[1]
-
-    return by_kernels([*residuals], [*cotangents])
+    """The transpose of `_rule`, by kernels."""
+    arguments, outputs = jax.tree.unflatten(structure, residuals)
+    return self._gradients(arguments, outputs, cotangents, chosen)
 
   def _has_kernels(self, arguments, chosen) -> bool:
     """Whether kernels compute the gradients of these arrays."""

@@ -1,12 +1,14 @@
 """The cuDNN implementation, with the kernel replaced by XLA's attention."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from attention import attend, biases, masks, request, scores
-from attention.implementations import cudnn
+from attention.implementations.cudnn import kernel as cudnn
 from attention.modules import MultiHeadAttention
 from tests.attention.oracle import draw
 
@@ -15,39 +17,38 @@ from tests.attention.oracle import draw
 def _stand_in(monkeypatch):
   """Makes arrays appear to be on a GPU and replaces the kernel by XLA."""
   monkeypatch.setattr(request, "_platform", lambda array: "gpu")
-  monkeypatch.setattr(cudnn, "_kernel", kernel)
+  monkeypatch.setattr(cudnn, "call", kernel)
 
 
-def kernel(
-  *tokens,
-  bias,
-  mask,
-  lengths,
-  is_causal,
-  sliding_window_length,
-  scale,
-  return_residual,
-):
-  """XLA's attention with the arguments of the kernel, for [B, N, T, D]."""
-  window = sliding_window_length
+def kernel(*tokens, bias, **options):
+  """XLA's attention as the kernel: [B, N, T, D], with reverse mode only."""
+  run = jax.custom_vjp(functools.partial(formula, options))
+  run.defvjp(
+    functools.partial(jax.vjp, functools.partial(formula, options)),
+    lambda pull_back, cotangents: pull_back(cotangents),
+  )
+  return run(*tokens, bias)
+
+
+def formula(options, query, key, value, bias):
+  options = dict(options)
+  window = options.pop("sliding_window_length")
+  lengths = options.pop("lengths")
+  tokens = query, key, value
   if any(array.shape[-1] > 128 for array in tokens):
     raise NotImplementedError("The head dim must be <= 128")
   results = jax.nn.dot_product_attention(
     *(jnp.swapaxes(array, 1, 2) for array in tokens),
     bias=bias,
-    mask=mask,
     key_value_seq_lengths=lengths,
-    is_causal=is_causal,
     local_window_size=None if window is None else (window - 1, 0),
-    scale=scale,
     implementation="xla",
-    return_residual=return_residual,
+    **options,
   )
-  context, *lse = results if return_residual else (results,)
-  context = jnp.swapaxes(context, 1, 2)
-  if not return_residual:
-    return context
-  return context, jnp.swapaxes(lse[0], 1, 2).astype(jnp.float32)
+  if not options["return_residual"]:
+    return jnp.swapaxes(results, 1, 2)
+  context, lse = results
+  return jnp.swapaxes(context, 1, 2), jnp.swapaxes(lse, 1, 2).astype("f4")
 
 
 def tokens(*shapes, dtype=jnp.bfloat16):
@@ -128,9 +129,9 @@ def test_nan_behind_a_causal_mask_changes_nothing():
 @pytest.mark.usefixtures("_stand_in")
 def test_dispatch_chooses_cudnn_for_supported_requests(monkeypatch):
   calls = []
-  kernel = cudnn._kernel
+  kernel = cudnn.call
   monkeypatch.setattr(
-    cudnn, "_kernel", lambda *a, **k: calls.append(1) or kernel(*a, **k)
+    cudnn, "call", lambda *a, **k: calls.append(1) or kernel(*a, **k)
   )
   shapes = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)
   attend(*tokens(*shapes))
@@ -234,12 +235,100 @@ def test_the_lse_and_its_gradient_equal_the_reference():
     )
 
 
+DERIVATIVES = {
+  "jvp": lambda loss, tokens: jax.jvp(loss, tokens, tokens)[1],
+  "hessian-vector product": lambda loss, tokens: jax.jvp(
+    jax.grad(loss, (0, 1, 2)), tokens, tokens
+  )[1],
+  "reverse over reverse": lambda loss, tokens: jax.grad(
+    lambda *tokens: sum(
+      jnp.vdot(one, other).astype("f4")
+      for one, other in zip(jax.grad(loss, (0, 1, 2))(*tokens), tokens)
+    ),
+    (0, 1, 2),
+  )(*tokens),
+  "jacfwd": lambda loss, tokens: jax.jacfwd(loss)(*tokens),
+  "vmap of a gradient": lambda loss, tokens: jax.vmap(jax.grad(loss, (0, 2)))(
+    *(each[:, None] for each in tokens)
+  ),
+}
+BIASED = {
+  "none": {},
+  "lengths": {"mask": PATTERNS["padding and causal"]},
+  "window": {"mask": PATTERNS["window"]},
+  "heads": {"mask": PATTERNS["heads"]},
+  "bias": {"bias": jnp.asarray(draw(7, (3, 6, 8))[0], jnp.bfloat16)},
+}
+
+
+@pytest.mark.usefixtures("_stand_in")
+@pytest.mark.parametrize("arguments", BIASED)
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+def test_all_derivatives_equal_the_reference(derivative, arguments):
+  if "vmap" in derivative and arguments == "lengths":
+    pytest.skip("one example has no batch of lengths")
+  weights = jnp.cos(jnp.arange(8.0))
+
+  def loss(implementation, *tokens):
+    context = attend(
+      *tokens, **BIASED[arguments], implementation=implementation
+    )
+    return jnp.sum(jnp.sin(context.astype("f4")) @ weights)
+
+  def derivatives(implementation):
+    function = functools.partial(loss, implementation)
+    return DERIVATIVES[derivative](function, tuple(tokens(*SHAPES)))
+
+  got, want = (
+    [np.asarray(each, "f4") for each in jax.tree.leaves(jax.jit(run)())]
+    for run in (
+      functools.partial(derivatives, name) for name in ("cudnn", "reference")
+    )
+  )
+  for mine, right in zip(got, want):
+    error = np.linalg.norm(mine - right) / np.linalg.norm(right)
+    assert error < 0.05, error
+
+
+@pytest.mark.usefixtures("_stand_in")
+def test_the_gradient_of_a_bias_equals_the_reference():
+  bias = jnp.asarray(draw(7, (3, 6, 8))[0], jnp.bfloat16)
+
+  def gradient(implementation):
+    def loss(bias):
+      context = attend(
+        *tokens(*SHAPES), bias=bias, implementation=implementation
+      )
+      return jnp.sum(jnp.sin(context.astype("f4")))
+
+    return np.asarray(jax.jit(jax.grad(loss))(bias), "f4")
+
+  got, want = gradient("cudnn"), gradient("reference")
+  assert np.linalg.norm(got - want) < 0.05 * np.linalg.norm(want)
+
+
+@pytest.mark.usefixtures("_stand_in")
+def test_forward_mode_through_multi_head_attention():
+  module = MultiHeadAttention(4, dtype=jnp.bfloat16)
+  mask = masks.causal() & masks.padding(jnp.array([3, 6]))
+
+  def derivative(inputs):
+    def output(inputs):
+      return module.init_with_output(jax.random.key(0), inputs, mask=mask)[0]
+
+    return jax.jvp(output, (inputs,), (inputs,))
+
+  inputs = jax.ShapeDtypeStruct((2, 6, 32), jnp.bfloat16)
+  result, tangent = jax.eval_shape(derivative, inputs)
+  assert tangent.shape == result.shape == (2, 6, 32)
+
+
 @pytest.mark.usefixtures("_stand_in")
 @pytest.mark.parametrize("memory_heads", [4, 2])
 def test_multi_head_attention_reaches_the_kernel(memory_heads, monkeypatch):
   calls = []
   monkeypatch.setattr(
-    cudnn, "_kernel", lambda *a, **k: calls.append(1) or kernel(*a, **k)
+    cudnn, "call", lambda *a, **k: calls.append(1) or kernel(*a, **k)
   )
   module = MultiHeadAttention(
     4, num_key_value_heads=memory_heads, dtype=jnp.bfloat16

@@ -41,6 +41,44 @@ def with_transpose(
   )
 
 
+def with_kernel_as_transpose(
+  function: Linear,
+  kernel: Linear | None,
+  residuals: list[jax.Array],
+  arguments: list[jax.Array],
+) -> list[jax.Array]:
+  """`with_transpose` for a transpose that has no derivatives of its own.
+
+  Its derivatives are those of the transposed `function`, which also replaces
+  the kernel if that is None.
+  """
+  shapes = [*map(jax.typeof, arguments)]
+
+  def transposed(residuals, cotangents):
+    transpose = jax.linear_transpose(
+      lambda *arguments: function(residuals, [*arguments]), *shapes
+    )
+    return [*transpose([*cotangents])]
+
+  if kernel is None:
+    return with_transpose(function, transposed, residuals, arguments)
+
+  @jax.custom_jvp
+  def reverse(residuals, cotangents):
+    return kernel(residuals, cotangents)
+
+  @reverse.defjvp
+  def rule(primals, tangents):
+    return reverse(*primals), jax.jvp(transposed, primals, tangents)[1]
+
+  return with_transpose(
+    function,
+    lambda residuals, cotangents: reverse([*residuals], [*cotangents]),
+    residuals,
+    arguments,
+  )
+
+
 _linear = Primitive("linear_with_transpose")
 _linear.multiple_results = True
 
@@ -54,11 +92,9 @@ def _result(*values, function, transpose, number):
 @_linear.def_abstract_eval
 def _shapes(*values, function, transpose, number):
   del transpose
-  shapes = jax.eval_shape(
-    lambda *arrays: function([*arrays[:number]], [*arrays[number:]]),
-    *(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in values),
-  )
-  return [jax.core.ShapedArray(each.shape, each.dtype) for each in shapes]
+  return jax.make_jaxpr(
+    lambda *arrays: function([*arrays[:number]], [*arrays[number:]])
+  )(*values).out_avals
 
 
 def _jvp(primals, tangents, **parameters):

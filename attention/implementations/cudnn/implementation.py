@@ -1,0 +1,119 @@
+"""The cuDNN implementation, from a request to its result."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention.implementations.blockwise import Blockwise
+from attention.implementations.cudnn import obstacles
+from attention.implementations.cudnn.kernel import Arrays, Kernel
+from attention.implementations.cudnn.pairs import (
+  Pattern,
+  four_axes,
+  of_batch,
+  pattern_of,
+  visible_and_bias,
+)
+from attention.implementations.cudnn.tokens import (
+  all_batched,
+  mapped,
+  own_heads,
+  scale_of,
+)
+from attention.implementations.non_finite import with_finite_tokens
+from attention.request import Request
+from attention.softmax import Statistics, from_lse, of_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class CuDNN:
+  """cuDNN's kernel: dot products in half precision, on a GPU."""
+
+  def obstacle(self, request: Request) -> str | None:
+    """Why the kernel cannot serve a request, or None if it can."""
+    return obstacles.obstacle(request)
+
+  def __call__(self, request: Request) -> tuple[jax.Array, Any]:
+    """The context [..., T, E] and statistics, of a request it can serve."""
+    context, statistics = with_finite_tokens(request, _results)
+    return context, statistics if request.return_lse else None
+
+
+def _results(request: Request):
+  """The context, the statistics, and the rows that see flagged keys."""
+  tokens = all_batched(*mapped(request))
+  tokens = [
+    array.reshape(*heads, *array.shape[-2:])
+    for heads, array in zip(own_heads(*tokens), tokens)
+  ]
+  pattern, visible, bias, empty = pattern_of(request), None, None, None
+  if pattern is None or request.bias is not None:
+    pattern = Pattern()
+    visible, bias = visible_and_bias(request)
+    empty = ~jnp.any(visible, axis=-1)
+    visible = four_axes(visible, request)
+  lengths = pattern.lengths
+  if lengths is not None:
+    lengths = of_batch(lengths, request)
+    ones = (1,) * (len(request.leading[-1:]) + 1)
+    empty = (lengths <= 0).reshape(*lengths.shape, *ones)
+    # The kernel's result without a key is not specified.
+    length = jnp.clip(lengths, 1, request.key.shape[-2])
+    lengths = length.ravel().astype(jnp.int32)
+  kernel = Kernel(
+    pattern.is_causal,
+    pattern.window,
+    scale_of(request.score, tokens[0]),
+    request.precision,
+    request.branch,
+  )
+  arrays = Arrays(*tokens, bias, visible, lengths)
+  if request.return_lse:
+    results = kernel.context_and_lse(arrays)
+  else:
+    results = [kernel.context(arrays)]
+  return _with_leading(request, results, empty)
+
+
+def _with_leading(request: Request, results, empty):
+  """`_results` of the kernel's results; `empty` rows see no key."""
+  shape = (*request.leading, request.query.shape[-2])
+  context, *lses = results
+  context = context.reshape(*shape, context.shape[-1])
+  lse = _with_derivative(lses[0].reshape(shape), request) if lses else None
+  if empty is not None:
+    empty = jnp.broadcast_to(empty, shape)
+    context = jnp.where(empty[..., None], 0, context)
+    lse = None if lse is None else jnp.where(empty, -jnp.inf, lse)
+  statistics: Statistics | None
+  if lse is not None:
+    statistics = from_lse(lse)
+  else:
+    statistics = None if empty is None else of_rows(~empty, request.dtype)
+
+  def rows_that_see(flags):
+    visible, _ = visible_and_bias(request, with_bias=False)
+    return jnp.any(visible & flags[..., None, :], axis=-1)
+
+  return context, statistics, rows_that_see
+
+
+@jax.custom_jvp
+def _substituted(value, carrier):
+  """The value, with the derivatives of the carrier."""
+  del carrier
+  return value
+
+
+@_substituted.defjvp
+def _substituted_jvp(primals, tangents):
+  return primals[0], tangents[1]
+
+
+def _with_derivative(lse, request: Request):
+  """The kernel has no derivative of the lse; that is computed blockwise."""
+  without_values = dataclasses.replace(request, value=request.value[..., :0])
+  carrier = Blockwise()(without_values)[1].lse
+  return _substituted(jax.lax.stop_gradient(lse), carrier.astype(lse.dtype))

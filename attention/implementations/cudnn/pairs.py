@@ -1,0 +1,98 @@
+"""The mask and the bias of a request, as the kernel knows them."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention.axes import with_rank
+from attention.masks.types import Band, Below, Combined, Mask, MaskView
+from attention.positional import GroupHeads, TilePositions
+from attention.request import Request
+
+
+class Pattern(NamedTuple):
+  """A mask, as the kernel knows it: the conjunction of its fields."""
+
+  is_causal: bool = False
+  window: int | None = None  # keys before the query's position
+  lengths: Any = None  # a number, or an array over leading axes
+
+
+def pattern_of(request: Request) -> Pattern | None:
+  """The mask, or None if it has to become an array."""
+  pattern = Pattern()
+  for mask in _conjuncts(request.mask):
+    match mask:
+      case Band(left=None | int(), right=0) if not pattern.is_causal:
+        pattern = pattern._replace(is_causal=True, window=mask.left)
+      case Below(limit=limit) if pattern.lengths is None and (
+        jnp.ndim(limit) < max(len(request.leading), 1)
+      ):
+        pattern = pattern._replace(lengths=limit)
+      case _:
+        return None
+  if pattern.window is None:
+    return pattern
+  # Rows without a key have NaN derivatives in the kernel.
+  length, key_length = request.scores_shape[-2:]
+  hides_rows = length > key_length + pattern.window or pattern.window < 0
+  return None if hides_rows or pattern.lengths is not None else pattern
+
+
+def _conjuncts(mask: Mask | None) -> list[Any]:
+  """The masks whose conjunction is `mask`."""
+  match mask:
+    case None:
+      return []
+    case Combined(operation="and"):
+      return _conjuncts(mask.left) + _conjuncts(mask.right)
+    case MaskView(transform=GroupHeads()):
+      inner = _conjuncts(mask.inner)
+      return inner if all(map(_is_shared, inner)) else [mask]
+  return [mask]
+
+
+def _is_shared(mask: Any) -> bool:
+  """Whether a mask is the same for all heads."""
+  return isinstance(mask, Band | Below) and mask.leading_rank <= 1
+
+
+def of_batch(lengths, request: Request) -> jax.Array:
+  """Lengths for all leading axes but the last."""
+  batch = request.leading[:-1]
+  lengths = jnp.asarray(lengths)
+  ones = (1,) * (len(batch) - lengths.ndim)
+  return jnp.broadcast_to(lengths.reshape(*lengths.shape, *ones), batch)
+
+
+def visible_and_bias(request: Request, *, with_bias: bool = True):
+  """Which pairs are visible [..., T, S], and the finite bias or None."""
+  rank = request.query.ndim
+  rows, columns = (TilePositions(0, n) for n in request.scores_shape[-2:])
+  visible, bias = jnp.ones((1,) * rank, bool), None
+  if request.mask is not None:
+    block = request.mask.block(rows, columns, rank - 2)
+    visible = jnp.asarray(with_rank(block, rank))
+  if request.bias is not None:
+    bias = with_rank(request.bias.block(rows, columns, rank - 2), rank)
+    hidden = jnp.isneginf(bias)
+    visible = visible & ~hidden
+    bias = jnp.where(hidden, 0, bias) if with_bias else None
+  shape = (*visible.shape[:-2], *request.scores_shape[-2:])
+  return jnp.broadcast_to(visible, shape), four_axes(bias, request)
+
+
+def four_axes(array, request: Request):
+  """An array [..., T, S] as [B or 1, N or 1, T, S]."""
+  if array is None:
+    return None
+  leading = array.shape[:-2]
+  batch, heads = leading[:-1], leading[-1:]
+  if math.prod(batch) > 1:
+    batch = request.leading[:-1]
+  array = jnp.broadcast_to(array, (*batch, *heads, *request.scores_shape[-2:]))
+  return array.reshape(
+    math.prod(batch), math.prod(heads), *request.scores_shape[-2:]
+  )
