@@ -52,8 +52,7 @@ def inner_products(query: jax.Array, key: jax.Array) -> jax.Array:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _inner_products(precision, query, key):
   del precision
-  algorithm = _bfloat16(query, key)
-  return _product("...td,...sd->...ts", query, key, precision=algorithm)
+  return _product("...td,...sd->...ts", query, key)
 
 
 @functools.partial(_inner_products.defjvp, symbolic_zeros=True)
@@ -64,10 +63,10 @@ def _inner_products_jvp(precision, primals, tangents):
 
 def _inner_products_tangent(query, key, query_tangent, key_tangent):
   """The products and their tangents."""
-  algorithm, terms = _bfloat16(query, key), []
+  tokens, terms = (query, key), []
   if not isinstance(query_tangent, SymbolicZero):
     terms.append(
-      _product("...td,...sd->...ts", query_tangent, key, precision=algorithm)
+      _rounded_product("...td,...sd->...ts", query_tangent, key, tokens)
     )
   if not isinstance(key_tangent, SymbolicZero):
     # In the transpose, XLA's CPU backend takes three times as long if it
@@ -81,15 +80,14 @@ def _inner_products_tangent(query, key, query_tangent, key_tangent):
     )
     key_tangent = jnp.swapaxes(key_tangent, -1, -2)
     terms.append(
-      _product("...dt,...ds->...ts", columns, key_tangent, precision=algorithm)
+      _rounded_product("...dt,...ds->...ts", columns, key_tangent, tokens)
     )
   return inner_products(query, key), sum(terms)
 
 
 def weighted_sum(weights: jax.Array, value: jax.Array, dtype) -> jax.Array:
   """Weights [..., t, s] times value [..., s, E], accumulated in `dtype`."""
-  weights = weights.astype(value.dtype)
-  return weighted_sum_of_tangents(weights, value, dtype, value)
+  return _sum("...ts,...se->...te", weights.astype(value.dtype), value, dtype)
 
 
 def weighted_sum_columns(
@@ -97,7 +95,32 @@ def weighted_sum_columns(
 ) -> jax.Array:
   """`weighted_sum` for a transposed value [..., E, s]; returns [..., E, t]."""
   weights = weights.astype(columns.dtype)
-  return weighted_sum_columns_of_tangents(weights, columns, dtype, columns)
+  return _sum("...es,...ts->...et", columns, weights, dtype)
+
+
+def _sum(subscripts, left, right, dtype):
+  """A product of two factors of one dtype."""
+  if left.dtype != jnp.bfloat16:
+    return _product(subscripts, left, right, dtype)
+  name = precision_name(None)
+  return _half_sum(subscripts, jnp.dtype(dtype), name, left, right)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _half_sum(subscripts, dtype, precision, left, right):
+  del precision
+  return _product(subscripts, left, right, dtype)
+
+
+@functools.partial(_half_sum.defjvp, symbolic_zeros=True)
+def _half_sum_jvp(subscripts, dtype, precision, primals, tangents):
+  result = _half_sum(subscripts, dtype, precision, *primals)
+  (left, right), terms = primals, []
+  with matmul_precision(precision):
+    for factors in ((tangents[0], right), (left, tangents[1])):
+      if not any(isinstance(each, SymbolicZero) for each in factors):
+        terms.append(_rounded_product(subscripts, *factors, primals, dtype))
+  return result, sum(terms)
 
 
 def weighted_sum_of_tangents(weights, value, dtype, tokens) -> jax.Array:
@@ -105,29 +128,36 @@ def weighted_sum_of_tangents(weights, value, dtype, tokens) -> jax.Array:
 
   Tangents of the tokens' dtype would be rounded in the transpose, tile by tile.
   """
-  algorithm = _bfloat16(tokens)
-  return _product("...ts,...se->...te", weights, value, dtype, algorithm)
+  return _rounded_product("...ts,...se->...te", weights, value, [tokens], dtype)
 
 
 def weighted_sum_columns_of_tangents(
   weights, columns, dtype, tokens
 ) -> jax.Array:
   """`weighted_sum_of_tangents` for a transposed value [..., E, s]."""
-  algorithm = _bfloat16(tokens)
-  return _product("...es,...ts->...et", columns, weights, dtype, algorithm)
+  return _rounded_product(
+    "...es,...ts->...et", columns, weights, [tokens], dtype
+  )
 
 
-def _bfloat16(*operands: jax.Array) -> jax.lax.DotAlgorithmPreset | None:
-  """The algorithm of products of bfloat16 tokens, as in `jax.nn`.
+def _rounded_product(subscripts, left, right, tokens, dtype=None):
+  """A product that is rounded as in `jax.nn` if its tokens are bfloat16.
 
-  In the transpose, one operand is a float32 cotangent. The algorithm rounds it
-  to bfloat16 and accumulates in float32.
+  Its transpose has one operand that is a float32 cotangent. The algorithm
+  rounds it to bfloat16 and accumulates in float32.
   """
-  # On CPUs XLA computes in float32 nevertheless, and three times as long.
-  if jax.default_backend() == "cpu" or precision_name(None) is not None:
-    return None
-  is_half = all(operand.dtype == jnp.bfloat16 for operand in operands)
-  return jax.lax.DotAlgorithmPreset.BF16_BF16_F32 if is_half else None
+  product = functools.partial(_product, subscripts, dtype=dtype)
+  is_half = all(each.dtype == jnp.bfloat16 for each in tokens)
+  if not is_half or precision_name(None) is not None:
+    return product(left, right)
+  algorithm = jax.lax.DotAlgorithmPreset.BF16_BF16_F32
+  return jax.lax.platform_dependent(
+    left,
+    right,
+    # XLA computes in float32 nevertheless, and three times as long.
+    cpu=product,
+    default=functools.partial(product, precision=algorithm),
+  )
 
 
 def _product(subscripts, left, right, dtype=None, precision=None):

@@ -44,10 +44,10 @@ class CuDNN:
 def _results(request: Request):
   """The context, the statistics, and the rows that see flagged keys."""
   tokens = all_batched(*mapped(request))
-  tokens = [
+  query, key, value = (
     array.reshape(*heads, *array.shape[-2:])
     for heads, array in zip(own_heads(*tokens), tokens)
-  ]
+  )
   pattern, visible, bias, empty = pattern_of(request), None, None, None
   if pattern is None or request.bias is not None:
     pattern = Pattern()
@@ -65,11 +65,11 @@ def _results(request: Request):
   kernel = Kernel(
     pattern.is_causal,
     pattern.window,
-    scale_of(request.score, tokens[0]),
+    scale_of(request.score, query),
     request.precision,
     request.branch,
   )
-  arrays = Arrays(*tokens, bias, visible, lengths)
+  arrays = Arrays(query, key, value, bias, visible, lengths)
   if request.return_lse:
     results = kernel.context_and_lse(arrays)
   else:
