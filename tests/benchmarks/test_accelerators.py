@@ -92,6 +92,7 @@ LIMITS = {
   "h100": {
     "attention/scaled_dot/none/forward": 1,
     "attention/scaled_dot/none/gradient": 3,
+    "attention/scaled_dot/none/jvp": 200,
     "attention/scaled_dot/causal/forward": 7,
     "attention/scaled_dot/padding/gradient": 14,
     "attention/general/none/gradient": 400,
@@ -104,6 +105,10 @@ LIMITS = {
     "pallas/scaled_dot/none/forward": 1,
     "pallas/scaled_dot/causal/forward": 1,
     "pallas/scaled_dot/causal/gradient": 12,
+    "pallas/general/none/forward": 1,
+    "pallas/cosine/none/forward": 2,
+    "pallas/cosine/none/gradient": 12,
+    "pallas/additive/none/forward": 3,
     "pallas/additive/none/gradient": 18,
     "pallas/manhattan/none/gradient": 17,
   },

@@ -1,5 +1,6 @@
 """A call of the kernels, from a request to its result."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from attention.implementations.pallas.derivative import (
   shared_operands,
 )
 from attention.implementations.pallas.functions import kernel_precision
+from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.visits import Visibility
 from attention.masks.tile_visibility import Ranges, visibility
@@ -42,6 +44,7 @@ _CHUNK = 1 << 18
 def obstacle(sizes: Any, request: Request) -> str | None:
   """Why kernels do not support a score, a mask or a bias; None if they do."""
   # The score's maps are traced, not computed.
+  request = _with_maps_inside(sizes, request)
   try:
     jax.eval_shape(
       lambda: (_kernels(sizes, request, *_mapped(request)[:2]), 0)[1]
@@ -119,7 +122,22 @@ def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
   return context, statistics
 
 
+def _with_maps_inside(sizes: Any, request: Request) -> Request:
+  """The request with a score that maps tokens in kernels, if they can."""
+  if sizes.target_of(request) != "tpu":
+    return request
+  inside = dataclasses.replace(request, score=MapsInside(request.score))
+  try:
+    jax.eval_shape(
+      lambda: (_kernels(sizes, inside, *_mapped(inside)[:2]), 0)[1]
+    )
+  except Unsupported:
+    return request
+  return inside
+
+
 def _of_finite_tokens(sizes: Any, request: Request):
+  request = _with_maps_inside(sizes, request)
   tokens = _mapped(request)
   kernels = _kernels(sizes, request, *tokens[:2])
   rule, captured = _rule(request, *tokens[:2])

@@ -1,0 +1,29 @@
+"""Scores whose maps of tokens are computed inside a kernel."""
+
+# Overrides keep the docstrings of what they override.
+# ruff: noqa: D102
+
+import dataclasses
+
+import jax
+
+from attention.scores.base import Wrapper
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class MapsInside(Wrapper):
+  """The same score of tokens that are not mapped: tiles are mapped in `pair`.
+
+  A tile is mapped at every visit. This needs no arrays of mapped tokens.
+  """
+
+  def map_query(self, query):
+    return query
+
+  def map_key(self, key):
+    return key
+
+  def pair_at(self, query, key, positions):
+    score = self.score
+    return score.pair_at(score.map_query(query), score.map_key(key), positions)
