@@ -91,7 +91,7 @@ def init(
   Args:
     leading_shape: the axes before the positions, for instance (B, K).
     max_length: the maximal number of tokens.
-    key_size: D.
+    key_size: the number D of features.
     value_size: E; None means D.
     dtype: of keys and values.
     length_shape: (B,) for a length per example; the first axes of

@@ -68,7 +68,7 @@ def split_heads(
 
   Args:
     x: [..., T, H * D].
-    num_heads: H.
+    num_heads: the number H of heads.
 
   Returns:
     [..., H, T, D].

@@ -46,6 +46,7 @@ html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
+html_show_copyright = False
 html_copy_source = False
 
 

@@ -1,8 +1,10 @@
 """The documentation builds without warnings and has no broken links."""
 
 import html.parser
+import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 from urllib.parse import unquote, urlsplit
@@ -60,6 +62,30 @@ def test_no_link_within_the_site_is_broken(site):
       if not target.exists() or (parts.fragment and not is_place):
         broken.append(f"{path.relative_to(site)}: {link}")
   assert not broken
+
+
+@pytest.mark.exhaustive
+def test_the_gallery_embeds_pages_of_both_released_runs(tmp_path):
+  """Builds the site in a copy, so that other tests build it without pages."""
+  for name in ("Makefile", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
+    shutil.copy(ROOT / name, tmp_path)
+  for name in ("docs", "releases", "configs"):
+    shutil.copytree(ROOT / name, tmp_path / name)
+  for name in ("attention", "experiments", "benchmarks", "tests"):
+    (tmp_path / name).symlink_to(ROOT / name)
+  done = subprocess.run(
+    ["make", "site", f"PYTHON={sys.executable}"],
+    cwd=tmp_path,
+    env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  folder = tmp_path / "build" / "site"
+  links = Page(folder / "gallery.html").links
+  for name in ("reverse", "numbers"):
+    assert links.count(f"gallery/{name}.html") == 2  # embedded, and linked
+    assert (folder / "gallery" / f"{name}.html").stat().st_size > 10_000
 
 
 def test_every_public_name_is_documented(site):
