@@ -1,5 +1,6 @@
 """Axes of arrays, with explicit ranks: no array is promoted silently."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -44,8 +45,22 @@ def split_axis(array: jax.Array, axis: int, outer: int, inner: int):
 def varying_zero(arguments: Any, dtype: Any) -> jax.Array:
   """A zero that varies over the mesh axes that the arguments vary over."""
   # Under `jax.shard_map` the initial state of a loop must have this type.
+  return _varying(jnp.zeros((), dtype), _varying_axes(arguments))
+
+
+def varying_alike(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+  """The arrays, all varying over the mesh axes that one of them varies over."""
+  every = _varying_axes(arrays)
+  return [_varying(array, every - _varying_axes(array)) for array in arrays]
+
+
+def _varying_axes(arrays: Any) -> set[str]:
+  """The axes of `jax.shard_map` over which one of the arrays varies."""
   varying: set[str] = set()
-  for array in jax.tree.leaves(arguments):
+  for array in jax.tree.leaves(arrays):
     varying |= jax.typeof(array).manual_axis_type.varying
-  zero = jnp.zeros((), dtype)
-  return jax.lax.pcast(zero, tuple(sorted(varying)), to="varying")
+  return varying
+
+
+def _varying(array, mesh_axes: set[str]) -> jax.Array:
+  return jax.lax.pcast(array, tuple(sorted(mesh_axes)), to="varying")

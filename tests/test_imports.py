@@ -25,7 +25,7 @@ ATTENTION = (
     "projections",
     "scores",
   ),
-  ("frequency_scaling", "head_parameters", "positional", "softmax"),
+  ("frequency_scaling", "head_parameters", "linear", "positional", "softmax"),
   ("axes", "checks", "equality", "function_pytree", "matmul", "meshes"),
 )
 EXPERIMENTS = (

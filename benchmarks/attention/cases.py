@@ -23,6 +23,12 @@ class Grid:
     (1, 8, 2048),
     (1, 8, 4096),
   )
+  # [B, H, T, D], of which T is no multiple of 512, or D is not 64.
+  odd: tuple[tuple[int, int, int, int], ...] = (
+    (1, 8, 1536, 80),
+    (1, 8, 2000, 48),
+    (1, 8, 3000, 64),
+  )
   small: tuple[tuple[int, int, int], ...] = ((32, 8, 32), (8, 8, 128))
   causal: tuple[int, int, int] = (1, 8, 4096)
   window: tuple[int, ...] = (4096, 8192, 16384, 32768, 65536)
@@ -30,6 +36,9 @@ class Grid:
   additive: tuple[int, int, int] = (1, 1, 2048)
   projected: tuple[int, int, int] = (1, 8, 2048)
   closure: tuple[int, int, int] = (1, 1, 2048)
+  normalizers: tuple[int, int, int] = (1, 8, 2048)
+  positional: tuple[int, int, int] = (1, 8, 2048)
+  distances: int = 512
   memory: int = 16384
   scores: tuple[str, ...] = ()  # all
   accuracy: int = 2048
@@ -41,6 +50,7 @@ class Grid:
 QUICK = Grid(
   matmul=256,
   dot=((1, 2, 64),),
+  odd=((1, 2, 40, 48),),
   small=((2, 2, 16),),
   causal=(1, 2, 64),
   window=(64, 128),
@@ -48,6 +58,9 @@ QUICK = Grid(
   additive=(1, 1, 64),
   projected=(1, 2, 64),
   closure=(1, 1, 64),
+  normalizers=(1, 2, 64),
+  positional=(1, 2, 64),
+  distances=8,
   memory=128,
   scores=("scaled_dot", "additive"),
   accuracy=64,
@@ -99,9 +112,9 @@ def draw(shape: Sequence[int], seed: int) -> jax.Array:
   return jax.random.normal(jax.random.key(seed), tuple(shape), jnp.float32)
 
 
-def tokens(shape: Sequence[int]) -> list[jax.Array]:
-  """Query, key and value, [B, H, T, 64] for [B, H, T]."""
-  return [draw((*shape, SIZE), seed) for seed in range(3)]
+def tokens(shape: Sequence[int], size: int = SIZE) -> list[jax.Array]:
+  """Query, key and value, [B, H, T, size] for [B, H, T]."""
+  return [draw((*shape, size), seed) for seed in range(3)]
 
 
 def title(shape: Sequence[int]) -> str:

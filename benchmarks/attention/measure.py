@@ -1,6 +1,7 @@
 """Compiles contenders ahead of time, and times them in turn."""
 
 import dataclasses
+import functools
 import math
 import operator
 import statistics
@@ -142,6 +143,19 @@ def job(
     return Row(case, direction, shape[-1], entries, flops)
 
   return Job(f"{case} {direction}", run)
+
+
+def by_direction(
+  case: str,
+  shape: Sequence[int],
+  rounds: int,
+  make: Callable[[str], Sequence[Contender]],
+) -> list[Job]:
+  """A job for each direction, of which `make` makes the contenders."""
+  return [
+    job(case, shape, direction, rounds, functools.partial(make, direction))
+    for direction in DIRECTIONS
+  ]
 
 
 def compiled(

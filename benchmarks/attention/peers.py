@@ -61,15 +61,17 @@ def ours(
   shape: Sequence[int],
   direction: str,
   *,
-  score: str = "scaled_dot",
+  score: str | cases.ScoreCase = "scaled_dot",
   mask: Any = None,
+  normalizer: Any = None,
+  size: int = cases.SIZE,
   name: str | None = None,
 ) -> Contender:
   """`attend` with an implementation of `OURS` and a score of `cases.SCORES`.
 
   The shape is [B, H, T]; the name in the table is `implementation` by default.
   """
-  case = cases.SCORES[score]
+  case = cases.SCORES[score] if isinstance(score, str) else score
 
   def context(query, key, value, *parameters):
     return attend(
@@ -78,10 +80,11 @@ def ours(
       value,
       score=case.bind(*parameters),
       mask=mask,
+      normalizer=normalizer,
       implementation=OURS[implementation],
     )
 
-  arguments = [*cases.tokens(shape), *case.parameters()]
+  arguments = [*cases.tokens(shape, size), *case.parameters()]
   return compiled(name or implementation, context, arguments, direction)
 
 
@@ -91,6 +94,7 @@ def jax_nn(
   *,
   causal: bool = False,
   window: tuple[int, int] | None = None,
+  size: int = cases.SIZE,
 ) -> Contender:
   """`jax.nn.dot_product_attention`, [B, T, H, D]."""
 
@@ -99,7 +103,7 @@ def jax_nn(
       query, key, value, is_causal=causal, local_window_size=window
     )
 
-  arguments = [jnp.swapaxes(each, 1, 2) for each in cases.tokens(shape)]
+  arguments = [jnp.swapaxes(each, 1, 2) for each in cases.tokens(shape, size)]
   return compiled("jax.nn", context, arguments, direction)
 
 
@@ -108,10 +112,12 @@ def scaled_dot_peers(
   direction: str,
   causal: bool,
   *,
+  size: int = cases.SIZE,
   with_attnax: bool = True,
 ) -> list[Contender]:
   """The peers that are installed, for scaled dot-product attention."""
-  found = [jax_nn(shape, direction, causal=causal)]
+  found = [jax_nn(shape, direction, causal=causal, size=size)]
+  tokens = cases.tokens(shape, size)
   if has_torch():
 
     def sdpa(query, key, value):
@@ -119,7 +125,7 @@ def scaled_dot_peers(
         query, key, value, is_causal=causal
       )
 
-    found.append(_torch("torch", sdpa, cases.tokens(shape), direction))
+    found.append(_torch("torch", sdpa, tokens, direction))
   if attnax is not None and with_attnax:
 
     def flash(query, key, value):
@@ -127,7 +133,7 @@ def scaled_dot_peers(
       mask = attnax.make_causal_mask(length) if causal else None
       return attnax.flash_attention(query, key, value, mask=mask)
 
-    found.append(compiled("attnax", flash, cases.tokens(shape), direction))
+    found.append(compiled("attnax", flash, tokens, direction))
   return found
 
 

@@ -11,6 +11,7 @@ from benchmarks.attention import (
   memory,
   scaled_dot,
   timings,
+  variants,
 )
 from benchmarks.attention.measure import Job, Row, Target
 
@@ -28,12 +29,15 @@ SECTIONS = {
   "dot": Section(
     scaled_dot.dot_jobs, scaled_dot.dot_targets, scaled_dot.with_rates
   ),
+  "odd": Section(scaled_dot.odd_jobs, scaled_dot.odd_targets),
   "small": Section(scaled_dot.small_jobs, scaled_dot.small_targets),
   "causal": Section(timings.causal_jobs, timings.causal_targets),
   "window": Section(timings.window_jobs, timings.window_targets),
   "additive": Section(timings.additive_jobs, timings.additive_targets),
   "projected": Section(timings.projected_jobs, timings.projected_targets),
   "closure": Section(timings.closure_jobs, timings.closure_targets),
+  "normalizers": Section(variants.normalizer_jobs, variants.normalizer_targets),
+  "positional": Section(variants.positional_jobs, variants.positional_targets),
   "memory": Section(memory.jobs, memory.targets),
   "accuracy": Section(accuracy.jobs, accuracy.targets),
   "curves": Section(curves.jobs, curves.targets),

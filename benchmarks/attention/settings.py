@@ -9,12 +9,15 @@ from typing import Any
 
 SECTIONS = (
   "dot",
+  "odd",
   "small",
   "causal",
   "window",
   "additive",
   "projected",
   "closure",
+  "normalizers",
+  "positional",
   "memory",
   "accuracy",
   "curves",

@@ -13,7 +13,7 @@ from benchmarks.attention.measure import (
   Job,
   Row,
   Target,
-  job,
+  by_direction,
   that_fit,
 )
 
@@ -30,14 +30,7 @@ def causal_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
       ),
     ]
 
-  return _by_direction(cases.title(shape), shape, rounds, make)
-
-
-def _by_direction(case, shape, rounds, make) -> list[Job]:
-  return [
-    job(case, shape, direction, rounds, functools.partial(make, direction))
-    for direction in DIRECTIONS
-  ]
+  return by_direction(cases.title(shape), shape, rounds, make)
 
 
 def _against(section, rows, name, other, goals, at_least=False):
@@ -74,7 +67,7 @@ def window_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
   for length in grid.window:
     shape = (1, 1, length)
     made = functools.partial(make, shape)
-    jobs += _by_direction(
+    jobs += by_direction(
       f"window of {window[0]}, T={length}", shape, rounds, made
     )
   return jobs
@@ -104,13 +97,13 @@ def additive_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
     ]
     return own + peers.additive_peers(shape, direction)
 
-  return _by_direction(cases.title(shape), shape, rounds, make)
+  return by_direction(cases.title(shape), shape, rounds, make)
 
 
 def additive_targets(rows: Sequence[Row]) -> list[Target]:
   """The speed-up over the plain formula."""
   return [
-    *_against("additive", rows, "plain torch", "blockwise", (15, 10), True),
+    *_against("additive", rows, "plain torch", "blockwise", (15, 12), True),
     *_against("additive", rows, "plain jax", "blockwise", (7, 7), True),
   ]
 
@@ -125,7 +118,7 @@ def projected_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
       for score in ("dot", "general", "cosine")
     ]
 
-  return _by_direction(cases.title(shape), shape, rounds, make)
+  return by_direction(cases.title(shape), shape, rounds, make)
 
 
 def projected_targets(rows: Sequence[Row]) -> list[Target]:
@@ -147,9 +140,9 @@ def closure_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
       for name in ("blockwise", "dispatched", "reference")
     ]
 
-  return _by_direction(cases.title(shape), shape, rounds, make)
+  return by_direction(cases.title(shape), shape, rounds, make)
 
 
 def closure_targets(rows: Sequence[Row]) -> list[Target]:
   """Blockwise should not be slower than dense."""
-  return _against("closure", rows, "blockwise", "reference", (1.0, 1.0))
+  return _against("closure", rows, "blockwise", "reference", (1.1, 1.0))

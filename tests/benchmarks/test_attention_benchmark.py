@@ -62,4 +62,4 @@ def check(section, contender):
 def test_unknown_section_lists_the_known_ones():
   process = run("--only=nonsense")
   assert process.returncode != 0
-  assert "dot, small, causal" in process.stderr
+  assert "dot, odd, small, causal" in process.stderr

@@ -15,7 +15,7 @@ from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
 from attention.implementations.blockwise import Blockwise
 from attention.implementations.cudnn.tokens import all_batched
-from attention.implementations.linear import with_kernel_as_transpose
+from attention.linear import with_kernel_as_transpose
 from attention.masks.types import Band, Below, Mask, as_mask
 from attention.matmul import matmul_precision
 from attention.request import make_request

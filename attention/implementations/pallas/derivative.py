@@ -19,9 +19,9 @@ from jax.custom_derivatives import SymbolicZero
 from attention.implementations.blockwise import derivative as blockwise
 from attention.implementations.blockwise import online_softmax
 from attention.implementations.blockwise.tiles import with_length
-from attention.implementations.linear import with_kernel_as_transpose
 from attention.implementations.pallas import hopper, tpu
 from attention.implementations.pallas.operands import Kind, Operand
+from attention.linear import with_kernel_as_transpose
 from attention.softmax import Statistics
 
 

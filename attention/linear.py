@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from attention import axes
+
 # (residuals, arguments) -> results, linear in the arguments.
 Linear = Callable[[list[Any], list[Any]], list[Any]]
 
@@ -32,9 +34,11 @@ def with_transpose(
   `transpose` receives the residuals and the cotangents of the results, and
   returns the cotangents of the arguments. Both must be differentiable.
   """
+  # Under `jax.shard_map` JAX sums the cotangent of an array that all devices
+  # share where the array becomes one of each device.
+  values = axes.varying_alike([*residuals, *arguments])
   return _linear.bind(
-    *residuals,
-    *arguments,
+    *values,
     function=function,
     transpose=transpose,
     number=len(residuals),
@@ -52,6 +56,8 @@ def with_kernel_as_transpose(
   Its derivatives are those of the transposed `function`, which also replaces
   the kernel if that is None.
   """
+  values = axes.varying_alike([*residuals, *arguments])
+  residuals, arguments = values[: len(residuals)], values[len(residuals) :]
   shapes = [*map(jax.typeof, arguments)]
 
   def transposed(residuals, cotangents):
