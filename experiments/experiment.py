@@ -55,6 +55,10 @@ class Experiment:
 
   def abstract_state(self) -> TrainState:
     """Returns a state of `jax.ShapeDtypeStruct`, with shardings."""
+    return self._abstract_state
+
+  @functools.cached_property
+  def _abstract_state(self) -> TrainState:
     state = jax.eval_shape(self._init_state)
     return jax.tree.map(
       lambda leaf, layout: jax.ShapeDtypeStruct(

@@ -2,6 +2,8 @@
 
 import ast
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -114,3 +116,18 @@ def test_a_module_imports_only_from_floors_below(path):
       continue
     assert there, f"{name} is on no floor"
     assert RANKS[there] > RANKS[here], f"{module} imports {name}"
+
+
+# Packages that a run needs after its first step, if at all.
+LATE = ("orbax", "grain", "tensorboardX", "wandb", "matplotlib", "pandas")
+LATE += ("sacrebleu", "datasets", "huggingface_hub", "pooch", "scipy")
+
+
+def test_training_imports_only_what_the_first_step_needs():
+  code = "import sys, experiments.train, experiments.training.loop\n"
+  code += "print(*{name.partition('.')[0] for name in sys.modules})"
+  names = subprocess.run(
+    [sys.executable, "-c", code], check=True, capture_output=True, text=True
+  ).stdout.split()
+  assert "flax" in names
+  assert not set(LATE) & set(names)

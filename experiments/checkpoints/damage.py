@@ -14,11 +14,11 @@ import numpy as np
 from absl import logging
 from jax.experimental import multihost_utils
 
+from experiments.checkpoints.listing import complete
 from experiments.errors import UserError
-from experiments.run_directory import is_remote, move
+from experiments.run_directory import move
 
 _DAMAGED = "damaged"
-_COMMITTED = "commit_success.txt"  # of Orbax, in a bucket
 _JAX_ERROR = jax.errors.JaxRuntimeError
 # Part of Orbax's message for a state of another structure.
 _OTHER_ARRAYS = "structures do not match"
@@ -128,14 +128,6 @@ def check_listing(folder: Path, best_metric: str, *, read_only: bool) -> None:
       step,
       set_aside(step),
     )
-
-
-def complete(folder: Path) -> list[Path]:
-  """Returns the folders of the complete checkpoints, unsorted."""
-  steps = [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
-  if is_remote(folder):  # where Orbax cannot rename a complete folder
-    return [path for path in steps if (path / _COMMITTED).exists()]
-  return steps
 
 
 def set_aside(checkpoint: Path) -> Path:

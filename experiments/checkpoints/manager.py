@@ -13,13 +13,12 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from experiments.checkpoints.content import ITEMS
 from experiments.checkpoints.damage import check_listing
-from experiments.checkpoints.save import saving
+from experiments.checkpoints.listing import FOLDER
 from experiments.checkpoints.select import goodness
+from experiments.checkpoints.write import saving
 from experiments.config import TrainConfig
 from experiments.distributed.multihost import first_process_only
 from experiments.run_directory import absolute
-
-FOLDER = "checkpoints"
 
 
 @contextlib.contextmanager

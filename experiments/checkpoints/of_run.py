@@ -6,7 +6,8 @@ from typing import Any
 from experiments import run_directory
 from experiments.checkpoints import parameter_file
 from experiments.checkpoints.damage import DamagedCheckpointError
-from experiments.checkpoints.manager import FOLDER, opened
+from experiments.checkpoints.listing import FOLDER
+from experiments.checkpoints.manager import opened
 from experiments.checkpoints.read import parameters
 from experiments.config import MeshConfig
 from experiments.errors import UserError

@@ -1,7 +1,6 @@
 """Starts a training from the parameters of another run."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,8 +8,6 @@ import numpy as np
 from absl import logging
 
 from experiments.checkpoints import parameter_file
-from experiments.checkpoints.damage import complete
-from experiments.checkpoints.manager import FOLDER
 from experiments.checkpoints.of_run import run_parameters
 from experiments.data.text.dataset import TranslationDataset
 from experiments.errors import UserError
@@ -19,11 +16,6 @@ from experiments.optimization.step import TrainState
 from experiments.run_directory import run_path
 
 _MAX_NAMES = 6  # in a line of the log
-
-
-def has_any(workdir: Path) -> bool:
-  """Whether a run directory has a complete checkpoint."""
-  return bool(complete(workdir / FOLDER))
 
 
 def warm_started(experiment: Experiment) -> TrainState:

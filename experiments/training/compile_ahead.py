@@ -1,4 +1,4 @@
-"""Compiles the training step for all batch shapes at once, in threads."""
+"""Compiles the training step in threads, before its first batch is there."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from experiments.data.batch import Batch
+from experiments.data.dataset import TrainingBatches
+from experiments.distributed import mesh
 from experiments.distributed.mesh import ROWS
 from experiments.experiment import Experiment
 from experiments.optimization.step import TrainState
@@ -20,45 +22,58 @@ BatchShape = tuple[int, int, int]
 
 
 def make_train_step(
-  experiment: Experiment, state: TrainState, shapes: Sequence[BatchShape]
+  experiment: Experiment, batches: TrainingBatches, first: int
 ) -> Step:
-  """The step; on accelerators it starts to compile for all shapes.
+  """The step; it starts to compile for the batch `first`.
 
-  On a CPU, compilation would take the cores from the first steps.
+  On accelerators it starts to compile for all batches. On a CPU, this would
+  take the cores from the first steps.
   """
-  on_cpu = experiment.mesh.devices.flat[0].platform == "cpu"
-  if on_cpu or len(shapes) < 2:
-    return experiment.train_step(state)
-  return compile_ahead(experiment, state, shapes)
+  shapes: list[BatchShape] = []
+  if first < experiment.config.train.steps:
+    batch = mesh.shard_batch(batches[first], experiment.mesh)
+    shapes.append(_shape(batch))
+  if _platform(experiment) != "cpu":
+    shapes += [shape for shape in batches.batch_shapes() if shape not in shapes]
+  return compile_ahead(experiment, shapes)
 
 
-def compile_ahead(
-  experiment: Experiment, state: TrainState, shapes: Sequence[BatchShape]
-) -> Step:
-  """The step for batches of these shapes, each compiled in a thread."""
-  step = experiment.jitted_step(state)
-  like = jax.tree.map(
-    lambda leaf: jax.ShapeDtypeStruct(
-      leaf.shape, leaf.dtype, sharding=leaf.sharding
-    ),
-    state,
-  )
+def compile_ahead(experiment: Experiment, shapes: Sequence[BatchShape]) -> Step:
+  """The step, compiled in threads for `shapes`, when needed for others."""
+  like = experiment.abstract_state()
+  step = experiment.jitted_step(like)
+
+  def lowered(shape: BatchShape) -> Any:
+    with jax.set_mesh(experiment.mesh):  # of this thread
+      return step.lower(like, _abstract_batch(experiment, shape))
 
   def compiled(shape: BatchShape) -> Any:
-    with jax.set_mesh(experiment.mesh):  # of this thread
-      return step.lower(like, _abstract_batch(experiment, shape)).compile()
+    return lowered(shape).compile()
 
-  pool = ThreadPoolExecutor(max_workers=min(len(shapes), os.cpu_count() or 1))
-  programs: dict[BatchShape, Future[Any]] = {
-    shape: pool.submit(compiled, shape) for shape in shapes
-  }
-  pool.shutdown(wait=False)
+  programs: dict[BatchShape, Future[Any]] = {}
+  pool = ThreadPoolExecutor(max_workers=os.cpu_count())
+  # Python's threads share one core: the first shape is lowered before the other
+  # work of the start.
+  for shape in shapes[:1]:
+    programs[shape] = pool.submit(lowered(shape).compile)
+  for shape in shapes[1:]:
+    programs[shape] = pool.submit(compiled, shape)
 
   def update(state: TrainState, batch: Batch):
-    shape = (*batch.source.shape, batch.target.shape[1])
+    shape = _shape(batch)
+    if shape not in programs:
+      programs[shape] = pool.submit(compiled, shape)
     return programs[shape].result()(state, batch)
 
   return update
+
+
+def _platform(experiment: Experiment) -> str:
+  return experiment.mesh.devices.flat[0].platform
+
+
+def _shape(batch: Batch) -> BatchShape:
+  return (*batch.source.shape, batch.target.shape[1])
 
 
 def _abstract_batch(experiment: Experiment, shape: BatchShape) -> Any:

@@ -1,6 +1,7 @@
 """The training loop, from the first step to the final evaluation."""
 
 import functools
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from experiments.training.metrics_buffer import MetricsBuffer
 from experiments.training.metrics_writer import MetricsWriter
 from experiments.training.step_trace import StepTrace
 
+OpenManager = Callable[[], Any]  # opens the checkpoints when first called
 _SKIPPED = "skipped_updates"  # in a checkpoint, beside the data position
 
 
@@ -61,7 +63,7 @@ def train_and_evaluate(
     lock,
   ):
     experiment, batches, initial = _prepare(raw, typed, workdir)
-    with checkpoints.opened(workdir, typed.train) as manager:
+    with checkpoints.opened_on_demand(workdir, typed.train) as manager:
       trace = StepTrace(workdir, profile if first_process else 0)
       with closing(trace):
         state, complete, validation = _train(
@@ -74,14 +76,14 @@ def train_and_evaluate(
           heartbeat,
           trace,
         )
-      checkpoints.wait(manager)
+      checkpoints.wait(manager())
       if not complete:
         step = int(state.step)
         logging.info("stopped after step %d; the same command resumes it", step)
         return False
       requests.nothing_to_save()
       return evaluate_all(
-        experiment, workdir, manager, requests, state, validation
+        experiment, workdir, manager(), requests, state, validation
       )
 
 
@@ -98,7 +100,7 @@ def _prepare(
     batches = experiment.training_batches()
     trackers.check(config.train.tracker)
     # A run with a checkpoint resumes from it.
-    warm = config.train.init_from and not checkpoints.has_any(workdir)
+    warm = config.train.init_from and checkpoints.last_step(workdir) is None
     initial = checkpoints.warm_started(experiment) if warm else None
     return experiment, batches, initial
   except BaseException:
@@ -111,11 +113,16 @@ def _start_or_resume(
   experiment: Experiment,
   batches: TrainingBatches,
   initial: TrainState | None,  # of a warm start
-  manager,
+  manager: OpenManager,
+  *,
+  is_new: bool,  # no checkpoint was written
 ) -> tuple[TrainState, Any, int]:
   """Returns the state, the next batches and the number of skipped updates."""
   stream = pipeline.stream(batches, experiment.config.train.steps)
-  last = checkpoints.restore_last(manager, experiment.abstract_state())
+  last = None
+  if not is_new:
+    like = experiment.abstract_state()
+    last = checkpoints.restore_last(manager(), like)
   if last is None:
     return initial or experiment.initial_state(), stream, 0
   state, saved = last
@@ -131,21 +138,24 @@ def _train(
   batches: TrainingBatches,
   initial: TrainState | None,
   workdir: Path,
-  manager,
+  manager: OpenManager,
   requests: preemption.Requests,
   heartbeat: watchdog.Watchdog,
   trace: StepTrace,
 ) -> tuple[TrainState, bool, Evaluation | None]:
   """Trains until the last step, early stopping or a signal."""
   config = experiment.config.train
+  last = checkpoints.last_step(workdir)
+  train_step = make_train_step(experiment, batches, last or 0)
+  # Several processes open the checkpoints together.
+  is_new = last is None and jax.process_count() == 1
   state, stream, skipped = _start_or_resume(
-    experiment, batches, initial, manager
+    experiment, batches, initial, manager, is_new=is_new
   )
   _log_start(experiment, batches, state, workdir)
   first = step = int(state.step)
   validate = _make_validate(experiment)
   validation = None
-  train_step = make_train_step(experiment, state, batches.batch_shapes())
   tracker = functools.partial(
     trackers.make_tracker, experiment.config, workdir, first
   )
@@ -173,7 +183,7 @@ def _train(
           validation = validate(state)
           _write_validation(validation, step, writer, progress)
         writer.upload()
-        _save(manager, state, stream, buffer.skipped, validation)
+        _save(manager(), state, stream, buffer.skipped, validation)
         peak = {"peak_memory": initialize.peak_memory()}
         writer.timings(step, "train", progress.timings() | peak)
       complete = _is_complete(experiment, manager, step, progress)
@@ -211,12 +221,14 @@ def _save(manager, state, stream, skipped: int, validation: Evaluation | None):
   checkpoints.save(manager, state, position, scores)
 
 
-def _is_complete(experiment: Experiment, manager, step: int, progress) -> bool:
+def _is_complete(
+  experiment: Experiment, manager: OpenManager, step: int, progress
+) -> bool:
   """Whether training ends after a step: at the last one, or early."""
   config = experiment.config.train
   if step == config.steps:
     return True
-  best = manager.best_step() if config.patience else None
+  best = manager().best_step() if config.patience else None
   if best is None or step - best < config.patience * config.eval_every:
     return False
   progress.write(
@@ -226,10 +238,10 @@ def _is_complete(experiment: Experiment, manager, step: int, progress) -> bool:
   return True
 
 
-def _explain(experiment: Experiment, manager, step: int) -> str:
+def _explain(experiment: Experiment, manager: OpenManager, step: int) -> str:
   """Describes the batch of a non-finite step, and what to do."""
-  last = manager.latest_step()
-  good = "none yet" if last is None else str(manager.directory / str(last))
+  directory, last = manager().directory, manager().latest_step()
+  good = "none yet" if last is None else str(directory / str(last))
   return (
     f"its batch is number {step - 1} of seed {experiment.config.seed}. Last"
     f" good checkpoint: {good}. Lower config.optimizer.learning_rate or set"

@@ -247,10 +247,14 @@ def test_the_compilation_cache_is_reduced_to_its_limit(tmp_path):
   initialize.reduce_cache(tmp_path / "none", 250)
 
 
+SPLIT = "--xla_cpu_parallel_codegen_split_count=2"
+
+
 @pytest.mark.parametrize(
   ("given", "plugin", "want"),
   [
-    ("", None, ""),
+    ("", None, f"--xla_backend_optimization_level=1 {SPLIT}"),
+    (SPLIT, None, f"{SPLIT} --xla_backend_optimization_level=1"),
     ("", "plugin", "--xla_gpu_deterministic_ops=true"),
     ("--a=1", "plugin", "--a=1 --xla_gpu_deterministic_ops=true"),
     *[
@@ -259,11 +263,11 @@ def test_the_compilation_cache_is_reduced_to_its_limit(tmp_path):
     ],
   ],
 )
-def test_gpus_are_deterministic_unless_the_user_decides(
+def test_xla_flags_are_set_for_the_platform_unless_the_user_decides(
   given, plugin, want, monkeypatch
 ):
   find = lambda name: plugin  # noqa: E731
   monkeypatch.setattr(initialize.importlib.util, "find_spec", find)
   monkeypatch.setenv("XLA_FLAGS", given)
-  initialize._make_gpus_deterministic()
+  initialize._set_xla_flags()
   assert os.environ["XLA_FLAGS"] == want

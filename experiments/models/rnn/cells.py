@@ -134,9 +134,9 @@ def _orthogonal_gates(gates: int):
   def init(rng, shape, dtype=jnp.float32):
     square = (shape[0], shape[1] // gates)
     orthogonal = nn.initializers.orthogonal()
-    blocks = [
-      orthogonal(each, square, dtype) for each in jax.random.split(rng, gates)
-    ]
-    return jnp.concatenate(blocks, axis=1)
+    blocks = jax.vmap(lambda each: orthogonal(each, square, dtype))(
+      jax.random.split(rng, gates)
+    )
+    return jnp.moveaxis(blocks, 0, 1).reshape(shape)
 
   return init

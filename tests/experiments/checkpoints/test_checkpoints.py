@@ -13,7 +13,7 @@ import pytest
 
 from experiments import checkpoints
 from experiments.checkpoints import content
-from experiments.checkpoints.save import saving
+from experiments.checkpoints.write import saving
 from experiments.config import TrainConfig
 from experiments.errors import UserError
 from experiments.optimization.step import TrainState

@@ -8,7 +8,8 @@ import jax
 import orbax.checkpoint as ocp
 
 from experiments.checkpoints.content import arrays, digests
-from experiments.checkpoints.damage import MISSING, complete, system_error
+from experiments.checkpoints.damage import MISSING, system_error
+from experiments.checkpoints.listing import complete
 from experiments.errors import UserError
 from experiments.optimization.step import TrainState
 from experiments.run_directory import run_path
