@@ -129,10 +129,14 @@ def _on_its_platform(
 ) -> tuple[jax.Array, Any]:
   """Runs `choose(request)` for the platform that computes the request.
 
-  Under `jax.jit` the platform is known only when the program is lowered. The
-  program then has a branch for each implementation that `choose` returns.
+  Under `jax.jit` without a mesh, the platform is known only when the program
+  is lowered. The program then has a branch for each implementation that
+  `choose` returns.
   """
   if request.platform is not None:
+    return _run(choose(request), request)
+  if platform := _platform_of_mesh():
+    request = dataclasses.replace(request, branch=platform)
     return _run(choose(request), request)
   branches: dict[Any, tuple[Implementation, Request]] = {}
   keys = {}
@@ -154,6 +158,14 @@ def _on_its_platform(
     default=functions[keys[default]],
   )
   return result if request.return_lse else (result[0], None)
+
+
+def _platform_of_mesh() -> str | None:
+  """The platform of the mesh of `jax.set_mesh`, if it is a CPU or a TPU."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  platform = getattr(device, "platform", None)
+  # "gpu" stands for several platforms of `jax.lax.platform_dependent`.
+  return platform if platform in ("cpu", "tpu") else None
 
 
 def _without_unused(implementation: Implementation, request: Request):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 from attention import attend, scores
 from attention.implementations.cudnn import kernel as cudnn
@@ -82,6 +83,16 @@ def test_accelerators_compute_the_dense_formula_while_it_is_small(
     if "while" in traced.lower(lowering_platforms=(platform,)).as_text()
   }
   assert found == loops
+
+
+def test_under_a_mesh_only_the_branch_of_its_platform_is_traced():
+  tokens = [jax.ShapeDtypeStruct((8, 1024, 8), jnp.float32)] * 3
+  traced = jax.jit(attend).trace(*tokens)
+  assert "platform_index" in str(traced.jaxpr)
+  with jax.set_mesh(jax.make_mesh((1,), ("x",), (AxisType.Auto,))):
+    alone = jax.jit(lambda *tokens: attend(*tokens)).trace(*tokens)
+  assert "platform_index" not in str(alone.jaxpr)
+  assert "while" in alone.lower().as_text()  # blockwise, as CPUs compute it
 
 
 def test_accelerators_get_larger_tiles_than_cpus():

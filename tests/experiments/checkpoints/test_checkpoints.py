@@ -281,7 +281,12 @@ def raises(error):
   return function
 
 
-def test_a_digest_depends_on_every_element_and_not_on_the_sharding():
+@pytest.mark.parametrize("library", ["numpy", "jax"])
+def test_a_digest_depends_on_every_element_and_not_on_the_sharding(
+  library, monkeypatch
+):
+  if library == "jax":
+    monkeypatch.setattr(content, "_MAX_FOR_NUMPY", 0)
   array = jax.random.normal(jax.random.key(0), (8, 4))
   digest = content.array_digests(array)
   for index in np.ndindex(array.shape):
@@ -291,3 +296,11 @@ def test_a_digest_depends_on_every_element_and_not_on_the_sharding():
   mesh = jax.make_mesh((8,), ("x",))
   shared = jax.device_put(array, jax.NamedSharding(mesh, jax.P("x")))
   assert content.array_digests(shared) == digest
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint32"])
+def test_numpy_and_jax_compute_the_same_digest(dtype, monkeypatch):
+  tree = {"a": jnp.arange(24).reshape(2, 3, 4).astype(dtype), "b": jnp.ones(())}
+  digest = content.array_digests(tree)
+  monkeypatch.setattr(content, "_MAX_FOR_NUMPY", 0)
+  assert content.array_digests(tree) == digest
