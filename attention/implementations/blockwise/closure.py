@@ -58,7 +58,10 @@ def without_captured(
   identifies the function; None if it has no custom derivative rules.
   """
   closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-  program = Program(closed.jaxpr, jax.tree.structure(shapes), owner)
+  jaxpr: Any = closed.jaxpr
+  if jaxpr is closed:  # JAX 0.12, where a jaxpr keeps what it captured
+    jaxpr = ClosedJaxpr(closed.jaxpr, [])
+  program = Program(jaxpr, jax.tree.structure(shapes), owner)
   return program, list(closed.consts)
 
 

@@ -82,10 +82,10 @@ def test_temporaries_of_the_reference_grow_quadratically():
 
 def largest(jaxpr):
   """The most entries that any array within a jaxpr has, and that array."""
-  if isinstance(jaxpr, ClosedJaxpr):
-    sizes = [(math.prod(jnp.shape(c)), "a constant") for c in jaxpr.consts]
-    return max([largest(jaxpr.jaxpr), *sizes])
   found = [(0, "")]
+  if isinstance(jaxpr, ClosedJaxpr):  # in JAX 0.12 every jaxpr
+    found += [(math.prod(jnp.shape(c)), "a constant") for c in jaxpr.consts]
+    jaxpr = jaxpr.jaxpr
   for variable in (*jaxpr.invars, *jaxpr.constvars):
     found.append((math.prod(variable.aval.shape), str(variable.aval)))
   for equation in jaxpr.eqns:
