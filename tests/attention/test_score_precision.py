@@ -24,9 +24,10 @@ def test_products_of_the_additive_derivative_have_the_highest_precision(length):
   gradient = jax.grad(loss, (0, 1, 2))
   closed = jax.make_jaxpr(gradient)(score.score_weight, *mapped)
   found = list(products(closed.jaxpr))
-  assert found
+  # Otherwise it has sums only.
+  assert bool(found) == (length == 1)
   highest = jax.lax.Precision.HIGHEST
-  assert set(found) == {(highest, highest)}
+  assert set(found) <= {(highest, highest)}
 
 
 @pytest.mark.parametrize("scale", [None, 0.3, jnp.array([0.3, 0.4])])
