@@ -6,8 +6,8 @@ r"""Compiles attention and the experiments for accelerators; runs nothing.
 
 Counts kernels, bytes through device memory, temporaries and collectives in the
 compiled programs, and writes them to docs/results/accelerators-TARGET.json and
-to the table of docs/performance.md. The default subset takes about half an hour
-for each target on two cores, --full several hours. A run that was stopped
+to the table of docs/accelerators.md. The default subset takes about half an
+hour for each target on two cores, --full several hours. A run that was stopped
 continues: cases with a result are skipped unless --again is given. A failure is
 recorded and does not end the run.
 """
@@ -38,7 +38,7 @@ _SECONDS = flags.DEFINE_float(
 _JSON = flags.DEFINE_string("json", "docs/results", "The folder of the JSON.")
 _DOCUMENT = flags.DEFINE_string(
   "document",
-  "docs/performance.md",
+  "docs/accelerators.md",
   'The document with the table; "" leaves it.',
 )
 

@@ -1,4 +1,4 @@
-"""The JSON file of costs, and the table of docs/performance.md."""
+"""The JSON file of costs, and the table of docs/accelerators.md."""
 
 import importlib.metadata
 import json
