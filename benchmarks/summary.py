@@ -1,0 +1,93 @@
+"""Draws docs/results/performance.png from the first table of a document.
+
+    python -m benchmarks.summary
+
+The first column names a quantity, and the columns "ratio" and "limit" say how
+many times as fast this project is as the peer, and could be at the most on the
+same machine. A cell without a number is left out.
+"""
+
+import pathlib
+import re
+from typing import NamedTuple
+
+from absl import app
+
+from experiments.visualization import plots
+
+_DOCUMENT = pathlib.Path("docs/performance.md")
+_FIGURE = pathlib.Path("docs/results/performance.png")
+
+
+class Quantity(NamedTuple):
+  """A row of the table."""
+
+  name: str
+  ratio: float
+  limit: float | None
+
+
+def quantities(document: str) -> list[Quantity]:
+  """Reads the rows of the first table that have a ratio."""
+  lines = iter(document.splitlines())
+  header = next(filter(_is_row, lines), "")
+  columns = _cells(header)
+  next(lines, "")  # the rule under the header
+  found = []
+  for line in lines:
+    if not _is_row(line):
+      break
+    row = dict(zip(columns, _cells(line)))
+    ratio = _number(row["ratio"])
+    if ratio is not None:
+      found.append(Quantity(row[columns[0]], ratio, _number(row["limit"])))
+  return found
+
+
+def draw(rows: list[Quantity], path: pathlib.Path) -> None:
+  """Draws a bar for each ratio, and a mark for its limit."""
+  height = 0.8 + 0.36 * len(rows)
+  figure, (axis,) = plots.make_axes(1, 1, width=8, height=height)
+  places = range(len(rows))
+  ratios = [row.ratio for row in rows]
+  bars = axis.barh(places, ratios, color=plots.COLORS[0], height=0.6)
+  axis.bar_label(bars, [f"{ratio:g}" for ratio in ratios], padding=3)
+  limits = [(row.limit, place) for place, row in enumerate(rows) if row.limit]
+  if limits:
+    axis.scatter(
+      *zip(*limits),
+      marker="|",
+      s=200,
+      linewidths=2,
+      color=plots.COLORS[1],
+      label="limit of the machine",
+    )
+    plots.add_legend(figure, axis)
+  axis.axvline(1, color="gray", linewidth=1)
+  axis.set_yticks(places, [row.name for row in rows])
+  axis.invert_yaxis()
+  axis.set_xscale("log")
+  axis.set_xlabel("times as fast as the peer")
+  plots.save_figure(figure, path)
+
+
+def _is_row(line: str) -> bool:
+  return line.startswith("|")
+
+
+def _cells(line: str) -> list[str]:
+  return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def _number(cell: str) -> float | None:
+  found = re.match(r"\d+(\.\d+)?", cell)
+  return float(found.group()) if found else None
+
+
+def main(_) -> None:
+  """Draws the figure."""
+  draw(quantities(_DOCUMENT.read_text()), _FIGURE)
+
+
+if __name__ == "__main__":
+  app.run(main)
