@@ -1,7 +1,7 @@
 """Beam search.
 
 Axes: B batch, K beams, N best, S source, T target, V vocabulary, C candidates
-of a beam. A model's carry is [K, B, ...], with which a step is fastest.
+of a beam.
 """
 
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from flax import linen as nn
 from experiments.data.batch import BOS, EOS, PAD
 from experiments.decoding.cache_growth import encode, extended
 from experiments.decoding.constraints import Constraints, constrained
+from experiments.decoding.steps import make_steps
 from experiments.decoding.top_k import largest
 
 
@@ -37,6 +38,7 @@ class _Search(NamedTuple):
 
   length: jax.Array  # number of tokens so far
   carry: Any
+  parent: jax.Array  # [B, K] the hypotheses of `carry` that these continue
   token: jax.Array  # [B, K] last tokens, at first BOS
   tokens: jax.Array  # [B, K, T]
   log_probs: jax.Array  # [B, K], -inf where a beam is empty
@@ -99,9 +101,8 @@ def beam(
     )
   if not length_penalty >= 0:
     raise ValueError(f"length_penalty must be at least 0, got {length_penalty}")
-  variables = {"params": params}
-  memory, carry, stages = encode(model, variables, source, max_length)
-  step = _mapped_step(model, variables, memory, carry)
+  steps = make_steps(model, params, beam_size)
+  memory, carry, stages = encode(steps.start, source, max_length)
   divisors = jnp.asarray(
     ((5 + np.arange(max_length + 1)) / 6) ** length_penalty, jnp.float32
   )
@@ -114,7 +115,9 @@ def beam(
 
   def extend(search: _Search):
     length, tokens = search.length, search.tokens
-    carry, logits = step(search.carry, search.token.T)
+    carry, logits = steps.step(
+      memory, search.carry, search.token, search.parent
+    )
     parent, token, log_probs = _top_continuations(
       constraints, tokens, length, search.log_probs, logits
     )
@@ -126,7 +129,8 @@ def beam(
     scores = jnp.where(ended, scores, -jnp.inf)
     return _Search(
       length + 1,
-      _of_parents(carry, parent),
+      carry,
+      parent,
       token,
       tokens,
       jnp.where(ended, -jnp.inf, log_probs),
@@ -148,12 +152,8 @@ def _initial_search(
   no_scores = jnp.full((batch_size, n_best), -jnp.inf, jnp.float32)
   return _Search(
     jnp.zeros((), jnp.int32),
-    jax.tree.map(
-      lambda leaf: (
-        jnp.broadcast_to(leaf, (beam_size, *leaf.shape)) if leaf.ndim else leaf
-      ),
-      carry,
-    ),
+    carry,
+    jnp.zeros((batch_size, beam_size), jnp.int32),
     jnp.full((batch_size, beam_size), BOS, jnp.int32),
     jnp.full((batch_size, beam_size, max_length), PAD, jnp.int32),
     jnp.where(first & ~empty, 0.0, -jnp.inf).astype(jnp.float32),
@@ -163,20 +163,6 @@ def _initial_search(
       no_scores,
     ),
   )
-
-
-def _mapped_step(model: nn.Module, variables, memory, carry):
-  """Returns the model's step over [K, B] tokens with one memory."""
-  # A scalar, such as the number of tokens in a cache, is shared: with one for
-  # each beam, writes to a cache would become a slow scatter.
-  axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, carry)
-
-  def step(carry, token):
-    step: Any = model.apply(variables, memory, carry, token, method="step")
-    carry, logits, _ = step
-    return carry, logits.astype(jnp.float32)
-
-  return jax.vmap(step, in_axes=(axes, 0), out_axes=(axes, 0))
 
 
 def _top_continuations(
@@ -203,18 +189,6 @@ def _top_continuations(
   token = token.swapaxes(0, 1).reshape(batch_size, -1)
   token = jnp.take_along_axis(token, index, axis=-1)
   return index // count, token, total
-
-
-def _of_parents(carry, parent: jax.Array):
-  """Returns the carry [K, B, ...] of the beams' parents [B, K]."""
-  index = (parent.T, jnp.arange(parent.shape[0])[None])
-
-  def take(leaf):
-    # Without the promise every index is checked; vmap over B would transpose
-    # the beams behind the batch and back.
-    return leaf.at[index].get(mode="promise_in_bounds") if leaf.ndim else leaf
-
-  return jax.tree.map(take, carry)
 
 
 def _best(old: Hypotheses, new: Hypotheses) -> Hypotheses:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
 # Smaller caches save less than the compilation of one more loop costs.
 _MIN_ROOM = 16
@@ -20,20 +19,18 @@ class Stage(NamedTuple):
 
 
 def encode(
-  model: nn.Module, variables: Any, source: jax.Array, max_length: int
+  start: Callable[[jax.Array, int], tuple[Any, Any]],
+  source: jax.Array,
+  max_length: int,
 ) -> tuple[Any, Any, list[Stage]]:
   """Encodes a source [B, S]; returns memory, first carry, and stages."""
-
-  def start(room: int) -> Any:
-    return model.apply(variables, source, room, method="start")
-
   rooms = [max_length]
   while rooms[0] >= 2 * _MIN_ROOM:
     rooms.insert(0, -(-rooms[0] // 2))
-  memory, carry = start(rooms[0])
+  memory, carry = start(source, rooms[0])
   stages = [Stage(rooms[0], carry)]
   for room in rooms[1:]:
-    _, shapes = jax.eval_shape(functools.partial(start, room))
+    _, shapes = jax.eval_shape(functools.partial(start, source, room))
     stages.append(Stage(room, shapes))
   if _shapes(stages[-1].carry) == _shapes(carry):  # which does not grow
     stages = [Stage(max_length, carry)]
@@ -62,8 +59,7 @@ def _shapes(tree) -> list[tuple[int, ...]]:
 
 
 def _grown(array: jax.Array, like) -> jax.Array:
-  """Pads the last axes with zeros, to the shape of `like`."""
-  shape = (*array.shape[: array.ndim - like.ndim], *like.shape)
-  if shape == array.shape:
+  """Pads with zeros, to the shape of `like`."""
+  if like.shape == array.shape:
     return array
-  return jnp.pad(array, [(0, b - a) for a, b in zip(array.shape, shape)])
+  return jnp.pad(array, [(0, b - a) for a, b in zip(array.shape, like.shape)])

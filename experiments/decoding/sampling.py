@@ -11,6 +11,7 @@ from flax import linen as nn
 from experiments.data.batch import BOS, EOS, PAD
 from experiments.decoding.cache_growth import encode, extended
 from experiments.decoding.constraints import Constraints, constrained
+from experiments.decoding.steps import make_steps
 from experiments.decoding.top_k import largest
 
 
@@ -133,19 +134,16 @@ def _decoded(
 ) -> jax.Array:
   """Decodes tokens that `choose` selects from logits [B, V] and the length."""
   chex.assert_rank(source, 2, custom_message="source")
-  variables = {"params": params}
-  memory, carry, stages = encode(model, variables, source, max_length)
+  steps = make_steps(model, params, beam_size=1)
+  memory, carry, stages = encode(steps.start, source, max_length)
 
   def unfinished(state: _Predictions):
     return ~state.ended.all()
 
   def extend(state: _Predictions):
     length, carry, token, tokens, ended = state
-    step: Any = model.apply(variables, memory, carry, token, method="step")
-    carry, logits, _ = step
-    logits = constrained(
-      constraints, tokens, length, logits.astype(jnp.float32)
-    )
+    carry, logits = steps.step(memory, carry, token[:, None], None)
+    logits = constrained(constraints, tokens, length, logits[0])
     token = choose(logits, length).astype(jnp.int32)
     token = jnp.where(ended, PAD, token)
     tokens = tokens.at[:, length].set(token)

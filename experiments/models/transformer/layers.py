@@ -21,6 +21,8 @@ from attention.modules import (
 from experiments.config import TransformerConfig
 from experiments.distributed.sharding import constrain
 from experiments.models.layers.dropout import Dropout
+from experiments.models.transformer import beam_cache
+from experiments.models.transformer.beam_cache import BeamCache, Slots
 from experiments.models.transformer.forget_gate import ForgetGate, decay
 
 
@@ -221,6 +223,28 @@ class DecoderLayer(_Layer):
     x, query = self._across(x, memory, mask, deterministic=True)
     weights = self.cross_attention.weights_projected(query, memory, mask=mask)
     return x, cache, weights[..., 0, :]
+
+  def init_beam_cache(
+    self, batch_size: int, max_length: int, beam_size: int
+  ) -> BeamCache:
+    """Returns an empty cache for `beam_step`."""
+    return beam_cache.init(
+      self.self_attention, batch_size, max_length, beam_size
+    )
+
+  def beam_step(
+    self,
+    x: jax.Array,
+    cache: BeamCache,
+    slots: Slots,
+    memory: KeyValue,
+    mask: jax.Array,
+  ) -> tuple[jax.Array, BeamCache]:
+    """Maps one token of each hypothesis, [B, K, D]; also returns the cache."""
+    inputs = self.self_residual.enter(x)
+    inner, cache = beam_cache.decode(self.self_attention, inputs, cache, slots)
+    x = self.self_residual.leave(x, inner, deterministic=True)
+    return self._across(x, memory, mask, deterministic=True)[0], cache
 
   def _bias(self, inputs):
     bias = self.options.bias

@@ -20,6 +20,8 @@ from experiments.distributed.sharding import (
   sequence_order,
 )
 from experiments.models.layers.affine import Affine, AffineWeights
+from experiments.models.transformer import beam_cache
+from experiments.models.transformer.beam_cache import BeamCache
 from experiments.models.transformer.layers import (
   DecoderCache,
   DecoderLayer,
@@ -39,6 +41,14 @@ class Carry(NamedTuple):
   """The decoder's state: a cache for each layer, and the number of tokens."""
 
   caches: tuple[DecoderCache, ...]
+  position: jax.Array
+
+
+class BeamCarry(NamedTuple):
+  """The decoder's state for the hypotheses of a beam search."""
+
+  caches: tuple[BeamCache, ...]
+  ancestors: jax.Array  # [B, K, T], see beam_cache.py
   position: jax.Array
 
 
@@ -125,6 +135,49 @@ class Transformer(nn.Module):
     logits = self._readout()(self._normed(x)[:, 0])
     carry = Carry(tuple(caches), carry.position + 1)
     return carry, logits, jnp.concatenate(weights_of_layers, axis=1)
+
+  @property
+  def has_beam_steps(self) -> bool:
+    """Whether `beam_start` and `beam_step` serve the config."""
+    served = beam_cache.serves(self.config, self.dtype)
+    return served and self.mesh_axes == ALONE
+
+  def beam_start(
+    self, source: jax.Array, max_length: int, beam_size: int
+  ) -> tuple[Memory, BeamCarry]:
+    """As `start`, for K = `beam_size` hypotheses of each source."""
+    batch_size = source.shape[0]
+    carry = BeamCarry(
+      tuple(
+        layer.init_beam_cache(batch_size, max_length, beam_size)
+        for layer in self.decoder
+      ),
+      jnp.zeros((batch_size, beam_size, max_length), jnp.int32),
+      jnp.zeros((), jnp.int32),
+    )
+    return self._encode(source, deterministic=True), carry
+
+  def beam_step(
+    self,
+    memory: Memory,
+    carry: BeamCarry,
+    token: jax.Array,
+    parent: jax.Array | None,
+  ) -> tuple[BeamCarry, jax.Array]:
+    """Returns carry and logits [K, B, V] after the tokens [B, K].
+
+    The hypotheses continue those of `parent` [B, K], None for their own.
+    """
+    caches, ancestors, position = carry
+    ancestors = beam_cache.moved(ancestors, parent, position)
+    slots = beam_cache.make_slots(ancestors, position)
+    x = self._embed(token, position[None], target=True)
+    extended = []
+    for layer, cache, key_value in zip(self.decoder, caches, memory.layers):
+      x, cache = layer.beam_step(x, cache, slots, key_value, memory.mask)
+      extended.append(cache)
+    logits = self._readout()(self._normed(x).swapaxes(0, 1))
+    return BeamCarry(tuple(extended), ancestors, position + 1), logits
 
   def _encode(self, source: jax.Array, *, deterministic: bool) -> Memory:
     source = sequence_order(source, self.mesh_axes)

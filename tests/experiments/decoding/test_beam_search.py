@@ -10,12 +10,14 @@ import pytest
 from experiments import decoding
 from experiments.data.batch import BOS, EOS, PAD
 from experiments.decoding import Constraints, cache_growth
+from experiments.models.transformer.model import Transformer
 from tests.experiments.toys import (
   Lookup,
   all_hypotheses,
   divisor,
   followed,
   log_softmax,
+  make_transformer,
   rnn,
   transformer,
 )
@@ -317,6 +319,22 @@ def test_growing_caches_do_not_change_hypotheses(monkeypatch):
   grown = searched(model, params, SOURCE, **options)
   np.testing.assert_array_equal(grown.tokens, at_once.tokens)
   np.testing.assert_allclose(grown.scores, at_once.scores, rtol=1e-5, atol=1e-5)
+
+
+def test_steps_of_whole_beams_equal_those_of_single_hypotheses(monkeypatch):
+  model = make_transformer(
+    VOCABULARY, VOCABULARY, positions="rotary", score="general"
+  )
+  source = np.array([[3, 4, 4, EOS], [4, 3, EOS, PAD], [4, EOS, PAD, PAD]])
+  params = jax.jit(model.init)(jax.random.key(1), source, source)["params"]
+  params = jax.tree.map(lambda leaf: 2 * leaf, params)
+  options = {"max_length": 6, "beam_size": 4, "n_best": 4}
+  whole = searched(model, params, source, **options)
+  assert model.has_beam_steps
+  monkeypatch.setattr(Transformer, "has_beam_steps", False)
+  single = searched(model, params, source, **options)
+  np.testing.assert_array_equal(whole.tokens, single.tokens)
+  np.testing.assert_allclose(whole.scores, single.scores, rtol=1e-5, atol=1e-5)
 
 
 def test_batch_may_be_sharded_over_devices():
