@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import attention
-from attention import biases, cache, masks, multi_head_attention, scores
+from attention import biases, masks, multi_head_attention, scores
 from attention.modules import (
   POSITIONAL_SCORE_NAMES,
   SCORE_NAMES,
@@ -424,12 +424,3 @@ def test_positional_scores_of_heads_learn_and_decode(name):
   # A constant for each query does not change its weights.
   assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(score))
   assert all(leaf.any() for leaf in jax.tree.leaves(score))
-
-
-def test_positions_of_a_score_need_one_length_and_all_keys():
-  module = MultiHeadAttention(2, score="shaw")
-  tokens = single((2, 1, 8))[0]
-  variables = module.init(jax.random.key(0), tokens)
-  memory = cache.init((2, 2), 4, 4, length_shape=(2,))
-  with pytest.raises(NotImplementedError, match="depends on positions"):
-    module.apply(variables, tokens, memory, method=module.decode)

@@ -99,7 +99,7 @@ def test_a_log_file_gets_few_lines_of_progress(tmp_path, capsys, monkeypatch):
 def test_a_signal_stops_the_trials_and_starts_no_more(tmp_path, monkeypatch):
   trials = make_trials({"model.attention": ["dot", "general"]}, tmp_path)
   trials = [python(trial, "import time; time.sleep(600)") for trial in trials]
-  start = runner._start
+  start, handler = runner._start, signal.getsignal(signal.SIGHUP)
 
   def start_and_interrupt(trial):
     attempt = start(trial)
@@ -111,7 +111,7 @@ def test_a_signal_stops_the_trials_and_starts_no_more(tmp_path, monkeypatch):
     runner.run(trials, num_jobs=1)
   assert (trials[0].workdir / runner.LOG).exists()
   assert not trials[1].workdir.exists()
-  assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+  assert signal.getsignal(signal.SIGHUP) == handler
 
 
 @pytest.mark.exhaustive
