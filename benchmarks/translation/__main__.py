@@ -1,5 +1,6 @@
-"""Measures training and decoding speed, and JoeyNMT's if it is installed."""
+"""Measures training and decoding speed, and that of JoeyNMT and CTranslate2."""
 
+import importlib.util
 import json
 import pathlib
 import statistics
@@ -16,7 +17,7 @@ _JOEYNMT = flags.DEFINE_string(
   "joeynmt", None, "The Python interpreter of an environment with JoeyNMT."
 )
 _MODELS = flags.DEFINE_list(
-  "models", ["transformer", "rnn"], "The models to measure."
+  "models", ["transformer", "rnn"], "The models to train; none if it is empty."
 )
 _ROUNDS = flags.DEFINE_integer(
   "rounds", 3, "Runs of each, taken in turn.", lower_bound=1
@@ -27,13 +28,13 @@ _UPDATES = flags.DEFINE_integer(
 _WORKDIR = flags.DEFINE_string(
   "workdir",
   None,
-  "Directory of a trained run; its test set is decoded by both.",
+  "Directory of a trained Transformer; its test set is decoded by all.",
 )
 _FOLDER = flags.DEFINE_string(
   "folder", None, "Directory for JoeyNMT's files; by default a temporary one."
 )
 _WRITE = flags.DEFINE_bool(
-  "write", False, "Write the results to docs/results/."
+  "write", False, "Write the results to docs/results/, over those measured."
 )
 _RESULTS = pathlib.Path("docs/results/translation_speed.json")
 
@@ -45,11 +46,13 @@ def main(_) -> None:
     folder = pathlib.Path(_FOLDER.value or temporary)
     peer = _peer(folder)
     results = {model: _training(model, folder, peer) for model in _MODELS.value}
-    results["width 512"] = _wide(folder)
+    if _MODELS.value:
+      results["width 512"] = _wide(folder)
     if _WORKDIR.value:
       results["decoding"] = _decoding(peer)
   print(json.dumps(results, indent=1))
   if _WRITE.value:
+    results = json.loads(_RESULTS.read_text()) | results
     _RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
@@ -101,21 +104,38 @@ def _wide(folder: pathlib.Path) -> dict:
 
 
 def _decoding(peer) -> dict:
-  """Sentences per second on the test set, with beam size 5 and greedy."""
+  """Decoding of the test set, with beam size 5 and greedy, taken in turn."""
   from benchmarks.translation import speed
 
   workdir = pathlib.Path(str(_WORKDIR.value))
-  found: dict = {
-    f"beam {size}": speed.decoding_speed(workdir, size) for size in (5, 1)
-  }
-  print("decoding", json.dumps(found), flush=True)
+  decoders = {"ours": speed.decoding_speed}
   if peer:
-    found["joeynmt beam 5"] = peer.decoding_speed(workdir)
-    found["ratio"] = (
-      found["beam 5"]["sentences_per_second"]
-      / found["joeynmt beam 5"]["sentences_per_second"]
+    decoders["joeynmt"] = peer.decoding_speed
+  if importlib.util.find_spec("ctranslate2"):
+    from benchmarks.translation import ctranslate2_peer
+
+    decoders["ctranslate2"] = ctranslate2_peer.decoding_speed
+  results = {}
+  for size in (5, 1):
+    rounds = []
+    for _ in range(_ROUNDS.value):
+      found = {name: run(workdir, size) for name, run in decoders.items()}
+      print(f"beam {size}", json.dumps(found), flush=True)
+      rounds.append(found)
+    results[f"beam {size}"] = {"rounds": rounds, "ratios": _ratios(rounds)}
+  return results
+
+
+def _ratios(rounds: list[dict]) -> dict[str, float]:
+  """Our sentences per second divided by those of each peer, the medians."""
+  ratios: dict[str, float] = {}
+  for peer in rounds[0].keys() - {"ours"}:
+    ratios[peer] = statistics.median(
+      found["ours"]["sentences_per_second"]
+      / found[peer]["sentences_per_second"]
+      for found in rounds
     )
-  return found
+  return ratios
 
 
 if __name__ == "__main__":

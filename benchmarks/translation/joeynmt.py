@@ -57,24 +57,31 @@ class JoeyNMT:
     speeds = re.findall(r"Tokens per Sec: +(\d+)", log)
     return [float(speed) for speed in speeds[1:]]
 
-  def decoding_speed(self, workdir: pathlib.Path) -> dict[str, float]:
-    """Decodes the test set with beam size 5 and the weights of our run.
+  def decoding_speed(
+    self, workdir: pathlib.Path, beam_size: int
+  ) -> dict[str, float]:
+    """Decodes the test set with the weights of our run.
 
     JoeyNMT's own timer excludes loading and scoring.
     """
     folder = self.folder / "trained"
     export(inference.restore(workdir), workdir, folder)
-    config = self._config("transformer", 0, folder)
+    config = self._config("transformer", 0, folder, beam_size)
     # -P: else this directory's joeynmt.py would shadow the package.
     out = self._run("-P", str(_DECODE), config, str(folder / "trained.npz"))
     return json.loads(out.splitlines()[-1])
 
   def _config(
-    self, model: str, updates: int, subwords: pathlib.Path | None = None
+    self,
+    model: str,
+    updates: int,
+    subwords: pathlib.Path | None = None,
+    beam_size: int = 5,
   ) -> str:
     config = configs.joeynmt(
       model, str(self.folder), updates, str(subwords or self.folder)
     )
+    config["testing"]["beam_size"] = beam_size
     path = self.folder / f"{model}.yaml"
     path.write_text(json.dumps(config))  # JSON is YAML
     return str(path)
