@@ -11,6 +11,7 @@ from attention.normalizers.base import (
   Normalizer,
   checked_weights,
   group_heads,
+  masked_fraction,
   masked_weights,
 )
 from attention.normalizers.exponential import Sigmoid as sigmoid
@@ -29,6 +30,7 @@ __all__ = [
   "entmax",
   "group_heads",
   "is_softmax",
+  "masked_fraction",
   "masked_weights",
   "sigmoid",
   "signed_softmax",

@@ -98,13 +98,17 @@ class Softpick(Normalizer):
   epsilon: float = dataclasses.field(default=1e-8, metadata={"static": True})
 
   def __call__(self, scores):
+    numerators, divisors = self.fraction(scores)
+    return numerators / divisors[..., None]
+
+  def fraction(self, scores):
     visible = ~jnp.isneginf(scores)
     largest = jnp.maximum(row_maximum(scores), 0.0)
     # exp(scores) - 1, divided by exp(largest).
     terms = jnp.exp(scores - largest) - jnp.exp(-largest)
     terms = jnp.where(visible, terms, 0.0)
-    total = jnp.sum(jnp.abs(terms), axis=-1, keepdims=True)
-    return jnp.maximum(terms, 0.0) / (total + self.epsilon)
+    total = jnp.sum(jnp.abs(terms), axis=-1)
+    return jnp.maximum(terms, 0.0), total + self.epsilon
 
 
 @jax.tree_util.register_dataclass
@@ -123,6 +127,11 @@ class SignedSoftmax(Normalizer):
   """
 
   def __call__(self, scores):
+    numerators, divisors = self.fraction(scores)
+    return numerators / divisors[..., None]
+
+  def fraction(self, scores):
     visible = ~jnp.isneginf(scores)
-    size = jnp.where(visible, jnp.abs(scores), -jnp.inf)
-    return jnp.sign(scores) * jax.nn.softmax(size, axis=-1)
+    sizes = jnp.where(visible, jnp.abs(scores), -jnp.inf)
+    terms = jnp.exp(sizes - row_maximum(sizes))
+    return jnp.sign(scores) * terms, jnp.sum(terms, axis=-1)

@@ -30,7 +30,7 @@ from attention.implementations.blockwise.problem import (
 )
 from attention.implementations.blockwise.tiles import Tiling, add, cut, scan
 from attention.matmul import weighted_sum_columns
-from attention.normalizers import checked_weights, masked_weights
+from attention.normalizers import masked_fraction
 from attention.positional import EMPTY, FULL, PARTIAL
 from attention.request import Request
 from attention.softmax import Statistics, of_rows
@@ -40,17 +40,16 @@ from attention.softmax import Statistics, of_rows
 _SPANS = 4
 # A normalizer reads a block of rows about so many times and the online softmax
 # a tile once, so that a block has to be smaller to stay in the caches.
-_READS = 4
+_READS = 2
 
 
 class Span(NamedTuple):
   """Blocks that attend to the same number of keys, as functions of a block."""
 
   problem: Problem
-  # (captured, scores [..., t, s]) -> weights of that shape
-  weights: Program
-  # Whether a row may have hidden pairs, for which `weights` is 0.
-  hides: bool
+  # (captured, scores [..., t, s]) -> numerators of that shape, which are 0 for
+  # hidden pairs, and divisors [..., t], which are 0 for rows without keys
+  fraction: Program
 
 
 class Arrays(NamedTuple):
@@ -96,10 +95,11 @@ def _traced(
   """The functions of the blocks at `starts`, and the arrays they captured."""
   pair, tiling = trace_pair(request, query, key, tiling, blocks)
   problem, captured = make_problem(pair, Pairs(tiling, request), ())
+  fraction = request.normalizer.fraction
+  has_bias = request.bias is not None
   # A score that depends on positions may hide keys.
-  may_hide = request.score.reads_positions or request.bias is not None
-  hides = tiling.has_partial or may_hide
-  weigh = masked_weights if hides else checked_weights
+  if tiling.has_partial or request.score.reads_positions or has_bias:
+    fraction = functools.partial(masked_fraction, request.normalizer)
   scores = jax.eval_shape(
     functools.partial(_scores, problem, captured),
     query,
@@ -107,19 +107,17 @@ def _traced(
     jnp.swapaxes(key, -1, -2),
     start_type(tiling),
   )
-  weights, normalizer = without_captured(
-    functools.partial(weigh, request.normalizer),
-    scores,
-    owner=identity(request.normalizer),
+  program, normalizer = without_captured(
+    fraction, scores, owner=identity(request.normalizer)
   )
   starts = _with_leading(tiling, starts)
-  return Span(problem, weights, hides), Arrays(captured, normalizer, starts)
+  return Span(problem, program), Arrays(captured, normalizer, starts)
 
 
 def _context(
   spans: tuple[Span, ...], arrays: tuple[Arrays, ...], *tokens: jax.Array
 ) -> list[jax.Array]:
-  """The context, and 1 for rows with a visible key.
+  """The context, and which rows have a visible key.
 
   `tokens` are the query, the key, and the key and the value in columns.
   """
@@ -141,27 +139,25 @@ def _context(
       return [add(*each, row) for each in zip(results, block(tuple(start)))]
 
     results = scan(step, results, starts)
-  return results
+  sums, divisors = results
+  has_keys = divisors != 0.0
+  return [sums / jnp.where(has_keys, divisors, 1.0)[..., None], has_keys]
 
 
 _compiled_context = jax.jit(_context, static_argnums=0)
 
 
 def _block(span: Span, captured: Captured, normalizer, tokens, start):
-  """The context of a block of rows, and 1 for rows with a visible key."""
+  """The sums of values by numerators, for a block of rows, and the divisors."""
   problem, (query, key, key_columns, value_columns) = span.problem, tokens
   tiling = problem.tiling
   scores = _scores(problem, captured, query, key, key_columns, start)
-  visible = jnp.ones(scores.shape[:-1], bool)
-  if span.hides:
-    visible = jnp.any(~jnp.isneginf(scores), axis=-1)
-  weights = span.weights(normalizer, scores)
-  weights = problem.dropped(captured, weights, start)
+  numerators, divisors = span.fraction(normalizer, scores)
+  numerators = problem.dropped(captured, numerators, start)
   values = _cut_columns(tiling, value_columns, start)
-  columns = weighted_sum_columns(weights, values, problem.dtype)
-  context = jnp.swapaxes(columns, -1, -2)
-  visible = jnp.broadcast_to(visible, context.shape[:-1])
-  return context, visible.astype(problem.dtype)
+  columns = weighted_sum_columns(numerators, values, problem.dtype)
+  sums = jnp.swapaxes(columns, -1, -2)
+  return sums, jnp.broadcast_to(divisors, sums.shape[:-1])
 
 
 def _scores(problem: Problem, captured, query, key, key_columns, start):
