@@ -134,8 +134,10 @@ def _orthogonal_gates(gates: int):
   def init(rng, shape, dtype=jnp.float32):
     square = (shape[0], shape[1] // gates)
     orthogonal = nn.initializers.orthogonal()
-    blocks = jax.vmap(lambda each: orthogonal(each, square, dtype))(
-      jax.random.split(rng, gates)
+    # Not vmap: jaxlib computes the decompositions of a batch in threads of the
+    # pool that waits for them, and two batches at once wait forever.
+    blocks = jax.lax.map(
+      lambda each: orthogonal(each, square, dtype), jax.random.split(rng, gates)
     )
     return jnp.moveaxis(blocks, 0, 1).reshape(shape)
 

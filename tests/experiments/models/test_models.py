@@ -1,6 +1,7 @@
 """Models: causality, padding, and steps that agree with the whole."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -309,3 +310,13 @@ def test_dropout_uses_its_rng_in_training_only(make):
     jax.jit(model.apply)(variables, SOURCE, TARGET),
     jax.jit(make().apply)(variables, SOURCE, TARGET),
   )
+
+
+def test_initial_matrices_are_decomposed_one_at_a_time():
+  # XLA would run two decompositions of batches in threads that wait forever.
+  model = MODELS["none-luong"]
+  tokens = jnp.ones((1, 2), jnp.int32)
+  program = jax.make_jaxpr(model.init)(jax.random.key(0), tokens, tokens)
+  shapes = re.findall(r"\[([\d,]+)\] = qr\[", str(program))
+  assert shapes
+  assert all(shape.count(",") == 1 for shape in shapes)
