@@ -273,8 +273,8 @@ def test_a_second_run_in_a_directory_is_refused(running):
 # Code that makes step 30 a compiled program that does not end.
 ENDLESS = """
 import jax
-from experiments.experiment import Experiment
-make = Experiment.train_step
+from experiments.training import loop
+make = loop.make_train_step
 def made(*arguments):
   step = make(*arguments)
   endless = jax.jit(
@@ -287,7 +287,7 @@ def made(*arguments):
       compiled(1.0).block_until_ready()
     return step(state, batch)
   return stepping
-Experiment.train_step = made
+loop.make_train_step = made
 """
 
 
