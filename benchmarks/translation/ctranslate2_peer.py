@@ -112,7 +112,7 @@ def decoding_speed(workdir: pathlib.Path, beam_size: int) -> dict[str, float]:
     folder = pathlib.Path(temporary)
     export(params, config.model, data.max_length, folder)
     rows, seconds = CTranslate2(folder).predictions(
-      sources, beam_size=beam_size, max_length=data.max_length
+      sources, beam_size=beam_size, max_length=data.max_length - 1
     )
   texts = data.target_text(
     padded([np.array(row, np.int32) for row in rows], data.max_length)
