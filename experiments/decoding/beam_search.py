@@ -102,7 +102,7 @@ def beam(
   if not length_penalty >= 0:
     raise ValueError(f"length_penalty must be at least 0, got {length_penalty}")
   steps = make_steps(model, params, beam_size)
-  memory, carry, stages = encode(steps.start, source, max_length)
+  memory, carry, stages = encode(steps, source, max_length)
   divisors = jnp.asarray(
     ((5 + np.arange(max_length + 1)) / 6) ** length_penalty, jnp.float32
   )
@@ -110,10 +110,9 @@ def beam(
   def unfinished(search: _Search):
     # No continuation has a larger log p <= 0 or a larger divisor.
     bound = search.log_probs.max(-1) / divisors[max_length]
-    done = search.finished.scores[:, -1] >= bound
-    return ~done.all()
+    return ~(search.finished.scores[:, -1] >= bound)
 
-  def extend(search: _Search):
+  def extend(memory, search: _Search):
     length, tokens = search.length, search.tokens
     carry, logits = steps.step(
       memory, search.carry, search.token, search.parent
@@ -138,7 +137,8 @@ def beam(
     )
 
   initial = _initial_search(carry, source, max_length, beam_size, n_best)
-  return extended(stages, unfinished, extend, initial).finished
+  final = extended(steps, stages, unfinished, extend, memory, initial)
+  return final.finished
 
 
 def _initial_search(

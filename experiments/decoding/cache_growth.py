@@ -1,4 +1,8 @@
-"""Decoding in stages; the caches of a stage are twice as long as before."""
+"""Decoding in stages; the caches of a stage are twice as long as before.
+
+The sources are also divided into twice as many parts, decoded one after the
+other, the unfinished ones first. A part ends with the last of its sources.
+"""
 
 import functools
 from collections.abc import Callable
@@ -7,51 +11,97 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from experiments.decoding.steps import Steps
+
 # Smaller caches save less than the compilation of one more loop costs.
 _MIN_ROOM = 16
+# Smaller parts take as long as larger ones.
+_MIN_ROWS = 12
 
 
 class Stage(NamedTuple):
   """A part of decoding: the tokens its caches hold, and the carry's shapes."""
 
   room: int
+  rows: int  # of a part of the batch
   carry: Any
 
 
 def encode(
-  start: Callable[[jax.Array, int], tuple[Any, Any]],
-  source: jax.Array,
-  max_length: int,
+  steps: Steps, source: jax.Array, max_length: int, *, divide: bool = True
 ) -> tuple[Any, Any, list[Stage]]:
   """Encodes a source [B, S]; returns memory, first carry, and stages."""
   rooms = [max_length]
   while rooms[0] >= 2 * _MIN_ROOM:
     rooms.insert(0, -(-rooms[0] // 2))
-  memory, carry = start(source, rooms[0])
-  stages = [Stage(rooms[0], carry)]
+  memory, carry = steps.start(source, rooms[0])
+  rows = source.shape[0]
+  stages = [Stage(rooms[0], rows, carry)]
   for room in rooms[1:]:
-    _, shapes = jax.eval_shape(functools.partial(start, source, room))
-    stages.append(Stage(room, shapes))
-  if _shapes(stages[-1].carry) == _shapes(carry):  # which does not grow
-    stages = [Stage(max_length, carry)]
+    rows = -(-rows // 2) if divide and rows >= 2 * _MIN_ROWS else rows
+    start = functools.partial(steps.start, source[:rows], room)
+    stages.append(Stage(room, rows, jax.eval_shape(start)[1]))
+  whole = jax.eval_shape(functools.partial(steps.start, source, max_length))
+  if _shapes(whole[1]) == _shapes(carry):  # which does not grow
+    stages = [Stage(max_length, source.shape[0], carry)]
   return memory, carry, stages
 
 
 def extended(
+  steps: Steps,
   stages: list[Stage],
-  unfinished: Callable[[Any], jax.Array],
-  extend: Callable[[Any], Any],
+  unfinished: Callable[[Any], jax.Array],  # of a state: bool [B]
+  extend: Callable[[Any, Any], Any],  # of memory and state
+  memory: Any,
   state: Any,  # a named tuple with `length`, a number of tokens, and `carry`
 ) -> Any:
   """Runs `extend` on a state while it is unfinished, stage by stage."""
   for stage in stages:
 
-    def continues(state, room=stage.room):
-      return (state.length < room) & unfinished(state)
+    def run(memory, state, stage=stage):
+      carry = jax.tree.map(_grown, state.carry, stage.carry)
+      return jax.lax.while_loop(
+        lambda state: (state.length < stage.room) & unfinished(state).any(),
+        functools.partial(extend, memory),
+        state._replace(carry=carry),
+      )
 
-    state = state._replace(carry=jax.tree.map(_grown, state.carry, stage.carry))
-    state = jax.lax.while_loop(continues, extend, state)
+    waits = unfinished(state)
+    if stage.rows == len(waits):
+      state = run(memory, state)
+    else:
+      state = _in_parts(steps, run, stage.rows, waits, memory, state)
   return state
+
+
+def _in_parts(steps: Steps, run, rows: int, waits: jax.Array, memory, state):
+  """Runs a stage on so many rows at a time, first those that wait for it."""
+  order = jnp.argsort(~waits, stable=True)
+  parts = -(-len(order) // rows)
+  padding = (0, parts * rows - len(order))
+  indices = jnp.pad(order, padding, mode="edge").reshape(parts, rows)
+
+  def part(index):
+    def taken(leaf, axis=0):
+      return jnp.take(leaf, index, axis=axis) if leaf.ndim else leaf
+
+    carry = jax.tree.map(lambda x: taken(x, steps.carry_axis), state.carry)
+    others = jax.tree.map(taken, state._replace(carry=None))
+    return run(jax.tree.map(taken, memory), others._replace(carry=carry))
+
+  states = jax.lax.map(part, indices)
+  places = jnp.argsort(order)
+
+  def joined(leaf, axis=0):
+    if leaf.ndim == 1:  # a number of tokens; finished parts may have fewer
+      return leaf.max()
+    leaf = jnp.moveaxis(leaf, 0, axis)
+    shape = (*leaf.shape[:axis], parts * rows, *leaf.shape[axis + 2 :])
+    return jnp.take(leaf.reshape(shape), places, axis=axis)
+
+  carry = jax.tree.map(lambda x: joined(x, steps.carry_axis), states.carry)
+  others = jax.tree.map(joined, states._replace(carry=None))
+  return others._replace(carry=carry)
 
 
 def _shapes(tree) -> list[tuple[int, ...]]:

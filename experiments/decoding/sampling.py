@@ -121,7 +121,10 @@ def sample(
     drawn = jax.random.categorical(step_rng, logits)
     return jnp.take_along_axis(token, drawn[:, None], axis=-1)[:, 0]
 
-  return _decoded(model, params, source, max_length, constraints, draw)
+  # The random numbers of a source depend on its row.
+  return _decoded(
+    model, params, source, max_length, constraints, draw, divide=False
+  )
 
 
 def _decoded(
@@ -131,16 +134,18 @@ def _decoded(
   max_length: int,
   constraints: Constraints,
   choose: Callable[[jax.Array, jax.Array], jax.Array],
+  *,
+  divide: bool = True,  # whether the result of a source ignores the others
 ) -> jax.Array:
   """Decodes tokens that `choose` selects from logits [B, V] and the length."""
   chex.assert_rank(source, 2, custom_message="source")
   steps = make_steps(model, params, beam_size=1)
-  memory, carry, stages = encode(steps.start, source, max_length)
+  memory, carry, stages = encode(steps, source, max_length, divide=divide)
 
   def unfinished(state: _Predictions):
-    return ~state.ended.all()
+    return ~state.ended
 
-  def extend(state: _Predictions):
+  def extend(memory, state: _Predictions):
     length, carry, token, tokens, ended = state
     carry, logits = steps.step(memory, carry, token[:, None], None)
     logits = constrained(constraints, tokens, length, logits[0])
@@ -160,4 +165,5 @@ def _decoded(
     # A row without a source, as in the last batch, has ended.
     (source == PAD).all(-1),
   )
-  return extended(stages, unfinished, extend, initial).tokens
+  final = extended(steps, stages, unfinished, extend, memory, initial)
+  return final.tokens

@@ -16,6 +16,10 @@ from flax import linen as nn
 class Steps(Protocol):
   """The steps of a model with its parameters."""
 
+  @property
+  def carry_axis(self) -> int:
+    """The axis of the batch in a carry; in a memory it is the first."""
+
   def start(self, source: jax.Array, room: int) -> tuple[Any, Any]:
     """Returns memory, and a carry with room for so many tokens."""
 
@@ -43,6 +47,7 @@ class _BeamSteps(NamedTuple):
   model: nn.Module
   variables: Any
   beam_size: int
+  carry_axis: int = 0
 
   def start(self, source, room):
     return self.model.apply(
@@ -63,6 +68,7 @@ class _MappedSteps(NamedTuple):
   model: nn.Module
   variables: Any
   beam_size: int
+  carry_axis: int = 1
 
   def start(self, source, room):
     memory, carry = self.model.apply(

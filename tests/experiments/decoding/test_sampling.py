@@ -238,6 +238,7 @@ def test_growing_caches_do_not_change_predictions(monkeypatch):
   predictions = []
   for room in (16, 2):
     monkeypatch.setattr(cache_growth, "_MIN_ROOM", room)
+    monkeypatch.setattr(cache_growth, "_MIN_ROWS", 1)
     greedy = jax.jit(
       lambda params: decoding.greedy(
         model, params, source, max_length=8, constraints=rules
