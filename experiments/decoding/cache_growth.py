@@ -37,13 +37,16 @@ def encode(
   memory, carry = steps.start(source, rooms[0])
   rows = source.shape[0]
   stages = [Stage(rooms[0], rows, carry)]
+
+  def shapes(rows: int, room: int):
+    start = functools.partial(steps.start, source[:rows], room)
+    return jax.eval_shape(start)[1]
+
+  if rooms[1:] and _shapes(shapes(rows, max_length)) == _shapes(carry):
+    return memory, carry, [Stage(max_length, rows, carry)]  # does not grow
   for room in rooms[1:]:
     rows = -(-rows // 2) if divide and rows >= 2 * _MIN_ROWS else rows
-    start = functools.partial(steps.start, source[:rows], room)
-    stages.append(Stage(room, rows, jax.eval_shape(start)[1]))
-  whole = jax.eval_shape(functools.partial(steps.start, source, max_length))
-  if _shapes(whole[1]) == _shapes(carry):  # which does not grow
-    stages = [Stage(max_length, source.shape[0], carry)]
+    stages.append(Stage(room, rows, shapes(rows, room)))
   return memory, carry, stages
 
 
