@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from attention import axes
 from attention.checks import check_floating, check_shape
 from attention.head_parameters import MATRIX, SCALAR
-from attention.linear import with_transpose
 from attention.matmul import inner_products
 from attention.scores.base import Score
 
@@ -34,43 +33,18 @@ def _first_distance(positions) -> int | jax.Array:
 
 def _skewed(products: jax.Array, num_keys: int) -> jax.Array:
   """[..., t, t + s - 1] by distance, ascending, to [..., t, s] by key."""
-  if products.shape[-2] == 1:
-    return products
-
-  def skew(residuals, arguments):
-    del residuals
-    return [_skew(arguments[0], num_keys)]
-
-  def transpose(residuals, cotangents):
-    del residuals
-    return [_transposed_skew(cotangents[0])]
-
-  return with_transpose(skew, transpose, [], [products])[0]
-
-
-def _skew(products, num_keys):
-  # Each row begins one entry earlier than the row before it.
   *leading, queries, distances = products.shape
-  size = queries * (distances - 1)
-  flat = jax.lax.optimization_barrier(products).reshape(*leading, -1)
-  flat = jax.lax.slice_in_dim(flat, queries - 1, queries - 1 + size, axis=-1)
-  rows = flat.reshape(*leading, queries, distances - 1)
+  if queries == 1:
+    return products
+  products = jax.lax.optimization_barrier(products)
+  widths = [(0, 0)] * (products.ndim - 1) + [(0, 1)]
+  flat = jnp.pad(products, widths).reshape(*leading, -1)
+  flat = jax.lax.slice_in_dim(
+    flat, queries - 1, queries - 1 + queries * distances, axis=-1
+  )
+  rows = flat.reshape(*leading, queries, distances)
   # Without the barriers XLA computes the skew again for each of its uses.
   return jax.lax.optimization_barrier(rows[..., :num_keys])
-
-
-def _transposed_skew(cotangent):
-  """[..., t, s] by key to [..., t, t + s - 1] by distance, 0 where unused."""
-  *leading, queries, num_keys = cotangent.shape
-
-  def zeros(*sizes):
-    return jnp.zeros_like(cotangent, shape=(*leading, *sizes))
-
-  # On CPUs, XLA copies concatenated arrays, but pads entry by entry.
-  rows = jnp.concatenate([cotangent, zeros(queries, queries - 2)], axis=-1)
-  flat = jax.lax.optimization_barrier(rows).reshape(*leading, -1)
-  flat = jnp.concatenate([zeros(queries - 1), flat, zeros(1)], axis=-1)
-  return flat.reshape(*leading, queries, queries + num_keys - 1)
 
 
 def _relative(tokens, table, first, length: int) -> jax.Array:
