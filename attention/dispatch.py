@@ -21,7 +21,7 @@ ImplementationLike = str | Implementation | None
 # The names of `jax.lax.platform_dependent`; the last stands for all others.
 _PLATFORMS = ("cpu", "cuda", "tpu")
 # Up to this many elements the dense formula is as fast, measured on CPUs
-# (`docs/performance.md`), and compiles sooner.
+# (`docs/measurements.md`), and compiles sooner.
 _DENSE_ON_CPUS = 1 << 18
 # Accelerators start several operations for each tile, so that the dense formula
 # is faster as long as its two arrays of scores are at most so large.
@@ -181,7 +181,7 @@ def _as_statistics(rows: Any) -> Any:
 
 
 def _fastest(request: Request) -> Implementation:
-  """The fastest implementation, by the rules of `docs/performance.md`."""
+  """The fastest implementation, by the rules of `docs/measurements.md`."""
   if BY_NAME["cudnn"].obstacle(request) is None:
     return BY_NAME["cudnn"]
   blockwise = BY_NAME["blockwise"]

@@ -47,11 +47,14 @@ def quantities(document: str) -> list[Quantity]:
 def draw(rows: list[Quantity], path: pathlib.Path) -> None:
   """Draws a bar for each ratio, and a mark for its limit."""
   height = 0.8 + 0.36 * len(rows)
-  figure, (axis,) = plots.make_axes(1, 1, width=8, height=height)
+  figure, (axis,) = plots.make_axes(1, 1, width=9, height=height)
   places = range(len(rows))
   ratios = [row.ratio for row in rows]
-  bars = axis.barh(places, ratios, color=plots.COLORS[0], height=0.6)
-  axis.bar_label(bars, [f"{ratio:g}" for ratio in ratios], padding=3)
+  widths = [ratio - 1 for ratio in ratios]
+  axis.barh(places, widths, left=1, color=plots.COLORS[0], height=0.6)
+  for place, ratio in zip(places, ratios):
+    right = axis.get_yaxis_transform()
+    axis.text(1.01, place, f"{ratio:g}", va="center", transform=right)
   limits = [(row.limit, place) for place, row in enumerate(rows) if row.limit]
   if limits:
     axis.scatter(
@@ -62,11 +65,12 @@ def draw(rows: list[Quantity], path: pathlib.Path) -> None:
       color=plots.COLORS[1],
       label="limit of the machine",
     )
-    plots.add_legend(figure, axis)
+    figure.legend(loc="outside lower right", fontsize=8)
   axis.axvline(1, color="gray", linewidth=1)
   axis.set_yticks(places, [row.name for row in rows])
   axis.invert_yaxis()
   axis.set_xscale("log")
+  axis.set_xlim(left=0.2)
   axis.set_xlabel("times as fast as the peer")
   plots.save_figure(figure, path)
 

@@ -41,7 +41,7 @@ def set_up_jax() -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     reduce_cache(folder, _CACHE_LIMIT)
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-  # glibc keeps large blocks for the main thread only: see docs/performance.md.
+  # glibc keeps large blocks for the main thread only: see docs/measurements.md.
   jax.config.update("jax_cpu_enable_async_dispatch", False)
   _keep_freed_memory()
   address = os.environ.get("JAX_COORDINATOR_ADDRESS")

@@ -126,6 +126,8 @@ def _with_maps_inside(sizes: Any, request: Request) -> Request:
   """The request with a score that maps tokens in kernels, if they can."""
   if sizes.target_of(request) != "tpu":
     return request
+  if sizes.interpret and request.query.dtype.itemsize == 2:
+    return request  # XLA's CPU backend lacks some of the maps' products
   inside = dataclasses.replace(request, score=MapsInside(request.score))
   try:
     jax.eval_shape(
