@@ -4,32 +4,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-  from experiments.checkpoints.damage import DamagedCheckpointError
-  from experiments.checkpoints.listing import FOLDER, last_step
-  from experiments.checkpoints.manager import opened
-  from experiments.checkpoints.of_run import run_parameters
-  from experiments.checkpoints.on_demand import opened_on_demand
-  from experiments.checkpoints.read import parameters, restore, restore_last
-  from experiments.checkpoints.select import choose
-  from experiments.checkpoints.warm_start import warm_started
-  from experiments.checkpoints.write import UnsavedCheckpointError, save, wait
-
-__all__ = [
-  "FOLDER",
-  "DamagedCheckpointError",
-  "UnsavedCheckpointError",
-  "choose",
-  "last_step",
-  "opened",
-  "opened_on_demand",
-  "parameters",
-  "restore",
-  "restore_last",
-  "run_parameters",
-  "save",
-  "wait",
-  "warm_started",
-]
+  from experiments.checkpoints.damage import (
+    DamagedCheckpointError as DamagedCheckpointError,
+  )
+  from experiments.checkpoints.listing import FOLDER as FOLDER
+  from experiments.checkpoints.listing import last_step as last_step
+  from experiments.checkpoints.manager import opened as opened
+  from experiments.checkpoints.of_run import run_parameters as run_parameters
+  from experiments.checkpoints.on_demand import (
+    opened_on_demand as opened_on_demand,
+  )
+  from experiments.checkpoints.read import parameters as parameters
+  from experiments.checkpoints.read import restore as restore
+  from experiments.checkpoints.read import restore_last as restore_last
+  from experiments.checkpoints.select import choose as choose
+  from experiments.checkpoints.warm_start import warm_started as warm_started
+  from experiments.checkpoints.write import (
+    UnsavedCheckpointError as UnsavedCheckpointError,
+  )
+  from experiments.checkpoints.write import save as save
+  from experiments.checkpoints.write import wait as wait
 
 _MODULES = {
   "damage": ("DamagedCheckpointError",),
