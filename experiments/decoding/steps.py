@@ -6,7 +6,8 @@ and `beam_step(memory, carry, token, parent) -> carry, logits [K, B, V]`, which
 then replace these where its `has_beam_steps` is true.
 """
 
-from typing import Any, NamedTuple, Protocol
+import dataclasses
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -41,13 +42,17 @@ def make_steps(model: nn.Module, params: Any, beam_size: int) -> Steps:
   return _MappedSteps(model, variables, beam_size)
 
 
-class _BeamSteps(NamedTuple):
-  """The model's own steps of whole beams."""
-
+@dataclasses.dataclass(frozen=True)
+class _ModelSteps:
   model: nn.Module
   variables: Any
   beam_size: int
-  carry_axis: int = 0
+
+
+class _BeamSteps(_ModelSteps):
+  """The model's own steps of whole beams."""
+
+  carry_axis = 0
 
   def start(self, source, room):
     return self.model.apply(
@@ -62,13 +67,10 @@ class _BeamSteps(NamedTuple):
     return carry, logits.astype(jnp.float32)
 
 
-class _MappedSteps(NamedTuple):
+class _MappedSteps(_ModelSteps):
   """Steps mapped over the hypotheses; a carry is [K, B, ...], the fastest."""
 
-  model: nn.Module
-  variables: Any
-  beam_size: int
-  carry_axis: int = 1
+  carry_axis = 1
 
   def start(self, source, room):
     memory, carry = self.model.apply(

@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import time
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from absl import logging
@@ -17,10 +18,9 @@ from experiments.errors import UserError
 
 _CACHE = "~/.cache/attention-jax"
 _CACHE_LIMIT = 2 * 2**30  # bytes
-_CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
-# With XLA's defaults, the programs of configs/reverse.py take 1.3 times as long
-# to compile on a CPU, and as long to run.
+# On a CPU, programs compile in less time than with XLA's defaults and run as
+# fast: see docs/measurements.md.
 _QUICK_COMPILATION = (
   "--xla_backend_optimization_level=1",
   "--xla_cpu_parallel_codegen_split_count=2",
@@ -74,14 +74,17 @@ def _set_xla_flags() -> None:
   """Adds flags for GPUs or CPUs to XLA_FLAGS, unless it already has them."""
   given = os.environ.get("XLA_FLAGS", "").split()
   named = {flag.partition("=")[0] for flag in given}
-  new = [
-    flag for flag in _QUICK_COMPILATION if flag.partition("=")[0] not in named
-  ]
-  if any(map(importlib.util.find_spec, _CUDA_PLUGINS)):
+  plugins = {plugin.name for plugin in entry_points(group="jax_plugins")}
+  new: list[str] = []
+  if any("cuda" in name for name in plugins):
     # Sums by atomic additions and kernels chosen by measurements differ from
     # run to run.
-    decided = any("deterministic_ops" in flag for flag in given)
-    new = [] if decided else [_DETERMINISTIC]
+    if not any("deterministic_ops" in flag for flag in given):
+      new = [_DETERMINISTIC]
+  elif not plugins and not importlib.util.find_spec("libtpu"):
+    new = [
+      flag for flag in _QUICK_COMPILATION if flag.partition("=")[0] not in named
+    ]
   os.environ["XLA_FLAGS"] = " ".join([*given, *new])
 
 

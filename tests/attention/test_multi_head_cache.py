@@ -90,6 +90,30 @@ def test_additive_score_caches_projected_keys():
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+def assert_decodes(step, held, tokens, want, ragged):
+  """Decoding 12 tokens of two examples in parts gives rows of `want`.
+
+  The arguments of `step` are inputs, the cache and, if it is ragged, the number
+  of new tokens of each example, else None.
+  """
+  starts = np.zeros(2, int)
+  for lengths in ([3, 1], [0, 3], [2, 2], [3, 1], [1, 2], [3, 3]):
+    lengths = np.array(lengths if ragged else [2, 2])
+    inputs = np.zeros((2, 3 if ragged else 2, 8), np.float32)
+    for row, (start, length) in enumerate(zip(starts, lengths)):
+      inputs[row, :length] = tokens[row, start : start + length]
+    given = jnp.asarray(lengths) if ragged else None
+    outputs, held = step(inputs, held, given)
+    for row, (start, length) in enumerate(zip(starts, lengths)):
+      expected = want[row, start : start + length]
+      np.testing.assert_allclose(
+        outputs[row, :length], expected, rtol=1e-4, atol=1e-5
+      )
+    starts += lengths
+  assert starts.max() == 12
+  np.testing.assert_array_equal(held.length, starts if ragged else 12)
+
+
 @sampled(
   ("ragged", "rolling", "implementation"),
   [
@@ -125,29 +149,11 @@ def test_ragged_and_rolling_caches_equal_recomputation(
   )
 
   @jax.jit
-  def decode(variables, inputs, cache, lengths):
+  def decode(inputs, cache, lengths):
     options = {"mask": mask, "bias": bias, "lengths": lengths}
     return module.apply(variables, inputs, cache, method="decode", **options)
 
-  starts = np.zeros(2, int)
-  for lengths in ([3, 1], [0, 3], [2, 2], [3, 1], [1, 2], [3, 3]):
-    lengths = np.array(lengths if ragged else [2, 2])
-    width = 3 if ragged else 2
-    inputs = np.zeros((2, width, 8), np.float32)
-    for row, (start, length) in enumerate(zip(starts, lengths)):
-      inputs[row, :length] = tokens[row, start : start + length]
-    given = jnp.asarray(lengths) if ragged else None
-    outputs, cache = decode(variables, inputs, cache, given)
-    for row, (start, length) in enumerate(zip(starts, lengths)):
-      np.testing.assert_allclose(
-        outputs[row, :length],
-        want[row, start : start + length],
-        rtol=1e-4,
-        atol=1e-5,
-      )
-    starts += lengths
-  assert starts.max() == 12
-  np.testing.assert_array_equal(cache.length, starts if ragged else 12)
+  assert_decodes(decode, cache, tokens, want, ragged)
 
 
 def _relative_scores():
@@ -216,22 +222,7 @@ def test_scores_of_positions_work_with_every_cache(
       *[inputs] * 3, *weights, cache=held, lengths=lengths, **options
     )
 
-  starts = np.zeros(2, int)
-  for lengths in ([3, 1], [0, 3], [2, 2], [3, 1], [1, 2], [3, 3]):
-    lengths = np.array(lengths if ragged else [2, 2])
-    inputs = np.zeros((2, 3 if ragged else 2, 8), np.float32)
-    for row, (start, length) in enumerate(zip(starts, lengths)):
-      inputs[row, :length] = tokens[row, start : start + length]
-    given = jnp.asarray(lengths) if ragged else None
-    outputs, held = step(inputs, held, given)
-    for row, (start, length) in enumerate(zip(starts, lengths)):
-      np.testing.assert_allclose(
-        outputs[row, :length],
-        want[row, start : start + length],
-        rtol=1e-4,
-        atol=1e-5,
-      )
-    starts += lengths
+  assert_decodes(step, held, tokens, want, ragged)
 
 
 def test_a_ragged_cache_refuses_scores_with_parameters_for_each_example():

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 
 import pytest
 from absl import flags
@@ -251,23 +252,31 @@ SPLIT = "--xla_cpu_parallel_codegen_split_count=2"
 
 
 @pytest.mark.parametrize(
-  ("given", "plugin", "want"),
+  ("given", "plugins", "want"),
   [
-    ("", None, f"--xla_backend_optimization_level=1 {SPLIT}"),
-    (SPLIT, None, f"{SPLIT} --xla_backend_optimization_level=1"),
-    ("", "plugin", "--xla_gpu_deterministic_ops=true"),
-    ("--a=1", "plugin", "--a=1 --xla_gpu_deterministic_ops=true"),
+    ("", (), f"--xla_backend_optimization_level=1 {SPLIT}"),
+    (SPLIT, (), f"{SPLIT} --xla_backend_optimization_level=1"),
+    ("--a=1", ("libtpu",), "--a=1"),
+    ("", ("xla_rocm7",), ""),
+    ("", ("xla_cuda13",), "--xla_gpu_deterministic_ops=true"),
+    ("--a=1", ("xla_cuda12",), "--a=1 --xla_gpu_deterministic_ops=true"),
     *[
-      (f"--xla_gpu_{own}", "plugin", f"--xla_gpu_{own}")
+      (f"--xla_gpu_{own}", ("xla_cuda13",), f"--xla_gpu_{own}")
       for own in ("deterministic_ops=0", "exclude_nondeterministic_ops=1")
     ],
   ],
 )
 def test_xla_flags_are_set_for_the_platform_unless_the_user_decides(
-  given, plugin, want, monkeypatch
+  given, plugins, want, monkeypatch
 ):
-  find = lambda name: plugin  # noqa: E731
-  monkeypatch.setattr(initialize.importlib.util, "find_spec", find)
+  def find_plugins(group):
+    assert group == "jax_plugins"
+    names = set(plugins) - {"libtpu"}
+    return [EntryPoint(name, f"jax_plugins.{name}", group) for name in names]
+
+  monkeypatch.setattr(initialize, "entry_points", find_plugins)
+  find_module = lambda name: name if name in plugins else None  # noqa: E731
+  monkeypatch.setattr(initialize.importlib.util, "find_spec", find_module)
   monkeypatch.setenv("XLA_FLAGS", given)
   initialize._set_xla_flags()
   assert os.environ["XLA_FLAGS"] == want

@@ -118,7 +118,8 @@ def test_without_a_decay_there_is_no_average():
   assert state.average is None
   assert state.evaluated is state.params
   _, averaged = train(build(ema_decay=0.9))
-  assert_same_state(state, averaged, rtol=0)
+  # Compiled without optimisations, the two programs round differently.
+  assert_same_state(state, averaged, rtol=1e-5)
 
 
 def test_label_smoothing_interpolates_with_the_loss_of_a_uniform_target():
