@@ -43,8 +43,11 @@ def without_checkpoints(names):
 @pytest.fixture
 def runs(bucket, corpus, tmp_path, monkeypatch):  # noqa: F811
   """The same run twice: local and not stopped, remote and stopped."""
-  config = make_tiny_translation(corpus)
+  config = make_tiny_translation(corpus, "none")
   config.mesh.data = 1
+  # Fewer programs to compile.
+  config.data.num_shapes = 1
+  config.evaluation.beam_size = 1
   local, remote = tmp_path / "local", run_path(REMOTE)
   stop_at(monkeypatch)
   assert loop.train_and_evaluate(config, local)
