@@ -12,12 +12,13 @@ seeds or values it trains only the missing trials.
 
 import shlex
 import sys
+from pathlib import Path
 
 from absl import flags
 
 from experiments import cli
 from experiments.errors import UserError
-from experiments.run_directory import is_remote, run_path
+from experiments.run_directory import is_remote
 
 _CONFIG = cli.define_config()
 _SCORES = flags.DEFINE_list(
@@ -53,11 +54,11 @@ def main() -> int | None:
   """Trains the incomplete trials and writes the report."""
   from experiments.comparison import grid, report, results, runner
 
-  config, folder = _CONFIG.value, run_path(_WORKDIR.value)
-  if is_remote(folder):
+  config, folder = _CONFIG.value, Path(_WORKDIR.value)
+  if is_remote(_WORKDIR.value):
     raise UserError(
-      f"--workdir={folder}: a comparison needs a local directory, in which its"
-      " trials write logs; copy it to the bucket afterwards"
+      f"--workdir={_WORKDIR.value}: a comparison needs a local directory, in"
+      " which its trials write logs; copy it to the bucket afterwards"
     )
   trials = grid.make_trials(
     config,

@@ -9,6 +9,7 @@ from typing import Any
 from attention.normalizers.base import (
   FunctionNormalizer,
   Normalizer,
+  checked_fraction,
   checked_weights,
   group_heads,
   masked_fraction,
@@ -26,6 +27,7 @@ __all__ = [
   "FunctionNormalizer",
   "Normalizer",
   "as_normalizer",
+  "checked_fraction",
   "checked_weights",
   "entmax",
   "group_heads",

@@ -109,10 +109,32 @@ def masked_weights(normalizer: Callable, scores: jax.Array) -> jax.Array:
   return jnp.where(visible, weights, 0.0)
 
 
+def checked_fraction(
+  normalizer: Normalizer, scores: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """The fraction of visible scores, if it has the documented shapes."""
+  types = type(normalizer).__mro__
+  of_weights, of_fraction = (
+    next(each for each in types if name in vars(each))
+    for name in ("__call__", "fraction")
+  )
+  if not issubclass(of_fraction, of_weights):
+    # A class that overrides `__call__` alone: `fraction` is of other weights.
+    return Normalizer.fraction(normalizer, scores)
+  parts = normalizer.fraction(scores)
+  shapes = tuple(part.shape for part in parts)
+  if shapes != (scores.shape, scores.shape[:-1]):
+    raise ValueError(
+      f"{type(normalizer).__name__}.fraction must return arrays of shapes "
+      f"{scores.shape} and {scores.shape[:-1]}, it returned {shapes}"
+    )
+  return parts
+
+
 def masked_fraction(
   normalizer: Normalizer, scores: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """`Normalizer.fraction`; numerators are 0 where a score is -inf.
+  """`checked_fraction`; numerators are 0 where a score is -inf.
 
   The divisors of rows of -inf alone are 0.
   """
@@ -120,7 +142,7 @@ def masked_fraction(
   has_keys = jnp.any(visible, axis=-1)
   # A row of -inf alone would be NaN in most normalizers.
   scores = jnp.where(has_keys[..., None], scores, 0.0)
-  numerators, divisors = normalizer.fraction(scores)
+  numerators, divisors = checked_fraction(normalizer, scores)
   numerators = jnp.where(visible, numerators, 0.0)
   return numerators, jnp.where(has_keys, divisors, 0.0)
 

@@ -86,7 +86,8 @@ class Softpick(Normalizer):
   (https://arxiv.org/abs/2504.20966).
 
   Attributes:
-    epsilon: is added to the sum, after division by the largest exponential.
+    epsilon: is added to the sum, after division by the largest exponential. A
+      row whose scores are all 0 has weights 0, whatever the epsilon.
 
   Example:
     >>> import jax.numpy as jnp
@@ -107,8 +108,8 @@ class Softpick(Normalizer):
     # exp(scores) - 1, divided by exp(largest).
     terms = jnp.exp(scores - largest) - jnp.exp(-largest)
     terms = jnp.where(visible, terms, 0.0)
-    total = jnp.sum(jnp.abs(terms), axis=-1)
-    return jnp.maximum(terms, 0.0), total + self.epsilon
+    total = jnp.sum(jnp.abs(terms), axis=-1) + self.epsilon
+    return jnp.maximum(terms, 0.0), jnp.where(total == 0.0, 1.0, total)
 
 
 @jax.tree_util.register_dataclass

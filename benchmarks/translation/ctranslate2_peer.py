@@ -64,7 +64,7 @@ class CTranslate2:
     seconds = time.perf_counter() - begin
     ids = {name: index for index, name in enumerate(_SPECIALS)}
     return [
-      [ids.get(name) or int(name) for name in result.hypotheses[0]]
+      [ids[name] if name in ids else int(name) for name in result.hypotheses[0]]
       for result in results
     ], seconds
 

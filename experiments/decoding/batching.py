@@ -80,8 +80,8 @@ def make_predictor(
     def decode(params, source):
       return search(model, params, source, indices, length)
 
-    # Samples depend on the whole batch, the hypotheses of a beam do not.
-    if search.beam_size > 1:
+    # Samples depend on the whole batch, other predictions do not.
+    if not search.temperature:
       decode = mesh_lib.map_shards(decode, mesh)
     return decode(params, source)
 

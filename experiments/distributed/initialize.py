@@ -72,20 +72,21 @@ def set_up_jax() -> None:
 
 def _set_xla_flags() -> None:
   """Adds flags for GPUs or CPUs to XLA_FLAGS, unless it already has them."""
-  given = os.environ.get("XLA_FLAGS", "").split()
-  named = {flag.partition("=")[0] for flag in given}
+  given = os.environ.get("XLA_FLAGS", "").strip()
+  if given and not given.startswith("--"):
+    return  # the name of a file with flags
   plugins = {plugin.name for plugin in entry_points(group="jax_plugins")}
   new: list[str] = []
   if any("cuda" in name for name in plugins):
     # Sums by atomic additions and kernels chosen by measurements differ from
     # run to run.
-    if not any("deterministic_ops" in flag for flag in given):
+    if "deterministic_ops" not in given:
       new = [_DETERMINISTIC]
   elif not plugins and not importlib.util.find_spec("libtpu"):
     new = [
-      flag for flag in _QUICK_COMPILATION if flag.partition("=")[0] not in named
+      flag for flag in _QUICK_COMPILATION if flag.partition("=")[0] not in given
     ]
-  os.environ["XLA_FLAGS"] = " ".join([*given, *new])
+  os.environ["XLA_FLAGS"] = " ".join([given, *new]).strip()
 
 
 def reduce_cache(folder: Path, limit: int) -> None:

@@ -29,9 +29,8 @@ def run_path(path: str | os.PathLike[str]) -> Path:
   scheme, rest = url.groups()
   if scheme != "gs":
     raise UserError(
-      f"--workdir={path}: of remote directories, only those of Google Cloud"
-      " Storage (gs://) are supported; use one, or mount this one as a file"
-      " system"
+      f"{path}: of remote directories, only those of Google Cloud Storage"
+      " (gs://) are supported; use one, or mount this one as a file system"
     )
   import fsspec
   from etils import epath
@@ -40,13 +39,13 @@ def run_path(path: str | os.PathLike[str]) -> Path:
     fsspec.get_filesystem_class("gcs")
   except ImportError:
     raise UserError(
-      f"--workdir={path}: needs a package for Google Cloud Storage; run pip"
-      " install 'attention-jax[gcs]'"
+      f"{path}: needs a package for Google Cloud Storage; run pip install"
+      " 'attention-jax[gcs]'"
     ) from None
   return cast(Path, epath.Path(f"gs://{rest}"))
 
 
-def is_remote(path: Path) -> bool:
+def is_remote(path: str | os.PathLike[str]) -> bool:
   """Whether a path is in a bucket."""
   return "://" in os.fspath(path)
 

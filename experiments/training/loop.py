@@ -228,7 +228,8 @@ def _is_complete(
   config = experiment.config.train
   if step == config.steps:
     return True
-  best = manager().best_step() if config.patience else None
+  # A new run has no checkpoint, and need not import what opens them.
+  best = manager().best_step() if config.patience and step else None
   if best is None or step - best < config.patience * config.eval_every:
     return False
   progress.write(

@@ -47,14 +47,14 @@ class MetricsWriter:
 
   def close(self) -> None:
     """Closes the files."""
-    for file in self._files.values():
-      file.close()
-    if self._files:
-      self._local.close()
     # A tracker has a copy of the metrics, which report a full disk.
     with contextlib.suppress(OSError):
       if self._tracker:
         self._tracker.close()
+    for file in self._files.values():
+      file.close()
+    if self._files:
+      self._local.close()
 
   def _write(self, name: str, step: int, split: str, values):
     if not self._files:

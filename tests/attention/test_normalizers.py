@@ -362,6 +362,45 @@ def test_a_result_of_another_shape_is_refused(implementation, mask):
       attend(*draw("f4"), normalizer=bad, **arguments)
 
 
+def test_a_subclass_that_changes_the_weights_changes_them_in_tiles():
+  class Sharper(type(normalizers.softpick())):
+    def __call__(self, scores):
+      return super().__call__(2.0 * scores)
+
+  contexts = [
+    attend(*draw("f4"), normalizer=Sharper(), implementation=implementation)
+    for implementation in ("reference", TILES)
+  ]
+  np.testing.assert_allclose(*contexts, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal()])
+def test_a_fraction_of_other_shapes_is_refused(mask):
+  class Kept(normalizers.Normalizer):
+    def __call__(self, scores):
+      return scores
+
+    def fraction(self, scores):
+      return scores, scores[..., :1]
+
+  with pytest.raises(ValueError, match=r"Kept.fraction must return .* \(3, \d"):
+    attend(*draw("f4"), normalizer=Kept(), mask=mask, implementation=TILES)
+
+
+@pytest.mark.parametrize("implementation", ["reference", TILES])
+def test_softpick_of_scores_that_are_all_zero_is_zero(implementation):
+  tokens = jnp.zeros((5, 2))
+  context = attend(
+    tokens,
+    tokens,
+    jnp.ones((5, 2)),
+    normalizer=normalizers.softpick(0.0),
+    mask=masks.causal(),
+    implementation=implementation,
+  )
+  np.testing.assert_array_equal(context, np.zeros((5, 2)))
+
+
 @pytest.mark.parametrize("alpha", [1.0, 2.5])
 def test_alpha_outside_of_its_range_is_refused(alpha):
   with pytest.raises(ValueError, match=r"alpha must be in \(1, 2\]"):

@@ -258,6 +258,7 @@ SPLIT = "--xla_cpu_parallel_codegen_split_count=2"
     (SPLIT, (), f"{SPLIT} --xla_backend_optimization_level=1"),
     ("--a=1", ("libtpu",), "--a=1"),
     ("", ("xla_rocm7",), ""),
+    ("flags.txt", (), "flags.txt"),
     ("", ("xla_cuda13",), "--xla_gpu_deterministic_ops=true"),
     ("--a=1", ("xla_cuda12",), "--a=1 --xla_gpu_deterministic_ops=true"),
     *[

@@ -30,7 +30,7 @@ from attention.implementations.blockwise.problem import (
 )
 from attention.implementations.blockwise.tiles import Tiling, add, cut, scan
 from attention.matmul import weighted_sum_columns
-from attention.normalizers import masked_fraction
+from attention.normalizers import checked_fraction, masked_fraction
 from attention.positional import EMPTY, FULL, PARTIAL
 from attention.request import Request
 from attention.softmax import Statistics, of_rows
@@ -95,11 +95,12 @@ def _traced(
   """The functions of the blocks at `starts`, and the arrays they captured."""
   pair, tiling = trace_pair(request, query, key, tiling, blocks)
   problem, captured = make_problem(pair, Pairs(tiling, request), ())
-  fraction = request.normalizer.fraction
+  make_fraction = checked_fraction
   has_bias = request.bias is not None
   # A score that depends on positions may hide keys.
   if tiling.has_partial or request.score.reads_positions or has_bias:
-    fraction = functools.partial(masked_fraction, request.normalizer)
+    make_fraction = masked_fraction
+  fraction = functools.partial(make_fraction, request.normalizer)
   scores = jax.eval_shape(
     functools.partial(_scores, problem, captured),
     query,

@@ -87,7 +87,8 @@ def test_no_sources_give_no_predictions():
   assert predictions.seconds == 0
 
 
-def test_each_width_is_compiled_once():
+@pytest.mark.parametrize("devices", [1, 2])
+def test_each_width_is_compiled_once_for_the_rows_of_a_device(devices):
   starts = []
 
   class Counted(Echo):
@@ -96,11 +97,13 @@ def test_each_width_is_compiled_once():
       return super().start(source, max_length)
 
   # So short that a prediction is decoded in one stage, and of one length.
-  predict = make_test_predictor(Counted(), Search(), lambda length: 9)
+  predict = make_test_predictor(
+    Counted(), Search(), lambda length: 9, devices=devices
+  )
   source = sources(3000, longest=100)
   predict({}, source)
   predict({}, source[:1000])
-  assert starts == [(256, 32), (256, 64), (256, 96), (256, 100)]
+  assert starts == [(256 // devices, width) for width in (32, 64, 96, 100)]
 
 
 def test_n_best_predictions_match_a_direct_beam_search():
