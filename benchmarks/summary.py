@@ -7,16 +7,18 @@ many times as fast this project is as the peer, and could be at the most on the
 same machine. A cell without a number is left out.
 """
 
+import json
 import pathlib
 import re
 from typing import NamedTuple
 
 from absl import app
+from PIL import Image
 
 from experiments.visualization import plots
 
-_DOCUMENT = pathlib.Path("docs/performance.md")
-_FIGURE = pathlib.Path("docs/results/performance.png")
+DOCUMENT = pathlib.Path("docs/performance.md")
+FIGURE = pathlib.Path("docs/results/performance.png")
 
 
 class Quantity(NamedTuple):
@@ -72,7 +74,13 @@ def draw(rows: list[Quantity], path: pathlib.Path) -> None:
   axis.set_xscale("log")
   axis.set_xlim(left=0.2)
   axis.set_xlabel("times as fast as the peer")
-  plots.save_figure(figure, path)
+  plots.save_figure(figure, path, Description=json.dumps(rows))
+
+
+def numbers(path: pathlib.Path) -> list[list]:
+  """Reads the rows that a figure was drawn from."""
+  with Image.open(path) as image:
+    return json.loads(image.info["Description"])
 
 
 def _is_row(line: str) -> bool:
@@ -90,7 +98,7 @@ def _number(cell: str) -> float | None:
 
 def main(_) -> None:
   """Draws the figure."""
-  draw(quantities(_DOCUMENT.read_text()), _FIGURE)
+  draw(quantities(DOCUMENT.read_text()), FIGURE)
 
 
 if __name__ == "__main__":

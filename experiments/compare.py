@@ -1,7 +1,8 @@
 r"""Compares values of fields of a config, over several seeds.
 
     python -m experiments.compare --config=configs/reverse.py \
-        --scores=none,dot,general,additive --seeds=5 --workdir=runs/scores
+        --config.train.steps=2500 --scores=none,dot,general,additive \
+        --seeds=5 --workdir=runs/scores
     python -m experiments.compare --config=configs/reverse.py \
         --sweep=model.input_feeding=true,false --workdir=runs/feeding
 

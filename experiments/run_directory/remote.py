@@ -90,6 +90,11 @@ class LocalFiles:
     """Uploads changes, and deletes the temporary folder."""
     if self._remote is not None and self._remove.alive:
       self.upload()
+      self.discard()
+
+  def discard(self) -> None:
+    """Deletes the temporary folder, if there is one."""
+    if self._remote is not None:
       self._remove()
 
   def _found(self) -> dict[str, tuple[int, int]]:

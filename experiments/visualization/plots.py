@@ -73,12 +73,13 @@ def add_legend(figure, axis) -> None:
   figure.legend(handles, names, loc="outside right upper", fontsize=8)
 
 
-def save_figure(figure, path: Path) -> None:
+def save_figure(figure, path: Path, **metadata: str) -> None:
   """Writes a figure as PNG of at most 16,000 pixels per side."""
   path.parent.mkdir(parents=True, exist_ok=True)
   dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
   image = io.BytesIO()
-  figure.savefig(image, format=path.suffix[1:], dpi=dpi)
+  options = {"format": path.suffix[1:], "dpi": dpi}
+  figure.savefig(image, metadata=metadata or None, **options)
   path.write_bytes(image.getvalue())
 
 

@@ -1,4 +1,4 @@
-"""The picture of docs/performance.md shows the numbers of its table."""
+"""The picture of docs/performance.md is drawn from its table."""
 
 from benchmarks import summary
 from benchmarks.summary import Quantity
@@ -25,7 +25,11 @@ def test_rows_of_the_first_table_with_a_ratio_are_read():
   ]
 
 
-def test_the_figure_is_written(tmp_path):
+def test_the_figure_has_the_numbers_of_the_document(tmp_path):
+  """A figure that is older than its table has other numbers."""
+  rows = summary.quantities(summary.DOCUMENT.read_text())
+  assert len(rows) > 10
   path = tmp_path / "figure.png"
-  summary.draw(summary.quantities(TABLE), path)
-  assert path.read_bytes().startswith(b"\x89PNG")
+  summary.draw(rows, path)
+  for each in (path, summary.FIGURE):
+    assert summary.numbers(each) == [list(row) for row in rows]

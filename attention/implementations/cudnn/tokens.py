@@ -35,7 +35,7 @@ def mapped(request: Request) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def scale_of(score: Score, query: jax.Array) -> float:
-  """The scale that `_mapped` has not applied."""
+  """The scale that `mapped` has not applied."""
   inner = dot_product(score)
   factor = inner.factor(query) if isinstance(inner, ScaledDot) else 1.0
   return float(factor) if isinstance(factor, numbers.Real) else 1.0

@@ -62,7 +62,7 @@ def prepare(
   if not tokenized.is_complete(folder, known["pairs"], dtype):
     tokenized.write(text, known["pairs"], tokenizers, folder)
   files.upload()
-  weakref.finalize(data, files.close)
+  weakref.finalize(data, files.discard)
   data.corpus = ParallelCorpus(TokenizedPairs(folder, dtype), config)
   _warn_of_unknown(data)
   return data
