@@ -49,6 +49,11 @@ def inner_products(query: jax.Array, key: jax.Array) -> jax.Array:
   return _inner_products(precision_name(None), query, key)
 
 
+def products_with_columns(query: jax.Array, columns: jax.Array) -> jax.Array:
+  """Query [..., t, D] times columns [..., D, s], in float32 at least."""
+  return _products_with_columns(precision_name(None), query, columns)
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _inner_products(precision, query, key):
   del precision
@@ -58,31 +63,56 @@ def _inner_products(precision, query, key):
 @functools.partial(_inner_products.defjvp, symbolic_zeros=True)
 def _inner_products_jvp(precision, primals, tangents):
   with matmul_precision(precision):
-    return _inner_products_tangent(*primals, *tangents)
+    query_tangent, key_tangent = tangents
+    terms = []
+    if not isinstance(query_tangent, SymbolicZero):
+      terms.append(
+        _rounded_product(
+          "...td,...sd->...ts", query_tangent, primals[1], primals
+        )
+      )
+    if not isinstance(key_tangent, SymbolicZero):
+      key_tangent = jnp.swapaxes(key_tangent, -1, -2)
+      terms.append(_by_columns(primals, key_tangent))
+    return inner_products(*primals), sum(terms)
 
 
-def _inner_products_tangent(query, key, query_tangent, key_tangent):
-  """The products and their tangents."""
-  tokens, terms = (query, key), []
-  if not isinstance(query_tangent, SymbolicZero):
-    terms.append(
-      _rounded_product("...td,...sd->...ts", query_tangent, key, tokens)
-    )
-  if not isinstance(key_tangent, SymbolicZero):
-    # In the transpose, XLA's CPU backend takes three times as long if it
-    # reads the large cotangent of the scores by columns, and not the query.
-    # Without the barrier XLA folds the transposition into the product again.
-    # On accelerators it would cost a copy.
-    columns = jax.lax.platform_dependent(
-      jnp.swapaxes(query, -1, -2),
-      cpu=jax.lax.optimization_barrier,
-      default=lambda columns: columns,
-    )
-    key_tangent = jnp.swapaxes(key_tangent, -1, -2)
-    terms.append(
-      _rounded_product("...dt,...ds->...ts", columns, key_tangent, tokens)
-    )
-  return inner_products(query, key), sum(terms)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _products_with_columns(precision, query, columns):
+  del precision
+  return _product("...td,...ds->...ts", query, columns)
+
+
+@functools.partial(_products_with_columns.defjvp, symbolic_zeros=True)
+def _products_with_columns_jvp(precision, primals, tangents):
+  with matmul_precision(precision):
+    query_tangent, columns_tangent = tangents
+    terms = []
+    if not isinstance(query_tangent, SymbolicZero):
+      terms.append(
+        _rounded_product(
+          "...td,...ds->...ts", query_tangent, primals[1], primals
+        )
+      )
+    if not isinstance(columns_tangent, SymbolicZero):
+      terms.append(_by_columns(primals, columns_tangent))
+    return products_with_columns(*primals), sum(terms)
+
+
+def _by_columns(tokens, columns_tangent) -> jax.Array:
+  """The query of the `tokens` times a tangent [..., D, s]."""
+  # In the transpose, XLA's CPU backend takes three times as long if it reads
+  # the large cotangent of the scores by columns, and not the query. Without the
+  # barrier XLA folds the transposition into the product again. On accelerators
+  # it would cost a copy.
+  columns = jax.lax.platform_dependent(
+    jnp.swapaxes(tokens[0], -1, -2),
+    cpu=jax.lax.optimization_barrier,
+    default=lambda columns: columns,
+  )
+  return _rounded_product(
+    "...dt,...ds->...ts", columns, columns_tangent, tokens
+  )
 
 
 def weighted_sum(weights: jax.Array, value: jax.Array, dtype) -> jax.Array:

@@ -1,8 +1,7 @@
 """Scores that depend on the distance between a query and a key.
 
-A tile's queries and keys are consecutive, so it has t + s - 1 distances and not
-t s. A product with one vector for each distance, [t, t + s - 1], is skewed to
-the scores [t, s]; no array has D numbers for each pair.
+They multiply tokens with one vector for each distance, see
+`attention.scores.distances`.
 """
 
 # Overrides keep the docstrings of what they override.
@@ -18,84 +17,14 @@ from attention import axes
 from attention.checks import check_floating, check_shape
 from attention.head_parameters import MATRIX, SCALAR
 from attention.matmul import inner_products
+from attention.scores import distances
 from attention.scores.base import Score
-
-# More queries or keys than this, in a block of whole rows, are multiplied part
-# by part.
-_LONGEST, _PART = 512, 128
 
 
 def _first_distance(positions) -> int | jax.Array:
   """The smallest j - i of a tile: of its last query and its first key."""
   last_query = positions.query_start + positions.num_queries - 1
   return positions.key_start - last_query
-
-
-def _skewed(products: jax.Array, num_keys: int) -> jax.Array:
-  """[..., t, t + s - 1] by distance, ascending, to [..., t, s] by key."""
-  *leading, queries, distances = products.shape
-  if queries == 1:
-    return products
-  products = jax.lax.optimization_barrier(products)
-  widths = [(0, 0)] * (products.ndim - 1) + [(0, 1)]
-  flat = jnp.pad(products, widths).reshape(*leading, -1)
-  flat = jax.lax.slice_in_dim(
-    flat, queries - 1, queries - 1 + queries * distances, axis=-1
-  )
-  rows = flat.reshape(*leading, queries, distances)
-  # Without the barriers XLA computes the skew again for each of its uses.
-  return jax.lax.optimization_barrier(rows[..., :num_keys])
-
-
-def _relative(tokens, table, first, length: int) -> jax.Array:
-  """tokens[i] . table[first + n] for the n-th distance, [..., t, length].
-
-  In a block of whole rows, either number is large and the other small.
-  """
-  *leading, number, features = tokens.shape
-  size = math.gcd(max(number, length), _PART)
-  if max(number, length) <= _LONGEST or size < 16:
-    rows = _rows(table, first, number + length - 1)
-    return _skewed(inner_products(*axes.aligned(tokens, rows)), length)
-  if length > number:
-    starts = jnp.arange(0, length, size, dtype=jnp.int32)
-    products = jax.lax.map(
-      jax.checkpoint(
-        lambda start: _relative(tokens, table, first + start, size)
-      ),
-      starts,
-    )
-    products = jnp.moveaxis(products, 0, -2)
-    return jnp.reshape(products, (*products.shape[:-2], length))
-  # All at once, the products would be as many as the square of the tokens.
-  parts = jnp.reshape(tokens, (*leading, number // size, size, features))
-  ends = jnp.arange(size, number + 1, size, dtype=jnp.int32)
-  products = jax.lax.map(
-    jax.checkpoint(
-      lambda part: _relative(part[0], table, first + number - part[1], length)
-    ),
-    (jnp.moveaxis(parts, -3, 0), ends),
-  )
-  products = jnp.moveaxis(products, 0, -3)
-  return jnp.reshape(products, (*products.shape[:-3], number, length))
-
-
-def _rows(table, first, number: int, axis: int = -2) -> jax.Array:
-  """table[first], table[first + 1], ...; outside of the table, its edge.
-
-  A slice of the padded table: a gather's gradient is slow on CPUs.
-  """
-  size, shape = table.shape[axis], [*table.shape]
-  shape[axis] = number
-  before, after = (
-    jnp.broadcast_to(
-      jax.lax.slice_in_dim(table, end, end + 1, axis=axis), shape
-    )
-    for end in (0, size - 1)
-  )
-  padded = jnp.concatenate([before, table, after], axis=axis)
-  start = jnp.clip(first + number, 0, size + number)
-  return jax.lax.dynamic_slice_in_dim(padded, start, number, axis=axis)
 
 
 def joined(left, right) -> jax.Array:
@@ -153,20 +82,13 @@ class Shaw(Score):
         f"relative_keys has {size} distances, but must have 2m + 1"
       )
 
-  def map_query(self, query):
-    """[q, q . a]: the table is small, so its products need no tiles."""
-    tokens = axes.aligned(query, jnp.asarray(self.relative_keys))
-    return joined(query, inner_products(*tokens))
-
   def pair_at(self, query, key, positions):
-    features, length = key.shape[-1], key.shape[-2]
-    products = query[..., features:]
-    query = query[..., :features].astype(key.dtype)
-    first = _first_distance(positions) + self.relative_keys.shape[-2] // 2
-    number = query.shape[-2] + length - 1
-    relative = _skewed(_rows(products, first, number, axis=-1), length)
-    scores = _sum(inner_products(query, key), relative)
-    return scaled(scores, self.scale, features)
+    table = jnp.asarray(self.relative_keys)
+    first = _first_distance(positions) + table.shape[-2] // 2
+    found = distances.products(query, table, first, key.shape[-2])
+    scores = _with_ends(query, key, found.ends, None)
+    scores = _sum(scores, found.band)
+    return scaled(scores, self.scale, key.shape[-1])
 
 
 @jax.tree_util.register_dataclass
@@ -209,30 +131,47 @@ class Disentangled(Score):
         check_table(name, table, tokens, "query")
 
   def pair_at(self, query, key, positions):
-    scores = inner_products(query, key)
+    query_ends = key_ends = None
+    bands = []
     if self.relative_keys is not None:
-      first = _first_distance(positions)
-      term = self._term(query, self.relative_keys, first, key.shape[-2])
-      scores = _sum(scores, term)
+      table, first = _ascending(self.relative_keys, _first_distance(positions))
+      query_ends, band = distances.products(query, table, first, key.shape[-2])
+      bands.append(band)
     if self.relative_queries is not None:
-      swapped = dataclasses.replace(
-        positions,
-        query_start=positions.key_start,
-        key_start=positions.query_start,
-        num_queries=positions.num_keys,
-        num_keys=positions.num_queries,
+      # From the first query to the last key of the tile.
+      last = positions.key_start + positions.num_keys - 1
+      table, first = _ascending(
+        self.relative_queries, positions.query_start - last
       )
-      first = _first_distance(swapped)
-      term = self._term(key, self.relative_queries, first, query.shape[-2])
-      scores = _sum(scores, jnp.swapaxes(term, -1, -2))
+      key_ends, band = distances.products(key, table, first, query.shape[-2])
+      bands.append(jnp.swapaxes(band, -1, -2))
+    scores = _with_ends(query, key, query_ends, key_ends)
+    for band in bands:
+      scores = _sum(scores, band)
     tables = self.relative_keys, self.relative_queries
-    terms = 1 + sum(table is not None for table in tables)
-    return scaled(scores, self.scale, query.shape[-1], terms)
+    number = 1 + sum(table is not None for table in tables)
+    return scaled(scores, self.scale, query.shape[-1], number)
 
-  def _term(self, tokens, table, first, length):
-    # d(i, j) descends with j - i, so the table is reversed.
-    most = table.shape[-2] // 2
-    return _relative(tokens, jnp.flip(table, -2), first + most - 1, length)
+
+def _with_ends(query, key, query_ends, key_ends) -> jax.Array:
+  """q_i . k_j plus the scalars [..., t, 1] of queries and [..., s, 1] of keys.
+
+  As further features they need no array [t, s] in reverse mode.
+  """
+  if query_ends is not None:
+    query = joined(query, query_ends)
+    key = joined(key, jnp.ones_like(key[..., :1]))
+  if key_ends is not None:
+    query = joined(query, jnp.ones_like(query[..., :1]))
+    key = joined(key, key_ends)
+  return inner_products(*axes.aligned(query, key))
+
+
+def _ascending(table, first):
+  """A table by ascending j - i, and its row at the distance `first`."""
+  # d(i, j) descends with j - i.
+  table = jnp.flip(jnp.asarray(table), -2)
+  return table, first + table.shape[-2] // 2 - 1
 
 
 def _sum(left, right):

@@ -34,7 +34,7 @@ def trace_score(score: Score, query, key) -> tuple[jax.ShapeDtypeStruct, int]:
       largest = max(_sizes(closed.jaxpr), default=0)
       if largest > max(query.size, key.size):  # else the tokens, reshaped
         pairs = math.prod(getattr(result, "shape", ()))
-        elements = max(-(-largest // max(pairs, 1)), 1)
+        elements = max(round(largest / max(pairs, 1)), 1)
       _check_pairwise(score, query, key, closed)
     results.append((result, elements))
 

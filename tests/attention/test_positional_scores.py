@@ -21,7 +21,7 @@ from attention import (
 from attention.grouped_query import attend_heads
 from attention.implementations.blockwise import Blockwise
 from attention.ring import arrange, restore
-from attention.scores import relative
+from attention.scores import distances
 from tests.attention.comparison import close, jitted, wide
 from tests.attention.matrix import sampled
 from tests.attention.oracle import draw, loop_attend
@@ -495,12 +495,12 @@ def test_relative_products_equal_a_look_up_for_few_and_many(number, length):
   )
   first = -number // 2
   found = jax.jit(
-    lambda tokens: relative._relative(tokens, table, first, length)
+    lambda tokens: sum(distances.products(tokens, table, first, length))
   )(tokens)
   # The distance of the first key from the last token is `first`.
-  distances = first + np.arange(length)[None] + number - 1
-  distances = distances - np.arange(number)[:, None]
+  numbers = first + np.arange(length)[None] + number - 1
+  numbers = numbers - np.arange(number)[:, None]
   expected = np.einsum(
-    "btd,tsd->bts", tokens, np.asarray(table)[np.clip(distances, 0, 8)]
+    "btd,tsd->bts", tokens, np.asarray(table)[np.clip(numbers, 0, 8)]
   )
   np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -1,0 +1,160 @@
+"""Products of tokens with vectors that depend on the distance of a pair.
+
+A tile's queries and keys are consecutive, so it has t + s - 1 distances and not
+t s. A product with one vector for each distance, [t, t + s], is skewed to the
+scores [t, s]; no array has D numbers for each pair. Tokens are multiplied strip
+by strip, so that a strip has few more distances than keys.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention import axes
+from attention.linear import with_transpose
+from attention.matmul import inner_products, products_with_columns
+
+_STRIP = 128  # tokens
+
+
+class Products(NamedTuple):
+  """tokens_i . table[first + t - 1 - i + j], as the sum of two terms.
+
+  Numbers outside of the table stand for its first and its last vector.
+  """
+
+  ends: jax.Array  # [..., t, 1], if all pairs have the same vector, else 0
+  band: jax.Array  # [..., t, s], if not, else 0
+
+
+def products(tokens, table: jax.Array, first, length: int) -> Products:
+  """The products of tokens [..., t, D] with vectors of s = `length` columns.
+
+  `first` is the number in the `table` [..., size, D] for the last token and the
+  first column.
+  """
+  number, size = tokens.shape[-2], table.shape[-2]
+  first = jnp.asarray(first, jnp.int32)
+  tokens, table, first = axes.varying_alike([tokens, table, first])
+  is_low, is_high = first + number + length - 2 <= 0, first >= size - 1
+  low, high = table[..., :1, :], table[..., -1:, :]
+  end = jnp.where(is_low, low, jnp.where(is_high, high, 0.0))
+  ends = inner_products(*axes.aligned(tokens, end))
+  zero = axes.varying_zero([tokens, table, first], ends.dtype)
+  shape = (*ends.shape[:-1], length)
+  band = jax.lax.cond(
+    is_low | is_high,
+    lambda: jnp.broadcast_to(zero, shape),
+    lambda: _band(tokens, table, first, length),
+  )
+  return Products(ends, band)
+
+
+def _band(tokens, table, first, length: int) -> jax.Array:
+  """The products with the vector of each distance, skewed."""
+  *leading, number, features = tokens.shape
+  size = math.gcd(number, _STRIP)
+  if size < 16:
+    size = number
+  columns = _columns(table, first, number + length)
+  starts = range(number - size, -1, -size)
+  # [..., strips, D, size + length], the last distances first.
+  columns = jnp.stack(
+    [columns[..., start : start + size + length] for start in starts], axis=-3
+  )
+  strips = jnp.reshape(tokens, (*leading, -1, size, features))
+  found = _skewed(length, _strip_products(strips, columns))
+  return jnp.reshape(found, (*found.shape[:-3], number, length))
+
+
+def _strip_products(strips, columns) -> jax.Array:
+  """[..., n, t, D] times [..., n, D, r]."""
+  if math.prod(columns.shape[:-3]) > 1:
+    return products_with_columns(*axes.aligned(strips, columns))
+  # All heads are in one matrix product.
+  *leading, number, size, features = strips.shape
+  columns = jnp.reshape(columns, columns.shape[-3:])
+  strips = jnp.reshape(strips, (-1, number, size, features))
+  strips = jnp.reshape(jnp.moveaxis(strips, 1, 0), (number, -1, features))
+  found = products_with_columns(strips, columns)
+  found = jnp.reshape(found, (number, -1, size, columns.shape[-1]))
+  found = jnp.moveaxis(found, 0, 1)
+  return jnp.reshape(found, (*leading, *found.shape[1:]))
+
+
+def _columns(table, first, number: int) -> jax.Array:
+  """table[first], table[first + 1], ..., transposed to [..., D, number].
+
+  Outside of the table these are its ends. A slice of the padded table: a
+  gather's gradient is slow on CPUs.
+  """
+  size, columns = table.shape[-2], jnp.swapaxes(table, -1, -2)
+  shape = (*columns.shape[:-1], number)
+  before, after = (
+    jnp.broadcast_to(columns[..., end : end + 1], shape)
+    for end in (0, size - 1)
+  )
+  padded = jnp.concatenate([before, columns, after], axis=-1)
+  start = jnp.clip(first + number, 0, size + number)
+  return jax.lax.dynamic_slice_in_dim(padded, start, number, axis=-1)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _skewed(length, found):
+  """[..., t, t + s] by distance, ascending, to [..., t, s] by key."""
+  return _skew(length, found)
+
+
+@_skewed.defjvp
+def _skewed_jvp(length, primals, tangents):
+  tangent = with_transpose(
+    lambda _, arguments: [_skew(length, *arguments)],
+    lambda _, cotangents: [_unskewed(*cotangents)],
+    [],
+    [*tangents],
+  )[0]
+  return _skewed(length, *primals), tangent
+
+
+def _skew(length, found):
+  # Each row begins one entry earlier than the row before it, so that rows of
+  # t + s - 1 entries of the flat array begin in one column.
+  *leading, number, distances = found.shape
+  flat = jax.lax.optimization_barrier(
+    jnp.reshape(found, (*leading, number * distances))
+  )
+  size = number * (distances - 1)
+  flat = jax.lax.slice_in_dim(flat, number - 1, number - 1 + size, axis=-1)
+  rows = jnp.reshape(flat, (*leading, number, distances - 1))
+  return rows[..., :length]
+
+
+def _unskewed(cotangent):
+  """The transpose of `_skew`, [..., t, s] to [..., t, t + s]."""
+  *_, number, length = cotangent.shape
+  distances = number + length
+  return jax.lax.platform_dependent(
+    cotangent,
+    # XLA pads entry by entry, with a division for each: a look-up is faster.
+    cpu=_unskewed_by_index,
+    default=lambda cotangent: jax.linear_transpose(
+      functools.partial(_skew, length),
+      jax.ShapeDtypeStruct((*cotangent.shape[:-1], distances), cotangent.dtype),
+    )(cotangent)[0],
+  )
+
+
+def _unskewed_by_index(cotangent):
+  *leading, number, length = cotangent.shape
+  row = jnp.arange(number, dtype=jnp.int32)[:, None]
+  column = jnp.arange(number + length, dtype=jnp.int32)[None]
+  column = column + row - (number - 1)
+  inside = (column >= 0) & (column < length)
+  flat = jnp.reshape(cotangent, (*leading, number * length))
+  flat = jax.lax.optimization_barrier(flat)
+  index = row * length + jnp.clip(column, 0, length - 1)
+  found = jnp.take(flat, index, axis=-1, mode="clip")
+  return jnp.where(axes.with_rank(inside, found.ndim), found, 0.0)
