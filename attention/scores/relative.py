@@ -86,8 +86,7 @@ class Shaw(Score):
     table = jnp.asarray(self.relative_keys)
     first = _first_distance(positions) + table.shape[-2] // 2
     found = distances.products(query, table, first, key.shape[-2])
-    scores = _with_ends(query, key, found.ends, None)
-    scores = _sum(scores, found.band)
+    scores = _sum(inner_products(query, key), found.ends, found.band)
     return scaled(scores, self.scale, key.shape[-1])
 
 
@@ -131,40 +130,22 @@ class Disentangled(Score):
         check_table(name, table, tokens, "query")
 
   def pair_at(self, query, key, positions):
-    query_ends = key_ends = None
-    bands = []
+    terms = [inner_products(query, key)]
     if self.relative_keys is not None:
       table, first = _ascending(self.relative_keys, _first_distance(positions))
-      query_ends, band = distances.products(query, table, first, key.shape[-2])
-      bands.append(band)
+      length = key.shape[-2]
+      terms += distances.products(query, table, first, length)
     if self.relative_queries is not None:
       # From the first query to the last key of the tile.
       last = positions.key_start + positions.num_keys - 1
-      table, first = _ascending(
-        self.relative_queries, positions.query_start - last
-      )
-      key_ends, band = distances.products(key, table, first, query.shape[-2])
-      bands.append(jnp.swapaxes(band, -1, -2))
-    scores = _with_ends(query, key, query_ends, key_ends)
-    for band in bands:
-      scores = _sum(scores, band)
+      first = positions.query_start - last
+      table, first = _ascending(self.relative_queries, first)
+      found = distances.products(key, table, first, query.shape[-2])
+      terms += [jnp.swapaxes(each, -1, -2) for each in found]
+    scores = _sum(*terms)
     tables = self.relative_keys, self.relative_queries
     number = 1 + sum(table is not None for table in tables)
     return scaled(scores, self.scale, query.shape[-1], number)
-
-
-def _with_ends(query, key, query_ends, key_ends) -> jax.Array:
-  """q_i . k_j plus the scalars [..., t, 1] of queries and [..., s, 1] of keys.
-
-  As further features they need no array [t, s] in reverse mode.
-  """
-  if query_ends is not None:
-    query = joined(query, query_ends)
-    key = joined(key, jnp.ones_like(key[..., :1]))
-  if key_ends is not None:
-    query = joined(query, jnp.ones_like(query[..., :1]))
-    key = joined(key, key_ends)
-  return inner_products(*axes.aligned(query, key))
 
 
 def _ascending(table, first):
@@ -174,9 +155,8 @@ def _ascending(table, first):
   return table, first + table.shape[-2] // 2 - 1
 
 
-def _sum(left, right):
-  left, right = axes.aligned(left, right)
-  return left + right
+def _sum(*terms):
+  return sum(axes.aligned(*terms))
 
 
 def check_table(name, table, tokens, fits):
