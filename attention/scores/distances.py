@@ -17,7 +17,9 @@ from attention import axes
 from attention.linear import with_transpose
 from attention.matmul import inner_products, products_with_columns
 
-_STRIP = 128  # tokens
+# The tokens of a strip, of one whose distances are mostly beyond the ends of
+# the table, and the most strips of the latter kind.
+_STRIP, _NARROW, _MOST_STRIPS = 128, 32, 16
 
 
 class Products(NamedTuple):
@@ -55,19 +57,45 @@ def products(tokens, table: jax.Array, first, length: int) -> Products:
 
 def _band(tokens, table, first, length: int) -> jax.Array:
   """The products with the vector of each distance, skewed."""
-  *leading, number, features = tokens.shape
-  size = math.gcd(number, _STRIP)
-  if size < 16:
-    size = number
-  columns = _columns(table, first, number + length)
-  starts = range(number - size, -1, -size)
-  # [..., strips, D, size + length], the last distances first.
-  columns = jnp.stack(
-    [columns[..., start : start + size + length] for start in starts], axis=-3
+  number, size = tokens.shape[-2], table.shape[-2]
+  width = -(-(_NARROW + size - 2) // _NARROW) * _NARROW + _NARROW
+  is_narrow = number % _NARROW == length % _NARROW == 0 and 2 * width <= length
+  if is_narrow and number <= _MOST_STRIPS * _NARROW:
+    return _narrow_band(tokens, table, first, length, width)
+  strip = math.gcd(number, _STRIP)
+  strip = strip if strip >= 16 else number
+  found = _of_strips(
+    tokens, table, _firsts(first, number, strip), strip, length
   )
-  strips = jnp.reshape(tokens, (*leading, -1, size, features))
-  found = _skewed(length, _strip_products(strips, columns))
   return jnp.reshape(found, (*found.shape[:-3], number, length))
+
+
+def _narrow_band(tokens, table, first, length: int, width: int) -> jax.Array:
+  """`_band` where only `width` columns of a strip have vectors between ends."""
+  firsts = _firsts(first, tokens.shape[-2], _NARROW)
+  # The columns before `begins` have the first vector. Multiples of the size of
+  # a strip let the cotangents of ends be sums over whole strips of columns.
+  begins = (1 - _NARROW - firsts) // _NARROW * _NARROW
+  begins = jnp.clip(begins, 0, length - width)
+  found = _of_strips(tokens, table, firsts + begins, _NARROW, width)
+  ends = [
+    inner_products(*axes.aligned(tokens, table[..., end : end + 1, :]))
+    for end in (0, table.shape[-2] - 1)
+  ]
+  return _placed(length, begins, found, *ends)
+
+
+def _firsts(first, number: int, strip: int) -> jax.Array:
+  """`first` for each strip of so many tokens."""
+  return first + jnp.arange(number - strip, -1, -strip, dtype=jnp.int32)
+
+
+def _of_strips(tokens, table, firsts, strip: int, length: int) -> jax.Array:
+  """The products of each strip, [..., strips, strip, length]."""
+  *leading, _, features = tokens.shape
+  columns = _columns(table, firsts, strip + length)
+  strips = jnp.reshape(tokens, (*leading, -1, strip, features))
+  return _skewed(length, _strip_products(strips, columns))
 
 
 def _strip_products(strips, columns) -> jax.Array:
@@ -85,10 +113,10 @@ def _strip_products(strips, columns) -> jax.Array:
   return jnp.reshape(found, (*leading, *found.shape[1:]))
 
 
-def _columns(table, first, number: int) -> jax.Array:
-  """table[first], table[first + 1], ..., transposed to [..., D, number].
+def _columns(table, firsts, number: int) -> jax.Array:
+  """table[first], table[first + 1], ... for each first, [..., n, D, number].
 
-  Outside of the table these are its ends. A slice of the padded table: a
+  Outside of the table these are its ends. Slices of the padded table: a
   gather's gradient is slow on CPUs.
   """
   size, columns = table.shape[-2], jnp.swapaxes(table, -1, -2)
@@ -98,8 +126,79 @@ def _columns(table, first, number: int) -> jax.Array:
     for end in (0, size - 1)
   )
   padded = jnp.concatenate([before, columns, after], axis=-1)
-  start = jnp.clip(first + number, 0, size + number)
-  return jax.lax.dynamic_slice_in_dim(padded, start, number, axis=-1)
+  starts = jnp.clip(firsts + number, 0, size + number)
+  return jnp.stack(
+    [
+      jax.lax.dynamic_slice_in_dim(padded, start, number, axis=-1)
+      for start in starts
+    ],
+    axis=-3,
+  )
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _placed(length, begins, found, low, high):
+  """Products [..., n, t, w] of strips at columns `begins`: [..., n t, length].
+
+  The columns before have the values `low` [..., n t, 1], those after `high`.
+  """
+  return _place(length, begins, found, low, high)
+
+
+@_placed.defjvp
+def _placed_jvp(length, primals, tangents):
+  begins, found, *_ = primals
+  width = found.shape[-1]
+  tangent = with_transpose(
+    lambda residuals, arguments: [_place(length, *residuals, *arguments)],
+    lambda residuals, cotangents: _taken(width, *residuals, *cotangents),
+    [begins],
+    [*tangents[1:]],
+  )[0]
+  return _placed(length, *primals), tangent
+
+
+def _place(length, begins, found, low, high):
+  *leading, _, strip, _ = found.shape
+  is_low = (
+    jnp.arange(length, dtype=jnp.int32)[None]
+    < jnp.repeat(begins, strip, total_repeat_length=low.shape[-2])[:, None]
+  )
+  is_low = axes.with_rank(is_low, low.ndim)
+  scores = jnp.where(is_low, low, high)
+  for number, begin in enumerate(begins):
+    start = _start(len(leading), number * strip, begin)
+    part = found[..., number, :, :]
+    scores = jax.lax.dynamic_update_slice(scores, part, start)
+  return scores
+
+
+def _start(leading: int, row: int, column) -> list[jax.Array]:
+  return [jnp.asarray(n, jnp.int32) for n in (*(0,) * leading, row, column)]
+
+
+def _taken(width, begins, cotangent):
+  """The transpose of `_place`."""
+  *leading, number, length = cotangent.shape
+  strip = number // begins.size
+  parts = []
+  for index, begin in enumerate(begins):
+    start = _start(len(leading), index * strip, begin)
+    size = (*leading, strip, width)
+    parts.append(jax.lax.dynamic_slice(cotangent, start, size))
+  # XLA's CPU backend is slow to sum what it selects, and fast to sum an array.
+  shape = (*leading, begins.size, strip, length // strip, strip)
+  sums = jnp.sum(jnp.reshape(cotangent, shape), axis=-1)
+  starts = jnp.arange(0, length, strip, dtype=jnp.int32)[None, None]
+  begins = begins[:, None, None]
+
+  def of_end(chosen):
+    chosen = axes.with_rank(chosen, sums.ndim)
+    total = jnp.sum(jnp.where(chosen, sums, 0.0), axis=-1)
+    return jnp.reshape(total, (*leading, number, 1))
+
+  low, high = of_end(starts < begins), of_end(starts >= begins + width)
+  return [jnp.stack(parts, axis=-3), low, high]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

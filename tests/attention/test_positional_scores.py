@@ -504,3 +504,33 @@ def test_relative_products_equal_a_look_up_for_few_and_many(number, length):
     "btd,tsd->bts", tokens, np.asarray(table)[np.clip(numbers, 0, 8)]
   )
   np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("first", [-400, -200, -90, -33, 0, 7, 150])
+def test_relative_products_of_small_tables_equal_a_look_up(first):
+  number, length, size = 64, 256, 9
+  with wide():
+    tokens, table, tangents, cotangent = map(
+      jnp.asarray,
+      draw(0, (2, number, 4), (size, 4), (2, number, 4), (2, number, length)),
+    )
+    numbers = first + np.arange(length)[None] + number - 1
+    numbers = np.clip(numbers - np.arange(number)[:, None], 0, size - 1)
+
+    def found(tokens, table):
+      return sum(distances.products(tokens, table, first, length))
+
+    def looked_up(tokens, table):
+      return jnp.einsum("btd,tsd->bts", tokens, table[numbers])
+
+    def derivatives(function):
+      def total(tokens, table):
+        return jnp.sum(cotangent * jnp.sin(function(tokens, table)))
+
+      gradient = jax.grad(total, (0, 1))
+      point = tokens, table
+      return function(*point), *jax.jvp(gradient, point, (tangents, table))
+
+    close(
+      *(jax.jit(derivatives, static_argnums=0)(f) for f in (found, looked_up))
+    )
