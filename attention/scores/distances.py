@@ -18,7 +18,7 @@ from attention.linear import with_transpose
 from attention.matmul import inner_products, products_with_columns
 
 # The tokens of a strip, of one whose distances are mostly beyond the ends of
-# the table, and the most strips of the latter kind.
+# the table, and the most strips that are multiplied at once.
 _STRIP, _NARROW, _MOST_STRIPS = 128, 32, 16
 
 
@@ -64,9 +64,11 @@ def _band(tokens, table, first, length: int) -> jax.Array:
     return _narrow_band(tokens, table, first, length, width)
   strip = math.gcd(number, _STRIP)
   strip = strip if strip >= 16 else number
-  found = _of_strips(
-    tokens, table, _firsts(first, number, strip), strip, length
-  )
+  firsts = _firsts(first, number, strip)
+  if firsts.size <= _MOST_STRIPS:
+    found = _of_strips(tokens, table, firsts, strip, length)
+  else:
+    found = _of_many_strips(tokens, table, firsts, strip, length)
   return jnp.reshape(found, (*found.shape[:-3], number, length))
 
 
@@ -96,6 +98,20 @@ def _of_strips(tokens, table, firsts, strip: int, length: int) -> jax.Array:
   columns = _columns(table, firsts, strip + length)
   strips = jnp.reshape(tokens, (*leading, -1, strip, features))
   return _skewed(length, _strip_products(strips, columns))
+
+
+def _of_many_strips(tokens, table, firsts, strip: int, length: int):
+  """`_of_strips`, one after another: all at once would need much memory."""
+  *leading, _, features = tokens.shape
+  strips = jnp.reshape(tokens, (*leading, -1, strip, features))
+
+  @jax.checkpoint
+  def of_strip(part):
+    tokens, first = part
+    return _of_strips(tokens, table, first[None], strip, length)
+
+  found = jax.lax.map(of_strip, (jnp.moveaxis(strips, -3, 0), firsts))
+  return jnp.moveaxis(found[..., 0, :, :], 0, -3)
 
 
 def _strip_products(strips, columns) -> jax.Array:
@@ -233,17 +249,21 @@ def _skew(length, found):
 
 def _unskewed(cotangent):
   """The transpose of `_skew`, [..., t, s] to [..., t, t + s]."""
-  *_, number, length = cotangent.shape
-  distances = number + length
   return jax.lax.platform_dependent(
     cotangent,
     # XLA pads entry by entry, with a division for each: a look-up is faster.
     cpu=_unskewed_by_index,
-    default=lambda cotangent: jax.linear_transpose(
-      functools.partial(_skew, length),
-      jax.ShapeDtypeStruct((*cotangent.shape[:-1], distances), cotangent.dtype),
-    )(cotangent)[0],
+    default=_unskewed_by_padding,
   )
+
+
+def _unskewed_by_padding(cotangent):
+  *leading, number, length = cotangent.shape
+  none = [(0, 0)] * len(leading)
+  rows = jnp.pad(cotangent, [*none, (0, 0), (0, number - 1)])
+  flat = jnp.reshape(rows, (*leading, -1))
+  flat = jnp.pad(flat, [*none, (number - 1, 1)])
+  return jnp.reshape(flat, (*leading, number, number + length))
 
 
 def _unskewed_by_index(cotangent):

@@ -534,3 +534,12 @@ def test_relative_products_of_small_tables_equal_a_look_up(first):
     close(
       *(jax.jit(derivatives, static_argnums=0)(f) for f in (found, looked_up))
     )
+
+
+@pytest.mark.parametrize(
+  "unskewed", [distances._unskewed_by_index, distances._unskewed_by_padding]
+)
+def test_unskewed_is_the_transpose_of_the_skew(unskewed):
+  found, cotangent = as_arrays(draw(1, (2, 5, 12), (2, 5, 7)), jnp.float32)
+  _, pull = jax.vjp(lambda found: distances._skew(7, found), found)
+  np.testing.assert_array_equal(unskewed(cotangent), pull(cotangent)[0])
