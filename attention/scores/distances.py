@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from attention import axes
 from attention.linear import with_transpose
 from attention.matmul import inner_products, products_with_columns
+from attention.scores.skew import skewed
 
 # The tokens of a strip, of one whose distances are mostly beyond the ends of
 # the table, and the most strips that are multiplied at once.
@@ -97,7 +98,7 @@ def _of_strips(tokens, table, firsts, strip: int, length: int) -> jax.Array:
   *leading, _, features = tokens.shape
   columns = _columns(table, firsts, strip + length)
   strips = jnp.reshape(tokens, (*leading, -1, strip, features))
-  return _skewed(length, _strip_products(strips, columns))
+  return skewed(length, _strip_products(strips, columns))
 
 
 def _of_many_strips(tokens, table, firsts, strip: int, length: int):
@@ -215,65 +216,3 @@ def _taken(width, begins, cotangent):
 
   low, high = of_end(starts < begins), of_end(starts >= begins + width)
   return [jnp.stack(parts, axis=-3), low, high]
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _skewed(length, found):
-  """[..., t, t + s] by distance, ascending, to [..., t, s] by key."""
-  return _skew(length, found)
-
-
-@_skewed.defjvp
-def _skewed_jvp(length, primals, tangents):
-  tangent = with_transpose(
-    lambda _, arguments: [_skew(length, *arguments)],
-    lambda _, cotangents: [_unskewed(*cotangents)],
-    [],
-    [*tangents],
-  )[0]
-  return _skewed(length, *primals), tangent
-
-
-def _skew(length, found):
-  # Each row begins one entry earlier than the row before it, so that rows of
-  # t + s - 1 entries of the flat array begin in one column.
-  *leading, number, distances = found.shape
-  flat = jax.lax.optimization_barrier(
-    jnp.reshape(found, (*leading, number * distances))
-  )
-  size = number * (distances - 1)
-  flat = jax.lax.slice_in_dim(flat, number - 1, number - 1 + size, axis=-1)
-  rows = jnp.reshape(flat, (*leading, number, distances - 1))
-  return rows[..., :length]
-
-
-def _unskewed(cotangent):
-  """The transpose of `_skew`, [..., t, s] to [..., t, t + s]."""
-  return jax.lax.platform_dependent(
-    cotangent,
-    # XLA pads entry by entry, with a division for each: a look-up is faster.
-    cpu=_unskewed_by_index,
-    default=_unskewed_by_padding,
-  )
-
-
-def _unskewed_by_padding(cotangent):
-  *leading, number, length = cotangent.shape
-  none = [(0, 0)] * len(leading)
-  rows = jnp.pad(cotangent, [*none, (0, 0), (0, number - 1)])
-  flat = jnp.reshape(rows, (*leading, -1))
-  flat = jnp.pad(flat, [*none, (number - 1, 1)])
-  return jnp.reshape(flat, (*leading, number, number + length))
-
-
-def _unskewed_by_index(cotangent):
-  *leading, number, length = cotangent.shape
-  row = jnp.arange(number, dtype=jnp.int32)[:, None]
-  column = jnp.arange(number + length, dtype=jnp.int32)[None]
-  column = column + row - (number - 1)
-  inside = (column >= 0) & (column < length)
-  flat = jnp.reshape(cotangent, (*leading, number * length))
-  flat = jax.lax.optimization_barrier(flat)
-  index = row * length + jnp.clip(column, 0, length - 1)
-  found = jnp.take(flat, index, axis=-1, mode="clip")
-  return jnp.where(axes.with_rank(inside, found.ndim), found, 0.0)

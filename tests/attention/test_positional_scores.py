@@ -21,7 +21,7 @@ from attention import (
 from attention.grouped_query import attend_heads
 from attention.implementations.blockwise import Blockwise
 from attention.ring import arrange, restore
-from attention.scores import distances
+from attention.scores import distances, skew
 from tests.attention.comparison import close, jitted, wide
 from tests.attention.matrix import sampled
 from tests.attention.oracle import draw, loop_attend
@@ -537,9 +537,9 @@ def test_relative_products_of_small_tables_equal_a_look_up(first):
 
 
 @pytest.mark.parametrize(
-  "unskewed", [distances._unskewed_by_index, distances._unskewed_by_padding]
+  "unskewed", [skew._unskewed_by_index, skew._unskewed_by_padding]
 )
 def test_unskewed_is_the_transpose_of_the_skew(unskewed):
   found, cotangent = as_arrays(draw(1, (2, 5, 12), (2, 5, 7)), jnp.float32)
-  _, pull = jax.vjp(lambda found: distances._skew(7, found), found)
+  _, pull = jax.vjp(lambda found: skew._skew(7, found), found)
   np.testing.assert_array_equal(unskewed(cotangent), pull(cotangent)[0])

@@ -1,0 +1,71 @@
+"""The skew of products by distance to products by key, and its transpose."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from attention import axes
+from attention.linear import with_transpose
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def skewed(length, found):
+  """[..., t, t + s] by distance, ascending, to [..., t, s] by key."""
+  return _skew(length, found)
+
+
+@skewed.defjvp
+def _skewed_jvp(length, primals, tangents):
+  tangent = with_transpose(
+    lambda _, arguments: [_skew(length, *arguments)],
+    lambda _, cotangents: [_unskewed(*cotangents)],
+    [],
+    [*tangents],
+  )[0]
+  return skewed(length, *primals), tangent
+
+
+def _skew(length, found):
+  # Each row begins one entry earlier than the row before it, so that rows of
+  # t + s - 1 entries of the flat array begin in one column.
+  *leading, number, distances = found.shape
+  flat = jax.lax.optimization_barrier(
+    jnp.reshape(found, (*leading, number * distances))
+  )
+  size = number * (distances - 1)
+  flat = jax.lax.slice_in_dim(flat, number - 1, number - 1 + size, axis=-1)
+  rows = jnp.reshape(flat, (*leading, number, distances - 1))
+  return rows[..., :length]
+
+
+def _unskewed(cotangent):
+  """The transpose of `_skew`, [..., t, s] to [..., t, t + s]."""
+  return jax.lax.platform_dependent(
+    cotangent,
+    # XLA pads entry by entry, with a division for each: a look-up is faster.
+    cpu=_unskewed_by_index,
+    default=_unskewed_by_padding,
+  )
+
+
+def _unskewed_by_padding(cotangent):
+  *leading, number, length = cotangent.shape
+  none = [(0, 0)] * len(leading)
+  rows = jnp.pad(cotangent, [*none, (0, 0), (0, number - 1)])
+  flat = jnp.reshape(rows, (*leading, -1))
+  flat = jnp.pad(flat, [*none, (number - 1, 1)])
+  return jnp.reshape(flat, (*leading, number, number + length))
+
+
+def _unskewed_by_index(cotangent):
+  *leading, number, length = cotangent.shape
+  row = jnp.arange(number, dtype=jnp.int32)[:, None]
+  column = jnp.arange(number + length, dtype=jnp.int32)[None]
+  column = column + row - (number - 1)
+  inside = (column >= 0) & (column < length)
+  flat = jnp.reshape(cotangent, (*leading, number * length))
+  flat = jax.lax.optimization_barrier(flat)
+  index = row * length + jnp.clip(column, 0, length - 1)
+  found = jnp.take(flat, index, axis=-1, mode="clip")
+  return jnp.where(axes.with_rank(inside, found.ndim), found, 0.0)
