@@ -183,6 +183,12 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     "additive-bahdanau-fed",
     "general-signed_softmax-luong",
   ),
+  "test_loss_gradients_and_weights_are_those_of_unrolled_layers": (
+    "scan-remat-rotary",
+  ),
+  "test_recomputation_drops_the_same_elements": (),
+  "test_parameters_are_initialized_by_the_same_program": ("scan-remat",),
+  "test_programs_have_a_loop_for_each_stack": ("scan",),
   "test_pruning_a_pruned_head_changes_no_metric": (),
   "test_hypotheses_do_not_depend_on_padding_or_the_batch": ("rnn",),
   "test_single_beam_is_greedy_on_models": (),

@@ -45,38 +45,61 @@ MULTI30K_SHAPES = (
   (120, 33, 34),
   (80, 49, 51),
 )
+# How the layers of a Transformer are compiled, besides unrolled.
+LAYERS: dict[str, dict[str, Any]] = {
+  "scan": {"scan_layers": True},
+  "remat": {"remat": True},
+  "scan-remat": {"scan_layers": True, "remat": True},
+}
 _SOURCE_LENGTH = 32  # of text that is decoded
 _BEAM_SIZE = 5
 _KINDS = ("train", "evaluate", "greedy", "beam")
 
 
 def cases() -> Iterator[Case]:
-  """One case for each config and step, and for each shape of Multi30k."""
+  """One case for each config and step, and each shape of Multi30k."""
   for name in CONFIGS:
     for kind in _KINDS:
       yield Case(
         f"step/{name}/{kind}",
-        functools.partial(_make, name, kind, None),
+        functools.partial(_make, name, kind, None, {}),
         name in _DEFAULT_CONFIGS,
       )
+  for layers, fields in LAYERS.items():
+    yield Case(
+      f"step/multi30k/train-{layers}",
+      functools.partial(_make, "multi30k", "train", None, fields),
+      True,
+    )
   for shape in MULTI30K_SHAPES:
     sizes = "x".join(map(str, shape))
-    yield Case(
-      f"shapes/multi30k/{sizes}",
-      functools.partial(_make, "multi30k", "train", Shape(*shape)),
-    )
+    for layers, fields in {"unrolled": {}, **LAYERS}.items():
+      yield Case(
+        f"shapes/multi30k/{layers}/{sizes}",
+        functools.partial(_make, "multi30k", "train", Shape(*shape), fields),
+      )
 
 
-def load(name: str, **train: Any) -> Config:
-  """The config of a file of `configs/` and its argument, in bfloat16."""
+def load(name: str, **model: Any) -> Config:
+  """The config of a file of `configs/` and its argument, in bfloat16.
+
+  `model` has fields of its model that differ.
+  """
   file, _, argument = name.partition(":")
   config = importlib.import_module(f"configs.{file}").get_config(argument)
-  config.train.update(dtype="bfloat16", **train)
+  config.train.dtype = "bfloat16"
+  config.model.update(model)
   return parse(config.to_dict())
 
 
-def _make(name: str, kind: str, shape: Shape | None, target: Target):
-  config = load(name)
+def _make(
+  name: str,
+  kind: str,
+  shape: Shape | None,
+  model: dict[str, Any],
+  target: Target,
+):
+  config = load(name, **model)
   experiment = abstract.abstract_experiment(
     config, target.devices(), MeshConfig.one()
   )

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from experiments.config.sections import (
+  CHANGEABLE,
   AboveZero,
   AttentionName,
   Natural,
@@ -149,6 +150,10 @@ class TransformerConfig(Section):
   """Dropout of embeddings, sublayers and hidden layers."""
   attention_dropout_rate: Rate = 0.0
   """Dropout of attention weights."""
+  scan_layers: Annotated[bool, CHANGEABLE] = False
+  """Whether programs loop over equal layers, which shortens compilation."""
+  remat: Annotated[bool, CHANGEABLE] = False
+  """Whether to recompute a layer's activations in the backward pass."""
 
   @model_validator(mode="after")
   def _heads(self):

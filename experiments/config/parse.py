@@ -1,6 +1,7 @@
 """The whole config, and its conversion from nested dictionaries."""
 
 import itertools
+import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -131,12 +132,14 @@ def changeable_fields() -> set[str]:
   for name, field in Config.model_fields.items():
     if CHANGEABLE in field.metadata:
       fields.add(name)
-    elif isinstance(field.annotation, type(Section)):
-      fields |= {
-        f"{name}.{inner}"
-        for inner, each in field.annotation.model_fields.items()
-        if CHANGEABLE in each.metadata
-      }
+    # A section, or a union of sections.
+    for section in typing.get_args(field.annotation) or (field.annotation,):
+      if isinstance(section, type(Section)):
+        fields |= {
+          f"{name}.{inner}"
+          for inner, each in section.model_fields.items()
+          if CHANGEABLE in each.metadata
+        }
   return fields
 
 

@@ -182,12 +182,13 @@ class DecoderLayer(_Layer):
   def __call__(
     self,
     x: jax.Array,
-    memory: KeyValue,  # [B, H, S, D / H]
+    encoded: jax.Array,  # [B, S, D]
     mask: jax.Array,  # [B, 1, 1, S]
     *,
     deterministic: bool,
   ) -> jax.Array:
     """Maps a whole target [B, T, D] to [B, T, D]."""
+    memory = self.cross_attention.project(encoded)
     x = self._self_attend(x, masks.causal(), deterministic=deterministic)
     x, query = self._across(x, memory, mask, deterministic=deterministic)
     self._sow_weights(

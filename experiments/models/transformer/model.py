@@ -22,6 +22,7 @@ from experiments.distributed.sharding import (
 from experiments.models.layers.affine import Affine, AffineWeights
 from experiments.models.transformer import beam_cache
 from experiments.models.transformer.beam_cache import BeamCache
+from experiments.models.transformer.layer_loop import apply_layers
 from experiments.models.transformer.layers import (
   DecoderCache,
   DecoderLayer,
@@ -103,12 +104,13 @@ class Transformer(nn.Module):
   ) -> tuple[jax.Array, Affine]:
     """Returns features [B, T, D] and the affine map to logits."""
     chex.assert_rank([source, target], 2, custom_message="source, target")
-    memory = self._encode(source, deterministic=not train)
+    encoded = self._encode(source, deterministic=not train)
     target = sequence_order(target, self.mesh_axes)
     x = self._embed_all(shift_right(target), target=True)
     x = self.dropout(x, deterministic=not train)
-    for layer, key_value in zip(self.decoder, memory.layers):
-      x = layer(x, key_value, memory.mask, deterministic=not train)
+    x = apply_layers(
+      self.decoder, self.config, x, *encoded, deterministic=not train
+    )
     return self._normed(x), self._readout()
 
   def start(self, source: jax.Array, max_length: int) -> tuple[Memory, Carry]:
@@ -116,9 +118,7 @@ class Transformer(nn.Module):
     caches = tuple(
       layer.init_cache(source.shape[0], max_length) for layer in self.decoder
     )
-    return self._encode(source, deterministic=True), Carry(
-      caches, jnp.zeros((), jnp.int32)
-    )
+    return self._memory(source), Carry(caches, jnp.zeros((), jnp.int32))
 
   def step(
     self, memory: Memory, carry: Carry, token: jax.Array
@@ -155,7 +155,7 @@ class Transformer(nn.Module):
       jnp.zeros((batch_size, beam_size, max_length), jnp.int32),
       jnp.zeros((), jnp.int32),
     )
-    return self._encode(source, deterministic=True), carry
+    return self._memory(source), carry
 
   def beam_step(
     self,
@@ -179,18 +179,27 @@ class Transformer(nn.Module):
     logits = self._readout()(self._normed(x).swapaxes(0, 1))
     return BeamCarry(tuple(extended), ancestors, position + 1), logits
 
-  def _encode(self, source: jax.Array, *, deterministic: bool) -> Memory:
+  def _memory(self, source: jax.Array) -> Memory:
+    """Encodes a source and projects it for each layer of the decoder."""
+    x, mask = self._encode(source, deterministic=True)
+    return Memory(
+      tuple(layer.cross_attention.project(x) for layer in self.decoder), mask
+    )
+
+  def _encode(
+    self, source: jax.Array, *, deterministic: bool
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns encoder states [B, S, D] and the mask [B, 1, 1, S]."""
     source = sequence_order(source, self.mesh_axes)
     mask = (source != PAD)[:, None, None, :]
     x = self._embed_all(source, target=False)
     x = self.dropout(x, deterministic=deterministic)
-    for layer in self.encoder:
-      x = layer(x, mask, deterministic=deterministic)
+    x = apply_layers(
+      self.encoder, self.config, x, mask, deterministic=deterministic
+    )
     if self.config.norm == "pre":
       x = self.encoder_norm(x)
-    return Memory(
-      tuple(layer.cross_attention.project(x) for layer in self.decoder), mask
-    )
+    return x, mask
 
   def _embed_all(self, tokens: jax.Array, *, target: bool) -> jax.Array:
     """Embeds whole sequences [B, T], sharded over the devices."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import numpy as np
@@ -56,6 +57,44 @@ def test_every_layout_trains_as_one_device(arg, layout):
   eight, state_of_eight = trained(arg, layout)
   np.testing.assert_allclose(one, eight, rtol=1e-5)
   assert_same_state(state_of_one, state_of_eight, atol=1e-5)
+
+
+@functools.cache
+def trained_in_loops(layout):
+  layers = {"encoder_layers": 1, "decoder_layers": 2, "scan_layers": True}
+  model = {**layers, "remat": layout != "fsdp", "dropout_rate": 0.1}
+  return train(build("transformer", LAYOUTS[layout], model))
+
+
+@pytest.mark.parametrize(
+  "layout",
+  [
+    "fsdp",
+    *(
+      pytest.param(name, marks=pytest.mark.exhaustive)
+      for name in ("all", "data", "sequence", "tensor")
+    ),
+  ],
+)
+def test_every_layout_trains_loops_over_layers_as_one_device(layout):
+  one, state_of_one = trained_in_loops("one")
+  eight, state_of_eight = trained_in_loops(layout)
+  np.testing.assert_allclose(one, eight, rtol=1e-5)
+  assert_same_state(state_of_one, state_of_eight, atol=1e-5)
+
+
+@pytest.mark.exhaustive
+def test_loops_gather_the_parameters_of_one_layer_at_a_time():
+  layers = {"encoder_layers": 3, "decoder_layers": 3, "scan_layers": True}
+  experiment = build("transformer", LAYOUTS["fsdp"], layers)
+  state = experiment.abstract_state()
+  batch = mesh.shard_batch(experiment.training_batches()[0], experiment.mesh)
+  with jax.set_mesh(experiment.mesh):
+    lowered = experiment.jitted_step(state).lower(state, batch)
+  text = lowered.compile().as_text()
+  gathered = re.findall(r"= \w+\[([\d,]*)\]\S* all-gather\(", text)
+  assert "8,2,4" in gathered  # a projection to queries, keys or values
+  assert not any(shape.startswith("3,") for shape in gathered)
 
 
 @pytest.mark.exhaustive
