@@ -66,11 +66,11 @@ def _states_and_queries(experiment: Experiment, variables, source, tokens):
     experiment.model.apply, static_argnames=("method", "max_length")
   )
   memory, carry = apply(variables, source, max_length=0, method="start")
-  wiring, queries = experiment.model.wiring, []
+  order, queries = experiment.model.config.order, []
   for token in tokens.T:
     previous = carry
     carry, *_ = apply(variables, memory, carry, token, method="step")
-    query_carry = previous if wiring.order == "bahdanau" else carry
+    query_carry = previous if order == "bahdanau" else carry
     queries.append(query_carry.states[-1][0])
   return jax.device_get((memory.values, jnp.stack(queries, axis=1)))
 

@@ -75,6 +75,8 @@ def test_every_case_has_a_line():
 class Here:
   """A target with the devices of this machine."""
 
+  platform = "cpu"
+
   def devices(self, topology=None):
     return jax.devices()[:1]
 
