@@ -12,6 +12,7 @@ from tests.experiments.toys import transformer
 pytest.importorskip("ctranslate2")
 
 
+@pytest.mark.exhaustive
 def test_greedy_predictions_equal_those_of_ctranslate2(tmp_path):
   from benchmarks.translation.ctranslate2_peer import CTranslate2, export
 

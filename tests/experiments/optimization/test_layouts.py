@@ -66,15 +66,9 @@ def trained_in_loops(layout):
   return train(build("transformer", LAYOUTS[layout], model))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-  "layout",
-  [
-    "fsdp",
-    *(
-      pytest.param(name, marks=pytest.mark.exhaustive)
-      for name in ("all", "data", "sequence", "tensor")
-    ),
-  ],
+  "layout", ["fsdp", "all", "data", "sequence", "tensor"]
 )
 def test_every_layout_trains_loops_over_layers_as_one_device(layout):
   one, state_of_one = trained_in_loops("one")
