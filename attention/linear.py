@@ -115,7 +115,11 @@ def _transpose(cotangents, *values, function, transpose, number):
   arguments = values[number:]
   cotangents = [*map(ad.instantiate_zeros, cotangents)]
   of_arguments = transpose([*values[:number]], cotangents)
-  assert len(of_arguments) == len(arguments)
+  if len(of_arguments) != len(arguments):
+    raise ValueError(
+      f"transpose must return {len(arguments)} cotangents, one for each "
+      f"argument, it returned {len(of_arguments)}"
+    )
   return [None] * number + [*of_arguments]
 
 

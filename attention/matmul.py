@@ -46,73 +46,45 @@ def matmul_precision(precision: Any) -> contextlib.AbstractContextManager:
 
 def inner_products(query: jax.Array, key: jax.Array) -> jax.Array:
   """Query [..., t, D] times key [..., s, D], in float32 at least."""
-  return _inner_products(precision_name(None), query, key)
+  return _products(precision_name(None), "...td,...sd->...ts", query, key)
 
 
 def products_with_columns(query: jax.Array, columns: jax.Array) -> jax.Array:
   """Query [..., t, D] times columns [..., D, s], in float32 at least."""
-  return _products_with_columns(precision_name(None), query, columns)
+  return _products(precision_name(None), "...td,...ds->...ts", query, columns)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _inner_products(precision, query, key):
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _products(precision, equation, query, key):
   del precision
-  return _product("...td,...sd->...ts", query, key)
+  return _product(equation, query, key)
 
 
-@functools.partial(_inner_products.defjvp, symbolic_zeros=True)
-def _inner_products_jvp(precision, primals, tangents):
+@functools.partial(_products.defjvp, symbolic_zeros=True)
+def _products_jvp(precision, equation, tokens, tangents):
+  query, key = tokens
+  query_tangent, key_tangent = tangents
   with matmul_precision(precision):
-    query_tangent, key_tangent = tangents
     terms = []
     if not isinstance(query_tangent, SymbolicZero):
-      terms.append(
-        _rounded_product(
-          "...td,...sd->...ts", query_tangent, primals[1], primals
-        )
-      )
+      terms.append(_rounded_product(equation, query_tangent, key, tokens))
     if not isinstance(key_tangent, SymbolicZero):
-      key_tangent = jnp.swapaxes(key_tangent, -1, -2)
-      terms.append(_by_columns(primals, key_tangent))
-    return inner_products(*primals), sum(terms)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _products_with_columns(precision, query, columns):
-  del precision
-  return _product("...td,...ds->...ts", query, columns)
-
-
-@functools.partial(_products_with_columns.defjvp, symbolic_zeros=True)
-def _products_with_columns_jvp(precision, primals, tangents):
-  with matmul_precision(precision):
-    query_tangent, columns_tangent = tangents
-    terms = []
-    if not isinstance(query_tangent, SymbolicZero):
-      terms.append(
-        _rounded_product(
-          "...td,...ds->...ts", query_tangent, primals[1], primals
-        )
+      # In the transpose, XLA's CPU backend takes three times as long if it
+      # reads the large cotangent of the scores by columns, and not the query.
+      # Without the barrier XLA folds the transposition into the product again.
+      # On accelerators it would cost a copy.
+      columns = jax.lax.platform_dependent(
+        jnp.swapaxes(query, -1, -2),
+        cpu=jax.lax.optimization_barrier,
+        default=lambda columns: columns,
       )
-    if not isinstance(columns_tangent, SymbolicZero):
-      terms.append(_by_columns(primals, columns_tangent))
-    return products_with_columns(*primals), sum(terms)
-
-
-def _by_columns(tokens, columns_tangent) -> jax.Array:
-  """The query of the `tokens` times a tangent [..., D, s]."""
-  # In the transpose, XLA's CPU backend takes three times as long if it reads
-  # the large cotangent of the scores by columns, and not the query. Without the
-  # barrier XLA folds the transposition into the product again. On accelerators
-  # it would cost a copy.
-  columns = jax.lax.platform_dependent(
-    jnp.swapaxes(tokens[0], -1, -2),
-    cpu=jax.lax.optimization_barrier,
-    default=lambda columns: columns,
-  )
-  return _rounded_product(
-    "...dt,...ds->...ts", columns, columns_tangent, tokens
-  )
+      if equation == "...td,...sd->...ts":
+        key_tangent = jnp.swapaxes(key_tangent, -1, -2)
+      terms.append(
+        _rounded_product("...dt,...ds->...ts", columns, key_tangent, tokens)
+      )
+    products = _products(precision_name(None), equation, query, key)
+    return products, sum(terms)
 
 
 def weighted_sum(weights: jax.Array, value: jax.Array, dtype) -> jax.Array:
