@@ -99,7 +99,7 @@ def measure(folder: Path, workdir: Path, begin: float) -> dict[str, float]:
   batches = data.training_batches(typed.train, seed=0, shard=BatchShard())
   batches[0]
   first = time.time() - begin
-  stream = pipeline.stream(batches, 1000)
+  stream = pipeline.Stream(batches, 1000)
   start = time.perf_counter()
   count = sum(1 for _ in stream)
   rate = count / (time.perf_counter() - start)

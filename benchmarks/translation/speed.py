@@ -45,7 +45,7 @@ def training_speed(
       flops[_shapes(batch)] = product_flops(program.jaxpr)
       state, _ = train_step(state, batch)
     index += 1
-  stream = pipeline.stream(batches, num_steps)
+  stream = pipeline.Stream(batches, num_steps)
   tokens, positions, work = [], 0, 0.0
   jax.block_until_ready(state)
   begin = time.perf_counter()

@@ -10,7 +10,7 @@ _NEXT = "next_index"  # Grain's name of the next step
 
 
 class Stream(Iterator[Batch]):
-  """Batches that a thread prefetches, from the second one on."""
+  """The batches of steps; a thread prefetches from the second one on."""
 
   def __init__(self, batches: TrainingBatches, num_steps: int):
     self._batches, self._num_steps = batches, num_steps
@@ -50,8 +50,3 @@ def _prefetched(batches: TrainingBatches, num_steps: int) -> Any:
   steps = grain.MapDataset.range(num_steps).map(batches.__getitem__)
   options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
   return iter(steps.to_iter_dataset(options))
-
-
-def stream(batches: TrainingBatches, num_steps: int) -> Stream:
-  """Returns an iterator over the batches of steps."""
-  return Stream(batches, num_steps)

@@ -118,7 +118,7 @@ def _start_or_resume(
   is_new: bool,  # no checkpoint was written
 ) -> tuple[TrainState, Any, int]:
   """Returns the state, the next batches and the number of skipped updates."""
-  stream = pipeline.stream(batches, experiment.config.train.steps)
+  stream = pipeline.Stream(batches, experiment.config.train.steps)
   last = None
   if not is_new:
     like = experiment.abstract_state()

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from absl import logging
 
+from experiments import progress
 from experiments.config import NumbersConfig, TaskConfig, TranslationConfig
 from experiments.data.batch import PAD, UNK
 from experiments.data.text import numbers, readers, tokenized
@@ -101,9 +102,12 @@ def write_tokenizers_and_sets(
   for split in config.splits:
     _write_text(workdir, config, split)
   pairs = kept = 0
-  for pair in text:
-    pairs += 1
-    kept += readers.has_text(pair)
+  with progress.counting("pair", description="counting the pairs") as advance:
+    for pair in text:
+      pairs += 1
+      kept += readers.has_text(pair)
+      if pairs % tokenized.CHUNK == 0:
+        advance(tokenized.CHUNK)
   if not kept:
     raise UserError(
       f"config.data.train: of {pairs:,} pairs none has text on both sides"
@@ -197,6 +201,7 @@ def _write_tokenizers(
   workdir: Path, config: TranslationConfig, text: TrainingText, count: int
 ) -> None:
   """Trains the tokenizers on the `count` pairs that have text."""
+  logging.info("training the tokenizers")
 
   def lines(side: int) -> Iterator[str]:
     return (pair[side] for pair in text if readers.has_text(pair))

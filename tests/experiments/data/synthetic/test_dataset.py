@@ -86,11 +86,11 @@ def test_batches_do_not_depend_on_the_order_of_reading(make_batches):
 
 def test_resumed_stream_continues_at_its_position(make_batches):
   batches = make_batches()
-  stream = pipeline.stream(batches, num_steps=9)
+  stream = pipeline.Stream(batches, num_steps=9)
   for _ in range(4):
     next(stream)
   position = dict(stream.get_state())
-  resumed = pipeline.stream(make_batches(), num_steps=9)
+  resumed = pipeline.Stream(make_batches(), num_steps=9)
   resumed.set_state(position)
   rest = list(resumed)
   assert len(rest) == 5

@@ -92,10 +92,10 @@ def test_batches_do_not_depend_on_the_order_of_reading(made):
 def test_resumed_stream_continues_where_it_stopped(made, stop):
   batches = training_batches(made.corpus)
   expected = [batches[step] for step in range(150)]
-  stream = pipeline.stream(training_batches(made.corpus), 150)
+  stream = pipeline.Stream(training_batches(made.corpus), 150)
   for batch in itertools.islice(expected, stop):
     assert_equal(next(stream), batch)
-  resumed = pipeline.stream(training_batches(made.corpus), 150)
+  resumed = pipeline.Stream(training_batches(made.corpus), 150)
   resumed.set_state(stream.get_state())
   rest = list(resumed)
   assert len(rest) == 150 - stop

@@ -1,5 +1,7 @@
 """Prepared corpora: the run directory has everything that using it needs."""
 
+import collections
+import contextlib
 import hashlib
 import json
 import shutil
@@ -9,10 +11,11 @@ import numpy as np
 import pytest
 
 from configs import base
+from experiments import progress
 from experiments.config import NumbersConfig, TextConfig, TrainConfig, parse
 from experiments.data.batch import EOS, PAD
 from experiments.data.dataset import BatchShard
-from experiments.data.text import dataset, prepare
+from experiments.data.text import dataset, prepare, tokenized
 from experiments.data.text import tokenizer as tokenizer_lib
 from experiments.data.text.readers import ParallelText
 from experiments.errors import UserError
@@ -175,6 +178,23 @@ def test_interrupted_preparation_is_repeated(corpus, tmp_path):
   assert_same_sets(again, prepared)
   record = json.loads((workdir / "data" / "corpus.json").read_text())
   assert record["pairs"] == len(SOURCE)
+
+
+def test_each_pass_over_the_pairs_shows_its_progress(
+  corpus, tmp_path, monkeypatch
+):
+  shown = collections.Counter()
+
+  @contextlib.contextmanager
+  def counting(unit, *, description, **_):
+    assert unit == "pair"
+    yield lambda count: shown.update({description: count})
+
+  monkeypatch.setattr(progress, "counting", counting)
+  monkeypatch.setattr(tokenized, "CHUNK", 5)
+  prepare.prepare(text_config(corpus), tmp_path / "run")
+  assert shown["counting the pairs"] == len(SOURCE)
+  assert shown["encoding the training text"] > 0
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
