@@ -6,7 +6,7 @@ import json
 import os
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ from experiments.data.text.dataset import (
   TranslationDataset,
 )
 from experiments.data.text.readers import ParallelText
-from experiments.data.text.tokenized import TokenizedPairs
+from experiments.data.text.tokenized import Pair, TokenizedPairs
 from experiments.data.text.tokenizer import normalized
 from experiments.errors import UserError
 from experiments.run_directory import LocalFiles, read_config, write_json
@@ -33,6 +33,8 @@ from experiments.run_directory import LocalFiles, read_config, write_json
 RECORD = "corpus.json"
 # The largest share of unknown tokens without a warning.
 _MAX_UNKNOWN = 0.02
+# The largest number of pairs to train tokenizers on.
+_MAX_SAMPLE = 1_000_000
 # Settings of which tokenizers depend, besides the text.
 _TOKENIZER_FIELDS = (
   "source",
@@ -101,19 +103,13 @@ def write_tokenizers_and_sets(
     (workdir / DATA / name).unlink(missing_ok=True)
   for split in config.splits:
     _write_text(workdir, config, split)
-  pairs = kept = 0
-  with progress.counting("pair", description="counting the pairs") as advance:
-    for pair in text:
-      pairs += 1
-      kept += readers.has_text(pair)
-      if pairs % tokenized.CHUNK == 0:
-        advance(tokenized.CHUNK)
-  if not kept:
+  sample, pairs = _sampled(text)
+  if not sample:
     raise UserError(
       f"config.data.train: of {pairs:,} pairs none has text on both sides"
     )
   if not (init_from and _copy_tokenizers(init_from, workdir, config)):
-    _write_tokenizers(workdir, config, text, kept)
+    _write_tokenizers(workdir, config, sample)
   record = {"pairs": pairs, "files": files}
   write_json(workdir / DATA / RECORD, record)
   return record
@@ -197,19 +193,32 @@ def _spelled(config: NumbersConfig, split: str | None) -> ParallelText:
   )
 
 
+def _sampled(text: Iterable[Pair]) -> tuple[list[Pair], int]:
+  """Samples pairs that have text on both sides; counts all pairs."""
+  pairs = 0
+
+  def with_text() -> Iterator[Pair]:
+    nonlocal pairs
+    for pair in text:
+      pairs += 1
+      if pairs % tokenized.CHUNK == 0:
+        advance(tokenized.CHUNK)
+      if readers.has_text(pair):
+        yield pair
+
+  with progress.counting("pair", description="counting the pairs") as advance:
+    sample = tokenizer_lib.sample(with_text(), _MAX_SAMPLE)
+  return sample, pairs
+
+
 def _write_tokenizers(
-  workdir: Path, config: TranslationConfig, text: TrainingText, count: int
+  workdir: Path, config: TranslationConfig, sample: list[Pair]
 ) -> None:
-  """Trains the tokenizers on the `count` pairs that have text."""
-  logging.info("training the tokenizers")
-
-  def lines(side: int) -> Iterator[str]:
-    return (pair[side] for pair in text if readers.has_text(pair))
-
+  logging.info("training the tokenizers on %s pairs", f"{len(sample):,}")
+  sides = [[pair[side] for pair in sample] for side in (0, 1)]
   if config.joint_vocabulary:
-    both = itertools.chain(lines(0), lines(1))
     joint = tokenizer_lib.train(
-      tokenizer_lib.sample(both, 2 * count),
+      itertools.chain(*sides),
       config.source_tokenizer,
       field="config.data.source_tokenizer",
     )
@@ -217,12 +226,8 @@ def _write_tokenizers(
   else:
     configs = (config.source_tokenizer, config.target_tokenizer)
     trained = [
-      tokenizer_lib.train(
-        tokenizer_lib.sample(lines(side), count),
-        each,
-        field=f"config.data.{name}_tokenizer",
-      )
-      for side, (name, each) in enumerate(zip(SIDES, configs))
+      tokenizer_lib.train(lines, each, field=f"config.data.{name}_tokenizer")
+      for lines, each, name in zip(sides, configs, SIDES)
     ]
   (workdir / TOKENIZER).mkdir(parents=True, exist_ok=True)
   for name, each in zip(SIDES, trained):

@@ -177,9 +177,7 @@ def _encode(
   ]
   rows = [ids for pair in zip(*sides) for ids in pair]
   lengths = np.fromiter(map(len, rows), np.int32, len(rows))
-  tokens = itertools.chain.from_iterable(rows)
-  dtype = token_dtype(tokenizers)
-  array = np.fromiter(tokens, dtype, int(lengths.sum(dtype=np.int64)))
+  array = np.concatenate(rows).astype(token_dtype(tokenizers))
   return _Chunk(lengths.tobytes(), array.tobytes(), digest)
 
 

@@ -1,10 +1,13 @@
 """SentencePiece tokenizers for subwords, words or characters."""
 
 import io
+import itertools
+import math
 import random
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import sentencepiece
@@ -21,13 +24,11 @@ _MODEL_TYPES = {
   "words": "word",
   "characters": "char",
 }
-# The largest number of lines to train on.
-_MAX_LINES = 2_000_000
-
-
 # Of a unigram model, sums of rounded log-probabilities choose the tokens, and
 # may depend on the words before.
 _BY_WORDS = ("bpe", "words", "characters")
+
+T = TypeVar("T")
 
 
 class Tokenizer:
@@ -55,14 +56,14 @@ class Tokenizer:
 
   def encode(self, lines: Sequence[str]) -> list[np.ndarray]:
     """Returns an int32 vector of token ids for each line, without EOS."""
-    encoded = self.encode_normalized([normalized(line) for line in lines])
-    return [np.array(ids, np.int32) for ids in encoded]
+    return self.encode_normalized([normalized(line) for line in lines])
 
-  def encode_normalized(self, lines: Sequence[str]) -> list[list[int]]:
-    """Returns the token ids of lines that are normalised, without EOS."""
+  def encode_normalized(self, lines: Sequence[str]) -> list[np.ndarray]:
+    """Like `encode`, for lines that are normalised."""
     if self.kind in _BY_WORDS:
       return [self._words.encode(line) for line in lines]
-    return self._processor.encode(list(lines), out_type=int, num_threads=1)
+    encoded = self._processor.encode(list(lines), out_type=int, num_threads=1)
+    return [np.array(ids, np.int32) for ids in encoded]
 
   def decode(self, rows: Iterable[np.ndarray]) -> list[str]:
     """Returns the text of each vector of token ids, up to EOS or PAD."""
@@ -89,18 +90,22 @@ def normalized(line: str) -> str:
   return " ".join(unicodedata.normalize("NFC", line).split())
 
 
-def sample(lines: Iterable[str], count: int) -> list[str]:
-  """Returns the lines, or a random sample of as many as `train` can use."""
-  if count <= _MAX_LINES:
-    return list(lines)
-  # SentencePiece's own sample is not reproducible.
-  wanted = random.Random(0).sample(range(count), _MAX_LINES)
-  places = {index: place for place, index in enumerate(wanted)}
-  sampled = [""] * _MAX_LINES
-  for index, line in enumerate(lines):
-    if index in places:
-      sampled[places[index]] = line
-  return sampled
+def sample(lines: Iterable[T], size: int) -> list[T]:
+  """Returns a random sample; all, in their order, if there are at most `size`.
+
+  Algorithm L of Li, 1994 (https://doi.org/10.1145/198429.198435).
+  """
+  rng = random.Random(0)
+  rest = iter(lines)
+  sampled = list(itertools.islice(rest, size))
+  bound = 1.0  # the largest of the random numbers that the sample has drawn
+  while True:
+    bound *= (1 - rng.random()) ** (1 / size)
+    skipped = int(math.log(1 - rng.random()) / math.log1p(-bound))
+    chosen = list(itertools.islice(rest, skipped, skipped + 1))
+    if not chosen:
+      return sampled
+    sampled[rng.randrange(size)] = chosen[0]
 
 
 def train(
