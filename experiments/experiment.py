@@ -50,15 +50,12 @@ class Experiment:
 
   def initial_state(self) -> TrainState:
     """Returns the state before the first step, sharded over the mesh."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state())
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
     return jax.jit(self._init_state, out_shardings=shardings)()
 
-  def abstract_state(self) -> TrainState:
-    """Returns a state of `jax.ShapeDtypeStruct`, with shardings."""
-    return self._abstract_state
-
   @functools.cached_property
-  def _abstract_state(self) -> TrainState:
+  def abstract_state(self) -> TrainState:
+    """A state of `jax.ShapeDtypeStruct`, with shardings."""
     state = jax.eval_shape(self._init_state)
     return jax.tree.map(
       lambda leaf, layout: jax.ShapeDtypeStruct(

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.mesh import processes
-from experiments import checkpoints
+from experiments.checkpoints import write
+from experiments.checkpoints.manager import opened
 from experiments.config import TrainConfig
 from experiments.optimization.step import TrainState
 
@@ -29,7 +30,7 @@ def measure() -> dict[str, float]:
   saving: list[float] = []
   with (
     tempfile.TemporaryDirectory() as folder,
-    checkpoints.opened(Path(folder), TrainConfig(keep_last=1)) as manager,
+    opened(Path(folder), TrainConfig(keep_last=1)) as manager,
   ):
     for number in range(_STEPS):
       begin = time.perf_counter()
@@ -37,13 +38,13 @@ def measure() -> dict[str, float]:
       jax.block_until_ready(x)
       if number == _SAVED:
         called = time.perf_counter()
-        checkpoints.save(manager, state, {"next_index": number}, None)
+        write.save(manager, state, {"next_index": number}, None)
         call = time.perf_counter() - called
       if number >= _FIRST:
         times = saving if number >= _SAVED else without
         times.append(time.perf_counter() - begin)
     begin = time.perf_counter()
-    checkpoints.wait(manager)
+    write.wait(manager)
     rest = time.perf_counter() - begin
   step = statistics.median(without)
   extra = sum(saving) - step * len(saving)

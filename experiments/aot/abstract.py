@@ -88,7 +88,7 @@ def train_step(
   experiment: Experiment, shape: Shape
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
   """The compilable training step and its abstract arguments."""
-  state = experiment.abstract_state()
+  state = experiment.abstract_state
   rows = PartitionSpec(mesh_lib.ROWS)
   batch = Batch(*_tokens(experiment.mesh, rows, shape))
   return experiment.jitted_step(state), (state, batch)
@@ -140,5 +140,5 @@ def _replicated_parameters(experiment: Experiment) -> Any:
     lambda leaf: jax.ShapeDtypeStruct(
       leaf.shape, leaf.dtype, sharding=replicated
     ),
-    experiment.abstract_state().evaluated,
+    experiment.abstract_state.evaluated,
   )

@@ -33,7 +33,7 @@ def run_parameters(
       " parameters; leave out --checkpoint"
     )
   experiment = make_experiment(config, workdir, mesh=MeshConfig())
-  like = experiment.abstract_state().params
+  like = experiment.abstract_state.params
   return experiment, *parameter_file.restore(exported, like)
 
 
@@ -43,7 +43,7 @@ def _from_checkpoints(
   train = experiment.config.train
   with opened(workdir, train, read_only=True) as manager:
     try:
-      return parameters(manager, which, experiment.abstract_state(), train)
+      return parameters(manager, which, experiment.abstract_state, train)
     except DamagedCheckpointError as error:
       steps = " or ".join(map(str, manager.all_steps()))
       hint = f" There are: --checkpoint={steps}." if steps else ""

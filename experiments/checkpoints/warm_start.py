@@ -102,7 +102,7 @@ def _of_vocabulary(experiment: Experiment) -> list[str]:
   )
   shapes, others = (
     parameter_file.named(
-      dataclasses.replace(experiment, model=each).abstract_state().params
+      dataclasses.replace(experiment, model=each).abstract_state.params
     )
     for each in (model, larger)
   )

@@ -16,8 +16,8 @@ from experiments.errors import AGAIN
 _INTERRUPTED = 130
 
 
-class Requests:
-  """The requests to stop that this process has received as signals."""
+class StopSignals:
+  """Whether this process has received a signal to stop."""
 
   def __init__(self):
     self._requested = False
@@ -57,23 +57,23 @@ class Requests:
 
 
 @contextlib.contextmanager
-def listen() -> Iterator[Requests]:
+def listen() -> Iterator[StopSignals]:
   """Turns SIGTERM and SIGINT into stop requests, handled by a thread."""
-  requests = Requests()
-  signals = [signal.SIGINT]
+  signals = StopSignals()
+  numbers = [signal.SIGINT]
   if jax.process_count() == 1:
-    signals.append(signal.SIGTERM)
+    numbers.append(signal.SIGTERM)
   receiver, sender = os.pipe()
   os.set_blocking(sender, False)
   thread = threading.Thread(
-    target=_receive_all, args=(receiver, requests), daemon=True
+    target=_receive_all, args=(receiver, signals), daemon=True
   )
   thread.start()
   # Python writes a byte to `sender` only for signals that have a handler.
-  before = {each: signal.signal(each, lambda *_: None) for each in signals}
+  before = {each: signal.signal(each, lambda *_: None) for each in numbers}
   last = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
   try:
-    yield requests
+    yield signals
   finally:
     signal.set_wakeup_fd(last)
     for number, handler in before.items():
@@ -83,10 +83,10 @@ def listen() -> Iterator[Requests]:
     os.close(receiver)
 
 
-def _receive_all(receiver: int, requests: Requests) -> None:
+def _receive_all(receiver: int, signals: StopSignals) -> None:
   """Handles each signal number that the pipe contains, until it closes."""
   while numbers := os.read(receiver, 1):
-    requests.receive(numbers[0])
+    signals.receive(numbers[0])
 
 
 def _print(line: str) -> None:

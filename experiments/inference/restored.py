@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments import checkpoints
+from experiments.checkpoints.of_run import run_parameters
 from experiments.data.dataset import EvaluationSet
 from experiments.data.text import readers
 from experiments.data.text.dataset import TranslationDataset
@@ -47,7 +47,7 @@ def restore(workdir: Path, checkpoint: str | None = None) -> Restored:
     Traceback (most recent call last):
     experiments.errors.UserError: --workdir=nowhere: not a run directory...
   """
-  return Restored(*checkpoints.run_parameters(workdir, checkpoint))
+  return Restored(*run_parameters(workdir, checkpoint))
 
 
 def evaluation_set(

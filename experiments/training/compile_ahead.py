@@ -40,7 +40,7 @@ def make_train_step(
 
 def compile_ahead(experiment: Experiment, shapes: Sequence[BatchShape]) -> Step:
   """The step, compiled in threads for `shapes`, when needed for others."""
-  like = experiment.abstract_state()
+  like = experiment.abstract_state
   step = experiment.jitted_step(like)
 
   def lowered(shape: BatchShape) -> Any:

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import jax
 
-from experiments import checkpoints
 from experiments.data.synthetic.dataset import SyntheticDataset
 from experiments.distributed import mesh
-from experiments.distributed.preemption import Requests
+from experiments.distributed.preemption import StopSignals
 from experiments.evaluation import Evaluation, make_evaluator, report
 from experiments.evaluation.evaluator import add_alignment_error
 from experiments.evaluation.search import configured_search
@@ -21,16 +20,18 @@ def evaluate_all(
   experiment: Experiment,
   workdir: Path,
   manager,
-  requests: Requests,
+  signals: StopSignals,
   state: TrainState,
   validation: Evaluation | None,  # greedy, of `state`; it is not repeated
 ) -> bool:
   """Evaluates every set and writes results; returns False on a signal."""
   config, step = experiment.config, int(state.step)
-  params, used = checkpoints.parameters(
+  from experiments.checkpoints.read import parameters
+
+  params, used = parameters(
     manager,
     config.evaluation.checkpoint,
-    experiment.abstract_state(),
+    experiment.abstract_state,
     config.train,
     state=state,
   )
@@ -42,7 +43,7 @@ def evaluate_all(
     validation = None
   curves = {}
   for number, split in enumerate(config.data.splits, start=1):
-    if requests.should_stop(step + number):
+    if signals.should_stop(step + number):
       return False
     examples = experiment.data.evaluation_set(split)
     known = validation if split == "validation" else None

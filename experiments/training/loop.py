@@ -4,30 +4,28 @@ import functools
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from absl import logging
 from ml_collections import ConfigDict
 
-from experiments import checkpoints, run_directory
+from experiments import run_directory
+from experiments.checkpoints.listing import last_step
+from experiments.checkpoints.on_demand import opened_on_demand
 from experiments.config import Config, Seq2SeqConfig
-from experiments.data import pipeline
 from experiments.data.dataset import TrainingBatches
-from experiments.distributed import (
-  initialize,
-  mesh,
-  preemption,
-  sharding,
-  watchdog,
-)
+from experiments.data.pipeline import Stream
+from experiments.distributed import initialize, mesh, preemption, sharding
+from experiments.distributed.preemption import StopSignals
+from experiments.distributed.watchdog import Watchdog, watch
 from experiments.evaluation import Evaluation, make_evaluator, report
 from experiments.evaluation.search import configured_search
 from experiments.experiment import Experiment, make_experiment
 from experiments.optimization.step import TrainState
 from experiments.progress import Progress
 from experiments.training import trackers
-from experiments.training.compile_ahead import make_train_step
+from experiments.training.compile_ahead import Step, make_train_step
 from experiments.training.final_evaluation import evaluate_all
 from experiments.training.metrics_buffer import MetricsBuffer
 from experiments.training.metrics_writer import MetricsWriter
@@ -35,6 +33,17 @@ from experiments.training.step_trace import StepTrace
 
 OpenManager = Callable[[], Any]  # opens the checkpoints when first called
 _SKIPPED = "skipped_updates"  # in a checkpoint, beside the data position
+
+
+class _Run(NamedTuple):
+  """What the steps of a run need besides its state and its batches."""
+
+  experiment: Experiment
+  workdir: Path
+  manager: OpenManager
+  signals: StopSignals
+  watchdog: Watchdog
+  trace: StepTrace
 
 
 def train_and_evaluate(
@@ -58,32 +67,24 @@ def train_and_evaluate(
   typed = run_directory.effective_config(workdir, raw)
   lock = run_directory.locked(workdir) if first_process else nullcontext()
   with (
-    preemption.listen() as requests,
-    watchdog.watch(typed.train.stall_seconds) as heartbeat,
+    preemption.listen() as signals,
+    watch(typed.train.stall_seconds) as watchdog,
     lock,
   ):
     experiment, batches, initial = _prepare(raw, typed, workdir)
-    with checkpoints.opened_on_demand(workdir, typed.train) as manager:
+    with opened_on_demand(workdir, typed.train) as manager:
       trace = StepTrace(workdir, profile if first_process else 0)
+      run = _Run(experiment, workdir, manager, signals, watchdog, trace)
       with closing(trace):
-        state, complete, validation = _train(
-          experiment,
-          batches,
-          initial,
-          workdir,
-          manager,
-          requests,
-          heartbeat,
-          trace,
-        )
-      checkpoints.wait(manager())
+        state, complete, validation = _train(run, batches, initial)
+      _wait(manager())
       if not complete:
         step = int(state.step)
         logging.info("stopped after step %d; the same command resumes it", step)
         return False
-      requests.nothing_to_save()
+      signals.nothing_to_save()
       return evaluate_all(
-        experiment, workdir, manager(), requests, state, validation
+        experiment, workdir, manager(), signals, state, validation
       )
 
 
@@ -100,9 +101,11 @@ def _prepare(
     batches = experiment.training_batches()
     trackers.check(config.train.tracker)
     # A run with a checkpoint resumes from it.
-    warm = config.train.init_from and checkpoints.last_step(workdir) is None
-    initial = checkpoints.warm_started(experiment) if warm else None
-    return experiment, batches, initial
+    if not config.train.init_from or last_step(workdir) is not None:
+      return experiment, batches, None
+    from experiments.checkpoints.warm_start import warm_started
+
+    return experiment, batches, warm_started(experiment)
   except BaseException:
     if claimed:
       run_directory.release(workdir)
@@ -116,13 +119,14 @@ def _start_or_resume(
   manager: OpenManager,
   *,
   is_new: bool,  # no checkpoint was written
-) -> tuple[TrainState, Any, int]:
+) -> tuple[TrainState, Stream, int]:
   """Returns the state, the next batches and the number of skipped updates."""
-  stream = pipeline.Stream(batches, experiment.config.train.steps)
+  stream = Stream(batches, experiment.config.train.steps)
   last = None
   if not is_new:
-    like = experiment.abstract_state()
-    last = checkpoints.restore_last(manager(), like)
+    from experiments.checkpoints.read import restore_last
+
+    last = restore_last(manager(), experiment.abstract_state)
   if last is None:
     return initial or experiment.initial_state(), stream, 0
   state, saved = last
@@ -134,63 +138,72 @@ def _start_or_resume(
 
 
 def _train(
-  experiment: Experiment,
-  batches: TrainingBatches,
-  initial: TrainState | None,
-  workdir: Path,
-  manager: OpenManager,
-  requests: preemption.Requests,
-  heartbeat: watchdog.Watchdog,
-  trace: StepTrace,
+  run: _Run, batches: TrainingBatches, initial: TrainState | None
 ) -> tuple[TrainState, bool, Evaluation | None]:
   """Trains until the last step, early stopping or a signal."""
+  experiment = run.experiment
   config = experiment.config.train
-  last = checkpoints.last_step(workdir)
+  last = last_step(run.workdir)
   train_step = make_train_step(experiment, batches, last or 0)
   # Several processes open the checkpoints together.
   is_new = last is None and jax.process_count() == 1
   state, stream, skipped = _start_or_resume(
-    experiment, batches, initial, manager, is_new=is_new
+    experiment, batches, initial, run.manager, is_new=is_new
   )
-  _log_start(experiment, batches, state, workdir)
-  first = step = int(state.step)
-  validate = _make_validate(experiment)
-  validation = None
+  _log_start(experiment, batches, state, run.workdir)
+  first = int(state.step)
   tracker = functools.partial(
-    trackers.make_tracker, experiment.config, workdir, first
+    trackers.make_tracker, experiment.config, run.workdir, first
   )
   with (
-    closing(MetricsWriter(workdir, first, tracker)) as writer,
+    closing(MetricsWriter(run.workdir, first, tracker)) as writer,
     Progress(config.steps, first) as progress,
   ):
-    explain = functools.partial(_explain, experiment, manager)
+    explain = functools.partial(_explain, experiment, run.manager)
     buffer = MetricsBuffer(writer, progress, config, explain, skipped)
-    # A signal before the first step leaves nothing new to save.
-    stop = requests.should_stop(first)
-    complete = _is_complete(experiment, manager, first, progress)
-    while not (stop or complete):
-      step += 1
-      batch = mesh.shard_batch(next(stream), experiment.mesh)
-      heartbeat.step = step
-      with trace.step(step):
-        state, metrics = train_step(state, batch)
-      trace.after(metrics)
-      buffer.push(step, metrics)
-      stop, validation = requests.should_stop(step), None
-      if stop or config.saves_at(step):
-        buffer.drain()
-        if step == config.steps or step % config.eval_every == 0:
-          validation = validate(state)
-          _write_validation(validation, step, writer, progress)
-        writer.upload()
-        _save(manager(), state, stream, buffer.skipped, validation)
-        peak = {"peak_memory": initialize.peak_memory()}
-        writer.timings(step, "train", progress.timings() | peak)
-      complete = _is_complete(experiment, manager, step, progress)
-    heartbeat.step = None
+    result = _run_steps(
+      run, train_step, state, stream, buffer, writer, progress
+    )
     if buffer.skipped:
       progress.write(f"{buffer.skipped} non-finite updates were skipped")
-  # `complete` is False after a signal; `validation` evaluates this state.
+  return result
+
+
+def _run_steps(
+  run: _Run,
+  train_step: Step,
+  state: TrainState,
+  stream: Stream,
+  buffer: MetricsBuffer,
+  writer: MetricsWriter,
+  progress: Progress,
+) -> tuple[TrainState, bool, Evaluation | None]:
+  """Returns a state, whether training is complete, and its validation."""
+  config, step = run.experiment.config.train, int(state.step)
+  validate, validation = _make_validate(run.experiment), None
+  # A signal before the first step leaves nothing new to save.
+  stop = run.signals.should_stop(step)
+  complete = _is_complete(run, step, progress)
+  while not (stop or complete):
+    step += 1
+    batch = mesh.shard_batch(next(stream), run.experiment.mesh)
+    run.watchdog.step = step
+    with run.trace.step(step):
+      state, metrics = train_step(state, batch)
+    run.trace.after(metrics)
+    buffer.push(step, metrics)
+    stop, validation = run.signals.should_stop(step), None
+    if stop or config.saves_at(step):
+      buffer.drain()
+      if step == config.steps or step % config.eval_every == 0:
+        validation = validate(state)
+        _write_validation(validation, step, writer, progress)
+      writer.upload()
+      _save(run.manager(), state, stream, buffer.skipped, validation)
+      peak = {"peak_memory": initialize.peak_memory()}
+      writer.timings(step, "train", progress.timings() | peak)
+    complete = _is_complete(run, step, progress)
+  run.watchdog.step = None
   return state, complete, validation
 
 
@@ -218,18 +231,25 @@ def _save(manager, state, stream, skipped: int, validation: Evaluation | None):
   if skipped:
     position = {**position, _SKIPPED: skipped}
   scores = validation.metrics if validation else None
-  checkpoints.save(manager, state, position, scores)
+  from experiments.checkpoints.write import save
+
+  save(manager, state, position, scores)
 
 
-def _is_complete(
-  experiment: Experiment, manager: OpenManager, step: int, progress
-) -> bool:
+def _wait(manager) -> None:
+  """Waits until the last checkpoint is written."""
+  from experiments.checkpoints.write import wait
+
+  wait(manager)
+
+
+def _is_complete(run: _Run, step: int, progress: Progress) -> bool:
   """Whether training ends after a step: at the last one, or early."""
-  config = experiment.config.train
+  config = run.experiment.config.train
   if step == config.steps:
     return True
   # A new run has no checkpoint, and need not import what opens them.
-  best = manager().best_step() if config.patience and step else None
+  best = run.manager().best_step() if config.patience and step else None
   if best is None or step - best < config.patience * config.eval_every:
     return False
   progress.write(

@@ -6,7 +6,9 @@ import jax
 import numpy as np
 
 from configs import base
-from experiments import checkpoints, inference
+from experiments import inference
+from experiments.checkpoints import read
+from experiments.checkpoints.manager import opened
 from experiments.distributed import preemption
 from tests.experiments.conftest import make_tiny
 
@@ -32,16 +34,16 @@ def stop_at(monkeypatch, *steps):
       return True
     return False
 
-  monkeypatch.setattr(preemption.Requests, "should_stop", should_stop)
+  monkeypatch.setattr(preemption.StopSignals, "should_stop", should_stop)
 
 
 def final_state(workdir):
   """The state of the last checkpoint."""
   experiment = inference.restore(workdir, "last").experiment
   train = experiment.config.train
-  with checkpoints.opened(workdir, train, read_only=True) as manager:
-    like = experiment.abstract_state()
-    state, _ = checkpoints.restore(manager, manager.latest_step(), like)
+  with opened(workdir, train, read_only=True) as manager:
+    like = experiment.abstract_state
+    state, _ = read.restore(manager, manager.latest_step(), like)
   return state
 
 

@@ -11,8 +11,9 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 
-from experiments import checkpoints
-from experiments.checkpoints import content
+from experiments.checkpoints import content, read, select, write
+from experiments.checkpoints.damage import DamagedCheckpointError
+from experiments.checkpoints.manager import opened
 from experiments.checkpoints.write import saving
 from experiments.config import TrainConfig
 from experiments.errors import UserError
@@ -44,11 +45,11 @@ def ranked_by(metric):
 @contextlib.contextmanager
 def saved(folder, values=(), metric="bleu", **options):
   """Yields a manager of a folder that has a checkpoint for each value."""
-  with checkpoints.opened(folder, ranked_by(metric)) as manager:
+  with opened(folder, ranked_by(metric)) as manager:
     for index, value in enumerate(values, 1):
       scores = None if value is None else {metric: value}
       state = state_at(10 * index, **options)
-      checkpoints.save(manager, state, {"next_index": index}, scores)
+      write.save(manager, state, {"next_index": index}, scores)
     manager.wait_until_finished()
     yield manager
 
@@ -68,7 +69,7 @@ def saved(folder, values=(), metric="bleu", **options):
   ],
 )
 def test_choose_returns_the_steps_of_a_name(which, steps, many):
-  found = checkpoints.choose(many, which, ranked_by("bleu"))
+  found = select.choose(many, which, ranked_by("bleu"))
   assert found == steps
 
 
@@ -86,7 +87,7 @@ def test_a_full_quota_is_reported_with_a_remedy(many):
     r" once that is put right, the same command resumes after step 60\."
   )
   with (
-    pytest.raises(checkpoints.UnsavedCheckpointError, match=message) as caught,
+    pytest.raises(write.UnsavedCheckpointError, match=message) as caught,
     saving(many),
   ):
     raise error
@@ -102,14 +103,14 @@ def test_a_bug_is_not_reported_as_a_failure_to_write(error, many):
 def test_the_lowest_loss_is_best(tmp_path):
   with saved(tmp_path, [3.0, 1.0, 2.0, 1.0], "loss") as manager:
     for which, steps in (("best", [20]), ("best:3", [30, 40, 20])):
-      assert checkpoints.choose(manager, which, ranked_by("loss")) == steps
+      assert select.choose(manager, which, ranked_by("loss")) == steps
     assert manager.best_step() == 20
 
 
 @pytest.mark.parametrize("which", INVALID)
 def test_an_invalid_checkpoint_name_is_refused(which, many):
   with pytest.raises(UserError) as caught:
-    checkpoints.choose(many, which, ranked_by("bleu"))
+    select.choose(many, which, ranked_by("bleu"))
   message = str(caught.value)
   assert f"no checkpoint {which!r}; there are 10, 20, 30, 40, 50, 60" in message
   assert len(message.splitlines()) == 1
@@ -119,7 +120,7 @@ def test_every_name_is_refused_without_checkpoints(tmp_path):
   with saved(tmp_path) as manager:
     for which in ("last", "best", "last:1"):
       with pytest.raises(UserError, match="there are none"):
-        checkpoints.choose(manager, which, ranked_by("bleu"))
+        select.choose(manager, which, ranked_by("bleu"))
 
 
 def test_checkpoints_without_metrics_are_never_best(tmp_path):
@@ -127,7 +128,7 @@ def test_checkpoints_without_metrics_are_never_best(tmp_path):
     saved(tmp_path, [None, None]) as manager,
     pytest.raises(UserError, match="no checkpoint 'best'; there are 10, 20"),
   ):
-    checkpoints.choose(manager, "best", ranked_by("bleu"))
+    select.choose(manager, "best", ranked_by("bleu"))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_checkpoints_without_metrics_are_never_best(tmp_path):
 def test_parameters_of_several_checkpoints_are_averaged(
   which, steps, used, many
 ):
-  params, description = checkpoints.parameters(
+  params, description = read.parameters(
     many, which, state_at(1), ranked_by("bleu")
   )
   assert description == used
@@ -155,10 +156,10 @@ def test_parameters_of_several_checkpoints_are_averaged(
 def test_the_moving_average_is_saved_and_replaces_the_parameters(tmp_path):
   like = state_at(1, averaged=True)
   with saved(tmp_path, [1.0, 2.0], averaged=True) as manager:
-    state, _ = checkpoints.restore(manager, 20, like)
+    state, _ = read.restore(manager, 20, like)
     config = ranked_by("bleu")
-    last, _ = checkpoints.parameters(manager, "last", like, config)
-    mean, _ = checkpoints.parameters(manager, "last:2", like, config)
+    last, _ = read.parameters(manager, "last", like, config)
+    mean, _ = read.parameters(manager, "last:2", like, config)
   expected = state_at(20, averaged=True)
   for name, leaf in expected.average.items():
     np.testing.assert_array_equal(state.params[name], expected.params[name])
@@ -169,7 +170,7 @@ def test_the_moving_average_is_saved_and_replaces_the_parameters(tmp_path):
 
 
 def test_a_state_without_a_moving_average_is_restored(many):
-  state, position = checkpoints.restore(many, 20, state_at(1))
+  state, position = read.restore(many, 20, state_at(1))
   assert state.average is None
   assert state.evaluated is state.params
   assert position == {"next_index": 2}
@@ -192,8 +193,8 @@ def copied(one, tmp_path):
 
 def restored(run):
   config = ranked_by("bleu")
-  with checkpoints.opened(run, config, read_only=True) as manager:
-    return checkpoints.restore(manager, 10, state_at(10))
+  with opened(run, config, read_only=True) as manager:
+    return read.restore(manager, 10, state_at(10))
 
 
 @pytest.mark.parametrize(
@@ -243,9 +244,7 @@ def empty_json(path):
 )
 def test_damage_is_reported_with_its_cause(name, damage, message, copied):
   damage(copied / "checkpoints" / "10" / name)
-  with pytest.raises(
-    checkpoints.DamagedCheckpointError, match=message
-  ) as caught:
+  with pytest.raises(DamagedCheckpointError, match=message) as caught:
     restored(copied)
   assert caught.value.__cause__ is not None
 
@@ -263,7 +262,7 @@ def test_a_read_error_of_the_disk_is_not_reported_as_damage(
   monkeypatch.setattr(ocp.CheckpointManager, "restore", raises(error))
   with pytest.raises(UserError, match="10: cannot be read") as caught:
     restored(one)
-  assert not isinstance(caught.value, checkpoints.DamagedCheckpointError)
+  assert not isinstance(caught.value, DamagedCheckpointError)
   assert caught.value.__cause__ is error
 
 

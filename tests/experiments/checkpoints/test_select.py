@@ -7,7 +7,8 @@ import numpy as np
 import optax
 import pytest
 
-from experiments import checkpoints
+from experiments.checkpoints import read, select, write
+from experiments.checkpoints.manager import opened
 from experiments.config import TrainConfig
 from experiments.errors import UserError
 from tests.experiments.checkpoints.test_checkpoints import state_at
@@ -20,17 +21,17 @@ def config(**options):
 def save(folder, steps, *, scores=(), keep_last=3, keep_best=0):
   """Saves checkpoints at these steps; returns the steps that are kept."""
   options = config(keep_last=keep_last, keep_best=keep_best)
-  with checkpoints.opened(folder, options) as manager:
+  with opened(folder, options) as manager:
     for step in steps:
       score = {"bleu": dict(scores)[step]} if step in dict(scores) else None
-      checkpoints.save(manager, state_at(step), {"next_index": step}, score)
-    checkpoints.wait(manager)
+      write.save(manager, state_at(step), {"next_index": step}, score)
+    write.wait(manager)
     return sorted(manager.all_steps())
 
 
 def choose(folder, which):
-  with checkpoints.opened(folder, config(), read_only=True) as manager:
-    return checkpoints.choose(manager, which, config())
+  with opened(folder, config(), read_only=True) as manager:
+    return select.choose(manager, which, config())
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +85,8 @@ def test_last_n_excludes_an_old_best_checkpoint(tmp_path, caplog):
 
 
 def parameters(folder, like):
-  with checkpoints.opened(folder, config(), read_only=True) as manager:
-    return checkpoints.parameters(manager, "last:2", like, config())
+  with opened(folder, config(), read_only=True) as manager:
+    return read.parameters(manager, "last:2", like, config())
 
 
 def test_parameters_are_restored_without_the_optimizer_state(preempted):

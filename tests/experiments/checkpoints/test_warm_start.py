@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import checkpoints, inference
+from experiments import inference
 from experiments.checkpoints import warm_start
 from experiments.checkpoints.parameter_file import named
 from experiments.config import MeshConfig, TrainConfig, parse
@@ -58,7 +58,7 @@ def test_a_run_and_its_checkpoint_are_told_apart(init_from, expected):
 
 def test_all_parameters_of_an_equal_model_are_taken(runs, caplog):
   with caplog.at_level("INFO", "absl"):
-    state = checkpoints.warm_started(experiment_from(f"{runs / 'reverse'}:9"))
+    state = warm_start.warm_started(experiment_from(f"{runs / 'reverse'}:9"))
   expected = inference.restore(runs / "reverse", "9").params
   assert_same(state.params, expected)
   count = len(jax.tree.leaves(expected))
@@ -73,7 +73,7 @@ def test_parameters_that_do_not_fit_keep_their_initial_values(runs, caplog):
     runs / "reverse", attention="general", readout="linear"
   )
   with caplog.at_level("INFO", "absl"):
-    state = checkpoints.warm_started(experiment)
+    state = warm_start.warm_started(experiment)
   theirs = named(inference.restore(runs / "reverse").params)
   initial = named(experiment.initial_state().params)
   found = named(state.params)
@@ -126,7 +126,7 @@ def test_embeddings_of_other_tokenizers_are_not_taken(
     target="en",
   )
   with caplog.at_level("INFO", "absl"):
-    state = checkpoints.warm_started(experiment)
+    state = warm_start.warm_started(experiment)
   theirs = inference.restore(runs / "translation").params
   assert_same(state.params["encoder_0"], theirs["encoder_0"])
   initial = experiment.initial_state().params

@@ -28,7 +28,7 @@ def abstract_state(tmp_path, arg, **mesh):
   config.mesh.update(data=1)
   config.mesh.update(mesh)
   experiment = make_experiment(parse(config.to_dict()), tmp_path)
-  return experiment.abstract_state(), experiment.mesh
+  return experiment.abstract_state, experiment.mesh
 
 
 @pytest.mark.parametrize("arg", ["transformer", "additive"])
@@ -56,7 +56,7 @@ def test_every_rule_matches_a_parameter(tmp_path):
   config = base.get_config("transformer")
   config.model.update(score="additive", tied_embeddings=False)
   experiment = make_experiment(parse(config.to_dict()), tmp_path)
-  params = experiment.abstract_state().params
+  params = experiment.abstract_state.params
   for path, _ in jax.tree_util.tree_leaves_with_path(params):
     name = sharding.path_name(path)
     used.add(sharding._rule(name))

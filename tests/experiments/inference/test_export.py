@@ -171,7 +171,7 @@ def test_parameters_of_another_model_are_refused(
   change(arrays)
   path = tmp_path / run_directory.PARAMETERS
   path.write_bytes(safetensors.numpy.save(arrays))
-  like = restored.experiment.abstract_state().params
+  like = restored.experiment.abstract_state.params
   with pytest.raises(UserError, match=message):
     parameter_file.restore(path, like)
   path.write_bytes(b"no parameters")

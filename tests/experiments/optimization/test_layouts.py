@@ -81,7 +81,7 @@ def test_every_layout_trains_loops_over_layers_as_one_device(layout):
 def test_loops_gather_the_parameters_of_one_layer_at_a_time():
   layers = {"encoder_layers": 3, "decoder_layers": 3, "scan_layers": True}
   experiment = build("transformer", LAYOUTS["fsdp"], layers)
-  state = experiment.abstract_state()
+  state = experiment.abstract_state
   batch = mesh.shard_batch(experiment.training_batches()[0], experiment.mesh)
   with jax.set_mesh(experiment.mesh):
     lowered = experiment.jitted_step(state).lower(state, batch)

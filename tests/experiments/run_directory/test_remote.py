@@ -8,7 +8,9 @@ import pytest
 from etils.epath import backend
 
 import experiments
-from experiments import checkpoints, inference
+from experiments import inference
+from experiments.checkpoints import read
+from experiments.checkpoints.manager import opened
 from experiments.errors import UserError
 from experiments.inference.export import export_parameters
 from experiments.run_directory import LocalFiles, is_remote, run_path
@@ -79,8 +81,8 @@ def test_a_remote_run_resumes_exactly_and_is_usable(runs, bucket, tmp_path):  # 
   (folder / "checkpoints/8/digests/metadata").write_bytes(b"{}")
   experiment = inference.restore(remote, "6").experiment
   train = experiment.config.train
-  with checkpoints.opened(remote, train) as manager:
-    state, _ = checkpoints.restore_last(manager, experiment.abstract_state())
+  with opened(remote, train) as manager:
+    state, _ = read.restore_last(manager, experiment.abstract_state)
   assert int(state.step) == 6
   assert (folder / "damaged/8/state").is_dir()
   assert not (folder / "checkpoints/8").exists()

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import checkpoints, inference
 from experiments import experiment as experiment_module
+from experiments import inference
+from experiments.checkpoints import write
+from experiments.checkpoints.manager import opened
 from experiments.config import TrainConfig
 from experiments.errors import UserError
 from experiments.evaluation.evaluator import Evaluation, make_evaluator
@@ -29,12 +31,12 @@ def save_all(workdir, metric, values, keep_best):
   config = TrainConfig(
     checkpoint_every=1, keep_last=1, keep_best=keep_best, best_metric=metric
   )
-  with checkpoints.opened(workdir, config) as manager:
+  with opened(workdir, config) as manager:
     for step, value in enumerate(values, start=1):
       state = state.replace(step=jnp.int32(step))
       scores = None if value is None else {metric: value}
-      checkpoints.save(manager, state, {"next_index": step}, scores)
-    checkpoints.wait(manager)
+      write.save(manager, state, {"next_index": step}, scores)
+    write.wait(manager)
     return sorted(manager.all_steps())
 
 
