@@ -41,17 +41,21 @@ def define_config():
 
 
 def define_run():
-  """Defines `--workdir`, and `--checkpoint`, which selects the parameters."""
+  """Defines `--workdir` and `--checkpoint`."""
   workdir = flags.DEFINE_string(
     "workdir", None, "The run directory.", required=True
   )
-  checkpoint = flags.DEFINE_string(
+  return workdir, define_checkpoint()
+
+
+def define_checkpoint():
+  """Defines `--checkpoint`, which selects the parameters."""
+  return flags.DEFINE_string(
     "checkpoint",
     None,
     "last, best, a step, or last:N and best:N for the mean of N; by default"
     " the config's evaluation.checkpoint.",
   )
-  return workdir, checkpoint
 
 
 def define_search():

@@ -22,12 +22,7 @@ _WORKDIRS = flags.DEFINE_multi_string(
   "The run directory; give the flag again to show several runs side by side.",
   required=True,
 )
-_CHECKPOINT = flags.DEFINE_string(
-  "checkpoint",
-  None,
-  "last, best, a step, or last:N and best:N for the mean of N; by default"
-  " the config's evaluation.checkpoint.",
-)
+_CHECKPOINT = cli.define_checkpoint()
 _SOURCE = flags.DEFINE_string(
   "source",
   None,

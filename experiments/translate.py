@@ -109,7 +109,7 @@ def main() -> None:
     stream: BinaryIO = sys.stdin.buffer
     if _SOURCE.value:
       stream = stack.enter_context(_opened(_SOURCE.value))
-    output = stack.enter_context(_output(restored, search))
+    output = stack.enter_context(contextlib.closing(_output(restored, search)))
     _translate_all(stream, output, translate, save)
     output.finish()
 

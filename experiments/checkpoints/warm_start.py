@@ -29,20 +29,8 @@ def warm_started(experiment: Experiment) -> TrainState:
   except UserError as error:
     raise UserError(f"config.train.init_from={field}: {error}") from error
   found, ours = map(parameter_file.named, (params, state.params))
-  new = [name for name in ours if name not in found]
-  other_shape = [
-    name
-    for name in ours
-    if name in found and found[name].shape != ours[name].shape
-  ]
-  tokens: list[str] = []
-  if not _same_tokens(source, experiment):
-    tokens = [
-      name
-      for name in _of_vocabulary(experiment)
-      if name not in (*new, *other_shape)
-    ]
-  taken = set(ours) - {*new, *other_shape, *tokens}
+  left_out = _left_out(source, experiment, found, ours)
+  taken = set(ours).difference(*left_out.values())
   if not taken:
     raise UserError(
       f"config.train.init_from={field}: no parameter fits this model; use the"
@@ -55,16 +43,36 @@ def warm_started(experiment: Experiment) -> TrainState:
     workdir,
     used,
   )
-  for names, reason in (
-    (new, "it has none of this name"),
-    (other_shape, "they have another shape there"),
-    (tokens, "its tokenizers differ"),
-  ):
+  for reason, names in left_out.items():
     if names:
       logging.info("not from it, because %s: %s", reason, _listed(names))
   merged = _merged(state.params, found, taken)
   average = None if state.average is None else merged
   return dataclasses.replace(state, params=merged, average=average)
+
+
+def _left_out(
+  source: Experiment,
+  experiment: Experiment,
+  found: dict[str, Any],
+  ours: dict[str, Any],
+) -> dict[str, list[str]]:
+  """The names of the parameters that are not taken, by reason."""
+  new = [name for name in ours if name not in found]
+  other_shape = [
+    name
+    for name in ours
+    if name in found and found[name].shape != ours[name].shape
+  ]
+  same = _same_tokens(source, experiment)
+  tokens = [] if same else _of_vocabulary(experiment)
+  return {
+    "it has none of this name": new,
+    "they have another shape there": other_shape,
+    "its tokenizers differ": [
+      name for name in tokens if name not in (*new, *other_shape)
+    ],
+  }
 
 
 def _merged(params: Any, found: dict[str, Any], taken: set[str]) -> Any:

@@ -86,16 +86,12 @@ def export_decoding(restored: Restored, shapes: Shapes, out: Path) -> None:
       f" --target_length={shapes.target_length}: the model was built for at"
       f" most {longest}"
     )
-  start, step = _functions(experiment.model, restored.params, shapes)
-  params = {
-    name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    for name, leaf in parameter_file.named(restored.params).items()
-  }
-  tokens = jax.ShapeDtypeStruct(shapes[:2], jnp.int32)
+  start, step, params, source, state = _functions(
+    experiment.model, restored.params, shapes
+  )
   token = jax.ShapeDtypeStruct(shapes[:1], jnp.int32)
-  state = jax.eval_shape(start, params, tokens)
   for name, function, arguments in (
-    (START, start, (params, tokens)),
+    (START, start, (params, source)),
     (STEP, step, (params, state, token)),
   ):
     exported = export.export(jax.jit(function), platforms=PLATFORMS)(*arguments)
@@ -115,7 +111,7 @@ def export_decoding(restored: Restored, shapes: Shapes, out: Path) -> None:
 
 
 def _functions(model, like: Any, shapes: Shapes):
-  """Returns start and step with states that are tuples of arrays."""
+  """Start and step, whose states are tuples, and their abstract arguments."""
   names, structure = list(parameter_file.named(like)), jax.tree.structure(like)
 
   def variables(params):
@@ -135,7 +131,8 @@ def _functions(model, like: Any, shapes: Shapes):
     for name, leaf in parameter_file.named(like).items()
   }
   source = jax.ShapeDtypeStruct(shapes[:2], jnp.int32)
-  of_state = jax.tree.structure(jax.eval_shape(begin, params, source))
+  begun = jax.eval_shape(begin, params, source)
+  of_state = jax.tree.structure(begun)
 
   def step(params, state, token):
     memory, carry = jax.tree.unflatten(of_state, state)
@@ -144,4 +141,4 @@ def _functions(model, like: Any, shapes: Shapes):
     )
     return tuple(jax.tree.leaves((memory, carry))), logits, weights
 
-  return start, step
+  return start, step, params, source, tuple(jax.tree.leaves(begun))

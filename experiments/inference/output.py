@@ -25,11 +25,8 @@ class StandardOutput:
   def finish(self) -> None:
     """Nothing is left to do."""
 
-  def __enter__(self) -> "StandardOutput":
-    return self
-
-  def __exit__(self, *_) -> None:
-    pass
+  def close(self) -> None:
+    """Leaves standard output open."""
 
 
 class PartialFile:
@@ -65,10 +62,8 @@ class PartialFile:
     os.fsync(self._file.fileno())
     self._draft.rename(self._path)
 
-  def __enter__(self) -> "PartialFile":
-    return self
-
-  def __exit__(self, *_) -> None:
+  def close(self) -> None:
+    """Closes the file, complete or not."""
     self._file.close()
 
   def _complete_groups(self, group_size: int) -> tuple[int, int]:

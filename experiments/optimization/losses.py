@@ -52,7 +52,7 @@ def total_cross_entropy(
   return losses.sum(), hits.sum()
 
 
-def shared_cross_entropy(
+def sharded_cross_entropy(
   features: jax.Array,
   readout: Affine,
   labels: jax.Array,

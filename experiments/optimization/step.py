@@ -68,21 +68,7 @@ def make_train_step(
   mesh_axes: MeshAxes = ALONE,  # of the model
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
   """Makes the pure function (state, batch) -> (state, metrics) of an update."""
-
-  def total_loss(params, batch: Batch, rng):
-    made: Any = model.apply(
-      {"params": params},
-      batch.source,
-      batch.target,
-      train=True,
-      rngs={"dropout": rng},
-      method="features",
-    )
-    features, readout = made
-    return losses.shared_cross_entropy(
-      features, readout, jnp.asarray(batch.target), config.label_smoothing
-    )
-
+  total_loss = functools.partial(_total_loss, model, config.label_smoothing)
   value_and_grad = jax.value_and_grad(total_loss, has_aux=True)
 
   def train_step(state: TrainState, batch: Batch):
@@ -122,6 +108,22 @@ def make_train_step(
     return updated, metrics
 
   return train_step
+
+
+def _total_loss(model: nn.Module, label_smoothing: float, params, batch, rng):
+  """The sums of losses and of correct predictions over a batch."""
+  made: Any = model.apply(
+    {"params": params},
+    batch.source,
+    batch.target,
+    train=True,
+    rngs={"dropout": rng},
+    method="features",
+  )
+  features, readout = made
+  return losses.sharded_cross_entropy(
+    features, readout, jnp.asarray(batch.target), label_smoothing
+  )
 
 
 def _arranged(batch: Batch, mesh_axes: MeshAxes) -> Batch:

@@ -1,10 +1,9 @@
 """The training loop, from the first step to the final evaluation."""
 
 import functools
-from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from absl import logging
@@ -13,15 +12,14 @@ from ml_collections import ConfigDict
 from experiments import run_directory
 from experiments.checkpoints.listing import last_step
 from experiments.checkpoints.on_demand import opened_on_demand
-from experiments.config import Config, Seq2SeqConfig
 from experiments.data.dataset import TrainingBatches
 from experiments.data.pipeline import Stream
-from experiments.distributed import initialize, mesh, preemption, sharding
+from experiments.distributed import initialize, mesh, preemption
 from experiments.distributed.preemption import StopSignals
 from experiments.distributed.watchdog import Watchdog, watch
 from experiments.evaluation import Evaluation, make_evaluator, report
 from experiments.evaluation.search import configured_search
-from experiments.experiment import Experiment, make_experiment
+from experiments.experiment import Experiment
 from experiments.optimization.step import TrainState
 from experiments.progress import Progress
 from experiments.training import trackers
@@ -29,13 +27,17 @@ from experiments.training.compile_ahead import Step, make_train_step
 from experiments.training.final_evaluation import evaluate_all
 from experiments.training.metrics_buffer import MetricsBuffer
 from experiments.training.metrics_writer import MetricsWriter
+from experiments.training.start import (
+  SKIPPED,
+  OpenManager,
+  log_start,
+  prepare,
+  start_or_resume,
+)
 from experiments.training.step_trace import StepTrace
 
-OpenManager = Callable[[], Any]  # opens the checkpoints when first called
-_SKIPPED = "skipped_updates"  # in a checkpoint, beside the data position
 
-
-class _Run(NamedTuple):
+class _Services(NamedTuple):
   """What the steps of a run need besides its state and its batches."""
 
   experiment: Experiment
@@ -71,12 +73,14 @@ def train_and_evaluate(
     watch(typed.train.stall_seconds) as watchdog,
     lock,
   ):
-    experiment, batches, initial = _prepare(raw, typed, workdir)
+    experiment, batches, initial = prepare(raw, typed, workdir)
     with opened_on_demand(workdir, typed.train) as manager:
       trace = StepTrace(workdir, profile if first_process else 0)
-      run = _Run(experiment, workdir, manager, signals, watchdog, trace)
+      services = _Services(
+        experiment, workdir, manager, signals, watchdog, trace
+      )
       with closing(trace):
-        state, complete, validation = _train(run, batches, initial)
+        state, complete, validation = _train(services, batches, initial)
       _wait(manager())
       if not complete:
         step = int(state.step)
@@ -88,81 +92,32 @@ def train_and_evaluate(
       )
 
 
-def _prepare(
-  raw, config: Config, workdir: Path
-) -> tuple[Experiment, TrainingBatches, TrainState | None]:
-  """Claims the run directory, and releases it if the config does not fit."""
-  first_process = jax.process_index() == 0
-  claimed = first_process and run_directory.claim(workdir, raw)
-  if first_process:
-    run_directory.note_versions(workdir)
-  try:
-    experiment = make_experiment(config, workdir, train=True)
-    batches = experiment.training_batches()
-    trackers.check(config.train.tracker)
-    # A run with a checkpoint resumes from it.
-    if not config.train.init_from or last_step(workdir) is not None:
-      return experiment, batches, None
-    from experiments.checkpoints.warm_start import warm_started
-
-    return experiment, batches, warm_started(experiment)
-  except BaseException:
-    if claimed:
-      run_directory.release(workdir)
-    raise
-
-
-def _start_or_resume(
-  experiment: Experiment,
-  batches: TrainingBatches,
-  initial: TrainState | None,  # of a warm start
-  manager: OpenManager,
-  *,
-  is_new: bool,  # no checkpoint was written
-) -> tuple[TrainState, Stream, int]:
-  """Returns the state, the next batches and the number of skipped updates."""
-  stream = Stream(batches, experiment.config.train.steps)
-  last = None
-  if not is_new:
-    from experiments.checkpoints.read import restore_last
-
-    last = restore_last(manager(), experiment.abstract_state)
-  if last is None:
-    return initial or experiment.initial_state(), stream, 0
-  state, saved = last
-  position = dict(saved)
-  skipped = position.pop(_SKIPPED, 0)
-  stream.set_state(position)
-  logging.info("resuming after step %d", int(state.step))
-  return state, stream, skipped
-
-
 def _train(
-  run: _Run, batches: TrainingBatches, initial: TrainState | None
+  services: _Services, batches: TrainingBatches, initial: TrainState | None
 ) -> tuple[TrainState, bool, Evaluation | None]:
   """Trains until the last step, early stopping or a signal."""
-  experiment = run.experiment
+  experiment = services.experiment
   config = experiment.config.train
-  last = last_step(run.workdir)
+  last = last_step(services.workdir)
   train_step = make_train_step(experiment, batches, last or 0)
   # Several processes open the checkpoints together.
   is_new = last is None and jax.process_count() == 1
-  state, stream, skipped = _start_or_resume(
-    experiment, batches, initial, run.manager, is_new=is_new
+  state, stream, skipped = start_or_resume(
+    experiment, batches, initial, services.manager, is_new=is_new
   )
-  _log_start(experiment, batches, state, run.workdir)
+  log_start(experiment, batches, state, services.workdir)
   first = int(state.step)
   tracker = functools.partial(
-    trackers.make_tracker, experiment.config, run.workdir, first
+    trackers.make_tracker, experiment.config, services.workdir, first
   )
   with (
-    closing(MetricsWriter(run.workdir, first, tracker)) as writer,
+    closing(MetricsWriter(services.workdir, first, tracker)) as writer,
     Progress(config.steps, first) as progress,
   ):
-    explain = functools.partial(_explain, experiment, run.manager)
+    explain = functools.partial(_explain, experiment, services.manager)
     buffer = MetricsBuffer(writer, progress, config, explain, skipped)
     result = _run_steps(
-      run, train_step, state, stream, buffer, writer, progress
+      services, train_step, state, stream, buffer, writer, progress
     )
     if buffer.skipped:
       progress.write(f"{buffer.skipped} non-finite updates were skipped")
@@ -170,7 +125,7 @@ def _train(
 
 
 def _run_steps(
-  run: _Run,
+  services: _Services,
   train_step: Step,
   state: TrainState,
   stream: Stream,
@@ -179,31 +134,31 @@ def _run_steps(
   progress: Progress,
 ) -> tuple[TrainState, bool, Evaluation | None]:
   """Returns a state, whether training is complete, and its validation."""
-  config, step = run.experiment.config.train, int(state.step)
-  validate, validation = _make_validate(run.experiment), None
+  config, step = services.experiment.config.train, int(state.step)
+  validate, validation = _make_validate(services.experiment), None
   # A signal before the first step leaves nothing new to save.
-  stop = run.signals.should_stop(step)
-  complete = _is_complete(run, step, progress)
+  stop = services.signals.should_stop(step)
+  complete = _is_complete(services, step, progress)
   while not (stop or complete):
     step += 1
-    batch = mesh.shard_batch(next(stream), run.experiment.mesh)
-    run.watchdog.step = step
-    with run.trace.step(step):
+    batch = mesh.shard_batch(next(stream), services.experiment.mesh)
+    services.watchdog.step = step
+    with services.trace.step(step):
       state, metrics = train_step(state, batch)
-    run.trace.after(metrics)
+    services.trace.after(metrics)
     buffer.push(step, metrics)
-    stop, validation = run.signals.should_stop(step), None
+    stop, validation = services.signals.should_stop(step), None
     if stop or config.saves_at(step):
       buffer.drain()
       if step == config.steps or step % config.eval_every == 0:
         validation = validate(state)
         _write_validation(validation, step, writer, progress)
       writer.upload()
-      _save(run.manager(), state, stream, buffer.skipped, validation)
+      _save(services.manager(), state, stream, buffer.skipped, validation)
       peak = {"peak_memory": initialize.peak_memory()}
       writer.timings(step, "train", progress.timings() | peak)
-    complete = _is_complete(run, step, progress)
-  run.watchdog.step = None
+    complete = _is_complete(services, step, progress)
+  services.watchdog.step = None
   return state, complete, validation
 
 
@@ -229,7 +184,7 @@ def _write_validation(validation: Evaluation, step: int, writer, progress):
 def _save(manager, state, stream, skipped: int, validation: Evaluation | None):
   position = stream.get_state()
   if skipped:
-    position = {**position, _SKIPPED: skipped}
+    position = {**position, SKIPPED: skipped}
   scores = validation.metrics if validation else None
   from experiments.checkpoints.write import save
 
@@ -243,13 +198,13 @@ def _wait(manager) -> None:
   wait(manager)
 
 
-def _is_complete(run: _Run, step: int, progress: Progress) -> bool:
+def _is_complete(services: _Services, step: int, progress: Progress) -> bool:
   """Whether training ends after a step: at the last one, or early."""
-  config = run.experiment.config.train
+  config = services.experiment.config.train
   if step == config.steps:
     return True
   # A new run has no checkpoint, and need not import what opens them.
-  best = run.manager().best_step() if config.patience and step else None
+  best = services.manager().best_step() if config.patience and step else None
   if best is None or step - best < config.patience * config.eval_every:
     return False
   progress.write(
@@ -268,23 +223,3 @@ def _explain(experiment: Experiment, manager: OpenManager, step: int) -> str:
     f" good checkpoint: {good}. Lower config.optimizer.learning_rate or set"
     " config.optimizer.clip_norm, in another --workdir."
   )
-
-
-def _log_start(
-  experiment: Experiment,
-  batches: TrainingBatches,
-  state: TrainState,
-  workdir: Path,
-) -> None:
-  config, devices = experiment.config, experiment.mesh.devices.size
-  model = config.model
-  score = model.attention if isinstance(model, Seq2SeqConfig) else model.score
-  parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-  for line in (
-    f"{config.data.name}: {model.name} ({score}), {parameters:,}"
-    f" parameters, {devices} {jax.devices()[0].platform} device(s)",
-    *sharding.describe(state, experiment.mesh),
-    *batches.describe(),
-    f"in {workdir}",
-  ):
-    logging.info("%s", line)

@@ -310,32 +310,35 @@ def test_a_second_interrupt_stops_at_once(tmp_path):
   assert "Traceback" not in error
 
 
-# Code that makes a function of `loop` create a file and sleep.
+# Code that makes a function that a module has imported create a file and sleep.
 SLOW = """
 import time
-from experiments.training import loop
-function = loop.{name}
+from experiments.training import {module} as module
+function = module.{name}
 def slow(*arguments, **options):
   open({path!r}, "w")
   time.sleep({seconds})
   return function(*arguments, **options)
-loop.{name} = slow
+module.{name} = slow
 """
 
 
 @exhaustive
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(
-  ("name", "seconds", "last"),
-  [("make_experiment", 3, 0), ("evaluate_all", LIMIT, 12)],
+  ("module", "name", "seconds", "last"),
+  [
+    ("start", "make_experiment", 3, 0),
+    ("loop", "evaluate_all", LIMIT, 12),
+  ],
 )
 def test_a_signal_before_or_after_the_steps_stops_the_run(
-  name, seconds, last, number, tmp_path
+  module, name, seconds, last, number, tmp_path
 ):
   config = processes.write_config(tmp_path)
   workdir, begun = tmp_path / "run", tmp_path / "begun"
   arguments = ("train", f"--config={config}", f"--workdir={workdir}")
-  code = SLOW.format(name=name, seconds=seconds, path=str(begun))
+  code = SLOW.format(module=module, name=name, seconds=seconds, path=str(begun))
   (process,) = processes.crew(1, *arguments, p0=code)
   wait_until(begun.exists, process)
   process.send_signal(number)

@@ -1,5 +1,7 @@
 """Partial files: nothing is written twice and nothing is lost."""
 
+import contextlib
+
 import pytest
 
 from experiments.errors import UserError
@@ -12,12 +14,12 @@ LINES = ["a", "\u00e9\u00e9", "", "b\tc", "d", "e"]
 @pytest.mark.parametrize("stop", range(12))
 def test_a_stopped_file_continues(tmp_path, stop, group_size):
   path, settings = tmp_path / "out.txt", {"beam_size": 5}
-  with PartialFile(path, settings, group_size) as file:
+  with contextlib.closing(PartialFile(path, settings, group_size)) as file:
     assert file.num_groups == 0
     file.write(LINES)
   (draft,) = tmp_path.iterdir()
   draft.write_bytes(draft.read_bytes()[:stop])
-  with PartialFile(path, settings, group_size) as file:
+  with contextlib.closing(PartialFile(path, settings, group_size)) as file:
     whole = draft.read_bytes().decode().split("\n")
     assert file.num_groups == (len(whole) - 1) // group_size
     file.write(LINES[file.num_groups * group_size :])
@@ -29,9 +31,9 @@ def test_a_stopped_file_continues(tmp_path, stop, group_size):
 
 def test_other_settings_do_not_continue_a_file(tmp_path):
   path = tmp_path / "out.txt"
-  with PartialFile(path, {"checkpoint": 1}, 1) as file:
+  with contextlib.closing(PartialFile(path, {"checkpoint": 1}, 1)) as file:
     file.write(LINES)
-  with PartialFile(path, {"checkpoint": 2}, 1) as file:
+  with contextlib.closing(PartialFile(path, {"checkpoint": 2}, 1)) as file:
     assert file.num_groups == 0
 
 
