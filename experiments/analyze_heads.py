@@ -35,7 +35,7 @@ def main() -> None:
     )
   if jax.process_index() != 0:
     return
-  summary: dict[str, Any] = {"checkpoint": restored.used}
+  summary: dict[str, Any] = {"checkpoint": restored.checkpoint}
   for metric, result in results.items():
     print(f"{name}: {metric} {result.whole:.4f}; without each head:")
     for kind, layers in result.without.items():

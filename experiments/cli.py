@@ -147,7 +147,7 @@ def _guarded(main: Callable[..., int | None], arguments: Sequence[str]) -> None:
     _die(str(error), error.code)
   except BrokenPipeError:  # The reader of standard output has ended.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    initialize.leave(141)
+    initialize.exit_process(141)
   except KeyboardInterrupt:
     _die("interrupted", 130)
   except Exception as error:
@@ -157,7 +157,7 @@ def _guarded(main: Callable[..., int | None], arguments: Sequence[str]) -> None:
     if jax is None or jax.process_count() == 1:
       raise
     traceback.print_exc()
-    initialize.leave(1)
+    initialize.exit_process(1)
   sys.exit(code or 0)
 
 
@@ -227,4 +227,4 @@ def _file_error(error: Exception) -> str | None:
 
 def _die(message: str, code: int = 2) -> None:
   print(f"error: {message}", file=sys.stderr)
-  initialize.leave(code)
+  initialize.exit_process(code)

@@ -172,7 +172,7 @@ def _output(restored, search):
   state = source.stat()
   settings = {
     "workdir": str(workdir if is_remote(workdir) else workdir.resolve()),
-    "checkpoint": restored.used,
+    "checkpoint": restored.checkpoint,
     "search": repr(search),
     "source": [str(source), state.st_size, state.st_mtime_ns],
   }
@@ -201,7 +201,7 @@ def _make_save(restored):
   """Makes a function that writes a line's attention weights, if requested."""
   if not _ALIGNMENTS.value:
     return lambda line, number, text: None
-  from experiments.visualization.alignments import pair_of_run, save_pair
+  from experiments.visualization.alignments import make_pair_weights, save_pair
   from experiments.visualization.attention_view import attention_view
 
   folder = Path(_ALIGNMENTS.value)
@@ -212,7 +212,7 @@ def _make_save(restored):
     if not len(line.source):  # blank
       return
     text = " ".join(text.split())
-    pair = pair_of_run(
+    pair = make_pair_weights(
       restored.experiment,
       restored.params,
       line.source,

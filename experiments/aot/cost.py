@@ -51,7 +51,7 @@ class Cost:
     collectives: number of calls and bytes received, by name.
     seconds: the estimate. On TPUs the compiler's cycles; on GPUs the traffic at
       full bandwidth and 2 microseconds a kernel. Collectives are added, at the
-      bandwidth of a device's links.
+      bandwidth of a device's interconnect.
     compile_seconds: the time of the compilation, on the compiling machine.
   """
 
@@ -134,7 +134,7 @@ def cost_of(program: Any, seconds: float, *, target: Target) -> Cost:
     memory.argument_size_in_bytes,
     memory.output_size_in_bytes - memory.alias_size_in_bytes,
     {name: (count, size) for name, (count, size) in collectives.items()},
-    estimate + received / target.links,
+    estimate + received / target.interconnect,
     seconds,
   )
 

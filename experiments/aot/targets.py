@@ -52,7 +52,7 @@ class Target:
   smallest: str  # the smallest topology, of which one device is used
   memory: float  # bytes of a device
   bandwidth: float  # bytes per second of a device's memory
-  links: float  # bytes per second that a device sends to others
+  interconnect: float  # bytes per second that a device sends to others
   flops: float  # operations per second in bfloat16
   clock: float | None = None  # cycles per second of the compiler's estimates
 
@@ -99,7 +99,7 @@ TARGETS = {
       smallest="1x1x1",
       memory=80e9,
       bandwidth=3.35e12,
-      links=450e9,
+      interconnect=450e9,
       flops=989e12,
     ),
     Target(
@@ -110,7 +110,7 @@ TARGETS = {
       smallest="v5e:2x2",
       memory=16 * 2**30,
       bandwidth=819e9,
-      links=200e9,
+      interconnect=200e9,
       flops=197e12,
       clock=1.5e9,
     ),
@@ -122,7 +122,7 @@ TARGETS = {
       smallest="v6e:2x2",
       memory=32 * 2**30,
       bandwidth=1640e9,
-      links=400e9,
+      interconnect=400e9,
       flops=918e12,
       clock=1.75e9,
     ),

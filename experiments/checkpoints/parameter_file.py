@@ -22,13 +22,15 @@ def named(params: Any) -> dict[str, Any]:
   return {path_name(path): leaf for path, leaf in leaves}
 
 
-def write(path: Path, params: Any, used: str) -> None:
+def write(path: Path, params: Any, checkpoint: str) -> None:
   """Writes parameters and a description of their checkpoints."""
   arrays = {
     name: np.ascontiguousarray(leaf)
     for name, leaf in named(jax.device_get(params)).items()
   }
-  path.write_bytes(safetensors.numpy.save(arrays, metadata={_STEPS: used}))
+  path.write_bytes(
+    safetensors.numpy.save(arrays, metadata={_STEPS: checkpoint})
+  )
 
 
 def read(path: Path) -> tuple[dict[str, np.ndarray], str]:
@@ -36,16 +38,16 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], str]:
   try:
     local = LocalFiles(path.parent, [path.name])
     with safe_open(local.path / path.name, framework="numpy") as file:
-      used = (file.metadata() or {}).get(_STEPS, "")
+      checkpoint = (file.metadata() or {}).get(_STEPS, "")
       arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
   except (SafetensorError, OSError) as error:
     raise UserError(f"{path}: cannot be read ({error})") from error
-  return arrays, used
+  return arrays, checkpoint
 
 
 def restore(path: Path, like: Any) -> tuple[Any, str]:
   """Reads the parameters of a model, with the shardings of `like`."""
-  arrays, used = read(path)
+  arrays, checkpoint = read(path)
   wanted = named(like)
   problems = [
     *(f"lacks {name}" for name in wanted.keys() - arrays.keys()),
@@ -60,7 +62,7 @@ def restore(path: Path, like: Any) -> tuple[Any, str]:
   placed = [
     place(arrays[name], leaf.sharding) for name, leaf in zip(wanted, leaves)
   ]
-  return jax.tree.unflatten(structure, placed), used
+  return jax.tree.unflatten(structure, placed), checkpoint
 
 
 def mismatches(found: Mapping[str, Any], wanted: Mapping[str, Any]):

@@ -8,7 +8,7 @@ import numpy as np
 from absl import logging
 
 from experiments.checkpoints import parameter_file
-from experiments.checkpoints.of_run import run_parameters
+from experiments.checkpoints.restore_run import run_parameters
 from experiments.data.text.dataset import TranslationDataset
 from experiments.errors import UserError
 from experiments.experiment import Experiment
@@ -25,7 +25,7 @@ def warm_started(experiment: Experiment) -> TrainState:
   name, checkpoint = experiment.config.train.init_run or ("", None)
   try:
     workdir = run_path(name)
-    source, params, used = run_parameters(workdir, checkpoint)
+    source, params, restored = run_parameters(workdir, checkpoint)
   except UserError as error:
     raise UserError(f"config.train.init_from={field}: {error}") from error
   found, ours = map(parameter_file.named, (params, state.params))
@@ -41,7 +41,7 @@ def warm_started(experiment: Experiment) -> TrainState:
     len(taken),
     len(ours),
     workdir,
-    used,
+    restored,
   )
   for reason, names in left_out.items():
     if names:

@@ -85,7 +85,7 @@ def make_predictor(
       decode = mesh_lib.map_shards(decode, mesh)
     return decode(params, source)
 
-  compiled = Compiled(decode_batch, mesh)
+  compiled = TimedFunction(decode_batch, mesh)
   rows = mesh_lib.round_up(search.rows, mesh)
 
   def predict(
@@ -124,10 +124,10 @@ def by_length(
   for start in range(0, len(order), rows):
     members = order[start : start + rows]
     parts = (array[members] for array in (sources, *others))
-    yield members, *(filled(part, rows) for part in parts)
+    yield members, *(padded_batch(part, rows) for part in parts)
 
 
-def filled(array: np.ndarray, rows: int) -> np.ndarray:
+def padded_batch(array: np.ndarray, rows: int) -> np.ndarray:
   """Pads token ids [N, L] with PAD to `rows` rows and to one of few widths."""
   width = max(int((array != PAD).sum(1).max()), 1)
   width = min(-(-width // _WIDTH_STEP) * _WIDTH_STEP, array.shape[1])
@@ -135,7 +135,7 @@ def filled(array: np.ndarray, rows: int) -> np.ndarray:
   return np.pad(array[:, :width], fill, constant_values=PAD)
 
 
-class Compiled:
+class TimedFunction:
   """A function of (static length, params, batch, ...) that is timed."""
 
   def __init__(self, function: Callable, mesh: Mesh):

@@ -13,7 +13,7 @@ import numpy as np
 from flax import linen as nn
 
 from experiments.data.batch import BOS, EOS, PAD
-from experiments.decoding.cache_growth import encode, extended
+from experiments.decoding.cache_growth import encode, run_stages
 from experiments.decoding.constraints import Constraints, constrained
 from experiments.decoding.steps import make_steps
 from experiments.decoding.top_k import largest
@@ -137,7 +137,7 @@ def beam(
     )
 
   initial = _initial_search(carry, source, max_length, beam_size, n_best)
-  final = extended(steps, stages, unfinished, extend, memory, initial)
+  final = run_stages(steps, stages, unfinished, extend, memory, initial)
   return final.finished
 
 

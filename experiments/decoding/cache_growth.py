@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from experiments.decoding.steps import Steps
 
 # Smaller caches save less than the compilation of one more loop costs.
-_MIN_ROOM = 16
+_MIN_CAPACITY = 16
 # Smaller parts take as long as larger ones.
 _MIN_ROWS = 12
 
@@ -22,7 +22,7 @@ _MIN_ROWS = 12
 class Stage(NamedTuple):
   """A part of decoding: the tokens its caches hold, and the carry's shapes."""
 
-  room: int
+  capacity: int
   rows: int  # of a part of the batch
   carry: Any
 
@@ -31,26 +31,26 @@ def encode(
   steps: Steps, source: jax.Array, max_length: int, *, divide: bool = True
 ) -> tuple[Any, Any, list[Stage]]:
   """Encodes a source [B, S]; returns memory, first carry, and stages."""
-  rooms = [max_length]
-  while rooms[0] >= 2 * _MIN_ROOM:
-    rooms.insert(0, -(-rooms[0] // 2))
-  memory, carry = steps.start(source, rooms[0])
+  capacities = [max_length]
+  while capacities[0] >= 2 * _MIN_CAPACITY:
+    capacities.insert(0, -(-capacities[0] // 2))
+  memory, carry = steps.start(source, capacities[0])
   rows = source.shape[0]
-  stages = [Stage(rooms[0], rows, carry)]
+  stages = [Stage(capacities[0], rows, carry)]
 
-  def shapes(rows: int, room: int):
-    start = functools.partial(steps.start, source[:rows], room)
+  def shapes(rows: int, capacity: int):
+    start = functools.partial(steps.start, source[:rows], capacity)
     return jax.eval_shape(start)[1]
 
-  if rooms[1:] and _shapes(shapes(rows, max_length)) == _shapes(carry):
+  if capacities[1:] and _shapes(shapes(rows, max_length)) == _shapes(carry):
     return memory, carry, [Stage(max_length, rows, carry)]  # does not grow
-  for room in rooms[1:]:
+  for capacity in capacities[1:]:
     rows = -(-rows // 2) if divide and rows >= 2 * _MIN_ROWS else rows
-    stages.append(Stage(room, rows, shapes(rows, room)))
+    stages.append(Stage(capacity, rows, shapes(rows, capacity)))
   return memory, carry, stages
 
 
-def extended(
+def run_stages(
   steps: Steps,
   stages: list[Stage],
   unfinished: Callable[[Any], jax.Array],  # of a state: bool [B]
@@ -64,7 +64,7 @@ def extended(
     def run(memory, state, stage=stage):
       carry = jax.tree.map(_grown, state.carry, stage.carry)
       return jax.lax.while_loop(
-        lambda state: (state.length < stage.room) & unfinished(state).any(),
+        lambda state: (state.length < stage.capacity) & unfinished(state).any(),
         functools.partial(extend, memory),
         state._replace(carry=carry),
       )

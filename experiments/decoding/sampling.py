@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from experiments.data.batch import BOS, EOS, PAD
-from experiments.decoding.cache_growth import encode, extended
+from experiments.decoding.cache_growth import encode, run_stages
 from experiments.decoding.constraints import Constraints, constrained
 from experiments.decoding.steps import make_steps
 from experiments.decoding.top_k import largest
@@ -165,5 +165,5 @@ def _decoded(
     # A row without a source, as in the last batch, has ended.
     (source == PAD).all(-1),
   )
-  final = extended(steps, stages, unfinished, extend, memory, initial)
+  final = run_stages(steps, stages, unfinished, extend, memory, initial)
   return final.tokens

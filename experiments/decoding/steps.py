@@ -21,8 +21,8 @@ class Steps(Protocol):
   def carry_axis(self) -> int:
     """The axis of the batch in a carry; in a memory it is the first."""
 
-  def start(self, source: jax.Array, room: int) -> tuple[Any, Any]:
-    """Returns memory, and a carry with room for so many tokens."""
+  def start(self, source: jax.Array, capacity: int) -> tuple[Any, Any]:
+    """Returns memory, and a carry whose caches hold so many tokens."""
 
   def step(
     self, memory: Any, carry: Any, token: jax.Array, parent: jax.Array | None
@@ -54,9 +54,9 @@ class _BeamSteps(_ModelSteps):
 
   carry_axis = 0
 
-  def start(self, source, room):
+  def start(self, source, capacity):
     return self.model.apply(
-      self.variables, source, room, self.beam_size, method="beam_start"
+      self.variables, source, capacity, self.beam_size, method="beam_start"
     )
 
   def step(self, memory, carry, token, parent):
@@ -72,9 +72,9 @@ class _MappedSteps(_ModelSteps):
 
   carry_axis = 1
 
-  def start(self, source, room):
+  def start(self, source, capacity):
     memory, carry = self.model.apply(
-      self.variables, source, room, method="start"
+      self.variables, source, capacity, method="start"
     )
 
     def repeated(leaf):

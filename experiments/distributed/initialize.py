@@ -188,7 +188,7 @@ def peak_memory() -> int:
   return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def leave(code: int) -> None:
+def exit_process(code: int) -> None:
   """Ends the process from any thread, without exit handlers."""
   # `sys.exit` would wait for the other processes and for Orbax's threads.
   global _exiting
@@ -201,7 +201,7 @@ def leave(code: int) -> None:
       # Processes that fail together each print their own error: without this
       # barrier, JAX would abort the others when the coordinator exits.
       with contextlib.suppress(Exception):
-        client.wait_at_barrier("leave", round(1000 * _GRACE))
+        client.wait_at_barrier("exit", round(1000 * _GRACE))
       if _connection().process_id == 0:
         time.sleep(1)  # The coordinator exits last.
   finally:

@@ -97,4 +97,4 @@ def _run(watchdog: Watchdog, done: threading.Event) -> None:
       watchdog.exchange()
       if (stall := watchdog.stall()) and not done.is_set():
         initialize.report(stall)
-        initialize.leave(1)
+        initialize.exit_process(1)

@@ -12,7 +12,7 @@ from flax import linen as nn
 from experiments.data.batch import PAD, Array
 from experiments.data.dataset import EvaluationSet
 from experiments.data.gold_alignments import GoldAlignments
-from experiments.decoding.batching import filled
+from experiments.decoding.batching import padded_batch
 from experiments.experiment import Experiment
 from experiments.models.attention_weights import (
   CROSS,
@@ -48,7 +48,7 @@ def unpadded_weights(
 ) -> list[np.ndarray]:
   """Returns N arrays [H, t, s], the attention weights without padding."""
   # Few widths are compiled.
-  source, target = (filled(x, len(x)) for x in (source, target))
+  source, target = (padded_batch(x, len(x)) for x in (source, target))
   heads = np.asarray(target_attention_weights(model, params, source, target))
   lengths = ((x != PAD).sum(1) for x in (source, target))
   return [each[:, :t, :s] for each, s, t in zip(heads, *lengths)]
@@ -62,7 +62,8 @@ def pair_weights(
   longest: int = model.max_length
   fill = (max(longest - len(x), 0) for x in (source, target))
   tokens = [
-    filled(np.pad(x, (0, n))[None], 1) for x, n in zip((source, target), fill)
+    padded_batch(np.pad(x, (0, n))[None], 1)
+    for x, n in zip((source, target), fill)
   ]
   weights = jax.device_get(_weights(model, params, *tokens, kinds=KINDS))
   s, t = ((x != PAD).sum() for x in (source, target))

@@ -10,8 +10,8 @@ from experiments.data.batch import PAD, Batch
 from experiments.data.dataset import EvaluationSet
 from experiments.decoding.batching import (
   ROWS,
-  Compiled,
   Search,
+  TimedFunction,
   by_length,
   make_predictor,
 )
@@ -142,7 +142,7 @@ def make_reference_losses(
 ) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
   """Makes (params, source, target) -> losses [N] and numbers of tokens [N]."""
   loss_step = make_loss_step(experiment.model)
-  compiled = Compiled(lambda _, *given: loss_step(*given), experiment.mesh)
+  compiled = TimedFunction(lambda _, *given: loss_step(*given), experiment.mesh)
   rows = mesh_lib.round_up(ROWS, experiment.mesh)
 
   def reference_losses(params: Any, source: np.ndarray, target: np.ndarray):

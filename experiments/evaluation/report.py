@@ -20,14 +20,14 @@ _POOLED = {
 
 
 def write_evaluation(
-  workdir: Path, split: str, used: str, evaluation: Evaluation
+  workdir: Path, split: str, checkpoint: str, evaluation: Evaluation
 ) -> None:
   """Writes eval/SPLIT.json, and the predictions as eval/SPLIT.txt."""
   write_json(
     workdir / "eval" / f"{split}.json",
     {
       "split": split,
-      "checkpoint": used,
+      "checkpoint": checkpoint,
       "parameters": evaluation.num_parameters,
       "search": evaluation.search,
       "metrics": evaluation.metrics,

@@ -52,7 +52,7 @@ def export_parameters(restored: Restored, workdir: Path, out: Path) -> None:
   config = restored.experiment.config
   run_directory.write_json(out / run_directory.CONFIG, config.model_dump())
   parameter_file.write(
-    out / run_directory.PARAMETERS, restored.params, restored.used
+    out / run_directory.PARAMETERS, restored.params, restored.checkpoint
   )
   if isinstance(config.data, TaskConfig):
     return

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.checkpoints.of_run import run_parameters
+from experiments.checkpoints.restore_run import run_parameters
 from experiments.data.dataset import EvaluationSet
 from experiments.data.text import readers
 from experiments.data.text.dataset import TranslationDataset
@@ -20,12 +20,12 @@ class Restored(NamedTuple):
   Attributes:
     experiment: its config, mesh, data and model.
     params: the parameters of the selected checkpoints.
-    used: a description of these checkpoints.
+    checkpoint: a description of these checkpoints.
   """
 
   experiment: Experiment
   params: Any
-  used: str
+  checkpoint: str
 
 
 def restore(workdir: Path, checkpoint: str | None = None) -> Restored:

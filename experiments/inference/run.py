@@ -17,7 +17,10 @@ from experiments.evaluation.search import configured_search
 from experiments.inference.restored import Restored, restore
 from experiments.inference.translator import Line, make_translator
 from experiments.run_directory import run_path
-from experiments.visualization.alignments import example_lines, pair_of_run
+from experiments.visualization.alignments import (
+  example_lines,
+  make_pair_weights,
+)
 from experiments.visualization.attention_view import PairWeights
 
 
@@ -44,7 +47,7 @@ class Run:
     self._restored, self.name = restored, name
     self.config: Config = restored.experiment.config
     self.params: Any = restored.params
-    self.checkpoint: str = restored.used
+    self.checkpoint: str = restored.checkpoint
     self._translators: dict[Search, Callable[..., list[Line]]] = {}
     self._losses: Callable[..., Any] | None = None
 
@@ -127,7 +130,7 @@ class Run:
       rows = (side[0] for side in self._encoded([source], [target]))
       tokens = tuple(row[row != PAD] for row in rows)
       translation = normalized(target)
-    return pair_of_run(
+    return make_pair_weights(
       self._restored.experiment,
       self.params,
       *tokens,

@@ -28,7 +28,7 @@ def evaluate_all(
   config, step = experiment.config, int(state.step)
   from experiments.checkpoints.read import parameters
 
-  params, used = parameters(
+  params, checkpoint = parameters(
     manager,
     config.evaluation.checkpoint,
     experiment.abstract_state,
@@ -39,7 +39,7 @@ def evaluate_all(
   search = configured_search(experiment)
   evaluate = make_evaluator(experiment, search)
   greedy = configured_search(experiment, beam_size=1)
-  if used != f"step {step}" or search != greedy:
+  if checkpoint != f"step {step}" or search != greedy:
     validation = None
   curves = {}
   for number, split in enumerate(config.data.splits, start=1):
@@ -53,7 +53,7 @@ def evaluate_all(
     curves[split] = evaluation.by_length
     if jax.process_index() == 0:
       print(report.described(split, evaluation), end="\n\n", flush=True)
-      report.write_evaluation(workdir, split, used, evaluation)
+      report.write_evaluation(workdir, split, checkpoint, evaluation)
   _draw(experiment, workdir, params, curves)
   return True
 

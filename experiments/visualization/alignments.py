@@ -67,7 +67,7 @@ def make_panels(
   ]
 
 
-def pair_of_run(
+def make_pair_weights(
   experiment: Experiment,
   params: Any,
   source: np.ndarray,  # [S] token ids with EOS

@@ -272,7 +272,7 @@ def test_error_about_a_damaged_checkpoint_names_the_others(damage, copied):
 
 def test_restore_changes_no_file(copied):
   before = sorted(str(path) for path in copied.rglob("*"))
-  assert inference.restore(copied).used == "step 12"
+  assert inference.restore(copied).checkpoint == "step 12"
   assert before == sorted(str(path) for path in copied.rglob("*"))
 
 

@@ -90,12 +90,12 @@ class Residual(nn.Module):
     self.layer_norm = nn.LayerNorm(dtype=self.options.dtype)
     self.dropout = self.options.make_dropout()
 
-  def enter(self, x: jax.Array) -> jax.Array:
+  def inputs(self, x: jax.Array) -> jax.Array:
     """Returns the sublayer's input [..., D], normalised if "pre"."""
     # See Xiong et al., 2020 (https://arxiv.org/abs/2002.04745).
     return self.layer_norm(x) if self.options.config.norm == "pre" else x
 
-  def leave(
+  def add(
     self, x: jax.Array, inner: jax.Array, *, deterministic: bool
   ) -> jax.Array:
     """Adds the sublayer's input and output [..., D]."""
@@ -118,7 +118,7 @@ class _Layer(nn.Module):
     self.feed_forward_residual = Residual(self.options)
 
   def _self_attend(self, x: jax.Array, mask, *, deterministic: bool):
-    inputs = self.self_residual.enter(x)
+    inputs = self.self_residual.inputs(x)
     bias = self._bias(inputs)
     inner = self.self_attention(
       inputs, mask=mask, bias=bias, deterministic=deterministic
@@ -127,7 +127,7 @@ class _Layer(nn.Module):
       "self_attention_weights",
       lambda: self.self_attention.weights(inputs, mask=mask, bias=bias),
     )
-    return self.self_residual.leave(x, inner, deterministic=deterministic)
+    return self.self_residual.add(x, inner, deterministic=deterministic)
 
   def _sow_weights(self, name: str, weights: Callable[[], jax.Array]) -> None:
     """Stores weights [B, H, T, S] if "intermediates" is mutable."""
@@ -141,11 +141,9 @@ class _Layer(nn.Module):
 
   def _feed_forward(self, x: jax.Array, *, deterministic: bool) -> jax.Array:
     inner = self.feed_forward(
-      self.feed_forward_residual.enter(x), deterministic=deterministic
+      self.feed_forward_residual.inputs(x), deterministic=deterministic
     )
-    return self.feed_forward_residual.leave(
-      x, inner, deterministic=deterministic
-    )
+    return self.feed_forward_residual.add(x, inner, deterministic=deterministic)
 
 
 class EncoderLayer(_Layer):
@@ -211,7 +209,7 @@ class DecoderLayer(_Layer):
     self, x: jax.Array, cache: DecoderCache, memory: KeyValue, mask: jax.Array
   ) -> tuple[jax.Array, DecoderCache, jax.Array]:
     """Maps one token [B, 1, D]; also returns cache and weights [B, H, S]."""
-    inputs, (tokens, log_gates) = self.self_residual.enter(x), cache
+    inputs, (tokens, log_gates) = self.self_residual.inputs(x), cache
     bias = self.options.bias
     if log_gates is not None:
       log_gates = jax.lax.dynamic_update_slice_in_dim(
@@ -220,7 +218,7 @@ class DecoderLayer(_Layer):
       bias = _sum(bias, decay(log_gates))
     inner, tokens = self.self_attention.decode(inputs, tokens, bias=bias)
     cache = DecoderCache(tokens, log_gates)
-    x = self.self_residual.leave(x, inner, deterministic=True)
+    x = self.self_residual.add(x, inner, deterministic=True)
     x, query = self._across(x, memory, mask, deterministic=True)
     weights = self.cross_attention.weights_projected(query, memory, mask=mask)
     return x, cache, weights[..., 0, :]
@@ -242,9 +240,9 @@ class DecoderLayer(_Layer):
     mask: jax.Array,
   ) -> tuple[jax.Array, BeamCache]:
     """Maps one token of each hypothesis, [B, K, D]; also returns the cache."""
-    inputs = self.self_residual.enter(x)
+    inputs = self.self_residual.inputs(x)
     inner, cache = beam_cache.decode(self.self_attention, inputs, cache, slots)
-    x = self.self_residual.leave(x, inner, deterministic=True)
+    x = self.self_residual.add(x, inner, deterministic=True)
     return self._across(x, memory, mask, deterministic=True)[0], cache
 
   def _bias(self, inputs):
@@ -254,11 +252,11 @@ class DecoderLayer(_Layer):
     return _sum(bias, decay(self.forget_gate(inputs)))
 
   def _across(self, x, memory: KeyValue, mask, *, deterministic: bool):
-    query = self.cross_residual.enter(x)
+    query = self.cross_residual.inputs(x)
     inner = self.cross_attention.attend_projected(
       query, memory, mask=mask, deterministic=deterministic
     )
-    x = self.cross_residual.leave(x, inner, deterministic=deterministic)
+    x = self.cross_residual.add(x, inner, deterministic=deterministic)
     return self._feed_forward(x, deterministic=deterministic), query
 
 

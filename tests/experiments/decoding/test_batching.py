@@ -12,8 +12,8 @@ from experiments.data.batch import EOS, PAD
 from experiments.decoding.batching import (
   Search,
   by_length,
-  filled,
   make_predictor,
+  padded_batch,
 )
 from experiments.distributed import mesh as mesh_lib
 from tests.experiments.toys import Lookup
@@ -180,7 +180,7 @@ def test_filled_adds_rows_and_keeps_all_tokens(rows, width, shape):
   array = np.arange(4, 84).reshape(2, 40)
   array[0, width // 2 :] = PAD
   array[1, width:] = PAD
-  result = filled(array, rows)
+  result = padded_batch(array, rows)
   assert result.shape == shape
   np.testing.assert_array_equal(result[:2], array[:, : shape[1]])
   assert (result[2:] == PAD).all()

@@ -236,8 +236,8 @@ def test_growing_caches_do_not_change_predictions(monkeypatch):
   params = jax.tree.map(lambda leaf: 3 * leaf, params)
   rules = Constraints(min_length=7)
   predictions = []
-  for room in (16, 2):
-    monkeypatch.setattr(cache_growth, "_MIN_ROOM", room)
+  for capacity in (16, 2):
+    monkeypatch.setattr(cache_growth, "_MIN_CAPACITY", capacity)
     monkeypatch.setattr(cache_growth, "_MIN_ROWS", 1)
     greedy = jax.jit(
       lambda params: decoding.greedy(

@@ -127,7 +127,7 @@ def test_the_decoder_is_called_with_jax_alone(
 
 def test_an_export_is_used_like_its_run(folder, workdir, restored):
   again = inference.restore(folder)
-  assert again.used == restored.used == "step 12"
+  assert again.checkpoint == restored.checkpoint == "step 12"
   assert read_config(folder) == read_config(workdir)
   jax.tree.map(np.testing.assert_array_equal, again.params, restored.params)
   with pytest.raises(UserError, match="leave out --checkpoint"):
