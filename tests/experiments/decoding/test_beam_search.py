@@ -315,7 +315,7 @@ def test_growing_caches_do_not_change_hypotheses(monkeypatch):
     "constraints": Constraints(min_length=5),
   }
   at_once = searched(model, params, SOURCE, **options)
-  monkeypatch.setattr(cache_growth, "_MIN_ROOM", 2)
+  monkeypatch.setattr(cache_growth, "_MIN_CAPACITY", 2)
   monkeypatch.setattr(cache_growth, "_MIN_ROWS", 1)
   grown = searched(model, params, SOURCE, **options)
   np.testing.assert_array_equal(grown.tokens, at_once.tokens)
@@ -326,7 +326,7 @@ def test_steps_of_whole_beams_equal_those_of_single_hypotheses(monkeypatch):
   model = make_transformer(
     VOCABULARY, VOCABULARY, positions="rotary", score="general"
   )
-  monkeypatch.setattr(cache_growth, "_MIN_ROOM", 2)
+  monkeypatch.setattr(cache_growth, "_MIN_CAPACITY", 2)
   monkeypatch.setattr(cache_growth, "_MIN_ROWS", 1)
   source = np.array([[3, 4, 4, EOS], [4, 3, EOS, PAD], [4, EOS, PAD, PAD]])
   params = jax.jit(model.init)(jax.random.key(1), source, source)["params"]
