@@ -22,7 +22,13 @@ import numpy as np
 
 from attention import axes
 from attention.checks import check_floating, check_positive
-from attention.positional import ArrayValues, Pair, Pairwise, Transform, View
+from attention.positional import (
+  ArrayValues,
+  Combination,
+  Pairwise,
+  Transform,
+  View,
+)
 
 __all__ = ["Bias", "alibi", "as_bias", "relative_position"]
 
@@ -134,7 +140,7 @@ class ArrayBias(ArrayValues, Bias):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sum(Pair, Bias):
+class Sum(Combination, Bias):
   """left + right."""
 
   def block(self, rows, columns, rank):

@@ -81,7 +81,7 @@ class Grouping:
     score = as_score(score)
     return score if self.trivial else score.group_heads(*self.shape)
 
-  def pairs(
+  def arguments(
     self, *, score: Any, mask: Any, bias: Any, normalizer: Any = None
   ) -> dict[str, Any]:
     """These arguments for [..., K, G, T, S] from those for [..., H, T, S]."""
@@ -117,7 +117,9 @@ def attend_heads(
     grouping.query(query),
     grouping.memory(key),
     grouping.memory(value),
-    **grouping.pairs(score=score, mask=mask, bias=bias, normalizer=normalizer),
+    **grouping.arguments(
+      score=score, mask=mask, bias=bias, normalizer=normalizer
+    ),
     **options,
   )
   if lse is not None:
@@ -131,6 +133,8 @@ def heads_weights(
   """The weights [..., H, T, S], float32 at least; as in `attend_heads`."""
   grouping = Grouping(query.shape[-3], key.shape[-3])
   weights = dispatch_weights(
-    grouping.query(query), grouping.memory(key), **grouping.pairs(**arguments)
+    grouping.query(query),
+    grouping.memory(key),
+    **grouping.arguments(**arguments),
   )
   return grouping.heads(weights)

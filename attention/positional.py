@@ -177,7 +177,7 @@ class ArrayValues(Pairwise):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pair(Pairwise):
+class Combination(Pairwise):
   """Two masks or two biases, combined."""
 
   left: Any

@@ -27,7 +27,13 @@ ATTENTION = (
     "projections",
     "scores",
   ),
-  ("frequency_scaling", "head_parameters", "linear", "positional", "softmax"),
+  (
+    "custom_transpose",
+    "frequency_scaling",
+    "head_parameters",
+    "positional",
+    "softmax",
+  ),
   ("axes", "checks", "equality", "function_pytree", "matmul", "meshes"),
 )
 EXPERIMENTS = (

@@ -30,7 +30,7 @@ def with_finite_tokens(
   tokens, (bad_query, bad_key, bad_value) = zip(*map(_finite, request.tokens))
   names = ("query", "key", "value")
   request = dataclasses.replace(request, **dict(zip(names, tokens)))
-  context, statistics, rows_that_see = compute(request)
+  context, statistics, rows_attending = compute(request)
   if request.combined is not None:
     return context, statistics
   bad = bad_query
@@ -38,13 +38,13 @@ def with_finite_tokens(
     bad = bad & (statistics.total != 0.0)
   if statistics is None or not request.return_lse:
     # One pass over the pairs; the statistics are not used.
-    bad = rows_that_see(bad_key | bad_value) | bad
+    bad = rows_attending(bad_key | bad_value) | bad
     return jnp.where(bad[..., None], jnp.nan, context), statistics
-  bad = rows_that_see(bad_key) | bad
+  bad = rows_attending(bad_key) | bad
   statistics = Statistics(
     *(jnp.where(bad, jnp.nan, each) for each in statistics)
   )
-  bad = bad | rows_that_see(bad_value)
+  bad = bad | rows_attending(bad_value)
   return jnp.where(bad[..., None], jnp.nan, context), statistics
 
 

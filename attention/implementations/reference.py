@@ -60,25 +60,25 @@ def weights(request: Request) -> jax.Array:
 def _weights_and_statistics(request):
   scores, visible = _scores(request)
 
-  def rows_that_see(flags):
+  def rows_attending(flags):
     return jnp.any(visible & flags[..., None, :], axis=-1)
 
   if is_softmax(request.normalizer):
-    return *softmax(scores, visible), rows_that_see
+    return *softmax(scores, visible), rows_attending
   scores = jnp.where(visible, scores, -jnp.inf)
   weights = masked_weights(request.normalizer, scores)
   statistics = of_rows(jnp.any(visible, axis=-1), request.dtype)
-  return weights, statistics, rows_that_see
+  return weights, statistics, rows_attending
 
 
 def _context_and_statistics(request):
   if request.combined is not None and is_softmax(request.normalizer):
     return *_shard_of(request, *request.combined), None
-  weights, statistics, rows_that_see = _weights_and_statistics(request)
+  weights, statistics, rows_attending = _weights_and_statistics(request)
   context = _weighted_sum(request, weights, request.value)
   if request.combined is not None:
     return *part_of(request.combined, context), None
-  return context, statistics.broadcast_to(context.shape[:-1]), rows_that_see
+  return context, statistics.broadcast_to(context.shape[:-1]), rows_attending
 
 
 def _weighted_sum(request, weights, value):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -35,6 +36,21 @@ class Ranges:
 
   def __len__(self):
     return len(self.first)
+
+
+def grid_visibility(
+  mask: Mask | None, lengths: Sequence[int], tile: Sequence[int]
+) -> np.ndarray:
+  """The visibility of each tile of T x S pairs; None hides no pair."""
+  rows, columns = map(Ranges.cut, lengths, tile)
+  if mask is None:
+    tiles = np.full((len(rows), len(columns)), FULL, np.int8)
+  else:
+    tiles = np.array(visibility(mask, rows, columns))
+  if lengths[1] % tile[1]:
+    # The last tile reaches over the edge, where there are no keys.
+    tiles[:, -1] = np.minimum(tiles[:, -1], PARTIAL)
+  return tiles
 
 
 def visibility(mask: Mask, rows: Ranges, columns: Ranges) -> np.ndarray:

@@ -15,8 +15,8 @@ from attention import axes
 from attention.function_pytree import FunctionPytree
 from attention.positional import (
   ArrayValues,
+  Combination,
   GroupHeads,
-  Pair,
   Pairwise,
   SelectHeads,
   Shift,
@@ -181,7 +181,7 @@ class ArrayMask(ArrayValues, Mask):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Combined(Pair, Mask):
+class Combined(Combination, Mask):
   """left & right, or left | right."""
 
   operation: str = dataclasses.field(metadata={"static": True})

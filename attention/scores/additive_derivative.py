@@ -12,7 +12,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from attention.linear import with_transpose
+from attention.custom_transpose import with_transpose
 from attention.scores.additive_channels import (
   TERMS,
   grouped,

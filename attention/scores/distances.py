@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.linear import with_transpose
+from attention.custom_transpose import with_transpose
 from attention.matmul import inner_products, products_with_columns
 from attention.scores.skew import skewed
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.linear import with_transpose
+from attention.custom_transpose import with_transpose
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

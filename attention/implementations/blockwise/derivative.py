@@ -36,7 +36,7 @@ from attention.request import Combined
 from attention.softmax import Statistics
 
 
-def solve(
+def differentiable_context(
   problem: Problem,
   captured: Captured,
   *tokens: jax.Array,
@@ -49,16 +49,16 @@ def solve(
   """
 
   @jax.custom_jvp
-  def solution(combined, captured, *tokens):
+  def primal(combined, captured, *tokens):
     return combined or context_and_statistics(problem, captured, *tokens)
 
-  @functools.partial(solution.defjvp, symbolic_zeros=True)
+  @functools.partial(primal.defjvp, symbolic_zeros=True)
   def rule(primals, tangents):
     with matmul_precision(problem.precision):
-      outputs = solution(*primals)
+      outputs = primal(*primals)
       return outputs, _tangents(problem, primals[1:], outputs, tangents[1:])
 
-  return solution(combined, captured, *tokens)
+  return primal(combined, captured, *tokens)
 
 
 class _Linear(NamedTuple):
@@ -106,7 +106,7 @@ def _tangents(problem: Problem, primals, outputs, tangents):
     context_zeros if of_scores else None,
     None if value is None else _in_columns(context_zeros),
   ]
-  lse_tangent, by_scores, by_values = scan(step, sums, tiling.pairs())
+  lse_tangent, by_scores, by_values = scan(step, sums, tiling.visible_tiles())
   terms = [by_scores, _in_columns(by_values)]
   if lse_tangent is None:
     lse_tangent = row_zeros

@@ -7,29 +7,29 @@ from collections.abc import Hashable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from attention.checks import check_positive
 from attention.implementations.blockwise import tile_sizes
-from attention.implementations.blockwise.derivative import solve
+from attention.implementations.blockwise.derivative import (
+  differentiable_context,
+)
 from attention.implementations.blockwise.problem import (
-  Pairs,
+  TileOptions,
   make_problem,
-  rows_that_see,
+  rows_attending,
   trace_pair,
 )
 from attention.implementations.blockwise.rows import compute_rows
 from attention.implementations.blockwise.tiles import Tiling, with_length
 from attention.implementations.non_finite import with_finite_tokens
-from attention.masks.tile_visibility import Ranges, visibility
+from attention.masks.tile_visibility import grid_visibility
 from attention.meshes import num_automatic_devices
 from attention.normalizers import is_softmax
-from attention.positional import FULL, PARTIAL
 from attention.request import Request
 from attention.softmax import Statistics, part_of, without_keys
 
 # Programs are kept by the values of problems, which hold no arrays.
-_compiled_solve = jax.jit(solve, static_argnums=0)
+_compiled_context = jax.jit(differentiable_context, static_argnums=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +117,8 @@ class Blockwise:
     statistics = statistics.broadcast_to(context.shape[:-1])
     if request.combined is not None and not is_softmax(request.normalizer):
       context, statistics = part_of(request.combined, context)
-    see = functools.partial(rows_that_see, Pairs(tiling, request))
-    return context, statistics, see
+    attending = functools.partial(rows_attending, TileOptions(tiling, request))
+    return context, statistics, attending
 
   def _sides(self, request: Request) -> tuple[int, int]:
     """The numbers of queries and keys in a tile."""
@@ -135,19 +135,9 @@ class Blockwise:
 
   def tiling(self, request: Request) -> Tiling:
     """The tiles, with all entries of the leading axes in each."""
-    length, key_length = request.scores_shape[-2:]
-    queries, keys = self._sides(request)
-    rows, columns = Ranges.cut(length, queries), Ranges.cut(key_length, keys)
-    if request.mask is None:
-      visible = np.full((len(rows), len(columns)), FULL, np.int8)
-    else:
-      visible = visibility(request.mask, rows, columns)
-    if key_length % keys:
-      # The last tile reaches over the edge, where there are no keys.
-      last = np.minimum(visible[:, -1:], PARTIAL)
-      visible = np.concatenate([visible[:, :-1], last], axis=-1)
-    leading = request.leading
-    return Tiling(leading, leading, queries, keys, visible)
+    tile, leading = self._sides(request), request.leading
+    visible = grid_visibility(request.mask, request.scores_shape[-2:], tile)
+    return Tiling(leading, leading, *tile, visible)
 
 
 def _softmax(
@@ -165,12 +155,16 @@ def _softmax(
   # Values may have leading axes that the scores do not have.
   shared = not request.is_masked and request.combined is None
   row_leading = request.scores_shape[:-2] if shared else request.leading
-  problem, captured = make_problem(pair, Pairs(tiling, request), row_leading)
+  problem, captured = make_problem(
+    pair, TileOptions(tiling, request), row_leading
+  )
   combined = request.combined
   if combined is not None:
     combined = _padded(*combined, tiling.query_length)
   # Outside of `jax.jit` every loop would be compiled at every call.
-  run = solve if request.platform is None else _compiled_solve
+  run = (
+    differentiable_context if request.platform is None else _compiled_context
+  )
   return run(problem, captured, query, key, value, combined=combined)
 
 

@@ -25,7 +25,7 @@ Traced = tuple[Program | None, list[Any]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pairs:
+class TileOptions:
   """The mask, bias and dropout of a request for the tile at a given `start`."""
 
   tiling: Tiling
@@ -134,17 +134,17 @@ def start_type(tiling: Tiling) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def make_problem(
-  pair: Traced, pairs: Pairs, row_leading: tuple[int, ...]
+  pair: Traced, options: TileOptions, row_leading: tuple[int, ...]
 ) -> tuple[Problem, Captured]:
   """The functions of a tile, and the arrays that they captured."""
-  tiling, request = pairs.tiling, pairs.request
+  tiling, request = options.tiling, options.request
   start = start_type(tiling)
   traced: list[tuple[Any, list[Any]]] = [pair]
   for function, is_needed in (
-    (pairs.bias, request.bias is not None),
-    (pairs.visible, tiling.has_partial),
-    (pairs.multiplier, request.dropout is not None),
-    (pairs.occupied, pairs.occupied((0,) * len(start)) is not True),
+    (options.bias, request.bias is not None),
+    (options.visible, tiling.has_partial),
+    (options.multiplier, request.dropout is not None),
+    (options.occupied, options.occupied((0,) * len(start)) is not True),
   ):
     traced.append(
       without_captured(function, start) if is_needed else (None, [])
@@ -156,9 +156,9 @@ def make_problem(
   return problem, Captured(*captured)
 
 
-def rows_that_see(pairs: Pairs, flags: jax.Array) -> jax.Array:
+def rows_attending(options: TileOptions, flags: jax.Array) -> jax.Array:
   """Which queries attend to a flagged key: bool [..., S] to bool [..., T]."""
-  tiling, request = pairs.tiling, pairs.request
+  tiling, request = options.tiling, options.request
   length = request.scores_shape[-2]
   is_eager = request.platform is not None
   # Usually no key is flagged.
@@ -166,13 +166,15 @@ def rows_that_see(pairs: Pairs, flags: jax.Array) -> jax.Array:
     return jnp.zeros((*tiling.leading, length), bool)
   missing = tiling.key_length - flags.shape[-1]
   flags = jnp.pad(flags, [(0, 0)] * (flags.ndim - 1) + [(0, missing)])
-  problem, captured = make_problem((None, []), pairs, ())
-  see = _compiled_see if is_eager else _see
-  return see(problem, captured, flags)[..., :length]
+  problem, captured = make_problem((None, []), options, ())
+  compute = _compiled_rows_attending if is_eager else _rows_attending
+  return compute(problem, captured, flags)[..., :length]
 
 
-def _see(problem: Problem, captured: Captured, flags: jax.Array) -> jax.Array:
-  """`rows_that_see`, for S and T rounded up to whole tiles."""
+def _rows_attending(
+  problem: Problem, captured: Captured, flags: jax.Array
+) -> jax.Array:
+  """`rows_attending`, for S and T rounded up to whole tiles."""
   tiling = problem.tiling
   none = axes.varying_zero((flags, captured), jnp.bool_)
   none = jnp.broadcast_to(none, (*tiling.leading, tiling.query_length))
@@ -185,8 +187,10 @@ def _see(problem: Problem, captured: Captured, flags: jax.Array) -> jax.Array:
     return put(rows, seen | cut(rows, row, tiling.row), row)
 
   return jax.lax.cond(
-    jnp.any(flags), lambda: scan(step, none, tiling.pairs()), lambda: none
+    jnp.any(flags),
+    lambda: scan(step, none, tiling.visible_tiles()),
+    lambda: none,
   )
 
 
-_compiled_see = jax.jit(_see, static_argnums=0)
+_compiled_rows_attending = jax.jit(_rows_attending, static_argnums=0)

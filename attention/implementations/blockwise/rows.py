@@ -23,7 +23,7 @@ from attention.implementations.blockwise.closure import (
 )
 from attention.implementations.blockwise.online_softmax import Captured, Problem
 from attention.implementations.blockwise.problem import (
-  Pairs,
+  TileOptions,
   make_problem,
   start_type,
   trace_pair,
@@ -94,7 +94,7 @@ def _traced(
 ) -> tuple[Span, Arrays]:
   """The functions of the blocks at `starts`, and the arrays they captured."""
   pair, tiling = trace_pair(request, query, key, tiling, blocks)
-  problem, captured = make_problem(pair, Pairs(tiling, request), ())
+  problem, captured = make_problem(pair, TileOptions(tiling, request), ())
   make_fraction = checked_fraction
   has_bias = request.bias is not None
   # A score that depends on positions may hide keys.

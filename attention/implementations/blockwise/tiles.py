@@ -101,7 +101,7 @@ class Tiling:
       np.tile(np.asarray(bounds, np.int32), (repeats, 1)),
     )
 
-  def pairs(self) -> np.ndarray:
+  def visible_tiles(self) -> np.ndarray:
     """The starts of all tiles that are not empty, int32 [P, leading + 2]."""
     rows, columns = np.nonzero(self.visibility != EMPTY)
     tiles = np.stack([rows * self.query_tile, columns * self.key_tile], axis=-1)

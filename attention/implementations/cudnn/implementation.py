@@ -42,7 +42,7 @@ class CuDNN:
 
 
 def _results(request: Request):
-  """The context, the statistics, and the rows that see flagged keys."""
+  """The context, the statistics, and the rows that attend to flagged keys."""
   tokens = all_batched(*mapped(request))
   query, key, value = (
     array.reshape(*heads, *array.shape[-2:])
@@ -78,7 +78,7 @@ def _results(request: Request):
 
 
 def _with_leading(request: Request, results, empty):
-  """`_results` of the kernel's results; `empty` rows see no key."""
+  """`_results` of the kernel's results; `empty` rows attend to no key."""
   shape = (*request.leading, request.query.shape[-2])
   context, *lses = results
   context = context.reshape(*shape, context.shape[-1])
@@ -93,11 +93,11 @@ def _with_leading(request: Request, results, empty):
   else:
     statistics = None if empty is None else of_rows(~empty, request.dtype)
 
-  def rows_that_see(flags):
+  def rows_attending(flags):
     visible, _ = visible_and_bias(request, with_bias=False)
     return jnp.any(visible & flags[..., None, :], axis=-1)
 
-  return context, statistics, rows_that_see
+  return context, statistics, rows_attending
 
 
 @jax.custom_jvp

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
+from attention.custom_transpose import with_kernel_as_transpose
 from attention.implementations.blockwise import Blockwise
 from attention.implementations.cudnn.tokens import all_batched
-from attention.linear import with_kernel_as_transpose
 from attention.masks.types import Band, Below, Mask, as_mask
 from attention.matmul import matmul_precision
 from attention.request import make_request
@@ -74,7 +74,7 @@ class Kernel:
     """The first results; None adds what the kernel saves for reverse mode."""
 
     @jax.custom_jvp
-    def solution(arrays):
+    def primal(arrays):
       if count == 1:
         return [self._call(arrays, return_residual=False)]
       if count == 2:
@@ -82,7 +82,7 @@ class Kernel:
       values = jax.tree.leaves(self._with_pull_back(arrays))
       return [values[n] for n in self._saved(arrays).outputs]
 
-    @functools.partial(solution.defjvp, symbolic_zeros=True)
+    @functools.partial(primal.defjvp, symbolic_zeros=True)
     def rule(primals, tangents):
       (arrays,), (moved,) = primals, tangents
       saved = self._results(arrays, None)
@@ -90,7 +90,7 @@ class Kernel:
       zeros = [zero_from_primal(x, symbolic_zeros=True) for x in outputs[1:]]
       return outputs, [self._tangent(arrays, saved, moved.linear), *zeros]
 
-    return solution(arrays)
+    return primal(arrays)
 
   def _tangent(self, arrays, saved, tangents):
     """The tangent of the context."""

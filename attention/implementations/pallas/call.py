@@ -12,9 +12,9 @@ import numpy as np
 
 from attention.implementations.blockwise import Blockwise
 from attention.implementations.blockwise.problem import (
-  Pairs,
+  TileOptions,
   make_problem,
-  rows_that_see,
+  rows_attending,
   trace_pair,
 )
 from attention.implementations.blockwise.tiles import with_length
@@ -29,9 +29,8 @@ from attention.implementations.pallas.functions import kernel_precision
 from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.visits import Visibility
-from attention.masks.tile_visibility import Ranges, visibility
+from attention.masks.tile_visibility import grid_visibility
 from attention.normalizers import softmax
-from attention.positional import FULL, PARTIAL
 from attention.request import Request
 from attention.softmax import Statistics
 
@@ -112,10 +111,10 @@ def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
     return _of_finite_tokens(sizes, request)
 
   def compute(request):
-    see = functools.partial(
-      rows_that_see, Pairs(Blockwise().tiling(request), request)
+    attending = functools.partial(
+      rows_attending, TileOptions(Blockwise().tiling(request), request)
     )
-    return *_of_finite_tokens(sizes, request), see
+    return *_of_finite_tokens(sizes, request), attending
 
   context, statistics = with_finite_tokens(request, compute)
   assert statistics is not None
@@ -181,7 +180,7 @@ def _kernels(
     tile,
     chunk,
     functions,
-    Visibility(_visible_tiles(request, tile)),
+    Visibility(grid_visibility(request.mask, request.scores_shape[-2:], tile)),
     request.dtype,
     kernel_precision(request.precision),
     request.is_masked,
@@ -195,7 +194,7 @@ def _hopper_kernels(sizes: Any, request: Request, query, key):
   return hopper.Problem(
     request.leading,
     request.scores_shape[-1],
-    _visible_tiles(request, hopper.TILE),
+    grid_visibility(request.mask, request.scores_shape[-2:], hopper.TILE),
     request.mask,
     hopper.bare(request.score),
     sizes.interpret,
@@ -206,7 +205,7 @@ def _mapped(request: Request) -> tuple[jax.Array, jax.Array, jax.Array]:
   """The mapped query and key, and the value.
 
   A mapped token is NaN where a token is not finite and keys may be hidden. The
-  map then has finite derivatives, and kernels see which tokens to ignore.
+  map then has finite derivatives, which tells kernels what tokens to ignore.
   """
   query, key, value = request.tokens
   dtype = jnp.result_type(query, value)
@@ -240,19 +239,7 @@ def _rule(request: Request, query, key):
   query = with_length(query, tiling.query_length)
   key = with_length(key, tiling.key_length)
   pair, tiling = trace_pair(request, query, key, tiling, [request.leading])
-  return make_problem(pair, Pairs(tiling, request), request.leading)
-
-
-def _visible_tiles(request: Request, tile: tuple[int, int]) -> np.ndarray:
-  """The visibility of tiles; the last tile of keys may reach over the edge."""
-  rows, columns = map(Ranges.cut, request.scores_shape[-2:], tile)
-  if request.mask is None:
-    tiles = np.full((len(rows), len(columns)), FULL, np.int8)
-  else:
-    tiles = np.array(visibility(request.mask, rows, columns))
-  if request.scores_shape[-1] % tile[1]:
-    tiles[:, -1] = np.minimum(tiles[:, -1], PARTIAL)
-  return tiles
+  return make_problem(pair, TileOptions(tiling, request), request.leading)
 
 
 def _side(length: int, asked: int | None) -> int:

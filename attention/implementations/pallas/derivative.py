@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from attention.custom_transpose import with_kernel_as_transpose
 from attention.implementations.blockwise import derivative as blockwise
 from attention.implementations.blockwise import online_softmax
 from attention.implementations.blockwise.tiles import with_length
 from attention.implementations.pallas import hopper, tpu
 from attention.implementations.pallas.operands import Kind, Operand
-from attention.linear import with_kernel_as_transpose
 from attention.softmax import Statistics
 
 
@@ -62,16 +62,16 @@ class Attention:
     """The context and the statistics, with derivatives of any order."""
 
     @jax.custom_jvp
-    def solution(arguments):
+    def primal(arguments):
       return self._forward(arguments)
 
-    @functools.partial(solution.defjvp, symbolic_zeros=True)
+    @functools.partial(primal.defjvp, symbolic_zeros=True)
     def rule(primals, tangents):
       (arguments,), (moved,) = primals, tangents
-      outputs = solution(arguments)
+      outputs = primal(arguments)
       return outputs, self._tangents(arguments, outputs, moved)
 
-    return solution(arguments)
+    return primal(arguments)
 
   def _forward(self, arguments):
     context, statistics = self.kernels.forward(
@@ -144,7 +144,7 @@ class Attention:
     def outputs(*arrays):
       moved = arguments.with_linear(chosen, arrays)
       query, key, value = moved.tokens
-      of_context, (_, of_total) = blockwise.solve(
+      of_context, (_, of_total) = blockwise.differentiable_context(
         self.rule,
         moved.captured,
         with_length(query, tiling.query_length),

@@ -45,7 +45,7 @@ def test_rows_columns_and_pairs_visit_every_visible_tile_once(data):
     for index in np.ndindex(*(n // b for n, b in zip(leading, block)))
     for row, column in np.argwhere(kinds != EMPTY)
   }
-  pairs = [tuple(map(int, pair)) for pair in tiling.pairs()]
+  pairs = [tuple(map(int, pair)) for pair in tiling.visible_tiles()]
   assert len(pairs) == len(expected)
   assert set(pairs) == expected
 
@@ -188,7 +188,9 @@ def test_shift_beyond_an_array_reads_its_edge(name, offset):
 def test_a_causal_mask_visits_half_of_the_tiles(tiles):
   ranges = Ranges.cut(4 * tiles, 4)
   kinds = visibility(masks.causal(), ranges, ranges)
-  assert len(Tiling((), (), 4, 4, kinds).pairs()) == tiles * (tiles + 1) // 2
+  assert (
+    len(Tiling((), (), 4, 4, kinds).visible_tiles()) == tiles * (tiles + 1) // 2
+  )
 
 
 def test_empty_tiles_are_not_computed():

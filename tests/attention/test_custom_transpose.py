@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.linear import with_transpose
+from attention.custom_transpose import with_transpose
 
 calls = []
 
