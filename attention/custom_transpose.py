@@ -29,11 +29,9 @@ def with_transpose(
   residuals: list[jax.Array],
   arguments: list[jax.Array],
 ) -> list[jax.Array]:
-  """`function`, whose reverse mode is `transpose`.
-
-  `transpose` receives the residuals and the cotangents of the results, and
-  returns the cotangents of the arguments. Both must be differentiable.
-  """
+  """`function`, whose reverse mode is `transpose`."""
+  # `transpose` receives the residuals and the cotangents of the results, and
+  # returns the cotangents of the arguments. Both must be differentiable.
   # Under `jax.shard_map` JAX sums the cotangent of an array that all devices
   # share where the array becomes one of each device.
   values = axes.varying_alike([*residuals, *arguments])
@@ -51,11 +49,9 @@ def with_kernel_as_transpose(
   residuals: list[jax.Array],
   arguments: list[jax.Array],
 ) -> list[jax.Array]:
-  """`with_transpose` for a transpose that has no derivatives of its own.
-
-  Its derivatives are those of the transposed `function`, which also replaces
-  the kernel if that is None.
-  """
+  """`with_transpose` for a transpose that has no derivatives of its own."""
+  # Its derivatives are those of the transposed `function`, which also replaces
+  # the kernel if that is None.
   values = axes.varying_alike([*residuals, *arguments])
   residuals, arguments = values[: len(residuals)], values[len(residuals) :]
   shapes = [*map(jax.typeof, arguments)]

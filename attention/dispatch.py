@@ -127,12 +127,10 @@ def _run(implementation: Implementation, request: Request):
 def _on_its_platform(
   request: Request, choose: Callable[[Request], Implementation]
 ) -> tuple[jax.Array, Any]:
-  """Runs `choose(request)` for the platform that computes the request.
-
-  Under `jax.jit` without a mesh, the platform is known only when the program
-  is lowered. The program then has a branch for each implementation that
-  `choose` returns.
-  """
+  """Runs `choose(request)` for the platform that computes the request."""
+  # Under `jax.jit` without a mesh, the platform is known only when the program
+  # is lowered. The program then has a branch for each implementation that
+  # `choose` returns.
   if request.platform is not None:
     return _run(choose(request), request)
   if platform := _platform_of_mesh():

@@ -17,11 +17,9 @@ _NAMES = (
 
 
 def precision_name(precision: Any) -> str | None:
-  """The name of a `precision` argument; None is JAX's default where it is used.
-
-  A rule of derivatives may be traced after the call that defines it. It keeps
-  this name.
-  """
+  """The name of a `precision` argument; None is the current default."""
+  # A rule of derivatives may be traced after the call that defines it. It keeps
+  # this name.
   match precision:
     case None:
       return jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
@@ -126,10 +124,9 @@ def _half_sum_jvp(subscripts, dtype, precision, primals, tangents):
 
 
 def weighted_sum_of_tangents(weights, value, dtype, tokens) -> jax.Array:
-  """`weighted_sum` for tangents that are wider than the `tokens`.
-
-  Tangents of the tokens' dtype would be rounded in the transpose, tile by tile.
-  """
+  """`weighted_sum` for tangents that are wider than the `tokens`."""
+  # Tangents of the tokens' dtype would be rounded in the transpose, tile by
+  # tile.
   return _rounded_product("...ts,...se->...te", weights, value, [tokens], dtype)
 
 
@@ -143,11 +140,9 @@ def weighted_sum_columns_of_tangents(
 
 
 def _rounded_product(subscripts, left, right, tokens, dtype=None):
-  """A product that is rounded as in `jax.nn` if its tokens are bfloat16.
-
-  Its transpose has one operand that is a float32 cotangent. The algorithm
-  rounds it to bfloat16 and accumulates in float32.
-  """
+  """A product that is rounded as in `jax.nn` if its tokens are bfloat16."""
+  # Its transpose has one operand that is a float32 cotangent. The algorithm
+  # rounds it to bfloat16 and accumulates in float32.
   product = functools.partial(_product, subscripts, dtype=dtype)
   is_half = all(each.dtype == jnp.bfloat16 for each in tokens)
   if not is_half or precision_name(None) is not None:

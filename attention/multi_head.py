@@ -288,10 +288,8 @@ class MultiHead:
     offset: int | jax.Array = 0,
     first_key: int | jax.Array = 0,
   ) -> jax.Array:
-    """The outputs for a projected memory.
-
-    For the score, queries start at position `offset`, keys at `first_key`.
-    """
+    """The outputs for a projected memory."""
+    # For the score, queries start at position `offset`, keys at `first_key`.
     context = attend_sharded_heads(
       self.mesh_axes,
       self._rotated_heads("query", query, positions),

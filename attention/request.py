@@ -166,10 +166,8 @@ def make_request(
 
 
 def of_denominator(request: Request) -> Request:
-  """The request whose statistics normalise the weights, without values.
-
-  See `Score.denominator`.
-  """
+  """The request whose statistics normalise the weights, without values."""
+  # See `Score.denominator`.
   score, value = request.score.denominator, request.value[..., :0]
   assert score is not None
   if not is_softmax(request.normalizer):

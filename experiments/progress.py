@@ -29,10 +29,8 @@ def counting(
   total: int | None = None,
   initial: int = 0,
 ) -> Iterator[Callable[[float], Any]]:
-  """Shows a count on a terminal; yields a function that adds to it.
-
-  With a total it shows the time left, and in a log file it writes lines.
-  """
+  """Shows a count on a terminal; yields a function that adds to it."""
+  # With a total it shows the time left, and in a log file it writes lines.
   hidden = None if jax.process_index() == 0 else True  # None: in a file
   options: dict[str, Any] = {"disable": hidden, "dynamic_ncols": True}
   if total is not None and not sys.stderr.isatty():

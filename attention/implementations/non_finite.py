@@ -19,12 +19,10 @@ from attention.softmax import Statistics
 def with_finite_tokens(
   request: Request, compute: Callable[[Request], tuple]
 ) -> tuple[jax.Array, Statistics | None]:
-  """Computes with finite tokens; rows that attend to others become NaN.
-
-  `compute` returns the context, the statistics (None only if every row attends
-  to some key) and a function from flagged keys, bool [..., S], to the rows that
-  attend to one of them, bool [..., T].
-  """
+  """Computes with finite tokens; rows that attend to others become NaN."""
+  # `compute` returns the context, the statistics (None only if every row
+  # attends to some key) and a function from flagged keys, bool [..., S], to the
+  # rows that attend to one of them, bool [..., T].
   if not request.is_masked:
     return compute(request)[:2]
   tokens, (bad_query, bad_key, bad_value) = zip(*map(_finite, request.tokens))

@@ -91,11 +91,9 @@ def _weighted_sum(request, weights, value):
 
 
 def _shard_of(request, context, statistics):
-  """The result over all shards, with the derivatives of this one.
-
-  With the weights P of this shard's keys, for constant statistics, these are
-  d lse = d sum(P) and d context = d (P value) - d lse context.
-  """
+  """The result over all shards, with the derivatives of this one."""
+  # With the weights P of this shard's keys, for constant statistics, these are
+  # d lse = d sum(P) and d context = d (P value) - d lse context.
   hold = jax.lax.stop_gradient
   scores, visible = _scores(request)
   weights = hold(statistics).weights(jnp.where(visible, scores, -jnp.inf))

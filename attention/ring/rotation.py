@@ -126,12 +126,11 @@ def _finite_rows(results, cotangents):
 
 
 def _rotate(ring: Ring, pair_step: Callable, state, rotating, gradients):
-  """Rotates arrays around the ring; calls `pair_step` for each pair of blocks.
-
-  `pair_step` is (state, gradients, key_value, own, numbers) -> state and
-  gradients; `own` is the index of this device's query block, and `numbers` are
-  those of both blocks in the sequence. Only `rotating` and `gradients` rotate.
-  """
+  """Rotates arrays around the ring; `pair_step` handles a pair of blocks."""
+  # `pair_step` is (state, gradients, key_value, own, numbers) -> state and
+  # gradients; `own` is the index of this device's query block, and `numbers`
+  # are those of both blocks in the sequence. Only `rotating` and `gradients`
+  # rotate.
 
   def attend_to_pair(carry, pair, *, moving, block, number):
     state, gradients = carry

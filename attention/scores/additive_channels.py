@@ -35,10 +35,9 @@ def by_pair(query, key, weight):
 
 
 def by_channel(query, key, weight):
-  """As [A, ..., t, 1], [A, ..., 1, s] and [A, ..., 1, 1], of equal rank.
-
-  Leading axes of size 1 are removed, because XLA's products are slow with them.
-  """
+  """As [A, ..., t, 1], [A, ..., 1, s] and [A, ..., 1, 1], of equal rank."""
+  # Leading axes of size 1 are removed, because XLA's products are slow with
+  # them.
   arrays = by_pair(query, key, weight)
   single = tuple(
     axis
@@ -72,10 +71,8 @@ def sum_in_turn(term, channels):
 
 
 def sum_of_terms(term, group):
-  """The sum of `term` over the first axis, of size `TERMS`, in one expression.
-
-  Pairwise sums round less than one long sum.
-  """
+  """The sum of `term` over the first axis, `TERMS` long, in one expression."""
+  # Pairwise sums round less than one long sum.
   terms = [term(*(array[n] for array in group)) for n in range(TERMS)]
   while len(terms) > 1:
     terms = [left + right for left, right in zip(terms[::2], terms[1::2])]

@@ -34,10 +34,8 @@ def _tangent_terms(tanh, *channels):
 
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
 def tangent_at_once(tanh, *channels):
-  """The tangent of the scores, [..., t, s], with all channels in one sum.
-
-  `channels` are the query, key and weight by channel, and their tangents.
-  """
+  """The tangent of the scores, [..., t, s], with all channels in one sum."""
+  # `channels` are the query, key and weight by channel, and their tangents.
   return jnp.sum(_tangent_terms(tanh, *channels), axis=0)
 
 
@@ -84,10 +82,8 @@ def _slope_and_value(hidden, cotangent):
 
 
 def _sum_over(others, tanh, term, tokens, cotangents):
-  """sum_s term(tanh(tokens, others[..., s]), cotangents[s]), [A, ..., t].
-
-  Tokens are [A, ..., t], others [A, ..., s], cotangents [s, ..., t].
-  """
+  """sum_s term(tanh(tokens, others[..., s]), cotangents[s]), [A, ..., t]."""
+  # Tokens are [A, ..., t], others [A, ..., s], cotangents [s, ..., t].
   arrays = jnp.moveaxis(others, -1, 0)[..., None], cotangents[:, None]
 
   def of_one(other, cotangent):

@@ -86,10 +86,8 @@ def _form_of_batch(size, is_batched, query, key):
 def weighted_tanh_sum(
   query: jax.Array, key: jax.Array, weight: jax.Array
 ) -> jax.Array:
-  """sum_a weight[a] tanh(query[t, a] + key[s, a]), [..., t, s].
-
-  `query` [..., t, A] and `key` [..., s, A] are float32 or float64.
-  """
+  """sum_a weight[a] tanh(query[t, a] + key[s, a]), [..., t, s]."""
+  # `query` [..., t, A] and `key` [..., s, A] are float32 or float64.
   if _pairs_like_tokens(query, key, weight):
     query, key, weight = by_pair(query, key, weight)
     return _weighted(_of_any(query, key), weight)

@@ -24,21 +24,18 @@ _STRIP, _NARROW, _MOST_STRIPS = 128, 32, 16
 
 
 class Products(NamedTuple):
-  """tokens_i . table[first + t - 1 - i + j], as the sum of two terms.
+  """tokens_i . table[first + t - 1 - i + j], as the sum of two terms."""
 
-  Numbers outside of the table stand for its first and its last vector.
-  """
+  # Numbers outside of the table stand for its first and its last vector.
 
   ends: jax.Array  # [..., t, 1], if all pairs have the same vector, else 0
   band: jax.Array  # [..., t, s], if not, else 0
 
 
 def products(tokens, table: jax.Array, first, length: int) -> Products:
-  """The products of tokens [..., t, D] with vectors of s = `length` columns.
-
-  `first` is the number in the `table` [..., size, D] for the last token and the
-  first column.
-  """
+  """The products of tokens [..., t, D] with vectors of s = `length` columns."""
+  # `first` is the number in the `table` [..., size, D] for the last token and
+  # the first column.
   number, size = tokens.shape[-2], table.shape[-2]
   first = jnp.asarray(first, jnp.int32)
   tokens, table, first = axes.varying_alike([tokens, table, first])
@@ -131,11 +128,9 @@ def _strip_products(strips, columns) -> jax.Array:
 
 
 def _columns(table, firsts, number: int) -> jax.Array:
-  """table[first], table[first + 1], ... for each first, [..., n, D, number].
-
-  Outside of the table these are its ends. Slices of the padded table: a
-  gather's gradient is slow on CPUs.
-  """
+  """table[first], table[first + 1], ... for each first, [..., n, D, number]."""
+  # Outside of the table these are its ends. Slices of the padded table: a
+  # gather's gradient is slow on CPUs.
   size, columns = table.shape[-2], jnp.swapaxes(table, -1, -2)
   shape = (*columns.shape[:-1], number)
   before, after = (
@@ -155,10 +150,8 @@ def _columns(table, firsts, number: int) -> jax.Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _placed(length, begins, found, low, high):
-  """Products [..., n, t, w] of strips at columns `begins`: [..., n t, length].
-
-  The columns before have the values `low` [..., n t, 1], those after `high`.
-  """
+  """Products [..., n, t, w] of strips at `begins`: [..., n t, length]."""
+  # The columns before have the values `low` [..., n t, 1], those after `high`.
   return _place(length, begins, found, low, high)
 
 

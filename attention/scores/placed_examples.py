@@ -16,10 +16,9 @@ from attention.scores.base import Placed, Score, Wrapper
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class PlacedExamples(Wrapper):
-  """A score for queries from `row` [B...] and keys from `column` [B...] on.
+  """A score for queries from `row` [B...] and keys from `column` [B...] on."""
 
-  The axes B... are the leftmost ones of queries, keys and scores.
-  """
+  # The axes B... are the leftmost ones of queries, keys and scores.
 
   row: jax.Array
   column: jax.Array

@@ -19,10 +19,8 @@ _POSITIONS = (
 
 
 def trace_score(score: Score, query, key) -> tuple[jax.ShapeDtypeStruct, int]:
-  """The shape of the scores and the elements per pair, by one trace.
-
-  Raises ValueError if a score without positions computes its own.
-  """
+  """The shape of the scores and the elements per pair, by one trace."""
+  # Raises ValueError if a score without positions computes its own.
   results = []
 
   def trace(query, key):

@@ -67,11 +67,9 @@ class Program:
   entry: str
 
   def executed(self) -> Iterator[tuple[str, Instruction, int]]:
-    """Computation, instruction and how often it runs; no fusion is entered.
-
-    Loops run as often as their known number, or the constant of their
-    condition; of the branches of a conditional, the longest runs.
-    """
+    """Computation, instruction and how often it runs; no fusion is entered."""
+    # Loops run as often as their known number, or the constant of their
+    # condition; of the branches of a conditional, the longest runs.
     yield from self._executed(self.entry, 1)
 
   def _executed(self, name: str, times: int):

@@ -22,10 +22,8 @@ T = TypeVar("T")
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-  """Makes the mesh of all or the given devices; UserError if they do not fit.
-
-  Given devices need not exist.
-  """
+  """Makes the mesh of all or the given devices, which must fit the config."""
+  # Given devices need not exist.
   present = devices is None
   devices = jax.devices() if devices is None else devices
   available = len(devices)

@@ -30,11 +30,10 @@ class StandardOutput:
 
 
 class PartialFile:
-  """Writes groups of lines to a hidden file, which `finish` renames.
+  """Writes groups of lines to a hidden file, which `finish` renames."""
 
-  A second process with the same settings continues after the last complete
-  group; one with other settings has another hidden file.
-  """
+  # A second process with the same settings continues after the last complete
+  # group; one with other settings has another hidden file.
 
   def __init__(self, path: Path, settings: Mapping[str, Any], group_size: int):
     if path.exists():

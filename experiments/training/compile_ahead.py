@@ -24,11 +24,9 @@ BatchShape = tuple[int, int, int]
 def make_train_step(
   experiment: Experiment, batches: TrainingBatches, first: int
 ) -> Step:
-  """The step; it starts to compile for the batch `first`.
-
-  On accelerators it starts to compile for all batches. On a CPU, this would
-  take the cores from the first steps.
-  """
+  """The step; it starts to compile for the batch `first`."""
+  # On accelerators it starts to compile for all batches. On a CPU, this would
+  # take the cores from the first steps.
   shapes: list[BatchShape] = []
   if first < experiment.config.train.steps:
     batch = mesh.shard_batch(batches[first], experiment.mesh)

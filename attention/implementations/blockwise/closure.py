@@ -18,12 +18,11 @@ _VALUES = (type, jax.sharding.Mesh, jax.sharding.AbstractMesh)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-  """A traced function (captured, *arguments) -> result, equal by value.
+  """A traced function (captured, *arguments) -> result, equal by value."""
 
-  Programs with equal operations are equal, so `jax.jit` with a program as a
-  static argument compiles once for all of them. Custom derivative rules cannot
-  be compared; programs that have some are equal if `owner` is too.
-  """
+  # Programs with equal operations are equal, so `jax.jit` with a program as a
+  # static argument compiles once for all of them. Custom derivative rules
+  # cannot be compared; programs that have some are equal if `owner` is too.
 
   jaxpr: Jaxpr
   structure: Any
@@ -51,12 +50,10 @@ class Program:
 def without_captured(
   function: Callable, *arguments: Any, owner: Any = None
 ) -> tuple[Program, list[Any]]:
-  """Returns (captured, *arguments) -> result, and the captured arrays.
-
-  A custom derivative rule needs this: it differentiates with respect to
-  arguments only. `arguments` are arrays or `jax.ShapeDtypeStruct`s, and `owner`
-  identifies the function; None if it has no custom derivative rules.
-  """
+  """Returns (captured, *arguments) -> result, and the captured arrays."""
+  # A custom derivative rule needs this: it differentiates with respect to
+  # arguments only. `arguments` are arrays or `jax.ShapeDtypeStruct`s, and
+  # `owner` identifies the function; None if it has no custom derivative rules.
   closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
   jaxpr: Any = closed.jaxpr
   if jaxpr is closed:  # JAX 0.12, where a jaxpr keeps what it captured
@@ -66,11 +63,9 @@ def without_captured(
 
 
 def identity(value: Any) -> Any:
-  """A hashable stand-in for a score, without its arrays.
-
-  Numbers are compared by value and functions by identity; no function is kept
-  alive, as it may have captured large arrays.
-  """
+  """A hashable stand-in for a score, without its arrays."""
+  # Numbers are compared by value and functions by identity; no function is kept
+  # alive, as it may have captured large arrays.
   if isinstance(value, jax.Array | np.ndarray):
     return None
   if value is None or isinstance(value, bool | int | float | str):

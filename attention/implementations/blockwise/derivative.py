@@ -42,11 +42,9 @@ def differentiable_context(
   *tokens: jax.Array,
   combined: Combined | None = None,
 ) -> tuple[jax.Array, Statistics]:
-  """`context_and_statistics`, differentiable by the rule to any order.
-
-  With `combined`, the result over all key shards, it returns that, with this
-  shard's terms of the tangents, to first order.
-  """
+  """`context_and_statistics`, differentiable by the rule to any order."""
+  # With `combined`, the result over all key shards, it returns that, with this
+  # shard's terms of the tangents, to first order.
 
   @jax.custom_jvp
   def primal(combined, captured, *tokens):
@@ -62,11 +60,10 @@ def differentiable_context(
 
 
 class _Linear(NamedTuple):
-  """The tangents; None where they are zero.
+  """The tangents; None where they are zero."""
 
-  Keys and values are transposed, [..., D, S]: in reverse mode their sums over
-  tiles of queries are then written contiguously.
-  """
+  # Keys and values are transposed, [..., D, S]: in reverse mode their sums over
+  # tiles of queries are then written contiguously.
 
   captured: tuple[list[jax.Array | None], list[jax.Array | None]]
   query: jax.Array | None

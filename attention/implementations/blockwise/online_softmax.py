@@ -137,11 +137,9 @@ def _updated(problem, captured, state, scores, value, start):
 
 
 def _loop(body, start, count, most: int, state):
-  """`body` for `count` numbers from `start` on; `count` is at most `most`.
-
-  A loop of known length has a reverse mode. JAX needs it where it ignores the
-  rule of derivatives, see `with_more_keys`.
-  """
+  """`body` for `count` numbers from `start` on; `count` is at most `most`."""
+  # A loop of known length has a reverse mode. JAX needs it where it ignores the
+  # rule of derivatives, see `with_more_keys`.
 
   def step(number, state):
     if isinstance(count, int):

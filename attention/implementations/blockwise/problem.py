@@ -83,11 +83,9 @@ def trace_pair(
   tiling: Tiling,
   blocks: Sequence[tuple[int, ...]],
 ) -> tuple[Traced, Tiling]:
-  """The score of a tile, and the tiling with the first block that it supports.
-
-  A score whose arrays have leading axes (heads) needs blocks with all entries
-  of these axes. Every score supports the last block. Tokens are mapped.
-  """
+  """A tile's score, and the tiling with the first block that it supports."""
+  # A score whose arrays have leading axes (heads) needs blocks with all entries
+  # of these axes. Every score supports the last block. Tokens are mapped.
   whole = jnp.broadcast_shapes(query.shape[:-2], key.shape[:-2])
   for block in blocks[:-1]:
     tiling = dataclasses.replace(tiling, block=block)

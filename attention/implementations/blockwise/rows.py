@@ -118,10 +118,8 @@ def _traced(
 def _context(
   spans: tuple[Span, ...], arrays: tuple[Arrays, ...], *tokens: jax.Array
 ) -> list[jax.Array]:
-  """The context, and which rows have a visible key.
-
-  `tokens` are the query, the key, and the key and the value in columns.
-  """
+  """The context, and which rows have a visible key."""
+  # `tokens` are the query, the key, and the key and the value in columns.
   tiling, dtype = spans[0].problem.tiling, spans[0].problem.dtype
   zero = axes.varying_zero((arrays, tokens), dtype)
   rows = (*tiling.leading, tiling.query_length)
@@ -175,11 +173,10 @@ def _scores(problem: Problem, captured, query, key, key_columns, start):
 
 @jax.custom_jvp
 def _with_tangents_in_columns(tokens, columns):
-  """Tokens [..., s, D], whose derivatives are those of their columns.
-
-  Both arguments have the same content. Where JAX ignores the rule below, as it
-  does inside a `scan` of second order, the derivatives are those of the tokens.
-  """
+  """Tokens [..., s, D], whose derivatives are those of their columns."""
+  # Both arguments have the same content. Where JAX ignores the rule below, as
+  # it does inside a `scan` of second order, the derivatives are those of the
+  # tokens.
   del columns
   return tokens
 
@@ -196,10 +193,8 @@ def _cut_columns(tiling: Tiling, columns: jax.Array, start) -> jax.Array:
 
 
 def _has_size(request: Request, block: tuple[int, ...]) -> bool:
-  """Whether the normalizer supports a block of this size of leading axes.
-
-  Arrays of the normalizer may have leading axes too.
-  """
+  """Whether the normalizer supports a block of this size of leading axes."""
+  # Arrays of the normalizer may have leading axes too.
   leading = map(min, block, request.scores_shape[:-2])
   scores = jax.ShapeDtypeStruct((*leading, 1, 2), request.dtype)
   try:
@@ -209,10 +204,8 @@ def _has_size(request: Request, block: tuple[int, ...]) -> bool:
 
 
 def _spans(tiling: Tiling) -> Iterator[tuple[Tiling, np.ndarray]]:
-  """Tilings with one tile of keys per block, and their starts, int32 [P, 2].
-
-  The keys of a block lie between the first and the last visible tile.
-  """
+  """Tilings with one tile of keys per block, and their starts, int32 [P, 2]."""
+  # The keys of a block lie between the first and the last visible tile.
   visibility, size = tiling.visibility, tiling.key_tile
   count = visibility.shape[1]
   rows = np.flatnonzero((visibility != EMPTY).any(axis=1))

@@ -58,13 +58,11 @@ def leading_blocks(
   *,
   platform: str,
 ) -> list[tuple[int, ...]]:
-  """Candidate sizes of a tile along the leading axes, best first.
-
-  `asked` limits the product of the sizes; None chooses a limit for `elements`,
-  the size of the score's intermediate arrays per entry. `scores` and `leading`
-  are the leading axes of the scores and of the context. The last candidate is
-  all of `leading`, which every score supports.
-  """
+  """Candidate sizes of a tile along the leading axes, best first."""
+  # `asked` limits the product of the sizes; None chooses a limit for
+  # `elements`, the size of the score's intermediate arrays per entry. `scores`
+  # and `leading` are the leading axes of the scores and of the context. The
+  # last candidate is all of `leading`, which every score supports.
   whole = tuple(leading)
   if asked is None:
     sharing = _devices_of_a_cpu() if platform == "cpu" else 0

@@ -65,10 +65,8 @@ class Tiling:
 
   @property
   def visits(self) -> list[tuple[int | None, int]]:
-    """For FULL and for PARTIAL tiles: their number in each row, and the most.
-
-    The first is None if rows differ.
-    """
+    """For FULL and PARTIAL tiles: their number in each row, and the most."""
+    # The first is None if rows differ.
     counts = [(self.visibility == kind).sum(axis=1) for kind in (FULL, PARTIAL)]
     return [
       (int(each[0]) if (each == each[0]).all() else None, int(each.max()))
@@ -81,11 +79,9 @@ class Tiling:
     return _product(*self._starts_by_axis(), queries)
 
   def columns(self) -> tuple[np.ndarray, np.ndarray]:
-    """The starts of visible tiles of keys, int32 [P], and bounds, int32 [R, 3].
-
-    For row r, `starts[bounds[r, 0]:bounds[r, 1]]` are those of FULL tiles and
-    `starts[bounds[r, 1]:bounds[r, 2]]` those of PARTIAL tiles.
-    """
+    """The starts of visible tiles of keys, int32 [P]; bounds, int32 [R, 3]."""
+    # For row r, `starts[bounds[r, 0]:bounds[r, 1]]` are those of FULL tiles and
+    # `starts[bounds[r, 1]:bounds[r, 2]]` those of PARTIAL tiles.
     starts: list[int] = []
     bounds = []
     for row in self.visibility:
@@ -144,10 +140,8 @@ def put(array: jax.Array, tile: jax.Array, start: Sequence[Any]) -> jax.Array:
 
 
 def add(array: jax.Array, tile: jax.Array, start: Sequence[Any]) -> jax.Array:
-  """Adds `tile` to `array` at `start`.
-
-  XLA adds in place without making these zeros, and the transpose is a `cut`.
-  """
+  """Adds `tile` to `array` at `start`."""
+  # XLA adds in place without making these zeros, and the transpose is a `cut`.
   return array + put(jnp.zeros_like(array), tile, start)
 
 

@@ -202,11 +202,9 @@ def _hopper_kernels(sizes: Any, request: Request, query, key):
 
 
 def _mapped(request: Request) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """The mapped query and key, and the value.
-
-  A mapped token is NaN where a token is not finite and keys may be hidden. The
-  map then has finite derivatives, which tells kernels what tokens to ignore.
-  """
+  """The mapped query and key, and the value."""
+  # A mapped token is NaN where a token is not finite and keys may be hidden.
+  # The map then has finite derivatives, and kernels ignore such a token.
   query, key, value = request.tokens
   dtype = jnp.result_type(query, value)
   score, is_masked = request.score, request.is_masked

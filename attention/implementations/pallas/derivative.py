@@ -227,11 +227,10 @@ class Attention:
 
 
 class _Rows(NamedTuple):
-  """The results with zeros in place of NaN, and which rows have NaN.
+  """The results with zeros in place of NaN, and which rows have NaN."""
 
-  As in `non_finite`, what is NaN has no derivatives. Kernels set a whole row of
-  the context to NaN, so one entry tells.
-  """
+  # As in `non_finite`, what is NaN has no derivatives. Kernels set a whole row
+  # of the context to NaN, so one entry tells.
 
   context: jax.Array
   statistics: Statistics

@@ -200,10 +200,8 @@ def kernel_precision(precision: Any) -> jax.lax.Precision:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def matrix_product(left, right, axes, dtypes, precision):
-  """The product of two matrices along one axis of each.
-
-  The factors are rounded to `dtypes` and their gradients are not.
-  """
+  """The product of two matrices along one axis of each."""
+  # The factors are rounded to `dtypes` and their gradients are not.
   left, right = (
     each.astype(dtype) for each, dtype in zip((left, right), dtypes)
   )

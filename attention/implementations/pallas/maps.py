@@ -13,10 +13,9 @@ from attention.scores.base import Wrapper
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class MapsInside(Wrapper):
-  """The same score of tokens that are not mapped: tiles are mapped in `pair`.
+  """The same score of unmapped tokens: tiles are mapped in `pair`."""
 
-  A tile is mapped at every visit. This needs no arrays of mapped tokens.
-  """
+  # A tile is mapped at every visit. This needs no arrays of mapped tokens.
 
   def map_query(self, query):
     return query

@@ -30,10 +30,9 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operand:
-  """An array [leading..., core...]; its i-th leading axis is `axes[i]`.
+  """An array [leading..., core...]; its i-th leading axis is `axes[i]`."""
 
-  An axis of the context's leading axes, or None for an axis of size 1.
-  """
+  # An entry of `axes` is an axis of the context, or None for one of size 1.
 
   array: jax.Array
   kind: Kind

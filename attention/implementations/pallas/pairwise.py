@@ -32,11 +32,10 @@ from attention.positional import (
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-  """Where a tile lies, and what supplies its arrays.
+  """Where a tile lies, and what supplies its arrays."""
 
-  `queries` [t, 1] and `keys` [1, s] are the positions at which a mask or bias
-  is evaluated. `at_rows` says that they are those of the tile itself.
-  """
+  # `queries` [t, 1] and `keys` [1, s] are the positions at which a mask or bias
+  # is evaluated. `at_rows` says that they are those of the tile itself.
 
   source: Source
   queries: jax.Array

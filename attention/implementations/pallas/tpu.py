@@ -84,11 +84,9 @@ class Problem:
   def gradient_of_queries(
     self, operands, tokens, rows, cotangent, wanted: Sequence[int]
   ) -> tuple[jax.Array, list[jax.Array]]:
-    """The gradients of the queries and of the wanted operands of the score.
-
-    `rows` are the maximum, the total and the mean of the weights' cotangents of
-    each row, [..., T]. The gradients have all leading axes of the context.
-    """
+    """The gradients of the queries and of the wanted operands of the score."""
+    # `rows` are the maximum, the total and the mean of the weights' cotangents
+    # of each row, [..., T]. The gradients have all leading axes of the context.
     query = tokens[0]
     walk = Walk(self, self.visibility.by_rows(), ())
     cores = [core_2d(self.functions.pair.operands[n]) for n in wanted]
@@ -111,11 +109,9 @@ class Problem:
   def gradient_of_keys(
     self, operands, tokens, rows, cotangent
   ) -> tuple[jax.Array, jax.Array]:
-    """The gradients of the keys and the values.
-
-    They have the leading axes of the context, of size 1 where neither keys nor
-    values have the axis.
-    """
+    """The gradients of the keys and the values."""
+    # They have the leading axes of the context, of size 1 where neither keys
+    # nor values have the axis.
     _, key, value = tokens
     shared = tuple(
       axis

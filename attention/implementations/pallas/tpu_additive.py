@@ -17,10 +17,8 @@ _ROWS, _LANES = 8, 128  # the shape of a register
 
 @jax.custom_vjp
 def weighted_tanh_sum(query, key, weight):
-  """sum_a weight[a] tanh(query[t, a] + key[s, a]), [t, s].
-
-  `query` [t, A], `key` [s, A] and `weight` [A]; t is a multiple of 8.
-  """
+  """sum_a weight[a] tanh(query[t, a] + key[s, a]), [t, s]."""
+  # `query` [t, A], `key` [s, A] and `weight` [A]; t is a multiple of 8.
   shape = (query.shape[0], key.shape[0])
 
   def run(arrays, scores_ref):

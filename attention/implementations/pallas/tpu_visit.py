@@ -65,11 +65,9 @@ class Visit:
   def scores(
     self, problem, query, key, parts, rows, masked, wanted=None, of_keys=False
   ):
-    """Scores [r, s] of a chunk of queries, and the function of their gradients.
-
-    The gradients are those of the query and the `wanted` parts of the score, or
-    of the key.
-    """
+    """Scores [r, s] of a chunk of queries, and the function of gradients."""
+    # The gradients are those of the query and the `wanted` parts of the score,
+    # or of the key.
     pull_back = None
     queries, keys = problem.tile
     where = (

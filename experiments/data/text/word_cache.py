@@ -12,10 +12,9 @@ _UNK = np.int32(UNK).tobytes()
 
 
 class WordCache(dict[str, bytes]):
-  """The int32 token ids of words, as `encode` computes them.
+  """The int32 token ids of words, as `encode` computes them."""
 
-  Encoding a line with `encode` gives the same: no token crosses a space.
-  """
+  # Encoding a line with `encode` gives the same: no token crosses a space.
 
   def __init__(self, encode: Callable[[str], list[int]]):
     super().__init__()
