@@ -41,7 +41,7 @@ class Inverted(Dropout):
   # One draw for all leading axes, which Flax calls broadcast dropout.
   shared: bool = dataclasses.field(default=False, metadata={"static": True})
 
-  def block(self, rows, columns, numbers, shape, dtype):  # noqa: D102
+  def block(self, rows, columns, numbers, shape, dtype):
     # See Srivastava et al., 2014, section 10. The hash of a position is that of
     # `jax.random.bernoulli(rng, 1 - rate, shape)`.
     *leading, length, key_length = shape
@@ -85,7 +85,7 @@ class OfPart(Dropout):
   column: jax.Array
   lengths: tuple[int, int]
 
-  def block(self, rows, columns, numbers, shape, dtype):  # noqa: D102
+  def block(self, rows, columns, numbers, shape, dtype):
     rows, columns = rows + self.row, columns + self.column
     shape = (*shape[:-2], *self.lengths)
     return self.whole.block(rows, columns, numbers, shape, dtype)
@@ -100,7 +100,7 @@ class OfHeads(Dropout):
   count: int
   rank: int  # 1 for heads [H], 2 for [K, G]
 
-  def block(self, rows, columns, numbers, shape, dtype):  # noqa: D102
+  def block(self, rows, columns, numbers, shape, dtype):
     leading, lengths = shape[:-2], shape[-2:]
     first = len(leading) - self.rank
     heads = math.prod(leading[first:])

@@ -1,8 +1,5 @@
 """Base classes of masks and biases, evaluated by blocks of positions."""
 
-# Overriding methods inherit their docstrings.
-# ruff: noqa: D102
-
 import dataclasses
 from typing import Any, ClassVar, Self
 

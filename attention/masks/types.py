@@ -1,8 +1,5 @@
 """The types of masks: pytrees that are evaluated block by block."""
 
-# Overriding methods inherit their docstrings.
-# ruff: noqa: D102
-
 import dataclasses
 import functools
 import operator

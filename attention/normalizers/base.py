@@ -4,9 +4,6 @@ Hidden pairs have the score -inf; `attend` sets their weights to zero, and all
 weights of a row without a visible pair.
 """
 
-# Overrides keep the docstrings of what they override.
-# ruff: noqa: D102
-
 import dataclasses
 from collections.abc import Callable
 from typing import ClassVar

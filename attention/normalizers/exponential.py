@@ -1,8 +1,5 @@
 """Normalizers of exponentials of scores: softmax and its relatives."""
 
-# Overrides keep the docstrings of what they override.
-# ruff: noqa: D102
-
 import dataclasses
 from typing import ClassVar
 

@@ -1,8 +1,5 @@
 """Normalizers that give low scores a weight of exactly zero."""
 
-# Overrides keep the docstrings of what they override.
-# ruff: noqa: D102
-
 import dataclasses
 import functools
 

@@ -1,8 +1,5 @@
 """Stick-breaking attention, whose weights depend on the order of the keys."""
 
-# Overrides keep the docstrings of what they override.
-# ruff: noqa: D102
-
 import dataclasses
 
 import jax

@@ -8,9 +8,6 @@ is a score too, with identity maps. A score that depends on the positions of
 queries and keys defines `pair_at` instead of `pair`.
 """
 
-# Overrides keep the docstrings of what they override.
-# ruff: noqa: D102
-
 import dataclasses
 import math
 

@@ -1,8 +1,5 @@
 """Functions as scores, of contents alone and of contents and positions."""
 
-# Overrides keep the docstrings of what they override.
-# ruff: noqa: D102
-
 import dataclasses
 import math
 import types

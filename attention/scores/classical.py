@@ -5,9 +5,6 @@ additive and concat are `sum_a v[a] * tanh(q'[a] + k'[a])` after projections.
 Every array may have leading axes, so that each head has its own: [H, D, A].
 """
 
-# Overrides keep the docstrings of what they override.
-# ruff: noqa: D102
-
 import dataclasses
 import math
 

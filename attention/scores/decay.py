@@ -1,8 +1,5 @@
 """Decay with distance that depends on the data."""
 
-# Overrides keep the docstrings of what they override.
-# ruff: noqa: D102
-
 import dataclasses
 
 import jax

@@ -1,8 +1,5 @@
 """Luong's location-based score and local attention."""
 
-# Overrides keep the docstrings of what they override.
-# ruff: noqa: D102
-
 import dataclasses
 
 import jax

@@ -1,8 +1,5 @@
 """A score whose examples start at positions of their own."""
 
-# Overrides keep the docstrings of what they override.
-# ruff: noqa: D102
-
 import dataclasses
 
 import jax

@@ -4,9 +4,6 @@ They multiply tokens with one vector for each distance, see
 `attention.scores.distances`.
 """
 
-# Overrides keep the docstrings of what they override.
-# ruff: noqa: D102
-
 import dataclasses
 import math
 

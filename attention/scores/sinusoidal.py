@@ -1,8 +1,5 @@
 """Transformer-XL's score, with sinusoids of the distance."""
 
-# Overrides keep the docstrings of what they override.
-# ruff: noqa: D102
-
 import dataclasses
 
 import jax

@@ -1,8 +1,5 @@
 """Scores made from another score."""
 
-# Overrides keep the docstrings of what they override.
-# ruff: noqa: D102
-
 import dataclasses
 
 import jax

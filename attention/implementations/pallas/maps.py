@@ -1,8 +1,5 @@
 """Scores whose maps of tokens are computed inside a kernel."""
 
-# Overrides keep the docstrings of what they override.
-# ruff: noqa: D102
-
 import dataclasses
 
 import jax
