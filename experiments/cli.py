@@ -43,7 +43,10 @@ def define_config():
 def define_run():
   """Defines `--workdir` and `--checkpoint`."""
   workdir = flags.DEFINE_string(
-    "workdir", None, "The run directory.", required=True
+    "workdir",
+    None,
+    "The run directory, or its URL (gs://, s3://, az:// or hf://).",
+    required=True,
   )
   return workdir, define_checkpoint()
 

@@ -19,7 +19,8 @@ from experiments.distributed import initialize
 _WORKDIRS = flags.DEFINE_multi_string(
   "workdir",
   None,
-  "The run directory; give the flag again to show several runs side by side.",
+  "The run directory, or its URL (gs://, s3://, az:// or hf://); give the flag"
+  " again to show several runs side by side.",
   required=True,
 )
 _CHECKPOINT = cli.define_checkpoint()

@@ -16,7 +16,10 @@ from experiments.run_directory import run_path
 
 _WORKDIR, _CHECKPOINT = cli.define_run()
 _OUT = flags.DEFINE_string(
-  "out", None, "The folder to write: a new or empty one.", required=True
+  "out",
+  None,
+  "The folder to write, or its URL: a new or empty one.",
+  required=True,
 )
 _BATCH_SIZE = flags.DEFINE_integer(
   "batch_size", 1, "Sources of the exported decoder.", lower_bound=1

@@ -22,10 +22,10 @@ _CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string(
   "workdir",
   None,
-  "Directory of the run; by default runs/<config>[-<argument>]. If it contains"
-  " a run of the same config, this run is resumed. Fields without effect on the"
-  " parameters may differ: evaluation, mesh, train.log_every, train.keep_last"
-  " and others.",
+  "Directory of the run, or its URL (gs://, s3:// or az://); by default"
+  " runs/<config>[-<argument>]. If it contains a run of the same config, this"
+  " run is resumed. Fields without effect on the parameters may differ:"
+  " evaluation, mesh, train.log_every, train.keep_last and others.",
 )
 _PROFILE = flags.DEFINE_integer(
   "profile",

@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 
 from experiments.checkpoints.listing import complete
 from experiments.errors import UserError
-from experiments.run_directory import move
+from experiments.run_directory import make_folder, move
 
 _DAMAGED = "damaged"
 _JAX_ERROR = jax.errors.JaxRuntimeError
@@ -135,7 +135,7 @@ def set_aside(checkpoint: Path) -> Path:
   target = checkpoint.parent.parent / _DAMAGED / checkpoint.name
   while target.exists():
     target = target.with_name(target.name + "_")
-  target.parent.mkdir(exist_ok=True)
+  make_folder(target.parent)
   move(checkpoint, target)
   return target
 

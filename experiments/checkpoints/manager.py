@@ -13,8 +13,9 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from experiments.checkpoints.content import ITEMS
 from experiments.checkpoints.damage import check_listing
-from experiments.checkpoints.listing import FOLDER
+from experiments.checkpoints.listing import FOLDER, is_uploaded
 from experiments.checkpoints.select import goodness
+from experiments.checkpoints.storage import Manager, UploadingManager
 from experiments.checkpoints.write import saving
 from experiments.config import TrainConfig
 from experiments.distributed.multihost import first_process_only
@@ -24,7 +25,7 @@ from experiments.run_directory import absolute
 @contextlib.contextmanager
 def opened(
   workdir: Path, config: TrainConfig, *, read_only: bool = False
-) -> Iterator[ocp.CheckpointManager]:
+) -> Iterator[Manager]:
   """Opens the checkpoints of a run; waits for pending saves at the end."""
   rank = functools.partial(goodness, config.best_metric)
   folder = absolute(workdir) / FOLDER
@@ -40,7 +41,8 @@ def opened(
     ),
   ]
   policy = preservation_policy.AnyPreservationPolicy(kept)
-  manager = ocp.CheckpointManager(
+  make = UploadingManager if is_uploaded(folder) else Manager
+  manager = make(
     folder,
     options=ocp.CheckpointManagerOptions(
       preservation_policy=None if read_only else policy,

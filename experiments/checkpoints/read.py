@@ -25,15 +25,15 @@ from experiments.checkpoints.damage import (
   set_aside,
 )
 from experiments.checkpoints.select import choose
+from experiments.checkpoints.storage import Manager
 from experiments.config import TrainConfig
 from experiments.distributed.multihost import first_process_only
 from experiments.errors import UserError
 from experiments.optimization.step import TrainState
-from experiments.run_directory import run_path
 
 
 def restore_last(
-  manager: ocp.CheckpointManager, like: TrainState
+  manager: Manager, like: TrainState
 ) -> tuple[TrainState, Mapping[str, Any]] | None:
   """Restores the last intact checkpoint, if any; moves damaged ones away."""
   damaged: list[tuple[int, UserError]] = []
@@ -53,21 +53,21 @@ def restore_last(
   return None
 
 
-def _move_away(manager: ocp.CheckpointManager, damaged) -> None:
+def _move_away(manager: Manager, damaged) -> None:
   for step, error in damaged:
-    moved = set_aside(run_path(manager.directory) / str(step))
+    moved = set_aside(manager.folder / str(step))
     logging.warning("%s It was moved to %s.", error, moved)
     logging.vlog(1, "%s", "".join(traceback.format_exception(error)))
 
 
 def restore(
-  manager: ocp.CheckpointManager, step: int, like: TrainState
+  manager: Manager, step: int, like: TrainState
 ) -> tuple[TrainState, Mapping[str, Any]]:
   """Restores a state, sharded as `like`, and the position in the data."""
-  checkpoint = run_path(manager.directory) / str(step)
+  checkpoint = manager.folder / str(step)
   with agreement(checkpoint):
     restored = _read(
-      checkpoint,
+      manager.readable(step),
       state=ocp.args.StandardRestore(arrays(like)),
       batches=ocp.args.JsonRestore(),
       digests=ocp.args.JsonRestore(),
@@ -80,7 +80,7 @@ def restore(
 
 
 def parameters(
-  manager: ocp.CheckpointManager,
+  manager: Manager,
   which: str,
   like: TrainState,
   config: TrainConfig,
@@ -103,16 +103,14 @@ def parameters(
   return mean, f"mean of {len(chosen)} steps, {min(chosen)} to {max(chosen)}"
 
 
-def _restore_parameters(
-  manager: ocp.CheckpointManager, step: int, like: TrainState
-) -> Any:
+def _restore_parameters(manager: Manager, step: int, like: TrainState) -> Any:
   """Restores the moving average of the parameters, or else the parameters."""
   name = "params" if like.average is None else "average"
-  checkpoint = run_path(manager.directory) / str(step)
+  checkpoint = manager.folder / str(step)
   with agreement(checkpoint):
     wanted = {name: arrays(like)[name]}
     restored = _read(
-      checkpoint,
+      manager.readable(step),
       state=ocp.args.PyTreeRestore(
         wanted,
         restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),

@@ -3,18 +3,16 @@
 import re
 from collections.abc import Mapping
 
-import orbax.checkpoint as ocp
 from absl import logging
 
+from experiments.checkpoints.storage import Manager
 from experiments.config import TrainConfig
 from experiments.errors import UserError
 
 _LOWER_IS_BETTER = ("loss", "perplexity")
 
 
-def choose(
-  manager: ocp.CheckpointManager, which: str, config: TrainConfig
-) -> list[int]:
+def choose(manager: Manager, which: str, config: TrainConfig) -> list[int]:
   """Returns the steps that "last", "best:3" or "100" selects, worst first."""
   steps = sorted(manager.all_steps())
   parsed = re.fullmatch("(last|best)(:[1-9][0-9]*)?", which)
@@ -31,7 +29,7 @@ def choose(
     chosen = steps[-1:] if name else [s for s in steps if str(s) == which]
   if not chosen:
     raise UserError(
-      f"{manager.directory}: no checkpoint {which!r}; there are"
+      f"{manager.folder}: no checkpoint {which!r}; there are"
       f" {', '.join(map(str, steps)) or 'none'}"
     )
   return chosen

@@ -9,10 +9,9 @@ import orbax.checkpoint as ocp
 
 from experiments.checkpoints.content import arrays, digests
 from experiments.checkpoints.damage import MISSING, system_error
-from experiments.checkpoints.listing import complete
+from experiments.checkpoints.storage import Manager
 from experiments.errors import UserError
 from experiments.optimization.step import TrainState
-from experiments.run_directory import run_path
 
 
 class UnsavedCheckpointError(UserError):
@@ -22,7 +21,7 @@ class UnsavedCheckpointError(UserError):
 
 
 def save(
-  manager: ocp.CheckpointManager,
+  manager: Manager,
   state: TrainState,
   batches: Mapping[str, Any],  # the position of the data iterator
   metrics: Mapping[str, float] | None,  # of the validation set, which rank it
@@ -47,14 +46,14 @@ def save(
     )
 
 
-def wait(manager: ocp.CheckpointManager) -> None:
+def wait(manager: Manager) -> None:
   """Waits for the end of a save, and reports its failure."""
   with saving(manager):
     manager.wait_until_finished()
 
 
 @contextlib.contextmanager
-def saving(manager: ocp.CheckpointManager) -> Iterator[None]:
+def saving(manager: Manager) -> Iterator[None]:
   """Turns a failure to write into an `UnsavedCheckpointError`."""
   try:
     yield
@@ -66,10 +65,10 @@ def saving(manager: ocp.CheckpointManager) -> Iterator[None]:
       reason = str(error)
     if reason is None or (lost and jax.process_count() > 1):
       raise
-    steps = [int(path.name) for path in complete(run_path(manager.directory))]
+    steps = manager.saved_steps()
     last = f"after step {max(steps)}" if steps else "from the start"
     raise UnsavedCheckpointError(
-      f"{manager.directory}: a checkpoint cannot be written ({reason})."
+      f"{manager.folder}: a checkpoint cannot be written ({reason})."
       " Earlier ones are unchanged: once that is put right, the same command"
       f" resumes {last}."
     ) from error

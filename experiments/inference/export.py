@@ -48,7 +48,7 @@ def export_parameters(restored: Restored, workdir: Path, out: Path) -> None:
   """
   if out.exists() and any(out.iterdir()):
     raise UserError(f"--out={out}: has files; use another folder")
-  out.mkdir(parents=True, exist_ok=True)
+  run_directory.make_folder(out)
   config = restored.experiment.config
   run_directory.write_json(out / run_directory.CONFIG, config.model_dump())
   parameter_file.write(
@@ -58,7 +58,7 @@ def export_parameters(restored: Restored, workdir: Path, out: Path) -> None:
     return
   files = [f"{TOKENIZER}/{side}.model" for side in SIDES]
   for name in (*files, *evaluation_files(config.data)):
-    (out / name).parent.mkdir(exist_ok=True)
+    run_directory.make_folder((out / name).parent)
     (out / name).write_bytes((workdir / name).read_bytes())
 
 

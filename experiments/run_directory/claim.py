@@ -15,7 +15,7 @@ from experiments.errors import UserError
 from experiments.run_directory.fields import MISSING, differences, set_field
 from experiments.run_directory.files import read_json, write_json, writing
 from experiments.run_directory.lock import LOCK
-from experiments.run_directory.remote import is_remote
+from experiments.run_directory.remote import is_remote, make_folder
 from experiments.run_directory.versions import VERSIONS
 
 CONFIG = "config.json"
@@ -26,7 +26,7 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
   """Writes config.json, or updates its changeable fields; True if it is new."""
   path = workdir / CONFIG
   with writing(workdir):
-    workdir.mkdir(parents=True, exist_ok=True)
+    make_folder(workdir)
     is_new = not path.exists()
     if (workdir / PARAMETERS).exists():
       raise UserError(

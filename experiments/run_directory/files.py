@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from experiments.errors import UserError
-from experiments.run_directory.remote import is_remote
+from experiments.run_directory.remote import (
+  check_reachable,
+  client_errors,
+  is_remote,
+  make_folder,
+)
 
 
 def write_text(path: Path, text: str) -> None:
   """Writes a text file atomically."""
   if is_remote(path):
-    path.write_text(text, encoding="utf-8")
+    with client_errors(path):
+      path.write_text(text, encoding="utf-8")
     return
   draft = path.with_name(f".{path.name}.{os.getpid()}")
   try:
@@ -30,7 +36,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
   """Writes a JSON file atomically, in a directory that may not exist yet."""
-  path.parent.mkdir(parents=True, exist_ok=True)
+  make_folder(path.parent)
   write_text(path, json.dumps(value, indent=2) + "\n")
 
 
@@ -65,14 +71,7 @@ def writing(workdir: Path) -> Iterator[None]:
 def check_access(workdir: Path) -> None:
   """Raises UserError for an unreachable bucket, or a link to a file outside."""
   if is_remote(workdir):
-    try:
-      workdir.exists()
-    except Exception as error:  # The client has no common exception type.
-      raise UserError(
-        f"--workdir={workdir}: cannot be reached ({error}); check the name of"
-        " the bucket and your credentials (gcloud auth application-default"
-        " login)"
-      ) from error
+    check_reachable(workdir)
     return
   inside = workdir.resolve()
   for path in workdir.rglob("*"):

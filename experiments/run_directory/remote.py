@@ -1,53 +1,122 @@
-"""Run directories in a bucket of Google Cloud Storage.
+"""Run directories in a bucket.
 
 A bucket has no locks, symbolic links, appending writes or atomic renames. A
-file is written as a whole, and readers see its old or its new content. Files
-that this package appends to, or reads at positions, are therefore used in a
-local folder and copied.
+file is written as a whole, and readers see its old or its new content.
 """
 
+import contextlib
+import errno
 import os
 import re
-import shutil
-import tempfile
-import weakref
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import NamedTuple, cast
 
 from experiments.errors import UserError
 
 _URL = re.compile("([a-z][a-z0-9]+):/+(.+)")  # pathlib makes one slash of two
-_CHUNK = 1 << 24
+
+
+class _Service(NamedTuple):
+  """What users need for the buckets of a scheme."""
+
+  package: str
+  credentials: str
+
+
+_SERVICES = {
+  "gs": _Service(
+    "'attention-jax[gcs]'", "gcloud auth application-default login"
+  ),
+  "s3": _Service(
+    "'attention-jax[s3]'",
+    "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for a service other than"
+    " AWS, AWS_ENDPOINT_URL",
+  ),
+  "az": _Service("'attention-jax[az]'", "AZURE_STORAGE_CONNECTION_STRING"),
+  "hf": _Service("'attention-jax[hf]'", "hf auth login"),
+}
 
 
 def run_path(path: str | os.PathLike[str]) -> Path:
-  """Returns a `pathlib.Path`, or an `epath.Path`, which is alike, for gs://."""
+  """Returns a `pathlib.Path`, or for a URL an `epath.Path`, which is alike."""
   url = _URL.fullmatch(os.fspath(path))
   if not url:
     return Path(path)
   scheme, rest = url.groups()
-  if scheme != "gs":
-    raise UserError(
-      f"{path}: of remote directories, only those of Google Cloud Storage"
-      " (gs://) are supported; use one, or mount this one as a file system"
-    )
-  import fsspec
+  if scheme in _SERVICES:
+    _check_package(path, scheme)
+    # TensorFlow's clients, which epath prefers, lack most of these schemes.
+    os.environ.setdefault("EPATH_USE_TF", "false")
   from etils import epath
 
   try:
-    fsspec.get_filesystem_class("gcs")
-  except ImportError:
+    return cast(Path, epath.Path(f"{scheme}://{rest}"))
+  except KeyError:
+    known = ", ".join(f"{each}://" for each in _SERVICES)
     raise UserError(
-      f"{path}: needs a package for Google Cloud Storage; run pip install"
-      " 'attention-jax[gcs]'"
+      f"{path}: remote directories are those of {known} and of classes that"
+      " are registered by etils.epath.register_path_cls; use one of them, or"
+      " mount this one as a file system"
     ) from None
-  return cast(Path, epath.Path(f"gs://{rest}"))
+
+
+def _check_package(path: str | os.PathLike[str], scheme: str) -> None:
+  import fsspec
+
+  try:
+    fsspec.get_filesystem_class(scheme)
+  except (ImportError, ValueError):  # not installed, or unknown to fsspec
+    raise UserError(
+      f"{path}: {scheme}:// needs another package; run pip install"
+      f" {_SERVICES[scheme].package}"
+    ) from None
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-  """Whether a path is in a bucket."""
-  return "://" in os.fspath(path)
+  """Whether a path is a URL."""
+  return scheme_of(path) is not None
+
+
+def scheme_of(path: str | os.PathLike[str]) -> str | None:
+  """Returns the scheme of a URL, such as "gs"; None for a local path."""
+  url = _URL.fullmatch(os.fspath(path))
+  return url[1] if url else None
+
+
+def _service(path: Path) -> _Service | None:
+  return _SERVICES.get(scheme_of(path) or "")
+
+
+def check_reachable(workdir: Path) -> None:
+  """Raises UserError if the service of a remote directory does not respond."""
+  service = _service(workdir)
+  try:
+    if service:
+      # Files of this process's earlier listings may have changed.
+      from etils.epath import backend
+
+      backend.fsspec_backend.fs(workdir).invalidate_cache()
+    workdir.exists()
+  except Exception as error:  # Clients have no common exception type.
+    hint = f" ({service.credentials})" if service else ""
+    raise UserError(
+      f"--workdir={workdir}: cannot be reached ({error}); check the name of"
+      f" the bucket and your credentials{hint}"
+    ) from error
+
+
+@contextlib.contextmanager
+def client_errors(path: Path) -> Iterator[None]:
+  """Turns the errors of clients, which have no common type, into OSErrors."""
+  try:
+    yield
+  except Exception as error:
+    if isinstance(error, OSError) and error.filename:
+      raise
+    number = getattr(error, "errno", None) or errno.EIO
+    reason = getattr(error, "strerror", None) or str(error)
+    raise OSError(number, reason, str(path)) from error
 
 
 def absolute(path: Path) -> Path:
@@ -55,76 +124,7 @@ def absolute(path: Path) -> Path:
   return path if is_remote(path) else path.absolute()
 
 
-class LocalFiles:
-  """Files of a run in a local folder, `path`.
-
-  This is the run directory itself if it is local. Otherwise it is a temporary
-  folder, to which files are downloaded and from which `upload` copies those
-  that have changed.
-  """
-
-  def __init__(self, workdir: Path, names: Iterable[str] = ()):
-    """Downloads files and folders of these names, if they exist."""
-    self.path = workdir
-    self._remote: Path | None = None
-    if not is_remote(workdir):
-      return
-    folder = tempfile.TemporaryDirectory(prefix="attention-jax-")
-    self.path, self._remote = Path(folder.name), workdir
-    self._remove = weakref.finalize(self, folder.cleanup)
-    for name in names:
-      _copy_all(workdir / name, self.path / name)
-    self._states = self._found()
-
-  def upload(self) -> None:
-    """Copies new and changed files to the run directory, the newest last."""
-    if self._remote is None:
-      return
-    found = self._found()
-    changed = [name for name in found if self._states.get(name) != found[name]]
-    for name in sorted(changed, key=lambda name: found[name]):
-      _copy(self.path / name, self._remote / name)
-    self._states = found
-
-  def close(self) -> None:
-    """Uploads changes, and deletes the temporary folder."""
-    if self._remote is not None and self._remove.alive:
-      self.upload()
-      self.discard()
-
-  def discard(self) -> None:
-    """Deletes the temporary folder, if there is one."""
-    if self._remote is not None:
-      self._remove()
-
-  def _found(self) -> dict[str, tuple[int, int]]:
-    """Returns the time of change and the size of each file."""
-    files = (path for path in self.path.rglob("*") if path.is_file())
-    states = ((path, path.stat()) for path in files)
-    return {
-      path.relative_to(self.path).as_posix(): (state.st_mtime_ns, state.st_size)
-      for path, state in states
-    }
-
-
-def move(source: Path, target: Path) -> None:
-  """Moves a folder; in a bucket, all files are copied first."""
-  if not is_remote(source):
-    shutil.move(source, target)
-    return
-  _copy_all(source, target)
-  cast(Any, source).rmtree()
-
-
-def _copy_all(source: Path, target: Path) -> None:
-  if source.is_dir():
-    for each in source.iterdir():
-      _copy_all(each, target / each.name)
-  elif source.exists():
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _copy(source, target)
-
-
-def _copy(source: Path, target: Path) -> None:
-  with source.open("rb") as reader, target.open("wb") as writer:
-    shutil.copyfileobj(reader, writer, _CHUNK)
+def make_folder(path: Path) -> None:
+  """Makes a folder and its parents; a bucket needs none."""
+  if not _service(path):  # whose client would make the bucket itself
+    path.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from experiments import run_directory
-from experiments.checkpoints.listing import last_step
+from experiments.checkpoints.listing import check_processes, last_step
 from experiments.checkpoints.on_demand import opened_on_demand
 from experiments.data.dataset import TrainingBatches
 from experiments.data.pipeline import Stream
@@ -64,6 +64,7 @@ def train_and_evaluate(
   """
   raw, workdir = config.to_dict(), run_directory.run_path(workdir)
   first_process = jax.process_index() == 0
+  check_processes(workdir)
   if first_process:
     run_directory.check_access(workdir)
   typed = run_directory.effective_config(workdir, raw)
@@ -216,8 +217,8 @@ def _is_complete(services: _Services, step: int, progress: Progress) -> bool:
 
 def _explain(experiment: Experiment, manager: OpenManager, step: int) -> str:
   """Describes the batch of a non-finite step, and what to do."""
-  directory, last = manager().directory, manager().latest_step()
-  good = "none yet" if last is None else str(directory / str(last))
+  folder, last = manager().folder, manager().latest_step()
+  good = "none yet" if last is None else str(folder / str(last))
   return (
     f"its batch is number {step - 1} of seed {experiment.config.seed}. Last"
     f" good checkpoint: {good}. Lower config.optimizer.learning_rate or set"

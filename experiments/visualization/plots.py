@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.run_directory import make_folder
 from experiments.visualization import fonts
 
 _DPI = 120
@@ -75,7 +76,7 @@ def add_legend(figure, axis) -> None:
 
 def save_figure(figure, path: Path, **metadata: str) -> None:
   """Writes a figure as PNG of at most 16,000 pixels per side."""
-  path.parent.mkdir(parents=True, exist_ok=True)
+  make_folder(path.parent)
   dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
   image = io.BytesIO()
   options = {"format": path.suffix[1:], "dpi": dpi}
@@ -160,7 +161,7 @@ def save_attention_weights(
   weights = np.zeros((len(panels), targets, sources), np.float32)
   for padded, panel in zip(weights, panels):
     padded[: len(panel.target), : len(panel.source)] = panel.weights
-  path.parent.mkdir(parents=True, exist_ok=True)
+  make_folder(path.parent)
   arrays = io.BytesIO()
   np.savez_compressed(
     arrays,

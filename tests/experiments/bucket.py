@@ -1,4 +1,4 @@
-"""A bucket of Google Cloud Storage on the local disk."""
+"""Buckets on the local disk."""
 
 import os
 import pathlib
@@ -12,9 +12,9 @@ from orbax.checkpoint._src.path import gcs_utils
 
 
 class Bucket(DirFileSystem):
-  """Like `gcsfs`: no appending; a folder exists while it has files."""
+  """Like `gcsfs` and `s3fs`: no appending; a folder exists if it has files."""
 
-  protocol = ("gs", "gcs")
+  protocol = ("gs", "gcs", "s3")
   cachable = False
 
   def open(self, path, mode="rb", **kwargs):
@@ -26,10 +26,11 @@ class Bucket(DirFileSystem):
     return super().open(path, mode, **kwargs)
 
   def mkdir(self, path, **_):
-    """Does nothing."""
+    """Does nothing, or makes the bucket."""
+    if not str(path).startswith("gs://"):
+      raise AssertionError(f"{path}: the client would make a missing bucket")
 
-  def makedirs(self, path, exist_ok=False):
-    """Does nothing."""
+  makedirs = mkdir
 
   def rm(self, path, recursive=False, **kwargs):
     """Removes objects, and folders that are empty then."""
@@ -48,7 +49,7 @@ class Bucket(DirFileSystem):
 
 @pytest.fixture
 def bucket(tmp_path, monkeypatch):
-  """Makes gs:// a folder, and returns this folder."""
+  """Makes a folder of gs:// and s3://, and returns this folder."""
   root = tmp_path / "buckets"
   (root / "bucket").mkdir(parents=True)
   fake = Bucket(path=str(root), fs=LocalFileSystem())

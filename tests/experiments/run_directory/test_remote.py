@@ -1,10 +1,11 @@
-"""Runs in a bucket, which is a local fake of Google Cloud Storage."""
+"""Runs in a bucket, which is a local fake."""
 
 import pathlib
 import shutil
 
 import fsspec
 import pytest
+from etils import epath
 from etils.epath import backend
 
 import experiments
@@ -25,7 +26,8 @@ from tests.experiments.states import (
   stop_at,
 )
 
-REMOTE = "gs://bucket/runs/text"
+REMOTE = "s3://bucket/runs/text"
+SCHEMES = ["s3", pytest.param("gs", marks=pytest.mark.exhaustive)]
 LINE = "a dog sleeps today!"
 
 
@@ -43,22 +45,24 @@ def without_checkpoints(names):
 
 
 @pytest.fixture
-def runs(bucket, corpus, tmp_path, monkeypatch):  # noqa: F811
+def runs(request, bucket, corpus, tmp_path, monkeypatch):  # noqa: F811
   """The same run twice: local and not stopped, remote and stopped."""
   config = make_tiny_translation(corpus, "none")
   config.mesh.data = 1
   # Fewer programs to compile.
   config.data.num_shapes = 1
   config.evaluation.beam_size = 1
-  local, remote = tmp_path / "local", run_path(REMOTE)
+  remote = run_path(f"{request.param}://bucket/runs/text")
+  local = tmp_path / "local"
   stop_at(monkeypatch)
   assert loop.train_and_evaluate(config, local)
   stop_at(monkeypatch, 5)
-  assert not loop.train_and_evaluate(config, REMOTE)
-  assert loop.train_and_evaluate(config, REMOTE)
+  assert not loop.train_and_evaluate(config, remote)
+  assert loop.train_and_evaluate(config, remote)
   return local, remote
 
 
+@pytest.mark.parametrize("runs", SCHEMES, indirect=True)
 def test_a_remote_run_resumes_exactly_and_is_usable(runs, bucket, tmp_path):  # noqa: F811
   local, remote = runs
   assert_same_bits(final_state(local), final_state(remote))
@@ -68,14 +72,14 @@ def test_a_remote_run_resumes_exactly_and_is_usable(runs, bucket, tmp_path):  # 
   assert without_checkpoints(files(local)) == without_checkpoints(files(folder))
   assert any(path.name.startswith("events.") for path in folder.iterdir())
 
-  run = experiments.load(REMOTE)
+  run = experiments.load(remote)
   expected = experiments.load(local)
   assert run.translate([LINE]) == expected.translate([LINE])
   exported = tmp_path / "exported"
   export_parameters(inference.restore(remote), remote, exported)
   assert experiments.load(exported).translate([LINE]) == run.translate([LINE])
   shutil.copytree(exported, bucket / "bucket/exported")
-  again = experiments.load("gs://bucket/exported")
+  again = experiments.load(f"{str(remote)[:2]}://bucket/exported")
   assert again.translate([LINE]) == run.translate([LINE])
 
   (folder / "checkpoints/8/digests/metadata").write_bytes(b"{}")
@@ -101,19 +105,32 @@ def test_a_url_survives_pathlib(path, bucket):  # noqa: F811
   assert is_remote(run_path(path))
 
 
-@pytest.mark.parametrize("path", ["s3://bucket/run", "hdfs:/run"])
+@pytest.mark.parametrize("path", ["hdfs://bucket/run", "ftp:/run"])
 def test_other_remote_directories_are_refused(path):
-  with pytest.raises(UserError, match="only those of Google Cloud Storage"):
+  with pytest.raises(UserError, match="those of gs://, s3://, az://, hf://"):
     run_path(path)
 
 
-def test_a_bucket_without_its_package_is_refused(monkeypatch):
+def test_a_registered_class_of_paths_is_used(monkeypatch):
+  class Elsewhere(pathlib.PurePosixPath):
+    """Paths of a service that a user has."""
+
+  known = {"elsewhere://": Elsewhere}
+  monkeypatch.setattr(epath.register, "_URI_PREFIXES_TO_CLS", known)
+  path = run_path("elsewhere:/bucket/run")
+  assert isinstance(path, Elsewhere)
+  assert is_remote(path)
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3", "az", "hf"])
+def test_a_bucket_without_its_package_is_refused(scheme, monkeypatch):
   def missing(_):
     raise ImportError
 
   monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
-  with pytest.raises(UserError, match=r"pip install 'attention-jax\[gcs\]'"):
-    run_path(REMOTE)
+  extra = {"gs": "gcs"}.get(scheme, scheme)
+  with pytest.raises(UserError, match=rf"install 'attention-jax\[{extra}\]'"):
+    run_path(f"{scheme}://bucket/run")
 
 
 def test_an_unreachable_bucket_is_refused(bucket, monkeypatch):  # noqa: F811
@@ -121,7 +138,8 @@ def test_an_unreachable_bucket_is_refused(bucket, monkeypatch):  # noqa: F811
     raise RuntimeError("Anonymous caller")
 
   monkeypatch.setattr(backend.fsspec_backend, "exists", refuse)
-  with pytest.raises(UserError, match=r"cannot be reached \(Anonymous caller"):
+  message = r"cannot be reached \(Anonymous caller.*\(AWS_ACCESS_KEY_ID"
+  with pytest.raises(UserError, match=message):
     experiments.load(REMOTE)
 
 
@@ -130,7 +148,7 @@ def test_only_changed_files_are_uploaded(bucket):  # noqa: F811
   (folder / "data").mkdir(parents=True)
   (folder / "data/a").write_text("a")
   (folder / "data/b").write_text("b")
-  files = LocalFiles(run_path("gs://bucket/run"), ["data", "missing"])
+  files = LocalFiles(run_path("s3://bucket/run"), ["data", "missing"])
   (folder / "data/a").write_text("changed by another process")
   (files.path / "data/b").write_text("new b")
   (files.path / "c").write_text("c")
