@@ -33,7 +33,7 @@ class Dropout:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Inverted(Dropout):
+class InvertedDropout(Dropout):
   """Inverted dropout: kept weights are divided by 1 - rate."""
 
   rate: float = dataclasses.field(metadata={"static": True})
@@ -77,7 +77,7 @@ class Inverted(Dropout):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OfPart(Dropout):
+class PartDropout(Dropout):
   """The dropout of a part of the weights that starts at `row`, `column`."""
 
   whole: Dropout
@@ -92,7 +92,7 @@ class OfPart(Dropout):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OfHeads(Dropout):
+class HeadsDropout(Dropout):
   """The dropout of one of `count` equal groups of heads, [H] or [K, G]."""
 
   whole: Dropout
@@ -153,4 +153,4 @@ def make_dropout(
   typed = jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
   if rng.ndim != (0 if typed else 1):
     raise TypeError(f"rng must be one random key, got shape {rng.shape}")
-  return Inverted(rate, rng, shared)
+  return InvertedDropout(rate, rng, shared)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from attention.biases import as_bias
 from attention.dispatch import ImplementationLike, dispatch
-from attention.dropout import OfHeads
+from attention.dropout import HeadsDropout
 from attention.grouped_query import attend_heads
 from attention.head_parameters import head_axes
 from attention.masks.types import as_mask
@@ -150,7 +150,7 @@ def _of_shard(index, size, num_heads, is_grouped, *, mask, bias, dropout):
     bias = as_bias(bias).of_heads(*own)
   if dropout is not None:
     rank = 2 if is_grouped else 1  # heads are [K, G] or [H]
-    dropout = OfHeads(dropout, index, num_heads // size, rank)
+    dropout = HeadsDropout(dropout, index, num_heads // size, rank)
   return {"mask": mask, "bias": bias, "dropout": dropout}
 
 

@@ -14,7 +14,7 @@ from jax.lax import PrecisionLike
 from attention.biases import as_bias
 from attention.checks import check_shape, check_tokens
 from attention.dispatch import ImplementationLike, dispatch_statistics
-from attention.dropout import Dropout, OfPart, make_dropout
+from attention.dropout import Dropout, PartDropout, make_dropout
 from attention.masks.types import Band, as_mask
 from attention.matmul import matmul_precision
 from attention.normalizers import as_normalizer, is_softmax, softmax
@@ -222,7 +222,9 @@ def _make_pair(
       mask=visible,
       bias=bias if bias is None else bias.placed(*start),
       normalizer=normalizer,
-      dropout=dropout if dropout is None else OfPart(dropout, *start, lengths),
+      dropout=dropout
+      if dropout is None
+      else PartDropout(dropout, *start, lengths),
       implementation=implementation,
       return_lse=True,
       combined=combined or None,

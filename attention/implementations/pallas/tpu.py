@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from attention.implementations.pallas.functions import matrix_product
 from attention.implementations.pallas.tile_functions import TileFunctions
 from attention.implementations.pallas.tpu_grid import (
-  Walk,
+  TileGrid,
   core_2d,
   inputs_of,
   row_inputs,
@@ -64,17 +64,17 @@ class Problem:
   ) -> tuple[jax.Array, Statistics]:
     """The context, in the query's dtype, and the statistics."""
     size = value.shape[-1]
-    walk = Walk(self, self.visibility.by_rows(), ())
+    grid = TileGrid(self, self.visibility.by_rows(), ())
     lengths = self.padded_lengths
     outputs = [
-      walk.tokens((*self.leading, lengths[0], size), 0),
-      walk.statistics(lengths[0]),
-      walk.statistics(lengths[0]),
+      grid.tokens((*self.leading, lengths[0], size), 0),
+      grid.statistics(lengths[0]),
+      grid.statistics(lengths[0]),
     ]
     queries = self.tile[0]
-    context, maximum, total = walk.call(
+    context, maximum, total = grid.call(
       functools.partial(_forward, self),
-      inputs_of(self, walk, operands, query, key, value),
+      inputs_of(self, grid, operands, query, key, value),
       outputs,
       [query.dtype, self.dtype, self.dtype],
       [(queries, 1), (queries, 1), (queries, size), (queries, 2)],
@@ -88,14 +88,14 @@ class Problem:
     # `rows` are the maximum, the total and the mean of the weights' cotangents
     # of each row, [..., T]. The gradients have all leading axes of the context.
     query = tokens[0]
-    walk = Walk(self, self.visibility.by_rows(), ())
+    grid = TileGrid(self, self.visibility.by_rows(), ())
     cores = [core_2d(self.functions.pair.operands[n]) for n in wanted]
     shape = (*self.leading, *query.shape[-2:])
-    gradient, *of_operands = walk.call(
+    gradient, *of_operands = grid.call(
       functools.partial(_gradient_of_queries, self, wanted),
-      inputs_of(self, walk, operands, *tokens)
-      + row_inputs(self, walk, rows, cotangent),
-      [walk.tokens(shape, 0), *(walk.whole(core) for core in cores)],
+      inputs_of(self, grid, operands, *tokens)
+      + row_inputs(self, grid, rows, cotangent),
+      [grid.tokens(shape, 0), *(grid.whole(core) for core in cores)],
       [_sum_dtype(self, query)] + [self.dtype] * len(cores),
       [(self.tile[0], query.shape[-1])],
     )
@@ -119,16 +119,16 @@ class Problem:
       if size > 1 and key.shape[axis] == value.shape[axis] == 1
     )
     groups = math.prod(self.leading[axis] for axis in shared)
-    walk = Walk(self, self.visibility.by_columns(groups), shared)
+    grid = TileGrid(self, self.visibility.by_columns(groups), shared)
     leading = [
       1 if axis in shared else n for axis, n in enumerate(self.leading)
     ]
     shapes = [(*leading, *each.shape[-2:]) for each in (key, value)]
-    of_key, of_value = walk.call(
+    of_key, of_value = grid.call(
       functools.partial(_gradient_of_keys, self),
-      inputs_of(self, walk, operands, *tokens)
-      + row_inputs(self, walk, rows, cotangent),
-      [walk.tokens(shape, 1) for shape in shapes],
+      inputs_of(self, grid, operands, *tokens)
+      + row_inputs(self, grid, rows, cotangent),
+      [grid.tokens(shape, 1) for shape in shapes],
       [_sum_dtype(self, each, leading) for each in (key, value)],
       [(self.tile[1], each.shape[-1]) for each in (key, value)],
     )

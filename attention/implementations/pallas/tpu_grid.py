@@ -17,7 +17,7 @@ _VMEM = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Walk:
+class TileGrid:
   """A grid, and the blocks of arrays at its points."""
 
   problem: Any  # a `tpu.Problem`
@@ -29,9 +29,9 @@ class Walk:
     """The leading axes of the grid."""
     return [n for n in range(len(self.problem.leading)) if n not in self.shared]
 
-  def _place(self, grid, tiles, groups=None) -> Visit:
+  def _place(self, point, tiles, groups=None) -> Visit:
     """The visit at a point of the grid."""
-    *own, number = grid
+    *own, number = point
     indices: dict[int, Any] = dict(zip(self._own, own))
     group = 0 if groups is None else groups[number]
     for axis in reversed(self.shared):
@@ -122,9 +122,9 @@ class Walk:
     visits = self.visits.packed(bool(self.shared))
 
     def body(*refs):
-      grid = [pl.program_id(n) for n in range(count)]
+      point = [pl.program_id(n) for n in range(count)]
       order, *others = _split(refs, [len(visits), len(arrays), len(shapes)])
-      kernel(self._place(grid, *order), *others)
+      kernel(self._place(point, *order), *others)
 
     return pl.pallas_call(
       body,
@@ -156,24 +156,24 @@ def _split(values: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
   return [*parts, values]
 
 
-def inputs_of(problem, walk, operands, query, key, value):
+def inputs_of(problem, grid, operands, query, key, value):
   """Tokens and operands as inputs of a kernel, with their blocks."""
   tokens = zip((query, key, value), (0, 1, 1))
   return [
-    *((array, walk.tokens(array.shape, axis)[1]) for array, axis in tokens),
+    *((array, grid.tokens(array.shape, axis)[1]) for array, axis in tokens),
     *(
-      walk.operand(*each)
+      grid.operand(*each)
       for each in zip(problem.functions.operands, operands, strict=True)
     ),
   ]
 
 
-def row_inputs(problem, walk, rows, cotangent):
+def row_inputs(problem, grid, rows, cotangent):
   """Numbers of rows [..., T] and the cotangents, with their blocks."""
   length = cotangent.shape[-2]
   return [
-    *((each[..., None, :], walk.statistics(length)[1]) for each in rows),
-    (cotangent, walk.tokens(cotangent.shape, 0)[1]),
+    *((each[..., None, :], grid.statistics(length)[1]) for each in rows),
+    (cotangent, grid.tokens(cotangent.shape, 0)[1]),
   ]
 
 

@@ -49,8 +49,8 @@ class Seq2Seq(nn.Module):
     ]
     self.bridge = nn.Dense(config.num_states * size, dtype=self.dtype)
     if config.attention != "none":
-      # Checkpoints contain this name.
-      self.look = Attention(
+      self.attention = Attention(
+        name="look",  # in checkpoints
         score=config.attention,
         hidden_size=config.attention_size,
         score_options={"max_length": self.max_length, "window": config.window},
@@ -126,11 +126,11 @@ class Seq2Seq(nn.Module):
     return memory, decoder.Carry(states, attentional, jnp.zeros((), jnp.int32))
 
   def _weights(self) -> decoder.DecoderWeights:
-    config, attention = self.config, None
+    config, bound = self.config, None
     if config.attention != "none":
-      attention = decoder.BoundAttention(
-        self.look.bound_score(config.query_size, config.context_size),
-        self.look.bound_normalizer(),
+      bound = decoder.BoundAttention(
+        self.attention.bound_score(config.query_size, config.context_size),
+        self.attention.bound_normalizer(),
       )
     combine = self.combine() if config.readout == "tanh" else None
     first, *others = (cell() for cell in self.cells)
@@ -138,7 +138,7 @@ class Seq2Seq(nn.Module):
     return decoder.DecoderWeights(
       cells=(first._replace(input=embedded), *others),
       fed=fed,
-      attention=attention,
+      attention=bound,
       combine=combine,
       output=self.output(),
     )
