@@ -15,7 +15,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from experiments.config.flag import install_parser
-from experiments.distributed import initialize
+from experiments.distributed.exit import exit_process
 from experiments.errors import UserError
 
 _PACKAGE = Path(__file__).parent
@@ -150,7 +150,7 @@ def _guarded(main: Callable[..., int | None], arguments: Sequence[str]) -> None:
     _die(str(error), error.code)
   except BrokenPipeError:  # The reader of standard output has ended.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    initialize.exit_process(141)
+    exit_process(141)
   except KeyboardInterrupt:
     _die("interrupted", 130)
   except Exception as error:
@@ -160,7 +160,7 @@ def _guarded(main: Callable[..., int | None], arguments: Sequence[str]) -> None:
     if jax is None or jax.process_count() == 1:
       raise
     traceback.print_exc()
-    initialize.exit_process(1)
+    exit_process(1)
   sys.exit(code or 0)
 
 
@@ -230,4 +230,4 @@ def _file_error(error: Exception) -> str | None:
 
 def _die(message: str, code: int = 2) -> None:
   print(f"error: {message}", file=sys.stderr)
-  initialize.exit_process(code)
+  exit_process(code)

@@ -6,14 +6,13 @@ import functools
 import importlib.util
 import os
 import resource
-import signal
 import sys
-import time
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from absl import logging
 
+from experiments.distributed.exit import HEARTBEAT_TIMEOUT, exit_on_abort
 from experiments.errors import UserError
 
 _CACHE = "~/.cache/attention-jax"
@@ -25,9 +24,6 @@ _QUICK_COMPILATION = (
   "--xla_backend_optimization_level=1",
   "--xla_cpu_parallel_codegen_split_count=2",
 )
-HEARTBEAT_TIMEOUT = 15  # seconds until JAX declares a silent process dead
-_GRACE = 5.0  # seconds for which a failed process waits for others that fail
-_exiting = False  # whether this process has reported an error of its own
 
 
 def set_up_jax() -> None:
@@ -65,7 +61,7 @@ def set_up_jax() -> None:
       ) from None
     # Detection of Slurm would give each process a single device.
     initialize(address, count, index, cluster_detection_method="deactivate")
-  _exit_on_abort()
+  exit_on_abort()
   if jax.process_index() and not logging.vlog_is_on(1):
     logging.set_verbosity(logging.WARNING)
 
@@ -117,66 +113,6 @@ def _keep_freed_memory() -> None:
     mallopt(trim_threshold, -1)
 
 
-def coordination_client():
-  """Returns JAX's client of the coordination service, if connected."""
-  return _connection().client if "jax" in sys.modules else None
-
-
-def _connection():
-  """Returns JAX's state of several processes, which has no public name."""
-  from jax._src import distributed
-
-  return distributed.global_state
-
-
-@functools.cache  # which keeps the callbacks alive
-def _exit_on_abort() -> tuple[object, ...]:
-  """Makes an abort print one message and exit with code 1."""
-  abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
-  terminate_handler = ctypes.CFUNCTYPE(None)
-
-  @abort_handler
-  def on_abort(_) -> None:
-    try:
-      if _exiting:  # with a message and a code of its own
-        time.sleep(2 * _GRACE)
-      else:
-        report(
-          "JAX stopped this process, in most cases because another process"
-          " died; JAX's messages above name it (the leader is process 0)"
-        )
-    finally:
-      os._exit(1)
-
-  @terminate_handler
-  def on_terminate() -> None:
-    # gloo may detect a broken connection before JAX has named the dead process.
-    time.sleep(HEARTBEAT_TIMEOUT + 2 * _GRACE)
-    default()  # shows the exception and aborts
-
-  libc = ctypes.CDLL(None)
-  libc.signal.argtypes = [ctypes.c_int, abort_handler]
-  libc.signal(signal.SIGABRT, on_abort)
-  with contextlib.suppress(OSError, AttributeError):
-    # std::set_terminate, of the library that JAX is linked with on Linux.
-    install = ctypes.CDLL("libstdc++.so.6")["_ZSt13set_terminatePFvvE"]
-    install.argtypes, install.restype = [terminate_handler], terminate_handler
-    default = install(on_terminate)
-  return on_abort, on_terminate
-
-
-def report(trouble: str) -> None:
-  """Prints why this process, one of several, exits."""
-  index = _connection().process_id  # jax.process_index() waits for a backend.
-  with contextlib.suppress(OSError, ValueError):  # standard error is closed
-    print(
-      f"error: process {index}: {trouble}. The same command"
-      " resumes from the last checkpoint.",
-      file=sys.stderr,
-      flush=True,
-    )
-
-
 def peak_memory() -> int:
   """Returns the peak memory of a device, or of the process, in bytes."""
   import jax
@@ -186,23 +122,3 @@ def peak_memory() -> int:
     return counted["peak_bytes_in_use"]
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   return peak if sys.platform == "darwin" else 1024 * peak
-
-
-def exit_process(code: int) -> None:
-  """Ends the process from any thread, without exit handlers."""
-  # `sys.exit` would wait for the other processes and for Orbax's threads.
-  global _exiting
-  _exiting = True
-  try:
-    with contextlib.suppress(OSError, ValueError):  # a closed pipe
-      sys.stdout.flush()
-      sys.stderr.flush()
-    if client := coordination_client():
-      # Processes that fail together each print their own error: without this
-      # barrier, JAX would abort the others when the coordinator exits.
-      with contextlib.suppress(Exception):
-        client.wait_at_barrier("exit", round(1000 * _GRACE))
-      if _connection().process_id == 0:
-        time.sleep(1)  # The coordinator exits last.
-  finally:
-    os._exit(code)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import jax
 from jax.experimental import multihost_utils
 
-from experiments.distributed import initialize
+from experiments.distributed.exit import exit_process
 from experiments.errors import AGAIN
 
 _INTERRUPTED = 130
@@ -40,7 +40,7 @@ class StopSignals:
     """Handles SIGINT or SIGTERM, in any thread."""
     if self._requested and number == signal.SIGINT:
       _print("interrupted")
-      initialize.exit_process(_INTERRUPTED)
+      exit_process(_INTERRUPTED)
     self._requested = True
     name = signal.Signals(number).name
     if jax.process_count() > 1:
@@ -53,7 +53,7 @@ class StopSignals:
   def _stop_at_once(self) -> None:
     if jax.process_count() == 1:
       _print("stopped; the same command resumes")
-      initialize.exit_process(AGAIN)
+      exit_process(AGAIN)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-from experiments.distributed import initialize
+from experiments.distributed import exit as exit_lib
 from experiments.errors import UserError
 
 _INTERVAL = 1.0  # seconds between two exchanges
@@ -66,7 +66,7 @@ class Watchdog:
 @contextlib.contextmanager
 def watch(stall_seconds: float) -> Iterator[Watchdog]:
   """Ends this process once no process has ended a step for `stall_seconds`."""
-  client = initialize.coordination_client()
+  client = exit_lib.coordination_client()
   watchdog = Watchdog(
     client, jax.process_index(), jax.process_count(), stall_seconds
   )
@@ -82,7 +82,7 @@ def watch(stall_seconds: float) -> Iterator[Watchdog]:
     raise
   except Exception:
     # If another process has died, JAX reports it and ends this one meanwhile.
-    time.sleep(initialize.HEARTBEAT_TIMEOUT + 5)
+    time.sleep(exit_lib.HEARTBEAT_TIMEOUT + 5)
     raise
   finally:
     done.set()
@@ -96,5 +96,5 @@ def _run(watchdog: Watchdog, done: threading.Event) -> None:
     with contextlib.suppress(jax.errors.JaxRuntimeError):
       watchdog.exchange()
       if (stall := watchdog.stall()) and not done.is_set():
-        initialize.report(stall)
-        initialize.exit_process(1)
+        exit_lib.report(stall)
+        exit_lib.exit_process(1)

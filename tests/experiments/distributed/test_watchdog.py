@@ -101,10 +101,10 @@ def test_no_stall_is_reported_before_or_after_training(clock, crew):
 # threads, which calls std::terminate.
 ABORTS = """
 import ctypes, os, threading, time
-from experiments.distributed import initialize
-initialize.HEARTBEAT_TIMEOUT = initialize._GRACE = 0
-initialize._exit_on_abort()
-initialize._exit_on_abort()
+from experiments.distributed import exit
+exit.HEARTBEAT_TIMEOUT = exit._GRACE = 0
+exit.exit_on_abort()
+exit.exit_on_abort()
 {abort}
 time.sleep(600)
 """
