@@ -56,7 +56,7 @@ def is_small(channels):
 def sum_in_turn(term, channels):
   """The sum of `term` over the first axis of `channels`, in a loop."""
   outer = -(-channels[0].shape[0] // (TERMS * _GROUPS))
-  groups = grouped(channels, (outer, -1, TERMS))
+  groups = in_groups(channels, (outer, -1, TERMS))
 
   def step(total, group):
     return total + sum_of_terms(term, group), None
@@ -79,7 +79,7 @@ def sum_of_terms(term, group):
   return terms[0]
 
 
-def grouped(channels, sizes):
+def in_groups(channels, sizes):
   """Arrays [A, ...] as [*sizes, ...], one of which is -1, with zeros."""
   number, group = channels[0].shape[0], -math.prod(sizes)
   missing = -number % group

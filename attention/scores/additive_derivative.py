@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from attention.custom_transpose import with_transpose
 from attention.scores.additive_channels import (
   TERMS,
-  grouped,
+  in_groups,
   is_small,
   sum_in_turn,
   sum_of_terms,
@@ -95,7 +95,7 @@ def _sum_over(others, tanh, term, tokens, cotangents):
 
   none = zeros((tokens[None], *arrays))
   dtype = jax.eval_shape(term, none, none).dtype
-  groups = grouped(arrays, (-1, TERMS))
+  groups = in_groups(arrays, (-1, TERMS))
   return jax.lax.scan(step, none.astype(dtype), groups)[0]
 
 

@@ -23,7 +23,7 @@ from jax.custom_derivatives import SymbolicZero
 from attention.scores.additive_channels import (
   by_channel,
   by_pair,
-  grouped,
+  in_groups,
   is_small,
   scores_shape,
   sum_in_turn,
@@ -144,7 +144,7 @@ def _on_its_platform(on_cpu, on_tpu, at_once, channels):
       return at_once(tanh, *channels)
     # XLA does not compute a hyperbolic tangent twice: it writes an array of all
     # pairs and channels.
-    groups = grouped(channels, (-1, _GPU_CHANNELS))
+    groups = in_groups(channels, (-1, _GPU_CHANNELS))
 
     def step(total, group):
       return total + at_once(tanh, *group), None

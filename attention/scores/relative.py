@@ -34,7 +34,7 @@ def joined(left, right) -> jax.Array:
   )
 
 
-def scaled(scores, scale, features: int, terms: int = 1) -> jax.Array:
+def scaled_scores(scores, scale, features: int, terms: int = 1) -> jax.Array:
   """Scores times a scale [...]; None means (terms * features) ** -0.5."""
   if scale is None:
     return scores * (1.0 / math.sqrt(max(terms * features, 1)))
@@ -84,7 +84,7 @@ class Shaw(Score):
     first = _first_distance(positions) + table.shape[-2] // 2
     found = distances.products(query, table, first, key.shape[-2])
     scores = _sum(inner_products(query, key), found.ends, found.band)
-    return scaled(scores, self.scale, key.shape[-1])
+    return scaled_scores(scores, self.scale, key.shape[-1])
 
 
 @jax.tree_util.register_dataclass
@@ -142,7 +142,7 @@ class Disentangled(Score):
     scores = _sum(*terms)
     tables = self.relative_keys, self.relative_queries
     number = 1 + sum(table is not None for table in tables)
-    return scaled(scores, self.scale, query.shape[-1], number)
+    return scaled_scores(scores, self.scale, query.shape[-1], number)
 
 
 def _ascending(table, first):

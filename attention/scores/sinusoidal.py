@@ -11,7 +11,7 @@ from attention.head_parameters import MATRIX, SCALAR, VECTOR
 from attention.matmul import inner_products
 from attention.positional import positions as count
 from attention.scores.base import Score
-from attention.scores.relative import check_table, joined, scaled
+from attention.scores.relative import check_table, joined, scaled_scores
 
 
 @jax.tree_util.register_dataclass
@@ -89,7 +89,7 @@ class TransformerXL(Score):
       joined(content, rotated),
       joined(key, axes.with_rank(of_keys, key.ndim)),
     )
-    return scaled(scores, self.scale, key.shape[-1])
+    return scaled_scores(scores, self.scale, key.shape[-1])
 
   def _sinusoids(self, places, dtype):
     """Sines and cosines [n, R / 2] of places times all frequencies."""

@@ -163,7 +163,7 @@ def _progress_bar(incomplete: Sequence[Trial]) -> tqdm:
   """A bar over the steps of all incomplete trials."""
   return tqdm(
     total=sum(trial.raw["train"]["steps"] for trial in incomplete),
-    initial=sum(map(last_step, incomplete)),
+    initial=sum(map(last_logged_step, incomplete)),
     disable=not incomplete,
     unit="step",
     dynamic_ncols=True,
@@ -175,10 +175,10 @@ def _progress_bar(incomplete: Sequence[Trial]) -> tqdm:
 def _steps_done(trial: Trial, outcomes: Mapping[Path, Outcome]) -> int:
   """The steps of a trial that are done or will never be trained."""
   has_ended = trial.workdir in outcomes
-  return trial.raw["train"]["steps"] if has_ended else last_step(trial)
+  return trial.raw["train"]["steps"] if has_ended else last_logged_step(trial)
 
 
-def last_step(trial: Trial) -> int:
+def last_logged_step(trial: Trial) -> int:
   """The last step in the metrics.jsonl of a trial, or 0."""
   try:
     with (trial.workdir / METRICS).open("rb") as file:

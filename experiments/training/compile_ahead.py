@@ -21,7 +21,7 @@ Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]
 BatchShape = tuple[int, int, int]
 
 
-def make_train_step(
+def compile_train_step(
   experiment: Experiment, batches: TrainingBatches, first: int
 ) -> Step:
   """The step; it starts to compile for the batch `first`."""

@@ -23,15 +23,15 @@ from experiments.experiment import Experiment
 from experiments.optimization.step import TrainState
 from experiments.progress import Progress
 from experiments.training import trackers
-from experiments.training.compile_ahead import Step, make_train_step
+from experiments.training.compile_ahead import Step, compile_train_step
 from experiments.training.final_evaluation import evaluate_all
 from experiments.training.metrics_buffer import MetricsBuffer
 from experiments.training.metrics_writer import MetricsWriter
 from experiments.training.start import (
   SKIPPED,
   OpenManager,
+  claim_and_build,
   log_start,
-  prepare,
   start_or_resume,
 )
 from experiments.training.step_trace import StepTrace
@@ -74,7 +74,7 @@ def train_and_evaluate(
     watch(typed.train.stall_seconds) as watchdog,
     lock,
   ):
-    experiment, batches, initial = prepare(raw, typed, workdir)
+    experiment, batches, initial = claim_and_build(raw, typed, workdir)
     with opened_on_demand(workdir, typed.train) as manager:
       trace = StepTrace(workdir, profile if first_process else 0)
       services = _Services(
@@ -100,7 +100,7 @@ def _train(
   experiment = services.experiment
   config = experiment.config.train
   last = last_step(services.workdir)
-  train_step = make_train_step(experiment, batches, last or 0)
+  train_step = compile_train_step(experiment, batches, last or 0)
   # Several processes open the checkpoints together.
   is_new = last is None and jax.process_count() == 1
   state, stream, skipped = start_or_resume(

@@ -21,7 +21,7 @@ OpenManager = Callable[[], Any]  # opens the checkpoints when first called
 SKIPPED = "skipped_updates"  # in a checkpoint, beside the data position
 
 
-def prepare(
+def claim_and_build(
   raw, config: Config, workdir: Path
 ) -> tuple[Experiment, TrainingBatches, TrainState | None]:
   """Claims the run directory, and releases it if the config does not fit."""

@@ -22,7 +22,7 @@ from attention.implementations.non_finite import with_finite_tokens
 from attention.implementations.pallas import hopper, tile_functions, tpu
 from attention.implementations.pallas.derivative import (
   Arguments,
-  Attention,
+  KernelAttention,
   shared_operands,
 )
 from attention.implementations.pallas.functions import kernel_precision
@@ -151,7 +151,7 @@ def _of_finite_tokens(sizes: Any, request: Request):
     functions = kernels.functions
     operands = [each.array for each in functions.operands]
     shared = shared_operands(captured.pair, functions.pair.operands)
-  attention = Attention(kernels, rule, shared)
+  attention = KernelAttention(kernels, rule, shared)
   return attention(Arguments(captured, operands, [*tokens]))
 
 

@@ -50,7 +50,7 @@ class Arguments(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Attention:
+class KernelAttention:
   """Attention as kernels, and the rule of its derivatives."""
 
   kernels: tpu.Problem | hopper.Problem

@@ -60,7 +60,7 @@ class TileFunction:
     """The result for arguments and the parts of all operands."""
     first = len(self.operands) - self.captured
     values = [*arguments, *parts[:first]]
-    return evaluate(self.jaxpr, parts[first:], values, rules)[0]
+    return evaluate_jaxpr(self.jaxpr, parts[first:], values, rules)[0]
 
   def largest_array(self, rules: Rules) -> int:
     """The number of elements of the largest intermediate array."""
@@ -119,7 +119,7 @@ def check_supported(jaxpr: Jaxpr, rules: Rules) -> None:
       raise Unsupported(f"does not support the operation {name} of a score")
 
 
-def evaluate(
+def evaluate_jaxpr(
   jaxpr: Jaxpr, captured: Sequence[Any], arguments: Sequence[Any], rules: Rules
 ) -> list[Any]:
   """The results of a jaxpr, with the replacements of this module."""
@@ -149,8 +149,8 @@ def _evaluate_one(equation, inputs, rules) -> Sequence[Any]:
     if replacement is not None:
       return [replacement(*inputs)]
     if isinstance(inner, ClosedJaxpr):
-      return evaluate(inner.jaxpr, inner.consts, inputs, rules)
-    return evaluate(inner, [], inputs, rules)
+      return evaluate_jaxpr(inner.jaxpr, inner.consts, inputs, rules)
+    return evaluate_jaxpr(inner, [], inputs, rules)
   if name == "dot_general":
     dtypes = [each.aval.dtype for each in equation.invars]
     return [_product(inputs, dtypes, parameters)]

@@ -94,7 +94,7 @@ def _traced_score(request, query, key, tile, rules) -> TileFunction:
 
   def pair(leading, query, key, first_query, first_key, *others):
     indices, parts = others[:rank], others[rank:]
-    positions = TilePositions(
+    positions = MatrixPositions(
       first_query,
       first_key,
       num_queries=tile[0],
@@ -179,7 +179,7 @@ def _count(size: int, axis: int) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TilePositions(Positions):
+class MatrixPositions(Positions):
   """Positions as matrices; kernels have no vectors of integers."""
 
   def broadcast(self, rank):

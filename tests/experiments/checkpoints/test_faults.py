@@ -274,7 +274,7 @@ def test_a_second_run_in_a_directory_is_refused(running):
 ENDLESS = """
 import jax
 from experiments.training import loop
-make = loop.make_train_step
+make = loop.compile_train_step
 def made(*arguments):
   step = make(*arguments)
   endless = jax.jit(
@@ -287,7 +287,7 @@ def made(*arguments):
       compiled(1.0).block_until_ready()
     return step(state, batch)
   return stepping
-loop.make_train_step = made
+loop.compile_train_step = made
 """
 
 

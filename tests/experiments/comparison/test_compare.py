@@ -25,7 +25,7 @@ def test_trained_trials_are_reported(complete, tmp_path):
     found, [], tmp_path, command="", metric="sequence_accuracy"
   )
   assert f"| {score} | 1 | " in path.read_text()
-  assert runner.last_step(trial) == 12
+  assert runner.last_logged_step(trial) == 12
   points = (tmp_path / "curves.csv").read_text().splitlines()
   assert points[-1].startswith(f"{score},0,12,")
 
@@ -78,7 +78,7 @@ def test_trials_are_terminated_if_the_comparison_fails(tmp_path, monkeypatch):
     return 0
 
   start = runner._start
-  monkeypatch.setattr(runner, "last_step", fail)
+  monkeypatch.setattr(runner, "last_logged_step", fail)
   monkeypatch.setattr(runner, "_start", start_counted)
   with pytest.raises(OSError, match="no terminal"):
     runner.run([python(trial, "import time; time.sleep(600)")], num_jobs=1)

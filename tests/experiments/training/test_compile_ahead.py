@@ -75,7 +75,7 @@ def test_the_first_shape_is_compiled_first_and_on_cpus_alone(
   config = experiment.config.model_copy(update={"train": train})
   experiment = dataclasses.replace(experiment, config=config)
   monkeypatch.setattr(compile_ahead, "_platform", lambda _: platform)
-  compile_ahead.make_train_step(experiment, Known(batches), first)
+  compile_ahead.compile_train_step(experiment, Known(batches), first)
   assert found == want
 
 
