@@ -113,7 +113,7 @@ def decoding_step(
 
   def decode(params, source):
     def search_rows(params, source):
-      return search(experiment.model, params, source, (), length)
+      return search(experiment.model, params, source, None, (), length)
 
     if search.beam_size > 1:
       return mesh_lib.map_shards(search_rows, experiment.mesh)(params, source)

@@ -40,9 +40,9 @@ class Search:
     """The number of sources to decode at once, B."""
     return max(ROWS // self.beam_size, 16)
 
-  def __call__(self, model, params, source, indices, max_length):
+  def __call__(self, model, params, source, limits, indices, max_length):
     """Returns tokens [B, K, T] and scores [B, K]; `indices` seed samples."""
-    options: dict[str, Any] = {"max_length": max_length}
+    options: dict[str, Any] = {"max_length": max_length, "limits": limits}
     options["constraints"] = self.constraints
     if self.beam_size > 1 or self.n_best > 1:
       options |= {"beam_size": self.beam_size, "n_best": self.n_best}
@@ -76,14 +76,19 @@ def make_predictor(
 ) -> Callable[..., Predictions]:
   """Makes a function that decodes sources; it compiles once for each width."""
 
-  def decode_batch(length, params, source, indices):
-    def decode(params, source):
-      return search(model, params, source, indices, length)
+  def decode_batch(length, params, batch, indices):
+    def decode(params, batch):
+      source, limits = batch
+      return search(model, params, source, limits, indices, length)
 
     # Samples depend on the whole batch, other predictions do not.
     if not search.temperature:
       decode = mesh_lib.map_shards(decode, mesh)
-    return decode(params, source)
+    return decode(params, batch)
+
+  def limit(source_length: int) -> int:
+    least = search.constraints.min_length + 1
+    return search.max_length or max(max_prediction_length(source_length), least)
 
   compiled = TimedFunction(decode_batch, mesh)
   rows = mesh_lib.round_up(search.rows, mesh)
@@ -99,12 +104,12 @@ def make_predictor(
     seconds = 0.0
     for index, (members, part) in enumerate(by_length(rows, sources)):
       indices = np.array([first, index], np.uint32)
-      longest = int((part != PAD).sum(1).max())
-      longest = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
-      longest = min(longest, part.shape[1])
-      least = search.constraints.min_length + 1
-      length = search.max_length or max(max_prediction_length(longest), least)
-      (batch, score), took = compiled(length, params, part, indices)
+      lengths = (part != PAD).sum(1)
+      longest = -(-int(lengths.max()) // _LENGTH_STEP) * _LENGTH_STEP
+      length = limit(min(longest, part.shape[1]))
+      # By the source's own length, so that the rest of the batch is no matter.
+      limits = np.array([limit(each) for each in lengths.tolist()], np.int32)
+      (batch, score), took = compiled(length, params, (part, limits), indices)
       seconds += took
       scores[members] = score[: len(members)]
       for row, member in zip(batch, members):

@@ -43,6 +43,7 @@ class _Search(NamedTuple):
   tokens: jax.Array  # [B, K, T]
   log_probs: jax.Array  # [B, K], -inf where a beam is empty
   finished: Hypotheses
+  limits: jax.Array  # [B] largest number of tokens
 
 
 def beam(
@@ -55,6 +56,7 @@ def beam(
   n_best: int = 1,
   length_penalty: float = 1.0,
   constraints: Constraints = Constraints(),  # noqa: B008
+  limits: jax.Array | None = None,
 ) -> Hypotheses:
   """Searches the hypotheses with the best scores, in a compiled loop.
 
@@ -62,8 +64,8 @@ def beam(
   See "Google's Neural Machine Translation System", Wu et al., 2016, equation
   14 (https://arxiv.org/abs/1609.08144). Every step keeps the K most likely
   continuations of a source's hypotheses; those with EOS, and those of
-  `max_length` tokens, are finished and free their beams. A single beam gives
-  the result of `greedy`.
+  as many tokens as allowed, are finished and free their beams. A single beam
+  gives the result of `greedy`.
 
   Args:
     model: the model.
@@ -74,6 +76,7 @@ def beam(
     n_best: N, at most K.
     length_penalty: alpha; 0 for none, larger values prefer long hypotheses.
     constraints: on the hypotheses.
+    limits: [B] largest number of tokens for each source, at most T; None for T.
 
   Returns:
     The N best hypotheses of each source.
@@ -109,7 +112,7 @@ def beam(
 
   def unfinished(search: _Search):
     # No continuation has a larger log p <= 0 or a larger divisor.
-    bound = search.log_probs.max(-1) / divisors[max_length]
+    bound = search.log_probs.max(-1) / divisors[search.limits]
     return ~(search.finished.scores[:, -1] >= bound)
 
   def extend(memory, search: _Search):
@@ -122,7 +125,8 @@ def beam(
     )
     tokens = jnp.take_along_axis(tokens, parent[..., None], axis=1)
     tokens = tokens.at[:, :, length].set(token)
-    ended = (token == EOS) | (token == PAD) | (length + 1 == max_length)
+    last = length + 1 >= search.limits[:, None]
+    ended = (token == EOS) | (token == PAD) | last
     # PAD stands for the absence of a token.
     scores = log_probs / divisors[length + (token != PAD)]
     scores = jnp.where(ended, scores, -jnp.inf)
@@ -134,9 +138,12 @@ def beam(
       tokens,
       jnp.where(ended, -jnp.inf, log_probs),
       _best(search.finished, Hypotheses(tokens, scores, log_probs)),
+      search.limits,
     )
 
   initial = _initial_search(carry, source, max_length, beam_size, n_best)
+  if limits is not None:
+    initial = initial._replace(limits=limits)
   final = run_stages(steps, stages, unfinished, extend, memory, initial)
   return final.finished
 
@@ -162,6 +169,7 @@ def _initial_search(
       no_scores,
       no_scores,
     ),
+    jnp.full((batch_size,), max_length, jnp.int32),
   )
 
 

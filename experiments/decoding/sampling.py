@@ -23,6 +23,7 @@ class _Predictions(NamedTuple):
   token: jax.Array
   tokens: jax.Array
   ended: jax.Array
+  limits: jax.Array  # [B] largest number of tokens
 
 
 def greedy(
@@ -32,6 +33,7 @@ def greedy(
   *,
   max_length: int,
   constraints: Constraints = Constraints(),  # noqa: B008
+  limits: jax.Array | None = None,
 ) -> jax.Array:
   """Decodes the most likely token at every step, in a compiled loop.
 
@@ -41,6 +43,7 @@ def greedy(
     source: [B, S] token ids, padded with PAD.
     max_length: T, the largest number of tokens, EOS included.
     constraints: on the predictions.
+    limits: [B] largest number of tokens for each source, at most T; None for T.
 
   Returns:
     [B, T] int32 token ids, PAD after EOS.
@@ -64,7 +67,9 @@ def greedy(
     del length
     return largest(logits, 1)[1][..., 0]
 
-  return _decoded(model, params, source, max_length, constraints, most_likely)
+  return _decoded(
+    model, params, source, max_length, constraints, limits, most_likely
+  )
 
 
 def sample(
@@ -77,6 +82,7 @@ def sample(
   temperature: float = 1.0,
   top_k: int = 0,
   constraints: Constraints = Constraints(),  # noqa: B008
+  limits: jax.Array | None = None,
 ) -> jax.Array:
   """Samples predictions from the model's distribution, token by token.
 
@@ -89,6 +95,7 @@ def sample(
     temperature: divisor of the logits; values below 1 prefer likely tokens.
     top_k: sample from the k most likely tokens; 0 for all.
     constraints: on the predictions.
+    limits: [B] largest number of tokens for each source, at most T; None for T.
 
   Returns:
     [B, T] int32 token ids, PAD after EOS.
@@ -123,7 +130,7 @@ def sample(
 
   # The random numbers of a source depend on its row.
   return _decoded(
-    model, params, source, max_length, constraints, draw, divide=False
+    model, params, source, max_length, constraints, limits, draw, divide=False
   )
 
 
@@ -133,6 +140,7 @@ def _decoded(
   source: jax.Array,
   max_length: int,
   constraints: Constraints,
+  limits: jax.Array | None,
   choose: Callable[[jax.Array, jax.Array], jax.Array],
   *,
   divide: bool = True,  # whether the result of a source ignores the others
@@ -146,17 +154,20 @@ def _decoded(
     return ~state.ended
 
   def extend(memory, state: _Predictions):
-    length, carry, token, tokens, ended = state
+    length, carry, token, tokens, ended, limits = state
     carry, logits = steps.step(memory, carry, token[:, None], None)
     logits = constrained(constraints, tokens, length, logits[0])
     token = choose(logits, length).astype(jnp.int32)
     token = jnp.where(ended, PAD, token)
     tokens = tokens.at[:, length].set(token)
     # The result is PAD, the first token, if all logits are -inf.
-    ended = ended | (token == EOS) | (token == PAD)
-    return _Predictions(length + 1, carry, token, tokens, ended)
+    length = length + 1
+    ended = ended | (token == EOS) | (token == PAD) | (length >= limits)
+    return _Predictions(length, carry, token, tokens, ended, limits)
 
   batch_size = source.shape[0]
+  if limits is None:
+    limits = jnp.full((batch_size,), max_length, jnp.int32)
   initial = _Predictions(
     jnp.zeros((), jnp.int32),
     carry,
@@ -164,6 +175,7 @@ def _decoded(
     jnp.full((batch_size, max_length), PAD, jnp.int32),
     # A row without a source, as in the last batch, has ended.
     (source == PAD).all(-1),
+    limits,
   )
   final = run_stages(steps, stages, unfinished, extend, memory, initial)
   return final.tokens

@@ -1,6 +1,7 @@
 """Parallel text as a dataset, loaded from the files that `prepare` writes."""
 
 import functools
+import math
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,8 @@ TOKENIZER, DATA = "tokenizer", "data"
 SIDES = ("source", "target")
 # The maximum prediction length is this times the average target length of
 # sources of the same length. Shorter sources than the minimum, whose ratios
-# vary most, count as that long. Only multiples of the step are compiled.
-_LENGTH_FACTOR, _MIN_SOURCE_LENGTH, _LENGTH_STEP = 1.5, 16, 8
+# vary most, count as that long.
+_LENGTH_FACTOR, _MIN_SOURCE_LENGTH = 1.5, 16
 
 
 class TranslationDataset:
@@ -117,8 +118,7 @@ def max_prediction_length(
 ) -> int:
   """Returns the maximum length for target tokens per source token."""
   average = length_ratio * max(source_length, _MIN_SOURCE_LENGTH)
-  length = -(-int(_LENGTH_FACTOR * average) // _LENGTH_STEP) * _LENGTH_STEP
-  return min(length, max_length)
+  return min(math.ceil(_LENGTH_FACTOR * average), max_length)
 
 
 def _load_tokenizer(

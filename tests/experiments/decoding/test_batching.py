@@ -133,6 +133,22 @@ def test_n_best_predictions_match_a_direct_beam_search():
   assert len(np.unique(predictions.tokens[:, 0], axis=0)) > 20
 
 
+@pytest.mark.parametrize(
+  "search",
+  [Search(), Search(beam_size=2), Search(temperature=1.0)],
+  ids=["greedy", "beam", "sampling"],
+)
+def test_the_maximum_length_is_that_of_the_own_source(search):
+  source = sources(40, longest=20)
+  never_ends = np.zeros((97, VOCABULARY), np.float32)
+  never_ends[:, EOS] = -np.inf
+  predictions = make_test_predictor(
+    Lookup(VOCABULARY), search, lambda length: length + 3
+  )({"table": never_ends}, source)
+  lengths = (predictions.tokens[:, 0] != PAD).sum(1)
+  np.testing.assert_array_equal(lengths, (source != PAD).sum(1) + 3)
+
+
 def test_samples_depend_on_the_seed_and_the_batch():
   model = Lookup(VOCABULARY)
   params = {"table": np.zeros((97, VOCABULARY), np.float32)}

@@ -286,6 +286,24 @@ def test_early_stopping_is_exact(alpha, max_length):
       assert hypotheses.scores[row, rank] == pytest.approx(score, abs=1e-4)
 
 
+def test_limits_are_maximum_lengths_of_single_sources():
+  model, params = lookup()
+  limits = np.array([2, 7, 4, 7], np.int32)
+  source = sources(len(limits))
+  options = {"beam_size": 3, "n_best": 2, "length_penalty": 1.0}
+  both = searched(
+    model, params, source, max_length=7, limits=jnp.array(limits), **options
+  )
+  for row, limit in enumerate(limits):
+    alone = searched(
+      model, params, source[row : row + 1], max_length=int(limit), **options
+    )
+    tokens = both.tokens[row]
+    np.testing.assert_array_equal(tokens[:, :limit], alone.tokens[0])
+    assert (tokens[:, limit:] == PAD).all()
+    np.testing.assert_allclose(both.scores[row], alone.scores[0], rtol=1e-6)
+
+
 def test_search_ends_when_no_better_hypothesis_is_possible():
   """Twelve steps are enough; the next would break every hypothesis."""
   options = {"max_length": 30, "beam_size": 3, "n_best": 2}
