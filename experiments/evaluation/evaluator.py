@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from experiments.data.batch import PAD, Batch
-from experiments.data.dataset import EvaluationSet
+from experiments.data.dataset import Dataset, EvaluationSet
 from experiments.decoding.batching import (
   ROWS,
   Search,
@@ -82,26 +82,17 @@ def make_evaluator(
   reference_losses = make_reference_losses(experiment)
 
   def evaluate(params: Any, examples: EvaluationSet) -> Evaluation:
-    (source, target), text = map(np.asarray, examples.batch), examples.text
+    source, target = map(np.asarray, examples.batch)
     decoded = predict(params, source)
-    tokens = decoded.tokens[:, 0]
-    if text:  # The translation of a blank line is a blank line.
-      tokens[[not line.strip() for line in text.source]] = PAD
-    predictions = data.target_text(tokens)
-    scored = metrics.ScoredSet(
-      (source != PAD).sum(1) - 1,
-      tokens,
-      target,
-      *reference_losses(params, source, target),
-      predictions,
-      text.target if text else data.target_text(target),
-    )
+    losses = reference_losses(params, source, target)
+    scored = _scored_set(data, examples, decoded.tokens[:, 0], *losses)
+    text = examples.text
     corpus = metrics.CorpusMetrics(
       config.bleu_tokenizer, lowercase=config.lowercase, text=text is not None
     )
     scores = metrics.score(scored, corpus)
     seconds = max(decoded.seconds, 1e-9)
-    scores["sentences_per_second"] = len(predictions) / seconds
+    scores["sentences_per_second"] = len(scored.predictions) / seconds
     return Evaluation(
       metrics=scores,
       by_length=metrics.score_by_length(
@@ -110,7 +101,7 @@ def make_evaluator(
         num_bins=NUM_BINS if text else None,
       ),
       signatures=corpus.signatures,
-      predictions=predictions,
+      predictions=list(scored.predictions),
       search={
         "beam_size": search.beam_size,
         "length_penalty": search.length_penalty,
@@ -121,6 +112,28 @@ def make_evaluator(
     )
 
   return evaluate
+
+
+def _scored_set(
+  data: Dataset,
+  examples: EvaluationSet,
+  tokens: np.ndarray,  # [N, T], the predictions
+  losses: np.ndarray,
+  num_tokens: np.ndarray,
+) -> metrics.ScoredSet:
+  """The predictions and references of a set, as tokens and as text."""
+  (source, target), text = map(np.asarray, examples.batch), examples.text
+  if text:  # The translation of a blank line is a blank line.
+    tokens[[not line.strip() for line in text.source]] = PAD
+  return metrics.ScoredSet(
+    (source != PAD).sum(1) - 1,
+    tokens,
+    target,
+    losses,
+    num_tokens,
+    data.target_text(tokens),
+    text.target if text else data.target_text(target),
+  )
 
 
 def add_alignment_error(
