@@ -44,11 +44,6 @@ def section(values: Section) -> ConfigDict:
   return ConfigDict(values.model_dump())
 
 
-def data() -> ConfigDict:
-  """A synthetic task."""
-  return section(typed.TaskConfig())
-
-
 def text() -> ConfigDict:
   """Parallel text in files."""
   return section(typed.TextConfig())
@@ -66,11 +61,6 @@ def numbers() -> ConfigDict:
     num_shapes=6,
   )
   return config
-
-
-def optimizer() -> ConfigDict:
-  """The optimizer and its schedule."""
-  return section(typed.OptimizerConfig())
 
 
 def split(min_length: int, max_length: int, num_examples: int) -> dict:

@@ -50,9 +50,7 @@ def make_optimizer(
   Pascanu et al., 2012 (https://arxiv.org/abs/1211.5063), for the clipping.
 
   Example:
-    >>> from configs import base
-    >>> config = OptimizerConfig(**base.optimizer().to_dict())
-    >>> optimizer = make_optimizer(config, num_steps=9)
+    >>> optimizer = make_optimizer(OptimizerConfig(), num_steps=9)
     >>> state = optimizer.init({"w": jnp.ones(2)})
   """
   schedule = make_schedule(config, num_steps)

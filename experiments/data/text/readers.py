@@ -22,11 +22,6 @@ class ParallelText(NamedTuple):
   target: Sequence[str]
 
 
-def read(config: TextConfig, path: str, *, field: str) -> ParallelText:
-  """Reads all pairs of a path; error messages name the config field."""
-  return _in_memory(pairs(config, path, field=field))
-
-
 def pairs(
   config: TextConfig, path: str, *, field: str
 ) -> Iterator[tuple[str, str]]:
@@ -54,7 +49,11 @@ def read_pair(
 ) -> ParallelText:
   """Reads all pairs of two files, each plain or .gz; messages name `fields`."""
   both = (_existing(*each) for each in zip((source, target), fields))
-  return _in_memory(_line_pairs(*both, field=fields[0]))
+  sides: tuple[list[str], list[str]] = ([], [])
+  for pair in _line_pairs(*both, field=fields[0]):
+    for side, line in zip(sides, pair):
+      side.append(normalized(line))
+  return ParallelText(*sides)
 
 
 def read_lines(file: Path) -> Iterator[str]:
@@ -78,14 +77,6 @@ def has_text(pair: tuple[str, str]) -> bool:
   """Whether both sides of a pair have text."""
   source, target = pair
   return bool(source.strip() and target.strip())
-
-
-def _in_memory(pairs: Iterable[tuple[str, str]]) -> ParallelText:
-  sides: tuple[list[str], list[str]] = ([], [])
-  for pair in pairs:
-    for side, line in zip(sides, pair):
-      side.append(normalized(line))
-  return ParallelText(*sides)
 
 
 def _line_pairs(

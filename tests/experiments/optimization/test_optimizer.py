@@ -5,13 +5,12 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from configs import base
 from experiments.config import OptimizerConfig
 from experiments.optimization.optimizer import make_optimizer, make_schedule
 
 
 def optimizer_config(**changes):
-  return OptimizerConfig(**{**base.optimizer(), **changes})
+  return OptimizerConfig(**changes)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ from experiments.data.text.readers import (
   ParallelText,
   decode_lines,
   has_text,
-  read,
+  pairs,
   read_lines,
   read_pair,
 )
+from experiments.data.text.tokenizer import normalized
 from experiments.errors import UserError
 
 FIELD = "config.data.train"
@@ -24,6 +25,12 @@ SOURCE = ["Two dogs run.", "Café noir !", "", "last"]
 TARGET = ["Zwei Hunde rennen.", "Schwarzer Kaffee!", "leer", "letzte"]
 # The same sentences, decomposed and with other spaces.
 MESSY = ["  Two\tdogs  run. ", "Cafe\u0301 noir\u00a0!", " \u3000", "last"]
+
+
+def read(config, path, *, field):
+  """All pairs of a path, normalised."""
+  sides = zip(*pairs(config, path, field=field))
+  return ParallelText(*(list(map(normalized, side)) for side in sides))
 
 
 def text_config(folder, kind="lines"):
