@@ -3,6 +3,7 @@
 `tests/compilation.py` lists the tests that compile with XLA's default settings.
 """
 
+import gc
 import os
 import pathlib
 
@@ -26,6 +27,7 @@ from tests.default_cases import DEFAULT_CASES
 _ROOT = pathlib.Path(__file__).parent
 _CACHE = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
 _CACHE_LIMIT = 2 * 2**30  # bytes
+_MEMORY_LIMIT = 1.5 * 2**30  # bytes
 # These files take longest, so they start first.
 _LONG_FILES = (
   "test_learning.py",
@@ -42,6 +44,7 @@ _LONG_FILES = (
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 compilation.install()
+compilation.share_contexts()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -95,6 +98,13 @@ def pytest_collection_modifyitems(config, items):
     )
 
 
+def pytest_collection_finish(session):
+  """Excludes modules and tests, which live on, from garbage collection."""
+  del session
+  gc.freeze()
+  gc.set_threshold(10_000, 10, 10)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
   """Chooses how programs are compiled before any fixture compiles one."""
@@ -103,6 +113,22 @@ def pytest_runtest_setup(item):
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-  """Releases the compiled programs of a file, which hold a worker's memory."""
-  if nextitem is None or nextitem.path != item.path:
+  """Releases the compiled programs of a file, which hold a worker's memory.
+
+  Files whose programs need little memory share those of single operations.
+  """
+  if nextitem is None or nextitem.path == item.path:
+    return
+  paths = [each.path.relative_to(_ROOT).as_posix() for each in (item, nextitem)]
+  before, after = map(compilation.fast, paths)
+  if before != after or _resident() > _MEMORY_LIMIT:
     jax.clear_caches()
+
+
+def _resident():
+  """Bytes of this process in memory; infinitely many without /proc."""
+  try:
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+  except FileNotFoundError:
+    return float("inf")
+  return pages * os.sysconf("SC_PAGE_SIZE")

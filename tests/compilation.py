@@ -6,7 +6,9 @@ tokens which must not matter do not. Most of their time would be compilation, so
 XLA skips its optimisations.
 """
 
+import functools
 import importlib
+import threading
 
 import jax
 
@@ -29,10 +31,41 @@ DEFAULT_SETTINGS = (
 ENVIRONMENT = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
+def fast(path: str) -> bool:
+  """Whether tests of a file, relative to the repository, are compiled fast."""
+  return not path.startswith(DEFAULT_SETTINGS)
+
+
 def choose(path: str) -> None:
   """Sets JAX for the tests of a file, a path relative to the repository."""
-  fast = not path.startswith(DEFAULT_SETTINGS)
-  jax.config.update("jax_disable_most_optimizations", fast)
+  jax.config.update("jax_disable_most_optimizations", fast(path))
+
+
+def share_contexts(
+  module: str = "jax._src.interpreters.mlir", lowerings: int = 50
+) -> None:
+  """Lets consecutive lowerings of a thread share a context of MLIR.
+
+  JAX makes a context for each program, which takes a third of the time of a
+  program of one operation. A context keeps all constants of its programs, so
+  another one is made after `lowerings` programs. The function is private;
+  without it tests only take longer.
+  """
+  try:
+    mlir = importlib.import_module(module)
+    make = mlir.make_ir_context
+  except (ImportError, AttributeError):
+    return
+  shared = threading.local()
+
+  @functools.wraps(make)
+  def make_ir_context():
+    if not getattr(shared, "left", 0):
+      shared.context, shared.left = make(), lowerings
+    shared.left -= 1
+    return shared.context
+
+  mlir.make_ir_context = make_ir_context
 
 
 def install(module: str = "jax._src.compiler") -> None:

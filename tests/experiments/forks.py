@@ -8,6 +8,7 @@ sends its process id and, when it ends, its exit code. The server exits when its
 standard input is closed.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -65,6 +66,8 @@ def main() -> None:
   import experiments.training.loop  # noqa: F401
 
   compilation.install()
+  compilation.share_contexts()
+  gc.freeze()
   request = serve(sys.argv[1])
   if request is None:
     return
