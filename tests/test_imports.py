@@ -59,10 +59,9 @@ EXPERIMENTS = (
   ("decoding",),
   ("models",),
   ("distributed",),
-  ("data",),
+  ("data", "visualization"),
   ("run_directory",),
   ("config",),
-  ("visualization",),
   ("progress",),
   ("errors",),
 )
