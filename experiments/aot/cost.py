@@ -40,29 +40,19 @@ _GPU_OPTIONS = {"xla_gpu_autotune_level": "0"}
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """The cost of a program on each device.
+  """The cost of a program on each device."""
 
-  Attributes:
-    kernels: kernels that a GPU launches, fused operations of a TPU.
-    traffic: bytes that kernels read from and write to the device's memory.
-    temporaries: bytes of memory besides arguments and results.
-    arguments: bytes.
-    results: bytes that do not replace an argument.
-    collectives: number of calls and bytes received, by name.
-    seconds: the estimate. On TPUs the compiler's cycles; on GPUs the traffic at
-      full bandwidth and 2 microseconds a kernel. Collectives are added, at the
-      bandwidth of a device's interconnect.
-    compile_seconds: the time of the compilation, on the compiling machine.
-  """
-
-  kernels: int
-  traffic: int
-  temporaries: int
-  arguments: int
-  results: int
-  collectives: dict[str, tuple[int, int]]
+  kernels: int  # that a GPU launches; fused operations of a TPU
+  traffic: int  # bytes that kernels read from and write to the memory
+  temporaries: int  # bytes of memory besides arguments and results
+  arguments: int  # bytes
+  results: int  # bytes that do not replace an argument
+  collectives: dict[str, tuple[int, int]]  # calls and bytes received, by name
+  # The estimate: on TPUs the compiler's cycles, on GPUs the traffic at full
+  # bandwidth and 2 microseconds a kernel. Collectives are added, at the
+  # bandwidth of a device's interconnect.
   seconds: float
-  compile_seconds: float
+  compile_seconds: float  # on the compiling machine
 
   @property
   def memory(self) -> int:
@@ -71,22 +61,12 @@ class Cost:
 
 
 def compiled(
-  function: Any,
-  *specs: Any,
+  function: Any,  # which may be the result of `jax.jit`
+  *specs: Any,  # trees of `jax.ShapeDtypeStruct`, sharded over the target
   target: Target,
-  options: dict[str, str | bool] | None = None,
+  options: dict[str, str | bool] | None = None,  # of XLA
 ) -> tuple[Any, float]:
-  """The program for arguments with shardings over the target's devices.
-
-  Args:
-    function: a function, or the result of `jax.jit`.
-    *specs: trees of `jax.ShapeDtypeStruct` with shardings.
-    target: the accelerator.
-    options: of XLA.
-
-  Returns:
-    The `jax.stages.Compiled` and the seconds of tracing and compilation.
-  """
+  """The `jax.stages.Compiled`, and the seconds of tracing and compilation."""
   begin = time.perf_counter()
   jitted = function if hasattr(function, "lower") else jax.jit(function)
   given: dict[str, str | bool]

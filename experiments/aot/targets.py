@@ -131,10 +131,7 @@ TARGETS = {
 
 
 def target_of(topology: str) -> Target:
-  """The target of a topology, such as v5e:16x16; h100:1x8x1 has 8 GPUs.
-
-  Raises UserError for others.
-  """
+  """The target of a topology, such as v5e:16x16; UserError for others."""
   name, colon, _ = topology.partition(":")
   if name not in TARGETS or not colon:
     raise UserError(

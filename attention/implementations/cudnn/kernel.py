@@ -46,21 +46,13 @@ class Arrays(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-  """A call of the kernel: what is known while tracing.
+  """A call of the kernel: what is known while tracing."""
 
-  Attributes:
-    is_causal: whether query i attends to no key after i.
-    window: the keys before a query's position that it attends to, or None.
-    scale: the factor of the scores.
-    precision: see `Request`, of the rule's products.
-    branch: see `Request`.
-  """
-
-  is_causal: bool = False
-  window: int | None = None
-  scale: float = 1.0
-  precision: str | None = None
-  branch: str | None = None
+  is_causal: bool = False  # whether query i attends to no key after i
+  window: int | None = None  # keys before a query that it attends to
+  scale: float = 1.0  # the factor of the scores
+  precision: str | None = None  # of the rule's products, see `Request`
+  branch: str | None = None  # see `Request`
 
   def context(self, arrays: Arrays) -> jax.Array:
     """The context [B, N, T, E]."""
