@@ -324,13 +324,15 @@ class MultiHead:
     heads = project_heads(tokens, self.projections[name], name)
     if not self.rotary:
       return heads
+    options = None if self.rotary is True else self.rotary
+    if positions is None and self.mesh_axes.sequence is None:
+      return rotated(heads, options=options)
     if positions is None:
       positions = self.mesh_axes.positions(tokens.shape[-2])
     positions = jnp.asarray(positions)
     check_shape("positions", positions, length=tokens.shape[-2], fits=name)
     if positions.ndim > 1:
       positions = positions[..., None, :]  # an axis of heads
-    options = None if self.rotary is True else self.rotary
     return rotated(heads, positions, options=options)
 
   def _check_unsharded_tokens(self, name: str) -> None:

@@ -1,6 +1,7 @@
 """Encodings of positions in tokens: sinusoidal and rotary."""
 
 import dataclasses
+import functools
 from typing import Literal
 
 import chex
@@ -29,6 +30,9 @@ __all__ = [
   "rotary",
   "sinusoidal",
 ]
+
+# Elements of tokens up to which tables of angles are constants of a program.
+_MAX_TABLE_SIZE = 2**18
 
 
 def _check_even(name: str, size: int) -> None:
@@ -80,9 +84,14 @@ class RotaryOptions:
       (GPT-NeoX, Llama weights in the format of Hugging Face).
     scaling: changes the frequencies for longer sequences than trained:
       `LinearScaling`, `NTKScaling`, `YaRNScaling`, `Llama3Scaling`, or None.
+    max_length: positions that are passed as arrays are below this number, and
+      read cosines and sines from a table. This is faster when decoding, where
+      XLA would compute them for every example. Other positions give NaN. None
+      means no limit and no table.
 
   Raises:
-    ValueError: if `pairs` is unknown, or `rotary_dim` is not positive and even.
+    ValueError: if `pairs` is unknown, `rotary_dim` is not positive and even, or
+      `max_length` is not positive.
 
   Example:
     >>> llama = RotaryOptions(500000.0, pairs="half_split")
@@ -94,13 +103,14 @@ class RotaryOptions:
   rotary_dim: int | None = None
   pairs: Literal["interleaved", "half_split"] = "interleaved"
   scaling: FrequencyScaling | None = None
+  max_length: int | None = None
 
   def __post_init__(self):
     if self.pairs not in ("interleaved", "half_split"):
       raise ValueError(
         f"pairs must be 'interleaved' or 'half_split', got {self.pairs!r}"
       )
-    check_positive(rotary_dim=self.rotary_dim)
+    check_positive(rotary_dim=self.rotary_dim, max_length=self.max_length)
     _check_even("rotary_dim", self.rotary_dim or 0)
 
   def frequencies(self, features: int) -> np.ndarray:
@@ -109,6 +119,11 @@ class RotaryOptions:
     if self.scaling is None:
       return unscaled_frequencies(self.base, size)
     return self.scaling.frequencies(self.base, size)
+
+  @property
+  def magnitude(self) -> float:
+    """The factor of rotated features."""
+    return 1.0 if self.scaling is None else self.scaling.magnitude
 
   def split(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The first and the second of all pairs, and the features not rotated."""
@@ -181,24 +196,47 @@ def rotary(
   options = options or RotaryOptions()
   if base is not None:
     options = dataclasses.replace(options, base=base)
+  dtype = jnp.promote_types(x.dtype, jnp.float32)
+  cosine, sine = _turns(x, positions, options, dtype)
+  first, second, rest = options.split(x.astype(dtype))
+  rotated = options.join(
+    first * cosine - second * sine, first * sine + second * cosine, rest
+  )
+  return rotated.astype(x.dtype)
+
+
+def _turns(x, positions, options: RotaryOptions, dtype):
+  """Cosines and sines of the angles of x [..., T, D], [..., T, d / 2]."""
+  length, features = x.shape[-2:]
+  # XLA's CPU backend would compute the cosines for every example and head.
+  if positions is None and length * features <= _MAX_TABLE_SIZE:
+    tables = jnp.asarray(_turn_table(length, features, options), dtype)
+    return [axes.with_rank(table, x.ndim) for table in tables]
   if positions is None:
-    positions = jnp.arange(x.shape[-2])
+    positions = jnp.arange(length)
   positions = axes.with_rank(jnp.asarray(positions), x.ndim - 1)
   chex.assert_is_broadcastable(
     positions.shape,
     x.shape[:-1],
     custom_message="positions must broadcast to x without its features",
   )
-  dtype = jnp.promote_types(x.dtype, jnp.float32)
-  frequencies = jnp.asarray(options.frequencies(x.shape[-1]), dtype)
-  frequencies = axes.with_rank(frequencies, x.ndim)
-  angles = positions[..., None].astype(dtype) * frequencies
-  cosine, sine = jnp.cos(angles), jnp.sin(angles)
-  if options.scaling is not None:
-    magnitude = options.scaling.magnitude
-    cosine, sine = cosine * magnitude, sine * magnitude
-  first, second, rest = options.split(x.astype(dtype))
-  rotated = options.join(
-    first * cosine - second * sine, first * sine + second * cosine, rest
+  if options.max_length is not None:
+    table = _turn_table(options.max_length, features, options)
+    rows = jnp.asarray(table, dtype).at[:, positions]
+    return rows.get(mode="fill", fill_value=jnp.nan)
+  frequencies = jnp.asarray(options.frequencies(features), dtype)
+  angles = positions[..., None].astype(dtype)
+  angles = angles * axes.with_rank(frequencies, x.ndim)
+  return options.magnitude * jnp.cos(angles), options.magnitude * jnp.sin(
+    angles
   )
-  return rotated.astype(x.dtype)
+
+
+@functools.lru_cache(maxsize=16)
+def _turn_table(
+  length: int, features: int, options: RotaryOptions
+) -> np.ndarray:
+  """Cosines and sines, float64 [2, length, d / 2], of 0 to length - 1."""
+  # float64, as float32 angles at large positions have inaccurate sines.
+  angles = np.arange(length)[:, None] * options.frequencies(features)
+  return options.magnitude * np.stack([np.cos(angles), np.sin(angles)])

@@ -1,5 +1,6 @@
 """Positions, compared with the formulas of their papers."""
 
+import dataclasses
 import math
 
 import jax
@@ -161,6 +162,7 @@ def test_wrong_shapes_raise():
     ("pairs", lambda: positions.RotaryOptions(pairs="halves")),
     ("rotary_dim must be even", lambda: positions.RotaryOptions(rotary_dim=3)),
     ("rotary_dim", lambda: positions.RotaryOptions(rotary_dim=0)),
+    ("max_length", lambda: positions.RotaryOptions(max_length=0)),
     ("factor", lambda: positions.LinearScaling(0.5)),
     ("low_freq_factor", lambda: positions.Llama3Scaling(2.0, 64, 4.0, 1.0)),
   ],
@@ -172,6 +174,30 @@ def test_wrong_options_raise(message, make):
     positions.rotary(
       jnp.ones((3, 4)), options=positions.RotaryOptions(rotary_dim=6)
     )
+
+
+@pytest.mark.parametrize("scaling", [None, positions.NTKScaling(2.0)])
+def test_tables_have_the_computed_angles(scaling, monkeypatch):
+  (tokens,) = draw(4, (2, 9, 8))
+  tokens = jnp.asarray(tokens, jnp.float32)
+  options = positions.RotaryOptions(100.0, rotary_dim=6, scaling=scaling)
+  limited = dataclasses.replace(options, max_length=9)
+  places = jnp.stack([jnp.arange(9), jnp.arange(9)[::-1]])
+  rotary = jax.jit(positions.rotary, static_argnames="options")
+  computed = rotary(tokens, places, options=options)
+  table = rotary(tokens, places, options=limited)
+  np.testing.assert_allclose(table, computed, atol=1e-6)
+  whole = positions.rotary(tokens[:1], options=options)
+  np.testing.assert_array_equal(whole[0], table[0])
+  monkeypatch.setattr(positions, "_MAX_TABLE_SIZE", 0)
+  whole = positions.rotary(tokens[:1], options=options)
+  np.testing.assert_allclose(whole[0], table[0], atol=1e-6)
+
+
+def test_positions_beyond_the_maximum_length_give_nan():
+  options = positions.RotaryOptions(max_length=9)
+  turned = positions.rotary(jnp.ones((2, 4)), jnp.array([8, 9]), None, options)
+  np.testing.assert_array_equal(np.isnan(turned).any(-1), [False, True])
 
 
 def test_positions_within_segments_equal_separate_sequences():

@@ -18,6 +18,7 @@ from attention.modules import (
   MeshAxes,
   MultiHeadAttention,
 )
+from attention.positions import RotaryOptions
 from experiments.config import TransformerConfig
 from experiments.distributed.sharding import constrain
 from experiments.models.layers.dropout import Dropout
@@ -33,12 +34,14 @@ class Options:
   config: TransformerConfig
   dtype: DTypeLike  # of the computation
   mesh_axes: MeshAxes  # shard heads and tokens
+  max_length: int  # of a source or target
 
   def make_attention(self, *, is_self: bool) -> MultiHeadAttention:
     """Returns the module of self-attention or cross-attention."""
     score, wrapper = self.config.score, self.config.score_wrapper
     if score in POSITIONAL_SCORE_NAMES and not is_self:
       score = "scaled_dot"  # source and target positions do not correspond
+    rotary = is_self and self.config.positions == "rotary"
     return MultiHeadAttention(
       num_heads=self.config.num_heads,
       features=self.config.model_size,
@@ -52,7 +55,7 @@ class Options:
       dropout_rate=self.config.attention_dropout_rate,
       dtype=self.dtype,
       mesh_axes=self.mesh_axes,
-      rotary=is_self and self.config.positions == "rotary",
+      rotary=rotary and RotaryOptions(max_length=self.max_length),
     )
 
   @property

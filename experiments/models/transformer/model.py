@@ -84,7 +84,7 @@ class Transformer(nn.Module):
       self.position_embeddings = self.param(
         "positions", init, (self.max_length, size)
       )
-    options = Options(config, self.dtype, self.mesh_axes)
+    options = Options(config, self.dtype, self.mesh_axes, self.max_length)
     self.encoder = [EncoderLayer(options) for _ in range(config.encoder_layers)]
     self.decoder = [DecoderLayer(options) for _ in range(config.decoder_layers)]
     if config.norm == "pre":
