@@ -44,34 +44,52 @@ def last_step(workdir):
   return max(steps, default=0)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(KILLS, marks=exhaustive)])
-def test_resume_after_a_kill_is_bit_exact(kills, tmp_path):
+@exhaustive
+def test_resume_after_kills_is_bit_exact(tmp_path):
   config = processes.write_config(tmp_path, processes.LONG)
-  steps = 240 if kills > 1 else 48
   whole, killed = tmp_path / "whole", tmp_path / "killed"
-  arguments = ["train", f"--config={config}", f"--config.train.steps={steps}"]
+  arguments = ["train", f"--config={config}"]
   code, _, error = processes.run(*arguments, f"--workdir={whole}")
   assert code == 0, error
+  arguments.append(f"--workdir={killed}")
   rng, done = random.Random(0), 0
-  while done < kills:
-    process = processes.start(*arguments, f"--workdir={killed}")
+  while done < KILLS:
     # Kills at a random moment after one of the next checkpoints, every fourth
     # time during the start.
     target = last_step(killed) + rng.choice([6, 12] if done else [12])
     delay = rng.uniform(0.0, 0.2)
     if done % 4 == 3:
       target, delay = 0, rng.uniform(0.0, 3.0)
-    while process.poll() is None and last_step(killed) < target:
-      time.sleep(0.01)
-    time.sleep(delay)
-    process.kill()
-    _, error = process.communicate()
-    assert process.returncode in (0, -signal.SIGKILL), error
-    done += process.returncode != 0
-    if process.returncode == 0:
-      shutil.rmtree(killed)
+    done += kill(arguments, killed, target, delay)
+  assert_resumes_as(whole, killed, arguments)
+
+
+def test_resume_after_a_kill_is_bit_exact(complete, tmp_path):
+  killed = tmp_path / "killed"
+  arguments = ["train", f"--config={complete.config}", f"--workdir={killed}"]
+  while not kill(arguments, killed, target=3, delay=0.0):
+    pass
+  assert_resumes_as(complete.workdir, killed, arguments)
+
+
+def kill(arguments, workdir, target, delay):
+  """Kills a run after the checkpoint of a step; deletes it if it has ended."""
+  process = processes.start(*arguments)
+  while process.poll() is None and last_step(workdir) < target:
+    time.sleep(0.01)
+  time.sleep(delay)
+  process.kill()
+  _, error = process.communicate()
+  assert process.returncode in (0, -signal.SIGKILL), error
+  if process.returncode == 0:
+    shutil.rmtree(workdir)
+  return process.returncode != 0
+
+
+def assert_resumes_as(whole, killed, arguments):
+  """The killed run ends with the bits, metrics and results of the other."""
   resumed = last_step(killed)
-  code, _, error = processes.run(*arguments, f"--workdir={killed}")
+  code, _, error = processes.run(*arguments)
   assert code == 0, error
   assert not resumed or "resuming after step" in error
   assert "damaged" not in error
