@@ -1,7 +1,7 @@
 """Which cases of a matrix run by default, and which with `-m exhaustive`.
 
 Most of a test's time is compilation. By default a test has one score of each
-kind, and only the test of values has all scores with all implementations.
+kind, and only the test of values has all scores with both implementations.
 """
 
 import itertools

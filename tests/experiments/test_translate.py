@@ -21,7 +21,9 @@ def get_config(arg=""):
     "validation": base.digits(1, 3, 40),
     "test": base.digits(1, 3, 40),
   }
-  config.model.update(embedding_size=32, hidden_size=64, attention_size=32)
+  config.model.update(
+    embedding_size=32, hidden_size=64, attention_size=32, bidirectional=False
+  )
   config.optimizer.learning_rate = 1.5e-2
   config.train.update(
     steps=160, batch_size=256, eval_every=80, checkpoint_every=40, keep_last=2

@@ -88,7 +88,8 @@ def test_the_error_of_a_non_finite_step_names_batch_and_checkpoint(
     rf"step 8: {metric} is nan; its batch is number 7 of seed 0\. Last good"
     r" checkpoint: .*checkpoints/6\."
   )
-  config = make_tiny()
+  config = make_tiny("none")
+  config.model.bidirectional = False
   config.mesh.data = 1
   with pytest.raises(UserError, match=message):
     loop.train_and_evaluate(config, tmp_path / "run")

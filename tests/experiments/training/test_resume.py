@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.experiment import Experiment
 from experiments.training import loop
 from tests.experiments.states import (
   assert_same_bits,
@@ -15,6 +16,22 @@ from tests.experiments.states import (
   stop_at,
   tiny_run,
 )
+
+
+@pytest.fixture(autouse=True)
+def initial_state_is_compiled_fast(monkeypatch):
+  """Without optimisations, which take longer than those of a step."""
+  initial_state = Experiment.initial_state
+
+  def compiled_fast(self):
+    default = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+      return initial_state(self)
+    finally:
+      jax.config.update("jax_disable_most_optimizations", default)
+
+  monkeypatch.setattr(Experiment, "initial_state", compiled_fast)
 
 
 def assert_resumes_exactly(config, folder, monkeypatch, steps):
