@@ -549,18 +549,13 @@ def endless(workdir):
 # Code that makes the data iterator hang after step 30.
 HANGS = """
 import time
-from experiments.data import pipeline
-make = pipeline.stream
-def hanging(*arguments):
-  stream = make(*arguments)
-  class Hangs:
-    get_state, set_state = stream.get_state, stream.set_state
-    def __next__(self):
-      if stream.get_state()["next_index"] >= 30:
-        time.sleep(3600)
-      return next(stream)
-  return Hangs()
-pipeline.stream = hanging
+from experiments.data.pipeline import Stream
+next_batch = Stream.__next__
+def hanging(stream):
+  if stream.get_state()["next_index"] >= 30:
+    time.sleep(3600)
+  return next_batch(stream)
+Stream.__next__ = hanging
 """
 
 
@@ -651,19 +646,14 @@ def test_the_other_process_exits_when_the_coordinator_is_lost(
 
 # Code that makes the data iterator fail after step 30.
 FAILS = """
-from experiments.data import pipeline
+from experiments.data.pipeline import Stream
 from experiments.errors import UserError
-make = pipeline.stream
-def failing(*arguments):
-  stream = make(*arguments)
-  class Fails:
-    get_state, set_state = stream.get_state, stream.set_state
-    def __next__(self):
-      if stream.get_state()["next_index"] >= 30:
-        raise UserError("no data")
-      return next(stream)
-  return Fails()
-pipeline.stream = failing
+next_batch = Stream.__next__
+def failing(stream):
+  if stream.get_state()["next_index"] >= 30:
+    raise UserError("no data")
+  return next_batch(stream)
+Stream.__next__ = failing
 """
 
 
