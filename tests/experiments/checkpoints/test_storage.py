@@ -142,7 +142,14 @@ def test_a_checkpoint_is_marked_as_complete_after_its_files(folder, accessed):
   assert written[-1] == f"w:10/{MARKER}"
 
 
-@pytest.mark.parametrize("report", ["wait", "save", "close"])
+@pytest.mark.parametrize(
+  "report",
+  [
+    "save",
+    pytest.param("wait", marks=pytest.mark.exhaustive),
+    pytest.param("close", marks=pytest.mark.exhaustive),
+  ],
+)
 def test_a_failed_upload_is_reported_and_its_checkpoint_incomplete(
   report, folder, monkeypatch
 ):
