@@ -1,10 +1,13 @@
 """Checkpoints in buckets: those that Orbax can write, and others."""
 
+import pathlib
+import shutil
 import tempfile
 
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from experiments.checkpoints import read, select, write
 from experiments.checkpoints.damage import DamagedCheckpointError
@@ -27,9 +30,20 @@ MARKER = "commit_success.txt"
 both = pytest.mark.parametrize("url", ["gs://bucket/run", RUN])
 
 
+class OtherPath(pathlib.PosixPath):
+  """A user's class of paths: other:// is a folder of the working directory."""
+
+  def rmtree(self, missing_ok=False):
+    shutil.rmtree(self, ignore_errors=missing_ok)
+
+
 @pytest.fixture
 def folder(bucket, tmp_path, monkeypatch):  # noqa: F811
   """The folder of the bucket where the run's checkpoints are."""
+  paths = epath.register._URI_PREFIXES_TO_CLS
+  monkeypatch.setitem(paths, "other://", OtherPath)
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "other:").symlink_to(bucket)
   (tmp_path / "temporary").mkdir()
   monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
   yield bucket / "bucket/run/checkpoints"
@@ -101,7 +115,7 @@ def test_checkpoints_that_are_not_kept_are_deleted(url, folder):
   assert names(folder) == {"20", "40"}
 
 
-@both
+@pytest.mark.parametrize("url", ["gs://bucket/run", RUN, "other:/bucket/run"])
 def test_damaged_checkpoints_are_moved_within_the_bucket(url, folder, caplog):
   run = run_path(url)
   with saved(run, [1.0, None, None]):
