@@ -44,10 +44,14 @@ def nnx_layer(attention_fn, **options):
 )
 @pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
 def test_nnx_layer_gives_equal_outputs_and_weights(options):
+  @nnx.jit
+  def run(layer, inputs):
+    return layer(inputs, is_causal=True, sow_weights=True)
+
   results = []
   for attention_fn in (nnx.dot_product_attention, flax_attention_fn()):
     layer = nnx_layer(attention_fn, **options)
-    output = layer(tokens(2, 7, 8), is_causal=True, sow_weights=True)
+    output = run(layer, tokens(2, 7, 8))
     sown = nnx.pop(layer, nnx.Intermediate)["attention_weights"]
     results.append((output, sown.get_value()[0]))
   jax.tree.map(close, *results)
