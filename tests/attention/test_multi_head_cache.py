@@ -205,9 +205,11 @@ def test_scores_of_positions_work_with_every_cache(
     "implementation": implementation,
   }
   window = masks.sliding_window(4 if rolling else None, None)
-  want = multi_head_attention(
-    *[tokens] * 3, *weights, mask=masks.causal() & window, **options
-  )
+  want = jax.jit(
+    lambda tokens: multi_head_attention(
+      *[tokens] * 3, *weights, mask=masks.causal() & window, **options
+    )
+  )(tokens)
   held = cache.init(
     (2, 2),
     5 if rolling else 12,

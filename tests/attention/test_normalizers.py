@@ -212,11 +212,12 @@ def test_hidden_keys_change_nothing(implementation):
   query, key, value = draw("f4")
   mask = masks.padding(jnp.asarray([0, 5, S]))
   bad = np.arange(S)[None] >= np.array([0, 5, S])[:, None]
-  gradients = []
-  for fill in (0.0, np.nan):
+
+  @jax.jit
+  def run(fill, query, value):
     filled = jnp.where(bad[..., None], fill, key)
 
-    def attention(query, value, fill=fill, filled=filled):
+    def attention(query, value):
       return attend(
         query,
         filled,
@@ -226,12 +227,12 @@ def test_hidden_keys_change_nothing(implementation):
         implementation=implementation,
       )
 
-    @jax.jit
-    def run(query, value, attention=attention):
-      gradient = jax.grad(loss(attention), (0, 1))
-      return gradient(query, value), attention(query, value)
+    gradient = jax.grad(loss(attention), (0, 1))
+    return gradient(query, value), attention(query, value)
 
-    gradient, context = run(query, value)
+  gradients = []
+  for fill in (0.0, np.nan):
+    gradient, context = run(fill, query, value)
     gradients.append(gradient)
     assert not context[0].any()
   for zero, nan in zip(*gradients):
@@ -288,12 +289,14 @@ def test_grouped_heads_have_their_own_parameters(name):
   weights = [w.astype("f4") for w in (query, key, value)]
   repeated = [weights[0], *(np.repeat(w, 2, axis=1) for w in weights[1:])]
   output = np.swapaxes(output, 0, 1).astype("f4")
-  ours, theirs = (
-    multi_head_attention(
-      tokens, tokens, tokens, *each, output, normalizer=normalizer
+
+  @jax.jit
+  def run(tokens, *weights):
+    return multi_head_attention(
+      *[tokens] * 3, *weights, output, normalizer=normalizer
     )
-    for each in (weights, repeated)
-  )
+
+  ours, theirs = (run(tokens, *each) for each in (weights, repeated))
   np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
@@ -319,10 +322,15 @@ def test_ring_equals_one_device(name):
   )
   one = functools.partial(attend, mask=masks.causal(), normalizer=normalizer)
   tokens = query, key, value
-  for function in (lambda f: f, lambda f: jax.grad(lambda *x: jnp.sum(f(*x)))):
-    np.testing.assert_allclose(
-      jax.jit(function(ring))(*tokens), function(one)(*tokens), atol=1e-5
+
+  def both(attention):
+    total = jax.grad(lambda *tokens: jnp.sum(attention(*tokens)))
+    return jax.jit(lambda *tokens: (attention(*tokens), total(*tokens)))(
+      *tokens
     )
+
+  close = functools.partial(np.testing.assert_allclose, atol=1e-5)
+  jax.tree.map(close, both(ring), both(one))
 
 
 def test_only_softmax_has_an_lse():
