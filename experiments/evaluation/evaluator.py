@@ -68,6 +68,7 @@ def make_evaluator(
     >>> config = base.get_config("none")
     >>> config.data.splits = {"validation": base.split(1, 2, 4)}
     >>> config.data.max_length = 2
+    >>> config.mesh.data = 1  # one device
     >>> experiment = make_experiment(parse(config.to_dict()), Path("unused"))
     >>> evaluate = make_evaluator(experiment)
     >>> examples = experiment.data.evaluation_set("validation")
