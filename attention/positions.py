@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 # Elements of tokens up to which tables of angles are constants of a program.
-_MAX_TABLE_SIZE = 2**18
+_MAX_TABLE_SIZE = 2**20
 
 
 def _check_even(name: str, size: int) -> None:
@@ -84,10 +84,10 @@ class RotaryOptions:
       (GPT-NeoX, Llama weights in the format of Hugging Face).
     scaling: changes the frequencies for longer sequences than trained:
       `LinearScaling`, `NTKScaling`, `YaRNScaling`, `Llama3Scaling`, or None.
-    max_length: positions that are passed as arrays are below this number, and
-      read cosines and sines from a table. This is faster when decoding, where
-      XLA would compute them for every example. Other positions give NaN. None
-      means no limit and no table.
+    max_length: positions that are passed as arrays are integers from 0 to this
+      number, exclusive; others give NaN. Cosines and sines are then read from a
+      table, which is faster when decoding, where XLA would compute them for
+      every example. None means no limit and no table.
 
   Raises:
     ValueError: if `pairs` is unknown, `rotary_dim` is not positive and even, or
@@ -208,10 +208,15 @@ def rotary(
 def _turns(x, positions, options: RotaryOptions, dtype):
   """Cosines and sines of the angles of x [..., T, D], [..., T, d / 2]."""
   length, features = x.shape[-2:]
+  frequencies = options.frequencies(features)
+
+  def table(length: int) -> jax.Array:
+    rows = _turn_table(length, tuple(frequencies.tolist()), options.magnitude)
+    return jnp.asarray(rows, dtype)
+
   # XLA's CPU backend would compute the cosines for every example and head.
   if positions is None and length * features <= _MAX_TABLE_SIZE:
-    tables = jnp.asarray(_turn_table(length, features, options), dtype)
-    return [axes.with_rank(table, x.ndim) for table in tables]
+    return [axes.with_rank(each, x.ndim) for each in table(length)]
   if positions is None:
     positions = jnp.arange(length)
   positions = axes.with_rank(jnp.asarray(positions), x.ndim - 1)
@@ -220,13 +225,16 @@ def _turns(x, positions, options: RotaryOptions, dtype):
     x.shape[:-1],
     custom_message="positions must broadcast to x without its features",
   )
-  if options.max_length is not None:
-    table = _turn_table(options.max_length, features, options)
-    rows = jnp.asarray(table, dtype).at[:, positions]
-    return rows.get(mode="fill", fill_value=jnp.nan)
-  frequencies = jnp.asarray(options.frequencies(features), dtype)
+  limit = options.max_length
+  if limit is not None:
+    inside = ((positions >= 0) & (positions < limit))[..., None]
+    if limit * features <= _MAX_TABLE_SIZE:
+      rows = table(limit).at[:, positions].get(mode="clip")
+      return jnp.where(inside[None], rows, jnp.nan)
   angles = positions[..., None].astype(dtype)
-  angles = angles * axes.with_rank(frequencies, x.ndim)
+  angles = angles * axes.with_rank(jnp.asarray(frequencies, dtype), x.ndim)
+  if limit is not None:
+    angles = jnp.where(inside, angles, jnp.nan)
   return options.magnitude * jnp.cos(angles), options.magnitude * jnp.sin(
     angles
   )
@@ -234,9 +242,9 @@ def _turns(x, positions, options: RotaryOptions, dtype):
 
 @functools.lru_cache(maxsize=16)
 def _turn_table(
-  length: int, features: int, options: RotaryOptions
+  length: int, frequencies: tuple[float, ...], magnitude: float
 ) -> np.ndarray:
   """Cosines and sines, float64 [2, length, d / 2], of 0 to length - 1."""
   # float64, as float32 angles at large positions have inaccurate sines.
-  angles = np.arange(length)[:, None] * options.frequencies(features)
-  return options.magnitude * np.stack([np.cos(angles), np.sin(angles)])
+  angles = np.arange(length)[:, None] * np.array(frequencies)
+  return magnitude * np.stack([np.cos(angles), np.sin(angles)])

@@ -194,10 +194,15 @@ def test_tables_have_the_computed_angles(scaling, monkeypatch):
   np.testing.assert_allclose(whole[0], table[0], atol=1e-6)
 
 
-def test_positions_beyond_the_maximum_length_give_nan():
+@pytest.mark.parametrize("table_size", [2**20, 0])
+def test_positions_beyond_the_maximum_length_give_nan(table_size, monkeypatch):
+  monkeypatch.setattr(positions, "_MAX_TABLE_SIZE", table_size)
   options = positions.RotaryOptions(max_length=9)
-  turned = positions.rotary(jnp.ones((2, 4)), jnp.array([8, 9]), None, options)
-  np.testing.assert_array_equal(np.isnan(turned).any(-1), [False, True])
+  places = jnp.array([-1, 0, 8, 9])
+  turned = positions.rotary(jnp.ones((4, 4)), places, None, options)
+  outside = np.isnan(turned).all(-1)
+  np.testing.assert_array_equal(outside, [True, False, False, True])
+  assert np.isfinite(turned[1:3]).all()
 
 
 def test_positions_within_segments_equal_separate_sequences():
