@@ -161,6 +161,8 @@ def _product(subscripts, left, right, dtype=None, precision=None):
   """An einsum of matrices, accumulated in `dtype` or at least float32."""
   if dtype is None:
     dtype = jnp.promote_types(jnp.result_type(left, right), jnp.float32)
+  if left.dtype == jnp.bfloat16:
+    left, right = _without_outer_sharing(left, right)
   leading = left.shape[:-2]
   alike = leading == right.shape[:-2]
   if alike:
@@ -171,3 +173,25 @@ def _product(subscripts, left, right, dtype=None, precision=None):
     subscripts, left, right, precision=precision, preferred_element_type=dtype
   )
   return product.reshape(*leading, *product.shape[-2:]) if alike else product
+
+
+def _without_outer_sharing(left, right) -> tuple[jax.Array, jax.Array]:
+  """The factors; one that only inner leading axes index is broadcast."""
+  # XLA's CPU backend has no product of bfloat16 in the order that `einsum`
+  # chooses for [B, H, t, s] and [1, H, s, E].
+  rank = max(left.ndim, right.ndim)
+  shapes = [
+    (1,) * (rank - each.ndim) + each.shape[:-2] for each in (left, right)
+  ]
+  leading = jnp.broadcast_shapes(*shapes)
+
+  def broadcast(tokens, shape):
+    own = [axis for axis, size in enumerate(shape) if size > 1]
+    shared = [
+      axis for axis, size in enumerate(shape) if size == 1 < leading[axis]
+    ]
+    if not own or not shared or min(shared) > max(own):
+      return tokens
+    return jnp.broadcast_to(tokens, (*leading, *tokens.shape[-2:]))
+
+  return broadcast(left, shapes[0]), broadcast(right, shapes[1])
