@@ -14,11 +14,9 @@ from attention.implementations.blockwise import Blockwise
 from attention.implementations.blockwise.problem import (
   TileOptions,
   make_problem,
-  rows_attending,
   trace_pair,
 )
 from attention.implementations.blockwise.tiles import with_length
-from attention.implementations.non_finite import with_finite_tokens
 from attention.implementations.pallas import hopper, tile_functions, tpu
 from attention.implementations.pallas.derivative import (
   Arguments,
@@ -106,21 +104,6 @@ def _is_number(leaf: Any) -> bool:
   return isinstance(leaf, jax.Array | np.ndarray | int | float)
 
 
-def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
-  if sizes.target_of(request) == "tpu":
-    return _of_finite_tokens(sizes, request)
-
-  def compute(request):
-    attending = functools.partial(
-      rows_attending, TileOptions(Blockwise().tiling(request), request)
-    )
-    return *_of_finite_tokens(sizes, request), attending
-
-  context, statistics = with_finite_tokens(request, compute)
-  assert statistics is not None
-  return context, statistics
-
-
 def _with_maps_inside(sizes: Any, request: Request) -> Request:
   """The request with a score that maps tokens in kernels, if they can."""
   if sizes.target_of(request) != "tpu":
@@ -137,22 +120,14 @@ def _with_maps_inside(sizes: Any, request: Request) -> Request:
   return inside
 
 
-def _of_finite_tokens(sizes: Any, request: Request):
+def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
   request = _with_maps_inside(sizes, request)
   tokens = _mapped(request)
   kernels = _kernels(sizes, request, *tokens[:2])
   rule, captured = _rule(request, *tokens[:2])
-  if isinstance(kernels, hopper.Problem):
-    operands = []
-    if kernels.is_additive:
-      operands = [jnp.asarray(kernels.score.score_weight)]
-    shared: list[int | None] = []
-  else:
-    functions = kernels.functions
-    operands = [each.array for each in functions.operands]
-    shared = shared_operands(captured.pair, functions.pair.operands)
+  shared = shared_operands(captured.pair, kernels.score_operands)
   attention = KernelAttention(kernels, rule, shared)
-  return attention(Arguments(captured, operands, [*tokens]))
+  return attention(Arguments(captured, kernels.arrays, [*tokens]))
 
 
 def _kernels(
@@ -160,7 +135,7 @@ def _kernels(
 ) -> tpu.Problem | hopper.Problem:
   """The functions and sizes of the kernels, for mapped tokens."""
   if sizes.target_of(request) == "hopper":
-    return _hopper_kernels(sizes, request, query, key)
+    return hopper.make_problem(request, query, key, sizes.interpret)
   length, key_length = request.scores_shape[-2:]
   tile = (
     _side(length, sizes.query_block),
@@ -184,19 +159,6 @@ def _kernels(
     request.dtype,
     kernel_precision(request.precision),
     request.is_masked,
-    sizes.interpret,
-  )
-
-
-def _hopper_kernels(sizes: Any, request: Request, query, key):
-  """The kernel of a GPU, for mapped tokens."""
-  hopper.check(request, query, key)
-  return hopper.Problem(
-    request.leading,
-    request.scores_shape[-1],
-    grid_visibility(request.mask, request.scores_shape[-2:], hopper.TILE),
-    request.mask,
-    hopper.bare(request.score),
     sizes.interpret,
   )
 

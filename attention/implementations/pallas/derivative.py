@@ -182,7 +182,6 @@ class KernelAttention:
     context, statistics = outputs
     of_context, of_total = cotangents
     kernels, dtype = self.kernels, self.kernels.dtype
-    assert isinstance(kernels, tpu.Problem)
     length = context.shape[-2]
     missing = kernels.padded_lengths[0] - length
     products = of_context.astype(dtype) * context.astype(dtype)
@@ -214,7 +213,7 @@ class KernelAttention:
       of_query, of_operands = kernels.gradient_of_queries(*shared, wanted)
       results[first] = of_query[..., :length, :]
       for place, number, each in zip(places, wanted, of_operands):
-        operand = kernels.functions.pair.operands[number]
+        operand = kernels.score_operands[number]
         results[place] = _summed_operand(each, operand, kernels.leading)
     if first + 1 in chosen or first + 2 in chosen:
       results[first + 1], results[first + 2] = (

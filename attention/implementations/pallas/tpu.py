@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from attention.implementations.pallas.functions import matrix_product
+from attention.implementations.pallas.operands import Operand
 from attention.implementations.pallas.tile_functions import TileFunctions
 from attention.implementations.pallas.tpu_grid import (
   TileGrid,
@@ -45,6 +46,16 @@ class Problem:
   is_masked: bool
   interpret: Any
   has_gradients: ClassVar[bool] = True
+
+  @property
+  def score_operands(self) -> Sequence[Operand]:
+    """The arrays that the score reads."""
+    return self.functions.pair.operands
+
+  @property
+  def arrays(self) -> list[jax.Array]:
+    """The arrays of all operands."""
+    return [each.array for each in self.functions.operands]
 
   @property
   def padded_lengths(self) -> tuple[int, int]:
@@ -89,7 +100,7 @@ class Problem:
     # of each row, [..., T]. The gradients have all leading axes of the context.
     query = tokens[0]
     grid = TileGrid(self, self.visibility.by_rows(), ())
-    cores = [core_2d(self.functions.pair.operands[n]) for n in wanted]
+    cores = [core_2d(self.score_operands[n]) for n in wanted]
     shape = (*self.leading, *query.shape[-2:])
     gradient, *of_operands = grid.call(
       functools.partial(_gradient_of_queries, self, wanted),
@@ -102,7 +113,7 @@ class Problem:
     return gradient, [
       each[..., 0, 0] if not core else each.reshape(*self.leading, *core)
       for each, core in zip(
-        of_operands, (self.functions.pair.operands[n].core for n in wanted)
+        of_operands, (self.score_operands[n].core for n in wanted)
       )
     ]
 

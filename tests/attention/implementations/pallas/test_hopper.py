@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention import attend, biases, masks, scores
 from attention.implementations import Pallas
@@ -19,43 +20,94 @@ def arrays(*shapes, seed=0, dtype=jnp.bfloat16):
   return [jnp.asarray(each, dtype) for each in draw(seed, *shapes)]
 
 
-def arguments(name):
+def additive():
   weights = arrays((64, 8), (64, 8), (8,), seed=1, dtype=jnp.float32)
-  additive = scores.additive(*(0.3 * each for each in weights))
-  return {
-    "dot": {},
-    "causal": {"mask": masks.causal(40)},
-    "additive": {"score": additive},
-    "additive window": {
-      "score": additive,
-      "mask": masks.sliding_window(20, 5),
-    },
-  }[name]
+  return scores.additive(*(0.3 * each for each in weights))
 
 
-@sampled("name", ["dot", "causal", "additive", "additive window"], default=[])
+def general():
+  (weight,) = arrays((64, 64), seed=2)
+  return scores.general(0.1 * weight)
+
+
+CASES = {
+  "dot": {},
+  "causal": {"mask": masks.causal(40)},
+  "general": {"score": general()},
+  "additive": {"score": additive()},
+  "additive window": {
+    "score": additive(),
+    "mask": masks.sliding_window(20, 5),
+  },
+}
+
+
+def close(got, want):
+  got, want = (np.asarray(each, np.float32) for each in (got, want))
+  finite = np.where(np.isfinite(want), want, 0.0)
+  np.testing.assert_allclose(got, want, atol=0.02 * np.abs(finite).max())
+
+
+def results(implementation, tokens, score=None, **options):
+  """The gradients of tokens and the score, the context and the lse."""
+
+  def loss(tokens, score):
+    context, lse = attend(
+      *tokens,
+      score=score,
+      **options,
+      implementation=implementation,
+      return_lse=True,
+    )
+    seen = jnp.where(jnp.isfinite(lse), lse, 0.0)
+    known = jnp.where(jnp.isfinite(context), context, 0.0)
+    loss = jnp.sum(jnp.sin(known.astype(jnp.float32))) + jnp.sum(seen)
+    return loss, (context, lse)
+
+  gradient = jax.grad(loss, (0, 1), has_aux=True, allow_int=True)
+  return jax.jit(gradient)(tokens, score or scores.scaled_dot())
+
+
+@sampled("name", [*CASES], default=["additive window"])
 def test_results_and_gradients_equal_the_reference(name):
   """With 50 queries and 100 keys, which are no whole tiles of 64."""
-  options = arguments(name)
   tokens = arrays((50, 64), (100, 64), (100, 64))
+  got = results(INTERPRETED, tokens, **CASES[name])
+  jax.tree.map(close, got, results("reference", tokens, **CASES[name]))
 
-  def results(implementation):
-    def loss(*tokens):
-      context, lse = attend(
-        *tokens, **options, implementation=implementation, return_lse=True
-      )
-      seen = jnp.where(jnp.isneginf(lse), 0.0, lse)
-      loss = jnp.sum(jnp.sin(context.astype(jnp.float32))) + jnp.sum(seen)
-      return loss, (context, lse)
 
-    return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*tokens)
+@sampled("name", ["dot", "additive"], default=[])
+def test_heads_that_share_keys_sum_their_gradients(name):
+  tokens = arrays((2, 3, 10, 64), (2, 1, 70, 64), (1, 3, 70, 64))
+  got = results(INTERPRETED, tokens, **CASES[name])
+  jax.tree.map(close, got, results("reference", tokens, **CASES[name]))
 
-  def close(got, want):
-    got, want = (np.asarray(each, np.float32) for each in (got, want))
-    finite = np.where(np.isfinite(want), want, 0.0)
-    np.testing.assert_allclose(got, want, atol=0.02 * np.abs(finite).max())
 
-  jax.tree.map(close, results(INTERPRETED), results("reference"))
+@sampled("name", ["causal", "additive window"], default=[])
+@pytest.mark.parametrize("token", ["query", "key", "value"])
+def test_rows_that_attend_to_nan_are_nan_and_the_others_as_before(name, token):
+  tokens = arrays((70, 64), (100, 64), (100, 64))
+  place = ["query", "key", "value"].index(token)
+  tokens[place] = tokens[place].at[66, 3].set(jnp.nan)
+  got = results(INTERPRETED, tokens, **CASES[name])
+  want = results("reference", tokens, **CASES[name])
+  context = np.asarray(want[1][0], np.float32)
+  assert 0 < np.isnan(context).all(axis=-1).sum() < len(context)
+  jax.tree.map(close, got, want)
+
+
+@sampled("name", [*CASES], default=["additive"])
+def test_a_gradient_calls_three_kernels(name, monkeypatch):
+  tokens = arrays((70, 64), (70, 64), (70, 64))
+  kernel, calls = plgpu.kernel, []
+
+  def count(*arguments, **options):
+    calls.append(arguments)
+    return kernel(*arguments, **options)
+
+  monkeypatch.setattr(plgpu, "kernel", count)
+  jax.eval_shape(lambda: results(INTERPRETED, tokens, **CASES[name]))
+  assert len(calls) == 3
 
 
 def test_what_the_kernel_does_not_support_is_an_error_that_says_why():
