@@ -7,8 +7,6 @@ of 2^-11), an addition and a multiply-add for each pair.
 """
 
 import dataclasses
-import functools
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -17,17 +15,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas import hopper_forward, hopper_gradient
-from attention.implementations.pallas.hopper_tiles import SIDE, TILE, bounds
+from attention.implementations.pallas.functions import TileFunction
+from attention.implementations.pallas.hopper_forward import online_softmax
+from attention.implementations.pallas.hopper_gradient import gradients
+from attention.implementations.pallas.hopper_scores import (
+  number_dtype,
+  traced_pairs,
+)
+from attention.implementations.pallas.hopper_tiles import (
+  SIDE,
+  TILE,
+  Axes,
+  Input,
+  Output,
+  launch,
+)
 from attention.implementations.pallas.operands import (
   Kind,
   Operand,
-  Plan,
   Unsupported,
 )
-from attention.implementations.pallas.pairwise import Tile, values
 from attention.masks.tile_visibility import grid_visibility
-from attention.masks.types import Mask
+from attention.masks.types import Below
 from attention.request import Request
 from attention.scores import MappedKeys, Score
 from attention.scores.classical import AdditiveProduct, DotProduct, ScaledDot
@@ -58,13 +67,6 @@ def check(request: Request, query, key) -> None:
     raise Unsupported("needs a scale that is a number")
   if is_additive and jnp.ndim(score.score_weight) != 1:
     raise Unsupported("needs a score_weight of one axis")
-  if request.bias is not None:
-    raise Unsupported("does not support a bias")
-  if request.mask is not None:
-    plan, one = Plan(), jnp.zeros((1, 1), jnp.int32)
-    values(request.mask, Tile(plan, one, one, len(request.leading)))
-    if plan.operands:
-      raise Unsupported("needs a mask without arrays")
   halves = (request.value,) if is_additive else (query, key, request.value)
   if any(str(each.dtype) not in _HALF for each in halves):
     raise Unsupported("needs tokens of bfloat16 or float16")
@@ -83,20 +85,29 @@ def make_problem(request: Request, query, key, interpret: Any) -> "Problem":
   check(request, query, key)
   score = bare(request.score)
   is_additive = isinstance(score, AdditiveProduct)
-  factor, operands = 1.0, []
+  factor, score_operands = 1.0, []
   if is_additive:
-    operands = [Operand(jnp.asarray(score.score_weight), Kind.WHOLE, ())]
+    score_operands = [Operand(jnp.asarray(score.score_weight), Kind.WHOLE, ())]
   elif isinstance(score, ScaledDot):
     factor = float(score.factor(query))
+  bias = visible = None
+  rank = len(request.leading)
+  if request.bias is not None:
+    bias = traced_pairs([request.bias], rank)
+  masks = [] if request.mask is None else [request.mask]
+  if request.scores_shape[-1] % SIDE:
+    masks.append(Below(request.scores_shape[-1]))
+  if masks:
+    visible = traced_pairs(masks, rank)
   return Problem(
     request.leading,
-    request.scores_shape[-1],
     grid_visibility(request.mask, request.scores_shape[-2:], TILE),
-    request.mask,
+    bias,
+    visible,
     is_additive,
     factor,
     query.shape[-1] <= _GRADIENT_FEATURES,
-    operands,
+    score_operands,
     request.is_masked,
     interpret,
   )
@@ -107,9 +118,9 @@ class Problem:
   """What the kernels need besides arrays."""
 
   leading: tuple[int, ...]
-  key_length: int
   tiles: np.ndarray  # visibility, int8 [T / 64, S / 64]
-  mask: Mask | None  # without arrays
+  bias: TileFunction | None
+  visible: TileFunction | None
   is_additive: bool  # a score v . tanh(q + k), or else a dot product
   factor: float  # of a dot product
   has_gradients: bool
@@ -121,9 +132,15 @@ class Problem:
   dtype: ClassVar[Any] = jnp.float32
 
   @property
+  def pair_operands(self) -> list[Operand]:
+    """The arrays of the bias, then of the mask."""
+    functions = [each for each in (self.bias, self.visible) if each is not None]
+    return [each for function in functions for each in function.operands]
+
+  @property
   def arrays(self) -> list[jax.Array]:
     """The arrays of all operands."""
-    return [each.array for each in self.score_operands]
+    return [each.array for each in (*self.score_operands, *self.pair_operands)]
 
   @property
   def padded_lengths(self) -> tuple[int, int]:
@@ -140,42 +157,47 @@ class Problem:
   ) -> tuple[jax.Array, Statistics]:
     """The context, in the query's dtype, and the statistics."""
     lengths = (*self.leading, query.shape[-2])
-    results = [
-      jax.ShapeDtypeStruct((*lengths, value.shape[-1]), value.dtype),
-      *[jax.ShapeDtypeStruct(lengths, jnp.float32)] * 2,
-    ]
-    arrays = [*self._mapped(query, key), self._finite(value)]
-    if not self.is_masked:
-      arrays += _widened(operands)
-      call = self._call(hopper_forward.run_block, self.tiles, arrays, results)
-      context, maximum, total = call
-      return context, Statistics(maximum, total)
-    flags = jnp.maximum(2.0 * _is_bad(key), 1.0 * _is_bad(value))
-    context, maximum, total, spoilt = self._call(
-      hopper_forward.run_block,
-      self.tiles,
-      [*arrays, flags, *_widened(operands)],
-      [*results, jax.ShapeDtypeStruct(lengths, jnp.float32)],
-      jnp.max(flags).astype(jnp.int32),
+    rows = Output(jax.ShapeDtypeStruct(lengths, jnp.float32), Axes.ROWS)
+    of_context = jax.ShapeDtypeStruct((*lengths, value.shape[-1]), value.dtype)
+    outputs = {
+      "context": Output(of_context, Axes.TOKENS),
+      "maximum": rows,
+      "total": rows,
+    }
+    inputs, numbers = self._inputs(operands, query, key, value), []
+    if self.is_masked:
+      flags = jnp.maximum(2.0 * _is_bad(key), 1.0 * _is_bad(value))
+      inputs["flags"] = Input(flags, Axes.ROWS, of_keys=True)
+      outputs["spoilt"] = rows
+      numbers = [jnp.max(flags)]
+    results = launch(
+      self, online_softmax, self.tiles, inputs, outputs, numbers=numbers
     )
-    bad = (spoilt > 1.0) | (_is_bad(query) & (total != 0.0))
-    maximum, total = (
-      jnp.where(bad, jnp.nan, each) for each in (maximum, total)
-    )
-    of_context = (bad | (spoilt > 0.0))[..., None]
-    return jnp.where(of_context, jnp.nan, context), Statistics(maximum, total)
+    context, maximum, total, *spoilt = results.values()
+    if spoilt:
+      bad = (spoilt[0] > 1.0) | (_is_bad(query) & (total != 0.0))
+      is_nan = (bad | (spoilt[0] > 0.0))[..., None]
+      context = jnp.where(is_nan, jnp.nan, context)
+      maximum, total = (
+        jnp.where(bad, jnp.nan, each) for each in (maximum, total)
+      )
+    return context, Statistics(maximum, total)
 
   def gradient_of_queries(
     self, operands, tokens, rows, cotangent, wanted: Sequence[int]
   ) -> tuple[jax.Array, list[jax.Array]]:
     """The gradients of the queries and of the wanted operands of the score."""
-    results = [self._gradient(tokens[0])] * (1 + self.is_additive)
-    of_query, *of_weight = self._call(
-      functools.partial(hopper_gradient.run_block, are_keys_own=False),
+    outputs = {"tokens": self._gradient(tokens[0])}
+    if self.is_additive:
+      outputs["weight"] = outputs["tokens"]
+    of_query, *of_weight = launch(
+      self,
+      gradients,
       self.tiles,
-      self._inputs(operands, tokens, rows, cotangent),
-      results,
-    )
+      self._inputs(operands, *tokens) | self._row_inputs(rows, cotangent),
+      outputs,
+      num_factors=2,
+    ).values()
     # One row of each channel is that of one query.
     of_weight = [jnp.sum(each, axis=-1) for each in of_weight if wanted]
     return self._of_tokens(of_query), of_weight
@@ -186,43 +208,78 @@ class Problem:
     """The gradients of the keys and the values."""
     _, key, value = tokens
     shape = (*self.leading, *value.shape[-2:])
-    of_key, of_value = self._call(
-      functools.partial(hopper_gradient.run_block, are_keys_own=True),
+    values = jax.ShapeDtypeStruct(shape, self._sum_dtype(value))
+    of_key, of_value = launch(
+      self,
+      gradients,
       self.tiles.T,
-      self._inputs(operands, tokens, rows, cotangent),
-      [
-        self._gradient(key),
-        jax.ShapeDtypeStruct(shape, self._sum_dtype(value)),
-      ],
-    )
+      self._inputs(operands, *tokens) | self._row_inputs(rows, cotangent),
+      {
+        "tokens": self._gradient(key),
+        "value": Output(values, Axes.TOKENS),
+      },
+      are_keys_own=True,
+      num_factors=2,
+    ).values()
     return self._of_tokens(of_key), of_value
 
-  def _call(self, block, visible, arrays, results, *numbers) -> Any:
-    """Calls a kernel, with a block for each row of tiles and leading entry."""
-    kernel = plgpu.kernel(
-      functools.partial(block, self),
-      out_type=tuple(results),
-      grid=(len(visible), math.prod(self.leading)),
-      grid_names=("row", "leading"),
-      compiler_params=plgpu.CompilerParams(approx_math=True),
-      interpret=self.interpret or None,
-    )
-    scalars = [jnp.asarray(bounds(visible != 0).ravel())]
-    scalars += [each.reshape(1) for each in numbers]
-    return kernel(jnp.concatenate(scalars), *arrays)
+  def _inputs(self, operands, query, key, value) -> dict[str, Input]:
+    """The arrays that every kernel reads."""
+    value = self._finite(value)
+    query, key = self._mapped(query, key)
+    inputs = {
+      "query": Input(query, self._token_axes, of_keys=False),
+      "key": Input(key, self._token_axes, of_keys=True),
+      "value": Input(value, Axes.TOKENS, of_keys=True),
+    }
+    first = len(self.score_operands)
+    for weight in operands[:first]:
+      inputs["weight"] = Input(weight.astype(jnp.float32), Axes.WHOLE)
+    for name, operand, array in zip(
+      self.pair_inputs, self.pair_operands, operands[first:]
+    ):
+      inputs[name] = self._pair_input(operand, array)
+    return inputs
 
-  def _inputs(self, operands, tokens, rows, cotangent) -> list[jax.Array]:
-    """The arrays that kernels of gradients read."""
-    query, key, value = tokens
+  def _row_inputs(self, rows, cotangent) -> dict[str, Input]:
+    """The arrays of queries that the kernels of gradients read."""
     maximum, total, mean = rows
     if self.is_masked:  # a mark of rows that are NaN
       spoilt = (total < 0.0)[..., None]
       cotangent = jnp.where(spoilt, jnp.zeros_like(cotangent), cotangent)
     empty = total == 0.0
     inverse = jnp.where(empty, 0.0, 1.0 / jnp.where(empty, 1.0, abs(total)))
-    query, key = self._mapped(query, key)
-    arrays = query, cotangent, maximum, inverse, mean, key, self._finite(value)
-    return [*arrays, *_widened(operands)]
+    numbers = {"maximum": maximum, "inverse": inverse, "mean": mean}
+    inputs = {
+      name: Input(each, Axes.ROWS, of_keys=False)
+      for name, each in numbers.items()
+    }
+    return inputs | {"cotangent": Input(cotangent, Axes.TOKENS, of_keys=False)}
+
+  def _pair_input(self, operand: Operand, array: jax.Array) -> Input:
+    """An array of a mask or a bias, with all leading axes."""
+    sizes = [1] * len(self.leading)
+    for axis, size in zip(operand.axes, array.shape):
+      if axis is not None:
+        sizes[axis] = size
+    array = array.astype(number_dtype(array))
+    if operand.kind is Kind.SCALAR:
+      return Input(array.reshape(*sizes, 1), Axes.SCALAR)
+    of_keys = operand.kind is Kind.ROW
+    array = array.reshape(*sizes, -1)
+    missing = self.padded_lengths[of_keys] - array.shape[-1]
+    array = jnp.pad(array, [(0, 0)] * len(sizes) + [(0, missing)])
+    return Input(array, Axes.ROWS, of_keys)
+
+  @property
+  def pair_inputs(self) -> list[str]:
+    """The names of the inputs that are `pair_operands`."""
+    return [f"pair {number}" for number in range(len(self.pair_operands))]
+
+  @property
+  def _token_axes(self) -> Axes:
+    # Channels are rows, so that a channel of a tile is contiguous.
+    return Axes.CHANNELS if self.is_additive else Axes.TOKENS
 
   def _finite(self, tokens: jax.Array) -> jax.Array:
     """Zero for NaN and infinity, if keys may be hidden."""
@@ -232,18 +289,18 @@ class Problem:
 
   def _mapped(self, query, key) -> list[jax.Array]:
     """The query and key as kernels read them."""
-    query, key = self._finite(query), self._finite(key)
+    tokens = [self._finite(query), self._finite(key)]
     if not self.is_additive:
-      return [query, key]
-    # Channels are rows, so that a channel of a tile is contiguous.
-    return _widened([jnp.swapaxes(each, -1, -2) for each in (query, key)])
+      return tokens
+    return [jnp.swapaxes(each, -1, -2).astype(jnp.float32) for each in tokens]
 
-  def _gradient(self, tokens) -> jax.ShapeDtypeStruct:
+  def _gradient(self, tokens) -> Output:
     """What a kernel returns for the gradient of mapped tokens."""
     length, size = tokens.shape[-2:]
     core = (size, length) if self.is_additive else (length, size)
     dtype = self.dtype if self.is_additive else self._sum_dtype(tokens)
-    return jax.ShapeDtypeStruct((*self.leading, *core), dtype)
+    shape = jax.ShapeDtypeStruct((*self.leading, *core), dtype)
+    return Output(shape, self._token_axes)
 
   def _of_tokens(self, gradient: jax.Array) -> jax.Array:
     return jnp.swapaxes(gradient, -1, -2) if self.is_additive else gradient
@@ -256,7 +313,3 @@ class Problem:
 def _is_bad(tokens: jax.Array) -> jax.Array:
   """Which tokens [..., D] have NaN or infinity."""
   return ~jnp.all(jnp.isfinite(tokens), axis=-1)
-
-
-def _widened(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-  return [each.astype(jnp.float32) for each in arrays]

@@ -1,13 +1,14 @@
-"""What the kernels for Hopper GPUs share: tiles of tokens and their scores.
+"""Blocks of the kernels for Hopper GPUs: what they load, visit and store.
 
-A block of the grid has 64 *own* tokens, the rows of its tiles, and visits the
-*other* tokens 64 at a time. Own tokens are queries, or keys in the kernel of
-their gradients.
+A block has 64 *own* tokens, the rows of its tiles, and visits the *other*
+tokens 64 at a time. Own tokens are queries, or keys in the kernel of their
+gradients.
 """
 
-import functools
+import dataclasses
+import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,58 +17,82 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas.operands import Plan
-from attention.implementations.pallas.pairwise import Tile, values
-from attention.masks.types import Below
-
 SIDE = 64
 TILE = (SIDE, SIDE)
-LOG2_E = math.log2(math.e)
 WGMMA = plgpu.Layout.WGMMA
 BY_ROW, BY_COLUMN = WGMMA.reduce(1), WGMMA.reduce(0)
 _SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
-# Which axis of an array, behind the leading ones, is that of tokens.
-TOKENS, CHANNELS, ROWS, WHOLE = (True, False), (False, True), (True,), ()
+
+class Axes(enum.Enum):
+  """The axes of an array behind the leading ones: which are of tokens."""
+
+  TOKENS = (True, False)
+  CHANNELS = (False, True)
+  ROWS = (True,)
+  WHOLE = ()  # the same array for all leading entries
+  SCALAR = None  # a number for each leading entry, [..., 1]
 
 
-class Part(NamedTuple):
-  """An array in the device's memory, and a tile of it in shared memory."""
+class Input(NamedTuple):
+  """An array that a kernel reads, of queries, of keys, or of neither."""
 
-  ref: Any
-  tile: Any
-  axes: tuple[bool, ...]
+  array: Any
+  axes: Axes
+  of_keys: bool | None = None
 
 
-class Block(NamedTuple):
-  """A block of the grid."""
+class Output(NamedTuple):
+  """An array that a kernel writes for its own tokens."""
+
+  shape: jax.ShapeDtypeStruct
+  axes: Axes
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+  """A block of the grid, with the tiles that it holds in shared memory."""
 
   problem: Any
+  are_keys_own: bool
+  bounds: Any  # for each row of tiles its visits; then other numbers
+  inputs: Mapping[str, Input]  # with references to the device's memory
+  tiles: Mapping[str, Any]
+  results: Mapping[str, Any]
+  factors: Sequence[Any]  # tiles of numbers of pairs, as factors of products
+  barriers: Sequence[Any]
   row: jax.Array  # of tiles
   entry: jax.Array  # of the leading axes
 
-  def place(self, ref: Any, axes: tuple[bool, ...], start: Any) -> Any:
+  def load(self, of_own: bool, start: Any) -> None:
+    """Copies tiles of own or other tokens to shared memory, and waits."""
+    for name, (ref, axes, of_keys) in self.inputs.items():
+      is_own = of_keys is None or of_keys == self.are_keys_own
+      if axes is not Axes.SCALAR and is_own == of_own:
+        source = self.place(ref, axes, start)
+        barrier = self.barriers[of_own]
+        plgpu.copy_gmem_to_smem(source, self.tiles[name], barrier)
+    plgpu.barrier_wait(self.barriers[of_own])
+
+  def visits(self, body: Callable, state: Any) -> Any:
+    """The state after body(starts, state) of all visible tiles."""
+
+    def visit(column, state):
+      self.load(False, column * SIDE)
+      return body((self.row * SIDE, column * SIDE), state)
+
+    first, end = (self.bounds[2 * self.row + n] for n in range(2))
+    return jax.lax.fori_loop(first, end, visit, state)
+
+  def place(self, ref: Any, axes: Axes, start: Any) -> Any:
     """The tokens from `start` on, of this entry of the leading axes."""
-    if not axes:
+    if axes is Axes.WHOLE:
       return ref
     tokens = pl.ds(start, SIDE)
-    core = [tokens if each else slice(None) for each in axes]
-    return ref.at[(*self._leading(ref.shape[: -len(axes)]), *core)]
+    core = [tokens if each else slice(None) for each in axes.value]
+    return ref.at[(*self.leading(ref.shape[: -len(core)]), *core)]
 
-  def load(self, parts: Sequence[Part], start: Any, barrier: Any) -> None:
-    """Copies tiles to shared memory and waits for them."""
-    for ref, tile, axes in parts:
-      plgpu.copy_gmem_to_smem(self.place(ref, axes, start), tile, barrier)
-    plgpu.barrier_wait(barrier)
-
-  def store(self, parts: Sequence[Part]) -> None:
-    """Copies tiles of own tokens from shared memory."""
-    plgpu.commit_smem()
-    for ref, tile, axes in parts:
-      plgpu.copy_smem_to_gmem(tile, self.place(ref, axes, self.row * SIDE))
-    plgpu.wait_smem_to_gmem(0)
-
-  def _leading(self, sizes: Sequence[int]) -> tuple[Any, ...]:
+  def leading(self, sizes: Sequence[int]) -> tuple[Any, ...]:
     """The indices along the leading axes; 0 where an array has size 1."""
     entry, indices = self.entry, []
     for size, own in zip(reversed(self.problem.leading), reversed(sizes)):
@@ -76,14 +101,91 @@ class Block(NamedTuple):
       indices.append(0 if own == 1 else index)
     return tuple(reversed(indices))
 
+  def numbers(self, name: str) -> jax.Array:
+    """The numbers of rows or columns, or one number, spread over a tile."""
+    ref, axes, of_keys = self.inputs[name]
+    if axes is Axes.SCALAR:
+      return ref[(*self.leading(ref.shape[:-1]), 0)]
+    tile = self.tiles[name][...]
+    if of_keys == self.are_keys_own:
+      return across(self.problem.cast(tile, BY_ROW), TILE)
+    return down(self.problem.cast(tile, BY_COLUMN), TILE)
 
-def current_block(problem: Any) -> Block:
-  """The block that is computed."""
-  row, entry = (jax.lax.axis_index(name) for name in ("row", "leading"))
-  return Block(problem, row, entry)
+
+def launch(
+  problem: Any,
+  compute: Callable[[Block], None],
+  visible: np.ndarray,
+  inputs: Mapping[str, Input],
+  outputs: Mapping[str, Output],
+  *,
+  are_keys_own: bool = False,
+  num_factors: int = 1,
+  numbers: Sequence[jax.Array] = (),
+) -> dict[str, jax.Array]:
+  """Runs a kernel: one block for each row of tiles and leading entry."""
+
+  def run(bounds, *refs):
+    references = {
+      name: each._replace(array=ref)
+      for (name, each), ref in zip(inputs.items(), refs)
+    }
+    results = dict(zip(outputs, refs[len(inputs) :]))
+    loaded = {
+      name: each
+      for name, each in references.items()
+      if each.axes is not Axes.SCALAR
+    }
+    others = sum(each.of_keys is (not are_keys_own) for each in loaded.values())
+
+    def scoped(tiles, result_tiles, factors, barriers):
+      block = Block(
+        problem,
+        are_keys_own,
+        bounds,
+        references,
+        tiles,
+        result_tiles,
+        factors,
+        barriers,
+        jax.lax.axis_index("row"),
+        jax.lax.axis_index("leading"),
+      )
+      block.load(True, block.row * SIDE)
+      compute(block)
+      plgpu.commit_smem()
+      for name, ref in results.items():
+        place = block.place(ref, outputs[name].axes, block.row * SIDE)
+        plgpu.copy_smem_to_gmem(result_tiles[name], place)
+      plgpu.wait_smem_to_gmem(0)
+
+    pl.run_scoped(
+      scoped,
+      {name: _tile(each.array, each.axes) for name, each in loaded.items()},
+      {name: _tile(ref, outputs[name].axes) for name, ref in results.items()},
+      [plgpu.SMEM(TILE, inputs["value"].array.dtype, transforms=_SWIZZLED)]
+      * num_factors,
+      [
+        plgpu.Barrier(num_arrivals=others),
+        plgpu.Barrier(num_arrivals=len(loaded) - others),
+      ],
+    )
+
+  kernel = plgpu.kernel(
+    run,
+    out_type=tuple(each.shape for each in outputs.values()),
+    grid=(len(visible), math.prod(problem.leading)),
+    grid_names=("row", "leading"),
+    compiler_params=plgpu.CompilerParams(approx_math=True),
+    interpret=problem.interpret or None,
+  )
+  scalars = [jnp.asarray(_bounds(visible != 0).ravel())]
+  scalars += [each.astype(jnp.int32).reshape(1) for each in numbers]
+  arrays = [each.array for each in inputs.values()]
+  return dict(zip(outputs, kernel(jnp.concatenate(scalars), *arrays)))
 
 
-def bounds(visible: np.ndarray) -> np.ndarray:
+def _bounds(visible: np.ndarray) -> np.ndarray:
   """The first visited column of tiles and the end, of each row of tiles."""
   first = np.argmax(visible, axis=1)
   last = visible.shape[1] - np.argmax(visible[:, ::-1], axis=1)
@@ -91,86 +193,14 @@ def bounds(visible: np.ndarray) -> np.ndarray:
   return np.stack([first, end], axis=1).astype(np.int32)
 
 
-def shared_tile(ref: Any, axes: tuple[bool, ...]) -> Any:
+def _tile(ref: Any, axes: Axes) -> Any:
   """Shared memory for a tile of an array."""
-  if not axes:
-    return plgpu.SMEM(ref.shape, ref.dtype)
-  core = ref.shape[-len(axes) :]
-  shape = tuple(SIDE if own else size for own, size in zip(axes, core))
-  is_factor = axes == TOKENS and ref.dtype.itemsize == 2
+  core = ref.shape[len(ref.shape) - len(axes.value) :] if axes.value else ()
+  shape = tuple(SIDE if own else size for own, size in zip(axes.value, core))
+  if axes is Axes.WHOLE:
+    shape = ref.shape
+  is_factor = axes is Axes.TOKENS and ref.dtype.itemsize == 2
   return plgpu.SMEM(shape, ref.dtype, transforms=_SWIZZLED if is_factor else ())
-
-
-def factor_tile(dtype: Any) -> Any:
-  """Shared memory for numbers of pairs that are a factor of a product."""
-  return plgpu.SMEM(TILE, dtype, transforms=_SWIZZLED)
-
-
-def scores(problem: Any, own: Any, other: Any, weight: Any) -> jax.Array:
-  """Scores of a tile, in the layout of the tensor cores' results."""
-  if not problem.is_additive:
-    product = product_of_tokens(problem, own, other)
-    return product if problem.factor == 1.0 else product * problem.factor
-
-  def add(channel, sums):
-    return sums + channel_tanh(problem, own, other, channel) * weight[channel]
-
-  zeros = problem.cast(jnp.zeros(TILE, jnp.float32), WGMMA)
-  return for_each_channel(own.shape[0], add, zeros)
-
-
-def for_each_channel(channels: int, body: Any, state: Any) -> Any:
-  """Calls body(channel, state) for all channels, four in an iteration."""
-  count = 4 if channels % 4 == 0 else 1
-
-  def several(number, state):
-    for offset in range(count):
-      state = body(number * count + offset, state)
-    return state
-
-  return jax.lax.fori_loop(0, channels // count, several, state)
-
-
-def channel_tanh(problem: Any, own: Any, other: Any, channel: Any) -> jax.Array:
-  """tanh(q + k) of the pairs of a tile, for one channel."""
-  rows = problem.cast(own[channel], BY_ROW)
-  columns = problem.cast(other[channel], BY_COLUMN)
-  return jnp.tanh(across(rows, TILE) + down(columns, TILE))
-
-
-def product_of_tokens(problem: Any, own: Any, other: Any) -> jax.Array:
-  """The dot products of tokens [64, D] with tokens [64, D]."""
-  if problem.interpret:  # the interpreter transposes no references
-    return jnp.matmul(
-      own[...], other[...].T, preferred_element_type=jnp.float32
-    )
-
-  def product(sums):
-    plgpu.wgmma(sums, own, plgpu.transpose_ref(other, (1, 0)))
-    return sums[...]
-
-  return pl.run_scoped(product, plgpu.ACC(TILE, jnp.float32))
-
-
-def masked(
-  problem: Any, scores: jax.Array, starts: Sequence[Any], are_keys_own: bool
-) -> jax.Array:
-  """-inf for pairs that the mask hides, and after the last key."""
-  masks = [] if problem.mask is None else [problem.mask]
-  if problem.key_length % SIDE:
-    masks.append(Below(problem.key_length))
-  if not masks:
-    return scores
-  places = [
-    problem.cast(jax.lax.broadcasted_iota(jnp.int32, TILE, axis), WGMMA) + start
-    for axis, start in enumerate(starts)
-  ]
-  queries, keys = reversed(places) if are_keys_own else places
-  at = Tile(Plan(), queries, keys, len(problem.leading))
-  visible = functools.reduce(
-    jnp.logical_and, [values(each, at) for each in masks]
-  )
-  return jnp.where(visible, scores, -jnp.inf)
 
 
 def across(column: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -83,6 +83,23 @@ def test_heads_that_share_keys_sum_their_gradients(name):
   jax.tree.map(close, got, results("reference", tokens, **CASES[name]))
 
 
+@sampled("name", ["lengths", "segments", "alibi", "keys"], default=["alibi"])
+@sampled("score", ["dot", "additive"], default=["dot"])
+def test_masks_and_biases_with_arrays(name, score):
+  lengths = masks.padding(jnp.asarray([70, 0]))
+  ids = jnp.arange(70)[None] // jnp.asarray([[20], [33]])
+  options = {
+    "lengths": {"mask": lengths},
+    "segments": {"mask": masks.segments(ids, ids)},
+    "alibi": {"bias": biases.alibi(3), "mask": lengths & masks.causal()},
+    "keys": {"mask": (ids < 2)[:, None, None]},
+  }[name]
+  tokens = arrays((2, 3, 70, 64), (2, 3, 70, 64), (2, 3, 70, 64))
+  options |= CASES[score]
+  got = results(INTERPRETED, tokens, **options)
+  jax.tree.map(close, got, results("reference", tokens, **options))
+
+
 @sampled("name", ["causal", "additive window"], default=[])
 @pytest.mark.parametrize("token", ["query", "key", "value"])
 def test_rows_that_attend_to_nan_are_nan_and_the_others_as_before(name, token):
@@ -119,5 +136,5 @@ def test_what_the_kernel_does_not_support_is_an_error_that_says_why():
   refused("dot products and additive scores only", score=lambda q, k: q @ k.mT)
   refused("bfloat16 or float16", dtype=jnp.float32)
   refused("a multiple of 64", features=48)
-  refused("does not support a bias", bias=biases.alibi(2))
-  refused("a mask without arrays", mask=jnp.ones((8, 8), bool))
+  refused("not for each pair", mask=jnp.ones((8, 8), bool))
+  refused("not for each pair", bias=jnp.ones((8, 8)))

@@ -43,7 +43,7 @@ def test_loops_are_found_in_machine_code():
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-  "derivative, kernels, limit", [("forward", 1, 3), ("gradient", 3, 8)]
+  ("derivative", "kernels", "limit"), [("forward", 1, 3), ("gradient", 3, 8)]
 )
 def test_additive_score_costs_one_hyperbolic_tangent_and_few_others(
   tmp_path, derivative, kernels, limit
