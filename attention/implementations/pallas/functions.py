@@ -26,7 +26,8 @@ from attention.implementations.pallas.operands import (
 # Replacements of functions that have custom derivatives, by name.
 Rules = Mapping[str, Callable[..., jax.Array]]
 
-_CALLS = {
+# Operations that call a jaxpr, and the parameter that has it.
+CALLS = {
   "jit": "jaxpr",
   "pjit": "jaxpr",
   "closed_call": "call_jaxpr",
@@ -143,8 +144,8 @@ def evaluate_jaxpr(
 
 def _evaluate_one(equation, inputs, rules) -> Sequence[Any]:
   name, parameters = equation.primitive.name, equation.params
-  if name in _CALLS:
-    inner = parameters[_CALLS[name]]
+  if name in CALLS:
+    inner = parameters[CALLS[name]]
     replacement = _replacement(equation, rules)
     if replacement is not None:
       return [replacement(*inputs)]
@@ -254,7 +255,7 @@ def _widened(value):
 
 
 def _replacement(equation, rules) -> Callable | None:
-  inner = equation.params[_CALLS[equation.primitive.name]]
+  inner = equation.params[CALLS[equation.primitive.name]]
   inner = inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
   return rules.get(inner.debug_info.func_name)
 
@@ -262,9 +263,9 @@ def _replacement(equation, rules) -> Callable | None:
 def _equations(jaxpr: Jaxpr, rules: Rules) -> Iterator:
   """The operations of a jaxpr and of the functions that it calls."""
   for equation in jaxpr.eqns:
-    if equation.primitive.name not in _CALLS:
+    if equation.primitive.name not in CALLS:
       yield equation
     elif _replacement(equation, rules) is None:
-      inner = equation.params[_CALLS[equation.primitive.name]]
+      inner = equation.params[CALLS[equation.primitive.name]]
       inner = inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
       yield from _equations(inner, rules)

@@ -15,12 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas.functions import TileFunction
 from attention.implementations.pallas.hopper_forward import online_softmax
 from attention.implementations.pallas.hopper_gradient import gradients
-from attention.implementations.pallas.hopper_scores import (
+from attention.implementations.pallas.hopper_pairs import (
+  PairFunction,
+  base,
   number_dtype,
-  traced_pairs,
+  of_pairwise,
+  of_wrappers,
 )
 from attention.implementations.pallas.hopper_tiles import (
   SIDE,
@@ -38,7 +40,6 @@ from attention.implementations.pallas.operands import (
 from attention.masks.tile_visibility import grid_visibility
 from attention.masks.types import Below
 from attention.request import Request
-from attention.scores import MappedKeys, Score
 from attention.scores.classical import AdditiveProduct, DotProduct, ScaledDot
 from attention.softmax import Statistics
 
@@ -47,16 +48,9 @@ _HALF = ("bfloat16", "float16")
 _GRADIENT_FEATURES = 128
 
 
-def bare(score: Score) -> Any:
-  """The score, without wrappers that change its maps only."""
-  while isinstance(score, MappedKeys):
-    score = score.score
-  return score
-
-
 def check(request: Request, query, key) -> None:
   """Raises `Unsupported` for what the kernel does not support."""
-  score = bare(request.score)
+  score = base(request.score)
   is_additive = isinstance(score, AdditiveProduct)
   name = type(score).__name__
   if not is_additive and not isinstance(score, DotProduct):
@@ -83,27 +77,24 @@ def check(request: Request, query, key) -> None:
 def make_problem(request: Request, query, key, interpret: Any) -> "Problem":
   """The kernels of a request, for mapped queries and keys."""
   check(request, query, key)
-  score = bare(request.score)
+  score = base(request.score)
   is_additive = isinstance(score, AdditiveProduct)
   factor, score_operands = 1.0, []
   if is_additive:
     score_operands = [Operand(jnp.asarray(score.score_weight), Kind.WHOLE, ())]
   elif isinstance(score, ScaledDot):
     factor = float(score.factor(query))
-  bias = visible = None
   rank = len(request.leading)
-  if request.bias is not None:
-    bias = traced_pairs([request.bias], rank)
+  biases = [] if request.bias is None else [request.bias]
   masks = [] if request.mask is None else [request.mask]
   if request.scores_shape[-1] % SIDE:
     masks.append(Below(request.scores_shape[-1]))
-  if masks:
-    visible = traced_pairs(masks, rank)
   return Problem(
     request.leading,
     grid_visibility(request.mask, request.scores_shape[-2:], TILE),
-    bias,
-    visible,
+    of_wrappers("score", request.score, rank),
+    of_pairwise("bias", biases, rank),
+    of_pairwise("mask", masks, rank),
     is_additive,
     factor,
     query.shape[-1] <= _GRADIENT_FEATURES,
@@ -119,8 +110,9 @@ class Problem:
 
   leading: tuple[int, ...]
   tiles: np.ndarray  # visibility, int8 [T / 64, S / 64]
-  bias: TileFunction | None
-  visible: TileFunction | None
+  changed: PairFunction | None  # the score, by its wrappers
+  bias: PairFunction | None
+  visible: PairFunction | None
   is_additive: bool  # a score v . tanh(q + k), or else a dot product
   factor: float  # of a dot product
   has_gradients: bool
@@ -132,15 +124,21 @@ class Problem:
   dtype: ClassVar[Any] = jnp.float32
 
   @property
-  def pair_operands(self) -> list[Operand]:
-    """The arrays of the bias, then of the mask."""
-    functions = [each for each in (self.bias, self.visible) if each is not None]
-    return [each for function in functions for each in function.operands]
+  def pair_operands(self) -> dict[str, Operand]:
+    """The arrays of the functions of pairs, by the names of inputs."""
+    functions = self.changed, self.bias, self.visible
+    return {
+      name: each
+      for function in functions
+      if function is not None
+      for name, each in zip(function.names, function.operands)
+    }
 
   @property
   def arrays(self) -> list[jax.Array]:
     """The arrays of all operands."""
-    return [each.array for each in (*self.score_operands, *self.pair_operands)]
+    operands = *self.score_operands, *self.pair_operands.values()
+    return [each.array for each in operands]
 
   @property
   def padded_lengths(self) -> tuple[int, int]:
@@ -235,8 +233,8 @@ class Problem:
     first = len(self.score_operands)
     for weight in operands[:first]:
       inputs["weight"] = Input(weight.astype(jnp.float32), Axes.WHOLE)
-    for name, operand, array in zip(
-      self.pair_inputs, self.pair_operands, operands[first:]
+    for (name, operand), array in zip(
+      self.pair_operands.items(), operands[first:]
     ):
       inputs[name] = self._pair_input(operand, array)
     return inputs
@@ -270,11 +268,6 @@ class Problem:
     missing = self.padded_lengths[of_keys] - array.shape[-1]
     array = jnp.pad(array, [(0, 0)] * len(sizes) + [(0, missing)])
     return Input(array, Axes.ROWS, of_keys)
-
-  @property
-  def pair_inputs(self) -> list[str]:
-    """The names of the inputs that are `pair_operands`."""
-    return [f"pair {number}" for number in range(len(self.pair_operands))]
 
   @property
   def _token_axes(self) -> Axes:

@@ -36,7 +36,7 @@ def online_softmax(block: Block) -> None:
     results["spoilt"][...] = cast(zeros, BY_ROW)
 
   def visit(starts, state):
-    scores = hopper_scores.scores(block, starts)
+    scores, _ = hopper_scores.scores(block, starts)
     if block.problem.is_masked:
       _note_flags(block, scores)
     return _add_keys(block, scores, *state)

@@ -55,7 +55,7 @@ def _visit(block: Block, sums: Any, starts: Sequence[Any]) -> None:
   names = names[2:] + names[:2] if block.are_keys_own else names
   own, own_values, other, other_values = (block.tiles[name] for name in names)
   of_scores_factor, weights_factor = block.factors
-  scores = hopper_scores.scores(block, starts)
+  scores, pull_back = hopper_scores.scores(block, starts)
   # Scores that are computed twice may be rounded differently. Each array of
   # rows is read where it is used, as registers are scarce.
   exponents = jnp.minimum(scores - block.numbers("maximum"), 0.0)
@@ -63,7 +63,7 @@ def _visit(block: Block, sums: Any, starts: Sequence[Any]) -> None:
   if block.are_keys_own:
     weights_factor[...] = weights.astype(weights_factor.dtype)
   of_weights = product_of_tokens(problem, own_values, other_values)
-  of_scores = weights * (of_weights - block.numbers("mean"))
+  of_scores = pull_back(weights * (of_weights - block.numbers("mean")))
   if problem.is_additive:
     _add_channels(block, own, other, of_scores)
   else:

@@ -9,30 +9,21 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jax.interpreters import partial_eval as partial_evaluation
 
 from attention.implementations.pallas import hopper_tiles as tiles
-from attention.implementations.pallas.functions import (
-  TileFunction,
-  check_supported,
-)
+from attention.implementations.pallas.hopper_pairs import PairFunction
 from attention.implementations.pallas.hopper_tiles import TILE, WGMMA, Block
-from attention.implementations.pallas.operands import (
-  Blocks,
-  Kind,
-  Plan,
-  Unsupported,
-)
-from attention.implementations.pallas.pairwise import Tile, values
-from attention.positional import Pairwise
 
 LOG2_E = math.log2(math.e)
 
 
-def scores(block: Block, starts: Sequence[Any]) -> jax.Array:
+def scores(
+  block: Block, starts: Sequence[Any]
+) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
   """Scores of a tile, in the layout of the tensor cores' results.
 
-  They are -inf for pairs that the mask hides, and after the last key.
+  They are -inf for pairs that the mask hides, and after the last key. The
+  function maps cotangents of scores to those of the products or sums.
   """
   problem = block.problem
   names = ("key", "query") if block.are_keys_own else ("query", "key")
@@ -42,7 +33,22 @@ def scores(block: Block, starts: Sequence[Any]) -> jax.Array:
   else:
     result = product_of_tokens(problem, own, other)
     result = result if problem.factor == 1.0 else result * problem.factor
-  return _with_bias_and_mask(block, result, starts)
+  places = _positions(block, starts)
+  pull_back = _unchanged
+  if problem.changed is not None:
+    arguments = result, *_arguments(block, problem.changed, places)
+    result = problem.changed(*arguments)
+    pull_back = functools.partial(problem.changed.pull_back, arguments)
+  if problem.bias is not None:
+    result = result + problem.bias(*_arguments(block, problem.bias, places))
+  if problem.visible is not None:
+    visible = problem.visible(*_arguments(block, problem.visible, places))
+    result = jnp.where(visible, result, -jnp.inf)
+  return result, pull_back
+
+
+def _unchanged(cotangents: jax.Array) -> jax.Array:
+  return cotangents
 
 
 def _additive(problem: Any, own: Any, other: Any, weight: Any) -> jax.Array:
@@ -86,71 +92,17 @@ def product_of_tokens(problem: Any, own: Any, other: Any) -> jax.Array:
   return pl.run_scoped(product, plgpu.ACC(TILE, jnp.float32))
 
 
-def _with_bias_and_mask(block: Block, scores, starts) -> jax.Array:
-  problem = block.problem
-  if problem.visible is None and problem.bias is None:
-    return scores
+def _positions(block: Block, starts: Sequence[Any]) -> list[jax.Array]:
+  """The positions of the queries and keys of all pairs of a tile."""
+  cast = block.problem.cast
   places = [
-    problem.cast(jax.lax.broadcasted_iota(jnp.int32, TILE, axis), WGMMA) + start
+    cast(jax.lax.broadcasted_iota(jnp.int32, TILE, axis), WGMMA) + start
     for axis, start in enumerate(starts)
   ]
-  queries, keys = reversed(places) if block.are_keys_own else places
-  indices = block.leading(problem.leading)
-
-  def evaluate(function, first):
-    names = problem.pair_inputs[first : first + len(function.operands)]
-    parts = [*map(block.numbers, names)]
-    return function({}, [queries, keys, *indices], parts)
-
-  first = 0
-  if problem.bias is not None:
-    scores = scores + evaluate(problem.bias, 0)
-    first = len(problem.bias.operands)
-  if problem.visible is None:
-    return scores
-  return jnp.where(evaluate(problem.visible, first), scores, -jnp.inf)
+  return places[::-1] if block.are_keys_own else places
 
 
-def traced_pairs(parts: Sequence[Pairwise], rank: int) -> TileFunction:
-  """A bias, or the conjunction of masks, as a function of positions.
-
-  Its arguments are the positions of the queries and keys of all pairs of a
-  tile and the indices along the leading axes.
-  """
-  plan, one = Plan(), jnp.zeros((1, 1), jnp.int32)
-  for each in parts:
-    values(each, Tile(plan, one, one, rank))
-  kinds = {Kind.SCALAR: (), Kind.ROW: TILE, Kind.COLUMN: TILE}
-  if any(each.kind not in kinds for each in plan.operands):
-    raise Unsupported(
-      "supports arrays of masks and biases that have a number for each query, "
-      "each key or each entry of the leading axes, not for each pair"
-    )
-
-  def compute(queries, keys, *others):
-    at = Tile(Blocks(others[rank:], others[:rank]), queries, keys, rank)
-    results = [values(each, at) for each in parts]
-    return jnp.broadcast_to(functools.reduce(jnp.logical_and, results), TILE)
-
-  pairs, number = (jax.ShapeDtypeStruct(n, jnp.int32) for n in (TILE, ()))
-  arguments = [pairs, pairs, *[number] * rank]
-  arguments += [
-    jax.ShapeDtypeStruct(kinds[each.kind], number_dtype(each.array))
-    for each in plan.operands
-  ]
-  closed = jax.make_jaxpr(compute)(*arguments)
-  # Without operations on arrays that only the plan needs.
-  jaxpr, _ = partial_evaluation.dce_jaxpr(
-    closed.jaxpr, [True], instantiate=[True] * len(arguments)
-  )
-  check_supported(jaxpr, {})
-  read = {id(atom) for each in jaxpr.eqns for atom in each.invars}
-  if any(id(each) in read for each in jaxpr.constvars):
-    raise Unsupported("supports masks and biases that capture no arrays")
-  return TileFunction(jaxpr.replace(constvars=[]), plan.operands, 0)
-
-
-def number_dtype(array: jax.Array) -> Any:
-  """That of the numbers which a kernel reads: float32 or int32."""
-  is_float = jnp.issubdtype(array.dtype, jnp.floating)
-  return jnp.dtype(jnp.float32 if is_float else jnp.int32)
+def _arguments(block: Block, function: PairFunction, places) -> list[Any]:
+  """The positions, the indices and the parts that a function reads."""
+  parts = [block.numbers(name) for name in function.names]
+  return [*places, *block.leading(block.problem.leading), *parts]

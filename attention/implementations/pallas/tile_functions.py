@@ -85,7 +85,7 @@ def trace(
 def _traced_score(request, query, key, tile, rules) -> TileFunction:
   """The score of mapped tokens [t, D] and [s, D]."""
   rank = len(request.leading)
-  score, operands = _parameters(request.score, rank)
+  score, operands = parameters(request.score, rank)
   tokens = [
     jax.ShapeDtypeStruct((size, array.shape[-1]), array.dtype)
     for size, array in zip(tile, (query, key))
@@ -120,7 +120,7 @@ def _traced_score(request, query, key, tile, rules) -> TileFunction:
   raise Unsupported(_UNDECLARED) from error
 
 
-def _parameters(
+def parameters(
   score: Score, rank: int
 ) -> tuple[Callable[[Sequence[Any]], Score], list[Operand]]:
   """The score as a function of one head's arrays, and these as operands."""
