@@ -44,7 +44,7 @@ _SUPPORTED = """
   broadcast_in_dim concatenate convert_element_type dot_general iota reduce_max
   reduce_min reduce_sum reshape slice split squeeze transpose
 """
-_OPERATIONS = frozenset(re.findall(r"\w+", _SUPPORTED))
+OPERATIONS = frozenset(re.findall(r"\w+", _SUPPORTED))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ def check_supported(jaxpr: Jaxpr, rules: Rules) -> None:
   """Raises `Unsupported` for an operation that kernels do not have."""
   for equation in _equations(jaxpr, rules):
     name = equation.primitive.name
-    if name not in _OPERATIONS:
+    if name not in OPERATIONS:
       raise Unsupported(f"does not support the operation {name} of a score")
 
 

@@ -1,9 +1,10 @@
-"""Kernels for Hopper GPUs: dot products and additive scores.
+"""Kernels for Hopper GPUs: dot products, and sums over features of tokens.
 
 A warpgroup holds 64 queries, or 64 keys for their gradients; scores and sums
-stay in its registers. Products use the tensor cores. The additive score adds
-channel by channel: a hyperbolic tangent (`tanh.approx`, with a relative error
-of 2^-11), an addition and a multiply-add for each pair.
+stay in its registers. Products use the tensor cores. Other scores are added
+channel by channel; those of an additive score cost a hyperbolic tangent
+(`tanh.approx`, with a relative error of 2^-11), an addition and a multiply-add
+for each pair.
 """
 
 import dataclasses
@@ -15,6 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention.implementations.pallas.hopper_channels import (
+  AdditiveSum,
+  ChannelSum,
+  FunctionSum,
+  of_function,
+)
 from attention.implementations.pallas.hopper_forward import online_softmax
 from attention.implementations.pallas.hopper_gradient import gradients
 from attention.implementations.pallas.hopper_pairs import (
@@ -48,42 +55,23 @@ _HALF = ("bfloat16", "float16")
 _GRADIENT_FEATURES = 128
 
 
-def check(request: Request, query, key) -> None:
-  """Raises `Unsupported` for what the kernel does not support."""
-  score = base(request.score)
-  is_additive = isinstance(score, AdditiveProduct)
-  name = type(score).__name__
-  if not is_additive and not isinstance(score, DotProduct):
-    raise Unsupported(f"has dot products and additive scores only, got {name}")
-  if isinstance(score, ScaledDot) and not isinstance(
-    score.factor(query), float | int
-  ):
-    raise Unsupported("needs a scale that is a number")
-  if is_additive and jnp.ndim(score.score_weight) != 1:
-    raise Unsupported("needs a score_weight of one axis")
-  halves = (request.value,) if is_additive else (query, key, request.value)
-  if any(str(each.dtype) not in _HALF for each in halves):
-    raise Unsupported("needs tokens of bfloat16 or float16")
-  size, features = request.value.shape[-1], query.shape[-1]
-  if size % 64 or size > 128 or (not is_additive and features % 64):
-    raise Unsupported(
-      f"needs features that are a multiple of 64, and at most 128 of values, "
-      f"got {features} and {size}"
-    )
-  if features > 256:
-    raise Unsupported(f"has at most 256 features or channels, got {features}")
-
-
 def make_problem(request: Request, query, key, interpret: Any) -> "Problem":
-  """The kernels of a request, for mapped queries and keys."""
-  check(request, query, key)
+  """The kernels of a request, for mapped queries and keys.
+
+  Raises `Unsupported` for what they do not support.
+  """
   score = base(request.score)
-  is_additive = isinstance(score, AdditiveProduct)
-  factor, score_operands = 1.0, []
-  if is_additive:
+  channels = _channels(score, query, key)
+  _check_tokens(request, query, key, channels is not None)
+  factor, finish, score_operands = 1.0, None, []
+  if isinstance(channels, FunctionSum):
+    finish = channels.finish
+  elif channels is not None:
     score_operands = [Operand(jnp.asarray(score.score_weight), Kind.WHOLE, ())]
   elif isinstance(score, ScaledDot):
-    factor = float(score.factor(query))
+    factor = score.factor(query)
+    if not isinstance(factor, float | int):
+      raise Unsupported("needs a scale that is a number")
   rank = len(request.leading)
   biases = [] if request.bias is None else [request.bias]
   masks = [] if request.mask is None else [request.mask]
@@ -92,16 +80,49 @@ def make_problem(request: Request, query, key, interpret: Any) -> "Problem":
   return Problem(
     request.leading,
     grid_visibility(request.mask, request.scores_shape[-2:], TILE),
-    of_wrappers("score", request.score, rank),
+    channels,
+    float(factor),
+    of_wrappers("score", request.score, rank, finish),
     of_pairwise("bias", biases, rank),
     of_pairwise("mask", masks, rank),
-    is_additive,
-    factor,
     query.shape[-1] <= _GRADIENT_FEATURES,
     score_operands,
     request.is_masked,
     interpret,
   )
+
+
+def _channels(score: Any, query, key) -> ChannelSum | None:
+  """The terms of a score that is a sum over channels; None for products."""
+  if isinstance(score, DotProduct):
+    return None
+  if isinstance(score, AdditiveProduct):
+    if jnp.ndim(score.score_weight) != 1:
+      raise Unsupported("needs a score_weight of one axis")
+    return AdditiveSum()
+  if score.reads_positions:
+    raise Unsupported(
+      "has no scores whose base depends on positions, got "
+      f"{type(score).__name__}; scores.modified adds positions to another score"
+    )
+  if query.shape[-1] != key.shape[-1]:
+    raise Unsupported("needs queries and keys with as many features")
+  return of_function(score, query.shape[-1])
+
+
+def _check_tokens(request: Request, query, key, has_channels: bool) -> None:
+  """Checks dtypes and sizes."""
+  halves = (request.value,) if has_channels else (query, key, request.value)
+  if any(str(each.dtype) not in _HALF for each in halves):
+    raise Unsupported("needs tokens of bfloat16 or float16")
+  size, features = request.value.shape[-1], query.shape[-1]
+  if size % 64 or size > 128 or (not has_channels and features % 64):
+    raise Unsupported(
+      f"needs features that are a multiple of 64, and at most 128 of values, "
+      f"got {features} and {size}"
+    )
+  if features > 256:
+    raise Unsupported(f"has at most 256 features or channels, got {features}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,11 +131,11 @@ class Problem:
 
   leading: tuple[int, ...]
   tiles: np.ndarray  # visibility, int8 [T / 64, S / 64]
-  changed: PairFunction | None  # the score, by its wrappers
+  channels: ChannelSum | None  # None for dot products
+  factor: float  # of a dot product
+  changed: PairFunction | None  # what wrappers do to the products or sums
   bias: PairFunction | None
   visible: PairFunction | None
-  is_additive: bool  # a score v . tanh(q + k), or else a dot product
-  factor: float  # of a dot product
   has_gradients: bool
   score_operands: Sequence[Operand]  # the weight of an additive score
   # Whether keys may be hidden. NaN in a hidden token then changes nothing, and
@@ -127,12 +148,15 @@ class Problem:
   def pair_operands(self) -> dict[str, Operand]:
     """The arrays of the functions of pairs, by the names of inputs."""
     functions = self.changed, self.bias, self.visible
-    return {
+    operands = {
       name: each
       for function in functions
       if function is not None
       for name, each in zip(function.names, function.operands)
     }
+    if isinstance(self.channels, FunctionSum):
+      operands |= self.channels.constants
+    return operands
 
   @property
   def arrays(self) -> list[jax.Array]:
@@ -186,7 +210,7 @@ class Problem:
   ) -> tuple[jax.Array, list[jax.Array]]:
     """The gradients of the queries and of the wanted operands of the score."""
     outputs = {"tokens": self._gradient(tokens[0])}
-    if self.is_additive:
+    if self.score_operands:
       outputs["weight"] = outputs["tokens"]
     of_query, *of_weight = launch(
       self,
@@ -255,12 +279,14 @@ class Problem:
     return inputs | {"cotangent": Input(cotangent, Axes.TOKENS, of_keys=False)}
 
   def _pair_input(self, operand: Operand, array: jax.Array) -> Input:
-    """An array of a mask or a bias, with all leading axes."""
+    """An array with all leading axes, or the same one for all."""
+    array = array.astype(number_dtype(array))
+    if operand.kind is Kind.WHOLE:
+      return Input(array, Axes.WHOLE)
     sizes = [1] * len(self.leading)
     for axis, size in zip(operand.axes, array.shape):
       if axis is not None:
         sizes[axis] = size
-    array = array.astype(number_dtype(array))
     if operand.kind is Kind.SCALAR:
       return Input(array.reshape(*sizes, 1), Axes.SCALAR)
     of_keys = operand.kind is Kind.ROW
@@ -272,7 +298,7 @@ class Problem:
   @property
   def _token_axes(self) -> Axes:
     # Channels are rows, so that a channel of a tile is contiguous.
-    return Axes.CHANNELS if self.is_additive else Axes.TOKENS
+    return Axes.CHANNELS if self.channels else Axes.TOKENS
 
   def _finite(self, tokens: jax.Array) -> jax.Array:
     """Zero for NaN and infinity, if keys may be hidden."""
@@ -283,20 +309,20 @@ class Problem:
   def _mapped(self, query, key) -> list[jax.Array]:
     """The query and key as kernels read them."""
     tokens = [self._finite(query), self._finite(key)]
-    if not self.is_additive:
+    if not self.channels:
       return tokens
     return [jnp.swapaxes(each, -1, -2).astype(jnp.float32) for each in tokens]
 
   def _gradient(self, tokens) -> Output:
     """What a kernel returns for the gradient of mapped tokens."""
     length, size = tokens.shape[-2:]
-    core = (size, length) if self.is_additive else (length, size)
-    dtype = self.dtype if self.is_additive else self._sum_dtype(tokens)
+    core = (size, length) if self.channels else (length, size)
+    dtype = self.dtype if self.channels else self._sum_dtype(tokens)
     shape = jax.ShapeDtypeStruct((*self.leading, *core), dtype)
     return Output(shape, self._token_axes)
 
   def _of_tokens(self, gradient: jax.Array) -> jax.Array:
-    return jnp.swapaxes(gradient, -1, -2) if self.is_additive else gradient
+    return jnp.swapaxes(gradient, -1, -2) if self.channels else gradient
 
   def _sum_dtype(self, tokens) -> Any:
     """That of sums if a gradient is summed over leading axes."""

@@ -16,7 +16,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from attention.implementations.pallas import hopper_scores
 from attention.implementations.pallas.hopper_scores import (
   LOG2_E,
-  channel_tanh,
   for_each_channel,
   product_of_tokens,
 )
@@ -26,11 +25,12 @@ from attention.implementations.pallas.hopper_tiles import BY_ROW, SIDE, Block
 def gradients(block: Block) -> None:
   """Computes the gradients of own tokens, from all visible tiles."""
   problem, results = block.problem, block.results
-  if problem.is_additive:
-    names = ["tokens"] if block.are_keys_own else ["tokens", "weight"]
-    _set_to_zero(problem, [results[name] for name in names])
   # Tensor cores sum the gradients of dot products and of values.
-  scales = {} if problem.is_additive else {"tokens": problem.factor}
+  scales = {"tokens": problem.factor}
+  if problem.channels is not None:
+    scales = {}
+    of_channels = [results[name] for name in results if name != "value"]
+    _set_to_zero(problem, of_channels)
   if block.are_keys_own:
     scales["value"] = 1.0
 
@@ -64,12 +64,12 @@ def _visit(block: Block, sums: Any, starts: Sequence[Any]) -> None:
     weights_factor[...] = weights.astype(weights_factor.dtype)
   of_weights = product_of_tokens(problem, own_values, other_values)
   of_scores = pull_back(weights * (of_weights - block.numbers("mean")))
-  if problem.is_additive:
-    _add_channels(block, own, other, of_scores)
+  if problem.channels is not None:
+    _add_channels(block, own.shape[0], of_scores)
   else:
     of_scores_factor[...] = of_scores.astype(of_scores_factor.dtype)
   plgpu.commit_smem()
-  if not problem.is_additive:
+  if problem.channels is None:
     plgpu.wgmma(sums["tokens"], of_scores_factor, other)
   if block.are_keys_own:
     plgpu.wgmma(sums["value"], weights_factor, other_values)
@@ -77,23 +77,19 @@ def _visit(block: Block, sums: Any, starts: Sequence[Any]) -> None:
     plgpu.wgmma_wait(0)
 
 
-def _add_channels(block: Block, own, other, of_scores: jax.Array) -> None:
-  """Adds the gradients of an additive score, channel by channel."""
-  problem, weight = block.problem, block.tiles["weight"]
-  of_own = block.results["tokens"]
-  of_weight = block.results.get("weight")
+def _add_channels(block: Block, channels: int, of_scores: jax.Array) -> None:
+  """Adds the gradients of a sum over channels."""
+  problem = block.problem
 
   def add(channel, state):
-    tanh = channel_tanh(problem, own, other, channel)
-    before = problem.cast(of_own[channel], BY_ROW)
-    of_sum = jnp.sum((1.0 - tanh * tanh) * of_scores, axis=1)
-    of_own[channel] = before + of_sum * weight[channel]
-    if of_weight is not None:
-      before = problem.cast(of_weight[channel], BY_ROW)
-      of_weight[channel] = before + jnp.sum(of_scores * tanh, axis=1)
+    gradients = problem.channels.gradients(block, channel, of_scores)
+    for name, gradient in gradients.items():
+      result = block.results[name]
+      before = problem.cast(result[channel], BY_ROW)
+      result[channel] = before + gradient
     return state
 
-  for_each_channel(own.shape[0], add, None)
+  for_each_channel(channels, add, None)
 
 
 def _set_to_zero(problem: Any, results: Sequence[Any]) -> None:

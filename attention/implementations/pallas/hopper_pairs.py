@@ -45,19 +45,79 @@ class PairFunction:
 
   def __call__(self, *arguments: Any) -> jax.Array:
     """The result [64, 64]."""
-    return _spread(_evaluate(self.jaxpr, arguments)[0])
+    return _spread(evaluate(self.jaxpr, arguments)[0])
 
   def pull_back(self, arguments: Sequence[Any], cotangents: Any) -> jax.Array:
     """The cotangents of the first argument, for those of the result."""
+    return gradient_of_first(self, arguments, cotangents)
 
-    # Traced and evaluated, as kernels lack an operation of `jax.vjp`.
-    def of_scores(cotangents, scores, *rest):
-      _, pull_back = jax.vjp(lambda scores: self(scores, *rest), scores)
-      return pull_back(cotangents)
 
-    closed = jax.make_jaxpr(of_scores)(cotangents, *arguments)
-    assert not closed.consts
-    return _spread(_evaluate(closed.jaxpr, [cotangents, *arguments])[0])
+def gradient_of_first(
+  function: Callable, arguments: Sequence[Any], cotangents: jax.Array
+) -> jax.Array:
+  """The cotangent of the first argument of a function in a kernel."""
+
+  # Traced and evaluated, as kernels lack an operation of `jax.vjp`.
+  def gradient(cotangents, first, *rest):
+    _, pull_back = jax.vjp(lambda first: function(first, *rest), first)
+    return pull_back(cotangents)
+
+  closed = inlined(gradient, cotangents, *arguments)
+  known = dict(zip(closed.jaxpr.constvars, closed.consts))
+  known.update(zip(closed.jaxpr.invars, [cotangents, *arguments]))
+
+  def read(atom):
+    return atom.val if isinstance(atom, Literal) else known[atom]
+
+  for equation in closed.jaxpr.eqns:
+    inputs = [*map(read, equation.invars)]
+    primitive = equation.primitive
+    if primitive.name == "add_any":
+      known[equation.outvars[0]] = jax.lax.add(*inputs)
+    else:
+      known[equation.outvars[0]] = primitive.bind(*inputs, **equation.params)
+  return read(closed.jaxpr.outvars[0])
+
+
+def inlined(function: Callable, *arguments: Any) -> ClosedJaxpr:
+  """Traces a function, and the functions that it calls, as one jaxpr."""
+
+  def run(jaxpr, constants, *arguments):
+    known = dict(zip(jaxpr.constvars, constants))
+    known.update(zip(jaxpr.invars, arguments))
+
+    def read(atom):
+      return atom.val if isinstance(atom, Literal) else known[atom]
+
+    for equation in jaxpr.eqns:
+      name, inputs = equation.primitive.name, [*map(read, equation.invars)]
+      if name in CALLS:
+        inner = equation.params[CALLS[name]]
+        is_closed = isinstance(inner, ClosedJaxpr)
+        consts, inner = (
+          (inner.consts, inner.jaxpr) if is_closed else ([], inner)
+        )
+        results = run(inner, consts, *inputs)
+      else:
+        results = equation.primitive.bind(*inputs, **equation.params)
+        if not equation.primitive.multiple_results:
+          results = [results]
+      known.update(zip(equation.outvars, results))
+    return [*map(read, jaxpr.outvars)]
+
+  closed = jax.make_jaxpr(function)(*arguments)
+  return jax.make_jaxpr(
+    lambda *arguments: run(closed.jaxpr, closed.consts, *arguments)
+  )(*arguments)
+
+
+def without_unused(jaxpr: Jaxpr, keep: int) -> tuple[Jaxpr, list[bool]]:
+  """Removes unused operations, and arguments after the first `keep`."""
+  kept = [number < keep for number in range(len(jaxpr.invars))]
+  jaxpr, used = partial_evaluation.dce_jaxpr(
+    jaxpr, [True] * len(jaxpr.outvars), instantiate=kept
+  )
+  return jaxpr, [*used]
 
 
 def of_pairwise(
@@ -80,10 +140,17 @@ def of_pairwise(
   return _traced(name, compute, arguments, plan.operands)
 
 
-def of_wrappers(name: str, score: Score, rank: int) -> PairFunction | None:
-  """What wrappers do to scores: (scores, queries, keys, *indices, *parts)."""
+def of_wrappers(
+  name: str, score: Score, rank: int, finish: Callable | None = None
+) -> PairFunction | None:
+  """What `finish` and then wrappers do to sums or products of pairs.
+
+  A function of (scores, queries, keys, *indices, *parts).
+  """
   wrappers = [*_wrappers(score)]
-  if all(type(each).pair_at is Wrapper.pair_at for each in wrappers):
+  if finish is None and all(
+    type(each).pair_at is Wrapper.pair_at for each in wrappers
+  ):
     return None
   with_parts, operands = parameters(score, rank)
 
@@ -92,6 +159,7 @@ def of_wrappers(name: str, score: Score, rank: int) -> PairFunction | None:
     at = _PairPositions(
       *(0, 0, *TILE), key_length=0, leading=indices, queries=queries, keys=keys
     )
+    scores = scores if finish is None else _spread(finish(scores))
     changed = _with_base(with_parts(parts), _Given(scores))
     return jnp.broadcast_to(changed.pair_at(scores, scores, at), TILE)
 
@@ -171,30 +239,36 @@ def _traced(
   operands: Sequence[Operand],
 ) -> PairFunction:
   """Traces compute(*arguments, *parts of operands), without unused operands."""
-  parts = [
-    jax.ShapeDtypeStruct(
-      _PARTS.get(each.kind, each.core), number_dtype(each.array)
-    )
-    for each in operands
-  ]
-  closed = jax.make_jaxpr(compute)(*arguments, *parts)
+  parts = [*map(_part, operands)]
+  closed = inlined(compute, *arguments, *parts)
   first = len(arguments)
-  kept = [True] * first + [False] * len(parts)
   # This removes operations on arrays whose parts the kernel reads.
-  jaxpr, used = partial_evaluation.dce_jaxpr(
-    closed.jaxpr, [True], instantiate=kept
-  )
+  operands = [*operands, *map(_captured, closed.consts)]
+  jaxpr = closed.jaxpr
+  jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.invars, *jaxpr.constvars])
+  jaxpr, used = without_unused(jaxpr, keep=first)
   check_supported(jaxpr, {})
-  read = {id(atom) for each in jaxpr.eqns for atom in each.invars}
-  if any(id(each) in read for each in jaxpr.constvars):
-    raise Unsupported("supports functions of pairs that capture no arrays")
   operands = [each for each, own in zip(operands, used[first:]) if own]
   _check_kinds(operands)
   names = [f"{name} {number}" for number in range(len(operands))]
-  function = PairFunction(jaxpr.replace(constvars=[]), operands, names)
-  read_parts = [each for each, own in zip(parts, used[first:]) if own]
+  function = PairFunction(jaxpr, operands, names)
+  read_parts = [_part(each) for each in operands]
   jax.eval_shape(function, *arguments, *read_parts)  # raises Unsupported
   return function
+
+
+def _part(operand: Operand) -> jax.ShapeDtypeStruct:
+  """What a function reads of an array."""
+  shape = _PARTS.get(operand.kind, operand.core)
+  return jax.ShapeDtypeStruct(shape, number_dtype(operand.array))
+
+
+def _captured(array: Any) -> Operand:
+  """An array that a function captured, with all of its axes."""
+  array = jnp.asarray(array)
+  if array.size == 1:
+    return Operand(array.reshape(()), Kind.SCALAR, ())
+  return Operand(array, Kind.WHOLE, ())
 
 
 def _check_kinds(operands: Sequence[Operand]) -> None:
@@ -205,7 +279,7 @@ def _check_kinds(operands: Sequence[Operand]) -> None:
     )
 
 
-def _evaluate(jaxpr: Jaxpr, arguments: Sequence[Any]) -> list[Any]:
+def evaluate(jaxpr: Jaxpr, arguments: Sequence[Any]) -> list[Any]:
   """The results of a jaxpr; arrays of one element are numbers."""
   known: dict[Any, Any] = dict(zip(jaxpr.invars, arguments))
 
@@ -213,34 +287,25 @@ def _evaluate(jaxpr: Jaxpr, arguments: Sequence[Any]) -> list[Any]:
     return atom.val if isinstance(atom, Literal) else known[atom]
 
   for equation in jaxpr.eqns:
-    results = _evaluate_one(equation, [*map(read, equation.invars)])
-    known.update(zip(equation.outvars, results))
+    result = _evaluate_one(equation, [*map(read, equation.invars)])
+    known[equation.outvars[0]] = result
   return [*map(read, jaxpr.outvars)]
 
 
-def _evaluate_one(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+def _evaluate_one(equation: Any, inputs: Sequence[Any]) -> Any:
   name, parameters = equation.primitive.name, equation.params
-  if name in CALLS:
-    inner = parameters[CALLS[name]]
-    if isinstance(inner, ClosedJaxpr):
-      if inner.consts:
-        raise Unsupported("supports functions of pairs that capture no arrays")
-      inner = inner.jaxpr
-    return _evaluate(inner, inputs)
   shape = equation.outvars[0].aval.shape
   if shape != TILE and equation.outvars[0].aval.size != 1:
     raise Unsupported(f"computes no arrays of shape {shape} of a pair")
-  if name == "add_any":
-    return [jax.lax.add(*map(_spread, inputs))]
   if name in _SHAPES and (jnp.size(inputs[0]) == 1 or name == "copy"):
-    return [inputs[0]]
+    return inputs[0]
   if any(jnp.shape(each) == TILE for each in inputs):
     inputs = [*map(_spread, inputs)]
   else:
     inputs = [
       each if jnp.ndim(each) == 0 else each.reshape(()) for each in inputs
     ]
-  return [equation.primitive.bind(*inputs, **parameters)]
+  return equation.primitive.bind(*inputs, **parameters)
 
 
 def _spread(value: Any) -> jax.Array:

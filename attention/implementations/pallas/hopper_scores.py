@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas import hopper_tiles as tiles
 from attention.implementations.pallas.hopper_pairs import PairFunction
 from attention.implementations.pallas.hopper_tiles import TILE, WGMMA, Block
 
@@ -28,8 +27,8 @@ def scores(
   problem = block.problem
   names = ("key", "query") if block.are_keys_own else ("query", "key")
   own, other = (block.tiles[name] for name in names)
-  if problem.is_additive:
-    result = _additive(problem, own, other, block.tiles["weight"])
+  if problem.channels is not None:
+    result = _sum_of_channels(block, own.shape[0])
   else:
     result = product_of_tokens(problem, own, other)
     result = result if problem.factor == 1.0 else result * problem.factor
@@ -51,12 +50,12 @@ def _unchanged(cotangents: jax.Array) -> jax.Array:
   return cotangents
 
 
-def _additive(problem: Any, own: Any, other: Any, weight: Any) -> jax.Array:
+def _sum_of_channels(block: Block, channels: int) -> jax.Array:
   def add(channel, sums):
-    return sums + channel_tanh(problem, own, other, channel) * weight[channel]
+    return sums + block.problem.channels.term(block, channel)
 
-  zeros = problem.cast(jnp.zeros(TILE, jnp.float32), WGMMA)
-  return for_each_channel(own.shape[0], add, zeros)
+  zeros = block.problem.cast(jnp.zeros(TILE, jnp.float32), WGMMA)
+  return for_each_channel(channels, add, zeros)
 
 
 def for_each_channel(channels: int, body: Callable, state: Any) -> Any:
@@ -69,13 +68,6 @@ def for_each_channel(channels: int, body: Callable, state: Any) -> Any:
     return state
 
   return jax.lax.fori_loop(0, channels // count, several, state)
-
-
-def channel_tanh(problem: Any, own: Any, other: Any, channel: Any) -> jax.Array:
-  """tanh(q + k) of the pairs of a tile, for one channel."""
-  rows = problem.cast(own[channel], tiles.BY_ROW)
-  columns = problem.cast(other[channel], tiles.BY_COLUMN)
-  return jnp.tanh(tiles.across(rows, TILE) + tiles.down(columns, TILE))
 
 
 def product_of_tokens(problem: Any, own: Any, other: Any) -> jax.Array:

@@ -30,6 +30,32 @@ def general():
   return scores.general(0.1 * weight)
 
 
+def manhattan(query, key):
+  return -0.1 * jnp.abs(query[..., :, None, :] - key[..., None, :, :]).sum(-1)
+
+
+WEIGHT = np.linspace(0.0, 0.1, 64, dtype="f4")
+
+
+def weighted_distance(query, key):
+  difference = jnp.sin(query)[..., :, None, :] - key[..., None, :, :]
+  weight = jnp.broadcast_to(WEIGHT, difference.shape)
+  return 3.0 * jnp.exp(-jnp.sum(weight * difference**2, axis=-1))
+
+
+def running(query, key):
+  return jnp.cumsum(query, axis=-1) @ key.mT
+
+
+def mapped_product(query, key):
+  return 0.1 * (jnp.sin(query) @ key.mT)
+
+
+def scores_of_norms(query, key):
+  lengths = jnp.linalg.norm(query, axis=-1)[..., :, None]
+  return lengths * jnp.sum(key, axis=-1)[..., None, :]
+
+
 def nearer(scores, query_positions, key_positions):
   return scores - 0.1 * jnp.abs(query_positions - key_positions)
 
@@ -43,6 +69,11 @@ CASES = {
   "normalised": {"score": scores.qk_norm(scores.dot())},
   "additive": {"score": additive()},
   "additive temperature": {"score": scores.temperature(additive(), 0.5)},
+  "manhattan": {"score": manhattan},
+  "mapped product": {"score": mapped_product},
+  "weighted distance": {
+    "score": scores.soft_cap(scores.as_score(weighted_distance), 4.0)
+  },
   "additive window": {
     "score": additive(),
     "mask": masks.sliding_window(20, 5),
@@ -73,7 +104,8 @@ def results(implementation, tokens, score=None, **options):
     return loss, (context, lse)
 
   gradient = jax.grad(loss, (0, 1), has_aux=True, allow_int=True)
-  return jax.jit(gradient)(tokens, score or scores.scaled_dot())
+  score = scores.as_score(score or scores.scaled_dot())
+  return jax.jit(gradient)(tokens, score)
 
 
 @sampled("name", [*CASES], default=["additive window"])
@@ -134,7 +166,7 @@ def test_a_gradient_calls_three_kernels(name, monkeypatch):
   jax.eval_shape(lambda: results(INTERPRETED, tokens, **CASES[name]))
   # The caps and temperatures of these scores, differentiated here, have the
   # rule in XLA.
-  by_rule = name in ("soft cap", "additive temperature")
+  by_rule = name in ("soft cap", "additive temperature", "weighted distance")
   assert len(calls) == (1 if by_rule else 3)
 
 
@@ -144,7 +176,8 @@ def test_what_the_kernel_does_not_support_is_an_error_that_says_why():
     with pytest.raises(NotImplementedError, match=reason):
       attend(tokens, tokens, tokens, implementation=INTERPRETED, **options)
 
-  refused("dot products and additive scores only", score=lambda q, k: q @ k.mT)
+  refused("the operation cumsum", score=running)
+  refused("one sum over the features", score=scores_of_norms)
   refused("bfloat16 or float16", dtype=jnp.float32)
   refused("a multiple of 64", features=48)
   refused("not for each pair", mask=jnp.ones((8, 8), bool))
