@@ -27,7 +27,7 @@ from attention.implementations.pallas.operands import (
 Rules = Mapping[str, Callable[..., jax.Array]]
 
 # Operations that call a jaxpr, and the parameter that has it.
-CALLS = {
+_CALLS = {
   "jit": "jaxpr",
   "pjit": "jaxpr",
   "closed_call": "call_jaxpr",
@@ -120,38 +120,62 @@ def check_supported(jaxpr: Jaxpr, rules: Rules) -> None:
       raise Unsupported(f"does not support the operation {name} of a score")
 
 
-def evaluate_jaxpr(
-  jaxpr: Jaxpr, captured: Sequence[Any], arguments: Sequence[Any], rules: Rules
+def interpret(
+  jaxpr: Jaxpr,
+  captured: Sequence[Any],
+  arguments: Sequence[Any],
+  apply: Callable,
 ) -> list[Any]:
-  """The results of a jaxpr, with the replacements of this module."""
-  values: dict[Any, Any] = {}
+  """The results of a jaxpr, whose operations are apply(equation, inputs)."""
+  values: dict[Any, Any] = dict(
+    zip((*jaxpr.constvars, *jaxpr.invars), (*captured, *arguments))
+  )
 
   def read(atom):
     return atom.val if isinstance(atom, Literal) else values[atom]
 
-  for variable, value in zip(
-    (*jaxpr.constvars, *jaxpr.invars), (*captured, *arguments)
-  ):
-    values[variable] = _widened(value)
   for equation in jaxpr.eqns:
-    inputs = [*map(read, equation.invars)]
-    for variable, value in zip(
-      equation.outvars, _evaluate_one(equation, inputs, rules)
-    ):
-      values[variable] = value
-  return [_widened(read(each)) for each in jaxpr.outvars]
+    results = apply(equation, [*map(read, equation.invars)])
+    values.update(zip(equation.outvars, results))
+  return [*map(read, jaxpr.outvars)]
+
+
+def apply_primitive(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+  """The results of an operation, as JAX computes them."""
+  results = equation.primitive.bind(*inputs, **equation.params)
+  return results if equation.primitive.multiple_results else [results]
+
+
+def called(equation: Any) -> tuple[Jaxpr, Sequence[Any]] | None:
+  """The jaxpr that an operation calls, and its constants."""
+  if equation.primitive.name not in _CALLS:
+    return None
+  inner = equation.params[_CALLS[equation.primitive.name]]
+  if isinstance(inner, ClosedJaxpr):
+    return inner.jaxpr, inner.consts
+  return inner, []
+
+
+def evaluate_jaxpr(
+  jaxpr: Jaxpr, captured: Sequence[Any], arguments: Sequence[Any], rules: Rules
+) -> list[Any]:
+  """The results of a jaxpr, with the replacements of this module."""
+  results = interpret(
+    jaxpr,
+    [*map(_widened, captured)],
+    [*map(_widened, arguments)],
+    lambda equation, inputs: _evaluate_one(equation, inputs, rules),
+  )
+  return [*map(_widened, results)]
 
 
 def _evaluate_one(equation, inputs, rules) -> Sequence[Any]:
   name, parameters = equation.primitive.name, equation.params
-  if name in CALLS:
-    inner = parameters[CALLS[name]]
+  if (inner := called(equation)) is not None:
     replacement = _replacement(equation, rules)
     if replacement is not None:
       return [replacement(*inputs)]
-    if isinstance(inner, ClosedJaxpr):
-      return evaluate_jaxpr(inner.jaxpr, inner.consts, inputs, rules)
-    return evaluate_jaxpr(inner, [], inputs, rules)
+    return evaluate_jaxpr(*inner, inputs, rules)
   if name == "dot_general":
     dtypes = [each.aval.dtype for each in equation.invars]
     return [_product(inputs, dtypes, parameters)]
@@ -255,17 +279,15 @@ def _widened(value):
 
 
 def _replacement(equation, rules) -> Callable | None:
-  inner = equation.params[CALLS[equation.primitive.name]]
-  inner = inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
-  return rules.get(inner.debug_info.func_name)
+  inner = called(equation)
+  return rules.get(inner[0].debug_info.func_name) if inner else None
 
 
 def _equations(jaxpr: Jaxpr, rules: Rules) -> Iterator:
   """The operations of a jaxpr and of the functions that it calls."""
   for equation in jaxpr.eqns:
-    if equation.primitive.name not in CALLS:
+    inner = called(equation)
+    if inner is None:
       yield equation
     elif _replacement(equation, rules) is None:
-      inner = equation.params[CALLS[equation.primitive.name]]
-      inner = inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
-      yield from _equations(inner, rules)
+      yield from _equations(inner[0], rules)

@@ -1,9 +1,4 @@
-"""Kernels for TPUs.
-
-The grid has the leading axes of the context, one entry each, and then the
-visits of tiles. A kernel holds a tile of queries or of keys, its sums stay in
-VMEM from its first visit to its last, and Pallas loads the other tiles.
-"""
+"""Calls of the kernels, and their code for one visit of a tile."""
 
 import dataclasses
 import functools
@@ -18,14 +13,13 @@ from jax.experimental import pallas as pl
 from attention.implementations.pallas.functions import matrix_product
 from attention.implementations.pallas.operands import Operand
 from attention.implementations.pallas.tile_functions import TileFunctions
-from attention.implementations.pallas.tpu_grid import (
+from attention.implementations.pallas.tpu.grid import (
   TileGrid,
   core_2d,
   inputs_of,
   row_inputs,
 )
-from attention.implementations.pallas.tpu_visit import RULES as RULES
-from attention.implementations.pallas.tpu_visit import as_row
+from attention.implementations.pallas.tpu.visit import as_row
 from attention.implementations.pallas.visits import FIRST, LAST, Visibility
 from attention.softmax import Statistics
 

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from attention.implementations.pallas.operands import Kind, Operand
-from attention.implementations.pallas.tpu_visit import LANES, Visit
+from attention.implementations.pallas.tpu.visit import LANES, Visit
 from attention.implementations.pallas.visits import Visits, unpacked
 
 _VMEM = 64 << 20

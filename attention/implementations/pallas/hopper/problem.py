@@ -1,11 +1,4 @@
-"""Kernels for Hopper GPUs: dot products, and sums over features of tokens.
-
-A warpgroup holds 64 queries, or 64 keys for their gradients; scores and sums
-stay in its registers. Products use the tensor cores. Other scores are added
-channel by channel; those of an additive score cost a hyperbolic tangent
-(`tanh.approx`, with a relative error of 2^-11), an addition and a multiply-add
-for each pair.
-"""
+"""Calls of the kernels, with the arrays that these read and write."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,24 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas.hopper_channels import (
-  AdditiveSum,
+from attention.implementations.pallas.hopper.channels import (
   ChannelSum,
   FunctionSum,
-  of_function,
 )
-from attention.implementations.pallas.hopper_forward import online_softmax
-from attention.implementations.pallas.hopper_gradient import gradients
-from attention.implementations.pallas.hopper_pairs import (
+from attention.implementations.pallas.hopper.forward import online_softmax
+from attention.implementations.pallas.hopper.gradient import gradients
+from attention.implementations.pallas.hopper.pairs import (
   PairFunction,
-  base,
   number_dtype,
-  of_pairwise,
-  of_wrappers,
 )
-from attention.implementations.pallas.hopper_tiles import (
+from attention.implementations.pallas.hopper.tiles import (
   SIDE,
-  TILE,
   Axes,
   Input,
   Output,
@@ -42,87 +29,8 @@ from attention.implementations.pallas.hopper_tiles import (
 from attention.implementations.pallas.operands import (
   Kind,
   Operand,
-  Unsupported,
 )
-from attention.masks.tile_visibility import grid_visibility
-from attention.masks.types import Below
-from attention.request import Request
-from attention.scores.classical import AdditiveProduct, DotProduct, ScaledDot
 from attention.softmax import Statistics
-
-_HALF = ("bfloat16", "float16")
-# The features or channels for which the gradients' sums fit into a block.
-_GRADIENT_FEATURES = 128
-
-
-def make_problem(request: Request, query, key, interpret: Any) -> "Problem":
-  """The kernels of a request, for mapped queries and keys.
-
-  Raises `Unsupported` for what they do not support.
-  """
-  score = base(request.score)
-  channels = _channels(score, query, key)
-  _check_tokens(request, query, key, channels is not None)
-  factor, finish, score_operands = 1.0, None, []
-  if isinstance(channels, FunctionSum):
-    finish = channels.finish
-  elif channels is not None:
-    score_operands = [Operand(jnp.asarray(score.score_weight), Kind.WHOLE, ())]
-  elif isinstance(score, ScaledDot):
-    factor = score.factor(query)
-    if not isinstance(factor, float | int):
-      raise Unsupported("needs a scale that is a number")
-  rank = len(request.leading)
-  biases = [] if request.bias is None else [request.bias]
-  masks = [] if request.mask is None else [request.mask]
-  if request.scores_shape[-1] % SIDE:
-    masks.append(Below(request.scores_shape[-1]))
-  return Problem(
-    request.leading,
-    grid_visibility(request.mask, request.scores_shape[-2:], TILE),
-    channels,
-    float(factor),
-    of_wrappers("score", request.score, rank, finish),
-    of_pairwise("bias", biases, rank),
-    of_pairwise("mask", masks, rank),
-    query.shape[-1] <= _GRADIENT_FEATURES,
-    score_operands,
-    request.is_masked,
-    interpret,
-  )
-
-
-def _channels(score: Any, query, key) -> ChannelSum | None:
-  """The terms of a score that is a sum over channels; None for products."""
-  if isinstance(score, DotProduct):
-    return None
-  if isinstance(score, AdditiveProduct):
-    if jnp.ndim(score.score_weight) != 1:
-      raise Unsupported("needs a score_weight of one axis")
-    return AdditiveSum()
-  if score.reads_positions:
-    raise Unsupported(
-      "has no scores whose base depends on positions, got "
-      f"{type(score).__name__}; scores.modified adds positions to another score"
-    )
-  if query.shape[-1] != key.shape[-1]:
-    raise Unsupported("needs queries and keys with as many features")
-  return of_function(score, query.shape[-1])
-
-
-def _check_tokens(request: Request, query, key, has_channels: bool) -> None:
-  """Checks dtypes and sizes."""
-  halves = (request.value,) if has_channels else (query, key, request.value)
-  if any(str(each.dtype) not in _HALF for each in halves):
-    raise Unsupported("needs tokens of bfloat16 or float16")
-  size, features = request.value.shape[-1], query.shape[-1]
-  if size % 64 or size > 128 or (not has_channels and features % 64):
-    raise Unsupported(
-      f"needs features that are a multiple of 64, and at most 128 of values, "
-      f"got {features} and {size}"
-    )
-  if features > 256:
-    raise Unsupported(f"has at most 256 features or channels, got {features}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

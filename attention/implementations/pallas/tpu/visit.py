@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 
 from attention.implementations.pallas.functions import matrix_product
 from attention.implementations.pallas.operands import Kind
-from attention.implementations.pallas.tpu_additive import weighted_tanh_sum
+from attention.implementations.pallas.tpu.additive import weighted_tanh_sum
 from attention.implementations.pallas.visits import HIDDEN, MASKED
 
 RULES = {"weighted_tanh_sum": weighted_tanh_sum}

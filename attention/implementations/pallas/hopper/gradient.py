@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas import hopper_scores
-from attention.implementations.pallas.hopper_scores import (
+from attention.implementations.pallas.hopper.scores import (
   LOG2_E,
   for_each_channel,
   product_of_tokens,
+  tile_scores,
 )
-from attention.implementations.pallas.hopper_tiles import BY_ROW, SIDE, Block
+from attention.implementations.pallas.hopper.tiles import BY_ROW, SIDE, Block
 
 
 def gradients(block: Block) -> None:
@@ -55,7 +55,7 @@ def _visit(block: Block, sums: Any, starts: Sequence[Any]) -> None:
   names = names[2:] + names[:2] if block.are_keys_own else names
   own, own_values, other, other_values = (block.tiles[name] for name in names)
   of_scores_factor, weights_factor = block.factors
-  scores, pull_back = hopper_scores.scores(block, starts)
+  scores, pull_back = tile_scores(block, starts)
   # Scores that are computed twice may be rounded differently. Each array of
   # rows is read where it is used, as registers are scarce.
   exponents = jnp.minimum(scores - block.numbers("maximum"), 0.0)

@@ -8,9 +8,8 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas import hopper_scores
-from attention.implementations.pallas.hopper_scores import LOG2_E
-from attention.implementations.pallas.hopper_tiles import (
+from attention.implementations.pallas.hopper.scores import LOG2_E, tile_scores
+from attention.implementations.pallas.hopper.tiles import (
   BY_ROW,
   SIDE,
   TILE,
@@ -36,7 +35,7 @@ def online_softmax(block: Block) -> None:
     results["spoilt"][...] = cast(zeros, BY_ROW)
 
   def visit(starts, state):
-    scores, _ = hopper_scores.scores(block, starts)
+    scores, _ = tile_scores(block, starts)
     if block.problem.is_masked:
       _note_flags(block, scores)
     return _add_keys(block, scores, *state)

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas.hopper_pairs import PairFunction
-from attention.implementations.pallas.hopper_tiles import TILE, WGMMA, Block
+from attention.implementations.pallas.hopper.pairs import PairFunction
+from attention.implementations.pallas.hopper.tiles import TILE, WGMMA, Block
 
 LOG2_E = math.log2(math.e)
 
 
-def scores(
+def tile_scores(
   block: Block, starts: Sequence[Any]
 ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
   """Scores of a tile, in the layout of the tensor cores' results.

@@ -15,15 +15,15 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal
 
-from attention.implementations.pallas import hopper_tiles as tiles
 from attention.implementations.pallas.functions import OPERATIONS
-from attention.implementations.pallas.hopper_pairs import (
+from attention.implementations.pallas.hopper import tiles
+from attention.implementations.pallas.hopper.pairs import (
   evaluate,
   gradient_of_first,
   inlined,
   without_unused,
 )
-from attention.implementations.pallas.hopper_tiles import (
+from attention.implementations.pallas.hopper.tiles import (
   BY_COLUMN,
   BY_ROW,
   SIDE,

@@ -12,11 +12,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval as partial_evaluation
 
-from attention.implementations.pallas.functions import CALLS, check_supported
-from attention.implementations.pallas.hopper_tiles import TILE
+from attention.implementations.pallas.functions import (
+  apply_primitive,
+  called,
+  check_supported,
+  interpret,
+)
+from attention.implementations.pallas.hopper.tiles import TILE
 from attention.implementations.pallas.operands import (
   Blocks,
   Kind,
@@ -63,51 +68,27 @@ def gradient_of_first(
     return pull_back(cotangents)
 
   closed = inlined(gradient, cotangents, *arguments)
-  known = dict(zip(closed.jaxpr.constvars, closed.consts))
-  known.update(zip(closed.jaxpr.invars, [cotangents, *arguments]))
 
-  def read(atom):
-    return atom.val if isinstance(atom, Literal) else known[atom]
+  def apply(equation, inputs):
+    if equation.primitive.name == "add_any":
+      return [jax.lax.add(*inputs)]
+    return apply_primitive(equation, inputs)
 
-  for equation in closed.jaxpr.eqns:
-    inputs = [*map(read, equation.invars)]
-    primitive = equation.primitive
-    if primitive.name == "add_any":
-      known[equation.outvars[0]] = jax.lax.add(*inputs)
-    else:
-      known[equation.outvars[0]] = primitive.bind(*inputs, **equation.params)
-  return read(closed.jaxpr.outvars[0])
+  arguments = [cotangents, *arguments]
+  return interpret(closed.jaxpr, closed.consts, arguments, apply)[0]
 
 
 def inlined(function: Callable, *arguments: Any) -> ClosedJaxpr:
   """Traces a function, and the functions that it calls, as one jaxpr."""
 
-  def run(jaxpr, constants, *arguments):
-    known = dict(zip(jaxpr.constvars, constants))
-    known.update(zip(jaxpr.invars, arguments))
-
-    def read(atom):
-      return atom.val if isinstance(atom, Literal) else known[atom]
-
-    for equation in jaxpr.eqns:
-      name, inputs = equation.primitive.name, [*map(read, equation.invars)]
-      if name in CALLS:
-        inner = equation.params[CALLS[name]]
-        is_closed = isinstance(inner, ClosedJaxpr)
-        consts, inner = (
-          (inner.consts, inner.jaxpr) if is_closed else ([], inner)
-        )
-        results = run(inner, consts, *inputs)
-      else:
-        results = equation.primitive.bind(*inputs, **equation.params)
-        if not equation.primitive.multiple_results:
-          results = [results]
-      known.update(zip(equation.outvars, results))
-    return [*map(read, jaxpr.outvars)]
+  def apply(equation, inputs):
+    if (inner := called(equation)) is None:
+      return apply_primitive(equation, inputs)
+    return interpret(*inner, inputs, apply)
 
   closed = jax.make_jaxpr(function)(*arguments)
   return jax.make_jaxpr(
-    lambda *arguments: run(closed.jaxpr, closed.consts, *arguments)
+    lambda *arguments: interpret(closed.jaxpr, closed.consts, arguments, apply)
   )(*arguments)
 
 
@@ -281,31 +262,23 @@ def _check_kinds(operands: Sequence[Operand]) -> None:
 
 def evaluate(jaxpr: Jaxpr, arguments: Sequence[Any]) -> list[Any]:
   """The results of a jaxpr; arrays of one element are numbers."""
-  known: dict[Any, Any] = dict(zip(jaxpr.invars, arguments))
-
-  def read(atom):
-    return atom.val if isinstance(atom, Literal) else known[atom]
-
-  for equation in jaxpr.eqns:
-    result = _evaluate_one(equation, [*map(read, equation.invars)])
-    known[equation.outvars[0]] = result
-  return [*map(read, jaxpr.outvars)]
+  return interpret(jaxpr, [], arguments, _apply)
 
 
-def _evaluate_one(equation: Any, inputs: Sequence[Any]) -> Any:
-  name, parameters = equation.primitive.name, equation.params
+def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+  name = equation.primitive.name
   shape = equation.outvars[0].aval.shape
   if shape != TILE and equation.outvars[0].aval.size != 1:
     raise Unsupported(f"computes no arrays of shape {shape} of a pair")
   if name in _SHAPES and (jnp.size(inputs[0]) == 1 or name == "copy"):
-    return inputs[0]
+    return inputs[:1]
   if any(jnp.shape(each) == TILE for each in inputs):
     inputs = [*map(_spread, inputs)]
   else:
     inputs = [
       each if jnp.ndim(each) == 0 else each.reshape(()) for each in inputs
     ]
-  return equation.primitive.bind(*inputs, **parameters)
+  return apply_primitive(equation, inputs)
 
 
 def _spread(value: Any) -> jax.Array:

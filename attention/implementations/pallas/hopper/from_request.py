@@ -1,0 +1,105 @@
+"""Which requests the kernels serve, and their functions of pairs."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from attention.implementations.pallas.hopper.channels import (
+  AdditiveSum,
+  ChannelSum,
+  FunctionSum,
+  of_function,
+)
+from attention.implementations.pallas.hopper.pairs import (
+  base,
+  of_pairwise,
+  of_wrappers,
+)
+from attention.implementations.pallas.hopper.problem import Problem
+from attention.implementations.pallas.hopper.tiles import (
+  SIDE,
+  TILE,
+)
+from attention.implementations.pallas.operands import (
+  Kind,
+  Operand,
+  Unsupported,
+)
+from attention.masks.tile_visibility import grid_visibility
+from attention.masks.types import Below
+from attention.request import Request
+from attention.scores.classical import AdditiveProduct, DotProduct, ScaledDot
+
+_HALF = ("bfloat16", "float16")
+# The features or channels for which the gradients' sums fit into a block.
+_GRADIENT_FEATURES = 128
+
+
+def make_problem(request: Request, query, key, interpret: Any) -> Problem:
+  """The kernels of a request, for mapped queries and keys.
+
+  Raises `Unsupported` for what they do not support.
+  """
+  score = base(request.score)
+  channels = _channels(score, query, key)
+  _check_tokens(request, query, key, channels is not None)
+  factor, finish, score_operands = 1.0, None, []
+  if isinstance(channels, FunctionSum):
+    finish = channels.finish
+  elif channels is not None:
+    score_operands = [Operand(jnp.asarray(score.score_weight), Kind.WHOLE, ())]
+  elif isinstance(score, ScaledDot):
+    factor = score.factor(query)
+    if not isinstance(factor, float | int):
+      raise Unsupported("needs a scale that is a number")
+  rank = len(request.leading)
+  biases = [] if request.bias is None else [request.bias]
+  masks = [] if request.mask is None else [request.mask]
+  if request.scores_shape[-1] % SIDE:
+    masks.append(Below(request.scores_shape[-1]))
+  return Problem(
+    request.leading,
+    grid_visibility(request.mask, request.scores_shape[-2:], TILE),
+    channels,
+    float(factor),
+    of_wrappers("score", request.score, rank, finish),
+    of_pairwise("bias", biases, rank),
+    of_pairwise("mask", masks, rank),
+    query.shape[-1] <= _GRADIENT_FEATURES,
+    score_operands,
+    request.is_masked,
+    interpret,
+  )
+
+
+def _channels(score: Any, query, key) -> ChannelSum | None:
+  """The terms of a score that is a sum over channels; None for products."""
+  if isinstance(score, DotProduct):
+    return None
+  if isinstance(score, AdditiveProduct):
+    if jnp.ndim(score.score_weight) != 1:
+      raise Unsupported("needs a score_weight of one axis")
+    return AdditiveSum()
+  if score.reads_positions:
+    raise Unsupported(
+      "has no scores whose base depends on positions, got "
+      f"{type(score).__name__}; scores.modified adds positions to another score"
+    )
+  if query.shape[-1] != key.shape[-1]:
+    raise Unsupported("needs queries and keys with as many features")
+  return of_function(score, query.shape[-1])
+
+
+def _check_tokens(request: Request, query, key, has_channels: bool) -> None:
+  """Checks dtypes and sizes."""
+  halves = (request.value,) if has_channels else (query, key, request.value)
+  if any(str(each.dtype) not in _HALF for each in halves):
+    raise Unsupported("needs tokens of bfloat16 or float16")
+  size, features = request.value.shape[-1], query.shape[-1]
+  if size % 64 or size > 128 or (not has_channels and features % 64):
+    raise Unsupported(
+      f"needs features that are a multiple of 64, and at most 128 of values, "
+      f"got {features} and {size}"
+    )
+  if features > 256:
+    raise Unsupported(f"has at most 256 features or channels, got {features}")
