@@ -18,8 +18,9 @@ _TARGETS = {"tpu": "tpu", "cuda": "hopper"}
 class Pallas:
   """Kernels for TPUs and Hopper GPUs.
 
-  On TPUs any score, mask and bias is traced inside the kernels. On GPUs there
-  is a forward kernel for dot products and additive scores.
+  Score, mask and bias are traced inside the kernels. On TPUs they may be any
+  function; on GPUs the score is a dot product or one sum over the features of
+  a query and a key, such as an additive score or a distance.
 
   Attributes:
     target: "tpu" or "hopper", for instance to compile for a device that is

@@ -19,7 +19,7 @@ from attention.implementations.pallas.functions import OPERATIONS
 from attention.implementations.pallas.hopper import tiles
 from attention.implementations.pallas.hopper.pairs import (
   evaluate,
-  gradient_of_first,
+  gradient_of,
   inlined,
   without_unused,
 )
@@ -96,7 +96,7 @@ class FunctionSum:
 
   jaxpr: Jaxpr  # of (query, key, *constants), up to the sum
   axes: dict[Any, Axes]  # of its variables
-  constants: dict[str, Operand]  # with a number for each feature
+  constants: dict[str, Operand]  # numbers, or one for each feature
   finish: Callable[[jax.Array], jax.Array]
 
   def term(self, block, channel):
@@ -110,10 +110,13 @@ class FunctionSum:
       return self._term(block.are_keys_own, *arguments)
 
     arguments = self._arguments(block, channel)
-    return {"tokens": gradient_of_first(term, arguments, of_sums)}
+    return {"tokens": gradient_of(term, arguments, of_sums)}
 
   def _arguments(self, block: Block, channel: Any) -> list[Any]:
-    numbers = [block.tiles[name][channel] for name in self.constants]
+    numbers = [
+      block.tiles[name][0 if each.array.size == 1 else channel]
+      for name, each in self.constants.items()
+    ]
     return [*_vectors(block, channel), *numbers]
 
   def _term(self, are_keys_own: bool, own, other, *numbers) -> jax.Array:
@@ -158,17 +161,19 @@ def of_function(score: Score, features: int) -> FunctionSum:
     raise Unsupported(
       "needs a score that is a function of matrices [t, D] and [s, D]"
     ) from error
-  constants = {
-    f"channel {number}": Operand(jnp.asarray(each), Kind.WHOLE, ())
-    for number, each in enumerate(closed.consts)
-  }
-  if any(each.core != (features,) for each in constants.values()):
-    raise Unsupported("supports captured arrays with a number for each feature")
+  arrays = [jnp.asarray(each) for each in closed.consts]
+  shapes = [each.shape for each in arrays]
+  if any(each.size != 1 and each.shape != (features,) for each in arrays):
+    raise Unsupported(
+      f"supports captured numbers and arrays [D] = [{features}], got {shapes}"
+    )
   jaxpr = closed.jaxpr
   jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.invars, *jaxpr.constvars])
-  axes: dict[Any, Axes] = dict.fromkeys(jaxpr.invars, (_FEATURE,))
-  axes[jaxpr.invars[0]] = _QUERY, _FEATURE
-  axes[jaxpr.invars[1]] = _KEY, _FEATURE
+  owners: list[Axes] = [(_QUERY, _FEATURE), (_KEY, _FEATURE)]
+  owners += [
+    (None,) * each.ndim if each.size == 1 else (_FEATURE,) for each in arrays
+  ]
+  axes: dict[Any, Axes] = dict(zip(jaxpr.invars, owners))
   place = _find_sum(jaxpr, axes)
   eqns, summed = jaxpr.eqns, jaxpr.eqns[place]
   term, used = without_unused(
@@ -181,14 +186,17 @@ def of_function(score: Score, features: int) -> FunctionSum:
     ),
     keep=1,
   )
-  if any(others[1:]):
+  numbers = [each for each, own in zip(arrays, others[3:]) if own]
+  if any(others[1:3]) or any(each.size != 1 for each in numbers):
     raise Unsupported("supports scores with one sum over the features")
   constants = {
-    name: each for (name, each), own in zip(constants.items(), used[2:]) if own
+    f"channel {number}": Operand(each.reshape(-1), Kind.WHOLE, ())
+    for number, (each, own) in enumerate(zip(arrays, used[2:]))
+    if own
   }
 
   def finish(sums):
-    return evaluate(rest, [sums])[0]
+    return evaluate(rest, [sums, *numbers])[0]
 
   return FunctionSum(term, axes, constants, finish)
 

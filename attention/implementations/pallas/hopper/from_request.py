@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
+from attention.implementations.pallas.functions import kernel_precision
 from attention.implementations.pallas.hopper.channels import (
   AdditiveSum,
   ChannelSum,
@@ -43,11 +45,11 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
   score = base(request.score)
   channels = _channels(score, query, key)
   _check_tokens(request, query, key, channels is not None)
-  factor, finish, score_operands = 1.0, None, []
+  factor, finish, weight = 1.0, None, None
   if isinstance(channels, FunctionSum):
     finish = channels.finish
   elif channels is not None:
-    score_operands = [Operand(jnp.asarray(score.score_weight), Kind.WHOLE, ())]
+    weight = Operand(jnp.asarray(score.score_weight), Kind.WHOLE, ())
   elif isinstance(score, ScaledDot):
     factor = score.factor(query)
     if not isinstance(factor, float | int):
@@ -66,7 +68,7 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
     of_pairwise("bias", biases, rank),
     of_pairwise("mask", masks, rank),
     query.shape[-1] <= _GRADIENT_FEATURES,
-    score_operands,
+    weight,
     request.is_masked,
     interpret,
   )
@@ -92,8 +94,13 @@ def _channels(score: Any, query, key) -> ChannelSum | None:
 
 def _check_tokens(request: Request, query, key, has_channels: bool) -> None:
   """Checks dtypes and sizes."""
-  halves = (request.value,) if has_channels else (query, key, request.value)
-  if any(str(each.dtype) not in _HALF for each in halves):
+  tokens = [request.value]
+  if not has_channels:
+    # Products of mapped tokens that are wider are rounded to these.
+    tokens += [request.query, request.key]
+    if kernel_precision(request.precision) != jax.lax.Precision.DEFAULT:
+      tokens += [query, key]
+  if any(str(each.dtype) not in _HALF for each in tokens):
     raise Unsupported("needs tokens of bfloat16 or float16")
   size, features = request.value.shape[-1], query.shape[-1]
   if size % 64 or size > 128 or (not has_channels and features % 64):

@@ -5,6 +5,7 @@ The kernel of queries computes the gradients of queries and of an additive
 score's weight, the kernel of keys those of keys and values.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,20 +23,27 @@ from attention.implementations.pallas.hopper.scores import (
 from attention.implementations.pallas.hopper.tiles import BY_ROW, SIDE, Block
 
 
-def gradients(block: Block) -> None:
-  """Computes the gradients of own tokens, from all visible tiles."""
+def gradients(block: Block, wanted: Sequence[str] = ()) -> None:
+  """Computes the gradients of own tokens, from all visible tiles.
+
+  Those of the numbers that are `wanted` have a part for each query.
+  """
   problem, results = block.problem, block.results
   # Tensor cores sum the gradients of dot products and of values.
   scales = {"tokens": problem.factor}
   if problem.channels is not None:
     scales = {}
-    of_channels = [results[name] for name in results if name != "value"]
-    _set_to_zero(problem, of_channels)
+    of_channels = {*results} - {"value", *wanted}
+    _set_to_zero(problem, [results[name] for name in of_channels])
+  for name in wanted:
+    zeros = jnp.zeros((SIDE,), jnp.float32)
+    results[name][...] = problem.cast(zeros, BY_ROW)
   if block.are_keys_own:
     scales["value"] = 1.0
 
   def compute(sums):
-    block.visits(lambda starts, state: _visit(block, sums, starts), None)
+    visit = functools.partial(_visit, block, sums, wanted)
+    block.visits(lambda starts, state: visit(starts), None)
     for name, scale in scales.items():
       total = sums[name][...]
       total = total if scale == 1.0 else total * scale
@@ -47,7 +55,7 @@ def gradients(block: Block) -> None:
   )
 
 
-def _visit(block: Block, sums: Any, starts: Sequence[Any]) -> None:
+def _visit(block: Block, sums: Any, wanted, starts: Sequence[Any]) -> None:
   """Adds the gradients of a tile of other tokens."""
   problem = block.problem
   # The values of queries are the cotangents of their contexts.
@@ -63,7 +71,12 @@ def _visit(block: Block, sums: Any, starts: Sequence[Any]) -> None:
   if block.are_keys_own:
     weights_factor[...] = weights.astype(weights_factor.dtype)
   of_weights = product_of_tokens(problem, own_values, other_values)
-  of_scores = pull_back(weights * (of_weights - block.numbers("mean")))
+  of_scores = weights * (of_weights - block.numbers("mean"))
+  for name in wanted:
+    before = problem.cast(block.results[name][...], BY_ROW)
+    of_number = jnp.sum(pull_back(of_scores, name), axis=1)
+    block.results[name][...] = before + of_number
+  of_scores = pull_back(of_scores, None)
   if problem.channels is not None:
     _add_channels(block, own.shape[0], of_scores)
   else:

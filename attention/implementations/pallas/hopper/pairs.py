@@ -52,20 +52,29 @@ class PairFunction:
     """The result [64, 64]."""
     return _spread(evaluate(self.jaxpr, arguments)[0])
 
-  def pull_back(self, arguments: Sequence[Any], cotangents: Any) -> jax.Array:
-    """The cotangents of the first argument, for those of the result."""
-    return gradient_of_first(self, arguments, cotangents)
+  def gradient(
+    self, arguments: Sequence[Any], cotangents: jax.Array, name: str | None
+  ) -> jax.Array:
+    """The cotangents of the first argument, or of an operand, of pairs."""
+    arguments = [*arguments]
+    place = 0
+    if name is not None:
+      place = len(arguments) - len(self.names) + self.names.index(name)
+      arguments[place] = _spread(arguments[place])
+    return gradient_of(self, arguments, cotangents, place)
 
 
-def gradient_of_first(
-  function: Callable, arguments: Sequence[Any], cotangents: jax.Array
+def gradient_of(
+  function: Callable, arguments: Sequence[Any], cotangents: Any, place: int = 0
 ) -> jax.Array:
-  """The cotangent of the first argument of a function in a kernel."""
+  """The cotangent of one argument of a function in a kernel."""
 
   # Traced and evaluated, as kernels lack an operation of `jax.vjp`.
-  def gradient(cotangents, first, *rest):
-    _, pull_back = jax.vjp(lambda first: function(first, *rest), first)
-    return pull_back(cotangents)
+  def gradient(cotangents, *arguments):
+    def of_one(argument):
+      return function(*arguments[:place], argument, *arguments[place + 1 :])
+
+    return jax.vjp(of_one, arguments[place])[1](cotangents)
 
   closed = inlined(gradient, cotangents, *arguments)
 
@@ -247,8 +256,9 @@ def _part(operand: Operand) -> jax.ShapeDtypeStruct:
 def _captured(array: Any) -> Operand:
   """An array that a function captured, with all of its axes."""
   array = jnp.asarray(array)
-  if array.size == 1:
-    return Operand(array.reshape(()), Kind.SCALAR, ())
+  if array.size == 1:  # the array itself, if it is a number
+    number = array.reshape(()) if array.ndim else array
+    return Operand(number, Kind.SCALAR, ())
   return Operand(array, Kind.WHOLE, ())
 
 
@@ -270,7 +280,7 @@ def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
   shape = equation.outvars[0].aval.shape
   if shape != TILE and equation.outvars[0].aval.size != 1:
     raise Unsupported(f"computes no arrays of shape {shape} of a pair")
-  if name in _SHAPES and (jnp.size(inputs[0]) == 1 or name == "copy"):
+  if name in _SHAPES and (equation.invars[0].aval.size == 1 or name == "copy"):
     return inputs[:1]
   if any(jnp.shape(each) == TILE for each in inputs):
     inputs = [*map(_spread, inputs)]

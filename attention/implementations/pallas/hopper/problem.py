@@ -1,6 +1,7 @@
 """Calls of the kernels, with the arrays that these read and write."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -45,12 +46,29 @@ class Problem:
   bias: PairFunction | None
   visible: PairFunction | None
   has_gradients: bool
-  score_operands: Sequence[Operand]  # the weight of an additive score
+  weight: Operand | None  # of the channels of an additive score
   # Whether keys may be hidden. NaN in a hidden token then changes nothing, and
   # the rows that attend to NaN become NaN, without derivatives.
   is_masked: bool
   interpret: Any
   dtype: ClassVar[Any] = jnp.float32
+
+  @property
+  def differentiable(self) -> dict[str, Operand]:
+    """The arrays whose gradients the kernels compute, by names of inputs."""
+    operands = {} if self.weight is None else {"weight": self.weight}
+    if self.changed is not None:
+      operands |= dict(zip(self.changed.names, self.changed.operands))
+    return {
+      name: each
+      for name, each in operands.items()
+      if name == "weight" or each.kind is Kind.SCALAR
+    }
+
+  @property
+  def score_operands(self) -> list[Operand]:
+    """The arrays whose gradients the kernels compute."""
+    return [*self.differentiable.values()]
 
   @property
   def pair_operands(self) -> dict[str, Operand]:
@@ -69,8 +87,8 @@ class Problem:
   @property
   def arrays(self) -> list[jax.Array]:
     """The arrays of all operands."""
-    operands = *self.score_operands, *self.pair_operands.values()
-    return [each.array for each in operands]
+    weights = [] if self.weight is None else [self.weight]
+    return [each.array for each in (*weights, *self.pair_operands.values())]
 
   @property
   def padded_lengths(self) -> tuple[int, int]:
@@ -118,19 +136,25 @@ class Problem:
   ) -> tuple[jax.Array, list[jax.Array]]:
     """The gradients of the queries and of the wanted operands of the score."""
     outputs = {"tokens": self._gradient(tokens[0])}
-    if self.score_operands:
+    if self.weight is not None:
       outputs["weight"] = outputs["tokens"]
-    of_query, *of_weight = launch(
+    names = [[*self.differentiable][number] for number in wanted]
+    numbers = [name for name in names if name != "weight"]
+    shape = (*self.leading, tokens[0].shape[-2])
+    for name in numbers:
+      of_rows = jax.ShapeDtypeStruct(shape, self.dtype)
+      outputs[name] = Output(of_rows, Axes.ROWS)
+    results = launch(
       self,
-      gradients,
+      functools.partial(gradients, wanted=numbers),
       self.tiles,
       self._inputs(operands, *tokens) | self._row_inputs(rows, cotangent),
       outputs,
       num_factors=2,
-    ).values()
-    # One row of each channel is that of one query.
-    of_weight = [jnp.sum(each, axis=-1) for each in of_weight if wanted]
-    return self._of_tokens(of_query), of_weight
+    )
+    # Each query has a part of the gradient of a number, or of a channel's.
+    parts = [jnp.sum(results[name], axis=-1) for name in names]
+    return self._of_tokens(results["tokens"]), parts
 
   def gradient_of_keys(
     self, operands, tokens, rows, cotangent
@@ -156,15 +180,16 @@ class Problem:
   def _inputs(self, operands, query, key, value) -> dict[str, Input]:
     """The arrays that every kernel reads."""
     value = self._finite(value)
-    query, key = self._mapped(query, key)
+    query, key = self._mapped(query, key, value.dtype)
     inputs = {
       "query": Input(query, self._token_axes, of_keys=False),
       "key": Input(key, self._token_axes, of_keys=True),
       "value": Input(value, Axes.TOKENS, of_keys=True),
     }
-    first = len(self.score_operands)
-    for weight in operands[:first]:
-      inputs["weight"] = Input(weight.astype(jnp.float32), Axes.WHOLE)
+    first = int(self.weight is not None)
+    if first:
+      weight = operands[0].astype(jnp.float32)
+      inputs["weight"] = Input(weight, Axes.WHOLE)
     for (name, operand), array in zip(
       self.pair_operands.items(), operands[first:]
     ):
@@ -214,11 +239,11 @@ class Problem:
       return tokens
     return jnp.where(jnp.isfinite(tokens), tokens, jnp.zeros_like(tokens))
 
-  def _mapped(self, query, key) -> list[jax.Array]:
+  def _mapped(self, query, key, dtype: Any) -> list[jax.Array]:
     """The query and key as kernels read them."""
     tokens = [self._finite(query), self._finite(key)]
     if not self.channels:
-      return tokens
+      return [each.astype(dtype) for each in tokens]
     return [jnp.swapaxes(each, -1, -2).astype(jnp.float32) for each in tokens]
 
   def _gradient(self, tokens) -> Output:

@@ -16,13 +16,17 @@ from attention.implementations.pallas.hopper.tiles import TILE, WGMMA, Block
 LOG2_E = math.log2(math.e)
 
 
+# (cotangents of scores, the name of an operand or None) -> the cotangents of
+# the products or sums of the pairs, or of the operand.
+PullBack = Callable[[jax.Array, str | None], jax.Array]
+
+
 def tile_scores(
   block: Block, starts: Sequence[Any]
-) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+) -> tuple[jax.Array, PullBack]:
   """Scores of a tile, in the layout of the tensor cores' results.
 
-  They are -inf for pairs that the mask hides, and after the last key. The
-  function maps cotangents of scores to those of the products or sums.
+  They are -inf for pairs that the mask hides, and after the last key.
   """
   problem = block.problem
   names = ("key", "query") if block.are_keys_own else ("query", "key")
@@ -33,11 +37,11 @@ def tile_scores(
     result = product_of_tokens(problem, own, other)
     result = result if problem.factor == 1.0 else result * problem.factor
   places = _positions(block, starts)
-  pull_back = _unchanged
+  pull_back: PullBack = _unchanged
   if problem.changed is not None:
     arguments = result, *_arguments(block, problem.changed, places)
     result = problem.changed(*arguments)
-    pull_back = functools.partial(problem.changed.pull_back, arguments)
+    pull_back = functools.partial(problem.changed.gradient, arguments)
   if problem.bias is not None:
     result = result + problem.bias(*_arguments(block, problem.bias, places))
   if problem.visible is not None:
@@ -46,7 +50,8 @@ def tile_scores(
   return result, pull_back
 
 
-def _unchanged(cotangents: jax.Array) -> jax.Array:
+def _unchanged(cotangents: jax.Array, name: str | None) -> jax.Array:
+  del name
   return cotangents
 
 
