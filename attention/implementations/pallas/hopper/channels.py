@@ -52,7 +52,7 @@ class ChannelSum(Protocol):
   """The function g of a score, and its gradients."""
 
   def term(self, block: Block, channel: Any) -> jax.Array:
-    """G of all pairs of a tile."""
+    """The function g of all pairs of a tile."""
 
   def gradients(
     self, block: Block, channel: Any, of_sums: jax.Array

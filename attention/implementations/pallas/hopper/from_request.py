@@ -18,10 +18,7 @@ from attention.implementations.pallas.hopper.pairs import (
   of_wrappers,
 )
 from attention.implementations.pallas.hopper.problem import Problem
-from attention.implementations.pallas.hopper.tiles import (
-  SIDE,
-  TILE,
-)
+from attention.implementations.pallas.hopper.tiles import SIDE, TILE
 from attention.implementations.pallas.operands import (
   Kind,
   Operand,

@@ -33,8 +33,9 @@ def gradients(block: Block, wanted: Sequence[str] = ()) -> None:
   scales = {"tokens": problem.factor}
   if problem.channels is not None:
     scales = {}
-    of_channels = {*results} - {"value", *wanted}
-    _set_to_zero(problem, [results[name] for name in of_channels])
+    others = "value", *wanted
+    of_channels = [results[name] for name in results if name not in others]
+    _set_to_zero(problem, of_channels)
   for name in wanted:
     zeros = jnp.zeros((SIDE,), jnp.float32)
     results[name][...] = problem.cast(zeros, BY_ROW)

@@ -27,10 +27,7 @@ from attention.implementations.pallas.hopper.tiles import (
   Output,
   launch,
 )
-from attention.implementations.pallas.operands import (
-  Kind,
-  Operand,
-)
+from attention.implementations.pallas.operands import Kind, Operand
 from attention.softmax import Statistics
 
 
@@ -103,7 +100,7 @@ class Problem:
   def forward(
     self, operands: Sequence[jax.Array], query, key, value
   ) -> tuple[jax.Array, Statistics]:
-    """The context, in the query's dtype, and the statistics."""
+    """The context, in the value's dtype, and the statistics."""
     lengths = (*self.leading, query.shape[-2])
     rows = Output(jax.ShapeDtypeStruct(lengths, jnp.float32), Axes.ROWS)
     of_context = jax.ShapeDtypeStruct((*lengths, value.shape[-1]), value.dtype)
