@@ -62,6 +62,8 @@ class Target:
     # These must not search for hardware, nor lock it.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    # Nor must the CUDA plugin look for libraries that only running needs.
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     from jax.experimental import topologies
 
     if self.platform == "tpu":
