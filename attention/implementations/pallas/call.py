@@ -180,8 +180,9 @@ def _mapped(request: Request) -> tuple[jax.Array, jax.Array, jax.Array]:
 def _mapped_tokens(function: Callable, tokens, is_masked: bool) -> jax.Array:
   if not is_masked or _only_scales(function, tokens):
     return function(tokens)
-  bad = ~jnp.all(jnp.isfinite(tokens), axis=-1, keepdims=True)
-  mapped = function(jnp.where(bad, jnp.zeros_like(tokens), tokens))
+  finite = jnp.isfinite(tokens)
+  mapped = function(jnp.where(finite, tokens, jnp.zeros_like(tokens)))
+  bad = ~jnp.all(finite, axis=-1, keepdims=True)
   return jnp.where(bad, jnp.full_like(mapped, jnp.nan), mapped)
 
 

@@ -185,18 +185,13 @@ class KernelAttention:
     length = context.shape[-2]
     missing = kernels.padded_lengths[0] - length
     products = of_context.astype(dtype) * context.astype(dtype)
-    if kernels.is_masked:
-      rows = _rows(context, statistics)
-      products = jnp.where(jnp.isnan(context), 0.0, products)
-      of_total = jnp.where(rows.no_statistics, 0.0, of_total)
-      maximum, total = rows.statistics
-      # A negative total marks rows whose context has no derivatives.
-      marked = jnp.where(rows.no_statistics, -jnp.inf, -total)
-      total = jnp.where(rows.no_context, marked, total)
-      mean = jnp.sum(products, axis=-1) - of_total * rows.statistics.total
-      statistics = Statistics(maximum, total)
-    else:
-      mean = jnp.sum(products, axis=-1) - of_total * statistics.total
+    of_totals = of_total * statistics.total
+    if kernels.is_masked:  # what is NaN has no derivatives
+      is_nan = jnp.isnan(context)
+      of_context = jnp.where(is_nan, jnp.zeros_like(of_context), of_context)
+      products = jnp.where(is_nan, 0.0, products)
+      of_totals = jnp.where(jnp.isnan(statistics.total), 0.0, of_totals)
+    mean = jnp.sum(products, axis=-1) - of_totals
     widths = [(0, 0)] * (mean.ndim - 1) + [(0, missing)]
     if missing:
       of_context = jnp.pad(of_context, [*widths, (0, 0)])

@@ -82,6 +82,12 @@ def _tanh(block: Block, channel: Any) -> jax.Array:
   return jnp.tanh(tiles.across(own, TILE) + tiles.down(other, TILE))
 
 
+def first_pairs(block: Block) -> jax.Array:
+  """The sums of the first features of all pairs of a tile."""
+  own, other = _vectors(block, 0)
+  return tiles.across(own, TILE) + tiles.down(other, TILE)
+
+
 def _vectors(block: Block, channel: Any) -> tuple[jax.Array, jax.Array]:
   """A feature of own tokens and of other tokens."""
   names = ("key", "query") if block.are_keys_own else ("query", "key")

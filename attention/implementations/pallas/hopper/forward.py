@@ -1,5 +1,7 @@
 """A block of the forward kernel for Hopper GPUs: 64 queries."""
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,28 +25,39 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 def online_softmax(block: Block) -> None:
   """Computes the context and the statistics of the queries."""
+  if block.problem.is_masked:
+    # Marks the queries that attend to values with NaN or infinity.
+    spoilt = plgpu.SMEM((SIDE,), jnp.float32)
+    pl.run_scoped(functools.partial(_compute, block), spoilt)
+  else:
+    _compute(block, None)
+
+
+def _compute(block: Block, spoilt: Any) -> None:
   cast, results = block.problem.cast, block.results
   shape = results["context"].shape
-  zeros = jnp.zeros((SIDE,), jnp.float32)
-  state = (
-    cast(jnp.zeros(shape, jnp.float32), WGMMA),
-    cast(zeros + _LOWEST, BY_ROW),
-    cast(zeros, BY_ROW),
-  )
-  if block.problem.is_masked:
-    results["spoilt"][...] = cast(zeros, BY_ROW)
+  zeros = cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+  sums = cast(jnp.zeros(shape, jnp.float32), WGMMA)
+  if spoilt is not None:
+    spoilt[...] = zeros
 
   def visit(starts, state):
-    scores, _ = tile_scores(block, starts)
-    if block.problem.is_masked:
-      _note_flags(block, scores)
+    scores = tile_scores(block, starts, with_nan=spoilt is not None)[0]
+    if spoilt is not None:
+      _note_flags(block, scores, starts, spoilt)
     return _add_keys(block, scores, *state)
 
+  state = sums, zeros + _LOWEST, zeros
   summed, maximum, total = block.visits(visit, state)
   is_empty = total == 0.0
   context = summed / across(jnp.where(is_empty, 1.0, total), shape)
+  maximum = jnp.where(is_empty, _LOWEST, maximum / LOG2_E)
+  if spoilt is not None:
+    is_spoilt = cast(spoilt[...], BY_ROW) > 0.0
+    context = jnp.where(across(is_spoilt, shape), jnp.nan, context)
+    maximum = jnp.where(jnp.isnan(total), jnp.nan, maximum)
   results["context"][...] = context.astype(results["context"].dtype)
-  results["maximum"][...] = jnp.where(is_empty, _LOWEST, maximum / LOG2_E)
+  results["maximum"][...] = maximum
   results["total"][...] = total
 
 
@@ -66,12 +79,13 @@ def _add_keys(block: Block, scores, summed, maximum, total) -> tuple[Any, ...]:
   return summed * across(shrink, summed.shape) + product, after, total
 
 
-def _note_flags(block: Block, scores: jax.Array) -> None:
-  """Notes the flags of the keys that queries attend to, if a key has one."""
-  largest = block.bounds[block.bounds.shape[0] - 1]
-  spoilt = block.results["spoilt"]
+def _note_flags(
+  block: Block, scores: jax.Array, starts: Sequence[Any], spoilt: Any
+) -> None:
+  """Marks the queries that attend to a key with a flag."""
+  tile = jax.lax.div(starts[1], jnp.int32(SIDE))
 
-  @pl.when(largest > 0)
+  @pl.when(block.number("tile flags", tile) > 0.0)
   def _():
     seen = jnp.where(scores == -jnp.inf, 0.0, block.numbers("flags"))
     before = block.problem.cast(spoilt[...], BY_ROW)

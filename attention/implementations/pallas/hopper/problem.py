@@ -109,23 +109,16 @@ class Problem:
       "maximum": rows,
       "total": rows,
     }
-    inputs, numbers = self._inputs(operands, query, key, value), []
+    if isinstance(self.channels, FunctionSum):
+      query, key = self._with_nan_tokens(query), self._with_nan_tokens(key)
+    inputs = self._inputs(operands, query, key, self._finite(value))
     if self.is_masked:
-      flags = jnp.maximum(2.0 * _is_bad(key), 1.0 * _is_bad(value))
+      flags = _is_bad(value).astype(jnp.float32)
+      of_tiles = flags.reshape(*flags.shape[:-1], -1, SIDE)
       inputs["flags"] = Input(flags, Axes.ROWS, of_keys=True)
-      outputs["spoilt"] = rows
-      numbers = [jnp.max(flags)]
-    results = launch(
-      self, online_softmax, self.tiles, inputs, outputs, numbers=numbers
-    )
-    context, maximum, total, *spoilt = results.values()
-    if spoilt:
-      bad = (spoilt[0] > 1.0) | (_is_bad(query) & (total != 0.0))
-      is_nan = (bad | (spoilt[0] > 0.0))[..., None]
-      context = jnp.where(is_nan, jnp.nan, context)
-      maximum, total = (
-        jnp.where(bad, jnp.nan, each) for each in (maximum, total)
-      )
+      inputs["tile flags"] = Input(jnp.max(of_tiles, -1), Axes.NUMBERS)
+    results = launch(self, online_softmax, self.tiles, inputs, outputs)
+    context, maximum, total = results.values()
     return context, Statistics(maximum, total)
 
   def gradient_of_queries(
@@ -145,7 +138,7 @@ class Problem:
       self,
       functools.partial(gradients, wanted=numbers),
       self.tiles,
-      self._inputs(operands, *tokens) | self._row_inputs(rows, cotangent),
+      self._gradient_inputs(operands, tokens, rows, cotangent),
       outputs,
       num_factors=2,
     )
@@ -164,7 +157,7 @@ class Problem:
       self,
       gradients,
       self.tiles.T,
-      self._inputs(operands, *tokens) | self._row_inputs(rows, cotangent),
+      self._gradient_inputs(operands, tokens, rows, cotangent),
       {
         "tokens": self._gradient(key),
         "value": Output(values, Axes.TOKENS),
@@ -176,8 +169,7 @@ class Problem:
 
   def _inputs(self, operands, query, key, value) -> dict[str, Input]:
     """The arrays that every kernel reads."""
-    value = self._finite(value)
-    query, key = self._mapped(query, key, value.dtype)
+    query, key = (self._as_read(each, value.dtype) for each in (query, key))
     inputs = {
       "query": Input(query, self._token_axes, of_keys=False),
       "key": Input(key, self._token_axes, of_keys=True),
@@ -193,20 +185,20 @@ class Problem:
       inputs[name] = self._pair_input(operand, array)
     return inputs
 
-  def _row_inputs(self, rows, cotangent) -> dict[str, Input]:
-    """The arrays of queries that the kernels of gradients read."""
+  def _gradient_inputs(
+    self, operands, tokens, rows, cotangent
+  ) -> dict[str, Input]:
+    """The arrays that the kernels of gradients read; 0 * NaN would be NaN."""
+    inputs = self._inputs(operands, *map(self._finite, tokens))
     maximum, total, mean = rows
-    if self.is_masked:  # a mark of rows that are NaN
-      spoilt = (total < 0.0)[..., None]
-      cotangent = jnp.where(spoilt, jnp.zeros_like(cotangent), cotangent)
-    empty = total == 0.0
-    inverse = jnp.where(empty, 0.0, 1.0 / jnp.where(empty, 1.0, abs(total)))
+    has_weights = total > 0.0  # neither without keys nor NaN
+    inverse = jnp.where(has_weights, 1.0 / total, 0.0)
+    maximum = jnp.where(has_weights, maximum, 0.0)
     numbers = {"maximum": maximum, "inverse": inverse, "mean": mean}
-    inputs = {
-      name: Input(each, Axes.ROWS, of_keys=False)
-      for name, each in numbers.items()
-    }
-    return inputs | {"cotangent": Input(cotangent, Axes.TOKENS, of_keys=False)}
+    for name, each in numbers.items():
+      inputs[name] = Input(each, Axes.ROWS, of_keys=False)
+    inputs["cotangent"] = Input(cotangent, Axes.TOKENS, of_keys=False)
+    return inputs
 
   def _pair_input(self, operand: Operand, array: jax.Array) -> Input:
     """An array with all leading axes, or the same one for all."""
@@ -218,7 +210,7 @@ class Problem:
       if axis is not None:
         sizes[axis] = size
     if operand.kind is Kind.SCALAR:
-      return Input(array.reshape(*sizes, 1), Axes.SCALAR)
+      return Input(array.reshape(*sizes, 1), Axes.NUMBERS)
     of_keys = operand.kind is Kind.ROW
     array = array.reshape(*sizes, -1)
     missing = self.padded_lengths[of_keys] - array.shape[-1]
@@ -236,12 +228,18 @@ class Problem:
       return tokens
     return jnp.where(jnp.isfinite(tokens), tokens, jnp.zeros_like(tokens))
 
-  def _mapped(self, query, key, dtype: Any) -> list[jax.Array]:
-    """The query and key as kernels read them."""
-    tokens = [self._finite(query), self._finite(key)]
+  def _with_nan_tokens(self, tokens: jax.Array) -> jax.Array:
+    """Tokens of NaN for those with NaN or infinity, if keys may be hidden."""
+    # A function of the user may make a number of a feature that is NaN.
+    if not self.is_masked:
+      return tokens
+    return jnp.where(_is_bad(tokens)[..., None], jnp.nan, tokens)
+
+  def _as_read(self, tokens: jax.Array, dtype: Any) -> jax.Array:
+    """Mapped queries or keys as kernels read them."""
     if not self.channels:
-      return [each.astype(dtype) for each in tokens]
-    return [jnp.swapaxes(each, -1, -2).astype(jnp.float32) for each in tokens]
+      return tokens.astype(dtype)
+    return jnp.swapaxes(tokens, -1, -2).astype(jnp.float32)
 
   def _gradient(self, tokens) -> Output:
     """What a kernel returns for the gradient of mapped tokens."""

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention.implementations.pallas.hopper.channels import first_pairs
 from attention.implementations.pallas.hopper.pairs import PairFunction
 from attention.implementations.pallas.hopper.tiles import TILE, WGMMA, Block
 
@@ -22,11 +23,12 @@ PullBack = Callable[[jax.Array, str | None], jax.Array]
 
 
 def tile_scores(
-  block: Block, starts: Sequence[Any]
+  block: Block, starts: Sequence[Any], *, with_nan: bool = False
 ) -> tuple[jax.Array, PullBack]:
   """Scores of a tile, in the layout of the tensor cores' results.
 
-  They are -inf for pairs that the mask hides, and after the last key.
+  They are -inf for pairs that the mask hides, and after the last key. With
+  `with_nan` other pairs have NaN if a token has NaN or infinity.
   """
   problem = block.problem
   names = ("key", "query") if block.are_keys_own else ("query", "key")
@@ -36,6 +38,13 @@ def tile_scores(
   else:
     result = product_of_tokens(problem, own, other)
     result = result if problem.factor == 1.0 else result * problem.factor
+  is_changed = problem.changed is not None or problem.bias is not None
+  if with_nan:
+    # The product, or the first channels, are then NaN or infinity, and 0 times
+    # these is NaN.
+    of_nan = 0.0 * (result if problem.channels is None else first_pairs(block))
+    if is_changed:
+      result = jnp.where(of_nan == 0.0, result, 0.0)
   places = _positions(block, starts)
   pull_back: PullBack = _unchanged
   if problem.changed is not None:
@@ -44,6 +53,11 @@ def tile_scores(
     pull_back = functools.partial(problem.changed.gradient, arguments)
   if problem.bias is not None:
     result = result + problem.bias(*_arguments(block, problem.bias, places))
+  if with_nan:
+    with_nans = result + of_nan
+    if is_changed:  # -inf hides a pair
+      with_nans = jnp.where(result == -jnp.inf, result, with_nans)
+    result = with_nans
   if problem.visible is not None:
     visible = problem.visible(*_arguments(block, problem.visible, places))
     result = jnp.where(visible, result, -jnp.inf)

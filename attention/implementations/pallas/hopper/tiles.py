@@ -31,7 +31,7 @@ class Axes(enum.Enum):
   CHANNELS = (False, True)
   ROWS = (True,)
   WHOLE = ()  # the same array for all leading entries
-  SCALAR = None  # a number for each leading entry, [..., 1]
+  NUMBERS = None  # [..., n], of which a block reads single numbers
 
 
 class Input(NamedTuple):
@@ -55,7 +55,7 @@ class Block:
 
   problem: Any
   are_keys_own: bool
-  bounds: Any  # for each row of tiles its visits; then other numbers
+  bounds: Any  # for each row of tiles, its first visit and their end
   inputs: Mapping[str, Input]  # with references to the device's memory
   tiles: Mapping[str, Any]
   results: Mapping[str, Any]
@@ -68,7 +68,7 @@ class Block:
     """Copies tiles of own or other tokens to shared memory, and waits."""
     for name, (ref, axes, of_keys) in self.inputs.items():
       is_own = of_keys is None or of_keys == self.are_keys_own
-      if axes is not Axes.SCALAR and is_own == of_own:
+      if axes is not Axes.NUMBERS and is_own == of_own:
         source = self.place(ref, axes, start)
         barrier = self.barriers[of_own]
         plgpu.copy_gmem_to_smem(source, self.tiles[name], barrier)
@@ -101,11 +101,16 @@ class Block:
       indices.append(0 if own == 1 else index)
     return tuple(reversed(indices))
 
+  def number(self, name: str, place: Any) -> jax.Array:
+    """A number of this entry of the leading axes."""
+    ref = self.inputs[name].array
+    return ref[(*self.leading(ref.shape[:-1]), place)]
+
   def numbers(self, name: str) -> jax.Array:
     """The numbers of rows or columns, or one number, spread over a tile."""
-    ref, axes, of_keys = self.inputs[name]
-    if axes is Axes.SCALAR:
-      return ref[(*self.leading(ref.shape[:-1]), 0)]
+    _, axes, of_keys = self.inputs[name]
+    if axes is Axes.NUMBERS:
+      return self.number(name, 0)
     tile = self.tiles[name][...]
     if of_keys == self.are_keys_own:
       return across(self.problem.cast(tile, BY_ROW), TILE)
@@ -121,7 +126,6 @@ def launch(
   *,
   are_keys_own: bool = False,
   num_factors: int = 1,
-  numbers: Sequence[jax.Array] = (),
 ) -> dict[str, jax.Array]:
   """Runs a kernel: one block for each row of tiles and leading entry."""
 
@@ -134,7 +138,7 @@ def launch(
     loaded = {
       name: each
       for name, each in references.items()
-      if each.axes is not Axes.SCALAR
+      if each.axes is not Axes.NUMBERS
     }
     others = sum(each.of_keys is (not are_keys_own) for each in loaded.values())
 
@@ -179,10 +183,9 @@ def launch(
     compiler_params=plgpu.CompilerParams(approx_math=True),
     interpret=problem.interpret or None,
   )
-  scalars = [jnp.asarray(_bounds(visible != 0).ravel())]
-  scalars += [each.astype(jnp.int32).reshape(1) for each in numbers]
+  bounds = jnp.asarray(_bounds(visible != 0).ravel())
   arrays = [each.array for each in inputs.values()]
-  return dict(zip(outputs, kernel(jnp.concatenate(scalars), *arrays)))
+  return dict(zip(outputs, kernel(bounds, *arrays)))
 
 
 def _bounds(visible: np.ndarray) -> np.ndarray:

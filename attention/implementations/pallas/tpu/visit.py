@@ -113,13 +113,10 @@ class Visit:
   def rows(self, problem, refs):
     """Maximum, inverse total and mean cotangent [t, 1]; cotangents [t, E]."""
     maximum, total, mean = (as_column(ref[...]) for ref in refs[:3])
-    cotangent = refs[3][...]
-    if problem.is_masked:  # a mark of rows that are NaN
-      spoilt = total < 0.0
-      cotangent = jnp.where(spoilt, jnp.zeros_like(cotangent), cotangent)
-    empty = total == 0.0
-    inverse = jnp.where(empty, 0.0, 1.0 / jnp.where(empty, 1.0, abs(total)))
-    return maximum, inverse, mean, cotangent
+    has_weights = total > 0.0  # neither without keys nor NaN
+    inverse = jnp.where(has_weights, 1.0 / total, 0.0)
+    maximum = jnp.where(has_weights, maximum, 0.0)
+    return maximum, inverse, mean, refs[3][...]
 
   def weights(self, problem, scores, value, of_rows, rows):
     """The weights, the cotangents of the scores and those of the context."""

@@ -53,6 +53,11 @@ def mapped_product(query, key):
   return 0.1 * (jnp.sin(query) @ key.mT)
 
 
+def positive_differences(query, key):
+  difference = query[..., :, None, :] - key[..., None, :, :]
+  return 0.1 * jnp.where(difference > 0.0, difference, 0.0).sum(-1)
+
+
 def scores_of_norms(query, key):
   lengths = jnp.linalg.norm(query, axis=-1)[..., :, None]
   return lengths * jnp.sum(key, axis=-1)[..., None, :]
@@ -79,6 +84,20 @@ CASES = {
   "additive window": {
     "score": additive(),
     "mask": masks.sliding_window(20, 5),
+  },
+}
+# With a mask or a bias, in which -inf hides a pair.
+MASKED = {
+  "hidden by bias": {
+    "bias": np.where(np.arange(100) == 66, -np.inf, 0.5)[None].astype("f4")
+  },
+  "cap": {
+    "score": scores.soft_cap(scores.dot(), 5.0),
+    "mask": masks.causal(40),
+  },
+  "function without NaN": {
+    "score": positive_differences,
+    "mask": masks.causal(40),
   },
 }
 
@@ -142,16 +161,24 @@ def test_masks_and_biases_with_arrays(name, score):
   jax.tree.map(close, got, results("reference", tokens, **options))
 
 
-@sampled("name", ["causal", "additive window"], default=[])
-@pytest.mark.parametrize("token", ["query", "key", "value"])
-def test_rows_that_attend_to_nan_are_nan_and_the_others_as_before(name, token):
+@sampled("number", ["nan", "-inf"], default=["nan"])
+@sampled("token", ["query", "key", "value"], default=["key"])
+@sampled(
+  "name", ["causal", "additive window", *MASKED], default=["hidden by bias"]
+)
+def test_rows_that_attend_to_nan_are_nan_and_the_others_as_before(
+  name, token, number
+):
   tokens = arrays((70, 64), (100, 64), (100, 64))
   place = ["query", "key", "value"].index(token)
-  tokens[place] = tokens[place].at[66, 3].set(jnp.nan)
-  got = results(INTERPRETED, tokens, **CASES[name])
-  want = results("reference", tokens, **CASES[name])
+  tokens[place] = tokens[place].at[66, 3].set(float(number))
+  options = (CASES | MASKED)[name]
+  got = results(INTERPRETED, tokens, **options)
+  want = results("reference", tokens, **options)
   context = np.asarray(want[1][0], np.float32)
-  assert 0 < np.isnan(context).all(axis=-1).sum() < len(context)
+  num_nan = np.isnan(context).all(axis=-1).sum()
+  is_hidden = name == "hidden by bias" and token != "query"
+  assert num_nan == 0 if is_hidden else 0 < num_nan < len(context)
   jax.tree.map(close, got, want)
 
 
