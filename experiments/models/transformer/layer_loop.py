@@ -4,6 +4,7 @@ Every layer owns its parameters in both cases, so that a run may change from one
 to the other. Flax's `nn.scan` would stack them in the tree of parameters.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,14 +24,15 @@ def apply_layers(
   deterministic: bool,
 ) -> jax.Array:
   """Maps x [B, T, D] by `layer(x, *operands)` of each layer in turn."""
-  if layers[0].is_initializing() or not (config.scan_layers or config.remat):
+  stores = layers[0].is_mutable_collection(_WEIGHTS)
+  plain = not (config.scan_layers or config.remat)  # the default
+  if layers[0].is_initializing() or (plain and stores):
     for layer in layers:
       x = layer(x, *operands, deterministic=deterministic)
     return x
   unbound = layers[0].clone(parent=None)
-  stores = layers[0].is_mutable_collection(_WEIGHTS)
 
-  def apply(x, own):
+  def apply(operands, x, own):
     params, rngs = own
     return unbound.apply(
       {"params": params},
@@ -41,15 +43,26 @@ def apply_layers(
       mutable=[_WEIGHTS] if stores else [],
     )
 
-  # The backward pass of a loop would read every intermediate result, the masks
-  # of dropout too. Without a loop XLA recomputes those that are cheap.
-  apply = jax.checkpoint(
-    apply,
-    prevent_cse=not config.scan_layers,
-    policy=None if config.remat else jax.checkpoint_policies.dots_saveable,
-  )
-  own = jax.tree.map(lambda *each: jnp.stack(each), *map(_own, layers))
-  x, stored = jax.lax.scan(apply, x, own, unroll=not config.scan_layers)
+  if not plain:
+    # The backward pass of a loop would read every intermediate result, the
+    # masks of dropout too.
+    apply = jax.checkpoint(
+      apply,
+      prevent_cse=not config.scan_layers,
+      policy=None if config.remat else jax.checkpoint_policies.dots_saveable,
+    )
+  # One function is traced once for all layers.
+  apply = functools.partial(jax.jit(apply), operands)
+  of_layers = [_own(layer) for layer in layers]
+  if config.scan_layers:
+    stacked = jax.tree.map(lambda *each: jnp.stack(each), *of_layers)
+    x, stored = jax.lax.scan(apply, x, stacked)
+  else:
+    stored_by_layer = []
+    for own in of_layers:
+      x, of_layer = apply(x, own)
+      stored_by_layer.append(of_layer)
+    stored = jax.tree.map(lambda *each: [*each], *stored_by_layer)
   for name, (weights,) in stored.get(_WEIGHTS, {}).items():
     for layer, array in zip(layers, weights):
       layer.sow(_WEIGHTS, name, array)

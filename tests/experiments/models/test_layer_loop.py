@@ -48,8 +48,8 @@ def parameters(variant):
 
 
 @functools.cache
-def results(variant, setting=None, rate=0.0):
-  """A loss, all attention weights, and gradients through both."""
+def results(variant, setting=None, rate=0.0, stored=("intermediates",)):
+  """A loss, what is stored, and gradients through both."""
   settings = SETTINGS[setting] if setting else {}
   model = make_model(dropout_rate=rate, **VARIANTS[variant], **settings)
 
@@ -61,10 +61,10 @@ def results(variant, setting=None, rate=0.0):
       train=True,
       rngs={"dropout": jax.random.key(1)},
       method="features",
-      mutable=["intermediates"],
+      mutable=stored,
     )
     features, _ = made
-    weights = variables["intermediates"]
+    weights = variables.get("intermediates", {})
     total = optax.tree.sum(jax.tree.map(jnp.sin, (features, weights)))
     return total, weights
 
@@ -94,38 +94,48 @@ def test_parameters_are_initialized_by_the_same_program(setting):
   assert programs[0] == programs[1]
 
 
-def test_recomputation_drops_the_same_elements():
-  stored = results("rotary", "scan", 0.5)
-  assert_close(stored, results("rotary", "scan-remat", 0.5))
-  (loss, _), _ = results("rotary", "scan")
-  (loss_with_dropout, _), _ = stored
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_dropout_drops_the_elements_of_unrolled_layers(setting):
+  unrolled = results("rotary", None, 0.5, stored=())
+  assert_close(unrolled, results("rotary", setting, 0.5, stored=()))
+  (loss, _), _ = results("rotary", stored=())
+  (loss_with_dropout, _), _ = unrolled
   assert abs(loss - loss_with_dropout) > 0.1
 
 
 class DroppedOnes(nn.Module):
   """Adds ones under dropout."""
 
+  num_calls = 0  # of all instances
+
   @nn.compact
   def __call__(self, x, *, deterministic):
+    DroppedOnes.num_calls += 1
     dropped = Dropout(0.5)(jnp.ones_like(x), deterministic=deterministic)
     return x + self.param("one", nn.initializers.ones, ()) * dropped
 
 
 class Stack(nn.Module):
-  """Four layers in a loop."""
+  """Four layers."""
+
+  scan_layers: bool
 
   def setup(self):
     self.layer = [DroppedOnes() for _ in range(4)]
 
   def __call__(self, x, *, deterministic):
-    config = TransformerConfig(scan_layers=True)
+    config = TransformerConfig(scan_layers=self.scan_layers)
     return apply_layers(self.layer, config, x, deterministic=deterministic)
 
 
-def test_every_layer_of_a_loop_drops_other_elements():
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_layers_are_traced_once_and_drop_other_elements(scan_layers):
   zeros, rngs = jnp.zeros((1, 1, 512)), {"dropout": jax.random.key(2)}
-  variables = Stack().init(jax.random.key(0), zeros, deterministic=True)
-  sums = Stack().apply(variables, zeros, deterministic=False, rngs=rngs)
+  stack = Stack(scan_layers)
+  variables = stack.init(jax.random.key(0), zeros, deterministic=True)
+  before = DroppedOnes.num_calls
+  sums = stack.apply(variables, zeros, deterministic=False, rngs=rngs)
+  assert DroppedOnes.num_calls == before + 1
   share = {
     total: count / 512
     for total, count in Counter(np.ravel(sums).tolist()).items()
