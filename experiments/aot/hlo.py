@@ -15,6 +15,7 @@ _BITS = {
   "f32": 32, "s64": 64, "u64": 64, "f64": 64, "c64": 64, "c128": 128,
   "f8e4m3fn": 8, "f8e5m2": 8,
 }  # fmt: skip
+_NO_LIMIT = 2**31 - 1  # the largest int32, from minima of positions
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
 _ARRAY = re.compile(r"\b([a-z]+[0-9]*\w*)\[([0-9,]*)\](\{[^}]*\})?")
@@ -100,7 +101,7 @@ class Program:
   def _constants(self, name: str, depth: int = 0) -> Iterator[int]:
     for instruction in self.computations.get(name, ()):
       value = instruction.number(r"s32\[\]\S* constant\((\d+)\)")
-      if value is not None:
+      if value is not None and value != _NO_LIMIT:
         yield value
       if depth < 2:
         for inner in instruction.called("calls"):

@@ -18,6 +18,7 @@ PROGRAM = """HloModule jit_f, is_scheduled=true
   %c = (s32[], f32[8,4]{1,0}) parameter(0)
   %i = s32[] get-tuple-element(%c), index=0
   %limit = s32[] constant(7)
+  %none = s32[] constant(2147483647)
   ROOT %less = pred[] compare(%i, %limit), direction=LT
 }
 
