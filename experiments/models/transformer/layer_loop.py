@@ -24,9 +24,11 @@ def apply_layers(
   deterministic: bool,
 ) -> jax.Array:
   """Maps x [B, T, D] by `layer(x, *operands)` of each layer in turn."""
-  stores = layers[0].is_mutable_collection(_WEIGHTS)
+  # Inside `jax.jit` one layer is traced for all of them, so that a function of
+  # `nn.intercept_methods` sees one layer.
   plain = not (config.scan_layers or config.remat)  # the default
-  if layers[0].is_initializing() or (plain and stores):
+  stores = layers[0].is_mutable_collection(_WEIGHTS)
+  if layers[0].is_initializing() or (plain and layers[0].scope.mutable):
     for layer in layers:
       x = layer(x, *operands, deterministic=deterministic)
     return x
@@ -51,8 +53,9 @@ def apply_layers(
       prevent_cse=not config.scan_layers,
       policy=None if config.remat else jax.checkpoint_policies.dots_saveable,
     )
-  # One function is traced once for all layers.
-  apply = functools.partial(jax.jit(apply), operands)
+  if isinstance(x, jax.core.Tracer):
+    apply = jax.jit(apply)  # which traces its function once
+  apply = functools.partial(apply, operands)
   of_layers = [_own(layer) for layer in layers]
   if config.scan_layers:
     stacked = jax.tree.map(lambda *each: jnp.stack(each), *of_layers)

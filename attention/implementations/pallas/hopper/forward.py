@@ -10,7 +10,11 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas.hopper.scores import LOG2_E, tile_scores
+from attention.implementations.pallas.hopper.scores import (
+  LOG2_E,
+  of_visible,
+  tile_scores,
+)
 from attention.implementations.pallas.hopper.tiles import (
   BY_ROW,
   SIDE,
@@ -44,7 +48,7 @@ def _compute(block: Block, spoilt: Any) -> None:
   def visit(starts, state):
     scores = tile_scores(block, starts, with_nan=spoilt is not None)[0]
     if spoilt is not None:
-      _note_flags(block, scores, starts, spoilt)
+      _note_flags(block, starts, spoilt)
     return _add_keys(block, scores, *state)
 
   state = sums, zeros + _LOWEST, zeros
@@ -79,14 +83,12 @@ def _add_keys(block: Block, scores, summed, maximum, total) -> tuple[Any, ...]:
   return summed * across(shrink, summed.shape) + product, after, total
 
 
-def _note_flags(
-  block: Block, scores: jax.Array, starts: Sequence[Any], spoilt: Any
-) -> None:
+def _note_flags(block: Block, starts: Sequence[Any], spoilt: Any) -> None:
   """Marks the queries that attend to a key with a flag."""
   tile = jax.lax.div(starts[1], jnp.int32(SIDE))
 
   @pl.when(block.number("tile flags", tile) > 0.0)
   def _():
-    seen = jnp.where(scores == -jnp.inf, 0.0, block.numbers("flags"))
+    seen = of_visible(block, starts, block.numbers("flags"))
     before = block.problem.cast(spoilt[...], BY_ROW)
     spoilt[...] = jnp.maximum(before, jnp.max(seen, axis=1))

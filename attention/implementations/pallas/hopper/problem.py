@@ -28,6 +28,7 @@ from attention.implementations.pallas.hopper.tiles import (
   launch,
 )
 from attention.implementations.pallas.operands import Kind, Operand
+from attention.implementations.pallas.rows import factors_of_rows
 from attention.softmax import Statistics
 
 
@@ -188,12 +189,11 @@ class Problem:
   def _gradient_inputs(
     self, operands, tokens, rows, cotangent
   ) -> dict[str, Input]:
-    """The arrays that the kernels of gradients read; 0 * NaN would be NaN."""
+    """The arrays that the kernels of gradients read."""
+    # Finite tokens, as a weight of 0 times NaN would be NaN.
     inputs = self._inputs(operands, *map(self._finite, tokens))
     maximum, total, mean = rows
-    has_weights = total > 0.0  # neither without keys nor NaN
-    inverse = jnp.where(has_weights, 1.0 / total, 0.0)
-    maximum = jnp.where(has_weights, maximum, 0.0)
+    maximum, inverse = factors_of_rows(maximum, total, self.is_masked)
     numbers = {"maximum": maximum, "inverse": inverse, "mean": mean}
     for name, each in numbers.items():
       inputs[name] = Input(each, Axes.ROWS, of_keys=False)

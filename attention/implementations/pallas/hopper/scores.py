@@ -38,30 +38,41 @@ def tile_scores(
   else:
     result = product_of_tokens(problem, own, other)
     result = result if problem.factor == 1.0 else result * problem.factor
-  is_changed = problem.changed is not None or problem.bias is not None
   if with_nan:
-    # The product, or the first channels, are then NaN or infinity, and 0 times
-    # these is NaN.
+    # If a token has NaN or infinity, so has its product, or its first channel
+    # (such mapped tokens are NaN throughout). Times 0 these are NaN.
     of_nan = 0.0 * (result if problem.channels is None else first_pairs(block))
-    if is_changed:
-      result = jnp.where(of_nan == 0.0, result, 0.0)
   places = _positions(block, starts)
   pull_back: PullBack = _unchanged
   if problem.changed is not None:
     arguments = result, *_arguments(block, problem.changed, places)
     result = problem.changed(*arguments)
     pull_back = functools.partial(problem.changed.gradient, arguments)
-  if problem.bias is not None:
-    result = result + problem.bias(*_arguments(block, problem.bias, places))
   if with_nan:
-    with_nans = result + of_nan
-    if is_changed:  # -inf hides a pair
-      with_nans = jnp.where(result == -jnp.inf, result, with_nans)
-    result = with_nans
+    result = result + of_nan
+  if problem.bias is not None:
+    bias = problem.bias(*_arguments(block, problem.bias, places))
+    result = result + bias
+    if with_nan:
+      result = jnp.where(bias == -jnp.inf, bias, result)
   if problem.visible is not None:
     visible = problem.visible(*_arguments(block, problem.visible, places))
     result = jnp.where(visible, result, -jnp.inf)
   return result, pull_back
+
+
+def of_visible(
+  block: Block, starts: Sequence[Any], numbers: jax.Array
+) -> jax.Array:
+  """Numbers of the pairs of a tile, 0 where the mask or the bias hides them."""
+  problem, places = block.problem, _positions(block, starts)
+  if problem.bias is not None:
+    bias = problem.bias(*_arguments(block, problem.bias, places))
+    numbers = jnp.where(bias == -jnp.inf, 0.0, numbers)
+  if problem.visible is not None:
+    visible = problem.visible(*_arguments(block, problem.visible, places))
+    numbers = jnp.where(visible, numbers, 0.0)
+  return numbers
 
 
 def _unchanged(cotangents: jax.Array, name: str | None) -> jax.Array:

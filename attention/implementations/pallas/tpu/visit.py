@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 
 from attention.implementations.pallas.functions import matrix_product
 from attention.implementations.pallas.operands import Kind
+from attention.implementations.pallas.rows import factors_of_rows
 from attention.implementations.pallas.tpu.additive import weighted_tanh_sum
 from attention.implementations.pallas.visits import HIDDEN, MASKED
 
@@ -113,9 +114,7 @@ class Visit:
   def rows(self, problem, refs):
     """Maximum, inverse total and mean cotangent [t, 1]; cotangents [t, E]."""
     maximum, total, mean = (as_column(ref[...]) for ref in refs[:3])
-    has_weights = total > 0.0  # neither without keys nor NaN
-    inverse = jnp.where(has_weights, 1.0 / total, 0.0)
-    maximum = jnp.where(has_weights, maximum, 0.0)
+    maximum, inverse = factors_of_rows(maximum, total, problem.is_masked)
     return maximum, inverse, mean, refs[3][...]
 
   def weights(self, problem, scores, value, of_rows, rows):

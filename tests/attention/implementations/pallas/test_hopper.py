@@ -58,6 +58,11 @@ def positive_differences(query, key):
   return 0.1 * jnp.where(difference > 0.0, difference, 0.0).sum(-1)
 
 
+def logarithm_of(score):
+  """A wrapper whose result is -inf for half of the pairs."""
+  return scores.modified(score, lambda s, i, j: jnp.log(jnp.maximum(s, 0.0)))
+
+
 def scores_of_norms(query, key):
   lengths = jnp.linalg.norm(query, axis=-1)[..., :, None]
   return lengths * jnp.sum(key, axis=-1)[..., None, :]
@@ -208,3 +213,30 @@ def test_what_the_kernel_does_not_support_is_an_error_that_says_why():
   refused("a multiple of 64", features=48)
   refused("not for each pair", mask=jnp.ones((8, 8), bool))
   refused("not for each pair", bias=jnp.ones((8, 8)))
+
+
+def outputs(implementation, tokens, **options):
+  """The context and the lse."""
+  options |= {"implementation": implementation, "return_lse": True}
+  return jax.jit(lambda tokens: attend(*tokens, **options))(tokens)
+
+
+@sampled("token", ["key", "value"], default=["key"])
+def test_minus_infinity_of_a_wrapper_hides_no_nan(token):
+  tokens = arrays((70, 64), (100, 64), (100, 64))
+  place = ["query", "key", "value"].index(token)
+  tokens[place] = tokens[place].at[66, 3].set(jnp.nan)
+  options = {"score": logarithm_of(scores.dot()), "mask": masks.causal(40)}
+  got = outputs(INTERPRETED, tokens, **options)
+  jax.tree.map(close, got, outputs("reference", tokens, **options))
+
+
+@sampled("name", ["dot"], default=[])
+def test_without_a_mask_infinite_scores_are_nan_in_gradients_of_values(name):
+  query, key, value = arrays((70, 64), (70, 64), (70, 64))
+  signs = 1e20 * jnp.sign(query[3])
+  tokens = query.at[3].set(signs), key.at[5].set(signs), value
+  (_, _, got), _ = results(INTERPRETED, tokens, scores.dot())[0]
+  (_, _, want), _ = results("reference", tokens, scores.dot())[0]
+  assert np.isnan(np.asarray(want, np.float32)).any()
+  close(got, want)
