@@ -212,7 +212,7 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
   "test_loss_gradients_and_weights_are_those_of_unrolled_layers": (
     "scan-remat-rotary",
   ),
-  "test_recomputation_drops_the_same_elements": (),
+  "test_dropout_drops_the_elements_of_unrolled_layers": (),
   "test_parameters_are_initialized_by_the_same_program": ("scan-remat",),
   "test_programs_have_a_loop_for_each_stack": ("scan",),
   "test_pruning_a_pruned_head_changes_no_metric": (),
