@@ -78,13 +78,12 @@ class AdditiveSum:
 
 
 def _tanh(block: Block, channel: Any) -> jax.Array:
+  return jnp.tanh(sums_of_pairs(block, channel))
+
+
+def sums_of_pairs(block: Block, channel: Any) -> jax.Array:
+  """The sums q_c + k_c of all pairs of a tile."""
   own, other = _vectors(block, channel)
-  return jnp.tanh(tiles.across(own, TILE) + tiles.down(other, TILE))
-
-
-def first_pairs(block: Block) -> jax.Array:
-  """The sums of the first features of all pairs of a tile."""
-  own, other = _vectors(block, 0)
   return tiles.across(own, TILE) + tiles.down(other, TILE)
 
 
