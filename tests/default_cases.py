@@ -34,9 +34,9 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
   ),
   # No distance in the table, all of them, and some.
   "test_relative_products_of_small_tables_equal_a_look_up": (
-    "-400",
-    "-33",
-    "7",
+    "-400-True",
+    "-33-False",
+    "7-True",
   ),
   "test_tiles_and_gradients_equal_the_dense_formula": (
     "local_p",

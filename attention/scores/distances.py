@@ -8,7 +8,6 @@ by strip, so that a strip has few more distances than keys.
 
 import functools
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,34 +22,48 @@ from attention.scores.skew import skewed
 _STRIP, _NARROW, _MOST_STRIPS = 128, 32, 16
 
 
-class Products(NamedTuple):
-  """tokens_i . table[first + t - 1 - i + j], as the sum of two terms."""
+def with_products(
+  scores: jax.Array, tokens, table: jax.Array, first, *, by_key: bool = False
+) -> jax.Array:
+  """Scores [..., t, s] plus query_i . table[first + t - 1 - i + j].
 
-  # Numbers outside of the table stand for its first and its last vector.
+  Numbers outside of the table stand for its first and its last vector.
 
-  ends: jax.Array  # [..., t, 1], if all pairs have the same vector, else 0
-  band: jax.Array  # [..., t, s], if not, else 0
+  Args:
+    scores: the scores of a tile.
+    tokens: the tile's queries [..., t, D], or its keys [..., s, D].
+    table: [..., size, D].
+    first: the number in the table for the last token of the tile and the first
+      token that it is paired with.
+    by_key: tokens are keys: adds key_j . table[first + s - 1 - j + i].
+  """
 
+  def in_order(found):
+    return jnp.swapaxes(found, -1, -2) if by_key else found
 
-def products(tokens, table: jax.Array, first, length: int) -> Products:
-  """The products of tokens [..., t, D] with vectors of s = `length` columns."""
-  # `first` is the number in the `table` [..., size, D] for the last token and
-  # the first column.
   number, size = tokens.shape[-2], table.shape[-2]
+  length = in_order(scores).shape[-1]
   first = jnp.asarray(first, jnp.int32)
-  tokens, table, first = axes.varying_alike([tokens, table, first])
+  scores, tokens, table, first = axes.varying_alike(
+    [scores, tokens, table, first]
+  )
   is_low, is_high = first + number + length - 2 <= 0, first >= size - 1
+
   low, high = table[..., :1, :], table[..., -1:, :]
   end = jnp.where(is_low, low, jnp.where(is_high, high, 0.0))
   ends = inner_products(*axes.aligned(tokens, end))
-  zero = axes.varying_zero([tokens, table, first], ends.dtype)
-  shape = (*ends.shape[:-1], length)
-  band = jax.lax.cond(
+  # A sum after the `cond` would read the transposed products twice, entry by
+  # entry, on CPUs. So would a sum after a product of `end` in the first branch.
+  return jax.lax.cond(
     is_low | is_high,
-    lambda: jnp.broadcast_to(zero, shape),
-    lambda: _band(tokens, table, first, length),
+    lambda: _sum(scores, in_order(ends)),
+    lambda: _sum(scores, in_order(_band(tokens, table, first, length))),
   )
-  return Products(ends, band)
+
+
+def _sum(left, right) -> jax.Array:
+  left, right = axes.aligned(left, right)
+  return left + right
 
 
 def _band(tokens, table, first, length: int) -> jax.Array:

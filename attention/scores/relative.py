@@ -82,8 +82,8 @@ class Shaw(Score):
   def pair_at(self, query, key, positions):
     table = jnp.asarray(self.relative_keys)
     first = _first_distance(positions) + table.shape[-2] // 2
-    found = distances.products(query, table, first, key.shape[-2])
-    scores = _sum(inner_products(query, key), found.ends, found.band)
+    scores = inner_products(query, key)
+    scores = distances.with_products(scores, query, table, first)
     return scaled_scores(scores, self.scale, key.shape[-1])
 
 
@@ -127,19 +127,16 @@ class Disentangled(Score):
         check_table(name, table, tokens, "query")
 
   def pair_at(self, query, key, positions):
-    terms = [inner_products(query, key)]
+    scores = inner_products(query, key)
     if self.relative_keys is not None:
       table, first = _ascending(self.relative_keys, _first_distance(positions))
-      length = key.shape[-2]
-      terms += distances.products(query, table, first, length)
+      scores = distances.with_products(scores, query, table, first)
     if self.relative_queries is not None:
       # From the first query to the last key of the tile.
       last = positions.key_start + positions.num_keys - 1
       first = positions.query_start - last
       table, first = _ascending(self.relative_queries, first)
-      found = distances.products(key, table, first, query.shape[-2])
-      terms += [jnp.swapaxes(each, -1, -2) for each in found]
-    scores = _sum(*terms)
+      scores = distances.with_products(scores, key, table, first, by_key=True)
     tables = self.relative_keys, self.relative_queries
     number = 1 + sum(table is not None for table in tables)
     return scaled_scores(scores, self.scale, query.shape[-1], number)
@@ -150,10 +147,6 @@ def _ascending(table, first):
   # d(i, j) descends with j - i.
   table = jnp.flip(jnp.asarray(table), -2)
   return table, first + table.shape[-2] // 2 - 1
-
-
-def _sum(*terms):
-  return sum(axes.aligned(*terms))
 
 
 def check_table(name, table, tokens, fits):

@@ -498,8 +498,9 @@ def test_relative_products_equal_a_look_up_for_few_and_many(number, length):
     jnp.asarray(each, jnp.float32) for each in draw(0, (2, number, 4), (9, 4))
   )
   first = -number // 2
+  scores = jnp.ones((2, number, length))
   found = jax.jit(
-    lambda tokens: sum(distances.products(tokens, table, first, length))
+    lambda tokens: distances.with_products(scores, tokens, table, first)
   )(tokens)
   # The distance of the first key from the last token is `first`.
   numbers = first + np.arange(length)[None] + number - 1
@@ -507,33 +508,40 @@ def test_relative_products_equal_a_look_up_for_few_and_many(number, length):
   expected = np.einsum(
     "btd,tsd->bts", tokens, np.asarray(table)[np.clip(numbers, 0, 8)]
   )
-  np.testing.assert_allclose(found, expected, atol=1e-5)
+  np.testing.assert_allclose(found, 1.0 + expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("by_key", [False, True])
 @pytest.mark.parametrize("first", [-400, -200, -90, -33, 0, 7, 150])
-def test_relative_products_of_small_tables_equal_a_look_up(first):
+def test_relative_products_of_small_tables_equal_a_look_up(first, by_key):
   number, length, size = 64, 256, 9
   with wide():
     tokens, table, tangents, cotangent = map(
       jnp.asarray,
       draw(0, (2, number, 4), (size, 4), (2, number, 4), (2, number, length)),
     )
+    if by_key:
+      cotangent = jnp.swapaxes(cotangent, 1, 2)
     numbers = first + np.arange(length)[None] + number - 1
     numbers = np.clip(numbers - np.arange(number)[:, None], 0, size - 1)
 
-    def found(tokens, table):
-      return sum(distances.products(tokens, table, first, length))
+    def found(tokens, table, scores):
+      return distances.with_products(
+        scores, tokens, table, first, by_key=by_key
+      )
 
-    def looked_up(tokens, table):
-      return jnp.einsum("btd,tsd->bts", tokens, table[numbers])
+    def looked_up(tokens, table, scores):
+      products = jnp.einsum("btd,tsd->bts", tokens, table[numbers])
+      return scores + (jnp.swapaxes(products, 1, 2) if by_key else products)
 
     def derivatives(function):
-      def total(tokens, table):
-        return jnp.sum(cotangent * jnp.sin(function(tokens, table)))
+      def total(*point):
+        return jnp.sum(cotangent * jnp.sin(function(*point)))
 
-      gradient = jax.grad(total, (0, 1))
-      point = tokens, table
-      return function(*point), *jax.jvp(gradient, point, (tangents, table))
+      gradient = jax.grad(total, (0, 1, 2))
+      point = tokens, table, jnp.cos(cotangent)
+      directions = tangents, table, cotangent
+      return function(*point), *jax.jvp(gradient, point, directions)
 
     close(
       *(jax.jit(derivatives, static_argnums=0)(f) for f in (found, looked_up))
