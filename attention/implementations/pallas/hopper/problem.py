@@ -144,8 +144,10 @@ class Problem:
       num_factors=2,
     )
     # Each query has a part of the gradient of a number, or of a channel's.
-    parts = [jnp.sum(results[name], axis=-1) for name in names]
-    return self._of_tokens(results["tokens"]), parts
+    parts = {name: jnp.sum(results[name], axis=-1) for name in names}
+    if "weight" in parts:
+      parts["weight"] = jnp.moveaxis(parts["weight"], 0, -1)
+    return self._of_tokens(results["tokens"]), [*parts.values()]
 
   def gradient_of_keys(
     self, operands, tokens, rows, cotangent
@@ -219,7 +221,7 @@ class Problem:
 
   @property
   def _token_axes(self) -> Axes:
-    # Channels are rows, so that a channel of a tile is contiguous.
+    # A channel of a tile is contiguous.
     return Axes.CHANNELS if self.channels else Axes.TOKENS
 
   def _finite(self, tokens: jax.Array) -> jax.Array:
@@ -239,18 +241,20 @@ class Problem:
     """Mapped queries or keys as kernels read them."""
     if not self.channels:
       return tokens.astype(dtype)
-    return jnp.swapaxes(tokens, -1, -2).astype(jnp.float32)
+    return jnp.moveaxis(tokens, -1, 0).astype(jnp.float32)
 
   def _gradient(self, tokens) -> Output:
     """What a kernel returns for the gradient of mapped tokens."""
     length, size = tokens.shape[-2:]
-    core = (size, length) if self.channels else (length, size)
-    dtype = self.dtype if self.channels else self._sum_dtype(tokens)
-    shape = jax.ShapeDtypeStruct((*self.leading, *core), dtype)
-    return Output(shape, self._token_axes)
+    if self.channels:
+      shape, dtype = (size, *self.leading, length), self.dtype
+    else:
+      shape = *self.leading, length, size
+      dtype = self._sum_dtype(tokens)
+    return Output(jax.ShapeDtypeStruct(shape, dtype), self._token_axes)
 
   def _of_tokens(self, gradient: jax.Array) -> jax.Array:
-    return jnp.swapaxes(gradient, -1, -2) if self.channels else gradient
+    return jnp.moveaxis(gradient, 0, -1) if self.channels else gradient
 
   def _sum_dtype(self, tokens) -> Any:
     """That of sums if a gradient is summed over leading axes."""

@@ -25,11 +25,11 @@ _SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
 
 class Axes(enum.Enum):
-  """The axes of an array behind the leading ones: which are of tokens."""
+  """The axes of an array beside the leading ones: which are of tokens."""
 
-  TOKENS = (True, False)
-  CHANNELS = (False, True)
-  ROWS = (True,)
+  TOKENS = (True, False)  # [..., T, D]
+  CHANNELS = (False, True)  # [A, ..., T], as XLA writes mapped tokens
+  ROWS = (True,)  # [..., T]
   WHOLE = ()  # the same array for all leading entries
   NUMBERS = None  # [..., n], of which a block reads single numbers
 
@@ -88,9 +88,11 @@ class Block:
     """The tokens from `start` on, of this entry of the leading axes."""
     if axes is Axes.WHOLE:
       return ref
-    tokens = pl.ds(start, SIDE)
+    tokens, sizes = pl.ds(start, SIDE), ref.shape
+    if axes is Axes.CHANNELS:
+      return ref.at[(slice(None), *self.leading(sizes[1:-1]), tokens)]
     core = [tokens if each else slice(None) for each in axes.value]
-    return ref.at[(*self.leading(ref.shape[: -len(core)]), *core)]
+    return ref.at[(*self.leading(sizes[: -len(core)]), *core)]
 
   def leading(self, sizes: Sequence[int]) -> tuple[Any, ...]:
     """The indices along the leading axes; 0 where an array has size 1."""
@@ -198,12 +200,15 @@ def _bounds(visible: np.ndarray) -> np.ndarray:
 
 def _tile(ref: Any, axes: Axes) -> Any:
   """Shared memory for a tile of an array."""
-  core = ref.shape[len(ref.shape) - len(axes.value) :] if axes.value else ()
-  shape = tuple(SIDE if own else size for own, size in zip(axes.value, core))
-  if axes is Axes.WHOLE:
-    shape = ref.shape
+  shapes = {
+    Axes.TOKENS: (SIDE, ref.shape[-1]),
+    Axes.CHANNELS: (ref.shape[0], SIDE),
+    Axes.ROWS: (SIDE,),
+    Axes.WHOLE: ref.shape,
+  }
   is_factor = axes is Axes.TOKENS and ref.dtype.itemsize == 2
-  return plgpu.SMEM(shape, ref.dtype, transforms=_SWIZZLED if is_factor else ())
+  transforms = _SWIZZLED if is_factor else ()
+  return plgpu.SMEM(shapes[axes], ref.dtype, transforms=transforms)
 
 
 def across(column: jax.Array, shape: tuple[int, ...]) -> jax.Array:
