@@ -48,7 +48,8 @@ def attend(
   (https://arxiv.org/abs/1409.0473), and "Attention Is All You Need", Vaswani
   et al., 2017, equation 1 (https://arxiv.org/abs/1706.03762).
 
-  A query that may attend to no key has context 0, lse -inf and zero gradients.
+  A query that may attend to no key has context 0 and zero gradients; its lse is
+  -inf, or the logit of a sink.
   A masked key has no effect, even if it holds NaN or infinity.
 
   Args:
@@ -70,10 +71,10 @@ def attend(
     dropout_rate: the probability to drop a weight.
     rng: a random key, needed if `dropout_rate` is positive.
     implementation: None (chosen by size and platform), "reference" (the dense
-      formula), "blockwise" (tile by tile, in O(T + S) memory) or "cudnn"
-      (cuDNN's kernel on a GPU; other derivatives than the gradient are computed
-      tile by tile;
-      None chooses it for dot products in half precision); or any object that
+      formula), "blockwise" (tile by tile, in O(T + S) memory), "cudnn" (cuDNN's
+      kernel on a GPU, which None chooses for dot products in half precision) or
+      "pallas" (kernels for TPUs and Hopper GPUs), of which the last two compute
+      other derivatives than the gradient tile by tile; or any object that
       follows the protocol `attention.implementations.Implementation`, for
       instance `Blockwise(query_block=..., key_block=...)` for other tile sizes.
     return_lse: whether to return the log-sum-exp of the scores too, which
@@ -90,7 +91,7 @@ def attend(
     AssertionError: if the shapes do not fit; the message names the argument.
     TypeError: if an argument is of a wrong type; the message names it.
     ValueError: if a choice is unknown, `mask` or `bias` does not broadcast, or
-      `score` is a function that computes positions.
+      `score` is a function that computes positions or reads other tokens.
     NotImplementedError: if the implementation cannot serve the request.
 
   Example:

@@ -362,40 +362,6 @@ def test_sharded_heads_pass_the_index_of_the_head():
   )
 
 
-@pytest.mark.parametrize(
-  "function",
-  [
-    lambda q, k: q @ k.mT - jnp.arange(k.shape[-2]),
-    lambda q, k: q @ k.mT - np.arange(k.shape[-2]),
-    lambda q, k: jnp.tril(q @ k.mT),
-    jax.jit(lambda q, k: q @ k.mT * jnp.arange(q.shape[-2])[:, None]),
-  ],
-)
-def test_function_that_computes_positions_is_refused(function):
-  query, key = as_arrays(draw(14, (5, 4), (7, 4)), jnp.float32)
-  with jax.numpy_rank_promotion("allow"):
-    for score in (function, scores.modified(scores.as_score(function), far)):
-      with pytest.raises(ValueError, match=r"attention\.scores\.positional"):
-        attend(query, key, key, score=score)
-
-
-@pytest.mark.parametrize("length", [4, 1])
-def test_function_that_numbers_features_is_accepted(length):
-  query, key = as_arrays(draw(15, (length, 4), (4, 4)), jnp.float32)
-
-  def score(query, key):
-    return query @ (key * jnp.arange(4)[None] * np.arange(4)[None]).mT
-
-  weights = jnp.arange(4.0)[None] ** 2
-  got = attend(query, key, key, score=score)
-  np.testing.assert_allclose(
-    got,
-    jax.nn.softmax(query @ (key * weights).mT, -1) @ key,
-    rtol=1e-4,
-    atol=1e-5,
-  )
-
-
 def test_wrappers_reject_functions():
   for wrap in (
     lambda: scores.modified(lambda q, k: q @ k.mT, far),

@@ -1,0 +1,145 @@
+"""Functions as scores: only those of pairs give the same result on blocks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import attend, scores
+from attention.implementations.blockwise import Blockwise
+from tests.attention.comparison import close
+from tests.attention.oracle import draw
+
+TILES = Blockwise(query_block=2, key_block=3)
+WEIGHT = jnp.cos(jnp.arange(16.0).reshape(4, 4))
+ALL_PAIRS = jnp.cos(jnp.arange(35.0).reshape(5, 7))
+TABLE = jnp.sin(jnp.arange(80.0).reshape(20, 4))
+
+
+def dot(query, key):
+  return query @ key.mT
+
+
+def _keys(key):
+  return key.shape[-2]
+
+
+def _counted(query, key):
+  def step(number, counts):
+    return counts.at[number].set(number)
+
+  counts = jax.lax.fori_loop(0, _keys(key), step, jnp.zeros(_keys(key)))
+  return dot(query, key) + counts
+
+
+def _modular(query, key):
+  shape = query.shape[-2], _keys(key)
+  return dot(query, key) + jnp.arange(shape[0] * shape[1]).reshape(shape) % 7
+
+
+def _shifted_range(query, key):
+  return dot(query, key) + jnp.arange(1 - _keys(key), _keys(key))[: _keys(key)]
+
+
+def _nonzero(query, key):
+  places = jnp.nonzero(jnp.ones(_keys(key)), size=_keys(key))[0]
+  return dot(query, key) + places
+
+
+def _smoothed(query, key):
+  def smooth(channel):
+    return jnp.convolve(channel, jnp.ones(3), "same")
+
+  return dot(query, jax.vmap(smooth, 1, 1)(key))
+
+
+NOT_PAIRWISE = {
+  "arange": lambda q, k: dot(q, k) - jnp.arange(_keys(k)),
+  "NumPy's arange": lambda q, k: dot(q, k) - np.arange(_keys(k)),
+  "arange of queries": jax.jit(
+    lambda q, k: dot(q, k) * jnp.arange(q.shape[-2])[:, None]
+  ),
+  "arange from 1": lambda q, k: dot(q, k) + jnp.arange(_keys(k) + 1)[1:],
+  "shifted arange": _shifted_range,
+  "linspace": lambda q, k: dot(q, k) + jnp.linspace(0, 3, _keys(k)),
+  "modulo": _modular,
+  "nonzero": _nonzero,
+  "loop": _counted,
+  "cumsum": lambda q, k: dot(q, k) + jnp.cumsum(jnp.ones(_keys(k))),
+  "tril": lambda q, k: jnp.tril(dot(q, k)),
+  "random": lambda q, k: (
+    dot(q, k) + jax.random.normal(jax.random.key(0), (_keys(k),))
+  ),
+  "wrapped": scores.soft_cap(
+    scores.as_score(lambda q, k: dot(q, k) + jnp.linspace(0, 3, _keys(k))), 9.0
+  ),
+  "modified": scores.modified(
+    scores.as_score(lambda q, k: dot(q, k) - jnp.arange(_keys(k))),
+    lambda scores, i, j: scores - abs(i - j),
+  ),
+  "roll": lambda q, k: dot(q, jnp.roll(k, 1, axis=-2)),
+  "flip": lambda q, k: dot(q, k[::-1]),
+  "sort": lambda q, k: dot(q, jnp.sort(k, axis=-2)),
+  "convolution": _smoothed,
+  "softmax": lambda q, k: jax.nn.softmax(dot(q, k)),
+  "mean": lambda q, k: dot(q, k - k.mean(axis=-2, keepdims=True)),
+  "norm of all": lambda q, k: dot(q, k) / jnp.linalg.norm(k),
+  "products of keys": lambda q, k: q @ (k.mT @ k) @ k.mT,
+  "first query": lambda q, k: dot(q[:1], k) + 0.0 * dot(q, k),
+  "number of keys": lambda q, k: dot(q, k) / _keys(k),
+  "array of all pairs": lambda q, k: dot(q, k) + ALL_PAIRS,
+}
+
+PAIRWISE = {
+  "general": lambda q, k: q @ WEIGHT @ k.mT,
+  "distance": lambda q, k: -abs(q[:, None] - k[None]).sum(-1),
+  "cosine": lambda q, k: dot(
+    q / jnp.linalg.norm(q, axis=-1, keepdims=True), jax.nn.standardize(k)
+  ),
+  "two maps of vectors": lambda q, k: jax.vmap(
+    lambda one: jax.vmap(lambda other: jnp.tanh(one @ WEIGHT) @ other)(k)
+  )(q),
+  "loop over queries": lambda q, k: jax.lax.map(lambda one: k @ one, q),
+  "loop over features": lambda q, k: jax.lax.scan(
+    lambda total, each: (total + each[0][:, None] * each[1][None], None),
+    jnp.zeros((q.shape[-2], _keys(k))),
+    (q.T, k.T),
+  )[0],
+  "concatenated features": lambda q, k: dot(
+    jnp.concatenate([q, q * q], -1), jnp.concatenate([k, k], -1)
+  ),
+  "numbered features": lambda q, k: dot(
+    q, k * jnp.arange(4)[None] * np.arange(4)[None]
+  ),
+  "looked up": lambda q, k: dot(
+    TABLE[jnp.clip(abs(q[:, 0] * 9), 0, 19).astype(int)], k
+  ),
+  "one feature set": lambda q, k: dot(q.at[:, 0].set(0.0), k[:, ::-1]),
+  "hidden": lambda q, k: jnp.where(dot(q, k) > 0, dot(q, k), -jnp.inf),
+  "constant": lambda q, k: jnp.ones((q.shape[-2], _keys(k))),
+}
+
+
+@pytest.fixture(autouse=True)
+def _ranks_may_differ():
+  with jax.numpy_rank_promotion("allow"):
+    yield
+
+
+@pytest.mark.parametrize("name", NOT_PAIRWISE)
+@pytest.mark.parametrize("size", [4, 6, 7])  # other sizes near the lengths
+def test_function_of_other_tokens_is_refused(name, size):
+  query, key = (jnp.asarray(each) for each in draw(14, (5, size), (7, size)))
+  with pytest.raises(ValueError, match=r"pairs.*attention\.scores\.positional"):
+    attend(query, key, key, score=NOT_PAIRWISE[name])
+
+
+@pytest.mark.parametrize("name", PAIRWISE)
+@pytest.mark.parametrize("length", [4, 1])
+def test_function_of_pairs_is_accepted(name, length):
+  score = PAIRWISE[name]
+  query, key = (jnp.asarray(each) for each in draw(15, (length, 4), (4, 4)))
+  weights = jax.nn.softmax(score(query, key), where=score(query, key) > -1e9)
+  for implementation in ("reference", TILES):
+    got = attend(query, key, key, score=score, implementation=implementation)
+    close(got, weights @ key, rtol=1e-4, atol=1e-5)
