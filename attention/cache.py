@@ -149,7 +149,8 @@ def append(
 
   Raises:
     AssertionError: if the shapes do not fit; the message names the argument.
-    ValueError: if the tokens do not fit into the cache.
+    ValueError: if the tokens do not fit into the cache, or `lengths` is not
+      between 0 and t.
 
   Example:
     >>> import jax.numpy as jnp
@@ -320,4 +321,13 @@ def _check_tokens(cache: Cache, key, value, lengths) -> None:
     raise AssertionError(
       f"lengths has shape {jnp.shape(lengths)}, but the cache has lengths of "
       f"shape {cache.length.shape}; make one with length_shape=(B,)"
+    )
+  if isinstance(lengths, jax.core.Tracer):
+    return
+  known = np.asarray(lengths)
+  if not np.issubdtype(known.dtype, np.integer):
+    raise ValueError(f"lengths must be integers, got {known.dtype}")
+  if ((known < 0) | (known > added)).any():
+    raise ValueError(
+      f"lengths must be between 0 and the {added} new tokens, got {lengths}"
     )

@@ -38,6 +38,10 @@ class Normalizer(EqualByValue):
   # Whether a weight depends on its own score only. Results over disjoint sets
   # of keys can then be added, which `ring_attention` needs.
   is_elementwise: ClassVar[bool] = False
+  # Whether rows without some of their hidden keys have the same weights. Blocks
+  # then read the keys between the first and the last visible one only, and
+  # `scores.shape[-1]` is not the number of keys.
+  ignores_hidden: ClassVar[bool] = False
 
   def __call__(self, scores: jax.Array) -> jax.Array:
     """Scores [..., T, S], -inf where hidden, to weights of that shape."""
@@ -68,6 +72,10 @@ class GroupedHeads(Normalizer):
   normalizer: Normalizer
   num_key_value_heads: int = dataclasses.field(metadata={"static": True})
   num_groups: int = dataclasses.field(metadata={"static": True})
+
+  @property
+  def ignores_hidden(self) -> bool:  # type: ignore[override]
+    return self.normalizer.ignores_hidden
 
   def __call__(self, scores):
     heads = self.num_key_value_heads * self.num_groups

@@ -32,6 +32,7 @@ class Softmax(Normalizer):
     Array([[0.25, 0.25, 0.25]], dtype=float32)
   """
 
+  ignores_hidden: ClassVar[bool] = True
   sink: float | jax.Array | None = dataclasses.field(
     default=None, metadata=SCALAR
   )
@@ -65,6 +66,7 @@ class Sigmoid(Normalizer):
     Array([[0.5, 0.5, 0.5]], dtype=float32)
   """
 
+  ignores_hidden: ClassVar[bool] = True
   is_elementwise: ClassVar[bool] = True
   bias: float | jax.Array = dataclasses.field(default=0.0, metadata=SCALAR)
 
@@ -93,6 +95,7 @@ class Softpick(Normalizer):
     Array([[0.4, 0.4, 0. ]], dtype=float32)
   """
 
+  ignores_hidden: ClassVar[bool] = True
   epsilon: float = dataclasses.field(default=1e-8, metadata={"static": True})
 
   def __call__(self, scores):
@@ -123,6 +126,8 @@ class SignedSoftmax(Normalizer):
     >>> signed_softmax()(jnp.array([[1.0, -1.0]]))
     Array([[ 0.5, -0.5]], dtype=float32)
   """
+
+  ignores_hidden: ClassVar[bool] = True
 
   def __call__(self, scores):
     numerators, divisors = self.fraction(scores)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ class Entmax(Normalizer):
     Array([[0.5, 0.5, 0. ]], dtype=float32)
   """
 
+  ignores_hidden: ClassVar[bool] = True
   alpha: float = dataclasses.field(default=1.5, metadata={"static": True})
 
   def __post_init__(self):
@@ -57,21 +59,23 @@ class Sparsemax(Normalizer):
     Array([[0.75, 0.25, 0.  ]], dtype=float32)
   """
 
+  ignores_hidden: ClassVar[bool] = True
+
   def __call__(self, scores):
     return _sparse_weights(scores, 1.0)
 
 
 def _sparse_weights(scores: jax.Array, power: float) -> jax.Array:
-  """max(scores / power - t, 0) ** power, where t gives rows the sum 1."""
+  """max(1 + scores / power - t, 0) ** power, where t gives rows the sum 1."""
   shifted = (scores - row_maximum(scores)) / power
   return _power(shifted - _threshold(shifted, power), power)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _threshold(shifted: jax.Array, power: float) -> jax.Array:
-  """The t [..., 1] with sum_j max(shifted_j - t, 0) ** power = 1."""
+  """The t [..., 1] with sum_j max(1 + shifted_j - t, 0) ** power = 1."""
   constant = jax.lax.stop_gradient(shifted)
-  tolerance = 4 * jnp.finfo(shifted.dtype).eps
+  tolerance = 4 * jnp.finfo(shifted.dtype).eps / power
 
   def is_unfinished(state):
     _, step, count = state
@@ -82,10 +86,10 @@ def _threshold(shifted: jax.Array, power: float) -> jax.Array:
     step = _newton_step(constant, threshold, power)
     return threshold + jnp.maximum(step, 0.0), step, count + 1
 
-  # The norm of max(shifted - t, 0) of order `power` is convex in t and nearly
-  # linear, so a few steps of Newton's method from below suffice.
-  # The largest entry is 0 and its weight at most 1, so t is at least -1.
-  start = -jnp.ones_like(constant[..., :1])
+  # The norm of max(1 + shifted - t, 0) of order `power` is convex in t and
+  # nearly linear, so a few steps of Newton's method from below suffice.
+  # The largest entry is 0 and its weight at most 1, so t is at least 0.
+  start = jnp.zeros_like(constant[..., :1])
   state = start, jnp.full_like(start, jnp.inf), 0
   threshold = jax.lax.while_loop(is_unfinished, advance, state)[0]
   # In a `scan`, JAX ignores the rule below when it differentiates a gradient.
@@ -101,7 +105,8 @@ def _newton_step(shifted, threshold, power: float):
     jnp.sum(_power(shifted - threshold, exponent), axis=-1, keepdims=True)
     for exponent in (power - 1.0, power)
   )
-  return (total - total ** (1.0 - 1.0 / power)) / slope
+  # total - total ** (1 - 1 / power), without a difference of nearly equal ones.
+  return -total * jnp.expm1(-jnp.log(total) / power) / slope
 
 
 @_threshold.defjvp
@@ -115,8 +120,10 @@ def _threshold_jvp(power, primals, tangents):
 
 
 def _power(base: jax.Array, exponent: float) -> jax.Array:
-  """A power where the base is positive; elsewhere 0, with derivatives 0."""
-  positive = base > 0.0
-  base = jnp.where(positive, base, 1.0)
-  whole = int(exponent) if float(exponent).is_integer() else exponent
-  return jnp.where(positive, base**whole, 0.0)
+  """(1 + base) ** exponent where that base is positive, elsewhere 0."""
+  positive = base > -1.0
+  base = jnp.where(positive, base, 0.0)
+  if exponent in (0.0, 1.0, 2.0):
+    return jnp.where(positive, (1.0 + base) ** int(exponent), 0.0)
+  # For large exponents, 1 + base would have too few digits.
+  return jnp.where(positive, jnp.exp(exponent * jnp.log1p(base)), 0.0)

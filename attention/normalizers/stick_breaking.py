@@ -1,6 +1,7 @@
 """Stick-breaking attention, whose weights depend on the order of the keys."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,8 @@ class StickBreaking(Normalizer):
     >>> stick_breaking()(jnp.zeros((1, 3)))
     Array([[0.125, 0.25 , 0.5  ]], dtype=float32)
   """
+
+  ignores_hidden: ClassVar[bool] = True
 
   def __call__(self, scores):
     # log(1 - sigmoid(score)), 0 where hidden.

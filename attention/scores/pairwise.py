@@ -6,6 +6,7 @@ trace with longer sequences than any other axis shows which axes are of tokens.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,7 +29,7 @@ _AXES = ("axes", "axis", "dimension", "dimensions")
 _ALONG_AXES = ("reduce", "arg", "cum", "sort", "rev", "split", "iota")
 
 
-def pair_jaxpr(score: Score, query, key) -> tuple[ClosedJaxpr, object]:
+def pair_jaxpr(score: Score, query, key) -> tuple[ClosedJaxpr, Any]:
   """The score of mapped tokens as a jaxpr, and the shape of its result."""
 
   def pair(query, key):

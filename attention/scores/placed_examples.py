@@ -1,6 +1,7 @@
 """A score whose examples start at positions of their own."""
 
 import dataclasses
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -26,39 +27,41 @@ class PlacedExamples(Wrapper):
 
   def pair_at(self, query, key, positions):
     query, key = axes.aligned(query, key)
-    examples = self.row.ndim
-    if not examples:
-      placed = Placed(self.score, self.row, self.column, 0, None)
-      return placed.pair_at(query, key, positions)
-    count = max(query.shape[0], key.shape[0])
-    row, column = (
-      _part(starts, positions, query.ndim - 2, count)
-      for starts in (self.row, self.column)
-    )
-    inner = dataclasses.replace(positions, leading=positions.leading[1:])
-
-    def one(row, column, query, key):
-      score = PlacedExamples(self.score, row, column)
-      return score.pair_at(query, key, inner)
-
+    examples, leading = self.row.ndim, query.ndim - 2
+    is_tile = len(positions.leading) == leading
+    start = positions.leading if is_tile else (0,) * leading
+    row, column = self.row, self.column
+    sizes = [tokens.shape[:examples] for tokens in (query, key)]
+    if is_tile:
+      shape = jnp.broadcast_shapes(*sizes)
+      row, column = (
+        jax.lax.dynamic_slice(each, start[:examples], shape)
+        for each in (row, column)
+      )
+    else:
+      shape = jnp.broadcast_shapes(*sizes, row.shape)
     query, key = (
-      jnp.broadcast_to(tokens, (count, *tokens.shape[1:]))
+      jnp.broadcast_to(tokens, (*shape, *tokens.shape[examples:]))
       for tokens in (query, key)
     )
-    scores = jax.vmap(one)(row, column, query, key)
-    if scores.ndim != query.ndim:
-      raise NotImplementedError(
-        f"the score {type(self.score).__name__} has parameters for each "
-        "example, so the cache must have one length for all examples"
+
+    def one(number, row, column, query, key):
+      # Axes of size 1, as a score may read the indices along them.
+      query, key = (tokens[(None,) * examples] for tokens in (query, key))
+      here = tuple(map(operator.add, start, number)) + start[examples:]
+      scores = Placed(self.score, row, column, 0, None).pair_at(
+        query, key, dataclasses.replace(positions, leading=here)
       )
-    return scores
+      if scores.ndim != query.ndim or max(scores.shape[:examples]) > 1:
+        raise NotImplementedError(
+          f"the score {type(self.score).__name__} has parameters for each "
+          "example, so the cache must have one length for all examples"
+        )
+      return scores.reshape(scores.shape[examples:])
 
-
-def _part(starts, positions, leading: int, count: int):
-  """The starts of a tile's examples, of which there are `count`."""
-  if len(positions.leading) == leading:
-    return jax.lax.dynamic_slice_in_dim(starts, positions.leading[0], count)
-  return starts
+    for _ in range(examples):
+      one = jax.vmap(one)
+    return one(tuple(jnp.indices(shape)), row, column, query, key)
 
 
 def place_examples(

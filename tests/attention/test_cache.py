@@ -78,6 +78,10 @@ def test_lengths_per_example_equal_separate_caches():
     caches.append(caches.init((3,), 8, 3), key[0], key[0], jnp.array([3, 1]))
   with pytest.raises(ValueError, match="length_shape"):
     caches.init((2, 3), 5, 3, length_shape=(3,))
+  empty = caches.init((2, 3), 9, 3, 4, length_shape=(2,))
+  for bad in ([4, 1], [1, -1], [1.0, 2.0]):
+    with pytest.raises(ValueError, match="lengths must be"):
+      caches.append(empty, key[..., :3, :], value[..., :3, :], np.array(bad))
 
 
 def test_a_rolling_cache_keeps_the_last_tokens():

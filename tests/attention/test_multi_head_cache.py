@@ -161,7 +161,11 @@ def _relative_scores():
   table = draw(jax.random.key(7), (4, 9, 4))
   return {
     "modified": scores.modified(
-      scores.dot(), lambda scores, i, j: scores - 0.3 * abs(i - j)
+      scores.dot(),
+      lambda scores, batch, head, i, j: (
+        scores - (0.3 + 0.2 * batch + 0.1 * head) * abs(i - j)
+      ),
+      with_indices=True,
     ),
     "shaw": scores.shaw(table),
     "location": scores.location(draw(jax.random.key(8), (12, 4))),

@@ -24,7 +24,7 @@ from attention import (
 )
 from attention.implementations.blockwise import Blockwise
 from attention.modules import NORMALIZER_NAMES, Attention, MultiHeadAttention
-from tests.attention.matrix import sampled
+from tests.attention.matrix import sampled, sampled_product
 
 TILES = Blockwise(query_block=4, key_block=4)
 HEADS, T, S, D, E = 3, 13, 17, 8, 5
@@ -411,6 +411,42 @@ def test_softpick_of_scores_that_are_all_zero_is_zero(implementation):
   np.testing.assert_array_equal(context, np.zeros((5, 2)))
 
 
+def test_a_function_sees_all_keys_of_a_row_of_tiles():
+  """Its result may depend on their number and order, hidden ones included."""
+  tokens = [jnp.asarray(each) for each in draw("f4")]
+
+  def falling(scores):
+    order = jnp.arange(scores.shape[-1])[None, None] / scores.shape[-1]
+    return jax.nn.relu(scores + 2.0) * jnp.exp(-order)
+
+  for mask in (None, masks.causal(), masks.sliding_window(2, 1)):
+    contexts = [
+      attend(*tokens, normalizer=falling, mask=mask, implementation=each)
+      for each in ("reference", TILES)
+    ]
+    np.testing.assert_allclose(*contexts, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["softpick", "function"])
+def test_a_mask_that_hides_all_pairs_gives_zeros(name):
+  for mask in (masks.prefix(0), masks.padding(jnp.zeros(HEADS, int))):
+    context = attend(
+      *draw("f4"), normalizer=CASES[name][0], mask=mask, implementation=TILES
+    )
+    np.testing.assert_array_equal(context, np.zeros((HEADS, T, E)))
+
+
+def test_entmax_near_softmax_keeps_its_digits():
+  rows = np.random.default_rng(1).normal(size=(5, 40)).astype("f4") * 4.0
+  for alpha in (1.001, 1.01):
+    weights = normalizers.entmax(alpha)(jnp.asarray(rows))
+    with jax.enable_x64(True):
+      wide = normalizers.entmax(alpha)(jnp.asarray(rows, jnp.float64))
+    np.testing.assert_allclose(weights, wide, atol=2e-6)
+    difference = abs(weights - jax.nn.softmax(rows)).max()
+    assert 0.0 < difference < 40.0 * (alpha - 1.0)
+
+
 @pytest.mark.parametrize("alpha", [1.0, 2.5])
 def test_alpha_outside_of_its_range_is_refused(alpha):
   with pytest.raises(ValueError, match=r"alpha must be in \(1, 2\]"):
@@ -449,14 +485,53 @@ def test_unknown_names_are_refused():
     )
 
 
-@sampled("name", CASES, default=["entmax15"])
-def test_temporaries_of_the_gradient_are_at_most_64_mib(name):
+def _large_score(name):
+  """A score of 64 features by name, and the leading axes that it needs."""
+  eye, ones = jnp.eye(64), jnp.ones(64)
+  return {
+    "scaled_dot": scores.scaled_dot,
+    "general": lambda: scores.general(eye),
+    "additive": lambda: scores.additive(eye, eye, ones),
+    "concat": lambda: scores.concat(jnp.ones((128, 64)), ones),
+    "cosine": scores.cosine,
+    "local": lambda: scores.local(scores.dot(), 200),
+    "shaw": lambda: scores.shaw(jnp.ones((33, 64))),
+    "disentangled": lambda: scores.disentangled(
+      jnp.ones((64, 64)), jnp.ones((64, 64))
+    ),
+    "forgetting": lambda: scores.forgetting(
+      scores.scaled_dot(), jnp.zeros((1, 16384))
+    ),
+  }[name]()
+
+
+@sampled_product(
+  ("name", "score"),
+  (
+    CASES,
+    (
+      "scaled_dot",
+      "general",
+      "additive",
+      "concat",
+      "cosine",
+      "local",
+      "shaw",
+      "disentangled",
+      "forgetting",
+    ),
+  ),
+  default=[("entmax15", "scaled_dot")],
+)
+def test_temporaries_of_the_gradient_are_at_most_64_mib(name, score):
   normalizer, _ = CASES[name]
   if name in ("sink", "sigmoid"):
     normalizer = type(normalizer)(0.0)  # one head
+  score = _large_score(score)
   tokens = [jax.ShapeDtypeStruct((1, 16384, 64), jnp.float32)] * 3
   gradient = jax.grad(
-    lambda *x: jnp.sum(attend(*x, normalizer=normalizer)), (0, 1, 2)
+    lambda *x: jnp.sum(attend(*x, score=score, normalizer=normalizer)),
+    (0, 1, 2),
   )
   memory = jax.jit(gradient).lower(*tokens).compile().memory_analysis()
   assert memory.temp_size_in_bytes <= 64 * 2**20

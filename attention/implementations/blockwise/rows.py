@@ -7,7 +7,7 @@ and order are JAX's own; `jax.checkpoint` computes a block's scores again.
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -74,12 +74,11 @@ def compute_rows(
   )
   blocks = [*filter(functools.partial(_has_size, request), blocks), whole]
   query, key, value = tokens
-  spans, arrays = zip(
-    *(
-      _traced(request, query, key, span, starts, blocks)
-      for span, starts in _spans(tiling)
-    )
-  )
+  parts = [
+    _traced(request, query, key, span, starts, blocks)
+    for span, starts in _spans(tiling, request.normalizer.ignores_hidden)
+  ]
+  spans, arrays = zip(*parts)
   # Outside of `jax.jit` every loop would be compiled at every call.
   run = _context if request.platform is None else _compiled_context
   # For gradients [..., S, D] of keys and values, XLA's CPU backend takes three
@@ -100,7 +99,9 @@ def _traced(
   # A score that depends on positions may hide keys.
   if tiling.has_partial or request.score.reads_positions or has_bias:
     make_fraction = masked_fraction
-  fraction = functools.partial(make_fraction, request.normalizer)
+  fraction: Callable = functools.partial(make_fraction, request.normalizer)
+  if not request.normalizer.ignores_hidden:
+    fraction = _of_first_keys(fraction, request.scores_shape[-1])
   scores = jax.eval_shape(
     functools.partial(_scores, problem, captured),
     query,
@@ -113,6 +114,17 @@ def _traced(
   )
   starts = _with_leading(tiling, starts)
   return Span(problem, program), Arrays(captured, normalizer, starts)
+
+
+def _of_first_keys(fraction: Callable, number: int) -> Callable:
+  """A fraction of rows without the keys that only fill the last tile."""
+
+  def of_first_keys(scores):
+    numerators, divisors = fraction(scores[..., :number])
+    rest = [(0, 0)] * (scores.ndim - 1) + [(0, scores.shape[-1] - number)]
+    return jnp.pad(numerators, rest), divisors
+
+  return of_first_keys
 
 
 def _context(
@@ -203,13 +215,19 @@ def _has_size(request: Request, block: tuple[int, ...]) -> bool:
     return False
 
 
-def _spans(tiling: Tiling) -> Iterator[tuple[Tiling, np.ndarray]]:
+def _spans(
+  tiling: Tiling, are_cut: bool
+) -> Iterator[tuple[Tiling, np.ndarray]]:
   """Tilings with one tile of keys per block, and their starts, int32 [P, 2]."""
   # The keys of a block lie between the first and the last visible tile.
   visibility, size = tiling.visibility, tiling.key_tile
   count = visibility.shape[1]
+  # A mask may hide all pairs; there has to be one block at least.
   rows = np.flatnonzero((visibility != EMPTY).any(axis=1))
+  rows = rows if rows.size else np.zeros(1, int)
   seen = visibility[rows] != EMPTY
+  if not are_cut:
+    seen = np.ones_like(seen)
   first = seen.argmax(axis=1)
   lengths = count - seen[:, ::-1].argmax(axis=1) - first
   unit = -(-lengths.max(initial=1) // _SPANS)
