@@ -42,7 +42,7 @@ class Bias(Pairwise):
   __radd__ = __add__
 
   def __mul__(self, factor):
-    if isinstance(factor, int | float):
+    if isinstance(factor, int | float | np.integer):
       return Scaled(self, float(factor))
     check_floating(factor=factor)
     return Scaled(self, factor)

@@ -1,4 +1,4 @@
-"""A pytree that holds one function."""
+"""Functions of the user: a pytree that holds one, and hints about errors."""
 
 # `tree_flatten` and `tree_unflatten` are JAX's protocol.
 # ruff: noqa: D102
@@ -8,6 +8,27 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import jax
+
+_IMPURE = (
+  "JAX traces a function more than once, so it must be pure. Create a module's "
+  "parameters before `attend`: call the module once, or use `setup`."
+)
+_INDEX = (
+  "A function of `attend` receives traced arrays. Use jax.numpy, and index JAX "
+  "arrays, jnp.asarray(array)[index]."
+)
+
+
+def called(function: Callable, *arguments: Any) -> Any:
+  """function(*arguments); errors of traced arrays come with a hint."""
+  try:
+    return function(*arguments)
+  except jax.errors.UnexpectedTracerError as error:
+    error.add_note(_IMPURE)
+    raise
+  except jax.errors.TracerArrayConversionError as error:
+    error.add_note(_INDEX)
+    raise
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

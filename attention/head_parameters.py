@@ -2,6 +2,7 @@
 
 import dataclasses
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -41,6 +42,36 @@ def _declared(owner: Any) -> list[int | None] | None:
       return None
     axis_of += inner
   return axis_of
+
+
+def check_parameters(
+  owner: Any, leading: Sequence[int], *, may_grow: bool
+) -> None:
+  """Raises AssertionError unless the parameters fit the scores' leading axes.
+
+  Args:
+    owner: a score or a normalizer; fields without a declared rank are skipped.
+    leading: the sizes of the axes [...] of scores [..., T, S].
+    may_grow: whether the parameters may add to these axes.
+  """
+  if not dataclasses.is_dataclass(owner):
+    return
+  for field in dataclasses.fields(owner):
+    value = getattr(owner, field.name)
+    if "core" not in field.metadata:
+      check_parameters(value, leading, may_grow=may_grow)
+      continue
+    shape = getattr(value, "shape", ())
+    own = shape[: len(shape) - field.metadata["core"]]
+    try:
+      fits = jnp.broadcast_shapes(own, leading)
+    except ValueError:
+      fits = None
+    if fits is None or (fits != tuple(leading) and not may_grow):
+      raise AssertionError(
+        f"{field.name} has leading axes {own}, which do not broadcast to "
+        f"{tuple(leading)}, those of the scores"
+      )
 
 
 def grouped(owner: Any, num_key_value_heads: int, num_groups: int) -> Any:

@@ -322,7 +322,12 @@ class MultiHead:
   def _rotated_heads(self, name: str, tokens, positions) -> jax.Array:
     """Projected tokens, rotated by positions [..., T]; None: 0 to T - 1."""
     heads = project_heads(tokens, self.projections[name], name)
-    if not self.rotary:
+    if not isinstance(self.rotary, bool | RotaryOptions):
+      raise TypeError(
+        "rotary must be a bool or attention.positions.RotaryOptions, got "
+        f"{self.rotary!r}"
+      )
+    if self.rotary is False:
       return heads
     options = None if self.rotary is True else self.rotary
     if positions is None and self.mesh_axes.sequence is None:

@@ -13,6 +13,7 @@ from attention import serialization as serialization  # registers types
 from attention.biases import Bias, as_bias
 from attention.checks import check_leading, check_shape, check_tokens
 from attention.dropout import Dropout
+from attention.head_parameters import check_parameters
 from attention.masks.types import Mask, as_mask
 from attention.matmul import precision_name
 from attention.normalizers import Normalizer, as_normalizer, is_softmax
@@ -134,6 +135,8 @@ def make_request(
   check_leading(query=query, key=key, value=value)
   score = as_score(score)
   query, key, value = axes.aligned(query, key, value)
+  leading = jnp.broadcast_shapes(query.shape[:-2], key.shape[:-2])
+  check_parameters(score, leading, may_grow=True)
   scores, elements_per_pair = _traced(score, query, key)
   rank = len(scores)
   if rank > query.ndim:
@@ -148,6 +151,8 @@ def make_request(
       )
   leading = jnp.broadcast_shapes(scores[:-2], value.shape[:-2])
   shape = (*leading, *scores[-2:])
+  normalizer = as_normalizer(normalizer)
+  check_parameters(normalizer, scores[:-2], may_grow=False)
   return Request(
     query,
     key,
@@ -156,7 +161,7 @@ def make_request(
     mask=None if mask is None else _fitting("mask", as_mask(mask), shape),
     bias=None if bias is None else _fitting("bias", as_bias(bias), shape),
     dropout=dropout,
-    normalizer=as_normalizer(normalizer),
+    normalizer=normalizer,
     scores_shape=scores,
     elements_per_pair=elements_per_pair,
     return_lse=return_lse,

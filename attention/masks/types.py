@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.function_pytree import FunctionPytree
+from attention.function_pytree import FunctionPytree, called
 from attention.positional import (
   ArrayValues,
   Combination,
@@ -157,8 +157,10 @@ class Where(FunctionPytree, Mask):
 
   def block(self, rows, columns, rank):
     ones = (1,) * rank
-    visible = self.function(
-      rows[:].reshape(*ones, -1, 1), columns[:].reshape(*ones, 1, -1)
+    visible = called(
+      self.function,
+      rows[:].reshape(*ones, -1, 1),
+      columns[:].reshape(*ones, 1, -1),
     )
     if jnp.result_type(visible) != jnp.bool_:
       raise TypeError(

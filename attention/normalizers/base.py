@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from attention.equality import EqualByValue
-from attention.function_pytree import FunctionPytree
+from attention.function_pytree import FunctionPytree, called
 from attention.head_parameters import grouped
 
 
@@ -61,7 +61,7 @@ class FunctionNormalizer(FunctionPytree, Normalizer):
   """A plain function of scores as a normalizer."""
 
   def __call__(self, scores):
-    return self.function(scores)
+    return called(self.function, scores)
 
 
 @jax.tree_util.register_dataclass

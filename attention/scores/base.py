@@ -10,6 +10,7 @@ queries and keys defines `pair_at` instead of `pair`.
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -125,11 +126,25 @@ class Score(EqualByValue):
     return grouped(self, *heads) or GroupedHeads(self, *heads)
 
 
+def check_score(score: Any) -> None:
+  """Raises ValueError unless the argument is a `Score`."""
+  if not isinstance(score, Score):
+    raise ValueError(
+      f"score must be a Score, got {score!r}; attention.scores.as_score makes "
+      "one of a function"
+    )
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Wrapper(Score):
   """A score made from another; inherit, and override what differs."""
 
   score: Score
+
+  def __post_init__(self):
+    # In JAX's trees other objects may stand for the score.
+    if callable(self.score):
+      check_score(self.score)
 
   @property
   def reads_positions(self):

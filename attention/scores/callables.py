@@ -10,45 +10,29 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.function_pytree import FunctionPytree
-from attention.scores.base import Score, Wrapper
+from attention.function_pytree import FunctionPytree, called
+from attention.scores.base import Score, Wrapper, check_score
 
 _STATIC = types.MappingProxyType({"static": True})
-_IMPURE = (
-  "JAX traces a score more than once, so it must be a pure function. Create a "
-  "module's parameters before `attend`: call the module once, or use `setup`."
-)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Function(FunctionPytree, Score):
-  """A function of tokens as a score, with identity maps."""
-
-  def _called(self, *arguments: Any) -> jax.Array:
-    try:
-      return self.function(*arguments)
-    except jax.errors.UnexpectedTracerError as error:
-      error.add_note(_IMPURE)
-      raise
 
 
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
-class FunctionScore(_Function):
+class FunctionScore(FunctionPytree, Score):
   """A plain callable `(query, key) -> scores` as a score."""
 
   def pair(self, query, key):
-    return self._called(query, key)
+    return called(self.function, query, key)
 
 
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
-class Positional(_Function):
+class Positional(FunctionPytree, Score):
   """See `positional`."""
 
   def pair_at(self, query, key, positions):
     rank = max(query.ndim, key.ndim)
-    return self._called(query, key, *positions.broadcast(rank))
+    return called(self.function, query, key, *positions.broadcast(rank))
 
 
 def positional(function: Callable) -> Score:
@@ -106,7 +90,7 @@ class Modified(Wrapper):
       scores = jnp.broadcast_to(scores, whole).reshape(heads)
     indices = self._indices(scores, positions) if self.with_indices else ()
     at = positions.broadcast(scores.ndim)
-    scores = self.modify(scores, *indices, *at)
+    scores = called(self.modify, scores, *indices, *at)
     if self.grouping is not None:
       scores = axes.split_axis(scores, -3, *self.grouping)
     return scores
@@ -183,15 +167,6 @@ def modified(
   check_score(score)
   _check_callable("modify", modify)
   return Modified(score, modify, with_indices)
-
-
-def check_score(score: Any) -> None:
-  """Raises ValueError unless the argument is a `Score`."""
-  if not isinstance(score, Score):
-    raise ValueError(
-      f"score must be a Score, got {score!r}; attention.scores.as_score makes "
-      "one of a function"
-    )
 
 
 def _check_callable(name: str, function: Any) -> None:

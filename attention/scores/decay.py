@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from attention import axes
 from attention.checks import check_floating
 from attention.head_parameters import VECTOR
-from attention.scores.base import Score, Wrapper
-from attention.scores.callables import check_score
+from attention.scores.base import Score, Wrapper, check_score
 
 
 @jax.tree_util.register_dataclass
@@ -18,20 +17,31 @@ class Decayed(Wrapper):
   """score + total[i] - total[j]; see `forgetting`."""
 
   total: jax.Array = dataclasses.field(metadata=VECTOR)
+  rounding: jax.Array = dataclasses.field(metadata=VECTOR)  # of the total
 
   @property
   def reads_positions(self):
     return True
 
+  def check(self, query, key):
+    super().check(query, key)
+    number, length = self.total.shape[-1], key.shape[-2]
+    if number < length:
+      raise AssertionError(
+        f"log_gates has {number} positions, but there are {length} keys"
+      )
+
   def pair_at(self, query, key, positions):
     scores = self.score.pair_at(query, key, positions)
-    of_query, of_key = (
-      jnp.take(self.total, places, axis=-1, mode="clip")
-      for places in (positions.query, positions.key)
-    )
-    decay = of_query[..., :, None] - of_key[..., None, :]
-    scores, decay = axes.aligned(scores, decay)
-    return scores + decay
+    for sums in (self.total, self.rounding):
+      of_query, of_key = (
+        jnp.take(sums, places, axis=-1, mode="clip")
+        for places in (positions.query, positions.key)
+      )
+      decay = of_query[..., :, None] - of_key[..., None, :]
+      scores, decay = axes.aligned(scores, decay)
+      scores = scores + decay
+    return scores
 
 
 def forgetting(score: Score, log_gates: jax.Array) -> Score:
@@ -52,7 +62,8 @@ def forgetting(score: Score, log_gates: jax.Array) -> Score:
     A score for `attend`; `log_gates` receive gradients.
 
   Raises:
-    AssertionError: if `log_gates` are not floating-point numbers.
+    AssertionError: if `log_gates` are not floating-point numbers, or fewer than
+      the keys.
     ValueError: if `score` is not a `Score`.
 
   Example:
@@ -66,4 +77,26 @@ def forgetting(score: Score, log_gates: jax.Array) -> Score:
   check_floating(log_gates=log_gates)
   log_gates = jnp.asarray(log_gates)
   wide = jnp.promote_types(log_gates.dtype, jnp.float32)
-  return Decayed(score, jnp.cumsum(log_gates.astype(wide), axis=-1))
+  return Decayed(score, *_running_sums(log_gates.astype(wide)))
+
+
+def _running_sums(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The sums of the first n numbers, and their rounding errors."""
+  # A sum of thousands of numbers has an absolute error that the difference of
+  # two sums would keep.
+
+  def add(left, right):
+    (total, rest), (other, other_rest) = left, right
+    new = total + other
+    shift = new - total
+    error = (total - (new - shift)) + (other - shift)
+    return new, rest + other_rest + error
+
+  constant = jax.lax.stop_gradient(numbers)
+  axis = numbers.ndim - 1
+  total, rest = jax.lax.associative_scan(
+    add, (constant, jnp.zeros_like(constant)), axis=axis
+  )
+  differentiable = jnp.cumsum(numbers, axis=axis)
+  # Equal to the total, with the derivatives of the sum.
+  return total + (differentiable - jax.lax.stop_gradient(differentiable)), rest

@@ -116,6 +116,10 @@ class Local(Wrapper):
     return dataclasses.replace(self, has_gaussian=False)
 
   def check(self, query, key):
+    if (self.query_weight is None) != (self.position_weight is None):
+      raise AssertionError(
+        "local-p needs both query_weight and position_weight, local-m neither"
+      )
     if self.query_weight is not None:
       check_floating(
         query_weight=self.query_weight, position_weight=self.position_weight

@@ -130,6 +130,8 @@ def _dependence(longer: ClosedJaxpr, longest: int) -> str:
 def _combined(equation) -> Sequence[int]:
   """The sizes of axes whose entries an operation treats differently."""
   name, params = equation.primitive.name, equation.params
+  if not equation.outvars:
+    return []
   result = equation.outvars[0].aval.shape
   shape = equation.invars[0].aval.shape if equation.invars else result
   if name == "dot_general":

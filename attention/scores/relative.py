@@ -125,6 +125,19 @@ class Disentangled(Score):
       table = getattr(self, name)
       if table is not None:
         check_table(name, table, tokens, "query")
+        if table.shape[-2] % 2:
+          raise AssertionError(
+            f"{name} has {table.shape[-2]} distances, but must have 2m"
+          )
+    if self.relative_keys is not None and self.relative_queries is not None:
+      distances = self.relative_keys.shape[-2]
+      check_shape(
+        "relative_queries",
+        self.relative_queries,
+        distances=distances,
+        features=None,
+        fits="relative_keys",
+      )
 
   def pair_at(self, query, key, positions):
     scores = inner_products(query, key)

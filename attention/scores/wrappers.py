@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from attention import axes
 from attention.checks import check_shape
 from attention.head_parameters import SCALAR, VECTOR
-from attention.scores.base import Score, Wrapper
-from attention.scores.callables import check_score
+from attention.scores.base import Score, Wrapper, check_score
 
 
 @jax.tree_util.register_dataclass

@@ -11,7 +11,7 @@ import pytest
 from jax import export
 
 import attention
-from attention import biases, masks, scores
+from attention import biases, masks, normalizers, scores
 from tests.attention.comparison import jitted
 from tests.attention.oracle import CASES, IMPLEMENTATIONS, draw
 
@@ -235,7 +235,7 @@ def test_module_created_in_a_score_raises_with_a_hint():
 
   with pytest.raises(jax.errors.UnexpectedTracerError) as caught:
     Careless().init(jax.random.key(0), tokens(3, 4))
-  assert "must be a pure function" in "".join(caught.value.__notes__)
+  assert "must be pure" in "".join(caught.value.__notes__)
 
 
 @pytest.mark.parametrize("sizes", ["b, 3, 4", "2, t, 4"])
@@ -290,10 +290,42 @@ def test_weights_do_not_depend_on_a_value():
 
 
 def test_score_parameters_for_another_number_of_heads_raise():
-  score, heads = scores.general(jnp.ones((4, 4, 4))), tokens(3, 5, 4)
-  message = r"weight has leading axes \(4,\), .* against \(3,\), .* query"
+  heads, four = tokens(3, 5, 4), jnp.ones(4)
+  for name, arguments in (
+    ("weight", {"score": scores.general(jnp.ones((4, 4, 4)))}),
+    ("temperature", {"score": scores.temperature(scores.dot(), four)}),
+    ("cap", {"score": scores.soft_cap(scores.dot(), four)}),
+    ("scale", {"score": scores.scaled_dot(four)}),
+    ("sink", {"normalizer": normalizers.softmax(four)}),
+    ("sink", {"normalizer": normalizers.softmax(jnp.ones((2, 3)))}),
+    ("bias", {"normalizer": normalizers.sigmoid(four)}),
+  ):
+    message = rf"{name} has leading axes .* to \(3,\), those of the scores"
+    with pytest.raises(AssertionError, match=message):
+      attend(heads, heads, heads, **arguments)
+
+
+@pytest.mark.parametrize(
+  ("message", "score"),
+  [
+    ("log_gates has 5", scores.forgetting(scores.dot(), jnp.ones(5))),
+    (
+      "relative_keys has 3",
+      scores.disentangled(jnp.ones((3, 4)), jnp.ones((3, 4))),
+    ),
+    (
+      "relative_queries has shape",
+      scores.disentangled(jnp.ones((4, 4)), jnp.ones((6, 4))),
+    ),
+    (
+      "local-p needs both",
+      scores.local(scores.dot(), 2.0, None, jnp.ones(4)),
+    ),
+  ],
+)
+def test_score_parameters_of_other_sizes_raise(message, score):
   with pytest.raises(AssertionError, match=message):
-    attend(heads, heads, heads, score=score)
+    attend(tokens(5, 4), tokens(7, 4), tokens(7, 4), score=score)
 
 
 def test_scores_without_the_leading_axes_raise():

@@ -176,7 +176,8 @@ def test_invalid_arguments_raise():
 def test_a_bias_times_a_number_and_its_negative():
   alibi = biases.alibi(2)
   values = np.asarray(alibi.materialize(3, 4))
-  np.testing.assert_allclose((2 * alibi).materialize(3, 4), 2 * values)
+  for two in (2, np.int64(2), np.float32(2.0), jnp.float32(2.0)):
+    np.testing.assert_allclose((two * alibi).materialize(3, 4), 2 * values)
   np.testing.assert_allclose((-alibi).materialize(3, 4), -values)
   array = jnp.ones((3, 4))
   np.testing.assert_allclose((array - alibi).materialize(3, 4), 1 - values)

@@ -60,7 +60,7 @@ def test_what_is_no_implementation_is_refused(choice):
   [None, "reference", Reference(), "blockwise", Blockwise(4, 4, 2)],
   ids=str,
 )
-def test_a_score_is_called_once_to_analyse_it_and_once_to_run(
+def test_a_score_is_called_twice_to_analyse_it_and_once_to_run(
   implementation, mask
 ):
   calls = []
@@ -82,7 +82,7 @@ def test_a_score_is_called_once_to_analyse_it_and_once_to_run(
 
   tokens = jnp.ones((2, 3, 9, 4))
   jax.make_jaxpr(jax.grad(loss))(tokens)
-  assert len(calls) == 2
+  assert len(calls) == 3
   assert calls[0] == (tokens.shape, tokens.shape)
 
 
@@ -98,10 +98,10 @@ def test_a_score_with_arrays_of_each_head_is_called_once_more_for_its_tiles():
   jax.make_jaxpr(
     lambda tokens: attend(*[tokens] * 3, score=score, implementation=cut)
   )(tokens)
-  assert len(calls) == 3
+  assert len(calls) == 4
 
 
-def test_attention_weights_call_the_score_twice():
+def test_attention_weights_call_the_score_three_times():
   calls = []
 
   def score(query, key):
@@ -109,4 +109,4 @@ def test_attention_weights_call_the_score_twice():
     return query @ key.mT
 
   attention_weights(jnp.ones((3, 4)), jnp.ones((5, 4)), score=score)
-  assert len(calls) == 2
+  assert len(calls) == 3

@@ -255,3 +255,18 @@ def test_where_rejects_what_is_no_mask():
     masks.where(3)
   with pytest.raises(TypeError, match="booleans"):
     masks.where(lambda i, j: i - j).materialize(2, 2)
+
+
+def test_where_explains_how_to_index_an_array():
+  table, tokens = np.eye(700, dtype=bool), jnp.ones((700, 2))
+  mask = masks.where(lambda i, j: table[i, j])
+
+  @jax.jit
+  def run(tokens):
+    return attend(
+      tokens, tokens, tokens, mask=mask.shifted(tokens.astype(int).min())
+    )
+
+  with pytest.raises(jax.errors.TracerArrayConversionError) as raised:
+    run(tokens)
+  assert "jnp.asarray(array)[index]" in "".join(raised.value.__notes__)

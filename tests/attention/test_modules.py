@@ -424,3 +424,10 @@ def test_positional_scores_of_heads_learn_and_decode(name):
   # A constant for each query does not change its weights.
   assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(score))
   assert all(leaf.any() for leaf in jax.tree.leaves(score))
+
+
+@pytest.mark.parametrize("rotary", ["half_split", 500.0])
+def test_rotary_is_a_choice_or_options(rotary):
+  module = MultiHeadAttention(2, rotary=rotary)
+  with pytest.raises(TypeError, match="rotary must be a bool"):
+    module.init(jax.random.key(0), jnp.ones((3, 4)))

@@ -366,6 +366,10 @@ def test_wrappers_reject_functions():
   for wrap in (
     lambda: scores.modified(lambda q, k: q @ k.mT, far),
     lambda: scores.forgetting(lambda q, k: q @ k.mT, jnp.zeros(3)),
+    lambda: scores.soft_cap(lambda q, k: q @ k.mT, 3.0),
+    lambda: scores.temperature(lambda q, k: q @ k.mT, 3.0),
+    lambda: scores.qk_norm(lambda q, k: q @ k.mT),
+    lambda: scores.local(lambda q, k: q @ k.mT, 3.0),
     lambda: scores.positional(3),
     lambda: scores.modified(scores.dot(), 3),
   ):
