@@ -28,6 +28,21 @@ _DENSE_ON_CPUS = 1 << 18
 _DENSE_BYTES = 256 << 20
 
 
+def _as_one_program(function: Callable) -> Callable:
+  """Compiles the call if JAX shall raise for infinite numbers."""
+  # `jax.debug_infs` checks the results of programs, and each operation outside
+  # of `jax.jit` is one. Hidden scores are -inf.
+
+  @functools.wraps(function)
+  def run(*tokens, **arguments):
+    if not jax.config.jax_debug_infs:  # type: ignore[attr-defined]
+      return function(*tokens, **arguments)
+    return jax.jit(lambda: function(*tokens, **arguments))()
+
+  return run
+
+
+@_as_one_program
 def dispatch(
   query: Any, key: Any, value: Any, **arguments: Any
 ) -> tuple[jax.Array, jax.Array | None]:
@@ -95,6 +110,7 @@ def _computed_by(
   return context, _as_statistics(rows)
 
 
+@_as_one_program
 @on_any_mesh("TS")
 def dispatch_weights(query: Any, key: Any, **arguments: Any) -> jax.Array:
   """The attention weights [..., T, S], float32 at least."""

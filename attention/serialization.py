@@ -1,6 +1,8 @@
-"""Masks, biases and scores as arguments of functions saved by `jax.export`.
+"""Masks, biases, scores and normalizers for functions saved by `jax.export`.
 
-Modules that attend import this one, which registers them.
+Modules that attend import this one, which registers the types, so that objects
+of them may be arguments of saved functions. Objects that hold a function of the
+user may not: `masks.where`, `scores.as_score`, `positional` and `modified`.
 """
 
 import dataclasses
@@ -9,8 +11,10 @@ from typing import Any
 
 from jax import export
 
-from attention import biases, positional
+from attention import biases, normalizers, positional
 from attention.masks import types
+from attention.normalizers import base as normalizers_base
+from attention.normalizers import exponential, sparse
 from attention.scores import (
   base,
   classical,
@@ -36,6 +40,9 @@ _TYPES = (
   *(wrappers.SoftCap, wrappers.Temperature, wrappers.QueryKeyNorm),
   *(luong_local.Location, luong_local.Local, decay.Decayed),
   *(relative.Shaw, relative.Disentangled, sinusoidal.TransformerXL),
+  *(exponential.Softmax, exponential.Sigmoid, exponential.Softpick),
+  *(exponential.SignedSoftmax, sparse.Entmax, sparse.Sparsemax),
+  *(normalizers.stick_breaking, normalizers_base.GroupedHeads),
 )
 
 

@@ -43,6 +43,8 @@ def with_products(
 
   number, size = tokens.shape[-2], table.shape[-2]
   length = in_order(scores).shape[-1]
+  if not (isinstance(number, int) and isinstance(length, int)):
+    return _sum(scores, in_order(_looked_up(tokens, table, first, length)))
   first = jnp.asarray(first, jnp.int32)
   scores, tokens, table, first = axes.varying_alike(
     [scores, tokens, table, first]
@@ -64,6 +66,16 @@ def with_products(
 def _sum(left, right) -> jax.Array:
   left, right = axes.aligned(left, right)
   return left + right
+
+
+def _looked_up(tokens, table, first, length) -> jax.Array:
+  """The products with the vector of each distance, for symbolic sizes."""
+  number = tokens.shape[-2]
+  ascending = jnp.arange(length)[None] - jnp.arange(number)[:, None]
+  places = jnp.clip(ascending + (first + number - 1), 0, table.shape[-2] - 1)
+  found = inner_products(*axes.aligned(tokens, table))
+  places = jnp.broadcast_to(places, (*found.shape[:-1], length))
+  return jnp.take_along_axis(found, places, axis=-1)
 
 
 def _band(tokens, table, first, length: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""`jax.export`: symbolic sizes, and masks, biases and scores as arguments."""
+"""`jax.export`: symbolic sizes, and masks, scores and others as arguments."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import export
 
-from attention import attend, biases, masks, scores
+from attention import attend, biases, masks, normalizers, scores
 from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
 
@@ -18,10 +18,26 @@ CALLS = {
     "score": scores.concat(jnp.concatenate([WEIGHT, WEIGHT]), VECTOR)
   },
   "dropout": lambda: {"dropout_rate": 0.3, "rng": jax.random.key(0)},
+  "function": lambda: {"score": lambda query, key: jnp.tanh(query @ key.mT)},
+  "location": lambda: {"score": scores.location(WEIGHT)},
+  "local_m": lambda: {"score": scores.local(scores.dot(), 2)},
+  "local_p": lambda: {"score": scores.local(scores.dot(), 2, WEIGHT, VECTOR)},
+  "shaw": lambda: {"score": scores.shaw(WEIGHT[:3])},
+  "disentangled": lambda: {"score": scores.disentangled(WEIGHT, WEIGHT)},
+  "transformer_xl": lambda: {
+    "score": scores.transformer_xl(WEIGHT, VECTOR, VECTOR)
+  },
+  "modified": lambda: {
+    "score": scores.modified(scores.dot(), lambda scores, i, j: scores - i + j)
+  },
+  "where": lambda: {"mask": masks.where(lambda i, j: i >= j)},
+  "sink": lambda: {"normalizer": normalizers.softmax(0.5)},
+  "entmax": lambda: {"normalizer": normalizers.entmax()},
+  "stick_breaking": lambda: {"normalizer": normalizers.stick_breaking()},
 }
 
 
-@sampled("name", CALLS, default=["additive", "dropout"])
+@sampled("name", CALLS, default=["additive", "dropout", "shaw", "entmax"])
 def test_reference_with_symbolic_lengths(name):
   length, key_length = export.symbolic_shape("t, s")
   arguments = CALLS[name]()
@@ -60,6 +76,17 @@ OBJECTS = {
   "additive": lambda: scores.additive(WEIGHT, WEIGHT, VECTOR),
   "concat": lambda: scores.concat(WEIGHT, VECTOR),
   "cosine": lambda: scores.cosine(2.0),
+  "capped": lambda: scores.soft_cap(scores.dot(), 2.0),
+  "shaw": lambda: scores.shaw(WEIGHT[:3]),
+  "local": lambda: scores.local(scores.dot(), 2, WEIGHT, VECTOR),
+  "forgetting": lambda: scores.forgetting(scores.dot(), VECTOR),
+  "sink": lambda: normalizers.softmax(jnp.ones(2)),
+  "sigmoid": lambda: normalizers.sigmoid(-1.0),
+  "softpick": normalizers.softpick,
+  "signed": normalizers.signed_softmax,
+  "entmax": lambda: normalizers.entmax(1.3),
+  "sparsemax": normalizers.sparsemax,
+  "stick_breaking": normalizers.stick_breaking,
 }
 
 

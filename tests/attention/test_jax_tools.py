@@ -1,0 +1,97 @@
+"""JAX's tools for debugging and transposing, applied to attention."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify
+
+from attention import attend, attention_weights, masks, normalizers, scores
+from attention.implementations.blockwise import Blockwise
+from tests.attention.comparison import close
+from tests.attention.oracle import draw
+
+TILES = Blockwise(query_block=2, key_block=3)
+every_implementation = pytest.mark.parametrize(
+  "implementation", ["reference", TILES]
+)
+CALLS = {
+  "causal": {"mask": masks.causal()},
+  "nothing visible": {"mask": masks.padding(0)},
+  "additive": {"score": scores.additive(jnp.eye(4), jnp.eye(4), jnp.ones(4))},
+  "local": {"score": scores.local(scores.dot(), 2)},
+  "sink": {"normalizer": normalizers.softmax(0.5), "mask": masks.causal()},
+  "softpick": {"normalizer": normalizers.softpick(), "mask": masks.causal()},
+  "entmax": {"normalizer": normalizers.entmax(), "mask": masks.causal()},
+}
+
+
+def tokens():
+  return [
+    jnp.asarray(each, jnp.float32) for each in draw(0, (5, 4), (7, 4), (7, 3))
+  ]
+
+
+@every_implementation
+@pytest.mark.parametrize("name", CALLS)
+def test_infinity_is_no_error_where_pairs_are_hidden(name, implementation):
+  def loss(*tokens):
+    return jnp.sum(
+      attend(*tokens, **CALLS[name], implementation=implementation)
+    )
+
+  with jax.debug_infs(True):
+    jax.grad(loss, (0, 1, 2))(*tokens())
+    attention_weights(*tokens()[:2], **CALLS[name])
+
+
+@every_implementation
+@pytest.mark.parametrize("name", CALLS)
+def test_checks_of_numbers_find_no_error(name, implementation):
+  def loss(*tokens):
+    return jnp.sum(
+      attend(*tokens, **CALLS[name], implementation=implementation)
+    )
+
+  checked = checkify.checkify(
+    jax.value_and_grad(loss), errors=checkify.float_checks
+  )
+  error, _ = jax.jit(checked)(*tokens())
+  error.throw()
+
+
+@every_implementation
+def test_checks_of_numbers_find_nan_in_a_token(implementation):
+  query, key, value = tokens()
+  checked = checkify.checkify(
+    lambda value: attend(query, key, value, implementation=implementation),
+    errors=checkify.float_checks,
+  )
+  error, _ = jax.jit(checked)(value.at[1].set(jnp.nan))
+  with pytest.raises(checkify.JaxRuntimeError, match="nan"):
+    error.throw()
+
+
+@every_implementation
+@pytest.mark.parametrize(
+  "options", [{}, {"normalizer": normalizers.softpick()}], ids=str
+)
+def test_attention_is_transposed_in_the_value(implementation, options):
+  query, key, value = tokens()
+  cotangent = jnp.cos(jnp.arange(15.0)).reshape(5, 3)
+
+  def context(value):
+    return attend(query, key, value, implementation=implementation, **options)
+
+  (got,) = jax.linear_transpose(context, value)(cotangent)
+  close(got, jax.vjp(context, value)[1](cotangent)[0], 1e-5, 1e-6)
+
+
+def test_attention_weights_are_transposed_in_the_value():
+  query, key, value = tokens()
+  weights = attention_weights(query, key)
+  transposed = jax.linear_transpose(
+    lambda value: attend(query, key, value), value
+  )
+  (got,) = transposed(np.ones((5, 3), np.float32))
+  np.testing.assert_allclose(got[:, 0], weights.sum(0), rtol=1e-5)
