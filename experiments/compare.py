@@ -27,7 +27,7 @@ _SCORES = flags.DEFINE_list(
   None,
   "Scores to compare: dot, scaled_dot, general, additive, concat, cosine; for"
   " an RNN also none, location, local_m and local_p; for a Transformer also"
-  " shaw, disentangled and transformer_xl.",
+  " location, local_m, shaw, disentangled and transformer_xl.",
 )
 _SWEEP = flags.DEFINE_multi_string(
   "sweep",

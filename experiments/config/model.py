@@ -130,6 +130,8 @@ class TransformerConfig(Section):
   """Score of every head; of self-attention only, if it depends on positions."""
   max_distance: Positive = 16
   """Largest distance that the scores shaw and disentangled distinguish."""
+  window: Positive = 10
+  """Largest distance of a key from its query with the score local_m."""
   score_wrapper: Literal["none", "soft_cap", "qk_norm", "temperature"] = "none"
   """Wrapper of all scores; see attention.modules.LearnedScore."""
   soft_cap: AboveZero = 50.0

@@ -18,9 +18,10 @@ ScoreName = Literal[
 ]
 RecurrentScoreName = Literal[ScoreName, "location", "local_m", "local_p"]
 AttentionName = Literal["none", RecurrentScoreName]
-# Those that depend on positions are for self-attention.
+# Those that depend on positions are for self-attention. The center of local_p
+# is a share of the number of keys, which a decoder does not know in advance.
 SelfAttentionScoreName = Literal[
-  ScoreName, "shaw", "disentangled", "transformer_xl"
+  ScoreName, "location", "local_m", "shaw", "disentangled", "transformer_xl"
 ]
 NormalizerName = Literal[
   "softmax",

@@ -13,7 +13,7 @@ from attention.modules import (
   SCORE_WRAPPER_NAMES,
 )
 from configs import numbers, reverse
-from experiments.config.sections import AttentionName
+from experiments.config.sections import AttentionName, SelfAttentionScoreName
 from experiments.training import loop
 from tests.experiments.conftest import make_model_small, make_tiny, read_little
 
@@ -32,12 +32,23 @@ def test_a_run_with_each_normalizer(normalizer, data, arg, tmp_path):
 
 
 @pytest.mark.parametrize("data", CONFIGS)
-@pytest.mark.parametrize("score", POSITIONAL_SCORE_NAMES)
-def test_a_run_with_each_positional_score(score, data, tmp_path):
-  if score in typing.get_args(AttentionName):
+@pytest.mark.parametrize(
+  ("arg", "score"),
+  [
+    (arg, name)
+    for arg, names in (
+      ("rnn", AttentionName),
+      ("transformer", SelfAttentionScoreName),
+    )
+    for name in typing.get_args(names)
+    if name in POSITIONAL_SCORE_NAMES
+  ],
+)
+def test_a_run_with_each_positional_score(arg, score, data, tmp_path):
+  if arg == "rnn":
     run(data, score, tmp_path)
   else:
-    run(data, "transformer", tmp_path, score=score)
+    run(data, arg, tmp_path, score=score)
 
 
 @pytest.mark.parametrize("data", CONFIGS)

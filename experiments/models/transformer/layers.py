@@ -48,6 +48,8 @@ class Options:
       score=score,
       score_options={
         "max_distance": self.config.max_distance,
+        "max_length": self.max_length,
+        "window": self.config.window,
         "wrapper": None if wrapper == "none" else wrapper,
         "cap": self.config.soft_cap,
       },

@@ -79,6 +79,9 @@ MODELS = {
   "transformer-disentangled-none": transformer(
     score="disentangled", positions="none", max_distance=2
   ),
+  "transformer-local_m-none": transformer(
+    score="local_m", positions="none", window=2
+  ),
   "transformer-transformer_xl-none": transformer(
     score="transformer_xl", positions="none"
   ),
