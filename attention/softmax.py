@@ -82,17 +82,14 @@ def from_lse(lse: jax.Array) -> Statistics:
 def softmax(scores: jax.Array, visible: jax.Array) -> tuple:
   """The weights of scores [..., T, S] where `visible`, and the statistics."""
   lowest = jnp.finfo(scores.dtype).min
-  maximum = jnp.max(
-    jnp.where(visible, jax.lax.stop_gradient(scores), lowest),
-    axis=-1,
-    initial=lowest,
-  )
-  # Masked scores become the maximum before the exponential, not after: its
-  # derivative must be finite there, because 0 * inf is NaN.
-  shifted = jnp.where(visible, scores - maximum[..., None], 0.0)
-  exponentials = jnp.where(visible, jnp.exp(shifted), 0.0)
+  scores = jnp.where(visible, scores, -jnp.inf)
+  maximum = jnp.max(jax.lax.stop_gradient(scores), axis=-1, initial=lowest)
+  exponentials = jnp.exp(scores - maximum[..., None])
   statistics = Statistics(maximum, jnp.sum(exponentials, axis=-1))
-  return exponentials / statistics.divisor[..., None], statistics
+  # Unlike a `where`, this lets XLA make one GPU kernel of the weights. Totals
+  # are 0, or 1 at least but for rounding.
+  divisor = jnp.maximum(statistics.total, 2.0**-60)
+  return exponentials / divisor[..., None], statistics
 
 
 def with_more_keys(

@@ -21,8 +21,7 @@ def with_finite_tokens(
 ) -> tuple[jax.Array, Statistics | None]:
   """Computes with finite tokens; rows that attend to others become NaN."""
   # `compute` returns the context, the statistics (None only if every row
-  # attends to some key) and a function from flagged keys, bool [..., S], to the
-  # rows that attend to one of them, bool [..., T].
+  # attends to some key) and `any_flagged` for its visible pairs.
   if not request.is_masked:
     return compute(request)[:2]
   tokens, (bad_query, bad_key, bad_value) = zip(*map(_finite, request.tokens))
@@ -31,19 +30,35 @@ def with_finite_tokens(
   context, statistics, rows_attending = compute(request)
   if request.combined is not None:
     return context, statistics
-  bad = bad_query
-  if statistics is not None:
-    bad = bad & (statistics.total != 0.0)
   if statistics is None or not request.return_lse:
     # One pass over the pairs; the statistics are not used.
-    bad = rows_attending(bad_key | bad_value) | bad
-    return jnp.where(bad[..., None], jnp.nan, context), statistics
-  bad = rows_attending(bad_key) | bad
-  statistics = Statistics(
-    *(jnp.where(bad, jnp.nan, each) for each in statistics)
-  )
-  bad = bad | rows_attending(bad_value)
+    bad = rows_attending(bad_key | bad_value, bad_query)
+  else:
+    bad = rows_attending(bad_key, bad_query)
+    statistics = Statistics(
+      *(jnp.where(bad, jnp.nan, each) for each in statistics)
+    )
+    bad = bad | rows_attending(bad_value)
   return jnp.where(bad[..., None], jnp.nan, context), statistics
+
+
+def any_flagged(
+  visible: jax.Array, keys: jax.Array, queries: jax.Array | None = None
+) -> jax.Array:
+  """Which queries attend to a flagged key, or are flagged and attend to any.
+
+  Args:
+    visible: bool [..., T, S].
+    keys: bool [..., S].
+    queries: bool [..., T]; None means that none is flagged.
+
+  Returns:
+    bool [..., T].
+  """
+  flags = keys[..., None, :]
+  if queries is not None:
+    flags = flags | queries[..., :, None]
+  return jnp.any(visible & flags, axis=-1)
 
 
 def _finite(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -11,12 +11,13 @@ rows that attend to it NaN, and no others.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.implementations.non_finite import with_finite_tokens
+from attention.implementations.non_finite import any_flagged, with_finite_tokens
 from attention.matmul import weighted_sum
 from attention.normalizers import is_softmax, masked_weights
 from attention.positional import TilePositions, positions
@@ -60,8 +61,7 @@ def weights(request: Request) -> jax.Array:
 def _weights_and_statistics(request):
   scores, visible = _scores(request)
 
-  def rows_attending(flags):
-    return jnp.any(visible & flags[..., None, :], axis=-1)
+  rows_attending = functools.partial(any_flagged, visible)
 
   if is_softmax(request.normalizer):
     return *softmax(scores, visible), rows_attending

@@ -22,7 +22,7 @@ from attention.implementations.cudnn.tokens import (
   own_heads,
   scale_of,
 )
-from attention.implementations.non_finite import with_finite_tokens
+from attention.implementations.non_finite import any_flagged, with_finite_tokens
 from attention.request import Request
 from attention.softmax import Statistics, from_lse, of_rows
 
@@ -93,9 +93,9 @@ def _with_leading(request: Request, results, empty):
   else:
     statistics = None if empty is None else of_rows(~empty, request.dtype)
 
-  def rows_attending(flags):
+  def rows_attending(keys, queries=None):
     visible, _ = visible_and_bias(request, with_bias=False)
-    return jnp.any(visible & flags[..., None, :], axis=-1)
+    return any_flagged(visible, keys, queries)
 
   return context, statistics, rows_attending
 
