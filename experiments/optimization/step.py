@@ -17,6 +17,7 @@ from attention.ring.order import num_chunks
 from experiments.config import TrainConfig
 from experiments.data.batch import BOS, PAD, Batch
 from experiments.distributed.sharding import ALONE, ring_order
+from experiments.hash_rng import hash_key
 from experiments.optimization import losses
 
 # Metrics that must be finite. The parameters' norm is needed besides the loss:
@@ -117,7 +118,7 @@ def _total_loss(model: nn.Module, label_smoothing: float, params, batch, rng):
     batch.source,
     batch.target,
     train=True,
-    rngs={"dropout": rng},
+    rngs={"dropout": hash_key(rng)},
     method="features",
   )
   features, readout = made

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from experiments.hash_rng import hash_key, mixed
+
 
 class Dropout(nn.Module):
   """Sets elements to zero at random, by the rng "dropout"; scales up others."""
@@ -32,18 +34,12 @@ def hashed(
   positions: Callable[[int], jax.Array] = jnp.arange,
 ) -> jax.Array:
   """Returns uint32 words of a shape; its last axis but one has `positions`."""
-  # triple32: each output bit depends nearly evenly on every input bit. See
-  # C. Wellons, 2018 (https://nullprogram.com/blog/2018/07/31/).
   if math.prod(shape) >= 2**32:
     raise ValueError(
       f"a shape of less than 2^32 numbers is needed, got {shape}"
     )
-  first, second = jax.random.bits(rng, (2,), jnp.uint32)
-  word = _numbers(shape, positions) + first
-  word = (word ^ (word >> 17)) * np.uint32(0xED5AD4BB)
-  word = (word ^ (word >> 11)) * np.uint32(0xAC4C1B51)
-  word = (word ^ (word >> 15) ^ second) * np.uint32(0x31848BAB)
-  return word ^ (word >> 14)
+  first, second = jax.random.key_data(hash_key(rng))
+  return mixed(_numbers(shape, positions) + first, second)
 
 
 def _numbers(shape, positions) -> jax.Array:

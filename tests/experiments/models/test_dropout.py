@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.hash_rng import hash_key
 from experiments.models.layers.dropout import Dropout, hashed
 
 SHAPE = (256, 1024)
 
 
-def kept(seed, rate=0.5, shape=SHAPE):
-  rngs = {"dropout": jax.random.key(seed)}
+def kept(rng, rate=0.5, shape=SHAPE):
+  rngs = {"dropout": jax.random.key(rng) if isinstance(rng, int) else rng}
   ones = jnp.ones(shape)
   x = Dropout(rate).apply({}, ones, deterministic=False, rngs=rngs)
   return np.asarray(x) != 0
@@ -41,9 +42,22 @@ def test_rows_and_columns_are_dropped_evenly():
     assert np.abs(sums).max() < 5.5
 
 
-@pytest.mark.parametrize("seeds", [(0, 1), (1, 2), (7, 8)])
-def test_masks_of_steps_and_layers_are_independent(seeds):
-  one, other = (2.0 * kept(seed) - 1 for seed in seeds)
+def _of_steps(number):
+  return hash_key(jax.random.key(number))
+
+
+def _of_layers(number):
+  return jax.random.fold_in(_of_steps(3), number)
+
+
+def _split(number):
+  return jax.random.split(_of_steps(3), 9)[number]
+
+
+@pytest.mark.parametrize("make", [_of_steps, _of_layers, _split])
+@pytest.mark.parametrize("numbers", [(0, 1), (1, 2), (7, 8)])
+def test_masks_of_steps_and_layers_are_independent(make, numbers):
+  one, other = (2.0 * kept(make(number)) - 1 for number in numbers)
   assert abs((one * other).mean()) < 4 / 512
   # No shift of one mask is the other.
   flat = np.fft.rfft(one.ravel()), np.fft.rfft(other.ravel())
@@ -58,6 +72,26 @@ def test_bits_and_words_are_uniform():
   counts = np.bincount(words >> 24, minlength=256)
   chi_square = ((counts - words.size / 256) ** 2 / (words.size / 256)).sum()
   assert 160 < chi_square < 360  # 255 degrees of freedom
+
+
+def test_derived_keys_are_uniform_and_differ():
+  keys = jax.vmap(jax.random.fold_in, (None, 0))(
+    hash_key(jax.random.key(0)), jnp.arange(2**16)
+  )
+  words = np.asarray(jax.random.key_data(keys))
+  assert len(np.unique(words[:, 0])) == len(np.unique(words[:, 1])) == 2**16
+  signs = ((words[..., None] >> np.arange(32)) & 1).reshape(-1, 64) * 2.0 - 1
+  assert np.abs(signs.mean(0)).max() < 5 / 256
+  # No bit depends on another one, nor on those of the next key.
+  assert np.abs(signs.T @ signs / 2**16 - np.eye(64)).max() < 5 / 256
+  assert np.abs(signs[1:].T @ signs[:-1] / 2**16).max() < 5 / 256
+
+
+def test_only_words_of_32_bits_are_drawn():
+  rng = hash_key(jax.random.key(0))
+  assert jax.random.uniform(rng, (3,)).dtype == jnp.float32
+  with pytest.raises(NotImplementedError, match="32 bits, got 16"):
+    jax.random.bits(rng, (3,), jnp.uint16)
 
 
 def test_gradient_uses_the_same_mask():
