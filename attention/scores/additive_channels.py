@@ -53,13 +53,13 @@ def is_small(channels):
   return math.prod(shape) <= _SMALL
 
 
-def sum_in_turn(term, channels):
-  """The sum of `term` over the first axis of `channels`, in a loop."""
+def sum_in_turn(of_group, channels):
+  """The sum of `of_group` over groups of `TERMS` channels, in a loop."""
   outer = -(-channels[0].shape[0] // (TERMS * _GROUPS))
   groups = in_groups(channels, (outer, -1, TERMS))
 
   def step(total, group):
-    return total + sum_of_terms(term, group), None
+    return total + of_group(group), None
 
   def outer_step(total, groups):
     return total + jax.lax.scan(step, jnp.zeros_like(total), groups)[0], None
@@ -72,8 +72,12 @@ def sum_in_turn(term, channels):
 
 def sum_of_terms(term, group):
   """The sum of `term` over the first axis, `TERMS` long, in one expression."""
+  return total([term(*(array[n] for array in group)) for n in range(TERMS)])
+
+
+def total(terms):
+  """The sum of 2, 4, 8 or more arrays, in one expression."""
   # Pairwise sums round less than one long sum.
-  terms = [term(*(array[n] for array in group)) for n in range(TERMS)]
   while len(terms) > 1:
     terms = [left + right for left, right in zip(terms[::2], terms[1::2])]
   return terms[0]

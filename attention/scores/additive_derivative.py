@@ -46,7 +46,8 @@ def tangent_in_turn(tanh, *channels):
 
   def tangent(primals, tangents):
     terms = functools.partial(_tangent_terms, tanh)
-    return [sum_in_turn(terms, (*primals, *tangents))]
+    of_group = functools.partial(sum_of_terms, terms)
+    return [sum_in_turn(of_group, (*primals, *tangents))]
 
   transpose = functools.partial(_cotangents, tanh)
   return with_transpose(tangent, transpose, [*channels[:3]], [*channels[3:]])[0]

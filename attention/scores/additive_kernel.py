@@ -2,11 +2,11 @@
 
     tanh(q + k) = 1 - 2 / (1 + G)    with    G = exp(2 q) exp(2 k)
 
-so each channel of a pair costs a division instead of a hyperbolic tangent, and
-exponentials are taken once per token. Where all of a tile's projections are
-small, G - 1 is computed from exp - 1, which keeps the digits of small sums;
-where some are so large that an exponential could overflow, and where there are
-few pairs, the formula itself is computed.
+so each channel of a pair costs half a division instead of a hyperbolic tangent,
+and exponentials are taken once per token (`additive_forms`). Where all of a
+tile's projections are small, G - 1 is computed from exp - 1, which keeps the
+digits of small sums; where some are so large that a product of exponentials
+could overflow, and where there are few pairs, the formula itself is computed.
 
 CPUs sum channel after channel. GPUs fuse all channels into one kernel. TPUs do
 so in the derivative, by the formula itself: the others are not faster there.
@@ -21,17 +21,25 @@ from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
 
 from attention.scores.additive_channels import (
+  TERMS,
   by_channel,
   by_pair,
   in_groups,
   is_small,
   scores_shape,
   sum_in_turn,
+  total,
   zeros,
 )
 from attention.scores.additive_derivative import (
   tangent_at_once,
   tangent_in_turn,
+)
+from attention.scores.additive_forms import (
+  FORMS,
+  of_any,
+  reliable_size,
+  weighted_two,
 )
 
 # On GPUs, so many channels of all pairs of a tile may be in memory.
@@ -41,38 +49,15 @@ _GPU_CHANNELS = 4
 _matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
-def _of_small(query, key):
-  """tanh(q + k) from exp(2 q) - 1 and exp(2 k) - 1."""
-  gap = query + key + query * key
-  return gap / (gap + 2.0)
-
-
-def _of_moderate(query, key):
-  """tanh(q + k) from exp(2 q) and exp(2 k)."""
-  return 1.0 - 2.0 / (1.0 + query * key)
-
-
-def _of_any(query, key):
-  return jnp.tanh(query + key)
-
-
-# A map of tokens, and tanh(q + k) as a function of mapped tokens.
-_FORMS = (
-  (lambda tokens: jnp.expm1(2.0 * tokens), _of_small),
-  (lambda tokens: jnp.exp(2.0 * tokens), _of_moderate),
-  (lambda tokens: tokens, _of_any),
-)
-
-
 @custom_vmap
 def _form(query, key):
   """The index of the fastest form that is accurate for all projections."""
   largest = jnp.maximum(
     jnp.max(jnp.abs(query), initial=0.0), jnp.max(jnp.abs(key), initial=0.0)
   )
-  # Each exponential must be finite and not 0. NaN takes any form.
-  limit = 40.0 if largest.dtype == jnp.float32 else 350.0
-  return (largest > 0.5).astype(jnp.int32) + (largest > limit)
+  # NaN takes any form.
+  is_large = largest > reliable_size(largest.dtype)
+  return (largest > 0.5).astype(jnp.int32) + is_large
 
 
 @_form.def_vmap
@@ -90,16 +75,19 @@ def weighted_tanh_sum(
   # `query` [..., t, A] and `key` [..., s, A] are float32 or float64.
   if _pairs_like_tokens(query, key, weight):
     query, key, weight = by_pair(query, key, weight)
-    return _weighted(_of_any(query, key), weight)
+    return _weighted(of_any(query, key), weight)
 
-  def term(tanh, query, key, weight):
-    return weight * tanh(query, key)
+  def of_group(tanh, group):
+    pairs = [
+      [(array[n], array[n + 1]) for array in group] for n in range(0, TERMS, 2)
+    ]
+    return total([weighted_two(tanh, *pair) for pair in pairs])
 
   def in_turn(tanh, *channels):
-    return sum_in_turn(functools.partial(term, tanh), channels)
+    return sum_in_turn(functools.partial(of_group, tanh), channels)
 
-  def at_once(tanh, *channels):
-    return jnp.sum(term(tanh, *channels), axis=0)
+  def at_once(tanh, query, key, weight):
+    return jnp.sum(weight * tanh(query, key), axis=0)
 
   channels = by_channel(query, key, weight)
 
@@ -128,7 +116,7 @@ def _weighted_tanh_sum_jvp(primals, tangents):
   def by_form(*channels):
     return _in_best_form(tangent_in_turn, channels)
 
-  on_tpu = functools.partial(tangent_at_once, _of_any)
+  on_tpu = functools.partial(tangent_at_once, of_any)
   channels = (*by_channel(*primals), *by_channel(*linear))
   tangent = _on_its_platform(by_form, on_tpu, tangent_at_once, channels)
   return scores, tangent.reshape(scores.shape)
@@ -140,7 +128,7 @@ def _on_its_platform(on_cpu, on_tpu, at_once, channels):
     return on_cpu(*channels)
 
   def on_gpu(tanh, *channels):
-    if tanh is not _of_any:
+    if tanh is not of_any:
       return at_once(tanh, *channels)
     # XLA does not compute a hyperbolic tangent twice: it writes an array of all
     # pairs and channels.
@@ -163,7 +151,7 @@ def _in_best_form(function, channels):
   """function(tanh, *channels), with tokens mapped as `tanh` expects them."""
   query, key, *_ = channels
   if is_small(channels):
-    return function(_of_any, *channels)
+    return function(of_any, *channels)
 
   def in_form(prepare, tanh, query, key, *others):
     return function(tanh, prepare(query), prepare(key), *others)
@@ -171,7 +159,7 @@ def _in_best_form(function, channels):
   hold = jax.lax.stop_gradient
   return jax.lax.switch(
     _form(hold(query), hold(key)),
-    [functools.partial(in_form, *form) for form in _FORMS],
+    [functools.partial(in_form, *form) for form in FORMS],
     *channels,
   )
 
@@ -194,7 +182,7 @@ def _tangents_by_pair(
   query, key, weight, query_tangent, key_tangent, weight_tangent
 ):
   """The tangents of the scores, from arrays of `_by_pair`."""
-  hidden = jax.lax.optimization_barrier(_of_any(query, key))
+  hidden = jax.lax.optimization_barrier(of_any(query, key))
   slope = weight * (1.0 - hidden * hidden)
   by_tokens = jnp.sum(slope * (query_tangent + key_tangent), -1)
   return by_tokens + _weighted(hidden, weight_tangent)
