@@ -74,7 +74,7 @@ def _sparse_weights(scores: jax.Array, power: float) -> jax.Array:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _threshold(shifted: jax.Array, power: float) -> jax.Array:
   """The t [..., 1] with sum_j max(1 + shifted_j - t, 0) ** power = 1."""
-  constant = jax.lax.stop_gradient(shifted)
+  shifted = jax.lax.stop_gradient(shifted)
   tolerance = 4 * jnp.finfo(shifted.dtype).eps / power
 
   def is_unfinished(state):
@@ -83,20 +83,15 @@ def _threshold(shifted: jax.Array, power: float) -> jax.Array:
 
   def advance(state):
     threshold, _, count = state
-    step = _newton_step(constant, threshold, power)
+    step = _newton_step(shifted, threshold, power)
     return threshold + jnp.maximum(step, 0.0), step, count + 1
 
   # The norm of max(1 + shifted - t, 0) of order `power` is convex in t and
   # nearly linear, so a few steps of Newton's method from below suffice.
   # The largest entry is 0 and its weight at most 1, so t is at least 0.
-  start = jnp.zeros_like(constant[..., :1])
+  start = jnp.zeros_like(shifted[..., :1])
   state = start, jnp.full_like(start, jnp.inf), 0
-  threshold = jax.lax.while_loop(is_unfinished, advance, state)[0]
-  # In a `scan`, JAX ignores the rule below when it differentiates a gradient.
-  # Two steps from the solution have its first three derivatives.
-  for _ in range(2):
-    threshold += _newton_step(shifted, threshold, power)
-  return threshold
+  return jax.lax.while_loop(is_unfinished, advance, state)[0]
 
 
 def _newton_step(shifted, threshold, power: float):
@@ -114,6 +109,10 @@ def _threshold_jvp(power, primals, tangents):
   """The derivative of the equation that defines the threshold."""
   (shifted,), (tangent,) = primals, tangents
   threshold = _threshold(shifted, power)
+  # In a `scan`, JAX ignores this rule when it differentiates a gradient. Two
+  # steps from the solution have its first three derivatives.
+  for _ in range(2):
+    threshold += _newton_step(shifted, threshold, power)
   slopes = _power(shifted - threshold, power - 1.0)
   mean = jnp.sum(slopes * tangent, -1, keepdims=True)
   return threshold, mean / jnp.sum(slopes, -1, keepdims=True)
