@@ -2,8 +2,8 @@
 
 A bias is a pytree that is evaluated block by block, as a mask is, and is
 differentiable with respect to its arrays. `+` and `-` combine biases and
-arrays, and `*` multiplies a bias by a number or by one number per head, [H]. A
-bias of -inf hides a key as a mask does, whatever its factor. A bias with one
+arrays, and `*` and `/` scale a bias by a number or by one number per head, [H].
+A bias of -inf hides a key as a mask does, whatever its factor. A bias with one
 entry per head, [H], applies to the last leading axis of the scores,
 [B, H, T, S]; arrays broadcast by NumPy's rules.
 
@@ -48,6 +48,9 @@ class Bias(Pairwise):
     return Scaled(self, factor)
 
   __rmul__ = __mul__
+
+  def __truediv__(self, divisor):
+    return self * (1.0 / divisor)
 
   def __neg__(self):
     return self * -1.0

@@ -21,6 +21,10 @@ def merge(
   "Ring Attention with Blockwise Transformers for Near-Infinite Context", Liu et
   al., 2023, section 3 (https://arxiv.org/abs/2310.01889).
 
+  The shares have the digits of the lses: a float32 lse of 1e4 gives them an
+  error of 1e-3. `ring_attention` merges the maximum and the sum of each part
+  instead, and is exact for scores of any size.
+
   Args:
     contexts: [..., T, E] each, from `attend(..., return_lse=True)`.
     lses: [..., T] each; -inf where a query may attend to no key of a part.

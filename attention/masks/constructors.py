@@ -74,8 +74,8 @@ def sliding_window(
 
   Args:
     left: the number of keys before its own position; None means all. Arrays
-      are over leading axes, of which the first is the batch: [B], or [1, H] for
-      one per head.
+      are over leading axes, of which the first is the batch: [B]; use [1, H]
+      for one per head.
     right: the number of keys after its own position; None means all, 0 makes a
       causal window.
 

@@ -33,8 +33,7 @@ class LearnedScore(nn.Module):
 
   Attributes:
     score: a name from `SCORE_NAMES` or `POSITIONAL_SCORE_NAMES`, or a score or
-      callable, used unchanged. "local_m" and "local_p" use the general score in
-      their window.
+      callable, used unchanged.
     hidden_size: A of the additive and the concat score and of local_p; None
       means the key's number of features.
     num_heads: H; None for a single head, without a head axis.
@@ -46,6 +45,8 @@ class LearnedScore(nn.Module):
       distinguish.
     window: the largest distance of a key from the center of local_m and
       local_p.
+    local_score: "general" or "dot", the score of local_m and local_p within
+      their window.
     wrapper: a name from `SCORE_WRAPPER_NAMES` that changes the score, or None.
       "qk_norm" normalises queries and keys; it and "temperature" divide the
       score by a learned number for each head.
@@ -68,6 +69,7 @@ class LearnedScore(nn.Module):
   max_length: int = 128
   max_distance: int = 16
   window: int = 10
+  local_score: str = "general"
   wrapper: str | None = None
   cap: float = 50.0
   dtype: DTypeLike | None = None
@@ -127,12 +129,10 @@ class LearnedScore(nn.Module):
           self._table("weight", self.max_length, query_size)
         )
       case "local_m":
-        general = scores.general(self._weight("weight", query_size, key_size))
-        return scores.local(general, self.window)
+        return scores.local(self._local(query_size, key_size), self.window)
       case "local_p":
-        general = scores.general(self._weight("weight", query_size, key_size))
         return scores.local(
-          general,
+          self._local(query_size, key_size),
           self.window,
           self._weight("query_weight", query_size, hidden_size),
           self._vector("position_weight", hidden_size),
@@ -154,6 +154,16 @@ class LearnedScore(nn.Module):
           self._parameter("content_bias", zeros, query_size),
           self._parameter("position_bias", zeros, query_size),
         )
+
+  def _local(self, query_size, key_size) -> Score:
+    match self.local_score:
+      case "dot":
+        return scores.dot()
+      case "general":
+        return scores.general(self._weight("weight", query_size, key_size))
+    raise ValueError(
+      f"local_score must be 'general' or 'dot'; got {self.local_score!r}"
+    )
 
   def _wrapped(self, score: Score) -> Score:
     match self.wrapper:

@@ -120,7 +120,7 @@ def _make(
   else:
     heads, features = HEADS, FEATURES
   bind, shapes = (SCORES | {"manhattan": (manhattan, ((),))})[score]
-  spec = functools.partial(_spec, _on_one_device(target))
+  spec = functools.partial(_spec, on_one_device(target))
   tokens = [spec(BATCH, heads, LENGTH, features)] * 3
   parameters = [spec(*shape, dtype=jnp.float32) for shape in shapes]
   lengths = spec(BATCH, dtype=jnp.int32)
@@ -163,7 +163,8 @@ def derived(
   return by_name[derivative]
 
 
-def _on_one_device(target: Target) -> NamedSharding:
+def on_one_device(target: Target) -> NamedSharding:
+  """The sharding of arrays of a single device."""
   return NamedSharding(
     Mesh(np.array(target.devices()), ("device",)), PartitionSpec()
   )

@@ -26,10 +26,11 @@ def all_cases() -> dict[str, Case]:
   from benchmarks.accelerators import (
     attention_cases,
     layout_cases,
+    peer_cases,
     step_cases,
   )
 
-  modules = attention_cases, step_cases, layout_cases
+  modules = attention_cases, peer_cases, step_cases, layout_cases
   return {case.name: case for module in modules for case in module.cases()}
 
 

@@ -45,6 +45,15 @@ MULTI30K_SHAPES = (
   (120, 33, 34),
   (80, 49, 51),
 )
+# The same with data.num_shapes=6 and data.length_multiple=8.
+MULTI30K_ALIGNED_SHAPES = (
+  (256, 16, 16),
+  (168, 16, 24),
+  (168, 24, 16),
+  (168, 24, 24),
+  (128, 32, 32),
+  (72, 56, 56),
+)
 # How the layers of a Transformer are compiled, besides unrolled.
 LAYERS: dict[str, dict[str, Any]] = {
   "scan": {"scan_layers": True},
@@ -71,7 +80,7 @@ def cases() -> Iterator[Case]:
       functools.partial(_make, "multi30k", "train", None, fields),
       True,
     )
-  for shape in MULTI30K_SHAPES:
+  for shape in MULTI30K_SHAPES + MULTI30K_ALIGNED_SHAPES:
     sizes = "x".join(map(str, shape))
     for layers, fields in {"unrolled": {}, **LAYERS}.items():
       yield Case(

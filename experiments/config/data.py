@@ -111,13 +111,20 @@ class _Translation(Section):
   """
   num_shapes: Positive = 14
   """Number of batch shapes, each compiled once; more shapes pad less."""
+  length_multiple: Positive = 1
+  """Lengths of batch shapes are multiples of it; use 8 on GPUs and TPUs."""
 
   @model_validator(mode="after")
-  def _joint(self):
+  def _fields_fit(self):
     if self.joint_vocabulary and self.source_tokenizer != self.target_tokenizer:
       raise ValueError(
         "joint_vocabulary needs source_tokenizer and target_tokenizer to be"
         " the same; change one, or set joint_vocabulary to False"
+      )
+    if self.max_length % self.length_multiple:
+      raise ValueError(
+        f"max_length must be a multiple of length_multiple:"
+        f" {self.max_length} is no multiple of {self.length_multiple}"
       )
     if self.source == self.target:
       raise ValueError(

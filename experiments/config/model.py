@@ -43,6 +43,8 @@ class Seq2SeqConfig(Section):
   """Hidden size of the additive and concat scores, and of local_p."""
   window: Positive = 10
   """Largest distance of a key from the center of local_m and local_p."""
+  local_score: Literal["general", "dot"] = "general"
+  """Score within the window of local_m and local_p."""
   order: Literal["bahdanau", "luong"] = "bahdanau"
   """Attend before the decoder's cell (bahdanau) or after it (luong)."""
   query: Literal["output", "state"] = "output"
@@ -83,12 +85,14 @@ class Seq2SeqConfig(Section):
         f"{name} must be even: each direction of a bidirectional encoder has"
         " half of the features"
       )
+    is_local = self.attention in ("local_m", "local_p")
+    score = self.local_score if is_local else self.attention
     if (
-      self.attention in ("dot", "scaled_dot", "cosine")
+      score in ("dot", "scaled_dot", "cosine")
       and self.query_size != self.context_size
     ):
       raise ValueError(
-        f"attention {self.attention!r} needs queries and keys of equal size,"
+        f"the score {score!r} needs queries and keys of equal size,"
         f" but the query has {self.query_size} features and an encoder state"
         f" has {self.context_size}; change hidden_size, encoder_size or query,"
         " or use general, additive or concat"

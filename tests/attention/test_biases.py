@@ -198,6 +198,14 @@ def test_a_bias_times_one_number_per_head_is_differentiable():
   np.testing.assert_allclose(jax.grad(total)(factor), [66.0, 66.0])
 
 
+def test_biases_are_divided_by_numbers_of_heads():
+  table = biases.as_bias(jnp.arange(12.0).reshape(3, 4))
+  np.testing.assert_allclose(
+    (table / jnp.array([0.5, 2.0])).materialize(3, 4),
+    np.arange(12.0).reshape(3, 4) / np.array([0.5, 2.0])[:, None, None],
+  )
+
+
 @pytest.mark.parametrize("factor", [0.0, -1.0, 3.0])
 def test_a_hidden_key_stays_hidden_whatever_the_factor(factor):
   bias = biases.as_bias(jnp.array([[0.0, -jnp.inf]]))

@@ -385,6 +385,16 @@ def test_wrapped_scores_equal_the_wrappers_of_the_library(wrapper):
   np.testing.assert_allclose(score(query, key), want(query, key), rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["local_m", "local_p"])
+def test_local_scores_may_use_the_dot_product(name):
+  module = LearnedScore(name, window=2, local_score="dot")
+  score, variables = module.init_with_output(jax.random.key(0), 4, 4)
+  assert isinstance(score.score, type(scores.dot()))
+  assert "weight" not in variables.get("params", {})
+  with pytest.raises(ValueError, match="local_score must be 'general' or 'd"):
+    LearnedScore(name, local_score="cosine").init(jax.random.key(0), 4, 4)
+
+
 def test_an_unknown_wrapper_of_scores_is_named():
   module = LearnedScore("dot", wrapper="cap")
   with pytest.raises(ValueError, match="wrapper must be None or one of soft_c"):

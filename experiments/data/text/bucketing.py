@@ -18,8 +18,11 @@ class EpochPlan(NamedTuple):
   leftover: np.ndarray  # indices of examples that did not fill a batch
 
 
-def choose_shapes(lengths: np.ndarray, num_shapes: int) -> np.ndarray:
+def choose_shapes(
+  lengths: np.ndarray, num_shapes: int, multiple: int = 1
+) -> np.ndarray:
   """Chooses shapes [K, 2] greedily: lengths [N, 2] need little padding."""
+  lengths = -(-lengths // multiple) * multiple
   sides = [_spread(np.unique(side), _CANDIDATES) for side in lengths.T]
   candidates = np.stack(np.meshgrid(*sides), -1).reshape(-1, 2)
   # A length between two candidates fits the shapes that the larger one fits.

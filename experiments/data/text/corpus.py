@@ -61,7 +61,7 @@ class BucketedBatches:
   ):
     self._corpus, self._seed, self._shard = corpus, seed, shard
     self.shapes = bucketing.choose_shapes(
-      corpus.lengths, corpus.config.num_shapes
+      corpus.lengths, corpus.config.num_shapes, corpus.config.length_multiple
     )
     self.sizes = bucketing.batch_sizes(self.shapes, train)
     self._epochs = [_Epoch(0, np.array([], int))]

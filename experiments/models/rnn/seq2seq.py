@@ -53,7 +53,11 @@ class Seq2Seq(nn.Module):
         name="look",  # in checkpoints
         score=config.attention,
         hidden_size=config.attention_size,
-        score_options={"max_length": self.max_length, "window": config.window},
+        score_options={
+          "max_length": self.max_length,
+          "window": config.window,
+          "local_score": config.local_score,
+        },
         normalizer=config.normalizer,
         dtype=self.dtype,
       )

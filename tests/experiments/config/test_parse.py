@@ -110,6 +110,7 @@ def test_every_argument_gives_a_valid_text_config(module, arg):
     ("splits", {"validation": "a", "a/b": "c"}, "config.data.splits.a/b"),
     ("source_tokenizer.kind", "bytes", "'unigram', 'bpe', 'words'"),
     ("source_tokenizer.kind", "bpe", "joint_vocabulary needs source_tok"),
+    ("length_multiple", 7, "128 is no multiple of 7"),
     ("source_tokenizer.size", 9, "source_tokenizer.size: no such field"),
     ("max_lenght", 9, "config.data.max_lenght: no such field.* 'max_length'"),
     ("symbols", 9, "config.data.symbols: no such field"),
@@ -233,6 +234,16 @@ def test_scores_that_need_equal_sizes_reject_a_query_of_all_states():
   config = with_value("model.query", "state", arg="dot")
   config["model"]["cell"] = "lstm"
   with pytest.raises(UserError, match="equal size"):
+    parse(config)
+
+
+@pytest.mark.parametrize("attention", ["local_m", "local_p"])
+def test_the_score_in_a_window_may_need_equal_sizes(attention):
+  config = with_value("model.query", "state", arg=attention)
+  config["model"]["cell"] = "lstm"
+  parse(config)
+  config["model"]["local_score"] = "dot"
+  with pytest.raises(UserError, match=r"score 'dot' needs .* equal size"):
     parse(config)
 
 

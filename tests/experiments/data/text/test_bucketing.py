@@ -106,6 +106,17 @@ def test_batches_have_as_many_tokens_as_fit(shapes, size, multiple):
   assert (batch_sizes(shapes, examples) == size).all()
 
 
+@settings(deadline=None)
+@given(PAIRS, st.integers(1, 5), st.integers(1, 9))
+def test_lengths_of_shapes_are_multiples(lengths, num_shapes, multiple):
+  shapes = choose_shapes(lengths, num_shapes, multiple)
+  assert len(shapes) <= num_shapes
+  assert (shapes % multiple == 0).all()
+  # The largest shape holds all examples, and no more than is needed.
+  longest = lengths.max(0)
+  assert ((shapes[-1] >= longest) & (shapes[-1] < longest + multiple)).all()
+
+
 @settings(deadline=None, max_examples=60)
 @given(PAIRS, st.integers(1, 5), st.integers(1, 70), st.integers(0, 99))
 def test_every_example_is_planned_once_an_epoch_except_leftovers(
