@@ -134,17 +134,45 @@ class Cosine(DotProduct):
 
 def _unit(tokens):
   """Tokens of length 1; a zero token stays zero and gets zero gradient."""
-  wide = tokens.astype(_wide(tokens))
-  largest = jnp.max(
-    jnp.abs(jax.lax.stop_gradient(wide)), axis=-1, keepdims=True, initial=0.0
-  )
-  positive = largest >= jnp.finfo(largest.dtype).tiny
+  return _direction(tokens.astype(_wide(tokens))).astype(tokens.dtype)
+
+
+@jax.custom_jvp
+def _direction(vectors):
+  """Vectors divided by their lengths; a zero vector stays zero."""
+  # One chain of operations without `where`, which GPUs compute in one kernel.
   # Squares of large and of small components leave the range of the dtype.
-  wide = wide / jnp.where(positive, largest, 1.0)
-  square = jnp.sum(wide * wide, axis=-1, keepdims=True)
-  # The inner `where` keeps rsqrt's infinite derivative at 0 out of gradients.
-  inverse = jax.lax.rsqrt(jnp.where(positive, square, 1.0))
-  return (wide * jnp.where(positive, inverse, 0.0)).astype(tokens.dtype)
+  tiny = jnp.finfo(vectors.dtype).tiny
+  size = jnp.max(jnp.abs(vectors), axis=-1, keepdims=True, initial=0.0)
+  vectors = vectors / jnp.maximum(size, tiny)
+  # The largest component is 1, so the sum is at least 1.
+  square = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
+  return vectors * jax.lax.rsqrt(jnp.maximum(square, 1.0))
+
+
+@_direction.defjvp
+def _direction_jvp(primals, tangents):
+  direction = _direction(*primals)
+  return direction, _direction_tangent(*primals, *tangents)
+
+
+def _direction_tangent(vectors, tangent):
+  direction = _direction(vectors)
+  tangent = tangent * _inverse_length(vectors)
+  along = jnp.sum(direction * tangent, axis=-1, keepdims=True)
+  return tangent - direction * along
+
+
+def _inverse_length(vectors):
+  """1 / |v|, 0 for a zero vector, with finite derivatives."""
+  size = jax.lax.stop_gradient(
+    jnp.max(jnp.abs(vectors), axis=-1, keepdims=True, initial=0.0)
+  )
+  positive = size >= jnp.finfo(size.dtype).tiny
+  size = jnp.where(positive, size, 1.0)
+  square = jnp.sum(jnp.square(vectors / size), axis=-1, keepdims=True)
+  inverse = jax.lax.rsqrt(jnp.where(positive, square, 1.0)) / size
+  return jnp.where(positive, inverse, 0.0)
 
 
 class AdditiveProduct(Score):
