@@ -21,9 +21,9 @@ def merge(
   "Ring Attention with Blockwise Transformers for Near-Infinite Context", Liu et
   al., 2023, section 3 (https://arxiv.org/abs/2310.01889).
 
-  The shares have the digits of the lses: a float32 lse of 1e4 gives them an
-  error of 1e-3. `ring_attention` merges the maximum and the sum of each part
-  instead, and is exact for scores of any size.
+  A float32 lse near 1e4 is rounded by up to 5e-4, and so is the share of its
+  part. `ring_attention` merges the maximum and the sum of the exponentials of
+  each part instead, which have no such error.
 
   Args:
     contexts: [..., T, E] each, from `attend(..., return_lse=True)`.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from attention.normalizers.base import Normalizer
 
 _BLOCK = 128  # keys of a product
+_LARGE = 1e4  # exp(-1e4) is 0; sums of more could be infinite
 
 
 @jax.tree_util.register_dataclass
@@ -32,7 +33,7 @@ class StickBreaking(Normalizer):
 
   def __call__(self, scores):
     # log(1 - sigmoid(score)), 0 where hidden.
-    rest = -jax.nn.softplus(scores)
+    rest = -jnp.minimum(jax.nn.softplus(scores), _LARGE)
     return jax.nn.sigmoid(scores) * jnp.exp(_sums_of_later(rest))
 
 
@@ -41,7 +42,8 @@ def _sums_of_later(terms: jax.Array) -> jax.Array:
   # Products with triangular matrices, which take a fraction of the time of
   # `jax.lax.cumsum`. Subtracting an own term from a sum would lose digits.
   *leading, length = terms.shape
-  if length <= _BLOCK:
+  # A length may be a symbol of `jax.export`.
+  if not isinstance(length, int) or length <= _BLOCK:
     return _times_triangle(terms)
   widths = [(0, 0)] * len(leading) + [(0, -length % _BLOCK)]
   blocks = jnp.pad(terms, widths).reshape(*leading, -1, _BLOCK)

@@ -72,11 +72,13 @@ def sum_in_turn(of_group, channels):
 
 def sum_of_terms(term, group):
   """The sum of `term` over the first axis, `TERMS` long, in one expression."""
-  return total([term(*(array[n] for array in group)) for n in range(TERMS)])
+  return pairwise_sum(
+    [term(*(array[n] for array in group)) for n in range(TERMS)]
+  )
 
 
-def total(terms):
-  """The sum of 2, 4, 8 or more arrays, in one expression."""
+def pairwise_sum(terms):
+  """The sum of arrays, as many as a power of 2, in one expression."""
   # Pairwise sums round less than one long sum.
   while len(terms) > 1:
     terms = [left + right for left, right in zip(terms[::2], terms[1::2])]

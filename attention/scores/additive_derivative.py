@@ -1,7 +1,7 @@
 """The derivative of the additive score, and its transpose on CPUs.
 
 Cotangents of the tokens are sums over all pairs for each channel. Each needs a
-division per pair and channel, like the scores, if its terms are added to an
+division per pair and channel if its terms are added to an
 array of the tokens, with the other tokens one after another:
 
     of_query[:, t] = sum_s cotangent[s, t] slope(query[:, t], key[:, s])

@@ -49,7 +49,8 @@ def weighted_two(
   return (one + other) - 2.0 * ((one * b + other * a) / (a * b))
 
 
-def reliable_size(dtype: jnp.dtype) -> float:
-  """The size of q and k up to which all forms are finite."""
-  # `weighted_two` multiplies two divisors, each at most 1 + exp(4 size).
+def moderate_limit(dtype: jnp.dtype) -> float:
+  """The size of q and k up to which `of_moderate` is finite, and in pairs."""
+  # `weighted_two` multiplies two divisors, each at most 1 + exp(4 size), and
+  # the derivative of a division squares its divisor.
   return 10.0 if dtype == jnp.float32 else 85.0

@@ -2,8 +2,8 @@
 
     tanh(q + k) = 1 - 2 / (1 + G)    with    G = exp(2 q) exp(2 k)
 
-so each channel of a pair costs half a division instead of a hyperbolic tangent,
-and exponentials are taken once per token (`additive_forms`). Where all of a
+so a channel of a pair costs a division instead of a hyperbolic tangent, and two
+channels share it on CPUs. Exponentials are taken once per token. Where all of a
 tile's projections are small, G - 1 is computed from exp - 1, which keeps the
 digits of small sums; where some are so large that a product of exponentials
 could overflow, and where there are few pairs, the formula itself is computed.
@@ -26,9 +26,10 @@ from attention.scores.additive_channels import (
   by_pair,
   in_groups,
   is_small,
+  pairwise_sum,
   scores_shape,
   sum_in_turn,
-  total,
+  sum_of_terms,
   zeros,
 )
 from attention.scores.additive_derivative import (
@@ -37,8 +38,8 @@ from attention.scores.additive_derivative import (
 )
 from attention.scores.additive_forms import (
   FORMS,
+  moderate_limit,
   of_any,
-  reliable_size,
   weighted_two,
 )
 
@@ -55,9 +56,8 @@ def _form(query, key):
   largest = jnp.maximum(
     jnp.max(jnp.abs(query), initial=0.0), jnp.max(jnp.abs(key), initial=0.0)
   )
-  # NaN takes any form.
-  is_large = largest > reliable_size(largest.dtype)
-  return (largest > 0.5).astype(jnp.int32) + is_large
+  is_moderate = largest <= moderate_limit(largest.dtype)  # not for NaN
+  return jnp.where(is_moderate, (largest > 0.5).astype(jnp.int32), 2)
 
 
 @_form.def_vmap
@@ -73,15 +73,31 @@ def weighted_tanh_sum(
 ) -> jax.Array:
   """sum_a weight[a] tanh(query[t, a] + key[s, a]), [..., t, s]."""
   # `query` [..., t, A] and `key` [..., s, A] are float32 or float64.
+  return _scores(_sum_by_two, query, key, weight)
+
+
+def _sum_by_two(tanh, group):
+  """The sum over a group of channels, of which two share a division."""
+  pairs = [
+    [(array[n], array[n + 1]) for array in group] for n in range(0, TERMS, 2)
+  ]
+  return pairwise_sum([weighted_two(tanh, *pair) for pair in pairs])
+
+
+def _sum_by_one(tanh, group):
+  """`_sum_by_two` with a division for each channel."""
+
+  def term(query, key, weight):
+    return weight * tanh(query, key)
+
+  return sum_of_terms(term, group)
+
+
+def _scores(of_group, query, key, weight):
+  """The scores, by sums `of_group` of a few channels on CPUs and TPUs."""
   if _pairs_like_tokens(query, key, weight):
     query, key, weight = by_pair(query, key, weight)
     return _weighted(of_any(query, key), weight)
-
-  def of_group(tanh, group):
-    pairs = [
-      [(array[n], array[n + 1]) for array in group] for n in range(0, TERMS, 2)
-    ]
-    return total([weighted_two(tanh, *pair) for pair in pairs])
 
   def in_turn(tanh, *channels):
     return sum_in_turn(functools.partial(of_group, tanh), channels)
@@ -89,11 +105,10 @@ def weighted_tanh_sum(
   def at_once(tanh, query, key, weight):
     return jnp.sum(weight * tanh(query, key), axis=0)
 
-  channels = by_channel(query, key, weight)
-
   def by_form(*channels):
     return _in_best_form(in_turn, channels)
 
+  channels = by_channel(query, key, weight)
   scores = _on_its_platform(by_form, by_form, at_once, channels)
   return scores.reshape(scores_shape(query, key, weight))
 
@@ -108,7 +123,9 @@ def _weighted_tanh_sum_jvp(primals, tangents):
     for tangent in tangents
   )
 
-  scores = weighted_tanh_sum(*primals)
+  # In a `scan`, JAX differentiates this sum: squares of products of divisors
+  # would overflow.
+  scores = _scores(_sum_by_one, *primals)
   if _pairs_like_tokens(query, key, weight):
     of_pairs = jax.checkpoint(_tangents_by_pair, prevent_cse=False)
     return scores, of_pairs(*by_pair(*primals), *by_pair(*linear))

@@ -152,27 +152,22 @@ def _direction(vectors):
 
 @_direction.defjvp
 def _direction_jvp(primals, tangents):
-  direction = _direction(*primals)
-  return direction, _direction_tangent(*primals, *tangents)
-
-
-def _direction_tangent(vectors, tangent):
-  direction = _direction(vectors)
-  tangent = tangent * _inverse_length(vectors)
-  along = jnp.sum(direction * tangent, axis=-1, keepdims=True)
-  return tangent - direction * along
-
-
-def _inverse_length(vectors):
-  """1 / |v|, 0 for a zero vector, with finite derivatives."""
+  """The direction, and its tangent (dv - u (u . dv)) / |v|."""
+  # In a `scan`, JAX differentiates this rule and not `_direction` again, so the
+  # derivatives of all that is computed here are finite, also for zero vectors.
+  (vectors,), (tangent,) = primals, tangents
   size = jax.lax.stop_gradient(
     jnp.max(jnp.abs(vectors), axis=-1, keepdims=True, initial=0.0)
   )
   positive = size >= jnp.finfo(size.dtype).tiny
   size = jnp.where(positive, size, 1.0)
-  square = jnp.sum(jnp.square(vectors / size), axis=-1, keepdims=True)
-  inverse = jax.lax.rsqrt(jnp.where(positive, square, 1.0)) / size
-  return jnp.where(positive, inverse, 0.0)
+  vectors = vectors / size
+  square = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
+  inverse = jax.lax.rsqrt(jnp.where(positive, square, 1.0))
+  inverse = jnp.where(positive, inverse, 0.0)
+  direction, tangent = vectors * inverse, tangent / size * inverse
+  along = jnp.sum(direction * tangent, axis=-1, keepdims=True)
+  return direction, tangent - direction * along
 
 
 class AdditiveProduct(Score):

@@ -95,7 +95,7 @@ class Seq2SeqConfig(Section):
         f"the score {score!r} needs queries and keys of equal size,"
         f" but the query has {self.query_size} features and an encoder state"
         f" has {self.context_size}; change hidden_size, encoder_size or query,"
-        " or use general, additive or concat"
+        " or use general"
       )
     return self
 

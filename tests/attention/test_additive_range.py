@@ -1,5 +1,7 @@
 """Additive scores keep their digits for projections of any size."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,6 +65,41 @@ def test_scores_and_derivatives_equal_float64(size, length, key_length):
   for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
     scale = max(np.abs(want).max(), 1e-30)
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=3e-6 * scale)
+
+
+# On both sides of the size up to which exponentials are used.
+@pytest.mark.parametrize("size", [9.9, 10.1])
+@pytest.mark.parametrize("channels", [16, 17])
+def test_second_derivatives_in_a_scan_equal_the_formula(size, channels):
+  shapes = (96, channels), (80, channels), (channels,)
+  query, key, weight = draw(9, *shapes)
+  query, key = np.clip(size * query, -size, size), np.clip(key, -size, size)
+  query[0], key[0] = size, size  # the largest divisors
+
+  def curvature(score, query, key, weight):
+    def total(query):
+      def step(total, _):
+        return total + jnp.sum(score(query, key, weight) ** 2), None
+
+      return jax.lax.scan(step, jnp.zeros((), query.dtype), length=2)[0]
+
+    ones = jnp.ones_like(query)
+    return jax.jvp(jax.value_and_grad(total), (query,), (ones,))
+
+  def formula(query, key, weight):
+    hidden = jnp.tanh(query[:, None, :] + key[None, :, :])
+    return hidden @ weight
+
+  own = additive_kernel.weighted_tanh_sum
+  found = jax.jit(functools.partial(curvature, own))(
+    *(jnp.asarray(each, jnp.float32) for each in (query, key, weight))
+  )
+  with jax.enable_x64(True):
+    arrays = map(jnp.asarray, (query, key, weight))
+    expected = jax.jit(functools.partial(curvature, formula))(*arrays)
+  for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
+    scale = np.abs(want).max()
+    np.testing.assert_allclose(got, want, rtol=0, atol=5e-5 * scale)
 
 
 def test_all_examples_of_vmap_are_accurate():

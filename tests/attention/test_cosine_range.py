@@ -45,6 +45,19 @@ def test_scores_and_gradients_of_tokens_of_any_size(size):
   )
 
 
+@pytest.mark.parametrize("size", [0.0, 1e-39])
+def test_second_derivatives_of_zeros_in_a_scan_are_zero(size):
+  # There, JAX differentiates the rule of the first derivative.
+  def total(query):
+    def step(total, _):
+      return total + cosine_score(query, jnp.eye(3)).sum(), None
+
+    return jax.lax.scan(step, 0.0, length=2)[0]
+
+  second = jax.jit(jax.jacfwd(jax.grad(total)))
+  assert not second(jnp.full((1, 3), size)).any()
+
+
 def test_a_token_of_zeros_has_score_and_gradient_zero():
   gradient = jax.grad(lambda query: cosine_score(query, jnp.ones((2, 3))).sum())
   assert not gradient(jnp.zeros((1, 3))).any()

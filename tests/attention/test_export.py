@@ -37,7 +37,9 @@ CALLS = {
 }
 
 
-@sampled("name", CALLS, default=["additive", "dropout", "shaw", "entmax"])
+@sampled(
+  "name", CALLS, default=["additive", "dropout", "shaw", "stick_breaking"]
+)
 def test_reference_with_symbolic_lengths(name):
   length, key_length = export.symbolic_shape("t, s")
   arguments = CALLS[name]()

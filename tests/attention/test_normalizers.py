@@ -510,6 +510,36 @@ def test_stick_breaking_keeps_its_digits_beside_a_large_score(largest):
   np.testing.assert_allclose(weights, want, rtol=1e-5, atol=1e-7)
 
 
+# One block of keys or several, the last one not full.
+@pytest.mark.parametrize("length", [128, 129, 300])
+def test_stick_breaking_of_long_rows(length):
+  row, tangent = np.random.default_rng(0).normal(size=(2, 2, length))
+  row = row - 3.0
+  row[1, length // 2 :] = -np.inf
+  with jax.enable_x64(True):
+    found = jax.jit(
+      lambda row: jax.jvp(normalizers.stick_breaking(), (row,), (tangent,))
+    )(jnp.asarray(row))
+  share = 1.0 / (1.0 + np.exp(-row))
+
+  def of_later(terms):
+    return np.cumsum(terms[:, ::-1], axis=-1)[:, ::-1] - terms
+
+  weights = share * np.exp(of_later(np.log1p(-share)))
+  logarithm = (1.0 - share) * tangent - of_later(share * tangent)
+  np.testing.assert_allclose(found[0], weights, rtol=1e-12, atol=1e-15)
+  np.testing.assert_allclose(
+    found[1], weights * logarithm, rtol=1e-12, atol=1e-15
+  )
+
+
+def test_stick_breaking_of_huge_scores_is_finite():
+  row = jnp.full((1, 300), 3e38)
+  weights = normalizers.stick_breaking()(row)
+  np.testing.assert_array_equal(weights[0, -2:], [0.0, 1.0])
+  assert jnp.isfinite(weights).all()
+
+
 def test_unknown_names_are_refused():
   with pytest.raises(ValueError, match="one of softmax, softmax_sink"):
     Attention("dot", normalizer="entmax2").init(

@@ -21,7 +21,10 @@ class EpochPlan(NamedTuple):
 def choose_shapes(
   lengths: np.ndarray, num_shapes: int, multiple: int = 1
 ) -> np.ndarray:
-  """Chooses shapes [K, 2] greedily: lengths [N, 2] need little padding."""
+  """Chooses shapes [K, 2] greedily: lengths [N, 2] need little padding.
+
+  The lengths of shapes are multiples of `multiple`.
+  """
   lengths = -(-lengths // multiple) * multiple
   sides = [_spread(np.unique(side), _CANDIDATES) for side in lengths.T]
   candidates = np.stack(np.meshgrid(*sides), -1).reshape(-1, 2)
