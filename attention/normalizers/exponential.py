@@ -116,12 +116,19 @@ class Softpick(Normalizer):
     return jnp.maximum(terms, 0.0), jnp.where(total == 0.0, 1.0, total)
 
 
+@jax.custom_jvp
 def _expm1_of_small(x: jax.Array) -> jax.Array:
   """exp(x) - 1 for |x| <= 0.05, in a third of the time of `jnp.expm1`."""
   series = jnp.ones_like(x)
   for n in range(8, 1, -1):
     series = 1.0 + x * (1.0 / n) * series
   return x * series
+
+
+@_expm1_of_small.defjvp
+def _expm1_of_small_jvp(primals, tangents):
+  result = _expm1_of_small(*primals)
+  return result, tangents[0] * (1.0 + result)
 
 
 @jax.tree_util.register_dataclass
