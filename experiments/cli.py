@@ -141,7 +141,7 @@ def _parsed(
 
 def _guarded(main: Callable[..., int | None], arguments: Sequence[str]) -> None:
   """Runs `main` and exits with its exit code or that of its error."""
-  _configure_logs()
+  configure_logs()
   try:
     code = main(*arguments)
   except UserError as error:
@@ -187,7 +187,7 @@ class _LogFilter(python_logging.Filter):
     return record.levelno > python_logging.WARNING and not is_orbax
 
 
-def _configure_logs() -> None:
+def configure_logs() -> None:
   """Shows the logs of this package, and hides warnings of libraries."""
   logging.use_absl_handler()
   logging.set_verbosity(max(logging.INFO, logging.get_verbosity()))

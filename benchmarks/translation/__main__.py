@@ -8,6 +8,7 @@ import tempfile
 
 from absl import app, flags
 
+from experiments import cli
 from experiments.distributed import initialize
 
 _DATA = flags.DEFINE_string(
@@ -41,6 +42,7 @@ _RESULTS = pathlib.Path("docs/results/translation_speed.json")
 
 def main(_) -> None:
   """Prints the results, and writes them on request."""
+  cli.configure_logs()
   initialize.set_up_jax()
   with tempfile.TemporaryDirectory() as temporary:
     folder = pathlib.Path(_FOLDER.value or temporary)

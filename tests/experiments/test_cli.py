@@ -194,7 +194,7 @@ def test_none_for_a_required_field_is_rejected():
 LOGS = """
 import logging, sys, warnings
 from experiments import cli
-cli._configure_logs()
+cli.configure_logs()
 sys.path.insert(0, sys.argv[1])
 import library, orbax.checkpoint
 warnings.warn("a user sees this")
