@@ -64,6 +64,10 @@ def test_a_run_with_each_change_of_the_scores(variant, data, tmp_path):
   run(data, "transformer", tmp_path, **variant)
 
 
+def test_a_run_with_dot_products_in_a_window(tmp_path):
+  run("reverse", "local_p", tmp_path, local_score="dot")
+
+
 def run(data, arg, workdir, **model):
   """Trains two steps; returns the attention weights of the validation set."""
   config = CONFIGS[data].get_config(arg)
