@@ -19,6 +19,7 @@ from attention.modules import (
   MultiHeadAttention,
 )
 from attention.positions import RotaryOptions
+from attention.ring.order import num_chunks
 from experiments.config import TransformerConfig
 from experiments.distributed.sharding import constrain
 from experiments.models.layers.dropout import Dropout
@@ -57,8 +58,14 @@ class Options:
       dropout_rate=self.config.attention_dropout_rate,
       dtype=self.dtype,
       mesh_axes=self.mesh_axes,
-      rotary=rotary and RotaryOptions(max_length=self.max_length),
+      rotary=rotary and RotaryOptions(max_length=self._padded_length),
     )
+
+  @property
+  def _padded_length(self) -> int:
+    """The longest length after padding for the devices of a ring."""
+    chunks = self.mesh_axes.ring_size * num_chunks(self.mesh_axes.order)
+    return -(-self.max_length // chunks) * chunks
 
   @property
   def bias(self) -> Bias | None:
