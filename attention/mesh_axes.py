@@ -18,7 +18,7 @@ from attention.masks.types import as_mask
 from attention.normalizers import Normalizer
 from attention.ring import arrange
 from attention.ring.attention import ring_dispatch
-from attention.ring.order import Order
+from attention.ring.order import Order, num_chunks
 from attention.scores import Score
 
 
@@ -62,6 +62,11 @@ class MeshAxes:
   def ring_size(self) -> int:
     """The number of devices over which tokens are sharded."""
     return _axis_size(self.sequence)
+
+  @property
+  def length_multiple(self) -> int:
+    """What the number of tokens must be a multiple of."""
+    return self.ring_size * num_chunks(self.order)
 
   def positions(self, length: int) -> jax.Array:
     """int32 [length]: the position in the sequence of each token."""

@@ -13,13 +13,13 @@ import numpy as np
 from jax.extend.random import define_prng_impl
 
 
-def mixed(word: jax.Array, salt: jax.Array | int = 0) -> jax.Array:
+def mixed(word: jax.Array, salt: jax.Array) -> jax.Array:
   """A hash of uint32 words, one-to-one for a given salt."""
   # triple32: each output bit depends nearly evenly on every input bit. See
   # C. Wellons, 2018 (https://nullprogram.com/blog/2018/07/31/).
   word = (word ^ (word >> 17)) * np.uint32(0xED5AD4BB)
   word = (word ^ (word >> 11)) * np.uint32(0xAC4C1B51)
-  word = (word ^ (word >> 15) ^ jnp.uint32(salt)) * np.uint32(0x31848BAB)
+  word = (word ^ (word >> 15) ^ salt) * np.uint32(0x31848BAB)
   return word ^ (word >> 14)
 
 

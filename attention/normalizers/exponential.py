@@ -118,7 +118,7 @@ class Softpick(Normalizer):
 
 @jax.custom_jvp
 def _expm1_of_small(x: jax.Array) -> jax.Array:
-  """exp(x) - 1 for |x| <= 0.05, in a third of the time of `jnp.expm1`."""
+  """exp(x) - 1 for |x| <= 0.05, faster than `jnp.expm1` on CPUs."""
   series = jnp.ones_like(x)
   for n in range(8, 1, -1):
     series = 1.0 + x * (1.0 / n) * series

@@ -123,7 +123,7 @@ class _Translation(Section):
       )
     if self.max_length % self.length_multiple:
       raise ValueError(
-        f"max_length must be a multiple of length_multiple:"
+        "max_length must be a multiple of length_multiple:"
         f" {self.max_length} is no multiple of {self.length_multiple}"
       )
     if self.source == self.target:

@@ -13,7 +13,6 @@ import optax
 from flax import linen as nn
 
 from attention.modules import MeshAxes
-from attention.ring.order import num_chunks
 from experiments.config import TrainConfig
 from experiments.data.batch import BOS, PAD, Batch
 from experiments.distributed.sharding import ALONE, ring_order
@@ -131,7 +130,7 @@ def _arranged(batch: Batch, mesh_axes: MeshAxes) -> Batch:
   """Pads and orders the tokens for the devices of a ring."""
   if mesh_axes.ring_size == 1:
     return batch
-  multiple = mesh_axes.ring_size * num_chunks(mesh_axes.order)
+  multiple = mesh_axes.length_multiple
 
   def arrange(tokens):
     fill = -tokens.shape[1] % multiple

@@ -19,7 +19,6 @@ from attention.modules import (
   MultiHeadAttention,
 )
 from attention.positions import RotaryOptions
-from attention.ring.order import num_chunks
 from experiments.config import TransformerConfig
 from experiments.distributed.sharding import constrain
 from experiments.models.layers.dropout import Dropout
@@ -64,8 +63,8 @@ class Options:
   @property
   def _padded_length(self) -> int:
     """The longest length after padding for the devices of a ring."""
-    chunks = self.mesh_axes.ring_size * num_chunks(self.mesh_axes.order)
-    return -(-self.max_length // chunks) * chunks
+    multiple = self.mesh_axes.length_multiple
+    return -(-self.max_length // multiple) * multiple
 
   @property
   def bias(self) -> Bias | None:
