@@ -15,7 +15,7 @@ from experiments.data.synthetic.dataset import SyntheticDataset
 from experiments.data.synthetic.tasks import batch_lengths
 from experiments.data.text.bucketing import batch_sizes
 from experiments.data.text.dataset import max_prediction_length
-from experiments.decoding.batching import Search
+from experiments.decoding.batching import Search, num_rows
 from experiments.distributed import mesh as mesh_lib
 from experiments.experiment import Experiment, assemble
 from experiments.optimization.step import make_loss_step
@@ -108,7 +108,7 @@ def decoding_step(
   experiment: Experiment, search: Search, source_length: int
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
   """A whole search, and its abstract arguments."""
-  rows = mesh_lib.round_up(search.rows, experiment.mesh)
+  rows = num_rows(experiment.mesh, search.beam_size)
   length = experiment.data.max_prediction_length(source_length)
 
   def decode(params, source):

@@ -13,10 +13,13 @@ from jax.sharding import Mesh
 from experiments import decoding
 from experiments.data.batch import PAD
 from experiments.decoding import Constraints
+from experiments.decoding.batch_function import BatchFunction, Call
 from experiments.distributed import mesh as mesh_lib
 
-# Sources (in a beam search: hypotheses) that are decoded or scored at once.
-ROWS = 256
+# Sources (in a beam search: hypotheses) that are decoded or scored at once. On
+# a CPU fewer are faster, since those that are done wait for the others; in a
+# beam search many are done after few steps, but a step has more operations.
+_ROWS, _CPU_ROWS, _CPU_HYPOTHESES = 256, 64, 128
 # Widths and maximum lengths are rounded up to multiples of these, so that few
 # shapes are compiled.
 _WIDTH_STEP, _LENGTH_STEP = 32, 16
@@ -34,11 +37,6 @@ class Search:
   seed: int = 0  # of sampling
   max_length: int | None = None  # EOS included; None: by the source's length
   constraints: Constraints = Constraints()  # on the predictions
-
-  @property
-  def rows(self) -> int:
-    """The number of sources to decode at once, B."""
-    return max(ROWS // self.beam_size, 16)
 
   def __call__(self, model, params, source, limits, indices, max_length):
     """Returns tokens [B, K, T] and scores [B, K]; `indices` seed samples."""
@@ -90,8 +88,17 @@ def make_predictor(
     least = search.constraints.min_length + 1
     return search.max_length or max(max_prediction_length(source_length), least)
 
-  compiled = TimedFunction(decode_batch, mesh)
-  rows = mesh_lib.round_up(search.rows, mesh)
+  decode = BatchFunction(decode_batch, mesh)
+  rows = num_rows(mesh, search.beam_size)
+
+  def make_call(index: int, first: int, part: np.ndarray) -> Call:
+    lengths = (part != PAD).sum(1)
+    longest = -(-int(lengths.max()) // _LENGTH_STEP) * _LENGTH_STEP
+    # By the source's own length, so that the rest of the batch is no matter.
+    limits = np.array([limit(each) for each in lengths.tolist()], np.int32)
+    indices = np.array([first, index], np.uint32)
+    length = limit(min(longest, part.shape[1]))
+    return Call(length, (part, limits), (indices,))
 
   def predict(
     params: Any,
@@ -101,24 +108,32 @@ def make_predictor(
   ) -> Predictions:
     tokens: list[Any] = [None] * len(sources)
     scores = np.zeros((len(sources), search.n_best), np.float32)
-    seconds = 0.0
-    for index, (members, part) in enumerate(by_length(rows, sources)):
-      indices = np.array([first, index], np.uint32)
-      lengths = (part != PAD).sum(1)
-      longest = -(-int(lengths.max()) // _LENGTH_STEP) * _LENGTH_STEP
-      length = limit(min(longest, part.shape[1]))
-      # By the source's own length, so that the rest of the batch is no matter.
-      limits = np.array([limit(each) for each in lengths.tolist()], np.int32)
-      (batch, score), took = compiled(length, params, (part, limits), indices)
-      seconds += took
+    # The longest first, so that all workers end at about the same time.
+    batches = [*by_length(rows, sources)][::-1]
+    calls = [
+      make_call(index, first, part) for index, (_, part) in enumerate(batches)
+    ]
+    decode.compile(params, calls)
+    begin = time.perf_counter()
+    for index, (batch, score) in decode.run(params, calls):
+      members = batches[index][0]
       scores[members] = score[: len(members)]
       for row, member in zip(batch, members):
         tokens[member] = row
       if progress:
         progress(len(members))
+    seconds = time.perf_counter() - begin
     return Predictions(_stacked(tokens, search.n_best), scores, seconds)
 
   return predict
+
+
+def num_rows(mesh: Mesh, beam_size: int = 1) -> int:
+  """The number of sources to decode or score at once, over all devices."""
+  hypotheses = _ROWS
+  if mesh.devices.flat[0].platform == "cpu":
+    hypotheses = _CPU_ROWS if beam_size == 1 else _CPU_HYPOTHESES
+  return mesh_lib.round_up(max(hypotheses // beam_size, 16), mesh)
 
 
 def by_length(
@@ -138,29 +153,6 @@ def padded_batch(array: np.ndarray, rows: int) -> np.ndarray:
   width = min(-(-width // _WIDTH_STEP) * _WIDTH_STEP, array.shape[1])
   fill = ((0, rows - len(array)), (0, 0))
   return np.pad(array[:, :width], fill, constant_values=PAD)
-
-
-class TimedFunction:
-  """A function of (static length, params, batch, ...) that is timed."""
-
-  def __init__(self, function: Callable, mesh: Mesh):
-    self._mesh = mesh
-    self._jitted = jax.jit(
-      function, static_argnums=0, out_shardings=mesh_lib.replicated(mesh)
-    )
-    self._compiled: dict[Any, Any] = {}
-
-  def __call__(self, length, params, batch, *rest) -> tuple[Any, float]:
-    """Returns host arrays, and the seconds of execution."""
-    batch = mesh_lib.shard_rows(batch, self._mesh)
-    shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
-    case = (length, shapes)
-    if case not in self._compiled:
-      lowered = self._jitted.lower(length, params, batch, *rest)
-      self._compiled[case] = lowered.compile()
-    begin = time.perf_counter()
-    result = jax.device_get(self._compiled[case](params, batch, *rest))
-    return result, time.perf_counter() - begin
 
 
 def _stacked(rows: list[np.ndarray], count: int) -> np.ndarray:

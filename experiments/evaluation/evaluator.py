@@ -8,14 +8,13 @@ import numpy as np
 
 from experiments.data.batch import PAD, Batch
 from experiments.data.dataset import Dataset, EvaluationSet
+from experiments.decoding.batch_function import BatchFunction, Call
 from experiments.decoding.batching import (
-  ROWS,
   Search,
-  TimedFunction,
   by_length,
   make_predictor,
+  num_rows,
 )
-from experiments.distributed import mesh as mesh_lib
 from experiments.evaluation import metrics
 from experiments.evaluation.alignment_error import alignment_error_rates
 from experiments.experiment import Experiment
@@ -156,14 +155,17 @@ def make_reference_losses(
 ) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
   """Makes (params, source, target) -> losses [N] and numbers of tokens [N]."""
   loss_step = make_loss_step(experiment.model)
-  compiled = TimedFunction(lambda _, *given: loss_step(*given), experiment.mesh)
-  rows = mesh_lib.round_up(ROWS, experiment.mesh)
+  function = BatchFunction(lambda _, *given: loss_step(*given), experiment.mesh)
+  rows = num_rows(experiment.mesh)
 
   def reference_losses(params: Any, source: np.ndarray, target: np.ndarray):
     losses = np.zeros(len(source), np.float32)
     tokens = np.zeros(len(source), np.int32)
-    for members, *part in by_length(rows, source, target):
-      result, _ = compiled(None, params, Batch(*part))
+    batches = [*by_length(rows, source, target)]
+    calls = [Call(None, Batch(*part)) for _, *part in batches]
+    function.compile(params, calls)
+    for index, result in function.run(params, calls):
+      members = batches[index][0]
       losses[members], tokens[members] = (x[: len(members)] for x in result)
     return losses, tokens
 
