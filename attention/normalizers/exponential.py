@@ -120,7 +120,8 @@ class Softpick(Normalizer):
 def _expm1_of_small(x: jax.Array) -> jax.Array:
   """exp(x) - 1 for |x| <= 0.05, faster than `jnp.expm1` on CPUs."""
   series = jnp.ones_like(x)
-  for n in range(8, 1, -1):
+  num_terms = 8 if x.dtype == jnp.float64 else 5
+  for n in range(num_terms, 1, -1):
     series = 1.0 + x * (1.0 / n) * series
   return x * series
 
