@@ -1,10 +1,10 @@
 """Biases: numbers that depend on positions and are added to the scores.
 
 A bias is a pytree that is evaluated block by block, as a mask is, and is
-differentiable with respect to its arrays. `+` and `-` combine biases and
-arrays, and `*` and `/` scale a bias by a number or by one number per head, [H].
-A bias of -inf hides a key as a mask does, whatever its factor. A bias with one
-entry per head, [H], applies to the last leading axis of the scores,
+differentiable with respect to its arrays. `+` and `-` combine biases, arrays
+and numbers, and `*` and `/` scale a bias by a number or by one number per head,
+[H]. A bias of -inf hides a key as a mask does, whatever its factor. A bias with
+one entry per head, [H], applies to the last leading axis of the scores,
 [B, H, T, S]; arrays broadcast by NumPy's rules.
 
 `bias.materialize(T, S)` is the bias as a [..., T, S] array, and
@@ -249,16 +249,17 @@ def relative_position(
 
 
 def as_bias(bias: Any) -> Bias:
-  """Converts an array to a `Bias`; leaves a `Bias` as it is.
+  """Converts an array or a number to a `Bias`; leaves a `Bias` as it is.
 
   Args:
-    bias: a bias, or a floating-point array that broadcasts to the scores.
+    bias: a bias, a number, or a floating-point array that broadcasts to the
+      scores.
 
   Returns:
     A bias.
 
   Raises:
-    TypeError: if `bias` is neither; booleans are a mask.
+    TypeError: if `bias` is none of these; booleans are a mask.
 
   Example:
     >>> import jax.numpy as jnp
@@ -268,6 +269,8 @@ def as_bias(bias: Any) -> Bias:
   """
   if isinstance(bias, Bias):
     return bias
+  if isinstance(bias, int | float) and not isinstance(bias, bool):
+    return ArrayBias(jnp.full((1, 1), float(bias)))
   if isinstance(bias, Pairwise) or not hasattr(bias, "dtype"):
     raise TypeError(
       f"bias must be a bias or an array, got {type(bias).__name__}"

@@ -128,6 +128,12 @@ def test_biases_add_with_arrays_from_both_sides(make):
     )
 
 
+def test_biases_add_with_numbers():
+  alibi = np.asarray(biases.alibi(2).materialize(5, 7))
+  bias = 1 + sum([biases.alibi(2), biases.alibi(2)]) - 0.5
+  np.testing.assert_allclose(bias.materialize(5, 7), 2 * alibi + 0.5, rtol=1e-6)
+
+
 def test_shifted_rows_and_blocks():
   table = jnp.asarray(draw(4, (8, 2))[0], jnp.float32)
   array = jnp.asarray(draw(5, (2, 9, 9))[0], jnp.float32)

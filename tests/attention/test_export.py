@@ -61,6 +61,27 @@ def test_reference_with_symbolic_lengths(name):
   )
 
 
+def test_forget_gates_of_symbolic_length():
+  (length,) = export.symbolic_shape("s")
+
+  def decayed(query, log_gates):
+    score = scores.forgetting(scores.dot(), log_gates)
+    return attend(query, query, query, score=score, implementation="reference")
+
+  exported = export.export(jax.jit(decayed))(
+    jax.ShapeDtypeStruct((length, 4), jnp.float32),
+    jax.ShapeDtypeStruct((length,), jnp.float32),
+  )
+  query, gates = (jnp.asarray(x, jnp.float32) for x in draw(2, (6, 4), (6,)))
+  np.testing.assert_allclose(
+    exported.call(query, gates), decayed(query, gates), 1e-5, 1e-6
+  )
+  with pytest.raises(AssertionError, match="log_gates has 4 positions"):
+    export.export(jax.jit(lambda query: decayed(query, VECTOR)))(
+      jax.ShapeDtypeStruct((length, 4), jnp.float32)
+    )
+
+
 IDS = jnp.arange(3)
 OBJECTS = {
   "band": lambda: masks.causal(),
