@@ -127,9 +127,10 @@ class Blockwise:
     if request.target != "cpu":
       entries = -(-math.prod(request.leading) // num_automatic_devices())
     limits = tile_sizes.limits(request.target)
-    keys = limits.side(key_length, self.key_block, elements * entries)
+    keys = limits.keys(key_length, self.key_block, elements * entries)
     if is_softmax(request.normalizer):
-      return limits.side(length, self.query_block, elements * entries), keys
+      queries = limits.queries(length, self.query_block, elements * entries)
+      return queries, keys
     row = key_length * elements * entries
     return limits.block_of_rows(length, self.query_block, row), keys
 

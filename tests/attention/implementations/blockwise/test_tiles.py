@@ -415,7 +415,7 @@ def test_leading_axes_are_cut_on_a_single_cpu_device(name, monkeypatch):
     "each head": scores.additive(jnp.eye(2), jnp.eye(2), weight),
   }[name]
   monkeypatch.setattr(tile_sizes, "_devices_of_a_cpu", lambda: 1)
-  monkeypatch.setattr(tile_sizes, "_CPU", tile_sizes.Limits(512, 128, 128))
+  monkeypatch.setattr(tile_sizes, "_CPU", tile_sizes.Limits(512, 128, 128, 1))
   mask = masks.causal()
   blocks = []
   trace_pair = blockwise.trace_pair
