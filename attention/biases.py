@@ -273,7 +273,7 @@ def as_bias(bias: Any) -> Bias:
     return ArrayBias(jnp.full((1, 1), float(bias)))
   if isinstance(bias, Pairwise) or not hasattr(bias, "dtype"):
     raise TypeError(
-      f"bias must be a bias or an array, got {type(bias).__name__}"
+      f"bias must be a bias, a number or an array, got {type(bias).__name__}"
     )
   if not jnp.issubdtype(bias.dtype, jnp.floating):
     raise TypeError(

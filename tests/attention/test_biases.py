@@ -1,7 +1,5 @@
 """Biases, compared with the numbers and formulas of their papers."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -175,8 +173,9 @@ def test_invalid_arguments_raise():
     biases.relative_position(jnp.ones((32, 2)), max_distance=8)
   with pytest.raises(TypeError, match="mask"):
     biases.as_bias(jnp.ones((2, 2), bool))
-  with pytest.raises(TypeError, match="bias"):
-    biases.as_bias(math.pi)
+  for wrong in ("alibi", True):
+    with pytest.raises(TypeError, match="a number or an array"):
+      biases.as_bias(wrong)
 
 
 def test_a_bias_times_a_number_and_its_negative():
