@@ -19,6 +19,7 @@ from experiments.visualization import plots
 
 DOCUMENT = pathlib.Path("docs/performance.md")
 FIGURE = pathlib.Path("docs/results/performance.png")
+_TICKS = (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
 class Quantity(NamedTuple):
@@ -72,7 +73,10 @@ def draw(rows: list[Quantity], path: pathlib.Path) -> None:
   axis.set_yticks(places, [row.name for row in rows])
   axis.invert_yaxis()
   axis.set_xscale("log")
-  axis.set_xlim(left=0.2)
+  axis.minorticks_off()
+  axis.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
+  largest = max([*ratios, *(limit for limit, _ in limits)])
+  axis.set_xlim(min(*ratios, 1) / 1.3, largest * 1.3)
   axis.set_xlabel("times as fast as the peer")
   plots.save_figure(figure, path, Description=json.dumps(rows))
 
