@@ -269,7 +269,7 @@ def as_bias(bias: Any) -> Bias:
   """
   if isinstance(bias, Bias):
     return bias
-  if isinstance(bias, int | float) and not isinstance(bias, bool):
+  if isinstance(bias, int | float | np.integer) and not isinstance(bias, bool):
     return ArrayBias(jnp.full((1, 1), float(bias)))
   if isinstance(bias, Pairwise) or not hasattr(bias, "dtype"):
     raise TypeError(

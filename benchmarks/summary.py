@@ -75,8 +75,8 @@ def draw(rows: list[Quantity], path: pathlib.Path) -> None:
   axis.set_xscale("log")
   axis.minorticks_off()
   axis.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
-  largest = max([*ratios, *(limit for limit, _ in limits)])
-  axis.set_xlim(min(*ratios, 1) / 1.3, largest * 1.3)
+  largest = max([1, *ratios, *(limit for limit, _ in limits)])
+  axis.set_xlim(min([1, *ratios]) / 1.3, largest * 1.3)
   axis.set_xlabel("times as fast as the peer")
   plots.save_figure(figure, path, Description=json.dumps(rows))
 

@@ -165,9 +165,9 @@ def _direction_jvp(primals, tangents):
   square = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
   inverse = jax.lax.rsqrt(jnp.where(positive, square, 1.0))
   inverse = jnp.where(positive, inverse, 0.0)
-  direction, tangent = vectors * inverse, tangent / size * inverse
+  direction = vectors * inverse
   along = jnp.sum(direction * tangent, axis=-1, keepdims=True)
-  return direction, tangent - direction * along
+  return direction, (tangent - direction * along) * (inverse / size)
 
 
 class AdditiveProduct(Score):

@@ -12,9 +12,9 @@ class Limits:
   """The largest tiles of a platform."""
 
   most_keys: int  # or queries
-  scores: int  # elements of the score's intermediate arrays
+  scores: int  # elements of the score's intermediate arrays, in a square tile
   most_rows: int  # queries of a block of whole rows
-  tallness: int  # queries for each key in a tile that `scores` limits
+  tallness: int  # queries for each key, where `scores` limits the keys
 
   def queries(
     self, length: int, asked: int | None, elements_per_pair: int = 1
@@ -48,8 +48,8 @@ class Limits:
 
 # Measured on CPUs (`python -m benchmarks.attention`): a product of fewer than
 # 512 queries and keys leaves cores idle, and more than 4 MiB of scores in
-# float32 leave the caches. Closures are faster in tiles with twice as many
-# queries as keys.
+# float32 leave the caches. Scores that need many elements for a pair are faster
+# in tiles of twice as many queries, and elements.
 _CPU = Limits(most_keys=512, scores=1 << 20, most_rows=128, tallness=2)
 # GPUs and TPUs start several operations for each tile, so few large tiles are
 # best. All leading entries are in a tile, because they may be sharded.

@@ -33,16 +33,20 @@ def test_each_result_is_that_of_its_call(monkeypatch, workers):
 
 def test_a_failed_call_ends_the_others(monkeypatch):
   monkeypatch.setattr(batch_function, "_num_workers", lambda mesh: 2)
-  function, started = compiled(), []
+  function, started, proceed = compiled(), [], threading.Event()
 
   def fail(tree, mesh):
     started.append(None)
+    if len(started) > 1:
+      proceed.wait()
     raise RuntimeError("no memory")
 
   monkeypatch.setattr(mesh_lib, "shard_rows", fail)
+  timer = threading.Timer(0.1, proceed.set)
+  timer.start()
   with pytest.raises(RuntimeError, match="no memory"):
-    list(function.run(2.0, CALLS * 100))
-  assert len(started) < 2000
+    list(function.run(2.0, CALLS))
+  assert len(started) <= 3
 
 
 def test_calls_that_nobody_waits_for_do_not_start(monkeypatch):
