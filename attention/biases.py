@@ -1,10 +1,10 @@
 """Biases: numbers that depend on positions and are added to the scores.
 
 A bias is a pytree that is evaluated block by block, as a mask is, and is
-differentiable with respect to its arrays. `+` and `-` combine biases, arrays
-and numbers, and `*` and `/` scale a bias by a number or by one number per head,
-[H]. A bias of -inf hides a key as a mask does, whatever its factor. A bias with
-one entry per head, [H], applies to the last leading axis of the scores,
+differentiable with respect to its arrays. `+` and `-` combine biases and
+arrays, and `*` and `/` scale a bias by a number or by one number per head, [H].
+A bias of -inf hides a key as a mask does, whatever its factor. A bias with one
+entry per head, [H], applies to the last leading axis of the scores,
 [B, H, T, S]; arrays broadcast by NumPy's rules.
 
 `bias.materialize(T, S)` is the bias as a [..., T, S] array, and
@@ -39,7 +39,9 @@ class Bias(Pairwise):
   def __add__(self, other):
     return Sum(self, as_bias(other))
 
-  __radd__ = __add__
+  def __radd__(self, other):
+    # The built-in `sum` starts with 0.
+    return self if isinstance(other, int) and other == 0 else self + other
 
   def __mul__(self, factor):
     if isinstance(factor, int | float | np.integer):
@@ -249,17 +251,16 @@ def relative_position(
 
 
 def as_bias(bias: Any) -> Bias:
-  """Converts an array or a number to a `Bias`; leaves a `Bias` as it is.
+  """Converts an array to a `Bias`; leaves a `Bias` as it is.
 
   Args:
-    bias: a bias, a number, or a floating-point array that broadcasts to the
-      scores.
+    bias: a bias, or a floating-point array that broadcasts to the scores.
 
   Returns:
     A bias.
 
   Raises:
-    TypeError: if `bias` is none of these; booleans are a mask.
+    TypeError: if `bias` is neither; booleans are a mask.
 
   Example:
     >>> import jax.numpy as jnp
@@ -269,11 +270,9 @@ def as_bias(bias: Any) -> Bias:
   """
   if isinstance(bias, Bias):
     return bias
-  if isinstance(bias, int | float | np.integer) and not isinstance(bias, bool):
-    return ArrayBias(jnp.full((1, 1), float(bias)))
   if isinstance(bias, Pairwise) or not hasattr(bias, "dtype"):
     raise TypeError(
-      f"bias must be a bias, a number or an array, got {type(bias).__name__}"
+      f"bias must be a bias or an array, got {type(bias).__name__}"
     )
   if not jnp.issubdtype(bias.dtype, jnp.floating):
     raise TypeError(

@@ -63,7 +63,7 @@ EXPERIMENTS = (
   ("run_directory",),
   ("config",),
   ("progress",),
-  ("errors", "hash_rng"),
+  ("cores", "errors", "hash_rng"),
 )
 RANKS = {
   f"{package}.{name}": rank

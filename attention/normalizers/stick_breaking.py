@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from attention.normalizers.base import Normalizer
 
 _BLOCK = 128  # keys of a product
-_LARGE = 1e4  # exp(-1e4) is 0; sums of more could be infinite
+_LOWEST = -1e4  # exp of it is 0; lower sums of blocks could be infinite
 
 
 @jax.tree_util.register_dataclass
@@ -33,7 +33,7 @@ class StickBreaking(Normalizer):
 
   def __call__(self, scores):
     # log(1 - sigmoid(score)), 0 where hidden.
-    rest = -jnp.minimum(jax.nn.softplus(scores), _LARGE)
+    rest = -jax.nn.softplus(scores)
     return jax.nn.sigmoid(scores) * jnp.exp(_sums_of_later(rest))
 
 
@@ -47,7 +47,8 @@ def _sums_of_later(terms: jax.Array) -> jax.Array:
     return _times_triangle(terms)
   widths = [(0, 0)] * len(leading) + [(0, -length % _BLOCK)]
   blocks = jnp.pad(terms, widths).reshape(*leading, -1, _BLOCK)
-  later_blocks = _sums_of_later(jnp.sum(blocks, axis=-1))
+  of_blocks = jnp.maximum(jnp.sum(blocks, axis=-1), _LOWEST)
+  later_blocks = _sums_of_later(of_blocks)
   sums = _times_triangle(blocks) + later_blocks[..., None]
   return sums.reshape(*leading, -1)[..., :length]
 

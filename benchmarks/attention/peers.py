@@ -16,6 +16,7 @@ import numpy as np
 from attention import attend
 from benchmarks.attention import cases, settings
 from benchmarks.attention.measure import Contender, compiled
+from experiments.cores import num_cores
 
 # By name in the table; None dispatches.
 OURS = {"dispatched": None, "blockwise": "blockwise", "reference": "reference"}
@@ -31,7 +32,7 @@ def _optional(name: str) -> Any:
 torch = _optional("torch")
 attnax = _optional("attnax")
 if torch is not None:
-  torch.set_num_threads(settings.cores())
+  torch.set_num_threads(num_cores())
 
 
 def has_torch() -> bool:

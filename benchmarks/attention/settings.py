@@ -7,6 +7,8 @@ import platform
 import sys
 from typing import Any
 
+from experiments.cores import num_cores
+
 SECTIONS = (
   "dot",
   "odd",
@@ -32,13 +34,6 @@ _KEEP = (
   ":glibc.malloc.trim_threshold=10000000000"
   ":glibc.malloc.arena_max=1"
 )
-
-
-def cores() -> int:
-  """The number of cores that this process may use."""
-  if hasattr(os, "sched_getaffinity"):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
 
 
 def restart_keeping_memory() -> None:
@@ -81,7 +76,7 @@ def machine() -> dict[str, Any]:
   """The hardware and the versions of packages."""
   return {
     "cpu": _cpu(),
-    "cores": cores(),
+    "cores": num_cores(),
     "system": platform.platform(),
     "python": platform.python_version(),
     **{name: version(name) for name in ("jax", "jaxlib", "torch", "attnax")},

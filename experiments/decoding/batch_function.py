@@ -1,6 +1,5 @@
 """A compiled function of many batches; a CPU computes several at a time."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
+from experiments.cores import num_cores
 from experiments.distributed import mesh as mesh_lib
 
 # Batches at a time need as many times the memory.
@@ -24,6 +24,9 @@ class Call(NamedTuple):
 
 class BatchFunction:
   """A function of (length, params, batch, *rest), compiled for each shape.
+
+  A batch is a tree of arrays [B, ...], where B is a multiple of the number of
+  devices. Calls are compiled before they run.
 
   Example:
     >>> import numpy as np
@@ -51,14 +54,17 @@ class BatchFunction:
       if case not in self._programs and case not in new:
         batch = mesh_lib.shard_rows(call.batch, self._mesh)
         new[case] = self._jitted.lower(call.length, params, batch, *call.rest)
-    with ThreadPoolExecutor(_num_cores()) as pool:
+    with ThreadPoolExecutor(num_cores()) as pool:
       programs = pool.map(lambda lowered: lowered.compile(), new.values())
       self._programs.update(zip(new, programs))
 
   def run(
     self, params: Any, calls: Sequence[Call]
   ) -> Iterator[tuple[int, Any]]:
-    """Yields the index and the result, NumPy arrays, of each finished call."""
+    """Yields the index and the result, NumPy arrays, of each finished call.
+
+    A call that raises cancels those that have not started.
+    """
 
     def result(call: Call):
       batch = mesh_lib.shard_rows(call.batch, self._mesh)
@@ -85,11 +91,4 @@ def _num_workers(mesh: Mesh) -> int:
   # All processes must start programs in the same order.
   is_cpu = mesh.devices.flat[0].platform == "cpu"
   alone = mesh.size == jax.process_count() == 1
-  return min(_num_cores(), _MAX_WORKERS) if is_cpu and alone else 1
-
-
-def _num_cores() -> int:
-  """The number of cores that this process may use."""
-  if hasattr(os, "sched_getaffinity"):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
+  return min(num_cores(), _MAX_WORKERS) if is_cpu and alone else 1

@@ -17,8 +17,8 @@ from experiments.decoding.batch_function import BatchFunction, Call
 from experiments.distributed import mesh as mesh_lib
 
 # Sources (in a beam search: hypotheses) that are decoded or scored at once. On
-# a CPU fewer are faster, since those that are done wait for the others; in a
-# beam search many are done after few steps, but a step has more operations.
+# CPUs fewer are faster, because sources that are done wait for the others
+# (docs/measurements.md).
 _ROWS, _CPU_ROWS, _CPU_HYPOTHESES = 256, 64, 128
 # Widths and maximum lengths are rounded up to multiples of these, so that few
 # shapes are compiled.
@@ -114,7 +114,7 @@ def make_predictor(
       make_call(index, first, part) for index, (_, part) in enumerate(batches)
     ]
     decode.compile(params, calls)
-    begin = time.perf_counter()
+    begin = end = time.perf_counter()
     for index, (batch, score) in decode.run(params, calls):
       members = batches[index][0]
       scores[members] = score[: len(members)]
@@ -122,8 +122,8 @@ def make_predictor(
         tokens[member] = row
       if progress:
         progress(len(members))
-    seconds = time.perf_counter() - begin
-    return Predictions(_stacked(tokens, search.n_best), scores, seconds)
+      end = time.perf_counter()
+    return Predictions(_stacked(tokens, search.n_best), scores, end - begin)
 
   return predict
 

@@ -1,6 +1,5 @@
 """Compiles the training step in threads, before its first batch is there."""
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from experiments.cores import num_cores
 from experiments.data.batch import Batch
 from experiments.data.dataset import TrainingBatches
 from experiments.distributed import mesh
@@ -49,7 +49,7 @@ def compile_ahead(experiment: Experiment, shapes: Sequence[BatchShape]) -> Step:
     return lowered(shape).compile()
 
   programs: dict[BatchShape, Future[Any]] = {}
-  pool = ThreadPoolExecutor(max_workers=os.cpu_count())
+  pool = ThreadPoolExecutor(num_cores())
   # Python's threads share one core: the first shape is lowered before the other
   # work of the start.
   for shape in shapes[:1]:

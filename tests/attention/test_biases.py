@@ -1,5 +1,7 @@
 """Biases, compared with the numbers and formulas of their papers."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -126,10 +128,10 @@ def test_biases_add_with_arrays_from_both_sides(make):
     )
 
 
-def test_biases_add_with_numbers():
+def test_biases_are_summed():
   alibi = np.asarray(biases.alibi(2).materialize(5, 7))
-  bias = 1 + sum([biases.alibi(2), biases.alibi(2)]) - 0.5
-  np.testing.assert_allclose(bias.materialize(5, 7), 2 * alibi + 0.5, rtol=1e-6)
+  bias = sum([biases.alibi(2), biases.alibi(2)])
+  np.testing.assert_allclose(bias.materialize(5, 7), 2 * alibi, rtol=1e-6)
 
 
 def test_shifted_rows_and_blocks():
@@ -173,9 +175,8 @@ def test_invalid_arguments_raise():
     biases.relative_position(jnp.ones((32, 2)), max_distance=8)
   with pytest.raises(TypeError, match="mask"):
     biases.as_bias(jnp.ones((2, 2), bool))
-  for wrong in ("alibi", True):
-    with pytest.raises(TypeError, match="a number or an array"):
-      biases.as_bias(wrong)
+  with pytest.raises(TypeError, match="bias"):
+    biases.as_bias(math.pi)
 
 
 def test_a_bias_times_a_number_and_its_negative():

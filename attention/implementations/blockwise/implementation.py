@@ -127,11 +127,12 @@ class Blockwise:
     if request.target != "cpu":
       entries = -(-math.prod(request.leading) // num_automatic_devices())
     limits = tile_sizes.limits(request.target)
-    keys = limits.keys(key_length, self.key_block, elements * entries)
+    elements *= entries
+    keys = limits.side(key_length, self.key_block, elements)
     if is_softmax(request.normalizer):
-      queries = limits.queries(length, self.query_block, elements * entries)
-      return queries, keys
-    row = key_length * elements * entries
+      multiple = limits.queries_per_key
+      return limits.side(length, self.query_block, elements, multiple), keys
+    row = key_length * elements
     return limits.block_of_rows(length, self.query_block, row), keys
 
   def tiling(self, request: Request) -> Tiling:

@@ -14,21 +14,17 @@ class Limits:
   most_keys: int  # or queries
   scores: int  # elements of the score's intermediate arrays, in a square tile
   most_rows: int  # queries of a block of whole rows
-  tallness: int  # queries for each key, where `scores` limits the keys
+  queries_per_key: int  # where `scores` limits the keys
 
-  def queries(
-    self, length: int, asked: int | None, elements_per_pair: int = 1
+  def side(
+    self,
+    length: int,
+    asked: int | None,
+    elements_per_pair: int,
+    multiple: int = 1,
   ) -> int:
-    """The number of queries in a tile; None for `asked` chooses it."""
-    return self._side(length, asked, elements_per_pair, self.tallness)
-
-  def keys(
-    self, length: int, asked: int | None, elements_per_pair: int = 1
-  ) -> int:
-    """The number of keys in a tile; None for `asked` chooses it."""
-    return self._side(length, asked, elements_per_pair, 1)
-
-  def _side(self, length, asked, elements_per_pair, multiple) -> int:
+    """The number of queries or keys in a tile; None for `asked` chooses it."""
+    # Where `scores` limits a tile, `multiple` of the side of a square.
     if asked is not None:
       return min(asked, length)
     square = math.isqrt(self.scores // elements_per_pair)
@@ -50,11 +46,11 @@ class Limits:
 # 512 queries and keys leaves cores idle, and more than 4 MiB of scores in
 # float32 leave the caches. Scores that need many elements for a pair are faster
 # in tiles of twice as many queries, and elements.
-_CPU = Limits(most_keys=512, scores=1 << 20, most_rows=128, tallness=2)
+_CPU = Limits(most_keys=512, scores=1 << 20, most_rows=128, queries_per_key=2)
 # GPUs and TPUs start several operations for each tile, so few large tiles are
 # best. All leading entries are in a tile, because they may be sharded.
 _ACCELERATOR = Limits(
-  most_keys=4096, scores=1 << 24, most_rows=1024, tallness=1
+  most_keys=4096, scores=1 << 24, most_rows=1024, queries_per_key=1
 )
 
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments import progress
+from experiments.cores import num_cores
 from experiments.data.text.tokenizer import Tokenizer, normalized
 
 LENGTHS, TOKENS, DIGESTS = "train.lengths", "train.tokens", "train.digests"
@@ -187,7 +188,7 @@ def _encoded(
   tokenizers: tuple[Tokenizer, Tokenizer],
 ) -> Iterator[_Chunk]:
   """Yields chunks in order; processes encode those of a large text."""
-  count = os.cpu_count() or 1
+  count = num_cores()
   if num_pairs < _MIN_PARALLEL or count == 1:
     yield from (_encode(tokenizers, chunk) for chunk in chunks)
     return

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.config import MeshConfig
+from experiments.cores import num_cores
 from experiments.decoding import batch_function
 from experiments.decoding.batch_function import BatchFunction, Call
 from experiments.distributed import mesh as mesh_lib
@@ -72,5 +73,5 @@ def test_devices_are_not_shared_by_workers():
   several = mesh_lib.make_mesh(MeshConfig(data=2))
   alone = mesh_lib.make_mesh(MeshConfig(data=1))
   assert batch_function._num_workers(several) == 1
-  cores = min(batch_function._num_cores(), 4)
+  cores = min(num_cores(), 4)
   assert batch_function._num_workers(alone) == cores >= 1

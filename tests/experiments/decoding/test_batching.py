@@ -65,7 +65,9 @@ def test_predictions_are_in_the_order_of_their_sources(search, devices):
   rows = {(1, 1): 64, (3, 1): 66, (1, 2): 64, (3, 2): 66}[
     devices, search.beam_size
   ]
-  assert sorted(done) == [3001 % rows] + [rows] * (3001 // rows)
+  # Several devices decode one batch after another, the longest sources first.
+  in_order = done if devices > 1 else sorted(done)
+  assert in_order == [3001 % rows] + [rows] * (3001 // rows)
   assert predictions.seconds > 0
 
 
@@ -84,6 +86,7 @@ def test_no_sources_give_no_predictions():
     {}, np.zeros((0, 7), np.int32)
   )
   assert predictions.tokens.shape[:2] == (0, 1)
+  assert predictions.seconds == 0
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -102,9 +105,7 @@ def test_each_width_is_compiled_once_for_the_rows_of_a_device(devices):
   source = sources(3000, longest=100)
   predict({}, source)
   predict({}, source[:1000])
-  assert sorted(starts) == [
-    (64 // devices, width) for width in (32, 64, 96, 100)
-  ]
+  assert starts == [(64 // devices, width) for width in (100, 96, 64, 32)]
 
 
 def test_n_best_predictions_match_a_direct_beam_search():

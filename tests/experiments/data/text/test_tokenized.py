@@ -87,7 +87,7 @@ def test_chunks_that_are_written_are_not_encoded_again(
 def test_processes_encode_the_same(tmp_path, tokenizers, monkeypatch):
   alone = write(tmp_path / "alone", tokenizers)
   monkeypatch.setattr(tokenized, "_MIN_PARALLEL", 1)
-  monkeypatch.setattr(tokenized.os, "cpu_count", lambda: 2)
+  monkeypatch.setattr(tokenized, "num_cores", lambda: 2)
   assert write(tmp_path / "parallel", tokenizers) == alone
 
 
