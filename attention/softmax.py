@@ -32,6 +32,11 @@ class Statistics(NamedTuple):
     """The total, or 1 in rows without a visible key."""
     return jnp.where(self.total == 0.0, 1.0, self.total)
 
+  @property
+  def inverse(self) -> jax.Array:
+    """1 / total, or 0 in rows without a visible key."""
+    return jnp.where(self.total == 0.0, 0.0, 1.0 / self.divisor)
+
   def weights(self, scores: jax.Array) -> jax.Array:
     """The weights [..., t, s] of scores, for statistics [..., t]."""
     maximum = jax.lax.stop_gradient(self.maximum)[..., None]
@@ -40,8 +45,7 @@ class Statistics(NamedTuple):
     # above the maximum. The derivative must be that of the difference.
     excess = jax.lax.stop_gradient(jnp.maximum(logarithms, 0.0))
     exponentials = jnp.exp(logarithms - excess)
-    inverse = jnp.where(self.total == 0.0, 0.0, 1.0 / self.divisor)
-    return exponentials * inverse[..., None]
+    return exponentials * self.inverse[..., None]
 
   def tangent(self, of_lse: jax.Array) -> "Statistics":
     """The tangents of the statistics, for that of the lse."""
@@ -90,21 +94,6 @@ def softmax(scores: jax.Array, visible: jax.Array) -> tuple:
   # are 0, or 1 at least but for rounding.
   divisor = jnp.maximum(statistics.total, 2.0**-60)
   return exponentials / divisor[..., None], statistics
-
-
-def with_more_keys(
-  statistics: Statistics, scores: jax.Array
-) -> tuple[Statistics, jax.Array, jax.Array]:
-  """Statistics with one more tile of scores [..., t, s] included."""
-  maximum = jnp.maximum(statistics.maximum, jnp.max(scores, axis=-1))
-  # Inside a `scan`, JAX differentiates this code instead of the rule when it
-  # differentiates a gradient.
-  maximum = jax.lax.stop_gradient(maximum)
-  shrink = jnp.exp(statistics.maximum - maximum)
-  exponentials = jnp.exp(scores - maximum[..., None])
-  total = statistics.total * shrink + jnp.sum(exponentials, axis=-1)
-  # `shrink` [..., t] are the factors of the exponentials of earlier tiles.
-  return Statistics(maximum, total), exponentials, shrink
 
 
 def merged(

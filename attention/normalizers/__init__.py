@@ -9,9 +9,11 @@ from typing import Any
 from attention.normalizers.base import (
   FunctionNormalizer,
   Normalizer,
+  OnlineNormalizer,
   checked_fraction,
   checked_weights,
   group_heads,
+  is_online,
   masked_fraction,
   masked_weights,
 )
@@ -26,11 +28,13 @@ from attention.normalizers.stick_breaking import StickBreaking as stick_breaking
 __all__ = [
   "FunctionNormalizer",
   "Normalizer",
+  "OnlineNormalizer",
   "as_normalizer",
   "checked_fraction",
   "checked_weights",
   "entmax",
   "group_heads",
+  "is_online",
   "is_softmax",
   "masked_fraction",
   "masked_weights",
@@ -64,4 +68,5 @@ def as_normalizer(normalizer: Any) -> Normalizer:
 
 def is_softmax(normalizer: Any) -> bool:
   """Whether the normalizer is softmax, perhaps with a sink."""
-  return isinstance(normalizer, softmax)
+  is_own = type(normalizer).__call__ is softmax.__call__
+  return isinstance(normalizer, softmax) and is_own

@@ -5,6 +5,7 @@ weights of a row without a visible pair.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -53,6 +54,56 @@ class Normalizer(EqualByValue):
     Blockwise gradients are faster if the sum over a row is in the divisors.
     """
     return checked_weights(self, scores), jnp.ones_like(scores[..., 0])
+
+
+class OnlineNormalizer(Normalizer):
+  """A normalizer that needs one tile of keys at a time: define `terms`.
+
+  Its weights are numerators / (sum of parts + epsilon). Both are functions of
+  one score and are proportional to exp(-maximum), where the maximum is that of
+  `exponents` over the row.
+
+  Example:
+    >>> import dataclasses, jax, jax.numpy as jnp
+    >>> from attention.normalizers import OnlineNormalizer
+    >>> @jax.tree_util.register_dataclass
+    ... @dataclasses.dataclass(frozen=True, eq=False)
+    ... class PositivePart(OnlineNormalizer):
+    ...   def terms(self, scores, maximum):
+    ...     parts = jnp.exp(scores - maximum)
+    ...     return jnp.where(scores > 0.0, parts, 0.0), parts
+    >>> PositivePart()(jnp.log(jnp.array([[3.0, 0.5, 0.5]])))
+    Array([[0.75, 0.  , 0.  ]], dtype=float32)
+  """
+
+  ignores_hidden: ClassVar[bool] = True
+  # The maximum is this at least.
+  smallest_maximum: ClassVar[float] = -math.inf
+  epsilon = 0.0
+
+  def exponents(self, scores: jax.Array) -> jax.Array:
+    """Upper bounds of the logarithms of the parts; -inf for -inf."""
+    return scores
+
+  def terms(
+    self, scores: jax.Array, maximum: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Numerators and parts [..., t, s] for a maximum [..., t, 1].
+
+    Both are 0 for scores of -inf.
+    """
+    raise NotImplementedError(f"{type(self).__name__} must define terms")
+
+  def fraction(self, scores):
+    maximum = row_maximum(self.exponents(scores))
+    maximum = jnp.maximum(maximum, self.smallest_maximum)
+    numerators, parts = self.terms(scores, maximum)
+    total = jnp.sum(parts, axis=-1) + self.epsilon
+    return numerators, jnp.where(total == 0.0, 1.0, total)
+
+  def __call__(self, scores):
+    numerators, divisors = self.fraction(scores)
+    return numerators / divisors[..., None]
 
 
 @jax.tree_util.register_pytree_node_class
@@ -118,12 +169,7 @@ def checked_fraction(
   normalizer: Normalizer, scores: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """The fraction of visible scores, if it has the documented shapes."""
-  types = type(normalizer).__mro__
-  of_weights, of_fraction = (
-    next(each for each in types if name in vars(each))
-    for name in ("__call__", "fraction")
-  )
-  if not issubclass(of_fraction, of_weights):
+  if not _defines_last(normalizer, "fraction", ["__call__"]):
     # A class that overrides `__call__` alone: `fraction` is of other weights.
     return Normalizer.fraction(normalizer, scores)
   parts = normalizer.fraction(scores)
@@ -134,6 +180,25 @@ def checked_fraction(
       f"{scores.shape} and {scores.shape[:-1]}, it returned {shapes}"
     )
   return parts
+
+
+def is_online(normalizer: Normalizer) -> bool:
+  """Whether `terms` of an `OnlineNormalizer` without arrays are its weights."""
+  return (
+    isinstance(normalizer, OnlineNormalizer)
+    and not jax.tree.leaves(normalizer)
+    and _defines_last(normalizer, "terms", ["__call__", "fraction"])
+  )
+
+
+def _defines_last(normalizer: Normalizer, name: str, others: list[str]) -> bool:
+  """Whether no class below the one that defines `name` overrides others."""
+  types = type(normalizer).__mro__
+  last, *rest = (
+    next(each for each in types if name in vars(each))
+    for name in (name, *others)
+  )
+  return all(issubclass(last, each) for each in rest)
 
 
 def masked_fraction(
@@ -150,6 +215,14 @@ def masked_fraction(
   numerators, divisors = checked_fraction(normalizer, scores)
   numerators = jnp.where(visible, numerators, 0.0)
   return numerators, jnp.where(has_keys, divisors, 0.0)
+
+
+def exponential(exponents: jax.Array) -> jax.Array:
+  """exp(exponents), at most 1."""
+  # Scores that are computed twice may be rounded differently, but none is above
+  # the maximum. The derivative must be that of exp.
+  excess = jax.lax.stop_gradient(jnp.maximum(exponents, 0.0))
+  return jnp.exp(exponents - excess)
 
 
 def row_maximum(scores: jax.Array) -> jax.Array:

@@ -8,12 +8,18 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.head_parameters import SCALAR
-from attention.normalizers.base import Normalizer, row_maximum
+from attention.normalizers.base import (
+  Normalizer,
+  OnlineNormalizer,
+  exponential,
+)
+
+_SMALL = 0.02
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Softmax(Normalizer):
+class Softmax(OnlineNormalizer):
   """exp(s_j) / sum_k exp(s_k), optionally with a sink in the sum.
 
   A sink is the score of a further key whose value is zero, so that a query may
@@ -32,7 +38,6 @@ class Softmax(Normalizer):
     Array([[0.25, 0.25, 0.25]], dtype=float32)
   """
 
-  ignores_hidden: ClassVar[bool] = True
   sink: float | jax.Array | None = dataclasses.field(
     default=None, metadata=SCALAR
   )
@@ -45,6 +50,10 @@ class Softmax(Normalizer):
     sink = jnp.broadcast_to(sink, (*scores.shape[:-1], 1))
     with_sink = jnp.concatenate([scores, sink], axis=-1)
     return jax.nn.softmax(with_sink, axis=-1)[..., :-1]
+
+  def terms(self, scores, maximum):
+    parts = exponential(scores - maximum)
+    return parts, parts
 
 
 @jax.tree_util.register_dataclass
@@ -77,7 +86,7 @@ class Sigmoid(Normalizer):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Softpick(Normalizer):
+class Softpick(OnlineNormalizer):
   """relu(exp(s_j) - 1) / sum_k |exp(s_k) - 1|.
 
   Negative scores get weight 0 and need no sink. See "Softpick: No Attention
@@ -95,46 +104,31 @@ class Softpick(Normalizer):
     Array([[0.4, 0.4, 0. ]], dtype=float32)
   """
 
-  ignores_hidden: ClassVar[bool] = True
+  smallest_maximum: ClassVar[float] = 0.0
   epsilon: float = dataclasses.field(default=1e-8, metadata={"static": True})
 
-  def __call__(self, scores):
-    numerators, divisors = self.fraction(scores)
-    return numerators / divisors[..., None]
-
-  def fraction(self, scores):
-    visible = ~jnp.isneginf(scores)
-    largest = jnp.maximum(row_maximum(scores), 0.0)
-    # exp(scores) - 1, divided by exp(largest).
-    terms = jnp.exp(scores - largest) - jnp.exp(-largest)
+  def terms(self, scores, maximum):
+    # exp(scores) - 1, divided by exp(maximum).
+    scale = jnp.exp(-maximum)
+    terms = exponential(scores - maximum) - scale
     # The difference has too few digits for small scores.
-    is_small = jnp.abs(scores) < 0.05
-    small = _expm1_of_small(jnp.where(is_small, scores, 0.0))
-    terms = jnp.where(is_small, small * jnp.exp(-largest), terms)
-    terms = jnp.where(visible, terms, 0.0)
-    total = jnp.sum(jnp.abs(terms), axis=-1) + self.epsilon
-    return jnp.maximum(terms, 0.0), jnp.where(total == 0.0, 1.0, total)
+    small = jnp.clip(scores, -_SMALL, _SMALL)
+    terms = jnp.where(small == scores, _expm1(small) * scale, terms)
+    terms = jnp.where(jnp.isneginf(scores), 0.0, terms)
+    return jnp.maximum(terms, 0.0), jnp.abs(terms)
 
 
-@jax.custom_jvp
-def _expm1_of_small(x: jax.Array) -> jax.Array:
-  """exp(x) - 1 for |x| <= 0.05, faster than `jnp.expm1` on CPUs."""
+def _expm1(x: jax.Array) -> jax.Array:
+  """exp(x) - 1 for |x| <= _SMALL, faster than `jnp.expm1` on CPUs."""
   series = jnp.ones_like(x)
-  num_terms = 8 if x.dtype == jnp.float64 else 5
-  for n in range(num_terms, 1, -1):
+  for n in range(8 if x.dtype == jnp.float64 else 5, 1, -1):
     series = 1.0 + x * (1.0 / n) * series
   return x * series
 
 
-@_expm1_of_small.defjvp
-def _expm1_of_small_jvp(primals, tangents):
-  result = _expm1_of_small(*primals)
-  return result, tangents[0] * (1.0 + result)
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class SignedSoftmax(Normalizer):
+class SignedSoftmax(OnlineNormalizer):
   """sign(s_j) exp(|s_j|) / sum_k exp(|s_k|): weights may be negative.
 
   It is the normalizer of Cog attention. See "More Expressive Attention with
@@ -147,14 +141,9 @@ class SignedSoftmax(Normalizer):
     Array([[ 0.5, -0.5]], dtype=float32)
   """
 
-  ignores_hidden: ClassVar[bool] = True
+  def exponents(self, scores):
+    return jnp.where(jnp.isneginf(scores), -jnp.inf, jnp.abs(scores))
 
-  def __call__(self, scores):
-    numerators, divisors = self.fraction(scores)
-    return numerators / divisors[..., None]
-
-  def fraction(self, scores):
-    visible = ~jnp.isneginf(scores)
-    sizes = jnp.where(visible, jnp.abs(scores), -jnp.inf)
-    terms = jnp.exp(sizes - row_maximum(sizes))
-    return jnp.sign(scores) * terms, jnp.sum(terms, axis=-1)
+  def terms(self, scores, maximum):
+    parts = exponential(self.exponents(scores) - maximum)
+    return jnp.sign(scores) * parts, parts

@@ -9,6 +9,9 @@ import jax.numpy as jnp
 
 from attention.normalizers.base import Normalizer, row_maximum
 
+_MANY = 256  # entries of a row whose groups are solved first
+_GROUP = 16  # entries of a group
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,24 +77,34 @@ def _sparse_weights(scores: jax.Array, power: float) -> jax.Array:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _threshold(shifted: jax.Array, power: float) -> jax.Array:
   """The t [..., 1] with sum_j max(1 + shifted_j - t, 0) ** power = 1."""
-  shifted = jax.lax.stop_gradient(shifted)
-  tolerance = 4 * jnp.finfo(shifted.dtype).eps / power
+  return _solved(jax.lax.stop_gradient(shifted), power)
 
-  def is_unfinished(state):
-    _, step, count = state
-    return jnp.any(step > tolerance) & (count < 50)
+
+def _solved(shifted, power: float):
+  """The threshold, by Newton's method from below."""
+  *leading, length = shifted.shape
+  # The largest entry is 0 and its weight at most 1.
+  start = jnp.zeros_like(shifted[..., :1])
+  if isinstance(length, int) and length >= _MANY:
+    # The threshold of some of the entries is a lower bound.
+    groups = shifted[..., : length // _GROUP * _GROUP]
+    groups = groups.reshape(*leading, _GROUP, -1)
+    start = _solved(jnp.max(groups, axis=-2), power)
 
   def advance(state):
-    threshold, _, count = state
+    threshold, _ = state
     step = _newton_step(shifted, threshold, power)
-    return threshold + jnp.maximum(step, 0.0), step, count + 1
+    # A group of very low scores has no step.
+    return threshold + jnp.where(step > 0.0, step, 0.0), step
 
   # The norm of max(1 + shifted - t, 0) of order `power` is convex in t and
-  # nearly linear, so a few steps of Newton's method from below suffice.
-  # The largest entry is 0 and its weight at most 1, so t is at least 0.
-  start = jnp.zeros_like(shifted[..., :1])
-  state = start, jnp.full_like(start, jnp.inf), 0
-  return jax.lax.while_loop(is_unfinished, advance, state)[0]
+  # nearly linear: the error after a step is about the step's square.
+  tolerance = jnp.sqrt(jnp.finfo(shifted.dtype).eps) / (4 * power)
+  return jax.lax.while_loop(
+    lambda state: jnp.any(state[1] > tolerance),
+    advance,
+    (start, jnp.full_like(start, jnp.inf)),
+  )[0]
 
 
 def _newton_step(shifted, threshold, power: float):

@@ -252,6 +252,18 @@ def test_entmax_solves_its_equation(alpha):
   assert (weights == 0.0).any()
 
 
+@pytest.mark.parametrize("alpha", [1.01, 2.0])
+def test_entmax_of_long_rows_whose_last_score_is_the_largest(alpha):
+  """Rows that are no multiple of a group: the last keys are in none."""
+  rows = np.random.default_rng(0).normal(size=(20, 300)).astype("f4")
+  rows[:10, -1] = 50.0
+  weights = np.asarray(normalizers.entmax(alpha)(jnp.asarray(rows)), "f8")
+  np.testing.assert_allclose(weights.sum(-1), 1.0, atol=2e-6)
+  thresholds = (alpha - 1) * rows - weights ** (alpha - 1)
+  for row, support in zip(thresholds, weights > 1e-3):
+    np.testing.assert_allclose(row[support], row[support][0], atol=1e-4)
+
+
 def test_sink_of_zero_is_softmax_off_by_one():
   table = jnp.asarray([[1.0, -2.0, 0.5]])
   weights = normalizers.softmax(sink=0.0)(table)
@@ -372,8 +384,9 @@ def test_a_result_of_another_shape_is_refused(implementation, mask):
       attend(*draw("f4"), normalizer=bad, **arguments)
 
 
-def test_a_subclass_that_changes_the_weights_changes_them_in_tiles():
-  class Sharper(type(normalizers.softpick())):
+@pytest.mark.parametrize("name", ["softpick", "softmax"])
+def test_a_subclass_that_changes_the_weights_changes_them_in_tiles(name):
+  class Sharper(getattr(normalizers, name)):
     def __call__(self, scores):
       return super().__call__(2.0 * scores)
 

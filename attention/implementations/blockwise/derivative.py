@@ -1,13 +1,15 @@
 """The one rule for all derivatives.
 
-With S the scores and bias, P = softmax(S) and O = P V, the tangents are
+With S the scores and bias, N = n(S) the numerators and L = sum_j p(S) the sum
+of a row (for softmax, n and p are the exponential), the context is
+O = (N / L) V and the tangents are
 
-    dlse = sum_j P dS
-    dO   = sum_j (P dS) V + sum_j P dV - dlse O
+    dL / L = sum_j dp / L
+    dO     = sum_j (dn / L) V + sum_j (N / L) dV - (dL / L) O
 
-where dS is the tangent of the score on a tile, for any score. Every term is a
-sum over tiles, linear in the tangents, with P recomputed from the tile and the
-statistics of the rows.
+where dn and dp are the tangents of n and p on a tile, for any score. Every term
+is a sum over tiles, linear in the tangents, with N recomputed from the tile and
+the statistics of the rows.
 JAX can therefore transpose the rule, and reverse mode equals the backward pass
 of "FlashAttention", Dao et al., 2022 (https://arxiv.org/abs/2205.14135). The
 rule is ordinary JAX code, so it can be differentiated again.
@@ -103,18 +105,18 @@ def _tangents(problem: Problem, primals, outputs, tangents):
     context_zeros if of_scores else None,
     None if value is None else _in_columns(context_zeros),
   ]
-  lse_tangent, by_scores, by_values = scan(step, sums, tiling.visible_tiles())
+  of_total, by_scores, by_values = scan(step, sums, tiling.visible_tiles())
   terms = [by_scores, _in_columns(by_values)]
-  if lse_tangent is None:
-    lse_tangent = row_zeros
+  if of_total is None:
+    of_total = row_zeros
   else:
-    terms.append(-lse_tangent[..., None] * context)
+    terms.append(-of_total[..., None] * context)
   context_tangent = sum(term for term in terms if term is not None)
-  return context_tangent, statistics.tangent(lse_tangent)
+  return context_tangent, statistics.tangent(of_total)
 
 
 def _tile_terms(problem, primals, statistics, linear, start):
-  """One tile's terms of sum P dS, sum (P dS) V and sum P dV (transposed)."""
+  """One tile's terms of the three sums; the last one is transposed."""
   tiling, dtype = problem.tiling, problem.dtype
   captured, *tokens = primals
   *row, column = start
@@ -167,30 +169,39 @@ def _terms_of_tiles(problem, captured, tiles, rows, start, linear):
   tiling, dtype = problem.tiling, problem.dtype
   query_tile, key_tile, value_tile = tiles
 
-  def scores_of(of_pair, *tiles):
+  def parts_of(of_pair, *tiles):
     pair, bias = of_pair
     moved = captured._replace(pair=pair, bias=bias)
     masked = tiling.has_partial
-    return problem.scores(moved, *tiles, start, masked=masked)
+    scores = problem.scores(moved, *tiles, start, masked=masked)
+    maximum = jax.lax.stop_gradient(rows.maximum)[..., None]
+    return problem.normalizer.terms(scores, maximum)
 
-  scores, scores_tangent = _jvp(
-    scores_of,
+  (numerators, _), tangents = _jvp(
+    parts_of,
     ((captured.pair, captured.bias), query_tile, key_tile),
     (linear.captured, linear.query, _in_columns(linear.key_columns)),
   )
-  weights = rows.weights(scores)
-  kept = problem.dropped(captured, weights, start)
-  of_lse = by_scores = by_values = None
-  if scores_tangent is not None:
-    of_lse = jnp.sum(weights * scores_tangent, axis=-1)
+
+  def weights_of(terms):
+    return terms * rows.inverse[..., None]
+
+  of_total = by_scores = by_values = None
+  if tangents is not None:
+    of_numerators, of_parts = map(weights_of, tangents)
+    of_total = jnp.sum(of_parts, axis=-1)
     by_scores = weighted_sum_of_tangents(
-      kept * scores_tangent, value_tile, dtype, value_tile
+      problem.dropped(captured, of_numerators, start),
+      value_tile,
+      dtype,
+      value_tile,
     )
   if linear.value_columns is not None:
+    kept = problem.dropped(captured, weights_of(numerators), start)
     by_values = weighted_sum_columns_of_tangents(
       kept, linear.value_columns, dtype, value_tile
     )
-  return of_lse, by_scores, by_values
+  return of_total, by_scores, by_values
 
 
 def _jvp(function, primals, tangents) -> Any:

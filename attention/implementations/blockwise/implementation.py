@@ -24,7 +24,7 @@ from attention.implementations.blockwise.tiles import Tiling, with_length
 from attention.implementations.non_finite import with_finite_tokens
 from attention.masks.tile_visibility import grid_visibility
 from attention.meshes import num_automatic_devices
-from attention.normalizers import is_softmax
+from attention.normalizers import is_online, is_softmax
 from attention.request import Request
 from attention.softmax import Statistics, part_of, without_keys
 
@@ -108,7 +108,7 @@ class Blockwise:
     key = score.map_key(with_length(key, tiling.key_length))
     value = with_length(value, tiling.key_length, "constant")
     value = value.astype(jnp.result_type(request.query, value))
-    compute = _softmax if is_softmax(request.normalizer) else compute_rows
+    compute = _online if is_online(request.normalizer) else compute_rows
     context, statistics = compute(
       request, tiling, self.leading_block, query, key, value
     )
@@ -129,7 +129,7 @@ class Blockwise:
     limits = tile_sizes.limits(request.target)
     elements *= entries
     keys = limits.side(key_length, self.key_block, elements)
-    if is_softmax(request.normalizer):
+    if is_online(request.normalizer):
       multiple = limits.queries_per_key
       return limits.side(length, self.query_block, elements, multiple), keys
     row = key_length * elements
@@ -142,7 +142,7 @@ class Blockwise:
     return Tiling(leading, leading, *tile, visible)
 
 
-def _softmax(
+def _online(
   request: Request, tiling: Tiling, leading_block: int | None, query, key, value
 ) -> tuple[jax.Array, Statistics]:
   """The context and the statistics of mapped tokens, padded to tiles."""

@@ -1,7 +1,8 @@
 """The online softmax: the context, one tile of keys after another.
 
 See "Self-attention Does Not Need O(n^2) Memory", Rabe and Staats, 2021
-(https://arxiv.org/abs/2112.05682).
+(https://arxiv.org/abs/2112.05682). Other normalizers that are fractions of
+exponentials (`OnlineNormalizer`) are computed in the same way.
 """
 
 import functools
@@ -14,7 +15,8 @@ import jax.numpy as jnp
 from attention import axes
 from attention.implementations.blockwise.tiles import Tiling, cut, put, scan
 from attention.matmul import weighted_sum
-from attention.softmax import Statistics, with_more_keys, without_keys
+from attention.normalizers import OnlineNormalizer
+from attention.softmax import Statistics, without_keys
 
 
 class Captured(NamedTuple):
@@ -36,6 +38,7 @@ class Problem(NamedTuple):
   # scores.
   row_leading: tuple[int, ...]
   precision: str | None  # of matrix products, see `Request.precision`
+  normalizer: Any  # an `OnlineNormalizer` without arrays, or None
   # (captured, query tile, key tile, start of the tile) -> scores [..., t, s]
   pair: Callable
   # The others are (captured, start of the tile) -> array [..., t, s].
@@ -118,28 +121,46 @@ def context_and_statistics(
       visit_part = functools.partial(visit, masked)
       state = _loop(visit_part, bound[part], count, most, state)
     summed, statistics = state
+    statistics = _complete(problem.normalizer, statistics)
     tiles = summed / statistics.divisor[..., None], statistics
     return jax.tree.map(
       lambda array, tile: put(array, tile, start), outputs, tiles
     )
 
-  outputs = context, without_keys(rows)
+  maximum, total = without_keys(rows)
+  maximum = jnp.maximum(maximum, problem.normalizer.smallest_maximum)
+  outputs = context, Statistics(maximum, total)
   return scan(row, outputs, (tiling.rows(), bounds))
 
 
 def _updated(problem, captured, state, scores, value, start):
   """The state after one more tile of keys."""
-  context, statistics = state
-  statistics, exponentials, shrink = with_more_keys(statistics, scores)
-  kept = problem.dropped(captured, exponentials, start)
+  context, (maximum, total) = state
+  normalizer: OnlineNormalizer = problem.normalizer
+  exponents = normalizer.exponents(scores)
+  largest = jnp.maximum(maximum, jnp.max(exponents, axis=-1))
+  # Inside a `scan`, JAX differentiates this code instead of the rule when it
+  # differentiates a gradient.
+  largest = jax.lax.stop_gradient(largest)
+  shrink = jnp.exp(maximum - largest)
+  numerators, parts = normalizer.terms(scores, largest[..., None])
+  statistics = Statistics(largest, total * shrink + jnp.sum(parts, axis=-1))
+  kept = problem.dropped(captured, numerators, start)
   seen = weighted_sum(kept, value, problem.dtype)
   return context * shrink[..., None] + seen, statistics
+
+
+def _complete(normalizer, statistics: Statistics) -> Statistics:
+  """The statistics after the last tile of keys."""
+  if not normalizer.epsilon:
+    return statistics
+  return statistics._replace(total=statistics.total + normalizer.epsilon)
 
 
 def _loop(body, start, count, most: int, state):
   """`body` for `count` numbers from `start` on; `count` is at most `most`."""
   # A loop of known length has a reverse mode. JAX needs it where it ignores the
-  # rule of derivatives, see `with_more_keys`.
+  # rule of derivatives, see `_updated`.
 
   def step(number, state):
     if isinstance(count, int):

@@ -16,6 +16,7 @@ from attention.implementations.blockwise.closure import (
 )
 from attention.implementations.blockwise.online_softmax import Captured, Problem
 from attention.implementations.blockwise.tiles import Tiling, cut, put, scan
+from attention.normalizers import is_online
 from attention.positional import Pairwise, TilePositions
 from attention.request import Request
 from attention.scores import Positions
@@ -149,7 +150,12 @@ def make_problem(
     )
   functions, captured = zip(*traced)
   problem = Problem(
-    tiling, request.dtype, row_leading, request.precision, *functions
+    tiling,
+    request.dtype,
+    row_leading,
+    request.precision,
+    request.normalizer if is_online(request.normalizer) else None,
+    *functions,
   )
   return problem, Captured(*captured)
 
