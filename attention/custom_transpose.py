@@ -43,6 +43,26 @@ def with_transpose(
   )
 
 
+def with_own_derivatives(
+  function: Linear,
+  transpose: Linear,
+  residuals: list[Any],
+  arguments: list[jax.Array],
+) -> list[jax.Array]:
+  """`function`, which only `jax.linear_transpose` transposes by `transpose`."""
+  # Derivatives are those of `function`, so that it need not be linear for JAX.
+
+  @jax.custom_jvp
+  def result(residuals, arguments):
+    return with_transpose(function, transpose, residuals, arguments)
+
+  @result.defjvp
+  def rule(primals, tangents):
+    return jax.jvp(function, primals, tangents)
+
+  return result(residuals, arguments)
+
+
 def with_kernel_as_transpose(
   function: Linear,
   kernel: Linear | None,

@@ -12,6 +12,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from attention.custom_transpose import with_own_derivatives
+from attention.implementations.closure import without_captured
 from attention.request import Request
 from attention.softmax import Statistics
 
@@ -32,14 +34,19 @@ def with_finite_tokens(
     return context, statistics
   if statistics is None or not request.return_lse:
     # One pass over the pairs; the statistics are not used.
-    bad = rows_attending(bad_key | bad_value, bad_query)
-  else:
-    bad = rows_attending(bad_key, bad_query)
-    statistics = Statistics(
-      *(jnp.where(bad, jnp.nan, each) for each in statistics)
-    )
-    bad = bad | rows_attending(bad_value)
-  return jnp.where(bad[..., None], jnp.nan, context), statistics
+    return _with_nan(
+      context,
+      bad_value,
+      lambda bad_value: rows_attending(bad_key | bad_value, bad_query),
+    ), statistics
+  bad = rows_attending(bad_key, bad_query)
+  statistics = Statistics(
+    *(jnp.where(bad, jnp.nan, each) for each in statistics)
+  )
+  context = _with_nan(
+    context, bad_value, lambda bad_value: bad | rows_attending(bad_value)
+  )
+  return context, statistics
 
 
 def any_flagged(
@@ -61,9 +68,43 @@ def any_flagged(
   return jnp.any(visible & flags, axis=-1)
 
 
-def _finite(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _finite(tokens: jax.Array) -> list[jax.Array]:
   """Tokens with zeros for non-finite numbers, and which tokens had some."""
-  # Numbers, not whole tokens, so that one kernel computes both results.
-  finite = jnp.isfinite(tokens)
-  zeros = jnp.zeros_like(tokens)
-  return jnp.where(finite, tokens, zeros), ~jnp.all(finite, axis=-1)
+
+  def function(_, arguments):
+    # Numbers, not whole tokens, so that one kernel computes both results.
+    (tokens,) = arguments
+    finite = jnp.isfinite(tokens)
+    zeros = jnp.zeros_like(tokens)
+    return [jnp.where(finite, tokens, zeros), ~jnp.all(finite, axis=-1)]
+
+  def transpose(_, cotangents):
+    return cotangents[:1]
+
+  return with_own_derivatives(function, transpose, [], [tokens])
+
+
+def _with_nan(
+  context: jax.Array,
+  bad_value: jax.Array,
+  bad_rows: Callable[[jax.Array], jax.Array],
+) -> jax.Array:
+  """The context with NaN in the `bad_rows` of flags of values."""
+  # `jax.linear_transpose` assumes that all values are finite.
+  if not isinstance(bad_value, jax.core.Tracer):
+    return jnp.where(bad_rows(bad_value)[..., None], jnp.nan, context)
+  program, captured = without_captured(bad_rows, bad_value)
+  shape = bad_value.shape
+
+  def function(captured, arguments):
+    context, bad_value = arguments
+    bad = program(captured, bad_value)
+    return [jnp.where(bad[..., None], jnp.nan, context)]
+
+  def transpose(captured, cotangents):
+    bad = program(captured, jnp.zeros(shape, bool))
+    return [jnp.where(bad[..., None], 0.0, cotangents[0]), None]
+
+  arguments = [context, bad_value]
+  (context,) = with_own_derivatives(function, transpose, captured, arguments)
+  return context

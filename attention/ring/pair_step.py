@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import axes
-from attention.implementations.blockwise.closure import without_captured
+from attention.implementations.closure import without_captured
 from attention.positional import EMPTY, FULL
 from attention.ring.layout import Ring, get, may_have_gradient
 from attention.softmax import Statistics, without_keys

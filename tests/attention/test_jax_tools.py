@@ -1,12 +1,21 @@
 """JAX's tools for debugging and transposing, applied to attention."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import checkify
 
-from attention import attend, attention_weights, masks, normalizers, scores
+from attention import (
+  attend,
+  attention_weights,
+  biases,
+  masks,
+  normalizers,
+  scores,
+)
 from attention.implementations.blockwise import Blockwise
 from tests.attention.comparison import close
 from tests.attention.oracle import draw
@@ -23,6 +32,41 @@ CALLS = {
   "sink": {"normalizer": normalizers.softmax(0.5), "mask": masks.causal()},
   "softpick": {"normalizer": normalizers.softpick(), "mask": masks.causal()},
   "entmax": {"normalizer": normalizers.entmax(), "mask": masks.causal()},
+}
+# Ids of 5 queries and of 7 keys, a mask and a bias.
+ARRAYS = (
+  np.array([0, 0, 1, 1, 2]),
+  np.array([0, 0, 0, 1, 1, 1, 2]),
+  np.arange(35).reshape(5, 7) % 3 > 0,
+  np.linspace(-1.0, 1.0, 35, dtype=np.float32).reshape(5, 7),
+)
+# Options of `attend` as functions of these arrays.
+TRANSPOSED = {
+  "nothing": lambda *_: {},
+  "softpick": lambda *_: {"normalizer": normalizers.softpick()},
+  "padding": lambda ids, *_: {"mask": masks.padding(ids[-1] + 3)},
+  "causal": lambda *_: {"mask": masks.causal()},
+  "segments": lambda ids, key_ids, *_: {"mask": masks.segments(ids, key_ids)},
+  "array": lambda _, __, mask, ___: {"mask": mask},
+  "alibi": lambda *_: {"bias": biases.alibi(1)},
+  "bias": lambda *arrays: {"bias": arrays[-1], "mask": masks.causal()},
+  "dropout": lambda *_: {
+    "mask": masks.causal(),
+    "dropout_rate": 0.3,
+    "rng": jax.random.key(0),
+  },
+  "masked softpick": lambda *arrays: {
+    "mask": arrays[2],
+    "normalizer": normalizers.softpick(),
+  },
+  "entmax": lambda *_: {
+    "mask": masks.causal(),
+    "normalizer": normalizers.entmax(),
+  },
+  "sink": lambda *_: {
+    "mask": masks.causal(),
+    "normalizer": normalizers.softmax(0.5),
+  },
 }
 
 
@@ -73,17 +117,36 @@ def test_checks_of_numbers_find_nan_in_a_token(implementation):
 
 
 @every_implementation
-@pytest.mark.parametrize(
-  "options", [{}, {"normalizer": normalizers.softpick()}], ids=str
-)
-def test_attention_is_transposed_in_the_value(implementation, options):
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_attention_is_transposed_in_the_value(implementation, name):
+  query, key, value = (each[None] for each in tokens())
+  cotangent = jnp.cos(jnp.arange(15.0)).reshape(1, 5, 3)
+
+  def context(value, arrays):
+    options = TRANSPOSED[name](*arrays)
+    return attend(query, key, value, implementation=implementation, **options)
+
+  of_value = functools.partial(context, arrays=ARRAYS)
+  expected = jax.vjp(of_value, value)[1](cotangent)[0]
+  compiled = functools.partial(jax.jit(context), arrays=ARRAYS)
+  for function in (of_value, compiled):
+    (got,) = jax.linear_transpose(function, value)(cotangent)
+    close(got, expected, 1e-5, 1e-6)
+
+
+@every_implementation
+def test_transposing_ignores_queries_that_attend_to_nan(implementation):
   query, key, value = tokens()
+  key = key.at[3].set(jnp.nan)  # visible to queries 3 and 4
   cotangent = jnp.cos(jnp.arange(15.0)).reshape(5, 3)
 
   def context(value):
-    return attend(query, key, value, implementation=implementation, **options)
+    return attend(
+      query, key, value, mask=masks.causal(), implementation=implementation
+    )
 
   (got,) = jax.linear_transpose(context, value)(cotangent)
+  assert np.isfinite(got).all()
   close(got, jax.vjp(context, value)[1](cotangent)[0], 1e-5, 1e-6)
 
 

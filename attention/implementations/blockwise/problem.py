@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.implementations.blockwise.closure import (
+from attention.implementations.blockwise.online_softmax import Captured, Problem
+from attention.implementations.blockwise.tiles import Tiling, cut, put, scan
+from attention.implementations.closure import (
   Program,
   identity,
   without_captured,
 )
-from attention.implementations.blockwise.online_softmax import Captured, Problem
-from attention.implementations.blockwise.tiles import Tiling, cut, put, scan
 from attention.normalizers import is_online
 from attention.positional import Pairwise, TilePositions
 from attention.request import Request

@@ -16,11 +16,6 @@ import numpy as np
 
 from attention import axes
 from attention.implementations.blockwise import tile_sizes
-from attention.implementations.blockwise.closure import (
-  Program,
-  identity,
-  without_captured,
-)
 from attention.implementations.blockwise.online_softmax import Captured, Problem
 from attention.implementations.blockwise.problem import (
   TileOptions,
@@ -29,6 +24,11 @@ from attention.implementations.blockwise.problem import (
   trace_pair,
 )
 from attention.implementations.blockwise.tiles import Tiling, add, cut, scan
+from attention.implementations.closure import (
+  Program,
+  identity,
+  without_captured,
+)
 from attention.matmul import weighted_sum_columns
 from attention.normalizers import checked_fraction, masked_fraction
 from attention.positional import EMPTY, FULL, PARTIAL
