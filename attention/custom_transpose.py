@@ -40,27 +40,27 @@ def with_transpose(
     function=function,
     transpose=transpose,
     number=len(residuals),
+    has_own_derivatives=False,
   )
 
 
 def with_own_derivatives(
   function: Linear,
   transpose: Linear,
-  residuals: list[Any],
+  residuals: list[jax.Array],
   arguments: list[jax.Array],
 ) -> list[jax.Array]:
   """`function`, which only `jax.linear_transpose` transposes by `transpose`."""
   # Derivatives are those of `function`, so that it need not be linear for JAX.
-
-  @jax.custom_jvp
-  def result(residuals, arguments):
-    return with_transpose(function, transpose, residuals, arguments)
-
-  @result.defjvp
-  def rule(primals, tangents):
-    return jax.jvp(function, primals, tangents)
-
-  return result(residuals, arguments)
+  # Under `jax.shard_map` arguments must vary over all mesh axes of the results.
+  return _linear.bind(
+    *residuals,
+    *arguments,
+    function=function,
+    transpose=transpose,
+    number=len(residuals),
+    has_own_derivatives=True,
+  )
 
 
 def with_kernel_as_transpose(
@@ -106,28 +106,32 @@ _linear.multiple_results = True
 
 
 @_linear.def_impl
-def _result(*values, function, transpose, number):
-  del transpose
+def _result(*values, function, transpose, number, has_own_derivatives):
+  del transpose, has_own_derivatives
   return function([*values[:number]], [*values[number:]])
 
 
 @_linear.def_abstract_eval
-def _shapes(*values, function, transpose, number):
-  del transpose
+def _shapes(*values, function, transpose, number, has_own_derivatives):
+  del transpose, has_own_derivatives
   return jax.make_jaxpr(
     lambda *arrays: function([*arrays[:number]], [*arrays[number:]])
   )(*values).out_avals
 
 
 def _jvp(primals, tangents, **parameters):
-  results = _linear.bind(*primals, **parameters)
   plain = functools.partial(_result, **parameters)
   tangents = [*map(ad.instantiate_zeros, tangents)]
-  return results, jax.jvp(plain, [*primals], tangents)[1]
+  results, of_results = jax.jvp(plain, [*primals], tangents)
+  if not parameters["has_own_derivatives"]:
+    results = _linear.bind(*primals, **parameters)
+  return results, of_results
 
 
-def _transpose(cotangents, *values, function, transpose, number):
-  del function
+def _transpose(
+  cotangents, *values, function, transpose, number, has_own_derivatives
+):
+  del function, has_own_derivatives
   arguments = values[number:]
   cotangents = [*map(ad.instantiate_zeros, cotangents)]
   of_arguments = transpose([*values[:number]], cotangents)
@@ -139,7 +143,7 @@ def _transpose(cotangents, *values, function, transpose, number):
   return [None] * number + [*of_arguments]
 
 
-def _batched(values, axes, *, function, transpose, number):
+def _batched(values, axes, *, function, transpose, **others):
   # All arrays get the axis, as the transpose cannot know which ones have it.
   size = next(
     value.shape[axis] for value, axis in zip(values, axes) if axis is not None
@@ -154,7 +158,7 @@ def _batched(values, axes, *, function, transpose, number):
     *values,
     function=jax.vmap(function),
     transpose=jax.vmap(transpose),
-    number=number,
+    **others,
   )
   return results, [0] * len(results)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from attention import axes
 from attention.custom_transpose import with_own_derivatives
 from attention.implementations.closure import without_captured
 from attention.request import Request
@@ -93,7 +94,8 @@ def _with_nan(
   # `jax.linear_transpose` assumes that all values are finite.
   if not isinstance(bad_value, jax.core.Tracer):
     return jnp.where(bad_rows(bad_value)[..., None], jnp.nan, context)
-  program, captured = without_captured(bad_rows, bad_value)
+  arguments = axes.varying_alike([context, bad_value])
+  program, captured = without_captured(bad_rows, arguments[1])
   shape = bad_value.shape
 
   def function(captured, arguments):
@@ -105,6 +107,5 @@ def _with_nan(
     bad = program(captured, jnp.zeros(shape, bool))
     return [jnp.where(bad[..., None], 0.0, cotangents[0]), None]
 
-  arguments = [context, bad_value]
   (context,) = with_own_derivatives(function, transpose, captured, arguments)
   return context
