@@ -15,6 +15,7 @@ from attention.meshes import num_automatic_devices, on_any_mesh
 from attention.normalizers import as_normalizer, is_softmax, softmax
 from attention.request import Request, make_request, of_denominator
 from attention.softmax import Statistics, from_lse, with_sink
+from attention.taylor import with_taylor_coefficients
 
 ImplementationLike = str | Implementation | None
 
@@ -42,6 +43,7 @@ def _as_one_program(function: Callable) -> Callable:
   return run
 
 
+@with_taylor_coefficients
 @_as_one_program
 def dispatch(
   query: Any, key: Any, value: Any, **arguments: Any
@@ -110,6 +112,7 @@ def _computed_by(
   return context, _as_statistics(rows)
 
 
+@with_taylor_coefficients
 @_as_one_program
 @on_any_mesh("TS")
 def dispatch_weights(query: Any, key: Any, **arguments: Any) -> jax.Array:

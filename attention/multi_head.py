@@ -24,6 +24,7 @@ from attention.positions import rotary as rotated
 from attention.projections import Projection, combine_heads, project_heads
 from attention.scores import Score, as_score, scaled_dot_score, with_mapped_keys
 from attention.scores.placed_examples import place_examples
+from attention.taylor import with_taylor_coefficients
 from attention.types import (
   BiasLike,
   MaskLike,
@@ -259,6 +260,7 @@ class MultiHead:
     )
     return KeyValue(keys, values)
 
+  @with_taylor_coefficients
   @_at_precision
   def project_key(self, key, *, positions=None) -> jax.Array:
     """The keys of a memory: projected, rotated and mapped by the score."""

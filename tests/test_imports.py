@@ -16,6 +16,7 @@ ATTENTION = (
   ("adapters", "mesh_axes"),
   ("api", "grouped_query", "ring"),
   ("dispatch", "merging"),
+  ("taylor",),
   ("implementations",),
   ("cache", "request"),
   ("serialization", "types"),
