@@ -76,7 +76,10 @@ class SoftCap(Wrapper):
   def pair_at(self, query, key, positions):
     scores = self.score.pair_at(query, key, positions)
     scores, cap = _with_scalar(scores, self.cap)
-    return cap * jnp.tanh(scores / cap)
+    capped = cap * jnp.tanh(scores / cap)
+    if not self.score.reads_positions:
+      return capped
+    return jnp.where(scores == -jnp.inf, scores, capped)  # hidden keys
 
 
 @jax.tree_util.register_dataclass

@@ -442,6 +442,21 @@ def test_lengths_of_examples_scale_the_predicted_position():
   np.testing.assert_allclose(got[0, :, :5], want, rtol=1e-4, atol=1e-5)
 
 
+def test_a_soft_cap_shows_no_key_that_its_score_hides():
+  query, key = as_arrays(draw(19, (9, 4), (9, 4)), jnp.float32)
+  hidden = scores.local(scores.dot(), 2)(query, key) == -jnp.inf
+  assert hidden.any()
+
+  def total(query, key):
+    score = scores.soft_cap(scores.local(scores.dot(), 2), 3.0)
+    weights = attention_weights(query, key, score=score)
+    return jnp.sum(jnp.sin(weights)), weights
+
+  gradients, weights = jax.grad(total, (0, 1), has_aux=True)(query, key)
+  np.testing.assert_array_equal(weights == 0.0, hidden)
+  assert all(jnp.isfinite(each).all() for each in gradients)
+
+
 def test_modified_scores_have_the_gradients_of_their_arrays():
   query, key, slope = as_arrays(draw(18, (9, 4), (9, 4), ()), jnp.float32)
 
