@@ -1,9 +1,11 @@
 """Flax modules that own the parameters of a score."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
@@ -47,9 +49,12 @@ class LearnedScore(nn.Module):
       local_p.
     local_score: "general" or "dot", the score of local_m and local_p within
       their window.
+    causal: whether the center of local_p is a share of the keys up to the
+      query instead of all keys, for causal self-attention.
     wrapper: a name from `SCORE_WRAPPER_NAMES` that changes the score, or None.
       "qk_norm" normalises queries and keys; it and "temperature" divide the
-      score by a learned number for each head.
+      score by a learned number for each head. It changes the score within the
+      window of local_m and local_p.
     cap: the bound of the scores of the wrapper "soft_cap".
     dtype: the dtype of the returned parameters; None means `param_dtype`.
     param_dtype: the dtype in which parameters are stored.
@@ -70,20 +75,35 @@ class LearnedScore(nn.Module):
   max_distance: int = 16
   window: int = 10
   local_score: str = "general"
+  causal: bool = False
   wrapper: str | None = None
   cap: float = 50.0
   dtype: DTypeLike | None = None
   param_dtype: DTypeLike = jnp.float32
 
   @nn.compact
-  def __call__(self, query_size: int, key_size: int) -> Score:
+  def __call__(
+    self,
+    query_size: int,
+    key_size: int,
+    key_lengths: jax.Array | None = None,
+  ) -> Score:
     """The score for queries [..., T, Dq] and keys [..., S, Dk].
 
-    It is a pytree, usable in `lax.scan` and outside of modules.
+    It is a pytree, usable in `lax.scan` and outside of modules. `key_lengths`
+    [...] are the numbers of keys without padding, of which the center of
+    local_p is a share; None means S. Other scores ignore them.
     """
     if not isinstance(self.score, str):
       return self._wrapped(as_score(self.score))
-    return self._wrapped(self._named(query_size, key_size))
+    score = self._named(query_size, key_size)
+    if not isinstance(score, scores.local):
+      return self._wrapped(score)
+    if self.score == "local_m" or self.causal or key_lengths is None:
+      return score
+    return dataclasses.replace(
+      score, length=jnp.asarray(key_lengths, jnp.float32)
+    )
 
   def _named(self, query_size, key_size) -> Score:
     names = SCORE_NAMES + POSITIONAL_SCORE_NAMES
@@ -136,6 +156,7 @@ class LearnedScore(nn.Module):
           self.window,
           self._weight("query_weight", query_size, hidden_size),
           self._vector("position_weight", hidden_size),
+          causal=self.causal,
         )
       case "shaw":
         size = 2 * self.max_distance + 1
@@ -158,9 +179,10 @@ class LearnedScore(nn.Module):
   def _local(self, query_size, key_size) -> Score:
     match self.local_score:
       case "dot":
-        return scores.dot()
+        return self._wrapped(scores.dot())
       case "general":
-        return scores.general(self._weight("weight", query_size, key_size))
+        weight = self._weight("weight", query_size, key_size)
+        return self._wrapped(scores.general(weight))
     raise ValueError(
       f"local_score must be 'general' or 'dot'; got {self.local_score!r}"
     )

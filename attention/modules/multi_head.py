@@ -125,6 +125,7 @@ class MultiHeadAttention(nn.Module):
     bias: BiasLike | None = None,
     positions: jax.Array | None = None,
     key_positions: jax.Array | None = None,
+    key_lengths: jax.Array | None = None,
     deterministic: bool = True,
   ) -> jax.Array:
     """`multi_head_attention` with this module's parameters.
@@ -137,6 +138,8 @@ class MultiHeadAttention(nn.Module):
       bias: as in `attend`, for scores [..., H, T, S].
       positions: [..., T] for `rotary`; None means 0 to T - 1.
       key_positions: [..., S]; None means `positions`.
+      key_lengths: int [...], the numbers of keys without padding, of which the
+        center of the score "local_p" is a share; None means S. It hides no key.
       deterministic: whether to disable dropout.
 
     Returns:
@@ -144,7 +147,7 @@ class MultiHeadAttention(nn.Module):
     """
     key = query if key is None else key
     value = key if value is None else value
-    layer, tokens = self._bound(query=query, key=key, value=value)
+    layer, tokens = self._bound(key_lengths, query=query, key=key, value=value)
     options = {
       "mask": mask,
       "bias": bias,
@@ -214,15 +217,17 @@ class MultiHeadAttention(nn.Module):
     bias: BiasLike | None = None,
     query_offset: int | jax.Array = 0,
     positions: jax.Array | None = None,
+    key_lengths: jax.Array | None = None,
     deterministic: bool = True,
   ) -> jax.Array:
     """`__call__` for a memory that `project` has returned.
 
     `query_offset` is the position of the first query, for `rotary`, where
     `positions` [..., T] replaces it, and for scores that depend on positions.
-    Shift masks and biases with their method `shifted`.
+    Shift masks and biases with their method `shifted`. `key_lengths` are as in
+    `__call__`.
     """
-    layer, (query,) = self._bound(query=query)
+    layer, (query,) = self._bound(key_lengths, query=query)
     return layer.attend(
       query,
       key_value,
@@ -242,10 +247,11 @@ class MultiHeadAttention(nn.Module):
     bias: BiasLike | None = None,
     positions: jax.Array | None = None,
     key_positions: jax.Array | None = None,
+    key_lengths: jax.Array | None = None,
   ) -> jax.Array:
     """The attention weights [..., H, T, S], without dropout."""
     key = query if key is None else key
-    layer, (query, key) = self._bound(query=query, key=key)
+    layer, (query, key) = self._bound(key_lengths, query=query, key=key)
     key_positions = positions if key_positions is None else key_positions
     key = layer.project_key(key, positions=key_positions)
     return layer.weights(query, key, mask=mask, bias=bias, positions=positions)
@@ -259,9 +265,10 @@ class MultiHeadAttention(nn.Module):
     bias: BiasLike | None = None,
     query_offset: int | jax.Array = 0,
     positions: jax.Array | None = None,
+    key_lengths: jax.Array | None = None,
   ) -> jax.Array:
     """The attention weights [..., H, T, S] over a memory from `project`."""
-    layer, (query,) = self._bound(query=query)
+    layer, (query,) = self._bound(key_lengths, query=query)
     positions = _positions(layer, query, query_offset, positions)
     return layer.weights(
       query,
@@ -306,7 +313,9 @@ class MultiHeadAttention(nn.Module):
     rate = 0.0 if deterministic else self.dropout_rate
     return make_dropout(rate, self.make_rng("dropout") if rate else None)
 
-  def _bound(self, **tokens) -> tuple[MultiHead, list[jax.Array]]:
+  def _bound(
+    self, key_lengths=None, **tokens
+  ) -> tuple[MultiHead, list[jax.Array]]:
     """The projections of tokens, and the tokens in the computation's dtype."""
     check_tokens(**tokens)
     size = self._head_size(next(iter(tokens.values())).shape[-1])
@@ -324,9 +333,11 @@ class MultiHeadAttention(nn.Module):
       weights = self.output_projection((self.num_heads, size), (features,))
       weights = promote_dtype(*weights, dtype=self.dtype)
       projections["output"] = Projection(*weights)
+    if key_lengths is not None:
+      key_lengths = key_lengths[..., None]  # an axis of heads
     layer = MultiHead(
       projections,
-      self.learned_score(size, size),
+      self.learned_score(size, size, key_lengths),
       self.learned_normalizer(),
       query_heads=(self.num_heads, size),
       rotary=self.rotary,

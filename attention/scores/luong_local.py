@@ -69,6 +69,12 @@ class Local(Wrapper):
   Approaches to Attention-based Neural Machine Translation", Luong et al., 2015,
   section 3.2 (https://arxiv.org/abs/1508.04025).
 
+  The paper defines local-p for a source, whose length S is known. In causal
+  self-attention the number of keys grows with every token. With `causal`, S is
+  therefore the number of keys up to the query's own, t + 1 for the query at
+  position t. This is not in the paper. The scores of a query do not depend on
+  later tokens or on the size of a cache, so decoding equals teacher forcing.
+
   Called as a function, it returns score - (j - p)^2 / (2 sigma^2), -inf outside
   of the window. `attend` divides the exponentials of these by the sum of the
   exponentials of the score alone. This needs softmax.
@@ -80,6 +86,7 @@ class Local(Wrapper):
     position_weight: [..., A], the paper's v_p, or None for local-m.
     length: S, a number or an array [...] over leading axes, for instance the
       lengths [B] of scores [B, T, S]; None means the number of keys.
+    causal: whether S is the query's position + 1, for local-p.
 
   Example:
     >>> import jax.numpy as jnp
@@ -101,6 +108,7 @@ class Local(Wrapper):
   length: float | jax.Array | None = dataclasses.field(
     default=None, metadata=SCALAR
   )
+  causal: bool = dataclasses.field(default=False, metadata={"static": True})
   has_gaussian: bool = dataclasses.field(
     default=True, metadata={"static": True}
   )
@@ -119,6 +127,10 @@ class Local(Wrapper):
     if (self.query_weight is None) != (self.position_weight is None):
       raise AssertionError(
         "local-p needs both query_weight and position_weight, local-m neither"
+      )
+    if self.causal and self.length is not None:
+      raise AssertionError(
+        "length must be None if causal: S is the query's position + 1"
       )
     if self.query_weight is not None:
       check_floating(
@@ -167,8 +179,7 @@ class Local(Wrapper):
     else:
       fraction, query = query[..., -1:], query[..., :-1]
       scores = self.score.pair_at(query, key, positions)
-      length = positions.key_length if self.length is None else self.length
-      length = jnp.asarray(length, fraction.dtype)[..., None, None]
+      length = jnp.asarray(self._length(positions), fraction.dtype)
       fraction, length, scores = axes.aligned(fraction, length, scores)
       center = fraction * length
       _, at = positions.broadcast(scores.ndim)
@@ -176,3 +187,10 @@ class Local(Wrapper):
     if self.query_weight is not None and self.has_gaussian:
       scores = scores - 2.0 * jnp.square(distance / self.window)
     return jnp.where(abs(distance) <= self.window, scores, -jnp.inf)
+
+  def _length(self, positions):
+    """S for each query of local-p, [..., t or 1, 1]."""
+    if self.causal:
+      return positions.query[:, None] + 1
+    length = positions.key_length if self.length is None else self.length
+    return jnp.asarray(length)[..., None, None]

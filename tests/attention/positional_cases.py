@@ -69,6 +69,10 @@ def _local_p(p, q, k, i, j, length):
   return q @ k - (j - center) ** 2 / (2.0 * (WINDOW / 2.0) ** 2)
 
 
+def _causal_local_p(p, q, k, i, j, length):
+  return _local_p(p, q, k, i, j, i + 1)
+
+
 def _shaw(p, q, k, i, j, length):
   table = p["relative_keys"]
   most = len(table) // 2
@@ -127,6 +131,11 @@ CASES = {
     {"query_weight": (d, 6), "position_weight": (6,)},
     lambda p: scores.local(scores.dot(), WINDOW, **p),
     _local_p,
+  ),
+  "causal_local_p": Case(
+    {"query_weight": (d, 6), "position_weight": (6,)},
+    lambda p: scores.local(scores.dot(), WINDOW, **p, causal=True),
+    _causal_local_p,
   ),
   "shaw": Case({"relative_keys": (7, d)}, lambda p: scores.shaw(**p), _shaw),
   "disentangled": Case(

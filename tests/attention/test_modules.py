@@ -9,6 +9,7 @@ import pytest
 
 import attention
 from attention import biases, masks, multi_head_attention, scores
+from attention.implementations.blockwise import Blockwise
 from attention.modules import (
   POSITIONAL_SCORE_NAMES,
   SCORE_NAMES,
@@ -401,14 +402,74 @@ def test_an_unknown_wrapper_of_scores_is_named():
     module.init(jax.random.key(0), 4, 4)
 
 
+def test_a_wrapper_changes_the_score_within_the_window_of_local_p():
+  query, key = single((2, 3, 4), (2, 5, 4))
+  module = LearnedScore(
+    "local_p", num_heads=2, window=2, wrapper="soft_cap", cap=0.5
+  )
+  score, variables = module.init_with_output(jax.random.key(0), 4, 4)
+  own = variables["params"]
+  inner = scores.soft_cap(scores.general(own["weight"]), 0.5)
+  want = scores.local(inner, 2, own["query_weight"], own["position_weight"])
+  np.testing.assert_allclose(score(query, key), want(query, key), rtol=1e-5)
+
+
+def test_key_lengths_are_those_of_local_p_without_padding():
+  """Padded tokens change nothing, in all methods that take lengths."""
+  tokens, memory = single((2, 5, 8), (2, 7, 8))
+  lengths = jnp.array([4, 7])
+  mask = masks.padding(lengths)
+  module = MultiHeadAttention(
+    4,
+    num_key_value_heads=2,
+    score="local_p",
+    score_options={"window": 2},
+    implementation=Blockwise(query_block=2, key_block=3, leading_block=1),
+  )
+  variables = jax.jit(module.init)(jax.random.key(0), tokens, memory)
+
+  @jax.jit
+  def run(tokens, memory, **options):
+    def call(method, *arguments):
+      return module.apply(variables, *arguments, method=method, **options)
+
+    projected = module.apply(variables, memory, method="project")
+    contexts = (
+      call("__call__", tokens, memory),
+      call("attend_projected", tokens, projected),
+    )
+    weights = (
+      call("weights", tokens, memory),
+      call("weights_projected", tokens, projected),
+    )
+    return contexts, weights
+
+  contexts, weights = run(tokens, memory, mask=mask, key_lengths=lengths)
+  for row, length in enumerate(lengths):
+    alone = slice(row, row + 1)
+    want = run(tokens[alone], memory[alone, :length])
+    got = (
+      [each[alone] for each in contexts],
+      [each[alone, ..., :length] for each in weights],
+    )
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
+      np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
 @sampled("name", POSITIONAL_SCORE_NAMES, default=["disentangled"])
 def test_positional_scores_of_heads_learn_and_decode(name):
+  """The cache has more positions than there are tokens."""
   tokens = single((2, 6, 8))[0]
   module = MultiHeadAttention(
     4,
     num_key_value_heads=2,
     score=name,
-    score_options={"max_distance": 3, "max_length": 6, "window": 2},
+    score_options={
+      "max_distance": 3,
+      "max_length": 6,
+      "window": 2,
+      "causal": True,
+    },
   )
   variables = module.init(jax.random.key(0), tokens)
 
@@ -421,7 +482,7 @@ def test_positional_scores_of_heads_learn_and_decode(name):
     gradient, outputs = jax.grad(loss, has_aux=True)(variables)
     init = functools.partial(module.apply, method=module.init_cache)
     decode = functools.partial(module.apply, method=module.decode)
-    memory = init(variables, (2,), 6)
+    memory = init(variables, (2,), 9)
     parts = []
     for part in jnp.split(tokens, [3, 4], axis=1):
       output, memory = decode(variables, part, memory)

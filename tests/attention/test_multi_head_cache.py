@@ -169,6 +169,13 @@ def _relative_scores():
     ),
     "shaw": scores.shaw(table),
     "location": scores.location(draw(jax.random.key(8), (12, 4))),
+    "local_p": scores.local(
+      scores.dot(),
+      3,
+      draw(jax.random.key(9), (4, 4, 5)),
+      draw(jax.random.key(10), (4, 5)),
+      causal=True,
+    ),
   }
 
 
@@ -176,7 +183,7 @@ def _relative_scores():
   ("name", "ragged", "rolling", "implementation"),
   [
     (name, ragged, rolling, implementation)
-    for name in ("modified", "shaw", "location")
+    for name in ("modified", "shaw", "location", "local_p")
     for ragged, rolling in ((True, False), (False, True), (True, True))
     for implementation in (
       "reference",

@@ -70,7 +70,7 @@ def expected_weights(name, table, parameters, query, key, visible=True):
   """The weights of a table of scores; those of local-p keep the Gaussian."""
   del parameters
   weights = loop_attend(table, np.zeros((*key.shape[:-1], 1)), visible)[2]
-  if name != "local_p":
+  if "local_p" not in name:
     return weights
   # The paper: softmax over the window, times the Gaussian.
   dots = np.where(np.isneginf(table), -np.inf, query @ key.swapaxes(-1, -2))
@@ -185,7 +185,7 @@ def test_other_normalizers_equal_the_dense_formula(name):
 
     return jax.jit(context)(*point)
 
-  if name == "local_p":
+  if "local_p" in name:
     with pytest.raises(NotImplementedError, match="softmax"):
       run(TILES)
   else:
@@ -295,7 +295,10 @@ def test_each_head_may_have_its_own_table_and_temperature():
     ("local_p", "zigzag"),
     *(
       pytest.param(name, order, marks=pytest.mark.exhaustive)
-      for name in ("shaw", "transformer_xl", "forgetting", "location")
+      for name in (
+        *("shaw", "transformer_xl", "forgetting", "location"),
+        "causal_local_p",
+      )
       for order in ("contiguous", "zigzag")
     ),
   ],
@@ -440,6 +443,13 @@ def test_lengths_of_examples_scale_the_predicted_position():
   alone = scores.local(scores.dot(), 2, weight, vector)
   want = attention_weights(query[0], key[0, :5], score=alone)
   np.testing.assert_allclose(got[0, :, :5], want, rtol=1e-4, atol=1e-5)
+
+
+def test_lengths_are_for_local_p_that_is_not_causal():
+  weight, vector = jnp.ones((4, 6)), jnp.ones(6)
+  score = scores.local(scores.dot(), 2, weight, vector, 5.0, causal=True)
+  with pytest.raises(AssertionError, match="length must be None if causal"):
+    score(jnp.ones((3, 4)), jnp.ones((3, 4)))
 
 
 def test_a_soft_cap_shows_no_key_that_its_score_hides():
