@@ -27,7 +27,8 @@ _SCORES = flags.DEFINE_list(
   None,
   "Scores to compare: dot, scaled_dot, general, additive, concat, cosine; for"
   " an RNN also none, location, local_m and local_p; for a Transformer also"
-  " location, local_m, shaw, disentangled and transformer_xl.",
+  " location, local_m, local_p, shaw, disentangled, transformer_xl and"
+  " forgetting.",
 )
 _SWEEP = flags.DEFINE_multi_string(
   "sweep",

@@ -13,7 +13,7 @@ from experiments.config.sections import (
   Positive,
   Rate,
   Section,
-  SelfAttentionScoreName,
+  TransformerScoreName,
 )
 
 
@@ -106,13 +106,8 @@ class Seq2SeqConfig(Section):
         f"normalizer {self.normalizer!r} has no effect with attention 'none';"
         " use 'softmax', or choose a score as the attention"
       )
-    if self.attention == "local_p" and not self.normalizer.startswith(
-      "softmax"
-    ):
-      raise ValueError(
-        "attention 'local_p' multiplies the weights of a softmax: it needs"
-        f" normalizer 'softmax' or 'softmax_sink', got {self.normalizer!r}"
-      )
+    if self.attention == "local_p":
+      _check_is_softmax("attention", self.normalizer)
     return self
 
 
@@ -130,18 +125,27 @@ class TransformerConfig(Section):
   """Layers of the encoder."""
   decoder_layers: Positive = 2
   """Layers of the decoder."""
-  score: SelfAttentionScoreName = "scaled_dot"
-  """Score of every head; of self-attention only, if it depends on positions."""
+  score: TransformerScoreName = "scaled_dot"
+  """Score of every head; in cross-attention scaled_dot for scores of positions.
+
+  local_p is for cross-attention too. In the decoder's self-attention its center
+  is a share of the keys up to the query. "forgetting" is scaled_dot with
+  forget_gate.
+  """
   max_distance: Positive = 16
   """Largest distance that the scores shaw and disentangled distinguish."""
   window: Positive = 10
-  """Largest distance of a key from its query with the score local_m."""
+  """Largest distance of a key from the center of local_m and local_p."""
   score_wrapper: Literal["none", "soft_cap", "qk_norm", "temperature"] = "none"
   """Wrapper of all scores; see attention.modules.LearnedScore."""
   soft_cap: AboveZero = 50.0
   """Bound of the scores, if score_wrapper is soft_cap."""
   forget_gate: bool = False
-  """Forget gates in the decoder's self-attention (Lin et al., 2025)."""
+  """Forget gates in the decoder's self-attention, with other scores too.
+
+  See "Forgetting Transformer", Lin et al., 2025 (arXiv:2503.02130). It is for
+  scores other than scaled_dot, for which score="forgetting" is the same.
+  """
   normalizer: NormalizerName = "softmax"
   """Function from a query's scores to its attention weights, in every head."""
   norm: Literal["pre", "post"] = "pre"
@@ -161,6 +165,16 @@ class TransformerConfig(Section):
   remat: Annotated[bool, CHANGEABLE] = False
   """Whether to recompute a layer's activations in the backward pass."""
 
+  @property
+  def score_name(self) -> str:
+    """The score of `attention.modules`, without forget gates."""
+    return "scaled_dot" if self.score == "forgetting" else self.score
+
+  @property
+  def has_forget_gates(self) -> bool:
+    """Whether the decoder's self-attention has forget gates."""
+    return self.forget_gate or self.score == "forgetting"
+
   @model_validator(mode="after")
   def _heads(self):
     if self.model_size % self.num_heads:
@@ -173,6 +187,26 @@ class TransformerConfig(Section):
         f" {self.model_size // self.num_heads} (model_size / num_heads)"
       )
     return self
+
+  @model_validator(mode="after")
+  def _score(self):
+    if self.score == "local_p":
+      _check_is_softmax("score", self.normalizer)
+    if self.score == "forgetting" and self.forget_gate:
+      raise ValueError(
+        "forget_gate has no effect with score 'forgetting', which has forget"
+        " gates; use False, or another score"
+      )
+    return self
+
+
+def _check_is_softmax(field: str, normalizer: str) -> None:
+  """Raises ValueError for a normalizer that local_p does not support."""
+  if not normalizer.startswith("softmax"):
+    raise ValueError(
+      f"{field} 'local_p' multiplies the weights of a softmax: it needs"
+      f" normalizer 'softmax' or 'softmax_sink', got {normalizer!r}"
+    )
 
 
 ModelConfig = Annotated[

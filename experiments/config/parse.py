@@ -22,6 +22,8 @@ from experiments.errors import UserError
 
 # Normalizers whose results over disjoint sets of keys can be merged.
 _MERGEABLE = ("softmax", "softmax_sink", "sigmoid")
+# The field of the score, of an RNN and of a Transformer.
+_OTHER_NAMES = {"attention": "score", "score": "attention"}
 
 
 class Config(Section):
@@ -69,10 +71,11 @@ class Config(Section):
         f"config.mesh.tensor: {model.num_heads} heads (config.model.num_heads)"
         f" do not divide over {self.mesh.tensor} devices"
       )
-    elif self.mesh.sequence > 1 and model.forget_gate:
+    elif self.mesh.sequence > 1 and model.has_forget_gates:
+      field = "forget_gate" if model.forget_gate else "score 'forgetting'"
       raise ValueError(
         f"config.mesh.sequence: {self.mesh.sequence}, but"
-        " config.model.forget_gate sums over all tokens on one device; use 1"
+        f" config.model.{field} sums over all tokens on one device; use 1"
       )
     elif self.mesh.sequence > 1 and model.normalizer not in _MERGEABLE:
       raise ValueError(
@@ -201,6 +204,8 @@ def _describe(problem: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
     for parent in parents:
       section = section[parent]
     known = set(section) - {name}
+    if parents == ["model"] and _OTHER_NAMES.get(name) in known:
+      name = _OTHER_NAMES[name]
     return f"{field}: no such field{suggestion(name, known)}"
   if problem["type"] in ("missing", "union_tag_not_found"):
     return f"{field}: missing"

@@ -18,10 +18,15 @@ ScoreName = Literal[
 ]
 RecurrentScoreName = Literal[ScoreName, "location", "local_m", "local_p"]
 AttentionName = Literal["none", RecurrentScoreName]
-# Those that depend on positions are for self-attention. The center of local_p
-# is a share of the number of keys, which a decoder does not know in advance.
-SelfAttentionScoreName = Literal[
-  ScoreName, "location", "local_m", "shaw", "disentangled", "transformer_xl"
+TransformerScoreName = Literal[
+  ScoreName,
+  "location",
+  "local_m",
+  "local_p",
+  "shaw",
+  "disentangled",
+  "transformer_xl",
+  "forgetting",
 ]
 NormalizerName = Literal[
   "softmax",

@@ -9,11 +9,11 @@ import pytest
 
 from attention.modules import (
   NORMALIZER_NAMES,
-  POSITIONAL_SCORE_NAMES,
+  SCORE_NAMES,
   SCORE_WRAPPER_NAMES,
 )
 from configs import numbers, reverse
-from experiments.config.sections import AttentionName, SelfAttentionScoreName
+from experiments.config.sections import AttentionName, TransformerScoreName
 from experiments.training import loop
 from tests.experiments.conftest import make_model_small, make_tiny, read_little
 
@@ -38,10 +38,10 @@ def test_a_run_with_each_normalizer(normalizer, data, arg, tmp_path):
     (arg, name)
     for arg, names in (
       ("rnn", AttentionName),
-      ("transformer", SelfAttentionScoreName),
+      ("transformer", TransformerScoreName),
     )
     for name in typing.get_args(names)
-    if name in POSITIONAL_SCORE_NAMES
+    if name not in (*SCORE_NAMES, "none")
   ],
 )
 def test_a_run_with_each_positional_score(arg, score, data, tmp_path):

@@ -39,7 +39,7 @@ def serves(config: TransformerConfig, dtype: DTypeLike) -> bool:
     and config.score_wrapper == "none"
     and config.normalizer == "softmax"
     and config.positions != "alibi"
-    and not config.forget_gate
+    and not config.has_forget_gates
     and jnp.dtype(dtype) == jnp.float32
   )
 

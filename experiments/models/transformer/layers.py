@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,10 +36,12 @@ class Options:
   mesh_axes: MeshAxes  # shard heads and tokens
   max_length: int  # of a source or target
 
-  def make_attention(self, *, is_self: bool) -> MultiHeadAttention:
+  def make_attention(
+    self, *, is_self: bool, is_causal: bool = False
+  ) -> MultiHeadAttention:
     """Returns the module of self-attention or cross-attention."""
-    score, wrapper = self.config.score, self.config.score_wrapper
-    if score in POSITIONAL_SCORE_NAMES and not is_self:
+    score, wrapper = self.config.score_name, self.config.score_wrapper
+    if score in POSITIONAL_SCORE_NAMES and not is_self and score != "local_p":
       score = "scaled_dot"  # source and target positions do not correspond
     rotary = is_self and self.config.positions == "rotary"
     return MultiHeadAttention(
@@ -50,6 +52,7 @@ class Options:
         "max_distance": self.config.max_distance,
         "max_length": self.max_length,
         "window": self.config.window,
+        "causal": is_causal,
         "wrapper": None if wrapper == "none" else wrapper,
         "cap": self.config.soft_cap,
       },
@@ -120,23 +123,30 @@ class _Layer(nn.Module):
   """The sublayers that encoder and decoder layers share."""
 
   options: Options
+  is_causal: ClassVar[bool]
 
   def setup(self):
     """Declares the layers."""
-    self.self_attention = self.options.make_attention(is_self=True)
+    self.self_attention = self.options.make_attention(
+      is_self=True, is_causal=self.is_causal
+    )
     self.self_residual = Residual(self.options)
     self.feed_forward = FeedForward(self.options)
     self.feed_forward_residual = Residual(self.options)
 
-  def _self_attend(self, x: jax.Array, mask, *, deterministic: bool):
+  def _self_attend(
+    self, x: jax.Array, mask, key_lengths=None, *, deterministic: bool
+  ):
     inputs = self.self_residual.inputs(x)
-    bias = self._bias(inputs)
-    inner = self.self_attention(
-      inputs, mask=mask, bias=bias, deterministic=deterministic
-    )
+    keys = {
+      "mask": mask,
+      "bias": self._bias(inputs),
+      "key_lengths": key_lengths,
+    }
+    inner = self.self_attention(inputs, **keys, deterministic=deterministic)
     self._sow_weights(
       "self_attention_weights",
-      lambda: self.self_attention.weights(inputs, mask=mask, bias=bias),
+      lambda: self.self_attention.weights(inputs, **keys),
     )
     return self.self_residual.add(x, inner, deterministic=deterministic)
 
@@ -160,11 +170,13 @@ class _Layer(nn.Module):
 class EncoderLayer(_Layer):
   """Self-attention and a feed-forward network (Vaswani et al., 3.1)."""
 
+  is_causal = False
+
   def __call__(
     self, x: jax.Array, mask: jax.Array, *, deterministic: bool
   ) -> jax.Array:
     """Maps [B, S, D] to [B, S, D] under a mask [B, 1, 1, S]."""
-    x = self._self_attend(x, mask, deterministic=deterministic)
+    x = self._self_attend(x, mask, _lengths(mask), deterministic=deterministic)
     return self._feed_forward(x, deterministic=deterministic)
 
 
@@ -178,12 +190,14 @@ class DecoderCache(NamedTuple):
 class DecoderLayer(_Layer):
   """Causal self-attention, cross-attention and a feed-forward network."""
 
+  is_causal = True
+
   def setup(self):
     """Declares the layers."""
     super().setup()
     self.cross_attention = self.options.make_attention(is_self=False)
     self.cross_residual = Residual(self.options)
-    if self.options.config.forget_gate:
+    if self.options.config.has_forget_gates:
       self.forget_gate = ForgetGate(
         self.options.config.num_heads, self.options.dtype
       )
@@ -202,7 +216,7 @@ class DecoderLayer(_Layer):
     x, query = self._across(x, memory, mask, deterministic=deterministic)
     self._sow_weights(
       "cross_attention_weights",
-      lambda: self.cross_attention.weights_projected(query, memory, mask=mask),
+      lambda: self._cross_weights(query, memory, mask),
     )
     return x
 
@@ -212,7 +226,7 @@ class DecoderLayer(_Layer):
       (batch_size,), max_length, self.options.dtype
     )
     log_gates, config = None, self.options.config
-    if config.forget_gate:
+    if config.has_forget_gates:
       log_gates = jnp.zeros((batch_size, config.num_heads, max_length))
     return DecoderCache(tokens, log_gates)
 
@@ -231,7 +245,7 @@ class DecoderLayer(_Layer):
     cache = DecoderCache(tokens, log_gates)
     x = self.self_residual.add(x, inner, deterministic=True)
     x, query = self._across(x, memory, mask, deterministic=True)
-    weights = self.cross_attention.weights_projected(query, memory, mask=mask)
+    weights = self._cross_weights(query, memory, mask)
     return x, cache, weights[..., 0, :]
 
   def init_beam_cache(
@@ -258,17 +272,32 @@ class DecoderLayer(_Layer):
 
   def _bias(self, inputs):
     bias = self.options.bias
-    if not self.options.config.forget_gate:
+    if not self.options.config.has_forget_gates:
       return bias
     return _sum(bias, decay(self.forget_gate(inputs)))
 
   def _across(self, x, memory: KeyValue, mask, *, deterministic: bool):
     query = self.cross_residual.inputs(x)
     inner = self.cross_attention.attend_projected(
-      query, memory, mask=mask, deterministic=deterministic
+      query,
+      memory,
+      mask=mask,
+      key_lengths=_lengths(mask),
+      deterministic=deterministic,
     )
     x = self.cross_residual.add(x, inner, deterministic=deterministic)
     return self._feed_forward(x, deterministic=deterministic), query
+
+  def _cross_weights(self, query, memory: KeyValue, mask) -> jax.Array:
+    """The weights [B, H, T, S] of cross-attention."""
+    return self.cross_attention.weights_projected(
+      query, memory, mask=mask, key_lengths=_lengths(mask)
+    )
+
+
+def _lengths(mask: jax.Array) -> jax.Array:
+  """The lengths [B] of sources without padding, from a mask [B, 1, 1, S]."""
+  return jnp.sum(mask, axis=-1)[:, 0, 0]
 
 
 def _sum(bias: Bias | None, other: Bias) -> Bias:

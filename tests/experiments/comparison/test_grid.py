@@ -39,6 +39,16 @@ def test_normalizers_can_be_swept():
   assert "--config.model.normalizer=softmax_sink" in trials[1].command
 
 
+def test_scores_of_a_transformer_can_be_swept():
+  names = ["local_p", "forgetting"]
+  config = base.get_config("transformer")
+  trials = make_trials({"model.score": names}, config=config)
+  assert [trial.group for trial in trials] == names
+  assert "--config.model.score=forgetting" in trials[1].command
+  with pytest.raises(UserError, match="no such field; did you mean 'score'"):
+    make_trials({"model.attention": names}, config=config)
+
+
 @pytest.mark.parametrize(
   ("sweeps", "message"),
   [

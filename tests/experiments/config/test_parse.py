@@ -14,7 +14,7 @@ from experiments.config.sections import (
   RecurrentScoreName,
   ScoreName,
   Section,
-  SelfAttentionScoreName,
+  TransformerScoreName,
 )
 from experiments.errors import UserError
 
@@ -55,6 +55,8 @@ def test_every_argument_gives_a_valid_config(arg):
     ("model.hiden_size", 4, r"no such field.* 'hidden_size'"),
     ("model.hidden_size", 5, "hidden_size must be even"),
     ("model.attention", "cosin", "'cosine'"),
+    ("model.attention", "forgetting", r"'forgetting'; input .* 'local_p'"),
+    ("model.score", "dot", "config.model.score: no such field.* 'attention'"),
     ("model.normalizer", "softmin", "config.model.normalizer: got 'softmin'; "),
     ("model.cell", "rnn", "config.model.cell: got 'rnn'; "),
     ("model.name", "rnn", "config.model.name: got 'rnn'; known"),
@@ -253,9 +255,16 @@ def test_a_normalizer_without_attention_is_rejected():
     parse(config)
 
 
-def test_local_p_needs_a_softmax():
-  config = with_value("model.normalizer", "sigmoid", arg="local_p")
-  with pytest.raises(UserError, match="'local_p' multiplies the weights of a"):
+@pytest.mark.parametrize(
+  ("arg", "field"), [("local_p", "attention"), ("transformer", "score")]
+)
+def test_local_p_needs_a_softmax(arg, field):
+  config = with_value(f"model.{field}", "local_p", arg=arg)
+  config["model"]["normalizer"] = "softmax_sink"
+  parse(config)
+  config["model"]["normalizer"] = "sigmoid"
+  message = f"{field} 'local_p' multiplies the weights of a softmax"
+  with pytest.raises(UserError, match=message):
     parse(config)
 
 
@@ -271,14 +280,26 @@ def test_sharded_sequences_need_a_normalizer_that_can_be_merged(normalizer):
       parse(config)
 
 
-def test_sharded_sequences_have_no_forget_gate():
+@pytest.mark.parametrize(
+  ("field", "value", "named"),
+  [
+    ("forget_gate", True, "forget_gate"),
+    ("score", "forgetting", "score 'forgetting'"),
+  ],
+)
+def test_sharded_sequences_have_no_forget_gate(field, value, named):
   config = raw("transformer")
-  config["model"]["forget_gate"] = True
+  config["model"][field] = value
   parse(config)
   config["mesh"]["sequence"] = 2
-  with pytest.raises(
-    UserError, match=r"config\.model\.forget_gate sums over all"
-  ):
+  with pytest.raises(UserError, match=rf"config\.model\.{named} sums over all"):
+    parse(config)
+
+
+def test_forget_gates_are_chosen_once():
+  config = with_value("model.score", "forgetting", arg="transformer")
+  config["model"]["forget_gate"] = True
+  with pytest.raises(UserError, match="no effect with score 'forgetting'"):
     parse(config)
 
 
@@ -287,10 +308,10 @@ def test_names_of_scores_and_normalizers_are_those_of_the_library():
   assert typing.get_args(ScoreName) == modules.SCORE_NAMES
   positional = [
     *typing.get_args(RecurrentScoreName),
-    *typing.get_args(SelfAttentionScoreName),
+    *typing.get_args(TransformerScoreName),
   ]
   known = modules.SCORE_NAMES + modules.POSITIONAL_SCORE_NAMES
-  assert set(positional) == set(known)
+  assert set(positional) == {*known, "forgetting"}
   wrapper = TransformerConfig.model_fields["score_wrapper"].annotation
   assert typing.get_args(wrapper) == ("none", *modules.SCORE_WRAPPER_NAMES)
 

@@ -325,14 +325,18 @@ def test_a_batch_of_padding_takes_no_step():
   assert (hypotheses.scores == -np.inf).all()
 
 
-def test_growing_caches_do_not_change_hypotheses(monkeypatch):
-  model, params = MODELS["transformer"], parameters("transformer")
+@pytest.mark.parametrize("score", ["scaled_dot", "local_p", "forgetting"])
+def test_growing_caches_do_not_change_hypotheses(score, monkeypatch):
+  model = make_transformer(VOCABULARY, VOCABULARY, score=score, window=1)
+  params = jax.jit(model.init)(jax.random.key(0), SOURCE, SOURCE)["params"]
+  params = jax.tree.map(lambda leaf: 2 * leaf, params)
   options = {
     "max_length": 7,
     "beam_size": 3,
     "constraints": Constraints(min_length=5),
   }
   at_once = searched(model, params, SOURCE, **options)
+  assert model.has_beam_steps == (score == "scaled_dot")
   monkeypatch.setattr(cache_growth, "_MIN_CAPACITY", 2)
   monkeypatch.setattr(cache_growth, "_MIN_ROWS", 1)
   grown = searched(model, params, SOURCE, **options)

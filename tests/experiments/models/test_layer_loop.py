@@ -33,6 +33,7 @@ VARIANTS = {
   "rotary": {"positions": "rotary"},
   "post": {"norm": "post", "score": "additive", "normalizer": "softmax_sink"},
   "forget": {"forget_gate": True, "score": "shaw", "positions": "none"},
+  "local_p": {"score": "local_p", "positions": "none", "window": 2},
 }
 
 

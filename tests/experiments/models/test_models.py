@@ -82,6 +82,19 @@ MODELS = {
   "transformer-local_m-none": transformer(
     score="local_m", positions="none", window=2
   ),
+  "transformer-local_p-none": transformer(
+    score="local_p", positions="none", window=2, decoder_layers=2
+  ),
+  "transformer-local_p-soft_cap-sink-rotary": transformer(
+    score="local_p",
+    score_wrapper="soft_cap",
+    normalizer="softmax_sink",
+    positions="rotary",
+    forget_gate=True,
+  ),
+  "transformer-forgetting-none": transformer(
+    score="forgetting", positions="none"
+  ),
   "transformer-transformer_xl-none": transformer(
     score="transformer_xl", positions="none"
   ),
@@ -264,6 +277,16 @@ def test_tied_embeddings_share_matrices(tied, shared, matrices):
   }
   vocabularies = {name: max(set(shape) - {8}) for name, shape in shapes.items()}
   assert vocabularies == matrices
+
+
+@pytest.mark.exhaustive
+def test_forgetting_is_scaled_dot_with_forget_gates():
+  name, other = "transformer-forgetting-none", "transformer-forget-none"
+  assert "forget_gate" in parameters(name)["decoder_0"]
+  jax.tree.map(
+    np.testing.assert_array_equal, parameters(name), parameters(other)
+  )
+  np.testing.assert_array_equal(logits_of(name), logits_of(other))
 
 
 def test_greedy_decodes_the_most_likely_token(name):

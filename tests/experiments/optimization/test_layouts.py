@@ -95,12 +95,20 @@ def test_loops_gather_the_parameters_of_one_layer_at_a_time():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("normalizer", ["softmax_sink", "sigmoid"])
-def test_normalizers_of_sharded_heads_and_tokens(normalizer):
-  model = {"normalizer": normalizer}
+@pytest.mark.parametrize(
+  ("field", "value", "layout"),
+  [
+    ("normalizer", "softmax_sink", "all"),
+    ("normalizer", "sigmoid", "all"),
+    ("score", "local_p", "all"),
+    ("score", "forgetting", "tensor"),
+  ],
+)
+def test_scores_and_normalizers_of_sharded_heads(field, value, layout):
+  model = {field: value, **({"window": 1} if value == "local_p" else {})}
   one, state_of_one = train(build("transformer", ONE, model))
-  all_axes, state = train(build("transformer", LAYOUTS["all"], model))
-  np.testing.assert_allclose(one, all_axes, rtol=1e-5)
+  sharded, state = train(build("transformer", LAYOUTS[layout], model))
+  np.testing.assert_allclose(one, sharded, rtol=1e-5)
   assert_same_state(state_of_one, state, atol=1e-5)
 
 
