@@ -120,12 +120,34 @@ def _shapes(*values, function, transpose, number, has_own_derivatives):
 
 
 def _jvp(primals, tangents, **parameters):
+  number = parameters["number"]
   plain = functools.partial(_result, **parameters)
-  tangents = [*map(ad.instantiate_zeros, tangents)]
-  results, of_results = jax.jvp(plain, [*primals], tangents)
-  if not parameters["has_own_derivatives"]:
-    results = _linear.bind(*primals, **parameters)
-  return results, of_results
+  if parameters["has_own_derivatives"]:
+    return _jvp_of_active(plain, primals, tangents)
+  moved = [*map(ad.instantiate_zeros, tangents)]
+  results = _linear.bind(*primals, **parameters)
+  if all(map(_is_zero, tangents[:number])):
+    values = *primals[:number], *moved[number:]
+    return results, _linear.bind(*values, **parameters)
+  return results, jax.jvp(plain, [*primals], moved)[1]
+
+
+def _jvp_of_active(function, primals, tangents):
+  """`jax.jvp` with respect to the arguments whose tangents are not zero."""
+  active = [n for n, each in enumerate(tangents) if not _is_zero(each)]
+
+  def of_active(*values):
+    merged = [*primals]
+    for n, value in zip(active, values):
+      merged[n] = value
+    return function(*merged)
+
+  moved = [tangents[n] for n in active]
+  return jax.jvp(of_active, [primals[n] for n in active], moved)
+
+
+def _is_zero(tangent) -> bool:
+  return isinstance(tangent, ad.Zero)
 
 
 def _transpose(

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.custom_transpose import with_own_derivatives
+from attention.custom_transpose import with_own_derivatives, with_transpose
 from attention.implementations.closure import without_captured
 from attention.request import Request
 from attention.softmax import Statistics
@@ -27,9 +27,7 @@ def with_finite_tokens(
   # attends to some key) and `any_flagged` for its visible pairs.
   if not request.is_masked:
     return compute(request)[:2]
-  tokens, (bad_query, bad_key, bad_value) = zip(*map(_finite, request.tokens))
-  names = ("query", "key", "value")
-  request = dataclasses.replace(request, **dict(zip(names, tokens)))
+  request, (bad_query, bad_key, bad_value) = finite_tokens(request)
   context, statistics, rows_attending = compute(request)
   if request.combined is not None:
     return context, statistics
@@ -48,6 +46,13 @@ def with_finite_tokens(
     context, bad_value, lambda bad_value: bad | rows_attending(bad_value)
   )
   return context, statistics
+
+
+def finite_tokens(request: Request) -> tuple[Request, tuple[jax.Array, ...]]:
+  """The request with finite tokens; which queries, keys, values were not."""
+  tokens, flags = zip(*map(_finite, request.tokens))
+  names = ("query", "key", "value")
+  return dataclasses.replace(request, **dict(zip(names, tokens))), flags
 
 
 def any_flagged(
@@ -74,15 +79,21 @@ def _finite(tokens: jax.Array) -> list[jax.Array]:
 
   def function(_, arguments):
     # Numbers, not whole tokens, so that one kernel computes both results.
-    (tokens,) = arguments
-    finite = jnp.isfinite(tokens)
-    zeros = jnp.zeros_like(tokens)
-    return [jnp.where(finite, tokens, zeros), ~jnp.all(finite, axis=-1)]
+    finite = jnp.isfinite(arguments[0])
+    # Rows that attend to a non-finite token have no derivatives, and other
+    # rows none with respect to it: its cotangent is zero already.
+    cleaned = with_transpose(_where_finite, identity, [finite], arguments)
+    return [*cleaned, ~jnp.all(finite, axis=-1)]
 
-  def transpose(_, cotangents):
+  def identity(_, cotangents):
     return cotangents[:1]
 
-  return with_own_derivatives(function, transpose, [], [tokens])
+  return with_own_derivatives(function, identity, [], [tokens])
+
+
+def _where_finite(residuals, arguments):
+  (finite,), (tokens,) = residuals, arguments
+  return [jnp.where(finite, tokens, jnp.zeros_like(tokens))]
 
 
 def _with_nan(

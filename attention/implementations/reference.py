@@ -12,17 +12,30 @@ rows that attend to it NaN, and no others.
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.implementations.non_finite import any_flagged, with_finite_tokens
-from attention.matmul import weighted_sum
+from attention.custom_transpose import with_own_derivatives
+from attention.implementations.non_finite import (
+  any_flagged,
+  finite_tokens,
+  with_finite_tokens,
+)
+from attention.matmul import matmul_precision, weighted_sum
 from attention.normalizers import is_softmax, masked_weights
 from attention.positional import TilePositions, positions
 from attention.request import Request, of_denominator
-from attention.softmax import Statistics, of_rows, part_of, softmax, with_sink
+from attention.scores.classical import DotProduct
+from attention.softmax import (
+  Statistics,
+  of_rows,
+  part_of,
+  softmax,
+  with_sink,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +47,10 @@ class Reference:
     del request
     return None
 
-  def __call__(self, request: Request) -> tuple[jax.Array, Statistics]:
-    """The context [..., T, E] and the statistics [..., T]."""
+  def __call__(self, request: Request) -> tuple[jax.Array, Statistics | None]:
+    """The context [..., T, E] and, where needed, the statistics [..., T]."""
+    if _is_marked(request):
+      return _marked_context(request), None
     context, statistics = with_finite_tokens(request, _context_and_statistics)
     assert statistics is not None
     return context, statistics
@@ -58,6 +73,70 @@ def weights(request: Request) -> jax.Array:
   return with_sink(weights, statistics, sink)[0]
 
 
+def _is_marked(request):
+  """Whether NaN in the scores marks rows, without a pass for flags of rows."""
+  return (
+    request.is_masked
+    and is_softmax(request.normalizer)
+    and request.combined is None
+    # The lse of a row with a NaN value is finite.
+    and not request.return_lse
+    # Other leading axes of values would be axes of the marked scores.
+    and request.leading == request.scores_shape[:-2]
+  )
+
+
+def _marked_context(request):
+  """The context; NaN in the scores marks rows, without a pass for flags."""
+  request, (bad_query, bad_key, bad_value) = finite_tokens(request)
+  sum_of = functools.partial(_marked_sum, request.dtype, request.precision)
+
+  def function(residuals, arguments):
+    scores, visible, bad_query, bad_key, *multiplier = residuals
+    value, bad_value = arguments
+    marks = bad_query[..., :, None] | (bad_key | bad_value)[..., None, :]
+    return [sum_of(scores, visible, marks, multiplier, value)]
+
+  def transpose(residuals, cotangents):
+    # `jax.linear_transpose` assumes that all values are finite.
+    def linear(value):
+      return function(residuals, [value, jnp.zeros_like(bad_key)])
+
+    _, pull_back = jax.vjp(linear, jnp.zeros(value.shape, value.dtype))
+    return [*pull_back(cotangents), None]
+
+  value = _value(request)
+  residuals = [*_scores(request), bad_query, bad_key, *_multiplier(request)]
+  values = axes.varying_alike([*residuals, value, bad_value])
+  (context,) = with_own_derivatives(
+    function, transpose, values[:-2], values[-2:]
+  )
+  return context
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _marked_sum(dtype, precision, scores, visible, marks, multiplier, value):
+  """The context; rows with a visible mark are NaN."""
+  # NaN spreads through the softmax, without a kernel for flags of rows.
+  del precision
+  weights, _ = softmax(jnp.where(marks, jnp.nan, scores), visible)
+  return weighted_sum(math.prod(multiplier, start=weights), value, dtype)
+
+
+@_marked_sum.defjvp
+def _marked_sum_jvp(dtype, precision, primals, tangents):
+  # Where derivatives are needed, finite rows are computed and then replaced.
+  def differentiable(scores, visible, marks, multiplier, value):
+    weights, _ = softmax(scores, visible)
+    weights = math.prod(multiplier, start=weights)
+    context = weighted_sum(weights, value, dtype)
+    bad = jnp.any(visible & marks, axis=-1, keepdims=True)
+    return jnp.where(bad, jnp.nan, context)
+
+  with matmul_precision(precision):
+    return jax.jvp(differentiable, primals, tangents)
+
+
 def _weights_and_statistics(request):
   scores, visible = _scores(request)
 
@@ -75,19 +154,29 @@ def _context_and_statistics(request):
   if request.combined is not None and is_softmax(request.normalizer):
     return *_shard_of(request, *request.combined), None
   weights, statistics, rows_attending = _weights_and_statistics(request)
-  context = _weighted_sum(request, weights, request.value)
+  context = _weighted_sum(request, weights)
   if request.combined is not None:
     return *part_of(request.combined, context), None
   return context, statistics.broadcast_to(context.shape[:-1]), rows_attending
 
 
-def _weighted_sum(request, weights, value):
+def _weighted_sum(request, weights):
   """The sum of values by weights, after dropout."""
-  if request.dropout is not None:
-    shape = (*request.leading, *weights.shape[-2:])
-    weights = weights * request.dropout.multiplier(shape, request.dtype)
-  compute_dtype = jnp.result_type(request.query, value)
-  return weighted_sum(weights, value.astype(compute_dtype), request.dtype)
+  weights = math.prod(_multiplier(request), start=weights)
+  return weighted_sum(weights, _value(request), request.dtype)
+
+
+def _multiplier(request) -> list[jax.Array]:
+  """The factors by which dropout multiplies the weights, if there are any."""
+  if request.dropout is None:
+    return []
+  shape = (*request.leading, *request.scores_shape[-2:])
+  return [request.dropout.multiplier(shape, request.dtype)]
+
+
+def _value(request):
+  """The value in the dtype of the products."""
+  return request.value.astype(jnp.result_type(request.query, request.value))
 
 
 def _shard_of(request, context, statistics):
@@ -98,7 +187,7 @@ def _shard_of(request, context, statistics):
   scores, visible = _scores(request)
   weights = hold(statistics).weights(jnp.where(visible, scores, -jnp.inf))
   of_lse = jnp.sum(weights, axis=-1)
-  of_context = _weighted_sum(request, weights, request.value)
+  of_context = _weighted_sum(request, weights)
   of_context = of_context - of_lse[..., None] * context
   of_statistics = statistics.tangent(of_lse - hold(of_lse))
   return (
@@ -125,5 +214,7 @@ def _scores(request):
     allowed = ~jnp.isneginf(bias)
     scores = scores + jnp.where(allowed, bias, 0.0).astype(request.dtype)
     visible = visible & allowed
+  if not isinstance(request.score, DotProduct):
+    visible = visible & (scores != -jnp.inf)  # a score may hide keys
   shape = jnp.broadcast_shapes(visible.shape, scores.shape)
   return scores, jnp.broadcast_to(visible, shape)

@@ -25,12 +25,19 @@ def all_cases() -> dict[str, Case]:
   # Imported late: they import JAX.
   from benchmarks.accelerators import (
     attention_cases,
+    dense_cases,
     layout_cases,
     peer_cases,
     step_cases,
   )
 
-  modules = attention_cases, peer_cases, step_cases, layout_cases
+  modules = (
+    attention_cases,
+    dense_cases,
+    peer_cases,
+    step_cases,
+    layout_cases,
+  )
   return {case.name: case for module in modules for case in module.cases()}
 
 

@@ -112,6 +112,53 @@ def test_non_finite_token_affects_only_rows_that_attend_to_it(
 
 
 @every_implementation
+def test_rows_of_nan_have_no_derivatives(implementation):
+  (tokens,) = draw(9, (5, 4))
+  tokens = jnp.asarray(tokens, jnp.float32)
+
+  def loss(query, key, value):
+    context = attend(
+      query, key, value, mask=masks.causal(), implementation=implementation
+    )
+    # The cotangent of a row of NaN is NaN.
+    return jnp.sum(jnp.sin(context)), context
+
+  gradients = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
+  value = jax.jit(lambda *tokens: loss(*tokens)[1])
+  clean_gradients, clean = gradients(*[tokens[:3]] * 3)
+  for number in NON_FINITE:
+    for place in range(3):
+      given = [tokens] * 3
+      given[place] = tokens.at[3:, 0].set(number)
+      found, context = gradients(*given)
+      # Programs without derivatives may compute the context in another way.
+      for each in (context, value(*given)):
+        assert jnp.isnan(each[3:]).all()
+        np.testing.assert_allclose(each[:3], clean, 1e-6)
+      for got, want in zip(found, clean_gradients):
+        np.testing.assert_allclose(got[:3], want, 1e-5, 1e-6)
+        assert not got[3:].any()
+
+
+@every_implementation
+def test_tangents_of_hidden_nan_change_nothing(implementation):
+  (tokens,) = draw(9, (5, 4))
+  tokens = jnp.asarray(tokens, jnp.float32)
+
+  @jax.jit
+  def tangent(tokens):
+    def context(tokens):
+      return attend(
+        *[tokens] * 3, mask=masks.causal(), implementation=implementation
+      )
+
+    return jax.jvp(context, (tokens,), (tokens,))[1]
+
+  got = tangent(tokens.at[3].set(jnp.nan))
+  np.testing.assert_allclose(got[:3], tangent(tokens[:3]), 1e-5, 1e-6)
+
+
+@every_implementation
 def test_nan_value_affects_context_and_not_weights(
   implementation,
 ):
