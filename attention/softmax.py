@@ -90,8 +90,8 @@ def softmax(scores: jax.Array, visible: jax.Array) -> tuple:
   # -inf: on TPUs half the time.
   lowest = jnp.finfo(scores.dtype).min
   logits = jnp.where(visible, scores, lowest)
-  no_keys = {"initial": lowest} if scores.shape[-1] == 0 else {}
-  maximum = jnp.max(jax.lax.stop_gradient(logits), axis=-1, **no_keys)
+  initial = lowest if scores.shape[-1] == 0 else None
+  maximum = jnp.max(jax.lax.stop_gradient(logits), axis=-1, initial=initial)
   exponentials = jnp.exp(logits - maximum[..., None])
   exponentials = jnp.where(visible, exponentials, 0.0)
   statistics = Statistics(maximum, jnp.sum(exponentials, axis=-1))

@@ -82,7 +82,9 @@ def _total_and_gradient(features, readout, labels, label_smoothing):
   wide = jnp.promote_types(features.dtype, jnp.float32)
 
   def add(total, chunk):
-    part, words = chunk
+    # One axis of tokens: with two, XLA's GPU compiler finds no tiles for the
+    # product with the replaced features if their sizes are no powers of two.
+    part, words = (each.reshape(1, -1, *each.shape[2:]) for each in chunk)
     # Zero times NaN is NaN: features at PAD must not reach the product.
     part = jnp.where((words != PAD)[..., None], part, 0)
     loss, hit, probs = _of_chunk(part, words, readout, label_smoothing)
@@ -93,7 +95,8 @@ def _total_and_gradient(features, readout, labels, label_smoothing):
       "btr,btv->rv", part, errors, preferred_element_type=wide
     )
     sums = (loss.sum(), hit.sum(), Affine(kernel, bias))
-    return jax.tree.map(jnp.add, total, sums), errors @ readout.kernel.T
+    by_part = errors @ readout.kernel.T
+    return jax.tree.map(jnp.add, total, sums), by_part.reshape(chunk[0].shape)
 
   zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, wide), readout)
   start = (jnp.zeros((), wide), jnp.zeros((), int), zeros)
