@@ -7,10 +7,12 @@ sizes of what kernels read and write, and seconds are estimates.
 import collections
 import contextlib
 import dataclasses
+import pathlib
 import re
+import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -74,8 +76,39 @@ def compiled(
   given |= options or {}
   mesh = jax.tree.leaves(specs)[0].sharding.mesh
   with jax.set_mesh(mesh) if mesh.size > 1 else contextlib.nullcontext():
-    program = jitted.lower(*specs).compile(compiler_options=given or None)
-  return program, time.perf_counter() - begin
+    lowered = jitted.lower(*specs)
+    program = lowered.compile(compiler_options=given or None)
+    seconds = time.perf_counter() - begin
+    try:
+      program.as_text()
+    except jax.errors.JaxRuntimeError:
+      program = _with_dumped_text(lowered, given)
+  return program, seconds
+
+
+class _Dumped(NamedTuple):
+  """A program, and its text as its compiler wrote it to a file."""
+
+  program: Any
+  text: str
+
+  def as_text(self) -> str:
+    return self.text
+
+  def memory_analysis(self) -> Any:
+    return self.program.memory_analysis()
+
+
+def _with_dumped_text(lowered: Any, options: dict[str, Any]) -> _Dumped:
+  """The program, whose text JAX cannot read, compiled once more."""
+  # JAX's XLA does not know some asynchronous operations of libtpu's.
+  with tempfile.TemporaryDirectory() as folder:
+    dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+    program = lowered.compile(compiler_options=options | dump)
+    paths = pathlib.Path(folder).glob("*.after_codegen.txt")
+    texts = [path.read_text() for path in paths]
+  # Programs that the compiler makes beside it are smaller.
+  return _Dumped(program, max(texts, key=len))
 
 
 def cost_of(program: Any, seconds: float, *, target: Target) -> Cost:

@@ -1,5 +1,8 @@
 """Kernels, loops and bytes are counted in the text of a program."""
 
+import pathlib
+
+import jax
 import pytest
 
 from experiments.aot import cost, hlo, targets
@@ -94,6 +97,31 @@ def test_cost_counts_kernels_slices_and_collectives():
   assert found.traffic == 7 * 16 + 7 * 16 + 3 * 256
   assert found.collectives == {"all-reduce": (1, 128)}
   assert found.memory == 129 + 28 + 5
+
+
+def test_a_text_that_jax_cannot_read_is_read_from_the_compiler_s_file():
+  class Unreadable(Compiled):
+    def as_text(self):
+      raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure")
+
+  class Lowered:
+    def lower(self, *specs):
+      return self
+
+    def compile(self, compiler_options):
+      folder = (compiler_options or {}).get("xla_dump_to")
+      if folder:
+        path = pathlib.Path(folder, "module_0000.jit_f.after_codegen.txt")
+        path.write_text(PROGRAM)
+      return Unreadable()
+
+  mesh = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])
+  spec = jax.ShapeDtypeStruct(
+    (8, 4), "float32", sharding=jax.NamedSharding(mesh, jax.P())
+  )
+  target = targets.TARGETS["v6e"]
+  program, seconds = cost.compiled(Lowered(), spec, target=target)
+  assert cost.cost_of(program, seconds, target=target).kernels == 17
 
 
 def test_arrays_have_the_bytes_of_their_dtype():
