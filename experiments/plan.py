@@ -8,7 +8,9 @@ Prints, for a batch of each length, whether the step fits the memory of a
 device, which collectives move how many bytes, and an estimate of its time. The
 accelerators, the data and a run directory are not needed, and nothing is run:
 vocabularies are as large as the config allows, and batches of text have one
-length. Topologies are those of JAX, such as v5e:16x16; h100:1x1x8 means 8 GPUs.
+length. Where batches do not divide over the devices, the plan is that of the
+next larger batches, and names the flag that a run needs. Topologies are those
+of JAX, such as v5e:16x16; h100:1x1x8 means 8 GPUs.
 """
 
 import os

@@ -17,6 +17,21 @@ class Step(NamedTuple):
   shape: Shape
   devices: int
   cost: Cost
+  flag: str | None = None  # that the config needs for these devices
+
+
+def with_whole_rows(config: Config, shards: int) -> tuple[Config, str | None]:
+  """A config whose batches divide over shards, and the flag that it needs."""
+  train = config.train
+  name = "row_multiple" if train.batch_unit == "tokens" else "batch_size"
+  needed = shards * train.accumulation
+  size = getattr(train, name)
+  if size % needed == 0:
+    return config, None
+  size += -size % needed
+  train = train.model_copy(update={name: size})
+  changed = config.model_copy(update={"train": train})
+  return changed, f"--config.train.{name}={size}"
 
 
 def steps(
@@ -27,23 +42,26 @@ def steps(
 ) -> Iterator[Step]:
   """Compiles the step of a config for batches of each length."""
   devices = target.devices(topology)
+  mesh = mesh_lib.make_mesh(config.mesh, devices)
+  config, flag = with_whole_rows(config, mesh_lib.num_batch_shards(mesh))
   experiment = abstract.abstract_experiment(config, devices)
-  mesh_lib.check_batch(experiment.mesh, config.train)
   for length in lengths:
     shape = abstract.batch_shape(config, length)
     function, specs = abstract.train_step(experiment, shape)
     program, seconds = compiled(function, *specs, target=target)
     cost = cost_of(program, seconds, target=target)
-    yield Step(shape, experiment.mesh.size, cost)
+    yield Step(shape, mesh.size, cost, flag)
 
 
 def describe(step: Step, target: Target) -> str:
   """Lines that say whether a step fits, what it moves, and the estimate."""
   cost, (rows, source, target_length) = step.cost, step.shape
+  needed = f" (with {step.flag})" if step.flag else ""
   fits = "fits" if cost.memory <= target.memory else "DOES NOT FIT"
   lines = [
     f"{rows} x ({source} + {target_length}) tokens on {step.devices}"
-    f" {target.name} devices, compiled in {cost.compile_seconds:.0f} s:",
+    f" {target.name} devices{needed}, compiled in"
+    f" {cost.compile_seconds:.0f} s:",
     f"  memory of a device: {_gibibytes(cost.memory)} of"
     f" {_gibibytes(target.memory)}, {fits} (state and batch"
     f" {_gibibytes(cost.arguments)}, temporaries"

@@ -35,6 +35,20 @@ def test_a_step_fits_if_its_memory_is_below_the_device_s(temporaries, words):
   assert "compiled, not run" in text
 
 
+def test_batches_become_a_multiple_of_the_devices():
+  text = parse(translation.get_config().to_dict())
+  task = parse(base.get_config().to_dict())
+  assert plan.with_whole_rows(text, 4) == (text, None)
+  changed, flag = plan.with_whole_rows(text, 256)
+  assert flag == "--config.train.row_multiple=256"
+  assert abstract.batch_shape(changed, 32) == (256, 32, 32)
+  changed, flag = plan.with_whole_rows(task, 12)
+  assert flag == "--config.train.batch_size=36"
+  assert changed.train.batch_size == 36
+  step = plan.Step(abstract.Shape(36, 26, 26), 12, COST, flag)
+  assert flag in plan.describe(step, TARGETS["v5e"])
+
+
 def test_text_needs_no_data_to_be_planned():
   config = parse(translation.get_config().to_dict())
   experiment = abstract.abstract_experiment(config, jax.devices()[:1])
