@@ -92,13 +92,26 @@ def softmax(scores: jax.Array, visible: jax.Array) -> tuple:
   logits = jnp.where(visible, scores, lowest)
   initial = lowest if scores.shape[-1] == 0 else None
   maximum = jnp.max(jax.lax.stop_gradient(logits), axis=-1, initial=initial)
-  exponentials = jnp.exp(logits - maximum[..., None])
-  exponentials = jnp.where(visible, exponentials, 0.0)
+  exponentials = _exponentials(logits, visible, maximum)
   statistics = Statistics(maximum, jnp.sum(exponentials, axis=-1))
   # Unlike a `where`, this lets XLA make one GPU kernel of the weights. Totals
   # are 0, or 1 at least but for rounding.
   divisor = jnp.maximum(statistics.total, 2.0**-60)
   return exponentials / divisor[..., None], statistics
+
+
+@jax.custom_jvp
+def _exponentials(logits, visible, maximum):
+  """The exponentials of visible logits, 0 elsewhere."""
+  return jnp.where(visible, jnp.exp(logits - maximum[..., None]), 0.0)
+
+
+@_exponentials.defjvp
+def _exponentials_jvp(primals, tangents):
+  # The tangent of a hidden logit is 0 already: another `where` would read
+  # `visible` once more. The maximum is a constant of derivatives.
+  exponentials = _exponentials(*primals)
+  return exponentials, exponentials * tangents[0]
 
 
 def merged(
