@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attention import attend, biases, masks, normalizers, scores
-from attention.implementations.blockwise import Blockwise
+from attention.implementations.blockwise import Blockwise, problem
 from tests.attention.oracle import draw
 
 SMALL = Blockwise(query_block=2, key_block=3)
@@ -134,3 +134,19 @@ def test_different_masks_of_equal_shape_have_different_results():
   ]
   for left, right in ((0, 1), (1, 2), (0, 2)):
     assert not np.allclose(results[left], results[right])
+
+
+def test_gradients_visit_no_pairs_to_find_nan_if_all_tokens_are_finite(
+  monkeypatch,
+):
+  def unexpected(*arguments):
+    raise AssertionError("searched all pairs")
+
+  monkeypatch.setattr(problem, "_compiled_rows_attending", unexpected)
+
+  def loss(*tokens):
+    return jnp.sum(attend(*tokens, mask=masks.causal(), implementation=SMALL))
+
+  jax.grad(loss, (0, 1, 2))(*tokens())
+  with pytest.raises(AssertionError, match="searched"):
+    jax.grad(loss)(*(each.at[0, 0].set(jnp.nan) for each in tokens()))
