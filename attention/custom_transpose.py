@@ -20,6 +20,7 @@ from jax.interpreters import ad, batching, mlir
 from attention import axes
 
 # (residuals, arguments) -> results, linear in the arguments.
+# `with_kernel_as_transpose` gives None for cotangents that are zero.
 Linear = Callable[[list[Any], list[Any]], list[Any]]
 
 
@@ -28,10 +29,13 @@ def with_transpose(
   transpose: Linear,
   residuals: list[jax.Array],
   arguments: list[jax.Array],
+  *,
+  symbolic_zeros: bool = False,
 ) -> list[jax.Array]:
   """`function`, whose reverse mode is `transpose`."""
   # `transpose` receives the residuals and the cotangents of the results, and
-  # returns the cotangents of the arguments. Both must be differentiable.
+  # returns the cotangents of the arguments. Both must be differentiable. With
+  # `symbolic_zeros` it receives None for results that are not used.
   # Under `jax.shard_map` JAX sums the cotangent of an array that all devices
   # share where the array becomes one of each device.
   values = axes.varying_alike([*residuals, *arguments])
@@ -41,6 +45,7 @@ def with_transpose(
     transpose=transpose,
     number=len(residuals),
     has_own_derivatives=False,
+    symbolic_zeros=symbolic_zeros,
   )
 
 
@@ -60,6 +65,7 @@ def with_own_derivatives(
     transpose=transpose,
     number=len(residuals),
     has_own_derivatives=True,
+    symbolic_zeros=False,
   )
 
 
@@ -77,13 +83,19 @@ def with_kernel_as_transpose(
   shapes = [*map(jax.typeof, arguments)]
 
   def transposed(residuals, cotangents):
-    transpose = jax.linear_transpose(
-      lambda *arguments: function(residuals, [*arguments]), *shapes
-    )
-    return [*transpose([*cotangents])]
+    def linear(*arguments):
+      return function(residuals, [*arguments])
+
+    cotangents = [
+      jnp.zeros(result.shape, result.dtype) if each is None else each
+      for each, result in zip(cotangents, jax.eval_shape(linear, *shapes))
+    ]
+    return [*jax.linear_transpose(linear, *shapes)(cotangents)]
 
   if kernel is None:
-    return with_transpose(function, transposed, residuals, arguments)
+    return with_transpose(
+      function, transposed, residuals, arguments, symbolic_zeros=True
+    )
 
   @jax.custom_jvp
   def reverse(residuals, cotangents):
@@ -98,6 +110,7 @@ def with_kernel_as_transpose(
     lambda residuals, cotangents: reverse([*residuals], [*cotangents]),
     residuals,
     arguments,
+    symbolic_zeros=True,
   )
 
 
@@ -106,14 +119,14 @@ _linear.multiple_results = True
 
 
 @_linear.def_impl
-def _result(*values, function, transpose, number, has_own_derivatives):
-  del transpose, has_own_derivatives
+def _result(*values, function, transpose, number, **options):
+  del transpose, options
   return function([*values[:number]], [*values[number:]])
 
 
 @_linear.def_abstract_eval
-def _shapes(*values, function, transpose, number, has_own_derivatives):
-  del transpose, has_own_derivatives
+def _shapes(*values, function, transpose, number, **options):
+  del transpose, options
   return jax.make_jaxpr(
     lambda *arrays: function([*arrays[:number]], [*arrays[number:]])
   )(*values).out_avals
@@ -151,11 +164,14 @@ def _is_zero(tangent) -> bool:
 
 
 def _transpose(
-  cotangents, *values, function, transpose, number, has_own_derivatives
+  cotangents, *values, function, transpose, number, symbolic_zeros, **options
 ):
-  del function, has_own_derivatives
+  del function, options
   arguments = values[number:]
-  cotangents = [*map(ad.instantiate_zeros, cotangents)]
+  if symbolic_zeros:
+    cotangents = [None if _is_zero(each) else each for each in cotangents]
+  else:
+    cotangents = [*map(ad.instantiate_zeros, cotangents)]
   of_arguments = transpose([*values[:number]], cotangents)
   if len(of_arguments) != len(arguments):
     raise ValueError(
@@ -165,7 +181,7 @@ def _transpose(
   return [None] * number + [*of_arguments]
 
 
-def _batched(values, axes, *, function, transpose, **others):
+def _batched(values, axes, *, function, transpose, **options):
   # All arrays get the axis, as the transpose cannot know which ones have it.
   size = next(
     value.shape[axis] for value, axis in zip(values, axes) if axis is not None
@@ -180,7 +196,7 @@ def _batched(values, axes, *, function, transpose, **others):
     *values,
     function=jax.vmap(function),
     transpose=jax.vmap(transpose),
-    **others,
+    **options,
   )
   return results, [0] * len(results)
 

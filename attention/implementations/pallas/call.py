@@ -24,6 +24,7 @@ from attention.implementations.pallas.derivative import (
   shared_operands,
 )
 from attention.implementations.pallas.functions import kernel_precision
+from attention.implementations.pallas.hopper import token_maps
 from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.visits import Visibility
@@ -44,7 +45,7 @@ def obstacle(sizes: Any, request: Request) -> str | None:
   request = _with_maps_inside(sizes, request)
   try:
     jax.eval_shape(
-      lambda: (_kernels(sizes, request, *_mapped(request)[:2]), 0)[1]
+      lambda: (_kernels(sizes, request, *_mapped(sizes, request)[:2]), 0)[1]
     )
   except Unsupported as reason:
     return str(reason)
@@ -113,7 +114,7 @@ def _with_maps_inside(sizes: Any, request: Request) -> Request:
   inside = dataclasses.replace(request, score=MapsInside(request.score))
   try:
     jax.eval_shape(
-      lambda: (_kernels(sizes, inside, *_mapped(inside)[:2]), 0)[1]
+      lambda: (_kernels(sizes, inside, *_mapped(sizes, inside)[:2]), 0)[1]
     )
   except Unsupported:
     return request
@@ -122,7 +123,7 @@ def _with_maps_inside(sizes: Any, request: Request) -> Request:
 
 def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
   request = _with_maps_inside(sizes, request)
-  tokens = _mapped(request)
+  tokens = _mapped(sizes, request)
   kernels = _kernels(sizes, request, *tokens[:2])
   rule, captured = _rule(request, *tokens[:2])
   shared = shared_operands(captured.pair, kernels.score_operands)
@@ -163,21 +164,25 @@ def _kernels(
   )
 
 
-def _mapped(request: Request) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _mapped(
+  sizes: Any, request: Request
+) -> tuple[jax.Array, jax.Array, jax.Array]:
   """The mapped query and key, and the value."""
   # A mapped token is NaN where a token is not finite and keys may be hidden.
   # The map then has finite derivatives, and kernels ignore such a token.
   query, key, value = request.tokens
   dtype = jnp.result_type(query, value)
-  score, is_masked = request.score, request.is_masked
+  score, mapped = request.score, _mapped_tokens
+  if sizes.target_of(request) == "hopper" and token_maps.keeps_nan(score):
+    mapped = functools.partial(token_maps.mapped, interpret=sizes.interpret)
   return (
-    _mapped_tokens(score.map_query, query, is_masked),
-    _mapped_tokens(score.map_key, key, is_masked),
+    mapped(score.map_query, query, is_masked=request.is_masked),
+    mapped(score.map_key, key, is_masked=request.is_masked),
     value.astype(dtype),
   )
 
 
-def _mapped_tokens(function: Callable, tokens, is_masked: bool) -> jax.Array:
+def _mapped_tokens(function: Callable, tokens, *, is_masked: bool) -> jax.Array:
   if not is_masked or _only_scales(function, tokens):
     return function(tokens)
   finite = jnp.isfinite(tokens)

@@ -179,41 +179,36 @@ class KernelAttention:
 
   def _gradients(self, arguments, outputs, cotangents, chosen):
     """The gradients of the chosen arrays, by kernels."""
-    context, statistics = outputs
-    of_context, of_total = cotangents
-    kernels, dtype = self.kernels, self.kernels.dtype
+    (context, statistics), kernels = outputs, self.kernels
     length = context.shape[-2]
+    of_context, of_total = cotangents
+    if of_context is None:
+      of_context = jnp.zeros_like(context)
+    rows = kernels.rows(context, statistics, of_context, of_total)
     missing = kernels.padded_lengths[0] - length
-    products = of_context.astype(dtype) * context.astype(dtype)
-    of_totals = of_total * statistics.total
-    if kernels.is_masked:  # what is NaN has no derivatives
-      is_nan = jnp.isnan(context)
-      of_context = jnp.where(is_nan, jnp.zeros_like(of_context), of_context)
-      products = jnp.where(is_nan, 0.0, products)
-      of_totals = jnp.where(jnp.isnan(statistics.total), 0.0, of_totals)
-    mean = jnp.sum(products, axis=-1) - of_totals
-    widths = [(0, 0)] * (mean.ndim - 1) + [(0, missing)]
     if missing:
-      of_context = jnp.pad(of_context, [*widths, (0, 0)])
-    of_rows = [
-      jnp.pad(each, widths) if missing else each for each in (*statistics, mean)
-    ]
+      rows = {
+        name: jnp.pad(each, _after(context.ndim - 2, missing, each.ndim))
+        for name, each in rows.items()
+      }
     tokens = self._padded(arguments.tokens)
     first = len(arguments.linear) - 3
     places = [place for place in chosen if place < first]
     wanted = [self.operand_of[place] for place in places]
-    shared = arguments.operands, tokens, of_rows, of_context
+    has_keys = first + 1 in chosen or first + 2 in chosen
     results: dict[int, jax.Array] = {}
-    if places or first in chosen:
-      of_query, of_operands = kernels.gradient_of_queries(*shared, wanted)
+    if places or first in chosen or (has_keys and kernels.completes_rows):
+      of_query, of_operands, rows = kernels.gradient_of_queries(
+        arguments.operands, tokens, rows, wanted
+      )
       results[first] = of_query[..., :length, :]
       for place, number, each in zip(places, wanted, of_operands):
         operand = kernels.score_operands[number]
         results[place] = _summed_operand(each, operand, kernels.leading)
-    if first + 1 in chosen or first + 2 in chosen:
+    if has_keys:
       results[first + 1], results[first + 2] = (
         each[..., : arguments.tokens[1].shape[-2], :]
-        for each in kernels.gradient_of_keys(*shared)
+        for each in kernels.gradient_of_keys(arguments.operands, tokens, rows)
       )
     return [
       _summed(results[place], arguments.linear[place]) for place in chosen
@@ -240,6 +235,11 @@ def _rows(context: jax.Array, statistics: Statistics) -> _Rows:
     bad | jnp.isnan(context[..., 0]),
     bad,
   )
+
+
+def _after(axis: int, missing: int, rank: int) -> list[tuple[int, int]]:
+  """Widths of a padding after the last entry of one axis."""
+  return [(0, missing if number == axis else 0) for number in range(rank)]
 
 
 def _summed(gradient: jax.Array, like: jax.Array) -> jax.Array:

@@ -10,18 +10,27 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention.implementations.pallas.hopper.attempts import (
+  attempts,
+  make_finite,
+  not_finite,
+  when,
+)
 from attention.implementations.pallas.hopper.scores import (
   LOG2_E,
   of_visible,
   tile_scores,
 )
 from attention.implementations.pallas.hopper.tiles import (
+  BY_COLUMN,
   BY_ROW,
   SIDE,
   TILE,
   WGMMA,
+  Axes,
   Block,
   across,
+  down,
 )
 
 _LOWEST = float(np.finfo(np.float32).min)
@@ -29,26 +38,35 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 def online_softmax(block: Block) -> None:
   """Computes the context and the statistics of the queries."""
+
+  def run(*marks):
+    attempts(block.problem, functools.partial(_compute, block, marks))
+
   if block.problem.is_masked:
-    # Marks the queries that attend to values with NaN or infinity.
-    spoilt = plgpu.SMEM((SIDE,), jnp.float32)
-    pl.run_scoped(functools.partial(_compute, block), spoilt)
+    # Marks of keys whose values have NaN or infinity, and of the queries that
+    # attend to them.
+    marks = plgpu.SMEM((SIDE,), jnp.float32)
+    pl.run_scoped(run, marks, marks)
   else:
-    _compute(block, None)
+    run()
 
 
-def _compute(block: Block, spoilt: Any) -> None:
+def _compute(block: Block, marks: Sequence[Any], is_second: Any) -> jax.Array:
+  """Writes results; 1 for queries whose sums are not finite."""
   cast, results = block.problem.cast, block.results
   shape = results["context"].shape
   zeros = cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
   sums = cast(jnp.zeros(shape, jnp.float32), WGMMA)
-  if spoilt is not None:
-    spoilt[...] = zeros
+  if marks:
+    marks[1][...] = zeros
 
   def visit(starts, state):
-    scores = tile_scores(block, starts, with_nan=spoilt is not None)[0]
-    if spoilt is not None:
-      _note_flags(block, starts, spoilt)
+    @when(is_second)
+    def _():
+      _clean_values(block, starts, *marks)
+
+    with_nan = is_second is not None
+    scores = tile_scores(block, starts, with_nan=with_nan)[0]
     return _add_keys(block, scores, *state)
 
   state = sums, zeros + _LOWEST, zeros
@@ -56,13 +74,14 @@ def _compute(block: Block, spoilt: Any) -> None:
   is_empty = total == 0.0
   context = summed / across(jnp.where(is_empty, 1.0, total), shape)
   maximum = jnp.where(is_empty, _LOWEST, maximum / LOG2_E)
-  if spoilt is not None:
-    is_spoilt = cast(spoilt[...], BY_ROW) > 0.0
+  if marks:
+    is_spoilt = cast(marks[1][...], BY_ROW) > 0.0
     context = jnp.where(across(is_spoilt, shape), jnp.nan, context)
     maximum = jnp.where(jnp.isnan(total), jnp.nan, maximum)
   results["context"][...] = context.astype(results["context"].dtype)
   results["maximum"][...] = maximum
   results["total"][...] = total
+  return not_finite(block.problem, [context] if marks else [])
 
 
 def _add_keys(block: Block, scores, summed, maximum, total) -> tuple[Any, ...]:
@@ -83,12 +102,13 @@ def _add_keys(block: Block, scores, summed, maximum, total) -> tuple[Any, ...]:
   return summed * across(shrink, summed.shape) + product, after, total
 
 
-def _note_flags(block: Block, starts: Sequence[Any], spoilt: Any) -> None:
-  """Marks the queries that attend to a key with a flag."""
-  tile = jax.lax.div(starts[1], jnp.int32(SIDE))
-
-  @pl.when(block.number("tile flags", tile) > 0.0)
-  def _():
-    seen = of_visible(block, starts, block.numbers("flags"))
-    before = block.problem.cast(spoilt[...], BY_ROW)
-    spoilt[...] = jnp.maximum(before, jnp.max(seen, axis=1))
+def _clean_values(
+  block: Block, starts: Sequence[Any], of_keys: Any, of_queries: Any
+) -> None:
+  """Replaces NaN and infinity, and marks the queries that attend to them."""
+  cast = block.problem.cast
+  of_keys[...] = make_finite(block.problem, block.tiles["value"], Axes.TOKENS)
+  plgpu.commit_smem()
+  flags = down(cast(of_keys[...], BY_COLUMN), TILE)
+  seen = jnp.max(of_visible(block, starts, flags), axis=1)
+  of_queries[...] = jnp.maximum(cast(of_queries[...], BY_ROW), seen)

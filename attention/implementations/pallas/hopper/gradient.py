@@ -14,6 +14,18 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention.implementations.pallas.hopper.attempts import (
+  attempts,
+  make_finite,
+  not_finite,
+  when,
+)
+from attention.implementations.pallas.hopper.gradient_rows import (
+  clear_rows,
+  means,
+  row_numbers,
+  write_rows,
+)
 from attention.implementations.pallas.hopper.scores import (
   LOG2_E,
   for_each_channel,
@@ -28,13 +40,28 @@ def gradients(block: Block, wanted: Sequence[str] = ()) -> None:
 
   Those of the numbers that are `wanted` have a part for each query.
   """
+  attempts(block.problem, functools.partial(_compute, block, wanted))
+
+
+def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
+  """Writes the gradients; 1 for tokens for which they are not finite."""
   problem, results = block.problem, block.results
+  rows = [*wanted]
+  if not block.are_keys_own:
+    write_rows(block)
+    rows.append("mean")
+
+  @when(is_second)
+  def _():
+    _clean(block, of_own=True)
+
   # Tensor cores sum the gradients of dot products and of values.
   scales = {"tokens": problem.factor}
+  of_channels: list[Any] = []
   if problem.channels is not None:
     scales = {}
-    others = "value", *wanted
-    of_channels = [results[name] for name in results if name not in others]
+    names = "tokens", "weight"
+    of_channels = [results[name] for name in names if name in results]
     _set_to_zero(problem, of_channels)
   for name in wanted:
     zeros = jnp.zeros((SIDE,), jnp.float32)
@@ -43,20 +70,59 @@ def gradients(block: Block, wanted: Sequence[str] = ()) -> None:
     scales["value"] = 1.0
 
   def compute(sums):
-    visit = functools.partial(_visit, block, sums, wanted)
+    visit = functools.partial(_visit, block, sums, wanted, is_second)
     block.visits(lambda starts, state: visit(starts), None)
-    for name, scale in scales.items():
-      total = sums[name][...]
-      total = total if scale == 1.0 else total * scale
-      results[name][...] = total.astype(results[name].dtype)
+    return _written(block, sums, scales)
 
-  pl.run_scoped(
+  flags = pl.run_scoped(
     compute,
     {name: plgpu.ACC(results[name].shape, jnp.float32) for name in scales},
   )
+  if is_second is not None:
+    numbers = [problem.cast(results[name][...], BY_ROW) for name in rows]
+    flags = jnp.maximum(flags, not_finite(problem, numbers))
+    if of_channels:
+      sums = _sums_of_zeros(problem, of_channels)
+      flags = jnp.maximum(flags, not_finite(problem, [sums]))
+  return flags
 
 
-def _visit(block: Block, sums: Any, wanted, starts: Sequence[Any]) -> None:
+def _written(block: Block, sums: Any, scales: dict[str, float]) -> jax.Array:
+  """Writes sums; 1 for tokens for which they are not finite."""
+  flags = not_finite(block.problem, [])
+  for name, scale in scales.items():
+    total, result = sums[name][...], block.results[name]
+    total = total if scale == 1.0 else total * scale
+    result[...] = total.astype(result.dtype)
+    flags = jnp.maximum(flags, not_finite(block.problem, [total]))
+  return flags
+
+
+def _sums_of_zeros(problem: Any, results: Sequence[Any]) -> jax.Array:
+  """0, or NaN for tokens with gradients of channels that are not finite."""
+
+  def add(channel, sums):
+    for each in results:
+      sums = sums + 0.0 * problem.cast(each[channel], BY_ROW)
+    return sums
+
+  zeros = problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+  return jax.lax.fori_loop(0, results[0].shape[0], add, zeros)
+
+
+def _clean(block: Block, *, of_own: bool) -> None:
+  """Replaces NaN and infinity, and cotangents of contexts that are NaN."""
+  names = ["key", "value"] if of_own == block.are_keys_own else ["query"]
+  for name in names:
+    axes = block.inputs[name].axes
+    make_finite(block.problem, block.tiles[name], axes)
+  if "query" in names:
+    clear_rows(block)
+
+
+def _visit(
+  block: Block, sums: Any, wanted, is_second: Any, starts: Sequence[Any]
+) -> None:
   """Adds the gradients of a tile of other tokens."""
   problem = block.problem
   # The values of queries are the cotangents of their contexts.
@@ -64,15 +130,21 @@ def _visit(block: Block, sums: Any, wanted, starts: Sequence[Any]) -> None:
   names = names[2:] + names[:2] if block.are_keys_own else names
   own, own_values, other, other_values = (block.tiles[name] for name in names)
   of_scores_factor, weights_factor = block.factors
+
+  @when(is_second)
+  def _():
+    _clean(block, of_own=False)
+    plgpu.commit_smem()
+
   scores, pull_back = tile_scores(block, starts)
   # Scores that are computed twice may be rounded differently. Each array of
   # rows is read where it is used, as registers are scarce.
-  exponents = jnp.minimum(scores - block.numbers("maximum"), 0.0)
-  weights = jnp.exp2(exponents * LOG2_E) * block.numbers("inverse")
+  exponents = jnp.minimum(scores - row_numbers(block, "maximum"), 0.0)
+  weights = jnp.exp2(exponents * LOG2_E) * row_numbers(block, "inverse")
   if block.are_keys_own:
     weights_factor[...] = weights.astype(weights_factor.dtype)
   of_weights = product_of_tokens(problem, own_values, other_values)
-  of_scores = weights * (of_weights - block.numbers("mean"))
+  of_scores = weights * (of_weights - means(block))
   for name in wanted:
     before = problem.cast(block.results[name][...], BY_ROW)
     of_number = jnp.sum(pull_back(of_scores, name), axis=1)

@@ -16,6 +16,10 @@ from attention.implementations.pallas.hopper.channels import (
 )
 from attention.implementations.pallas.hopper.forward import online_softmax
 from attention.implementations.pallas.hopper.gradient import gradients
+from attention.implementations.pallas.hopper.gradient_rows import (
+  MASKED_ROWS,
+  ROWS,
+)
 from attention.implementations.pallas.hopper.pairs import (
   PairFunction,
   number_dtype,
@@ -28,7 +32,6 @@ from attention.implementations.pallas.hopper.tiles import (
   launch,
 )
 from attention.implementations.pallas.operands import Kind, Operand
-from attention.implementations.pallas.rows import factors_of_rows
 from attention.softmax import Statistics
 
 
@@ -50,6 +53,7 @@ class Problem:
   is_masked: bool
   interpret: Any
   dtype: ClassVar[Any] = jnp.float32
+  completes_rows: ClassVar[bool] = True
 
   @property
   def differentiable(self) -> dict[str, Operand]:
@@ -110,36 +114,45 @@ class Problem:
       "maximum": rows,
       "total": rows,
     }
-    if isinstance(self.channels, FunctionSum):
+    is_function = isinstance(self.channels, FunctionSum)
+    if is_function and self._axes_of(query, key) is Axes.CHANNELS:
       query, key = self._with_nan_tokens(query), self._with_nan_tokens(key)
-    inputs = self._inputs(operands, query, key, self._finite(value))
-    if self.is_masked:
-      flags = _is_bad(value).astype(jnp.float32)
-      of_tiles = flags.reshape(*flags.shape[:-1], -1, SIDE)
-      inputs["flags"] = Input(flags, Axes.ROWS, of_keys=True)
-      inputs["tile flags"] = Input(jnp.max(of_tiles, -1), Axes.NUMBERS)
+    inputs = self._inputs(operands, query, key, value)
     results = launch(self, online_softmax, self.tiles, inputs, outputs)
     context, maximum, total = results.values()
     return context, Statistics(maximum, total)
 
+  def rows(
+    self, context, statistics, of_context, of_total
+  ) -> dict[str, jax.Array]:
+    """What the kernel of queries' gradients reads of rows."""
+    rows = {
+      "maximum": statistics.maximum,
+      "total": statistics.total,
+      "context": context,
+      "cotangent": of_context,
+    }
+    return rows if of_total is None else rows | {"of_total": of_total}
+
   def gradient_of_queries(
-    self, operands, tokens, rows, cotangent, wanted: Sequence[int]
-  ) -> tuple[jax.Array, list[jax.Array]]:
-    """The gradients of the queries and of the wanted operands of the score."""
-    outputs = {"tokens": self._gradient(tokens[0])}
+    self, operands, tokens, rows, wanted: Sequence[int]
+  ) -> tuple[jax.Array, list[jax.Array], dict[str, jax.Array]]:
+    """The gradients of queries and of wanted operands, and rows for keys."""
+    of_tokens = self._gradient(tokens[0], self._axes_of(*tokens[:2]))
+    outputs = {"tokens": of_tokens}
     if self.weight is not None:
       outputs["weight"] = outputs["tokens"]
     names = [[*self.differentiable][number] for number in wanted]
     numbers = [name for name in names if name != "weight"]
     shape = (*self.leading, tokens[0].shape[-2])
-    for name in numbers:
-      of_rows = jax.ShapeDtypeStruct(shape, self.dtype)
-      outputs[name] = Output(of_rows, Axes.ROWS)
+    of_rows = Output(jax.ShapeDtypeStruct(shape, self.dtype), Axes.ROWS)
+    for_keys = MASKED_ROWS if self.is_masked else ROWS
+    outputs |= dict.fromkeys((*numbers, *for_keys), of_rows)
     results = launch(
       self,
       functools.partial(gradients, wanted=numbers),
       self.tiles,
-      self._gradient_inputs(operands, tokens, rows, cotangent),
+      self._gradient_inputs(operands, tokens, rows),
       outputs,
       num_factors=2,
     )
@@ -147,35 +160,42 @@ class Problem:
     parts = {name: jnp.sum(results[name], axis=-1) for name in names}
     if "weight" in parts:
       parts["weight"] = jnp.moveaxis(parts["weight"], 0, -1)
-    return self._of_tokens(results["tokens"]), [*parts.values()]
+    made = {name: results[name] for name in for_keys}
+    return (
+      _tokens_last(results["tokens"], of_tokens),
+      [*parts.values()],
+      made | {"cotangent": rows["cotangent"]},
+    )
 
   def gradient_of_keys(
-    self, operands, tokens, rows, cotangent
+    self, operands, tokens, rows
   ) -> tuple[jax.Array, jax.Array]:
     """The gradients of the keys and the values."""
     _, key, value = tokens
     shape = (*self.leading, *value.shape[-2:])
     values = jax.ShapeDtypeStruct(shape, self._sum_dtype(value))
+    of_tokens = self._gradient(key, self._axes_of(*tokens[:2]))
     of_key, of_value = launch(
       self,
       gradients,
       self.tiles.T,
-      self._gradient_inputs(operands, tokens, rows, cotangent),
+      self._gradient_inputs(operands, tokens, rows),
       {
-        "tokens": self._gradient(key),
+        "tokens": of_tokens,
         "value": Output(values, Axes.TOKENS),
       },
       are_keys_own=True,
       num_factors=2,
     ).values()
-    return self._of_tokens(of_key), of_value
+    return _tokens_last(of_key, of_tokens), of_value
 
   def _inputs(self, operands, query, key, value) -> dict[str, Input]:
     """The arrays that every kernel reads."""
-    query, key = (self._as_read(each, value.dtype) for each in (query, key))
+    axes = self._axes_of(query, key)
+    query, key = (self._as_read(each, axes, value) for each in (query, key))
     inputs = {
-      "query": Input(query, self._token_axes, of_keys=False),
-      "key": Input(key, self._token_axes, of_keys=True),
+      "query": Input(query, axes, of_keys=False),
+      "key": Input(key, axes, of_keys=True),
       "value": Input(value, Axes.TOKENS, of_keys=True),
     }
     first = int(self.weight is not None)
@@ -188,18 +208,12 @@ class Problem:
       inputs[name] = self._pair_input(operand, array)
     return inputs
 
-  def _gradient_inputs(
-    self, operands, tokens, rows, cotangent
-  ) -> dict[str, Input]:
+  def _gradient_inputs(self, operands, tokens, rows) -> dict[str, Input]:
     """The arrays that the kernels of gradients read."""
-    # Finite tokens, as a weight of 0 times NaN would be NaN.
-    inputs = self._inputs(operands, *map(self._finite, tokens))
-    maximum, total, mean = rows
-    maximum, inverse = factors_of_rows(maximum, total, self.is_masked)
-    numbers = {"maximum": maximum, "inverse": inverse, "mean": mean}
-    for name, each in numbers.items():
-      inputs[name] = Input(each, Axes.ROWS, of_keys=False)
-    inputs["cotangent"] = Input(cotangent, Axes.TOKENS, of_keys=False)
+    inputs = self._inputs(operands, *tokens)
+    for name, each in rows.items():
+      axes = Axes.ROWS if each.ndim == len(self.leading) + 1 else Axes.TOKENS
+      inputs[name] = Input(each, axes, of_keys=False)
     return inputs
 
   def _pair_input(self, operand: Operand, array: jax.Array) -> Input:
@@ -219,16 +233,18 @@ class Problem:
     array = jnp.pad(array, [(0, 0)] * len(sizes) + [(0, missing)])
     return Input(array, Axes.ROWS, of_keys)
 
-  @property
-  def _token_axes(self) -> Axes:
-    # A channel of a tile is contiguous.
-    return Axes.CHANNELS if self.channels else Axes.TOKENS
-
-  def _finite(self, tokens: jax.Array) -> jax.Array:
-    """Zero for NaN and infinity, if keys may be hidden."""
-    if not self.is_masked:
-      return tokens
-    return jnp.where(jnp.isfinite(tokens), tokens, jnp.zeros_like(tokens))
+  def _axes_of(self, query, key) -> Axes:
+    """How kernels read mapped queries and keys."""
+    if not self.channels:
+      return Axes.TOKENS
+    is_staged = (
+      isinstance(self.channels, FunctionSum)
+      and query.dtype == key.dtype
+      and query.dtype.itemsize == 2
+      and query.shape[-1] % SIDE == 0
+    )
+    # A channel of a tile is contiguous; XLA's products write mapped tokens so.
+    return Axes.STAGED if is_staged else Axes.CHANNELS
 
   def _with_nan_tokens(self, tokens: jax.Array) -> jax.Array:
     """Tokens of NaN for those with NaN or infinity, if keys may be hidden."""
@@ -237,28 +253,31 @@ class Problem:
       return tokens
     return jnp.where(_is_bad(tokens)[..., None], jnp.nan, tokens)
 
-  def _as_read(self, tokens: jax.Array, dtype: Any) -> jax.Array:
+  def _as_read(self, tokens: jax.Array, axes: Axes, value) -> jax.Array:
     """Mapped queries or keys as kernels read them."""
-    if not self.channels:
-      return tokens.astype(dtype)
-    return jnp.moveaxis(tokens, -1, 0).astype(jnp.float32)
+    if axes is Axes.CHANNELS:
+      return jnp.moveaxis(tokens, -1, 0).astype(jnp.float32)
+    return tokens if axes is Axes.STAGED else tokens.astype(value.dtype)
 
-  def _gradient(self, tokens) -> Output:
+  def _gradient(self, tokens, axes: Axes) -> Output:
     """What a kernel returns for the gradient of mapped tokens."""
     length, size = tokens.shape[-2:]
-    if self.channels:
-      shape, dtype = (size, *self.leading, length), self.dtype
-    else:
-      shape = *self.leading, length, size
-      dtype = self._sum_dtype(tokens)
-    return Output(jax.ShapeDtypeStruct(shape, dtype), self._token_axes)
-
-  def _of_tokens(self, gradient: jax.Array) -> jax.Array:
-    return jnp.moveaxis(gradient, 0, -1) if self.channels else gradient
+    dtype = self._sum_dtype(tokens)
+    if axes is Axes.CHANNELS or (axes is Axes.STAGED and dtype == self.dtype):
+      shape = (size, *self.leading, length)
+      return Output(jax.ShapeDtypeStruct(shape, self.dtype), Axes.CHANNELS)
+    shape = (*self.leading, length, size)
+    return Output(jax.ShapeDtypeStruct(shape, dtype), axes)
 
   def _sum_dtype(self, tokens) -> Any:
     """That of sums if a gradient is summed over leading axes."""
     return tokens.dtype if tokens.shape[:-2] == self.leading else self.dtype
+
+
+def _tokens_last(gradient: jax.Array, output: Output) -> jax.Array:
+  """A gradient as [..., T, D]."""
+  is_channels = output.axes is Axes.CHANNELS
+  return jnp.moveaxis(gradient, 0, -1) if is_channels else gradient
 
 
 def _is_bad(tokens: jax.Array) -> jax.Array:

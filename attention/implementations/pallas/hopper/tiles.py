@@ -21,6 +21,7 @@ SIDE = 64
 TILE = (SIDE, SIDE)
 WGMMA = plgpu.Layout.WGMMA
 BY_ROW, BY_COLUMN = WGMMA.reduce(1), WGMMA.reduce(0)
+_TRANSPOSED = plgpu.Layout.WGMMA_TRANSPOSED
 _SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
 
@@ -29,6 +30,7 @@ class Axes(enum.Enum):
 
   TOKENS = (True, False)  # [..., T, D]
   CHANNELS = (False, True)  # [A, ..., T], as XLA writes mapped tokens
+  STAGED = (True, False, "transposed")  # [..., T, D], a tile is [D, 64]
   ROWS = (True,)  # [..., T]
   WHOLE = ()  # the same array for all leading entries
   NUMBERS = None  # [..., n], of which a block reads single numbers
@@ -61,18 +63,50 @@ class Block:
   results: Mapping[str, Any]
   factors: Sequence[Any]  # tiles of numbers of pairs, as factors of products
   barriers: Sequence[Any]
+  staging: Any  # a tile of staged tokens before its transposition
   row: jax.Array  # of tiles
   entry: jax.Array  # of the leading axes
 
   def load(self, of_own: bool, start: Any) -> None:
     """Copies tiles of own or other tokens to shared memory, and waits."""
+    staged = None
     for name, (ref, axes, of_keys) in self.inputs.items():
       is_own = of_keys is None or of_keys == self.are_keys_own
       if axes is not Axes.NUMBERS and is_own == of_own:
-        source = self.place(ref, axes, start)
-        barrier = self.barriers[of_own]
-        plgpu.copy_gmem_to_smem(source, self.tiles[name], barrier)
+        source, target = self.place(ref, axes, start), self.tiles[name]
+        if axes is Axes.STAGED:  # queries or keys: one array of a load
+          staged, target = target, self.staging
+        plgpu.copy_gmem_to_smem(source, target, self.barriers[of_own])
     plgpu.barrier_wait(self.barriers[of_own])
+    if staged is not None:
+      self._transpose(staged)
+
+  def _transpose(self, tile: Any) -> None:
+    """Writes the staged tokens as [D, 64]."""
+    tokens = self.staging[...].astype(jnp.float32)
+    tokens = self.problem.cast(tokens, WGMMA)
+    if self.problem.is_masked and "context" in self.results:
+      # A function of the user may make a number of a feature that is NaN.
+      is_bad = jnp.where(jnp.abs(tokens) < np.inf, 0.0, 1.0)
+      is_bad = across(jnp.max(is_bad, axis=1) > 0.0, tokens.shape)
+      tokens = jnp.where(is_bad, jnp.nan, tokens)
+    if self.problem.interpret:  # the interpreter transposes no references
+      tile[...] = tokens.T
+    else:
+      tokens = plgpu.layout_cast(tokens, _TRANSPOSED)
+      plgpu.transpose_ref(tile, (1, 0))[...] = tokens
+
+  def staged(self, result: Any) -> Any:
+    """A result [D, 64] as tokens [64, D] in shared memory."""
+    if self.problem.interpret:
+      tokens = result[...].T
+    else:
+      ref = plgpu.transpose_ref(result, (1, 0))
+      # `optimized` would refuse conflicts of banks.
+      tokens = plgpu.load(ref, (), layout=_TRANSPOSED, optimized=False)
+    tokens = self.problem.cast(tokens, WGMMA)
+    self.staging[...] = tokens.astype(self.staging.dtype)
+    return self.staging
 
   def visits(self, body: Callable, state: Any) -> Any:
     """The state after body(starts, state) of all visible tiles."""
@@ -91,7 +125,8 @@ class Block:
     tokens, sizes = pl.ds(start, SIDE), ref.shape
     if axes is Axes.CHANNELS:
       return ref.at[(slice(None), *self.leading(sizes[1:-1]), tokens)]
-    core = [tokens if each else slice(None) for each in axes.value]
+    value = Axes.TOKENS.value if axes is Axes.STAGED else axes.value
+    core = [tokens if each else slice(None) for each in value]
     return ref.at[(*self.leading(sizes[: -len(core)]), *core)]
 
   def leading(self, sizes: Sequence[int]) -> tuple[Any, ...]:
@@ -144,7 +179,7 @@ def launch(
     }
     others = sum(each.of_keys is (not are_keys_own) for each in loaded.values())
 
-    def scoped(tiles, result_tiles, factors, barriers):
+    def scoped(tiles, result_tiles, factors, barriers, staging):
       block = Block(
         problem,
         are_keys_own,
@@ -154,15 +189,20 @@ def launch(
         result_tiles,
         factors,
         barriers,
+        staging,
         jax.lax.axis_index("row"),
         jax.lax.axis_index("leading"),
       )
       block.load(True, block.row * SIDE)
       compute(block)
+      written = {
+        name: block.staged(tile) if outputs[name].axes is Axes.STAGED else tile
+        for name, tile in result_tiles.items()
+      }
       plgpu.commit_smem()
       for name, ref in results.items():
         place = block.place(ref, outputs[name].axes, block.row * SIDE)
-        plgpu.copy_smem_to_gmem(result_tiles[name], place)
+        plgpu.copy_smem_to_gmem(written[name], place)
       plgpu.wait_smem_to_gmem(0)
 
     pl.run_scoped(
@@ -175,6 +215,7 @@ def launch(
         plgpu.Barrier(num_arrivals=others),
         plgpu.Barrier(num_arrivals=len(loaded) - others),
       ],
+      _staging(inputs["query"]),
     )
 
   kernel = plgpu.kernel(
@@ -203,12 +244,21 @@ def _tile(ref: Any, axes: Axes) -> Any:
   shapes = {
     Axes.TOKENS: (SIDE, ref.shape[-1]),
     Axes.CHANNELS: (ref.shape[0], SIDE),
+    Axes.STAGED: (ref.shape[-1], SIDE),
     Axes.ROWS: (SIDE,),
     Axes.WHOLE: ref.shape,
   }
   is_factor = axes is Axes.TOKENS and ref.dtype.itemsize == 2
   transforms = _SWIZZLED if is_factor else ()
-  return plgpu.SMEM(shapes[axes], ref.dtype, transforms=transforms)
+  dtype = jnp.float32 if axes is Axes.STAGED else ref.dtype
+  return plgpu.SMEM(shapes[axes], dtype, transforms=transforms)
+
+
+def _staging(queries: Input) -> Any:
+  """Shared memory for a tile of staged tokens, if there are any."""
+  if queries.axes is not Axes.STAGED:
+    return None
+  return _tile(queries.array, Axes.TOKENS)
 
 
 def across(column: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -168,11 +168,14 @@ def inputs_of(problem, grid, operands, query, key, value):
   ]
 
 
-def row_inputs(problem, grid, rows, cotangent):
+def row_inputs(problem, grid, rows):
   """Numbers of rows [..., T] and the cotangents, with their blocks."""
+  *numbers, cotangent = (
+    rows[name] for name in ("maximum", "total", "mean", "cotangent")
+  )
   length = cotangent.shape[-2]
   return [
-    *((each[..., None, :], grid.statistics(length)[1]) for each in rows),
+    *((each[..., None, :], grid.statistics(length)[1]) for each in numbers),
     (cotangent, grid.tokens(cotangent.shape, 0)[1]),
   ]
 

@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 
 from attention.implementations.pallas.functions import matrix_product
 from attention.implementations.pallas.operands import Operand
+from attention.implementations.pallas.rows import rows_of_gradients
 from attention.implementations.pallas.tile_functions import TileFunctions
 from attention.implementations.pallas.tpu.grid import (
   TileGrid,
@@ -40,6 +41,7 @@ class Problem:
   is_masked: bool
   interpret: Any
   has_gradients: ClassVar[bool] = True
+  completes_rows: ClassVar[bool] = False
 
   @property
   def score_operands(self) -> Sequence[Operand]:
@@ -86,33 +88,45 @@ class Problem:
     )
     return context, Statistics(maximum[..., 0, :], total[..., 0, :])
 
+  def rows(
+    self, context, statistics, of_context, of_total
+  ) -> dict[str, jax.Array]:
+    """What the kernels of gradients read of rows."""
+    return rows_of_gradients(
+      context,
+      statistics,
+      of_context,
+      of_total,
+      dtype=self.dtype,
+      is_masked=self.is_masked,
+    )
+
   def gradient_of_queries(
-    self, operands, tokens, rows, cotangent, wanted: Sequence[int]
-  ) -> tuple[jax.Array, list[jax.Array]]:
-    """The gradients of the queries and of the wanted operands of the score."""
-    # `rows` are the maximum, the total and the mean of the weights' cotangents
-    # of each row, [..., T]. The gradients have all leading axes of the context.
+    self, operands, tokens, rows, wanted: Sequence[int]
+  ) -> tuple[jax.Array, list[jax.Array], dict[str, jax.Array]]:
+    """The gradients of queries and of wanted operands of the score; `rows`."""
+    # The gradients have all leading axes of the context.
     query = tokens[0]
     grid = TileGrid(self, self.visibility.by_rows(), ())
     cores = [core_2d(self.score_operands[n]) for n in wanted]
     shape = (*self.leading, *query.shape[-2:])
     gradient, *of_operands = grid.call(
       functools.partial(_gradient_of_queries, self, wanted),
-      inputs_of(self, grid, operands, *tokens)
-      + row_inputs(self, grid, rows, cotangent),
+      inputs_of(self, grid, operands, *tokens) + row_inputs(self, grid, rows),
       [grid.tokens(shape, 0), *(grid.whole(core) for core in cores)],
       [_sum_dtype(self, query)] + [self.dtype] * len(cores),
       [(self.tile[0], query.shape[-1])],
     )
-    return gradient, [
+    parts = [
       each[..., 0, 0] if not core else each.reshape(*self.leading, *core)
       for each, core in zip(
         of_operands, (self.score_operands[n].core for n in wanted)
       )
     ]
+    return gradient, parts, rows
 
   def gradient_of_keys(
-    self, operands, tokens, rows, cotangent
+    self, operands, tokens, rows
   ) -> tuple[jax.Array, jax.Array]:
     """The gradients of the keys and the values."""
     # They have the leading axes of the context, of size 1 where neither keys
@@ -131,8 +145,7 @@ class Problem:
     shapes = [(*leading, *each.shape[-2:]) for each in (key, value)]
     of_key, of_value = grid.call(
       functools.partial(_gradient_of_keys, self),
-      inputs_of(self, grid, operands, *tokens)
-      + row_inputs(self, grid, rows, cotangent),
+      inputs_of(self, grid, operands, *tokens) + row_inputs(self, grid, rows),
       [grid.tokens(shape, 1) for shape in shapes],
       [_sum_dtype(self, each, leading) for each in (key, value)],
       [(self.tile[1], each.shape[-1]) for each in (key, value)],

@@ -8,6 +8,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention import attend, biases, masks, scores
 from attention.implementations import Pallas
+from attention.implementations.pallas.hopper import token_maps
 from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
 
@@ -79,6 +80,7 @@ CASES = {
   "soft cap": {"score": scores.soft_cap(scores.dot(), 5.0)},
   "modified": {"score": scores.modified(scores.scaled_dot(), nearer)},
   "normalised": {"score": scores.qk_norm(scores.dot())},
+  "cosine": {"score": scores.cosine(jnp.float32(5.0))},
   "additive": {"score": additive()},
   "additive temperature": {"score": scores.temperature(additive(), 0.5)},
   "manhattan": {"score": manhattan},
@@ -98,6 +100,15 @@ MASKED = {
   },
   "cap": {
     "score": scores.soft_cap(scores.dot(), 5.0),
+    "mask": masks.causal(40),
+  },
+  "causal general": {"score": general(), "mask": masks.causal(40)},
+  "causal cosine": {
+    "score": scores.cosine(jnp.float32(5.0)),
+    "mask": masks.causal(40),
+  },
+  "causal normalised": {
+    "score": scores.qk_norm(scores.dot()),
     "mask": masks.causal(40),
   },
   "function without NaN": {
@@ -166,6 +177,11 @@ def test_masks_and_biases_with_arrays(name, score):
   jax.tree.map(close, got, results("reference", tokens, **options))
 
 
+# NumPy warns where the interpreter multiplies tokens of NaN.
+ignore_nan = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+
+
+@ignore_nan
 @sampled("number", ["nan", "-inf"], default=["nan"])
 @sampled("token", ["query", "key", "value"], default=["key"])
 @sampled(
@@ -185,6 +201,72 @@ def test_rows_that_attend_to_nan_are_nan_and_the_others_as_before(
   is_hidden = name == "hidden by bias" and token != "query"
   assert num_nan == 0 if is_hidden else 0 < num_nan < len(context)
   jax.tree.map(close, got, want)
+
+
+@ignore_nan
+@sampled("number", ["nan", "inf"], default=["nan"])
+@sampled(
+  "name",
+  ["dot", "general", "cosine", "soft cap", "additive", "manhattan"],
+  default=["dot", "manhattan"],
+)
+def test_numbers_of_hidden_tokens_change_nothing(name, number):
+  mask = masks.where(lambda i, j: (i < 66) & (j < 66))
+  options = CASES[name] | {"mask": mask}
+
+  def with_hidden(number):
+    tokens = arrays((70, 64), (100, 64), (100, 64))
+    return [each.at[66:, 3].set(number) for each in tokens]
+
+  got = results(INTERPRETED, with_hidden(float(number)), **options)
+  want = results(INTERPRETED, with_hidden(0.0), **options)
+  assert np.isfinite(np.asarray(want[1][0], np.float32)).all()
+  jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@ignore_nan
+@sampled("name", ["dot", "additive", "manhattan"], default=["dot"])
+def test_a_cotangent_of_nan_is_not_replaced(name):
+  tokens = arrays((70, 64), (100, 64), (100, 64))
+  tokens[2] = tokens[2].at[99].set(jnp.nan)  # whose rows have no derivatives
+  cotangent = jnp.ones((70, 64), jnp.bfloat16).at[5, 3].set(jnp.nan)
+
+  def gradients(implementation):
+    def context(*tokens):
+      return attend(
+        *tokens,
+        score=CASES[name].get("score", scores.scaled_dot()),
+        mask=masks.causal(40),
+        implementation=implementation,
+      )
+
+    return jax.jit(lambda *x: jax.vjp(context, *x)[1](cotangent))(*tokens)
+
+  got, want = gradients(INTERPRETED), gradients("reference")
+  for each, expected in zip(got, want):
+    rows = np.isnan(np.asarray(expected, np.float32)).all(axis=-1)
+    assert rows.any()
+    assert np.isnan(np.asarray(each[rows], np.float32)).any(axis=-1).all()
+
+
+@ignore_nan
+@sampled("mask", [None, masks.causal(40)], default=[None])
+@sampled("name", ["cosine", "normalised"], default=["cosine"])
+def test_one_kernel_transposes_a_norm(name, mask, monkeypatch):
+  tokens = arrays((2, 64, 64), (2, 128, 64), (2, 128, 64))
+  if mask is not None:
+    tokens[1] = tokens[1].at[:, 66, 3].set(jnp.inf)
+  call, calls = token_maps.pl.pallas_call, []
+
+  def count(*arguments, **options):
+    calls.append(arguments)
+    return call(*arguments, **options)
+
+  monkeypatch.setattr(token_maps.pl, "pallas_call", count)
+  options = CASES[name] | {"mask": mask}
+  got = results(INTERPRETED, tokens, **options)
+  assert len(calls) == 2
+  jax.tree.map(close, got, results("reference", tokens, **options))
 
 
 @sampled("name", [*CASES], default=["additive"])
@@ -221,6 +303,7 @@ def outputs(implementation, tokens, **options):
   return jax.jit(lambda tokens: attend(*tokens, **options))(tokens)
 
 
+@ignore_nan
 @sampled("token", ["key", "value"], default=["key"])
 def test_minus_infinity_of_a_wrapper_hides_no_nan(token):
   tokens = arrays((70, 64), (100, 64), (100, 64))
