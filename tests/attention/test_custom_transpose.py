@@ -6,7 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.custom_transpose import with_transpose
+from attention.custom_transpose import (
+  with_kernel_as_transpose,
+  with_transpose,
+)
 
 calls = []
 
@@ -76,3 +79,31 @@ def test_reverse_mode_calls_the_transpose_and_forward_mode_does_not():
   assert not calls
   jax.grad(lambda tokens: jnp.sum(sine(tokens)))(jnp.ones(2))
   assert calls == ["reverse"]
+
+
+def test_a_kernel_receives_none_for_a_result_that_is_not_used():
+  received = []
+
+  def function(residuals, arguments):
+    return [2.0 * residuals[0] * arguments[0], arguments[0]]
+
+  def kernel(residuals, cotangents):
+    received.append(cotangents)
+    return [2.0 * residuals[0] * cotangents[0]]
+
+  @jax.custom_jvp
+  def square(tokens):
+    return [tokens**2, tokens]
+
+  @square.defjvp
+  def _(primals, tangents):
+    moved = with_kernel_as_transpose(function, kernel, [*primals], [*tangents])
+    return square(*primals), moved
+
+  point = jnp.arange(3.0)
+  gradient = jax.grad(lambda tokens: jnp.sum(square(tokens)[0]))
+  np.testing.assert_array_equal(gradient(point), 2.0 * point)
+  assert [each is None for each in received[-1]] == [False, True]
+  # Its derivative is that of the transposed function.
+  _, tangent = jax.jvp(gradient, (point,), (point,))
+  np.testing.assert_array_equal(tangent, 2.0 * point)
