@@ -83,11 +83,17 @@ def from_lse(lse: jax.Array) -> Statistics:
   return Statistics(maximum, jnp.where(empty, 0.0, exponentials))
 
 
-def softmax(scores: jax.Array, visible: jax.Array) -> tuple:
-  """The weights of scores [..., T, S] where `visible`, and the statistics."""
-  # Visible scores must not all be -inf. XLA needs fewer passes over the pairs
-  # for finite logits and zeros in place of exponentials than for logits of
-  # -inf: on TPUs half the time.
+def softmax(
+  scores: jax.Array, visible: jax.Array, *, may_hide: bool = True
+) -> tuple:
+  """The weights of scores [..., T, S] where `visible`, and the statistics.
+
+  `may_hide` is false if no score is -inf.
+  """
+  if may_hide:
+    visible = visible & (scores != -jnp.inf)
+  # XLA needs fewer passes over the pairs for finite logits and zeros in place of
+  # exponentials than for logits of -inf: on TPUs half the time.
   lowest = jnp.finfo(scores.dtype).min
   logits = jnp.where(visible, scores, lowest)
   initial = lowest if scores.shape[-1] == 0 else None

@@ -89,7 +89,9 @@ def _is_marked(request):
 def _marked_context(request):
   """The context; NaN in the scores marks rows, without a pass for flags."""
   request, (bad_query, bad_key, bad_value) = finite_tokens(request)
-  sum_of = functools.partial(_marked_sum, request.dtype, request.precision)
+  sum_of = functools.partial(
+    _marked_sum, request.dtype, request.precision, _softmax_of(request)
+  )
 
   def function(residuals, arguments):
     scores, visible, bad_query, bad_key, *multiplier = residuals
@@ -114,20 +116,28 @@ def _marked_context(request):
   return context
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _marked_sum(dtype, precision, scores, visible, marks, multiplier, value):
+def _softmax_of(request):
+  """`softmax` for the scores of a request."""
+  may_hide = not isinstance(request.score, DotProduct)
+  return functools.partial(softmax, may_hide=may_hide)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _marked_sum(
+  dtype, precision, softmax_of, scores, visible, marks, multiplier, value
+):
   """The context; rows with a visible mark are NaN."""
   # NaN spreads through the softmax, without a kernel for flags of rows.
   del precision
-  weights, _ = softmax(jnp.where(marks, jnp.nan, scores), visible)
+  weights, _ = softmax_of(jnp.where(marks, jnp.nan, scores), visible)
   return weighted_sum(math.prod(multiplier, start=weights), value, dtype)
 
 
 @_marked_sum.defjvp
-def _marked_sum_jvp(dtype, precision, primals, tangents):
+def _marked_sum_jvp(dtype, precision, softmax_of, primals, tangents):
   # Where derivatives are needed, finite rows are computed and then replaced.
   def differentiable(scores, visible, marks, multiplier, value):
-    weights, _ = softmax(scores, visible)
+    weights, _ = softmax_of(scores, visible)
     weights = math.prod(multiplier, start=weights)
     context = weighted_sum(weights, value, dtype)
     bad = jnp.any(visible & marks, axis=-1, keepdims=True)
@@ -143,7 +153,7 @@ def _weights_and_statistics(request):
   rows_attending = functools.partial(any_flagged, visible)
 
   if is_softmax(request.normalizer):
-    return *softmax(scores, visible), rows_attending
+    return *_softmax_of(request)(scores, visible), rows_attending
   scores = jnp.where(visible, scores, -jnp.inf)
   weights = masked_weights(request.normalizer, scores)
   statistics = of_rows(jnp.any(visible, axis=-1), request.dtype)
@@ -214,7 +224,5 @@ def _scores(request):
     allowed = ~jnp.isneginf(bias)
     scores = scores + jnp.where(allowed, bias, 0.0).astype(request.dtype)
     visible = visible & allowed
-  if not isinstance(request.score, DotProduct):
-    visible = visible & (scores != -jnp.inf)  # a score may hide keys
   shape = jnp.broadcast_shapes(visible.shape, scores.shape)
   return scores, jnp.broadcast_to(visible, shape)

@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from attention.custom_transpose import with_kernel_as_transpose
-from attention.implementations.blockwise.closure import (
+from attention.implementations.closure import (
   Program,
   without_captured,
 )
