@@ -183,24 +183,21 @@ def _terms_of_tiles(problem, captured, tiles, rows, start, linear):
     (linear.captured, linear.query, _in_columns(linear.key_columns)),
   )
 
-  def weights_of(terms):
-    return terms * rows.inverse[..., None]
-
+  # Rows of the results are divided by L, instead of numerators.
+  inverse = rows.inverse
   of_total = by_scores = by_values = None
   if tangents is not None:
-    of_numerators, of_parts = map(weights_of, tangents)
-    of_total = jnp.sum(of_parts, axis=-1)
-    by_scores = weighted_sum_of_tangents(
-      problem.dropped(captured, of_numerators, start),
-      value_tile,
-      dtype,
-      value_tile,
-    )
+    of_numerators, of_parts = tangents
+    of_total = inverse * jnp.sum(of_parts, axis=-1)
+    kept = problem.dropped(captured, of_numerators, start)
+    by_scores = weighted_sum_of_tangents(kept, value_tile, dtype, value_tile)
+    by_scores = inverse[..., None] * by_scores
   if linear.value_columns is not None:
-    kept = problem.dropped(captured, weights_of(numerators), start)
+    kept = problem.dropped(captured, numerators, start)
     by_values = weighted_sum_columns_of_tangents(
       kept, linear.value_columns, dtype, value_tile
     )
+    by_values = inverse[..., None, :] * by_values
   return of_total, by_scores, by_values
 
 
