@@ -92,7 +92,7 @@ def softmax(
   """
   if may_hide:
     visible = visible & (scores != -jnp.inf)
-  # XLA needs fewer passes over the pairs for finite logits and zeros in place of
+  # XLA needs fewer passes over the pairs for finite logits and zeros instead of
   # exponentials than for logits of -inf: on TPUs half the time.
   lowest = jnp.finfo(scores.dtype).min
   logits = jnp.where(visible, scores, lowest)

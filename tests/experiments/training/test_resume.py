@@ -1,13 +1,14 @@
 """A run that is stopped and resumed ends with the bits of one that is not."""
 
 import functools
+from concurrent.futures import Future
 
 import jax
 import numpy as np
 import pytest
 
 from experiments.experiment import Experiment
-from experiments.training import loop
+from experiments.training import compile_ahead, loop
 from tests.experiments.states import (
   assert_same_bits,
   final_state,
@@ -32,6 +33,20 @@ def initial_state_is_compiled_fast(monkeypatch):
       jax.config.update("jax_disable_most_optimizations", default)
 
   monkeypatch.setattr(Experiment, "initial_state", compiled_fast)
+  # The setting is that of all threads: no other may compile meanwhile.
+  monkeypatch.setattr(compile_ahead, "ThreadPoolExecutor", SameThread)
+
+
+class SameThread:
+  """Runs what is submitted at once."""
+
+  def __init__(self, num_threads):
+    del num_threads
+
+  def submit(self, function, *arguments):
+    future = Future()
+    future.set_result(function(*arguments))
+    return future
 
 
 def assert_resumes_exactly(config, folder, monkeypatch, steps):
@@ -85,8 +100,10 @@ def test_resume_is_bit_exact_with_averages_and_skipped_updates(
 
 
 @pytest.mark.exhaustive
-def test_resume_is_bit_exact_for_a_transformer(tmp_path, monkeypatch):
+@pytest.mark.parametrize("score", ["scaled_dot", "local_p", "forgetting"])
+def test_resume_is_bit_exact_for_a_transformer(score, tmp_path, monkeypatch):
   config = tiny_run("transformer")
+  config.model.score = score
   config.model.dropout_rate = 0.1
   assert_resumes_exactly(config, tmp_path, monkeypatch, steps=[7])
 
