@@ -36,6 +36,11 @@ __all__ = ["Bias", "alibi", "as_bias", "relative_position"]
 class Bias(Pairwise):
   """Numbers added to the scores, by position; see `attention.biases`."""
 
+  @property
+  def may_hide(self) -> bool:
+    """Whether a number may be -inf."""
+    return True
+
   def __add__(self, other):
     return Sum(self, as_bias(other))
 
@@ -77,6 +82,10 @@ class Alibi(Bias):
   @property
   def leading_rank(self):
     return 1
+
+  @property
+  def may_hide(self):
+    return False
 
   def block(self, rows, columns, rank):
     distance = jnp.abs(columns[None, :] - rows[:, None])
@@ -148,6 +157,10 @@ class ArrayBias(ArrayValues, Bias):
 class Sum(Combination, Bias):
   """left + right."""
 
+  @property
+  def may_hide(self):
+    return self.left.may_hide or self.right.may_hide
+
   def block(self, rows, columns, rank):
     left, right = self.blocks(rows, columns, rank)
     return left + right
@@ -165,11 +178,17 @@ class Scaled(Bias):
   def leading_rank(self):
     return max(self.inner.leading_rank, jnp.ndim(self.factor))
 
+  @property
+  def may_hide(self):
+    return self.inner.may_hide
+
   def block(self, rows, columns, rank):
     block = jnp.asarray(self.inner.block(rows, columns, rank))
     factor = jnp.asarray(self.factor)
     if factor.ndim:
       block, factor = axes.aligned(block, factor[..., None, None])
+    if not self.may_hide:
+      return block * factor.astype(block.dtype)
     hidden = jnp.isneginf(block)
     finite = jnp.where(hidden, 0.0, block)
     return jnp.where(hidden, -jnp.inf, finite * factor.astype(block.dtype))
@@ -182,6 +201,10 @@ class Scaled(Bias):
 @dataclasses.dataclass(frozen=True, eq=False)
 class BiasView(View, Bias):
   """A bias, changed by a `Transform`."""
+
+  @property
+  def may_hide(self):
+    return self.inner.may_hide
 
 
 def alibi(num_heads: int) -> Bias:

@@ -86,9 +86,10 @@ def with_kernel_as_transpose(
     def linear(*arguments):
       return function(residuals, [*arguments])
 
+    results = jax.make_jaxpr(linear)(*shapes).out_avals
     cotangents = [
-      jnp.zeros(result.shape, result.dtype) if each is None else each
-      for each, result in zip(cotangents, jax.eval_shape(linear, *shapes))
+      ad.instantiate_zeros(ad.Zero(result)) if each is None else each
+      for each, result in zip(cotangents, results)
     ]
     return [*jax.linear_transpose(linear, *shapes)(cotangents)]
 

@@ -163,16 +163,28 @@ def _product(subscripts, left, right, dtype=None, precision=None):
     dtype = jnp.promote_types(jnp.result_type(left, right), jnp.float32)
   if left.dtype == jnp.bfloat16:
     left, right = _without_outer_sharing(left, right)
-  leading = left.shape[:-2]
-  alike = leading == right.shape[:-2]
-  if alike:
-    # XLA's fast form of a transposed product needs a single batch axis.
-    batch = math.prod(leading)
-    left, right = (x.reshape(batch, *x.shape[-2:]) for x in (left, right))
-  product = jnp.einsum(
-    subscripts, left, right, precision=precision, preferred_element_type=dtype
+  product = functools.partial(
+    jnp.einsum, subscripts, precision=precision, preferred_element_type=dtype
   )
-  return product.reshape(*leading, *product.shape[-2:]) if alike else product
+  if left.ndim < 4 or left.shape[:-2] != right.shape[:-2]:
+    return product(left, right)
+  return jax.lax.platform_dependent(
+    left,
+    right,
+    # XLA's fast form of a transposed product needs a single batch axis.
+    cpu=functools.partial(_with_one_batch_axis, product),
+    # On a TPU the reshaped axes would keep XLA from joining a product with
+    # the softmax.
+    default=product,
+  )
+
+
+def _with_one_batch_axis(product, left, right):
+  leading = left.shape[:-2]
+  result = product(
+    *(x.reshape(math.prod(leading), *x.shape[-2:]) for x in (left, right))
+  )
+  return result.reshape(*leading, *result.shape[-2:])
 
 
 def _without_outer_sharing(left, right) -> tuple[jax.Array, jax.Array]:

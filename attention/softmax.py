@@ -88,7 +88,8 @@ def softmax(
 ) -> tuple:
   """The weights of scores [..., T, S] where `visible`, and the statistics.
 
-  `may_hide` is false if no score is -inf.
+  `may_hide` is false if no score is -inf. A row of scores that overflow to -inf
+  is then NaN.
   """
   if may_hide:
     visible = visible & (scores != -jnp.inf)

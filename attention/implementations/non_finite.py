@@ -50,7 +50,13 @@ def with_finite_tokens(
 
 def finite_tokens(request: Request) -> tuple[Request, tuple[jax.Array, ...]]:
   """The request with finite tokens; which queries, keys, values were not."""
-  tokens, flags = zip(*map(_finite, request.tokens))
+  is_finite = request.score.is_finite
+  tokens, flags = zip(
+    *(
+      _finite(each, keeps_cotangents=is_finite or each is request.value)
+      for each in request.tokens
+    )
+  )
   names = ("query", "key", "value")
   return dataclasses.replace(request, **dict(zip(names, tokens))), flags
 
@@ -68,21 +74,40 @@ def any_flagged(
   Returns:
     bool [..., T].
   """
-  flags = keys[..., None, :]
+  attends = jax.lax.platform_dependent(
+    visible, keys, tpu=_any_flagged_by_product, default=_any_flagged
+  )
   if queries is not None:
-    flags = flags | queries[..., :, None]
-  return jnp.any(visible & flags, axis=-1)
+    attends = attends | queries & jnp.any(visible, axis=-1)
+  return attends
 
 
-def _finite(tokens: jax.Array) -> list[jax.Array]:
+def _any_flagged(visible: jax.Array, keys: jax.Array) -> jax.Array:
+  return jnp.any(visible & keys[..., None, :], axis=-1)
+
+
+def _any_flagged_by_product(visible: jax.Array, keys: jax.Array) -> jax.Array:
+  """A product, for a mask that has fewer leading axes than the flags."""
+  shape = (*visible.shape[:-1], keys.shape[-1])
+  visible = jnp.broadcast_to(visible, shape)
+  # With the barrier, the softmax computes the mask in its own layout.
+  numbers = jax.lax.optimization_barrier(visible).astype(jnp.float32)
+  return (numbers @ keys.astype(jnp.float32)[..., None])[..., 0] > 0.0
+
+
+def _finite(tokens: jax.Array, *, keeps_cotangents: bool) -> list[jax.Array]:
   """Tokens with zeros for non-finite numbers, and which tokens had some."""
 
   def function(_, arguments):
     # Numbers, not whole tokens, so that one kernel computes both results.
     finite = jnp.isfinite(arguments[0])
-    # Rows that attend to a non-finite token have no derivatives, and other
-    # rows none with respect to it: its cotangent is zero already.
-    cleaned = with_transpose(_where_finite, identity, [finite], arguments)
+    if keeps_cotangents:
+      # Rows that attend to a non-finite token have no derivatives, and other
+      # rows none with respect to it: its cotangent is zero already, unless the
+      # score has infinite derivatives at a token of zeros.
+      cleaned = with_transpose(_where_finite, identity, [finite], arguments)
+    else:
+      cleaned = _where_finite([finite], arguments)
     return [*cleaned, ~jnp.all(finite, axis=-1)]
 
   def identity(_, cotangents):

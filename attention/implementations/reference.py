@@ -28,7 +28,6 @@ from attention.matmul import matmul_precision, weighted_sum
 from attention.normalizers import is_softmax, masked_weights
 from attention.positional import TilePositions, positions
 from attention.request import Request, of_denominator
-from attention.scores.classical import DotProduct
 from attention.softmax import (
   Statistics,
   of_rows,
@@ -96,8 +95,8 @@ def _marked_context(request):
   def function(residuals, arguments):
     scores, visible, bad_query, bad_key, *multiplier = residuals
     value, bad_value = arguments
-    marks = bad_query[..., :, None] | (bad_key | bad_value)[..., None, :]
-    return [sum_of(scores, visible, marks, multiplier, value)]
+    flags = bad_key | bad_value, bad_query
+    return [sum_of(scores, visible, flags, multiplier, value)]
 
   def transpose(residuals, cotangents):
     # `jax.linear_transpose` assumes that all values are finite.
@@ -118,17 +117,18 @@ def _marked_context(request):
 
 def _softmax_of(request):
   """`softmax` for the scores of a request."""
-  may_hide = not isinstance(request.score, DotProduct)
-  return functools.partial(softmax, may_hide=may_hide)
+  return functools.partial(softmax, may_hide=not request.score.is_finite)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def _marked_sum(
-  dtype, precision, softmax_of, scores, visible, marks, multiplier, value
+  dtype, precision, softmax_of, scores, visible, flags, multiplier, value
 ):
-  """The context; rows with a visible mark are NaN."""
+  """The context; rows that attend to flagged tokens are NaN."""
   # NaN spreads through the softmax, without a kernel for flags of rows.
   del precision
+  keys, queries = flags
+  marks = queries[..., :, None] | keys[..., None, :]
   weights, _ = softmax_of(jnp.where(marks, jnp.nan, scores), visible)
   return weighted_sum(math.prod(multiplier, start=weights), value, dtype)
 
@@ -136,12 +136,12 @@ def _marked_sum(
 @_marked_sum.defjvp
 def _marked_sum_jvp(dtype, precision, softmax_of, primals, tangents):
   # Where derivatives are needed, finite rows are computed and then replaced.
-  def differentiable(scores, visible, marks, multiplier, value):
+  def differentiable(scores, visible, flags, multiplier, value):
     weights, _ = softmax_of(scores, visible)
     weights = math.prod(multiplier, start=weights)
     context = weighted_sum(weights, value, dtype)
-    bad = jnp.any(visible & marks, axis=-1, keepdims=True)
-    return jnp.where(bad, jnp.nan, context)
+    bad = any_flagged(visible, *flags)
+    return jnp.where(bad[..., None], jnp.nan, context)
 
   with matmul_precision(precision):
     return jax.jvp(differentiable, primals, tangents)
@@ -207,7 +207,7 @@ def _shard_of(request, context, statistics):
 
 
 def _scores(request):
-  """Scores and bias, finite, and which pairs are visible, [..., T, S]."""
+  """Scores and bias, finite, and which pairs are visible; they broadcast."""
   rank = request.query.ndim
   # Computed positions: constants would become an array of all pairs.
   rows, columns = (
@@ -221,8 +221,9 @@ def _scores(request):
     visible = jnp.asarray(visible)
   if request.bias is not None:
     bias = axes.with_rank(request.bias.block(rows, columns, rank - 2), rank)
-    allowed = ~jnp.isneginf(bias)
-    scores = scores + jnp.where(allowed, bias, 0.0).astype(request.dtype)
-    visible = visible & allowed
-  shape = jnp.broadcast_shapes(visible.shape, scores.shape)
-  return scores, jnp.broadcast_to(visible, shape)
+    if request.bias.may_hide:
+      allowed = ~jnp.isneginf(bias)
+      bias = jnp.where(allowed, bias, 0.0)
+      visible = visible & allowed
+    scores = scores + bias.astype(request.dtype)
+  return scores, visible

@@ -68,5 +68,7 @@ def as_normalizer(normalizer: Any) -> Normalizer:
 
 def is_softmax(normalizer: Any) -> bool:
   """Whether the normalizer is softmax, perhaps with a sink."""
-  is_own = type(normalizer).__call__ is softmax.__call__
-  return isinstance(normalizer, softmax) and is_own
+  names = "__call__", "fraction", "terms", "exponents"
+  return isinstance(normalizer, softmax) and all(
+    getattr(type(normalizer), name) is getattr(softmax, name) for name in names
+  )

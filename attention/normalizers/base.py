@@ -227,4 +227,6 @@ def exponential(exponents: jax.Array) -> jax.Array:
 
 def row_maximum(scores: jax.Array) -> jax.Array:
   """The maximum of each row, [..., 1], a constant for derivatives."""
-  return jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+  initial = -jnp.inf if scores.shape[-1] == 0 else None
+  maximum = jnp.max(scores, axis=-1, keepdims=True, initial=initial)
+  return jax.lax.stop_gradient(maximum)

@@ -44,7 +44,7 @@ class Softmax(OnlineNormalizer):
 
   def __call__(self, scores):
     if self.sink is None:
-      return jax.nn.softmax(scores, axis=-1)
+      return super().__call__(scores)
     sink = jnp.asarray(self.sink, scores.dtype)[..., None, None]
     sink = axes.with_rank(sink, scores.ndim)
     sink = jnp.broadcast_to(sink, (*scores.shape[:-1], 1))
@@ -112,8 +112,9 @@ class Softpick(OnlineNormalizer):
     scale = jnp.exp(-maximum)
     terms = exponential(scores - maximum) - scale
     # The difference has too few digits for small scores.
-    small = jnp.clip(scores, -_SMALL, _SMALL)
-    terms = jnp.where(small == scores, _expm1(small) * scale, terms)
+    is_small = jnp.abs(scores) <= _SMALL
+    small = jnp.where(is_small, scores, 0.0)
+    terms = jnp.where(is_small, _expm1(small) * scale, terms)
     terms = jnp.where(jnp.isneginf(scores), 0.0, terms)
     return jnp.maximum(terms, 0.0), jnp.abs(terms)
 

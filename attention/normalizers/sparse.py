@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from attention.normalizers.base import Normalizer, row_maximum
 
+_MOST_STEPS = 50
 _MANY = 256  # entries of a row whose groups are solved first
 _GROUP = 16  # entries of a group
 
@@ -70,8 +71,10 @@ class Sparsemax(Normalizer):
 
 def _sparse_weights(scores: jax.Array, power: float) -> jax.Array:
   """max(1 + scores / power - t, 0) ** power, where t gives rows the sum 1."""
-  shifted = (scores - row_maximum(scores)) / power
-  return _power(shifted - _threshold(shifted, power), power)
+  wide = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+  shifted = (wide - row_maximum(wide)) / power
+  weights = _power(shifted - _threshold(shifted, power), power)
+  return weights.astype(scores.dtype)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -84,7 +87,7 @@ def _solved(shifted, power: float):
   """The threshold, by Newton's method from below."""
   *leading, length = shifted.shape
   # The largest entry is 0 and its weight at most 1.
-  start = jnp.zeros_like(shifted[..., :1])
+  start = jnp.zeros_like(shifted, shape=(*leading, 1))
   if isinstance(length, int) and length >= _MANY:
     # The threshold of some of the entries is a lower bound.
     groups = shifted[..., : length // _GROUP * _GROUP]
@@ -92,18 +95,18 @@ def _solved(shifted, power: float):
     start = _solved(jnp.max(groups, axis=-2), power)
 
   def advance(state):
-    threshold, _ = state
+    threshold, _, count = state
     step = _newton_step(shifted, threshold, power)
     # A group of very low scores has no step.
-    return threshold + jnp.where(step > 0.0, step, 0.0), step
+    return threshold + jnp.where(step > 0.0, step, 0.0), step, count + 1
 
   # The norm of max(1 + shifted - t, 0) of order `power` is convex in t and
   # nearly linear: the error after a step is about the step's square.
   tolerance = jnp.sqrt(jnp.finfo(shifted.dtype).eps) / (4 * power)
   return jax.lax.while_loop(
-    lambda state: jnp.any(state[1] > tolerance),
+    lambda state: jnp.any(state[1] > tolerance) & (state[2] < _MOST_STEPS),
     advance,
-    (start, jnp.full_like(start, jnp.inf)),
+    (start, jnp.full_like(start, jnp.inf), 0),
   )[0]
 
 

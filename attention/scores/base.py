@@ -43,6 +43,14 @@ class Score(EqualByValue):
     return type(self).pair_at is not Score.pair_at
 
   @property
+  def is_finite(self) -> bool:
+    """Whether finite tokens have finite scores with finite derivatives.
+
+    Such a score hides no key.
+    """
+    return False
+
+  @property
   def denominator(self) -> "Score | None":
     """The score d that normalises the weights exp(score) / sum_j exp(d_j).
 

@@ -73,13 +73,16 @@ class SoftCap(Wrapper):
 
   cap: float | jax.Array = dataclasses.field(metadata=SCALAR)
 
+  @property
+  def is_finite(self):
+    return self.score.is_finite
+
   def pair_at(self, query, key, positions):
     scores = self.score.pair_at(query, key, positions)
     scores, cap = _with_scalar(scores, self.cap)
-    capped = cap * jnp.tanh(scores / cap)
-    if not self.score.reads_positions:
-      return capped
-    return jnp.where(scores == -jnp.inf, scores, capped)  # hidden keys
+    return _where_finite(
+      self.score, lambda scores: cap * jnp.tanh(scores / cap), scores
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -102,10 +105,16 @@ class Temperature(Wrapper):
 
   temperature: float | jax.Array = dataclasses.field(metadata=SCALAR)
 
+  @property
+  def is_finite(self):
+    return self.score.is_finite
+
   def pair_at(self, query, key, positions):
     scores = self.score.pair_at(query, key, positions)
     scores, temperature = _with_scalar(scores, self.temperature)
-    return scores / temperature
+    return _where_finite(
+      self.score, lambda scores: scores / temperature, scores
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -138,6 +147,10 @@ class QueryKeyNorm(Wrapper):
   key_gain: jax.Array | None = dataclasses.field(default=None, metadata=VECTOR)
   epsilon: float = dataclasses.field(default=1e-6, metadata={"static": True})
 
+  @property
+  def is_finite(self):
+    return self.score.is_finite
+
   def check(self, query, key):
     for name, gain, tokens in (
       ("query_gain", self.query_gain, query),
@@ -161,6 +174,15 @@ class QueryKeyNorm(Wrapper):
       wide, gain = axes.aligned(wide, jnp.asarray(gain)[..., None, :])
       wide = wide * gain
     return wide.astype(tokens.dtype)
+
+
+def _where_finite(score, function, scores):
+  """function(scores) of a score; hidden keys stay at -inf."""
+  if score.is_finite:
+    return function(scores)
+  # The derivative of the function at -inf may be infinite.
+  hidden = scores == -jnp.inf
+  return jnp.where(hidden, -jnp.inf, function(jnp.where(hidden, 0.0, scores)))
 
 
 def _with_scalar(scores, scalar):

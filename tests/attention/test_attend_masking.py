@@ -1,11 +1,13 @@
 """Masked keys and queries change nothing, even where they are not finite."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import attention
-from attention import biases, masks
+from attention import biases, masks, scores
 from tests.attention.comparison import jitted
 from tests.attention.matrix import (
   every_implementation,
@@ -263,3 +265,69 @@ def test_large_masked_score_does_not_make_gradients_non_finite(
 
   for leaf in jax.jit(jax.grad(loss, (0, 1, 2)))(query, key, value):
     assert jnp.isfinite(leaf).all()
+
+
+@every_implementation
+def test_hidden_nan_of_a_score_with_infinite_derivatives_at_zero(
+  implementation,
+):
+  query, key, value = map(jnp.asarray, draw(10, (3, 4), (5, 4), (5, 2)))
+
+  def score(query, key):
+    norms = jnp.linalg.norm(key, axis=-1)
+    return query @ jnp.swapaxes(key, -1, -2) - norms[..., None, :]
+
+  @jax.jit
+  @jax.grad
+  def gradient(key):
+    context = attend(
+      query,
+      key,
+      value,
+      score=score,
+      mask=jnp.arange(5)[None] < 4,
+      implementation=implementation,
+    )
+    return jnp.sum(context**2)
+
+  got = gradient(key.at[4].set(jnp.nan))
+  np.testing.assert_allclose(got[:4], gradient(key)[:4], 1e-5, 1e-7)
+  assert not got[4].any()
+
+
+@every_implementation
+def test_a_dot_product_of_the_user_may_hide_all_keys(implementation):
+  @jax.tree_util.register_dataclass
+  @dataclasses.dataclass(frozen=True, eq=False)
+  class Above(scores.dot):
+    def pair(self, query, key):
+      products = super().pair(query, key)
+      return jnp.where(products > 100.0, products, -jnp.inf)
+
+  tokens = draw(11, (3, 4), (5, 4), (5, 2))
+  context = attend(*tokens, score=Above(), implementation=implementation)
+  np.testing.assert_array_equal(context, 0.0)
+
+
+@every_implementation
+@sampled("number", [np.nan, -np.inf], default=[np.nan])
+def test_a_bias_that_hides_nothing_keeps_the_nan_of_tokens(
+  implementation, number
+):
+  tokens = jnp.asarray(draw(12, (2, 5, 4))[0])
+
+  def context(bias):
+    return attend(
+      tokens.at[:, 3, 0].set(number),
+      tokens,
+      tokens.at[0, 2].set(number),
+      bias=bias,
+      mask=masks.causal(),
+      implementation=implementation,
+    )
+
+  # An array may hide pairs.
+  as_array = biases.alibi(2).materialize(5, 5)
+  np.testing.assert_array_equal(
+    jnp.isnan(context(biases.alibi(2))), jnp.isnan(context(as_array))
+  )

@@ -149,6 +149,13 @@ def test_shifted_rows_and_blocks():
   )
 
 
+def test_only_alibi_is_known_to_hide_nothing():
+  alibi, array = biases.alibi(4), biases.as_bias(jnp.zeros((1, 5)))
+  shown = [alibi, alibi * jnp.ones(4), -alibi + alibi, alibi.shifted(2)]
+  assert not any(each.may_hide for each in shown)
+  assert all(each.may_hide for each in (array, alibi + array, array * 2.0))
+
+
 def test_minus_infinity_hides_keys_like_a_mask():
   query, key, value = draw(6, (3, 4), (5, 4), (5, 2))
   seen = np.array([[1, 0, 1, 1, 0], [0] * 5, [1] * 5], bool)

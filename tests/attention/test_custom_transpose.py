@@ -5,6 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
 
 from attention.custom_transpose import (
   with_kernel_as_transpose,
@@ -107,3 +109,35 @@ def test_a_kernel_receives_none_for_a_result_that_is_not_used():
   # Its derivative is that of the transposed function.
   _, tangent = jax.jvp(gradient, (point,), (point,))
   np.testing.assert_array_equal(tangent, 2.0 * point)
+
+
+@pytest.mark.parametrize("with_kernel", [False, True])
+def test_a_result_that_is_not_used_under_shard_map(with_kernel):
+  def function(residuals, arguments):
+    return [2.0 * residuals[0] * arguments[0], jnp.sum(arguments[0], axis=-1)]
+
+  def kernel(residuals, cotangents):
+    return [2.0 * residuals[0] * cotangents[0]]
+
+  @jax.custom_jvp
+  def square(tokens):
+    return [tokens**2, jnp.sum(tokens, axis=-1)]
+
+  @square.defjvp
+  def _(primals, tangents):
+    moved = with_kernel_as_transpose(
+      function, kernel if with_kernel else None, [*primals], [*tangents]
+    )
+    return square(*primals), moved
+
+  gradient = jax.grad(lambda tokens: jnp.sum(square(tokens)[0]))
+
+  def both(tokens):
+    return jax.jvp(gradient, (tokens,), (tokens,))
+
+  tokens = jnp.arange(8.0 * 3).reshape(8, 3)
+  spec = PartitionSpec("rows")
+  mesh = Mesh(np.array(jax.devices()), "rows")
+  run = jax.shard_map(both, mesh=mesh, in_specs=spec, out_specs=spec)
+  for each in run(tokens):
+    np.testing.assert_array_equal(each, 2.0 * tokens)

@@ -4,6 +4,7 @@ The formulas here are written from the papers: sorted thresholds for entmax, a
 loop for stick-breaking. They share no code with `attention.normalizers`.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -384,17 +385,94 @@ def test_a_result_of_another_shape_is_refused(implementation, mask):
       attend(*draw("f4"), normalizer=bad, **arguments)
 
 
+@pytest.mark.parametrize("changed", ["weights", "terms"])
 @pytest.mark.parametrize("name", ["softpick", "softmax"])
-def test_a_subclass_that_changes_the_weights_changes_them_in_tiles(name):
-  class Sharper(getattr(normalizers, name)):
-    def __call__(self, scores):
-      return super().__call__(2.0 * scores)
+def test_a_subclass_that_changes_the_weights_changes_them_in_tiles(
+  name, changed
+):
+  original = getattr(normalizers, name)
 
-  contexts = [
-    attend(*draw("f4"), normalizer=Sharper(), implementation=implementation)
-    for implementation in ("reference", TILES)
-  ]
-  np.testing.assert_allclose(*contexts, rtol=1e-5, atol=1e-6)
+  class Weights(original):
+    def __call__(self, scores):
+      return 0.5 * super().__call__(scores)
+
+  class Terms(original):
+    def terms(self, scores, maximum):
+      numerators, parts = super().terms(scores, maximum)
+      return 0.5 * numerators, parts
+
+  own = {"weights": Weights, "terms": Terms}[changed]()
+  tokens = draw("f4")
+  want = 0.5 * attend(*tokens, normalizer=original())
+  for implementation in ("reference", TILES):
+    got = attend(*tokens, normalizer=own, implementation=implementation)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class HyperbolicCosine(normalizers.OnlineNormalizer):
+  """cosh(s_j) / sum_k cosh(s_k), infinite at -inf before the `where`."""
+
+  def exponents(self, scores):
+    return jnp.where(jnp.isneginf(scores), -jnp.inf, jnp.abs(scores))
+
+  def terms(self, scores, maximum):
+    parts = jnp.exp(scores - maximum) + jnp.exp(-scores - maximum)
+    parts = jnp.where(jnp.isneginf(scores), 0.0, parts)
+    return parts, parts
+
+
+def test_terms_may_have_infinite_derivatives_at_hidden_scores():
+  query, key, value = draw("f4")
+  bias = jnp.where(jnp.arange(S) < S - 2, 0.0, -jnp.inf)[None]
+
+  def gradients(implementation):
+    def loss(query, key):
+      context = attend(
+        *(query, key, value),
+        bias=bias,
+        normalizer=HyperbolicCosine(),
+        implementation=implementation,
+      )
+      return jnp.sum(jnp.sin(context))
+
+    return jax.grad(loss, (0, 1))(query, key)
+
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+    gradients(TILES),
+    gradients("reference"),
+  )
+
+
+@pytest.mark.parametrize("implementation", ["reference", TILES])
+@pytest.mark.parametrize("name", CASES)
+def test_without_keys_the_context_is_zero(name, implementation):
+  query, key, value = draw("f4")
+  context = attend(
+    *(query, key[..., :0, :], value[..., :0, :]),
+    normalizer=CASES[name][0],
+    implementation=implementation,
+  )
+  np.testing.assert_array_equal(context, np.zeros((*query.shape[:-1], E)))
+
+
+def test_entmax_of_bfloat16_ends_and_sums_to_1():
+  # In bfloat16, rounding keeps the steps of Newton's method above a tolerance.
+  scores = 0.1 * jax.random.normal(jax.random.key(0), (4, 4111), jnp.bfloat16)
+  weights = normalizers.entmax(1.0005)(scores).astype("f4")
+  np.testing.assert_allclose(jnp.sum(weights, axis=-1), 1.0, rtol=2e-3)
+
+
+def test_the_derivative_of_softpick_where_its_two_forms_meet():
+  @jax.vmap
+  @jax.grad
+  def derivative(score):
+    return normalizers.softpick()(jnp.stack([score, 1.0])[None])[0, 0]
+
+  at = derivative(jnp.array([0.0199, 0.02, 0.0201]))
+  np.testing.assert_allclose(at, at[0], rtol=1e-3)
 
 
 @pytest.mark.parametrize("mask", [None, masks.causal()])

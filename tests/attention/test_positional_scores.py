@@ -452,17 +452,28 @@ def test_lengths_are_for_local_p_that_is_not_causal():
     score(jnp.ones((3, 4)), jnp.ones((3, 4)))
 
 
-def test_a_soft_cap_shows_no_key_that_its_score_hides():
+def only_positive(query, key):
+  products = query @ jnp.swapaxes(key, -1, -2)
+  return jnp.where(products > 0.0, products, -jnp.inf)
+
+
+@pytest.mark.parametrize("wrap", [scores.soft_cap, scores.temperature])
+@pytest.mark.parametrize("name", ["local", "function"])
+def test_wrappers_show_no_key_that_their_score_hides(wrap, name):
+  inner = {
+    "local": scores.local(scores.dot(), 2),
+    "function": scores.as_score(only_positive),
+  }[name]
   query, key = as_arrays(draw(19, (9, 4), (9, 4)), jnp.float32)
-  hidden = scores.local(scores.dot(), 2)(query, key) == -jnp.inf
+  hidden = inner(query, key) == -jnp.inf
   assert hidden.any()
 
-  def total(query, key):
-    score = scores.soft_cap(scores.local(scores.dot(), 2), 3.0)
-    weights = attention_weights(query, key, score=score)
+  def total(query, key, number):
+    weights = attention_weights(query, key, score=wrap(inner, number))
     return jnp.sum(jnp.sin(weights)), weights
 
-  gradients, weights = jax.grad(total, (0, 1), has_aux=True)(query, key)
+  compute = jax.grad(total, (0, 1, 2), has_aux=True)
+  gradients, weights = compute(query, key, 3.0)
   np.testing.assert_array_equal(weights == 0.0, hidden)
   assert all(jnp.isfinite(each).all() for each in gradients)
 

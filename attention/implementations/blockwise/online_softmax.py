@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from attention import axes
 from attention.implementations.blockwise.tiles import Tiling, cut, put, scan
 from attention.matmul import weighted_sum
-from attention.normalizers import OnlineNormalizer
+from attention.normalizers import OnlineNormalizer, is_softmax
 from attention.softmax import Statistics, without_keys
 
 
@@ -54,7 +54,11 @@ class Problem(NamedTuple):
     """The scores and bias of a tile; if `masked`, -inf for hidden pairs."""
     scores = self.pair(captured.pair, query, key, start).astype(self.dtype)
     if self.bias is not None:
-      scores = scores + self.bias(captured.bias, start)
+      bias = self.bias(captured.bias, start)
+      scores = scores + bias
+      if not is_softmax(self.normalizer):
+        # Terms of the user's may have infinite derivatives at -inf.
+        scores = jnp.where(jnp.isneginf(bias), -jnp.inf, scores)
     if masked and self.visible is not None:
       visible = self.visible(captured.visible, start)
       scores = jnp.where(visible, scores, -jnp.inf)

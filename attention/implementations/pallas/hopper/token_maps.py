@@ -128,7 +128,7 @@ def _tile_program(
   size = tokens.shape[-1]
   count = math.prod(tokens.shape[:-1])
   # Triton's arrays have powers of 2 as sizes.
-  if size & (size - 1) or count % _ROWS or any(x.size > 1 for x in captured):
+  if size & (size - 1) or count % _ROWS or any(x.ndim for x in captured):
     return None
   tile = jax.ShapeDtypeStruct((_ROWS, size), tokens.dtype)
   program, own = without_captured(function, tile)

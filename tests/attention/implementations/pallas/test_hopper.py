@@ -249,6 +249,17 @@ def test_a_cotangent_of_nan_is_not_replaced(name):
     assert np.isnan(np.asarray(each, np.float32)[is_nan]).all()
 
 
+def test_a_number_of_one_head_in_the_map_of_a_token():
+  tokens = arrays((1, 64, 64), (1, 64, 64), (1, 64, 64))
+
+  def gradients(sharpness):
+    score = scores.cosine(jnp.full(sharpness, 5.0, jnp.float32))
+    return results(INTERPRETED, tokens, score=score)[0]
+
+  got, want = gradients((1,)), gradients(())
+  jax.tree.map(lambda got, want: close(got.reshape(want.shape), want), got, want)
+
+
 @ignore_nan
 @sampled("mask", [None, masks.causal(40)], default=[None])
 @sampled("name", ["cosine", "normalised"], default=["cosine"])
