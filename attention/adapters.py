@@ -14,8 +14,9 @@ from attention.checks import check_shape, check_tokens
 from attention.dropout import make_dropout
 from attention.grouped_query import attend_heads, heads_weights
 from attention.matmul import matmul_precision
+from attention.normalizers import as_normalizer
 from attention.scores import as_score, scaled_dot, scaled_dot_score
-from attention.types import BiasLike, MaskLike, ScoreLike
+from attention.types import BiasLike, MaskLike, NormalizerLike, ScoreLike
 
 
 def dot_product_attention(
@@ -114,7 +115,11 @@ def _intersection(restrictions) -> masks.Mask | None:
   return functools.reduce(operator.and_, given) if given else None
 
 
-def flax_attention_fn(score: ScoreLike = scaled_dot_score) -> Callable:
+def flax_attention_fn(
+  score: ScoreLike = scaled_dot_score,
+  *,
+  normalizer: NormalizerLike | None = None,
+) -> Callable:
   """A function for `attention_fn` of Flax's multi-head attention.
 
   It serves `flax.linen.MultiHeadDotProductAttention` and
@@ -122,6 +127,7 @@ def flax_attention_fn(score: ScoreLike = scaled_dot_score) -> Callable:
 
   Args:
     score: as in `attend`; its parameters may have a head axis in front.
+    normalizer: as in `attend`.
 
   Returns:
     A function with the arguments of `flax.linen.dot_product_attention` and
@@ -130,6 +136,7 @@ def flax_attention_fn(score: ScoreLike = scaled_dot_score) -> Callable:
 
   Raises:
     ValueError: if `score` is not callable.
+    TypeError: if `normalizer` is no function of scores.
 
   Example:
     >>> import flax.linen as nn, jax, jax.numpy as jnp
@@ -141,7 +148,7 @@ def flax_attention_fn(score: ScoreLike = scaled_dot_score) -> Callable:
     >>> outputs.shape
     (1, 3, 4)
   """
-  bound = as_score(score)
+  bound, normalizer = as_score(score), as_normalizer(normalizer)
 
   def attention_fn(
     query,
@@ -179,7 +186,12 @@ def flax_attention_fn(score: ScoreLike = scaled_dot_score) -> Callable:
     mask = _intersection(
       [_boolean(mask), masks.causal() if is_causal else None]
     )
-    arguments = {"score": bound, "mask": mask, "bias": bias}
+    arguments = {
+      "score": bound,
+      "mask": mask,
+      "bias": bias,
+      "normalizer": normalizer,
+    }
     rate = 0.0 if deterministic else dropout_rate
     dropout = make_dropout(rate, dropout_rng, shared=broadcast_dropout)
     with matmul_precision(precision):

@@ -13,6 +13,7 @@ entry per head, [H], applies to the last leading axis of the scores,
 
 import dataclasses
 import math
+from typing import Annotated as Shaped
 from typing import Any
 
 import chex
@@ -231,7 +232,9 @@ def alibi(num_heads: int) -> Bias:
 
 
 def relative_position(
-  table: jax.Array, bidirectional: bool = True, max_distance: int = 128
+  table: Shaped[jax.Array, "buckets H"],
+  bidirectional: bool = True,
+  max_distance: int = 128,
 ) -> Bias:
   """T5's relative position bias, one learned number per bucket of distances.
 

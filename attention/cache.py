@@ -7,6 +7,7 @@ A rolling cache keeps the last `max_length` tokens only.
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Annotated as Shaped
 from typing import NamedTuple
 
 import jax
@@ -43,9 +44,9 @@ class Cache:
   it replaces an earlier one; `extend` returns keys in the order of positions.
   """
 
-  key: jax.Array
-  value: jax.Array
-  length: jax.Array
+  key: Shaped[jax.Array, "... max_length D"]
+  value: Shaped[jax.Array, "... max_length E"]
+  length: Shaped[jax.Array, "B or none"]
   rolling: bool = False
 
   @property
@@ -70,8 +71,8 @@ class Extended(NamedTuple):
   """A longer cache, and what the new queries attend to; see `extend`."""
 
   cache: Cache
-  key: jax.Array
-  value: jax.Array
+  key: Shaped[jax.Array, "... S D"]
+  value: Shaped[jax.Array, "... S E"]
   mask: masks.Mask
   bias: Bias | None
 
@@ -126,9 +127,9 @@ def init(
 
 def append(
   cache: Cache,
-  key: jax.Array,
-  value: jax.Array,
-  lengths: jax.Array | None = None,
+  key: Shaped[jax.Array, "... t D"],
+  value: Shaped[jax.Array, "... t E"],
+  lengths: Shaped[jax.Array, "B"] | None = None,
 ) -> Cache:
   """Appends new tokens to a cache.
 
@@ -190,12 +191,12 @@ def append(
 
 def extend(
   cache: Cache,
-  key: jax.Array,
-  value: jax.Array,
+  key: Shaped[jax.Array, "... t D"],
+  value: Shaped[jax.Array, "... t E"],
   *,
   mask: MaskLike | None = None,
   bias: BiasLike | None = None,
-  lengths: jax.Array | None = None,
+  lengths: Shaped[jax.Array, "B"] | None = None,
 ) -> Extended:
   """Appends new tokens, and returns what their queries attend to.
 

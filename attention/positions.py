@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Annotated as Shaped
 from typing import Literal
 
 import chex
@@ -42,7 +43,7 @@ def _check_even(name: str, size: int) -> None:
     )
 
 
-def sinusoidal(length: int, features: int) -> jax.Array:
+def sinusoidal(length: int, features: int) -> Shaped[jax.Array, "T D"]:
   """A table of sines and cosines to add to embeddings.
 
   See "Attention Is All You Need", Vaswani et al., 2017, section 3.5
@@ -159,11 +160,11 @@ class RotaryOptions:
 
 
 def rotary(
-  x: jax.Array,
-  positions: jax.Array | None = None,
+  x: Shaped[jax.Array, "... T D"],
+  positions: Shaped[jax.Array, "... T"] | None = None,
   base: float | None = None,
   options: RotaryOptions | None = None,
-) -> jax.Array:
+) -> Shaped[jax.Array, "... T D"]:
   """Rotates pairs of features by angles proportional to the position.
 
   The dot product of two rotated tokens depends only on their distance. See

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable
+from typing import Annotated as Shaped
 
 import chex
 import jax
@@ -24,7 +25,7 @@ def _integers(name: str, number):
   return _integers(name, jnp.asarray(number))
 
 
-def causal(offset: int | jax.Array = 0) -> Mask:
+def causal(offset: int | Shaped[jax.Array, "B"] = 0) -> Mask:
   """Query i may attend to key j if j <= i + offset.
 
   See "Attention Is All You Need", Vaswani et al., 2017, section 3.2.3
@@ -46,7 +47,7 @@ def causal(offset: int | jax.Array = 0) -> Mask:
   return Band(None, _integers("offset", offset))
 
 
-def padding(key_lengths: int | jax.Array) -> Mask:
+def padding(key_lengths: int | Shaped[jax.Array, "B"]) -> Mask:
   """Every query may attend to the first `key_lengths` keys of its example.
 
   Args:
@@ -65,7 +66,8 @@ def padding(key_lengths: int | jax.Array) -> Mask:
 
 
 def sliding_window(
-  left: int | jax.Array | None, right: int | jax.Array | None
+  left: int | Shaped[jax.Array, "B"] | None,
+  right: int | Shaped[jax.Array, "B"] | None,
 ) -> Mask:
   """Query i may attend to the keys from i - left to i + right.
 
@@ -94,7 +96,9 @@ def sliding_window(
   )
 
 
-def segments(query_ids: jax.Array, key_ids: jax.Array) -> Mask:
+def segments(
+  query_ids: Shaped[jax.Array, "... T"], key_ids: Shaped[jax.Array, "... S"]
+) -> Mask:
   """A query may attend to the keys of its own segment.
 
   Segments are, for instance, several texts packed into one sequence. Blockwise
@@ -126,7 +130,7 @@ def segments(query_ids: jax.Array, key_ids: jax.Array) -> Mask:
   return Segments(query_ids, key_ids)
 
 
-def prefix(length: int | jax.Array) -> Mask:
+def prefix(length: int | Shaped[jax.Array, "B"]) -> Mask:
   """Every query may attend to the keys at positions before `length`.
 
   Combined with a causal mask it is the prefix language model of "Exploring the

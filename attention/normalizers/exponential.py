@@ -1,6 +1,7 @@
 """Normalizers of exponentials of scores: softmax and its relatives."""
 
 import dataclasses
+from typing import Annotated as Shaped
 from typing import ClassVar
 
 import jax
@@ -38,7 +39,7 @@ class Softmax(OnlineNormalizer):
     Array([[0.25, 0.25, 0.25]], dtype=float32)
   """
 
-  sink: float | jax.Array | None = dataclasses.field(
+  sink: float | Shaped[jax.Array, "H"] | None = dataclasses.field(
     default=None, metadata=SCALAR
   )
 
@@ -77,7 +78,9 @@ class Sigmoid(Normalizer):
 
   ignores_hidden: ClassVar[bool] = True
   is_elementwise: ClassVar[bool] = True
-  bias: float | jax.Array = dataclasses.field(default=0.0, metadata=SCALAR)
+  bias: float | Shaped[jax.Array, "H"] = dataclasses.field(
+    default=0.0, metadata=SCALAR
+  )
 
   def __call__(self, scores):
     bias = jnp.asarray(self.bias, scores.dtype)[..., None, None]

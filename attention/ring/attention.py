@@ -194,9 +194,9 @@ def _checked(normalizer: Callable, return_lse: bool) -> Callable:
     )
   if not getattr(normalizer, "is_elementwise", False):
     raise NotImplementedError(
-      f"{normalizer!r} needs all keys of a query at once; ring_attention "
-      "supports normalizers.softmax, normalizers.sigmoid and others with "
-      "is_elementwise = True"
+      f"ring_attention cannot merge the results of {normalizer!r} for parts "
+      "of the keys; it supports normalizers.softmax, normalizers.sigmoid and "
+      "others with is_elementwise = True"
     )
   return normalizer
 

@@ -3,6 +3,7 @@
 Axes: n devices, c chunks per device, L tokens.
 """
 
+from typing import Annotated as Shaped
 from typing import Literal
 
 import jax
@@ -30,8 +31,12 @@ def chunk_of(device, place, num_devices: int, order: Order):
 
 
 def arrange(
-  tokens: jax.Array, num_devices: int, *, axis: int, order: Order = "contiguous"
-) -> jax.Array:
+  tokens: Shaped[jax.Array, "... L ..."],
+  num_devices: int,
+  *,
+  axis: int,
+  order: Order = "contiguous",
+) -> Shaped[jax.Array, "... L ..."]:
   """Permutes a sequence so that each device's shard is contiguous.
 
   In zigzag order the sequence is divided into 2n chunks, and device d holds the
@@ -59,8 +64,12 @@ def arrange(
 
 
 def restore(
-  tokens: jax.Array, num_devices: int, *, axis: int, order: Order = "contiguous"
-) -> jax.Array:
+  tokens: Shaped[jax.Array, "... L ..."],
+  num_devices: int,
+  *,
+  axis: int,
+  order: Order = "contiguous",
+) -> Shaped[jax.Array, "... L ..."]:
   """Undoes `arrange`.
 
   Args:

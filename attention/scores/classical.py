@@ -7,6 +7,7 @@ Every array may have leading axes, so that each head has its own: [H, D, A].
 
 import dataclasses
 import math
+from typing import Annotated as Shaped
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +85,7 @@ class Dot(DotProduct):
 class ScaledDot(DotProduct):
   """See `attention.scaled_dot_score`."""
 
-  scale: float | jax.Array | None = dataclasses.field(
+  scale: float | Shaped[jax.Array, "..."] | None = dataclasses.field(
     default=None, metadata=SCALAR
   )
 
@@ -113,7 +114,7 @@ class ScaledDot(DotProduct):
 class General(DotProduct):
   """See `attention.general_score`."""
 
-  weight: jax.Array = dataclasses.field(metadata=MATRIX)
+  weight: Shaped[jax.Array, "... Dq Dk"] = dataclasses.field(metadata=MATRIX)
 
   def check(self, query, key):
     _check_weight(self.weight, "weight", query, "query")
@@ -128,7 +129,9 @@ class General(DotProduct):
 class Cosine(DotProduct):
   """See `attention.cosine_score`."""
 
-  sharpness: float | jax.Array = dataclasses.field(default=1.0, metadata=SCALAR)
+  sharpness: float | Shaped[jax.Array, "..."] = dataclasses.field(
+    default=1.0, metadata=SCALAR
+  )
 
   def map_query(self, query):
     return scaled(_unit(query), self.sharpness)
@@ -178,7 +181,7 @@ def _direction_jvp(primals, tangents):
 class AdditiveProduct(Score):
   """A score v . tanh(q' + k') of mapped tokens."""
 
-  score_weight: jax.Array
+  score_weight: Shaped[jax.Array, "... A"]
 
   @property
   def is_finite(self):
@@ -196,10 +199,14 @@ class AdditiveProduct(Score):
 class Additive(AdditiveProduct):
   """See `attention.additive_score`."""
 
-  query_weight: jax.Array = dataclasses.field(metadata=MATRIX)
-  key_weight: jax.Array = dataclasses.field(metadata=MATRIX)
-  score_weight: jax.Array = dataclasses.field(metadata=VECTOR)
-  bias: jax.Array | None = dataclasses.field(default=None, metadata=VECTOR)
+  query_weight: Shaped[jax.Array, "... Dq A"] = dataclasses.field(
+    metadata=MATRIX
+  )
+  key_weight: Shaped[jax.Array, "... Dk A"] = dataclasses.field(metadata=MATRIX)
+  score_weight: Shaped[jax.Array, "... A"] = dataclasses.field(metadata=VECTOR)
+  bias: Shaped[jax.Array, "... A"] | None = dataclasses.field(
+    default=None, metadata=VECTOR
+  )
 
   def check(self, query, key):
     _check_weight(self.query_weight, "query_weight", query, "query")
@@ -223,8 +230,8 @@ class Additive(AdditiveProduct):
 class Concat(AdditiveProduct):
   """See `attention.concat_score`."""
 
-  weight: jax.Array = dataclasses.field(metadata=MATRIX)
-  score_weight: jax.Array = dataclasses.field(metadata=VECTOR)
+  weight: Shaped[jax.Array, "... Dq+Dk A"] = dataclasses.field(metadata=MATRIX)
+  score_weight: Shaped[jax.Array, "... A"] = dataclasses.field(metadata=VECTOR)
 
   def check(self, query, key):
     check_floating(weight=self.weight, score_weight=self.score_weight)

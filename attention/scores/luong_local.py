@@ -1,6 +1,7 @@
 """Luong's location-based score and local attention."""
 
 import dataclasses
+from typing import Annotated as Shaped
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,7 @@ class Location(Score):
     Array([[  3.,   4., -inf]], dtype=float32)
   """
 
-  weight: jax.Array = dataclasses.field(metadata=MATRIX)
+  weight: Shaped[jax.Array, "... L D"] = dataclasses.field(metadata=MATRIX)
 
   def check(self, query, key):
     check_floating(weight=self.weight)
@@ -99,13 +100,13 @@ class Local(Wrapper):
   """
 
   window: float = dataclasses.field(metadata={"static": True})
-  query_weight: jax.Array | None = dataclasses.field(
+  query_weight: Shaped[jax.Array, "... D P"] | None = dataclasses.field(
     default=None, metadata=MATRIX
   )
-  position_weight: jax.Array | None = dataclasses.field(
+  position_weight: Shaped[jax.Array, "... P"] | None = dataclasses.field(
     default=None, metadata=VECTOR
   )
-  length: float | jax.Array | None = dataclasses.field(
+  length: float | Shaped[jax.Array, "..."] | None = dataclasses.field(
     default=None, metadata=SCALAR
   )
   causal: bool = dataclasses.field(default=False, metadata={"static": True})

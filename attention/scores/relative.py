@@ -6,6 +6,7 @@ They multiply tokens with one vector for each distance, see
 
 import dataclasses
 import math
+from typing import Annotated as Shaped
 
 import jax
 import jax.numpy as jnp
@@ -65,8 +66,10 @@ class Shaw(Score):
            [-1.,  0.,  1.,  1.]], dtype=float32)
   """
 
-  relative_keys: jax.Array = dataclasses.field(metadata=MATRIX)
-  scale: float | jax.Array | None = dataclasses.field(
+  relative_keys: Shaped[jax.Array, "... 2*m+1 D"] = dataclasses.field(
+    metadata=MATRIX
+  )
+  scale: float | Shaped[jax.Array, "..."] | None = dataclasses.field(
     default=None, metadata=SCALAR
   )
 
@@ -96,13 +99,15 @@ class Disentangled(Score):
       d(i, j) = clip(i - j + m, 0, 2m - 1)
 
   See "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", He et al.,
-  2020, equations 3 and 4 (https://arxiv.org/abs/2006.03654).
+  2020, equations 3 and 4 (https://arxiv.org/abs/2006.03654). The authors' code
+  has qr[d(i, j)] in the last term, and so have the weights that they trained.
 
   Attributes:
     relative_keys: [..., 2m, D], the paper's K_r = P W_k,r; None omits its term.
     relative_queries: [..., 2m, D], the paper's Q_r; None omits its term.
     scale: a number, or an array [...] over leading axes; None means
       (n D) ** -0.5 for n terms, with all three (3 D) ** -0.5.
+    as_released: whether the last term is that of the authors' code.
 
   Example:
     >>> import jax.numpy as jnp
@@ -113,10 +118,17 @@ class Disentangled(Score):
     Array([[2., 1.]], dtype=float32)
   """
 
-  relative_keys: jax.Array | None = dataclasses.field(metadata=MATRIX)
-  relative_queries: jax.Array | None = dataclasses.field(metadata=MATRIX)
-  scale: float | jax.Array | None = dataclasses.field(
+  relative_keys: Shaped[jax.Array, "... 2*m D"] | None = dataclasses.field(
+    metadata=MATRIX
+  )
+  relative_queries: Shaped[jax.Array, "... 2*m D"] | None = dataclasses.field(
+    metadata=MATRIX
+  )
+  scale: float | Shaped[jax.Array, "..."] | None = dataclasses.field(
     default=None, metadata=SCALAR
+  )
+  as_released: bool = dataclasses.field(
+    default=False, metadata={"static": True}
   )
 
   def check(self, query, key):
@@ -148,7 +160,11 @@ class Disentangled(Score):
       # From the first query to the last key of the tile.
       last = positions.key_start + positions.num_keys - 1
       first = positions.query_start - last
-      table, first = _ascending(self.relative_queries, first)
+      if self.as_released:
+        table = jnp.asarray(self.relative_queries)
+        first = first + table.shape[-2] // 2
+      else:
+        table, first = _ascending(self.relative_queries, first)
       scores = distances.with_products(scores, key, table, first, by_key=True)
     tables = self.relative_keys, self.relative_queries
     number = 1 + sum(table is not None for table in tables)
@@ -156,8 +172,8 @@ class Disentangled(Score):
 
 
 def _ascending(table, first):
-  """A table by ascending j - i, and its row at the distance `first`."""
-  # d(i, j) descends with j - i.
+  """A table in the order of `with_products`, and its row at `first`."""
+  # d(i, j) descends with j - i, and d(j, i) with i - j.
   table = jnp.flip(jnp.asarray(table), -2)
   return table, first + table.shape[-2] // 2 - 1
 

@@ -1,6 +1,7 @@
 """Transformer-XL's score, with sinusoids of the distance."""
 
 import dataclasses
+from typing import Annotated as Shaped
 
 import jax
 import jax.numpy as jnp
@@ -39,10 +40,10 @@ class TransformerXL(Score):
     Array([[0.707, 0.382 ]], dtype=float32)
   """
 
-  weight: jax.Array = dataclasses.field(metadata=MATRIX)
-  content_bias: jax.Array = dataclasses.field(metadata=VECTOR)
-  position_bias: jax.Array = dataclasses.field(metadata=VECTOR)
-  scale: float | jax.Array | None = dataclasses.field(
+  weight: Shaped[jax.Array, "... R D"] = dataclasses.field(metadata=MATRIX)
+  content_bias: Shaped[jax.Array, "... D"] = dataclasses.field(metadata=VECTOR)
+  position_bias: Shaped[jax.Array, "... D"] = dataclasses.field(metadata=VECTOR)
+  scale: float | Shaped[jax.Array, "..."] | None = dataclasses.field(
     default=None, metadata=SCALAR
   )
 

@@ -1,6 +1,7 @@
 """Scores made from another score."""
 
 import dataclasses
+from typing import Annotated as Shaped
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +72,7 @@ class SoftCap(Wrapper):
     Array([[48.2]], dtype=float32)
   """
 
-  cap: float | jax.Array = dataclasses.field(metadata=SCALAR)
+  cap: float | Shaped[jax.Array, "..."] = dataclasses.field(metadata=SCALAR)
 
   @property
   def is_finite(self):
@@ -103,7 +104,9 @@ class Temperature(Wrapper):
     Array([4., 2.], dtype=float32)
   """
 
-  temperature: float | jax.Array = dataclasses.field(metadata=SCALAR)
+  temperature: float | Shaped[jax.Array, "..."] = dataclasses.field(
+    metadata=SCALAR
+  )
 
   @property
   def is_finite(self):
@@ -141,10 +144,12 @@ class QueryKeyNorm(Wrapper):
     Array([[1.41]], dtype=float32)
   """
 
-  query_gain: jax.Array | None = dataclasses.field(
+  query_gain: Shaped[jax.Array, "... Dq"] | None = dataclasses.field(
     default=None, metadata=VECTOR
   )
-  key_gain: jax.Array | None = dataclasses.field(default=None, metadata=VECTOR)
+  key_gain: Shaped[jax.Array, "... Dk"] | None = dataclasses.field(
+    default=None, metadata=VECTOR
+  )
   epsilon: float = dataclasses.field(default=1e-6, metadata={"static": True})
 
   @property

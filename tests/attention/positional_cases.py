@@ -1,6 +1,7 @@
 """Scores that read positions: NumPy formulas of one pair, in float64."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -80,7 +81,7 @@ def _shaw(p, q, k, i, j, length):
   return q @ (k + relative) / math.sqrt(len(q))
 
 
-def _disentangled(p, q, k, i, j, length):
+def _disentangled(p, q, k, i, j, length, as_released=False):
   keys, queries = p["relative_keys"], p["relative_queries"]
   most = len(keys) // 2
 
@@ -90,7 +91,8 @@ def _disentangled(p, q, k, i, j, length):
       return 0
     return 2 * most - 1 if i - j >= most else i - j + most
 
-  total = q @ k + q @ keys[index(i, j)] + k @ queries[index(j, i)]
+  last = index(i, j) if as_released else index(j, i)
+  total = q @ k + q @ keys[index(i, j)] + k @ queries[last]
   return total / math.sqrt(3 * len(q))
 
 
@@ -142,6 +144,11 @@ CASES = {
     {"relative_keys": (8, d), "relative_queries": (8, d)},
     lambda p: scores.disentangled(**p),
     _disentangled,
+  ),
+  "disentangled_as_released": Case(
+    {"relative_keys": (8, d), "relative_queries": (8, d)},
+    lambda p: scores.disentangled(**p, as_released=True),
+    functools.partial(_disentangled, as_released=True),
   ),
   "transformer_xl": Case(
     {"weight": (6, d), "content_bias": (d,), "position_bias": (d,)},

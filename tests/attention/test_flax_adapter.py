@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attention import attend, flax_attention_fn, general_score, scores
+from attention import (
+  attend,
+  flax_attention_fn,
+  general_score,
+  normalizers,
+  scores,
+)
 from tests.attention.comparison import products
 from tests.attention.oracle import draw
 
@@ -128,6 +134,20 @@ def test_precision_applies_to_all_products_and_their_gradients(precision):
   found = list(products(closed.jaxpr))
   assert found
   assert set(found) == {(jax.lax.Precision.HIGHEST,) * 2}
+
+
+def test_linen_layer_with_another_normalizer():
+  layer = nn.MultiHeadDotProductAttention(
+    2, attention_fn=flax_attention_fn(normalizer=normalizers.sparsemax())
+  )
+  inputs = 3.0 * tokens(2, 7, 8)
+  variables = layer.init(jax.random.key(0), inputs)
+  _, sown = layer.apply(
+    variables, inputs, sow_weights=True, mutable="intermediates"
+  )
+  (weights,) = sown["intermediates"]["attention_weights"]
+  np.testing.assert_allclose(jnp.sum(weights, axis=-1), 1.0, rtol=1e-5)
+  assert jnp.any(weights == 0.0)
 
 
 def test_inputs_are_promoted_to_one_dtype():

@@ -362,7 +362,7 @@ def test_a_ring_refuses_normalizers_of_whole_rows():
     out_specs=jax.P(None, "sequence"),
   )
   tokens = jnp.ones((1, 4, 2))
-  with pytest.raises(NotImplementedError, match="needs all keys of a query"):
+  with pytest.raises(NotImplementedError, match="cannot merge the results"):
     ring(tokens, tokens, tokens)
 
 

@@ -15,7 +15,6 @@ import jax
 import pytest
 
 import attention
-from tests.attention.matrix import sampled
 
 ROOT = pathlib.Path(attention.__file__).parent.parent
 PUBLIC_MODULES = ("scores", "masks", "biases", "positions", "cache", "modules")
@@ -118,10 +117,15 @@ def test_attention_imports_neither_experiments_nor_configs():
     assert not re.search(r"^\s*(from|import) (experiments|configs)", source)
 
 
-GUIDES = ["adding_a_score", "adding_a_mask_or_bias", "adding_a_normalizer"]
-
-
-@sampled("guide", [*GUIDES, "from_other_libraries"], default=GUIDES)
+@pytest.mark.parametrize(
+  "guide",
+  [
+    "adding_a_score",
+    "adding_a_mask_or_bias",
+    "adding_a_normalizer",
+    "from_other_libraries",
+  ],
+)
 def test_guides_run(guide):
   text = (ROOT / "docs" / f"{guide}.md").read_text()
   programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

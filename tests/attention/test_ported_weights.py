@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import biases, dot_score, masks, multi_head_attention
+from attention import biases, dot_score, masks, multi_head_attention, scores
 from attention import positions as encodings
 
 torch = pytest.importorskip("torch")
@@ -143,6 +143,44 @@ def test_gpt_neox_rotates_a_part_of_the_features():
     mask=masks.causal(),
     rotary=encodings.RotaryOptions(
       500.0, rotary_dim=SIZE // 2, pairs="half_split"
+    ),
+  )
+
+
+def test_deberta():
+  from transformers.models.deberta_v2 import modeling_deberta_v2
+
+  most = 4  # of the distances
+  config = transformers.DebertaV2Config(
+    hidden_size=FEATURES,
+    num_attention_heads=HEADS,
+    relative_attention=True,
+    pos_att_type=["c2p", "p2c"],
+    max_relative_positions=most,
+  )
+  tokens, table = drawn_tokens(), torch.randn(2 * most, FEATURES)
+  layer = modeling_deberta_v2.DisentangledSelfAttention(config).eval()
+  visible = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool)
+  expected = layer(tokens, visible, rel_embeddings=table)[0]
+
+  def of_distances(linear):
+    rows = array(linear(table)).reshape(2 * most, HEADS, SIZE)
+    return jnp.swapaxes(rows, 0, 1)
+
+  close(
+    tokens,
+    [
+      *(
+        projection(each, HEADS)
+        for each in (layer.query_proj, layer.key_proj, layer.value_proj)
+      ),
+      (jnp.eye(FEATURES).reshape(HEADS, SIZE, FEATURES), None),
+    ],
+    expected,
+    score=scores.disentangled(
+      of_distances(layer.pos_key_proj),
+      of_distances(layer.pos_query_proj),
+      as_released=True,
     ),
   )
 

@@ -98,6 +98,56 @@ def test_weights_equal_a_numpy_loop(name):
   np.testing.assert_allclose(weights, want, rtol=1e-9, atol=1e-11)
 
 
+def shaw_of_code(parameters, query, key):
+  """tensor2tensor: a matrix of clipped distances, and a look-up for each."""
+  table = parameters["relative_keys"]
+  most = len(table) // 2
+  distances = np.arange(len(key))[None] - np.arange(len(query))[:, None]
+  relative = table[np.clip(distances, -most, most) + most]
+  products = query @ key.T + np.einsum("td,tsd->ts", query, relative)
+  return products / np.sqrt(query.shape[-1])
+
+
+def transformer_xl_of_code(parameters, query, key):
+  """The shift: distances from large to small, then rows moved by reshaping."""
+  weight, count = parameters["weight"], len(key)
+  angles = np.outer(
+    np.arange(count - 1, -1, -1.0),
+    1.0 / 10000.0 ** (np.arange(0, len(weight), 2) / len(weight)),
+  )
+  relative = np.concatenate([np.sin(angles), np.cos(angles)], -1) @ weight
+  products = (query + parameters["position_bias"]) @ relative.T
+  padded = np.concatenate([np.zeros((len(query), 1)), products], axis=1)
+  shifted = padded.reshape(-1, len(query))[1:].reshape(products.shape)
+  content = (query + parameters["content_bias"]) @ key.T
+  return (content + shifted) / np.sqrt(query.shape[-1])
+
+
+def forgetting_of_code(parameters, query, key):
+  """The difference of cumulative sums of the logarithms of gates."""
+  sums = np.cumsum(parameters["log_gates"])[: len(query)]
+  return query @ key.T + sums[:, None] - sums[None]
+
+
+@pytest.mark.parametrize(
+  ("name", "formula"),
+  [
+    ("shaw", shaw_of_code),
+    ("transformer_xl", transformer_xl_of_code),
+    ("forgetting", forgetting_of_code),
+  ],
+)
+def test_scores_equal_the_formula_of_the_authors_code(name, formula):
+  query, key = draw(24, (11, FEATURES), (11, FEATURES))
+  parameters = draw_case(name)
+  with wide():
+    got = np.asarray(CASES[name].bound(as_arrays(parameters))(query, key))
+  # The code of two of them is for causal attention.
+  visible = np.tri(11, k=10 if name == "shaw" else 0)
+  want = formula(parameters, query, key)
+  np.testing.assert_allclose(got * visible, want * visible, rtol=1e-9)
+
+
 @sampled("name", CASES, default=["local_p", "disentangled", "modified"])
 def test_tiles_and_gradients_equal_the_dense_formula(name):
   tokens = draw(1, *SHAPES)
