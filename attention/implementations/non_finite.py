@@ -74,25 +74,29 @@ def any_flagged(
   Returns:
     bool [..., T].
   """
-  attends = jax.lax.platform_dependent(
-    visible, keys, tpu=_any_flagged_by_product, default=_any_flagged
+  flags = [keys] if queries is None else [keys, queries]
+  return jax.lax.platform_dependent(
+    visible, *flags, tpu=_any_flagged_by_product, default=_any_flagged
   )
+
+
+def _any_flagged(visible, keys, queries=None) -> jax.Array:
+  flags = keys[..., None, :]
   if queries is not None:
-    attends = attends | queries & jnp.any(visible, axis=-1)
-  return attends
+    flags = flags | queries[..., :, None]
+  return jnp.any(visible & flags, axis=-1)
 
 
-def _any_flagged(visible: jax.Array, keys: jax.Array) -> jax.Array:
-  return jnp.any(visible & keys[..., None, :], axis=-1)
-
-
-def _any_flagged_by_product(visible: jax.Array, keys: jax.Array) -> jax.Array:
+def _any_flagged_by_product(visible, keys, queries=None) -> jax.Array:
   """A product, for a mask that has fewer leading axes than the flags."""
   shape = (*visible.shape[:-1], keys.shape[-1])
   visible = jnp.broadcast_to(visible, shape)
   # With the barrier, the softmax computes the mask in its own layout.
   numbers = jax.lax.optimization_barrier(visible).astype(jnp.float32)
-  return (numbers @ keys.astype(jnp.float32)[..., None])[..., 0] > 0.0
+  attends = (numbers @ keys.astype(jnp.float32)[..., None])[..., 0] > 0.0
+  if queries is not None:
+    attends = attends | queries & jnp.any(visible, axis=-1)
+  return attends
 
 
 def _finite(tokens: jax.Array, *, keeps_cotangents: bool) -> list[jax.Array]:
