@@ -50,14 +50,14 @@ def with_finite_tokens(
 
 def finite_tokens(request: Request) -> tuple[Request, tuple[jax.Array, ...]]:
   """The request with finite tokens; which queries, keys, values were not."""
+  names = ("query", "key", "value")
   is_finite = request.score.is_finite
   tokens, flags = zip(
     *(
-      _finite(each, keeps_cotangents=is_finite or each is request.value)
-      for each in request.tokens
+      _finite(each, keeps_cotangents=is_finite or name == "value")
+      for name, each in zip(names, request.tokens)
     )
   )
-  names = ("query", "key", "value")
   return dataclasses.replace(request, **dict(zip(names, tokens))), flags
 
 

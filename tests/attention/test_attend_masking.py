@@ -5,9 +5,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import attention
 from attention import biases, masks, scores
+from attention.implementations import non_finite
 from tests.attention.comparison import jitted
 from tests.attention.matrix import (
   every_implementation,
@@ -293,6 +295,18 @@ def test_hidden_nan_of_a_score_with_infinite_derivatives_at_zero(
   got = gradient(key.at[4].set(jnp.nan))
   np.testing.assert_allclose(got[:4], gradient(key)[:4], 1e-5, 1e-7)
   assert not got[4].any()
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 1, 4, 5), (2, 1, 1, 5)])
+def test_flags_of_rows_by_products_are_those_of_pairs(shape):
+  visible = jax.random.bernoulli(jax.random.key(0), 0.4, shape)
+  keys = jax.random.bernoulli(jax.random.key(1), 0.3, (2, 3, 5))
+  queries = jax.random.bernoulli(jax.random.key(2), 0.3, (2, 3, 4))
+  for flags in ([keys], [keys, queries]):
+    np.testing.assert_array_equal(
+      non_finite._any_flagged_by_product(visible, *flags),
+      non_finite._any_flagged(visible, *flags),
+    )
 
 
 @every_implementation
