@@ -1,7 +1,11 @@
 """The experiment of a run directory, and its parameters."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from absl import logging
 
 from experiments import run_directory
 from experiments.checkpoints import parameter_file
@@ -41,10 +45,28 @@ def _from_checkpoints(
   experiment: Experiment, workdir: Path, which: str
 ) -> tuple[Any, str]:
   train = experiment.config.train
-  with opened(workdir, train, read_only=True) as manager:
+  with (
+    _without_warnings_of_orbax(),
+    opened(workdir, train, read_only=True) as manager,
+  ):
     try:
       return parameters(manager, which, experiment.abstract_state, train)
     except DamagedCheckpointError as error:
       steps = " or ".join(map(str, manager.all_steps()))
       hint = f" There are: --checkpoint={steps}." if steps else ""
       raise UserError(f"{error}{hint}") from error
+
+
+@contextlib.contextmanager
+def _without_warnings_of_orbax() -> Iterator[None]:
+  """Hides, for instance, that a directory opened for reading is read-only."""
+
+  def is_shown(record):
+    return record.levelname != "WARNING" or "orbax" not in record.pathname
+
+  logger = logging.get_absl_logger()
+  logger.addFilter(is_shown)
+  try:
+    yield
+  finally:
+    logger.removeFilter(is_shown)

@@ -32,6 +32,11 @@ def test_config_params_and_checkpoint_are_those_of_the_run(run, folder):
   assert experiments.load(folder / "translation", "8").checkpoint == "step 8"
 
 
+def test_loading_a_run_logs_no_warnings_of_libraries(folder, caplog):
+  experiments.load(folder / "translation")
+  assert not [each for each in caplog.records if each.levelname == "WARNING"]
+
+
 def test_translations_are_in_order_and_blank_lines_stay_blank(run):
   translations = run.translate(SOURCES, beam_size=1)
   assert len(translations) == 3
