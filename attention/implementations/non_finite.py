@@ -105,19 +105,30 @@ def _finite(tokens: jax.Array, *, keeps_cotangents: bool) -> list[jax.Array]:
   def function(_, arguments):
     # Numbers, not whole tokens, so that one kernel computes both results.
     finite = jnp.isfinite(arguments[0])
-    if keeps_cotangents:
-      # Rows that attend to a non-finite token have no derivatives, and other
-      # rows none with respect to it: its cotangent is zero already, unless the
-      # score has infinite derivatives at a token of zeros.
-      cleaned = with_transpose(_where_finite, identity, [finite], arguments)
-    else:
-      cleaned = _where_finite([finite], arguments)
-    return [*cleaned, ~jnp.all(finite, axis=-1)]
+    cleaned = where_finite(
+      finite, arguments[0], keeps_cotangents=keeps_cotangents
+    )
+    return [cleaned, ~jnp.all(finite, axis=-1)]
 
-  def identity(_, cotangents):
-    return cotangents[:1]
+  return with_own_derivatives(function, _identity, [], [tokens])
 
-  return with_own_derivatives(function, identity, [], [tokens])
+
+def where_finite(
+  finite: jax.Array, numbers: jax.Array, *, keeps_cotangents: bool
+) -> jax.Array:
+  """Zeros for numbers, or tangents, of tokens that are not finite.
+
+  Rows that attend to a non-finite token have no derivatives, and other rows
+  none with respect to it: its cotangent is zero already and may be kept, unless
+  the score has infinite derivatives at a token of zeros.
+  """
+  if not keeps_cotangents:
+    return _where_finite([finite], [numbers])[0]
+  return with_transpose(_where_finite, _identity, [finite], [numbers])[0]
+
+
+def _identity(_, cotangents):
+  return cotangents[:1]
 
 
 def _where_finite(residuals, arguments):

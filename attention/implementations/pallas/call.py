@@ -122,12 +122,13 @@ def _with_maps_inside(sizes: Any, request: Request) -> Request:
 
 
 def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
+  is_finite = request.score.is_finite
   request = _with_maps_inside(sizes, request)
   tokens = _mapped(sizes, request)
   kernels = _kernels(sizes, request, *tokens[:2])
   rule, captured = _rule(request, *tokens[:2])
   shared = shared_operands(captured.pair, kernels.score_operands)
-  attention = KernelAttention(kernels, rule, shared)
+  attention = KernelAttention(kernels, rule, shared, is_finite)
   return attention(Arguments(captured, kernels.arrays, [*tokens]))
 
 

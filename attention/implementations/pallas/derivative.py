@@ -20,6 +20,7 @@ from attention.custom_transpose import with_kernel_as_transpose
 from attention.implementations.blockwise import derivative as blockwise
 from attention.implementations.blockwise import online_softmax
 from attention.implementations.blockwise.tiles import with_length
+from attention.implementations.non_finite import where_finite
 from attention.implementations.pallas import hopper, tpu
 from attention.implementations.pallas.operands import Kind, Operand
 from attention.softmax import Statistics
@@ -57,6 +58,7 @@ class KernelAttention:
   rule: online_softmax.Problem  # with tiles of its own
   # For each array that the score captured in the rule, the operand of kernels.
   operand_of: list[int | None]
+  score_is_finite: bool  # see `Score.is_finite`
 
   def __call__(self, arguments: Arguments) -> tuple[jax.Array, Statistics]:
     """The context and the statistics, with derivatives of any order."""
@@ -103,6 +105,8 @@ class KernelAttention:
     _, statistics = outputs
     if not chosen:
       return jax.tree.map(jnp.zeros_like, outputs)
+    if self.kernels.is_masked:
+      linear = self._of_finite_tokens(arguments, linear)
     residuals, structure = jax.tree.flatten((arguments, outputs))
     of_context, of_total = with_kernel_as_transpose(
       functools.partial(self._rule, structure, chosen),
@@ -113,6 +117,23 @@ class KernelAttention:
       [linear[place] for place in chosen],
     )
     return of_context, Statistics(jnp.zeros_like(statistics.maximum), of_total)
+
+  def _of_finite_tokens(self, arguments, tangents) -> list[Any]:
+    """Tangents that are zero for NaN and infinity in tokens."""
+    *others, _, _, _ = tangents
+    cleaned = [
+      tangent
+      if isinstance(tangent, SymbolicZero)
+      else where_finite(
+        jnp.isfinite(token),
+        tangent,
+        keeps_cotangents=self.score_is_finite or is_value,
+      )
+      for token, tangent, is_value in zip(
+        arguments.tokens, tangents[-3:], (False, False, True)
+      )
+    ]
+    return [*others, *cleaned]
 
   def _rule(self, structure, chosen, residuals, tangents):
     """The tangents of the context and the total, by the blockwise rule."""
