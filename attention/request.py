@@ -85,12 +85,8 @@ class Request:
   @property
   def is_masked(self) -> bool:
     """Whether a mask or a bias can hide keys."""
-    return self.mask is not None or self.bias_may_hide
-
-  @property
-  def bias_may_hide(self) -> bool:
-    """Whether there is a bias that may be -inf."""
-    return self.bias is not None and self.bias.may_hide
+    bias_may_hide = self.bias is not None and self.bias.may_hide
+    return self.mask is not None or bias_may_hide
 
   @property
   def has_known_sizes(self) -> bool:

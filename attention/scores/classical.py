@@ -60,13 +60,17 @@ def _check_weight(weight, name, tokens, tokens_name):
   check_leading(**{tokens_name: tokens, name: weight})
 
 
-class DotProduct(Score):
-  """A score that is a dot product of mapped tokens."""
+class ClassicalScore(Score):
+  """A score that is finite, with its derivatives, for finite tokens."""
 
   @property
   def is_finite(self):
     # A class of the user may hide keys.
     return type(self).__module__ == __name__
+
+
+class DotProduct(ClassicalScore):
+  """A score that is a dot product of mapped tokens."""
 
   def pair(self, query, key):
     features = query.shape[-1]
@@ -178,15 +182,10 @@ def _direction_jvp(primals, tangents):
   return direction, (tangent - direction * along) * (inverse / size)
 
 
-class AdditiveProduct(Score):
+class AdditiveProduct(ClassicalScore):
   """A score v . tanh(q' + k') of mapped tokens."""
 
   score_weight: Shaped[jax.Array, "... A"]
-
-  @property
-  def is_finite(self):
-    # A class of the user may hide keys.
-    return type(self).__module__ == __name__
 
   def pair(self, query, key):
     size = query.shape[-1]

@@ -52,9 +52,31 @@ def with_mapped_keys(score: Score) -> Score:
   return MappedKeys(score)
 
 
+class OfEachScore(Wrapper):
+  """A function of each score alone; hidden keys stay hidden."""
+
+  @property
+  def is_finite(self):
+    return self.score.is_finite
+
+  def changed(self, scores: jax.Array) -> jax.Array:
+    """Scores [..., t, s], none of them -inf, to scores of that shape."""
+    raise NotImplementedError
+
+  def pair_at(self, query, key, positions):
+    scores = self.score.pair_at(query, key, positions)
+    if self.is_finite:
+      return self.changed(scores)
+    # The derivative of the function at -inf may be infinite.
+    hidden = scores == -jnp.inf
+    changed = self.changed(jnp.where(hidden, 0.0, scores))
+    hidden, changed = axes.aligned(hidden, changed)
+    return jnp.where(hidden, -jnp.inf, changed)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class SoftCap(Wrapper):
+class SoftCap(OfEachScore):
   """cap * tanh(score / cap), which lies between -cap and cap.
 
   See "Gemma 2: Improving Open Language Models at a Practical Size", Gemma Team,
@@ -74,21 +96,14 @@ class SoftCap(Wrapper):
 
   cap: float | Shaped[jax.Array, "..."] = dataclasses.field(metadata=SCALAR)
 
-  @property
-  def is_finite(self):
-    return self.score.is_finite
-
-  def pair_at(self, query, key, positions):
-    scores = self.score.pair_at(query, key, positions)
+  def changed(self, scores):
     scores, cap = _with_scalar(scores, self.cap)
-    return _where_finite(
-      self.score, lambda scores: cap * jnp.tanh(scores / cap), scores
-    )
+    return cap * jnp.tanh(scores / cap)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Temperature(Wrapper):
+class Temperature(OfEachScore):
   """score / temperature, with a temperature for each head.
 
   Attributes:
@@ -108,16 +123,9 @@ class Temperature(Wrapper):
     metadata=SCALAR
   )
 
-  @property
-  def is_finite(self):
-    return self.score.is_finite
-
-  def pair_at(self, query, key, positions):
-    scores = self.score.pair_at(query, key, positions)
+  def changed(self, scores):
     scores, temperature = _with_scalar(scores, self.temperature)
-    return _where_finite(
-      self.score, lambda scores: scores / temperature, scores
-    )
+    return scores / temperature
 
 
 @jax.tree_util.register_dataclass
@@ -179,15 +187,6 @@ class QueryKeyNorm(Wrapper):
       wide, gain = axes.aligned(wide, jnp.asarray(gain)[..., None, :])
       wide = wide * gain
     return wide.astype(tokens.dtype)
-
-
-def _where_finite(score, function, scores):
-  """function(scores) of a score; hidden keys stay at -inf."""
-  if score.is_finite:
-    return function(scores)
-  # The derivative of the function at -inf may be infinite.
-  hidden = scores == -jnp.inf
-  return jnp.where(hidden, -jnp.inf, function(jnp.where(hidden, 0.0, scores)))
 
 
 def _with_scalar(scores, scalar):
