@@ -154,6 +154,21 @@ class Block:
     return down(self.problem.cast(tile, BY_COLUMN), TILE)
 
 
+def _write(
+  block: Block, results: Mapping[str, Any], outputs: Mapping[str, Output]
+) -> None:
+  """Copies the results of a block to the device's memory."""
+  written = {
+    name: block.staged(tile) if outputs[name].axes is Axes.STAGED else tile
+    for name, tile in block.results.items()
+  }
+  plgpu.commit_smem()
+  for name, ref in results.items():
+    place = block.place(ref, outputs[name].axes, block.row * SIDE)
+    plgpu.copy_smem_to_gmem(written[name], place)
+  plgpu.wait_smem_to_gmem(0)
+
+
 def launch(
   problem: Any,
   compute: Callable[[Block], None],
@@ -195,15 +210,7 @@ def launch(
       )
       block.load(True, block.row * SIDE)
       compute(block)
-      written = {
-        name: block.staged(tile) if outputs[name].axes is Axes.STAGED else tile
-        for name, tile in result_tiles.items()
-      }
-      plgpu.commit_smem()
-      for name, ref in results.items():
-        place = block.place(ref, outputs[name].axes, block.row * SIDE)
-        plgpu.copy_smem_to_gmem(written[name], place)
-      plgpu.wait_smem_to_gmem(0)
+      _write(block, results, outputs)
 
     pl.run_scoped(
       scoped,
