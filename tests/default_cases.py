@@ -33,9 +33,10 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
   ),
   # No distance in the table, all of them, and some.
   "test_relative_products_of_small_tables_equal_a_look_up": (
-    "-400-True",
-    "-33-False",
-    "7-True",
+    "-400-9-True",
+    "-33-9-False",
+    "7-9-True",
+    "-70-2-False",
   ),
   "test_tiles_and_gradients_equal_the_dense_formula": (
     "local_p",

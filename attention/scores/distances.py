@@ -6,20 +6,18 @@ scores [t, s]; no array has D numbers for each pair. Tokens are multiplied strip
 by strip, so that a strip has few more distances than keys.
 """
 
-import functools
 import math
 
 import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.custom_transpose import with_transpose
 from attention.matmul import inner_products, products_with_columns
+from attention.scores.narrow_band import STRIP, is_narrow, narrow_band
 from attention.scores.skew import skewed
 
-# The tokens of a strip, of one whose distances are mostly beyond the ends of
-# the table, and the most strips that are multiplied at once.
-_STRIP, _NARROW, _MOST_STRIPS = 128, 32, 16
+# The tokens of a strip, and the most strips that are multiplied at once.
+_STRIP, _MOST_STRIPS = 128, 16
 
 
 def with_products(
@@ -81,10 +79,9 @@ def _looked_up(tokens, table, first, length) -> jax.Array:
 def _band(tokens, table, first, length: int) -> jax.Array:
   """The products with the vector of each distance, skewed."""
   number, size = tokens.shape[-2], table.shape[-2]
-  width = -(-(_NARROW + size - 2) // _NARROW) * _NARROW + _NARROW
-  is_narrow = number % _NARROW == length % _NARROW == 0 and 2 * width <= length
-  if is_narrow and number <= _MOST_STRIPS * _NARROW:
-    return _narrow_band(tokens, table, first, length, width)
+  if number <= _MOST_STRIPS * STRIP and is_narrow(number, length, size):
+    products = inner_products(*axes.aligned(tokens, table))
+    return narrow_band(length, first, products)
   strip = math.gcd(number, _STRIP)
   strip = strip if strip >= 16 else number
   firsts = _firsts(first, number, strip)
@@ -93,21 +90,6 @@ def _band(tokens, table, first, length: int) -> jax.Array:
   else:
     found = _of_many_strips(tokens, table, firsts, strip, length)
   return jnp.reshape(found, (*found.shape[:-3], number, length))
-
-
-def _narrow_band(tokens, table, first, length: int, width: int) -> jax.Array:
-  """`_band` where only `width` columns of a strip have vectors between ends."""
-  firsts = _firsts(first, tokens.shape[-2], _NARROW)
-  # The columns before `begins` have the first vector. Multiples of the size of
-  # a strip let the cotangents of ends be sums over whole strips of columns.
-  begins = (1 - _NARROW - firsts) // _NARROW * _NARROW
-  begins = jnp.clip(begins, 0, length - width)
-  found = _of_strips(tokens, table, firsts + begins, _NARROW, width)
-  ends = [
-    inner_products(*axes.aligned(tokens, table[..., end : end + 1, :]))
-    for end in (0, table.shape[-2] - 1)
-  ]
-  return _placed(length, begins, found, *ends)
 
 
 def _firsts(first, number: int, strip: int) -> jax.Array:
@@ -171,66 +153,3 @@ def _columns(table, firsts, number: int) -> jax.Array:
     ],
     axis=-3,
   )
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _placed(length, begins, found, low, high):
-  """Products [..., n, t, w] of strips at `begins`: [..., n t, length]."""
-  # The columns before have the values `low` [..., n t, 1], those after `high`.
-  return _place(length, begins, found, low, high)
-
-
-@_placed.defjvp
-def _placed_jvp(length, primals, tangents):
-  begins, found, *_ = primals
-  width = found.shape[-1]
-  tangent = with_transpose(
-    lambda residuals, arguments: [_place(length, *residuals, *arguments)],
-    lambda residuals, cotangents: _taken(width, *residuals, *cotangents),
-    [begins],
-    [*tangents[1:]],
-  )[0]
-  return _placed(length, *primals), tangent
-
-
-def _place(length, begins, found, low, high):
-  *leading, _, strip, _ = found.shape
-  is_low = (
-    jnp.arange(length, dtype=jnp.int32)[None]
-    < jnp.repeat(begins, strip, total_repeat_length=low.shape[-2])[:, None]
-  )
-  is_low = axes.with_rank(is_low, low.ndim)
-  scores = jnp.where(is_low, low, high)
-  for number, begin in enumerate(begins):
-    start = _start(len(leading), number * strip, begin)
-    part = found[..., number, :, :]
-    scores = jax.lax.dynamic_update_slice(scores, part, start)
-  return scores
-
-
-def _start(leading: int, row: int, column) -> list[jax.Array]:
-  return [jnp.asarray(n, jnp.int32) for n in (*(0,) * leading, row, column)]
-
-
-def _taken(width, begins, cotangent):
-  """The transpose of `_place`."""
-  *leading, number, length = cotangent.shape
-  strip = number // begins.size
-  parts = []
-  for index, begin in enumerate(begins):
-    start = _start(len(leading), index * strip, begin)
-    size = (*leading, strip, width)
-    parts.append(jax.lax.dynamic_slice(cotangent, start, size))
-  # XLA's CPU backend is slow to sum what it selects, and fast to sum an array.
-  shape = (*leading, begins.size, strip, length // strip, strip)
-  sums = jnp.sum(jnp.reshape(cotangent, shape), axis=-1)
-  starts = jnp.arange(0, length, strip, dtype=jnp.int32)[None, None]
-  begins = begins[:, None, None]
-
-  def of_end(chosen):
-    chosen = axes.with_rank(chosen, sums.ndim)
-    total = jnp.sum(jnp.where(chosen, sums, 0.0), axis=-1)
-    return jnp.reshape(total, (*leading, number, 1))
-
-  low, high = of_end(starts < begins), of_end(starts >= begins + width)
-  return [jnp.stack(parts, axis=-3), low, high]

@@ -12,21 +12,22 @@ from attention.custom_transpose import with_transpose
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def skewed(length, found):
   """[..., t, t + s] by distance, ascending, to [..., t, s] by key."""
-  return _skew(length, found)
+  return skew(length, found)
 
 
 @skewed.defjvp
 def _skewed_jvp(length, primals, tangents):
   tangent = with_transpose(
-    lambda _, arguments: [_skew(length, *arguments)],
-    lambda _, cotangents: [_unskewed(*cotangents)],
+    lambda _, arguments: [skew(length, *arguments)],
+    lambda _, cotangents: [unskewed(*cotangents)],
     [],
     [*tangents],
   )[0]
   return skewed(length, *primals), tangent
 
 
-def _skew(length, found):
+def skew(length, found):
+  """`skewed` in operations that JAX differentiates."""
   # Each row begins one entry earlier than the row before it, so that rows of
   # t + s - 1 entries of the flat array begin in one column.
   *leading, number, distances = found.shape
@@ -39,8 +40,8 @@ def _skew(length, found):
   return rows[..., :length]
 
 
-def _unskewed(cotangent):
-  """The transpose of `_skew`, [..., t, s] to [..., t, t + s]."""
+def unskewed(cotangent):
+  """The transpose of `skew`, [..., t, s] to [..., t, t + s]."""
   return jax.lax.platform_dependent(
     cotangent,
     # XLA pads entry by entry, with a division for each: a look-up is faster.
