@@ -1,7 +1,7 @@
 """Maps of tokens before the kernels for Hopper GPUs, and their derivatives.
 
 XLA computes a map, a product or a norm, in one kernel, but the transpose of a
-norm in several. A kernel that Pallas compiles by Triton computes that at once.
+norm in several. A kernel of this module computes that at once.
 """
 
 import functools
@@ -12,14 +12,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from attention.custom_transpose import with_kernel_as_transpose
 from attention.implementations.closure import (
   Program,
   without_captured,
 )
+from attention.implementations.pallas.hopper import row_functions
+from attention.implementations.pallas.hopper.row_functions import RowFunction
+from attention.implementations.pallas.hopper.tiles import SIDE
+from attention.implementations.pallas.operands import Unsupported
 from attention.scores import Score
 from attention.scores.base import Wrapper
 from attention.scores.classical import (
@@ -32,7 +34,6 @@ from attention.scores.classical import (
 )
 from attention.scores.wrappers import QueryKeyNorm
 
-_ROWS = 64  # of a block of the kernel
 # Scores whose mapped tokens have NaN or infinity if the tokens have: in some
 # feature, and in each one if they are projected.
 _KEEP_NAN = (Additive, Concat, Cosine, Dot, General, ScaledDot)
@@ -78,11 +79,10 @@ def mapped(
     chosen = [n for n, x in enumerate(moved) if type(x) is not SymbolicZero]
     if not chosen:
       return result, jnp.zeros_like(result)
+    pull_back = _pull_back(of_tile, arrays, chosen, is_masked)
     transpose = None
-    if of_tile is not None:
-      transpose = functools.partial(
-        _transpose, of_tile, chosen, is_masked, interpret
-      )
+    if pull_back is not None:
+      transpose = functools.partial(_transpose, pull_back, chosen, interpret)
     (tangent,) = with_kernel_as_transpose(
       functools.partial(_tangent, program, chosen, is_masked),
       transpose,
@@ -124,29 +124,49 @@ def _finite(tokens: jax.Array) -> jax.Array:
 def _tile_program(
   function: Callable, tokens: Any, captured: Sequence[Any]
 ) -> Program | None:
-  """A map of tokens [64, D] that the kernel transposes; None without one."""
+  """A map of a tile [64, D] of tokens; None for what the kernel lacks."""
   size = tokens.shape[-1]
-  count = math.prod(tokens.shape[:-1])
-  # Triton's arrays have powers of 2 as sizes.
-  if size & (size - 1) or count % _ROWS or any(x.ndim for x in captured):
+  is_of_tiles = math.prod(tokens.shape[:-1]) % SIDE == 0 and size in (64, 128)
+  if not is_of_tiles or any(each.ndim for each in captured):
     return None
-  tile = jax.ShapeDtypeStruct((_ROWS, size), tokens.dtype)
+  tile = jax.ShapeDtypeStruct((SIDE, size), tokens.dtype)
   program, own = without_captured(function, tile)
   is_same = len(own) == len(captured) and all(map(_is, own, captured))
-  names = {each.primitive.name for each in program.jaxpr.eqns}
-  if not names or not is_same or "dot_general" in names:
-    return None
-  return program
+  return program if program.jaxpr.eqns and is_same else None
 
 
 def _is(one: Any, other: Any) -> bool:
   return one is other
 
 
-def _transpose(
-  program: Program,
+def _pull_back(
+  program: Program | None,
+  arrays: Sequence[jax.Array],
   chosen: Sequence[int],
   is_masked: bool,
+) -> RowFunction | None:
+  """The transposed map of a tile; None for what the kernel lacks."""
+  if program is None:
+    return None
+  tokens, *captured = arrays
+  tile = jax.ShapeDtypeStruct((SIDE, tokens.shape[-1]), tokens.dtype)
+  result = jax.eval_shape(program, captured, tile)
+
+  def pull_back(tile, of_result, *numbers):
+    values = [_finite(tile) if is_masked else tile, *numbers]
+    moved = functools.partial(_moved, program, chosen, values)
+    return jax.vjp(moved, *(values[n] for n in chosen))[1](of_result)
+
+  shapes = [jax.ShapeDtypeStruct((), each.dtype) for each in captured]
+  try:
+    return row_functions.traced(pull_back, [tile, result, *shapes])
+  except Unsupported:
+    return None
+
+
+def _transpose(
+  pull_back: RowFunction,
+  chosen: Sequence[int],
   interpret: Any,
   arrays: Sequence[jax.Array],
   cotangents: Sequence[jax.Array],
@@ -154,39 +174,19 @@ def _transpose(
   """The cotangents of tokens and of captured numbers, by a kernel."""
   tokens, *numbers = arrays
   (cotangent,) = cotangents
-  size = tokens.shape[-1]
-  count = math.prod(tokens.shape[:-1]) // _ROWS
-  rows = pl.BlockSpec((_ROWS, size), lambda n: (n, 0))
-  number = pl.BlockSpec((1,), lambda n: (0,))
-  part = pl.BlockSpec((1,), lambda n: (n,))
-
-  def transpose(*refs):
-    tile, of_result, *others = (ref[...] for ref in refs[: 2 + len(numbers)])
-    tile = _finite(tile) if is_masked else tile
-    values = [tile, *(x.reshape(y.shape) for x, y in zip(others, numbers))]
-    moved = functools.partial(_moved, program, chosen, values)
-    pull_back = jax.vjp(moved, *(values[n] for n in chosen))[1]
-    for ref, each in zip(refs[2 + len(numbers) :], pull_back(of_result)):
-      ref[...] = each.reshape(ref.shape).astype(ref.dtype)
-
-  shapes = {0: jax.ShapeDtypeStruct((count * _ROWS, size), tokens.dtype)}
-  results = pl.pallas_call(
-    transpose,
-    grid=(count,),
-    in_specs=[rows, rows, *[number] * len(numbers)],
-    out_specs=[part if n else rows for n in chosen],
-    out_shape=[
-      shapes.get(n, jax.ShapeDtypeStruct((count,), arrays[n].dtype))
-      for n in chosen
-    ],
-    compiler_params=triton.CompilerParams(num_warps=4),
-    interpret=bool(interpret),
-  )(
-    tokens.reshape(-1, size),
-    cotangent.reshape(-1, size),
-    *(each.reshape(1) for each in numbers),
+  count = math.prod(tokens.shape[:-1])
+  of_tokens = jax.ShapeDtypeStruct((count, tokens.shape[-1]), tokens.dtype)
+  parts = jax.ShapeDtypeStruct((count // SIDE,), jnp.float32)
+  results = row_functions.call(
+    pull_back,
+    [each.reshape(count, each.shape[-1]) for each in (tokens, cotangent)],
+    [each.reshape(1) for each in numbers],
+    [parts if place else of_tokens for place in chosen],
+    interpret,
   )
   return [
-    (jnp.sum(each) if place else each).reshape(arrays[place].shape)
+    (jnp.sum(each) if place else each)
+    .reshape(arrays[place].shape)
+    .astype(arrays[place].dtype)
     for place, each in zip(chosen, results)
   ]

@@ -8,7 +8,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention import attend, biases, masks, scores
 from attention.implementations import Pallas
-from attention.implementations.pallas.hopper import token_maps
+from attention.implementations.pallas.hopper import row_functions
 from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
 
@@ -267,13 +267,13 @@ def test_one_kernel_transposes_a_norm(name, mask, monkeypatch):
   tokens = arrays((2, 64, 64), (2, 128, 64), (2, 128, 64))
   if mask is not None:
     tokens[1] = tokens[1].at[:, 66, 3].set(jnp.inf)
-  call, calls = token_maps.pl.pallas_call, []
+  call, calls = row_functions.call, []
 
   def count(*arguments, **options):
     calls.append(arguments)
     return call(*arguments, **options)
 
-  monkeypatch.setattr(token_maps.pl, "pallas_call", count)
+  monkeypatch.setattr(row_functions, "call", count)
   options = CASES[name] | {"mask": mask}
   got = results(INTERPRETED, tokens, **options)
   assert len(calls) == 2

@@ -1,0 +1,214 @@
+"""Functions of single tokens in the kernels for Hopper GPUs.
+
+A function is traced outside of a kernel, for a tile of 64 tokens. The kernel
+evaluates its operations on tiles [64, D], on numbers of tokens [64], and on
+numbers of all tokens.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.extend.core import Jaxpr
+
+from attention.implementations.pallas.functions import (
+  apply_primitive,
+  interpret,
+)
+from attention.implementations.pallas.hopper.pairs import inlined
+from attention.implementations.pallas.hopper.tiles import (
+  SIDE,
+  WGMMA,
+  across,
+)
+from attention.implementations.pallas.operands import Unsupported
+
+# Operations that the compiler of kernels has.
+_ELEMENTWISE = frozenset(
+  re.findall(
+    r"\w+",
+    """
+    abs add add_any and div eq exp exp2 ge gt integer_pow le log logistic lt max
+    min mul ne neg not or rsqrt select_n sign square sub tanh xor
+    """,
+  )
+)
+_REDUCTIONS: dict[str, Callable] = {
+  "reduce_sum": jnp.sum,
+  "reduce_max": jnp.max,
+}
+_SHAPES = frozenset(["broadcast_in_dim", "reshape", "squeeze"])
+_SAME = frozenset(["copy", "stop_gradient"])
+_OPERATIONS = {
+  *(*_ELEMENTWISE, *_REDUCTIONS, *_SHAPES, *_SAME),
+  "convert_element_type",
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowFunction:
+  """A traced function of tiles [64, D] and numbers."""
+
+  jaxpr: Jaxpr
+
+  def __call__(self, *arguments: Any) -> list[jax.Array]:
+    """The results: tiles, and for each number its parts [64]."""
+    results = interpret(self.jaxpr, [], arguments, _apply)
+    outputs: Sequence[Any] = self.jaxpr.outvars
+    return [
+      each.array if isinstance(each, _Parts) else _spread(each, own.aval.shape)
+      for each, own in zip(results, outputs)
+    ]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Parts:
+  """A number as the sum of an array [64]."""
+
+  array: jax.Array
+
+
+def traced(
+  function: Callable, arguments: Sequence[jax.ShapeDtypeStruct]
+) -> RowFunction:
+  """Traces a function of tiles and numbers, or raises `Unsupported`."""
+  closed = inlined(function, *arguments)
+  if closed.consts:
+    raise Unsupported("has no other arrays in functions of tokens")
+  result = RowFunction(closed.jaxpr)
+  wide = [jax.ShapeDtypeStruct(each.shape, jnp.float32) for each in arguments]
+  jax.eval_shape(result, *wide)
+  return result
+
+
+def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+  """The results of an operation; numbers have 32 bits."""
+  name, parameters = equation.primitive.name, equation.params
+  if name not in _OPERATIONS:
+    raise Unsupported(f"does not support the operation {name} of a token")
+  source = equation.invars[0].aval.shape
+  shape = equation.outvars[0].aval.shape
+  if name == "convert_element_type":
+    return [_converted(inputs[0], parameters["new_dtype"])]
+  is_number = all(size == 1 for size in source)
+  if name in _SAME or (is_number and name in _REDUCTIONS):
+    return inputs
+  if name in _SHAPES:
+    if not _keeps_tokens(source, shape, parameters):
+      raise Unsupported(f"has no {name} from {source} to {shape} of a token")
+    return inputs[:1]
+  if any(isinstance(each, _Parts) for each in inputs):
+    raise Unsupported("has no functions of all tokens")
+  if name in _REDUCTIONS:
+    of_rows = _spread(inputs[0], source)
+    if of_rows.ndim == 2:
+      of_rows = _REDUCTIONS[name](of_rows, axis=1)
+    if shape[:1] == (SIDE,) and 0 not in parameters["axes"]:
+      return [of_rows]
+    if shape in [(), (1,), (1, 1)] and name == "reduce_sum":
+      return [_Parts(of_rows)]
+    raise Unsupported(f"has no {name} from {source} to {shape} of tokens")
+  rank = max(map(jnp.ndim, inputs))
+  spread = shape if rank == 2 else (SIDE,) * rank
+  inputs = [_spread(_wide(each), spread) for each in inputs]
+  if name == "add_any":
+    return [jax.lax.add(*inputs)]
+  return apply_primitive(equation, inputs)
+
+
+def _wide(value: Any) -> Any:
+  return _converted(value, jnp.result_type(value))
+
+
+def _converted(value: Any, dtype: Any) -> Any:
+  is_float = jnp.issubdtype(dtype, jnp.floating)
+  dtype = jnp.float32 if is_float else dtype
+  if isinstance(value, _Parts):
+    return _Parts(value.array.astype(dtype))
+  return jnp.asarray(value).astype(dtype)
+
+
+def _keeps_tokens(source, shape, parameters) -> bool:
+  """Whether an operation between shapes leaves each token its numbers."""
+  if all(size == 1 for size in source):
+    return True  # a number
+  if shape[:1] != (SIDE,) or source[0] != SIDE:
+    return False
+  is_first = parameters.get("broadcast_dimensions", (0,))[0] == 0
+  return is_first and (len(source) == 1 or source[1] in (1, *shape[1:]))
+
+
+def _spread(value: Any, shape: Sequence[int]) -> jax.Array:
+  """Numbers of tokens, or of all tokens, as an array of a shape."""
+  shape = shape[:1] if len(shape) == 2 and shape[1] == 1 else shape
+  if jnp.shape(value) == tuple(shape):
+    return value
+  if jnp.ndim(value) == 1:
+    return across(value, tuple(shape))
+  return jax.lax.broadcast_in_dim(value, tuple(shape), ())
+
+
+def call(
+  function: RowFunction,
+  tiles: Sequence[jax.Array],
+  numbers: Sequence[jax.Array],
+  results: Sequence[jax.ShapeDtypeStruct],
+  interpret: Any,
+) -> tuple[jax.Array, ...]:
+  """A kernel of a function of tokens [n, D]; results are [n, D] or [n / 64]."""
+
+  def run(*refs):
+    sources, refs = refs[: len(tiles)], refs[len(tiles) :]
+    given, targets = refs[: len(numbers)], refs[len(numbers) :]
+    block = jax.lax.axis_index("block")
+    rows = pl.ds(block * SIDE, SIDE)
+
+    def compute(loaded, made, barrier):
+      for source, tile in zip(sources, loaded):
+        plgpu.copy_gmem_to_smem(source.at[rows], tile, barrier)
+      plgpu.barrier_wait(barrier)
+      arguments = [each[...].astype(jnp.float32) for each in loaded]
+      if not interpret:
+        arguments = [plgpu.layout_cast(each, WGMMA) for each in arguments]
+      values = function(*arguments, *(each[0] for each in given))
+      for tile, target, value in zip(made, targets, values):
+        if tile is None:
+          target[block] = jnp.sum(value, axis=0)
+        else:
+          tile[...] = value.astype(tile.dtype)
+      plgpu.commit_smem()
+      for tile, target in zip(made, targets):
+        if tile is not None:
+          plgpu.copy_smem_to_gmem(tile, target.at[rows])
+      plgpu.wait_smem_to_gmem(0)
+
+    pl.run_scoped(
+      compute,
+      [_memory(each) for each in tiles],
+      [_memory(each) for each in results],
+      plgpu.Barrier(num_arrivals=len(tiles)),
+    )
+
+  kernel = plgpu.kernel(
+    run,
+    out_type=tuple(results),
+    grid=(tiles[0].shape[0] // SIDE,),
+    grid_names=("block",),
+    interpret=interpret or None,
+  )
+  return kernel(*tiles, *numbers)
+
+
+def _memory(array: Any) -> Any:
+  """Shared memory for the tokens of a block; None for one number."""
+  if array.ndim == 1:
+    return None
+  # Rows of 128 bytes, which are loaded in the layout of registers.
+  tiling = plgpu.TilingTransform((8, 128 // array.dtype.itemsize))
+  transforms = tiling, plgpu.SwizzleTransform(128)
+  return plgpu.SMEM((SIDE, array.shape[1]), array.dtype, transforms=transforms)
