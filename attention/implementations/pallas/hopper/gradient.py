@@ -62,7 +62,7 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
     scales = {}
     names = "tokens", "weight"
     of_channels = [results[name] for name in names if name in results]
-    _set_to_zero(problem, of_channels)
+    _set_to_zero(block, of_channels)
   for name in wanted:
     zeros = jnp.zeros((SIDE,), jnp.float32)
     results[name][...] = problem.cast(zeros, BY_ROW)
@@ -175,15 +175,15 @@ def _add_channels(block: Block, channels: int, of_scores: jax.Array) -> None:
       result[channel] = before + gradient
     return state
 
-  for_each_channel(channels, add, None)
+  for_each_channel(block, channels, add, None)
 
 
-def _set_to_zero(problem: Any, results: Sequence[Any]) -> None:
-  zeros = problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+def _set_to_zero(block: Block, results: Sequence[Any]) -> None:
+  zeros = block.problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
 
   def clear(channel, state):
     for each in results:
       each[channel] = zeros
     return state
 
-  for_each_channel(results[0].shape[0], clear, None)
+  for_each_channel(block, results[0].shape[0], clear, None)

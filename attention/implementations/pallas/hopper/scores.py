@@ -1,6 +1,5 @@
 """Scores of a tile in the kernels for Hopper GPUs."""
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -46,9 +45,17 @@ def tile_scores(
   places = _positions(block, starts)
   pull_back: PullBack = _unchanged
   if problem.changed is not None:
-    arguments = result, *_arguments(block, problem.changed, places)
-    result = problem.changed(*arguments)
-    pull_back = functools.partial(problem.changed.gradient, arguments)
+    if block.products is not None:
+      block.products[...] = result
+    arguments = _arguments(block, problem.changed, places)
+    result = problem.changed(result, *arguments)
+
+    def pull_back(cotangents, name):
+      # Registers are scarce, so products are kept in shared memory.
+      products = problem.cast(block.products[...], WGMMA)
+      arguments = products, *_arguments(block, problem.changed, places)
+      return problem.changed.gradient(arguments, cotangents, name)
+
   if with_nan:
     result = result + of_nan
   if problem.bias is not None:
@@ -86,12 +93,16 @@ def _sum_of_channels(block: Block, channels: int) -> jax.Array:
     return sums + block.problem.channels.term(block, channel)
 
   zeros = block.problem.cast(jnp.zeros(TILE, jnp.float32), WGMMA)
-  return for_each_channel(channels, add, zeros)
+  return for_each_channel(block, channels, add, zeros)
 
 
-def for_each_channel(channels: int, body: Callable, state: Any) -> Any:
-  """The state after body(channel, state), with four in an iteration."""
-  count = 4 if channels % 4 == 0 else 1
+def for_each_channel(
+  block: Block, channels: int, body: Callable, state: Any
+) -> Any:
+  """The state after body(channel, state), with several in an iteration."""
+  # With a mask, the kernel of keys has too few registers for four.
+  count = 2 if block.are_keys_own and block.problem.is_masked else 4
+  count = count if channels % count == 0 else 1
 
   def several(number, state):
     for offset in range(count):

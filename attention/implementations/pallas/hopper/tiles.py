@@ -22,6 +22,11 @@ TILE = (SIDE, SIDE)
 WGMMA = plgpu.Layout.WGMMA
 BY_ROW, BY_COLUMN = WGMMA.reduce(1), WGMMA.reduce(0)
 _TRANSPOSED = plgpu.Layout.WGMMA_TRANSPOSED
+_FLOATS = plgpu.SMEM(
+  TILE,
+  jnp.float32,
+  transforms=(plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128)),
+)
 _SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
 
@@ -62,6 +67,7 @@ class Block:
   tiles: Mapping[str, Any]
   results: Mapping[str, Any]
   factors: Sequence[Any]  # tiles of numbers of pairs, as factors of products
+  products: Any  # a tile of scores before wrappers change them, for gradients
   barriers: Sequence[Any]
   staging: Any  # a tile of staged tokens before its transposition
   row: jax.Array  # of tiles
@@ -194,7 +200,7 @@ def launch(
     }
     others = sum(each.of_keys is (not are_keys_own) for each in loaded.values())
 
-    def scoped(tiles, result_tiles, factors, barriers, staging):
+    def scoped(tiles, result_tiles, factors, products, barriers, staging):
       block = Block(
         problem,
         are_keys_own,
@@ -203,6 +209,7 @@ def launch(
         tiles,
         result_tiles,
         factors,
+        products,
         barriers,
         staging,
         jax.lax.axis_index("row"),
@@ -218,6 +225,7 @@ def launch(
       {name: _tile(ref, outputs[name].axes) for name, ref in results.items()},
       [plgpu.SMEM(TILE, inputs["value"].array.dtype, transforms=_SWIZZLED)]
       * num_factors,
+      _FLOATS if num_factors > 1 and problem.changed is not None else None,
       [
         plgpu.Barrier(num_arrivals=others),
         plgpu.Barrier(num_arrivals=len(loaded) - others),

@@ -41,6 +41,51 @@ def test_loops_are_found_in_machine_code():
   assert list(loops(text)) == [{"MUFU.TANH": 1, "FADD": 1, "BRA": 1}]
 
 
+def compiled(case, folder):
+  """Compiles a case, and writes the reports and the code of its kernels."""
+  try:
+    TARGETS["h100"].check_installed()
+  except UserError as error:
+    pytest.skip(str(error))
+  dump = {
+    "MOSAIC_GPU_DUMP_SASS": "1",
+    "MOSAIC_GPU_DUMP_PTXAS": "1",
+    "MOSAIC_GPU_DUMP_TO": str(folder),
+  }
+  subprocess.run(
+    [
+      *(sys.executable, "-m", "benchmarks.accelerators", "--target=h100"),
+      *(f"--only={case}", "--document=", f"--json={folder}"),
+    ],
+    check=True,
+    env={**os.environ, **dump, "XLA_FLAGS": ""},
+  )
+
+
+def check_no_spills(folder, kernels):
+  reports = [*folder.glob("*.ptxas")]
+  assert len(reports) == kernels
+  for report in reports:
+    assert "0 bytes spill stores, 0 bytes spill loads" in report.read_text()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+  "case",
+  [
+    "scaled_dot/causal",
+    "soft_cap/causal",
+    "qk_norm/padding",
+    "additive/padding",
+    "concat/window",
+  ],
+)
+def test_kernels_of_gradients_keep_no_registers_in_memory(tmp_path, case):
+  compiled(f"pallas/{case}/gradient", tmp_path)
+  # Two more kernels transpose the maps of a norm.
+  check_no_spills(tmp_path, 5 if "norm" in case else 3)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
   ("derivative", "kernels", "limit"), [("forward", 1, 3), ("gradient", 3, 8)]
@@ -49,28 +94,8 @@ def test_additive_score_costs_one_hyperbolic_tangent_and_few_others(
   tmp_path, derivative, kernels, limit
 ):
   """For each pair and channel, without registers in the device's memory."""
-  try:
-    TARGETS["h100"].check_installed()
-  except UserError as error:
-    pytest.skip(str(error))
-  dump = {
-    "MOSAIC_GPU_DUMP_SASS": "1",
-    "MOSAIC_GPU_DUMP_PTXAS": "1",
-    "MOSAIC_GPU_DUMP_TO": str(tmp_path),
-  }
-  subprocess.run(
-    [
-      *(sys.executable, "-m", "benchmarks.accelerators", "--target=h100"),
-      *(f"--only=pallas/additive/none/{derivative}", "--document="),
-      f"--json={tmp_path}",
-    ],
-    check=True,
-    env={**os.environ, **dump, "XLA_FLAGS": ""},
-  )
-  reports = [*tmp_path.glob("*.ptxas")]
-  assert len(reports) == kernels
-  for report in reports:
-    assert "0 bytes spill stores, 0 bytes spill loads" in report.read_text()
+  compiled(f"pallas/additive/none/{derivative}", tmp_path)
+  check_no_spills(tmp_path, kernels)
   for code in tmp_path.glob("*.sass*"):
     of_channels = [
       loop for loop in loops(code.read_text()) if loop["MUFU.TANH"]
