@@ -2,10 +2,13 @@
 
 A tile's queries and keys are consecutive, so it has t + s - 1 distances and not
 t s. A product with one vector for each distance, [t, t + s], is skewed to the
-scores [t, s]; no array has D numbers for each pair. Tokens are multiplied strip
-by strip, so that a strip has few more distances than keys.
+scores [t, s]; no array has D numbers for each pair. On CPUs tokens are
+multiplied strip by strip, so that a strip has few more distances than keys. On
+GPUs and TPUs they are multiplied with the whole table, and pairs look up their
+products.
 """
 
+import functools
 import math
 
 import jax
@@ -13,6 +16,7 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.matmul import inner_products, products_with_columns
+from attention.scores.look_up import entries, looked_up
 from attention.scores.narrow_band import STRIP, is_narrow, narrow_band
 from attention.scores.skew import skewed
 
@@ -35,25 +39,42 @@ def with_products(
       token that it is paired with.
     by_key: tokens are keys: adds key_j . table[first + s - 1 - j + i].
   """
-
-  def in_order(found):
-    return jnp.swapaxes(found, -1, -2) if by_key else found
-
-  number, size = tokens.shape[-2], table.shape[-2]
-  length = in_order(scores).shape[-1]
-  if not (isinstance(number, int) and isinstance(length, int)):
-    return _sum(scores, in_order(_looked_up(tokens, table, first, length)))
   first = jnp.asarray(first, jnp.int32)
-  scores, tokens, table, first = axes.varying_alike(
-    [scores, tokens, table, first]
+  arrays = axes.varying_alike([scores, tokens, table, first])
+  sizes = *scores.shape[-2:], *tokens.shape[-2:]
+  if not all(isinstance(size, int) for size in sizes):
+    return _by_look_up(entries, by_key, *arrays)
+  return jax.lax.platform_dependent(
+    *arrays,
+    cpu=functools.partial(_in_strips, by_key),
+    default=functools.partial(_by_look_up, looked_up, by_key),
   )
+
+
+def _by_look_up(look_up, by_key, scores, tokens, table, first) -> jax.Array:
+  """`with_products`, by a product with all vectors of the table."""
+  products = inner_products(*axes.aligned(tokens, table))
+  length = _in_order(by_key, scores).shape[-1]
+  return _sum(scores, _in_order(by_key, look_up(length, first, products)))
+
+
+def _in_order(by_key: bool, found) -> jax.Array:
+  """Queries before keys."""
+  return jnp.swapaxes(found, -1, -2) if by_key else found
+
+
+def _in_strips(by_key, scores, tokens, table, first) -> jax.Array:
+  """`with_products`, with a product for each distance of a strip."""
+  number, size = tokens.shape[-2], table.shape[-2]
+  length = _in_order(by_key, scores).shape[-1]
+  in_order = functools.partial(_in_order, by_key)
   is_low, is_high = first + number + length - 2 <= 0, first >= size - 1
 
   low, high = table[..., :1, :], table[..., -1:, :]
   end = jnp.where(is_low, low, jnp.where(is_high, high, 0.0))
   ends = inner_products(*axes.aligned(tokens, end))
   # A sum after the `cond` would read the transposed products twice, entry by
-  # entry, on CPUs. So would a sum after a product of `end` in the first branch.
+  # entry. So would a sum after a product of `end` in the first branch.
   return jax.lax.cond(
     is_low | is_high,
     lambda: _sum(scores, in_order(ends)),
@@ -64,16 +85,6 @@ def with_products(
 def _sum(left, right) -> jax.Array:
   left, right = axes.aligned(left, right)
   return left + right
-
-
-def _looked_up(tokens, table, first, length) -> jax.Array:
-  """The products with the vector of each distance, for symbolic sizes."""
-  number = tokens.shape[-2]
-  ascending = jnp.arange(length)[None] - jnp.arange(number)[:, None]
-  places = jnp.clip(ascending + (first + number - 1), 0, table.shape[-2] - 1)
-  found = inner_products(*axes.aligned(tokens, table))
-  places = jnp.broadcast_to(places, (*found.shape[:-1], length))
-  return jnp.take_along_axis(found, places, axis=-1)
 
 
 def _band(tokens, table, first, length: int) -> jax.Array:

@@ -42,24 +42,7 @@ def skew(length, found):
 
 def unskewed(cotangent):
   """The transpose of `skew`, [..., t, s] to [..., t, t + s]."""
-  return jax.lax.platform_dependent(
-    cotangent,
-    # XLA pads entry by entry, with a division for each: a look-up is faster.
-    cpu=_unskewed_by_index,
-    default=_unskewed_by_padding,
-  )
-
-
-def _unskewed_by_padding(cotangent):
-  *leading, number, length = cotangent.shape
-  none = [(0, 0)] * len(leading)
-  rows = jnp.pad(cotangent, [*none, (0, 0), (0, number - 1)])
-  flat = jnp.reshape(rows, (*leading, -1))
-  flat = jnp.pad(flat, [*none, (number - 1, 1)])
-  return jnp.reshape(flat, (*leading, number, number + length))
-
-
-def _unskewed_by_index(cotangent):
+  # XLA pads entry by entry, with a division for each: a look-up is faster.
   *leading, number, length = cotangent.shape
   row = jnp.arange(number, dtype=jnp.int32)[:, None]
   column = jnp.arange(number + length, dtype=jnp.int32)[None]

@@ -21,7 +21,7 @@ from attention import (
 from attention.grouped_query import attend_heads
 from attention.implementations.blockwise import Blockwise
 from attention.ring import arrange, restore
-from attention.scores import distances, skew
+from attention.scores import distances, look_up, skew
 from tests.attention.comparison import close, jitted, wide
 from tests.attention.matrix import sampled
 from tests.attention.oracle import draw, loop_attend
@@ -592,6 +592,10 @@ def test_relative_products_of_small_tables_equal_a_look_up(first, size, by_key):
         scores, tokens, table, first, by_key=by_key
       )
 
+    def on_accelerators(tokens, table, scores):
+      arguments = scores, tokens, table, jnp.int32(first)
+      return distances._by_look_up(look_up.looked_up, by_key, *arguments)
+
     def looked_up(tokens, table, scores):
       products = jnp.einsum("btd,tsd->bts", tokens, table[numbers])
       return scores + (jnp.swapaxes(products, 1, 2) if by_key else products)
@@ -605,15 +609,15 @@ def test_relative_products_of_small_tables_equal_a_look_up(first, size, by_key):
       directions = tangents, table, cotangent
       return function(*point), *jax.jvp(gradient, point, directions)
 
-    close(
-      *(jax.jit(derivatives, static_argnums=0)(f) for f in (found, looked_up))
+    of_strips, of_look_up, expected = (
+      jax.jit(derivatives, static_argnums=0)(each)
+      for each in (found, on_accelerators, looked_up)
     )
+    close(of_strips, expected)
+    close(of_look_up, expected)
 
 
-@pytest.mark.parametrize(
-  "unskewed", [skew._unskewed_by_index, skew._unskewed_by_padding]
-)
-def test_unskewed_is_the_transpose_of_the_skew(unskewed):
+def test_unskewed_is_the_transpose_of_the_skew():
   found, cotangent = as_arrays(draw(1, (2, 5, 12), (2, 5, 7)), jnp.float32)
   _, pull = jax.vjp(lambda found: skew.skew(7, found), found)
-  np.testing.assert_array_equal(unskewed(cotangent), pull(cotangent)[0])
+  np.testing.assert_array_equal(skew.unskewed(cotangent), pull(cotangent)[0])
