@@ -6,6 +6,7 @@ numbers of all tokens.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +29,7 @@ from attention.implementations.pallas.hopper.tiles import (
 )
 from attention.implementations.pallas.operands import Unsupported
 
-# Operations that the compiler of kernels has.
+# Operations of the compiler of kernels, and `add_any`, which is an addition.
 _ELEMENTWISE = frozenset(
   re.findall(
     r"\w+",
@@ -61,8 +62,7 @@ class RowFunction:
     results = interpret(self.jaxpr, [], arguments, _apply)
     outputs: Sequence[Any] = self.jaxpr.outvars
     return [
-      each.array if isinstance(each, _Parts) else _spread(each, own.aval.shape)
-      for each, own in zip(results, outputs)
+      _result(each, own.aval.shape) for each, own in zip(results, outputs)
     ]
 
 
@@ -71,6 +71,12 @@ class _Parts:
   """A number as the sum of an array [64]."""
 
   array: jax.Array
+
+
+def _result(value: Any, shape: Sequence[int]) -> jax.Array:
+  if isinstance(value, _Parts) != (math.prod(shape) == 1):
+    raise Unsupported("has no numbers that are not sums over tokens")
+  return value.array if isinstance(value, _Parts) else _spread(value, shape)
 
 
 def traced(
@@ -99,7 +105,10 @@ def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
   if name in _SAME or (is_number and name in _REDUCTIONS):
     return inputs
   if name in _SHAPES:
-    if not _keeps_tokens(source, shape, parameters):
+    is_sum = isinstance(inputs[0], _Parts)
+    if not _keeps_tokens(source, shape, parameters) or (
+      is_sum and math.prod(shape) > 1
+    ):
       raise Unsupported(f"has no {name} from {source} to {shape} of a token")
     return inputs[:1]
   if any(isinstance(each, _Parts) for each in inputs):
@@ -127,20 +136,24 @@ def _wide(value: Any) -> Any:
 
 def _converted(value: Any, dtype: Any) -> Any:
   is_float = jnp.issubdtype(dtype, jnp.floating)
-  dtype = jnp.float32 if is_float else dtype
   if isinstance(value, _Parts):
-    return _Parts(value.array.astype(dtype))
-  return jnp.asarray(value).astype(dtype)
+    if not is_float:
+      raise Unsupported("has no sums over tokens that are rounded")
+    return value
+  return jnp.asarray(value).astype(jnp.float32 if is_float else dtype)
 
 
 def _keeps_tokens(source, shape, parameters) -> bool:
-  """Whether an operation between shapes leaves each token its numbers."""
-  if all(size == 1 for size in source):
+  """Whether an operation between shapes moves no numbers between tokens."""
+  if len(shape) > 2 or len(source) > 2:
+    return False
+  if math.prod(source) == 1:
     return True  # a number
   if shape[:1] != (SIDE,) or source[0] != SIDE:
     return False
-  is_first = parameters.get("broadcast_dimensions", (0,))[0] == 0
-  return is_first and (len(source) == 1 or source[1] in (1, *shape[1:]))
+  axes = parameters.get("broadcast_dimensions", range(len(source)))
+  is_in_order = tuple(axes) == tuple(range(len(source)))
+  return is_in_order and (len(source) == 1 or source[1] in (1, *shape[1:]))
 
 
 def _spread(value: Any, shape: Sequence[int]) -> jax.Array:

@@ -57,8 +57,17 @@ def test_a_kernel_transposes_a_function_of_rows():
     lambda tokens: tokens / jnp.sum(jnp.square(tokens)),
     lambda tokens: jnp.cumsum(tokens, axis=-1),
     lambda tokens: tokens + np.ones((1, 64)),
+    lambda tokens: jnp.broadcast_to(jnp.sum(tokens), (64, 64)),
+    lambda tokens: jnp.sum(tokens).astype(jnp.int32),
+    lambda tokens: jnp.exp(tokens[..., None])[..., 0],
+    lambda tokens: tokens.reshape(64, 1, 64),
+    lambda tokens: jnp.float32(0.0),
+    lambda tokens: jnp.max(tokens),
   ],
-  ids=["tokens", "iota", "transposed", "all", "cumsum", "array"],
+  ids=[
+    *("tokens", "iota", "transposed", "all", "cumsum", "array", "spread sum"),
+    *("rounded sum", "three axes", "reshaped", "number", "maximum"),
+  ],
 )
 def test_other_functions_are_refused(function):
   with pytest.raises(Unsupported):
