@@ -3,9 +3,9 @@
 A tile's queries and keys are consecutive, so it has t + s - 1 distances and not
 t s. A product with one vector for each distance, [t, t + s], is skewed to the
 scores [t, s]; no array has D numbers for each pair. On CPUs tokens are
-multiplied strip by strip, so that a strip has few more distances than keys. On
-GPUs and TPUs they are multiplied with the whole table, and pairs look up their
-products.
+multiplied strip by strip, so that a strip has few more distances than keys, or
+with the whole table if it is small. On GPUs and TPUs they are multiplied with
+the whole table, and pairs look up their products.
 """
 
 import functools

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention import axes
 from attention.custom_transpose import with_transpose
 from attention.scores.skew import skew, unskewed
 
@@ -86,7 +87,7 @@ def _place(length, first, products):
   low, high = products[..., :1], products[..., -1:]
   begins = jnp.repeat(strips.begins, STRIP, total_repeat_length=number)
   is_low = jnp.arange(length, dtype=jnp.int32)[None] < begins[:, None]
-  placed = jnp.where(_with_leading(is_low, leading), low, high)
+  placed = jnp.where(axes.with_rank(is_low, products.ndim), low, high)
 
   def place(n, placed):
     strip = _rows(products, n)
@@ -119,7 +120,7 @@ def _take(size, first, cotangent):
   begins = strips.begins[:, None, None]
 
   def of_end(chosen):
-    chosen = _with_leading(chosen, leading)
+    chosen = axes.with_rank(chosen, sums.ndim)
     total = jnp.sum(jnp.where(chosen, sums, 0.0), axis=-1)
     return jnp.reshape(total, (*leading, number, 1))
 
@@ -152,10 +153,6 @@ def _take(size, first, cotangent):
 def _rows(array, n):
   """The rows of strip n, [..., STRIP, columns]."""
   return jax.lax.dynamic_slice_in_dim(array, n * STRIP, STRIP, axis=-2)
-
-
-def _with_leading(array, leading):
-  return jnp.reshape(array, (1,) * len(leading) + array.shape)
 
 
 def _start(leading, row, column) -> list[jax.Array]:

@@ -154,7 +154,7 @@ class Problem:
       self.tiles,
       self._gradient_inputs(operands, tokens, rows),
       outputs,
-      num_factors=2,
+      of_gradients=True,
     )
     # Each query has a part of the gradient of a number, or of a channel's.
     parts = {name: jnp.sum(results[name], axis=-1) for name in names}
@@ -185,7 +185,7 @@ class Problem:
         "value": Output(values, Axes.TOKENS),
       },
       are_keys_own=True,
-      num_factors=2,
+      of_gradients=True,
     ).values()
     return _tokens_last(of_key, of_tokens), of_value
 

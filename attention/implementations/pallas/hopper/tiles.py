@@ -183,7 +183,7 @@ def launch(
   outputs: Mapping[str, Output],
   *,
   are_keys_own: bool = False,
-  num_factors: int = 1,
+  of_gradients: bool = False,
 ) -> dict[str, jax.Array]:
   """Runs a kernel: one block for each row of tiles and leading entry."""
 
@@ -224,8 +224,8 @@ def launch(
       {name: _tile(each.array, each.axes) for name, each in loaded.items()},
       {name: _tile(ref, outputs[name].axes) for name, ref in results.items()},
       [plgpu.SMEM(TILE, inputs["value"].array.dtype, transforms=_SWIZZLED)]
-      * num_factors,
-      _FLOATS if num_factors > 1 and problem.changed is not None else None,
+      * (2 if of_gradients else 1),
+      _FLOATS if of_gradients and problem.changed is not None else None,
       [
         plgpu.Barrier(num_arrivals=others),
         plgpu.Barrier(num_arrivals=len(loaded) - others),
