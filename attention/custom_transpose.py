@@ -49,6 +49,22 @@ def with_transpose(
   )
 
 
+def with_mutual_transpose(
+  function: Linear,
+  transpose: Linear,
+  residuals: list[jax.Array],
+  arguments: list[jax.Array],
+) -> list[jax.Array]:
+  """`with_transpose` for functions that are the transposes of each other."""
+  # Reverse mode of reverse mode then differentiates neither of them.
+  return with_transpose(
+    function,
+    functools.partial(with_mutual_transpose, transpose, function),
+    residuals,
+    arguments,
+  )
+
+
 def with_own_derivatives(
   function: Linear,
   transpose: Linear,

@@ -177,7 +177,10 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
   "test_axis_of_more_than_60_words_labels_every_nth": (),
   "test_dropout_depends_on_the_step_and_the_seed_only": (),
   "test_a_complete_run_reads_no_checkpoint_and_validates_once_at_its_end": (),
-  "test_a_run_with_each_positional_score": ("rnn-local_p-reverse",),
+  "test_a_run_with_each_positional_score": (
+    "rnn-local_p-reverse",
+    "transformer-local_p-reverse",
+  ),
   "test_special_tokens_have_the_indices_of_joeynmt": (),
   "test_a_run_with_each_change_of_the_scores": (),
   "test_a_run_with_each_normalizer": ("entmax-reverse-transformer",),

@@ -9,28 +9,18 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.custom_transpose import with_transpose
+from attention.custom_transpose import with_mutual_transpose
 
 
 def looked_up(length: int, first: jax.Array, products: jax.Array) -> jax.Array:
   """The entries of all pairs, whose transpose is a look-up too."""
   size = products.shape[-1]
-  # Each is the transpose of the other. JAX's transpose would be a scatter.
-  return with_transpose(
+  # JAX's transpose would be a scatter.
+  return with_mutual_transpose(
     lambda residuals, arguments: [entries(length, *residuals, *arguments)],
-    lambda residuals, cotangents: [_summed(size, *residuals, *cotangents)],
+    lambda residuals, arguments: [_sums(size, *residuals, *arguments)],
     [first],
     [products],
-  )[0]
-
-
-def _summed(size: int, first: jax.Array, cotangent: jax.Array) -> jax.Array:
-  length = cotangent.shape[-1]
-  return with_transpose(
-    lambda residuals, arguments: [_sums(size, *residuals, *arguments)],
-    lambda residuals, cotangents: [looked_up(length, *residuals, *cotangents)],
-    [first],
-    [cotangent],
   )[0]
 
 
@@ -43,7 +33,7 @@ def entries(length, first, products) -> jax.Array:
 
 
 def _numbers(number, length) -> jax.Array:
-  """T - 1 - i + j."""
+  """The numbers t - 1 - i + j of pairs, [t, s]."""
   rows = jnp.arange(number, dtype=jnp.int32)[:, None]
   return jnp.arange(length, dtype=jnp.int32)[None] + (number - 1 - rows)
 

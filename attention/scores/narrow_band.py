@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.custom_transpose import with_transpose
+from attention.custom_transpose import with_mutual_transpose
 from attention.scores.skew import skew, unskewed
 
 STRIP = 32  # the tokens of a strip
@@ -37,25 +37,11 @@ def narrow_band(length: int, first: jax.Array, products: jax.Array):
     products: of each token with each vector of the table.
   """
   size = products.shape[-1]
-  # Each is the transpose of the other, so derivatives of any order have no
-  # transposed loop.
-  return with_transpose(
+  return with_mutual_transpose(
     lambda residuals, arguments: [_place(length, *residuals, *arguments)],
-    lambda residuals, cotangents: [_transposed(size, *residuals, *cotangents)],
+    lambda residuals, arguments: [_take(size, *residuals, *arguments)],
     [first],
     [products],
-  )[0]
-
-
-def _transposed(size, first, cotangent):
-  length = cotangent.shape[-1]
-  return with_transpose(
-    lambda residuals, arguments: [_take(size, *residuals, *arguments)],
-    lambda residuals, cotangents: [
-      narrow_band(length, *residuals, *cotangents)
-    ],
-    [first],
-    [cotangent],
   )[0]
 
 

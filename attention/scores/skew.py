@@ -1,29 +1,20 @@
 """The skew of products by distance to products by key, and its transpose."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.custom_transpose import with_transpose
+from attention.custom_transpose import with_mutual_transpose
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def skewed(length, found):
+def skewed(length: int, found: jax.Array) -> jax.Array:
   """[..., t, t + s] by distance, ascending, to [..., t, s] by key."""
-  return skew(length, found)
-
-
-@skewed.defjvp
-def _skewed_jvp(length, primals, tangents):
-  tangent = with_transpose(
+  return with_mutual_transpose(
     lambda _, arguments: [skew(length, *arguments)],
-    lambda _, cotangents: [unskewed(*cotangents)],
+    lambda _, arguments: [unskewed(*arguments)],
     [],
-    [*tangents],
+    [found],
   )[0]
-  return skewed(length, *primals), tangent
 
 
 def skew(length, found):

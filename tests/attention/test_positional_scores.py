@@ -617,6 +617,33 @@ def test_relative_products_of_small_tables_equal_a_look_up(first, size, by_key):
     close(of_look_up, expected)
 
 
+def test_relative_products_of_several_starts_and_a_table_for_each_head():
+  with wide():
+    scores, tokens, table, cotangent = map(
+      jnp.asarray,
+      draw(2, (2, 64, 256), (2, 64, 4), (2, 9, 4), (2, 64, 256)),
+    )
+    firsts = jnp.array([-200, -70, -33, 60])
+
+    def looked_up(tokens, table, first):
+      numbers = first + 63 - jnp.arange(64)[:, None] + jnp.arange(256)[None]
+      vectors = table[:, jnp.clip(numbers, 0, 8)]
+      return scores + jnp.einsum("htd,htsd->hts", tokens, vectors)
+
+    def with_gradients(function, first):
+      found, pull = jax.vjp(
+        lambda tokens, table: function(tokens, table, first), tokens, table
+      )
+      return found, *pull(cotangent)
+
+    at_once = functools.partial(distances.with_products, scores)
+    got, expected = (
+      jax.jit(jax.vmap(functools.partial(with_gradients, each)))(firsts)
+      for each in (at_once, looked_up)
+    )
+    close(got, expected)
+
+
 def test_unskewed_is_the_transpose_of_the_skew():
   found, cotangent = as_arrays(draw(1, (2, 5, 12), (2, 5, 7)), jnp.float32)
   _, pull = jax.vjp(lambda found: skew.skew(7, found), found)

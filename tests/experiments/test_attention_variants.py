@@ -64,7 +64,6 @@ def test_a_run_with_each_change_of_the_scores(variant, data, tmp_path):
   run(data, "transformer", tmp_path, **variant)
 
 
-@pytest.mark.exhaustive
 def test_a_run_with_dot_products_in_a_window(tmp_path):
   run("reverse", "local_p", tmp_path, local_score="dot")
 

@@ -17,15 +17,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.extend.core import Jaxpr
 
-from attention.implementations.pallas.functions import (
-  apply_primitive,
-  interpret,
-)
+from attention.implementations.pallas import functions
 from attention.implementations.pallas.hopper.pairs import inlined
 from attention.implementations.pallas.hopper.tiles import (
   SIDE,
   WGMMA,
   across,
+  swizzled,
 )
 from attention.implementations.pallas.operands import Unsupported
 
@@ -59,7 +57,7 @@ class RowFunction:
 
   def __call__(self, *arguments: Any) -> list[jax.Array]:
     """The results: tiles, and for each number its parts [64]."""
-    results = interpret(self.jaxpr, [], arguments, _apply)
+    results = functions.interpret(self.jaxpr, [], arguments, _apply)
     outputs: Sequence[Any] = self.jaxpr.outvars
     return [
       _result(each, own.aval.shape) for each, own in zip(results, outputs)
@@ -127,7 +125,7 @@ def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
   inputs = [_spread(_wide(each), spread) for each in inputs]
   if name == "add_any":
     return [jax.lax.add(*inputs)]
-  return apply_primitive(equation, inputs)
+  return functions.apply_primitive(equation, inputs)
 
 
 def _wide(value: Any) -> Any:
@@ -221,7 +219,4 @@ def _memory(array: Any) -> Any:
   """Shared memory for the tokens of a block; None for one number."""
   if array.ndim == 1:
     return None
-  # Rows of 128 bytes, which are loaded in the layout of registers.
-  tiling = plgpu.TilingTransform((8, 128 // array.dtype.itemsize))
-  transforms = tiling, plgpu.SwizzleTransform(128)
-  return plgpu.SMEM((SIDE, array.shape[1]), array.dtype, transforms=transforms)
+  return swizzled((SIDE, array.shape[1]), array.dtype)

@@ -22,12 +22,6 @@ TILE = (SIDE, SIDE)
 WGMMA = plgpu.Layout.WGMMA
 BY_ROW, BY_COLUMN = WGMMA.reduce(1), WGMMA.reduce(0)
 _TRANSPOSED = plgpu.Layout.WGMMA_TRANSPOSED
-_FLOATS = plgpu.SMEM(
-  TILE,
-  jnp.float32,
-  transforms=(plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128)),
-)
-_SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
 
 class Axes(enum.Enum):
@@ -223,9 +217,11 @@ def launch(
       scoped,
       {name: _tile(each.array, each.axes) for name, each in loaded.items()},
       {name: _tile(ref, outputs[name].axes) for name, ref in results.items()},
-      [plgpu.SMEM(TILE, inputs["value"].array.dtype, transforms=_SWIZZLED)]
+      [swizzled(TILE, inputs["value"].array.dtype)]
       * (2 if of_gradients else 1),
-      _FLOATS if of_gradients and problem.changed is not None else None,
+      swizzled(TILE, jnp.float32)
+      if of_gradients and problem.changed is not None
+      else None,
       [
         plgpu.Barrier(num_arrivals=others),
         plgpu.Barrier(num_arrivals=len(loaded) - others),
@@ -263,10 +259,17 @@ def _tile(ref: Any, axes: Axes) -> Any:
     Axes.ROWS: (SIDE,),
     Axes.WHOLE: ref.shape,
   }
-  is_factor = axes is Axes.TOKENS and ref.dtype.itemsize == 2
-  transforms = _SWIZZLED if is_factor else ()
   dtype = jnp.float32 if axes is Axes.STAGED else ref.dtype
-  return plgpu.SMEM(shapes[axes], dtype, transforms=transforms)
+  is_factor = axes is Axes.TOKENS and dtype.itemsize == 2
+  return (swizzled if is_factor else plgpu.SMEM)(shapes[axes], dtype)
+
+
+def swizzled(shape: tuple[int, int], dtype: Any) -> Any:
+  """Shared memory that is read in the layout of registers, `WGMMA`."""
+  # Rows of 128 bytes, in the order that tensor cores read.
+  tiling = plgpu.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize))
+  transforms = tiling, plgpu.SwizzleTransform(128)
+  return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 
 def _staging(queries: Input) -> Any:

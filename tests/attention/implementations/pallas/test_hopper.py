@@ -208,7 +208,7 @@ def test_rows_that_attend_to_nan_are_nan_and_the_others_as_before(
 @sampled(
   "name",
   ["dot", "general", "cosine", "soft cap", "additive", "manhattan"],
-  default=["dot", "additive"],
+  default=["dot", "manhattan"],
 )
 def test_numbers_of_hidden_tokens_change_nothing(name, number):
   mask = masks.where(lambda i, j: (i < 66) & (j < 66))
