@@ -205,7 +205,14 @@ class KernelAttention:
     of_context, of_total = cotangents
     if of_context is None:
       of_context = jnp.zeros_like(context)
-    rows = kernels.rows(context, statistics, of_context, of_total)
+    rows = {
+      "maximum": statistics.maximum,
+      "total": statistics.total,
+      "context": context,
+      "cotangent": of_context,
+    }
+    if of_total is not None:
+      rows["of_total"] = of_total
     missing = kernels.padded_lengths[0] - length
     if missing:
       rows = {
@@ -218,14 +225,14 @@ class KernelAttention:
     wanted = [self.operand_of[place] for place in places]
     has_keys = first + 1 in chosen or first + 2 in chosen
     results: dict[int, jax.Array] = {}
-    if places or first in chosen or (has_keys and kernels.completes_rows):
-      of_query, of_operands, rows = kernels.gradient_of_queries(
-        arguments.operands, tokens, rows, wanted
-      )
-      results[first] = of_query[..., :length, :]
-      for place, number, each in zip(places, wanted, of_operands):
-        operand = kernels.score_operands[number]
-        results[place] = _summed_operand(each, operand, kernels.leading)
+    # The kernel of keys reads rows that this one completes.
+    of_query, of_operands, rows = kernels.gradient_of_queries(
+      arguments.operands, tokens, rows, wanted
+    )
+    results[first] = of_query[..., :length, :]
+    for place, number, each in zip(places, wanted, of_operands):
+      operand = kernels.score_operands[number]
+      results[place] = _summed_operand(each, operand, kernels.leading)
     if has_keys:
       results[first + 1], results[first + 2] = (
         each[..., : arguments.tokens[1].shape[-2], :]

@@ -53,7 +53,6 @@ class Problem:
   is_masked: bool
   interpret: Any
   dtype: ClassVar[Any] = jnp.float32
-  completes_rows: ClassVar[bool] = True
 
   @property
   def differentiable(self) -> dict[str, Operand]:
@@ -121,18 +120,6 @@ class Problem:
     results = launch(self, online_softmax, self.tiles, inputs, outputs)
     context, maximum, total = results.values()
     return context, Statistics(maximum, total)
-
-  def rows(
-    self, context, statistics, of_context, of_total
-  ) -> dict[str, jax.Array]:
-    """What the kernel of queries' gradients reads of rows."""
-    rows = {
-      "maximum": statistics.maximum,
-      "total": statistics.total,
-      "context": context,
-      "cotangent": of_context,
-    }
-    return rows if of_total is None else rows | {"of_total": of_total}
 
   def gradient_of_queries(
     self, operands, tokens, rows, wanted: Sequence[int]

@@ -10,7 +10,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from attention.implementations.pallas.operands import Kind, Operand
-from attention.implementations.pallas.tpu.visit import LANES, Visit
+from attention.implementations.pallas.tpu import whole
+from attention.implementations.pallas.tpu.visit import Visit
 from attention.implementations.pallas.visits import Visits, unpacked
 
 _VMEM = 64 << 20
@@ -69,12 +70,15 @@ class TileGrid:
       block, lambda visit: (*visit.indices, 0, visit.row)
     )
 
-  def whole(self, core):
-    """The shape and the blocks of an array [..., core] of the context."""
+  def gradient(self, operand: Operand):
+    """The shape and the blocks of the gradient of an operand."""
+    core, kept = whole.stored_shape(operand), whole.kept_axes(operand)
     leading = self.problem.leading
-    zeros = (0,) * len(core)
-    return (*leading, *core), self._spec(
-      (*[None] * len(leading), *core), lambda visit: (*visit.indices, *zeros)
+    shape = (*leading[:kept], *[1] * (len(leading) - kept), *core)
+    zeros = (0,) * (len(leading) - kept + len(core))
+    return shape, self._spec(
+      (*[None] * len(leading), *core),
+      lambda visit: (*visit.indices[:kept], *zeros),
     )
 
   def operand(self, operand: Operand, array: jax.Array):
@@ -82,7 +86,6 @@ class TileGrid:
     array = _readable(array)
     number, (queries, keys) = len(operand.axes), self.problem.tile
     lengths = self.problem.padded_lengths
-    leading, core = array.shape[:number], array.shape[number:]
     if operand.kind is Kind.SCALAR:
       return array.reshape(-1), pl.BlockSpec(memory_space=pltpu.SMEM)
 
@@ -93,9 +96,12 @@ class TileGrid:
       )
 
     if operand.kind is Kind.WHOLE:
-      core = core_2d(operand)
-      array, zeros = array.reshape(*leading, *core), (0,) * len(core)
-      block, at = core, lambda visit: index(visit, *zeros)
+      array, block = whole.stored(array, operand), whole.stored_shape(operand)
+      zeros = (0,) * len(block)
+
+      def at(visit):
+        return index(visit, *zeros)
+
     elif operand.kind is Kind.COLUMN:
       array = _lengthened(array, -1, lengths[0])[..., None, :]
       block, at = (1, queries), lambda visit: index(visit, 0, visit.row)
@@ -112,9 +118,22 @@ class TileGrid:
 
     return array, self._spec((*[None] * number, *block), at)
 
-  def call(self, kernel, inputs, outputs, dtypes, scratch) -> list[jax.Array]:
-    """Runs kernel(visit, inputs, outputs, scratch) at all points."""
+  def call(
+    self,
+    kernel,
+    inputs,
+    outputs,
+    dtypes,
+    scratch,
+    *,
+    kept_axes: int | None = None,
+  ) -> list[jax.Array]:
+    """Runs kernel(visit, inputs, outputs, scratch) at all points.
+
+    Some outputs are sums over the leading axes after the first `kept_axes`.
+    """
     problem = self.problem
+    kept = len(problem.leading) if kept_axes is None else kept_axes
     sizes = [problem.leading[n] for n in self._own]
     shapes, specs = zip(*outputs)
     arrays, input_specs = zip(*inputs)
@@ -140,7 +159,10 @@ class TileGrid:
         for shape, dtype in zip(shapes, dtypes)
       ],
       compiler_params=pltpu.CompilerParams(
-        dimension_semantics=(pltpu.PARALLEL,) * len(sizes) + (pltpu.ARBITRARY,),
+        dimension_semantics=[
+          pltpu.PARALLEL if n < min(kept, len(sizes)) else pltpu.ARBITRARY
+          for n in range(count)
+        ],
         vmem_limit_bytes=_VMEM,
       ),
       interpret=problem.interpret,
@@ -168,27 +190,19 @@ def inputs_of(problem, grid, operands, query, key, value):
   ]
 
 
-def row_inputs(problem, grid, rows):
-  """Numbers of rows [..., T] and the cotangents, with their blocks."""
-  *numbers, cotangent = (
-    rows[name] for name in ("maximum", "total", "mean", "cotangent")
-  )
-  length = cotangent.shape[-2]
+def row_inputs(grid, rows: Sequence[jax.Array]):
+  """Numbers of rows [..., T], or tokens [..., T, E], with their blocks."""
+  rank = len(grid.problem.leading)
   return [
-    *((each[..., None, :], grid.statistics(length)[1]) for each in numbers),
-    (cotangent, grid.tokens(cotangent.shape, 0)[1]),
+    (each, grid.tokens(each.shape, 0)[1])
+    if each.ndim == rank + 2
+    else (each[..., None, :], grid.statistics(each.shape[-1])[1])
+    for each in rows
   ]
 
 
 def _of_sizes(indices, sizes):
   return tuple(0 if size == 1 else n for n, size in zip(indices, sizes))
-
-
-def core_2d(operand: Operand) -> tuple[int, ...]:
-  """The shape of an operand of one head in VMEM, of rank 2 at least."""
-  if not operand.core:
-    return (1, LANES)
-  return (1,) * (2 - len(operand.core)) + operand.core
 
 
 def _readable(array: jax.Array) -> jax.Array:

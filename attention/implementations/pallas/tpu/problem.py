@@ -1,4 +1,4 @@
-"""Calls of the kernels, and their code for one visit of a tile."""
+"""Calls of the kernels, with the arrays that these read and write."""
 
 import dataclasses
 import functools
@@ -8,20 +8,17 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
-from attention.implementations.pallas.functions import matrix_product
 from attention.implementations.pallas.operands import Operand
-from attention.implementations.pallas.rows import rows_of_gradients
 from attention.implementations.pallas.tile_functions import TileFunctions
+from attention.implementations.pallas.tpu import gradient, gradient_rows, whole
+from attention.implementations.pallas.tpu.forward import online_softmax
 from attention.implementations.pallas.tpu.grid import (
   TileGrid,
-  core_2d,
   inputs_of,
   row_inputs,
 )
-from attention.implementations.pallas.tpu.visit import as_row
-from attention.implementations.pallas.visits import FIRST, LAST, Visibility
+from attention.implementations.pallas.visits import Visibility
 from attention.softmax import Statistics
 
 
@@ -41,7 +38,6 @@ class Problem:
   is_masked: bool
   interpret: Any
   has_gradients: ClassVar[bool] = True
-  completes_rows: ClassVar[bool] = False
 
   @property
   def score_operands(self) -> Sequence[Operand]:
@@ -80,7 +76,7 @@ class Problem:
     ]
     queries = self.tile[0]
     context, maximum, total = grid.call(
-      functools.partial(_forward, self),
+      functools.partial(online_softmax, self),
       inputs_of(self, grid, operands, query, key, value),
       outputs,
       [query.dtype, self.dtype, self.dtype],
@@ -88,42 +84,38 @@ class Problem:
     )
     return context, Statistics(maximum[..., 0, :], total[..., 0, :])
 
-  def rows(
-    self, context, statistics, of_context, of_total
-  ) -> dict[str, jax.Array]:
-    """What the kernels of gradients read of rows."""
-    return rows_of_gradients(
-      context,
-      statistics,
-      of_context,
-      of_total,
-      dtype=self.dtype,
-      is_masked=self.is_masked,
-    )
-
   def gradient_of_queries(
     self, operands, tokens, rows, wanted: Sequence[int]
   ) -> tuple[jax.Array, list[jax.Array], dict[str, jax.Array]]:
-    """The gradients of queries and of wanted operands of the score; `rows`."""
-    # The gradients have all leading axes of the context.
+    """The gradients of queries and of wanted operands, and rows for keys."""
+    # That of queries has all leading axes of the context.
     query = tokens[0]
     grid = TileGrid(self, self.visibility.by_rows(), ())
-    cores = [core_2d(self.score_operands[n]) for n in wanted]
+    operands_of = [self.score_operands[number] for number in wanted]
     shape = (*self.leading, *query.shape[-2:])
-    gradient, *of_operands = grid.call(
-      functools.partial(_gradient_of_queries, self, wanted),
-      inputs_of(self, grid, operands, *tokens) + row_inputs(self, grid, rows),
-      [grid.tokens(shape, 0), *(grid.whole(core) for core in cores)],
-      [_sum_dtype(self, query)] + [self.dtype] * len(cores),
-      [(self.tile[0], query.shape[-1])],
+    names = gradient_rows.names(self.is_masked)
+    results = grid.call(
+      functools.partial(gradient.of_queries, self, wanted, [*rows]),
+      inputs_of(self, grid, operands, *tokens)
+      + row_inputs(grid, [*rows.values()]),
+      [
+        grid.tokens(shape, 0),
+        *map(grid.gradient, operands_of),
+        *[grid.statistics(shape[-2])] * len(names),
+      ],
+      [_sum_dtype(self, query)] + [self.dtype] * (len(wanted) + len(names)),
+      [(self.tile[0], query.shape[-1]), (self.tile[0], len(names))],
+      kept_axes=min(map(whole.kept_axes, operands_of), default=None),
     )
-    parts = [
-      each[..., 0, 0] if not core else each.reshape(*self.leading, *core)
-      for each, core in zip(
-        of_operands, (self.score_operands[n].core for n in wanted)
-      )
-    ]
-    return gradient, parts, rows
+    of_operands = results[1 : 1 + len(wanted)]
+    made = {
+      name: each[..., 0, :] for name, each in zip(names, results[-len(names) :])
+    }
+    return (
+      results[0],
+      [*map(whole.restored, of_operands, operands_of)],
+      made | {"cotangent": rows["cotangent"]},
+    )
 
   def gradient_of_keys(
     self, operands, tokens, rows
@@ -144,160 +136,14 @@ class Problem:
     ]
     shapes = [(*leading, *each.shape[-2:]) for each in (key, value)]
     of_key, of_value = grid.call(
-      functools.partial(_gradient_of_keys, self),
-      inputs_of(self, grid, operands, *tokens) + row_inputs(self, grid, rows),
+      functools.partial(gradient.of_keys, self),
+      inputs_of(self, grid, operands, *tokens)
+      + row_inputs(grid, [*rows.values()]),
       [grid.tokens(shape, 1) for shape in shapes],
       [_sum_dtype(self, each, leading) for each in (key, value)],
       [(self.tile[1], each.shape[-1]) for each in (key, value)],
     )
     return of_key, of_value
-
-
-def _forward(problem, visit, inputs, outputs, scratch):
-  """One visit of a tile: the online softmax."""
-  query_ref, key_ref, value_ref, *operand_refs = inputs
-  maximum, total, summed, spoilt = scratch
-
-  @pl.when(visit.has(FIRST))
-  def _():
-    spoilt[...] = jnp.zeros_like(spoilt)
-    maximum[...] = jnp.full_like(maximum, jnp.finfo(problem.dtype).min)
-    total[...] = jnp.zeros_like(total)
-    summed[...] = jnp.zeros_like(summed)
-
-  def update(masked):
-    key, value = (problem.finite(ref[...]) for ref in (key_ref, value_ref))
-    parts = visit.parts(problem, operand_refs)
-    for rows in visit.chunks(problem):
-      query = problem.finite(query_ref[rows, :])
-      scores, _ = visit.scores(problem, query, key, parts, rows, masked)
-      if problem.is_masked:
-        _note_non_finite(scores, key_ref[...], value_ref[...], spoilt, rows)
-      before = maximum[rows, :]
-      after = jnp.maximum(before, jnp.max(scores, axis=-1, keepdims=True))
-      shrink = jnp.exp(before - after)
-      weights = jnp.exp(scores - after)
-      maximum[rows, :] = after
-      total[rows, :] = total[rows, :] * shrink + jnp.sum(
-        weights, axis=-1, keepdims=True
-      )
-      types = (value.dtype, value.dtype)
-      product = matrix_product(weights, value, (1, 0), types, problem.precision)
-      summed[rows, :] = summed[rows, :] * shrink + product
-
-  visit.either(problem, update)
-
-  @pl.when(visit.has(LAST))
-  def _():
-    context_ref, maximum_ref, total_ref = outputs
-    divisor = jnp.where(total[...] == 0.0, 1.0, total[...])
-    context, rows = summed[...] / divisor, [maximum[...], total[...]]
-    if problem.is_masked:
-      bad = _has_non_finite(query_ref[...]) * (total[...] != 0.0)
-      of_rows = jnp.maximum(spoilt[:, :1], bad)
-      rows = [jnp.where(of_rows > 0.0, jnp.nan, each) for each in rows]
-      of_context = jnp.maximum(spoilt[:, 1:], of_rows)
-      context = jnp.where(of_context > 0.0, jnp.nan, context)
-    context_ref[...] = context.astype(context_ref.dtype)
-    maximum_ref[...], total_ref[...] = map(as_row, rows)
-
-
-def _note_non_finite(scores, key, value, spoilt, rows):
-  """Marks rows that attend to keys or values with NaN or infinity."""
-  bad = [_has_non_finite(each) for each in (key, value)]
-
-  @pl.when(jnp.max(jnp.maximum(*bad)) > 0.0)
-  def _():
-    visible = jnp.where(jnp.isneginf(scores), 0.0, 1.0)
-    seen = [
-      jnp.max(visible * as_row(each), axis=-1, keepdims=True) for each in bad
-    ]
-    spoilt[rows, :] = jnp.maximum(
-      spoilt[rows, :], jnp.concatenate(seen, axis=-1)
-    )
-
-
-def _has_non_finite(tokens: jax.Array) -> jax.Array:
-  """1 for tokens [n, D] with NaN or infinity and 0 for others, [n, 1]."""
-  dtype = jnp.promote_types(tokens.dtype, jnp.float32)
-  bad = jnp.where(jnp.isfinite(tokens.astype(dtype)), 0.0, 1.0).astype(dtype)
-  return jnp.max(bad, axis=-1, keepdims=True)
-
-
-def _gradient_of_queries(problem, wanted, visit, inputs, outputs, scratch):
-  """One visit of a tile of keys."""
-  query_ref, key_ref, value_ref, *rest = inputs
-  operand_refs, row_refs = rest[:-4], rest[-4:]
-  summed = scratch[0]
-  gradient_ref, *of_operands = outputs
-
-  @pl.when(visit.has(FIRST))
-  def _():
-    summed[...] = jnp.zeros_like(summed)
-
-  @pl.when(visit.number == 0)
-  def _():
-    for each in of_operands:
-      each[...] = jnp.zeros_like(each)
-
-  def update(masked):
-    key, value = (problem.finite(ref[...]) for ref in (key_ref, value_ref))
-    parts = visit.parts(problem, operand_refs)
-    of_rows = visit.rows(problem, row_refs)
-    for rows in visit.chunks(problem):
-      query = problem.finite(query_ref[rows, :])
-      scores, pull_back = visit.scores(
-        problem, query, key, parts, rows, masked, wanted=wanted
-      )
-      _, of_scores, _ = visit.weights(problem, scores, value, of_rows, rows)
-      of_query, of_parts = pull_back(of_scores)
-      summed[rows, :] += of_query
-      for each, part in zip(of_operands, of_parts):
-        each[...] += jnp.broadcast_to(
-          part.reshape(part.shape if part.ndim > 1 else (1, -1)), each.shape
-        )
-
-  visit.either(problem, update)
-
-  @pl.when(visit.has(LAST))
-  def _():
-    gradient_ref[...] = summed[...].astype(gradient_ref.dtype)
-
-
-def _gradient_of_keys(problem, visit, inputs, outputs, scratch):
-  """One visit of a tile of queries."""
-  query_ref, key_ref, value_ref, *rest = inputs
-  operand_refs, row_refs = rest[:-4], rest[-4:]
-
-  @pl.when(visit.has(FIRST))
-  def _():
-    for each in scratch:
-      each[...] = jnp.zeros_like(each)
-
-  def update(masked):
-    key, value = (problem.finite(ref[...]) for ref in (key_ref, value_ref))
-    parts = visit.parts(problem, operand_refs)
-    of_rows = visit.rows(problem, row_refs)
-    for rows in visit.chunks(problem):
-      query = problem.finite(query_ref[rows, :])
-      scores, pull_back = visit.scores(
-        problem, query, key, parts, rows, masked, of_keys=True
-      )
-      weights, of_scores, cotangent = visit.weights(
-        problem, scores, value, of_rows, rows
-      )
-      types = (value.dtype, value.dtype)
-      scratch[0][...] += pull_back(of_scores)[0]
-      scratch[1][...] += matrix_product(
-        weights, cotangent, (0, 0), types, problem.precision
-      )
-
-  visit.either(problem, update)
-
-  @pl.when(visit.has(LAST))
-  def _():
-    for output, each in zip(outputs, scratch):
-      output[...] = each[...].astype(output.dtype)
 
 
 def _sum_dtype(problem, tokens, leading=None):

@@ -11,12 +11,11 @@ from jax.experimental import pallas as pl
 
 from attention.implementations.pallas.functions import matrix_product
 from attention.implementations.pallas.operands import Kind
-from attention.implementations.pallas.rows import factors_of_rows
+from attention.implementations.pallas.tpu import whole
 from attention.implementations.pallas.tpu.additive import weighted_tanh_sum
 from attention.implementations.pallas.visits import HIDDEN, MASKED
 
 RULES = {"weighted_tanh_sum": weighted_tanh_sum}
-LANES = 128
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,7 +57,7 @@ class Visit:
       elif operand.kind is Kind.COLUMN:
         parts.append(as_column(ref[...]))
       elif operand.kind is Kind.WHOLE:
-        parts.append(ref[...].reshape(operand.core))
+        parts.append(whole.loaded(ref[...], operand))
       else:
         parts.append(ref[...])
     return parts
@@ -111,27 +110,20 @@ class Visit:
       scores = jnp.where(visible, scores, -jnp.inf)
     return scores, pull_back
 
-  def rows(self, problem, refs):
-    """Maximum, inverse total and mean cotangent [t, 1]; cotangents [t, E]."""
-    maximum, total, mean = (as_column(ref[...]) for ref in refs[:3])
-    maximum, inverse = factors_of_rows(maximum, total, problem.is_masked)
-    return maximum, inverse, mean, refs[3][...]
-
-  def weights(self, problem, scores, value, of_rows, rows):
-    """The weights, the cotangents of the scores and those of the context."""
-    maximum, inverse, mean, cotangent = (each[rows, :] for each in of_rows)
-    exponents = jnp.minimum(scores - maximum, 0.0)
-    weights = jnp.exp(exponents) * inverse
+  def weights(self, problem, scores, value, rows):
+    """The weights, and the cotangents of the scores."""
+    exponents = jnp.minimum(scores - rows.maximum, 0.0)
+    weights = jnp.exp(exponents) * rows.inverse
     types = (value.dtype, value.dtype)
     of_weights = matrix_product(
-      cotangent, value, (1, 1), types, problem.precision
+      rows.cotangent, value, (1, 1), types, problem.precision
     )
-    return weights, weights * (of_weights - mean), cotangent
+    return weights, weights * (of_weights - rows.mean)
 
 
 def as_row(column: jax.Array) -> jax.Array:
   """[n, 1] to [1, n]."""
-  return jnp.broadcast_to(column, (column.shape[0], LANES)).T[:1, :]
+  return jnp.broadcast_to(column, (column.shape[0], whole.LANES)).T[:1, :]
 
 
 def as_column(row: jax.Array) -> jax.Array:

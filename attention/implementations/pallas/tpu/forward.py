@@ -1,0 +1,80 @@
+"""One visit of the forward kernel for TPUs."""
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from attention.implementations.pallas.functions import matrix_product
+from attention.implementations.pallas.tpu.visit import as_row
+from attention.implementations.pallas.visits import FIRST, LAST
+
+
+def online_softmax(problem, visit, inputs, outputs, scratch):
+  """Adds a tile of keys to the sums of the queries."""
+  query_ref, key_ref, value_ref, *operand_refs = inputs
+  maximum, total, summed, spoilt = scratch
+
+  @pl.when(visit.has(FIRST))
+  def _():
+    spoilt[...] = jnp.zeros_like(spoilt)
+    maximum[...] = jnp.full_like(maximum, jnp.finfo(problem.dtype).min)
+    total[...] = jnp.zeros_like(total)
+    summed[...] = jnp.zeros_like(summed)
+
+  def update(masked):
+    key, value = (problem.finite(ref[...]) for ref in (key_ref, value_ref))
+    parts = visit.parts(problem, operand_refs)
+    for rows in visit.chunks(problem):
+      query = problem.finite(query_ref[rows, :])
+      scores, _ = visit.scores(problem, query, key, parts, rows, masked)
+      if problem.is_masked:
+        _note_non_finite(scores, key_ref[...], value_ref[...], spoilt, rows)
+      before = maximum[rows, :]
+      after = jnp.maximum(before, jnp.max(scores, axis=-1, keepdims=True))
+      shrink = jnp.exp(before - after)
+      weights = jnp.exp(scores - after)
+      maximum[rows, :] = after
+      total[rows, :] = total[rows, :] * shrink + jnp.sum(
+        weights, axis=-1, keepdims=True
+      )
+      types = (value.dtype, value.dtype)
+      product = matrix_product(weights, value, (1, 0), types, problem.precision)
+      summed[rows, :] = summed[rows, :] * shrink + product
+
+  visit.either(problem, update)
+
+  @pl.when(visit.has(LAST))
+  def _():
+    context_ref, maximum_ref, total_ref = outputs
+    divisor = jnp.where(total[...] == 0.0, 1.0, total[...])
+    context, rows = summed[...] / divisor, [maximum[...], total[...]]
+    if problem.is_masked:
+      bad = _has_non_finite(query_ref[...]) * (total[...] != 0.0)
+      of_rows = jnp.maximum(spoilt[:, :1], bad)
+      rows = [jnp.where(of_rows > 0.0, jnp.nan, each) for each in rows]
+      of_context = jnp.maximum(spoilt[:, 1:], of_rows)
+      context = jnp.where(of_context > 0.0, jnp.nan, context)
+    context_ref[...] = context.astype(context_ref.dtype)
+    maximum_ref[...], total_ref[...] = map(as_row, rows)
+
+
+def _note_non_finite(scores, key, value, spoilt, rows):
+  """Marks rows that attend to keys or values with NaN or infinity."""
+  bad = [_has_non_finite(each) for each in (key, value)]
+
+  @pl.when(jnp.max(jnp.maximum(*bad)) > 0.0)
+  def _():
+    visible = jnp.where(jnp.isneginf(scores), 0.0, 1.0)
+    seen = [
+      jnp.max(visible * as_row(each), axis=-1, keepdims=True) for each in bad
+    ]
+    spoilt[rows, :] = jnp.maximum(
+      spoilt[rows, :], jnp.concatenate(seen, axis=-1)
+    )
+
+
+def _has_non_finite(tokens: jax.Array) -> jax.Array:
+  """1 for tokens [n, D] with NaN or infinity and 0 for others, [n, 1]."""
+  dtype = jnp.promote_types(tokens.dtype, jnp.float32)
+  bad = jnp.where(jnp.isfinite(tokens.astype(dtype)), 0.0, 1.0).astype(dtype)
+  return jnp.max(bad, axis=-1, keepdims=True)

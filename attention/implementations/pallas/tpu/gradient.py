@@ -1,0 +1,114 @@
+"""One visit of the gradient kernels for TPUs.
+
+Both compute scores and weights again, from the statistics of the rows. The
+kernel of queries computes the gradients of queries and of arrays of the score,
+the kernel of keys those of keys and values.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from attention.implementations.pallas.functions import matrix_product
+from attention.implementations.pallas.tpu import gradient_rows, whole
+from attention.implementations.pallas.visits import FIRST, LAST
+
+
+def of_queries(
+  problem: Any,
+  wanted: Sequence[int],
+  names: Sequence[str],
+  visit: Any,
+  inputs: Sequence[Any],
+  outputs: Sequence[Any],
+  scratch: Sequence[Any],
+) -> None:
+  """Adds the gradients of a tile of keys.
+
+  `wanted` are operands of the score, and `names` are those of the last inputs:
+  the results of the forward kernel and their cotangents.
+  """
+  query_ref, key_ref, value_ref, *rest = inputs
+  operand_refs, row_refs = rest[: -len(names)], rest[-len(names) :]
+  rows_by_name = dict(zip(names, row_refs))
+  summed, numbers = scratch
+  gradient_ref, *results = outputs
+  of_operands, results = results[: len(wanted)], results[len(wanted) :]
+  operands = [problem.score_operands[number] for number in wanted]
+
+  @pl.when(visit.has(FIRST))
+  def _():
+    summed[...] = jnp.zeros_like(summed)
+    gradient_rows.write_rows(problem, rows_by_name, results, numbers)
+
+  for each, operand in zip(of_operands, operands):
+
+    @pl.when(whole.is_first(visit, operand))
+    def _(each=each):
+      each[...] = jnp.zeros_like(each)
+
+  def update(masked):
+    key, value = (problem.finite(ref[...]) for ref in (key_ref, value_ref))
+    parts = visit.parts(problem, operand_refs)
+    cotangent = rows_by_name["cotangent"][...]
+    of_rows = gradient_rows.of_scratch(numbers, cotangent)
+    for rows in visit.chunks(problem):
+      query = problem.finite(query_ref[rows, :])
+      scores, pull_back = visit.scores(
+        problem, query, key, parts, rows, masked, wanted=wanted
+      )
+      _, of_scores = visit.weights(problem, scores, value, of_rows.of(rows))
+      of_query, of_parts = pull_back(of_scores)
+      summed[rows, :] += of_query
+      for each, part, operand in zip(of_operands, of_parts, operands):
+        whole.add(each, part, operand)
+
+  visit.either(problem, update)
+
+  @pl.when(visit.has(LAST))
+  def _():
+    gradient_ref[...] = summed[...].astype(gradient_ref.dtype)
+
+
+def of_keys(
+  problem: Any,
+  visit: Any,
+  inputs: Sequence[Any],
+  outputs: Sequence[Any],
+  scratch: Sequence[Any],
+) -> None:
+  """Adds the gradients of a tile of queries."""
+  count = len(gradient_rows.names(problem.is_masked)) + 1
+  query_ref, key_ref, value_ref, *rest = inputs
+  operand_refs, (*row_refs, cotangent_ref) = rest[:-count], rest[-count:]
+
+  @pl.when(visit.has(FIRST))
+  def _():
+    for each in scratch:
+      each[...] = jnp.zeros_like(each)
+
+  def update(masked):
+    key, value = (problem.finite(ref[...]) for ref in (key_ref, value_ref))
+    parts = visit.parts(problem, operand_refs)
+    of_rows = gradient_rows.of_results(row_refs, cotangent_ref[...])
+    for rows in visit.chunks(problem):
+      query = problem.finite(query_ref[rows, :])
+      scores, pull_back = visit.scores(
+        problem, query, key, parts, rows, masked, of_keys=True
+      )
+      own = of_rows.of(rows)
+      weights, of_scores = visit.weights(problem, scores, value, own)
+      types = (value.dtype, value.dtype)
+      scratch[0][...] += pull_back(of_scores)[0]
+      scratch[1][...] += matrix_product(
+        weights, own.cotangent, (0, 0), types, problem.precision
+      )
+
+  visit.either(problem, update)
+
+  @pl.when(visit.has(LAST))
+  def _():
+    for output, each in zip(outputs, scratch):
+      output[...] = each[...].astype(output.dtype)
