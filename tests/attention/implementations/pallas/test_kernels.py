@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from jax.extend.core import jaxprs_in_params
 
 from attention import attend, biases, masks, normalizers, scores
 from attention.implementations import BY_NAME, Pallas
@@ -124,6 +125,49 @@ def test_results_and_gradients_equal_the_reference(name):
   arguments = parameters(name)
   got = results(tokens, INTERPRETED, arguments)
   close(got, results(tokens, "reference", arguments), 1e-4)
+
+
+@sampled("heads", [(), (2,)], default=[(2,)])
+def test_matrices_are_read_with_their_longer_axis_last(heads):
+  query_weight, *rest = arrays((*heads, 128, 8), (128, 8), (8,), seed=1)
+  score = scores.additive(0.1 * query_weight, *(0.1 * each for each in rest))
+  tokens = arrays((2, 3, 128), (2, 5, 128), (2, 5, 4))
+  got = results(tokens, INTERPRETED, {"score": score})
+  close(got, results(tokens, "reference", {"score": score}), 1e-4)
+
+
+def operations(jaxpr):
+  """The operations of a jaxpr and of those that it calls, without kernels."""
+  for equation in jaxpr.eqns:
+    yield equation
+    if equation.primitive.name != "pallas_call":
+      for inner in jaxprs_in_params(equation.params):
+        yield from operations(inner)
+
+
+@sampled("name", ["additive", "causal", "many channels"], default=["additive"])
+def test_a_gradient_is_three_kernels_without_sums_besides(name):
+  tokens = arrays((2, 3, 128, 8), (2, 3, 128, 8), (2, 3, 128, 4))
+  arguments = parameters(name)
+
+  def gradients(tokens, arguments, cotangent):
+    def context(tokens, arguments):
+      return attend(*tokens, **arguments, implementation=INTERPRETED)
+
+    _, pull_back = jax.vjp(context, tokens, arguments)
+    return pull_back(cotangent)
+
+  cotangent = jnp.ones((2, 3, 128, 4))
+  program = jax.make_jaxpr(gradients)(tokens, arguments, cotangent)
+  found = [*operations(program.jaxpr)]
+  names = [each.primitive.name for each in found]
+  assert names.count("pallas_call") == 3
+  assert "dot_general" not in names
+  sums = [each for each in found if each.primitive.name == "reduce_sum"]
+  # Axes of size 1 are removed by sums over them.
+  assert all(
+    each.invars[0].aval.size == each.outvars[0].aval.size for each in sums
+  )
 
 
 @sampled("name", ["dot", "additive", "causal"], default=[])
