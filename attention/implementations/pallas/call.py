@@ -107,8 +107,8 @@ def _is_number(leaf: Any) -> bool:
 
 def _with_maps_inside(sizes: Any, request: Request) -> Request:
   """The request with a score that maps tokens in kernels, if they can."""
-  if sizes.target_of(request) != "tpu":
-    return request
+  if sizes.target_of(request) == "hopper":
+    return hopper.with_maps_inside(request)
   if sizes.interpret and request.query.dtype.itemsize == 2:
     return request  # XLA's CPU backend lacks some of the maps' products
   inside = dataclasses.replace(request, score=MapsInside(request.score))
@@ -175,7 +175,7 @@ def _mapped(
   dtype = jnp.result_type(query, value)
   score, mapped = request.score, _mapped_tokens
   if sizes.target_of(request) == "hopper" and token_maps.keeps_nan(score):
-    mapped = functools.partial(token_maps.mapped, interpret=sizes.interpret)
+    mapped = token_maps.mapped
   return (
     mapped(score.map_query, query, is_masked=request.is_masked),
     mapped(score.map_key, key, is_masked=request.is_masked),

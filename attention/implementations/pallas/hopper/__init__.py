@@ -7,7 +7,10 @@ channel by channel; those of an additive score cost a hyperbolic tangent
 for each pair.
 """
 
-from attention.implementations.pallas.hopper.from_request import make_problem
+from attention.implementations.pallas.hopper.from_request import (
+  make_problem,
+  with_maps_inside,
+)
 from attention.implementations.pallas.hopper.problem import Problem
 
-__all__ = ["Problem", "make_problem"]
+__all__ = ["Problem", "make_problem", "with_maps_inside"]

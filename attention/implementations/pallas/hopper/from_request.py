@@ -1,11 +1,13 @@
 """Which requests the kernels serve, and their functions of pairs."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention.implementations.pallas.functions import kernel_precision
+from attention.implementations.pallas.hopper import token_maps
 from attention.implementations.pallas.hopper.channels import (
   AdditiveSum,
   ChannelSum,
@@ -19,6 +21,8 @@ from attention.implementations.pallas.hopper.pairs import (
 )
 from attention.implementations.pallas.hopper.problem import Problem
 from attention.implementations.pallas.hopper.tiles import SIDE, TILE
+from attention.implementations.pallas.hopper.token_maps import TokenMap
+from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.operands import (
   Kind,
   Operand,
@@ -39,6 +43,18 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
 
   Raises `Unsupported` for what they do not support.
   """
+  maps: dict[str, TokenMap] = {}
+  if isinstance(request.score, MapsInside):
+    request = dataclasses.replace(request, score=request.score.score)
+    maps = token_maps.inside(request)
+    # Tokens as the kernels multiply them, for the checks below.
+    query, key = (
+      jax.eval_shape(function, tokens)
+      for function, tokens in (
+        (request.score.map_query, query),
+        (request.score.map_key, key),
+      )
+    )
   score = base(request.score)
   channels = _channels(score, query, key)
   _check_tokens(request, query, key, channels is not None)
@@ -64,11 +80,22 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
     of_wrappers("score", request.score, rank, finish),
     of_pairwise("bias", biases, rank),
     of_pairwise("mask", masks, rank),
+    maps,
+    request.score.map_key,
     query.shape[-1] <= _GRADIENT_FEATURES,
     weight,
     request.is_masked,
     interpret,
   )
+
+
+def with_maps_inside(request: Request) -> Request:
+  """The request with a score that maps tokens in kernels, if they can."""
+  if not isinstance(base(request.score), DotProduct):
+    return request
+  if not token_maps.inside(request):
+    return request
+  return dataclasses.replace(request, score=MapsInside(request.score))
 
 
 def _channels(score: Any, query, key) -> ChannelSum | None:

@@ -32,7 +32,12 @@ from attention.implementations.pallas.hopper.scores import (
   product_of_tokens,
   tile_scores,
 )
-from attention.implementations.pallas.hopper.tiles import BY_ROW, SIDE, Block
+from attention.implementations.pallas.hopper.tiles import (
+  BY_ROW,
+  SIDE,
+  WGMMA,
+  Block,
+)
 
 
 def gradients(block: Block, wanted: Sequence[str] = ()) -> None:
@@ -47,6 +52,8 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
   """Writes the gradients; 1 for tokens for which they are not finite."""
   problem, results = block.problem, block.results
   rows = [*wanted]
+  of_map = () if block.own_map is None else block.own_map.operands
+  wanted = [name for name in wanted if name not in of_map]
   if not block.are_keys_own:
     write_rows(block)
     rows.append("mean")
@@ -90,12 +97,30 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
 def _written(block: Block, sums: Any, scales: dict[str, float]) -> jax.Array:
   """Writes sums; 1 for tokens for which they are not finite."""
   flags = not_finite(block.problem, [])
-  for name, scale in scales.items():
+  # First those of values: the transpose of a map needs their registers.
+  for name, scale in reversed(scales.items()):
     total, result = sums[name][...], block.results[name]
     total = total if scale == 1.0 else total * scale
-    result[...] = total.astype(result.dtype)
     flags = jnp.maximum(flags, not_finite(block.problem, [total]))
+    if name == "tokens" and block.own_map is not None:
+      total = _pulled_back(block, total)
+    result[...] = total.astype(result.dtype)
   return flags
+
+
+def _pulled_back(block: Block, of_mapped: jax.Array) -> jax.Array:
+  """The gradients of tokens before their map; writes those of its numbers."""
+  names = [*block.own_map.operands]
+  tokens = block.tiles["unmapped"][...].astype(jnp.float32)
+  of_tokens, *parts = block.own_map.pull_back(
+    block.problem.cast(tokens, WGMMA),
+    of_mapped,
+    *(block.number(name, 0) for name in names),
+  )
+  for name, part in zip(names, parts):
+    if name in block.results:
+      block.results[name][...] = part
+  return of_tokens
 
 
 def _sums_of_zeros(problem: Any, results: Sequence[Any]) -> jax.Array:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -31,6 +31,7 @@ from attention.implementations.pallas.hopper.tiles import (
   Output,
   launch,
 )
+from attention.implementations.pallas.hopper.token_maps import TokenMap
 from attention.implementations.pallas.operands import Kind, Operand
 from attention.softmax import Statistics
 
@@ -46,6 +47,8 @@ class Problem:
   changed: PairFunction | None  # what wrappers do to the products or sums
   bias: PairFunction | None
   visible: PairFunction | None
+  maps: Mapping[str, TokenMap]  # of own tokens, in the kernels
+  map_key: Callable[[jax.Array], jax.Array]  # that of XLA, if there are maps
   has_gradients: bool
   weight: Operand | None  # of the channels of an additive score
   # Whether keys may be hidden. NaN in a hidden token then changes nothing, and
@@ -60,6 +63,7 @@ class Problem:
     operands = {} if self.weight is None else {"weight": self.weight}
     if self.changed is not None:
       operands |= dict(zip(self.changed.names, self.changed.operands))
+    operands |= self._numbers_of_maps
     return {
       name: each
       for name, each in operands.items()
@@ -83,7 +87,12 @@ class Problem:
     }
     if isinstance(self.channels, FunctionSum):
       operands |= self.channels.constants
-    return operands
+    return operands | self._numbers_of_maps
+
+  @property
+  def _numbers_of_maps(self) -> dict[str, Operand]:
+    maps = self.maps.values()
+    return {name: each for own in maps for name, each in own.operands.items()}
 
   @property
   def arrays(self) -> list[jax.Array]:
@@ -116,7 +125,7 @@ class Problem:
     is_function = isinstance(self.channels, FunctionSum)
     if is_function and self._axes_of(query, key) is Axes.CHANNELS:
       query, key = self._with_nan_tokens(query), self._with_nan_tokens(key)
-    inputs = self._inputs(operands, query, key, value)
+    inputs = self._inputs(operands, query, self._mapped_key(key), value)
     results = launch(self, online_softmax, self.tiles, inputs, outputs)
     context, maximum, total = results.values()
     return context, Statistics(maximum, total)
@@ -134,23 +143,34 @@ class Problem:
     shape = (*self.leading, tokens[0].shape[-2])
     of_rows = Output(jax.ShapeDtypeStruct(shape, self.dtype), Axes.ROWS)
     for_keys = MASKED_ROWS if self.is_masked else ROWS
-    outputs |= dict.fromkeys((*numbers, *for_keys), of_rows)
+    outputs |= dict.fromkeys(for_keys, of_rows)
+    parts = jax.ShapeDtypeStruct((*self.leading, len(self.tiles)), self.dtype)
+    outputs |= dict.fromkeys(numbers, Output(parts, Axes.NUMBERS))
+    query, key, value = tokens
+    if "query" in self.maps:  # for the kernel of keys
+      shape = (*self.leading, *query.shape[-2:])
+      mapped = jax.ShapeDtypeStruct(shape, query.dtype)
+      outputs["mapped"] = Output(mapped, Axes.TOKENS)
+      for_keys = (*for_keys, "mapped")
     results = launch(
       self,
       functools.partial(gradients, wanted=numbers),
       self.tiles,
-      self._gradient_inputs(operands, tokens, rows),
+      self._gradient_inputs(
+        operands, (query, self._mapped_key(key), value), rows
+      )
+      | self._unmapped("query", query),
       outputs,
       of_gradients=True,
     )
-    # Each query has a part of the gradient of a number, or of a channel's.
-    parts = {name: jnp.sum(results[name], axis=-1) for name in names}
-    if "weight" in parts:
-      parts["weight"] = jnp.moveaxis(parts["weight"], 0, -1)
+    # A number's gradient has a part for each block, a channel's for each query.
+    gradients_of = {name: jnp.sum(results[name], axis=-1) for name in names}
+    if "weight" in gradients_of:
+      gradients_of["weight"] = jnp.moveaxis(gradients_of["weight"], 0, -1)
     made = {name: results[name] for name in for_keys}
     return (
       _tokens_last(results["tokens"], of_tokens),
-      [*parts.values()],
+      [*gradients_of.values()],
       made | {"cotangent": rows["cotangent"]},
     )
 
@@ -158,15 +178,18 @@ class Problem:
     self, operands, tokens, rows
   ) -> tuple[jax.Array, jax.Array]:
     """The gradients of the keys and the values."""
-    _, key, value = tokens
+    query, key, value = tokens
+    rows = {**rows}
+    query = rows.pop("mapped", query)
     shape = (*self.leading, *value.shape[-2:])
     values = jax.ShapeDtypeStruct(shape, self._sum_dtype(value))
-    of_tokens = self._gradient(key, self._axes_of(*tokens[:2]))
+    of_tokens = self._gradient(key, self._axes_of(query, key))
     of_key, of_value = launch(
       self,
       gradients,
       self.tiles.T,
-      self._gradient_inputs(operands, tokens, rows),
+      self._gradient_inputs(operands, (query, key, value), rows)
+      | self._unmapped("key", key),
       {
         "tokens": of_tokens,
         "value": Output(values, Axes.TOKENS),
@@ -175,6 +198,16 @@ class Problem:
       of_gradients=True,
     ).values()
     return _tokens_last(of_key, of_tokens), of_value
+
+  def _mapped_key(self, key: jax.Array) -> jax.Array:
+    """The keys that blocks of queries visit."""
+    return self.map_key(key) if "key" in self.maps else key
+
+  def _unmapped(self, name: str, tokens: jax.Array) -> dict[str, Input]:
+    """Own tokens once more, for the transpose of their map."""
+    if name not in self.maps:
+      return {}
+    return {"unmapped": Input(tokens, Axes.TOKENS, of_keys=name == "key")}
 
   def _inputs(self, operands, query, key, value) -> dict[str, Input]:
     """The arrays that every kernel reads."""

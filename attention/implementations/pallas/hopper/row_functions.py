@@ -13,18 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.extend.core import Jaxpr
 
 from attention.implementations.pallas import functions
 from attention.implementations.pallas.hopper.pairs import inlined
-from attention.implementations.pallas.hopper.tiles import (
-  SIDE,
-  WGMMA,
-  across,
-  swizzled,
-)
+from attention.implementations.pallas.hopper.tiles import SIDE, across
 from attention.implementations.pallas.operands import Unsupported
 
 # Operations of the compiler of kernels, and `add_any`, which is an addition.
@@ -162,61 +155,3 @@ def _spread(value: Any, shape: Sequence[int]) -> jax.Array:
   if jnp.ndim(value) == 1:
     return across(value, tuple(shape))
   return jax.lax.broadcast_in_dim(value, tuple(shape), ())
-
-
-def call(
-  function: RowFunction,
-  tiles: Sequence[jax.Array],
-  numbers: Sequence[jax.Array],
-  results: Sequence[jax.ShapeDtypeStruct],
-  interpret: Any,
-) -> tuple[jax.Array, ...]:
-  """A kernel of a function of tokens [n, D]; results are [n, D] or [n / 64]."""
-
-  def run(*refs):
-    sources, refs = refs[: len(tiles)], refs[len(tiles) :]
-    given, targets = refs[: len(numbers)], refs[len(numbers) :]
-    block = jax.lax.axis_index("block")
-    rows = pl.ds(block * SIDE, SIDE)
-
-    def compute(loaded, made, barrier):
-      for source, tile in zip(sources, loaded):
-        plgpu.copy_gmem_to_smem(source.at[rows], tile, barrier)
-      plgpu.barrier_wait(barrier)
-      arguments = [each[...].astype(jnp.float32) for each in loaded]
-      if not interpret:
-        arguments = [plgpu.layout_cast(each, WGMMA) for each in arguments]
-      values = function(*arguments, *(each[0] for each in given))
-      for tile, target, value in zip(made, targets, values):
-        if tile is None:
-          target[block] = jnp.sum(value, axis=0)
-        else:
-          tile[...] = value.astype(tile.dtype)
-      plgpu.commit_smem()
-      for tile, target in zip(made, targets):
-        if tile is not None:
-          plgpu.copy_smem_to_gmem(tile, target.at[rows])
-      plgpu.wait_smem_to_gmem(0)
-
-    pl.run_scoped(
-      compute,
-      [_memory(each) for each in tiles],
-      [_memory(each) for each in results],
-      plgpu.Barrier(num_arrivals=len(tiles)),
-    )
-
-  kernel = plgpu.kernel(
-    run,
-    out_type=tuple(results),
-    grid=(tiles[0].shape[0] // SIDE,),
-    grid_names=("block",),
-    interpret=interpret or None,
-  )
-  return kernel(*tiles, *numbers)
-
-
-def _memory(array: Any) -> Any:
-  """Shared memory for the tokens of a block; None for one number."""
-  if array.ndim == 1:
-    return None
-  return swizzled((SIDE, array.shape[1]), array.dtype)

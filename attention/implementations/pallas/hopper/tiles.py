@@ -32,7 +32,7 @@ class Axes(enum.Enum):
   STAGED = (True, False, "transposed")  # [..., T, D], a tile is [D, 64]
   ROWS = (True,)  # [..., T]
   WHOLE = ()  # the same array for all leading entries
-  NUMBERS = None  # [..., n], of which a block reads single numbers
+  NUMBERS = None  # [..., n], of which a block reads or writes single numbers
 
 
 class Input(NamedTuple):
@@ -80,6 +80,25 @@ class Block:
     plgpu.barrier_wait(self.barriers[of_own])
     if staged is not None:
       self._transpose(staged)
+    if of_own and self.own_map is not None:
+      self._map_own(self.own_map)
+
+  @property
+  def own_map(self) -> Any:
+    """The map of own tokens that the kernel computes, or None."""
+    return self.problem.maps.get("key" if self.are_keys_own else "query")
+
+  def _map_own(self, own_map: Any) -> None:
+    """Replaces own tokens by mapped ones."""
+    tile = self.tiles["key" if self.are_keys_own else "query"]
+    (mapped,) = own_map.function(
+      self.problem.cast(tile[...].astype(jnp.float32), WGMMA),
+      *(self.number(name, 0) for name in own_map.operands),
+    )
+    tile[...] = mapped.astype(tile.dtype)
+    if "mapped" in self.results:
+      self.results["mapped"][...] = mapped.astype(tile.dtype)
+    plgpu.commit_smem()
 
   def _transpose(self, tile: Any) -> None:
     """Writes the staged tokens as [D, 64]."""
@@ -162,8 +181,14 @@ def _write(
     name: block.staged(tile) if outputs[name].axes is Axes.STAGED else tile
     for name, tile in block.results.items()
   }
-  plgpu.commit_smem()
   for name, ref in results.items():
+    if outputs[name].axes is Axes.NUMBERS:  # a sum over own tokens
+      parts = block.problem.cast(written.pop(name)[...], BY_ROW)
+      place = (*block.leading(ref.shape[:-1]), block.row)
+      ref[place] = jnp.sum(parts, axis=0)
+  plgpu.commit_smem()
+  for name in written:
+    ref = results[name]
     place = block.place(ref, outputs[name].axes, block.row * SIDE)
     plgpu.copy_smem_to_gmem(written[name], place)
   plgpu.wait_smem_to_gmem(0)
@@ -257,6 +282,7 @@ def _tile(ref: Any, axes: Axes) -> Any:
     Axes.CHANNELS: (ref.shape[0], SIDE),
     Axes.STAGED: (ref.shape[-1], SIDE),
     Axes.ROWS: (SIDE,),
+    Axes.NUMBERS: (SIDE,),
     Axes.WHOLE: ref.shape,
   }
   dtype = jnp.float32 if axes is Axes.STAGED else ref.dtype

@@ -1,11 +1,12 @@
-"""Maps of tokens before the kernels for Hopper GPUs, and their derivatives.
+"""Maps of tokens in the kernels for Hopper GPUs, or before them.
 
-XLA computes a map, a product or a norm, in one kernel, but the transpose of a
-norm in several. A kernel of this module computes that at once.
+A norm is computed in the kernels: that of a block's own tokens when they are
+loaded, and its transpose before their gradient is stored. XLA computes the maps
+of the other tokens that a block visits, and products with matrices.
 """
 
+import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from attention.custom_transpose import with_kernel_as_transpose
 from attention.implementations.closure import (
   Program,
   without_captured,
@@ -21,7 +21,12 @@ from attention.implementations.closure import (
 from attention.implementations.pallas.hopper import row_functions
 from attention.implementations.pallas.hopper.row_functions import RowFunction
 from attention.implementations.pallas.hopper.tiles import SIDE
-from attention.implementations.pallas.operands import Unsupported
+from attention.implementations.pallas.operands import (
+  Kind,
+  Operand,
+  Unsupported,
+)
+from attention.request import Request
 from attention.scores import Score
 from attention.scores.base import Wrapper
 from attention.scores.classical import (
@@ -59,14 +64,12 @@ def mapped(
   tokens: jax.Array,
   *,
   is_masked: bool,
-  interpret: Any,
 ) -> jax.Array:
   """function(tokens), which keeps NaN.
 
   If keys may be hidden, derivatives are those at finite tokens.
   """
   program, captured = without_captured(function, tokens)
-  of_tile = _tile_program(function, tokens, captured)
 
   @jax.custom_jvp
   def compute(arrays):
@@ -79,32 +82,13 @@ def mapped(
     chosen = [n for n, x in enumerate(moved) if type(x) is not SymbolicZero]
     if not chosen:
       return result, jnp.zeros_like(result)
-    pull_back = _pull_back(of_tile, arrays, chosen, is_masked)
-    transpose = None
-    if pull_back is not None:
-      transpose = functools.partial(_transpose, pull_back, chosen, interpret)
-    (tangent,) = with_kernel_as_transpose(
-      functools.partial(_tangent, program, chosen, is_masked),
-      transpose,
-      arrays,
-      [moved[n] for n in chosen],
-    )
-    return result, tangent
+    if is_masked:
+      arrays = [_finite(arrays[0]), *arrays[1:]]
+    of_chosen = functools.partial(_moved, program, chosen, arrays)
+    primals = [arrays[n] for n in chosen]
+    return result, jax.jvp(of_chosen, primals, [moved[n] for n in chosen])[1]
 
   return compute([tokens, *captured])
-
-
-def _tangent(
-  program: Program, chosen: Sequence[int], is_masked: bool, arrays, tangents
-) -> list[jax.Array]:
-  """The tangent of a map."""
-  arrays = [_finite(arrays[0]) if is_masked else arrays[0], *arrays[1:]]
-  result = jax.jvp(
-    functools.partial(_moved, program, chosen, arrays),
-    [arrays[n] for n in chosen],
-    [*tangents],
-  )
-  return [result[1]]
 
 
 def _moved(program: Program, chosen: Sequence[int], arrays, *moved):
@@ -121,72 +105,70 @@ def _finite(tokens: jax.Array) -> jax.Array:
   return jnp.where(is_finite, tokens, jnp.zeros_like(tokens))
 
 
-def _tile_program(
-  function: Callable, tokens: Any, captured: Sequence[Any]
-) -> Program | None:
-  """A map of a tile [64, D] of tokens; None for what the kernel lacks."""
-  size = tokens.shape[-1]
-  is_of_tiles = math.prod(tokens.shape[:-1]) % SIDE == 0 and size in (64, 128)
-  if not is_of_tiles or any(each.ndim for each in captured):
-    return None
-  tile = jax.ShapeDtypeStruct((SIDE, size), tokens.dtype)
-  program, own = without_captured(function, tile)
-  is_same = len(own) == len(captured) and all(map(_is, own, captured))
-  return program if program.jaxpr.eqns and is_same else None
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenMap:
+  """A map of tokens [64, D] that a kernel computes."""
+
+  function: RowFunction  # (tile, *numbers) -> [mapped tile]
+  # (tile, cotangents, *numbers) -> [cotangents, *parts of those of numbers]
+  pull_back: RowFunction
+  operands: dict[str, Operand]  # numbers, by the names of inputs
 
 
-def _is(one: Any, other: Any) -> bool:
-  return one is other
-
-
-def _pull_back(
-  program: Program | None,
-  arrays: Sequence[jax.Array],
-  chosen: Sequence[int],
-  is_masked: bool,
-) -> RowFunction | None:
-  """The transposed map of a tile; None for what the kernel lacks."""
-  if program is None:
-    return None
-  tokens, *captured = arrays
-  tile = jax.ShapeDtypeStruct((SIDE, tokens.shape[-1]), tokens.dtype)
-  result = jax.eval_shape(program, captured, tile)
-
-  def pull_back(tile, of_result, *numbers):
-    values = [_finite(tile) if is_masked else tile, *numbers]
-    moved = functools.partial(_moved, program, chosen, values)
-    return jax.vjp(moved, *(values[n] for n in chosen))[1](of_result)
-
-  shapes = [jax.ShapeDtypeStruct((), each.dtype) for each in captured]
+def inside(request: Request) -> dict[str, TokenMap]:
+  """The maps that kernels compute, by "query" and "key"; none if XLA does."""
+  score, tokens = request.score, request.tokens
+  dtypes = {each.dtype for each in tokens}
+  if not keeps_nan(score) or len(dtypes) > 1 or tokens[0].dtype.itemsize != 2:
+    return {}
+  maps = {
+    "query": (score.map_query, request.query),
+    "key": (score.map_key, request.key),
+  }
+  found = {}
   try:
-    return row_functions.traced(pull_back, [tile, result, *shapes])
+    for name, (function, array) in maps.items():
+      traced = _traced(name, function, array, request.is_masked)
+      if traced is not None:
+        found[name] = traced
   except Unsupported:
+    return {}
+  return found
+
+
+def _traced(
+  name: str, function: Callable, tokens: jax.Array, is_masked: bool
+) -> TokenMap | None:
+  """The map of a tile; None if it changes nothing."""
+  size = tokens.shape[-1]
+  tile = jax.ShapeDtypeStruct((SIDE, size), tokens.dtype)
+  program, captured = without_captured(function, tile)
+  if not program.jaxpr.eqns:
     return None
+  # Only the kernel of queries returns gradients of numbers.
+  if any(map(jnp.ndim, captured)) or (name == "key" and captured):
+    raise Unsupported(
+      "has maps of tokens with captured numbers of queries only"
+    )
+  if size not in (64, 128):
+    raise Unsupported("has maps of tokens of 64 or 128 features")
 
+  def map_tile(tile, *numbers):
+    return program([*numbers], tile)
 
-def _transpose(
-  pull_back: RowFunction,
-  chosen: Sequence[int],
-  interpret: Any,
-  arrays: Sequence[jax.Array],
-  cotangents: Sequence[jax.Array],
-) -> list[jax.Array]:
-  """The cotangents of tokens and of captured numbers, by a kernel."""
-  tokens, *numbers = arrays
-  (cotangent,) = cotangents
-  count = math.prod(tokens.shape[:-1])
-  of_tokens = jax.ShapeDtypeStruct((count, tokens.shape[-1]), tokens.dtype)
-  parts = jax.ShapeDtypeStruct((count // SIDE,), jnp.float32)
-  results = row_functions.call(
-    pull_back,
-    [each.reshape(count, each.shape[-1]) for each in (tokens, cotangent)],
-    [each.reshape(1) for each in numbers],
-    [parts if place else of_tokens for place in chosen],
-    interpret,
+  def pull_back(tile, cotangents, *numbers):
+    tile = _finite(tile) if is_masked else tile
+    return jax.vjp(map_tile, tile, *numbers)[1](cotangents)
+
+  numbers = [jax.ShapeDtypeStruct((), jnp.asarray(x).dtype) for x in captured]
+  mapped = jax.eval_shape(map_tile, tile, *numbers)
+  if mapped.shape != tile.shape:
+    raise Unsupported("has maps of tokens that keep the number of features")
+  return TokenMap(
+    row_functions.traced(map_tile, [tile, *numbers]),
+    row_functions.traced(pull_back, [tile, mapped, *numbers]),
+    {
+      f"{name} map {number}": Operand(jnp.asarray(each), Kind.SCALAR, ())
+      for number, each in enumerate(captured)
+    },
   )
-  return [
-    (jnp.sum(each) if place else each)
-    .reshape(arrays[place].shape)
-    .astype(arrays[place].dtype)
-    for place, each in zip(chosen, results)
-  ]

@@ -8,7 +8,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention import attend, biases, masks, scores
 from attention.implementations import Pallas
-from attention.implementations.pallas.hopper import row_functions
 from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
 
@@ -260,29 +259,9 @@ def test_a_number_of_one_head_in_the_map_of_a_token():
     close(got.reshape(want.shape), want)
 
 
-@ignore_nan
-@sampled("mask", [None, masks.causal(40)], default=[None])
-@sampled("name", ["cosine", "normalised"], default=["cosine"])
-def test_one_kernel_transposes_a_norm(name, mask, monkeypatch):
-  tokens = arrays((2, 64, 64), (2, 128, 64), (2, 128, 64))
-  if mask is not None:
-    tokens[1] = tokens[1].at[:, 66, 3].set(jnp.inf)
-  call, calls = row_functions.call, []
-
-  def count(*arguments, **options):
-    calls.append(arguments)
-    return call(*arguments, **options)
-
-  monkeypatch.setattr(row_functions, "call", count)
-  options = CASES[name] | {"mask": mask}
-  got = results(INTERPRETED, tokens, **options)
-  assert len(calls) == 2
-  jax.tree.map(close, got, results("reference", tokens, **options))
-
-
-@sampled("name", [*CASES], default=["additive"])
-def test_a_gradient_calls_three_kernels(name, monkeypatch):
-  tokens = arrays((70, 64), (70, 64), (70, 64))
+@pytest.fixture
+def launched(monkeypatch):
+  """The kernels that have been called."""
   kernel, calls = plgpu.kernel, []
 
   def count(*arguments, **options):
@@ -290,8 +269,43 @@ def test_a_gradient_calls_three_kernels(name, monkeypatch):
     return kernel(*arguments, **options)
 
   monkeypatch.setattr(plgpu, "kernel", count)
+  return calls
+
+
+@ignore_nan
+@sampled("mask", [None, masks.causal(40)], default=[masks.causal(40)])
+@sampled("name", ["cosine", "normalised"], default=["cosine"])
+def test_kernels_compute_norms_and_their_transposes(name, mask, launched):
+  tokens = arrays((2, 3, 64, 64), (2, 1, 128, 64), (2, 3, 128, 64))
+  if mask is not None:
+    tokens[1] = tokens[1].at[:, :, 66, 3].set(jnp.inf)
+  options = CASES[name] | {"mask": mask}
+  got = results(INTERPRETED, tokens, **options)
+  assert len(launched) == 3
+  jax.tree.map(close, got, results("reference", tokens, **options))
+
+
+def test_a_number_of_a_map_and_of_a_wrapper_has_both_gradients(launched):
+  tokens = arrays((64, 64), (64, 64), (64, 64))
+
+  def gradient(implementation):
+    def loss(number):
+      score = scores.soft_cap(scores.cosine(number), number)
+      context = attend(*tokens, score=score, implementation=implementation)
+      return jnp.sum(jnp.sin(context.astype(jnp.float32)))
+
+    return jax.jit(jax.grad(loss))(jnp.float32(3.0))
+
+  got, want = gradient(INTERPRETED), gradient("reference")
+  assert len(launched) == 3
+  np.testing.assert_allclose(got, want, rtol=0.02)
+
+
+@sampled("name", [*CASES], default=["additive"])
+def test_a_gradient_calls_three_kernels(name, launched):
+  tokens = arrays((70, 64), (70, 64), (70, 64))
   jax.eval_shape(lambda: results(INTERPRETED, tokens, **CASES[name]))
-  assert len(calls) == 3
+  assert len(launched) == 3
 
 
 def test_what_the_kernel_does_not_support_is_an_error_that_says_why():
