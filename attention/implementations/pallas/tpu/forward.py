@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from attention.implementations.pallas.functions import matrix_product
+from attention.implementations.pallas.tpu.tokens import read, write
 from attention.implementations.pallas.tpu.visit import as_row
 from attention.implementations.pallas.visits import FIRST, LAST
 
@@ -22,13 +23,16 @@ def online_softmax(problem, visit, inputs, outputs, scratch):
     summed[...] = jnp.zeros_like(summed)
 
   def update(masked):
-    key, value = (problem.finite(ref[...]) for ref in (key_ref, value_ref))
+    key, value = read(key_ref), read(value_ref)
+    query = problem.finite(read(query_ref))
+    finite_key, finite_value = map(problem.finite, (key, value))
     parts = visit.parts(problem, operand_refs)
     for rows in visit.chunks(problem):
-      query = problem.finite(query_ref[rows, :])
-      scores, _ = visit.scores(problem, query, key, parts, rows, masked)
+      scores, _ = visit.scores(
+        problem, query[rows, :], finite_key, parts, rows, masked
+      )
       if problem.is_masked:
-        _note_non_finite(scores, key_ref[...], value_ref[...], spoilt, rows)
+        _note_non_finite(scores, key, value, spoilt, rows)
       before = maximum[rows, :]
       after = jnp.maximum(before, jnp.max(scores, axis=-1, keepdims=True))
       shrink = jnp.exp(before - after)
@@ -38,7 +42,9 @@ def online_softmax(problem, visit, inputs, outputs, scratch):
         weights, axis=-1, keepdims=True
       )
       types = (value.dtype, value.dtype)
-      product = matrix_product(weights, value, (1, 0), types, problem.precision)
+      product = matrix_product(
+        weights, finite_value, (1, 0), types, problem.precision
+      )
       summed[rows, :] = summed[rows, :] * shrink + product
 
   visit.either(problem, update)
@@ -49,12 +55,12 @@ def online_softmax(problem, visit, inputs, outputs, scratch):
     divisor = jnp.where(total[...] == 0.0, 1.0, total[...])
     context, rows = summed[...] / divisor, [maximum[...], total[...]]
     if problem.is_masked:
-      bad = _has_non_finite(query_ref[...]) * (total[...] != 0.0)
+      bad = _has_non_finite(read(query_ref)) * (total[...] != 0.0)
       of_rows = jnp.maximum(spoilt[:, :1], bad)
       rows = [jnp.where(of_rows > 0.0, jnp.nan, each) for each in rows]
       of_context = jnp.maximum(spoilt[:, 1:], of_rows)
       context = jnp.where(of_context > 0.0, jnp.nan, context)
-    context_ref[...] = context.astype(context_ref.dtype)
+    write(context_ref, context)
     maximum_ref[...], total_ref[...] = map(as_row, rows)
 
 

@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 
 from attention.implementations.pallas.functions import matrix_product
 from attention.implementations.pallas.tpu import gradient_rows, whole
+from attention.implementations.pallas.tpu.tokens import read, write
 from attention.implementations.pallas.visits import FIRST, LAST
 
 
@@ -50,14 +51,15 @@ def of_queries(
       each[...] = jnp.zeros_like(each)
 
   def update(masked):
-    key, value = (problem.finite(ref[...]) for ref in (key_ref, value_ref))
+    query, key, value = (
+      problem.finite(read(ref)) for ref in (query_ref, key_ref, value_ref)
+    )
     parts = visit.parts(problem, operand_refs)
-    cotangent = rows_by_name["cotangent"][...]
+    cotangent = read(rows_by_name["cotangent"])
     of_rows = gradient_rows.of_scratch(numbers, cotangent)
     for rows in visit.chunks(problem):
-      query = problem.finite(query_ref[rows, :])
       scores, pull_back = visit.scores(
-        problem, query, key, parts, rows, masked, wanted=wanted
+        problem, query[rows, :], key, parts, rows, masked, wanted=wanted
       )
       _, of_scores = visit.weights(problem, scores, value, of_rows.of(rows))
       of_query, of_parts = pull_back(of_scores)
@@ -69,7 +71,7 @@ def of_queries(
 
   @pl.when(visit.has(LAST))
   def _():
-    gradient_ref[...] = summed[...].astype(gradient_ref.dtype)
+    write(gradient_ref, summed[...])
 
 
 def of_keys(
@@ -90,13 +92,14 @@ def of_keys(
       each[...] = jnp.zeros_like(each)
 
   def update(masked):
-    key, value = (problem.finite(ref[...]) for ref in (key_ref, value_ref))
+    query, key, value = (
+      problem.finite(read(ref)) for ref in (query_ref, key_ref, value_ref)
+    )
     parts = visit.parts(problem, operand_refs)
-    of_rows = gradient_rows.of_results(row_refs, cotangent_ref[...])
+    of_rows = gradient_rows.of_results(row_refs, read(cotangent_ref))
     for rows in visit.chunks(problem):
-      query = problem.finite(query_ref[rows, :])
       scores, pull_back = visit.scores(
-        problem, query, key, parts, rows, masked, of_keys=True
+        problem, query[rows, :], key, parts, rows, masked, of_keys=True
       )
       own = of_rows.of(rows)
       weights, of_scores = visit.weights(problem, scores, value, own)
@@ -111,4 +114,4 @@ def of_keys(
   @pl.when(visit.has(LAST))
   def _():
     for output, each in zip(outputs, scratch):
-      output[...] = each[...].astype(output.dtype)
+      write(output, each[...])

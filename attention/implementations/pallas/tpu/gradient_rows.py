@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention.implementations.pallas.tpu.tokens import read
 from attention.implementations.pallas.tpu.visit import as_column, as_row
 
 # Weights are exp(score - maximum) * inverse. The mean is that of the cotangents
@@ -39,8 +40,10 @@ def make_rows(problem: Any, refs: dict[str, Any]) -> list[jax.Array]:
   """The numbers [t, 1] of `names`."""
   dtype = problem.dtype
   maximum, total = (as_column(refs[name][...]) for name in ("maximum", "total"))
-  context = refs["context"][...].astype(dtype)
-  products = context * refs["cotangent"][...].astype(dtype)
+  context, cotangent = (
+    read(refs[name]).astype(dtype) for name in ("context", "cotangent")
+  )
+  products = context * cotangent
   is_nan = jnp.isnan(context)
   if problem.is_masked:  # what is NaN has no derivatives
     products = jnp.where(is_nan, 0.0, products)

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from attention.implementations.pallas.operands import Kind, Operand
-from attention.implementations.pallas.tpu import whole
+from attention.implementations.pallas.tpu import tokens, whole
 from attention.implementations.pallas.tpu.visit import Visit
 from attention.implementations.pallas.visits import Visits, unpacked
 
@@ -52,15 +52,19 @@ class TileGrid:
     )
 
   def tokens(self, shape, axis: int):
-    """The shape and blocks of tokens [..., n, D]; axis 0 is that of rows."""
-    sizes = shape[:-2]
+    """The stored shape and the blocks of tokens [..., n, D]."""
+    *sizes, length, features = shape
+    matrix = (length, features), (self.problem.tile[axis], features)
 
     def index(visit):
       leading = _of_sizes(visit.indices, sizes)
-      return (*leading, (visit.row, visit.column)[axis], 0)
+      core = (visit.row, visit.column)[axis], 0
+      return (*leading, *(reversed(core) if is_transposed else core))
 
-    block = (*[None] * len(sizes), self.problem.tile[axis], shape[-1])
-    return shape, self._spec(block, index)
+    is_transposed = tokens.is_transposed(features)
+    whole_core, core = (m[::-1] if is_transposed else m for m in matrix)
+    block = (*[None] * len(sizes), *core)
+    return (*sizes, *whole_core), self._spec(block, index)
 
   def statistics(self, length: int):
     """The shape and the blocks of an array [..., 1, T]."""
@@ -180,9 +184,12 @@ def _split(values: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
 
 def inputs_of(problem, grid, operands, query, key, value):
   """Tokens and operands as inputs of a kernel, with their blocks."""
-  tokens = zip((query, key, value), (0, 1, 1))
+  arrays = zip((query, key, value), (0, 1, 1))
   return [
-    *((array, grid.tokens(array.shape, axis)[1]) for array, axis in tokens),
+    *(
+      (tokens.stored(array), grid.tokens(array.shape, axis)[1])
+      for array, axis in arrays
+    ),
     *(
       grid.operand(*each)
       for each in zip(problem.functions.operands, operands, strict=True)
@@ -194,7 +201,7 @@ def row_inputs(grid, rows: Sequence[jax.Array]):
   """Numbers of rows [..., T], or tokens [..., T, E], with their blocks."""
   rank = len(grid.problem.leading)
   return [
-    (each, grid.tokens(each.shape, 0)[1])
+    (tokens.stored(each), grid.tokens(each.shape, 0)[1])
     if each.ndim == rank + 2
     else (each[..., None, :], grid.statistics(each.shape[-1])[1])
     for each in rows

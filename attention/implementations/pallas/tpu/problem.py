@@ -18,6 +18,7 @@ from attention.implementations.pallas.tpu.grid import (
   inputs_of,
   row_inputs,
 )
+from attention.implementations.pallas.tpu.tokens import is_transposed, swapped
 from attention.implementations.pallas.visits import Visibility
 from attention.softmax import Statistics
 
@@ -82,6 +83,7 @@ class Problem:
       [query.dtype, self.dtype, self.dtype],
       [(queries, 1), (queries, 1), (queries, size), (queries, 2)],
     )
+    context = _restored(context, size)
     return context, Statistics(maximum[..., 0, :], total[..., 0, :])
 
   def gradient_of_queries(
@@ -112,7 +114,7 @@ class Problem:
       name: each[..., 0, :] for name, each in zip(names, results[-len(names) :])
     }
     return (
-      results[0],
+      _restored(results[0], query.shape[-1]),
       [*map(whole.restored, of_operands, operands_of)],
       made | {"cotangent": rows["cotangent"]},
     )
@@ -143,7 +145,14 @@ class Problem:
       [_sum_dtype(self, each, leading) for each in (key, value)],
       [(self.tile[1], each.shape[-1]) for each in (key, value)],
     )
-    return of_key, of_value
+    return _restored(of_key, key.shape[-1]), _restored(
+      of_value, value.shape[-1]
+    )
+
+
+def _restored(stored: jax.Array, features: int) -> jax.Array:
+  """Tokens [..., T, D] that a kernel has written."""
+  return swapped(stored) if is_transposed(features) else stored
 
 
 def _sum_dtype(problem, tokens, leading=None):

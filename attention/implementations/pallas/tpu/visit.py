@@ -13,6 +13,7 @@ from attention.implementations.pallas.functions import matrix_product
 from attention.implementations.pallas.operands import Kind
 from attention.implementations.pallas.tpu import whole
 from attention.implementations.pallas.tpu.additive import weighted_tanh_sum
+from attention.implementations.pallas.tpu.tokens import LANES
 from attention.implementations.pallas.visits import HIDDEN, MASKED
 
 RULES = {"weighted_tanh_sum": weighted_tanh_sum}
@@ -123,7 +124,7 @@ class Visit:
 
 def as_row(column: jax.Array) -> jax.Array:
   """[n, 1] to [1, n]."""
-  return jnp.broadcast_to(column, (column.shape[0], whole.LANES)).T[:1, :]
+  return jnp.broadcast_to(column, (column.shape[0], LANES)).T[:1, :]
 
 
 def as_column(row: jax.Array) -> jax.Array:

@@ -1,0 +1,49 @@
+"""Tokens in the kernels for TPUs.
+
+XLA stores tokens of 64 features as [64, T], which fills whole registers, and
+kernels read and write them so. In between they are [t, D].
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+LANES = 128  # of a register
+
+
+def is_transposed(features: int) -> bool:
+  """Whether tokens [..., T, features] are stored as [..., features, T]."""
+  return features % LANES != 0
+
+
+def stored(tokens: jax.Array) -> jax.Array:
+  """Tokens [..., T, D] as kernels read them."""
+  return swapped(tokens) if is_transposed(tokens.shape[-1]) else tokens
+
+
+def swapped(array: jax.Array) -> jax.Array:
+  """With the last two axes swapped."""
+  return jnp.swapaxes(array, -1, -2)
+
+
+def read(ref: Any) -> jax.Array:
+  """A tile of tokens [t, D]."""
+  return _transposed(ref[...]) if _holds_transposed(ref) else ref[...]
+
+
+def write(ref: Any, tokens: jax.Array) -> None:
+  """Writes a tile of tokens [t, D]."""
+  tokens = _transposed(tokens) if _holds_transposed(ref) else tokens
+  ref[...] = tokens.astype(ref.dtype)
+
+
+def _holds_transposed(ref: Any) -> bool:
+  # A tile has a multiple of 128 tokens.
+  return ref.shape[0] % LANES != 0
+
+
+def _transposed(tile: jax.Array) -> jax.Array:
+  """A matrix of at least 32 bits, which is what a kernel transposes."""
+  wide = tile.astype(jnp.promote_types(tile.dtype, jnp.float32))
+  return wide.T.astype(tile.dtype)
