@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from attention.implementations.pallas.functions import matrix_product
 from attention.implementations.pallas.tpu.tokens import read, write
 from attention.implementations.pallas.tpu.visit import as_row
 from attention.implementations.pallas.visits import FIRST, LAST
@@ -41,10 +40,7 @@ def online_softmax(problem, visit, inputs, outputs, scratch):
       total[rows, :] = total[rows, :] * shrink + jnp.sum(
         weights, axis=-1, keepdims=True
       )
-      types = (value.dtype, value.dtype)
-      product = matrix_product(
-        weights, finite_value, (1, 0), types, problem.precision
-      )
+      product = problem.product(weights, finite_value, (1, 0), value.dtype)
       summed[rows, :] = summed[rows, :] * shrink + product
 
   visit.either(problem, update)

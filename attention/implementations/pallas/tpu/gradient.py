@@ -11,7 +11,6 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from attention.implementations.pallas.functions import matrix_product
 from attention.implementations.pallas.tpu import gradient_rows, whole
 from attention.implementations.pallas.tpu.tokens import read, write
 from attention.implementations.pallas.visits import FIRST, LAST
@@ -103,10 +102,9 @@ def of_keys(
       )
       own = of_rows.of(rows)
       weights, of_scores = visit.weights(problem, scores, value, own)
-      types = (value.dtype, value.dtype)
       scratch[0][...] += pull_back(of_scores)[0]
-      scratch[1][...] += matrix_product(
-        weights, own.cotangent, (0, 0), types, problem.precision
+      scratch[1][...] += problem.product(
+        weights, own.cotangent, (0, 0), value.dtype
       )
 
   visit.either(problem, update)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from attention.implementations.pallas.functions import matrix_product
 from attention.implementations.pallas.operands import Operand
 from attention.implementations.pallas.tile_functions import TileFunctions
 from attention.implementations.pallas.tpu import gradient, gradient_rows, whole
@@ -62,6 +63,14 @@ class Problem:
       return tokens
     wide = tokens.astype(jnp.promote_types(tokens.dtype, jnp.float32))
     return jnp.where(jnp.isfinite(wide), wide, 0.0).astype(tokens.dtype)
+
+  def product(self, left, right, axes: tuple[int, int], dtype) -> jax.Array:
+    """The product of two matrices of numbers that are rounded to a dtype."""
+    if self.interpret:  # XLA's CPU backend lacks some products of 16 bits
+      wide = jnp.promote_types(dtype, jnp.float32)
+      left, right = (each.astype(dtype).astype(wide) for each in (left, right))
+      dtype = wide
+    return matrix_product(left, right, axes, (dtype, dtype), self.precision)
 
   def forward(
     self, operands: Sequence[jax.Array], query, key, value

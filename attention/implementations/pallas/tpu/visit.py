@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from attention.implementations.pallas.functions import matrix_product
 from attention.implementations.pallas.operands import Kind
 from attention.implementations.pallas.tpu import whole
 from attention.implementations.pallas.tpu.additive import weighted_tanh_sum
@@ -115,10 +114,7 @@ class Visit:
     """The weights, and the cotangents of the scores."""
     exponents = jnp.minimum(scores - rows.maximum, 0.0)
     weights = jnp.exp(exponents) * rows.inverse
-    types = (value.dtype, value.dtype)
-    of_weights = matrix_product(
-      rows.cotangent, value, (1, 1), types, problem.precision
-    )
+    of_weights = problem.product(rows.cotangent, value, (1, 1), value.dtype)
     return weights, weights * (of_weights - rows.mean)
 
 
