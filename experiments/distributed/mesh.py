@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from experiments.config import MeshConfig, TrainConfig
@@ -54,12 +55,11 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
       f"config.mesh: {asked or 'one device'}, {size} in all, do not divide"
       f" evenly over the {processes} processes; use data=-1 for all"
     )
-  return jax.make_mesh(
-    tuple(shape.values()),
-    AXES,
-    axis_types=(AxisType.Auto,) * len(AXES),
-    devices=devices[:size],
+  # An axis may be a part of an axis of the physical mesh, such as 4 of 16.
+  placed = mesh_utils.create_device_mesh(
+    tuple(shape.values()), devices[:size], allow_split_physical_axes=True
   )
+  return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def num_batch_shards(mesh: Mesh) -> int:

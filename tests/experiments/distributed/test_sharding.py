@@ -1,5 +1,6 @@
 """Sharding rules, their description, and invalid meshes."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -29,6 +30,32 @@ def abstract_state(tmp_path, arg, **mesh):
   config.mesh.update(mesh)
   experiment = make_experiment(parse(config.to_dict()), tmp_path)
   return experiment.abstract_state, experiment.mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """A device of a TPU v6e, as JAX describes it."""
+
+  id: int
+  platform = "tpu"
+  device_kind = "TPU v6 lite"
+  core_on_chip = 0
+  process_index = 0
+
+  @property
+  def coords(self):
+    return [self.id % 4, self.id // 4, 0]
+
+
+def test_an_axis_may_be_a_part_of_an_axis_of_the_physical_mesh():
+  chips = [Chip(number) for number in range(16)]
+  sizes = MeshConfig(data=2, fsdp=2, sequence=2, tensor=2)
+  mesh = mesh_lib.make_mesh(sizes, chips)
+  assert mesh.devices.shape == (2, 2, 2, 2)
+  assert {*mesh.devices.flat} == {*chips}
+  one, other = mesh.devices[0, 0, 0]
+  distance = np.subtract(one.coords, other.coords)
+  assert np.abs(distance).sum() == 1  # neighbours
 
 
 @pytest.mark.parametrize("arg", ["transformer", "additive"])
