@@ -56,8 +56,8 @@ class KernelAttention:
 
   kernels: tpu.Problem | hopper.Problem
   rule: online_softmax.Problem  # with tiles of its own
-  # For each array that the score captured in the rule, the operand of kernels.
-  operand_of: list[int | None]
+  # For each array that the score captured in the rule, the operands of kernels.
+  operands_of: list[list[int]]
   score_is_finite: bool  # see `Score.is_finite`
 
   def __call__(self, arguments: Arguments) -> tuple[jax.Array, Statistics]:
@@ -194,7 +194,7 @@ class KernelAttention:
     tokens = len(arguments.linear) - 3
     return self.kernels.has_gradients and all(
       place >= tokens
-      or (place < len(self.operand_of) and self.operand_of[place] is not None)
+      or (place < len(self.operands_of) and len(self.operands_of[place]) > 0)
       for place in chosen
     )
 
@@ -222,17 +222,24 @@ class KernelAttention:
     tokens = self._padded(arguments.tokens)
     first = len(arguments.linear) - 3
     places = [place for place in chosen if place < first]
-    wanted = [self.operand_of[place] for place in places]
+    wanted = [number for place in places for number in self.operands_of[place]]
     has_keys = first + 1 in chosen or first + 2 in chosen
     results: dict[int, jax.Array] = {}
-    # The kernel of keys reads rows that this one completes.
+    # The kernel of keys reads rows that this one completes, so it runs even if
+    # only keys or values are differentiated.
     of_query, of_operands, rows = kernels.gradient_of_queries(
       arguments.operands, tokens, rows, wanted
     )
     results[first] = of_query[..., :length, :]
-    for place, number, each in zip(places, wanted, of_operands):
-      operand = kernels.score_operands[number]
-      results[place] = _summed_operand(each, operand, kernels.leading)
+    parts = {
+      number: _summed_operand(
+        each, kernels.score_operands[number], kernels.leading
+      )
+      for number, each in zip(wanted, of_operands)
+    }
+    for place in places:
+      own = [parts[number] for number in self.operands_of[place]]
+      results[place] = functools.reduce(jnp.add, own)
     if has_keys:
       results[first + 1], results[first + 2] = (
         each[..., : arguments.tokens[1].shape[-2], :]
@@ -290,17 +297,14 @@ def _summed_operand(gradient, operand: Operand, leading) -> jax.Array:
 
 def shared_operands(
   captured: Sequence[Any], operands: Sequence[Operand]
-) -> list[int | None]:
-  """For each captured array, the operand of kernels that is the same array."""
+) -> list[list[int]]:
+  """For each captured array, the operands of kernels that are this array."""
   kinds = Kind.WHOLE, Kind.SCALAR
   return [
-    next(
-      (
-        number
-        for number, operand in enumerate(operands)
-        if operand.array is array and operand.kind in kinds
-      ),
-      None,
-    )
+    [
+      number
+      for number, operand in enumerate(operands)
+      if operand.array is array and operand.kind in kinds
+    ]
     for array in captured
   ]

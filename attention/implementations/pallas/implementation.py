@@ -45,6 +45,12 @@ class Pallas:
   query_block: int | None = None
   key_block: int | None = None
 
+  def __post_init__(self):
+    for name in ("query_block", "key_block"):
+      block = getattr(self, name)
+      if block is not None and (block < 1 or block % 128):
+        raise ValueError(f"{name} must be a multiple of 128, got {block}")
+
   def obstacle(self, request: Request) -> str | None:
     """Why the kernels cannot serve a request, or None if they can."""
     is_known = self.target is not None or request.target in _TARGETS

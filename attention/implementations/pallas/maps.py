@@ -12,7 +12,8 @@ from attention.scores.base import Wrapper
 class MapsInside(Wrapper):
   """The same score of unmapped tokens: tiles are mapped in `pair`."""
 
-  # A tile is mapped at every visit. This needs no arrays of mapped tokens.
+  # On TPUs a tile is mapped at every visit, without arrays of mapped tokens.
+  # Kernels for Hopper GPUs map their own tokens once.
 
   def map_query(self, query):
     return query

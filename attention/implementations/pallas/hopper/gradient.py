@@ -1,8 +1,9 @@
 """A block of the gradient kernels for Hopper GPUs: 64 queries, or 64 keys.
 
 Both kernels compute scores and weights again, from the statistics of the rows.
-The kernel of queries computes the gradients of queries and of an additive
-score's weight, the kernel of keys those of keys and values.
+The kernel of queries computes the gradients of queries, of numbers and of an
+additive score's weight, the kernel of keys those of keys and values. Where own
+tokens were mapped, both transpose the map at the end.
 """
 
 import functools
@@ -43,7 +44,7 @@ from attention.implementations.pallas.hopper.tiles import (
 def gradients(block: Block, wanted: Sequence[str] = ()) -> None:
   """Computes the gradients of own tokens, from all visible tiles.
 
-  Those of the numbers that are `wanted` have a part for each query.
+  Those of the numbers that are `wanted` are summed over a block when written.
   """
   attempts(block.problem, functools.partial(_compute, block, wanted))
 

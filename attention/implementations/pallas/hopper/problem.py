@@ -48,7 +48,7 @@ class Problem:
   bias: PairFunction | None
   visible: PairFunction | None
   maps: Mapping[str, TokenMap]  # of own tokens, in the kernels
-  map_key: Callable[[jax.Array], jax.Array]  # that of XLA, if there are maps
+  map_key: Callable[[jax.Array], jax.Array]  # by XLA, if a kernel maps own keys
   has_gradients: bool
   weight: Operand | None  # of the channels of an additive score
   # Whether keys may be hidden. NaN in a hidden token then changes nothing, and
@@ -164,13 +164,13 @@ class Problem:
       of_gradients=True,
     )
     # A number's gradient has a part for each block, a channel's for each query.
-    gradients_of = {name: jnp.sum(results[name], axis=-1) for name in names}
-    if "weight" in gradients_of:
-      gradients_of["weight"] = jnp.moveaxis(gradients_of["weight"], 0, -1)
+    sums = {name: jnp.sum(results[name], axis=-1) for name in names}
+    if "weight" in sums:
+      sums["weight"] = jnp.moveaxis(sums["weight"], 0, -1)
     made = {name: results[name] for name in for_keys}
     return (
       _tokens_last(results["tokens"], of_tokens),
-      [*gradients_of.values()],
+      [*sums.values()],
       made | {"cotangent": rows["cotangent"]},
     )
 

@@ -55,13 +55,13 @@ class TileGrid:
     """The stored shape and the blocks of tokens [..., n, D]."""
     *sizes, length, features = shape
     matrix = (length, features), (self.problem.tile[axis], features)
+    is_transposed = tokens.is_transposed(features)
 
     def index(visit):
       leading = _of_sizes(visit.indices, sizes)
       core = (visit.row, visit.column)[axis], 0
       return (*leading, *(reversed(core) if is_transposed else core))
 
-    is_transposed = tokens.is_transposed(features)
     whole_core, core = (m[::-1] if is_transposed else m for m in matrix)
     block = (*[None] * len(sizes), *core)
     return (*sizes, *whole_core), self._spec(block, index)

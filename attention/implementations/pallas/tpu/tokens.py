@@ -44,6 +44,6 @@ def _holds_transposed(ref: Any) -> bool:
 
 
 def _transposed(tile: jax.Array) -> jax.Array:
-  """A matrix of at least 32 bits, which is what a kernel transposes."""
+  """The transpose, in 32 bits at least: not all TPUs transpose 16."""
   wide = tile.astype(jnp.promote_types(tile.dtype, jnp.float32))
   return wide.T.astype(tile.dtype)

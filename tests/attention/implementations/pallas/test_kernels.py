@@ -136,6 +136,19 @@ def test_matrices_are_read_with_their_longer_axis_last(heads):
   close(got, results(tokens, "reference", {"score": score}), 1e-4)
 
 
+def test_a_number_that_is_used_twice_has_both_gradients():
+  def gradient(implementation):
+    def loss(number, *tokens):
+      score = scores.soft_cap(scores.cosine(number), number)
+      context = attend(*tokens, score=score, implementation=implementation)
+      return jnp.sum(jnp.sin(context))
+
+    # The number is one tracer in both places.
+    return jax.jit(jax.grad(loss))(jnp.float32(3.0), *arrays(*SHAPES))
+
+  close(gradient(INTERPRETED), gradient("reference"), 1e-4)
+
+
 def operations(jaxpr):
   """The operations of a jaxpr and of those that it calls, without kernels."""
   for equation in jaxpr.eqns:
@@ -280,6 +293,11 @@ def test_what_kernels_do_not_support_is_an_error_that_says_why():
   refused("does not support RelativePosition", bias=bias)
   weight = jnp.ones((2, 1, 1))
   refused("a score of one head", score=lambda q, k: weight * (q @ k.mT))
+
+
+def test_blocks_are_multiples_of_128():
+  with pytest.raises(ValueError, match="key_block must be a multiple of 128"):
+    Pallas(key_block=64)
 
 
 def test_a_name_stands_for_compiled_kernels():
