@@ -134,33 +134,24 @@ class Problem:
     self, operands, tokens, rows, wanted: Sequence[int]
   ) -> tuple[jax.Array, list[jax.Array], dict[str, jax.Array]]:
     """The gradients of queries and of wanted operands, and rows for keys."""
-    of_tokens = self._gradient(tokens[0], self._axes_of(*tokens[:2]))
-    outputs = {"tokens": of_tokens}
-    if self.weight is not None:
-      outputs["weight"] = outputs["tokens"]
+    query, key, value = tokens
+    of_tokens = self._gradient(query, self._axes_of(query, key))
     names = [[*self.differentiable][number] for number in wanted]
     numbers = [name for name in names if name != "weight"]
-    shape = (*self.leading, tokens[0].shape[-2])
-    of_rows = Output(jax.ShapeDtypeStruct(shape, self.dtype), Axes.ROWS)
-    for_keys = MASKED_ROWS if self.is_masked else ROWS
-    outputs |= dict.fromkeys(for_keys, of_rows)
+    for_keys = self._outputs_for_keys(query)
+    outputs = {"tokens": of_tokens}
+    if self.weight is not None:
+      outputs["weight"] = of_tokens
     parts = jax.ShapeDtypeStruct((*self.leading, len(self.tiles)), self.dtype)
     outputs |= dict.fromkeys(numbers, Output(parts, Axes.NUMBERS))
-    query, key, value = tokens
-    if "query" in self.maps:  # for the kernel of keys
-      shape = (*self.leading, *query.shape[-2:])
-      mapped = jax.ShapeDtypeStruct(shape, query.dtype)
-      outputs["mapped"] = Output(mapped, Axes.TOKENS)
-      for_keys = (*for_keys, "mapped")
+    visited = query, self._mapped_key(key), value
     results = launch(
       self,
       functools.partial(gradients, wanted=numbers),
       self.tiles,
-      self._gradient_inputs(
-        operands, (query, self._mapped_key(key), value), rows
-      )
+      self._gradient_inputs(operands, visited, rows)
       | self._unmapped("query", query),
-      outputs,
+      outputs | for_keys,
       of_gradients=True,
     )
     # A number's gradient has a part for each block, a channel's for each query.
@@ -173,6 +164,16 @@ class Problem:
       [*sums.values()],
       made | {"cotangent": rows["cotangent"]},
     )
+
+  def _outputs_for_keys(self, query: jax.Array) -> dict[str, Output]:
+    """What the kernel of queries writes for the kernel of keys."""
+    lengths = (*self.leading, query.shape[-2])
+    of_rows = Output(jax.ShapeDtypeStruct(lengths, self.dtype), Axes.ROWS)
+    outputs = dict.fromkeys(MASKED_ROWS if self.is_masked else ROWS, of_rows)
+    if "query" in self.maps:
+      mapped = jax.ShapeDtypeStruct((*lengths, query.shape[-1]), query.dtype)
+      outputs["mapped"] = Output(mapped, Axes.TOKENS)
+    return outputs
 
   def gradient_of_keys(
     self, operands, tokens, rows
