@@ -36,7 +36,7 @@ def names(is_masked: bool) -> tuple[str, ...]:
   return (*_NAMES, "spoilt") if is_masked else _NAMES
 
 
-def make_rows(problem: Any, refs: dict[str, Any]) -> list[jax.Array]:
+def _made_rows(problem: Any, refs: dict[str, Any]) -> list[jax.Array]:
   """The numbers [t, 1] of `names`."""
   dtype = problem.dtype
   maximum, total = (as_column(refs[name][...]) for name in ("maximum", "total"))
@@ -71,7 +71,7 @@ def write_rows(
 ) -> None:
   """Writes the numbers of the queries, and keeps them as columns."""
   for n, (numbers, result) in enumerate(
-    zip(make_rows(problem, refs), results, strict=True)
+    zip(_made_rows(problem, refs), results, strict=True)
   ):
     result[...] = as_row(numbers)
     scratch[:, n : n + 1] = numbers

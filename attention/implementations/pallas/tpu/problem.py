@@ -19,7 +19,7 @@ from attention.implementations.pallas.tpu.grid import (
   inputs_of,
   row_inputs,
 )
-from attention.implementations.pallas.tpu.tokens import is_transposed, swapped
+from attention.implementations.pallas.tpu.tokens import is_transposed
 from attention.implementations.pallas.visits import Visibility
 from attention.softmax import Statistics
 
@@ -161,7 +161,7 @@ class Problem:
 
 def _restored(stored: jax.Array, features: int) -> jax.Array:
   """Tokens [..., T, D] that a kernel has written."""
-  return swapped(stored) if is_transposed(features) else stored
+  return stored.mT if is_transposed(features) else stored
 
 
 def _sum_dtype(problem, tokens, leading=None):

@@ -19,12 +19,7 @@ def is_transposed(features: int) -> bool:
 
 def stored(tokens: jax.Array) -> jax.Array:
   """Tokens [..., T, D] as kernels read them."""
-  return swapped(tokens) if is_transposed(tokens.shape[-1]) else tokens
-
-
-def swapped(array: jax.Array) -> jax.Array:
-  """With the last two axes swapped."""
-  return jnp.swapaxes(array, -1, -2)
+  return tokens.mT if is_transposed(tokens.shape[-1]) else tokens
 
 
 def read(ref: Any) -> jax.Array:

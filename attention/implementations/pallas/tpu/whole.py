@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from attention.implementations.pallas.operands import Operand
-from attention.implementations.pallas.tpu.tokens import LANES, swapped
+from attention.implementations.pallas.tpu.tokens import LANES
 
 
 def stored_shape(operand: Operand) -> tuple[int, ...]:
@@ -31,21 +31,21 @@ def stored(array: jax.Array, operand: Operand) -> jax.Array:
   """[leading..., core...] as a kernel reads it."""
   leading = array.shape[: len(operand.axes)]
   if is_transposed(operand):
-    array = swapped(array)
+    array = array.mT
   return array.reshape(*leading, *stored_shape(operand))
 
 
 def loaded(stored: jax.Array, operand: Operand) -> jax.Array:
   """The array of one head, from VMEM."""
   if is_transposed(operand):
-    stored = swapped(stored)
+    stored = stored.mT
   return stored.reshape(operand.core)
 
 
 def add(ref: Any, gradient: jax.Array, operand: Operand) -> None:
   """Adds to the gradient of the array of one head."""
   if is_transposed(operand):
-    gradient = swapped(gradient)
+    gradient = gradient.mT
   is_vector = gradient.ndim < 2
   ref[...] += jnp.broadcast_to(
     gradient.reshape(1, -1) if is_vector else gradient, ref.shape
@@ -57,7 +57,7 @@ def restored(gradient: jax.Array, operand: Operand) -> jax.Array:
   if not operand.core:
     return gradient[..., 0, 0]
   if is_transposed(operand):
-    gradient = swapped(gradient)
+    gradient = gradient.mT
   leading = gradient.shape[: gradient.ndim - len(stored_shape(operand))]
   return gradient.reshape(*leading, *operand.core)
 
