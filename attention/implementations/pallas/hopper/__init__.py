@@ -2,9 +2,7 @@
 
 A warpgroup holds 64 queries, or 64 keys for their gradients; scores and sums
 stay in its registers. Products use the tensor cores. Other scores are added
-channel by channel; those of an additive score cost a hyperbolic tangent
-(`tanh.approx`, with a relative error of 2^-11), an addition and a multiply-add
-for each pair.
+channel by channel; in an additive score two channels share a reciprocal.
 """
 
 from attention.implementations.pallas.hopper.from_request import (

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal
 
 from attention.implementations.pallas.functions import OPERATIONS
-from attention.implementations.pallas.hopper import tiles
 from attention.implementations.pallas.hopper.pairs import (
   evaluate,
   gradient_of,
@@ -28,7 +27,10 @@ from attention.implementations.pallas.hopper.tiles import (
   BY_ROW,
   SIDE,
   TILE,
+  WGMMA,
   Block,
+  across,
+  down,
 )
 from attention.implementations.pallas.operands import (
   Kind,
@@ -49,48 +51,60 @@ _ELEMENTWISE = OPERATIONS - _SHAPES - _REDUCTIONS - _PARTS
 
 
 class ChannelSum(Protocol):
-  """The function g of a score, and its gradients."""
+  """The sum of a score over the channels of a tile, and its gradients."""
 
-  def term(self, block: Block, channel: Any) -> jax.Array:
-    """The function g of all pairs of a tile."""
+  def scratch(self) -> Any:
+    """Shared memory of a block, besides its tiles."""
 
-  def gradients(
-    self, block: Block, channel: Any, of_sums: jax.Array
-  ) -> dict[str, jax.Array]:
-    """The gradients of own tokens and of others, by the names of results."""
+  def prepare(self, block: Block, *, of_own: bool) -> None:
+    """Called when a tile of own or other tokens is loaded or changed."""
 
+  def sums(self, block: Block) -> jax.Array:
+    """The sums of all pairs of a tile."""
 
-class AdditiveSum:
-  """v_c tanh(q_c + k_c)."""
-
-  def term(self, block, channel):
-    """See `ChannelSum`."""
-    return _tanh(block, channel) * block.tiles["weight"][channel]
-
-  def gradients(self, block, channel, of_sums):
-    """See `ChannelSum`."""
-    tanh = _tanh(block, channel)
-    of_own = jnp.sum((1.0 - tanh * tanh) * of_sums, axis=1)
-    gradients = {"tokens": of_own * block.tiles["weight"][channel]}
-    if not block.are_keys_own:
-      gradients["weight"] = jnp.sum(of_sums * tanh, axis=1)
-    return gradients
+  def add_gradients(self, block: Block, of_sums: jax.Array) -> None:
+    """Adds to the results that have the gradients of channels."""
 
 
-def _tanh(block: Block, channel: Any) -> jax.Array:
-  return jnp.tanh(sums_of_pairs(block, channel))
+def zeros(block: Block) -> jax.Array:
+  """A tile of sums before the first channel."""
+  return block.problem.cast(jnp.zeros(TILE, jnp.float32), WGMMA)
+
+
+def for_each_channel(
+  block: Block, channels: int, body: Callable, state: Any, *, most: int = 4
+) -> Any:
+  """The state after body(channel, state), with several in an iteration."""
+  # With a mask, the kernel of keys has too few registers for as many.
+  is_scarce = block.are_keys_own and block.problem.is_masked
+  count = most // 2 if is_scarce else most
+  count = count if channels % count == 0 else 1
+
+  def several(number, state):
+    for offset in range(count):
+      state = body(number * count + offset, state)
+    return state
+
+  return jax.lax.fori_loop(0, channels // count, several, state)
+
+
+def add_to_result(block: Block, name: str, channel: Any, part) -> None:
+  """Adds to one channel of a result."""
+  result = block.results[name]
+  before = block.problem.cast(result[channel], BY_ROW)
+  result[channel] = before + part
 
 
 def sums_of_pairs(block: Block, channel: Any) -> jax.Array:
   """The sums q_c + k_c of all pairs of a tile."""
-  own, other = _vectors(block, channel)
-  return tiles.across(own, TILE) + tiles.down(other, TILE)
+  own, other = vectors(block, *block.own_and_other, channel)
+  return across(own, TILE) + down(other, TILE)
 
 
-def _vectors(block: Block, channel: Any) -> tuple[jax.Array, jax.Array]:
+def vectors(
+  block: Block, own: Any, other: Any, channel: Any
+) -> tuple[jax.Array, jax.Array]:
   """A feature of own tokens and of other tokens."""
-  names = ("key", "query") if block.are_keys_own else ("query", "key")
-  own, other = (block.tiles[name] for name in names)
   cast = block.problem.cast  # to be called at once on what is read
   return cast(own[channel], BY_ROW), cast(other[channel], BY_COLUMN)
 
@@ -103,26 +117,44 @@ class FunctionSum:
   axes: dict[Any, Axes]  # of its variables
   constants: dict[str, Operand]  # numbers, or one for each feature
   finish: Callable[[jax.Array], jax.Array]
+  features: int
 
-  def term(self, block, channel):
+  def scratch(self) -> Any:
     """See `ChannelSum`."""
-    return self._term(block.are_keys_own, *self._arguments(block, channel))
+    return ()
 
-  def gradients(self, block, channel, of_sums):
+  def prepare(self, block: Block, *, of_own: bool) -> None:
+    """See `ChannelSum`."""
+
+  def sums(self, block: Block) -> jax.Array:
+    """See `ChannelSum`."""
+
+    def add(channel, sums):
+      arguments = self._arguments(block, channel)
+      return sums + self._term(block.are_keys_own, *arguments)
+
+    return for_each_channel(block, self.features, add, zeros(block))
+
+  def add_gradients(self, block: Block, of_sums: jax.Array) -> None:
     """See `ChannelSum`."""
 
     def term(*arguments):
       return self._term(block.are_keys_own, *arguments)
 
-    arguments = self._arguments(block, channel)
-    return {"tokens": gradient_of(term, arguments, of_sums)}
+    def add(channel, state):
+      arguments = self._arguments(block, channel)
+      part = gradient_of(term, arguments, of_sums)
+      add_to_result(block, "tokens", channel, part)
+      return state
+
+    for_each_channel(block, self.features, add, None)
 
   def _arguments(self, block: Block, channel: Any) -> list[Any]:
     numbers = [
       block.tiles[name][0 if each.array.size == 1 else channel]
       for name, each in self.constants.items()
     ]
-    return [*_vectors(block, channel), *numbers]
+    return [*vectors(block, *block.own_and_other, channel), *numbers]
 
   def _term(self, are_keys_own: bool, own, other, *numbers) -> jax.Array:
     """The term of a tile, computed per token as long as possible."""
@@ -203,7 +235,7 @@ def of_function(score: Score, features: int) -> FunctionSum:
   def finish(sums):
     return evaluate(rest, [sums, *numbers])[0]
 
-  return FunctionSum(term, axes, constants, finish)
+  return FunctionSum(term, axes, constants, finish, features)
 
 
 def _find_sum(jaxpr: Jaxpr, axes: dict[Any, Axes]) -> int:

@@ -59,6 +59,8 @@ def _compute(block: Block, marks: Sequence[Any], is_second: Any) -> jax.Array:
   sums = cast(jnp.zeros(shape, jnp.float32), WGMMA)
   if marks:
     marks[1][...] = zeros
+  if block.problem.channels is not None:
+    block.problem.channels.prepare(block, of_own=True)
 
   def visit(starts, state):
     @when(is_second)

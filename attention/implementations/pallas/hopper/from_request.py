@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from attention.implementations.pallas.functions import kernel_precision
 from attention.implementations.pallas.hopper import token_maps
+from attention.implementations.pallas.hopper.additive import additive_sum
 from attention.implementations.pallas.hopper.channels import (
-  AdditiveSum,
   ChannelSum,
   FunctionSum,
   of_function,
@@ -105,7 +105,7 @@ def _channels(score: Any, query, key) -> ChannelSum | None:
   if isinstance(score, AdditiveProduct):
     if jnp.ndim(score.score_weight) != 1:
       raise Unsupported("needs a score_weight of one axis")
-    return AdditiveSum()
+    return additive_sum(query.shape[-1])
   if score.reads_positions:
     raise Unsupported(
       "has no scores whose base depends on positions, got "

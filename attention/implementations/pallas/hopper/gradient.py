@@ -21,6 +21,9 @@ from attention.implementations.pallas.hopper.attempts import (
   not_finite,
   when,
 )
+from attention.implementations.pallas.hopper.channels import (
+  for_each_channel,
+)
 from attention.implementations.pallas.hopper.gradient_rows import (
   clear_rows,
   means,
@@ -29,7 +32,6 @@ from attention.implementations.pallas.hopper.gradient_rows import (
 )
 from attention.implementations.pallas.hopper.scores import (
   LOG2_E,
-  for_each_channel,
   product_of_tokens,
   tile_scores,
 )
@@ -71,6 +73,7 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
     names = "tokens", "weight"
     of_channels = [results[name] for name in names if name in results]
     _set_to_zero(block, of_channels)
+    problem.channels.prepare(block, of_own=True)
   for name in wanted:
     zeros = jnp.zeros((SIDE,), jnp.float32)
     results[name][...] = problem.cast(zeros, BY_ROW)
@@ -152,9 +155,10 @@ def _visit(
   """Adds the gradients of a tile of other tokens."""
   problem = block.problem
   # The values of queries are the cotangents of their contexts.
-  names = ["query", "cotangent", "key", "value"]
-  names = names[2:] + names[:2] if block.are_keys_own else names
-  own, own_values, other, other_values = (block.tiles[name] for name in names)
+  names = (
+    ["value", "cotangent"] if block.are_keys_own else ["cotangent", "value"]
+  )
+  own_values, other_values = (block.tiles[name] for name in names)
   of_scores_factor, weights_factor = block.factors
 
   @when(is_second)
@@ -177,31 +181,16 @@ def _visit(
     block.results[name][...] = before + of_number
   of_scores = pull_back(of_scores, None)
   if problem.channels is not None:
-    _add_channels(block, own.shape[0], of_scores)
+    problem.channels.add_gradients(block, of_scores)
   else:
     of_scores_factor[...] = of_scores.astype(of_scores_factor.dtype)
   plgpu.commit_smem()
   if problem.channels is None:
-    plgpu.wgmma(sums["tokens"], of_scores_factor, other)
+    plgpu.wgmma(sums["tokens"], of_scores_factor, block.tokens(False))
   if block.are_keys_own:
     plgpu.wgmma(sums["value"], weights_factor, other_values)
   if sums:  # the next visit overwrites the factors
     plgpu.wgmma_wait(0)
-
-
-def _add_channels(block: Block, channels: int, of_scores: jax.Array) -> None:
-  """Adds the gradients of a sum over channels."""
-  problem = block.problem
-
-  def add(channel, state):
-    gradients = problem.channels.gradients(block, channel, of_scores)
-    for name, gradient in gradients.items():
-      result = block.results[name]
-      before = problem.cast(result[channel], BY_ROW)
-      result[channel] = before + gradient
-    return state
-
-  for_each_channel(block, channels, add, None)
 
 
 def _set_to_zero(block: Block, results: Sequence[Any]) -> None:

@@ -30,12 +30,11 @@ def tile_scores(
   `with_nan` other pairs have NaN if a token has NaN or infinity.
   """
   problem = block.problem
-  names = ("key", "query") if block.are_keys_own else ("query", "key")
-  own, other = (block.tiles[name] for name in names)
   if problem.channels is not None:
-    result = _sum_of_channels(block, own.shape[0])
+    problem.channels.prepare(block, of_own=False)
+    result = problem.channels.sums(block)
   else:
-    result = product_of_tokens(problem, own, other)
+    result = product_of_tokens(problem, *block.own_and_other)
     result = result if problem.factor == 1.0 else result * problem.factor
   if with_nan:
     # If a token has NaN or infinity, so has its product, or its first channel
@@ -86,30 +85,6 @@ def of_visible(
 def _unchanged(cotangents: jax.Array, name: str | None) -> jax.Array:
   del name
   return cotangents
-
-
-def _sum_of_channels(block: Block, channels: int) -> jax.Array:
-  def add(channel, sums):
-    return sums + block.problem.channels.term(block, channel)
-
-  zeros = block.problem.cast(jnp.zeros(TILE, jnp.float32), WGMMA)
-  return for_each_channel(block, channels, add, zeros)
-
-
-def for_each_channel(
-  block: Block, channels: int, body: Callable, state: Any
-) -> Any:
-  """The state after body(channel, state), with several in an iteration."""
-  # With a mask, the kernel of keys has too few registers for four.
-  count = 2 if block.are_keys_own and block.problem.is_masked else 4
-  count = count if channels % count == 0 else 1
-
-  def several(number, state):
-    for offset in range(count):
-      state = body(number * count + offset, state)
-    return state
-
-  return jax.lax.fori_loop(0, channels // count, several, state)
 
 
 def product_of_tokens(problem: Any, own: Any, other: Any) -> jax.Array:

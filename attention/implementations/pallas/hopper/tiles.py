@@ -64,6 +64,7 @@ class Block:
   products: Any  # a tile of scores before wrappers change them, for gradients
   barriers: Sequence[Any]
   staging: Any  # a tile of staged tokens before its transposition
+  scratch: Any  # of a sum over channels
   row: jax.Array  # of tiles
   entry: jax.Array  # of the leading axes
 
@@ -82,6 +83,15 @@ class Block:
       self._transpose(staged)
     if of_own and self.own_map is not None:
       self._map_own(self.own_map)
+
+  @property
+  def own_and_other(self) -> tuple[Any, Any]:
+    """The tiles of own tokens and of those that are visited."""
+    return self.tokens(True), self.tokens(False)
+
+  def tokens(self, of_own: bool) -> Any:
+    """The tile of own tokens, or of those that are visited."""
+    return self.tiles["key" if of_own == self.are_keys_own else "query"]
 
   @property
   def own_map(self) -> Any:
@@ -219,7 +229,9 @@ def launch(
     }
     others = sum(each.of_keys is (not are_keys_own) for each in loaded.values())
 
-    def scoped(tiles, result_tiles, factors, products, barriers, staging):
+    def scoped(
+      tiles, result_tiles, factors, products, barriers, staging, scratch
+    ):
       block = Block(
         problem,
         are_keys_own,
@@ -231,6 +243,7 @@ def launch(
         products,
         barriers,
         staging,
+        scratch,
         jax.lax.axis_index("row"),
         jax.lax.axis_index("leading"),
       )
@@ -252,6 +265,7 @@ def launch(
         plgpu.Barrier(num_arrivals=len(loaded) - others),
       ],
       _staging(inputs["query"]),
+      () if problem.channels is None else problem.channels.scratch(),
     )
 
   kernel = plgpu.kernel(

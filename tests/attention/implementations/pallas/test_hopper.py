@@ -20,8 +20,9 @@ def arrays(*shapes, seed=0, dtype=jnp.bfloat16):
   return [jnp.asarray(each, dtype) for each in draw(seed, *shapes)]
 
 
-def additive():
-  weights = arrays((64, 8), (64, 8), (8,), seed=1, dtype=jnp.float32)
+def additive(channels=8):
+  shapes = (64, channels), (64, channels), (channels,)
+  weights = arrays(*shapes, seed=1, dtype=jnp.float32)
   return scores.additive(*(0.3 * each for each in weights))
 
 
@@ -150,6 +151,18 @@ def test_results_and_gradients_equal_the_reference(name):
   tokens = arrays((50, 64), (100, 64), (100, 64))
   got = results(INTERPRETED, tokens, **CASES[name])
   jax.tree.map(close, got, results("reference", tokens, **CASES[name]))
+
+
+@sampled("mask", [None, masks.causal(40)], default=[masks.causal(40)])
+@sampled("channels", [8, 6], default=[8])  # with one reciprocal for two, or not
+def test_additive_scores_of_large_features(channels, mask):
+  """Which products of exponentials would exceed."""
+  tokens = arrays((100, 64), (150, 64), (150, 64))
+  tokens[0] = tokens[0].at[3].multiply(30)
+  tokens[1] = tokens[1].at[80].set(-tokens[0][3])  # sums are small again
+  options = {"score": additive(channels), "mask": mask}
+  got = results(INTERPRETED, tokens, **options)
+  jax.tree.map(close, got, results("reference", tokens, **options))
 
 
 @sampled("name", ["dot", "additive"], default=[])
