@@ -45,7 +45,7 @@ MULTI30K_SHAPES = (
   (120, 33, 34),
   (80, 49, 51),
 )
-# The same with data.num_shapes=6 and data.length_multiple=8.
+# With data.num_shapes=6, data.length_multiple=8 and model.scan_layers.
 MULTI30K_ALIGNED_SHAPES = (
   (256, 16, 16),
   (168, 16, 24),
@@ -80,9 +80,13 @@ def cases() -> Iterator[Case]:
       functools.partial(_make, "multi30k", "train", None, fields),
       True,
     )
-  for shape in MULTI30K_SHAPES + MULTI30K_ALIGNED_SHAPES:
-    sizes = "x".join(map(str, shape))
-    for layers, fields in {"unrolled": {}, **LAYERS}.items():
+  for layers, shapes in (
+    ("unrolled", MULTI30K_SHAPES),
+    ("scan", MULTI30K_ALIGNED_SHAPES),
+  ):
+    fields = LAYERS.get(layers, {})
+    for shape in shapes:
+      sizes = "x".join(map(str, shape))
       yield Case(
         f"shapes/multi30k/{layers}/{sizes}",
         functools.partial(_make, "multi30k", "train", Shape(*shape), fields),

@@ -105,8 +105,6 @@ class KernelAttention:
     _, statistics = outputs
     if not chosen:
       return jax.tree.map(jnp.zeros_like, outputs)
-    if self.kernels.is_masked:
-      linear = self._of_finite_tokens(arguments, linear)
     residuals, structure = jax.tree.flatten((arguments, outputs))
     of_context, of_total = with_kernel_as_transpose(
       functools.partial(self._rule, structure, chosen),
@@ -118,22 +116,19 @@ class KernelAttention:
     )
     return of_context, Statistics(jnp.zeros_like(statistics.maximum), of_total)
 
-  def _of_finite_tokens(self, arguments, tangents) -> list[Any]:
+  def _of_finite_tokens(self, arguments, chosen, tangents) -> list[Any]:
     """Tangents that are zero for NaN and infinity in tokens."""
-    *others, _, _, _ = tangents
-    cleaned = [
+    first = len(arguments.linear) - 3
+    return [
       tangent
-      if isinstance(tangent, SymbolicZero)
+      if place < first
       else where_finite(
-        jnp.isfinite(token),
+        jnp.isfinite(arguments.linear[place]),
         tangent,
-        keeps_cotangents=self.score_is_finite or is_value,
+        keeps_cotangents=self.score_is_finite or place == first + 2,
       )
-      for token, tangent, is_value in zip(
-        arguments.tokens, tangents[-3:], (False, False, True)
-      )
+      for place, tangent in zip(chosen, tangents)
     ]
-    return [*others, *cleaned]
 
   def _rule(self, structure, chosen, residuals, tangents):
     """The tangents of the context and the total, by the blockwise rule."""
@@ -145,6 +140,7 @@ class KernelAttention:
     if self.kernels.is_masked:
       rows = _rows(context, statistics)
       context, statistics = rows.context, rows.statistics
+      tangents = self._of_finite_tokens(arguments, chosen, tangents)
       tokens = [
         jnp.where(jnp.isfinite(each), each, jnp.zeros_like(each))
         for each in arguments.tokens
@@ -186,6 +182,7 @@ class KernelAttention:
 
   def _reverse(self, structure, chosen, residuals, cotangents):
     """The transpose of `_rule`, by kernels."""
+    # They return zeros for tokens with NaN or infinity, if keys may be hidden.
     arguments, outputs = jax.tree.unflatten(structure, residuals)
     return self._gradients(arguments, outputs, cotangents, chosen)
 

@@ -16,6 +16,9 @@ from attention.implementations.pallas.hopper.attempts import (
   not_finite,
   when,
 )
+from attention.implementations.pallas.hopper.own_tokens import (
+  map_own,
+)
 from attention.implementations.pallas.hopper.scores import (
   LOG2_E,
   of_visible,
@@ -38,6 +41,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 def online_softmax(block: Block) -> None:
   """Computes the context and the statistics of the queries."""
+  map_own(block)
 
   def run(*marks):
     attempts(block.problem, functools.partial(_compute, block, marks))

@@ -30,6 +30,10 @@ from attention.implementations.pallas.hopper.gradient_rows import (
   row_numbers,
   write_rows,
 )
+from attention.implementations.pallas.hopper.own_tokens import (
+  map_own,
+  pull_back,
+)
 from attention.implementations.pallas.hopper.scores import (
   LOG2_E,
   product_of_tokens,
@@ -39,7 +43,9 @@ from attention.implementations.pallas.hopper.tiles import (
   BY_ROW,
   SIDE,
   WGMMA,
+  Axes,
   Block,
+  across,
 )
 
 
@@ -48,15 +54,17 @@ def gradients(block: Block, wanted: Sequence[str] = ()) -> None:
 
   Those of the numbers that are `wanted` are summed over a block when written.
   """
+  map_own(block)
   attempts(block.problem, functools.partial(_compute, block, wanted))
+  pull_back(block)
 
 
 def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
   """Writes the gradients; 1 for tokens for which they are not finite."""
   problem, results = block.problem, block.results
-  rows = [*wanted]
-  of_map = () if block.own_map is None else block.own_map.operands
+  of_map = () if block.own_map is None else block.own_map.numbers
   wanted = [name for name in wanted if name not in of_map]
+  rows = [*wanted]
   if not block.are_keys_own:
     write_rows(block)
     rows.append("mean")
@@ -95,36 +103,25 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
     if of_channels:
       sums = _sums_of_zeros(problem, of_channels)
       flags = jnp.maximum(flags, not_finite(problem, [sums]))
+
+  @when(is_second)
+  def _():
+    _clear_marked(block)
+
   return flags
 
 
 def _written(block: Block, sums: Any, scales: dict[str, float]) -> jax.Array:
   """Writes sums; 1 for tokens for which they are not finite."""
   flags = not_finite(block.problem, [])
-  # First those of values: the transpose of a map needs their registers.
   for name, scale in reversed(scales.items()):
     total, result = sums[name][...], block.results[name]
     total = total if scale == 1.0 else total * scale
     flags = jnp.maximum(flags, not_finite(block.problem, [total]))
     if name == "tokens" and block.own_map is not None:
-      total = _pulled_back(block, total)
+      result = block.of_mapped
     result[...] = total.astype(result.dtype)
   return flags
-
-
-def _pulled_back(block: Block, of_mapped: jax.Array) -> jax.Array:
-  """The gradients of tokens before their map; writes those of its numbers."""
-  names = [*block.own_map.operands]
-  tokens = block.tiles["unmapped"][...].astype(jnp.float32)
-  of_tokens, *parts = block.own_map.pull_back(
-    block.problem.cast(tokens, WGMMA),
-    of_mapped,
-    *(block.number(name, 0) for name in names),
-  )
-  for name, part in zip(names, parts):
-    if name in block.results:
-      block.results[name][...] = part
-  return of_tokens
 
 
 def _sums_of_zeros(problem: Any, results: Sequence[Any]) -> jax.Array:
@@ -143,10 +140,36 @@ def _clean(block: Block, *, of_own: bool) -> None:
   """Replaces NaN and infinity, and cotangents of contexts that are NaN."""
   names = ["key", "value"] if of_own == block.are_keys_own else ["query"]
   for name in names:
-    axes = block.inputs[name].axes
-    make_finite(block.problem, block.tiles[name], axes)
+    # A tile that is no input has mapped tokens.
+    axes = block.inputs[name].axes if name in block.inputs else Axes.TOKENS
+    flags = make_finite(block.problem, block.tiles[name], axes)
+    if of_own and name != "value":
+      block.marks[...] = flags
   if "query" in names:
     clear_rows(block)
+
+
+def _clear_marked(block: Block) -> None:
+  """Sets the gradients of tokens that had NaN or infinity to zero."""
+  # A function of the user may have infinite derivatives at a token of zeros.
+  cast = block.problem.cast
+  is_marked = cast(block.marks[...], BY_ROW) > 0.0
+  if block.problem.channels is None:
+    result = (
+      block.results["tokens"] if block.own_map is None else block.of_mapped
+    )
+    numbers = cast(result[...].astype(jnp.float32), WGMMA)
+    numbers = jnp.where(across(is_marked, numbers.shape), 0.0, numbers)
+    result[...] = numbers.astype(result.dtype)
+    return
+  result = block.results["tokens"]
+
+  def clear(channel, state):
+    numbers = cast(result[channel], BY_ROW)
+    result[channel] = jnp.where(is_marked, 0.0, numbers)
+    return state
+
+  for_each_channel(block, result.shape[0], clear, None)
 
 
 def _visit(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from attention.implementations.pallas.hopper.gradient_rows import (
   MASKED_ROWS,
   ROWS,
 )
+from attention.implementations.pallas.hopper.own_tokens import add_matrices
 from attention.implementations.pallas.hopper.pairs import (
   PairFunction,
   number_dtype,
@@ -34,6 +36,10 @@ from attention.implementations.pallas.hopper.tiles import (
 from attention.implementations.pallas.hopper.token_maps import TokenMap
 from attention.implementations.pallas.operands import Kind, Operand
 from attention.softmax import Statistics
+
+# The blocks of a kernel that sums the gradient of a matrix: each one has a part
+# of the sum in the device's memory. A GPU computes about 132 at once.
+_MATRIX_BLOCKS = 1024
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,11 +69,11 @@ class Problem:
     operands = {} if self.weight is None else {"weight": self.weight}
     if self.changed is not None:
       operands |= dict(zip(self.changed.names, self.changed.operands))
-    operands |= self._numbers_of_maps
+    of_maps = self._arrays_of_maps
     return {
       name: each
-      for name, each in operands.items()
-      if name == "weight" or each.kind is Kind.SCALAR
+      for name, each in (operands | of_maps).items()
+      if name in ("weight", *of_maps) or each.kind is Kind.SCALAR
     }
 
   @property
@@ -87,10 +93,10 @@ class Problem:
     }
     if isinstance(self.channels, FunctionSum):
       operands |= self.channels.constants
-    return operands | self._numbers_of_maps
+    return operands | self._arrays_of_maps
 
   @property
-  def _numbers_of_maps(self) -> dict[str, Operand]:
+  def _arrays_of_maps(self) -> dict[str, Operand]:
     maps = self.maps.values()
     return {name: each for own in maps for name, each in own.operands.items()}
 
@@ -125,7 +131,9 @@ class Problem:
     is_function = isinstance(self.channels, FunctionSum)
     if is_function and self._axes_of(query, key) is Axes.CHANNELS:
       query, key = self._with_nan_tokens(query), self._with_nan_tokens(key)
-    inputs = self._inputs(operands, query, self._mapped_key(key), value)
+    inputs = self._inputs(
+      "query", operands, query, self._mapped_key(key), value
+    )
     results = launch(self, online_softmax, self.tiles, inputs, outputs)
     context, maximum, total = results.values()
     return context, Statistics(maximum, total)
@@ -137,25 +145,32 @@ class Problem:
     query, key, value = tokens
     of_tokens = self._gradient(query, self._axes_of(query, key))
     names = [[*self.differentiable][number] for number in wanted]
-    numbers = [name for name in names if name != "weight"]
     for_keys = self._outputs_for_keys(query)
     outputs = {"tokens": of_tokens}
     if self.weight is not None:
       outputs["weight"] = of_tokens
-    parts = jax.ShapeDtypeStruct((*self.leading, len(self.tiles)), self.dtype)
-    outputs |= dict.fromkeys(numbers, Output(parts, Axes.NUMBERS))
+    outputs |= {
+      name: self._parts(self.differentiable[name])
+      for name in names
+      if name != "weight"
+    }
     visited = query, self._mapped_key(key), value
+    numbers = [n for n in names if outputs[n].axes is Axes.NUMBERS]
     results = launch(
       self,
       functools.partial(gradients, wanted=numbers),
       self.tiles,
-      self._gradient_inputs(operands, visited, rows)
-      | self._unmapped("query", query),
+      self._gradient_inputs("query", operands, visited, rows),
       outputs | for_keys,
       of_gradients=True,
+      finish=add_matrices,
     )
-    # A number's gradient has a part for each block, a channel's for each query.
-    sums = {name: jnp.sum(results[name], axis=-1) for name in names}
+    # A gradient has a part for each block, a channel's for each query.
+    axes = {name: outputs[name].axes for name in names}
+    sums = {
+      name: jnp.sum(results[name], axis=-3 if own is Axes.MATRIX else -1)
+      for name, own in axes.items()
+    }
     if "weight" in sums:
       sums["weight"] = jnp.moveaxis(sums["weight"], 0, -1)
     made = {name: results[name] for name in for_keys}
@@ -165,6 +180,16 @@ class Problem:
       made | {"cotangent": rows["cotangent"]},
     )
 
+  def _parts(self, operand: Operand) -> Output:
+    """The parts of the gradient of a number or a matrix."""
+    rows, entries = len(self.tiles), math.prod(self.leading)
+    if operand.kind is Kind.SCALAR:
+      shape = jax.ShapeDtypeStruct((*self.leading, rows), self.dtype)
+      return Output(shape, Axes.NUMBERS)
+    parts = min(rows, -(-_MATRIX_BLOCKS // entries))
+    sizes = (*self.leading, parts, *operand.core)
+    return Output(jax.ShapeDtypeStruct(sizes, self.dtype), Axes.MATRIX)
+
   def _outputs_for_keys(self, query: jax.Array) -> dict[str, Output]:
     """What the kernel of queries writes for the kernel of keys."""
     lengths = (*self.leading, query.shape[-2])
@@ -172,7 +197,7 @@ class Problem:
     outputs = dict.fromkeys(MASKED_ROWS if self.is_masked else ROWS, of_rows)
     if "query" in self.maps:
       mapped = jax.ShapeDtypeStruct((*lengths, query.shape[-1]), query.dtype)
-      outputs["mapped"] = Output(mapped, Axes.TOKENS)
+      outputs["mapped"] = Output(mapped, Axes.MAPPED)
     return outputs
 
   def gradient_of_keys(
@@ -189,8 +214,7 @@ class Problem:
       self,
       gradients,
       self.tiles.T,
-      self._gradient_inputs(operands, (query, key, value), rows)
-      | self._unmapped("key", key),
+      self._gradient_inputs("key", operands, (query, key, value), rows),
       {
         "tokens": of_tokens,
         "value": Output(values, Axes.TOKENS),
@@ -204,14 +228,8 @@ class Problem:
     """The keys that blocks of queries visit."""
     return self.map_key(key) if "key" in self.maps else key
 
-  def _unmapped(self, name: str, tokens: jax.Array) -> dict[str, Input]:
-    """Own tokens once more, for the transpose of their map."""
-    if name not in self.maps:
-      return {}
-    return {"unmapped": Input(tokens, Axes.TOKENS, of_keys=name == "key")}
-
-  def _inputs(self, operands, query, key, value) -> dict[str, Input]:
-    """The arrays that every kernel reads."""
+  def _inputs(self, own: str, operands, query, key, value) -> dict[str, Input]:
+    """The arrays that every kernel reads, of own queries or keys."""
     axes = self._axes_of(query, key)
     query, key = (self._as_read(each, axes, value) for each in (query, key))
     inputs = {
@@ -219,6 +237,14 @@ class Problem:
       "key": Input(key, axes, of_keys=True),
       "value": Input(value, Axes.TOKENS, of_keys=True),
     }
+    if own in self.maps:
+      inputs["unmapped"] = inputs.pop(own)
+    of_others = [
+      name
+      for visited, each in self.maps.items()
+      if visited != own
+      for name in each.operands
+    ]
     first = int(self.weight is not None)
     if first:
       weight = operands[0].astype(jnp.float32)
@@ -226,12 +252,13 @@ class Problem:
     for (name, operand), array in zip(
       self.pair_operands.items(), operands[first:]
     ):
-      inputs[name] = self._pair_input(operand, array)
+      if name not in of_others:
+        inputs[name] = self._pair_input(operand, array)
     return inputs
 
-  def _gradient_inputs(self, operands, tokens, rows) -> dict[str, Input]:
+  def _gradient_inputs(self, own, operands, tokens, rows) -> dict[str, Input]:
     """The arrays that the kernels of gradients read."""
-    inputs = self._inputs(operands, *tokens)
+    inputs = self._inputs(own, operands, *tokens)
     for name, each in rows.items():
       axes = Axes.ROWS if each.ndim == len(self.leading) + 1 else Axes.TOKENS
       inputs[name] = Input(each, axes, of_keys=False)
@@ -239,13 +266,15 @@ class Problem:
 
   def _pair_input(self, operand: Operand, array: jax.Array) -> Input:
     """An array with all leading axes, or the same one for all."""
-    array = array.astype(number_dtype(array))
-    if operand.kind is Kind.WHOLE:
-      return Input(array, Axes.WHOLE)
     sizes = [1] * len(self.leading)
     for axis, size in zip(operand.axes, array.shape):
       if axis is not None:
         sizes[axis] = size
+    if len(operand.core) == 2:
+      return Input(array.reshape(*sizes, *operand.core), Axes.MATRIX)
+    array = array.astype(number_dtype(array))
+    if operand.kind is Kind.WHOLE:
+      return Input(array, Axes.WHOLE)
     if operand.kind is Kind.SCALAR:
       return Input(array.reshape(*sizes, 1), Axes.NUMBERS)
     of_keys = operand.kind is Kind.ROW

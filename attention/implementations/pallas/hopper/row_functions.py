@@ -1,11 +1,12 @@
 """Functions of single tokens in the kernels for Hopper GPUs.
 
 A function is traced outside of a kernel, for a tile of 64 tokens. The kernel
-evaluates its operations on tiles [64, D], on numbers of tokens [64], and on
-numbers of all tokens.
+evaluates its operations on tiles [64, D], on numbers of tokens [64], on numbers
+of all tokens, and on matrices, by which it multiplies tiles.
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -16,7 +17,10 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr
 
 from attention.implementations.pallas import functions
-from attention.implementations.pallas.hopper.pairs import inlined
+from attention.implementations.pallas.hopper.pairs import (
+  inlined,
+  without_unused,
+)
 from attention.implementations.pallas.hopper.tiles import SIDE, across
 from attention.implementations.pallas.operands import Unsupported
 
@@ -36,6 +40,7 @@ _REDUCTIONS: dict[str, Callable] = {
 }
 _SHAPES = frozenset(["broadcast_in_dim", "reshape", "squeeze"])
 _SAME = frozenset(["copy", "stop_gradient"])
+_DEFAULT = jax.lax.Precision.DEFAULT
 _OPERATIONS = {
   *(*_ELEMENTWISE, *_REDUCTIONS, *_SHAPES, *_SAME),
   "convert_element_type",
@@ -43,14 +48,51 @@ _OPERATIONS = {
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Matrix:
+  """An array [D, A] by which tiles are multiplied."""
+
+  array: Any  # or the name of an input
+  is_transposed: bool = False
+
+  @property
+  def transposed(self) -> "Matrix":
+    """The matrix [A, D]."""
+    return Matrix(self.array, not self.is_transposed)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OuterProducts:
+  """The sum over tokens of outer products, [D, A], before it is computed."""
+
+  left: jax.Array  # [64, D]
+  right: jax.Array  # [64, A]
+
+  @property
+  def transposed(self) -> "OuterProducts":
+    """The sum [A, D]."""
+    return OuterProducts(self.right, self.left)
+
+
+# (a tile [64, D], a matrix [D, A]) -> their product [64, A].
+Product = Callable[[jax.Array, Matrix], jax.Array]
+
+
+def product(tile: jax.Array, matrix: Matrix) -> jax.Array:
+  """The product of a tile and a matrix that are arrays."""
+  array = matrix.array
+  return tile @ (array.T if matrix.is_transposed else array)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class RowFunction:
-  """A traced function of tiles [64, D] and numbers."""
+  """A traced function of tiles [64, D], numbers and matrices."""
 
   jaxpr: Jaxpr
 
-  def __call__(self, *arguments: Any) -> list[jax.Array]:
-    """The results: tiles, and for each number its parts [64]."""
-    results = functions.interpret(self.jaxpr, [], arguments, _apply)
+  def __call__(self, *arguments: Any, product: Product = product) -> list[Any]:
+    """The results: tiles, parts [64] of numbers, `OuterProducts`."""
+    apply = functools.partial(_apply, product)
+    results = functions.interpret(self.jaxpr, [], arguments, apply)
     outputs: Sequence[Any] = self.jaxpr.outvars
     return [
       _result(each, own.aval.shape) for each, own in zip(results, outputs)
@@ -64,28 +106,58 @@ class _Parts:
   array: jax.Array
 
 
-def _result(value: Any, shape: Sequence[int]) -> jax.Array:
+def _result(value: Any, shape: Sequence[int]) -> Any:
+  if isinstance(value, OuterProducts):
+    return value
   if isinstance(value, _Parts) != (math.prod(shape) == 1):
     raise Unsupported("has no numbers that are not sums over tokens")
   return value.array if isinstance(value, _Parts) else _spread(value, shape)
 
 
 def traced(
-  function: Callable, arguments: Sequence[jax.ShapeDtypeStruct]
+  function: Callable,
+  arguments: Sequence[jax.ShapeDtypeStruct],
+  num_matrices: int = 0,
 ) -> RowFunction:
-  """Traces a function of tiles and numbers, or raises `Unsupported`."""
+  """Traces a function, or raises `Unsupported`.
+
+  Its last arguments are matrices, those before are tiles and numbers.
+  """
   closed = inlined(function, *arguments)
   if closed.consts:
     raise Unsupported("has no other arrays in functions of tokens")
-  result = RowFunction(closed.jaxpr)
+  jaxpr, _ = without_unused(closed.jaxpr, keep=len(arguments))
+  result = RowFunction(jaxpr)
   wide = [jax.ShapeDtypeStruct(each.shape, jnp.float32) for each in arguments]
-  jax.eval_shape(result, *wide)
+  first = len(arguments) - num_matrices
+
+  def check(*arguments):
+    matrices = map(Matrix, arguments[first:])
+    results = result(*arguments[:first], *matrices)
+    return [
+      (each.left, each.right) if isinstance(each, OuterProducts) else each
+      for each in results
+    ]
+
+  jax.eval_shape(check, *wide)
   return result
 
 
-def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+def _apply(
+  product: Product, equation: Any, inputs: Sequence[Any]
+) -> Sequence[Any]:
   """The results of an operation; numbers have 32 bits."""
   name, parameters = equation.primitive.name, equation.params
+  if name == "dot_general":
+    if functions.kernel_precision(parameters["precision"]) != _DEFAULT:
+      raise Unsupported("has products of tokens with the default precision")
+    return [_multiplied(product, parameters["dimension_numbers"], *inputs)]
+  if any(isinstance(each, Matrix | OuterProducts) for each in inputs):
+    if name == "transpose":
+      return [inputs[0].transposed]
+    if name in _SAME or name == "convert_element_type":
+      return inputs
+    raise Unsupported(f"does not support the operation {name} of a matrix")
   if name not in _OPERATIONS:
     raise Unsupported(f"does not support the operation {name} of a token")
   source = equation.invars[0].aval.shape
@@ -119,6 +191,18 @@ def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
   if name == "add_any":
     return [jax.lax.add(*inputs)]
   return functions.apply_primitive(equation, inputs)
+
+
+def _multiplied(product: Product, dimensions: Any, left, right) -> Any:
+  """A tile times a matrix, or the sum of the outer products of two tiles."""
+  contracted, batch = dimensions
+  is_tile = [isinstance(each, jax.Array) for each in (left, right)]
+  if contracted == ((0,), (0,)) and not any(batch) and all(is_tile):
+    return OuterProducts(left, right)
+  is_product = is_tile[0] and isinstance(right, Matrix)
+  if not is_product or contracted[0] != (1,) or any(batch):
+    raise Unsupported("has products of tokens with matrices only")
+  return product(left, right if contracted[1] == (0,) else right.transposed)
 
 
 def _wide(value: Any) -> Any:

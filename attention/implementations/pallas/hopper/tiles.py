@@ -30,9 +30,16 @@ class Axes(enum.Enum):
   TOKENS = (True, False)  # [..., T, D]
   CHANNELS = (False, True)  # [A, ..., T], as XLA writes mapped tokens
   STAGED = (True, False, "transposed")  # [..., T, D], a tile is [D, 64]
+  MAPPED = (True, False, "mapped")  # [..., T, D], a result of mapped own tokens
   ROWS = (True,)  # [..., T]
   WHOLE = ()  # the same array for all leading entries
+  MATRIX = (False, False)  # [..., D, A], which blocks read and write by parts
   NUMBERS = None  # [..., n], of which a block reads or writes single numbers
+
+  @property
+  def is_tile(self) -> bool:
+    """Whether a block copies a tile of the array to or from shared memory."""
+    return self not in (Axes.MATRIX, Axes.NUMBERS)
 
 
 class Input(NamedTuple):
@@ -51,13 +58,12 @@ class Output(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
-  """A block of the grid, with the tiles that it holds in shared memory."""
+class Memory:
+  """What a block holds in shared memory."""
 
-  problem: Any
-  are_keys_own: bool
-  bounds: Any  # for each row of tiles, its first visit and their end
-  inputs: Mapping[str, Input]  # with references to the device's memory
+  # The order is that in memory, on which the compiler's use of registers
+  # depends.
+
   tiles: Mapping[str, Any]
   results: Mapping[str, Any]
   factors: Sequence[Any]  # tiles of numbers of pairs, as factors of products
@@ -65,6 +71,20 @@ class Block:
   barriers: Sequence[Any]
   staging: Any  # a tile of staged tokens before its transposition
   scratch: Any  # of a sum over channels
+  map_factor: Any  # a tile that the map of own tokens multiplies
+  of_mapped: Any  # a tile of the gradients of mapped own tokens
+  marks: Any  # of own tokens that had NaN or infinity, in a second attempt
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block(Memory):
+  """A block of the grid, with the tiles that it holds in shared memory."""
+
+  problem: Any
+  are_keys_own: bool
+  bounds: Any  # for each row of tiles, its first visit and their end
+  inputs: Mapping[str, Input]  # with references to the device's memory
+  direct: Mapping[str, Any]  # references to results without a tile of their own
   row: jax.Array  # of tiles
   entry: jax.Array  # of the leading axes
 
@@ -73,7 +93,7 @@ class Block:
     staged = None
     for name, (ref, axes, of_keys) in self.inputs.items():
       is_own = of_keys is None or of_keys == self.are_keys_own
-      if axes is not Axes.NUMBERS and is_own == of_own:
+      if axes.is_tile and is_own == of_own:
         source, target = self.place(ref, axes, start), self.tiles[name]
         if axes is Axes.STAGED:  # queries or keys: one array of a load
           staged, target = target, self.staging
@@ -81,8 +101,6 @@ class Block:
     plgpu.barrier_wait(self.barriers[of_own])
     if staged is not None:
       self._transpose(staged)
-    if of_own and self.own_map is not None:
-      self._map_own(self.own_map)
 
   @property
   def own_and_other(self) -> tuple[Any, Any]:
@@ -97,18 +115,6 @@ class Block:
   def own_map(self) -> Any:
     """The map of own tokens that the kernel computes, or None."""
     return self.problem.maps.get("key" if self.are_keys_own else "query")
-
-  def _map_own(self, own_map: Any) -> None:
-    """Replaces own tokens by mapped ones."""
-    tile = self.tiles["key" if self.are_keys_own else "query"]
-    (mapped,) = own_map.function(
-      self.problem.cast(tile[...].astype(jnp.float32), WGMMA),
-      *(self.number(name, 0) for name in own_map.operands),
-    )
-    tile[...] = mapped.astype(tile.dtype)
-    if "mapped" in self.results:
-      self.results["mapped"][...] = mapped.astype(tile.dtype)
-    plgpu.commit_smem()
 
   def _transpose(self, tile: Any) -> None:
     """Writes the staged tokens as [D, 64]."""
@@ -154,8 +160,7 @@ class Block:
     tokens, sizes = pl.ds(start, SIDE), ref.shape
     if axes is Axes.CHANNELS:
       return ref.at[(slice(None), *self.leading(sizes[1:-1]), tokens)]
-    value = Axes.TOKENS.value if axes is Axes.STAGED else axes.value
-    core = [tokens if each else slice(None) for each in value]
+    core = [tokens if each else slice(None) for each in axes.value[:2]]
     return ref.at[(*self.leading(sizes[: -len(core)]), *core)]
 
   def leading(self, sizes: Sequence[int]) -> tuple[Any, ...]:
@@ -213,65 +218,70 @@ def launch(
   *,
   are_keys_own: bool = False,
   of_gradients: bool = False,
+  finish: Callable[[Block, Any], None] | None = None,
 ) -> dict[str, jax.Array]:
-  """Runs a kernel: one block for each row of tiles and leading entry."""
+  """Runs a kernel: compute(block) for each row of tiles and leading entry.
+
+  Results with the axes `MATRIX` are sums over rows of tiles, [..., n, D, A].
+  Each of n blocks computes several rows, and adds to its part after each one,
+  by finish(block, is_first).
+  """
+  blocks = _num_blocks(len(visible), outputs)
 
   def run(bounds, *refs):
     references = {
       name: each._replace(array=ref)
       for (name, each), ref in zip(inputs.items(), refs)
     }
-    results = dict(zip(outputs, refs[len(inputs) :]))
-    loaded = {
-      name: each
-      for name, each in references.items()
-      if each.axes is not Axes.NUMBERS
+    written = dict(zip(outputs, refs[len(inputs) :]))
+    direct = {
+      name: written.pop(name)
+      for name, each in outputs.items()
+      if each.axes in (Axes.MATRIX, Axes.MAPPED)
     }
-    others = sum(each.of_keys is (not are_keys_own) for each in loaded.values())
 
-    def scoped(
-      tiles, result_tiles, factors, products, barriers, staging, scratch
-    ):
+    def compute_row(number, memory):
       block = Block(
-        problem,
-        are_keys_own,
-        bounds,
-        references,
-        tiles,
-        result_tiles,
-        factors,
-        products,
-        barriers,
-        staging,
-        scratch,
-        jax.lax.axis_index("row"),
-        jax.lax.axis_index("leading"),
+        problem=problem,
+        are_keys_own=are_keys_own,
+        bounds=bounds,
+        inputs=references,
+        direct=direct,
+        row=jax.lax.axis_index("row") + number * blocks,
+        entry=jax.lax.axis_index("leading"),
+        **memory,
       )
       block.load(True, block.row * SIDE)
       compute(block)
-      _write(block, results, outputs)
+      _write(block, written, outputs)
+      if finish is not None:
+        finish(block, number == 0)
 
-    pl.run_scoped(
-      scoped,
-      {name: _tile(each.array, each.axes) for name, each in loaded.items()},
-      {name: _tile(ref, outputs[name].axes) for name, ref in results.items()},
-      [swizzled(TILE, inputs["value"].array.dtype)]
-      * (2 if of_gradients else 1),
-      swizzled(TILE, jnp.float32)
-      if of_gradients and problem.changed is not None
-      else None,
-      [
-        plgpu.Barrier(num_arrivals=others),
-        plgpu.Barrier(num_arrivals=len(loaded) - others),
-      ],
-      _staging(inputs["query"]),
-      () if problem.channels is None else problem.channels.scratch(),
-    )
+    results = {
+      name: _tile(ref, outputs[name].axes) for name, ref in written.items()
+    }
+    memory = _memory(problem, are_keys_own, of_gradients, references, results)
+
+    def scoped(*parts):
+      held = dict(zip(vars(memory), parts))
+
+      def compute_next(number, state):
+        compute_row(number, held)
+        plgpu.commit_smem()  # the next row overwrites the tiles
+        return state
+
+      if blocks == len(visible):
+        compute_row(0, held)
+      else:
+        rows = pl.cdiv(len(visible) - jax.lax.axis_index("row"), blocks)
+        jax.lax.fori_loop(0, rows, compute_next, None)
+
+    pl.run_scoped(scoped, *vars(memory).values())
 
   kernel = plgpu.kernel(
     run,
     out_type=tuple(each.shape for each in outputs.values()),
-    grid=(len(visible), math.prod(problem.leading)),
+    grid=(blocks, math.prod(problem.leading)),
     grid_names=("row", "leading"),
     compiler_params=plgpu.CompilerParams(approx_math=True),
     interpret=problem.interpret or None,
@@ -279,6 +289,56 @@ def launch(
   bounds = jnp.asarray(_bounds(visible != 0).ravel())
   arrays = [each.array for each in inputs.values()]
   return dict(zip(outputs, kernel(bounds, *arrays)))
+
+
+def _memory(
+  problem: Any,
+  are_keys_own: bool,
+  of_gradients: bool,
+  inputs: Mapping[str, Input],
+  results: Mapping[str, Any],
+) -> Memory:
+  """The shared memory of a block."""
+  loaded = {name: each for name, each in inputs.items() if each.axes.is_tile}
+  others = sum(each.of_keys is (not are_keys_own) for each in loaded.values())
+  factor = swizzled(TILE, inputs["value"].array.dtype)
+  has_products = of_gradients and problem.changed is not None
+  tiles = {name: _tile(each.array, each.axes) for name, each in loaded.items()}
+  own, map_factor, of_mapped = "key" if are_keys_own else "query", None, None
+  if own in problem.maps:
+    tiles[own], tokens = tiles["unmapped"], inputs["unmapped"].array
+    matrices = problem.maps[own].matrices
+    map_factor = tiles[own] if matrices else None
+    if of_gradients:
+      dtype = tokens.dtype if matrices else jnp.float32
+      of_mapped = swizzled((SIDE, tokens.shape[-1]), dtype)
+    for name in matrices:
+      tiles[name] = swizzled(inputs[name].array.shape[-2:], tokens.dtype)
+  return Memory(
+    tiles,
+    results,
+    factors=[factor] * (2 if of_gradients else 1),
+    products=swizzled(TILE, jnp.float32) if has_products else None,
+    barriers=[
+      plgpu.Barrier(num_arrivals=others),
+      plgpu.Barrier(num_arrivals=len(loaded) - others),
+    ],
+    staging=_staging(inputs.get("query")),
+    scratch=() if problem.channels is None else problem.channels.scratch(),
+    map_factor=map_factor,
+    of_mapped=of_mapped,
+    marks=plgpu.SMEM((SIDE,), jnp.float32) if of_gradients else None,
+  )
+
+
+def _num_blocks(rows: int, outputs: Mapping[str, Output]) -> int:
+  """The blocks of an entry of the leading axes, of so many rows of tiles."""
+  parts = [
+    each.shape.shape[-3]
+    for each in outputs.values()
+    if each.axes is Axes.MATRIX
+  ]
+  return min([rows, *parts])
 
 
 def _bounds(visible: np.ndarray) -> np.ndarray:
@@ -312,9 +372,9 @@ def swizzled(shape: tuple[int, int], dtype: Any) -> Any:
   return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 
-def _staging(queries: Input) -> Any:
+def _staging(queries: Input | None) -> Any:
   """Shared memory for a tile of staged tokens, if there are any."""
-  if queries.axes is not Axes.STAGED:
+  if queries is None or queries.axes is not Axes.STAGED:
     return None
   return _tile(queries.array, Axes.TOKENS)
 

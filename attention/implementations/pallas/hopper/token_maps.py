@@ -1,8 +1,9 @@
 """Maps of tokens in the kernels for Hopper GPUs, or before them.
 
-A norm is computed in the kernels: that of a block's own tokens when they are
-loaded, and its transpose before their gradient is stored. XLA computes the maps
-of the other tokens that a block visits, and products with matrices.
+A norm, and a product with a matrix, are computed in the kernels: those of a
+block's own tokens when they are loaded, and their transposes before the
+gradient is stored. XLA computes the maps of the other tokens that a block
+visits.
 """
 
 import dataclasses
@@ -19,6 +20,10 @@ from attention.implementations.closure import (
   without_captured,
 )
 from attention.implementations.pallas.hopper import row_functions
+from attention.implementations.pallas.hopper.pairs import (
+  inlined,
+  without_unused,
+)
 from attention.implementations.pallas.hopper.row_functions import RowFunction
 from attention.implementations.pallas.hopper.tiles import SIDE
 from attention.implementations.pallas.operands import (
@@ -26,6 +31,7 @@ from attention.implementations.pallas.operands import (
   Operand,
   Unsupported,
 )
+from attention.implementations.pallas.tile_functions import parameters
 from attention.request import Request
 from attention.scores import Score
 from attention.scores.base import Wrapper
@@ -109,66 +115,122 @@ def _finite(tokens: jax.Array) -> jax.Array:
 class TokenMap:
   """A map of tokens [64, D] that a kernel computes."""
 
-  function: RowFunction  # (tile, *numbers) -> [mapped tile]
-  # (tile, cotangents, *numbers) -> [cotangents, *parts of those of numbers]
+  function: RowFunction  # (tile, *arrays) -> [mapped tile]
+  # (tile, cotangents, *arrays) -> [cotangents, *parts of those of numbers]
   pull_back: RowFunction
-  operands: dict[str, Operand]  # numbers, by the names of inputs
+  # (tile, cotangents, *arrays) -> [cotangents of matrices]
+  of_matrices: RowFunction
+  # The arrays, by the names of inputs: numbers, then matrices.
+  numbers: dict[str, Operand]
+  matrices: dict[str, Operand]
+
+  @property
+  def operands(self) -> dict[str, Operand]:
+    """The numbers and matrices."""
+    return self.numbers | self.matrices
 
 
 def inside(request: Request) -> dict[str, TokenMap]:
   """The maps that kernels compute, by "query" and "key"; none if XLA does."""
-  score, tokens = request.score, request.tokens
-  dtypes = {each.dtype for each in tokens}
-  if not keeps_nan(score) or len(dtypes) > 1 or tokens[0].dtype.itemsize != 2:
+  dtypes = {each.dtype for each in request.tokens}
+  is_half = request.query.dtype.itemsize == 2
+  if not keeps_nan(request.score) or len(dtypes) > 1 or not is_half:
     return {}
-  maps = {
-    "query": (score.map_query, request.query),
-    "key": (score.map_key, request.key),
-  }
-  found = {}
   try:
-    for name, (function, array) in maps.items():
-      traced = _traced(name, function, array, request.is_masked)
-      if traced is not None:
-        found[name] = traced
+    maps = {name: _traced(name, request) for name in ("query", "key")}
   except Unsupported:
     return {}
-  return found
+  return {name: each for name, each in maps.items() if each is not None}
 
 
-def _traced(
-  name: str, function: Callable, tokens: jax.Array, is_masked: bool
-) -> TokenMap | None:
+def _traced(name: str, request: Request) -> TokenMap | None:
   """The map of a tile; None if it changes nothing."""
-  size = tokens.shape[-1]
-  tile = jax.ShapeDtypeStruct((SIDE, size), tokens.dtype)
-  program, captured = without_captured(function, tile)
-  if not program.jaxpr.eqns:
+  tokens = getattr(request, name)
+  tile = jax.ShapeDtypeStruct((SIDE, tokens.shape[-1]), tokens.dtype)
+  function, operands = _of_one_head(name, request, tile)
+  function, operands = _of_used(function, operands, tile)
+  parts = [_part(each) for each in operands]
+  closed = inlined(function, tile, *parts)
+  if not without_unused(closed.jaxpr, keep=1)[0].eqns:
     return None
-  # Only the kernel of queries returns gradients of numbers.
-  if any(map(jnp.ndim, captured)) or (name == "key" and captured):
-    raise Unsupported(
-      "has maps of tokens with captured numbers of queries only"
-    )
-  if size not in (64, 128):
-    raise Unsupported("has maps of tokens of 64 or 128 features")
-
-  def map_tile(tile, *numbers):
-    return program([*numbers], tile)
-
-  def pull_back(tile, cotangents, *numbers):
-    tile = _finite(tile) if is_masked else tile
-    return jax.vjp(map_tile, tile, *numbers)[1](cotangents)
-
-  numbers = [jax.ShapeDtypeStruct((), jnp.asarray(x).dtype) for x in captured]
-  mapped = jax.eval_shape(map_tile, tile, *numbers)
+  _check(name, tile, parts)
+  mapped = jax.eval_shape(function, tile, *parts)
   if mapped.shape != tile.shape:
     raise Unsupported("has maps of tokens that keep the number of features")
+
+  def pull_back(tile, cotangents, *arrays):
+    tile = _finite(tile) if request.is_masked else tile
+    return jax.vjp(function, tile, *arrays)[1](cotangents)
+
+  of_names = {f"{name} map {n}": each for n, each in enumerate(operands)}
+  numbers = {own: x for own, x in of_names.items() if x.kind is Kind.SCALAR}
+  matrices = {own: x for own, x in of_names.items() if own not in numbers}
+  traced = functools.partial(row_functions.traced, num_matrices=len(matrices))
+  last = 1 + len(numbers)
   return TokenMap(
-    row_functions.traced(map_tile, [tile, *numbers]),
-    row_functions.traced(pull_back, [tile, mapped, *numbers]),
-    {
-      f"{name} map {number}": Operand(jnp.asarray(each), Kind.SCALAR, ())
-      for number, each in enumerate(captured)
-    },
+    traced(lambda *x: [function(*x)], [tile, *parts]),
+    traced(lambda *x: pull_back(*x)[:last], [tile, mapped, *parts]),
+    traced(lambda *x: pull_back(*x)[last:], [tile, mapped, *parts]),
+    numbers,
+    matrices,
   )
+
+
+def _of_one_head(
+  name: str, request: Request, tile: Any
+) -> tuple[Callable, list[Operand]]:
+  """A map (tile, *arrays), with all arrays of the score."""
+  of_head, operands = parameters(request.score, len(request.leading))
+
+  def function(tile, *arrays):
+    return getattr(of_head(arrays), f"map_{name}")(tile)
+
+  program, captured = without_captured(function, tile, *map(_part, operands))
+  first = len(operands)
+  operands += [
+    Operand(
+      jnp.asarray(each), Kind.WHOLE if jnp.ndim(each) else Kind.SCALAR, ()
+    )
+    for each in captured
+  ]
+
+  def of_arrays(tile, *arrays):
+    return program([*arrays[first:]], tile, *arrays[:first])
+
+  return of_arrays, operands
+
+
+def _of_used(
+  function: Callable, operands: Sequence[Operand], tile: Any
+) -> tuple[Callable, list[Operand]]:
+  """A map of the arrays that it uses, numbers before matrices."""
+  parts = [_part(each) for each in operands]
+  closed = inlined(function, tile, *parts)
+  _, (_, *is_used) = without_unused(closed.jaxpr, keep=1)
+  places = [place for place, each in enumerate(is_used) if each]
+  places.sort(key=lambda place: len(parts[place].shape))
+
+  def of_used(tile, *arrays):
+    filled = [jnp.zeros(each.shape, each.dtype) for each in parts]
+    for place, array in zip(places, arrays):
+      filled[place] = array
+    return function(tile, *filled)
+
+  return of_used, [operands[place] for place in places]
+
+
+def _part(operand: Operand) -> jax.ShapeDtypeStruct:
+  """The array of one head."""
+  return jax.ShapeDtypeStruct(operand.core, operand.array.dtype)
+
+
+def _check(name: str, tile: Any, arrays: Sequence[Any]) -> None:
+  """Raises `Unsupported` unless the kernels map such tokens."""
+  # Only the kernel of queries returns gradients of arrays.
+  if name == "key" and arrays:
+    raise Unsupported("has maps of keys without arrays")
+  for shape in (tile.shape[1:], *(each.shape for each in arrays)):
+    if any(size not in (64, 128) for size in shape):
+      raise Unsupported("has maps of tokens of 64 or 128 features")
+  if any(len(each.shape) not in (0, 2) for each in arrays):
+    raise Unsupported("has maps with numbers and matrices")

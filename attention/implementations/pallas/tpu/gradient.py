@@ -70,7 +70,7 @@ def of_queries(
 
   @pl.when(visit.has(LAST))
   def _():
-    write(gradient_ref, summed[...])
+    write(gradient_ref, problem.of_finite(read(query_ref), summed[...]))
 
 
 def of_keys(
@@ -111,5 +111,6 @@ def of_keys(
 
   @pl.when(visit.has(LAST))
   def _():
-    for output, each in zip(outputs, scratch):
-      write(output, each[...])
+    of_key, of_value = (each[...] for each in scratch)
+    write(outputs[0], problem.of_finite(read(key_ref), of_key))
+    write(outputs[1], of_value)

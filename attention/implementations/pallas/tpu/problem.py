@@ -64,6 +64,13 @@ class Problem:
     wide = tokens.astype(jnp.promote_types(tokens.dtype, jnp.float32))
     return jnp.where(jnp.isfinite(wide), wide, 0.0).astype(tokens.dtype)
 
+  def of_finite(self, tokens: jax.Array, gradient: jax.Array) -> jax.Array:
+    """Zero for gradients of NaN and infinity, if keys may be hidden."""
+    if not self.is_masked:
+      return gradient
+    wide = tokens.astype(jnp.promote_types(tokens.dtype, jnp.float32))
+    return jnp.where(jnp.isfinite(wide), gradient, 0.0)
+
   def product(self, left, right, axes: tuple[int, int], dtype) -> jax.Array:
     """The product of two matrices of numbers that are rounded to a dtype."""
     if self.interpret:  # XLA's CPU backend lacks some products of 16 bits

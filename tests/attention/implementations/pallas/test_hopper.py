@@ -8,6 +8,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention import attend, biases, masks, scores
 from attention.implementations import Pallas
+from attention.implementations.pallas.hopper import problem as hopper_problem
 from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
 
@@ -26,9 +27,9 @@ def additive(channels=8):
   return scores.additive(*(0.3 * each for each in weights))
 
 
-def general():
-  (weight,) = arrays((64, 64), seed=2)
-  return scores.general(0.1 * weight.astype(jnp.float32))
+def general(dtype=jnp.float32, heads=()):
+  (weight,) = arrays((*heads, 64, 64), seed=2)
+  return scores.general(0.1 * weight.astype(dtype))
 
 
 def manhattan(query, key):
@@ -77,6 +78,7 @@ CASES = {
   "dot": {},
   "causal": {"mask": masks.causal(40)},
   "general": {"score": general()},
+  "general half": {"score": general(jnp.bfloat16)},
   "soft cap": {"score": scores.soft_cap(scores.dot(), 5.0)},
   "modified": {"score": scores.modified(scores.scaled_dot(), nearer)},
   "normalised": {"score": scores.qk_norm(scores.dot())},
@@ -103,6 +105,10 @@ MASKED = {
     "mask": masks.causal(40),
   },
   "causal general": {"score": general(), "mask": masks.causal(40)},
+  "causal general half": {
+    "score": general(jnp.bfloat16),
+    "mask": masks.causal(40),
+  },
   "causal cosine": {
     "score": scores.cosine(jnp.float32(5.0)),
     "mask": masks.causal(40),
@@ -236,6 +242,23 @@ def test_numbers_of_hidden_tokens_change_nothing(name, number):
   jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+def roots(query, key):
+  """A score with infinite derivatives at a token of zeros."""
+  products = query[..., :, None, :] * key[..., None, :, :]
+  return 0.1 * (products - jnp.sqrt(jnp.abs(key))[..., None, :, :]).sum(-1)
+
+
+@ignore_nan
+def test_gradients_of_hidden_nan_are_zero_where_derivatives_are_infinite():
+  tokens = arrays((70, 64), (100, 64), (100, 64))
+  options = {"score": roots, "mask": masks.where(lambda i, j: j < 66)}
+  want = results(INTERPRETED, tokens, **options)[0][0]
+  tokens[1] = tokens[1].at[66:, 3].set(jnp.nan)
+  got = results(INTERPRETED, tokens, **options)[0][0]
+  jax.tree.map(np.testing.assert_array_equal, got, want)
+  assert not np.asarray(got[1][66:]).any()
+
+
 @ignore_nan
 @sampled("name", ["dot", "additive", "manhattan"], default=["dot"])
 def test_a_cotangent_of_nan_is_not_replaced(name):
@@ -326,6 +349,23 @@ def test_a_number_that_is_used_twice_has_both_gradients(score, launched):
   got, want = gradient(INTERPRETED), gradient("reference")
   assert len(launched) == 2  # none for keys and values
   np.testing.assert_allclose(got, want, rtol=0.02)
+
+
+@ignore_nan
+@sampled("heads", [(), (3,)], default=[(3,)])
+@sampled("mask", [None, masks.causal(40)], default=[masks.causal(40)])
+def test_blocks_sum_the_gradient_of_a_matrix(
+  heads, mask, launched, monkeypatch
+):
+  """Of one for all heads, or of one for each, in a block of several tiles."""
+  monkeypatch.setattr(hopper_problem, "_MATRIX_BLOCKS", 12)  # 2 for 5 tiles
+  tokens = arrays((2, 3, 300, 64), (2, 1, 128, 64), (2, 3, 128, 64))
+  if mask is not None:
+    tokens[0] = tokens[0].at[:, :, 3, 5].set(jnp.nan)
+  options = {"score": general(jnp.bfloat16, heads), "mask": mask}
+  got = results(INTERPRETED, tokens, **options)
+  assert len(launched) == 3
+  jax.tree.map(close, got, results("reference", tokens, **options))
 
 
 @sampled("name", [*CASES], default=["additive"])

@@ -8,6 +8,7 @@ from attention.implementations.pallas.operands import Unsupported
 from tests.attention.oracle import draw
 
 TILE = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
+WIDE = jax.ShapeDtypeStruct((64, 128), jnp.bfloat16)
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 
 
@@ -32,6 +33,41 @@ def test_a_function_of_rows_is_transposed_tile_by_tile():
   np.testing.assert_allclose(of_tokens, expected[0], atol=1e-5)
   assert parts.shape == (64,)
   np.testing.assert_allclose(jnp.sum(parts), expected[1], rtol=1e-5)
+
+
+def test_a_product_with_a_matrix_is_transposed():
+  tokens, weight, cotangents = map(
+    jnp.asarray, draw(0, (64, 64), (64, 128), (64, 128))
+  )
+
+  def pull_back(tokens, cotangents, weight):
+    return jax.vjp(lambda *x: jnp.tanh(x[0]) @ x[1], tokens, weight)[1](
+      cotangents
+    )
+
+  arguments = TILE, WIDE, jax.ShapeDtypeStruct((64, 128), jnp.bfloat16)
+  function = row_functions.traced(pull_back, arguments, num_matrices=1)
+  matrix = row_functions.Matrix(weight)
+  of_tokens, of_weight = function(tokens, cotangents, matrix)
+  expected = pull_back(tokens, cotangents, weight)
+  np.testing.assert_allclose(of_tokens, expected[0], atol=1e-4)
+  got = of_weight.left.T @ of_weight.right
+  np.testing.assert_allclose(got, expected[1], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  "function",
+  [
+    lambda tokens, weight: tokens @ (2.0 * weight),
+    lambda tokens, weight: weight @ tokens,
+    lambda tokens, weight: tokens @ weight + weight[:1],
+    lambda tokens, weight: jnp.matmul(tokens, weight, precision="highest"),
+  ],
+  ids=["scaled", "matrix first", "row", "precise"],
+)
+def test_other_functions_of_matrices_are_refused(function):
+  with pytest.raises(Unsupported):
+    row_functions.traced(lambda *x: [function(*x)], [TILE, TILE], 1)
 
 
 @pytest.mark.parametrize(
