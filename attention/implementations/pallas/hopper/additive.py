@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.channels import (
   add_to_result,
   for_each_channel,
@@ -31,7 +32,6 @@ from attention.implementations.pallas.hopper.reciprocal import reciprocal
 from attention.implementations.pallas.hopper.tiles import (
   SIDE,
   TILE,
-  Block,
   across,
   down,
 )

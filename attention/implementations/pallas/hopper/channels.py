@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal
 
 from attention.implementations.pallas.functions import OPERATIONS
+from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.pairs import (
   evaluate,
   gradient_of,
@@ -28,7 +29,6 @@ from attention.implementations.pallas.hopper.tiles import (
   SIDE,
   TILE,
   WGMMA,
-  Block,
   across,
   down,
 )

@@ -16,6 +16,7 @@ from attention.implementations.pallas.hopper.attempts import (
   not_finite,
   when,
 )
+from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.own_tokens import (
   map_own,
 )
@@ -31,7 +32,6 @@ from attention.implementations.pallas.hopper.tiles import (
   TILE,
   WGMMA,
   Axes,
-  Block,
   across,
   down,
 )

@@ -20,7 +20,10 @@ from attention.implementations.pallas.hopper.pairs import (
   of_wrappers,
 )
 from attention.implementations.pallas.hopper.problem import Problem
-from attention.implementations.pallas.hopper.tiles import SIDE, TILE
+from attention.implementations.pallas.hopper.tiles import (
+  SIDE,
+  TILE,
+)
 from attention.implementations.pallas.hopper.token_maps import TokenMap
 from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.operands import (

@@ -21,6 +21,7 @@ from attention.implementations.pallas.hopper.attempts import (
   not_finite,
   when,
 )
+from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.channels import (
   for_each_channel,
 )
@@ -44,7 +45,6 @@ from attention.implementations.pallas.hopper.tiles import (
   SIDE,
   WGMMA,
   Axes,
-  Block,
   across,
 )
 

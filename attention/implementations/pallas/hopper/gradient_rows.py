@@ -7,12 +7,12 @@ their cotangents, and writes them for the kernel of keys.
 import jax
 import jax.numpy as jnp
 
+from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.tiles import (
   BY_COLUMN,
   BY_ROW,
   TILE,
   WGMMA,
-  Block,
   across,
   down,
 )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.row_functions import (
   Matrix,
   RowFunction,
@@ -19,7 +20,6 @@ from attention.implementations.pallas.hopper.tiles import (
   TILE,
   WGMMA,
   Axes,
-  Block,
 )
 
 

@@ -21,7 +21,9 @@ from attention.implementations.pallas.functions import (
   check_supported,
   interpret,
 )
-from attention.implementations.pallas.hopper.tiles import TILE
+from attention.implementations.pallas.hopper.tiles import (
+  TILE,
+)
 from attention.implementations.pallas.operands import (
   Blocks,
   Kind,

@@ -21,6 +21,7 @@ from attention.implementations.pallas.hopper.gradient_rows import (
   MASKED_ROWS,
   ROWS,
 )
+from attention.implementations.pallas.hopper.launch import launch
 from attention.implementations.pallas.hopper.own_tokens import add_matrices
 from attention.implementations.pallas.hopper.pairs import (
   PairFunction,
@@ -31,7 +32,6 @@ from attention.implementations.pallas.hopper.tiles import (
   Axes,
   Input,
   Output,
-  launch,
 )
 from attention.implementations.pallas.hopper.token_maps import TokenMap
 from attention.implementations.pallas.operands import Kind, Operand

@@ -21,7 +21,10 @@ from attention.implementations.pallas.hopper.pairs import (
   inlined,
   without_unused,
 )
-from attention.implementations.pallas.hopper.tiles import SIDE, across
+from attention.implementations.pallas.hopper.tiles import (
+  SIDE,
+  across,
+)
 from attention.implementations.pallas.operands import Unsupported
 
 # Operations of the compiler of kernels, and `add_any`, which is an addition.

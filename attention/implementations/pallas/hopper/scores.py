@@ -9,9 +9,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.channels import sums_of_pairs
 from attention.implementations.pallas.hopper.pairs import PairFunction
-from attention.implementations.pallas.hopper.tiles import TILE, WGMMA, Block
+from attention.implementations.pallas.hopper.tiles import (
+  TILE,
+  WGMMA,
+)
 
 LOG2_E = math.log2(math.e)
 

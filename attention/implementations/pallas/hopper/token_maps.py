@@ -25,7 +25,9 @@ from attention.implementations.pallas.hopper.pairs import (
   without_unused,
 )
 from attention.implementations.pallas.hopper.row_functions import RowFunction
-from attention.implementations.pallas.hopper.tiles import SIDE
+from attention.implementations.pallas.hopper.tiles import (
+  SIDE,
+)
 from attention.implementations.pallas.operands import (
   Kind,
   Operand,

@@ -1,0 +1,161 @@
+"""Blocks of the kernels for Hopper GPUs: what they hold, load and visit.
+
+A block has 64 *own* tokens, the rows of its tiles, and visits the *other*
+tokens 64 at a time. Own tokens are queries, or keys in the kernel of their
+gradients.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from attention.implementations.pallas.hopper.tiles import (
+  BY_COLUMN,
+  BY_ROW,
+  SIDE,
+  TILE,
+  WGMMA,
+  Axes,
+  Input,
+  across,
+  down,
+)
+
+_TRANSPOSED = plgpu.Layout.WGMMA_TRANSPOSED
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+  """What a block holds in shared memory."""
+
+  # The order is that in memory, on which the compiler's use of registers
+  # depends.
+
+  tiles: Mapping[str, Any]
+  results: Mapping[str, Any]
+  factors: Sequence[Any]  # tiles of numbers of pairs, as factors of products
+  products: Any  # a tile of scores before wrappers change them, for gradients
+  barriers: Sequence[Any]
+  staging: Any  # a tile of staged tokens before its transposition
+  scratch: Any  # of a sum over channels
+  map_factor: Any  # a tile that the map of own tokens multiplies
+  of_mapped: Any  # a tile of the gradients of mapped own tokens
+  marks: Any  # of own tokens that had NaN or infinity, in a second attempt
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block(Memory):
+  """A block of the grid, with the tiles that it holds in shared memory."""
+
+  problem: Any
+  are_keys_own: bool
+  bounds: Any  # for each row of tiles, its first visit and their end
+  inputs: Mapping[str, Input]  # with references to the device's memory
+  direct: Mapping[str, Any]  # references to results without a tile of their own
+  row: jax.Array  # of tiles
+  entry: jax.Array  # of the leading axes
+
+  def load(self, of_own: bool, start: Any) -> None:
+    """Copies tiles of own or other tokens to shared memory, and waits."""
+    staged = None
+    for name, (ref, axes, of_keys) in self.inputs.items():
+      is_own = of_keys is None or of_keys == self.are_keys_own
+      if axes.is_tile and is_own == of_own:
+        source, target = self.place(ref, axes, start), self.tiles[name]
+        if axes is Axes.STAGED:  # queries or keys: one array of a load
+          staged, target = target, self.staging
+        plgpu.copy_gmem_to_smem(source, target, self.barriers[of_own])
+    plgpu.barrier_wait(self.barriers[of_own])
+    if staged is not None:
+      self._transpose(staged)
+
+  @property
+  def own_and_other(self) -> tuple[Any, Any]:
+    """The tiles of own tokens and of those that are visited."""
+    return self.tokens(True), self.tokens(False)
+
+  def tokens(self, of_own: bool) -> Any:
+    """The tile of own tokens, or of those that are visited."""
+    return self.tiles["key" if of_own == self.are_keys_own else "query"]
+
+  @property
+  def own_map(self) -> Any:
+    """The map of own tokens that the kernel computes, or None."""
+    return self.problem.maps.get("key" if self.are_keys_own else "query")
+
+  def _transpose(self, tile: Any) -> None:
+    """Writes the staged tokens as [D, 64]."""
+    tokens = self.staging[...].astype(jnp.float32)
+    tokens = self.problem.cast(tokens, WGMMA)
+    if self.problem.is_masked and "context" in self.results:
+      # A function of the user may make a number of a feature that is NaN.
+      is_bad = jnp.where(jnp.abs(tokens) < np.inf, 0.0, 1.0)
+      is_bad = across(jnp.max(is_bad, axis=1) > 0.0, tokens.shape)
+      tokens = jnp.where(is_bad, jnp.nan, tokens)
+    if self.problem.interpret:  # the interpreter transposes no references
+      tile[...] = tokens.T
+    else:
+      tokens = plgpu.layout_cast(tokens, _TRANSPOSED)
+      plgpu.transpose_ref(tile, (1, 0))[...] = tokens
+
+  def staged(self, result: Any) -> Any:
+    """A result [D, 64] as tokens [64, D] in shared memory."""
+    if self.problem.interpret:
+      tokens = result[...].T
+    else:
+      ref = plgpu.transpose_ref(result, (1, 0))
+      # `optimized` would refuse conflicts of banks.
+      tokens = plgpu.load(ref, (), layout=_TRANSPOSED, optimized=False)
+    tokens = self.problem.cast(tokens, WGMMA)
+    self.staging[...] = tokens.astype(self.staging.dtype)
+    return self.staging
+
+  def visits(self, body: Callable, state: Any) -> Any:
+    """The state after body(starts, state) of all visible tiles."""
+
+    def visit(column, state):
+      self.load(False, column * SIDE)
+      return body((self.row * SIDE, column * SIDE), state)
+
+    first, end = (self.bounds[2 * self.row + n] for n in range(2))
+    return jax.lax.fori_loop(first, end, visit, state)
+
+  def place(self, ref: Any, axes: Axes, start: Any) -> Any:
+    """The tokens from `start` on, of this entry of the leading axes."""
+    if axes is Axes.WHOLE:
+      return ref
+    tokens, sizes = pl.ds(start, SIDE), ref.shape
+    if axes is Axes.CHANNELS:
+      return ref.at[(slice(None), *self.leading(sizes[1:-1]), tokens)]
+    core = [tokens if each else slice(None) for each in axes.value[:2]]
+    return ref.at[(*self.leading(sizes[: -len(core)]), *core)]
+
+  def leading(self, sizes: Sequence[int]) -> tuple[Any, ...]:
+    """The indices along the leading axes; 0 where an array has size 1."""
+    entry, indices = self.entry, []
+    for size, own in zip(reversed(self.problem.leading), reversed(sizes)):
+      index = jax.lax.rem(entry, jnp.int32(size))
+      entry = jax.lax.div(entry, jnp.int32(size))
+      indices.append(0 if own == 1 else index)
+    return tuple(reversed(indices))
+
+  def number(self, name: str, place: Any) -> jax.Array:
+    """A number of this entry of the leading axes."""
+    ref = self.inputs[name].array
+    return ref[(*self.leading(ref.shape[:-1]), place)]
+
+  def numbers(self, name: str) -> jax.Array:
+    """The numbers of rows or columns, or one number, spread over a tile."""
+    _, axes, of_keys = self.inputs[name]
+    if axes is Axes.NUMBERS:
+      return self.number(name, 0)
+    tile = self.tiles[name][...]
+    if of_keys == self.are_keys_own:
+      return across(self.problem.cast(tile, BY_ROW), TILE)
+    return down(self.problem.cast(tile, BY_COLUMN), TILE)
