@@ -1,6 +1,7 @@
 """Luong's location-based score and local attention."""
 
 import dataclasses
+import functools
 from typing import Annotated as Shaped
 
 import jax
@@ -158,12 +159,15 @@ class Local(Wrapper):
     mapped = self.score.map_query(query)
     if self.query_weight is None:
       return mapped
-    hidden = jnp.einsum("...td,...da->...ta", query, self.query_weight)
-    predicted = jnp.einsum(
-      "...ta,...a->...t", jnp.tanh(hidden), self.position_weight
+    # A position of a long source needs more digits than bfloat16 has.
+    product = functools.partial(
+      jnp.einsum,
+      precision=jax.lax.Precision.HIGHEST,
+      preferred_element_type=jnp.promote_types(query.dtype, jnp.float32),
     )
-    dtype = jnp.promote_types(predicted.dtype, jnp.float32)
-    predicted = jax.nn.sigmoid(predicted.astype(dtype))[..., None]
+    hidden = jnp.tanh(product("...td,...da->...ta", query, self.query_weight))
+    predicted = product("...ta,...a->...t", hidden, self.position_weight)
+    predicted = jax.nn.sigmoid(predicted)[..., None]
     shape = jnp.broadcast_shapes(mapped.shape[:-1], predicted.shape[:-1])
     return jnp.concatenate(
       [

@@ -37,6 +37,15 @@ SCORES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     scores.disentangled,
     ((64, FEATURES), (64, FEATURES)),
   ),
+  "transformer_xl": (
+    scores.transformer_xl,
+    ((FEATURES, FEATURES), (FEATURES,), (FEATURES,)),
+  ),
+  "location": (scores.location, ((LENGTH, FEATURES),)),
+  "local": (
+    lambda *weights: scores.local(scores.scaled_dot(), 128.0, *weights),
+    ((FEATURES, HIDDEN), (HIDDEN,)),
+  ),
   "temperature": (
     lambda temperature: scores.temperature(scores.scaled_dot(), temperature),
     ((HEADS,),),

@@ -18,6 +18,7 @@ _BITS = {
 _NO_LIMIT = 2**31 - 1  # the largest int32, from minima of positions
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+_END = re.compile(r"^\}(, execution_thread=.*)?$")
 _ARRAY = re.compile(r"\b([a-z]+[0-9]*\w*)\[([0-9,]*)\](\{[^}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
 
@@ -112,15 +113,27 @@ def parse(text: str) -> Program:
   """Parses the text of a compiled program."""
   computations: dict[str, list[Instruction]] = {}
   entry, current = "", None
-  for line in text.splitlines():
+  for line in _joined(text):
     if start := _COMPUTATION.match(line):
       current = computations.setdefault(start[2], [])
       entry = start[2] if start[1] else entry
-    elif line.startswith("}"):
+    elif _END.match(line):
       current = None
     elif current is not None:
       current += _instructions(line)
   return Program(computations, entry)
+
+
+def _joined(text: str) -> Iterator[str]:
+  """The lines; one for an instruction with line breaks in its attributes."""
+  line = ""
+  for each in text.splitlines():
+    if any(start.match(each) for start in (_COMPUTATION, _INSTRUCTION, _END)):
+      yield line
+      line = each
+    else:
+      line += each
+  yield line
 
 
 def _instructions(line: str) -> Iterator[Instruction]:

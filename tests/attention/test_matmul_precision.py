@@ -116,8 +116,9 @@ def test_precision_reaches_all_products_and_their_derivatives(name):
   call = functools.partial(CALLS[name], precision="high")
   closed = jax.make_jaxpr(derivatives(call))(*tokens())
   found = set(products(closed.jaxpr))
-  # Products of the additive score are float32 whatever the precision.
-  own = {"additive", "concat"} & {name.split("-")[0].split("_")[0]}
+  # Sums of the additive score and positions of local-p are float32 whatever the
+  # precision.
+  own = {"additive", "concat", "local"} & {name.split("-")[0].split("_")[0]}
   assert found - ({HIGHEST} if own else set()) == {HIGH}
 
 

@@ -30,6 +30,16 @@ def test_products_of_the_additive_derivative_have_the_highest_precision(length):
   assert set(found) <= {(highest, highest)}
 
 
+def test_positions_that_local_p_predicts_for_bfloat16_are_float32():
+  arrays = draw(4, (50, 24), (24, 8), (8,))
+  query, weight, vector = (jnp.asarray(x, jnp.bfloat16) for x in arrays)
+  score = scores.local(scores.dot(), 2.0, weight, vector)
+  found = score.map_query(query)[..., -1]
+  wide = [np.asarray(each, np.float64) for each in (query, weight, vector)]
+  logits = np.tanh(wide[0] @ wide[1]) @ wide[2]
+  np.testing.assert_allclose(found, 1 / (1 + np.exp(-logits)), rtol=1e-5)
+
+
 @pytest.mark.parametrize("scale", [None, 0.3, jnp.array([0.3, 0.4])])
 def test_scaled_dot_of_bfloat16_rounds_its_tokens_only(scale):
   query, key = (

@@ -82,6 +82,21 @@ def test_loops_count_as_often_as_they_run():
   assert counts["sum"] == 1
 
 
+def test_attributes_of_an_instruction_may_have_line_breaks():
+  attributes = (
+    "), frontend_attributes={kernel_metadata={\n"
+    '"size": "8"\n'
+    '}}, backend_config={"estimated_cycles":"70"}'
+  )
+  before = "ROOT %twice = f32[8,4]{1,0} copy(%once"
+  program = hlo.parse(PROGRAM.replace(before + ")", before + attributes))
+  once, twice = program.computations["long"][1:]
+  assert (once.name, twice.name) == ("once", "twice")
+  assert twice.number(r'"estimated_cycles":"(\d+)"') == 70
+  names = [i.name for _, i, _ in program.executed()]
+  assert names[-3:] == ["l", "once", "twice"]
+
+
 def test_the_longest_branch_of_a_conditional_runs():
   names = [i.name for _, i, _ in hlo.parse(PROGRAM).executed()]
   assert "twice" in names
