@@ -90,7 +90,7 @@ def main(arguments) -> None:
   if _DOCUMENT.value:
     paths = {target: _path(target) for target in TARGETS}
     found = {t: report.read(path) for t, path in paths.items() if path.exists()}
-    report.write_document(pathlib.Path(_DOCUMENT.value), report.table(found))
+    report.write_document(pathlib.Path(_DOCUMENT.value), report.tables(found))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 Results = dict[str, dict[str, Any]]  # fields of a cost, by case
 _BEGIN, _END = "<!-- accelerators: begin -->", "<!-- accelerators: end -->"
+_PALLAS = ("pallas/", "peers/splash/")
 _PACKAGES = ("jax", "libtpu", "jax-cuda13-plugin", "nvidia-cuda-nvcc")
 
 
@@ -34,10 +35,7 @@ def line(name: str, result: dict[str, Any]) -> str:
   """A result for the terminal."""
   if "error" in result:
     return f"{name}: {result['error']}"
-  moved = "".join(
-    f", {count} {kind} ({_mebibytes(size)} MiB)"
-    for kind, (count, size) in result["collectives"].items()
-  )
+  moved = f", {_moved(result)}" if result["collectives"] else ""
   return (
     f"{name}: {result['kernels']:,} kernels,"
     f" {_mebibytes(result['traffic'])} MiB of traffic,"
@@ -47,18 +45,30 @@ def line(name: str, result: dict[str, Any]) -> str:
   )
 
 
-def table(by_target: dict[str, Results]) -> str:
-  """Markdown: a row for each case, and four columns for each target."""
-  names = list(dict.fromkeys(n for r in by_target.values() for n in r))
+def tables(by_target: dict[str, Results]) -> str:
+  """Markdown: the costs of all cases, and the bytes that a chip receives."""
+  names = sorted({name for results in by_target.values() for name in results})
   header = ["compiled, not run"]
   for target in by_target:
-    header += [f"{target}: kernels", "traffic, MiB", "temporaries, MiB", "ms"]
-  rows = [header, ["---"] * len(header)]
-  for name in sorted(names):
+    header += [f"{target}: kernels", "traffic, MiB", "temporaries, MiB"]
+    header += ["ms", "compilation, s"]
+  rows = [header]
+  for name in names:
     row = [name]
-    for results in by_target.values():
-      row += _columns(results.get(name))
+    for target, results in by_target.items():
+      row += _columns(name, target, results.get(name))
     rows.append(row)
+  moved = [["compiled, not run", *by_target]]
+  for name in names:
+    cells = [_moved(results.get(name)) for results in by_target.values()]
+    if any(cells):
+      moved.append([name, *cells])
+  return f"{_markdown(rows)}\n\n{_markdown(moved)}"
+
+
+def _markdown(rows: list[list[str]]) -> str:
+  header, *rest = rows
+  rows = [header, ["---"] * len(header), *rest]
   return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -72,17 +82,31 @@ def write_document(path: pathlib.Path, text: str) -> None:
   path.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{after}")
 
 
-def _columns(result: dict[str, Any] | None) -> Iterable[str]:
+def _columns(
+  name: str, target: str, result: dict[str, Any] | None
+) -> Iterable[str]:
   if result is None:
-    return [""] * 4
+    return [""] * 5
   if "error" in result:
-    return [result["error"].partition(":")[0], "", "", ""]
+    return [result["error"].partition(":")[0], *[""] * 4]
+  # The estimate of the compiler for TPUs lacks the kernels of Pallas.
+  has_estimate = target == "h100" or not name.startswith(_PALLAS)
   return [
     f"{result['kernels']:,}",
     _mebibytes(result["traffic"]),
     _mebibytes(result["temporaries"]),
-    f"{1e3 * result['seconds']:.3g}",
+    f"{1e3 * result['seconds']:.3g}" if has_estimate else "",
+    f"{result['compile_seconds']:.0f}",
   ]
+
+
+def _moved(result: dict[str, Any] | None) -> str:
+  """The collectives of a program, and the bytes that they receive."""
+  found = {} if result is None else result.get("collectives", {})
+  return ", ".join(
+    f"{count:,} {kind} ({_mebibytes(size)} MiB)"
+    for kind, (count, size) in found.items()
+  )
 
 
 def _mebibytes(size: int) -> str:

@@ -106,6 +106,7 @@ def beam(
     raise ValueError(f"length_penalty must be at least 0, got {length_penalty}")
   steps = make_steps(model, params, beam_size)
   memory, carry, stages = encode(steps, source, max_length)
+  steps = steps.prepared(memory, carry, source.shape[0])
   divisors = jnp.asarray(
     ((5 + np.arange(max_length + 1)) / 6) ** length_penalty, jnp.float32
   )

@@ -149,6 +149,7 @@ def _decoded(
   chex.assert_rank(source, 2, custom_message="source")
   steps = make_steps(model, params, beam_size=1)
   memory, carry, stages = encode(steps, source, max_length, divide=divide)
+  steps = steps.prepared(memory, carry, source.shape[0])
 
   def unfinished(state: _Predictions):
     return ~state.ended

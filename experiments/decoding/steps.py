@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from experiments.decoding.rounded_params import rounded
+
 
 class Steps(Protocol):
   """The steps of a model with its parameters."""
@@ -23,6 +25,9 @@ class Steps(Protocol):
 
   def start(self, source: jax.Array, capacity: int) -> tuple[Any, Any]:
     """Returns memory, and a carry whose caches hold so many tokens."""
+
+  def prepared(self, memory: Any, carry: Any, batch_size: int) -> "Steps":
+    """The same steps; a loop of them does not round parameters again."""
 
   def step(
     self, memory: Any, carry: Any, token: jax.Array, parent: jax.Array | None
@@ -38,8 +43,8 @@ def make_steps(model: nn.Module, params: Any, beam_size: int) -> Steps:
   """Returns the steps of K hypotheses of each source."""
   variables = {"params": params}
   if getattr(model, "has_beam_steps", False):
-    return _BeamSteps(model, variables, beam_size)
-  return _MappedSteps(model, variables, beam_size)
+    return _BeamSteps(model, variables, beam_size, variables)
+  return _MappedSteps(model, variables, beam_size, variables)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +52,23 @@ class _ModelSteps:
   model: nn.Module
   variables: Any
   beam_size: int
+  step_variables: Any  # the same for steps, or rounded
+
+  def prepared(self, memory, carry, batch_size):
+    """See `Steps`."""
+    if jnp.dtype(getattr(self.model, "dtype", jnp.float32)).itemsize >= 4:
+      return self
+    shape = (batch_size, self.beam_size)
+    tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
+    variables = rounded(self._step, self.variables, memory, carry, tokens)
+    return dataclasses.replace(self, step_variables=variables)
+
+  def step(self, memory, carry, token, parent):
+    """See `Steps`."""
+    return self._step(self.step_variables, memory, carry, token, parent)
+
+  def _step(self, variables, memory, carry, token, parent=None):
+    raise NotImplementedError
 
 
 class _BeamSteps(_ModelSteps):
@@ -59,9 +81,9 @@ class _BeamSteps(_ModelSteps):
       self.variables, source, capacity, self.beam_size, method="beam_start"
     )
 
-  def step(self, memory, carry, token, parent):
+  def _step(self, variables, memory, carry, token, parent=None):
     step: Any = self.model.apply(
-      self.variables, memory, carry, token, parent, method="beam_step"
+      variables, memory, carry, token, parent, method="beam_step"
     )
     carry, logits = step
     return carry, logits.astype(jnp.float32)
@@ -83,7 +105,7 @@ class _MappedSteps(_ModelSteps):
 
     return memory, jax.tree.map(repeated, carry)
 
-  def step(self, memory, carry, token, parent):
+  def _step(self, variables, memory, carry, token, parent=None):
     if parent is not None:
       carry = _of_parents(carry, parent)
     # A scalar, such as the number of tokens in a cache, is shared: with one for
@@ -92,7 +114,7 @@ class _MappedSteps(_ModelSteps):
 
     def step(carry, token):
       step: Any = self.model.apply(
-        self.variables, memory, carry, token, method="step"
+        variables, memory, carry, token, method="step"
       )
       carry, logits, _ = step
       return carry, logits.astype(jnp.float32)

@@ -58,13 +58,20 @@ def test_the_table_replaces_what_is_between_the_markers(tmp_path):
   results = {"v5e": {"a": COST, "b": {"error": "ValueError: no"}}, "h100": {}}
   path = tmp_path / "page.md"
   path.write_text(f"before\n{report._BEGIN}\nold\n{report._END}\nafter\n")
-  report.write_document(path, report.table(results))
+  report.write_document(path, report.tables(results))
   text = path.read_text()
   assert text.startswith("before\n")
   assert text.endswith("after\n")
   assert "old" not in text
-  assert "| a | 1,234 | 3.0 | 16 | 1.5 |" in text
+  assert "| a | 1,234 | 3.0 | 16 | 1.5 | 2 |" in text
   assert "| b | ValueError |" in text
+  assert "| a | 2 all-reduce (1.0 MiB) |  |" in text
+
+
+def test_kernels_on_tpus_have_no_estimate():
+  results = {"pallas/dot": COST}
+  assert "| 16 |  | 2 |" in report.tables({"v5e": results})
+  assert "| 16 | 1.5 | 2 |" in report.tables({"h100": results})
 
 
 def test_every_case_has_a_line():

@@ -182,7 +182,7 @@ class KernelAttention:
 
   def _reverse(self, structure, chosen, residuals, cotangents):
     """The transpose of `_rule`, by kernels."""
-    # They return zeros for tokens with NaN or infinity, if keys may be hidden.
+    # The kernels return zeros for NaN and infinity, if keys may be hidden.
     arguments, outputs = jax.tree.unflatten(structure, residuals)
     return self._gradients(arguments, outputs, cotangents, chosen)
 

@@ -95,7 +95,8 @@ class SharedReciprocals(AdditiveSum):
     *exponentials, largest = block.scratch
     exponentials[of_own][...] = jnp.exp2(numbers * (2.0 / math.log(2.0)))
     sizes = jnp.abs(numbers)
-    if block.problem.is_masked:  # infinity is NaN then, unless it is hidden
+    if block.problem.is_masked:
+      # Pairs of such tokens are hidden, or NaN in any case.
       sizes = jnp.where(sizes < jnp.inf, sizes, 0.0)
     largest[int(of_own)] = jnp.max(sizes)
     plgpu.commit_smem()
@@ -168,7 +169,8 @@ def additive_sum(channels: int) -> AdditiveSum:
 def _is_large(block: Block) -> jax.Array:
   """Whether products of the exponentials of two channels may overflow."""
   largest = block.scratch[-1]
-  return jnp.maximum(largest[0], largest[1]) > _LARGEST
+  # Also if a feature is NaN.
+  return jnp.logical_not(jnp.maximum(largest[0], largest[1]) <= _LARGEST)
 
 
 def _shared_reciprocal(block: Block, pair: Any) -> tuple[jax.Array, ...]:

@@ -158,7 +158,7 @@ def _clear_marked(block: Block) -> None:
     result = (
       block.results["tokens"] if block.own_map is None else block.of_mapped
     )
-    numbers = cast(result[...].astype(jnp.float32), WGMMA)
+    numbers = _read(block, result)
     numbers = jnp.where(across(is_marked, numbers.shape), 0.0, numbers)
     result[...] = numbers.astype(result.dtype)
     return
@@ -172,6 +172,15 @@ def _clear_marked(block: Block) -> None:
   for_each_channel(block, result.shape[0], clear, None)
 
 
+def _read(block: Block, result: Any) -> jax.Array:
+  """A tile of gradients in registers."""
+  if block.problem.interpret:
+    return result[...].astype(jnp.float32)
+  # `optimized` would refuse conflicts of banks, which sums in float32 have.
+  numbers = plgpu.load(result, (), layout=WGMMA, optimized=False)
+  return numbers.astype(jnp.float32)
+
+
 def _visit(
   block: Block, sums: Any, wanted, is_second: Any, starts: Sequence[Any]
 ) -> None:
@@ -182,7 +191,7 @@ def _visit(
     ["value", "cotangent"] if block.are_keys_own else ["cotangent", "value"]
   )
   own_values, other_values = (block.tiles[name] for name in names)
-  of_scores_factor, weights_factor = block.factors
+  of_scores_factor, *weights_factor = block.factors
 
   @when(is_second)
   def _():
@@ -195,7 +204,7 @@ def _visit(
   exponents = jnp.minimum(scores - row_numbers(block, "maximum"), 0.0)
   weights = jnp.exp2(exponents * LOG2_E) * row_numbers(block, "inverse")
   if block.are_keys_own:
-    weights_factor[...] = weights.astype(weights_factor.dtype)
+    weights_factor[0][...] = weights.astype(of_scores_factor.dtype)
   of_weights = product_of_tokens(problem, own_values, other_values)
   of_scores = weights * (of_weights - means(block))
   for name in wanted:
@@ -211,7 +220,7 @@ def _visit(
   if problem.channels is None:
     plgpu.wgmma(sums["tokens"], of_scores_factor, block.tokens(False))
   if block.are_keys_own:
-    plgpu.wgmma(sums["value"], weights_factor, other_values)
+    plgpu.wgmma(sums["value"], weights_factor[0], other_values)
   if sums:  # the next visit overwrites the factors
     plgpu.wgmma_wait(0)
 

@@ -155,7 +155,7 @@ def _memory(
   return Memory(
     tiles,
     results,
-    factors=[factor] * (2 if of_gradients else 1),
+    factors=[factor] * (2 if are_keys_own else 1),
     products=swizzled(TILE, jnp.float32) if has_products else None,
     barriers=[
       plgpu.Barrier(num_arrivals=others),

@@ -40,6 +40,7 @@ from attention.softmax import Statistics
 # The blocks of a kernel that sums the gradient of a matrix: each one has a part
 # of the sum in the device's memory. A GPU computes about 132 at once.
 _MATRIX_BLOCKS = 1024
+_COPIED = 32  # numbers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -248,7 +249,7 @@ class Problem:
     first = int(self.weight is not None)
     if first:
       weight = operands[0].astype(jnp.float32)
-      inputs["weight"] = Input(weight, Axes.WHOLE)
+      inputs["weight"] = Input(_padded(weight), Axes.WHOLE)
     for (name, operand), array in zip(
       self.pair_operands.items(), operands[first:]
     ):
@@ -274,7 +275,7 @@ class Problem:
       return Input(array.reshape(*sizes, *operand.core), Axes.MATRIX)
     array = array.astype(number_dtype(array))
     if operand.kind is Kind.WHOLE:
-      return Input(array, Axes.WHOLE)
+      return Input(_padded(array), Axes.WHOLE)
     if operand.kind is Kind.SCALAR:
       return Input(array.reshape(*sizes, 1), Axes.NUMBERS)
     of_keys = operand.kind is Kind.ROW
@@ -322,6 +323,11 @@ class Problem:
   def _sum_dtype(self, tokens) -> Any:
     """That of sums if a gradient is summed over leading axes."""
     return tokens.dtype if tokens.shape[:-2] == self.leading else self.dtype
+
+
+def _padded(numbers: jax.Array) -> jax.Array:
+  """Numbers [n] with zeros up to a multiple of what a warpgroup copies."""
+  return jnp.pad(numbers, (0, -numbers.size % _COPIED))
 
 
 def _tokens_last(gradient: jax.Array, output: Output) -> jax.Array:

@@ -154,7 +154,7 @@ def _apply(
   if name == "dot_general":
     if functions.kernel_precision(parameters["precision"]) != _DEFAULT:
       raise Unsupported("has products of tokens with the default precision")
-    return [_multiplied(product, parameters["dimension_numbers"], *inputs)]
+    return [_multiplied(product, equation, *inputs)]
   if any(isinstance(each, Matrix | OuterProducts) for each in inputs):
     if name == "transpose":
       return [inputs[0].transposed]
@@ -196,10 +196,14 @@ def _apply(
   return functions.apply_primitive(equation, inputs)
 
 
-def _multiplied(product: Product, dimensions: Any, left, right) -> Any:
+def _multiplied(product: Product, equation: Any, left, right) -> Any:
   """A tile times a matrix, or the sum of the outer products of two tiles."""
-  contracted, batch = dimensions
+  contracted, batch = equation.params["dimension_numbers"]
   is_tile = [isinstance(each, jax.Array) for each in (left, right)]
+  left, right = (
+    _spread(each, atom.aval.shape) if is_own else each
+    for each, atom, is_own in zip((left, right), equation.invars, is_tile)
+  )
   if contracted == ((0,), (0,)) and not any(batch) and all(is_tile):
     return OuterProducts(left, right)
   is_product = is_tile[0] and isinstance(right, Matrix)

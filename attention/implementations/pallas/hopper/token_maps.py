@@ -156,6 +156,11 @@ def _traced(name: str, request: Request) -> TokenMap | None:
   if not without_unused(closed.jaxpr, keep=1)[0].eqns:
     return None
   _check(name, tile, parts)
+  # The float32 sums of a shared query do not fit into a block's memory too.
+  is_shared = tokens.shape[:-2] != request.leading
+  is_large = isinstance(request.score, Wrapper) and tile.shape[1] > SIDE
+  if is_shared and is_large and any(each.shape for each in parts):
+    raise Unsupported("has maps of queries that each head has of its own")
   mapped = jax.eval_shape(function, tile, *parts)
   if mapped.shape != tile.shape:
     raise Unsupported("has maps of tokens that keep the number of features")
@@ -234,5 +239,9 @@ def _check(name: str, tile: Any, arrays: Sequence[Any]) -> None:
   for shape in (tile.shape[1:], *(each.shape for each in arrays)):
     if any(size not in (64, 128) for size in shape):
       raise Unsupported("has maps of tokens of 64 or 128 features")
-  if any(len(each.shape) not in (0, 2) for each in arrays):
+  matrices = [each for each in arrays if each.shape]
+  if any(len(each.shape) != 2 for each in matrices):
     raise Unsupported("has maps with numbers and matrices")
+  is_wide = any(each.dtype.itemsize > 2 for each in matrices)
+  if is_wide and tile.dtype == jnp.float16:  # which has not their range
+    raise Unsupported("has maps with matrices of float16")

@@ -74,6 +74,9 @@ def nearer(scores, query_positions, key_positions):
   return scores - 0.1 * jnp.abs(query_positions - key_positions)
 
 
+# NumPy warns where the interpreter multiplies tokens of NaN.
+ignore_nan = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+
 CASES = {
   "dot": {},
   "causal": {"mask": masks.causal(40)},
@@ -171,6 +174,15 @@ def test_additive_scores_of_large_features(channels, mask):
   jax.tree.map(close, got, results("reference", tokens, **options))
 
 
+@ignore_nan
+def test_nan_and_large_features_of_an_additive_score_in_a_tile():
+  tokens = arrays((70, 64), (100, 64), (100, 64))
+  tokens[0] = tokens[0].at[3, 3].set(jnp.nan).at[4].multiply(60)
+  options = {"score": additive()}
+  got = outputs(INTERPRETED, tokens, **options)
+  jax.tree.map(close, got, outputs("reference", tokens, **options))
+
+
 @sampled("name", ["dot", "additive"], default=[])
 def test_heads_that_share_keys_sum_their_gradients(name):
   tokens = arrays((2, 3, 10, 64), (2, 1, 70, 64), (1, 3, 70, 64))
@@ -193,10 +205,6 @@ def test_masks_and_biases_with_arrays(name, score):
   options |= CASES[score]
   got = results(INTERPRETED, tokens, **options)
   jax.tree.map(close, got, results("reference", tokens, **options))
-
-
-# NumPy warns where the interpreter multiplies tokens of NaN.
-ignore_nan = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 
 
 @ignore_nan

@@ -6,8 +6,14 @@ import re
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from attention import attend, masks, scores
+from attention.implementations import Pallas
+from benchmarks.accelerators.attention_cases import on_one_device
+from experiments.aot import cost
 from experiments.aot.targets import TARGETS
 from experiments.errors import UserError
 
@@ -106,3 +112,61 @@ def test_two_channels_of_an_additive_score_cost_one_reciprocal(
     assert innermost
     for loop in innermost:
       assert loop.total() <= limit * 2 * loop["MUFU.RCP"]
+
+
+# A score of arrays of these shapes, the features and the leading axes of the
+# query and of the keys.
+SHAPES = {
+  "shared keys": (scores.dot, (), 64, (2, 3), (2, 1)),
+  "shared query": (
+    lambda weight: scores.soft_cap(scores.general(weight), 5.0),
+    ((128, 128),),
+    *(128, (1, 3), (2, 3)),
+  ),
+  "matrix of each head": (scores.general, ((3, 64, 64),), 64, (2, 3), (2, 1)),
+  "few channels": (
+    scores.additive,
+    ((64, 8), (64, 8), (8,)),
+    *(64, (2, 3), (2, 3)),
+  ),
+  "traced number": (
+    lambda number: scores.temperature(scores.dot(), number),
+    ((),),
+    *(64, (2, 3), (2, 3)),
+  ),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", SHAPES)
+def test_gradients_compile_for_other_shapes(name):
+  """With a mask; the interpreter does not show what the compiler refuses."""
+  target = TARGETS["h100"]
+  try:
+    target.check_installed()
+  except UserError as error:
+    pytest.skip(str(error))
+  make, shapes, features, of_query, of_key = SHAPES[name]
+  sharding = on_one_device(target)
+
+  def spec(*shape, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+  def loss(arrays, lengths, *tokens):
+    context = attend(
+      *tokens,
+      score=make(*arrays),
+      mask=masks.padding(lengths),
+      implementation=Pallas(target="hopper"),
+    )
+    return jnp.sum(context.astype(jnp.float32) ** 2)
+
+  program, _ = cost.compiled(
+    jax.grad(loss, (0, 2, 3, 4)),
+    [spec(*shape, dtype=jnp.float32) for shape in shapes],
+    spec(2, dtype=jnp.int32),
+    spec(*of_query, 256, features),
+    *[spec(*of_key, 256, features)] * 2,
+    target=target,
+  )
+  assert program.as_text().count('custom_call_target="mosaic_gpu') == 3

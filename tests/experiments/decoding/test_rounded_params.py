@@ -1,0 +1,68 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.config import Seq2SeqConfig, TransformerConfig
+from experiments.decoding.rounded_params import rounded
+from experiments.decoding.steps import make_steps
+from experiments.models.rnn.seq2seq import Seq2Seq
+from experiments.models.transformer.model import Transformer
+
+
+@jax.jit
+def half_product(x, weight):
+  return x @ weight.T.astype(jnp.bfloat16)
+
+
+def layers(params, x):
+  x = half_product(x.astype(jnp.bfloat16), params["product"])
+
+  def layer(x, weight):
+    return x @ weight.astype(jnp.bfloat16), None
+
+  x = jax.lax.scan(layer, x, params["scan"])[0]
+  x = x * params["scale"][None] + params["both"].astype(jnp.bfloat16)[None]
+  return x + params["both"][None], params["result"], params["half"]
+
+
+def test_parameters_are_rounded_where_a_function_rounds_all_of_their_uses():
+  names = {"product": (4, 4), "scan": (3, 4, 4), "scale": (4,), "both": (4,)}
+  rng = np.random.default_rng(0)
+  params = {
+    name: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    for name, shape in (names | {"result": (2,), "half": (2,)}).items()
+  }
+  params["half"] = params["half"].astype(jnp.bfloat16)
+  x = jnp.ones((2, 4))
+  found = rounded(layers, params, x)
+  dtypes = {name: str(each.dtype) for name, each in found.items()}
+  half = {"product", "scan", "half"}
+  assert {n for n, dtype in dtypes.items() if dtype == "bfloat16"} == half
+  for got, want in zip(layers(found, x), layers(params, x)):
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["transformer", "seq2seq"])
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_steps_with_rounded_parameters_return_the_same(name, dtype, beam_size):
+  if name == "transformer":
+    config = TransformerConfig(model_size=16, num_heads=2)
+    model = Transformer(config, 9, 9, False, 8, dtype)
+  else:
+    model = Seq2Seq(Seq2SeqConfig(), 9, 9, 8, dtype)
+  source = jnp.array([[3, 4, 2], [5, 2, 0]])
+  params = model.init(jax.random.key(0), source, source)["params"]
+  steps = make_steps(model, params, beam_size)
+  memory, carry = steps.start(source, 8)
+  prepared = steps.prepared(memory, carry, 2)
+  token = jnp.full((2, beam_size), 4)
+  got, want = (
+    each.step(memory, carry, token, None)[1] for each in (prepared, steps)
+  )
+  np.testing.assert_array_equal(got, want)
+  leaves = jax.tree.leaves(prepared.step_variables)
+  are_half = [leaf.dtype == jnp.bfloat16 for leaf in leaves]
+  assert any(are_half) == (dtype == "bfloat16")
+  assert not all(are_half)  # norms are float32, or the encoder's are not used
