@@ -75,7 +75,7 @@ def launch(
       if each.axes in (Axes.MATRIX, Axes.MAPPED)
     }
 
-    def compute_row(number, memory):
+    def compute_row(number, held):
       block = Block(
         problem=problem,
         are_keys_own=are_keys_own,
@@ -84,7 +84,7 @@ def launch(
         direct=direct,
         row=jax.lax.axis_index("row") + number * blocks,
         entry=jax.lax.axis_index("leading"),
-        **memory,
+        **held,
       )
       block.load(True, block.row * SIDE)
       compute(block)

@@ -56,14 +56,14 @@ def pull_back(block: Block) -> None:
 
 def add_matrices(block: Block, is_first: Any) -> None:
   """Adds the gradients of the map's matrices."""
-  if block.own_map is None or not block.own_map.matrices:
+  matrices = () if block.own_map is None else block.own_map.matrices
+  if not any(name in block.direct for name in matrices):
     return
   left, right = block.tiles["unmapped"], block.of_mapped
   tokens, of_mapped = _read(block, left), _read(block, right)
   gradients = _call(block, block.own_map.of_matrices, tokens, of_mapped)
-  for name, each in zip(block.own_map.matrices, gradients):
+  for name, each in zip(matrices, gradients):
     if name in block.direct:
-      plgpu.commit_smem()  # all threads have read
       left[...] = each.left.astype(left.dtype)
       right[...] = each.right.astype(right.dtype)
       plgpu.commit_smem()

@@ -59,17 +59,17 @@ class Problem:
 
   def finite(self, tokens: jax.Array) -> jax.Array:
     """Zero for NaN and infinity, if keys may be hidden."""
-    if not self.is_masked:
-      return tokens
-    wide = tokens.astype(jnp.promote_types(tokens.dtype, jnp.float32))
-    return jnp.where(jnp.isfinite(wide), wide, 0.0).astype(tokens.dtype)
+    return self.of_finite(tokens, tokens)
 
-  def of_finite(self, tokens: jax.Array, gradient: jax.Array) -> jax.Array:
-    """Zero for gradients of NaN and infinity, if keys may be hidden."""
+  def of_finite(self, tokens: jax.Array, numbers: jax.Array) -> jax.Array:
+    """Numbers with zero where tokens are not finite, if keys may be hidden."""
     if not self.is_masked:
-      return gradient
-    wide = tokens.astype(jnp.promote_types(tokens.dtype, jnp.float32))
-    return jnp.where(jnp.isfinite(wide), gradient, 0.0)
+      return numbers
+    tokens, wide = (
+      each.astype(jnp.promote_types(each.dtype, jnp.float32))
+      for each in (tokens, numbers)
+    )
+    return jnp.where(jnp.isfinite(tokens), wide, 0.0).astype(numbers.dtype)
 
   def product(self, left, right, axes: tuple[int, int], dtype) -> jax.Array:
     """The product of two matrices of numbers that are rounded to a dtype."""
