@@ -64,11 +64,19 @@ def _uses_in(jaxpr: Jaxpr, equation: Any, place: int) -> Iterator[Any]:
     yield equation.params["new_dtype"]
   elif name in _MOVES:
     yield from _uses(jaxpr, equation.outvars[0])
-  elif name in _CALLS and place >= _CALLS[name]:
+  elif (
+    name in _CALLS and place >= _CALLS[name] and not _is_carry(equation, place)
+  ):
     for called in _called(equation):
       yield from _uses(called, called.invars[place - _CALLS[name]])
   else:
     yield None
+
+
+def _is_carry(equation: Any, place: int) -> bool:
+  """Whether it is the first carry of a scan, whose dtype is the last one's."""
+  first = equation.params.get("num_consts", 0)
+  return first <= place < first + equation.params.get("num_carry", 0)
 
 
 def _called(equation: Any) -> list[Jaxpr]:

@@ -22,12 +22,18 @@ def layers(params, x):
     return x @ weight.astype(jnp.bfloat16), None
 
   x = jax.lax.scan(layer, x, params["scan"])[0]
+
+  def step(carry, _):
+    return 0.5 * carry.astype(jnp.bfloat16).astype(jnp.float32), None
+
+  x += jax.lax.scan(step, params["carry"], length=2)[0][None]
   x = x * params["scale"][None] + params["both"].astype(jnp.bfloat16)[None]
   return x + params["both"][None], params["result"], params["half"]
 
 
 def test_parameters_are_rounded_where_a_function_rounds_all_of_their_uses():
   names = {"product": (4, 4), "scan": (3, 4, 4), "scale": (4,), "both": (4,)}
+  names |= {"carry": (4,)}
   rng = np.random.default_rng(0)
   params = {
     name: jnp.asarray(rng.normal(size=shape), jnp.float32)

@@ -22,6 +22,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.channels import (
+  ChannelSum,
   add_to_result,
   for_each_channel,
   sums_of_pairs,
@@ -44,17 +45,10 @@ _MOST_CHANNELS = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class AdditiveSum:
+class AdditiveSum(ChannelSum):
   """The sum over channels of v_c tanh(q_c + k_c), with a tangent for each."""
 
   channels: int
-
-  def scratch(self) -> Any:
-    """See `ChannelSum`."""
-    return ()
-
-  def prepare(self, block: Block, *, of_own: bool) -> None:
-    """See `ChannelSum`."""
 
   def sums(self, block: Block) -> jax.Array:
     """See `ChannelSum`."""

@@ -9,7 +9,7 @@ traced operations.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,20 +50,23 @@ _PARTS = frozenset(["concatenate", "iota", "slice", "split"])
 _ELEMENTWISE = OPERATIONS - _SHAPES - _REDUCTIONS - _PARTS
 
 
-class ChannelSum(Protocol):
+class ChannelSum:
   """The sum of a score over the channels of a tile, and its gradients."""
 
   def scratch(self) -> Any:
     """Shared memory of a block, besides its tiles."""
+    return ()
 
   def prepare(self, block: Block, *, of_own: bool) -> None:
     """Called when a tile of own or other tokens is loaded or changed."""
 
   def sums(self, block: Block) -> jax.Array:
     """The sums of all pairs of a tile."""
+    raise NotImplementedError
 
   def add_gradients(self, block: Block, of_sums: jax.Array) -> None:
     """Adds to the results that have the gradients of channels."""
+    raise NotImplementedError
 
 
 def zeros(block: Block) -> jax.Array:
@@ -110,7 +113,7 @@ def vectors(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FunctionSum:
+class FunctionSum(ChannelSum):
   """g of a traced function, and f as `finish`."""
 
   jaxpr: Jaxpr  # of (query, key, *constants), up to the sum
@@ -118,13 +121,6 @@ class FunctionSum:
   constants: dict[str, Operand]  # numbers, or one for each feature
   finish: Callable[[jax.Array], jax.Array]
   features: int
-
-  def scratch(self) -> Any:
-    """See `ChannelSum`."""
-    return ()
-
-  def prepare(self, block: Block, *, of_own: bool) -> None:
-    """See `ChannelSum`."""
 
   def sums(self, block: Block) -> jax.Array:
     """See `ChannelSum`."""

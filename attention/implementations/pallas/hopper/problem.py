@@ -40,7 +40,8 @@ from attention.softmax import Statistics
 # The blocks of a kernel that sums the gradient of a matrix: each one has a part
 # of the sum in the device's memory. A GPU computes about 132 at once.
 _MATRIX_BLOCKS = 1024
-_COPIED = 32  # numbers
+# A warpgroup copies multiples of so many float32 numbers.
+_COPIED = 32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
