@@ -152,9 +152,9 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
   "test_grouped_heads_and_padding": (),
   "test_minus_infinity_in_a_bias_equals_a_mask": (),
   "test_masked_keys_change_nothing": (
-    "general-tiles-mask",
-    "scaled_dot-one_tile-mask",
-    "cosine-reference-mask",
+    "general-tiles-True-mask",
+    "scaled_dot-one_tile-True-mask",
+    "cosine-reference-False-mask",
   ),
   "test_context_and_gradients_equal_jax_nn": ("everything-1", "lengths-4"),
   "test_combined_masks_and_biases_equal_dense_arrays": ("tiles", "reference"),

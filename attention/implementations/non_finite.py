@@ -7,14 +7,16 @@ derivatives.
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from attention import axes
 from attention.custom_transpose import with_own_derivatives, with_transpose
-from attention.implementations.closure import without_captured
+from attention.implementations.closure import Program, without_captured
 from attention.request import Request
 from attention.softmax import Statistics
 
@@ -27,7 +29,7 @@ def with_finite_tokens(
   # attends to some key) and `any_flagged` for its visible pairs.
   if not request.is_masked:
     return compute(request)[:2]
-  request, (bad_query, bad_key, bad_value) = finite_tokens(request)
+  request, (bad_query, bad_key, bad_value) = _finite_tokens(request)
   context, statistics, rows_attending = compute(request)
   if request.combined is not None:
     return context, statistics
@@ -48,7 +50,7 @@ def with_finite_tokens(
   return context, statistics
 
 
-def finite_tokens(request: Request) -> tuple[Request, tuple[jax.Array, ...]]:
+def _finite_tokens(request: Request) -> tuple[Request, tuple[jax.Array, ...]]:
   """The request with finite tokens; which queries, keys, values were not."""
   names = ("query", "key", "value")
   is_finite = request.score.is_finite
@@ -160,3 +162,50 @@ def _with_nan(
 
   (context,) = with_own_derivatives(function, transpose, captured, arguments)
   return context
+
+
+def mapped(
+  function: Callable[[jax.Array], jax.Array],
+  tokens: jax.Array,
+  *,
+  is_masked: bool,
+) -> jax.Array:
+  """function(tokens), which keeps NaN.
+
+  If keys may be hidden, derivatives are those at finite tokens.
+  """
+  program, captured = without_captured(function, tokens)
+  if not program.jaxpr.eqns:
+    return function(tokens)
+
+  @jax.custom_jvp
+  def compute(arrays):
+    return program(arrays[1:], arrays[0])
+
+  @functools.partial(compute.defjvp, symbolic_zeros=True)
+  def rule(primals, tangents):
+    (arrays,), (moved,) = primals, tangents
+    result = compute(arrays)
+    chosen = [n for n, x in enumerate(moved) if type(x) is not SymbolicZero]
+    if not chosen:
+      return result, jnp.zeros_like(result)
+    if is_masked:
+      arrays = [_zeros_for_non_finite(arrays[0]), *arrays[1:]]
+    of_chosen = functools.partial(_moved, program, chosen, arrays)
+    primals = [arrays[n] for n in chosen]
+    return result, jax.jvp(of_chosen, primals, [moved[n] for n in chosen])[1]
+
+  # JAX fails for a NumPy array as the argument of a custom rule in `jax.vmap`.
+  return compute([tokens * 1, *map(jnp.asarray, captured)])
+
+
+def _moved(program: Program, chosen: Sequence[int], arrays, *moved):
+  """A map with other arrays at the places `chosen`."""
+  arrays = [*arrays]
+  for place, array in zip(chosen, moved):
+    arrays[place] = array
+  return program(arrays[1:], arrays[0])
+
+
+def _zeros_for_non_finite(tokens: jax.Array) -> jax.Array:
+  return jnp.where(jnp.isfinite(tokens), tokens, jnp.zeros_like(tokens))

@@ -13,12 +13,8 @@ from attention.implementations.cudnn.pairs import (
   pattern_of,
   visible_and_bias,
 )
-from attention.implementations.cudnn.tokens import (
-  dot_product,
-  heads_of,
-  mapped,
-  own_heads,
-)
+from attention.implementations.cudnn.tokens import heads_of, mapped, own_heads
+from attention.implementations.dot_products import dot_product
 from attention.normalizers import is_softmax
 from attention.request import Request
 

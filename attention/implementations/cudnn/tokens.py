@@ -1,44 +1,31 @@
 """The arrays of tokens that the kernel reads, of a request."""
 
 import math
-import numbers
 
 import jax
 import jax.numpy as jnp
 
+from attention.implementations.dot_products import constant_factor, dot_product
 from attention.request import Request
 from attention.scores import Score
-from attention.scores.base import Placed
-from attention.scores.classical import DotProduct, ScaledDot, scaled
-from attention.scores.wrappers import MappedKeys, QueryKeyNorm
-
-_SINGLE = (Placed, MappedKeys, QueryKeyNorm)
-
-
-def dot_product(score: Score) -> DotProduct | None:
-  """The dot product of mapped tokens that a score computes, or None."""
-  while isinstance(score, _SINGLE):
-    score = score.score
-  return score if isinstance(score, DotProduct) else None
+from attention.scores.classical import ScaledDot, scaled
 
 
 def mapped(request: Request) -> tuple[jax.Array, jax.Array, jax.Array]:
   """The query and the key, mapped by the score, and the value."""
   score = request.score
   query, key = score.map_query(request.query), score.map_key(request.key)
-  inner = dot_product(score)
-  if isinstance(inner, ScaledDot):
-    factor = inner.factor(query)
-    if not isinstance(factor, numbers.Real):  # the kernel takes numbers only
-      query = scaled(query, factor)
+  if constant_factor(score, query) is None:  # the kernel takes numbers only
+    inner = dot_product(score)
+    assert isinstance(inner, ScaledDot)
+    query = scaled(query, inner.factor(query))
   return query, key, request.value
 
 
 def scale_of(score: Score, query: jax.Array) -> float:
   """The scale that `mapped` has not applied."""
-  inner = dot_product(score)
-  factor = inner.factor(query) if isinstance(inner, ScaledDot) else 1.0
-  return float(factor) if isinstance(factor, numbers.Real) else 1.0
+  factor = constant_factor(score, query)
+  return 1.0 if factor is None else factor
 
 
 def all_batched(*tokens):

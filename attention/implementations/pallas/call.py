@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention.implementations import non_finite
 from attention.implementations.blockwise import Blockwise
 from attention.implementations.blockwise.problem import (
   TileOptions,
@@ -175,7 +176,7 @@ def _mapped(
   dtype = jnp.result_type(query, value)
   score, mapped = request.score, _mapped_tokens
   if sizes.target_of(request) == "hopper" and token_maps.keeps_nan(score):
-    mapped = token_maps.mapped
+    mapped = non_finite.mapped
   return (
     mapped(score.map_query, query, is_masked=request.is_masked),
     mapped(score.map_key, key, is_masked=request.is_masked),

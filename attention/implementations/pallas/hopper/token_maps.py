@@ -13,10 +13,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 
 from attention.implementations.closure import (
-  Program,
   without_captured,
 )
 from attention.implementations.pallas.hopper import row_functions
@@ -65,46 +63,6 @@ def _overrides(score: Any, base: type[Score]) -> bool:
     getattr(type(score), name) is not getattr(base, name)
     for name in ("map_query", "map_key")
   )
-
-
-def mapped(
-  function: Callable[[jax.Array], jax.Array],
-  tokens: jax.Array,
-  *,
-  is_masked: bool,
-) -> jax.Array:
-  """function(tokens), which keeps NaN.
-
-  If keys may be hidden, derivatives are those at finite tokens.
-  """
-  program, captured = without_captured(function, tokens)
-
-  @jax.custom_jvp
-  def compute(arrays):
-    return program(arrays[1:], arrays[0])
-
-  @functools.partial(compute.defjvp, symbolic_zeros=True)
-  def rule(primals, tangents):
-    (arrays,), (moved,) = primals, tangents
-    result = compute(arrays)
-    chosen = [n for n, x in enumerate(moved) if type(x) is not SymbolicZero]
-    if not chosen:
-      return result, jnp.zeros_like(result)
-    if is_masked:
-      arrays = [_finite(arrays[0]), *arrays[1:]]
-    of_chosen = functools.partial(_moved, program, chosen, arrays)
-    primals = [arrays[n] for n in chosen]
-    return result, jax.jvp(of_chosen, primals, [moved[n] for n in chosen])[1]
-
-  return compute([tokens, *captured])
-
-
-def _moved(program: Program, chosen: Sequence[int], arrays, *moved):
-  """A map with other arrays at the places `chosen`."""
-  arrays = [*arrays]
-  for place, array in zip(chosen, moved):
-    arrays[place] = array
-  return program(arrays[1:], arrays[0])
 
 
 def _finite(tokens: jax.Array) -> jax.Array:

@@ -1,0 +1,184 @@
+"""NaN in the dense formula of masked dot products."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attention
+from attention import biases, masks, scores
+from attention.implementations.reference import masked_products
+from attention.request import make_request
+from tests.attention.matrix import sampled
+from tests.attention.oracle import draw
+
+# Scores of features of 4, with an array of numbers.
+SCORES = {
+  "scaled dot": lambda _: scores.scaled_dot(),
+  "learned scale": lambda numbers: scores.scaled_dot(numbers[0, 0]),
+  "general": scores.general,
+  "cosine": lambda numbers: scores.cosine(numbers[0, 0]),
+  "qk norm": lambda numbers: scores.qk_norm(scores.dot(), numbers[0], None),
+}
+attend = functools.partial(attention.attend, implementation="reference")
+FIRST_BAD = 3  # with a causal mask, earlier rows do not attend to it
+
+
+def tokens(dtype=jnp.float32, features=4):
+  query, key, value, numbers = (
+    jnp.asarray(each, dtype)
+    for each in draw(0, *[(2, 5, 4)] * 2, (2, 5, features), (4, 4))
+  )
+  return query, key, value, numbers
+
+
+def context(name, query, key, value, numbers):
+  bias = biases.alibi(2)
+  return attend(
+    query,
+    key,
+    value,
+    score=SCORES[name](numbers),
+    mask=masks.causal(),
+    bias=bias,
+  )
+
+
+def loss(name, *arrays):
+  result = context(name, *arrays)
+  return jnp.sum(jnp.sin(result[:, :FIRST_BAD].astype(jnp.float32))), result
+
+
+def second_derivatives(name, *arrays):
+  """The gradients of a squared norm of gradients."""
+
+  def norm(*arrays):
+    gradients, _ = jax.grad(loss, (1, 2, 3, 4), has_aux=True)(name, *arrays)
+    return sum(jnp.sum(each**2) for each in gradients)
+
+  return jax.grad(norm, (0, 1, 2, 3))(*arrays)
+
+
+def spoilt(arrays, place, number):
+  """The arrays with a number in the token `FIRST_BAD` of one of them."""
+  arrays = [*arrays]
+  arrays[place] = arrays[place].at[:, FIRST_BAD, 1].set(number)
+  return arrays
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("features", [4, 3])
+@sampled("name", SCORES, default=["general", "cosine"])
+def test_rows_that_attend_to_non_finite_tokens_are_nan(name, features, place):
+  arrays = tokens(features=features)
+  first = jax.jit(
+    jax.grad(functools.partial(loss, name), (0, 1, 2, 3), has_aux=True)
+  )
+  second = jax.jit(functools.partial(second_derivatives, name))
+  clean, of_clean = first(*arrays), second(*arrays)
+  for number in (np.nan, np.inf, -np.inf):
+    given = spoilt(arrays, place, number)
+    gradients, found = first(*given)
+    is_nan = np.arange(5) == FIRST_BAD if place == 0 else np.arange(5) >= 3
+    np.testing.assert_array_equal(
+      jnp.isnan(found), np.broadcast_to(is_nan[:, None], found.shape)
+    )
+    np.testing.assert_array_equal(found[:, :3], clean[1][:, :3])
+    for got, want in zip(gradients, clean[0]):
+      np.testing.assert_array_equal(got, want)
+    for got, want in zip(second(*given), of_clean):
+      np.testing.assert_allclose(got, want, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("place", range(3))
+@sampled("name", SCORES, default=["general"])
+def test_tangents_of_nan_change_no_other_rows(name, place):
+  arrays = tokens()
+
+  @jax.jit
+  def tangent(*arrays):
+    function = functools.partial(context, name)
+    return jax.jvp(function, arrays, arrays)[1][:, :FIRST_BAD]
+
+  got = tangent(*spoilt(arrays, place, jnp.nan))
+  np.testing.assert_allclose(got, tangent(*arrays), 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@sampled("name", SCORES, default=["scaled dot", "learned scale"])
+def test_context_and_gradients_are_those_of_the_softmax(name, dtype):
+  arrays = tokens(dtype)
+
+  def softmax(query, key, value, numbers):
+    products = SCORES[name](numbers)(query, key).astype(jnp.float32)
+    query, key = np.arange(5)[:, None], np.arange(5)
+    slopes = np.array([0.0625, 0.00390625])[:, None, None]
+    products -= slopes * abs(query - key)
+    products = jnp.where(key <= query, products, -jnp.inf)
+    return jax.nn.softmax(products) @ value.astype(jnp.float32)
+
+  def gradients(function):
+    def total(*arrays):
+      return jnp.sum(jnp.sin(function(*arrays).astype(jnp.float32)))
+
+    return jax.jit(jax.value_and_grad(total, (0, 1, 2, 3)))(*arrays)
+
+  got, want = map(gradients, (functools.partial(context, name), softmax))
+  tolerance = 2e-2 if dtype == jnp.bfloat16 else 2e-6
+  jax.tree.map(
+    lambda got, want: np.testing.assert_allclose(
+      got.astype(jnp.float32), want.astype(jnp.float32), tolerance, tolerance
+    ),
+    got,
+    want,
+  )
+
+
+def test_rows_without_keys_are_zero_beside_nan():
+  query, key, value, _ = tokens()
+  found, gradients = jax.value_and_grad(
+    lambda *tokens: jnp.sum(attend(*tokens, mask=masks.padding(0))), (0, 1, 2)
+  )(query.at[0, 1].set(jnp.nan), key, value.at[0, 1].set(jnp.nan))
+  assert found == 0.0
+  assert not any(each.any() for each in gradients)
+
+
+def test_gradients_of_a_call_with_dropout_are_those_of_tiles():
+  query, key, value, _ = tokens()
+
+  def gradients(implementation):
+    def total(*tokens):
+      result = attention.attend(
+        *tokens,
+        mask=masks.causal(),
+        dropout_rate=0.5,
+        rng=jax.random.key(0),
+        implementation=implementation,
+      )
+      return jnp.sum(jnp.sin(result))
+
+    return jax.jit(jax.grad(total, (0, 1, 2)))(query, key, value)
+
+  for got, want in zip(gradients("reference"), gradients("blockwise")):
+    np.testing.assert_allclose(got, want, 1e-5, 1e-6)
+
+
+def test_calls_without_keys_and_without_features():
+  query, key, value, _ = tokens()
+  assert not attend(query, key[:, :0], value[:, :0], mask=masks.causal()).any()
+  value = value.at[:, FIRST_BAD].set(jnp.nan)
+  found = attend(query[..., :0], key[..., :0], value, mask=masks.causal())
+  np.testing.assert_array_equal(
+    jnp.isnan(found[0, :, 0]), np.arange(5) >= FIRST_BAD
+  )
+
+
+def test_a_call_with_an_lse_takes_the_other_way():
+  query, key, value, _ = tokens()
+  request = functools.partial(
+    make_request, query, key, value, score=scores.dot(), mask=masks.causal()
+  )
+  assert masked_products.serves(request(return_lse=False))
+  assert not masked_products.serves(request(return_lse=True))
