@@ -84,12 +84,16 @@ def from_lse(lse: jax.Array) -> Statistics:
 
 
 def softmax(
-  scores: jax.Array, visible: jax.Array, *, may_hide: bool = True
+  scores: jax.Array,
+  visible: jax.Array,
+  *,
+  may_hide: bool = True,
+  may_be_empty: bool = True,
 ) -> tuple:
   """The weights of scores [..., T, S] where `visible`, and the statistics.
 
   `may_hide` is false if no score is -inf. A row of scores that overflow to -inf
-  is then NaN.
+  is then NaN. `may_be_empty` is false if each row has a visible key.
   """
   if may_hide:
     visible = visible & (scores != -jnp.inf)
@@ -101,9 +105,11 @@ def softmax(
   maximum = jnp.max(jax.lax.stop_gradient(logits), axis=-1, initial=initial)
   exponentials = _exponentials(logits, visible, maximum)
   statistics = Statistics(maximum, jnp.sum(exponentials, axis=-1))
-  # Unlike a `where`, this lets XLA make one GPU kernel of the weights. Totals
-  # are 0, or 1 at least but for rounding.
-  divisor = jnp.maximum(statistics.total, 2.0**-60)
+  divisor = statistics.total
+  if may_be_empty:
+    # Unlike a `where`, this lets XLA make one GPU kernel of the weights. Totals
+    # are 0, or 1 at least but for rounding.
+    divisor = jnp.maximum(divisor, 2.0**-60)
   return exponentials / divisor[..., None], statistics
 
 

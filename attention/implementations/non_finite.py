@@ -29,7 +29,9 @@ def with_finite_tokens(
   # attends to some key) and `any_flagged` for its visible pairs.
   if not request.is_masked:
     return compute(request)[:2]
-  request, (bad_query, bad_key, bad_value) = _finite_tokens(request)
+  query, key, bad_query, bad_key = finite_query_and_key(request)
+  value, bad_value = _finite(request.value, keeps_cotangents=True)
+  request = dataclasses.replace(request, query=query, key=key, value=value)
   context, statistics, rows_attending = compute(request)
   if request.combined is not None:
     return context, statistics
@@ -50,17 +52,19 @@ def with_finite_tokens(
   return context, statistics
 
 
-def _finite_tokens(request: Request) -> tuple[Request, tuple[jax.Array, ...]]:
-  """The request with finite tokens; which queries, keys, values were not."""
-  names = ("query", "key", "value")
+def finite_query_and_key(request: Request) -> list[jax.Array]:
+  """Finite queries and keys; which queries and keys were not."""
   is_finite = request.score.is_finite
-  tokens, flags = zip(
-    *(
-      _finite(each, keeps_cotangents=is_finite or name == "value")
-      for name, each in zip(names, request.tokens)
-    )
+  query, key = (
+    _finite(each, keeps_cotangents=is_finite)
+    for each in (request.query, request.key)
   )
-  return dataclasses.replace(request, **dict(zip(names, tokens))), flags
+  return [query[0], key[0], query[1], key[1]]
+
+
+def finite(tokens: jax.Array) -> jax.Array:
+  """Zeros for NaN and infinity, whose cotangents are zero already."""
+  return where_finite(jnp.isfinite(tokens), tokens, keeps_cotangents=True)
 
 
 def any_flagged(

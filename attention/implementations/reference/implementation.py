@@ -21,7 +21,7 @@ from attention.implementations.non_finite import (
   any_flagged,
   with_finite_tokens,
 )
-from attention.implementations.reference import masked_products
+from attention.implementations.reference import masked
 from attention.implementations.reference.pairs import (
   multiplier,
   visible_and_bias,
@@ -49,8 +49,8 @@ class Reference:
 
   def __call__(self, request: Request) -> tuple[jax.Array, Statistics | None]:
     """The context [..., T, E] and, where needed, the statistics [..., T]."""
-    if masked_products.serves(request):
-      return masked_products.context(request), None
+    if masked.serves(request):
+      return masked.context(request), None
     context, statistics = with_finite_tokens(request, _context_and_statistics)
     assert statistics is not None
     return context, statistics
@@ -75,7 +75,13 @@ def weights(request: Request) -> jax.Array:
 
 def _softmax_of(request):
   """`softmax` for the scores of a request."""
-  return functools.partial(softmax, may_hide=not request.score.is_finite)
+  may_hide = not request.score.is_finite
+  has_keys = isinstance(request.scores_shape[-1], int)  # or a symbol
+  has_keys = has_keys and request.scores_shape[-1] > 0
+  may_be_empty = may_hide or request.is_masked or not has_keys
+  return functools.partial(
+    softmax, may_hide=may_hide, may_be_empty=may_be_empty
+  )
 
 
 def _weights_and_statistics(request):

@@ -1,4 +1,4 @@
-"""NaN in the dense formula of masked dot products."""
+"""NaN in the dense formula with a mask."""
 
 import functools
 
@@ -9,7 +9,7 @@ import pytest
 
 import attention
 from attention import biases, masks, scores
-from attention.implementations.reference import masked_products
+from attention.implementations.reference import masked
 from attention.request import make_request
 from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
@@ -180,5 +180,5 @@ def test_a_call_with_an_lse_takes_the_other_way():
   request = functools.partial(
     make_request, query, key, value, score=scores.dot(), mask=masks.causal()
   )
-  assert masked_products.serves(request(return_lse=False))
-  assert not masked_products.serves(request(return_lse=True))
+  assert masked.serves(request(return_lse=False))
+  assert not masked.serves(request(return_lse=True))

@@ -1,0 +1,93 @@
+"""Averages of values by the softmax of scores that may be NaN.
+
+NaN in a visible score spreads: the row is NaN. Derivatives are those of finite
+values, and rows that are NaN have none.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention.implementations.non_finite import finite
+from attention.matmul import matmul_precision, weighted_sum
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def average(dtype, precision, scores, visible, multipliers, value) -> jax.Array:
+  """The average of values by the softmax of visible scores.
+
+  Args:
+    dtype: that of the sums.
+    precision: that of derivatives, which may be traced later.
+    scores: [..., T, S]; hidden ones may be anything.
+    visible: bool, broadcasts to the scores.
+    multipliers: arrays by which the weights are multiplied.
+    value: [..., S, E].
+
+  Returns:
+    [..., T, E], zeros in rows without a visible key.
+  """
+  del precision
+  exponentials, total = _exponentials(scores, visible)
+  weights = exponentials / total[..., None]
+  weights = math.prod(multipliers, start=weights)
+  return weighted_sum(weights, finite(value), dtype)
+
+
+@average.defjvp
+def _average_jvp(dtype, precision, primals, tangents):
+  scores, visible, multipliers, value = primals
+
+  def differentiable(scores, value):
+    weights = _finite_weights(scores, visible)
+    weights = math.prod(multipliers, start=weights)
+    return weighted_sum(weights, finite(value), dtype)
+
+  with matmul_precision(precision):
+    moved = tangents[0], tangents[-1]
+    tangent = jax.jvp(differentiable, (scores, value), moved)[1]
+    # The cotangents of rows that are NaN may be NaN too.
+    _, total = _exponentials(jax.lax.stop_gradient(scores), visible)
+    tangent = jnp.where(total[..., None] < jnp.inf, tangent, 0.0)
+    return average(dtype, precision, *primals), tangent
+
+
+@jax.custom_jvp
+def _finite_weights(scores, visible) -> jax.Array:
+  """The softmax of rows; zeros if a row is NaN."""
+  # XLA finds the exponentials and the total in those of `average`.
+  exponentials, total = _exponentials(scores, visible)
+  total = total[..., None]
+  return jnp.where(total < jnp.inf, exponentials / total, 0.0)
+
+
+@_finite_weights.defjvp
+def _finite_weights_jvp(primals, tangents):
+  weights = _finite_weights(*primals)
+  terms = weights * tangents[0]
+  return weights, terms - weights * jnp.sum(terms, axis=-1, keepdims=True)
+
+
+def _exponentials(scores, visible) -> tuple[jax.Array, jax.Array]:
+  """Exponentials of visible scores, 0 elsewhere, and their totals."""
+  # XLA computes finite logits in fewer passes over the pairs than -inf. The
+  # exponentials of hidden ones are 0, as a maximum is at least half of them,
+  # also in a row without a visible key. The total of such a row must not be 0,
+  # as it is a divisor; others are 1 at least but for rounding.
+  lowest = np.finfo(scores.dtype).min
+  logits = jnp.where(visible, scores, lowest)
+  maximum = _reduced(logits, lowest / 2, jax.lax.max)
+  # The minimum changes no number. With one operation less, XLA's compiler for
+  # TPUs computes float32 scores again for the second product.
+  exponentials = jnp.exp(jnp.minimum(logits - maximum[..., None], 0.0))
+  return exponentials, _reduced(exponentials, 2.0**-60, jax.lax.add)
+
+
+def _reduced(array: jax.Array, initial: float, function: Callable) -> jax.Array:
+  """The reduction of rows that starts from a number."""
+  start = np.asarray(initial, array.dtype)
+  return jax.lax.reduce(array, start, function, (array.ndim - 1,))

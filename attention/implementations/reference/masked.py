@@ -1,0 +1,65 @@
+"""The context of a call with a mask, without a search for NaN.
+
+The scores of hidden pairs are replaced, so that NaN in a hidden token changes
+nothing. NaN in a visible one spreads through the score, the softmax and the
+average. No pass over the pairs finds the rows that attend to it.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from attention import axes
+from attention.custom_transpose import with_own_derivatives
+from attention.implementations.reference.average import average
+from attention.implementations.reference.marked_scores import marked_scores
+from attention.implementations.reference.pairs import (
+  multiplier,
+  visible_and_bias,
+)
+from attention.normalizers import is_softmax
+from attention.request import Request
+
+
+def serves(request: Request) -> bool:
+  """Whether the request is a masked softmax without statistics."""
+  return (
+    request.is_masked
+    and is_softmax(request.normalizer)
+    and request.combined is None
+    # The lse of a row with a NaN value is finite.
+    and not request.return_lse
+    # Other leading axes of values would be axes of the scores.
+    and request.leading == request.scores_shape[:-2]
+  )
+
+
+def context(request: Request) -> jax.Array:
+  """The context [..., T, E]; rows that attend to NaN or infinity are NaN."""
+  value = request.value.astype(jnp.result_type(request.query, request.value))
+  arrays, scores_of = marked_scores(request)
+  given = arrays, *visible_and_bias(request), multiplier(request)
+
+  def compute(arrays, visible, bias, multipliers, value):
+    scores = sum(bias, scores_of(arrays, value))
+    if not request.score.is_finite:
+      visible = visible & (scores != -jnp.inf)
+    values = scores, visible, multipliers, value
+    return average(request.dtype, request.precision, *values)
+
+  leaves, structure = jax.tree.flatten(given)
+  *residuals, argument = axes.varying_alike([*leaves, value])
+
+  def function(residuals, arguments):
+    return [compute(*jax.tree.unflatten(structure, residuals), *arguments)]
+
+  def transpose(residuals, cotangents):
+    # `jax.linear_transpose` assumes that all values are finite.
+    zeros = jnp.zeros(value.shape, value.dtype)
+    of_value = functools.partial(
+      compute, *jax.tree.unflatten(structure, residuals)
+    )
+    return [*jax.vjp(of_value, zeros)[1](*cotangents)]
+
+  return with_own_derivatives(function, transpose, residuals, [argument])[0]
