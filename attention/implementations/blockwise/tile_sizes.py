@@ -15,6 +15,8 @@ class Limits:
   scores: int  # elements of the score's intermediate arrays, in a square tile
   most_rows: int  # queries of a block of whole rows
   queries_per_key: int  # where `scores` limits the keys
+  # Tiles are multiples of this, if such a size divides the length.
+  lanes: int | None = None
 
   def side(
     self,
@@ -29,9 +31,18 @@ class Limits:
       return min(asked, length)
     square = math.isqrt(self.scores // elements_per_pair)
     largest = min(self.most_keys, max(multiple * square, 16))
-    tiles = -(-length // largest)
-    size = -(-length // tiles)
-    return size if tiles == 1 else -(-size // 16) * 16
+    if length <= largest:
+      return length
+    size = -(-length // -(-length // largest))
+    return self._divisor(length, largest) or -(-size // 16) * 16
+
+  def _divisor(self, length: int, largest: int) -> int | None:
+    """The largest size of whole registers that divides a length, if any."""
+    if self.lanes is None:
+      return None
+    sizes = range(largest // self.lanes, largest // (2 * self.lanes), -1)
+    divisors = (each * self.lanes for each in sizes)
+    return next((size for size in divisors if length % size == 0), None)
 
   def block_of_rows(
     self, length: int, asked: int | None, elements_per_row: int
@@ -49,14 +60,14 @@ class Limits:
 _CPU = Limits(most_keys=512, scores=1 << 20, most_rows=128, queries_per_key=2)
 # GPUs and TPUs start several operations for each tile, so few large tiles are
 # best. All leading entries are in a tile, because they may be sharded.
-_ACCELERATOR = Limits(
-  most_keys=4096, scores=1 << 24, most_rows=1024, queries_per_key=1
-)
+_GPU = Limits(most_keys=4096, scores=1 << 24, most_rows=1024, queries_per_key=1)
+# TPUs copy tokens to pad them, and tiles that cut a register.
+_TPU = dataclasses.replace(_GPU, lanes=128)
 
 
 def limits(platform: str) -> Limits:
   """The largest tiles of a platform, by the name of `Request.target`."""
-  return _CPU if platform == "cpu" else _ACCELERATOR
+  return {"cpu": _CPU, "tpu": _TPU}.get(platform, _GPU)
 
 
 def leading_blocks(

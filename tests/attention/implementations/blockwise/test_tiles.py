@@ -441,3 +441,18 @@ def test_leading_axes_are_cut_on_a_single_cpu_device(name, monkeypatch):
   block = {"scaled_dot": (1, 2), "additive": (1, 1)}.get(name, (1, 4))
   # The tiles of CPUs come first, then those of accelerators.
   assert blocks == [block, (3, 4)]
+
+
+@pytest.mark.parametrize(
+  ("platform", "length", "expected"),
+  [
+    ("tpu", 4096, 1024),  # and not 1376, with tokens padded to 4128
+    ("tpu", 1408, 1408),
+    ("tpu", 5000, 1264),  # no multiple of 128 divides it
+    ("cuda", 4096, 1376),
+    ("cpu", 4096, 512),
+  ],
+)
+def test_tiles_of_tpus_divide_the_length(platform, length, expected):
+  limits = tile_sizes.limits(platform)
+  assert limits.side(length, None, 8) == expected
