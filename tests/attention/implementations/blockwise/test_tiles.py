@@ -450,7 +450,7 @@ def test_leading_axes_are_cut_on_a_single_cpu_device(name, monkeypatch):
     ("tpu", 1408, 1408),
     ("tpu", 5000, 1264),  # no multiple of 128 divides it
     ("cuda", 4096, 1376),
-    ("cpu", 4096, 512),
+    ("cpu", 4096, 352),
   ],
 )
 def test_tiles_of_tpus_divide_the_length(platform, length, expected):
