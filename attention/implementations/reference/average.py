@@ -23,7 +23,7 @@ def average(dtype, precision, scores, visible, multipliers, value) -> jax.Array:
   Args:
     dtype: that of the sums.
     precision: that of derivatives, which may be traced later.
-    scores: [..., T, S]; hidden ones may be anything.
+    scores: [..., T, S]; -inf hides a pair, and hidden ones may be anything.
     visible: bool, broadcasts to the scores.
     multipliers: arrays by which the weights are multiplied.
     value: [..., S, E].
@@ -74,16 +74,13 @@ def _finite_weights_jvp(primals, tangents):
 
 def _exponentials(scores, visible) -> tuple[jax.Array, jax.Array]:
   """Exponentials of visible scores, 0 elsewhere, and their totals."""
-  # XLA computes finite logits in fewer passes over the pairs than -inf. The
-  # exponentials of hidden ones are 0, as a maximum is at least half of them,
-  # also in a row without a visible key. The total of such a row must not be 0,
-  # as it is a divisor; others are 1 at least but for rounding.
-  lowest = np.finfo(scores.dtype).min
-  logits = jnp.where(visible, scores, lowest)
-  maximum = _reduced(logits, lowest / 2, jax.lax.max)
+  logits = jnp.where(visible, scores, -jnp.inf)
+  maximum = _reduced(logits, np.finfo(scores.dtype).min, jax.lax.max)
   # The minimum changes no number. With one operation less, XLA's compiler for
   # TPUs computes float32 scores again for the second product.
   exponentials = jnp.exp(jnp.minimum(logits - maximum[..., None], 0.0))
+  # The total is a divisor, and must not be 0 in a row without a visible key.
+  # Others are 1 at least but for rounding.
   return exponentials, _reduced(exponentials, 2.0**-60, jax.lax.add)
 
 

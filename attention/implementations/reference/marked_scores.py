@@ -48,13 +48,13 @@ def _factor(request: Request) -> float | None:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _products(precision, query, key, value) -> jax.Array:
   """The products of queries and keys, NaN where a token is not finite."""
-  # XLA joins the `where` with the product. Only keys and values of different
-  # numbers of features need a pass for flags. All products of a query that is
-  # not finite are NaN or infinite, so that its softmax is NaN.
+  # XLA joins each `where` with the product. Only keys and values of different
+  # numbers of features need a pass for flags.
   del precision
   is_bad = ~jnp.isfinite(value)
   if value.shape[-1] != key.shape[-1]:
     is_bad = jnp.any(is_bad, axis=-1, keepdims=True)
+  query = jnp.where(jnp.isfinite(query), query, jnp.nan)
   key = jnp.where(is_bad | ~jnp.isfinite(key), jnp.nan, key)
   return inner_products(query, key)
 

@@ -43,8 +43,6 @@ def context(request: Request) -> jax.Array:
 
   def compute(arrays, visible, bias, multipliers, value):
     scores = sum(bias, scores_of(arrays, value))
-    if not request.score.is_finite:
-      visible = visible & (scores != -jnp.inf)
     values = scores, visible, multipliers, value
     return average(request.dtype, request.precision, *values)
 

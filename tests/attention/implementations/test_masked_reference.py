@@ -175,6 +175,20 @@ def test_calls_without_keys_and_without_features():
   )
 
 
+def test_a_row_whose_products_are_minus_infinity_is_nan():
+  query, key, value = (jnp.ones((1, 4)) for _ in range(3))
+  query = query.at[0, 1].set(-jnp.inf)
+  assert jnp.isnan(attend(query, key, value, mask=masks.causal())).all()
+
+
+def test_a_row_of_the_lowest_biases_is_the_mean_of_values():
+  # Other programs write masks as biases of the lowest number.
+  query, key, value, _ = tokens()
+  bias = jnp.zeros((5, 5)).at[2].set(jnp.finfo(jnp.float32).min)
+  found = attend(query, key, value, bias=bias, mask=masks.causal())
+  np.testing.assert_allclose(found[:, 2], value[:, :3].mean(1), 1e-6)
+
+
 def test_a_call_with_an_lse_takes_the_other_way():
   query, key, value, _ = tokens()
   request = functools.partial(
