@@ -129,7 +129,7 @@ class Block(Memory):
   def place(self, ref: Any, axes: Axes, start: Any) -> Any:
     """The tokens from `start` on, of this entry of the leading axes."""
     if axes is Axes.WHOLE:
-      return ref
+      return ref.at[self.leading(ref.shape[:-1])]
     tokens, sizes = pl.ds(start, SIDE), ref.shape
     if axes is Axes.CHANNELS:
       return ref.at[(slice(None), *self.leading(sizes[1:-1]), tokens)]

@@ -30,6 +30,7 @@ from attention.implementations.pallas.operands import (
   Kind,
   Operand,
   Unsupported,
+  aligned_right,
 )
 from attention.masks.tile_visibility import grid_visibility
 from attention.masks.types import Below
@@ -65,7 +66,7 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
   if isinstance(channels, FunctionSum):
     finish = channels.finish
   elif channels is not None:
-    weight = Operand(jnp.asarray(score.score_weight), Kind.WHOLE, ())
+    weight = _of_channels(score.score_weight, len(request.leading))
   elif isinstance(score, ScaledDot):
     factor = score.factor(query)
     if not isinstance(factor, float | int):
@@ -106,8 +107,6 @@ def _channels(score: Any, query, key) -> ChannelSum | None:
   if isinstance(score, DotProduct):
     return None
   if isinstance(score, AdditiveProduct):
-    if jnp.ndim(score.score_weight) != 1:
-      raise Unsupported("needs a score_weight of one axis")
     return additive_sum(query.shape[-1])
   if score.reads_positions:
     raise Unsupported(
@@ -117,6 +116,12 @@ def _channels(score: Any, query, key) -> ChannelSum | None:
   if query.shape[-1] != key.shape[-1]:
     raise Unsupported("needs queries and keys with as many features")
   return of_function(score, query.shape[-1])
+
+
+def _of_channels(weight: Any, rank: int) -> Operand:
+  """A weight [A], or one for each head."""
+  weight = jnp.asarray(weight)
+  return Operand(weight, Kind.WHOLE, aligned_right(weight.shape[:-1], rank))
 
 
 def _check_tokens(request: Request, query, key, has_channels: bool) -> None:

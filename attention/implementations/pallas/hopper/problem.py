@@ -68,7 +68,7 @@ class Problem:
   @property
   def differentiable(self) -> dict[str, Operand]:
     """The arrays whose gradients the kernels compute, by names of inputs."""
-    operands = {} if self.weight is None else {"weight": self.weight}
+    operands = self._weights
     if self.changed is not None:
       operands |= dict(zip(self.changed.names, self.changed.operands))
     of_maps = self._arrays_of_maps
@@ -84,10 +84,10 @@ class Problem:
     return [*self.differentiable.values()]
 
   @property
-  def pair_operands(self) -> dict[str, Operand]:
-    """The arrays of the functions of pairs, by the names of inputs."""
+  def operands(self) -> dict[str, Operand]:
+    """The arrays besides tokens, by the names of inputs."""
     functions = self.changed, self.bias, self.visible
-    operands = {
+    operands = self._weights | {
       name: each
       for function in functions
       if function is not None
@@ -98,6 +98,10 @@ class Problem:
     return operands | self._arrays_of_maps
 
   @property
+  def _weights(self) -> dict[str, Operand]:
+    return {} if self.weight is None else {"weight": self.weight}
+
+  @property
   def _arrays_of_maps(self) -> dict[str, Operand]:
     maps = self.maps.values()
     return {name: each for own in maps for name, each in own.operands.items()}
@@ -105,8 +109,7 @@ class Problem:
   @property
   def arrays(self) -> list[jax.Array]:
     """The arrays of all operands."""
-    weights = [] if self.weight is None else [self.weight]
-    return [each.array for each in (*weights, *self.pair_operands.values())]
+    return [each.array for each in self.operands.values()]
 
   @property
   def padded_lengths(self) -> tuple[int, int]:
@@ -247,15 +250,9 @@ class Problem:
       if visited != own
       for name in each.operands
     ]
-    first = int(self.weight is not None)
-    if first:
-      weight = operands[0].astype(jnp.float32)
-      inputs["weight"] = Input(_padded(weight), Axes.WHOLE)
-    for (name, operand), array in zip(
-      self.pair_operands.items(), operands[first:]
-    ):
+    for (name, operand), array in zip(self.operands.items(), operands):
       if name not in of_others:
-        inputs[name] = self._pair_input(operand, array)
+        inputs[name] = self._operand_input(operand, array)
     return inputs
 
   def _gradient_inputs(self, own, operands, tokens, rows) -> dict[str, Input]:
@@ -266,7 +263,7 @@ class Problem:
       inputs[name] = Input(each, axes, of_keys=False)
     return inputs
 
-  def _pair_input(self, operand: Operand, array: jax.Array) -> Input:
+  def _operand_input(self, operand: Operand, array: jax.Array) -> Input:
     """An array with all leading axes, or the same one for all."""
     sizes = [1] * len(self.leading)
     for axis, size in zip(operand.axes, array.shape):
@@ -276,6 +273,7 @@ class Problem:
       return Input(array.reshape(*sizes, *operand.core), Axes.MATRIX)
     array = array.astype(number_dtype(array))
     if operand.kind is Kind.WHOLE:
+      array = array.reshape(*sizes, *operand.core)
       return Input(_padded(array), Axes.WHOLE)
     if operand.kind is Kind.SCALAR:
       return Input(array.reshape(*sizes, 1), Axes.NUMBERS)
@@ -327,8 +325,9 @@ class Problem:
 
 
 def _padded(numbers: jax.Array) -> jax.Array:
-  """Numbers [n] with zeros up to a multiple of what a warpgroup copies."""
-  return jnp.pad(numbers, (0, -numbers.size % _COPIED))
+  """Numbers [..., n] with zeros up to what a warpgroup copies."""
+  widths = [(0, 0)] * (numbers.ndim - 1)
+  return jnp.pad(numbers, [*widths, (0, -numbers.shape[-1] % _COPIED)])
 
 
 def _tokens_last(gradient: jax.Array, output: Output) -> jax.Array:

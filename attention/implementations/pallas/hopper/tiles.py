@@ -21,7 +21,7 @@ class Axes(enum.Enum):
   STAGED = (True, False, "transposed")  # [..., T, D], a tile is [D, 64]
   MAPPED = (True, False, "mapped")  # [..., T, D], a result of mapped own tokens
   ROWS = (True,)  # [..., T]
-  WHOLE = ()  # the same array for all leading entries
+  WHOLE = ()  # [..., n], read whole
   MATRIX = (False, False)  # [..., D, A], which blocks read and write by parts
   NUMBERS = None  # [..., n], of which a block reads or writes single numbers
 
@@ -54,7 +54,7 @@ def tile_memory(ref: Any, axes: Axes) -> Any:
     Axes.STAGED: (ref.shape[-1], SIDE),
     Axes.ROWS: (SIDE,),
     Axes.NUMBERS: (SIDE,),
-    Axes.WHOLE: ref.shape,
+    Axes.WHOLE: ref.shape[-1:],
   }
   dtype = jnp.float32 if axes is Axes.STAGED else ref.dtype
   is_factor = axes is Axes.TOKENS and dtype.itemsize == 2

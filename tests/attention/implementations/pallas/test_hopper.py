@@ -162,6 +162,25 @@ def test_results_and_gradients_equal_the_reference(name):
   jax.tree.map(close, got, results("reference", tokens, **CASES[name]))
 
 
+def of_each_head(name):
+  """The score of three heads, with all parameters that it can have."""
+  matrix, vector = (3, 64, 8), (3, 8)
+  make, shapes = {
+    "additive": (scores.additive, [matrix, matrix, vector, vector]),
+    "concat": (scores.concat, [(3, 128, 8), vector]),
+  }[name]
+  return make(*(0.3 * each for each in arrays(*shapes, dtype=jnp.float32)))
+
+
+@sampled("mask", [None, masks.causal(40)], default=[None])
+@sampled("name", ["additive", "concat"], default=["additive"])
+def test_heads_with_parameters_of_their_own(name, mask):
+  tokens = arrays((2, 3, 70, 64), (2, 1, 100, 64), (2, 3, 100, 64))
+  options = {"score": of_each_head(name), "mask": mask}
+  got = results(INTERPRETED, tokens, **options)
+  jax.tree.map(close, got, results("reference", tokens, **options))
+
+
 @sampled("mask", [None, masks.causal(40)], default=[masks.causal(40)])
 @sampled("channels", [8, 6], default=[8])  # with one reciprocal for two, or not
 def test_additive_scores_of_large_features(channels, mask):

@@ -124,9 +124,9 @@ SHAPES = {
     *(128, (1, 3), (2, 3)),
   ),
   "matrix of each head": (scores.general, ((3, 64, 64),), 64, (2, 3), (2, 1)),
-  "few channels": (
+  "few channels of each head": (
     scores.additive,
-    ((64, 8), (64, 8), (8,)),
+    ((3, 64, 8), (3, 64, 8), (3, 8), (3, 8)),
     *(64, (2, 3), (2, 3)),
   ),
   "traced number": (
