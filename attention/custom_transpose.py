@@ -18,6 +18,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from attention import axes
+from attention.matmul import matmul_precision, precision_name
 
 # (residuals, arguments) -> results, linear in the arguments.
 # `with_kernel_as_transpose` gives None for cotangents that are zero.
@@ -41,8 +42,8 @@ def with_transpose(
   values = axes.varying_alike([*residuals, *arguments])
   return _linear.bind(
     *values,
-    function=function,
-    transpose=transpose,
+    function=_with_precision(function),
+    transpose=_with_precision(transpose),
     number=len(residuals),
     has_own_derivatives=False,
     symbolic_zeros=symbolic_zeros,
@@ -77,8 +78,8 @@ def with_own_derivatives(
   return _linear.bind(
     *residuals,
     *arguments,
-    function=function,
-    transpose=transpose,
+    function=_with_precision(function),
+    transpose=_with_precision(transpose),
     number=len(residuals),
     has_own_derivatives=True,
     symbolic_zeros=False,
@@ -129,6 +130,18 @@ def with_kernel_as_transpose(
     arguments,
     symbolic_zeros=True,
   )
+
+
+def _with_precision(function: Linear) -> Linear:
+  """A function with the current precision of products, when it is traced."""
+  # JAX traces it again when it differentiates or lowers the primitive.
+  precision = precision_name(None)
+
+  def computed(residuals, arguments):
+    with matmul_precision(precision):
+      return function(residuals, arguments)
+
+  return computed
 
 
 _linear = Primitive("linear_with_transpose")

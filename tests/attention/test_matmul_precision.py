@@ -1,6 +1,7 @@
 """`precision=` reaches every matrix product, also those of derivatives."""
 
 import functools
+import re
 
 import flax.linen as nn
 import jax
@@ -9,7 +10,7 @@ import pytest
 from jax.extend.core import jaxpr_as_fun
 
 import attention
-from attention import attend, attention_weights, normalizers, scores
+from attention import attend, attention_weights, masks, normalizers, scores
 from attention.implementations.blockwise import Blockwise
 from attention.matmul import matmul_precision
 from attention.modules import Attention, MultiHeadAttention
@@ -120,6 +121,18 @@ def test_precision_reaches_all_products_and_their_derivatives(name):
   # precision.
   own = {"additive", "concat", "local"} & {name.split("-")[0].split("_")[0]}
   assert found - ({HIGHEST} if own else set()) == {HIGH}
+
+
+@pytest.mark.parametrize("name", ["dot", "general", "function", "location"])
+def test_precision_reaches_the_products_that_are_traced_at_lowering(name):
+  """With a mask, some operations are primitives that JAX lowers later."""
+  call = functools.partial(
+    CALLS[f"{name}-reference"], mask=masks.causal(), precision="high"
+  )
+  lowered = jax.jit(derivatives(call)).lower(*tokens()).as_text()
+  found = re.findall(r"dot_general.*", lowered)
+  assert found
+  assert all("precision = [HIGH, HIGH]" in each for each in found)
 
 
 @pytest.mark.parametrize("name", [None, "high"])

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention.custom_transpose import with_mutual_transpose
 from attention.implementations.non_finite import finite
 from attention.matmul import matmul_precision, weighted_sum
 
@@ -68,23 +69,52 @@ def _finite_weights(scores, visible) -> jax.Array:
 @_finite_weights.defjvp
 def _finite_weights_jvp(primals, tangents):
   weights = _finite_weights(*primals)
-  terms = weights * tangents[0]
-  return weights, terms - weights * jnp.sum(terms, axis=-1, keepdims=True)
+  # The derivatives of a softmax are a symmetric matrix.
+  derivative = functools.partial(
+    with_mutual_transpose, _derivative, _derivative
+  )
+  return weights, derivative([weights], [tangents[0]])[0]
+
+
+def _derivative(residuals, arguments) -> list[jax.Array]:
+  """The tangents of weights for those of scores, or the transpose."""
+  (weights,), (numbers,) = residuals, arguments
+  # Those of hidden pairs may be infinite.
+  numbers = jnp.where(weights > 0.0, numbers, 0.0)
+  mean = jnp.sum(weights * numbers, axis=-1, keepdims=True)
+  return [weights * (numbers - mean)]
 
 
 def _exponentials(scores, visible) -> tuple[jax.Array, jax.Array]:
   """Exponentials of visible scores, 0 elsewhere, and their totals."""
   logits = jnp.where(visible, scores, -jnp.inf)
-  maximum = _reduced(logits, np.finfo(scores.dtype).min, jax.lax.max)
+  maximum = _at_least(np.finfo(scores.dtype).min, jax.lax.max, logits)
   # The minimum changes no number. With one operation less, XLA's compiler for
   # TPUs computes float32 scores again for the second product.
   exponentials = jnp.exp(jnp.minimum(logits - maximum[..., None], 0.0))
   # The total is a divisor, and must not be 0 in a row without a visible key.
   # Others are 1 at least but for rounding.
-  return exponentials, _reduced(exponentials, 2.0**-60, jax.lax.add)
+  return exponentials, _at_least(2.0**-60, jax.lax.add, exponentials)
 
 
-def _reduced(array: jax.Array, initial: float, function: Callable) -> jax.Array:
-  """The reduction of rows that starts from a number."""
-  start = np.asarray(initial, array.dtype)
-  return jax.lax.reduce(array, start, function, (array.ndim - 1,))
+def _at_least(lowest: float, function: Callable, array: jax.Array) -> jax.Array:
+  """The maximum or the sum of each row, with one more number, the lowest."""
+  lowest = np.asarray(lowest, array.dtype)
+
+  def reduced(array, start):
+    return jax.lax.reduce(array, start, function, (array.ndim - 1,))
+
+  def bounded(array):
+    return function(reduced(array, identity), lowest)
+
+  identity = np.asarray(
+    0.0 if function is jax.lax.add else -np.inf, array.dtype
+  )
+  keys = array.shape[-1]
+  if not isinstance(keys, int) or keys == 1:  # XLA reads no start for one key
+    return bounded(array)
+  # After an operation on the result, XLA's compiler for TPUs does not join the
+  # softmax with the products.
+  return jax.lax.platform_dependent(
+    array, tpu=lambda array: reduced(array, lowest), default=bounded
+  )

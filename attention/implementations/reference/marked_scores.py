@@ -37,19 +37,20 @@ def marked_scores(request: Request) -> tuple[list[jax.Array], ScoresOf]:
 
 
 def _factor(request: Request) -> float | None:
-  """The factor of products; None if the scores are no such products."""
+  """The factor of products of mapped tokens; None for other scores."""
   score = dot_product(request.score)
   if score is None or not score.is_finite or request.key.shape[-1] == 0:
     return None
-  is_scaled = is_half(request.query)  # others by the map of the query
+  is_scaled = is_half(request.query)  # the map of the query scales others
   return constant_factor(score, request.query) if is_scaled else 1.0
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _products(precision, query, key, value) -> jax.Array:
   """The products of queries and keys, NaN where a token is not finite."""
-  # XLA joins each `where` with the product. Only keys and values of different
-  # numbers of features need a pass for flags.
+  # One feature of NaN makes all products of a token NaN, so the flags of a
+  # value may be features of its key. XLA joins each `where` with the product;
+  # only keys and values of different numbers of features need a pass for flags.
   del precision
   is_bad = ~jnp.isfinite(value)
   if value.shape[-1] != key.shape[-1]:

@@ -30,7 +30,7 @@ def serves(request: Request) -> bool:
     and request.combined is None
     # The lse of a row with a NaN value is finite.
     and not request.return_lse
-    # Other leading axes of values would be axes of the scores.
+    # The scores have flags of values, whose other leading axes they would get.
     and request.leading == request.scores_shape[:-2]
   )
 
@@ -46,6 +46,7 @@ def context(request: Request) -> jax.Array:
     values = scores, visible, multipliers, value
     return average(request.dtype, request.precision, *values)
 
+  # The context is linear in the value only.
   leaves, structure = jax.tree.flatten(given)
   *residuals, argument = axes.varying_alike([*leaves, value])
 

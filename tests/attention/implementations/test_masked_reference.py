@@ -176,9 +176,108 @@ def test_calls_without_keys_and_without_features():
 
 
 def test_a_row_whose_products_are_minus_infinity_is_nan():
-  query, key, value = (jnp.ones((1, 4)) for _ in range(3))
-  query = query.at[0, 1].set(-jnp.inf)
-  assert jnp.isnan(attend(query, key, value, mask=masks.causal())).all()
+  query, key, value = (jnp.ones((3, 4)) for _ in range(3))
+  query = query.at[2, 1].set(-jnp.inf)
+  found = attend(query, key, value, mask=masks.causal())
+  np.testing.assert_array_equal(jnp.isnan(found[:, 0]), [False, False, True])
+
+
+@pytest.mark.parametrize("keys", [1, 2])
+def test_a_row_without_keys_is_zero_however_many_keys_others_have(keys):
+  query, key, value = jnp.ones((2, 3, 4)), *[jnp.ones((2, keys, 4))] * 2
+  call = functools.partial(attend, mask=masks.padding(jnp.array([0, keys])))
+  for function in (call, jax.jit(call)):
+    found = function(query, key, value)
+    np.testing.assert_allclose(found[:, 0, 0], [0.0, 1.0], 1e-6)
+
+
+def distance(query, key):
+  """A score of infinite derivatives where tokens are equal."""
+  gap = query[..., :, None, :] - key[..., None, :, :]
+  return -jnp.sqrt(jnp.sum(gap * gap, axis=-1))
+
+
+def test_infinite_tangents_of_hidden_pairs_change_nothing():
+  tokens = jnp.arange(5.0)[:, None] ** 2
+
+  def tangent(implementation):
+    def context(tokens):
+      return attention.attend(
+        *[tokens] * 3,
+        score=distance,
+        mask=~jnp.eye(5, dtype=bool),
+        implementation=implementation,
+      )
+
+    return jax.jvp(context, (tokens,), (jnp.ones_like(tokens),))[1]
+
+  got, want = tangent("reference"), tangent("blockwise")
+  assert jnp.isfinite(want).all()
+  np.testing.assert_allclose(got, want, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("place", ["key", "value"])
+@pytest.mark.parametrize("mode", [jax.jacfwd, jax.jacrev])
+def test_large_hidden_tokens_change_no_derivatives(mode, place):
+  """Whose products with tangents or cotangents exceed the largest number."""
+  query, key, value, _ = (each[0] for each in tokens())
+
+  def derivatives(number):
+    large = {"key": key, "value": value}
+    large[place] = large[place].at[FIRST_BAD:].set(number)
+
+    def loss(query):
+      result = attend(query, *large.values(), mask=masks.causal())
+      return 4.0 * result[:FIRST_BAD]
+
+    return mode(loss)(query)
+
+  np.testing.assert_allclose(derivatives(3e38), derivatives(0.0), 1e-5, 1e-6)
+
+
+class Tripled(scores.qk_norm):
+  """A wrapper that changes scores beside tokens."""
+
+  def pair_at(self, query, key, positions):
+    return 3.0 * super().pair_at(query, key, positions)
+
+
+def test_a_class_that_inherits_from_a_wrapper_computes_its_scores():
+  query, key, value, _ = tokens()
+  inner = scores.qk_norm(scores.dot())
+  options = {"mask": masks.causal()}
+  got = attend(query, key, value, score=Tripled(scores.dot()), **options)
+  tripled = scores.modified(inner, lambda scores, *_: 3.0 * scores)
+  want = attend(query, key, value, score=tripled, **options)
+  np.testing.assert_allclose(got, want, 1e-6)
+
+
+def test_hidden_infinite_biases_have_finite_gradients():
+  query, key, value, _ = tokens()
+  bias = jnp.zeros((5, 5)).at[:, 1].set(-jnp.inf)
+
+  def loss(bias, implementation):
+    result = attention.attend(
+      query, key, value, bias=bias, implementation=implementation
+    )
+    return jnp.sum(jnp.sin(result))
+
+  got, want = (
+    jax.grad(loss)(bias, name) for name in ("reference", "blockwise")
+  )
+  np.testing.assert_allclose(got, want, 1e-5, 1e-6)
+
+
+def test_scores_that_hide_pairs_hide_their_nan():
+  query, key, value, _ = tokens()
+
+  def of_marked_keys(query, key):
+    return jnp.where(key[..., None, :, 0] > 0.0, query @ key.mT, -jnp.inf)
+
+  key = key.at[..., 0].set(jnp.where(jnp.arange(5) < FIRST_BAD, 1.0, -1.0))
+  value = value.at[:, FIRST_BAD:].set(jnp.nan)
+  options = {"score": of_marked_keys, "mask": masks.causal()}
+  assert jnp.isfinite(attend(query, key, value, **options)).all()
 
 
 def test_a_row_of_the_lowest_biases_is_the_mean_of_values():
