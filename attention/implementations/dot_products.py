@@ -5,19 +5,18 @@ from typing import Any
 
 from attention.scores import Score
 from attention.scores.base import Placed
-from attention.scores.classical import (
-  Cosine,
-  Dot,
-  DotProduct,
-  General,
-  ScaledDot,
-)
+from attention.scores.classical import DotProduct, ScaledDot
 from attention.scores.wrappers import MappedKeys, QueryKeyNorm
 
-# A class that inherits from one of these may compute other scores.
-_PRODUCTS = (Dot, ScaledDot, General, Cosine)
+_PAIRS = (DotProduct.pair, ScaledDot.pair)
 # Wrappers that change tokens only.
 _OF_TOKENS = (Placed, MappedKeys, QueryKeyNorm)
+
+
+def is_dot_product(score: Score) -> bool:
+  """Whether a score is a product of mapped tokens, times a factor."""
+  # A class of the user may override `pair`.
+  return type(score).pair in _PAIRS and not score.reads_positions
 
 
 def dot_product(score: Score) -> DotProduct | None:
@@ -25,7 +24,7 @@ def dot_product(score: Score) -> DotProduct | None:
   inner: Any = score
   while type(inner) in _OF_TOKENS:
     inner = inner.score
-  return inner if type(inner) in _PRODUCTS else None
+  return inner if is_dot_product(inner) else None
 
 
 def constant_factor(score: Score, query) -> float | None:

@@ -73,16 +73,17 @@ class KernelAttention:
       outputs = primal(arguments)
       return outputs, self._tangents(arguments, outputs, moved)
 
-    return primal(arguments)
+    context, statistics, _ = primal(arguments)
+    return context, statistics
 
   def _forward(self, arguments):
-    context, statistics = self.kernels.forward(
-      arguments.operands, *self._padded(arguments.tokens)
+    """The context, the statistics, and arrays for the kernels of gradients."""
+    context, statistics, kept = self.kernels.forward(
+      arguments.operands, self._padded(arguments.tokens)
     )
     length = arguments.tokens[0].shape[-2]
-    return context[..., :length, :], Statistics(
-      *(each[..., :length] for each in statistics)
-    )
+    statistics = Statistics(*(each[..., :length] for each in statistics))
+    return context[..., :length, :], statistics, kept
 
   def _padded(self, tokens) -> list[jax.Array]:
     """The tokens, up to whole tiles of the kernels."""
@@ -95,14 +96,14 @@ class KernelAttention:
     ]
 
   def _tangents(self, arguments, outputs, tangents):
-    """The tangents of the context and the statistics."""
+    """The tangents of the results of `_forward`."""
     linear = tangents.linear
     chosen = [
       place
       for place, each in enumerate(linear)
       if not isinstance(each, SymbolicZero)
     ]
-    _, statistics = outputs
+    _, statistics, kept = outputs
     if not chosen:
       return jax.tree.map(jnp.zeros_like, outputs)
     residuals, structure = jax.tree.flatten((arguments, outputs))
@@ -114,7 +115,11 @@ class KernelAttention:
       residuals,
       [linear[place] for place in chosen],
     )
-    return of_context, Statistics(jnp.zeros_like(statistics.maximum), of_total)
+    # These derivatives are in the rule, or not used.
+    of_maximum, of_kept = jax.tree.map(
+      jnp.zeros_like, (statistics.maximum, kept)
+    )
+    return of_context, Statistics(of_maximum, of_total), of_kept
 
   def _of_finite_tokens(self, arguments, chosen, tangents) -> list[Any]:
     """Tangents that are zero for NaN and infinity in tokens."""
@@ -132,7 +137,8 @@ class KernelAttention:
 
   def _rule(self, structure, chosen, residuals, tangents):
     """The tangents of the context and the total, by the blockwise rule."""
-    arguments, (context, statistics) = jax.tree.unflatten(structure, residuals)
+    arguments, outputs = jax.tree.unflatten(structure, residuals)
+    context, statistics, _ = outputs
     tiling, dtype = self.rule.tiling, self.rule.dtype
     length = context.shape[-2]
 
@@ -158,7 +164,7 @@ class KernelAttention:
       Statistics(*map(rows_padded, statistics)),
     )
 
-    def outputs(*arrays):
+    def results(*arrays):
       moved = arguments.with_linear(chosen, arrays)
       query, key, value = moved.tokens
       of_context, (_, of_total) = blockwise.differentiable_context(
@@ -178,7 +184,7 @@ class KernelAttention:
       return of_context, of_total
 
     primals = [arguments.linear[place] for place in chosen]
-    return [*jax.jvp(outputs, primals, [*tangents])[1]]
+    return [*jax.jvp(results, primals, [*tangents])[1]]
 
   def _reverse(self, structure, chosen, residuals, cotangents):
     """The transpose of `_rule`, by kernels."""
@@ -197,7 +203,7 @@ class KernelAttention:
 
   def _gradients(self, arguments, outputs, cotangents, chosen):
     """The gradients of the chosen arrays, by kernels."""
-    (context, statistics), kernels = outputs, self.kernels
+    (context, statistics, kept), kernels = outputs, self.kernels
     length = context.shape[-2]
     of_context, of_total = cotangents
     if of_context is None:
@@ -221,27 +227,19 @@ class KernelAttention:
     places = [place for place in chosen if place < first]
     wanted = [number for place in places for number in self.operands_of[place]]
     has_keys = first + 1 in chosen or first + 2 in chosen
-    results: dict[int, jax.Array] = {}
-    # The kernel of keys reads rows that this one completes, so it runs even if
-    # only keys or values are differentiated.
-    of_query, of_operands, rows = kernels.gradient_of_queries(
-      arguments.operands, tokens, rows, wanted
+    of_tokens, of_operands = kernels.gradients(
+      arguments.operands, tokens, kept, rows, wanted, of_keys=has_keys
     )
-    results[first] = of_query[..., :length, :]
-    parts = {
-      number: _summed_operand(
-        each, kernels.score_operands[number], kernels.leading
+    parts = dict(zip(wanted, of_operands))
+    results = {
+      place: functools.reduce(
+        jnp.add, [parts[n] for n in self.operands_of[place]]
       )
-      for number, each in zip(wanted, of_operands)
+      for place in places
     }
-    for place in places:
-      own = [parts[number] for number in self.operands_of[place]]
-      results[place] = functools.reduce(jnp.add, own)
-    if has_keys:
-      results[first + 1], results[first + 2] = (
-        each[..., : arguments.tokens[1].shape[-2], :]
-        for each in kernels.gradient_of_keys(arguments.operands, tokens, rows)
-      )
+    for number, each in enumerate(of_tokens):
+      own_length = arguments.tokens[number].shape[-2]
+      results[first + number] = each[..., :own_length, :]
     return [
       _summed(results[place], arguments.linear[place]) for place in chosen
     ]
@@ -284,12 +282,6 @@ def _summed(gradient: jax.Array, like: jax.Array) -> jax.Array:
   if axes:
     gradient = jnp.sum(gradient, axis=axes, keepdims=True)
   return gradient.astype(like.dtype)
-
-
-def _summed_operand(gradient, operand: Operand, leading) -> jax.Array:
-  """[leading..., core...] summed to the shape of the operand's array."""
-  axes = tuple(n for n in range(len(leading)) if n not in operand.axes)
-  return jnp.sum(gradient, axis=axes).reshape(operand.array.shape)
 
 
 def shared_operands(

@@ -113,3 +113,11 @@ def aligned_right(leading: Sequence[int], rank: int) -> tuple[int | None, ...]:
 def aligned_left(leading: Sequence[int]) -> tuple[int | None, ...]:
   """The axes of an array's leading axes, the leftmost of the context's."""
   return tuple(None if size == 1 else n for n, size in enumerate(leading))
+
+
+def summed(
+  gradient: jax.Array, operand: Operand, leading: Sequence[int]
+) -> jax.Array:
+  """[leading..., core...] summed to the shape of the operand's array."""
+  axes = tuple(n for n in range(len(leading)) if n not in operand.axes)
+  return jnp.sum(gradient, axis=axes).reshape(operand.array.shape)

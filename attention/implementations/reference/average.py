@@ -99,22 +99,22 @@ def _exponentials(scores, visible) -> tuple[jax.Array, jax.Array]:
 
 def _at_least(lowest: float, function: Callable, array: jax.Array) -> jax.Array:
   """The maximum or the sum of each row, with one more number, the lowest."""
-  lowest = np.asarray(lowest, array.dtype)
+  start = np.asarray(lowest, array.dtype)
+  identity = np.asarray(
+    0.0 if function is jax.lax.add else -np.inf, start.dtype
+  )
 
   def reduced(array, start):
     return jax.lax.reduce(array, start, function, (array.ndim - 1,))
 
   def bounded(array):
-    return function(reduced(array, identity), lowest)
+    return function(reduced(array, identity), start)
 
-  identity = np.asarray(
-    0.0 if function is jax.lax.add else -np.inf, array.dtype
-  )
   keys = array.shape[-1]
   if not isinstance(keys, int) or keys == 1:  # XLA reads no start for one key
     return bounded(array)
   # After an operation on the result, XLA's compiler for TPUs does not join the
   # softmax with the products.
   return jax.lax.platform_dependent(
-    array, tpu=lambda array: reduced(array, lowest), default=bounded
+    array, tpu=lambda array: reduced(array, start), default=bounded
   )

@@ -23,7 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.channels import (
   ChannelSum,
-  add_to_result,
+  add_to_sum,
   for_each_channel,
   sums_of_pairs,
   vectors,
@@ -66,10 +66,10 @@ class AdditiveSum(ChannelSum):
     def add(channel, state):
       tangents = jnp.tanh(sums_of_pairs(block, channel))
       of_own = jnp.sum((1.0 - tangents * tangents) * of_sums, axis=1)
-      add_to_result(block, "tokens", channel, of_own * weight[channel])
-      if "weight" in block.results:
+      add_to_sum(block, "tokens", channel, of_own * weight[channel])
+      if "weight" in block.channel_sums:
         of_weight = jnp.sum(of_sums * tangents, axis=1)
-        add_to_result(block, "weight", channel, of_weight)
+        add_to_sum(block, "weight", channel, of_weight)
       return state
 
     for_each_channel(block, self.channels, add, None)
@@ -132,7 +132,7 @@ class SharedReciprocals(AdditiveSum):
 
   def _add_with_reciprocals(self, block: Block, of_sums: jax.Array) -> None:
     weight = block.tiles["weight"]
-    has_weight = "weight" in block.results
+    has_weight = "weight" in block.channel_sums
     total = jnp.sum(of_sums, axis=1) if has_weight else jnp.float32(0.0)
 
     def add(pair, state):
@@ -143,12 +143,12 @@ class SharedReciprocals(AdditiveSum):
         if has_weight:
           product = share * of_sums
           first = jnp.sum(product, axis=1)
-          add_to_result(block, "weight", channel, total - 2.0 * first)
+          add_to_sum(block, "weight", channel, total - 2.0 * first)
           of_own = first - jnp.sum(product * share, axis=1)
         else:
           of_own = jnp.sum((share - share * share) * of_sums, axis=1)
         factor = 4.0 * weight[channel]
-        add_to_result(block, "tokens", channel, of_own * factor)
+        add_to_sum(block, "tokens", channel, of_own * factor)
       return state
 
     for_each_channel(block, self.channels // 2, add, None, most=2)

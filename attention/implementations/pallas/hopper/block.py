@@ -25,9 +25,37 @@ from attention.implementations.pallas.hopper.tiles import (
   Input,
   across,
   down,
+  read_transposed,
+  write_transposed,
 )
 
-_TRANSPOSED = plgpu.Layout.WGMMA_TRANSPOSED
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+  """The row of tiles and the entry of the leading axes of a block."""
+
+  problem: Any
+  row: jax.Array
+  entry: jax.Array
+
+  def of_array(self, ref: Any, axes: Axes, start: Any) -> Any:
+    """The tokens from `start` on, of this entry of the leading axes."""
+    if axes is Axes.WHOLE:
+      return ref.at[self.leading(ref.shape[:-1])]
+    tokens, sizes = pl.ds(start, SIDE), ref.shape
+    if axes is Axes.CHANNELS:
+      return ref.at[(slice(None), *self.leading(sizes[1:-1]), tokens)]
+    core = [tokens if each else slice(None) for each in axes.value[:2]]
+    return ref.at[(*self.leading(sizes[: -len(core)]), *core)]
+
+  def leading(self, sizes: Sequence[int]) -> tuple[Any, ...]:
+    """The indices along the leading axes; 0 where an array has size 1."""
+    entry, indices = self.entry, []
+    for size, own in zip(reversed(self.problem.leading), reversed(sizes)):
+      index = jax.lax.rem(entry, jnp.int32(size))
+      entry = jax.lax.div(entry, jnp.int32(size))
+      indices.append(0 if own == 1 else index)
+    return tuple(reversed(indices))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,20 +74,19 @@ class Memory:
   scratch: Any  # of a sum over channels
   map_factor: Any  # a tile that the map of own tokens multiplies
   of_mapped: Any  # a tile of the gradients of mapped own tokens
+  channel_sums: Mapping[str, Any]  # of gradients, unless they are results
   marks: Any  # of own tokens that had NaN or infinity, in a second attempt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Block(Memory):
+class Block(Place, Memory):
   """A block of the grid, with the tiles that it holds in shared memory."""
 
-  problem: Any
   are_keys_own: bool
   bounds: Any  # for each row of tiles, its first visit and their end
   inputs: Mapping[str, Input]  # with references to the device's memory
   direct: Mapping[str, Any]  # references to results without a tile of their own
-  row: jax.Array  # of tiles
-  entry: jax.Array  # of the leading axes
+  num_blocks: int  # of an entry of the leading axes
 
   def load(self, of_own: bool, start: Any) -> None:
     """Copies tiles of own or other tokens to shared memory, and waits."""
@@ -67,7 +94,7 @@ class Block(Memory):
     for name, (ref, axes, of_keys) in self.inputs.items():
       is_own = of_keys is None or of_keys == self.are_keys_own
       if axes.is_tile and is_own == of_own:
-        source, target = self.place(ref, axes, start), self.tiles[name]
+        source, target = self.of_array(ref, axes, start), self.tiles[name]
         if axes is Axes.STAGED:  # queries or keys: one array of a load
           staged, target = target, self.staging
         plgpu.copy_gmem_to_smem(source, target, self.barriers[of_own])
@@ -87,7 +114,18 @@ class Block(Memory):
   @property
   def own_map(self) -> Any:
     """The map of own tokens that the kernel computes, or None."""
-    return self.problem.maps.get("key" if self.are_keys_own else "query")
+    return self.problem.maps.get(self.own_name)
+
+  @property
+  def own_name(self) -> str:
+    """The name of own tokens."""
+    return "key" if self.are_keys_own else "query"
+
+  @property
+  def projection(self) -> Any:
+    """The projection of own tokens before the kernel, or None."""
+    projections = self.problem.projections
+    return None if projections is None else projections.of_tokens[self.own_name]
 
   def _transpose(self, tile: Any) -> None:
     """Writes the staged tokens as [D, 64]."""
@@ -98,21 +136,11 @@ class Block(Memory):
       is_bad = jnp.where(jnp.abs(tokens) < np.inf, 0.0, 1.0)
       is_bad = across(jnp.max(is_bad, axis=1) > 0.0, tokens.shape)
       tokens = jnp.where(is_bad, jnp.nan, tokens)
-    if self.problem.interpret:  # the interpreter transposes no references
-      tile[...] = tokens.T
-    else:
-      tokens = plgpu.layout_cast(tokens, _TRANSPOSED)
-      plgpu.transpose_ref(tile, (1, 0))[...] = tokens
+    write_transposed(self.problem, tile, tokens)
 
   def staged(self, result: Any) -> Any:
     """A result [D, 64] as tokens [64, D] in shared memory."""
-    if self.problem.interpret:
-      tokens = result[...].T
-    else:
-      ref = plgpu.transpose_ref(result, (1, 0))
-      # `optimized` would refuse conflicts of banks.
-      tokens = plgpu.load(ref, (), layout=_TRANSPOSED, optimized=False)
-    tokens = self.problem.cast(tokens, WGMMA)
+    tokens = read_transposed(self.problem, result)
     self.staging[...] = tokens.astype(self.staging.dtype)
     return self.staging
 
@@ -125,25 +153,6 @@ class Block(Memory):
 
     first, end = (self.bounds[2 * self.row + n] for n in range(2))
     return jax.lax.fori_loop(first, end, visit, state)
-
-  def place(self, ref: Any, axes: Axes, start: Any) -> Any:
-    """The tokens from `start` on, of this entry of the leading axes."""
-    if axes is Axes.WHOLE:
-      return ref.at[self.leading(ref.shape[:-1])]
-    tokens, sizes = pl.ds(start, SIDE), ref.shape
-    if axes is Axes.CHANNELS:
-      return ref.at[(slice(None), *self.leading(sizes[1:-1]), tokens)]
-    core = [tokens if each else slice(None) for each in axes.value[:2]]
-    return ref.at[(*self.leading(sizes[: -len(core)]), *core)]
-
-  def leading(self, sizes: Sequence[int]) -> tuple[Any, ...]:
-    """The indices along the leading axes; 0 where an array has size 1."""
-    entry, indices = self.entry, []
-    for size, own in zip(reversed(self.problem.leading), reversed(sizes)):
-      index = jax.lax.rem(entry, jnp.int32(size))
-      entry = jax.lax.div(entry, jnp.int32(size))
-      indices.append(0 if own == 1 else index)
-    return tuple(reversed(indices))
 
   def number(self, name: str, place: Any) -> jax.Array:
     """A number of this entry of the leading axes."""

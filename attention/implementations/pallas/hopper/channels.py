@@ -65,7 +65,7 @@ class ChannelSum:
     raise NotImplementedError
 
   def add_gradients(self, block: Block, of_sums: jax.Array) -> None:
-    """Adds to the results that have the gradients of channels."""
+    """Adds to the gradients of channels."""
     raise NotImplementedError
 
 
@@ -78,8 +78,10 @@ def for_each_channel(
   block: Block, channels: int, body: Callable, state: Any, *, most: int = 4
 ) -> Any:
   """The state after body(channel, state), with several in an iteration."""
-  # With a mask, the kernel of keys has too few registers for as many.
-  is_scarce = block.are_keys_own and block.problem.is_masked
+  # With a mask or a bias, the kernel of keys has too few registers for as many.
+  problem = block.problem
+  has_more = problem.is_masked or problem.bias is not None
+  is_scarce = block.are_keys_own and has_more
   count = most // 2 if is_scarce else most
   count = count if channels % count == 0 else 1
 
@@ -91,9 +93,9 @@ def for_each_channel(
   return jax.lax.fori_loop(0, channels // count, several, state)
 
 
-def add_to_result(block: Block, name: str, channel: Any, part) -> None:
-  """Adds to one channel of a result."""
-  result = block.results[name]
+def add_to_sum(block: Block, name: str, channel: Any, part) -> None:
+  """Adds to one channel of the gradients of own tokens, or of a weight."""
+  result = block.channel_sums[name]
   before = block.problem.cast(result[channel], BY_ROW)
   result[channel] = before + part
 
@@ -140,7 +142,7 @@ class FunctionSum(ChannelSum):
     def add(channel, state):
       arguments = self._arguments(block, channel)
       part = gradient_of(term, arguments, of_sums)
-      add_to_result(block, "tokens", channel, part)
+      add_to_sum(block, "tokens", channel, part)
       return state
 
     for_each_channel(block, self.features, add, None)

@@ -39,8 +39,9 @@ from attention.implementations.pallas.hopper.tiles import (
 _LOWEST = float(np.finfo(np.float32).min)
 
 
-def online_softmax(block: Block) -> None:
+def online_softmax(block: Block, is_first: Any) -> None:
   """Computes the context and the statistics of the queries."""
+  del is_first
   map_own(block)
 
   def run(*marks):

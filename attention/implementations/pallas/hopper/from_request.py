@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention.implementations.dot_products import is_dot_product
 from attention.implementations.pallas.functions import kernel_precision
-from attention.implementations.pallas.hopper import token_maps
+from attention.implementations.pallas.hopper import projections, token_maps
 from attention.implementations.pallas.hopper.additive import additive_sum
 from attention.implementations.pallas.hopper.channels import (
   ChannelSum,
@@ -20,6 +21,7 @@ from attention.implementations.pallas.hopper.pairs import (
   of_wrappers,
 )
 from attention.implementations.pallas.hopper.problem import Problem
+from attention.implementations.pallas.hopper.projections import Projections
 from attention.implementations.pallas.hopper.tiles import (
   SIDE,
   TILE,
@@ -35,7 +37,7 @@ from attention.implementations.pallas.operands import (
 from attention.masks.tile_visibility import grid_visibility
 from attention.masks.types import Below
 from attention.request import Request
-from attention.scores.classical import AdditiveProduct, DotProduct, ScaledDot
+from attention.scores.classical import AdditiveProduct, ScaledDot
 
 _HALF = ("bfloat16", "float16")
 # The features or channels for which the gradients' sums fit into a block.
@@ -48,9 +50,11 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
   Raises `Unsupported` for what they do not support.
   """
   maps: dict[str, TokenMap] = {}
+  of_tokens: Projections | None = None
   if isinstance(request.score, MapsInside):
     request = dataclasses.replace(request, score=request.score.score)
-    maps = token_maps.inside(request)
+    of_tokens = projections.of_request(request)
+    maps = {} if of_tokens else token_maps.inside(request)
     # Tokens as the kernels multiply them, for the checks below.
     query, key = (
       jax.eval_shape(function, tokens)
@@ -86,6 +90,7 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
     of_pairwise("mask", masks, rank),
     maps,
     request.score.map_key,
+    of_tokens,
     query.shape[-1] <= _GRADIENT_FEATURES,
     weight,
     request.is_masked,
@@ -95,18 +100,18 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
 
 def with_maps_inside(request: Request) -> Request:
   """The request with a score that maps tokens in kernels, if they can."""
-  if not isinstance(base(request.score), DotProduct):
-    return request
-  if not token_maps.inside(request):
+  is_product = is_dot_product(base(request.score))
+  inside = token_maps.inside if is_product else projections.of_request
+  if not inside(request):
     return request
   return dataclasses.replace(request, score=MapsInside(request.score))
 
 
 def _channels(score: Any, query, key) -> ChannelSum | None:
   """The terms of a score that is a sum over channels; None for products."""
-  if isinstance(score, DotProduct):
+  if is_dot_product(score):
     return None
-  if isinstance(score, AdditiveProduct):
+  if type(score).pair is AdditiveProduct.pair and not score.reads_positions:
     return additive_sum(query.shape[-1])
   if score.reads_positions:
     raise Unsupported(

@@ -32,8 +32,12 @@ from attention.implementations.pallas.hopper.gradient_rows import (
   write_rows,
 )
 from attention.implementations.pallas.hopper.own_tokens import (
+  add_matrices,
   map_own,
   pull_back,
+)
+from attention.implementations.pallas.hopper.projections import (
+  pull_back as pull_back_projection,
 )
 from attention.implementations.pallas.hopper.scores import (
   LOG2_E,
@@ -49,7 +53,7 @@ from attention.implementations.pallas.hopper.tiles import (
 )
 
 
-def gradients(block: Block, wanted: Sequence[str] = ()) -> None:
+def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
   """Computes the gradients of own tokens, from all visible tiles.
 
   Those of the numbers that are `wanted` are summed over a block when written.
@@ -57,6 +61,8 @@ def gradients(block: Block, wanted: Sequence[str] = ()) -> None:
   map_own(block)
   attempts(block.problem, functools.partial(_compute, block, wanted))
   pull_back(block)
+  add_matrices(block, is_first)
+  pull_back_projection(block, is_first)
 
 
 def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
@@ -78,8 +84,7 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
   of_channels: list[Any] = []
   if problem.channels is not None:
     scales = {}
-    names = "tokens", "weight"
-    of_channels = [results[name] for name in names if name in results]
+    of_channels = [*block.channel_sums.values()]
     _set_to_zero(block, of_channels)
     problem.channels.prepare(block, of_own=True)
   for name in wanted:
@@ -162,7 +167,7 @@ def _clear_marked(block: Block) -> None:
     numbers = jnp.where(across(is_marked, numbers.shape), 0.0, numbers)
     result[...] = numbers.astype(result.dtype)
     return
-  result = block.results["tokens"]
+  result = block.channel_sums["tokens"]
 
   def clear(channel, state):
     numbers = cast(result[channel], BY_ROW)

@@ -39,29 +39,29 @@ def _write(
   plgpu.commit_smem()
   for name in written:
     ref = results[name]
-    place = block.place(ref, outputs[name].axes, block.row * SIDE)
+    place = block.of_array(ref, outputs[name].axes, block.row * SIDE)
     plgpu.copy_smem_to_gmem(written[name], place)
   plgpu.wait_smem_to_gmem(0)
 
 
 def launch(
   problem: Any,
-  compute: Callable[[Block], None],
+  compute: Callable[[Block, Any], None],
   visible: np.ndarray,
   inputs: Mapping[str, Input],
   outputs: Mapping[str, Output],
   *,
   are_keys_own: bool = False,
   of_gradients: bool = False,
-  finish: Callable[[Block, Any], None] | None = None,
+  blocks: int | None = None,
 ) -> dict[str, jax.Array]:
-  """Runs a kernel: compute(block) for each row of tiles and leading entry.
+  """Runs a kernel: compute(block, is_first) for each row and leading entry.
 
-  Results with the axes `MATRIX` are sums over rows of tiles, [..., n, D, A].
-  Each of n blocks computes several rows, and adds to its part after each one,
-  by finish(block, is_first).
+  Each of so many blocks computes several rows of tiles; None is one row. It is
+  told which is the first one, as it adds to its parts of the `PARTS`.
   """
-  blocks = _num_blocks(len(visible), outputs)
+  blocks = len(visible) if blocks is None else blocks
+  has_projection = of_gradients and problem.projections is not None
 
   def run(bounds, *refs):
     references = {
@@ -72,45 +72,57 @@ def launch(
     direct = {
       name: written.pop(name)
       for name, each in outputs.items()
-      if each.axes in (Axes.MATRIX, Axes.MAPPED)
+      if each.axes in (Axes.PARTS, Axes.MAPPED)
     }
 
-    def compute_row(number, held):
+    def compute_row(row, is_first, held):
       block = Block(
         problem=problem,
         are_keys_own=are_keys_own,
         bounds=bounds,
         inputs=references,
         direct=direct,
-        row=jax.lax.axis_index("row") + number * blocks,
+        num_blocks=blocks,
+        row=row,
         entry=jax.lax.axis_index("leading"),
         **held,
       )
       block.load(True, block.row * SIDE)
-      compute(block)
+      compute(block, is_first)
       _write(block, written, outputs)
-      if finish is not None:
-        finish(block, number == 0)
 
     results = {
       name: tile_memory(ref, outputs[name].axes)
       for name, ref in written.items()
+      if not (has_projection and name == "tokens")
     }
     memory = _memory(problem, are_keys_own, of_gradients, references, results)
 
     def scoped(*parts):
       held = dict(zip(vars(memory), parts))
-
-      def compute_next(number, state):
-        compute_row(number, held)
-        plgpu.commit_smem()  # the next row overwrites the tiles
-        return state
+      results = held["results"]
+      if has_projection:  # the gradient of tokens replaces them
+        held["results"] = results | {"tokens": held["tiles"]["unmapped"]}
+      else:
+        names = "tokens", "weight"
+        held["channel_sums"] = {n: results[n] for n in names if n in results}
 
       if blocks == len(visible):
-        compute_row(0, held)
-      else:
-        rows = pl.cdiv(len(visible) - jax.lax.axis_index("row"), blocks)
-        jax.lax.fori_loop(0, rows, compute_next, None)
+        compute_row(jax.lax.axis_index("row"), True, held)
+        return
+
+      def compute_next(number, state):
+        row = _row(number, blocks)
+
+        @pl.when(row < len(visible))
+        def _():
+          compute_row(row, number == 0, held)
+          plgpu.commit_smem()  # the next row overwrites the tiles
+
+        return state
+
+      rounds = pl.cdiv(len(visible), blocks)
+      jax.lax.fori_loop(0, rounds, compute_next, None)
 
     pl.run_scoped(scoped, *vars(memory).values())
 
@@ -125,6 +137,16 @@ def launch(
   bounds = jnp.asarray(_bounds(visible != 0).ravel())
   arrays = [each.array for each in inputs.values()]
   return dict(zip(outputs, kernel(bounds, *arrays)))
+
+
+def _row(number: Any, blocks: int) -> Any:
+  """The row of a block in a round, in alternate directions.
+
+  With a causal mask all blocks then have as many tiles.
+  """
+  block = jax.lax.axis_index("row")
+  is_odd = jax.lax.rem(number, jnp.int32(2)) == 1
+  return number * blocks + jnp.where(is_odd, blocks - 1 - block, block)
 
 
 def _memory(
@@ -152,6 +174,14 @@ def _memory(
       of_mapped = swizzled((SIDE, tokens.shape[-1]), dtype)
     for name in matrices:
       tiles[name] = swizzled(inputs[name].array.shape[-2:], tokens.dtype)
+  channel_sums = {}
+  if of_gradients and problem.projections is not None:
+    tokens, channels = inputs["unmapped"].array, problem.channels.channels
+    tiles["projection"] = swizzled((tokens.shape[-1], channels), tokens.dtype)
+    of_mapped = swizzled((SIDE, channels), tokens.dtype)
+    names = ["tokens"] if are_keys_own else ["tokens", "weight"]
+    sums = plgpu.SMEM((channels, SIDE), jnp.float32)
+    channel_sums = dict.fromkeys(names, sums)
   return Memory(
     tiles,
     results,
@@ -165,18 +195,9 @@ def _memory(
     scratch=() if problem.channels is None else problem.channels.scratch(),
     map_factor=map_factor,
     of_mapped=of_mapped,
+    channel_sums=channel_sums,
     marks=plgpu.SMEM((SIDE,), jnp.float32) if of_gradients else None,
   )
-
-
-def _num_blocks(rows: int, outputs: Mapping[str, Output]) -> int:
-  """The blocks of an entry of the leading axes, of so many rows of tiles."""
-  parts = [
-    each.shape.shape[-3]
-    for each in outputs.values()
-    if each.axes is Axes.MATRIX
-  ]
-  return min([rows, *parts])
 
 
 def _bounds(visible: np.ndarray) -> np.ndarray:

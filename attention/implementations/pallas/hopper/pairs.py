@@ -7,7 +7,7 @@ the tensor cores' results, or one number for the tile.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -139,9 +139,9 @@ def of_wrappers(
 
   A function of (scores, queries, keys, *indices, *parts).
   """
-  wrappers = [*_wrappers(score)]
+  own = [*wrappers(score)]
   if finish is None and all(
-    type(each).pair_at is Wrapper.pair_at for each in wrappers
+    type(each).pair_at is Wrapper.pair_at for each in own
   ):
     return None
   with_parts, operands = parameters(score, rank)
@@ -169,21 +169,22 @@ def of_wrappers(
 
 def base(score: Any) -> Any:
   """The score that wrappers change."""
-  for wrapper in _wrappers(score):
+  for wrapper in wrappers(score):
     score = wrapper.score
   return score
+
+
+def wrappers(score: Any) -> Iterator[Wrapper]:
+  """The wrappers of a score, from the outside."""
+  while isinstance(score, Wrapper):
+    yield score
+    score = score.score
 
 
 def number_dtype(array: jax.Array) -> Any:
   """That of the numbers which a kernel reads: float32 or int32."""
   is_float = jnp.issubdtype(array.dtype, jnp.floating)
   return jnp.dtype(jnp.float32 if is_float else jnp.int32)
-
-
-def _wrappers(score: Score):
-  while isinstance(score, Wrapper):
-    yield score
-    score = score.score
 
 
 def _with_base(score: Score, replacement: Score) -> Score:

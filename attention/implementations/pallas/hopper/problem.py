@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention.implementations.pallas.hopper import inputs, parts
 from attention.implementations.pallas.hopper.channels import (
   ChannelSum,
   FunctionSum,
@@ -22,26 +22,21 @@ from attention.implementations.pallas.hopper.gradient_rows import (
   ROWS,
 )
 from attention.implementations.pallas.hopper.launch import launch
-from attention.implementations.pallas.hopper.own_tokens import add_matrices
-from attention.implementations.pallas.hopper.pairs import (
-  PairFunction,
-  number_dtype,
-)
+from attention.implementations.pallas.hopper.pairs import PairFunction
+from attention.implementations.pallas.hopper.parts import Part, Piece
+from attention.implementations.pallas.hopper.projections import Projections
 from attention.implementations.pallas.hopper.tiles import (
   SIDE,
   Axes,
-  Input,
   Output,
 )
 from attention.implementations.pallas.hopper.token_maps import TokenMap
-from attention.implementations.pallas.operands import Kind, Operand
+from attention.implementations.pallas.operands import (
+  Kind,
+  Operand,
+  summed,
+)
 from attention.softmax import Statistics
-
-# The blocks of a kernel that sums the gradient of a matrix: each one has a part
-# of the sum in the device's memory. A GPU computes about 132 at once.
-_MATRIX_BLOCKS = 1024
-# A warpgroup copies multiples of so many float32 numbers.
-_COPIED = 32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,6 +52,7 @@ class Problem:
   visible: PairFunction | None
   maps: Mapping[str, TokenMap]  # of own tokens, in the kernels
   map_key: Callable[[jax.Array], jax.Array]  # by XLA, if a kernel maps own keys
+  projections: Projections | None  # of all tokens, in a kernel before
   has_gradients: bool
   weight: Operand | None  # of the channels of an additive score
   # Whether keys may be hidden. NaN in a hidden token then changes nothing, and
@@ -68,15 +64,11 @@ class Problem:
   @property
   def differentiable(self) -> dict[str, Operand]:
     """The arrays whose gradients the kernels compute, by names of inputs."""
-    operands = self._weights
+    changed: dict[str, Operand] = {}
     if self.changed is not None:
-      operands |= dict(zip(self.changed.names, self.changed.operands))
-    of_maps = self._arrays_of_maps
-    return {
-      name: each
-      for name, each in (operands | of_maps).items()
-      if name in ("weight", *of_maps) or each.kind is Kind.SCALAR
-    }
+      changed = dict(zip(self.changed.names, self.changed.operands))
+    numbers = {n: each for n, each in changed.items() if _is_number(each)}
+    return self._weights | numbers | self._arrays_of_maps
 
   @property
   def score_operands(self) -> list[Operand]:
@@ -103,7 +95,8 @@ class Problem:
 
   @property
   def _arrays_of_maps(self) -> dict[str, Operand]:
-    maps = self.maps.values()
+    maps: list[Any] = [*self.maps.values()]
+    maps += [] if self.projections is None else [self.projections]
     return {name: each for own in maps for name, each in own.operands.items()}
 
   @property
@@ -122,9 +115,10 @@ class Problem:
     return array if self.interpret else plgpu.layout_cast(array, layout)
 
   def forward(
-    self, operands: Sequence[jax.Array], query, key, value
-  ) -> tuple[jax.Array, Statistics]:
-    """The context, in the value's dtype, and the statistics."""
+    self, operands: Sequence[jax.Array], tokens: Sequence[jax.Array]
+  ) -> tuple[jax.Array, Statistics, dict[str, jax.Array]]:
+    """The context, the statistics, and projected tokens by name."""
+    query, key, value = tokens
     lengths = (*self.leading, query.shape[-2])
     rows = Output(jax.ShapeDtypeStruct(lengths, jnp.float32), Axes.ROWS)
     of_context = jax.ShapeDtypeStruct((*lengths, value.shape[-1]), value.dtype)
@@ -134,66 +128,102 @@ class Problem:
       "total": rows,
     }
     is_function = isinstance(self.channels, FunctionSum)
-    if is_function and self._axes_of(query, key) is Axes.CHANNELS:
+    if is_function and inputs.token_axes(self, query, key) is Axes.CHANNELS:
       query, key = self._with_nan_tokens(query), self._with_nan_tokens(key)
-    inputs = self._inputs(
-      "query", operands, query, self._mapped_key(key), value
-    )
-    results = launch(self, online_softmax, self.tiles, inputs, outputs)
+    projected = inputs.projected(self, operands, query, key)
+    tokens = query, self._mapped_key(key), value
+    read = inputs.of_forward(self, operands, tokens, projected)
+    results = launch(self, online_softmax, self.tiles, read, outputs)
     context, maximum, total = results.values()
-    return context, Statistics(maximum, total)
+    return context, Statistics(maximum, total), projected
 
-  def gradient_of_queries(
-    self, operands, tokens, rows, wanted: Sequence[int]
-  ) -> tuple[jax.Array, list[jax.Array], dict[str, jax.Array]]:
-    """The gradients of queries and of wanted operands, and rows for keys."""
-    query, key, value = tokens
-    of_tokens = self._gradient(query, self._axes_of(query, key))
+  def gradients(
+    self,
+    operands,
+    tokens,
+    projected,
+    rows,
+    wanted: Sequence[int],
+    *,
+    of_keys: bool,
+  ) -> tuple[list[jax.Array], list[jax.Array]]:
+    """The gradients of tokens, and of the wanted operands of the score.
+
+    Without `of_keys` tokens are the queries.
+    """
     names = [[*self.differentiable][number] for number in wanted]
-    for_keys = self._outputs_for_keys(query)
+    query, key, _ = tokens
+    of_query = self._gradient(query, inputs.token_axes(self, query, key))
+    made = self._of_queries(operands, tokens, projected, rows, names, of_query)
+    of_tokens = [_tokens_last(made["tokens"], of_query)]
+    sums, pieces = self._sums_of_rows(made, names), self._pieces("query", made)
+    # The kernel of keys reads rows that the other completes, which runs in any
+    # case.
+    if of_keys or not {*names}.isdisjoint(self._parts_of("key")):
+      for_keys = {n: made[n] for n in self._outputs_for_keys(query)}
+      for_keys["cotangent"] = rows["cotangent"]
+      of_key = self._gradient(key, inputs.token_axes(self, query, key))
+      made = self._of_keys(operands, tokens, projected, for_keys, names, of_key)
+      pieces += self._pieces("key", made)
+      if of_keys:
+        of_tokens += [_tokens_last(made["tokens"], of_key), made["value"]]
+    sums |= parts.sums(self, pieces)
+    return of_tokens, [sums[name] for name in names]
+
+  def _of_queries(
+    self, operands, tokens, projected, rows, names, of_tokens: Output
+  ):
+    """The results of the kernel of queries, by name."""
+    query, key, value = tokens
     outputs = {"tokens": of_tokens}
-    if self.weight is not None:
+    if self.weight is not None and self.projections is None:
       outputs["weight"] = of_tokens
-    outputs |= {
-      name: self._parts(self.differentiable[name])
-      for name in names
-      if name != "weight"
-    }
-    visited = query, self._mapped_key(key), value
-    numbers = [n for n in names if outputs[n].axes is Axes.NUMBERS]
-    results = launch(
+    numbers = [
+      name for name in names if self.differentiable[name].kind is Kind.SCALAR
+    ]
+    shape = jax.ShapeDtypeStruct((*self.leading, len(self.tiles)), self.dtype)
+    outputs |= dict.fromkeys(numbers, Output(shape, Axes.NUMBERS))
+    own_parts, blocks = self._part_outputs("query", names)
+    return launch(
       self,
       functools.partial(gradients, wanted=numbers),
       self.tiles,
-      self._gradient_inputs("query", operands, visited, rows),
-      outputs | for_keys,
+      inputs.of_gradients(
+        self,
+        "query",
+        operands,
+        (query, self._mapped_key(key), value),
+        projected,
+        rows,
+      ),
+      outputs | own_parts | self._outputs_for_keys(query),
       of_gradients=True,
-      finish=add_matrices,
-    )
-    # A gradient has a part for each block, a channel's for each query.
-    axes = {name: outputs[name].axes for name in names}
-    sums = {
-      name: jnp.sum(results[name], axis=-3 if own is Axes.MATRIX else -1)
-      for name, own in axes.items()
-    }
-    if "weight" in sums:
-      sums["weight"] = jnp.moveaxis(sums["weight"], 0, -1)
-    made = {name: results[name] for name in for_keys}
-    return (
-      _tokens_last(results["tokens"], of_tokens),
-      [*sums.values()],
-      made | {"cotangent": rows["cotangent"]},
+      blocks=blocks,
     )
 
-  def _parts(self, operand: Operand) -> Output:
-    """The parts of the gradient of a number or a matrix."""
-    rows, entries = len(self.tiles), math.prod(self.leading)
-    if operand.kind is Kind.SCALAR:
-      shape = jax.ShapeDtypeStruct((*self.leading, rows), self.dtype)
-      return Output(shape, Axes.NUMBERS)
-    parts = min(rows, -(-_MATRIX_BLOCKS // entries))
-    sizes = (*self.leading, parts, *operand.core)
-    return Output(jax.ShapeDtypeStruct(sizes, self.dtype), Axes.MATRIX)
+  def _of_keys(
+    self, operands, tokens, projected, rows, names, of_tokens: Output
+  ):
+    """The results of the kernel of keys, by name."""
+    query, key, value = tokens
+    rows = {**rows}
+    query = rows.pop("mapped", query)
+    shape = (*self.leading, *value.shape[-2:])
+    values = jax.ShapeDtypeStruct(shape, self._sum_dtype(value))
+    outputs = {"tokens": of_tokens, "value": Output(values, Axes.TOKENS)}
+    own_parts, blocks = self._part_outputs("key", names)
+    return launch(
+      self,
+      gradients,
+      self.tiles.T,
+      inputs.of_gradients(
+        self, "key", operands, (query, key, value), projected, rows
+      ),
+      outputs | own_parts,
+      are_keys_own=True,
+      of_gradients=True,
+      blocks=blocks,
+    )
 
   def _outputs_for_keys(self, query: jax.Array) -> dict[str, Output]:
     """What the kernel of queries writes for the kernel of keys."""
@@ -205,115 +235,70 @@ class Problem:
       outputs["mapped"] = Output(mapped, Axes.MAPPED)
     return outputs
 
-  def gradient_of_keys(
-    self, operands, tokens, rows
-  ) -> tuple[jax.Array, jax.Array]:
-    """The gradients of the keys and the values."""
-    query, key, value = tokens
-    rows = {**rows}
-    query = rows.pop("mapped", query)
-    shape = (*self.leading, *value.shape[-2:])
-    values = jax.ShapeDtypeStruct(shape, self._sum_dtype(value))
-    of_tokens = self._gradient(key, self._axes_of(query, key))
-    of_key, of_value = launch(
-      self,
-      gradients,
-      self.tiles.T,
-      self._gradient_inputs("key", operands, (query, key, value), rows),
-      {
-        "tokens": of_tokens,
-        "value": Output(values, Axes.TOKENS),
-      },
-      are_keys_own=True,
-      of_gradients=True,
-    ).values()
-    return _tokens_last(of_key, of_tokens), of_value
+  def _parts_of(self, own: str) -> dict[str, Part]:
+    """The parts of gradients that the kernel of own tokens can sum."""
+    if self.projections is not None:
+      return self.projections.parts(own)
+    own_map = self.maps.get(own)
+    matrices = {} if own_map is None else own_map.matrices
+    return {name: Part(each.core, 0) for name, each in matrices.items()}
+
+  def _part_outputs(
+    self, own: str, names: Sequence[str]
+  ) -> tuple[dict[str, Output], int | None]:
+    """The parts of wanted arrays, and the blocks for each leading entry."""
+    own_parts = {n: x for n, x in self._parts_of(own).items() if n in names}
+    if not own_parts:
+      return {}, None
+    blocks = self._num_blocks(own)
+    return {
+      name: parts.output(self.leading, self.operands[name], each.core, blocks)
+      for name, each in own_parts.items()
+    }, blocks
+
+  def _num_blocks(self, own: str) -> int:
+    return parts.num_blocks(self.leading, self.tiles.shape[own == "key"])
+
+  def _pieces(self, own: str, made: Mapping[str, jax.Array]) -> list[Piece]:
+    """The parts of gradients that a kernel has made."""
+    return [
+      Piece(made[name], self._num_blocks(own), name, each.first)
+      for name, each in self._parts_of(own).items()
+      if name in made
+    ]
+
+  def _sums_of_rows(self, made, names: Sequence[str]) -> dict[str, jax.Array]:
+    """The gradients of which there is a part for each query or tile."""
+    sums = {}
+    for name in names:
+      operand = self.differentiable[name]
+      if operand.kind is Kind.SCALAR:
+        sums[name] = summed(jnp.sum(made[name], -1), operand, self.leading)
+    if "weight" in names and self.projections is None:
+      by_entry = jnp.moveaxis(jnp.sum(made["weight"], -1), 0, -1)
+      sums["weight"] = summed(by_entry, self.operands["weight"], self.leading)
+    return sums
 
   def _mapped_key(self, key: jax.Array) -> jax.Array:
     """The keys that blocks of queries visit."""
     return self.map_key(key) if "key" in self.maps else key
-
-  def _inputs(self, own: str, operands, query, key, value) -> dict[str, Input]:
-    """The arrays that every kernel reads, of own queries or keys."""
-    axes = self._axes_of(query, key)
-    query, key = (self._as_read(each, axes, value) for each in (query, key))
-    inputs = {
-      "query": Input(query, axes, of_keys=False),
-      "key": Input(key, axes, of_keys=True),
-      "value": Input(value, Axes.TOKENS, of_keys=True),
-    }
-    if own in self.maps:
-      inputs["unmapped"] = inputs.pop(own)
-    of_others = [
-      name
-      for visited, each in self.maps.items()
-      if visited != own
-      for name in each.operands
-    ]
-    for (name, operand), array in zip(self.operands.items(), operands):
-      if name not in of_others:
-        inputs[name] = self._operand_input(operand, array)
-    return inputs
-
-  def _gradient_inputs(self, own, operands, tokens, rows) -> dict[str, Input]:
-    """The arrays that the kernels of gradients read."""
-    inputs = self._inputs(own, operands, *tokens)
-    for name, each in rows.items():
-      axes = Axes.ROWS if each.ndim == len(self.leading) + 1 else Axes.TOKENS
-      inputs[name] = Input(each, axes, of_keys=False)
-    return inputs
-
-  def _operand_input(self, operand: Operand, array: jax.Array) -> Input:
-    """An array with all leading axes, or the same one for all."""
-    sizes = [1] * len(self.leading)
-    for axis, size in zip(operand.axes, array.shape):
-      if axis is not None:
-        sizes[axis] = size
-    if len(operand.core) == 2:
-      return Input(array.reshape(*sizes, *operand.core), Axes.MATRIX)
-    array = array.astype(number_dtype(array))
-    if operand.kind is Kind.WHOLE:
-      array = array.reshape(*sizes, *operand.core)
-      return Input(_padded(array), Axes.WHOLE)
-    if operand.kind is Kind.SCALAR:
-      return Input(array.reshape(*sizes, 1), Axes.NUMBERS)
-    of_keys = operand.kind is Kind.ROW
-    array = array.reshape(*sizes, -1)
-    missing = self.padded_lengths[of_keys] - array.shape[-1]
-    array = jnp.pad(array, [(0, 0)] * len(sizes) + [(0, missing)])
-    return Input(array, Axes.ROWS, of_keys)
-
-  def _axes_of(self, query, key) -> Axes:
-    """How kernels read mapped queries and keys."""
-    if not self.channels:
-      return Axes.TOKENS
-    is_staged = (
-      isinstance(self.channels, FunctionSum)
-      and query.dtype == key.dtype
-      and query.dtype.itemsize == 2
-      and query.shape[-1] % SIDE == 0
-    )
-    # A channel of a tile is contiguous; XLA's products write mapped tokens so.
-    return Axes.STAGED if is_staged else Axes.CHANNELS
 
   def _with_nan_tokens(self, tokens: jax.Array) -> jax.Array:
     """Tokens of NaN for those with NaN or infinity, if keys may be hidden."""
     # A function of the user may make a number of a feature that is NaN.
     if not self.is_masked:
       return tokens
-    return jnp.where(_is_bad(tokens)[..., None], jnp.nan, tokens)
-
-  def _as_read(self, tokens: jax.Array, axes: Axes, value) -> jax.Array:
-    """Mapped queries or keys as kernels read them."""
-    if axes is Axes.CHANNELS:
-      return jnp.moveaxis(tokens, -1, 0).astype(jnp.float32)
-    return tokens if axes is Axes.STAGED else tokens.astype(value.dtype)
+    is_bad = ~jnp.all(jnp.isfinite(tokens), axis=-1)
+    return jnp.where(is_bad[..., None], jnp.nan, tokens)
 
   def _gradient(self, tokens, axes: Axes) -> Output:
-    """What a kernel returns for the gradient of mapped tokens."""
+    """What a kernel returns for the gradient of tokens."""
     length, size = tokens.shape[-2:]
     dtype = self._sum_dtype(tokens)
-    if axes is Axes.CHANNELS or (axes is Axes.STAGED and dtype == self.dtype):
+    is_wide = axes is Axes.STAGED and dtype == self.dtype
+    if self.projections is not None:
+      axes = Axes.TOKENS
+    elif axes is Axes.CHANNELS or is_wide:
       shape = (size, *self.leading, length)
       return Output(jax.ShapeDtypeStruct(shape, self.dtype), Axes.CHANNELS)
     shape = (*self.leading, length, size)
@@ -324,18 +309,11 @@ class Problem:
     return tokens.dtype if tokens.shape[:-2] == self.leading else self.dtype
 
 
-def _padded(numbers: jax.Array) -> jax.Array:
-  """Numbers [..., n] with zeros up to what a warpgroup copies."""
-  widths = [(0, 0)] * (numbers.ndim - 1)
-  return jnp.pad(numbers, [*widths, (0, -numbers.shape[-1] % _COPIED)])
+def _is_number(operand: Operand) -> bool:
+  return operand.kind is Kind.SCALAR
 
 
 def _tokens_last(gradient: jax.Array, output: Output) -> jax.Array:
   """A gradient as [..., T, D]."""
   is_channels = output.axes is Axes.CHANNELS
   return jnp.moveaxis(gradient, 0, -1) if is_channels else gradient
-
-
-def _is_bad(tokens: jax.Array) -> jax.Array:
-  """Which tokens [..., D] have NaN or infinity."""
-  return ~jnp.all(jnp.isfinite(tokens), axis=-1)

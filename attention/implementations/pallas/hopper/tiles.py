@@ -11,6 +11,7 @@ SIDE = 64
 TILE = (SIDE, SIDE)
 WGMMA = plgpu.Layout.WGMMA
 BY_ROW, BY_COLUMN = WGMMA.reduce(1), WGMMA.reduce(0)
+_TRANSPOSED = plgpu.Layout.WGMMA_TRANSPOSED
 
 
 class Axes(enum.Enum):
@@ -22,13 +23,14 @@ class Axes(enum.Enum):
   MAPPED = (True, False, "mapped")  # [..., T, D], a result of mapped own tokens
   ROWS = (True,)  # [..., T]
   WHOLE = ()  # [..., n], read whole
-  MATRIX = (False, False)  # [..., D, A], which blocks read and write by parts
+  MATRIX = (False, False)  # [..., D, A], which blocks read by parts
+  PARTS = (False,)  # [K, n, ...], sums that a block adds to its own part
   NUMBERS = None  # [..., n], of which a block reads or writes single numbers
 
   @property
   def is_tile(self) -> bool:
     """Whether a block copies a tile of the array to or from shared memory."""
-    return self not in (Axes.MATRIX, Axes.NUMBERS)
+    return self not in (Axes.MATRIX, Axes.NUMBERS, Axes.PARTS)
 
 
 class Input(NamedTuple):
@@ -67,6 +69,25 @@ def swizzled(shape: tuple[int, int], dtype: Any) -> Any:
   tiling = plgpu.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize))
   transforms = tiling, plgpu.SwizzleTransform(128)
   return plgpu.SMEM(shape, dtype, transforms=transforms)
+
+
+def write_transposed(problem: Any, tile: Any, tokens: jax.Array) -> None:
+  """Writes tokens [64, n] to a tile [n, 64] of shared memory."""
+  if problem.interpret:  # the interpreter transposes no references
+    tile[...] = tokens.T
+  else:
+    tokens = plgpu.layout_cast(tokens, _TRANSPOSED)
+    plgpu.transpose_ref(tile, (1, 0))[...] = tokens
+
+
+def read_transposed(problem: Any, tile: Any) -> jax.Array:
+  """A tile [n, 64] of shared memory as tokens [64, n]."""
+  if problem.interpret:
+    return tile[...].T
+  ref = plgpu.transpose_ref(tile, (1, 0))
+  # `optimized` would refuse conflicts of banks.
+  tokens = plgpu.load(ref, (), layout=_TRANSPOSED, optimized=False)
+  return problem.cast(tokens, WGMMA)
 
 
 def across(column: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -54,8 +54,13 @@ def keeps_nan(score: Any) -> bool:
   """Whether the maps of a score need no flags of tokens with NaN."""
   if not isinstance(score, Wrapper):
     return type(score) in _KEEP_NAN or not _overrides(score, Score)
-  is_known = isinstance(score, QueryKeyNorm) or not _overrides(score, Wrapper)
+  is_known = isinstance(score, QueryKeyNorm) or not changes_tokens(score)
   return is_known and keeps_nan(score.score)
+
+
+def changes_tokens(wrapper: Wrapper) -> bool:
+  """Whether a wrapper has maps of its own."""
+  return _overrides(wrapper, Wrapper)
 
 
 def _overrides(score: Any, base: type[Score]) -> bool:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from attention.implementations.pallas.functions import matrix_product
-from attention.implementations.pallas.operands import Operand
+from attention.implementations.pallas.operands import Operand, summed
 from attention.implementations.pallas.tile_functions import TileFunctions
 from attention.implementations.pallas.tpu import gradient, gradient_rows, whole
 from attention.implementations.pallas.tpu.forward import online_softmax
@@ -80,9 +80,10 @@ class Problem:
     return matrix_product(left, right, axes, (dtype, dtype), self.precision)
 
   def forward(
-    self, operands: Sequence[jax.Array], query, key, value
-  ) -> tuple[jax.Array, Statistics]:
-    """The context, in the query's dtype, and the statistics."""
+    self, operands: Sequence[jax.Array], tokens: Sequence[jax.Array]
+  ) -> tuple[jax.Array, Statistics, list[jax.Array]]:
+    """The context, in the query's dtype, the statistics, and nothing else."""
+    query, key, value = tokens
     size = value.shape[-1]
     grid = TileGrid(self, self.visibility.by_rows(), ())
     lengths = self.padded_lengths
@@ -100,9 +101,30 @@ class Problem:
       [(queries, 1), (queries, 1), (queries, size), (queries, 2)],
     )
     context = _restored(context, size)
-    return context, Statistics(maximum[..., 0, :], total[..., 0, :])
+    return context, Statistics(maximum[..., 0, :], total[..., 0, :]), []
 
-  def gradient_of_queries(
+  def gradients(
+    self, operands, tokens, kept, rows, wanted: Sequence[int], *, of_keys: bool
+  ) -> tuple[list[jax.Array], list[jax.Array]]:
+    """The gradients of tokens, and of the wanted operands of the score.
+
+    Without `of_keys` tokens are the queries.
+    """
+    del kept
+    # The kernel of keys reads rows that the other completes, which runs in any
+    # case.
+    of_query, of_operands, for_keys = self._of_queries(
+      operands, tokens, rows, wanted
+    )
+    of_tokens = [of_query]
+    if of_keys:
+      of_tokens += self._of_keys(operands, tokens, for_keys)
+    return of_tokens, [
+      summed(each, self.score_operands[number], self.leading)
+      for number, each in zip(wanted, of_operands)
+    ]
+
+  def _of_queries(
     self, operands, tokens, rows, wanted: Sequence[int]
   ) -> tuple[jax.Array, list[jax.Array], dict[str, jax.Array]]:
     """The gradients of queries and of wanted operands, and rows for keys."""
@@ -135,9 +157,7 @@ class Problem:
       made | {"cotangent": rows["cotangent"]},
     )
 
-  def gradient_of_keys(
-    self, operands, tokens, rows
-  ) -> tuple[jax.Array, jax.Array]:
+  def _of_keys(self, operands, tokens, rows) -> tuple[jax.Array, jax.Array]:
     """The gradients of the keys and the values."""
     # They have the leading axes of the context, of size 1 where neither keys
     # nor values have the axis.

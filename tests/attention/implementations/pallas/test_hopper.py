@@ -1,5 +1,7 @@
 """The kernel for Hopper GPUs, interpreted, against the reference."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention import attend, biases, masks, scores
 from attention.implementations import Pallas
-from attention.implementations.pallas.hopper import problem as hopper_problem
+from attention.implementations.pallas.hopper import parts
 from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
 
@@ -25,6 +27,11 @@ def additive(channels=8):
   shapes = (64, channels), (64, channels), (channels,)
   weights = arrays(*shapes, seed=1, dtype=jnp.float32)
   return scores.additive(*(0.3 * each for each in weights))
+
+
+def concat(dtype=jnp.float32):
+  weights = arrays((128, 64), (64,), seed=1)
+  return scores.concat(*((0.3 * each).astype(dtype) for each in weights))
 
 
 def general(dtype=jnp.float32, heads=()):
@@ -88,6 +95,8 @@ CASES = {
   "cosine": {"score": scores.cosine(jnp.float32(5.0))},
   "additive": {"score": additive()},
   "additive temperature": {"score": scores.temperature(additive(), 0.5)},
+  "projected": {"score": additive(64)},
+  "projected half": {"score": concat(jnp.bfloat16)},
   "manhattan": {"score": manhattan},
   "mapped product": {"score": mapped_product},
   "weighted distance": {
@@ -112,6 +121,7 @@ MASKED = {
     "score": general(jnp.bfloat16),
     "mask": masks.causal(40),
   },
+  "causal projected": {"score": additive(64), "mask": masks.causal(40)},
   "causal cosine": {
     "score": scores.cosine(jnp.float32(5.0)),
     "mask": masks.causal(40),
@@ -154,7 +164,7 @@ def results(implementation, tokens, score=None, **options):
   return jax.jit(gradient)(tokens, score)
 
 
-@sampled("name", [*CASES], default=["additive window"])
+@sampled("name", [*CASES], default=["additive window", "projected"])
 def test_results_and_gradients_equal_the_reference(name):
   """With 50 queries and 100 keys, which are no whole tiles of 64."""
   tokens = arrays((50, 64), (100, 64), (100, 64))
@@ -162,21 +172,22 @@ def test_results_and_gradients_equal_the_reference(name):
   jax.tree.map(close, got, results("reference", tokens, **CASES[name]))
 
 
-def of_each_head(name):
-  """The score of three heads, with all parameters that it can have."""
-  matrix, vector = (3, 64, 8), (3, 8)
+def of_heads(name, channels, heads=(3,)):
+  """A score with all parameters that it can have, of one or of all heads."""
+  matrix, vector = (*heads, 64, channels), (*heads, channels)
   make, shapes = {
+    "general": (scores.general, [(*heads, 64, 64)]),
     "additive": (scores.additive, [matrix, matrix, vector, vector]),
-    "concat": (scores.concat, [(3, 128, 8), vector]),
+    "concat": (scores.concat, [(*heads, 128, channels), vector]),
   }[name]
-  return make(*(0.3 * each for each in arrays(*shapes, dtype=jnp.float32)))
+  return make(*(0.1 * each for each in arrays(*shapes, dtype=jnp.float32)))
 
 
 @sampled("mask", [None, masks.causal(40)], default=[None])
 @sampled("name", ["additive", "concat"], default=["additive"])
 def test_heads_with_parameters_of_their_own(name, mask):
   tokens = arrays((2, 3, 70, 64), (2, 1, 100, 64), (2, 3, 100, 64))
-  options = {"score": of_each_head(name), "mask": mask}
+  options = {"score": of_heads(name, 8), "mask": mask}
   got = results(INTERPRETED, tokens, **options)
   jax.tree.map(close, got, results("reference", tokens, **options))
 
@@ -252,7 +263,10 @@ def test_rows_that_attend_to_nan_are_nan_and_the_others_as_before(
 @sampled("number", ["nan", "inf"], default=["nan"])
 @sampled(
   "name",
-  ["dot", "general", "cosine", "soft cap", "additive", "manhattan"],
+  [
+    *("dot", "general", "cosine", "soft cap"),
+    *("additive", "projected", "manhattan"),
+  ],
   default=["dot", "manhattan"],
 )
 def test_numbers_of_hidden_tokens_change_nothing(name, number):
@@ -378,28 +392,93 @@ def test_a_number_that_is_used_twice_has_both_gradients(score, launched):
   np.testing.assert_allclose(got, want, rtol=0.02)
 
 
+# The kernels of a gradient: three of attention, and those that project tokens
+# and that sum the gradients of matrices.
+KERNELS = {
+  "general": 4,
+  "general half": 4,
+  "projected": 5,
+  "projected half": 5,
+}
+
+
 @ignore_nan
-@sampled("heads", [(), (3,)], default=[(3,)])
+@sampled("heads", [(), (2,)], default=[(2,)])
 @sampled("mask", [None, masks.causal(40)], default=[masks.causal(40)])
-def test_blocks_sum_the_gradient_of_a_matrix(
-  heads, mask, launched, monkeypatch
+@sampled("name", ["general", "additive", "concat"], default=["general"])
+def test_blocks_sum_the_gradients_of_parameters(
+  name, heads, mask, launched, monkeypatch
 ):
   """Of one for all heads, or of one for each, in a block of several tiles."""
-  monkeypatch.setattr(hopper_problem, "_MATRIX_BLOCKS", 12)  # 2 for 5 tiles
-  tokens = arrays((2, 3, 300, 64), (2, 1, 128, 64), (2, 3, 128, 64))
+  monkeypatch.setattr(parts, "_WITHOUT_LOOP", 8)
+  monkeypatch.setattr(parts, "_AT_ONCE", 8)  # 2 blocks for 5 tiles
+  shared = (2, 1) if name == "general" else (2, 2)
+  tokens = arrays((2, 2, 300, 64), (*shared, 64, 64), (2, 2, 64, 64))
   if mask is not None:
     tokens[0] = tokens[0].at[:, :, 3, 5].set(jnp.nan)
-  options = {"score": general(jnp.bfloat16, heads), "mask": mask}
+  options = {"score": of_heads(name, 64, heads), "mask": mask}
   got = results(INTERPRETED, tokens, **options)
-  assert len(launched) == 3
+  assert len(launched) == (4 if name == "general" else 5)
   jax.tree.map(close, got, results("reference", tokens, **options))
 
 
-@sampled("name", [*CASES], default=["additive"])
-def test_a_gradient_calls_three_kernels(name, launched):
+@sampled("name", [*CASES], default=["additive", "projected"])
+def test_the_number_of_kernels_of_a_gradient(name, launched):
   tokens = arrays((70, 64), (70, 64), (70, 64))
   jax.eval_shape(lambda: results(INTERPRETED, tokens, **CASES[name]))
-  assert len(launched) == 3
+  assert len(launched) == KERNELS.get(name, 3)
+
+
+@pytest.mark.parametrize(
+  ("place", "kernels"), [("query_weight", 4), ("key_weight", 5), ("bias", 4)]
+)
+def test_the_gradient_of_one_parameter(place, kernels, launched):
+  """Which needs the kernel of keys if it is that of keys."""
+  score = of_heads("additive", 64, heads=())
+  tokens = arrays((70, 64), (100, 64), (100, 64))
+
+  def gradient(implementation):
+    def loss(parameter, *tokens):
+      context = attend(
+        *tokens,
+        score=dataclasses.replace(score, **{place: parameter}),
+        implementation=implementation,
+      )
+      return jnp.sum(jnp.sin(context.astype(jnp.float32)))
+
+    return jax.jit(jax.grad(loss))(getattr(score, place), *tokens)
+
+  got = gradient(INTERPRETED)
+  assert len(launched) == kernels
+  close(got, gradient("reference"))
+
+
+def test_second_derivatives_of_projected_tokens():
+  tokens = arrays((10, 64), (20, 64), (20, 64))
+
+  def tangent(implementation):
+    def loss(query):
+      context = attend(
+        query, *tokens[1:], score=additive(64), implementation=implementation
+      )
+      return jnp.sum(jnp.sin(context.astype(jnp.float32)))
+
+    return jax.jvp(jax.grad(loss), (tokens[0],), (tokens[0],))[1]
+
+  close(tangent(INTERPRETED), tangent("reference"))
+
+
+class Halved(scores.dot):
+  """A dot product with other scores."""
+
+  def pair(self, query, key):
+    return 0.5 * super().pair(query, key)
+
+
+def test_a_class_that_inherits_from_a_dot_product_computes_its_scores():
+  tokens = arrays((10, 64), (20, 64), (20, 64))
+  got = outputs(INTERPRETED, tokens, score=Halved())
+  jax.tree.map(close, got, outputs("reference", tokens, score=Halved()))
 
 
 def test_what_the_kernel_does_not_support_is_an_error_that_says_why():

@@ -1,0 +1,147 @@
+"""The arrays that the kernels for Hopper GPUs read."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention.implementations.pallas.hopper import projections
+from attention.implementations.pallas.hopper.channels import FunctionSum
+from attention.implementations.pallas.hopper.pairs import number_dtype
+from attention.implementations.pallas.hopper.tiles import SIDE, Axes, Input
+from attention.implementations.pallas.operands import Kind, Operand
+
+# A warpgroup copies multiples of so many float32 numbers.
+_COPIED = 32
+
+
+def projected(
+  problem: Any, operands: Sequence[jax.Array], query, key
+) -> dict[str, jax.Array]:
+  """The projected queries and keys; none unless a kernel projects them."""
+  if problem.projections is None:
+    return {}
+  arrays = dict(zip(problem.operands, operands))
+  read = {
+    name: _operand(problem, operand, arrays[name])
+    for name, operand in problem.projections.operands.items()
+  }
+  return projections.projected(problem, read, {"query": query, "key": key})
+
+
+def of_forward(
+  problem: Any,
+  operands: Sequence[jax.Array],
+  tokens: Sequence[jax.Array],
+  projected: Mapping[str, jax.Array],
+) -> dict[str, Input]:
+  """The tokens and operands that the forward kernel reads."""
+  inputs = _tokens(problem, projected, *tokens)
+  if "query" in problem.maps:
+    inputs["unmapped"] = inputs.pop("query")
+  unread = {*_arrays_of_maps(problem, "key"), *_arrays_of_projections(problem)}
+  return inputs | _operands(problem, operands, unread)
+
+
+def of_gradients(
+  problem: Any,
+  own: str,
+  operands: Sequence[jax.Array],
+  tokens: Sequence[jax.Array],
+  projected: Mapping[str, jax.Array],
+  rows: Mapping[str, jax.Array],
+) -> dict[str, Input]:
+  """What the kernel of the gradients of own queries or keys reads."""
+  are_keys = own == "key"
+  inputs = _tokens(problem, projected, *tokens)
+  unread = {*_arrays_of_maps(problem, "query" if are_keys else "key")}
+  if own in problem.maps:
+    inputs["unmapped"] = inputs.pop(own)
+  if problem.projections is not None:
+    inputs["unmapped"] = Input(tokens[are_keys], Axes.TOKENS, are_keys)
+    matrix = problem.projections.of_tokens[own].matrix
+    unread |= {*_arrays_of_projections(problem)} - {matrix}
+  inputs |= _operands(problem, operands, unread)
+  for name, each in rows.items():
+    axes = Axes.ROWS if each.ndim == len(problem.leading) + 1 else Axes.TOKENS
+    inputs[name] = Input(each, axes, of_keys=False)
+  return inputs
+
+
+def token_axes(problem: Any, query, key) -> Axes:
+  """How kernels read mapped queries and keys."""
+  if not problem.channels:
+    return Axes.TOKENS
+  is_staged = (
+    isinstance(problem.channels, FunctionSum)
+    and query.dtype == key.dtype
+    and query.dtype.itemsize == 2
+    and query.shape[-1] % SIDE == 0
+  )
+  # A channel of a tile is contiguous; XLA's products write mapped tokens so.
+  return Axes.STAGED if is_staged else Axes.CHANNELS
+
+
+def _tokens(
+  problem: Any, projected: Mapping[str, jax.Array], query, key, value
+) -> dict[str, Input]:
+  """Tokens as kernels visit them."""
+  axes = token_axes(problem, query, key)
+  if projected:
+    query, key = projected["query"], projected["key"]
+  elif axes is Axes.CHANNELS:
+    query, key = (
+      jnp.moveaxis(each, -1, 0).astype(jnp.float32) for each in (query, key)
+    )
+  elif axes is Axes.TOKENS:
+    query, key = query.astype(value.dtype), key.astype(value.dtype)
+  return {
+    "query": Input(query, axes, of_keys=False),
+    "key": Input(key, axes, of_keys=True),
+    "value": Input(value, Axes.TOKENS, of_keys=True),
+  }
+
+
+def _operands(problem: Any, operands, unread: set[str]) -> dict[str, Input]:
+  return {
+    name: _operand(problem, operand, array)
+    for (name, operand), array in zip(problem.operands.items(), operands)
+    if name not in unread
+  }
+
+
+def _arrays_of_maps(problem: Any, name: str) -> list[str]:
+  own_map = problem.maps.get(name)
+  return [] if own_map is None else [*own_map.operands]
+
+
+def _arrays_of_projections(problem: Any) -> list[str]:
+  own = problem.projections
+  return [] if own is None else [*own.operands]
+
+
+def _operand(problem: Any, operand: Operand, array: jax.Array) -> Input:
+  """An array with all leading axes, or the same one for all."""
+  sizes = [1] * len(problem.leading)
+  for axis, size in zip(operand.axes, array.shape):
+    if axis is not None:
+      sizes[axis] = size
+  if len(operand.core) == 2:
+    return Input(array.reshape(*sizes, *operand.core), Axes.MATRIX)
+  array = array.astype(number_dtype(array))
+  if operand.kind is Kind.WHOLE:
+    return Input(_padded(array.reshape(*sizes, *operand.core)), Axes.WHOLE)
+  if operand.kind is Kind.SCALAR:
+    return Input(array.reshape(*sizes, 1), Axes.NUMBERS)
+  of_keys = operand.kind is Kind.ROW
+  array = array.reshape(*sizes, -1)
+  missing = problem.padded_lengths[of_keys] - array.shape[-1]
+  array = jnp.pad(array, [(0, 0)] * len(sizes) + [(0, missing)])
+  return Input(array, Axes.ROWS, of_keys)
+
+
+def _padded(numbers: jax.Array) -> jax.Array:
+  """Numbers [..., n] with zeros up to what a warpgroup copies."""
+  widths = [(0, 0)] * (numbers.ndim - 1)
+  return jnp.pad(numbers, [*widths, (0, -numbers.shape[-1] % _COPIED)])

@@ -1,0 +1,164 @@
+"""Gradients of arrays that tokens share, as sums of the parts of blocks.
+
+Each block of the kernels of gradients adds to a part of its own in the device's
+memory. Another kernel adds the parts of all arrays.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from attention.implementations.pallas.hopper.matrices import read
+from attention.implementations.pallas.hopper.tiles import (
+  SIDE,
+  TILE,
+  WGMMA,
+  Axes,
+  Output,
+)
+from attention.implementations.pallas.operands import Operand
+
+# The blocks that an H100 computes at once, one in each multiprocessor.
+_AT_ONCE = 132
+# The blocks that may compute one row of tiles each. Loops over rows need more
+# registers, and more blocks need more memory for their parts.
+_WITHOUT_LOOP = 512
+
+
+def num_blocks(leading: Sequence[int], rows: int) -> int:
+  """The blocks of each entry of the leading axes, of so many rows of tiles."""
+  entries = math.prod(leading)
+  if entries * rows <= _WITHOUT_LOOP:
+    return rows
+
+  def duration(blocks):
+    return -(-entries * blocks // _AT_ONCE) * -(-rows // blocks)
+
+  # The fewest that take about as long as one for each row.
+  limit = 1.05 * min(map(duration, range(1, rows + 1)))
+  return next(n for n in range(1, rows + 1) if duration(n) <= limit)
+
+
+def output(
+  leading: Sequence[int], operand: Operand, core: Sequence[int], blocks: int
+) -> Output:
+  """The parts [K, n, core...] of the gradient of an array with K entries."""
+  entries = _entries(leading, operand)
+  # A tile of parts is read at once.
+  number = max(_number(leading, entries, blocks), SIDE)
+  shape = jax.ShapeDtypeStruct((entries, number, *core), jnp.float32)
+  return Output(shape, Axes.PARTS)
+
+
+def _entries(leading: Sequence[int], operand: Operand) -> int:
+  return math.prod(leading[axis] for axis in _kept(operand))
+
+
+def _number(leading: Sequence[int], entries: int, blocks: int) -> int:
+  """The parts of an entry of an array."""
+  return blocks * math.prod(leading) // entries
+
+
+def own_part(block: Any, name: str) -> Any:
+  """The reference to the part of a block."""
+  sizes, kept = block.problem.leading, _kept(block.problem.operands[name])
+  summed = [axis for axis in range(len(sizes)) if axis not in kept]
+  entry, number = (_flat(block, axes) for axes in (kept, summed))
+  place = entry, number * block.num_blocks + jax.lax.axis_index("row")
+  return block.direct[name].at[place]
+
+
+def _kept(operand: Operand) -> list[int]:
+  """The leading axes of the context along which an array has entries."""
+  return [axis for axis in operand.axes if axis is not None]
+
+
+def _flat(block: Any, axes: Sequence[int]) -> Any:
+  """The number of this entry among those of some leading axes."""
+  sizes = block.problem.leading
+  indices = block.leading(sizes)
+  number = jnp.int32(0)
+  for axis in axes:
+    number = number * sizes[axis] + indices[axis]
+  return number
+
+
+class Part(NamedTuple):
+  """What a block adds: elements of the gradient of an array."""
+
+  core: tuple[int, ...]  # its shape
+  first: int  # element
+
+
+class Piece(NamedTuple):
+  """The parts [K, n, core...] of all blocks."""
+
+  parts: jax.Array
+  blocks: int  # of an entry of the leading axes
+  name: str  # of the array
+  first: int  # element of its gradient
+
+
+def sums(problem: Any, pieces: Sequence[Piece]) -> dict[str, jax.Array]:
+  """The gradients of which there are pieces, in one kernel."""
+  if not pieces:
+    return {}
+  arrays = [each.parts.reshape(*each.parts.shape[:2], -1) for each in pieces]
+  columns = [array.shape[-1] // SIDE for array in arrays]
+  operands = {each.name: problem.operands[each.name] for each in pieces}
+  shapes = {
+    name: (_entries(problem.leading, each), math.prod(each.core))
+    for name, each in operands.items()
+  }
+
+  def run(*refs):
+    results = dict(zip(shapes, refs[len(arrays) :]))
+    entry, column = map(jax.lax.axis_index, ("entry", "column"))
+    for piece, ref, count in zip(pieces, refs, columns):
+      is_own = (column >= 0) & (column < count) & (entry < ref.shape[0])
+      write = functools.partial(
+        _write_sum, problem, piece, ref, results[piece.name], entry, column
+      )
+      pl.when(is_own)(write)
+      column = column - count
+
+  kernel = plgpu.kernel(
+    run,
+    out_type=tuple(
+      jax.ShapeDtypeStruct(each, jnp.float32) for each in shapes.values()
+    ),
+    grid=(max(entries for entries, _ in shapes.values()), sum(columns)),
+    grid_names=("entry", "column"),
+    interpret=problem.interpret or None,
+  )
+  return {
+    name: each.reshape(operands[name].array.shape)
+    for name, each in zip(shapes, kernel(*arrays))
+  }
+
+
+def _write_sum(
+  problem: Any, piece: Piece, parts: Any, result: Any, entry: Any, column: Any
+) -> None:
+  """Writes the sums of 64 columns of parts [K, n, m]."""
+  columns = pl.ds(column * SIDE, SIDE)
+  number = _number(problem.leading, parts.shape[0], piece.blocks)
+  places = problem.cast(jax.lax.broadcasted_iota(jnp.int32, TILE, 0), WGMMA)
+
+  def add(step, total):
+    # The last tile of parts starts earlier if there is no whole one.
+    start = jnp.minimum(step * SIDE, parts.shape[1] - SIDE)
+    tile = read(problem, parts.at[entry, pl.ds(start, SIDE), columns])
+    is_new = (places + start >= step * SIDE) & (places + start < number)
+    return total + jnp.where(is_new, tile, 0.0)
+
+  zeros = problem.cast(jnp.zeros(TILE, jnp.float32), WGMMA)
+  total = jax.lax.fori_loop(0, pl.cdiv(number, SIDE), add, zeros)
+  place = pl.ds(piece.first + column * SIDE, SIDE)
+  result[entry, place] = jnp.sum(total, axis=0)
