@@ -2,9 +2,9 @@
 
 The rule of `blockwise.derivative` needs only the context and the statistics,
 which a kernel has computed. Forward mode and higher orders differentiate that
-rule. Reverse mode is its transpose. Two more kernels compute it, one with the
-gradients of queries and of the score's arrays, one with those of keys and
-values. If another array is differentiated, JAX transposes the rule.
+rule. Reverse mode is its transpose, which kernels compute: one the gradients of
+queries and of the score's arrays, one those of keys and values. If another
+array is differentiated, JAX transposes the rule.
 """
 
 import dataclasses
@@ -115,7 +115,8 @@ class KernelAttention:
       residuals,
       [linear[place] for place in chosen],
     )
-    # These derivatives are in the rule, or not used.
+    # The tangent of the total includes that of the maximum. Only kernels read
+    # what is kept.
     of_maximum, of_kept = jax.tree.map(
       jnp.zeros_like, (statistics.maximum, kept)
     )

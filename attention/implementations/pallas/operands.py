@@ -115,6 +115,13 @@ def aligned_left(leading: Sequence[int]) -> tuple[int | None, ...]:
   return tuple(None if size == 1 else n for n, size in enumerate(leading))
 
 
+def of_parameter(array: Any, core: int, rank: int) -> Operand:
+  """An array [leading..., core...] with so many core axes."""
+  array = jnp.asarray(array)
+  axes = aligned_right(array.shape[: array.ndim - core], rank)
+  return Operand(array, Kind.WHOLE, axes)
+
+
 def summed(
   gradient: jax.Array, operand: Operand, leading: Sequence[int]
 ) -> jax.Array:

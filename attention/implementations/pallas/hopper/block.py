@@ -74,7 +74,7 @@ class Memory:
   scratch: Any  # of a sum over channels
   map_factor: Any  # a tile that the map of own tokens multiplies
   of_mapped: Any  # a tile of the gradients of mapped own tokens
-  channel_sums: Mapping[str, Any]  # of gradients, unless they are results
+  channel_sums: Mapping[str, Any]  # gradients of channels, [A, 64]
   marks: Any  # of own tokens that had NaN or infinity, in a second attempt
 
 
@@ -123,7 +123,7 @@ class Block(Place, Memory):
 
   @property
   def projection(self) -> Any:
-    """The projection of own tokens before the kernel, or None."""
+    """The projection of own tokens, which the kernel transposes, or None."""
     projections = self.problem.projections
     return None if projections is None else projections.of_tokens[self.own_name]
 

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from attention.implementations.dot_products import is_dot_product
 from attention.implementations.pallas.functions import kernel_precision
@@ -29,10 +28,8 @@ from attention.implementations.pallas.hopper.tiles import (
 from attention.implementations.pallas.hopper.token_maps import TokenMap
 from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.operands import (
-  Kind,
-  Operand,
   Unsupported,
-  aligned_right,
+  of_parameter,
 )
 from attention.masks.tile_visibility import grid_visibility
 from attention.masks.types import Below
@@ -70,7 +67,7 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
   if isinstance(channels, FunctionSum):
     finish = channels.finish
   elif channels is not None:
-    weight = _of_channels(score.score_weight, len(request.leading))
+    weight = of_parameter(score.score_weight, 1, len(request.leading))
   elif isinstance(score, ScaledDot):
     factor = score.factor(query)
     if not isinstance(factor, float | int):
@@ -121,12 +118,6 @@ def _channels(score: Any, query, key) -> ChannelSum | None:
   if query.shape[-1] != key.shape[-1]:
     raise Unsupported("needs queries and keys with as many features")
   return of_function(score, query.shape[-1])
-
-
-def _of_channels(weight: Any, rank: int) -> Operand:
-  """A weight [A], or one for each head."""
-  weight = jnp.asarray(weight)
-  return Operand(weight, Kind.WHOLE, aligned_right(weight.shape[:-1], rank))
 
 
 def _check_tokens(request: Request, query, key, has_channels: bool) -> None:

@@ -3,7 +3,8 @@
 Both kernels compute scores and weights again, from the statistics of the rows.
 The kernel of queries computes the gradients of queries, of numbers and of an
 additive score's weight, the kernel of keys those of keys and values. Where own
-tokens were mapped, both transpose the map at the end.
+tokens were mapped or projected, both transpose the map at the end, and add to
+the gradients of its matrices and vectors.
 """
 
 import functools
@@ -60,9 +61,11 @@ def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
   """
   map_own(block)
   attempts(block.problem, functools.partial(_compute, block, wanted))
-  pull_back(block)
-  add_matrices(block, is_first)
-  pull_back_projection(block, is_first)
+  if block.projection is not None:
+    pull_back_projection(block, is_first)
+  elif block.own_map is not None:
+    pull_back(block)
+    add_matrices(block, is_first)
 
 
 def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:

@@ -16,7 +16,7 @@ from attention.implementations.pallas.operands import Kind, Operand
 _COPIED = 32
 
 
-def projected(
+def projected_tokens(
   problem: Any, operands: Sequence[jax.Array], query, key
 ) -> dict[str, jax.Array]:
   """The projected queries and keys; none unless a kernel projects them."""
@@ -59,7 +59,10 @@ def of_gradients(
   if own in problem.maps:
     inputs["unmapped"] = inputs.pop(own)
   if problem.projections is not None:
-    inputs["unmapped"] = Input(tokens[are_keys], Axes.TOKENS, are_keys)
+    query, key, _ = tokens
+    inputs["unmapped"] = Input(
+      key if are_keys else query, Axes.TOKENS, are_keys
+    )
     matrix = problem.projections.of_tokens[own].matrix
     unread |= {*_arrays_of_projections(problem)} - {matrix}
   inputs |= _operands(problem, operands, unread)

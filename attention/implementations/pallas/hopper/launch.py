@@ -1,7 +1,7 @@
 """Calls of the kernels for Hopper GPUs: their grid, memory and results."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,9 @@ from attention.implementations.pallas.hopper.tiles import (
   tile_memory,
 )
 
+# The results that are sums over channels, or made of them.
+_SUMS = "tokens", "weight"
+
 
 def _write(
   block: Block, results: Mapping[str, Any], outputs: Mapping[str, Output]
@@ -33,9 +36,9 @@ def _write(
   }
   for name, ref in results.items():
     if outputs[name].axes is Axes.NUMBERS:  # a sum over own tokens
-      parts = block.problem.cast(written.pop(name)[...], BY_ROW)
+      numbers = block.problem.cast(written.pop(name)[...], BY_ROW)
       place = (*block.leading(ref.shape[:-1]), block.row)
-      ref[place] = jnp.sum(parts, axis=0)
+      ref[place] = jnp.sum(numbers, axis=0)
   plgpu.commit_smem()
   for name in written:
     ref = results[name]
@@ -57,8 +60,8 @@ def launch(
 ) -> dict[str, jax.Array]:
   """Runs a kernel: compute(block, is_first) for each row and leading entry.
 
-  Each of so many blocks computes several rows of tiles; None is one row. It is
-  told which is the first one, as it adds to its parts of the `PARTS`.
+  Each of so many `blocks` computes several rows of tiles; None is one row each.
+  The first one sets the block's parts of sums, to which the others add.
   """
   blocks = len(visible) if blocks is None else blocks
   has_projection = of_gradients and problem.projections is not None
@@ -96,16 +99,18 @@ def launch(
       for name, ref in written.items()
       if not (has_projection and name == "tokens")
     }
-    memory = _memory(problem, are_keys_own, of_gradients, references, results)
+    sums = [name for name in _SUMS if name in outputs] if has_projection else []
+    memory = _memory(
+      problem, are_keys_own, of_gradients, references, results, sums
+    )
 
-    def scoped(*parts):
-      held = dict(zip(vars(memory), parts))
+    def scoped(*refs):
+      held = dict(zip(vars(memory), refs))
       results = held["results"]
       if has_projection:  # the gradient of tokens replaces them
         held["results"] = results | {"tokens": held["tiles"]["unmapped"]}
-      else:
-        names = "tokens", "weight"
-        held["channel_sums"] = {n: results[n] for n in names if n in results}
+      elif problem.channels is not None:
+        held["channel_sums"] = {n: results[n] for n in _SUMS if n in results}
 
       if blocks == len(visible):
         compute_row(jax.lax.axis_index("row"), True, held)
@@ -155,8 +160,9 @@ def _memory(
   of_gradients: bool,
   inputs: Mapping[str, Input],
   results: Mapping[str, Any],
+  channel_sums: Sequence[str],
 ) -> Memory:
-  """The shared memory of a block."""
+  """The shared memory of a block, with these sums that are no results."""
   loaded = {name: each for name, each in inputs.items() if each.axes.is_tile}
   others = sum(each.of_keys is (not are_keys_own) for each in loaded.values())
   factor = swizzled(TILE, inputs["value"].array.dtype)
@@ -174,14 +180,14 @@ def _memory(
       of_mapped = swizzled((SIDE, tokens.shape[-1]), dtype)
     for name in matrices:
       tiles[name] = swizzled(inputs[name].array.shape[-2:], tokens.dtype)
-  channel_sums = {}
-  if of_gradients and problem.projections is not None:
+  sums = {}
+  if channel_sums:
     tokens, channels = inputs["unmapped"].array, problem.channels.channels
     tiles["projection"] = swizzled((tokens.shape[-1], channels), tokens.dtype)
     of_mapped = swizzled((SIDE, channels), tokens.dtype)
-    names = ["tokens"] if are_keys_own else ["tokens", "weight"]
-    sums = plgpu.SMEM((channels, SIDE), jnp.float32)
-    channel_sums = dict.fromkeys(names, sums)
+    sums = dict.fromkeys(
+      channel_sums, plgpu.SMEM((channels, SIDE), jnp.float32)
+    )
   return Memory(
     tiles,
     results,
@@ -195,7 +201,7 @@ def _memory(
     scratch=() if problem.channels is None else problem.channels.scratch(),
     map_factor=map_factor,
     of_mapped=of_mapped,
-    channel_sums=channel_sums,
+    channel_sums=sums,
     marks=plgpu.SMEM((SIDE,), jnp.float32) if of_gradients else None,
   )
 

@@ -1,7 +1,7 @@
 """Products of tiles with matrices of the device's memory, in Hopper kernels.
 
-A matrix [D, A] may be too wide for the tensor cores: one of float32 is the sum
-of two of the tokens' dtype, whose products are added.
+The tensor cores multiply numbers of 16 bits. A matrix of float32 is the sum of
+two of the tokens' dtype, whose products are added.
 """
 
 import itertools
@@ -20,9 +20,9 @@ def product(
   problem: Any, factor: Any, matrix: Any, tile: Any, *, is_transposed: bool
 ) -> jax.Array:
   """The product of a tile [64, n] with a matrix, which `tile` has room for."""
-  # A matrix of float32 is the sum of two that tensor cores multiply.
   terms = (False, True) if matrix.dtype.itemsize > 2 else (False,)
-  if problem.interpret:  # it transposes no references, and CPUs lack products
+  # The interpreter transposes no references, and CPUs lack products of 16 bits.
+  if problem.interpret:
     total: Any = 0.0
     for is_remainder in terms:
       _load(problem, matrix, tile, is_remainder)

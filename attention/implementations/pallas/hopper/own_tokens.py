@@ -39,21 +39,19 @@ def map_own(block: Block) -> None:
 def pull_back(block: Block) -> None:
   """Writes the gradients of tokens before their map, and of its numbers."""
   own_map = block.own_map
-  if own_map is None:
-    return
   tokens = _read(block, block.tiles["unmapped"])
   of_mapped = _read(block, block.of_mapped)
-  of_tokens, *parts = _call(block, own_map.pull_back, tokens, of_mapped)
+  of_tokens, *of_numbers = _call(block, own_map.pull_back, tokens, of_mapped)
   result = block.results["tokens"]
   result[...] = of_tokens.astype(result.dtype)
-  for name, part in zip(own_map.numbers, parts):
+  for name, part in zip(own_map.numbers, of_numbers):
     if name in block.results:
       block.results[name][...] = part
 
 
 def add_matrices(block: Block, is_first: Any) -> None:
   """Adds the gradients of the map's matrices to the block's parts."""
-  own = () if block.own_map is None else block.own_map.matrices
+  own = block.own_map.matrices
   if not any(name in block.direct for name in own):
     return
   left, right = block.tiles["unmapped"], block.of_mapped

@@ -26,8 +26,8 @@ from attention.implementations.pallas.operands import Operand
 
 # The blocks that an H100 computes at once, one in each multiprocessor.
 _AT_ONCE = 132
-# The blocks that may compute one row of tiles each. Loops over rows need more
-# registers, and more blocks need more memory for their parts.
+# Up to so many rows of tiles each has a block of its own. Loops over rows need
+# more registers, and more blocks need more memory for their parts.
 _WITHOUT_LOOP = 512
 
 
@@ -40,7 +40,7 @@ def num_blocks(leading: Sequence[int], rows: int) -> int:
   def duration(blocks):
     return -(-entries * blocks // _AT_ONCE) * -(-rows // blocks)
 
-  # The fewest that take about as long as one for each row.
+  # The fewest that take about as long as the best number.
   limit = 1.05 * min(map(duration, range(1, rows + 1)))
   return next(n for n in range(1, rows + 1) if duration(n) <= limit)
 
@@ -48,7 +48,10 @@ def num_blocks(leading: Sequence[int], rows: int) -> int:
 def output(
   leading: Sequence[int], operand: Operand, core: Sequence[int], blocks: int
 ) -> Output:
-  """The parts [K, n, core...] of the gradient of an array with K entries."""
+  """The parts [K, n, core...] of the gradient of an array with K entries.
+
+  The n parts are in the order of the other leading axes, then of the blocks.
+  """
   entries = _entries(leading, operand)
   # A tile of parts is read at once.
   number = max(_number(leading, entries, blocks), SIDE)
@@ -89,29 +92,29 @@ def _flat(block: Any, axes: Sequence[int]) -> Any:
   return number
 
 
-class Part(NamedTuple):
-  """What a block adds: elements of the gradient of an array."""
+class Slice(NamedTuple):
+  """The elements of the gradient of an array to which a kernel adds."""
 
-  core: tuple[int, ...]  # its shape
-  first: int  # element
+  core: tuple[int, ...]  # their shape
+  first: int  # the first one
 
 
-class Piece(NamedTuple):
-  """The parts [K, n, core...] of all blocks."""
+class Parts(NamedTuple):
+  """The parts [K, n, core...] of the blocks of a kernel."""
 
-  parts: jax.Array
+  array: jax.Array
   blocks: int  # of an entry of the leading axes
   name: str  # of the array
   first: int  # element of its gradient
 
 
-def sums(problem: Any, pieces: Sequence[Piece]) -> dict[str, jax.Array]:
-  """The gradients of which there are pieces, in one kernel."""
-  if not pieces:
+def sums(problem: Any, parts: Sequence[Parts]) -> dict[str, jax.Array]:
+  """The gradients of which there are parts, in one kernel."""
+  if not parts:
     return {}
-  arrays = [each.parts.reshape(*each.parts.shape[:2], -1) for each in pieces]
+  arrays = [each.array.reshape(*each.array.shape[:2], -1) for each in parts]
   columns = [array.shape[-1] // SIDE for array in arrays]
-  operands = {each.name: problem.operands[each.name] for each in pieces}
+  operands = {each.name: problem.operands[each.name] for each in parts}
   shapes = {
     name: (_entries(problem.leading, each), math.prod(each.core))
     for name, each in operands.items()
@@ -120,13 +123,14 @@ def sums(problem: Any, pieces: Sequence[Piece]) -> dict[str, jax.Array]:
   def run(*refs):
     results = dict(zip(shapes, refs[len(arrays) :]))
     entry, column = map(jax.lax.axis_index, ("entry", "column"))
-    for piece, ref, count in zip(pieces, refs, columns):
-      is_own = (column >= 0) & (column < count) & (entry < ref.shape[0])
+    first = 0
+    for own, ref, count in zip(parts, refs, columns):
+      is_own = (column >= first) & (column < first + count)
       write = functools.partial(
-        _write_sum, problem, piece, ref, results[piece.name], entry, column
+        _write_sum, problem, own, ref, results[own.name], entry, column - first
       )
-      pl.when(is_own)(write)
-      column = column - count
+      pl.when(is_own & (entry < ref.shape[0]))(write)
+      first += count
 
   kernel = plgpu.kernel(
     run,
@@ -144,21 +148,21 @@ def sums(problem: Any, pieces: Sequence[Piece]) -> dict[str, jax.Array]:
 
 
 def _write_sum(
-  problem: Any, piece: Piece, parts: Any, result: Any, entry: Any, column: Any
+  problem: Any, own: Parts, ref: Any, result: Any, entry: Any, column: Any
 ) -> None:
-  """Writes the sums of 64 columns of parts [K, n, m]."""
+  """Writes the sums of 64 columns of parts, as an array [K, n, m]."""
   columns = pl.ds(column * SIDE, SIDE)
-  number = _number(problem.leading, parts.shape[0], piece.blocks)
+  number = _number(problem.leading, ref.shape[0], own.blocks)
   places = problem.cast(jax.lax.broadcasted_iota(jnp.int32, TILE, 0), WGMMA)
 
   def add(step, total):
     # The last tile of parts starts earlier if there is no whole one.
-    start = jnp.minimum(step * SIDE, parts.shape[1] - SIDE)
-    tile = read(problem, parts.at[entry, pl.ds(start, SIDE), columns])
+    start = jnp.minimum(step * SIDE, ref.shape[1] - SIDE)
+    tile = read(problem, ref.at[entry, pl.ds(start, SIDE), columns])
     is_new = (places + start >= step * SIDE) & (places + start < number)
     return total + jnp.where(is_new, tile, 0.0)
 
   zeros = problem.cast(jnp.zeros(TILE, jnp.float32), WGMMA)
   total = jax.lax.fori_loop(0, pl.cdiv(number, SIDE), add, zeros)
-  place = pl.ds(piece.first + column * SIDE, SIDE)
+  place = pl.ds(own.first + column * SIDE, SIDE)
   result[entry, place] = jnp.sum(total, axis=0)

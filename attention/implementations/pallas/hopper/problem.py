@@ -23,7 +23,7 @@ from attention.implementations.pallas.hopper.gradient_rows import (
 )
 from attention.implementations.pallas.hopper.launch import launch
 from attention.implementations.pallas.hopper.pairs import PairFunction
-from attention.implementations.pallas.hopper.parts import Part, Piece
+from attention.implementations.pallas.hopper.parts import Parts, Slice
 from attention.implementations.pallas.hopper.projections import Projections
 from attention.implementations.pallas.hopper.tiles import (
   SIDE,
@@ -130,7 +130,7 @@ class Problem:
     is_function = isinstance(self.channels, FunctionSum)
     if is_function and inputs.token_axes(self, query, key) is Axes.CHANNELS:
       query, key = self._with_nan_tokens(query), self._with_nan_tokens(key)
-    projected = inputs.projected(self, operands, query, key)
+    projected = inputs.projected_tokens(self, operands, query, key)
     tokens = query, self._mapped_key(key), value
     read = inputs.of_forward(self, operands, tokens, projected)
     results = launch(self, online_softmax, self.tiles, read, outputs)
@@ -149,25 +149,28 @@ class Problem:
   ) -> tuple[list[jax.Array], list[jax.Array]]:
     """The gradients of tokens, and of the wanted operands of the score.
 
-    Without `of_keys` tokens are the queries.
+    Without `of_keys` the first are those of the queries only.
     """
     names = [[*self.differentiable][number] for number in wanted]
     query, key, _ = tokens
     of_query = self._gradient(query, inputs.token_axes(self, query, key))
     made = self._of_queries(operands, tokens, projected, rows, names, of_query)
     of_tokens = [_tokens_last(made["tokens"], of_query)]
-    sums, pieces = self._sums_of_rows(made, names), self._pieces("query", made)
+    sums, made_parts = (
+      self._sums_of_rows(made, names),
+      self._parts("query", made),
+    )
     # The kernel of keys reads rows that the other completes, which runs in any
     # case.
-    if of_keys or not {*names}.isdisjoint(self._parts_of("key")):
+    if of_keys or not {*names}.isdisjoint(self._slices("key")):
       for_keys = {n: made[n] for n in self._outputs_for_keys(query)}
       for_keys["cotangent"] = rows["cotangent"]
       of_key = self._gradient(key, inputs.token_axes(self, query, key))
       made = self._of_keys(operands, tokens, projected, for_keys, names, of_key)
-      pieces += self._pieces("key", made)
+      made_parts += self._parts("key", made)
       if of_keys:
         of_tokens += [_tokens_last(made["tokens"], of_key), made["value"]]
-    sums |= parts.sums(self, pieces)
+    sums |= parts.sums(self, made_parts)
     return of_tokens, [sums[name] for name in names]
 
   def _of_queries(
@@ -176,11 +179,9 @@ class Problem:
     """The results of the kernel of queries, by name."""
     query, key, value = tokens
     outputs = {"tokens": of_tokens}
-    if self.weight is not None and self.projections is None:
+    if "weight" in names and self.projections is None:
       outputs["weight"] = of_tokens
-    numbers = [
-      name for name in names if self.differentiable[name].kind is Kind.SCALAR
-    ]
+    numbers = [name for name in names if _is_number(self.differentiable[name])]
     shape = jax.ShapeDtypeStruct((*self.leading, len(self.tiles)), self.dtype)
     outputs |= dict.fromkeys(numbers, Output(shape, Axes.NUMBERS))
     own_parts, blocks = self._part_outputs("query", names)
@@ -235,35 +236,37 @@ class Problem:
       outputs["mapped"] = Output(mapped, Axes.MAPPED)
     return outputs
 
-  def _parts_of(self, own: str) -> dict[str, Part]:
-    """The parts of gradients that the kernel of own tokens can sum."""
+  def _slices(self, own: str) -> dict[str, Slice]:
+    """What the kernel of own tokens can add to gradients of arrays."""
     if self.projections is not None:
-      return self.projections.parts(own)
+      return self.projections.slices(own)
     own_map = self.maps.get(own)
     matrices = {} if own_map is None else own_map.matrices
-    return {name: Part(each.core, 0) for name, each in matrices.items()}
+    return {name: Slice(each.core, 0) for name, each in matrices.items()}
 
   def _part_outputs(
     self, own: str, names: Sequence[str]
   ) -> tuple[dict[str, Output], int | None]:
     """The parts of wanted arrays, and the blocks for each leading entry."""
-    own_parts = {n: x for n, x in self._parts_of(own).items() if n in names}
-    if not own_parts:
+    slices = {n: x for n, x in self._slices(own).items() if n in names}
+    if not slices:
       return {}, None
     blocks = self._num_blocks(own)
     return {
       name: parts.output(self.leading, self.operands[name], each.core, blocks)
-      for name, each in own_parts.items()
+      for name, each in slices.items()
     }, blocks
 
   def _num_blocks(self, own: str) -> int:
-    return parts.num_blocks(self.leading, self.tiles.shape[own == "key"])
+    return parts.num_blocks(
+      self.leading, self.tiles.shape[1 if own == "key" else 0]
+    )
 
-  def _pieces(self, own: str, made: Mapping[str, jax.Array]) -> list[Piece]:
+  def _parts(self, own: str, made: Mapping[str, jax.Array]) -> list[Parts]:
     """The parts of gradients that a kernel has made."""
     return [
-      Piece(made[name], self._num_blocks(own), name, each.first)
-      for name, each in self._parts_of(own).items()
+      Parts(made[name], self._num_blocks(own), name, each.first)
+      for name, each in self._slices(own).items()
       if name in made
     ]
 
@@ -272,7 +275,7 @@ class Problem:
     sums = {}
     for name in names:
       operand = self.differentiable[name]
-      if operand.kind is Kind.SCALAR:
+      if _is_number(operand):
         sums[name] = summed(jnp.sum(made[name], -1), operand, self.leading)
     if "weight" in names and self.projections is None:
       by_entry = jnp.moveaxis(jnp.sum(made["weight"], -1), 0, -1)

@@ -20,7 +20,7 @@ from attention.implementations.pallas.hopper import matrices, parts
 from attention.implementations.pallas.hopper.attempts import make_finite
 from attention.implementations.pallas.hopper.block import Block, Place
 from attention.implementations.pallas.hopper.pairs import base, wrappers
-from attention.implementations.pallas.hopper.parts import Part
+from attention.implementations.pallas.hopper.parts import Slice
 from attention.implementations.pallas.hopper.tiles import (
   BY_COLUMN,
   SIDE,
@@ -32,15 +32,12 @@ from attention.implementations.pallas.hopper.tiles import (
   write_transposed,
 )
 from attention.implementations.pallas.hopper.token_maps import changes_tokens
-from attention.implementations.pallas.operands import (
-  Kind,
-  Operand,
-  aligned_right,
-)
+from attention.implementations.pallas.operands import Operand, of_parameter
 from attention.request import Request
 from attention.scores.classical import Additive, Concat
 
-# The number of channels whose sums fit into a block beside a projection.
+# The channels of projections that kernels compute: the sums of more do not fit
+# into a block's shared memory.
 _CHANNELS = SIDE
 
 
@@ -48,10 +45,10 @@ _CHANNELS = SIDE
 class Projection:
   """A product of tokens [..., T, D] with rows of a matrix, and a bias."""
 
-  matrix: str  # the names of inputs
+  matrix: str  # the name of an input
   first_row: int
   features: int
-  bias: str | None = None
+  bias: str | None = None  # the name of an input
 
   def rows(self, place: Place, matrix: Any) -> Any:
     """The matrix [D, A] of an entry of the leading axes."""
@@ -66,70 +63,69 @@ class Projections:
   of_tokens: dict[str, Projection]
   operands: dict[str, Operand]
 
-  def parts(self, own: str) -> dict[str, Part]:
-    """The parts of gradients of the kernel of own tokens, by name."""
+  def slices(self, own: str) -> dict[str, Slice]:
+    """What the kernel of own tokens adds to gradients of arrays, by name."""
     projection = self.of_tokens[own]
-    vector = Part((_CHANNELS,), 0)
+    vector = Slice((_CHANNELS,), 0)
     core = projection.features, _CHANNELS
-    found = {projection.matrix: Part(core, projection.first_row * _CHANNELS)}
+    found = {projection.matrix: Slice(core, projection.first_row * _CHANNELS)}
     if projection.bias is not None:
       found[projection.bias] = vector
-    return found | ({"weight": vector} if own == "query" else {})
+    if own == "query":
+      found["weight"] = vector  # the score's weight of each channel
+    return found
 
 
 def of_request(request: Request) -> Projections | None:
   """The projections of a score that kernels compute; None if XLA does."""
-  score = base(request.score)
+  score, rank = base(request.score), len(request.leading)
   if any(map(changes_tokens, wrappers(request.score))):
     return None
-  features = [each.shape[-1] for each in (request.query, request.key)]
+  features, key_features = request.query.shape[-1], request.key.shape[-1]
   if type(score) is Additive:
-    weights = {
-      "query weight": score.query_weight,
-      "key weight": score.key_weight,
+    operands = {
+      "query weight": of_parameter(score.query_weight, 2, rank),
+      "key weight": of_parameter(score.key_weight, 2, rank),
     }
-    biases = {} if score.bias is None else {"bias": score.bias}
-    names, first_rows = [*weights], (0, 0)
+    bias = None
+    if score.bias is not None:
+      bias = "bias"
+      operands[bias] = of_parameter(score.bias, 1, rank)
+    query = Projection("query weight", 0, features, bias)
+    key = Projection("key weight", 0, key_features)
   elif type(score) is Concat:
-    weights, biases = {"both weights": score.weight}, {}
-    names, first_rows = ["both weights"] * 2, (0, features[0])
+    operands = {"both weights": of_parameter(score.weight, 2, rank)}
+    query = Projection("both weights", 0, features)
+    key = Projection("both weights", features, key_features)
   else:
     return None
-  rank = len(request.leading)
-  operands = {
-    name: _operand(array, core, rank)
-    for core, arrays in ((2, weights), (1, biases))
-    for name, array in arrays.items()
-  }
-  if not _fit(request, [*operands.values()]):
+  if not _has_kernels(request, [*operands.values()]):
     return None
-  query, key = (Projection(*each) for each in zip(names, first_rows, features))
-  if biases:
-    query = dataclasses.replace(query, bias="bias")
   return Projections({"query": query, "key": key}, operands)
 
 
-def _operand(array: Any, core: int, rank: int) -> Operand:
-  array = jnp.asarray(array)
-  axes = aligned_right(array.shape[: array.ndim - core], rank)
-  return Operand(array, Kind.WHOLE, axes)
-
-
-def _fit(request: Request, operands: Sequence[Operand]) -> bool:
-  """Whether the kernels have memory for the projections."""
+def _has_kernels(request: Request, operands: Sequence[Operand]) -> bool:
+  """Whether kernels compute projections of these dtypes and sizes."""
   query, key, value = request.tokens
-  is_wide = any(each.array.dtype.itemsize > 2 for each in operands)
+  dtypes = [query.dtype]
+  if query.dtype == jnp.bfloat16:
+    # A matrix of float32 is the sum of two of bfloat16, which has its range.
+    dtypes.append(jnp.dtype(jnp.float32))
   return (
     query.dtype == key.dtype == value.dtype
-    # A matrix of float32 is a sum of two of bfloat16, which has its range.
-    and (query.dtype == jnp.bfloat16 or not is_wide)
     and query.dtype.itemsize == 2
+    and all(each.array.dtype in dtypes for each in _matrices(operands))
     and {query.shape[-1], key.shape[-1]} <= {64, 128}
     and all(each.core[-1] == _CHANNELS for each in operands)
-    # Other gradients would be summed over leading axes in float32.
+    # Gradients that are summed over leading axes are float32, and do not fit
+    # into the tile of tokens that they replace.
     and query.shape[:-2] == key.shape[:-2] == request.leading
     and kernel_precision(request.precision) == jax.lax.Precision.DEFAULT
   )
+
+
+def _matrices(operands: Sequence[Operand]) -> list[Operand]:
+  return [each for each in operands if len(each.core) == 2]
 
 
 def projected(
@@ -140,10 +136,11 @@ def projected(
   rows = {name: each.shape[-2] // SIDE for name, each in tokens.items()}
 
   def run(*refs):
-    arrays = dict(zip((*tokens, *inputs), refs))
+    names = *tokens, *inputs
+    arrays, results = dict(zip(names, refs)), refs[len(names) :]
     row, entry = map(jax.lax.axis_index, ("row", "entry"))
     place = Place(problem=problem, row=row, entry=entry)
-    for name, result in zip(tokens, refs[len(arrays) :]):
+    for name, result in zip(tokens, results):
       write = functools.partial(
         _project, place, projections[name], arrays, arrays[name], result
       )
@@ -174,7 +171,7 @@ def _project(
   """Projects a tile of tokens."""
   problem, start = place.problem, place.row * SIDE
 
-  def compute(tile, matrix_tile, projected, barrier):
+  def compute(tile, matrix_tile, result_tile, barrier):
     source = place.of_array(tokens, Axes.TOKENS, start)
     plgpu.copy_gmem_to_smem(source, tile, barrier)
     plgpu.barrier_wait(barrier)
@@ -190,10 +187,10 @@ def _project(
       bias = bias.at[place.leading(bias.shape[:-1])]
       bias = matrices.read(problem, bias, BY_COLUMN)
       numbers = numbers + down(bias, numbers.shape)
-    write_transposed(problem, projected, numbers)
+    write_transposed(problem, result_tile, numbers)
     plgpu.commit_smem()
     target = place.of_array(result, Axes.CHANNELS, start)
-    plgpu.copy_smem_to_gmem(projected, target)
+    plgpu.copy_smem_to_gmem(result_tile, target)
     plgpu.wait_smem_to_gmem(0)
 
   shape = projection.features, _CHANNELS
@@ -209,8 +206,6 @@ def _project(
 def pull_back(block: Block, is_first: Any) -> None:
   """The gradients of own tokens, and of the arrays of their projection."""
   problem, projection = block.problem, block.projection
-  if projection is None:
-    return
   tokens, of_projected = block.tiles["unmapped"], block.of_mapped
   numbers = read_transposed(problem, block.channel_sums["tokens"])
   of_projected[...] = numbers.astype(of_projected.dtype)
@@ -229,6 +224,7 @@ def pull_back(block: Block, is_first: Any) -> None:
   of_tokens = matrices.product(
     problem, of_projected, matrix, block.tiles["projection"], is_transposed=True
   )
+  # The tile of tokens, which the outer products no longer read.
   block.results["tokens"][...] = of_tokens.astype(tokens.dtype)
 
 

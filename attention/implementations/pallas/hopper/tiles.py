@@ -24,7 +24,7 @@ class Axes(enum.Enum):
   ROWS = (True,)  # [..., T]
   WHOLE = ()  # [..., n], read whole
   MATRIX = (False, False)  # [..., D, A], which blocks read by parts
-  PARTS = (False,)  # [K, n, ...], sums that a block adds to its own part
+  PARTS = (False,)  # [K, n, ...], of which a block writes its own part
   NUMBERS = None  # [..., n], of which a block reads or writes single numbers
 
   @property

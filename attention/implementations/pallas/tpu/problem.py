@@ -108,7 +108,7 @@ class Problem:
   ) -> tuple[list[jax.Array], list[jax.Array]]:
     """The gradients of tokens, and of the wanted operands of the score.
 
-    Without `of_keys` tokens are the queries.
+    Without `of_keys` the first are those of the queries only.
     """
     del kept
     # The kernel of keys reads rows that the other completes, which runs in any

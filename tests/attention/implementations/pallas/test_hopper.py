@@ -453,6 +453,22 @@ def test_the_gradient_of_one_parameter(place, kernels, launched):
   close(got, gradient("reference"))
 
 
+@pytest.mark.parametrize(
+  ("tokens", "matrices", "kernels"),
+  [
+    (jnp.float16, jnp.float16, 5),
+    (jnp.float16, jnp.bfloat16, 3),  # XLA projects: float16 has not its range
+    (jnp.float16, jnp.float32, 3),
+    (jnp.bfloat16, jnp.float16, 3),
+  ],
+)
+def test_dtypes_of_projections(tokens, matrices, kernels, launched):
+  given = arrays((64, 64), (64, 64), (64, 64), dtype=tokens)
+  score = concat(matrices)
+  jax.eval_shape(lambda: results(INTERPRETED, given, score=score))
+  assert len(launched) == kernels
+
+
 def test_second_derivatives_of_projected_tokens():
   tokens = arrays((10, 64), (20, 64), (20, 64))
 
