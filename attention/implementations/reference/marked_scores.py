@@ -79,8 +79,6 @@ def _with_flags(request: Request) -> tuple[list[jax.Array], ScoresOf]:
     scores, bad_query, bad_key = arrays
     bad_key = bad_key | ~jnp.all(jnp.isfinite(value), axis=-1)
     marks = bad_query[..., :, None] | bad_key[..., None, :]
-    if not request.score.is_finite:
-      marks = marks & (scores != -jnp.inf)  # these pairs are hidden
     return jnp.where(marks, jnp.nan, scores)
 
   return [scores, *flags], of_value

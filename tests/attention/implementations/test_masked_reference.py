@@ -268,16 +268,28 @@ def test_hidden_infinite_biases_have_finite_gradients():
   np.testing.assert_allclose(got, want, 1e-5, 1e-6)
 
 
-def test_scores_that_hide_pairs_hide_their_nan():
+@pytest.mark.parametrize("place", ["key", "value"])
+def test_minus_infinity_of_a_score_hides_no_nan(place):
+  """As in tiles, and in calls with an lse: only masks and biases hide NaN."""
   query, key, value, _ = tokens()
 
   def of_marked_keys(query, key):
     return jnp.where(key[..., None, :, 0] > 0.0, query @ key.mT, -jnp.inf)
 
   key = key.at[..., 0].set(jnp.where(jnp.arange(5) < FIRST_BAD, 1.0, -1.0))
-  value = value.at[:, FIRST_BAD:].set(jnp.nan)
+  given = {"key": key, "value": value}
+  given[place] = given[place].at[:, FIRST_BAD, 1].set(jnp.nan)
   options = {"score": of_marked_keys, "mask": masks.causal()}
-  assert jnp.isfinite(attend(query, key, value, **options)).all()
+  found = attend(query, **given, **options)
+  np.testing.assert_array_equal(
+    jnp.isnan(found[0, :, 0]), np.arange(5) >= FIRST_BAD
+  )
+  others = [
+    attend(query, **given, **options, return_lse=True)[0],
+    attention.attend(query, **given, **options, implementation="blockwise"),
+  ]
+  for each in others:
+    np.testing.assert_allclose(each, found, 1e-5, 1e-6)
 
 
 def test_a_row_of_the_lowest_biases_is_the_mean_of_values():
