@@ -1,5 +1,6 @@
 """Calls of the kernels for Hopper GPUs: their grid, memory and results."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -78,7 +79,7 @@ def launch(
       if each.axes in (Axes.PARTS, Axes.MAPPED)
     }
 
-    def compute_row(row, is_first, held):
+    def compute_row(held, row, is_first):
       block = Block(
         problem=problem,
         are_keys_own=are_keys_own,
@@ -112,22 +113,8 @@ def launch(
       elif problem.channels is not None:
         held["channel_sums"] = {n: results[n] for n in _SUMS if n in results}
 
-      if blocks == len(visible):
-        compute_row(jax.lax.axis_index("row"), True, held)
-        return
-
-      def compute_next(number, state):
-        row = _row(number, blocks)
-
-        @pl.when(row < len(visible))
-        def _():
-          compute_row(row, number == 0, held)
-          plgpu.commit_smem()  # the next row overwrites the tiles
-
-        return state
-
-      rounds = pl.cdiv(len(visible), blocks)
-      jax.lax.fori_loop(0, rounds, compute_next, None)
+      compute_held = functools.partial(compute_row, held)
+      _for_each_row(len(visible), blocks, compute_held)
 
     pl.run_scoped(scoped, *vars(memory).values())
 
@@ -142,6 +129,27 @@ def launch(
   bounds = jnp.asarray(_bounds(visible != 0).ravel())
   arrays = [each.array for each in inputs.values()]
   return dict(zip(outputs, kernel(bounds, *arrays)))
+
+
+def _for_each_row(
+  rows: int, blocks: int, compute: Callable[[Any, Any], None]
+) -> None:
+  """Calls compute(row, is_first) for the rows of a block."""
+  if blocks == rows:
+    compute(jax.lax.axis_index("row"), True)
+    return
+
+  def compute_next(number, state):
+    row = _row(number, blocks)
+
+    @pl.when(row < rows)
+    def _():
+      compute(row, number == 0)
+      plgpu.commit_smem()  # the next row overwrites the tiles
+
+    return state
+
+  jax.lax.fori_loop(0, pl.cdiv(rows, blocks), compute_next, None)
 
 
 def _row(number: Any, blocks: int) -> Any:

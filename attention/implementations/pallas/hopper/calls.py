@@ -1,0 +1,247 @@
+"""Calls of the kernels, with the arrays that they write."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention.implementations.pallas.hopper import gradient, inputs, parts
+from attention.implementations.pallas.hopper.channels import FunctionSum
+from attention.implementations.pallas.hopper.forward import online_softmax
+from attention.implementations.pallas.hopper.gradient_rows import (
+  MASKED_ROWS,
+  ROWS,
+)
+from attention.implementations.pallas.hopper.launch import launch
+from attention.implementations.pallas.hopper.parts import Parts, Slice
+from attention.implementations.pallas.hopper.tiles import Axes, Output
+from attention.implementations.pallas.operands import Kind, Operand, summed
+from attention.softmax import Statistics
+
+
+def forward(
+  problem: Any, operands: Sequence[jax.Array], tokens: Sequence[jax.Array]
+) -> tuple[jax.Array, Statistics, dict[str, jax.Array]]:
+  """The context, the statistics, and projected tokens by name."""
+  query, key, value = tokens
+  lengths = (*problem.leading, query.shape[-2])
+  rows = Output(jax.ShapeDtypeStruct(lengths, jnp.float32), Axes.ROWS)
+  of_context = jax.ShapeDtypeStruct((*lengths, value.shape[-1]), value.dtype)
+  outputs = {
+    "context": Output(of_context, Axes.TOKENS),
+    "maximum": rows,
+    "total": rows,
+  }
+  is_function = isinstance(problem.channels, FunctionSum)
+  if is_function and inputs.token_axes(problem, query, key) is Axes.CHANNELS:
+    query, key = (
+      _with_nan_tokens(problem, query),
+      _with_nan_tokens(problem, key),
+    )
+  projected = inputs.projected_tokens(problem, operands, query, key)
+  tokens = query, _mapped_key(problem, key), value
+  read = inputs.of_forward(problem, operands, tokens, projected)
+  results = launch(problem, online_softmax, problem.tiles, read, outputs)
+  context, maximum, total = results.values()
+  return context, Statistics(maximum, total), projected
+
+
+class Arrays(NamedTuple):
+  """The arrays that the kernels of gradients read besides rows."""
+
+  operands: Sequence[jax.Array]
+  tokens: Sequence[jax.Array]  # the query, the key and the value
+  projected: Mapping[str, jax.Array]
+
+
+def gradients(
+  problem: Any,
+  arrays: Arrays,
+  rows: Mapping[str, jax.Array],
+  names: Sequence[str],
+  *,
+  of_keys: bool,
+) -> tuple[list[jax.Array], list[jax.Array]]:
+  """The gradients of tokens, and of the arrays with these names."""
+  query, key, _ = arrays.tokens
+  axes = inputs.token_axes(problem, query, key)
+  output = _gradient(problem, query, axes)
+  made = _of_queries(problem, arrays, rows, names, output)
+  of_tokens = [_tokens_last(made["tokens"], output)]
+  sums = _sums_of_rows(problem, made, names)
+  own_parts = _parts(problem, "query", made)
+  # The kernel of keys reads rows that the other completes, which runs in any
+  # case.
+  if of_keys or not {*names}.isdisjoint(_slices(problem, "key")):
+    for_keys = {n: made[n] for n in _outputs_for_keys(problem, query)}
+    for_keys["cotangent"] = rows["cotangent"]
+    output = _gradient(problem, key, axes)
+    made = _of_keys(problem, arrays, for_keys, names, output)
+    own_parts += _parts(problem, "key", made)
+    if of_keys:
+      of_tokens += [_tokens_last(made["tokens"], output), made["value"]]
+  sums |= parts.sums(problem, own_parts)
+  return of_tokens, [sums[name] for name in names]
+
+
+def _of_queries(
+  problem: Any, arrays: Arrays, rows, names: Sequence[str], of_tokens: Output
+) -> dict[str, jax.Array]:
+  """The results of the kernel of queries, by name."""
+  operands, (query, key, value), projected = arrays
+  outputs = {"tokens": of_tokens}
+  if "weight" in names and problem.projections is None:
+    outputs["weight"] = of_tokens
+  numbers = [name for name in names if _is_number(problem.differentiable[name])]
+  shape = (*problem.leading, len(problem.tiles))
+  of_number = Output(jax.ShapeDtypeStruct(shape, problem.dtype), Axes.NUMBERS)
+  outputs |= dict.fromkeys(numbers, of_number)
+  own_parts, blocks = _part_outputs(problem, "query", names)
+  visited = query, _mapped_key(problem, key), value
+  return launch(
+    problem,
+    functools.partial(gradient.gradients, wanted=numbers),
+    problem.tiles,
+    inputs.of_gradients(problem, "query", operands, visited, projected, rows),
+    outputs | own_parts | _outputs_for_keys(problem, query),
+    of_gradients=True,
+    blocks=blocks,
+  )
+
+
+def _of_keys(
+  problem: Any, arrays: Arrays, rows, names: Sequence[str], of_tokens: Output
+) -> dict[str, jax.Array]:
+  """The results of the kernel of keys, by name."""
+  operands, (query, key, value), projected = arrays
+  rows = {**rows}
+  visited = rows.pop("mapped", query), key, value
+  shape = (*problem.leading, *value.shape[-2:])
+  values = jax.ShapeDtypeStruct(shape, _sum_dtype(problem, value))
+  outputs = {"tokens": of_tokens, "value": Output(values, Axes.TOKENS)}
+  own_parts, blocks = _part_outputs(problem, "key", names)
+  return launch(
+    problem,
+    gradient.gradients,
+    problem.tiles.T,
+    inputs.of_gradients(problem, "key", operands, visited, projected, rows),
+    outputs | own_parts,
+    are_keys_own=True,
+    of_gradients=True,
+    blocks=blocks,
+  )
+
+
+def _outputs_for_keys(problem: Any, query: jax.Array) -> dict[str, Output]:
+  """What the kernel of queries writes for the kernel of keys."""
+  lengths = (*problem.leading, query.shape[-2])
+  of_rows = Output(jax.ShapeDtypeStruct(lengths, problem.dtype), Axes.ROWS)
+  outputs = dict.fromkeys(MASKED_ROWS if problem.is_masked else ROWS, of_rows)
+  if "query" in problem.maps:
+    mapped = jax.ShapeDtypeStruct((*lengths, query.shape[-1]), query.dtype)
+    outputs["mapped"] = Output(mapped, Axes.MAPPED)
+  return outputs
+
+
+def _slices(problem: Any, own: str) -> dict[str, Slice]:
+  """What the kernel of own tokens can add to gradients of arrays."""
+  if problem.projections is not None:
+    return problem.projections.slices(own)
+  own_map = problem.maps.get(own)
+  matrices = {} if own_map is None else own_map.matrices
+  return {name: Slice(each.core, 0) for name, each in matrices.items()}
+
+
+def _part_outputs(
+  problem: Any, own: str, names: Sequence[str]
+) -> tuple[dict[str, Output], int | None]:
+  """The parts of wanted arrays, and the blocks for each leading entry."""
+  slices = {n: x for n, x in _slices(problem, own).items() if n in names}
+  if not slices:
+    return {}, None
+  blocks = _num_blocks(problem, own)
+  return {
+    name: parts.output(
+      problem.leading, problem.operands[name], each.core, blocks
+    )
+    for name, each in slices.items()
+  }, blocks
+
+
+def _num_blocks(problem: Any, own: str) -> int:
+  return parts.num_blocks(
+    problem.leading, problem.tiles.shape[1 if own == "key" else 0]
+  )
+
+
+def _parts(
+  problem: Any, own: str, made: Mapping[str, jax.Array]
+) -> list[Parts]:
+  """The parts of gradients that a kernel has made."""
+  return [
+    Parts(made[name], _num_blocks(problem, own), name, each.first)
+    for name, each in _slices(problem, own).items()
+    if name in made
+  ]
+
+
+def _sums_of_rows(
+  problem: Any, made, names: Sequence[str]
+) -> dict[str, jax.Array]:
+  """The gradients of which there is a part for each query or tile."""
+  sums = {}
+  for name in names:
+    operand = problem.differentiable[name]
+    if _is_number(operand):
+      sums[name] = summed(jnp.sum(made[name], -1), operand, problem.leading)
+  if "weight" in names and problem.projections is None:
+    by_entry = jnp.moveaxis(jnp.sum(made["weight"], -1), 0, -1)
+    sums["weight"] = summed(
+      by_entry, problem.operands["weight"], problem.leading
+    )
+  return sums
+
+
+def _mapped_key(problem: Any, key: jax.Array) -> jax.Array:
+  """The keys that blocks of queries visit."""
+  return problem.map_key(key) if "key" in problem.maps else key
+
+
+def _with_nan_tokens(problem: Any, tokens: jax.Array) -> jax.Array:
+  """Tokens of NaN for those with NaN or infinity, if keys may be hidden."""
+  # A function of the user may make a number of a feature that is NaN.
+  if not problem.is_masked:
+    return tokens
+  is_bad = ~jnp.all(jnp.isfinite(tokens), axis=-1)
+  return jnp.where(is_bad[..., None], jnp.nan, tokens)
+
+
+def _gradient(problem: Any, tokens, axes: Axes) -> Output:
+  """What a kernel returns for the gradient of tokens."""
+  length, size = tokens.shape[-2:]
+  dtype = _sum_dtype(problem, tokens)
+  is_wide = axes is Axes.STAGED and dtype == problem.dtype
+  if problem.projections is not None:
+    axes = Axes.TOKENS
+  elif axes is Axes.CHANNELS or is_wide:
+    shape = (size, *problem.leading, length)
+    return Output(jax.ShapeDtypeStruct(shape, problem.dtype), Axes.CHANNELS)
+  shape = (*problem.leading, length, size)
+  return Output(jax.ShapeDtypeStruct(shape, dtype), axes)
+
+
+def _sum_dtype(problem: Any, tokens) -> Any:
+  """That of sums if a gradient is summed over leading axes."""
+  return tokens.dtype if tokens.shape[:-2] == problem.leading else problem.dtype
+
+
+def _is_number(operand: Operand) -> bool:
+  return operand.kind is Kind.SCALAR
+
+
+def _tokens_last(gradient: jax.Array, output: Output) -> jax.Array:
+  """A gradient as [..., T, D]."""
+  is_channels = output.axes is Axes.CHANNELS
+  return jnp.moveaxis(gradient, 0, -1) if is_channels else gradient
