@@ -50,8 +50,8 @@ def add_outer_products(
   """Adds the sum over tokens of the outer products of two tiles."""
   for rows, columns in _squares(result.shape):
     factors = left.at[:, rows], right.at[:, columns]
-    product = _outer_products(problem, *factors)
-    add(problem, result.at[rows, columns], product, is_first, WGMMA)
+    numbers = _outer_products(problem, *factors)
+    add(problem, result.at[rows, columns], numbers, is_first, WGMMA)
 
 
 def add(
