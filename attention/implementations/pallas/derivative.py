@@ -73,17 +73,16 @@ class KernelAttention:
       outputs = primal(arguments)
       return outputs, self._tangents(arguments, outputs, moved)
 
-    context, statistics, _ = primal(arguments)
-    return context, statistics
+    return primal(arguments)
 
   def _forward(self, arguments):
-    """The context, the statistics, and arrays for the kernels of gradients."""
-    context, statistics, kept = self.kernels.forward(
+    """The context and the statistics."""
+    context, statistics = self.kernels.forward(
       arguments.operands, self._padded(arguments.tokens)
     )
     length = arguments.tokens[0].shape[-2]
     statistics = Statistics(*(each[..., :length] for each in statistics))
-    return context[..., :length, :], statistics, kept
+    return context[..., :length, :], statistics
 
   def _padded(self, tokens) -> list[jax.Array]:
     """The tokens, up to whole tiles of the kernels."""
@@ -103,7 +102,6 @@ class KernelAttention:
       for place, each in enumerate(linear)
       if not isinstance(each, SymbolicZero)
     ]
-    _, statistics, kept = outputs
     if not chosen:
       return jax.tree.map(jnp.zeros_like, outputs)
     residuals, structure = jax.tree.flatten((arguments, outputs))
@@ -115,12 +113,9 @@ class KernelAttention:
       residuals,
       [linear[place] for place in chosen],
     )
-    # The tangent of the total includes that of the maximum. Only kernels read
-    # what is kept.
-    of_maximum, of_kept = jax.tree.map(
-      jnp.zeros_like, (statistics.maximum, kept)
-    )
-    return of_context, Statistics(of_maximum, of_total), of_kept
+    # The tangent of the total includes that of the maximum.
+    of_maximum = jnp.zeros_like(of_total)
+    return of_context, Statistics(of_maximum, of_total)
 
   def _of_finite_tokens(self, arguments, chosen, tangents) -> list[Any]:
     """Tangents that are zero for NaN and infinity in tokens."""
@@ -139,7 +134,7 @@ class KernelAttention:
   def _rule(self, structure, chosen, residuals, tangents):
     """The tangents of the context and the total, by the blockwise rule."""
     arguments, outputs = jax.tree.unflatten(structure, residuals)
-    context, statistics, _ = outputs
+    context, statistics = outputs
     tiling, dtype = self.rule.tiling, self.rule.dtype
     length = context.shape[-2]
 
@@ -204,7 +199,7 @@ class KernelAttention:
 
   def _gradients(self, arguments, outputs, cotangents, chosen):
     """The gradients of the chosen arrays, by kernels."""
-    (context, statistics, kept), kernels = outputs, self.kernels
+    (context, statistics), kernels = outputs, self.kernels
     length = context.shape[-2]
     of_context, of_total = cotangents
     if of_context is None:
@@ -229,7 +224,7 @@ class KernelAttention:
     wanted = [number for place in places for number in self.operands_of[place]]
     has_keys = first + 1 in chosen or first + 2 in chosen
     of_tokens, of_operands = kernels.gradients(
-      arguments.operands, tokens, kept, rows, wanted, of_keys=has_keys
+      arguments.operands, tokens, rows, wanted, of_keys=has_keys
     )
     parts = dict(zip(wanted, of_operands))
     results = {

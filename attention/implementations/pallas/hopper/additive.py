@@ -20,12 +20,12 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention.implementations.pallas.hopper import projections
 from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.channels import (
   ChannelSum,
   add_to_sum,
   for_each_channel,
-  sums_of_pairs,
   vectors,
   zeros,
 )
@@ -35,6 +35,7 @@ from attention.implementations.pallas.hopper.tiles import (
   TILE,
   across,
   down,
+  write_transposed,
 )
 
 # Features up to which the exponentials of a tile are computed: (1 + exp(4 m))^2
@@ -54,7 +55,7 @@ class AdditiveSum(ChannelSum):
     """See `ChannelSum`."""
 
     def add(channel, sums):
-      tangents = jnp.tanh(sums_of_pairs(block, channel))
+      tangents = jnp.tanh(self.sums_of_pairs(block, channel))
       return sums + tangents * block.tiles["weight"][channel]
 
     return for_each_channel(block, self.channels, add, zeros(block))
@@ -64,7 +65,7 @@ class AdditiveSum(ChannelSum):
     weight = block.tiles["weight"]
 
     def add(channel, state):
-      tangents = jnp.tanh(sums_of_pairs(block, channel))
+      tangents = jnp.tanh(self.sums_of_pairs(block, channel))
       of_own = jnp.sum((1.0 - tangents * tangents) * of_sums, axis=1)
       add_to_sum(block, "tokens", channel, of_own * weight[channel])
       if "weight" in block.channel_sums:
@@ -84,22 +85,43 @@ class SharedReciprocals(AdditiveSum):
     return [tile, tile, plgpu.SMEM((2,), jnp.float32)]
 
   def prepare(self, block: Block, *, of_own: bool) -> None:
-    """See `ChannelSum`."""
-    numbers = block.tokens(of_own)[...]
-    *exponentials, largest = block.scratch
-    exponentials[of_own][...] = jnp.exp2(numbers * (2.0 / math.log(2.0)))
+    """Writes exponentials, or features if the tile has a large one."""
+    problem, tile = block.problem, block.scratch[of_own]
+    is_projected = problem.projections is not None
+    if is_projected:
+      numbers = projections.features(block, of_own=of_own)
+    else:
+      numbers = block.tokens(of_own)[...]
     sizes = jnp.abs(numbers)
-    if block.problem.is_masked:
+    if problem.is_masked:
       # Pairs of such tokens are hidden, or NaN in any case.
       sizes = jnp.where(sizes < jnp.inf, sizes, 0.0)
-    largest[int(of_own)] = jnp.max(sizes)
+    largest = jnp.max(jnp.max(sizes, axis=1) if is_projected else sizes)
+    block.scratch[2][int(of_own)] = largest
+    numbers = jnp.where(_is_large(largest), numbers, _exponential(numbers))
+    if is_projected:
+      write_transposed(problem, tile, numbers)
+    else:
+      tile[...] = numbers
     plgpu.commit_smem()
+    if is_projected and of_own:
+      projections.load_for_visits(block)
+
+  def sums_of_pairs(self, block: Block, channel: Any) -> jax.Array:
+    """See `ChannelSum`."""
+    other, own, largest = block.scratch
+    own, other = vectors(block, own, other, channel)
+    own, other = (
+      jnp.where(_is_large(largest[number]), each, _feature(each))
+      for number, each in ((1, own), (0, other))
+    )
+    return across(own, TILE) + down(other, TILE)
 
   def sums(self, block: Block) -> jax.Array:
     """See `ChannelSum`."""
     with_tangents = super().sums
     return jax.lax.cond(
-      _is_large(block),
+      _has_large(block),
       lambda: with_tangents(block),
       lambda: self._sums_of_reciprocals(block),
     )
@@ -120,7 +142,7 @@ class SharedReciprocals(AdditiveSum):
 
   def add_gradients(self, block: Block, of_sums: jax.Array) -> None:
     """See `ChannelSum`."""
-    with_tangents, is_large = super().add_gradients, _is_large(block)
+    with_tangents, is_large = super().add_gradients, _has_large(block)
 
     @pl.when(is_large)
     def _():
@@ -160,11 +182,23 @@ def additive_sum(channels: int) -> AdditiveSum:
   return (SharedReciprocals if is_shared else AdditiveSum)(channels)
 
 
-def _is_large(block: Block) -> jax.Array:
+def _exponential(feature: jax.Array) -> jax.Array:
+  return jnp.exp2(feature * (2.0 / math.log(2.0)))
+
+
+def _feature(exponential: jax.Array) -> jax.Array:
+  return 0.5 * jnp.log(exponential)
+
+
+def _is_large(feature: jax.Array) -> jax.Array:
   """Whether products of the exponentials of two channels may overflow."""
-  largest = block.scratch[-1]
-  # Also if a feature is NaN.
-  return jnp.logical_not(jnp.maximum(largest[0], largest[1]) <= _LARGEST)
+  return jnp.logical_not(feature <= _LARGEST)  # also if it is NaN
+
+
+def _has_large(block: Block) -> jax.Array:
+  """Whether a tile of pairs has large features."""
+  largest = block.scratch[2]
+  return _is_large(jnp.maximum(largest[0], largest[1]))
 
 
 def _shared_reciprocal(block: Block, pair: Any) -> tuple[jax.Array, ...]:

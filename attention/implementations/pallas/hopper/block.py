@@ -76,17 +76,39 @@ class Memory:
   of_mapped: Any  # a tile of the gradients of mapped own tokens
   channel_sums: Mapping[str, Any]  # gradients of channels, [A, 64]
   marks: Any  # of own tokens that had NaN or infinity, in a second attempt
+  zero: Any  # an index, which the compiler does not know
+
+  def at(self, index: Any) -> "Memory":
+    """The tiles of tensor cores, [1, n, m], as [n, m]."""
+
+    def of_ref(ref):
+      return ref.at[index] if len(ref.shape) == 3 else ref
+
+    def is_ref(each):
+      return hasattr(each, "shape")
+
+    return Memory(**jax.tree.map(of_ref, vars(self), is_leaf=is_ref))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Block(Place, Memory):
   """A block of the grid, with the tiles that it holds in shared memory."""
 
+  memory: Memory  # the same, where tiles of tensor cores are [1, n, m]
   are_keys_own: bool
   bounds: Any  # for each row of tiles, its first visit and their end
   inputs: Mapping[str, Input]  # with references to the device's memory
   direct: Mapping[str, Any]  # references to results without a tile of their own
   num_blocks: int  # of an entry of the leading axes
+
+  def with_new_addresses(self) -> "Block":
+    """The same block, whose tiles have addresses that are computed here.
+
+    The compiler would compute the addresses of all products before a loop, and
+    keep them in registers, which are scarce.
+    """
+    memory = self.memory.at(self.zero[0])
+    return dataclasses.replace(self, **vars(memory))
 
   def load(self, of_own: bool, start: Any) -> None:
     """Copies tiles of own or other tokens to shared memory, and waits."""
@@ -109,23 +131,19 @@ class Block(Place, Memory):
 
   def tokens(self, of_own: bool) -> Any:
     """The tile of own tokens, or of those that are visited."""
-    return self.tiles["key" if of_own == self.are_keys_own else "query"]
+    return self.tiles[self._name(of_own)]
 
   @property
   def own_map(self) -> Any:
     """The map of own tokens that the kernel computes, or None."""
-    return self.problem.maps.get(self.own_name)
+    return self.problem.maps.get(self._name(True))
 
-  @property
-  def own_name(self) -> str:
-    """The name of own tokens."""
-    return "key" if self.are_keys_own else "query"
+  def _name(self, of_own: bool) -> str:
+    return "key" if of_own == self.are_keys_own else "query"
 
-  @property
-  def projection(self) -> Any:
-    """The projection of own tokens, which the kernel transposes, or None."""
-    projections = self.problem.projections
-    return None if projections is None else projections.of_tokens[self.own_name]
+  def projection(self, of_own: bool) -> Any:
+    """The projection of own tokens, or of those that are visited."""
+    return self.problem.projections.of_tokens[self._name(of_own)]
 
   def _transpose(self, tile: Any) -> None:
     """Writes the staged tokens as [D, 64]."""
@@ -145,11 +163,12 @@ class Block(Place, Memory):
     return self.staging
 
   def visits(self, body: Callable, state: Any) -> Any:
-    """The state after body(starts, state) of all visible tiles."""
+    """The state after body(block, starts, state) of all visible tiles."""
 
     def visit(column, state):
-      self.load(False, column * SIDE)
-      return body((self.row * SIDE, column * SIDE), state)
+      block = self.with_new_addresses()
+      block.load(False, column * SIDE)
+      return body(block, (self.row * SIDE, column * SIDE), state)
 
     first, end = (self.bounds[2 * self.row + n] for n in range(2))
     return jax.lax.fori_loop(first, end, visit, state)

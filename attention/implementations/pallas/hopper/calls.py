@@ -23,8 +23,8 @@ from attention.softmax import Statistics
 
 def forward(
   problem: Any, operands: Sequence[jax.Array], tokens: Sequence[jax.Array]
-) -> tuple[jax.Array, Statistics, dict[str, jax.Array]]:
-  """The context, the statistics, and projected tokens by name."""
+) -> tuple[jax.Array, Statistics]:
+  """The context and the statistics."""
   query, key, value = tokens
   lengths = (*problem.leading, query.shape[-2])
   rows = Output(jax.ShapeDtypeStruct(lengths, jnp.float32), Axes.ROWS)
@@ -40,12 +40,11 @@ def forward(
       _with_nan_tokens(problem, query),
       _with_nan_tokens(problem, key),
     )
-  projected = inputs.projected_tokens(problem, operands, query, key)
   tokens = query, _mapped_key(problem, key), value
-  read = inputs.of_forward(problem, operands, tokens, projected)
+  read = inputs.of_forward(problem, operands, tokens)
   results = launch(problem, online_softmax, problem.tiles, read, outputs)
   context, maximum, total = results.values()
-  return context, Statistics(maximum, total), projected
+  return context, Statistics(maximum, total)
 
 
 class Arrays(NamedTuple):
@@ -53,7 +52,6 @@ class Arrays(NamedTuple):
 
   operands: Sequence[jax.Array]
   tokens: Sequence[jax.Array]  # the query, the key and the value
-  projected: Mapping[str, jax.Array]
 
 
 def gradients(
@@ -90,7 +88,7 @@ def _of_queries(
   problem: Any, arrays: Arrays, rows, names: Sequence[str], of_tokens: Output
 ) -> dict[str, jax.Array]:
   """The results of the kernel of queries, by name."""
-  operands, (query, key, value), projected = arrays
+  operands, (query, key, value) = arrays
   outputs = {"tokens": of_tokens}
   if "weight" in names and problem.projections is None:
     outputs["weight"] = of_tokens
@@ -104,7 +102,7 @@ def _of_queries(
     problem,
     functools.partial(gradient.gradients, wanted=numbers),
     problem.tiles,
-    inputs.of_gradients(problem, "query", operands, visited, projected, rows),
+    inputs.of_gradients(problem, "query", operands, visited, rows),
     outputs | own_parts | _outputs_for_keys(problem, query),
     of_gradients=True,
     blocks=blocks,
@@ -115,7 +113,7 @@ def _of_keys(
   problem: Any, arrays: Arrays, rows, names: Sequence[str], of_tokens: Output
 ) -> dict[str, jax.Array]:
   """The results of the kernel of keys, by name."""
-  operands, (query, key, value), projected = arrays
+  operands, (query, key, value) = arrays
   rows = {**rows}
   visited = rows.pop("mapped", query), key, value
   shape = (*problem.leading, *value.shape[-2:])
@@ -126,7 +124,7 @@ def _of_keys(
     problem,
     gradient.gradients,
     problem.tiles.T,
-    inputs.of_gradients(problem, "key", operands, visited, projected, rows),
+    inputs.of_gradients(problem, "key", operands, visited, rows),
     outputs | own_parts,
     are_keys_own=True,
     of_gradients=True,
@@ -223,9 +221,7 @@ def _gradient(problem: Any, tokens, axes: Axes) -> Output:
   length, size = tokens.shape[-2:]
   dtype = _sum_dtype(problem, tokens)
   is_wide = axes is Axes.STAGED and dtype == problem.dtype
-  if problem.projections is not None:
-    axes = Axes.TOKENS
-  elif axes is Axes.CHANNELS or is_wide:
+  if axes is Axes.CHANNELS or is_wide:
     shape = (size, *problem.leading, length)
     return Output(jax.ShapeDtypeStruct(shape, problem.dtype), Axes.CHANNELS)
   shape = (*problem.leading, length, size)

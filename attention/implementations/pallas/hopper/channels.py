@@ -64,6 +64,11 @@ class ChannelSum:
     """The sums of all pairs of a tile."""
     raise NotImplementedError
 
+  def sums_of_pairs(self, block: Block, channel: Any) -> jax.Array:
+    """The sums q_c + k_c of all pairs of a tile."""
+    own, other = vectors(block, *block.own_and_other, channel)
+    return across(own, TILE) + down(other, TILE)
+
   def add_gradients(self, block: Block, of_sums: jax.Array) -> None:
     """Adds to the gradients of channels."""
     raise NotImplementedError
@@ -98,12 +103,6 @@ def add_to_sum(block: Block, name: str, channel: Any, part) -> None:
   result = block.channel_sums[name]
   before = block.problem.cast(result[channel], BY_ROW)
   result[channel] = before + part
-
-
-def sums_of_pairs(block: Block, channel: Any) -> jax.Array:
-  """The sums q_c + k_c of all pairs of a tile."""
-  own, other = vectors(block, *block.own_and_other, channel)
-  return across(own, TILE) + down(other, TILE)
 
 
 def vectors(

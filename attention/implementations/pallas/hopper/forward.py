@@ -43,6 +43,8 @@ def online_softmax(block: Block, is_first: Any) -> None:
   """Computes the context and the statistics of the queries."""
   del is_first
   map_own(block)
+  if block.problem.channels is not None:
+    block.problem.channels.prepare(block, of_own=True)
 
   def run(*marks):
     attempts(block.problem, functools.partial(_compute, block, marks))
@@ -58,16 +60,15 @@ def online_softmax(block: Block, is_first: Any) -> None:
 
 def _compute(block: Block, marks: Sequence[Any], is_second: Any) -> jax.Array:
   """Writes results; 1 for queries whose sums are not finite."""
+  block = block.with_new_addresses()
   cast, results = block.problem.cast, block.results
   shape = results["context"].shape
   zeros = cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
   sums = cast(jnp.zeros(shape, jnp.float32), WGMMA)
   if marks:
     marks[1][...] = zeros
-  if block.problem.channels is not None:
-    block.problem.channels.prepare(block, of_own=True)
 
-  def visit(starts, state):
+  def visit(block, starts, state):
     @when(is_second)
     def _():
       _clean_values(block, starts, *marks)

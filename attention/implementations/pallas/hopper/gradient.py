@@ -61,7 +61,8 @@ def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
   """
   map_own(block)
   attempts(block.problem, functools.partial(_compute, block, wanted))
-  if block.projection is not None:
+  block = block.with_new_addresses()
+  if block.problem.projections is not None:
     pull_back_projection(block, is_first)
   elif block.own_map is not None:
     pull_back(block)
@@ -70,6 +71,7 @@ def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
 
 def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
   """Writes the gradients; 1 for tokens for which they are not finite."""
+  block = block.with_new_addresses()
   problem, results = block.problem, block.results
   of_map = () if block.own_map is None else block.own_map.numbers
   wanted = [name for name in wanted if name not in of_map]
@@ -97,8 +99,10 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
     scales["value"] = 1.0
 
   def compute(sums):
-    visit = functools.partial(_visit, block, sums, wanted, is_second)
-    block.visits(lambda starts, state: visit(starts), None)
+    def visit(block, starts, state):
+      return _visit(block, sums, wanted, is_second, starts)
+
+    block.visits(visit, None)
     return _written(block, sums, scales)
 
   flags = pl.run_scoped(

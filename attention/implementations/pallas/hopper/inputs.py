@@ -1,12 +1,11 @@
 """The arrays that the kernels for Hopper GPUs read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from attention.implementations.pallas.hopper import projections
 from attention.implementations.pallas.hopper.channels import FunctionSum
 from attention.implementations.pallas.hopper.pairs import number_dtype
 from attention.implementations.pallas.hopper.tiles import SIDE, Axes, Input
@@ -16,31 +15,16 @@ from attention.implementations.pallas.operands import Kind, Operand
 _COPIED = 32
 
 
-def projected_tokens(
-  problem: Any, operands: Sequence[jax.Array], query, key
-) -> dict[str, jax.Array]:
-  """The projected queries and keys; none unless a kernel projects them."""
-  if problem.projections is None:
-    return {}
-  arrays = dict(zip(problem.operands, operands))
-  read = {
-    name: _operand(problem, operand, arrays[name])
-    for name, operand in problem.projections.operands.items()
-  }
-  return projections.projected(problem, read, {"query": query, "key": key})
-
-
 def of_forward(
   problem: Any,
   operands: Sequence[jax.Array],
   tokens: Sequence[jax.Array],
-  projected: Mapping[str, jax.Array],
 ) -> dict[str, Input]:
   """The tokens and operands that the forward kernel reads."""
-  inputs = _tokens(problem, projected, *tokens)
+  inputs = _tokens(problem, *tokens)
   if "query" in problem.maps:
     inputs["unmapped"] = inputs.pop("query")
-  unread = {*_arrays_of_maps(problem, "key"), *_arrays_of_projections(problem)}
+  unread = _arrays_of_map(problem, "key")
   return inputs | _operands(problem, operands, unread)
 
 
@@ -49,22 +33,13 @@ def of_gradients(
   own: str,
   operands: Sequence[jax.Array],
   tokens: Sequence[jax.Array],
-  projected: Mapping[str, jax.Array],
   rows: Mapping[str, jax.Array],
 ) -> dict[str, Input]:
   """What the kernel of the gradients of own queries or keys reads."""
-  are_keys = own == "key"
-  inputs = _tokens(problem, projected, *tokens)
-  unread = {*_arrays_of_maps(problem, "query" if are_keys else "key")}
+  inputs = _tokens(problem, *tokens)
+  unread = _arrays_of_map(problem, "query" if own == "key" else "key")
   if own in problem.maps:
     inputs["unmapped"] = inputs.pop(own)
-  if problem.projections is not None:
-    query, key, _ = tokens
-    inputs["unmapped"] = Input(
-      key if are_keys else query, Axes.TOKENS, are_keys
-    )
-    matrix = problem.projections.of_tokens[own].matrix
-    unread |= {*_arrays_of_projections(problem)} - {matrix}
   inputs |= _operands(problem, operands, unread)
   for name, each in rows.items():
     axes = Axes.ROWS if each.ndim == len(problem.leading) + 1 else Axes.TOKENS
@@ -74,7 +49,7 @@ def of_gradients(
 
 def token_axes(problem: Any, query, key) -> Axes:
   """How kernels read mapped queries and keys."""
-  if not problem.channels:
+  if problem.channels is None or problem.projections is not None:
     return Axes.TOKENS
   is_staged = (
     isinstance(problem.channels, FunctionSum)
@@ -86,14 +61,10 @@ def token_axes(problem: Any, query, key) -> Axes:
   return Axes.STAGED if is_staged else Axes.CHANNELS
 
 
-def _tokens(
-  problem: Any, projected: Mapping[str, jax.Array], query, key, value
-) -> dict[str, Input]:
+def _tokens(problem: Any, query, key, value) -> dict[str, Input]:
   """Tokens as kernels visit them."""
   axes = token_axes(problem, query, key)
-  if projected:
-    query, key = projected["query"], projected["key"]
-  elif axes is Axes.CHANNELS:
+  if axes is Axes.CHANNELS:
     query, key = (
       jnp.moveaxis(each, -1, 0).astype(jnp.float32) for each in (query, key)
     )
@@ -106,7 +77,9 @@ def _tokens(
   }
 
 
-def _operands(problem: Any, operands, unread: set[str]) -> dict[str, Input]:
+def _operands(
+  problem: Any, operands, unread: Collection[str]
+) -> dict[str, Input]:
   return {
     name: _operand(problem, operand, array)
     for (name, operand), array in zip(problem.operands.items(), operands)
@@ -114,14 +87,9 @@ def _operands(problem: Any, operands, unread: set[str]) -> dict[str, Input]:
   }
 
 
-def _arrays_of_maps(problem: Any, name: str) -> list[str]:
+def _arrays_of_map(problem: Any, name: str) -> list[str]:
   own_map = problem.maps.get(name)
   return [] if own_map is None else [*own_map.operands]
-
-
-def _arrays_of_projections(problem: Any) -> list[str]:
-  own = problem.projections
-  return [] if own is None else [*own.operands]
 
 
 def _operand(problem: Any, operand: Operand, array: jax.Array) -> Input:

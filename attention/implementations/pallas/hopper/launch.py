@@ -65,7 +65,7 @@ def launch(
   The first one sets the block's parts of sums, to which the others add.
   """
   blocks = len(visible) if blocks is None else blocks
-  has_projection = of_gradients and problem.projections is not None
+  replaced = _replaced(problem, inputs, outputs, are_keys_own=are_keys_own)
 
   def run(bounds, *refs):
     references = {
@@ -79,8 +79,9 @@ def launch(
       if each.axes in (Axes.PARTS, Axes.MAPPED)
     }
 
-    def compute_row(held, row, is_first):
+    def compute_row(memory, row, is_first):
       block = Block(
+        memory=memory,
         problem=problem,
         are_keys_own=are_keys_own,
         bounds=bounds,
@@ -89,8 +90,8 @@ def launch(
         num_blocks=blocks,
         row=row,
         entry=jax.lax.axis_index("leading"),
-        **held,
-      )
+        **vars(memory),
+      ).with_new_addresses()
       block.load(True, block.row * SIDE)
       compute(block, is_first)
       _write(block, written, outputs)
@@ -98,22 +99,24 @@ def launch(
     results = {
       name: tile_memory(ref, outputs[name].axes)
       for name, ref in written.items()
-      if not (has_projection and name == "tokens")
+      if name not in replaced
     }
-    sums = [name for name in _SUMS if name in outputs] if has_projection else []
+    sums = [name for name in _SUMS if name in outputs]
     memory = _memory(
       problem, are_keys_own, of_gradients, references, results, sums
     )
 
     def scoped(*refs):
       held = dict(zip(vars(memory), refs))
-      results = held["results"]
-      if has_projection:  # the gradient of tokens replaces them
-        held["results"] = results | {"tokens": held["tiles"]["unmapped"]}
-      elif problem.channels is not None:
+      results, tiles = held["results"], held["tiles"]
+      if problem.channels is not None and problem.projections is None:
         held["channel_sums"] = {n: results[n] for n in _SUMS if n in results}
+      over = {name: tiles[each] for name, each in replaced.items()}
+      held["results"] = results | over
 
-      compute_held = functools.partial(compute_row, held)
+      held["zero"][0] = jnp.int32(0)
+      plgpu.commit_smem()
+      compute_held = functools.partial(compute_row, Memory(**held))
       _for_each_row(len(visible), blocks, compute_held)
 
     pl.run_scoped(scoped, *vars(memory).values())
@@ -129,6 +132,27 @@ def launch(
   bounds = jnp.asarray(_bounds(visible != 0).ravel())
   arrays = [each.array for each in inputs.values()]
   return dict(zip(outputs, kernel(bounds, *arrays)))
+
+
+def _replaced(
+  problem: Any,
+  inputs: Mapping[str, Input],
+  outputs: Mapping[str, Output],
+  *,
+  are_keys_own: bool,
+) -> dict[str, str]:
+  """The result that is written over own tokens, which are projected before."""
+  if problem.projections is None:
+    return {}
+  own = "key" if are_keys_own else "query"
+  tokens = inputs[own].array
+  return {
+    name: own
+    for name in ("context", "tokens")
+    if name in outputs
+    and outputs[name].shape.dtype == tokens.dtype
+    and outputs[name].shape.shape[-1] == tokens.shape[-1]
+  }
 
 
 def _for_each_row(
@@ -170,7 +194,7 @@ def _memory(
   results: Mapping[str, Any],
   channel_sums: Sequence[str],
 ) -> Memory:
-  """The shared memory of a block, with these sums that are no results."""
+  """The shared memory of a block; the sums are of projected channels."""
   loaded = {name: each for name, each in inputs.items() if each.axes.is_tile}
   others = sum(each.of_keys is (not are_keys_own) for each in loaded.values())
   factor = swizzled(TILE, inputs["value"].array.dtype)
@@ -189,13 +213,15 @@ def _memory(
     for name in matrices:
       tiles[name] = swizzled(inputs[name].array.shape[-2:], tokens.dtype)
   sums = {}
-  if channel_sums:
-    tokens, channels = inputs["unmapped"].array, problem.channels.channels
-    tiles["projection"] = swizzled((tokens.shape[-1], channels), tokens.dtype)
-    of_mapped = swizzled((SIDE, channels), tokens.dtype)
-    sums = dict.fromkeys(
-      channel_sums, plgpu.SMEM((channels, SIDE), jnp.float32)
-    )
+  if problem.projections is not None:
+    tokens = [inputs[name].array for name in ("query", "key")]
+    channels, dtype = problem.channels.channels, tokens[0].dtype
+    features = max(each.shape[-1] for each in tokens)
+    tiles["projection"] = swizzled((features, channels), dtype)
+    if of_gradients:
+      of_mapped = swizzled((SIDE, channels), dtype)
+      sum_tile = plgpu.SMEM((channels, SIDE), jnp.float32)
+      sums = dict.fromkeys(channel_sums, sum_tile)
   return Memory(
     tiles,
     results,
@@ -211,6 +237,7 @@ def _memory(
     of_mapped=of_mapped,
     channel_sums=sums,
     marks=plgpu.SMEM((SIDE,), jnp.float32) if of_gradients else None,
+    zero=plgpu.SMEM((1,), jnp.int32),
   )
 
 

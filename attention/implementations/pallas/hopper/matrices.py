@@ -16,16 +16,34 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from attention.implementations.pallas.hopper.tiles import SIDE, TILE, WGMMA
 
 
+def is_one_term(matrix: Any) -> bool:
+  """Whether a matrix has the tokens' dtype."""
+  return matrix.dtype.itemsize == 2
+
+
+def load(problem: Any, matrix: Any, tile: Any) -> None:
+  """Copies a matrix of one term to shared memory, for several products."""
+  _load(problem, matrix, tile, is_remainder=False)
+  plgpu.commit_smem()
+
+
 def product(
-  problem: Any, factor: Any, matrix: Any, tile: Any, *, is_transposed: bool
+  problem: Any,
+  factor: Any,
+  matrix: Any,
+  tile: Any,
+  *,
+  is_transposed: bool = False,
+  is_loaded: bool = False,
 ) -> jax.Array:
   """The product of a tile [64, n] with a matrix, which `tile` has room for."""
-  terms = (False, True) if matrix.dtype.itemsize > 2 else (False,)
+  terms = (False,) if is_one_term(matrix) else (False, True)
   # The interpreter transposes no references, and CPUs lack products of 16 bits.
   if problem.interpret:
     total: Any = 0.0
     for is_remainder in terms:
-      _load(problem, matrix, tile, is_remainder)
+      if not is_loaded:
+        _load(problem, matrix, tile, is_remainder)
       right = tile[...].astype(jnp.float32)
       right = right.T if is_transposed else right
       total += factor[...].astype(jnp.float32) @ right
@@ -34,8 +52,11 @@ def product(
 
   def compute(sums):
     for is_remainder in terms:
-      _load(problem, matrix, tile, is_remainder)
-      plgpu.commit_smem()
+      if is_remainder:
+        plgpu.commit_smem()  # all warps have read the first term
+      if not is_loaded:
+        _load(problem, matrix, tile, is_remainder)
+        plgpu.commit_smem()
       plgpu.wgmma(sums, factor, right)
       plgpu.wgmma_wait(0)
     return sums[...]

@@ -26,16 +26,11 @@ from attention.implementations.pallas.operands import Operand
 
 # The blocks that an H100 computes at once, one in each multiprocessor.
 _AT_ONCE = 132
-# Up to so many rows of tiles each has a block of its own. Loops over rows need
-# more registers, and more blocks need more memory for their parts.
-_WITHOUT_LOOP = 512
 
 
 def num_blocks(leading: Sequence[int], rows: int) -> int:
   """The blocks of each entry of the leading axes, of so many rows of tiles."""
   entries = math.prod(leading)
-  if entries * rows <= _WITHOUT_LOOP:
-    return rows
 
   def duration(blocks):
     return -(-entries * blocks // _AT_ONCE) * -(-rows // blocks)

@@ -35,7 +35,7 @@ class Problem:
   visible: PairFunction | None
   maps: Mapping[str, TokenMap]  # of own tokens, in the kernels
   map_key: Callable[[jax.Array], jax.Array]  # by XLA, if a kernel maps own keys
-  projections: Projections | None  # of all tokens, in a kernel before
+  projections: Projections | None  # of all tokens, in the kernels
   has_gradients: bool
   weight: Operand | None  # of the channels of an additive score
   # Whether keys may be hidden. NaN in a hidden token then changes nothing, and
@@ -101,15 +101,14 @@ class Problem:
 
   def forward(
     self, operands: Sequence[jax.Array], tokens: Sequence[jax.Array]
-  ) -> tuple[jax.Array, Statistics, dict[str, jax.Array]]:
-    """The context, the statistics, and projected tokens by name."""
+  ) -> tuple[jax.Array, Statistics]:
+    """The context and the statistics."""
     return calls.forward(self, operands, tokens)
 
   def gradients(
     self,
     operands: Sequence[jax.Array],
     tokens: Sequence[jax.Array],
-    projected: Mapping[str, jax.Array],
     rows: Mapping[str, jax.Array],
     wanted: Sequence[int],
     *,
@@ -119,6 +118,6 @@ class Problem:
 
     Without `of_keys` the first are those of the queries only.
     """
-    arrays = calls.Arrays(operands, tokens, projected)
+    arrays = calls.Arrays(operands, tokens)
     names = [[*self.differentiable][number] for number in wanted]
     return calls.gradients(self, arrays, rows, names, of_keys=of_keys)

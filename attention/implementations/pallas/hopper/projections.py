@@ -1,13 +1,11 @@
 """Projections of tokens by additive scores, in the kernels for Hopper GPUs.
 
-A kernel projects the queries and keys before those of attention. The kernels of
-gradients transpose the projections of their own tokens.
+Blocks project their own tokens once, and others at each visit. The kernels of
+gradients transpose the projections of own tokens.
 """
 
 import dataclasses
-import functools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -25,11 +23,8 @@ from attention.implementations.pallas.hopper.tiles import (
   BY_COLUMN,
   SIDE,
   Axes,
-  Input,
   down,
   read_transposed,
-  swizzled,
-  write_transposed,
 )
 from attention.implementations.pallas.hopper.token_maps import changes_tokens
 from attention.implementations.pallas.operands import Operand, of_parameter
@@ -43,12 +38,11 @@ _CHANNELS = SIDE
 
 @dataclasses.dataclass(frozen=True)
 class Projection:
-  """A product of tokens [..., T, D] with rows of a matrix, and a bias."""
+  """A product of tokens [..., T, D] with rows of a matrix."""
 
   matrix: str  # the name of an input
   first_row: int
   features: int
-  bias: str | None = None  # the name of an input
 
   def rows(self, place: Place, matrix: Any) -> Any:
     """The matrix [D, A] of an entry of the leading axes."""
@@ -61,6 +55,7 @@ class Projections:
   """Those of queries and keys, and their arrays by the names of inputs."""
 
   of_tokens: dict[str, Projection]
+  bias: str | None  # the name of an input
   operands: dict[str, Operand]
 
   def slices(self, own: str) -> dict[str, Slice]:
@@ -69,10 +64,10 @@ class Projections:
     vector = Slice((_CHANNELS,), 0)
     core = projection.features, _CHANNELS
     found = {projection.matrix: Slice(core, projection.first_row * _CHANNELS)}
-    if projection.bias is not None:
-      found[projection.bias] = vector
     if own == "query":
       found["weight"] = vector  # the score's weight of each channel
+      if self.bias is not None:
+        found[self.bias] = vector
     return found
 
 
@@ -82,16 +77,16 @@ def of_request(request: Request) -> Projections | None:
   if any(map(changes_tokens, wrappers(request.score))):
     return None
   features, key_features = request.query.shape[-1], request.key.shape[-1]
+  bias = None
   if type(score) is Additive:
     operands = {
       "query weight": of_parameter(score.query_weight, 2, rank),
       "key weight": of_parameter(score.key_weight, 2, rank),
     }
-    bias = None
     if score.bias is not None:
       bias = "bias"
       operands[bias] = of_parameter(score.bias, 1, rank)
-    query = Projection("query weight", 0, features, bias)
+    query = Projection("query weight", 0, features)
     key = Projection("key weight", 0, key_features)
   elif type(score) is Concat:
     operands = {"both weights": of_parameter(score.weight, 2, rank)}
@@ -101,7 +96,7 @@ def of_request(request: Request) -> Projections | None:
     return None
   if not _has_kernels(request, [*operands.values()]):
     return None
-  return Projections({"query": query, "key": key}, operands)
+  return Projections({"query": query, "key": key}, bias, operands)
 
 
 def _has_kernels(request: Request, operands: Sequence[Operand]) -> bool:
@@ -128,85 +123,48 @@ def _matrices(operands: Sequence[Operand]) -> list[Operand]:
   return [each for each in operands if len(each.core) == 2]
 
 
-def projected(
-  problem: Any, inputs: Mapping[str, Input], tokens: Mapping[str, jax.Array]
-) -> dict[str, jax.Array]:
-  """The projected queries and keys, [A, ..., T], in one kernel."""
-  projections = problem.projections.of_tokens
-  rows = {name: each.shape[-2] // SIDE for name, each in tokens.items()}
-
-  def run(*refs):
-    names = *tokens, *inputs
-    arrays, results = dict(zip(names, refs)), refs[len(names) :]
-    row, entry = map(jax.lax.axis_index, ("row", "entry"))
-    place = Place(problem=problem, row=row, entry=entry)
-    for name, result in zip(tokens, results):
-      write = functools.partial(
-        _project, place, projections[name], arrays, arrays[name], result
-      )
-      pl.when(row < rows[name])(write)
-
-  results = plgpu.kernel(
-    run,
-    out_type=tuple(
-      jax.ShapeDtypeStruct(
-        (_CHANNELS, *problem.leading, each.shape[-2]), jnp.float32
-      )
-      for each in tokens.values()
-    ),
-    grid=(max(rows.values()), math.prod(problem.leading)),
-    grid_names=("row", "entry"),
-    interpret=problem.interpret or None,
-  )(*tokens.values(), *(each.array for each in inputs.values()))
-  return dict(zip(tokens, results))
-
-
-def _project(
-  place: Place,
-  projection: Projection,
-  arrays: Mapping[str, Any],
-  tokens: Any,
-  result: Any,
-) -> None:
-  """Projects a tile of tokens."""
-  problem, start = place.problem, place.row * SIDE
-
-  def compute(tile, matrix_tile, result_tile, barrier):
-    source = place.of_array(tokens, Axes.TOKENS, start)
-    plgpu.copy_gmem_to_smem(source, tile, barrier)
-    plgpu.barrier_wait(barrier)
-    numbers = matrices.product(
-      problem,
-      tile,
-      projection.rows(place, arrays[projection.matrix]),
-      matrix_tile,
-      is_transposed=False,
-    )
-    if projection.bias is not None:
-      bias = arrays[projection.bias]
-      bias = bias.at[place.leading(bias.shape[:-1])]
-      bias = matrices.read(problem, bias, BY_COLUMN)
-      numbers = numbers + down(bias, numbers.shape)
-    write_transposed(problem, result_tile, numbers)
-    plgpu.commit_smem()
-    target = place.of_array(result, Axes.CHANNELS, start)
-    plgpu.copy_smem_to_gmem(result_tile, target)
-    plgpu.wait_smem_to_gmem(0)
-
-  shape = projection.features, _CHANNELS
-  pl.run_scoped(
-    compute,
-    swizzled((SIDE, projection.features), tokens.dtype),
-    swizzled(shape, tokens.dtype),
-    plgpu.SMEM((_CHANNELS, SIDE), jnp.float32),
-    plgpu.Barrier(),
+def features(block: Block, *, of_own: bool) -> jax.Array:
+  """The projections [64, A] of own tokens, or of those that a block visits."""
+  problem = block.problem
+  matrix = _matrix(block, of_own)
+  numbers = matrices.product(
+    problem,
+    block.tokens(of_own),
+    matrix,
+    _matrix_tile(block, of_own),
+    is_loaded=not of_own and matrices.is_one_term(matrix),
   )
+  if not of_own or problem.projections.bias is None:
+    return numbers
+  # That of queries, in the sums q_c + k_c of pairs.
+  bias = block.inputs[problem.projections.bias].array
+  bias = bias.at[block.leading(bias.shape[:-1])]
+  bias = matrices.read(problem, bias, BY_COLUMN)
+  return numbers + down(bias, numbers.shape)
+
+
+def load_for_visits(block: Block) -> None:
+  """Keeps the matrix of the tokens that a block visits in shared memory."""
+  # One of float32 has two terms, and is loaded again at each visit.
+  matrix = _matrix(block, False)
+  if matrices.is_one_term(matrix):
+    matrices.load(block.problem, matrix, _matrix_tile(block, False))
+
+
+def _matrix(block: Block, of_own: bool) -> Any:
+  projection = block.projection(of_own)
+  return projection.rows(block, block.inputs[projection.matrix].array)
+
+
+def _matrix_tile(block: Block, of_own: bool) -> Any:
+  rows = pl.ds(0, block.projection(of_own).features)
+  return block.tiles["projection"].at[rows]
 
 
 def pull_back(block: Block, is_first: Any) -> None:
   """The gradients of own tokens, and of the arrays of their projection."""
-  problem, projection = block.problem, block.projection
-  tokens, of_projected = block.tiles["unmapped"], block.of_mapped
+  problem, projection = block.problem, block.projection(True)
+  tokens, of_projected = block.tokens(True), block.of_mapped
   numbers = read_transposed(problem, block.channel_sums["tokens"])
   of_projected[...] = numbers.astype(of_projected.dtype)
   if problem.is_masked:
@@ -215,14 +173,17 @@ def pull_back(block: Block, is_first: Any) -> None:
   if projection.matrix in block.direct:
     part = parts.own_part(block, projection.matrix)
     matrices.add_outer_products(problem, part, tokens, of_projected, is_first)
-  if projection.bias in block.direct:
-    _add_vector(block, projection.bias, numbers, is_first)
+  if problem.projections.bias in block.direct:
+    _add_vector(block, problem.projections.bias, numbers, is_first)
   if "weight" in block.direct:
     of_weight = read_transposed(problem, block.channel_sums["weight"])
     _add_vector(block, "weight", of_weight, is_first)
-  matrix = projection.rows(block, block.inputs[projection.matrix].array)
   of_tokens = matrices.product(
-    problem, of_projected, matrix, block.tiles["projection"], is_transposed=True
+    problem,
+    of_projected,
+    _matrix(block, True),
+    _matrix_tile(block, True),
+    is_transposed=True,
   )
   # The tile of tokens, which the outer products no longer read.
   block.results["tokens"][...] = of_tokens.astype(tokens.dtype)

@@ -10,7 +10,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention.implementations.pallas.hopper.block import Block
-from attention.implementations.pallas.hopper.channels import sums_of_pairs
 from attention.implementations.pallas.hopper.pairs import PairFunction
 from attention.implementations.pallas.hopper.tiles import (
   TILE,
@@ -43,8 +42,10 @@ def tile_scores(
   if with_nan:
     # If a token has NaN or infinity, so has its product, or its first channel
     # (such mapped tokens are NaN throughout). Times 0 these are NaN.
-    is_product = problem.channels is None
-    of_nan = 0.0 * (result if is_product else sums_of_pairs(block, 0))
+    if problem.channels is None:
+      of_nan = 0.0 * result
+    else:
+      of_nan = 0.0 * problem.channels.sums_of_pairs(block, 0)
   places = _positions(block, starts)
   pull_back: PullBack = _unchanged
   if problem.changed is not None:

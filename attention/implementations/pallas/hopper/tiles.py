@@ -64,11 +64,14 @@ def tile_memory(ref: Any, axes: Axes) -> Any:
 
 
 def swizzled(shape: tuple[int, int], dtype: Any) -> Any:
-  """Shared memory that is read in the layout of registers, `WGMMA`."""
+  """Shared memory [1, n, m] that is read in the layout of registers, `WGMMA`.
+
+  See `Memory.at` for the axis of size 1.
+  """
   # Rows of 128 bytes, in the order that tensor cores read.
   tiling = plgpu.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize))
   transforms = tiling, plgpu.SwizzleTransform(128)
-  return plgpu.SMEM(shape, dtype, transforms=transforms)
+  return plgpu.SMEM((1, *shape), dtype, transforms=transforms)
 
 
 def write_transposed(problem: Any, tile: Any, tokens: jax.Array) -> None:

@@ -81,8 +81,8 @@ class Problem:
 
   def forward(
     self, operands: Sequence[jax.Array], tokens: Sequence[jax.Array]
-  ) -> tuple[jax.Array, Statistics, list[jax.Array]]:
-    """The context, in the query's dtype, the statistics, and nothing else."""
+  ) -> tuple[jax.Array, Statistics]:
+    """The context, in the query's dtype, and the statistics."""
     query, key, value = tokens
     size = value.shape[-1]
     grid = TileGrid(self, self.visibility.by_rows(), ())
@@ -104,13 +104,12 @@ class Problem:
     return context, Statistics(maximum[..., 0, :], total[..., 0, :]), []
 
   def gradients(
-    self, operands, tokens, kept, rows, wanted: Sequence[int], *, of_keys: bool
+    self, operands, tokens, rows, wanted: Sequence[int], *, of_keys: bool
   ) -> tuple[list[jax.Array], list[jax.Array]]:
     """The gradients of tokens, and of the wanted operands of the score.
 
     Without `of_keys` the first are those of the queries only.
     """
-    del kept
     # The kernel of keys reads rows that the other completes, which runs in any
     # case.
     of_query, of_operands, for_keys = self._of_queries(

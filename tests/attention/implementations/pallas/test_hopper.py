@@ -193,7 +193,8 @@ def test_heads_with_parameters_of_their_own(name, mask):
 
 
 @sampled("mask", [None, masks.causal(40)], default=[masks.causal(40)])
-@sampled("channels", [8, 6], default=[8])  # with one reciprocal for two, or not
+# With one reciprocal for two, or not, and with projections in the kernels.
+@sampled("channels", [8, 6, 64], default=[8])
 def test_additive_scores_of_large_features(channels, mask):
   """Which products of exponentials would exceed."""
   tokens = arrays((100, 64), (150, 64), (150, 64))
@@ -205,10 +206,11 @@ def test_additive_scores_of_large_features(channels, mask):
 
 
 @ignore_nan
-def test_nan_and_large_features_of_an_additive_score_in_a_tile():
+@sampled("channels", [8, 64], default=[64])
+def test_nan_and_large_features_of_an_additive_score_in_a_tile(channels):
   tokens = arrays((70, 64), (100, 64), (100, 64))
   tokens[0] = tokens[0].at[3, 3].set(jnp.nan).at[4].multiply(60)
-  options = {"score": additive()}
+  options = {"score": additive(channels)}
   got = outputs(INTERPRETED, tokens, **options)
   jax.tree.map(close, got, outputs("reference", tokens, **options))
 
@@ -392,13 +394,13 @@ def test_a_number_that_is_used_twice_has_both_gradients(score, launched):
   np.testing.assert_allclose(got, want, rtol=0.02)
 
 
-# The kernels of a gradient: three of attention, and those that project tokens
-# and that sum the gradients of matrices.
+# The kernels of a gradient: three of attention, and one that sums the gradients
+# of matrices.
 KERNELS = {
   "general": 4,
   "general half": 4,
-  "projected": 5,
-  "projected half": 5,
+  "projected": 4,
+  "projected half": 4,
 }
 
 
@@ -410,7 +412,6 @@ def test_blocks_sum_the_gradients_of_parameters(
   name, heads, mask, launched, monkeypatch
 ):
   """Of one for all heads, or of one for each, in a block of several tiles."""
-  monkeypatch.setattr(parts, "_WITHOUT_LOOP", 8)
   monkeypatch.setattr(parts, "_AT_ONCE", 8)  # 2 blocks for 5 tiles
   shared = (2, 1) if name == "general" else (2, 2)
   tokens = arrays((2, 2, 300, 64), (*shared, 64, 64), (2, 2, 64, 64))
@@ -418,7 +419,7 @@ def test_blocks_sum_the_gradients_of_parameters(
     tokens[0] = tokens[0].at[:, :, 3, 5].set(jnp.nan)
   options = {"score": of_heads(name, 64, heads), "mask": mask}
   got = results(INTERPRETED, tokens, **options)
-  assert len(launched) == (4 if name == "general" else 5)
+  assert len(launched) == 4
   jax.tree.map(close, got, results("reference", tokens, **options))
 
 
@@ -430,7 +431,7 @@ def test_the_number_of_kernels_of_a_gradient(name, launched):
 
 
 @pytest.mark.parametrize(
-  ("place", "kernels"), [("query_weight", 4), ("key_weight", 5), ("bias", 4)]
+  ("place", "kernels"), [("query_weight", 3), ("key_weight", 4), ("bias", 3)]
 )
 def test_the_gradient_of_one_parameter(place, kernels, launched):
   """Which needs the kernel of keys if it is that of keys."""
@@ -456,7 +457,7 @@ def test_the_gradient_of_one_parameter(place, kernels, launched):
 @pytest.mark.parametrize(
   ("tokens", "matrices", "kernels"),
   [
-    (jnp.float16, jnp.float16, 5),
+    (jnp.float16, jnp.float16, 4),
     (jnp.float16, jnp.bfloat16, 3),  # XLA projects: float16 has not its range
     (jnp.float16, jnp.float32, 3),
     (jnp.bfloat16, jnp.float16, 3),
@@ -467,6 +468,19 @@ def test_dtypes_of_projections(tokens, matrices, kernels, launched):
   score = concat(matrices)
   jax.eval_shape(lambda: results(INTERPRETED, given, score=score))
   assert len(launched) == kernels
+
+
+@sampled("sizes", [(64, 128, 64), (128, 64, 64)], default=[(128, 64, 64)])
+def test_projected_tokens_of_other_sizes(sizes, launched):
+  query_size, key_size, size = sizes
+  weights = arrays((query_size, 64), (key_size, 64), (64,), seed=1)
+  score = scores.additive(*(0.2 * each for each in weights))
+  shapes = (70, query_size), (100, key_size), (100, size)
+  tokens = [0.7 * each for each in arrays(*shapes)]
+  options = {"score": score, "mask": masks.causal(40)}
+  got = results(INTERPRETED, tokens, **options)
+  assert len(launched) == 4
+  jax.tree.map(close, got, results("reference", tokens, **options))
 
 
 def test_second_derivatives_of_projected_tokens():
