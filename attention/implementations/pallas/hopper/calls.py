@@ -40,7 +40,7 @@ def forward(
       _with_nan_tokens(problem, query),
       _with_nan_tokens(problem, key),
     )
-  tokens = query, _mapped_key(problem, key), value
+  tokens = query, key, value
   read = inputs.of_forward(problem, operands, tokens)
   results = launch(problem, online_softmax, problem.tiles, read, outputs)
   context, maximum, total = results.values()
@@ -88,7 +88,7 @@ def _of_queries(
   problem: Any, arrays: Arrays, rows, names: Sequence[str], of_tokens: Output
 ) -> dict[str, jax.Array]:
   """The results of the kernel of queries, by name."""
-  operands, (query, key, value) = arrays
+  operands, tokens = arrays
   outputs = {"tokens": of_tokens}
   if "weight" in names and problem.projections is None:
     outputs["weight"] = of_tokens
@@ -97,13 +97,12 @@ def _of_queries(
   of_number = Output(jax.ShapeDtypeStruct(shape, problem.dtype), Axes.NUMBERS)
   outputs |= dict.fromkeys(numbers, of_number)
   own_parts, blocks = _part_outputs(problem, "query", names)
-  visited = query, _mapped_key(problem, key), value
   return launch(
     problem,
     functools.partial(gradient.gradients, wanted=numbers),
     problem.tiles,
-    inputs.of_gradients(problem, "query", operands, visited, rows),
-    outputs | own_parts | _outputs_for_keys(problem, query),
+    inputs.of_gradients(problem, "query", operands, tokens, rows),
+    outputs | own_parts | _outputs_for_keys(problem, tokens[0]),
     of_gradients=True,
     blocks=blocks,
   )
@@ -113,9 +112,8 @@ def _of_keys(
   problem: Any, arrays: Arrays, rows, names: Sequence[str], of_tokens: Output
 ) -> dict[str, jax.Array]:
   """The results of the kernel of keys, by name."""
-  operands, (query, key, value) = arrays
-  rows = {**rows}
-  visited = rows.pop("mapped", query), key, value
+  operands, tokens = arrays
+  value = tokens[-1]
   shape = (*problem.leading, *value.shape[-2:])
   values = jax.ShapeDtypeStruct(shape, _sum_dtype(problem, value))
   outputs = {"tokens": of_tokens, "value": Output(values, Axes.TOKENS)}
@@ -124,7 +122,7 @@ def _of_keys(
     problem,
     gradient.gradients,
     problem.tiles.T,
-    inputs.of_gradients(problem, "key", operands, visited, rows),
+    inputs.of_gradients(problem, "key", operands, tokens, rows),
     outputs | own_parts,
     are_keys_own=True,
     of_gradients=True,
@@ -136,11 +134,10 @@ def _outputs_for_keys(problem: Any, query: jax.Array) -> dict[str, Output]:
   """What the kernel of queries writes for the kernel of keys."""
   lengths = (*problem.leading, query.shape[-2])
   of_rows = Output(jax.ShapeDtypeStruct(lengths, problem.dtype), Axes.ROWS)
-  outputs = dict.fromkeys(MASKED_ROWS if problem.is_masked else ROWS, of_rows)
-  if "query" in problem.maps:
-    mapped = jax.ShapeDtypeStruct((*lengths, query.shape[-1]), query.dtype)
-    outputs["mapped"] = Output(mapped, Axes.MAPPED)
-  return outputs
+  names = MASKED_ROWS if problem.is_masked else ROWS
+  if "query" in problem.maps and problem.maps["query"].is_scaling:
+    names = *names, "query scale"
+  return dict.fromkeys(names, of_rows)
 
 
 def _slices(problem: Any, own: str) -> dict[str, Slice]:
@@ -148,8 +145,9 @@ def _slices(problem: Any, own: str) -> dict[str, Slice]:
   if problem.projections is not None:
     return problem.projections.slices(own)
   own_map = problem.maps.get(own)
-  matrices = {} if own_map is None else own_map.matrices
-  return {name: Slice(each.core, 0) for name, each in matrices.items()}
+  if own_map is None or own_map.of_matrices is None:
+    return {}
+  return {name: Slice(x.core, 0) for name, x in own_map.matrices.items()}
 
 
 def _part_outputs(
@@ -200,11 +198,6 @@ def _sums_of_rows(
       by_entry, problem.operands["weight"], problem.leading
     )
   return sums
-
-
-def _mapped_key(problem: Any, key: jax.Array) -> jax.Array:
-  """The keys that blocks of queries visit."""
-  return problem.map_key(key) if "key" in problem.maps else key
 
 
 def _with_nan_tokens(problem: Any, tokens: jax.Array) -> jax.Array:

@@ -1,13 +1,18 @@
 """Which requests the kernels serve, and their functions of pairs."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 
 from attention.implementations.dot_products import is_dot_product
 from attention.implementations.pallas.functions import kernel_precision
-from attention.implementations.pallas.hopper import projections, token_maps
+from attention.implementations.pallas.hopper import (
+  projections,
+  scales,
+  token_maps,
+)
 from attention.implementations.pallas.hopper.additive import additive_sum
 from attention.implementations.pallas.hopper.channels import (
   ChannelSum,
@@ -28,7 +33,10 @@ from attention.implementations.pallas.hopper.tiles import (
 from attention.implementations.pallas.hopper.token_maps import TokenMap
 from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.operands import (
+  Kind,
+  Operand,
   Unsupported,
+  aligned_right,
   of_parameter,
 )
 from attention.masks.tile_visibility import grid_visibility
@@ -47,11 +55,16 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
   Raises `Unsupported` for what they do not support.
   """
   maps: dict[str, TokenMap] = {}
+  key_scale = None
   of_tokens: Projections | None = None
   if isinstance(request.score, MapsInside):
     request = dataclasses.replace(request, score=request.score.score)
     of_tokens = projections.of_request(request)
     maps = {} if of_tokens else token_maps.inside(request)
+    if "key" in maps and maps["key"].is_scaling:
+      key_scale = functools.partial(
+        _key_scale, request, maps["key"], key, interpret
+      )
     # Tokens as the kernels multiply them, for the checks below.
     query, key = (
       jax.eval_shape(function, tokens)
@@ -86,13 +99,20 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
     of_pairwise("bias", biases, rank),
     of_pairwise("mask", masks, rank),
     maps,
-    request.score.map_key,
+    key_scale,
     of_tokens,
     query.shape[-1] <= _GRADIENT_FEATURES,
     weight,
     request.is_masked,
     interpret,
   )
+
+
+def _key_scale(
+  request: Request, own_map: TokenMap, key: jax.Array, interpret: Any
+) -> Operand:
+  axes = aligned_right(key.shape[:-2], len(request.leading))
+  return Operand(scales.of_keys(own_map, key, interpret), Kind.ROW, axes)
 
 
 def with_maps_inside(request: Request) -> Request:

@@ -43,6 +43,7 @@ from attention.implementations.pallas.hopper.projections import (
 from attention.implementations.pallas.hopper.scores import (
   LOG2_E,
   product_of_tokens,
+  scaled,
   tile_scores,
 )
 from attention.implementations.pallas.hopper.tiles import (
@@ -227,7 +228,8 @@ def _visit(
   if problem.channels is not None:
     problem.channels.add_gradients(block, of_scores)
   else:
-    of_scores_factor[...] = of_scores.astype(of_scores_factor.dtype)
+    of_products = scaled(block, of_scores)
+    of_scores_factor[...] = of_products.astype(of_scores_factor.dtype)
   plgpu.commit_smem()
   if problem.channels is None:
     plgpu.wgmma(sums["tokens"], of_scores_factor, block.tokens(False))

@@ -1,6 +1,6 @@
 """The arrays that the kernels for Hopper GPUs read."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,8 +24,7 @@ def of_forward(
   inputs = _tokens(problem, *tokens)
   if "query" in problem.maps:
     inputs["unmapped"] = inputs.pop("query")
-  unread = _arrays_of_map(problem, "key")
-  return inputs | _operands(problem, operands, unread)
+  return inputs | _operands(problem, operands, "query")
 
 
 def of_gradients(
@@ -37,10 +36,9 @@ def of_gradients(
 ) -> dict[str, Input]:
   """What the kernel of the gradients of own queries or keys reads."""
   inputs = _tokens(problem, *tokens)
-  unread = _arrays_of_map(problem, "query" if own == "key" else "key")
   if own in problem.maps:
     inputs["unmapped"] = inputs.pop(own)
-  inputs |= _operands(problem, operands, unread)
+  inputs |= _operands(problem, operands, own)
   for name, each in rows.items():
     axes = Axes.ROWS if each.ndim == len(problem.leading) + 1 else Axes.TOKENS
     inputs[name] = Input(each, axes, of_keys=False)
@@ -77,9 +75,11 @@ def _tokens(problem: Any, query, key, value) -> dict[str, Input]:
   }
 
 
-def _operands(
-  problem: Any, operands, unread: Collection[str]
-) -> dict[str, Input]:
+def _operands(problem: Any, operands, own: str) -> dict[str, Input]:
+  """The operands, without those of the map of other tokens only."""
+  other = "query" if own == "key" else "key"
+  unread = _arrays_of_map(problem, other) - _arrays_of_map(problem, own)
+  unread |= {f"{own} scale"}
   return {
     name: _operand(problem, operand, array)
     for (name, operand), array in zip(problem.operands.items(), operands)
@@ -87,9 +87,9 @@ def _operands(
   }
 
 
-def _arrays_of_map(problem: Any, name: str) -> list[str]:
+def _arrays_of_map(problem: Any, name: str) -> set[str]:
   own_map = problem.maps.get(name)
-  return [] if own_map is None else [*own_map.operands]
+  return set() if own_map is None else {*own_map.operands}
 
 
 def _operand(problem: Any, operand: Operand, array: jax.Array) -> Input:

@@ -76,7 +76,7 @@ def launch(
     direct = {
       name: written.pop(name)
       for name, each in outputs.items()
-      if each.axes in (Axes.PARTS, Axes.MAPPED)
+      if each.axes is Axes.PARTS
     }
 
     def compute_row(memory, row, is_first):

@@ -80,7 +80,7 @@ def add(
 ) -> None:
   """Adds to an array of the device's memory, or sets it the first time."""
   if is_first is not True:
-    before = read(problem, result, layout)
+    before = read(problem.interpret, result, layout)
     numbers = numbers + jnp.where(is_first, 0.0, before)
   result[...] = numbers
 
@@ -99,7 +99,7 @@ def _outer_products(problem: Any, left: Any, right: Any) -> jax.Array:
 def _load(problem: Any, matrix: Any, tile: Any, is_remainder: bool) -> None:
   """Copies a matrix, or what its rounding leaves, to shared memory."""
   for rows, columns in _squares(tile.shape):
-    part = read(problem, matrix.at[rows, columns])
+    part = read(problem.interpret, matrix.at[rows, columns])
     rounded = part.astype(tile.dtype)
     if is_remainder:
       rounded = (part - rounded.astype(jnp.float32)).astype(tile.dtype)
@@ -112,9 +112,9 @@ def _squares(shape: Sequence[int]) -> Iterator[tuple[Any, Any]]:
   return ((pl.ds(row, SIDE), pl.ds(column, SIDE)) for row, column in starts)
 
 
-def read(problem: Any, ref: Any, layout: Any = WGMMA) -> jax.Array:
+def read(interpret: Any, ref: Any, layout: Any = WGMMA) -> jax.Array:
   """An array of the device's memory, in registers."""
-  if problem.interpret:
+  if interpret:
     return ref[...].astype(jnp.float32)
   # `optimized` would refuse memory that is not shared.
   return plgpu.load(ref, (), layout=layout, optimized=False).astype(jnp.float32)

@@ -7,21 +7,17 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas.hopper import matrices, parts
+from attention.implementations.pallas.hopper import matrices, parts, scales
 from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.row_functions import (
   Matrix,
   RowFunction,
 )
-from attention.implementations.pallas.hopper.tiles import (
-  SIDE,
-  WGMMA,
-  Axes,
-)
+from attention.implementations.pallas.hopper.tiles import BY_ROW, WGMMA
 
 
 def map_own(block: Block) -> None:
-  """Maps own tokens, unless XLA has."""
+  """Maps own tokens, unless XLA has, and writes their scales."""
   if block.own_map is None:
     return
   tile = block.tokens(True)
@@ -29,11 +25,9 @@ def map_own(block: Block) -> None:
   (mapped,) = _call(block, block.own_map.function, tokens)
   tile[...] = mapped.astype(tile.dtype)
   plgpu.commit_smem()
-  if "mapped" in block.direct:
-    ref = block.direct["mapped"]
-    place = block.of_array(ref, Axes.MAPPED, block.row * SIDE)
-    plgpu.copy_smem_to_gmem(tile, place)
-    plgpu.wait_smem_to_gmem(0)
+  if "query scale" in block.results:
+    scale = scales.of_tile(block.own_map, tokens, *_numbers(block))
+    block.results["query scale"][...] = block.problem.cast(scale, BY_ROW)
 
 
 def pull_back(block: Block) -> None:
@@ -69,10 +63,13 @@ def add_matrices(block: Block, is_first: Any) -> None:
 def _call(block: Block, function: RowFunction, *tiles: jax.Array) -> list[Any]:
   """The results of a function of the map, for tiles in registers."""
   own_map = block.own_map
-  numbers = [block.number(name, 0) for name in own_map.numbers]
   own = map(Matrix, own_map.matrices)
   product = functools.partial(_product, block)
-  return function(*tiles, *numbers, *own, product=product)
+  return function(*tiles, *_numbers(block), *own, product=product)
+
+
+def _numbers(block: Block) -> list[Any]:
+  return [block.number(name, 0) for name in block.own_map.numbers]
 
 
 def _product(block: Block, tokens: jax.Array, matrix: Matrix) -> jax.Array:

@@ -153,7 +153,7 @@ def _write_sum(
   def add(step, total):
     # The last tile of parts starts earlier if there is no whole one.
     start = jnp.minimum(step * SIDE, ref.shape[1] - SIDE)
-    tile = read(problem, ref.at[entry, pl.ds(start, SIDE), columns])
+    tile = read(problem.interpret, ref.at[entry, pl.ds(start, SIDE), columns])
     is_new = (places + start >= step * SIDE) & (places + start < number)
     return total + jnp.where(is_new, tile, 0.0)
 

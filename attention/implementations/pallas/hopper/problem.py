@@ -1,6 +1,7 @@
 """What the kernels need besides arrays, and the arrays of a score."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -34,7 +35,7 @@ class Problem:
   bias: PairFunction | None
   visible: PairFunction | None
   maps: Mapping[str, TokenMap]  # of own tokens, in the kernels
-  map_key: Callable[[jax.Array], jax.Array]  # by XLA, if a kernel maps own keys
+  key_scale: Callable[[], Operand] | None  # of keys, for blocks of queries
   projections: Projections | None  # of all tokens, in the kernels
   has_gradients: bool
   weight: Operand | None  # of the channels of an additive score
@@ -60,7 +61,7 @@ class Problem:
     """The arrays whose gradients the kernels compute."""
     return [*self.differentiable.values()]
 
-  @property
+  @functools.cached_property
   def operands(self) -> dict[str, Operand]:
     """The arrays besides tokens, by the names of inputs."""
     functions = self.changed, self.bias, self.visible
@@ -72,6 +73,8 @@ class Problem:
     }
     if isinstance(self.channels, FunctionSum):
       operands |= self.channels.constants
+    if self.key_scale is not None:
+      operands["key scale"] = self.key_scale()
     return operands | self._arrays_of_maps
 
   @property

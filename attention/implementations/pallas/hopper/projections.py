@@ -139,7 +139,7 @@ def features(block: Block, *, of_own: bool) -> jax.Array:
   # That of queries, in the sums q_c + k_c of pairs.
   bias = block.inputs[problem.projections.bias].array
   bias = bias.at[block.leading(bias.shape[:-1])]
-  bias = matrices.read(problem, bias, BY_COLUMN)
+  bias = matrices.read(problem.interpret, bias, BY_COLUMN)
   return numbers + down(bias, numbers.shape)
 
 

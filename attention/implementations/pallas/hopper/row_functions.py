@@ -44,10 +44,8 @@ _REDUCTIONS: dict[str, Callable] = {
 _SHAPES = frozenset(["broadcast_in_dim", "reshape", "squeeze"])
 _SAME = frozenset(["copy", "stop_gradient"])
 _DEFAULT = jax.lax.Precision.DEFAULT
-_OPERATIONS = {
-  *(*_ELEMENTWISE, *_REDUCTIONS, *_SHAPES, *_SAME),
-  "convert_element_type",
-}
+_CONVERSION = "convert_element_type"
+_OPERATIONS = {*_ELEMENTWISE, *_REDUCTIONS, *_SHAPES, *_SAME, _CONVERSION}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,12 +99,55 @@ class RowFunction:
       _result(each, own.aval.shape) for each, own in zip(results, outputs)
     ]
 
+  def scale(self, tile: jax.Array, *numbers: Any) -> jax.Array:
+    """The numbers [64] by which the function multiplies the tokens of a tile.
+
+    Raises `Unsupported` if it is another function.
+    """
+    arguments = _Multiple(tile, 1.0), *numbers
+    apply = _apply_to_multiples
+    (result,) = functions.interpret(self.jaxpr, [], arguments, apply)
+    if not isinstance(result, _Multiple):
+      raise Unsupported("has functions of tokens that multiply them by numbers")
+    return _spread(result.number, (SIDE,))
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Parts:
   """A number as the sum of an array [64]."""
 
   array: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Multiple:
+  """A tile times a number, or the numbers [64] of its tokens."""
+
+  tile: jax.Array
+  number: Any
+
+  @property
+  def product(self) -> jax.Array:
+    """The tile after the multiplication."""
+    return self.tile * _spread(self.number, self.tile.shape)
+
+
+def _apply_to_multiples(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+  """As `_apply`; products of a multiple and numbers of tokens are multiples."""
+  name = equation.primitive.name
+  is_multiple = [isinstance(each, _Multiple) for each in inputs]
+  if is_multiple == [True] and (name in _SAME or name == _CONVERSION):
+    return inputs
+  if sum(is_multiple) == 1 and len(inputs) == 2:
+    first, second = inputs if is_multiple[0] else inputs[::-1]
+    is_product = name == "mul" or (name == "div" and is_multiple[0])
+    if is_product and jnp.ndim(second) < 2:
+      operation = jnp.multiply if name == "mul" else jnp.divide
+      return [_Multiple(first.tile, operation(first.number, second))]
+  values = [
+    each.product if isinstance(each, _Multiple) else each for each in inputs
+  ]
+  return _apply(product, equation, values)
 
 
 def _result(value: Any, shape: Sequence[int]) -> Any:
@@ -158,14 +199,14 @@ def _apply(
   if any(isinstance(each, Matrix | OuterProducts) for each in inputs):
     if name == "transpose":
       return [inputs[0].transposed]
-    if name in _SAME or name == "convert_element_type":
+    if name in _SAME or name == _CONVERSION:
       return inputs
     raise Unsupported(f"does not support the operation {name} of a matrix")
   if name not in _OPERATIONS:
     raise Unsupported(f"does not support the operation {name} of a token")
   source = equation.invars[0].aval.shape
   shape = equation.outvars[0].aval.shape
-  if name == "convert_element_type":
+  if name == _CONVERSION:
     return [_converted(inputs[0], parameters["new_dtype"])]
   is_number = all(size == 1 for size in source)
   if name in _SAME or (is_number and name in _REDUCTIONS):

@@ -39,6 +39,7 @@ def tile_scores(
   else:
     result = product_of_tokens(problem, *block.own_and_other)
     result = result if problem.factor == 1.0 else result * problem.factor
+    result = scaled(block, result)
   if with_nan:
     # If a token has NaN or infinity, so has its product, or its first channel
     # (such mapped tokens are NaN throughout). Times 0 these are NaN.
@@ -71,6 +72,12 @@ def tile_scores(
     visible = problem.visible(*_arguments(block, problem.visible, places))
     result = jnp.where(visible, result, -jnp.inf)
   return result, pull_back
+
+
+def scaled(block: Block, numbers: jax.Array) -> jax.Array:
+  """Numbers of the pairs of a tile, times the scales of visited tokens."""
+  name = "query scale" if block.are_keys_own else "key scale"
+  return numbers * block.numbers(name) if name in block.inputs else numbers
 
 
 def of_visible(

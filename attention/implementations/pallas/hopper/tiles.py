@@ -20,7 +20,6 @@ class Axes(enum.Enum):
   TOKENS = (True, False)  # [..., T, D]
   CHANNELS = (False, True)  # [A, ..., T], as XLA writes mapped tokens
   STAGED = (True, False, "transposed")  # [..., T, D], a tile is [D, 64]
-  MAPPED = (True, False, "mapped")  # [..., T, D], a result of mapped own tokens
   ROWS = (True,)  # [..., T]
   WHOLE = ()  # [..., n], read whole
   MATRIX = (False, False)  # [..., D, A], which blocks read by parts

@@ -1,9 +1,14 @@
-"""Maps of tokens in the kernels for Hopper GPUs, or before them.
+"""Maps of tokens in the kernels for Hopper GPUs.
 
-A norm, and a product with a matrix, are computed in the kernels: those of a
-block's own tokens when they are loaded, and their transposes before the
-gradient is stored. XLA computes the maps of the other tokens that a block
-visits.
+Kernels map their own tokens when they are loaded, and transpose the map before
+the gradient is stored. They visit other tokens without a map:
+
+- A norm multiplies each token by a number, its *scale*. Kernels multiply the
+  scores of the visited token by it instead.
+- A product of queries with a matrix is linear. With the transposed product of
+  its own keys the kernel of keys has the same scores.
+
+XLA computes other maps before the kernels.
 """
 
 import dataclasses
@@ -80,14 +85,16 @@ def _finite(tokens: jax.Array) -> jax.Array:
 class TokenMap:
   """A map of tokens [64, D] that a kernel computes."""
 
-  function: RowFunction  # (tile, *arrays) -> [mapped tile]
+  function: Any  # (tile, *arrays) -> [mapped tile]
   # (tile, cotangents, *arrays) -> [cotangents, *parts of those of numbers]
-  pull_back: RowFunction
-  # (tile, cotangents, *arrays) -> [cotangents of matrices]
-  of_matrices: RowFunction
+  pull_back: Any
+  # (tile, cotangents, *arrays) -> [cotangents of matrices]; None without them
+  of_matrices: Any
   # The arrays, by the names of inputs: numbers, then matrices.
   numbers: dict[str, Operand]
   matrices: dict[str, Operand]
+  # Whether it multiplies tokens by numbers.
+  is_scaling: bool = False
 
   @property
   def operands(self) -> dict[str, Operand]:
@@ -105,7 +112,34 @@ def inside(request: Request) -> dict[str, TokenMap]:
     maps = {name: _traced(name, request) for name in ("query", "key")}
   except Unsupported:
     return {}
-  return {name: each for name, each in maps.items() if each is not None}
+  found = {name: each for name, each in maps.items() if each is not None}
+  if all(each.is_scaling for each in found.values()):
+    return found
+  if "key" not in found and _is_linear(found["query"]):
+    return found | {"key": _transposed(found["query"])}
+  return {}
+
+
+def _is_linear(own_map: TokenMap) -> bool:
+  """Whether the transpose of its derivative depends on no tile."""
+  jaxpr = own_map.pull_back.jaxpr
+  of_tokens = jaxpr.replace(outvars=jaxpr.outvars[:1])
+  _, is_used = without_unused(of_tokens, keep=0)
+  return not is_used[0]
+
+
+def _transposed(own_map: TokenMap) -> TokenMap:
+  """The map of keys that gives the same scores as a linear one of queries."""
+
+  def function(tile, *arrays, **options):
+    return own_map.pull_back(tile, tile, *arrays, **options)[:1]
+
+  def pull_back(tile, cotangents, *arrays, **options):
+    del tile
+    return own_map.function(cotangents, *arrays, **options)
+
+  arrays = own_map.numbers, own_map.matrices
+  return TokenMap(function, pull_back, None, *arrays)
 
 
 def _traced(name: str, request: Request) -> TokenMap | None:
@@ -135,15 +169,29 @@ def _traced(name: str, request: Request) -> TokenMap | None:
   of_names = {f"{name} map {n}": each for n, each in enumerate(operands)}
   numbers = {own: x for own, x in of_names.items() if x.kind is Kind.SCALAR}
   matrices = {own: x for own, x in of_names.items() if own not in numbers}
-  traced = functools.partial(row_functions.traced, num_matrices=len(matrices))
+  trace = functools.partial(row_functions.traced, num_matrices=len(matrices))
   last = 1 + len(numbers)
+  of_tile = trace(lambda *x: [function(*x)], [tile, *parts])
   return TokenMap(
-    traced(lambda *x: [function(*x)], [tile, *parts]),
-    traced(lambda *x: pull_back(*x)[:last], [tile, mapped, *parts]),
-    traced(lambda *x: pull_back(*x)[last:], [tile, mapped, *parts]),
+    of_tile,
+    trace(lambda *x: pull_back(*x)[:last], [tile, mapped, *parts]),
+    trace(lambda *x: pull_back(*x)[last:], [tile, mapped, *parts]),
     numbers,
     matrices,
+    _is_scaling(of_tile, tile, parts),
   )
+
+
+def _is_scaling(function: RowFunction, tile: Any, parts: Sequence[Any]) -> bool:
+  """Whether kernels multiply scores by the numbers of a map."""
+  # Products of scores and scales may exceed the range of float16.
+  if tile.dtype == jnp.float16 or any(each.shape for each in parts):
+    return False
+  try:
+    jax.eval_shape(function.scale, tile, *parts)
+  except Unsupported:
+    return False
+  return True
 
 
 def _of_one_head(

@@ -360,7 +360,7 @@ def test_kernels_compute_norms_and_their_transposes(name, mask, launched):
     tokens[1] = tokens[1].at[:, :, 66, 3].set(jnp.inf)
   options = CASES[name] | {"mask": mask}
   got = results(INTERPRETED, tokens, **options)
-  assert len(launched) == 3
+  assert len(launched) == 4
   jax.tree.map(close, got, results("reference", tokens, **options))
 
 
@@ -390,13 +390,16 @@ def test_a_number_that_is_used_twice_has_both_gradients(score, launched):
     return jax.jit(jax.grad(loss))(jnp.float32(3.0), *tokens)
 
   got, want = gradient(INTERPRETED), gradient("reference")
-  assert len(launched) == 2  # none for keys and values
+  # None for the gradients of keys and values, and one for the scales of keys.
+  assert len(launched) == {"cosine": 3, "temperature": 2}[score]
   np.testing.assert_allclose(got, want, rtol=0.02)
 
 
 # The kernels of a gradient: three of attention, and one that sums the gradients
-# of matrices.
+# of matrices or computes the scales of keys.
 KERNELS = {
+  "cosine": 4,
+  "normalised": 4,
   "general": 4,
   "general half": 4,
   "projected": 4,
