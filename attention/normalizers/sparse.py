@@ -130,7 +130,10 @@ def _threshold_jvp(power, primals, tangents):
   for _ in range(2):
     threshold += _newton_step(shifted, threshold, power)
   slopes = _power(shifted - threshold, power - 1.0)
-  mean = jnp.sum(slopes * tangent, -1, keepdims=True)
+  # Without `where`, XLA's compiler for CPUs (jaxlib 0.10.2) has wrong results
+  # under `jax.vmap`: https://github.com/jax-ml/jax/issues/39103.
+  products = jnp.where(slopes > 0.0, slopes * tangent, 0.0)
+  mean = jnp.sum(products, -1, keepdims=True)
   return threshold, mean / jnp.sum(slopes, -1, keepdims=True)
 
 

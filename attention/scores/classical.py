@@ -178,7 +178,10 @@ def _direction_jvp(primals, tangents):
   inverse = jax.lax.rsqrt(jnp.where(positive, square, 1.0))
   inverse = jnp.where(positive, inverse, 0.0)
   direction = vectors * inverse
-  along = jnp.sum(direction * tangent, axis=-1, keepdims=True)
+  # Without `where`, XLA's compiler for CPUs (jaxlib 0.10.2) has wrong results
+  # under `jax.vmap`: https://github.com/jax-ml/jax/issues/39103.
+  products = jnp.where(positive, direction * tangent, 0.0)
+  along = jnp.sum(products, axis=-1, keepdims=True)
   return direction, (tangent - direction * along) * (inverse / size)
 
 

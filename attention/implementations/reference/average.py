@@ -80,9 +80,10 @@ def _derivative(residuals, arguments) -> list[jax.Array]:
   """The tangents of weights for those of scores, or the transpose."""
   (weights,), (numbers,) = residuals, arguments
   # Those of hidden pairs may be infinite.
-  numbers = jnp.where(weights > 0.0, numbers, 0.0)
-  mean = jnp.sum(weights * numbers, axis=-1, keepdims=True)
-  return [weights * (numbers - mean)]
+  products = weights * jnp.where(weights > 0.0, numbers, 0.0)
+  # XLA's compiler for CPUs (jaxlib 0.10.2) computes weights * (numbers - mean)
+  # wrongly under `jax.vmap`: https://github.com/jax-ml/jax/issues/39103.
+  return [products - weights * jnp.sum(products, axis=-1, keepdims=True)]
 
 
 def _exponentials(scores, visible) -> tuple[jax.Array, jax.Array]:
