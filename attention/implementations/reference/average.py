@@ -80,10 +80,12 @@ def _derivative(residuals, arguments) -> list[jax.Array]:
   """The tangents of weights for those of scores, or the transpose."""
   (weights,), (numbers,) = residuals, arguments
   # Those of hidden pairs may be infinite.
-  products = weights * jnp.where(weights > 0.0, numbers, 0.0)
-  # XLA's compiler for CPUs (jaxlib 0.10.2) computes weights * (numbers - mean)
-  # wrongly under `jax.vmap`: https://github.com/jax-ml/jax/issues/39103.
-  return [products - weights * jnp.sum(products, axis=-1, keepdims=True)]
+  is_hidden = weights == 0.0
+  numbers = jnp.where(is_hidden, 0.0, numbers)
+  # Without the second `where`, XLA's compiler for CPUs (jaxlib 0.10.2) has wrong
+  # results under `jax.vmap`: https://github.com/jax-ml/jax/issues/39103.
+  products = jnp.where(is_hidden, 0.0, weights * numbers)
+  return [weights * (numbers - jnp.sum(products, axis=-1, keepdims=True))]
 
 
 def _exponentials(scores, visible) -> tuple[jax.Array, jax.Array]:
