@@ -16,6 +16,7 @@ from benchmarks.accelerators.cases import Case
 from experiments.aot.targets import Target
 
 BATCH, HEADS, LENGTH, FEATURES, HIDDEN = 1, 8, 4096, 128, 64
+LONG = 16384
 # Scores that need D elements per pair.
 CLOSURE_HEADS, CLOSURE_FEATURES = 1, 64
 
@@ -86,6 +87,7 @@ _DEFAULT_SCORES = ("scaled_dot", "general", "additive", "manhattan")
 def cases() -> Iterator[Case]:
   """One case for each score, pattern and derivative, and those of kernels."""
   yield from _kernel_cases()
+  yield from _long_cases()
   for score in (*SCORES, "manhattan"):
     for pattern in PATTERNS:
       if score == "manhattan" and pattern == "alibi":
@@ -117,11 +119,23 @@ def _kernel_cases() -> Iterator[Case]:
         )
 
 
+def _long_cases() -> Iterator[Case]:
+  """Kernels of long sequences; the gradient's cotangent is an argument."""
+  for score in _OF_KERNELS:
+    for derivative in ("forward", "vjp"):
+      make = functools.partial(
+        _make, score, "none", derivative, length=LONG, with_kernels=True
+      )
+      yield Case(f"long/{score}/{derivative}", make, score in _DEFAULT_SCORES)
+
+
 def _make(
   score: str,
   pattern: str,
   derivative: str,
   target: Target,
+  *,
+  length: int = LENGTH,
   with_kernels: bool = False,
 ):
   if score == "manhattan":
@@ -130,7 +144,7 @@ def _make(
     heads, features = HEADS, FEATURES
   bind, shapes = (SCORES | {"manhattan": (manhattan, ((),))})[score]
   spec = functools.partial(_spec, on_one_device(target))
-  tokens = [spec(BATCH, heads, LENGTH, features)] * 3
+  tokens = [spec(BATCH, heads, length, features)] * 3
   parameters = [spec(*shape, dtype=jnp.float32) for shape in shapes]
   lengths = spec(BATCH, dtype=jnp.int32)
   kernels = Pallas(target="tpu" if target.platform == "tpu" else "hopper")
@@ -146,16 +160,18 @@ def _make(
       **PATTERNS[pattern](lengths),
     )
 
+  # The value's shape is that of the context and of its cotangent.
+  cotangent = tokens[-1:] if derivative == "vjp" else []
   return (
     derived(attend, derivative, len(tokens) + len(parameters)),
-    (*tokens, *parameters, lengths),
+    (*tokens, *parameters, lengths, *cotangent),
   )
 
 
 def derived(
   function: Callable[..., jax.Array], derivative: str, count: int
 ) -> Callable[..., Any]:
-  """The function, its gradient, or its tangent, by its first arguments."""
+  """The function, or a derivative with respect to its first arguments."""
 
   def total(*arguments):
     return function(*arguments).astype(jnp.float32).sum()
@@ -164,8 +180,13 @@ def derived(
     first, rest = arguments[:count], arguments[count:]
     return jax.jvp(lambda *first: function(*first, *rest), first, first)
 
+  def vjp(*arguments):
+    first, (*rest, cotangent) = arguments[:count], arguments[count:]
+    return jax.vjp(lambda *first: function(*first, *rest), *first)[1](cotangent)
+
   by_name = {
     "forward": function,
+    "vjp": vjp,
     "gradient": jax.grad(total, tuple(range(count))),
     "jvp": jvp,
   }

@@ -101,7 +101,7 @@ class Problem:
       [(queries, 1), (queries, 1), (queries, size), (queries, 2)],
     )
     context = _restored(context, size)
-    return context, Statistics(maximum[..., 0, :], total[..., 0, :]), []
+    return context, Statistics(maximum[..., 0, :], total[..., 0, :])
 
   def gradients(
     self, operands, tokens, rows, wanted: Sequence[int], *, of_keys: bool
