@@ -119,7 +119,7 @@ LIMITS = {
     "pallas/additive/none/gradient": 5,
   },
   "v5e": {
-    "attention/scaled_dot/none/forward": 300,
+    "attention/scaled_dot/none/forward": 330,
     "dense/float32/none/512/forward/ours": 8,
     "dense/bfloat16/none/512/gradient/ours": 14,
     "dense/float32/causal/512/forward/ours": 17,
