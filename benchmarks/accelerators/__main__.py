@@ -3,6 +3,7 @@ r"""Compiles attention and the experiments for accelerators; runs nothing.
     pip install -e '.[experiments,aot-tpu,aot-cuda]'
     python -m benchmarks.accelerators --target=h100,v5e
     python -m benchmarks.accelerators --target=v5e --only=attention/additive
+    python -m benchmarks.accelerators --target=v5e --full --workers=2
 
 Counts kernels, bytes through device memory, temporaries and collectives in the
 compiled programs, and writes them to docs/results/accelerators-TARGET.json and
@@ -12,8 +13,10 @@ continues: cases with a result are skipped unless --again is given. A failure is
 recorded and does not end the run.
 """
 
+import multiprocessing.pool
 import os
 import pathlib
+import queue
 
 from absl import app, flags
 from tqdm import tqdm
@@ -32,6 +35,9 @@ _ONLY = flags.DEFINE_list(
 _FULL = flags.DEFINE_bool("full", False, "Compile all cases.")
 _AGAIN = flags.DEFINE_bool("again", False, "Replace earlier results.")
 _LIST = flags.DEFINE_bool("list", False, "Print the names of the cases.")
+_WORKERS = flags.DEFINE_integer(
+  "workers", 1, "Cases that are compiled at a time.", lower_bound=1
+)
 _SECONDS = flags.DEFINE_float(
   "seconds", 900.0, "The time after which a case fails.", lower_bound=1.0
 )
@@ -57,16 +63,31 @@ def _run(target: str, names: list[str]) -> None:
   results = report.read(_path(target))
   if not _AGAIN.value:
     names = [name for name in names if name not in results]
-  worker = Worker(target)
+  workers = [Worker(target) for _ in range(_WORKERS.value)]
+  free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+  for worker in workers:
+    free.put(worker)
+
+  def compiled(name):
+    worker = free.get()
+    try:
+      return name, worker.compile(name, _SECONDS.value)
+    finally:
+      free.put(worker)
+
   try:
-    with tqdm(names, desc=target, dynamic_ncols=True) as bar:
-      for name in bar:
-        bar.set_postfix_str(name)
-        results[name] = worker.compile(name, _SECONDS.value)
+    with (
+      multiprocessing.pool.ThreadPool(len(workers)) as pool,
+      tqdm(total=len(names), desc=target, dynamic_ncols=True) as bar,
+    ):
+      for name, result in pool.imap_unordered(compiled, names):
+        results[name] = result
         report.write(_path(target), target, results)
-        bar.write(report.line(f"{target} {name}", results[name]))
+        bar.write(report.line(f"{target} {name}", result))
+        bar.update()
   finally:
-    worker.close()
+    for worker in workers:
+      worker.close()
 
 
 def main(arguments) -> None:

@@ -82,8 +82,8 @@ def _derivative(residuals, arguments) -> list[jax.Array]:
   # Those of hidden pairs may be infinite.
   is_hidden = weights == 0.0
   numbers = jnp.where(is_hidden, 0.0, numbers)
-  # Without the second `where`, XLA's compiler for CPUs (jaxlib 0.10.2) has wrong
-  # results under `jax.vmap`: https://github.com/jax-ml/jax/issues/39103.
+  # Without the second `where`, XLA's compiler for CPUs (jaxlib 0.10.2) has
+  # wrong results under `jax.vmap`: https://github.com/jax-ml/jax/issues/39103.
   products = jnp.where(is_hidden, 0.0, weights * numbers)
   return [weights * (numbers - jnp.sum(products, axis=-1, keepdims=True))]
 

@@ -76,6 +76,7 @@ class Memory:
   of_mapped: Any  # a tile of the gradients of mapped own tokens
   channel_sums: Mapping[str, Any]  # gradients of channels, [A, 64]
   marks: Any  # of own tokens that had NaN or infinity, in a second attempt
+  own_scale: Any  # of own queries
   zero: Any  # an index, which the compiler does not know
 
   def at(self, index: Any) -> "Memory":

@@ -43,8 +43,8 @@ from attention.implementations.pallas.hopper.projections import (
 from attention.implementations.pallas.hopper.scores import (
   LOG2_E,
   product_of_tokens,
-  scaled,
   tile_scores,
+  times_visited_scales,
 )
 from attention.implementations.pallas.hopper.tiles import (
   BY_ROW,
@@ -158,6 +158,8 @@ def _clean(block: Block, *, of_own: bool) -> None:
     flags = make_finite(block.problem, block.tiles[name], axes)
     if of_own and name != "value":
       block.marks[...] = flags
+      if "remainder" in block.tiles:
+        make_finite(block.problem, block.tiles["remainder"], axes)
   if "query" in names:
     clear_rows(block)
 
@@ -228,7 +230,7 @@ def _visit(
   if problem.channels is not None:
     problem.channels.add_gradients(block, of_scores)
   else:
-    of_products = scaled(block, of_scores)
+    of_products = times_visited_scales(block, of_scores)
     of_scores_factor[...] = of_products.astype(of_scores_factor.dtype)
   plgpu.commit_smem()
   if problem.channels is None:

@@ -22,8 +22,7 @@ def of_forward(
 ) -> dict[str, Input]:
   """The tokens and operands that the forward kernel reads."""
   inputs = _tokens(problem, *tokens)
-  if "query" in problem.maps:
-    inputs["unmapped"] = inputs.pop("query")
+  _rename_unmapped(problem, "query", inputs)
   return inputs | _operands(problem, operands, "query")
 
 
@@ -36,13 +35,18 @@ def of_gradients(
 ) -> dict[str, Input]:
   """What the kernel of the gradients of own queries or keys reads."""
   inputs = _tokens(problem, *tokens)
-  if own in problem.maps:
-    inputs["unmapped"] = inputs.pop(own)
+  _rename_unmapped(problem, own, inputs)
   inputs |= _operands(problem, operands, own)
   for name, each in rows.items():
     axes = Axes.ROWS if each.ndim == len(problem.leading) + 1 else Axes.TOKENS
     inputs[name] = Input(each, axes, of_keys=False)
   return inputs
+
+
+def _rename_unmapped(problem: Any, own: str, inputs: dict[str, Input]) -> None:
+  """Names own tokens that a kernel maps to another tile."""
+  if own in problem.maps and not problem.maps[own].is_scaling:
+    inputs["unmapped"] = inputs.pop(own)
 
 
 def token_axes(problem: Any, query, key) -> Axes:
@@ -79,7 +83,6 @@ def _operands(problem: Any, operands, own: str) -> dict[str, Input]:
   """The operands, without those of the map of other tokens only."""
   other = "query" if own == "key" else "key"
   unread = _arrays_of_map(problem, other) - _arrays_of_map(problem, own)
-  unread |= {f"{own} scale"}
   return {
     name: _operand(problem, operand, array)
     for (name, operand), array in zip(problem.operands.items(), operands)

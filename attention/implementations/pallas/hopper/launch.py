@@ -141,14 +141,18 @@ def _replaced(
   *,
   are_keys_own: bool,
 ) -> dict[str, str]:
-  """The result that is written over own tokens, which are projected before."""
-  if problem.projections is None:
-    return {}
+  """The result that is written over a tile that no longer is read, by name."""
   own = "key" if are_keys_own else "query"
-  tokens = inputs[own].array
+  if problem.projections is not None:
+    tiles = {"context": own, "tokens": own}
+  elif "unmapped" in inputs:
+    tiles = {"context": "unmapped", "tokens": "remainder"}
+  else:
+    return {}
+  tokens = inputs.get("unmapped", inputs.get(own)).array
   return {
-    name: own
-    for name in ("context", "tokens")
+    name: tile
+    for name, tile in tiles.items()
     if name in outputs
     and outputs[name].shape.dtype == tokens.dtype
     and outputs[name].shape.shape[-1] == tokens.shape[-1]
@@ -203,9 +207,15 @@ def _memory(
     name: tile_memory(each.array, each.axes) for name, each in loaded.items()
   }
   own, map_factor, of_mapped = "key" if are_keys_own else "query", None, None
-  if own in problem.maps:
-    tiles[own], tokens = tiles["unmapped"], inputs["unmapped"].array
-    matrices = problem.maps[own].matrices
+  own_map, own_scale = problem.maps.get(own), None
+  if own_map is not None and own_map.is_scaling:
+    own_scale = None if are_keys_own else plgpu.SMEM((SIDE,), jnp.float32)
+    if of_gradients:
+      size = inputs[own].array.shape[-1]
+      of_mapped = swizzled((SIDE, size), jnp.float32)
+  elif own_map is not None:
+    tiles[own] = tiles["remainder"] = tiles["unmapped"]
+    tokens, matrices = inputs["unmapped"].array, own_map.matrices
     map_factor = tiles[own] if matrices else None
     if of_gradients:
       dtype = tokens.dtype if matrices else jnp.float32
@@ -237,6 +247,7 @@ def _memory(
     of_mapped=of_mapped,
     channel_sums=sums,
     marks=plgpu.SMEM((SIDE,), jnp.float32) if of_gradients else None,
+    own_scale=own_scale,
     zero=plgpu.SMEM((1,), jnp.int32),
   )
 

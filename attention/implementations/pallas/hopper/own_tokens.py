@@ -17,23 +17,38 @@ from attention.implementations.pallas.hopper.tiles import BY_ROW, WGMMA
 
 
 def map_own(block: Block) -> None:
-  """Maps own tokens, unless XLA has, and writes their scales."""
+  """Maps own tokens, or computes their scales."""
   if block.own_map is None:
+    return
+  if block.own_map.is_scaling:
+    if not block.are_keys_own:
+      _write_scales(block)
     return
   tile = block.tokens(True)
   tokens = _read(block, block.tiles["unmapped"])
   (mapped,) = _call(block, block.own_map.function, tokens)
-  tile[...] = mapped.astype(tile.dtype)
+  rounded = mapped.astype(tile.dtype)
+  tile[...] = rounded
+  remainder = mapped - rounded.astype(jnp.float32)
+  block.tiles["remainder"][...] = remainder.astype(tile.dtype)
   plgpu.commit_smem()
+
+
+def _write_scales(block: Block) -> None:
+  """Computes the scales of own queries."""
+  tokens = _read(block, block.tokens(True))
+  own = scales.of_tile(block.own_map, tokens, *_numbers(block))
+  own = block.problem.cast(own, BY_ROW)
+  block.own_scale[...] = own
   if "query scale" in block.results:
-    scale = scales.of_tile(block.own_map, tokens, *_numbers(block))
-    block.results["query scale"][...] = block.problem.cast(scale, BY_ROW)
+    block.results["query scale"][...] = own
+  plgpu.commit_smem()
 
 
 def pull_back(block: Block) -> None:
   """Writes the gradients of tokens before their map, and of its numbers."""
   own_map = block.own_map
-  tokens = _read(block, block.tiles["unmapped"])
+  tokens = _read(block, _unmapped(block))
   of_mapped = _read(block, block.of_mapped)
   of_tokens, *of_numbers = _call(block, own_map.pull_back, tokens, of_mapped)
   result = block.results["tokens"]
@@ -84,6 +99,10 @@ def _product(block: Block, tokens: jax.Array, matrix: Matrix) -> jax.Array:
     block.tiles[name],
     is_transposed=matrix.is_transposed,
   )
+
+
+def _unmapped(block: Block) -> Any:
+  return block.tiles.get("unmapped", block.tokens(True))
 
 
 def _read(block: Block, tile: Any) -> jax.Array:

@@ -12,8 +12,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.pairs import PairFunction
 from attention.implementations.pallas.hopper.tiles import (
+  BY_ROW,
   TILE,
   WGMMA,
+  across,
 )
 
 LOG2_E = math.log2(math.e)
@@ -38,8 +40,11 @@ def tile_scores(
     result = problem.channels.sums(block)
   else:
     result = product_of_tokens(problem, *block.own_and_other)
+    if "remainder" in block.tiles:
+      factors = block.tiles["remainder"], block.tokens(False)
+      result = result + product_of_tokens(problem, *factors)
     result = result if problem.factor == 1.0 else result * problem.factor
-    result = scaled(block, result)
+    result = times_visited_scales(block, times_own_scales(block, result))
   if with_nan:
     # If a token has NaN or infinity, so has its product, or its first channel
     # (such mapped tokens are NaN throughout). Times 0 these are NaN.
@@ -74,7 +79,16 @@ def tile_scores(
   return result, pull_back
 
 
-def scaled(block: Block, numbers: jax.Array) -> jax.Array:
+def times_own_scales(block: Block, numbers: jax.Array) -> jax.Array:
+  """Numbers of the pairs of a tile, times the scales of own tokens."""
+  if block.own_scale is not None:
+    own = block.problem.cast(block.own_scale[...], BY_ROW)
+    return numbers * across(own, TILE)
+  is_scaled = block.are_keys_own and "key scale" in block.inputs
+  return numbers * block.numbers("key scale") if is_scaled else numbers
+
+
+def times_visited_scales(block: Block, numbers: jax.Array) -> jax.Array:
   """Numbers of the pairs of a tile, times the scales of visited tokens."""
   name = "query scale" if block.are_keys_own else "key scale"
   return numbers * block.numbers(name) if name in block.inputs else numbers

@@ -115,9 +115,12 @@ def inside(request: Request) -> dict[str, TokenMap]:
   found = {name: each for name, each in maps.items() if each is not None}
   if all(each.is_scaling for each in found.values()):
     return found
-  if "key" not in found and _is_linear(found["query"]):
-    return found | {"key": _transposed(found["query"])}
-  return {}
+  key = request.key
+  # The float32 sums of a shared key do not fit into a block's memory too.
+  is_large = key.shape[:-2] != request.leading and key.shape[-1] > SIDE
+  if "key" in found or is_large or not _is_linear(found["query"]):
+    return {}
+  return found | {"key": _transposed(found["query"])}
 
 
 def _is_linear(own_map: TokenMap) -> bool:
