@@ -104,7 +104,7 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
       return _visit(block, sums, wanted, is_second, starts)
 
     block.visits(visit, None)
-    return _written(block, sums, scales)
+    return _written(block.with_new_addresses(), sums, scales)
 
   flags = pl.run_scoped(
     compute,
@@ -220,7 +220,7 @@ def _visit(
   weights = jnp.exp2(exponents * LOG2_E) * row_numbers(block, "inverse")
   if block.are_keys_own:
     weights_factor[0][...] = weights.astype(of_scores_factor.dtype)
-  of_weights = product_of_tokens(problem, own_values, other_values)
+  of_weights = product_of_tokens(problem, [own_values], other_values)
   of_scores = weights * (of_weights - means(block))
   for name in wanted:
     before = problem.cast(block.results[name][...], BY_ROW)

@@ -94,7 +94,7 @@ def launch(
       ).with_new_addresses()
       block.load(True, block.row * SIDE)
       compute(block, is_first)
-      _write(block, written, outputs)
+      _write(block.with_new_addresses(), written, outputs)
 
     results = {
       name: tile_memory(ref, outputs[name].axes)

@@ -39,10 +39,10 @@ def tile_scores(
     problem.channels.prepare(block, of_own=False)
     result = problem.channels.sums(block)
   else:
-    result = product_of_tokens(problem, *block.own_and_other)
+    own = [block.tokens(True)]
     if "remainder" in block.tiles:
-      factors = block.tiles["remainder"], block.tokens(False)
-      result = result + product_of_tokens(problem, *factors)
+      own.append(block.tiles["remainder"])
+    result = product_of_tokens(problem, own, block.tokens(False))
     result = result if problem.factor == 1.0 else result * problem.factor
     result = times_visited_scales(block, times_own_scales(block, result))
   if with_nan:
@@ -113,15 +113,19 @@ def _unchanged(cotangents: jax.Array, name: str | None) -> jax.Array:
   return cotangents
 
 
-def product_of_tokens(problem: Any, own: Any, other: Any) -> jax.Array:
-  """The dot products of tokens [64, D] with tokens [64, D]."""
+def product_of_tokens(
+  problem: Any, own: Sequence[Any], other: Any
+) -> jax.Array:
+  """The dot products of tokens [64, D], a sum of terms, with tokens [64, D]."""
   if problem.interpret:  # the interpreter transposes no references
-    return jnp.matmul(
-      own[...], other[...].T, preferred_element_type=jnp.float32
+    return sum(
+      jnp.matmul(term[...], other[...].T, preferred_element_type=jnp.float32)
+      for term in own
     )
 
   def product(sums):
-    plgpu.wgmma(sums, own, plgpu.transpose_ref(other, (1, 0)))
+    for term in own:
+      plgpu.wgmma(sums, term, plgpu.transpose_ref(other, (1, 0)))
     return sums[...]
 
   return pl.run_scoped(product, plgpu.ACC(TILE, jnp.float32))
