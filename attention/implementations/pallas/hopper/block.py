@@ -15,6 +15,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention.implementations.pallas.hopper.memory import Memory
 from attention.implementations.pallas.hopper.tiles import (
   BY_COLUMN,
   BY_ROW,
@@ -56,39 +57,6 @@ class Place:
       entry = jax.lax.div(entry, jnp.int32(size))
       indices.append(0 if own == 1 else index)
     return tuple(reversed(indices))
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-  """What a block holds in shared memory."""
-
-  # The order is that in memory, on which the compiler's use of registers
-  # depends.
-
-  tiles: Mapping[str, Any]
-  results: Mapping[str, Any]
-  factors: Sequence[Any]  # tiles of numbers of pairs, as factors of products
-  products: Any  # a tile of scores before wrappers change them, for gradients
-  barriers: Sequence[Any]
-  staging: Any  # a tile of staged tokens before its transposition
-  scratch: Any  # of a sum over channels
-  map_factor: Any  # a tile that the map of own tokens multiplies
-  of_mapped: Any  # a tile of the gradients of mapped own tokens
-  channel_sums: Mapping[str, Any]  # gradients of channels, [A, 64]
-  marks: Any  # of own tokens that had NaN or infinity, in a second attempt
-  own_scale: Any  # of own queries
-  zero: Any  # an index, which the compiler does not know
-
-  def at(self, index: Any) -> "Memory":
-    """The tiles of tensor cores, [1, n, m], as [n, m]."""
-
-    def of_ref(ref):
-      return ref.at[index] if len(ref.shape) == 3 else ref
-
-    def is_ref(each):
-      return hasattr(each, "shape")
-
-    return Memory(**jax.tree.map(of_ref, vars(self), is_leaf=is_ref))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -89,7 +89,7 @@ def _numbers(block: Block) -> list[Any]:
 
 def _product(block: Block, tokens: jax.Array, matrix: Matrix) -> jax.Array:
   """The product of tokens [64, D] with a matrix [D, A], an input."""
-  name, factor = matrix.array, block.map_factor
+  name, factor = matrix.array, block.tokens(True)
   factor[...] = tokens.astype(factor.dtype)
   ref = block.inputs[name].array
   return matrices.product(

@@ -1,9 +1,8 @@
 """Scales of tokens: the numbers by which their map multiplies them.
 
-The kernels for Hopper GPUs multiply scores by the scales of the tokens that a
-block visits, instead of mapping these tokens at each visit. Those of keys are
-computed by a kernel before the others, those of queries by the kernel of their
-gradients.
+The kernels for Hopper GPUs multiply scores by the scales of both tokens instead
+of mapping tokens. A kernel before the others computes those of keys, blocks of
+queries compute their own, and the kernel of keys reads what they write.
 """
 
 import math

@@ -1,5 +1,6 @@
 """Scores of a tile in the kernels for Hopper GPUs."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -118,10 +119,11 @@ def product_of_tokens(
 ) -> jax.Array:
   """The dot products of tokens [64, D], a sum of terms, with tokens [64, D]."""
   if problem.interpret:  # the interpreter transposes no references
-    return sum(
+    products = [
       jnp.matmul(term[...], other[...].T, preferred_element_type=jnp.float32)
       for term in own
-    )
+    ]
+    return functools.reduce(jnp.add, products)
 
   def product(sums):
     for term in own:

@@ -1,12 +1,13 @@
 """Maps of tokens in the kernels for Hopper GPUs.
 
-Kernels map their own tokens when they are loaded, and transpose the map before
-the gradient is stored. They visit other tokens without a map:
+Kernels transpose the map of their own tokens before the gradient is stored, and
+visit other tokens without a map:
 
-- A norm multiplies each token by a number, its *scale*. Kernels multiply the
-  scores of the visited token by it instead.
-- A product of queries with a matrix is linear. With the transposed product of
-  its own keys the kernel of keys has the same scores.
+- A norm multiplies each token by a number, its *scale*. Kernels multiply scores
+  by the scales instead.
+- A product of queries with a matrix is linear. A block maps its own tokens when
+  they are loaded. With the transposed product of its own keys, the kernel of
+  keys has the same scores.
 
 XLA computes other maps before the kernels.
 """

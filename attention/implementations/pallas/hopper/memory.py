@@ -1,0 +1,157 @@
+"""The shared memory of a block of the kernels for Hopper GPUs."""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from attention.implementations.pallas.hopper.tiles import (
+  SIDE,
+  TILE,
+  Axes,
+  Input,
+  Output,
+  swizzled,
+  tile_memory,
+)
+
+# The results that are sums over channels, or made of them.
+_SUMS = "tokens", "weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+  """What a block holds in shared memory."""
+
+  # The order is that in memory, on which the compiler's use of registers
+  # depends.
+
+  tiles: Mapping[str, Any]
+  results: Mapping[str, Any]
+  factors: Sequence[Any]  # tiles of numbers of pairs, as factors of products
+  products: Any  # a tile of scores before wrappers change them, for gradients
+  barriers: Sequence[Any]
+  staging: Any  # a tile of staged tokens before its transposition
+  scratch: Any  # of a sum over channels
+  of_mapped: Any  # a tile of the gradients of mapped own tokens
+  channel_sums: Mapping[str, Any]  # gradients of channels, [A, 64]
+  marks: Any  # of own tokens that had NaN or infinity, in a second attempt
+  own_scale: Any  # of own queries
+  zero: Any  # an index, which the compiler does not know
+
+  def at(self, index: Any) -> "Memory":
+    """The tiles of tensor cores, [1, n, m], as [n, m]."""
+
+    def of_ref(ref):
+      return ref.at[index] if len(ref.shape) == 3 else ref
+
+    def is_ref(each):
+      return hasattr(each, "shape")
+
+    return Memory(**jax.tree.map(of_ref, vars(self), is_leaf=is_ref))
+
+
+def of_block(
+  problem: Any,
+  inputs: Mapping[str, Input],
+  outputs: Mapping[str, Output],
+  over: Collection[str],
+  *,
+  are_keys_own: bool,
+  of_gradients: bool,
+) -> Memory:
+  """The memory of a block, without results that are written over tiles."""
+  loaded = {name: each for name, each in inputs.items() if each.axes.is_tile}
+  others = sum(each.of_keys is (not are_keys_own) for each in loaded.values())
+  tiles = {
+    name: tile_memory(each.array, each.axes) for name, each in loaded.items()
+  }
+  own, sums = "key" if are_keys_own else "query", {}
+  own_map, of_mapped = problem.maps.get(own), None
+  is_scaling = own_map is not None and own_map.is_scaling
+  if is_scaling:
+    of_mapped = swizzled((SIDE, inputs[own].array.shape[-1]), jnp.float32)
+  elif own_map is not None:
+    of_mapped = tiles[own] = tiles["remainder"] = tiles["unmapped"]
+    for name in own_map.matrices:
+      shape = inputs[name].array.shape[-2:]
+      tiles[name] = swizzled(shape, inputs["unmapped"].array.dtype)
+  elif problem.projections is not None:
+    tokens = [inputs[name].array for name in ("query", "key")]
+    channels, dtype = problem.channels.channels, tokens[0].dtype
+    features = max(each.shape[-1] for each in tokens)
+    tiles["projection"] = swizzled((features, channels), dtype)
+    of_mapped = swizzled((SIDE, channels), dtype)
+    of_channels = plgpu.SMEM((channels, SIDE), jnp.float32)
+    sums = {name: of_channels for name in _SUMS if name in outputs}
+  factor = swizzled(TILE, inputs["value"].array.dtype)
+  has_products = of_gradients and problem.changed is not None
+  numbers = plgpu.SMEM((SIDE,), jnp.float32)
+  results = {
+    name: tile_memory(each.shape, each.axes)
+    for name, each in outputs.items()
+    if each.axes is not Axes.PARTS and name not in over
+  }
+  return Memory(
+    tiles,
+    results,
+    factors=[factor] * (2 if are_keys_own else 1),
+    products=swizzled(TILE, jnp.float32) if has_products else None,
+    barriers=[
+      plgpu.Barrier(num_arrivals=others),
+      plgpu.Barrier(num_arrivals=len(loaded) - others),
+    ],
+    staging=_staging(inputs.get("query")),
+    scratch=() if problem.channels is None else problem.channels.scratch(),
+    of_mapped=of_mapped if of_gradients else None,
+    channel_sums=sums,
+    marks=numbers if of_gradients else None,
+    own_scale=numbers if is_scaling and not are_keys_own else None,
+    zero=plgpu.SMEM((1,), jnp.int32),
+  )
+
+
+def with_shared(problem: Any, held: Memory, over: Mapping[str, str]) -> Memory:
+  """The memory with the results that are written over tiles."""
+  sums, results = held.channel_sums, held.results
+  if problem.channels is not None and problem.projections is None:
+    sums = {name: results[name] for name in _SUMS if name in results}
+  shared = {name: held.tiles[tile] for name, tile in over.items()}
+  return dataclasses.replace(
+    held, channel_sums=sums, results={**results, **shared}
+  )
+
+
+def written_over(
+  problem: Any,
+  inputs: Mapping[str, Input],
+  outputs: Mapping[str, Output],
+  *,
+  are_keys_own: bool,
+) -> dict[str, str]:
+  """The result that is written over a tile that no longer is read, by name."""
+  own = "key" if are_keys_own else "query"
+  if problem.projections is not None:
+    tiles = {"context": own, "tokens": own}
+  elif "unmapped" in inputs:
+    tiles = {"context": "unmapped", "tokens": "remainder"}
+  else:
+    return {}
+  tokens = inputs["unmapped" if "unmapped" in inputs else own].array
+  return {
+    name: tile
+    for name, tile in tiles.items()
+    if name in outputs
+    and outputs[name].shape.dtype == tokens.dtype
+    and outputs[name].shape.shape[-1] == tokens.shape[-1]
+  }
+
+
+def _staging(queries: Input | None) -> Any:
+  """Shared memory for a tile of staged tokens, if there are any."""
+  if queries is None or queries.axes is not Axes.STAGED:
+    return None
+  return tile_memory(queries.array, Axes.TOKENS)
