@@ -12,8 +12,8 @@ from attention.scores.base import Wrapper
 class MapsInside(Wrapper):
   """The same score of unmapped tokens: tiles are mapped in `pair`."""
 
-  # On TPUs a tile is mapped at every visit, without arrays of mapped tokens.
-  # Kernels for Hopper GPUs map their own tokens once.
+  # A tile is mapped at every visit, without arrays of mapped tokens. See
+  # hopper/token_maps.py for what kernels for Hopper GPUs do instead.
 
   def map_query(self, query):
     return query

@@ -137,10 +137,8 @@ def features(block: Block, *, of_own: bool) -> jax.Array:
   if not of_own or problem.projections.bias is None:
     return numbers
   # That of queries, in the sums q_c + k_c of pairs.
-  bias = block.inputs[problem.projections.bias].array
-  bias = bias.at[block.leading(bias.shape[:-1])]
-  bias = matrices.read(problem.interpret, bias, BY_COLUMN)
-  return numbers + down(bias, numbers.shape)
+  bias = block.tiles[problem.projections.bias][...].astype(jnp.float32)
+  return numbers + down(problem.cast(bias, BY_COLUMN), numbers.shape)
 
 
 def load_for_visits(block: Block) -> None:

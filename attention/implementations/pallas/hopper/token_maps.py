@@ -89,7 +89,8 @@ class TokenMap:
   function: Any  # (tile, *arrays) -> [mapped tile]
   # (tile, cotangents, *arrays) -> [cotangents, *parts of those of numbers]
   pull_back: Any
-  # (tile, cotangents, *arrays) -> [cotangents of matrices]; None without them
+  # (tile, cotangents, *arrays) -> [cotangents of matrices], or None if another
+  # kernel computes them
   of_matrices: Any
   # The arrays, by the names of inputs: numbers, then matrices.
   numbers: dict[str, Operand]
@@ -116,9 +117,9 @@ def inside(request: Request) -> dict[str, TokenMap]:
   found = {name: each for name, each in maps.items() if each is not None}
   if all(each.is_scaling for each in found.values()):
     return found
-  key = request.key
-  # The float32 sums of a shared key do not fit into a block's memory too.
-  is_large = key.shape[:-2] != request.leading and key.shape[-1] > SIDE
+  shared = [x.shape[:-2] != request.leading for x in request.tokens[1:]]
+  # The float32 sums of shared keys or values do not fit into a block's memory.
+  is_large = any(shared) and request.key.shape[-1] > SIDE
   if "key" in found or is_large or not _is_linear(found["query"]):
     return {}
   return found | {"key": _transposed(found["query"])}
@@ -126,6 +127,7 @@ def inside(request: Request) -> dict[str, TokenMap]:
 
 def _is_linear(own_map: TokenMap) -> bool:
   """Whether the transpose of its derivative depends on no tile."""
+  # No map that keeps NaN adds a constant.
   jaxpr = own_map.pull_back.jaxpr
   of_tokens = jaxpr.replace(outvars=jaxpr.outvars[:1])
   _, is_used = without_unused(of_tokens, keep=0)

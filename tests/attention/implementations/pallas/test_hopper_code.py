@@ -135,6 +135,7 @@ SHAPES = {
     ((128, 128),),
     *(128, (2, 3), (2, 1), 3),
   ),
+  "shared keys, small": (scores.general, ((64, 64),), 64, (2, 3), (2, 1), 4),
   "matrix and a wrapper": (
     lambda weight: scores.soft_cap(scores.general(weight), 5.0),
     ((128, 128),),
