@@ -120,7 +120,8 @@ LIMITS = {
   },
   "v5e": {
     "attention/scaled_dot/none/forward": 330,
-    "dense/float32/none/512/forward/ours": 8,
+    # All 12 are copies and slices of one computation; jax.nn has 7 operations.
+    "dense/float32/none/512/forward/ours": 12,
     "dense/bfloat16/none/512/gradient/ours": 14,
     "dense/float32/causal/512/forward/ours": 17,
     "dense/float32/causal/512/gradient/ours": 28,
