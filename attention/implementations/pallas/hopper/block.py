@@ -32,12 +32,18 @@ from attention.implementations.pallas.hopper.tiles import (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Place:
-  """The row of tiles and the entry of the leading axes of a block."""
+class Block(Memory):
+  """A block of the grid, with the tiles that it holds in shared memory."""
 
+  memory: Memory  # the same, where tiles of tensor cores are [1, n, m]
   problem: Any
-  row: jax.Array
-  entry: jax.Array
+  row: jax.Array  # of tiles
+  entry: jax.Array  # of the leading axes
+  are_keys_own: bool
+  bounds: Any  # for each row of tiles, its first visit and their end
+  inputs: Mapping[str, Input]  # with references to the device's memory
+  direct: Mapping[str, Any]  # references to results without a tile of their own
+  num_blocks: int  # of an entry of the leading axes
 
   def of_array(self, ref: Any, axes: Axes, start: Any) -> Any:
     """The tokens from `start` on, of this entry of the leading axes."""
@@ -57,18 +63,6 @@ class Place:
       entry = jax.lax.div(entry, jnp.int32(size))
       indices.append(0 if own == 1 else index)
     return tuple(reversed(indices))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Block(Place, Memory):
-  """A block of the grid, with the tiles that it holds in shared memory."""
-
-  memory: Memory  # the same, where tiles of tensor cores are [1, n, m]
-  are_keys_own: bool
-  bounds: Any  # for each row of tiles, its first visit and their end
-  inputs: Mapping[str, Input]  # with references to the device's memory
-  direct: Mapping[str, Any]  # references to results without a tile of their own
-  num_blocks: int  # of an entry of the leading axes
 
   def with_new_addresses(self) -> "Block":
     """The same block, whose tiles have addresses that are computed here.

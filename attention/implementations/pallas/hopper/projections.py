@@ -16,7 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from attention.implementations.pallas.functions import kernel_precision
 from attention.implementations.pallas.hopper import matrices, parts
 from attention.implementations.pallas.hopper.attempts import make_finite
-from attention.implementations.pallas.hopper.block import Block, Place
+from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.pairs import base, wrappers
 from attention.implementations.pallas.hopper.parts import Slice
 from attention.implementations.pallas.hopper.tiles import (
@@ -44,10 +44,10 @@ class Projection:
   first_row: int
   features: int
 
-  def rows(self, place: Place, matrix: Any) -> Any:
-    """The matrix [D, A] of an entry of the leading axes."""
+  def rows(self, block: Block, matrix: Any) -> Any:
+    """The matrix [D, A] of a block's entry of the leading axes."""
     rows = pl.ds(self.first_row, self.features)
-    return matrix.at[(*place.leading(matrix.shape[:-2]), rows)]
+    return matrix.at[(*block.leading(matrix.shape[:-2]), rows)]
 
 
 @dataclasses.dataclass(frozen=True)
