@@ -45,11 +45,9 @@ MULTI30K_SHAPES = (
   (120, 33, 34),
   (80, 49, 51),
 )
-# With data.num_shapes=6, data.length_multiple=8 and model.scan_layers.
+# With data.num_shapes=4, data.length_multiple=8 and model.scan_layers.
 MULTI30K_ALIGNED_SHAPES = (
   (256, 16, 16),
-  (168, 16, 24),
-  (168, 24, 16),
   (168, 24, 24),
   (128, 32, 32),
   (72, 56, 56),

@@ -110,8 +110,6 @@ def _with_maps_inside(sizes: Any, request: Request) -> Request:
   """The request with a score that maps tokens in kernels, if they can."""
   if sizes.target_of(request) == "hopper":
     return hopper.with_maps_inside(request)
-  if sizes.interpret and request.query.dtype.itemsize == 2:
-    return request  # XLA's CPU backend lacks some of the maps' products
   inside = dataclasses.replace(request, score=MapsInside(request.score))
   try:
     jax.eval_shape(
@@ -144,15 +142,18 @@ def _kernels(
     _side(length, sizes.query_block),
     _side(key_length, sizes.key_block),
   )
-  trace = functools.partial(tile_functions.trace, request, query, key)
-  functions, chunk = trace(tile, rules=tpu.RULES), tile[0]
-  elements = functions.pair.largest_array(tpu.RULES) // math.prod(tile)
+  rules = tpu.rules(sizes.interpret)
+  trace = functools.partial(
+    tile_functions.trace, request, query, key, rules=rules
+  )
+  functions, chunk = trace(tile), tile[0]
+  elements = functions.pair.largest_array(rules) // math.prod(tile)
   if elements > 1:
     # Arrays of features of pairs are padded to whole registers.
     tile = (_LANES, _LANES)
     padded = -(-elements // _LANES) * _LANES
     chunk = max(8, min(_LANES, _CHUNK // (_LANES * padded)))
-    functions = trace((chunk, tile[1]), rules=tpu.RULES)
+    functions = trace((chunk, tile[1]))
   return tpu.Problem(
     request.leading,
     tile,

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,6 @@ from attention.implementations.pallas.operands import (
   Operand,
   Unsupported,
 )
-
-# Replacements of functions that have custom derivatives, by name.
-Rules = Mapping[str, Callable[..., jax.Array]]
 
 # Operations that call a jaxpr, and the parameter that has it.
 _CALLS = {
@@ -45,6 +42,14 @@ _SUPPORTED = """
   reduce_min reduce_sum reshape slice split squeeze transpose
 """
 OPERATIONS = frozenset(re.findall(r"\w+", _SUPPORTED))
+
+
+class Rules(NamedTuple):
+  """How a kernel evaluates traced operations."""
+
+  # Of functions that have custom derivatives, by name.
+  replacements: Mapping[str, Callable[..., jax.Array]]
+  interpret: bool  # whether XLA's CPU backend computes the kernel
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -182,7 +187,7 @@ def _evaluate_one(equation, inputs, rules) -> Sequence[Any]:
     return evaluate_jaxpr(*inner, inputs, rules)
   if name == "dot_general":
     dtypes = [each.aval.dtype for each in equation.invars]
-    return [_product(inputs, dtypes, parameters)]
+    return [_product(inputs, dtypes, parameters, rules.interpret)]
   if name in ("convert_element_type", "iota"):
     dtype = _wide(parameters.get("new_dtype", parameters.get("dtype")))
     if name == "convert_element_type":
@@ -193,7 +198,7 @@ def _evaluate_one(equation, inputs, rules) -> Sequence[Any]:
   return results if equation.primitive.multiple_results else [results]
 
 
-def _product(inputs, dtypes, parameters) -> jax.Array:
+def _product(inputs, dtypes, parameters, interpret: bool) -> jax.Array:
   """A matrix product of two factors, accumulated in float32 at least."""
   ((left_sum,), (right_sum,)), batch = parameters["dimension_numbers"]
   left, right = inputs
@@ -213,6 +218,7 @@ def _product(inputs, dtypes, parameters) -> jax.Array:
     (left_sum, right_sum),
     tuple(dtypes),
     kernel_precision(parameters["precision"]),
+    interpret,
   )
   return product.reshape(*leading, *product.shape) if leading else product
 
@@ -227,13 +233,12 @@ def kernel_precision(precision: Any) -> jax.lax.Precision:
   return jax.lax.Precision.HIGHEST
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def matrix_product(left, right, axes, dtypes, precision):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def matrix_product(left, right, axes, dtypes, precision, interpret):
   """The product of two matrices along one axis of each."""
   # The factors are rounded to `dtypes` and their gradients are not.
-  left, right = (
-    each.astype(dtype) for each, dtype in zip((left, right), dtypes)
-  )
+  rounded = _wide_rounded if interpret else jnp.asarray
+  left, right = map(rounded, (left, right), dtypes)
   if left.dtype.itemsize == 2:
     precision = jax.lax.Precision.DEFAULT
   return jax.lax.dot_general(
@@ -245,12 +250,11 @@ def matrix_product(left, right, axes, dtypes, precision):
   )
 
 
-def _product_forward(left, right, axes, dtypes, precision):
-  product = matrix_product(left, right, axes, dtypes, precision)
-  return product, (left, right)
+def _product_forward(left, right, *constants):
+  return matrix_product(left, right, *constants), (left, right)
 
 
-def _product_backward(axes, dtypes, precision, factors, cotangent):
+def _product_backward(axes, dtypes, precision, interpret, factors, cotangent):
   left, right = factors
   # A factor's gradient is the product of the cotangent and the other factor,
   # in the order of the factor's axes.
@@ -261,12 +265,21 @@ def _product_backward(axes, dtypes, precision, factors, cotangent):
   if axes[1] == 0:
     of_right = (left, cotangent, (1 - axes[0], 0)), of_right[1]
   return tuple(
-    matrix_product(*arguments, types, precision)
+    matrix_product(*arguments, types, precision, interpret)
     for arguments, types in (of_left, of_right)
   )
 
 
 matrix_product.defvjp(_product_forward, _product_backward)
+
+
+def _wide_rounded(value, dtype) -> jax.Array:
+  """Numbers that are rounded to a dtype, in float32 at least."""
+  # XLA's CPU backend lacks some products of bfloat16 (jaxlib 0.10.2).
+  info = jnp.finfo(dtype)
+  return jax.lax.reduce_precision(
+    value.astype(_wide(dtype)), info.nexp, info.nmant
+  )
 
 
 def _wide(dtype) -> Any:
@@ -284,7 +297,9 @@ def _widened(value):
 
 def _replacement(equation, rules) -> Callable | None:
   inner = called(equation)
-  return rules.get(inner[0].debug_info.func_name) if inner else None
+  if inner is None:
+    return None
+  return rules.replacements.get(inner[0].debug_info.func_name)
 
 
 def _equations(jaxpr: Jaxpr, rules: Rules) -> Iterator:

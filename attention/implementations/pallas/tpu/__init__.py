@@ -6,6 +6,6 @@ VMEM from its first visit to its last, and Pallas loads the other tiles.
 """
 
 from attention.implementations.pallas.tpu.problem import Problem
-from attention.implementations.pallas.tpu.visit import RULES
+from attention.implementations.pallas.tpu.visit import rules
 
-__all__ = ["RULES", "Problem"]
+__all__ = ["Problem", "rules"]

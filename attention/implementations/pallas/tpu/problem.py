@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from attention.implementations.pallas.functions import matrix_product
+from attention.implementations.pallas.functions import Rules, matrix_product
 from attention.implementations.pallas.operands import Operand, summed
 from attention.implementations.pallas.tile_functions import TileFunctions
 from attention.implementations.pallas.tpu import gradient, gradient_rows, whole
@@ -20,6 +20,7 @@ from attention.implementations.pallas.tpu.grid import (
   row_inputs,
 )
 from attention.implementations.pallas.tpu.tokens import is_transposed
+from attention.implementations.pallas.tpu.visit import rules
 from attention.implementations.pallas.visits import Visibility
 from attention.softmax import Statistics
 
@@ -52,6 +53,11 @@ class Problem:
     return [each.array for each in self.functions.operands]
 
   @property
+  def rules(self) -> Rules:
+    """How the kernels evaluate the functions."""
+    return rules(self.interpret)
+
+  @property
   def padded_lengths(self) -> tuple[int, int]:
     """T and S, rounded up to tiles."""
     rows, columns = self.visibility.tiles.shape
@@ -73,11 +79,10 @@ class Problem:
 
   def product(self, left, right, axes: tuple[int, int], dtype) -> jax.Array:
     """The product of two matrices of numbers that are rounded to a dtype."""
-    if self.interpret:  # XLA's CPU backend lacks some products of 16 bits
-      wide = jnp.promote_types(dtype, jnp.float32)
-      left, right = (each.astype(dtype).astype(wide) for each in (left, right))
-      dtype = wide
-    return matrix_product(left, right, axes, (dtype, dtype), self.precision)
+    dtypes = (dtype, dtype)
+    return matrix_product(
+      left, right, axes, dtypes, self.precision, self.rules.interpret
+    )
 
   def forward(
     self, operands: Sequence[jax.Array], tokens: Sequence[jax.Array]

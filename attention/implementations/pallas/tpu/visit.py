@@ -9,13 +9,17 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from attention.implementations.pallas.functions import Rules
 from attention.implementations.pallas.operands import Kind
 from attention.implementations.pallas.tpu import whole
 from attention.implementations.pallas.tpu.additive import weighted_tanh_sum
 from attention.implementations.pallas.tpu.tokens import LANES
 from attention.implementations.pallas.visits import HIDDEN, MASKED
 
-RULES = {"weighted_tanh_sum": weighted_tanh_sum}
+
+def rules(interpret: Any) -> Rules:
+  """How kernels evaluate traced operations."""
+  return Rules({"weighted_tanh_sum": weighted_tanh_sum}, bool(interpret))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,7 +88,7 @@ class Visit:
       each.astype(jnp.promote_types(each.dtype, jnp.float32))
       for each in (query, key)
     )
-    pair = functools.partial(problem.functions.pair, RULES)
+    pair = functools.partial(problem.functions.pair, problem.rules)
     if of_keys:
       scores, pull_back = jax.vjp(
         lambda key: pair((query, key, *where), of_pair), key
@@ -103,10 +107,10 @@ class Visit:
       scores = pair((query, key, *where), of_pair)
     scores = scores.astype(problem.dtype)
     if problem.functions.bias is not None:
-      bias = problem.functions.bias(RULES, where, of_bias)
+      bias = problem.functions.bias(problem.rules, where, of_bias)
       scores = scores + bias.astype(problem.dtype)
     if masked:
-      visible = problem.functions.visible(RULES, where, of_visible)
+      visible = problem.functions.visible(problem.rules, where, of_visible)
       scores = jnp.where(visible, scores, -jnp.inf)
     return scores, pull_back
 
