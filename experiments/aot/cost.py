@@ -27,6 +27,10 @@ _FREE = {
 }  # fmt: skip
 # The ends and intermediate steps of asynchronous operations.
 _ENDS = re.compile(r".*-(done|update)$")
+# Instructions that copy arrays without computing. XLA starts many of a TPU's
+# ahead of the operation that reads the copy.
+_COPIES = {"copy", "copy-start", "slice", "slice-start"}
+_JOINED_COPIES = 'custom_call_target="ConcatBitcast"'
 _COLLECTIVES = (
   "all-gather",
   "all-reduce",
@@ -45,6 +49,7 @@ class Cost:
   """The cost of a program on each device."""
 
   kernels: int  # that a GPU launches; fused operations of a TPU
+  copies: int  # of `kernels`, those that copy arrays without computing
   traffic: int  # bytes that kernels read from and write to the memory
   temporaries: int  # bytes of memory besides arguments and results
   arguments: int  # bytes
@@ -119,12 +124,13 @@ def cost_of(program: Any, seconds: float, *, target: Target) -> Cost:
     for computation in parsed.computations.values()
     for instruction in computation
   }
-  kernels = traffic = cycles = 0
+  kernels = copies = traffic = cycles = 0
   collectives: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
   for _, instruction, times in parsed.executed():
     if instruction.opcode in _FREE or _ENDS.match(instruction.opcode):
       continue
     kernels += times
+    copies += times * _is_copy(instruction)
     moved = (
       *_read(parsed, sizes, instruction),
       *_written(parsed, sizes, instruction),
@@ -142,6 +148,7 @@ def cost_of(program: Any, seconds: float, *, target: Target) -> Cost:
   memory = program.memory_analysis()
   return Cost(
     kernels,
+    copies,
     traffic,
     memory.temp_size_in_bytes,
     memory.argument_size_in_bytes,
@@ -150,6 +157,11 @@ def cost_of(program: Any, seconds: float, *, target: Target) -> Cost:
     estimate + received / target.interconnect,
     seconds,
   )
+
+
+def _is_copy(instruction: hlo.Instruction) -> bool:
+  """Whether an operation copies an array, or joins what copies have written."""
+  return instruction.opcode in _COPIES or _JOINED_COPIES in instruction.text
 
 
 def _collective(instruction: hlo.Instruction) -> str | None:

@@ -107,6 +107,7 @@ def test_cost_counts_kernels_slices_and_collectives():
   found = cost.cost_of(Compiled(), 1.0, target=targets.TARGETS["h100"])
   # 7 slices, 7 updates, an all-reduce and two copies.
   assert found.kernels == 7 + 7 + 1 + 2
+  assert found.copies == 7 + 2
   # A slice reads 16 bytes and writes on-chip memory, which does not count; an
   # update writes 16 bytes in place; each of the others moves 256 bytes.
   assert found.traffic == 7 * 16 + 7 * 16 + 3 * 256

@@ -13,6 +13,7 @@ from experiments.config import parse
 
 COST = Cost(
   kernels=1000,
+  copies=0,
   traffic=3 * 2**30,
   temporaries=2 * 2**30,
   arguments=2**30,

@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval as partial_evaluation
 
 from attention.implementations.pallas.functions import (
+  Rules,
   apply_primitive,
   called,
   check_supported,
@@ -240,7 +241,7 @@ def _traced(
   jaxpr = closed.jaxpr
   jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.invars, *jaxpr.constvars])
   jaxpr, used = without_unused(jaxpr, keep=first)
-  check_supported(jaxpr, {})
+  check_supported(jaxpr, Rules({}, interpret=False))
   operands = [each for each, own in zip(operands, used[first:]) if own]
   _check_kinds(operands)
   names = [f"{name} {number}" for number in range(len(operands))]
