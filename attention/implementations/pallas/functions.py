@@ -123,6 +123,17 @@ def check_supported(jaxpr: Jaxpr, rules: Rules) -> None:
     name = equation.primitive.name
     if name not in OPERATIONS:
       raise Unsupported(f"does not support the operation {name} of a score")
+    if name == "dot_general" and not _is_of_matrices(equation):
+      raise Unsupported("supports products of two matrices only in a score")
+
+
+def _is_of_matrices(equation: Any) -> bool:
+  """Whether a product sums over one axis of matrices; leading axes are 1."""
+  sums, batch = equation.params["dimension_numbers"]
+  return all(
+    len(axes) == 1 and variable.aval.ndim - len(leading) == 2
+    for variable, axes, leading in zip(equation.invars, sums, batch)
+  )
 
 
 def interpret(

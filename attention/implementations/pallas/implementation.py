@@ -68,13 +68,15 @@ class Pallas:
       return f"computes in float32, got {request.dtype}"
     if 0 in (*request.leading, *request.scores_shape[-2:]):
       return None
-    return self._call().obstacle(self, request)
+    return self._call().obstacle(self, _with_values(request))
 
   def __call__(self, request: Request) -> tuple[jax.Array, Statistics]:
     """The context [..., T, E] and the statistics [..., T]."""
     if 0 in (*request.leading, *request.scores_shape[-2:]):
       return Blockwise()(request)
-    return self._call().compute(self, request)
+    features = request.value.shape[-1]
+    context, statistics = self._call().compute(self, _with_values(request))
+    return context[..., :features], statistics
 
   def target_of(self, request: Request) -> str:
     """The kind of device of the kernels."""
@@ -85,3 +87,13 @@ class Pallas:
     from attention.implementations.pallas import call
 
     return call
+
+
+def _with_values(request: Request) -> Request:
+  """The request with values of one feature at least."""
+  # A caller that needs the statistics only gives values without features.
+  value = request.value
+  if value.shape[-1]:
+    return request
+  zeros = jnp.zeros((*value.shape[:-1], 1), value.dtype)
+  return dataclasses.replace(request, value=zeros)

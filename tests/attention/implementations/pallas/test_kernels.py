@@ -68,6 +68,14 @@ def parameters(name):
       "score": scores.positional(lambda q, k, i, j: q @ k.mT - 0.1 * abs(i - j))
     },
     "local": {"score": scores.local(scores.dot(), 40)},
+    "predicted": {"score": scores.local(scores.dot(), 40, weight, vector)},
+    "concat": {
+      "score": scores.concat(jnp.concatenate([weight, other]), vector)
+    },
+    "QK norm": {"score": scores.qk_norm(scores.scaled_dot(scale=heads))},
+    "Transformer-XL": {
+      "score": scores.transformer_xl(*arrays((8, 8), (8,), (8,), seed=3))
+    },
     "sink": {"normalizer": normalizers.softmax(sink=heads)},
   }
   return found[name]
@@ -84,7 +92,8 @@ NAMES = (
     "soft cap",
     "temperature",
   ),
-  *("manhattan", "closure", "positional", "local", "sink"),
+  *("manhattan", "closure", "positional", "local", "predicted", "concat"),
+  *("QK norm", "Transformer-XL", "sink"),
 )
 
 
