@@ -25,7 +25,7 @@ _PLATFORMS = ("cpu", "cuda", "tpu")
 # (`docs/measurements.md`), and compiles sooner.
 _DENSE_ON_CPUS = 1 << 18
 # Accelerators start several operations for each tile, so that the dense formula
-# is faster as long as its two arrays of scores are at most so large.
+# is faster as long as its arrays of pairs are at most so large.
 _DENSE_BYTES = 256 << 20
 
 
@@ -213,5 +213,8 @@ def _is_small(request: Request) -> bool:
   elements = math.prod(request.scores_shape) * request.elements_per_pair
   if request.target == "cpu":
     return elements <= _DENSE_ON_CPUS
-  arrays = elements // num_automatic_devices() * request.dtype.itemsize
-  return 2 * arrays <= _DENSE_BYTES
+  # The scores, and on GPUs the weights in the dtype of the tokens.
+  size = request.dtype.itemsize
+  if request.target == "cuda":
+    size += request.query.dtype.itemsize
+  return elements // num_automatic_devices() * size <= _DENSE_BYTES

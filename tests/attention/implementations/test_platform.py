@@ -70,7 +70,12 @@ def test_under_jit_the_lowered_platform_selects_the_implementation():
 
 
 @pytest.mark.parametrize(
-  ("length", "loops"), [(1024, {"cpu"}), (4096, {"cpu", "tpu", "cuda"})]
+  ("length", "loops"),
+  [
+    (1024, {"cpu"}),
+    (2816, {"cpu", "cuda"}),  # 242 MiB of scores, and as many of weights
+    (4096, {"cpu", "tpu", "cuda"}),
+  ],
 )
 def test_accelerators_compute_the_dense_formula_while_it_is_small(
   length, loops
