@@ -102,6 +102,8 @@ def _computed_by(
   choose: Callable[[Request], Implementation] = _fastest
   if implementation is not None:
     chosen = _named(implementation)
+    if request.platform is None and (platform := _platform_of_mesh()):
+      request = dataclasses.replace(request, branch=platform)
     if obstacle := chosen.obstacle(request):
       raise NotImplementedError(
         f"implementation={implementation!r} cannot serve this call: it "

@@ -47,6 +47,7 @@ SCORES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     lambda *weights: scores.local(scores.scaled_dot(), 128.0, *weights),
     ((FEATURES, HIDDEN), (HIDDEN,)),
   ),
+  "local_m": (lambda: scores.local(scores.scaled_dot(), 128.0), ()),
   "temperature": (
     lambda temperature: scores.temperature(scores.scaled_dot(), temperature),
     ((HEADS,),),
@@ -79,7 +80,7 @@ PATTERNS: dict[str, Callable[..., dict[str, Any]]] = {
 DERIVATIVES = ("forward", "gradient", "jvp")
 _OF_KERNELS = (
   *("scaled_dot", "dot", "general", "cosine", "additive", "concat"),
-  *("soft_cap", "qk_norm", "manhattan"),
+  *("soft_cap", "qk_norm", "temperature", "local_m", "manhattan"),
 )
 _DEFAULT_SCORES = ("scaled_dot", "general", "additive", "manhattan")
 

@@ -55,7 +55,11 @@ class Pallas:
     """Why the kernels cannot serve a request, or None if they can."""
     is_known = self.target is not None or request.target in _TARGETS
     if not self.interpret and not is_known:
-      return f"needs a TPU or a Hopper GPU, the platform is {request.target}"
+      return (
+        f"needs a TPU or a Hopper GPU, the platform is {request.target};"
+        " Pallas(target=...) compiles for one that is absent,"
+        " Pallas(interpret=True) interprets the kernels"
+      )
     if not request.has_known_sizes:
       return "needs known sizes"
     if not is_softmax(request.normalizer):

@@ -16,6 +16,9 @@ from tests.attention.oracle import draw
 
 # The interpreter is not public in JAX 0.10.
 params = pytest.importorskip("jax._src.pallas.mosaic_gpu.interpret.params")
+interpreter = pytest.importorskip(
+  "jax._src.pallas.mosaic_gpu.interpret.interpret_pallas_call"
+)
 INTERPRETED = Pallas(target="hopper", interpret=params.InterpretGPUParams())
 
 
@@ -177,6 +180,23 @@ def test_results_and_gradients_equal_the_reference(name):
   tokens = arrays((50, 64), (100, 64), (100, 64))
   got = results(INTERPRETED, tokens, **CASES[name])
   jax.tree.map(close, got, exact_results(tokens, **CASES[name]))
+
+
+@sampled("name", ["dot", "general", "cosine", "additive"], default=[])
+def test_float16_tokens(name):
+  tokens = arrays((50, 64), (100, 64), (100, 64), dtype=jnp.float16)
+  got = results(INTERPRETED, tokens, **CASES[name])
+  jax.tree.map(close, got, exact_results(tokens, **CASES[name]))
+
+
+@sampled("name", [*CASES, *MASKED], default=[])
+def test_no_races_of_copies_with_computations(name):
+  checked = params.InterpretGPUParams(detect_races=True)
+  kernels = Pallas(target="hopper", interpret=checked)
+  options = (CASES | MASKED)[name]
+  tokens = arrays((50, 64), (100, 64), (100, 64))
+  jax.block_until_ready(results(kernels, tokens, **options))
+  assert not interpreter.get_races().races_found
 
 
 def of_heads(name, channels, heads=(3,)):

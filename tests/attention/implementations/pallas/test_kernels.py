@@ -192,7 +192,15 @@ def test_a_gradient_is_three_kernels_without_sums_besides(name):
   )
 
 
-@sampled("name", ["dot", "additive", "causal"], default=[])
+@sampled("name", NAMES, default=[])
+def test_float16_tokens(name):
+  tokens, arguments = arrays(*SHAPES, dtype=jnp.float16), parameters(name)
+  got = results(tokens, INTERPRETED, arguments)
+  wide = [each.astype(jnp.float32) for each in tokens]
+  close(got, results(wide, "reference", arguments), 5e-3)
+
+
+@sampled("name", ["dot", "additive", "causal", "general"], default=[])
 def test_bfloat16_is_as_exact_as_the_reference(name):
   arguments = parameters(name)
   exact = results(arrays(*SHAPES), "reference", arguments)
@@ -270,7 +278,9 @@ def test_vmap_equals_a_leading_axis():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["causal", "additive"])
+@pytest.mark.parametrize(
+  "name", ["causal", "padding", "general", "additive", "cosine", "closure"]
+)
 def test_no_races_and_no_uninitialised_memory(name, capfd):
   checked = pltpu.InterpretParams(
     detect_races=True, uninitialized_memory="nan", out_of_bounds_reads="raise"
