@@ -99,11 +99,11 @@ def _computed_by(
   request: Request, implementation: ImplementationLike
 ) -> tuple[jax.Array, Statistics | None]:
   """The result of the implementation for the request's score."""
+  if request.platform is None:
+    request = dataclasses.replace(request, branch=_platform_of_mesh())
   choose: Callable[[Request], Implementation] = _fastest
   if implementation is not None:
     chosen = _named(implementation)
-    if request.platform is None and (platform := _platform_of_mesh()):
-      request = dataclasses.replace(request, branch=platform)
     if obstacle := chosen.obstacle(request):
       raise NotImplementedError(
         f"implementation={implementation!r} cannot serve this call: it "
@@ -152,10 +152,7 @@ def _on_its_platform(
   # Under `jax.jit` without a mesh, the platform is known only when the program
   # is lowered. The program then has a branch for each implementation that
   # `choose` returns.
-  if request.platform is not None:
-    return _run(choose(request), request)
-  if platform := _platform_of_mesh():
-    request = dataclasses.replace(request, branch=platform)
+  if request.platform or request.branch:
     return _run(choose(request), request)
   branches: dict[Any, tuple[Implementation, Request]] = {}
   keys = {}

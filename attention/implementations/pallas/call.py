@@ -24,10 +24,10 @@ from attention.implementations.pallas.derivative import (
   KernelAttention,
   shared_operands,
 )
-from attention.implementations.pallas.functions import kernel_precision
 from attention.implementations.pallas.hopper import token_maps
 from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.operands import Unsupported
+from attention.implementations.pallas.products import kernel_precision
 from attention.implementations.pallas.visits import Visibility
 from attention.masks.tile_visibility import grid_visibility
 from attention.normalizers import softmax

@@ -7,7 +7,6 @@ of matrix products, and the additive score has a loop over channels.
 """
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,6 +20,11 @@ from attention.implementations.pallas.operands import (
   Kind,
   Operand,
   Unsupported,
+)
+from attention.implementations.pallas.products import (
+  kernel_precision,
+  matrix_product,
+  wide,
 )
 
 # Operations that call a jaxpr, and the parameter that has it.
@@ -49,7 +53,7 @@ class Rules(NamedTuple):
 
   # Of functions that have custom derivatives, by name.
   replacements: Mapping[str, Callable[..., jax.Array]]
-  interpret: bool  # whether XLA's CPU backend computes the kernel
+  is_interpreted: bool  # whether XLA's CPU backend computes the kernel
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -198,9 +202,9 @@ def _evaluate_one(equation, inputs, rules) -> Sequence[Any]:
     return evaluate_jaxpr(*inner, inputs, rules)
   if name == "dot_general":
     dtypes = [each.aval.dtype for each in equation.invars]
-    return [_product(inputs, dtypes, parameters, rules.interpret)]
+    return [_product(inputs, dtypes, parameters, rules.is_interpreted)]
   if name in ("convert_element_type", "iota"):
-    dtype = _wide(parameters.get("new_dtype", parameters.get("dtype")))
+    dtype = wide(parameters.get("new_dtype", parameters.get("dtype")))
     if name == "convert_element_type":
       return [jax.lax.convert_element_type(inputs[0], dtype)]
     parameters = {**parameters, "dtype": dtype}
@@ -209,7 +213,7 @@ def _evaluate_one(equation, inputs, rules) -> Sequence[Any]:
   return results if equation.primitive.multiple_results else [results]
 
 
-def _product(inputs, dtypes, parameters, interpret: bool) -> jax.Array:
+def _product(inputs, dtypes, parameters, is_interpreted: bool) -> jax.Array:
   """A matrix product of two factors, accumulated in float32 at least."""
   ((left_sum,), (right_sum,)), batch = parameters["dimension_numbers"]
   left, right = inputs
@@ -229,81 +233,16 @@ def _product(inputs, dtypes, parameters, interpret: bool) -> jax.Array:
     (left_sum, right_sum),
     tuple(dtypes),
     kernel_precision(parameters["precision"]),
-    interpret,
+    is_interpreted,
   )
   return product.reshape(*leading, *product.shape) if leading else product
 
 
-def kernel_precision(precision: Any) -> jax.lax.Precision:
-  """One pass of bfloat16 or float32, which are what kernels have."""
-  parts = precision if isinstance(precision, tuple) else (precision,)
-  names = {getattr(each, "name", str(each)).lower() for each in parts}
-  single = {"none", "default", "bfloat16", "bf16_bf16_f32"}
-  if names <= single:
-    return jax.lax.Precision.DEFAULT
-  return jax.lax.Precision.HIGHEST
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
-def matrix_product(left, right, axes, dtypes, precision, interpret):
-  """The product of two matrices along one axis of each."""
-  # The factors are rounded to `dtypes` and their gradients are not.
-  rounded = _wide_rounded if interpret else jnp.asarray
-  left, right = map(rounded, (left, right), dtypes)
-  if left.dtype.itemsize == 2:
-    precision = jax.lax.Precision.DEFAULT
-  return jax.lax.dot_general(
-    left,
-    right,
-    (((axes[0],), (axes[1],)), ((), ())),
-    precision=precision,
-    preferred_element_type=_wide(jnp.result_type(left, right)),
-  )
-
-
-def _product_forward(left, right, *constants):
-  return matrix_product(left, right, *constants), (left, right)
-
-
-def _product_backward(axes, dtypes, precision, interpret, factors, cotangent):
-  left, right = factors
-  # A factor's gradient is the product of the cotangent and the other factor,
-  # in the order of the factor's axes.
-  of_left = (cotangent, right, (1, 1 - axes[1])), (dtypes[1],) * 2
-  of_right = (cotangent, left, (0, 1 - axes[0])), (dtypes[0],) * 2
-  if axes[0] == 0:
-    of_left = (right, cotangent, (1 - axes[1], 1)), of_left[1]
-  if axes[1] == 0:
-    of_right = (left, cotangent, (1 - axes[0], 0)), of_right[1]
-  return tuple(
-    matrix_product(*arguments, types, precision, interpret)
-    for arguments, types in (of_left, of_right)
-  )
-
-
-matrix_product.defvjp(_product_forward, _product_backward)
-
-
-def _wide_rounded(value, dtype) -> jax.Array:
-  """Numbers that are rounded to a dtype, in float32 at least."""
-  # XLA's CPU backend lacks some products of bfloat16 (jaxlib 0.10.2).
-  info = jnp.finfo(dtype)
-  return jax.lax.reduce_precision(
-    value.astype(_wide(dtype)), info.nexp, info.nmant
-  )
-
-
-def _wide(dtype) -> Any:
-  """Float32 for floating-point numbers of fewer bits."""
-  if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
-    return jnp.dtype(jnp.float32)
-  return dtype
-
-
 def _widened(value):
   dtype = jnp.result_type(value)
-  wide = _wide(dtype)
-  return value if wide == dtype else jnp.asarray(value).astype(wide)
+  if wide(dtype) == dtype:
+    return value
+  return jnp.asarray(value).astype(wide(dtype))
 
 
 def _replacement(equation, rules) -> Callable | None:

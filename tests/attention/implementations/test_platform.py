@@ -100,6 +100,21 @@ def test_under_a_mesh_only_the_branch_of_its_platform_is_traced():
   assert "while" in alone.lower().as_text()  # blockwise, as CPUs compute it
 
 
+def test_a_named_implementation_is_for_the_platform_of_the_mesh():
+  tokens = [jax.ShapeDtypeStruct((128, 64), jnp.bfloat16)] * 3
+
+  def trace():
+    by_kernels = functools.partial(attend, implementation="pallas")
+    return jax.jit(by_kernels).trace(*tokens)
+
+  assert "Ref<gmem>" in str(trace().jaxpr)  # a kernel for GPUs
+  with (
+    jax.set_mesh(jax.make_mesh((1,), ("x",), (AxisType.Auto,))),
+    pytest.raises(NotImplementedError, match="the platform is cpu"),
+  ):
+    trace()
+
+
 def test_accelerators_get_larger_tiles_than_cpus():
   tokens = [jax.ShapeDtypeStruct((1, 8192, 8), jnp.float32)] * 3
   attend_blockwise = functools.partial(attend, implementation="blockwise")

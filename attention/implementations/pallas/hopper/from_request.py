@@ -7,7 +7,6 @@ from typing import Any
 import jax
 
 from attention.implementations.dot_products import is_dot_product
-from attention.implementations.pallas.functions import kernel_precision
 from attention.implementations.pallas.hopper import (
   projections,
   scales,
@@ -39,6 +38,7 @@ from attention.implementations.pallas.operands import (
   aligned_right,
   of_parameter,
 )
+from attention.implementations.pallas.products import kernel_precision
 from attention.masks.tile_visibility import grid_visibility
 from attention.masks.types import Below
 from attention.request import Request

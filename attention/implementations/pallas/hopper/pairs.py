@@ -241,7 +241,7 @@ def _traced(
   jaxpr = closed.jaxpr
   jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.invars, *jaxpr.constvars])
   jaxpr, used = without_unused(jaxpr, keep=first)
-  check_supported(jaxpr, Rules({}, interpret=False))
+  check_supported(jaxpr, Rules({}, is_interpreted=False))
   operands = [each for each, own in zip(operands, used[first:]) if own]
   _check_kinds(operands)
   names = [f"{name} {number}" for number in range(len(operands))]

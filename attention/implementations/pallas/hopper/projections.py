@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas.functions import kernel_precision
 from attention.implementations.pallas.hopper import matrices, parts
 from attention.implementations.pallas.hopper.attempts import make_finite
 from attention.implementations.pallas.hopper.block import Block
@@ -28,6 +27,7 @@ from attention.implementations.pallas.hopper.tiles import (
 )
 from attention.implementations.pallas.hopper.token_maps import changes_tokens
 from attention.implementations.pallas.operands import Operand, of_parameter
+from attention.implementations.pallas.products import kernel_precision
 from attention.request import Request
 from attention.scores.classical import Additive, Concat
 

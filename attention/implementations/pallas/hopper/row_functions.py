@@ -26,6 +26,7 @@ from attention.implementations.pallas.hopper.tiles import (
   across,
 )
 from attention.implementations.pallas.operands import Unsupported
+from attention.implementations.pallas.products import kernel_precision
 
 # Operations of the compiler of kernels, and `add_any`, which is an addition.
 _ELEMENTWISE = frozenset(
@@ -193,7 +194,7 @@ def _apply(
   """The results of an operation; numbers have 32 bits."""
   name, parameters = equation.primitive.name, equation.params
   if name == "dot_general":
-    if functions.kernel_precision(parameters["precision"]) != _DEFAULT:
+    if kernel_precision(parameters["precision"]) != _DEFAULT:
       raise Unsupported("has products of tokens with the default precision")
     return [_multiplied(product, equation, *inputs)]
   if any(isinstance(each, Matrix | OuterProducts) for each in inputs):

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from attention.implementations.pallas.functions import Rules, matrix_product
+from attention.implementations.pallas.functions import Rules
 from attention.implementations.pallas.operands import Operand, summed
+from attention.implementations.pallas.products import matrix_product
 from attention.implementations.pallas.tile_functions import TileFunctions
 from attention.implementations.pallas.tpu import gradient, gradient_rows, whole
 from attention.implementations.pallas.tpu.forward import online_softmax
@@ -81,7 +82,7 @@ class Problem:
     """The product of two matrices of numbers that are rounded to a dtype."""
     dtypes = (dtype, dtype)
     return matrix_product(
-      left, right, axes, dtypes, self.precision, self.rules.interpret
+      left, right, axes, dtypes, self.precision, self.rules.is_interpreted
     )
 
   def forward(
