@@ -198,12 +198,17 @@ class Placed(Wrapper):
     known = self.key_length is not None
     placed = dataclasses.replace(
       positions,
-      query_start=positions.query_start + self.row,
-      key_start=positions.key_start + self.column,
+      query_start=_moved(positions.query_start, self.row),
+      key_start=_moved(positions.key_start, self.column),
       key_length=self.key_length if known else positions.key_length,
       first_head=positions.first_head + self.first_head,
     )
     return self.score.pair_at(query, key, placed)
+
+
+def _moved(start, shift):
+  is_zero = isinstance(shift, int) and shift == 0
+  return start if is_zero else start + shift
 
 
 @jax.tree_util.register_dataclass

@@ -25,6 +25,7 @@ from attention.implementations.pallas.derivative import (
   shared_operands,
 )
 from attention.implementations.pallas.hopper import token_maps
+from attention.implementations.pallas.location import with_vectors_as_keys
 from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.products import kernel_precision
@@ -43,7 +44,7 @@ _CHUNK = 1 << 18
 def obstacle(sizes: Any, request: Request) -> str | None:
   """Why kernels do not support a score, a mask or a bias; None if they do."""
   # The score's maps are traced, not computed.
-  request = _with_maps_inside(sizes, request)
+  request = _with_maps_inside(sizes, with_vectors_as_keys(request))
   try:
     jax.eval_shape(
       lambda: (_kernels(sizes, request, *_mapped(sizes, request)[:2]), 0)[1]
@@ -121,12 +122,15 @@ def _with_maps_inside(sizes: Any, request: Request) -> Request:
 
 
 def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
+  request = with_vectors_as_keys(request)
   is_finite = request.score.is_finite
   request = _with_maps_inside(sizes, request)
   tokens = _mapped(sizes, request)
   kernels = _kernels(sizes, request, *tokens[:2])
   rule, captured = _rule(request, *tokens[:2])
-  shared = shared_operands(captured.pair, kernels.score_operands)
+  shared = shared_operands(
+    [*captured.pair, *captured.bias], kernels.differentiable_operands
+  )
   attention = KernelAttention(kernels, rule, shared, is_finite)
   return attention(Arguments(captured, kernels.arrays, [*tokens]))
 

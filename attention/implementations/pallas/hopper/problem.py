@@ -57,7 +57,7 @@ class Problem:
     return self._weights | numbers | self._arrays_of_maps
 
   @property
-  def score_operands(self) -> list[Operand]:
+  def differentiable_operands(self) -> list[Operand]:
     """The arrays whose gradients the kernels compute."""
     return [*self.differentiable.values()]
 

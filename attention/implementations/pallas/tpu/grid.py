@@ -9,7 +9,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from attention.implementations.pallas.operands import Kind, Operand
+from attention.implementations.pallas.operands import (
+  Kind,
+  Operand,
+  lengthened,
+)
 from attention.implementations.pallas.tpu import tokens, whole
 from attention.implementations.pallas.tpu.visit import Visit
 from attention.implementations.pallas.visits import Visits, unpacked
@@ -29,6 +33,12 @@ class TileGrid:
   def _own(self) -> list[int]:
     """The leading axes of the grid."""
     return [n for n in range(len(self.problem.leading)) if n not in self.shared]
+
+  @property
+  def _sizes(self) -> list[int]:
+    """The leading axes of the context, of size 1 if visits run over them."""
+    sizes = enumerate(self.problem.leading)
+    return [1 if n in self.shared else size for n, size in sizes]
 
   def _place(self, point, tiles, groups=None) -> Visit:
     """The visit at a point of the grid."""
@@ -76,6 +86,16 @@ class TileGrid:
 
   def gradient(self, operand: Operand):
     """The shape and the blocks of the gradient of an operand."""
+    if operand.kind is Kind.COLUMN:
+      return self.statistics(self.problem.padded_lengths[0])
+    sizes = self._sizes
+    length = self.problem.padded_lengths[1]
+    if operand.kind is Kind.ROW:
+      block = (*[None] * len(sizes), 1, self.problem.tile[1])
+      return (*sizes, 1, length), self._spec(
+        block,
+        lambda visit: (*_of_sizes(visit.indices, sizes), 0, visit.column),
+      )
     core, kept = whole.stored_shape(operand), whole.kept_axes(operand)
     leading = self.problem.leading
     shape = (*leading[:kept], *[1] * (len(leading) - kept), *core)
@@ -107,14 +127,14 @@ class TileGrid:
         return index(visit, *zeros)
 
     elif operand.kind is Kind.COLUMN:
-      array = _lengthened(array, -1, lengths[0])[..., None, :]
+      array = lengthened(array, -1, lengths[0])[..., None, :]
       block, at = (1, queries), lambda visit: index(visit, 0, visit.row)
     elif operand.kind is Kind.ROW:
-      array = _lengthened(array, -1, lengths[1])[..., None, :]
+      array = lengthened(array, -1, lengths[1])[..., None, :]
       block, at = (1, keys), lambda visit: index(visit, 0, visit.column)
     else:
-      array = _lengthened(array, -2, lengths[0])
-      array = _lengthened(array, -1, lengths[1])
+      array = lengthened(array, -2, lengths[0])
+      array = lengthened(array, -1, lengths[1])
       block = (queries, keys)
 
       def at(visit):
@@ -146,7 +166,7 @@ class TileGrid:
 
     def body(*refs):
       point = [pl.program_id(n) for n in range(count)]
-      order, *others = _split(refs, [len(visits), len(arrays), len(shapes)])
+      order, *others = split(refs, [len(visits), len(arrays), len(shapes)])
       kernel(self._place(point, *order), *others)
 
     return pl.pallas_call(
@@ -173,7 +193,7 @@ class TileGrid:
     )(*visits, *arrays)
 
 
-def _split(values: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
+def split(values: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
   """The first of `sizes` values, the next, and the rest."""
   parts = []
   for size in sizes:
@@ -217,10 +237,3 @@ def _readable(array: jax.Array) -> jax.Array:
   if array.dtype == jnp.bool_:
     return array.astype(jnp.int32)
   return array
-
-
-def _lengthened(array: jax.Array, axis: int, length: int) -> jax.Array:
-  """Repeats the last entry of an axis up to `length`."""
-  widths = [(0, 0)] * array.ndim
-  widths[axis] = (0, length - array.shape[axis])
-  return jnp.pad(array, widths, mode="edge") if widths[axis][1] else array
