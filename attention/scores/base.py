@@ -43,6 +43,11 @@ class Score(EqualByValue):
     return type(self).pair_at is not Score.pair_at
 
   @property
+  def reads_keys(self) -> bool:
+    """Whether the score depends on the contents of keys."""
+    return True
+
+  @property
   def is_finite(self) -> bool:
     """Whether finite tokens have finite scores with finite derivatives.
 
@@ -157,6 +162,10 @@ class Wrapper(Score):
   @property
   def reads_positions(self):
     return self.score.reads_positions
+
+  @property
+  def reads_keys(self):
+    return self.score.reads_keys
 
   @property
   def denominator(self):

@@ -44,7 +44,7 @@ _CHUNK = 1 << 18
 def obstacle(sizes: Any, request: Request) -> str | None:
   """Why kernels do not support a score, a mask or a bias; None if they do."""
   # The score's maps are traced, not computed.
-  request = _with_maps_inside(sizes, with_vectors_as_keys(request))
+  request = _with_maps_inside(sizes, _without_location(sizes, request))
   try:
     jax.eval_shape(
       lambda: (_kernels(sizes, request, *_mapped(sizes, request)[:2]), 0)[1]
@@ -107,6 +107,12 @@ def _is_number(leaf: Any) -> bool:
   return isinstance(leaf, jax.Array | np.ndarray | int | float)
 
 
+def _without_location(sizes: Any, request: Request) -> Request:
+  is_default = kernel_precision(request.precision) == jax.lax.Precision.DEFAULT
+  rounds = is_default and sizes.target_of(request) == "hopper"
+  return with_vectors_as_keys(request, rounds=rounds)
+
+
 def _with_maps_inside(sizes: Any, request: Request) -> Request:
   """The request with a score that maps tokens in kernels, if they can."""
   if sizes.target_of(request) == "hopper":
@@ -122,7 +128,7 @@ def _with_maps_inside(sizes: Any, request: Request) -> Request:
 
 
 def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
-  request = with_vectors_as_keys(request)
+  request = _without_location(sizes, request)
   is_finite = request.score.is_finite
   request = _with_maps_inside(sizes, request)
   tokens = _mapped(sizes, request)

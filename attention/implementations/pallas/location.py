@@ -6,31 +6,26 @@ vectors are tokens of the kernels in place of the keys.
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
-
 from attention import axes
 from attention.implementations.pallas.operands import lengthened
-from attention.implementations.pallas.products import kernel_precision
 from attention.masks.types import Below
 from attention.request import Request
 from attention.scores import dot
 from attention.scores.luong_local import Location
 
 
-def with_vectors_as_keys(request: Request) -> Request:
-  """The request with a dot product for a location-based score."""
+def with_vectors_as_keys(request: Request, *, rounds: bool) -> Request:
+  """The request with a dot product for a location-based score.
+
+  With `rounds` the vectors have the dtype of the keys that they replace.
+  """
   if not isinstance(request.score, Location):
     return request
   weight, length = request.score.weight, request.scores_shape[-1]
   mask, key = request.mask, request.key
   vectors = axes.with_rank(lengthened(weight, -2, length), key.ndim)
-  if kernel_precision(request.precision) == jax.lax.Precision.DEFAULT:
+  if rounds:
     vectors = vectors.astype(key.dtype)
-  if request.is_masked:
-    # Queries that attend to NaN become NaN, though the score is not of keys.
-    bad = ~jnp.all(jnp.isfinite(key), axis=-1, keepdims=True)
-    vectors = jnp.where(bad, jnp.nan, vectors)
   if weight.shape[-2] < length:
     known = Below(weight.shape[-2])
     mask = known if mask is None else mask & known

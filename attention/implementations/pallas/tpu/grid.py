@@ -190,7 +190,7 @@ class TileGrid:
         vmem_limit_bytes=_VMEM,
       ),
       interpret=problem.interpret,
-    )(*visits, *arrays)
+    )(*(in_hbm(problem, each) for each in visits), *arrays)
 
 
 def split(values: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
@@ -205,7 +205,7 @@ def split(values: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
 def inputs_of(problem, grid, operands, query, key, value):
   """Tokens and operands as inputs of a kernel, with their blocks."""
   arrays = zip((query, key, value), (0, 1, 1))
-  return [
+  inputs = [
     *(
       (tokens.stored(array), grid.tokens(array.shape, axis)[1])
       for array, axis in arrays
@@ -215,17 +215,32 @@ def inputs_of(problem, grid, operands, query, key, value):
       for each in zip(problem.functions.operands, operands, strict=True)
     ),
   ]
-
-
-def row_inputs(grid, rows: Sequence[jax.Array]):
-  """Numbers of rows [..., T], or tokens [..., T, E], with their blocks."""
-  rank = len(grid.problem.leading)
   return [
-    (tokens.stored(each), grid.tokens(each.shape, 0)[1])
-    if each.ndim == rank + 2
-    else (each[..., None, :], grid.statistics(each.shape[-1])[1])
-    for each in rows
+    (array if spec.memory_space else in_hbm(problem, array), spec)
+    for array, spec in inputs
   ]
+
+
+def row_inputs(grid, rows: dict[str, jax.Array]):
+  """Numbers of rows [..., T], or tokens [..., T, E], with their blocks."""
+  rank, inputs = len(grid.problem.leading), []
+  for name, each in rows.items():
+    if each.ndim == rank + 2:
+      array, (_, spec) = tokens.stored(each), grid.tokens(each.shape, 0)
+    else:
+      array, (_, spec) = each[..., None, :], grid.statistics(each.shape[-1])
+    if name == "cotangent":
+      array = in_hbm(grid.problem, array)
+    inputs.append((array, spec))
+  return inputs
+
+
+def in_hbm(problem, array) -> jax.Array:
+  """The array; XLA does not copy it to on-chip memory before a kernel."""
+  # The blocks that a kernel reads are copied while it computes others.
+  if problem.interpret:
+    return array
+  return pltpu.with_memory_space_constraint(jnp.asarray(array), pltpu.HBM)
 
 
 def _of_sizes(indices, sizes):

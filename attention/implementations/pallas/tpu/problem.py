@@ -158,8 +158,7 @@ class Problem:
     results = self._gradient_call(
       functools.partial(gradient.of_queries, self, wanted, [*rows]),
       grid,
-      inputs_of(self, grid, operands, *tokens)
-      + row_inputs(grid, [*rows.values()]),
+      inputs_of(self, grid, operands, *tokens) + row_inputs(grid, rows),
       [(grid.tokens(shape, 0), _sum_dtype(self, query))],
       [(self.tile[0], query.shape[-1]), (self.tile[0], len(names))],
       wanted,
@@ -205,8 +204,7 @@ class Problem:
     of_tokens, of_operands, _ = self._gradient_call(
       functools.partial(gradient.of_keys, self, wanted),
       grid,
-      inputs_of(self, grid, operands, *tokens)
-      + row_inputs(grid, [*rows.values()]),
+      inputs_of(self, grid, operands, *tokens) + row_inputs(grid, rows),
       own,
       [(self.tile[1], each.shape[-1]) for each in (key, value)],
       wanted,
