@@ -53,7 +53,7 @@ def _declared(owner: Any) -> list[Declared] | None:
       by_position = field.metadata.get("by_position", False)
       leaves.append(Declared(axis if axis >= 0 else None, by_position))
       continue
-    inner = _declared(value)
+    inner = _declared(value) if jax.tree.leaves(value) else []
     if inner is None:
       return None
     leaves += inner

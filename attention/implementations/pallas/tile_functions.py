@@ -211,18 +211,22 @@ class MatrixPositions(Positions):
 
   def at_queries(self, numbers):
     """The numbers of the tile's queries, [t, 1]."""
-    self._require_own()
-    return numbers.of_queries
+    return self._parts(numbers).of_queries
 
   def at_keys(self, numbers):
     """The numbers of the tile's keys, [1, s]."""
-    self._require_own()
-    return numbers.of_keys
+    return self._parts(numbers).of_keys
 
-  def _require_own(self):
+  def _parts(self, numbers) -> ByPosition:
     starts = self.query_start, self.key_start
     if any(map(operator.is_not, starts, self.own_starts)):
       raise Unsupported("does not support arrays by position that are shifted")
+    if not isinstance(numbers, ByPosition):
+      raise Unsupported(
+        "needs numbers by position in a field of the score that is declared by "
+        "dataclasses.field(metadata=attention.scores.BY_POSITION)"
+      )
+    return numbers
 
   def broadcast(self, rank):
     """The positions of queries [..., t, 1] and keys [..., 1, s]."""
