@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention import axes
 from attention.implementations import non_finite
 from attention.implementations.blockwise import Blockwise
 from attention.implementations.blockwise.problem import (
@@ -128,7 +129,7 @@ def _with_maps_inside(sizes: Any, request: Request) -> Request:
 
 
 def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
-  request = _without_location(sizes, request)
+  request = _without_location(sizes, _varying_alike(request))
   is_finite = request.score.is_finite
   request = _with_maps_inside(sizes, request)
   tokens = _mapped(sizes, request)
@@ -139,6 +140,18 @@ def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
   )
   attention = KernelAttention(kernels, rule, shared, is_finite)
   return attention(Arguments(captured, kernels.arrays, [*tokens]))
+
+
+def _varying_alike(request: Request) -> Request:
+  """The request with arrays that vary over the same axes of a mesh."""
+  # Under `jax.shard_map` kernels have one type of inputs and results.
+  names = ("query", "key", "value", "score", "mask", "bias")
+  parts = {name: getattr(request, name) for name in names}
+  leaves, structure = jax.tree.flatten(parts)
+  places = [n for n, x in enumerate(leaves) if isinstance(x, jax.Array)]
+  for n, array in zip(places, axes.varying_alike([leaves[n] for n in places])):
+    leaves[n] = array
+  return dataclasses.replace(request, **jax.tree.unflatten(structure, leaves))
 
 
 def _kernels(

@@ -6,9 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from attention import axes
 from attention.implementations.pallas.operands import (
   Kind,
   Operand,
@@ -160,7 +162,8 @@ class TileGrid:
     kept = len(problem.leading) if kept_axes is None else kept_axes
     sizes = [problem.leading[n] for n in self._own]
     shapes, specs = zip(*outputs)
-    arrays, input_specs = zip(*inputs)
+    given, input_specs = zip(*inputs)
+    arrays = axes.varying_alike(given)
     count = len(sizes) + 1
     visits = self.visits.packed(bool(self.shared))
 
@@ -179,7 +182,7 @@ class TileGrid:
         scratch_shapes=[pltpu.VMEM(each, problem.dtype) for each in scratch],
       ),
       out_shape=[
-        jax.ShapeDtypeStruct(shape, dtype)
+        axes.shape_like(arrays[0], shape, dtype)
         for shape, dtype in zip(shapes, dtypes)
       ],
       compiler_params=pltpu.CompilerParams(
@@ -238,9 +241,19 @@ def row_inputs(grid, rows: dict[str, jax.Array]):
 def in_hbm(problem, array) -> jax.Array:
   """The array; XLA does not copy it to on-chip memory before a kernel."""
   # The blocks that a kernel reads are copied while it computes others.
-  if problem.interpret:
-    return array
-  return pltpu.with_memory_space_constraint(jnp.asarray(array), pltpu.HBM)
+  return array if problem.interpret else _in_hbm(jnp.asarray(array))
+
+
+# JAX 0.10.2 has no rule of its own for `jax.vmap`.
+@custom_vmap
+def _in_hbm(array: jax.Array) -> jax.Array:
+  return pltpu.with_memory_space_constraint(array, pltpu.HBM)
+
+
+@_in_hbm.def_vmap
+def _(size: int, is_batched: Sequence[bool], array: jax.Array):
+  del size
+  return _in_hbm(array), is_batched[0]
 
 
 def _of_sizes(indices, sizes):

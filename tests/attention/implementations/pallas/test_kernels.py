@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import jaxprs_in_params
+from jax.sharding import PartitionSpec as P
 
 from attention import attend, biases, masks, normalizers, scores
 from attention.implementations import BY_NAME, Pallas
@@ -327,6 +328,55 @@ def test_vmap_equals_a_leading_axis():
     return jax.grad(loss, (0, 1, 2))(*tokens)
 
   close(jax.jit(jax.vmap(gradient))(*tokens), jax.jit(gradient)(*tokens), 1e-5)
+
+
+def test_shards_of_a_mesh_equal_the_whole():
+  """With a table that all devices share, and lengths of one axis."""
+  query, key, value = arrays((4, 2, 130, 8), (4, 2, 130, 8), (4, 2, 130, 4))
+  (table,) = arrays((9, 8), seed=1)
+  lengths = jnp.array([100, 0, 130, 5])
+  auto = (jax.sharding.AxisType.Auto,) * 2
+  mesh = jax.make_mesh((2, 2), ("batch", "head"), axis_types=auto)
+  tokens, batch = P("batch", "head"), P("batch")
+
+  def gradients(implementation, tokens, table, lengths):
+    def loss(tokens, table):
+      context = attend(
+        *tokens,
+        score=scores.shaw(table),
+        mask=masks.padding(lengths),
+        implementation=implementation,
+      )
+      return jnp.sum(jnp.sin(context))
+
+    return jax.grad(loss, (0, 1))(tokens, table)
+
+  specs = (tokens,) * 3, P()
+  of_shards = jax.shard_map(
+    lambda *arguments: gradients(INTERPRETED, *arguments),
+    mesh=mesh,
+    in_specs=(*specs, batch),
+    out_specs=specs,
+  )
+  arguments = (query, key, value), table, lengths
+  want = gradients("reference", *arguments)
+  close(jax.jit(of_shards)(*arguments), want, 1e-4)
+
+
+def test_batches_of_gradients_are_lowered_for_a_tpu():
+  def gradient(*tokens):
+    def loss(*tokens):
+      context = attend(
+        *tokens, mask=masks.causal(), implementation=Pallas(target="tpu")
+      )
+      return jnp.sum(context)
+
+    return jax.grad(loss, (0, 1, 2))(*tokens)
+
+  tokens = [jax.ShapeDtypeStruct((3, 2, 256, 64), jnp.float32)] * 3
+  traced = jax.jit(jax.vmap(gradient)).trace(*tokens)
+  program = traced.lower(lowering_platforms=("tpu",)).as_text()
+  assert program.count("@tpu_custom_call") == 3
 
 
 @pytest.mark.exhaustive
