@@ -50,7 +50,14 @@ def varying_zero(arguments: Any, dtype: Any) -> jax.Array:
 
 def varying_alike(arrays: Sequence[jax.Array]) -> list[jax.Array]:
   """The arrays, all varying over the mesh axes that one of them varies over."""
-  every = _varying_axes(arrays)
+  return varying_like(arrays, arrays)
+
+
+def varying_like(
+  others: Sequence[jax.Array], arrays: Sequence[jax.Array]
+) -> list[jax.Array]:
+  """The arrays, varying over the mesh axes over which one of others varies."""
+  every = _varying_axes(others)
   return [_varying(array, every - _varying_axes(array)) for array in arrays]
 
 

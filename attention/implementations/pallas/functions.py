@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from attention import axes
 from attention.implementations.pallas.operands import (
   Kind,
   Operand,
@@ -213,7 +214,7 @@ def _evaluate_one(equation, inputs, rules) -> Sequence[Any]:
     if name == "convert_element_type":
       return [jax.lax.convert_element_type(inputs[0], dtype)]
     parameters = {**parameters, "dtype": dtype}
-  inputs = [*map(_widened, inputs)]
+  inputs = axes.varying_alike([*map(_widened, inputs)])
   results = equation.primitive.bind(*inputs, **parameters)
   return results if equation.primitive.multiple_results else [results]
 
