@@ -61,6 +61,12 @@ def varying_like(
   return [_varying(array, every - _varying_axes(array)) for array in arrays]
 
 
+def are_varying(arrays: Any) -> bool:
+  """Whether the type of one of the arrays says that it varies over a mesh."""
+  leaves = jax.tree.leaves(arrays)
+  return bool(_varying_axes([x for x in leaves if isinstance(x, jax.Array)]))
+
+
 def shape_like(array: jax.Array, shape: Sequence[int], dtype) -> Any:
   """The type of an array that varies over the same mesh axes as another."""
   return jax.ShapeDtypeStruct(

@@ -44,6 +44,9 @@ _CHUNK = 1 << 18
 
 def obstacle(sizes: Any, request: Request) -> str | None:
   """Why kernels do not support a score, a mask or a bias; None if they do."""
+  is_on_gpu = sizes.target_of(request) == "hopper"
+  if is_on_gpu and axes.are_varying(_arrays(request)):
+    return "needs jax.shard_map(..., check_vma=False)"
   # The score's maps are traced, not computed.
   request = _with_maps_inside(sizes, _without_location(sizes, request))
   try:
@@ -142,12 +145,16 @@ def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
   return attention(Arguments(captured, kernels.arrays, [*tokens]))
 
 
+def _arrays(request: Request) -> dict[str, Any]:
+  """What has arrays in a request, by name."""
+  names = ("query", "key", "value", "score", "mask", "bias")
+  return {name: getattr(request, name) for name in names}
+
+
 def _varying_alike(request: Request) -> Request:
   """The request with arrays that vary over the same axes of a mesh."""
   # Under `jax.shard_map` kernels have one type of inputs and results.
-  names = ("query", "key", "value", "score", "mask", "bias")
-  parts = {name: getattr(request, name) for name in names}
-  leaves, structure = jax.tree.flatten(parts)
+  leaves, structure = jax.tree.flatten(_arrays(request))
   places = [n for n, x in enumerate(leaves) if isinstance(x, jax.Array)]
   for n, array in zip(places, axes.varying_alike([leaves[n] for n in places])):
     leaves[n] = array
