@@ -60,7 +60,7 @@ def obstacle(sizes: Any, request: Request) -> str | None:
 
 def compute(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
   """The context and the statistics; `sizes` is a `Pallas`."""
-  if request.platform is None:
+  if request.platform is None or request.combined is not None:
     return _computed(sizes, request)
   # Outside of `jax.jit` kernels would be compiled at every call. A mask without
   # arrays stays known, so that its hidden tiles are skipped.
@@ -142,7 +142,8 @@ def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
     [*captured.pair, *captured.bias], kernels.differentiable_operands
   )
   attention = KernelAttention(kernels, rule, shared, is_finite)
-  return attention(Arguments(captured, kernels.arrays, [*tokens]))
+  arguments = Arguments(captured, kernels.arrays, [*tokens])
+  return attention(arguments, request.combined)
 
 
 def _arrays(request: Request) -> dict[str, Any]:
