@@ -89,6 +89,7 @@ def _make(
   if library == "jax_nn":
     attend = _jax_nn_with_lse if with_lse else _jax_nn
     query, key = ((b, t, h, d) for b, h, t, d in (query, key))
+  function: Callable[..., Any]
   function = functools.partial(attend, pattern, bool(with_lse))
   if with_lse and derivative == "gradient":
     function = _total(function)

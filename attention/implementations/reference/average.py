@@ -110,26 +110,27 @@ def _finite_weights_jvp(primals, tangents):
 
 def _tangents(residuals, arguments) -> list[jax.Array]:
   """The tangents of weights and of the lse, for those of scores."""
-  weights, numbers, of_lse = _of_visible(*residuals, *arguments)
+  (weights,), (numbers,) = residuals, arguments
+  numbers, of_lse = _of_visible(weights, numbers)
   return [weights * (numbers - of_lse[..., None]), of_lse]
 
 
 def _cotangent(residuals, arguments) -> list[jax.Array]:
   """The transpose of `_tangents`."""
-  numbers, of_lse = arguments
-  weights, numbers, mean = _of_visible(*residuals, numbers)
+  (weights,), (numbers, of_lse) = residuals, arguments
+  numbers, mean = _of_visible(weights, numbers)
   return [weights * (numbers - mean[..., None] + of_lse[..., None])]
 
 
 def _of_visible(weights, numbers):
-  """Weights, numbers that are 0 for hidden pairs, and their sums by weights."""
+  """Numbers, which are 0 for hidden pairs, and their sums by weights."""
   # Those of hidden pairs may be infinite.
   is_hidden = weights == 0.0
   numbers = jnp.where(is_hidden, 0.0, numbers)
   # Without the second `where`, XLA's compiler for CPUs (jaxlib 0.10.2) has
   # wrong results under `jax.vmap`: https://github.com/jax-ml/jax/issues/39103.
   products = jnp.where(is_hidden, 0.0, weights * numbers)
-  return weights, numbers, jnp.sum(products, axis=-1)
+  return numbers, jnp.sum(products, axis=-1)
 
 
 def _exponentials(scores, visible) -> tuple[jax.Array, jax.Array, jax.Array]:
