@@ -96,9 +96,7 @@ def _finite_weights(scores, visible) -> tuple[jax.Array, jax.Array]:
   """
   # XLA finds the exponentials and the total in those of `average`.
   exponentials, _, total = _exponentials(scores, visible)
-  divisor = total[..., None]
-  weights = jnp.where(divisor < jnp.inf, exponentials / divisor, 0.0)
-  return weights, jnp.zeros_like(total)
+  return _finite_ratio(exponentials, total), jnp.zeros_like(total)
 
 
 @_finite_weights.defjvp
@@ -106,6 +104,19 @@ def _finite_weights_jvp(primals, tangents):
   weights, zeros = _finite_weights(*primals)
   derivatives = functools.partial(with_mutual_transpose, _tangents, _cotangent)
   return (weights, zeros), tuple(derivatives([weights], [tangents[0]]))
+
+
+def _finite_ratio(exponentials, total) -> jax.Array:
+  """Exponentials divided by totals, 0 in rows whose total is NaN."""
+  keys = exponentials.shape[-1]
+  if isinstance(keys, int) and keys % 8:
+    # For these lengths XLA's compiler for TPUs would copy all pairs if the
+    # total decided for each: in bfloat16 the gradient would take twice as long.
+    # XLA takes exp(NaN) >= 0 for true.
+    exponentials = jnp.where(exponentials < 2.0, exponentials, 0.0)
+    return exponentials / jnp.where(total < jnp.inf, total, jnp.inf)[..., None]
+  divisor = total[..., None]
+  return jnp.where(divisor < jnp.inf, exponentials / divisor, 0.0)
 
 
 def _tangents(residuals, arguments) -> list[jax.Array]:
