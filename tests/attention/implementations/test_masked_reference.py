@@ -9,7 +9,11 @@ import pytest
 
 import attention
 from attention import biases, masks, scores
-from attention.implementations.reference import marked_scores, masked
+from attention.implementations.reference import (
+  average,
+  marked_scores,
+  masked,
+)
 from attention.request import make_request
 from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
@@ -315,6 +319,15 @@ def test_a_row_of_the_lowest_biases_is_the_mean_of_values():
   bias = jnp.zeros((5, 5)).at[2].set(jnp.finfo(jnp.float32).min)
   found = attend(query, key, value, bias=bias, mask=masks.causal())
   np.testing.assert_allclose(found[:, 2], value[:, :3].mean(1), 1e-6)
+
+
+@pytest.mark.parametrize("keys", [5, 8])  # 8 divides, or does not
+def test_rows_of_nan_have_weights_of_zero(keys):
+  scores = jnp.zeros((3, keys)).at[0, 1].set(jnp.nan).at[1, 2].set(jnp.inf)
+  weights, _ = jax.jit(average._finite_weights)(scores, jnp.ones((1, 1), bool))
+  want = np.zeros((3, keys))
+  want[2] = 1 / keys
+  np.testing.assert_allclose(weights, want, 1e-6)
 
 
 def test_products_of_gpus_have_the_same_marks():
