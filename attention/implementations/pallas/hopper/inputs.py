@@ -84,7 +84,7 @@ def _operands(problem: Any, operands, own: str) -> dict[str, Input]:
   other = "query" if own == "key" else "key"
   unread = _arrays_of_map(problem, other) - _arrays_of_map(problem, own)
   return {
-    name: _operand(problem, operand, array)
+    name: _operand(problem, operand, array, own)
     for (name, operand), array in zip(problem.operands.items(), operands)
     if name not in unread
   }
@@ -95,12 +95,16 @@ def _arrays_of_map(problem: Any, name: str) -> set[str]:
   return set() if own_map is None else {*own_map.operands}
 
 
-def _operand(problem: Any, operand: Operand, array: jax.Array) -> Input:
+def _operand(
+  problem: Any, operand: Operand, array: jax.Array, own: str
+) -> Input:
   """An array with all leading axes, or the same one for all."""
   sizes = [1] * len(problem.leading)
   for axis, size in zip(operand.axes, array.shape):
     if axis is not None:
       sizes[axis] = size
+  if operand.kind is Kind.TILE:
+    return _pairs(problem, array.reshape(*sizes, *operand.core), own)
   if len(operand.core) == 2:
     return Input(array.reshape(*sizes, *operand.core), Axes.MATRIX)
   array = array.astype(number_dtype(array))
@@ -113,6 +117,17 @@ def _operand(problem: Any, operand: Operand, array: jax.Array) -> Input:
   missing = problem.padded_lengths[of_keys] - array.shape[-1]
   array = jnp.pad(array, [(0, 0)] * len(sizes) + [(0, missing)])
   return Input(array, Axes.ROWS, of_keys)
+
+
+def _pairs(problem: Any, array: jax.Array, own: str) -> Input:
+  """An array [..., T, S], up to whole tiles; its own dtype saves memory."""
+  if array.dtype.itemsize > 4:
+    array = array.astype(number_dtype(array))
+  lengths = zip(problem.padded_lengths, array.shape[-2:])
+  widths = [(0, padded - length) for padded, length in lengths]
+  array = jnp.pad(array, [(0, 0)] * (array.ndim - 2) + widths)
+  # A tile is loaded with the tokens that a block visits.
+  return Input(array, Axes.PAIRS, of_keys=own == "query")
 
 
 def _padded(numbers: jax.Array) -> jax.Array:

@@ -38,7 +38,9 @@ from attention.positional import Pairwise
 from attention.scores import Positions, Score
 from attention.scores.base import Wrapper
 
-_PARTS = {Kind.SCALAR: (), Kind.ROW: TILE, Kind.COLUMN: TILE}
+_PARTS = {Kind.SCALAR: ()} | dict.fromkeys(
+  [Kind.ROW, Kind.COLUMN, Kind.TILE], TILE
+)
 # Operations between shapes of one number.
 _SHAPES = {"broadcast_in_dim", "reshape", "squeeze", "transpose", "copy"}
 
@@ -269,8 +271,8 @@ def _captured(array: Any) -> Operand:
 def _check_kinds(operands: Sequence[Operand]) -> None:
   if any(each.kind not in _PARTS for each in operands):
     raise Unsupported(
-      "supports arrays with a number for each query, each key or each entry of "
-      "the leading axes, not for each pair"
+      "supports arrays with a number for each query, each key, each pair or "
+      "each entry of the leading axes"
     )
 
 

@@ -266,6 +266,56 @@ def test_masks_and_biases_with_arrays(name, score):
   jax.tree.map(close, got, results("reference", tokens, **options))
 
 
+def pairs(*shape, seed=4):
+  """Numbers of pairs, of which about a third is -inf."""
+  numbers = np.random.default_rng(seed).normal(size=shape)
+  return jnp.asarray(np.where(numbers > 0.5, -np.inf, numbers), jnp.float32)
+
+
+# Arrays of pairs, for 2 x 3 heads of 70 queries and 100 keys.
+OF_PAIRS = {
+  "mask": {"mask": pairs(2, 1, 70, 100) < 0.0},
+  "mask of all": {"mask": pairs(70, 100) < 0.0},
+  "bias": {"bias": pairs(3, 70, 100)},
+  "half bias and mask": {
+    "bias": pairs(2, 3, 70, 100).astype(jnp.bfloat16),
+    "mask": (pairs(1, 3, 70, 100, seed=5) < 0.0) | masks.causal(),
+  },
+}
+
+
+@ignore_nan
+@sampled("number", ["0", "nan", "inf"], default=["nan"])
+@sampled("score", ["dot", "additive", "cosine"], default=["dot"])
+@sampled("name", [*OF_PAIRS], default=["bias", "half bias and mask"])
+def test_masks_and_biases_with_numbers_of_pairs(name, score, number):
+  """With NaN in a few tokens, which many rows then attend to."""
+  tokens = arrays((2, 3, 70, 64), (2, 1, 100, 64), (2, 3, 100, 64))
+  tokens[0] = tokens[0].at[0, 0, 66, 3].set(float(number))
+  tokens[1] = tokens[1].at[1, 0, 80, 3].set(float(number))
+  tokens[2] = tokens[2].at[0, 2, 70, 3].set(float(number))
+  options = OF_PAIRS[name] | CASES[score]
+  got = results(INTERPRETED, tokens, **options)
+  want = exact_results(tokens, **options)
+  is_nan = np.isnan(np.asarray(want[1][0]))
+  assert number == "0" or 0 < is_nan.sum() < is_nan.size
+  jax.tree.map(close, got, want)
+
+
+def test_gradient_of_a_bias_of_pairs():
+  """By the rule of the tiles, which no kernel computes."""
+  tokens = arrays((2, 70, 64), (2, 100, 64), (2, 100, 64))
+
+  def gradient(implementation):
+    def loss(bias):
+      context = attend(*tokens, bias=bias, implementation=implementation)
+      return jnp.sum(jnp.sin(context.astype(jnp.float32)))
+
+    return jax.jit(jax.grad(loss))(jnp.where(pairs(70, 100) > 0.0, 1.0, 0.0))
+
+  close(gradient(INTERPRETED), gradient("reference"))
+
+
 @ignore_nan
 @sampled("number", ["nan", "-inf"], default=["nan"])
 @sampled("token", ["query", "key", "value"], default=["key"])
@@ -551,8 +601,6 @@ def test_what_the_kernel_does_not_support_is_an_error_that_says_why():
   refused("one sum over the features", score=scores_of_norms)
   refused("bfloat16 or float16", dtype=jnp.float32)
   refused("a multiple of 64", features=48)
-  refused("not for each pair", mask=jnp.ones((8, 8), bool))
-  refused("not for each pair", bias=jnp.ones((8, 8)))
 
 
 def outputs(implementation, tokens, **options):
