@@ -10,6 +10,7 @@ the whole table, and pairs look up their products.
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,14 @@ _STRIP, _MOST_STRIPS = 128, 16
 
 
 def with_products(
-  scores: jax.Array, tokens, table: jax.Array, first, *, by_key: bool = False
+  scores: jax.Array,
+  tokens,
+  table: jax.Array,
+  first,
+  *,
+  by_key: bool = False,
+  is_descending: bool = False,
+  look_up: Callable | None = None,
 ) -> jax.Array:
   """Scores [..., t, s] plus query_i . table[first + t - 1 - i + j].
 
@@ -38,8 +46,15 @@ def with_products(
     first: the number in the table for the last token of the tile and the first
       token that it is paired with.
     by_key: tokens are keys: adds key_j . table[first + s - 1 - j + i].
+    is_descending: count from the end of the table.
+    look_up: how a kernel looks up products, see `pallas.look_up`.
   """
   first = jnp.asarray(first, jnp.int32)
+  if look_up is not None:
+    look_up = functools.partial(look_up, is_descending=is_descending)
+    return _by_look_up(look_up, by_key, scores, tokens, table, first)
+  if is_descending:
+    table = jnp.flip(table, -2)
   arrays = axes.varying_alike([scores, tokens, table, first])
   sizes = *scores.shape[-2:], *tokens.shape[-2:]
   if not all(isinstance(size, int) for size in sizes):

@@ -5,6 +5,7 @@ They multiply tokens with one vector for each distance, see
 """
 
 import dataclasses
+import functools
 import math
 from typing import Annotated as Shaped
 
@@ -84,9 +85,13 @@ class Shaw(Score):
 
   def pair_at(self, query, key, positions):
     table = jnp.asarray(self.relative_keys)
-    first = _first_distance(positions) + table.shape[-2] // 2
-    scores = inner_products(query, key)
-    scores = distances.with_products(scores, query, table, first)
+    scores = distances.with_products(
+      inner_products(query, key),
+      query,
+      table,
+      _first_distance(positions) + table.shape[-2] // 2,
+      look_up=positions.look_up,
+    )
     return scaled_scores(scores, self.scale, key.shape[-1])
 
 
@@ -153,29 +158,30 @@ class Disentangled(Score):
 
   def pair_at(self, query, key, positions):
     scores = inner_products(query, key)
+    with_products = functools.partial(
+      distances.with_products, look_up=positions.look_up
+    )
     if self.relative_keys is not None:
-      table, first = _ascending(self.relative_keys, _first_distance(positions))
-      scores = distances.with_products(scores, query, table, first)
+      # d(i, j) descends with j - i, and d(j, i) with i - j.
+      table = jnp.asarray(self.relative_keys)
+      first = _first_distance(positions) + table.shape[-2] // 2 - 1
+      scores = with_products(scores, query, table, first, is_descending=True)
     if self.relative_queries is not None:
+      table = jnp.asarray(self.relative_queries)
       # From the first query to the last key of the tile.
       last = positions.key_start + positions.num_keys - 1
-      first = positions.query_start - last
-      if self.as_released:
-        table = jnp.asarray(self.relative_queries)
-        first = first + table.shape[-2] // 2
-      else:
-        table, first = _ascending(self.relative_queries, first)
-      scores = distances.with_products(scores, key, table, first, by_key=True)
+      first = positions.query_start - last + table.shape[-2] // 2
+      scores = with_products(
+        scores,
+        key,
+        table,
+        first if self.as_released else first - 1,
+        by_key=True,
+        is_descending=not self.as_released,
+      )
     tables = self.relative_keys, self.relative_queries
     number = 1 + sum(table is not None for table in tables)
     return scaled_scores(scores, self.scale, query.shape[-1], number)
-
-
-def _ascending(table, first):
-  """A table in the order of `with_products`, and its row at `first`."""
-  # d(i, j) descends with j - i, and d(j, i) with i - j.
-  table = jnp.flip(jnp.asarray(table), -2)
-  return table, first + table.shape[-2] // 2 - 1
 
 
 def check_table(name, table, tokens, fits):

@@ -1,6 +1,7 @@
 """The positions of a tile's queries and keys."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -43,6 +44,8 @@ class Positions:
   key_length: int
   leading: tuple[Any, ...] = ()
   first_head: int | jax.Array = 0
+  # How kernels look up products by distance, see `scores.distances`.
+  look_up: Callable[..., jax.Array] | None = None
 
   @property
   def query(self) -> jax.Array:

@@ -81,6 +81,7 @@ DERIVATIVES = ("forward", "gradient", "jvp")
 _OF_KERNELS = (
   *("scaled_dot", "dot", "general", "cosine", "additive", "concat"),
   *("soft_cap", "qk_norm", "temperature", "local_m", "manhattan"),
+  *("shaw", "disentangled"),
 )
 _DEFAULT_SCORES = ("scaled_dot", "general", "additive", "manhattan")
 

@@ -51,7 +51,7 @@ OPERATIONS = frozenset(re.findall(r"\w+", _SUPPORTED))
 class Rules(NamedTuple):
   """How a kernel evaluates traced operations."""
 
-  # Of functions that have custom derivatives, by name.
+  # Of operations, and of functions that have custom derivatives, by name.
   replacements: Mapping[str, Callable[..., jax.Array]]
   is_interpreted: bool  # whether XLA's CPU backend computes the kernel
 
@@ -125,6 +125,8 @@ def check_supported(jaxpr: Jaxpr, rules: Rules) -> None:
   """Raises `Unsupported` for an operation that kernels do not have."""
   for equation in _equations(jaxpr, rules):
     name = equation.primitive.name
+    if name in rules.replacements:
+      continue
     if name not in OPERATIONS:
       raise Unsupported(f"does not support the operation {name} of a score")
     if name == "dot_general" and not _is_of_matrices(equation):
@@ -200,6 +202,9 @@ def _evaluate_one(equation, inputs, rules) -> Sequence[Any]:
     if replacement is not None:
       return [replacement(*inputs)]
     return evaluate_jaxpr(*inner, inputs, rules)
+  if name in rules.replacements:
+    inputs = [*map(_widened, inputs)]
+    return [rules.replacements[name](*inputs, **parameters)]
   if name == "dot_general":
     dtypes = [each.aval.dtype for each in equation.invars]
     return [_product(inputs, dtypes, parameters, rules.is_interpreted)]

@@ -15,6 +15,7 @@ from attention.implementations.pallas.functions import (
   TileFunction,
   traced,
 )
+from attention.implementations.pallas.look_up import by_distance
 from attention.implementations.pallas.operands import (
   Blocks,
   Kind,
@@ -101,6 +102,7 @@ def _traced_score(request, query, key, tile, rules) -> TileFunction:
       num_keys=tile[1],
       key_length=request.scores_shape[-1],
       leading=indices,
+      look_up=by_distance,
     )
     query, key = (x.reshape(*leading, *x.shape) for x in (query, key))
     scores = score(parts).pair_at(query, key, positions)

@@ -13,13 +13,18 @@ from attention.implementations.pallas.functions import Rules
 from attention.implementations.pallas.operands import Kind
 from attention.implementations.pallas.tpu import whole
 from attention.implementations.pallas.tpu.additive import weighted_tanh_sum
+from attention.implementations.pallas.tpu.look_up import by_distance
 from attention.implementations.pallas.tpu.tokens import LANES
 from attention.implementations.pallas.visits import HIDDEN, MASKED
 
 
 def rules(interpret: Any) -> Rules:
   """How kernels evaluate traced operations."""
-  return Rules({"weighted_tanh_sum": weighted_tanh_sum}, bool(interpret))
+  replacements: dict[str, Callable[..., jax.Array]] = {
+    "weighted_tanh_sum": weighted_tanh_sum,
+    "by_distance": by_distance,
+  }
+  return Rules(replacements, bool(interpret))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

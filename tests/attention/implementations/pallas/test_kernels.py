@@ -76,6 +76,17 @@ def parameters(name):
     "Transformer-XL": {
       "score": scores.transformer_xl(*arrays((8, 8), (8,), (8,), seed=3))
     },
+    "Shaw": {"score": scores.shaw(*arrays((21, 8), seed=4))},
+    "Shaw of heads": {"score": scores.shaw(*arrays((3, 301, 8), seed=4))},
+    "one distance": {"score": scores.shaw(*arrays((1, 8), seed=4))},
+    "disentangled": {
+      "score": scores.disentangled(*arrays((20, 8), (20, 8), seed=4))
+    },
+    "as released": {
+      "score": scores.disentangled(
+        *arrays((3, 20, 8), (3, 20, 8), seed=4), as_released=True
+      )
+    },
     "sink": {"normalizer": normalizers.softmax(sink=heads)},
   }
   return found[name]
@@ -94,6 +105,7 @@ NAMES = (
   ),
   *("manhattan", "closure", "positional", "local", "predicted", "concat"),
   *("QK norm", "Transformer-XL", "sink"),
+  *("Shaw", "Shaw of heads", "one distance", "disentangled", "as released"),
 )
 
 
