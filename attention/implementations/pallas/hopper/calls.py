@@ -137,6 +137,8 @@ def _outputs_for_keys(problem: Any, query: jax.Array) -> dict[str, Output]:
   names = MASKED_ROWS if problem.is_masked else ROWS
   if "query" in problem.maps and problem.maps["query"].is_scaling:
     names = *names, "query scale"
+  if problem.distances is not None:
+    names = *names, *problem.distances.ends(of_keys=False)
   return dict.fromkeys(names, of_rows)
 
 
@@ -144,6 +146,8 @@ def _slices(problem: Any, own: str) -> dict[str, Slice]:
   """What the kernel of own tokens can add to gradients of arrays."""
   if problem.projections is not None:
     return problem.projections.slices(own)
+  if problem.distances is not None:
+    return problem.distances.slices(own)
   own_map = problem.maps.get(own)
   if own_map is None or own_map.of_matrices is None:
     return {}

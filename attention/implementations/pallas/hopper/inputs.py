@@ -83,6 +83,8 @@ def _operands(problem: Any, operands, own: str) -> dict[str, Input]:
   """The operands, without those of the map of other tokens only."""
   other = "query" if own == "key" else "key"
   unread = _arrays_of_map(problem, other) - _arrays_of_map(problem, own)
+  if problem.distances is not None and own == "key":
+    unread |= {*problem.distances.ends(of_keys=True)}
   return {
     name: _operand(problem, operand, array, own)
     for (name, operand), array in zip(problem.operands.items(), operands)
@@ -106,7 +108,9 @@ def _operand(
   if operand.kind is Kind.TILE:
     return _pairs(problem, array.reshape(*sizes, *operand.core), own)
   if len(operand.core) == 2:
-    return Input(array.reshape(*sizes, *operand.core), Axes.MATRIX)
+    rows = [(0, -operand.core[0] % SIDE), (0, 0)]
+    array = jnp.pad(array, [(0, 0)] * len(operand.axes) + rows)
+    return Input(array.reshape(*sizes, *array.shape[-2:]), Axes.MATRIX)
   array = array.astype(number_dtype(array))
   if operand.kind is Kind.WHOLE:
     return Input(_padded(array.reshape(*sizes, *operand.core)), Axes.WHOLE)

@@ -95,6 +95,9 @@ def check_no_spills(folder, kernels):
     ("additive/padding", 4),
     ("additive/alibi", 4),
     ("concat/window", 4),
+    ("shaw/causal", 4),
+    ("disentangled/none", 4),
+    ("disentangled/causal", 4),
   ],
 )
 def test_kernels_of_gradients_keep_no_registers_in_memory(
