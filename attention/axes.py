@@ -54,6 +54,13 @@ def varying_alike(arrays: Sequence[jax.Array]) -> list[jax.Array]:
   return [_varying(array, every - _varying_axes(array)) for array in arrays]
 
 
+def shape_like(array: jax.Array, shape: Sequence[int], dtype) -> Any:
+  """The type of an array that varies over the same mesh axes as another."""
+  return jax.ShapeDtypeStruct(
+    shape, dtype, manual_axis_type=jax.typeof(array).manual_axis_type
+  )
+
+
 def _varying_axes(arrays: Any) -> set[str]:
   """The axes of `jax.shard_map` over which one of the arrays varies."""
   varying: set[str] = set()

@@ -106,26 +106,28 @@ def _slopes(num_heads: int) -> np.ndarray:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class RelativePosition(Bias):
-  """table[bucket(j - i), h]."""
+class ByDistance(Bias):
+  """numbers[h, clip(j - i, -m, m) + m]."""
 
-  table: jax.Array
-  bidirectional: bool = dataclasses.field(metadata={"static": True})
-  max_distance: int = dataclasses.field(metadata={"static": True})
+  numbers: jax.Array  # [H, 2m + 1]
 
   @property
   def leading_rank(self):
     return 1
 
+  @property
+  def may_hide(self):
+    return False
+
+  @property
+  def most(self) -> int:
+    """M."""
+    return self.numbers.shape[-1] // 2
+
   def block(self, rows, columns, rank):
-    buckets = _buckets(
-      self.table.shape[0], self.bidirectional, self.max_distance
-    )
-    # One entry per distance, then a single gather for the block.
-    by_distance = jnp.take(self.table, buckets, axis=0).T
-    far = self.max_distance
-    distance = jnp.clip(columns[None, :] - rows[:, None], -far, far)
-    return jnp.take(by_distance, distance + far, axis=1)
+    distance = columns[None, :] - rows[:, None]
+    distance = jnp.clip(distance, -self.most, self.most)
+    return jnp.take(self.numbers, distance + self.most, axis=1)
 
 
 def _buckets(num_buckets: int, bidirectional: bool, max_distance: int):
@@ -273,7 +275,9 @@ def relative_position(
       f"table has {num_buckets} buckets, {exact} of them for single distances; "
       f"there must be at least 1, and fewer than max_distance={max_distance}"
     )
-  return RelativePosition(jnp.asarray(table), bidirectional, max_distance)
+  # One number per distance, looked up once and not in each block of scores.
+  buckets = _buckets(num_buckets, bidirectional, max_distance)
+  return ByDistance(jnp.take(jnp.asarray(table), buckets, axis=0).T)
 
 
 def as_bias(bias: Any) -> Bias:

@@ -3,7 +3,7 @@
 import dataclasses
 import types
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,33 +15,49 @@ from attention import axes
 SCALAR = types.MappingProxyType({"core": 0})
 VECTOR = types.MappingProxyType({"core": 1})
 MATRIX = types.MappingProxyType({"core": 2})
+# A number for each position, which `Positions.at_queries` and `at_keys` read.
+BY_POSITION = types.MappingProxyType({"core": 1, "by_position": True})
+
+
+class Declared(NamedTuple):
+  """What is declared of a leaf."""
+
+  head_axis: int | None  # None without an axis of heads
+  by_position: bool
 
 
 def head_axes(owner: Any) -> list[int | None] | None:
   """The axis of heads of each leaf, None without one; None if undeclared."""
-  axis_of = _declared(owner)
-  if axis_of is None or len(axis_of) != len(jax.tree.leaves(owner)):
+  leaves = declared(owner)
+  return None if leaves is None else [each.head_axis for each in leaves]
+
+
+def declared(owner: Any) -> list[Declared] | None:
+  """What is declared of each leaf; None if something is undeclared."""
+  leaves = _declared(owner)
+  if leaves is None or len(leaves) != len(jax.tree.leaves(owner)):
     return None
-  return axis_of
+  return leaves
 
 
-def _declared(owner: Any) -> list[int | None] | None:
+def _declared(owner: Any) -> list[Declared] | None:
   if not dataclasses.is_dataclass(owner):
     return None
-  axis_of: list[int | None] = []
+  leaves: list[Declared] = []
   for field in dataclasses.fields(owner):
     value = getattr(owner, field.name)
     if value is None or field.metadata.get("static"):
       continue
     if "core" in field.metadata:
       axis = jnp.ndim(value) - field.metadata["core"] - 1
-      axis_of.append(axis if axis >= 0 else None)
+      by_position = field.metadata.get("by_position", False)
+      leaves.append(Declared(axis if axis >= 0 else None, by_position))
       continue
-    inner = _declared(value)
+    inner = _declared(value) if jax.tree.leaves(value) else []
     if inner is None:
       return None
-    axis_of += inner
-  return axis_of
+    leaves += inner
+  return leaves
 
 
 def check_parameters(

@@ -59,6 +59,8 @@ def finite_query_and_key(request: Request) -> list[jax.Array]:
     _finite(each, keeps_cotangents=is_finite)
     for each in (request.query, request.key)
   )
+  if not request.score.reads_keys:
+    key = [request.key, jnp.zeros_like(key[1])]
   return [query[0], key[0], query[1], key[1]]
 
 

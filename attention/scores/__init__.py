@@ -13,7 +13,7 @@ position of the first query and key is 0; `score.shifted(offset)` is the score
 for queries that start at position `offset`.
 """
 
-from attention.head_parameters import MATRIX, SCALAR, VECTOR
+from attention.head_parameters import BY_POSITION, MATRIX, SCALAR, VECTOR
 from attention.scores.base import Score
 from attention.scores.callables import FunctionScore, modified, positional
 from attention.scores.classical import Additive as additive
@@ -44,6 +44,7 @@ from attention.scores.wrappers import SoftCap as soft_cap
 from attention.scores.wrappers import Temperature as temperature
 
 __all__ = [
+  "BY_POSITION",
   "MATRIX",
   "SCALAR",
   "VECTOR",

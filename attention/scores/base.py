@@ -43,6 +43,11 @@ class Score(EqualByValue):
     return type(self).pair_at is not Score.pair_at
 
   @property
+  def reads_keys(self) -> bool:
+    """Whether the score depends on the contents of keys."""
+    return True
+
+  @property
   def is_finite(self) -> bool:
     """Whether finite tokens have finite scores with finite derivatives.
 
@@ -159,6 +164,10 @@ class Wrapper(Score):
     return self.score.reads_positions
 
   @property
+  def reads_keys(self):
+    return self.score.reads_keys
+
+  @property
   def denominator(self):
     inner = self.score.denominator
     return None if inner is None else dataclasses.replace(self, score=inner)
@@ -198,12 +207,17 @@ class Placed(Wrapper):
     known = self.key_length is not None
     placed = dataclasses.replace(
       positions,
-      query_start=positions.query_start + self.row,
-      key_start=positions.key_start + self.column,
+      query_start=_moved(positions.query_start, self.row),
+      key_start=_moved(positions.key_start, self.column),
       key_length=self.key_length if known else positions.key_length,
       first_head=positions.first_head + self.first_head,
     )
     return self.score.pair_at(query, key, placed)
+
+
+def _moved(start, shift):
+  is_zero = isinstance(shift, int) and shift == 0
+  return start if is_zero else start + shift
 
 
 @jax.tree_util.register_dataclass

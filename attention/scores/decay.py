@@ -8,7 +8,7 @@ from jax.errors import InconclusiveDimensionOperation
 
 from attention import axes
 from attention.checks import check_floating
-from attention.head_parameters import VECTOR
+from attention.head_parameters import BY_POSITION
 from attention.scores.base import Score, Wrapper, check_score
 
 
@@ -17,8 +17,9 @@ from attention.scores.base import Score, Wrapper, check_score
 class Decayed(Wrapper):
   """score + total[i] - total[j]; see `forgetting`."""
 
-  total: jax.Array = dataclasses.field(metadata=VECTOR)
-  rounding: jax.Array = dataclasses.field(metadata=VECTOR)  # of the total
+  total: jax.Array = dataclasses.field(metadata=BY_POSITION)
+  # Of the total.
+  rounding: jax.Array = dataclasses.field(metadata=BY_POSITION)
 
   @property
   def reads_positions(self):
@@ -39,11 +40,7 @@ class Decayed(Wrapper):
   def pair_at(self, query, key, positions):
     scores = self.score.pair_at(query, key, positions)
     for sums in (self.total, self.rounding):
-      of_query, of_key = (
-        jnp.take(sums, places, axis=-1, mode="clip")
-        for places in (positions.query, positions.key)
-      )
-      decay = of_query[..., :, None] - of_key[..., None, :]
+      decay = positions.at_queries(sums) - positions.at_keys(sums)
       scores, decay = axes.aligned(scores, decay)
       scores = scores + decay
     return scores
@@ -85,27 +82,25 @@ def forgetting(score: Score, log_gates: jax.Array) -> Score:
   return Decayed(score, *_running_sums(log_gates.astype(wide)))
 
 
+@jax.custom_jvp
 def _running_sums(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The sums of the first n numbers, and their rounding errors."""
+  """The sums of the first n numbers, as an exact part and a small one."""
   # A sum of thousands of numbers has an absolute error that the difference of
-  # two sums would keep.
-  axis = numbers.ndim - 1
-  if not isinstance(numbers.shape[-1], int):
-    # JAX has no associative scan over a symbolic length of `jax.export`.
-    total = jnp.cumsum(numbers, axis=axis)
-    return total, jnp.zeros_like(total)
+  # two sums would keep. Multiples of `unit` have exact sums, as these have no
+  # more digits than the dtype; what remains is small, and so is its error.
+  bound = jnp.sum(jnp.abs(numbers), axis=-1, keepdims=True)
+  _, exponent = jnp.frexp(bound)
+  info = jnp.finfo(numbers.dtype)
+  unit = jnp.ldexp(jnp.ones_like(bound), exponent - info.nmant)
+  unit = jnp.maximum(unit, info.tiny)
+  multiples = jnp.round(numbers / unit) * unit
+  parts = jnp.stack([multiples, numbers - multiples])
+  total, rest = jnp.cumsum(parts, axis=-1)
+  return total, rest
 
-  def add(left, right):
-    (total, rest), (other, other_rest) = left, right
-    new = total + other
-    shift = new - total
-    error = (total - (new - shift)) + (other - shift)
-    return new, rest + other_rest + error
 
-  constant = jax.lax.stop_gradient(numbers)
-  total, rest = jax.lax.associative_scan(
-    add, (constant, jnp.zeros_like(constant)), axis=axis
-  )
-  differentiable = jnp.cumsum(numbers, axis=axis)
-  # Equal to the total, with the derivatives of the sum.
-  return total + (differentiable - jax.lax.stop_gradient(differentiable)), rest
+@_running_sums.defjvp
+def _running_sums_jvp(primals, tangents):
+  (moved,) = tangents
+  moved = jnp.cumsum(moved, axis=-1)
+  return _running_sums(*primals), (moved, jnp.zeros_like(moved))

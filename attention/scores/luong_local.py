@@ -19,10 +19,10 @@ from attention.scores.base import Score, Wrapper
 class Location(Score):
   """Luong's location-based score, W_a h_t: one number for each key position.
 
-  It depends on the query and on the key's position, not on the key. Keys at
-  position L and after are hidden. See "Effective Approaches to Attention-based
-  Neural Machine Translation", Luong et al., 2015, equation 8
-  (https://arxiv.org/abs/1508.04025).
+  It depends on the query and on the key's position, not on the key, in which
+  NaN therefore changes nothing. Keys at position L and after are hidden. See
+  "Effective Approaches to Attention-based Neural Machine Translation", Luong et
+  al., 2015, equation 8 (https://arxiv.org/abs/1508.04025).
 
   Attributes:
     weight: [..., L, Dq], the paper's W_a, for positions 0 to L - 1.
@@ -37,6 +37,10 @@ class Location(Score):
   """
 
   weight: Shaped[jax.Array, "... L D"] = dataclasses.field(metadata=MATRIX)
+
+  @property
+  def reads_keys(self):
+    return False
 
   def check(self, query, key):
     check_floating(weight=self.weight)

@@ -65,6 +65,15 @@ class Positions:
       self.key.reshape(*ones, 1, -1),
     )
 
+  def at_queries(self, numbers: jax.Array) -> jax.Array:
+    """Numbers [..., n] by position, those of the queries, [..., t, 1]."""
+    return jnp.take(numbers, self.query, axis=-1, mode="clip")[..., None]
+
+  def at_keys(self, numbers: jax.Array) -> jax.Array:
+    """Numbers [..., n] by position, those of the keys, [..., 1, s]."""
+    taken = jnp.take(numbers, self.key, axis=-1, mode="clip")
+    return taken[..., None, :]
+
   def index(self, axis: int, size: int) -> jax.Array:
     """int32 [size], the indices along a leading axis, -1 for the last."""
     start = self.leading[axis] if len(self.leading) >= -axis else 0

@@ -81,7 +81,14 @@ DERIVATIVES = ("forward", "gradient", "jvp")
 _OF_KERNELS = (
   *("scaled_dot", "dot", "general", "cosine", "additive", "concat"),
   *("soft_cap", "qk_norm", "temperature", "local_m", "manhattan"),
-  *("shaw", "disentangled"),
+  *(
+    "shaw",
+    "disentangled",
+    "transformer_xl",
+    "location",
+    "forgetting",
+    "local",
+  ),
 )
 _DEFAULT_SCORES = ("scaled_dot", "general", "additive", "manhattan")
 
@@ -111,7 +118,7 @@ def _kernel_cases() -> Iterator[Case]:
     for pattern in PATTERNS:
       if score == "manhattan" and pattern == "alibi":
         continue
-      for derivative in ("forward", "gradient"):
+      for derivative in DERIVATIVES if pattern == "none" else DERIVATIVES[:2]:
         yield Case(
           f"pallas/{score}/{pattern}/{derivative}",
           functools.partial(
@@ -119,6 +126,12 @@ def _kernel_cases() -> Iterator[Case]:
           ),
           pattern in ("none", "causal") and score in _DEFAULT_SCORES,
         )
+  for derivative in DERIVATIVES[:2]:
+    yield Case(
+      f"pallas/scaled_dot/t5/{derivative}",
+      functools.partial(_make_t5, derivative),
+      True,
+    )
 
 
 def _long_cases() -> Iterator[Case]:
@@ -147,9 +160,12 @@ def _make(
   bind, shapes = (SCORES | {"manhattan": (manhattan, ((),))})[score]
   spec = functools.partial(_spec, on_one_device(target))
   tokens = [spec(BATCH, heads, length, features)] * 3
-  parameters = [spec(*shape, dtype=jnp.float32) for shape in shapes]
+  parameters = [
+    spec(*(length if n == LENGTH else n for n in shape), dtype=jnp.float32)
+    for shape in shapes
+  ]
   lengths = spec(BATCH, dtype=jnp.int32)
-  kernels = Pallas(target="tpu" if target.platform == "tpu" else "hopper")
+  kernels = _kernels(target)
 
   def attend(query, key, value, *rest):
     *parameters, lengths = rest
@@ -168,6 +184,27 @@ def _make(
     derived(attend, derivative, len(tokens) + len(parameters)),
     (*tokens, *parameters, lengths, *cotangent),
   )
+
+
+def _make_t5(derivative: str, target: Target):
+  """Kernels with T5's bias, of which the table is differentiated too."""
+  spec = functools.partial(_spec, on_one_device(target))
+  tokens = [spec(BATCH, HEADS, LENGTH, FEATURES)] * 3
+
+  def attend(query, key, value, table):
+    bias = biases.relative_position(table)
+    return attention.attend(
+      query, key, value, bias=bias, implementation=_kernels(target)
+    )
+
+  return derived(attend, derivative, 4), (
+    *tokens,
+    spec(32, HEADS, dtype=jnp.float32),
+  )
+
+
+def _kernels(target: Target) -> Pallas:
+  return Pallas(target="tpu" if target.platform == "tpu" else "hopper")
 
 
 def derived(

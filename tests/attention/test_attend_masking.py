@@ -195,6 +195,24 @@ def test_unmasked_nan_key_makes_context_nan(implementation):
   assert jnp.isnan(context).all()
 
 
+@every_implementation
+@pytest.mark.parametrize("mask", [None, masks.causal()])
+def test_nan_key_changes_nothing_for_a_score_that_does_not_read_keys(
+  implementation, mask
+):
+  query, key, value, weight = draw(3, (5, 4), (5, 4), (5, 2), (6, 4))
+
+  def context(key):
+    score = scores.location(jnp.asarray(weight))
+    return attend(
+      query, key, value, score=score, mask=mask, implementation=implementation
+    )
+
+  spoilt = key.copy()
+  spoilt[3] = np.nan
+  np.testing.assert_array_equal(context(spoilt), context(key))
+
+
 def test_fully_masked_nan_query_has_zero_weights():
   query, key = draw(4, (2, 4), (5, 4))
   query[0] = np.nan

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention import axes
 from attention.implementations import non_finite
 from attention.implementations.blockwise import Blockwise
 from attention.implementations.blockwise.problem import (
@@ -25,6 +26,7 @@ from attention.implementations.pallas.derivative import (
   shared_operands,
 )
 from attention.implementations.pallas.hopper import token_maps
+from attention.implementations.pallas.location import with_vectors_as_keys
 from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.products import kernel_precision
@@ -43,7 +45,7 @@ _CHUNK = 1 << 18
 def obstacle(sizes: Any, request: Request) -> str | None:
   """Why kernels do not support a score, a mask or a bias; None if they do."""
   # The score's maps are traced, not computed.
-  request = _with_maps_inside(sizes, request)
+  request = _with_maps_inside(sizes, _without_location(sizes, request))
   try:
     jax.eval_shape(
       lambda: (_kernels(sizes, request, *_mapped(sizes, request)[:2]), 0)[1]
@@ -106,6 +108,12 @@ def _is_number(leaf: Any) -> bool:
   return isinstance(leaf, jax.Array | np.ndarray | int | float)
 
 
+def _without_location(sizes: Any, request: Request) -> Request:
+  is_default = kernel_precision(request.precision) == jax.lax.Precision.DEFAULT
+  rounds = is_default and sizes.target_of(request) == "hopper"
+  return with_vectors_as_keys(request, rounds=rounds)
+
+
 def _with_maps_inside(sizes: Any, request: Request) -> Request:
   """The request with a score that maps tokens in kernels, if they can."""
   if sizes.target_of(request) == "hopper":
@@ -121,14 +129,29 @@ def _with_maps_inside(sizes: Any, request: Request) -> Request:
 
 
 def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
+  request = _without_location(sizes, _varying_alike(request))
   is_finite = request.score.is_finite
   request = _with_maps_inside(sizes, request)
   tokens = _mapped(sizes, request)
   kernels = _kernels(sizes, request, *tokens[:2])
   rule, captured = _rule(request, *tokens[:2])
-  shared = shared_operands(captured.pair, kernels.score_operands)
+  shared = shared_operands(
+    [*captured.pair, *captured.bias], kernels.differentiable_operands
+  )
   attention = KernelAttention(kernels, rule, shared, is_finite)
   return attention(Arguments(captured, kernels.arrays, [*tokens]))
+
+
+def _varying_alike(request: Request) -> Request:
+  """The request with arrays that vary over the same axes of a mesh."""
+  # Under `jax.shard_map` kernels have one type of inputs and results.
+  names = ("query", "key", "value", "score", "mask", "bias")
+  parts = {name: getattr(request, name) for name in names}
+  leaves, structure = jax.tree.flatten(parts)
+  places = [n for n, x in enumerate(leaves) if isinstance(x, jax.Array)]
+  for n, array in zip(places, axes.varying_alike([leaves[n] for n in places])):
+    leaves[n] = array
+  return dataclasses.replace(request, **jax.tree.unflatten(structure, leaves))
 
 
 def _kernels(

@@ -56,7 +56,8 @@ class KernelAttention:
 
   kernels: tpu.Problem | hopper.Problem
   rule: online_softmax.Problem  # with tiles of its own
-  # For each array that the score captured in the rule, the operands of kernels.
+  # For each array that the score and the bias captured in the rule, the
+  # operands of kernels.
   operands_of: list[list[int]]
   score_is_finite: bool  # see `Score.is_finite`
 
@@ -284,12 +285,11 @@ def shared_operands(
   captured: Sequence[Any], operands: Sequence[Operand]
 ) -> list[list[int]]:
   """For each captured array, the operands of kernels that are this array."""
-  kinds = Kind.WHOLE, Kind.SCALAR
   return [
     [
       number
       for number, operand in enumerate(operands)
-      if operand.array is array and operand.kind in kinds
+      if operand.array is array and operand.kind is not Kind.TILE
     ]
     for array in captured
   ]

@@ -126,5 +126,28 @@ def summed(
   gradient: jax.Array, operand: Operand, leading: Sequence[int]
 ) -> jax.Array:
   """[leading..., core...] summed to the shape of the operand's array."""
+  if operand.kind in (Kind.COLUMN, Kind.ROW):
+    gradient = _shortened(gradient, operand.core[0])
   axes = tuple(n for n in range(len(leading)) if n not in operand.axes)
   return jnp.sum(gradient, axis=axes).reshape(operand.array.shape)
+
+
+def lengthened(array: jax.Array, axis: int, length: int) -> jax.Array:
+  """The first entries of an axis; the last is repeated up to `length`."""
+  missing = length - array.shape[axis]
+  if missing <= 0:
+    return jax.lax.slice_in_dim(array, 0, length, axis=axis)
+  widths = [(0, 0)] * array.ndim
+  widths[axis] = (0, missing)
+  return jnp.pad(array, widths, mode="edge")
+
+
+def _shortened(gradient: jax.Array, length: int) -> jax.Array:
+  """The transpose of `lengthened` along the last axis."""
+  missing = length - gradient.shape[-1]
+  if missing >= 0:
+    widths = [(0, 0)] * (gradient.ndim - 1) + [(0, missing)]
+    return jnp.pad(gradient, widths)
+  first, last = jnp.split(gradient, [length - 1], axis=-1)
+  last = jnp.sum(last, axis=-1, keepdims=True)
+  return jnp.concatenate([first, last], axis=-1)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import biases
+from attention.implementations.pallas.look_up import by_distance
 from attention.implementations.pallas.operands import (
   Kind,
   Source,
@@ -43,6 +44,7 @@ class Tile:
   rank: int
   own_queries: bool = True
   own_keys: bool = True
+  are_consecutive: bool = True
   # (K, G) where two axes of the context are one axis of the arrays.
   grouping: tuple[int, int] | None = None
 
@@ -122,6 +124,18 @@ def _(pairs: biases.Alibi, tile: Tile):
 
 
 @values.register
+def _(pairs: biases.ByDistance, tile: Tile):
+  if not tile.are_consecutive:
+    raise Unsupported("does not support biases by distance at given positions")
+  numbers, axes = _split(pairs.numbers, 1, tile)
+  numbers = tile.source.read(numbers, Kind.WHOLE, axes)
+  (queries, _), (_, keys) = tile.queries.shape, tile.keys.shape
+  first = tile.keys[0, 0] - tile.queries[-1, 0] + pairs.most
+  numbers = jnp.broadcast_to(numbers, (queries, numbers.shape[-1]))
+  return by_distance(keys, first, numbers)
+
+
+@values.register
 def _(pairs: biases.ArrayBias, tile: Tile):
   return _of_array(pairs, tile)
 
@@ -184,7 +198,12 @@ def _(change: AtPositions, inner: Pairwise, tile: Tile):
     axes = aligned_left(columns.shape[:-1])
     keys, own_keys = tile.source.read(columns, Kind.ROW, axes), False
   moved = dataclasses.replace(
-    tile, queries=queries, keys=keys, own_queries=False, own_keys=own_keys
+    tile,
+    queries=queries,
+    keys=keys,
+    own_queries=False,
+    own_keys=own_keys,
+    are_consecutive=False,
   )
   return values(inner, moved)
 

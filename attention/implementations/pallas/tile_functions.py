@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.head_parameters import head_axes
+from attention.head_parameters import declared
 from attention.implementations.pallas.functions import (
   Rules,
   TileFunction,
@@ -103,6 +104,7 @@ def _traced_score(request, query, key, tile, rules) -> TileFunction:
       key_length=request.scores_shape[-1],
       leading=indices,
       look_up=by_distance,
+      own_starts=(first_query, first_key),
     )
     query, key = (x.reshape(*leading, *x.shape) for x in (query, key))
     scores = score(parts).pair_at(query, key, positions)
@@ -127,27 +129,48 @@ def parameters(
 ) -> tuple[Callable[[Sequence[Any]], Score], list[Operand]]:
   """The score as a function of one head's arrays, and these as operands."""
   leaves, structure = jax.tree.flatten(score)
-  heads = head_axes(score)
-  if heads is None:
+  declarations = declared(score)
+  if declarations is None:
     return lambda parts: score, []
-  operands, places = [], []
-  for place, (leaf, axis) in enumerate(zip(leaves, heads)):
+  operands: list[Operand] = []
+  places: dict[int, Callable] = {}
+  for place, (leaf, own) in enumerate(zip(leaves, declarations)):
     if not isinstance(leaf, jax.Array | np.ndarray):
       continue
-    number = 0 if axis is None else axis + 1
-    kind = Kind.WHOLE if leaf.ndim > number else Kind.SCALAR
-    operands.append(
-      Operand(jnp.asarray(leaf), kind, aligned_right(leaf.shape[:number], rank))
-    )
-    places.append(place)
+    array = jnp.asarray(leaf)
+    number = 0 if own.head_axis is None else own.head_axis + 1
+    axes = aligned_right(leaf.shape[:number], rank)
+    first, core = len(operands), leaf.shape[number:]
+    kinds = _BY_POSITION
+    if not own.by_position:
+      kinds = {"whole": Kind.WHOLE if core else Kind.SCALAR}
+    operands += [Operand(array, kind, axes) for kind in kinds.values()]
+    places[place] = functools.partial(_leaf, kinds, first)
 
   def with_parts(parts):
     own = list(leaves)
-    for place, part in zip(places, parts):
-      own[place] = part
+    for place, leaf in places.items():
+      own[place] = leaf(parts)
     return jax.tree.unflatten(structure, own)
 
   return with_parts, operands
+
+
+_BY_POSITION = {"of_queries": Kind.COLUMN, "of_keys": Kind.ROW}
+
+
+def _leaf(kinds, first: int, parts: Sequence[Any]) -> Any:
+  """What a score has in place of an array: its part, or those by position."""
+  own = dict(zip(kinds, parts[first:]))
+  return own["whole"] if "whole" in own else ByPosition(**own)
+
+
+@dataclasses.dataclass(frozen=True)
+class ByPosition:
+  """The parts of numbers by position that belong to a tile."""
+
+  of_queries: jax.Array
+  of_keys: jax.Array
 
 
 def _traced_pairwise(
@@ -183,6 +206,27 @@ def _count(size: int, axis: int) -> jax.Array:
 @dataclasses.dataclass(frozen=True, eq=False)
 class MatrixPositions(Positions):
   """Positions as matrices; kernels have no vectors of integers."""
+
+  own_starts: tuple[Any, Any] = dataclasses.field(kw_only=True)  # of the tile
+
+  def at_queries(self, numbers):
+    """The numbers of the tile's queries, [t, 1]."""
+    return self._parts(numbers).of_queries
+
+  def at_keys(self, numbers):
+    """The numbers of the tile's keys, [1, s]."""
+    return self._parts(numbers).of_keys
+
+  def _parts(self, numbers) -> ByPosition:
+    starts = self.query_start, self.key_start
+    if any(map(operator.is_not, starts, self.own_starts)):
+      raise Unsupported("does not support arrays by position that are shifted")
+    if not isinstance(numbers, ByPosition):
+      raise Unsupported(
+        "needs numbers by position in a field of the score that is declared by "
+        "dataclasses.field(metadata=attention.scores.BY_POSITION)"
+      )
+    return numbers
 
   def broadcast(self, rank):
     """The positions of queries [..., t, 1] and keys [..., 1, s]."""

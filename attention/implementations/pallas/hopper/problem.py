@@ -59,7 +59,7 @@ class Problem:
     return self._weights | numbers | self._arrays_of_maps | self._tables
 
   @property
-  def score_operands(self) -> list[Operand]:
+  def differentiable_operands(self) -> list[Operand]:
     """The arrays whose gradients the kernels compute."""
     return [*self.differentiable.values()]
 

@@ -11,7 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from attention.implementations.pallas.tpu import gradient_rows, whole
+from attention.implementations.pallas.tpu import gradient_rows
+from attention.implementations.pallas.tpu.sums import Sums
 from attention.implementations.pallas.tpu.tokens import read, write
 from attention.implementations.pallas.visits import FIRST, LAST
 
@@ -27,27 +28,23 @@ def of_queries(
 ) -> None:
   """Adds the gradients of a tile of keys.
 
-  `wanted` are operands of the score, and `names` are those of the last inputs:
-  the results of the forward kernel and their cotangents.
+  `wanted` are operands, and `names` are those of the last inputs: the results
+  of the forward kernel and their cotangents.
   """
   query_ref, key_ref, value_ref, *rest = inputs
   operand_refs, row_refs = rest[: -len(names)], rest[-len(names) :]
   rows_by_name = dict(zip(names, row_refs))
-  summed, numbers = scratch
+  summed, numbers, *sum_refs = scratch
   gradient_ref, *results = outputs
   of_operands, results = results[: len(wanted)], results[len(wanted) :]
-  operands = [problem.score_operands[number] for number in wanted]
+  sums = Sums(problem.operands_of(wanted), of_operands, sum_refs)
 
   @pl.when(visit.has(FIRST))
   def _():
     summed[...] = jnp.zeros_like(summed)
     gradient_rows.write_rows(problem, rows_by_name, results, numbers)
 
-  for each, operand in zip(of_operands, operands):
-
-    @pl.when(whole.is_first(visit, operand))
-    def _(each=each):
-      each[...] = jnp.zeros_like(each)
+  sums.start(visit)
 
   def update(masked):
     query, key, value = (
@@ -58,15 +55,15 @@ def of_queries(
     of_rows = gradient_rows.of_scratch(numbers, cotangent)
     for rows in visit.chunks(problem):
       scores, pull_back = visit.scores(
-        problem, query[rows, :], key, parts, rows, masked, wanted=wanted
+        problem, query[rows, :], key, parts, rows, masked, wanted
       )
       _, of_scores = visit.weights(problem, scores, value, of_rows.of(rows))
       of_query, of_parts = pull_back(of_scores)
       summed[rows, :] += of_query
-      for each, part, operand in zip(of_operands, of_parts, operands):
-        whole.add(each, part, operand)
+      sums.add(of_parts, rows)
 
   visit.either(problem, update)
+  sums.finish(visit)
 
   @pl.when(visit.has(LAST))
   def _():
@@ -75,20 +72,25 @@ def of_queries(
 
 def of_keys(
   problem: Any,
+  wanted: Sequence[int],
   visit: Any,
   inputs: Sequence[Any],
   outputs: Sequence[Any],
   scratch: Sequence[Any],
 ) -> None:
-  """Adds the gradients of a tile of queries."""
+  """Adds the gradients of a tile of queries; `wanted` are operands."""
   count = len(gradient_rows.names(problem.is_masked)) + 1
   query_ref, key_ref, value_ref, *rest = inputs
   operand_refs, (*row_refs, cotangent_ref) = rest[:-count], rest[-count:]
+  key_sum, value_sum, *sum_refs = scratch
+  sums = Sums(problem.operands_of(wanted), outputs[2:], sum_refs)
 
   @pl.when(visit.has(FIRST))
   def _():
-    for each in scratch:
+    for each in (key_sum, value_sum):
       each[...] = jnp.zeros_like(each)
+
+  sums.start(visit)
 
   def update(masked):
     query, key, value = (
@@ -98,19 +100,28 @@ def of_keys(
     of_rows = gradient_rows.of_results(row_refs, read(cotangent_ref))
     for rows in visit.chunks(problem):
       scores, pull_back = visit.scores(
-        problem, query[rows, :], key, parts, rows, masked, of_keys=True
+        problem,
+        query[rows, :],
+        key,
+        parts,
+        rows,
+        masked,
+        wanted,
+        of_keys=True,
       )
       own = of_rows.of(rows)
       weights, of_scores = visit.weights(problem, scores, value, own)
-      scratch[0][...] += pull_back(of_scores)[0]
-      scratch[1][...] += problem.product(
+      of_key, of_parts = pull_back(of_scores)
+      key_sum[...] += of_key
+      value_sum[...] += problem.product(
         weights, own.cotangent, (0, 0), value.dtype
       )
+      sums.add(of_parts, rows)
 
   visit.either(problem, update)
+  sums.finish(visit)
 
   @pl.when(visit.has(LAST))
   def _():
-    of_key, of_value = (each[...] for each in scratch)
-    write(outputs[0], problem.of_finite(read(key_ref), of_key))
-    write(outputs[1], of_value)
+    write(outputs[0], problem.of_finite(read(key_ref), key_sum[...]))
+    write(outputs[1], value_sum[...])

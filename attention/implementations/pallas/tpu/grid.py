@@ -6,10 +6,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from attention.implementations.pallas.operands import Kind, Operand
+from attention import axes
+from attention.implementations.pallas.operands import (
+  Kind,
+  Operand,
+  lengthened,
+)
 from attention.implementations.pallas.tpu import tokens, whole
 from attention.implementations.pallas.tpu.visit import Visit
 from attention.implementations.pallas.visits import Visits, unpacked
@@ -29,6 +35,12 @@ class TileGrid:
   def _own(self) -> list[int]:
     """The leading axes of the grid."""
     return [n for n in range(len(self.problem.leading)) if n not in self.shared]
+
+  @property
+  def _sizes(self) -> list[int]:
+    """The leading axes of the context, of size 1 if visits run over them."""
+    sizes = enumerate(self.problem.leading)
+    return [1 if n in self.shared else size for n, size in sizes]
 
   def _place(self, point, tiles, groups=None) -> Visit:
     """The visit at a point of the grid."""
@@ -76,6 +88,16 @@ class TileGrid:
 
   def gradient(self, operand: Operand):
     """The shape and the blocks of the gradient of an operand."""
+    if operand.kind is Kind.COLUMN:
+      return self.statistics(self.problem.padded_lengths[0])
+    sizes = self._sizes
+    length = self.problem.padded_lengths[1]
+    if operand.kind is Kind.ROW:
+      block = (*[None] * len(sizes), 1, self.problem.tile[1])
+      return (*sizes, 1, length), self._spec(
+        block,
+        lambda visit: (*_of_sizes(visit.indices, sizes), 0, visit.column),
+      )
     core, kept = whole.stored_shape(operand), whole.kept_axes(operand)
     leading = self.problem.leading
     shape = (*leading[:kept], *[1] * (len(leading) - kept), *core)
@@ -107,14 +129,14 @@ class TileGrid:
         return index(visit, *zeros)
 
     elif operand.kind is Kind.COLUMN:
-      array = _lengthened(array, -1, lengths[0])[..., None, :]
+      array = lengthened(array, -1, lengths[0])[..., None, :]
       block, at = (1, queries), lambda visit: index(visit, 0, visit.row)
     elif operand.kind is Kind.ROW:
-      array = _lengthened(array, -1, lengths[1])[..., None, :]
+      array = lengthened(array, -1, lengths[1])[..., None, :]
       block, at = (1, keys), lambda visit: index(visit, 0, visit.column)
     else:
-      array = _lengthened(array, -2, lengths[0])
-      array = _lengthened(array, -1, lengths[1])
+      array = lengthened(array, -2, lengths[0])
+      array = lengthened(array, -1, lengths[1])
       block = (queries, keys)
 
       def at(visit):
@@ -140,13 +162,14 @@ class TileGrid:
     kept = len(problem.leading) if kept_axes is None else kept_axes
     sizes = [problem.leading[n] for n in self._own]
     shapes, specs = zip(*outputs)
-    arrays, input_specs = zip(*inputs)
+    given, input_specs = zip(*inputs)
+    arrays = axes.varying_alike(given)
     count = len(sizes) + 1
     visits = self.visits.packed(bool(self.shared))
 
     def body(*refs):
       point = [pl.program_id(n) for n in range(count)]
-      order, *others = _split(refs, [len(visits), len(arrays), len(shapes)])
+      order, *others = split(refs, [len(visits), len(arrays), len(shapes)])
       kernel(self._place(point, *order), *others)
 
     return pl.pallas_call(
@@ -159,7 +182,7 @@ class TileGrid:
         scratch_shapes=[pltpu.VMEM(each, problem.dtype) for each in scratch],
       ),
       out_shape=[
-        jax.ShapeDtypeStruct(shape, dtype)
+        axes.shape_like(arrays[0], shape, dtype)
         for shape, dtype in zip(shapes, dtypes)
       ],
       compiler_params=pltpu.CompilerParams(
@@ -170,10 +193,10 @@ class TileGrid:
         vmem_limit_bytes=_VMEM,
       ),
       interpret=problem.interpret,
-    )(*visits, *arrays)
+    )(*(in_hbm(problem, each) for each in visits), *arrays)
 
 
-def _split(values: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
+def split(values: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
   """The first of `sizes` values, the next, and the rest."""
   parts = []
   for size in sizes:
@@ -185,7 +208,7 @@ def _split(values: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
 def inputs_of(problem, grid, operands, query, key, value):
   """Tokens and operands as inputs of a kernel, with their blocks."""
   arrays = zip((query, key, value), (0, 1, 1))
-  return [
+  inputs = [
     *(
       (tokens.stored(array), grid.tokens(array.shape, axis)[1])
       for array, axis in arrays
@@ -195,17 +218,42 @@ def inputs_of(problem, grid, operands, query, key, value):
       for each in zip(problem.functions.operands, operands, strict=True)
     ),
   ]
-
-
-def row_inputs(grid, rows: Sequence[jax.Array]):
-  """Numbers of rows [..., T], or tokens [..., T, E], with their blocks."""
-  rank = len(grid.problem.leading)
   return [
-    (tokens.stored(each), grid.tokens(each.shape, 0)[1])
-    if each.ndim == rank + 2
-    else (each[..., None, :], grid.statistics(each.shape[-1])[1])
-    for each in rows
+    (array if spec.memory_space else in_hbm(problem, array), spec)
+    for array, spec in inputs
   ]
+
+
+def row_inputs(grid, rows: dict[str, jax.Array]):
+  """Numbers of rows [..., T], or tokens [..., T, E], with their blocks."""
+  rank, inputs = len(grid.problem.leading), []
+  for name, each in rows.items():
+    if each.ndim == rank + 2:
+      array, (_, spec) = tokens.stored(each), grid.tokens(each.shape, 0)
+    else:
+      array, (_, spec) = each[..., None, :], grid.statistics(each.shape[-1])
+    if name == "cotangent":
+      array = in_hbm(grid.problem, array)
+    inputs.append((array, spec))
+  return inputs
+
+
+def in_hbm(problem, array) -> jax.Array:
+  """The array; XLA does not copy it to on-chip memory before a kernel."""
+  # The blocks that a kernel reads are copied while it computes others.
+  return array if problem.interpret else _in_hbm(jnp.asarray(array))
+
+
+# JAX 0.10.2 has no rule of its own for `jax.vmap`.
+@custom_vmap
+def _in_hbm(array: jax.Array) -> jax.Array:
+  return pltpu.with_memory_space_constraint(array, pltpu.HBM)
+
+
+@_in_hbm.def_vmap
+def _(size: int, is_batched: Sequence[bool], array: jax.Array):
+  del size
+  return _in_hbm(array), is_batched[0]
 
 
 def _of_sizes(indices, sizes):
@@ -217,10 +265,3 @@ def _readable(array: jax.Array) -> jax.Array:
   if array.dtype == jnp.bool_:
     return array.astype(jnp.int32)
   return array
-
-
-def _lengthened(array: jax.Array, axis: int, length: int) -> jax.Array:
-  """Repeats the last entry of an axis up to `length`."""
-  widths = [(0, 0)] * array.ndim
-  widths[axis] = (0, length - array.shape[axis])
-  return jnp.pad(array, widths, mode="edge") if widths[axis][1] else array

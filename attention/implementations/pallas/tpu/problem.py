@@ -19,6 +19,13 @@ from attention.implementations.pallas.tpu.grid import (
   TileGrid,
   inputs_of,
   row_inputs,
+  split,
+)
+from attention.implementations.pallas.tpu.sums import (
+  is_of_keys,
+  is_whole,
+  restored,
+  scratch_shape,
 )
 from attention.implementations.pallas.tpu.tokens import is_transposed
 from attention.implementations.pallas.tpu.visit import rules
@@ -44,9 +51,14 @@ class Problem:
   has_gradients: ClassVar[bool] = True
 
   @property
-  def score_operands(self) -> Sequence[Operand]:
-    """The arrays that the score reads."""
-    return self.functions.pair.operands
+  def differentiable_operands(self) -> Sequence[Operand]:
+    """The arrays of which the kernels compute gradients, and some others."""
+    pair, bias, _ = self.functions
+    return [*pair.operands, *([] if bias is None else bias.operands)]
+
+  def operands_of(self, numbers: Sequence[int]) -> list[Operand]:
+    """The operands of these numbers."""
+    return [self.functions.operands[number] for number in numbers]
 
   @property
   def arrays(self) -> list[jax.Array]:
@@ -112,83 +124,117 @@ class Problem:
   def gradients(
     self, operands, tokens, rows, wanted: Sequence[int], *, of_keys: bool
   ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """The gradients of tokens, and of the wanted operands of the score.
+    """The gradients of tokens, and of the wanted operands.
 
     Without `of_keys` the first are those of the queries only.
     """
     # The kernel of keys reads rows that the other completes, which runs in any
     # case.
-    of_query, of_operands, for_keys = self._of_queries(
-      operands, tokens, rows, wanted
+    of_queries, of_keys_too = (
+      [n for n in wanted if is_of_keys(self.functions.operands[n]) == is_own]
+      for is_own in (False, True)
+    )
+    of_query, found, for_keys = self._of_queries(
+      operands, tokens, rows, of_queries
     )
     of_tokens = [of_query]
-    if of_keys:
-      of_tokens += self._of_keys(operands, tokens, for_keys)
+    if of_keys or of_keys_too:
+      more, also_found = self._of_keys(operands, tokens, for_keys, of_keys_too)
+      of_tokens += more
+      found |= also_found
     return of_tokens, [
-      summed(each, self.score_operands[number], self.leading)
-      for number, each in zip(wanted, of_operands)
+      summed(found[n], self.functions.operands[n], self.leading) for n in wanted
     ]
 
   def _of_queries(
     self, operands, tokens, rows, wanted: Sequence[int]
-  ) -> tuple[jax.Array, list[jax.Array], dict[str, jax.Array]]:
+  ) -> tuple[jax.Array, dict[int, jax.Array], dict[str, jax.Array]]:
     """The gradients of queries and of wanted operands, and rows for keys."""
     # That of queries has all leading axes of the context.
     query = tokens[0]
     grid = TileGrid(self, self.visibility.by_rows(), ())
-    operands_of = [self.score_operands[number] for number in wanted]
     shape = (*self.leading, *query.shape[-2:])
     names = gradient_rows.names(self.is_masked)
-    results = grid.call(
+    results = self._gradient_call(
       functools.partial(gradient.of_queries, self, wanted, [*rows]),
-      inputs_of(self, grid, operands, *tokens)
-      + row_inputs(grid, [*rows.values()]),
-      [
-        grid.tokens(shape, 0),
-        *map(grid.gradient, operands_of),
-        *[grid.statistics(shape[-2])] * len(names),
-      ],
-      [_sum_dtype(self, query)] + [self.dtype] * (len(wanted) + len(names)),
+      grid,
+      inputs_of(self, grid, operands, *tokens) + row_inputs(grid, rows),
+      [(grid.tokens(shape, 0), _sum_dtype(self, query))],
       [(self.tile[0], query.shape[-1]), (self.tile[0], len(names))],
-      kept_axes=min(map(whole.kept_axes, operands_of), default=None),
+      wanted,
+      [(grid.statistics(shape[-2]), self.dtype)] * len(names),
     )
-    of_operands = results[1 : 1 + len(wanted)]
-    made = {
-      name: each[..., 0, :] for name, each in zip(names, results[-len(names) :])
-    }
+    of_query, of_operands, made = results
+    found = dict(zip(names, (each[..., 0, :] for each in made)))
     return (
-      _restored(results[0], query.shape[-1]),
-      [*map(whole.restored, of_operands, operands_of)],
-      made | {"cotangent": rows["cotangent"]},
+      _restored(of_query[0], query.shape[-1]),
+      of_operands,
+      found | {"cotangent": rows["cotangent"]},
     )
 
-  def _of_keys(self, operands, tokens, rows) -> tuple[jax.Array, jax.Array]:
-    """The gradients of the keys and the values."""
+  def _of_keys(
+    self, operands, tokens, rows, wanted: Sequence[int]
+  ) -> tuple[list[jax.Array], dict[int, jax.Array]]:
+    """The gradients of the keys and the values, and of wanted operands."""
     # They have the leading axes of the context, of size 1 where neither keys
-    # nor values have the axis.
+    # nor values nor operands have the axis.
     _, key, value = tokens
+    axes_of_operands = {
+      axis for each in self.operands_of(wanted) for axis in each.axes
+    }
     shared = tuple(
       axis
       for axis, size in enumerate(self.leading)
-      if size > 1 and key.shape[axis] == value.shape[axis] == 1
+      if size > 1
+      and key.shape[axis] == value.shape[axis] == 1
+      and axis not in axes_of_operands
     )
     groups = math.prod(self.leading[axis] for axis in shared)
     grid = TileGrid(self, self.visibility.by_columns(groups), shared)
     leading = [
       1 if axis in shared else n for axis, n in enumerate(self.leading)
     ]
-    shapes = [(*leading, *each.shape[-2:]) for each in (key, value)]
-    of_key, of_value = grid.call(
-      functools.partial(gradient.of_keys, self),
-      inputs_of(self, grid, operands, *tokens)
-      + row_inputs(grid, [*rows.values()]),
-      [grid.tokens(shape, 1) for shape in shapes],
-      [_sum_dtype(self, each, leading) for each in (key, value)],
+    own = [
+      (
+        grid.tokens((*leading, *each.shape[-2:]), 1),
+        _sum_dtype(self, each, leading),
+      )
+      for each in (key, value)
+    ]
+    of_tokens, of_operands, _ = self._gradient_call(
+      functools.partial(gradient.of_keys, self, wanted),
+      grid,
+      inputs_of(self, grid, operands, *tokens) + row_inputs(grid, rows),
+      own,
       [(self.tile[1], each.shape[-1]) for each in (key, value)],
+      wanted,
     )
-    return _restored(of_key, key.shape[-1]), _restored(
-      of_value, value.shape[-1]
+    return [
+      _restored(gradient, each.shape[-1])
+      for gradient, each in zip(of_tokens, (key, value))
+    ], of_operands
+
+  def _gradient_call(
+    self, kernel, grid, inputs, outputs, scratch, wanted, others=()
+  ) -> tuple[list[jax.Array], dict[int, jax.Array], list[jax.Array]]:
+    """The outputs of a kernel, the gradients of operands, and other outputs."""
+    operands = self.operands_of(wanted)
+    of_operands = [(grid.gradient(each), self.dtype) for each in operands]
+    shapes = [scratch_shape(each, self.tile) for each in operands]
+    specs, dtypes = zip(*outputs, *of_operands, *others)
+    results = grid.call(
+      kernel,
+      inputs,
+      specs,
+      dtypes,
+      scratch + [each for each in shapes if each is not None],
+      kept_axes=min(
+        map(whole.kept_axes, filter(is_whole, operands)), default=None
+      ),
     )
+    tokens, gradients, rest = split(results, [len(outputs), len(wanted)])
+    found = map(restored, gradients, operands)
+    return [*tokens], dict(zip(wanted, found)), [*rest]
 
 
 def _restored(stored: jax.Array, features: int) -> jax.Array:

@@ -1,7 +1,6 @@
 """One visit of a tile by a kernel for TPUs."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -75,9 +74,8 @@ class Visit:
     self, problem, query, key, parts, rows, masked, wanted=None, of_keys=False
   ):
     """Scores [r, s] of a chunk of queries, and the function of gradients."""
-    # The gradients are those of the query and the `wanted` parts of the score,
-    # or of the key.
-    pull_back = None
+    # The gradients are those of the query, or of the key, and of the `wanted`
+    # parts of the score and the bias.
     queries, keys = problem.tile
     where = (
       self.row * queries + rows.start,
@@ -88,34 +86,30 @@ class Visit:
       part[rows, :] if operand.kind in (Kind.COLUMN, Kind.TILE) else part
       for operand, part in zip(problem.functions.operands, parts)
     ]
-    of_pair, of_bias, of_visible = problem.functions.split(chunked)
-    query, key = (
-      each.astype(jnp.promote_types(each.dtype, jnp.float32))
-      for each in (query, key)
-    )
-    pair = functools.partial(problem.functions.pair, problem.rules)
-    if of_keys:
-      scores, pull_back = jax.vjp(
-        lambda key: pair((query, key, *where), of_pair), key
-      )
-    elif wanted is not None:
+    tokens = [*map(_wide, (query, key))]
 
-      def of_query(query, some):
-        own = list(of_pair)
-        for n, part in zip(wanted, some):
-          own[n] = part
-        return pair((query, key, *where), own)
-
-      some = [of_pair[n] for n in wanted]
-      scores, pull_back = jax.vjp(of_query, query, some)
-    else:
-      scores = pair((query, key, *where), of_pair)
-    scores = scores.astype(problem.dtype)
-    if problem.functions.bias is not None:
+    def before_mask(token, some):
+      own, pair = [*chunked], [*tokens]
+      pair[of_keys] = token
+      for number, part in zip(wanted or (), some):
+        own[number] = part
+      of_pair, of_bias, _ = problem.functions.split(own)
+      scores = problem.functions.pair(problem.rules, (*pair, *where), of_pair)
+      scores = scores.astype(problem.dtype)
+      if problem.functions.bias is None:
+        return scores
       bias = problem.functions.bias(problem.rules, where, of_bias)
-      scores = scores + bias.astype(problem.dtype)
+      return scores + bias.astype(problem.dtype)
+
+    if wanted is None:
+      scores, pull_back = before_mask(tokens[of_keys], []), None
+    else:
+      some = [_wide(chunked[number]) for number in wanted]
+      scores, pull_back = jax.vjp(before_mask, tokens[of_keys], some)
     if masked:
-      visible = problem.functions.visible(problem.rules, where, of_visible)
+      visible = problem.functions.visible(
+        problem.rules, where, problem.functions.split(chunked)[2]
+      )
       scores = jnp.where(visible, scores, -jnp.inf)
     return scores, pull_back
 
@@ -125,6 +119,10 @@ class Visit:
     weights = jnp.exp(exponents) * rows.inverse
     of_weights = problem.product(rows.cotangent, value, (1, 1), value.dtype)
     return weights, weights * (of_weights - rows.mean)
+
+
+def _wide(array: jax.Array) -> jax.Array:
+  return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
 def as_row(column: jax.Array) -> jax.Array:

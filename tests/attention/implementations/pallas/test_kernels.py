@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import jaxprs_in_params
+from jax.sharding import PartitionSpec as P
 
 from attention import attend, biases, masks, normalizers, scores
 from attention.implementations import BY_NAME, Pallas
@@ -87,6 +88,28 @@ def parameters(name):
         *arrays((3, 20, 8), (3, 20, 8), seed=4), as_released=True
       )
     },
+    "location": {"score": scores.location(*arrays((201, 8), seed=4))},
+    "few locations": {"score": scores.location(*arrays((3, 170, 8), seed=4))},
+    "forgetting": {
+      "score": scores.forgetting(
+        scores.dot(), -jnp.abs(*arrays((2, 1, 200), seed=4))
+      ),
+      "mask": masks.causal(),
+    },
+    "long forgetting": {
+      "score": scores.soft_cap(
+        scores.forgetting(scores.dot(), 0.1 * arrays((3, 300), seed=4)[0]), 9.0
+      ),
+    },
+    "T5": {
+      "bias": biases.relative_position(
+        *arrays((8, 3), seed=4), max_distance=40
+      ),
+      "mask": masks.causal(),
+    },
+    "T5 later": {
+      "bias": 0.5 * biases.relative_position(*arrays((8, 1))).shifted(60)
+    },
     "sink": {"normalizer": normalizers.softmax(sink=heads)},
   }
   return found[name]
@@ -106,6 +129,8 @@ NAMES = (
   *("manhattan", "closure", "positional", "local", "predicted", "concat"),
   *("QK norm", "Transformer-XL", "sink"),
   *("Shaw", "Shaw of heads", "one distance", "disentangled", "as released"),
+  *("location", "few locations", "forgetting", "long forgetting", "T5"),
+  "T5 later",
 )
 
 
@@ -181,6 +206,28 @@ def operations(jaxpr):
 
 @sampled("name", ["additive", "causal", "many channels"], default=["additive"])
 def test_a_gradient_is_three_kernels_without_sums_besides(name):
+  names, sums = operations_of_a_gradient(name)
+  assert names.count("pallas_call") == 3
+  assert "dot_general" not in names
+  # Axes of size 1 are removed by sums over them.
+  assert all(
+    each.invars[0].aval.size == each.outvars[0].aval.size for each in sums
+  )
+
+
+@sampled(
+  "name",
+  ["Shaw", "as released", "location", "forgetting", "T5"],
+  default=["forgetting"],
+)
+def test_kernels_compute_gradients_of_arrays_by_distance_or_position(name):
+  names, _ = operations_of_a_gradient(name)
+  assert names.count("pallas_call") == 3
+  assert not {"dot_general", "scan", "while"} & set(names)
+
+
+def operations_of_a_gradient(name):
+  """The names of operations, and those that are sums."""
   tokens = arrays((2, 3, 128, 8), (2, 3, 128, 8), (2, 3, 128, 4))
   arguments = parameters(name)
 
@@ -195,13 +242,7 @@ def test_a_gradient_is_three_kernels_without_sums_besides(name):
   program = jax.make_jaxpr(gradients)(tokens, arguments, cotangent)
   found = [*operations(program.jaxpr)]
   names = [each.primitive.name for each in found]
-  assert names.count("pallas_call") == 3
-  assert "dot_general" not in names
-  sums = [each for each in found if each.primitive.name == "reduce_sum"]
-  # Axes of size 1 are removed by sums over them.
-  assert all(
-    each.invars[0].aval.size == each.outvars[0].aval.size for each in sums
-  )
+  return names, [each for each in found if each.primitive.name == "reduce_sum"]
 
 
 @sampled("name", NAMES, default=[])
@@ -289,9 +330,62 @@ def test_vmap_equals_a_leading_axis():
   close(jax.jit(jax.vmap(gradient))(*tokens), jax.jit(gradient)(*tokens), 1e-5)
 
 
+def test_shards_of_a_mesh_equal_the_whole():
+  """With a table that all devices share, and lengths of one axis."""
+  query, key, value = arrays((4, 2, 130, 8), (4, 2, 130, 8), (4, 2, 130, 4))
+  (table,) = arrays((9, 8), seed=1)
+  lengths = jnp.array([100, 0, 130, 5])
+  auto = (jax.sharding.AxisType.Auto,) * 2
+  mesh = jax.make_mesh((2, 2), ("batch", "head"), axis_types=auto)
+  tokens, batch = P("batch", "head"), P("batch")
+
+  def gradients(implementation, tokens, table, lengths):
+    def loss(tokens, table):
+      context = attend(
+        *tokens,
+        score=scores.shaw(table),
+        mask=masks.padding(lengths),
+        implementation=implementation,
+      )
+      return jnp.sum(jnp.sin(context))
+
+    return jax.grad(loss, (0, 1))(tokens, table)
+
+  specs = (tokens,) * 3, P()
+  of_shards = jax.shard_map(
+    lambda *arguments: gradients(INTERPRETED, *arguments),
+    mesh=mesh,
+    in_specs=(*specs, batch),
+    out_specs=specs,
+  )
+  arguments = (query, key, value), table, lengths
+  want = gradients("reference", *arguments)
+  close(jax.jit(of_shards)(*arguments), want, 1e-4)
+
+
+def test_batches_of_gradients_are_lowered_for_a_tpu():
+  def gradient(*tokens):
+    def loss(*tokens):
+      context = attend(
+        *tokens, mask=masks.causal(), implementation=Pallas(target="tpu")
+      )
+      return jnp.sum(context)
+
+    return jax.grad(loss, (0, 1, 2))(*tokens)
+
+  tokens = [jax.ShapeDtypeStruct((3, 2, 256, 64), jnp.float32)] * 3
+  traced = jax.jit(jax.vmap(gradient)).trace(*tokens)
+  program = traced.lower(lowering_platforms=("tpu",)).as_text()
+  assert program.count("@tpu_custom_call") == 3
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-  "name", ["causal", "padding", "general", "additive", "cosine", "closure"]
+  "name",
+  [
+    *("causal", "padding", "general", "additive", "cosine", "closure"),
+    *("Shaw", "disentangled", "location", "forgetting", "T5 later"),
+  ],
 )
 def test_no_races_and_no_uninitialised_memory(name, capfd):
   checked = pltpu.InterpretParams(
@@ -316,12 +410,18 @@ def test_what_kernels_do_not_support_is_an_error_that_says_why():
   refused("needs a TPU or a Hopper GPU, the platform is cpu", "pallas")
   refused("computes softmax only", normalizer=normalizers.sigmoid())
   refused("does not support dropout", dropout_rate=0.5, rng=jax.random.key(0))
+  table = jnp.ones(7)
   refused(
     "the operation gather",
-    score=scores.forgetting(scores.dot(), jnp.zeros(7)),
+    score=scores.positional(lambda q, k, i, j: q @ k.mT + table[j - i]),
   )
   bias = biases.relative_position(jnp.zeros((8, 2)))
-  refused("does not support RelativePosition", bias=bias)
+  refused(
+    "biases by distance at given positions",
+    bias=bias.at(jnp.arange(5), jnp.arange(7)),
+  )
+  forgetting = scores.forgetting(scores.dot(), jnp.zeros(9))
+  refused("arrays by position that are shifted", score=forgetting.shifted(2))
   weight = jnp.ones((2, 1, 1))
   refused("a score of one head", score=lambda q, k: weight * (q @ k.mT))
 

@@ -1,0 +1,32 @@
+"""Luong's location-based score as a dot product.
+
+It is the product of a query with the vector of the key's position, so these
+vectors are tokens of the kernels in place of the keys.
+"""
+
+import dataclasses
+
+from attention import axes
+from attention.implementations.pallas.operands import lengthened
+from attention.masks.types import Below
+from attention.request import Request
+from attention.scores import dot
+from attention.scores.luong_local import Location
+
+
+def with_vectors_as_keys(request: Request, *, rounds: bool) -> Request:
+  """The request with a dot product for a location-based score.
+
+  With `rounds` the vectors have the dtype of the keys that they replace.
+  """
+  if not isinstance(request.score, Location):
+    return request
+  weight, length = request.score.weight, request.scores_shape[-1]
+  mask, key = request.mask, request.key
+  vectors = axes.with_rank(lengthened(weight, -2, length), key.ndim)
+  if rounds:
+    vectors = vectors.astype(key.dtype)
+  if weight.shape[-2] < length:
+    known = Below(weight.shape[-2])
+    mask = known if mask is None else mask & known
+  return dataclasses.replace(request, score=dot(), key=vectors, mask=mask)
