@@ -9,7 +9,11 @@ import jax.numpy as jnp
 from attention.implementations.pallas.hopper.channels import FunctionSum
 from attention.implementations.pallas.hopper.pairs import number_dtype
 from attention.implementations.pallas.hopper.tiles import SIDE, Axes, Input
-from attention.implementations.pallas.operands import Kind, Operand
+from attention.implementations.pallas.operands import (
+  Kind,
+  Operand,
+  lengthened,
+)
 
 # A warpgroup copies multiples of so many float32 numbers.
 _COPIED = 32
@@ -118,8 +122,7 @@ def _operand(
     return Input(array.reshape(*sizes, 1), Axes.NUMBERS)
   of_keys = operand.kind is Kind.ROW
   array = array.reshape(*sizes, -1)
-  missing = problem.padded_lengths[of_keys] - array.shape[-1]
-  array = jnp.pad(array, [(0, 0)] * len(sizes) + [(0, missing)])
+  array = lengthened(array, -1, problem.padded_lengths[of_keys])
   return Input(array, Axes.ROWS, of_keys)
 
 

@@ -33,7 +33,10 @@ from attention.implementations.pallas.operands import (
   Unsupported,
 )
 from attention.implementations.pallas.pairwise import Tile, values
-from attention.implementations.pallas.tile_functions import parameters
+from attention.implementations.pallas.tile_functions import (
+  ByPosition,
+  parameters,
+)
 from attention.positional import Pairwise
 from attention.scores import Positions, Score
 from attention.scores.base import Wrapper
@@ -220,8 +223,28 @@ class _PairPositions(Positions):
 
   key = query
 
+  def at_queries(self, numbers):
+    return self._parts(numbers).of_queries
+
+  def at_keys(self, numbers):
+    return self._parts(numbers).of_keys
+
+  def _parts(self, numbers) -> ByPosition:
+    if any(map(_is_shift, (self.query_start, self.key_start))):
+      raise Unsupported("does not support arrays by position that are shifted")
+    if not isinstance(numbers, ByPosition):
+      raise Unsupported(
+        "needs numbers by position in a field of the score that is declared by "
+        "dataclasses.field(metadata=attention.scores.BY_POSITION)"
+      )
+    return numbers
+
   def broadcast(self, rank):
     return self.query_start + self.queries, self.key_start + self.keys
+
+
+def _is_shift(start: Any) -> bool:
+  return not isinstance(start, int) or start != 0
 
 
 _INTEGERS = jax.ShapeDtypeStruct(TILE, jnp.int32)

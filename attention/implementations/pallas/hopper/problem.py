@@ -23,6 +23,9 @@ from attention.implementations.pallas.hopper.token_maps import TokenMap
 from attention.implementations.pallas.operands import Kind, Operand
 from attention.softmax import Statistics
 
+# Arrays of wrappers whose gradients are sums over pairs.
+_NUMBERS = Kind.SCALAR, Kind.COLUMN, Kind.ROW
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
@@ -54,7 +57,7 @@ class Problem:
     if self.changed is not None:
       changed = dict(zip(self.changed.names, self.changed.operands))
     numbers = {
-      name: each for name, each in changed.items() if each.kind is Kind.SCALAR
+      name: each for name, each in changed.items() if each.kind in _NUMBERS
     }
     return self._weights | numbers | self._arrays_of_maps | self._tables
 

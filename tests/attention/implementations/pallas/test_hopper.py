@@ -80,6 +80,11 @@ def scores_of_norms(query, key):
   return lengths * jnp.sum(key, axis=-1)[..., None, :]
 
 
+def forgetting(score=None):
+  (gates,) = arrays((100,), dtype=jnp.float32)
+  return scores.forgetting(score or scores.scaled_dot(), -0.1 * jnp.abs(gates))
+
+
 def nearer(scores, query_positions, key_positions):
   return scores - 0.1 * jnp.abs(query_positions - key_positions)
 
@@ -102,6 +107,8 @@ CASES = {
   "projected half": {"score": concat(jnp.bfloat16)},
   "manhattan": {"score": manhattan},
   "mapped product": {"score": mapped_product},
+  "forgetting": {"score": forgetting()},
+  "location": {"score": scores.location(0.3 * arrays((120, 64))[0])},
   "weighted distance": {
     "score": scores.soft_cap(scores.as_score(weighted_distance), 4.0)
   },
@@ -119,6 +126,7 @@ MASKED = {
     "score": scores.soft_cap(scores.dot(), 5.0),
     "mask": masks.causal(40),
   },
+  "causal forgetting": {"score": forgetting(), "mask": masks.causal(40)},
   "causal general": {"score": general(), "mask": masks.causal(40)},
   "causal general half": {
     "score": general(jnp.bfloat16),
@@ -174,7 +182,9 @@ def exact_results(tokens, **options):
   return results("reference", tokens, **options)
 
 
-@sampled("name", [*CASES], default=["additive window", "projected"])
+@sampled(
+  "name", [*CASES], default=["additive window", "projected", "forgetting"]
+)
 def test_results_and_gradients_equal_the_reference(name):
   """With 50 queries and 100 keys, which are no whole tiles of 64."""
   tokens = arrays((50, 64), (100, 64), (100, 64))
@@ -503,7 +513,7 @@ def test_blocks_sum_the_gradients_of_parameters(
   jax.tree.map(close, got, results("reference", tokens, **options))
 
 
-@sampled("name", [*CASES], default=["additive", "projected"])
+@sampled("name", [*CASES], default=["additive", "projected", "forgetting"])
 def test_the_number_of_kernels_of_a_gradient(name, launched):
   tokens = arrays((70, 64), (70, 64), (70, 64))
   jax.eval_shape(lambda: results(INTERPRETED, tokens, **CASES[name]))
@@ -601,6 +611,7 @@ def test_what_the_kernel_does_not_support_is_an_error_that_says_why():
   refused("one sum over the features", score=scores_of_norms)
   refused("bfloat16 or float16", dtype=jnp.float32)
   refused("a multiple of 64", features=48)
+  refused("by position that are shifted", score=forgetting().shifted(3))
 
 
 def outputs(implementation, tokens, **options):
