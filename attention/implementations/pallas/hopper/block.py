@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention.implementations.pallas.hopper.memory import Memory
+from attention.implementations.pallas.hopper.pairs import number_dtype
 from attention.implementations.pallas.hopper.tiles import (
   BY_COLUMN,
   BY_ROW,
@@ -26,6 +27,7 @@ from attention.implementations.pallas.hopper.tiles import (
   Input,
   across,
   down,
+  read_pairs,
   read_transposed,
   write_transposed,
 )
@@ -50,6 +52,10 @@ class Block(Memory):
     if axes is Axes.WHOLE:
       return ref.at[self.leading(ref.shape[:-1])]
     tokens, sizes = pl.ds(start, SIDE), ref.shape
+    if axes is Axes.PAIRS:
+      places = [pl.ds(self.row * SIDE, SIDE), tokens]
+      places = places[::-1] if self.are_keys_own else places
+      return ref.at[(*self.leading(sizes[:-2]), *places)]
     if axes is Axes.CHANNELS:
       return ref.at[(slice(None), *self.leading(sizes[1:-1]), tokens)]
     core = [tokens if each else slice(None) for each in axes.value[:2]]
@@ -142,10 +148,13 @@ class Block(Memory):
     return ref[(*self.leading(ref.shape[:-1]), place)]
 
   def numbers(self, name: str) -> jax.Array:
-    """The numbers of rows or columns, or one number, spread over a tile."""
-    _, axes, of_keys = self.inputs[name]
+    """The numbers of pairs, or of rows, columns or a tile, spread over it."""
+    ref, axes, of_keys = self.inputs[name]
     if axes is Axes.NUMBERS:
       return self.number(name, 0)
+    if axes is Axes.PAIRS:
+      dtype, is_transposed = number_dtype(ref), self.are_keys_own
+      return read_pairs(self.problem, self.tiles[name], dtype, is_transposed)
     tile = self.tiles[name][...]
     if of_keys == self.are_keys_own:
       return across(self.problem.cast(tile, BY_ROW), TILE)

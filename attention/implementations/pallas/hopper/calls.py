@@ -17,7 +17,7 @@ from attention.implementations.pallas.hopper.gradient_rows import (
 from attention.implementations.pallas.hopper.launch import launch
 from attention.implementations.pallas.hopper.parts import Parts, Slice
 from attention.implementations.pallas.hopper.tiles import Axes, Output
-from attention.implementations.pallas.operands import Kind, Operand, summed
+from attention.implementations.pallas.operands import Kind, summed
 from attention.softmax import Statistics
 
 
@@ -68,15 +68,19 @@ def gradients(
   output = _gradient(problem, query, axes)
   made = _of_queries(problem, arrays, rows, names, output)
   of_tokens = [_tokens_last(made["tokens"], output)]
-  sums = _sums_of_rows(problem, made, names)
+  sums = _sums_of_rows(problem, made, _numbers(problem, "query", names))
+  if "weight" in names and problem.projections is None:
+    sums["weight"] = _sum_of_weights(problem, made["weight"])
   own_parts = _parts(problem, "query", made)
   # The kernel of keys reads rows that the other completes, which runs in any
   # case.
-  if of_keys or not {*names}.isdisjoint(_slices(problem, "key")):
+  by_keys = {*_slices(problem, "key"), *_numbers(problem, "key", names)}
+  if of_keys or not by_keys.isdisjoint(names):
     for_keys = {n: made[n] for n in _outputs_for_keys(problem, query)}
     for_keys["cotangent"] = rows["cotangent"]
     output = _gradient(problem, key, axes)
     made = _of_keys(problem, arrays, for_keys, names, output)
+    sums |= _sums_of_rows(problem, made, _numbers(problem, "key", names))
     own_parts += _parts(problem, "key", made)
     if of_keys:
       of_tokens += [_tokens_last(made["tokens"], output), made["value"]]
@@ -92,10 +96,8 @@ def _of_queries(
   outputs = {"tokens": of_tokens}
   if "weight" in names and problem.projections is None:
     outputs["weight"] = of_tokens
-  numbers = [name for name in names if _is_number(problem.differentiable[name])]
-  shape = (*problem.leading, len(problem.tiles))
-  of_number = Output(jax.ShapeDtypeStruct(shape, problem.dtype), Axes.NUMBERS)
-  outputs |= dict.fromkeys(numbers, of_number)
+  numbers = _numbers(problem, "query", names)
+  outputs |= _number_outputs(problem, numbers)
   own_parts, blocks = _part_outputs(problem, "query", names)
   return launch(
     problem,
@@ -117,10 +119,12 @@ def _of_keys(
   shape = (*problem.leading, *value.shape[-2:])
   values = jax.ShapeDtypeStruct(shape, _sum_dtype(problem, value))
   outputs = {"tokens": of_tokens, "value": Output(values, Axes.TOKENS)}
+  numbers = _numbers(problem, "key", names)
+  outputs |= _number_outputs(problem, numbers)
   own_parts, blocks = _part_outputs(problem, "key", names)
   return launch(
     problem,
-    gradient.gradients,
+    functools.partial(gradient.gradients, wanted=numbers),
     problem.tiles.T,
     inputs.of_gradients(problem, "key", operands, tokens, rows),
     outputs | own_parts,
@@ -137,6 +141,8 @@ def _outputs_for_keys(problem: Any, query: jax.Array) -> dict[str, Output]:
   names = MASKED_ROWS if problem.is_masked else ROWS
   if "query" in problem.maps and problem.maps["query"].is_scaling:
     names = *names, "query scale"
+  if problem.distances is not None:
+    names = *names, *problem.distances.ends(of_keys=False)
   return dict.fromkeys(names, of_rows)
 
 
@@ -144,6 +150,8 @@ def _slices(problem: Any, own: str) -> dict[str, Slice]:
   """What the kernel of own tokens can add to gradients of arrays."""
   if problem.projections is not None:
     return problem.projections.slices(own)
+  if problem.distances is not None:
+    return problem.distances.slices(own)
   own_map = problem.maps.get(own)
   if own_map is None or own_map.of_matrices is None:
     return {}
@@ -183,21 +191,41 @@ def _parts(
   ]
 
 
+def _numbers(problem: Any, own: str, names: Sequence[str]) -> list[str]:
+  """The numbers whose gradients the kernel of own tokens sums over pairs."""
+  kinds = {"key": (Kind.ROW,), "query": (Kind.SCALAR, Kind.COLUMN)}[own]
+  return [name for name in names if problem.differentiable[name].kind in kinds]
+
+
+def _number_outputs(problem: Any, names: Sequence[str]) -> dict[str, Output]:
+  """The sums over the pairs of own tokens, or of their tiles."""
+
+  def output(kind):
+    length, axes = problem.padded_lengths[kind is Kind.ROW], Axes.ROWS
+    if kind is Kind.SCALAR:
+      length, axes = len(problem.tiles), Axes.NUMBERS
+    shape = (*problem.leading, length)
+    return Output(jax.ShapeDtypeStruct(shape, problem.dtype), axes)
+
+  return {name: output(problem.differentiable[name].kind) for name in names}
+
+
 def _sums_of_rows(
   problem: Any, made, names: Sequence[str]
 ) -> dict[str, jax.Array]:
-  """The gradients of which there is a part for each query or tile."""
+  """The gradients of numbers, from those for each query, key or tile."""
   sums = {}
   for name in names:
-    operand = problem.differentiable[name]
-    if _is_number(operand):
-      sums[name] = summed(jnp.sum(made[name], -1), operand, problem.leading)
-  if "weight" in names and problem.projections is None:
-    by_entry = jnp.moveaxis(jnp.sum(made["weight"], -1), 0, -1)
-    sums["weight"] = summed(
-      by_entry, problem.operands["weight"], problem.leading
-    )
+    operand, numbers = problem.differentiable[name], made[name]
+    if operand.kind is Kind.SCALAR:
+      numbers = jnp.sum(numbers, -1)
+    sums[name] = summed(numbers, operand, problem.leading)
   return sums
+
+
+def _sum_of_weights(problem: Any, numbers: jax.Array) -> jax.Array:
+  by_entry = jnp.moveaxis(jnp.sum(numbers, -1), 0, -1)
+  return summed(by_entry, problem.operands["weight"], problem.leading)
 
 
 def _with_nan_tokens(problem: Any, tokens: jax.Array) -> jax.Array:
@@ -224,10 +252,6 @@ def _gradient(problem: Any, tokens, axes: Axes) -> Output:
 def _sum_dtype(problem: Any, tokens) -> Any:
   """That of sums if a gradient is summed over leading axes."""
   return tokens.dtype if tokens.shape[:-2] == problem.leading else problem.dtype
-
-
-def _is_number(operand: Operand) -> bool:
-  return operand.kind is Kind.SCALAR
 
 
 def _tokens_last(gradient: jax.Array, output: Output) -> jax.Array:

@@ -8,6 +8,7 @@ import jax
 
 from attention.implementations.dot_products import is_dot_product
 from attention.implementations.pallas.hopper import (
+  distance_terms,
   projections,
   scales,
   token_maps,
@@ -74,7 +75,8 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
       )
     )
   score = base(request.score)
-  channels = _channels(score, query, key)
+  distances = distance_terms.of_request(request, query, key)
+  channels = _channels(score, query, key) if distances is None else None
   _check_tokens(request, query, key, channels is not None)
   factor, finish, weight = 1.0, None, None
   if isinstance(channels, FunctionSum):
@@ -83,25 +85,32 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
     weight = of_parameter(score.score_weight, 1, len(request.leading))
   elif isinstance(score, ScaledDot):
     factor = score.factor(query)
-    if not isinstance(factor, float | int):
-      raise Unsupported("needs a scale that is a number")
+  elif distances is not None:
+    factor = distance_terms.factor(score, query)
+  if not isinstance(factor, float | int):
+    raise Unsupported("needs a scale that is a number")
   rank = len(request.leading)
   biases = [] if request.bias is None else [request.bias]
   masks = [] if request.mask is None else [request.mask]
   if request.scores_shape[-1] % SIDE:
     masks.append(Below(request.scores_shape[-1]))
+  functions = (
+    of_wrappers("score", request.score, rank, finish),
+    of_pairwise("bias", biases, rank),
+    of_pairwise("mask", masks, rank),
+  )
   return Problem(
     request.leading,
     grid_visibility(request.mask, request.scores_shape[-2:], TILE),
     channels,
     float(factor),
-    of_wrappers("score", request.score, rank, finish),
-    of_pairwise("bias", biases, rank),
-    of_pairwise("mask", masks, rank),
+    *functions,
     maps,
     key_scale,
     of_tokens,
-    query.shape[-1] <= _GRADIENT_FEATURES,
+    distances,
+    query.shape[-1] <= _GRADIENT_FEATURES
+    and distance_terms.gradients_fit(distances, request, functions),
     weight,
     request.is_masked,
     interpret,

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention.implementations.pallas.hopper import distances
 from attention.implementations.pallas.hopper.attempts import (
   attempts,
   make_finite,
@@ -63,6 +64,7 @@ def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
   map_own(block)
   attempts(block.problem, functools.partial(_compute, block, wanted))
   block = block.with_new_addresses()
+  distances.add_tables(block, is_first)
   if block.problem.projections is not None:
     pull_back_projection(block, is_first)
   elif block.own_map is not None:
@@ -85,6 +87,7 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
   def _():
     _clean(block, of_own=True)
 
+  distances.prepare_own(block)
   # Tensor cores sum the gradients of dot products and of values.
   scales = {"tokens": problem.factor}
   of_channels: list[Any] = []
@@ -126,6 +129,8 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
 
 def _written(block: Block, sums: Any, scales: dict[str, float]) -> jax.Array:
   """Writes sums; 1 for tokens for which they are not finite."""
+  if "tokens" in sums:
+    distances.add_tokens(block, sums["tokens"])
   flags = not_finite(block.problem, [])
   for name, scale in reversed(scales.items()):
     total, result = sums[name][...], block.results[name]
@@ -230,6 +235,7 @@ def _visit(
   if problem.channels is not None:
     problem.channels.add_gradients(block, of_scores)
   else:
+    distances.add_gradients(block, of_scores, starts)
     of_products = times_visited_scales(block, of_scores)
     of_scores_factor[...] = of_products.astype(of_scores_factor.dtype)
   plgpu.commit_smem()

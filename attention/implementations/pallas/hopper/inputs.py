@@ -9,7 +9,11 @@ import jax.numpy as jnp
 from attention.implementations.pallas.hopper.channels import FunctionSum
 from attention.implementations.pallas.hopper.pairs import number_dtype
 from attention.implementations.pallas.hopper.tiles import SIDE, Axes, Input
-from attention.implementations.pallas.operands import Kind, Operand
+from attention.implementations.pallas.operands import (
+  Kind,
+  Operand,
+  lengthened,
+)
 
 # A warpgroup copies multiples of so many float32 numbers.
 _COPIED = 32
@@ -83,8 +87,10 @@ def _operands(problem: Any, operands, own: str) -> dict[str, Input]:
   """The operands, without those of the map of other tokens only."""
   other = "query" if own == "key" else "key"
   unread = _arrays_of_map(problem, other) - _arrays_of_map(problem, own)
+  if problem.distances is not None and own == "key":
+    unread |= {*problem.distances.ends(of_keys=True)}
   return {
-    name: _operand(problem, operand, array)
+    name: _operand(problem, operand, array, own)
     for (name, operand), array in zip(problem.operands.items(), operands)
     if name not in unread
   }
@@ -95,14 +101,20 @@ def _arrays_of_map(problem: Any, name: str) -> set[str]:
   return set() if own_map is None else {*own_map.operands}
 
 
-def _operand(problem: Any, operand: Operand, array: jax.Array) -> Input:
+def _operand(
+  problem: Any, operand: Operand, array: jax.Array, own: str
+) -> Input:
   """An array with all leading axes, or the same one for all."""
   sizes = [1] * len(problem.leading)
   for axis, size in zip(operand.axes, array.shape):
     if axis is not None:
       sizes[axis] = size
+  if operand.kind is Kind.TILE:
+    return _pairs(problem, array.reshape(*sizes, *operand.core), own)
   if len(operand.core) == 2:
-    return Input(array.reshape(*sizes, *operand.core), Axes.MATRIX)
+    rows = [(0, -operand.core[0] % SIDE), (0, 0)]
+    array = jnp.pad(array, [(0, 0)] * len(operand.axes) + rows)
+    return Input(array.reshape(*sizes, *array.shape[-2:]), Axes.MATRIX)
   array = array.astype(number_dtype(array))
   if operand.kind is Kind.WHOLE:
     return Input(_padded(array.reshape(*sizes, *operand.core)), Axes.WHOLE)
@@ -110,9 +122,19 @@ def _operand(problem: Any, operand: Operand, array: jax.Array) -> Input:
     return Input(array.reshape(*sizes, 1), Axes.NUMBERS)
   of_keys = operand.kind is Kind.ROW
   array = array.reshape(*sizes, -1)
-  missing = problem.padded_lengths[of_keys] - array.shape[-1]
-  array = jnp.pad(array, [(0, 0)] * len(sizes) + [(0, missing)])
+  array = lengthened(array, -1, problem.padded_lengths[of_keys])
   return Input(array, Axes.ROWS, of_keys)
+
+
+def _pairs(problem: Any, array: jax.Array, own: str) -> Input:
+  """An array [..., T, S], up to whole tiles; its own dtype saves memory."""
+  if array.dtype.itemsize > 4:
+    array = array.astype(number_dtype(array))
+  lengths = zip(problem.padded_lengths, array.shape[-2:])
+  widths = [(0, padded - length) for padded, length in lengths]
+  array = jnp.pad(array, [(0, 0)] * (array.ndim - 2) + widths)
+  # A tile is loaded with the tokens that a block visits.
+  return Input(array, Axes.PAIRS, of_keys=own == "query")
 
 
 def _padded(numbers: jax.Array) -> jax.Array:

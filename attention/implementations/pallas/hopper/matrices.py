@@ -4,6 +4,7 @@ The tensor cores multiply numbers of 16 bits. A matrix of float32 is the sum of
 two of the tokens' dtype, whose products are added.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ def is_one_term(matrix: Any) -> bool:
 
 def load(problem: Any, matrix: Any, tile: Any) -> None:
   """Copies a matrix of one term to shared memory, for several products."""
-  _load(problem, matrix, tile, is_remainder=False)
+  _load(problem, matrix, [(tile, False)])
   plgpu.commit_smem()
 
 
@@ -31,38 +32,66 @@ def product(
   problem: Any,
   factor: Any,
   matrix: Any,
-  tile: Any,
-  *,
+  *tiles: Any,
   is_transposed: bool = False,
   is_loaded: bool = False,
+  columns: int | None = None,
 ) -> jax.Array:
-  """The product of a tile [64, n] with a matrix, which `tile` has room for."""
-  terms = (False,) if is_one_term(matrix) else (False, True)
-  # The interpreter transposes no references, and CPUs lack products of 16 bits.
-  if problem.interpret:
-    total: Any = 0.0
-    for is_remainder in terms:
-      if not is_loaded:
-        _load(problem, matrix, tile, is_remainder)
-      right = tile[...].astype(jnp.float32)
-      right = right.T if is_transposed else right
-      total += factor[...].astype(jnp.float32) @ right
-    return total
-  right = plgpu.transpose_ref(tile, (1, 0)) if is_transposed else tile
+  """The product of a tile [64, n] with a matrix, or its first columns.
+
+  A tile has room for the matrix. With a second one for its remainder fewer
+  registers are needed.
+  """
+  size = tiles[0].shape[0 if is_transposed else 1]
+  columns = size if columns is None else columns
+
+  def right(tile):
+    if not is_transposed:
+      return tile
+    # The interpreter transposes no references.
+    if problem.interpret:
+      return tile[...][:columns].T
+    return plgpu.transpose_ref(tile.at[pl.ds(0, columns)], (1, 0))
 
   def compute(sums):
-    for is_remainder in terms:
-      if is_remainder:
-        plgpu.commit_smem()  # all warps have read the first term
-      if not is_loaded:
-        _load(problem, matrix, tile, is_remainder)
-        plgpu.commit_smem()
-      plgpu.wgmma(sums, factor, right)
+    terms = _terms(problem, matrix, tiles, is_loaded=is_loaded)
+    if problem.interpret:  # CPUs lack products of 16 bits
+      left = factor[...].astype(jnp.float32)
+      products = [left @ right(each)[...].astype(jnp.float32) for each in terms]
+      return functools.reduce(jnp.add, products)
+    for tile in terms:
+      plgpu.wgmma(sums, factor, right(tile))
       plgpu.wgmma_wait(0)
     return sums[...]
 
-  size = tile.shape[0 if is_transposed else 1]
-  return pl.run_scoped(compute, plgpu.ACC((SIDE, size), jnp.float32))
+  return pl.run_scoped(compute, plgpu.ACC((SIDE, columns), jnp.float32))
+
+
+def add_product(
+  problem: Any, sums: Any, factor: Any, matrix: Any, *tiles: Any
+) -> None:
+  """Adds the product of a tile [64, n] with a matrix to sums in registers."""
+  for tile in _terms(problem, matrix, tiles):
+    plgpu.wgmma(sums, factor, tile)
+    plgpu.wgmma_wait(0)
+  plgpu.commit_smem()  # all warps have read the tiles
+
+
+def _terms(
+  problem: Any, matrix: Any, tiles: Sequence[Any], *, is_loaded: bool = False
+) -> Iterator[Any]:
+  """The terms of a matrix in shared memory; the next may overwrite one."""
+  terms = (False,) if is_one_term(matrix) else (False, True)
+  if is_loaded:
+    yield from tiles
+    return
+  for first in range(0, len(terms), len(tiles)):
+    if first:
+      plgpu.commit_smem()  # all warps have read the term before
+    loaded = [*zip(tiles, terms[first:])]
+    _load(problem, matrix, loaded)
+    plgpu.commit_smem()
+    yield from (tile for tile, _ in loaded)
 
 
 def add_outer_products(
@@ -96,14 +125,21 @@ def _outer_products(problem: Any, left: Any, right: Any) -> jax.Array:
   return pl.run_scoped(compute, plgpu.ACC(TILE, jnp.float32))
 
 
-def _load(problem: Any, matrix: Any, tile: Any, is_remainder: bool) -> None:
-  """Copies a matrix, or what its rounding leaves, to shared memory."""
-  for rows, columns in _squares(tile.shape):
+def _load(problem: Any, matrix: Any, terms: Sequence[tuple[Any, bool]]) -> None:
+  """Copies a matrix, or the remainder of its rounding, to tiles."""
+  for rows, columns in _squares(terms[0][0].shape):
     part = read(problem.interpret, matrix.at[rows, columns])
-    rounded = part.astype(tile.dtype)
-    if is_remainder:
-      rounded = (part - rounded.astype(jnp.float32)).astype(tile.dtype)
-    tile[rows, columns] = rounded
+    rounded = part if is_one_term(matrix) else _cut(part)
+    for tile, is_remainder in terms:
+      numbers = part - rounded if is_remainder else rounded
+      tile[rows, columns] = numbers.astype(tile.dtype)
+
+
+def _cut(numbers: jax.Array) -> jax.Array:
+  """Numbers of float32 without the bits that bfloat16 has not."""
+  # Cheaper than rounding, and as the remainder is rounded, nearly as exact.
+  bits = jax.lax.bitcast_convert_type(numbers, jnp.int32) & -(1 << 16)
+  return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def _squares(shape: Sequence[int]) -> Iterator[tuple[Any, Any]]:

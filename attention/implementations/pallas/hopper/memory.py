@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention.implementations.pallas.hopper import distance_terms
 from attention.implementations.pallas.hopper.tiles import (
   SIDE,
   TILE,
@@ -37,6 +38,7 @@ class Memory:
   staging: Any  # a tile of staged tokens before its transposition
   scratch: Any  # of a sum over channels
   of_mapped: Any  # a tile of the gradients of mapped own tokens
+  distances: Mapping[str, Any]  # see `distance_terms.memory`
   channel_sums: Mapping[str, Any]  # gradients of channels, [A, 64]
   marks: Any  # of own tokens that had NaN or infinity, in a second attempt
   own_scale: Any  # of own queries
@@ -107,6 +109,9 @@ def of_block(
     staging=_staging(inputs.get("query")),
     scratch=() if problem.channels is None else problem.channels.scratch(),
     of_mapped=of_mapped if of_gradients else None,
+    distances=distance_terms.memory(
+      problem.distances, tiles, results, own, of_gradients=of_gradients
+    ),
     channel_sums=sums,
     marks=numbers if of_gradients else None,
     own_scale=numbers if is_scaling and not are_keys_own else None,
@@ -120,8 +125,14 @@ def with_shared(problem: Any, held: Memory, over: Mapping[str, str]) -> Memory:
   if problem.channels is not None and problem.projections is None:
     sums = {name: results[name] for name in _SUMS if name in results}
   shared = {name: held.tiles[tile] for name, tile in over.items()}
+  distances = distance_terms.with_shared(
+    problem.distances, held.distances, held.tiles, results
+  )
   return dataclasses.replace(
-    held, channel_sums=sums, results={**results, **shared}
+    held,
+    channel_sums=sums,
+    distances=distances,
+    results={**results, **shared},
   )
 
 

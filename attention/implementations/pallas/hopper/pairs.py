@@ -33,12 +33,17 @@ from attention.implementations.pallas.operands import (
   Unsupported,
 )
 from attention.implementations.pallas.pairwise import Tile, values
-from attention.implementations.pallas.tile_functions import parameters
+from attention.implementations.pallas.tile_functions import (
+  ByPosition,
+  parameters,
+)
 from attention.positional import Pairwise
 from attention.scores import Positions, Score
 from attention.scores.base import Wrapper
 
-_PARTS = {Kind.SCALAR: (), Kind.ROW: TILE, Kind.COLUMN: TILE}
+_PARTS = {Kind.SCALAR: ()} | dict.fromkeys(
+  [Kind.ROW, Kind.COLUMN, Kind.TILE], TILE
+)
 # Operations between shapes of one number.
 _SHAPES = {"broadcast_in_dim", "reshape", "squeeze", "transpose", "copy"}
 
@@ -218,8 +223,28 @@ class _PairPositions(Positions):
 
   key = query
 
+  def at_queries(self, numbers):
+    return self._parts(numbers).of_queries
+
+  def at_keys(self, numbers):
+    return self._parts(numbers).of_keys
+
+  def _parts(self, numbers) -> ByPosition:
+    if any(map(_is_shift, (self.query_start, self.key_start))):
+      raise Unsupported("does not support arrays by position that are shifted")
+    if not isinstance(numbers, ByPosition):
+      raise Unsupported(
+        "needs numbers by position in a field of the score that is declared by "
+        "dataclasses.field(metadata=attention.scores.BY_POSITION)"
+      )
+    return numbers
+
   def broadcast(self, rank):
     return self.query_start + self.queries, self.key_start + self.keys
+
+
+def _is_shift(start: Any) -> bool:
+  return not isinstance(start, int) or start != 0
 
 
 _INTEGERS = jax.ShapeDtypeStruct(TILE, jnp.int32)
@@ -269,8 +294,8 @@ def _captured(array: Any) -> Operand:
 def _check_kinds(operands: Sequence[Operand]) -> None:
   if any(each.kind not in _PARTS for each in operands):
     raise Unsupported(
-      "supports arrays with a number for each query, each key or each entry of "
-      "the leading axes, not for each pair"
+      "supports arrays with a number for each query, each key, each pair or "
+      "each entry of the leading axes"
     )
 
 

@@ -108,8 +108,12 @@ def sums(problem: Any, parts: Sequence[Parts]) -> dict[str, jax.Array]:
   if not parts:
     return {}
   arrays = [each.array.reshape(*each.array.shape[:2], -1) for each in parts]
-  columns = [array.shape[-1] // SIDE for array in arrays]
   operands = {each.name: problem.operands[each.name] for each in parts}
+  # A table is padded in the parts, and not in the sum.
+  columns = [
+    min(array.shape[-1], math.prod(operands[each.name].core)) // SIDE
+    for array, each in zip(arrays, parts)
+  ]
   shapes = {
     name: (_entries(problem.leading, each), math.prod(each.core))
     for name, each in operands.items()

@@ -15,12 +15,16 @@ from attention.implementations.pallas.hopper.channels import (
   ChannelSum,
   FunctionSum,
 )
+from attention.implementations.pallas.hopper.distance_terms import Distances
 from attention.implementations.pallas.hopper.pairs import PairFunction
 from attention.implementations.pallas.hopper.projections import Projections
 from attention.implementations.pallas.hopper.tiles import SIDE
 from attention.implementations.pallas.hopper.token_maps import TokenMap
 from attention.implementations.pallas.operands import Kind, Operand
 from attention.softmax import Statistics
+
+# Arrays of wrappers whose gradients are sums over pairs.
+_NUMBERS = Kind.SCALAR, Kind.COLUMN, Kind.ROW
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,6 +41,7 @@ class Problem:
   maps: Mapping[str, TokenMap]  # of own tokens, in the kernels
   key_scale: Callable[[], Operand] | None  # of keys, for blocks of queries
   projections: Projections | None  # of all tokens, in the kernels
+  distances: Distances | None  # terms besides dot products
   has_gradients: bool
   weight: Operand | None  # of the channels of an additive score
   # Whether keys may be hidden. NaN in a hidden token then changes nothing, and
@@ -52,9 +57,9 @@ class Problem:
     if self.changed is not None:
       changed = dict(zip(self.changed.names, self.changed.operands))
     numbers = {
-      name: each for name, each in changed.items() if each.kind is Kind.SCALAR
+      name: each for name, each in changed.items() if each.kind in _NUMBERS
     }
-    return self._weights | numbers | self._arrays_of_maps
+    return self._weights | numbers | self._arrays_of_maps | self._tables
 
   @property
   def differentiable_operands(self) -> list[Operand]:
@@ -75,7 +80,10 @@ class Problem:
       operands |= self.channels.constants
     if self.key_scale is not None:
       operands["key scale"] = self.key_scale()
-    return operands | self._arrays_of_maps
+    if self.distances is not None:
+      operands |= self.distances.numbers
+      operands |= self.distances.ends_of_keys()
+    return operands | self._arrays_of_maps | self._tables
 
   @property
   def _weights(self) -> dict[str, Operand]:
@@ -86,6 +94,10 @@ class Problem:
     maps: list[Any] = [*self.maps.values()]
     maps += [] if self.projections is None else [self.projections]
     return {name: each for own in maps for name, each in own.operands.items()}
+
+  @property
+  def _tables(self) -> dict[str, Operand]:
+    return {} if self.distances is None else dict(self.distances.tables)
 
   @property
   def arrays(self) -> list[jax.Array]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention.implementations.pallas.hopper import distances, look_up
 from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.pairs import PairFunction
 from attention.implementations.pallas.hopper.tiles import (
@@ -43,7 +44,9 @@ def tile_scores(
     own = [block.tokens(True)]
     if "remainder" in block.tiles:
       own.append(block.tiles["remainder"])
+    of_others = distances.of_others(block, starts)
     result = product_of_tokens(problem, own, block.tokens(False))
+    result = distances.with_own(block, [result, *of_others], starts)
     result = result if problem.factor == 1.0 else result * problem.factor
     result = times_visited_scales(block, times_own_scales(block, result))
   if with_nan:
@@ -135,9 +138,8 @@ def product_of_tokens(
 
 def _positions(block: Block, starts: Sequence[Any]) -> list[jax.Array]:
   """The positions of the queries and keys of all pairs of a tile."""
-  cast = block.problem.cast
   places = [
-    cast(jax.lax.broadcasted_iota(jnp.int32, TILE, axis), WGMMA) + start
+    look_up.positions(block.problem, axis, start)
     for axis, start in enumerate(starts)
   ]
   return places[::-1] if block.are_keys_own else places

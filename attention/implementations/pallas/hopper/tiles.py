@@ -20,6 +20,7 @@ class Axes(enum.Enum):
   TOKENS = (True, False)  # [..., T, D]
   CHANNELS = (False, True)  # [A, ..., T], as XLA writes mapped tokens
   STAGED = (True, False, "transposed")  # [..., T, D], a tile is [D, 64]
+  PAIRS = (True, True)  # [..., T, S]
   ROWS = (True,)  # [..., T]
   WHOLE = ()  # [..., n], read whole
   MATRIX = (False, False)  # [..., D, A], which blocks read by parts
@@ -53,13 +54,15 @@ def tile_memory(ref: Any, axes: Axes) -> Any:
     Axes.TOKENS: (SIDE, ref.shape[-1]),
     Axes.CHANNELS: (ref.shape[0], SIDE),
     Axes.STAGED: (ref.shape[-1], SIDE),
+    Axes.PAIRS: TILE,
     Axes.ROWS: (SIDE,),
     Axes.NUMBERS: (SIDE,),
     Axes.WHOLE: ref.shape[-1:],
   }
   dtype = jnp.float32 if axes is Axes.STAGED else ref.dtype
   is_factor = axes is Axes.TOKENS and dtype.itemsize == 2
-  return (swizzled if is_factor else plgpu.SMEM)(shapes[axes], dtype)
+  is_swizzled = is_factor or axes is Axes.PAIRS
+  return (swizzled if is_swizzled else plgpu.SMEM)(shapes[axes], dtype)
 
 
 def swizzled(shape: tuple[int, int], dtype: Any) -> Any:
@@ -67,9 +70,13 @@ def swizzled(shape: tuple[int, int], dtype: Any) -> Any:
 
   See `Memory.at` for the axis of size 1.
   """
-  # Rows of 128 bytes, in the order that tensor cores read.
-  tiling = plgpu.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize))
-  transforms = tiling, plgpu.SwizzleTransform(128)
+  # Rows of 128 bytes, in the order that tensor cores read; 64 of int8.
+  size = jnp.dtype(dtype).itemsize
+  row = min(128, shape[-1] * size)
+  transforms = (
+    plgpu.TilingTransform((8, row // size)),
+    plgpu.SwizzleTransform(row),
+  )
   return plgpu.SMEM((1, *shape), dtype, transforms=transforms)
 
 
@@ -90,6 +97,22 @@ def read_transposed(problem: Any, tile: Any) -> jax.Array:
   # `optimized` would refuse conflicts of banks.
   tokens = plgpu.load(ref, (), layout=_TRANSPOSED, optimized=False)
   return problem.cast(tokens, WGMMA)
+
+
+def read_pairs(
+  problem: Any, tile: Any, dtype: Any, is_transposed: bool
+) -> jax.Array:
+  """A tile of pairs in registers, or its transpose, with another dtype."""
+  if problem.interpret:
+    numbers = tile[...].T if is_transposed else tile[...]
+    return numbers.astype(dtype)
+  # `optimized` would refuse conflicts of banks.
+  if not is_transposed:
+    numbers = plgpu.load(tile, (), layout=WGMMA, optimized=False)
+    return numbers.astype(dtype)
+  ref = plgpu.transpose_ref(tile, (1, 0))
+  numbers = plgpu.load(ref, (), layout=_TRANSPOSED, optimized=False)
+  return problem.cast(numbers.astype(dtype), WGMMA)
 
 
 def across(column: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -80,6 +80,11 @@ def scores_of_norms(query, key):
   return lengths * jnp.sum(key, axis=-1)[..., None, :]
 
 
+def forgetting(score=None):
+  (gates,) = arrays((100,), dtype=jnp.float32)
+  return scores.forgetting(score or scores.scaled_dot(), -0.1 * jnp.abs(gates))
+
+
 def nearer(scores, query_positions, key_positions):
   return scores - 0.1 * jnp.abs(query_positions - key_positions)
 
@@ -102,6 +107,8 @@ CASES = {
   "projected half": {"score": concat(jnp.bfloat16)},
   "manhattan": {"score": manhattan},
   "mapped product": {"score": mapped_product},
+  "forgetting": {"score": forgetting()},
+  "location": {"score": scores.location(0.3 * arrays((120, 64))[0])},
   "weighted distance": {
     "score": scores.soft_cap(scores.as_score(weighted_distance), 4.0)
   },
@@ -119,6 +126,7 @@ MASKED = {
     "score": scores.soft_cap(scores.dot(), 5.0),
     "mask": masks.causal(40),
   },
+  "causal forgetting": {"score": forgetting(), "mask": masks.causal(40)},
   "causal general": {"score": general(), "mask": masks.causal(40)},
   "causal general half": {
     "score": general(jnp.bfloat16),
@@ -174,7 +182,9 @@ def exact_results(tokens, **options):
   return results("reference", tokens, **options)
 
 
-@sampled("name", [*CASES], default=["additive window", "projected"])
+@sampled(
+  "name", [*CASES], default=["additive window", "projected", "forgetting"]
+)
 def test_results_and_gradients_equal_the_reference(name):
   """With 50 queries and 100 keys, which are no whole tiles of 64."""
   tokens = arrays((50, 64), (100, 64), (100, 64))
@@ -264,6 +274,56 @@ def test_masks_and_biases_with_arrays(name, score):
   options |= CASES[score]
   got = results(INTERPRETED, tokens, **options)
   jax.tree.map(close, got, results("reference", tokens, **options))
+
+
+def pairs(*shape, seed=4):
+  """Numbers of pairs, of which about a third is -inf."""
+  numbers = np.random.default_rng(seed).normal(size=shape)
+  return jnp.asarray(np.where(numbers > 0.5, -np.inf, numbers), jnp.float32)
+
+
+# Arrays of pairs, for 2 x 3 heads of 70 queries and 100 keys.
+OF_PAIRS = {
+  "mask": {"mask": pairs(2, 1, 70, 100) < 0.0},
+  "mask of all": {"mask": pairs(70, 100) < 0.0},
+  "bias": {"bias": pairs(3, 70, 100)},
+  "half bias and mask": {
+    "bias": pairs(2, 3, 70, 100).astype(jnp.bfloat16),
+    "mask": (pairs(1, 3, 70, 100, seed=5) < 0.0) | masks.causal(),
+  },
+}
+
+
+@ignore_nan
+@sampled("number", ["0", "nan", "inf"], default=["nan"])
+@sampled("score", ["dot", "additive", "cosine"], default=["dot"])
+@sampled("name", [*OF_PAIRS], default=["bias", "half bias and mask"])
+def test_masks_and_biases_with_numbers_of_pairs(name, score, number):
+  """With NaN in a few tokens, which many rows then attend to."""
+  tokens = arrays((2, 3, 70, 64), (2, 1, 100, 64), (2, 3, 100, 64))
+  tokens[0] = tokens[0].at[0, 0, 66, 3].set(float(number))
+  tokens[1] = tokens[1].at[1, 0, 80, 3].set(float(number))
+  tokens[2] = tokens[2].at[0, 2, 70, 3].set(float(number))
+  options = OF_PAIRS[name] | CASES[score]
+  got = results(INTERPRETED, tokens, **options)
+  want = exact_results(tokens, **options)
+  is_nan = np.isnan(np.asarray(want[1][0]))
+  assert number == "0" or 0 < is_nan.sum() < is_nan.size
+  jax.tree.map(close, got, want)
+
+
+def test_gradient_of_a_bias_of_pairs():
+  """By the rule of the tiles, which no kernel computes."""
+  tokens = arrays((2, 70, 64), (2, 100, 64), (2, 100, 64))
+
+  def gradient(implementation):
+    def loss(bias):
+      context = attend(*tokens, bias=bias, implementation=implementation)
+      return jnp.sum(jnp.sin(context.astype(jnp.float32)))
+
+    return jax.jit(jax.grad(loss))(jnp.where(pairs(70, 100) > 0.0, 1.0, 0.0))
+
+  close(gradient(INTERPRETED), gradient("reference"))
 
 
 @ignore_nan
@@ -453,7 +513,7 @@ def test_blocks_sum_the_gradients_of_parameters(
   jax.tree.map(close, got, results("reference", tokens, **options))
 
 
-@sampled("name", [*CASES], default=["additive", "projected"])
+@sampled("name", [*CASES], default=["additive", "projected", "forgetting"])
 def test_the_number_of_kernels_of_a_gradient(name, launched):
   tokens = arrays((70, 64), (70, 64), (70, 64))
   jax.eval_shape(lambda: results(INTERPRETED, tokens, **CASES[name]))
@@ -573,8 +633,7 @@ def test_what_the_kernel_does_not_support_is_an_error_that_says_why():
   refused("one sum over the features", score=scores_of_norms)
   refused("bfloat16 or float16", dtype=jnp.float32)
   refused("a multiple of 64", features=48)
-  refused("not for each pair", mask=jnp.ones((8, 8), bool))
-  refused("not for each pair", bias=jnp.ones((8, 8)))
+  refused("by position that are shifted", score=forgetting().shifted(3))
 
 
 def outputs(implementation, tokens, **options):

@@ -12,7 +12,7 @@ import pytest
 
 from attention import attend, masks, scores
 from attention.implementations import Pallas
-from benchmarks.accelerators.attention_cases import on_one_device
+from benchmarks.accelerators.attention_cases import SCORES, on_one_device
 from experiments.aot import cost
 from experiments.aot.targets import TARGETS
 from experiments.errors import UserError
@@ -68,6 +68,12 @@ def compiled(case, folder):
   )
 
 
+def dumped(monkeypatch, folder):
+  """Writes the reports of the kernels that this process compiles."""
+  monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+  monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(folder))
+
+
 def check_no_spills(folder, kernels):
   reports = [*folder.glob("*.ptxas")]
   assert len(reports) == kernels
@@ -89,6 +95,9 @@ def check_no_spills(folder, kernels):
     ("additive/padding", 4),
     ("additive/alibi", 4),
     ("concat/window", 4),
+    ("shaw/causal", 4),
+    ("disentangled/none", 4),
+    ("disentangled/causal", 4),
   ],
 )
 def test_kernels_of_gradients_keep_no_registers_in_memory(
@@ -183,32 +192,67 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_gradients_compile_for_other_shapes(name):
   """With a mask; the interpreter does not show what the compiler refuses."""
+  make, shapes, features, of_query, of_key, kernels = SHAPES[name]
+  launched = gradient_kernels(
+    lambda arrays, lengths: {
+      "score": make(*arrays),
+      "mask": masks.padding(lengths),
+    },
+    [(shape, jnp.float32) for shape in shapes],
+    [((2,), jnp.int32)],
+    [(*of_query, 256, features), *[(*of_key, 256, features)] * 2],
+  )
+  assert launched == kernels
+
+
+def gradient_kernels(options, arrays, others, tokens):
+  """Compiles the gradient of attention with options(arrays, *others)."""
   target = TARGETS["h100"]
   try:
     target.check_installed()
   except UserError as error:
     pytest.skip(str(error))
-  make, shapes, features, of_query, of_key, kernels = SHAPES[name]
   sharding = on_one_device(target)
 
-  def spec(*shape, dtype=jnp.bfloat16):
+  def spec(shape, dtype):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-  def loss(arrays, lengths, *tokens):
+  def loss(arrays, query, key, value, others):
     context = attend(
-      *tokens,
-      score=make(*arrays),
-      mask=masks.padding(lengths),
+      *(query, key, value),
+      **options(arrays, *others),
       implementation=Pallas(target="hopper"),
     )
     return jnp.sum(context.astype(jnp.float32) ** 2)
 
   program, _ = cost.compiled(
-    jax.grad(loss, (0, 2, 3, 4)),
-    [spec(*shape, dtype=jnp.float32) for shape in shapes],
-    spec(2, dtype=jnp.int32),
-    spec(*of_query, 256, features),
-    *[spec(*of_key, 256, features)] * 2,
+    jax.grad(loss, (0, 1, 2, 3)),
+    [spec(*each) for each in arrays],
+    *[spec(shape, jnp.bfloat16) for shape in tokens],
+    [spec(*each) for each in others],
     target=target,
   )
-  assert program.as_text().count('custom_call_target="mosaic_gpu') == kernels
+  return program.as_text().count('custom_call_target="mosaic_gpu')
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+  "name", ["scaled_dot", "soft_cap", "general", "cosine", "additive"]
+)
+def test_masks_and_biases_of_pairs_keep_no_registers_in_memory(
+  name, tmp_path, monkeypatch
+):
+  dumped(monkeypatch, tmp_path)
+  make, shapes = SCORES[name]
+  launched = gradient_kernels(
+    lambda arrays, bias, mask: {
+      "score": make(*arrays),
+      "bias": bias,
+      "mask": mask,
+    },
+    [(shape, jnp.float32) for shape in shapes],
+    [((1, 8, 512, 512), jnp.bfloat16), ((1, 1, 512, 512), jnp.bool_)],
+    [(1, 8, 512, 128)] * 3,
+  )
+  assert launched == (3 if name in ("scaled_dot", "soft_cap") else 4)
+  check_no_spills(tmp_path, launched)

@@ -1,0 +1,172 @@
+"""Numbers by distance in the kernels for Hopper GPUs, interpreted."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import masks, scores
+from attention.implementations.pallas.hopper import look_up
+from attention.implementations.pallas.hopper.tiles import TILE, WGMMA
+from tests.attention.implementations.pallas.test_hopper import (
+  INTERPRETED,
+  arrays,
+  close,
+  exact_results,
+  ignore_nan,
+  launched,
+  results,
+)
+from tests.attention.matrix import sampled
+
+__all__ = ["launched"]  # a fixture
+
+
+def table(*shape, seed=3, dtype=jnp.float32):
+  """Vectors of distances."""
+  (numbers,) = arrays(shape, seed=seed)
+  return (0.3 * numbers).astype(dtype)
+
+
+def deberta(size, heads=(), dtype=jnp.float32, **options):
+  shape = *heads, size, 64
+  tables = table(*shape, dtype=dtype), table(*shape, seed=8, dtype=dtype)
+  return scores.disentangled(*tables, **options)
+
+
+CASES = {
+  "shaw": {"score": scores.shaw(table(33, 64))},
+  "one distance": {"score": scores.shaw(table(1, 64))},
+  "many distances": {"score": scores.shaw(table(127, 64))},
+  "shaw of each head": {
+    "score": scores.shaw(table(2, 65, 64)),
+    "mask": masks.causal(40),
+  },
+  "shifted": {"score": scores.shaw(table(33, 64)).shifted(20)},
+  "disentangled": {"score": deberta(64, heads=(2,))},
+  "half": {
+    "score": deberta(16, dtype=jnp.bfloat16, as_released=True),
+    "mask": masks.causal(40),
+  },
+  "keys only": {"score": scores.disentangled(None, table(128, 64))},
+  "soft cap": {
+    "score": scores.soft_cap(deberta(16), 5.0),
+    "mask": masks.causal(40),
+  },
+}
+
+
+@sampled("name", [*CASES], default=["shaw of each head", "half"])
+def test_results_and_gradients_equal_the_reference(name, launched):
+  """With tiles whose distances are in the table, at its end, or beyond."""
+  tokens = arrays((2, 130, 64), (2, 200, 64), (2, 200, 64))
+  got = results(INTERPRETED, tokens, **CASES[name])
+  # Forward, queries, keys, and the sum of the gradients of tables.
+  assert len(launched) == 4
+  jax.tree.map(close, got, exact_results(tokens, **CASES[name]))
+
+
+@sampled("name", ["disentangled"], default=[])
+def test_heads_that_share_keys_sum_their_gradients(name):
+  tokens = arrays((2, 2, 70, 64), (2, 1, 130, 64), (2, 1, 130, 64))
+  options = CASES[name]
+  got = results(INTERPRETED, tokens, **options)
+  jax.tree.map(close, got, exact_results(tokens, **options))
+
+
+def test_a_traced_shift():
+  tokens = arrays((70, 64), (130, 64), (130, 64))
+
+  def with_shift(implementation, shift):
+    score = scores.shaw(table(33, 64)).shifted(shift)
+    return results(implementation, tokens, score=score)[1]
+
+  got = jax.jit(lambda shift: with_shift(INTERPRETED, shift))(20)
+  jax.tree.map(close, got, with_shift("reference", 20))
+
+
+@ignore_nan
+@sampled("number", ["nan", "inf"], default=["nan"])
+@sampled("token", ["query", "key", "value"], default=["key"])
+def test_rows_that_attend_to_nan_are_nan_and_the_others_as_before(
+  token, number
+):
+  tokens = arrays((130, 64), (200, 64), (200, 64))
+  place = ["query", "key", "value"].index(token)
+  tokens[place] = tokens[place].at[66, 3].set(float(number))
+  options = {"score": deberta(16), "mask": masks.causal(40)}
+  got = results(INTERPRETED, tokens, **options)
+  want = exact_results(tokens, **options)
+  num_nan = np.isnan(np.asarray(want[1][0])).all(axis=-1).sum()
+  assert 0 < num_nan < 130
+  jax.tree.map(close, got, want)
+
+
+@ignore_nan
+def test_numbers_of_hidden_tokens_change_nothing():
+  mask = masks.where(lambda i, j: (i < 126) & (j < 126))
+  options = {"score": deberta(16), "mask": mask}
+
+  def with_hidden(number):
+    tokens = arrays((130, 64), (200, 64), (200, 64))
+    return [each.at[126:, 3].set(number) for each in tokens]
+
+  got = results(INTERPRETED, with_hidden(jnp.nan), **options)
+  want = results(INTERPRETED, with_hidden(0.0), **options)
+  jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("of_rows", [True, False])
+@pytest.mark.parametrize("start", [-64, -20, 3, 40])
+def test_the_transpose_of_a_look_up(start, of_rows, sign):
+  """<entries(x), y> = <x, transpose(y)>."""
+  lines, numbers = draw_tile((24, look_up.LINE)), draw_tile(TILE)
+  places = look_up.Places(20, sign, of_rows, start)
+  problem = Interpreted()
+  found = look_up.entries(problem, lines, places)
+  transposed = Reference(np.zeros_like(lines))
+  look_up.put(problem, transposed, numbers, places)
+  axis = 1 if of_rows else 0
+  for place, is_last in ((0, False), (19, True)):
+    ends = look_up.at_end(problem, numbers, places, is_last=is_last)
+    transposed.array[place, :64] += ends.sum(axis)
+  np.testing.assert_allclose(
+    np.sum(found * numbers), np.sum(lines * transposed.array), rtol=1e-4
+  )
+
+
+def draw_tile(shape):
+  return np.asarray(arrays(shape, dtype=jnp.float32)[0])
+
+
+class Interpreted:
+  """What functions of a tile need of a problem."""
+
+  interpret = True
+
+
+class Reference:
+  """An array that is written."""
+
+  def __init__(self, array):
+    self.array = array
+    self.shape = array.shape
+
+  def __getitem__(self, place):
+    return self.array[place]
+
+  def __setitem__(self, place, numbers):
+    self.array[place] = numbers
+
+
+def test_the_pairs_of_a_thread():
+  """Whose rows and columns instructions contain."""
+  layout = WGMMA.to_mgpu()
+  strides = layout.tiling.tile_strides((TILE[1], 1))
+  registers = np.ndindex(layout.registers_shape(TILE))
+  numbers = [
+    sum(n * stride for n, stride in zip(index, strides)) for index in registers
+  ]
+  want = [divmod(n + element, TILE[1]) for n in numbers for element in (0, 1)]
+  assert [*look_up._offsets()] == want
