@@ -41,13 +41,15 @@ _CALLS = {
 _SUPPORTED = """
   abs add add_any and atan2 ceil clamp copy cos div eq erf exp exp2 floor ge gt
   integer_pow is_finite le log log1p logistic lt max min mul ne neg not or pow
-  pvary rem round rsqrt select_n sign sin sqrt square stop_gradient sub tan tanh
-  xor
+  pvary rem reshard round rsqrt select_n sign sin sqrt square stop_gradient sub
+  tan tanh xor
 
   broadcast_in_dim concatenate convert_element_type dot_general iota reduce_max
   reduce_min reduce_sum reshape slice split squeeze transpose
 """
 OPERATIONS = frozenset(re.findall(r"\w+", _SUPPORTED))
+# Between devices of a mesh: within a kernel they change nothing.
+_UNCHANGED = frozenset(["pvary", "reshard"])
 
 
 class Rules(NamedTuple):
@@ -159,7 +161,9 @@ def interpret(
     return atom.val if isinstance(atom, Literal) else values[atom]
 
   for equation in jaxpr.eqns:
-    results = apply(equation, [*map(read, equation.invars)])
+    inputs = [*map(read, equation.invars)]
+    is_unchanged = equation.primitive.name in _UNCHANGED
+    results = inputs if is_unchanged else apply(equation, inputs)
     values.update(zip(equation.outvars, results))
   return [*map(read, jaxpr.outvars)]
 
@@ -215,8 +219,6 @@ def _evaluate_one(equation, inputs, rules) -> Sequence[Any]:
     if name == "convert_element_type":
       return [jax.lax.convert_element_type(inputs[0], dtype)]
     parameters = {**parameters, "dtype": dtype}
-  if name == "pvary":  # arrays of a kernel vary alike
-    return inputs
   inputs = axes.varying_alike([*map(_widened, inputs)])
   results = equation.primitive.bind(*inputs, **parameters)
   return results if equation.primitive.multiple_results else [results]

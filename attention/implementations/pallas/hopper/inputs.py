@@ -42,7 +42,10 @@ def of_gradients(
   _rename_unmapped(problem, own, inputs)
   inputs |= _operands(problem, operands, own)
   for name, each in rows.items():
-    axes = Axes.ROWS if each.ndim == len(problem.leading) + 1 else Axes.TOKENS
+    axes = Axes.ROWS
+    if each.ndim > len(problem.leading) + 1:
+      # Of shards of keys, contexts and cotangents have more digits.
+      axes, each = Axes.TOKENS, each.astype(tokens[-1].dtype)
     inputs[name] = Input(each, axes, of_keys=False)
   return inputs
 

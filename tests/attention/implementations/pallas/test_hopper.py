@@ -11,6 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from attention import attend, biases, masks, scores
 from attention.implementations import Pallas
 from attention.implementations.pallas.hopper import parts
+from attention.ring import ring_attention
 from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
 
@@ -621,6 +622,41 @@ def test_shards_of_a_mesh_need_types_that_are_not_checked():
     of_shards(check_vma=True)
   want = attend(*[tokens] * 3, implementation="reference")
   close(of_shards(check_vma=False), want)
+
+
+@sampled("name", ["causal", "cap"], default=[])
+def test_kernels_of_a_ring(name):
+  """Of one device, as the interpreter has the state of one."""
+  mesh = jax.make_mesh(
+    (1,), ("sequence",), axis_types=(jax.sharding.AxisType.Auto,)
+  )
+  options = (CASES | MASKED)[name]
+  tokens = arrays((128, 64), (128, 64), (128, 64))
+
+  def gradients(attend, **options):
+    def loss(*tokens):
+      return jnp.sum(jnp.sin(attend(*tokens, **options).astype(jnp.float32)))
+
+    return jax.jit(jax.grad(loss, (0, 1, 2)))(*tokens)
+
+  def around(*tokens):
+    spec = jax.sharding.PartitionSpec("sequence")
+    return jax.shard_map(
+      lambda *tokens: ring_attention(
+        *tokens,
+        axis_name="sequence",
+        implementation=INTERPRETED,
+        **options,
+      ),
+      mesh=mesh,
+      in_specs=(spec,) * 3,
+      out_specs=spec,
+      check_vma=False,
+    )(*tokens)
+
+  got = gradients(around)
+  want = gradients(attend, implementation="reference", **options)
+  jax.tree.map(close, got, want)
 
 
 def test_what_the_kernel_does_not_support_is_an_error_that_says_why():
