@@ -35,16 +35,13 @@ def average(dtype, precision, scores, visible, marks, multipliers, value):
     value: [..., S, E].
 
   Returns:
-    The average [..., T, E], zeros in rows without a visible key, and the
-    `Statistics` [..., T] of the scores, which do not depend on the marks.
+    [..., T, E], zeros in rows without a visible key.
   """
   del precision
-  exponentials, maximum, total = _exponentials(scores, visible)
+  exponentials, _, total = _exponentials(scores, visible)
   divisor = _divisor(exponentials, total, visible, marks)[..., None]
   weights = math.prod(multipliers, start=exponentials / divisor)
-  context = weighted_sum(weights, finite(value), dtype)
-  is_empty = total <= _SMALLEST
-  return context, Statistics(maximum, jnp.where(is_empty, 0.0, total))
+  return weighted_sum(weights, finite(value), dtype)
 
 
 @average.defjvp
@@ -52,31 +49,54 @@ def _average_jvp(dtype, precision, primals, tangents):
   scores, visible, marks, multipliers, value = primals
 
   def differentiable(scores, value):
-    weights, lse = _finite_weights(scores, visible)
+    weights = _finite_weights(scores, visible)
     weights = math.prod(multipliers, start=weights)
-    return weighted_sum(weights, finite(value), dtype), lse
+    return weighted_sum(weights, finite(value), dtype)
 
   with matmul_precision(precision):
     moved = tangents[0], tangents[-1]
-    results = jax.jvp(differentiable, (scores, value), moved)
-    (context, _), (of_context, of_lse) = results
+    context, tangent = jax.jvp(differentiable, (scores, value), moved)
     # The cotangents of rows that are NaN may be NaN too.
     exponentials, _, total = _exponentials(
       jax.lax.stop_gradient(scores), visible
     )
     divisor = _divisor(exponentials, total, visible, marks)[..., None]
     context = jnp.where(divisor < jnp.inf, context, jnp.nan)
-    of_context = jnp.where(divisor < jnp.inf, of_context, 0.0)
-    _, statistics = average(dtype, precision, *primals)
-    return (context, statistics), (of_context, _of_rows(statistics, of_lse))
+    tangent = jnp.where(divisor < jnp.inf, tangent, 0.0)
+    return context, tangent
 
 
-def _of_rows(statistics: Statistics, of_lse: jax.Array) -> Statistics:
-  """The tangents of statistics; zeros in rows that are NaN."""
-  is_finite = statistics.total < jnp.inf
-  total = jnp.where(is_finite, statistics.total, 0.0)
+@jax.custom_jvp
+def statistics(scores, visible) -> Statistics:
+  """The statistics of rows, whose exponentials XLA finds in `average`."""
+  _, maximum, total = _exponentials(scores, visible)
+  is_empty = total <= _SMALLEST
+  return Statistics(maximum, jnp.where(is_empty, 0.0, total))
+
+
+@statistics.defjvp
+def _statistics_jvp(primals, tangents):
+  rows = statistics(*primals)
+  weights = _finite_weights(*primals)
+  (of_lse,) = with_mutual_transpose(
+    _of_rows, _of_pairs, [weights], [tangents[0]]
+  )
+  # Rows that are NaN have no derivatives.
+  is_finite = rows.total < jnp.inf
+  total = jnp.where(is_finite, rows.total, 0.0)
   of_total = jnp.where(is_finite, total * of_lse, 0.0)
-  return Statistics(jnp.zeros_like(total), of_total)
+  return rows, Statistics(jnp.zeros_like(total), of_total)
+
+
+def _of_rows(residuals, tangents) -> list[jax.Array]:
+  """The tangents of the lse, for those of scores."""
+  return [_of_visible(*residuals, *tangents)[1]]
+
+
+def _of_pairs(residuals, cotangents) -> list[jax.Array]:
+  """The transpose of `_of_rows`."""
+  (weights,), (cotangent,) = residuals, cotangents
+  return [weights * cotangent[..., None]]
 
 
 def _divisor(exponentials, total, visible, marks) -> jax.Array:
@@ -89,21 +109,21 @@ def _divisor(exponentials, total, visible, marks) -> jax.Array:
 
 
 @jax.custom_jvp
-def _finite_weights(scores, visible) -> tuple[jax.Array, jax.Array]:
-  """The softmax of rows, and zeros whose tangents are those of the lse.
-
-  A row that is NaN has weights of 0.
-  """
+def _finite_weights(scores, visible) -> jax.Array:
+  """The softmax of rows; zeros if a row is NaN."""
   # XLA finds the exponentials and the total in those of `average`.
   exponentials, _, total = _exponentials(scores, visible)
-  return _finite_ratio(exponentials, total), jnp.zeros_like(total)
+  return _finite_ratio(exponentials, total)
 
 
 @_finite_weights.defjvp
 def _finite_weights_jvp(primals, tangents):
-  weights, zeros = _finite_weights(*primals)
-  derivatives = functools.partial(with_mutual_transpose, _tangents, _cotangent)
-  return (weights, zeros), tuple(derivatives([weights], [tangents[0]]))
+  weights = _finite_weights(*primals)
+  # The derivatives of a softmax are a symmetric matrix.
+  derivative = functools.partial(
+    with_mutual_transpose, _derivative, _derivative
+  )
+  return weights, derivative([weights], [tangents[0]])[0]
 
 
 def _finite_ratio(exponentials, total) -> jax.Array:
@@ -119,18 +139,11 @@ def _finite_ratio(exponentials, total) -> jax.Array:
   return jnp.where(divisor < jnp.inf, exponentials / divisor, 0.0)
 
 
-def _tangents(residuals, arguments) -> list[jax.Array]:
-  """The tangents of weights and of the lse, for those of scores."""
+def _derivative(residuals, arguments) -> list[jax.Array]:
+  """The tangents of weights for those of scores, or the transpose."""
   (weights,), (numbers,) = residuals, arguments
-  numbers, of_lse = _of_visible(weights, numbers)
-  return [weights * (numbers - of_lse[..., None]), of_lse]
-
-
-def _cotangent(residuals, arguments) -> list[jax.Array]:
-  """The transpose of `_tangents`."""
-  (weights,), (numbers, of_lse) = residuals, arguments
   numbers, mean = _of_visible(weights, numbers)
-  return [weights * (numbers - mean[..., None] + of_lse[..., None])]
+  return [weights * (numbers - mean[..., None])]
 
 
 def _of_visible(weights, numbers):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.custom_transpose import with_own_derivatives
-from attention.implementations.reference.average import average
+from attention.implementations.reference.average import average, statistics
 from attention.implementations.reference.marked_scores import marked_scores
 from attention.implementations.reference.pairs import (
   multiplier,
@@ -45,13 +45,12 @@ def results(request: Request) -> tuple[jax.Array, Statistics | None]:
   def compute(arrays, visible, bias, multipliers, value) -> list[jax.Array]:
     marks = []
     if request.return_lse:
-      scores = scores_of(arrays, None)
+      scores = sum(bias, scores_of(arrays, None))
       marks = [jnp.sum(value.astype(request.dtype) * 0.0, axis=-1)]
     else:
-      scores = scores_of(arrays, value)
-    values = sum(bias, scores), visible, marks, multipliers, value
-    context, rows = average(request.dtype, request.precision, *values)
-    return [context, *rows] if request.return_lse else [context]
+      scores = sum(bias, scores_of(arrays, value))
+    values = scores, visible, marks, multipliers, value
+    return [average(request.dtype, request.precision, *values)]
 
   # The context is linear in the value only.
   leaves, structure = jax.tree.flatten(given)
@@ -64,14 +63,12 @@ def results(request: Request) -> tuple[jax.Array, Statistics | None]:
     # `jax.linear_transpose` assumes that all values are finite.
     zeros = jnp.zeros(value.shape, value.dtype)
     return [
-      *jax.vjp(lambda value: function(residuals, [value])[0], zeros)[1](
-        cotangents[0]
-      )
+      *jax.vjp(lambda value: function(residuals, [value]), zeros)[1](cotangents)
     ]
 
-  context, *rows = with_own_derivatives(
-    function, transpose, residuals, [argument]
-  )
-  if not rows:
+  (context,) = with_own_derivatives(function, transpose, residuals, [argument])
+  if not request.return_lse:
     return context, None
-  return context, Statistics(*rows).broadcast_to(context.shape[:-1])
+  visible, bias = given[1:3]
+  rows = statistics(sum(bias, scores_of(arrays, None)), visible)
+  return context, rows.broadcast_to(context.shape[:-1])

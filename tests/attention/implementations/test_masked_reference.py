@@ -324,7 +324,7 @@ def test_a_row_of_the_lowest_biases_is_the_mean_of_values():
 @pytest.mark.parametrize("keys", [5, 8])  # 8 divides, or does not
 def test_rows_of_nan_have_weights_of_zero(keys):
   scores = jnp.zeros((3, keys)).at[0, 1].set(jnp.nan).at[1, 2].set(jnp.inf)
-  weights, _ = jax.jit(average._finite_weights)(scores, jnp.ones((1, 1), bool))
+  weights = jax.jit(average._finite_weights)(scores, jnp.ones((1, 1), bool))
   want = np.zeros((3, keys))
   want[2] = 1 / keys
   np.testing.assert_allclose(weights, want, 1e-6)
