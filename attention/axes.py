@@ -50,8 +50,21 @@ def varying_zero(arguments: Any, dtype: Any) -> jax.Array:
 
 def varying_alike(arrays: Sequence[jax.Array]) -> list[jax.Array]:
   """The arrays, all varying over the mesh axes that one of them varies over."""
-  every = _varying_axes(arrays)
+  return varying_like(arrays, arrays)
+
+
+def varying_like(
+  others: Sequence[jax.Array], arrays: Sequence[jax.Array]
+) -> list[jax.Array]:
+  """The arrays, varying over the mesh axes over which one of others varies."""
+  every = _varying_axes(others)
   return [_varying(array, every - _varying_axes(array)) for array in arrays]
+
+
+def are_varying(arrays: Any) -> bool:
+  """Whether the type of one of the arrays says that it varies over a mesh."""
+  leaves = jax.tree.leaves(arrays)
+  return bool(_varying_axes([x for x in leaves if isinstance(x, jax.Array)]))
 
 
 def shape_like(array: jax.Array, shape: Sequence[int], dtype) -> Any:

@@ -39,9 +39,10 @@ def with_transpose(
   # `symbolic_zeros` it receives None for results that are not used.
   # Under `jax.shard_map` JAX sums the cotangent of an array that all devices
   # share where the array becomes one of each device.
-  values = axes.varying_alike([*residuals, *arguments])
+  arguments = axes.varying_like([*residuals, *arguments], arguments)
   return _linear.bind(
-    *values,
+    *residuals,
+    *arguments,
     function=_with_precision(function),
     transpose=_with_precision(transpose),
     number=len(residuals),
@@ -95,8 +96,7 @@ def with_kernel_as_transpose(
   """`with_transpose` for a transpose that has no derivatives of its own."""
   # Its derivatives are those of the transposed `function`, which also replaces
   # the kernel if that is None.
-  values = axes.varying_alike([*residuals, *arguments])
-  residuals, arguments = values[: len(residuals)], values[len(residuals) :]
+  arguments = axes.varying_like([*residuals, *arguments], arguments)
   shapes = [*map(jax.typeof, arguments)]
 
   def transposed(residuals, cotangents):

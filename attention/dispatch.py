@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,8 @@ import jax.numpy as jnp
 
 from attention.checks import check_tokens
 from attention.implementations import BY_NAME, Implementation, reference
-from attention.meshes import num_automatic_devices, on_any_mesh
+from attention.implementations.reference.size import is_small
+from attention.meshes import on_any_mesh
 from attention.normalizers import as_normalizer, is_softmax, softmax
 from attention.request import Request, make_request, of_denominator
 from attention.softmax import Statistics, from_lse, with_sink
@@ -21,12 +21,6 @@ ImplementationLike = str | Implementation | None
 
 # The names of `jax.lax.platform_dependent`; the last stands for all others.
 _PLATFORMS = ("cpu", "cuda", "tpu")
-# Up to this many elements the dense formula is as fast, measured on CPUs
-# (`docs/measurements.md`), and compiles sooner.
-_DENSE_ON_CPUS = 1 << 18
-# Accelerators start several operations for each tile, so that the dense formula
-# is faster as long as its arrays of pairs are at most so large.
-_DENSE_BYTES = 256 << 20
 
 
 def _as_one_program(function: Callable) -> Callable:
@@ -201,19 +195,5 @@ def _fastest(request: Request) -> Implementation:
   if BY_NAME["cudnn"].obstacle(request) is None:
     return BY_NAME["cudnn"]
   blockwise = BY_NAME["blockwise"]
-  is_dense = _is_small(request) or blockwise.obstacle(request) is not None
+  is_dense = is_small(request) or blockwise.obstacle(request) is not None
   return BY_NAME["reference"] if is_dense else blockwise
-
-
-def _is_small(request: Request) -> bool:
-  """Whether the dense formula is the fastest."""
-  if not request.has_known_sizes:
-    return False
-  elements = math.prod(request.scores_shape) * request.elements_per_pair
-  if request.target == "cpu":
-    return elements <= _DENSE_ON_CPUS
-  # The scores, and on GPUs the weights in the dtype of the tokens.
-  size = request.dtype.itemsize
-  if request.target == "cuda":
-    size += request.query.dtype.itemsize
-  return elements // num_automatic_devices() * size <= _DENSE_BYTES

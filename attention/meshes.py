@@ -114,3 +114,9 @@ def num_automatic_devices() -> int:
     return 1
   own = set(mesh.axis_names) - set(mesh.manual_axes)
   return math.prod(mesh.shape[name] for name in own)
+
+
+def is_on_accelerator() -> bool:
+  """Whether the devices of the current mesh are known, and no CPUs."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device is not None and device.platform != "cpu"

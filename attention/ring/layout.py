@@ -1,6 +1,6 @@
 """How a sequence is divided among the devices of a ring.
 
-A rotation step moves one block of each chunk, so that it needs little memory.
+A rotation step moves one block of each chunk.
 """
 
 import dataclasses
@@ -12,11 +12,14 @@ import numpy as np
 
 from attention.masks.tile_visibility import Ranges, visibility
 from attention.masks.types import Mask
+from attention.meshes import is_on_accelerator
 from attention.positional import FULL
 from attention.ring.order import Order, chunk_of, num_chunks
 
-# The maximal number of tokens in a block: the scores of a pair of blocks must
-# not be larger than a shard of tokens.
+# The most tokens of a block on CPUs, so that the scores of a pair of blocks are
+# not larger than a shard of tokens. Accelerators start operations for each
+# pair, so a block is a whole chunk there, and the implementation bounds the
+# memory.
 _BLOCK_SIZE = 256
 
 
@@ -30,7 +33,7 @@ class ShardLayout:
 
   @classmethod
   def of(cls, name: str, length: int, order: Order) -> "ShardLayout":
-    """Chooses the largest block size that divides a chunk, up to a maximum."""
+    """Chooses the largest block size that divides a chunk."""
     chunks = num_chunks(order)
     if length % chunks:
       raise ValueError(
@@ -38,6 +41,8 @@ class ShardLayout:
         f" divides, got {length}"
       )
     chunk = length // chunks
+    if is_on_accelerator():
+      return cls(chunks, 1, chunk)
     sizes = (size for size in range(_BLOCK_SIZE, 0, -1) if chunk % size == 0)
     size = min(next(sizes), chunk)
     # Many short blocks are slower than a single long one.

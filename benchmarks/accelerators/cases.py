@@ -28,12 +28,14 @@ def all_cases() -> dict[str, Case]:
     dense_cases,
     layout_cases,
     peer_cases,
+    small_cases,
     step_cases,
   )
 
   modules = (
     attention_cases,
     dense_cases,
+    small_cases,
     peer_cases,
     step_cases,
     layout_cases,

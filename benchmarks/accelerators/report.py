@@ -8,7 +8,7 @@ from typing import Any
 
 Results = dict[str, dict[str, Any]]  # fields of a cost, by case
 _BEGIN, _END = "<!-- accelerators: begin -->", "<!-- accelerators: end -->"
-_PALLAS = ("pallas/", "peers/splash/")
+_PALLAS = ("pallas/", "long/", "peers/splash/")
 _PACKAGES = ("jax", "libtpu", "jax-cuda13-plugin", "nvidia-cuda-nvcc")
 
 
@@ -55,8 +55,8 @@ def tables(by_target: dict[str, Results]) -> str:
   rows = [header]
   for name in names:
     row = [name]
-    for target, results in by_target.items():
-      row += _columns(name, target, results.get(name))
+    for results in by_target.values():
+      row += _columns(name, results.get(name))
     rows.append(row)
   moved = [["compiled, not run", *by_target]]
   for name in names:
@@ -82,15 +82,13 @@ def write_document(path: pathlib.Path, text: str) -> None:
   path.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{after}")
 
 
-def _columns(
-  name: str, target: str, result: dict[str, Any] | None
-) -> Iterable[str]:
+def _columns(name: str, result: dict[str, Any] | None) -> Iterable[str]:
   if result is None:
     return [""] * 5
   if "error" in result:
     return [result["error"].partition(":")[0], *[""] * 4]
-  # The estimate of the compiler for TPUs lacks the kernels of Pallas.
-  has_estimate = target == "h100" or not name.startswith(_PALLAS)
+  # Estimates lack the arithmetic of Pallas kernels.
+  has_estimate = not name.startswith(_PALLAS)
   return [
     f"{result['kernels']:,}",
     _mebibytes(result["traffic"]),

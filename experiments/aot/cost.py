@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.aot import hlo
+from experiments.aot import hlo, products
 from experiments.aot.targets import Target
 
 # Instructions that launch no kernel of their own.
@@ -55,11 +55,13 @@ class Cost:
   arguments: int  # bytes
   results: int  # bytes that do not replace an argument
   collectives: dict[str, tuple[int, int]]  # calls and bytes received, by name
-  # The estimate: on TPUs the compiler's cycles, on GPUs the traffic at full
-  # bandwidth and 2 microseconds a kernel. Collectives are added, at the
-  # bandwidth of a device's interconnect.
+  # The estimate: on TPUs the compiler's cycles; on GPUs, for each kernel, the
+  # longer of its traffic at full bandwidth and its matrix products at full
+  # speed, and 2 microseconds. Collectives are added, at the bandwidth of a
+  # device's interconnect.
   seconds: float
   compile_seconds: float  # on the compiling machine
+  operations: float = 0.0  # of products, see `products`; counted for GPUs only
 
   @property
   def memory(self) -> int:
@@ -124,7 +126,8 @@ def cost_of(program: Any, seconds: float, *, target: Target) -> Cost:
     for computation in parsed.computations.values()
     for instruction in computation
   }
-  kernels = copies = traffic = cycles = 0
+  kernels = copies = traffic = 0
+  operations = estimate = 0.0
   collectives: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
   for _, instruction, times in parsed.executed():
     if instruction.opcode in _FREE or _ENDS.match(instruction.opcode):
@@ -135,16 +138,20 @@ def cost_of(program: Any, seconds: float, *, target: Target) -> Cost:
       *_read(parsed, sizes, instruction),
       *_written(parsed, sizes, instruction),
     )
-    traffic += times * sum(each.size for each in moved if not each.on_chip)
-    cycles += times * (instruction.number(r'"estimated_cycles":"(\d+)"') or 0)
+    size = sum(each.size for each in moved if not each.on_chip)
+    traffic += times * size
+    if target.clock:
+      cycles = instruction.number(r'"estimated_cycles":"(\d+)"') or 0
+      estimate += times * cycles / target.clock
+    else:
+      count = products.operations(parsed, sizes, instruction)
+      operations += times * count
+      longest = max(size / target.bandwidth, count / target.flops)
+      estimate += times * (longest + _LAUNCH)
     if name := _collective(instruction):
       collectives[name][0] += times
       collectives[name][1] += times * _received(instruction)
   received = sum(size for _, size in collectives.values())
-  if target.clock:
-    estimate = cycles / target.clock
-  else:
-    estimate = traffic / target.bandwidth + kernels * _LAUNCH
   memory = program.memory_analysis()
   return Cost(
     kernels,
@@ -156,6 +163,7 @@ def cost_of(program: Any, seconds: float, *, target: Target) -> Cost:
     {name: (count, size) for name, (count, size) in collectives.items()},
     estimate + received / target.interconnect,
     seconds,
+    operations,
   )
 
 

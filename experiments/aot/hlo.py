@@ -29,6 +29,8 @@ class Array:
 
   size: int  # bytes
   on_chip: bool  # whether it is in a TPU's on-chip memory
+  dtype: str = ""  # unknown of a part of an array, as its shape
+  shape: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +56,12 @@ class Instruction:
       if match:
         found += re.findall(r"%?([\w.\-]+)", match[1])
     return found
+
+  def numbers(self, attribute: str) -> list[int]:
+    """The numbers of an attribute such as `lhs_contracting_dims={1}`."""
+    pattern = rf'\b{attribute}"?[=:]\s*[{{\[]([^}}\]]*)[}}\]]'
+    match = re.search(pattern, self.text)
+    return [int(each) for each in re.findall(r"\d+", match[1] if match else "")]
 
   def number(self, pattern: str) -> int | None:
     """The first number that a pattern with one group finds in the line."""
@@ -161,9 +169,9 @@ def arrays(text: str) -> tuple[Array, ...]:
   found = []
   for dtype, sizes, layout in _ARRAY.findall(text):
     if dtype in _BITS:
-      elements = math.prod(int(size) for size in sizes.split(",") if size)
-      size = -(-elements * _BITS[dtype] // 8)
-      found.append(Array(size, "S(1)" in layout))
+      shape = tuple(int(size) for size in sizes.split(",") if size)
+      size = -(-math.prod(shape) * _BITS[dtype] // 8)
+      found.append(Array(size, "S(1)" in layout, dtype, shape))
   return tuple(found)
 
 

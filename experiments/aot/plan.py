@@ -71,11 +71,25 @@ def describe(step: Step, target: Target) -> str:
     lines.append(f"  {count} x {name}: {size / 2**20:,.1f} MiB per device")
   if not cost.collectives:
     lines.append("  no collectives")
-  lines.append(
-    f"  {cost.kernels:,} kernels, {_gibibytes(cost.traffic)} through memory;"
-    f" estimate {1e3 * cost.seconds:.1f} ms (compiled, not run)"
-  )
+  lines += [
+    f"  {cost.kernels:,} kernels, {_gibibytes(cost.traffic)} through memory",
+    f"  estimate {1e3 * cost.seconds:.1f} ms (compiled, not run):"
+    f" {_basis(cost, target)}",
+  ]
   return "\n".join(lines)
+
+
+def _basis(cost: Cost, target: Target) -> str:
+  """What the estimate is made of."""
+  moved = " and collectives" if cost.collectives else ""
+  if target.clock:
+    return f"the compiler's cycles{moved}"
+  return (
+    "for each kernel the longer of memory traffic at"
+    f" {target.bandwidth / 1e12:.2f} TB/s and matrix products at"
+    f" {target.flops / 1e12:.0f} TFLOP/s ({cost.operations / 1e12:.2f} in"
+    f" total), plus 2 microseconds{moved}; kernels rarely reach either"
+  )
 
 
 def _gibibytes(size: float) -> str:

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from attention import attend, biases, masks, scores
+from attention.implementations import Pallas
 from attention.implementations.blockwise import Blockwise
 from attention.masks.tile_visibility import Ranges, visibility
 from attention.positional import EMPTY, FULL
@@ -241,6 +242,28 @@ def test_block_size(shard, expected):
   assert (cut.chunks, cut.blocks_per_chunk, cut.size) == expected
 
 
+def test_a_block_is_a_whole_chunk_on_accelerators(monkeypatch):
+  assert not layout.is_on_accelerator()
+  monkeypatch.setattr(layout, "is_on_accelerator", lambda: True)
+  cut = layout.ShardLayout.of("key", 4096, "zigzag")
+  assert (cut.chunks, cut.blocks_per_chunk, cut.size) == (2, 1, 2048)
+
+
+@sampled(
+  "name",
+  [
+    *("everyone", "causal", "window", "nobody", "later", "lengths"),
+    *("additive", "cosine", "own", "general"),
+  ],
+  default=["causal"],
+)
+def test_kernels_of_each_pair_of_shards(name):
+  kernels = Pallas(interpret=True)
+  check(
+    around(CASES[name], implementation=kernels), alone(CASES[name]), *given()
+  )
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("size", [1, 3])
 def test_other_numbers_of_devices(size):
@@ -264,10 +287,17 @@ def test_in_double_precision(name):
     check(around(CASES[name]), alone(CASES[name]), *arguments, **tolerance)
 
 
-@sampled("name", ["causal", "segments"], default=["causal"])
-def test_non_finite_token_of_a_ring_affects_only_rows_that_attend_to_it(name):
+@sampled(
+  ("name", "implementation"),
+  [("causal", None), ("segments", None), ("causal", Pallas(interpret=True))],
+  default=[("causal", None)],
+)
+def test_non_finite_token_of_a_ring_affects_only_rows_that_attend_to_it(
+  name, implementation
+):
   (query, key, value), parameters = given()
-  ring, one = around(CASES[name]), alone(CASES[name])
+  ring = around(CASES[name], implementation=implementation)
+  one = alone(CASES[name])
 
   def loss(tokens, finite, run):
     context, _ = run(tokens, parameters)

@@ -1,6 +1,7 @@
 """The cuDNN implementation, from a request to its result."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -8,12 +9,17 @@ import jax.numpy as jnp
 
 from attention.implementations.blockwise import Blockwise
 from attention.implementations.cudnn import obstacles
+from attention.implementations.cudnn.derivatives import (
+  with_dense_derivatives,
+)
 from attention.implementations.cudnn.kernel import Arrays, Kernel
 from attention.implementations.cudnn.pairs import (
   Pattern,
   four_axes,
   of_batch,
   pattern_of,
+  shifted,
+  shifted_back,
   visible_and_bias,
 )
 from attention.implementations.cudnn.tokens import (
@@ -21,8 +27,10 @@ from attention.implementations.cudnn.tokens import (
   mapped,
   own_heads,
   scale_of,
+  with_features,
 )
 from attention.implementations.non_finite import any_flagged, with_finite_tokens
+from attention.implementations.reference.size import is_small
 from attention.request import Request
 from attention.softmax import Statistics, from_lse, of_rows
 
@@ -37,16 +45,24 @@ class CuDNN:
 
   def __call__(self, request: Request) -> tuple[jax.Array, Any]:
     """The context [..., T, E] and statistics, of a request it can serve."""
-    context, statistics = with_finite_tokens(request, _results)
-    return context, statistics if request.return_lse else None
+    if not request.return_lse:
+      return with_finite_tokens(request, _results)[0], None
+    compute = functools.partial(with_finite_tokens, compute=_results)
+    if is_small(request):
+      return with_dense_derivatives(compute, request)
+    return compute(request)
 
 
 def _results(request: Request):
   """The context, the statistics, and the rows that attend to flagged keys."""
   tokens = all_batched(*mapped(request))
+  scale = scale_of(request.score, tokens[0])
+  features = obstacles.num_features(request, tokens)
   query, key, value = (
-    array.reshape(*heads, *array.shape[-2:])
-    for heads, array in zip(own_heads(*tokens), tokens)
+    with_features(array.reshape(*heads, *array.shape[-2:]), number)
+    for heads, array, number in zip(
+      own_heads(*tokens), tokens, (features[0], *features)
+    )
   )
   pattern, visible, bias, empty = pattern_of(request), None, None, None
   if pattern is None or request.bias is not None:
@@ -65,15 +81,20 @@ def _results(request: Request):
   kernel = Kernel(
     pattern.is_causal,
     pattern.window,
-    scale_of(request.score, query),
+    scale,
     request.precision,
     request.branch,
   )
+  query = shifted(query, pattern.shift)
   arrays = Arrays(query, key, value, bias, visible, lengths)
   if request.return_lse:
     results = kernel.context_and_lse(arrays)
   else:
     results = [kernel.context(arrays)]
+  results = [
+    shifted_back(rows, request.query.shape[-2], pattern.shift, number)
+    for rows, number in zip(results, (0.0, -jnp.inf))
+  ]
   return _with_leading(request, results, empty)
 
 
@@ -81,6 +102,7 @@ def _with_leading(request: Request, results, empty):
   """`_results` of the kernel's results; `empty` rows attend to no key."""
   shape = (*request.leading, request.query.shape[-2])
   context, *lses = results
+  context = context[..., : request.value.shape[-1]]
   context = context.reshape(*shape, context.shape[-1])
   lse = _with_derivative(lses[0].reshape(shape), request) if lses else None
   if empty is not None:

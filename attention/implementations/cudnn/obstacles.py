@@ -10,6 +10,7 @@ from attention.biases import ArrayBias
 from attention.implementations.cudnn import kernel
 from attention.implementations.cudnn.pairs import (
   Pattern,
+  num_rows,
   pattern_of,
   visible_and_bias,
 )
@@ -94,20 +95,45 @@ def _obstacle_of_pairs(request: Request) -> str | None:
   return None
 
 
+def num_features(request: Request, tokens) -> tuple[int, int]:
+  """Features of queries and keys, and of values, that the kernel reads.
+
+  Zeros are added if JAX refuses different numbers: it allows them if the
+  process has a Hopper GPU, whichever GPU the program is for.
+  """
+  own = tokens[0].shape[-1], tokens[2].shape[-1]
+  if own[0] == own[1] or _refusal_of(request, tokens, own) is None:
+    return own
+  return max(own), max(own)
+
+
 def _obstacle_of_kernel(request: Request, tokens) -> str | None:
   """What JAX's interface says against a request, or None."""
+  return _refusal_of(request, tokens, num_features(request, tokens))
+
+
+def _refusal_of(
+  request: Request, tokens, features: tuple[int, int]
+) -> str | None:
+  """What JAX says against tokens with these numbers of features, or None."""
   pattern = pattern_of(request)
   needs_array = pattern is None or request.bias is not None
   if pattern is None or needs_array:
     pattern = Pattern()
-  shape = request.scores_shape[-2:] if needs_array else ()
-  shapes = [
-    (*heads, *array.shape[-2:])
-    for heads, array in zip(own_heads(*tokens), tokens)
-  ]
-  has_lengths = pattern.lengths is not None
+  length, key_length = request.scores_shape[-2:]
+  heads, memory_heads, _ = own_heads(*tokens)
+  shapes = (
+    (*heads, num_rows(length, pattern.shift), features[0]),
+    (*memory_heads, key_length, features[0]),
+    (*memory_heads, key_length, features[1]),
+  )
   return _refusal(
-    kernel.call, *shapes, shape, tokens[0].dtype, has_lengths, *pattern[:2]
+    kernel.call,
+    *shapes,
+    (length, key_length) if needs_array else (),
+    tokens[0].dtype,
+    pattern.lengths is not None,
+    *pattern[:2],
   )
 
 

@@ -18,6 +18,7 @@ class Pattern(NamedTuple):
   is_causal: bool = False
   window: int | None = None  # keys before the query's position
   lengths: Any = None  # a number, or an array over leading axes
+  shift: int = 0  # that is added to the positions of queries
 
 
 def pattern_of(request: Request) -> Pattern | None:
@@ -25,20 +26,59 @@ def pattern_of(request: Request) -> Pattern | None:
   pattern = Pattern()
   for mask in _conjuncts(request.mask):
     match mask:
-      case Band(left=None | int(), right=0) if not pattern.is_causal:
-        pattern = pattern._replace(is_causal=True, window=mask.left)
+      case Band(left=None | int(), right=int(shift)) if not pattern.is_causal:
+        window = None if mask.left is None else mask.left + shift
+        pattern = Pattern(True, window, pattern.lengths, shift)
       case Below(limit=limit) if pattern.lengths is None and (
         jnp.ndim(limit) < max(len(request.leading), 1)
       ):
         pattern = pattern._replace(lengths=limit)
       case _:
         return None
+  return pattern if _is_supported(pattern, *request.scores_shape[-2:]) else None
+
+
+def _is_supported(pattern: Pattern, length: int, key_length: int) -> bool:
+  """Whether the kernel can compute a pattern, in no more time than an array."""
+  # With more rows of zeros than queries, it would compute more pairs. A call
+  # without a query is another one.
+  if not -length < pattern.shift <= length:
+    return False
   if pattern.window is None:
-    return pattern
-  # Rows without a key have NaN derivatives in the kernel.
-  length, key_length = request.scores_shape[-2:]
-  hides_rows = length > key_length + pattern.window or pattern.window < 0
-  return None if hides_rows or pattern.lengths is not None else pattern
+    return True
+  # Rows without a key have NaN derivatives in the kernel, and cuDNN has windows
+  # for at most as many queries as keys.
+  is_empty = pattern.window < 0 or pattern.lengths is not None
+  return not is_empty and num_rows(length, pattern.shift) <= key_length
+
+
+def num_rows(length: int, shift: int) -> int:
+  """The rows of queries that the kernel reads, even if they are shifted."""
+  # JAX has gradients for even numbers of queries only.
+  return length + shift + (length + shift) % 2 if shift else length
+
+
+def shifted(query: jax.Array, shift: int) -> jax.Array:
+  """Queries [B, N, T, D] at their positions for a causal mask.
+
+  The first row is at position 0. Rows of zeros precede the queries, or the
+  first queries, which attend to no key, are left out.
+  """
+  length = query.shape[2]
+  after = num_rows(length, shift) - length - shift
+  zero = jnp.zeros((), query.dtype)
+  rows = (shift, after, 0)
+  return jax.lax.pad(query, zero, [(0, 0, 0)] * 2 + [rows, (0, 0, 0)])
+
+
+def shifted_back(
+  rows: jax.Array, length: int, shift: int, empty: float
+) -> jax.Array:
+  """Rows [B, N, T, ...] of results; `empty` for queries that are left out."""
+  after = length + shift - rows.shape[2]
+  widths = [(0, 0, 0)] * rows.ndim
+  widths[2] = (-shift, after, 0)
+  return jax.lax.pad(rows, jnp.asarray(empty, rows.dtype), widths)
 
 
 def _conjuncts(mask: Mask | None) -> list[Any]:

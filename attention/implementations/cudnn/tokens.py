@@ -28,6 +28,14 @@ def scale_of(score: Score, query: jax.Array) -> float:
   return 1.0 if factor is None else factor
 
 
+def with_features(tokens: jax.Array, number: int) -> jax.Array:
+  """Tokens with zeros after their own features."""
+  missing = number - tokens.shape[-1]
+  if not missing:
+    return tokens
+  return jnp.pad(tokens, [(0, 0)] * (tokens.ndim - 1) + [(0, missing)])
+
+
 def all_batched(*tokens):
   """Batches all arrays over every `jax.vmap` axis, as JAX's kernel requires."""
   zero = jnp.zeros((), tokens[0].dtype)

@@ -44,6 +44,9 @@ _CHUNK = 1 << 18
 
 def obstacle(sizes: Any, request: Request) -> str | None:
   """Why kernels do not support a score, a mask or a bias; None if they do."""
+  is_on_gpu = sizes.target_of(request) == "hopper"
+  if is_on_gpu and axes.are_varying(_arrays(request)):
+    return "needs jax.shard_map(..., check_vma=False)"
   # The score's maps are traced, not computed.
   request = _with_maps_inside(sizes, _without_location(sizes, request))
   try:
@@ -57,7 +60,7 @@ def obstacle(sizes: Any, request: Request) -> str | None:
 
 def compute(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
   """The context and the statistics; `sizes` is a `Pallas`."""
-  if request.platform is None:
+  if request.platform is None or request.combined is not None:
     return _computed(sizes, request)
   # Outside of `jax.jit` kernels would be compiled at every call. A mask without
   # arrays stays known, so that its hidden tiles are skipped.
@@ -139,15 +142,20 @@ def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
     [*captured.pair, *captured.bias], kernels.differentiable_operands
   )
   attention = KernelAttention(kernels, rule, shared, is_finite)
-  return attention(Arguments(captured, kernels.arrays, [*tokens]))
+  arguments = Arguments(captured, kernels.arrays, [*tokens])
+  return attention(arguments, request.combined)
+
+
+def _arrays(request: Request) -> dict[str, Any]:
+  """What has arrays in a request, by name."""
+  names = ("query", "key", "value", "score", "mask", "bias")
+  return {name: getattr(request, name) for name in names}
 
 
 def _varying_alike(request: Request) -> Request:
   """The request with arrays that vary over the same axes of a mesh."""
   # Under `jax.shard_map` kernels have one type of inputs and results.
-  names = ("query", "key", "value", "score", "mask", "bias")
-  parts = {name: getattr(request, name) for name in names}
-  leaves, structure = jax.tree.flatten(parts)
+  leaves, structure = jax.tree.flatten(_arrays(request))
   places = [n for n, x in enumerate(leaves) if isinstance(x, jax.Array)]
   for n, array in zip(places, axes.varying_alike([leaves[n] for n in places])):
     leaves[n] = array

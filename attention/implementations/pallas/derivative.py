@@ -23,6 +23,7 @@ from attention.implementations.blockwise.tiles import with_length
 from attention.implementations.non_finite import where_finite
 from attention.implementations.pallas import hopper, tpu
 from attention.implementations.pallas.operands import Kind, Operand
+from attention.request import Combined
 from attention.softmax import Statistics
 
 
@@ -61,20 +62,25 @@ class KernelAttention:
   operands_of: list[list[int]]
   score_is_finite: bool  # see `Score.is_finite`
 
-  def __call__(self, arguments: Arguments) -> tuple[jax.Array, Statistics]:
-    """The context and the statistics, with derivatives of any order."""
+  def __call__(
+    self, arguments: Arguments, combined: Combined | None = None
+  ) -> tuple[jax.Array, Statistics]:
+    """The context and the statistics, with derivatives of any order.
+
+    See `Request.combined`, which has no derivatives of its own.
+    """
 
     @jax.custom_jvp
-    def primal(arguments):
-      return self._forward(arguments)
+    def primal(arguments, combined):
+      return self._forward(arguments) if combined is None else combined
 
     @functools.partial(primal.defjvp, symbolic_zeros=True)
     def rule(primals, tangents):
-      (arguments,), (moved,) = primals, tangents
-      outputs = primal(arguments)
+      (arguments, _), (moved, _) = primals, tangents
+      outputs = primal(*primals)
       return outputs, self._tangents(arguments, outputs, moved)
 
-    return primal(arguments)
+    return primal(arguments, combined)
 
   def _forward(self, arguments):
     """The context and the statistics."""

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from attention import axes
 from attention.implementations.pallas.operands import (
   Kind,
   Operand,
@@ -40,7 +41,8 @@ _CALLS = {
 _SUPPORTED = """
   abs add add_any and atan2 ceil clamp copy cos div eq erf exp exp2 floor ge gt
   integer_pow is_finite le log log1p logistic lt max min mul ne neg not or pow
-  rem round rsqrt select_n sign sin sqrt square stop_gradient sub tan tanh xor
+  pvary rem round rsqrt select_n sign sin sqrt square stop_gradient sub tan tanh
+  xor
 
   broadcast_in_dim concatenate convert_element_type dot_general iota reduce_max
   reduce_min reduce_sum reshape slice split squeeze transpose
@@ -213,7 +215,9 @@ def _evaluate_one(equation, inputs, rules) -> Sequence[Any]:
     if name == "convert_element_type":
       return [jax.lax.convert_element_type(inputs[0], dtype)]
     parameters = {**parameters, "dtype": dtype}
-  inputs = [*map(_widened, inputs)]
+  if name == "pvary":  # arrays of a kernel vary alike
+    return inputs
+  inputs = axes.varying_alike([*map(_widened, inputs)])
   results = equation.primitive.bind(*inputs, **parameters)
   return results if equation.primitive.multiple_results else [results]
 

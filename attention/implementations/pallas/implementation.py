@@ -66,8 +66,6 @@ class Pallas:
       return "computes softmax only"
     if request.dropout is not None:
       return "does not support dropout"
-    if request.combined is not None:
-      return "does not compute shards of keys"
     if not self.interpret and request.dtype != jnp.float32:
       return f"computes in float32, got {request.dtype}"
     if 0 in (*request.leading, *request.scores_shape[-2:]):
@@ -99,5 +97,13 @@ def _with_values(request: Request) -> Request:
   value = request.value
   if value.shape[-1]:
     return request
-  zeros = jnp.zeros((*value.shape[:-1], 1), value.dtype)
-  return dataclasses.replace(request, value=zeros)
+  combined = request.combined
+  if combined is not None:
+    combined = _with_feature(combined[0]), combined[1]
+  return dataclasses.replace(
+    request, value=_with_feature(value), combined=combined
+  )
+
+
+def _with_feature(tokens: jax.Array) -> jax.Array:
+  return jnp.zeros((*tokens.shape[:-1], 1), tokens.dtype)

@@ -50,7 +50,7 @@ class Reference:
   def __call__(self, request: Request) -> tuple[jax.Array, Statistics | None]:
     """The context [..., T, E] and, where needed, the statistics [..., T]."""
     if masked.serves(request):
-      return masked.context(request), None
+      return masked.results(request)
     context, statistics = with_finite_tokens(request, _context_and_statistics)
     assert statistics is not None
     return context, statistics

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from attention.custom_transpose import with_transpose
 from attention.implementations.dot_products import constant_factor, dot_product
 from attention.implementations.non_finite import (
   finite,
@@ -16,8 +17,8 @@ from attention.matmul import inner_products, matmul_precision
 from attention.request import Request
 from attention.scores.classical import is_half
 
-# (arrays, value) -> scores [..., T, S].
-ScoresOf = Callable[[list[jax.Array], jax.Array], jax.Array]
+# (arrays, value) -> scores [..., T, S], NaN also where the value is not finite.
+ScoresOf = Callable[[list[jax.Array], jax.Array | None], jax.Array]
 
 
 def marked_scores(request: Request) -> tuple[list[jax.Array], ScoresOf]:
@@ -52,22 +53,64 @@ def _products(precision, query, key, value) -> jax.Array:
   # value may be features of its key. XLA joins each `where` with the product;
   # only keys and values of different numbers of features need a pass for flags.
   del precision
-  is_bad = ~jnp.isfinite(value)
-  if value.shape[-1] != key.shape[-1]:
-    is_bad = jnp.any(is_bad, axis=-1, keepdims=True)
-  query = jnp.where(jnp.isfinite(query), query, jnp.nan)
-  key = jnp.where(is_bad | ~jnp.isfinite(key), jnp.nan, key)
+  if value is not None:
+    is_bad = ~jnp.isfinite(value)
+    if value.shape[-1] != key.shape[-1]:
+      is_bad = jnp.any(is_bad, axis=-1, keepdims=True)
+    key = jnp.where(is_bad, jnp.nan, key)
+  return jax.lax.platform_dependent(
+    query, key, cuda=_marked_products, default=_products_of_marked
+  )
+
+
+def _marked_products(query, key) -> jax.Array:
+  # The softmax reads the products in any case. Those of a token that is not
+  # finite are not finite, and others are unless they overflow.
+  products = inner_products(query, key)
+  # Triton has no `isfinite`.
+  return jnp.where(jnp.abs(products) < jnp.inf, products, jnp.nan)
+
+
+def _products_of_marked(query, key) -> jax.Array:
+  query, key = (
+    jnp.where(jnp.isfinite(tokens), tokens, jnp.nan) for tokens in (query, key)
+  )
   return inner_products(query, key)
 
 
 @_products.defjvp
 def _products_jvp(precision, primals, tangents):
-  def differentiable(query, key):
-    return inner_products(finite(query), finite(key))
-
   with matmul_precision(precision):
-    tangent = jax.jvp(differentiable, primals[:2], tangents[:2])[1]
+    tangents = [*tangents[:2]]
+    (tangent,) = with_transpose(_tangent, _cotangents, [*primals[:2]], tangents)
     return _products(precision, *primals), tangent
+
+
+def _products_of_finite(query, key) -> jax.Array:
+  return inner_products(finite(query), finite(key))
+
+
+def _tangent(tokens, tangents) -> list[jax.Array]:
+  """The tangent of products; NaN where a token is, as weights are 0 there."""
+  return [_tangent_of(tokens, tangents)]
+
+
+@jax.custom_jvp
+def _tangent_of(tokens, tangents):
+  return jax.jvp(inner_products, [*tokens], [*tangents])[1]
+
+
+@_tangent_of.defjvp
+def _tangent_of_jvp(primals, tangents):
+  # Cotangents are 0 where a token is NaN, and so must be their products.
+  def of_finite(tokens, moved):
+    return jax.jvp(_products_of_finite, [*tokens], [*moved])[1]
+
+  return _tangent_of(*primals), jax.jvp(of_finite, primals, tangents)[1]
+
+
+def _cotangents(tokens, cotangents) -> list[jax.Array]:
+  return [*jax.vjp(_products_of_finite, *tokens)[1](*cotangents)]
 
 
 def _with_flags(request: Request) -> tuple[list[jax.Array], ScoresOf]:
@@ -77,7 +120,8 @@ def _with_flags(request: Request) -> tuple[list[jax.Array], ScoresOf]:
 
   def of_value(arrays, value):
     scores, bad_query, bad_key = arrays
-    bad_key = bad_key | ~jnp.all(jnp.isfinite(value), axis=-1)
+    if value is not None:
+      bad_key = bad_key | ~jnp.all(jnp.isfinite(value), axis=-1)
     marks = bad_query[..., :, None] | bad_key[..., None, :]
     return jnp.where(marks, jnp.nan, scores)
 

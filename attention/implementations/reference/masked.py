@@ -1,11 +1,9 @@
-"""The context of a call with a mask, without a search for NaN.
+"""The result of a call with a mask, without a search for NaN.
 
 The scores of hidden pairs are replaced, so that NaN in a hidden token changes
 nothing. NaN in a visible one spreads through the score, the softmax and the
 average. No pass over the pairs finds the rows that attend to it.
 """
-
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -20,45 +18,60 @@ from attention.implementations.reference.pairs import (
 )
 from attention.normalizers import is_softmax
 from attention.request import Request
+from attention.softmax import Statistics
 
 
 def serves(request: Request) -> bool:
-  """Whether the request is a masked softmax without statistics."""
+  """Whether the request is a masked softmax over all keys."""
   return (
     request.is_masked
     and is_softmax(request.normalizer)
     and request.combined is None
-    # The lse of a row with a NaN value is finite.
-    and not request.return_lse
     # The scores have flags of values, whose other leading axes they would get.
     and request.leading == request.scores_shape[:-2]
   )
 
 
-def context(request: Request) -> jax.Array:
-  """The context [..., T, E]; rows that attend to NaN or infinity are NaN."""
+def results(request: Request) -> tuple[jax.Array, Statistics | None]:
+  """The context and, where needed, the statistics.
+
+  Rows that attend to NaN or infinity are NaN. The statistics are not, if only
+  values are.
+  """
   value = request.value.astype(jnp.result_type(request.query, request.value))
   arrays, scores_of = marked_scores(request)
   given = arrays, *visible_and_bias(request), multiplier(request)
 
-  def compute(arrays, visible, bias, multipliers, value):
-    scores = sum(bias, scores_of(arrays, value))
-    values = scores, visible, multipliers, value
-    return average(request.dtype, request.precision, *values)
+  def compute(arrays, visible, bias, multipliers, value) -> list[jax.Array]:
+    marks = []
+    if request.return_lse:
+      scores = scores_of(arrays, None)
+      marks = [jnp.sum(value.astype(request.dtype) * 0.0, axis=-1)]
+    else:
+      scores = scores_of(arrays, value)
+    values = sum(bias, scores), visible, marks, multipliers, value
+    context, rows = average(request.dtype, request.precision, *values)
+    return [context, *rows] if request.return_lse else [context]
 
   # The context is linear in the value only.
   leaves, structure = jax.tree.flatten(given)
   *residuals, argument = axes.varying_alike([*leaves, value])
 
   def function(residuals, arguments):
-    return [compute(*jax.tree.unflatten(structure, residuals), *arguments)]
+    return compute(*jax.tree.unflatten(structure, residuals), *arguments)
 
   def transpose(residuals, cotangents):
     # `jax.linear_transpose` assumes that all values are finite.
     zeros = jnp.zeros(value.shape, value.dtype)
-    of_value = functools.partial(
-      compute, *jax.tree.unflatten(structure, residuals)
-    )
-    return [*jax.vjp(of_value, zeros)[1](*cotangents)]
+    return [
+      *jax.vjp(lambda value: function(residuals, [value])[0], zeros)[1](
+        cotangents[0]
+      )
+    ]
 
-  return with_own_derivatives(function, transpose, residuals, [argument])[0]
+  context, *rows = with_own_derivatives(
+    function, transpose, residuals, [argument]
+  )
+  if not rows:
+    return context, None
+  return context, Statistics(*rows).broadcast_to(context.shape[:-1])

@@ -9,7 +9,11 @@ import pytest
 
 import attention
 from attention import biases, masks, scores
-from attention.implementations.reference import masked
+from attention.implementations.reference import (
+  average,
+  marked_scores,
+  masked,
+)
 from attention.request import make_request
 from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
@@ -317,10 +321,89 @@ def test_a_row_of_the_lowest_biases_is_the_mean_of_values():
   np.testing.assert_allclose(found[:, 2], value[:, :3].mean(1), 1e-6)
 
 
-def test_a_call_with_an_lse_takes_the_other_way():
-  query, key, value, _ = tokens()
-  request = functools.partial(
-    make_request, query, key, value, score=scores.dot(), mask=masks.causal()
+@pytest.mark.parametrize("keys", [5, 8])  # 8 divides, or does not
+def test_rows_of_nan_have_weights_of_zero(keys):
+  scores = jnp.zeros((3, keys)).at[0, 1].set(jnp.nan).at[1, 2].set(jnp.inf)
+  weights, _ = jax.jit(average._finite_weights)(scores, jnp.ones((1, 1), bool))
+  want = np.zeros((3, keys))
+  want[2] = 1 / keys
+  np.testing.assert_allclose(weights, want, 1e-6)
+
+
+def test_products_of_gpus_have_the_same_marks():
+  query, key, *_ = tokens()
+  for number in (jnp.nan, jnp.inf, -jnp.inf):
+    dirty = key.at[:, FIRST_BAD, 1].set(number), query.at[0, 2].set(number)
+    for query_, key_ in ((query, dirty[0]), (dirty[1], key)):
+      got = marked_scores._marked_products(query_, key_)
+      want = marked_scores._products_of_marked(query_, key_)
+      np.testing.assert_array_equal(got, want)
+      assert 0 < jnp.isnan(got).sum() < got.size
+
+
+@pytest.mark.parametrize("place", ["query", "key", "value"])
+def test_nan_of_values_does_not_spread_to_the_lse(place):
+  """Values and derivatives, with respect to all tokens, of first order."""
+  arrays = dict(zip(("query", "key", "value"), tokens()[:3]))
+  options = {"mask": masks.causal(), "return_lse": True}
+  assert masked.serves(make_request(**arrays, score=scores.dot(), **options))
+
+  def results(implementation, arrays):
+    return attention.attend(**arrays, implementation=implementation, **options)
+
+  def loss(arrays, implementation):
+    context, lse = results(implementation, arrays)
+    rows = slice(None, FIRST_BAD)
+    return jnp.sum(jnp.sin(context[:, rows])) + jnp.sum(jnp.sin(lse[:, rows]))
+
+  clean = arrays
+  arrays = arrays | {place: arrays[place].at[:, FIRST_BAD:, 1].set(jnp.nan)}
+  context, lse = results("reference", arrays)
+  np.testing.assert_array_equal(
+    jnp.isnan(context[0, :, 0]), np.arange(5) >= FIRST_BAD
   )
-  assert masked.serves(request(return_lse=False))
-  assert not masked.serves(request(return_lse=True))
+  assert jnp.isnan(lse[0, FIRST_BAD:]).all() == (place != "value")
+  if place == "value":
+    np.testing.assert_array_equal(lse, results("reference", clean)[1])
+  want = results("blockwise", arrays)
+  jax.tree.map(
+    lambda *each: np.testing.assert_allclose(*each, 1e-5, 1e-6),
+    (context, lse),
+    tuple(want),
+  )
+  gradients, of_tiles = (
+    jax.grad(loss)(arrays, name) for name in ("reference", "blockwise")
+  )
+  jax.tree.map(
+    lambda *each: np.testing.assert_allclose(*each, 1e-5, 1e-6),
+    gradients,
+    of_tiles,
+  )
+
+
+@pytest.mark.parametrize("place", ["query", "key", "value"])
+def test_derivatives_of_any_mode_ignore_rows_of_nan(place):
+  """Also where tangents of products are NaN: weights are zero there."""
+  arrays = dict(zip(("query", "key", "value"), tokens()[:3]))
+  dirty = arrays | {place: arrays[place].at[:, FIRST_BAD:, 1].set(jnp.nan)}
+
+  def loss(arrays, number):
+    context, lse = attention.attend(
+      **arrays, mask=masks.causal(), return_lse=True, implementation="reference"
+    )
+    rows = slice(None, number)
+    return jnp.sum(jnp.sin(context[:, rows])) + jnp.sum(jnp.sin(lse[:, rows]))
+
+  def derivatives(arrays):
+    moved = jax.tree.map(jnp.ones_like, arrays)
+    rows = functools.partial(loss, number=FIRST_BAD)
+    first = jax.jvp(rows, (arrays,), (moved,))[1]
+    second = jax.grad(lambda arrays: jax.jvp(rows, (arrays,), (moved,))[1])
+    product = jax.jvp(jax.grad(rows), (arrays,), (moved,))[1]
+    return first, second(arrays), product
+
+  jax.tree.map(
+    lambda *each: np.testing.assert_allclose(*each, 1e-5, 1e-6),
+    derivatives(dirty),
+    derivatives(arrays),
+  )

@@ -36,6 +36,16 @@ def test_a_step_fits_if_its_memory_is_below_the_device_s(temporaries, words):
   assert "compiled, not run" in text
 
 
+def test_a_plan_says_what_its_estimate_is():
+  cost = dataclasses.replace(COST, operations=3e12)
+  step = plan.Step(abstract.Shape(8, 32, 32), 16, cost)
+  on_gpu = plan.describe(step, TARGETS["h100"])
+  assert "estimate 4.0 ms (compiled, not run): for each kernel" in on_gpu
+  assert "matrix products at 989 TFLOP/s (3.00 in total)" in on_gpu
+  on_tpu = plan.describe(step, TARGETS["v5e"])
+  assert "estimate 4.0 ms (compiled, not run): the compiler's" in on_tpu
+
+
 def test_batches_become_a_multiple_of_the_devices():
   text = parse(translation.get_config().to_dict())
   task = parse(base.get_config().to_dict())

@@ -601,6 +601,28 @@ def test_a_class_that_inherits_from_a_dot_product_computes_its_scores():
   jax.tree.map(close, got, outputs("reference", tokens, score=Halved()))
 
 
+def test_shards_of_a_mesh_need_types_that_are_not_checked():
+  auto = (jax.sharding.AxisType.Auto,)
+  mesh = jax.make_mesh((2,), ("batch",), axis_types=auto)
+  spec = jax.sharding.PartitionSpec("batch")
+  (tokens,) = arrays((2, 64, 64))
+
+  def of_shards(check_vma):
+    attention = jax.shard_map(
+      lambda tokens: attend(*[tokens] * 3, implementation=INTERPRETED),
+      mesh=mesh,
+      in_specs=spec,
+      out_specs=spec,
+      check_vma=check_vma,
+    )
+    return jax.jit(attention)(tokens)
+
+  with pytest.raises(NotImplementedError, match="check_vma=False"):
+    of_shards(check_vma=True)
+  want = attend(*[tokens] * 3, implementation="reference")
+  close(of_shards(check_vma=False), want)
+
+
 def test_what_the_kernel_does_not_support_is_an_error_that_says_why():
   def refused(reason, features=64, dtype=jnp.bfloat16, **options):
     tokens = jnp.ones((2, 8, features), dtype)

@@ -330,26 +330,31 @@ def test_vmap_equals_a_leading_axis():
   close(jax.jit(jax.vmap(gradient))(*tokens), jax.jit(gradient)(*tokens), 1e-5)
 
 
-def test_shards_of_a_mesh_equal_the_whole():
-  """With a table that all devices share, and lengths of one axis."""
-  query, key, value = arrays((4, 2, 130, 8), (4, 2, 130, 8), (4, 2, 130, 4))
-  (table,) = arrays((9, 8), seed=1)
+@sampled(
+  "name",
+  ["Shaw", "additive", "positional", "Transformer-XL"],
+  default=["Shaw"],
+)
+def test_shards_of_a_mesh_equal_the_whole(name):
+  """With parameters that all devices share, and lengths of one axis."""
+  query, key, value = arrays((4, 6, 130, 8), (4, 6, 130, 8), (4, 6, 130, 4))
+  score = parameters(name)["score"]
   lengths = jnp.array([100, 0, 130, 5])
   auto = (jax.sharding.AxisType.Auto,) * 2
   mesh = jax.make_mesh((2, 2), ("batch", "head"), axis_types=auto)
   tokens, batch = P("batch", "head"), P("batch")
 
-  def gradients(implementation, tokens, table, lengths):
-    def loss(tokens, table):
+  def gradients(implementation, tokens, score, lengths):
+    def loss(tokens, score):
       context = attend(
         *tokens,
-        score=scores.shaw(table),
+        score=score,
         mask=masks.padding(lengths),
         implementation=implementation,
       )
       return jnp.sum(jnp.sin(context))
 
-    return jax.grad(loss, (0, 1))(tokens, table)
+    return jax.grad(loss, (0, 1))(tokens, score)
 
   specs = (tokens,) * 3, P()
   of_shards = jax.shard_map(
@@ -358,7 +363,7 @@ def test_shards_of_a_mesh_equal_the_whole():
     in_specs=(*specs, batch),
     out_specs=specs,
   )
-  arguments = (query, key, value), table, lengths
+  arguments = (query, key, value), score, lengths
   want = gradients("reference", *arguments)
   close(jax.jit(of_shards)(*arguments), want, 1e-4)
 

@@ -1,0 +1,153 @@
+"""Small calls of other shapes and results beside jax.nn's dense formula."""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import attention
+from attention import masks
+from benchmarks.accelerators.attention_cases import derived, on_one_device
+from benchmarks.accelerators.cases import Case
+from benchmarks.accelerators.dense_cases import (
+  DTYPES,
+  JAX_NN,
+  LIBRARIES,
+  OURS,
+)
+from experiments.aot.targets import Target
+
+
+class Sizes(NamedTuple):
+  """The sizes of a call."""
+
+  batch: int
+  heads: int
+  length: int  # of queries
+  key_length: int
+  features: int
+
+
+SIZES = {
+  "512": Sizes(2, 8, 512, 512, 64),
+  "odd": Sizes(2, 8, 513, 513, 64),
+  "short": Sizes(128, 4, 32, 32, 32),
+  "decode": Sizes(2, 8, 1, 2048, 64),
+}
+_OURS = OURS | {
+  "causal-padding": lambda lengths, visible: {
+    "mask": masks.causal() & masks.padding(lengths)
+  },
+}
+_JAX_NN = JAX_NN | {
+  "causal-padding": lambda lengths, visible: {
+    "is_causal": True,
+    "key_value_seq_lengths": lengths,
+  },
+}
+# The sizes, masks or biases, and derivatives; `lse` returns it too.
+CALLS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+  ("512", tuple(OURS), ("jvp", "forward-lse", "gradient-lse")),
+  ("512", ("causal-padding",), ("forward", "gradient")),
+  ("odd", tuple(OURS), ("forward", "gradient")),
+  ("short", ("none", "causal", "padding"), ("forward", "gradient")),
+  ("decode", ("none", "padding", "array"), ("forward",)),
+)
+
+
+def cases() -> Iterator[Case]:
+  """One case for each dtype, call and library."""
+  for dtype, library in itertools.product(DTYPES, LIBRARIES):
+    for sizes, patterns, derivatives in CALLS:
+      for pattern, derivative in itertools.product(patterns, derivatives):
+        yield Case(
+          f"small/{dtype}/{pattern}/{sizes}/{derivative}/{library}",
+          functools.partial(
+            _make, dtype, pattern, SIZES[sizes], derivative, library
+          ),
+        )
+
+
+def _make(
+  dtype: str,
+  pattern: str,
+  sizes: Sizes,
+  derivative: str,
+  library: str,
+  target: Target,
+):
+  spec = functools.partial(jax.ShapeDtypeStruct, sharding=on_one_device(target))
+  derivative, _, with_lse = derivative.partition("-")
+  attend: Callable[..., Any] = _ours
+  query, key = (
+    (sizes.batch, sizes.heads, length, sizes.features)
+    for length in (sizes.length, sizes.key_length)
+  )
+  if library == "jax_nn":
+    attend = _jax_nn_with_lse if with_lse else _jax_nn
+    query, key = ((b, t, h, d) for b, h, t, d in (query, key))
+  function: Callable[..., Any]
+  function = functools.partial(attend, pattern, bool(with_lse))
+  if with_lse and derivative == "gradient":
+    function = _total(function)
+  return (
+    derived(function, derivative, 3),
+    (
+      spec(query, jnp.dtype(dtype)),
+      *[spec(key, jnp.dtype(dtype))] * 2,
+      spec((sizes.batch,), jnp.int32),
+      spec((sizes.length, sizes.key_length), jnp.bool_),
+    ),
+  )
+
+
+def _total(function: Callable[..., Any]) -> Callable[..., jax.Array]:
+  """The sum of all results."""
+
+  def total(*arguments):
+    results = function(*arguments)
+    return sum(each.astype(jnp.float32).sum() for each in results)
+
+  return total
+
+
+def _ours(pattern, with_lse, query, key, value, lengths, visible):
+  return attention.attend(
+    query,
+    key,
+    value,
+    return_lse=with_lse,
+    **_OURS[pattern](lengths, visible),
+  )
+
+
+def _jax_nn(pattern, with_lse, query, key, value, lengths, visible):
+  # Tokens are [B, T, H, D].
+  del with_lse
+  return jax.nn.dot_product_attention(
+    *(query, key, value),
+    implementation="xla",
+    **_JAX_NN[pattern](lengths, visible),
+  )
+
+
+def _jax_nn_with_lse(pattern, with_lse, query, key, value, lengths, visible):
+  """jax.nn's formula with the lse, which has no derivatives in jax.nn."""
+  del with_lse
+  scores = jnp.einsum(
+    "btnh,bsnh->bnts", query, key, preferred_element_type=jnp.float32
+  )
+  scores = scores * query.shape[-1] ** -0.5
+  bias = _JAX_NN[pattern](lengths, visible).get("bias")
+  scores = scores if bias is None else scores + bias
+  mask = _OURS[pattern](lengths, visible).get("mask")
+  if mask is not None:
+    shown = masks.as_mask(mask).materialize(*scores.shape[-2:])
+    shown = shown.reshape(-1, 1, *shown.shape[-2:])
+    scores = jnp.where(shown, scores, 0.7 * jnp.finfo(jnp.float32).min)
+  weights = jax.nn.softmax(scores, axis=-1).astype(key.dtype)
+  lse = jax.nn.logsumexp(scores, axis=-1)
+  return jnp.einsum("bnts,bsnh->btnh", weights, value), lse

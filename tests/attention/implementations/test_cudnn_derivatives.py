@@ -1,0 +1,149 @@
+"""Derivatives of the cuDNN implementation, of every mode and of the lse."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import attend, masks
+from attention.implementations.reference import size
+from tests.attention.implementations.cudnn_stand_in import (
+  PATTERNS,
+  SHAPES,
+  install,
+  tokens,
+)
+from tests.attention.oracle import draw
+
+
+@pytest.fixture
+def _stand_in(monkeypatch):
+  install(monkeypatch)
+
+
+@pytest.mark.usefixtures("_stand_in")
+@pytest.mark.parametrize("is_small", [True, False])
+def test_the_lse_and_its_gradient_equal_the_reference(is_small, monkeypatch):
+  if not is_small:
+    monkeypatch.setattr(size, "_BYTES", 0)
+  query, key, value = tokens(*SHAPES)
+
+  def lse(query, implementation):
+    return attend(
+      *(query, key, value),
+      mask=masks.padding(jnp.array([0, 5])),
+      implementation=implementation,
+      return_lse=True,
+    )[1]
+
+  @jax.jit
+  def results(query):
+    return [
+      (
+        lse(query, name),
+        jax.grad(lambda query, name=name: lse(query, name)[1].sum())(query),
+      )
+      for name in ("cudnn", "reference")
+    ]
+
+  for got, want in zip(*results(query)):
+    np.testing.assert_allclose(
+      np.asarray(got, np.float32), np.asarray(want, np.float32), atol=0.03
+    )
+
+
+@pytest.mark.usefixtures("_stand_in")
+def test_a_small_call_with_an_lse_is_differentiated_as_the_dense_formula():
+  query, key, value = tokens(*SHAPES)
+  bias = jnp.asarray(draw(7, (3, 6, 8))[0], jnp.bfloat16)
+
+  def loss(query, bias, implementation):
+    context, lse = attend(
+      *(query, key, value),
+      bias=bias,
+      implementation=implementation,
+      return_lse=True,
+    )
+    return context.astype("f4").sum() + lse.sum()
+
+  for got, want in zip(
+    *(
+      jax.grad(loss, (0, 1))(query, bias, name)
+      for name in ("cudnn", "reference")
+    )
+  ):
+    np.testing.assert_array_equal(*(each.astype("f4") for each in (got, want)))
+
+
+DERIVATIVES = {
+  "jvp": lambda loss, tokens: jax.jvp(loss, tokens, tokens)[1],
+  "hessian-vector product": lambda loss, tokens: jax.jvp(
+    jax.grad(loss, (0, 1, 2)), tokens, tokens
+  )[1],
+  "reverse over reverse": lambda loss, tokens: jax.grad(
+    lambda *tokens: sum(
+      jnp.vdot(one, other).astype("f4")
+      for one, other in zip(jax.grad(loss, (0, 1, 2))(*tokens), tokens)
+    ),
+    (0, 1, 2),
+  )(*tokens),
+  "jacfwd": lambda loss, tokens: jax.jacfwd(loss)(*tokens),
+  "vmap of a gradient": lambda loss, tokens: jax.vmap(jax.grad(loss, (0, 2)))(
+    *(each[:, None] for each in tokens)
+  ),
+}
+BIASED = {
+  "none": {},
+  "lengths": {"mask": PATTERNS["padding and causal"]},
+  "window": {"mask": PATTERNS["window"]},
+  "heads": {"mask": PATTERNS["heads"]},
+  "bias": {"bias": jnp.asarray(draw(7, (3, 6, 8))[0], jnp.bfloat16)},
+}
+
+
+@pytest.mark.usefixtures("_stand_in")
+@pytest.mark.parametrize("arguments", BIASED)
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+def test_all_derivatives_equal_the_reference(derivative, arguments):
+  if "vmap" in derivative and arguments == "lengths":
+    pytest.skip("one example has no batch of lengths")
+  weights = jnp.cos(jnp.arange(8.0))
+
+  def loss(implementation, *tokens):
+    context = attend(
+      *tokens, **BIASED[arguments], implementation=implementation
+    )
+    return jnp.sum(jnp.sin(context.astype("f4")) @ weights)
+
+  def derivatives(implementation):
+    function = functools.partial(loss, implementation)
+    return DERIVATIVES[derivative](function, tuple(tokens(*SHAPES)))
+
+  got, want = (
+    [np.asarray(each, "f4") for each in jax.tree.leaves(jax.jit(run)())]
+    for run in (
+      functools.partial(derivatives, name) for name in ("cudnn", "reference")
+    )
+  )
+  for mine, right in zip(got, want):
+    error = np.linalg.norm(mine - right) / np.linalg.norm(right)
+    assert error < 0.05, error
+
+
+@pytest.mark.usefixtures("_stand_in")
+def test_the_gradient_of_a_bias_equals_the_reference():
+  bias = jnp.asarray(draw(7, (3, 6, 8))[0], jnp.bfloat16)
+
+  def gradient(implementation):
+    def loss(bias):
+      context = attend(
+        *tokens(*SHAPES), bias=bias, implementation=implementation
+      )
+      return jnp.sum(jnp.sin(context.astype("f4")))
+
+    return np.asarray(jax.jit(jax.grad(loss))(bias), "f4")
+
+  got, want = gradient("cudnn"), gradient("reference")
+  assert np.linalg.norm(got - want) < 0.05 * np.linalg.norm(want)

@@ -1,0 +1,103 @@
+"""Masks of the cuDNN implementation: arguments of the kernel, or arrays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import attend, masks
+from attention.implementations.cudnn import kernel as cudnn
+from attention.implementations.cudnn import obstacles
+from attention.implementations.reference import size
+from tests.attention.implementations.cudnn_stand_in import (
+  PATTERNS,
+  SHAPES,
+  agree,
+  install,
+  tokens,
+)
+
+
+@pytest.fixture
+def _stand_in(monkeypatch):
+  install(monkeypatch)
+
+
+@pytest.mark.usefixtures("_stand_in")
+@pytest.mark.parametrize("name", PATTERNS)
+def test_masks_equal_the_reference(name):
+  agree(*tokens(*SHAPES), mask=PATTERNS[name])
+
+
+@pytest.mark.usefixtures("_stand_in")
+@pytest.mark.parametrize(
+  ("name", "length"),
+  [("offset", 8), ("both sides", 8), ("rows without keys", 4), ("window", 6)],
+)
+def test_bands_become_causal_calls(name, length, monkeypatch):
+  """No array of pairs, for all numbers of queries and keys."""
+  calls = []
+  kernel = cudnn.call
+
+  def recorded(query, *rest, **options):
+    calls.append((query.shape[2], options["is_causal"], options["mask"]))
+    return kernel(query, *rest, **options)
+
+  monkeypatch.setattr(cudnn, "call", recorded)
+  attend(*tokens(*SHAPES), mask=PATTERNS[name], implementation="cudnn")
+  assert calls[-1] == (length, True, None)
+
+
+@pytest.mark.usefixtures("_stand_in")
+def test_windows_of_more_queries_than_keys_are_arrays(monkeypatch):
+  # cuDNN has no such windows.
+  shapes = (2, 8, 8), (2, 6, 8), (2, 6, 8)
+  for mask in (masks.sliding_window(3, 0), masks.sliding_window(1, 1)):
+    agree(*tokens(*shapes), mask=mask)
+  monkeypatch.setattr(obstacles, "_LARGEST_ARRAY", 0)
+  with pytest.raises(NotImplementedError, match="an array of 0 MiB"):
+    attend(*tokens(*shapes), mask=mask, implementation="cudnn")
+
+
+@pytest.mark.usefixtures("_stand_in")
+@pytest.mark.parametrize("mask", [masks.causal(-2), masks.sliding_window(2, 1)])
+def test_derivatives_of_shifted_queries_equal_the_reference(mask, monkeypatch):
+  monkeypatch.setattr(size, "_BYTES", 0)  # else those of the dense formula
+
+  def loss(query, key, value, implementation):
+    context, lse = attend(
+      *(query, key, value),
+      mask=mask,
+      implementation=implementation,
+      return_lse=True,
+    )
+    lse = jnp.where(jnp.isneginf(lse), 0.0, lse)
+    return jnp.sum(jnp.sin(context.astype("f4"))) + lse.sum()
+
+  for function in (loss, jax.grad(loss, (0, 1, 2))):
+    got, want = (
+      jax.tree.leaves(function(*tokens(*SHAPES), name))
+      for name in ("cudnn", "reference")
+    )
+    for one, other in zip(got, want):
+      one, other = one.astype("f4"), other.astype("f4")
+      np.testing.assert_allclose(one, other, 0.02, 0.03)
+
+
+@pytest.mark.usefixtures("_stand_in")
+def test_gradients_of_rows_without_keys_are_zero():
+  arrays = tokens(*SHAPES)
+  mask = masks.padding(jnp.array([0, 5])) & masks.causal()
+
+  def gradients(implementation):
+    def total(*tokens):
+      context = attend(*tokens, mask=mask, implementation=implementation)
+      return context.astype(jnp.float32).sum()
+
+    return jax.grad(total, (0, 1, 2))(*arrays)
+
+  for got, want in zip(gradients("cudnn"), gradients("reference")):
+    assert (got[0] == 0).all()
+    np.testing.assert_allclose(
+      np.asarray(got, np.float32), np.asarray(want, np.float32), atol=0.05
+    )
