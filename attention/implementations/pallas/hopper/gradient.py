@@ -237,7 +237,9 @@ def _visit(
     distances.add_to_lines(block, block.of_bias, of_scores, places)
   for name in wanted:
     before = problem.cast(block.results[name][...], BY_ROW)
-    of_number = jnp.sum(pull_back(of_scores, name), axis=1)
+    # A derivative of zero is no array of registers.
+    of_number = problem.cast(pull_back(of_scores, name), WGMMA)
+    of_number = jnp.sum(of_number, axis=1)
     block.results[name][...] = before + of_number
   of_scores = pull_back(of_scores, None)
   if problem.channels is not None:
