@@ -116,6 +116,8 @@ def _without_positions(sizes: Any, request: Request) -> Request:
   rounds = is_default and sizes.target_of(request) == "hopper"
   if sizes.target_of(request) == "hopper":
     request = hopper.with_centers(request)
+    if is_default:
+      request = hopper.with_sinusoids_as_features(request)
   return with_vectors_as_keys(request, rounds=rounds)
 
 

@@ -162,7 +162,7 @@ def of_wrappers(
       *(0, 0, *TILE), key_length=0, leading=indices, queries=queries, keys=keys
     )
     scores = scores if finish is None else _spread(finish(scores))
-    changed = _with_base(with_parts(parts), _Given(scores))
+    changed = with_base(with_parts(parts), _Given(scores))
     return jnp.broadcast_to(changed.pair_at(scores, scores, at), TILE)
 
   floats = jax.ShapeDtypeStruct(TILE, jnp.float32)
@@ -197,10 +197,11 @@ def number_dtype(array: jax.Array) -> Any:
   return jnp.dtype(jnp.float32 if is_float else jnp.int32)
 
 
-def _with_base(score: Score, replacement: Score) -> Score:
+def with_base(score: Any, replacement: Score) -> Score:
+  """The score with another one in place of that which wrappers change."""
   if not isinstance(score, Wrapper):
     return replacement
-  inner = _with_base(score.score, replacement)
+  inner = with_base(score.score, replacement)
   return dataclasses.replace(score, score=inner)
 
 

@@ -92,6 +92,11 @@ def predicting(score=None, **options):
   return scores.local(score, 40.0, 0.2 * matrix, vector, **options)
 
 
+def transformer_xl():
+  matrix, *vectors = arrays((64, 64), (64,), (64,), seed=7, dtype=jnp.float32)
+  return scores.transformer_xl(0.1 * matrix, *(0.1 * x for x in vectors))
+
+
 def nearer(scores, query_positions, key_positions):
   return scores - 0.1 * jnp.abs(query_positions - key_positions)
 
@@ -116,6 +121,7 @@ CASES = {
   "mapped product": {"score": mapped_product},
   "forgetting": {"score": forgetting()},
   "local-p": {"score": predicting()},
+  "Transformer-XL": {"score": transformer_xl()},
   "location": {"score": scores.location(0.3 * arrays((120, 64))[0])},
   "weighted distance": {
     "score": scores.soft_cap(scores.as_score(weighted_distance), 4.0)
@@ -137,6 +143,10 @@ MASKED = {
   "causal forgetting": {"score": forgetting(), "mask": masks.causal(40)},
   "causal local-p": {
     "score": scores.soft_cap(predicting(causal=True), 5.0),
+    "mask": masks.causal(40),
+  },
+  "causal Transformer-XL": {
+    "score": scores.soft_cap(transformer_xl(), 5.0),
     "mask": masks.causal(40),
   },
   "causal general": {"score": general(), "mask": masks.causal(40)},
