@@ -19,8 +19,8 @@ class Pallas:
   """Kernels for TPUs and Hopper GPUs.
 
   Score, mask and bias are traced inside the kernels. On TPUs they may be any
-  function; on GPUs the score is a dot product or one sum over the features of
-  a query and a key, such as an additive score or a distance.
+  function; on GPUs the score is one of the library, or one sum over the
+  features of a query and a key, such as an additive score or a distance.
 
   Attributes:
     target: "tpu" or "hopper", for instance to compile for a device that is
