@@ -23,6 +23,7 @@ import numpy as np
 
 from attention import axes
 from attention.checks import check_floating, check_positive
+from attention.custom_transpose import with_mutual_transpose
 from attention.positional import (
   ArrayValues,
   Combination,
@@ -128,6 +129,22 @@ class ByDistance(Bias):
     distance = columns[None, :] - rows[:, None]
     distance = jnp.clip(distance, -self.most, self.most)
     return jnp.take(self.numbers, distance + self.most, axis=1)
+
+
+def _of_buckets(table: jax.Array, buckets: np.ndarray) -> jax.Array:
+  """The numbers of each distance, [H, 2m + 1], from those of buckets."""
+
+  # The transpose of a look-up is a scatter, which GPUs compute in two kernels.
+  def transpose(residuals, arguments):
+    del residuals
+    is_own = buckets == np.arange(table.shape[0])[:, None, None]
+    return [jnp.sum(jnp.where(is_own, arguments[0][None], 0.0), axis=-1)]
+
+  def look_up(residuals, arguments):
+    del residuals
+    return [jnp.take(arguments[0], buckets, axis=0).T]
+
+  return with_mutual_transpose(look_up, transpose, [], [table])[0]
 
 
 def _buckets(num_buckets: int, bidirectional: bool, max_distance: int):
@@ -277,7 +294,7 @@ def relative_position(
     )
   # One number per distance, looked up once and not in each block of scores.
   buckets = _buckets(num_buckets, bidirectional, max_distance)
-  return ByDistance(jnp.take(jnp.asarray(table), buckets, axis=0).T)
+  return ByDistance(_of_buckets(jnp.asarray(table), buckets))
 
 
 def as_bias(bias: Any) -> Bias:

@@ -163,15 +163,7 @@ class Local(Wrapper):
     mapped = self.score.map_query(query)
     if self.query_weight is None:
       return mapped
-    # A position of a long source needs more digits than bfloat16 has.
-    product = functools.partial(
-      jnp.einsum,
-      precision=jax.lax.Precision.HIGHEST,
-      preferred_element_type=jnp.promote_types(query.dtype, jnp.float32),
-    )
-    hidden = jnp.tanh(product("...td,...da->...ta", query, self.query_weight))
-    predicted = product("...ta,...a->...t", hidden, self.position_weight)
-    predicted = jax.nn.sigmoid(predicted)[..., None]
+    predicted = self.shares(query)[..., None]
     shape = jnp.broadcast_shapes(mapped.shape[:-1], predicted.shape[:-1])
     return jnp.concatenate(
       [
@@ -180,6 +172,18 @@ class Local(Wrapper):
       ],
       axis=-1,
     )
+
+  def shares(self, query: jax.Array) -> jax.Array:
+    """P / S, [..., T], for local-p."""
+    # A position of a long source needs more digits than bfloat16 has.
+    product = functools.partial(
+      jnp.einsum,
+      precision=jax.lax.Precision.HIGHEST,
+      preferred_element_type=jnp.promote_types(query.dtype, jnp.float32),
+    )
+    hidden = jnp.tanh(product("...td,...da->...ta", query, self.query_weight))
+    predicted = product("...ta,...a->...t", hidden, self.position_weight)
+    return jax.nn.sigmoid(predicted)
 
   def pair_at(self, query, key, positions):
     if self.query_weight is None:

@@ -72,6 +72,11 @@ class TransformerXL(Score):
     return joined(content, position)
 
   def pair_at(self, query, key, positions):
+    scores = inner_products(*self.factors(query, key, positions))
+    return scaled_scores(scores, self.scale, key.shape[-1])
+
+  def factors(self, query, key, positions):
+    """Tokens whose dot products are the scores before they are scaled."""
     content, vectors = jnp.split(query, [key.shape[-1]], axis=-1)
     dtype = jnp.promote_types(query.dtype, jnp.float32)
     first, second = jnp.split(vectors.astype(dtype), 2, axis=-1)
@@ -86,11 +91,10 @@ class TransformerXL(Score):
     )
     of_keys = self._sinusoids(count(key.shape[-2]), dtype)
     of_keys = jnp.concatenate(of_keys, axis=-1)
-    scores = inner_products(
+    return (
       joined(content, rotated),
       joined(key, axes.with_rank(of_keys, key.ndim)),
     )
-    return scaled_scores(scores, self.scale, key.shape[-1])
 
   def _sinusoids(self, places, dtype):
     """Sines and cosines [n, R / 2] of places times all frequencies."""

@@ -48,7 +48,7 @@ def obstacle(sizes: Any, request: Request) -> str | None:
   if is_on_gpu and axes.are_varying(_arrays(request)):
     return "needs jax.shard_map(..., check_vma=False)"
   # The score's maps are traced, not computed.
-  request = _with_maps_inside(sizes, _without_location(sizes, request))
+  request = _with_maps_inside(sizes, _without_positions(sizes, request))
   try:
     jax.eval_shape(
       lambda: (_kernels(sizes, request, *_mapped(sizes, request)[:2]), 0)[1]
@@ -111,9 +111,13 @@ def _is_number(leaf: Any) -> bool:
   return isinstance(leaf, jax.Array | np.ndarray | int | float)
 
 
-def _without_location(sizes: Any, request: Request) -> Request:
+def _without_positions(sizes: Any, request: Request) -> Request:
   is_default = kernel_precision(request.precision) == jax.lax.Precision.DEFAULT
   rounds = is_default and sizes.target_of(request) == "hopper"
+  if sizes.target_of(request) == "hopper":
+    request = hopper.with_centers(request)
+    if is_default:
+      request = hopper.with_sinusoids_as_features(request)
   return with_vectors_as_keys(request, rounds=rounds)
 
 
@@ -132,7 +136,7 @@ def _with_maps_inside(sizes: Any, request: Request) -> Request:
 
 
 def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
-  request = _without_location(sizes, _varying_alike(request))
+  request = _without_positions(sizes, _varying_alike(request))
   is_finite = request.score.is_finite
   request = _with_maps_inside(sizes, request)
   tokens = _mapped(sizes, request)

@@ -19,8 +19,8 @@ class Pallas:
   """Kernels for TPUs and Hopper GPUs.
 
   Score, mask and bias are traced inside the kernels. On TPUs they may be any
-  function; on GPUs the score is a dot product or one sum over the features of
-  a query and a key, such as an additive score or a distance.
+  function; on GPUs the score is one of the library, or one sum over the
+  features of a query and a key, such as an additive score or a distance.
 
   Attributes:
     target: "tpu" or "hopper", for instance to compile for a device that is
@@ -70,40 +70,37 @@ class Pallas:
       return f"computes in float32, got {request.dtype}"
     if 0 in (*request.leading, *request.scores_shape[-2:]):
       return None
-    return self._call().obstacle(self, _with_values(request))
+    return self._call().obstacle(self, self._with_values(request))
 
   def __call__(self, request: Request) -> tuple[jax.Array, Statistics]:
     """The context [..., T, E] and the statistics [..., T]."""
     if 0 in (*request.leading, *request.scores_shape[-2:]):
       return Blockwise()(request)
     features = request.value.shape[-1]
-    context, statistics = self._call().compute(self, _with_values(request))
+    context, statistics = self._call().compute(self, self._with_values(request))
     return context[..., :features], statistics
 
   def target_of(self, request: Request) -> str:
     """The kind of device of the kernels."""
     return self.target or _TARGETS.get(request.target, "tpu")
 
+  def _with_values(self, request: Request) -> Request:
+    """The request with values of one feature at least, on GPUs of 64."""
+    # A caller that needs the statistics only gives values without features.
+    value, combined = request.value, request.combined
+    if value.shape[-1]:
+      return request
+    features = 64 if self.target_of(request) == "hopper" else 1
+
+    def filled(tokens):
+      return jnp.zeros((*tokens.shape[:-1], features), tokens.dtype)
+
+    if combined is not None:
+      combined = filled(combined[0]), combined[1]
+    return dataclasses.replace(request, value=filled(value), combined=combined)
+
   def _call(self) -> Any:
     """The module of the kernels; importing Pallas takes time."""
     from attention.implementations.pallas import call
 
     return call
-
-
-def _with_values(request: Request) -> Request:
-  """The request with values of one feature at least."""
-  # A caller that needs the statistics only gives values without features.
-  value = request.value
-  if value.shape[-1]:
-    return request
-  combined = request.combined
-  if combined is not None:
-    combined = _with_feature(combined[0]), combined[1]
-  return dataclasses.replace(
-    request, value=_with_feature(value), combined=combined
-  )
-
-
-def _with_feature(tokens: jax.Array) -> jax.Array:
-  return jnp.zeros((*tokens.shape[:-1], 1), tokens.dtype)

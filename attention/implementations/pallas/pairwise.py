@@ -54,6 +54,17 @@ class Tile:
       return value
     return self.source.read(value, Kind.SCALAR, axes)
 
+  def by_distance(self, numbers: jax.Array, most: int) -> jax.Array:
+    """numbers[clip(j - i, -m, m) + m] of all pairs, from numbers [2m + 1]."""
+    if not self.are_consecutive:
+      raise Unsupported(
+        "does not support biases by distance at given positions"
+      )
+    (queries, _), (_, keys) = self.queries.shape, self.keys.shape
+    first = self.keys[0, 0] - self.queries[-1, 0] + most
+    numbers = jnp.broadcast_to(numbers, (queries, numbers.shape[-1]))
+    return by_distance(keys, first, numbers)
+
 
 @functools.singledispatch
 def values(pairs: Pairwise, tile: Tile) -> jax.Array:
@@ -125,14 +136,9 @@ def _(pairs: biases.Alibi, tile: Tile):
 
 @values.register
 def _(pairs: biases.ByDistance, tile: Tile):
-  if not tile.are_consecutive:
-    raise Unsupported("does not support biases by distance at given positions")
   numbers, axes = _split(pairs.numbers, 1, tile)
   numbers = tile.source.read(numbers, Kind.WHOLE, axes)
-  (queries, _), (_, keys) = tile.queries.shape, tile.keys.shape
-  first = tile.keys[0, 0] - tile.queries[-1, 0] + pairs.most
-  numbers = jnp.broadcast_to(numbers, (queries, numbers.shape[-1]))
-  return by_distance(keys, first, numbers)
+  return tile.by_distance(numbers, pairs.most)
 
 
 @values.register

@@ -15,6 +15,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention.implementations.pallas.hopper.bias_by_distance import Numbers
 from attention.implementations.pallas.hopper.memory import Memory
 from attention.implementations.pallas.hopper.pairs import number_dtype
 from attention.implementations.pallas.hopper.tiles import (
@@ -27,6 +28,7 @@ from attention.implementations.pallas.hopper.tiles import (
   Input,
   across,
   down,
+  parts_of_copy,
   read_pairs,
   read_transposed,
   write_transposed,
@@ -88,7 +90,11 @@ class Block(Memory):
         source, target = self.of_array(ref, axes, start), self.tiles[name]
         if axes is Axes.STAGED:  # queries or keys: one array of a load
           staged, target = target, self.staging
-        plgpu.copy_gmem_to_smem(source, target, self.barriers[of_own])
+        for part in parts_of_copy(ref, axes):
+          whole, tile = source, target
+          if part is not None:
+            whole, tile = source.at[part], target.at[part]
+          plgpu.copy_gmem_to_smem(whole, tile, self.barriers[of_own])
     plgpu.barrier_wait(self.barriers[of_own])
     if staged is not None:
       self._transpose(staged)
@@ -147,11 +153,13 @@ class Block(Memory):
     ref = self.inputs[name].array
     return ref[(*self.leading(ref.shape[:-1]), place)]
 
-  def numbers(self, name: str) -> jax.Array:
+  def numbers(self, name: str) -> Any:
     """The numbers of pairs, or of rows, columns or a tile, spread over it."""
     ref, axes, of_keys = self.inputs[name]
     if axes is Axes.NUMBERS:
       return self.number(name, 0)
+    if axes is Axes.WHOLE:
+      return Numbers(self.problem.interpret, self.tiles[name])
     if axes is Axes.PAIRS:
       dtype, is_transposed = number_dtype(ref), self.are_keys_own
       return read_pairs(self.problem, self.tiles[name], dtype, is_transposed)

@@ -148,6 +148,13 @@ def _outputs_for_keys(problem: Any, query: jax.Array) -> dict[str, Output]:
 
 def _slices(problem: Any, own: str) -> dict[str, Slice]:
   """What the kernel of own tokens can add to gradients of arrays."""
+  slices = _slices_of_score(problem, own)
+  if problem.of_bias is not None and own == "query":
+    slices = slices | problem.of_bias.slices()
+  return slices
+
+
+def _slices_of_score(problem: Any, own: str) -> dict[str, Slice]:
   if problem.projections is not None:
     return problem.projections.slices(own)
   if problem.distances is not None:

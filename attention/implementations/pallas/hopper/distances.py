@@ -48,12 +48,13 @@ def prepare_own(block: Block) -> None:
         numbers = _line(block, block.distances["products"][term.table], place)
         block.results[name][...] = numbers
     if term.table in block.distances["gradients"]:
-      _set_to_zero(block, block.distances["gradients"][term.table])
+      set_to_zero(block, block.distances["gradients"][term.table])
   if _all_terms(block):
     plgpu.commit_smem()
 
 
-def _set_to_zero(block: Block, tile: Any) -> None:
+def set_to_zero(block: Block, tile: Any) -> None:
+  """Sets the lines of a tile to zero."""
   zeros = block.problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
 
   def clear(place, state):
@@ -90,7 +91,7 @@ def _entries(block: Block, term: Term, starts: Any) -> jax.Array:
 def _prepare_other(block: Block, term: Term, start: Any) -> None:
   """Computes the products of visited tokens that a tile needs."""
   tile = block.distances["products"][term.table]
-  is_near = _is_near(term, start)
+  is_near = _is_near(term.size, start)
 
   @pl.when(is_near)
   def _():
@@ -126,12 +127,18 @@ def add_gradients(block: Block, of_scores: jax.Array, starts: Any) -> None:
   """Adds to the gradients of the products of own tokens."""
   for term in _terms(block, of_own=True):
     tile = block.distances["gradients"][term.table]
-    places = _places(block, term, starts)
-    _add_ends(block, tile, of_scores, places)
+    add_to_lines(block, tile, of_scores, _places(block, term, starts))
 
-    @pl.when(_is_near(term, places.start))
-    def _(tile=tile, places=places):
-      put(block.problem, tile, of_scores, places)
+
+def add_to_lines(
+  block: Block, tile: Any, of_scores: jax.Array, places: Places
+) -> None:
+  """Adds to the gradients of numbers by distance, [n, 64]."""
+  _add_ends(block, tile, of_scores, places)
+
+  @pl.when(_is_near(places.size, places.start))
+  def _():
+    put(block.problem, tile, of_scores, places)
 
 
 def _add_ends(
@@ -237,9 +244,9 @@ def _start(block: Block, term: Term, starts: Any) -> jax.Array:
   return jnp.clip(start, -SIDE, term.size + SIDE).astype(jnp.int32)
 
 
-def _is_near(term: Term, start: Any) -> jax.Array:
+def _is_near(size: int, start: Any) -> jax.Array:
   """Whether a pair of a tile may have another place than an end."""
-  return (start > -SIDE) & (start < term.size - 1 + SIDE)
+  return (start > -SIDE) & (start < size - 1 + SIDE)
 
 
 def _line(block: Block, tile: Any, place: int) -> jax.Array:

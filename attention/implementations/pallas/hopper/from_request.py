@@ -8,6 +8,7 @@ import jax
 
 from attention.implementations.dot_products import is_dot_product
 from attention.implementations.pallas.hopper import (
+  bias_by_distance,
   distance_terms,
   projections,
   scales,
@@ -109,12 +110,22 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
     key_scale,
     of_tokens,
     distances,
+    _bias_gradient(request, functions[1], channels, distances, maps),
     query.shape[-1] <= _GRADIENT_FEATURES
     and distance_terms.gradients_fit(distances, request, functions),
     weight,
     request.is_masked,
     interpret,
   )
+
+
+def _bias_gradient(
+  request: Request, function: Any, *others: Any
+) -> bias_by_distance.BiasGradient | None:
+  """The bias whose gradient kernels compute, if they have the memory."""
+  if any(others):
+    return None
+  return bias_by_distance.gradient_of(request.bias, function)
 
 
 def _key_scale(

@@ -23,6 +23,7 @@ from attention.implementations.pallas.hopper.attempts import (
   not_finite,
   when,
 )
+from attention.implementations.pallas.hopper.bias_by_distance import add_sums
 from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.channels import (
   for_each_channel,
@@ -65,6 +66,7 @@ def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
   attempts(block.problem, functools.partial(_compute, block, wanted))
   block = block.with_new_addresses()
   distances.add_tables(block, is_first)
+  add_sums(block, is_first)
   if block.problem.projections is not None:
     pull_back_projection(block, is_first)
   elif block.own_map is not None:
@@ -88,6 +90,9 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
     _clean(block, of_own=True)
 
   distances.prepare_own(block)
+  if block.of_bias is not None:
+    distances.set_to_zero(block, block.of_bias)
+    plgpu.commit_smem()
   # Tensor cores sum the gradients of dot products and of values.
   scales = {"tokens": problem.factor}
   of_channels: list[Any] = []
@@ -227,9 +232,14 @@ def _visit(
     weights_factor[0][...] = weights.astype(of_scores_factor.dtype)
   of_weights = product_of_tokens(problem, [own_values], other_values)
   of_scores = weights * (of_weights - means(block))
+  if block.of_bias is not None:
+    places = problem.of_bias.places(starts)
+    distances.add_to_lines(block, block.of_bias, of_scores, places)
   for name in wanted:
     before = problem.cast(block.results[name][...], BY_ROW)
-    of_number = jnp.sum(pull_back(of_scores, name), axis=1)
+    # A derivative of zero is no array of registers.
+    of_number = problem.cast(pull_back(of_scores, name), WGMMA)
+    of_number = jnp.sum(of_number, axis=1)
     block.results[name][...] = before + of_number
   of_scores = pull_back(of_scores, None)
   if problem.channels is not None:

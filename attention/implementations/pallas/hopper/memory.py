@@ -1,6 +1,7 @@
 """The shared memory of a block of the kernels for Hopper GPUs."""
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from attention.implementations.pallas.hopper.tiles import (
   Axes,
   Input,
   Output,
+  parts_of_copy,
   swizzled,
   tile_memory,
 )
@@ -39,6 +41,7 @@ class Memory:
   scratch: Any  # of a sum over channels
   of_mapped: Any  # a tile of the gradients of mapped own tokens
   distances: Mapping[str, Any]  # see `distance_terms.memory`
+  of_bias: Any  # gradients of numbers by distance, of own queries
   channel_sums: Mapping[str, Any]  # gradients of channels, [A, 64]
   marks: Any  # of own tokens that had NaN or infinity, in a second attempt
   own_scale: Any  # of own queries
@@ -67,7 +70,12 @@ def of_block(
 ) -> Memory:
   """The memory of a block, without results that are written over tiles."""
   loaded = {name: each for name, each in inputs.items() if each.axes.is_tile}
-  others = sum(each.of_keys is (not are_keys_own) for each in loaded.values())
+  copies = [
+    len(parts_of_copy(each.array, each.axes)) * [each.of_keys]
+    for each in loaded.values()
+  ]
+  of_keys = [*itertools.chain(*copies)]
+  others = sum(each is (not are_keys_own) for each in of_keys)
   tiles = {
     name: tile_memory(each.array, each.axes) for name, each in loaded.items()
   }
@@ -104,7 +112,7 @@ def of_block(
     products=swizzled(TILE, jnp.float32) if has_products else None,
     barriers=[
       plgpu.Barrier(num_arrivals=others),
-      plgpu.Barrier(num_arrivals=len(loaded) - others),
+      plgpu.Barrier(num_arrivals=len(of_keys) - others),
     ],
     staging=_staging(inputs.get("query")),
     scratch=() if problem.channels is None else problem.channels.scratch(),
@@ -112,6 +120,9 @@ def of_block(
     distances=distance_terms.memory(
       problem.distances, tiles, results, own, of_gradients=of_gradients
     ),
+    of_bias=problem.of_bias.memory()
+    if problem.of_bias is not None and problem.of_bias.name in outputs
+    else None,
     channel_sums=sums,
     marks=numbers if of_gradients else None,
     own_scale=numbers if is_scaling and not are_keys_own else None,

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 from jax.interpreters import partial_eval as partial_evaluation
 
 from attention.implementations.pallas.functions import (
@@ -21,6 +21,11 @@ from attention.implementations.pallas.functions import (
   called,
   check_supported,
   interpret,
+)
+from attention.implementations.pallas.hopper.bias_by_distance import (
+  PairTile,
+  number_at_p,
+  numbers_at,
 )
 from attention.implementations.pallas.hopper.tiles import (
   TILE,
@@ -32,7 +37,7 @@ from attention.implementations.pallas.operands import (
   Plan,
   Unsupported,
 )
-from attention.implementations.pallas.pairwise import Tile, values
+from attention.implementations.pallas.pairwise import values
 from attention.implementations.pallas.tile_functions import (
   ByPosition,
   parameters,
@@ -126,11 +131,10 @@ def of_pairwise(
     return None
   plan, one = Plan(), jnp.zeros((1, 1), jnp.int32)
   for each in parts:
-    values(each, Tile(plan, one, one, rank))
-  _check_kinds(plan.operands)
+    values(each, PairTile(plan, one, one, rank))
 
   def compute(queries, keys, *others):
-    at = Tile(Blocks(others[rank:], others[:rank]), queries, keys, rank)
+    at = PairTile(Blocks(others[rank:], others[:rank]), queries, keys, rank)
     results = [values(each, at) for each in parts]
     return jnp.broadcast_to(functools.reduce(jnp.logical_and, results), TILE)
 
@@ -158,7 +162,7 @@ def of_wrappers(
       *(0, 0, *TILE), key_length=0, leading=indices, queries=queries, keys=keys
     )
     scores = scores if finish is None else _spread(finish(scores))
-    changed = _with_base(with_parts(parts), _Given(scores))
+    changed = with_base(with_parts(parts), _Given(scores))
     return jnp.broadcast_to(changed.pair_at(scores, scores, at), TILE)
 
   floats = jax.ShapeDtypeStruct(TILE, jnp.float32)
@@ -193,10 +197,11 @@ def number_dtype(array: jax.Array) -> Any:
   return jnp.dtype(jnp.float32 if is_float else jnp.int32)
 
 
-def _with_base(score: Score, replacement: Score) -> Score:
+def with_base(score: Any, replacement: Score) -> Score:
+  """The score with another one in place of that which wrappers change."""
   if not isinstance(score, Wrapper):
     return replacement
-  inner = _with_base(score.score, replacement)
+  inner = with_base(score.score, replacement)
   return dataclasses.replace(score, score=inner)
 
 
@@ -266,9 +271,10 @@ def _traced(
   jaxpr = closed.jaxpr
   jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.invars, *jaxpr.constvars])
   jaxpr, used = without_unused(jaxpr, keep=first)
-  check_supported(jaxpr, Rules({}, is_interpreted=False))
+  replacements = {number_at_p.name: numbers_at}
+  check_supported(jaxpr, Rules(replacements, is_interpreted=False))
   operands = [each for each, own in zip(operands, used[first:]) if own]
-  _check_kinds(operands)
+  _check_kinds(jaxpr, operands)
   names = [f"{name} {number}" for number in range(len(operands))]
   function = PairFunction(jaxpr, operands, names)
   read_parts = [_part(each) for each in operands]
@@ -291,8 +297,16 @@ def _captured(array: Any) -> Operand:
   return Operand(array, Kind.WHOLE, ())
 
 
-def _check_kinds(operands: Sequence[Operand]) -> None:
-  if any(each.kind not in _PARTS for each in operands):
+def _check_kinds(jaxpr: Jaxpr, operands: Sequence[Operand]) -> None:
+  """Raises `Unsupported` for arrays that are not looked up by distance."""
+  first = len(jaxpr.invars) - len(operands)
+  arrays = {
+    variable
+    for variable, each in zip(jaxpr.invars[first:], operands)
+    if each.kind not in _PARTS
+  }
+  users = [x for x in jaxpr.eqns if x.primitive is not number_at_p]
+  if any(type(x) is Var and x in arrays for user in users for x in user.invars):
     raise Unsupported(
       "supports arrays with a number for each query, each key, each pair or "
       "each entry of the leading axes"
@@ -311,6 +325,10 @@ def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
     raise Unsupported(f"computes no arrays of shape {shape} of a pair")
   if name in _SHAPES and (equation.invars[0].aval.size == 1 or name == "copy"):
     return inputs[:1]
+  if equation.primitive is number_at_p:
+    numbers, places = inputs
+    size = equation.invars[0].aval.shape[-1]
+    return [numbers_at(numbers, _spread(places), size)]
   if any(jnp.shape(each) == TILE for each in inputs):
     inputs = [*map(_spread, inputs)]
   else:

@@ -111,11 +111,14 @@ def sums(problem: Any, parts: Sequence[Parts]) -> dict[str, jax.Array]:
   operands = {each.name: problem.operands[each.name] for each in parts}
   # A table is padded in the parts, and not in the sum.
   columns = [
-    min(array.shape[-1], math.prod(operands[each.name].core)) // SIDE
+    pl.cdiv(min(array.shape[-1], math.prod(operands[each.name].core)), SIDE)
     for array, each in zip(arrays, parts)
   ]
   shapes = {
-    name: (_entries(problem.leading, each), math.prod(each.core))
+    name: (
+      _entries(problem.leading, each),
+      pl.cdiv(math.prod(each.core), SIDE) * SIDE,
+    )
     for name, each in operands.items()
   }
 
@@ -141,7 +144,9 @@ def sums(problem: Any, parts: Sequence[Parts]) -> dict[str, jax.Array]:
     interpret=problem.interpret or None,
   )
   return {
-    name: each.reshape(operands[name].array.shape)
+    name: each[:, : math.prod(operands[name].core)].reshape(
+      operands[name].array.shape
+    )
     for name, each in zip(shapes, kernel(*arrays))
   }
 

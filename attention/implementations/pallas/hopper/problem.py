@@ -11,6 +11,9 @@ import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention.implementations.pallas.hopper import calls
+from attention.implementations.pallas.hopper.bias_by_distance import (
+  BiasGradient,
+)
 from attention.implementations.pallas.hopper.channels import (
   ChannelSum,
   FunctionSum,
@@ -42,6 +45,7 @@ class Problem:
   key_scale: Callable[[], Operand] | None  # of keys, for blocks of queries
   projections: Projections | None  # of all tokens, in the kernels
   distances: Distances | None  # terms besides dot products
+  of_bias: BiasGradient | None  # of numbers by distance
   has_gradients: bool
   weight: Operand | None  # of the channels of an additive score
   # Whether keys may be hidden. NaN in a hidden token then changes nothing, and
@@ -59,6 +63,9 @@ class Problem:
     numbers = {
       name: each for name, each in changed.items() if each.kind in _NUMBERS
     }
+    if self.bias is not None and self.of_bias is not None:
+      place = self.bias.names.index(self.of_bias.name)
+      numbers[self.of_bias.name] = self.bias.operands[place]
     return self._weights | numbers | self._arrays_of_maps | self._tables
 
   @property

@@ -5,12 +5,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 SIDE = 64
 TILE = (SIDE, SIDE)
 WGMMA = plgpu.Layout.WGMMA
 BY_ROW, BY_COLUMN = WGMMA.reduce(1), WGMMA.reduce(0)
+# The most numbers along an axis that are copied at once.
+_COPIED = 256
 _TRANSPOSED = plgpu.Layout.WGMMA_TRANSPOSED
 
 
@@ -46,6 +49,14 @@ class Output(NamedTuple):
 
   shape: jax.ShapeDtypeStruct
   axes: Axes
+
+
+def parts_of_copy(ref: Any, axes: Axes) -> list[Any]:
+  """The parts of a tile that are copied one after the other; None is all."""
+  if axes is not Axes.WHOLE or ref.shape[-1] <= _COPIED:
+    return [None]
+  starts = range(0, ref.shape[-1], _COPIED)
+  return [pl.ds(n, min(_COPIED, ref.shape[-1] - n)) for n in starts]
 
 
 def tile_memory(ref: Any, axes: Axes) -> Any:

@@ -86,6 +86,18 @@ def forgetting(score=None):
   return scores.forgetting(score or scores.scaled_dot(), -0.1 * jnp.abs(gates))
 
 
+def predicting(score=None, **options):
+  """Local-p."""
+  matrix, vector = arrays((64, 8), (8,), seed=6, dtype=jnp.float32)
+  score = score or scores.scaled_dot()
+  return scores.local(score, 40.0, 0.2 * matrix, vector, **options)
+
+
+def transformer_xl():
+  matrix, *vectors = arrays((64, 64), (64,), (64,), seed=7, dtype=jnp.float32)
+  return scores.transformer_xl(0.1 * matrix, *(0.1 * x for x in vectors))
+
+
 def nearer(scores, query_positions, key_positions):
   return scores - 0.1 * jnp.abs(query_positions - key_positions)
 
@@ -109,6 +121,8 @@ CASES = {
   "manhattan": {"score": manhattan},
   "mapped product": {"score": mapped_product},
   "forgetting": {"score": forgetting()},
+  "local-p": {"score": predicting()},
+  "Transformer-XL": {"score": transformer_xl()},
   "location": {"score": scores.location(0.3 * arrays((120, 64))[0])},
   "weighted distance": {
     "score": scores.soft_cap(scores.as_score(weighted_distance), 4.0)
@@ -128,6 +142,14 @@ MASKED = {
     "mask": masks.causal(40),
   },
   "causal forgetting": {"score": forgetting(), "mask": masks.causal(40)},
+  "causal local-p": {
+    "score": scores.soft_cap(predicting(causal=True), 5.0),
+    "mask": masks.causal(40),
+  },
+  "causal Transformer-XL": {
+    "score": scores.soft_cap(transformer_xl(), 5.0),
+    "mask": masks.causal(40),
+  },
   "causal general": {"score": general(), "mask": masks.causal(40)},
   "causal general half": {
     "score": general(jnp.bfloat16),
@@ -486,6 +508,7 @@ def test_a_number_that_is_used_twice_has_both_gradients(score, launched):
 # The kernels of a gradient: three of attention, and one that sums the gradients
 # of matrices or computes the scales of keys.
 KERNELS = {
+  "local-p": 6,  # three for its denominator
   "cosine": 4,
   "normalised": 4,
   "general": 4,

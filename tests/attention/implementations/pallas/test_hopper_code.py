@@ -98,6 +98,9 @@ def check_no_spills(folder, kernels):
     ("shaw/causal", 4),
     ("disentangled/none", 4),
     ("disentangled/causal", 4),
+    ("forgetting/causal", 3),
+    ("location/causal", 3),
+    ("scaled_dot/t5", 4),
   ],
 )
 def test_kernels_of_gradients_keep_no_registers_in_memory(

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import masks, scores
+from attention import attend, biases, masks, scores
 from attention.implementations.pallas.hopper import look_up
 from attention.implementations.pallas.hopper.tiles import TILE, WGMMA
 from tests.attention.implementations.pallas.test_hopper import (
   INTERPRETED,
+  additive,
   arrays,
   close,
   exact_results,
@@ -170,3 +171,67 @@ def test_the_pairs_of_a_thread():
   ]
   want = [divmod(n + element, TILE[1]) for n in numbers for element in (0, 1)]
   assert [*look_up._offsets()] == want
+
+
+def results_with_bias(implementation, tokens, table, make, **options):
+  """The gradients of tokens and of a table, the context and the lse."""
+
+  def loss(tokens, table):
+    context, lse = attend(
+      *tokens,
+      bias=make(table),
+      implementation=implementation,
+      return_lse=True,
+      **options,
+    )
+    seen = jnp.where(jnp.isfinite(lse), lse, 0.0)
+    known = jnp.where(jnp.isfinite(context), context, 0.0)
+    loss = jnp.sum(jnp.sin(known.astype(jnp.float32))) + jnp.sum(seen)
+    return loss, (context, lse)
+
+  return jax.jit(jax.grad(loss, (0, 1), has_aux=True))(tokens, table)
+
+
+# A bias of a table, the kernels of its gradient, and other arguments. Where a
+# bias is scaled, or its heads are grouped, the rule computes the gradient.
+BIASES = {
+  "T5": (biases.relative_position, 4, {}),
+  "causal": (
+    lambda table: biases.relative_position(table, max_distance=20),
+    *(4, {"mask": masks.causal(40)}),
+  ),
+  "sum": (
+    lambda table: biases.alibi(2) + biases.relative_position(table),
+    *(4, {"score": scores.soft_cap(scores.scaled_dot(), 5.0)}),
+  ),
+  "scaled": (
+    lambda table: 0.5 * biases.relative_position(table),
+    *(1, {}),
+  ),
+  "additive": (
+    biases.relative_position,
+    *(1, {"score": additive()}),
+  ),
+}
+
+
+@sampled("name", [*BIASES], default=["causal", "scaled"])
+def test_biases_by_distance(name, launched):
+  tokens = arrays((2, 100, 64), (2, 250, 64), (2, 250, 64))
+  (table,) = arrays((32, 2), dtype=jnp.float32)
+  make, kernels, options = BIASES[name]
+  got = results_with_bias(INTERPRETED, tokens, table, make, **options)
+  assert len(launched) == kernels
+  tokens = [each.astype(jnp.float32) for each in tokens]
+  want = results_with_bias("reference", tokens, table, make, **options)
+  jax.tree.map(close, got, want)
+
+
+def test_a_bias_by_distance_at_given_positions():
+  tokens = arrays((2, 70, 64), (2, 100, 64), (2, 100, 64))
+  (table,) = arrays((32, 2), dtype=jnp.float32)
+  rows = 3 * jnp.arange(70) - 40
+  bias = biases.relative_position(table).at(rows)
+  got = attend(*tokens, bias=bias, implementation=INTERPRETED)
+  tokens = [each.astype(jnp.float32) for each in tokens]
+  close(got, attend(*tokens, bias=bias, implementation="reference"))
