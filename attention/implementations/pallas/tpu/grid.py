@@ -218,10 +218,7 @@ def inputs_of(problem, grid, operands, query, key, value):
       for each in zip(problem.functions.operands, operands, strict=True)
     ),
   ]
-  return [
-    (array if spec.memory_space else in_hbm(problem, array), spec)
-    for array, spec in inputs
-  ]
+  return [(in_hbm(problem, array), spec) for array, spec in inputs]
 
 
 def row_inputs(grid, rows: dict[str, jax.Array]):
