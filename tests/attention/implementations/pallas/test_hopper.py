@@ -172,6 +172,8 @@ MASKED = {
 
 
 def close(got, want):
+  if got.dtype == jax.dtypes.float0:  # the cotangent of an integer
+    return
   got, want = (np.asarray(each, np.float32) for each in (got, want))
   finite = np.where(np.isfinite(want), want, 0.0)
   np.testing.assert_allclose(got, want, atol=0.02 * np.abs(finite).max())
