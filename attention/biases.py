@@ -117,18 +117,14 @@ class ByDistance(Bias):
     return 1
 
   @property
-  def may_hide(self):
-    return False
-
-  @property
-  def most(self) -> int:
-    """M."""
+  def max_distance(self) -> int:
+    """The largest distance with a number of its own, m."""
     return self.numbers.shape[-1] // 2
 
   def block(self, rows, columns, rank):
-    distance = columns[None, :] - rows[:, None]
-    distance = jnp.clip(distance, -self.most, self.most)
-    return jnp.take(self.numbers, distance + self.most, axis=1)
+    far = self.max_distance
+    distance = jnp.clip(columns[None, :] - rows[:, None], -far, far)
+    return jnp.take(self.numbers, distance + far, axis=1)
 
 
 def _of_buckets(table: jax.Array, buckets: np.ndarray) -> jax.Array:

@@ -15,11 +15,10 @@ from attention.scores.base import Score, Wrapper, check_score
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decayed(Wrapper):
-  """score + total[i] - total[j]; see `forgetting`."""
+  """score + sum[i] - sum[j], for the sum of two arrays; see `forgetting`."""
 
   total: jax.Array = dataclasses.field(metadata=BY_POSITION)
-  # Of the total.
-  rounding: jax.Array = dataclasses.field(metadata=BY_POSITION)
+  rest: jax.Array = dataclasses.field(metadata=BY_POSITION)
 
   @property
   def reads_positions(self):
@@ -39,7 +38,7 @@ class Decayed(Wrapper):
 
   def pair_at(self, query, key, positions):
     scores = self.score.pair_at(query, key, positions)
-    for sums in (self.total, self.rounding):
+    for sums in (self.total, self.rest):
       decay = positions.at_queries(sums) - positions.at_keys(sums)
       scores, decay = axes.aligned(scores, decay)
       scores = scores + decay

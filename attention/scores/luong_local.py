@@ -174,7 +174,7 @@ class Local(Wrapper):
     )
 
   def shares(self, query: jax.Array) -> jax.Array:
-    """P / S, [..., T], for local-p."""
+    """The predicted p / S of local-p, from queries [..., T, Dq], [..., T]."""
     # A position of a long source needs more digits than bfloat16 has.
     product = functools.partial(
       jnp.einsum,

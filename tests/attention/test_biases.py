@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from attention import attend, biases
+from attention.implementations import Pallas
 from tests.attention.oracle import draw
 
 
@@ -171,6 +172,29 @@ def test_minus_infinity_hides_keys_like_a_mask():
   )
   for got, want in zip(by_bias, by_mask, strict=True):
     np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  "implementation", ["reference", "blockwise", Pallas(interpret=True)]
+)
+def test_a_table_of_relative_positions_may_hide_keys(implementation):
+  query, key, value = (
+    jnp.asarray(each, jnp.float32) for each in draw(5, *[(2, 9, 4)] * 3)
+  )
+  (table,) = draw(6, (8, 2))
+  table[4:] = -np.inf  # of all later keys
+  bias = biases.relative_position(jnp.asarray(table), max_distance=5)
+
+  def context(bias, value):
+    return attend(query, key, value, bias=bias, implementation=implementation)
+
+  value = value.at[:, 8].set(jnp.nan)  # hidden but from the last query
+  got = context(bias, value)
+  assert jnp.isfinite(got[:, :8]).all()
+  want = context(bias.materialize(9, 9), value)
+  np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+  hidden = bias.shifted(-20)
+  np.testing.assert_array_equal(context(hidden, value), 0.0)
 
 
 def test_invalid_arguments_raise():

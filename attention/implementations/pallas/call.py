@@ -112,12 +112,13 @@ def _is_number(leaf: Any) -> bool:
 
 
 def _without_positions(sizes: Any, request: Request) -> Request:
-  is_default = kernel_precision(request.precision) == jax.lax.Precision.DEFAULT
-  rounds = is_default and sizes.target_of(request) == "hopper"
-  if sizes.target_of(request) == "hopper":
-    request = hopper.with_centers(request)
-    if is_default:
-      request = hopper.with_sinusoids_as_features(request)
+  """The request with tokens in place of what a score reads by position."""
+  if sizes.target_of(request) != "hopper":
+    return with_vectors_as_keys(request, rounds=False)
+  request = hopper.with_centers(request)
+  rounds = kernel_precision(request.precision) == jax.lax.Precision.DEFAULT
+  if rounds:
+    request = hopper.with_sinusoids_as_features(request)
   return with_vectors_as_keys(request, rounds=rounds)
 
 

@@ -54,14 +54,14 @@ class Tile:
       return value
     return self.source.read(value, Kind.SCALAR, axes)
 
-  def by_distance(self, numbers: jax.Array, most: int) -> jax.Array:
+  def by_distance(self, numbers: jax.Array, max_distance: int) -> jax.Array:
     """numbers[clip(j - i, -m, m) + m] of all pairs, from numbers [2m + 1]."""
     if not self.are_consecutive:
       raise Unsupported(
         "does not support biases by distance at given positions"
       )
     (queries, _), (_, keys) = self.queries.shape, self.keys.shape
-    first = self.keys[0, 0] - self.queries[-1, 0] + most
+    first = self.keys[0, 0] - self.queries[-1, 0] + max_distance
     numbers = jnp.broadcast_to(numbers, (queries, numbers.shape[-1]))
     return by_distance(keys, first, numbers)
 
@@ -138,7 +138,7 @@ def _(pairs: biases.Alibi, tile: Tile):
 def _(pairs: biases.ByDistance, tile: Tile):
   numbers, axes = _split(pairs.numbers, 1, tile)
   numbers = tile.source.read(numbers, Kind.WHOLE, axes)
-  return tile.by_distance(numbers, pairs.most)
+  return tile.by_distance(numbers, pairs.max_distance)
 
 
 @values.register

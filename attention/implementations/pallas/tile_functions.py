@@ -173,6 +173,18 @@ class ByPosition:
   of_keys: jax.Array
 
 
+def parts_by_position(numbers: Any, *, is_shifted: bool) -> ByPosition:
+  """What stands for an array of a score, at the positions of a tile."""
+  if is_shifted:
+    raise Unsupported("does not support arrays by position that are shifted")
+  if not isinstance(numbers, ByPosition):
+    raise Unsupported(
+      "needs numbers by position in a field of the score that is declared by "
+      "dataclasses.field(metadata=attention.scores.BY_POSITION)"
+    )
+  return numbers
+
+
 def _traced_pairwise(
   parts: Sequence[Pairwise], rank: int, tile, rules
 ) -> TileFunction:
@@ -219,14 +231,8 @@ class MatrixPositions(Positions):
 
   def _parts(self, numbers) -> ByPosition:
     starts = self.query_start, self.key_start
-    if any(map(operator.is_not, starts, self.own_starts)):
-      raise Unsupported("does not support arrays by position that are shifted")
-    if not isinstance(numbers, ByPosition):
-      raise Unsupported(
-        "needs numbers by position in a field of the score that is declared by "
-        "dataclasses.field(metadata=attention.scores.BY_POSITION)"
-      )
-    return numbers
+    is_shifted = any(map(operator.is_not, starts, self.own_starts))
+    return parts_by_position(numbers, is_shifted=is_shifted)
 
   def broadcast(self, rank):
     """The positions of queries [..., t, 1] and keys [..., 1, s]."""

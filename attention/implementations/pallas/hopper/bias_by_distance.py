@@ -46,9 +46,9 @@ def _(numbers, places):
 class PairTile(Tile):
   """A tile whose positions are those of all pairs."""
 
-  def by_distance(self, numbers, most):
+  def by_distance(self, numbers, max_distance):
     """See `Tile`."""
-    return number_at_p.bind(numbers, self.keys - self.queries + most)
+    return number_at_p.bind(numbers, self.keys - self.queries + max_distance)
 
 
 @dataclasses.dataclass(frozen=True)

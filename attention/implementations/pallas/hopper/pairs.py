@@ -41,6 +41,7 @@ from attention.implementations.pallas.pairwise import values
 from attention.implementations.pallas.tile_functions import (
   ByPosition,
   parameters,
+  parts_by_position,
 )
 from attention.positional import Pairwise
 from attention.scores import Positions, Score
@@ -235,14 +236,8 @@ class _PairPositions(Positions):
     return self._parts(numbers).of_keys
 
   def _parts(self, numbers) -> ByPosition:
-    if any(map(_is_shift, (self.query_start, self.key_start))):
-      raise Unsupported("does not support arrays by position that are shifted")
-    if not isinstance(numbers, ByPosition):
-      raise Unsupported(
-        "needs numbers by position in a field of the score that is declared by "
-        "dataclasses.field(metadata=attention.scores.BY_POSITION)"
-      )
-    return numbers
+    is_shifted = any(map(_is_shift, (self.query_start, self.key_start)))
+    return parts_by_position(numbers, is_shifted=is_shifted)
 
   def broadcast(self, rank):
     return self.query_start + self.queries, self.key_start + self.keys
