@@ -13,15 +13,9 @@ from attention.modules import MultiHeadAttention
 from tests.attention.implementations.cudnn_stand_in import (
   SHAPES,
   agree,
-  install,
   tokens,
 )
 from tests.attention.oracle import draw
-
-
-@pytest.fixture
-def _stand_in(monkeypatch):
-  install(monkeypatch)
 
 
 @pytest.mark.usefixtures("_stand_in")

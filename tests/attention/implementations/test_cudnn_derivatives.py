@@ -12,15 +12,9 @@ from attention.implementations.reference import size
 from tests.attention.implementations.cudnn_stand_in import (
   PATTERNS,
   SHAPES,
-  install,
   tokens,
 )
 from tests.attention.oracle import draw
-
-
-@pytest.fixture
-def _stand_in(monkeypatch):
-  install(monkeypatch)
 
 
 @pytest.mark.usefixtures("_stand_in")

@@ -13,14 +13,8 @@ from tests.attention.implementations.cudnn_stand_in import (
   PATTERNS,
   SHAPES,
   agree,
-  install,
   tokens,
 )
-
-
-@pytest.fixture
-def _stand_in(monkeypatch):
-  install(monkeypatch)
 
 
 @pytest.mark.usefixtures("_stand_in")

@@ -17,12 +17,7 @@ from jax.extend.core import Jaxpr, Literal
 
 from attention.implementations.pallas.functions import OPERATIONS
 from attention.implementations.pallas.hopper.block import Block
-from attention.implementations.pallas.hopper.pairs import (
-  evaluate,
-  gradient_of,
-  inlined,
-  without_unused,
-)
+from attention.implementations.pallas.hopper.pairs import evaluate
 from attention.implementations.pallas.hopper.tiles import (
   BY_COLUMN,
   BY_ROW,
@@ -31,6 +26,11 @@ from attention.implementations.pallas.hopper.tiles import (
   WGMMA,
   across,
   down,
+)
+from attention.implementations.pallas.hopper.tracing import (
+  gradient_of,
+  inlined,
+  without_unused,
 )
 from attention.implementations.pallas.operands import (
   Kind,

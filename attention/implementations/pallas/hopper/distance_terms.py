@@ -11,9 +11,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention import axes
 from attention.implementations.pallas.hopper.look_up import LINE
-from attention.implementations.pallas.hopper.pairs import base, wrappers
 from attention.implementations.pallas.hopper.parts import Slice
 from attention.implementations.pallas.hopper.tiles import SIDE
+from attention.implementations.pallas.hopper.wrapped import base, wrappers
 from attention.implementations.pallas.operands import (
   Kind,
   Operand,

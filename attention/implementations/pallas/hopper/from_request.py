@@ -21,7 +21,6 @@ from attention.implementations.pallas.hopper.channels import (
   of_function,
 )
 from attention.implementations.pallas.hopper.pairs import (
-  base,
   of_pairwise,
   of_wrappers,
 )
@@ -32,6 +31,7 @@ from attention.implementations.pallas.hopper.tiles import (
   TILE,
 )
 from attention.implementations.pallas.hopper.token_maps import TokenMap
+from attention.implementations.pallas.hopper.wrapped import base
 from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.operands import (
   Kind,
@@ -45,6 +45,7 @@ from attention.masks.tile_visibility import grid_visibility
 from attention.masks.types import Below
 from attention.request import Request
 from attention.scores.classical import AdditiveProduct, ScaledDot
+from attention.scores.relative import Disentangled, Shaw
 
 _HALF = ("bfloat16", "float16")
 # The features or channels for which the gradients' sums fit into a block.
@@ -79,22 +80,12 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
   distances = distance_terms.of_request(request, query, key)
   channels = _channels(score, query, key) if distances is None else None
   _check_tokens(request, query, key, channels is not None)
-  factor, finish, weight = 1.0, None, None
-  if isinstance(channels, FunctionSum):
-    finish = channels.finish
-  elif channels is not None:
-    weight = of_parameter(score.score_weight, 1, len(request.leading))
-  elif isinstance(score, ScaledDot):
-    factor = score.factor(query)
-  elif distances is not None:
-    factor = distance_terms.factor(score, query)
-  if not isinstance(factor, float | int):
-    raise Unsupported("needs a scale that is a number")
   rank = len(request.leading)
   biases = [] if request.bias is None else [request.bias]
   masks = [] if request.mask is None else [request.mask]
   if request.scores_shape[-1] % SIDE:
     masks.append(Below(request.scores_shape[-1]))
+  finish = channels.finish if isinstance(channels, FunctionSum) else None
   functions = (
     of_wrappers("score", request.score, rank, finish),
     of_pairwise("bias", biases, rank),
@@ -104,7 +95,7 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
     request.leading,
     grid_visibility(request.mask, request.scores_shape[-2:], TILE),
     channels,
-    float(factor),
+    _factor(score, query) if channels is None else 1.0,
     *functions,
     maps,
     key_scale,
@@ -113,10 +104,31 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
     _bias_gradient(request, functions[1], channels, distances, maps),
     query.shape[-1] <= _GRADIENT_FEATURES
     and distance_terms.gradients_fit(distances, request, functions),
-    weight,
+    _weight(score, channels, rank),
     request.is_masked,
     interpret,
   )
+
+
+def _factor(score: Any, query: jax.Array) -> float:
+  """The number by which products of tokens are multiplied."""
+  factor = 1.0
+  if isinstance(score, ScaledDot):
+    factor = score.factor(query)
+  elif isinstance(score, Shaw | Disentangled):
+    factor = distance_terms.factor(score, query)
+  if not isinstance(factor, float | int):
+    raise Unsupported("needs a scale that is a number")
+  return float(factor)
+
+
+def _weight(
+  score: Any, channels: ChannelSum | None, rank: int
+) -> Operand | None:
+  """The weight of the channels of an additive score."""
+  if channels is None or isinstance(channels, FunctionSum):
+    return None
+  return of_parameter(score.score_weight, 1, rank)
 
 
 def _bias_gradient(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.head_parameters import BY_POSITION, SCALAR
-from attention.implementations.pallas.hopper.pairs import wrappers
+from attention.implementations.pallas.hopper.wrapped import wrappers
 from attention.request import Request
 from attention.scores.base import Wrapper
 from attention.scores.luong_local import Local

@@ -7,18 +7,16 @@ the tensor cores' results, or one number for the tile.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, Var
-from jax.interpreters import partial_eval as partial_evaluation
+from jax.extend.core import Jaxpr, Var
 
 from attention.implementations.pallas.functions import (
   Rules,
   apply_primitive,
-  called,
   check_supported,
   interpret,
 )
@@ -27,9 +25,13 @@ from attention.implementations.pallas.hopper.bias_by_distance import (
   number_at_p,
   numbers_at,
 )
-from attention.implementations.pallas.hopper.tiles import (
-  TILE,
+from attention.implementations.pallas.hopper.tiles import TILE
+from attention.implementations.pallas.hopper.tracing import (
+  gradient_of,
+  inlined,
+  without_unused,
 )
+from attention.implementations.pallas.hopper.wrapped import with_base, wrappers
 from attention.implementations.pallas.operands import (
   Blocks,
   Kind,
@@ -76,52 +78,6 @@ class PairFunction:
       place = len(arguments) - len(self.names) + self.names.index(name)
       arguments[place] = _spread(arguments[place])
     return gradient_of(self, arguments, cotangents, place)
-
-
-def gradient_of(
-  function: Callable, arguments: Sequence[Any], cotangents: Any, place: int = 0
-) -> jax.Array:
-  """The cotangent of one argument of a function in a kernel."""
-
-  # Traced and evaluated, as kernels lack an operation of `jax.vjp`.
-  def gradient(cotangents, *arguments):
-    def of_one(argument):
-      return function(*arguments[:place], argument, *arguments[place + 1 :])
-
-    return jax.vjp(of_one, arguments[place])[1](cotangents)
-
-  closed = inlined(gradient, cotangents, *arguments)
-
-  def apply(equation, inputs):
-    if equation.primitive.name == "add_any":
-      return [jax.lax.add(*inputs)]
-    return apply_primitive(equation, inputs)
-
-  arguments = [cotangents, *arguments]
-  return interpret(closed.jaxpr, closed.consts, arguments, apply)[0]
-
-
-def inlined(function: Callable, *arguments: Any) -> ClosedJaxpr:
-  """Traces a function, and the functions that it calls, as one jaxpr."""
-
-  def apply(equation, inputs):
-    if (inner := called(equation)) is None:
-      return apply_primitive(equation, inputs)
-    return interpret(*inner, inputs, apply)
-
-  closed = jax.make_jaxpr(function)(*arguments)
-  return jax.make_jaxpr(
-    lambda *arguments: interpret(closed.jaxpr, closed.consts, arguments, apply)
-  )(*arguments)
-
-
-def without_unused(jaxpr: Jaxpr, keep: int) -> tuple[Jaxpr, list[bool]]:
-  """Removes unused operations, and arguments after the first `keep`."""
-  kept = [number < keep for number in range(len(jaxpr.invars))]
-  jaxpr, used = partial_evaluation.dce_jaxpr(
-    jaxpr, [True] * len(jaxpr.outvars), instantiate=kept
-  )
-  return jaxpr, [*used]
 
 
 def of_pairwise(
@@ -178,32 +134,10 @@ def of_wrappers(
     ) from error
 
 
-def base(score: Any) -> Any:
-  """The score that wrappers change."""
-  for wrapper in wrappers(score):
-    score = wrapper.score
-  return score
-
-
-def wrappers(score: Any) -> Iterator[Wrapper]:
-  """The wrappers of a score, from the outside."""
-  while isinstance(score, Wrapper):
-    yield score
-    score = score.score
-
-
 def number_dtype(array: jax.Array) -> Any:
   """That of the numbers which a kernel reads: float32 or int32."""
   is_float = jnp.issubdtype(array.dtype, jnp.floating)
   return jnp.dtype(jnp.float32 if is_float else jnp.int32)
-
-
-def with_base(score: Any, replacement: Score) -> Score:
-  """The score with another one in place of that which wrappers change."""
-  if not isinstance(score, Wrapper):
-    return replacement
-  inner = with_base(score.score, replacement)
-  return dataclasses.replace(score, score=inner)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

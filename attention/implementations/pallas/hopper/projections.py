@@ -16,7 +16,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from attention.implementations.pallas.hopper import matrices, parts
 from attention.implementations.pallas.hopper.attempts import make_finite
 from attention.implementations.pallas.hopper.block import Block
-from attention.implementations.pallas.hopper.pairs import base, wrappers
 from attention.implementations.pallas.hopper.parts import Slice
 from attention.implementations.pallas.hopper.tiles import (
   BY_COLUMN,
@@ -26,6 +25,7 @@ from attention.implementations.pallas.hopper.tiles import (
   read_transposed,
 )
 from attention.implementations.pallas.hopper.token_maps import changes_tokens
+from attention.implementations.pallas.hopper.wrapped import base, wrappers
 from attention.implementations.pallas.operands import Operand, of_parameter
 from attention.implementations.pallas.products import kernel_precision
 from attention.request import Request

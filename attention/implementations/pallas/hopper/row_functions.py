@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr
 
 from attention.implementations.pallas import functions
-from attention.implementations.pallas.hopper.pairs import (
-  inlined,
-  without_unused,
-)
 from attention.implementations.pallas.hopper.tiles import (
   SIDE,
   across,
+)
+from attention.implementations.pallas.hopper.tracing import (
+  inlined,
+  without_unused,
 )
 from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.products import kernel_precision

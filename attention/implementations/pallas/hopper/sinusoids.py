@@ -10,12 +10,12 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from attention.implementations.pallas.hopper.pairs import (
+from attention.implementations.pallas.hopper.token_maps import changes_tokens
+from attention.implementations.pallas.hopper.wrapped import (
   base,
   with_base,
   wrappers,
 )
-from attention.implementations.pallas.hopper.token_maps import changes_tokens
 from attention.request import Request
 from attention.scores import scaled_dot
 from attention.scores.base import Placed

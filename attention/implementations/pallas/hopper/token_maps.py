@@ -24,13 +24,13 @@ from attention.implementations.closure import (
   without_captured,
 )
 from attention.implementations.pallas.hopper import row_functions
-from attention.implementations.pallas.hopper.pairs import (
-  inlined,
-  without_unused,
-)
 from attention.implementations.pallas.hopper.row_functions import RowFunction
 from attention.implementations.pallas.hopper.tiles import (
   SIDE,
+)
+from attention.implementations.pallas.hopper.tracing import (
+  inlined,
+  without_unused,
 )
 from attention.implementations.pallas.operands import (
   Kind,

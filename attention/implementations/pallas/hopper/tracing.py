@@ -1,0 +1,60 @@
+"""Traced functions of the kernels for Hopper GPUs, and their gradients."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.interpreters import partial_eval as partial_evaluation
+
+from attention.implementations.pallas.functions import (
+  apply_primitive,
+  called,
+  interpret,
+)
+
+
+def gradient_of(
+  function: Callable, arguments: Sequence[Any], cotangents: Any, place: int = 0
+) -> jax.Array:
+  """The cotangent of one argument of a function in a kernel."""
+
+  # Traced and evaluated, as kernels lack an operation of `jax.vjp`.
+  def gradient(cotangents, *arguments):
+    def of_one(argument):
+      return function(*arguments[:place], argument, *arguments[place + 1 :])
+
+    return jax.vjp(of_one, arguments[place])[1](cotangents)
+
+  closed = inlined(gradient, cotangents, *arguments)
+
+  def apply(equation, inputs):
+    if equation.primitive.name == "add_any":
+      return [jax.lax.add(*inputs)]
+    return apply_primitive(equation, inputs)
+
+  arguments = [cotangents, *arguments]
+  return interpret(closed.jaxpr, closed.consts, arguments, apply)[0]
+
+
+def inlined(function: Callable, *arguments: Any) -> ClosedJaxpr:
+  """Traces a function, and the functions that it calls, as one jaxpr."""
+
+  def apply(equation, inputs):
+    if (inner := called(equation)) is None:
+      return apply_primitive(equation, inputs)
+    return interpret(*inner, inputs, apply)
+
+  closed = jax.make_jaxpr(function)(*arguments)
+  return jax.make_jaxpr(
+    lambda *arguments: interpret(closed.jaxpr, closed.consts, arguments, apply)
+  )(*arguments)
+
+
+def without_unused(jaxpr: Jaxpr, keep: int) -> tuple[Jaxpr, list[bool]]:
+  """Removes unused operations, and arguments after the first `keep`."""
+  kept = [number < keep for number in range(len(jaxpr.invars))]
+  jaxpr, used = partial_evaluation.dce_jaxpr(
+    jaxpr, [True] * len(jaxpr.outvars), instantiate=kept
+  )
+  return jaxpr, [*used]
