@@ -37,7 +37,7 @@ class TileGrid:
     return [n for n in range(len(self.problem.leading)) if n not in self.shared]
 
   @property
-  def _sizes(self) -> list[int]:
+  def sizes(self) -> list[int]:
     """The leading axes of the context, of size 1 if visits run over them."""
     sizes = enumerate(self.problem.leading)
     return [1 if n in self.shared else size for n, size in sizes]
@@ -90,12 +90,10 @@ class TileGrid:
     """The shape and the blocks of the gradient of an operand."""
     if operand.kind is Kind.COLUMN:
       return self.statistics(self.problem.padded_lengths[0])
-    sizes = self._sizes
-    length = self.problem.padded_lengths[1]
     if operand.kind is Kind.ROW:
-      block = (*[None] * len(sizes), 1, self.problem.tile[1])
+      sizes, length = self.sizes, self.problem.padded_lengths[1]
       return (*sizes, 1, length), self._spec(
-        block,
+        (*[None] * len(sizes), 1, self.problem.tile[1]),
         lambda visit: (*_of_sizes(visit.indices, sizes), 0, visit.column),
       )
     core, kept = whole.stored_shape(operand), whole.kept_axes(operand)

@@ -191,13 +191,10 @@ class Problem:
     )
     groups = math.prod(self.leading[axis] for axis in shared)
     grid = TileGrid(self, self.visibility.by_columns(groups), shared)
-    leading = [
-      1 if axis in shared else n for axis, n in enumerate(self.leading)
-    ]
     own = [
       (
-        grid.tokens((*leading, *each.shape[-2:]), 1),
-        _sum_dtype(self, each, leading),
+        grid.tokens((*grid.sizes, *each.shape[-2:]), 1),
+        _sum_dtype(self, each, grid.sizes),
       )
       for each in (key, value)
     ]
