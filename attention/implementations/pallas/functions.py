@@ -62,7 +62,7 @@ class Rules(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TileFunction:
-  """A traced function (arguments, parts of operands) -> array."""
+  """A traced function (arguments, parts of operands) -> array or tuple."""
 
   jaxpr: Jaxpr
   operands: Sequence[Operand]  # last, those that were captured
@@ -70,11 +70,12 @@ class TileFunction:
 
   def __call__(
     self, rules: Rules, arguments: Sequence[Any], parts: Sequence[Any]
-  ) -> jax.Array:
-    """The result for arguments and the parts of all operands."""
+  ) -> Any:
+    """The result, or a tuple, for arguments and the parts of all operands."""
     first = len(self.operands) - self.captured
     values = [*arguments, *parts[:first]]
-    return evaluate_jaxpr(self.jaxpr, parts[first:], values, rules)[0]
+    results = evaluate_jaxpr(self.jaxpr, parts[first:], values, rules)
+    return results[0] if len(results) == 1 else tuple(results)
 
   def largest_array(self, rules: Rules) -> int:
     """The number of elements of the largest intermediate array."""
@@ -132,7 +133,9 @@ def check_supported(jaxpr: Jaxpr, rules: Rules) -> None:
     if name in rules.replacements:
       continue
     if name not in OPERATIONS:
-      raise Unsupported(f"does not support the operation {name} of a score")
+      raise Unsupported(
+        f"does not support the operation {name} of a score or a normalizer"
+      )
     if name == "dot_general" and not _is_of_matrices(equation):
       raise Unsupported("supports products of two matrices only in a score")
 

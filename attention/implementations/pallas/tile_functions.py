@@ -14,6 +14,7 @@ from attention.head_parameters import declared
 from attention.implementations.pallas.functions import (
   Rules,
   TileFunction,
+  check_supported,
   traced,
 )
 from attention.implementations.pallas.look_up import by_distance
@@ -27,6 +28,7 @@ from attention.implementations.pallas.operands import (
 )
 from attention.implementations.pallas.pairwise import Tile, values
 from attention.masks import types as masks
+from attention.normalizers import OnlineNormalizer
 from attention.positional import Pairwise
 from attention.request import Request
 from attention.scores import Positions, Score
@@ -107,10 +109,13 @@ def _traced_score(request, query, key, tile, rules) -> TileFunction:
       own_starts=(first_query, first_key),
     )
     query, key = (x.reshape(*leading, *x.shape) for x in (query, key))
-    scores = score(parts).pair_at(query, key, positions)
-    if scores.shape != (*leading, *tile):
+    own = dataclasses.replace(request, score=score(parts))
+    scores = own.pair_at(query, key, positions)
+    if any(x.shape != (*leading, *tile) for x in jax.tree.leaves(scores)):
       raise Unsupported(_UNDECLARED)
-    return scores.reshape(tile).astype(request.dtype)
+    return jax.tree.map(
+      lambda scores: scores.reshape(tile).astype(request.dtype), scores
+    )
 
   error: Exception | None = None
   for leading in ((), (1,) * rank):
@@ -122,6 +127,24 @@ def _traced_score(request, query, key, tile, rules) -> TileFunction:
         raise
       error = failure
   raise Unsupported(_UNDECLARED) from error
+
+
+def checked_normalizer(request: Request, rules: Rules) -> OnlineNormalizer:
+  """The normalizer, whose operations kernels have."""
+  normalizer = request.online_normalizer
+  assert normalizer is not None
+  scores: Any = jnp.zeros((1, 1), request.dtype)
+  if request.score.denominator is not None:
+    scores = scores, scores
+
+  def all_operations(scores):
+    maximum = jnp.zeros((1, 1), request.dtype)
+    terms = functools.partial(normalizer.terms, maximum=maximum)
+    results, pull_back = jax.vjp(terms, scores)
+    return normalizer.exponents(scores), pull_back(results)
+
+  check_supported(jax.make_jaxpr(all_operations)(scores).jaxpr, rules)
+  return normalizer
 
 
 def parameters(

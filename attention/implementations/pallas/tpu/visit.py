@@ -13,6 +13,9 @@ from attention.implementations.pallas.operands import Kind
 from attention.implementations.pallas.tpu import whole
 from attention.implementations.pallas.tpu.additive import weighted_tanh_sum
 from attention.implementations.pallas.tpu.look_up import by_distance
+from attention.implementations.pallas.tpu.normalization import (
+  weights_and_gradient,
+)
 from attention.implementations.pallas.tpu.tokens import LANES
 from attention.implementations.pallas.visits import HIDDEN, MASKED
 
@@ -22,6 +25,7 @@ def rules(interpret: Any) -> Rules:
   replacements: dict[str, Callable[..., jax.Array]] = {
     "weighted_tanh_sum": weighted_tanh_sum,
     "by_distance": by_distance,
+    "sign": _sign,
   }
   return Rules(replacements, bool(interpret))
 
@@ -73,7 +77,10 @@ class Visit:
   def scores(
     self, problem, query, key, parts, rows, masked, wanted=None, of_keys=False
   ):
-    """Scores [r, s] of a chunk of queries, and the function of gradients."""
+    """Scores [r, s] of a chunk of queries, and the function of gradients.
+
+    For `Quotient` the scores are a pair.
+    """
     # The gradients are those of the query, or of the key, and of the `wanted`
     # parts of the score and the bias.
     queries, keys = problem.tile
@@ -95,11 +102,12 @@ class Visit:
         own[number] = part
       of_pair, of_bias, _ = problem.functions.split(own)
       scores = problem.functions.pair(problem.rules, (*pair, *where), of_pair)
-      scores = scores.astype(problem.dtype)
+      scores = jax.tree.map(lambda each: each.astype(problem.dtype), scores)
       if problem.functions.bias is None:
         return scores
       bias = problem.functions.bias(problem.rules, where, of_bias)
-      return scores + bias.astype(problem.dtype)
+      bias = bias.astype(problem.dtype)
+      return jax.tree.map(lambda each: each + bias, scores)
 
     if wanted is None:
       scores, pull_back = before_mask(tokens[of_keys], []), None
@@ -110,15 +118,21 @@ class Visit:
       visible = problem.functions.visible(
         problem.rules, where, problem.functions.split(chunked)[2]
       )
-      scores = jnp.where(visible, scores, -jnp.inf)
+      scores = jax.tree.map(
+        lambda each: jnp.where(visible, each, -jnp.inf), scores
+      )
     return scores, pull_back
 
   def weights(self, problem, scores, value, rows):
     """The weights, and the cotangents of the scores."""
-    exponents = jnp.minimum(scores - rows.maximum, 0.0)
-    weights = jnp.exp(exponents) * rows.inverse
     of_weights = problem.product(rows.cotangent, value, (1, 1), value.dtype)
-    return weights, weights * (of_weights - rows.mean)
+    return weights_and_gradient(problem, scores, rows, of_weights)
+
+
+def _sign(numbers: jax.Array) -> jax.Array:
+  # JAX's own cannot be compiled for a TPU that is absent.
+  negative = jnp.where(numbers < 0, -1, numbers)
+  return jnp.where(numbers > 0, 1, negative).astype(numbers.dtype)
 
 
 def _wide(array: jax.Array) -> jax.Array:
