@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import attention
-from attention import biases, masks, scores
+from attention import biases, masks, normalizers, scores
 from attention.implementations import Pallas
 from benchmarks.accelerators.cases import Case
 from experiments.aot.targets import Target
@@ -77,6 +77,11 @@ PATTERNS: dict[str, Callable[..., dict[str, Any]]] = {
   "window": lambda lengths: {"mask": masks.sliding_window(256, 0)},
   "alibi": lambda lengths: {"bias": biases.alibi(HEADS)},
 }
+NORMALIZERS = {
+  "softpick": normalizers.softpick,
+  "signed_softmax": normalizers.signed_softmax,
+  "sigmoid": normalizers.sigmoid,
+}
 DERIVATIVES = ("forward", "gradient", "jvp")
 _OF_KERNELS = (
   *("scaled_dot", "dot", "general", "cosine", "additive", "concat"),
@@ -132,6 +137,12 @@ def _kernel_cases() -> Iterator[Case]:
       functools.partial(_make_t5, derivative),
       True,
     )
+    for name in NORMALIZERS:
+      yield Case(
+        f"pallas/scaled_dot/{name}/{derivative}",
+        functools.partial(_make_normalizer, name, derivative),
+        True,
+      )
 
 
 def _long_cases() -> Iterator[Case]:
@@ -201,6 +212,22 @@ def _make_t5(derivative: str, target: Target):
     *tokens,
     spec(32, HEADS, dtype=jnp.float32),
   )
+
+
+def _make_normalizer(name: str, derivative: str, target: Target):
+  """Kernels of a causal scaled dot product with another normalizer."""
+  spec = functools.partial(_spec, on_one_device(target))
+
+  def attend(*tokens):
+    return attention.attend(
+      *tokens,
+      mask=masks.causal(),
+      normalizer=NORMALIZERS[name](),
+      implementation=_kernels(target),
+    )
+
+  tokens = [spec(BATCH, HEADS, LENGTH, FEATURES)] * 3
+  return derived(attend, derivative, 3), tokens
 
 
 def _kernels(target: Target) -> Pallas:
