@@ -72,6 +72,7 @@ def dispatch_statistics(
     )
   context, rows = _computed(request, implementation)
   if sink is not None:
+    assert rows is not None
     context, rows = with_sink(context, rows, sink)
   return context, rows if return_lse else None
 

@@ -182,7 +182,7 @@ class Local(Wrapper):
       precision=jax.lax.Precision.HIGHEST,
       preferred_element_type=jnp.promote_types(query.dtype, jnp.float32),
     )
-    weight = self.position_weight[..., None, :]
+    weight = jnp.asarray(self.position_weight)[..., None, :]
     hidden, weight = axes.aligned(jnp.tanh(product), weight)
     return jax.nn.sigmoid(jnp.sum(hidden * weight, axis=-1))
 

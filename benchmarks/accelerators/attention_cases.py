@@ -77,10 +77,12 @@ PATTERNS: dict[str, Callable[..., dict[str, Any]]] = {
   "window": lambda lengths: {"mask": masks.sliding_window(256, 0)},
   "alibi": lambda lengths: {"bias": biases.alibi(HEADS)},
 }
-NORMALIZERS = {
-  "softpick": normalizers.softpick,
-  "signed_softmax": normalizers.signed_softmax,
-  "sigmoid": normalizers.sigmoid,
+# Of a causal scaled dot product, in kernels.
+OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+  "softpick": lambda: {"normalizer": normalizers.softpick()},
+  "signed_softmax": lambda: {"normalizer": normalizers.signed_softmax()},
+  "sigmoid": lambda: {"normalizer": normalizers.sigmoid()},
+  "dropout": lambda: {"dropout_rate": 0.1, "rng": jax.random.key(0)},
 }
 DERIVATIVES = ("forward", "gradient", "jvp")
 _OF_KERNELS = (
@@ -137,10 +139,10 @@ def _kernel_cases() -> Iterator[Case]:
       functools.partial(_make_t5, derivative),
       True,
     )
-    for name in NORMALIZERS:
+    for name in OPTIONS:
       yield Case(
         f"pallas/scaled_dot/{name}/{derivative}",
-        functools.partial(_make_normalizer, name, derivative),
+        functools.partial(_make_with_option, name, derivative),
         True,
       )
 
@@ -214,15 +216,15 @@ def _make_t5(derivative: str, target: Target):
   )
 
 
-def _make_normalizer(name: str, derivative: str, target: Target):
-  """Kernels of a causal scaled dot product with another normalizer."""
+def _make_with_option(name: str, derivative: str, target: Target):
+  """Kernels of a causal scaled dot product with more arguments."""
   spec = functools.partial(_spec, on_one_device(target))
 
   def attend(*tokens):
     return attention.attend(
       *tokens,
       mask=masks.causal(),
-      normalizer=NORMALIZERS[name](),
+      **OPTIONS[name](),
       implementation=_kernels(target),
     )
 

@@ -78,6 +78,7 @@ def compute(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
     request.score,
     None if is_known else mask,
     request.bias,
+    request.dropout,
   ]
   if not all(_is_number(leaf) for leaf in jax.tree.leaves(arrays)):
     return _computed(sizes, request)
@@ -104,7 +105,7 @@ def _compiled(
   *arrays,
 ) -> tuple[jax.Array, Statistics]:
   """`compute` for the arrays of a request."""
-  query, key, value, score, mask, bias = arrays
+  query, key, value, score, mask, bias, dropout = arrays
   request = Request(
     query,
     key,
@@ -112,7 +113,7 @@ def _compiled(
     score=score,
     mask=known_mask if mask is None else mask,
     bias=bias,
-    dropout=None,
+    dropout=dropout,
     normalizer=normalizer,
     scores_shape=scores_shape,
     elements_per_pair=elements,

@@ -41,8 +41,8 @@ _CALLS = {
 _SUPPORTED = """
   abs add add_any and atan2 ceil clamp copy cos div eq erf exp exp2 floor ge gt
   integer_pow is_finite le log log1p logistic lt max min mul ne neg not or pow
-  pvary rem reshard round rsqrt select_n sign sin sqrt square stop_gradient sub
-  tan tanh xor
+  pvary rem reshard round rsqrt select_n shift_left shift_right_logical sign sin
+  sqrt square stop_gradient sub tan tanh xor
 
   broadcast_in_dim concatenate convert_element_type dot_general iota reduce_max
   reduce_min reduce_sum reshape slice split squeeze transpose

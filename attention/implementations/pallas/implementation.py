@@ -61,8 +61,6 @@ class Pallas:
       )
     if not request.has_known_sizes:
       return "needs known sizes"
-    if request.dropout is not None:
-      return "does not support dropout"
     if not self.interpret and request.dtype != jnp.float32:
       return f"computes in float32, got {request.dtype}"
     if 0 in (*request.leading, *request.scores_shape[-2:]):

@@ -11,6 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention.head_parameters import declared
+from attention.implementations.pallas.dropout import (
+  Place,
+  factors,
+  words_of,
+)
 from attention.implementations.pallas.functions import (
   Rules,
   TileFunction,
@@ -42,15 +47,16 @@ _UNDECLARED = (
 
 
 class TileFunctions(NamedTuple):
-  """The score, the bias and the mask of a tile; None where there is none."""
+  """The functions of a tile; None where there is none."""
 
   pair: TileFunction  # (query, key, first query, first key, *indices)
   bias: TileFunction | None  # (first query, first key, *indices)
   visible: TileFunction | None
+  multiplier: TileFunction | None  # of weights
 
   @property
   def operands(self) -> list[Operand]:
-    """The operands of the score, the bias and the mask."""
+    """The operands of all functions."""
     functions = [each for each in self if each is not None]
     return [each for function in functions for each in function.operands]
 
@@ -73,9 +79,11 @@ def trace(
 ) -> TileFunctions:
   """The functions of a tile of a request with these mapped tokens."""
   rank = len(request.leading)
-  bias = visible = None
+  bias = visible = multiplier = None
   if request.bias is not None:
     bias = _traced_pairwise([request.bias], rank, tile, rules)
+  if request.dropout is not None:
+    multiplier = _traced_dropout(request, tile, rules)
   parts = [] if request.mask is None else [request.mask]
   key_length = request.scores_shape[-1]
   if key_length % tile[1]:
@@ -83,7 +91,7 @@ def trace(
   if parts:
     visible = _traced_pairwise(parts, rank, tile, rules)
   pair = _traced_score(request, query, key, tile, rules)
-  return TileFunctions(pair, bias, visible)
+  return TileFunctions(pair, bias, visible, multiplier)
 
 
 def _traced_score(request, query, key, tile, rules) -> TileFunction:
@@ -212,19 +220,47 @@ def _traced_pairwise(
   parts: Sequence[Pairwise], rank: int, tile, rules
 ) -> TileFunction:
   """A bias, or the conjunction of masks, [t, s]."""
+
+  def block(source, queries, keys, indices):
+    del indices
+    at = Tile(source, queries, keys, rank)
+    return functools.reduce(
+      jnp.logical_and, [values(each, at) for each in parts]
+    )
+
+  return _traced_block(block, rank, tile, rules)
+
+
+def _traced_dropout(request: Request, tile, rules) -> TileFunction:
+  """The factors of weights, [t, s]."""
+  assert request.dropout is not None
+  leading, dropout = request.leading, request.dropout
+  shape = (*leading, *request.scores_shape[-2:])
+  words = words_of(dropout)
+
+  def block(source, queries, keys, indices):
+    number = 0
+    for index, size in zip(indices, leading):
+      number = number * size + index
+    place = Place(source, queries, keys, number, shape, words)
+    return factors(dropout, place).astype(request.dtype)
+
+  return _traced_block(block, len(leading), tile, rules)
+
+
+def _traced_block(
+  function: Callable, rank: int, tile: tuple[int, int], rules: Rules
+) -> TileFunction:
+  """A function (source, queries [t, 1], keys [1, s], indices) of positions."""
   plan = Plan()
   one = jnp.zeros((1, 1), jnp.int32)
-  for each in parts:
-    values(each, Tile(plan, one, one, rank))
+  function(plan, one, one, [0] * rank)
 
   def block(first_query, first_key, *others):
     indices, blocks = others[:rank], others[rank:]
     queries = first_query + _count(tile[0], 0)
     keys = first_key + _count(tile[1], 1)
-    at = Tile(Blocks(blocks, indices), queries, keys, rank)
-    result = functools.reduce(
-      jnp.logical_and, [values(each, at) for each in parts]
-    )
+    result = function(Blocks(blocks, indices), queries, keys, indices)
     return jnp.broadcast_to(result, tile)
 
   arguments = [_SCALAR] * (2 + rank)

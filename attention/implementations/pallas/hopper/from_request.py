@@ -60,6 +60,8 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
   """
   if not is_softmax(request.normalizer):
     raise Unsupported("computes softmax only on GPUs")
+  if request.dropout is not None:
+    raise Unsupported("does not support dropout on GPUs")
   maps: dict[str, TokenMap] = {}
   key_scale = None
   of_tokens: Projections | None = None

@@ -46,7 +46,8 @@ def online_softmax(problem, visit, inputs, outputs, scratch):
       total[rows, :] = total[rows, :] * shrink + jnp.sum(
         parts_of_sum, axis=-1, keepdims=True
       )
-      product = problem.product(numerators, finite_value, (1, 0), value.dtype)
+      kept = visit.dropped(problem, numerators, parts, rows)
+      product = problem.product(kept, finite_value, (1, 0), value.dtype)
       summed[rows, :] = summed[rows, :] * shrink + product
 
   visit.either(problem, update)

@@ -55,7 +55,7 @@ class Problem:
   @property
   def differentiable_operands(self) -> Sequence[Operand]:
     """The arrays of which the kernels compute gradients, and some others."""
-    pair, bias, _ = self.functions
+    pair, bias, *_ = self.functions
     return [*pair.operands, *([] if bias is None else bias.operands)]
 
   def operands_of(self, numbers: Sequence[int]) -> list[Operand]:

@@ -83,12 +83,7 @@ class Visit:
     """
     # The gradients are those of the query, or of the key, and of the `wanted`
     # parts of the score and the bias.
-    queries, keys = problem.tile
-    where = (
-      self.row * queries + rows.start,
-      self.column * keys,
-      *self.indices,
-    )
+    where = self._start(problem, rows)
     chunked = [
       part[rows, :] if operand.kind in (Kind.COLUMN, Kind.TILE) else part
       for operand, part in zip(problem.functions.operands, parts)
@@ -100,7 +95,7 @@ class Visit:
       pair[of_keys] = token
       for number, part in zip(wanted or (), some):
         own[number] = part
-      of_pair, of_bias, _ = problem.functions.split(own)
+      of_pair, of_bias, *_ = problem.functions.split(own)
       scores = problem.functions.pair(problem.rules, (*pair, *where), of_pair)
       scores = jax.tree.map(lambda each: each.astype(problem.dtype), scores)
       if problem.functions.bias is None:
@@ -123,10 +118,36 @@ class Visit:
       )
     return scores, pull_back
 
-  def weights(self, problem, scores, value, rows):
-    """The weights, and the cotangents of the scores."""
-    of_weights = problem.product(rows.cotangent, value, (1, 1), value.dtype)
-    return weights_and_gradient(problem, scores, rows, of_weights)
+  def weights(self, problem, scores, value, parts, rows, numbers):
+    """The weights of a chunk, and the cotangents of the scores.
+
+    `numbers` are those of the rows of the chunk.
+    """
+    of_weights = problem.product(numbers.cotangent, value, (1, 1), value.dtype)
+    if problem.functions.multiplier is None:
+      return weights_and_gradient(problem, scores, numbers, of_weights)
+    factors = self._factors(problem, parts, rows)
+    weights, of_scores = weights_and_gradient(
+      problem, scores, numbers, of_weights * factors
+    )
+    return weights * factors, of_scores
+
+  def dropped(self, problem, weights, parts, rows):
+    """The weights of a chunk after dropout."""
+    if problem.functions.multiplier is None:
+      return weights
+    return weights * self._factors(problem, parts, rows)
+
+  def _factors(self, problem, parts, rows):
+    where = self._start(problem, rows)
+    own = problem.functions.split(parts)[3]
+    return problem.functions.multiplier(problem.rules, where, own)
+
+  def _start(self, problem, rows):
+    """The position of a chunk, and the indices of its leading axes."""
+    queries, keys = problem.tile
+    first = self.row * queries + rows.start, self.column * keys
+    return (*first, *self.indices)
 
 
 def _sign(numbers: jax.Array) -> jax.Array:

@@ -94,9 +94,7 @@ def parameters(name):
     },
     "local": {"score": scores.local(scores.dot(), 40)},
     "predicted": {"score": scores.local(scores.dot(), 40, weight, vector)},
-    "wide window": {
-      "score": scores.local(scores.dot(), 400, weight, vector)
-    },
+    "wide window": {"score": scores.local(scores.dot(), 400, weight, vector)},
     "concat": {
       "score": scores.concat(jnp.concatenate([weight, other]), vector)
     },
@@ -138,6 +136,13 @@ def parameters(name):
       "bias": 0.5 * biases.relative_position(*arrays((8, 1))).shifted(60)
     },
     "sink": {"normalizer": normalizers.softmax(sink=heads)},
+    "dropout": {"dropout": 0.3, "mask": masks.causal(50)},
+    "all dropped": {"dropout": 1.0},
+    "softpick dropout": {
+      "dropout": 0.3,
+      "normalizer": normalizers.softpick(),
+      "score": scores.local(scores.cosine(2.0), 60),
+    },
     "softpick": {"normalizer": normalizers.softpick()},
     "softpick causal": {
       "normalizer": normalizers.softpick(),
@@ -179,17 +184,25 @@ NAMES = (
   *("location", "few locations", "forgetting", "long forgetting", "T5"),
   *("T5 later", "softpick", "softpick causal", "signed", "sigmoid"),
   *("sigmoid of heads", "own normalizer"),
+  *("dropout", "all dropped", "softpick dropout"),
 )
 
 
 def results(tokens, implementation, arguments):
   """The context, the lse and the gradients of tokens and parameters."""
+  arguments = {**arguments}
+  rate = arguments.pop("dropout", 0.0)
   softmax = normalizers.softmax()
   has_lse = normalizers.is_softmax(arguments.get("normalizer", softmax))
 
   def loss(tokens, arguments):
     result = attend(
-      *tokens, **arguments, implementation=implementation, return_lse=has_lse
+      *tokens,
+      **arguments,
+      implementation=implementation,
+      return_lse=has_lse,
+      dropout_rate=rate,
+      rng=jax.random.key(5),
     )
     context, lse = result if has_lse else (result, jnp.zeros(()))
     seen = jnp.where(jnp.isneginf(lse), 0.0, lse)
@@ -484,7 +497,6 @@ def test_what_kernels_do_not_support_is_an_error_that_says_why():
   own = normalizers.FunctionNormalizer(jax.nn.softmax)
   refused("elementwise .*, got FunctionNormalizer", normalizer=own)
   refused("the operation erf_inv", normalizer=Inverse())
-  refused("does not support dropout", dropout_rate=0.5, rng=jax.random.key(0))
   table = jnp.ones(7)
   refused(
     "the operation gather",
