@@ -470,6 +470,7 @@ def test_batches_of_gradients_are_lowered_for_a_tpu():
   [
     *("causal", "padding", "general", "additive", "cosine", "closure"),
     *("Shaw", "disentangled", "location", "forgetting", "T5 later"),
+    *("softpick causal", "sigmoid", "dropout", "predicted"),
   ],
 )
 def test_no_races_and_no_uninitialised_memory(name, capfd):
