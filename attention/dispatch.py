@@ -159,10 +159,12 @@ def _on_its_platform(
 
 
 def _platform_of_mesh() -> str | None:
-  """The platform of the mesh of `jax.set_mesh`, if it is a CPU or a TPU."""
+  """The platform of the mesh of `jax.set_mesh`; None for unknown GPUs."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   platform = getattr(device, "platform", None)
   # "gpu" stands for several platforms of `jax.lax.platform_dependent`.
+  if platform == "gpu" and device.device_kind.startswith("NVIDIA "):
+    return "cuda"
   return platform if platform in ("cpu", "tpu") else None
 
 
