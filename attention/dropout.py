@@ -101,6 +101,27 @@ class PartDropout(Dropout):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class ExamplesDropout(Dropout):
+  """The dropout of one of `count` equal groups of examples, the first axis."""
+
+  whole: Dropout
+  index: jax.Array
+  count: int
+
+  def block(self, rows, columns, numbers, shape, dtype):
+    numbers, shape = self.of_all_examples(numbers, shape, self.index)
+    return self.whole.block(rows, columns, numbers, shape, dtype)
+
+  def of_all_examples(
+    self, numbers: Any, shape: tuple[int, ...], index: Any
+  ) -> tuple[Any, tuple[int, ...]]:
+    """The numbers of leading entries, and the shape, for all groups."""
+    first, *rest = shape
+    own = first * math.prod(rest[:-2])
+    return numbers + index * own, (first * self.count, *rest)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class HeadsDropout(Dropout):
   """The dropout of one of `count` equal groups of heads, [H] or [K, G]."""
 

@@ -25,6 +25,13 @@ _PARITY = 0x1BD11BDA
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 
 
+_PARTS = (
+  dropouts.PartDropout,
+  dropouts.HeadsDropout,
+  dropouts.ExamplesDropout,
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Place:
   """Where the weights of a tile lie among all weights of `shape`."""
@@ -45,10 +52,10 @@ class Place:
 
 def words_of(dropout: dropouts.Dropout) -> list[jax.Array]:
   """The two words of a dropout's key, int32."""
-  while isinstance(dropout, dropouts.PartDropout | dropouts.HeadsDropout):
+  while not isinstance(dropout, dropouts.InvertedDropout):
+    if not isinstance(dropout, _PARTS):
+      raise Unsupported(f"does not support {type(dropout).__name__}")
     dropout = dropout.whole
-  if not isinstance(dropout, dropouts.InvertedDropout):
-    raise Unsupported(f"does not support {type(dropout).__name__}")
   return [*dropout.words.astype(jnp.int32)]
 
 
@@ -84,6 +91,15 @@ def _(dropout: dropouts.PartDropout, place: Place):
     columns=place.columns + place.scalar(dropout.column),
     shape=(*place.shape[:-2], *dropout.lengths),
   )
+  return factors(dropout.whole, whole)
+
+
+@factors.register
+def _(dropout: dropouts.ExamplesDropout, place: Place):
+  number, shape = dropout.of_all_examples(
+    place.number, place.shape, place.scalar(dropout.index)
+  )
+  whole = dataclasses.replace(place, number=number, shape=shape)
   return factors(dropout.whole, whole)
 
 

@@ -102,28 +102,39 @@ def traced(
     for each in operands
   ]
   closed = jax.make_jaxpr(function)(*arguments, *parts)
-  check_supported(closed.jaxpr, rules)
-  jaxpr, operands = _without_unused(closed.jaxpr, operands)
   captured = [
     Operand(jnp.asarray(each), Kind.WHOLE if np.ndim(each) else Kind.SCALAR, ())
     for each in closed.consts
   ]
+  jaxpr, operands, captured = _without_unused(closed.jaxpr, operands, captured)
+  check_supported(jaxpr, rules)
   return TileFunction(jaxpr, [*operands, *captured], len(captured))
 
 
 def _without_unused(
-  jaxpr: Jaxpr, operands: Sequence[Operand]
-) -> tuple[Jaxpr, list[Operand]]:
-  """Removes the operands that a jaxpr does not use."""
-  atoms = [atom for equation in jaxpr.eqns for atom in equation.invars]
-  used = {
-    each for each in (*atoms, *jaxpr.outvars) if type(each) is not Literal
-  }
+  jaxpr: Jaxpr, operands: Sequence[Operand], captured: Sequence[Operand]
+) -> tuple[Jaxpr, list[Operand], list[Operand]]:
+  """Removes unused operations, and the operands that only they read."""
+  used = {each for each in jaxpr.outvars if type(each) is not Literal}
+  equations = []
+  for equation in reversed(jaxpr.eqns):
+    if used.intersection(equation.outvars):
+      equations.append(equation)
+      used |= {each for each in equation.invars if type(each) is not Literal}
   first = len(jaxpr.invars) - len(operands)
-  pairs = [*zip(jaxpr.invars[first:], operands)]
-  kept = [(variable, own) for variable, own in pairs if variable in used]
-  invars = [*jaxpr.invars[:first], *(variable for variable, _ in kept)]
-  return jaxpr.replace(invars=invars), [own for _, own in kept]
+
+  def kept(variables, own) -> tuple[list[Any], list[Operand]]:
+    pairs = [pair for pair in zip(variables, own) if pair[0] in used]
+    return [each for each, _ in pairs], [each for _, each in pairs]
+
+  invars, kept_operands = kept(jaxpr.invars[first:], operands)
+  constvars, kept_captured = kept(jaxpr.constvars, captured)
+  jaxpr = jaxpr.replace(
+    eqns=equations[::-1],
+    invars=[*jaxpr.invars[:first], *invars],
+    constvars=constvars,
+  )
+  return jaxpr, kept_operands, kept_captured
 
 
 def check_supported(jaxpr: Jaxpr, rules: Rules) -> None:

@@ -78,10 +78,9 @@ def trace(
   rules: Rules,
 ) -> TileFunctions:
   """The functions of a tile of a request with these mapped tokens."""
-  rank = len(request.leading)
   bias = visible = multiplier = None
   if request.bias is not None:
-    bias = _traced_pairwise([request.bias], rank, tile, rules)
+    bias = _traced_pairwise(request, [request.bias], tile, rules)
   if request.dropout is not None:
     multiplier = _traced_dropout(request, tile, rules)
   parts = [] if request.mask is None else [request.mask]
@@ -89,7 +88,7 @@ def trace(
   if key_length % tile[1]:
     parts.append(masks.Below(key_length))
   if parts:
-    visible = _traced_pairwise(parts, rank, tile, rules)
+    visible = _traced_pairwise(request, parts, tile, rules)
   pair = _traced_score(request, query, key, tile, rules)
   return TileFunctions(pair, bias, visible, multiplier)
 
@@ -217,13 +216,15 @@ def parts_by_position(numbers: Any, *, is_shifted: bool) -> ByPosition:
 
 
 def _traced_pairwise(
-  parts: Sequence[Pairwise], rank: int, tile, rules
+  request: Request, parts: Sequence[Pairwise], tile, rules
 ) -> TileFunction:
   """A bias, or the conjunction of masks, [t, s]."""
+  rank, (*_, length, key_length) = len(request.leading), request.scores_shape
 
   def block(source, queries, keys, indices):
     del indices
-    at = Tile(source, queries, keys, rank)
+    lengths = length, key_length
+    at = Tile(source, queries, keys, rank, lengths=lengths)
     return functools.reduce(
       jnp.logical_and, [values(each, at) for each in parts]
     )
