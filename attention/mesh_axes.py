@@ -39,9 +39,9 @@ class MeshAxes:
   Attributes:
     heads: the mesh axis that shards heads, or None.
     sequence: the mesh axis that shards tokens, or None.
-    batch: the mesh axes that shard the first axis of the tokens.
     order: the order of the tokens, as in `ring_attention`. The caller permutes
       tokens to "zigzag" order with `attention.ring.arrange`.
+    batch: the mesh axes that shard the first axis of the tokens.
 
   Example:
     >>> from attention.modules import MultiHeadAttention
@@ -57,8 +57,8 @@ class MeshAxes:
 
   heads: str | None = None
   sequence: str | None = None
-  batch: tuple[str, ...] = ()
   order: Order = "contiguous"
+  batch: tuple[str, ...] = ()
 
   @property
   def num_head_shards(self) -> int:

@@ -29,7 +29,10 @@ class Named:
 
   def _obstacle(self, request: Request) -> str | None:
     if self.name == "pallas" and _is_partitioned_by_xla():
-      return "needs one device, as XLA does not divide kernels over config.mesh"
+      return (
+        "needs one device, or a Transformer, as XLA does not divide kernels"
+        " over config.mesh"
+      )
     return BY_NAME[self.name].obstacle(request)
 
   def __call__(

@@ -120,7 +120,7 @@ def test_dropout_equals_that_of_one_device(groups, order):
 
 
 KERNELS = Pallas(interpret=True)
-ALL = MeshAxes("tensor", "sequence", ("data",), order="zigzag")
+ALL = MeshAxes("tensor", "sequence", "zigzag", ("data",))
 OF_EXAMPLES = {
   "padding": {"mask": masks.padding(jnp.array([3, 24, 10, 17]))},
   "segments": {

@@ -1,5 +1,7 @@
 """The implementation of attention that a config names."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from attention.implementations import BY_NAME, Pallas
 from experiments.config import MeshConfig
 from experiments.data.batch import BOS, EOS, PAD
 from experiments.distributed.mesh import make_mesh, map_shards
+from experiments.distributed.sharding import mesh_axes
 from experiments.errors import UserError
 from tests.experiments.toys import make_rnn, make_transformer
 
@@ -90,7 +93,27 @@ def test_an_implementation_that_cannot_serve_a_model_is_an_error():
     jax.jit(model.apply)(variables, SOURCE, TARGET)
 
 
-def test_kernels_are_not_divided_over_a_mesh(counted):
+@pytest.mark.parametrize("axes", [{"data": 2, "tensor": 2}, {"fsdp": 2}])
+def test_a_transformer_divides_its_attention_over_a_mesh(axes, counted):
+  plain = MODELS["transformer"]()
+  named = MODELS["transformer"](attention_implementation="pallas")
+  variables = jax.jit(plain.init)(jax.random.key(0), SOURCE, TARGET)
+  mesh = make_mesh(MeshConfig(**{"data": 1} | axes))
+  divided = named.clone(mesh_axes=mesh_axes(mesh, with_rows=True))
+
+  def loss(variables, model):
+    logits = model.apply(variables, SOURCE, TARGET)
+    return jnp.sum(jnp.sin(logits) * (TARGET != PAD)[..., None])
+
+  want = jax.jit(jax.grad(loss), static_argnums=1)(variables, plain)
+  with jax.set_mesh(mesh):
+    got = jax.jit(jax.grad(loss), static_argnums=1)(variables, divided)
+  assert counted.shapes
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+  jax.tree.map(close, got, want)
+
+
+def test_kernels_are_not_divided_over_a_mesh_by_xla(counted):
   model = MODELS["transformer"](attention_implementation="pallas")
   variables = jax.jit(model.init)(jax.random.key(0), SOURCE, TARGET)
   mesh = make_mesh(MeshConfig(data=2))
