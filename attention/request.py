@@ -26,6 +26,7 @@ from attention.normalizers import (
 )
 from attention.positional import Pairwise
 from attention.scores import Positions, Score, as_score
+from attention.scores.decay import with_running_sums
 from attention.scores.tracing import trace_score
 from attention.softmax import Statistics
 
@@ -94,6 +95,11 @@ class Request:
     """Whether a mask or a bias can hide keys."""
     bias_may_hide = self.bias is not None and self.bias.may_hide
     return self.mask is not None or bias_may_hide
+
+  @property
+  def with_running_sums(self) -> "Request":
+    """The request whose score has its sums over positions, in XLA."""
+    return dataclasses.replace(self, score=with_running_sums(self.score))
 
   @property
   def online_normalizer(self) -> OnlineNormalizer | None:

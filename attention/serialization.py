@@ -38,7 +38,7 @@ _TYPES = (
   *(base.Placed, base.GroupedHeads, wrappers.MappedKeys),
   placed_examples.PlacedExamples,
   *(wrappers.SoftCap, wrappers.Temperature, wrappers.QueryKeyNorm),
-  *(luong_local.Location, luong_local.Local, decay.Decayed),
+  *(luong_local.Location, luong_local.Local, decay.Forgetting),
   *(relative.Shaw, relative.Disentangled, sinusoidal.TransformerXL),
   *(exponential.Softmax, exponential.Sigmoid, exponential.Softpick),
   *(exponential.SignedSoftmax, sparse.Entmax, sparse.Sparsemax),

@@ -24,6 +24,7 @@ from attention.ring.order import Order
 from attention.ring.pair_step import make_pair_steps
 from attention.ring.rotation import make_rotation
 from attention.scores import Score, as_score, scaled_dot_score
+from attention.scores.decay import with_running_sums
 from attention.softmax import Statistics, with_sink
 from attention.types import (
   BiasLike,
@@ -166,7 +167,8 @@ def ring_dispatch(
   visible = block_visibility(mask, ring)
   sink = getattr(normalizer, "sink", None)
   plain = normalizer if sink is None else softmax()
-  score, mask, bias, plain = ring.varying((as_score(score), mask, bias, plain))
+  score = with_running_sums(as_score(score))
+  score, mask, bias, plain = ring.varying((score, mask, bias, plain))
   pair = _make_pair(
     ring, lengths, score, mask, bias, plain, dropout, implementation
   )

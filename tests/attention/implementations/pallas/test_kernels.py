@@ -302,7 +302,8 @@ def test_a_gradient_is_three_kernels_without_sums_besides(name):
 )
 def test_kernels_compute_gradients_of_arrays_by_distance_or_position(name):
   names, _ = operations_of_a_gradient(name)
-  assert names.count("pallas_call") == 3
+  # Sums of gates, and their transposes, are kernels too.
+  assert names.count("pallas_call") == (5 if name == "forgetting" else 3)
   assert not {"dot_general", "scan", "while"} & set(names)
 
 
