@@ -82,9 +82,9 @@ def with_running_sums(score: Any, compute: RunningSums | None = None) -> Any:
     if not isinstance(each, Forgetting):
       return each
     inner = with_running_sums(each.score, compute)
-    *totals, rest = (compute or running_sums)(each.log_gates)
+    of_queries, of_keys, rest = (compute or running_sums)(each.log_gates)
     # The derivatives of the totals are those of the sums.
-    return Decayed(inner, *totals, jax.lax.stop_gradient(rest))
+    return Decayed(inner, of_queries, of_keys, jax.lax.stop_gradient(rest))
 
   return jax.tree.map(
     summed, score, is_leaf=lambda each: isinstance(each, Forgetting)
