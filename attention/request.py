@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention import serialization as serialization  # registers types
-from attention.biases import Bias, as_bias
+from attention.biases import Bias, as_bias, with_numbers_by_distance
 from attention.checks import check_leading, check_shape, check_tokens
 from attention.dropout import Dropout
 from attention.head_parameters import check_parameters
@@ -97,9 +97,13 @@ class Request:
     return self.mask is not None or bias_may_hide
 
   @property
-  def with_running_sums(self) -> "Request":
-    """The request whose score has its sums over positions, in XLA."""
-    return dataclasses.replace(self, score=with_running_sums(self.score))
+  def prepared(self) -> "Request":
+    """The request with what is computed once and not for each tile."""
+    return dataclasses.replace(
+      self,
+      score=with_running_sums(self.score),
+      bias=with_numbers_by_distance(self.bias),
+    )
 
   @property
   def online_normalizer(self) -> OnlineNormalizer | None:

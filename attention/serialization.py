@@ -29,7 +29,7 @@ from attention.scores import (
 _TYPES = (
   *(types.Band, types.Below, types.Segments, types.ArrayMask),
   *(types.Combined, types.Invert, types.MaskView),
-  *(biases.Alibi, biases.ByDistance, biases.ArrayBias),
+  *(biases.Alibi, biases.ByBucket, biases.ArrayBias),
   *(biases.Sum, biases.Scaled, biases.BiasView),
   *(positional.Shift, positional.AtPositions),
   *(positional.GroupHeads, positional.SelectHeads),

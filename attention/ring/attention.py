@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.lax import PrecisionLike
 
-from attention.biases import as_bias
+from attention.biases import as_bias, with_numbers_by_distance
 from attention.checks import check_shape, check_tokens
 from attention.dispatch import ImplementationLike, dispatch_statistics
 from attention.dropout import Dropout, PartDropout, make_dropout
@@ -159,7 +159,7 @@ def ring_dispatch(
   size = jax.lax.axis_size(axis_name)
   ring = Ring(axis_name, size, order, queries, keys)
   mask = mask if mask is None else as_mask(mask)
-  bias = bias if bias is None else as_bias(bias)
+  bias = bias if bias is None else with_numbers_by_distance(as_bias(bias))
   lengths = query.shape[-2] * size, key.shape[-2] * size
   for pairs in (mask, bias):
     if pairs is not None:

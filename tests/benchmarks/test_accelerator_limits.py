@@ -61,7 +61,7 @@ LIMITS = {
     "pallas/location/causal/gradient": 6,
     "pallas/forgetting/causal/forward": 2,
     "pallas/forgetting/causal/gradient": 6,
-    "pallas/scaled_dot/t5/gradient": 13,
+    "pallas/scaled_dot/t5/gradient": 4,
     "pallas/scaled_dot/softpick/gradient": 4,
     "pallas/scaled_dot/sigmoid/forward": 1,
     "pallas/scaled_dot/dropout/gradient": 6,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import axes
+from attention.biases import with_numbers_by_distance
 from attention.implementations import non_finite
 from attention.implementations.blockwise import Blockwise
 from attention.implementations.blockwise.problem import (
@@ -138,6 +139,8 @@ def _without_positions(sizes: Any, request: Request) -> Request:
   request = dataclasses.replace(request, score=score)
   if sizes.target_of(request) != "hopper":
     return with_vectors_as_keys(request, rounds=False)
+  bias = with_numbers_by_distance(request.bias)
+  request = dataclasses.replace(request, bias=bias)
   request = hopper.with_centers(request)
   rounds = kernel_precision(request.precision) == jax.lax.Precision.DEFAULT
   if rounds:

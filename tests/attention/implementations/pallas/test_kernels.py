@@ -128,7 +128,7 @@ def parameters(name):
     },
     "T5": {
       "bias": biases.relative_position(
-        *arrays((8, 3), seed=4), max_distance=40
+        arrays((8, 3), seed=4)[0].at[2].set(-jnp.inf), max_distance=40
       ),
       "mask": masks.causal(),
     },

@@ -1,10 +1,10 @@
 """Kernels of running sums: exact to the last digit of a difference."""
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from attention import attend, masks, scores
 from attention.implementations import Blockwise, Pallas
@@ -107,7 +107,7 @@ def _operations(jaxpr, without=()):
   for equation in jaxpr.eqns:
     yield equation
     if equation.primitive.name not in ("pallas_call", *without):
-      for inner in jax.extend.core.jaxprs_in_params(equation.params):
+      for inner in jaxprs_in_params(equation.params):
         yield from _operations(inner, without)
 
 
