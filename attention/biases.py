@@ -127,20 +127,62 @@ class ByDistance(Bias):
     return jnp.take(self.numbers, distance + far, axis=1)
 
 
-def _of_buckets(table: jax.Array, buckets: np.ndarray) -> jax.Array:
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class ByBucket(Bias):
+  """numbers[h, bucket of j - i], as T5 has them."""
+
+  numbers: jax.Array  # [H, number of buckets]
+  bidirectional: bool = dataclasses.field(metadata={"static": True})
+  max_distance: int = dataclasses.field(metadata={"static": True})
+
+  @property
+  def leading_rank(self):
+    return 1
+
+  @property
+  def buckets(self) -> np.ndarray:
+    """Int [2m + 1]: the bucket of each distance from -m to m."""
+    number = self.numbers.shape[-1]
+    return _buckets(number, self.bidirectional, self.max_distance)
+
+  @property
+  def by_distance(self) -> ByDistance:
+    """The same bias, with one number for each distance."""
+    return ByDistance(_of_buckets(self.numbers, self.buckets))
+
+  def block(self, rows, columns, rank):
+    return self.by_distance.block(rows, columns, rank)
+
+
+def with_numbers_by_distance(bias: Any) -> Any:
+  """The bias, or None, with one number for each distance.
+
+  An implementation calls this once, as a bias with numbers of buckets would
+  look them up for every tile.
+  """
+  return jax.tree.map(
+    lambda each: each.by_distance if isinstance(each, ByBucket) else each,
+    bias,
+    is_leaf=lambda each: isinstance(each, ByBucket),
+  )
+
+
+def _of_buckets(numbers: jax.Array, buckets: np.ndarray) -> jax.Array:
   """The numbers of each distance, [H, 2m + 1], from those of buckets."""
+  number = numbers.shape[-1]
 
   # The transpose of a look-up is a scatter, which GPUs compute in two kernels.
   def transpose(residuals, arguments):
     del residuals
-    is_own = buckets == np.arange(table.shape[0])[:, None, None]
-    return [jnp.sum(jnp.where(is_own, arguments[0][None], 0.0), axis=-1)]
+    is_own = buckets == np.arange(number)[:, None, None]
+    return [jnp.sum(jnp.where(is_own, arguments[0][None], 0.0), axis=-1).T]
 
   def look_up(residuals, arguments):
     del residuals
-    return [jnp.take(arguments[0], buckets, axis=0).T]
+    return [jnp.take(arguments[0].T, buckets, axis=0).T]
 
-  return with_mutual_transpose(look_up, transpose, [], [table])[0]
+  return with_mutual_transpose(look_up, transpose, [], [numbers])[0]
 
 
 def _buckets(num_buckets: int, bidirectional: bool, max_distance: int):
@@ -288,9 +330,7 @@ def relative_position(
       f"table has {num_buckets} buckets, {exact} of them for single distances; "
       f"there must be at least 1, and fewer than max_distance={max_distance}"
     )
-  # One number per distance, looked up once and not in each block of scores.
-  buckets = _buckets(num_buckets, bidirectional, max_distance)
-  return ByDistance(_of_buckets(jnp.asarray(table), buckets))
+  return ByBucket(jnp.asarray(table).T, bidirectional, max_distance)
 
 
 def as_bias(bias: Any) -> Bias:

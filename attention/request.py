@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention import serialization as serialization  # registers types
-from attention.biases import Bias, as_bias
+from attention.biases import Bias, as_bias, with_numbers_by_distance
 from attention.checks import check_leading, check_shape, check_tokens
 from attention.dropout import Dropout
 from attention.head_parameters import check_parameters
@@ -26,6 +26,7 @@ from attention.normalizers import (
 )
 from attention.positional import Pairwise
 from attention.scores import Positions, Score, as_score
+from attention.scores.decay import with_running_sums
 from attention.scores.tracing import trace_score
 from attention.softmax import Statistics
 
@@ -94,6 +95,15 @@ class Request:
     """Whether a mask or a bias can hide keys."""
     bias_may_hide = self.bias is not None and self.bias.may_hide
     return self.mask is not None or bias_may_hide
+
+  @property
+  def prepared(self) -> "Request":
+    """The request with what is computed once and not for each tile."""
+    return dataclasses.replace(
+      self,
+      score=with_running_sums(self.score),
+      bias=with_numbers_by_distance(self.bias),
+    )
 
   @property
   def online_normalizer(self) -> OnlineNormalizer | None:

@@ -29,7 +29,7 @@ from attention.scores import (
 _TYPES = (
   *(types.Band, types.Below, types.Segments, types.ArrayMask),
   *(types.Combined, types.Invert, types.MaskView),
-  *(biases.Alibi, biases.ByDistance, biases.ArrayBias),
+  *(biases.Alibi, biases.ByBucket, biases.ArrayBias),
   *(biases.Sum, biases.Scaled, biases.BiasView),
   *(positional.Shift, positional.AtPositions),
   *(positional.GroupHeads, positional.SelectHeads),
@@ -38,7 +38,7 @@ _TYPES = (
   *(base.Placed, base.GroupedHeads, wrappers.MappedKeys),
   placed_examples.PlacedExamples,
   *(wrappers.SoftCap, wrappers.Temperature, wrappers.QueryKeyNorm),
-  *(luong_local.Location, luong_local.Local, decay.Decayed),
+  *(luong_local.Location, luong_local.Local, decay.Forgetting),
   *(relative.Shaw, relative.Disentangled, sinusoidal.TransformerXL),
   *(exponential.Softmax, exponential.Sigmoid, exponential.Softpick),
   *(exponential.SignedSoftmax, sparse.Entmax, sparse.Sparsemax),

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.lax import PrecisionLike
 
-from attention.biases import as_bias
+from attention.biases import as_bias, with_numbers_by_distance
 from attention.checks import check_shape, check_tokens
 from attention.dispatch import ImplementationLike, dispatch_statistics
 from attention.dropout import Dropout, PartDropout, make_dropout
@@ -24,6 +24,7 @@ from attention.ring.order import Order
 from attention.ring.pair_step import make_pair_steps
 from attention.ring.rotation import make_rotation
 from attention.scores import Score, as_score, scaled_dot_score
+from attention.scores.decay import with_running_sums
 from attention.softmax import Statistics, with_sink
 from attention.types import (
   BiasLike,
@@ -158,7 +159,7 @@ def ring_dispatch(
   size = jax.lax.axis_size(axis_name)
   ring = Ring(axis_name, size, order, queries, keys)
   mask = mask if mask is None else as_mask(mask)
-  bias = bias if bias is None else as_bias(bias)
+  bias = bias if bias is None else with_numbers_by_distance(as_bias(bias))
   lengths = query.shape[-2] * size, key.shape[-2] * size
   for pairs in (mask, bias):
     if pairs is not None:
@@ -166,7 +167,8 @@ def ring_dispatch(
   visible = block_visibility(mask, ring)
   sink = getattr(normalizer, "sink", None)
   plain = normalizer if sink is None else softmax()
-  score, mask, bias, plain = ring.varying((as_score(score), mask, bias, plain))
+  score = with_running_sums(as_score(score))
+  score, mask, bias, plain = ring.varying((score, mask, bias, plain))
   pair = _make_pair(
     ring, lengths, score, mask, bias, plain, dropout, implementation
   )

@@ -1,9 +1,12 @@
 """Decay with distance that depends on the data."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 
 from attention import axes
@@ -11,14 +14,17 @@ from attention.checks import check_floating
 from attention.head_parameters import BY_POSITION
 from attention.scores.base import Score, Wrapper, check_score
 
+# Numbers [..., S] to the sums of the first n: total, total again, and rest, so
+# that the cotangents of queries and of keys are not added before a kernel.
+RunningSums = Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Decayed(Wrapper):
-  """score + sum[i] - sum[j], for the sum of two arrays; see `forgetting`."""
+class Forgetting(Wrapper):
+  """score + the sum of log_gates from j + 1 to i; see `forgetting`."""
 
-  total: jax.Array = dataclasses.field(metadata=BY_POSITION)
-  rest: jax.Array = dataclasses.field(metadata=BY_POSITION)
+  log_gates: jax.Array = dataclasses.field(metadata=BY_POSITION)
 
   @property
   def reads_positions(self):
@@ -26,7 +32,7 @@ class Decayed(Wrapper):
 
   def check(self, query, key):
     super().check(query, key)
-    number, length = self.total.shape[-1], key.shape[-2]
+    number, length = self.log_gates.shape[-1], key.shape[-2]
     try:
       is_short = number < length
     except InconclusiveDimensionOperation:  # of symbols of `jax.export`
@@ -37,12 +43,52 @@ class Decayed(Wrapper):
       )
 
   def pair_at(self, query, key, positions):
+    return with_running_sums(self).pair_at(query, key, positions)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decayed(Wrapper):
+  """score + of_queries[i] - of_keys[j] + rest[i] - rest[j]."""
+
+  of_queries: jax.Array = dataclasses.field(metadata=BY_POSITION)
+  of_keys: jax.Array = dataclasses.field(metadata=BY_POSITION)
+  rest: jax.Array = dataclasses.field(metadata=BY_POSITION)
+
+  @property
+  def reads_positions(self):
+    return True
+
+  def pair_at(self, query, key, positions):
     scores = self.score.pair_at(query, key, positions)
-    for sums in (self.total, self.rest):
-      decay = positions.at_queries(sums) - positions.at_keys(sums)
+    for of_queries, of_keys in (
+      (self.of_queries, self.of_keys),
+      (self.rest, self.rest),
+    ):
+      decay = positions.at_queries(of_queries) - positions.at_keys(of_keys)
       scores, decay = axes.aligned(scores, decay)
       scores = scores + decay
     return scores
+
+
+def with_running_sums(score: Any, compute: RunningSums | None = None) -> Any:
+  """The score, or a tree of scores, with the sums of log gates.
+
+  An implementation calls this once, as a score with log gates would compute
+  their sums for every tile. None computes them in XLA.
+  """
+
+  def summed(each):
+    if not isinstance(each, Forgetting):
+      return each
+    inner = with_running_sums(each.score, compute)
+    of_queries, of_keys, rest = (compute or running_sums)(each.log_gates)
+    # The derivatives of the totals are those of the sums.
+    return Decayed(inner, of_queries, of_keys, jax.lax.stop_gradient(rest))
+
+  return jax.tree.map(
+    summed, score, is_leaf=lambda each: isinstance(each, Forgetting)
+  )
 
 
 def forgetting(score: Score, log_gates: jax.Array) -> Score:
@@ -78,28 +124,43 @@ def forgetting(score: Score, log_gates: jax.Array) -> Score:
   check_floating(log_gates=log_gates)
   log_gates = jnp.asarray(log_gates)
   wide = jnp.promote_types(log_gates.dtype, jnp.float32)
-  return Decayed(score, *_running_sums(log_gates.astype(wide)))
+  return Forgetting(score, log_gates.astype(wide))
 
 
 @jax.custom_jvp
-def _running_sums(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The sums of the first n numbers, as an exact part and a small one."""
+def running_sums(
+  numbers: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """The sums of the first n numbers: an exact part, twice, and a small one."""
+  total, rest = jnp.cumsum(jnp.stack(exact_parts(numbers)), axis=-1)
+  return total, total, rest
+
+
+@running_sums.defjvp
+def _running_sums_jvp(primals, tangents):
+  (moved,) = tangents
+  moved = jnp.cumsum(moved, axis=-1)
+  return running_sums(*primals), (moved, moved, jnp.zeros_like(moved))
+
+
+def exact_parts(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Numbers [..., S] as numbers that have exact sums, and what remains."""
   # A sum of thousands of numbers has an absolute error that the difference of
   # two sums would keep. Multiples of `unit` have exact sums, as these have no
   # more digits than the dtype; what remains is small, and so is its error.
   bound = jnp.sum(jnp.abs(numbers), axis=-1, keepdims=True)
-  _, exponent = jnp.frexp(bound)
   info = jnp.finfo(numbers.dtype)
-  unit = jnp.ldexp(jnp.ones_like(bound), exponent - info.nmant)
+  unit = _power_of_two(bound) * (2.0 * info.eps)
   unit = jnp.maximum(unit, info.tiny)
-  multiples = jnp.round(numbers / unit) * unit
-  parts = jnp.stack([multiples, numbers - multiples])
-  total, rest = jnp.cumsum(parts, axis=-1)
-  return total, rest
+  multiples = jnp.floor(numbers / unit + 0.5) * unit
+  return multiples, numbers - multiples
 
 
-@_running_sums.defjvp
-def _running_sums_jvp(primals, tangents):
-  (moved,) = tangents
-  moved = jnp.cumsum(moved, axis=-1)
-  return _running_sums(*primals), (moved, jnp.zeros_like(moved))
+def _power_of_two(number: jax.Array) -> jax.Array:
+  """The largest power of two up to a positive number."""
+  dtype = number.dtype
+  bits = jnp.dtype(f"int{jnp.finfo(dtype).bits}")
+  # Infinity has all bits of the exponent, and no others.
+  exponent = np.array(np.inf, dtype).view(bits)
+  kept = jax.lax.bitcast_convert_type(number, bits) & exponent
+  return jax.lax.bitcast_convert_type(kept, dtype)

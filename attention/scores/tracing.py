@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import jax
 
 from attention.scores.base import Score
+from attention.scores.decay import with_running_sums
 from attention.scores.pairwise import check_pairwise, equations, pair_jaxpr
 
 
@@ -17,7 +18,7 @@ def trace_score(score: Score, query, key) -> tuple[jax.ShapeDtypeStruct, int]:
   def trace(query, key):
     score.check(query, key)
     query, key = score.map_query(query), score.map_key(key)
-    closed, result = pair_jaxpr(score, query, key)
+    closed, result = pair_jaxpr(with_running_sums(score), query, key)
     elements = 1  # also if sizes are symbols of `jax.export`
     if all(isinstance(size, int) for size in (*query.shape, *key.shape)):
       largest = max(_sizes(closed.jaxpr), default=0)

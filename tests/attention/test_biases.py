@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from attention import attend, biases
-from attention.implementations import Pallas
+from attention.implementations import Blockwise, Pallas
 from tests.attention.oracle import draw
 
 
@@ -195,6 +196,31 @@ def test_a_table_of_relative_positions_may_hide_keys(implementation):
   np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
   hidden = bias.shifted(-20)
   np.testing.assert_array_equal(context(hidden, value), 0.0)
+
+
+def test_a_table_of_relative_positions_is_looked_up_once():
+  tiles = Blockwise(query_block=4, key_block=4)
+
+  def run(table, tokens):
+    bias = biases.relative_position(table, max_distance=5)
+    return attend(*(tokens,) * 3, bias=bias, implementation=tiles)
+
+  program = jax.make_jaxpr(run)(jnp.ones((8, 1)), jnp.ones((1, 16, 4)))
+  numbers = 1, 11  # of distances from -5 to 5
+  made = [*results(program.jaxpr, in_loop=False)]
+  assert made.count((numbers, False)) == 1
+  assert (numbers, True) not in made
+  assert ((1, 4, 4), True) in made  # a tile of scores
+
+
+def results(jaxpr, in_loop):
+  """The shapes of results of operations, and whether a loop repeats them."""
+  for equation in jaxpr.eqns:
+    for variable in equation.outvars:
+      yield variable.aval.shape, in_loop
+    repeats = in_loop or equation.primitive.name in ("scan", "while")
+    for inner in jaxprs_in_params(equation.params):
+      yield from results(inner, repeats)
 
 
 def test_invalid_arguments_raise():

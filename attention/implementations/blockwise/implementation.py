@@ -81,6 +81,7 @@ class Blockwise:
         jnp.zeros((*rows, request.value.shape[-1]), request.dtype),
         without_keys(jnp.zeros(rows, request.dtype)),
       )
+    request = request.prepared
     context, statistics = with_finite_tokens(request, self._compute)
     assert statistics is not None
     return context, statistics

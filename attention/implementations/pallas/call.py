@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import axes
+from attention.biases import with_numbers_by_distance
 from attention.implementations import non_finite
 from attention.implementations.blockwise import Blockwise
 from attention.implementations.blockwise.problem import (
@@ -31,10 +32,12 @@ from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.normalizers import with_online_normalizer
 from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.products import kernel_precision
+from attention.implementations.pallas.running_sums import make_running_sums
 from attention.implementations.pallas.visits import Visibility
 from attention.masks.tile_visibility import grid_visibility
 from attention.normalizers import is_softmax
 from attention.request import Request
+from attention.scores.decay import with_running_sums
 from attention.softmax import Statistics, part_of
 
 # Multiples of the lanes of a register. Larger tiles load tokens less often.
@@ -48,13 +51,15 @@ def obstacle(sizes: Any, request: Request) -> str | None:
   is_on_gpu = sizes.target_of(request) == "hopper"
   if is_on_gpu and axes.are_varying(_arrays(request)):
     return "needs jax.shard_map(..., check_vma=False)"
+
+  def kernels():
+    own = _with_maps_inside(sizes, _without_positions(sizes, request))
+    return _kernels(sizes, own, *_mapped(sizes, own)[:2])
+
   try:
-    # The score's maps are traced, not computed.
     request = with_online_normalizer(request)
-    request = _with_maps_inside(sizes, _without_positions(sizes, request))
-    jax.eval_shape(
-      lambda: (_kernels(sizes, request, *_mapped(sizes, request)[:2]), 0)[1]
-    )
+    # Sums over positions and maps of tokens are traced, not computed.
+    jax.eval_shape(lambda: (kernels(), 0)[1])
   except Unsupported as reason:
     return str(reason)
   return None
@@ -129,8 +134,13 @@ def _is_number(leaf: Any) -> bool:
 
 def _without_positions(sizes: Any, request: Request) -> Request:
   """The request with tokens in place of what a score reads by position."""
+  sums = make_running_sums(sizes.target_of(request), sizes.interpret)
+  score = with_running_sums(request.score, sums)
+  request = dataclasses.replace(request, score=score)
   if sizes.target_of(request) != "hopper":
     return with_vectors_as_keys(request, rounds=False)
+  bias = with_numbers_by_distance(request.bias)
+  request = dataclasses.replace(request, bias=bias)
   request = hopper.with_centers(request)
   rounds = kernel_precision(request.precision) == jax.lax.Precision.DEFAULT
   if rounds:

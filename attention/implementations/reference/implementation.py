@@ -49,6 +49,7 @@ class Reference:
 
   def __call__(self, request: Request) -> tuple[jax.Array, Statistics | None]:
     """The context [..., T, E] and, where needed, the statistics [..., T]."""
+    request = request.prepared
     if masked.serves(request):
       return masked.results(request)
     context, statistics = with_finite_tokens(request, _context_and_statistics)
@@ -58,6 +59,7 @@ class Reference:
 
 def weights(request: Request) -> jax.Array:
   """The distribution over keys of each query, [..., T, S]."""
+  request = request.prepared
   weights, statistics = with_finite_tokens(request, _weights_and_statistics)
   sink = getattr(request.normalizer, "sink", None)
   if sink is None or statistics is None:
