@@ -143,16 +143,22 @@ def _running_sums_jvp(primals, tangents):
   return running_sums(*primals), (moved, moved, jnp.zeros_like(moved))
 
 
-def exact_parts(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Numbers [..., S] as numbers that have exact sums, and what remains."""
+def exact_parts(
+  numbers: jax.Array, bound: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+  """Numbers [..., S] as numbers that have exact sums, and what remains.
+
+  The bound is the sum of their absolute values; None computes it.
+  """
   # A sum of thousands of numbers has an absolute error that the difference of
   # two sums would keep. Multiples of `unit` have exact sums, as these have no
   # more digits than the dtype; what remains is small, and so is its error.
-  bound = jnp.sum(jnp.abs(numbers), axis=-1, keepdims=True)
+  if bound is None:
+    bound = jnp.sum(jnp.abs(numbers), axis=-1, keepdims=True)
   info = jnp.finfo(numbers.dtype)
   unit = _power_of_two(bound) * (2.0 * info.eps)
   unit = jnp.maximum(unit, info.tiny)
-  multiples = jnp.floor(numbers / unit + 0.5) * unit
+  multiples = jnp.round(numbers / unit) * unit
   return multiples, numbers - multiples
 
 

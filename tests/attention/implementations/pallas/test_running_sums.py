@@ -12,10 +12,11 @@ from attention.implementations.pallas import running_sums as module
 from attention.implementations.pallas.running_sums import make_running_sums
 from attention.scores import decay
 
+params = pytest.importorskip("jax._src.pallas.mosaic_gpu.interpret.params")
 SUMS = {
   "xla": decay.running_sums,
   "tpu": make_running_sums("tpu", True),
-  "hopper": make_running_sums("hopper", True),
+  "hopper": make_running_sums("hopper", params.InterpretGPUParams()),
 }
 
 
