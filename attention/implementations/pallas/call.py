@@ -117,8 +117,6 @@ def _without_positions(sizes: Any, request: Request) -> Request:
     return with_vectors_as_keys(request, rounds=False)
   request = hopper.with_centers(request)
   rounds = kernel_precision(request.precision) == jax.lax.Precision.DEFAULT
-  if rounds:
-    request = hopper.with_sinusoids_as_features(request)
   return with_vectors_as_keys(request, rounds=rounds)
 
 

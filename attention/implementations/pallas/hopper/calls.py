@@ -159,6 +159,8 @@ def _slices_of_score(problem: Any, own: str) -> dict[str, Slice]:
     return problem.projections.slices(own)
   if problem.distances is not None:
     return problem.distances.slices(own)
+  if problem.sinusoids is not None:
+    return problem.sinusoids.slices(own)
   own_map = problem.maps.get(own)
   if own_map is None or own_map.of_matrices is None:
     return {}

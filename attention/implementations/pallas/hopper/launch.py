@@ -95,7 +95,8 @@ def launch(
       _write(block.with_new_addresses(), written, outputs)
 
     def scoped(*refs):
-      held = memory.with_shared(problem, Memory(*refs), over)
+      own = "key" if are_keys_own else "query"
+      held = memory.with_shared(problem, Memory(*refs), over, own)
       held.zero[0] = jnp.int32(0)
       plgpu.commit_smem()
       compute_held = functools.partial(compute_row, held)

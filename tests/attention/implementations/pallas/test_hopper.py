@@ -521,6 +521,7 @@ KERNELS = {
   "general half": 4,
   "projected": 4,
   "projected half": 4,
+  "Transformer-XL": 4,
 }
 
 
