@@ -114,10 +114,8 @@ def _is_number(leaf: Any) -> bool:
 def _without_positions(sizes: Any, request: Request) -> Request:
   """The request with tokens in place of what a score reads by position."""
   if sizes.target_of(request) != "hopper":
-    return with_vectors_as_keys(request, rounds=False)
-  request = hopper.with_centers(request)
-  rounds = kernel_precision(request.precision) == jax.lax.Precision.DEFAULT
-  return with_vectors_as_keys(request, rounds=rounds)
+    return with_vectors_as_keys(request)
+  return with_vectors_as_keys(hopper.with_centers(request))
 
 
 def _with_maps_inside(sizes: Any, request: Request) -> Request:

@@ -37,6 +37,7 @@ from attention.implementations.pallas.hopper.token_maps import (
   changes_tokens,
 )
 from attention.implementations.pallas.hopper.wrapped import base, wrappers
+from attention.implementations.pallas.location import ProductWithVectors
 from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.operands import (
   Kind,
@@ -195,7 +196,9 @@ def _check_tokens(request: Request, query, key, has_channels: bool) -> None:
   tokens = [request.value]
   if not has_channels:
     # Products of mapped tokens that are wider are rounded to these.
-    tokens += [request.query, request.key]
+    tokens.append(request.query)
+    if not isinstance(request.score, ProductWithVectors):
+      tokens.append(request.key)
     if kernel_precision(request.precision) != jax.lax.Precision.DEFAULT:
       tokens += [query, key]
   if any(str(each.dtype) not in _HALF for each in tokens):
