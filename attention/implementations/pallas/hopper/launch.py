@@ -160,27 +160,28 @@ def _for_each_row(
     compute(jax.lax.axis_index("row"), True)
     return
 
-  def compute_next(number, state):
-    row = _row(number, blocks)
+  def compute_next(first):
+    row = _row(first, blocks)
 
     @pl.when(row < rows)
     def _():
-      compute(row, number == 0)
+      compute(row, first == 0)
       plgpu.commit_smem()  # the next row overwrites the tiles
 
-    return state
+    return first + blocks
 
-  jax.lax.fori_loop(0, pl.cdiv(rows, blocks), compute_next, None)
+  # A counter of rounds, and its product, would need two registers.
+  jax.lax.while_loop(lambda first: first < rows, compute_next, jnp.int32(0))
 
 
-def _row(number: Any, blocks: int) -> Any:
-  """The row of a block in a round, in alternate directions.
+def _row(first: Any, blocks: int) -> Any:
+  """The row of a block in the round from this row on, in alternate directions.
 
   With a causal mask all blocks then have as many tiles.
   """
   block = jax.lax.axis_index("row")
-  is_odd = jax.lax.rem(number, jnp.int32(2)) == 1
-  return number * blocks + jnp.where(is_odd, blocks - 1 - block, block)
+  is_odd = jax.lax.rem(jax.lax.div(first, blocks), jnp.int32(2)) == 1
+  return first + jnp.where(is_odd, blocks - 1 - block, block)
 
 
 def _bounds(visible: np.ndarray) -> np.ndarray:

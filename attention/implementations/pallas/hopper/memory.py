@@ -11,6 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention.implementations.pallas.hopper import (
   distance_terms,
+  kept_tiles,
   sinusoid_terms,
 )
 from attention.implementations.pallas.hopper.tiles import (
@@ -113,7 +114,7 @@ def of_block(
     tiles,
     results,
     factors=[factor] * (2 if are_keys_own else 1),
-    products=swizzled(TILE, jnp.float32) if has_products else None,
+    products=kept_tiles.memory() if has_products else None,
     barriers=[
       plgpu.Barrier(num_arrivals=others),
       plgpu.Barrier(num_arrivals=len(of_keys) - others),

@@ -12,6 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention.implementations.pallas.hopper import (
   distances,
+  kept_tiles,
   look_up,
   rotations,
 )
@@ -20,7 +21,6 @@ from attention.implementations.pallas.hopper.pairs import PairFunction
 from attention.implementations.pallas.hopper.tiles import (
   BY_ROW,
   TILE,
-  WGMMA,
   across,
 )
 
@@ -66,13 +66,13 @@ def tile_scores(
   pull_back: PullBack = _unchanged
   if problem.changed is not None:
     if block.products is not None:
-      block.products[...] = result
+      kept_tiles.write(problem, block.products, result)
     arguments = _arguments(block, problem.changed, places)
     result = problem.changed(result, *arguments)
 
     def pull_back(cotangents, name):
       # Registers are scarce, so products are kept in shared memory.
-      products = problem.cast(block.products[...], WGMMA)
+      products = kept_tiles.read(problem, block.products)
       arguments = products, *_arguments(block, problem.changed, places)
       return problem.changed.gradient(arguments, cotangents, name)
 
