@@ -13,7 +13,7 @@ from attention.implementations import BY_NAME, Implementation, reference
 from attention.implementations.reference.size import is_small
 from attention.meshes import on_any_mesh
 from attention.normalizers import as_normalizer, is_softmax, softmax
-from attention.request import Request, make_request, of_denominator
+from attention.request import Request, make_request
 from attention.softmax import Statistics, from_lse, with_sink
 from attention.taylor import with_taylor_coefficients
 
@@ -72,27 +72,15 @@ def dispatch_statistics(
     )
   context, rows = _computed(request, implementation)
   if sink is not None:
+    assert rows is not None
     context, rows = with_sink(context, rows, sink)
   return context, rows if return_lse else None
 
 
-def _computed(request: Request, implementation: ImplementationLike):
-  """The context and, if needed, the statistics of the rows."""
-  if request.score.denominator is None:
-    return _computed_by(request, implementation)
-  request = dataclasses.replace(request, return_lse=True)
-  context, rows = _computed_by(request, implementation)
-  _, total = _computed_by(of_denominator(request), implementation)
-  assert rows is not None
-  assert total is not None
-  scale = rows.relative_to(total)[..., None]
-  return (context * scale).astype(context.dtype), total
-
-
-def _computed_by(
+def _computed(
   request: Request, implementation: ImplementationLike
 ) -> tuple[jax.Array, Statistics | None]:
-  """The result of the implementation for the request's score."""
+  """The context and, if needed, the statistics of the rows."""
   if request.platform is None:
     request = dataclasses.replace(request, branch=_platform_of_mesh())
   choose: Callable[[Request], Implementation] = _fastest
@@ -171,10 +159,12 @@ def _on_its_platform(
 
 
 def _platform_of_mesh() -> str | None:
-  """The platform of the mesh of `jax.set_mesh`, if it is a CPU or a TPU."""
+  """The platform of the mesh of `jax.set_mesh`; None for unknown GPUs."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   platform = getattr(device, "platform", None)
   # "gpu" stands for several platforms of `jax.lax.platform_dependent`.
+  if platform == "gpu" and device.device_kind.startswith("NVIDIA "):
+    return "cuda"
   return platform if platform in ("cpu", "tpu") else None
 
 

@@ -60,9 +60,18 @@ class InvertedDropout(Dropout):
       rngs = _fold_in(self._typed_rng, rows.ravel())
       words = jax.vmap(_words, (0, None))(rngs, columns.ravel())
       words = words.reshape(*rows.shape[:-1], -1)
-    kept = 1.0 / (1.0 - self.rate) if self.rate < 1.0 else 0.0
     keep = _uniform(words) < 1.0 - self.rate
-    return jnp.where(keep, kept, 0.0).astype(dtype)
+    return jnp.where(keep, self.kept, 0.0).astype(dtype)
+
+  @property
+  def kept(self) -> float:
+    """The factor of kept weights."""
+    return 1.0 / (1.0 - self.rate) if self.rate < 1.0 else 0.0
+
+  @property
+  def words(self) -> jax.Array:
+    """The key of the hash, uint32 [2]."""
+    return jax.random.key_data(self._typed_rng)
 
   @property
   def _typed_rng(self) -> jax.Array:
@@ -92,6 +101,27 @@ class PartDropout(Dropout):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class ExamplesDropout(Dropout):
+  """The dropout of one of `count` equal groups of examples, the first axis."""
+
+  whole: Dropout
+  index: jax.Array
+  count: int
+
+  def block(self, rows, columns, numbers, shape, dtype):
+    numbers, shape = self.of_all_examples(numbers, shape, self.index)
+    return self.whole.block(rows, columns, numbers, shape, dtype)
+
+  def of_all_examples(
+    self, numbers: Any, shape: tuple[int, ...], index: Any
+  ) -> tuple[Any, tuple[int, ...]]:
+    """The numbers of leading entries, and the shape, for all groups."""
+    first, *rest = shape
+    own = first * math.prod(rest[:-2])
+    return numbers + index * own, (first * self.count, *rest)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class HeadsDropout(Dropout):
   """The dropout of one of `count` equal groups of heads, [H] or [K, G]."""
 
@@ -101,13 +131,19 @@ class HeadsDropout(Dropout):
   rank: int  # 1 for heads [H], 2 for [K, G]
 
   def block(self, rows, columns, numbers, shape, dtype):
+    numbers, shape = self.of_all_heads(numbers, shape, self.index)
+    return self.whole.block(rows, columns, numbers, shape, dtype)
+
+  def of_all_heads(
+    self, numbers: Any, shape: tuple[int, ...], index: Any
+  ) -> tuple[Any, tuple[int, ...]]:
+    """The numbers of leading entries, and the shape, for all groups."""
     leading, lengths = shape[:-2], shape[-2:]
     first = len(leading) - self.rank
     heads = math.prod(leading[first:])
     others, head = numbers // heads, numbers % heads
-    numbers = (others * self.count + self.index) * heads + head
-    shape = (*leading[:first], self.count * heads, *lengths)
-    return self.whole.block(rows, columns, numbers, shape, dtype)
+    numbers = (others * self.count + index) * heads + head
+    return numbers, (*leading[:first], self.count * heads, *lengths)
 
 
 def _unsigned(integers) -> jax.Array:

@@ -1,7 +1,8 @@
-"""Multi-head attention with heads and tokens sharded over axes of a mesh."""
+"""Multi-head attention sharded over axes of a mesh."""
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,9 +13,11 @@ from jax.sharding import PartitionSpec
 from attention.biases import as_bias
 from attention.dispatch import ImplementationLike, dispatch
 from attention.dropout import HeadsDropout
+from attention.example_axes import Examples
 from attention.grouped_query import attend_heads
 from attention.head_parameters import head_axes
 from attention.masks.types import as_mask
+from attention.meshes import is_on_gpu
 from attention.normalizers import Normalizer
 from attention.ring import arrange
 from attention.ring.attention import ring_dispatch
@@ -24,18 +27,21 @@ from attention.scores import Score
 
 @dataclasses.dataclass(frozen=True)
 class MeshAxes:
-  """The mesh axes over which attention shards heads and tokens.
+  """The mesh axes over which attention shards examples, heads and tokens.
 
-  Each device computes attention for its own heads and queries. Keys and values
-  rotate around the devices that share a sequence, as in `ring_attention`. Call
-  attention under `jax.set_mesh(mesh)`; the axes must have the type `Auto`. XLA
-  chooses the sharding of the batch and of all other arrays.
+  Each device computes attention for its own examples, heads and queries. Keys
+  and values rotate around the devices that share a sequence, as in
+  `ring_attention`. Call attention under `jax.set_mesh(mesh)`; the axes must
+  have the type `Auto`. XLA chooses the sharding of all other arrays, and that
+  of the batch without `batch`. Kernels (`implementation="pallas"`) need all
+  axes of the mesh here, as XLA does not divide them.
 
   Attributes:
     heads: the mesh axis that shards heads, or None.
     sequence: the mesh axis that shards tokens, or None.
     order: the order of the tokens, as in `ring_attention`. The caller permutes
       tokens to "zigzag" order with `attention.ring.arrange`.
+    batch: the mesh axes that shard the first axis of the tokens.
 
   Example:
     >>> from attention.modules import MultiHeadAttention
@@ -52,6 +58,7 @@ class MeshAxes:
   heads: str | None = None
   sequence: str | None = None
   order: Order = "contiguous"
+  batch: tuple[str, ...] = ()
 
   @property
   def num_head_shards(self) -> int:
@@ -59,9 +66,27 @@ class MeshAxes:
     return _axis_size(self.heads)
 
   @property
+  def num_batch_shards(self) -> int:
+    """The number of devices over which examples are sharded."""
+    return math.prod(map(_axis_size, self.batch))
+
+  @property
   def ring_size(self) -> int:
     """The number of devices over which tokens are sharded."""
     return _axis_size(self.sequence)
+
+  @property
+  def num_shards(self) -> int:
+    """The number of devices over which attention is sharded."""
+    return self.num_head_shards * self.ring_size * self.num_batch_shards
+
+  @property
+  def names(self) -> set[str]:
+    """The mesh axes that shard attention, and those of one device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    alone = {name for name, size in mesh.shape.items() if size == 1}
+    own = {*self.batch, self.heads, self.sequence}
+    return {name for name in own if name} | alone
 
   @property
   def length_multiple(self) -> int:
@@ -96,16 +121,19 @@ def attend_sharded_heads(
   compute = functools.partial(
     attend_heads, attend=attend, implementation=implementation
   )
-  if mesh_axes.num_head_shards == mesh_axes.ring_size == 1:
+  if mesh_axes.num_shards == 1:
     return compute(
       query, key, value, score=score, normalizer=normalizer, **options
     )[0]
   parameters, structure = jax.tree.flatten((score, normalizer))
   num_heads = query.shape[-3]
   _check_heads(mesh_axes, num_heads, key.shape[-3], value.shape[-3])
+  examples = Examples.of(mesh_axes.batch, mesh_axes.num_batch_shards, query)
 
   def compute_shard(tokens, parameters, options):
     first_head: int | jax.Array = 0
+    if options["dropout"] is not None:
+      options["dropout"] = examples.dropout(options["dropout"])
     if mesh_axes.heads:
       size = num_heads // mesh_axes.num_head_shards
       is_grouped = tokens[-1].shape[-3] < size
@@ -117,24 +145,38 @@ def attend_sharded_heads(
     return compute(*tokens, score=score, normalizer=normalizer, **options)[0]
 
   tokens, token_specs = _sharded_heads(
-    mesh_axes, (query, key, value), (-3, -3, -3), mesh_axes.sequence
+    mesh_axes,
+    (query, key, value),
+    (-3, -3, -3),
+    [examples.has(each) for each in (query, key, value)],
+    mesh_axes.sequence,
   )
   parameters, specs = _sharded_heads(
-    mesh_axes, parameters, [*_head_axes(score), *_head_axes(normalizer)]
+    mesh_axes,
+    parameters,
+    [*_head_axes(score), *_head_axes(normalizer)],
+    [*examples.of_owner(score), *examples.of_owner(normalizer)],
   )
+  options, option_specs = examples.options(**options)
   return jax.shard_map(
     compute_shard,
-    in_specs=(token_specs, specs, PartitionSpec()),
+    in_specs=(token_specs, specs, option_specs),
     out_specs=token_specs[0],
-    axis_names={name for name in (mesh_axes.heads, mesh_axes.sequence) if name},
+    axis_names=mesh_axes.names,
+    # JAX cannot check the axes over which results of GPU kernels vary.
+    check_vma=not (mesh_axes.batch and is_on_gpu()),
   )(tokens, parameters, options)
 
 
-def _sharded_heads(mesh_axes: MeshAxes, arrays, axes, sequence=None):
+def _sharded_heads(
+  mesh_axes: MeshAxes, arrays, axes, have_examples, sequence=None
+):
   """Arrays and their shardings; heads that devices share are repeated."""
   count, repeated, specs = mesh_axes.num_head_shards, [], []
-  for array, axis in zip(arrays, axes):
-    names: list[str | None] = [None] * jnp.ndim(array)
+  for array, axis, has_examples in zip(arrays, axes, have_examples):
+    names: list[Any] = [None] * jnp.ndim(array)
+    if has_examples:
+      names[0] = mesh_axes.batch or None
     if sequence is not None:
       names[-2] = sequence
     if axis is not None:

@@ -116,6 +116,12 @@ def num_automatic_devices() -> int:
   return math.prod(mesh.shape[name] for name in own)
 
 
+def is_on_gpu() -> bool:
+  """Whether the devices of the current mesh are known to be GPUs."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device is not None and device.platform == "gpu"
+
+
 def is_on_accelerator() -> bool:
   """Whether the devices of the current mesh are known, and no CPUs."""
   device = jax.sharding.get_abstract_mesh().abstract_device

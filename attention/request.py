@@ -16,9 +16,16 @@ from attention.dropout import Dropout
 from attention.head_parameters import check_parameters
 from attention.masks.types import Mask, as_mask
 from attention.matmul import precision_name
-from attention.normalizers import Normalizer, as_normalizer, is_softmax
+from attention.normalizers import (
+  Normalizer,
+  OnlineNormalizer,
+  Quotient,
+  as_normalizer,
+  is_online,
+  is_softmax,
+)
 from attention.positional import Pairwise
-from attention.scores import Score, as_score
+from attention.scores import Positions, Score, as_score
 from attention.scores.tracing import trace_score
 from attention.softmax import Statistics
 
@@ -89,6 +96,25 @@ class Request:
     return self.mask is not None or bias_may_hide
 
   @property
+  def online_normalizer(self) -> OnlineNormalizer | None:
+    """The normalizer of what `pair_at` returns, if it needs no whole rows."""
+    if self.score.denominator is not None:
+      return Quotient()
+    normalizer = self.normalizer
+    if not isinstance(normalizer, OnlineNormalizer):
+      return None
+    return normalizer if is_online(normalizer) else None
+
+  def pair_at(
+    self, query: jax.Array, key: jax.Array, positions: Positions
+  ) -> Any:
+    """The scores of mapped tokens, or those of numerators and denominators."""
+    scores = self.score.pair_at(query, key, positions)
+    if self.score.denominator is None:
+      return scores
+    return scores, self.score.denominator.pair_at(query, key, positions)
+
+  @property
   def has_known_sizes(self) -> bool:
     """Whether no size is a symbol of `jax.export`."""
     return all(isinstance(size, int) for size in self.scores_shape)
@@ -153,6 +179,11 @@ def make_request(
   leading = jnp.broadcast_shapes(scores[:-2], value.shape[:-2])
   shape = (*leading, *scores[-2:])
   normalizer = as_normalizer(normalizer)
+  if score.denominator is not None and not is_softmax(normalizer):
+    raise NotImplementedError(
+      f"{type(score).__name__} needs softmax as the normalizer, got "
+      f"{normalizer!r}"
+    )
   check_parameters(normalizer, scores[:-2], may_grow=False)
   return Request(
     query,
@@ -168,25 +199,6 @@ def make_request(
     return_lse=return_lse,
     precision=precision_name(None),
     combined=combined,
-  )
-
-
-def of_denominator(request: Request) -> Request:
-  """The request whose statistics normalise the weights, without values."""
-  # See `Score.denominator`.
-  score, value = request.score.denominator, request.value[..., :0]
-  assert score is not None
-  if not is_softmax(request.normalizer):
-    raise NotImplementedError(
-      f"{type(request.score).__name__} needs softmax as the normalizer, got "
-      f"{request.normalizer!r}"
-    )
-  combined = request.combined
-  if combined is not None:
-    context, statistics = combined
-    combined = context[..., :0], statistics
-  return dataclasses.replace(
-    request, score=score, value=value, dropout=None, combined=combined
   )
 
 

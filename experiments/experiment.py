@@ -11,7 +11,12 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from experiments.config import Config, MeshConfig, TaskConfig
+from experiments.config import (
+  Config,
+  MeshConfig,
+  TaskConfig,
+  TransformerConfig,
+)
 from experiments.data.batch import Batch
 from experiments.data.dataset import Dataset, TrainingBatches
 from experiments.data.synthetic.dataset import SyntheticDataset
@@ -79,7 +84,13 @@ class Experiment:
 
   def jitted_step(self, like: TrainState) -> Any:
     """Returns the `jax.jit` function of `train_step`, to run under the mesh."""
-    axes = sharding.mesh_axes(self.mesh)
+    # XLA does not divide kernels over devices.
+    model = self.config.model
+    is_transformer = isinstance(model, TransformerConfig)
+    axes = sharding.mesh_axes(
+      self.mesh,
+      with_rows=is_transformer and model.attention_implementation == "pallas",
+    )
     step = make_train_step(
       # Without `sequence` and `tensor` axes, a model may have no `mesh_axes`.
       self.model if axes == ALONE else self.model.clone(mesh_axes=axes),

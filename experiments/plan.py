@@ -26,7 +26,11 @@ from experiments.errors import UserError
 
 _CONFIG = cli.define_config()
 _TOPOLOGY = flags.DEFINE_string(
-  "topology", None, "The accelerators, such as v5e:16x16.", required=True
+  "topology",
+  None,
+  "The accelerators, such as v5e:16x16; for GPUs slices x machines x GPUs, such"
+  " as h100:1x1x8.",
+  required=True,
 )
 _LENGTHS = flags.DEFINE_list(
   "lengths",

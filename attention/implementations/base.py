@@ -17,6 +17,9 @@ class Implementation(Protocol):
   `variant(request)`, is optional: if its hashable results for two platforms
   (`request.target`) differ, a program has a branch for each.
 
+  The weights of a score whose `denominator` is not None are not a softmax;
+  `request.pair_at` then returns two arrays of scores.
+
   Example:
     >>> import jax.numpy as jnp
     >>> from attention import attend

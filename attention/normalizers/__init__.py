@@ -17,6 +17,7 @@ from attention.normalizers.base import (
   masked_fraction,
   masked_weights,
 )
+from attention.normalizers.exponential import Quotient
 from attention.normalizers.exponential import Sigmoid as sigmoid
 from attention.normalizers.exponential import SignedSoftmax as signed_softmax
 from attention.normalizers.exponential import Softmax as softmax
@@ -29,6 +30,7 @@ __all__ = [
   "FunctionNormalizer",
   "Normalizer",
   "OnlineNormalizer",
+  "Quotient",
   "as_normalizer",
   "checked_fraction",
   "checked_weights",

@@ -59,6 +59,22 @@ class Softmax(OnlineNormalizer):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
+class Quotient(OnlineNormalizer):
+  """exp(s_j) / sum_k exp(d_k), for a pair (s, d) of scores of each pair.
+
+  See `Score.denominator`.
+  """
+
+  def exponents(self, scores):
+    return jnp.maximum(*scores)
+
+  def terms(self, scores, maximum):
+    numerators, parts = (exponential(each - maximum) for each in scores)
+    return numerators, parts
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
 class Sigmoid(Normalizer):
   """The logistic function of each score plus a bias, without a sum over keys.
 
@@ -150,4 +166,6 @@ class SignedSoftmax(OnlineNormalizer):
 
   def terms(self, scores, maximum):
     parts = exponential(self.exponents(scores) - maximum)
-    return jnp.sign(scores) * parts, parts
+    # `jnp.sign` cannot be compiled for a TPU that is absent.
+    negative = jnp.where(scores < 0.0, -parts, 0.0)
+    return jnp.where(scores > 0.0, parts, negative), parts

@@ -1,7 +1,6 @@
 """Luong's location-based score and local attention."""
 
 import dataclasses
-import functools
 from typing import Annotated as Shaped
 
 import jax
@@ -176,14 +175,16 @@ class Local(Wrapper):
   def shares(self, query: jax.Array) -> jax.Array:
     """The predicted p / S of local-p, from queries [..., T, Dq], [..., T]."""
     # A position of a long source needs more digits than bfloat16 has.
-    product = functools.partial(
-      jnp.einsum,
+    product = jnp.einsum(
+      "...td,...da->...ta",
+      query,
+      self.query_weight,
       precision=jax.lax.Precision.HIGHEST,
       preferred_element_type=jnp.promote_types(query.dtype, jnp.float32),
     )
-    hidden = jnp.tanh(product("...td,...da->...ta", query, self.query_weight))
-    predicted = product("...ta,...a->...t", hidden, self.position_weight)
-    return jax.nn.sigmoid(predicted)
+    weight = jnp.asarray(self.position_weight)[..., None, :]
+    hidden, weight = axes.aligned(jnp.tanh(product), weight)
+    return jax.nn.sigmoid(jnp.sum(hidden * weight, axis=-1))
 
   def pair_at(self, query, key, positions):
     if self.query_weight is None:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import attention
-from attention import biases, masks, scores
+from attention import biases, masks, normalizers, scores
 from attention.implementations import Pallas
 from benchmarks.accelerators.cases import Case
 from experiments.aot.targets import Target
@@ -77,6 +77,13 @@ PATTERNS: dict[str, Callable[..., dict[str, Any]]] = {
   "window": lambda lengths: {"mask": masks.sliding_window(256, 0)},
   "alibi": lambda lengths: {"bias": biases.alibi(HEADS)},
 }
+# Of a causal scaled dot product, in kernels.
+OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+  "softpick": lambda: {"normalizer": normalizers.softpick()},
+  "signed_softmax": lambda: {"normalizer": normalizers.signed_softmax()},
+  "sigmoid": lambda: {"normalizer": normalizers.sigmoid()},
+  "dropout": lambda: {"dropout_rate": 0.1, "rng": jax.random.key(0)},
+}
 DERIVATIVES = ("forward", "gradient", "jvp")
 _OF_KERNELS = (
   *("scaled_dot", "dot", "general", "cosine", "additive", "concat"),
@@ -132,6 +139,12 @@ def _kernel_cases() -> Iterator[Case]:
       functools.partial(_make_t5, derivative),
       True,
     )
+    for name in OPTIONS:
+      yield Case(
+        f"pallas/scaled_dot/{name}/{derivative}",
+        functools.partial(_make_with_option, name, derivative),
+        True,
+      )
 
 
 def _long_cases() -> Iterator[Case]:
@@ -201,6 +214,22 @@ def _make_t5(derivative: str, target: Target):
     *tokens,
     spec(32, HEADS, dtype=jnp.float32),
   )
+
+
+def _make_with_option(name: str, derivative: str, target: Target):
+  """Kernels of a causal scaled dot product with more arguments."""
+  spec = functools.partial(_spec, on_one_device(target))
+
+  def attend(*tokens):
+    return attention.attend(
+      *tokens,
+      mask=masks.causal(),
+      **OPTIONS[name](),
+      implementation=_kernels(target),
+    )
+
+  tokens = [spec(BATCH, HEADS, LENGTH, FEATURES)] * 3
+  return derived(attend, derivative, 3), tokens
 
 
 def _kernels(target: Target) -> Pallas:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import jax
+
 from experiments.aot import abstract
 from experiments.aot.abstract import Shape
 from experiments.aot.cost import Cost, compiled, cost_of
@@ -48,7 +50,8 @@ def steps(
   for length in lengths:
     shape = abstract.batch_shape(config, length)
     function, specs = abstract.train_step(experiment, shape)
-    program, seconds = compiled(function, *specs, target=target)
+    with jax.set_mesh(mesh):  # names the platform, as in a run
+      program, seconds = compiled(function, *specs, target=target)
     cost = cost_of(program, seconds, target=target)
     yield Step(shape, mesh.size, cost, flag)
 

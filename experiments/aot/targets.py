@@ -11,6 +11,8 @@ import os
 import pathlib
 from typing import Any
 
+import jax
+
 from experiments.errors import UserError
 
 # A GPU's description for XLA, see `xla/tools/hlo_opt/gpu_specs`.
@@ -67,9 +69,11 @@ class Target:
     from jax.experimental import topologies
 
     if self.platform == "tpu":
-      named = topologies.get_topology_desc(
-        platform="tpu", topology_name=topology or self.smallest
-      )
+      name = topology or self.smallest
+      try:
+        named = topologies.get_topology_desc(platform="tpu", topology_name=name)
+      except jax.errors.JaxRuntimeError as error:
+        raise UserError(f"{name!r} is no slice of TPUs: {error}") from error
       return list(named.devices) if topology else list(named.devices)[:1]
     _find_cuda_compiler()
     shape = topology.partition(":")[2] if topology else self.smallest
@@ -132,10 +136,16 @@ TARGETS = {
 }
 
 
+# How many sizes the shape of a topology has.
+_SIZES = {"tpu": (2, 3), "cuda": (3,)}
+
+
 def target_of(topology: str) -> Target:
   """The target of a topology, such as v5e:16x16; UserError for others."""
-  name, colon, _ = topology.partition(":")
-  if name not in TARGETS or not colon:
+  name, _, shape = topology.partition(":")
+  sizes = shape.split("x")
+  is_known = name in TARGETS and all(map(str.isdecimal, sizes))
+  if not is_known or len(sizes) not in _SIZES[TARGETS[name].platform]:
     raise UserError(
       f"{topology!r} is no topology: write {', '.join(TARGETS)} and, after a"
       " colon, a shape, such as v5e:16x16; for GPUs slices x machines x GPUs,"

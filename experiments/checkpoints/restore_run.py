@@ -13,7 +13,7 @@ from experiments.checkpoints.damage import DamagedCheckpointError
 from experiments.checkpoints.listing import FOLDER
 from experiments.checkpoints.manager import opened
 from experiments.checkpoints.read import parameters
-from experiments.config import MeshConfig
+from experiments.config import Config, MeshConfig
 from experiments.errors import UserError
 from experiments.experiment import Experiment, make_experiment
 
@@ -23,7 +23,7 @@ def run_parameters(
 ) -> tuple[Experiment, Any, str]:
   """Restores a run or an export; also returns a description of its steps."""
   run_directory.check_access(workdir)
-  config = run_directory.read_config(workdir)
+  config = _for_any_device(run_directory.read_config(workdir))
   exported = workdir / run_directory.PARAMETERS
   if (workdir / FOLDER).is_dir():
     experiment = make_experiment(config, workdir, mesh=MeshConfig())
@@ -39,6 +39,12 @@ def run_parameters(
   experiment = make_experiment(config, workdir, mesh=MeshConfig())
   like = experiment.abstract_state.params
   return experiment, *parameter_file.restore(exported, like)
+
+
+def _for_any_device(config: Config) -> Config:
+  """The config without an implementation of attention for one platform."""
+  model = config.model.model_copy(update={"attention_implementation": "auto"})
+  return config.model_copy(update={"model": model})
 
 
 def _from_checkpoints(

@@ -8,6 +8,7 @@ from experiments.config.sections import (
   CHANGEABLE,
   AboveZero,
   AttentionName,
+  ImplementationName,
   Natural,
   NormalizerName,
   Positive,
@@ -55,6 +56,12 @@ class Seq2SeqConfig(Section):
   """Whether the decoder's cell also reads the previous readout."""
   dropout_rate: Rate = 0.0
   """Dropout of embeddings, encoder states and readouts."""
+  attention_implementation: Annotated[ImplementationName, CHANGEABLE] = "auto"
+  """Implementation of attention, if all steps of a target attend at once.
+
+  They do with order luong without input_feeding. A single step always has the
+  implementation that the library chooses.
+  """
 
   @property
   def context_size(self) -> int:
@@ -108,6 +115,23 @@ class Seq2SeqConfig(Section):
       )
     if self.attention == "local_p":
       _check_is_softmax("attention", self.normalizer)
+    return self
+
+  @property
+  def attends_at_once(self) -> bool:
+    """Whether the cells read no contexts, so that all steps attend at once."""
+    return self.order == "luong" and not self.input_feeding
+
+  @model_validator(mode="after")
+  def _implementation(self):
+    is_used = self.attention != "none" and self.attends_at_once
+    if self.attention_implementation != "auto" and not is_used:
+      raise ValueError(
+        f"attention_implementation {self.attention_implementation!r} has no"
+        " effect: it needs an attention other than 'none', order 'luong' and"
+        " no input_feeding, so that all steps of a target attend at once; use"
+        " 'auto'"
+      )
     return self
 
 
@@ -164,6 +188,13 @@ class TransformerConfig(Section):
   """Whether programs loop over equal layers, which shortens compilation."""
   remat: Annotated[bool, CHANGEABLE] = False
   """Whether to recompute a layer's activations in the backward pass."""
+  attention_implementation: Annotated[ImplementationName, CHANGEABLE] = "auto"
+  """Implementation of attention to whole sequences; see docs/clusters.md.
+
+  "auto" is the choice of the library, which also serves decoding steps.
+  "pallas" are kernels for TPUs and Hopper GPUs, which have been compiled and
+  interpreted, but not run.
+  """
 
   @property
   def score_name(self) -> str:

@@ -38,6 +38,9 @@ NormalizerName = Literal[
   "sparsemax",
   "stick_breaking",
 ]
+ImplementationName = Literal[
+  "auto", "reference", "blockwise", "cudnn", "pallas"
+]
 # Marks a field or section that may be changed on an existing run, because the
 # parameters do not depend on it.
 CHANGEABLE = "changeable"

@@ -52,14 +52,18 @@ def num_shards(*axes: str) -> int:
   return math.prod(mesh.shape.get(axis, 1) for axis in axes)
 
 
-def mesh_axes(mesh: Mesh) -> MeshAxes:
-  """Returns the mesh axes that shard attention over several devices."""
+def mesh_axes(mesh: Mesh, *, with_rows: bool = False) -> MeshAxes:
+  """Returns the mesh axes that shard attention over several devices.
+
+  Without `with_rows`, XLA shards its rows.
+  """
   heads, sequence = (
     axis if mesh.shape[axis] > 1 else None for axis in ("tensor", "sequence")
   )
-  if heads is None and sequence is None:
+  batch = ROWS if with_rows and mesh.size > 1 else ()
+  if heads is None and sequence is None and not batch:
     return ALONE
-  return MeshAxes(heads=heads, sequence=sequence, order="zigzag")
+  return MeshAxes(heads, sequence, "zigzag", batch)
 
 
 def ring_order(tokens: jax.Array, axes: MeshAxes) -> jax.Array:

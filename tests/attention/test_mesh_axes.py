@@ -9,12 +9,14 @@ import pytest
 from jax.sharding import AxisType
 
 from attention import biases, masks, scores
+from attention.implementations import Pallas
 from attention.modules import SCORE_NAMES, MeshAxes, MultiHeadAttention
 from attention.ring import arrange, restore
 from tests.attention.matrix import sampled, sampled_product
 
 MESH = {"data": 2, "sequence": 2, "tensor": 2}
 LENGTH, MEMORY = 16, 24
+GENERATOR = np.random.default_rng(7)
 MODULE = MultiHeadAttention(num_heads=4, features=8, rotary=True)
 BOTH = MeshAxes("tensor", "sequence", order="zigzag")
 CAUSAL = {"mask": masks.causal()}
@@ -60,11 +62,19 @@ def loss_and_gradients(module, query, key, order=None, **options):
   return jax.jit(both)(variables, query, key)
 
 
-def check(module, order, shape=None, length=LENGTH, memory=MEMORY, **options):
+def check(
+  module,
+  order,
+  shape=None,
+  length=LENGTH,
+  memory=MEMORY,
+  implementation=None,
+  **options,
+):
   given = tokens(length, 1), tokens(memory, 2)
   want = loss_and_gradients(module, *given, **options)
   with jax.set_mesh(mesh(**(shape or {}))):
-    module = module.clone(mesh_axes=order)
+    module = module.clone(mesh_axes=order, implementation=implementation)
     got = loss_and_gradients(module, *given, order, **options)
   close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5)
   jax.tree.map(close, got, want)
@@ -107,6 +117,55 @@ def test_dropout_equals_that_of_one_device(groups, order):
   module = MODULE.clone(dropout_rate=0.5, num_key_value_heads=groups)
   options = {"deterministic": False, **CAUSAL}
   check(module, order, **options)
+
+
+KERNELS = Pallas(interpret=True)
+ALL = MeshAxes("tensor", "sequence", "zigzag", ("data",))
+OF_EXAMPLES = {
+  "padding": {"mask": masks.padding(jnp.array([3, 24, 10, 17]))},
+  "segments": {
+    "mask": masks.segments(
+      jnp.arange(4 * LENGTH).reshape(4, LENGTH) // 7,
+      jnp.arange(4 * MEMORY).reshape(4, MEMORY) // 11,
+    )
+  },
+  "array": {"mask": GENERATOR.random((4, 1, LENGTH, MEMORY)) < 0.7},
+  "array of heads": {"bias": GENERATOR.normal(size=(4, 4, LENGTH, MEMORY))},
+  "causal": {
+    "mask": masks.causal(jnp.array([3, 24, 10, 17]))
+    & masks.sliding_window(9, None),
+    "bias": 0.5 * biases.alibi(4)
+    + biases.relative_position(jnp.asarray(GENERATOR.normal(size=(8, 4)))),
+  },
+}
+CASES = [*OF_EXAMPLES, "dropout", "all heads share", "score of examples"]
+
+
+@sampled_product(
+  ("name", "order", "implementation"),
+  (CASES, [ALL, MeshAxes(batch=("data", "tensor"))], [None, KERNELS]),
+  default=[
+    ("padding", ALL, None),
+    ("causal", MeshAxes(batch=("data", "tensor")), KERNELS),
+    ("dropout", ALL, KERNELS),
+  ],
+)
+def test_examples_sharded(name, order, implementation):
+  shape = {"data": 2, "tensor": 2, "sequence": 2 if order.sequence else 1}
+  module = MODULE.clone(num_key_value_heads=2)
+  options = {**OF_EXAMPLES.get(name, {})}
+  if name == "dropout":
+    module = module.clone(dropout_rate=0.5)
+    options |= {"deterministic": False, **CAUSAL}
+  elif name == "all heads share":
+    module = MODULE.clone(score=scores.general(jnp.ones((2, 2))))
+  elif name == "score of examples":
+    scale = jnp.array([[1.0], [2.0], [0.5], [3.0]]) * jnp.ones((4, 4))
+    module = MODULE.clone(score=scores.scaled_dot(scale=scale))
+  options = jax.tree.map(
+    lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), options
+  )
+  check(module, order, shape, implementation=implementation, **options)
 
 
 @pytest.mark.exhaustive
@@ -191,6 +250,12 @@ def test_errors_state_the_sizes():
     pytest.raises(ValueError, match="4 heads cannot be sharded over the 8"),
   ):
     apply(query)
+  of_examples = module.clone(mesh_axes=MeshAxes(batch=("data",)))
+  with (
+    jax.set_mesh(mesh(data=8)),
+    pytest.raises(ValueError, match="4 examples cannot be sharded over the 8"),
+  ):
+    jax.eval_shape(of_examples.apply, variables, query)
   for heads in (2, 3):  # the module has four, sharded over two devices
     own = jnp.ones((1, heads, LENGTH, LENGTH), bool)
     with (

@@ -23,6 +23,7 @@ from attention import (
   ring_attention,
   scores,
 )
+from attention.implementations import Pallas
 from attention.implementations.blockwise import Blockwise
 from attention.modules import NORMALIZER_NAMES, Attention, MultiHeadAttention
 from tests.attention.matrix import sampled, sampled_product
@@ -313,8 +314,17 @@ def test_grouped_heads_have_their_own_parameters(name):
   np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
-@sampled("name", ["sigmoid", "sink"], default=["sigmoid"])
-def test_ring_equals_one_device(name):
+@sampled(
+  ("name", "implementation"),
+  [
+    ("sigmoid", None),
+    ("sink", None),
+    ("sigmoid", Pallas(interpret=True)),
+    ("sink", Pallas(interpret=True)),
+  ],
+  default=[("sigmoid", None)],
+)
+def test_ring_equals_one_device(name, implementation):
   normalizer = CASES[name][0]
   query, key, value = (
     np.random.default_rng(0).normal(size=(HEADS, 16, 8)).astype("f4")
@@ -328,6 +338,7 @@ def test_ring_equals_one_device(name):
       axis_name="sequence",
       mask=masks.causal(),
       normalizer=normalizer,
+      implementation=implementation,
     ),
     mesh=mesh,
     in_specs=shard,

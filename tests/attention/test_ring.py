@@ -325,14 +325,15 @@ def test_without_check_vma(name):
   check(around(CASES[name], check=False), alone(CASES[name]), *given())
 
 
-def test_dropout_equals_that_of_one_device():
+@sampled("implementation", [None, Pallas(interpret=True)], default=[None])
+def test_dropout_equals_that_of_one_device(implementation):
   options = {"dropout_rate": 0.5, "rng": jax.random.key(3)}
 
   def dropping(arguments_of):
     return lambda parameters: {**arguments_of(parameters), **options}
 
   case = dropping(CASES["causal"])
-  check(around(case), alone(case), *given())
+  check(around(case, implementation=implementation), alone(case), *given())
 
 
 def test_a_mesh_with_a_second_axis_and_grouped_heads():

@@ -64,6 +64,11 @@ LIMITS = {
     "pallas/forgetting/causal/forward": 12,
     "pallas/forgetting/causal/gradient": 22,
     "pallas/scaled_dot/t5/gradient": 13,
+    "pallas/scaled_dot/softpick/gradient": 4,
+    "pallas/scaled_dot/sigmoid/forward": 1,
+    "pallas/scaled_dot/dropout/gradient": 6,
+    "pallas/local/none/forward": 1,
+    "pallas/local/causal/gradient": 4,
     "step/reverse/train": 2800,
   },
 }

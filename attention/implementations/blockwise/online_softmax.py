@@ -39,7 +39,8 @@ class Problem(NamedTuple):
   row_leading: tuple[int, ...]
   precision: str | None  # of matrix products, see `Request.precision`
   normalizer: Any  # an `OnlineNormalizer` without arrays, or None
-  # (captured, query tile, key tile, start of the tile) -> scores [..., t, s]
+  # (captured, query tile, key tile, start of the tile) -> scores [..., t, s],
+  # see `Request.pair_at`
   pair: Callable
   # The others are (captured, start of the tile) -> array [..., t, s].
   bias: Callable | None
@@ -50,19 +51,26 @@ class Problem(NamedTuple):
 
   def scores(
     self, captured: Captured, query, key, start: Sequence[Any], *, masked: bool
-  ) -> jax.Array:
+  ) -> Any:
     """The scores and bias of a tile; if `masked`, -inf for hidden pairs."""
-    scores = self.pair(captured.pair, query, key, start).astype(self.dtype)
+    bias = visible = None
     if self.bias is not None:
       bias = self.bias(captured.bias, start)
-      scores = scores + bias
-      if not is_softmax(self.normalizer):
-        # Terms of the user's may have infinite derivatives at -inf.
-        scores = jnp.where(jnp.isneginf(bias), -jnp.inf, scores)
     if masked and self.visible is not None:
       visible = self.visible(captured.visible, start)
-      scores = jnp.where(visible, scores, -jnp.inf)
-    return scores
+
+    def completed(scores):
+      scores = scores.astype(self.dtype)
+      if bias is not None:
+        scores = scores + bias
+        if not is_softmax(self.normalizer):
+          # Terms of the user's may have infinite derivatives at -inf.
+          scores = jnp.where(jnp.isneginf(bias), -jnp.inf, scores)
+      if visible is not None:
+        scores = jnp.where(visible, scores, -jnp.inf)
+      return scores
+
+    return jax.tree.map(completed, self.pair(captured.pair, query, key, start))
 
   def allowed(self, captured: Captured, start: Sequence[Any]) -> jax.Array:
     """Which pairs of a tile neither the mask nor a bias of -inf hides."""

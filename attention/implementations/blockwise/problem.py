@@ -16,7 +16,6 @@ from attention.implementations.closure import (
   identity,
   without_captured,
 )
-from attention.normalizers import is_online
 from attention.positional import Pairwise, TilePositions
 from attention.request import Request
 from attention.scores import Positions
@@ -113,8 +112,9 @@ def _trace_pair(request, query, key, tiling, leading=None) -> Traced:
         0 if size == 1 else index for index, size in zip(start, whole)
       ),
     )
-    scores = request.score.pair_at(query, key, positions)
-    if leading is not None and scores.shape[:-2] != leading:
+    scores = request.pair_at(query, key, positions)
+    shapes = {each.shape[:-2] for each in jax.tree.leaves(scores)}
+    if leading is not None and shapes != {leading}:
       raise ValueError("the score does not follow its arguments' shapes")
     return scores
 
@@ -154,7 +154,7 @@ def make_problem(
     request.dtype,
     row_leading,
     request.precision,
-    request.normalizer if is_online(request.normalizer) else None,
+    request.online_normalizer,
     *functions,
   )
   return problem, Captured(*captured)

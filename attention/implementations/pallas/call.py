@@ -28,13 +28,14 @@ from attention.implementations.pallas.derivative import (
 from attention.implementations.pallas.hopper import token_maps
 from attention.implementations.pallas.location import with_vectors_as_keys
 from attention.implementations.pallas.maps import MapsInside
+from attention.implementations.pallas.normalizers import with_online_normalizer
 from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.products import kernel_precision
 from attention.implementations.pallas.visits import Visibility
 from attention.masks.tile_visibility import grid_visibility
-from attention.normalizers import softmax
+from attention.normalizers import is_softmax
 from attention.request import Request
-from attention.softmax import Statistics
+from attention.softmax import Statistics, part_of
 
 # Multiples of the lanes of a register. Larger tiles load tokens less often.
 _SIDE, _LANES = 512, 128
@@ -43,13 +44,14 @@ _CHUNK = 1 << 18
 
 
 def obstacle(sizes: Any, request: Request) -> str | None:
-  """Why kernels do not support a score, a mask or a bias; None if they do."""
+  """Why kernels do not support the functions of a request; None if they do."""
   is_on_gpu = sizes.target_of(request) == "hopper"
   if is_on_gpu and axes.are_varying(_arrays(request)):
     return "needs jax.shard_map(..., check_vma=False)"
-  # The score's maps are traced, not computed.
-  request = _with_maps_inside(sizes, _without_positions(sizes, request))
   try:
+    # The score's maps are traced, not computed.
+    request = with_online_normalizer(request)
+    request = _with_maps_inside(sizes, _without_positions(sizes, request))
     jax.eval_shape(
       lambda: (_kernels(sizes, request, *_mapped(sizes, request)[:2]), 0)[1]
     )
@@ -60,6 +62,11 @@ def obstacle(sizes: Any, request: Request) -> str | None:
 
 def compute(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
   """The context and the statistics; `sizes` is a `Pallas`."""
+  combined = request.combined
+  if combined is not None and not is_softmax(request.normalizer):
+    context, _ = compute(sizes, dataclasses.replace(request, combined=None))
+    return part_of(combined, context)
+  request = with_online_normalizer(request)
   if request.platform is None or request.combined is not None:
     return _computed(sizes, request)
   # Outside of `jax.jit` kernels would be compiled at every call. A mask without
@@ -71,6 +78,7 @@ def compute(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
     request.score,
     None if is_known else mask,
     request.bias,
+    request.dropout,
   ]
   if not all(_is_number(leaf) for leaf in jax.tree.leaves(arrays)):
     return _computed(sizes, request)
@@ -80,16 +88,24 @@ def compute(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
     request.elements_per_pair,
     request.precision,
     request.target,
+    request.normalizer,
   )
   return _compiled(sizes, known, *constants, *arrays)
 
 
-@functools.partial(jax.jit, static_argnums=range(6))
+@functools.partial(jax.jit, static_argnums=range(7))
 def _compiled(
-  sizes, known_mask, scores_shape, elements, precision, target, *arrays
+  sizes,
+  known_mask,
+  scores_shape,
+  elements,
+  precision,
+  target,
+  normalizer,
+  *arrays,
 ) -> tuple[jax.Array, Statistics]:
   """`compute` for the arrays of a request."""
-  query, key, value, score, mask, bias = arrays
+  query, key, value, score, mask, bias, dropout = arrays
   request = Request(
     query,
     key,
@@ -97,8 +113,8 @@ def _compiled(
     score=score,
     mask=known_mask if mask is None else mask,
     bias=bias,
-    dropout=None,
-    normalizer=softmax(),
+    dropout=dropout,
+    normalizer=normalizer,
     scores_shape=scores_shape,
     elements_per_pair=elements,
     precision=precision,
@@ -133,6 +149,24 @@ def _with_maps_inside(sizes: Any, request: Request) -> Request:
 
 
 def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
+  denominator = request.score.denominator
+  if denominator is None or sizes.target_of(request) != "hopper":
+    return _computed_at_once(sizes, request)
+  # Kernels for GPUs compute one softmax each.
+  value, combined = request.value[..., :0], request.combined
+  if combined is not None:
+    combined = combined[0][..., :0], combined[1]
+  of_sum = dataclasses.replace(
+    request, score=denominator, value=value, combined=combined
+  )
+  context, rows = _computed_at_once(sizes, request)
+  _, total = _computed_at_once(sizes, sizes.with_values(of_sum))
+  return context * rows.relative_to(total)[..., None], total
+
+
+def _computed_at_once(
+  sizes: Any, request: Request
+) -> tuple[jax.Array, Statistics]:
   request = _without_positions(sizes, _varying_alike(request))
   is_finite = request.score.is_finite
   request = _with_maps_inside(sizes, request)
@@ -192,6 +226,7 @@ def _kernels(
     chunk,
     functions,
     Visibility(grid_visibility(request.mask, request.scores_shape[-2:], tile)),
+    tile_functions.checked_normalizer(request, rules),
     request.dtype,
     kernel_precision(request.precision),
     request.is_masked,

@@ -41,8 +41,8 @@ _CALLS = {
 _SUPPORTED = """
   abs add add_any and atan2 ceil clamp copy cos div eq erf exp exp2 floor ge gt
   integer_pow is_finite le log log1p logistic lt max min mul ne neg not or pow
-  pvary rem reshard round rsqrt select_n sign sin sqrt square stop_gradient sub
-  tan tanh xor
+  pvary rem reshard round rsqrt select_n shift_left shift_right_logical sign sin
+  sqrt square stop_gradient sub tan tanh xor
 
   broadcast_in_dim concatenate convert_element_type dot_general iota reduce_max
   reduce_min reduce_sum reshape slice split squeeze transpose
@@ -62,7 +62,7 @@ class Rules(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TileFunction:
-  """A traced function (arguments, parts of operands) -> array."""
+  """A traced function (arguments, parts of operands) -> array or tuple."""
 
   jaxpr: Jaxpr
   operands: Sequence[Operand]  # last, those that were captured
@@ -70,11 +70,12 @@ class TileFunction:
 
   def __call__(
     self, rules: Rules, arguments: Sequence[Any], parts: Sequence[Any]
-  ) -> jax.Array:
-    """The result for arguments and the parts of all operands."""
+  ) -> Any:
+    """The result, or a tuple, for arguments and the parts of all operands."""
     first = len(self.operands) - self.captured
     values = [*arguments, *parts[:first]]
-    return evaluate_jaxpr(self.jaxpr, parts[first:], values, rules)[0]
+    results = evaluate_jaxpr(self.jaxpr, parts[first:], values, rules)
+    return results[0] if len(results) == 1 else tuple(results)
 
   def largest_array(self, rules: Rules) -> int:
     """The number of elements of the largest intermediate array."""
@@ -101,28 +102,39 @@ def traced(
     for each in operands
   ]
   closed = jax.make_jaxpr(function)(*arguments, *parts)
-  check_supported(closed.jaxpr, rules)
-  jaxpr, operands = _without_unused(closed.jaxpr, operands)
   captured = [
     Operand(jnp.asarray(each), Kind.WHOLE if np.ndim(each) else Kind.SCALAR, ())
     for each in closed.consts
   ]
+  jaxpr, operands, captured = _without_unused(closed.jaxpr, operands, captured)
+  check_supported(jaxpr, rules)
   return TileFunction(jaxpr, [*operands, *captured], len(captured))
 
 
 def _without_unused(
-  jaxpr: Jaxpr, operands: Sequence[Operand]
-) -> tuple[Jaxpr, list[Operand]]:
-  """Removes the operands that a jaxpr does not use."""
-  atoms = [atom for equation in jaxpr.eqns for atom in equation.invars]
-  used = {
-    each for each in (*atoms, *jaxpr.outvars) if type(each) is not Literal
-  }
+  jaxpr: Jaxpr, operands: Sequence[Operand], captured: Sequence[Operand]
+) -> tuple[Jaxpr, list[Operand], list[Operand]]:
+  """Removes unused operations, and the operands that only they read."""
+  used = {each for each in jaxpr.outvars if type(each) is not Literal}
+  equations = []
+  for equation in reversed(jaxpr.eqns):
+    if used.intersection(equation.outvars):
+      equations.append(equation)
+      used |= {each for each in equation.invars if type(each) is not Literal}
   first = len(jaxpr.invars) - len(operands)
-  pairs = [*zip(jaxpr.invars[first:], operands)]
-  kept = [(variable, own) for variable, own in pairs if variable in used]
-  invars = [*jaxpr.invars[:first], *(variable for variable, _ in kept)]
-  return jaxpr.replace(invars=invars), [own for _, own in kept]
+
+  def kept(variables, own) -> tuple[list[Any], list[Operand]]:
+    pairs = [pair for pair in zip(variables, own) if pair[0] in used]
+    return [each for each, _ in pairs], [each for _, each in pairs]
+
+  invars, kept_operands = kept(jaxpr.invars[first:], operands)
+  constvars, kept_captured = kept(jaxpr.constvars, captured)
+  jaxpr = jaxpr.replace(
+    eqns=equations[::-1],
+    invars=[*jaxpr.invars[:first], *invars],
+    constvars=constvars,
+  )
+  return jaxpr, kept_operands, kept_captured
 
 
 def check_supported(jaxpr: Jaxpr, rules: Rules) -> None:
@@ -132,7 +144,9 @@ def check_supported(jaxpr: Jaxpr, rules: Rules) -> None:
     if name in rules.replacements:
       continue
     if name not in OPERATIONS:
-      raise Unsupported(f"does not support the operation {name} of a score")
+      raise Unsupported(
+        f"does not support the operation {name} of a score or a normalizer"
+      )
     if name == "dot_general" and not _is_of_matrices(equation):
       raise Unsupported("supports products of two matrices only in a score")
 

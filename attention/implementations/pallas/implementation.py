@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from attention.implementations.blockwise import Blockwise
-from attention.normalizers import is_softmax
 from attention.request import Request
 from attention.softmax import Statistics
 
@@ -62,29 +61,25 @@ class Pallas:
       )
     if not request.has_known_sizes:
       return "needs known sizes"
-    if not is_softmax(request.normalizer):
-      return "computes softmax only"
-    if request.dropout is not None:
-      return "does not support dropout"
     if not self.interpret and request.dtype != jnp.float32:
       return f"computes in float32, got {request.dtype}"
     if 0 in (*request.leading, *request.scores_shape[-2:]):
       return None
-    return self._call().obstacle(self, self._with_values(request))
+    return self._call().obstacle(self, self.with_values(request))
 
   def __call__(self, request: Request) -> tuple[jax.Array, Statistics]:
     """The context [..., T, E] and the statistics [..., T]."""
     if 0 in (*request.leading, *request.scores_shape[-2:]):
       return Blockwise()(request)
     features = request.value.shape[-1]
-    context, statistics = self._call().compute(self, self._with_values(request))
+    context, statistics = self._call().compute(self, self.with_values(request))
     return context[..., :features], statistics
 
   def target_of(self, request: Request) -> str:
     """The kind of device of the kernels."""
     return self.target or _TARGETS.get(request.target, "tpu")
 
-  def _with_values(self, request: Request) -> Request:
+  def with_values(self, request: Request) -> Request:
     """The request with values of one feature at least, on GPUs of 64."""
     # A caller that needs the statistics only gives values without features.
     value, combined = request.value, request.combined

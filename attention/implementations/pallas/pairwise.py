@@ -26,6 +26,7 @@ from attention.positional import (
   AtPositions,
   GroupHeads,
   Pairwise,
+  SelectHeads,
   Shift,
   Transform,
 )
@@ -47,6 +48,20 @@ class Tile:
   are_consecutive: bool = True
   # (K, G) where two axes of the context are one axis of the arrays.
   grouping: tuple[int, int] | None = None
+  heads: SelectHeads | None = None  # of the arrays, if not all
+  # (T, S), if arrays can be read at other positions than the tile's own.
+  lengths: tuple[int, int] | None = None
+  # What shifts have added to the positions of queries and of keys.
+  shifts: tuple[Any, Any] = (0, 0)
+
+  def moved(self, array: jax.Array, axis: int, of_keys: bool) -> jax.Array:
+    """An array whose entries along an axis are those of own positions."""
+    shift = self.shifts[of_keys]
+    if array.shape[axis] == 1 or (isinstance(shift, int) and shift == 0):
+      return array
+    assert self.lengths is not None
+    index = shift + jnp.arange(self.lengths[of_keys])
+    return jnp.take(array, index, axis=axis, mode="clip")
 
   def number(self, value: Any, axes) -> Any:
     """A number for each leading entry."""
@@ -92,8 +107,9 @@ def _(pairs: masks.Below, tile: Tile):
 
 @values.register
 def _(pairs: masks.Segments, tile: Tile):
-  _require_own(pairs, tile)
-  query_ids, key_ids = jnp.asarray(pairs.query_ids), jnp.asarray(pairs.key_ids)
+  _require_places(pairs, tile)
+  query_ids = tile.moved(jnp.asarray(pairs.query_ids), -1, of_keys=False)
+  key_ids = tile.moved(jnp.asarray(pairs.key_ids), -1, of_keys=True)
   return tile.source.read(
     query_ids, Kind.COLUMN, aligned_left(query_ids.shape[:-1])
   ) == tile.source.read(key_ids, Kind.ROW, aligned_left(key_ids.shape[:-1]))
@@ -180,16 +196,20 @@ def _(change: masks.Invert, inner: Pairwise, tile: Tile):
 @transformed.register
 def _(change: Shift, inner: Pairwise, tile: Tile):
   queries, keys = tile.queries, tile.keys
+  row_shift, column_shift = tile.shifts
   if not isinstance(change.row, int) or change.row:
     queries = queries + tile.number(change.row, ())
+    row_shift = row_shift + change.row
   if change.column is not None:
     keys = keys + tile.number(change.column, ())
+    column_shift = column_shift + change.column
   moved = dataclasses.replace(
     tile,
     queries=queries,
     keys=keys,
     own_queries=tile.own_queries and queries is tile.queries,
     own_keys=tile.own_keys and keys is tile.keys,
+    shifts=(row_shift, column_shift),
   )
   return values(inner, moved)
 
@@ -210,6 +230,7 @@ def _(change: AtPositions, inner: Pairwise, tile: Tile):
     own_queries=False,
     own_keys=own_keys,
     are_consecutive=False,
+    lengths=None,
   )
   return values(inner, moved)
 
@@ -218,6 +239,17 @@ def _(change: AtPositions, inner: Pairwise, tile: Tile):
 def _(change: GroupHeads, inner: Pairwise, tile: Tile):
   heads = change.num_key_value_heads, change.num_groups
   return values(inner, dataclasses.replace(tile, grouping=heads))
+
+
+@transformed.register
+def _(change: SelectHeads, inner: Pairwise, tile: Tile):
+  return values(inner, dataclasses.replace(tile, heads=change))
+
+
+def _require_places(pairs, tile):
+  """Raises unless the entries of an array at the positions are known."""
+  if tile.lengths is None:
+    _require_own(pairs, tile)
 
 
 def _require_own(pairs, tile):
@@ -233,7 +265,7 @@ def _left_aligned(parameter, tile: Tile):
     return parameter
   leading = jnp.shape(parameter)
   rank = tile.rank - (tile.grouping is not None)
-  if tile.grouping is not None and len(leading) == rank:
+  if len(leading) == rank:
     return _of_heads(parameter, tile)
   return tile.number(parameter, aligned_left(leading))
 
@@ -248,8 +280,12 @@ def _of_heads(parameter, tile: Tile):
 
 
 def _split(array, leading: int, tile: Tile):
-  """An array whose axis of heads is [K, G] like the context's, and its axes."""
+  """An array whose axis of heads is like the context's, and its axes."""
   sizes = array.shape[:leading]
+  if tile.heads is not None and sizes and sizes[-1] > 1:
+    first, count = tile.heads.first, tile.heads.count
+    array = jax.lax.dynamic_slice_in_dim(array, first, count, axis=leading - 1)
+    sizes = array.shape[:leading]
   if tile.grouping is not None and sizes:
     key_heads, groups = tile.grouping
     heads = (1, 1) if sizes[-1] == 1 else (key_heads, groups)
@@ -260,9 +296,10 @@ def _split(array, leading: int, tile: Tile):
 
 def _of_array(pairs: Any, tile: Tile):
   """The tile of an array [..., T, S] that broadcasts."""
-  _require_own(pairs, tile)
+  _require_places(pairs, tile)
   array = jnp.asarray(pairs.array)
   array = array.reshape((1,) * (2 - array.ndim) + array.shape)
+  array = tile.moved(tile.moved(array, -2, of_keys=False), -1, of_keys=True)
   if array.dtype == jnp.bool_:
     array = array.astype(jnp.int8)
   array, axes = _split(array, array.ndim - 2, tile)

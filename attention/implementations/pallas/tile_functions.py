@@ -11,9 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention.head_parameters import declared
+from attention.implementations.pallas.dropout import (
+  Place,
+  factors,
+  words_of,
+)
 from attention.implementations.pallas.functions import (
   Rules,
   TileFunction,
+  check_supported,
   traced,
 )
 from attention.implementations.pallas.look_up import by_distance
@@ -27,6 +33,7 @@ from attention.implementations.pallas.operands import (
 )
 from attention.implementations.pallas.pairwise import Tile, values
 from attention.masks import types as masks
+from attention.normalizers import OnlineNormalizer
 from attention.positional import Pairwise
 from attention.request import Request
 from attention.scores import Positions, Score
@@ -40,15 +47,16 @@ _UNDECLARED = (
 
 
 class TileFunctions(NamedTuple):
-  """The score, the bias and the mask of a tile; None where there is none."""
+  """The functions of a tile; None where there is none."""
 
   pair: TileFunction  # (query, key, first query, first key, *indices)
   bias: TileFunction | None  # (first query, first key, *indices)
   visible: TileFunction | None
+  multiplier: TileFunction | None  # of weights
 
   @property
   def operands(self) -> list[Operand]:
-    """The operands of the score, the bias and the mask."""
+    """The operands of all functions."""
     functions = [each for each in self if each is not None]
     return [each for function in functions for each in function.operands]
 
@@ -70,18 +78,19 @@ def trace(
   rules: Rules,
 ) -> TileFunctions:
   """The functions of a tile of a request with these mapped tokens."""
-  rank = len(request.leading)
-  bias = visible = None
+  bias = visible = multiplier = None
   if request.bias is not None:
-    bias = _traced_pairwise([request.bias], rank, tile, rules)
+    bias = _traced_pairwise(request, [request.bias], tile, rules)
+  if request.dropout is not None:
+    multiplier = _traced_dropout(request, tile, rules)
   parts = [] if request.mask is None else [request.mask]
   key_length = request.scores_shape[-1]
   if key_length % tile[1]:
     parts.append(masks.Below(key_length))
   if parts:
-    visible = _traced_pairwise(parts, rank, tile, rules)
+    visible = _traced_pairwise(request, parts, tile, rules)
   pair = _traced_score(request, query, key, tile, rules)
-  return TileFunctions(pair, bias, visible)
+  return TileFunctions(pair, bias, visible, multiplier)
 
 
 def _traced_score(request, query, key, tile, rules) -> TileFunction:
@@ -107,10 +116,13 @@ def _traced_score(request, query, key, tile, rules) -> TileFunction:
       own_starts=(first_query, first_key),
     )
     query, key = (x.reshape(*leading, *x.shape) for x in (query, key))
-    scores = score(parts).pair_at(query, key, positions)
-    if scores.shape != (*leading, *tile):
+    own = dataclasses.replace(request, score=score(parts))
+    scores = own.pair_at(query, key, positions)
+    if any(x.shape != (*leading, *tile) for x in jax.tree.leaves(scores)):
       raise Unsupported(_UNDECLARED)
-    return scores.reshape(tile).astype(request.dtype)
+    return jax.tree.map(
+      lambda scores: scores.reshape(tile).astype(request.dtype), scores
+    )
 
   error: Exception | None = None
   for leading in ((), (1,) * rank):
@@ -122,6 +134,24 @@ def _traced_score(request, query, key, tile, rules) -> TileFunction:
         raise
       error = failure
   raise Unsupported(_UNDECLARED) from error
+
+
+def checked_normalizer(request: Request, rules: Rules) -> OnlineNormalizer:
+  """The normalizer, whose operations kernels have."""
+  normalizer = request.online_normalizer
+  assert normalizer is not None
+  scores: Any = jnp.zeros((1, 1), request.dtype)
+  if request.score.denominator is not None:
+    scores = scores, scores
+
+  def all_operations(scores):
+    maximum = jnp.zeros((1, 1), request.dtype)
+    terms = functools.partial(normalizer.terms, maximum=maximum)
+    results, pull_back = jax.vjp(terms, scores)
+    return normalizer.exponents(scores), pull_back(results)
+
+  check_supported(jax.make_jaxpr(all_operations)(scores).jaxpr, rules)
+  return normalizer
 
 
 def parameters(
@@ -186,22 +216,52 @@ def parts_by_position(numbers: Any, *, is_shifted: bool) -> ByPosition:
 
 
 def _traced_pairwise(
-  parts: Sequence[Pairwise], rank: int, tile, rules
+  request: Request, parts: Sequence[Pairwise], tile, rules
 ) -> TileFunction:
   """A bias, or the conjunction of masks, [t, s]."""
+  rank, (*_, length, key_length) = len(request.leading), request.scores_shape
+
+  def block(source, queries, keys, indices):
+    del indices
+    lengths = length, key_length
+    at = Tile(source, queries, keys, rank, lengths=lengths)
+    return functools.reduce(
+      jnp.logical_and, [values(each, at) for each in parts]
+    )
+
+  return _traced_block(block, rank, tile, rules)
+
+
+def _traced_dropout(request: Request, tile, rules) -> TileFunction:
+  """The factors of weights, [t, s]."""
+  assert request.dropout is not None
+  leading, dropout = request.leading, request.dropout
+  shape = (*leading, *request.scores_shape[-2:])
+  words = words_of(dropout)
+
+  def block(source, queries, keys, indices):
+    number = 0
+    for index, size in zip(indices, leading):
+      number = number * size + index
+    place = Place(source, queries, keys, number, shape, words)
+    return factors(dropout, place).astype(request.dtype)
+
+  return _traced_block(block, len(leading), tile, rules)
+
+
+def _traced_block(
+  function: Callable, rank: int, tile: tuple[int, int], rules: Rules
+) -> TileFunction:
+  """A function (source, queries [t, 1], keys [1, s], indices) of positions."""
   plan = Plan()
   one = jnp.zeros((1, 1), jnp.int32)
-  for each in parts:
-    values(each, Tile(plan, one, one, rank))
+  function(plan, one, one, [0] * rank)
 
   def block(first_query, first_key, *others):
     indices, blocks = others[:rank], others[rank:]
     queries = first_query + _count(tile[0], 0)
     keys = first_key + _count(tile[1], 1)
-    at = Tile(Blocks(blocks, indices), queries, keys, rank)
-    result = functools.reduce(
-      jnp.logical_and, [values(each, at) for each in parts]
-    )
+    result = function(Blocks(blocks, indices), queries, keys, indices)
     return jnp.broadcast_to(result, tile)
 
   arguments = [_SCALAR] * (2 + rank)

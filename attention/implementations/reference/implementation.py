@@ -28,7 +28,7 @@ from attention.implementations.reference.pairs import (
 )
 from attention.matmul import weighted_sum
 from attention.normalizers import is_softmax, masked_weights
-from attention.request import Request, of_denominator
+from attention.request import Request
 from attention.softmax import (
   Statistics,
   of_rows,
@@ -59,14 +59,6 @@ class Reference:
 def weights(request: Request) -> jax.Array:
   """The distribution over keys of each query, [..., T, S]."""
   weights, statistics = with_finite_tokens(request, _weights_and_statistics)
-  if request.score.denominator is not None:
-    _, total = with_finite_tokens(
-      of_denominator(request), _weights_and_statistics
-    )
-    assert statistics is not None
-    assert total is not None
-    weights = weights * statistics.relative_to(total)[..., None]
-    statistics = total
   sink = getattr(request.normalizer, "sink", None)
   if sink is None or statistics is None:
     return weights
@@ -85,12 +77,18 @@ def _softmax_of(request):
 
 
 def _weights_and_statistics(request):
-  scores, visible = _scores(request)
+  scores, visible = _scores(request, request.score)
 
   rows_attending = functools.partial(any_flagged, visible)
 
   if is_softmax(request.normalizer):
-    return *_softmax_of(request)(scores, visible), rows_attending
+    distribution = _softmax_of(request)
+    weights, statistics = distribution(scores, visible)
+    if request.score.denominator is not None:
+      _, total = distribution(*_scores(request, request.score.denominator))
+      weights = weights * statistics.relative_to(total)[..., None]
+      statistics = total
+    return weights, statistics, rows_attending
   scores = jnp.where(visible, scores, -jnp.inf)
   weights = masked_weights(request.normalizer, scores)
   statistics = of_rows(jnp.any(visible, axis=-1), request.dtype)
@@ -123,9 +121,15 @@ def _shard_of(request, context, statistics):
   # With the weights P of this shard's keys, for constant statistics, these are
   # d lse = d sum(P) and d context = d (P value) - d lse context.
   hold = jax.lax.stop_gradient
-  scores, visible = _scores(request)
-  weights = hold(statistics).weights(jnp.where(visible, scores, -jnp.inf))
-  of_lse = jnp.sum(weights, axis=-1)
+
+  def weights_by(score):
+    scores, visible = _scores(request, score)
+    return hold(statistics).weights(jnp.where(visible, scores, -jnp.inf))
+
+  weights = weights_by(request.score)
+  denominator = request.score.denominator
+  parts = weights if denominator is None else weights_by(denominator)
+  of_lse = jnp.sum(parts, axis=-1)
   of_context = _weighted_sum(request, weights)
   of_context = of_context - of_lse[..., None] * context
   of_statistics = statistics.tangent(of_lse - hold(of_lse))
@@ -135,8 +139,8 @@ def _shard_of(request, context, statistics):
   )
 
 
-def _scores(request):
+def _scores(request, score):
   """Scores and bias, finite, and which pairs are visible; they broadcast."""
-  scores = request.score(request.query, request.key).astype(request.dtype)
+  scores = score(request.query, request.key).astype(request.dtype)
   visible, bias = visible_and_bias(request)
   return sum(bias, scores), visible

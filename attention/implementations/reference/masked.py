@@ -26,6 +26,7 @@ def serves(request: Request) -> bool:
   return (
     request.is_masked
     and is_softmax(request.normalizer)
+    and request.score.denominator is None
     and request.combined is None
     # The scores have flags of values, whose other leading axes they would get.
     and request.leading == request.scores_shape[:-2]

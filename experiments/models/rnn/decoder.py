@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import attention
+from attention.dispatch import ImplementationLike
 from attention.normalizers import Normalizer
 from attention.scores import Score, local, with_mapped_keys
 from experiments.config import Seq2SeqConfig
@@ -54,7 +55,11 @@ class Carry(NamedTuple):
 
 
 def attention_context(
-  bound: BoundAttention | None, memory: Memory, query: jax.Array, start
+  bound: BoundAttention | None,
+  memory: Memory,
+  query: jax.Array,
+  start,
+  implementation: ImplementationLike = None,
 ) -> jax.Array:
   """Returns the contexts [B, T, C] of queries [B, T, Q] from `start`."""
   if bound is None:
@@ -68,6 +73,7 @@ def attention_context(
     score=_score_at(bound.score, memory, start),
     normalizer=bound.normalizer,
     mask=memory.mask,
+    implementation=implementation,
   )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention.dispatch import ImplementationLike
 from experiments.config import Seq2SeqConfig
 from experiments.models.rnn import decoder, scan
 from experiments.models.rnn.cells import project
@@ -16,10 +17,14 @@ def scan_decoder(
   memory: decoder.Memory,
   carry: decoder.Carry,
   embeddings: jax.Array,
+  implementation: ImplementationLike = None,
 ) -> jax.Array:
-  """Returns the attentional states [B, T, R] of embeddings [B, T, X]."""
+  """Returns the attentional states [B, T, R] of embeddings [B, T, X].
+
+  The implementation is that of attention at all steps at once.
+  """
   gates = jnp.swapaxes(project(weights.cells[0], embeddings), 0, 1)
-  if config.order == "bahdanau" or config.input_feeding:
+  if not config.attends_at_once:
 
     def attend_step(matrices, others, carry, gates):
       weights, memory = others
@@ -47,7 +52,11 @@ def scan_decoder(
   )
   outputs, queries = (jnp.swapaxes(each, 0, 1) for each in steps)
   contexts = decoder.attention_context(
-    weights.attention, memory, queries, carry.position
+    weights.attention,
+    memory,
+    queries,
+    carry.position,
+    implementation,
   )
   return decoder.attentional_state(weights, contexts, outputs)
 

@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 from attention.modules import Attention
 from experiments.config import Seq2SeqConfig
 from experiments.data.batch import shift_right
+from experiments.models.implementation import of_sequences
 from experiments.models.layers.affine import Affine, AffineWeights
 from experiments.models.layers.dropout import Dropout
 from experiments.models.rnn import cells, decoder, decoder_scan
@@ -85,7 +86,7 @@ class Seq2Seq(nn.Module):
     embeddings = self.embedding(shift_right(target))
     embeddings = self.dropout(embeddings, deterministic=not train)
     attentional = decoder_scan.scan_decoder(
-      self.config, weights, memory, carry, embeddings
+      self.config, weights, memory, carry, embeddings, of_sequences(self)
     )
     attentional = self.dropout(attentional, deterministic=not train)
     return attentional, weights.output

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from attention import biases, masks
 from attention.biases import Bias
 from attention.cache import Cache
+from attention.implementations import Implementation
 from attention.modules import (
   POSITIONAL_SCORE_NAMES,
   KeyValue,
@@ -35,6 +36,7 @@ class Options:
   dtype: DTypeLike  # of the computation
   mesh_axes: MeshAxes  # shard heads and tokens
   max_length: int  # of a source or target
+  implementation: Implementation | None = None  # of attention
 
   def make_attention(
     self, *, is_self: bool, is_causal: bool = False
@@ -60,6 +62,7 @@ class Options:
       dropout_rate=self.config.attention_dropout_rate,
       dtype=self.dtype,
       mesh_axes=self.mesh_axes,
+      implementation=self.implementation,
       rotary=rotary and RotaryOptions(max_length=self._padded_length),
     )
 

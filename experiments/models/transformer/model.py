@@ -1,5 +1,6 @@
 """The Transformer encoder-decoder, with any score in its heads."""
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from experiments.distributed.sharding import (
   ring_order,
   sequence_order,
 )
+from experiments.models.implementation import of_sequences
 from experiments.models.layers.affine import Affine, AffineWeights
 from experiments.models.transformer import beam_cache
 from experiments.models.transformer.beam_cache import BeamCache
@@ -84,7 +86,13 @@ class Transformer(nn.Module):
       self.position_embeddings = self.param(
         "positions", init, (self.max_length, size)
       )
-    options = Options(config, self.dtype, self.mesh_axes, self.max_length)
+    options = Options(
+      config,
+      self.dtype,
+      self.mesh_axes,
+      self.max_length,
+      of_sequences(self),
+    )
     self.encoder = [EncoderLayer(options) for _ in range(config.encoder_layers)]
     self.decoder = [DecoderLayer(options) for _ in range(config.decoder_layers)]
     if config.norm == "pre":
@@ -127,7 +135,7 @@ class Transformer(nn.Module):
     x = self._embed(token[:, None], carry.position[None], target=True)
     caches, weights_of_layers = [], []
     for layer, key_value, cache in zip(
-      self.decoder, memory.layers, carry.caches
+      self._step_layers(), memory.layers, carry.caches
     ):
       x, cache, weights = layer.step(x, cache, key_value, memory.mask)
       caches.append(cache)
@@ -173,11 +181,23 @@ class Transformer(nn.Module):
     slots = beam_cache.make_slots(ancestors, position)
     x = self._embed(token, position[None], target=True)
     extended = []
-    for layer, cache, key_value in zip(self.decoder, caches, memory.layers):
+    layers = self._step_layers()
+    for layer, cache, key_value in zip(layers, caches, memory.layers):
       x, cache = layer.beam_step(x, cache, slots, key_value, memory.mask)
       extended.append(cache)
     logits = self._readout()(self._normed(x).swapaxes(0, 1))
     return BeamCarry(tuple(extended), ancestors, position + 1), logits
+
+  def _step_layers(self) -> list[DecoderLayer]:
+    """The decoder's layers, with the library's choice of implementation."""
+    # Implementations that a config names may need more than one query.
+    layers = []
+    for layer in self.decoder:
+      if layer.options.implementation is not None:
+        options = dataclasses.replace(layer.options, implementation=None)
+        layer = layer.clone(options=options).bind(layer.variables)
+      layers.append(layer)
+    return layers
 
   def _memory(self, source: jax.Array) -> Memory:
     """Encodes a source and projects it for each layer of the decoder."""

@@ -145,7 +145,9 @@ def test_arrays_have_the_bytes_of_their_dtype():
   assert sizes == [30, 2, 1, 0]
 
 
-@pytest.mark.parametrize("topology", ["v5e", "a100:1x1x1", ""])
+@pytest.mark.parametrize(
+  "topology", ["v5e", "a100:1x1x1", "", "h100:1x4", "v5e:4"]
+)
 def test_an_unknown_topology_is_an_error_that_names_the_known(topology):
   with pytest.raises(UserError, match=r"h100.*v5e"):
     targets.target_of(topology)

@@ -6,10 +6,12 @@ import typing
 import pytest
 
 from attention import modules
+from attention.implementations import BY_NAME
 from configs import base, multi30k, translation
 from experiments.config import Config, TransformerConfig, parse
 from experiments.config.parse import parse_stored
 from experiments.config.sections import (
+  ImplementationName,
   NormalizerName,
   RecurrentScoreName,
   ScoreName,
@@ -81,6 +83,12 @@ def test_every_argument_gives_a_valid_config(arg):
     ("evaluation.beam_size", 0, "config.evaluation.beam_size: got 0; "),
     ("evaluation.bleu_tokenizer", "14a", "'13a', 'none'"),
     ("model.encoder_size", 5, "encoder_size must be even"),
+    (
+      "model.attention_implementation",
+      "palas",
+      r"attention_implementation: got 'palas'; .* 'auto', .* or 'pallas'",
+    ),
+    ("model.attention_implementation", "pallas", "no effect.* order 'luong'"),
   ],
 )
 def test_an_invalid_field_is_named(path, value, message):
@@ -314,6 +322,7 @@ def test_names_of_scores_and_normalizers_are_those_of_the_library():
   assert set(positional) == {*known, "forgetting"}
   wrapper = TransformerConfig.model_fields["score_wrapper"].annotation
   assert typing.get_args(wrapper) == ("none", *modules.SCORE_WRAPPER_NAMES)
+  assert typing.get_args(ImplementationName) == ("auto", *BY_NAME)
 
 
 def test_parsing_does_not_change_its_argument():

@@ -1,5 +1,8 @@
 """A run as a Python object: translations, scores and attention weights."""
 
+import json
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -35,6 +38,16 @@ def test_config_params_and_checkpoint_are_those_of_the_run(run, folder):
 def test_loading_a_run_logs_no_warnings_of_libraries(folder, caplog):
   experiments.load(folder / "translation")
   assert not [each for each in caplog.records if each.levelname == "WARNING"]
+
+
+def test_a_run_is_loaded_on_devices_without_its_kernels(folder, tmp_path):
+  shutil.copytree(folder / "translation", tmp_path / "run")
+  path = tmp_path / "run" / "config.json"
+  config = json.loads(path.read_text())
+  config["model"]["attention_implementation"] = "pallas"
+  path.write_text(json.dumps(config))
+  loaded = experiments.load(tmp_path / "run")
+  assert loaded.config.model.attention_implementation == "auto"
 
 
 def test_translations_are_in_order_and_blank_lines_stay_blank(run):

@@ -38,6 +38,7 @@ def config_with(**fields):
     ("mesh.data", 1),
     ("model.scan_layers", True),
     ("model.remat", True),
+    ("model.attention_implementation", "blockwise"),
   ],
 )
 def test_a_field_without_effect_on_parameters_may_change(

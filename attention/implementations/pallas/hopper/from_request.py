@@ -49,6 +49,7 @@ from attention.implementations.pallas.operands import (
 from attention.implementations.pallas.products import kernel_precision
 from attention.masks.tile_visibility import grid_visibility
 from attention.masks.types import Below
+from attention.normalizers import is_softmax
 from attention.request import Request
 from attention.scores.classical import AdditiveProduct, ScaledDot
 from attention.scores.relative import Disentangled, Shaw
@@ -64,6 +65,10 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
 
   Raises `Unsupported` for what they do not support.
   """
+  if not is_softmax(request.normalizer):
+    raise Unsupported("computes softmax only on GPUs")
+  if request.dropout is not None:
+    raise Unsupported("does not support dropout on GPUs")
   maps: dict[str, TokenMap] = {}
   key_scale = None
   of_tokens: Projections | None = None

@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from attention.implementations.pallas.tpu import normalization
 from attention.implementations.pallas.tpu.tokens import read, write
 from attention.implementations.pallas.tpu.visit import as_row
 from attention.implementations.pallas.visits import FIRST, LAST
+from attention.normalizers import is_softmax
 
 
 def online_softmax(problem, visit, inputs, outputs, scratch):
@@ -30,17 +32,22 @@ def online_softmax(problem, visit, inputs, outputs, scratch):
       scores, _ = visit.scores(
         problem, query[rows, :], finite_key, parts, rows, masked
       )
+      exponents = problem.normalizer.exponents(scores)
       if problem.is_masked:
-        _note_non_finite(scores, key, value, spoilt, rows)
+        _note_non_finite(exponents, key, value, spoilt, rows)
       before = maximum[rows, :]
-      after = jnp.maximum(before, jnp.max(scores, axis=-1, keepdims=True))
-      shrink = jnp.exp(before - after)
-      weights = jnp.exp(scores - after)
+      after = jnp.maximum(before, jnp.max(exponents, axis=-1, keepdims=True))
       maximum[rows, :] = after
-      total[rows, :] = total[rows, :] * shrink + jnp.sum(
-        weights, axis=-1, keepdims=True
+      before, after = (
+        normalization.bounded(problem, each) for each in (before, after)
       )
-      product = problem.product(weights, finite_value, (1, 0), value.dtype)
+      shrink = jnp.exp(before - after)
+      numerators, parts_of_sum = normalization.terms(problem, scores, after)
+      total[rows, :] = total[rows, :] * shrink + jnp.sum(
+        parts_of_sum, axis=-1, keepdims=True
+      )
+      kept = visit.dropped(problem, numerators, parts, rows)
+      product = problem.product(kept, finite_value, (1, 0), value.dtype)
       summed[rows, :] = summed[rows, :] * shrink + product
 
   visit.either(problem, update)
@@ -48,10 +55,17 @@ def online_softmax(problem, visit, inputs, outputs, scratch):
   @pl.when(visit.has(LAST))
   def _():
     context_ref, maximum_ref, total_ref = outputs
-    divisor = jnp.where(total[...] == 0.0, 1.0, total[...])
-    context, rows = summed[...] / divisor, [maximum[...], total[...]]
+    rows = [
+      normalization.bounded(problem, maximum[...]),
+      total[...] + problem.normalizer.epsilon,
+    ]
+    divisor = jnp.where(rows[1] == 0.0, 1.0, rows[1])
+    context = summed[...] / divisor
     if problem.is_masked:
-      bad = _has_non_finite(read(query_ref)) * (total[...] != 0.0)
+      has_keys = total[...] != 0.0
+      if not is_softmax(problem.normalizer):  # the total may be 0
+        has_keys |= maximum[...] > jnp.finfo(problem.dtype).min
+      bad = _has_non_finite(read(query_ref)) * has_keys
       of_rows = jnp.maximum(spoilt[:, :1], bad)
       rows = [jnp.where(of_rows > 0.0, jnp.nan, each) for each in rows]
       of_context = jnp.maximum(spoilt[:, 1:], of_rows)
@@ -60,13 +74,13 @@ def online_softmax(problem, visit, inputs, outputs, scratch):
     maximum_ref[...], total_ref[...] = map(as_row, rows)
 
 
-def _note_non_finite(scores, key, value, spoilt, rows):
+def _note_non_finite(exponents, key, value, spoilt, rows):
   """Marks rows that attend to keys or values with NaN or infinity."""
   bad = [_has_non_finite(each) for each in (key, value)]
 
   @pl.when(jnp.max(jnp.maximum(*bad)) > 0.0)
   def _():
-    visible = jnp.where(jnp.isneginf(scores), 0.0, 1.0)
+    visible = jnp.where(jnp.isneginf(exponents), 0.0, 1.0)
     seen = [
       jnp.max(visible * as_row(each), axis=-1, keepdims=True) for each in bad
     ]

@@ -57,7 +57,9 @@ def of_queries(
       scores, pull_back = visit.scores(
         problem, query[rows, :], key, parts, rows, masked, wanted
       )
-      _, of_scores = visit.weights(problem, scores, value, of_rows.of(rows))
+      _, of_scores = visit.weights(
+        problem, scores, value, parts, rows, of_rows.of(rows)
+      )
       of_query, of_parts = pull_back(of_scores)
       summed[rows, :] += of_query
       sums.add(of_parts, rows)
@@ -110,7 +112,9 @@ def of_keys(
         of_keys=True,
       )
       own = of_rows.of(rows)
-      weights, of_scores = visit.weights(problem, scores, value, own)
+      weights, of_scores = visit.weights(
+        problem, scores, value, parts, rows, own
+      )
       of_key, of_parts = pull_back(of_scores)
       key_sum[...] += of_key
       value_sum[...] += problem.product(

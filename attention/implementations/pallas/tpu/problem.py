@@ -30,6 +30,7 @@ from attention.implementations.pallas.tpu.sums import (
 from attention.implementations.pallas.tpu.tokens import is_transposed
 from attention.implementations.pallas.tpu.visit import rules
 from attention.implementations.pallas.visits import Visibility
+from attention.normalizers import OnlineNormalizer
 from attention.softmax import Statistics
 
 
@@ -42,6 +43,7 @@ class Problem:
   chunk: int  # the queries of which scores are computed at once
   functions: TileFunctions  # of a chunk of queries and a tile of keys
   visibility: Visibility
+  normalizer: OnlineNormalizer  # without arrays
   dtype: Any  # of the statistics
   precision: jax.lax.Precision  # of products with values
   # Whether keys may be hidden. NaN in a hidden token then changes nothing, and
@@ -53,7 +55,7 @@ class Problem:
   @property
   def differentiable_operands(self) -> Sequence[Operand]:
     """The arrays of which the kernels compute gradients, and some others."""
-    pair, bias, _ = self.functions
+    pair, bias, *_ = self.functions
     return [*pair.operands, *([] if bias is None else bias.operands)]
 
   def operands_of(self, numbers: Sequence[int]) -> list[Operand]:

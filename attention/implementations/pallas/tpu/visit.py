@@ -13,6 +13,9 @@ from attention.implementations.pallas.operands import Kind
 from attention.implementations.pallas.tpu import whole
 from attention.implementations.pallas.tpu.additive import weighted_tanh_sum
 from attention.implementations.pallas.tpu.look_up import by_distance
+from attention.implementations.pallas.tpu.normalization import (
+  weights_and_gradient,
+)
 from attention.implementations.pallas.tpu.tokens import LANES
 from attention.implementations.pallas.visits import HIDDEN, MASKED
 
@@ -22,6 +25,7 @@ def rules(interpret: Any) -> Rules:
   replacements: dict[str, Callable[..., jax.Array]] = {
     "weighted_tanh_sum": weighted_tanh_sum,
     "by_distance": by_distance,
+    "sign": _sign,
   }
   return Rules(replacements, bool(interpret))
 
@@ -73,15 +77,13 @@ class Visit:
   def scores(
     self, problem, query, key, parts, rows, masked, wanted=None, of_keys=False
   ):
-    """Scores [r, s] of a chunk of queries, and the function of gradients."""
+    """Scores [r, s] of a chunk of queries, and the function of gradients.
+
+    For `Quotient` the scores are a pair.
+    """
     # The gradients are those of the query, or of the key, and of the `wanted`
     # parts of the score and the bias.
-    queries, keys = problem.tile
-    where = (
-      self.row * queries + rows.start,
-      self.column * keys,
-      *self.indices,
-    )
+    where = self._start(problem, rows)
     chunked = [
       part[rows, :] if operand.kind in (Kind.COLUMN, Kind.TILE) else part
       for operand, part in zip(problem.functions.operands, parts)
@@ -93,13 +95,14 @@ class Visit:
       pair[of_keys] = token
       for number, part in zip(wanted or (), some):
         own[number] = part
-      of_pair, of_bias, _ = problem.functions.split(own)
+      of_pair, of_bias, *_ = problem.functions.split(own)
       scores = problem.functions.pair(problem.rules, (*pair, *where), of_pair)
-      scores = scores.astype(problem.dtype)
+      scores = jax.tree.map(lambda each: each.astype(problem.dtype), scores)
       if problem.functions.bias is None:
         return scores
       bias = problem.functions.bias(problem.rules, where, of_bias)
-      return scores + bias.astype(problem.dtype)
+      bias = bias.astype(problem.dtype)
+      return jax.tree.map(lambda each: each + bias, scores)
 
     if wanted is None:
       scores, pull_back = before_mask(tokens[of_keys], []), None
@@ -110,15 +113,47 @@ class Visit:
       visible = problem.functions.visible(
         problem.rules, where, problem.functions.split(chunked)[2]
       )
-      scores = jnp.where(visible, scores, -jnp.inf)
+      scores = jax.tree.map(
+        lambda each: jnp.where(visible, each, -jnp.inf), scores
+      )
     return scores, pull_back
 
-  def weights(self, problem, scores, value, rows):
-    """The weights, and the cotangents of the scores."""
-    exponents = jnp.minimum(scores - rows.maximum, 0.0)
-    weights = jnp.exp(exponents) * rows.inverse
-    of_weights = problem.product(rows.cotangent, value, (1, 1), value.dtype)
-    return weights, weights * (of_weights - rows.mean)
+  def weights(self, problem, scores, value, parts, rows, numbers):
+    """The weights of a chunk, and the cotangents of the scores.
+
+    `numbers` are those of the rows of the chunk.
+    """
+    of_weights = problem.product(numbers.cotangent, value, (1, 1), value.dtype)
+    if problem.functions.multiplier is None:
+      return weights_and_gradient(problem, scores, numbers, of_weights)
+    factors = self._factors(problem, parts, rows)
+    weights, of_scores = weights_and_gradient(
+      problem, scores, numbers, of_weights * factors
+    )
+    return weights * factors, of_scores
+
+  def dropped(self, problem, weights, parts, rows):
+    """The weights of a chunk after dropout."""
+    if problem.functions.multiplier is None:
+      return weights
+    return weights * self._factors(problem, parts, rows)
+
+  def _factors(self, problem, parts, rows):
+    where = self._start(problem, rows)
+    own = problem.functions.split(parts)[3]
+    return problem.functions.multiplier(problem.rules, where, own)
+
+  def _start(self, problem, rows):
+    """The position of a chunk, and the indices of its leading axes."""
+    queries, keys = problem.tile
+    first = self.row * queries + rows.start, self.column * keys
+    return (*first, *self.indices)
+
+
+def _sign(numbers: jax.Array) -> jax.Array:
+  # JAX's own cannot be compiled for a TPU that is absent.
+  negative = jnp.where(numbers < 0, -1, numbers)
+  return jnp.where(numbers > 0, 1, negative).astype(numbers.dtype)
 
 
 def _wide(array: jax.Array) -> jax.Array:

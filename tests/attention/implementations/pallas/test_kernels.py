@@ -1,5 +1,7 @@
 """Kernels, interpreted, against the reference."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +24,28 @@ TABLE = jnp.asarray(GENERATOR.normal(size=(3, 150, 200)), jnp.float32)
 
 def arrays(*shapes, seed=0, dtype=jnp.float32):
   return [jnp.asarray(each, dtype) for each in draw(seed, *shapes)]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class SquaredPart(normalizers.Normalizer):
+  """A weight that has no derivative at -inf."""
+
+  is_elementwise = True
+  ignores_hidden = True
+
+  def __call__(self, scores):
+    return jnp.sqrt(scores * scores + 1.0) + scores
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Inverse(normalizers.OnlineNormalizer):
+  """A normalizer with an operation that kernels do not have."""
+
+  def terms(self, scores, maximum):
+    parts = jax.lax.erf_inv(scores - maximum)
+    return parts, parts
 
 
 def manhattan(query, key):
@@ -70,6 +94,7 @@ def parameters(name):
     },
     "local": {"score": scores.local(scores.dot(), 40)},
     "predicted": {"score": scores.local(scores.dot(), 40, weight, vector)},
+    "wide window": {"score": scores.local(scores.dot(), 400, weight, vector)},
     "concat": {
       "score": scores.concat(jnp.concatenate([weight, other]), vector)
     },
@@ -111,6 +136,33 @@ def parameters(name):
       "bias": 0.5 * biases.relative_position(*arrays((8, 1))).shifted(60)
     },
     "sink": {"normalizer": normalizers.softmax(sink=heads)},
+    "dropout": {"dropout": 0.3, "mask": masks.causal(50)},
+    "all dropped": {"dropout": 1.0},
+    "softpick dropout": {
+      "dropout": 0.3,
+      "normalizer": normalizers.softpick(),
+      "score": scores.local(scores.cosine(2.0), 60),
+    },
+    "softpick": {"normalizer": normalizers.softpick()},
+    "softpick causal": {
+      "normalizer": normalizers.softpick(),
+      "score": scores.additive(weight, other, vector),
+      "mask": masks.causal(50),
+    },
+    "signed": {
+      "normalizer": normalizers.signed_softmax(),
+      "mask": masks.padding(jnp.array([130, 0])),
+    },
+    "sigmoid": {"normalizer": normalizers.sigmoid(-2.0)},
+    "sigmoid of heads": {
+      "normalizer": normalizers.sigmoid(heads),
+      "score": scores.cosine(2.0),
+      "mask": masks.padding(jnp.array([130, 0])),
+    },
+    "own normalizer": {
+      "normalizer": SquaredPart(),
+      "bias": jnp.where(TABLE > 1.0, -jnp.inf, TABLE),
+    },
   }
   return found[name]
 
@@ -130,17 +182,29 @@ NAMES = (
   *("QK norm", "Transformer-XL", "sink"),
   *("Shaw", "Shaw of heads", "one distance", "disentangled", "as released"),
   *("location", "few locations", "forgetting", "long forgetting", "T5"),
-  "T5 later",
+  *("T5 later", "softpick", "softpick causal", "signed", "sigmoid"),
+  *("sigmoid of heads", "own normalizer"),
+  *("dropout", "all dropped", "softpick dropout"),
 )
 
 
 def results(tokens, implementation, arguments):
   """The context, the lse and the gradients of tokens and parameters."""
+  arguments = {**arguments}
+  rate = arguments.pop("dropout", 0.0)
+  softmax = normalizers.softmax()
+  has_lse = normalizers.is_softmax(arguments.get("normalizer", softmax))
 
   def loss(tokens, arguments):
-    context, lse = attend(
-      *tokens, **arguments, implementation=implementation, return_lse=True
+    result = attend(
+      *tokens,
+      **arguments,
+      implementation=implementation,
+      return_lse=has_lse,
+      dropout_rate=rate,
+      rng=jax.random.key(5),
     )
+    context, lse = result if has_lse else (result, jnp.zeros(()))
     seen = jnp.where(jnp.isneginf(lse), 0.0, lse)
     return jnp.sum(jnp.sin(context)) + jnp.sum(seen**2), (context, lse)
 
@@ -171,6 +235,22 @@ def test_results_and_gradients_equal_the_reference(name):
   arguments = parameters(name)
   got = results(tokens, INTERPRETED, arguments)
   close(got, results(tokens, "reference", arguments), 1e-4)
+
+
+@sampled(
+  "name", ["softpick causal", "sigmoid of heads", "wide window"], default=[]
+)
+def test_nan_is_in_the_rows_that_attend_to_it(name):
+  query, key, value = arrays(*SHAPES)
+  tokens = (
+    query.at[:, 0, 70].set(jnp.nan).at[1, 1, 20].set(jnp.nan),
+    key.at[0, 1, 190].set(jnp.inf),
+    value.at[0, 2, 30, 1].set(jnp.nan),
+  )
+  arguments = {"mask": masks.padding(jnp.array([180, 0]))} | parameters(name)
+  want = results(tokens, "reference", arguments)
+  assert np.isnan(want[0][0]).any()
+  close(results(tokens, INTERPRETED, arguments), want, 1e-4)
 
 
 @sampled("heads", [(), (2,)], default=[(2,)])
@@ -390,6 +470,7 @@ def test_batches_of_gradients_are_lowered_for_a_tpu():
   [
     *("causal", "padding", "general", "additive", "cosine", "closure"),
     *("Shaw", "disentangled", "location", "forgetting", "T5 later"),
+    *("softpick causal", "sigmoid", "dropout", "predicted"),
   ],
 )
 def test_no_races_and_no_uninitialised_memory(name, capfd):
@@ -413,8 +494,10 @@ def test_what_kernels_do_not_support_is_an_error_that_says_why():
       attend(query, key, value, implementation=implementation, **arguments)
 
   refused("needs a TPU or a Hopper GPU, the platform is cpu", "pallas")
-  refused("computes softmax only", normalizer=normalizers.sigmoid())
-  refused("does not support dropout", dropout_rate=0.5, rng=jax.random.key(0))
+  refused("elementwise .*, got Entmax", normalizer=normalizers.entmax())
+  own = normalizers.FunctionNormalizer(jax.nn.softmax)
+  refused("elementwise .*, got FunctionNormalizer", normalizer=own)
+  refused("the operation erf_inv", normalizer=Inverse())
   table = jnp.ones(7)
   refused(
     "the operation gather",

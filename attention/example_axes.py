@@ -1,0 +1,152 @@
+"""Examples of a batch that axes of a mesh shard.
+
+The axis of examples is the first of the leading axes. Parameters of masks have
+the leftmost leading axes of the scores, and those of biases and scores the
+rightmost.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from attention import biases
+from attention.biases import as_bias
+from attention.dropout import Dropout, ExamplesDropout
+from attention.head_parameters import head_axes
+from attention.masks import types as masks
+from attention.masks.types import as_mask
+from attention.positional import (
+  ArrayValues,
+  AtPositions,
+  Combination,
+  Pairwise,
+  View,
+)
+from attention.scores.placed_examples import PlacedExamples
+
+# Whether a leaf has the axis, from its shape.
+_Rule = Callable[[Sequence[int]], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+  """The examples of a call, and the mesh axes that shard them."""
+
+  names: tuple[str, ...]
+  num_shards: int
+  count: int
+  rank: int  # the number of leading axes
+
+  @classmethod
+  def of(
+    cls, names: tuple[str, ...], num_shards: int, query: jax.Array
+  ) -> Self:
+    """The examples of queries [B, ..., H, T, D]."""
+    rank = query.ndim - 2
+    count = query.shape[0] if rank > 1 else 1
+    if count % num_shards:
+      raise ValueError(
+        f"{count} examples cannot be sharded over the {num_shards} devices of "
+        f"the mesh axes {names}: the number of devices must divide them"
+      )
+    return cls(names, num_shards, count, rank)
+
+  def has(self, tokens: jax.Array) -> bool:
+    """Whether the first axis of tokens is one of examples."""
+    return tokens.ndim - 2 == self.rank > 1 and tokens.shape[0] == self.count
+
+  def of_owner(self, owner: Any) -> list[bool]:
+    """Whether the first axis of each leaf is one of examples."""
+    return _of_owner(owner, self.count, self.rank)
+
+  def options(self, *, mask, bias, dropout) -> tuple[Any, Any]:
+    """Mask, bias and dropout, and their shardings."""
+    mask = None if mask is None else as_mask(mask)
+    bias = None if bias is None else as_bias(bias)
+    pairs = {"mask": mask, "bias": bias}
+    sharding = PartitionSpec(self.names or None)
+
+    def spec(has_examples):
+      return sharding if has_examples else PartitionSpec()
+
+    specs: dict[str, Any] = {
+      name: jax.tree.unflatten(
+        jax.tree.structure(each),
+        map(spec, _of_pairs(each, self.count, self.rank)),
+      )
+      for name, each in pairs.items()
+    }
+    return pairs | {"dropout": dropout}, specs | {"dropout": PartitionSpec()}
+
+  def dropout(self, dropout: Dropout) -> Dropout:
+    """The dropout of the examples of this device."""
+    if self.num_shards == 1:
+      return dropout
+    index = jax.lax.axis_index(self.names)
+    return ExamplesDropout(dropout, index, self.num_shards)
+
+
+def _of_pairs(pairs: Pairwise | None, count: int, rank: int) -> list[bool]:
+  """For each leaf of a mask or a bias, whether its first axis is of examples.
+
+  Args:
+    pairs: a mask, a bias or None.
+    count: the number of examples.
+    rank: the number of leading axes of the scores.
+  """
+  found: list[bool] = []
+
+  def add(leaves: Any, rule: _Rule):
+    found.extend(
+      bool(shape) and shape[0] == count and rule(shape)
+      for shape in map(jnp.shape, jax.tree.leaves(leaves))
+    )
+
+  def leftmost(core: int) -> _Rule:
+    return lambda shape: len(shape) > core
+
+  def rightmost(core: int) -> _Rule:
+    return lambda shape: len(shape) - core == rank
+
+  def visit(pairs: Any):
+    match pairs:
+      case Combination():
+        visit(pairs.left)
+        visit(pairs.right)
+      case View():
+        visit(pairs.inner)
+        is_placed = isinstance(pairs.transform, AtPositions)
+        add(pairs.transform, leftmost(1 if is_placed else 0))
+      case biases.Scaled():
+        visit(pairs.inner)
+        add(pairs.factor, rightmost(0))
+      case ArrayValues():
+        add(pairs, rightmost(2))
+      case biases.ByDistance():
+        add(pairs, rightmost(1))
+      case masks.Segments():
+        add(pairs, leftmost(1))
+      case masks.Band() | masks.Below():
+        add(pairs, leftmost(0))
+      case _:
+        add(pairs, lambda shape: False)
+
+  visit(pairs)
+  return found
+
+
+def _of_owner(owner: Any, count: int, rank: int) -> list[bool]:
+  """The same for the leaves of a score or a normalizer."""
+  leaves = jax.tree.leaves(owner)
+  if isinstance(owner, PlacedExamples):
+    return [*_of_owner(owner.score, count, rank), True, True]
+  axis_of = head_axes(owner) or [None] * len(leaves)
+  # The axis of heads is the last of the leading axes.
+  return [
+    rank > 1 and axis == rank - 1 and leaf.shape[0] == count
+    for leaf, axis in zip(leaves, axis_of)
+  ]
