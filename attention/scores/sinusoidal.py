@@ -82,21 +82,21 @@ class TransformerXL(Score):
     first, second = jnp.split(vectors.astype(dtype), 2, axis=-1)
     # Distances from the tile's first key keep angles near the diagonal exact.
     start = positions.query_start - positions.key_start
-    sines, cosines = self._sinusoids(start + count(query.shape[-2]), dtype)
+    sines, cosines = self.sinusoids(start + count(query.shape[-2]), dtype)
     shape = (1,) * (query.ndim - 2) + sines.shape
     sines, cosines = sines.reshape(shape), cosines.reshape(shape)
     rotated = jnp.concatenate(
       [second * sines - first * cosines, first * sines + second * cosines],
       axis=-1,
     )
-    of_keys = self._sinusoids(count(key.shape[-2]), dtype)
+    of_keys = self.sinusoids(count(key.shape[-2]), dtype)
     of_keys = jnp.concatenate(of_keys, axis=-1)
     return (
       joined(content, rotated),
       joined(key, axes.with_rank(of_keys, key.ndim)),
     )
 
-  def _sinusoids(self, places, dtype):
+  def sinusoids(self, places, dtype):
     """Sines and cosines [n, R / 2] of places times all frequencies."""
     size = self.weight.shape[-2]
     frequencies = [10000.0 ** (-n / size) for n in range(0, size, 2)]

@@ -34,6 +34,8 @@ LIMITS = {
     "pallas/shaw/causal/gradient": 6,
     "pallas/disentangled/none/forward": 2,
     "pallas/disentangled/none/gradient": 6,
+    "pallas/transformer_xl/padding/forward": 2,
+    "pallas/transformer_xl/causal/gradient": 6,
     "pallas/location/causal/forward": 2,
     "pallas/location/causal/gradient": 7,
     "pallas/forgetting/causal/forward": 2,

@@ -138,14 +138,10 @@ def _without_positions(sizes: Any, request: Request) -> Request:
   score = with_running_sums(request.score, sums)
   request = dataclasses.replace(request, score=score)
   if sizes.target_of(request) != "hopper":
-    return with_vectors_as_keys(request, rounds=False)
+    return with_vectors_as_keys(request)
   bias = with_numbers_by_distance(request.bias)
   request = dataclasses.replace(request, bias=bias)
-  request = hopper.with_centers(request)
-  rounds = kernel_precision(request.precision) == jax.lax.Precision.DEFAULT
-  if rounds:
-    request = hopper.with_sinusoids_as_features(request)
-  return with_vectors_as_keys(request, rounds=rounds)
+  return with_vectors_as_keys(hopper.with_centers(request))
 
 
 def _with_maps_inside(sizes: Any, request: Request) -> Request:

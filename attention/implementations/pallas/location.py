@@ -6,27 +6,37 @@ vectors are tokens of the kernels in place of the keys.
 
 import dataclasses
 
+import jax
+
 from attention import axes
 from attention.implementations.pallas.operands import lengthened
 from attention.masks.types import Below
 from attention.request import Request
-from attention.scores import dot
+from attention.scores.classical import Dot
 from attention.scores.luong_local import Location
 
 
-def with_vectors_as_keys(request: Request, *, rounds: bool) -> Request:
-  """The request with a dot product for a location-based score.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProductWithVectors(Dot):
+  """A dot product whose keys are vectors of positions.
 
-  With `rounds` the vectors have the dtype of the keys that they replace.
+  Kernels that multiply tokens of 16 bits round them, and not their gradients.
   """
+
+  is_finite = True
+
+
+def with_vectors_as_keys(request: Request) -> Request:
+  """The request with a dot product for a location-based score."""
   if not isinstance(request.score, Location):
     return request
   weight, length = request.score.weight, request.scores_shape[-1]
   mask, key = request.mask, request.key
   vectors = axes.with_rank(lengthened(weight, -2, length), key.ndim)
-  if rounds:
-    vectors = vectors.astype(key.dtype)
   if weight.shape[-2] < length:
     known = Below(weight.shape[-2])
     mask = known if mask is None else mask & known
-  return dataclasses.replace(request, score=dot(), key=vectors, mask=mask)
+  return dataclasses.replace(
+    request, score=ProductWithVectors(), key=vectors, mask=mask
+  )

@@ -11,14 +11,10 @@ from attention.implementations.pallas.hopper.from_request import (
 )
 from attention.implementations.pallas.hopper.local import with_centers
 from attention.implementations.pallas.hopper.problem import Problem
-from attention.implementations.pallas.hopper.sinusoids import (
-  with_sinusoids_as_features,
-)
 
 __all__ = [
   "Problem",
   "make_problem",
   "with_centers",
   "with_maps_inside",
-  "with_sinusoids_as_features",
 ]

@@ -49,10 +49,15 @@ def not_finite(problem: Any, results: Sequence[jax.Array]) -> jax.Array:
 def make_finite(problem: Any, tile: Any, axes: Axes) -> jax.Array:
   """Replaces NaN and infinity by 0; returns 1 for tokens that had some."""
   if axes is Axes.TOKENS:
-    numbers = problem.cast(tile[...].astype(jnp.float32), WGMMA)
-    flags = _is_not_finite(numbers)
-    tile[...] = jnp.where(flags > 0.0, 0.0, numbers).astype(tile.dtype)
-    return jnp.max(flags, axis=1)
+    flags = problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+    # All features at once would need too many registers.
+    for first in range(0, tile.shape[-1], SIDE):
+      part = tile.at[:, pl.ds(first, SIDE)]
+      numbers = problem.cast(part[...].astype(jnp.float32), WGMMA)
+      own = _is_not_finite(numbers)
+      part[...] = jnp.where(own > 0.0, 0.0, numbers).astype(tile.dtype)
+      flags = jnp.maximum(flags, jnp.max(own, axis=1))
+    return flags
 
   def clean(channel, flags):
     numbers = problem.cast(tile[channel], BY_ROW)

@@ -16,6 +16,10 @@ from attention.implementations.pallas.hopper.gradient_rows import (
 )
 from attention.implementations.pallas.hopper.launch import launch
 from attention.implementations.pallas.hopper.parts import Parts, Slice
+from attention.implementations.pallas.hopper.shared_tokens import (
+  Entries,
+  entries_of,
+)
 from attention.implementations.pallas.hopper.tiles import Axes, Output
 from attention.implementations.pallas.operands import Kind, summed
 from attention.softmax import Statistics
@@ -63,7 +67,7 @@ def gradients(
   of_keys: bool,
 ) -> tuple[list[jax.Array], list[jax.Array]]:
   """The gradients of tokens, and of the arrays with these names."""
-  query, key, _ = arrays.tokens
+  query, key, value = arrays.tokens
   axes = inputs.token_axes(problem, query, key)
   output = _gradient(problem, query, axes)
   made = _of_queries(problem, arrays, rows, names, output)
@@ -78,12 +82,17 @@ def gradients(
   if of_keys or not by_keys.isdisjoint(names):
     for_keys = {n: made[n] for n in _outputs_for_keys(problem, query)}
     for_keys["cotangent"] = rows["cotangent"]
-    output = _gradient(problem, key, axes)
+    entries = _entries(problem, key)
+    output = _gradient(problem, key, axes, entries)
     made = _of_keys(problem, arrays, for_keys, names, output)
     sums |= _sums_of_rows(problem, made, _numbers(problem, "key", names))
     own_parts += _parts(problem, "key", made)
     if of_keys:
-      of_tokens += [_tokens_last(made["tokens"], output), made["value"]]
+      of_values = _gradient(problem, value, Axes.TOKENS, entries)
+      of_tokens += [
+        _tokens_last(made["tokens"], output),
+        _tokens_last(made["value"], of_values),
+      ]
   sums |= parts.sums(problem, own_parts)
   return of_tokens, [sums[name] for name in names]
 
@@ -115,10 +124,10 @@ def _of_keys(
 ) -> dict[str, jax.Array]:
   """The results of the kernel of keys, by name."""
   operands, tokens = arrays
-  value = tokens[-1]
-  shape = (*problem.leading, *value.shape[-2:])
-  values = jax.ShapeDtypeStruct(shape, _sum_dtype(problem, value))
-  outputs = {"tokens": of_tokens, "value": Output(values, Axes.TOKENS)}
+  _, key, value = tokens
+  entries = _entries(problem, key)
+  of_values = _gradient(problem, value, Axes.TOKENS, entries)
+  outputs = {"tokens": of_tokens, "value": of_values}
   numbers = _numbers(problem, "key", names)
   outputs |= _number_outputs(problem, numbers)
   own_parts, blocks = _part_outputs(problem, "key", names)
@@ -131,6 +140,7 @@ def _of_keys(
     are_keys_own=True,
     of_gradients=True,
     blocks=blocks,
+    entries=entries,
   )
 
 
@@ -159,6 +169,8 @@ def _slices_of_score(problem: Any, own: str) -> dict[str, Slice]:
     return problem.projections.slices(own)
   if problem.distances is not None:
     return problem.distances.slices(own)
+  if problem.sinusoids is not None:
+    return problem.sinusoids.slices(own)
   own_map = problem.maps.get(own)
   if own_map is None or own_map.of_matrices is None:
     return {}
@@ -244,16 +256,36 @@ def _with_nan_tokens(problem: Any, tokens: jax.Array) -> jax.Array:
   return jnp.where(is_bad[..., None], jnp.nan, tokens)
 
 
-def _gradient(problem: Any, tokens, axes: Axes) -> Output:
-  """What a kernel returns for the gradient of tokens."""
+def _entries(problem: Any, key: jax.Array) -> Entries:
+  """The entries of the leading axes that a block of keys computes."""
+  return entries_of(problem.leading, key, problem.tiles.shape[1])
+
+
+def _gradient(
+  problem: Any, tokens, axes: Axes, entries: Entries | None = None
+) -> Output:
+  """What a kernel returns for the gradient of tokens.
+
+  It adds the entries of a block, if these are all that share the tokens.
+  """
   length, size = tokens.shape[-2:]
   dtype = _sum_dtype(problem, tokens)
   is_wide = axes is Axes.STAGED and dtype == problem.dtype
   if axes is Axes.CHANNELS or is_wide:
     shape = (size, *problem.leading, length)
     return Output(jax.ShapeDtypeStruct(shape, problem.dtype), Axes.CHANNELS)
+  if entries is not None and _are_shared(problem, tokens, entries):
+    shape = (entries.parts, *tokens.shape)
+    return Output(jax.ShapeDtypeStruct(shape, problem.dtype), Axes.SUMS)
   shape = (*problem.leading, length, size)
   return Output(jax.ShapeDtypeStruct(shape, dtype), axes)
+
+
+def _are_shared(problem: Any, tokens: jax.Array, entries: Entries) -> bool:
+  """Whether the entries of a block are all that share the same tokens."""
+  sizes = enumerate(tokens.shape[:-2])
+  shared = [n for n, size in sizes if size < problem.leading[n]]
+  return bool(shared) and tuple(shared) == entries.shared
 
 
 def _sum_dtype(problem: Any, tokens) -> Any:
@@ -263,5 +295,7 @@ def _sum_dtype(problem: Any, tokens) -> Any:
 
 def _tokens_last(gradient: jax.Array, output: Output) -> jax.Array:
   """A gradient as [..., T, D]."""
+  if output.axes is Axes.SUMS:
+    return gradient[0] if len(gradient) == 1 else jnp.sum(gradient, axis=0)
   is_channels = output.axes is Axes.CHANNELS
   return jnp.moveaxis(gradient, 0, -1) if is_channels else gradient

@@ -26,7 +26,7 @@ from attention.scores.base import Placed
 from attention.scores.relative import Disentangled, Shaw
 
 # The bytes of a block's shared memory, without those of single numbers.
-_SHARED = 220 * 1024
+SHARED = 220 * 1024
 # Rows of a table that the tensor cores multiply are a multiple.
 _ROWS = 8
 # The vectors of a table whose products fit into a block's shared memory.
@@ -108,7 +108,7 @@ def memory(
   is_one = not of_gradients or all(
     each.array.dtype.itemsize == 2 for each in distances.tables.values()
   )
-  missing = (1 if is_one else 2) - len(_unused(tiles, results))
+  missing = (1 if is_one else 2) - len(unused_tiles(tiles, results))
   return {
     "products": {each.table: lines(each.rows) for each in terms},
     "gradients": {
@@ -130,6 +130,28 @@ def gradients_fit(
   """
   if distances is None:
     return True
+  tokens = SIDE * request.query.shape[-1]
+  is_summed = any(x.shape[:-2] != request.leading for x in request.tokens)
+  common = LINE * 4 * sum(each.rows for each in distances.terms)
+  # The tile of a result may have room for the one of a table, not for both.
+  common += 2 * tokens + (2 * tokens if is_summed else 0)
+  used = bytes_of_gradients(request, functions)
+  return all(
+    common
+    + size
+    + LINE * 4 * sum(x.padded for x in distances.own(own == "key"))
+    <= SHARED
+    for own, size in used.items()
+  )
+
+
+def bytes_of_gradients(
+  request: Request, functions: Sequence[Any]
+) -> dict[str, int]:
+  """The shared memory of a block of queries, or keys, of a dot product.
+
+  The functions are what wrappers do to a score, the bias and the mask.
+  """
   query, _, value = request.tokens
   wide = [4 if x.shape[:-2] != request.leading else 2 for x in request.tokens]
   tokens, values = SIDE * query.shape[-1], SIDE * value.shape[-1]
@@ -143,18 +165,10 @@ def gradients_fit(
     for each in function.operands
     if each.kind is Kind.TILE
   )
-  common += LINE * 4 * sum(each.rows for each in distances.terms)
-  own = {
-    False: 2 * values + wide[0] * tokens,
-    True: wide[1] * tokens + wide[2] * values,
+  return {
+    "query": common + 2 * values + wide[0] * tokens,
+    "key": common + wide[1] * tokens + wide[2] * values,
   }
-  # The tile of a result may have room for the one of a table, not for both.
-  common += 2 * tokens + (2 * tokens if 4 in wide else 0)
-  return all(
-    common + size + LINE * 4 * sum(x.padded for x in distances.own(of_keys))
-    <= _SHARED
-    for of_keys, size in own.items()
-  )
 
 
 def with_shared(
@@ -166,10 +180,12 @@ def with_shared(
   """The memory with tiles of results that are not written yet."""
   if distances is None:
     return {}
-  return {**held, "tables": [*_unused(tiles, results), *held["tables"]]}
+  return {**held, "tables": [*unused_tiles(tiles, results), *held["tables"]]}
 
 
-def _unused(tiles: Mapping[str, Any], results: Mapping[str, Any]) -> list[Any]:
+def unused_tiles(
+  tiles: Mapping[str, Any], results: Mapping[str, Any]
+) -> list[Any]:
   """The tiles of results that have room for vectors until they are written."""
   tokens = tiles["query"]
   found = [results[n] for n in ("context", "tokens", "value") if n in results]

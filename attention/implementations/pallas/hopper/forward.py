@@ -10,7 +10,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas.hopper import distances
+from attention.implementations.pallas.hopper import distances, rotations
 from attention.implementations.pallas.hopper.attempts import (
   attempts,
   make_finite,
@@ -45,6 +45,7 @@ def online_softmax(block: Block, is_first: Any) -> None:
   del is_first
   map_own(block)
   distances.prepare_own(block)
+  rotations.prepare(block)
   if block.problem.channels is not None:
     block.problem.channels.prepare(block, of_own=True)
 

@@ -12,6 +12,7 @@ from attention.implementations.pallas.hopper import (
   distance_terms,
   projections,
   scales,
+  sinusoid_terms,
   token_maps,
 )
 from attention.implementations.pallas.hopper.additive import additive_sum
@@ -26,12 +27,17 @@ from attention.implementations.pallas.hopper.pairs import (
 )
 from attention.implementations.pallas.hopper.problem import Problem
 from attention.implementations.pallas.hopper.projections import Projections
+from attention.implementations.pallas.hopper.sinusoid_terms import Sinusoids
 from attention.implementations.pallas.hopper.tiles import (
   SIDE,
   TILE,
 )
-from attention.implementations.pallas.hopper.token_maps import TokenMap
-from attention.implementations.pallas.hopper.wrapped import base
+from attention.implementations.pallas.hopper.token_maps import (
+  TokenMap,
+  changes_tokens,
+)
+from attention.implementations.pallas.hopper.wrapped import base, wrappers
+from attention.implementations.pallas.location import ProductWithVectors
 from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.operands import (
   Kind,
@@ -47,6 +53,7 @@ from attention.normalizers import is_softmax
 from attention.request import Request
 from attention.scores.classical import AdditiveProduct, ScaledDot
 from attention.scores.relative import Disentangled, Shaw
+from attention.scores.sinusoidal import TransformerXL
 
 _HALF = ("bfloat16", "float16")
 # The features or channels for which the gradients' sums fit into a block.
@@ -65,25 +72,22 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
   maps: dict[str, TokenMap] = {}
   key_scale = None
   of_tokens: Projections | None = None
+  sinusoids: Sinusoids | None = None
   if isinstance(request.score, MapsInside):
     request = dataclasses.replace(request, score=request.score.score)
-    of_tokens = projections.of_request(request)
-    maps = {} if of_tokens else token_maps.inside(request)
-    if "key" in maps and maps["key"].is_scaling:
-      key_scale = functools.partial(
-        _key_scale, request, maps["key"], key, interpret
-      )
-    # Tokens as the kernels multiply them, for the checks below.
-    query, key = (
-      jax.eval_shape(function, tokens)
-      for function, tokens in (
-        (request.score.map_query, query),
-        (request.score.map_key, key),
-      )
-    )
+    sinusoids = sinusoid_terms.of_request(request)
+    if sinusoids is None:
+      of_tokens = projections.of_request(request)
+      maps = {} if of_tokens else token_maps.inside(request)
+      if "key" in maps and maps["key"].is_scaling:
+        key_scale = functools.partial(
+          _key_scale, request, maps["key"], key, interpret
+        )
+      query, key = _mapped(request, query, key)
   score = base(request.score)
   distances = distance_terms.of_request(request, query, key)
-  channels = _channels(score, query, key) if distances is None else None
+  has_terms = distances is not None or sinusoids is not None
+  channels = None if has_terms else _channels(score, query, key)
   _check_tokens(request, query, key, channels is not None)
   rank = len(request.leading)
   biases = [] if request.bias is None else [request.bias]
@@ -106,22 +110,32 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
     key_scale,
     of_tokens,
     distances,
-    _bias_gradient(request, functions[1], channels, distances, maps),
+    sinusoids,
+    _bias_gradient(request, functions[1], channels, distances, sinusoids, maps),
     query.shape[-1] <= _GRADIENT_FEATURES
-    and distance_terms.gradients_fit(distances, request, functions),
+    and distance_terms.gradients_fit(distances, request, functions)
+    and sinusoid_terms.gradients_fit(sinusoids, request, functions),
     _weight(score, channels, rank),
     request.is_masked,
     interpret,
   )
 
 
+def _mapped(request: Request, query, key) -> list[jax.ShapeDtypeStruct]:
+  """The shapes and dtypes of tokens as the kernels multiply them."""
+  functions = request.score.map_query, request.score.map_key
+  return [*map(jax.eval_shape, functions, (query, key))]
+
+
 def _factor(score: Any, query: jax.Array) -> float:
   """The number by which products of tokens are multiplied."""
-  factor = 1.0
+  factor: Any = 1.0
   if isinstance(score, ScaledDot):
     factor = score.factor(query)
   elif isinstance(score, Shaw | Disentangled):
     factor = distance_terms.factor(score, query)
+  elif isinstance(score, TransformerXL):
+    factor = query.shape[-1] ** -0.5 if score.scale is None else score.scale
   if not isinstance(factor, float | int):
     raise Unsupported("needs a scale that is a number")
   return float(factor)
@@ -154,9 +168,14 @@ def _key_scale(
 
 def with_maps_inside(request: Request) -> Request:
   """The request with a score that maps tokens in kernels, if they can."""
-  is_product = is_dot_product(base(request.score))
-  inside = token_maps.inside if is_product else projections.of_request
-  if not inside(request):
+  score = base(request.score)
+  if type(score) is TransformerXL:
+    are_inside = not any(map(changes_tokens, wrappers(request.score)))
+  elif is_dot_product(score):
+    are_inside = bool(token_maps.inside(request))
+  else:
+    are_inside = projections.of_request(request) is not None
+  if not are_inside:
     return request
   return dataclasses.replace(request, score=MapsInside(request.score))
 
@@ -182,7 +201,9 @@ def _check_tokens(request: Request, query, key, has_channels: bool) -> None:
   tokens = [request.value]
   if not has_channels:
     # Products of mapped tokens that are wider are rounded to these.
-    tokens += [request.query, request.key]
+    tokens.append(request.query)
+    if not isinstance(request.score, ProductWithVectors):
+      tokens.append(request.key)
     if kernel_precision(request.precision) != jax.lax.Precision.DEFAULT:
       tokens += [query, key]
   if any(str(each.dtype) not in _HALF for each in tokens):

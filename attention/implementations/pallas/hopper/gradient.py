@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas.hopper import distances
+from attention.implementations.pallas.hopper import distances, rotations
 from attention.implementations.pallas.hopper.attempts import (
   attempts,
   make_finite,
@@ -44,7 +44,7 @@ from attention.implementations.pallas.hopper.projections import (
 )
 from attention.implementations.pallas.hopper.scores import (
   LOG2_E,
-  product_of_tokens,
+  products_of_tokens,
   tile_scores,
   times_visited_scales,
 )
@@ -66,6 +66,7 @@ def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
   attempts(block.problem, functools.partial(_compute, block, wanted))
   block = block.with_new_addresses()
   distances.add_tables(block, is_first)
+  rotations.add_arrays(block, is_first)
   add_sums(block, is_first)
   if block.problem.projections is not None:
     pull_back_projection(block, is_first)
@@ -87,9 +88,11 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
 
   @when(is_second)
   def _():
+    rotations.load_unmapped(block)
     _clean(block, of_own=True)
 
   distances.prepare_own(block)
+  rotations.prepare(block)
   if block.of_bias is not None:
     distances.set_to_zero(block, block.of_bias)
     plgpu.commit_smem()
@@ -114,9 +117,12 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
     block.visits(visit, None)
     return _written(block.with_new_addresses(), sums, scales)
 
+  shapes = {name: results[name].shape for name in scales}
+  if rotations.has_own_map(block):
+    shapes["sinusoids"] = rotations.visited_factor(block).shape
   flags = pl.run_scoped(
     compute,
-    {name: plgpu.ACC(results[name].shape, jnp.float32) for name in scales},
+    {name: plgpu.ACC(shape, jnp.float32) for name, shape in shapes.items()},
   )
   if is_second is not None:
     numbers = [problem.cast(results[name][...], BY_ROW) for name in rows]
@@ -136,6 +142,7 @@ def _written(block: Block, sums: Any, scales: dict[str, float]) -> jax.Array:
   """Writes sums; 1 for tokens for which they are not finite."""
   if "tokens" in sums:
     distances.add_tokens(block, sums["tokens"])
+    rotations.add_tokens(block, sums)
   flags = not_finite(block.problem, [])
   for name, scale in reversed(scales.items()):
     total, result = sums[name][...], block.results[name]
@@ -230,7 +237,7 @@ def _visit(
   weights = jnp.exp2(exponents * LOG2_E) * row_numbers(block, "inverse")
   if block.are_keys_own:
     weights_factor[0][...] = weights.astype(of_scores_factor.dtype)
-  of_weights = product_of_tokens(problem, [own_values], other_values)
+  of_weights = products_of_tokens(problem, [(own_values, other_values)])
   of_scores = weights * (of_weights - means(block))
   if block.of_bias is not None:
     places = problem.of_bias.places(starts)
@@ -251,6 +258,9 @@ def _visit(
   plgpu.commit_smem()
   if problem.channels is None:
     plgpu.wgmma(sums["tokens"], of_scores_factor, block.tokens(False))
+  if "sinusoids" in sums:
+    factor = rotations.visited_factor(block)
+    plgpu.wgmma(sums["sinusoids"], of_scores_factor, factor)
   if block.are_keys_own:
     plgpu.wgmma(sums["value"], weights_factor[0], other_values)
   if sums:  # the next visit overwrites the factors

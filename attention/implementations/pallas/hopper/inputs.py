@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from attention.implementations.pallas.hopper.channels import FunctionSum
 from attention.implementations.pallas.hopper.pairs import number_dtype
+from attention.implementations.pallas.hopper.sinusoid_terms import OF_KEYS
 from attention.implementations.pallas.hopper.tiles import SIDE, Axes, Input
 from attention.implementations.pallas.operands import (
   Kind,
@@ -92,11 +93,21 @@ def _operands(problem: Any, operands, own: str) -> dict[str, Input]:
   unread = _arrays_of_map(problem, other) - _arrays_of_map(problem, own)
   if problem.distances is not None and own == "key":
     unread |= {*problem.distances.ends(of_keys=True)}
+  tables = {} if problem.sinusoids is None else problem.sinusoids.tables
   return {
-    name: _operand(problem, operand, array, own)
+    name: _sinusoids(problem, name, array)
+    if name in tables
+    else _operand(problem, operand, array, own)
     for (name, operand), array in zip(problem.operands.items(), operands)
     if name not in unread
   }
+
+
+def _sinusoids(problem: Any, name: str, array: jax.Array) -> Input:
+  """Sinusoids of positions, which a block loads with tokens."""
+  ones = [1] * len(problem.leading)
+  array = array.reshape(*ones, *array.shape)
+  return Input(array, Axes.TOKENS, of_keys=name == OF_KEYS)
 
 
 def _arrays_of_map(problem: Any, name: str) -> set[str]:

@@ -1,7 +1,6 @@
 """Calls of the kernels for Hopper GPUs: their grid, memory and results."""
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,12 +10,14 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas.hopper import memory
+from attention.implementations.pallas.hopper import matrices, memory
 from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.memory import Memory
+from attention.implementations.pallas.hopper.shared_tokens import Entries
 from attention.implementations.pallas.hopper.tiles import (
   BY_ROW,
   SIDE,
+  WGMMA,
   Axes,
   Input,
   Output,
@@ -24,7 +25,11 @@ from attention.implementations.pallas.hopper.tiles import (
 
 
 def _write(
-  block: Block, results: Mapping[str, Any], outputs: Mapping[str, Output]
+  block: Block,
+  results: Mapping[str, Any],
+  outputs: Mapping[str, Output],
+  part: Any,
+  is_first: Any,
 ) -> None:
   """Copies the results of a block to the device's memory."""
   written = {
@@ -36,6 +41,10 @@ def _write(
       numbers = block.problem.cast(written.pop(name)[...], BY_ROW)
       place = (*block.leading(ref.shape[:-1]), block.row)
       ref[place] = jnp.sum(numbers, axis=0)
+    if outputs[name].axes is Axes.SUMS:
+      numbers = matrices.read(block.problem.interpret, written.pop(name))
+      place = block.of_array(ref.at[part], Axes.TOKENS, block.row * SIDE)
+      matrices.add(block.problem, place, numbers, is_first, WGMMA)
   plgpu.commit_smem()
   for name in written:
     ref = results[name]
@@ -54,13 +63,16 @@ def launch(
   are_keys_own: bool = False,
   of_gradients: bool = False,
   blocks: int | None = None,
+  entries: Entries | None = None,
 ) -> dict[str, jax.Array]:
   """Runs a kernel: compute(block, is_first) for each row and leading entry.
 
   Each of so many `blocks` computes several rows of tiles; None is one row each.
-  The first one sets the block's parts of sums, to which the others add.
+  The first one sets the block's parts of sums, to which the others add. So does
+  the first of the `entries` of the leading axes that a block computes.
   """
   blocks = len(visible) if blocks is None else blocks
+  entries = Entries(problem.leading) if entries is None else entries
   over = memory.written_over(
     problem, inputs, outputs, are_keys_own=are_keys_own
   )
@@ -77,7 +89,9 @@ def launch(
       if each.axes is Axes.PARTS
     }
 
-    def compute_row(held, row, is_first):
+    own = jax.lax.axis_index("leading")
+
+    def compute_row(held, number, row, is_first):
       block = Block(
         memory=held,
         problem=problem,
@@ -87,19 +101,25 @@ def launch(
         direct=direct,
         num_blocks=blocks,
         row=row,
-        entry=jax.lax.axis_index("leading"),
+        entry=entries.entry(own, number),
         **vars(held),
       ).with_new_addresses()
       block.load(True, block.row * SIDE)
       compute(block, is_first)
-      _write(block.with_new_addresses(), written, outputs)
+      block = block.with_new_addresses()
+      _write(block, written, outputs, entries.part(own), number == 0)
 
     def scoped(*refs):
-      held = memory.with_shared(problem, Memory(*refs), over)
+      own = "key" if are_keys_own else "query"
+      held = memory.with_shared(problem, Memory(*refs), over, own)
       held.zero[0] = jnp.int32(0)
       plgpu.commit_smem()
-      compute_held = functools.partial(compute_row, held)
-      _for_each_row(len(visible), blocks, compute_held)
+
+      def compute_entry(number):
+        compute_held = functools.partial(compute_row, held, number)
+        _for_each_row(len(visible), blocks, compute_held)
+
+      _for_each_entry(entries.of_block, compute_entry)
 
     options = {"are_keys_own": are_keys_own, "of_gradients": of_gradients}
     needed = memory.of_block(problem, references, outputs, over, **options)
@@ -108,7 +128,7 @@ def launch(
   kernel = plgpu.kernel(
     run,
     out_type=tuple(each.shape for each in outputs.values()),
-    grid=(blocks, math.prod(problem.leading)),
+    grid=(blocks, entries.blocks),
     grid_names=("row", "leading"),
     compiler_params=plgpu.CompilerParams(approx_math=True),
     interpret=problem.interpret or None,
@@ -116,6 +136,20 @@ def launch(
   bounds = jnp.asarray(_bounds(visible != 0).ravel())
   arrays = [each.array for each in inputs.values()]
   return dict(zip(outputs, kernel(bounds, *arrays)))
+
+
+def _for_each_entry(number: int, compute: Callable[[Any], None]) -> None:
+  """Calls compute(n) for so many entries of the leading axes."""
+  if number == 1:
+    compute(0)
+    return
+
+  def compute_next(entry, state):
+    compute(entry)
+    plgpu.commit_smem()  # the next entry overwrites the tiles
+    return state
+
+  jax.lax.fori_loop(0, number, compute_next, None)
 
 
 def _for_each_row(
@@ -126,27 +160,28 @@ def _for_each_row(
     compute(jax.lax.axis_index("row"), True)
     return
 
-  def compute_next(number, state):
-    row = _row(number, blocks)
+  def compute_next(first):
+    row = _row(first, blocks)
 
     @pl.when(row < rows)
     def _():
-      compute(row, number == 0)
+      compute(row, first == 0)
       plgpu.commit_smem()  # the next row overwrites the tiles
 
-    return state
+    return first + blocks
 
-  jax.lax.fori_loop(0, pl.cdiv(rows, blocks), compute_next, None)
+  # A counter of rounds, and its product, would need two registers.
+  jax.lax.while_loop(lambda first: first < rows, compute_next, jnp.int32(0))
 
 
-def _row(number: Any, blocks: int) -> Any:
-  """The row of a block in a round, in alternate directions.
+def _row(first: Any, blocks: int) -> Any:
+  """The row of a block in the round from this row on, in alternate directions.
 
   With a causal mask all blocks then have as many tiles.
   """
   block = jax.lax.axis_index("row")
-  is_odd = jax.lax.rem(number, jnp.int32(2)) == 1
-  return number * blocks + jnp.where(is_odd, blocks - 1 - block, block)
+  is_odd = jax.lax.rem(jax.lax.div(first, blocks), jnp.int32(2)) == 1
+  return first + jnp.where(is_odd, blocks - 1 - block, block)
 
 
 def _bounds(visible: np.ndarray) -> np.ndarray:

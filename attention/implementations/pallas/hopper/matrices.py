@@ -22,9 +22,9 @@ def is_one_term(matrix: Any) -> bool:
   return matrix.dtype.itemsize == 2
 
 
-def load(problem: Any, matrix: Any, tile: Any) -> None:
-  """Copies a matrix of one term to shared memory, for several products."""
-  _load(problem, matrix, [(tile, False)])
+def load(problem: Any, matrix: Any, *tiles: Any) -> None:
+  """Copies the terms of a matrix to shared memory, for several products."""
+  _load(problem, matrix, [*zip(tiles, (False, True))])
   plgpu.commit_smem()
 
 

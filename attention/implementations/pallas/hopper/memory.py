@@ -9,7 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas.hopper import distance_terms
+from attention.implementations.pallas.hopper import (
+  distance_terms,
+  kept_tiles,
+  sinusoid_terms,
+)
 from attention.implementations.pallas.hopper.tiles import (
   SIDE,
   TILE,
@@ -41,6 +45,7 @@ class Memory:
   scratch: Any  # of a sum over channels
   of_mapped: Any  # a tile of the gradients of mapped own tokens
   distances: Mapping[str, Any]  # see `distance_terms.memory`
+  rotation: Mapping[str, Any]  # see `sinusoid_terms.memory`
   of_bias: Any  # gradients of numbers by distance, of own queries
   channel_sums: Mapping[str, Any]  # gradients of channels, [A, 64]
   marks: Any  # of own tokens that had NaN or infinity, in a second attempt
@@ -109,7 +114,7 @@ def of_block(
     tiles,
     results,
     factors=[factor] * (2 if are_keys_own else 1),
-    products=swizzled(TILE, jnp.float32) if has_products else None,
+    products=kept_tiles.memory() if has_products else None,
     barriers=[
       plgpu.Barrier(num_arrivals=others),
       plgpu.Barrier(num_arrivals=len(of_keys) - others),
@@ -120,6 +125,7 @@ def of_block(
     distances=distance_terms.memory(
       problem.distances, tiles, results, own, of_gradients=of_gradients
     ),
+    rotation=sinusoid_terms.memory(problem.sinusoids, tiles, results, own),
     of_bias=problem.of_bias.memory()
     if problem.of_bias is not None and problem.of_bias.name in outputs
     else None,
@@ -130,7 +136,9 @@ def of_block(
   )
 
 
-def with_shared(problem: Any, held: Memory, over: Mapping[str, str]) -> Memory:
+def with_shared(
+  problem: Any, held: Memory, over: Mapping[str, str], own: str
+) -> Memory:
   """The memory with the results that are written over tiles."""
   sums, results = held.channel_sums, held.results
   if problem.channels is not None and problem.projections is None:
@@ -139,10 +147,14 @@ def with_shared(problem: Any, held: Memory, over: Mapping[str, str]) -> Memory:
   distances = distance_terms.with_shared(
     problem.distances, held.distances, held.tiles, results
   )
+  rotation = sinusoid_terms.with_shared(
+    problem.sinusoids, held.rotation, held.tiles, results, own
+  )
   return dataclasses.replace(
     held,
     channel_sums=sums,
     distances=distances,
+    rotation=rotation,
     results={**results, **shared},
   )
 

@@ -25,7 +25,7 @@ from attention.implementations.pallas.hopper.tiles import (
 from attention.implementations.pallas.operands import Operand
 
 # The blocks that an H100 computes at once, one in each multiprocessor.
-_AT_ONCE = 132
+AT_ONCE = 132
 
 
 def num_blocks(leading: Sequence[int], rows: int) -> int:
@@ -33,7 +33,7 @@ def num_blocks(leading: Sequence[int], rows: int) -> int:
   entries = math.prod(leading)
 
   def duration(blocks):
-    return -(-entries * blocks // _AT_ONCE) * -(-rows // blocks)
+    return -(-entries * blocks // AT_ONCE) * -(-rows // blocks)
 
   # The fewest that take about as long as the best number.
   limit = 1.05 * min(map(duration, range(1, rows + 1)))

@@ -21,6 +21,7 @@ from attention.implementations.pallas.hopper.channels import (
 from attention.implementations.pallas.hopper.distance_terms import Distances
 from attention.implementations.pallas.hopper.pairs import PairFunction
 from attention.implementations.pallas.hopper.projections import Projections
+from attention.implementations.pallas.hopper.sinusoid_terms import Sinusoids
 from attention.implementations.pallas.hopper.tiles import SIDE
 from attention.implementations.pallas.hopper.token_maps import TokenMap
 from attention.implementations.pallas.operands import Kind, Operand
@@ -45,6 +46,7 @@ class Problem:
   key_scale: Callable[[], Operand] | None  # of keys, for blocks of queries
   projections: Projections | None  # of all tokens, in the kernels
   distances: Distances | None  # terms besides dot products
+  sinusoids: Sinusoids | None  # Transformer-XL's term of positions
   of_bias: BiasGradient | None  # of numbers by distance
   has_gradients: bool
   weight: Operand | None  # of the channels of an additive score
@@ -90,6 +92,8 @@ class Problem:
     if self.distances is not None:
       operands |= self.distances.numbers
       operands |= self.distances.ends_of_keys()
+    if self.sinusoids is not None:
+      operands |= self.sinusoids.tables
     return operands | self._arrays_of_maps | self._tables
 
   @property
@@ -104,6 +108,8 @@ class Problem:
 
   @property
   def _tables(self) -> dict[str, Operand]:
+    if self.sinusoids is not None:
+      return dict(self.sinusoids.arrays)
     return {} if self.distances is None else dict(self.distances.tables)
 
   @property

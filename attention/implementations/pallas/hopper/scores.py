@@ -10,13 +10,17 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas.hopper import distances, look_up
+from attention.implementations.pallas.hopper import (
+  distances,
+  kept_tiles,
+  look_up,
+  rotations,
+)
 from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.pairs import PairFunction
 from attention.implementations.pallas.hopper.tiles import (
   BY_ROW,
   TILE,
-  WGMMA,
   across,
 )
 
@@ -41,11 +45,13 @@ def tile_scores(
     problem.channels.prepare(block, of_own=False)
     result = problem.channels.sums(block)
   else:
-    own = [block.tokens(True)]
+    rotations.prepare_visited(block)
+    own, other = block.own_and_other
+    factors = [(own, other), *rotations.factors(block)]
     if "remainder" in block.tiles:
-      own.append(block.tiles["remainder"])
+      factors.append((block.tiles["remainder"], other))
     of_others = distances.of_others(block, starts)
-    result = product_of_tokens(problem, own, block.tokens(False))
+    result = products_of_tokens(problem, factors)
     result = distances.with_own(block, [result, *of_others], starts)
     result = result if problem.factor == 1.0 else result * problem.factor
     result = times_visited_scales(block, times_own_scales(block, result))
@@ -60,13 +66,13 @@ def tile_scores(
   pull_back: PullBack = _unchanged
   if problem.changed is not None:
     if block.products is not None:
-      block.products[...] = result
+      kept_tiles.write(problem, block.products, result)
     arguments = _arguments(block, problem.changed, places)
     result = problem.changed(result, *arguments)
 
     def pull_back(cotangents, name):
       # Registers are scarce, so products are kept in shared memory.
-      products = problem.cast(block.products[...], WGMMA)
+      products = kept_tiles.read(problem, block.products)
       arguments = products, *_arguments(block, problem.changed, places)
       return problem.changed.gradient(arguments, cotangents, name)
 
@@ -117,20 +123,20 @@ def _unchanged(cotangents: jax.Array, name: str | None) -> jax.Array:
   return cotangents
 
 
-def product_of_tokens(
-  problem: Any, own: Sequence[Any], other: Any
+def products_of_tokens(
+  problem: Any, factors: Sequence[tuple[Any, Any]]
 ) -> jax.Array:
-  """The dot products of tokens [64, D], a sum of terms, with tokens [64, D]."""
+  """The sum of the dot products of some tiles [64, D] with others."""
   if problem.interpret:  # the interpreter transposes no references
     products = [
-      jnp.matmul(term[...], other[...].T, preferred_element_type=jnp.float32)
-      for term in own
+      jnp.matmul(own[...], other[...].T, preferred_element_type=jnp.float32)
+      for own, other in factors
     ]
     return functools.reduce(jnp.add, products)
 
   def product(sums):
-    for term in own:
-      plgpu.wgmma(sums, term, plgpu.transpose_ref(other, (1, 0)))
+    for own, other in factors:
+      plgpu.wgmma(sums, own, plgpu.transpose_ref(other, (1, 0)))
     return sums[...]
 
   return pl.run_scoped(product, plgpu.ACC(TILE, jnp.float32))

@@ -27,6 +27,7 @@ class Axes(enum.Enum):
   ROWS = (True,)  # [..., T]
   WHOLE = ()  # [..., n], read whole
   MATRIX = (False, False)  # [..., D, A], which blocks read by parts
+  SUMS = (True, False, "sums")  # [n, ..., T, D], to which a block adds
   PARTS = (False,)  # [K, n, ...], of which a block writes its own part
   NUMBERS = None  # [..., n], of which a block reads or writes single numbers
 
@@ -63,6 +64,7 @@ def tile_memory(ref: Any, axes: Axes) -> Any:
   """Shared memory for a tile of an array."""
   shapes = {
     Axes.TOKENS: (SIDE, ref.shape[-1]),
+    Axes.SUMS: (SIDE, ref.shape[-1]),
     Axes.CHANNELS: (ref.shape[0], SIDE),
     Axes.STAGED: (ref.shape[-1], SIDE),
     Axes.PAIRS: TILE,

@@ -521,6 +521,7 @@ KERNELS = {
   "general half": 4,
   "projected": 4,
   "projected half": 4,
+  "Transformer-XL": 4,
 }
 
 
@@ -532,7 +533,7 @@ def test_blocks_sum_the_gradients_of_parameters(
   name, heads, mask, launched, monkeypatch
 ):
   """Of one for all heads, or of one for each, in a block of several tiles."""
-  monkeypatch.setattr(parts, "_AT_ONCE", 8)  # 2 blocks for 5 tiles
+  monkeypatch.setattr(parts, "AT_ONCE", 8)  # 2 blocks for 5 tiles
   shared = (2, 1) if name == "general" else (2, 2)
   tokens = arrays((2, 2, 300, 64), (*shared, 64, 64), (2, 2, 64, 64))
   if mask is not None:

@@ -98,6 +98,12 @@ def check_no_spills(folder, kernels):
     ("shaw/causal", 4),
     ("disentangled/none", 4),
     ("disentangled/causal", 4),
+    ("disentangled/alibi", 4),
+    ("local_m/causal", 3),
+    ("local_m/window", 3),
+    ("transformer_xl/none", 4),
+    ("transformer_xl/window", 4),
+    ("transformer_xl/alibi", 4),
     ("forgetting/causal", 3),
     ("location/causal", 3),
     ("scaled_dot/t5", 4),
@@ -181,6 +187,23 @@ SHAPES = {
       scores.concat(*(each.astype(jnp.bfloat16) for each in arrays)), 5.0
     ),
     ((256, 64), (64,)),
+    *(128, (2, 3), (2, 3), 4),
+  ),
+  "sinusoids of each head": (
+    scores.transformer_xl,
+    ((3, 64, 64), (3, 64), (3, 64)),
+    *(64, (2, 3), (2, 1), 4),
+  ),
+  "half sinusoids, shared keys": (
+    lambda *arrays: scores.transformer_xl(
+      *(each.astype(jnp.bfloat16) for each in arrays)
+    ),
+    ((128, 128), (128,), (128,)),
+    *(128, (2, 3), (2, 1), 4),
+  ),
+  "few sinusoids, soft cap": (
+    lambda *arrays: scores.soft_cap(scores.transformer_xl(*arrays), 5.0),
+    ((64, 128), (128,), (128,)),
     *(128, (2, 3), (2, 3), 4),
   ),
   "traced number": (

@@ -1,0 +1,118 @@
+"""Transformer-XL's score in the kernels for Hopper GPUs, interpreted."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import attend, masks, scores
+from tests.attention.implementations.pallas.test_hopper import (
+  INTERPRETED,
+  arrays,
+  close,
+  exact_results,
+  ignore_nan,
+  launched,
+  results,
+)
+from tests.attention.matrix import sampled
+
+__all__ = ["launched"]  # a fixture
+
+
+def transformer_xl(features=64, sinusoids=64, heads=(), dtype=jnp.float32):
+  shapes = (*heads, sinusoids, features), (*heads, features), (*heads, features)
+  numbers = [0.1 * x for x in arrays(*shapes, seed=7, dtype=jnp.float32)]
+  return scores.transformer_xl(*(x.astype(dtype) for x in numbers))
+
+
+CASES = {
+  "sinusoids of 64": {"score": transformer_xl()},
+  "sinusoids of 128": {"score": transformer_xl(sinusoids=128)},
+  "half, of each head": {
+    "score": transformer_xl(sinusoids=128, heads=(2,), dtype=jnp.bfloat16),
+    "mask": masks.causal(40),
+  },
+  "shifted": {"score": scores.soft_cap(transformer_xl().shifted(20), 5.0)},
+}
+
+
+@sampled("name", [*CASES], default=["half, of each head", "shifted"])
+def test_results_and_gradients_equal_the_reference(name, launched):
+  tokens = arrays((2, 130, 64), (2, 200, 64), (2, 200, 64))
+  got = results(INTERPRETED, tokens, **CASES[name])
+  # Forward, queries, keys, and the sum of the gradients of arrays.
+  assert len(launched) == 4
+  jax.tree.map(close, got, exact_results(tokens, **CASES[name]))
+
+
+@sampled("sinusoids", [64, 128], default=[])
+def test_tokens_of_128_features(sinusoids):
+  tokens = arrays((70, 128), (100, 128), (100, 64))
+  options = {"score": transformer_xl(128, sinusoids), "mask": masks.causal(40)}
+  got = results(INTERPRETED, tokens, **options)
+  jax.tree.map(close, got, exact_results(tokens, **options))
+
+
+@sampled("mask", [None, masks.causal(40)], default=[])
+def test_heads_that_share_keys_sum_their_gradients(mask):
+  tokens = arrays((2, 2, 70, 64), (2, 1, 130, 64), (2, 1, 130, 64))
+  options = {"score": transformer_xl(heads=(2,)), "mask": mask}
+  got = results(INTERPRETED, tokens, **options)
+  jax.tree.map(close, got, exact_results(tokens, **options))
+
+
+def test_a_traced_shift():
+  """To positions whose angles are large."""
+  tokens = arrays((70, 64), (130, 64), (130, 64))
+
+  def with_shift(implementation, shift):
+    score = transformer_xl().shifted(shift)
+    return results(implementation, tokens, score=score)[1]
+
+  got = jax.jit(lambda shift: with_shift(INTERPRETED, shift))(9000)
+  jax.tree.map(close, got, with_shift("reference", 9000))
+
+
+@ignore_nan
+@sampled("number", ["nan", "inf"], default=["nan"])
+@sampled("token", ["query", "key", "value"], default=["query", "key"])
+def test_rows_that_attend_to_nan_are_nan_and_the_others_as_before(
+  token, number
+):
+  tokens = arrays((130, 64), (200, 64), (200, 64))
+  place = ["query", "key", "value"].index(token)
+  tokens[place] = tokens[place].at[66, 3].set(float(number))
+  options = {"score": transformer_xl(), "mask": masks.causal(40)}
+  got = results(INTERPRETED, tokens, **options)
+  want = exact_results(tokens, **options)
+  num_nan = np.isnan(np.asarray(want[1][0])).all(axis=-1).sum()
+  assert 0 < num_nan < 130
+  jax.tree.map(close, got, want)
+
+
+@ignore_nan
+def test_numbers_of_hidden_tokens_change_nothing():
+  mask = masks.where(lambda i, j: (i < 66) & (j < 66))
+  options = {"score": transformer_xl(), "mask": mask}
+
+  def with_hidden(number):
+    tokens = arrays((70, 64), (100, 64), (100, 64))
+    return [each.at[66:, 3].set(number) for each in tokens]
+
+  got = results(INTERPRETED, with_hidden(jnp.nan), **options)
+  want = results(INTERPRETED, with_hidden(0.0), **options)
+  jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@pytest.mark.parametrize(
+  ("reason", "dtype", "score"),
+  [
+    ("of sinusoids, got 64 and 32", jnp.bfloat16, transformer_xl(64, 32)),
+    ("got float32 and float16", jnp.float16, transformer_xl()),
+  ],
+)
+def test_what_the_kernels_do_not_support_is_an_error(reason, dtype, score):
+  tokens = jnp.ones((8, 64), dtype)
+  with pytest.raises(NotImplementedError, match=reason):
+    attend(*[tokens] * 3, score=score, implementation=INTERPRETED)
