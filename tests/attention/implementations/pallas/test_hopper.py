@@ -522,7 +522,7 @@ KERNELS = {
   "projected": 4,
   "projected half": 4,
   "Transformer-XL": 4,
-  "forgetting": 5,  # two for the sums of gates
+  "forgetting": 6,  # three for the sums of gates, of which a check traces one
 }
 
 
