@@ -212,7 +212,10 @@ def exact_results(tokens, **options):
 
 
 @sampled(
-  "name", [*CASES], default=["additive window", "projected", "forgetting"]
+  # A test of other sizes has the projections.
+  "name",
+  [*CASES],
+  default=["additive window", "forgetting"],
 )
 def test_results_and_gradients_equal_the_reference(name):
   """With 50 queries and 100 keys, which are no whole tiles of 64."""
@@ -238,7 +241,7 @@ def test_no_races_of_copies_with_computations(name):
   assert not interpreter.get_races().races_found
 
 
-def of_heads(name, channels, heads=(3,)):
+def of_heads(name, channels, heads=(2,)):
   """A score with all parameters that it can have, of one or of all heads."""
   matrix, vector = (*heads, 64, channels), (*heads, channels)
   make, shapes = {
@@ -252,7 +255,7 @@ def of_heads(name, channels, heads=(3,)):
 @sampled("mask", [None, masks.causal(40)], default=[None])
 @sampled("name", ["additive", "concat"], default=["additive"])
 def test_heads_with_parameters_of_their_own(name, mask):
-  tokens = arrays((2, 3, 70, 64), (2, 1, 100, 64), (2, 3, 100, 64))
+  tokens = arrays((2, 2, 10, 64), (2, 1, 100, 64), (2, 2, 100, 64))
   options = {"score": of_heads(name, 8), "mask": mask}
   got = results(INTERPRETED, tokens, **options)
   jax.tree.map(close, got, results("reference", tokens, **options))
@@ -263,7 +266,7 @@ def test_heads_with_parameters_of_their_own(name, mask):
 @sampled("channels", [8, 6, 64], default=[8])
 def test_additive_scores_of_large_features(channels, mask):
   """Which products of exponentials would exceed."""
-  tokens = arrays((100, 64), (150, 64), (150, 64))
+  tokens = arrays((70, 64), (100, 64), (100, 64))
   tokens[0] = tokens[0].at[3].multiply(30)
   tokens[1] = tokens[1].at[80].set(-tokens[0][3])  # sums are small again
   options = {"score": additive(channels), "mask": mask}
@@ -296,10 +299,10 @@ def test_masks_and_biases_with_arrays(name, score):
   options = {
     "lengths": {"mask": lengths},
     "segments": {"mask": masks.segments(ids, ids)},
-    "alibi": {"bias": biases.alibi(3), "mask": lengths & masks.causal()},
+    "alibi": {"bias": biases.alibi(2), "mask": lengths & masks.causal()},
     "keys": {"mask": (ids < 2)[:, None, None]},
   }[name]
-  tokens = arrays((2, 3, 70, 64), (2, 3, 70, 64), (2, 3, 70, 64))
+  tokens = arrays((2, 2, 70, 64), (2, 2, 70, 64), (2, 2, 70, 64))
   options |= CASES[score]
   got = results(INTERPRETED, tokens, **options)
   jax.tree.map(close, got, results("reference", tokens, **options))
@@ -311,14 +314,14 @@ def pairs(*shape, seed=4):
   return jnp.asarray(np.where(numbers > 0.5, -np.inf, numbers), jnp.float32)
 
 
-# Arrays of pairs, for 2 x 3 heads of 70 queries and 100 keys.
+# Arrays of pairs, for 2 x 2 heads of 70 queries and 100 keys.
 OF_PAIRS = {
   "mask": {"mask": pairs(2, 1, 70, 100) < 0.0},
   "mask of all": {"mask": pairs(70, 100) < 0.0},
-  "bias": {"bias": pairs(3, 70, 100)},
+  "bias": {"bias": pairs(2, 70, 100)},
   "half bias and mask": {
-    "bias": pairs(2, 3, 70, 100).astype(jnp.bfloat16),
-    "mask": (pairs(1, 3, 70, 100, seed=5) < 0.0) | masks.causal(),
+    "bias": pairs(2, 2, 70, 100).astype(jnp.bfloat16),
+    "mask": (pairs(1, 2, 70, 100, seed=5) < 0.0) | masks.causal(),
   },
 }
 
@@ -326,13 +329,13 @@ OF_PAIRS = {
 @ignore_nan
 @sampled("number", ["0", "nan", "inf"], default=["nan"])
 @sampled("score", ["dot", "additive", "cosine"], default=["dot"])
-@sampled("name", [*OF_PAIRS], default=["bias", "half bias and mask"])
+@sampled("name", [*OF_PAIRS], default=["half bias and mask"])
 def test_masks_and_biases_with_numbers_of_pairs(name, score, number):
   """With NaN in a few tokens, which many rows then attend to."""
-  tokens = arrays((2, 3, 70, 64), (2, 1, 100, 64), (2, 3, 100, 64))
+  tokens = arrays((2, 2, 70, 64), (2, 1, 100, 64), (2, 2, 100, 64))
   tokens[0] = tokens[0].at[0, 0, 66, 3].set(float(number))
   tokens[1] = tokens[1].at[1, 0, 80, 3].set(float(number))
-  tokens[2] = tokens[2].at[0, 2, 70, 3].set(float(number))
+  tokens[2] = tokens[2].at[0, 1, 70, 3].set(float(number))
   options = OF_PAIRS[name] | CASES[score]
   got = results(INTERPRETED, tokens, **options)
   want = exact_results(tokens, **options)
@@ -385,15 +388,16 @@ def test_rows_that_attend_to_nan_are_nan_and_the_others_as_before(
     *("dot", "general", "cosine", "soft cap"),
     *("additive", "projected", "manhattan"),
   ],
-  default=["dot", "manhattan"],
+  default=["dot"],  # roots, below, have a sum over features too
 )
 def test_numbers_of_hidden_tokens_change_nothing(name, number):
-  mask = masks.where(lambda i, j: (i < 66) & (j < 66))
+  mask = masks.where(lambda i, j: (i < 6) & (j < 66))
   options = CASES[name] | {"mask": mask}
 
   def with_hidden(number):
-    tokens = arrays((70, 64), (100, 64), (100, 64))
-    return [each.at[66:, 3].set(number) for each in tokens]
+    query, *others = arrays((10, 64), (100, 64), (100, 64))
+    others = [each.at[66:, 3].set(number) for each in others]
+    return [query.at[6:, 3].set(number), *others]
 
   got = results(INTERPRETED, with_hidden(float(number)), **options)
   want = results(INTERPRETED, with_hidden(0.0), **options)
@@ -409,7 +413,7 @@ def roots(query, key):
 
 @ignore_nan
 def test_gradients_of_hidden_nan_are_zero_where_derivatives_are_infinite():
-  tokens = arrays((70, 64), (100, 64), (100, 64))
+  tokens = arrays((10, 64), (100, 64), (100, 64))
   options = {"score": roots, "mask": masks.where(lambda i, j: j < 66)}
   want = results(INTERPRETED, tokens, **options)[0][0]
   tokens[1] = tokens[1].at[66:, 3].set(jnp.nan)
@@ -471,7 +475,7 @@ def launched(monkeypatch):
 @sampled("mask", [None, masks.causal(40)], default=[masks.causal(40)])
 @sampled("name", ["cosine", "normalised"], default=["cosine"])
 def test_kernels_compute_norms_and_their_transposes(name, mask, launched):
-  tokens = arrays((2, 3, 64, 64), (2, 1, 128, 64), (2, 3, 128, 64))
+  tokens = arrays((2, 2, 64, 64), (2, 1, 128, 64), (2, 2, 128, 64))
   if mask is not None:
     tokens[1] = tokens[1].at[:, :, 66, 3].set(jnp.inf)
   options = CASES[name] | {"mask": mask}
@@ -558,7 +562,7 @@ def test_the_number_of_kernels_of_a_gradient(name, launched):
 def test_the_gradient_of_one_parameter(place, kernels, launched):
   """Which needs the kernel of keys if it is that of keys."""
   score = of_heads("additive", 64, heads=())
-  tokens = arrays((70, 64), (100, 64), (100, 64))
+  tokens = arrays((10, 64), (100, 64), (100, 64))
 
   def gradient(implementation):
     def loss(parameter, *tokens):
@@ -597,7 +601,7 @@ def test_projected_tokens_of_other_sizes(sizes, launched):
   query_size, key_size, size = sizes
   weights = arrays((query_size, 64), (key_size, 64), (64,), seed=1)
   score = scores.additive(*(0.2 * each for each in weights))
-  shapes = (70, query_size), (100, key_size), (100, size)
+  shapes = (10, query_size), (100, key_size), (100, size)
   tokens = [0.7 * each for each in arrays(*shapes)]
   options = {"score": score, "mask": masks.causal(40)}
   got = results(INTERPRETED, tokens, **options)
