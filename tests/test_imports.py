@@ -14,7 +14,7 @@ ATTENTION = (
   ("modules",),
   ("multi_head",),
   ("adapters", "mesh_axes"),
-  ("api", "grouped_query", "ring"),
+  ("api", "example_axes", "grouped_query", "ring"),
   ("dispatch", "merging"),
   ("taylor",),
   ("implementations",),
