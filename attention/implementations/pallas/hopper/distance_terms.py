@@ -21,6 +21,7 @@ from attention.implementations.pallas.operands import (
   aligned_right,
   of_parameter,
 )
+from attention.normalizers import is_softmax
 from attention.request import Request
 from attention.scores.base import Placed
 from attention.scores.relative import Disentangled, Shaw
@@ -158,6 +159,7 @@ def bytes_of_gradients(
   common = 2 * (2 * tokens + 2 * values) + 4 * SIDE * SIDE
   changed, *others = functions
   common += 0 if changed is None else 4 * SIDE * SIDE
+  common += 0 if is_softmax(request.normalizer) else 4 * SIDE * SIDE
   common += sum(
     SIDE * SIDE * min(each.array.dtype.itemsize, 4)
     for function in others

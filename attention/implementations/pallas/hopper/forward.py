@@ -6,11 +6,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas.hopper import distances, rotations
+from attention.implementations.pallas.hopper import (
+  distances,
+  normalization,
+  rotations,
+)
 from attention.implementations.pallas.hopper.attempts import (
   attempts,
   make_finite,
@@ -22,7 +25,6 @@ from attention.implementations.pallas.hopper.own_tokens import (
   map_own,
 )
 from attention.implementations.pallas.hopper.scores import (
-  LOG2_E,
   of_visible,
   tile_scores,
 )
@@ -36,8 +38,6 @@ from attention.implementations.pallas.hopper.tiles import (
   across,
   down,
 )
-
-_LOWEST = float(np.finfo(np.float32).min)
 
 
 def online_softmax(block: Block, is_first: Any) -> None:
@@ -80,11 +80,10 @@ def _compute(block: Block, marks: Sequence[Any], is_second: Any) -> jax.Array:
     scores = tile_scores(block, starts, with_nan=with_nan)[0]
     return _add_keys(block, scores, *state)
 
-  state = sums, zeros + _LOWEST, zeros
+  state = sums, zeros + normalization.LOWEST, zeros
   summed, maximum, total = block.visits(visit, state)
-  is_empty = total == 0.0
-  context = summed / across(jnp.where(is_empty, 1.0, total), shape)
-  maximum = jnp.where(is_empty, _LOWEST, maximum / LOG2_E)
+  maximum, total = normalization.rows(block.problem, maximum, total)
+  context = summed / across(jnp.where(total == 0.0, 1.0, total), shape)
   if marks:
     is_spoilt = cast(marks[1][...], BY_ROW) > 0.0
     context = jnp.where(across(is_spoilt, shape), jnp.nan, context)
@@ -98,11 +97,11 @@ def _compute(block: Block, marks: Sequence[Any], is_second: Any) -> jax.Array:
 def _add_keys(block: Block, scores, summed, maximum, total) -> tuple[Any, ...]:
   """Adds a tile of keys to the sums of the queries."""
   (factor,) = block.factors
-  after = jnp.maximum(maximum, jnp.max(scores, axis=1) * LOG2_E)
-  shrink = jnp.exp2(maximum - after)
-  exponentials = jnp.exp2(scores * LOG2_E - across(after, TILE))
-  total = total * shrink + jnp.sum(exponentials, axis=1)
-  factor[...] = exponentials.astype(factor.dtype)
+  numerators, parts, shrink, after = normalization.added(
+    block.problem, scores, maximum
+  )
+  total = total * shrink + jnp.sum(parts, axis=1)
+  factor[...] = numerators.astype(factor.dtype)
   plgpu.commit_smem()
 
   def product(sums):

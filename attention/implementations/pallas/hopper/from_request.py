@@ -10,6 +10,7 @@ from attention.implementations.dot_products import is_dot_product
 from attention.implementations.pallas.hopper import (
   bias_by_distance,
   distance_terms,
+  normalization,
   projections,
   scales,
   sinusoid_terms,
@@ -49,7 +50,6 @@ from attention.implementations.pallas.operands import (
 from attention.implementations.pallas.products import kernel_precision
 from attention.masks.tile_visibility import grid_visibility
 from attention.masks.types import Below
-from attention.normalizers import is_softmax
 from attention.request import Request
 from attention.scores.classical import AdditiveProduct, ScaledDot
 from attention.scores.relative import Disentangled, Shaw
@@ -65,8 +65,6 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
 
   Raises `Unsupported` for what they do not support.
   """
-  if not is_softmax(request.normalizer):
-    raise Unsupported("computes softmax only on GPUs")
   if request.dropout is not None:
     raise Unsupported("does not support dropout on GPUs")
   maps: dict[str, TokenMap] = {}
@@ -112,6 +110,7 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
     distances,
     sinusoids,
     _bias_gradient(request, functions[1], channels, distances, sinusoids, maps),
+    normalization.terms_of(request),
     query.shape[-1] <= _GRADIENT_FEATURES
     and distance_terms.gradients_fit(distances, request, functions)
     and sinusoid_terms.gradients_fit(sinusoids, request, functions),

@@ -16,7 +16,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas.hopper import distances, rotations
+from attention.implementations.pallas.hopper import (
+  distances,
+  normalization,
+  rotations,
+)
 from attention.implementations.pallas.hopper.attempts import (
   attempts,
   make_finite,
@@ -30,8 +34,6 @@ from attention.implementations.pallas.hopper.channels import (
 )
 from attention.implementations.pallas.hopper.gradient_rows import (
   clear_rows,
-  means,
-  row_numbers,
   write_rows,
 )
 from attention.implementations.pallas.hopper.own_tokens import (
@@ -43,7 +45,6 @@ from attention.implementations.pallas.hopper.projections import (
   pull_back as pull_back_projection,
 )
 from attention.implementations.pallas.hopper.scores import (
-  LOG2_E,
   products_of_tokens,
   tile_scores,
   times_visited_scales,
@@ -231,14 +232,11 @@ def _visit(
     plgpu.commit_smem()
 
   scores, pull_back = tile_scores(block, starts)
-  # Scores that are computed twice may be rounded differently. Each array of
-  # rows is read where it is used, as registers are scarce.
-  exponents = jnp.minimum(scores - row_numbers(block, "maximum"), 0.0)
-  weights = jnp.exp2(exponents * LOG2_E) * row_numbers(block, "inverse")
+  weights = normalization.weights(block, scores)
   if block.are_keys_own:
     weights_factor[0][...] = weights.astype(of_scores_factor.dtype)
   of_weights = products_of_tokens(problem, [(own_values, other_values)])
-  of_scores = weights * (of_weights - means(block))
+  of_scores = normalization.of_scores(block, weights, of_weights)
   if block.of_bias is not None:
     places = problem.of_bias.places(starts)
     distances.add_to_lines(block, block.of_bias, of_scores, places)

@@ -19,6 +19,7 @@ from attention.implementations.pallas.hopper.channels import (
   FunctionSum,
 )
 from attention.implementations.pallas.hopper.distance_terms import Distances
+from attention.implementations.pallas.hopper.normalization import Terms
 from attention.implementations.pallas.hopper.pairs import PairFunction
 from attention.implementations.pallas.hopper.projections import Projections
 from attention.implementations.pallas.hopper.sinusoid_terms import Sinusoids
@@ -48,6 +49,7 @@ class Problem:
   distances: Distances | None  # terms besides dot products
   sinusoids: Sinusoids | None  # Transformer-XL's term of positions
   of_bias: BiasGradient | None  # of numbers by distance
+  normalizer: Terms | None  # None for softmax
   has_gradients: bool
   weight: Operand | None  # of the channels of an additive score
   # Whether keys may be hidden. NaN in a hidden token then changes nothing, and

@@ -1,7 +1,6 @@
 """Scores of a tile in the kernels for Hopper GPUs."""
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,9 +22,6 @@ from attention.implementations.pallas.hopper.tiles import (
   TILE,
   across,
 )
-
-LOG2_E = math.log2(math.e)
-
 
 # (cotangents of scores, the name of an operand or None) -> the cotangents of
 # the products or sums of the pairs, or of the operand.

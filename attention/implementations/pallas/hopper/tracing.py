@@ -51,6 +51,20 @@ def inlined(function: Callable, *arguments: Any) -> ClosedJaxpr:
   )(*arguments)
 
 
+def without_stops(closed: ClosedJaxpr) -> ClosedJaxpr:
+  """A jaxpr that is not differentiated, without `stop_gradient`."""
+
+  # Kernels for GPUs lack it.
+  def apply(equation, inputs):
+    if equation.primitive.name == "stop_gradient":
+      return inputs
+    return apply_primitive(equation, inputs)
+
+  return jax.make_jaxpr(
+    lambda *arguments: interpret(closed.jaxpr, closed.consts, arguments, apply)
+  )(*closed.in_avals)
+
+
 def without_unused(jaxpr: Jaxpr, keep: int) -> tuple[Jaxpr, list[bool]]:
   """Removes unused operations, and arguments after the first `keep`."""
   kept = [number < keep for number in range(len(jaxpr.invars))]

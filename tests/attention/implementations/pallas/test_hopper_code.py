@@ -100,6 +100,8 @@ def check_no_spills(folder, kernels):
     ("disentangled/causal", 4),
     ("disentangled/alibi", 4),
     ("local_m/causal", 3),
+    ("scaled_dot/signed_softmax", 3),
+    ("scaled_dot/sigmoid", 3),
     ("local_m/window", 3),
     ("transformer_xl/none", 4),
     ("transformer_xl/window", 4),
