@@ -43,17 +43,45 @@ class Examples:
 
   @classmethod
   def of(
-    cls, names: tuple[str, ...], num_shards: int, query: jax.Array
+    cls, names: tuple[str, ...], num_shards: int, *tokens: jax.Array
   ) -> Self:
-    """The examples of queries [B, ..., H, T, D]."""
-    rank = query.ndim - 2
-    count = query.shape[0] if rank > 1 else 1
+    """The examples of queries, keys and values [B, ..., H, T, D]."""
+    rank = max(each.ndim for each in tokens) - 2
+    sizes = [each.shape[0] for each in tokens if each.ndim - 2 == rank > 1]
+    count = max(sizes, default=1)
+    if count == 1:
+      return cls((), 1, count, rank)
     if count % num_shards:
       raise ValueError(
         f"{count} examples cannot be sharded over the {num_shards} devices of "
         f"the mesh axes {names}: the number of devices must divide them"
       )
     return cls(names, num_shards, count, rank)
+
+  @property
+  def axis(self) -> tuple[str, ...] | None:
+    """The sharding of the axis of examples."""
+    return self.names or None
+
+  def spec_of_context(
+    self, heads: str | None, sequence: str | None
+  ) -> PartitionSpec:
+    """The sharding of contexts [B, ..., H, T, E]."""
+    names: list[Any] = [None] * (self.rank + 2)
+    names[-3:-1] = heads, sequence
+    if self.rank > 1:
+      names[0] = self.axis
+    return PartitionSpec(*names)
+
+  def check_context(self, context: jax.Array) -> None:
+    """Raises ValueError if a shard has more examples than its tokens."""
+    own = self.count // self.num_shards
+    if self.num_shards > 1 and context.shape[0] != own:
+      raise ValueError(
+        f"a shard of {own} examples has a context of shape {context.shape}: an "
+        "array of the score has an axis of examples that is not declared; see "
+        "MeshAxes.batch"
+      )
 
   def has(self, tokens: jax.Array) -> bool:
     """Whether the first axis of tokens is one of examples."""
@@ -68,7 +96,7 @@ class Examples:
     mask = None if mask is None else as_mask(mask)
     bias = None if bias is None else as_bias(bias)
     pairs = {"mask": mask, "bias": bias}
-    sharding = PartitionSpec(self.names or None)
+    sharding = PartitionSpec(self.axis)
 
     def spec(has_examples):
       return sharding if has_examples else PartitionSpec()

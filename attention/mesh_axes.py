@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from attention.biases import as_bias
@@ -33,15 +35,18 @@ class MeshAxes:
   and values rotate around the devices that share a sequence, as in
   `ring_attention`. Call attention under `jax.set_mesh(mesh)`; the axes must
   have the type `Auto`. XLA chooses the sharding of all other arrays, and that
-  of the batch without `batch`. Kernels (`implementation="pallas"`) need all
-  axes of the mesh here, as XLA does not divide them.
+  of the batch without `batch`. XLA does not partition kernels, so
+  `implementation="pallas"` needs all axes of the mesh here.
 
   Attributes:
     heads: the mesh axis that shards heads, or None.
     sequence: the mesh axis that shards tokens, or None.
     order: the order of the tokens, as in `ring_attention`. The caller permutes
       tokens to "zigzag" order with `attention.ring.arrange`.
-    batch: the mesh axes that shard the first axis of the tokens.
+    batch: the mesh axes that shard the first axis of the tokens, and of the
+      arrays of masks, biases and scores that have it. A plain function as the
+      score or in `masks.where` may not capture arrays with this axis; a score
+      declares them by `attention.scores.SCALAR`, `VECTOR` or `MATRIX`.
 
   Example:
     >>> from attention.modules import MultiHeadAttention
@@ -59,6 +64,14 @@ class MeshAxes:
   sequence: str | None = None
   order: Order = "contiguous"
   batch: tuple[str, ...] = ()
+
+  def __post_init__(self):
+    if isinstance(self.batch, str | list):
+      names = [self.batch] if isinstance(self.batch, str) else self.batch
+      object.__setattr__(self, "batch", tuple(names))
+    names = [*self.batch, *filter(None, (self.heads, self.sequence))]
+    if len({*names}) < len(names):
+      raise ValueError(f"a mesh axis can shard one axis only, got {self}")
 
   @property
   def num_head_shards(self) -> int:
@@ -125,12 +138,14 @@ def attend_sharded_heads(
     return compute(
       query, key, value, score=score, normalizer=normalizer, **options
     )[0]
-  parameters, structure = jax.tree.flatten((score, normalizer))
   num_heads = query.shape[-3]
   _check_heads(mesh_axes, num_heads, key.shape[-3], value.shape[-3])
-  examples = Examples.of(mesh_axes.batch, mesh_axes.num_batch_shards, query)
+  examples = Examples.of(
+    mesh_axes.batch, mesh_axes.num_batch_shards, query, key, value
+  )
+  parameters = _Parameters(score, normalizer)
 
-  def compute_shard(tokens, parameters, options):
+  def compute_shard(tokens, arrays, options):
     first_head: int | jax.Array = 0
     if options["dropout"] is not None:
       options["dropout"] = examples.dropout(options["dropout"])
@@ -140,43 +155,74 @@ def attend_sharded_heads(
       index = jax.lax.axis_index(mesh_axes.heads)
       first_head = index * size
       options = _of_shard(index, size, num_heads, is_grouped, **options)
-    score, normalizer = jax.tree.unflatten(structure, parameters)
+    score, normalizer = parameters.with_arrays(arrays)
     score = score.placed(first_head=first_head)
-    return compute(*tokens, score=score, normalizer=normalizer, **options)[0]
+    context, _ = compute(*tokens, score=score, normalizer=normalizer, **options)
+    examples.check_context(context)
+    return context
 
   tokens, token_specs = _sharded_heads(
     mesh_axes,
+    examples.axis,
     (query, key, value),
     (-3, -3, -3),
     [examples.has(each) for each in (query, key, value)],
     mesh_axes.sequence,
   )
-  parameters, specs = _sharded_heads(
+  arrays, specs = _sharded_heads(
     mesh_axes,
-    parameters,
-    [*_head_axes(score), *_head_axes(normalizer)],
-    [*examples.of_owner(score), *examples.of_owner(normalizer)],
+    examples.axis,
+    parameters.arrays,
+    parameters.of_arrays(_head_axes),
+    parameters.of_arrays(examples.of_owner),
   )
   options, option_specs = examples.options(**options)
   return jax.shard_map(
     compute_shard,
     in_specs=(token_specs, specs, option_specs),
-    out_specs=token_specs[0],
+    out_specs=examples.spec_of_context(mesh_axes.heads, mesh_axes.sequence),
     axis_names=mesh_axes.names,
     # JAX cannot check the axes over which results of GPU kernels vary.
     check_vma=not (mesh_axes.batch and is_on_gpu()),
-  )(tokens, parameters, options)
+  )(tokens, arrays, options)
+
+
+class _Parameters:
+  """The arrays of a score and a normalizer; their numbers stay known."""
+
+  # For instance the position 0 of the first token.
+
+  def __init__(self, *owners: Any):
+    self._owners = owners
+    self._leaves, self._structure = jax.tree.flatten(owners)
+    self._is_array = [
+      isinstance(leaf, jax.Array | np.ndarray) for leaf in self._leaves
+    ]
+    self.arrays = [*itertools.compress(self._leaves, self._is_array)]
+
+  def of_arrays(self, of_owner: Callable[[Any], Iterable]) -> list[Any]:
+    """What a function says of each leaf of an owner, for the arrays."""
+    found = itertools.chain.from_iterable(map(of_owner, self._owners))
+    return [*itertools.compress(found, self._is_array)]
+
+  def with_arrays(self, arrays: Iterable[jax.Array]) -> Any:
+    """The score and the normalizer with other arrays."""
+    own = iter(arrays)
+    pairs = zip(self._leaves, self._is_array)
+    leaves = [next(own) if is_array else leaf for leaf, is_array in pairs]
+    return jax.tree.unflatten(self._structure, leaves)
 
 
 def _sharded_heads(
-  mesh_axes: MeshAxes, arrays, axes, have_examples, sequence=None
+  mesh_axes: MeshAxes, examples, arrays, axes, have_examples, sequence=None
 ):
   """Arrays and their shardings; heads that devices share are repeated."""
+  # `examples` are the mesh axes of the first axis of some arrays.
   count, repeated, specs = mesh_axes.num_head_shards, [], []
   for array, axis, has_examples in zip(arrays, axes, have_examples):
     names: list[Any] = [None] * jnp.ndim(array)
     if has_examples:
-      names[0] = mesh_axes.batch or None
+      names[0] = examples
     if sequence is not None:
       names[-2] = sequence
     if axis is not None:

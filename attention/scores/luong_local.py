@@ -2,6 +2,7 @@
 
 import dataclasses
 from typing import Annotated as Shaped
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -158,16 +159,17 @@ class Local(Wrapper):
     self.score.check(query, key)
 
   def map_query(self, query):
-    """The mapped query, followed by p / S as one more feature."""
+    """The mapped query, followed by features whose sum is p / S."""
     mapped = self.score.map_query(query)
     if self.query_weight is None:
       return mapped
-    predicted = self.shares(query)[..., None]
+    # The score may depend on the dtype of mapped tokens.
+    predicted = _parts(self.shares(query), mapped.dtype)
     shape = jnp.broadcast_shapes(mapped.shape[:-1], predicted.shape[:-1])
     return jnp.concatenate(
       [
-        jnp.broadcast_to(mapped, (*shape, mapped.shape[-1])),
-        jnp.broadcast_to(predicted, (*shape, 1)),
+        jnp.broadcast_to(each, (*shape, each.shape[-1]))
+        for each in (mapped, predicted)
       ],
       axis=-1,
     )
@@ -191,7 +193,10 @@ class Local(Wrapper):
       scores = self.score.pair_at(query, key, positions)
       center, at = positions.broadcast(scores.ndim)
     else:
-      fraction, query = query[..., -1:], query[..., :-1]
+      number = _num_parts(query.dtype)
+      parts, query = query[..., -number:], query[..., :-number]
+      wide = jnp.promote_types(parts.dtype, jnp.float32)
+      fraction = jnp.sum(parts.astype(wide), axis=-1, keepdims=True)
       scores = self.score.pair_at(query, key, positions)
       length = jnp.asarray(self._length(positions), fraction.dtype)
       fraction, length, scores = axes.aligned(fraction, length, scores)
@@ -208,3 +213,18 @@ class Local(Wrapper):
       return positions.query[:, None] + 1
     length = positions.key_length if self.length is None else self.length
     return jnp.asarray(length)[..., None, None]
+
+
+def _num_parts(dtype: Any) -> int:
+  """The numbers of a dtype whose sum has the digits of float32."""
+  return 3 if jnp.dtype(dtype).itemsize == 2 else 1
+
+
+def _parts(numbers: jax.Array, dtype: Any) -> jax.Array:
+  """Numbers [...] as sums of numbers of a dtype, [..., n]."""
+  parts = [numbers.astype(dtype)]
+  for _ in range(_num_parts(dtype) - 1):
+    rest = numbers - sum(each.astype(numbers.dtype) for each in parts)
+    # The first part has the derivatives.
+    parts.append(jax.lax.stop_gradient(rest.astype(dtype)))
+  return jnp.concatenate([each[..., None] for each in parts], axis=-1)

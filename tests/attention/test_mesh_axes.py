@@ -168,6 +168,45 @@ def test_examples_sharded(name, order, implementation):
   check(module, order, shape, implementation=implementation, **options)
 
 
+@sampled("shape", [(1, 16, 8), (16, 8)], default=[(1, 16, 8)])
+def test_one_example_is_replicated(shape):
+  query = jnp.asarray(GENERATOR.normal(size=shape), jnp.float32)
+  variables = MODULE.init(jax.random.key(0), query)
+  module = MODULE.clone(mesh_axes=MeshAxes("tensor", batch="data"))
+  with jax.set_mesh(mesh()):
+    got = jax.jit(module.apply)(variables, query)
+  np.testing.assert_allclose(got, MODULE.apply(variables, query), atol=1e-5)
+
+
+@sampled("implementation", [None, KERNELS], default=[KERNELS])
+def test_numbers_by_position_with_examples_and_heads_sharded(implementation):
+  gates = -jnp.abs(jnp.asarray(GENERATOR.normal(size=(4, 4, MEMORY))))
+  score = scores.forgetting(scores.dot(), gates)
+  order = MeshAxes("tensor", batch=("data",))
+  shape = {"data": 2, "tensor": 2}
+  module = MODULE.clone(score=score)
+  check(module, order, shape, implementation=implementation, **CAUSAL)
+
+
+def test_an_array_of_examples_that_a_score_captures_is_an_error():
+  factor = jnp.ones((4, 1, 1, 1))
+  score = lambda query, key: factor * (query @ key.mT)  # noqa: E731
+  query = tokens(LENGTH, 1)
+  module = MODULE.clone(score=score, mesh_axes=MeshAxes(batch=("data",)))
+  variables = jax.eval_shape(MODULE.init, jax.random.key(0), query)
+  with (
+    jax.set_mesh(mesh(data=4)),
+    pytest.raises(ValueError, match="axis of examples that is not declared"),
+  ):
+    jax.eval_shape(module.apply, variables, query)
+
+
+def test_axes_may_be_one_name_and_shard_one_axis_each():
+  assert MeshAxes(batch="data") == MeshAxes(batch=["data"])
+  with pytest.raises(ValueError, match="can shard one axis only"):
+    MeshAxes(heads="data", batch=("data",))
+
+
 @pytest.mark.exhaustive
 def test_bias_for_all_heads():
   bias = jax.random.normal(jax.random.key(3), (LENGTH, MEMORY))

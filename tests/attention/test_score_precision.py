@@ -34,10 +34,21 @@ def test_positions_that_local_p_predicts_for_bfloat16_are_float32():
   arrays = draw(4, (50, 24), (24, 8), (8,))
   query, weight, vector = (jnp.asarray(x, jnp.bfloat16) for x in arrays)
   score = scores.local(scores.dot(), 2.0, weight, vector)
-  found = score.map_query(query)[..., -1]
+  parts = score.map_query(query)[..., 24:]
+  assert parts.dtype == jnp.bfloat16
+  found = np.sum(np.asarray(parts, np.float64), axis=-1)
   wide = [np.asarray(each, np.float64) for each in (query, weight, vector)]
   logits = np.tanh(wide[0] @ wide[1]) @ wide[2]
   np.testing.assert_allclose(found, 1 / (1 + np.exp(-logits)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_local_p_has_the_scores_of_contents_in_every_dtype(dtype):
+  arrays = draw(5, (20, 24), (30, 24), (24, 8), (8,))
+  query, key, weight, vector = (jnp.asarray(x, dtype) for x in arrays)
+  score = scores.local(scores.scaled_dot(), 5.0, weight, vector)
+  wide = [each.astype(jnp.float32) for each in (query, key)]
+  np.testing.assert_allclose(score(query, key), score(*wide), atol=1e-4)
 
 
 @pytest.mark.parametrize("scale", [None, 0.3, jnp.array([0.3, 0.4])])

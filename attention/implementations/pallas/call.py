@@ -34,6 +34,7 @@ from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.products import kernel_precision
 from attention.implementations.pallas.running_sums import make_running_sums
 from attention.implementations.pallas.visits import Visibility
+from attention.known_zeros import WithKnownZeros
 from attention.masks.tile_visibility import grid_visibility
 from attention.normalizers import is_softmax
 from attention.request import Request
@@ -80,7 +81,7 @@ def compute(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
   is_known = not any(isinstance(x, jax.Array) for x in jax.tree.leaves(mask))
   arrays = [
     *request.tokens,
-    request.score,
+    WithKnownZeros(request.score),
     None if is_known else mask,
     request.bias,
     request.dropout,
@@ -111,6 +112,7 @@ def _compiled(
 ) -> tuple[jax.Array, Statistics]:
   """`compute` for the arrays of a request."""
   query, key, value, score, mask, bias, dropout = arrays
+  score = score.tree
   request = Request(
     query,
     key,

@@ -112,6 +112,16 @@ def _operations(jaxpr, without=()):
         yield from _operations(inner, without)
 
 
+def test_positions_that_are_zero_stay_known_outside_of_a_program():
+  tokens, log_gates = draw((40, 8), 3), draw((40,), 4)
+  score = scores.forgetting(scores.dot(), log_gates).placed(first_head=0)
+  results = [
+    attend(*(tokens,) * 3, score=score, implementation=each)
+    for each in ("reference", Pallas(interpret=True))
+  ]
+  np.testing.assert_allclose(*results, atol=1e-5)
+
+
 def test_the_score_itself_receives_gradients_of_log_gates():
   tokens, log_gates = draw((40, 8), 3), draw((40,), 4)
 
