@@ -35,7 +35,15 @@ ATTENTION = (
     "positional",
     "softmax",
   ),
-  ("axes", "checks", "equality", "function_pytree", "matmul", "meshes"),
+  (
+    "axes",
+    "checks",
+    "equality",
+    "function_pytree",
+    "known_zeros",
+    "matmul",
+    "meshes",
+  ),
 )
 EXPERIMENTS = (
   ("compare",),

@@ -150,7 +150,11 @@ def check_score(score: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Wrapper(Score):
-  """A score made from another; inherit, and override what differs."""
+  """A score made from another; inherit, and override what differs.
+
+  The pairs of a score may depend on the dtype of mapped tokens, which a wrapper
+  must keep.
+  """
 
   score: Score
 

@@ -14,8 +14,8 @@ from attention.checks import check_floating
 from attention.head_parameters import BY_POSITION
 from attention.scores.base import Score, Wrapper, check_score
 
-# Numbers [..., S] to the sums of the first n: total, total again, and rest, so
-# that the cotangents of queries and of keys are not added before a kernel.
+# Numbers [..., S] to the sums of the first n: the total for queries, the same
+# for keys, and the rest. With two outputs, a kernel adds both cotangents.
 RunningSums = Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
 
 

@@ -62,9 +62,6 @@ class Source(Protocol):
   ) -> jax.Array:
     """The part of an array that belongs to a tile."""
 
-  def index(self, axis: int) -> Any:
-    """The tile's index along a leading axis of the context."""
-
 
 class Plan:
   """Notes the operands, and answers with zeros of a tile of one pair."""
@@ -79,27 +76,17 @@ class Plan:
     self.operands.append(operand)
     return jnp.zeros(operand.part(1, 1), array.dtype)
 
-  def index(self, axis):
-    """Zero."""
-    del axis
-    return jnp.int32(0)
-
 
 class Blocks:
   """Answers with blocks, in the order in which a `Plan` was asked."""
 
-  def __init__(self, blocks: Sequence[jax.Array], indices: Sequence[Any]):
+  def __init__(self, blocks: Sequence[jax.Array]):
     self._blocks = iter(blocks)
-    self._indices = indices
 
   def read(self, array, kind, axes):
     """The next block."""
     del array, kind, axes
     return next(self._blocks)
-
-  def index(self, axis):
-    """The tile's index along a leading axis."""
-    return self._indices[axis]
 
 
 def aligned_right(leading: Sequence[int], rank: int) -> tuple[int | None, ...]:

@@ -261,7 +261,7 @@ def _traced_block(
     indices, blocks = others[:rank], others[rank:]
     queries = first_query + _count(tile[0], 0)
     keys = first_key + _count(tile[1], 1)
-    result = function(Blocks(blocks, indices), queries, keys, indices)
+    result = function(Blocks(blocks), queries, keys, indices)
     return jnp.broadcast_to(result, tile)
 
   arguments = [_SCALAR] * (2 + rank)

@@ -34,7 +34,7 @@ class Options:
 
   config: TransformerConfig
   dtype: DTypeLike  # of the computation
-  mesh_axes: MeshAxes  # shard heads and tokens
+  mesh_axes: MeshAxes  # shard rows, heads and tokens
   max_length: int  # of a source or target
   implementation: Implementation | None = None  # of attention
 

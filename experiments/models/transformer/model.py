@@ -64,7 +64,7 @@ class Transformer(nn.Module):
   shared_vocabulary: bool  # whether source and target have the same token ids
   max_length: int  # of a source or target
   dtype: DTypeLike  # of the computation; parameters are float32
-  mesh_axes: MeshAxes = ALONE  # shard heads, and tokens in `ring_order`
+  mesh_axes: MeshAxes = ALONE  # shard rows, heads, and tokens in `ring_order`
 
   def setup(self):
     """Declares the layers."""

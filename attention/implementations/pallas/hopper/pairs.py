@@ -91,7 +91,7 @@ def of_pairwise(
     values(each, PairTile(plan, one, one, rank))
 
   def compute(queries, keys, *others):
-    at = PairTile(Blocks(others[rank:], others[:rank]), queries, keys, rank)
+    at = PairTile(Blocks(others[rank:]), queries, keys, rank)
     results = [values(each, at) for each in parts]
     return jnp.broadcast_to(functools.reduce(jnp.logical_and, results), TILE)
 

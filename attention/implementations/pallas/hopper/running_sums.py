@@ -31,8 +31,8 @@ def running_sums(
 ) -> list[jax.Array]:
   """The running sums of `function(*arrays)` along the last axis.
 
-  The function receives tiles of rows, and those of one array are followed by
-  the sum of the row's absolute values, unless `is_reversed`.
+  The function receives tiles of the arrays. Unless `is_reversed`, there is one
+  array, and its second argument is the sum of the row's absolute values.
   """
   shape, length = arrays[0].shape, arrays[0].shape[-1]
   entries, tiles = math.prod(shape[:-1]), -(-length // SIDE)
