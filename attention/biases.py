@@ -23,7 +23,7 @@ import numpy as np
 
 from attention import axes
 from attention.checks import check_floating, check_positive
-from attention.custom_transpose import with_mutual_transpose
+from attention.distance_buckets import buckets, of_buckets
 from attention.positional import (
   ArrayValues,
   Combination,
@@ -144,12 +144,12 @@ class ByBucket(Bias):
   def buckets(self) -> np.ndarray:
     """Int [2m + 1]: the bucket of each distance from -m to m."""
     number = self.numbers.shape[-1]
-    return _buckets(number, self.bidirectional, self.max_distance)
+    return buckets(number, self.bidirectional, self.max_distance)
 
   @property
   def by_distance(self) -> ByDistance:
     """The same bias, with one number for each distance."""
-    return ByDistance(_of_buckets(self.numbers, self.buckets))
+    return ByDistance(of_buckets(self.numbers, self.buckets))
 
   def block(self, rows, columns, rank):
     return self.by_distance.block(rows, columns, rank)
@@ -166,40 +166,6 @@ def with_numbers_by_distance(bias: Any) -> Any:
     bias,
     is_leaf=lambda each: isinstance(each, ByBucket),
   )
-
-
-def _of_buckets(numbers: jax.Array, buckets: np.ndarray) -> jax.Array:
-  """The numbers of each distance, [H, 2m + 1], from those of buckets."""
-  number = numbers.shape[-1]
-
-  # The transpose of a look-up is a scatter, which GPUs compute in two kernels.
-  def transpose(residuals, arguments):
-    del residuals
-    is_own = buckets == np.arange(number)[:, None, None]
-    return [jnp.sum(jnp.where(is_own, arguments[0][None], 0.0), axis=-1).T]
-
-  def look_up(residuals, arguments):
-    del residuals
-    return [jnp.take(arguments[0].T, buckets, axis=0).T]
-
-  return with_mutual_transpose(look_up, transpose, [], [numbers])[0]
-
-
-def _buckets(num_buckets: int, bidirectional: bool, max_distance: int):
-  """The bucket of each j - i from -max_distance to max_distance."""
-  relative = np.arange(-max_distance, max_distance + 1)
-  if bidirectional:
-    num_buckets //= 2
-    first, distance = num_buckets * (relative > 0), np.abs(relative)
-  else:
-    first, distance = np.zeros_like(relative), np.maximum(-relative, 0)
-  exact = num_buckets // 2
-  ratio = np.log(np.maximum(distance, exact) / exact)
-  ratio = ratio / math.log(max_distance / exact)
-  # A distance on the edge of a bucket must not fall below it by rounding.
-  coarse = exact + np.floor(ratio * (num_buckets - exact) + 1e-9).astype(int)
-  coarse = np.minimum(coarse, num_buckets - 1)
-  return first + np.where(distance < exact, distance, coarse)
 
 
 @jax.tree_util.register_dataclass

@@ -101,43 +101,41 @@ class PartDropout(Dropout):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ExamplesDropout(Dropout):
-  """The dropout of one of `count` equal groups of examples, the first axis."""
+class GroupDropout(Dropout):
+  """The dropout of one of `count` equal groups along a leading axis."""
 
   whole: Dropout
   index: jax.Array
   count: int
 
   def block(self, rows, columns, numbers, shape, dtype):
-    numbers, shape = self.of_all_examples(numbers, shape, self.index)
+    numbers, shape = self.of_all(numbers, shape, self.index)
     return self.whole.block(rows, columns, numbers, shape, dtype)
 
-  def of_all_examples(
+  def of_all(
     self, numbers: Any, shape: tuple[int, ...], index: Any
   ) -> tuple[Any, tuple[int, ...]]:
-    """The numbers of leading entries, and the shape, for all groups."""
+    """The numbers of the group's leading entries, and the shape, among all."""
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ExamplesDropout(GroupDropout):
+  """The dropout of a group of examples, the first axis."""
+
+  def of_all(self, numbers, shape, index):
     first, *rest = shape
     own = first * math.prod(rest[:-2])
     return numbers + index * own, (first * self.count, *rest)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class HeadsDropout(Dropout):
-  """The dropout of one of `count` equal groups of heads, [H] or [K, G]."""
+class HeadsDropout(GroupDropout):
+  """The dropout of a group of heads, [H] or [K, G]."""
 
-  whole: Dropout
-  index: jax.Array
-  count: int
   rank: int  # 1 for heads [H], 2 for [K, G]
 
-  def block(self, rows, columns, numbers, shape, dtype):
-    numbers, shape = self.of_all_heads(numbers, shape, self.index)
-    return self.whole.block(rows, columns, numbers, shape, dtype)
-
-  def of_all_heads(
-    self, numbers: Any, shape: tuple[int, ...], index: Any
-  ) -> tuple[Any, tuple[int, ...]]:
-    """The numbers of leading entries, and the shape, for all groups."""
+  def of_all(self, numbers, shape, index):
     leading, lengths = shape[:-2], shape[-2:]
     first = len(leading) - self.rank
     heads = math.prod(leading[first:])

@@ -4,6 +4,7 @@
 # ruff: noqa: D102
 
 import dataclasses
+import itertools
 from typing import Any, Self
 
 import jax
@@ -18,15 +19,20 @@ class WithKnownZeros:
 
   tree: Any
 
+  @property
+  def is_traced(self) -> tuple[bool, ...]:
+    """For each leaf of the tree, whether it is not a Python zero."""
+    leaves = jax.tree.leaves(self.tree)
+    return tuple(type(leaf) is not int or leaf != 0 for leaf in leaves)
+
   def tree_flatten(self) -> tuple[list[Any], tuple[Any, tuple[bool, ...]]]:
     leaves, structure = jax.tree.flatten(self.tree)
-    is_zero = tuple(type(leaf) is int and leaf == 0 for leaf in leaves)
-    traced = [leaf for leaf, zero in zip(leaves, is_zero) if not zero]
-    return traced, (structure, is_zero)
+    traced = [*itertools.compress(leaves, self.is_traced)]
+    return traced, (structure, self.is_traced)
 
   @classmethod
   def tree_unflatten(cls, known: Any, traced: Any) -> Self:
-    structure, is_zero = known
+    structure, is_traced = known
     rest = iter(traced)
-    leaves = [0 if zero else next(rest) for zero in is_zero]
+    leaves = [next(rest) if own else 0 for own in is_traced]
     return cls(jax.tree.unflatten(structure, leaves))

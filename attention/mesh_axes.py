@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec
 
 from attention.biases import as_bias
@@ -18,6 +17,7 @@ from attention.dropout import HeadsDropout
 from attention.example_axes import Examples
 from attention.grouped_query import attend_heads
 from attention.head_parameters import head_axes
+from attention.known_zeros import WithKnownZeros
 from attention.masks.types import as_mask
 from attention.meshes import is_on_gpu
 from attention.normalizers import Normalizer
@@ -143,7 +143,8 @@ def attend_sharded_heads(
   examples = Examples.of(
     mesh_axes.batch, mesh_axes.num_batch_shards, query, key, value
   )
-  parameters = _Parameters(score, normalizer)
+  parameters = WithKnownZeros((score, normalizer))
+  leaves, structure = jax.tree.flatten(parameters)
 
   def compute_shard(tokens, arrays, options):
     first_head: int | jax.Array = 0
@@ -155,7 +156,7 @@ def attend_sharded_heads(
       index = jax.lax.axis_index(mesh_axes.heads)
       first_head = index * size
       options = _of_shard(index, size, num_heads, is_grouped, **options)
-    score, normalizer = parameters.with_arrays(arrays)
+    score, normalizer = jax.tree.unflatten(structure, arrays).tree
     score = score.placed(first_head=first_head)
     context, _ = compute(*tokens, score=score, normalizer=normalizer, **options)
     examples.check_context(context)
@@ -169,12 +170,14 @@ def attend_sharded_heads(
     [examples.has(each) for each in (query, key, value)],
     mesh_axes.sequence,
   )
+  heads, have_examples = (
+    itertools.compress(
+      [*of_owner(score), *of_owner(normalizer)], parameters.is_traced
+    )
+    for of_owner in (_head_axes, examples.of_owner)
+  )
   arrays, specs = _sharded_heads(
-    mesh_axes,
-    examples.axis,
-    parameters.arrays,
-    parameters.of_arrays(_head_axes),
-    parameters.of_arrays(examples.of_owner),
+    mesh_axes, examples.axis, leaves, heads, have_examples
   )
   options, option_specs = examples.options(**options)
   return jax.shard_map(
@@ -185,32 +188,6 @@ def attend_sharded_heads(
     # JAX cannot check the axes over which results of GPU kernels vary.
     check_vma=not (mesh_axes.batch and is_on_gpu()),
   )(tokens, arrays, options)
-
-
-class _Parameters:
-  """The arrays of a score and a normalizer; their numbers stay known."""
-
-  # For instance the position 0 of the first token.
-
-  def __init__(self, *owners: Any):
-    self._owners = owners
-    self._leaves, self._structure = jax.tree.flatten(owners)
-    self._is_array = [
-      isinstance(leaf, jax.Array | np.ndarray) for leaf in self._leaves
-    ]
-    self.arrays = [*itertools.compress(self._leaves, self._is_array)]
-
-  def of_arrays(self, of_owner: Callable[[Any], Iterable]) -> list[Any]:
-    """What a function says of each leaf of an owner, for the arrays."""
-    found = itertools.chain.from_iterable(map(of_owner, self._owners))
-    return [*itertools.compress(found, self._is_array)]
-
-  def with_arrays(self, arrays: Iterable[jax.Array]) -> Any:
-    """The score and the normalizer with other arrays."""
-    own = iter(arrays)
-    pairs = zip(self._leaves, self._is_array)
-    leaves = [next(own) if is_array else leaf for leaf, is_array in pairs]
-    return jax.tree.unflatten(self._structure, leaves)
 
 
 def _sharded_heads(

@@ -22,6 +22,7 @@ ATTENTION = (
   ("serialization", "types"),
   ("biases", "masks"),
   (
+    "distance_buckets",
     "dropout",
     "normalizers",
     "positions",

@@ -132,7 +132,9 @@ def running_sums(
   numbers: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """The sums of the first n numbers: an exact part, twice, and a small one."""
-  total, rest = jnp.cumsum(jnp.stack(exact_parts(numbers)), axis=-1)
+  bound = jnp.sum(jnp.abs(numbers), axis=-1, keepdims=True)
+  parts = jnp.stack(exact_parts(numbers, bound))
+  total, rest = jnp.cumsum(parts, axis=-1)
   return total, total, rest
 
 
@@ -144,17 +146,15 @@ def _running_sums_jvp(primals, tangents):
 
 
 def exact_parts(
-  numbers: jax.Array, bound: jax.Array | None = None
+  numbers: jax.Array, bound: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """Numbers [..., S] as numbers that have exact sums, and what remains.
 
-  The bound is the sum of their absolute values; None computes it.
+  The bound, [..., 1], is the sum of their absolute values.
   """
   # A sum of thousands of numbers has an absolute error that the difference of
   # two sums would keep. Multiples of `unit` have exact sums, as these have no
   # more digits than the dtype; what remains is small, and so is its error.
-  if bound is None:
-    bound = jnp.sum(jnp.abs(numbers), axis=-1, keepdims=True)
   info = jnp.finfo(numbers.dtype)
   unit = _power_of_two(bound) * (2.0 * info.eps)
   unit = jnp.maximum(unit, info.tiny)

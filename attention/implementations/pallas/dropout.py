@@ -25,13 +25,6 @@ _PARITY = 0x1BD11BDA
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 
 
-_PARTS = (
-  dropouts.PartDropout,
-  dropouts.HeadsDropout,
-  dropouts.ExamplesDropout,
-)
-
-
 @dataclasses.dataclass(frozen=True)
 class Place:
   """Where the weights of a tile lie among all weights of `shape`."""
@@ -52,10 +45,10 @@ class Place:
 
 def words_of(dropout: dropouts.Dropout) -> list[jax.Array]:
   """The two words of a dropout's key, int32."""
-  while not isinstance(dropout, dropouts.InvertedDropout):
-    if not isinstance(dropout, _PARTS):
-      raise Unsupported(f"does not support {type(dropout).__name__}")
+  while isinstance(dropout, dropouts.PartDropout | dropouts.GroupDropout):
     dropout = dropout.whole
+  if not isinstance(dropout, dropouts.InvertedDropout):
+    raise Unsupported(f"does not support {type(dropout).__name__}")
   return [*dropout.words.astype(jnp.int32)]
 
 
@@ -95,17 +88,8 @@ def _(dropout: dropouts.PartDropout, place: Place):
 
 
 @factors.register
-def _(dropout: dropouts.ExamplesDropout, place: Place):
-  number, shape = dropout.of_all_examples(
-    place.number, place.shape, place.scalar(dropout.index)
-  )
-  whole = dataclasses.replace(place, number=number, shape=shape)
-  return factors(dropout.whole, whole)
-
-
-@factors.register
-def _(dropout: dropouts.HeadsDropout, place: Place):
-  number, shape = dropout.of_all_heads(
+def _(dropout: dropouts.GroupDropout, place: Place):
+  number, shape = dropout.of_all(
     place.number, place.shape, place.scalar(dropout.index)
   )
   whole = dataclasses.replace(place, number=number, shape=shape)

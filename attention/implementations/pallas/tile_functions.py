@@ -31,7 +31,8 @@ from attention.implementations.pallas.operands import (
   Unsupported,
   aligned_right,
 )
-from attention.implementations.pallas.pairwise import Tile, values
+from attention.implementations.pallas.pair_tile import Tile
+from attention.implementations.pallas.pairwise import values
 from attention.masks import types as masks
 from attention.normalizers import OnlineNormalizer
 from attention.positional import Pairwise

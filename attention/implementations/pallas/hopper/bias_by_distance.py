@@ -28,7 +28,7 @@ from attention.implementations.pallas.hopper.tiles import (
   read_transposed,
 )
 from attention.implementations.pallas.operands import Kind
-from attention.implementations.pallas.pairwise import Tile
+from attention.implementations.pallas.pair_tile import Tile
 
 # The numbers whose gradients fit into a block's shared memory.
 _MOST = 272

@@ -85,24 +85,11 @@ def of_block(
   tiles = {
     name: tile_memory(each.array, each.axes) for name, each in loaded.items()
   }
-  own, sums = "key" if are_keys_own else "query", {}
-  own_map, of_mapped = problem.maps.get(own), None
+  own = "key" if are_keys_own else "query"
+  own_map = problem.maps.get(own)
   is_scaling = own_map is not None and own_map.is_scaling
-  if is_scaling:
-    of_mapped = swizzled((SIDE, inputs[own].array.shape[-1]), jnp.float32)
-  elif own_map is not None:
-    of_mapped = tiles[own] = tiles["remainder"] = tiles["unmapped"]
-    for name in own_map.matrices:
-      shape = inputs[name].array.shape[-2:]
-      tiles[name] = swizzled(shape, inputs["unmapped"].array.dtype)
-  elif problem.projections is not None:
-    tokens = [inputs[name].array for name in ("query", "key")]
-    channels, dtype = problem.channels.channels, tokens[0].dtype
-    features = max(each.shape[-1] for each in tokens)
-    tiles["projection"] = swizzled((features, channels), dtype)
-    of_mapped = swizzled((SIDE, channels), dtype)
-    of_channels = plgpu.SMEM((channels, SIDE), jnp.float32)
-    sums = {name: of_channels for name in _SUMS if name in outputs}
+  of_maps, of_mapped = _of_maps(problem, inputs, tiles, own)
+  tiles |= of_maps
   factor = swizzled(TILE, inputs["value"].array.dtype)
   has_products = of_gradients and problem.changed is not None
   numbers = plgpu.SMEM((SIDE,), jnp.float32)
@@ -133,11 +120,45 @@ def of_block(
     of_bias=problem.of_bias.memory()
     if problem.of_bias is not None and problem.of_bias.name in outputs
     else None,
-    channel_sums=sums,
+    channel_sums=_channel_sums(problem, outputs),
     marks=numbers if of_gradients else None,
     own_scale=numbers if is_scaling and not are_keys_own else None,
     zero=plgpu.SMEM((1,), jnp.int32),
   )
+
+
+def _of_maps(
+  problem: Any, inputs: Mapping[str, Input], tiles: Mapping[str, Any], own: str
+) -> tuple[dict[str, Any], Any]:
+  """The tiles of maps of own tokens, and that of the results' gradients."""
+  own_map = problem.maps.get(own)
+  if own_map is not None and own_map.is_scaling:
+    features = inputs[own].array.shape[-1]
+    return {}, swizzled((SIDE, features), jnp.float32)
+  if own_map is not None:
+    tokens, dtype = tiles["unmapped"], inputs["unmapped"].array.dtype
+    matrices = {
+      name: swizzled(inputs[name].array.shape[-2:], dtype)
+      for name in own_map.matrices
+    }
+    return {own: tokens, "remainder": tokens, **matrices}, tokens
+  if problem.projections is None:
+    return {}, None
+  arrays = [inputs[name].array for name in ("query", "key")]
+  channels, dtype = problem.channels.channels, arrays[0].dtype
+  features = max(each.shape[-1] for each in arrays)
+  projection = swizzled((features, channels), dtype)
+  return {"projection": projection}, swizzled((SIDE, channels), dtype)
+
+
+def _channel_sums(
+  problem: Any, outputs: Mapping[str, Output]
+) -> dict[str, Any]:
+  """The gradients of projected channels."""
+  if problem.projections is None:
+    return {}
+  of_channels = plgpu.SMEM((problem.channels.channels, SIDE), jnp.float32)
+  return {name: of_channels for name in _SUMS if name in outputs}
 
 
 def with_shared(

@@ -22,7 +22,8 @@ def running_sums(
 ) -> list[jax.Array]:
   """The running sums of `function(*arrays)` along the last axis.
 
-  The function receives whole rows.
+  The function receives rows. Unless `is_reversed`, there is one array, and its
+  second argument is the sum of the row's absolute values.
   """
   shape, length = arrays[0].shape, arrays[0].shape[-1]
   count = math.prod(shape[:-1])
@@ -35,18 +36,23 @@ def running_sums(
       pl.BlockSpec((block[0], 1, block[1]), lambda n: (n, 0, 0)),
     ),
   ]
-  (given, input_spec), (own, spec) = layouts[:: -1 if is_reversed else 1]
+  (stored, input_spec), (own, spec) = layouts[:: -1 if is_reversed else 1]
 
   def kernel(*refs):
     places = jax.lax.broadcasted_iota(jnp.int32, block, 1)
     inputs = [each[...].reshape(block) for each in refs[: len(arrays)]]
-    parts = function(*(jnp.where(places < length, x, 0.0) for x in inputs))
+    given = [jnp.where(places < length, each, 0.0) for each in inputs]
+    if not is_reversed:
+      given.append(jnp.sum(jnp.abs(given[0]), axis=-1, keepdims=True))
+    parts = function(*given)
     for part, result in zip(parts, refs[len(arrays) :], strict=True):
       sums = _scanned(part, places, is_reversed)
       result[...] = sums.reshape(result.shape)
 
-  rows = [each.reshape(given) for each in arrays]
-  shapes = _results(function, rows, own)
+  rows = [each.reshape(stored) for each in arrays]
+  bounds = [] if is_reversed else [jnp.ones((), rows[0].dtype)]
+  parts = jax.eval_shape(function, *rows, *bounds)
+  shapes = [axes.shape_like(rows[0], own, each.dtype) for each in parts]
   results = pl.pallas_call(
     kernel,
     grid=(-(-count // block[0]),),
@@ -67,9 +73,3 @@ def _scanned(numbers: jax.Array, places: jax.Array, is_reversed: bool):
     numbers = numbers + jnp.where(is_inside, moved, 0.0)
     shift *= 2
   return numbers
-
-
-def _results(function, rows, shape) -> list[jax.ShapeDtypeStruct]:
-  """The types of the results for rows of numbers."""
-  parts = jax.eval_shape(function, *rows)
-  return [axes.shape_like(rows[0], shape, each.dtype) for each in parts]

@@ -1,0 +1,140 @@
+"""Where a tile of pairs lies, and what it reads of masks and biases.
+
+A tile reads the parts of arrays from a `Source`, so that it loads only the
+blocks that belong to it.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention.implementations.pallas.look_up import by_distance
+from attention.implementations.pallas.operands import (
+  Kind,
+  Source,
+  Unsupported,
+  aligned_left,
+  aligned_right,
+)
+from attention.positional import SelectHeads
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+  """Where a tile lies, and what supplies its arrays."""
+
+  # `queries` [t, 1] and `keys` [1, s] are the positions at which a mask or bias
+  # is evaluated, and `own_queries` and `own_keys` say whether they are those of
+  # the tile itself.
+
+  source: Source
+  queries: jax.Array
+  keys: jax.Array
+  rank: int
+  own_queries: bool = True
+  own_keys: bool = True
+  are_consecutive: bool = True
+  # (K, G) where two axes of the context are one axis of the arrays.
+  grouping: tuple[int, int] | None = None
+  heads: SelectHeads | None = None  # of the arrays, if not all
+  # (T, S), if arrays can be read at other positions than the tile's own.
+  lengths: tuple[int, int] | None = None
+  # What shifts have added to the positions of queries and of keys.
+  shifts: tuple[Any, Any] = (0, 0)
+
+  def moved(self, array: jax.Array, axis: int, of_keys: bool) -> jax.Array:
+    """An array whose entries along an axis are those of own positions."""
+    shift = self.shifts[of_keys]
+    if array.shape[axis] == 1 or (isinstance(shift, int) and shift == 0):
+      return array
+    assert self.lengths is not None
+    index = shift + jnp.arange(self.lengths[of_keys])
+    return jnp.take(array, index, axis=axis, mode="clip")
+
+  def number(self, value: Any, axes) -> Any:
+    """A number for each leading entry."""
+    if isinstance(value, int | float):
+      return value
+    return self.source.read(value, Kind.SCALAR, axes)
+
+  def by_distance(self, numbers: jax.Array, max_distance: int) -> jax.Array:
+    """numbers[clip(j - i, -m, m) + m] of all pairs, from numbers [2m + 1]."""
+    if not self.are_consecutive:
+      raise Unsupported(
+        "does not support biases by distance at given positions"
+      )
+    (queries, _), (_, keys) = self.queries.shape, self.keys.shape
+    first = self.keys[0, 0] - self.queries[-1, 0] + max_distance
+    numbers = jnp.broadcast_to(numbers, (queries, numbers.shape[-1]))
+    return by_distance(keys, first, numbers)
+
+  def require_places(self, pairs: Any) -> None:
+    """Raises unless the entries of arrays at the positions are known."""
+    if self.lengths is None:
+      self.require_own(pairs)
+
+  def require_own(self, pairs: Any) -> None:
+    """Raises unless the positions are those of the tile itself."""
+    if not (self.own_queries and self.own_keys):
+      raise Unsupported(
+        f"does not support {type(pairs).__name__} at shifted positions"
+      )
+
+  def left_aligned(self, parameter: Any) -> Any:
+    """A parameter [B...] that belongs to the leftmost leading axes."""
+    if isinstance(parameter, int):
+      return parameter
+    leading = jnp.shape(parameter)
+    rank = self.rank - (self.grouping is not None)
+    if len(leading) == rank:
+      return self.of_heads(parameter)
+    return self.number(parameter, aligned_left(leading))
+
+  def of_heads(self, parameter: Any) -> Any:
+    """A parameter [...,  H] that belongs to the rightmost leading axes."""
+    if isinstance(parameter, int | float):
+      return parameter
+    array = jnp.asarray(parameter)
+    return self.number(*self._split(array, array.ndim))
+
+  def row_of_heads(self, numbers: jax.Array) -> jax.Array:
+    """The numbers [n] of a head, from [H, n]."""
+    numbers, axes = self._split(numbers, 1)
+    return self.source.read(numbers, Kind.WHOLE, axes)
+
+  def of_array(self, pairs: Any) -> jax.Array:
+    """The tile of an array [..., T, S] that broadcasts."""
+    self.require_places(pairs)
+    array = jnp.asarray(pairs.array)
+    array = array.reshape((1,) * (2 - array.ndim) + array.shape)
+    array = self.moved(self.moved(array, -2, of_keys=False), -1, of_keys=True)
+    if array.dtype == jnp.bool_:
+      array = array.astype(jnp.int8)
+    array, axes = self._split(array, array.ndim - 2)
+    queries, keys = array.shape[-2:]
+    if queries > 1 and keys > 1:
+      return self.source.read(array, Kind.TILE, axes)
+    if queries > 1:
+      return self.source.read(array[..., 0], Kind.COLUMN, axes)
+    if keys > 1:
+      return self.source.read(array[..., 0, :], Kind.ROW, axes)
+    return self.source.read(array[..., 0, 0], Kind.SCALAR, axes)
+
+  def _split(
+    self, array: jax.Array, leading: int
+  ) -> tuple[jax.Array, tuple[int | None, ...]]:
+    """An array whose axis of heads is like the context's, and its axes."""
+    sizes = array.shape[:leading]
+    if self.heads is not None and sizes and sizes[-1] > 1:
+      first, count = self.heads.first, self.heads.count
+      axis = leading - 1
+      array = jax.lax.dynamic_slice_in_dim(array, first, count, axis=axis)
+      sizes = array.shape[:leading]
+    if self.grouping is not None and sizes:
+      key_heads, groups = self.grouping
+      heads = (1, 1) if sizes[-1] == 1 else (key_heads, groups)
+      array = array.reshape(*sizes[:-1], *heads, *array.shape[leading:])
+      sizes = array.shape[: leading + 1]
+    return array, aligned_right(sizes, self.rank)
