@@ -106,7 +106,7 @@ def check_no_spills(folder, kernels):
     ("transformer_xl/none", 4),
     ("transformer_xl/window", 4),
     ("transformer_xl/alibi", 4),
-    ("forgetting/causal", 3),
+    ("forgetting/causal", 5),  # two for the sums of gates
     ("location/causal", 3),
     ("scaled_dot/t5", 4),
   ],
