@@ -161,24 +161,6 @@ def _with_maps_inside(sizes: Any, request: Request) -> Request:
 
 
 def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
-  denominator = request.score.denominator
-  if denominator is None or sizes.target_of(request) != "hopper":
-    return _computed_at_once(sizes, request)
-  # Kernels for GPUs compute one softmax each.
-  value, combined = request.value[..., :0], request.combined
-  if combined is not None:
-    combined = combined[0][..., :0], combined[1]
-  of_sum = dataclasses.replace(
-    request, score=denominator, value=value, combined=combined
-  )
-  context, rows = _computed_at_once(sizes, request)
-  _, total = _computed_at_once(sizes, sizes.with_values(of_sum))
-  return context * rows.relative_to(total)[..., None], total
-
-
-def _computed_at_once(
-  sizes: Any, request: Request
-) -> tuple[jax.Array, Statistics]:
   request = _without_positions(sizes, _varying_alike(request))
   is_finite = request.score.is_finite
   request = _with_maps_inside(sizes, request)

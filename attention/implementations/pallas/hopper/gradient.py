@@ -239,19 +239,20 @@ def _visit(
   of_scores = normalization.of_scores(block, weights, of_weights)
   if block.of_bias is not None:
     places = problem.of_bias.places(starts)
-    distances.add_to_lines(block, block.of_bias, of_scores, places)
+    of_sums = functools.reduce(jnp.add, of_scores)
+    distances.add_to_lines(block, block.of_bias, of_sums, places)
   for name in wanted:
     before = problem.cast(block.results[name][...], BY_ROW)
     # A derivative of zero is no array of registers.
     of_number = problem.cast(pull_back(of_scores, name), WGMMA)
     of_number = jnp.sum(of_number, axis=1)
     block.results[name][...] = before + of_number
-  of_scores = pull_back(of_scores, None)
+  of_products = pull_back(of_scores, None)
   if problem.channels is not None:
-    problem.channels.add_gradients(block, of_scores)
+    problem.channels.add_gradients(block, of_products)
   else:
-    distances.add_gradients(block, of_scores, starts)
-    of_products = times_visited_scales(block, of_scores)
+    distances.add_gradients(block, of_products, starts)
+    of_products = times_visited_scales(block, of_products)
     of_scores_factor[...] = of_products.astype(of_scores_factor.dtype)
   plgpu.commit_smem()
   if problem.channels is None:

@@ -34,6 +34,13 @@ class Centered(Wrapper):
     """See `Score`."""
     return True
 
+  @property
+  def denominator(self):
+    """See `Local`."""
+    if not self.has_gaussian:
+      return super().denominator
+    return dataclasses.replace(self, has_gaussian=False)
+
   def pair_at(self, query, key, positions):
     """See `Local`."""
     scores = self.score.pair_at(query, key, positions)

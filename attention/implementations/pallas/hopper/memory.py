@@ -40,7 +40,7 @@ class Memory:
   results: Mapping[str, Any]
   factors: Sequence[Any]  # tiles of numbers of pairs, as factors of products
   products: Any  # a tile of scores before wrappers change them, for gradients
-  scores: Any  # a tile of scores, for gradients of normalizers
+  scores: Sequence[Any]  # tiles of scores, for gradients of normalizers
   barriers: Sequence[Any]
   staging: Any  # a tile of staged tokens before its transposition
   scratch: Any  # of a sum over channels
@@ -103,9 +103,9 @@ def of_block(
     results,
     factors=[factor] * (2 if are_keys_own else 1),
     products=kept_tiles.memory() if has_products else None,
-    scores=kept_tiles.memory()
+    scores=[kept_tiles.memory()] * problem.normalizer.num_scores
     if of_gradients and problem.normalizer is not None
-    else None,
+    else [],
     barriers=[
       plgpu.Barrier(num_arrivals=others),
       plgpu.Barrier(num_arrivals=len(of_keys) - others),

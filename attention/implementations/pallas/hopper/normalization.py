@@ -1,11 +1,13 @@
 """The normalizer of a tile in Hopper kernels: numerators and their sum.
 
 Weights are numerators / (sum of parts + epsilon), see `OnlineNormalizer`. Those
-of softmax are powers of 2, all others are traced outside of the kernels.
+of softmax are powers of 2, all others are traced outside of the kernels. There
+is one tile of scores, or two for `Quotient`.
 """
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -36,14 +38,19 @@ LOWEST = float(np.finfo(np.float32).min)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Terms:
-  """A normalizer as functions of the scores [64, 64] of a tile."""
+  """A normalizer as functions of the scores [64, 64], one tile or two."""
 
   epsilon: float
   smallest_maximum: float
-  exponents: Jaxpr  # of (scores)
-  terms: Jaxpr  # of (scores, maximum): numerators and parts
-  # of (scores, maximum, cotangents of numerators, of parts): those of scores
+  exponents: Jaxpr  # of (*scores)
+  terms: Jaxpr  # of (*scores, maximum): numerators and parts
+  # of (*scores, maximum, cotangents of numerators, of parts): those of scores
   pull_back: Jaxpr
+
+  @property
+  def num_scores(self) -> int:
+    """The tiles of scores."""
+    return len(self.exponents.invars)
 
   def bounded(self, maximum: jax.Array) -> jax.Array:
     """The maximum that terms are relative to."""
@@ -56,18 +63,33 @@ def terms_of(request: Request) -> Terms | None:
 
   Raises `Unsupported` for operations that kernels do not have.
   """
-  normalizer = request.normalizer
+  normalizer = request.online_normalizer
   if is_softmax(normalizer):
     return None
   assert isinstance(normalizer, OnlineNormalizer)
+  number = 1 if request.score.denominator is None else 2
 
-  def pull_back(scores, maximum, of_numerators, of_parts):
-    transpose = jax.vjp(lambda x: normalizer.terms(x, maximum), scores)[1]
-    return transpose((of_numerators, of_parts))
+  def scores_of(arguments):
+    scores = arguments[:number]
+    return scores if number > 1 else scores[0]
 
-  def traced(function, number):
+  def exponents(*arguments):
+    return normalizer.exponents(scores_of(arguments))
+
+  def terms(*arguments):
+    return normalizer.terms(scores_of(arguments), arguments[number])
+
+  def pull_back(*arguments):
+    maximum, *cotangents = arguments[number:]
+
+    def terms(scores):
+      return normalizer.terms(scores, maximum)
+
+    return jax.vjp(terms, scores_of(arguments))[1](tuple(cotangents))
+
+  def traced(function, others):
     tile = jax.ShapeDtypeStruct(TILE, jnp.float32)
-    closed = without_stops(inlined(function, *[tile] * number))
+    closed = without_stops(inlined(function, *[tile] * (number + others)))
     check_supported(closed.jaxpr, Rules({}, is_interpreted=False))
     if closed.consts:
       raise Unsupported("has normalizers without arrays")
@@ -76,14 +98,14 @@ def terms_of(request: Request) -> Terms | None:
   return Terms(
     normalizer.epsilon,
     normalizer.smallest_maximum,
-    traced(normalizer.exponents, 1),
-    traced(normalizer.terms, 2),
-    traced(pull_back, 4),
+    traced(exponents, 0),
+    traced(terms, 1),
+    traced(pull_back, 3),
   )
 
 
 def added(
-  problem: Any, scores: jax.Array, maximum: jax.Array
+  problem: Any, scores: Sequence[jax.Array], maximum: jax.Array
 ) -> tuple[jax.Array, ...]:
   """Numerators, parts, the factor of sums before, and the new maximum.
 
@@ -91,19 +113,19 @@ def added(
   """
   terms = problem.normalizer
   if terms is None:
-    after = jnp.maximum(maximum, jnp.max(scores, axis=1) * LOG2_E)
+    after = jnp.maximum(maximum, jnp.max(scores[0], axis=1) * LOG2_E)
     shrink = jnp.exp2(maximum - after)
-    exponentials = jnp.exp2(scores * LOG2_E - across(after, TILE))
+    exponentials = jnp.exp2(scores[0] * LOG2_E - across(after, TILE))
     return exponentials, exponentials, shrink, after
-  (exponents,) = _evaluated(problem, terms.exponents, [scores])
+  (exponents,) = _evaluated(problem, terms.exponents, scores)
   after = jnp.maximum(maximum, jnp.max(exponents, axis=1))
   before, bound = terms.bounded(maximum), terms.bounded(after)
   shrink = jnp.exp2((before - bound) * LOG2_E)
   numerators, parts = _evaluated(
-    problem, terms.terms, [scores, across(bound, TILE)]
+    problem, terms.terms, [*scores, across(bound, TILE)]
   )
   if problem.is_masked:  # comparisons of a normalizer may lose NaN
-    numerators = jnp.where(jnp.isnan(scores), jnp.nan, numerators)
+    numerators = jnp.where(jnp.isnan(scores[0]), jnp.nan, numerators)
   return numerators, parts, shrink, after
 
 
@@ -117,40 +139,45 @@ def rows(
   return terms.bounded(maximum), total + terms.epsilon
 
 
-def weights(block: Block, scores: jax.Array) -> jax.Array:
+def weights(block: Block, scores: Sequence[jax.Array]) -> jax.Array:
   """The weights of a tile."""
   # Scores that are computed twice may be rounded differently. Each array of
   # rows is read where it is used, as registers are scarce.
   terms = block.problem.normalizer
   if terms is None:
-    exponents = jnp.minimum(scores - row_numbers(block, "maximum"), 0.0)
+    exponents = jnp.minimum(scores[0] - row_numbers(block, "maximum"), 0.0)
     return jnp.exp2(exponents * LOG2_E) * row_numbers(block, "inverse")
-  kept_tiles.write(block.problem, block.scores, scores)
+  for tile, each in zip(block.scores, scores):
+    kept_tiles.write(block.problem, tile, each)
   numerators, _ = _evaluated(
-    block.problem, terms.terms, [scores, row_numbers(block, "maximum")]
+    block.problem, terms.terms, [*scores, row_numbers(block, "maximum")]
   )
   return numerators * row_numbers(block, "inverse")
 
 
-def of_scores(block: Block, own: jax.Array, of_weights: jax.Array) -> jax.Array:
+def of_scores(
+  block: Block, own: jax.Array, of_weights: jax.Array
+) -> list[jax.Array]:
   """The cotangents of scores, for own weights and their cotangents."""
   problem = block.problem
   if problem.normalizer is None:
-    return own * (of_weights - means(block))
+    return [own * (of_weights - means(block))]
   # Also the mean of a row of NaN whose parts have no derivatives.
   mean = 0.0 * means(block) if problem.is_masked else 0.0
   of_numerators = (of_weights + mean) * row_numbers(block, "inverse")
   # Registers are scarce.
-  scores = kept_tiles.read(problem, block.scores)
+  scores = [kept_tiles.read(problem, tile) for tile in block.scores]
   arguments = [
-    scores,
+    *scores,
     row_numbers(block, "maximum"),
     of_numerators,
     -means(block) * row_numbers(block, "inverse"),
   ]
-  (result,) = _evaluated(problem, problem.normalizer.pull_back, arguments)
+  results = _evaluated(problem, problem.normalizer.pull_back, arguments)
   # Derivatives of terms may not be finite at -inf.
-  return jnp.where(scores == -jnp.inf, 0.0, result)
+  return [
+    jnp.where(own == -jnp.inf, 0.0, each) for own, each in zip(scores, results)
+  ]
 
 
 def _evaluated(problem: Any, jaxpr: Jaxpr, arguments: Any) -> list[jax.Array]:

@@ -58,18 +58,24 @@ _SHAPES = {"broadcast_in_dim", "reshape", "squeeze", "transpose", "copy"}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PairFunction:
-  """A traced function that reads arrays, given as its last arguments."""
+  """A traced function that reads arrays, given as its last arguments.
+
+  It has one result, or two: the scores of numerators and of denominators.
+  """
 
   jaxpr: Jaxpr
   operands: Sequence[Operand]
   names: Sequence[str]  # of the operands, as inputs of a kernel
 
-  def __call__(self, *arguments: Any) -> jax.Array:
-    """The result [64, 64]."""
-    return _spread(evaluate(self.jaxpr, arguments)[0])
+  def __call__(self, *arguments: Any) -> list[jax.Array]:
+    """The results [64, 64]."""
+    return [*map(_spread, evaluate(self.jaxpr, arguments))]
 
   def gradient(
-    self, arguments: Sequence[Any], cotangents: jax.Array, name: str | None
+    self,
+    arguments: Sequence[Any],
+    cotangents: Sequence[jax.Array],
+    name: str | None,
   ) -> jax.Array:
     """The cotangents of the first argument, or of an operand, of pairs."""
     arguments = [*arguments]
@@ -93,7 +99,7 @@ def of_pairwise(
   def compute(queries, keys, *others):
     at = PairTile(Blocks(others[rank:]), queries, keys, rank)
     results = [values(each, at) for each in parts]
-    return jnp.broadcast_to(functools.reduce(jnp.logical_and, results), TILE)
+    return [jnp.broadcast_to(functools.reduce(jnp.logical_and, results), TILE)]
 
   arguments = [_INTEGERS, _INTEGERS, *[_INTEGER] * rank]
   return _traced(name, compute, arguments, plan.operands)
@@ -120,7 +126,12 @@ def of_wrappers(
     )
     scores = scores if finish is None else _spread(finish(scores))
     changed = with_base(with_parts(parts), _Given(scores))
-    return jnp.broadcast_to(changed.pair_at(scores, scores, at), TILE)
+    both = changed, changed.denominator
+    return [
+      jnp.broadcast_to(each.pair_at(scores, scores, at), TILE)
+      for each in both
+      if each is not None
+    ]
 
   floats = jax.ShapeDtypeStruct(TILE, jnp.float32)
   arguments = [floats, _INTEGERS, _INTEGERS, *[_INTEGER] * rank]

@@ -25,16 +25,17 @@ from attention.implementations.pallas.hopper.tiles import (
 
 # (cotangents of scores, the name of an operand or None) -> the cotangents of
 # the products or sums of the pairs, or of the operand.
-PullBack = Callable[[jax.Array, str | None], jax.Array]
+PullBack = Callable[[Sequence[jax.Array], str | None], jax.Array]
 
 
 def tile_scores(
   block: Block, starts: Sequence[Any], *, with_nan: bool = False
-) -> tuple[jax.Array, PullBack]:
+) -> tuple[list[jax.Array], PullBack]:
   """Scores of a tile, in the layout of the tensor cores' results.
 
   They are -inf for pairs that the mask hides, and after the last key. With
-  `with_nan` other pairs have NaN if a token has NaN or infinity.
+  `with_nan` other pairs have NaN if a token has NaN or infinity. For `Quotient`
+  there are two: the scores of numerators and those of denominators.
   """
   problem = block.problem
   if problem.channels is not None:
@@ -60,11 +61,12 @@ def tile_scores(
       of_nan = 0.0 * problem.channels.sums_of_pairs(block, 0)
   places = _positions(block, starts)
   pull_back: PullBack = _unchanged
+  results = [result]
   if problem.changed is not None:
     if block.products is not None:
       kept_tiles.write(problem, block.products, result)
     arguments = _arguments(block, problem.changed, places)
-    result = problem.changed(result, *arguments)
+    results = problem.changed(result, *arguments)
 
     def pull_back(cotangents, name):
       # Registers are scarce, so products are kept in shared memory.
@@ -73,16 +75,16 @@ def tile_scores(
       return problem.changed.gradient(arguments, cotangents, name)
 
   if with_nan:
-    result = result + of_nan
+    results = [each + of_nan for each in results]
   if problem.bias is not None:
-    bias = problem.bias(*_arguments(block, problem.bias, places))
-    result = result + bias
+    (bias,) = problem.bias(*_arguments(block, problem.bias, places))
+    results = [each + bias for each in results]
     if with_nan:
-      result = jnp.where(bias == -jnp.inf, bias, result)
+      results = [jnp.where(bias == -jnp.inf, bias, each) for each in results]
   if problem.visible is not None:
-    visible = problem.visible(*_arguments(block, problem.visible, places))
-    result = jnp.where(visible, result, -jnp.inf)
-  return result, pull_back
+    (visible,) = problem.visible(*_arguments(block, problem.visible, places))
+    results = [jnp.where(visible, each, -jnp.inf) for each in results]
+  return results, pull_back
 
 
 def times_own_scales(block: Block, numbers: jax.Array) -> jax.Array:
@@ -106,17 +108,18 @@ def of_visible(
   """Numbers of the pairs of a tile, 0 where the mask or the bias hides them."""
   problem, places = block.problem, _positions(block, starts)
   if problem.bias is not None:
-    bias = problem.bias(*_arguments(block, problem.bias, places))
+    (bias,) = problem.bias(*_arguments(block, problem.bias, places))
     numbers = jnp.where(bias == -jnp.inf, 0.0, numbers)
   if problem.visible is not None:
-    visible = problem.visible(*_arguments(block, problem.visible, places))
+    (visible,) = problem.visible(*_arguments(block, problem.visible, places))
     numbers = jnp.where(visible, numbers, 0.0)
   return numbers
 
 
-def _unchanged(cotangents: jax.Array, name: str | None) -> jax.Array:
+def _unchanged(cotangents: Sequence[jax.Array], name: str | None) -> jax.Array:
   del name
-  return cotangents
+  (result,) = cotangents
+  return result
 
 
 def products_of_tokens(

@@ -17,7 +17,10 @@ from attention.implementations.pallas.functions import (
 def gradient_of(
   function: Callable, arguments: Sequence[Any], cotangents: Any, place: int = 0
 ) -> jax.Array:
-  """The cotangent of one argument of a function in a kernel."""
+  """The cotangent of one argument of a function in a kernel.
+
+  The cotangents have the structure of the function's results.
+  """
 
   # Traced and evaluated, as kernels lack an operation of `jax.vjp`.
   def gradient(cotangents, *arguments):
@@ -33,7 +36,7 @@ def gradient_of(
       return [jax.lax.add(*inputs)]
     return apply_primitive(equation, inputs)
 
-  arguments = [cotangents, *arguments]
+  arguments = [*jax.tree.leaves(cotangents), *arguments]
   return interpret(closed.jaxpr, closed.consts, arguments, apply)[0]
 
 
@@ -46,9 +49,10 @@ def inlined(function: Callable, *arguments: Any) -> ClosedJaxpr:
     return interpret(*inner, inputs, apply)
 
   closed = jax.make_jaxpr(function)(*arguments)
+  leaves = jax.tree.leaves(arguments)
   return jax.make_jaxpr(
-    lambda *arguments: interpret(closed.jaxpr, closed.consts, arguments, apply)
-  )(*arguments)
+    lambda *leaves: interpret(closed.jaxpr, closed.consts, leaves, apply)
+  )(*leaves)
 
 
 def without_stops(closed: ClosedJaxpr) -> ClosedJaxpr:

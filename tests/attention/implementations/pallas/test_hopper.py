@@ -518,7 +518,6 @@ def test_a_number_that_is_used_twice_has_both_gradients(score, launched):
 # The kernels of a gradient: three of attention, and one that sums the gradients
 # of matrices or computes the scales of keys.
 KERNELS = {
-  "local-p": 6,  # three for its denominator
   "cosine": 4,
   "normalised": 4,
   "general": 4,
