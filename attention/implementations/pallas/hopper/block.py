@@ -18,6 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from attention.implementations.pallas.hopper.bias_by_distance import Numbers
 from attention.implementations.pallas.hopper.memory import Memory
 from attention.implementations.pallas.hopper.pairs import number_dtype
+from attention.implementations.pallas.hopper.prediction_arrays import SHARES
 from attention.implementations.pallas.hopper.tiles import (
   BY_COLUMN,
   BY_ROW,
@@ -116,6 +117,10 @@ class Block(Memory):
   def _name(self, of_own: bool) -> str:
     return "key" if of_own == self.are_keys_own else "query"
 
+  def sums_of_pairs(self, name: str) -> Any:
+    """The gradients of numbers of own tokens, which are sums over pairs."""
+    return self.of_shares if name == SHARES else self.results[name]
+
   def projection(self, of_own: bool) -> Any:
     """The projection of own tokens, or of those that are visited."""
     return self.problem.projections.of_tokens[self._name(of_own)]
@@ -155,6 +160,9 @@ class Block(Memory):
 
   def numbers(self, name: str) -> Any:
     """The numbers of pairs, or of rows, columns or a tile, spread over it."""
+    if name in self.own_numbers:
+      own = self.problem.cast(self.own_numbers[name][...], BY_ROW)
+      return across(own, TILE)
     ref, axes, of_keys = self.inputs[name]
     if axes is Axes.NUMBERS:
       return self.number(name, 0)

@@ -16,6 +16,7 @@ from attention.implementations.pallas.hopper.gradient_rows import (
 )
 from attention.implementations.pallas.hopper.launch import launch
 from attention.implementations.pallas.hopper.parts import Parts, Slice
+from attention.implementations.pallas.hopper.prediction_arrays import SHARES
 from attention.implementations.pallas.hopper.shared_tokens import (
   Entries,
   entries_of,
@@ -151,6 +152,8 @@ def _outputs_for_keys(problem: Any, query: jax.Array) -> dict[str, Output]:
   names = MASKED_ROWS if problem.is_masked else ROWS
   if "query" in problem.maps and problem.maps["query"].is_scaling:
     names = *names, "query scale"
+  if problem.prediction is not None:
+    names = *names, SHARES
   if problem.distances is not None:
     names = *names, *problem.distances.ends(of_keys=False)
   return dict.fromkeys(names, of_rows)
@@ -161,6 +164,8 @@ def _slices(problem: Any, own: str) -> dict[str, Slice]:
   slices = _slices_of_score(problem, own)
   if problem.of_bias is not None and own == "query":
     slices = slices | problem.of_bias.slices()
+  if problem.prediction is not None and own == "query":
+    slices = slices | problem.prediction.slices()
   return slices
 
 

@@ -24,6 +24,7 @@ from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.own_tokens import (
   map_own,
 )
+from attention.implementations.pallas.hopper.predictions import predict_own
 from attention.implementations.pallas.hopper.scores import (
   of_visible,
   tile_scores,
@@ -44,6 +45,7 @@ def online_softmax(block: Block, is_first: Any) -> None:
   """Computes the context and the statistics of the queries."""
   del is_first
   map_own(block)
+  predict_own(block)
   distances.prepare_own(block)
   rotations.prepare(block)
   if block.problem.channels is not None:
@@ -77,8 +79,8 @@ def _compute(block: Block, marks: Sequence[Any], is_second: Any) -> jax.Array:
       _clean_values(block, starts, *marks)
 
     with_nan = is_second is not None
-    scores = tile_scores(block, starts, with_nan=with_nan)[0]
-    return _add_keys(block, scores, *state)
+    tile = tile_scores(block, starts, with_nan=with_nan)
+    return _add_keys(block, tile.scores, *state)
 
   state = sums, zeros + normalization.LOWEST, zeros
   summed, maximum, total = block.visits(visit, state)

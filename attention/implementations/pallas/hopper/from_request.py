@@ -10,6 +10,7 @@ from attention.implementations.dot_products import is_dot_product
 from attention.implementations.pallas.hopper import (
   bias_by_distance,
   distance_terms,
+  local,
   normalization,
   projections,
   scales,
@@ -71,8 +72,12 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
   key_scale = None
   of_tokens: Projections | None = None
   sinusoids: Sinusoids | None = None
+  prediction: local.Prediction | None = None
   if isinstance(request.score, MapsInside):
     request = dataclasses.replace(request, score=request.score.score)
+    prediction = local.of_request(request)
+    if prediction is not None:
+      request = dataclasses.replace(request, score=prediction.score)
     sinusoids = sinusoid_terms.of_request(request)
     if sinusoids is None:
       of_tokens = projections.of_request(request)
@@ -93,8 +98,11 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
   if request.scores_shape[-1] % SIDE:
     masks.append(Below(request.scores_shape[-1]))
   finish = channels.finish if isinstance(channels, FunctionSum) else None
+  changed = of_wrappers("score", request.score, rank, finish)
+  if prediction is not None and changed is not None:
+    changed = prediction.named(changed)
   functions = (
-    of_wrappers("score", request.score, rank, finish),
+    changed,
     of_pairwise("bias", biases, rank),
     of_pairwise("mask", masks, rank),
   )
@@ -109,6 +117,7 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
     of_tokens,
     distances,
     sinusoids,
+    prediction,
     _bias_gradient(request, functions[1], channels, distances, sinusoids, maps),
     normalization.terms_of(request),
     query.shape[-1] <= _GRADIENT_FEATURES
@@ -168,6 +177,8 @@ def _key_scale(
 def with_maps_inside(request: Request) -> Request:
   """The request with a score that maps tokens in kernels, if they can."""
   score = base(request.score)
+  if local.of_request(request) is not None:
+    return dataclasses.replace(request, score=MapsInside(request.score))
   if type(score) is TransformerXL:
     are_inside = not any(map(changes_tokens, wrappers(request.score)))
   elif is_dot_product(score):

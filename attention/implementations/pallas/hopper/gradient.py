@@ -19,6 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from attention.implementations.pallas.hopper import (
   distances,
   normalization,
+  predictions,
   rotations,
 )
 from attention.implementations.pallas.hopper.attempts import (
@@ -41,6 +42,7 @@ from attention.implementations.pallas.hopper.own_tokens import (
   map_own,
   pull_back,
 )
+from attention.implementations.pallas.hopper.prediction_arrays import SHARES
 from attention.implementations.pallas.hopper.projections import (
   pull_back as pull_back_projection,
 )
@@ -64,16 +66,22 @@ def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
   Those of the numbers that are `wanted` are summed over a block when written.
   """
   map_own(block)
+  predictions.predict_own(block)
   attempts(block.problem, functools.partial(_compute, block, wanted))
   block = block.with_new_addresses()
   distances.add_tables(block, is_first)
   rotations.add_arrays(block, is_first)
   add_sums(block, is_first)
+  predicted = predictions.pull_back(block, is_first)
   if block.problem.projections is not None:
-    pull_back_projection(block, is_first)
+    pull_back_projection(block, is_first, predicted)
   elif block.own_map is not None:
-    pull_back(block)
+    pull_back(block, predicted)
     add_matrices(block, is_first)
+  elif predicted is not None:
+    result = block.results["tokens"]
+    total = _read(block, result) + predicted
+    result[...] = total.astype(result.dtype)
 
 
 def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
@@ -82,10 +90,11 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
   problem, results = block.problem, block.results
   of_map = () if block.own_map is None else block.own_map.numbers
   wanted = [name for name in wanted if name not in of_map]
-  rows = [*wanted]
+  wanted += [SHARES] if SHARES in block.own_numbers else []
+  rows = [block.sums_of_pairs(name) for name in wanted]
   if not block.are_keys_own:
     write_rows(block)
-    rows.append("mean")
+    rows.append(results["mean"])
 
   @when(is_second)
   def _():
@@ -107,7 +116,7 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
     problem.channels.prepare(block, of_own=True)
   for name in wanted:
     zeros = jnp.zeros((SIDE,), jnp.float32)
-    results[name][...] = problem.cast(zeros, BY_ROW)
+    block.sums_of_pairs(name)[...] = problem.cast(zeros, BY_ROW)
   if block.are_keys_own:
     scales["value"] = 1.0
 
@@ -126,7 +135,7 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
     {name: plgpu.ACC(shape, jnp.float32) for name, shape in shapes.items()},
   )
   if is_second is not None:
-    numbers = [problem.cast(results[name][...], BY_ROW) for name in rows]
+    numbers = [problem.cast(each[...], BY_ROW) for each in rows]
     flags = jnp.maximum(flags, not_finite(problem, numbers))
     if of_channels:
       sums = _sums_of_zeros(problem, of_channels)
@@ -231,8 +240,8 @@ def _visit(
     _clean(block, of_own=False)
     plgpu.commit_smem()
 
-  scores, pull_back = tile_scores(block, starts)
-  weights = normalization.weights(block, scores)
+  tile = tile_scores(block, starts)
+  weights = normalization.weights(block, tile.scores)
   if block.are_keys_own:
     weights_factor[0][...] = weights.astype(of_scores_factor.dtype)
   of_weights = products_of_tokens(problem, [(own_values, other_values)])
@@ -242,12 +251,13 @@ def _visit(
     of_sums = functools.reduce(jnp.add, of_scores)
     distances.add_to_lines(block, block.of_bias, of_sums, places)
   for name in wanted:
-    before = problem.cast(block.results[name][...], BY_ROW)
+    sums_of_pairs = block.sums_of_pairs(name)
+    before = problem.cast(sums_of_pairs[...], BY_ROW)
     # A derivative of zero is no array of registers.
-    of_number = problem.cast(pull_back(of_scores, name), WGMMA)
+    of_number = problem.cast(tile.pull_back(of_scores, name), WGMMA)
     of_number = jnp.sum(of_number, axis=1)
-    block.results[name][...] = before + of_number
-  of_products = pull_back(of_scores, None)
+    sums_of_pairs[...] = before + of_number
+  of_products = tile.pull_back(of_scores, None)
   if problem.channels is not None:
     problem.channels.add_gradients(block, of_products)
   else:

@@ -91,6 +91,8 @@ def _operands(problem: Any, operands, own: str) -> dict[str, Input]:
   """The operands, without those of the map of other tokens only."""
   other = "query" if own == "key" else "key"
   unread = _arrays_of_map(problem, other) - _arrays_of_map(problem, own)
+  if problem.prediction is not None and own == "key":
+    unread |= {*problem.prediction.operands}
   if problem.distances is not None and own == "key":
     unread |= {*problem.distances.ends(of_keys=True)}
   tables = {} if problem.sinusoids is None else problem.sinusoids.tables

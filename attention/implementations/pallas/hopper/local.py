@@ -1,10 +1,13 @@
 """Local-p in Hopper kernels: its predicted positions are numbers of queries.
 
 The score itself has the prediction as one more feature of mapped queries, of
-which kernels would need a multiple of 64.
+which kernels would need a multiple of 64. Kernels predict the positions of
+their own queries, see predictions.py, or XLA does before them.
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,9 +15,19 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.head_parameters import BY_POSITION, SCALAR
-from attention.implementations.pallas.hopper.wrapped import wrappers
+from attention.implementations.dot_products import is_dot_product
+from attention.implementations.pallas.hopper import projections, token_maps
+from attention.implementations.pallas.hopper.prediction_arrays import (
+  MATRIX,
+  VECTOR,
+  Prediction,
+)
+from attention.implementations.pallas.hopper.tiles import SIDE
+from attention.implementations.pallas.hopper.wrapped import base, wrappers
+from attention.implementations.pallas.operands import Operand, of_parameter
 from attention.request import Request
 from attention.scores.base import Wrapper
+from attention.scores.classical import Dot, ScaledDot
 from attention.scores.luong_local import Local
 
 
@@ -56,23 +69,77 @@ class Centered(Wrapper):
     return jnp.where(abs(distance) <= self.window, scores, -jnp.inf)
 
 
+def of_request(request: Request) -> Prediction | None:
+  """What kernels predict; None if there is nothing, or XLA does."""
+  found = [each for each in wrappers(request.score) if _predicts(each)]
+  if len(found) != 1:
+    return None
+  rank, local = len(request.leading), found[0]
+  assert isinstance(local, Local)
+  operands = {
+    MATRIX: of_parameter(local.query_weight, 2, rank),
+    VECTOR: of_parameter(local.position_weight, 1, rank),
+  }
+  shares = jnp.zeros(request.query.shape[-2], jnp.float32)
+  score = _with_shares(request, request.score, lambda _: shares)
+  known = dataclasses.replace(request, score=score)
+  if not _has_kernels(request, operands) or not _maps_are_inside(known):
+    return None
+  return Prediction(score, shares, operands)
+
+
+def _has_kernels(request: Request, operands: dict[str, Operand]) -> bool:
+  """Whether kernels predict from tokens and arrays like these."""
+  query, matrix = request.query, operands[MATRIX]
+  dtypes = [query.dtype]
+  if query.dtype == jnp.bfloat16:
+    # A matrix of float32 is the sum of two of bfloat16, which has its range.
+    dtypes.append(jnp.dtype(jnp.float32))
+  return (
+    len({each.dtype for each in request.tokens}) == 1
+    and query.dtype.itemsize == 2
+    and query.shape[-1] in (SIDE, 2 * SIDE)
+    and query.shape[:-2] == request.leading
+    and matrix.array.dtype in dtypes
+    and matrix.core[-1] % SIDE == 0
+  )
+
+
+def _maps_are_inside(request: Request) -> bool:
+  """Whether kernels read unmapped tokens."""
+  score = base(request.score)
+  if not is_dot_product(score):
+    return projections.of_request(request) is not None
+  has_no_maps = isinstance(score, Dot | ScaledDot)
+  return has_no_maps or bool(token_maps.inside(request))
+
+
 def with_centers(request: Request) -> Request:
-  """The request with a score that has no predictions to make."""
+  """The request with a score that has no predictions to make.
+
+  XLA makes those that kernels do not make.
+  """
   if not any(map(_predicts, wrappers(request.score))):
     return request
-  score = _with_centers(request, request.score)
+  if of_request(request) is not None:
+    return request
+  shares = functools.partial(_shares, request)
+  score = _with_shares(request, request.score, shares)
   return dataclasses.replace(request, score=score)
 
 
-def _with_centers(request: Request, score: Any) -> Any:
+def _with_shares(
+  request: Request, score: Any, shares: Callable[[Local], jax.Array]
+) -> Any:
+  """The score with known shares in place of predictions."""
   if not isinstance(score, Wrapper):
     return score
-  inner = _with_centers(request, score.score)
+  inner = _with_shares(request, score.score, shares)
   if isinstance(score, Local) and _predicts(score):
     length = request.scores_shape[-1] if score.length is None else score.length
     return Centered(
       inner,
-      _shares(request, score),
+      shares(score),
       length,
       score.window,
       score.causal,

@@ -14,6 +14,10 @@ from attention.implementations.pallas.hopper import (
   kept_tiles,
   sinusoid_terms,
 )
+from attention.implementations.pallas.hopper.prediction_arrays import (
+  MATRIX,
+  SHARES,
+)
 from attention.implementations.pallas.hopper.tiles import (
   SIDE,
   TILE,
@@ -40,7 +44,7 @@ class Memory:
   results: Mapping[str, Any]
   factors: Sequence[Any]  # tiles of numbers of pairs, as factors of products
   products: Any  # a tile of scores before wrappers change them, for gradients
-  scores: Sequence[Any]  # tiles of scores, for gradients of normalizers
+  scores: Any  # a tile of scores, for gradients of normalizers
   barriers: Sequence[Any]
   staging: Any  # a tile of staged tokens before its transposition
   scratch: Any  # of a sum over channels
@@ -50,7 +54,8 @@ class Memory:
   of_bias: Any  # gradients of numbers by distance, of own queries
   channel_sums: Mapping[str, Any]  # gradients of channels, [A, 64]
   marks: Any  # of own tokens that had NaN or infinity, in a second attempt
-  own_scale: Any  # of own queries
+  own_numbers: Mapping[str, Any]  # of own queries, which the block computes
+  of_shares: Any  # the gradients of predicted shares
   zero: Any  # an index, which the compiler does not know
 
   def at(self, index: Any) -> "Memory":
@@ -86,12 +91,19 @@ def of_block(
     name: tile_memory(each.array, each.axes) for name, each in loaded.items()
   }
   own = "key" if are_keys_own else "query"
-  own_map = problem.maps.get(own)
-  is_scaling = own_map is not None and own_map.is_scaling
   of_maps, of_mapped = _of_maps(problem, inputs, tiles, own)
   tiles |= of_maps
+  dtype = inputs["value"].array.dtype
+  own_numbers = {} if are_keys_own else _own_numbers(problem)
+  if SHARES in own_numbers and not of_maps:
+    features, dtype = (
+      inputs[MATRIX].array.shape[-2],
+      inputs["value"].array.dtype,
+    )
+    tiles["prediction"] = swizzled((features, SIDE), dtype)
   factor = swizzled(TILE, inputs["value"].array.dtype)
   has_products = of_gradients and problem.changed is not None
+  has_scores = of_gradients and problem.keeps_scores
   numbers = plgpu.SMEM((SIDE,), jnp.float32)
   results = {
     name: tile_memory(each.shape, each.axes)
@@ -103,9 +115,7 @@ def of_block(
     results,
     factors=[factor] * (2 if are_keys_own else 1),
     products=kept_tiles.memory() if has_products else None,
-    scores=[kept_tiles.memory()] * problem.normalizer.num_scores
-    if of_gradients and problem.normalizer is not None
-    else [],
+    scores=kept_tiles.memory() if has_scores else None,
     barriers=[
       plgpu.Barrier(num_arrivals=others),
       plgpu.Barrier(num_arrivals=len(of_keys) - others),
@@ -122,7 +132,8 @@ def of_block(
     else None,
     channel_sums=_channel_sums(problem, outputs),
     marks=numbers if of_gradients else None,
-    own_scale=numbers if is_scaling and not are_keys_own else None,
+    own_numbers=own_numbers,
+    of_shares=numbers if of_gradients and SHARES in own_numbers else None,
     zero=plgpu.SMEM((1,), jnp.int32),
   )
 
@@ -149,6 +160,16 @@ def _of_maps(
   features = max(each.shape[-1] for each in arrays)
   projection = swizzled((features, channels), dtype)
   return {"projection": projection}, swizzled((SIDE, channels), dtype)
+
+
+def _own_numbers(problem: Any) -> dict[str, Any]:
+  """The numbers of own queries, by the names of inputs that have them."""
+  names = []
+  if "query" in problem.maps and problem.maps["query"].is_scaling:
+    names.append("query scale")
+  if problem.prediction is not None:
+    names.append(SHARES)
+  return {name: plgpu.SMEM((SIDE,), jnp.float32) for name in names}
 
 
 def _channel_sums(

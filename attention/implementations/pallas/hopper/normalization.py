@@ -1,11 +1,12 @@
 """The normalizer of a tile in Hopper kernels: numerators and their sum.
 
 Weights are numerators / (sum of parts + epsilon), see `OnlineNormalizer`. Those
-of softmax are powers of 2, all others are traced outside of the kernels. There
-is one tile of scores, or two for `Quotient`.
+of softmax and `Quotient` are powers of 2, all others are traced outside of the
+kernels. There is one tile of scores, or two for `Quotient`.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +30,7 @@ from attention.implementations.pallas.hopper.tracing import (
   without_stops,
 )
 from attention.implementations.pallas.operands import Unsupported
-from attention.normalizers import OnlineNormalizer, is_softmax
+from attention.normalizers import OnlineNormalizer, Quotient, is_softmax
 from attention.request import Request
 
 LOG2_E = math.log2(math.e)
@@ -38,19 +39,14 @@ LOWEST = float(np.finfo(np.float32).min)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Terms:
-  """A normalizer as functions of the scores [64, 64], one tile or two."""
+  """A normalizer as functions of the scores [64, 64] of a tile."""
 
   epsilon: float
   smallest_maximum: float
-  exponents: Jaxpr  # of (*scores)
-  terms: Jaxpr  # of (*scores, maximum): numerators and parts
-  # of (*scores, maximum, cotangents of numerators, of parts): those of scores
+  exponents: Jaxpr  # of (scores)
+  terms: Jaxpr  # of (scores, maximum): numerators and parts
+  # of (scores, maximum, cotangents of numerators, of parts): those of scores
   pull_back: Jaxpr
-
-  @property
-  def num_scores(self) -> int:
-    """The tiles of scores."""
-    return len(self.exponents.invars)
 
   def bounded(self, maximum: jax.Array) -> jax.Array:
     """The maximum that terms are relative to."""
@@ -59,37 +55,22 @@ class Terms:
 
 
 def terms_of(request: Request) -> Terms | None:
-  """The functions of a normalizer; None for softmax.
+  """The functions of a normalizer; None for softmax and `Quotient`.
 
   Raises `Unsupported` for operations that kernels do not have.
   """
   normalizer = request.online_normalizer
-  if is_softmax(normalizer):
+  if is_softmax(normalizer) or isinstance(normalizer, Quotient):
     return None
   assert isinstance(normalizer, OnlineNormalizer)
-  number = 1 if request.score.denominator is None else 2
 
-  def scores_of(arguments):
-    scores = arguments[:number]
-    return scores if number > 1 else scores[0]
+  def pull_back(scores, maximum, of_numerators, of_parts):
+    transpose = jax.vjp(lambda x: normalizer.terms(x, maximum), scores)[1]
+    return transpose((of_numerators, of_parts))
 
-  def exponents(*arguments):
-    return normalizer.exponents(scores_of(arguments))
-
-  def terms(*arguments):
-    return normalizer.terms(scores_of(arguments), arguments[number])
-
-  def pull_back(*arguments):
-    maximum, *cotangents = arguments[number:]
-
-    def terms(scores):
-      return normalizer.terms(scores, maximum)
-
-    return jax.vjp(terms, scores_of(arguments))[1](tuple(cotangents))
-
-  def traced(function, others):
+  def traced(function, number):
     tile = jax.ShapeDtypeStruct(TILE, jnp.float32)
-    closed = without_stops(inlined(function, *[tile] * (number + others)))
+    closed = without_stops(inlined(function, *[tile] * number))
     check_supported(closed.jaxpr, Rules({}, is_interpreted=False))
     if closed.consts:
       raise Unsupported("has normalizers without arrays")
@@ -98,9 +79,9 @@ def terms_of(request: Request) -> Terms | None:
   return Terms(
     normalizer.epsilon,
     normalizer.smallest_maximum,
-    traced(exponents, 0),
-    traced(terms, 1),
-    traced(pull_back, 3),
+    traced(normalizer.exponents, 1),
+    traced(normalizer.terms, 2),
+    traced(pull_back, 4),
   )
 
 
@@ -113,10 +94,13 @@ def added(
   """
   terms = problem.normalizer
   if terms is None:
-    after = jnp.maximum(maximum, jnp.max(scores[0], axis=1) * LOG2_E)
+    highest = jnp.max(functools.reduce(jnp.maximum, scores), axis=1)
+    after = jnp.maximum(maximum, highest * LOG2_E)
     shrink = jnp.exp2(maximum - after)
-    exponentials = jnp.exp2(scores[0] * LOG2_E - across(after, TILE))
-    return exponentials, exponentials, shrink, after
+    exponentials = [
+      jnp.exp2(each * LOG2_E - across(after, TILE)) for each in scores
+    ]
+    return exponentials[0], exponentials[-1], shrink, after
   (exponents,) = _evaluated(problem, terms.exponents, scores)
   after = jnp.maximum(maximum, jnp.max(exponents, axis=1))
   before, bound = terms.bounded(maximum), terms.bounded(after)
@@ -144,15 +128,20 @@ def weights(block: Block, scores: Sequence[jax.Array]) -> jax.Array:
   # Scores that are computed twice may be rounded differently. Each array of
   # rows is read where it is used, as registers are scarce.
   terms = block.problem.normalizer
+  if block.scores is not None:
+    kept_tiles.write(block.problem, block.scores, scores[-1])
   if terms is None:
-    exponents = jnp.minimum(scores[0] - row_numbers(block, "maximum"), 0.0)
-    return jnp.exp2(exponents * LOG2_E) * row_numbers(block, "inverse")
-  for tile, each in zip(block.scores, scores):
-    kept_tiles.write(block.problem, tile, each)
+    return _fractions(block, scores[0])
   numerators, _ = _evaluated(
     block.problem, terms.terms, [*scores, row_numbers(block, "maximum")]
   )
   return numerators * row_numbers(block, "inverse")
+
+
+def _fractions(block: Block, scores: jax.Array) -> jax.Array:
+  """The exponentials of scores, divided by the sums of rows."""
+  exponents = jnp.minimum(scores - row_numbers(block, "maximum"), 0.0)
+  return jnp.exp2(exponents * LOG2_E) * row_numbers(block, "inverse")
 
 
 def of_scores(
@@ -160,24 +149,24 @@ def of_scores(
 ) -> list[jax.Array]:
   """The cotangents of scores, for own weights and their cotangents."""
   problem = block.problem
-  if problem.normalizer is None:
+  if problem.normalizer is None and block.scores is None:
     return [own * (of_weights - means(block))]
+  # Registers are scarce.
+  scores = kept_tiles.read(problem, block.scores)
+  if problem.normalizer is None:
+    return [own * of_weights, -means(block) * _fractions(block, scores)]
   # Also the mean of a row of NaN whose parts have no derivatives.
   mean = 0.0 * means(block) if problem.is_masked else 0.0
   of_numerators = (of_weights + mean) * row_numbers(block, "inverse")
-  # Registers are scarce.
-  scores = [kept_tiles.read(problem, tile) for tile in block.scores]
   arguments = [
-    *scores,
+    scores,
     row_numbers(block, "maximum"),
     of_numerators,
     -means(block) * row_numbers(block, "inverse"),
   ]
-  results = _evaluated(problem, problem.normalizer.pull_back, arguments)
+  (result,) = _evaluated(problem, problem.normalizer.pull_back, arguments)
   # Derivatives of terms may not be finite at -inf.
-  return [
-    jnp.where(own == -jnp.inf, 0.0, each) for own, each in zip(scores, results)
-  ]
+  return [jnp.where(scores == -jnp.inf, 0.0, result)]
 
 
 def _evaluated(problem: Any, jaxpr: Jaxpr, arguments: Any) -> list[jax.Array]:

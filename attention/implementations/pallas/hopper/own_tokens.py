@@ -39,18 +39,22 @@ def _write_scales(block: Block) -> None:
   tokens = _read(block, block.tokens(True))
   own = scales.of_tile(block.own_map, tokens, *_numbers(block))
   own = block.problem.cast(own, BY_ROW)
-  block.own_scale[...] = own
+  block.own_numbers["query scale"][...] = own
   if "query scale" in block.results:
     block.results["query scale"][...] = own
   plgpu.commit_smem()
 
 
-def pull_back(block: Block) -> None:
-  """Writes the gradients of tokens before their map, and of its numbers."""
+def pull_back(block: Block, others: jax.Array | None) -> None:
+  """Writes the gradients of tokens before their map, and of its numbers.
+
+  Others are those of the same tokens, to which it adds.
+  """
   own_map = block.own_map
   tokens = _read(block, _unmapped(block))
   of_mapped = _read(block, block.of_mapped)
   of_tokens, *of_numbers = _call(block, own_map.pull_back, tokens, of_mapped)
+  of_tokens = of_tokens if others is None else of_tokens + others
   result = block.results["tokens"]
   result[...] = of_tokens.astype(result.dtype)
   for name, part in zip(own_map.numbers, of_numbers):

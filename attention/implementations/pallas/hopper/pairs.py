@@ -67,6 +67,11 @@ class PairFunction:
   operands: Sequence[Operand]
   names: Sequence[str]  # of the operands, as inputs of a kernel
 
+  @property
+  def num_results(self) -> int:
+    """1, or 2 with the scores of denominators."""
+    return len(self.jaxpr.outvars)
+
   def __call__(self, *arguments: Any) -> list[jax.Array]:
     """The results [64, 64]."""
     return [*map(_spread, evaluate(self.jaxpr, arguments))]

@@ -21,6 +21,10 @@ from attention.implementations.pallas.hopper.channels import (
 from attention.implementations.pallas.hopper.distance_terms import Distances
 from attention.implementations.pallas.hopper.normalization import Terms
 from attention.implementations.pallas.hopper.pairs import PairFunction
+from attention.implementations.pallas.hopper.prediction_arrays import (
+  SHARES,
+  Prediction,
+)
 from attention.implementations.pallas.hopper.projections import Projections
 from attention.implementations.pallas.hopper.sinusoid_terms import Sinusoids
 from attention.implementations.pallas.hopper.tiles import SIDE
@@ -48,8 +52,9 @@ class Problem:
   projections: Projections | None  # of all tokens, in the kernels
   distances: Distances | None  # terms besides dot products
   sinusoids: Sinusoids | None  # Transformer-XL's term of positions
+  prediction: Prediction | None  # of local-p, in the kernels
   of_bias: BiasGradient | None  # of numbers by distance
-  normalizer: Terms | None  # None for softmax
+  normalizer: Terms | None  # None for softmax and `Quotient`
   has_gradients: bool
   weight: Operand | None  # of the channels of an additive score
   # Whether keys may be hidden. NaN in a hidden token then changes nothing, and
@@ -65,12 +70,20 @@ class Problem:
     if self.changed is not None:
       changed = dict(zip(self.changed.names, self.changed.operands))
     numbers = {
-      name: each for name, each in changed.items() if each.kind in _NUMBERS
+      name: each
+      for name, each in changed.items()
+      if each.kind in _NUMBERS and name != SHARES
     }
     if self.bias is not None and self.of_bias is not None:
       place = self.bias.names.index(self.of_bias.name)
       numbers[self.of_bias.name] = self.bias.operands[place]
     return self._weights | numbers | self._arrays_of_maps | self._tables
+
+  @property
+  def keeps_scores(self) -> bool:
+    """Whether gradients need scores after the products with values."""
+    has_denominators = self.changed is not None and self.changed.num_results > 1
+    return self.normalizer is not None or has_denominators
 
   @property
   def differentiable_operands(self) -> list[Operand]:
@@ -86,6 +99,7 @@ class Problem:
       for function in functions
       if function is not None
       for name, each in zip(function.names, function.operands)
+      if name != SHARES
     }
     if isinstance(self.channels, FunctionSum):
       operands |= self.channels.constants
@@ -106,6 +120,7 @@ class Problem:
   def _arrays_of_maps(self) -> dict[str, Operand]:
     maps: list[Any] = [*self.maps.values()]
     maps += [] if self.projections is None else [self.projections]
+    maps += [] if self.prediction is None else [self.prediction]
     return {name: each for own in maps for name, each in own.operands.items()}
 
   @property

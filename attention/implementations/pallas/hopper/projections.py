@@ -159,8 +159,11 @@ def _matrix_tile(block: Block, of_own: bool) -> Any:
   return block.tiles["projection"].at[rows]
 
 
-def pull_back(block: Block, is_first: Any) -> None:
-  """The gradients of own tokens, and of the arrays of their projection."""
+def pull_back(block: Block, is_first: Any, others: jax.Array | None) -> None:
+  """The gradients of own tokens, and of the arrays of their projection.
+
+  Others are gradients of the same tokens, to which it adds.
+  """
   problem, projection = block.problem, block.projection(True)
   tokens, of_projected = block.tokens(True), block.of_mapped
   numbers = read_transposed(problem, block.channel_sums["tokens"])
@@ -183,6 +186,7 @@ def pull_back(block: Block, is_first: Any) -> None:
     _matrix_tile(block, True),
     is_transposed=True,
   )
+  of_tokens = of_tokens if others is None else of_tokens + others
   # The tile of tokens, which the outer products no longer read.
   block.results["tokens"][...] = of_tokens.astype(tokens.dtype)
 

@@ -1,7 +1,8 @@
 """Scores of a tile in the kernels for Hopper GPUs."""
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,81 +18,106 @@ from attention.implementations.pallas.hopper import (
 )
 from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.pairs import PairFunction
-from attention.implementations.pallas.hopper.tiles import (
-  BY_ROW,
-  TILE,
-  across,
-)
+from attention.implementations.pallas.hopper.tiles import TILE
 
-# (cotangents of scores, the name of an operand or None) -> the cotangents of
-# the products or sums of the pairs, or of the operand.
-PullBack = Callable[[Sequence[jax.Array], str | None], jax.Array]
+
+@dataclasses.dataclass(frozen=True)
+class TileScores:
+  """The scores of a tile, in the layout of the tensor cores' results.
+
+  They are -inf for pairs that the mask hides, and after the last key. For
+  `Quotient` there are two: those of numerators and those of denominators.
+  """
+
+  block: Block
+  places: Sequence[Any]  # the positions of queries and keys
+  scores: list[jax.Array]
+
+  def pull_back(
+    self, cotangents: Sequence[jax.Array], name: str | None
+  ) -> jax.Array:
+    """The cotangents of products or sums, or of the operand of a name."""
+    changed = self.block.problem.changed
+    if changed is None:
+      (result,) = cotangents
+      return result
+    # Registers are scarce, so products are kept in shared memory.
+    products = kept_tiles.read(self.block.problem, self.block.products)
+    others = _arguments(self.block, changed, self.places)
+    return changed.gradient([products, *others], cotangents, name)
 
 
 def tile_scores(
   block: Block, starts: Sequence[Any], *, with_nan: bool = False
-) -> tuple[list[jax.Array], PullBack]:
-  """Scores of a tile, in the layout of the tensor cores' results.
+) -> TileScores:
+  """The scores of a tile.
 
-  They are -inf for pairs that the mask hides, and after the last key. With
-  `with_nan` other pairs have NaN if a token has NaN or infinity. For `Quotient`
-  there are two: the scores of numerators and those of denominators.
+  With `with_nan` visible pairs have NaN if a token has NaN or infinity.
   """
-  problem = block.problem
-  if problem.channels is not None:
-    problem.channels.prepare(block, of_own=False)
-    result = problem.channels.sums(block)
-  else:
-    rotations.prepare_visited(block)
-    own, other = block.own_and_other
-    factors = [(own, other), *rotations.factors(block)]
-    if "remainder" in block.tiles:
-      factors.append((block.tiles["remainder"], other))
-    of_others = distances.of_others(block, starts)
-    result = products_of_tokens(problem, factors)
-    result = distances.with_own(block, [result, *of_others], starts)
-    result = result if problem.factor == 1.0 else result * problem.factor
-    result = times_visited_scales(block, times_own_scales(block, result))
+  problem, of_nan = block.problem, None
+  products = _products(block, starts)
+  if block.products is not None:
+    kept_tiles.write(problem, block.products, products)
   if with_nan:
     # If a token has NaN or infinity, so has its product, or its first channel
     # (such mapped tokens are NaN throughout). Times 0 these are NaN.
-    if problem.channels is None:
-      of_nan = 0.0 * result
-    else:
-      of_nan = 0.0 * problem.channels.sums_of_pairs(block, 0)
+    first = products
+    if problem.channels is not None:
+      first = problem.channels.sums_of_pairs(block, 0)
+    of_nan = 0.0 * first
   places = _positions(block, starts)
-  pull_back: PullBack = _unchanged
-  results = [result]
+  return TileScores(block, places, _finished(block, places, products, of_nan))
+
+
+def _products(block: Block, starts: Sequence[Any]) -> jax.Array:
+  """The products or sums of the pairs of a tile, before wrappers."""
+  problem = block.problem
+  if problem.channels is not None:
+    problem.channels.prepare(block, of_own=False)
+    return problem.channels.sums(block)
+  rotations.prepare_visited(block)
+  own, other = block.own_and_other
+  factors = [(own, other), *rotations.factors(block)]
+  if "remainder" in block.tiles:
+    factors.append((block.tiles["remainder"], other))
+  of_others = distances.of_others(block, starts)
+  result = products_of_tokens(problem, factors)
+  result = distances.with_own(block, [result, *of_others], starts)
+  result = result if problem.factor == 1.0 else result * problem.factor
+  return times_visited_scales(block, times_own_scales(block, result))
+
+
+def _finished(
+  block: Block,
+  places: Sequence[Any],
+  products: jax.Array,
+  of_nan: jax.Array | None = None,
+) -> list[jax.Array]:
+  """The scores of products, after wrappers, the bias and the mask.
+
+  `of_nan` is NaN for pairs with NaN, else 0; None if there are none.
+  """
+  problem, results = block.problem, [products]
   if problem.changed is not None:
-    if block.products is not None:
-      kept_tiles.write(problem, block.products, result)
     arguments = _arguments(block, problem.changed, places)
-    results = problem.changed(result, *arguments)
-
-    def pull_back(cotangents, name):
-      # Registers are scarce, so products are kept in shared memory.
-      products = kept_tiles.read(problem, block.products)
-      arguments = products, *_arguments(block, problem.changed, places)
-      return problem.changed.gradient(arguments, cotangents, name)
-
-  if with_nan:
+    results = problem.changed(products, *arguments)
+  if of_nan is not None:
     results = [each + of_nan for each in results]
   if problem.bias is not None:
     (bias,) = problem.bias(*_arguments(block, problem.bias, places))
     results = [each + bias for each in results]
-    if with_nan:
+    if of_nan is not None:
       results = [jnp.where(bias == -jnp.inf, bias, each) for each in results]
   if problem.visible is not None:
     (visible,) = problem.visible(*_arguments(block, problem.visible, places))
     results = [jnp.where(visible, each, -jnp.inf) for each in results]
-  return results, pull_back
+  return results
 
 
 def times_own_scales(block: Block, numbers: jax.Array) -> jax.Array:
   """Numbers of the pairs of a tile, times the scales of own tokens."""
-  if block.own_scale is not None:
-    own = block.problem.cast(block.own_scale[...], BY_ROW)
-    return numbers * across(own, TILE)
+  if "query scale" in block.own_numbers:
+    return numbers * block.numbers("query scale")
   is_scaled = block.are_keys_own and "key scale" in block.inputs
   return numbers * block.numbers("key scale") if is_scaled else numbers
 
@@ -114,12 +140,6 @@ def of_visible(
     (visible,) = problem.visible(*_arguments(block, problem.visible, places))
     numbers = jnp.where(visible, numbers, 0.0)
   return numbers
-
-
-def _unchanged(cotangents: Sequence[jax.Array], name: str | None) -> jax.Array:
-  del name
-  (result,) = cotangents
-  return result
 
 
 def products_of_tokens(

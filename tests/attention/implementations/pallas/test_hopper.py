@@ -86,9 +86,9 @@ def forgetting(score=None):
   return scores.forgetting(score or scores.scaled_dot(), -0.1 * jnp.abs(gates))
 
 
-def predicting(score=None, **options):
+def predicting(score=None, units=128, **options):
   """Local-p."""
-  matrix, vector = arrays((64, 8), (8,), seed=6, dtype=jnp.float32)
+  matrix, vector = arrays((64, units), (units,), seed=6, dtype=jnp.float32)
   score = score or scores.scaled_dot()
   return scores.local(score, 40.0, 0.2 * matrix, vector, **options)
 
@@ -122,6 +122,10 @@ CASES = {
   "mapped product": {"score": mapped_product},
   "forgetting": {"score": forgetting()},
   "local-p": {"score": predicting()},
+  "local-p of 8 units": {"score": predicting(units=8)},
+  "general local-p": {"score": predicting(general())},
+  "projected local-p": {"score": predicting(additive(64))},
+  "normalised local-p": {"score": predicting(scores.qk_norm(scores.dot()))},
   "Transformer-XL": {"score": transformer_xl()},
   "location": {"score": scores.location(0.3 * arrays((120, 64))[0])},
   "weighted distance": {
@@ -144,6 +148,14 @@ MASKED = {
   "causal forgetting": {"score": forgetting(), "mask": masks.causal(40)},
   "causal local-p": {
     "score": scores.soft_cap(predicting(causal=True), 5.0),
+    "mask": masks.causal(40),
+  },
+  "causal general local-p": {
+    "score": predicting(general()),
+    "mask": masks.causal(40),
+  },
+  "causal projected local-p": {
+    "score": predicting(additive(64), causal=True),
     "mask": masks.causal(40),
   },
   "causal Transformer-XL": {
@@ -215,7 +227,7 @@ def exact_results(tokens, **options):
   # A test of other sizes has the projections.
   "name",
   [*CASES],
-  default=["additive window", "forgetting"],
+  default=["additive window", "forgetting", "local-p"],
 )
 def test_results_and_gradients_equal_the_reference(name):
   """With 50 queries and 100 keys, which are no whole tiles of 64."""
@@ -248,6 +260,10 @@ def of_heads(name, channels, heads=(2,)):
     "general": (scores.general, [(*heads, 64, 64)]),
     "additive": (scores.additive, [matrix, matrix, vector, vector]),
     "concat": (scores.concat, [(*heads, 128, channels), vector]),
+    "local-p": (
+      lambda *weights: scores.local(scores.scaled_dot(), 40.0, *weights),
+      [matrix, vector],
+    ),
   }[name]
   return make(*(0.1 * each for each in arrays(*shapes, dtype=jnp.float32)))
 
@@ -518,6 +534,10 @@ def test_a_number_that_is_used_twice_has_both_gradients(score, launched):
 # The kernels of a gradient: three of attention, and one that sums the gradients
 # of matrices or computes the scales of keys.
 KERNELS = {
+  "local-p": 4,
+  "general local-p": 4,
+  "projected local-p": 4,
+  "normalised local-p": 5,
   "cosine": 4,
   "normalised": 4,
   "general": 4,
@@ -532,7 +552,9 @@ KERNELS = {
 @ignore_nan
 @sampled("heads", [(), (2,)], default=[(2,)])
 @sampled("mask", [None, masks.causal(40)], default=[masks.causal(40)])
-@sampled("name", ["general", "additive", "concat"], default=["general"])
+@sampled(
+  "name", ["general", "additive", "concat", "local-p"], default=["general"]
+)
 def test_blocks_sum_the_gradients_of_parameters(
   name, heads, mask, launched, monkeypatch
 ):

@@ -103,6 +103,8 @@ def check_no_spills(folder, kernels):
     ("scaled_dot/signed_softmax", 3),
     ("scaled_dot/sigmoid", 3),
     ("local_m/window", 3),
+    ("local/causal", 4),
+    ("local/alibi", 4),
     ("transformer_xl/none", 4),
     ("transformer_xl/window", 4),
     ("transformer_xl/alibi", 4),
