@@ -127,15 +127,36 @@ class Softpick(OnlineNormalizer):
   epsilon: float = dataclasses.field(default=1e-8, metadata={"static": True})
 
   def terms(self, scores, maximum):
-    # exp(scores) - 1, divided by exp(maximum).
-    scale = jnp.exp(-maximum)
-    terms = exponential(scores - maximum) - scale
-    # The difference has too few digits for small scores.
-    is_small = jnp.abs(scores) <= _SMALL
-    small = jnp.where(is_small, scores, 0.0)
-    terms = jnp.where(is_small, _expm1(small) * scale, terms)
-    terms = jnp.where(jnp.isneginf(scores), 0.0, terms)
-    return jnp.maximum(terms, 0.0), jnp.abs(terms)
+    return _softpick_terms(scores, maximum)
+
+
+@jax.custom_jvp
+def _softpick_terms(
+  scores: jax.Array, maximum: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """The terms of softpick; the maximum is a constant for derivatives."""
+  # exp(scores) - 1, divided by exp(maximum).
+  scale = jnp.exp(-maximum)
+  terms = exponential(scores - maximum) - scale
+  # The difference has too few digits for small scores.
+  is_small = jnp.abs(scores) <= _SMALL
+  small = jnp.where(is_small, scores, 0.0)
+  terms = jnp.where(is_small, _expm1(small) * scale, terms)
+  terms = jnp.where(jnp.isneginf(scores), 0.0, terms)
+  return jnp.maximum(terms, 0.0), jnp.abs(terms)
+
+
+@_softpick_terms.defjvp
+def _tangents_of_softpick_terms(primals, tangents):
+  # By the signs of scores, as the terms are expensive to compute again.
+  (scores, maximum), (moved, _) = primals, tangents
+  moved = exponential(scores - maximum) * moved
+  of_negative = jnp.where(jnp.isneginf(scores), 0.0, -moved)
+  of_terms = (
+    jnp.where(scores > 0.0, moved, 0.0),
+    jnp.where(scores >= 0.0, moved, of_negative),
+  )
+  return _softpick_terms(scores, maximum), of_terms
 
 
 def _expm1(x: jax.Array) -> jax.Array:

@@ -476,6 +476,15 @@ def test_entmax_of_bfloat16_ends_and_sums_to_1():
   np.testing.assert_allclose(jnp.sum(weights, axis=-1), 1.0, rtol=2e-3)
 
 
+def test_the_derivative_of_softpick_at_zero_and_at_hidden_keys():
+  """Those of relu and of the absolute value, as JAX defines them at 0."""
+  scores = jnp.array([[0.0, 1.0, -1.0, -jnp.inf]])
+  derivative = jax.jacobian(normalizers.softpick(0.0))(scores)[0, :, 0]
+  want = jax.jacobian(softpick)(scores)[0, :, 0]
+  np.testing.assert_allclose(derivative[:, :3], want[:, :3], atol=1e-6)
+  assert not np.any(derivative[:, 3])
+
+
 def test_the_derivative_of_softpick_where_its_two_forms_meet():
   @jax.vmap
   @jax.grad
