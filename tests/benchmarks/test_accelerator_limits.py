@@ -37,6 +37,7 @@ LIMITS = {
     "pallas/scaled_dot/softpick/forward": 1,
     "pallas/scaled_dot/softpick/gradient": 4,
     "pallas/scaled_dot/sigmoid/gradient": 4,
+    "pallas/scaled_dot/dropout/gradient": 4,
     "pallas/transformer_xl/padding/forward": 2,
     "pallas/transformer_xl/causal/gradient": 6,
     "pallas/location/causal/forward": 2,

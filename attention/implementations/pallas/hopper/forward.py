@@ -26,6 +26,7 @@ from attention.implementations.pallas.hopper.own_tokens import (
 )
 from attention.implementations.pallas.hopper.predictions import predict_own
 from attention.implementations.pallas.hopper.scores import (
+  TileScores,
   of_visible,
   tile_scores,
 )
@@ -80,7 +81,7 @@ def _compute(block: Block, marks: Sequence[Any], is_second: Any) -> jax.Array:
 
     with_nan = is_second is not None
     tile = tile_scores(block, starts, with_nan=with_nan)
-    return _add_keys(block, tile.scores, *state)
+    return _add_keys(block, tile, *state)
 
   state = sums, zeros + normalization.LOWEST, zeros
   summed, maximum, total = block.visits(visit, state)
@@ -96,14 +97,16 @@ def _compute(block: Block, marks: Sequence[Any], is_second: Any) -> jax.Array:
   return not_finite(block.problem, [context] if marks else [])
 
 
-def _add_keys(block: Block, scores, summed, maximum, total) -> tuple[Any, ...]:
+def _add_keys(
+  block: Block, tile: TileScores, summed, maximum, total
+) -> tuple[Any, ...]:
   """Adds a tile of keys to the sums of the queries."""
   (factor,) = block.factors
   numerators, parts, shrink, after = normalization.added(
-    block.problem, scores, maximum
+    block.problem, tile.scores, maximum
   )
   total = total * shrink + jnp.sum(parts, axis=1)
-  factor[...] = numerators.astype(factor.dtype)
+  factor[...] = tile.dropped(numerators).astype(factor.dtype)
   plgpu.commit_smem()
 
   def product(sums):

@@ -24,6 +24,7 @@ from attention.implementations.pallas.hopper.channels import (
   of_function,
 )
 from attention.implementations.pallas.hopper.pairs import (
+  of_dropout,
   of_pairwise,
   of_wrappers,
 )
@@ -66,8 +67,6 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
 
   Raises `Unsupported` for what they do not support.
   """
-  if request.dropout is not None:
-    raise Unsupported("does not support dropout on GPUs")
   maps: dict[str, TokenMap] = {}
   key_scale = None
   of_tokens: Projections | None = None
@@ -120,6 +119,7 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
     prediction,
     _bias_gradient(request, functions[1], channels, distances, sinusoids, maps),
     normalization.terms_of(request),
+    of_dropout("dropout", request),
     query.shape[-1] <= _GRADIENT_FEATURES
     and distance_terms.gradients_fit(distances, request, functions)
     and sinusoid_terms.gradients_fit(sinusoids, request, functions),

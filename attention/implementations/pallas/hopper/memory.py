@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,9 @@ from attention.implementations.pallas.hopper.tiles import (
 
 # The results that are sums over channels, or made of them.
 _SUMS = "tokens", "weight"
+# Bytes of a multiprocessor for one block, without its barriers.
+_LARGEST = 226 * 1024
+_ALIGNED = 1024  # bytes of the start of each array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Memory:
   factors: Sequence[Any]  # tiles of numbers of pairs, as factors of products
   products: Any  # a tile of scores before wrappers change them, for gradients
   scores: Any  # a tile of scores, for gradients of normalizers
+  dropped: Any  # a tile of the factors of dropout, for gradients of keys
   barriers: Sequence[Any]
   staging: Any  # a tile of staged tokens before its transposition
   scratch: Any  # of a sum over channels
@@ -104,18 +109,20 @@ def of_block(
   factor = swizzled(TILE, inputs["value"].array.dtype)
   has_products = of_gradients and problem.changed is not None
   has_scores = of_gradients and problem.keeps_scores
+  keeps_factors = are_keys_own and problem.dropped is not None
   numbers = plgpu.SMEM((SIDE,), jnp.float32)
   results = {
     name: tile_memory(each.shape, each.axes)
     for name, each in outputs.items()
     if each.axes is not Axes.PARTS and name not in over
   }
-  return Memory(
+  held = Memory(
     tiles,
     results,
     factors=[factor] * (2 if are_keys_own else 1),
     products=kept_tiles.memory() if has_products else None,
     scores=kept_tiles.memory() if has_scores else None,
+    dropped=kept_tiles.memory() if keeps_factors else None,
     barriers=[
       plgpu.Barrier(num_arrivals=others),
       plgpu.Barrier(num_arrivals=len(of_keys) - others),
@@ -136,6 +143,19 @@ def of_block(
     of_shares=numbers if of_gradients and SHARES in own_numbers else None,
     zero=plgpu.SMEM((1,), jnp.int32),
   )
+  # Without the tile a block computes these factors twice.
+  return held if _fits(held) else dataclasses.replace(held, dropped=None)
+
+
+def _fits(held: Memory) -> bool:
+  """Whether the memory of a block is that of a multiprocessor at most."""
+
+  def size(ref):
+    number = math.prod(ref.shape) * jnp.dtype(ref.dtype).itemsize
+    return -(-number // _ALIGNED) * _ALIGNED
+
+  refs = jax.tree.leaves(vars(held), is_leaf=lambda x: hasattr(x, "shape"))
+  return sum(size(each) for each in refs if hasattr(each, "dtype")) < _LARGEST
 
 
 def _of_maps(

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Var
 
+from attention.implementations.pallas.dropout import Place, factors, words_of
 from attention.implementations.pallas.functions import (
   Rules,
   apply_primitive,
@@ -46,6 +47,7 @@ from attention.implementations.pallas.tile_functions import (
   parts_by_position,
 )
 from attention.positional import Pairwise
+from attention.request import Request
 from attention.scores import Positions, Score
 from attention.scores.base import Wrapper
 
@@ -107,6 +109,28 @@ def of_pairwise(
     return [jnp.broadcast_to(functools.reduce(jnp.logical_and, results), TILE)]
 
   arguments = [_INTEGERS, _INTEGERS, *[_INTEGER] * rank]
+  return _traced(name, compute, arguments, plan.operands)
+
+
+def of_dropout(name: str, request: Request) -> PairFunction | None:
+  """The factors of weights: (queries, keys, *indices, *parts)."""
+  dropout, leading = request.dropout, request.leading
+  if dropout is None:
+    return None
+  words = words_of(dropout)
+  shape = (*leading, *request.scores_shape[-2:])
+  plan, one = Plan(), jnp.zeros((1, 1), jnp.int32)
+  factors(dropout, Place(plan, one, one, 0, shape, words))
+
+  def compute(queries, keys, *others):
+    number = 0
+    for index, size in zip(others, leading):
+      number = number * size + index
+    source = Blocks(others[len(leading) :])
+    place = Place(source, queries, keys, number, shape, words)
+    return [factors(dropout, place)]
+
+  arguments = [_INTEGERS, _INTEGERS, *[_INTEGER] * len(leading)]
   return _traced(name, compute, arguments, plan.operands)
 
 

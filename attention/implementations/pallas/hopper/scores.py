@@ -33,6 +33,14 @@ class TileScores:
   places: Sequence[Any]  # the positions of queries and keys
   scores: list[jax.Array]
 
+  def dropped(self, weights: jax.Array) -> jax.Array:
+    """Weights after dropout, or the cotangents of weights before it."""
+    if self.block.problem.dropped is None:
+      return weights
+    if self.block.dropped is None:
+      return weights * _factors(self.block, self.places)
+    return weights * kept_tiles.read(self.block.problem, self.block.dropped)
+
   def pull_back(
     self, cotangents: Sequence[jax.Array], name: str | None
   ) -> jax.Array:
@@ -55,6 +63,10 @@ def tile_scores(
   With `with_nan` visible pairs have NaN if a token has NaN or infinity.
   """
   problem, of_nan = block.problem, None
+  places = _positions(block, starts)
+  if block.dropped is not None:
+    # Read twice. Registers are scarce, so this is before the products.
+    kept_tiles.write(problem, block.dropped, _factors(block, places))
   products = _products(block, starts)
   if block.products is not None:
     kept_tiles.write(problem, block.products, products)
@@ -65,8 +77,14 @@ def tile_scores(
     if problem.channels is not None:
       first = problem.channels.sums_of_pairs(block, 0)
     of_nan = 0.0 * first
-  places = _positions(block, starts)
   return TileScores(block, places, _finished(block, places, products, of_nan))
+
+
+def _factors(block: Block, places: Sequence[Any]) -> jax.Array:
+  """The factors of dropout."""
+  function = block.problem.dropped
+  (factors,) = function(*_arguments(block, function, places))
+  return factors
 
 
 def _products(block: Block, starts: Sequence[Any]) -> jax.Array:

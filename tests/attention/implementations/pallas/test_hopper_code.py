@@ -103,6 +103,7 @@ def check_no_spills(folder, kernels):
     ("scaled_dot/signed_softmax", 3),
     ("scaled_dot/sigmoid", 3),
     ("scaled_dot/softpick", 3),
+    ("scaled_dot/dropout", 3),
     ("local_m/window", 3),
     ("local/causal", 4),
     ("local/alibi", 4),

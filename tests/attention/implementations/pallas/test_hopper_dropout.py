@@ -1,0 +1,109 @@
+"""Dropout in the kernels for Hopper GPUs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import attend, masks, normalizers, scores
+from attention.implementations.pallas.hopper import memory
+from tests.attention.implementations.pallas.test_hopper import (
+  INTERPRETED,
+  additive,
+  arrays,
+  close,
+  general,
+  ignore_nan,
+  predicting,
+)
+from tests.attention.matrix import sampled
+
+SHAPES = (2, 70, 64), (2, 100, 64), (2, 100, 64)
+CASES = {
+  "scaled dot": {},
+  "causal": {"mask": masks.causal(40)},
+  "additive": {"score": additive()},
+  "general local-p": {
+    "score": predicting(general()),
+    "mask": masks.causal(40),
+  },
+  "softpick": {"normalizer": normalizers.softpick()},
+  "soft cap": {"score": scores.soft_cap(scores.scaled_dot(), 5.0)},
+}
+
+
+def results(implementation, tokens, *, rate=0.3, **options):
+  """The gradients of tokens, also of rows of NaN, and the context."""
+
+  def of_tokens(*tokens):
+    return attend(
+      *tokens,
+      dropout_rate=rate,
+      rng=jax.random.key(3),
+      implementation=implementation,
+      **options,
+    )
+
+  def both(*tokens):
+    context, pull_back = jax.vjp(of_tokens, *tokens)
+    (cotangent,) = arrays(context.shape, seed=9, dtype=context.dtype)
+    return pull_back(cotangent), context
+
+  return jax.jit(both)(*tokens)
+
+
+def check(tokens, **options):
+  got = results(INTERPRETED, tokens, **options)
+  tokens = [each.astype(jnp.float32) for each in tokens]
+  want = results("reference", tokens, **options)
+  jax.tree.map(close, got, want)
+  return want
+
+
+@sampled("name", [*CASES], default=["causal"])
+def test_the_same_weights_are_dropped_as_in_the_reference(name):
+  check(arrays(*SHAPES), **CASES[name])
+
+
+@sampled("rate", [0.9, 1.0], default=[])
+def test_rates(rate):
+  check(arrays(*SHAPES), rate=rate)
+
+
+@ignore_nan
+@sampled("token", ["query", "key", "value"], default=["value"])
+def test_rows_that_attend_to_nan_are_nan_and_the_others_as_before(token):
+  tokens = arrays(*SHAPES)
+  place = ["query", "key", "value"].index(token)
+  tokens[place] = tokens[place].at[0, 66, 3].set(jnp.nan)
+  want = check(tokens, mask=masks.causal(40))
+  num_nan = np.isnan(np.asarray(want[1])).any(axis=-1).sum()
+  assert 0 < num_nan < 140
+
+
+def test_a_block_without_memory_for_the_factors_computes_them_again(
+  monkeypatch,
+):
+  monkeypatch.setattr(memory, "_LARGEST", 0)
+  check(arrays((64, 64), (64, 64), (64, 64)), mask=masks.causal())
+
+
+@pytest.mark.parametrize("name", ["causal"])
+def test_forward_mode_drops_the_same_weights(name):
+  tokens = arrays((64, 64), (64, 64), (64, 64))
+
+  def tangent(implementation):
+    def of_query(query):
+      context = attend(
+        query,
+        *tokens[1:],
+        dropout_rate=0.3,
+        rng=jax.random.key(3),
+        implementation=implementation,
+        **CASES[name],
+      )
+      return context.astype(jnp.float32)
+
+    return jax.jvp(of_query, tokens[:1], tokens[:1])[1]
+
+  close(tangent(INTERPRETED), tangent("reference"))
