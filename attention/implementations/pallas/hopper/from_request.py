@@ -23,11 +23,6 @@ from attention.implementations.pallas.hopper.channels import (
   FunctionSum,
   of_function,
 )
-from attention.implementations.pallas.hopper.pairs import (
-  of_dropout,
-  of_pairwise,
-  of_wrappers,
-)
 from attention.implementations.pallas.hopper.problem import Problem
 from attention.implementations.pallas.hopper.projections import Projections
 from attention.implementations.pallas.hopper.sinusoid_terms import Sinusoids
@@ -38,6 +33,11 @@ from attention.implementations.pallas.hopper.tiles import (
 from attention.implementations.pallas.hopper.token_maps import (
   TokenMap,
   changes_tokens,
+)
+from attention.implementations.pallas.hopper.traced_pairs import (
+  of_dropout,
+  of_pairwise,
+  of_wrappers,
 )
 from attention.implementations.pallas.hopper.wrapped import base, wrappers
 from attention.implementations.pallas.location import ProductWithVectors

@@ -71,11 +71,14 @@ class Centered(Wrapper):
 
 def of_request(request: Request) -> Prediction | None:
   """What kernels predict; None if there is nothing, or XLA does."""
-  found = [each for each in wrappers(request.score) if _predicts(each)]
+  found = [
+    each
+    for each in wrappers(request.score)
+    if isinstance(each, Local) and _predicts(each)
+  ]
   if len(found) != 1:
     return None
   rank, local = len(request.leading), found[0]
-  assert isinstance(local, Local)
   operands = {
     MATRIX: of_parameter(local.query_weight, 2, rank),
     VECTOR: of_parameter(local.position_weight, 1, rank),

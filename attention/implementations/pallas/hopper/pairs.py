@@ -1,12 +1,11 @@
 """Functions of the pairs of a tile in the kernels for Hopper GPUs.
 
-Masks, biases, and what wrappers do to a score are traced outside of a kernel,
-which evaluates their operations: one number for each pair, in the layout of
-the tensor cores' results, or one number for the tile.
+They are traced outside of a kernel, which evaluates their operations: one
+number for each pair, in the layout of the tensor cores' results, or one number
+for the tile.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Var
 
-from attention.implementations.pallas.dropout import Place, factors, words_of
 from attention.implementations.pallas.functions import (
   Rules,
   apply_primitive,
@@ -22,7 +20,6 @@ from attention.implementations.pallas.functions import (
   interpret,
 )
 from attention.implementations.pallas.hopper.bias_by_distance import (
-  PairTile,
   number_at_p,
   numbers_at,
 )
@@ -32,24 +29,11 @@ from attention.implementations.pallas.hopper.tracing import (
   inlined,
   without_unused,
 )
-from attention.implementations.pallas.hopper.wrapped import with_base, wrappers
 from attention.implementations.pallas.operands import (
-  Blocks,
   Kind,
   Operand,
-  Plan,
   Unsupported,
 )
-from attention.implementations.pallas.pairwise import values
-from attention.implementations.pallas.tile_functions import (
-  ByPosition,
-  parameters,
-  parts_by_position,
-)
-from attention.positional import Pairwise
-from attention.request import Request
-from attention.scores import Positions, Score
-from attention.scores.base import Wrapper
 
 _PARTS = {Kind.SCALAR: ()} | dict.fromkeys(
   [Kind.ROW, Kind.COLUMN, Kind.TILE], TILE
@@ -76,7 +60,7 @@ class PairFunction:
 
   def __call__(self, *arguments: Any) -> list[jax.Array]:
     """The results [64, 64]."""
-    return [*map(_spread, evaluate(self.jaxpr, arguments))]
+    return [*map(spread, evaluate(self.jaxpr, arguments))]
 
   def gradient(
     self,
@@ -89,89 +73,8 @@ class PairFunction:
     place = 0
     if name is not None:
       place = len(arguments) - len(self.names) + self.names.index(name)
-      arguments[place] = _spread(arguments[place])
+      arguments[place] = spread(arguments[place])
     return gradient_of(self, arguments, cotangents, place)
-
-
-def of_pairwise(
-  name: str, parts: Sequence[Pairwise], rank: int
-) -> PairFunction | None:
-  """A bias, or the conjunction of masks: (queries, keys, *indices, *parts)."""
-  if not parts:
-    return None
-  plan, one = Plan(), jnp.zeros((1, 1), jnp.int32)
-  for each in parts:
-    values(each, PairTile(plan, one, one, rank))
-
-  def compute(queries, keys, *others):
-    at = PairTile(Blocks(others[rank:]), queries, keys, rank)
-    results = [values(each, at) for each in parts]
-    return [jnp.broadcast_to(functools.reduce(jnp.logical_and, results), TILE)]
-
-  arguments = [_INTEGERS, _INTEGERS, *[_INTEGER] * rank]
-  return _traced(name, compute, arguments, plan.operands)
-
-
-def of_dropout(name: str, request: Request) -> PairFunction | None:
-  """The factors of weights: (queries, keys, *indices, *parts)."""
-  dropout, leading = request.dropout, request.leading
-  if dropout is None:
-    return None
-  words = words_of(dropout)
-  shape = (*leading, *request.scores_shape[-2:])
-  plan, one = Plan(), jnp.zeros((1, 1), jnp.int32)
-  factors(dropout, Place(plan, one, one, 0, shape, words))
-
-  def compute(queries, keys, *others):
-    number = 0
-    for index, size in zip(others, leading):
-      number = number * size + index
-    source = Blocks(others[len(leading) :])
-    place = Place(source, queries, keys, number, shape, words)
-    return [factors(dropout, place)]
-
-  arguments = [_INTEGERS, _INTEGERS, *[_INTEGER] * len(leading)]
-  return _traced(name, compute, arguments, plan.operands)
-
-
-def of_wrappers(
-  name: str, score: Score, rank: int, finish: Callable | None = None
-) -> PairFunction | None:
-  """What `finish` and then wrappers do to sums or products of pairs.
-
-  A function of (scores, queries, keys, *indices, *parts).
-  """
-  own = [*wrappers(score)]
-  if finish is None and all(
-    type(each).pair_at is Wrapper.pair_at for each in own
-  ):
-    return None
-  with_parts, operands = parameters(score, rank)
-
-  def compute(scores, queries, keys, *others):
-    indices, parts = others[:rank], others[rank:]
-    at = _PairPositions(
-      *(0, 0, *TILE), key_length=0, leading=indices, queries=queries, keys=keys
-    )
-    scores = scores if finish is None else _spread(finish(scores))
-    changed = with_base(with_parts(parts), _Given(scores))
-    both = changed, changed.denominator
-    return [
-      jnp.broadcast_to(each.pair_at(scores, scores, at), TILE)
-      for each in both
-      if each is not None
-    ]
-
-  floats = jax.ShapeDtypeStruct(TILE, jnp.float32)
-  arguments = [floats, _INTEGERS, _INTEGERS, *[_INTEGER] * rank]
-  try:
-    return _traced(name, compute, arguments, operands)
-  except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-    if isinstance(error, Unsupported):
-      raise
-    raise Unsupported(
-      "supports wrappers that change each score of a head by itself"
-    ) from error
 
 
 def number_dtype(array: jax.Array) -> Any:
@@ -180,52 +83,7 @@ def number_dtype(array: jax.Array) -> Any:
   return jnp.dtype(jnp.float32 if is_float else jnp.int32)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Given(Score):
-  """Scores that are known."""
-
-  scores: jax.Array
-
-  def pair_at(self, query, key, positions):
-    return self.scores
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _PairPositions(Positions):
-  """The positions of all pairs of a tile, relative to the starts."""
-
-  queries: jax.Array = dataclasses.field(kw_only=True)
-  keys: jax.Array = dataclasses.field(kw_only=True)
-
-  @property
-  def query(self):
-    raise Unsupported("supports functions of the positions of pairs only")
-
-  key = query
-
-  def at_queries(self, numbers):
-    return self._parts(numbers).of_queries
-
-  def at_keys(self, numbers):
-    return self._parts(numbers).of_keys
-
-  def _parts(self, numbers) -> ByPosition:
-    is_shifted = any(map(_is_shift, (self.query_start, self.key_start)))
-    return parts_by_position(numbers, is_shifted=is_shifted)
-
-  def broadcast(self, rank):
-    return self.query_start + self.queries, self.key_start + self.keys
-
-
-def _is_shift(start: Any) -> bool:
-  return not isinstance(start, int) or start != 0
-
-
-_INTEGERS = jax.ShapeDtypeStruct(TILE, jnp.int32)
-_INTEGER = jax.ShapeDtypeStruct((), jnp.int32)
-
-
-def _traced(
+def traced(
   name: str,
   compute: Callable,
   arguments: Sequence[jax.ShapeDtypeStruct],
@@ -297,11 +155,11 @@ def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
   if equation.primitive is number_at_p:
     numbers, places = inputs
     size = equation.invars[0].aval.shape[-1]
-    return [numbers_at(numbers, _spread(places), size)]
+    return [numbers_at(numbers, spread(places), size)]
   if name == "add_any":  # which kernels lack
-    return [jax.lax.add(*map(_spread, inputs))]
+    return [jax.lax.add(*map(spread, inputs))]
   if any(jnp.shape(each) == TILE for each in inputs):
-    inputs = [*map(_spread, inputs)]
+    inputs = [*map(spread, inputs)]
   else:
     inputs = [
       each if jnp.ndim(each) == 0 else each.reshape(()) for each in inputs
@@ -309,7 +167,7 @@ def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
   return apply_primitive(equation, inputs)
 
 
-def _spread(value: Any) -> jax.Array:
+def spread(value: Any) -> jax.Array:
   """The value of all pairs."""
   if jnp.shape(value) == TILE:
     return value
