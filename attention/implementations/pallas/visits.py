@@ -20,7 +20,7 @@ class Visits(NamedTuple):
 
   rows: np.ndarray
   columns: np.ndarray
-  groups: np.ndarray  # the index along leading axes that share keys
+  groups: np.ndarray  # the index along leading axes that share keys or values
   flags: np.ndarray
 
   def packed(self, has_groups: bool) -> list[np.ndarray]:
@@ -59,7 +59,7 @@ class Visibility:
     return self.tiles.shape, self.tiles.tobytes()
 
   def by_rows(self) -> Visits:
-    """Row by row; a row without a visible tile has one hidden visit."""
+    """Row by row; a row without a visible tile has a hidden visit."""
     return _visits(self.tiles, 1)
 
   def by_columns(self, groups: int) -> Visits:
@@ -72,10 +72,10 @@ def _visits(tiles: np.ndarray, groups: int) -> Visits:
   entries: list[tuple[int, int, int, int]] = []
   for row, kinds in enumerate(tiles):
     seen = np.flatnonzero(kinds != EMPTY)
+    kind = np.where(kinds[seen] == PARTIAL, MASKED, 0)
     if not len(seen):
-      entries.append((row, 0, 0, FIRST | LAST | HIDDEN))
-      continue
-    flags = np.tile(np.where(kinds[seen] == PARTIAL, MASKED, 0), groups)
+      seen, kind = np.zeros(1, int), np.full(1, HIDDEN)
+    flags = np.tile(kind, groups)
     flags[0] |= FIRST
     flags[-1] |= LAST
     group = np.repeat(np.arange(groups), len(seen))

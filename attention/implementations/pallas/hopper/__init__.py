@@ -9,9 +9,7 @@ from attention.implementations.pallas.hopper.from_request import (
   make_problem,
   with_maps_inside,
 )
-from attention.implementations.pallas.hopper.local import (
-  with_centers,
-)
+from attention.implementations.pallas.hopper.local import with_centers
 from attention.implementations.pallas.hopper.problem import Problem
 
 __all__ = [

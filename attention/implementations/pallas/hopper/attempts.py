@@ -75,4 +75,6 @@ def when(condition: Any) -> Callable[[Callable], Any]:
 
 
 def _is_not_finite(numbers: jax.Array) -> jax.Array:
-  return jnp.where(jnp.abs(numbers) < np.inf, 0.0, 1.0)
+  # Python's numbers would have 64 bits under `jax_enable_x64`.
+  zero, one = jnp.float32(0.0), jnp.float32(1.0)
+  return jnp.where(jnp.abs(numbers) < np.inf, zero, one)

@@ -110,6 +110,11 @@ class Block(Memory):
     return self.tiles[self._name(of_own)]
 
   @property
+  def unmapped(self) -> Any:
+    """The tile of own tokens before a map of the kernel."""
+    return self.tiles.get("unmapped", self.tokens(True))
+
+  @property
   def own_map(self) -> Any:
     """The map of own tokens that the kernel computes, or None."""
     return self.problem.maps.get(self._name(True))

@@ -106,7 +106,7 @@ def _add_keys(
     block.problem, tile.scores, maximum
   )
   total = total * shrink + jnp.sum(parts, axis=1)
-  factor[...] = tile.dropped(numerators).astype(factor.dtype)
+  factor[...] = tile.with_dropout(numerators).astype(factor.dtype)
   plgpu.commit_smem()
 
   def product(sums):

@@ -243,10 +243,10 @@ def _visit(
   tile = tile_scores(block, starts)
   weights = normalization.weights(block, tile.scores)
   if block.are_keys_own:
-    dropped = tile.dropped(weights)
+    dropped = tile.with_dropout(weights)
     weights_factor[0][...] = dropped.astype(of_scores_factor.dtype)
   of_weights = products_of_tokens(problem, [(own_values, other_values)])
-  of_weights = tile.dropped(of_weights)
+  of_weights = tile.with_dropout(of_weights)
   of_scores = normalization.of_scores(block, weights, of_weights)
   if block.of_bias is not None:
     places = problem.of_bias.places(starts)

@@ -7,6 +7,7 @@ their own queries, see predictions.py, or XLA does before them.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,11 @@ import jax.numpy as jnp
 from attention import axes
 from attention.head_parameters import BY_POSITION, SCALAR
 from attention.implementations.dot_products import is_dot_product
-from attention.implementations.pallas.hopper import projections, token_maps
+from attention.implementations.pallas.hopper import (
+  matrices,
+  projections,
+  token_maps,
+)
 from attention.implementations.pallas.hopper.prediction_arrays import (
   MATRIX,
   VECTOR,
@@ -79,6 +84,8 @@ def of_request(request: Request) -> Prediction | None:
   if len(found) != 1:
     return None
   rank, local = len(request.leading), found[0]
+  if isinstance(_outer_maps(request, local), Wrapper):
+    return None
   operands = {
     MATRIX: of_parameter(local.query_weight, 2, rank),
     VECTOR: of_parameter(local.position_weight, 1, rank),
@@ -94,16 +101,12 @@ def of_request(request: Request) -> Prediction | None:
 def _has_kernels(request: Request, operands: dict[str, Operand]) -> bool:
   """Whether kernels predict from tokens and arrays like these."""
   query, matrix = request.query, operands[MATRIX]
-  dtypes = [query.dtype]
-  if query.dtype == jnp.bfloat16:
-    # A matrix of float32 is the sum of two of bfloat16, which has its range.
-    dtypes.append(jnp.dtype(jnp.float32))
   return (
     len({each.dtype for each in request.tokens}) == 1
     and query.dtype.itemsize == 2
     and query.shape[-1] in (SIDE, 2 * SIDE)
     and query.shape[:-2] == request.leading
-    and matrix.array.dtype in dtypes
+    and matrices.has_terms(matrix.array, query)
     and matrix.core[-1] % SIDE == 0
   )
 
@@ -113,8 +116,10 @@ def _maps_are_inside(request: Request) -> bool:
   score = base(request.score)
   if not is_dot_product(score):
     return projections.of_request(request) is not None
-  has_no_maps = isinstance(score, Dot | ScaledDot)
-  return has_no_maps or bool(token_maps.inside(request))
+  has_maps = type(score) not in (Dot, ScaledDot) or any(
+    map(token_maps.changes_tokens, wrappers(request.score))
+  )
+  return not has_maps or bool(token_maps.inside(request))
 
 
 def with_centers(request: Request) -> Request:
@@ -155,9 +160,21 @@ def _predicts(score: Any) -> bool:
   return type(score) is Local and score.query_weight is not None
 
 
+def _outer_maps(request: Request, local: Local) -> Any:
+  """The score that maps queries as the wrappers around local-p do."""
+  score: Any = Dot()
+  outer = itertools.takewhile(
+    lambda each: each is not local, wrappers(request.score)
+  )
+  for each in reversed([*filter(token_maps.changes_tokens, outer)]):
+    if not isinstance(each, Local):
+      score = dataclasses.replace(each, score=score)
+  return score
+
+
 def _shares(request: Request, score: Local) -> jax.Array:
   """The predictions, for zeros in place of NaN if keys may be hidden."""
   query = request.query
   if request.is_masked:
     query = jnp.where(jnp.isfinite(query), query, jnp.zeros_like(query))
-  return score.shares(query)
+  return score.shares(_outer_maps(request, score).map_query(query))

@@ -17,6 +17,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from attention.implementations.pallas.hopper.tiles import SIDE, TILE, WGMMA
 
 
+def has_terms(matrix: Any, tokens: Any) -> bool:
+  """Whether a matrix is a sum of one or two of the tokens' dtype."""
+  # The numbers of float16 have not the range of float32.
+  is_wide = matrix.dtype == jnp.float32 and tokens.dtype == jnp.bfloat16
+  return matrix.dtype == tokens.dtype or is_wide
+
+
 def is_one_term(matrix: Any) -> bool:
   """Whether a matrix has the tokens' dtype."""
   return matrix.dtype.itemsize == 2

@@ -18,6 +18,7 @@ from attention.implementations.pallas.hopper import (
 from attention.implementations.pallas.hopper.prediction_arrays import (
   MATRIX,
   SHARES,
+  matrix_tile,
 )
 from attention.implementations.pallas.hopper.tiles import (
   SIDE,
@@ -49,7 +50,7 @@ class Memory:
   factors: Sequence[Any]  # tiles of numbers of pairs, as factors of products
   products: Any  # a tile of scores before wrappers change them, for gradients
   scores: Any  # a tile of scores, for gradients of normalizers
-  dropped: Any  # a tile of the factors of dropout, for gradients of keys
+  dropout_factors: Any  # a tile of factors of weights, for gradients of keys
   barriers: Sequence[Any]
   staging: Any  # a tile of staged tokens before its transposition
   scratch: Any  # of a sum over channels
@@ -100,16 +101,13 @@ def of_block(
   tiles |= of_maps
   dtype = inputs["value"].array.dtype
   own_numbers = {} if are_keys_own else _own_numbers(problem)
-  if SHARES in own_numbers and not of_maps:
-    features, dtype = (
-      inputs[MATRIX].array.shape[-2],
-      inputs["value"].array.dtype,
-    )
-    tiles["prediction"] = swizzled((features, SIDE), dtype)
-  factor = swizzled(TILE, inputs["value"].array.dtype)
+  if SHARES in own_numbers and matrix_tile(problem) not in tiles:
+    features = inputs[MATRIX].array.shape[-2]
+    tiles[matrix_tile(problem)] = swizzled((features, SIDE), dtype)
+  factor = swizzled(TILE, dtype)
   has_products = of_gradients and problem.changed is not None
   has_scores = of_gradients and problem.keeps_scores
-  keeps_factors = are_keys_own and problem.dropped is not None
+  keeps_factors = are_keys_own and problem.dropout is not None
   numbers = plgpu.SMEM((SIDE,), jnp.float32)
   results = {
     name: tile_memory(each.shape, each.axes)
@@ -122,7 +120,7 @@ def of_block(
     factors=[factor] * (2 if are_keys_own else 1),
     products=kept_tiles.memory() if has_products else None,
     scores=kept_tiles.memory() if has_scores else None,
-    dropped=kept_tiles.memory() if keeps_factors else None,
+    dropout_factors=kept_tiles.memory() if keeps_factors else None,
     barriers=[
       plgpu.Barrier(num_arrivals=others),
       plgpu.Barrier(num_arrivals=len(of_keys) - others),
@@ -144,11 +142,13 @@ def of_block(
     zero=plgpu.SMEM((1,), jnp.int32),
   )
   # Without the tile a block computes these factors twice.
-  return held if _fits(held) else dataclasses.replace(held, dropped=None)
+  return (
+    held if _fits(held) else dataclasses.replace(held, dropout_factors=None)
+  )
 
 
 def _fits(held: Memory) -> bool:
-  """Whether the memory of a block is that of a multiprocessor at most."""
+  """Whether a multiprocessor has the memory of a block."""
 
   def size(ref):
     number = math.prod(ref.shape) * jnp.dtype(ref.dtype).itemsize

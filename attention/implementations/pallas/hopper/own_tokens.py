@@ -51,7 +51,7 @@ def pull_back(block: Block, others: jax.Array | None) -> None:
   Others are those of the same tokens, to which it adds.
   """
   own_map = block.own_map
-  tokens = _read(block, _unmapped(block))
+  tokens = _read(block, block.unmapped)
   of_mapped = _read(block, block.of_mapped)
   of_tokens, *of_numbers = _call(block, own_map.pull_back, tokens, of_mapped)
   of_tokens = of_tokens if others is None else of_tokens + others
@@ -103,10 +103,6 @@ def _product(block: Block, tokens: jax.Array, matrix: Matrix) -> jax.Array:
     block.tiles[name],
     is_transposed=matrix.is_transposed,
   )
-
-
-def _unmapped(block: Block) -> Any:
-  return block.tiles.get("unmapped", block.tokens(True))
 
 
 def _read(block: Block, tile: Any) -> jax.Array:

@@ -19,7 +19,9 @@ class Prediction:
   """What kernels predict."""
 
   score: Any  # of known shares, in place of local-p
-  shares: jax.Array  # those of `score`; kernels do not read this array
+  # The shares of `score`: they tell which argument of a function of pairs has
+  # the predicted ones, and are not read.
+  shares: jax.Array
   operands: dict[str, Operand]
 
   def slices(self) -> dict[str, Slice]:
@@ -33,3 +35,13 @@ class Prediction:
       for operand, name in zip(function.operands, function.names)
     ]
     return dataclasses.replace(function, names=names)
+
+
+def matrix_tile(problem: Any) -> str:
+  """The name of the tile for a part of the matrix, of a block of queries."""
+  # Memory is scarce. At other times this tile has the matrix of a map.
+  if problem.projections is not None:
+    return "projection"
+  own_map = problem.maps.get("query")
+  matrices = [] if own_map is None else [*own_map.matrices]
+  return matrices[0] if matrices else "prediction"

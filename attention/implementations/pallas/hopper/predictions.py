@@ -20,6 +20,7 @@ from attention.implementations.pallas.hopper.prediction_arrays import (
   MATRIX,
   SHARES,
   VECTOR,
+  matrix_tile,
 )
 from attention.implementations.pallas.hopper.reciprocal import reciprocal
 from attention.implementations.pallas.hopper.tiles import (
@@ -59,7 +60,7 @@ def pull_back(block: Block, is_first: Any) -> jax.Array | None:
   problem = block.problem
   if SHARES not in block.own_numbers:
     return None
-  tokens, (factor, *_) = _tokens(block), block.factors
+  tokens, (factor, *_) = block.unmapped, block.factors
   if problem.is_masked:
     make_finite(problem, tokens, Axes.TOKENS)
     plgpu.commit_smem()
@@ -106,7 +107,7 @@ def _all_units(block: Block) -> Iterator[_Units]:
 def _hidden(block: Block, units: _Units) -> jax.Array:
   """tanh(W q) of own queries, [64, 64]."""
   product = matrices.product(
-    block.problem, _tokens(block), units.matrix, _tile(block)
+    block.problem, block.unmapped, units.matrix, _tile(block)
   )
   # The fast tanh of GPUs has too few digits for the positions of a long source.
   exponential = jnp.exp(2.0 * product)
@@ -114,19 +115,7 @@ def _hidden(block: Block, units: _Units) -> jax.Array:
   return block.problem.cast(1.0 - 2.0 * fraction, WGMMA)
 
 
-def _tokens(block: Block) -> Any:
-  """The tile of own queries before they are mapped."""
-  return block.tiles.get("unmapped", block.tokens(True))
-
-
 def _tile(block: Block) -> Any:
   """A tile [D, 64] for a part of the matrix."""
-  # Memory is scarce. At other times this tile has the matrix of a map.
-  own_map = block.own_map
-  if block.problem.projections is not None:
-    rows = pl.ds(0, block.inputs[MATRIX].array.shape[-2])
-    return block.tiles["projection"].at[rows]
-  if own_map is not None and own_map.matrices:
-    name = next(iter(own_map.matrices))
-    return block.tiles[name].at[:, pl.ds(0, SIDE)]
-  return block.tiles["prediction"]
+  rows = pl.ds(0, block.inputs[MATRIX].array.shape[-2])
+  return block.tiles[matrix_tile(block.problem)].at[rows, pl.ds(0, SIDE)]

@@ -55,7 +55,7 @@ class Problem:
   prediction: Prediction | None  # of local-p, in the kernels
   of_bias: BiasGradient | None  # of numbers by distance
   normalizer: Terms | None  # None for softmax and `Quotient`
-  dropped: PairFunction | None  # the factors of dropout
+  dropout: PairFunction | None  # the factors of weights
   has_gradients: bool
   weight: Operand | None  # of the channels of an additive score
   # Whether keys may be hidden. NaN in a hidden token then changes nothing, and
@@ -94,7 +94,7 @@ class Problem:
   @functools.cached_property
   def operands(self) -> dict[str, Operand]:
     """The arrays besides tokens, by the names of inputs."""
-    functions = self.changed, self.bias, self.visible, self.dropped
+    functions = self.changed, self.bias, self.visible, self.dropout
     operands = self._weights | {
       name: each
       for function in functions

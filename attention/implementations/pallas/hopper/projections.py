@@ -102,14 +102,12 @@ def of_request(request: Request) -> Projections | None:
 def _has_kernels(request: Request, operands: Sequence[Operand]) -> bool:
   """Whether kernels compute projections of these dtypes and sizes."""
   query, key, value = request.tokens
-  dtypes = [query.dtype]
-  if query.dtype == jnp.bfloat16:
-    # A matrix of float32 is the sum of two of bfloat16, which has its range.
-    dtypes.append(jnp.dtype(jnp.float32))
   return (
     query.dtype == key.dtype == value.dtype
     and query.dtype.itemsize == 2
-    and all(each.array.dtype in dtypes for each in _matrices(operands))
+    and all(
+      matrices.has_terms(each.array, query) for each in _matrices(operands)
+    )
     and {query.shape[-1], key.shape[-1]} <= {64, 128}
     and all(each.core[-1] == _CHANNELS for each in operands)
     # Gradients that are summed over leading axes are float32, and do not fit

@@ -33,13 +33,15 @@ class TileScores:
   places: Sequence[Any]  # the positions of queries and keys
   scores: list[jax.Array]
 
-  def dropped(self, weights: jax.Array) -> jax.Array:
-    """Weights after dropout, or the cotangents of weights before it."""
-    if self.block.problem.dropped is None:
-      return weights
-    if self.block.dropped is None:
-      return weights * _factors(self.block, self.places)
-    return weights * kept_tiles.read(self.block.problem, self.block.dropped)
+  def with_dropout(self, numbers: jax.Array) -> jax.Array:
+    """Weights, or cotangents of weights, times the factors of dropout."""
+    if self.block.problem.dropout is None:
+      return numbers
+    if self.block.dropout_factors is None:
+      return numbers * _factors(self.block, self.places)
+    return numbers * kept_tiles.read(
+      self.block.problem, self.block.dropout_factors
+    )
 
   def pull_back(
     self, cotangents: Sequence[jax.Array], name: str | None
@@ -64,9 +66,9 @@ def tile_scores(
   """
   problem, of_nan = block.problem, None
   places = _positions(block, starts)
-  if block.dropped is not None:
+  if block.dropout_factors is not None:
     # Read twice. Registers are scarce, so this is before the products.
-    kept_tiles.write(problem, block.dropped, _factors(block, places))
+    kept_tiles.write(problem, block.dropout_factors, _factors(block, places))
   products = _products(block, starts)
   if block.products is not None:
     kept_tiles.write(problem, block.products, products)
@@ -82,7 +84,7 @@ def tile_scores(
 
 def _factors(block: Block, places: Sequence[Any]) -> jax.Array:
   """The factors of dropout."""
-  function = block.problem.dropped
+  function = block.problem.dropout
   (factors,) = function(*_arguments(block, function, places))
   return factors
 

@@ -75,21 +75,26 @@ def of_queries(
 def of_keys(
   problem: Any,
   wanted: Sequence[int],
+  are_shared: Sequence[bool],
   visit: Any,
   inputs: Sequence[Any],
   outputs: Sequence[Any],
   scratch: Sequence[Any],
 ) -> None:
-  """Adds the gradients of a tile of queries; `wanted` are operands."""
+  """Adds the gradients of a tile of queries; `wanted` are operands.
+
+  `are_shared` is whether the groups of visits share keys, and values.
+  """
   count = len(gradient_rows.names(problem.is_masked)) + 1
   query_ref, key_ref, value_ref, *rest = inputs
   operand_refs, (*row_refs, cotangent_ref) = rest[:-count], rest[-count:]
   key_sum, value_sum, *sum_refs = scratch
   sums = Sums(problem.operands_of(wanted), outputs[2:], sum_refs)
 
-  @pl.when(visit.has(FIRST))
-  def _():
-    for each in (key_sum, value_sum):
+  for each, is_shared in zip((key_sum, value_sum), are_shared):
+
+    @pl.when(visit.starts(is_shared=is_shared))
+    def _(each=each):
       each[...] = jnp.zeros_like(each)
 
   sums.start(visit)
@@ -125,7 +130,10 @@ def of_keys(
   visit.either(problem, update)
   sums.finish(visit)
 
-  @pl.when(visit.has(LAST))
+  @pl.when(visit.ends(is_shared=are_shared[0]))
   def _():
     write(outputs[0], problem.of_finite(read(key_ref), key_sum[...]))
+
+  @pl.when(visit.ends(is_shared=are_shared[1]))
+  def _():
     write(outputs[1], value_sum[...])

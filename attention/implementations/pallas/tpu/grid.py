@@ -51,11 +51,9 @@ class TileGrid:
       size = self.problem.leading[axis]
       indices[axis] = jax.lax.rem(group, jnp.int32(size))
       group = jax.lax.div(group, jnp.int32(size))
-    return Visit(
-      number,
-      tuple(indices[n] for n in range(len(self.problem.leading))),
-      *unpacked(tiles[number]),
-    )
+    leading = tuple(indices[n] for n in range(len(self.problem.leading)))
+    row, column, flags = unpacked(tiles[number])
+    return Visit(number, leading, row, column, flags, groups)
 
   def _spec(self, block, index: Callable[[Visit], tuple]) -> pl.BlockSpec:
     count = len(self._own) + 1

@@ -178,30 +178,26 @@ class Problem:
     self, operands, tokens, rows, wanted: Sequence[int]
   ) -> tuple[list[jax.Array], dict[int, jax.Array]]:
     """The gradients of the keys and the values, and of wanted operands."""
-    # They have the leading axes of the context, of size 1 where neither keys
-    # nor values nor operands have the axis.
+    # They have the leading axes of the context, of size 1 where the visits add
+    # those of all entries that share keys, or values.
     _, key, value = tokens
-    axes_of_operands = {
-      axis for each in self.operands_of(wanted) for axis in each.axes
-    }
-    shared = tuple(
-      axis
-      for axis, size in enumerate(self.leading)
-      if size > 1
-      and key.shape[axis] == value.shape[axis] == 1
-      and axis not in axes_of_operands
-    )
+    shared_by = [self._shared(each, wanted) for each in (key, value)]
+    shared = tuple(sorted(_common(*shared_by)))
+    are_shared = [{*shared} <= each for each in shared_by]
     groups = math.prod(self.leading[axis] for axis in shared)
     grid = TileGrid(self, self.visibility.by_columns(groups), shared)
+    sizes = [
+      grid.sizes if is_shared else [*self.leading] for is_shared in are_shared
+    ]
     own = [
       (
-        grid.tokens((*grid.sizes, *each.shape[-2:]), 1),
-        _sum_dtype(self, each, grid.sizes),
+        grid.tokens((*leading, *each.shape[-2:]), 1),
+        _sum_dtype(self, each, leading),
       )
-      for each in (key, value)
+      for each, leading in zip((key, value), sizes)
     ]
     of_tokens, of_operands, _ = self._gradient_call(
-      functools.partial(gradient.of_keys, self, wanted),
+      functools.partial(gradient.of_keys, self, wanted, are_shared),
       grid,
       inputs_of(self, grid, operands, *tokens) + row_inputs(grid, rows),
       own,
@@ -212,6 +208,17 @@ class Problem:
       _restored(gradient, each.shape[-1])
       for gradient, each in zip(of_tokens, (key, value))
     ], of_operands
+
+  def _shared(self, tokens: jax.Array, wanted: Sequence[int]) -> set[int]:
+    """The leading axes whose entries share tokens, and no wanted operand."""
+    of_operands = {
+      axis for each in self.operands_of(wanted) for axis in each.axes
+    }
+    return {
+      axis
+      for axis, size in enumerate(self.leading)
+      if size > 1 and tokens.shape[axis] == 1 and axis not in of_operands
+    }
 
   def _gradient_call(
     self, kernel, grid, inputs, outputs, scratch, wanted, others=()
@@ -234,6 +241,14 @@ class Problem:
     tokens, gradients, rest = split(results, [len(outputs), len(wanted)])
     found = map(restored, gradients, operands)
     return [*tokens], dict(zip(wanted, found)), [*rest]
+
+
+def _common(first: set[int], second: set[int]) -> set[int]:
+  """The axes that visits run over, for those that keys and values share."""
+  # The visits of a tile follow one another, so that its sum is one.
+  if first and second:
+    return first if first == second else first & second
+  return first | second
 
 
 def _restored(stored: jax.Array, features: int) -> jax.Array:

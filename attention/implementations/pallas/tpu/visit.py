@@ -17,7 +17,12 @@ from attention.implementations.pallas.tpu.normalization import (
   weights_and_gradient,
 )
 from attention.implementations.pallas.tpu.tokens import LANES
-from attention.implementations.pallas.visits import HIDDEN, MASKED
+from attention.implementations.pallas.visits import (
+  FIRST,
+  HIDDEN,
+  LAST,
+  MASKED,
+)
 
 
 def rules(interpret: Any) -> Rules:
@@ -39,10 +44,29 @@ class Visit:
   row: Any
   column: Any
   flags: Any
+  groups: Any  # those of all visits, or None; see `Visits`
 
   def has(self, flag: int):
     """Whether a flag is set."""
     return (self.flags & flag) != 0
+
+  def starts(self, *, is_shared: bool):
+    """Whether this is the first visit of a tile of keys or values.
+
+    A tile that groups do not share is another one in each group.
+    """
+    if is_shared or self.groups is None:
+      return self.has(FIRST)
+    before = self.groups[jnp.maximum(self.number - 1, 0)]
+    return self.has(FIRST) | (self.groups[self.number] != before)
+
+  def ends(self, *, is_shared: bool):
+    """Whether this is the last visit of a tile of keys or values."""
+    if is_shared or self.groups is None:
+      return self.has(LAST)
+    last = self.groups.shape[0] - 1
+    after = self.groups[jnp.minimum(self.number + 1, last)]
+    return self.has(LAST) | (self.groups[self.number] != after)
 
   def either(self, problem, update: Callable[[bool], None]) -> None:
     """Calls `update` with whether the tile needs the mask, unless hidden."""

@@ -12,6 +12,7 @@ from attention import attend, biases, masks, scores
 from attention.implementations import Pallas
 from attention.implementations.pallas.hopper import parts
 from attention.ring import ring_attention
+from attention.scores.base import Wrapper
 from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
 
@@ -93,6 +94,19 @@ def predicting(score=None, units=128, **options):
   return scores.local(score, 40.0, 0.2 * matrix, vector, **options)
 
 
+def gains():
+  return (1.0 + 0.3 * each for each in arrays((64,), (64,), seed=8))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class MappedKeys(Wrapper):
+  """A score of changed keys."""
+
+  def map_key(self, key):
+    return jnp.sin(self.score.map_key(key))
+
+
 def transformer_xl():
   matrix, *vectors = arrays((64, 64), (64,), (64,), seed=7, dtype=jnp.float32)
   return scores.transformer_xl(0.1 * matrix, *(0.1 * x for x in vectors))
@@ -126,6 +140,15 @@ CASES = {
   "general local-p": {"score": predicting(general())},
   "projected local-p": {"score": predicting(additive(64))},
   "normalised local-p": {"score": predicting(scores.qk_norm(scores.dot()))},
+  # XLA maps the tokens, or the queries from which positions are predicted.
+  "local-p of mapped keys": {"score": predicting(MappedKeys(scores.dot()))},
+  "local-p of gains": {
+    "score": predicting(scores.qk_norm(scores.dot(), *gains()))
+  },
+  "norms of local-p": {"score": scores.qk_norm(predicting(scores.dot()))},
+  "local-p of lengths": {
+    "score": predicting(length=jnp.float32(70.0), causal=False)
+  },
   "Transformer-XL": {"score": transformer_xl()},
   "location": {"score": scores.location(0.3 * arrays((120, 64))[0])},
   "weighted distance": {
@@ -236,11 +259,27 @@ def test_results_and_gradients_equal_the_reference(name):
   jax.tree.map(close, got, exact_results(tokens, **CASES[name]))
 
 
-@sampled("name", ["dot", "general", "cosine", "additive"], default=[])
+def half_predicting():
+  score = predicting()
+  weights = score.query_weight, score.position_weight
+  return scores.local(score.score, 40.0, *(x.astype("f2") for x in weights))
+
+
+@sampled(
+  "name", ["dot", "general", "cosine", "additive", "local-p"], default=[]
+)
 def test_float16_tokens(name):
   tokens = arrays((50, 64), (100, 64), (100, 64), dtype=jnp.float16)
-  got = results(INTERPRETED, tokens, **CASES[name])
-  jax.tree.map(close, got, exact_results(tokens, **CASES[name]))
+  options = {"score": half_predicting()} if name == "local-p" else CASES[name]
+  got = results(INTERPRETED, tokens, **options)
+  jax.tree.map(close, got, exact_results(tokens, **options))
+
+
+def test_masked_tokens_under_x64():
+  tokens = arrays((70, 64), (100, 64), (100, 64))
+  with jax.enable_x64(True):
+    got = results(INTERPRETED, tokens, **MASKED["cap"])
+    jax.tree.map(close, got, results("reference", tokens, **MASKED["cap"]))
 
 
 @sampled("name", [*CASES, *MASKED], default=[])
@@ -535,6 +574,8 @@ def test_a_number_that_is_used_twice_has_both_gradients(score, launched):
 # of matrices or computes the scales of keys.
 KERNELS = {
   "local-p": 4,
+  "local-p of lengths": 4,
+  "norms of local-p": 4,
   "general local-p": 4,
   "projected local-p": 4,
   "normalised local-p": 5,

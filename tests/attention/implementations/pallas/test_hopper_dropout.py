@@ -81,15 +81,29 @@ def test_rows_that_attend_to_nan_are_nan_and_the_others_as_before(token):
   assert 0 < num_nan < 140
 
 
+@pytest.mark.parametrize(("available", "kept"), [(memory._LARGEST, 1), (0, 0)])
 def test_a_block_without_memory_for_the_factors_computes_them_again(
-  monkeypatch,
+  available, kept, monkeypatch
 ):
-  monkeypatch.setattr(memory, "_LARGEST", 0)
+  blocks, of_block = [], memory.of_block
+
+  def noted(*arguments, **options):
+    blocks.append(of_block(*arguments, **options))
+    return blocks[-1]
+
+  monkeypatch.setattr(memory, "_LARGEST", available)
+  monkeypatch.setattr(memory, "of_block", noted)
   check(arrays((64, 64), (64, 64), (64, 64)), mask=masks.causal())
+  # Those of queries and of the forward kernel read the factors once.
+  assert sum(each.dropout_factors is not None for each in blocks) == kept
 
 
-@pytest.mark.parametrize("name", ["causal"])
-def test_forward_mode_drops_the_same_weights(name):
+@sampled("keys", [(2, 1), (1, 3)], default=[])
+def test_heads_that_share_keys(keys):
+  check(arrays((2, 3, 70, 64), (*keys, 100, 64), (*keys, 100, 64)))
+
+
+def test_forward_mode_drops_the_same_weights():
   tokens = arrays((64, 64), (64, 64), (64, 64))
 
   def tangent(implementation):
@@ -100,7 +114,7 @@ def test_forward_mode_drops_the_same_weights(name):
         dropout_rate=0.3,
         rng=jax.random.key(3),
         implementation=implementation,
-        **CASES[name],
+        mask=masks.causal(40),
       )
       return context.astype(jnp.float32)
 

@@ -364,13 +364,21 @@ def test_bfloat16_is_as_exact_as_the_reference(name):
     ((140, 8), (2, 130, 8), (3, 1, 130, 4)),
     ((2, 1, 140, 8), (1, 3, 130, 8), (130, 4)),
     ((1, 8), (300, 8), (300, 4)),
+    ((2, 3, 140, 8), (2, 1, 300, 8), (2, 3, 300, 4)),
+    ((2, 3, 140, 8), (2, 3, 130, 8), (2, 1, 130, 4)),
+    ((2, 3, 140, 8), (1, 1, 130, 8), (2, 1, 130, 4)),
   ],
-  ids=["grouped", "ranks", "broadcast", "one query"],
+  ids=[
+    *("grouped", "ranks", "broadcast", "one query"),
+    *("grouped keys", "grouped values", "shared keys, grouped values"),
+  ],
 )
-def test_leading_axes_broadcast_without_repeating_keys(shapes):
+# The mask hides the last tiles of keys from all queries.
+@pytest.mark.parametrize("mask", [None, masks.causal(-20)])
+def test_leading_axes_broadcast_without_repeating_keys(shapes, mask):
   tokens = arrays(*shapes)
-  got = results(tokens, INTERPRETED, {})
-  close(got, results(tokens, "reference", {}), 1e-4)
+  got = results(tokens, INTERPRETED, {"mask": mask})
+  close(got, results(tokens, "reference", {"mask": mask}), 1e-4)
 
 
 @pytest.mark.exhaustive
