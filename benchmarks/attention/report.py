@@ -47,6 +47,8 @@ def _notes(notes: Mapping[str, float]) -> str:
   if "gflops" in notes:
     share = notes["share_of_matmul"]
     parts.append(f"{notes['gflops']:.1f} GFLOP/s, {share:.0%} of matmul")
+  if "tflops" in notes:
+    parts.append(f"{notes['tflops']:.3g} TFLOP/s")
   if notes.get("page_faults", 0) >= 1000:
     parts.append(f"{notes['page_faults']:.0f} page faults per call")
   if "error" in notes:
