@@ -159,19 +159,32 @@ def by_direction(
 
 
 def compiled(
-  name: str, function: Callable, arguments: Sequence, direction: str
+  name: str,
+  function: Callable,
+  arguments: Sequence,
+  direction: str,
+  calls: int = 1,
 ) -> Contender:
-  """Compiles a JAX function; each of the arguments gets a gradient."""
+  """Compiles a JAX function; each of the arguments gets a gradient.
+
+  With several `calls` they wait in the device's queue together.
+  """
   called, given = function, list(arguments)
   if direction != "forward":
     called = _with_gradients(function)
-    given.append(cases.draw(jax.eval_shape(function, *arguments).shape, 9))
+    context = jax.eval_shape(function, *arguments)
+    given.append(cases.draw(context.shape, 9).astype(context.dtype))
   lowered = jax.jit(called).lower(*given)
   executable = lowered.compile()
   memory = executable.memory_analysis()
+
+  def run():
+    results = [executable(*given) for _ in range(calls)]
+    return jax.block_until_ready(results)[-1]
+
   return Contender(
     name,
-    lambda: jax.block_until_ready(executable(*given)),
+    run,
     None if memory is None else memory.temp_size_in_bytes,
     lowered.as_text(),
   )

@@ -144,7 +144,7 @@ def additive_peers(shape: Sequence[int], direction: str) -> list[Contender]:
   arguments = [*cases.tokens(shape), *case.parameters()]
   found = [compiled("plain jax", _plain_jax, arguments, direction)]
   if has_torch():
-    found.append(_torch("plain torch", _plain_torch, arguments, direction))
+    found.append(_torch("plain torch", torch_additive, arguments, direction))
   return found
 
 
@@ -154,7 +154,8 @@ def _plain_jax(query, key, value, query_weight, key_weight, score_weight):
   return jax.nn.softmax(hidden @ score_weight, axis=-1) @ value
 
 
-def _plain_torch(query, key, value, query_weight, key_weight, score_weight):
+def torch_additive(query, key, value, query_weight, key_weight, score_weight):
+  """The additive formula of PyTorch's arrays."""
   query, key = query @ query_weight, key @ key_weight
   hidden = torch.tanh(query[..., :, None, :] + key[..., None, :, :])
   return torch.softmax(hidden @ score_weight, dim=-1) @ value

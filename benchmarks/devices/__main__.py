@@ -84,7 +84,7 @@ def main(arguments) -> None:
     "additive": tasks.additive_jobs(*options),
   }
   rows = {
-    name: [each.run() for each in tqdm([*own], desc=name)]
+    name: [tasks.of_one_call(each.run()) for each in tqdm([*own], desc=name)]
     for name, own in jobs.items()
     if name in _ONLY.value
   }

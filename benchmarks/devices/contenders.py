@@ -3,14 +3,16 @@
 import functools
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from attention import attend, masks, scores
-from benchmarks.attention.measure import Contender
+from benchmarks.attention import peers
+from benchmarks.attention.measure import Contender, compiled
+from benchmarks.attention.peers import torch
 
 # Calls that wait in the device's queue at once, so that it does not wait for
 # the host.
@@ -19,16 +21,6 @@ CALLS = 10
 _HEADS_LAST = ("cudnn", "jax.nn")
 # Bytes of the scores in float32, for which a formula with all pairs is timed.
 _MOST = 8 << 30
-
-
-def _optional(name: str) -> Any:
-  try:
-    return importlib.import_module(name)
-  except ImportError:
-    return None
-
-
-torch = _optional("torch")
 
 
 def has_torch() -> bool:
@@ -97,7 +89,7 @@ def _flex(length: int, causal: bool) -> Callable:
   return functools.partial(compiled, block_mask=block_mask)
 
 
-def additive(shape: Sequence[int]) -> dict[str, Callable]:
+def additive() -> dict[str, Callable]:
   """Additive attention of tokens [B, H, T, D] with three arrays, by name."""
   found: dict[str, Callable] = {}
   implementations = {"pallas": "pallas", "dispatched": None}
@@ -106,9 +98,9 @@ def additive(shape: Sequence[int]) -> dict[str, Callable]:
   for name, implementation in implementations.items():
     found[name] = functools.partial(_attend_additive, implementation)
   if has_torch():
-    found["torch plain"] = _torch_additive
+    found["torch plain"] = peers.torch_additive
     if jax.default_backend() == "gpu":
-      found["torch compiled"] = torch.compile(_torch_additive)
+      found["torch compiled"] = torch.compile(peers.torch_additive)
   return found
 
 
@@ -117,27 +109,20 @@ def _attend_additive(implementation, query, key, value, *weights) -> jax.Array:
   return attend(query, key, value, score=score, implementation=implementation)
 
 
-def _torch_additive(query, key, value, query_weight, key_weight, score_weight):
-  query, key = query @ query_weight, key @ key_weight
-  hidden = torch.tanh(query[..., :, None, :] + key[..., None, :, :])
-  return torch.softmax(hidden @ score_weight, dim=-1) @ value
-
-
 def made(
   functions: dict[str, Callable],
   arguments: Sequence[jax.Array],
-  *,
-  gradient: bool,
+  direction: str,
   skip: Callable[[str, Exception], None],
 ) -> Iterator[Contender]:
   """The contenders that run; skip(name, error) is told of the others."""
   for name, function in functions.items():
-    make = _of_torch if name.startswith("torch") else _of_jax
+    make = _of_torch if name.startswith("torch") else compiled
     own = arguments
     if name in _HEADS_LAST:
       own = [jnp.swapaxes(each, 1, 2) for each in arguments]
     try:
-      contender = make(name, function, own, gradient)
+      contender = make(name, function, own, direction, calls=CALLS)
       contender.run()
     except Exception as error:  # of any library, also out of memory
       skip(name, error)
@@ -145,28 +130,8 @@ def made(
       yield contender
 
 
-def _of_jax(name, function, arguments, gradient: bool) -> Contender:
-  def both(cotangent, *arguments):
-    if not gradient:
-      return function(*arguments)
-    context, pull_back = jax.vjp(function, *arguments)
-    return context, pull_back(cotangent)
-
-  context = jax.eval_shape(function, *arguments)
-  (cotangent,) = draw(context.shape, dtype=context.dtype)
-  program = jax.jit(both).lower(cotangent, *arguments).compile()
-
-  def run():
-    for _ in range(CALLS):
-      results = program(cotangent, *arguments)
-    return jax.block_until_ready(results)
-
-  memory = program.memory_analysis()
-  size = None if memory is None else memory.temp_size_in_bytes
-  return Contender(name, run, size)
-
-
-def _of_torch(name, function, arguments, gradient: bool) -> Contender:
+def _of_torch(name, function, arguments, direction, calls) -> Contender:
+  gradient = direction != "forward"
   on_gpu = jax.default_backend() == "gpu"
   tensors = [
     torch.tensor(np.asarray(each, np.float32))
@@ -179,7 +144,7 @@ def _of_torch(name, function, arguments, gradient: bool) -> Contender:
 
   def run():
     with torch.set_grad_enabled(gradient):
-      for _ in range(CALLS):
+      for _ in range(calls):
         results = function(*tensors)
         if gradient:
           results = torch.autograd.grad(results, tensors, cotangent)

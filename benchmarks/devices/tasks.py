@@ -2,18 +2,17 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
-import jax
-
+from benchmarks.attention import cases
 from benchmarks.attention.measure import (
+  DIRECTIONS,
   Contender,
-  Entry,
   Job,
   Row,
   Target,
-  timed,
+  job,
 )
 from benchmarks.devices import contenders
 
@@ -22,7 +21,6 @@ TOKENS, HEADS, FEATURES = 16_384, 16, 128
 # Heads of the additive score, of tokens with as many features as channels.
 ADDITIVE_HEADS, CHANNELS = 8, 64
 _LENGTH = 4096  # of the targets of the additive score
-_DIRECTIONS = ("forward", "forward+backward")
 
 Skip = Callable[[str, Exception], None]
 
@@ -33,75 +31,49 @@ def dot_jobs(
   """Scaled dot products, of as many tokens for each length."""
   for length in lengths:
     shape = (max(tokens // length, 1), HEADS, length, FEATURES)
-    arguments = functools.partial(contenders.draw, *[shape] * 3)
-    for causal in (False, True):
+    for causal, direction in itertools.product((False, True), DIRECTIONS):
+      case = f"{cases.title(shape)} {'causal' if causal else 'full'}"
+      # Two products forward, and five more backward.
+      times = 4 if direction == "forward" else 14
+      flops = float(times * shape[0] * HEADS * length**2 * FEATURES)
       functions = functools.partial(contenders.dot, shape, causal=causal)
-      case = f"{' x '.join(map(str, shape))} {'causal' if causal else 'full'}"
-      for direction in _DIRECTIONS:
-        # Two products forward, and five more backward.
-        times = 4 if direction == "forward" else 14
-        flops = times * shape[0] * HEADS * length**2 * FEATURES
-        make = _Make(functions, arguments, direction, skip)
-        yield _job(case, length, rounds, make, flops / 2 if causal else flops)
+      make = functools.partial(_made, functions, [shape] * 3, direction, skip)
+      flops = flops / 2 if causal else flops
+      yield job(case, shape[:3], direction, rounds, make, flops)
 
 
 def additive_jobs(
   lengths: Sequence[int], rounds: int, skip: Skip
 ) -> Iterator[Job]:
   """Additive attention of some heads."""
-  for length in lengths:
+  for length, direction in itertools.product(lengths, DIRECTIONS):
     shape = (1, ADDITIVE_HEADS, length, CHANNELS)
-    weights = [(CHANNELS, CHANNELS), (CHANNELS, CHANNELS), (CHANNELS,)]
-    arguments = functools.partial(contenders.draw, *[shape] * 3, *weights)
-    functions = functools.partial(contenders.additive, shape)
-    case = f"{' x '.join(map(str, shape))}, A = {CHANNELS}"
-    for direction in _DIRECTIONS:
-      make = _Make(functions, arguments, direction, skip)
-      yield _job(case, length, rounds, make)
+    weights = (CHANNELS, CHANNELS), (CHANNELS, CHANNELS), (CHANNELS,)
+    shapes = [*[shape] * 3, *weights]
+    make = functools.partial(
+      _made, contenders.additive, shapes, direction, skip
+    )
+    case = f"{cases.title(shape)}, A={CHANNELS}"
+    yield job(case, shape[:3], direction, rounds, make)
 
 
-class _Make(NamedTuple):
-  """What makes the contenders of a row."""
-
-  functions: Callable[[], dict[str, Callable]]
-  arguments: Callable[[], Sequence[jax.Array]]
-  direction: str
-  skip: Skip
-
-  def __call__(self) -> list[Contender]:
-    return [
-      *contenders.made(
-        self.functions(),
-        self.arguments(),
-        gradient=self.direction != "forward",
-        skip=self.skip,
-      )
-    ]
+def _made(functions, shapes, direction: str, skip: Skip) -> list[Contender]:
+  arguments = contenders.draw(*shapes)
+  return [*contenders.made(functions(), arguments, direction, skip)]
 
 
-def _job(
-  case: str,
-  length: int,
-  rounds: int,
-  make: _Make,
-  flops: float | None = None,
-) -> Job:
-  """The times of one call of each contender."""
+def of_one_call(row: Row) -> Row:
+  """A row with the times of one call, and TFLOP/s."""
 
-  def run():
-    entries = [_of_one_call(each, flops) for each in timed(make(), rounds)]
-    return Row(case, make.direction, length, entries, flops)
+  def of_entry(entry):
+    samples = tuple(x / contenders.CALLS for x in entry.samples)
+    entry = dataclasses.replace(entry, samples=samples)
+    if row.flops is None or entry.seconds is None:
+      return entry
+    rate = {"tflops": row.flops / entry.seconds / 1e12}
+    return dataclasses.replace(entry, notes=entry.notes | rate)
 
-  return Job(f"{case} {make.direction}", run)
-
-
-def _of_one_call(entry: Entry, flops: float | None) -> Entry:
-  samples = tuple(x / contenders.CALLS for x in entry.samples)
-  entry = dataclasses.replace(entry, samples=samples)
-  if flops is None or entry.seconds is None:
-    return entry
-  rate = {"tflops": flops / entry.seconds / 1e12}
-  return dataclasses.replace(entry, notes=entry.notes | rate)
+  return dataclasses.replace(row, entries=[*map(of_entry, row.entries)])
 
 
 def dot_targets(rows: Sequence[Row]) -> list[Target]:

@@ -7,7 +7,7 @@ and on the position of its weight alone.
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from attention.implementations.pallas.operands import (
   Source,
   Unsupported,
 )
+from attention.request import Request
 
 # Constants of Threefry-2x32, see `_threefry`.
 _PARITY = 0x1BD11BDA
@@ -43,7 +44,26 @@ class Place:
     return self.source.read(number, Kind.SCALAR, ())
 
 
-def words_of(dropout: dropouts.Dropout) -> list[jax.Array]:
+# (source, queries, keys, indices of the leading axes) -> numbers of pairs.
+OfPairs = Callable[[Source, jax.Array, jax.Array, Sequence[Any]], jax.Array]
+
+
+def of_request(dropout: dropouts.Dropout, request: Request) -> OfPairs:
+  """The factors of the weights of a request, for positions that broadcast."""
+  shape = (*request.leading, *request.scores_shape[-2:])
+  words = _words_of(dropout)
+
+  def of_pairs(source, queries, keys, indices):
+    number = 0
+    for index, size in zip(indices, request.leading):
+      number = number * size + index
+    place = Place(source, queries, keys, number, shape, words)
+    return factors(dropout, place).astype(request.dtype)
+
+  return of_pairs
+
+
+def _words_of(dropout: dropouts.Dropout) -> list[jax.Array]:
   """The two words of a dropout's key, int32."""
   while isinstance(dropout, dropouts.PartDropout | dropouts.GroupDropout):
     dropout = dropout.whole

@@ -11,11 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention.head_parameters import declared
-from attention.implementations.pallas.dropout import (
-  Place,
-  factors,
-  words_of,
-)
+from attention.implementations.pallas import dropout
 from attention.implementations.pallas.functions import (
   Rules,
   TileFunction,
@@ -83,7 +79,11 @@ def trace(
   if request.bias is not None:
     bias = _traced_pairwise(request, [request.bias], tile, rules)
   if request.dropout is not None:
-    multiplier = _traced_dropout(request, tile, rules)
+    factors, rank = (
+      dropout.of_request(request.dropout, request),
+      len(request.leading),
+    )
+    multiplier = _traced_block(factors, rank, tile, rules)
   parts = [] if request.mask is None else [request.mask]
   key_length = request.scores_shape[-1]
   if key_length % tile[1]:
@@ -231,23 +231,6 @@ def _traced_pairwise(
     )
 
   return _traced_block(block, rank, tile, rules)
-
-
-def _traced_dropout(request: Request, tile, rules) -> TileFunction:
-  """The factors of weights, [t, s]."""
-  assert request.dropout is not None
-  leading, dropout = request.leading, request.dropout
-  shape = (*leading, *request.scores_shape[-2:])
-  words = words_of(dropout)
-
-  def block(source, queries, keys, indices):
-    number = 0
-    for index, size in zip(indices, leading):
-      number = number * size + index
-    place = Place(source, queries, keys, number, shape, words)
-    return factors(dropout, place).astype(request.dtype)
-
-  return _traced_block(block, len(leading), tile, rules)
 
 
 def _traced_block(

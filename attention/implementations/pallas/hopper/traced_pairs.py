@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention.implementations.pallas.dropout import Place, factors, words_of
+from attention.implementations.pallas import dropout
+from attention.implementations.pallas.dropout import OfPairs
 from attention.implementations.pallas.hopper.bias_by_distance import PairTile
 from attention.implementations.pallas.hopper.pairs import (
   PairFunction,
@@ -46,38 +47,36 @@ def of_pairwise(
   """A bias, or the conjunction of masks: (queries, keys, *indices, *parts)."""
   if not parts:
     return None
-  plan, one = Plan(), jnp.zeros((1, 1), jnp.int32)
-  for each in parts:
-    values(each, PairTile(plan, one, one, rank))
 
-  def compute(queries, keys, *others):
-    at = PairTile(Blocks(others[rank:]), queries, keys, rank)
-    results = [values(each, at) for each in parts]
-    return [jnp.broadcast_to(functools.reduce(jnp.logical_and, results), TILE)]
+  def of_pairs(source, queries, keys, indices):
+    del indices
+    at = PairTile(source, queries, keys, rank)
+    return functools.reduce(
+      jnp.logical_and, [values(each, at) for each in parts]
+    )
 
-  arguments = [_INTEGERS, _INTEGERS, *[_INTEGER] * rank]
-  return traced(name, compute, arguments, plan.operands)
+  return _of_source(name, of_pairs, rank)
 
 
 def of_dropout(name: str, request: Request) -> PairFunction | None:
   """The factors of weights: (queries, keys, *indices, *parts)."""
-  dropout, leading = request.dropout, request.leading
-  if dropout is None:
+  if request.dropout is None:
     return None
-  words = words_of(dropout)
-  shape = (*leading, *request.scores_shape[-2:])
+  factors = dropout.of_request(request.dropout, request)
+  return _of_source(name, factors, len(request.leading))
+
+
+def _of_source(name: str, of_pairs: OfPairs, rank: int) -> PairFunction:
+  """A function that asks a source for its arrays."""
   plan, one = Plan(), jnp.zeros((1, 1), jnp.int32)
-  factors(dropout, Place(plan, one, one, 0, shape, words))
+  of_pairs(plan, one, one, [0] * rank)
 
   def compute(queries, keys, *others):
-    number = 0
-    for index, size in zip(others, leading):
-      number = number * size + index
-    source = Blocks(others[len(leading) :])
-    place = Place(source, queries, keys, number, shape, words)
-    return [factors(dropout, place)]
+    indices, source = others[:rank], Blocks(others[rank:])
+    numbers = of_pairs(source, queries, keys, indices)
+    return [jnp.broadcast_to(numbers, TILE)]
 
-  arguments = [_INTEGERS, _INTEGERS, *[_INTEGER] * len(leading)]
+  arguments = [_INTEGERS, _INTEGERS, *[_INTEGER] * rank]
   return traced(name, compute, arguments, plan.operands)
 
 

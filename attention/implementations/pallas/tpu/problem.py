@@ -182,7 +182,7 @@ class Problem:
     # those of all entries that share keys, or values.
     _, key, value = tokens
     shared_by = [self._shared(each, wanted) for each in (key, value)]
-    shared = tuple(sorted(_common(*shared_by)))
+    shared = tuple(sorted(_axes_of_groups(*shared_by)))
     are_shared = [{*shared} <= each for each in shared_by]
     groups = math.prod(self.leading[axis] for axis in shared)
     grid = TileGrid(self, self.visibility.by_columns(groups), shared)
@@ -243,8 +243,8 @@ class Problem:
     return [*tokens], dict(zip(wanted, found)), [*rest]
 
 
-def _common(first: set[int], second: set[int]) -> set[int]:
-  """The axes that visits run over, for those that keys and values share."""
+def _axes_of_groups(first: set[int], second: set[int]) -> set[int]:
+  """The axes that visits run over, of those that keys and values share."""
   # The visits of a tile follow one another, so that its sum is one.
   if first and second:
     return first if first == second else first & second

@@ -7,6 +7,9 @@ import pytest
 
 from attention import attend, masks, normalizers, scores
 from attention.implementations.pallas.hopper import memory
+from tests.attention.implementations.pallas import (
+  test_hopper_normalizers as gradients,
+)
 from tests.attention.implementations.pallas.test_hopper import (
   INTERPRETED,
   additive,
@@ -32,32 +35,9 @@ CASES = {
 }
 
 
-def results(implementation, tokens, *, rate=0.3, **options):
-  """The gradients of tokens, also of rows of NaN, and the context."""
-
-  def of_tokens(*tokens):
-    return attend(
-      *tokens,
-      dropout_rate=rate,
-      rng=jax.random.key(3),
-      implementation=implementation,
-      **options,
-    )
-
-  def both(*tokens):
-    context, pull_back = jax.vjp(of_tokens, *tokens)
-    (cotangent,) = arrays(context.shape, seed=9, dtype=context.dtype)
-    return pull_back(cotangent), context
-
-  return jax.jit(both)(*tokens)
-
-
-def check(tokens, **options):
-  got = results(INTERPRETED, tokens, **options)
-  tokens = [each.astype(jnp.float32) for each in tokens]
-  want = results("reference", tokens, **options)
-  jax.tree.map(close, got, want)
-  return want
+def check(tokens, rate=0.3, **options):
+  rng = jax.random.key(3)
+  return gradients.check(tokens, dropout_rate=rate, rng=rng, **options)
 
 
 @sampled("name", [*CASES], default=["causal"])
