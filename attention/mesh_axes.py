@@ -114,6 +114,15 @@ class MeshAxes:
     return arrange(places, self.ring_size, axis=0, order=self.order)
 
 
+def _attend(mesh_axes: MeshAxes) -> Callable:
+  """Attention of the shards of a sequence, or of whole sequences."""
+  if not mesh_axes.sequence or mesh_axes.ring_size == 1:
+    return dispatch
+  return functools.partial(
+    ring_dispatch, axis_name=mesh_axes.sequence, order=mesh_axes.order
+  )
+
+
 def attend_sharded_heads(
   mesh_axes: MeshAxes,
   query: jax.Array,
@@ -126,13 +135,8 @@ def attend_sharded_heads(
   **options: Any,  # mask, bias and dropout
 ) -> jax.Array:
   """The context of `attend_heads`, each device computing its shard."""
-  attend: Callable = dispatch
-  if mesh_axes.sequence and mesh_axes.ring_size > 1:
-    attend = functools.partial(
-      ring_dispatch, axis_name=mesh_axes.sequence, order=mesh_axes.order
-    )
   compute = functools.partial(
-    attend_heads, attend=attend, implementation=implementation
+    attend_heads, attend=_attend(mesh_axes), implementation=implementation
   )
   if mesh_axes.num_shards == 1:
     return compute(

@@ -53,6 +53,23 @@ def _write(
   plgpu.wait_smem_to_gmem(0)
 
 
+def _references(
+  inputs: Mapping[str, Input], outputs: Mapping[str, Output], refs: Any
+) -> tuple[dict[str, Input], dict[str, Any], dict[str, Any]]:
+  """Those of inputs, of results with a tile, and of parts of sums, by name."""
+  read = {
+    name: each._replace(array=ref)
+    for (name, each), ref in zip(inputs.items(), refs)
+  }
+  written = dict(zip(outputs, refs[len(inputs) :]))
+  direct = {
+    name: written.pop(name)
+    for name, each in outputs.items()
+    if each.axes is Axes.PARTS
+  }
+  return read, written, direct
+
+
 def launch(
   problem: Any,
   compute: Callable[[Block, Any], None],
@@ -78,17 +95,7 @@ def launch(
   )
 
   def run(bounds, *refs):
-    references = {
-      name: each._replace(array=ref)
-      for (name, each), ref in zip(inputs.items(), refs)
-    }
-    written = dict(zip(outputs, refs[len(inputs) :]))
-    direct = {
-      name: written.pop(name)
-      for name, each in outputs.items()
-      if each.axes is Axes.PARTS
-    }
-
+    references, written, direct = _references(inputs, outputs, refs)
     own = jax.lax.axis_index("leading")
 
     def compute_row(held, number, row, is_first):
