@@ -67,6 +67,9 @@ class Positions:
 
   def at_queries(self, numbers: jax.Array) -> jax.Array:
     """Numbers [..., n] by position, those of the queries, [..., t, 1]."""
+    if numbers.shape[-1] == 0:  # there is no key
+      shape = (*numbers.shape[:-1], self.num_queries, 1)
+      return jnp.zeros(shape, numbers.dtype)
     return jnp.take(numbers, self.query, axis=-1, mode="clip")[..., None]
 
   def at_keys(self, numbers: jax.Array) -> jax.Array:

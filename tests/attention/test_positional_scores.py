@@ -339,6 +339,14 @@ def test_each_head_may_have_its_own_table_and_temperature():
     np.testing.assert_allclose(got[head], want, rtol=1e-4, atol=1e-5)
 
 
+def test_log_gates_without_keys():
+  tokens = jnp.ones((3, 4)), jnp.ones((0, 4)), jnp.ones((0, 5))
+  score = scores.forgetting(scores.dot(), jnp.zeros(0))
+  for implementation in ("reference", "blockwise"):
+    context = attend(*tokens, score=score, implementation=implementation)
+    np.testing.assert_array_equal(context, np.zeros((3, 5)))
+
+
 @pytest.mark.parametrize(
   ("name", "order"),
   [

@@ -137,7 +137,9 @@ def _is_number(leaf: Any) -> bool:
 def _without_positions(sizes: Any, request: Request) -> Request:
   """The request with tokens in place of what a score reads by position."""
   sums = make_running_sums(sizes.target_of(request), sizes.interpret)
-  score = with_running_sums(request.score, sums)
+  score = with_running_sums(
+    request.score, lambda numbers: sums(numbers.astype(request.dtype))
+  )
   request = dataclasses.replace(request, score=score)
   if sizes.target_of(request) != "hopper":
     return with_vectors_as_keys(request)

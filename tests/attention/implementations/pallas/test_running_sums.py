@@ -141,3 +141,21 @@ def test_the_score_itself_receives_gradients_of_log_gates():
   )
   assert np.abs(want.log_gates).max() > 1e-3
   np.testing.assert_allclose(got.log_gates, want.log_gates, atol=1e-5)
+
+
+def test_log_gates_of_more_digits_than_the_tokens():
+  tokens = draw((40, 8), 3)
+
+  def loss(log_gates, implementation):
+    score = scores.forgetting(scores.dot(), log_gates)
+    context = attend(*(tokens,) * 3, score=score, implementation=implementation)
+    return jnp.sum(jnp.sin(context))
+
+  with jax.enable_x64(True):
+    log_gates = draw((40,), 4).astype(jnp.float64)
+    want, got = (
+      jax.grad(loss)(log_gates, each)
+      for each in ("reference", Pallas(interpret=True))
+    )
+    assert got.dtype == jnp.float64
+    np.testing.assert_allclose(got, want, atol=1e-5)
