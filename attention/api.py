@@ -4,11 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.lax import PrecisionLike
 
-from attention.dispatch import (
-  ImplementationLike,
-  dispatch,
-  dispatch_weights,
-)
+from attention.dispatch import ImplementationLike, dispatch, dispatch_weights
 from attention.dropout import make_dropout
 from attention.matmul import matmul_precision
 from attention.scores import scaled_dot_score

@@ -166,7 +166,8 @@ def _jvp(primals, tangents, **parameters):
   number = parameters["number"]
   plain = functools.partial(_result, **parameters)
   if parameters["has_own_derivatives"]:
-    return _jvp_of_active(plain, primals, tangents)
+    known = [None if _is_zero(each) else each for each in tangents]
+    return jvp_of_active(plain, primals, known)
   moved = [*map(ad.instantiate_zeros, tangents)]
   results = _linear.bind(*primals, **parameters)
   if all(map(_is_zero, tangents[:number])):
@@ -175,9 +176,9 @@ def _jvp(primals, tangents, **parameters):
   return results, jax.jvp(plain, [*primals], moved)[1]
 
 
-def _jvp_of_active(function, primals, tangents):
-  """`jax.jvp` with respect to the arguments whose tangents are not zero."""
-  active = [n for n, each in enumerate(tangents) if not _is_zero(each)]
+def jvp_of_active(function, primals, tangents):
+  """`jax.jvp` with respect to the arguments whose tangents are not None."""
+  active = [n for n, each in enumerate(tangents) if each is not None]
 
   def of_active(*values):
     merged = [*primals]

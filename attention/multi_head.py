@@ -25,12 +25,7 @@ from attention.projections import Projection, combine_heads, project_heads
 from attention.scores import Score, as_score, scaled_dot_score, with_mapped_keys
 from attention.scores.placed_examples import place_examples
 from attention.taylor import with_taylor_coefficients
-from attention.types import (
-  BiasLike,
-  MaskLike,
-  NormalizerLike,
-  ScoreLike,
-)
+from attention.types import BiasLike, MaskLike, NormalizerLike, ScoreLike
 
 __all__ = ["multi_head_attention"]
 

@@ -40,12 +40,7 @@ class Statistics(NamedTuple):
   def weights(self, scores: jax.Array) -> jax.Array:
     """The weights [..., t, s] of scores, for statistics [..., t]."""
     maximum = jax.lax.stop_gradient(self.maximum)[..., None]
-    logarithms = scores - maximum
-    # Scores that are computed twice may be rounded differently, but none is
-    # above the maximum. The derivative must be that of the difference.
-    excess = jax.lax.stop_gradient(jnp.maximum(logarithms, 0.0))
-    exponentials = jnp.exp(logarithms - excess)
-    return exponentials * self.inverse[..., None]
+    return exponential(scores - maximum) * self.inverse[..., None]
 
   def tangent(self, of_lse: jax.Array) -> "Statistics":
     """The tangents of the statistics, for that of the lse."""
@@ -60,6 +55,14 @@ class Statistics(NamedTuple):
   def broadcast_to(self, shape: tuple[int, ...]) -> "Statistics":
     """Statistics of `shape`."""
     return Statistics(*(jnp.broadcast_to(each, shape) for each in self))
+
+
+def exponential(exponents: jax.Array) -> jax.Array:
+  """exp(exponents), at most 1."""
+  # Scores that are computed twice may be rounded differently, but none is above
+  # the maximum. The derivative must be that of exp.
+  excess = jax.lax.stop_gradient(jnp.maximum(exponents, 0.0))
+  return jnp.exp(exponents - excess)
 
 
 def without_keys(like: jax.Array) -> Statistics:

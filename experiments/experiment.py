@@ -11,12 +11,7 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from experiments.config import (
-  Config,
-  MeshConfig,
-  TaskConfig,
-  TransformerConfig,
-)
+from experiments.config import Config, MeshConfig, TaskConfig, TransformerConfig
 from experiments.data.batch import Batch
 from experiments.data.dataset import Dataset, TrainingBatches
 from experiments.data.synthetic.dataset import SyntheticDataset

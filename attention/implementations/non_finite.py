@@ -8,15 +8,19 @@ derivatives.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from attention import axes
-from attention.custom_transpose import with_own_derivatives, with_transpose
-from attention.implementations.closure import Program, without_captured
+from attention.custom_transpose import (
+  jvp_of_active,
+  with_own_derivatives,
+  with_transpose,
+)
+from attention.implementations.closure import without_captured
 from attention.request import Request
 from attention.softmax import Statistics
 
@@ -192,25 +196,17 @@ def mapped(
   def rule(primals, tangents):
     (arrays,), (moved,) = primals, tangents
     result = compute(arrays)
-    chosen = [n for n, x in enumerate(moved) if type(x) is not SymbolicZero]
-    if not chosen:
+    moved = [None if type(x) is SymbolicZero else x for x in moved]
+    if all(each is None for each in moved):
       return result, jnp.zeros_like(result)
     if is_masked:
       arrays = [_zeros_for_non_finite(arrays[0]), *arrays[1:]]
-    of_chosen = functools.partial(_moved, program, chosen, arrays)
-    primals = [arrays[n] for n in chosen]
-    return result, jax.jvp(of_chosen, primals, [moved[n] for n in chosen])[1]
+    return result, jvp_of_active(
+      lambda tokens, *captured: program(captured, tokens), arrays, moved
+    )[1]
 
   # JAX fails for a NumPy array as the argument of a custom rule in `jax.vmap`.
   return compute([tokens * 1, *map(jnp.asarray, captured)])
-
-
-def _moved(program: Program, chosen: Sequence[int], arrays, *moved):
-  """A map with other arrays at the places `chosen`."""
-  arrays = [*arrays]
-  for place, array in zip(chosen, moved):
-    arrays[place] = array
-  return program(arrays[1:], arrays[0])
 
 
 def _zeros_for_non_finite(tokens: jax.Array) -> jax.Array:

@@ -217,14 +217,6 @@ def masked_fraction(
   return numerators, jnp.where(has_keys, divisors, 0.0)
 
 
-def exponential(exponents: jax.Array) -> jax.Array:
-  """exp(exponents), at most 1."""
-  # Scores that are computed twice may be rounded differently, but none is above
-  # the maximum. The derivative must be that of exp.
-  excess = jax.lax.stop_gradient(jnp.maximum(exponents, 0.0))
-  return jnp.exp(exponents - excess)
-
-
 def row_maximum(scores: jax.Array) -> jax.Array:
   """The maximum of each row, [..., 1], a constant for derivatives."""
   initial = -jnp.inf if scores.shape[-1] == 0 else None

@@ -9,11 +9,8 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.head_parameters import SCALAR
-from attention.normalizers.base import (
-  Normalizer,
-  OnlineNormalizer,
-  exponential,
-)
+from attention.normalizers.base import Normalizer, OnlineNormalizer
+from attention.softmax import exponential
 
 _SMALL = 0.02
 

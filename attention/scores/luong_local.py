@@ -12,6 +12,7 @@ from attention.checks import check_floating, check_shape
 from attention.head_parameters import MATRIX, SCALAR, VECTOR
 from attention.matmul import inner_products
 from attention.scores.base import Score, Wrapper
+from attention.scores.relative import joined
 
 
 @jax.tree_util.register_dataclass
@@ -164,15 +165,7 @@ class Local(Wrapper):
     if self.query_weight is None:
       return mapped
     # The score may depend on the dtype of mapped tokens.
-    predicted = _parts(self.shares(query), mapped.dtype)
-    shape = jnp.broadcast_shapes(mapped.shape[:-1], predicted.shape[:-1])
-    return jnp.concatenate(
-      [
-        jnp.broadcast_to(each, (*shape, each.shape[-1]))
-        for each in (mapped, predicted)
-      ],
-      axis=-1,
-    )
+    return joined(mapped, _parts(self.shares(query), mapped.dtype))
 
   def shares(self, query: jax.Array) -> jax.Array:
     """The predicted p / S of local-p, from queries [..., T, Dq], [..., T]."""

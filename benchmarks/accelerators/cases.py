@@ -25,7 +25,6 @@ def all_cases() -> dict[str, Case]:
   # Imported late: they import JAX.
   from benchmarks.accelerators import (
     attention_cases,
-    dense_cases,
     layout_cases,
     peer_cases,
     small_cases,
@@ -34,7 +33,6 @@ def all_cases() -> dict[str, Case]:
 
   modules = (
     attention_cases,
-    dense_cases,
     small_cases,
     peer_cases,
     step_cases,

@@ -1,4 +1,4 @@
-"""Small calls of other shapes and results beside jax.nn's dense formula."""
+"""Small calls beside jax.nn's dense formula."""
 
 import functools
 import itertools
@@ -9,16 +9,14 @@ import jax
 import jax.numpy as jnp
 
 import attention
-from attention import masks
+from attention import biases, masks
 from benchmarks.accelerators.attention_cases import derived, on_one_device
 from benchmarks.accelerators.cases import Case
-from benchmarks.accelerators.dense_cases import (
-  DTYPES,
-  JAX_NN,
-  LIBRARIES,
-  OURS,
-)
 from experiments.aot.targets import Target
+
+HEADS, WINDOW = 8, 128
+DTYPES = ("float32", "bfloat16")
+LIBRARIES = ("ours", "jax_nn")
 
 
 class Sizes(NamedTuple):
@@ -33,42 +31,69 @@ class Sizes(NamedTuple):
 
 SIZES = {
   "512": Sizes(2, 8, 512, 512, 64),
+  "1024": Sizes(2, 8, 1024, 1024, 64),
   "odd": Sizes(2, 8, 513, 513, 64),
   "short": Sizes(128, 4, 32, 32, 32),
   "decode": Sizes(2, 8, 1, 2048, 64),
 }
-_OURS = OURS | {
+# Keyword arguments of `attend`, for arrays that are traced.
+OURS: dict[str, Callable[..., dict[str, Any]]] = {
+  "none": lambda lengths, visible: {},
+  "causal": lambda lengths, visible: {"mask": masks.causal()},
+  "padding": lambda lengths, visible: {"mask": masks.padding(lengths)},
+  "window": lambda lengths, visible: {"mask": masks.sliding_window(WINDOW, 0)},
+  "alibi": lambda lengths, visible: {"bias": biases.alibi(HEADS)},
+  "array": lambda lengths, visible: {"mask": visible},
   "causal-padding": lambda lengths, visible: {
     "mask": masks.causal() & masks.padding(lengths)
   },
 }
-_JAX_NN = JAX_NN | {
+# The same of `jax.nn.dot_product_attention`.
+JAX_NN: dict[str, Callable[..., dict[str, Any]]] = {
+  "none": lambda lengths, visible: {},
+  "causal": lambda lengths, visible: {"is_causal": True},
+  "padding": lambda lengths, visible: {"key_value_seq_lengths": lengths},
+  "window": lambda lengths, visible: {"local_window_size": (WINDOW, 0)},
+  "alibi": lambda lengths, visible: {"bias": _alibi(visible.shape[-1])},
+  "array": lambda lengths, visible: {"mask": visible[None, None]},
   "causal-padding": lambda lengths, visible: {
     "is_causal": True,
     "key_value_seq_lengths": lengths,
   },
 }
-# The sizes, masks or biases, and derivatives; `lse` returns it too.
-CALLS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-  ("512", tuple(OURS), ("jvp", "forward-lse", "gradient-lse")),
-  ("512", ("causal-padding",), ("forward", "gradient")),
-  ("odd", tuple(OURS), ("forward", "gradient")),
-  ("short", ("none", "causal", "padding"), ("forward", "gradient")),
-  ("decode", ("none", "padding", "array"), ("forward",)),
+_PLAIN = ("none", "causal", "padding", "window", "alibi", "array")
+# The family, sizes, masks or biases, and derivatives; `lse` returns it too.
+CALLS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
+  ("dense", "512", _PLAIN, ("forward", "gradient")),
+  ("dense", "1024", _PLAIN, ("forward", "gradient")),
+  ("small", "512", _PLAIN, ("jvp", "forward-lse", "gradient-lse")),
+  ("small", "512", ("causal-padding",), ("forward", "gradient")),
+  ("small", "odd", _PLAIN, ("forward", "gradient")),
+  ("small", "short", ("none", "causal", "padding"), ("forward", "gradient")),
+  ("small", "decode", ("none", "padding", "array"), ("forward",)),
 )
 
 
 def cases() -> Iterator[Case]:
   """One case for each dtype, call and library."""
   for dtype, library in itertools.product(DTYPES, LIBRARIES):
-    for sizes, patterns, derivatives in CALLS:
+    for family, sizes, patterns, derivatives in CALLS:
       for pattern, derivative in itertools.product(patterns, derivatives):
         yield Case(
-          f"small/{dtype}/{pattern}/{sizes}/{derivative}/{library}",
+          f"{family}/{dtype}/{pattern}/{sizes}/{derivative}/{library}",
           functools.partial(
             _make, dtype, pattern, SIZES[sizes], derivative, library
           ),
+          (family, sizes) == ("dense", "512"),
         )
+
+
+def _alibi(length: int) -> jax.Array:
+  """ALiBi's bias [1, H, T, S], from numbers that the program computes."""
+  positions = jax.lax.iota(jnp.float32, length)
+  slopes = 2.0 ** (-8.0 * (jax.lax.iota(jnp.float32, HEADS) + 1) / HEADS)
+  distances = jnp.abs(positions[:, None] - positions)
+  return -slopes[None, :, None, None] * distances
 
 
 def _make(
@@ -120,7 +145,7 @@ def _ours(pattern, with_lse, query, key, value, lengths, visible):
     key,
     value,
     return_lse=with_lse,
-    **_OURS[pattern](lengths, visible),
+    **OURS[pattern](lengths, visible),
   )
 
 
@@ -130,7 +155,7 @@ def _jax_nn(pattern, with_lse, query, key, value, lengths, visible):
   return jax.nn.dot_product_attention(
     *(query, key, value),
     implementation="xla",
-    **_JAX_NN[pattern](lengths, visible),
+    **JAX_NN[pattern](lengths, visible),
   )
 
 
@@ -141,9 +166,9 @@ def _jax_nn_with_lse(pattern, with_lse, query, key, value, lengths, visible):
     "btnh,bsnh->bnts", query, key, preferred_element_type=jnp.float32
   )
   scores = scores * query.shape[-1] ** -0.5
-  bias = _JAX_NN[pattern](lengths, visible).get("bias")
+  bias = JAX_NN[pattern](lengths, visible).get("bias")
   scores = scores if bias is None else scores + bias
-  mask = _OURS[pattern](lengths, visible).get("mask")
+  mask = OURS[pattern](lengths, visible).get("mask")
   if mask is not None:
     shown = masks.as_mask(mask).materialize(*scores.shape[-2:])
     shown = shown.reshape(-1, 1, *shown.shape[-2:])

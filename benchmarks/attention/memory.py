@@ -14,13 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.attention import cases, peers, settings
-from benchmarks.attention.measure import (
-  DIRECTIONS,
-  Entry,
-  Job,
-  Row,
-  Target,
-)
+from benchmarks.attention.measure import DIRECTIONS, Entry, Job, Row, Target
 
 _GOAL = 64.0
 

@@ -9,11 +9,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.comparison import figures
-from experiments.comparison.results import (
-  Results,
-  groups,
-  write_tables,
-)
+from experiments.comparison.results import Results, groups, write_tables
 from experiments.comparison.runner import Outcome
 from experiments.comparison.statistics import (
   Difference,

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from attention.custom_transpose import (
-  with_kernel_as_transpose,
-  with_transpose,
-)
+from attention.custom_transpose import with_kernel_as_transpose, with_transpose
 
 calls = []
 

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 import attention
-from attention import (
-  biases,
-  masks,
-  merge_heads,
-  scores,
-  split_heads,
-)
+from attention import biases, masks, merge_heads, scores, split_heads
 from tests.attention.comparison import jitted
 from tests.attention.matrix import sampled
 from tests.attention.oracle import draw

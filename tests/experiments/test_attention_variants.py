@@ -7,11 +7,7 @@ import typing
 import numpy as np
 import pytest
 
-from attention.modules import (
-  NORMALIZER_NAMES,
-  SCORE_NAMES,
-  SCORE_WRAPPER_NAMES,
-)
+from attention.modules import NORMALIZER_NAMES, SCORE_NAMES, SCORE_WRAPPER_NAMES
 from configs import numbers, reverse
 from experiments.config.sections import AttentionName, TransformerScoreName
 from experiments.training import loop

@@ -23,12 +23,18 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from attention import axes
+from attention.custom_transpose import jvp_of_active
 from attention.implementations.blockwise.online_softmax import (
   Captured,
   Problem,
   context_and_statistics,
 )
-from attention.implementations.blockwise.tiles import add, cut, scan
+from attention.implementations.blockwise.tiles import (
+  add,
+  cut,
+  cut_columns,
+  scan,
+)
 from attention.matmul import (
   matmul_precision,
   weighted_sum_columns_of_tangents,
@@ -126,12 +132,6 @@ def _tile_terms(problem, primals, statistics, linear, start):
     cut(each, key_start, tiling.column) for each in tokens[1:]
   )
 
-  def columns_tile(columns):
-    if columns is None:
-      return None
-    size = (*tiling.block, columns.shape[-2], tiling.key_tile)
-    return cut(columns, (*key_start[:-1], 0, column), size)
-
   query_tangent = linear.query
   if query_tangent is not None:
     query_tangent = cut(query_tangent, row, tiling.row)
@@ -139,8 +139,10 @@ def _tile_terms(problem, primals, statistics, linear, start):
   tangents = _Linear(
     linear.captured,
     query_tangent,
-    columns_tile(linear.key_columns),
-    columns_tile(linear.value_columns),
+    *(
+      each if each is None else cut_columns(tiling, each, start)
+      for each in (linear.key_columns, linear.value_columns)
+    ),
   )
   terms = functools.partial(
     _terms_of_tiles,
@@ -205,20 +207,15 @@ def _jvp(function, primals, tangents) -> Any:
   """`jax.jvp` with None for zero tangents, of arguments and of the result."""
   leaves, structure = jax.tree.flatten(primals)
   tangents = jax.tree.leaves(tangents, is_leaf=lambda each: each is None)
-  active = [n for n in range(len(leaves)) if tangents[n] is not None]
-  if not active:
+  if all(each is None for each in tangents):
     return function(*primals), None
-
-  def of_active(*values):
-    merged = list(leaves)
-    for n, value in zip(active, values):
-      merged[n] = value
-    return function(*jax.tree.unflatten(structure, merged))
-
-  return jax.jvp(
-    of_active,
-    [leaves[n] for n in active],
-    [tangents[n].astype(leaves[n].dtype) for n in active],
+  return jvp_of_active(
+    lambda *leaves: function(*jax.tree.unflatten(structure, leaves)),
+    leaves,
+    [
+      each if each is None else each.astype(x.dtype)
+      for each, x in zip(tangents, leaves)
+    ],
   )
 
 

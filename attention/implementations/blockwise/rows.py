@@ -23,7 +23,13 @@ from attention.implementations.blockwise.problem import (
   start_type,
   trace_pair,
 )
-from attention.implementations.blockwise.tiles import Tiling, add, cut, scan
+from attention.implementations.blockwise.tiles import (
+  Tiling,
+  add,
+  cut,
+  cut_columns,
+  scan,
+)
 from attention.implementations.closure import (
   Program,
   identity,
@@ -112,7 +118,7 @@ def _traced(
   program, normalizer = without_captured(
     fraction, scores, owner=identity(request.normalizer)
   )
-  starts = _with_leading(tiling, starts)
+  starts = tiling.with_leading(starts)
   return Span(problem, program), Arrays(captured, normalizer, starts)
 
 
@@ -165,7 +171,7 @@ def _block(span: Span, captured: Captured, normalizer, tokens, start):
   scores = _scores(problem, captured, query, key, key_columns, start)
   numerators, divisors = span.fraction(normalizer, scores)
   numerators = problem.dropped(captured, numerators, start)
-  values = _cut_columns(tiling, value_columns, start)
+  values = cut_columns(tiling, value_columns, start)
   columns = weighted_sum_columns(numerators, values, problem.dtype)
   sums = jnp.swapaxes(columns, -1, -2)
   return sums, jnp.broadcast_to(divisors, sums.shape[:-1])
@@ -178,7 +184,7 @@ def _scores(problem: Problem, captured, query, key, key_columns, start):
   query = cut(query, row, tiling.row)
   key = _with_tangents_in_columns(
     cut(key, (*row[:-1], column), tiling.column),
-    _cut_columns(tiling, key_columns, start),
+    cut_columns(tiling, key_columns, start),
   )
   return problem.scores(captured, query, key, start, masked=True)
 
@@ -196,12 +202,6 @@ def _with_tangents_in_columns(tokens, columns):
 @_with_tangents_in_columns.defjvp
 def _with_tangents_in_columns_jvp(primals, tangents):
   return _with_tangents_in_columns(*primals), jnp.swapaxes(tangents[1], -1, -2)
-
-
-def _cut_columns(tiling: Tiling, columns: jax.Array, start) -> jax.Array:
-  """The columns [..., D, s] of a block, of columns [..., D, S]."""
-  size = (*tiling.block, columns.shape[-2], tiling.key_tile)
-  return cut(columns, (*start[:-2], 0, start[-1]), size)
 
 
 def _has_size(request: Request, block: tuple[int, ...]) -> bool:
@@ -245,15 +245,3 @@ def _spans(
       dataclasses.replace(tiling, key_tile=int(length) * size, visibility=span),
       starts * np.asarray([tiling.query_tile, size]),
     )
-
-
-def _with_leading(tiling: Tiling, starts: np.ndarray) -> np.ndarray:
-  """The starts along all axes, int32 [P, leading + 2]."""
-  leading = tiling.leading_starts()
-  return np.concatenate(
-    [
-      np.repeat(leading, len(starts), axis=0),
-      np.tile(starts, (len(leading), 1)),
-    ],
-    axis=-1,
-  ).astype(np.int32)

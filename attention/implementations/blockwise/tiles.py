@@ -101,6 +101,10 @@ class Tiling:
     """The starts of all tiles that are not empty, int32 [P, leading + 2]."""
     rows, columns = np.nonzero(self.visibility != EMPTY)
     tiles = np.stack([rows * self.query_tile, columns * self.key_tile], axis=-1)
+    return self.with_leading(tiles)
+
+  def with_leading(self, tiles: np.ndarray) -> np.ndarray:
+    """Starts [N, 2] along all axes, int32 [P, leading + 2]."""
     leading = self.leading_starts()
     starts = np.repeat(leading, len(tiles), axis=0)
     tiles = np.tile(tiles, (len(leading), 1))
@@ -130,6 +134,12 @@ def cut(array, start: Sequence[Any], sizes: Sequence[int]) -> jax.Array:
   if tuple(sizes) == array.shape:
     return array
   return jax.lax.dynamic_slice(array, _starts(array, start), sizes)
+
+
+def cut_columns(tiling: Tiling, columns: jax.Array, start) -> jax.Array:
+  """The columns [..., D, s] of a tile, of columns [..., D, S]."""
+  size = (*tiling.block, columns.shape[-2], tiling.key_tile)
+  return cut(columns, (*start[:-2], 0, start[-1]), size)
 
 
 def put(array: jax.Array, tile: jax.Array, start: Sequence[Any]) -> jax.Array:

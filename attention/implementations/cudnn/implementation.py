@@ -9,9 +9,7 @@ import jax.numpy as jnp
 
 from attention.implementations.blockwise import Blockwise
 from attention.implementations.cudnn import obstacles
-from attention.implementations.cudnn.derivatives import (
-  with_dense_derivatives,
-)
+from attention.implementations.cudnn.derivatives import with_dense_derivatives
 from attention.implementations.cudnn.kernel import Arrays, Kernel
 from attention.implementations.cudnn.pairs import (
   Pattern,

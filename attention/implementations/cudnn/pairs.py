@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention.axes import with_rank
+from attention.implementations.reference import pairs
 from attention.masks.types import Band, Below, Combined, Mask, MaskView
-from attention.positional import GroupHeads, TilePositions
+from attention.positional import GroupHeads
 from attention.request import Request
 
 
@@ -109,17 +109,8 @@ def of_batch(lengths, request: Request) -> jax.Array:
 
 def visible_and_bias(request: Request, *, with_bias: bool = True):
   """Which pairs are visible [..., T, S], and the finite bias or None."""
-  rank = request.query.ndim
-  rows, columns = (TilePositions(0, n) for n in request.scores_shape[-2:])
-  visible, bias = jnp.ones((1,) * rank, bool), None
-  if request.mask is not None:
-    block = request.mask.block(rows, columns, rank - 2)
-    visible = jnp.asarray(with_rank(block, rank))
-  if request.bias is not None:
-    bias = with_rank(request.bias.block(rows, columns, rank - 2), rank)
-    hidden = jnp.isneginf(bias)
-    visible = visible & ~hidden
-    bias = jnp.where(hidden, 0, bias) if with_bias else None
+  visible, biases = pairs.visible_and_bias(request)
+  bias = biases[0].astype(request.query.dtype) if with_bias and biases else None
   shape = (*visible.shape[:-2], *request.scores_shape[-2:])
   return jnp.broadcast_to(visible, shape), four_axes(bias, request)
 

@@ -14,11 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import dropout as dropouts
-from attention.implementations.pallas.operands import (
-  Kind,
-  Source,
-  Unsupported,
-)
+from attention.implementations.pallas.operands import Kind, Source, Unsupported
 from attention.request import Request
 
 # Constants of Threefry-2x32, see `_threefry`.

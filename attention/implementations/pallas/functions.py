@@ -7,6 +7,7 @@ of matrix products, and the additive score has a loop over channels.
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,13 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.interpreters import partial_eval as partial_evaluation
 
 from attention import axes
-from attention.implementations.pallas.operands import (
-  Kind,
-  Operand,
-  Unsupported,
-)
+from attention.implementations.pallas.operands import Kind, Operand, Unsupported
 from attention.implementations.pallas.products import (
   kernel_precision,
   matrix_product,
@@ -66,15 +64,12 @@ class TileFunction:
 
   jaxpr: Jaxpr
   operands: Sequence[Operand]  # last, those that were captured
-  captured: int
 
   def __call__(
     self, rules: Rules, arguments: Sequence[Any], parts: Sequence[Any]
   ) -> Any:
     """The result, or a tuple, for arguments and the parts of all operands."""
-    first = len(self.operands) - self.captured
-    values = [*arguments, *parts[:first]]
-    results = evaluate_jaxpr(self.jaxpr, parts[first:], values, rules)
+    results = evaluate_jaxpr(self.jaxpr, [], [*arguments, *parts], rules)
     return results[0] if len(results) == 1 else tuple(results)
 
   def largest_array(self, rules: Rules) -> int:
@@ -106,35 +101,27 @@ def traced(
     Operand(jnp.asarray(each), Kind.WHOLE if np.ndim(each) else Kind.SCALAR, ())
     for each in closed.consts
   ]
-  jaxpr, operands, captured = _without_unused(closed.jaxpr, operands, captured)
+  jaxpr, used = without_unused(without_constants(closed), len(arguments))
   check_supported(jaxpr, rules)
-  return TileFunction(jaxpr, [*operands, *captured], len(captured))
+  operands = [
+    *itertools.compress([*operands, *captured], used[len(arguments) :])
+  ]
+  return TileFunction(jaxpr, operands)
 
 
-def _without_unused(
-  jaxpr: Jaxpr, operands: Sequence[Operand], captured: Sequence[Operand]
-) -> tuple[Jaxpr, list[Operand], list[Operand]]:
-  """Removes unused operations, and the operands that only they read."""
-  used = {each for each in jaxpr.outvars if type(each) is not Literal}
-  equations = []
-  for equation in reversed(jaxpr.eqns):
-    if used.intersection(equation.outvars):
-      equations.append(equation)
-      used |= {each for each in equation.invars if type(each) is not Literal}
-  first = len(jaxpr.invars) - len(operands)
+def without_constants(closed: ClosedJaxpr) -> Jaxpr:
+  """A jaxpr whose last arguments are the constants."""
+  jaxpr = closed.jaxpr
+  return jaxpr.replace(constvars=[], invars=[*jaxpr.invars, *jaxpr.constvars])
 
-  def kept(variables, own) -> tuple[list[Any], list[Operand]]:
-    pairs = [pair for pair in zip(variables, own) if pair[0] in used]
-    return [each for each, _ in pairs], [each for _, each in pairs]
 
-  invars, kept_operands = kept(jaxpr.invars[first:], operands)
-  constvars, kept_captured = kept(jaxpr.constvars, captured)
-  jaxpr = jaxpr.replace(
-    eqns=equations[::-1],
-    invars=[*jaxpr.invars[:first], *invars],
-    constvars=constvars,
+def without_unused(jaxpr: Jaxpr, keep: int) -> tuple[Jaxpr, list[bool]]:
+  """Removes unused operations, and arguments after the first `keep`."""
+  kept = [number < keep for number in range(len(jaxpr.invars))]
+  jaxpr, used = partial_evaluation.dce_jaxpr(
+    jaxpr, [True] * len(jaxpr.outvars), instantiate=kept
   )
-  return jaxpr, kept_operands, kept_captured
+  return jaxpr, [*used]
 
 
 def check_supported(jaxpr: Jaxpr, rules: Rules) -> None:

@@ -17,10 +17,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from attention.implementations.non_finite import (
-  any_flagged,
-  with_finite_tokens,
-)
+from attention.implementations.non_finite import any_flagged, with_finite_tokens
 from attention.implementations.reference import masked
 from attention.implementations.reference.pairs import (
   multiplier,
@@ -29,13 +26,7 @@ from attention.implementations.reference.pairs import (
 from attention.matmul import weighted_sum
 from attention.normalizers import is_softmax, masked_weights
 from attention.request import Request
-from attention.softmax import (
-  Statistics,
-  of_rows,
-  part_of,
-  softmax,
-  with_sink,
-)
+from attention.softmax import Statistics, of_rows, part_of, softmax, with_sink
 
 
 @dataclasses.dataclass(frozen=True)

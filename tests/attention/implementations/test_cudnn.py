@@ -10,11 +10,7 @@ import pytest
 from attention import attend, biases, masks, scores
 from attention.implementations.cudnn import kernel as cudnn
 from attention.modules import MultiHeadAttention
-from tests.attention.implementations.cudnn_stand_in import (
-  SHAPES,
-  agree,
-  tokens,
-)
+from tests.attention.implementations.cudnn_stand_in import SHAPES, agree, tokens
 from tests.attention.oracle import draw
 
 

@@ -9,11 +9,7 @@ import pytest
 
 import attention
 from attention import biases, masks, scores
-from attention.implementations.reference import (
-  average,
-  marked_scores,
-  masked,
-)
+from attention.implementations.reference import average, marked_scores, masked
 from attention.request import make_request
 from tests.attention.matrix import sampled
 from tests.attention.oracle import draw

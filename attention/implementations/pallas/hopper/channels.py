@@ -15,7 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal
 
-from attention.implementations.pallas.functions import OPERATIONS
+from attention.implementations.pallas.functions import (
+  OPERATIONS,
+  without_constants,
+  without_unused,
+)
 from attention.implementations.pallas.hopper.block import Block
 from attention.implementations.pallas.hopper.pairs import evaluate
 from attention.implementations.pallas.hopper.tiles import (
@@ -27,16 +31,8 @@ from attention.implementations.pallas.hopper.tiles import (
   across,
   down,
 )
-from attention.implementations.pallas.hopper.tracing import (
-  gradient_of,
-  inlined,
-  without_unused,
-)
-from attention.implementations.pallas.operands import (
-  Kind,
-  Operand,
-  Unsupported,
-)
+from attention.implementations.pallas.hopper.tracing import gradient_of, inlined
+from attention.implementations.pallas.operands import Kind, Operand, Unsupported
 from attention.scores import Score
 
 # What an axis of an array belongs to; None for an axis of size 1.
@@ -201,8 +197,7 @@ def of_function(score: Score, features: int) -> FunctionSum:
     raise Unsupported(
       f"supports captured numbers and arrays [D] = [{features}], got {shapes}"
     )
-  jaxpr = closed.jaxpr
-  jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.invars, *jaxpr.constvars])
+  jaxpr = without_constants(closed)
   owners: list[Axes] = [(_QUERY, _FEATURE), (_KEY, _FEATURE)]
   owners += [
     (None,) * each.ndim if each.size == 1 else (_FEATURE,) for each in arrays

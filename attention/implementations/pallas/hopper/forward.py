@@ -21,9 +21,7 @@ from attention.implementations.pallas.hopper.attempts import (
   when,
 )
 from attention.implementations.pallas.hopper.block import Block
-from attention.implementations.pallas.hopper.own_tokens import (
-  map_own,
-)
+from attention.implementations.pallas.hopper.own_tokens import map_own
 from attention.implementations.pallas.hopper.predictions import predict_own
 from attention.implementations.pallas.hopper.scores import (
   TileScores,

@@ -26,10 +26,7 @@ from attention.implementations.pallas.hopper.channels import (
 from attention.implementations.pallas.hopper.problem import Problem
 from attention.implementations.pallas.hopper.projections import Projections
 from attention.implementations.pallas.hopper.sinusoid_terms import Sinusoids
-from attention.implementations.pallas.hopper.tiles import (
-  SIDE,
-  TILE,
-)
+from attention.implementations.pallas.hopper.tiles import SIDE, TILE
 from attention.implementations.pallas.hopper.token_maps import (
   TokenMap,
   changes_tokens,

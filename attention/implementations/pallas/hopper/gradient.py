@@ -30,13 +30,12 @@ from attention.implementations.pallas.hopper.attempts import (
 )
 from attention.implementations.pallas.hopper.bias_by_distance import add_sums
 from attention.implementations.pallas.hopper.block import Block
-from attention.implementations.pallas.hopper.channels import (
-  for_each_channel,
-)
+from attention.implementations.pallas.hopper.channels import for_each_channel
 from attention.implementations.pallas.hopper.gradient_rows import (
   clear_rows,
   write_rows,
 )
+from attention.implementations.pallas.hopper.matrices import read
 from attention.implementations.pallas.hopper.own_tokens import (
   add_matrices,
   map_own,
@@ -80,7 +79,7 @@ def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
     add_matrices(block, is_first)
   elif predicted is not None:
     result = block.results["tokens"]
-    total = _read(block, result) + predicted
+    total = read(block.problem.interpret, result) + predicted
     result[...] = total.astype(result.dtype)
 
 
@@ -200,7 +199,7 @@ def _clear_marked(block: Block) -> None:
     result = (
       block.results["tokens"] if block.own_map is None else block.of_mapped
     )
-    numbers = _read(block, result)
+    numbers = read(block.problem.interpret, result)
     numbers = jnp.where(across(is_marked, numbers.shape), 0.0, numbers)
     result[...] = numbers.astype(result.dtype)
     return
@@ -212,15 +211,6 @@ def _clear_marked(block: Block) -> None:
     return state
 
   for_each_channel(block, result.shape[0], clear, None)
-
-
-def _read(block: Block, result: Any) -> jax.Array:
-  """A tile of gradients in registers."""
-  if block.problem.interpret:
-    return result[...].astype(jnp.float32)
-  # `optimized` would refuse conflicts of banks, which sums in float32 have.
-  numbers = plgpu.load(result, (), layout=WGMMA, optimized=False)
-  return numbers.astype(jnp.float32)
 
 
 def _visit(

@@ -10,11 +10,7 @@ from attention.implementations.pallas.hopper.channels import FunctionSum
 from attention.implementations.pallas.hopper.pairs import number_dtype
 from attention.implementations.pallas.hopper.sinusoid_terms import OF_KEYS
 from attention.implementations.pallas.hopper.tiles import SIDE, Axes, Input
-from attention.implementations.pallas.operands import (
-  Kind,
-  Operand,
-  lengthened,
-)
+from attention.implementations.pallas.operands import Kind, Operand, lengthened
 
 # A warpgroup copies multiples of so many float32 numbers.
 _COPIED = 32

@@ -18,22 +18,16 @@ from attention.implementations.pallas.functions import (
   apply_primitive,
   check_supported,
   interpret,
+  without_constants,
+  without_unused,
 )
 from attention.implementations.pallas.hopper.bias_by_distance import (
   number_at_p,
   numbers_at,
 )
 from attention.implementations.pallas.hopper.tiles import TILE
-from attention.implementations.pallas.hopper.tracing import (
-  gradient_of,
-  inlined,
-  without_unused,
-)
-from attention.implementations.pallas.operands import (
-  Kind,
-  Operand,
-  Unsupported,
-)
+from attention.implementations.pallas.hopper.tracing import gradient_of, inlined
+from attention.implementations.pallas.operands import Kind, Operand, Unsupported
 
 _PARTS = {Kind.SCALAR: ()} | dict.fromkeys(
   [Kind.ROW, Kind.COLUMN, Kind.TILE], TILE
@@ -95,9 +89,7 @@ def traced(
   first = len(arguments)
   # This removes operations on arrays whose parts the kernel reads.
   operands = [*operands, *map(_captured, closed.consts)]
-  jaxpr = closed.jaxpr
-  jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.invars, *jaxpr.constvars])
-  jaxpr, used = without_unused(jaxpr, keep=first)
+  jaxpr, used = without_unused(without_constants(closed), keep=first)
   replacements = {number_at_p.name: numbers_at}
   check_supported(jaxpr, Rules(replacements, is_interpreted=False))
   operands = [each for each, own in zip(operands, used[first:]) if own]

@@ -8,10 +8,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from attention.implementations.pallas.hopper.tiles import (
-  TILE,
-  WGMMA,
-)
+from attention.implementations.pallas.hopper.tiles import TILE, WGMMA
 
 
 @plgpu.inline_mgpu(

@@ -17,14 +17,9 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr
 
 from attention.implementations.pallas import functions
-from attention.implementations.pallas.hopper.tiles import (
-  SIDE,
-  across,
-)
-from attention.implementations.pallas.hopper.tracing import (
-  inlined,
-  without_unused,
-)
+from attention.implementations.pallas.functions import without_unused
+from attention.implementations.pallas.hopper.tiles import SIDE, across
+from attention.implementations.pallas.hopper.tracing import inlined
 from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.products import kernel_precision
 

@@ -20,23 +20,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention.implementations.closure import (
-  without_captured,
-)
+from attention.implementations.closure import without_captured
+from attention.implementations.pallas.functions import without_unused
 from attention.implementations.pallas.hopper import row_functions
 from attention.implementations.pallas.hopper.row_functions import RowFunction
-from attention.implementations.pallas.hopper.tiles import (
-  SIDE,
-)
-from attention.implementations.pallas.hopper.tracing import (
-  inlined,
-  without_unused,
-)
-from attention.implementations.pallas.operands import (
-  Kind,
-  Operand,
-  Unsupported,
-)
+from attention.implementations.pallas.hopper.tiles import SIDE
+from attention.implementations.pallas.hopper.tracing import inlined
+from attention.implementations.pallas.operands import Kind, Operand, Unsupported
 from attention.implementations.pallas.tile_functions import parameters
 from attention.request import Request
 from attention.scores import Score

@@ -21,11 +21,7 @@ from attention.implementations.pallas.hopper.pairs import (
 )
 from attention.implementations.pallas.hopper.tiles import TILE
 from attention.implementations.pallas.hopper.wrapped import with_base, wrappers
-from attention.implementations.pallas.operands import (
-  Blocks,
-  Plan,
-  Unsupported,
-)
+from attention.implementations.pallas.operands import Blocks, Plan, Unsupported
 from attention.implementations.pallas.pairwise import values
 from attention.implementations.pallas.tile_functions import (
   ByPosition,

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr
-from jax.interpreters import partial_eval as partial_evaluation
+from jax.extend.core import ClosedJaxpr
 
 from attention.implementations.pallas.functions import (
   apply_primitive,
@@ -67,12 +66,3 @@ def without_stops(closed: ClosedJaxpr) -> ClosedJaxpr:
   return jax.make_jaxpr(
     lambda *arguments: interpret(closed.jaxpr, closed.consts, arguments, apply)
   )(*closed.in_avals)
-
-
-def without_unused(jaxpr: Jaxpr, keep: int) -> tuple[Jaxpr, list[bool]]:
-  """Removes unused operations, and arguments after the first `keep`."""
-  kept = [number < keep for number in range(len(jaxpr.invars))]
-  jaxpr, used = partial_evaluation.dce_jaxpr(
-    jaxpr, [True] * len(jaxpr.outvars), instantiate=kept
-  )
-  return jaxpr, [*used]

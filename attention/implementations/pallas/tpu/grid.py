@@ -11,11 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from attention import axes
-from attention.implementations.pallas.operands import (
-  Kind,
-  Operand,
-  lengthened,
-)
+from attention.implementations.pallas.operands import Kind, Operand, lengthened
 from attention.implementations.pallas.tpu import tokens, whole
 from attention.implementations.pallas.tpu.visit import Visit
 from attention.implementations.pallas.visits import Visits, unpacked

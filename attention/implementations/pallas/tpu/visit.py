@@ -17,12 +17,7 @@ from attention.implementations.pallas.tpu.normalization import (
   weights_and_gradient,
 )
 from attention.implementations.pallas.tpu.tokens import LANES
-from attention.implementations.pallas.visits import (
-  FIRST,
-  HIDDEN,
-  LAST,
-  MASKED,
-)
+from attention.implementations.pallas.visits import FIRST, HIDDEN, LAST, MASKED
 
 
 def rules(interpret: Any) -> Rules:

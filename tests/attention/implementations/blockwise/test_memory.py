@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from attention import attend, biases, masks, normalizers
+from attention import attend, biases, masks
 from attention.implementations.blockwise import Blockwise
 from tests.attention import positional_cases
 from tests.attention.matrix import sampled
-from tests.attention.oracle import CASES, draw, draw_parameters
+from tests.attention.oracle import CASES, draw_parameters
 
 TILES = Blockwise(query_block=128, key_block=128)
 SMALL = Blockwise(query_block=100, key_block=50)
@@ -170,49 +170,3 @@ def test_scores_with_positions_make_no_array_of_all_pairs(name):
   size, where = largest(jaxpr)
   # A tile has the products with 149 distances.
   assert size <= 4 * 100 * 150, where
-
-
-# `local_p` needs softmax; "positional" is a function, "modified" has one.
-ROW_SCORES = [
-  *("scaled_dot", "general", "additive", "concat", "cosine"),
-  *("shaw", "disentangled", "transformer_xl", "forgetting", "location"),
-  "modified",
-]
-
-
-def _large(name, length, features):
-  """A score of many tokens, of either table of cases."""
-  if name in CASES:
-    parameters, bound = draw_parameters(CASES[name], features), SCORES[name]
-  else:
-    case = positional_cases.CASES[name]
-    bound = case.bound
-    shapes = {
-      parameter: tuple(
-        features if size == positional_cases.FEATURES else size
-        for size in shape
-      )
-      for parameter, shape in case.shapes.items()
-    }
-    if name == "forgetting":
-      shapes = {"log_gates": (length,)}
-    parameters = dict(zip(shapes, draw(3, *shapes.values())))
-  return bound({n: jnp.asarray(a, jnp.float32) for n, a in parameters.items()})
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("normalizer", ["softpick", "entmax", "stick_breaking"])
-@pytest.mark.parametrize("name", ROW_SCORES)
-def test_gradients_of_scores_with_normalizers_need_at_most_64_mib(
-  name, normalizer
-):
-  length, features = 16384, 64
-  score = _large(name, length, features)
-  chosen = getattr(normalizers, normalizer)()
-
-  def loss(tokens, score):
-    return jnp.sum(attend(*tokens, score=score, normalizer=chosen))
-
-  tokens = [jax.ShapeDtypeStruct((1, length, features), jnp.float32)] * 3
-  compiled = jax.jit(jax.grad(loss, (0, 1))).lower(tokens, score).compile()
-  assert compiled.memory_analysis().temp_size_in_bytes <= 64 * 2**20

@@ -16,11 +16,7 @@ from experiments.data import pipeline
 from experiments.data.batch import EOS, PAD, UNK
 from experiments.data.dataset import BatchShard
 from experiments.data.text import bucketing, tokenized
-from experiments.data.text.corpus import (
-  BucketedBatches,
-  ParallelCorpus,
-  padded,
-)
+from experiments.data.text.corpus import BucketedBatches, ParallelCorpus, padded
 from experiments.data.text.tokenizer import Tokenizer, train
 from experiments.errors import UserError
 
