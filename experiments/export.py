@@ -4,8 +4,8 @@ r"""Writes a trained run as files that need neither this package nor Orbax.
 
 Writes parameters.safetensors (the parameters without the optimizer's state),
 config.json, the tokenizers and the evaluation sets. `--workdir=exported` of the
-other commands reads them. With --source_length and --target_length it also
-writes the decoder for CPU, CUDA and TPU, as functions of `jax.export`.
+other commands reads them. With --source_length it also writes the decoder for
+CPU, CUDA and TPU, as functions of `jax.export`.
 """
 
 from absl import flags

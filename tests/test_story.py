@@ -1,4 +1,4 @@
-"""The notebook equals docs/story.md, which pytest runs as a doctest."""
+"""The notebook equals docs/story.md, which runs as an exhaustive doctest."""
 
 import io
 import re
