@@ -75,25 +75,37 @@ EXPERIMENTS = (
   ("progress",),
   ("cores", "errors", "hash_rng"),
 )
+_HOPPER = "attention.implementations.pallas.hopper"
+HOPPER = (
+  ("from_request",),
+  ("local", "problem"),
+  ("kernels",),
+  ("scores",),
+  ("block",),
+  ("terms",),
+  ("running_sums", "traced"),
+  ("tiles",),
+)
+# The rank of each module or folder on the floors of a package.
 RANKS = {
-  f"{package}.{name}": rank
+  package: {
+    f"{package}.{name}": rank
+    for rank, floor in enumerate(floors)
+    for name in floor
+  }
   for package, floors in (
     ("attention", ATTENTION),
     ("experiments", EXPERIMENTS),
+    (_HOPPER, HOPPER),
   )
-  for rank, floor in enumerate(floors)
-  for name in floor
 }
 
 
-def modules(*packages):
-  """The files of packages, without the packages' own, which import lazily."""
-  return [
-    path
-    for package in packages
-    for path in sorted((ROOT / package).rglob("*.py"))
-    if path.parent.name != package or path.name != "__init__.py"
-  ]
+def modules(package):
+  """The files of a package, without its own, which may import lazily."""
+  folder = ROOT.joinpath(*package.split("."))
+  paths = sorted(folder.rglob("*.py"))
+  return [path for path in paths if path != folder / "__init__.py"]
 
 
 def imported(path):
@@ -105,11 +117,11 @@ def imported(path):
       yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def floor_name(module):
+def floor_name(module, ranks):
   """The longest name of a floor that a module begins with."""
   parts = module.split(".")
-  names = (".".join(parts[:length]) for length in (3, 2))
-  return next((name for name in names if name in RANKS), None)
+  names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+  return next((name for name in names if name in ranks), None)
 
 
 def module_name(path):
@@ -118,19 +130,20 @@ def module_name(path):
 
 
 @pytest.mark.parametrize(
-  "path", modules("attention", "experiments"), ids=module_name
+  ("package", "path"),
+  [(package, path) for package in RANKS for path in modules(package)],
+  ids=lambda each: each if isinstance(each, str) else module_name(each),
 )
-def test_a_module_imports_only_from_floors_below(path):
-  module = module_name(path)
-  package = module.partition(".")[0]
-  here = floor_name(module)
+def test_a_module_imports_only_from_floors_below(package, path):
+  module, ranks = module_name(path), RANKS[package]
+  here = floor_name(module, ranks)
   assert here, f"{module} is on no floor"
   for name in imported(path):
-    there = floor_name(name)
-    if name.partition(".")[0] != package or there == here:
+    there = floor_name(name, ranks)
+    if not name.startswith(f"{package}.") or there == here:
       continue
     assert there, f"{name} is on no floor"
-    assert RANKS[there] > RANKS[here], f"{module} imports {name}"
+    assert ranks[there] > ranks[here], f"{module} imports {name}"
 
 
 # Packages that a run needs after its first step, if at all.

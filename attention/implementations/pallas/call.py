@@ -26,7 +26,7 @@ from attention.implementations.pallas.derivative import (
   KernelAttention,
   shared_operands,
 )
-from attention.implementations.pallas.hopper import token_maps
+from attention.implementations.pallas.hopper.terms import token_maps
 from attention.implementations.pallas.location import with_vectors_as_keys
 from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.normalizers import with_online_normalizer

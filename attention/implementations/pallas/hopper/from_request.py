@@ -7,36 +7,43 @@ from typing import Any
 import jax
 
 from attention.implementations.dot_products import is_dot_product
-from attention.implementations.pallas.hopper import (
-  bias_by_distance,
-  distance_terms,
-  local,
+from attention.implementations.pallas.hopper import local
+from attention.implementations.pallas.hopper.problem import Problem
+from attention.implementations.pallas.hopper.scores import (
   normalization,
   projections,
-  scales,
-  sinusoid_terms,
-  token_maps,
 )
-from attention.implementations.pallas.hopper.additive import additive_sum
-from attention.implementations.pallas.hopper.channels import (
+from attention.implementations.pallas.hopper.scores.additive import additive_sum
+from attention.implementations.pallas.hopper.scores.channels import (
   ChannelSum,
   FunctionSum,
   of_function,
 )
-from attention.implementations.pallas.hopper.problem import Problem
-from attention.implementations.pallas.hopper.projections import Projections
-from attention.implementations.pallas.hopper.sinusoid_terms import Sinusoids
-from attention.implementations.pallas.hopper.tiles import SIDE, TILE
-from attention.implementations.pallas.hopper.token_maps import (
+from attention.implementations.pallas.hopper.scores.projections import (
+  Projections,
+)
+from attention.implementations.pallas.hopper.terms import (
+  by_distance,
+  by_sinusoids,
+  scales,
+  token_maps,
+)
+from attention.implementations.pallas.hopper.terms.by_sinusoids import Sinusoids
+from attention.implementations.pallas.hopper.terms.token_maps import (
   TokenMap,
   changes_tokens,
 )
-from attention.implementations.pallas.hopper.traced_pairs import (
+from attention.implementations.pallas.hopper.tiles.layout import SIDE, TILE
+from attention.implementations.pallas.hopper.traced import bias_by_distance
+from attention.implementations.pallas.hopper.traced.traced_pairs import (
   of_dropout,
   of_pairwise,
   of_wrappers,
 )
-from attention.implementations.pallas.hopper.wrapped import base, wrappers
+from attention.implementations.pallas.hopper.traced.wrapped import (
+  base,
+  wrappers,
+)
 from attention.implementations.pallas.location import ProductWithVectors
 from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.operands import (
@@ -74,7 +81,7 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
     prediction = local.of_request(request)
     if prediction is not None:
       request = dataclasses.replace(request, score=prediction.score)
-    sinusoids = sinusoid_terms.of_request(request)
+    sinusoids = by_sinusoids.of_request(request)
     if sinusoids is None:
       of_tokens = projections.of_request(request)
       maps = {} if of_tokens else token_maps.inside(request)
@@ -84,7 +91,7 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
         )
       query, key = _mapped(request, query, key)
   score = base(request.score)
-  distances = distance_terms.of_request(request, query, key)
+  distances = by_distance.of_request(request, query, key)
   has_terms = distances is not None or sinusoids is not None
   channels = None if has_terms else _channels(score, query, key)
   _check_tokens(request, query, key, channels is not None)
@@ -118,8 +125,8 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
     normalization.terms_of(request),
     of_dropout("dropout", request),
     query.shape[-1] <= _GRADIENT_FEATURES
-    and distance_terms.gradients_fit(distances, request, functions)
-    and sinusoid_terms.gradients_fit(sinusoids, request, functions),
+    and by_distance.gradients_fit(distances, request, functions)
+    and by_sinusoids.gradients_fit(sinusoids, request, functions),
     _weight(score, channels, rank),
     request.is_masked,
     interpret,
@@ -138,7 +145,7 @@ def _factor(score: Any, query: jax.Array) -> float:
   if isinstance(score, ScaledDot):
     factor = score.factor(query)
   elif isinstance(score, Shaw | Disentangled):
-    factor = distance_terms.factor(score, query)
+    factor = by_distance.factor(score, query)
   elif isinstance(score, TransformerXL):
     factor = query.shape[-1] ** -0.5 if score.scale is None else score.scale
   if not isinstance(factor, float | int):

@@ -17,18 +17,19 @@ import jax.numpy as jnp
 from attention import axes
 from attention.head_parameters import BY_POSITION, SCALAR
 from attention.implementations.dot_products import is_dot_product
-from attention.implementations.pallas.hopper import (
-  matrices,
-  projections,
-  token_maps,
-)
-from attention.implementations.pallas.hopper.prediction_arrays import (
+from attention.implementations.pallas.hopper.scores import projections
+from attention.implementations.pallas.hopper.terms import token_maps
+from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   MATRIX,
   VECTOR,
   Prediction,
 )
-from attention.implementations.pallas.hopper.tiles import SIDE
-from attention.implementations.pallas.hopper.wrapped import base, wrappers
+from attention.implementations.pallas.hopper.tiles import matrices
+from attention.implementations.pallas.hopper.tiles.layout import SIDE
+from attention.implementations.pallas.hopper.traced.wrapped import (
+  base,
+  wrappers,
+)
 from attention.implementations.pallas.operands import Operand, of_parameter
 from attention.request import Request
 from attention.scores.base import Wrapper

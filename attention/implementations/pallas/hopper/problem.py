@@ -10,25 +10,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas.hopper import calls
-from attention.implementations.pallas.hopper.bias_by_distance import (
-  BiasGradient,
-)
-from attention.implementations.pallas.hopper.channels import (
+from attention.implementations.pallas.hopper.kernels import calls
+from attention.implementations.pallas.hopper.scores.channels import (
   ChannelSum,
   FunctionSum,
 )
-from attention.implementations.pallas.hopper.distance_terms import Distances
-from attention.implementations.pallas.hopper.normalization import Terms
-from attention.implementations.pallas.hopper.pairs import PairFunction
-from attention.implementations.pallas.hopper.prediction_arrays import (
+from attention.implementations.pallas.hopper.scores.normalization import Terms
+from attention.implementations.pallas.hopper.scores.projections import (
+  Projections,
+)
+from attention.implementations.pallas.hopper.terms.by_distance import Distances
+from attention.implementations.pallas.hopper.terms.by_sinusoids import Sinusoids
+from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   SHARES,
   Prediction,
 )
-from attention.implementations.pallas.hopper.projections import Projections
-from attention.implementations.pallas.hopper.sinusoid_terms import Sinusoids
-from attention.implementations.pallas.hopper.tiles import SIDE
-from attention.implementations.pallas.hopper.token_maps import TokenMap
+from attention.implementations.pallas.hopper.terms.token_maps import TokenMap
+from attention.implementations.pallas.hopper.tiles.layout import SIDE
+from attention.implementations.pallas.hopper.traced.bias_by_distance import (
+  BiasGradient,
+)
+from attention.implementations.pallas.hopper.traced.pairs import PairFunction
 from attention.implementations.pallas.operands import Kind, Operand
 from attention.softmax import Statistics
 

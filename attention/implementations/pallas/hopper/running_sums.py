@@ -13,14 +13,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas.hopper.matrices import read
-from attention.implementations.pallas.hopper.tiles import (
+from attention.implementations.pallas.hopper.tiles.layout import (
   BY_COLUMN,
   SIDE,
   TILE,
   WGMMA,
   down,
 )
+from attention.implementations.pallas.hopper.tiles.matrices import read
 
 
 def running_sums(

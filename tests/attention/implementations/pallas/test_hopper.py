@@ -10,7 +10,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention import attend, biases, masks, scores
 from attention.implementations import Pallas
-from attention.implementations.pallas.hopper import parts
+from attention.implementations.pallas.hopper.tiles import parts
 from attention.ring import ring_attention
 from attention.scores.base import Wrapper
 from tests.attention.matrix import sampled

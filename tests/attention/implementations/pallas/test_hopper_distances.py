@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from attention import attend, biases, masks, scores
-from attention.implementations.pallas.hopper import look_up
-from attention.implementations.pallas.hopper.tiles import TILE, WGMMA
+from attention.implementations.pallas.hopper.tiles import look_up
+from attention.implementations.pallas.hopper.tiles.layout import TILE, WGMMA
 from tests.attention.implementations.pallas.test_hopper import (
   INTERPRETED,
   additive,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attention import attend, masks, normalizers, scores
-from attention.implementations.pallas.hopper import memory
+from attention.implementations.pallas.hopper.block import memory
 from tests.attention.implementations.pallas import (
   test_hopper_normalizers as gradients,
 )

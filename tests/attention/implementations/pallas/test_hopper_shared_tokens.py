@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from attention import masks, scores
-from attention.implementations.pallas.hopper import shared_tokens
+from attention.implementations.pallas.hopper.block import shared_tokens
 from tests.attention.implementations.pallas.test_hopper import (
   INTERPRETED,
   arrays,

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention.implementations.pallas.hopper import row_functions
+from attention.implementations.pallas.hopper.traced import row_functions
 from attention.implementations.pallas.operands import Unsupported
 from tests.attention.oracle import draw
 

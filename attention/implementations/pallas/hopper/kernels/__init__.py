@@ -1,0 +1,1 @@
+"""The kernels, their calls, and the arrays that these read and write."""

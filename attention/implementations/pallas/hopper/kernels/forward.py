@@ -1,0 +1,129 @@
+"""A block of the forward kernel for Hopper GPUs: 64 queries."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from attention.implementations.pallas.hopper.block.attempts import (
+  attempts,
+  make_finite,
+  not_finite,
+  when,
+)
+from attention.implementations.pallas.hopper.block.block import Block
+from attention.implementations.pallas.hopper.scores import (
+  distances,
+  normalization,
+  rotations,
+)
+from attention.implementations.pallas.hopper.scores.own_tokens import map_own
+from attention.implementations.pallas.hopper.scores.predictions import (
+  predict_own,
+)
+from attention.implementations.pallas.hopper.scores.tile import (
+  TileScores,
+  of_visible,
+  tile_scores,
+)
+from attention.implementations.pallas.hopper.tiles.layout import (
+  BY_COLUMN,
+  BY_ROW,
+  SIDE,
+  TILE,
+  WGMMA,
+  Axes,
+  across,
+  down,
+)
+
+
+def online_softmax(block: Block, is_first: Any) -> None:
+  """Computes the context and the statistics of the queries."""
+  del is_first
+  map_own(block)
+  predict_own(block)
+  distances.prepare_own(block)
+  rotations.prepare(block)
+  if block.problem.channels is not None:
+    block.problem.channels.prepare(block, of_own=True)
+
+  def run(*marks):
+    attempts(block.problem, functools.partial(_compute, block, marks))
+
+  if block.problem.is_masked:
+    # Marks of keys whose values have NaN or infinity, and of the queries that
+    # attend to them.
+    marks = plgpu.SMEM((SIDE,), jnp.float32)
+    pl.run_scoped(run, marks, marks)
+  else:
+    run()
+
+
+def _compute(block: Block, marks: Sequence[Any], is_second: Any) -> jax.Array:
+  """Writes results; 1 for queries whose sums are not finite."""
+  block = block.with_new_addresses()
+  cast, results = block.problem.cast, block.results
+  shape = results["context"].shape
+  zeros = cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+  sums = cast(jnp.zeros(shape, jnp.float32), WGMMA)
+  if marks:
+    marks[1][...] = zeros
+
+  def visit(block, starts, state):
+    @when(is_second)
+    def _():
+      _clean_values(block, starts, *marks)
+
+    with_nan = is_second is not None
+    tile = tile_scores(block, starts, with_nan=with_nan)
+    return _add_keys(block, tile, *state)
+
+  state = sums, zeros + normalization.LOWEST, zeros
+  summed, maximum, total = block.visits(visit, state)
+  maximum, total = normalization.rows(block.problem, maximum, total)
+  context = summed / across(jnp.where(total == 0.0, 1.0, total), shape)
+  if marks:
+    is_spoilt = cast(marks[1][...], BY_ROW) > 0.0
+    context = jnp.where(across(is_spoilt, shape), jnp.nan, context)
+    maximum = jnp.where(jnp.isnan(total), jnp.nan, maximum)
+  results["context"][...] = context.astype(results["context"].dtype)
+  results["maximum"][...] = maximum
+  results["total"][...] = total
+  return not_finite(block.problem, [context] if marks else [])
+
+
+def _add_keys(
+  block: Block, tile: TileScores, summed, maximum, total
+) -> tuple[Any, ...]:
+  """Adds a tile of keys to the sums of the queries."""
+  (factor,) = block.factors
+  numerators, parts, shrink, after = normalization.added(
+    block.problem, tile.scores, maximum
+  )
+  total = total * shrink + jnp.sum(parts, axis=1)
+  factor[...] = tile.with_dropout(numerators).astype(factor.dtype)
+  plgpu.commit_smem()
+
+  def product(sums):
+    plgpu.wgmma(sums, factor, block.tiles["value"])
+    return sums[...]
+
+  product = pl.run_scoped(product, plgpu.ACC(summed.shape, jnp.float32))
+  return summed * across(shrink, summed.shape) + product, after, total
+
+
+def _clean_values(
+  block: Block, starts: Sequence[Any], of_keys: Any, of_queries: Any
+) -> None:
+  """Replaces NaN and infinity, and marks the queries that attend to them."""
+  cast = block.problem.cast
+  of_keys[...] = make_finite(block.problem, block.tiles["value"], Axes.TOKENS)
+  plgpu.commit_smem()
+  flags = down(cast(of_keys[...], BY_COLUMN), TILE)
+  seen = jnp.max(of_visible(block, starts, flags), axis=1)
+  of_queries[...] = jnp.maximum(cast(of_queries[...], BY_ROW), seen)

@@ -1,0 +1,285 @@
+"""A block of the gradient kernels for Hopper GPUs: 64 queries, or 64 keys.
+
+Both kernels compute scores and weights again, from the statistics of the rows.
+The kernel of queries computes the gradients of queries, of numbers and of an
+additive score's weight, the kernel of keys those of keys and values. Where own
+tokens were mapped or projected, both transpose the map at the end, and add to
+the gradients of its matrices and vectors.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from attention.implementations.pallas.hopper.block.attempts import (
+  attempts,
+  make_finite,
+  not_finite,
+  when,
+)
+from attention.implementations.pallas.hopper.block.block import Block
+from attention.implementations.pallas.hopper.block.gradient_rows import (
+  clear_rows,
+  write_rows,
+)
+from attention.implementations.pallas.hopper.scores import (
+  distances,
+  normalization,
+  predictions,
+  rotations,
+)
+from attention.implementations.pallas.hopper.scores.channels import (
+  for_each_channel,
+)
+from attention.implementations.pallas.hopper.scores.own_tokens import (
+  add_matrices,
+  map_own,
+  pull_back,
+)
+from attention.implementations.pallas.hopper.scores.projections import (
+  pull_back as pull_back_projection,
+)
+from attention.implementations.pallas.hopper.scores.tile import (
+  products_of_tokens,
+  tile_scores,
+  times_visited_scales,
+)
+from attention.implementations.pallas.hopper.terms.prediction_arrays import (
+  SHARES,
+)
+from attention.implementations.pallas.hopper.tiles.layout import (
+  BY_ROW,
+  SIDE,
+  WGMMA,
+  Axes,
+  across,
+)
+from attention.implementations.pallas.hopper.tiles.matrices import read
+from attention.implementations.pallas.hopper.traced.bias_by_distance import (
+  add_sums,
+)
+
+
+def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
+  """Computes the gradients of own tokens, from all visible tiles.
+
+  Those of the numbers that are `wanted` are summed over a block when written.
+  """
+  map_own(block)
+  predictions.predict_own(block)
+  attempts(block.problem, functools.partial(_compute, block, wanted))
+  block = block.with_new_addresses()
+  distances.add_tables(block, is_first)
+  rotations.add_arrays(block, is_first)
+  add_sums(block, is_first)
+  predicted = predictions.pull_back(block, is_first)
+  if block.problem.projections is not None:
+    pull_back_projection(block, is_first, predicted)
+  elif block.own_map is not None:
+    pull_back(block, predicted)
+    add_matrices(block, is_first)
+  elif predicted is not None:
+    result = block.results["tokens"]
+    total = read(block.problem.interpret, result) + predicted
+    result[...] = total.astype(result.dtype)
+
+
+def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
+  """Writes the gradients; 1 for tokens for which they are not finite."""
+  block = block.with_new_addresses()
+  problem, results = block.problem, block.results
+  of_map = () if block.own_map is None else block.own_map.numbers
+  wanted = [name for name in wanted if name not in of_map]
+  wanted += [SHARES] if SHARES in block.own_numbers else []
+  rows = [block.sums_of_pairs(name) for name in wanted]
+  if not block.are_keys_own:
+    write_rows(block)
+    rows.append(results["mean"])
+
+  @when(is_second)
+  def _():
+    rotations.load_unmapped(block)
+    _clean(block, of_own=True)
+
+  distances.prepare_own(block)
+  rotations.prepare(block)
+  if block.of_bias is not None:
+    distances.set_to_zero(block, block.of_bias)
+    plgpu.commit_smem()
+  # Tensor cores sum the gradients of dot products and of values.
+  scales = {"tokens": problem.factor}
+  of_channels: list[Any] = []
+  if problem.channels is not None:
+    scales = {}
+    of_channels = [*block.channel_sums.values()]
+    _set_to_zero(block, of_channels)
+    problem.channels.prepare(block, of_own=True)
+  for name in wanted:
+    zeros = jnp.zeros((SIDE,), jnp.float32)
+    block.sums_of_pairs(name)[...] = problem.cast(zeros, BY_ROW)
+  if block.are_keys_own:
+    scales["value"] = 1.0
+
+  def compute(sums):
+    def visit(block, starts, state):
+      return _visit(block, sums, wanted, is_second, starts)
+
+    block.visits(visit, None)
+    return _written(block.with_new_addresses(), sums, scales)
+
+  shapes = {name: results[name].shape for name in scales}
+  if rotations.has_own_map(block):
+    shapes["sinusoids"] = rotations.visited_factor(block).shape
+  flags = pl.run_scoped(
+    compute,
+    {name: plgpu.ACC(shape, jnp.float32) for name, shape in shapes.items()},
+  )
+  if is_second is not None:
+    numbers = [problem.cast(each[...], BY_ROW) for each in rows]
+    flags = jnp.maximum(flags, not_finite(problem, numbers))
+    if of_channels:
+      sums = _sums_of_zeros(problem, of_channels)
+      flags = jnp.maximum(flags, not_finite(problem, [sums]))
+
+  @when(is_second)
+  def _():
+    _clear_marked(block)
+
+  return flags
+
+
+def _written(block: Block, sums: Any, scales: dict[str, float]) -> jax.Array:
+  """Writes sums; 1 for tokens for which they are not finite."""
+  if "tokens" in sums:
+    distances.add_tokens(block, sums["tokens"])
+    rotations.add_tokens(block, sums)
+  flags = not_finite(block.problem, [])
+  for name, scale in reversed(scales.items()):
+    total, result = sums[name][...], block.results[name]
+    total = total if scale == 1.0 else total * scale
+    flags = jnp.maximum(flags, not_finite(block.problem, [total]))
+    if name == "tokens" and block.own_map is not None:
+      result = block.of_mapped
+    result[...] = total.astype(result.dtype)
+  return flags
+
+
+def _sums_of_zeros(problem: Any, results: Sequence[Any]) -> jax.Array:
+  """0, or NaN for tokens with gradients of channels that are not finite."""
+
+  def add(channel, sums):
+    for each in results:
+      sums = sums + 0.0 * problem.cast(each[channel], BY_ROW)
+    return sums
+
+  zeros = problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+  return jax.lax.fori_loop(0, results[0].shape[0], add, zeros)
+
+
+def _clean(block: Block, *, of_own: bool) -> None:
+  """Replaces NaN and infinity, and cotangents of contexts that are NaN."""
+  names = ["key", "value"] if of_own == block.are_keys_own else ["query"]
+  for name in names:
+    # A tile that is no input has mapped tokens.
+    axes = block.inputs[name].axes if name in block.inputs else Axes.TOKENS
+    flags = make_finite(block.problem, block.tiles[name], axes)
+    if of_own and name != "value":
+      block.marks[...] = flags
+      if "remainder" in block.tiles:
+        make_finite(block.problem, block.tiles["remainder"], axes)
+  if "query" in names:
+    clear_rows(block)
+
+
+def _clear_marked(block: Block) -> None:
+  """Sets the gradients of tokens that had NaN or infinity to zero."""
+  # A function of the user may have infinite derivatives at a token of zeros.
+  cast = block.problem.cast
+  is_marked = cast(block.marks[...], BY_ROW) > 0.0
+  if block.problem.channels is None:
+    result = (
+      block.results["tokens"] if block.own_map is None else block.of_mapped
+    )
+    numbers = read(block.problem.interpret, result)
+    numbers = jnp.where(across(is_marked, numbers.shape), 0.0, numbers)
+    result[...] = numbers.astype(result.dtype)
+    return
+  result = block.channel_sums["tokens"]
+
+  def clear(channel, state):
+    numbers = cast(result[channel], BY_ROW)
+    result[channel] = jnp.where(is_marked, 0.0, numbers)
+    return state
+
+  for_each_channel(block, result.shape[0], clear, None)
+
+
+def _visit(
+  block: Block, sums: Any, wanted, is_second: Any, starts: Sequence[Any]
+) -> None:
+  """Adds the gradients of a tile of other tokens."""
+  problem = block.problem
+  # The values of queries are the cotangents of their contexts.
+  names = (
+    ["value", "cotangent"] if block.are_keys_own else ["cotangent", "value"]
+  )
+  own_values, other_values = (block.tiles[name] for name in names)
+  of_scores_factor, *weights_factor = block.factors
+
+  @when(is_second)
+  def _():
+    _clean(block, of_own=False)
+    plgpu.commit_smem()
+
+  tile = tile_scores(block, starts)
+  weights = normalization.weights(block, tile.scores)
+  if block.are_keys_own:
+    dropped = tile.with_dropout(weights)
+    weights_factor[0][...] = dropped.astype(of_scores_factor.dtype)
+  of_weights = products_of_tokens(problem, [(own_values, other_values)])
+  of_weights = tile.with_dropout(of_weights)
+  of_scores = normalization.of_scores(block, weights, of_weights)
+  if block.of_bias is not None:
+    places = problem.of_bias.places(starts)
+    of_sums = functools.reduce(jnp.add, of_scores)
+    distances.add_to_lines(block, block.of_bias, of_sums, places)
+  for name in wanted:
+    sums_of_pairs = block.sums_of_pairs(name)
+    before = problem.cast(sums_of_pairs[...], BY_ROW)
+    # A derivative of zero is no array of registers.
+    of_number = problem.cast(tile.pull_back(of_scores, name), WGMMA)
+    of_number = jnp.sum(of_number, axis=1)
+    sums_of_pairs[...] = before + of_number
+  of_products = tile.pull_back(of_scores, None)
+  if problem.channels is not None:
+    problem.channels.add_gradients(block, of_products)
+  else:
+    distances.add_gradients(block, of_products, starts)
+    of_products = times_visited_scales(block, of_products)
+    of_scores_factor[...] = of_products.astype(of_scores_factor.dtype)
+  plgpu.commit_smem()
+  if problem.channels is None:
+    plgpu.wgmma(sums["tokens"], of_scores_factor, block.tokens(False))
+  if "sinusoids" in sums:
+    factor = rotations.visited_factor(block)
+    plgpu.wgmma(sums["sinusoids"], of_scores_factor, factor)
+  if block.are_keys_own:
+    plgpu.wgmma(sums["value"], weights_factor[0], other_values)
+  if sums:  # the next visit overwrites the factors
+    plgpu.wgmma_wait(0)
+
+
+def _set_to_zero(block: Block, results: Sequence[Any]) -> None:
+  zeros = block.problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+
+  def clear(channel, state):
+    for each in results:
+      each[channel] = zeros
+    return state
+
+  for_each_channel(block, results[0].shape[0], clear, None)

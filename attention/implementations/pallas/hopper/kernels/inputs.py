@@ -1,0 +1,159 @@
+"""The arrays that the kernels for Hopper GPUs read."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention.implementations.pallas.hopper.scores.channels import FunctionSum
+from attention.implementations.pallas.hopper.terms.by_sinusoids import OF_KEYS
+from attention.implementations.pallas.hopper.tiles.layout import (
+  SIDE,
+  Axes,
+  Input,
+)
+from attention.implementations.pallas.hopper.traced.pairs import number_dtype
+from attention.implementations.pallas.operands import Kind, Operand, lengthened
+
+# A warpgroup copies multiples of so many float32 numbers.
+_COPIED = 32
+
+
+def of_forward(
+  problem: Any,
+  operands: Sequence[jax.Array],
+  tokens: Sequence[jax.Array],
+) -> dict[str, Input]:
+  """The tokens and operands that the forward kernel reads."""
+  inputs = _tokens(problem, *tokens)
+  _rename_unmapped(problem, "query", inputs)
+  return inputs | _operands(problem, operands, "query")
+
+
+def of_gradients(
+  problem: Any,
+  own: str,
+  operands: Sequence[jax.Array],
+  tokens: Sequence[jax.Array],
+  rows: Mapping[str, jax.Array],
+) -> dict[str, Input]:
+  """What the kernel of the gradients of own queries or keys reads."""
+  inputs = _tokens(problem, *tokens)
+  _rename_unmapped(problem, own, inputs)
+  inputs |= _operands(problem, operands, own)
+  for name, each in rows.items():
+    axes = Axes.ROWS
+    if each.ndim > len(problem.leading) + 1:
+      # Of shards of keys, contexts and cotangents have more digits.
+      axes, each = Axes.TOKENS, each.astype(tokens[-1].dtype)
+    inputs[name] = Input(each, axes, of_keys=False)
+  return inputs
+
+
+def _rename_unmapped(problem: Any, own: str, inputs: dict[str, Input]) -> None:
+  """Names own tokens that a kernel maps to another tile."""
+  if own in problem.maps and not problem.maps[own].is_scaling:
+    inputs["unmapped"] = inputs.pop(own)
+
+
+def token_axes(problem: Any, query, key) -> Axes:
+  """How kernels read mapped queries and keys."""
+  if problem.channels is None or problem.projections is not None:
+    return Axes.TOKENS
+  is_staged = (
+    isinstance(problem.channels, FunctionSum)
+    and query.dtype == key.dtype
+    and query.dtype.itemsize == 2
+    and query.shape[-1] % SIDE == 0
+  )
+  # A channel of a tile is contiguous; XLA's products write mapped tokens so.
+  return Axes.STAGED if is_staged else Axes.CHANNELS
+
+
+def _tokens(problem: Any, query, key, value) -> dict[str, Input]:
+  """Tokens as kernels visit them."""
+  axes = token_axes(problem, query, key)
+  if axes is Axes.CHANNELS:
+    query, key = (
+      jnp.moveaxis(each, -1, 0).astype(jnp.float32) for each in (query, key)
+    )
+  elif axes is Axes.TOKENS:
+    query, key = query.astype(value.dtype), key.astype(value.dtype)
+  return {
+    "query": Input(query, axes, of_keys=False),
+    "key": Input(key, axes, of_keys=True),
+    "value": Input(value, Axes.TOKENS, of_keys=True),
+  }
+
+
+def _operands(problem: Any, operands, own: str) -> dict[str, Input]:
+  """The operands, without those of the map of other tokens only."""
+  other = "query" if own == "key" else "key"
+  unread = _arrays_of_map(problem, other) - _arrays_of_map(problem, own)
+  if problem.prediction is not None and own == "key":
+    unread |= {*problem.prediction.operands}
+  if problem.distances is not None and own == "key":
+    unread |= {*problem.distances.ends(of_keys=True)}
+  tables = {} if problem.sinusoids is None else problem.sinusoids.tables
+  return {
+    name: _sinusoids(problem, name, array)
+    if name in tables
+    else _operand(problem, operand, array, own)
+    for (name, operand), array in zip(problem.operands.items(), operands)
+    if name not in unread
+  }
+
+
+def _sinusoids(problem: Any, name: str, array: jax.Array) -> Input:
+  """Sinusoids of positions, which a block loads with tokens."""
+  ones = [1] * len(problem.leading)
+  array = array.reshape(*ones, *array.shape)
+  return Input(array, Axes.TOKENS, of_keys=name == OF_KEYS)
+
+
+def _arrays_of_map(problem: Any, name: str) -> set[str]:
+  own_map = problem.maps.get(name)
+  return set() if own_map is None else {*own_map.operands}
+
+
+def _operand(
+  problem: Any, operand: Operand, array: jax.Array, own: str
+) -> Input:
+  """An array with all leading axes, or the same one for all."""
+  sizes = [1] * len(problem.leading)
+  for axis, size in zip(operand.axes, array.shape):
+    if axis is not None:
+      sizes[axis] = size
+  if operand.kind is Kind.TILE:
+    return _pairs(problem, array.reshape(*sizes, *operand.core), own)
+  if len(operand.core) == 2:
+    rows = [(0, -operand.core[0] % SIDE), (0, 0)]
+    array = jnp.pad(array, [(0, 0)] * len(operand.axes) + rows)
+    return Input(array.reshape(*sizes, *array.shape[-2:]), Axes.MATRIX)
+  array = array.astype(number_dtype(array))
+  if operand.kind is Kind.WHOLE:
+    return Input(_padded(array.reshape(*sizes, *operand.core)), Axes.WHOLE)
+  if operand.kind is Kind.SCALAR:
+    return Input(array.reshape(*sizes, 1), Axes.NUMBERS)
+  of_keys = operand.kind is Kind.ROW
+  array = array.reshape(*sizes, -1)
+  array = lengthened(array, -1, problem.padded_lengths[of_keys])
+  return Input(array, Axes.ROWS, of_keys)
+
+
+def _pairs(problem: Any, array: jax.Array, own: str) -> Input:
+  """An array [..., T, S], up to whole tiles; its own dtype saves memory."""
+  if array.dtype.itemsize > 4:
+    array = array.astype(number_dtype(array))
+  lengths = zip(problem.padded_lengths, array.shape[-2:])
+  widths = [(0, padded - length) for padded, length in lengths]
+  array = jnp.pad(array, [(0, 0)] * (array.ndim - 2) + widths)
+  # A tile is loaded with the tokens that a block visits.
+  return Input(array, Axes.PAIRS, of_keys=own == "query")
+
+
+def _padded(numbers: jax.Array) -> jax.Array:
+  """Numbers [..., n] with zeros up to what a warpgroup copies."""
+  widths = [(0, 0)] * (numbers.ndim - 1)
+  return jnp.pad(numbers, [*widths, (0, -numbers.shape[-1] % _COPIED)])

@@ -1,0 +1,200 @@
+"""Calls of the kernels for Hopper GPUs: their grid, memory and results."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from attention.implementations.pallas.hopper.block import memory
+from attention.implementations.pallas.hopper.block.block import Block
+from attention.implementations.pallas.hopper.block.memory import Memory
+from attention.implementations.pallas.hopper.block.shared_tokens import Entries
+from attention.implementations.pallas.hopper.tiles import matrices
+from attention.implementations.pallas.hopper.tiles.layout import (
+  BY_ROW,
+  SIDE,
+  WGMMA,
+  Axes,
+  Input,
+  Output,
+)
+
+
+def _write(
+  block: Block,
+  results: Mapping[str, Any],
+  outputs: Mapping[str, Output],
+  part: Any,
+  is_first: Any,
+) -> None:
+  """Copies the results of a block to the device's memory."""
+  written = {
+    name: block.staged(tile) if outputs[name].axes is Axes.STAGED else tile
+    for name, tile in block.results.items()
+  }
+  for name, ref in results.items():
+    if outputs[name].axes is Axes.NUMBERS:  # a sum over own tokens
+      numbers = block.problem.cast(written.pop(name)[...], BY_ROW)
+      place = (*block.leading(ref.shape[:-1]), block.row)
+      ref[place] = jnp.sum(numbers, axis=0)
+    if outputs[name].axes is Axes.SUMS:
+      numbers = matrices.read(block.problem.interpret, written.pop(name))
+      place = block.of_array(ref.at[part], Axes.TOKENS, block.row * SIDE)
+      matrices.add(block.problem, place, numbers, is_first, WGMMA)
+  plgpu.commit_smem()
+  for name in written:
+    ref = results[name]
+    place = block.of_array(ref, outputs[name].axes, block.row * SIDE)
+    plgpu.copy_smem_to_gmem(written[name], place)
+  plgpu.wait_smem_to_gmem(0)
+
+
+def _references(
+  inputs: Mapping[str, Input], outputs: Mapping[str, Output], refs: Any
+) -> tuple[dict[str, Input], dict[str, Any], dict[str, Any]]:
+  """Those of inputs, of results with a tile, and of parts of sums, by name."""
+  read = {
+    name: each._replace(array=ref)
+    for (name, each), ref in zip(inputs.items(), refs)
+  }
+  written = dict(zip(outputs, refs[len(inputs) :]))
+  direct = {
+    name: written.pop(name)
+    for name, each in outputs.items()
+    if each.axes is Axes.PARTS
+  }
+  return read, written, direct
+
+
+def launch(
+  problem: Any,
+  compute: Callable[[Block, Any], None],
+  visible: np.ndarray,
+  inputs: Mapping[str, Input],
+  outputs: Mapping[str, Output],
+  *,
+  are_keys_own: bool = False,
+  of_gradients: bool = False,
+  blocks: int | None = None,
+  entries: Entries | None = None,
+) -> dict[str, jax.Array]:
+  """Runs a kernel: compute(block, is_first) for each row and leading entry.
+
+  Each of so many `blocks` computes several rows of tiles; None is one row each.
+  The first one sets the block's parts of sums, to which the others add. So does
+  the first of the `entries` of the leading axes that a block computes.
+  """
+  blocks = len(visible) if blocks is None else blocks
+  entries = Entries(problem.leading) if entries is None else entries
+  over = memory.written_over(
+    problem, inputs, outputs, are_keys_own=are_keys_own
+  )
+
+  def run(bounds, *refs):
+    references, written, direct = _references(inputs, outputs, refs)
+    own = jax.lax.axis_index("leading")
+
+    def compute_row(held, number, row, is_first):
+      block = Block(
+        memory=held,
+        problem=problem,
+        are_keys_own=are_keys_own,
+        bounds=bounds,
+        inputs=references,
+        direct=direct,
+        num_blocks=blocks,
+        row=row,
+        entry=entries.entry(own, number),
+        **vars(held),
+      ).with_new_addresses()
+      block.load(True, block.row * SIDE)
+      compute(block, is_first)
+      block = block.with_new_addresses()
+      _write(block, written, outputs, entries.part(own), number == 0)
+
+    def scoped(*refs):
+      own = "key" if are_keys_own else "query"
+      held = memory.with_shared(problem, Memory(*refs), over, own)
+      held.zero[0] = jnp.int32(0)
+      plgpu.commit_smem()
+
+      def compute_entry(number):
+        compute_held = functools.partial(compute_row, held, number)
+        _for_each_row(len(visible), blocks, compute_held)
+
+      _for_each_entry(entries.of_block, compute_entry)
+
+    options = {"are_keys_own": are_keys_own, "of_gradients": of_gradients}
+    needed = memory.of_block(problem, references, outputs, over, **options)
+    pl.run_scoped(scoped, *vars(needed).values())
+
+  kernel = plgpu.kernel(
+    run,
+    out_type=tuple(each.shape for each in outputs.values()),
+    grid=(blocks, entries.blocks),
+    grid_names=("row", "leading"),
+    compiler_params=plgpu.CompilerParams(approx_math=True),
+    interpret=problem.interpret or None,
+  )
+  bounds = jnp.asarray(_bounds(visible != 0).ravel())
+  arrays = [each.array for each in inputs.values()]
+  return dict(zip(outputs, kernel(bounds, *arrays)))
+
+
+def _for_each_entry(number: int, compute: Callable[[Any], None]) -> None:
+  """Calls compute(n) for so many entries of the leading axes."""
+  if number == 1:
+    compute(0)
+    return
+
+  def compute_next(entry, state):
+    compute(entry)
+    plgpu.commit_smem()  # the next entry overwrites the tiles
+    return state
+
+  jax.lax.fori_loop(0, number, compute_next, None)
+
+
+def _for_each_row(
+  rows: int, blocks: int, compute: Callable[[Any, Any], None]
+) -> None:
+  """Calls compute(row, is_first) for the rows of a block."""
+  if blocks == rows:
+    compute(jax.lax.axis_index("row"), True)
+    return
+
+  def compute_next(first):
+    row = _row(first, blocks)
+
+    @pl.when(row < rows)
+    def _():
+      compute(row, first == 0)
+      plgpu.commit_smem()  # the next row overwrites the tiles
+
+    return first + blocks
+
+  # A counter of rounds, and its product, would need two registers.
+  jax.lax.while_loop(lambda first: first < rows, compute_next, jnp.int32(0))
+
+
+def _row(first: Any, blocks: int) -> Any:
+  """The row of a block in the round from this row on, in alternate directions.
+
+  With a causal mask all blocks then have as many tiles.
+  """
+  block = jax.lax.axis_index("row")
+  is_odd = jax.lax.rem(jax.lax.div(first, blocks), jnp.int32(2)) == 1
+  return first + jnp.where(is_odd, blocks - 1 - block, block)
+
+
+def _bounds(visible: np.ndarray) -> np.ndarray:
+  """The first visited column of tiles and the end, of each row of tiles."""
+  first = np.argmax(visible, axis=1)
+  last = visible.shape[1] - np.argmax(visible[:, ::-1], axis=1)
+  end = np.where(visible.any(axis=1), last, first)
+  return np.stack([first, end], axis=1).astype(np.int32)

@@ -1,0 +1,192 @@
+"""Scores of a tile in the kernels for Hopper GPUs."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from attention.implementations.pallas.hopper.block.block import Block
+from attention.implementations.pallas.hopper.scores import distances, rotations
+from attention.implementations.pallas.hopper.tiles import kept_tiles, look_up
+from attention.implementations.pallas.hopper.tiles.layout import TILE
+from attention.implementations.pallas.hopper.traced.pairs import PairFunction
+
+
+@dataclasses.dataclass(frozen=True)
+class TileScores:
+  """The scores of a tile, in the layout of the tensor cores' results.
+
+  They are -inf for pairs that the mask hides, and after the last key. For
+  `Quotient` there are two: those of numerators and those of denominators.
+  """
+
+  block: Block
+  places: Sequence[Any]  # the positions of queries and keys
+  scores: list[jax.Array]
+
+  def with_dropout(self, numbers: jax.Array) -> jax.Array:
+    """Weights, or cotangents of weights, times the factors of dropout."""
+    if self.block.problem.dropout is None:
+      return numbers
+    if self.block.dropout_factors is None:
+      return numbers * _factors(self.block, self.places)
+    return numbers * kept_tiles.read(
+      self.block.problem, self.block.dropout_factors
+    )
+
+  def pull_back(
+    self, cotangents: Sequence[jax.Array], name: str | None
+  ) -> jax.Array:
+    """The cotangents of products or sums, or of the operand of a name."""
+    changed = self.block.problem.changed
+    if changed is None:
+      (result,) = cotangents
+      return result
+    # Registers are scarce, so products are kept in shared memory.
+    products = kept_tiles.read(self.block.problem, self.block.products)
+    others = _arguments(self.block, changed, self.places)
+    return changed.gradient([products, *others], cotangents, name)
+
+
+def tile_scores(
+  block: Block, starts: Sequence[Any], *, with_nan: bool = False
+) -> TileScores:
+  """The scores of a tile.
+
+  With `with_nan` visible pairs have NaN if a token has NaN or infinity.
+  """
+  problem, of_nan = block.problem, None
+  places = _positions(block, starts)
+  if block.dropout_factors is not None:
+    # Read twice. Registers are scarce, so this is before the products.
+    kept_tiles.write(problem, block.dropout_factors, _factors(block, places))
+  products = _products(block, starts)
+  if block.products is not None:
+    kept_tiles.write(problem, block.products, products)
+  if with_nan:
+    # If a token has NaN or infinity, so has its product, or its first channel
+    # (such mapped tokens are NaN throughout). Times 0 these are NaN.
+    first = products
+    if problem.channels is not None:
+      first = problem.channels.sums_of_pairs(block, 0)
+    of_nan = 0.0 * first
+  return TileScores(block, places, _finished(block, places, products, of_nan))
+
+
+def _factors(block: Block, places: Sequence[Any]) -> jax.Array:
+  """The factors of dropout."""
+  function = block.problem.dropout
+  (factors,) = function(*_arguments(block, function, places))
+  return factors
+
+
+def _products(block: Block, starts: Sequence[Any]) -> jax.Array:
+  """The products or sums of the pairs of a tile, before wrappers."""
+  problem = block.problem
+  if problem.channels is not None:
+    problem.channels.prepare(block, of_own=False)
+    return problem.channels.sums(block)
+  rotations.prepare_visited(block)
+  own, other = block.own_and_other
+  factors = [(own, other), *rotations.factors(block)]
+  if "remainder" in block.tiles:
+    factors.append((block.tiles["remainder"], other))
+  of_others = distances.of_others(block, starts)
+  result = products_of_tokens(problem, factors)
+  result = distances.with_own(block, [result, *of_others], starts)
+  result = result if problem.factor == 1.0 else result * problem.factor
+  return times_visited_scales(block, times_own_scales(block, result))
+
+
+def _finished(
+  block: Block,
+  places: Sequence[Any],
+  products: jax.Array,
+  of_nan: jax.Array | None = None,
+) -> list[jax.Array]:
+  """The scores of products, after wrappers, the bias and the mask.
+
+  `of_nan` is NaN for pairs with NaN, else 0; None if there are none.
+  """
+  problem, results = block.problem, [products]
+  if problem.changed is not None:
+    arguments = _arguments(block, problem.changed, places)
+    results = problem.changed(products, *arguments)
+  if of_nan is not None:
+    results = [each + of_nan for each in results]
+  if problem.bias is not None:
+    (bias,) = problem.bias(*_arguments(block, problem.bias, places))
+    results = [each + bias for each in results]
+    if of_nan is not None:
+      results = [jnp.where(bias == -jnp.inf, bias, each) for each in results]
+  if problem.visible is not None:
+    (visible,) = problem.visible(*_arguments(block, problem.visible, places))
+    results = [jnp.where(visible, each, -jnp.inf) for each in results]
+  return results
+
+
+def times_own_scales(block: Block, numbers: jax.Array) -> jax.Array:
+  """Numbers of the pairs of a tile, times the scales of own tokens."""
+  if "query scale" in block.own_numbers:
+    return numbers * block.numbers("query scale")
+  is_scaled = block.are_keys_own and "key scale" in block.inputs
+  return numbers * block.numbers("key scale") if is_scaled else numbers
+
+
+def times_visited_scales(block: Block, numbers: jax.Array) -> jax.Array:
+  """Numbers of the pairs of a tile, times the scales of visited tokens."""
+  name = "query scale" if block.are_keys_own else "key scale"
+  return numbers * block.numbers(name) if name in block.inputs else numbers
+
+
+def of_visible(
+  block: Block, starts: Sequence[Any], numbers: jax.Array
+) -> jax.Array:
+  """Numbers of the pairs of a tile, 0 where the mask or the bias hides them."""
+  problem, places = block.problem, _positions(block, starts)
+  if problem.bias is not None:
+    (bias,) = problem.bias(*_arguments(block, problem.bias, places))
+    numbers = jnp.where(bias == -jnp.inf, 0.0, numbers)
+  if problem.visible is not None:
+    (visible,) = problem.visible(*_arguments(block, problem.visible, places))
+    numbers = jnp.where(visible, numbers, 0.0)
+  return numbers
+
+
+def products_of_tokens(
+  problem: Any, factors: Sequence[tuple[Any, Any]]
+) -> jax.Array:
+  """The sum of the dot products of some tiles [64, D] with others."""
+  if problem.interpret:  # the interpreter transposes no references
+    products = [
+      jnp.matmul(own[...], other[...].T, preferred_element_type=jnp.float32)
+      for own, other in factors
+    ]
+    return functools.reduce(jnp.add, products)
+
+  def product(sums):
+    for own, other in factors:
+      plgpu.wgmma(sums, own, plgpu.transpose_ref(other, (1, 0)))
+    return sums[...]
+
+  return pl.run_scoped(product, plgpu.ACC(TILE, jnp.float32))
+
+
+def _positions(block: Block, starts: Sequence[Any]) -> list[jax.Array]:
+  """The positions of the queries and keys of all pairs of a tile."""
+  places = [
+    look_up.positions(block.problem, axis, start)
+    for axis, start in enumerate(starts)
+  ]
+  return places[::-1] if block.are_keys_own else places
+
+
+def _arguments(block: Block, function: PairFunction, places) -> list[Any]:
+  """The positions, the indices and the parts that a function reads."""
+  parts = [block.numbers(name) for name in function.names]
+  return [*places, *block.leading(block.problem.leading), *parts]

@@ -1,0 +1,1 @@
+"""What a score has besides products of tokens, and its arrays."""

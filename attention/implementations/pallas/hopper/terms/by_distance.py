@@ -1,0 +1,295 @@
+"""Which scores are dot products and products with vectors of distances."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from attention import axes
+from attention.implementations.pallas.hopper.tiles.layout import SIDE
+from attention.implementations.pallas.hopper.tiles.look_up import LINE
+from attention.implementations.pallas.hopper.tiles.parts import Slice
+from attention.implementations.pallas.hopper.traced.wrapped import (
+  base,
+  wrappers,
+)
+from attention.implementations.pallas.operands import (
+  Kind,
+  Operand,
+  Unsupported,
+  aligned_right,
+  of_parameter,
+)
+from attention.normalizers import is_softmax
+from attention.request import Request
+from attention.scores.base import Placed
+from attention.scores.relative import Disentangled, Shaw
+
+# The bytes of a block's shared memory, without those of single numbers.
+SHARED = 220 * 1024
+# Rows of a table that the tensor cores multiply are a multiple.
+_ROWS = 8
+# The vectors of a table whose products fit into a block's shared memory.
+_MOST = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+  """Products of queries, or of keys, with a table of vectors.
+
+  Query i and key j have the vector clip(sign (j - i) + offset, 0, size - 1).
+  """
+
+  table: str  # the name of an input [..., size, D]
+  of_keys: bool
+  size: int
+  sign: int
+  offset: int
+
+  @property
+  def rows(self) -> int:
+    """The lines of a tile of products."""
+    return -(-self.size // _ROWS) * _ROWS
+
+  @property
+  def padded(self) -> int:
+    """The rows of the table, up to whole tiles."""
+    return -(-self.size // SIDE) * SIDE
+
+  @property
+  def ends(self) -> tuple[str, str]:
+    """The names of the products with the first and the last vector."""
+    return f"{self.table} first", f"{self.table} last"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Distances:
+  """The terms of a score."""
+
+  terms: tuple[Term, ...]
+  tables: Mapping[str, Operand]
+  # Of keys relative to queries: a number, or the name of an input.
+  shift: int | str
+  numbers: Mapping[str, Operand]
+  ends_of_keys: Callable[[], Mapping[str, Operand]]
+
+  def own(self, of_keys: bool) -> list[Term]:
+    """The terms of queries, or of keys."""
+    return [each for each in self.terms if each.of_keys == of_keys]
+
+  def ends(self, *, of_keys: bool) -> list[str]:
+    """The names of the products with the ends of tables."""
+    return [name for each in self.own(of_keys) for name in each.ends]
+
+  def slices(self, own: str) -> dict[str, Slice]:
+    """What the kernel of own tokens adds to gradients of tables."""
+    return {
+      each.table: Slice((each.padded, self.tables[each.table].core[1]), 0)
+      for each in self.own(own == "key")
+    }
+
+
+def memory(
+  distances: Distances | None,
+  tiles: Mapping[str, Any],
+  results: Mapping[str, Any],
+  own: str,
+  *,
+  of_gradients: bool,
+) -> dict[str, Any]:
+  """Shared memory for products of tokens, their gradients and tables."""
+  if distances is None:
+    return {}
+
+  def lines(number):
+    return plgpu.SMEM((1, number, LINE), jnp.float32)
+
+  terms = distances.terms
+  is_one = not of_gradients or all(
+    each.array.dtype.itemsize == 2 for each in distances.tables.values()
+  )
+  missing = (1 if is_one else 2) - len(unused_tiles(tiles, results))
+  return {
+    "products": {each.table: lines(each.rows) for each in terms},
+    "gradients": {
+      each.table: lines(each.padded)
+      for each in distances.own(own == "key")
+      if of_gradients
+    },
+    # For 64 vectors, and for the remainders of their rounding.
+    "tables": [tiles["query"]] * missing,
+  }
+
+
+def gradients_fit(
+  distances: Distances | None, request: Request, functions: Sequence[Any]
+) -> bool:
+  """Whether a block of the kernels of gradients has enough shared memory.
+
+  The functions are what wrappers do to a score, the bias and the mask.
+  """
+  if distances is None:
+    return True
+  tokens = SIDE * request.query.shape[-1]
+  is_summed = any(x.shape[:-2] != request.leading for x in request.tokens)
+  common = LINE * 4 * sum(each.rows for each in distances.terms)
+  # The tile of a result may have room for the one of a table, not for both.
+  common += 2 * tokens + (2 * tokens if is_summed else 0)
+  used = bytes_of_gradients(request, functions)
+  return all(
+    common
+    + size
+    + LINE * 4 * sum(x.padded for x in distances.own(own == "key"))
+    <= SHARED
+    for own, size in used.items()
+  )
+
+
+def bytes_of_gradients(
+  request: Request, functions: Sequence[Any]
+) -> dict[str, int]:
+  """The shared memory of a block of queries, or keys, of a dot product.
+
+  The functions are what wrappers do to a score, the bias and the mask.
+  """
+  query, _, value = request.tokens
+  wide = [4 if x.shape[:-2] != request.leading else 2 for x in request.tokens]
+  tokens, values = SIDE * query.shape[-1], SIDE * value.shape[-1]
+  common = 2 * (2 * tokens + 2 * values) + 4 * SIDE * SIDE
+  changed, *others = functions
+  common += 0 if changed is None else 4 * SIDE * SIDE
+  common += 0 if is_softmax(request.normalizer) else 4 * SIDE * SIDE
+  common += sum(
+    SIDE * SIDE * min(each.array.dtype.itemsize, 4)
+    for function in others
+    if function is not None
+    for each in function.operands
+    if each.kind is Kind.TILE
+  )
+  return {
+    "query": common + 2 * values + wide[0] * tokens,
+    "key": common + wide[1] * tokens + wide[2] * values,
+  }
+
+
+def with_shared(
+  distances: Distances | None,
+  held: Mapping[str, Any],
+  tiles: Mapping[str, Any],
+  results: Mapping[str, Any],
+) -> dict[str, Any]:
+  """The memory with tiles of results that are not written yet."""
+  if distances is None:
+    return {}
+  return {**held, "tables": [*unused_tiles(tiles, results), *held["tables"]]}
+
+
+def unused_tiles(
+  tiles: Mapping[str, Any], results: Mapping[str, Any]
+) -> list[Any]:
+  """The tiles of results that have room for vectors until they are written."""
+  tokens = tiles["query"]
+  found = [results[n] for n in ("context", "tokens", "value") if n in results]
+  return [
+    each
+    for each in found
+    if each.shape == tokens.shape and each.dtype == tokens.dtype
+  ]
+
+
+def of_request(request: Request, query: Any, key: Any) -> Distances | None:
+  """The terms of a score besides the dot product; None if it has none."""
+  score, rank = base(request.score), len(request.leading)
+  if type(score) is Shaw:
+    found = [_of_table("relative keys", score.relative_keys, False, 1, rank)]
+  elif type(score) is Disentangled:
+    found = []
+    if score.relative_keys is not None:
+      found.append(
+        _of_table("relative keys", score.relative_keys, False, -1, rank)
+      )
+    if score.relative_queries is not None:
+      sign = -1 if score.as_released else 1
+      found.append(
+        _of_table("relative queries", score.relative_queries, True, sign, rank)
+      )
+  else:
+    return None
+  for term, table in found:
+    _check(term, table, query, request)
+  terms = tuple(term for term, _ in found)
+  tables = {term.table: table for term, table in found}
+  shift, numbers = _shift(request.score)
+  ends = functools.partial(_ends_of_keys, terms, tables, key, rank)
+  return Distances(terms, tables, shift, numbers, ends)
+
+
+def factor(score: Shaw | Disentangled, query: Any) -> Any:
+  """The scale of a score."""
+  if score.scale is not None:
+    return score.scale
+  number = 1
+  if isinstance(score, Disentangled):
+    tables = score.relative_keys, score.relative_queries
+    number += sum(table is not None for table in tables)
+  return (number * query.shape[-1]) ** -0.5
+
+
+def _of_table(
+  name: str, array: Any, of_keys: bool, sign: int, rank: int
+) -> tuple[Term, Operand]:
+  table = of_parameter(array, 2, rank)
+  size = table.core[0]
+  return Term(name, of_keys, size, sign, size // 2), table
+
+
+def _check(term: Term, table: Operand, query: Any, request: Request) -> None:
+  if term.size > _MOST:
+    raise Unsupported(f"has at most {_MOST} distances, got {term.size}")
+  if query.shape[-1] not in (64, 128):
+    raise Unsupported(
+      f"has vectors of distances of 64 or 128 features, got {query.shape[-1]}"
+    )
+  dtypes = request.query.dtype, table.array.dtype
+  if dtypes[1] != dtypes[0] and dtypes != (jnp.bfloat16, jnp.float32):
+    raise Unsupported(
+      "has vectors of distances of the tokens' dtype, or of float32 with "
+      f"tokens of bfloat16, got {dtypes[1]} and {dtypes[0]}"
+    )
+
+
+def _shift(score: Any) -> tuple[int | str, dict[str, Operand]]:
+  """The position of the first key relative to the first query."""
+  shift: Any = 0
+  for wrapper in wrappers(score):
+    if isinstance(wrapper, Placed):
+      shift = shift + wrapper.column - wrapper.row
+  if isinstance(shift, int):
+    return shift, {}
+  name = "shift of keys"
+  array = jnp.asarray(shift, jnp.int32)
+  return name, {name: Operand(array, Kind.SCALAR, ())}
+
+
+def _ends_of_keys(
+  terms: Sequence[Term],
+  tables: Mapping[str, Operand],
+  key: jax.Array,
+  rank: int,
+) -> dict[str, Operand]:
+  """The products of keys with the ends of their tables, [..., S]."""
+  key = jax.lax.stop_gradient(key).astype(jnp.float32)
+  found = {}
+  for term in terms:
+    table = jax.lax.stop_gradient(tables[term.table].array)
+    for name, place in zip(term.ends, (0, term.size - 1)):
+      if term.of_keys:
+        vector = table[..., place, :][..., None, :].astype(jnp.float32)
+        numbers = jnp.sum(jnp.multiply(*axes.aligned(key, vector)), axis=-1)
+        leading = aligned_right(numbers.shape[:-1], rank)
+        found[name] = Operand(numbers, Kind.ROW, leading)
+  return found

@@ -1,0 +1,207 @@
+"""Transformer-XL's score in Hopper kernels: its arrays, and sinusoids.
+
+The score of a query q and a key k is (q + u) . k + p . s, times a scale. s are
+sinusoids of the key's position, and p is the product W (q + v), rotated by the
+query's position (`TransformerXL.factors`). All tokens and heads read the same
+sinusoids, which XLA computes and rounds to the tokens' dtype.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from attention.implementations.pallas.hopper.terms.by_distance import (
+  SHARED,
+  bytes_of_gradients,
+)
+from attention.implementations.pallas.hopper.tiles.layout import SIDE
+from attention.implementations.pallas.hopper.tiles.parts import Slice
+from attention.implementations.pallas.hopper.traced.wrapped import (
+  base,
+  wrappers,
+)
+from attention.implementations.pallas.operands import (
+  Kind,
+  Operand,
+  Unsupported,
+  of_parameter,
+)
+from attention.implementations.pallas.products import kernel_precision
+from attention.request import Request
+from attention.scores.base import Placed
+from attention.scores.sinusoidal import TransformerXL
+
+# The names of inputs: W, u, v, and the sinusoids of positions.
+WEIGHT, CONTENT_BIAS, POSITION_BIAS = (
+  "position weight",
+  "content bias",
+  "position bias",
+)
+OF_QUERIES, OF_KEYS = "query sinusoids", "key sinusoids"
+# Sines of so many frequencies, then their cosines, and so on: a block rotates
+# the features of these at once.
+PIECE = 32
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sinusoids:
+  """The arrays of a score."""
+
+  features: int  # R, of sinusoids
+  arrays: Mapping[str, Operand]  # W, u and v
+  tables: Mapping[str, Operand]  # sinusoids [n, R] of positions
+
+  def slices(self, own: str) -> dict[str, Slice]:
+    """What the kernel of own tokens adds to gradients of arrays."""
+    if own == "key":
+      return {}
+    return {name: Slice(each.core, 0) for name, each in self.arrays.items()}
+
+  @property
+  def terms(self) -> int:
+    """The terms of W, which has the tokens' dtype or is the sum of two."""
+    return 1 if self.arrays[WEIGHT].array.dtype.itemsize == 2 else 2
+
+  @property
+  def num_tables(self) -> int:
+    """The tiles of the terms of W."""
+    return self.terms * self.features // SIDE
+
+
+def memory(
+  sinusoids: Sinusoids | None,
+  tiles: Mapping[str, Any],
+  results: Mapping[str, Any],
+  own: str,
+) -> dict[str, Any]:
+  """Shared memory for W, the product W v, and the gradients of u and v."""
+  if sinusoids is None:
+    return {}
+  missing = sinusoids.num_tables - len(_unused(tiles, results, own))
+  vector = plgpu.SMEM(tiles[CONTENT_BIAS].shape, jnp.float32)
+  return {
+    "tables": [tiles["query"]] * max(0, missing),
+    "product": plgpu.SMEM((sinusoids.features,), jnp.float32),
+    "of biases": [vector, vector],
+  }
+
+
+def _unused(
+  tiles: Mapping[str, Any], results: Mapping[str, Any], own: str
+) -> list[Any]:
+  """The tiles that have room for rows of W while a block needs them."""
+  # A block of queries maps tokens before it visits others, one of keys at each
+  # visit.
+  found = [*results.values()]
+  if own == "query":
+    found += [tiles[name] for name in ("key", "value", OF_KEYS)]
+  query = tiles["query"]
+  return [
+    each
+    for each in found
+    if each.shape == query.shape and each.dtype == query.dtype
+  ]
+
+
+def with_shared(
+  sinusoids: Sinusoids | None,
+  held: Mapping[str, Any],
+  tiles: Mapping[str, Any],
+  results: Mapping[str, Any],
+  own: str,
+) -> dict[str, Any]:
+  """The memory with tiles that are not used yet."""
+  if sinusoids is None:
+    return {}
+  return {**held, "tables": [*_unused(tiles, results, own), *held["tables"]]}
+
+
+def gradients_fit(
+  sinusoids: Sinusoids | None, request: Request, functions: Sequence[Any]
+) -> bool:
+  """Whether a block of the kernels of gradients has enough shared memory."""
+  if sinusoids is None:
+    return True
+  size = request.query.shape[-1]
+  # Tiles of results have room for W, unless they are sums in float32.
+  of_query, of_key, of_value = (
+    each.shape[:-2] == request.leading and each.shape[-1] == size
+    for each in request.tokens
+  )
+  visited = size, request.value.shape[-1], sinusoids.features
+  unused = {
+    "query": of_query + visited.count(size),
+    "key": of_key + of_value,
+  }
+  of_tables = 2 * 2 * SIDE * sinusoids.features
+  tile = 2 * SIDE * size
+  return all(
+    used + of_tables + tile * max(0, sinusoids.num_tables - unused[own])
+    <= SHARED
+    for own, used in bytes_of_gradients(request, functions).items()
+  )
+
+
+def of_request(request: Request) -> Sinusoids | None:
+  """The arrays of a score that is Transformer-XL's; None for others."""
+  score, rank = base(request.score), len(request.leading)
+  if type(score) is not TransformerXL:
+    return None
+  weight = of_parameter(score.weight, 2, rank)
+  features = weight.core[0]
+  _check(request, weight, features)
+  arrays = {
+    WEIGHT: weight,
+    CONTENT_BIAS: of_parameter(score.content_bias, 1, rank),
+    POSITION_BIAS: of_parameter(score.position_bias, 1, rank),
+  }
+  start: Any = 0  # the position of the first query relative to the first key
+  for wrapper in wrappers(request.score):
+    if isinstance(wrapper, Placed):
+      start = start + wrapper.row - wrapper.column
+  lengths = [-(-n // SIDE) * SIDE for n in request.scores_shape[-2:]]
+  if isinstance(start, int) and start == 0:
+    table = _table(score, 0, max(lengths), request.value.dtype)
+    tables = {OF_QUERIES: table, OF_KEYS: table}
+  else:
+    tables = {
+      OF_QUERIES: _table(score, start, lengths[0], request.value.dtype),
+      OF_KEYS: _table(score, 0, lengths[1], request.value.dtype),
+    }
+  return Sinusoids(features, arrays, tables)
+
+
+def _table(score: TransformerXL, start: Any, length: int, dtype: Any):
+  """Sines and cosines [n, R] of the positions from `start` on."""
+  places = start + jnp.arange(length)
+  parts = [
+    each.reshape(length, -1, 1, PIECE)
+    for each in score.sinusoids(places, jnp.float32)
+  ]
+  numbers = jnp.concatenate(parts, axis=2).reshape(length, -1)
+  return Operand(numbers.astype(dtype), Kind.WHOLE, ())
+
+
+def _check(request: Request, weight: Operand, features: int) -> None:
+  """Raises `Unsupported` unless the kernels compute such scores."""
+  sizes = request.query.shape[-1], features
+  if any(size not in (64, 128) for size in sizes):
+    raise Unsupported(
+      "has Transformer-XL's score for 64 or 128 features of tokens and of "
+      f"sinusoids, got {sizes[0]} and {sizes[1]}"
+    )
+  dtypes = {each.dtype for each in request.tokens}
+  dtype, of_weight = request.value.dtype, weight.array.dtype
+  is_wide = (dtype, of_weight) == (jnp.bfloat16, jnp.float32)
+  if len(dtypes) > 1 or not (of_weight == dtype or is_wide):
+    raise Unsupported(
+      "has Transformer-XL's score for tokens and a weight of one dtype, or for "
+      f"a weight of float32 and tokens of bfloat16, got {of_weight} and "
+      f"{', '.join(sorted(str(each) for each in dtypes))}"
+    )
+  if kernel_precision(request.precision) != jax.lax.Precision.DEFAULT:
+    raise Unsupported("has Transformer-XL's score with the default precision")

@@ -1,0 +1,1 @@
+"""Tiles of arrays in registers and shared memory, and products with them."""

@@ -1,0 +1,172 @@
+"""Gradients of arrays that tokens share, as sums of the parts of blocks.
+
+Each block of the kernels of gradients adds to a part of its own in the device's
+memory. Another kernel adds the parts of all arrays.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from attention.implementations.pallas.hopper.tiles.layout import (
+  SIDE,
+  TILE,
+  WGMMA,
+  Axes,
+  Output,
+)
+from attention.implementations.pallas.hopper.tiles.matrices import read
+from attention.implementations.pallas.operands import Operand
+
+# The blocks that an H100 computes at once, one in each multiprocessor.
+AT_ONCE = 132
+
+
+def num_blocks(leading: Sequence[int], rows: int) -> int:
+  """The blocks of each entry of the leading axes, of so many rows of tiles."""
+  entries = math.prod(leading)
+
+  def duration(blocks):
+    return -(-entries * blocks // AT_ONCE) * -(-rows // blocks)
+
+  # The fewest that take about as long as the best number.
+  limit = 1.05 * min(map(duration, range(1, rows + 1)))
+  return next(n for n in range(1, rows + 1) if duration(n) <= limit)
+
+
+def output(
+  leading: Sequence[int], operand: Operand, core: Sequence[int], blocks: int
+) -> Output:
+  """The parts [K, n, core...] of the gradient of an array with K entries.
+
+  The n parts are in the order of the other leading axes, then of the blocks.
+  """
+  entries = _entries(leading, operand)
+  # A tile of parts is read at once.
+  number = max(_number(leading, entries, blocks), SIDE)
+  shape = jax.ShapeDtypeStruct((entries, number, *core), jnp.float32)
+  return Output(shape, Axes.PARTS)
+
+
+def _entries(leading: Sequence[int], operand: Operand) -> int:
+  return math.prod(leading[axis] for axis in _kept(operand))
+
+
+def _number(leading: Sequence[int], entries: int, blocks: int) -> int:
+  """The parts of an entry of an array."""
+  return blocks * math.prod(leading) // entries
+
+
+def own_part(block: Any, name: str) -> Any:
+  """The reference to the part of a block."""
+  sizes, kept = block.problem.leading, _kept(block.problem.operands[name])
+  summed = [axis for axis in range(len(sizes)) if axis not in kept]
+  entry, number = (_flat(block, axes) for axes in (kept, summed))
+  place = entry, number * block.num_blocks + jax.lax.axis_index("row")
+  return block.direct[name].at[place]
+
+
+def _kept(operand: Operand) -> list[int]:
+  """The leading axes of the context along which an array has entries."""
+  return [axis for axis in operand.axes if axis is not None]
+
+
+def _flat(block: Any, axes: Sequence[int]) -> Any:
+  """The number of this entry among those of some leading axes."""
+  sizes = block.problem.leading
+  indices = block.leading(sizes)
+  number = jnp.int32(0)
+  for axis in axes:
+    number = number * sizes[axis] + indices[axis]
+  return number
+
+
+class Slice(NamedTuple):
+  """The elements of the gradient of an array to which a kernel adds."""
+
+  core: tuple[int, ...]  # their shape
+  first: int  # the first one
+
+
+class Parts(NamedTuple):
+  """The parts [K, n, core...] of the blocks of a kernel."""
+
+  array: jax.Array
+  blocks: int  # of an entry of the leading axes
+  name: str  # of the array
+  first: int  # element of its gradient
+
+
+def sums(problem: Any, parts: Sequence[Parts]) -> dict[str, jax.Array]:
+  """The gradients of which there are parts, in one kernel."""
+  if not parts:
+    return {}
+  arrays = [each.array.reshape(*each.array.shape[:2], -1) for each in parts]
+  operands = {each.name: problem.operands[each.name] for each in parts}
+  # A table is padded in the parts, and not in the sum.
+  columns = [
+    pl.cdiv(min(array.shape[-1], math.prod(operands[each.name].core)), SIDE)
+    for array, each in zip(arrays, parts)
+  ]
+  shapes = {
+    name: (
+      _entries(problem.leading, each),
+      pl.cdiv(math.prod(each.core), SIDE) * SIDE,
+    )
+    for name, each in operands.items()
+  }
+
+  def run(*refs):
+    results = dict(zip(shapes, refs[len(arrays) :]))
+    entry, column = map(jax.lax.axis_index, ("entry", "column"))
+    first = 0
+    for own, ref, count in zip(parts, refs, columns):
+      is_own = (column >= first) & (column < first + count)
+      write = functools.partial(
+        _write_sum, problem, own, ref, results[own.name], entry, column - first
+      )
+      pl.when(is_own & (entry < ref.shape[0]))(write)
+      first += count
+
+  kernel = plgpu.kernel(
+    run,
+    out_type=tuple(
+      jax.ShapeDtypeStruct(each, jnp.float32) for each in shapes.values()
+    ),
+    grid=(max(entries for entries, _ in shapes.values()), sum(columns)),
+    grid_names=("entry", "column"),
+    interpret=problem.interpret or None,
+  )
+  return {
+    name: each[:, : math.prod(operands[name].core)].reshape(
+      operands[name].array.shape
+    )
+    for name, each in zip(shapes, kernel(*arrays))
+  }
+
+
+def _write_sum(
+  problem: Any, own: Parts, ref: Any, result: Any, entry: Any, column: Any
+) -> None:
+  """Writes the sums of 64 columns of parts, as an array [K, n, m]."""
+  columns = pl.ds(column * SIDE, SIDE)
+  number = _number(problem.leading, ref.shape[0], own.blocks)
+  places = problem.cast(jax.lax.broadcasted_iota(jnp.int32, TILE, 0), WGMMA)
+
+  def add(step, total):
+    # The last tile of parts starts earlier if there is no whole one.
+    start = jnp.minimum(step * SIDE, ref.shape[1] - SIDE)
+    tile = read(problem.interpret, ref.at[entry, pl.ds(start, SIDE), columns])
+    is_new = (places + start >= step * SIDE) & (places + start < number)
+    return total + jnp.where(is_new, tile, 0.0)
+
+  zeros = problem.cast(jnp.zeros(TILE, jnp.float32), WGMMA)
+  total = jax.lax.fori_loop(0, pl.cdiv(number, SIDE), add, zeros)
+  place = pl.ds(own.first + column * SIDE, SIDE)
+  result[entry, place] = jnp.sum(total, axis=0)

@@ -1,0 +1,1 @@
+"""Functions of pairs and of tokens, traced for the kernels."""
