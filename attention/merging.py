@@ -33,7 +33,8 @@ def merge(
     The context [..., T, E] in the dtype of the first part, and the lse.
 
   Raises:
-    AssertionError: if an lse does not have its context's shape without E.
+    AssertionError: if an lse does not have its context's shape without E, or
+      if T or E differ.
     ValueError: if there are no parts, or not as many lses as contexts.
 
   Example:
@@ -47,7 +48,13 @@ def merge(
       f"contexts and lses must be equally many and at least one, got "
       f"{len(contexts)} and {len(lses)}"
     )
+  first = jnp.shape(contexts[0])
   for part, (context, lse) in enumerate(zip(contexts, lses)):
+    if jnp.shape(context)[-2:] != first[-2:]:
+      raise AssertionError(
+        f"contexts[{part}] has shape {jnp.shape(context)}, but must have T and "
+        f"E of contexts[0], {first}"
+      )
     names = {f"contexts[{part}]": context, f"lses[{part}]": lse}
     check_floating(**names)
     if jnp.shape(lse) != jnp.shape(context)[:-1]:

@@ -218,6 +218,11 @@ class MultiHead:
     """The outputs, and the cache with the new tokens or None."""
     offset: int | jax.Array = 0
     first_key: int | jax.Array = 0
+    if cache is None and lengths is not None:
+      raise ValueError(
+        "lengths are the new tokens of each example in a cache, and there is no"
+        " cache; mask=masks.padding(lengths) hides padding"
+      )
     if cache is not None:
       self._check_unsharded_tokens("cache")
       offset, first_key = cache.length, cache.first_position

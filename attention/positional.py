@@ -73,6 +73,14 @@ class Pairwise(EqualByValue):
     Positions are int32 [T] and [S], or [..., T] and [..., S] with the same
     leading axes, which are the leftmost of the scores. None means 0 to S - 1.
     """
+    rows = _positions_array("rows", rows)
+    if columns is not None:
+      columns = _positions_array("columns", columns)
+      if rows.shape[:-1] != columns.shape[:-1]:
+        raise ValueError(
+          "rows and columns must have the same leading axes, got shapes "
+          f"{rows.shape} and {columns.shape}"
+        )
     return self._view(AtPositions(rows, columns))
 
   def grouped(self, num_key_value_heads: int, num_groups: int) -> Self:
@@ -87,9 +95,21 @@ class Pairwise(EqualByValue):
     raise NotImplementedError(f"{type(self).__name__} must define _view")
 
 
+def _positions_array(name: str, given: Any) -> jax.Array:
+  """Positions [..., n] as an array."""
+  array = jnp.asarray(given)
+  if not array.ndim or not jnp.issubdtype(array.dtype, jnp.integer):
+    raise ValueError(
+      f"{name} must be positions [..., n], integers, got {array.dtype} of"
+      f" shape {array.shape}"
+    )
+  return array
+
+
 def checked_offset(offset: int | jax.Array) -> int | jax.Array:
   """One integer, limited so that sums of positions fit into 32 bits."""
-  dtype, shape = jnp.result_type(offset), jnp.shape(offset)
+  shape = jnp.shape(offset)
+  dtype = jnp.asarray(offset).dtype
   if shape or not jnp.issubdtype(dtype, jnp.integer):
     raise ValueError(
       f"offset must be one integer, got {dtype} of shape {shape};"
@@ -261,7 +281,11 @@ class AtPositions(Transform):
     return of_example(tuple(jnp.indices(rows.shape[:-1])), rows, moved)
 
   def check(self, inner, query_length, key_length):
-    inner.check(None, key_length if self.columns is None else None)
+    checked_length("rows", self.rows.shape, -1, query_length)
+    if self.columns is not None:
+      checked_length("columns", self.columns.shape, -1, key_length)
+      key_length = None
+    inner.check(None, key_length)
 
 
 @jax.tree_util.register_dataclass

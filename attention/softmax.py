@@ -140,10 +140,23 @@ def merged(
   shares = [part.total * jnp.exp(part.maximum - maximum) for part in parts]
   statistics = Statistics(maximum, sum(shares[1:], shares[0]))
   terms = [
-    (share / statistics.divisor)[..., None] * context.astype(share.dtype)
+    _part((share / statistics.divisor)[..., None], context.astype(share.dtype))
     for share, context in zip(shares, contexts)
   ]
   return sum(terms[1:], terms[0]), statistics
+
+
+@jax.custom_jvp
+def _part(share, context):
+  """Share * context; rows that are NaN have no derivatives."""
+  return share * context
+
+
+@_part.defjvp
+def _part_jvp(primals, tangents):
+  (share, context), (of_share, of_context) = primals, tangents
+  finite = jnp.where(jnp.isfinite(context), context, 0.0)
+  return _part(*primals), of_share * finite + share * of_context
 
 
 def part_of(

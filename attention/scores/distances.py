@@ -49,6 +49,9 @@ def with_products(
     is_descending: count from the end of the table.
     look_up: how a kernel looks up products, see `pallas.look_up`.
   """
+  if 0 in scores.shape[-2:]:
+    none = inner_products(*axes.aligned(tokens, table[..., :1, :]))
+    return _sum(scores, _in_order(by_key, none))
   first = jnp.asarray(first, jnp.int32)
   if look_up is not None:
     look_up = functools.partial(look_up, is_descending=is_descending)

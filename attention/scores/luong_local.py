@@ -1,6 +1,7 @@
 """Luong's location-based score and local attention."""
 
 import dataclasses
+import numbers
 from typing import Annotated as Shaped
 from typing import Any
 
@@ -131,6 +132,8 @@ class Local(Wrapper):
     return dataclasses.replace(self, has_gaussian=False)
 
   def check(self, query, key):
+    if not isinstance(self.window, numbers.Real) or self.window < 0:
+      raise ValueError(f"window must be a number >= 0, got {self.window!r}")
     if (self.query_weight is None) != (self.position_weight is None):
       raise AssertionError(
         "local-p needs both query_weight and position_weight, local-m neither"

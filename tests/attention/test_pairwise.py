@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from attention import attend, scores
+from attention.implementations import Pallas
 from attention.implementations.blockwise import Blockwise
+from attention.request import make_request
 from tests.attention.comparison import close
 from tests.attention.oracle import draw
 
@@ -86,6 +88,25 @@ NOT_PAIRWISE = {
   "norm of all": lambda q, k: dot(q, k) / jnp.linalg.norm(k),
   "products of keys": lambda q, k: q @ (k.mT @ k) @ k.mT,
   "first query": lambda q, k: dot(q[:1], k) + 0.0 * dot(q, k),
+  "matrix decomposition": lambda q, k: dot(q, jnp.linalg.qr(k)[0]),
+  "callback": lambda q, k: jax.pure_callback(
+    lambda q, k: q @ k.mT, jnp.zeros((q.shape[-2], _keys(k))), q, k
+  ),
+  "largest of modified": scores.modified(
+    scores.dot(),
+    lambda scores, i, j: jnp.where(
+      scores >= jax.lax.top_k(scores, 2)[0][..., -1:], scores, -jnp.inf
+    ),
+  ),
+  "number of modified": scores.soft_cap(
+    scores.modified(
+      scores.dot(), lambda scores, i, j: scores * jnp.log(scores.shape[-1])
+    ),
+    9.0,
+  ),
+  "sum of positional": scores.positional(
+    lambda q, k, i, j: dot(q, k - k.sum(-2, keepdims=True)) + i - j
+  ),
   "number of keys": lambda q, k: dot(q, k) / _keys(k),
   "array of all pairs": lambda q, k: dot(q, k) + ALL_PAIRS,
 }
@@ -105,6 +126,15 @@ PAIRWISE = {
     jnp.zeros((q.shape[-2], _keys(k))),
     (q.T, k.T),
   )[0],
+  "loop over indices": lambda q, k: jax.lax.fori_loop(
+    0,
+    4,
+    lambda n, total: total + q[..., n][:, None] * k[..., n][None],
+    jnp.zeros((q.shape[-2], _keys(k))),
+  ),
+  "map of indices": lambda q, k: jax.vmap(
+    lambda n: q[..., n][:, None] * k[..., n][None]
+  )(jnp.arange(4)).sum(0),
   "concatenated features": lambda q, k: dot(
     jnp.concatenate([q, q * q], -1), jnp.concatenate([k, k], -1)
   ),
@@ -143,3 +173,53 @@ def test_function_of_pairs_is_accepted(name, length):
   for implementation in ("reference", TILES):
     got = attend(query, key, key, score=score, implementation=implementation)
     close(got, weights @ key, rtol=1e-4, atol=1e-5)
+
+
+# Scores that read the axis of heads, [H, T, S], and arrays of heads.
+OF_HEADS = {
+  "slopes by the number of heads": scores.modified(
+    scores.dot(),
+    lambda scores, i, j: (
+      scores
+      - 0.1 * jnp.arange(1, scores.shape[-3] + 1)[:, None, None] * abs(i - j)
+    ),
+  ),
+  "numbered heads": lambda q, k: dot(q, k) * jnp.arange(len(q))[:, None, None],
+  "mean over heads": lambda q, k: dot(q, k) - dot(q, k).mean(0),
+  "softmax over heads": lambda q, k: jax.nn.softmax(dot(q, k), axis=0),
+  "other heads": lambda q, k: dot(q, jnp.roll(k, 1, axis=0)),
+  "number of heads": lambda q, k: dot(q, k) / len(q),
+}
+OF_EACH_HEAD = {
+  "function": dot,
+  "indices": scores.modified(
+    scores.dot(),
+    lambda scores, batch, head, i, j: scores - head * abs(i - j),
+    with_indices=True,
+  ),
+  "cap": scores.soft_cap(scores.dot(), 3.0),
+}
+
+
+@pytest.mark.parametrize("name", OF_HEADS)
+def test_tiles_do_not_divide_the_heads_that_a_function_reads(name):
+  score = OF_HEADS[name]
+  query, key = (jnp.asarray(each) for each in draw(16, (4, 5, 4), (4, 7, 4)))
+  tiles = Blockwise(query_block=2, key_block=3, leading_block=1)
+  close(
+    attend(query, key, key, score=score, implementation=tiles),
+    attend(query, key, key, score=score, implementation="reference"),
+    rtol=1e-4,
+    atol=1e-5,
+  )
+  with pytest.raises(NotImplementedError, match="reads no others"):
+    attend(
+      *(query, key, key), score=score, implementation=Pallas(interpret=True)
+    )
+
+
+@pytest.mark.parametrize("name", OF_EACH_HEAD)
+def test_tiles_may_divide_the_heads_of_other_functions(name):
+  score = scores.as_score(OF_EACH_HEAD[name])
+  query, key = (jnp.asarray(each) for each in draw(16, (4, 5, 4), (4, 7, 4)))
+  assert make_request(query, key, key, score=score).follows_leading

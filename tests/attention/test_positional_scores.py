@@ -339,12 +339,28 @@ def test_each_head_may_have_its_own_table_and_temperature():
     np.testing.assert_allclose(got[head], want, rtol=1e-4, atol=1e-5)
 
 
-def test_log_gates_without_keys():
-  tokens = jnp.ones((3, 4)), jnp.ones((0, 4)), jnp.ones((0, 5))
-  score = scores.forgetting(scores.dot(), jnp.zeros(0))
-  for implementation in ("reference", "blockwise"):
-    context = attend(*tokens, score=score, implementation=implementation)
-    np.testing.assert_array_equal(context, np.zeros((3, 5)))
+@pytest.mark.parametrize(
+  "score",
+  [
+    scores.forgetting(scores.dot(), jnp.zeros(0)),
+    scores.shaw(jnp.ones((3, 4))),
+    scores.disentangled(jnp.ones((4, 4)), jnp.ones((4, 4))),
+  ],
+)
+@pytest.mark.parametrize("implementation", ["reference", "blockwise"])
+def test_scores_without_keys_or_queries(score, implementation):
+  def context(query):
+    value = jnp.ones((0, 5))
+    return attend(
+      *(query, jnp.ones((0, 4)), value),
+      score=score,
+      implementation=implementation,
+    )
+
+  for length in (3, 0):
+    result, transpose = jax.vjp(context, jnp.ones((length, 4)))
+    np.testing.assert_array_equal(result, np.zeros((length, 5)))
+    assert not transpose(result + 1.0)[0].any()
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def trace_pair(
   # A score whose arrays have leading axes (heads) needs blocks with all entries
   # of these axes. Every score supports the last block. Tokens are mapped.
   whole = jnp.broadcast_shapes(query.shape[:-2], key.shape[:-2])
-  for block in blocks[:-1]:
+  for block in blocks[:-1] if request.follows_leading else ():
     tiling = dataclasses.replace(tiling, block=block)
     shape = tuple(map(min, block, whole))
     try:

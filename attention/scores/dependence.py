@@ -1,0 +1,129 @@
+"""Along which axes a traced function combines the entries of arrays."""
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
+
+# The parameters that name the axes along which an operation is not the same
+# for every entry.
+_AXES = ("axes", "axis", "dimension", "dimensions")
+_ALONG_AXES = ("reduce", "arg", "cum", "sort", "rev", "split", "iota")
+# Operations on matrices, the last two axes, and on whole arrays.
+_OF_MATRICES = (
+  *("cholesky", "eig", "eigh", "geqrf", "hessenberg", "householder_product"),
+  *("lu", "lu_pivots_to_permutation", "qr", "schur", "svd", "triangular_solve"),
+  *("tridiagonal", "tridiagonal_solve"),
+)
+_UNKNOWN = ("ffi_call", "io_callback", "pallas_call", "pure_callback")
+# With these JAX finds where the entries of a whole axis start: at 0.
+_FOLDED = {
+  "lt": operator.lt,
+  "add": operator.add,
+  "select_n": lambda which, *cases: cases[int(which)],
+}
+
+
+def equations(jaxpr) -> Iterator:
+  """The equations of a jaxpr and of those inside of it."""
+  for equation in jaxpr.eqns:
+    yield equation
+    for inner in _inner(equation):
+      yield from equations(inner)
+
+
+def _inner(equation) -> list:
+  """The jaxprs inside of an equation."""
+  inner = list(jaxprs_in_params(equation.params))
+  # Of the branches of `jax.lax.platform_dependent`, the one for CPUs: the
+  # others may be sums that accelerators fuse.
+  return inner[:1] if equation.params.get("branches_platforms") else inner
+
+
+def longest_axis(closed: ClosedJaxpr) -> int:
+  """The size of the longest axis of all arrays of a jaxpr."""
+  variables = [*closed.jaxpr.invars, *closed.jaxpr.constvars]
+  for equation in equations(closed.jaxpr):
+    variables += [*equation.invars, *equation.outvars]
+  shapes = (getattr(each.aval, "shape", ()) for each in variables)
+  return max((size for shape in shapes for size in shape), default=0)
+
+
+def combined_entries(closed: ClosedJaxpr, longest: int) -> str:
+  """How entries of axes longer than this are combined or numbered, or ""."""
+  for equation in equations(closed.jaxpr):
+    if any(size > longest for size in _combined(equation)):
+      return f"computes `{equation.primitive.name}` over"
+  for constant in closed.consts:
+    if (
+      isinstance(constant, np.ndarray)
+      and max(constant.shape, default=0) > longest
+      and (constant != constant.flat[0]).any()
+    ):
+      return "has an array with an entry for each of"
+  return ""
+
+
+def numbers(closed: ClosedJaxpr) -> set[str]:
+  """The single numbers that a jaxpr computes with."""
+  return set(_numbers(closed.jaxpr))
+
+
+def _numbers(jaxpr) -> Iterator[str]:
+  known: dict[Any, Any] = {}
+  for equation in jaxpr.eqns:
+    values = [
+      each.val if isinstance(each, Literal) else known.get(each)
+      for each in equation.invars
+    ]
+    fold: Any = _FOLDED.get(equation.primitive.name)
+    if fold and all(value is not None for value in values):
+      known[equation.outvars[0]] = fold(*values)
+      continue
+    yield from (str(value) for value in values if value is not None)
+    for inner in _inner(equation):
+      yield from _numbers(inner)
+
+
+def _combined(equation) -> Sequence[int]:
+  """The sizes of axes whose entries an operation treats differently."""
+  name, params = equation.primitive.name, equation.params
+  if not equation.outvars:
+    return []
+  result = equation.outvars[0].aval.shape
+  shape = equation.invars[0].aval.shape if equation.invars else result
+  if name == "dot_general":
+    return [shape[axis] for axis in params["dimension_numbers"][0][0]]
+  if name == "concatenate":
+    return [result[params["dimension"]]]
+  if name == "scan":
+    return [params["length"]] if params["num_carry"] else []
+  if name == "gather":
+    axes = params["dimension_numbers"].start_index_map
+    sizes = params["slice_sizes"]
+    return [shape[axis] for axis in axes if sizes[axis] != shape[axis]]
+  if name.startswith("scatter"):
+    axes = params["dimension_numbers"].scatter_dims_to_operand_dims
+    return [shape[axis] for axis in axes]
+  if name in ("pad", "slice", "dynamic_slice", "dynamic_update_slice"):
+    if name == "dynamic_update_slice":
+      result = equation.invars[1].aval.shape
+    return [max(each) for each in zip(shape, result) if len({*each}) > 1]
+  if name == "conv_general_dilated":
+    return [shape[axis] for axis in params["dimension_numbers"].lhs_spec[2:]]
+  if name.startswith("reduce_window"):
+    return [n for n, m in zip(shape, params["window_dimensions"]) if m > 1]
+  if name == "random_bits":
+    return result
+  if name in _OF_MATRICES:
+    return [size for each in equation.invars for size in each.aval.shape[-2:]]
+  if name in _UNKNOWN:
+    return [size for each in equation.invars for size in each.aval.shape]
+  if name in ("top_k", "fft"):
+    return shape[-1:]
+  if name.startswith(_ALONG_AXES):
+    axes = next((params[each] for each in _AXES if each in params), ())
+    return [shape[n] for n in ([axes] if isinstance(axes, int) else axes)]
+  return []
