@@ -82,6 +82,11 @@ def dot_product_attention(
   if local_window_size is not None:
     if isinstance(local_window_size, int):
       local_window_size = (local_window_size, local_window_size)
+    if not isinstance(local_window_size, tuple) or len(local_window_size) != 2:
+      raise TypeError(
+        "local_window_size must be an integer or a pair of them, got "
+        f"{local_window_size!r}"
+      )
     restrictions.append(masks.sliding_window(*local_window_size))
   if key_value_seq_lengths is not None:
     restrictions.append(masks.padding(jnp.asarray(key_value_seq_lengths)))

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import axes
-from attention.checks import check_floating, check_positive
+from attention.checks import check_floating, check_integers, check_positive
 from attention.distance_buckets import buckets, of_buckets
 from attention.positional import (
   ArrayValues,
@@ -59,6 +59,8 @@ class Bias(Pairwise):
   __rmul__ = __mul__
 
   def __truediv__(self, divisor):
+    if not isinstance(divisor, int | float | np.integer):
+      check_floating(divisor=divisor)
     return self * (1.0 / divisor)
 
   def __neg__(self):
@@ -250,6 +252,7 @@ def alibi(num_heads: int) -> Bias:
     >>> alibi(8).materialize(1, 3)[0]
     Array([[-0. , -0.5, -1. ]], dtype=float32)
   """
+  check_integers(num_heads=num_heads)
   check_positive(num_heads=num_heads)
   return Alibi(num_heads)
 
@@ -291,6 +294,7 @@ def relative_position(
   check_floating(table=table)
   num_buckets = table.shape[0]
   exact = num_buckets // (4 if bidirectional else 2)
+  check_integers(max_distance=max_distance)
   if exact < 1 or max_distance <= exact:
     raise ValueError(
       f"table has {num_buckets} buckets, {exact} of them for single distances; "

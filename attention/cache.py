@@ -112,6 +112,12 @@ def init(
     (2, 4, 8, 16)
   """
   check_positive(max_length=max_length)
+  for name, shape in (
+    ("leading_shape", leading_shape),
+    ("length_shape", length_shape),
+  ):
+    if not isinstance(shape, Sequence):
+      raise TypeError(f"{name} must be a tuple of sizes, got {shape!r}")
   if tuple(leading_shape[: len(length_shape)]) != tuple(length_shape):
     raise ValueError(
       f"length_shape={tuple(length_shape)} must be the first axes of "

@@ -1,5 +1,6 @@
 """Checks of arguments, with messages that name the argument."""
 
+from numbers import Real
 from typing import Any
 
 import chex
@@ -11,8 +12,8 @@ import numpy as np
 def check_floating(**arrays) -> None:
   """Raises unless every argument is a floating array or number."""
   for name, array in arrays.items():
-    if isinstance(array, list | tuple):
-      raise TypeError(f"{name} must be an array, got a {type(array).__name__}")
+    if isinstance(array, list | tuple | str | None):
+      raise TypeError(f"{name} must be an array, got {array!r}")
     chex.assert_type(
       jnp.result_type(array) if jnp.isscalar(array) else array,
       float,
@@ -20,9 +21,25 @@ def check_floating(**arrays) -> None:
     )
 
 
-def check_positive(**sizes: int | None) -> None:
-  """Raises ValueError unless every size is None or at least 1."""
+def check_integers(**numbers: Any) -> None:
+  """Raises TypeError unless every argument is a Python integer."""
+  for name, number in numbers.items():
+    if isinstance(number, bool) or not isinstance(number, int | np.integer):
+      raise TypeError(f"{name} must be an integer, got {number!r}")
+
+
+def check_numbers(**numbers: Any) -> None:
+  """Raises TypeError unless every argument is a number that is known."""
+  for name, number in numbers.items():
+    if not isinstance(number, Real):
+      raise TypeError(f"{name} must be a number, got {number!r}")
+
+
+def check_positive(**sizes: Any) -> None:
+  """Raises unless every size is None or an integer of at least 1."""
   for name, size in sizes.items():
+    if size is not None:
+      check_integers(**{name: size})
     if size is not None and size < 1:
       raise ValueError(f"{name} must be at least 1, got {size}")
 

@@ -168,7 +168,7 @@ def make_dropout(
   """Inverted dropout, or None if the rate is 0."""
   try:
     rate = float(rate)
-  except TypeError:
+  except (TypeError, ValueError):
     raise TypeError(
       f"dropout_rate must be a number that is known when tracing, got {rate!r}"
     ) from None

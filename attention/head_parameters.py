@@ -63,7 +63,7 @@ def _declared(owner: Any) -> list[Declared] | None:
 def check_parameters(
   owner: Any, leading: Sequence[int], *, may_grow: bool
 ) -> None:
-  """Raises AssertionError unless the parameters fit the scores' leading axes.
+  """Raises unless the parameters are arrays that fit the scores' leading axes.
 
   Args:
     owner: a score or a normalizer; fields without a declared rank are skipped.
@@ -77,6 +77,13 @@ def check_parameters(
     if "core" not in field.metadata:
       check_parameters(value, leading, may_grow=may_grow)
       continue
+    if isinstance(value, list | tuple | str) or (
+      value is None and field.default is not None
+    ):
+      raise TypeError(
+        f"{field.name} of {type(owner).__name__} must be an array or a number, "
+        f"got {value!r}"
+      )
     shape = getattr(value, "shape", ())
     own = shape[: len(shape) - field.metadata["core"]]
     try:

@@ -45,8 +45,9 @@ class MeshAxes:
       tokens to "zigzag" order with `attention.ring.arrange`.
     batch: the mesh axes that shard the first axis of the tokens, and of the
       arrays of masks, biases and scores that have it. A plain function as the
-      score or in `masks.where` may not capture arrays with this axis; a score
-      declares them by `attention.scores.SCALAR`, `VECTOR` or `MATRIX`.
+      score or in `masks.where` may not capture arrays with this axis or read
+      it, for instance to count heads; a score declares arrays by
+      `attention.scores.SCALAR`, `VECTOR` or `MATRIX`.
 
   Example:
     >>> from attention.modules import MultiHeadAttention

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import axes
-from attention.checks import check_positive, check_tokens
+from attention.checks import check_integers, check_positive, check_tokens
 from attention.frequency_scaling import (
   FrequencyScaling,
   LinearScaling,
@@ -57,13 +57,16 @@ def sinusoidal(length: int, features: int) -> Shaped[jax.Array, "T D"]:
     [T, D], sines in the even columns and cosines in the odd ones.
 
   Raises:
-    ValueError: if `features` is odd.
+    ValueError: if `features` is odd or `length` negative.
 
   Example:
     >>> sinusoidal(2, 2).round(3)
     Array([[0.   , 1.   ],
            [0.841, 0.540...]], dtype=float32)
   """
+  check_integers(length=length)
+  if length < 0:
+    raise ValueError(f"length must be at least 0, got {length}")
   _check_even("features", features)
   # float64, as float32 angles at large positions have inaccurate sines.
   frequencies = 10000.0 ** (-np.arange(0, features, 2) / max(features, 1))
@@ -110,6 +113,10 @@ class RotaryOptions:
     if self.pairs not in ("interleaved", "half_split"):
       raise ValueError(
         f"pairs must be 'interleaved' or 'half_split', got {self.pairs!r}"
+      )
+    if not isinstance(self.scaling, FrequencyScaling | None):
+      raise TypeError(
+        f"scaling must be a FrequencyScaling, got {self.scaling!r}"
       )
     check_positive(rotary_dim=self.rotary_dim, max_length=self.max_length)
     _check_even("rotary_dim", self.rotary_dim or 0)
@@ -194,7 +201,9 @@ def rotary(
   """
   check_tokens(x=x)
   x = jnp.asarray(x)
-  options = options or RotaryOptions()
+  options = RotaryOptions() if options is None else options
+  if not isinstance(options, RotaryOptions):
+    raise TypeError(f"options must be RotaryOptions, got {options!r}")
   if base is not None:
     options = dataclasses.replace(options, base=base)
   dtype = jnp.promote_types(x.dtype, jnp.float32)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.checks import check_shape
+from attention.checks import check_floating, check_shape
 
 __all__ = ["merge_heads", "split_heads"]
 
@@ -35,6 +35,7 @@ def project_heads(x, projection: Projection, name: str) -> jax.Array:
   if bias is None:
     return heads
   count, size = weight.shape[-2:]
+  check_floating(**{f"{name}_bias": bias})
   check_shape(
     f"{name}_bias", bias, heads=count, head_size=size, fits=weight_name
   )
@@ -57,6 +58,7 @@ def combine_heads(x, projection: Projection) -> jax.Array:
   if bias is None:
     return combined
   features = weight.shape[-1]
+  check_floating(output_bias=bias)
   check_shape("output_bias", bias, features=features, fits="output_weight")
   return jnp.add(*axes.aligned(combined, bias))
 

@@ -1,13 +1,14 @@
 """Functions that return masks."""
 
-import operator
 from collections.abc import Callable
 from typing import Annotated as Shaped
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from attention.checks import check_integers
 from attention.masks.types import Band, Below, Mask, Segments, Where
 
 _FARTHEST = 2**31 - 1
@@ -19,9 +20,11 @@ def _integers(name: str, number):
     chex.assert_type(number, int, custom_message=f"{name} must hold integers")
     # Distances between positions are signed and have 32 bits.
     return number.astype(jnp.int32)
-  if jnp.ndim(number) == 0:
+  if not isinstance(number, list | tuple) and np.ndim(number) == 0:
+    number = number[()] if isinstance(number, np.ndarray) else number
+    check_integers(**{name: number})
     # All larger offsets have the same effect.
-    return max(-_FARTHEST, min(operator.index(number), _FARTHEST))
+    return max(-_FARTHEST, min(int(number), _FARTHEST))
   return _integers(name, jnp.asarray(number))
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
+from attention.checks import check_numbers
 from attention.head_parameters import SCALAR
 from attention.normalizers.base import Normalizer, OnlineNormalizer
 from attention.softmax import exponential
@@ -122,6 +123,9 @@ class Softpick(OnlineNormalizer):
 
   smallest_maximum: ClassVar[float] = 0.0
   epsilon: float = dataclasses.field(default=1e-8, metadata={"static": True})
+
+  def __post_init__(self):
+    check_numbers(epsilon=self.epsilon)
 
   def terms(self, scores, maximum):
     return _softpick_terms(scores, maximum)

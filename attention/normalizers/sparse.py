@@ -7,6 +7,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from attention.checks import check_numbers
 from attention.normalizers.base import Normalizer, row_maximum
 
 _MOST_STEPS = 50
@@ -39,6 +40,7 @@ class Entmax(Normalizer):
   alpha: float = dataclasses.field(default=1.5, metadata={"static": True})
 
   def __post_init__(self):
+    check_numbers(alpha=self.alpha)
     if not 1.0 < self.alpha <= 2.0:
       raise ValueError(
         f"alpha must be in (1, 2], got {self.alpha}; softmax is the limit of 1"

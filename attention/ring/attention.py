@@ -156,7 +156,13 @@ def ring_dispatch(
     ShardLayout.of(name, tokens.shape[-2], order)
     for name, tokens in (("query", query), ("key", key))
   )
-  size = jax.lax.axis_size(axis_name)
+  try:
+    size = jax.lax.axis_size(axis_name)
+  except NameError as error:
+    raise ValueError(
+      f"axis_name={axis_name!r} is no axis of a mesh here: call ring_attention "
+      "inside jax.shard_map over this axis"
+    ) from error
   ring = Ring(axis_name, size, order, queries, keys)
   mask = mask if mask is None else as_mask(mask)
   bias = bias if bias is None else with_numbers_by_distance(as_bias(bias))

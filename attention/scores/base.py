@@ -177,6 +177,7 @@ class Wrapper(Score):
     return None if inner is None else dataclasses.replace(self, score=inner)
 
   def check(self, query, key):
+    check_score(self.score)
     self.score.check(query, key)
 
   def map_query(self, query):

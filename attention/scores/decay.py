@@ -10,7 +10,7 @@ import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 
 from attention import axes
-from attention.checks import check_floating
+from attention.checks import check_floating, check_shape
 from attention.head_parameters import BY_POSITION
 from attention.scores.base import Score, Wrapper, check_score
 
@@ -123,6 +123,7 @@ def forgetting(score: Score, log_gates: jax.Array) -> Score:
   check_score(score)
   check_floating(log_gates=log_gates)
   log_gates = jnp.asarray(log_gates)
+  check_shape("log_gates", log_gates, positions=None)
   wide = jnp.promote_types(log_gates.dtype, jnp.float32)
   return Forgetting(score, log_gates.astype(wide))
 

@@ -1,7 +1,6 @@
 """Luong's location-based score and local attention."""
 
 import dataclasses
-import numbers
 from typing import Annotated as Shaped
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.checks import check_floating, check_shape
+from attention.checks import check_floating, check_numbers, check_shape
 from attention.head_parameters import MATRIX, SCALAR, VECTOR
 from attention.matmul import inner_products
 from attention.scores.base import Score, Wrapper
@@ -50,6 +49,10 @@ class Location(Score):
     check_shape(
       "weight", self.weight, positions=None, features=features, fits="query"
     )
+    if not self.weight.shape[-2]:
+      raise AssertionError(
+        f"weight has no positions: its shape is {self.weight.shape}"
+      )
 
   def pair_at(self, query, key, positions):
     rows = jnp.take(self.weight, positions.key, axis=-2, mode="clip")
@@ -132,8 +135,9 @@ class Local(Wrapper):
     return dataclasses.replace(self, has_gaussian=False)
 
   def check(self, query, key):
-    if not isinstance(self.window, numbers.Real) or self.window < 0:
-      raise ValueError(f"window must be a number >= 0, got {self.window!r}")
+    check_numbers(window=self.window)
+    if self.window < 0:
+      raise ValueError(f"window must be at least 0, got {self.window}")
     if (self.query_weight is None) != (self.position_weight is None):
       raise AssertionError(
         "local-p needs both query_weight and position_weight, local-m neither"

@@ -188,3 +188,5 @@ def check_table(name, table, tokens, fits):
   """Raises AssertionError unless a table is [..., rows, D] for tokens."""
   check_floating(**{name: table})
   check_shape(name, table, rows=None, features=tokens.shape[-1], fits=fits)
+  if not table.shape[-2]:
+    raise AssertionError(f"{name} has no rows: its shape is {table.shape}")

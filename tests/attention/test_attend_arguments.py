@@ -11,7 +11,18 @@ import pytest
 from jax import export
 
 import attention
-from attention import biases, masks, normalizers, scores
+from attention import (
+  biases,
+  cache,
+  dot_product_attention,
+  masks,
+  merge,
+  normalizers,
+  positions,
+  ring_attention,
+  scores,
+)
+from attention.implementations.blockwise import Blockwise
 from tests.attention.comparison import jitted
 from tests.attention.oracle import CASES, IMPLEMENTATIONS, draw
 
@@ -336,3 +347,67 @@ def test_scores_without_the_leading_axes_raise():
       tokens(2, 5, 2),
       score=lambda query, key: jnp.zeros((3, 5)),
     )
+
+
+# The call, and what its error says.
+WRONG_TYPES = {
+  "offset must be an integer, got 1.5": lambda: masks.causal(1.5),
+  "key_lengths must be an integer, got None": lambda: masks.padding(None),
+  "rows must be positions": lambda: masks.causal().at(jnp.zeros(3)),
+  "rows and columns must have the same": lambda: masks.causal().at(
+    jnp.zeros((2, 3), int), jnp.zeros(4, int)
+  ),
+  "num_heads must be an integer, got '2'": lambda: biases.alibi("2"),
+  "factor must be an array, got None": lambda: biases.alibi(2) * None,
+  "divisor must be an array": lambda: biases.alibi(2) / [1.0, 2.0],
+  "max_distance must be an integer": lambda: biases.relative_position(
+    jnp.ones((32, 2)), max_distance=20.5
+  ),
+  "key_block must be an integer": lambda: Blockwise(key_block=2.0),
+  "alpha must be a number": lambda: normalizers.entmax("a"),
+  "epsilon must be a number": lambda: normalizers.softpick(epsilon=None),
+  "scale of ScaledDot must be an array": lambda: attend(
+    *(jnp.ones((2, 3)),) * 3, score=scores.scaled_dot([1.0])
+  ),
+  "cap of SoftCap must be an array": lambda: attend(
+    *(jnp.ones((2, 3)),) * 3, score=scores.soft_cap(scores.dot(), None)
+  ),
+  "log_gates must be an array": lambda: scores.forgetting(scores.dot(), None),
+  "positions": lambda: scores.forgetting(scores.dot(), 1.0),
+  "weight has no positions": lambda: attend(
+    *(jnp.ones((2, 3)),) * 3, score=scores.location(jnp.ones((0, 3)))
+  ),
+  "window must be at least 0": lambda: attend(
+    *(jnp.ones((2, 3)),) * 3, score=scores.local(scores.dot(), -1)
+  ),
+  "leading_shape must be a tuple": lambda: cache.init(2, 4, 3),
+  "length must be at least 0": lambda: positions.sinusoidal(-3, 4),
+  "options must be RotaryOptions": lambda: positions.rotary(
+    jnp.ones((2, 4)), options="half_split"
+  ),
+  "scaling must be": lambda: positions.RotaryOptions(scaling="yarn"),
+  "local_window_size must be": lambda: dot_product_attention(
+    *(jnp.ones((1, 2, 2, 4)),) * 3, local_window_size=1.5
+  ),
+  "contexts.1. has shape": lambda: merge(
+    [jnp.ones((2, 1)), jnp.ones((2, 3))], [jnp.ones(2)] * 2
+  ),
+  "inside jax.shard_map": lambda: ring_attention(
+    *(jnp.ones((2, 3)),) * 3, axis_name="sequence"
+  ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_TYPES)
+def test_wrong_types_and_sizes_name_the_argument(message):
+  with pytest.raises((AssertionError, TypeError, ValueError), match=message):
+    WRONG_TYPES[message]()
+
+
+@pytest.mark.parametrize("name", ["rows", "columns"])
+def test_positions_of_another_length_raise(name):
+  lengths = {"rows": jnp.arange(5), "columns": jnp.arange(7)}
+  lengths[name] = jnp.arange(3)
+  tokens = jnp.ones((5, 4)), jnp.ones((7, 4)), jnp.ones((7, 4))
+  with pytest.raises(ValueError, match=name):
+    attend(*tokens, mask=masks.causal().at(**lengths))

@@ -366,3 +366,27 @@ def test_a_bias_that_hides_nothing_keeps_the_nan_of_tokens(
   np.testing.assert_array_equal(
     jnp.isnan(context(biases.alibi(2))), jnp.isnan(context(as_array))
   )
+
+
+@pytest.mark.parametrize("implementation", ["reference", "blockwise"])
+def test_rows_of_infinite_values_have_no_derivatives_beside_a_sink(
+  implementation,
+):
+  tokens = jnp.array([[1.0, 2.0], [3.0, 1.0]])
+  value = jnp.array([[1.0], [jnp.inf]])
+  mask = jnp.array([[True, False], [True, True]])
+
+  def first_row(key, value):
+    return attention.attend(
+      *(tokens, key, value),
+      mask=mask,
+      normalizer=attention.normalizers.softmax(sink=0.0),
+      implementation=implementation,
+    )
+
+  result, transpose = jax.vjp(lambda key: first_row(key, value), tokens)
+  assert np.isfinite(result[0, 0])
+  assert np.isnan(result[1, 0])
+  clean = jax.grad(lambda key: first_row(key, value.at[1].set(0.0))[0, 0])
+  (got,) = transpose(jnp.ones((2, 1)))
+  np.testing.assert_allclose(got, clean(tokens), rtol=1e-5)

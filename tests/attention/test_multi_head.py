@@ -233,3 +233,9 @@ def test_key_value_heads_must_divide_heads():
   query, key, weights = inputs(4, 3)
   with pytest.raises(ValueError, match="multiple"):
     multi_head_attention(query, key, key, **weights)
+
+
+def test_lengths_need_a_cache():
+  query, key, weights = inputs(4, 2)
+  with pytest.raises(ValueError, match="there is no cache"):
+    multi_head_attention(query, key, key, **weights, lengths=jnp.ones(2, int))
