@@ -47,7 +47,8 @@ def main() -> None:
   )
   evaluation = inference.evaluate(restored, examples, search)
   if jax.process_index() == 0:
-    print(report.described(name, evaluation), flush=True)
+    described = report.described(name, restored.checkpoint, evaluation)
+    print(described, flush=True)
     report.write_evaluation(workdir, name, restored.checkpoint, evaluation)
   figure = draw_alignments(
     workdir, name, restored.experiment, restored.params, examples

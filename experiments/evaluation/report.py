@@ -41,9 +41,12 @@ def write_evaluation(
   path.write_text(predictions, encoding="utf-8")
 
 
-def described(split: str, evaluation: Evaluation) -> str:
+def described(split: str, checkpoint: str, evaluation: Evaluation) -> str:
   """Returns a line of metrics, and a table by length."""
-  lines = [f"{split}: {summary(evaluation)}", table(evaluation.by_length)]
+  lines = [
+    f"{split} ({search_name(evaluation)}, {checkpoint}): {summary(evaluation)}",
+    table(evaluation.by_length),
+  ]
   if evaluation.num_truncated:
     lines.append(
       f"{evaluation.num_truncated:,} of {len(evaluation.predictions):,} pairs"
@@ -52,6 +55,12 @@ def described(split: str, evaluation: Evaluation) -> str:
   if "chrf" in evaluation.signatures:
     lines += [f"{name}: {x}" for name, x in evaluation.signatures.items()]
   return "\n".join(lines)
+
+
+def search_name(evaluation: Evaluation) -> str:
+  """Returns "greedy", or "beam 5" for beam search with 5 hypotheses."""
+  beam_size = evaluation.search["beam_size"]
+  return "greedy" if beam_size == 1 else f"beam {beam_size}"
 
 
 def summary(evaluation: Evaluation) -> str:

@@ -52,7 +52,8 @@ def evaluate_all(
     )
     curves[split] = evaluation.by_length
     if jax.process_index() == 0:
-      print(report.described(split, evaluation), end="\n\n", flush=True)
+      described = report.described(split, checkpoint, evaluation)
+      print(described, end="\n\n", flush=True)
       report.write_evaluation(workdir, split, checkpoint, evaluation)
   _draw(experiment, workdir, params, curves)
   return True

@@ -179,7 +179,8 @@ def _write_validation(validation: Evaluation, step: int, writer, progress):
   speed = scores.pop("sentences_per_second")
   writer.metrics(step, "validation", scores)
   writer.timings(step, "validation", {"sentences_per_second": speed})
-  progress.write(f"step {step}: {report.summary(validation)}")
+  name = f"validation ({report.search_name(validation)})"
+  progress.write(f"step {step}: {name}: {report.summary(validation)}")
 
 
 def _save(manager, state, stream, skipped: int, validation: Evaluation | None):

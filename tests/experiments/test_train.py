@@ -85,7 +85,8 @@ def test_run_writes_its_files_and_reports_progress(complete):
   assert sum(row["count"] for row in result["by_length"]) == 16
   longer = json.loads((workdir / "eval" / "longer.json").read_text())
   assert {row["length"] for row in longer["by_length"]} == {5, 6}
-  assert "token accuracy" in out
+  assert "\ntest (greedy, step 12): token accuracy" in out
+  assert "step 6: validation (greedy): token accuracy" in error
   assert "step 12/12" in error
   assert "tokens/s" in error
   assert "Warning" not in error

@@ -22,6 +22,8 @@ from experiments.training import loop
 from tests.experiments.conftest import make_tiny, make_tiny_translation
 from tests.experiments.states import final_state, metrics, stop_at, tiny_run
 
+GREEDY = {"beam_size": 1, "length_penalty": 1.0}
+
 
 def save_all(workdir, metric, values, keep_best):
   """Saves a checkpoint a value; returns the steps that remain."""
@@ -161,7 +163,7 @@ def script_evaluations(monkeypatch, metric, values):
     names = ("token_accuracy", "sequence_accuracy", "bleu", "loss")
     scores = dict.fromkeys((*names, "sentences_per_second"), 1.0)
     return lambda *_: Evaluation(
-      {**scores, metric: next(scripted)}, [], {}, [], {}, 0, 1, {}
+      {**scores, metric: next(scripted)}, [], {}, [], GREEDY, 0, 1, {}
     )
 
   monkeypatch.setattr(loop, "make_evaluator", make_scripted)
