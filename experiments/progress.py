@@ -61,21 +61,14 @@ class _Lines:
 class Progress:
   """A bar over training steps, which process 0 shows, and their timings."""
 
+  # The bar begins after the first step, which is compiled: its rate and the
+  # time left are those of the other steps.
+
   def __init__(self, total: int, start: int):
-    self._steps, self._tokens = 0, 0  # since the bar began
-    # tqdm shows nothing on a terminal of unknown width, such as a container's.
-    file = sys.stderr
-    terminal = file.isatty() and os.get_terminal_size(file.fileno()).columns > 0
-    self._bar = tqdm(
-      total=total,
-      initial=start,
-      disable=jax.process_index() != 0,
-      unit="step",
-      file=file if terminal else _Lines(),
-      dynamic_ncols=terminal,
-      mininterval=0.1 if terminal else _LINE_EVERY,
-      bar_format="{percentage:3.0f}%|{bar:20}| " * terminal + _FORMAT,
-    )
+    self._total, self._first = total, start + 1
+    self._steps, self._tokens = 0, 0  # since the start
+    self._bar: tqdm | None = None
+    self._bar_start, self._bar_tokens = 0.0, 0
     self._start = self._last = time.perf_counter()
     self._durations: deque[float] = deque(maxlen=_NUM_DURATIONS)
 
@@ -86,13 +79,19 @@ class Progress:
     now = time.perf_counter()
     self._durations.append(now - self._last)
     self._last = now
+    if self._bar is None:
+      self._bar = _step_bar(self._total, self._first)
+      self._bar_start = now
+      return
+    self._bar_tokens += tokens
+    rate = self._bar_tokens / max(now - self._bar_start, 1e-9)
     shown = [f"{name} {value:.4g}" for name, value in metrics.items()]
-    shown.append(f"{self.timings()['tokens_per_second']:,.0f} tokens/s")
+    shown.append(f"{rate:,.0f} tokens/s")
     self._bar.set_postfix_str(", ".join(shown), refresh=False)
     self._bar.update()
 
   def timings(self) -> dict[str, float]:
-    """Returns the seconds since the bar began, rates, and the median step."""
+    """Returns the seconds since the start, rates, and the median step."""
     # These include compilation and evaluation; the median step does not.
     seconds = max(time.perf_counter() - self._start, 1e-9)
     return {
@@ -104,11 +103,29 @@ class Progress:
 
   def write(self, line: str) -> None:
     """Prints a line above the bar."""
-    if not self._bar.disable:
-      self._bar.write(line, file=sys.stderr)
+    if jax.process_index() == 0:
+      tqdm.write(line, file=sys.stderr)
 
   def __enter__(self) -> "Progress":
     return self
 
   def __exit__(self, *_) -> None:
-    self._bar.close()
+    if self._bar is not None:
+      self._bar.close()
+
+
+def _step_bar(total: int, initial: int) -> tqdm:
+  """A bar on a terminal, lines elsewhere."""
+  # tqdm shows nothing on a terminal of unknown width, such as a container's.
+  file = sys.stderr
+  terminal = file.isatty() and os.get_terminal_size(file.fileno()).columns > 0
+  return tqdm(
+    total=total,
+    initial=initial,
+    disable=jax.process_index() != 0,
+    unit="step",
+    file=file if terminal else _Lines(),
+    dynamic_ncols=terminal,
+    mininterval=0.1 if terminal else _LINE_EVERY,
+    bar_format="{percentage:3.0f}%|{bar:20}| " * terminal + _FORMAT,
+  )

@@ -140,6 +140,8 @@ def _run_steps(
   # A signal before the first step leaves nothing new to save.
   stop = services.signals.should_stop(step)
   complete = _is_complete(services, step, progress)
+  if not (stop or complete):
+    logging.info("compiling the training step")
   while not (stop or complete):
     step += 1
     batch = mesh.shard_batch(next(stream), services.experiment.mesh)

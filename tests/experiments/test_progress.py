@@ -5,6 +5,7 @@ import os
 import re
 
 import pytest
+from tqdm import std
 
 from experiments import progress as progress_lib
 from experiments.progress import Progress
@@ -55,10 +56,23 @@ def test_a_terminal_shows_a_bar_unless_it_has_no_width(columns, bar, terminal):
 def test_a_log_file_gets_whole_lines(capsys):
   advance()
   first, message, last = capsys.readouterr().err.splitlines()
-  assert first.startswith("step 10/30 [00:00<")
+  assert first.startswith("step 11/30 [00:00<")
   assert message == "a message"
   pattern = r"step 30/30 \[\d\d:\d\d<00:00, .*step/s, loss 0\.5, .*tokens/s\]"
   assert re.fullmatch(pattern, last), last
+
+
+def test_the_rate_and_the_time_left_exclude_the_first_step(monkeypatch, capsys):
+  now = 0.0
+  monkeypatch.setattr(progress_lib.time, "perf_counter", lambda: now)
+  monkeypatch.setattr(std, "time", lambda: now)
+  with Progress(60, start=0) as progress:
+    for seconds in (28.0, *[0.5] * 29):
+      now += seconds
+      progress.advance(tokens=10, metrics={"loss": 0.5})
+  last = capsys.readouterr().err.splitlines()[-1]
+  shown = "[00:14<00:15,  2.00step/s, loss 0.5, 20 tokens/s]"
+  assert last == f"step 30/60 {shown}"
 
 
 def test_the_median_step_excludes_compilation(monkeypatch):

@@ -87,6 +87,7 @@ def test_run_writes_its_files_and_reports_progress(complete):
   assert {row["length"] for row in longer["by_length"]} == {5, 6}
   assert "\ntest (greedy, step 12): token accuracy" in out
   assert "step 6: validation (greedy): token accuracy" in error
+  assert "\ncompiling the training step\n" in error
   assert "step 12/12" in error
   assert "tokens/s" in error
   assert "Warning" not in error
