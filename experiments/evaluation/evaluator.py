@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from experiments.config import EvaluationConfig
 from experiments.data.batch import PAD, Batch
 from experiments.data.dataset import Dataset, EvaluationSet
 from experiments.decoding.batch_function import BatchFunction, Call
@@ -87,9 +88,7 @@ def make_evaluator(
     losses = reference_losses(params, source, target)
     scored = _scored_set(data, examples, decoded.tokens[:, 0], *losses)
     text = examples.text
-    corpus = metrics.CorpusMetrics(
-      config.bleu_tokenizer, lowercase=config.lowercase, text=text is not None
-    )
+    corpus = corpus_metrics(config, examples)
     scores = metrics.score(scored, corpus)
     seconds = max(decoded.seconds, 1e-9)
     scores["sentences_per_second"] = len(scored.predictions) / seconds
@@ -102,16 +101,32 @@ def make_evaluator(
       ),
       signatures=corpus.signatures,
       predictions=list(scored.predictions),
-      search={
-        "beam_size": search.beam_size,
-        "length_penalty": search.length_penalty,
-      },
+      search=described_search(search),
       num_truncated=examples.num_truncated,
       num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
       alignment_error_rates={},
     )
 
   return evaluate
+
+
+def corpus_metrics(
+  config: EvaluationConfig, examples: EvaluationSet
+) -> metrics.CorpusMetrics:
+  """The metrics of the predictions of a set as texts."""
+  return metrics.CorpusMetrics(
+    config.bleu_tokenizer,
+    lowercase=config.lowercase,
+    text=examples.text is not None,
+  )
+
+
+def described_search(search: Search) -> dict[str, float]:
+  """The settings of a search that an `Evaluation` has."""
+  return {
+    "beam_size": search.beam_size,
+    "length_penalty": search.length_penalty,
+  }
 
 
 def _scored_set(

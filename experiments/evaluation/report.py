@@ -1,11 +1,13 @@
 """Reports an evaluation: files in the run directory, and text."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from experiments.data.dataset import EvaluationSet
 from experiments.evaluation.evaluator import NUM_BINS, Evaluation
 from experiments.evaluation.metrics import length_ranges
 from experiments.run_directory import write_json
@@ -39,6 +41,35 @@ def write_evaluation(
   predictions = "".join(f"{line}\n" for line in evaluation.predictions)
   path = workdir / "eval" / f"{split}.txt"
   path.write_text(predictions, encoding="utf-8")
+
+
+def read_evaluation(
+  workdir: Path,
+  split: str,
+  examples: EvaluationSet,
+  settings: Mapping[str, Any],  # values that the file must have
+) -> Evaluation | None:
+  """Reads what `write_evaluation` wrote; None if it is missing or damaged."""
+  path = workdir / "eval" / f"{split}.json"
+  try:
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    predictions = path.with_suffix(".txt").read_text(encoding="utf-8")
+    evaluation = Evaluation(
+      metrics=stored["metrics"],
+      by_length=stored["by_length"],
+      signatures=stored["signatures"],
+      predictions=predictions.split("\n")[:-1],
+      search=stored["search"],
+      num_truncated=examples.num_truncated,
+      num_parameters=stored["parameters"],
+      alignment_error_rates=stored["alignment_error_rates"],
+    )
+    described(split, stored["checkpoint"], evaluation)  # has its metrics
+  except (OSError, ValueError, TypeError, LookupError):
+    return None
+  is_whole = len(evaluation.predictions) == len(examples.batch.source)
+  is_same = all(stored[name] == value for name, value in settings.items())
+  return evaluation if is_whole and is_same else None
 
 
 def described(split: str, checkpoint: str, evaluation: Evaluation) -> str:

@@ -1,14 +1,20 @@
 """Evaluates the parameters of a finished training on every set."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 
+from experiments.data.dataset import EvaluationSet
 from experiments.data.synthetic.dataset import SyntheticDataset
 from experiments.distributed import mesh
 from experiments.distributed.preemption import StopSignals
 from experiments.evaluation import Evaluation, make_evaluator, report
-from experiments.evaluation.evaluator import add_alignment_error
+from experiments.evaluation.evaluator import (
+  add_alignment_error,
+  corpus_metrics,
+  described_search,
+)
 from experiments.evaluation.search import configured_search
 from experiments.experiment import Experiment
 from experiments.optimization.step import TrainState
@@ -23,6 +29,8 @@ def evaluate_all(
   signals: StopSignals,
   state: TrainState,
   validation: Evaluation | None,  # greedy, of `state`; it is not repeated
+  *,
+  is_new: bool,  # whether this call has trained `state`
 ) -> bool:
   """Evaluates every set and writes results; returns False on a signal."""
   config, step = experiment.config, int(state.step)
@@ -42,12 +50,18 @@ def evaluate_all(
   if checkpoint != f"step {step}" or search != greedy:
     validation = None
   curves = {}
+  # Several processes might not all see the same files.
+  keeps_results = not is_new and jax.process_count() == 1
   for number, split in enumerate(config.data.splits, start=1):
     if signals.should_stop(step + number):
       return False
     examples = experiment.data.evaluation_set(split)
     known = validation if split == "validation" else None
-    evaluation = add_alignment_error(
+    written = None
+    if keeps_results:
+      settings = _settings(experiment, checkpoint, examples)
+      written = report.read_evaluation(workdir, split, examples, settings)
+    evaluation = written or add_alignment_error(
       known or evaluate(params, examples), experiment, params, examples
     )
     curves[split] = evaluation.by_length
@@ -57,6 +71,18 @@ def evaluate_all(
       report.write_evaluation(workdir, split, checkpoint, evaluation)
   _draw(experiment, workdir, params, curves)
   return True
+
+
+def _settings(
+  experiment: Experiment, checkpoint: str, examples: EvaluationSet
+) -> dict[str, Any]:
+  """What the file of an evaluation with this config has."""
+  corpus = corpus_metrics(experiment.config.evaluation, examples)
+  return {
+    "checkpoint": checkpoint,
+    "search": described_search(configured_search(experiment)),
+    "signatures": corpus.signatures,
+  }
 
 
 def _draw(experiment: Experiment, workdir: Path, params, curves) -> None:

@@ -48,6 +48,15 @@ class _Services(NamedTuple):
   trace: StepTrace
 
 
+class _Result(NamedTuple):
+  """What the steps of this process end with."""
+
+  state: TrainState
+  is_complete: bool
+  validation: Evaluation | None  # of `state`, if the last step evaluated it
+  num_steps: int  # of this process
+
+
 def train_and_evaluate(
   config: ConfigDict, workdir: str | Path, *, profile: int = 0
 ) -> bool:
@@ -81,21 +90,27 @@ def train_and_evaluate(
         experiment, workdir, manager, signals, watchdog, trace
       )
       with closing(trace):
-        state, complete, validation = _train(services, batches, initial)
+        result = _train(services, batches, initial)
       _wait(manager())
-      if not complete:
-        step = int(state.step)
+      if not result.is_complete:
+        step = int(result.state.step)
         logging.info("stopped after step %d; the same command resumes it", step)
         return False
       signals.nothing_to_save()
       return evaluate_all(
-        experiment, workdir, manager(), signals, state, validation
+        experiment,
+        workdir,
+        manager(),
+        signals,
+        result.state,
+        result.validation,
+        is_new=result.num_steps > 0,
       )
 
 
 def _train(
   services: _Services, batches: TrainingBatches, initial: TrainState | None
-) -> tuple[TrainState, bool, Evaluation | None]:
+) -> _Result:
   """Trains until the last step, early stopping or a signal."""
   experiment = services.experiment
   config = experiment.config.train
@@ -133,13 +148,18 @@ def _run_steps(
   buffer: MetricsBuffer,
   writer: MetricsWriter,
   progress: Progress,
-) -> tuple[TrainState, bool, Evaluation | None]:
-  """Returns a state, whether training is complete, and its validation."""
-  config, step = services.experiment.config.train, int(state.step)
+) -> _Result:
+  """Trains from a state until the last step, early stopping or a signal."""
+  config, first = services.experiment.config.train, int(state.step)
+  step = first
   validate, validation = _make_validate(services.experiment), None
   # A signal before the first step leaves nothing new to save.
   stop = services.signals.should_stop(step)
   complete = _is_complete(services, step, progress)
+  if complete:
+    logging.info("training is complete after step %d", step)
+  elif step:
+    logging.info("resuming after step %d", step)
   if not (stop or complete):
     logging.info("compiling the training step")
   while not (stop or complete):
@@ -162,7 +182,7 @@ def _run_steps(
       writer.timings(step, "train", progress.timings() | peak)
     complete = _is_complete(services, step, progress)
   services.watchdog.step = None
-  return state, complete, validation
+  return _Result(state, complete, validation, step - first)
 
 
 def _make_validate(experiment: Experiment):

@@ -66,7 +66,6 @@ def start_or_resume(
   position = dict(saved)
   skipped = position.pop(SKIPPED, 0)
   stream.set_state(position)
-  logging.info("resuming after step %d", int(state.step))
   return state, stream, skipped
 
 

@@ -126,11 +126,19 @@ def test_evaluate_refuses_unknown_names(flag, message, complete):
 
 def test_a_complete_run_is_evaluated_and_not_trained_again(complete, copied):
   config, workdir, _, _ = complete
-  code, _, error = processes.run(
+  for path in (copied / "eval").glob("*.json"):
+    stored = json.loads(path.read_text())
+    stored["metrics"]["sentences_per_second"] = 123456.0
+    path.write_text(json.dumps(stored))
+  (copied / "eval" / "longer.txt").unlink()
+  code, out, error = processes.run(
     "train", f"--config={config}", f"--workdir={copied}"
   )
   assert code == 0, error
-  assert "resuming after step 12" in error
+  assert "training is complete after step 12" in error
+  assert "resuming" not in error
+  assert "step 12/12" not in error  # the bar
+  assert out.count("(123,456 sentences/s)") == 2  # of the sets with results
   assert_same_bits(final_state(copied), final_state(workdir))
   assert metrics(copied) == metrics(workdir)
   assert results(copied) == results(workdir)

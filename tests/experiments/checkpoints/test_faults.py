@@ -91,7 +91,7 @@ def assert_resumes_as(whole, killed, arguments):
   resumed = last_step(killed)
   code, _, error = processes.run(*arguments)
   assert code == 0, error
-  assert not resumed or "resuming after step" in error
+  assert not resumed or f"after step {resumed}" in error
   assert "damaged" not in error
   assert_same_bits(final_state(killed), final_state(whole))
   for name in ("metrics.jsonl", "eval/test.json"):
@@ -368,7 +368,8 @@ def test_a_signal_before_or_after_the_steps_stops_the_run(
   assert not (workdir / "eval").exists()
   code, _, error = processes.run(*arguments)
   assert code == 0, error
-  assert (f"resuming after step {last}" in error) == bool(last)
+  message = f"training is complete after step {last}"
+  assert (message in error) == bool(last)
   assert (workdir / "eval" / "test.json").exists()
 
 

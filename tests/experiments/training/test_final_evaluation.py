@@ -37,7 +37,12 @@ def test_a_complete_run_reads_no_checkpoint_and_validates_once_at_its_end(
     for name, value in validation.items()
     if name not in ("step", "split")
   }
-  # A second call evaluates again: it has no evaluation in memory.
+  # A second call keeps the results, unless they are of other settings.
+  assert loop.train_and_evaluate(config, tmp_path)
+  assert len(evaluations) == 1
+  path = tmp_path / "eval" / "validation.json"
+  stored = path.read_text()
+  path.write_text(stored.replace('"beam_size": 1', '"beam_size": 2'))
   assert loop.train_and_evaluate(config, tmp_path)
   assert len(evaluations) == 2
   again = results(tmp_path)["validation.json"]["metrics"]
