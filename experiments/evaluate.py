@@ -5,12 +5,14 @@ r"""Evaluates a trained run on one of its evaluation sets, or on two files.
         --source=test.en --target=test.de
 
 Prints metrics and a table by length; writes eval/<set>.json, the predictions
-as eval/<set>.txt, and figures/alignments_<set>.png.
+as eval/<set>.txt, and figures/alignments_<set>.png. If flags differ from the
+config of the run, names tell how, as in eval/<set>_beam_5.json.
 """
 
 from absl import flags
 
 from experiments import cli
+from experiments.config import EvaluationConfig
 from experiments.distributed import initialize
 from experiments.run_directory import run_path
 
@@ -23,6 +25,20 @@ _TARGET = flags.DEFINE_string(
   "target", None, "The references of --source, line by line."
 )
 _BEAM_SIZE, _LENGTH_PENALTY = cli.define_search()
+
+
+def _variant(config: EvaluationConfig) -> str:
+  """The end of file names: the flags that differ from the run's config."""
+  flags_and_fields = (
+    ("beam", _BEAM_SIZE.value, config.beam_size),
+    ("penalty", _LENGTH_PENALTY.value, config.length_penalty),
+    ("checkpoint", _CHECKPOINT.value, config.checkpoint),
+  )
+  return "".join(
+    f"_{name}_{value}".replace(":", "_")
+    for name, value, configured in flags_and_fields
+    if value not in (None, configured)
+  )
 
 
 def main() -> None:
@@ -45,16 +61,20 @@ def main() -> None:
   name, examples = inference.evaluation_set(
     restored.experiment, _SPLIT.value, _SOURCE.value, _TARGET.value
   )
+  variant = _variant(restored.experiment.config.evaluation)
   evaluation = inference.evaluate(restored, examples, search)
   if jax.process_index() == 0:
     described = report.described(name, restored.checkpoint, evaluation)
     print(described, flush=True)
-    report.write_evaluation(workdir, name, restored.checkpoint, evaluation)
+    written = report.write_evaluation(
+      workdir, name, restored.checkpoint, evaluation, variant=variant
+    )
+    print(f"\nresults: {written}", flush=True)
   figure = draw_alignments(
-    workdir, name, restored.experiment, restored.params, examples
+    workdir, name + variant, restored.experiment, restored.params, examples
   )
   if jax.process_index() == 0:
-    print(f"\nalignments: {figure}")
+    print(f"alignments: {figure}")
 
 
 if __name__ == "__main__":

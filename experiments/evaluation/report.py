@@ -22,11 +22,17 @@ _POOLED = {
 
 
 def write_evaluation(
-  workdir: Path, split: str, checkpoint: str, evaluation: Evaluation
-) -> None:
-  """Writes eval/SPLIT.json, and the predictions as eval/SPLIT.txt."""
+  workdir: Path,
+  split: str,
+  checkpoint: str,
+  evaluation: Evaluation,
+  *,
+  variant: str = "",  # the end of the names
+) -> Path:
+  """Writes eval/SPLIT.json, and the predictions as .txt; returns the first."""
+  path = workdir / "eval" / f"{split}{variant}.json"
   write_json(
-    workdir / "eval" / f"{split}.json",
+    path,
     {
       "split": split,
       "checkpoint": checkpoint,
@@ -39,8 +45,9 @@ def write_evaluation(
     },
   )
   predictions = "".join(f"{line}\n" for line in evaluation.predictions)
-  path = workdir / "eval" / f"{split}.txt"
-  path.write_text(predictions, encoding="utf-8")
+  text = path.with_name(f"{split}{variant}.txt")
+  text.write_text(predictions, encoding="utf-8")
+  return path
 
 
 def read_evaluation(

@@ -213,10 +213,10 @@ def test_two_files_are_evaluated_like_a_set(workdir, tmp_path):
   )
   assert code == 0, error
   assert "chrF" in out
-  results = json.loads((workdir / "eval" / "own.en.json").read_text())
-  predictions = (
-    (workdir / "eval" / "own.en.txt").read_text("utf-8").splitlines()
-  )
+  path = workdir / "eval" / "own.en_beam_3.json"  # the config's is greedy
+  assert f"results: {path}\n" in out
+  results = json.loads(path.read_text())
+  predictions = path.with_suffix(".txt").read_text("utf-8").splitlines()
   right = np.mean(
     [a == b for a, b in zip(predictions, numbers.spelled(wanted, "ko"))]
   )
