@@ -20,7 +20,7 @@ class StepTrace:
   def __init__(self, workdir: Path, count: int, *, warm_up: int = _WARM_UP):
     self._workdir = workdir
     self._first, self._last = warm_up + 1, warm_up + count
-    self._steps = 0
+    self._steps = self._num_traced = 0
     self._is_tracing = False
 
   def step(self, number: int) -> AbstractContextManager[Any]:
@@ -32,6 +32,7 @@ class StepTrace:
       self._files = LocalFiles(self._workdir)
       jax.profiler.start_trace(str(self._files.path / FOLDER))
       self._is_tracing = True
+    self._num_traced += 1
     return jax.profiler.StepTraceAnnotation("train", step_num=number)
 
   def after(self, results: Any) -> None:
@@ -41,10 +42,22 @@ class StepTrace:
       self.close()
 
   def close(self) -> None:
-    """Writes the trace, if there is one."""
+    """Writes the trace, if there is one, and logs how many steps it has."""
+    wanted = self._last - self._first + 1
     if self._is_tracing:
       self._is_tracing = False
       jax.profiler.stop_trace()
       self._files.close()
-      folder = self._workdir / FOLDER
-      logging.info("wrote a trace of training steps to %s", folder)
+      logging.info(
+        "wrote a trace of %d of %d training steps to %s",
+        self._num_traced,
+        wanted,
+        self._workdir / FOLDER,
+      )
+    elif wanted and not self._num_traced:
+      logging.warning(
+        "no step was traced: the first %d steps of a command are left out, and"
+        " this one trained %d",
+        self._first - 1,
+        self._steps,
+      )
