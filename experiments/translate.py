@@ -11,11 +11,13 @@ score and translation, separated by tabs.
       --source=corpus.en --out=corpus.de
 
 Translates a file of any size in constant memory. If it is stopped, the same
-command continues after the last 4,096 lines that were written.
+command continues after the last 4,096 lines that were written; SIGTERM and
+Ctrl-C stop it with exit code 75.
 """
 
 import contextlib
 import itertools
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +27,7 @@ from absl import flags, logging
 
 from experiments import cli
 from experiments.distributed import initialize
-from experiments.errors import UserError
+from experiments.errors import AGAIN, UserError
 from experiments.run_directory import is_remote, run_path
 
 _WORKDIR, _CHECKPOINT = cli.define_run()
@@ -110,8 +112,27 @@ def main() -> None:
     if _SOURCE.value:
       stream = stack.enter_context(_opened(_SOURCE.value))
     output = stack.enter_context(contextlib.closing(_output(restored, search)))
-    _translate_all(stream, output, translate, save)
-    output.finish()
+    with _stopping(output) if _OUT.value else contextlib.nullcontext():
+      _translate_all(stream, output, translate, save)
+      output.finish()
+
+
+class StoppedError(UserError):
+  """A signal stopped the translation; the same command continues it."""
+
+  code = AGAIN
+
+
+@contextlib.contextmanager
+def _stopping(output) -> Iterator[None]:
+  """Reports the lines in the file of --out if a signal stops the process."""
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  try:
+    yield
+  except KeyboardInterrupt:
+    raise StoppedError(
+      f"stopped after {output.num_lines} lines; the same command continues"
+    ) from None
 
 
 def _translate_all(stream, output, translate, save) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from absl import logging
+
 from experiments.errors import UserError
 
 
@@ -40,7 +42,7 @@ class PartialFile:
       raise UserError(f"--out={path}: exists; remove it, or use another name")
     text = json.dumps(settings, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    self._path = path
+    self._path, self._group_size = path, group_size
     self._draft = path.with_name(f".{path.name}.{digest}.partial")
     try:
       self._file = self._draft.open("a+b")
@@ -48,30 +50,38 @@ class PartialFile:
       raise UserError(
         f"--out={path}: cannot be written ({error.strerror})"
       ) from error
-    self.num_groups, end = self._complete_groups(group_size)
+    self.num_groups, end = self._complete_groups()
     self._file.truncate(end)
 
   def write(self, lines: Iterable[str]) -> None:
     """Appends the lines of complete groups."""
-    self._file.write("".join(f"{line}\n" for line in lines).encode())
+    written = [f"{line}\n" for line in lines]
+    self._file.write("".join(written).encode())
     self._file.flush()
+    self.num_groups += len(written) // self._group_size
 
   def finish(self) -> None:
     """Gives the file its name."""
     os.fsync(self._file.fileno())
     self._draft.rename(self._path)
+    logging.info("wrote %d lines to %s", self.num_lines, self._path)
+
+  @property
+  def num_lines(self) -> int:
+    """The number of lines that are written."""
+    return self.num_groups * self._group_size
 
   def close(self) -> None:
     """Closes the file, complete or not."""
     self._file.close()
 
-  def _complete_groups(self, group_size: int) -> tuple[int, int]:
+  def _complete_groups(self) -> tuple[int, int]:
     """Returns the number of complete groups, and their number of bytes."""
     self._file.seek(0)
     lines = groups_end = position = 0
     for line in self._file:
       position += len(line)
       lines += line.endswith(b"\n")
-      if line.endswith(b"\n") and lines % group_size == 0:
+      if line.endswith(b"\n") and lines % self._group_size == 0:
         groups_end = position
-    return lines // group_size, groups_end
+    return lines // self._group_size, groups_end

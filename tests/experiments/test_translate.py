@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import signal
+import time
 
 import numpy as np
 import pytest
@@ -101,7 +103,24 @@ def test_translation_of_a_file_continues(workdir, tmp_path):
   assert (code, printed) == (0, ""), error
   (second,) = numbers.spelled([2], "ko")
   assert out.read_text() == "kept" + "\n" * 4096 + f"{second}\n\n"
+  assert f"wrote 4098 lines to {out}\n" in error
   assert not hidden.exists()
+
+
+def test_sigterm_reports_the_lines_that_a_restart_keeps(workdir, tmp_path):
+  source, out = tmp_path / "source.txt", tmp_path / "out.txt"
+  source.write_text("one\n" * 4096 * 40)
+  flags = f"--workdir={workdir}", f"--source={source}", f"--out={out}"
+  process = processes.start("translate", *flags)
+  while not any(path.stat().st_size for path in tmp_path.glob(".out.txt.*")):
+    assert process.poll() is None, process.communicate()
+    time.sleep(0.05)
+  process.send_signal(signal.SIGTERM)
+  _, error = process.communicate(timeout=600)
+  assert process.returncode == 75, error
+  (hidden,) = tmp_path.glob(".out.txt.*.partial")
+  count = hidden.read_text().count("\n")
+  assert f"stopped after {count} lines; the same command continues" in error
 
 
 def test_warnings_name_the_line(workdir):
