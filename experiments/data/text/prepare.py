@@ -99,6 +99,7 @@ def write_tokenizers_and_sets(
 ) -> dict[str, Any]:
   """Writes evaluation sets, tokenizers and the record of the text."""
   files = text.files()
+  _warn_of_training_text(config)
   for name in (tokenized.LENGTHS, tokenized.TOKENS, tokenized.DIGESTS):
     (workdir / DATA / name).unlink(missing_ok=True)
   for split in config.splits:
@@ -152,6 +153,22 @@ def _refuse(line: int) -> NoReturn:
     "config.data.train: the text differs from the text that this run was"
     f" started with, from line {line:,} or later; use another --workdir"
   )
+
+
+def _warn_of_training_text(config: TranslationConfig) -> None:
+  """Warns if an evaluation set is the training text."""
+  if isinstance(config, NumbersConfig):
+    return
+  train = readers.files(config, config.train, field="config.data.train")
+  for split, path in config.splits.items():
+    field = f"config.data.splits.{split}"
+    files = readers.files(config, path, field=field)
+    if path == config.train or any(map(os.path.samefile, files, train)):
+      logging.warning(
+        "%s: is the text of config.data.train, so its metrics are those of"
+        " training examples",
+        field,
+      )
 
 
 def _warn_of_unknown(data: TranslationDataset) -> None:

@@ -102,6 +102,18 @@ def test_resumed_run_reuses_its_tokenizers(corpus, tmp_path, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+def test_an_evaluation_set_that_is_the_training_text_warns_once(
+  corpus, tmp_path, caplog
+):
+  splits = {"validation": "./train", "test": "test"}
+  config = text_config(corpus, splits=splits)
+  for _ in range(2):
+    prepare.prepare(config, tmp_path / "run")
+  message = "config.data.splits.validation: is the text of config.data.train"
+  assert caplog.text.count(message) == 1
+  assert "splits.test" not in caplog.text
+
+
 @pytest.mark.parametrize("language", ["en", "de"])
 def test_changed_training_text_is_refused(corpus, tmp_path, language):
   config, workdir = text_config(corpus), tmp_path / "run"
