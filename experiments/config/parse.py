@@ -40,6 +40,13 @@ class Config(Section):
   evaluation: Annotated[EvaluationConfig, CHANGEABLE]
   mesh: Annotated[MeshConfig, CHANGEABLE]
 
+  @property
+  def title(self) -> str:
+    """The task and the model, as "reverse: seq2seq (additive)"."""
+    model = self.model
+    score = model.attention if isinstance(model, Seq2SeqConfig) else model.score
+    return f"{self.data.name}: {model.name} ({score})"
+
   @model_validator(mode="after")
   def _task(self):
     if isinstance(self.data, TaskConfig):

@@ -39,6 +39,8 @@ class Run:
   Example:
     >>> import experiments
     >>> run = experiments.load("releases/numbers")
+    >>> run
+    Run('releases/numbers', numbers: seq2seq (additive), step 1500)
     >>> run.translate(["twelve thousand and one", "nine"])
     ['만 이천일', '구']
   """
@@ -50,6 +52,9 @@ class Run:
     self.checkpoint: str = restored.checkpoint
     self._translators: dict[Search, Callable[..., list[Line]]] = {}
     self._losses: Callable[..., Any] | None = None
+
+  def __repr__(self) -> str:
+    return f"Run({self.name!r}, {self.config.title}, {self.checkpoint})"
 
   def translate(
     self,

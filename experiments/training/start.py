@@ -9,7 +9,7 @@ from absl import logging
 
 from experiments import run_directory
 from experiments.checkpoints.listing import last_step
-from experiments.config import Config, Seq2SeqConfig
+from experiments.config import Config
 from experiments.data.dataset import TrainingBatches
 from experiments.data.pipeline import Stream
 from experiments.distributed import sharding
@@ -77,12 +77,10 @@ def log_start(
 ) -> None:
   """Logs what is trained, on which devices and batches."""
   config, devices = experiment.config, experiment.mesh.devices.size
-  model = config.model
-  score = model.attention if isinstance(model, Seq2SeqConfig) else model.score
   parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
   for line in (
-    f"{config.data.name}: {model.name} ({score}), {parameters:,}"
-    f" parameters, {devices} {jax.devices()[0].platform} device(s)",
+    f"{config.title}, {parameters:,} parameters, {devices}"
+    f" {jax.devices()[0].platform} device(s)",
     *sharding.describe(state, experiment.mesh),
     *batches.describe(),
     f"in {workdir}",
