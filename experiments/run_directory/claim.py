@@ -20,6 +20,10 @@ from experiments.run_directory.versions import VERSIONS
 
 CONFIG = "config.json"
 PARAMETERS = "parameters.safetensors"  # of an export
+_STEPS = (
+  "; it can only be raised, with config.optimizer.schedule 'constant' or"
+  " 'inverse_sqrt'"
+)
 
 
 def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
@@ -75,11 +79,12 @@ def check_same(workdir: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     if field in changeable or field.partition(".")[0] in changeable:
       changed[field] = new
     else:
-      other.append(f"config.{field}: stored {old!r}, given {new!r}")
+      hint = _STEPS if field == "train.steps" else ""
+      other.append(f"config.{field}: stored {old!r}, given {new!r}{hint}")
   if other:
     raise UserError(
-      f"--workdir={workdir}: has a run of another config; use another directory"
-      "\n  " + "\n  ".join(other)
+      f"--workdir={workdir}: has a run of another config; use another"
+      f" directory, such as --workdir={workdir}-2\n  " + "\n  ".join(other)
     )
   return changed
 

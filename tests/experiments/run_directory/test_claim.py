@@ -89,7 +89,11 @@ def test_steps_must_not_change_if_the_schedule_depends_on_them(
   config.optimizer.schedule = schedule
   claim(tmp_path, config.to_dict())
   config.train.steps = 3000
-  with pytest.raises(UserError, match=r"train\.steps: stored 2500"):
+  message = (
+    rf"such as --workdir={tmp_path}-2\n  config\.train\.steps: stored 2500,"
+    r" given 3000; it can only be raised, with .* 'constant' or 'inverse"
+  )
+  with pytest.raises(UserError, match=message):
     claim(tmp_path, config.to_dict())
 
 
