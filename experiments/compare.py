@@ -15,7 +15,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from absl import flags
+from absl import flags, logging
 
 from experiments import cli
 from experiments.errors import UserError
@@ -69,6 +69,14 @@ def main() -> int | None:
     folder=folder,
     flags=cli.config_arguments(),
   )
+  others = grid.other_runs(trials, folder)
+  if further := grid.further_seeds(trials, others):
+    logging.warning(
+      "--seeds=%d: the report leaves out %s, trained with more seeds; to keep"
+      " these runs in it, stop and give their number of seeds",
+      _SEEDS.value,
+      ", ".join(further),
+    )
   found, failed = results.read_all(runner.run(trials, _JOBS.value))
   if not found.trials:
     errors = [f"{trial.name}: {error}" for trial, error in failed]
@@ -81,7 +89,7 @@ def main() -> int | None:
     folder,
     command=shlex.join(["python", "-m", "experiments.compare", *sys.argv[1:]]),
     metric=config.train.best_metric,
-    others=grid.other_runs(trials, folder),
+    others=others,
   )
   print(path.read_text(encoding="utf-8"), f"report: {path}", sep="\n")
   return 1 if failed else None

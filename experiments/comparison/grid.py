@@ -141,6 +141,12 @@ def other_runs(trials: Sequence[Trial], folder: Path) -> list[str]:
   return sorted(str(workdir.relative_to(folder)) for workdir in others)
 
 
+def further_seeds(trials: Sequence[Trial], others: Sequence[str]) -> list[str]:
+  """Those of `other_runs` that have the values of a trial and another seed."""
+  groups = {trial.workdir.parent.name for trial in trials}
+  return [run for run in others if Path(run).parent.name in groups]
+
+
 def parse_sweep(text: str) -> tuple[str, list[str]]:
   """Splits the FIELD=VALUE,VALUE,... of a `--sweep`."""
   field, equals, values = text.partition("=")

@@ -114,6 +114,23 @@ def test_a_signal_stops_the_trials_and_starts_no_more(tmp_path, monkeypatch):
   assert signal.getsignal(signal.SIGHUP) == handler
 
 
+def test_fewer_seeds_than_before_warn_of_what_the_report_leaves_out(tmp_path):
+  folder = tmp_path / "c"
+  sweep = {"model.attention": ["dot", "none"]}
+  for trial in make_trials(sweep, folder, num_seeds=2):
+    write_results(trial, 0.5)
+  code, out, error = processes.run(
+    "compare",
+    f"--config={processes.write_config(tmp_path)}",
+    "--scores=dot",
+    "--seeds=1",
+    f"--workdir={folder}",
+  )
+  assert code == 0, error
+  assert "warning: --seeds=1: the report leaves out dot/seed-1," in error
+  assert "| dot | 1 |" in out
+
+
 @pytest.mark.exhaustive
 def test_compare_continues_after_failures_and_interrupts(tmp_path):
   config = processes.write_config(tmp_path)
