@@ -55,15 +55,32 @@ _PAGES = pathlib.Path(__file__).parents[1] / "build" / "pages"
 html_extra_path = [str(_PAGES)] if _PAGES.exists() else []
 
 
+# The page of config fields, and the line that they replace.
+_FIELDS_PAGE, _FIELDS = "api/config", "<!-- config_fields -->"
+
+
 def setup(app):
   """Omits the default docstrings of a NamedTuple's fields; finds the gallery.
+
+  Inserts the fields of configs.
 
   Args:
     app: Sphinx.
   """
   app.connect("autodoc-skip-member", _skip)
+  app.connect("source-read", _insert_fields)
+  # Their source is not the page, whose time Sphinx compares.
+  app.connect("env-get-outdated", lambda *_: [_FIELDS_PAGE])
   if html_extra_path:
     app.tags.add("gallery")
+
+
+def _insert_fields(app, page, source):
+  del app
+  if page == _FIELDS_PAGE:
+    from docs.config_fields import config_fields
+
+    source[0] = source[0].replace(_FIELDS, config_fields())
 
 
 def _skip(app, what, name, obj, skip, options):

@@ -7,6 +7,8 @@ import re
 import pytest
 
 from configs import base
+from docs.config_fields import config_fields
+from experiments.config.sections import Section
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -52,6 +54,24 @@ def test_links_and_configs_in_documents_exist(path):
   for name, arg in re.findall(r"(configs/\w+\.py)(?::(\w+))?", text):
     assert (ROOT / name).exists(), name
     assert not arg or arg in base.ARGUMENTS, arg
+
+
+def test_every_field_of_a_config_is_documented():
+  text = config_fields()
+  sections = [Section]
+  for section in sections:
+    sections += section.__subclasses__()
+    for field in section.model_fields:
+      assert f"| `{field}`" in text or f"\n## config.{field}\n" in text, field
+  for row in (
+    "| `clip_norm` | number above `0` or None | `1.0` | Largest global norm",
+    '| `cell` | `"gru"`, `"lstm"` | `"gru"` | Type of',
+    "| `dropout_rate` | number at least `0` and below `1` | `0.0` |",
+    "| `beam_size`\\* | integer at least `1` | `1` |",
+    "| `splits` | names, each with [DigitRange](#digitrange) |",
+    "| `min_digits` | integer at least `1` | required |",
+  ):
+    assert f"\n{row}" in text
 
 
 def anchors(path):

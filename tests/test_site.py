@@ -102,6 +102,13 @@ def test_every_public_name_is_documented(site):
         assert f"attention.{module}.{name}" in found, f"{module}.{name}"
 
 
+@pytest.mark.exhaustive
+def test_the_page_of_config_fields_has_their_tables(site):
+  page = (site / "api" / "config.html").read_text(encoding="utf-8")
+  assert '<span class="pre">attention_implementation</span>' in page
+  assert Page(site / "api" / "config.html").ids >= {"config-train"}
+
+
 def test_pages_of_the_experiments_list_functions(site):
   text = (ROOT / "docs" / "api" / "experiments.md").read_text()
   found = Page(site / "api" / "experiments.html").ids
