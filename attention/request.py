@@ -27,7 +27,7 @@ from attention.normalizers import (
 from attention.positional import Pairwise
 from attention.scores import Positions, Score, as_score
 from attention.scores.decay import with_running_sums
-from attention.scores.tracing import Traced, trace_score
+from attention.scores.tracing import trace_score
 from attention.softmax import Statistics
 
 Combined = tuple[jax.Array, Statistics]
@@ -49,8 +49,6 @@ class Request:
     scores_shape: [..., T, S], the shape of the scores.
     elements_per_pair: the elements of the largest intermediate array of the
       score, per query and key: 1 for a dot product, D for query - key.
-    follows_leading: whether each entry of the leading axes has scores of its
-      own, so that tiles may divide these axes.
     return_lse: whether the caller needs the lse.
     precision: the name of the precision of matrix products, for
       `jax.default_matmul_precision`; None is the platform's default. Products
@@ -72,7 +70,6 @@ class Request:
   normalizer: Normalizer
   scores_shape: tuple[int, ...]
   elements_per_pair: int = 1
-  follows_leading: bool = True
   return_lse: bool = True
   precision: str | None = None
   branch: str | None = None
@@ -177,12 +174,12 @@ def make_request(
   query, key, value = axes.aligned(query, key, value)
   leading = jnp.broadcast_shapes(query.shape[:-2], key.shape[:-2])
   check_parameters(score, leading, may_grow=True)
-  scores, traced = _traced(score, query, key)
+  scores, elements_per_pair = _traced(score, query, key)
   rank = len(scores)
   if rank > query.ndim:
     # Arrays of the score have more leading axes than the tokens.
     query, key, value = (axes.with_rank(x, rank) for x in (query, key, value))
-    scores, traced = _traced(score, query, key)
+    scores, elements_per_pair = _traced(score, query, key)
     if len(scores) > rank:
       raise ValueError(
         f"score may not add leading axes to those of its arguments: for query "
@@ -208,18 +205,16 @@ def make_request(
     dropout=dropout,
     normalizer=normalizer,
     scores_shape=scores,
-    elements_per_pair=traced.elements_per_pair,
-    follows_leading=traced.follows_leading,
+    elements_per_pair=elements_per_pair,
     return_lse=return_lse,
     precision=precision_name(None),
     combined=combined,
   )
 
 
-def _traced(score: Score, query, key) -> tuple[tuple[int, ...], Traced]:
-  """The shape of the scores, and what else their trace shows."""
-  traced = trace_score(score, query, key)
-  result = traced.result
+def _traced(score: Score, query, key) -> tuple[tuple[int, ...], int]:
+  """The shape of the scores and the elements per pair."""
+  result, elements_per_pair = trace_score(score, query, key)
   if not hasattr(result, "shape") or jnp.issubdtype(
     result.dtype, jnp.complexfloating
   ):
@@ -233,7 +228,7 @@ def _traced(score: Score, query, key) -> tuple[tuple[int, ...], Traced]:
       f"score must return [..., T, S] = [..., {lengths[0]}, {lengths[1]}] for "
       f"query {query.shape} and key {key.shape}, it returned {shape}"
     )
-  return shape, traced
+  return shape, elements_per_pair
 
 
 def _fitting(name: str, pairs: Pairwise, shape: tuple[int, ...]):

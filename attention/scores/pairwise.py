@@ -44,16 +44,20 @@ def pair_jaxpr(
   return jax.make_jaxpr(pair, return_shape=True)(query, key)
 
 
-def check_pairwise(score: Score, query, key) -> None:
+def check_pairwise(score: Score, query, key, closed: ClosedJaxpr) -> None:
   """Raises ValueError if a function of the user depends on other tokens.
 
   Args:
     score: the score.
     query: mapped queries [..., T, X].
     key: mapped keys [..., S, Y].
+    closed: the score's jaxpr.
   """
+  lengths = query.shape[-2], key.shape[-2]
   for function, shapes in _functions(score, query, key):
-    _check(function, shapes, query.shape[-2], key.shape[-2])
+    is_score = getattr(function, "args", None) == (score,)
+    traced = closed if is_score else _traced(function, shapes, lengths)
+    _check(function, shapes, lengths, traced)
 
 
 def _functions(score: Score, query, key) -> Iterator[_Checked]:
@@ -109,15 +113,18 @@ def _at(rank: int, length: int, key_length: int) -> list[Any]:
   ]
 
 
-def _check(function, shapes, length: int, key_length: int) -> None:
-  closed = jax.make_jaxpr(function)(*shapes(length, key_length))
+def _traced(function, shapes, lengths) -> ClosedJaxpr:
+  return jax.make_jaxpr(function)(*shapes(*lengths))
+
+
+def _check(function, shapes, given, closed: ClosedJaxpr) -> None:
   longest = longest_axis(closed)
   # Multiples, since a function may split the tokens; different ones, since a
   # function may add queries to keys.
-  lengths = [_multiple(each, longest) for each in (length, key_length)]
-  lengths[1] += key_length * (lengths[0] == lengths[1])
+  lengths = [_multiple(each, longest) for each in given]
+  lengths[1] += given[1] * (lengths[0] == lengths[1])
   try:
-    longer = jax.make_jaxpr(function)(*shapes(*lengths))
+    longer = _traced(function, shapes, lengths)
   except Exception as error:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     problem = f"fails for {lengths[0]} queries and {lengths[1]} keys: {reason}"
@@ -125,7 +132,7 @@ def _check(function, shapes, length: int, key_length: int) -> None:
   if found := combined_entries(longer, longest):
     raise ValueError(_RULE.format(f"{found} {_TOKENS}"))
   if numbers(closed) != numbers(longer):
-    again = jax.make_jaxpr(function)(*shapes(length, key_length))
+    again = _traced(function, shapes, given)
     if numbers(closed) == numbers(again):  # else the function is not pure
       problem = "depends on the number of queries or keys"
       raise ValueError(_RULE.format(problem))

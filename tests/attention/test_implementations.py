@@ -82,11 +82,15 @@ def test_a_score_is_called_twice_to_analyse_it_and_once_to_run(
 
   tokens = jnp.ones((2, 3, 9, 4))
   jax.make_jaxpr(jax.grad(loss))(tokens)
-  assert len(calls) == 3
+  # Where tiles might divide the leading axes, two calls tell whether they may.
+  divides = implementation in (None, "blockwise") or isinstance(
+    implementation, Blockwise
+  )
+  assert len(calls) in ((3, 5) if divides else (3,))
   assert calls[0] == (tokens.shape, tokens.shape)
 
 
-def test_a_score_with_arrays_of_each_head_is_called_once_more_for_its_tiles():
+def test_a_score_with_arrays_of_each_head_is_called_twice_to_see_them():
   calls, scale = [], jnp.arange(1.0, 7.0).reshape(1, 6, 1, 1)
 
   def score(query, key):
@@ -98,7 +102,7 @@ def test_a_score_with_arrays_of_each_head_is_called_once_more_for_its_tiles():
   jax.make_jaxpr(
     lambda tokens: attend(*[tokens] * 3, score=score, implementation=cut)
   )(tokens)
-  assert len(calls) == 4
+  assert len(calls) == 5
 
 
 def test_attention_weights_call_the_score_three_times():

@@ -19,6 +19,7 @@ from attention.implementations.closure import (
 from attention.positional import Pairwise, TilePositions
 from attention.request import Request
 from attention.scores import Positions
+from attention.scores.pairwise import follows_leading
 
 # A function or None, and the arrays that it captured.
 Traced = tuple[Program | None, list[Any]]
@@ -87,7 +88,9 @@ def trace_pair(
   # A score whose arrays have leading axes (heads) needs blocks with all entries
   # of these axes. Every score supports the last block. Tokens are mapped.
   whole = jnp.broadcast_shapes(query.shape[:-2], key.shape[:-2])
-  for block in blocks[:-1] if request.follows_leading else ():
+  if len(blocks) > 1 and not follows_leading(request.score, query, key):
+    blocks = blocks[-1:]
+  for block in blocks[:-1]:
     tiling = dataclasses.replace(tiling, block=block)
     shape = tuple(map(min, block, whole))
     try:

@@ -61,8 +61,6 @@ class Pallas:
       )
     if not request.has_known_sizes:
       return "needs known sizes"
-    if not request.follows_leading:
-      return "needs a score of each head and example, which reads no others"
     if not self.interpret and request.dtype != jnp.float32:
       return f"computes in float32, got {request.dtype}"
     if 0 in (*request.leading, *request.scores_shape[-2:]):

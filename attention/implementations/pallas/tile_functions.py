@@ -36,7 +36,7 @@ from attention.request import Request
 from attention.scores import Positions, Score
 
 _SCALAR = jax.ShapeDtypeStruct((), jnp.int32)
-_UNDECLARED = (
+UNDECLARED = (
   "needs a score of one head as a function of matrices [t, D] and [s, D], "
   "which returns [t, s]; a dataclass declares arrays of several heads by "
   "dataclasses.field(metadata=attention.scores.MATRIX), VECTOR or SCALAR"
@@ -120,7 +120,7 @@ def _traced_score(request, query, key, tile, rules) -> TileFunction:
     own = dataclasses.replace(request, score=score(parts))
     scores = own.pair_at(query, key, positions)
     if any(x.shape != (*leading, *tile) for x in jax.tree.leaves(scores)):
-      raise Unsupported(_UNDECLARED)
+      raise Unsupported(UNDECLARED)
     return jax.tree.map(
       lambda scores: scores.reshape(tile).astype(request.dtype), scores
     )
@@ -131,10 +131,10 @@ def _traced_score(request, query, key, tile, rules) -> TileFunction:
       function = functools.partial(pair, leading)
       return traced(function, arguments, operands, tile, rules)
     except (AssertionError, RuntimeError, TypeError, ValueError) as failure:
-      if isinstance(failure, Unsupported) and failure.args[0] != _UNDECLARED:
+      if isinstance(failure, Unsupported) and failure.args[0] != UNDECLARED:
         raise
       error = failure
-  raise Unsupported(_UNDECLARED) from error
+  raise Unsupported(UNDECLARED) from error
 
 
 def checked_normalizer(request: Request, rules: Rules) -> OnlineNormalizer:
