@@ -1,5 +1,9 @@
 """The exception for errors that a user can correct, and exit codes."""
 
+import contextlib
+import re
+from collections.abc import Iterator
+
 # Exit code of a run that was stopped and resumes when it is started again, so
 # that a scheduler may requeue it (EX_TEMPFAIL of sysexits.h).
 AGAIN = 75
@@ -9,3 +13,31 @@ class UserError(Exception):
   """An error that the user can correct: one message, no traceback."""
 
   code = 2  # the exit code of the process
+
+
+@contextlib.contextmanager
+def naming_field(field: str, workdir: object) -> Iterator[None]:
+  """Names the field of a config that names a run, in place of --workdir."""
+  try:
+    with naming_arguments():
+      yield
+  except UserError as error:
+    reason = str(error).removeprefix(f"workdir={workdir}: ")
+    raise UserError(f"{field}: {reason}") from error
+
+
+@contextlib.contextmanager
+def naming_arguments() -> Iterator[None]:
+  """Names arguments of a function, where messages name the flags of a binary.
+
+  Example:
+    >>> with naming_arguments():
+    ...   raise UserError("--workdir=run: not a run directory")
+    Traceback (most recent call last):
+    experiments.errors.UserError: workdir=run: not a run directory
+  """
+  try:
+    yield
+  except UserError as error:
+    message = re.sub(r"(?<!\S)--(?=[a-z_]+\b)", "", str(error))
+    raise UserError(message) from error

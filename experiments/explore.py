@@ -15,6 +15,7 @@ from absl import flags, logging
 
 from experiments import cli
 from experiments.distributed import initialize
+from experiments.run_directory import run_path
 
 _WORKDIRS = flags.DEFINE_multi_string(
   "workdir",
@@ -48,10 +49,13 @@ _NUM_SENTENCES = flags.DEFINE_integer(
 def main() -> None:
   """Writes the page that the flags describe."""
   initialize.set_up_jax()
-  from experiments.inference.run import load
+  from experiments.inference import Run, restore
   from experiments.visualization.attention_view import attention_view
 
-  runs = [load(workdir, _CHECKPOINT.value) for workdir in _WORKDIRS.value]
+  runs = [
+    Run(restore(run_path(workdir), _CHECKPOINT.value), workdir)
+    for workdir in _WORKDIRS.value
+  ]
   pairs = []
   for source, target in _lines(runs[0]).items():
     pairs += [run.attention(source, target) for run in runs]

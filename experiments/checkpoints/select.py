@@ -29,7 +29,7 @@ def choose(manager: Manager, which: str, config: TrainConfig) -> list[int]:
     chosen = steps[-1:] if name else [s for s in steps if str(s) == which]
   if not chosen:
     raise UserError(
-      f"{manager.folder}: no checkpoint {which!r}; there are"
+      f"--checkpoint={which}: not in {manager.folder}; saved steps:"
       f" {', '.join(map(str, steps)) or 'none'}"
     )
   return chosen

@@ -10,7 +10,7 @@ from absl import logging
 from experiments.checkpoints import parameter_file
 from experiments.checkpoints.restore_run import run_parameters
 from experiments.data.text.dataset import TranslationDataset
-from experiments.errors import UserError
+from experiments.errors import UserError, naming_field
 from experiments.experiment import Experiment
 from experiments.optimization.step import TrainState
 from experiments.run_directory import run_path
@@ -23,11 +23,9 @@ def warm_started(experiment: Experiment) -> TrainState:
   state = experiment.initial_state()
   field = experiment.config.train.init_from
   name, checkpoint = experiment.config.train.init_run or ("", None)
-  try:
+  with naming_field(f"config.train.init_from={field}", name):
     workdir = run_path(name)
     source, params, restored = run_parameters(workdir, checkpoint)
-  except UserError as error:
-    raise UserError(f"config.train.init_from={field}: {error}") from error
   found, ours = map(parameter_file.named, (params, state.params))
   left_out = _left_out(source, experiment, found, ours)
   taken = set(ours).difference(*left_out.values())

@@ -36,6 +36,11 @@ def configured_search(experiment: Experiment, **changes) -> Search:
 
 
 def _check_limits(search: Search, max_length: int) -> None:
+  least = {"beam_size": 1, "max_length": 1, "length_penalty": 0}
+  for name, bound in least.items():
+    value = getattr(search, name)
+    if value is not None and value < bound:
+      raise UserError(f"--{name}={value}: must be at least {bound}")
   limit = search.max_length or max_length
   if limit > max_length:
     raise UserError(

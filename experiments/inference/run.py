@@ -11,7 +11,7 @@ from experiments.data.batch import PAD
 from experiments.data.text.corpus import padded
 from experiments.data.text.tokenizer import normalized
 from experiments.decoding.batching import Search
-from experiments.errors import UserError
+from experiments.errors import UserError, naming_arguments
 from experiments.evaluation.evaluator import make_reference_losses
 from experiments.evaluation.search import configured_search
 from experiments.inference.restored import Restored, restore
@@ -80,8 +80,10 @@ class Run:
 
     Raises:
       UserError: if a line is longer than the model reads, or a line of a
-        synthetic task has another symbol; the message names it.
+        synthetic task has another symbol; the message names it. Also if
+        `lines` is a string.
     """
+    _check_lines(lines, "lines")
     found = self._translated(
       lines,
       beam_size=beam_size,
@@ -102,9 +104,11 @@ class Run:
       sentence included.
 
     Raises:
-      UserError: if there are more sources than targets or fewer, or a line is
-        longer than the model reads.
+      UserError: if there are more sources than targets or fewer, a line is
+        longer than the model reads, or an argument is a string.
     """
+    _check_lines(sources, "sources")
+    _check_lines(targets, "targets")
     if len(sources) != len(targets):
       raise UserError(f"{len(sources)} sources, but {len(targets)} targets")
     if self._losses is None:
@@ -124,8 +128,15 @@ class Run:
       The tokens and the weights; a notebook shows them as an interactive view.
 
     Raises:
-      UserError: if a line is blank or longer than the model reads.
+      UserError: if a line is blank or longer than the model reads, or an
+        argument is no string.
     """
+    for name, text in (("source", source), ("target", target or "")):
+      if not isinstance(text, str):
+        raise UserError(
+          f"{name} must be a string, got a {type(text).__name__}; call"
+          " attention for each line"
+        )
     if not source.strip():
       raise UserError("attention needs a source that is not blank")
     if target is None:
@@ -157,7 +168,8 @@ class Run:
     return example_lines(self._restored.experiment.data, split, count)
 
   def _translated(self, lines: Sequence[str], **changes) -> list[Line]:
-    search = configured_search(self._restored.experiment, **changes)
+    with naming_arguments():
+      search = configured_search(self._restored.experiment, **changes)
     if search not in self._translators:
       self._translators[search] = make_translator(
         self._restored, search, refuse_long=True
@@ -185,4 +197,13 @@ class Run:
 
 def load(workdir: str | Path, checkpoint: str | None = None) -> Run:
   """Loads a run; `experiments.load` documents it."""
-  return Run(restore(run_path(workdir), checkpoint), str(workdir))
+  with naming_arguments():
+    return Run(restore(run_path(workdir), checkpoint), str(workdir))
+
+
+def _check_lines(lines: Sequence[str], name: str) -> None:
+  """Raises UserError for one string, whose characters would be the lines."""
+  if isinstance(lines, str):
+    raise UserError(
+      f"{name} must be a list of strings, got a string; write [line]"
+    )

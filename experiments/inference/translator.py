@@ -75,8 +75,7 @@ def make_translator(
     limit = data.max_length - 1
     cuts = [_cut(len(row), limit, first + i) for i, row in zip(indices, tokens)]
     if refuse_long and any(cuts):
-      message = next(filter(None, cuts))
-      raise UserError(f"{message}; split it, or use --long_lines=cut")
+      raise UserError(f"{next(filter(None, cuts))}; split it")
     sources = padded([row[:limit] for row in tokens], data.max_length)
     predictions = predict(params, sources, progress, first=first - 1)
     for row, index in enumerate(indices):

@@ -113,7 +113,7 @@ def test_evaluate_repeats_the_final_evaluation(copied, tmp_path):
   ("flag", "message"),
   [
     ("--split=tset", "there are: longer, test, validation"),
-    ("--checkpoint=7", "no checkpoint '7'; there are"),
+    ("--checkpoint=7", "--checkpoint=7: not in "),
   ],
 )
 def test_evaluate_refuses_unknown_names(flag, message, complete):

@@ -297,7 +297,7 @@ def test_a_file_named_like_a_set_is_refused(workdir, tmp_path):
         (["--alignments=/dev/null"], "/dev/null: File exists"),
         (["--min_length=90"], "--min_length=90: must be less than"),
         (["--max_length=99"], "--max_length=99: the model was built for at"),
-        (["--checkpoint=last:0"], "no checkpoint 'last:0'; there are "),
+        (["--checkpoint=last:0"], "--checkpoint=last:0: not in "),
       )
     ),
   ],

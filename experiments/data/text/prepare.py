@@ -27,7 +27,7 @@ from experiments.data.text.dataset import (
 from experiments.data.text.readers import ParallelText
 from experiments.data.text.tokenized import Pair, TokenizedPairs
 from experiments.data.text.tokenizer import normalized
-from experiments.errors import UserError
+from experiments.errors import UserError, naming_field
 from experiments.run_directory import LocalFiles, read_config, write_json
 
 RECORD = "corpus.json"
@@ -255,7 +255,8 @@ def _copy_tokenizers(
   source: Path, workdir: Path, config: TranslationConfig
 ) -> bool:
   """Copies the tokenizers of a run with the same languages and settings."""
-  theirs = read_config(source).data
+  with naming_field(f"config.train.init_from={source}", source):
+    theirs = read_config(source).data
   if isinstance(theirs, TaskConfig) or any(
     getattr(theirs, field) != getattr(config, field)
     for field in _TOKENIZER_FIELDS

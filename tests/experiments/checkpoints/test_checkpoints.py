@@ -112,21 +112,24 @@ def test_an_invalid_checkpoint_name_is_refused(which, many):
   with pytest.raises(UserError) as caught:
     select.choose(many, which, ranked_by("bleu"))
   message = str(caught.value)
-  assert f"no checkpoint {which!r}; there are 10, 20, 30, 40, 50, 60" in message
+  assert f"--checkpoint={which}: not in {many.folder}" in message
+  assert message.endswith("; saved steps: 10, 20, 30, 40, 50, 60")
   assert len(message.splitlines()) == 1
 
 
 def test_every_name_is_refused_without_checkpoints(tmp_path):
   with saved(tmp_path) as manager:
     for which in ("last", "best", "last:1"):
-      with pytest.raises(UserError, match="there are none"):
+      with pytest.raises(UserError, match="saved steps: none"):
         select.choose(manager, which, ranked_by("bleu"))
 
 
 def test_checkpoints_without_metrics_are_never_best(tmp_path):
   with (
     saved(tmp_path, [None, None]) as manager,
-    pytest.raises(UserError, match="no checkpoint 'best'; there are 10, 20"),
+    pytest.raises(
+      UserError, match=r"--checkpoint=best: not in .*; saved steps: 10, 20"
+    ),
   ):
     select.choose(manager, "best", ranked_by("bleu"))
 

@@ -137,8 +137,11 @@ def test_embeddings_of_other_tokenizers_are_not_taken(
 @pytest.mark.parametrize(
   ("init_from", "message"),
   [
-    ("nowhere", "config.train.init_from=nowhere: --workdir=nowhere: not a run"),
-    ("{runs}/reverse:7", "no checkpoint '7'; there are 9, 12"),
+    ("nowhere", "config.train.init_from=nowhere: not a run"),
+    (
+      "{runs}/reverse:7",
+      "reverse:7: checkpoint=7: not in .*; saved steps: 9, 12",
+    ),
     ("{runs}/translation", "no parameter fits this model"),
   ],
 )

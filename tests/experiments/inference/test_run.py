@@ -98,6 +98,41 @@ def test_errors_of_lines_name_them(run):
     run.attention(" ")
 
 
+@pytest.mark.parametrize(
+  ("method", "arguments", "options", "message"),
+  [
+    ("translate", ["a dog"], {}, r"lines must be a list .*; write \[line\]"),
+    ("score", ["a", ["b"]], {}, "sources must be a list of strings, got a str"),
+    ("score", [["a"], "b"], {}, "targets must be a list of strings, got a str"),
+    ("attention", [["a dog"]], {}, "source must be a string, got a list"),
+    ("attention", ["a", ["b"]], {}, "target must be a string, got a list"),
+    ("translate", [["dog " * 40]], {}, "model reads 15; split it$"),
+    *[
+      ("translate", [["a dog"]], {name: value}, f"^{name}={value}: {reason}")
+      for name, value, reason in (
+        ("beam_size", 0, "must be at least 1"),
+        ("max_length", 0, "must be at least 1"),
+        ("length_penalty", -1.0, "must be at least 0"),
+        ("max_length", 99, "the model was built for at most 16"),
+      )
+    ],
+  ],
+)
+def test_errors_of_arguments_name_them(
+  method, arguments, options, message, run
+):
+  with pytest.raises(UserError, match=message):
+    getattr(run, method)(*arguments, **options)
+
+
+def test_errors_of_loading_name_its_arguments(folder):
+  with pytest.raises(UserError, match=r"^workdir=nope: not a run directory"):
+    experiments.load("nope")
+  message = "^checkpoint=7: not in .*/checkpoints; saved steps: 6, 8$"
+  with pytest.raises(UserError, match=message):
+    experiments.load(folder / "translation", "7")
+
+
 def test_a_synthetic_task_reads_symbols(folder):
   run = experiments.load(folder / "reverse")
   (prediction,) = run.translate(["1 2 3"])

@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -72,6 +73,11 @@ def assert_same_sets(ours, theirs):
     one, other = ours.evaluation_set(split), theirs.evaluation_set(split)
     jax.tree.map(np.testing.assert_array_equal, one.batch, other.batch)
     assert one.text == other.text
+
+
+def test_a_wrong_init_from_is_named(corpus, tmp_path):
+  with pytest.raises(UserError, match=r"^config\.train\.init_from=no: not a r"):
+    prepare.prepare(text_config(corpus), tmp_path / "run", init_from=Path("no"))
 
 
 def test_run_directory_suffices_without_the_corpus(corpus, tmp_path):
