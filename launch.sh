@@ -171,7 +171,7 @@ launch_local() {
     pids=(${running[@]+"${running[@]}"})
     if ((code == 75 && status == 0)); then
       status=$code # a signal stops all processes
-    elif ((code > 0 && (status == 0 || status == 75))); then
+    elif ((code > 0 && code != 75 && (status == 0 || status == 75))); then
       status=$code
       echo "launch.sh: a process failed with code $code; stopping the others" >&2
       stop_all "${pids[@]}" >/dev/null 2>&1 &

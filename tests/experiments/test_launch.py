@@ -112,6 +112,25 @@ def test_local_rejects_gpus_that_do_not_divide(monkeypatch):
   assert "2 processes do not share 3 GPU(s) evenly; CUDA_VISIBLE" in error
 
 
+FAILED = "launch.sh: a process failed with code {}; stopping the others\n"
+
+
+@pytest.mark.parametrize(
+  ("codes", "code", "message"),
+  [
+    ((75, 75), 75, ""),
+    ((0, 75), 75, ""),
+    ((75, 3), 3, FAILED.format(3)),
+  ],
+)
+def test_local_reports_failures_and_no_saved_runs(codes, code, message):
+  # Process 1 ends after process 0.
+  end = 'sleep 0.$((3 * JAX_PROCESS_ID)); exit "${@:JAX_PROCESS_ID + 1:1}"'
+  done = launch("local", 2, "bash", "-c", end, "-", *codes)
+  assert done.returncode == code
+  assert done.stderr == message
+
+
 def test_a_slurm_script_has_the_options():
   options = ["--nodes=4", "--gpus=8", "--time=1:00:00", "--partition=p"]
   done = launch("slurm", *options, "--grace=60", "--dry-run", *TRAIN)
