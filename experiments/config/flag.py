@@ -1,29 +1,74 @@
 """The parser of `--config`, which reports errors of a config file in a line."""
 
+import ast
+import contextlib
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from experiments.config.sections import suggestion
+from experiments.config.sections import no_such_field
 from experiments.errors import UserError
 
 
 def install_parser() -> None:
   """Installs a parser of `--config` that checks file and field names."""
   flags.FLAGS["config"].parser = _Parser(flags.FLAGS["config"].parser)
-  for kind in (float, type(None)):
-    config_flags.register_flag_parser_for_type(kind, _FloatOrNone())
+  for kind, parser in (
+    (int, _Integer()),
+    (bool, _Boolean()),
+    (float, _FloatOrNone()),
+    (type(None), _FloatOrNone()),
+    (ConfigDict, _Section()),
+  ):
+    config_flags.register_flag_parser_for_type(kind, parser)
+
+
+class _Integer(flags.IntegerParser):
+  """An integer."""
+
+  def convert(self, argument):
+    with _refusing("must be an integer"):
+      return super().convert(argument)
+
+
+class _Boolean(flags.BooleanParser):
+  """True or false."""
+
+  def parse(self, argument):
+    with _refusing("must be true or false"):
+      return super().parse(argument)
 
 
 class _FloatOrNone(flags.FloatParser):
   """A number or None; `parse` later rejects None for a required field."""
 
   def convert(self, argument):
-    return None if argument == "None" else super().convert(argument)
+    with _refusing("must be a number"):
+      return None if argument == "None" else super().convert(argument)
+
+
+class _Section(flags.ArgumentParser):
+  """A dictionary."""
+
+  def parse(self, argument):
+    if isinstance(argument, ConfigDict):  # the value in the config file
+      return argument
+    with _refusing("is a section; set its fields, as --config.train.steps=100"):
+      return ConfigDict(dict(ast.literal_eval(argument)))
+
+
+@contextlib.contextmanager
+def _refusing(reason: str) -> Iterator[None]:
+  """Replaces the messages of Python, before which absl writes the flag."""
+  try:
+    yield
+  except (SyntaxError, TypeError, ValueError):
+    raise ValueError(reason) from None
 
 
 class _Parser(flags.ArgumentParser):
@@ -65,7 +110,7 @@ def _check_field(config: ConfigDict, flag: str) -> None:
   for name in flag.split(".")[1:]:
     known = list(section) if isinstance(section, ConfigDict) else []
     if name not in known:
-      raise UserError(f"--{flag}: no such field{suggestion(name, known)}")
+      raise UserError(f"--{no_such_field(flag, known)}")
     section = section[name]
 
 

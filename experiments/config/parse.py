@@ -10,7 +10,7 @@ from pydantic import ValidationInfo, model_validator
 
 from experiments.config.data import DataConfig, TaskConfig
 from experiments.config.model import ModelConfig, Seq2SeqConfig
-from experiments.config.sections import CHANGEABLE, Section, Seed, suggestion
+from experiments.config.sections import CHANGEABLE, Section, Seed, no_such_field
 from experiments.config.training import (
   EvaluationConfig,
   MeshConfig,
@@ -22,8 +22,6 @@ from experiments.errors import UserError
 
 # Normalizers whose results over disjoint sets of keys can be merged.
 _MERGEABLE = ("softmax", "softmax_sink", "sigmoid")
-# The field of the score, of an RNN and of a Transformer.
-_OTHER_NAMES = {"attention": "score", "score": "attention"}
 
 
 class Config(Section):
@@ -210,10 +208,7 @@ def _describe(problem: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
     section: Any = raw
     for parent in parents:
       section = section[parent]
-    known = set(section) - {name}
-    if parents == ["model"] and _OTHER_NAMES.get(name) in known:
-      name = _OTHER_NAMES[name]
-    return f"{field}: no such field{suggestion(name, known)}"
+    return no_such_field(field, set(section) - {name})
   if problem["type"] in ("missing", "union_tag_not_found"):
     return f"{field}: missing"
   if problem["type"] == "union_tag_invalid":

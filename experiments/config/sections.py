@@ -58,6 +58,22 @@ class Section(pydantic.BaseModel):
   )
 
 
+# The field of the score, of an RNN and of a Transformer.
+_OTHER_NAMES = {"attention": "score", "score": "attention"}
+
+
+def no_such_field(field: str, known: Iterable[str]) -> str:
+  """Returns the message about a field that is not one of its section."""
+  known = set(known)
+  section, _, name = field.rpartition(".")
+  if section != "config.model" or _OTHER_NAMES.get(name) not in known:
+    return f"{field}: no such field{suggestion(name, known)}"
+  message = f"{field}: no such field; did you mean {_OTHER_NAMES[name]!r}?"
+  if name == "score":
+    message += " The argument of a config also sets it: configs/reverse.py:dot"
+  return message
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
   """Returns the end of a message: the known name that is most similar."""
   close = difflib.get_close_matches(name, known, n=1)

@@ -46,10 +46,6 @@ ERRORS = {
     ["train", "--config=configs/reverse.py", "--config.trian.steps=3"],
     "trian",
   ),
-  "wrong type": (
-    ["train", "--config=configs/reverse.py", "--config.train.steps=many"],
-    "config.train.steps",
-  ),
   "out of range": (
     ["train", "--config=configs/reverse.py", "--config.train.steps=0"],
     "config.train.steps: got 0; ",
@@ -166,6 +162,41 @@ def parsed_config(*overrides, source="configs/reverse.py"):
     flag.install_parser()
     values(sys.argv)
     return values["config"].value
+
+
+@pytest.mark.parametrize(
+  ("override", "message"),
+  [
+    ("train.steps=many", "must be an integer"),
+    ("model.input_feeding=maybe", "must be true or false"),
+    ("optimizer.learning_rate=fast", "must be a number"),
+    ("model=foo", "is a section; set its fields, as --config.train.steps=100"),
+    ("model=3", "is a section; set its fields, as --config.train.steps=100"),
+  ],
+)
+def test_an_override_of_another_type_is_refused(override, message):
+  with pytest.raises(flags.IllegalFlagValueError) as caught:
+    parsed_config(f"--config.{override}")
+  assert str(caught.value) == f"flag --config.{override}: {message}"
+
+
+def test_a_section_is_overridden_by_a_dictionary():
+  splits = {"validation": {"min_length": 1, "max_length": 2, "num_examples": 3}}
+  config = parsed_config(f"--config.data.splits={splits}")
+  assert config.to_dict()["data"]["splits"] == splits
+
+
+def test_the_score_of_another_model_is_suggested():
+  with pytest.raises(UserError) as caught:
+    parsed_config("--config.model.score=dot")
+  assert str(caught.value) == (
+    "--config.model.score: no such field; did you mean 'attention'? The"
+    " argument of a config also sets it: configs/reverse.py:dot"
+  )
+  with pytest.raises(UserError, match=r"did you mean 'score'\?$"):
+    parsed_config(
+      "--config.model.attention=dot", source="configs/reverse.py:transformer"
+    )
 
 
 def test_an_optional_field_accepts_none_and_a_number(tmp_path):
