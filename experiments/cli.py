@@ -4,6 +4,7 @@ import errno
 import inspect
 import logging as python_logging
 import os
+import re
 import sys
 import threading
 import traceback
@@ -122,7 +123,10 @@ def _parsed(
   try:
     rest = flags.FLAGS(list(argv))
   except flags.Error as error:
-    _die(f"{error}\nSee --help.")
+    # absl's message about a required flag is "flag --workdir=None: ...".
+    required = re.match(r"flag (--\w+)=None: .* other than None", str(error))
+    message = f"{required[1]} is required" if required else str(error)
+    _die(f"{message}\nSee --help.")
   except UserError as error:
     _die(str(error))
   except Exception as error:  # setting a field of the config

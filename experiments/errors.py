@@ -15,6 +15,16 @@ class UserError(Exception):
   code = 2  # the exit code of the process
 
 
+def counted(count: int, noun: str) -> str:
+  """Returns a count and its noun, for a message.
+
+  Example:
+    >>> counted(1, "line"), counted(1200, "line")
+    ('1 line', '1,200 lines')
+  """
+  return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 @contextlib.contextmanager
 def naming_field(field: str, workdir: object) -> Iterator[None]:
   """Names the field of a config that names a run, in place of --workdir."""

@@ -15,6 +15,7 @@ from absl import flags, logging
 
 from experiments import cli
 from experiments.distributed import initialize
+from experiments.errors import UserError, counted
 from experiments.run_directory import run_path
 
 _WORKDIRS = flags.DEFINE_multi_string(
@@ -62,13 +63,12 @@ def main() -> None:
   out = Path(_OUT.value)
   view = attention_view(*pairs)
   view.save(out)
-  logging.info("%s: %d sentences", out, view.num_sentences)
+  logging.info("%s: %s", out, counted(view.num_sentences, "sentence"))
 
 
 def _lines(run) -> dict[str, str | None]:
   """Returns the target of each source line; None for a translation."""
   from experiments.data.text import readers
-  from experiments.errors import UserError
 
   if _SOURCE.value is None:
     if _TARGET.value is not None:

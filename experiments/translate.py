@@ -27,7 +27,7 @@ from absl import flags, logging
 
 from experiments import cli
 from experiments.distributed import initialize
-from experiments.errors import AGAIN, UserError
+from experiments.errors import AGAIN, UserError, counted
 from experiments.run_directory import is_remote, run_path
 
 _WORKDIR, _CHECKPOINT = cli.define_run()
@@ -164,8 +164,8 @@ def _translate_all(stream, output, translate, save) -> None:
       first += len(block)
   if unknown > _UNKNOWN:
     logging.warning(
-      "and %d more lines with characters that are not in the training text",
-      unknown - _UNKNOWN,
+      "and %s with characters that are not in the training text",
+      counted(unknown - _UNKNOWN, "more line"),
     )
 
 

@@ -41,10 +41,10 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
       f"config.mesh: {available} devices are no multiple of"
       f" {' x '.join(others)}; set the number to use with config.mesh.data"
     )
-  asked = " x ".join(f"{n} {name}" for name, n in shape.items() if n > 1)
+  asked = " x ".join(f"{name}={n}" for name, n in shape.items() if n > 1)
   if size > available:
     raise UserError(
-      f"config.mesh: {asked} are {size} devices, but there are {available}"
+      f"config.mesh: {size} devices for {asked}, but this run has {available}"
       f" ({devices[0].platform}); ask for at most {available}, or for all"
       " with data=-1"
     )

@@ -11,7 +11,7 @@ from experiments.data.batch import PAD
 from experiments.data.text.corpus import padded
 from experiments.data.text.tokenizer import normalized
 from experiments.decoding.batching import Search
-from experiments.errors import UserError, naming_arguments
+from experiments.errors import UserError, counted, naming_arguments
 from experiments.evaluation.evaluator import make_reference_losses
 from experiments.evaluation.search import configured_search
 from experiments.inference.restored import Restored, restore
@@ -110,7 +110,8 @@ class Run:
     _check_lines(sources, "sources")
     _check_lines(targets, "targets")
     if len(sources) != len(targets):
-      raise UserError(f"{len(sources)} sources, but {len(targets)} targets")
+      both = counted(len(sources), "source"), counted(len(targets), "target")
+      raise UserError(f"{both[0]}, but {both[1]}")
     if self._losses is None:
       self._losses = make_reference_losses(self._restored.experiment)
     losses, _ = self._losses(self.params, *self._encoded(sources, targets))

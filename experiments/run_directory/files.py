@@ -1,6 +1,7 @@
 """Reads and writes the files of a run."""
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -49,6 +50,8 @@ def read_json(path: Path) -> dict[str, Any]:
       f"--workdir={path.parent}: not a run directory, it has no {path.name};"
       " train first, or use the directory that training printed"
     ) from None
+  except NotADirectoryError:
+    raise _not_a_folder(path.parent) from None
   except (OSError, ValueError, RecursionError) as error:
     raise UserError(f"{path}: cannot be read ({error})") from None
   if not isinstance(raw, dict):
@@ -62,10 +65,17 @@ def writing(workdir: Path) -> Iterator[None]:
   try:
     yield
   except OSError as error:
+    if not is_remote(workdir) and os.path.isfile(workdir):
+      raise _not_a_folder(workdir) from None
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     raise UserError(
       f"--workdir={workdir}: cannot be written ({error.strerror or error});"
-      " free some space, or use another directory"
+      f" {'free some space, or ' * full}use another directory"
     ) from None
+
+
+def _not_a_folder(workdir: Path) -> UserError:
+  return UserError(f"--workdir={workdir}: is a file, not a directory")
 
 
 def check_access(workdir: Path) -> None:

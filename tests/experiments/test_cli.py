@@ -78,7 +78,11 @@ ERRORS = {
       DIVIDES,
       "--workdir={tmp}/empty.py",
     ],
-    "cannot be written",
+    "{tmp}/empty.py: is a file, not a directory",
+  ),
+  "evaluate: a file as workdir": (
+    ["evaluate", "--workdir={tmp}/empty.py"],
+    "--workdir={tmp}/empty.py: is a file, not a directory",
   ),
   "too many devices": (
     [
@@ -87,7 +91,7 @@ ERRORS = {
       "--workdir={tmp}/many",
       "--config.mesh.data=64",
     ],
-    "config.mesh: 64 data are 64 devices, but there are 3",
+    "config.mesh: 64 devices for data=64, but this run has 3 (cpu)",
   ),
   "batch does not divide": (
     ["train", "--config=configs/reverse.py", "--workdir={tmp}/divide"],
@@ -97,7 +101,15 @@ ERRORS = {
     ["evaluate", "--workdir={tmp}"],
     "not a run directory",
   ),
-  "evaluate: no workdir": (["evaluate"], "--workdir"),
+  **{
+    f"{name}: no {flag}": ([name, *rest], f"error: --{flag} is required")
+    for name, flag, *rest in (
+      ("evaluate", "workdir"),
+      ("compare", "workdir"),
+      ("plan", "topology"),
+      ("explore", "out", "--workdir=run"),
+    )
+  },
 }
 
 
@@ -121,7 +133,7 @@ def test_user_error_is_one_message_without_traceback(kind, tmp_path):
   arguments = [each.format(tmp=tmp_path) for each in arguments]
   code, out, error = processes.run(*arguments, devices=3)
   assert code == 2, error
-  assert message in error
+  assert message.format(tmp=tmp_path) in error
   assert "Traceback" not in error
   assert error.startswith("error: ")
   assert len(error.splitlines()) <= 4, error

@@ -139,8 +139,7 @@ def test_every_truncated_line_is_named_after_many_warnings(workdir):
   assert len(lines) == 12
   assert error.count("not in the training text: zebras") == 10
   assert (
-    "and 1 more lines with characters that are not in the training text"
-    in error
+    "and 1 more line with characters that are not in the training text" in error
   )
   assert "line 12: 40 tokens, the model reads 23" in error
 

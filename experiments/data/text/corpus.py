@@ -12,7 +12,7 @@ from experiments.data.batch import EOS, PAD, Batch
 from experiments.data.dataset import BatchShard
 from experiments.data.text import bucketing
 from experiments.data.text.tokenized import TokenizedPairs
-from experiments.errors import UserError
+from experiments.errors import UserError, counted
 
 
 class ParallelCorpus:
@@ -99,11 +99,11 @@ class BucketedBatches:
       for rows, (source, target) in zip(self.sizes, self.shapes)
     )
     corpus = self._corpus
+    num_shapes = counted(len(self.shapes), "batch shape")
     return (
       f"{len(corpus):,} training pairs ({corpus.blank:,} blank and"
       f" {corpus.too_long:,} too long left out)",
-      f"{len(self.shapes)} batch shapes, {self.padding():.1%} padding:"
-      f" {shapes}",
+      f"{num_shapes}, {self.padding():.1%} padding: {shapes}",
     )
 
   def _epoch_of(self, step: int) -> tuple[int, bucketing.EpochPlan]:

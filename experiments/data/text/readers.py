@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from experiments.config import TextConfig
 from experiments.data.text import huggingface
 from experiments.data.text.tokenizer import normalized
-from experiments.errors import UserError
+from experiments.errors import UserError, counted
 
 
 class ParallelText(NamedTuple):
@@ -89,7 +89,7 @@ def _line_pairs(
       counts = [number, number]
       counts[one is None] += rest
       raise UserError(
-        f"{field}: {source} has {counts[0]:,} lines and {target} has"
+        f"{field}: {source} has {counted(counts[0], 'line')} and {target} has"
         f" {counts[1]:,}; line i of one must translate line i of the other"
       )
     yield one, other

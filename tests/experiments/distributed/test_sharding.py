@@ -172,8 +172,11 @@ def test_minus_one_takes_the_remaining_devices():
 @pytest.mark.parametrize(
   ("sizes", "message"),
   [
-    ({"fsdp": 16}, "config.mesh: 16 fsdp are 16 devices, but there are 8"),
-    ({"data": 4, "tensor": 4}, "4 data x 4 tensor are 16 devices"),
+    ({"fsdp": 16}, "16 devices for fsdp=16, but this run has 8 \\(cpu"),
+    (
+      {"data": 4, "tensor": 4},
+      "config.mesh: 16 devices for data=4 x tensor=4, but",
+    ),
   ],
 )
 def test_a_mesh_of_too_many_devices_is_refused(sizes, message):

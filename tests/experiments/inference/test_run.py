@@ -92,7 +92,7 @@ def test_errors_of_lines_name_them(run):
     run.translate(["a dog", long])
   with pytest.raises(UserError, match="line 1: 40 tokens, the model reads 15"):
     run.score(["a dog"], [long])
-  with pytest.raises(UserError, match="1 sources, but 2 targets"):
+  with pytest.raises(UserError, match="1 source, but 2 targets"):
     run.score(["a dog"], ["ein Hund"] * 2)
   with pytest.raises(UserError, match="not blank"):
     run.attention(" ")
