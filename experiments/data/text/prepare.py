@@ -233,18 +233,19 @@ def _write_tokenizers(
 ) -> None:
   logging.info("training the tokenizers on %s pairs", f"{len(sample):,}")
   sides = [[pair[side] for pair in sample] for side in (0, 1)]
+  fields = [f"config.data.{side}_tokenizer" for side in SIDES]
   if config.joint_vocabulary:
     joint = tokenizer_lib.train(
       itertools.chain(*sides),
       config.source_tokenizer,
-      field="config.data.source_tokenizer",
+      fields=fields,
     )
     trained = [joint, joint]
   else:
     configs = (config.source_tokenizer, config.target_tokenizer)
     trained = [
-      tokenizer_lib.train(lines, each, field=f"config.data.{name}_tokenizer")
-      for lines, each, name in zip(sides, configs, SIDES)
+      tokenizer_lib.train(lines, each, fields=[field])
+      for lines, each, field in zip(sides, configs, fields)
     ]
   (workdir / TOKENIZER).mkdir(parents=True, exist_ok=True)
   for name, each in zip(SIDES, trained):

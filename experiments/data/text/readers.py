@@ -4,13 +4,14 @@ import collections
 import gzip
 import itertools
 import os
+import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.config import TextConfig
-from experiments.data.text import huggingface
+from experiments.data.text import huggingface, registry
 from experiments.data.text.tokenizer import normalized
 from experiments.errors import UserError, counted
 
@@ -29,8 +30,9 @@ def pairs(
   if config.format == "huggingface":
     return huggingface.pairs(config, path, field=field)
   if config.format == "tsv":
-    return _table_rows(*files(config, path, field=field))
-  return _line_pairs(*files(config, path, field=field), field=field)
+    return _table_rows(*files(config, path, field=field), field=field)
+  source, target = files(config, path, field=field)
+  return _line_pairs(source, target, fields=(field, field))
 
 
 def files(config: TextConfig, path: str, *, field: str) -> list[Path]:
@@ -48,9 +50,9 @@ def read_pair(
   source: Path, target: Path, *, fields: tuple[str, str]
 ) -> ParallelText:
   """Reads all pairs of two files, each plain or .gz; messages name `fields`."""
-  both = (_existing(*each) for each in zip((source, target), fields))
+  source, target = map(_existing, (source, target), fields)
   sides: tuple[list[str], list[str]] = ([], [])
-  for pair in _line_pairs(*both, field=fields[0]):
+  for pair in _line_pairs(source, target, fields=fields):
     for side, line in zip(sides, pair):
       side.append(normalized(line))
   return ParallelText(*sides)
@@ -80,17 +82,17 @@ def has_text(pair: tuple[str, str]) -> bool:
 
 
 def _line_pairs(
-  source: Path, target: Path, *, field: str
+  source: Path, target: Path, *, fields: tuple[str, str]
 ) -> Iterator[tuple[str, str]]:
-  sides = _decoded(source), _decoded(target)
+  sides = _decoded(source, fields[0]), _decoded(target, fields[1])
   for number, (one, other) in enumerate(itertools.zip_longest(*sides)):
     if one is None or other is None:
       rest = 1 + sum(1 for _ in sides[one is None])
       counts = [number, number]
       counts[one is None] += rest
       raise UserError(
-        f"{field}: {source} has {counted(counts[0], 'line')} and {target} has"
-        f" {counts[1]:,}; line i of one must translate line i of the other"
+        f"{fields[0]}: {source} has {counted(counts[0], 'line')} and {target}"
+        f" has {counts[1]:,}; line i of one must translate line i of the other"
       )
     yield one, other
 
@@ -102,19 +104,35 @@ def _existing(file: Path, field: str) -> Path:
   for each in (file, packed):
     if os.path.isfile(each):
       return each
-  present = sorted(filter(os.path.isfile, file.parent.glob("*")))
+  raise UserError(
+    f"{field}: no file {file} or {packed.name}; {_hint(file, field)}"
+  )
+
+
+def _hint(file: Path, field: str) -> str:
+  """Returns the end of a message: what to do if there is no such file."""
+  for name, corpus in registry.CORPORA.items():
+    if any(each.name == file.name for each in corpus.files):
+      return (
+        f"download it: python -m experiments.download {name} DIR, and pass"
+        " --config.data.dir=DIR"
+      )
+  present = sorted(filter(os.path.isfile, file.parent.glob("[!.]*")))
   if not os.path.isdir(file.parent):
-    hint = f"there is no folder {file.parent}"
-  elif present:
-    names = ", ".join(each.name for each in present[:12])
-    hint = f"in {file.parent} there are {names}"
-    hint += ", ..." if len(present) > 12 else ""
-  else:
-    hint = f"{file.parent} is empty"
-  raise UserError(f"{field}: no file {file} or {packed.name}; {hint}")
+    return f"there is no folder {file.parent}"
+  if not present:
+    return f"{file.parent} is empty"
+  names = ", ".join(each.name for each in present[:12])
+  found = f"in {file.parent} there are {names}{', ...' * (len(present) > 12)}"
+  if not field.startswith("config.data") or file.parent != Path():
+    return found
+  return (
+    f"{found}; set --config.data.train and --config.data.splits.*, or"
+    " --config.data.dir"
+  )
 
 
-def _decoded(file: Path) -> Iterator[str]:
+def _decoded(file: Path, field: str = "") -> Iterator[str]:
   """Yields the lines of a file unchanged."""
   opened: Callable[..., Any] = gzip.open if file.suffix == ".gz" else open
   empty = True
@@ -132,14 +150,19 @@ def _decoded(file: Path) -> Iterator[str]:
     reason = getattr(error, "strerror", None) or error
     raise UserError(f"{file}: cannot be read ({reason})") from error
   if empty:
-    raise UserError(f"{file}: empty")
+    raise UserError(f"{f'{field}: ' * bool(field)}{file} is empty")
 
 
-def _table_rows(file: Path) -> Iterator[tuple[str, str]]:
-  for number, line in enumerate(_decoded(file), 1):
+def _table_rows(file: Path, *, field: str) -> Iterator[tuple[str, str]]:
+  for number, line in enumerate(_decoded(file, field), 1):
     source, *others = line.split("\t")
     if not others and source.strip():
       raise UserError(
         f"{file}, line {number}: no tab; a line is source, tab, target"
+      )
+    if len(others) > 1 and "".join(others[1:]).strip():
+      raise UserError(
+        f"{file}, line {number}: {1 + len(others)} columns; a line is source,"
+        f" tab, target: cut -f1,2 {shlex.quote(file.name)}"
       )
     yield source, others[0] if others else ""

@@ -109,9 +109,12 @@ def sample(lines: Iterable[T], size: int) -> list[T]:
 
 
 def train(
-  lines: Iterable[str], config: TokenizerConfig, *, field: str
+  lines: Iterable[str], config: TokenizerConfig, *, fields: Sequence[str]
 ) -> Tokenizer:
-  """Trains a tokenizer; the same text always gives the same tokenizer."""
+  """Trains a tokenizer; the same text always gives the same tokenizer.
+
+  Messages name all `fields` that must be changed together.
+  """
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
@@ -133,13 +136,16 @@ def train(
       minloglevel=4,
     )
   except (RuntimeError, ValueError, OSError) as error:
-    raise UserError(_explain(str(error), config, field)) from error
+    raise UserError(_explain(str(error), config, fields)) from error
   return Tokenizer(model.getvalue(), config.kind)
 
 
-def _explain(message: str, config: TokenizerConfig, field: str) -> str:
+def _explain(
+  message: str, config: TokenizerConfig, fields: Sequence[str]
+) -> str:
   """Returns the message for the user for an error of SentencePiece."""
-  size = f"{field}.vocabulary_size: {config.vocabulary_size}"
+  names = " and ".join(f"{field}.vocabulary_size" for field in fields)
+  size = f"{names}: {config.vocabulary_size}"
   most = re.search(r"value <= (\d+)", message)
   if most:
     return f"{size} is more than the text supports; use at most {most[1]}"
@@ -149,4 +155,4 @@ def _explain(message: str, config: TokenizerConfig, field: str) -> str:
       f"{size} has no room for the text's characters; use at least {least[1]},"
       " or kind 'words'"
     )
-  return f"{field}: the tokenizer cannot be trained ({message.strip()})"
+  return f"{fields[0]}: the tokenizer cannot be trained ({message.strip()})"

@@ -49,7 +49,7 @@ def make_corpus(source=SOURCE, target=TARGET, kind="words", max_length=40):
     | {"joint_vocabulary": False, "max_length": max_length, "num_shapes": 4}
   )
   trained = train(
-    [*SOURCE, *TARGET], config.source_tokenizer, field="config.data"
+    [*SOURCE, *TARGET], config.source_tokenizer, fields=["config.data"]
   )
   with tempfile.TemporaryDirectory() as folder:
     tokenized.write(

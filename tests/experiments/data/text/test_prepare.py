@@ -284,6 +284,13 @@ def test_messages_name_the_set_and_the_side(corpus, tmp_path):
   assert message.startswith(
     "config.data.target_tokenizer.vocabulary_size: 9000"
   )
+  both = base.tokenizer("bpe", 9000)
+  config = text_config(corpus, source_tokenizer=both, target_tokenizer=both)
+  message = refused(prepare.prepare, config, tmp_path)
+  assert message.startswith(
+    "config.data.source_tokenizer.vocabulary_size and"
+    " config.data.target_tokenizer.vocabulary_size: 9000 is more than"
+  )
 
 
 def test_split_may_be_called_train(corpus, tmp_path):

@@ -92,8 +92,8 @@ def test_tilde_in_a_path_is_expanded(tmp_path, monkeypatch):
   assert read(config, "train", field=FIELD) == (["a"], ["b"])
 
 
-def test_further_columns_of_a_table_are_ignored(tmp_path):
-  put(tmp_path / "train", b"a\tb\tc\n\n\td\ne\t\n")
+def test_columns_of_a_table_may_be_blank(tmp_path):
+  put(tmp_path / "train", b"a\tb\t \n\n\td\ne\t\n")
   text = read(text_config(tmp_path, "tsv"), "train", field=FIELD)
   assert text == (["a", "", "", "e"], ["b", "", "d", ""])
 
@@ -108,6 +108,7 @@ def test_blank_pairs_have_no_text_on_one_side():
 def test_missing_file_is_reported_with_the_files_found(tmp_path):
   put(tmp_path / "train.en", b"a")
   put(tmp_path / "train.fr.gz", b"a")
+  put(tmp_path / ".hidden", b"a")
   (tmp_path / "folder").mkdir()
   assert refused(text_config(tmp_path)) == (
     f"{FIELD}: no file {tmp_path}/train.de or train.de.gz; in {tmp_path} there"
@@ -125,6 +126,25 @@ def test_unusual_paths_are_reported(tmp_path, path):
     assert "no file /" in refused(text_config(tmp_path, kind), path)
 
 
+@pytest.mark.parametrize(
+  ("path", "advice"),
+  [
+    (
+      "train",
+      "set --config.data.train and --config.data.splits.*, or"
+      " --config.data.dir",
+    ),
+    (
+      "val.lc.norm.tok",
+      "download it: python -m experiments.download multi30k DIR, and pass"
+      " --config.data.dir=DIR",
+    ),
+  ],
+)
+def test_fields_to_set_are_named_if_the_text_is_elsewhere(path, advice):
+  assert refused(text_config(""), path).endswith(f"; {advice}")
+
+
 def test_missing_or_empty_folder_is_named(tmp_path):
   (tmp_path / "empty").mkdir()
   config = text_config(tmp_path)
@@ -136,7 +156,10 @@ def test_missing_or_empty_folder_is_named(tmp_path):
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_empty_file_is_named(tmp_path, suffix):
   put_lines(tmp_path, b"a", b"", suffix)
-  assert refused(text_config(tmp_path)) == f"{tmp_path}/train.de{suffix}: empty"
+  file = tmp_path / f"train.de{suffix}"
+  assert refused(text_config(tmp_path)) == f"{FIELD}: {file} is empty"
+  with pytest.raises(UserError, match=f"^--target: {file} is empty"):
+    read_pair(tmp_path / "train.en", file, fields=("--source", "--target"))
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -190,10 +213,20 @@ def test_damaged_gz_is_named(tmp_path, damage):
   assert re.match(rf"{re.escape(str(file))}: cannot be read \(.+\)$", message)
 
 
-def test_line_without_a_tab_is_named(tmp_path):
-  put(tmp_path / "train.tsv", b"a\tb\n\nc d\n")
+@pytest.mark.parametrize(
+  ("line", "message"),
+  [
+    (b"c d", "no tab; a line is source, tab, target"),
+    (
+      b"c\td\te",
+      "3 columns; a line is source, tab, target: cut -f1,2 train.tsv",
+    ),
+  ],
+)
+def test_line_with_other_columns_is_named(line, message, tmp_path):
+  put(tmp_path / "train.tsv", b"a\tb\n\n" + line)
   assert refused(text_config(tmp_path, "tsv"), "train.tsv") == (
-    f"{tmp_path}/train.tsv, line 3: no tab; a line is source, tab, target"
+    f"{tmp_path}/train.tsv, line 3: {message}"
   )
 
 

@@ -22,7 +22,7 @@ UINT16 = np.dtype(np.uint16)
 def tokenizers():
   lines = [line for pair in PAIRS for line in pair if not line.isspace()]
   config = TokenizerConfig(kind="words", vocabulary_size=50)
-  return (tokenizer.train(lines, config, field="config.data"),) * 2
+  return (tokenizer.train(lines, config, fields=["config.data"]),) * 2
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ SIZES = {"unigram": 66, "bpe": 150, "words": 100, "characters": 100}
 
 def trained(kind, size=None, lines=LINES):
   config = TokenizerConfig(**base.tokenizer(kind, size or SIZES[kind]))
-  return train(lines, config, field=FIELD)
+  return train(lines, config, fields=[FIELD])
 
 
 @pytest.fixture(scope="module")
