@@ -14,6 +14,7 @@ from pathlib import Path
 from absl import flags, logging
 
 from experiments import cli
+from experiments.config import TaskConfig
 from experiments.distributed import initialize
 from experiments.errors import UserError, counted
 from experiments.run_directory import run_path
@@ -57,6 +58,7 @@ def main() -> None:
     Run(restore(run_path(workdir), _CHECKPOINT.value), workdir)
     for workdir in _WORKDIRS.value
   ]
+  _check_tasks(runs)
   pairs = []
   for source, target in _lines(runs[0]).items():
     pairs += [run.attention(source, target) for run in runs]
@@ -64,6 +66,18 @@ def main() -> None:
   view = attention_view(*pairs)
   view.save(out)
   logging.info("%s: %s", out, counted(view.num_sentences, "sentence"))
+
+
+def _check_tasks(runs) -> None:
+  """Raises UserError if one run is of text and another of a synthetic task."""
+  for run in runs[1:]:
+    both = [each.config.data for each in (runs[0], run)]
+    if len({isinstance(data, TaskConfig) for data in both}) > 1:
+      raise UserError(
+        f"--workdir: the runs have different tasks: {runs[0].name} has"
+        f" {both[0].name}, {run.name} has {both[1].name}; show them in two"
+        " pages"
+      )
 
 
 def _lines(run) -> dict[str, str | None]:

@@ -105,7 +105,10 @@ def main() -> None:
   restored = inference.restore(run_path(_WORKDIR.value), _CHECKPOINT.value)
   search, save = _search(restored), _make_save(restored)
   translate = inference.make_translator(
-    restored, search, refuse_long=_LONG_LINES.value == "refuse"
+    restored,
+    search,
+    refuse_long=_LONG_LINES.value == "refuse",
+    source=_SOURCE.value or "",
   )
   with contextlib.ExitStack() as stack:
     stream: BinaryIO = sys.stdin.buffer

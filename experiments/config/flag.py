@@ -2,7 +2,9 @@
 
 import ast
 import contextlib
+import difflib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -13,6 +15,9 @@ from ml_collections import ConfigDict, config_flags
 
 from experiments.config.sections import no_such_field
 from experiments.errors import UserError
+
+# Files that hold no config of their own, in configs/ and beside it.
+_NO_CONFIGS = ("__init__.py", "base.py", "conftest.py")
 
 
 def install_parser() -> None:
@@ -80,9 +85,7 @@ class _Parser(flags.ArgumentParser):
   def parse(self, path):
     file = Path(path.partition(":")[0])
     if not file.is_file():
-      known = ", ".join(sorted(map(str, file.parent.glob("*.py"))))
-      hint = f"; existing files: {known}" if known else ""
-      raise UserError(f"--config={file}: no such file{hint}")
+      raise UserError(f"--config={file}: no such file{_other_files(file)}")
     try:
       config = self.parser.parse(path)
       # The parser does not raise an OSError: it stores the error as `_error`.
@@ -102,6 +105,23 @@ class _Parser(flags.ArgumentParser):
       if flag.startswith("config."):
         _check_field(config, flag)
     return config
+
+
+def _other_files(file: Path) -> str:
+  """Returns the end of a message: the file of a similar name, or all files."""
+  folders = {file.parent, Path("configs")}
+  known = {
+    path.stem: path
+    for folder in folders
+    for path in sorted(folder.glob("*.py"))
+    if path.name not in _NO_CONFIGS
+  }
+  # The last name of configs/copy, of configs.copy and of configs/cpy.py.
+  name = re.split("[./]", str(file).removesuffix(".py"))[-1]
+  if close := difflib.get_close_matches(name, known, n=1):
+    return f"; did you mean {known[close[0]]}?"
+  files = ", ".join(sorted(map(str, known.values())))
+  return f"; existing files: {files}" if files else ""
 
 
 def _check_field(config: ConfigDict, flag: str) -> None:

@@ -45,6 +45,7 @@ class PartialFile:
     self._path, self._group_size = path, group_size
     self._draft = path.with_name(f".{path.name}.{digest}.partial")
     try:
+      path.parent.mkdir(parents=True, exist_ok=True)
       self._file = self._draft.open("a+b")
     except OSError as error:
       raise UserError(

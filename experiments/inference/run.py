@@ -15,7 +15,7 @@ from experiments.errors import UserError, counted, naming_arguments
 from experiments.evaluation.evaluator import make_reference_losses
 from experiments.evaluation.search import configured_search
 from experiments.inference.restored import Restored, restore
-from experiments.inference.translator import Line, make_translator
+from experiments.inference.translator import Line, encoded, make_translator
 from experiments.run_directory import run_path
 from experiments.visualization.alignments import (
   example_lines,
@@ -185,11 +185,12 @@ class Run:
       (data.source_tokens, sources),
       (data.target_tokens, targets),
     ):
-      rows = encode([normalized(line) for line in lines])
-      for number, row in enumerate(rows, start=1):
+      names = [f"line {number}" for number in range(1, len(lines) + 1)]
+      rows = encoded(encode, [normalized(line) for line in lines], names)
+      for name, row in zip(names, rows):
         if len(row) >= data.max_length:
           raise UserError(
-            f"line {number}: {len(row)} tokens, the model reads"
+            f"{name}: {len(row)} tokens, the model reads"
             f" {data.max_length - 1}; split it"
           )
       sides.append(padded(rows, data.max_length))

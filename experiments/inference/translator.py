@@ -31,6 +31,7 @@ def make_translator(
   search: Search,
   *,
   refuse_long: bool = False,
+  source: str = "",
 ) -> Callable[..., list[Line]]:
   """Makes a function that translates blocks of lines.
 
@@ -39,6 +40,7 @@ def make_translator(
     search: the decoding settings, from `evaluation.search.configured_search`.
     refuse_long: whether a line longer than the model reads is an error; it is
       truncated otherwise.
+    source: the name of the file of the lines in messages; "" for none.
 
   Returns:
     (lines, first=1, progress=None) -> a `Line` for each line. `first` is the
@@ -71,9 +73,11 @@ def make_translator(
     results = [blank] * len(lines)
     if not indices:
       return results
-    tokens = data.source_tokens([lines[i] for i in indices])
+    place = f"{source}, line" if source else "line"
+    names = [f"{place} {first + i}" for i in indices]
+    tokens = encoded(data.source_tokens, [lines[i] for i in indices], names)
     limit = data.max_length - 1
-    cuts = [_cut(len(row), limit, first + i) for i, row in zip(indices, tokens)]
+    cuts = [_cut(len(row), limit, name) for name, row in zip(names, tokens)]
     if refuse_long and any(cuts):
       raise UserError(f"{next(filter(None, cuts))}; split it")
     sources = padded([row[:limit] for row in tokens], data.max_length)
@@ -84,7 +88,7 @@ def make_translator(
         data.target_text(best),
         predictions.scores[row].tolist(),
         f"{cuts[row]}: the rest is not translated" if cuts[row] else "",
-        _unknown(data, lines[index], tokens[row], first + index),
+        _unknown(data, lines[index], tokens[row], names[row]),
         sources[row][sources[row] != PAD],
         best[0][best[0] != PAD],
       )
@@ -93,13 +97,30 @@ def make_translator(
   return translate
 
 
-def _cut(length: int, limit: int, number: int) -> str:
+def encoded(
+  encode: Callable[[Sequence[str]], list[np.ndarray]],
+  lines: Sequence[str],
+  names: Sequence[str],
+) -> list[np.ndarray]:
+  """Returns the token ids of lines; an error names the line."""
+  try:
+    return encode(lines)
+  except UserError:
+    for name, line in zip(names, lines):
+      try:
+        encode([line])
+      except UserError as error:
+        raise UserError(f"{name}: {error}") from error
+    raise
+
+
+def _cut(length: int, limit: int, name: str) -> str:
   if length <= limit:
     return ""
-  return f"line {number}: {length} tokens, the model reads {limit}"
+  return f"{name}: {length} tokens, the model reads {limit}"
 
 
-def _unknown(data: Dataset, line: str, tokens: np.ndarray, number: int) -> str:
+def _unknown(data: Dataset, line: str, tokens: np.ndarray, name: str) -> str:
   if not isinstance(data, TranslationDataset) or UNK not in tokens:
     return ""
-  return f"line {number}: not in the training text: {data.source.unknown(line)}"
+  return f"{name}: not in the training text: {data.source.unknown(line)}"

@@ -24,10 +24,6 @@ DIVIDES = "--config.train.batch_size=3"
 
 ERRORS = {
   "no config": (["train"], "--config is required"),
-  "no such file": (
-    ["train", "--config=configs/revrse.py"],
-    "configs/reverse.py",
-  ),
   "no get_config": (
     ["train", "--config={tmp}/empty.py"],
     "has no get_config",
@@ -174,6 +170,28 @@ def parsed_config(*overrides, source="configs/reverse.py"):
     flag.install_parser()
     values(sys.argv)
     return values["config"].value
+
+
+@pytest.mark.parametrize(
+  ("file", "hint"),
+  [
+    ("configs/revrse.py", "did you mean configs/reverse.py?"),
+    ("configs/copy", "did you mean configs/copy.py?"),
+    ("configs.copy:dot", "did you mean configs/copy.py?"),
+    ("copy.py", "did you mean configs/copy.py?"),
+    (
+      "configs/nope.py",
+      "existing files: configs/copy.py, configs/lookup.py, configs/multi30k.py,"
+      " configs/multi30k_small.py, configs/numbers.py, configs/reverse.py,"
+      " configs/translation.py",
+    ),
+  ],
+)
+def test_a_config_file_that_does_not_exist_is_corrected(file, hint):
+  with pytest.raises(UserError) as caught:
+    parsed_config(source=file)
+  path = file.partition(":")[0]
+  assert str(caught.value) == f"--config={path}: no such file; {hint}"
 
 
 @pytest.mark.parametrize(

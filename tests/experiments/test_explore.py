@@ -41,6 +41,20 @@ def test_runs_are_shown_side_by_side_on_the_lines_of_a_file(workdir, tmp_path):
   assert first["pairs"][0]["target"] == ["_ein", "_Hund", "_läuft", "</s>"]
 
 
+def test_runs_of_different_tasks_are_refused(tmp_path):
+  code, _, error = processes.run(
+    "explore",
+    "--workdir=releases/numbers",
+    "--workdir=releases/reverse",
+    f"--out={tmp_path}/page.html",
+  )
+  assert code == 2
+  assert error.startswith(
+    "error: --workdir: the runs have different tasks: releases/numbers has"
+    " numbers, releases/reverse has reverse; "
+  )
+
+
 @pytest.mark.exhaustive
 def test_without_a_file_the_validation_set_is_shown(workdir, tmp_path):
   page = tmp_path / "page.html"

@@ -13,11 +13,11 @@ LINES = ["a", "\u00e9\u00e9", "", "b\tc", "d", "e"]
 @pytest.mark.parametrize("group_size", [1, 2, 3])
 @pytest.mark.parametrize("stop", range(12))
 def test_a_stopped_file_continues(tmp_path, stop, group_size):
-  path, settings = tmp_path / "out.txt", {"beam_size": 5}
+  path, settings = tmp_path / "new" / "folder" / "out.txt", {"beam_size": 5}
   with contextlib.closing(PartialFile(path, settings, group_size)) as file:
     assert file.num_groups == 0
     file.write(LINES)
-  (draft,) = tmp_path.iterdir()
+  (draft,) = path.parent.iterdir()
   draft.write_bytes(draft.read_bytes()[:stop])
   with contextlib.closing(PartialFile(path, settings, group_size)) as file:
     whole = draft.read_bytes().decode().split("\n")
@@ -25,7 +25,7 @@ def test_a_stopped_file_continues(tmp_path, stop, group_size):
     file.write(LINES[file.num_groups * group_size :])
     assert not path.exists()
     file.finish()
-  assert [*tmp_path.iterdir()] == [path]
+  assert [*path.parent.iterdir()] == [path]
   assert path.read_text().split("\n")[:-1] == LINES
 
 
@@ -43,5 +43,5 @@ def test_a_complete_file_is_not_overwritten(tmp_path):
   with pytest.raises(UserError, match="exists; remove it, or use another"):
     PartialFile(path, {}, 1)
   assert path.read_text() == "kept"
-  with pytest.raises(UserError, match=r"cannot be written \(No such file"):
-    PartialFile(tmp_path / "missing" / "out.txt", {}, 1)
+  with pytest.raises(UserError, match=r"cannot be written \(Not a directory"):
+    PartialFile(path / "folder" / "out.txt", {}, 1)

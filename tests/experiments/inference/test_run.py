@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import experiments
+from experiments import inference
 from experiments.config import Config
+from experiments.decoding.batching import Search
 from experiments.errors import UserError
 from tests.experiments import version_1
 from tests.experiments.toys import log_softmax
@@ -142,6 +144,21 @@ def test_a_synthetic_task_reads_symbols(folder):
   for word in ("6", "-1", "x", "²"):
     with pytest.raises(UserError, match=f"'{word}' is no symbol of reverse"):
       run.translate([f"1 {word}"])
+  with pytest.raises(UserError, match="line 3: '9' is no symbol"):
+    run.translate(["1", "", "9"])
+  with pytest.raises(UserError, match="line 2: '9' is no symbol"):
+    run.score(["1", "2"], ["1", "9"])
+
+
+def test_errors_of_the_lines_of_a_file_name_it(folder):
+  restored = inference.restore(folder / "reverse")
+  translate = inference.make_translator(
+    restored, Search(), refuse_long=True, source="a.txt"
+  )
+  with pytest.raises(UserError, match=r"^a\.txt, line 7: 'x' is no symbol of"):
+    translate(["1", "x"], first=6)
+  with pytest.raises(UserError, match=r"^a\.txt, line 2: \d+ tokens"):
+    translate(["1", "1 " * 99])
 
 
 def test_sources_to_show_are_of_the_validation_set(run):
