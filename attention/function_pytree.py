@@ -4,7 +4,8 @@
 # ruff: noqa: D102
 
 import dataclasses
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
@@ -17,6 +18,27 @@ _INDEX = (
   "A function of `attend` receives traced arrays. Use jax.numpy, and index JAX "
   "arrays, jnp.asarray(array)[index]."
 )
+
+
+def check_takes(
+  function: Callable, arguments: Sequence[str], name: str, hint: str = ""
+) -> None:
+  """Raises ValueError unless a function can be called with these arguments.
+
+  The hint is for a function that needs more.
+  """
+  try:
+    signature = inspect.signature(function)
+  except (TypeError, ValueError):  # A builtin may have none.
+    return
+  try:
+    signature.bind(*arguments)
+  except TypeError:
+    found = tuple(signature.parameters)
+    raise ValueError(
+      f"{name} takes ({', '.join(arguments)}), got a function of "
+      f"({', '.join(found)}){hint * (len(found) > len(arguments))}"
+    ) from None
 
 
 def called(function: Callable, *arguments: Any) -> Any:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention.checks import check_integers
+from attention.function_pytree import check_takes
 from attention.masks.types import Band, Below, Mask, Segments, Where
 
 _FARTHEST = 2**31 - 1
@@ -175,7 +176,7 @@ def where(function: Callable) -> Mask:
     A mask.
 
   Raises:
-    ValueError: if `function` is not callable.
+    ValueError: if `function` is not callable, or takes other arguments.
 
   Example:
     >>> def dilated(query_positions, key_positions):
@@ -187,4 +188,6 @@ def where(function: Callable) -> Mask:
   """
   if not callable(function):
     raise ValueError(f"function must be a function, got {function!r}")
+  positions = ("query_positions", "key_positions")
+  check_takes(function, positions, "the function of masks.where")
   return Where(function)

@@ -4,6 +4,7 @@ The bound scores of `attention.scores.classical` define their formulas. If the
 shapes do not fit, a function raises AssertionError, which names the argument.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Annotated as Shaped
 
@@ -12,10 +13,21 @@ import jax.numpy as jnp
 from jax.lax import PrecisionLike
 
 from attention.checks import check_tokens
+from attention.function_pytree import check_takes
 from attention.matmul import matmul_precision
 from attention.scores import classical
 from attention.scores.base import Score
 from attention.scores.callables import FunctionScore
+
+# In `attention.scores`.
+_CONSTRUCTORS: dict[str, type[Score]] = {
+  "dot": classical.Dot,
+  "scaled_dot": classical.ScaledDot,
+  "general": classical.General,
+  "additive": classical.Additive,
+  "concat": classical.Concat,
+  "cosine": classical.Cosine,
+}
 
 
 def _evaluated(score: Score, query, key, precision: PrecisionLike) -> jax.Array:
@@ -237,7 +249,7 @@ def as_score(score: Score | Callable) -> Score:
     A bound score; a callable gets identity maps.
 
   Raises:
-    ValueError: if `score` is not callable, or a class.
+    ValueError: if `score` is not callable, a class, or takes other arguments.
 
   Example:
     >>> as_score(scaled_dot_score)
@@ -247,8 +259,8 @@ def as_score(score: Score | Callable) -> Score:
     return _with_arrays(score)
   if isinstance(score, type):
     raise ValueError(
-      f"score is the class {score.__name__}; call it to make a score, for "
-      "instance attention.scores.dot()"
+      f"score is the class {score.__name__}; call it to make a score: "
+      f"{_call(score)}"
     )
   if not callable(score):
     raise ValueError(
@@ -261,4 +273,24 @@ def as_score(score: Score | Callable) -> Score:
     return classical.ScaledDot()
   if score is cosine_score:
     return classical.Cosine()
+  hint = "; bind the others, for instance with functools.partial"
+  if getattr(score, "__module__", "") == __name__:
+    name = getattr(score, "__name__", "").removesuffix("_score")
+    if name in _CONSTRUCTORS:
+      hint = f"; bind its parameters: {_call(_CONSTRUCTORS[name])}"
+  check_takes(score, ("query", "key"), "score", hint)
   return FunctionScore(score)
+
+
+def _call(constructor: type) -> str:
+  """Returns the call of a constructor, such as "scores.general(weight)"."""
+  name = constructor.__name__
+  for known, each in _CONSTRUCTORS.items():
+    if constructor is each:
+      name = f"scores.{known}"
+  needed = [
+    each.name
+    for each in inspect.signature(constructor).parameters.values()
+    if each.default is each.empty
+  ]
+  return f"{name}({', '.join(needed)})"

@@ -253,6 +253,9 @@ def test_where_equals_the_same_mask_in_tiles():
 def test_where_rejects_what_is_no_mask():
   with pytest.raises(ValueError, match="must be a function"):
     masks.where(3)
+  message = r"takes \(query_positions, key_positions\), got .* of \(q\)$"
+  with pytest.raises(ValueError, match=message):
+    masks.where(lambda q: q > 0)
   with pytest.raises(TypeError, match="booleans"):
     masks.where(lambda i, j: i - j).materialize(2, 2)
 

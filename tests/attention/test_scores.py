@@ -262,6 +262,34 @@ def test_score_may_be_an_unhashable_callable():
   )
 
 
+@pytest.mark.parametrize(
+  ("score", "message"),
+  [
+    (
+      scores.cosine,
+      r"the class Cosine; call it .*: scores\.cosine\(\)$",
+    ),
+    (scores.shaw, r"the class Shaw; .*: Shaw\(relative_keys\)$"),
+    (
+      scores.additive_score,
+      r"takes \(query, key\), got a function of \(query, key, query_weight,"
+      r" .*: scores\.additive\(query_weight, key_weight, score_weight\)$",
+    ),
+    (lambda query: query, r"takes \(query, key\), .* of \(query\)$"),
+    (
+      lambda query, key, weight: query,
+      r"of \(query, key, weight\); bind .* functools\.partial$",
+    ),
+    (scores.as_score, r"got a function of \(score\)$"),
+  ],
+)
+def test_score_that_cannot_be_called_with_query_and_key_is_refused(
+  score, message
+):
+  with pytest.raises(ValueError, match=message):
+    scores.as_score(score)
+
+
 def test_numpy_scale_does_not_promote_the_tokens():
   query = jnp.ones((3, 4), jnp.bfloat16)
   score = scores.scaled_dot(1.0 / np.sqrt(4))
