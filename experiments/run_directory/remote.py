@@ -20,21 +20,19 @@ _URL = re.compile("([a-z][a-z0-9]+):/+(.+)")  # pathlib makes one slash of two
 class _Service(NamedTuple):
   """What users need for the buckets of a scheme."""
 
-  package: str
+  extra: str  # of pyproject.toml
   credentials: str
 
 
 _SERVICES = {
-  "gs": _Service(
-    "'attention-jax[gcs]'", "gcloud auth application-default login"
-  ),
+  "gs": _Service("gcs", "gcloud auth application-default login"),
   "s3": _Service(
-    "'attention-jax[s3]'",
+    "s3",
     "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for a service other than"
     " AWS, AWS_ENDPOINT_URL",
   ),
-  "az": _Service("'attention-jax[az]'", "AZURE_STORAGE_CONNECTION_STRING"),
-  "hf": _Service("'attention-jax[hf]'", "hf auth login"),
+  "az": _Service("az", "AZURE_STORAGE_CONNECTION_STRING"),
+  "hf": _Service("hf", "hf auth login"),
 }
 
 
@@ -68,8 +66,8 @@ def _check_package(path: str | os.PathLike[str], scheme: str) -> None:
     fsspec.get_filesystem_class(scheme)
   except (ImportError, ValueError):  # not installed, or unknown to fsspec
     raise UserError(
-      f"{path}: {scheme}:// needs another package; run pip install"
-      f" {_SERVICES[scheme].package}"
+      f"{path}: {scheme}:// needs another package; run pip install -e"
+      f" '.[{_SERVICES[scheme].extra}]'"
     ) from None
 
 

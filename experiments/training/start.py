@@ -30,9 +30,9 @@ def claim_and_build(
   if first_process:
     run_directory.note_versions(workdir)
   try:
+    trackers.check(config.train.tracker)
     experiment = make_experiment(config, workdir, train=True)
     batches = experiment.training_batches()
-    trackers.check(config.train.tracker)
     # A run with a checkpoint resumes from it.
     if not config.train.init_from or last_step(workdir) is not None:
       return experiment, batches, None

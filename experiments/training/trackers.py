@@ -85,8 +85,8 @@ def check(name: str) -> None:
   """Raises UserError if the package of a tracker is not installed."""
   if name == "wandb" and importlib.util.find_spec("wandb") is None:
     raise UserError(
-      "config.train.tracker: 'wandb' is not installed; run pip install"
-      " 'attention-jax[wandb]', or use 'tensorboard'"
+      "config.train.tracker: 'wandb' is not installed; run pip install -e"
+      " '.[wandb]', or use 'tensorboard'"
     )
 
 

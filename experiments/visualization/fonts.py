@@ -35,8 +35,8 @@ def drawable(text: str) -> str:
   if missing:
     logging.log_first_n(
       logging.WARNING,
-      "figures show %s instead of %s: no font has a glyph; run pip install"
-      " 'attention-jax[fonts]' for Chinese, Japanese and Korean, or add a font"
+      "figures show %s instead of %s: no font has a glyph; run pip install -e"
+      " '.[fonts]' for Chinese, Japanese and Korean, or add a font"
       " for that script to font.family in your matplotlibrc",
       1,
       _REPLACEMENT,

@@ -114,7 +114,7 @@ def test_a_bucket_without_its_package_is_refused(scheme, monkeypatch):
 
   monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
   extra = {"gs": "gcs"}.get(scheme, scheme)
-  with pytest.raises(UserError, match=rf"install 'attention-jax\[{extra}\]'"):
+  with pytest.raises(UserError, match=rf"install -e '\.\[{extra}\]'"):
     run_path(f"{scheme}://bucket/run")
 
 

@@ -197,7 +197,7 @@ def without_extra(monkeypatch):
 @pytest.mark.usefixtures("without_extra")
 def test_the_hint_names_the_fonts_extra(draw, hints):
   drawn = draw(panel(np.eye(2), KOREAN, ["a", "b"]))
-  assert "pip install 'attention-jax[fonts]'" in hints[0]
+  assert "pip install -e '.[fonts]'" in hints[0]
   assert f"{KOREAN[0][0]} (U+" in hints[0]
   replaced = ["\ufffd" * len(word) for word in KOREAN]
   expected = draw(panel(np.eye(2), replaced, ["a", "b"]))
