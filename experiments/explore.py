@@ -61,11 +61,21 @@ def main() -> None:
   _check_tasks(runs)
   pairs = []
   for source, target in _lines(runs[0]).items():
-    pairs += [run.attention(source, target) for run in runs]
+    pairs += [_attention(run, source, target) for run in runs]
   out = Path(_OUT.value)
   view = attention_view(*pairs)
   view.save(out)
   logging.info("%s: %s", out, counted(view.num_sentences, "sentence"))
+
+
+def _attention(run, source: str, target: str | None):
+  """Returns the weights of a pair; an error names the file and the source."""
+  try:
+    return run.attention(source, target)
+  except UserError as error:
+    reason = str(error).removeprefix("line 1: ")  # of one
+    place = f"--source={_SOURCE.value}" if _SOURCE.value else run.name
+    raise UserError(f"{place}, {source!r}: {reason}") from error
 
 
 def _check_tasks(runs) -> None:

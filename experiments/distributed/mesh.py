@@ -44,7 +44,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
   asked = " x ".join(f"{name}={n}" for name, n in shape.items() if n > 1)
   if size > available:
     raise UserError(
-      f"config.mesh: {size} devices for {asked}, but this run has {available}"
+      f"config.mesh: {asked} needs {size} devices, but this run has {available}"
       f" ({devices[0].platform}); ask for at most {available}, or for all"
       " with data=-1"
     )

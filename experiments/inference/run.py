@@ -81,9 +81,9 @@ class Run:
     Raises:
       UserError: if a line is longer than the model reads, or a line of a
         synthetic task has another symbol; the message names it. Also if
-        `lines` is a string.
+        `lines` is not a list of strings.
     """
-    _check_lines(lines, "lines")
+    lines = _listed(lines, "lines")
     found = self._translated(
       lines,
       beam_size=beam_size,
@@ -105,10 +105,11 @@ class Run:
 
     Raises:
       UserError: if there are more sources than targets or fewer, a line is
-        longer than the model reads, or an argument is a string.
+        longer than the model reads, or an argument is not a
+        list of strings.
     """
-    _check_lines(sources, "sources")
-    _check_lines(targets, "targets")
+    sources = _listed(sources, "sources")
+    targets = _listed(targets, "targets")
     if len(sources) != len(targets):
       both = counted(len(sources), "source"), counted(len(targets), "target")
       raise UserError(f"{both[0]}, but {both[1]}")
@@ -203,9 +204,13 @@ def load(workdir: str | Path, checkpoint: str | None = None) -> Run:
     return Run(restore(run_path(workdir), checkpoint), str(workdir))
 
 
-def _check_lines(lines: Sequence[str], name: str) -> None:
-  """Raises UserError for one string, whose characters would be the lines."""
+def _listed(lines: Sequence[str], name: str) -> list[str]:
+  """Returns a list; refuses a string, whose characters would be the lines."""
+  expected = f"{name} must be a list of strings"
   if isinstance(lines, str):
-    raise UserError(
-      f"{name} must be a list of strings, got a string; write [line]"
-    )
+    raise UserError(f"{expected}, got a string; write [line]")
+  listed = list(lines)
+  for line in listed:
+    if not isinstance(line, str):
+      raise UserError(f"{expected}, got a value of type {type(line).__name__}")
+  return listed

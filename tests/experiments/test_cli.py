@@ -87,7 +87,7 @@ ERRORS = {
       "--workdir={tmp}/many",
       "--config.mesh.data=64",
     ],
-    "config.mesh: 64 devices for data=64, but this run has 3 (cpu)",
+    "config.mesh: data=64 needs 64 devices, but this run has 3 (cpu)",
   ),
   "batch does not divide": (
     ["train", "--config=configs/reverse.py", "--workdir={tmp}/divide"],

@@ -55,6 +55,21 @@ def test_runs_of_different_tasks_are_refused(tmp_path):
   )
 
 
+def test_a_wrong_symbol_is_named_with_its_line(tmp_path):
+  source = tmp_path / "lines.txt"
+  source.write_text("1 2\n\n1 99\n")
+  code, _, error = processes.run(
+    "explore",
+    "--workdir=releases/reverse",
+    f"--source={source}",
+    f"--out={tmp_path}/page.html",
+  )
+  assert code == 2
+  assert error.startswith(
+    f"error: --source={source}, '1 99': '99' is no symbol of reverse; "
+  )
+
+
 @pytest.mark.exhaustive
 def test_without_a_file_the_validation_set_is_shown(workdir, tmp_path):
   page = tmp_path / "page.html"

@@ -172,10 +172,13 @@ def test_minus_one_takes_the_remaining_devices():
 @pytest.mark.parametrize(
   ("sizes", "message"),
   [
-    ({"fsdp": 16}, "16 devices for fsdp=16, but this run has 8 \\(cpu"),
+    (
+      {"fsdp": 16},
+      r"mesh: fsdp=16 needs 16 devices, but this run has 8 \(cpu",
+    ),
     (
       {"data": 4, "tensor": 4},
-      "config.mesh: 16 devices for data=4 x tensor=4, but",
+      "config.mesh: data=4 x tensor=4 needs 16 devices",
     ),
   ],
 )

@@ -106,6 +106,7 @@ def test_errors_of_lines_name_them(run):
     ("translate", ["a dog"], {}, r"lines must be a list .*; write \[line\]"),
     ("score", ["a", ["b"]], {}, "sources must be a list of strings, got a str"),
     ("score", [["a"], "b"], {}, "targets must be a list of strings, got a str"),
+    ("translate", [["a", 3]], {}, "list of strings, got a value of type int"),
     ("attention", [["a dog"]], {}, "source must be a string, got a list"),
     ("attention", ["a", ["b"]], {}, "target must be a string, got a list"),
     ("translate", [["dog " * 40]], {}, "model reads 15; split it$"),
