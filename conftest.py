@@ -22,7 +22,6 @@ import jax
 import pytest
 
 from tests import compilation
-from tests.default_cases import DEFAULT_CASES
 
 _ROOT = pathlib.Path(__file__).parent
 _CACHE = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
@@ -70,8 +69,8 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config, items):
-  """Moves the longest files to the front; marks cases that are exhaustive."""
+def pytest_collection_modifyitems(items):
+  """Moves the longest files to the front; marks the story as exhaustive."""
 
   def rank(item):
     path = item.path.as_posix()
@@ -79,23 +78,9 @@ def pytest_collection_modifyitems(config, items):
     return min(ranks, default=len(_LONG_FILES))
 
   items.sort(key=rank)
-  missing = {
-    (name, case) for name in DEFAULT_CASES for case in DEFAULT_CASES[name]
-  }
-  collected = set()
   for item in items:
-    name, _, case = item.name.partition("[")
-    case = case.rstrip("]")
-    missing.discard((name, case))
-    collected.add(name)
-    if case not in DEFAULT_CASES.get(name, (case,)):
+    if item.path.name == "story.md":  # a document has no decorators
       item.add_marker(pytest.mark.exhaustive)
-  missing = {entry for entry in missing if entry[0] in collected}
-  # A single case that is selected by its id leaves the others uncollected.
-  if missing and not any("::" in argument for argument in config.args):
-    raise pytest.UsageError(
-      f"tests/default_cases.py lists cases that do not exist: {sorted(missing)}"
-    )
 
 
 def pytest_collection_finish(session):

@@ -45,6 +45,7 @@ def site(tmp_path_factory):
   return folder / "html"
 
 
+@pytest.mark.exhaustive
 def test_no_link_within_the_site_is_broken(site):
   pages = {path: Page(path) for path in site.rglob("*.html")}
   assert {"index.html", "story.html"} <= {path.name for path in pages}
@@ -88,6 +89,7 @@ def test_the_gallery_embeds_pages_of_both_released_runs(tmp_path):
     assert (folder / "gallery" / f"{name}.html").stat().st_size > 10_000
 
 
+@pytest.mark.exhaustive
 def test_every_public_name_is_documented(site):
   found = Page(site / "api" / "attention.html").ids
   for name in attention.__all__:
@@ -109,6 +111,7 @@ def test_the_page_of_config_fields_has_their_tables(site):
   assert Page(site / "api" / "config.html").ids >= {"config-train"}
 
 
+@pytest.mark.exhaustive
 def test_pages_of_the_experiments_list_functions(site):
   text = (ROOT / "docs" / "api" / "experiments.md").read_text()
   found = Page(site / "api" / "experiments.html").ids

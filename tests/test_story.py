@@ -60,6 +60,7 @@ def test_pictures_equal_the_notebook_output(parts, cells):
   assert shown == len(everywhere) > 3
 
 
+@pytest.mark.exhaustive
 def test_executed_returns_a_notebook_with_pictures():
   found = list(
     notebook.parts(

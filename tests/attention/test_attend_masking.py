@@ -11,12 +11,14 @@ import attention
 from attention import biases, masks, scores
 from attention.implementations import non_finite
 from tests.attention.comparison import jitted
-from tests.attention.matrix import (
-  every_implementation,
+from tests.attention.oracle import CASES, draw, draw_parameters
+from tests.matrix import (
+  NAMED_IMPLEMENTATIONS,
+  each_implementation,
   sampled,
+  sampled_product,
   scores_and_implementations,
 )
-from tests.attention.oracle import CASES, draw, draw_parameters
 
 attend = jitted(attention.attend)
 attention_weights = jitted(attention.attention_weights)
@@ -34,9 +36,16 @@ def hiding(how, length=5):
 
 
 @sampled("how", ["mask", "bias"], default=["mask"])
-@pytest.mark.parametrize("return_lse", [True, False])
-@scores_and_implementations()
-def test_masked_keys_change_nothing(name, implementation, how, return_lse):
+@sampled_product(
+  ("name", "choice", "return_lse"),
+  (CASES, NAMED_IMPLEMENTATIONS, [True, False]),
+  default=[
+    ("general", "tiles", True),
+    ("scaled_dot", "one_tile", True),
+    ("cosine", "reference", False),
+  ],
+)
+def test_masked_keys_change_nothing(name, choice, how, return_lse):
   query, key, value = (
     jnp.asarray(array, jnp.float32)
     for array in draw(0, (2, 3, 4), (2, 5, 4), (2, 5, 2))
@@ -54,7 +63,7 @@ def test_masked_keys_change_nothing(name, implementation, how, return_lse):
       key,
       value,
       score=case.bound(parameters),
-      implementation=implementation,
+      implementation=NAMED_IMPLEMENTATIONS[choice],
       return_lse=return_lse,
       **arguments,
     )
@@ -77,9 +86,7 @@ def test_masked_keys_change_nothing(name, implementation, how, return_lse):
     assert not value_gradient[:, index].any()
 
 
-@scores_and_implementations(
-  [("general", "tiles"), ("additive", "tiles"), ("closure", "reference")]
-)
+@scores_and_implementations([("general", "tiles"), ("additive", "tiles")])
 def test_non_finite_token_affects_only_rows_that_attend_to_it(
   name, implementation
 ):
@@ -118,7 +125,7 @@ def test_non_finite_token_affects_only_rows_that_attend_to_it(
     jax.tree.map(np.testing.assert_array_equal, gradients, clean_gradients)
 
 
-@every_implementation
+@each_implementation()
 def test_rows_of_nan_have_no_derivatives(implementation):
   (tokens,) = draw(9, (5, 4))
   tokens = jnp.asarray(tokens, jnp.float32)
@@ -147,7 +154,7 @@ def test_rows_of_nan_have_no_derivatives(implementation):
         assert not got[3:].any()
 
 
-@every_implementation
+@each_implementation()
 def test_tangents_of_hidden_nan_change_nothing(implementation):
   (tokens,) = draw(9, (5, 4))
   tokens = jnp.asarray(tokens, jnp.float32)
@@ -165,7 +172,7 @@ def test_tangents_of_hidden_nan_change_nothing(implementation):
   np.testing.assert_allclose(got[:3], tangent(tokens[:3]), 1e-5, 1e-6)
 
 
-@every_implementation
+@each_implementation()
 def test_nan_value_affects_context_and_not_weights(
   implementation,
 ):
@@ -187,7 +194,7 @@ def test_nan_value_affects_context_and_not_weights(
   assert not jnp.isnan(attention_weights(query, key, mask=mask)).any()
 
 
-@every_implementation
+@each_implementation()
 def test_unmasked_nan_key_makes_context_nan(implementation):
   query, key, value = draw(3, (3, 4), (5, 4), (5, 2))
   key[2, 1] = np.nan
@@ -195,7 +202,7 @@ def test_unmasked_nan_key_makes_context_nan(implementation):
   assert jnp.isnan(context).all()
 
 
-@every_implementation
+@each_implementation()
 @pytest.mark.parametrize("mask", [None, masks.causal()])
 def test_nan_key_changes_nothing_for_a_score_that_does_not_read_keys(
   implementation, mask
@@ -239,7 +246,7 @@ def test_padding_aligns_with_batch_and_arrays_with_trailing_axes():
   )
 
 
-@every_implementation
+@each_implementation(default=["reference", "tiles"])
 def test_combined_masks_and_biases_equal_dense_arrays(implementation):
   query, key, value = draw(6, (2, 4, 5, 3), (2, 1, 7, 3), (2, 1, 7, 2))
   ids = jnp.array([[0, 0, 1, 1, 1, 2, 2]] * 2)
@@ -268,7 +275,7 @@ def test_combined_masks_and_biases_equal_dense_arrays(implementation):
   np.testing.assert_allclose(structured, dense, rtol=1e-5, atol=1e-6)
 
 
-@every_implementation
+@each_implementation(default=["tiles"])
 def test_large_masked_score_does_not_make_gradients_non_finite(
   implementation,
 ):
@@ -290,7 +297,7 @@ def test_large_masked_score_does_not_make_gradients_non_finite(
     assert jnp.isfinite(leaf).all()
 
 
-@every_implementation
+@each_implementation()
 def test_hidden_nan_of_a_score_with_infinite_derivatives_at_zero(
   implementation,
 ):
@@ -330,7 +337,7 @@ def test_flags_of_rows_by_products_are_those_of_pairs(shape):
     )
 
 
-@every_implementation
+@each_implementation()
 def test_a_dot_product_of_the_user_may_hide_all_keys(implementation):
   @jax.tree_util.register_dataclass
   @dataclasses.dataclass(frozen=True, eq=False)
@@ -344,7 +351,7 @@ def test_a_dot_product_of_the_user_may_hide_all_keys(implementation):
   np.testing.assert_array_equal(context, 0.0)
 
 
-@every_implementation
+@each_implementation()
 @sampled("number", [np.nan, -np.inf], default=[np.nan])
 def test_a_bias_that_hides_nothing_keeps_the_nan_of_tokens(
   implementation, number

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import attend, masks, normalizers, scores
-from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
+from tests.matrix import sampled
 
 CASES = {
   "softmax": {},

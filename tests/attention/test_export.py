@@ -7,8 +7,8 @@ import pytest
 from jax import export
 
 from attention import attend, biases, masks, normalizers, scores
-from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
+from tests.matrix import sampled
 
 WEIGHT, VECTOR = (jnp.asarray(x, jnp.float32) for x in draw(0, (4, 4), (4,)))
 CALLS = {

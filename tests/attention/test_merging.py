@@ -27,6 +27,7 @@ def in_parts(query, key, value, cuts, mask):
   return merge(contexts, lses)
 
 
+@pytest.mark.exhaustive
 def test_merged_parts_equal_attention_over_all_keys_with_derivatives():
   query, key, value = draw(0, (2, 4, 3), (2, 7, 3), (2, 7, 5))
   # One part has no keys, one is masked for some rows; row 0 has no visible key.

@@ -1,6 +1,7 @@
 """Attention with heads and tokens sharded over a mesh."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from attention import biases, masks, scores
 from attention.implementations import Pallas
 from attention.modules import SCORE_NAMES, MeshAxes, MultiHeadAttention
 from attention.ring import arrange, restore
-from tests.attention.matrix import sampled, sampled_product
+from tests.matrix import sampled, sampled_product
 
 MESH = {"data": 2, "sequence": 2, "tensor": 2}
 LENGTH, MEMORY = 16, 24
@@ -86,7 +87,8 @@ def test_every_score_with_heads_and_tokens_sharded(score):
   check(MODULE.clone(score=score), BOTH, **CAUSAL)
 
 
-@sampled("name", ["heads", "sequence"], default=["heads"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["heads", "sequence"])
 def test_only_heads_or_only_tokens_sharded(name):
   axis = {"heads": "tensor", "sequence": "sequence"}[name]
   order = MeshAxes(**{name: axis})
@@ -99,7 +101,8 @@ def test_tokens_in_contiguous_order():
   check(MODULE, order, {"sequence": 8}, **CAUSAL)
 
 
-@sampled("kind", ["array", "padding"], default=["padding"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["array", "padding"])
 def test_grouped_heads_and_padding(kind):
   module = MODULE.clone(num_key_value_heads=2, score="general")
   lengths = jnp.array([3, 24, 10, 17])
@@ -108,10 +111,14 @@ def test_grouped_heads_and_padding(kind):
   check(module, BOTH, mask=mask[kind])
 
 
-@sampled_product(
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
   ("groups", "order"),
-  ([2, 4], [BOTH, MeshAxes(heads="tensor"), MeshAxes(sequence="sequence")]),
-  default=[(2, BOTH)],
+  list(
+    itertools.product(
+      [2, 4], [BOTH, MeshAxes(heads="tensor"), MeshAxes(sequence="sequence")]
+    )
+  ),
 )
 def test_dropout_equals_that_of_one_device(groups, order):
   module = MODULE.clone(dropout_rate=0.5, num_key_value_heads=groups)
@@ -213,10 +220,10 @@ def test_bias_for_all_heads():
   check(MODULE, BOTH, bias=bias)
 
 
-@sampled_product(
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
   ("groups", "order"),
-  ([2, 4], [BOTH, MeshAxes(heads="tensor")]),
-  default=[(2, BOTH)],
+  list(itertools.product([2, 4], [BOTH, MeshAxes(heads="tensor")])),
 )
 def test_masks_of_heads(groups, order):
   module = MODULE.clone(num_key_value_heads=groups)
@@ -226,10 +233,10 @@ def test_masks_of_heads(groups, order):
   check(module, order, mask=jnp.asarray(visible))
 
 
-@sampled_product(
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
   ("groups", "order"),
-  ([2, 4], [BOTH, MeshAxes(heads="tensor")]),
-  default=[(2, MeshAxes(heads="tensor"))],
+  list(itertools.product([2, 4], [BOTH, MeshAxes(heads="tensor")])),
 )
 def test_biases_of_heads(groups, order):
   module = MODULE.clone(num_key_value_heads=groups)
@@ -260,6 +267,7 @@ def test_score_without_axes_of_heads():
   check(MODULE.clone(score=scores.general(weight)), BOTH, **CAUSAL)
 
 
+@pytest.mark.exhaustive
 def test_the_compiled_program_has_no_all_gather():
   query = tokens(64, 1)
   module = MODULE.clone(rotary=False, mesh_axes=BOTH)

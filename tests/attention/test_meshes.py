@@ -17,8 +17,8 @@ from attention import (
 from attention.grouped_query import attend_heads
 from attention.modules import MultiHeadAttention
 from tests.attention.comparison import SMALL, close
-from tests.attention.matrix import sampled, sampled_product
 from tests.attention.oracle import draw
+from tests.matrix import sampled, sampled_product
 
 
 def make_mesh(kind=AxisType.Explicit):
@@ -66,13 +66,7 @@ def check(function, arrays, specs, expected):
     ([(None, None, None, "batch")] * 3, (None, None, None, "batch")),
     ([(), (), (("batch", "head"),)], (("batch", "head"), None, None, None)),
   ],
-  default=[
-    ([("batch",), (None, "head"), ()], ("batch", "head", None, None)),
-    (
-      [(None, None, "batch"), (None, None, "head"), ()],
-      (None, None, "batch", None),
-    ),
-  ],
+  default=[([("batch",), (None, "head"), ()], ("batch", "head", None, None))],
 )
 def test_context_has_the_sharding_of_the_tokens(specs, expected):
   def run(query, key, value):
@@ -82,6 +76,7 @@ def test_context_has_the_sharding_of_the_tokens(specs, expected):
   check(run, arrays, specs, expected)
 
 
+@pytest.mark.exhaustive
 def test_keys_without_the_leading_axes_of_the_query():
   def run(query, key, value):
     return attend(query, key, value, implementation=SMALL)
@@ -91,7 +86,8 @@ def test_keys_without_the_leading_axes_of_the_query():
   check(run, arrays, specs, ("batch", "head", None, None))
 
 
-@sampled("implementation", ["reference", SMALL], default=[SMALL])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("implementation", ["reference", SMALL])
 def test_additive_scores_biases_and_dropout(implementation):
   def run(tokens, query_weight, score_weight, bias):
     return attend(
@@ -175,6 +171,7 @@ def test_multi_head_attention_with_sharded_heads():
   check(run, arrays, specs, ("batch", None, None))
 
 
+@pytest.mark.exhaustive
 def test_attention_to_a_projected_memory():
   module = MultiHeadAttention(num_heads=4, num_key_value_heads=2, rotary=True)
   query, memory = draw(10, (4, 6, 8), (4, 8, 8))

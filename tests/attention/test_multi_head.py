@@ -8,8 +8,8 @@ import pytest
 import attention
 from attention import biases, masks, merge_heads, scores, split_heads
 from tests.attention.comparison import jitted
-from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
+from tests.matrix import sampled
 
 attend = jitted(attention.attend)
 multi_head_attention = jitted(attention.multi_head_attention)
@@ -77,7 +77,8 @@ def test_equals_one_head_after_another(num_key_value_heads):
   np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
-@sampled("num_key_value_heads", [1, 2, 4], default=[2])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("num_key_value_heads", [1, 2, 4])
 def test_arrays_and_parameters_of_heads_line_up(num_key_value_heads):
   query, key, weights = inputs(4, num_key_value_heads)
   sharpness = jnp.array([1.0, 2.0, 4.0, 8.0])

@@ -10,8 +10,8 @@ from attention import masks, scores
 from attention.grouped_query import attend_heads
 from attention.scores.tracing import trace_score
 from tests.attention.comparison import jitted
-from tests.attention.matrix import KINDS, sampled
 from tests.attention.oracle import CASES, draw, draw_parameters, loop_scores
+from tests.matrix import KINDS, sampled
 
 attend = jitted(attention.attend)
 NAMED = ["dot", "scaled_dot", "general", "additive", "concat", "cosine"]

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.devices import checks
 from tests.attention.implementations.pallas.test_kernels import INTERPRETED
-from tests.attention.matrix import sampled
+from tests.matrix import sampled
 
 
 @sampled(

@@ -2,12 +2,14 @@
 
 import jax
 import numpy as np
+import pytest
 
 from benchmarks.translation import joeynmt_export
 from experiments.data.batch import PAD, UNK
 from tests.experiments.toys import transformer
 
 
+@pytest.mark.exhaustive
 def test_exported_layers_compute_the_same():
   model = transformer(9)
   tokens = np.array([[3, 4, 2]])
@@ -35,6 +37,7 @@ def test_exported_layers_compute_the_same():
   np.testing.assert_allclose(theirs, ours, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_special_tokens_have_the_indices_of_joeynmt():
   model = transformer(9)
   tokens = np.array([[3, 4, 2]])

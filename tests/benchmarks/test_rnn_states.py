@@ -2,21 +2,19 @@
 
 import jax
 import numpy as np
+import pytest
 
 from benchmarks import rnn_states
 from experiments.config import parse
 from experiments.data.batch import BOS, PAD
 from experiments.evaluation.alignment_error import target_attention_weights
 from experiments.experiment import make_experiment
-from tests.attention.matrix import sampled_product
 from tests.experiments.conftest import make_tiny
 
 
-@sampled_product(
-  ("score", "order"),
-  (["dot", "scaled_dot"], ["bahdanau", "luong"]),
-  default=[("scaled_dot", "luong")],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("order", ["bahdanau", "luong"])
+@pytest.mark.parametrize("score", ["dot", "scaled_dot"])
 def test_gap_equals_difference_of_log_weights(score, order):
   config = make_tiny(score)
   config.model.order = order
@@ -46,6 +44,7 @@ def test_gap_equals_difference_of_log_weights(score, order):
   assert sizes.num_features == 8
 
 
+@pytest.mark.exhaustive
 def test_zero_parameters_give_equal_states():
   experiment = make_experiment(parse(make_tiny("dot").to_dict()), None)
   zeros = jax.tree.map(np.zeros_like, experiment.initial_state().params)

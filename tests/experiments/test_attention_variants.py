@@ -1,6 +1,5 @@
 """Runs with every normalizer and every score that depends on positions."""
 
-import itertools
 import json
 import typing
 
@@ -12,23 +11,23 @@ from configs import numbers, reverse
 from experiments.config.sections import AttentionName, TransformerScoreName
 from experiments.training import loop
 from tests.experiments.conftest import make_model_small, make_tiny, read_little
+from tests.matrix import sampled, sampled_product
 
 CONFIGS = {"reverse": reverse, "numbers": numbers}
 
 
-@pytest.mark.parametrize(
+@sampled_product(
   ("normalizer", "data", "arg"),
-  list(
-    itertools.product(NORMALIZER_NAMES, CONFIGS, ["additive", "transformer"])
-  ),
+  (NORMALIZER_NAMES, CONFIGS, ["additive", "transformer"]),
+  default=[("entmax", "reverse", "transformer")],
 )
 def test_a_run_with_each_normalizer(normalizer, data, arg, tmp_path):
   weights = run(data, arg, tmp_path, normalizer=normalizer)
   assert (weights < 0).any() == (normalizer == "signed_softmax")
 
 
-@pytest.mark.parametrize("data", CONFIGS)
-@pytest.mark.parametrize(
+@sampled("data", CONFIGS, default=["reverse"])
+@sampled(
   ("arg", "score"),
   [
     (arg, name)
@@ -39,6 +38,7 @@ def test_a_run_with_each_normalizer(normalizer, data, arg, tmp_path):
     for name in typing.get_args(names)
     if name not in (*SCORE_NAMES, "none")
   ],
+  default=[("rnn", "local_p"), ("transformer", "local_p")],
 )
 def test_a_run_with_each_positional_score(arg, score, data, tmp_path):
   if arg == "rnn":
@@ -47,6 +47,7 @@ def test_a_run_with_each_positional_score(arg, score, data, tmp_path):
     run(data, arg, tmp_path, score=score)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("data", CONFIGS)
 @pytest.mark.parametrize(
   "variant",

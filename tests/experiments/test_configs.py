@@ -1,7 +1,6 @@
 """Every config builds: shapes of parameters, a step and predictions."""
 
 import importlib
-import itertools
 import pathlib
 
 import jax
@@ -14,6 +13,7 @@ from experiments.data.dataset import BatchShard
 from experiments.experiment import make_experiment
 from experiments.optimization.step import init_state, make_train_step
 from tests.experiments.conftest import read_little
+from tests.matrix import sampled_product
 
 NAMES = sorted(
   path.stem
@@ -22,21 +22,12 @@ NAMES = sorted(
 )
 # These train on a user's own text, so they have no result.
 WITHOUT_RESULT = ("translation",)
-# One of each kind of data and model.
-DEFAULT = (
-  ("lookup", ""),
-  ("numbers", "transformer"),
-  ("reverse", "none"),
-  ("translation", "additive"),
-)
 
 
-@pytest.mark.parametrize(
+@sampled_product(
   ("name", "arg"),
-  [
-    pytest.param(*case, marks=() if case in DEFAULT else pytest.mark.exhaustive)
-    for case in itertools.product(NAMES, ["", *base.ARGUMENTS])
-  ],
+  (NAMES, ["", *base.ARGUMENTS]),
+  default=[("reverse", "none")],
 )
 def test_builds(name, arg, corpus, tmp_path):
   config = importlib.import_module(f"configs.{name}").get_config(arg)

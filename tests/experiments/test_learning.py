@@ -1,12 +1,12 @@
 """Small models learn their tasks."""
 
 import jax
+import pytest
 
 from experiments.config import MeshConfig, parse
 from experiments.evaluation import evaluator
 from experiments.experiment import make_experiment
 from experiments.optimization.step import make_train_step
-from tests.attention.matrix import sampled
 from tests.experiments.conftest import make_tiny
 
 CASES = {
@@ -16,7 +16,8 @@ CASES = {
 }
 
 
-@sampled("task", CASES, default=["reverse"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("task", CASES)
 def test_small_run_learns_its_task(task, tmp_path):
   arg, sizes, batch_size = CASES[task]
   config = make_tiny(arg)

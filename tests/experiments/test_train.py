@@ -23,6 +23,7 @@ from tests.experiments.states import (
   metrics,
   results,
 )
+from tests.matrix import sampled
 
 ENDLESS = (
   "--config.train.steps=100000",
@@ -30,16 +31,6 @@ ENDLESS = (
   "--config.train.checkpoint_every=100000",
   "--config.optimizer.schedule=constant",
 )
-
-
-def some(cases, *default):
-  """Marks all cases except `default` as exhaustive."""
-  return [
-    case
-    if case in default
-    else pytest.param(case, marks=pytest.mark.exhaustive)
-    for case in cases
-  ]
 
 
 @pytest.fixture
@@ -124,6 +115,7 @@ def test_evaluate_refuses_unknown_names(flag, message, complete):
   assert "Traceback" not in error
 
 
+@pytest.mark.exhaustive
 def test_a_complete_run_is_evaluated_and_not_trained_again(complete, copied):
   config, workdir, _, _ = complete
   for path in (copied / "eval").glob("*.json"):
@@ -181,9 +173,7 @@ def stop(process, number):
   return error
 
 
-@pytest.mark.parametrize(
-  "number", some([signal.SIGTERM, signal.SIGINT], signal.SIGTERM)
-)
+@sampled("number", [signal.SIGTERM, signal.SIGINT], default=[signal.SIGTERM])
 def test_signal_saves_and_stops_a_run_and_the_same_command_resumes_it(
   number, tmp_path
 ):
@@ -248,9 +238,8 @@ def truncate(path):
   path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-@pytest.mark.parametrize(
-  "damage", some(DAMAGE, "a bit flipped", "metrics empty")
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_checkpoint_is_moved_and_the_previous_one_is_restored(
   damage, complete, copied
 ):

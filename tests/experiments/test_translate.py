@@ -56,6 +56,7 @@ def translate(workdir, text, *flags):
   return out.split("\n")[:-1], error
 
 
+@pytest.mark.exhaustive
 def test_unseen_numbers_are_translated_correctly(workdir):
   results = json.loads((workdir / "eval" / "test.json").read_text())
   assert results["metrics"]["sequence_accuracy"] > 0.95
@@ -217,6 +218,7 @@ def test_n_best_and_alignments_of_input_without_a_final_newline(
   np.testing.assert_allclose(saved["weights"].sum(-1), 1, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_two_files_are_evaluated_like_a_set(workdir, tmp_path):
   wanted = list(range(100, 1000, 9))
   for language in ("en", "ko"):

@@ -12,18 +12,21 @@ from attention.implementations.cudnn import kernel as cudnn
 from attention.modules import MultiHeadAttention
 from tests.attention.implementations.cudnn_stand_in import SHAPES, agree, tokens
 from tests.attention.oracle import draw
+from tests.matrix import sampled
+
+SCORES = {
+  "scaled_dot": scores.scaled_dot(),
+  "dot": scores.dot(),
+  "cosine": scores.cosine(5.0),
+}
 
 
 @pytest.mark.usefixtures("_stand_in")
-@pytest.mark.parametrize("mask", [None, masks.causal()])
-@pytest.mark.parametrize(
-  "score",
-  [scores.scaled_dot(), scores.dot(), scores.cosine(5.0)],
-  ids=["scaled_dot", "dot", "cosine"],
-)
-def test_cudnn_equals_the_reference_for_dot_products(score, mask):
+@sampled("mask", [None, masks.causal()], default=[None])
+@sampled("name", SCORES, default=["scaled_dot"])
+def test_cudnn_equals_the_reference_for_dot_products(name, mask):
   shapes = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)
-  agree(*tokens(*shapes), score=score, mask=mask)
+  agree(*tokens(*shapes), score=SCORES[name], mask=mask)
 
 
 @pytest.mark.usefixtures("_stand_in")
@@ -64,6 +67,7 @@ def test_zeros_make_numbers_of_features_equal_where_jax_needs_it(
     np.testing.assert_allclose(one, other, 0.02, 0.03)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("_stand_in")
 def test_limits_apply_to_mapped_tokens():
   arrays = tokens((5, 8), (7, 16), (7, 16))
@@ -80,15 +84,17 @@ def test_limits_apply_to_mapped_tokens():
 
 
 @pytest.mark.usefixtures("_stand_in")
-@pytest.mark.parametrize(
+@sampled(
   ("leading", "memory"),
   [((), ()), ((3,), (3,)), ((2, 2, 3), (2, 2, 1)), ((2, 1, 2), (2, 1, 2))],
+  default=[((2, 1, 2), (2, 1, 2))],
 )
 def test_supported_leading_axes_and_groups(leading, memory):
   shapes = (*leading, 5, 8), (*memory, 7, 8), (*memory, 7, 8)
   agree(*tokens(*shapes))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("_stand_in")
 def test_nan_behind_a_causal_mask_changes_nothing():
   query, key, value = tokens((2, 6, 8), (2, 6, 8), (2, 6, 8))
@@ -164,7 +170,7 @@ def test_forward_mode_through_multi_head_attention():
 
 
 @pytest.mark.usefixtures("_stand_in")
-@pytest.mark.parametrize("memory_heads", [4, 2])
+@sampled("memory_heads", [4, 2], default=[2])
 def test_multi_head_attention_reaches_the_kernel(memory_heads, monkeypatch):
   calls = []
   kernel = cudnn.call

@@ -15,6 +15,7 @@ from tests.attention.implementations.cudnn_stand_in import (
   tokens,
 )
 from tests.attention.oracle import draw
+from tests.matrix import sampled_product
 
 
 @pytest.mark.usefixtures("_stand_in")
@@ -98,8 +99,15 @@ BIASED = {
 
 
 @pytest.mark.usefixtures("_stand_in")
-@pytest.mark.parametrize("arguments", BIASED)
-@pytest.mark.parametrize("derivative", DERIVATIVES)
+@sampled_product(
+  ("derivative", "arguments"),
+  (DERIVATIVES, BIASED),
+  default=[
+    ("jvp", "lengths"),
+    ("hessian-vector product", "none"),
+    ("vmap of a gradient", "bias"),
+  ],
+)
 def test_all_derivatives_equal_the_reference(derivative, arguments):
   if "vmap" in derivative and arguments == "lengths":
     pytest.skip("one example has no batch of lengths")

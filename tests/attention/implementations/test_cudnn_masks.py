@@ -78,6 +78,7 @@ def test_derivatives_of_shifted_queries_equal_the_reference(mask, monkeypatch):
       np.testing.assert_allclose(one, other, 0.02, 0.03)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("_stand_in")
 def test_gradients_of_rows_without_keys_are_zero():
   arrays = tokens(*SHAPES)

@@ -11,8 +11,8 @@ import attention
 from attention import biases, masks, scores
 from attention.implementations.reference import average, marked_scores, masked
 from attention.request import make_request
-from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
+from tests.matrix import sampled
 
 # Scores of features of 4, with an array of numbers.
 SCORES = {

@@ -210,9 +210,8 @@ def test_a_full_quota_is_reported_and_the_run_resumes(tmp_path):
 
 
 # 16 KiB hold the config only, 1500 KiB one or two checkpoints as well.
-@pytest.mark.parametrize(
-  "kibibytes", [pytest.param(16, marks=exhaustive), 1500]
-)
+@exhaustive
+@pytest.mark.parametrize("kibibytes", [16, 1500])
 def test_a_full_disk_is_reported_and_the_run_resumes(
   kibibytes, small_disk, tmp_path
 ):
@@ -389,6 +388,7 @@ def test_resuming_with_other_versions_warns(tmp_path):
   assert f"jax: stored 0.1.2, now {jax.__version__}" in error
 
 
+@exhaustive
 @pytest.mark.parametrize("verbosity", [0, 1])
 def test_damage_is_reported_with_a_traceback_if_verbose(
   verbosity, complete, tmp_path

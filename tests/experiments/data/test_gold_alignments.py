@@ -157,6 +157,7 @@ def shrunk(config):
   return config
 
 
+@pytest.mark.exhaustive
 def test_every_head_has_its_own_rate():
   experiment, examples = made("reverse", "transformer")
   params = experiment.initial_state().params
@@ -173,12 +174,14 @@ def test_unknown_alignment_gives_no_rate():
   assert alignment_error_rates(experiment, None, examples) == {}
 
 
+@pytest.mark.exhaustive
 def test_model_without_attention_has_no_rate():
   experiment, examples = made("reverse", "none")
   params = experiment.initial_state().params
   assert alignment_error_rates(experiment, params, examples) == {}
 
 
+@pytest.mark.exhaustive
 def test_text_without_alignment_is_skipped(tmp_path):
   """As `evaluate --source --target` may: such pairs have no alignment."""
   config = base.get_config("additive")

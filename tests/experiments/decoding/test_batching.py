@@ -52,9 +52,8 @@ def make_test_predictor(
   return make_predictor(model, mesh, search, max_prediction_length)
 
 
-@pytest.mark.parametrize(
-  "devices", [pytest.param(1, marks=pytest.mark.exhaustive), 3]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("devices", [1, 3])
 @pytest.mark.parametrize("search", [Search(), Search(beam_size=2)])
 def test_predictions_are_in_the_order_of_their_sources(search, devices):
   source, done = sources(3001, longest=70), []

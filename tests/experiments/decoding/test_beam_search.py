@@ -21,6 +21,7 @@ from tests.experiments.toys import (
   rnn,
   transformer,
 )
+from tests.matrix import sampled
 
 VOCABULARY, MAX_LENGTH = 5, 4
 MODELS = {"rnn": rnn(VOCABULARY), "transformer": transformer(VOCABULARY)}
@@ -65,7 +66,7 @@ def permitted(constraints, hypothesis):
   )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@sampled("name", MODELS, default=["rnn"])
 @pytest.mark.parametrize(
   ("length_penalty", "constraints"),
   [
@@ -117,6 +118,7 @@ def test_full_width_beam_ranks_all_hypotheses(
   assert (hypotheses.tokens[:, count:] == PAD).all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", MODELS)
 def test_n_best_are_sorted_distinct_and_correctly_scored(name):
   model, params = MODELS[name], parameters(name)
@@ -145,7 +147,7 @@ def test_n_best_are_sorted_distinct_and_correctly_scored(name):
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@sampled("name", MODELS, default=["rnn"])
 def test_hypotheses_do_not_depend_on_padding_or_the_batch(name):
   model, params = MODELS[name], parameters(name)
   search = functools.partial(
@@ -164,6 +166,7 @@ def test_hypotheses_do_not_depend_on_padding_or_the_batch(name):
   assert (padded.scores[2:] == -np.inf).all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", MODELS)
 def test_single_beam_is_greedy_on_models(name):
   model, params = MODELS[name], parameters(name)
@@ -174,7 +177,7 @@ def test_single_beam_is_greedy_on_models(name):
   np.testing.assert_array_equal(hypotheses.tokens[:, 0], greedy)
 
 
-@pytest.mark.parametrize(
+@sampled(
   "constraints",
   [
     Constraints(),
@@ -183,6 +186,7 @@ def test_single_beam_is_greedy_on_models(name):
     # No token is left after 3, 4 and 5: such a hypothesis ends as it is.
     Constraints(min_length=6, no_repeat_ngram=1),
   ],
+  default=[Constraints()],
 )
 def test_single_beam_is_greedy_in_ties(constraints):
   model, params = lookup()
@@ -316,6 +320,7 @@ def test_search_ends_when_no_better_hypothesis_is_possible():
   assert np.isfinite(results[0].scores).all()
 
 
+@pytest.mark.exhaustive
 def test_a_batch_of_padding_takes_no_step():
   model, params = lookup(breaks_at=0)
   hypotheses = searched(
@@ -325,6 +330,7 @@ def test_a_batch_of_padding_takes_no_step():
   assert (hypotheses.scores == -np.inf).all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("score", ["scaled_dot", "local_p", "forgetting"])
 def test_growing_caches_do_not_change_hypotheses(score, monkeypatch):
   model = make_transformer(VOCABULARY, VOCABULARY, score=score, window=1)
@@ -362,6 +368,7 @@ def test_steps_of_whole_beams_equal_those_of_single_hypotheses(monkeypatch):
   np.testing.assert_allclose(whole.scores, single.scores, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_batch_may_be_sharded_over_devices():
   """By XLA, or each device its part, which exchanges nothing."""
   model, params = lookup()

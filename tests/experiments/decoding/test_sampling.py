@@ -10,6 +10,7 @@ from experiments.data.batch import BOS, EOS, PAD
 from experiments.decoding import Constraints, cache_growth
 from experiments.decoding.constraints import constrained
 from experiments.decoding.top_k import largest
+from tests import matrix
 from tests.experiments.toys import Lookup, transformer
 
 VOCABULARY = 9
@@ -57,10 +58,16 @@ def decoder(request):
   return DECODERS[request.param]
 
 
+def decoders(*default):
+  """Uses the fixture `decoder`; names outside `default` are exhaustive."""
+  return matrix.sampled("decoder", DECODERS, default=default, indirect=True)
+
+
 def words(row):
   return [int(token) for token in row if token not in (PAD, EOS)]
 
 
+@decoders("greedy", "beam")
 def test_predictions_end_with_eos_or_at_max_length(decoder):
   model, params = lookup()
   params["table"][:, EOS] += 1
@@ -73,6 +80,7 @@ def test_predictions_end_with_eos_or_at_max_length(decoder):
     assert length == 6 or row[length - 1] == EOS
 
 
+@decoders("greedy", "beam")
 def test_predictions_have_the_minimum_length(decoder):
   model, params = lookup()
   params["table"][:, EOS] += 3
@@ -85,6 +93,7 @@ def test_predictions_have_the_minimum_length(decoder):
     assert min(lengths) == least
 
 
+@decoders("beam")
 def test_ngrams_are_not_repeated(decoder):
   model, params = lookup()
   params["table"][:, [3, 4]] += 3
@@ -132,10 +141,11 @@ def test_constraints_match_a_loop(size):
     np.testing.assert_array_equal(check(length), expected)
 
 
-@pytest.mark.parametrize(
-  "shape", [(3, 5), (40,), (2, 3, 640), (2, 1000), (3, 1, 1025)]
+@matrix.sampled_product(
+  ("count", "shape"),
+  ([1, 2, 5], [(3, 5), (40,), (2, 3, 640), (2, 1000), (3, 1, 1025)]),
+  default=[(2, (3, 1, 1025)), (5, (2, 1000))],
 )
-@pytest.mark.parametrize("count", [1, 2, 5])
 def test_largest_matches_top_k_in_ties(shape, count):
   rng = np.random.default_rng(0)
   values = rng.integers(0, 300, shape).astype(np.float32)
@@ -154,8 +164,10 @@ def test_top_1_sampling_is_greedy():
   np.testing.assert_array_equal(drawn, greedy)
 
 
-@pytest.mark.parametrize(
-  ("temperature", "top_k"), [(1.0, 0), (0.5, 0), (2.0, 0), (1.0, 3), (1.0, 50)]
+@matrix.sampled(
+  ("temperature", "top_k"),
+  [(1.0, 0), (0.5, 0), (2.0, 0), (1.0, 3), (1.0, 50)],
+  default=[(0.5, 0), (1.0, 3)],
 )
 def test_samples_follow_the_model_distribution(temperature, top_k):
   model, params = lookup()
@@ -196,6 +208,7 @@ def test_same_rng_gives_the_same_sample():
   assert (first != other).any()
 
 
+@decoders("greedy", "beam")
 def test_prediction_ends_if_no_token_is_allowed(decoder):
   model, params = lookup()
   rules = Constraints(min_length=7, no_repeat_ngram=1, banned=(3, 4))
@@ -205,6 +218,7 @@ def test_prediction_ends_if_no_token_is_allowed(decoder):
   assert (np.sort(predictions) == [0, 0, 0, 0, 5, 6, 7, 8]).all()
 
 
+@decoders("greedy", "beam")
 def test_rows_of_padding_take_no_step(decoder):
   model, params = lookup(breaks_at=0)
   predictions = decoder(model, params, np.zeros((2, 1), np.int32), max_length=4)
@@ -229,6 +243,7 @@ def test_decoding_stops_when_all_predictions_have_ended():
   assert len(steps) == longest < 9
 
 
+@pytest.mark.exhaustive
 def test_growing_caches_do_not_change_predictions(monkeypatch):
   model = transformer(VOCABULARY)
   source = np.array([[3, 4, 5, EOS], [7, 8, EOS, PAD]])

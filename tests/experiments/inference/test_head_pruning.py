@@ -26,6 +26,7 @@ def made(arg="transformer"):
   )
 
 
+@pytest.mark.exhaustive
 def test_pruning_a_pruned_head_changes_no_metric():
   experiment, params, examples = made()
   place = ("decoder_0", "cross_attention")
@@ -39,6 +40,7 @@ def test_pruning_a_pruned_head_changes_no_metric():
   assert results["loss"].without["cross-attention"][0, 0] != metrics["loss"]
 
 
+@pytest.mark.exhaustive
 def test_the_outputs_of_single_heads_sum_to_the_output_of_all():
   experiment, params, _ = made()
   layer = experiment.model.bind({"params": params}).encoder[0]
@@ -59,6 +61,7 @@ def test_the_outputs_of_single_heads_sum_to_the_output_of_all():
   np.testing.assert_allclose(sum(parts) + bias[None, None], whole, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_pruning_requires_a_transformer():
   experiment, params, examples = made("dot")
   with pytest.raises(UserError, match="only a Transformer has heads"):

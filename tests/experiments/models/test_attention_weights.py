@@ -14,6 +14,7 @@ from tests.experiments.models.test_models import (
   TARGET,
   parameters,
 )
+from tests.matrix import sampled
 
 TRANSFORMERS = [name for name in MODELS if name.startswith("transformer")]
 DEFAULT = "transformer"
@@ -69,6 +70,7 @@ def projection(params):
   return np.asarray(params["kernel"]), np.asarray(params["bias"])
 
 
+@pytest.mark.exhaustive
 def test_cross_attention_weights_equal_those_of_decoding_steps():
   model, variables = MODELS[DEFAULT], {"params": parameters(DEFAULT)}
 
@@ -91,7 +93,7 @@ def test_cross_attention_weights_equal_those_of_decoding_steps():
   )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@sampled("name", MODELS, default=["none-luong", "dot-luong", "transformer"])
 def test_every_layer_and_head_has_weights(name):
   params = jax.eval_shape(MODELS[name].init, jax.random.key(0), SOURCE, TARGET)
   source = jnp.pad(SOURCE, ((0, 0), (0, 1)))

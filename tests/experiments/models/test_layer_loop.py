@@ -22,6 +22,7 @@ from experiments.optimization.step import (
 from tests.attention.comparison import equations
 from tests.experiments.models.test_models import SOURCE, TARGET
 from tests.experiments.toys import make_transformer
+from tests.matrix import sampled
 
 ENCODER, DECODER = 2, 2  # layers
 SETTINGS = {
@@ -78,15 +79,15 @@ def assert_close(one, other):
   jax.tree.map(compare, one, other)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("setting", SETTINGS)
+@sampled("variant", VARIANTS, default=["rotary"])
+@sampled("setting", SETTINGS, default=["scan-remat"])
 def test_loss_gradients_and_weights_are_those_of_unrolled_layers(
   setting, variant
 ):
   assert_close(results(variant, setting), results(variant))
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@sampled("setting", SETTINGS, default=["scan-remat"])
 def test_parameters_are_initialized_by_the_same_program(setting):
   programs = [
     str(jax.make_jaxpr(model.init)(jax.random.key(0), SOURCE, TARGET))
@@ -95,6 +96,7 @@ def test_parameters_are_initialized_by_the_same_program(setting):
   assert programs[0] == programs[1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_dropout_drops_the_elements_of_unrolled_layers(setting):
   unrolled = results("rotary", None, 0.5, stored=())
@@ -158,7 +160,7 @@ def lengths_of_loops(function, *arguments):
   return [scan["length"] for scan in scans if scan["length"] > scan["unroll"]]
 
 
-@pytest.mark.parametrize("setting", [None, "scan"])
+@sampled("setting", [None, "scan"], default=["scan"])
 def test_programs_have_a_loop_for_each_stack(setting):
   settings = SETTINGS[setting] if setting else {}
   model = make_model(encoder_layers=3, decoder_layers=2, **settings)

@@ -11,6 +11,7 @@ import pytest
 from experiments import decoding
 from experiments.data.batch import BOS, EOS, PAD
 from tests.experiments.toys import make_rnn, make_transformer
+from tests.matrix import sampled
 
 VOCABULARY = 11
 
@@ -175,6 +176,7 @@ def logits_of(name, source=SOURCE, target=TARGET):
   return np.array(forward(name)(parameters(name), source, target))
 
 
+@sampled("name", MODELS, default=["transformer-additive-rotary"])
 def test_logits_depend_on_earlier_target_tokens_only(name):
   before = logits_of(name)
   after = logits_of(name, target=TARGET.at[:, 2].set(9))
@@ -182,6 +184,7 @@ def test_logits_depend_on_earlier_target_tokens_only(name):
   assert (before[:, 3] != after[:, 3]).any()
 
 
+@sampled("name", MODELS, default=["transformer-additive-rotary"])
 def test_source_padding_does_not_change_logits(name):
   wider = jnp.pad(SOURCE, ((0, 0), (0, 3)))
   np.testing.assert_allclose(
@@ -189,6 +192,7 @@ def test_source_padding_does_not_change_logits(name):
   )
 
 
+@sampled("name", MODELS, default=["additive-bahdanau-fed"])
 def test_logits_depend_on_every_source_token(name):
   before = logits_of(name)
   for place in range(4):
@@ -197,6 +201,15 @@ def test_logits_depend_on_every_source_token(name):
     np.testing.assert_array_equal(before[1], after[1])
 
 
+@sampled(
+  "name",
+  MODELS,
+  default=[
+    "additive-bahdanau-fed",
+    "general-signed_softmax-luong",
+    "transformer-additive-rotary",
+  ],
+)
 def test_decoding_steps_agree_with_teacher_forcing(name):
   """Decoding step by step, with caches, gives what training computes."""
   model, variables = MODELS[name], {"params": parameters(name)}
@@ -226,6 +239,7 @@ def test_decoding_steps_agree_with_teacher_forcing(name):
   assert (np.asarray(weights[:, 1, :, 3:]) == 0).all()
 
 
+@sampled("name", MODELS, default=["transformer-additive-rotary"])
 def test_all_parameters_receive_gradients(name):
   loss = lambda params: jnp.sin(  # noqa: E731
     forward(name)(params, SOURCE, TARGET)
@@ -289,6 +303,7 @@ def test_forgetting_is_scaled_dot_with_forget_gates():
   np.testing.assert_array_equal(logits_of(name), logits_of(other))
 
 
+@sampled("name", MODELS, default=["transformer-additive-rotary"])
 def test_greedy_decodes_the_most_likely_token(name):
   greedy = jax.jit(
     lambda params: decoding.greedy(MODELS[name], params, SOURCE, max_length=5)
@@ -303,6 +318,7 @@ def test_greedy_decodes_the_most_likely_token(name):
     assert not real[ends[0] + 1 :].any() if ends.size else real.all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("make", [rnn, transformer])
 def test_bfloat16_computes_in_bfloat16_with_float32_parameters(make):
   narrow, wide = make(dtype=jnp.bfloat16), make()
@@ -318,6 +334,7 @@ def test_bfloat16_computes_in_bfloat16_with_float32_parameters(make):
   )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("make", [rnn, transformer])
 def test_dropout_uses_its_rng_in_training_only(make):
   model = make(dropout_rate=0.5)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.models.rnn.scan import scan
+from tests.matrix import sampled
 
 
 def step(weights, others, carry, x):
@@ -39,8 +40,8 @@ def plain(step, weights, others, carry, xs, reverse):
   )
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("jitted", [False, True])
+@sampled("reverse", [False, True], default=[True])
+@sampled("jitted", [False, True], default=[True])
 def test_values_and_gradients_match_a_plain_loop(reverse, jitted):
   def everything(run):
     def value(weights, bias, visible, carry, xs):
@@ -60,6 +61,7 @@ def test_values_and_gradients_match_a_plain_loop(reverse, jitted):
   )
 
 
+@pytest.mark.exhaustive
 def test_gradients_have_the_dtype_of_the_weights():
   weights, others, carry, xs = arguments(jnp.bfloat16)
   gradients = jax.grad(loss, 1)(scan, weights, others, carry, xs, False)

@@ -21,6 +21,7 @@ from experiments.optimization.step import (
   make_train_step,
 )
 from tests.experiments.toys import rnn, transformer
+from tests.matrix import sampled_product
 
 FEATURES, VOCABULARY = 5, 7
 
@@ -58,9 +59,11 @@ def assert_trees_close(found, expected, **tolerance):
 
 
 # One chunk, and several of 64 tokens: none, one and 55 rows are missing.
-@pytest.mark.parametrize("shape", [(1, 1), (4, 5), (4, 32), (3, 43), (3, 67)])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@sampled_product(
+  ("smoothing", "bias", "shape"),
+  ([0.0, 0.1], [True, False], [(1, 1), (4, 5), (4, 32), (3, 43), (3, 67)]),
+  default=[(0.0, True, (3, 43)), (0.1, True, (1, 1))],
+)
 def test_value_and_gradient_equal_those_of_the_plain_formula(
   shape, bias, smoothing, monkeypatch
 ):
@@ -267,6 +270,7 @@ def test_no_intermediate_array_holds_all_logits(program, monkeypatch):
   assert largest_array(PROGRAMS[program], *args) < logits / 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("make", [rnn, transformer])
 def test_training_and_evaluation_hold_no_array_of_all_logits(make, monkeypatch):
   monkeypatch.setattr(losses, "_CHUNK_NUMBERS", 1)

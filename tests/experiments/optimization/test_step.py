@@ -30,9 +30,8 @@ def plain():
   return experiment, *train(experiment)
 
 
-@pytest.mark.parametrize(
-  "devices", [ONE, pytest.param(EIGHT, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("devices", [ONE, EIGHT])
 def test_accumulation_gives_the_update_of_the_whole_batch(devices):
   whole, state = train(build(mesh=devices))
   parts, accumulated = train(build(mesh=devices, accumulation=2))
@@ -40,6 +39,7 @@ def test_accumulation_gives_the_update_of_the_whole_batch(devices):
   assert_same_state(state, accumulated, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_a_step_uses_the_gradient_of_the_mean_loss_per_token():
   experiment = build()
   batch = experiment.training_batches()[0]
@@ -70,9 +70,8 @@ def test_a_step_uses_the_gradient_of_the_mean_loss_per_token():
   assert int(after.step) == 1
 
 
-@pytest.mark.parametrize(
-  "arg", ["additive", pytest.param("transformer", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arg", ["additive", "transformer"])
 def test_bfloat16_trains_float32_parameters_and_decodes(arg):
   experiment = build(arg, dtype="bfloat16")
   losses, state = train(experiment)
@@ -88,6 +87,7 @@ def test_bfloat16_trains_float32_parameters_and_decodes(arg):
   assert 0 < result.metrics["loss"] < 10
 
 
+@pytest.mark.exhaustive
 def test_the_moving_average_equals_that_of_a_numpy_loop():
   decay = 0.27  # more than is kept at first, less than later
   experiment = build(ema_decay=decay)
@@ -113,6 +113,7 @@ def test_the_moving_average_equals_that_of_a_numpy_loop():
     assert (found != last).any()
 
 
+@pytest.mark.exhaustive
 def test_without_a_decay_there_is_no_average():
   _, _, state = plain()
   assert state.average is None
@@ -122,6 +123,7 @@ def test_without_a_decay_there_is_no_average():
   assert_same_state(state, averaged, rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_label_smoothing_interpolates_with_the_loss_of_a_uniform_target():
   experiment, losses, _ = plain()
   smooth, _ = train(build(label_smoothing=0.3), num_steps=1)
@@ -136,6 +138,7 @@ def test_label_smoothing_interpolates_with_the_loss_of_a_uniform_target():
   assert smooth[0] == pytest.approx(0.7 * losses[0] + 0.3 * uniform, rel=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_a_skipped_update_changes_only_the_step():
   experiment = build()
   config = TrainConfig(non_finite="skip")
@@ -162,6 +165,7 @@ def test_a_skipped_update_changes_only_the_step():
     assert all(same) != moves
 
 
+@pytest.mark.exhaustive
 def test_the_step_traces_once():
   experiment = build()
   traces = []

@@ -66,6 +66,7 @@ def test_evaluation_gives_the_result_of_version_1(runs):
   assert evaluation.metrics["bleu"] == pytest.approx(stored["bleu"])
 
 
+@pytest.mark.exhaustive
 def test_translation_restores_version_1(runs):
   restored = inference.restore(runs / "translation")
   search = configured_search(restored.experiment)

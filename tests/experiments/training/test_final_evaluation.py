@@ -1,11 +1,14 @@
 """The evaluation at the end of a run uses what training has in memory."""
 
+import pytest
+
 from experiments.checkpoints import read
 from experiments.evaluation import evaluator
 from experiments.training import loop
 from tests.experiments.states import metrics, results, tiny_run
 
 
+@pytest.mark.exhaustive
 def test_a_complete_run_reads_no_checkpoint_and_validates_once_at_its_end(
   tmp_path, monkeypatch
 ):

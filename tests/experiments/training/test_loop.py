@@ -169,6 +169,7 @@ def script_evaluations(monkeypatch, metric, values):
   monkeypatch.setattr(loop, "make_evaluator", make_scripted)
 
 
+@pytest.mark.exhaustive
 def test_early_stopping_ends_a_run_that_does_not_improve(tmp_path, monkeypatch):
   config = tiny_run(eval_every=2, patience=2, best_metric="bleu")
   # The fourth evaluation improves; an equal one is no improvement.

@@ -95,6 +95,7 @@ def test_negative_weights_are_red_and_positive_ones_blue(tmp_path):
   assert colors[1][2] > colors[1][0] + 0.2
 
 
+@pytest.mark.exhaustive
 def test_panels_are_arranged_in_rows_of_four(draw):
   panels = [panel(np.zeros((2, 2)), title=f"head {n}") for n in range(5)]
   before = draw(*panels)
@@ -119,6 +120,7 @@ def test_labels_do_not_overlap(draw, count):
   assert (right - left) / count > line
 
 
+@pytest.mark.exhaustive
 def test_figure_grows_with_long_words_up_to_a_limit(draw):
   short = draw(panel(np.zeros((3, 3))))
   long = draw(panel(np.zeros((3, 3)), ["s" * 20] * 3, ["t" * 25] * 3))
@@ -133,6 +135,7 @@ def test_resolution_is_limited(draw, monkeypatch):
   assert max(draw(panel(np.zeros((9, 3)))).shape) == 200
 
 
+@pytest.mark.exhaustive
 def test_axis_of_more_than_60_words_labels_every_nth(draw):
   def image(count, name, place):
     words = ["w"] * count

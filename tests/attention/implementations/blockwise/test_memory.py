@@ -4,14 +4,13 @@ import math
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from attention import attend, biases, masks
 from attention.implementations.blockwise import Blockwise
 from tests.attention import positional_cases
-from tests.attention.matrix import sampled
 from tests.attention.oracle import CASES, draw_parameters
+from tests.matrix import sampled, sampled_product
 
 TILES = Blockwise(query_block=128, key_block=128)
 SMALL = Blockwise(query_block=100, key_block=50)
@@ -67,7 +66,7 @@ def temporaries(name, length, implementation):
   return lowered.compile().memory_analysis().temp_size_in_bytes
 
 
-@sampled("name", SCORES, default=["scaled_dot", "additive"])
+@sampled("name", SCORES, default=["additive"])
 def test_temporaries_of_the_gradient_grow_linearly(name):
   # Tokens need more memory than tiles, whose buffers are reused.
   small, large = (temporaries(name, n, TILES) for n in (8192, 16384))
@@ -120,8 +119,15 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("name", ["scaled_dot", "additive", "own"])
-@pytest.mark.parametrize("what", ARGUMENTS)
+@sampled_product(
+  ("what", "name"),
+  (ARGUMENTS, ["scaled_dot", "additive", "own"]),
+  default=[
+    *((what, "scaled_dot") for what in ARGUMENTS),
+    *((what, "additive") for what in ("nothing", "alibi", "dropout")),
+    *((what, "own") for what in ("nothing", "relative", "segments")),
+  ],
+)
 def test_no_array_has_as_many_entries_as_there_are_pairs(what, name):
   heads = [
     jax.ShapeDtypeStruct((1, LENGTH, FEATURES), jnp.float32) for _ in range(3)

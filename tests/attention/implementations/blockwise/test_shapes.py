@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from attention import biases, masks
 from attention.implementations.blockwise import Blockwise
 from tests.attention.comparison import SMALL, close, outcome, wide
-from tests.attention.matrix import sampled
 from tests.attention.oracle import CASES, draw, draw_parameters
+from tests.matrix import sampled
 
 every_score = pytest.mark.parametrize("name", CASES)
 # One score of each kind: a product, a loop over channels, a function.
-each_kind = pytest.mark.parametrize(
-  "name", ["scaled_dot", "additive", "closure"]
-)
+KINDS = ("scaled_dot", "additive", "closure")
 
 # Leading axes of query, key and value.
 LEADING = [
@@ -78,7 +76,7 @@ few_examples = functools.partial(
 )
 
 
-@each_kind
+@sampled("name", KINDS, default=["additive"])
 @few_examples(max_examples=2)
 @given(data=st.data())
 def test_equals_reference(name, data):
@@ -136,11 +134,11 @@ def check_equals_reference(name, data):
     assert all(jax.tree.leaves(same))
 
 
-@each_kind
+@sampled("name", KINDS, default=["closure"])
 @sampled(
   "lengths",
   [(1, 1), (1, 5), (5, 1), (3, 0), (0, 3), (0, 0)],
-  default=[(1, 5), (3, 0)],
+  default=[(1, 5)],
 )
 def test_one_token_or_none(name, lengths):
   length, key_length = lengths
@@ -156,13 +154,14 @@ def test_one_token_or_none(name, lengths):
     )
 
 
-@pytest.mark.parametrize(
+@sampled(
   "shapes",
   [
     ((0, 3, 4), (0, 5, 4), (0, 5, 2)),  # no batch entries
     ((3, 4), (5, 4), (5, 0)),  # values without features
     ((3, 0), (5, 0), (5, 2)),  # keys without features
   ],
+  default=[((3, 4), (5, 4), (5, 0))],
 )
 @sampled("mask", [None, masks.causal()], default=[masks.causal()])
 def test_axes_of_size_zero(shapes, mask):
@@ -176,7 +175,8 @@ def test_axes_of_size_zero(shapes, mask):
     )
 
 
-@sampled("kind", ["bias", "mask", "both"], default=["both"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["bias", "mask", "both"])
 def test_mask_and_bias_may_have_leading_axes_of_values_only(kind):
   with wide():
     tokens = draw(9, (4, 1, 5, 4), (1, 1, 7, 4), (4, 3, 7, 2))

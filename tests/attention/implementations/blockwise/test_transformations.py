@@ -10,8 +10,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attention import additive_score, attend, biases, masks, scores
 from tests.attention.comparison import SMALL, close, outcome, wide
-from tests.attention.matrix import sampled
 from tests.attention.oracle import CASES, draw, draw_parameters
+from tests.matrix import sampled
 
 # One score of each kind: a product, a loop over channels, a function.
 KINDS = ("scaled_dot", "additive", "closure")
@@ -75,7 +75,8 @@ def test_vmap_over_any_argument(mapped):
     close(outcome(SMALL), outcome("reference"))
 
 
-@sampled("sharded", [*inputs(), "everything"], default=["weight"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("sharded", [*inputs(), "everything"])
 def test_shard_map_with_any_argument_sharded(sharded):
   mesh = Mesh(np.array(jax.devices()), ("batch",))
   assert mesh.size == 8
@@ -101,7 +102,8 @@ def test_shard_map_with_any_argument_sharded(sharded):
     close(outcome(SMALL), outcome("reference"))
 
 
-@sampled("sharded", ["query", "key", "score_weight"], default=["score_weight"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("sharded", ["query", "key", "score_weight"])
 def test_shard_map_of_an_additive_score_that_loops_over_channels(sharded):
   mesh = Mesh(np.array(jax.devices()), ("batch",))
   size = 68  # 68 ** 3 elements exceed the limit for all channels at once
@@ -133,7 +135,8 @@ def test_shard_map_of_an_additive_score_that_loops_over_channels(sharded):
     close(gradient(run), gradient(score))
 
 
-@sampled("name", KINDS, default=["scaled_dot"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", KINDS)
 def test_sharded_arrays_under_jit(name):
   mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("batch", "head"))
   with wide():
@@ -154,7 +157,8 @@ def test_sharded_arrays_under_jit(name):
     close(got, want)
 
 
-@sampled("name", KINDS, default=["additive"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", KINDS)
 def test_within_scan_and_checkpoint(name):
   with wide():
     (queries, key, value) = draw(7, (3, 5, 4), (7, 4), (7, 2))

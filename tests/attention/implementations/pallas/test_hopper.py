@@ -13,8 +13,8 @@ from attention.implementations import Pallas
 from attention.implementations.pallas.hopper.tiles import parts
 from attention.ring import ring_attention
 from attention.scores.base import Wrapper
-from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
+from tests.matrix import sampled
 
 # The interpreter is not public in JAX 0.10.
 params = pytest.importorskip("jax._src.pallas.mosaic_gpu.interpret.params")

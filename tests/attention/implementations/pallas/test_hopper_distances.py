@@ -19,7 +19,7 @@ from tests.attention.implementations.pallas.test_hopper import (
   results,
   total,
 )
-from tests.attention.matrix import sampled
+from tests.matrix import sampled
 
 __all__ = ["launched"]  # a fixture
 

@@ -19,7 +19,7 @@ from tests.attention.implementations.pallas.test_hopper import (
   ignore_nan,
   predicting,
 )
-from tests.attention.matrix import sampled
+from tests.matrix import sampled
 
 SHAPES = (2, 70, 64), (2, 100, 64), (2, 100, 64)
 CASES = {

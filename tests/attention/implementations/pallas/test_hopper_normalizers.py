@@ -14,7 +14,7 @@ from tests.attention.implementations.pallas.test_hopper import (
   close,
   ignore_nan,
 )
-from tests.attention.matrix import sampled
+from tests.matrix import sampled
 
 
 class PositivePart(normalizers.Normalizer):

@@ -14,7 +14,7 @@ from tests.attention.implementations.pallas.test_hopper import (
   ignore_nan,
   results,
 )
-from tests.attention.matrix import sampled
+from tests.matrix import sampled
 
 # A score, and the leading axes of keys and values; those of queries are (2, 3).
 CASES = {

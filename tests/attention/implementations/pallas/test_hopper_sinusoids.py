@@ -15,7 +15,7 @@ from tests.attention.implementations.pallas.test_hopper import (
   launched,
   results,
 )
-from tests.attention.matrix import sampled
+from tests.matrix import sampled
 
 __all__ = ["launched"]  # a fixture
 

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from attention import attend, biases, masks, normalizers, scores
 from attention.implementations import BY_NAME, Pallas
-from tests.attention.matrix import sampled
 from tests.attention.oracle import draw
+from tests.matrix import sampled
 
 INTERPRETED = Pallas(interpret=True, query_block=128, key_block=128)
 SHAPES = ((2, 3, 150, 8), (2, 3, 200, 8), (2, 3, 200, 4))

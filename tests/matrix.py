@@ -23,17 +23,23 @@ PAIRS = (
   ("additive", "tiles"),
   ("closure", "tiles"),
 )
-_IMPLEMENTATIONS = dict(
+NAMED_IMPLEMENTATIONS = dict(
   zip(("reference", "one_tile", "tiles"), IMPLEMENTATIONS)
 )
 # The kernels for TPUs, interpreted.
-_IMPLEMENTATIONS["kernels"] = Pallas(interpret=True)
+NAMED_IMPLEMENTATIONS["kernels"] = Pallas(interpret=True)
 
 
 def sampled(
-  argument: str | tuple[str, ...], values: Iterable, default: Iterable
+  argument: str | tuple[str, ...],
+  values: Iterable,
+  default: Iterable,
+  **options,
 ):
-  """Parametrizes a test; values outside `default` are exhaustive."""
+  """Parametrizes a test; values outside `default` are exhaustive.
+
+  `options` are those of `pytest.mark.parametrize`.
+  """
   default = list(default)
   return pytest.mark.parametrize(
     argument,
@@ -44,6 +50,7 @@ def sampled(
       )
       for value in values
     ],
+    **options,
   )
 
 
@@ -51,19 +58,12 @@ def sampled_product(
   names: Iterable[str], values: Iterable[Iterable], default: Iterable[tuple]
 ):
   """Like `sampled`, for the product of several arguments' values."""
-  default = list(default)
-  return pytest.mark.parametrize(
-    tuple(names),
-    [
-      pytest.param(*case, marks=() if case in default else _exhaustive)
-      for case in itertools.product(*values)
-    ],
-  )
+  return sampled(tuple(names), itertools.product(*values), default)
 
 
 def scores_and_implementations(
   default: Iterable[tuple[str, str]] = PAIRS,
-  implementations: Iterable[str] = tuple(_IMPLEMENTATIONS),
+  implementations: Iterable[str] = tuple(NAMED_IMPLEMENTATIONS),
 ):
   """All pairs of a score `name` and an `implementation`, most exhaustive."""
   default = list(default)
@@ -72,7 +72,7 @@ def scores_and_implementations(
     [
       pytest.param(
         name,
-        _IMPLEMENTATIONS[choice],
+        NAMED_IMPLEMENTATIONS[choice],
         id=f"{name}-{choice}",
         marks=() if (name, choice) in default else _exhaustive,
       )
@@ -82,11 +82,18 @@ def scores_and_implementations(
   )
 
 
+def each_implementation(
+  default: Iterable[str] = ("reference", "one_tile", "tiles"),
+):
+  """Every `implementation`; those outside `default` are exhaustive."""
+  default = list(default)
+  return pytest.mark.parametrize(
+    "implementation",
+    [
+      pytest.param(each, id=name, marks=() if name in default else _exhaustive)
+      for name, each in NAMED_IMPLEMENTATIONS.items()
+    ],
+  )
+
+
 _exhaustive = pytest.mark.exhaustive
-every_implementation = pytest.mark.parametrize(
-  "implementation",
-  [
-    pytest.param(each, id=name, marks=_exhaustive if name == "kernels" else ())
-    for name, each in _IMPLEMENTATIONS.items()
-  ],
-)
