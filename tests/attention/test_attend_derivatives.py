@@ -118,7 +118,7 @@ def test_forward_and_reverse_mode_equal_differences_of_loops(
   np.testing.assert_allclose(inner(gradient, direction), expected, rtol=1e-6)
 
 
-@every_pair([])
+@every_pair([("general", "tiles")])
 def test_hessian_vector_product_equals_differences_of_gradients(
   name, implementation
 ):
