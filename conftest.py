@@ -21,6 +21,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 import jax
 import pytest
 
+from experiments.distributed.initialize import reduce_cache
 from tests import compilation
 
 _ROOT = pathlib.Path(__file__).parent
@@ -53,19 +54,9 @@ def pytest_xdist_auto_num_workers():
 
 
 def pytest_configure(config):
-  """Deletes the oldest programs where the cache is too large."""
-  if hasattr(config, "workerinput"):
-    return
-  entries = []
-  for path in _CACHE.glob("*-cache"):
-    status = path.stat()
-    entries.append((status.st_mtime, status.st_size, path))
-  total = sum(size for _, size, _ in entries)
-  for _, size, path in sorted(entries):
-    if total <= _CACHE_LIMIT:
-      break
-    path.unlink(missing_ok=True)
-    total -= size
+  """Limits the size of the cache, once for all workers."""
+  if not hasattr(config, "workerinput"):
+    reduce_cache(_CACHE, _CACHE_LIMIT)
 
 
 @pytest.hookimpl(tryfirst=True)
