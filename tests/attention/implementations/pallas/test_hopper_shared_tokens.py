@@ -6,13 +6,10 @@ import pytest
 
 from attention import masks, scores
 from attention.implementations.pallas.hopper.block import shared_tokens
-from tests.attention.implementations.pallas.test_hopper import (
-  INTERPRETED,
+from tests.attention.implementations.pallas.hopper import (
   arrays,
-  close,
-  exact_results,
+  check,
   ignore_nan,
-  results,
 )
 from tests.matrix import sampled
 
@@ -40,8 +37,7 @@ def test_blocks_sum_the_gradients(name, mask, at_once, monkeypatch):
   if mask is not None:
     tokens[0] = tokens[0].at[1, 1, 66, 3].set(jnp.nan)
   options = {"score": make(), "mask": mask}
-  got = results(INTERPRETED, tokens, **options)
-  jax.tree.map(close, got, exact_results(tokens, **options))
+  check(tokens, **options)
 
 
 @pytest.mark.parametrize(
