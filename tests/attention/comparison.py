@@ -32,12 +32,16 @@ def jitted(function):
   return run
 
 
-def equations(jaxpr):
-  """All equations of a jaxpr, those of inner jaxprs too."""
+def equations(jaxpr, without=()):
+  """All equations of a jaxpr, and of those inside of its operations.
+
+  Except those inside of operations whose names are in `without`.
+  """
   for equation in jaxpr.eqns:
     yield equation
-    for inner in jaxprs_in_params(equation.params):
-      yield from equations(inner)
+    if equation.primitive.name not in without:
+      for inner in jaxprs_in_params(equation.params):
+        yield from equations(inner, without)
 
 
 def products(jaxpr):

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
 
 from attention import attend, biases
 from attention.implementations import Blockwise, Pallas
+from tests.attention.comparison import equations
 from tests.attention.oracle import draw
 
 
@@ -207,20 +207,16 @@ def test_a_table_of_relative_positions_is_looked_up_once():
 
   program = jax.make_jaxpr(run)(jnp.ones((8, 1)), jnp.ones((1, 16, 4)))
   numbers = 1, 11  # of distances from -5 to 5
-  made = [*results(program.jaxpr, in_loop=False)]
-  assert made.count((numbers, False)) == 1
-  assert (numbers, True) not in made
-  assert ((1, 4, 4), True) in made  # a tile of scores
+  outside = shapes(equations(program.jaxpr, without=["scan", "while"]))
+  everywhere = shapes(equations(program.jaxpr))
+  assert outside.count(numbers) == everywhere.count(numbers) == 1
+  tile = 1, 4, 4  # of scores
+  assert everywhere.count(tile) > outside.count(tile)
 
 
-def results(jaxpr, in_loop):
-  """The shapes of results of operations, and whether a loop repeats them."""
-  for equation in jaxpr.eqns:
-    for variable in equation.outvars:
-      yield variable.aval.shape, in_loop
-    repeats = in_loop or equation.primitive.name in ("scan", "while")
-    for inner in jaxprs_in_params(equation.params):
-      yield from results(inner, repeats)
+def shapes(operations):
+  """The shapes of their results."""
+  return [each.aval.shape for one in operations for each in one.outvars]
 
 
 def test_invalid_arguments_raise():

@@ -4,19 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
 
 from attention import biases, masks
 from attention.modules import MeshAxes, MultiHeadAttention
-
-
-def make_mesh(devices):
-  return jax.make_mesh(
-    (devices,),
-    ("tensor",),
-    axis_types=(AxisType.Auto,),
-    devices=jax.devices()[:devices],
-  )
+from tests.meshes import make_mesh
 
 
 @pytest.mark.parametrize(
@@ -52,7 +43,7 @@ def test_fewer_key_value_heads_than_devices(memory_heads, devices, score):
     return jax.jit(jax.value_and_grad(loss, (0, 1)))(variables, tokens)
 
   want = gradients(module)
-  with jax.set_mesh(make_mesh(devices)):
+  with jax.set_mesh(make_mesh(tensor=devices)):
     got = gradients(module.clone(mesh_axes=MeshAxes(heads="tensor")))
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5),
@@ -66,7 +57,7 @@ def test_key_value_heads_that_cannot_be_sharded_raise():
     num_heads=6, num_key_value_heads=3, mesh_axes=MeshAxes(heads="tensor")
   )
   with (
-    jax.set_mesh(make_mesh(2)),
+    jax.set_mesh(make_mesh(tensor=2)),
     pytest.raises(ValueError, match="3 key/value heads cannot be sharded"),
   ):
     jax.eval_shape(module.init, jax.random.key(0), jnp.ones((2, 6, 12)))

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
 
 from attention import attend, merge
 from attention.implementations.blockwise import Blockwise
 from attention.ring import ring_attention
 from tests.attention.oracle import draw
+from tests.meshes import make_mesh
 
 LENGTH, KEYS = 4, 600
 TILES = Blockwise(query_block=2, key_block=100)
@@ -67,9 +67,7 @@ def test_gradients_of_several_tiles_equal_float64(offset):
 
 @pytest.mark.parametrize("offset", [1e6, -1e9])
 def test_gradients_of_ring_attention_equal_float64(offset):
-  mesh = jax.make_mesh(
-    (2,), ("sequence",), (AxisType.Auto,), devices=jax.devices()[:2]
-  )
+  mesh = make_mesh(sequence=2)
   shard, replicated = jax.P("sequence"), jax.P()
   bias, value = given(offset)
   # The shards have different numbers of visible keys.

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
 
 from attention import biases, masks, scores
 from attention.implementations import Pallas
 from attention.modules import SCORE_NAMES, MeshAxes, MultiHeadAttention
 from attention.ring import arrange, restore
 from tests.matrix import sampled, sampled_product
+from tests.meshes import make_mesh
 
 MESH = {"data": 2, "sequence": 2, "tensor": 2}
 LENGTH, MEMORY = 16, 24
@@ -21,15 +21,6 @@ GENERATOR = np.random.default_rng(7)
 MODULE = MultiHeadAttention(num_heads=4, features=8, rotary=True)
 BOTH = MeshAxes("tensor", "sequence", order="zigzag")
 CAUSAL = {"mask": masks.causal()}
-
-
-def mesh(**shape):
-  shape = shape or MESH
-  return jax.make_mesh(
-    tuple(shape.values()),
-    tuple(shape),
-    axis_types=(AxisType.Auto,) * len(shape),
-  )
 
 
 def tokens(length, seed):
@@ -74,7 +65,7 @@ def check(
 ):
   given = tokens(length, 1), tokens(memory, 2)
   want = loss_and_gradients(module, *given, **options)
-  with jax.set_mesh(mesh(**(shape or {}))):
+  with jax.set_mesh(make_mesh(**(shape or MESH))):
     module = module.clone(mesh_axes=order, implementation=implementation)
     got = loss_and_gradients(module, *given, order, **options)
   close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5)
@@ -180,7 +171,7 @@ def test_one_example_is_replicated(shape):
   query = jnp.asarray(GENERATOR.normal(size=shape), jnp.float32)
   variables = MODULE.init(jax.random.key(0), query)
   module = MODULE.clone(mesh_axes=MeshAxes("tensor", batch="data"))
-  with jax.set_mesh(mesh()):
+  with jax.set_mesh(make_mesh(**MESH)):
     got = jax.jit(module.apply)(variables, query)
   np.testing.assert_allclose(got, MODULE.apply(variables, query), atol=1e-5)
 
@@ -202,7 +193,7 @@ def test_an_array_of_examples_that_a_score_captures_is_an_error():
   module = MODULE.clone(score=score, mesh_axes=MeshAxes(batch=("data",)))
   variables = jax.eval_shape(MODULE.init, jax.random.key(0), query)
   with (
-    jax.set_mesh(mesh(data=4)),
+    jax.set_mesh(make_mesh(data=4)),
     pytest.raises(ValueError, match="axis of examples that is not declared"),
   ):
     jax.eval_shape(module.apply, variables, query)
@@ -256,7 +247,7 @@ def test_gradient_of_a_bias_with_sharded_heads():
 
   want = jax.jit(jax.grad(loss), static_argnums=1)(bias, MODULE)
   module = MODULE.clone(mesh_axes=MeshAxes(heads="tensor"))
-  with jax.set_mesh(mesh()):
+  with jax.set_mesh(make_mesh(**MESH)):
     got = jax.jit(jax.grad(loss), static_argnums=1)(bias, module)
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
@@ -272,7 +263,7 @@ def test_the_compiled_program_has_no_all_gather():
   query = tokens(64, 1)
   module = MODULE.clone(rotary=False, mesh_axes=BOTH)
   variables = module.clone(mesh_axes=None).init(jax.random.key(0), query)
-  with jax.set_mesh(mesh()):
+  with jax.set_mesh(make_mesh(**MESH)):
     place = jax.P("data", "sequence")
     query = jax.device_put(query, place)
 
@@ -293,25 +284,25 @@ def test_errors_state_the_sizes():
   with pytest.raises(ValueError, match=r"jax\.set_mesh"):
     apply(query)
   with (
-    jax.set_mesh(mesh(tensor=8, sequence=1)),
+    jax.set_mesh(make_mesh(tensor=8, sequence=1)),
     pytest.raises(ValueError, match="4 heads cannot be sharded over the 8"),
   ):
     apply(query)
   of_examples = module.clone(mesh_axes=MeshAxes(batch=("data",)))
   with (
-    jax.set_mesh(mesh(data=8)),
+    jax.set_mesh(make_mesh(data=8)),
     pytest.raises(ValueError, match="4 examples cannot be sharded over the 8"),
   ):
     jax.eval_shape(of_examples.apply, variables, query)
   for heads in (2, 3):  # the module has four, sharded over two devices
     own = jnp.ones((1, heads, LENGTH, LENGTH), bool)
     with (
-      jax.set_mesh(mesh()),
+      jax.set_mesh(make_mesh(**MESH)),
       pytest.raises(ValueError, match="axis -3 must be 1 or 4"),
     ):
       apply(query, mask=own)
   with (
-    jax.set_mesh(mesh()),
+    jax.set_mesh(make_mesh(**MESH)),
     pytest.raises(ValueError, match="does not divide into 4"),
   ):
     apply(query[:, :6])

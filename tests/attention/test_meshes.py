@@ -19,14 +19,13 @@ from attention.modules import MultiHeadAttention
 from tests.attention.comparison import SMALL, close
 from tests.attention.oracle import draw
 from tests.matrix import sampled, sampled_product
-
-
-def make_mesh(kind=AxisType.Explicit):
-  return jax.make_mesh((4, 2), ("batch", "head"), axis_types=(kind, kind))
+from tests.meshes import make_mesh
 
 
 def placed(array, *spec):
-  sharding = NamedSharding(make_mesh(), PartitionSpec(*spec))
+  sharding = NamedSharding(
+    make_mesh(AxisType.Explicit, batch=4, head=2), PartitionSpec(*spec)
+  )
   return jax.device_put(jnp.asarray(array, jnp.float32), sharding)
 
 
@@ -46,7 +45,7 @@ def check(function, arrays, specs, expected):
   arrays = [jnp.asarray(array, jnp.float32) for array in arrays]
   on_mesh = [placed(array, *spec) for array, spec in zip(arrays, specs)]
   want = jax.jit(gradient)(*arrays)
-  with jax.set_mesh(make_mesh()):
+  with jax.set_mesh(make_mesh(AxisType.Explicit, batch=4, head=2)):
     got = jax.jit(gradient)(*on_mesh)
   assert layout(got[1]) == expected
   assert [*map(layout, got[0])] == [*map(layout, on_mesh)]
@@ -195,7 +194,7 @@ def test_attention_to_a_projected_memory():
     gradient = jax.grad(loss, (0, 1, 2), has_aux=True)
     return [gradient(weights, query, memory, way) for way in (True, False)]
 
-  with jax.set_mesh(make_mesh()):
+  with jax.set_mesh(make_mesh(AxisType.Explicit, batch=4, head=2)):
     got, want = gradients_and_outputs(weights, query, memory)
   assert layout(got[1]) == ("batch", None, None)
   assert jax.tree.map(layout, got) == jax.tree.map(layout, want)
@@ -226,7 +225,7 @@ def test_a_cache_keeps_its_sharding():
     placed(held.value, "batch", "head"),
     held.length,
   )
-  with jax.set_mesh(make_mesh()):
+  with jax.set_mesh(make_mesh(AxisType.Explicit, batch=4, head=2)):
     got = jax.jit(decode)(*on_mesh, held)
   assert layout(got[0].key) == ("batch", "head", None, None)
   assert layout(got[1]) == (None, "batch", None, None)
@@ -246,7 +245,7 @@ def test_shard_map_over_some_axes_of_the_mesh(kind, implementation):
       )
     )(tokens)
 
-  mesh = make_mesh(kind)
+  mesh = make_mesh(kind, batch=4, head=2)
   (tokens,) = draw(9, (4, 2, 6, 4))
   tokens = jnp.asarray(tokens, jnp.float32)
   spec = PartitionSpec("batch", "head")

@@ -27,6 +27,7 @@ from attention.implementations import Pallas
 from attention.implementations.blockwise import Blockwise
 from attention.modules import NORMALIZER_NAMES, Attention, MultiHeadAttention
 from tests.matrix import sampled, sampled_product
+from tests.meshes import make_mesh
 
 TILES = Blockwise(query_block=4, key_block=4)
 HEADS, T, S, D, E = 3, 13, 17, 8, 5
@@ -135,15 +136,6 @@ def dense(formula, mask):
     return jnp.where(visible[None], weights, 0.0) @ value
 
   return context
-
-
-def _mesh(size):
-  return jax.make_mesh(
-    (size,),
-    ("sequence",),
-    axis_types=(jax.sharding.AxisType.Auto,),
-    devices=jax.devices()[:size],
-  )
 
 
 def loss(attention):
@@ -328,7 +320,7 @@ def test_ring_equals_one_device(name, implementation):
     np.random.default_rng(0).normal(size=(HEADS, 16, 8)).astype("f4")
     for _ in range(3)
   )
-  mesh = _mesh(4)
+  mesh = make_mesh(sequence=4)
   shard = jax.P(None, "sequence")
   ring = jax.shard_map(
     functools.partial(
@@ -361,7 +353,7 @@ def test_only_softmax_has_an_lse():
 
 
 def test_a_ring_refuses_normalizers_of_whole_rows():
-  mesh = _mesh(2)
+  mesh = make_mesh(sequence=2)
   ring = jax.shard_map(
     functools.partial(
       ring_attention, axis_name="sequence", normalizer=normalizers.softpick()

@@ -32,6 +32,7 @@ from tests.attention.positional_cases import (
   loop,
 )
 from tests.matrix import sampled
+from tests.meshes import make_mesh
 
 attention_weights = jitted(attention.attention_weights)
 TILES = Blockwise(query_block=4, key_block=3, leading_block=1)
@@ -384,9 +385,7 @@ def test_ring_equals_one_device_with_gradients(name, order):
     parameters["log_gates"] = parameters["log_gates"][:length]
   tokens = draw(12, *((2, length, FEATURES),) * 3)
   arguments = as_arrays((parameters, *tokens), jnp.float32)
-  mesh = jax.make_mesh(
-    (2,), ("sequence",), axis_types=(jax.sharding.AxisType.Auto,)
-  )
+  mesh = make_mesh(sequence=2)
   shard = jax.P(None, "sequence")
 
   def in_a_ring(parameters, *tokens):
@@ -425,8 +424,7 @@ def test_ring_equals_one_device_with_gradients(name, order):
 
 
 def test_sharded_heads_pass_the_index_of_the_head():
-  axes = (jax.sharding.AxisType.Auto,)
-  mesh = jax.make_mesh((2,), ("tensor",), axis_types=axes)
+  mesh = make_mesh(tensor=2)
   score = scores.modified(scores.scaled_dot(), by_head, with_indices=True)
   tokens = jnp.asarray(draw(13, (2, 5, 8))[0], jnp.float32)
   module = modules.MultiHeadAttention(4, score=score)

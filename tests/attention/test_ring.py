@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from attention import attend, biases, masks, scores
 from attention.implementations import Pallas
@@ -25,29 +25,18 @@ from attention.ring.order import chunk_of
 from tests.attention.comparison import close, wide
 from tests.attention.oracle import draw
 from tests.matrix import sampled, sampled_product
+from tests.meshes import make_mesh
 
 LENGTH = 32
 ORDERS = ("zigzag", "contiguous")
 HEADS = PartitionSpec(None, None, "sequence")
 
 
-def make_mesh(**shape):
-  shape = shape or {"sequence": 4}
-  kinds = (AxisType.Auto,) * len(shape)
-  count = int(np.prod([*shape.values()]))
-  return jax.make_mesh(
-    tuple(shape.values()),
-    tuple(shape),
-    axis_types=kinds,
-    devices=jax.devices()[:count],
-  )
-
-
 def around(
   arguments_of, order="zigzag", mesh=None, spec=HEADS, check=True, **options
 ):
   """(tokens, parameters) -> context and lse, by ring attention."""
-  mesh = mesh or make_mesh()
+  mesh = mesh or make_mesh(sequence=4)
   size = mesh.shape["sequence"]
 
   def local(query, key, value, parameters):
@@ -463,7 +452,7 @@ def test_restore_inverts_arrange(order):
   np.testing.assert_array_equal(back, tokens)
   positions = jax.shard_map(
     lambda: ring_positions("sequence", 6, order=order),
-    mesh=make_mesh(),
+    mesh=make_mesh(sequence=4),
     in_specs=(),
     out_specs=PartitionSpec("sequence"),
   )()
@@ -476,7 +465,9 @@ def test_by_default_shards_are_consecutive_parts_of_the_sequence():
     ring_attention, axis_name="sequence", mask=masks.causal()
   )
   run = jax.jit(
-    jax.shard_map(local, mesh=make_mesh(), in_specs=HEADS, out_specs=HEADS)
+    jax.shard_map(
+      local, mesh=make_mesh(sequence=4), in_specs=HEADS, out_specs=HEADS
+    )
   )
   want = attend(*tokens, mask=masks.causal())
   close(run(*tokens), want, rtol=1e-4, atol=1e-5)

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
 
 from attention import attend, scores
 from attention.implementations.cudnn import kernel as cudnn
 from attention.scores.additive_kernel import weighted_tanh_sum
 from attention.scores.tracing import trace_score
 from tests.attention.oracle import draw
+from tests.meshes import make_mesh
 
 MARK = 1234.5
 
@@ -94,7 +94,7 @@ def test_under_a_mesh_only_the_branch_of_its_platform_is_traced():
   tokens = [jax.ShapeDtypeStruct((8, 1024, 8), jnp.float32)] * 3
   traced = jax.jit(attend).trace(*tokens)
   assert "platform_index" in str(traced.jaxpr)
-  with jax.set_mesh(jax.make_mesh((1,), ("x",), (AxisType.Auto,))):
+  with jax.set_mesh(make_mesh(x=1)):
     alone = jax.jit(lambda *tokens: attend(*tokens)).trace(*tokens)
   assert "platform_index" not in str(alone.jaxpr)
   assert "while" in alone.lower().as_text()  # blockwise, as CPUs compute it
@@ -109,7 +109,7 @@ def test_a_named_implementation_is_for_the_platform_of_the_mesh():
 
   assert "Ref<gmem>" in str(trace().jaxpr)  # a kernel for GPUs
   with (
-    jax.set_mesh(jax.make_mesh((1,), ("x",), (AxisType.Auto,))),
+    jax.set_mesh(make_mesh(x=1)),
     pytest.raises(NotImplementedError, match="the platform is cpu"),
   ):
     trace()

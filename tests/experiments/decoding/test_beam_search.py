@@ -22,6 +22,7 @@ from tests.experiments.toys import (
   transformer,
 )
 from tests.matrix import sampled
+from tests.meshes import make_mesh
 
 VOCABULARY, MAX_LENGTH = 5, 4
 MODELS = {"rnn": rnn(VOCABULARY), "transformer": transformer(VOCABULARY)}
@@ -376,9 +377,7 @@ def test_batch_may_be_sharded_over_devices():
   search = functools.partial(
     decoding.beam, model, max_length=6, beam_size=3, n_best=2
   )
-  mesh = jax.make_mesh(
-    (8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
-  )
+  mesh = make_mesh(data=8)
   rows = jax.P("data")
   divided = jax.device_put(source, jax.sharding.NamedSharding(mesh, rows))
   each = jax.shard_map(

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from attention.modules import MeshAxes
 from experiments.config import TransformerConfig
 from experiments.models.transformer.layers import Options
+from tests.meshes import make_mesh
 
 
 def largest_position(axes):
@@ -14,9 +15,7 @@ def largest_position(axes):
 
 
 def test_rotary_positions_reach_the_padded_length():
-  auto = (jax.sharding.AxisType.Auto,)
-  mesh = jax.make_mesh((8,), ("sequence",), axis_types=auto)
-  with jax.set_mesh(mesh):
+  with jax.set_mesh(make_mesh(sequence=8)):
     # Two chunks for each device.
     assert largest_position(MeshAxes(None, "sequence", "zigzag")) == 32
   assert largest_position(MeshAxes()) == 26

@@ -23,6 +23,7 @@ from tests.attention.implementations.pallas.hopper import (
   results,
 )
 from tests.matrix import sampled
+from tests.meshes import make_mesh
 
 
 def running(query, key):
@@ -141,8 +142,7 @@ def test_a_class_that_inherits_from_a_dot_product_computes_its_scores():
 
 def test_shards_of_a_mesh_need_types_that_are_not_checked():
   """Of one device: the interpreter of GPUs waits forever on two."""
-  auto = (jax.sharding.AxisType.Auto,)
-  mesh = jax.make_mesh((1,), ("batch",), axis_types=auto)
+  mesh = make_mesh(batch=1)
   spec = jax.sharding.PartitionSpec("batch")
   (tokens,) = arrays((2, 64, 64))
 
@@ -165,9 +165,7 @@ def test_shards_of_a_mesh_need_types_that_are_not_checked():
 @sampled("name", ["causal", "cap"], default=[])
 def test_kernels_of_a_ring(name):
   """Of one device, as the interpreter has the state of one."""
-  mesh = jax.make_mesh(
-    (1,), ("sequence",), axis_types=(jax.sharding.AxisType.Auto,)
-  )
+  mesh = make_mesh(sequence=1)
   options = (CASES | MASKED)[name]
   tokens = arrays((128, 64), (128, 64), (128, 64))
 

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
-from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec as P
 
 from attention import attend, biases, masks, normalizers, scores
 from attention.implementations import BY_NAME, Pallas
+from tests.attention.comparison import equations
 from tests.attention.oracle import draw
 from tests.matrix import sampled
+from tests.meshes import make_mesh
 
 INTERPRETED = Pallas(interpret=True, query_block=128, key_block=128)
 SHAPES = ((2, 3, 150, 8), (2, 3, 200, 8), (2, 3, 200, 4))
@@ -276,15 +277,6 @@ def test_a_number_that_is_used_twice_has_both_gradients():
   close(gradient(INTERPRETED), gradient("reference"), 1e-4)
 
 
-def operations(jaxpr):
-  """The operations of a jaxpr and of those that it calls, without kernels."""
-  for equation in jaxpr.eqns:
-    yield equation
-    if equation.primitive.name != "pallas_call":
-      for inner in jaxprs_in_params(equation.params):
-        yield from operations(inner)
-
-
 @sampled("name", ["additive", "causal", "many channels"], default=["additive"])
 def test_a_gradient_is_three_kernels_without_sums_besides(name):
   names, sums = operations_of_a_gradient(name)
@@ -322,7 +314,7 @@ def operations_of_a_gradient(name):
 
   cotangent = jnp.ones((2, 3, 128, 4))
   program = jax.make_jaxpr(gradients)(tokens, arguments, cotangent)
-  found = [*operations(program.jaxpr)]
+  found = [*equations(program.jaxpr, without=["pallas_call"])]
   names = [each.primitive.name for each in found]
   return names, [each for each in found if each.primitive.name == "reduce_sum"]
 
@@ -434,8 +426,7 @@ def test_shards_of_a_mesh_equal_the_whole(name):
   query, key, value = arrays((4, 6, 130, 8), (4, 6, 130, 8), (4, 6, 130, 4))
   score = parameters(name)["score"]
   lengths = jnp.array([100, 0, 130, 5])
-  auto = (jax.sharding.AxisType.Auto,) * 2
-  mesh = jax.make_mesh((2, 2), ("batch", "head"), axis_types=auto)
+  mesh = make_mesh(batch=2, head=2)
   tokens, batch = P("batch", "head"), P("batch")
 
   def gradients(implementation, tokens, score, lengths):

@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
 
 from attention import attend, masks, scores
 from attention.implementations import Blockwise, Pallas
 from attention.implementations.pallas import running_sums as module
 from attention.implementations.pallas.running_sums import make_running_sums
 from attention.scores import decay
+from tests.attention.comparison import equations
 
 params = pytest.importorskip("jax._src.pallas.mosaic_gpu.interpret.params")
 SUMS = {
@@ -93,23 +93,15 @@ def test_sums_are_computed_once_in_a_call(implementation, count):
     )
 
   program = jax.make_jaxpr(run)(jnp.ones((64, 4)))
-  names = [each.primitive.name for each in _operations(program.jaxpr)]
+  of_xla = equations(program.jaxpr, without=["pallas_call"])
+  names = [each.primitive.name for each in of_xla]
   assert names.count("pallas_call") == 2 * (count == 0)
   assert names.count("cumsum") == count
   # Loops would repeat what is in their bodies.
   loops = "scan", "while"
-  outside = [*_operations(program.jaxpr, without=loops)]
+  outside = equations(program.jaxpr, without=["pallas_call", *loops])
   names = [each.primitive.name for each in outside]
   assert names.count("cumsum") == count
-
-
-def _operations(jaxpr, without=()):
-  """The operations of a jaxpr, except inside some and inside kernels."""
-  for equation in jaxpr.eqns:
-    yield equation
-    if equation.primitive.name not in ("pallas_call", *without):
-      for inner in jaxprs_in_params(equation.params):
-        yield from _operations(inner, without)
 
 
 def test_positions_that_are_zero_stay_known_outside_of_a_program():
