@@ -10,7 +10,7 @@ import pytest
 
 import attention
 from attention import biases, flax_attention_fn, scores
-from tests.attention.comparison import jitted
+from tests.attention.comparison import close, jitted
 from tests.attention.oracle import draw
 from tests.matrix import sampled, sampled_product
 
@@ -76,13 +76,7 @@ def test_context_and_gradients_equal_jax_nn(choice, num_key_value_heads):
   with jax.numpy_rank_promotion("allow"):
     theirs = loss(jax.nn.dot_product_attention)(query, key, value)
   ours = loss(dot_product_attention)(query, key, value)
-  jax.tree.map(
-    lambda got, want: np.testing.assert_allclose(
-      got, want, rtol=2e-4, atol=2e-5
-    ),
-    ours,
-    theirs,
-  )
+  close(ours, theirs, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
@@ -132,11 +126,7 @@ def test_masks_and_lengths_of_unbatched_tokens(options):
   with jax.numpy_rank_promotion("allow"):
     expected = jax.nn.dot_product_attention(query, key, key, **options)
   got = dot_product_attention(query, key, key, **options)
-  jax.tree.map(
-    functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
-    got,
-    expected,
-  )
+  close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_row_without_keys_is_zero():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from attention import attend, masks, normalizers
+from tests.attention.comparison import close
 from tests.attention.oracle import (
   CASES,
   IMPLEMENTATIONS,
@@ -146,13 +147,7 @@ def test_hessian_vector_product_equals_differences_of_gradients(
     forward,
     backward,
   )
-  jax.tree.map(
-    lambda got, want: np.testing.assert_allclose(
-      got, want, rtol=1e-8, atol=1e-10
-    ),
-    reverse,
-    product,
-  )
+  close(reverse, product, rtol=1e-8, atol=1e-10)
 
 
 def traced_inner(left, right):

@@ -16,10 +16,10 @@ from attention import (
   normalizers,
   scores,
 )
-from tests.attention.comparison import products
+from tests.attention import comparison
 from tests.attention.oracle import draw
 
-close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+close = functools.partial(comparison.close, rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_nnx_layer_gives_equal_outputs_and_weights(options):
     output = run(layer, tokens(2, 7, 8))
     sown = nnx.pop(layer, nnx.Intermediate)["attention_weights"]
     results.append((output, sown.get_value()[0]))
-  jax.tree.map(close, *results)
+  close(*results)
 
 
 def test_nnx_layer_decodes_a_causal_sequence():
@@ -96,7 +96,7 @@ def test_weights_of_grouped_heads_equal_those_of_repeated_keys():
 
   grouped, repeated = run(query, key), run(query, jnp.repeat(key, 2, axis=-2))
   assert grouped[1].shape == (2, 4, 5, 6)
-  jax.tree.map(close, grouped, repeated)
+  close(grouped, repeated)
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -131,7 +131,7 @@ def test_precision_applies_to_all_products_and_their_gradients(precision):
     return jnp.sum(attention_fn(query, query, query))
 
   closed = jax.make_jaxpr(jax.grad(loss))(tokens(5, 2, 4))
-  found = list(products(closed.jaxpr))
+  found = list(comparison.products(closed.jaxpr))
   assert found
   assert set(found) == {(jax.lax.Precision.HIGHEST,) * 2}
 

@@ -2,11 +2,11 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from attention import biases, masks
 from attention.modules import MeshAxes, MultiHeadAttention
+from tests.attention.comparison import close
 from tests.meshes import make_mesh
 
 
@@ -45,11 +45,7 @@ def test_fewer_key_value_heads_than_devices(memory_heads, devices, score):
   want = gradients(module)
   with jax.set_mesh(make_mesh(tensor=devices)):
     got = gradients(module.clone(mesh_axes=MeshAxes(heads="tensor")))
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5),
-    got,
-    want,
-  )
+  close(got, want, rtol=1e-4, atol=2e-5)
 
 
 def test_key_value_heads_that_cannot_be_sharded_raise():

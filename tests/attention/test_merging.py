@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from attention import attend, masks, merge
+from tests.attention.comparison import close
 from tests.attention.oracle import draw
 
 
@@ -67,12 +68,7 @@ def test_merged_parts_equal_attention_over_all_keys_with_derivatives():
       for function in (parts, whole)
     ]
     for pair in (gradients, products):
-      jax.tree.map(
-        lambda got, want: np.testing.assert_allclose(
-          got, want, rtol=1e-9, atol=1e-11
-        ),
-        *pair,
-      )
+      close(*pair, rtol=1e-9, atol=1e-11)
 
 
 def test_merging_fully_masked_parts_gives_zero_and_minus_infinity():

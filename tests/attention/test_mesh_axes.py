@@ -12,6 +12,7 @@ from attention import biases, masks, scores
 from attention.implementations import Pallas
 from attention.modules import SCORE_NAMES, MeshAxes, MultiHeadAttention
 from attention.ring import arrange, restore
+from tests.attention.comparison import close
 from tests.matrix import sampled, sampled_product
 from tests.meshes import make_mesh
 
@@ -68,8 +69,7 @@ def check(
   with jax.set_mesh(make_mesh(**(shape or MESH))):
     module = module.clone(mesh_axes=order, implementation=implementation)
     got = loss_and_gradients(module, *given, order, **options)
-  close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5)
-  jax.tree.map(close, got, want)
+  close(got, want, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.exhaustive

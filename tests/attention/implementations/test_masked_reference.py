@@ -11,6 +11,7 @@ import attention
 from attention import biases, masks, scores
 from attention.implementations.reference import average, marked_scores, masked
 from attention.request import make_request
+from tests.attention.comparison import close
 from tests.attention.oracle import draw
 from tests.matrix import sampled
 
@@ -362,19 +363,11 @@ def test_nan_of_values_does_not_spread_to_the_lse(place):
   if place == "value":
     np.testing.assert_array_equal(lse, results("reference", clean)[1])
   want = results("blockwise", arrays)
-  jax.tree.map(
-    lambda *each: np.testing.assert_allclose(*each, 1e-5, 1e-6),
-    (context, lse),
-    tuple(want),
-  )
+  close((context, lse), tuple(want), rtol=1e-5, atol=1e-6)
   gradients, of_tiles = (
     jax.grad(loss)(arrays, name) for name in ("reference", "blockwise")
   )
-  jax.tree.map(
-    lambda *each: np.testing.assert_allclose(*each, 1e-5, 1e-6),
-    gradients,
-    of_tiles,
-  )
+  close(gradients, of_tiles, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("place", ["query", "key", "value"])
@@ -398,8 +391,4 @@ def test_derivatives_of_any_mode_ignore_rows_of_nan(place):
     product = jax.jvp(jax.grad(rows), (arrays,), (moved,))[1]
     return first, second(arrays), product
 
-  jax.tree.map(
-    lambda *each: np.testing.assert_allclose(*each, 1e-5, 1e-6),
-    derivatives(dirty),
-    derivatives(arrays),
-  )
+  close(derivatives(dirty), derivatives(arrays), rtol=1e-5, atol=1e-6)

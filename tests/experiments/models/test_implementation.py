@@ -1,7 +1,5 @@
 """The implementation of attention that a config names."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +11,7 @@ from experiments.data.batch import BOS, EOS, PAD
 from experiments.distributed.mesh import make_mesh, map_shards
 from experiments.distributed.sharding import mesh_axes
 from experiments.errors import UserError
+from tests.attention.comparison import close
 from tests.experiments.toys import make_rnn, make_transformer
 
 VOCABULARY = 9
@@ -109,8 +108,7 @@ def test_a_transformer_divides_its_attention_over_a_mesh(axes, counted):
   with jax.set_mesh(mesh):
     got = jax.jit(jax.grad(loss), static_argnums=1)(variables, divided)
   assert counted.shapes
-  close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
-  jax.tree.map(close, got, want)
+  close(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_kernels_are_not_divided_over_a_mesh_by_xla(counted):

@@ -19,7 +19,7 @@ from experiments.optimization.step import (
   make_loss_step,
   make_train_step,
 )
-from tests.attention.comparison import equations
+from tests.attention.comparison import close, equations
 from tests.experiments.models.test_models import SOURCE, TARGET
 from tests.experiments.toys import make_transformer
 from tests.matrix import sampled
@@ -74,9 +74,7 @@ def results(variant, setting=None, rate=0.0, stored=("intermediates",)):
   return compute(parameters(variant))
 
 
-def assert_close(one, other):
-  compare = functools.partial(np.testing.assert_allclose, atol=2e-5)
-  jax.tree.map(compare, one, other)
+assert_close = functools.partial(close, rtol=1e-7, atol=2e-5)
 
 
 @sampled("variant", VARIANTS, default=["rotary"])

@@ -11,7 +11,7 @@ import attention
 from attention import masks, scores
 from attention.implementations.blockwise import Blockwise
 from attention.scores import additive_kernel
-from tests.attention.comparison import jitted
+from tests.attention.comparison import close, jitted
 from tests.attention.oracle import CASES, draw, draw_parameters, loop_attend
 from tests.matrix import sampled
 
@@ -49,13 +49,7 @@ def run(query, key, value, implementation=SMALL, **arguments):
 
 
 def check(got, want, rtol=1e-5, atol=1e-5):
-  jax.tree.map(
-    lambda got, want: np.testing.assert_allclose(
-      got, want, rtol=rtol, atol=atol
-    ),
-    got,
-    want,
-  )
+  close(got, want, rtol, atol)
 
 
 def dense(query, key, value, bias=0.0, mask=None):

@@ -17,7 +17,7 @@ from attention.implementations.blockwise.tiles import Tiling
 from attention.masks.tile_visibility import Ranges, visibility
 from attention.masks.types import as_mask
 from attention.positional import EMPTY, FULL, PARTIAL, positions
-from tests.attention.comparison import jitted
+from tests.attention.comparison import close, jitted
 from tests.attention.oracle import draw
 from tests.matrix import sampled, sampled_product
 
@@ -246,11 +246,7 @@ def test_tiles_without_a_common_segment_are_skipped_at_run_time():
     visits[tiles] = len(visited)
   assert visits[6] / 6 == visits[10] / 10 > 1  # forward and backward
   want = gradient(tokens, ids, "reference")
-  jax.tree.map(
-    lambda *each: np.testing.assert_allclose(*each, rtol=1e-5, atol=1e-5),
-    got,
-    want,
-  )
+  close(got, want, rtol=1e-5, atol=1e-5)
 
 
 @sampled("transform", ["vmap", "hessian", "heads"], default=[])
@@ -279,10 +275,11 @@ def test_traced_segments_under_transformations(transform):
 
   mapped = jax.vmap(run, (None, 1, 0, None)) if transform == "vmap" else run
   function = jax.jit(mapped, static_argnums=3)
-  jax.tree.map(
-    lambda *each: np.testing.assert_allclose(*each, rtol=1e-4, atol=1e-4),
+  close(
     function(weight, tokens, ids, SMALL),
     function(weight, tokens, ids, "reference"),
+    rtol=1e-4,
+    atol=1e-4,
   )
 
 
@@ -396,13 +393,7 @@ def test_derivatives_use_the_same_dropout_mask():
 
       return jax.jit(both)(*point)
 
-    jax.tree.map(
-      lambda got, want: np.testing.assert_allclose(
-        got, want, rtol=1e-9, atol=1e-12
-      ),
-      derivatives(SMALL),
-      derivatives("reference"),
-    )
+    close(derivatives(SMALL), derivatives("reference"), rtol=1e-9, atol=1e-12)
 
 
 @sampled("name", ["scaled_dot", "additive", "each head"], default=["each head"])
