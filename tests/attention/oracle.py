@@ -117,10 +117,16 @@ CASES = {
 }
 
 
-def draw(seed, *shapes):
-  """Float64 normal arrays, one a shape."""
+def draw(seed, *shapes, dtype=None):
+  """Normal arrays, one a shape: of JAX if they have a `dtype`, or float64."""
   generator = np.random.default_rng(seed)
-  return [generator.normal(size=shape) for shape in shapes]
+  drawn = [generator.normal(size=shape) for shape in shapes]
+  return drawn if dtype is None else [jnp.asarray(x, dtype) for x in drawn]
+
+
+def single(seed, *shapes):
+  """Those of JAX in float32."""
+  return draw(seed, *shapes, dtype=jnp.float32)
 
 
 def draw_parameters(case, features, seed=7):

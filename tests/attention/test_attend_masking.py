@@ -11,7 +11,7 @@ import attention
 from attention import biases, masks, scores
 from attention.implementations import non_finite
 from tests.attention.comparison import jitted
-from tests.attention.oracle import CASES, draw, draw_parameters
+from tests.attention.oracle import CASES, draw, draw_parameters, single
 from tests.matrix import (
   NAMED_IMPLEMENTATIONS,
   each_implementation,
@@ -46,10 +46,7 @@ def hiding(how, length=5):
   ],
 )
 def test_masked_keys_change_nothing(name, choice, how, return_lse):
-  query, key, value = (
-    jnp.asarray(array, jnp.float32)
-    for array in draw(0, (2, 3, 4), (2, 5, 4), (2, 5, 2))
-  )
+  query, key, value = single(0, (2, 3, 4), (2, 5, 4), (2, 5, 2))
   case = CASES[name]
   parameters = jax.tree.map(
     lambda array: jnp.asarray(array, jnp.float32), draw_parameters(case, 4)
@@ -279,9 +276,7 @@ def test_combined_masks_and_biases_equal_dense_arrays(implementation):
 def test_large_masked_score_does_not_make_gradients_non_finite(
   implementation,
 ):
-  query, key, value = (
-    jnp.asarray(array, jnp.float32) for array in draw(8, (3, 4), (5, 4), (5, 2))
-  )
+  query, key, value = single(8, (3, 4), (5, 4), (5, 2))
   mask = masks.sliding_window(0, 0)
   # A masked score is replaced before its exponential can overflow:
   # otherwise the gradient is zero times inf, NaN.

@@ -18,6 +18,7 @@ from tests.attention.oracle import (
   draw_parameters,
   loop_attend,
   loop_scores,
+  single,
 )
 from tests.matrix import (
   each_implementation,
@@ -168,9 +169,8 @@ def test_permutation_equivariance(name, implementation):
 
 @scores_and_implementations([("general", "tiles"), ("additive", "tiles")])
 def test_bfloat16_has_float32_statistics(name, implementation):
-  query, key, value = (
-    jnp.asarray(array, jnp.bfloat16)
-    for array in draw(3, (2, 5, 8), (2, 11, 8), (2, 11, 4))
+  query, key, value = draw(
+    3, (2, 5, 8), (2, 11, 8), (2, 11, 4), dtype=jnp.bfloat16
   )
   case = CASES[name]
   parameters = {
@@ -199,9 +199,7 @@ def test_bfloat16_has_float32_statistics(name, implementation):
 
 @each_implementation()
 def test_large_scores_do_not_overflow(implementation):
-  query, key, value = (
-    jnp.asarray(array, jnp.float32) for array in draw(4, (3, 4), (5, 4), (5, 2))
-  )
+  query, key, value = single(4, (3, 4), (5, 4), (5, 2))
   context = attend(1e4 * query, 1e4 * key, value, implementation=implementation)
   nearest = jnp.argmax(query @ key.T, axis=-1)
   np.testing.assert_allclose(context, value[nearest], rtol=1e-6)

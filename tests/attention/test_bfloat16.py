@@ -23,7 +23,7 @@ CALLS = {
 
 
 def tokens():
-  return [jnp.asarray(x, jnp.bfloat16) for x in draw(0, *[(2, 256, 32)] * 3)]
+  return draw(0, *[(2, 256, 32)] * 3, dtype=jnp.bfloat16)
 
 
 def gradients(attention, *tokens):
@@ -93,9 +93,8 @@ def test_gradients_are_about_as_exact_as_those_of_jax_nn(name):
 @pytest.mark.parametrize("name", ["reference", "tiles"])
 def test_a_value_of_each_head_may_be_shared_by_a_batch(name):
   """XLA's CPU backend lacks the product that `einsum` would make of it."""
-  query, key, value = (
-    jnp.asarray(x, jnp.bfloat16)
-    for x in draw(0, (2, 3, 10, 32), (2, 3, 20, 32), (1, 3, 20, 32))
+  query, key, value = draw(
+    0, (2, 3, 10, 32), (2, 3, 20, 32), (1, 3, 20, 32), dtype=jnp.bfloat16
   )
   shared = CALLS[name](query, key, value)
   repeated = CALLS[name](query, key, jnp.repeat(value, 2, axis=0))

@@ -10,7 +10,7 @@ import pytest
 from attention import attend, biases
 from attention.implementations import Blockwise, Pallas
 from tests.attention.comparison import equations
-from tests.attention.oracle import draw
+from tests.attention.oracle import draw, single
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,7 @@ def test_minus_infinity_hides_keys_like_a_mask():
   "implementation", ["reference", "blockwise", Pallas(interpret=True)]
 )
 def test_a_table_of_relative_positions_may_hide_keys(implementation):
-  query, key, value = (
-    jnp.asarray(each, jnp.float32) for each in draw(5, *[(2, 9, 4)] * 3)
-  )
+  query, key, value = single(5, *[(2, 9, 4)] * 3)
   (table,) = draw(6, (8, 2))
   table[4:] = -np.inf  # of all later keys
   bias = biases.relative_position(jnp.asarray(table), max_distance=5)

@@ -8,10 +8,10 @@ from jax import export
 
 from attention import attend, biases, masks, normalizers, scores
 from tests.attention.comparison import close
-from tests.attention.oracle import draw
+from tests.attention.oracle import single
 from tests.matrix import sampled
 
-WEIGHT, VECTOR = (jnp.asarray(x, jnp.float32) for x in draw(0, (4, 4), (4,)))
+WEIGHT, VECTOR = single(0, (4, 4), (4,))
 CALLS = {
   "dot": lambda: {"mask": masks.causal()},
   "additive": lambda: {"score": scores.additive(WEIGHT, WEIGHT, VECTOR)},
@@ -54,7 +54,7 @@ def test_reference_with_symbolic_lengths(name):
     jax.ShapeDtypeStruct((2, length, 4), jnp.float32),
     jax.ShapeDtypeStruct((2, key_length, 4), jnp.float32),
   )
-  tokens = [jnp.asarray(x, jnp.float32) for x in draw(1, (2, 5, 4), (2, 7, 4))]
+  tokens = single(1, (2, 5, 4), (2, 7, 4))
   close(exported.call(*tokens), function(*tokens), rtol=1e-5, atol=1e-6)
 
 
@@ -69,7 +69,7 @@ def test_forget_gates_of_symbolic_length():
     jax.ShapeDtypeStruct((length, 4), jnp.float32),
     jax.ShapeDtypeStruct((length,), jnp.float32),
   )
-  query, gates = (jnp.asarray(x, jnp.float32) for x in draw(2, (6, 4), (6,)))
+  query, gates = single(2, (6, 4), (6,))
   np.testing.assert_allclose(
     exported.call(query, gates), decayed(query, gates), 1e-5, 1e-6
   )

@@ -18,7 +18,7 @@ from attention import (
 )
 from attention.implementations.blockwise import Blockwise
 from tests.attention.comparison import close
-from tests.attention.oracle import draw
+from tests.attention.oracle import single
 
 TILES = Blockwise(query_block=2, key_block=3)
 every_implementation = pytest.mark.parametrize(
@@ -71,9 +71,7 @@ TRANSPOSED = {
 
 
 def tokens():
-  return [
-    jnp.asarray(each, jnp.float32) for each in draw(0, (5, 4), (7, 4), (7, 3))
-  ]
+  return single(0, (5, 4), (7, 4), (7, 3))
 
 
 @every_implementation

@@ -15,7 +15,7 @@ from attention.implementations.blockwise import Blockwise
 from attention.matmul import matmul_precision
 from attention.modules import Attention, MultiHeadAttention
 from tests.attention.comparison import products
-from tests.attention.oracle import draw
+from tests.attention.oracle import single
 
 TILES = Blockwise(query_block=4, key_block=4)
 HIGH, HIGHEST = (
@@ -26,7 +26,7 @@ D = 8
 
 
 def arrays(*shapes):
-  return [jnp.asarray(array, jnp.float32) for array in draw(0, *shapes)]
+  return single(0, *shapes)
 
 
 def tokens():

@@ -19,14 +19,10 @@ from attention.modules import (
   MultiHeadAttention,
 )
 from tests.attention.comparison import jitted
-from tests.attention.oracle import draw
+from tests.attention.oracle import draw, single
 from tests.matrix import sampled
 
 attend = jitted(attention.attend)
-
-
-def single(*shapes, seed=0):
-  return [jnp.asarray(a.astype(np.float32)) for a in draw(seed, *shapes)]
 
 
 @sampled(
@@ -35,7 +31,7 @@ def single(*shapes, seed=0):
   default=["additive"],
 )
 def test_attention_equals_attend_with_its_bound_score(name):
-  query, key, value = single((2, 3, 4), (2, 5, 4), (2, 5, 6))
+  query, key, value = single(0, (2, 3, 4), (2, 5, 4), (2, 5, 6))
   module = Attention(name, hidden_size=8)
   mask = masks.padding(jnp.array([2, 5]))
   context, variables = jax.jit(module.init_with_output)(
@@ -91,7 +87,7 @@ def test_parameters_of_the_named_scores():
 
 @pytest.mark.exhaustive
 def test_initial_scores_are_neither_tiny_nor_huge():
-  (query,), (key,) = single((64, 32)), single((64, 32), seed=1)
+  (query,), (key,) = single(0, (64, 32)), single(1, (64, 32))
   for name in ("general", "additive", "concat"):
     module = LearnedScore(name, hidden_size=64, num_heads=4)
     numbers = jax.jit(
@@ -106,7 +102,7 @@ def test_initial_scores_are_neither_tiny_nor_huge():
 
 
 def test_bound_score_or_callable_is_used_unchanged():
-  query, key = single((2, 3, 4), (2, 5, 4))
+  query, key = single(0, (2, 3, 4), (2, 5, 4))
   for score in (scores.cosine(3.0), lambda query, key: query @ key.mT):
     context, variables = jax.jit(Attention(score).init_with_output)(
       jax.random.key(0), query, key
@@ -122,12 +118,12 @@ def test_bound_score_or_callable_is_used_unchanged():
 )
 def test_an_unknown_score_name_raises(make):
   with pytest.raises(ValueError, match=r"additive, concat, cosine.*'nought'"):
-    make("nought").init(jax.random.key(0), *single((2, 3, 4), (2, 5, 4)))
+    make("nought").init(jax.random.key(0), *single(0, (2, 3, 4), (2, 5, 4)))
 
 
 @sampled("num_key_value_heads", [None, 2, 1], default=[2])
 def test_multi_head_equals_the_pure_function(num_key_value_heads):
-  query, key, value = single((2, 5, 8), (2, 7, 6), (2, 7, 3))
+  query, key, value = single(0, (2, 5, 8), (2, 7, 6), (2, 7, 3))
   module = MultiHeadAttention(
     4,
     num_key_value_heads=num_key_value_heads,
@@ -176,12 +172,12 @@ def test_multi_head_equals_the_pure_function(num_key_value_heads):
 def test_cached_decoding_equals_recomputation(
   name, rotary, num_key_value_heads
 ):
-  (tokens,) = single((2, 7, 8))
+  (tokens,) = single(0, (2, 7, 8))
   module = MultiHeadAttention(
     4, num_key_value_heads=num_key_value_heads, score=name, rotary=rotary
   )
   # The cache is longer than the sequence; the bias has the cache's length.
-  (numbers,) = single((4, 9, 9), seed=3)
+  (numbers,) = single(3, (4, 9, 9))
   window = masks.sliding_window(4, None)
   expected, variables = jax.jit(module.init_with_output)(
     jax.random.key(0),
@@ -213,7 +209,7 @@ def test_cached_decoding_equals_recomputation(
 
 
 def test_decoding_past_the_end_raises():
-  (tokens,) = single((1, 3, 4))
+  (tokens,) = single(0, (1, 3, 4))
   module = MultiHeadAttention(2)
   variables = jax.jit(module.init)(jax.random.key(0), tokens)
   cache = module.apply(variables, (1,), 2, method=module.init_cache)
@@ -227,7 +223,7 @@ def test_decoding_past_the_end_raises():
   [("scaled_dot", 4), ("additive", 4), ("general", 2), ("additive", 2)],
 )
 def test_projected_memory_can_be_reused(name, num_key_value_heads):
-  query, memory = single((2, 5, 8), (2, 7, 8))
+  query, memory = single(0, (2, 5, 8), (2, 7, 8))
   module = MultiHeadAttention(
     4, num_key_value_heads=num_key_value_heads, score=name
   )
@@ -266,7 +262,7 @@ def test_projected_memory_can_be_reused(name, num_key_value_heads):
 
 
 def test_a_causal_module_depends_on_no_later_token():
-  (tokens,) = single((6, 8))
+  (tokens,) = single(0, (6, 8))
   module = MultiHeadAttention(2, rotary=True)
   variables = jax.jit(module.init)(jax.random.key(0), tokens)
   jacobian = jax.jit(
@@ -285,7 +281,7 @@ def test_a_causal_module_depends_on_no_later_token():
   default=[Attention],
 )
 def test_computes_in_bfloat16_with_float32_parameters(make):
-  (tokens,) = single((2, 5, 8))
+  (tokens,) = single(0, (2, 5, 8))
   module = make(score="additive", dtype=jnp.bfloat16)
   output, variables = jax.jit(module.init_with_output)(
     jax.random.key(0), tokens, tokens
@@ -303,7 +299,7 @@ def test_computes_in_bfloat16_with_float32_parameters(make):
   "make", [Attention, lambda **k: MultiHeadAttention(2, **k)]
 )
 def test_dropout_needs_an_rng_only_when_not_deterministic(make):
-  (tokens,) = single((2, 5, 8))
+  (tokens,) = single(0, (2, 5, 8))
   module = make(score="scaled_dot", dropout_rate=0.5)
   plain, variables = jax.jit(module.init_with_output)(
     jax.random.key(0), tokens, tokens
@@ -344,10 +340,7 @@ def test_sizes_are_at_least_one(name, module):
 
 
 def test_weights_need_no_values():
-  query, key, value = (
-    jnp.asarray(array, jnp.float32)
-    for array in draw(23, (2, 3, 8), (2, 5, 8), (2, 5, 6))
-  )
+  query, key, value = single(23, (2, 3, 8), (2, 5, 8), (2, 5, 6))
   module = MultiHeadAttention(num_heads=2)
   variables = jax.jit(module.init)(jax.random.key(0), query, key, value)
   weights = jax.eval_shape(
@@ -373,7 +366,7 @@ def test_half_precision_cache_stores_float32_projections():
 
 @sampled("wrapper", SCORE_WRAPPER_NAMES, default=["qk_norm"])
 def test_wrapped_scores_equal_the_wrappers_of_the_library(wrapper):
-  query, key = single((2, 3, 4), (2, 5, 4))
+  query, key = single(0, (2, 3, 4), (2, 5, 4))
   module = LearnedScore("dot", num_heads=2, wrapper=wrapper, cap=2.0)
   score, variables = module.init_with_output(jax.random.key(0), 4, 4)
   if wrapper == "soft_cap":
@@ -407,7 +400,7 @@ def test_an_unknown_wrapper_of_scores_is_named():
 
 
 def test_a_wrapper_changes_the_score_within_the_window_of_local_p():
-  query, key = single((2, 3, 4), (2, 5, 4))
+  query, key = single(0, (2, 3, 4), (2, 5, 4))
   module = LearnedScore(
     "local_p", num_heads=2, window=2, wrapper="soft_cap", cap=0.5
   )
@@ -420,7 +413,7 @@ def test_a_wrapper_changes_the_score_within_the_window_of_local_p():
 
 def test_key_lengths_are_those_of_local_p_without_padding():
   """Padded tokens change nothing, in all methods that take lengths."""
-  tokens, memory = single((2, 5, 8), (2, 7, 8))
+  tokens, memory = single(0, (2, 5, 8), (2, 7, 8))
   lengths = jnp.array([4, 7])
   mask = masks.padding(lengths)
   module = MultiHeadAttention(
@@ -463,7 +456,7 @@ def test_key_lengths_are_those_of_local_p_without_padding():
 @sampled("name", POSITIONAL_SCORE_NAMES, default=["disentangled"])
 def test_positional_scores_of_heads_learn_and_decode(name):
   """The cache has more positions than there are tokens."""
-  tokens = single((2, 6, 8))[0]
+  tokens = single(0, (2, 6, 8))[0]
   module = MultiHeadAttention(
     4,
     num_key_value_heads=2,

@@ -23,7 +23,7 @@ from attention.implementations.blockwise import Blockwise
 from attention.ring import arrange, restore
 from attention.scores import distances, look_up, skew
 from tests.attention.comparison import close, jitted, wide
-from tests.attention.oracle import draw, loop_attend
+from tests.attention.oracle import draw, loop_attend, single
 from tests.attention.positional_cases import (
   CASES,
   FEATURES,
@@ -572,9 +572,7 @@ def test_modified_scores_have_the_gradients_of_their_arrays():
 
 @pytest.mark.parametrize(("number", "length"), [(300, 5), (640, 5), (5, 640)])
 def test_relative_products_equal_a_look_up_for_few_and_many(number, length):
-  tokens, table = (
-    jnp.asarray(each, jnp.float32) for each in draw(0, (2, number, 4), (9, 4))
-  )
+  tokens, table = single(0, (2, number, 4), (9, 4))
   first = -number // 2
   scores = jnp.ones((2, number, length))
   found = jax.jit(

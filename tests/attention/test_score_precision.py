@@ -53,9 +53,7 @@ def test_local_p_has_the_scores_of_contents_in_every_dtype(dtype):
 
 @pytest.mark.parametrize("scale", [None, 0.3, jnp.array([0.3, 0.4])])
 def test_scaled_dot_of_bfloat16_rounds_its_tokens_only(scale):
-  query, key = (
-    jnp.asarray(each, jnp.bfloat16) for each in draw(3, (2, 5, 24), (2, 6, 24))
-  )
+  query, key = draw(3, (2, 5, 24), (2, 6, 24), dtype=jnp.bfloat16)
   found = scores.scaled_dot(scale)(query, key)
   factor = 24**-0.5 if scale is None else np.reshape(scale, (-1, 1, 1))
   products = np.float64(query) @ np.swapaxes(np.float64(key), -1, -2)

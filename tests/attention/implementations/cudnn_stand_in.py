@@ -68,7 +68,7 @@ def formula(options, query, key, value, bias):
 
 
 def tokens(*shapes, dtype=jnp.bfloat16):
-  return [jnp.asarray(array, dtype) for array in draw(0, *shapes)]
+  return draw(0, *shapes, dtype=dtype)
 
 
 def agree(query, key, value, **arguments):

@@ -28,9 +28,8 @@ FIRST_BAD = 3  # with a causal mask, earlier rows do not attend to it
 
 
 def tokens(dtype=jnp.float32, features=4):
-  query, key, value, numbers = (
-    jnp.asarray(each, dtype)
-    for each in draw(0, *[(2, 5, 4)] * 2, (2, 5, features), (4, 4))
+  query, key, value, numbers = draw(
+    0, *[(2, 5, 4)] * 2, (2, 5, features), (4, 4), dtype=dtype
   )
   return query, key, value, numbers
 

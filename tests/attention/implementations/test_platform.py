@@ -31,7 +31,7 @@ def _gpu_beside_the_cpu(monkeypatch):
 
 
 def half_precision_tokens():
-  return [jnp.asarray(array, jnp.bfloat16) for array in draw(0, *[(5, 8)] * 3)]
+  return draw(0, *[(5, 8)] * 3, dtype=jnp.bfloat16)
 
 
 def test_concrete_arrays_on_the_cpu_do_not_use_cudnn():

@@ -11,7 +11,7 @@ import pytest
 
 from attention import attend, biases, masks, normalizers, scores
 from attention.implementations.blockwise import Blockwise, problem
-from tests.attention.oracle import draw
+from tests.attention.oracle import draw, single
 from tests.matrix import sampled
 
 SMALL = Blockwise(query_block=2, key_block=3)
@@ -35,7 +35,7 @@ def compiled(function):
 
 
 def tokens(seed=0):
-  return [jnp.asarray(x, jnp.float32) for x in draw(seed, *[(2, 7, 4)] * 3)]
+  return single(seed, *[(2, 7, 4)] * 3)
 
 
 def additive(seed):

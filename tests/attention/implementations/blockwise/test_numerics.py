@@ -12,7 +12,13 @@ from attention import masks, scores
 from attention.implementations.blockwise import Blockwise
 from attention.scores import additive_kernel
 from tests.attention.comparison import close, jitted
-from tests.attention.oracle import CASES, draw, draw_parameters, loop_attend
+from tests.attention.oracle import (
+  CASES,
+  draw,
+  draw_parameters,
+  loop_attend,
+  single,
+)
 from tests.matrix import sampled
 
 attend = jitted(attention.attend)
@@ -64,7 +70,7 @@ def dense(query, key, value, bias=0.0, mask=None):
 @sampled("sign", [1.0, -1.0], default=[-1.0])
 @sampled("name", ["dot", "general", "closure", "own"], default=["dot"])
 def test_scores_of_ten_thousand(name, sign):
-  query, key, value = float32(*draw(0, (7, 4), (11, 4), (11, 2)))
+  query, key, value = single(0, (7, 4), (11, 4), (11, 2))
   case = CASES[name]
   parameters = {
     key: jnp.asarray(array, jnp.float32)
@@ -83,7 +89,7 @@ def test_scores_of_ten_thousand(name, sign):
 
 
 def test_rows_masked_in_some_tiles_or_in_all():
-  query, key, value = float32(*draw(1, (7, 4), (13, 4), (13, 2)))
+  query, key, value = single(1, (7, 4), (13, 4), (13, 2))
   seen = np.random.default_rng(2).random((7, 13)) < 0.5
   seen[0, :4] = seen[1, 4:8] = seen[2, :8] = seen[3, 8:] = False
   seen[4], seen[5, :12] = False, False  # no key; a key of the last tile
@@ -104,7 +110,7 @@ def test_rows_masked_in_some_tiles_or_in_all():
 @pytest.mark.parametrize("length", [1, 3, 7])
 def test_first_tile_may_be_fully_masked(length):
   # The mask is traced, so no tile is known to be empty.
-  query, key, value = float32(*draw(3, (length, 4), (13, 4), (13, 2)))
+  query, key, value = single(3, (length, 4), (13, 4), (13, 2))
   query = 30.0 * query
 
   @jax.jit
@@ -122,7 +128,7 @@ def test_first_tile_may_be_fully_masked(length):
 
 @sampled("where", [0, 5, 10], default=[5])
 def test_one_huge_key_receives_all_the_weight(where):
-  query, key, value = float32(*draw(4, (7, 4), (11, 4), (11, 2)))
+  query, key, value = single(4, (7, 4), (11, 4), (11, 2))
   key = key.at[where].set(1e15)
   query = jnp.abs(query).at[2].multiply(-1.0)
   (context, lse), gradients = run(query, key, value, score=scores.dot())
@@ -138,8 +144,8 @@ def test_one_huge_key_receives_all_the_weight(where):
 
 @pytest.mark.exhaustive
 def test_minus_infinity_in_a_bias_equals_a_mask():
-  query, key, value, bias = float32(
-    *draw(5, (2, 7, 4), (2, 13, 4), (2, 13, 2), (7, 13))
+  query, key, value, bias = single(
+    5, (2, 7, 4), (2, 13, 4), (2, 13, 2), (7, 13)
   )
   hidden = np.random.default_rng(6).random((7, 13)) < 0.4
   hidden[2], hidden[3, :8], hidden[5, 4:] = True, True, True
@@ -160,9 +166,8 @@ def test_minus_infinity_in_a_bias_equals_a_mask():
 
 @pytest.mark.parametrize("name", ["scaled_dot", "additive"])
 def test_bfloat16_with_long_rows(name):
-  query, key, value = (
-    jnp.asarray(array, jnp.bfloat16)
-    for array in draw(8, (3, 16), (4096, 16), (4096, 2))
+  query, key, value = draw(
+    8, (3, 16), (4096, 16), (4096, 2), dtype=jnp.bfloat16
   )
   case = CASES[name]
   parameters = {
@@ -198,7 +203,7 @@ def test_bfloat16_with_long_rows(name):
 
 @sampled("key_length", [1, 11, 1000], default=[11])
 def test_identical_keys_have_exactly_equal_weights(key_length):
-  query, key = float32(*draw(9, (3, 4), (1, 4)))
+  query, key = single(9, (3, 4), (1, 4))
   key = jnp.broadcast_to(key, (key_length, 4))
   ones = jnp.ones((key_length, 1))
   context, lse = attend(query, key, ones, implementation=SMALL, return_lse=True)
@@ -220,9 +225,9 @@ def test_additive_score_equals_hyperbolic_tangent(size, lengths):
     for n, length in enumerate(lengths)
   )
   # Sums of query and key near 0, where tanh is steep and terms cancel.
-  (noise,) = float32(*draw(11, (5, 256)))
+  (noise,) = single(11, (5, 256))
   key[: len(query[:5])] = np.clip(noise[: len(query)] - query[:5], -60.0, 60.0)
-  (weight,) = float32(*draw(12, (256,)))
+  (weight,) = single(12, (256,))
   eye = jnp.eye(256)
   score = scores.additive(eye, eye, weight)
 
@@ -258,8 +263,8 @@ def test_derivatives_of_additive_scores_of_several_heads(leading, length):
     (*axes, *rest)
     for axes, rest in zip(leading, ((length, 20), (length + 2, 20), (20,)))
   )
-  point = float32(*draw(14, *shapes))
-  direction = float32(*draw(15, *(array.shape for array in point)))
+  point = single(14, *shapes)
+  direction = single(15, *(array.shape for array in point))
 
   def plain(query, key, weight):
     hidden = jnp.tanh(query[..., :, None, :] + key[..., None, :, :])
@@ -321,7 +326,7 @@ LIMITS = [
 )
 @sampled("implementation", ["reference", SMALL], default=[SMALL])
 def test_limit_beyond_32_bits_masks_nothing(mask, plain, implementation):
-  query, key = float32(*draw(14, (1, 5, 4), (1, 7, 4)))
+  query, key = single(14, (1, 5, 4), (1, 7, 4))
   got, want = (
     attend(query, key, key, mask=mask, implementation=implementation)
     for mask in (mask, plain)
@@ -331,7 +336,7 @@ def test_limit_beyond_32_bits_masks_nothing(mask, plain, implementation):
 
 @pytest.mark.exhaustive
 def test_infinite_value_stays_in_its_feature():
-  query, key, value = float32(*draw(14, (5, 2), (7, 2), (7, 2)))
+  query, key, value = single(14, (5, 2), (7, 2), (7, 2))
   value = value.at[-1, 0].set(jnp.inf)
   context = attend(query, key, value, implementation=SMALL)
   want = attend(query, key, value, implementation="reference")

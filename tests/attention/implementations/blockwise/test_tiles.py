@@ -18,16 +18,12 @@ from attention.masks.tile_visibility import Ranges, visibility
 from attention.masks.types import as_mask
 from attention.positional import EMPTY, FULL, PARTIAL, positions
 from tests.attention.comparison import close, jitted
-from tests.attention.oracle import draw
+from tests.attention.oracle import draw, single
 from tests.matrix import sampled, sampled_product
 
 attend = jitted(attention.attend)
 SMALL = Blockwise(query_block=2, key_block=3, leading_block=1)
 seldom = functools.partial(settings, deadline=None, derandomize=True)
-
-
-def float32(*arrays):
-  return [jnp.asarray(np.asarray(array, np.float32)) for array in arrays]
 
 
 @seldom(max_examples=50)
@@ -176,7 +172,7 @@ def test_shift_beyond_an_array_reads_its_edge(name, offset):
   if name == "array":
     mask = as_mask(np.asarray(mask.materialize(5, 5)))
   mask = mask.shifted(offset)
-  (tokens,) = float32(*draw(1, (5, 4)))
+  (tokens,) = single(1, (5, 4))
   np.testing.assert_allclose(
     attend(tokens, tokens, tokens, mask=mask, implementation=SMALL),
     attend(tokens, tokens, tokens, mask=mask, implementation="reference"),
@@ -202,7 +198,7 @@ def test_empty_tiles_are_not_computed():
     jax.debug.callback(lambda _: visited.append(1), scores)
     return scores
 
-  (tokens,) = float32(*draw(0, (12, 4)))
+  (tokens,) = single(0, (12, 4))
   attend(
     tokens,
     tokens,
@@ -234,7 +230,7 @@ def test_tiles_without_a_common_segment_are_skipped_at_run_time():
     )
     return jnp.sum(jnp.sin(context))
 
-  (tokens,) = float32(*draw(0, (12, 4)))
+  (tokens,) = single(0, (12, 4))
   gradient = jax.jit(jax.value_and_grad(loss), static_argnums=2)
   ids = jnp.asarray([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2])
   visits = {}
@@ -251,7 +247,7 @@ def test_tiles_without_a_common_segment_are_skipped_at_run_time():
 
 @sampled("transform", ["vmap", "hessian", "heads"], default=[])
 def test_traced_segments_under_transformations(transform):
-  tokens = jnp.stack(float32(*draw(0, *[(2, 7, 4)] * 3)))
+  tokens = jnp.stack(single(0, *[(2, 7, 4)] * 3))
   weight = jnp.eye(4) + 0.1
   ids = jnp.asarray([[0, 0, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 0, 3]])
 
@@ -297,7 +293,7 @@ MASKS_OF_A_NUMBER = [
 
 @sampled("mask_of", MASKS_OF_A_NUMBER, default=MASKS_OF_A_NUMBER[3:7:3])
 def test_traced_mask_parameters_equal_known_ones(mask_of):
-  query, key, value = float32(*draw(1, (2, 5, 4), (2, 7, 4), (2, 7, 2)))
+  query, key, value = single(1, (2, 5, 4), (2, 7, 4), (2, 7, 2))
 
   def run(number):
     return attend(query, key, value, mask=mask_of(number), implementation=SMALL)
@@ -330,7 +326,7 @@ MASKS_OF_ARRAYS = [
 
 @sampled("mask", MASKS_OF_ARRAYS, default=MASKS_OF_ARRAYS[:5:4])
 def test_jit_may_capture_a_mask_of_arrays(mask):
-  tokens = float32(*draw(9, (2, 5, 4), (2, 7, 4), (2, 7, 2)))
+  tokens = single(9, (2, 5, 4), (2, 7, 4), (2, 7, 2))
   run = functools.partial(attend, mask=mask, implementation=SMALL)
   np.testing.assert_allclose(
     jax.jit(lambda *tokens: run(*tokens))(*tokens),
@@ -346,7 +342,7 @@ def test_jit_may_capture_a_mask_of_arrays(mask):
   default=[(5, 7, None)],
 )
 def test_dropout_equals_bernoulli_for_all_tile_sizes(blocks):
-  query, key = float32(*draw(3, (2, 3, 5, 4), (2, 1, 7, 4)))
+  query, key = single(3, (2, 3, 5, 4), (2, 1, 7, 4))
   rng = jax.random.key(11)
   run = functools.partial(attend, implementation=Blockwise(*blocks))
   weights = run(query, key, jnp.eye(7))
@@ -358,7 +354,7 @@ def test_dropout_equals_bernoulli_for_all_tile_sizes(blocks):
 
 
 def test_dropout_differs_along_leading_axes_of_values():
-  query, key, value = float32(*draw(4, (5, 4), (7, 4), (2, 7, 7)))
+  query, key, value = single(4, (5, 4), (7, 4), (2, 7, 7))
   rng = jax.random.key(12)
   arguments = {"dropout_rate": 0.5, "rng": rng, "mask": masks.causal(2)}
   np.testing.assert_allclose(
@@ -398,8 +394,8 @@ def test_derivatives_use_the_same_dropout_mask():
 
 @sampled("name", ["scaled_dot", "additive", "each head"], default=["each head"])
 def test_leading_axes_are_cut_on_a_single_cpu_device(name, monkeypatch):
-  query, key, value, weight = float32(
-    *draw(30, (3, 4, 6, 2), (3, 4, 7, 2), (3, 4, 7, 2), (4, 2))
+  query, key, value, weight = single(
+    30, (3, 4, 6, 2), (3, 4, 7, 2), (3, 4, 7, 2), (4, 2)
   )
   score = {
     "scaled_dot": scores.scaled_dot(),

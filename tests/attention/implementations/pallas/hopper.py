@@ -21,7 +21,7 @@ INTERPRETED = Pallas(target="hopper", interpret=params.InterpretGPUParams())
 
 
 def arrays(*shapes, seed=0, dtype=jnp.bfloat16):
-  return [jnp.asarray(each, dtype) for each in draw(seed, *shapes)]
+  return draw(seed, *shapes, dtype=dtype)
 
 
 def additive(channels=8):

@@ -25,7 +25,7 @@ TABLE = jnp.asarray(GENERATOR.normal(size=(3, 150, 200)), jnp.float32)
 
 
 def arrays(*shapes, seed=0, dtype=jnp.float32):
-  return [jnp.asarray(each, dtype) for each in draw(seed, *shapes)]
+  return draw(seed, *shapes, dtype=dtype)
 
 
 @jax.tree_util.register_dataclass
