@@ -28,18 +28,19 @@ _ROOT = pathlib.Path(__file__).parent
 _CACHE = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
 _CACHE_LIMIT = 2 * 2**30  # bytes
 _MEMORY_LIMIT = 1.5 * 2**30  # bytes
-# These files take longest, so they start first.
+# These files take longest by default, so they start first.
 _LONG_FILES = (
-  "test_learning.py",
-  "test_resume.py",
-  "test_translate.py",
+  "test_jax_tools.py",
+  "test_attention_variants.py",
   "test_train.py",
+  "test_hopper_parameters.py",
   "test_attend_values.py",
-  "test_ring.py",
-  "test_attend_derivatives.py",
+  "test_hopper_sinusoids.py",
+  "test_hopper_nan.py",
+  "test_resume.py",
   "test_faults.py",
-  "test_numerics.py",
-  "docs/story.md",
+  "test_models.py",
+  "test_translate.py",
 )
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
