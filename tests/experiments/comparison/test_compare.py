@@ -114,6 +114,7 @@ def test_a_signal_stops_the_trials_and_starts_no_more(tmp_path, monkeypatch):
   assert signal.getsignal(signal.SIGHUP) == handler
 
 
+@pytest.mark.exhaustive
 def test_fewer_seeds_than_before_warn_of_what_the_report_leaves_out(tmp_path):
   folder = tmp_path / "c"
   sweep = {"model.attention": ["dot", "none"]}

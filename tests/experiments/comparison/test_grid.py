@@ -107,6 +107,7 @@ def test_other_runs_in_the_folder_are_listed(tmp_path):
     write_results(trial, 0.5)
   others = grid.other_runs(trials[:1], tmp_path)
   assert others == ["dot/seed-1", "general/seed-0", "general/seed-1"]
+  assert grid.further_seeds(trials[:1], others) == ["dot/seed-1"]
   assert not grid.other_runs(trials, tmp_path)
 
 

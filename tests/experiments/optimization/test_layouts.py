@@ -157,7 +157,7 @@ def test_dropout_depends_on_the_step_and_the_seed_only():
 
 
 def test_a_mesh_of_too_many_devices_is_refused():
-  with pytest.raises(UserError, match=r"config\.mesh: 64 data are 64 dev"):
+  with pytest.raises(UserError, match=r"data=64 needs 64 devices"):
     build(mesh={"data": 64})
 
 

@@ -58,7 +58,7 @@ def test_results_and_gradients_equal_the_reference(name, mask):
 
 @ignore_nan
 @sampled("token", ["query", "key", "value"], default=["key"])
-@sampled("name", [*NORMALIZERS], default=["signed softmax", "own"])
+@sampled("name", [*NORMALIZERS], default=["own"])
 def test_rows_that_attend_to_nan_are_nan_and_the_others_as_before(name, token):
   tokens = arrays((2, 70, 64), (2, 100, 64), (2, 100, 64))
   options = {"normalizer": NORMALIZERS[name], "mask": masks.causal(40)}

@@ -35,7 +35,7 @@ CASES = {
 }
 
 
-@sampled("name", [*CASES], default=["half, of each head", "shifted"])
+@sampled("name", [*CASES], default=["half, of each head"])
 def test_results_and_gradients_equal_the_reference(name, launched):
   tokens = arrays((2, 70, 64), (2, 130, 64), (2, 130, 64))
   check(tokens, **CASES[name])
@@ -71,7 +71,7 @@ def test_a_traced_shift():
 
 @ignore_nan
 @sampled("number", ["nan", "inf"], default=["nan"])
-@sampled("token", ["query", "key", "value"], default=["query", "key"])
+@sampled("token", ["query", "key", "value"], default=["key"])
 def test_rows_that_attend_to_nan_are_nan_and_the_others_as_before(
   token, number
 ):
