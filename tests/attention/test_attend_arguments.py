@@ -97,7 +97,11 @@ def adding_an_axis(query, key):
       r"not add leading axes .* returned \(1, 6, 3, 5\)",
       {"score": lambda query, key: adding_an_axis(query, key)},
     ),
-    (TypeError, "weight of General must be an array", {"score": scores.general([[1.0]])}),
+    (
+      TypeError,
+      "weight of General must be an array",
+      {"score": scores.general([[1.0]])},
+    ),
   ],
 )
 def test_invalid_arguments_raise(error, message, arguments):
