@@ -19,6 +19,7 @@ from attention import (
 from attention.implementations.blockwise import Blockwise
 from tests.attention.comparison import close
 from tests.attention.oracle import single
+from tests.matrix import sampled_product
 
 TILES = Blockwise(query_block=2, key_block=3)
 every_implementation = pytest.mark.parametrize(
@@ -114,8 +115,14 @@ def test_checks_of_numbers_find_nan_in_a_token(implementation):
     error.throw()
 
 
-@every_implementation
-@pytest.mark.parametrize("name", TRANSPOSED)
+@sampled_product(
+  ("implementation", "name"),
+  [("reference", TILES), TRANSPOSED],
+  default=[
+    *(("reference", name) for name in TRANSPOSED),
+    *((TILES, name) for name in ("padding", "sink", "entmax")),
+  ],
+)
 def test_attention_is_transposed_in_the_value(implementation, name):
   query, key, value = (each[None] for each in tokens())
   cotangent = jnp.cos(jnp.arange(15.0)).reshape(1, 5, 3)

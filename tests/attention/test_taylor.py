@@ -21,6 +21,7 @@ from attention import (
 from attention.implementations.blockwise import Blockwise
 from tests.attention.comparison import close, wide
 from tests.attention.oracle import draw
+from tests.matrix import sampled
 
 TILES = Blockwise(query_block=2, key_block=3)
 CAUSAL = np.tri(5, 7, dtype=bool)
@@ -96,7 +97,7 @@ def additive(query, key, value, *weights, implementation):
 
 
 @pytest.mark.parametrize("implementation", ["reference", TILES])
-@pytest.mark.parametrize("order", [1, 2, 3, 4])
+@sampled("order", [1, 2, 3, 4], default=[1, 2, 3])
 def test_scaled_dot(implementation, order):
   causal = functools.partial(
     attend, mask=masks.causal(), implementation=implementation

@@ -38,7 +38,7 @@ def test_a_run_with_each_normalizer(normalizer, data, arg, tmp_path):
     for name in typing.get_args(names)
     if name not in (*SCORE_NAMES, "none")
   ],
-  default=[("rnn", "local_p"), ("transformer", "local_p")],
+  default=[("transformer", "local_p")],
 )
 def test_a_run_with_each_positional_score(arg, score, data, tmp_path):
   if arg == "rnn":
@@ -61,6 +61,7 @@ def test_a_run_with_each_change_of_the_scores(variant, data, tmp_path):
   run(data, "transformer", tmp_path, **variant)
 
 
+@pytest.mark.exhaustive
 def test_a_run_with_dot_products_in_a_window(tmp_path):
   run("reverse", "local_p", tmp_path, local_score="dot")
 

@@ -1,13 +1,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from experiments.config import Seq2SeqConfig, TransformerConfig
 from experiments.decoding.rounded_params import rounded
 from experiments.decoding.steps import make_steps
 from experiments.models.rnn.seq2seq import Seq2Seq
 from experiments.models.transformer.model import Transformer
+from tests.matrix import sampled_product
 
 
 @jax.jit
@@ -49,9 +49,15 @@ def test_parameters_are_rounded_where_a_function_rounds_all_of_their_uses():
     np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", ["transformer", "seq2seq"])
-@pytest.mark.parametrize("beam_size", [1, 3])
+@sampled_product(
+  ("beam_size", "name", "dtype"),
+  [(1, 3), ("transformer", "seq2seq"), ("bfloat16", "float32")],
+  default=[
+    (1, "transformer", "bfloat16"),
+    (3, "seq2seq", "bfloat16"),
+    (1, "seq2seq", "float32"),
+  ],
+)
 def test_steps_with_rounded_parameters_return_the_same(name, dtype, beam_size):
   if name == "transformer":
     config = TransformerConfig(model_size=16, num_heads=2)

@@ -13,6 +13,7 @@ from experiments.distributed.sharding import mesh_axes
 from experiments.errors import UserError
 from tests.attention.comparison import close
 from tests.experiments.toys import make_rnn, make_transformer
+from tests.matrix import sampled
 
 VOCABULARY = 9
 SOURCE = jnp.array([[3, 4, 5, EOS], [6, EOS, PAD, PAD]])
@@ -92,7 +93,11 @@ def test_an_implementation_that_cannot_serve_a_model_is_an_error():
     jax.jit(model.apply)(variables, SOURCE, TARGET)
 
 
-@pytest.mark.parametrize("axes", [{"data": 2, "tensor": 2}, {"fsdp": 2}])
+@sampled(
+  "axes",
+  [{"data": 2, "tensor": 2}, {"fsdp": 2}],
+  default=[{"data": 2, "tensor": 2}],
+)
 def test_a_transformer_divides_its_attention_over_a_mesh(axes, counted):
   plain = MODELS["transformer"]()
   named = MODELS["transformer"](attention_implementation="pallas")

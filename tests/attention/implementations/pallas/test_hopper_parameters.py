@@ -186,7 +186,7 @@ def test_dtypes_of_projections(tokens, matrices, kernels, launched):
   assert len(launched) == kernels
 
 
-@sampled("sizes", [(64, 128, 64), (128, 64, 64)], default=[(128, 64, 64)])
+@sampled("sizes", [(64, 128, 64), (128, 64, 64)], default=[])
 def test_projected_tokens_of_other_sizes(sizes, launched):
   query_size, key_size, size = sizes
   weights = arrays((query_size, 64), (key_size, 64), (64,), seed=1)
