@@ -2,6 +2,7 @@
 
 import dataclasses
 import types
+import typing
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -78,7 +79,7 @@ def check_parameters(
       check_parameters(value, leading, may_grow=may_grow)
       continue
     if isinstance(value, list | tuple | str) or (
-      value is None and field.default is not None
+      value is None and not _may_be_absent(field)
     ):
       raise TypeError(
         f"{field.name} of {type(owner).__name__} must be an array or a number, "
@@ -95,6 +96,13 @@ def check_parameters(
         f"{field.name} has leading axes {own}, which do not broadcast to "
         f"{tuple(leading)}, those of the scores"
       )
+
+
+def _may_be_absent(field: dataclasses.Field) -> bool:
+  """Whether the default or the type of a field allows None."""
+  if field.default is None or isinstance(field.type, str) or field.type is Any:
+    return True
+  return type(None) in typing.get_args(field.type)
 
 
 def grouped(owner: Any, num_key_value_heads: int, num_groups: int) -> Any:

@@ -415,3 +415,9 @@ def test_positions_of_another_length_raise(name):
   tokens = jnp.ones((5, 4)), jnp.ones((7, 4)), jnp.ones((7, 4))
   with pytest.raises(ValueError, match=name):
     attend(*tokens, mask=masks.causal().at(**lengths))
+
+
+def test_a_parameter_may_be_absent_where_its_type_says_so():
+  query, key = tokens(5, 4), tokens(7, 4)
+  score = scores.disentangled(jnp.ones((4, 4)), None)
+  assert attend(query, key, key, score=score).shape == (5, 4)
