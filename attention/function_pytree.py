@@ -35,9 +35,10 @@ def check_takes(
     signature.bind(*arguments)
   except TypeError:
     found = tuple(signature.parameters)
+    needs_more = len(found) > len(arguments)
     raise ValueError(
       f"{name} takes ({', '.join(arguments)}), got a function of "
-      f"({', '.join(found)}){hint * (len(found) > len(arguments))}"
+      f"({', '.join(found)}){hint if needs_more else ''}"
     ) from None
 
 

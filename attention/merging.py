@@ -43,7 +43,7 @@ def merge(
     >>> merge(parts, [jnp.array([0.0]), jnp.array([0.0])])
     (Array([[2.]], dtype=float32), Array([0.69], dtype=float32))
   """
-  contexts, lses = [*(contexts or ())], [*(lses or ())]
+  contexts, lses = [*contexts], [*lses]
   if len(contexts) != len(lses) or not len(contexts):
     raise ValueError(
       f"contexts and lses must be equally many and at least one, got "

@@ -108,8 +108,9 @@ def _positions_array(name: str, given: Any) -> jax.Array:
 
 def checked_offset(offset: int | jax.Array) -> int | jax.Array:
   """One integer, limited so that sums of positions fit into 32 bits."""
-  shape = jnp.shape(offset)
-  dtype = jnp.asarray(offset).dtype
+  if isinstance(offset, list | tuple):
+    offset = np.asarray(offset)
+  dtype, shape = jnp.result_type(offset), jnp.shape(offset)
   if shape or not jnp.issubdtype(dtype, jnp.integer):
     raise ValueError(
       f"offset must be one integer, got {dtype} of shape {shape};"

@@ -22,7 +22,7 @@ def counted(count: int, noun: str) -> str:
     >>> counted(1, "line"), counted(1200, "line")
     ('1 line', '1,200 lines')
   """
-  return f"{count:,} {noun}{'s' * (count != 1)}"
+  return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ trace with longer sequences than any other axis shows which axes are of tokens.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,18 @@ _RULE = (
 )
 _TOKENS = "the queries or the keys"
 
-# A function of arrays, and their shapes for given numbers of queries and keys.
-_Checked = tuple[Callable, Callable[[int, int], Sequence[Any]]]
+
+class _PairFunction(NamedTuple):
+  """A function of the user, as a function of arrays of pairs."""
+
+  function: Callable
+  # The arrays' shapes and dtypes for given numbers of queries and keys.
+  shapes: Callable[[int, int], Sequence[Any]]
+  closed: ClosedJaxpr | None = None  # if it is traced already
+
+  def trace(self, *lengths: int) -> ClosedJaxpr:
+    """The function of so many queries and keys."""
+    return jax.make_jaxpr(self.function)(*self.shapes(*lengths))
 
 
 def pair_jaxpr(
@@ -53,14 +63,11 @@ def check_pairwise(score: Score, query, key, closed: ClosedJaxpr) -> None:
     key: mapped keys [..., S, Y].
     closed: the score's jaxpr.
   """
-  lengths = query.shape[-2], key.shape[-2]
-  for function, shapes in _functions(score, query, key):
-    is_score = getattr(function, "args", None) == (score,)
-    traced = closed if is_score else _traced(function, shapes, lengths)
-    _check(function, shapes, lengths, traced)
+  for each in _functions(score, query, key, closed):
+    _check(each, query.shape[-2], key.shape[-2])
 
 
-def _functions(score: Score, query, key) -> Iterator[_Checked]:
+def _functions(score: Score, query, key, closed) -> Iterator[_PairFunction]:
   """The functions of the user in a score, as functions of pairs."""
 
   def tokens(length, key_length):
@@ -78,16 +85,19 @@ def _functions(score: Score, query, key) -> Iterator[_Checked]:
     inner = inner.score
   if isinstance(inner, Positional):
     rank = max(query.ndim, key.ndim)
-    yield inner.function, lambda *sizes: [*tokens(*sizes), *_at(rank, *sizes)]
+    yield _PairFunction(
+      inner.function, lambda *sizes: [*tokens(*sizes), *_at(rank, *sizes)]
+    )
   elif not inner.reads_positions and not _is_of_this_package(inner):
-    yield functools.partial(_pairs, inner), tokens
+    pair = functools.partial(_pairs, inner)
+    yield _PairFunction(pair, tokens, closed if inner is score else None)
 
 
 def _pairs(score: Score, query, key):
   return score.pair_at(query, key, all_positions(query, key))
 
 
-def _of_scores(modified: Modified, query, key) -> _Checked:
+def _of_scores(modified: Modified, query, key) -> _PairFunction:
   """The function of a modified score."""
   scores = pair_jaxpr(modified.score, query, key)[1]
   leading, rank = scores.shape[:-2], len(scores.shape)
@@ -101,7 +111,7 @@ def _of_scores(modified: Modified, query, key) -> _Checked:
     pairs = jax.ShapeDtypeStruct((*leading, *sizes), scores.dtype)
     return [pairs, *indices, *_at(rank, *sizes)]
 
-  return modified.modify, shapes
+  return _PairFunction(modified.modify, shapes)
 
 
 def _at(rank: int, length: int, key_length: int) -> list[Any]:
@@ -113,18 +123,15 @@ def _at(rank: int, length: int, key_length: int) -> list[Any]:
   ]
 
 
-def _traced(function, shapes, lengths) -> ClosedJaxpr:
-  return jax.make_jaxpr(function)(*shapes(*lengths))
-
-
-def _check(function, shapes, given, closed: ClosedJaxpr) -> None:
+def _check(function: _PairFunction, length: int, key_length: int) -> None:
+  closed = function.closed or function.trace(length, key_length)
   longest = longest_axis(closed)
   # Multiples, since a function may split the tokens; different ones, since a
   # function may add queries to keys.
-  lengths = [_multiple(each, longest) for each in given]
-  lengths[1] += given[1] * (lengths[0] == lengths[1])
+  lengths = [_multiple(each, longest) for each in (length, key_length)]
+  lengths[1] += key_length * (lengths[0] == lengths[1])
   try:
-    longer = _traced(function, shapes, lengths)
+    longer = function.trace(*lengths)
   except Exception as error:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     problem = f"fails for {lengths[0]} queries and {lengths[1]} keys: {reason}"
@@ -132,7 +139,7 @@ def _check(function, shapes, given, closed: ClosedJaxpr) -> None:
   if found := combined_entries(longer, longest):
     raise ValueError(_RULE.format(f"{found} {_TOKENS}"))
   if numbers(closed) != numbers(longer):
-    again = _traced(function, shapes, given)
+    again = function.trace(length, key_length)
     if numbers(closed) == numbers(again):  # else the function is not pure
       problem = "depends on the number of queries or keys"
       raise ValueError(_RULE.format(problem))

@@ -8,7 +8,11 @@ import jax
 from attention.scores.base import Score
 from attention.scores.decay import with_running_sums
 from attention.scores.dependence import equations
-from attention.scores.pairwise import check_pairwise, pair_jaxpr
+from attention.scores.pairwise import (
+  check_pairwise,
+  follows_leading,
+  pair_jaxpr,
+)
 
 
 def trace_score(score: Score, query, key) -> tuple[jax.ShapeDtypeStruct, int]:
@@ -31,6 +35,18 @@ def trace_score(score: Score, query, key) -> tuple[jax.ShapeDtypeStruct, int]:
 
   jax.eval_shape(trace, query, key)
   return results[0]
+
+
+def is_of_each_head(score: Score, query, key) -> bool:
+  """Whether each entry of the leading axes has scores of its own."""
+  found = []
+
+  def trace(query, key):
+    mapped = score.map_query(query), score.map_key(key)
+    found.append(follows_leading(score, *mapped))
+
+  jax.eval_shape(trace, query, key)
+  return found[0]
 
 
 def _sizes(jaxpr) -> Iterator[int]:

@@ -171,7 +171,7 @@ class QueryKeyNorm(Wrapper):
     ):
       if gain is not None:
         check_shape(name, gain, features=tokens.shape[-1], fits=name[:-5])
-    self.score.check(query, key)
+    super().check(query, key)
 
   def map_query(self, query):
     return self.score.map_query(self._normalised(query, self.query_gain))

@@ -67,10 +67,11 @@ def writing(workdir: Path) -> Iterator[None]:
   except OSError as error:
     if not is_remote(workdir) and os.path.isfile(workdir):
       raise _not_a_folder(workdir) from None
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    advice = "free some space, or " if is_full else ""
     raise UserError(
       f"--workdir={workdir}: cannot be written ({error.strerror or error});"
-      f" {'free some space, or ' * full}use another directory"
+      f" {advice}use another directory"
     ) from None
 
 

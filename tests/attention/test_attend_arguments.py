@@ -376,6 +376,9 @@ WRONG_TYPES = {
   "cap of SoftCap must be an array": lambda: attend(
     *(jnp.ones((2, 3)),) * 3, score=scores.soft_cap(scores.dot(), None)
   ),
+  "score must be a Score": lambda: attend(
+    *(jnp.ones((2, 3)),) * 3, score=scores.qk_norm(None)
+  ),
   "log_gates must be an array": lambda: scores.forgetting(scores.dot(), None),
   "positions": lambda: scores.forgetting(scores.dot(), 1.0),
   "weight has no positions": lambda: attend(

@@ -82,11 +82,9 @@ def test_a_score_is_called_twice_to_analyse_it_and_once_to_run(
 
   tokens = jnp.ones((2, 3, 9, 4))
   jax.make_jaxpr(jax.grad(loss))(tokens)
-  # Where tiles might divide the leading axes, two calls tell whether they may.
-  divides = implementation in (None, "blockwise") or isinstance(
-    implementation, Blockwise
-  )
-  assert len(calls) in ((3, 5) if divides else (3,))
+  # Two more tell whether tiles may divide the leading axes.
+  divides = isinstance(implementation, Blockwise)
+  assert len(calls) == (5 if divides else 3)
   assert calls[0] == (tokens.shape, tokens.shape)
 
 

@@ -145,6 +145,11 @@ def test_shifted_takes_one_integer(offset):
     masks.causal().shifted(offset)
 
 
+def test_a_shift_may_be_larger_than_32_bits():
+  shifted = masks.causal().shifted(2**40)
+  np.testing.assert_array_equal(dense(shifted), dense(masks.causal(2**40)))
+
+
 def test_integers_are_static_and_arrays_are_leaves():
   known = masks.causal(2) & masks.sliding_window(1, None)
   assert not jax.tree.leaves(known)

@@ -83,6 +83,13 @@ def test_merged_context_has_the_dtype_of_the_first_part():
   assert lse.dtype == jnp.float32
 
 
+def test_parts_may_be_one_array():
+  contexts, lses = jnp.array([[[1.0]], [[3.0]]]), jnp.zeros((2, 1))
+  context, lse = merge(contexts, lses)
+  np.testing.assert_allclose(context, [[2.0]])
+  np.testing.assert_allclose(lse, [np.log(2.0)], rtol=1e-6)
+
+
 def test_merge_rejects_missing_or_misshapen_parts():
   with pytest.raises(ValueError, match="contexts and lses"):
     merge([], [])

@@ -39,7 +39,7 @@ from attention.masks.tile_visibility import grid_visibility
 from attention.normalizers import is_softmax
 from attention.request import Request
 from attention.scores.decay import with_running_sums
-from attention.scores.pairwise import follows_leading
+from attention.scores.tracing import is_of_each_head
 from attention.softmax import Statistics, part_of
 
 # Multiples of the lanes of a register. Larger tiles load tokens less often.
@@ -58,7 +58,7 @@ def obstacle(sizes: Any, request: Request) -> str | None:
     own = _with_maps_inside(sizes, _without_positions(sizes, request))
     return _kernels(sizes, own, *_mapped(sizes, own)[:2])
 
-  if not _is_of_each_head(request):
+  if not is_of_each_head(request.score, request.query, request.key):
     return tile_functions.UNDECLARED
   try:
     request = with_online_normalizer(request)
@@ -67,19 +67,6 @@ def obstacle(sizes: Any, request: Request) -> str | None:
   except Unsupported as reason:
     return str(reason)
   return None
-
-
-def _is_of_each_head(request: Request) -> bool:
-  """Whether the score of a head and example reads no other."""
-  found = []
-
-  def trace(query, key):
-    score = request.score
-    query, key = score.map_query(query), score.map_key(key)
-    found.append(follows_leading(score, query, key))
-
-  jax.eval_shape(trace, request.query, request.key)
-  return found[0]
 
 
 def compute(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:

@@ -123,7 +123,8 @@ def _hint(file: Path, field: str) -> str:
   if not present:
     return f"{file.parent} is empty"
   names = ", ".join(each.name for each in present[:12])
-  found = f"in {file.parent} there are {names}{', ...' * (len(present) > 12)}"
+  more = ", ..." if len(present) > 12 else ""
+  found = f"in {file.parent} there are {names}{more}"
   if not field.startswith("config.data") or file.parent != Path():
     return found
   return (
@@ -150,7 +151,8 @@ def _decoded(file: Path, field: str = "") -> Iterator[str]:
     reason = getattr(error, "strerror", None) or error
     raise UserError(f"{file}: cannot be read ({reason})") from error
   if empty:
-    raise UserError(f"{f'{field}: ' * bool(field)}{file} is empty")
+    prefix = f"{field}: " if field else ""
+    raise UserError(f"{prefix}{file} is empty")
 
 
 def _table_rows(file: Path, *, field: str) -> Iterator[tuple[str, str]]:
