@@ -46,8 +46,13 @@ class Entmax(Normalizer):
         f"alpha must be in (1, 2], got {self.alpha}; softmax is the limit of 1"
       )
 
+  @property
+  def power(self) -> float:
+    """The power of the formula."""
+    return 1.0 / (self.alpha - 1.0)
+
   def __call__(self, scores):
-    return _sparse_weights(scores, 1.0 / (self.alpha - 1.0))
+    return _sparse_weights(scores, self.power)
 
 
 @jax.tree_util.register_dataclass
@@ -66,9 +71,10 @@ class Sparsemax(Normalizer):
   """
 
   ignores_hidden: ClassVar[bool] = True
+  power: ClassVar[float] = 1.0  # entmax's, for alpha = 2
 
   def __call__(self, scores):
-    return _sparse_weights(scores, 1.0)
+    return _sparse_weights(scores, self.power)
 
 
 def _sparse_weights(scores: jax.Array, power: float) -> jax.Array:

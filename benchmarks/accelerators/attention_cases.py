@@ -82,6 +82,8 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
   "softpick": lambda: {"normalizer": normalizers.softpick()},
   "signed_softmax": lambda: {"normalizer": normalizers.signed_softmax()},
   "sigmoid": lambda: {"normalizer": normalizers.sigmoid()},
+  "entmax": lambda: {"normalizer": normalizers.entmax()},
+  "sparsemax": lambda: {"normalizer": normalizers.sparsemax()},
   "dropout": lambda: {"dropout_rate": 0.1, "rng": jax.random.key(0)},
 }
 DERIVATIVES = ("forward", "gradient", "jvp")

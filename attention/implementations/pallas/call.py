@@ -14,22 +14,30 @@ from attention import axes
 from attention.biases import with_numbers_by_distance
 from attention.implementations import non_finite
 from attention.implementations.blockwise import Blockwise
+from attention.implementations.blockwise.online_softmax import Captured
 from attention.implementations.blockwise.problem import (
   TileOptions,
   make_problem,
   trace_pair,
 )
-from attention.implementations.blockwise.tiles import with_length
+from attention.implementations.blockwise.rows import compute_rows
+from attention.implementations.closure import without_captured
 from attention.implementations.pallas import hopper, tile_functions, tpu
 from attention.implementations.pallas.derivative import (
   Arguments,
   KernelAttention,
+  OnlineRule,
+  RowsRule,
+  padded,
   shared_operands,
 )
 from attention.implementations.pallas.hopper.terms import token_maps
 from attention.implementations.pallas.location import with_vectors_as_keys
 from attention.implementations.pallas.maps import MapsInside
-from attention.implementations.pallas.normalizers import with_online_normalizer
+from attention.implementations.pallas.normalizers import (
+  Sparse,
+  with_online_normalizer,
+)
 from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.products import kernel_precision
 from attention.implementations.pallas.running_sums import make_running_sums
@@ -46,6 +54,8 @@ from attention.softmax import Statistics, part_of
 _SIDE, _LANES = 512, 128
 # The elements of the largest intermediate array of a score.
 _CHUNK = 1 << 18
+# The scores of rows that a kernel keeps.
+_ROWS = 1 << 23
 
 
 def obstacle(sizes: Any, request: Request) -> str | None:
@@ -171,7 +181,7 @@ def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
   request = _with_maps_inside(sizes, request)
   tokens = _mapped(sizes, request)
   kernels = _kernels(sizes, request, *tokens[:2])
-  rule, captured = _rule(request, *tokens[:2])
+  rule, captured = _rule(request, *tokens)
   shared = shared_operands(
     [*captured.pair, *captured.bias], kernels.differentiable_operands
   )
@@ -207,6 +217,8 @@ def _kernels(
     _side(length, sizes.query_block),
     _side(key_length, sizes.key_block),
   )
+  if isinstance(request.normalizer, Sparse):
+    tile = _with_rows_in_memory(request, tile)
   rules = tpu.rules(sizes.interpret)
   trace = functools.partial(
     tile_functions.trace, request, query, key, rules=rules
@@ -231,6 +243,26 @@ def _kernels(
     request.is_masked,
     sizes.interpret,
   )
+
+
+def _with_rows_in_memory(
+  request: Request, tile: tuple[int, int]
+) -> tuple[int, int]:
+  """The tile with so few queries that all their scores fit into memory."""
+  queries, keys = tile
+  while True:
+    visible = grid_visibility(
+      request.mask, request.scores_shape[-2:], (queries, keys)
+    )
+    most = keys * Visibility(visible).most_in_a_row
+    if queries * most <= _ROWS:
+      return queries, keys
+    if queries == _LANES:
+      raise Unsupported(
+        f"computes entmax and sparsemax of at most {_ROWS // _LANES} visible "
+        f"keys, got {most}"
+      )
+    queries = max(_LANES, queries // (2 * _LANES) * _LANES)
 
 
 def _mapped(
@@ -268,13 +300,24 @@ def _only_scales(function: Callable, tokens) -> bool:
   return not closed.consts and names <= scales
 
 
-def _rule(request: Request, query, key):
+def _rule(request: Request, *tokens) -> tuple[OnlineRule | RowsRule, Captured]:
   """The blockwise rule of derivatives, and the arrays that it captured."""
+  own = request.normalizer
+  if isinstance(own, Sparse):
+    request = dataclasses.replace(request, normalizer=own.normalizer)
   tiling = Blockwise().tiling(request)
-  query = with_length(query, tiling.query_length)
-  key = with_length(key, tiling.key_length)
+  query, key, value = padded(tokens, tiling.query_length, tiling.key_length)
+  if isinstance(own, Sparse):
+    program, arrays = without_captured(
+      lambda *tokens: compute_rows(request, tiling, None, *tokens)[0],
+      *(query, key, value),
+    )
+    return RowsRule(program, tiling), Captured(arrays, [], [], [], [])
   pair, tiling = trace_pair(request, query, key, tiling, [request.leading])
-  return make_problem(pair, TileOptions(tiling, request), request.leading)
+  problem, captured = make_problem(
+    pair, TileOptions(tiling, request), request.leading
+  )
+  return OnlineRule(problem), captured
 
 
 def _side(length: int, asked: int | None) -> int:

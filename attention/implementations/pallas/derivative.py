@@ -1,7 +1,8 @@
 """Derivatives of kernels: the blockwise rule, with kernels for reverse mode.
 
 The rule of `blockwise.derivative` needs only the context and the statistics,
-which a kernel has computed. Forward mode and higher orders differentiate that
+which a kernel has computed; entmax and sparsemax have JAX's derivatives of
+`blockwise.rows` as the rule. Forward mode and higher orders differentiate that
 rule. Reverse mode is its transpose, which kernels compute: one the gradients of
 queries and of the score's arrays, one those of keys and values. If another
 array is differentiated, JAX transposes the rule.
@@ -9,7 +10,7 @@ array is differentiated, JAX transposes the rule.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,10 +20,12 @@ from jax.custom_derivatives import SymbolicZero
 from attention.custom_transpose import with_kernel_as_transpose
 from attention.implementations.blockwise import derivative as blockwise
 from attention.implementations.blockwise import online_softmax
-from attention.implementations.blockwise.tiles import with_length
+from attention.implementations.blockwise.tiles import Tiling, with_length
+from attention.implementations.closure import Program
 from attention.implementations.non_finite import where_finite
 from attention.implementations.pallas import hopper, tpu
 from attention.implementations.pallas.operands import Kind, Operand
+from attention.implementations.pallas.results import Results
 from attention.request import Combined
 from attention.softmax import Statistics
 
@@ -51,12 +54,59 @@ class Arguments(NamedTuple):
     return self._replace(captured=captured, tokens=values[second:])
 
 
+class OnlineRule(NamedTuple):
+  """The blockwise rule."""
+
+  problem: online_softmax.Problem  # with tiles of its own
+
+  def __call__(
+    self, arguments: Arguments, results: Results
+  ) -> tuple[jax.Array, jax.Array]:
+    """The results' context and total, with the derivatives of the rule."""
+    tiling, dtype = self.problem.tiling, self.problem.dtype
+    context, statistics, _ = results
+    length = context.shape[-2]
+
+    def rows_padded(array):
+      missing = tiling.query_length - length
+      return jnp.pad(array, _after(len(tiling.leading), missing, array.ndim))
+
+    of_context, (_, of_total) = blockwise.differentiable_context(
+      self.problem,
+      arguments.captured,
+      *padded(arguments.tokens, tiling.query_length, tiling.key_length),
+      combined=(
+        rows_padded(context.astype(dtype)),
+        Statistics(*map(rows_padded, statistics)),
+      ),
+    )
+    return of_context[..., :length, :], of_total[..., :length]
+
+
+class RowsRule(NamedTuple):
+  """JAX's derivatives of `blockwise.rows`, which needs no results."""
+
+  program: Program  # (captured, query, key, value) -> context
+  tiling: Tiling
+
+  def __call__(
+    self, arguments: Arguments, results: Results
+  ) -> tuple[jax.Array, jax.Array]:
+    """The context, and totals without derivatives."""
+    tiling, length = self.tiling, results.context.shape[-2]
+    context = self.program(
+      arguments.captured.pair,
+      *padded(arguments.tokens, tiling.query_length, tiling.key_length),
+    )
+    return context[..., :length, :], results.statistics.total
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class KernelAttention:
   """Attention as kernels, and the rule of its derivatives."""
 
   kernels: tpu.Problem | hopper.Problem
-  rule: online_softmax.Problem  # with tiles of its own
+  rule: OnlineRule | RowsRule
   # For each array that the score and the bias captured in the rule, the
   # operands of kernels.
   operands_of: list[list[int]]
@@ -69,37 +119,40 @@ class KernelAttention:
 
     See `Request.combined`, which has no derivatives of its own.
     """
+    context, statistics, _ = self._differentiable(False)(arguments, combined)
+    return context, statistics
+
+  def _differentiable(self, for_gradients: bool) -> Callable[..., Results]:
+    """The forward kernel with its rule, and with what gradients need."""
 
     @jax.custom_jvp
     def primal(arguments, combined):
-      return self._forward(arguments) if combined is None else combined
+      if combined is None:
+        return self._forward(arguments, for_gradients)
+      return Results(*combined)
 
     @functools.partial(primal.defjvp, symbolic_zeros=True)
     def rule(primals, tangents):
       (arguments, _), (moved, _) = primals, tangents
-      outputs = primal(*primals)
-      return outputs, self._tangents(arguments, outputs, moved)
+      outputs = self._differentiable(True)(*primals)
+      moved = self._tangents(arguments, outputs, moved)
+      if for_gradients:
+        return outputs, moved
+      return outputs._replace(means=None), moved._replace(means=None)
 
-    return primal(arguments, combined)
+    return primal
 
-  def _forward(self, arguments):
-    """The context and the statistics."""
-    context, statistics = self.kernels.forward(
-      arguments.operands, self._padded(arguments.tokens)
+  def _forward(self, arguments: Arguments, for_gradients: bool) -> Results:
+    context, statistics, means = self.kernels.forward(
+      arguments.operands,
+      padded(arguments.tokens, *self.kernels.padded_lengths),
+      for_gradients=for_gradients,
     )
     length = arguments.tokens[0].shape[-2]
     statistics = Statistics(*(each[..., :length] for each in statistics))
-    return context[..., :length, :], statistics
-
-  def _padded(self, tokens) -> list[jax.Array]:
-    """The tokens, up to whole tiles of the kernels."""
-    queries, keys = self.kernels.padded_lengths
-    query, key, value = tokens
-    return [
-      with_length(query, queries),
-      with_length(key, keys),
-      with_length(value, keys, "constant"),
-    ]
+    if means is not None:
+      means = means[..., :length, :]
+    return Results(context[..., :length, :], statistics, means)
 
   def _tangents(self, arguments, outputs, tangents):
     """The tangents of the results of `_forward`."""
@@ -120,9 +173,12 @@ class KernelAttention:
       residuals,
       [linear[place] for place in chosen],
     )
-    # The tangent of the total includes that of the maximum.
-    of_maximum = jnp.zeros_like(of_total)
-    return of_context, Statistics(of_maximum, of_total)
+    # The tangent of the total includes that of the maximum. Nothing reads that
+    # of the means: derivatives of a rule do not depend on them.
+    of_maximum, of_means = jax.tree.map(
+      jnp.zeros_like, (outputs.statistics.maximum, outputs.means)
+    )
+    return Results(of_context, Statistics(of_maximum, of_total), of_means)
 
   def _of_finite_tokens(self, arguments, chosen, tangents) -> list[Any]:
     """Tangents that are zero for NaN and infinity in tokens."""
@@ -141,14 +197,11 @@ class KernelAttention:
   def _rule(self, structure, chosen, residuals, tangents):
     """The tangents of the context and the total, by the blockwise rule."""
     arguments, outputs = jax.tree.unflatten(structure, residuals)
-    context, statistics = outputs
-    tiling, dtype = self.rule.tiling, self.rule.dtype
-    length = context.shape[-2]
-
+    context, statistics, _ = outputs
     rows = None
     if self.kernels.is_masked:
       rows = _rows(context, statistics)
-      context, statistics = rows.context, rows.statistics
+      outputs = Results(rows.context, rows.statistics)
       tangents = self._of_finite_tokens(arguments, chosen, tangents)
       tokens = [
         jnp.where(jnp.isfinite(each), each, jnp.zeros_like(each))
@@ -156,30 +209,10 @@ class KernelAttention:
       ]
       arguments = arguments._replace(tokens=tokens)
 
-    def rows_padded(array):
-      missing = tiling.query_length - length
-      widths = [(0, 0)] * array.ndim
-      widths[len(tiling.leading)] = (0, missing)
-      return jnp.pad(array, widths)
-
-    combined = (
-      rows_padded(context.astype(dtype)),
-      Statistics(*map(rows_padded, statistics)),
-    )
-
     def results(*arrays):
       moved = arguments.with_linear(chosen, arrays)
-      query, key, value = moved.tokens
-      of_context, (_, of_total) = blockwise.differentiable_context(
-        self.rule,
-        moved.captured,
-        with_length(query, tiling.query_length),
-        with_length(key, tiling.key_length),
-        with_length(value, tiling.key_length, "constant"),
-        combined=combined,
-      )
-      of_context = of_context[..., :length, :].astype(context.dtype)
-      of_total = of_total[..., :length]
+      of_context, of_total = self.rule(moved, outputs)
+      of_context = of_context.astype(context.dtype)
       if rows is not None:
         zeros = jnp.zeros_like(of_context)
         of_context = jnp.where(rows.no_context[..., None], zeros, of_context)
@@ -206,7 +239,7 @@ class KernelAttention:
 
   def _gradients(self, arguments, outputs, cotangents, chosen):
     """The gradients of the chosen arrays, by kernels."""
-    (context, statistics), kernels = outputs, self.kernels
+    (context, statistics, means), kernels = outputs, self.kernels
     length = context.shape[-2]
     of_context, of_total = cotangents
     if of_context is None:
@@ -214,10 +247,10 @@ class KernelAttention:
     rows = {
       "maximum": statistics.maximum,
       "total": statistics.total,
-      "context": context,
+      "context": context if means is None else means,
       "cotangent": of_context,
     }
-    if of_total is not None:
+    if of_total is not None and means is None:
       rows["of_total"] = of_total
     missing = kernels.padded_lengths[0] - length
     if missing:
@@ -225,7 +258,7 @@ class KernelAttention:
         name: jnp.pad(each, _after(context.ndim - 2, missing, each.ndim))
         for name, each in rows.items()
       }
-    tokens = self._padded(arguments.tokens)
+    tokens = padded(arguments.tokens, *kernels.padded_lengths)
     first = len(arguments.linear) - 3
     places = [place for place in chosen if place < first]
     wanted = [number for place in places for number in self.operands_of[place]]
@@ -246,6 +279,16 @@ class KernelAttention:
     return [
       _summed(results[place], arguments.linear[place]) for place in chosen
     ]
+
+
+def padded(tokens: Sequence[Any], queries: int, keys: int) -> list[Any]:
+  """The query, the key and the value, up to these lengths."""
+  query, key, value = tokens
+  return [
+    with_length(query, queries),
+    with_length(key, keys),
+    with_length(value, keys, "constant"),
+  ]
 
 
 class _Rows(NamedTuple):

@@ -20,11 +20,12 @@ class Visits(NamedTuple):
 
   rows: np.ndarray
   columns: np.ndarray
-  groups: np.ndarray  # the index along leading axes that share keys or values
+  # The index along leading axes that share keys or values, or the phase.
+  groups: np.ndarray
   flags: np.ndarray
 
-  def packed(self, has_groups: bool) -> list[np.ndarray]:
-    """Arrays for a TPU's scalar memory: tiles with flags, and groups."""
+  def packed(self) -> list[np.ndarray]:
+    """Arrays for a TPU's scalar memory: tiles with flags, and any groups."""
     most = max(self.rows.max(), self.columns.max()) + 1
     if most > _MOST:
       raise Unsupported(
@@ -33,7 +34,7 @@ class Visits(NamedTuple):
       )
     tiles = self.rows << _BITS | self.columns
     tiles = tiles << _FLAG_BITS | self.flags
-    return [tiles.astype(np.int32), *[self.groups] * has_groups]
+    return [tiles.astype(np.int32), *[self.groups] * bool(self.groups.any())]
 
 
 def unpacked(tile):
@@ -58,9 +59,17 @@ class Visibility:
   def _value(self) -> tuple:
     return self.tiles.shape, self.tiles.tobytes()
 
-  def by_rows(self) -> Visits:
-    """Row by row; a row without a visible tile has a hidden visit."""
-    return _visits(self.tiles, 1)
+  @property
+  def most_in_a_row(self) -> int:
+    """The largest number of visible tiles of a row, 1 at least."""
+    return max(1, int((self.tiles != EMPTY).sum(axis=1).max()))
+
+  def by_rows(self, phases: int = 1) -> Visits:
+    """Row by row, in each phase by phase.
+
+    A row without a visible tile has a hidden visit in each.
+    """
+    return _visits(self.tiles, phases)
 
   def by_columns(self, groups: int) -> Visits:
     """Column by column, and in each group by group."""

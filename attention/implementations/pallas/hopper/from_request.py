@@ -46,6 +46,7 @@ from attention.implementations.pallas.hopper.traced.wrapped import (
 )
 from attention.implementations.pallas.location import ProductWithVectors
 from attention.implementations.pallas.maps import MapsInside
+from attention.implementations.pallas.normalizers import Sparse
 from attention.implementations.pallas.operands import (
   Kind,
   Operand,
@@ -123,6 +124,7 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
     prediction,
     _bias_gradient(request, functions[1], channels, distances, sinusoids, maps),
     normalization.terms_of(request),
+    request.normalizer if isinstance(request.normalizer, Sparse) else None,
     of_dropout("dropout", request),
     query.shape[-1] <= _GRADIENT_FEATURES
     and by_distance.gradients_fit(distances, request, functions)

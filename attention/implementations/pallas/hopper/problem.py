@@ -31,8 +31,9 @@ from attention.implementations.pallas.hopper.traced.bias_by_distance import (
   BiasGradient,
 )
 from attention.implementations.pallas.hopper.traced.pairs import PairFunction
+from attention.implementations.pallas.normalizers import Sparse
 from attention.implementations.pallas.operands import Kind, Operand
-from attention.softmax import Statistics
+from attention.implementations.pallas.results import Results
 
 # Arrays of wrappers whose gradients are sums over pairs.
 _NUMBERS = Kind.SCALAR, Kind.COLUMN, Kind.ROW
@@ -57,6 +58,7 @@ class Problem:
   prediction: Prediction | None  # of local-p, in the kernels
   of_bias: BiasGradient | None  # of numbers by distance
   normalizer: Terms | None  # None for softmax and `Quotient`
+  sparse: Sparse | None  # the same normalizer, as functions of rows
   dropout: PairFunction | None  # the factors of weights
   has_gradients: bool
   weight: Operand | None  # of the channels of an additive score
@@ -148,10 +150,15 @@ class Problem:
     return array if self.interpret else plgpu.layout_cast(array, layout)
 
   def forward(
-    self, operands: Sequence[jax.Array], tokens: Sequence[jax.Array]
-  ) -> tuple[jax.Array, Statistics]:
-    """The context and the statistics."""
-    return calls.forward(self, operands, tokens)
+    self,
+    operands: Sequence[jax.Array],
+    tokens: Sequence[jax.Array],
+    *,
+    for_gradients: bool,
+  ) -> Results:
+    """The context, and what the gradients need."""
+    arrays = calls.Arrays(operands, tokens)
+    return calls.forward(self, arrays, for_gradients=for_gradients)
 
   def gradients(
     self,

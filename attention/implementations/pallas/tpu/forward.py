@@ -14,7 +14,7 @@ from attention.normalizers import is_softmax
 def online_softmax(problem, visit, inputs, outputs, scratch):
   """Adds a tile of keys to the sums of the queries."""
   query_ref, key_ref, value_ref, *operand_refs = inputs
-  maximum, total, summed, spoilt = scratch
+  maximum, total, spoilt, summed = scratch
 
   @pl.when(visit.has(FIRST))
   def _():
@@ -34,7 +34,7 @@ def online_softmax(problem, visit, inputs, outputs, scratch):
       )
       exponents = problem.normalizer.exponents(scores)
       if problem.is_masked:
-        _note_non_finite(exponents, key, value, spoilt, rows)
+        note_non_finite(exponents, key, value, spoilt, rows)
       before = maximum[rows, :]
       after = jnp.maximum(before, jnp.max(exponents, axis=-1, keepdims=True))
       maximum[rows, :] = after
@@ -65,7 +65,7 @@ def online_softmax(problem, visit, inputs, outputs, scratch):
       has_keys = total[...] != 0.0
       if not is_softmax(problem.normalizer):  # the total may be 0
         has_keys |= maximum[...] > jnp.finfo(problem.dtype).min
-      bad = _has_non_finite(read(query_ref)) * has_keys
+      bad = has_non_finite(read(query_ref)) * has_keys
       of_rows = jnp.maximum(spoilt[:, :1], bad)
       rows = [jnp.where(of_rows > 0.0, jnp.nan, each) for each in rows]
       of_context = jnp.maximum(spoilt[:, 1:], of_rows)
@@ -74,9 +74,9 @@ def online_softmax(problem, visit, inputs, outputs, scratch):
     maximum_ref[...], total_ref[...] = map(as_row, rows)
 
 
-def _note_non_finite(exponents, key, value, spoilt, rows):
+def note_non_finite(exponents, key, value, spoilt, rows) -> None:
   """Marks rows that attend to keys or values with NaN or infinity."""
-  bad = [_has_non_finite(each) for each in (key, value)]
+  bad = [has_non_finite(each) for each in (key, value)]
 
   @pl.when(jnp.max(jnp.maximum(*bad)) > 0.0)
   def _():
@@ -89,7 +89,7 @@ def _note_non_finite(exponents, key, value, spoilt, rows):
     )
 
 
-def _has_non_finite(tokens: jax.Array) -> jax.Array:
+def has_non_finite(tokens: jax.Array) -> jax.Array:
   """1 for tokens [n, D] with NaN or infinity and 0 for others, [n, 1]."""
   dtype = jnp.promote_types(tokens.dtype, jnp.float32)
   bad = jnp.where(jnp.isfinite(tokens.astype(dtype)), 0.0, 1.0).astype(dtype)

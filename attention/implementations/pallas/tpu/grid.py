@@ -148,6 +148,8 @@ class TileGrid:
   ) -> list[jax.Array]:
     """Runs kernel(visit, inputs, outputs, scratch) at all points.
 
+    `scratch` has shapes of vector memory, or other memory.
+
     Some outputs are sums over the leading axes after the first `kept_axes`.
     """
     problem = self.problem
@@ -157,7 +159,7 @@ class TileGrid:
     given, input_specs = zip(*inputs)
     arrays = axes.varying_alike(given)
     count = len(sizes) + 1
-    visits = self.visits.packed(bool(self.shared))
+    visits = self.visits.packed()
 
     def body(*refs):
       point = [pl.program_id(n) for n in range(count)]
@@ -171,7 +173,10 @@ class TileGrid:
         grid=(*sizes, len(self.visits.rows)),
         in_specs=input_specs,
         out_specs=list(specs),
-        scratch_shapes=[pltpu.VMEM(each, problem.dtype) for each in scratch],
+        scratch_shapes=[
+          pltpu.VMEM(each, problem.dtype) if isinstance(each, tuple) else each
+          for each in scratch
+        ],
       ),
       out_shape=[
         axes.shape_like(arrays[0], shape, dtype)

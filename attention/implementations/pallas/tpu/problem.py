@@ -8,10 +8,13 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
 
 from attention.implementations.pallas.functions import Rules
+from attention.implementations.pallas.normalizers import Sparse
 from attention.implementations.pallas.operands import Operand, summed
 from attention.implementations.pallas.products import matrix_product
+from attention.implementations.pallas.results import Results
 from attention.implementations.pallas.tile_functions import TileFunctions
 from attention.implementations.pallas.tpu import gradient, gradient_rows, whole
 from attention.implementations.pallas.tpu.forward import online_softmax
@@ -21,6 +24,7 @@ from attention.implementations.pallas.tpu.grid import (
   row_inputs,
   split,
 )
+from attention.implementations.pallas.tpu.sparse import sparse_context
 from attention.implementations.pallas.tpu.sums import (
   is_of_keys,
   is_whole,
@@ -100,28 +104,38 @@ class Problem:
     )
 
   def forward(
-    self, operands: Sequence[jax.Array], tokens: Sequence[jax.Array]
-  ) -> tuple[jax.Array, Statistics]:
-    """The context, in the query's dtype, and the statistics."""
+    self,
+    operands: Sequence[jax.Array],
+    tokens: Sequence[jax.Array],
+    *,
+    for_gradients: bool,
+  ) -> Results:
+    """The context, in the query's dtype, and what the gradients need."""
     query, key, value = tokens
-    size = value.shape[-1]
-    grid = TileGrid(self, self.visibility.by_rows(), ())
-    lengths = self.padded_lengths
-    outputs = [
-      grid.tokens((*self.leading, lengths[0], size), 0),
-      grid.statistics(lengths[0]),
-      grid.statistics(lengths[0]),
-    ]
-    queries = self.tile[0]
-    context, maximum, total = grid.call(
-      functools.partial(online_softmax, self),
+    is_sparse = isinstance(self.normalizer, Sparse)
+    grid = TileGrid(self, self.visibility.by_rows(1 + is_sparse), ())
+    lengths, size = self.padded_lengths, value.shape[-1]
+    of_tokens = grid.tokens((*self.leading, lengths[0], size), 0)
+    of_rows = grid.statistics(lengths[0])
+    queries, keys = self.tile
+    row, sums = (queries, 1), (queries, size)
+    scratch: list[Any] = [row, row, (queries, 2), sums]
+    kernel, count = online_softmax, 1
+    if is_sparse:
+      kernel, count = sparse_context, 1 + for_gradients
+      rows = (self.visibility.most_in_a_row, queries, keys)
+      place = pltpu.SMEM((1,), jnp.int32)
+      scratch = [rows, place, *scratch, *[sums] * (count - 1)]
+    *results, maximum, total = grid.call(
+      functools.partial(kernel, self),
       inputs_of(self, grid, operands, query, key, value),
-      outputs,
-      [query.dtype, self.dtype, self.dtype],
-      [(queries, 1), (queries, 1), (queries, size), (queries, 2)],
+      [*[of_tokens] * count, of_rows, of_rows],
+      [query.dtype] * count + [self.dtype] * 2,
+      scratch,
     )
-    context = _restored(context, size)
-    return context, Statistics(maximum[..., 0, :], total[..., 0, :])
+    context, *means = (_restored(each, size) for each in results)
+    statistics = Statistics(maximum[..., 0, :], total[..., 0, :])
+    return Results(context, statistics, *means)
 
   def gradients(
     self, operands, tokens, rows, wanted: Sequence[int], *, of_keys: bool

@@ -10,9 +10,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attention import attend, masks, scores
+from attention import attend, masks, normalizers, scores
 from attention.implementations import Pallas
-from benchmarks.accelerators.attention_cases import SCORES, on_one_device
+from benchmarks.accelerators.attention_cases import (
+  SCORES,
+  manhattan,
+  on_one_device,
+)
 from experiments.aot import cost
 from experiments.aot.targets import TARGETS
 from experiments.errors import UserError
@@ -103,6 +107,8 @@ def check_no_spills(folder, kernels):
     ("scaled_dot/signed_softmax", 3),
     ("scaled_dot/sigmoid", 3),
     ("scaled_dot/softpick", 3),
+    ("scaled_dot/entmax", 3),
+    ("scaled_dot/sparsemax", 3),
     ("scaled_dot/dropout", 3),
     ("local_m/window", 3),
     ("local/causal", 4),
@@ -235,6 +241,26 @@ def test_gradients_compile_for_other_shapes(name):
     [(*of_query, 256, features), *[(*of_key, 256, features)] * 2],
   )
   assert launched == kernels
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["softpick", "entmax"])
+def test_other_normalizers_of_a_function_keep_no_registers_in_memory(
+  name, tmp_path, monkeypatch
+):
+  dumped(monkeypatch, tmp_path)
+  launched = gradient_kernels(
+    lambda arrays, lengths: {
+      "score": manhattan(*arrays),
+      "normalizer": getattr(normalizers, name)(),
+      "mask": masks.padding(lengths),
+    },
+    [((), jnp.float32)],
+    [((2,), jnp.int32)],
+    [(2, 3, 256, 64)] * 3,
+  )
+  assert launched == 4
+  check_no_spills(tmp_path, launched)
 
 
 def gradient_kernels(options, arrays, others, tokens):

@@ -44,11 +44,13 @@ NORMALIZERS = {
   "sigmoid": normalizers.sigmoid(-2.0),
   "sigmoid of heads": normalizers.sigmoid(jnp.asarray([-1.0, -2.0])),
   "own": PositivePart(),
+  "entmax": normalizers.entmax(),
+  "sparsemax": normalizers.sparsemax(),
 }
 
 
 @sampled("mask", [None, masks.causal(40)], default=[None])
-@sampled("name", [*NORMALIZERS], default=["softpick", "sigmoid of heads"])
+@sampled("name", [*NORMALIZERS], default=["entmax", "sigmoid of heads"])
 def test_results_and_gradients_equal_the_reference(name, mask):
   tokens = arrays((2, 70, 64), (2, 100, 64), (2, 100, 64))
   score = scores.soft_cap(scores.scaled_dot(), 5.0)

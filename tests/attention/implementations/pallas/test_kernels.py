@@ -155,6 +155,23 @@ def parameters(name):
       "normalizer": normalizers.signed_softmax(),
       "mask": masks.padding(jnp.array([130, 0])),
     },
+    "entmax": {
+      "normalizer": normalizers.entmax(),
+      "score": scores.additive(weight, other, vector),
+      "mask": masks.causal(50),
+    },
+    "entmax of a function": {
+      "normalizer": normalizers.entmax(1.2),
+      "score": scores.as_score(
+        lambda query, key: 2.0 * jnp.tanh(query @ key.mT)
+      ),
+      "dropout": 0.3,
+    },
+    "sparsemax": {
+      "normalizer": normalizers.sparsemax(),
+      "score": scores.cosine(2.0),
+      "mask": masks.padding(jnp.array([130, 0])),
+    },
     "sigmoid": {"normalizer": normalizers.sigmoid(-2.0)},
     "sigmoid of heads": {
       "normalizer": normalizers.sigmoid(heads),
@@ -186,6 +203,7 @@ NAMES = (
   *("location", "few locations", "forgetting", "long forgetting", "T5"),
   *("T5 later", "softpick", "softpick causal", "signed", "sigmoid"),
   *("sigmoid of heads", "own normalizer"),
+  *("entmax", "entmax of a function", "sparsemax"),
   *("dropout", "all dropped", "softpick dropout"),
 )
 
@@ -231,7 +249,7 @@ def close(got, want, tolerance):
   jax.tree.map(check, got, want)
 
 
-@sampled("name", NAMES, default=["additive padding"])
+@sampled("name", NAMES, default=["additive padding", "entmax"])
 def test_results_and_gradients_equal_the_reference(name):
   tokens = arrays(*SHAPES)
   arguments = parameters(name)
@@ -240,7 +258,9 @@ def test_results_and_gradients_equal_the_reference(name):
 
 
 @sampled(
-  "name", ["softpick causal", "sigmoid of heads", "wide window"], default=[]
+  "name",
+  ["softpick causal", "sigmoid of heads", "wide window", "entmax", "sparsemax"],
+  default=[],
 )
 def test_nan_is_in_the_rows_that_attend_to_it(name):
   query, key, value = arrays(*SHAPES)
@@ -277,7 +297,9 @@ def test_a_number_that_is_used_twice_has_both_gradients():
   close(gradient(INTERPRETED), gradient("reference"), 1e-4)
 
 
-@sampled("name", ["additive", "causal", "many channels"], default=["additive"])
+@sampled(
+  "name", ["additive", "causal", "many channels", "entmax"], default=["entmax"]
+)
 def test_a_gradient_is_three_kernels_without_sums_besides(name):
   names, sums = operations_of_a_gradient(name)
   assert names.count("pallas_call") == 3
@@ -320,7 +342,7 @@ def operations_of_a_gradient(name):
 
 
 # Rounding of large contexts, or of scores near a kink, changes gradients.
-ILL_CONDITIONED = ("own normalizer", "softpick dropout")
+ILL_CONDITIONED = ("own normalizer", "softpick dropout", "sparsemax")
 
 
 @sampled("name", [*filterfalse(ILL_CONDITIONED.count, NAMES)], default=[])
@@ -373,15 +395,19 @@ def test_leading_axes_broadcast_without_repeating_keys(shapes, mask):
   close(got, results(tokens, "reference", {"mask": mask}), 1e-4)
 
 
-@pytest.mark.exhaustive
-def test_forward_mode_and_second_order_equal_the_reference():
+@sampled("name", ["softmax", "entmax"], default=["entmax"])
+def test_forward_mode_and_second_order_equal_the_reference(name):
+  normalizer = getattr(normalizers, name)()
   tokens = arrays((2, 130, 4), (2, 140, 4), (2, 140, 3))
   moved = arrays((2, 130, 4), (2, 140, 4), (2, 140, 3), seed=3)
 
   def derivatives(implementation):
     def loss(*tokens):
       context = attend(
-        *tokens, mask=masks.causal(), implementation=implementation
+        *tokens,
+        mask=masks.causal(),
+        normalizer=normalizer,
+        implementation=implementation,
       )
       return jnp.sum(jnp.sin(context))
 
@@ -476,6 +502,7 @@ def test_batches_of_gradients_are_lowered_for_a_tpu():
     *("causal", "padding", "general", "additive", "cosine", "closure"),
     *("Shaw", "disentangled", "location", "forgetting", "T5 later"),
     *("softpick causal", "sigmoid", "dropout", "predicted"),
+    *("entmax", "sparsemax"),
   ],
 )
 def test_no_races_and_no_uninitialised_memory(name, capfd):
@@ -491,6 +518,22 @@ def test_no_races_and_no_uninitialised_memory(name, capfd):
   assert "RACE" not in capfd.readouterr().out
 
 
+def test_scores_of_whole_rows_have_to_fit_into_memory():
+  def trace(length, mask=None):
+    def context(*tokens):
+      options = {"mask": mask, "normalizer": normalizers.sparsemax()}
+      return attend(*tokens, **options, implementation=INTERPRETED)
+
+    jax.eval_shape(
+      context, *[jax.ShapeDtypeStruct((length, 1), jnp.float32)] * 3
+    )
+
+  trace(65536)
+  trace(65537, masks.sliding_window(1000, 0))
+  with pytest.raises(NotImplementedError, match="at most 65536 visible keys"):
+    trace(65537)
+
+
 def test_what_kernels_do_not_support_is_an_error_that_says_why():
   query, key, value = arrays((2, 5, 4), (2, 7, 4), (2, 7, 3))
 
@@ -499,7 +542,8 @@ def test_what_kernels_do_not_support_is_an_error_that_says_why():
       attend(query, key, value, implementation=implementation, **arguments)
 
   refused("needs a TPU or a Hopper GPU, the platform is cpu", "pallas")
-  refused("elementwise .*, got Entmax", normalizer=normalizers.entmax())
+  stick_breaking = normalizers.stick_breaking()
+  refused("elementwise .*, got StickBreaking", normalizer=stick_breaking)
   own = normalizers.FunctionNormalizer(jax.nn.softmax)
   refused("elementwise .*, got FunctionNormalizer", normalizer=own)
   refused("the operation erf_inv", normalizer=Inverse())

@@ -13,22 +13,32 @@ from attention.implementations.pallas.hopper.kernels import (
   outputs,
 )
 from attention.implementations.pallas.hopper.kernels.forward import (
+  block_of_queries,
   online_softmax,
 )
 from attention.implementations.pallas.hopper.kernels.launch import launch
+from attention.implementations.pallas.hopper.kernels.sparse import (
+  sparse_context,
+)
 from attention.implementations.pallas.hopper.scores.channels import FunctionSum
 from attention.implementations.pallas.hopper.tiles import parts
 from attention.implementations.pallas.hopper.tiles.layout import Axes, Output
 from attention.implementations.pallas.hopper.tiles.parts import Parts
 from attention.implementations.pallas.operands import Kind, summed
+from attention.implementations.pallas.results import Results
 from attention.softmax import Statistics
 
 
-def forward(
-  problem: Any, operands: Sequence[jax.Array], tokens: Sequence[jax.Array]
-) -> tuple[jax.Array, Statistics]:
-  """The context and the statistics."""
-  query, key, value = tokens
+class Arrays(NamedTuple):
+  """The arrays that the kernels read besides rows."""
+
+  operands: Sequence[jax.Array]
+  tokens: Sequence[jax.Array]  # the query, the key and the value
+
+
+def forward(problem: Any, arrays: Arrays, *, for_gradients: bool) -> Results:
+  """The context, and what the gradients need."""
+  query, key, value = arrays.tokens
   lengths = (*problem.leading, query.shape[-2])
   rows = Output(jax.ShapeDtypeStruct(lengths, jnp.float32), Axes.ROWS)
   of_context = jax.ShapeDtypeStruct((*lengths, value.shape[-1]), value.dtype)
@@ -37,24 +47,20 @@ def forward(
     "maximum": rows,
     "total": rows,
   }
+  compute = online_softmax if problem.sparse is None else sparse_context
+  if problem.sparse is not None and for_gradients:
+    written["means"] = written["context"]
   is_function = isinstance(problem.channels, FunctionSum)
   if is_function and inputs.token_axes(problem, query, key) is Axes.CHANNELS:
     query, key = (
       _with_nan_tokens(problem, query),
       _with_nan_tokens(problem, key),
     )
-  tokens = query, key, value
-  read = inputs.of_forward(problem, operands, tokens)
-  results = launch(problem, online_softmax, problem.tiles, read, written)
-  context, maximum, total = results.values()
-  return context, Statistics(maximum, total)
-
-
-class Arrays(NamedTuple):
-  """The arrays that the kernels of gradients read besides rows."""
-
-  operands: Sequence[jax.Array]
-  tokens: Sequence[jax.Array]  # the query, the key and the value
+  read = inputs.of_forward(problem, arrays.operands, (query, key, value))
+  compute_block = functools.partial(block_of_queries, compute=compute)
+  results = launch(problem, compute_block, problem.tiles, read, written)
+  context, maximum, total, *means = results.values()
+  return Results(context, Statistics(maximum, total), *means)
 
 
 def gradients(

@@ -1,7 +1,7 @@
 """A block of the forward kernel for Hopper GPUs: 64 queries."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -42,8 +42,12 @@ from attention.implementations.pallas.hopper.tiles.layout import (
 )
 
 
-def online_softmax(block: Block, is_first: Any) -> None:
-  """Computes the context and the statistics of the queries."""
+def block_of_queries(block: Block, is_first: Any, *, compute: Callable) -> None:
+  """Computes the context and the statistics of the queries.
+
+  compute(block, marks, is_second) writes results, and returns 1 for queries
+  whose sums are not finite.
+  """
   del is_first
   map_own(block)
   predict_own(block)
@@ -53,7 +57,7 @@ def online_softmax(block: Block, is_first: Any) -> None:
     block.problem.channels.prepare(block, of_own=True)
 
   def run(*marks):
-    attempts(block.problem, functools.partial(_compute, block, marks))
+    attempts(block.problem, functools.partial(compute, block, marks))
 
   if block.problem.is_masked:
     # Marks of keys whose values have NaN or infinity, and of the queries that
@@ -64,11 +68,12 @@ def online_softmax(block: Block, is_first: Any) -> None:
     run()
 
 
-def _compute(block: Block, marks: Sequence[Any], is_second: Any) -> jax.Array:
-  """Writes results; 1 for queries whose sums are not finite."""
+def online_softmax(
+  block: Block, marks: Sequence[Any], is_second: Any
+) -> jax.Array:
+  """See `block_of_queries`."""
   block = block.with_new_addresses()
-  cast, results = block.problem.cast, block.results
-  shape = results["context"].shape
+  cast, shape = block.problem.cast, block.results["context"].shape
   zeros = cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
   sums = cast(jnp.zeros(shape, jnp.float32), WGMMA)
   if marks:
@@ -77,7 +82,7 @@ def _compute(block: Block, marks: Sequence[Any], is_second: Any) -> jax.Array:
   def visit(block, starts, state):
     @when(is_second)
     def _():
-      _clean_values(block, starts, *marks)
+      clean_values(block, starts, *marks)
 
     with_nan = is_second is not None
     tile = tile_scores(block, starts, with_nan=with_nan)
@@ -87,14 +92,28 @@ def _compute(block: Block, marks: Sequence[Any], is_second: Any) -> jax.Array:
   summed, maximum, total = block.visits(visit, state)
   maximum, total = normalization.rows(block.problem, maximum, total)
   context = summed / across(jnp.where(total == 0.0, 1.0, total), shape)
-  if marks:
-    is_spoilt = cast(marks[1][...], BY_ROW) > 0.0
-    context = jnp.where(across(is_spoilt, shape), jnp.nan, context)
-    maximum = jnp.where(jnp.isnan(total), jnp.nan, maximum)
-  results["context"][...] = context.astype(results["context"].dtype)
-  results["maximum"][...] = maximum
-  results["total"][...] = total
+  context = write_tokens(block, marks, "context", context)
+  write_rows(block, maximum, total)
   return not_finite(block.problem, [context] if marks else [])
+
+
+def write_tokens(
+  block: Block, marks: Sequence[Any], name: str, tokens: jax.Array
+) -> jax.Array:
+  """Writes the result of a name, NaN for marked queries, and returns it."""
+  if marks:
+    is_spoilt = block.problem.cast(marks[1][...], BY_ROW) > 0.0
+    tokens = jnp.where(across(is_spoilt, tokens.shape), jnp.nan, tokens)
+  block.results[name][...] = tokens.astype(block.results[name].dtype)
+  return tokens
+
+
+def write_rows(block: Block, maximum: jax.Array, total: jax.Array) -> None:
+  """Writes the statistics; a row is NaN if its total is."""
+  if block.problem.is_masked:
+    maximum = jnp.where(jnp.isnan(total), jnp.nan, maximum)
+  block.results["maximum"][...] = maximum
+  block.results["total"][...] = total
 
 
 def _add_keys(
@@ -108,16 +127,23 @@ def _add_keys(
   total = total * shrink + jnp.sum(parts, axis=1)
   factor[...] = tile.with_dropout(numerators).astype(factor.dtype)
   plgpu.commit_smem()
-
-  def product(sums):
-    plgpu.wgmma(sums, factor, block.tiles["value"])
-    return sums[...]
-
-  product = pl.run_scoped(product, plgpu.ACC(summed.shape, jnp.float32))
+  product = product_with_values(block)
   return summed * across(shrink, summed.shape) + product, after, total
 
 
-def _clean_values(
+def product_with_values(block: Block) -> jax.Array:
+  """The sums of the tile of values by the numbers in shared memory."""
+  (factor,), value = block.factors, block.tiles["value"]
+
+  def product(sums):
+    plgpu.wgmma(sums, factor, value)
+    return sums[...]
+
+  shape = SIDE, value.shape[-1]
+  return pl.run_scoped(product, plgpu.ACC(shape, jnp.float32))
+
+
+def clean_values(
   block: Block, starts: Sequence[Any], of_keys: Any, of_queries: Any
 ) -> None:
   """Replaces NaN and infinity, and marks the queries that attend to them."""
