@@ -156,6 +156,7 @@ def follows_leading(score: Score, query, key) -> bool:
   leading = [size for x in (query, key) for size in x.shape[:-2]]
   if max(leading, default=1) == 1 or not _has_functions(score):
     return True
+  score = _of_user(score)
   closed, _ = pair_jaxpr(score, query, key, _WithoutIndices.of)
   longest = longest_axis(closed)
 
@@ -189,6 +190,29 @@ class _WithoutIndices(Positions):
     """Zeros in place of the indices."""
     del axis
     return jnp.zeros(size, jnp.int32)
+
+
+def _of_user(score: Score) -> Score:
+  """The score, with sums in place of what this package computes of pairs.
+
+  In this package each entry has scores of its own, but arrays may have an
+  entry for each head, and additive scores read the largest of all tokens.
+  """
+  is_ours = _is_ours(score) and not isinstance(score, FunctionPytree)
+  if not isinstance(score, Wrapper):
+    return _Sums() if is_ours else score
+  inner = _of_user(score.score)
+  maps_alike = type(score).map_query is Wrapper.map_query
+  if is_ours and maps_alike and not isinstance(score, Modified):
+    return inner
+  return dataclasses.replace(score, score=inner)
+
+
+class _Sums(Score):
+  """A sum for each pair, in place of a score of this package."""
+
+  def pair(self, query, key):
+    return query[..., :1] + jnp.swapaxes(key[..., :1], -1, -2)
 
 
 def _has_functions(score: Score) -> bool:

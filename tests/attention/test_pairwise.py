@@ -190,6 +190,16 @@ OF_HEADS = {
   "other heads": lambda q, k: dot(q, jnp.roll(k, 1, axis=0)),
   "number of heads": lambda q, k: dot(q, k) / len(q),
 }
+
+
+def arrays(*shapes, seed):
+  return map(jnp.asarray, draw(seed, *shapes))
+
+
+def nearer(scores, query_positions, key_positions):
+  return scores - 0.1 * abs(query_positions - key_positions)
+
+
 OF_EACH_HEAD = {
   "function": dot,
   "indices": scores.modified(
@@ -198,6 +208,19 @@ OF_EACH_HEAD = {
     with_indices=True,
   ),
   "cap": scores.soft_cap(scores.dot(), 3.0),
+  "additive": scores.modified(
+    scores.additive(*arrays((4, 8), (4, 8), (8,), seed=17)), nearer
+  ),
+  "weights of heads": scores.modified(
+    scores.additive(*arrays((4, 4, 8), (4, 4, 8), (4, 8), seed=17)), nearer
+  ),
+  "wrappers with numbers of heads": scores.forgetting(
+    scores.temperature(scores.as_score(dot), jnp.arange(1.0, 5.0)),
+    -jnp.ones((4, 7)),
+  ),
+  "predicted positions": scores.local(
+    scores.modified(scores.dot(), nearer), 3.0, *arrays((4, 8), (8,), seed=18)
+  ),
 }
 
 

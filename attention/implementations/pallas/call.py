@@ -63,6 +63,9 @@ def obstacle(sizes: Any, request: Request) -> str | None:
   is_on_gpu = sizes.target_of(request) == "hopper"
   if is_on_gpu and axes.are_varying(_arrays(request)):
     return "needs jax.shard_map(..., check_vma=False)"
+  has_float16 = any(each.dtype == jnp.float16 for each in request.tokens)
+  if has_float16 and not is_on_gpu and not sizes.interpret:
+    return "has no float16 on TPUs; their 16 bits are those of bfloat16"
 
   def kernels():
     own = _with_maps_inside(sizes, _without_positions(sizes, request))

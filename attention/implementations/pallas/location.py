@@ -10,8 +10,14 @@ import jax
 
 from attention import axes
 from attention.implementations.pallas.operands import lengthened
+from attention.implementations.pallas.wrapped import (
+  base,
+  with_base,
+  wrappers,
+)
 from attention.masks.types import Below
 from attention.request import Request
+from attention.scores.base import Wrapper
 from attention.scores.classical import Dot
 from attention.scores.luong_local import Location
 
@@ -29,14 +35,17 @@ class ProductWithVectors(Dot):
 
 def with_vectors_as_keys(request: Request) -> Request:
   """The request with a dot product for a location-based score."""
-  if not isinstance(request.score, Location):
+  location, length = base(request.score), request.scores_shape[-1]
+  keep_keys = all(
+    type(each).map_key is Wrapper.map_key for each in wrappers(request.score)
+  )
+  if not isinstance(location, Location) or not keep_keys:
     return request
-  weight, length = request.score.weight, request.scores_shape[-1]
+  weight = location.weight
   mask, key = request.mask, request.key
   vectors = axes.with_rank(lengthened(weight, -2, length), key.ndim)
   if weight.shape[-2] < length:
     known = Below(weight.shape[-2])
     mask = known if mask is None else mask & known
-  return dataclasses.replace(
-    request, score=ProductWithVectors(), key=vectors, mask=mask
-  )
+  score = with_base(request.score, ProductWithVectors())
+  return dataclasses.replace(request, score=score, key=vectors, mask=mask)

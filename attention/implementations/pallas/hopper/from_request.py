@@ -40,10 +40,6 @@ from attention.implementations.pallas.hopper.traced.traced_pairs import (
   of_pairwise,
   of_wrappers,
 )
-from attention.implementations.pallas.hopper.traced.wrapped import (
-  base,
-  wrappers,
-)
 from attention.implementations.pallas.location import ProductWithVectors
 from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.normalizers import Sparse
@@ -55,6 +51,10 @@ from attention.implementations.pallas.operands import (
   of_parameter,
 )
 from attention.implementations.pallas.products import kernel_precision
+from attention.implementations.pallas.wrapped import (
+  base,
+  wrappers,
+)
 from attention.masks.tile_visibility import grid_visibility
 from attention.masks.types import Below
 from attention.request import Request
@@ -218,7 +218,7 @@ def _check_tokens(request: Request, query, key, has_channels: bool) -> None:
   if not has_channels:
     # Products of mapped tokens that are wider are rounded to these.
     tokens.append(request.query)
-    if not isinstance(request.score, ProductWithVectors):
+    if not isinstance(base(request.score), ProductWithVectors):
       tokens.append(request.key)
     if kernel_precision(request.precision) != jax.lax.Precision.DEFAULT:
       tokens += [query, key]

@@ -255,7 +255,7 @@ def _of_sizes(indices, sizes):
 
 
 def _readable(array: jax.Array) -> jax.Array:
-  """Booleans and numbers of 16 bits as numbers that scalar memory has."""
+  """Booleans and float16 as numbers that TPUs have."""
   if array.dtype == jnp.bool_:
     return array.astype(jnp.int32)
-  return array
+  return array.astype(jnp.float32) if array.dtype == jnp.float16 else array

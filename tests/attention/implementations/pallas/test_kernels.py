@@ -542,6 +542,9 @@ def test_what_kernels_do_not_support_is_an_error_that_says_why():
       attend(query, key, value, implementation=implementation, **arguments)
 
   refused("needs a TPU or a Hopper GPU, the platform is cpu", "pallas")
+  half = jnp.ones((5, 4), jnp.float16)
+  with pytest.raises(NotImplementedError, match="no float16 on TPUs"):
+    attend(half, half, half, implementation=Pallas(target="tpu"))
   stick_breaking = normalizers.stick_breaking()
   refused("elementwise .*, got StickBreaking", normalizer=stick_breaking)
   own = normalizers.FunctionNormalizer(jax.nn.softmax)

@@ -27,12 +27,12 @@ from attention.implementations.pallas.hopper.tiles.layout import (
   read_transposed,
 )
 from attention.implementations.pallas.hopper.tiles.parts import Slice
-from attention.implementations.pallas.hopper.traced.wrapped import (
+from attention.implementations.pallas.operands import Operand, of_parameter
+from attention.implementations.pallas.products import kernel_precision
+from attention.implementations.pallas.wrapped import (
   base,
   wrappers,
 )
-from attention.implementations.pallas.operands import Operand, of_parameter
-from attention.implementations.pallas.products import kernel_precision
 from attention.request import Request
 from attention.scores.classical import Additive, Concat
 

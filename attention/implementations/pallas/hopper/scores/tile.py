@@ -26,7 +26,7 @@ class TileScores:
   """
 
   block: Block
-  places: Sequence[Any]  # the positions of queries and keys
+  starts: Sequence[Any]  # of the queries and keys
   scores: list[jax.Array]
 
   def with_dropout(self, numbers: jax.Array) -> jax.Array:
@@ -34,7 +34,7 @@ class TileScores:
     if self.block.problem.dropout is None:
       return numbers
     if self.block.dropout_factors is None:
-      return numbers * _factors(self.block, self.places)
+      return numbers * _factors(self.block, self.starts)
     return numbers * kept_tiles.read(
       self.block.problem, self.block.dropout_factors
     )
@@ -49,7 +49,8 @@ class TileScores:
       return result
     # Registers are scarce, so products are kept in shared memory.
     products = kept_tiles.read(self.block.problem, self.block.products)
-    others = _arguments(self.block, changed, self.places)
+    places = _positions(self.block, self.starts)
+    others = _arguments(self.block, changed, places)
     return changed.gradient([products, *others], cotangents, name)
 
 
@@ -61,10 +62,9 @@ def tile_scores(
   With `with_nan` visible pairs have NaN if a token has NaN or infinity.
   """
   problem, of_nan = block.problem, None
-  places = _positions(block, starts)
   if block.dropout_factors is not None:
     # Read twice. Registers are scarce, so this is before the products.
-    kept_tiles.write(problem, block.dropout_factors, _factors(block, places))
+    kept_tiles.write(problem, block.dropout_factors, _factors(block, starts))
   products = _products(block, starts)
   if block.products is not None:
     kept_tiles.write(problem, block.products, products)
@@ -75,12 +75,12 @@ def tile_scores(
     if problem.channels is not None:
       first = problem.channels.sums_of_pairs(block, 0)
     of_nan = 0.0 * first
-  return TileScores(block, places, _finished(block, places, products, of_nan))
+  return TileScores(block, starts, _finished(block, starts, products, of_nan))
 
 
-def _factors(block: Block, places: Sequence[Any]) -> jax.Array:
+def _factors(block: Block, starts: Sequence[Any]) -> jax.Array:
   """The factors of dropout."""
-  function = block.problem.dropout
+  function, places = block.problem.dropout, _positions(block, starts)
   (factors,) = function(*_arguments(block, function, places))
   return factors
 
@@ -105,7 +105,7 @@ def _products(block: Block, starts: Sequence[Any]) -> jax.Array:
 
 def _finished(
   block: Block,
-  places: Sequence[Any],
+  starts: Sequence[Any],
   products: jax.Array,
   of_nan: jax.Array | None = None,
 ) -> list[jax.Array]:
@@ -114,6 +114,7 @@ def _finished(
   `of_nan` is NaN for pairs with NaN, else 0; None if there are none.
   """
   problem, results = block.problem, [products]
+  places = _positions(block, starts)
   if problem.changed is not None:
     arguments = _arguments(block, problem.changed, places)
     results = problem.changed(products, *arguments)
@@ -178,9 +179,13 @@ def products_of_tokens(
 
 
 def _positions(block: Block, starts: Sequence[Any]) -> list[jax.Array]:
-  """The positions of the queries and keys of all pairs of a tile."""
+  """The positions of the queries and keys of all pairs of a tile.
+
+  The compiler computes them again at each call. It would keep those of one call
+  for the others, in registers that products need.
+  """
   places = [
-    look_up.positions(block.problem, axis, start)
+    look_up.positions(block.problem, axis, start + block.zero[0])
     for axis, start in enumerate(starts)
   ]
   return places[::-1] if block.are_keys_own else places

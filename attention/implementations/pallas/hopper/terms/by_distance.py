@@ -13,16 +13,16 @@ from attention import axes
 from attention.implementations.pallas.hopper.tiles.layout import SIDE
 from attention.implementations.pallas.hopper.tiles.look_up import LINE
 from attention.implementations.pallas.hopper.tiles.parts import Slice
-from attention.implementations.pallas.hopper.traced.wrapped import (
-  base,
-  wrappers,
-)
 from attention.implementations.pallas.operands import (
   Kind,
   Operand,
   Unsupported,
   aligned_right,
   of_parameter,
+)
+from attention.implementations.pallas.wrapped import (
+  base,
+  wrappers,
 )
 from attention.normalizers import is_softmax
 from attention.request import Request

@@ -20,10 +20,6 @@ from attention.implementations.pallas.hopper.terms.by_distance import (
 )
 from attention.implementations.pallas.hopper.tiles.layout import SIDE
 from attention.implementations.pallas.hopper.tiles.parts import Slice
-from attention.implementations.pallas.hopper.traced.wrapped import (
-  base,
-  wrappers,
-)
 from attention.implementations.pallas.operands import (
   Kind,
   Operand,
@@ -31,6 +27,10 @@ from attention.implementations.pallas.operands import (
   of_parameter,
 )
 from attention.implementations.pallas.products import kernel_precision
+from attention.implementations.pallas.wrapped import (
+  base,
+  wrappers,
+)
 from attention.request import Request
 from attention.scores.base import Placed
 from attention.scores.sinusoidal import TransformerXL

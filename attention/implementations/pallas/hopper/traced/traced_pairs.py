@@ -22,16 +22,16 @@ from attention.implementations.pallas.hopper.traced.pairs import (
   spread,
   traced,
 )
-from attention.implementations.pallas.hopper.traced.wrapped import (
-  with_base,
-  wrappers,
-)
 from attention.implementations.pallas.operands import Blocks, Plan, Unsupported
 from attention.implementations.pallas.pairwise import values
 from attention.implementations.pallas.tile_functions import (
   ByPosition,
   parameters,
   parts_by_position,
+)
+from attention.implementations.pallas.wrapped import (
+  with_base,
+  wrappers,
 )
 from attention.positional import Pairwise
 from attention.request import Request
