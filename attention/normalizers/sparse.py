@@ -147,9 +147,9 @@ def _threshold_jvp(power, primals, tangents):
 
 def _power(base: jax.Array, exponent: float) -> jax.Array:
   """(1 + base) ** exponent where that base is positive, elsewhere 0."""
-  positive = base > -1.0
-  base = jnp.where(positive, base, 0.0)
+  is_zero = base <= -1.0  # not for NaN, which stays NaN
+  base = jnp.where(is_zero, 0.0, base)
   if exponent in (0.0, 1.0, 2.0):
-    return jnp.where(positive, (1.0 + base) ** int(exponent), 0.0)
+    return jnp.where(is_zero, 0.0, (1.0 + base) ** int(exponent))
   # For large exponents, 1 + base would have too few digits.
-  return jnp.where(positive, jnp.exp(exponent * jnp.log1p(base)), 0.0)
+  return jnp.where(is_zero, 0.0, jnp.exp(exponent * jnp.log1p(base)))

@@ -2,8 +2,8 @@
 
     python -m benchmarks.devices [--only=check,dot,additive] [--rounds=7]
 
-- check: computes every score by the Pallas kernels, and compares contexts and
-  gradients with the dense formula in float32.
+- check: computes every score, normalizers and dropout by the Pallas kernels, and
+  compares contexts and gradients with the dense formula in float32.
 - dot: scaled dot products beside cuDNN, jax.nn, and PyTorch's SDPA and
   FlexAttention.
 - additive: the additive score beside PyTorch, also compiled.
@@ -64,7 +64,7 @@ def _checked() -> bool:
   for each in found:
     result = each.reason or f"largest error {each.error:.4f}"
     sign = "" if each.passes else f"  FAILS, above {checks.LIMIT}"
-    print(f"check  {each.score:<16}{each.mask:<9}{result}{sign}")
+    print(f"check  {each.case:<16}{each.mask:<9}{result}{sign}")
   return all(each.passes for each in found)
 
 

@@ -11,7 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from attention import attend, masks
-from benchmarks.accelerators.attention_cases import SCORES, manhattan
+from benchmarks.accelerators.attention_cases import (
+  OPTIONS,
+  SCORES,
+  manhattan,
+)
 from benchmarks.devices.contenders import draw
 
 # The largest error of a context or a gradient, divided by its largest number.
@@ -20,9 +24,9 @@ LIMIT = 0.05
 
 
 class Check(NamedTuple):
-  """The largest relative error of a score with a mask, or why it has none."""
+  """The largest relative error of a case with a mask, or why it has none."""
 
-  score: str
+  case: str
   mask: str
   error: float
   reason: str = ""
@@ -40,19 +44,23 @@ def checks(
   length: int = 300,
   features: int = 64,
 ) -> Iterator[Check]:
-  """Scores, without a mask, causal and with lengths; all by default."""
+  """Cases without a mask, causal and with lengths; all by default.
+
+  They are scores, and normalizers and dropout of scaled dot products.
+  """
   patterns = {
     "none": None,
     "causal": masks.causal(),
     "lengths": masks.padding(jnp.asarray([length, length // 3])),
   }
   bound: dict[str, Any] = SCORES | {"manhattan": (manhattan, ((),))}
-  for name in bound if names is None else names:
-    bind, shapes = bound[name]
+  for name in [*bound, *OPTIONS] if names is None else names:
+    bind, shapes = bound.get(name, bound["scaled_dot"])
     arrays = _parameters(shapes, length, features)
     for pattern, mask in patterns.items():
+      options = {"mask": mask, **(OPTIONS[name]() if name in OPTIONS else {})}
       try:
-        error = _error(implementation, bind, arrays, mask, length, features)
+        error = _error(implementation, bind, arrays, options, length, features)
       except NotImplementedError as reason:
         yield Check(name, pattern, math.nan, str(reason))
       else:
@@ -82,7 +90,7 @@ def _error(
   implementation: Any,
   bind: Callable,
   arrays: Sequence[jax.Array],
-  mask: Any,
+  options: dict[str, Any],
   length: int,
   features: int,
 ) -> float:
@@ -94,8 +102,8 @@ def _error(
       context = attend(
         *tokens,
         score=bind(*arrays),
-        mask=mask,
         implementation=implementation,
+        **options,
       ).astype(jnp.float32)
       return jnp.sum(jnp.sin(context)), context
 

@@ -117,6 +117,14 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_row_with_nan_is_nan(name):
+  normalizer = normalizers.as_normalizer(CASES[name][0])
+  scores = jnp.zeros((HEADS, 2, 300)).at[:, 0, 7].set(jnp.nan)
+  is_nan = jnp.isnan(normalizer(scores)).any(-1)
+  np.testing.assert_array_equal(is_nan, [[True, False]] * HEADS)
+
+
 def draw(dtype="f8"):
   generator = np.random.default_rng(0)
   shapes = (HEADS, T, D), (HEADS, S, D), (HEADS, S, E)

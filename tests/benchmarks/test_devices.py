@@ -12,7 +12,11 @@ from tests.attention.implementations.pallas.test_kernels import INTERPRETED
 from tests.matrix import sampled
 
 
-@sampled("name", [*checks.SCORES, "manhattan"], default=["scaled_dot"])
+@sampled(
+  "name",
+  [*checks.SCORES, "manhattan", *checks.OPTIONS],
+  default=["scaled_dot"],
+)
 def test_kernels_have_errors_of_rounding_only(name):
   found = list(checks.checks(INTERPRETED, names=[name], length=70))
   assert len(found) == 3
