@@ -2,8 +2,8 @@
 
     python -m benchmarks.devices [--only=check,dot,additive] [--rounds=7]
 
-- check: computes every score, normalizers and dropout by the Pallas kernels, and
-  compares contexts and gradients with the dense formula in float32.
+- check: computes every score, normalizers and dropout by the Pallas kernels,
+  and compares contexts and gradients with the dense formula in float32.
 - dot: scaled dot products beside cuDNN, jax.nn, and PyTorch's SDPA and
   FlexAttention.
 - additive: the additive score beside PyTorch, also compiled.

@@ -9,11 +9,14 @@ import pytest
 from attention import attend, masks, normalizers, scores
 from tests.attention.implementations.pallas.hopper import (
   INTERPRETED,
+  additive,
   arrays,
   check,
+  general,
   ignore_nan,
   pulled_back,
   rows_of_nan,
+  transformer_xl,
 )
 from tests.matrix import sampled
 
@@ -56,6 +59,25 @@ def test_results_and_gradients_equal_the_reference(name, mask):
   score = scores.soft_cap(scores.scaled_dot(), 5.0)
   options = {"normalizer": NORMALIZERS[name], "mask": mask, "score": score}
   check(tokens, pulled_back, **options)
+
+
+SCORES = {
+  "disentangled": scores.disentangled(
+    *(0.3 * each for each in arrays((20, 64), (20, 64), seed=5))
+  ),
+  "Shaw": scores.shaw(0.3 * arrays((21, 64), seed=5)[0]),
+  "Transformer-XL": transformer_xl(),
+  "projected": additive(64),
+  "general": general(),
+}
+
+
+@sampled("name", [*SCORES], default=["disentangled"])
+def test_rounds_of_entmax_compute_scores_again(name):
+  """A block uses the memory of results until it writes them."""
+  tokens = arrays((2, 70, 64), (2, 100, 64), (2, 100, 64))
+  options = {"normalizer": normalizers.entmax(), "mask": masks.causal(40)}
+  check(tokens, pulled_back, score=SCORES[name], **options)
 
 
 @ignore_nan

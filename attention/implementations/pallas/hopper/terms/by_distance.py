@@ -193,7 +193,9 @@ def unused_tiles(
 ) -> list[Any]:
   """The tiles of results that have room for vectors until they are written."""
   tokens = tiles["query"]
-  found = [results[n] for n in ("context", "tokens", "value") if n in results]
+  # Means are written last, see `kernels.sparse`.
+  context = "means" if "means" in results else "context"
+  found = [results[n] for n in (context, "tokens", "value") if n in results]
   return [
     each
     for each in found
