@@ -2,12 +2,15 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from attention.implementations.dot_products import is_dot_product
 from attention.implementations.pallas.hopper import local
+from attention.implementations.pallas.hopper.kernels import calls
 from attention.implementations.pallas.hopper.problem import Problem
 from attention.implementations.pallas.hopper.scores import (
   normalization,
@@ -44,10 +47,8 @@ from attention.implementations.pallas.location import ProductWithVectors
 from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.normalizers import Sparse
 from attention.implementations.pallas.operands import (
-  Kind,
   Operand,
   Unsupported,
-  aligned_right,
   of_parameter,
 )
 from attention.implementations.pallas.products import kernel_precision
@@ -72,6 +73,7 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
 
   Raises `Unsupported` for what they do not support.
   """
+  tokens = query, key, request.value.astype(_value_dtype(request))
   maps: dict[str, TokenMap] = {}
   key_scale = None
   of_tokens: Projections | None = None
@@ -88,7 +90,7 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
       maps = {} if of_tokens else token_maps.inside(request)
       if "key" in maps and maps["key"].is_scaling:
         key_scale = functools.partial(
-          _key_scale, request, maps["key"], key, interpret
+          scales.of_keys, maps["key"], key, interpret
         )
       query, key = _mapped(request, query, key)
   score = base(request.score)
@@ -110,7 +112,7 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
     of_pairwise("bias", biases, rank),
     of_pairwise("mask", masks, rank),
   )
-  return Problem(
+  problem = Problem(
     request.leading,
     grid_visibility(request.mask, request.scores_shape[-2:], TILE),
     channels,
@@ -126,13 +128,35 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
     normalization.terms_of(request),
     request.normalizer if isinstance(request.normalizer, Sparse) else None,
     of_dropout("dropout", request),
-    query.shape[-1] <= _GRADIENT_FEATURES
-    and by_distance.gradients_fit(distances, request, functions)
-    and by_sinusoids.gradients_fit(sinusoids, request, functions),
+    query.shape[-1] <= _GRADIENT_FEATURES,
     _weight(score, channels, rank),
     request.is_masked,
     interpret,
   )
+  return _fitting(problem, tokens)
+
+
+def _fitting(problem: Problem, tokens: Sequence[jax.Array]) -> Problem:
+  """The problem, without kernels of gradients that need too much memory."""
+  found = []
+
+  def trace(*tokens):
+    # A problem keeps its arrays, and these are tracers. Scales need a kernel.
+    own = dataclasses.replace(problem)
+    if own.key_scale is not None:
+      numbers = jnp.zeros(tokens[1].shape[:-1])
+      own = dataclasses.replace(own, key_scale=lambda: numbers)
+    arrays = calls.Arrays(own.arrays, tokens)
+    if not calls.forward_fits(own, arrays):
+      raise Unsupported("needs more shared memory than a block can have")
+    found.append(own.has_gradients and calls.gradients_fit(own, arrays))
+
+  jax.eval_shape(trace, *tokens)
+  return dataclasses.replace(problem, has_gradients=found[0])
+
+
+def _value_dtype(request: Request) -> Any:
+  return jnp.result_type(request.query, request.value)
 
 
 def _mapped(request: Request, query, key) -> list[jax.ShapeDtypeStruct]:
@@ -171,13 +195,6 @@ def _bias_gradient(
   if any(others):
     return None
   return bias_by_distance.gradient_of(request.bias, function)
-
-
-def _key_scale(
-  request: Request, own_map: TokenMap, key: jax.Array, interpret: Any
-) -> Operand:
-  axes = aligned_right(key.shape[:-2], len(request.leading))
-  return Operand(scales.of_keys(own_map, key, interpret), Kind.ROW, axes)
 
 
 def with_maps_inside(request: Request) -> Request:

@@ -32,7 +32,11 @@ from attention.implementations.pallas.hopper.traced.bias_by_distance import (
 )
 from attention.implementations.pallas.hopper.traced.pairs import PairFunction
 from attention.implementations.pallas.normalizers import Sparse
-from attention.implementations.pallas.operands import Kind, Operand
+from attention.implementations.pallas.operands import (
+  Kind,
+  Operand,
+  aligned_right,
+)
 from attention.implementations.pallas.results import Results
 
 # Arrays of wrappers whose gradients are sums over pairs.
@@ -51,7 +55,7 @@ class Problem:
   bias: PairFunction | None
   visible: PairFunction | None
   maps: Mapping[str, TokenMap]  # of own tokens, in the kernels
-  key_scale: Callable[[], Operand] | None  # of keys, for blocks of queries
+  key_scale: Callable[[], jax.Array] | None  # of keys, for blocks of queries
   projections: Projections | None  # of all tokens, in the kernels
   distances: Distances | None  # terms besides dot products
   sinusoids: Sinusoids | None  # Transformer-XL's term of positions
@@ -109,7 +113,9 @@ class Problem:
     if isinstance(self.channels, FunctionSum):
       operands |= self.channels.constants
     if self.key_scale is not None:
-      operands["key scale"] = self.key_scale()
+      numbers = self.key_scale()
+      axes = aligned_right(numbers.shape[:-1], len(self.leading))
+      operands["key scale"] = Operand(numbers, Kind.ROW, axes)
     if self.distances is not None:
       operands |= self.distances.numbers
       operands |= self.distances.ends_of_keys()

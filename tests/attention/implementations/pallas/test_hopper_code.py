@@ -1,6 +1,7 @@
 """The machine code of the kernel for Hopper GPUs, compiled and not run."""
 
 import collections
+import functools
 import os
 import re
 import subprocess
@@ -272,6 +273,26 @@ def test_other_normalizers_keep_no_registers_in_memory(
     [(2, 3, 256, features)] * 3,
   )
   check_no_spills(tmp_path, 3)
+
+
+@pytest.mark.exhaustive
+def test_gradients_that_need_too_much_shared_memory_are_those_of_xla():
+  def options(arrays, *others, **more):
+    bias, mask = map(jax.lax.stop_gradient, others)
+    score = scores.soft_cap(scores.general(*arrays), 5.0)
+    return {"score": score, "bias": bias, "mask": mask, **more}
+
+  def kernels(**more):
+    return gradient_kernels(
+      functools.partial(options, **more),
+      [((128, 128), jnp.float32)],
+      [((1, 3, 256, 256), jnp.bfloat16), ((1, 1, 256, 256), jnp.bool_)],
+      [(2, 3, 256, 128)] * 3,
+    )
+
+  dropout = {"dropout_rate": 0.1, "rng": jax.random.key(0)}
+  assert kernels() == 4
+  assert kernels(normalizer=normalizers.softpick(), **dropout) == 1
 
 
 def gradient_kernels(options, arrays, others, tokens):

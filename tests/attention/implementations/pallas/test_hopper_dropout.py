@@ -55,21 +55,27 @@ def test_rows_that_attend_to_nan_are_nan_and_the_others_as_before(token):
   assert 0 < rows_of_nan(arrays(*SHAPES), token, **options) < 70
 
 
-@pytest.mark.parametrize(("available", "kept"), [(memory._LARGEST, 1), (0, 0)])
+@pytest.mark.parametrize("are_kept", [True, False])
 def test_a_block_without_memory_for_the_factors_computes_them_again(
-  available, kept, monkeypatch
+  are_kept, monkeypatch
 ):
-  blocks, of_block = [], memory.of_block
+  fits, of_block, kept = memory.fits, memory.of_block, set()
 
-  def noted(*arguments, **options):
-    blocks.append(of_block(*arguments, **options))
-    return blocks[-1]
+  def noted(*arguments, are_keys_own, of_gradients, **options):
+    options |= {"are_keys_own": are_keys_own, "of_gradients": of_gradients}
+    held = of_block(*arguments, **options)
+    if held.dropout_factors is not None:
+      kept.add((are_keys_own, of_gradients))
+    return held
 
-  monkeypatch.setattr(memory, "_LARGEST", available)
+  def limited(held):
+    return fits(held) and (are_kept or held.dropout_factors is None)
+
+  monkeypatch.setattr(memory, "fits", limited)
   monkeypatch.setattr(memory, "of_block", noted)
   check(arrays((64, 64), (64, 64), (64, 64)), mask=masks.causal())
   # Those of queries and of the forward kernel read the factors once.
-  assert sum(each.dropout_factors is not None for each in blocks) == kept
+  assert kept == ({(True, True)} if are_kept else set())
 
 
 @sampled("keys", [(2, 1), (1, 3)], default=[])

@@ -33,8 +33,9 @@ from attention.implementations.pallas.hopper.tiles.layout import (
 
 # The results that are sums over channels, or made of them.
 _SUMS = "tokens", "weight"
-# Bytes of a multiprocessor for one block, without its barriers.
-_LARGEST = 226 * 1024
+# Bytes of a multiprocessor for one block, without its barriers and what Mosaic
+# needs for reductions.
+_LARGEST = 225 * 1024
 _ALIGNED = 1024  # bytes of the start of each array
 
 
@@ -142,12 +143,10 @@ def of_block(
     zero=plgpu.SMEM((1,), jnp.int32),
   )
   # Without the tile a block computes these factors twice.
-  return (
-    held if _fits(held) else dataclasses.replace(held, dropout_factors=None)
-  )
+  return held if fits(held) else dataclasses.replace(held, dropout_factors=None)
 
 
-def _fits(held: Memory) -> bool:
+def fits(held: Memory) -> bool:
   """Whether a multiprocessor has the memory of a block."""
 
   def size(ref):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention.implementations.pallas.hopper.block.shared_tokens import Entries
 from attention.implementations.pallas.hopper.kernels import (
   gradient,
   inputs,
@@ -16,13 +17,17 @@ from attention.implementations.pallas.hopper.kernels.forward import (
   block_of_queries,
   online_softmax,
 )
-from attention.implementations.pallas.hopper.kernels.launch import launch
+from attention.implementations.pallas.hopper.kernels.launch import fits, launch
 from attention.implementations.pallas.hopper.kernels.sparse import (
   sparse_context,
 )
 from attention.implementations.pallas.hopper.scores.channels import FunctionSum
 from attention.implementations.pallas.hopper.tiles import parts
-from attention.implementations.pallas.hopper.tiles.layout import Axes, Output
+from attention.implementations.pallas.hopper.tiles.layout import (
+  Axes,
+  Input,
+  Output,
+)
 from attention.implementations.pallas.hopper.tiles.parts import Parts
 from attention.implementations.pallas.operands import Kind, summed
 from attention.implementations.pallas.results import Results
@@ -38,6 +43,18 @@ class Arrays(NamedTuple):
 
 def forward(problem: Any, arrays: Arrays, *, for_gradients: bool) -> Results:
   """The context, and what the gradients need."""
+  read, written = _forward_arrays(problem, arrays, for_gradients=for_gradients)
+  compute = online_softmax if problem.sparse is None else sparse_context
+  compute_block = functools.partial(block_of_queries, compute=compute)
+  results = launch(problem, compute_block, problem.tiles, read, written)
+  context, maximum, total, *means = results.values()
+  return Results(context, Statistics(maximum, total), *means)
+
+
+def _forward_arrays(
+  problem: Any, arrays: Arrays, *, for_gradients: bool
+) -> tuple[dict[str, Input], dict[str, Output]]:
+  """What the forward kernel reads and writes."""
   query, key, value = arrays.tokens
   lengths = (*problem.leading, query.shape[-2])
   rows = Output(jax.ShapeDtypeStruct(lengths, jnp.float32), Axes.ROWS)
@@ -47,7 +64,6 @@ def forward(problem: Any, arrays: Arrays, *, for_gradients: bool) -> Results:
     "maximum": rows,
     "total": rows,
   }
-  compute = online_softmax if problem.sparse is None else sparse_context
   if problem.sparse is not None and for_gradients:
     written["means"] = written["context"]
   is_function = isinstance(problem.channels, FunctionSum)
@@ -56,11 +72,8 @@ def forward(problem: Any, arrays: Arrays, *, for_gradients: bool) -> Results:
       _with_nan_tokens(problem, query),
       _with_nan_tokens(problem, key),
     )
-  read = inputs.of_forward(problem, arrays.operands, (query, key, value))
-  compute_block = functools.partial(block_of_queries, compute=compute)
-  results = launch(problem, compute_block, problem.tiles, read, written)
-  context, maximum, total, *means = results.values()
-  return Results(context, Statistics(maximum, total), *means)
+  tokens = query, key, value
+  return inputs.of_forward(problem, arrays.operands, tokens), written
 
 
 def gradients(
@@ -72,11 +85,10 @@ def gradients(
   of_keys: bool,
 ) -> tuple[list[jax.Array], list[jax.Array]]:
   """The gradients of tokens, and of the arrays with these names."""
-  query, key, value = arrays.tokens
-  axes = inputs.token_axes(problem, query, key)
-  output = outputs.of_tokens(problem, query, axes)
-  made = _of_queries(problem, arrays, rows, names, output)
-  of_tokens = [_tokens_last(made["tokens"], output)]
+  query, *_ = arrays.tokens
+  kernel = _of_queries(problem, arrays, rows, names)
+  made = kernel.run(problem)
+  of_tokens = [_tokens_last(made["tokens"], kernel.outputs["tokens"])]
   sums = _sums_of_rows(problem, made, outputs.numbers(problem, "query", names))
   if "weight" in names and problem.projections is None:
     sums["weight"] = _sum_of_weights(problem, made["weight"])
@@ -90,65 +102,112 @@ def gradients(
   if of_keys or not by_keys.isdisjoint(names):
     for_keys = {n: made[n] for n in outputs.for_keys(problem, query)}
     for_keys["cotangent"] = rows["cotangent"]
-    entries = outputs.entries(problem, key)
-    output = outputs.of_tokens(problem, key, axes, entries)
-    made = _of_keys(problem, arrays, for_keys, names, output)
+    kernel = _of_keys(problem, arrays, for_keys, names)
+    made = kernel.run(problem)
     sums |= _sums_of_rows(problem, made, outputs.numbers(problem, "key", names))
     own_parts += _parts(problem, "key", made)
     if of_keys:
-      of_values = outputs.of_tokens(problem, value, Axes.TOKENS, entries)
       of_tokens += [
-        _tokens_last(made["tokens"], output),
-        _tokens_last(made["value"], of_values),
+        _tokens_last(made[name], kernel.outputs[name])
+        for name in ("tokens", "value")
       ]
   sums |= parts.sums(problem, own_parts)
   return of_tokens, [sums[name] for name in names]
 
 
-def _of_queries(
-  problem: Any, arrays: Arrays, rows, names: Sequence[str], of_tokens: Output
-) -> dict[str, jax.Array]:
-  """The results of the kernel of queries, by name."""
-  operands, tokens = arrays
-  written = {"tokens": of_tokens}
+class _Kernel(NamedTuple):
+  """A kernel of gradients: what it computes, reads and writes."""
+
+  wanted: Sequence[str]  # numbers of pairs
+  inputs: Mapping[str, Input]
+  outputs: Mapping[str, Output]
+  are_keys_own: bool
+  blocks: int | None
+  entries: Entries | None = None
+
+  def run(self, problem: Any) -> dict[str, jax.Array]:
+    """The results, by name."""
+    return launch(
+      problem,
+      functools.partial(gradient.gradients, wanted=self.wanted),
+      problem.tiles.T if self.are_keys_own else problem.tiles,
+      self.inputs,
+      self.outputs,
+      are_keys_own=self.are_keys_own,
+      of_gradients=True,
+      blocks=self.blocks,
+      entries=self.entries,
+    )
+
+  def fits(self, problem: Any) -> bool:
+    """Whether a block has enough shared memory."""
+    return fits(
+      problem,
+      self.inputs,
+      self.outputs,
+      are_keys_own=self.are_keys_own,
+      of_gradients=True,
+    )
+
+
+def _of_queries(problem: Any, arrays: Arrays, rows, names) -> _Kernel:
+  """The kernel of queries."""
+  operands, (query, key, _) = arrays
+  axes = inputs.token_axes(problem, query, key)
+  written = {"tokens": outputs.of_tokens(problem, query, axes)}
   if "weight" in names and problem.projections is None:
-    written["weight"] = of_tokens
+    written["weight"] = written["tokens"]
   numbers = outputs.numbers(problem, "query", names)
-  written |= outputs.of_numbers(problem, numbers)
   own_parts, blocks = outputs.of_parts(problem, "query", names)
-  return launch(
-    problem,
-    functools.partial(gradient.gradients, wanted=numbers),
-    problem.tiles,
-    inputs.of_gradients(problem, "query", operands, tokens, rows),
-    written | own_parts | outputs.for_keys(problem, tokens[0]),
-    of_gradients=True,
-    blocks=blocks,
+  written |= outputs.of_numbers(problem, numbers) | own_parts
+  return _Kernel(
+    numbers,
+    inputs.of_gradients(problem, "query", operands, arrays.tokens, rows),
+    written | outputs.for_keys(problem, query),
+    False,
+    blocks,
   )
 
 
-def _of_keys(
-  problem: Any, arrays: Arrays, rows, names: Sequence[str], of_tokens: Output
-) -> dict[str, jax.Array]:
-  """The results of the kernel of keys, by name."""
-  operands, tokens = arrays
-  _, key, value = tokens
+def _of_keys(problem: Any, arrays: Arrays, rows, names) -> _Kernel:
+  """The kernel of keys."""
+  operands, (query, key, value) = arrays
+  axes = inputs.token_axes(problem, query, key)
   entries = outputs.entries(problem, key)
-  of_values = outputs.of_tokens(problem, value, Axes.TOKENS, entries)
-  written = {"tokens": of_tokens, "value": of_values}
+  written = {
+    "tokens": outputs.of_tokens(problem, key, axes, entries),
+    "value": outputs.of_tokens(problem, value, Axes.TOKENS, entries),
+  }
   numbers = outputs.numbers(problem, "key", names)
-  written |= outputs.of_numbers(problem, numbers)
   own_parts, blocks = outputs.of_parts(problem, "key", names)
-  return launch(
-    problem,
-    functools.partial(gradient.gradients, wanted=numbers),
-    problem.tiles.T,
-    inputs.of_gradients(problem, "key", operands, tokens, rows),
-    written | own_parts,
-    are_keys_own=True,
-    of_gradients=True,
-    blocks=blocks,
-    entries=entries,
+  return _Kernel(
+    numbers,
+    inputs.of_gradients(problem, "key", operands, arrays.tokens, rows),
+    written | outputs.of_numbers(problem, numbers) | own_parts,
+    True,
+    blocks,
+    entries,
+  )
+
+
+def forward_fits(problem: Any, arrays: Arrays) -> bool:
+  """Whether a block of the forward kernel has enough shared memory."""
+  return fits(problem, *_forward_arrays(problem, arrays, for_gradients=True))
+
+
+def gradients_fit(problem: Any, arrays: Arrays) -> bool:
+  """Whether blocks of the kernels of gradients have enough shared memory."""
+  query, _, value = arrays.tokens
+  lengths = (*problem.leading, query.shape[-2])
+  tokens = jnp.zeros((*lengths, value.shape[-1]), value.dtype)
+  rows = dict.fromkeys(["maximum", "total", "of_total"], jnp.zeros(lengths))
+  rows |= {"context": tokens, "cotangent": tokens}
+  for_keys = dict.fromkeys(outputs.for_keys(problem, query), rows["total"])
+  for_keys["cotangent"] = tokens
+  names = [*problem.differentiable]
+  return all(
+    kernel(problem, arrays, own, names).fits(problem)
+    for kernel, own in ((_of_queries, rows), (_of_keys, for_keys))
   )
 
 

@@ -89,6 +89,7 @@ def launch(
   The first one sets the block's parts of sums, to which the others add. So does
   the first of the `entries` of the leading axes that a block computes.
   """
+  options = {"are_keys_own": are_keys_own, "of_gradients": of_gradients}
   blocks = len(visible) if blocks is None else blocks
   entries = Entries(problem.leading) if entries is None else entries
   over = memory.written_over(
@@ -129,7 +130,6 @@ def launch(
 
       _for_each_entry(entries.of_block, compute_entry)
 
-    options = {"are_keys_own": are_keys_own, "of_gradients": of_gradients}
     needed = memory.of_block(problem, references, outputs, over, **options)
     pl.run_scoped(scoped, *vars(needed).values())
 
@@ -144,6 +144,23 @@ def launch(
   bounds = jnp.asarray(_bounds(visible != 0).ravel())
   arrays = [each.array for each in inputs.values()]
   return dict(zip(outputs, kernel(bounds, *arrays)))
+
+
+def fits(
+  problem: Any,
+  inputs: Mapping[str, Input],
+  outputs: Mapping[str, Output],
+  *,
+  are_keys_own: bool = False,
+  of_gradients: bool = False,
+) -> bool:
+  """Whether a block of such a kernel has enough shared memory."""
+  over = memory.written_over(
+    problem, inputs, outputs, are_keys_own=are_keys_own
+  )
+  options = {"are_keys_own": are_keys_own, "of_gradients": of_gradients}
+  held = memory.of_block(problem, inputs, outputs, over, **options)
+  return memory.fits(held)
 
 
 def _for_each_entry(number: int, compute: Callable[[Any], None]) -> None:

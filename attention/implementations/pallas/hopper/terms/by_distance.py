@@ -24,13 +24,10 @@ from attention.implementations.pallas.wrapped import (
   base,
   wrappers,
 )
-from attention.normalizers import is_softmax
 from attention.request import Request
 from attention.scores.base import Placed
 from attention.scores.relative import Disentangled, Shaw
 
-# The bytes of a block's shared memory, without those of single numbers.
-SHARED = 220 * 1024
 # Rows of a table that the tensor cores multiply are a multiple.
 _ROWS = 8
 # The vectors of a table whose products fit into a block's shared memory.
@@ -122,57 +119,6 @@ def memory(
     },
     # For 64 vectors, and for the remainders of their rounding.
     "tables": [tiles["query"]] * missing,
-  }
-
-
-def gradients_fit(
-  distances: Distances | None, request: Request, functions: Sequence[Any]
-) -> bool:
-  """Whether a block of the kernels of gradients has enough shared memory.
-
-  The functions are what wrappers do to a score, the bias and the mask.
-  """
-  if distances is None:
-    return True
-  tokens = SIDE * request.query.shape[-1]
-  is_summed = any(x.shape[:-2] != request.leading for x in request.tokens)
-  common = LINE * 4 * sum(each.rows for each in distances.terms)
-  # The tile of a result may have room for the one of a table, not for both.
-  common += 2 * tokens + (2 * tokens if is_summed else 0)
-  used = bytes_of_gradients(request, functions)
-  return all(
-    common
-    + size
-    + LINE * 4 * sum(x.padded for x in distances.own(own == "key"))
-    <= SHARED
-    for own, size in used.items()
-  )
-
-
-def bytes_of_gradients(
-  request: Request, functions: Sequence[Any]
-) -> dict[str, int]:
-  """The shared memory of a block of queries, or keys, of a dot product.
-
-  The functions are what wrappers do to a score, the bias and the mask.
-  """
-  query, _, value = request.tokens
-  wide = [4 if x.shape[:-2] != request.leading else 2 for x in request.tokens]
-  tokens, values = SIDE * query.shape[-1], SIDE * value.shape[-1]
-  common = 2 * (2 * tokens + 2 * values) + 4 * SIDE * SIDE
-  changed, *others = functions
-  common += 0 if changed is None else 4 * SIDE * SIDE
-  common += 0 if is_softmax(request.normalizer) else 4 * SIDE * SIDE
-  common += sum(
-    SIDE * SIDE * min(each.array.dtype.itemsize, 4)
-    for function in others
-    if function is not None
-    for each in function.operands
-    if each.kind is Kind.TILE
-  )
-  return {
-    "query": common + 2 * values + wide[0] * tokens,
-    "key": common + wide[1] * tokens + wide[2] * values,
   }
 
 

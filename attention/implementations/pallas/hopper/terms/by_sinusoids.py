@@ -7,17 +7,13 @@ sinusoids, which XLA computes and rounds to the tokens' dtype.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas.hopper.terms.by_distance import (
-  SHARED,
-  bytes_of_gradients,
-)
 from attention.implementations.pallas.hopper.tiles.layout import SIDE
 from attention.implementations.pallas.hopper.tiles.parts import Slice
 from attention.implementations.pallas.operands import (
@@ -118,32 +114,6 @@ def with_shared(
   if sinusoids is None:
     return {}
   return {**held, "tables": [*_unused(tiles, results, own), *held["tables"]]}
-
-
-def gradients_fit(
-  sinusoids: Sinusoids | None, request: Request, functions: Sequence[Any]
-) -> bool:
-  """Whether a block of the kernels of gradients has enough shared memory."""
-  if sinusoids is None:
-    return True
-  size = request.query.shape[-1]
-  # Tiles of results have room for W, unless they are sums in float32.
-  of_query, of_key, of_value = (
-    each.shape[:-2] == request.leading and each.shape[-1] == size
-    for each in request.tokens
-  )
-  visited = size, request.value.shape[-1], sinusoids.features
-  unused = {
-    "query": of_query + visited.count(size),
-    "key": of_key + of_value,
-  }
-  of_tables = 2 * 2 * SIDE * sinusoids.features
-  tile = 2 * SIDE * size
-  return all(
-    used + of_tables + tile * max(0, sinusoids.num_tables - unused[own])
-    <= SHARED
-    for own, used in bytes_of_gradients(request, functions).items()
-  )
 
 
 def of_request(request: Request) -> Sinusoids | None:
