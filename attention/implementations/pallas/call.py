@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,49 +12,26 @@ import numpy as np
 from attention import axes
 from attention.biases import with_numbers_by_distance
 from attention.implementations import non_finite
-from attention.implementations.blockwise import Blockwise
-from attention.implementations.blockwise.online_softmax import Captured
-from attention.implementations.blockwise.problem import (
-  TileOptions,
-  make_problem,
-  trace_pair,
-)
-from attention.implementations.blockwise.rows import compute_rows
-from attention.implementations.closure import without_captured
 from attention.implementations.pallas import hopper, tile_functions, tpu
 from attention.implementations.pallas.derivative import (
-  Arguments,
   KernelAttention,
-  OnlineRule,
-  RowsRule,
-  padded,
   shared_operands,
 )
 from attention.implementations.pallas.hopper.terms import token_maps
 from attention.implementations.pallas.location import with_vectors_as_keys
 from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.normalizers import (
-  Sparse,
   with_online_normalizer,
 )
 from attention.implementations.pallas.operands import Unsupported
-from attention.implementations.pallas.products import kernel_precision
 from attention.implementations.pallas.running_sums import make_running_sums
-from attention.implementations.pallas.visits import Visibility
+from attention.implementations.pallas.tangent_rules import Arguments, make_rule
 from attention.known_zeros import WithKnownZeros
-from attention.masks.tile_visibility import grid_visibility
 from attention.normalizers import is_softmax
 from attention.request import Request
 from attention.scores.decay import with_running_sums
 from attention.scores.tracing import is_of_each_head
 from attention.softmax import Statistics, part_of
-
-# Multiples of the lanes of a register. Larger tiles load tokens less often.
-_SIDE, _LANES = 512, 128
-# The elements of the largest intermediate array of a score.
-_CHUNK = 1 << 18
-# The scores of rows that a kernel keeps.
-_ROWS = 1 << 23
 
 
 def obstacle(sizes: Any, request: Request) -> str | None:
@@ -69,7 +45,7 @@ def obstacle(sizes: Any, request: Request) -> str | None:
 
   def kernels():
     own = _with_maps_inside(sizes, _without_positions(sizes, request))
-    return _kernels(sizes, own, *_mapped(sizes, own)[:2])
+    return _kernels(sizes, own, _mapped(sizes, own))
 
   if not is_of_each_head(request.score, request.query, request.key):
     return tile_functions.UNDECLARED
@@ -171,7 +147,7 @@ def _with_maps_inside(sizes: Any, request: Request) -> Request:
   inside = dataclasses.replace(request, score=MapsInside(request.score))
   try:
     jax.eval_shape(
-      lambda: (_kernels(sizes, inside, *_mapped(sizes, inside)[:2]), 0)[1]
+      lambda: (_kernels(sizes, inside, _mapped(sizes, inside)), 0)[1]
     )
   except Unsupported:
     return request
@@ -183,8 +159,8 @@ def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
   is_finite = request.score.is_finite
   request = _with_maps_inside(sizes, request)
   tokens = _mapped(sizes, request)
-  kernels = _kernels(sizes, request, *tokens[:2])
-  rule, captured = _rule(request, *tokens)
+  kernels = _kernels(sizes, request, tokens)
+  rule, captured = make_rule(request, tokens)
   shared = shared_operands(
     [*captured.pair, *captured.bias], kernels.differentiable_operands
   )
@@ -210,62 +186,12 @@ def _varying_alike(request: Request) -> Request:
 
 
 def _kernels(
-  sizes: Any, request: Request, query, key
+  sizes: Any, request: Request, tokens: Sequence[jax.Array]
 ) -> tpu.Problem | hopper.Problem:
   """The functions and sizes of the kernels, for mapped tokens."""
   if sizes.target_of(request) == "hopper":
-    return hopper.make_problem(request, query, key, sizes.interpret)
-  length, key_length = request.scores_shape[-2:]
-  tile = (
-    _side(length, sizes.query_block),
-    _side(key_length, sizes.key_block),
-  )
-  if isinstance(request.normalizer, Sparse):
-    tile = _with_rows_in_memory(request, tile)
-  rules = tpu.rules(sizes.interpret)
-  trace = functools.partial(
-    tile_functions.trace, request, query, key, rules=rules
-  )
-  functions, chunk = trace(tile), tile[0]
-  elements = functions.pair.largest_array(rules) // math.prod(tile)
-  if elements > 1:
-    # Arrays of features of pairs are padded to whole registers.
-    tile = (_LANES, _LANES)
-    padded = -(-elements // _LANES) * _LANES
-    chunk = max(8, min(_LANES, _CHUNK // (_LANES * padded)))
-    functions = trace((chunk, tile[1]))
-  return tpu.Problem(
-    request.leading,
-    tile,
-    chunk,
-    functions,
-    Visibility(grid_visibility(request.mask, request.scores_shape[-2:], tile)),
-    tile_functions.checked_normalizer(request, rules),
-    request.dtype,
-    kernel_precision(request.precision),
-    request.is_masked,
-    sizes.interpret,
-  )
-
-
-def _with_rows_in_memory(
-  request: Request, tile: tuple[int, int]
-) -> tuple[int, int]:
-  """The tile with so few queries that all their scores fit into memory."""
-  queries, keys = tile
-  while True:
-    visible = grid_visibility(
-      request.mask, request.scores_shape[-2:], (queries, keys)
-    )
-    most = keys * Visibility(visible).most_in_a_row
-    if queries * most <= _ROWS:
-      return queries, keys
-    if queries == _LANES:
-      raise Unsupported(
-        f"computes entmax and sparsemax of at most {_ROWS // _LANES} visible "
-        f"keys, got {most}"
-      )
-    queries = max(_LANES, queries // (2 * _LANES) * _LANES)
+    return hopper.make_problem(request, tokens, sizes.interpret)
+  return tpu.make_problem(sizes, request, tokens)
 
 
 def _mapped(
@@ -301,36 +227,3 @@ def _only_scales(function: Callable, tokens) -> bool:
   names = {equation.primitive.name for equation in closed.jaxpr.eqns}
   scales = {"mul", "convert_element_type", "broadcast_in_dim", "reshape"}
   return not closed.consts and names <= scales
-
-
-def _rule(request: Request, *tokens) -> tuple[OnlineRule | RowsRule, Captured]:
-  """The blockwise rule of derivatives, and the arrays that it captured."""
-  own = request.normalizer
-  if isinstance(own, Sparse):
-    request = dataclasses.replace(request, normalizer=own.normalizer)
-  tiling = Blockwise().tiling(request)
-  query, key, value = padded(tokens, tiling.query_length, tiling.key_length)
-  if isinstance(own, Sparse):
-    program, arrays = without_captured(
-      lambda *tokens: compute_rows(request, tiling, None, *tokens)[0],
-      *(query, key, value),
-    )
-    return RowsRule(program, tiling), Captured(arrays, [], [], [], [])
-  pair, tiling = trace_pair(request, query, key, tiling, [request.leading])
-  problem, captured = make_problem(
-    pair, TileOptions(tiling, request), request.leading
-  )
-  return OnlineRule(problem), captured
-
-
-def _side(length: int, asked: int | None) -> int:
-  """The queries or keys of a tile: the most that add few to the length."""
-  units = -(-length // _LANES)
-  if asked is not None:
-    return min(asked, units * _LANES)
-  sizes = range(min(_SIDE // _LANES, units), 0, -1)
-  added = [(-units % size) for size in sizes]
-  best = next(
-    size for size, more in zip(sizes, added) if 8 * more <= units or size == 1
-  )
-  return best * _LANES

@@ -18,87 +18,19 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from attention.custom_transpose import with_kernel_as_transpose
-from attention.implementations.blockwise import derivative as blockwise
-from attention.implementations.blockwise import online_softmax
-from attention.implementations.blockwise.tiles import Tiling, with_length
-from attention.implementations.closure import Program
 from attention.implementations.non_finite import where_finite
 from attention.implementations.pallas import hopper, tpu
 from attention.implementations.pallas.operands import Kind, Operand
 from attention.implementations.pallas.results import Results
+from attention.implementations.pallas.tangent_rules import (
+  Arguments,
+  OnlineRule,
+  RowsRule,
+  after,
+  padded,
+)
 from attention.request import Combined
 from attention.softmax import Statistics
-
-
-class Arguments(NamedTuple):
-  """The arrays of a call; the rule captured some, and kernels read others."""
-
-  captured: online_softmax.Captured
-  operands: list[jax.Array]
-  tokens: list[jax.Array]  # the mapped query and key, and the value
-
-  @property
-  def linear(self) -> list[Any]:
-    """The arrays, or tangents, of which the result is differentiable."""
-    return [*self.captured.pair, *self.captured.bias, *self.tokens]
-
-  def with_linear(self, chosen: Sequence[int], arrays) -> "Arguments":
-    """The arguments with other arrays at these places of `linear`."""
-    values = self.linear
-    for place, array in zip(chosen, arrays):
-      values[place] = array
-    first, second = len(self.captured.pair), len(values) - 3
-    captured = self.captured._replace(
-      pair=values[:first], bias=values[first:second]
-    )
-    return self._replace(captured=captured, tokens=values[second:])
-
-
-class OnlineRule(NamedTuple):
-  """The blockwise rule."""
-
-  problem: online_softmax.Problem  # with tiles of its own
-
-  def __call__(
-    self, arguments: Arguments, results: Results
-  ) -> tuple[jax.Array, jax.Array]:
-    """The results' context and total, with the derivatives of the rule."""
-    tiling, dtype = self.problem.tiling, self.problem.dtype
-    context, statistics, _ = results
-    length = context.shape[-2]
-
-    def rows_padded(array):
-      missing = tiling.query_length - length
-      return jnp.pad(array, _after(len(tiling.leading), missing, array.ndim))
-
-    of_context, (_, of_total) = blockwise.differentiable_context(
-      self.problem,
-      arguments.captured,
-      *padded(arguments.tokens, tiling.query_length, tiling.key_length),
-      combined=(
-        rows_padded(context.astype(dtype)),
-        Statistics(*map(rows_padded, statistics)),
-      ),
-    )
-    return of_context[..., :length, :], of_total[..., :length]
-
-
-class RowsRule(NamedTuple):
-  """JAX's derivatives of `blockwise.rows`, which needs no results."""
-
-  program: Program  # (captured, query, key, value) -> context
-  tiling: Tiling
-
-  def __call__(
-    self, arguments: Arguments, results: Results
-  ) -> tuple[jax.Array, jax.Array]:
-    """The context, and totals without derivatives."""
-    tiling, length = self.tiling, results.context.shape[-2]
-    context = self.program(
-      arguments.captured.pair,
-      *padded(arguments.tokens, tiling.query_length, tiling.key_length),
-    )
-    return context[..., :length, :], results.statistics.total
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -255,7 +187,7 @@ class KernelAttention:
     missing = kernels.padded_lengths[0] - length
     if missing:
       rows = {
-        name: jnp.pad(each, _after(context.ndim - 2, missing, each.ndim))
+        name: jnp.pad(each, after(context.ndim - 2, missing, each.ndim))
         for name, each in rows.items()
       }
     tokens = padded(arguments.tokens, *kernels.padded_lengths)
@@ -281,16 +213,6 @@ class KernelAttention:
     ]
 
 
-def padded(tokens: Sequence[Any], queries: int, keys: int) -> list[Any]:
-  """The query, the key and the value, up to these lengths."""
-  query, key, value = tokens
-  return [
-    with_length(query, queries),
-    with_length(key, keys),
-    with_length(value, keys, "constant"),
-  ]
-
-
 class _Rows(NamedTuple):
   """The results with zeros in place of NaN, and which rows have NaN."""
 
@@ -311,11 +233,6 @@ def _rows(context: jax.Array, statistics: Statistics) -> _Rows:
     bad | jnp.isnan(context[..., 0]),
     bad,
   )
-
-
-def _after(axis: int, missing: int, rank: int) -> list[tuple[int, int]]:
-  """Widths of a padding after the last entry of one axis."""
-  return [(0, missing if number == axis else 0) for number in range(rank)]
 
 
 def _summed(gradient: jax.Array, like: jax.Array) -> jax.Array:

@@ -38,6 +38,7 @@ from attention.implementations.pallas.hopper.terms.token_maps import (
 )
 from attention.implementations.pallas.hopper.tiles.layout import SIDE, TILE
 from attention.implementations.pallas.hopper.traced import bias_by_distance
+from attention.implementations.pallas.hopper.traced.pairs import PairFunction
 from attention.implementations.pallas.hopper.traced.traced_pairs import (
   of_dropout,
   of_pairwise,
@@ -68,12 +69,15 @@ _HALF = ("bfloat16", "float16")
 _GRADIENT_FEATURES = 128
 
 
-def make_problem(request: Request, query, key, interpret: Any) -> Problem:
-  """The kernels of a request, for mapped queries and keys.
+def make_problem(
+  request: Request, tokens: Sequence[jax.Array], interpret: Any
+) -> Problem:
+  """The kernels of a request, for mapped tokens.
 
   Raises `Unsupported` for what they do not support.
   """
-  tokens = query, key, request.value.astype(_value_dtype(request))
+  query: Any = tokens[0]
+  key: Any = tokens[1]
   maps: dict[str, TokenMap] = {}
   key_scale = None
   of_tokens: Projections | None = None
@@ -98,20 +102,8 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
   has_terms = distances is not None or sinusoids is not None
   channels = None if has_terms else _channels(score, query, key)
   _check_tokens(request, query, key, channels is not None)
-  rank = len(request.leading)
-  biases = [] if request.bias is None else [request.bias]
-  masks = [] if request.mask is None else [request.mask]
-  if request.scores_shape[-1] % SIDE:
-    masks.append(Below(request.scores_shape[-1]))
   finish = channels.finish if isinstance(channels, FunctionSum) else None
-  changed = of_wrappers("score", request.score, rank, finish)
-  if prediction is not None and changed is not None:
-    changed = prediction.named(changed)
-  functions = (
-    changed,
-    of_pairwise("bias", biases, rank),
-    of_pairwise("mask", masks, rank),
-  )
+  functions = _functions(request, finish, prediction)
   problem = Problem(
     request.leading,
     grid_visibility(request.mask, request.scores_shape[-2:], TILE),
@@ -129,11 +121,30 @@ def make_problem(request: Request, query, key, interpret: Any) -> Problem:
     request.normalizer if isinstance(request.normalizer, Sparse) else None,
     of_dropout("dropout", request),
     query.shape[-1] <= _GRADIENT_FEATURES,
-    _weight(score, channels, rank),
+    _weight(score, channels, len(request.leading)),
     request.is_masked,
     interpret,
   )
   return _fitting(problem, tokens)
+
+
+def _functions(
+  request: Request, finish: Any, prediction: local.Prediction | None
+) -> tuple[PairFunction | None, PairFunction | None, PairFunction | None]:
+  """What wrappers change of pairs, the bias and the mask."""
+  rank, key_length = len(request.leading), request.scores_shape[-1]
+  biases = [] if request.bias is None else [request.bias]
+  masks = [] if request.mask is None else [request.mask]
+  if key_length % SIDE:
+    masks.append(Below(key_length))
+  changed = of_wrappers("score", request.score, rank, finish)
+  if prediction is not None and changed is not None:
+    changed = prediction.named(changed)
+  return (
+    changed,
+    of_pairwise("bias", biases, rank),
+    of_pairwise("mask", masks, rank),
+  )
 
 
 def _fitting(problem: Problem, tokens: Sequence[jax.Array]) -> Problem:
@@ -153,10 +164,6 @@ def _fitting(problem: Problem, tokens: Sequence[jax.Array]) -> Problem:
 
   jax.eval_shape(trace, *tokens)
   return dataclasses.replace(problem, has_gradients=found[0])
-
-
-def _value_dtype(request: Request) -> Any:
-  return jnp.result_type(request.query, request.value)
 
 
 def _mapped(request: Request, query, key) -> list[jax.ShapeDtypeStruct]:

@@ -7,7 +7,7 @@ by the derivatives of the weights.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,17 @@ from attention.implementations.pallas.tpu.visit import as_row
 from attention.implementations.pallas.visits import LAST
 
 
+class _Scratch(NamedTuple):
+  """What a row of tiles keeps in on-chip memory."""
+
+  scores: Any  # [n, t, s] of the visited tiles
+  place: Any  # of the next tile among them
+  peak: Any  # [t, 1], the maximum in the first phase
+  total: Any  # [t, 1] of the derivatives of weights
+  spoilt: Any  # [t, 2], see `forward.note_non_finite`
+  sums: Sequence[Any]  # [t, E] of values by weights, and by their derivatives
+
+
 def sparse_context(
   problem: Any,
   visit: Any,
@@ -31,87 +42,96 @@ def sparse_context(
   scratch: Sequence[Any],
 ) -> None:
   """Adds a tile of keys to the scores of the queries, or to their contexts."""
-  query_ref, key_ref, value_ref, *operand_refs = inputs
-  scores_ref, place, peak, total, spoilt, *sum_refs = scratch
+  scores, place, peak, total, spoilt, *sums = scratch
+  held = _Scratch(scores, place, peak, total, spoilt, sums)
   is_first_phase = visit.groups[visit.number] == 0
 
   @pl.when(visit.starts(is_shared=False))
   def _():
-    place[0] = 0
+    held.place[0] = 0
 
   @pl.when(visit.starts(is_shared=False) & is_first_phase)
   def _():
-    spoilt[...] = jnp.zeros_like(spoilt)
-    peak[...] = jnp.full_like(peak, jnp.finfo(problem.dtype).min)
-
-  def add_scores(masked):
-    key, value = read(key_ref), read(value_ref)
-    query, finite_key = problem.finite(read(query_ref)), problem.finite(key)
-    parts = visit.parts(problem, operand_refs)
-    for rows in visit.chunks(problem):
-      scores, _ = visit.scores(
-        problem, query[rows, :], finite_key, parts, rows, masked
-      )
-      if problem.is_masked:
-        note_non_finite(scores, key, value, spoilt, rows)
-      scores_ref[place[0], rows, :] = scores
-      highest = jnp.max(scores, axis=-1, keepdims=True)
-      peak[rows, :] = jnp.maximum(peak[rows, :], highest)
-
-  def add_values(masked):
-    del masked
-    value = problem.finite(read(value_ref))
-    parts = visit.parts(problem, operand_refs)
-    for rows in visit.chunks(problem):
-      scores = scores_ref[place[0], rows, :]
-      own = peak[rows, :]
-      weights = problem.normalizer.weights(scores, own)
-      slopes = problem.normalizer.slopes(scores, own)
-      total[rows, :] += jnp.sum(slopes, axis=-1, keepdims=True)
-      for sums, numbers in zip(sum_refs, (weights, slopes)):
-        kept = visit.dropped(problem, numbers, parts, rows)
-        sums[rows, :] += problem.product(kept, value, (1, 0), value.dtype)
+    held.spoilt[...] = jnp.zeros_like(held.spoilt)
+    held.peak[...] = jnp.full_like(held.peak, jnp.finfo(problem.dtype).min)
 
   def update(masked):
-    pl.when(is_first_phase)(lambda: add_scores(masked))
-    pl.when(~is_first_phase)(lambda: add_values(masked))
-    place[0] += 1
+    pl.when(is_first_phase)(
+      lambda: _add_scores(problem, visit, inputs, held, masked)
+    )
+    pl.when(~is_first_phase)(lambda: _add_values(problem, visit, inputs, held))
+    held.place[0] += 1
 
   visit.either(problem, update)
 
   @pl.when(visit.ends(is_shared=False) & is_first_phase)
   def _():
-    has_keys = peak[...] > jnp.finfo(problem.dtype).min
-    peak[...] = jnp.where(has_keys, peak[...], 0.0)
-    _find_peaks(problem, scores_ref, place[0], peak)
-    for each in (total, *sum_refs):
+    _find_peaks(problem, held)
+    for each in (held.total, *held.sums):
       each[...] = jnp.zeros_like(each)
 
-  @pl.when(visit.has(LAST))
-  def _():
-    has_keys = jnp.where(total[...] == 0.0, 0.0, 1.0)
-    divisor = jnp.where(total[...] == 0.0, 1.0, total[...])
-    results = [each[...] for each in sum_refs]
-    results[1:] = [each / divisor for each in results[1:]]
-    rows = [peak[...], has_keys]
+  pl.when(visit.has(LAST))(lambda: _write(problem, inputs[0], outputs, held))
+
+
+def _add_scores(problem, visit, inputs, held: _Scratch, masked: bool) -> None:
+  """Keeps the scores of a tile, and their maxima."""
+  query_ref, key_ref, value_ref, *operand_refs = inputs
+  key, value = read(key_ref), read(value_ref)
+  query, finite_key = problem.finite(read(query_ref)), problem.finite(key)
+  parts = visit.parts(problem, operand_refs)
+  for rows in visit.chunks(problem):
+    scores, _ = visit.scores(
+      problem, query[rows, :], finite_key, parts, rows, masked
+    )
     if problem.is_masked:
-      bad = has_non_finite(read(query_ref)) * has_keys
-      of_rows = jnp.maximum(spoilt[:, :1], bad)
-      of_results = jnp.maximum(spoilt[:, 1:], of_rows)
-      rows = [jnp.where(of_rows > 0.0, jnp.nan, each) for each in rows]
-      results = [jnp.where(of_results > 0.0, jnp.nan, x) for x in results]
-    *token_refs, peak_ref, total_ref = outputs
-    for ref, tokens in zip(token_refs, results):
-      write(ref, tokens)
-    peak_ref[...], total_ref[...] = map(as_row, rows)
+      note_non_finite(scores, key, value, held.spoilt, rows)
+    held.scores[held.place[0], rows, :] = scores
+    highest = jnp.max(scores, axis=-1, keepdims=True)
+    held.peak[rows, :] = jnp.maximum(held.peak[rows, :], highest)
 
 
-def _find_peaks(problem: Any, scores_ref: Any, count: jax.Array, peak: Any):
-  """Moves maxima to the peaks, for the scores of `count` tiles."""
-  normalizer = problem.normalizer
+def _add_values(problem, visit, inputs, held: _Scratch) -> None:
+  """Adds the values of a tile, by weights and by their derivatives."""
+  _, _, value_ref, *operand_refs = inputs
+  value = problem.finite(read(value_ref))
+  parts = visit.parts(problem, operand_refs)
+  for rows in visit.chunks(problem):
+    scores, peak = held.scores[held.place[0], rows, :], held.peak[rows, :]
+    weights = problem.normalizer.weights(scores, peak)
+    slopes = problem.normalizer.slopes(scores, peak)
+    held.total[rows, :] += jnp.sum(slopes, axis=-1, keepdims=True)
+    for sums, numbers in zip(held.sums, (weights, slopes)):
+      kept = visit.dropped(problem, numbers, parts, rows)
+      sums[rows, :] += problem.product(kept, value, (1, 0), value.dtype)
+
+
+def _write(problem, query_ref, outputs, held: _Scratch) -> None:
+  """Writes the sums, and the statistics of the rows."""
+  total = held.total[...]
+  has_keys = jnp.where(total == 0.0, 0.0, 1.0)
+  results = [each[...] for each in held.sums]
+  results[1:] = [x / jnp.where(total == 0.0, 1.0, total) for x in results[1:]]
+  rows = [held.peak[...], has_keys]
+  if problem.is_masked:
+    bad = has_non_finite(read(query_ref)) * has_keys
+    of_rows = jnp.maximum(held.spoilt[:, :1], bad)
+    of_results = jnp.maximum(held.spoilt[:, 1:], of_rows)
+    rows = [jnp.where(of_rows > 0.0, jnp.nan, each) for each in rows]
+    results = [jnp.where(of_results > 0.0, jnp.nan, x) for x in results]
+  *token_refs, peak_ref, total_ref = outputs
+  for ref, tokens in zip(token_refs, results):
+    write(ref, tokens)
+  peak_ref[...], total_ref[...] = map(as_row, rows)
+
+
+def _find_peaks(problem: Any, held: _Scratch) -> None:
+  """Moves maxima to the peaks, for the scores of all visited tiles."""
+  normalizer, peak, count = problem.normalizer, held.peak, held.place[0]
+  has_keys = peak[...] > jnp.finfo(problem.dtype).min
+  peak[...] = jnp.where(has_keys, peak[...], 0.0)
 
   def add(number, sums):
-    scores, own = scores_ref[number], peak[...]
+    scores, own = held.scores[number], peak[...]
     terms = normalizer.weights(scores, own), normalizer.slopes(scores, own)
     return [
       before + jnp.sum(each, axis=-1, keepdims=True)

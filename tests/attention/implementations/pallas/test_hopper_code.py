@@ -80,11 +80,15 @@ def dumped(monkeypatch, folder):
 
 
 def check_no_spills(folder, kernels):
-  """Checks so many reports at least; a process compiles equal kernels once."""
+  assert checked_reports(folder) == kernels
+
+
+def checked_reports(folder):
+  """Checks that no kernel spills; returns the number of reports."""
   reports = [*folder.glob("*.ptxas")]
-  assert len(reports) >= kernels
   for report in reports:
     assert "0 bytes spill stores, 0 bytes spill loads" in report.read_text()
+  return len(reports)
 
 
 @pytest.mark.exhaustive
@@ -272,7 +276,8 @@ def test_other_normalizers_keep_no_registers_in_memory(
     [((2, 1), jnp.int32)],
     [(2, 3, 256, features)] * 3,
   )
-  check_no_spills(tmp_path, 3)
+  # A process compiles equal kernels besides those of attention once.
+  assert checked_reports(tmp_path) >= 3
 
 
 @pytest.mark.exhaustive

@@ -298,7 +298,9 @@ def test_a_number_that_is_used_twice_has_both_gradients():
 
 
 @sampled(
-  "name", ["additive", "causal", "many channels", "entmax"], default=["entmax"]
+  "name",
+  ["additive", "causal", "many channels", "entmax"],
+  default=["additive", "entmax"],
 )
 def test_a_gradient_is_three_kernels_without_sums_besides(name):
   names, sums = operations_of_a_gradient(name)
