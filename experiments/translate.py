@@ -17,9 +17,8 @@ Ctrl-C stop it with exit code 75.
 
 import contextlib
 import itertools
-import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -115,9 +114,9 @@ def main() -> None:
     if _SOURCE.value:
       stream = stack.enter_context(_opened(_SOURCE.value))
     output = stack.enter_context(contextlib.closing(_output(restored, search)))
-    with _stopping(output) if _OUT.value else contextlib.nullcontext():
-      _translate_all(stream, output, translate, save)
-      output.finish()
+    check = stack.enter_context(_stopping(output))
+    _translate_all(stream, output, translate, save, check)
+    output.finish()
 
 
 class StoppedError(UserError):
@@ -127,18 +126,25 @@ class StoppedError(UserError):
 
 
 @contextlib.contextmanager
-def _stopping(output) -> Iterator[None]:
-  """Reports the lines in the file of --out if a signal stops the process."""
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
-  try:
-    yield
-  except KeyboardInterrupt:
-    raise StoppedError(
-      f"stopped after {output.num_lines} lines; the same command continues"
-    ) from None
+def _stopping(output) -> Iterator[Callable[[], None]]:
+  """Yields a function that stops the process if it has received a signal."""
+  from experiments.distributed import preemption
+
+  if not _OUT.value:  # a signal stops the process at once
+    yield lambda: None
+    return
+  with preemption.listen(unit="batch") as signals:
+
+    def check() -> None:
+      if signals.should_stop(output.num_lines):
+        raise StoppedError(
+          f"stopped after {output.num_lines} lines; the same command continues"
+        )
+
+    yield check
 
 
-def _translate_all(stream, output, translate, save) -> None:
+def _translate_all(stream, output, translate, save, check) -> None:
   """Translates the lines of a stream that the output does not have yet."""
   from experiments.data.text.readers import decode_lines
   from experiments.progress import counting
@@ -149,7 +155,12 @@ def _translate_all(stream, output, translate, save) -> None:
   source = decode_lines(stream, _SOURCE.value or "standard input")
   source = itertools.islice(source, done, None)
   first = done + 1
-  with counting("line", total=total, initial=done) as progress:
+  with counting("line", total=total, initial=done) as count:
+
+    def progress(lines: int) -> None:
+      count(lines)
+      check()
+
     while block := list(itertools.islice(source, size)):
       lines = translate(block, first=first, progress=progress)
       for number, line in enumerate(lines, start=first):
@@ -159,6 +170,7 @@ def _translate_all(stream, output, translate, save) -> None:
           logging.warning("%s", line.unknown)
         unknown += bool(line.unknown)
         save(line, number, block[number - first])
+        check()
       output.write(
         text
         for number, line in enumerate(lines, start=first)

@@ -19,7 +19,8 @@ _INTERRUPTED = 130
 class StopSignals:
   """Whether this process has received a signal to stop."""
 
-  def __init__(self):
+  def __init__(self, unit: str):
+    self._unit = unit
     self._requested = False
     self._nothing_to_save = False
 
@@ -48,7 +49,7 @@ class StopSignals:
       os.kill(os.getpid(), signal.SIGTERM)
     elif self._nothing_to_save:
       self._stop_at_once()
-    _print(f"\n{name}: stopping after this step")
+    _print(f"\n{name}: stopping after this {self._unit}")
 
   def _stop_at_once(self) -> None:
     if jax.process_count() == 1:
@@ -57,9 +58,16 @@ class StopSignals:
 
 
 @contextlib.contextmanager
-def listen() -> Iterator[StopSignals]:
-  """Turns SIGTERM and SIGINT into stop requests, handled by a thread."""
-  signals = StopSignals()
+def listen(unit: str = "step") -> Iterator[StopSignals]:
+  """Turns SIGTERM and SIGINT into stop requests, handled by a thread.
+
+  An exception of a signal handler could be lost: Python ignores exceptions in
+  callbacks of the garbage collector, of which JAX has one.
+
+  Args:
+    unit: what is completed before the process stops; for a message.
+  """
+  signals = StopSignals(unit)
   numbers = [signal.SIGINT]
   if jax.process_count() == 1:
     numbers.append(signal.SIGTERM)
