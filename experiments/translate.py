@@ -12,7 +12,7 @@ score and translation, separated by tabs.
 
 Translates a file of any size in constant memory. If it is stopped, the same
 command continues after the last 4,096 lines that were written; SIGTERM and
-Ctrl-C stop it with exit code 75.
+Ctrl-C stop it after a batch, with exit code 75.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Preemption: SIGTERM and Ctrl-C stop a run after the current step."""
+"""Preemption: SIGTERM and Ctrl-C stop a process after a step or a batch."""
 
 import contextlib
 import os
