@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import axes
-from attention.biases import with_numbers_by_distance
 from attention.implementations import non_finite
 from attention.implementations.pallas import hopper, tile_functions, tpu
 from attention.implementations.pallas.derivative import (
@@ -135,8 +134,6 @@ def _without_positions(sizes: Any, request: Request) -> Request:
   request = dataclasses.replace(request, score=score)
   if sizes.target_of(request) != "hopper":
     return with_vectors_as_keys(request)
-  bias = with_numbers_by_distance(request.bias)
-  request = dataclasses.replace(request, bias=bias)
   return with_vectors_as_keys(hopper.with_centers(request))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attention.implementations.pallas.look_up import by_distance
 from attention.implementations.pallas.operands import (
@@ -69,6 +70,19 @@ class Tile:
     first = self.keys[0, 0] - self.queries[-1, 0] + max_distance
     numbers = jnp.broadcast_to(numbers, (queries, numbers.shape[-1]))
     return by_distance(keys, first, numbers)
+
+  def by_bucket(self, numbers: jax.Array, buckets: np.ndarray) -> jax.Array:
+    """numbers[buckets[clip(j - i, -m, m) + m]], from numbers of each bucket."""
+    (count,) = numbers.shape
+    # XLA would need several operations for the look-up, and for its transpose.
+    rows, columns = (
+      jax.lax.broadcasted_iota(jnp.int32, (count, count), n) for n in (0, 1)
+    )
+    column = _selected(rows == columns, numbers[None], axis=1)
+    of_distances = jnp.asarray(buckets, jnp.int32)[None]
+    rows = jax.lax.broadcasted_iota(jnp.int32, (count, buckets.size), 0)
+    numbers = _selected(rows == of_distances, column, axis=0)
+    return self.by_distance(numbers, buckets.size // 2)
 
   def require_places(self, pairs: Any) -> None:
     """Raises unless the entries of arrays at the positions are known."""
@@ -138,3 +152,8 @@ class Tile:
       array = array.reshape(*sizes[:-1], *heads, *array.shape[leading:])
       sizes = array.shape[: leading + 1]
     return array, aligned_right(sizes, self.rank)
+
+
+def _selected(is_own, numbers, axis: int):
+  """The one number of each row or column; the others may be infinite."""
+  return jnp.sum(jnp.where(is_own, numbers, 0.0), axis=axis, keepdims=True)

@@ -103,21 +103,7 @@ def _(pairs: biases.ByDistance, tile: Tile):
 @values.register
 def _(pairs: biases.ByBucket, tile: Tile):
   numbers = tile.row_of_heads(pairs.numbers)
-  (count,) = numbers.shape
-  # XLA would need several operations for the look-up, and for its transpose.
-  rows, columns = (
-    jax.lax.broadcasted_iota(jnp.int32, (count, count), n) for n in (0, 1)
-  )
-  column = _selected(rows == columns, numbers[None], axis=1)
-  buckets = jnp.asarray(pairs.buckets, jnp.int32)[None]
-  rows = jax.lax.broadcasted_iota(jnp.int32, (count, buckets.size), 0)
-  numbers = _selected(rows == buckets, column, axis=0)
-  return tile.by_distance(numbers, pairs.max_distance)
-
-
-def _selected(is_own, numbers, axis: int):
-  """The one number of each row or column; the others may be infinite."""
-  return jnp.sum(jnp.where(is_own, numbers, 0.0), axis=axis, keepdims=True)
+  return tile.by_bucket(numbers, pairs.buckets)
 
 
 @values.register

@@ -124,6 +124,11 @@ class Problem:
     return operands | self._arrays_of_maps | self._tables
 
   @property
+  def buckets(self) -> Mapping[str, np.ndarray]:
+    """The bucket of each distance, for operands with numbers of buckets."""
+    return {} if self.bias is None else self.bias.buckets
+
+  @property
   def _weights(self) -> dict[str, Operand]:
     return {} if self.weight is None else {"weight": self.weight}
 

@@ -175,18 +175,23 @@ def results_with_bias(implementation, tokens, table, make, **options):
 # A bias of a table, the kernels of its gradient, and other arguments. Where a
 # bias is scaled, or its heads are grouped, the rule computes the gradient.
 BIASES = {
-  "T5": (biases.relative_position, 4, {}),
+  "T5": (biases.relative_position, 3, {}),
   "causal": (
     lambda table: biases.relative_position(table, max_distance=20),
-    *(4, {"mask": masks.causal(40)}),
+    *(3, {"mask": masks.causal(40)}),
   ),
   "hides later keys": (
     lambda table: biases.relative_position(table.at[16:].set(-jnp.inf)),
-    *(4, {}),
+    *(3, {}),
   ),
   "sum": (
     lambda table: biases.alibi(2) + biases.relative_position(table),
-    *(4, {"score": scores.soft_cap(scores.scaled_dot(), 5.0)}),
+    *(3, {"score": scores.soft_cap(scores.scaled_dot(), 5.0)}),
+  ),
+  # As on the devices of a ring.
+  "numbers by distance": (
+    lambda table: biases.relative_position(table).by_distance,
+    *(4, {}),
   ),
   "scaled": (
     lambda table: 0.5 * biases.relative_position(table),

@@ -99,10 +99,17 @@ def _operands(problem: Any, operands, own: str) -> dict[str, Input]:
   return {
     name: _sinusoids(problem, name, array)
     if name in tables
-    else _operand(problem, operand, array, own)
+    else _operand(problem, operand, _by_distance(problem, name, array), own)
     for (name, operand), array in zip(problem.operands.items(), operands)
     if name not in unread
   }
+
+
+def _by_distance(problem: Any, name: str, array: jax.Array) -> jax.Array:
+  """An array, with numbers of distances in place of those of buckets."""
+  if name not in problem.buckets:
+    return array
+  return jnp.take(array, problem.buckets[name], axis=-1)
 
 
 def _sinusoids(problem: Any, name: str, array: jax.Array) -> Input:
@@ -133,7 +140,7 @@ def _operand(
     return Input(array.reshape(*sizes, *array.shape[-2:]), Axes.MATRIX)
   array = array.astype(number_dtype(array))
   if operand.kind is Kind.WHOLE:
-    return Input(_padded(array.reshape(*sizes, *operand.core)), Axes.WHOLE)
+    return Input(_padded(array.reshape(*sizes, array.shape[-1])), Axes.WHOLE)
   if operand.kind is Kind.SCALAR:
     return Input(array.reshape(*sizes, 1), Axes.NUMBERS)
   of_keys = operand.kind is Kind.ROW

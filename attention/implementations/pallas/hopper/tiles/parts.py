@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -104,6 +105,26 @@ class Parts(NamedTuple):
 
 
 def sums(problem: Any, parts: Sequence[Parts]) -> dict[str, jax.Array]:
+  """The gradients of which there are parts."""
+  buckets = problem.buckets
+  own = [each for each in parts if each.name in buckets]
+  others = [each for each in parts if each.name not in buckets]
+  of_buckets = {each.name: _sum_of_buckets(problem, each) for each in own}
+  return of_buckets | _sums(problem, others)
+
+
+def _sum_of_buckets(problem: Any, own: Parts) -> jax.Array:
+  """The gradient of numbers of buckets, from parts with those of distances."""
+  operand, buckets = problem.operands[own.name], problem.buckets[own.name]
+  number = _number(problem.leading, own.array.shape[0], own.blocks)
+  parts = own.array[:, None, :number, : buckets.size]
+  places = np.arange(operand.core[0])[:, None, None]
+  # XLA adds distances and parts in one operation.
+  total = jnp.sum(jnp.where(buckets == places, parts, 0.0), axis=(-2, -1))
+  return total.reshape(operand.array.shape)
+
+
+def _sums(problem: Any, parts: Sequence[Parts]) -> dict[str, jax.Array]:
   """The gradients of which there are parts, in one kernel."""
   if not parts:
     return {}

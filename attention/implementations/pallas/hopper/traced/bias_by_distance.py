@@ -34,12 +34,14 @@ from attention.implementations.pallas.pair_tile import Tile
 _MOST = 272
 _LINES = 8
 
-# Numbers [n] at places [64, 64], as an operation of a traced bias.
+# Numbers [n] at places [64, 64], as an operation of a traced bias. With
+# `buckets`, the bucket of each place, the numbers are those of buckets.
 number_at_p = Primitive("number_at")
 
 
 @number_at_p.def_abstract_eval
-def _(numbers, places):
+def _(numbers, places, buckets):
+  del buckets
   return places.update(dtype=numbers.dtype)
 
 
@@ -48,7 +50,13 @@ class PairTile(Tile):
 
   def by_distance(self, numbers, max_distance):
     """See `Tile`."""
-    return number_at_p.bind(numbers, self.keys - self.queries + max_distance)
+    places = self.keys - self.queries + max_distance
+    return number_at_p.bind(numbers, places, buckets=None)
+
+  def by_bucket(self, numbers, buckets):
+    """See `Tile`."""
+    places = self.keys - self.queries + buckets.size // 2
+    return number_at_p.bind(numbers, places, buckets=tuple(buckets.tolist()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,12 +133,13 @@ def gradient_of(bias: Any, function: Any) -> BiasGradient | None:
     if each.kind is Kind.WHOLE
   ]
   terms = [*_terms(bias)]
-  own = [each for each in terms if isinstance(each, biases.ByDistance)]
+  types = biases.ByDistance | biases.ByBucket
+  own = [each for each in terms if isinstance(each, types)]
   if (
     len(found) != 1 or len(own) != 1 or found[0][1].array is not own[0].numbers
   ):
     return None
-  size = own[0].numbers.shape[-1]
+  size = 2 * own[0].max_distance + 1
   return BiasGradient(found[0][0], size) if size <= _MOST else None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Jaxpr, Var
 
 from attention.implementations.pallas.functions import (
@@ -54,6 +55,19 @@ class PairFunction:
   def num_results(self) -> int:
     """1, or 2 with the scores of denominators."""
     return len(self.jaxpr.outvars)
+
+  @property
+  def buckets(self) -> dict[str, np.ndarray]:
+    """The bucket of each distance, for operands with numbers of buckets."""
+    variables = self.jaxpr.invars[len(self.jaxpr.invars) - len(self.names) :]
+    names = dict(zip(variables, self.names))
+    found = {}
+    for each in self.jaxpr.eqns:
+      if each.primitive is number_at_p and each.params["buckets"]:
+        numbers = each.invars[0]
+        assert isinstance(numbers, Var)
+        found[names[numbers]] = np.array(each.params["buckets"])
+    return found
 
   def __call__(self, *arguments: Any) -> list[jax.Array]:
     """The results [64, 64]."""
@@ -149,7 +163,8 @@ def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
     return inputs[:1]
   if equation.primitive is number_at_p:
     numbers, places = inputs
-    size = equation.invars[0].aval.shape[-1]
+    buckets = equation.params["buckets"]
+    size = len(buckets) if buckets else equation.invars[0].aval.shape[-1]
     return [numbers_at(numbers, spread(places), size)]
   if name == "add_any":  # which kernels lack
     return [jax.lax.add(*map(spread, inputs))]
