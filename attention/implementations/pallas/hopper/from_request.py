@@ -64,6 +64,8 @@ from attention.scores.classical import AdditiveProduct, ScaledDot
 from attention.scores.relative import Disentangled, Shaw
 from attention.scores.sinusoidal import TransformerXL
 
+# Tensor cores sum over so many features at once.
+_STEP = 16
 _HALF = ("bfloat16", "float16")
 # The features or channels for which the gradients' sums fit into a block.
 _GRADIENT_FEATURES = 128
@@ -249,10 +251,10 @@ def _check_tokens(request: Request, query, key, has_channels: bool) -> None:
   if any(str(each.dtype) not in _HALF for each in tokens):
     raise Unsupported("needs tokens of bfloat16 or float16")
   size, features = request.value.shape[-1], query.shape[-1]
-  if size % 64 or size > 128 or (not has_channels and features % 64):
+  if size % _STEP or size > 128 or (not has_channels and features % _STEP):
     raise Unsupported(
-      f"needs features that are a multiple of 64, and at most 128 of values, "
-      f"got {features} and {size}"
+      f"needs features that are a multiple of {_STEP}, and at most 128 of "
+      f"values, got {features} and {size}"
     )
   if features > 256:
     raise Unsupported(f"has at most 256 features or channels, got {features}")

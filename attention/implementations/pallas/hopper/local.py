@@ -106,6 +106,7 @@ def _has_kernels(request: Request, operands: dict[str, Operand]) -> bool:
     len({each.dtype for each in request.tokens}) == 1
     and query.dtype.itemsize == 2
     and query.shape[-1] in (SIDE, 2 * SIDE)
+    and request.value.shape[-1] % SIDE == 0
     and query.shape[:-2] == request.leading
     and matrices.has_terms(matrix.array, query)
     and matrix.core[-1] % SIDE == 0

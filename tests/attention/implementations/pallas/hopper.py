@@ -247,11 +247,11 @@ def check(tokens, results=results, **options):
   return want
 
 
-def rows_of_nan(tokens, token, number="nan", check=check, **options):
+def rows_of_nan(tokens, token, number="nan", feature=3, check=check, **options):
   """Checks results with `number` in a token; counts the rows that have NaN."""
   place = ["query", "key", "value"].index(token)
   first = (0,) * (tokens[place].ndim - 2)
-  tokens[place] = tokens[place].at[*first, 66, 3].set(float(number))
+  tokens[place] = tokens[place].at[*first, 66, feature].set(float(number))
   context, *_ = jax.tree.leaves(check(tokens, **options)[1])
   return np.isnan(np.asarray(context)).any(axis=-1).sum()
 

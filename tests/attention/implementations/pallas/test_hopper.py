@@ -204,5 +204,5 @@ def test_what_the_kernel_does_not_support_is_an_error_that_says_why():
   refused("the operation cumsum", score=running)
   refused("one sum over the features", score=scores_of_norms)
   refused("bfloat16 or float16", dtype=jnp.float32)
-  refused("a multiple of 64", features=48)
+  refused("a multiple of 16", features=40)
   refused("by position that are shifted", score=forgetting().shifted(3))

@@ -229,6 +229,12 @@ SHAPES = {
     ((),),
     *(64, (2, 3), (2, 3), 3),
   ),
+  "48 features": (scores.cosine, ((),), 48, (2, 3), (2, 3), 4),
+  "few distances of 32 features": (
+    lambda table: scores.soft_cap(scores.shaw(table), 5.0),
+    ((3, 21, 32),),
+    *(32, (2, 3), (2, 1), 4),
+  ),
 }
 
 

@@ -49,8 +49,11 @@ def test_results_and_gradients_equal_the_reference(seed):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(24))
-def test_gradients_compile_for_a_gpu(seed):
-  call = random_call(seed, 64, 128)
+@pytest.mark.parametrize("features", [(64, 128), (80, 48)])
+def test_gradients_compile_for_a_gpu(seed, features):
+  call = random_call(seed, *features)
+  if features[0] % 64 and call.label.startswith("transformer_xl"):
+    pytest.skip("Transformer-XL's score needs 64 or 128 features")
   floats = [x for x in call.arrays if x.dtype == "f4"]
   others = [x for x in call.arrays if x.dtype != "f4"]
 

@@ -19,6 +19,7 @@ from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,
   WGMMA,
   Axes,
+  pieces,
 )
 
 
@@ -51,8 +52,8 @@ def make_finite(problem: Any, tile: Any, axes: Axes) -> jax.Array:
   if axes is Axes.TOKENS:
     flags = problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
     # All features at once would need too many registers.
-    for first in range(0, tile.shape[-1], SIDE):
-      part = tile.at[:, pl.ds(first, SIDE)]
+    for place in pieces(tile.shape[-1]):
+      part = tile.at[:, place]
       numbers = problem.cast(part[...].astype(jnp.float32), WGMMA)
       own = _is_not_finite(numbers)
       part[...] = jnp.where(own > 0.0, 0.0, numbers).astype(tile.dtype)

@@ -6,17 +6,16 @@ their cotangents, and writes them for the kernel of keys.
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
 from attention.implementations.pallas.hopper.block.block import Block
 from attention.implementations.pallas.hopper.tiles.layout import (
   BY_COLUMN,
   BY_ROW,
-  SIDE,
   TILE,
   WGMMA,
   across,
   down,
+  pieces,
 )
 
 # Weights are exp(score - maximum) * inverse. The mean is that of the cotangents
@@ -84,10 +83,10 @@ def clear_rows(block: Block) -> None:
   of_row = jnp.where(jnp.isnan(mean), 1.0, 0.0)
   is_spoilt = jnp.where(jnp.isnan(finite), 0.0, of_row) > 0.0
   tile = block.tiles["cotangent"]
-  for first in range(0, tile.shape[-1], SIDE):
-    part = tile.at[:, pl.ds(first, SIDE)]
+  for place in pieces(tile.shape[-1]):
+    part = tile.at[:, place]
     numbers = cast(part[...].astype(jnp.float32), WGMMA)
-    numbers = jnp.where(across(is_spoilt, TILE), 0.0, numbers)
+    numbers = jnp.where(across(is_spoilt, numbers.shape), 0.0, numbers)
     part[...] = numbers.astype(tile.dtype)
   if block.are_keys_own:
     refs["mean"][...] = finite

@@ -105,7 +105,6 @@ def of_block(
   if SHARES in own_numbers and matrix_tile(problem) not in tiles:
     features = inputs[MATRIX].array.shape[-2]
     tiles[matrix_tile(problem)] = swizzled((features, SIDE), dtype)
-  factor = swizzled(TILE, dtype)
   has_products = of_gradients and problem.changed is not None
   has_scores = of_gradients and problem.keeps_scores
   keeps_factors = are_keys_own and problem.dropout is not None
@@ -118,7 +117,7 @@ def of_block(
   held = Memory(
     tiles,
     results,
-    factors=[factor] * (2 if are_keys_own else 1),
+    factors=_factors(inputs, are_keys_own, of_gradients),
     products=kept_tiles.memory() if has_products else None,
     scores=kept_tiles.memory() if has_scores else None,
     dropout_factors=kept_tiles.memory() if keeps_factors else None,
@@ -144,6 +143,21 @@ def of_block(
   )
   # Without the tile a block computes these factors twice.
   return held if fits(held) else dataclasses.replace(held, dropout_factors=None)
+
+
+def _factors(
+  inputs: Mapping[str, Input], are_keys_own: bool, of_gradients: bool
+) -> list[Any]:
+  """Tiles of gradients of scores, and of weights, as factors of products."""
+  value = inputs["value"].array
+  of_weights = swizzled(TILE, value.dtype, like=value.shape[-1])
+  if not of_gradients:
+    return [of_weights]
+  other = inputs["query" if are_keys_own else "key"]
+  # Only tiles of tokens are multiplied.
+  features = other.array.shape[-1] if other.axes is Axes.TOKENS else SIDE
+  of_scores = swizzled(TILE, value.dtype, like=features)
+  return [of_scores, of_weights] if are_keys_own else [of_scores]
 
 
 def fits(held: Memory) -> bool:

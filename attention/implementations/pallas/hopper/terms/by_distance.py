@@ -30,6 +30,7 @@ from attention.scores.relative import Disentangled, Shaw
 
 # Rows of a table that the tensor cores multiply are a multiple.
 _ROWS = 8
+_FEATURES = 128
 # The vectors of a table whose products fit into a block's shared memory.
 _MOST = 128
 
@@ -198,9 +199,10 @@ def _of_table(
 def _check(term: Term, table: Operand, query: Any, request: Request) -> None:
   if term.size > _MOST:
     raise Unsupported(f"has at most {_MOST} distances, got {term.size}")
-  if query.shape[-1] not in (64, 128):
+  if query.shape[-1] > _FEATURES:
     raise Unsupported(
-      f"has vectors of distances of 64 or 128 features, got {query.shape[-1]}"
+      f"has vectors of distances of at most {_FEATURES} features, got "
+      f"{query.shape[-1]}"
     )
   dtypes = request.query.dtype, table.array.dtype
   if dtypes[1] != dtypes[0] and dtypes != (jnp.bfloat16, jnp.float32):

@@ -245,12 +245,16 @@ def _check(name: str, tile: Any, arrays: Sequence[Any]) -> None:
   # Only the kernel of queries returns gradients of arrays.
   if name == "key" and arrays:
     raise Unsupported("has maps of keys without arrays")
-  for shape in (tile.shape[1:], *(each.shape for each in arrays)):
-    if any(size not in (64, 128) for size in shape):
-      raise Unsupported("has maps of tokens of 64 or 128 features")
   matrices = [each for each in arrays if each.shape]
   if any(len(each.shape) != 2 for each in matrices):
     raise Unsupported("has maps with numbers and matrices")
+  # Registers hold the rows of a matrix, and a whole token, in this way.
+  if tile.shape[1] > 128 or any(
+    size not in (64, 128) for each in matrices for size in each.shape
+  ):
+    raise Unsupported(
+      "has maps of tokens of at most 128 features, with matrices of 64 or 128"
+    )
   is_wide = any(each.dtype.itemsize > 2 for each in matrices)
   if is_wide and tile.dtype == jnp.float16:  # which has not their range
     raise Unsupported("has maps with matrices of float16")

@@ -1,6 +1,7 @@
 """Tiles of arrays in the kernels for Hopper GPUs, 64 tokens at a time."""
 
 import enum
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -78,19 +79,28 @@ def tile_memory(ref: Any, axes: Axes) -> Any:
   return (swizzled if is_swizzled else plgpu.SMEM)(shapes[axes], dtype)
 
 
-def swizzled(shape: tuple[int, int], dtype: Any) -> Any:
+def swizzled(
+  shape: tuple[int, int], dtype: Any, like: int | None = None
+) -> Any:
   """Shared memory [1, n, m] that is read in the layout of registers, `WGMMA`.
 
-  See `Memory.at` for the axis of size 1.
+  Both factors of a product need the same order in memory: that of tiles with
+  `like` columns. See `Memory.at` for the axis of size 1.
   """
-  # Rows of 128 bytes, in the order that tensor cores read; 64 of int8.
+  # Rows of 32, 64 or 128 bytes, in the order that tensor cores read.
   size = jnp.dtype(dtype).itemsize
-  row = min(128, shape[-1] * size)
+  row = math.gcd(128, size * (like or shape[-1]))
   transforms = (
     plgpu.TilingTransform((8, row // size)),
     plgpu.SwizzleTransform(row),
   )
   return plgpu.SMEM((1, *shape), dtype, transforms=transforms)
+
+
+def pieces(size: int) -> list[Any]:
+  """The places of up to 64 columns, of so many."""
+  starts = range(0, size, SIDE)
+  return [pl.ds(start, min(SIDE, size - start)) for start in starts]
 
 
 def write_transposed(problem: Any, tile: Any, tokens: jax.Array) -> None:

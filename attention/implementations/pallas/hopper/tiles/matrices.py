@@ -16,8 +16,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,
-  TILE,
   WGMMA,
+  pieces,
 )
 
 
@@ -133,7 +133,8 @@ def _outer_products(problem: Any, left: Any, right: Any) -> jax.Array:
     plgpu.wgmma(sums, plgpu.transpose_ref(left, (1, 0)), right)
     return sums[...]
 
-  return pl.run_scoped(compute, plgpu.ACC(TILE, jnp.float32))
+  shape = left.shape[-1], right.shape[-1]
+  return pl.run_scoped(compute, plgpu.ACC(shape, jnp.float32))
 
 
 def _load(problem: Any, matrix: Any, terms: Sequence[tuple[Any, bool]]) -> None:
@@ -154,9 +155,8 @@ def _cut(numbers: jax.Array) -> jax.Array:
 
 
 def _squares(shape: Sequence[int]) -> Iterator[tuple[Any, Any]]:
-  """The places of the squares [64, 64] of a matrix."""
-  starts = itertools.product(*(range(0, size, SIDE) for size in shape))
-  return ((pl.ds(row, SIDE), pl.ds(column, SIDE)) for row, column in starts)
+  """The places of the squares, up to [64, 64], of a matrix."""
+  return itertools.product(*map(pieces, shape))
 
 
 def read(interpret: Any, ref: Any, layout: Any = WGMMA) -> jax.Array:
