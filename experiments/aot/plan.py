@@ -62,9 +62,8 @@ def describe(step: Step, target: Target) -> str:
   needed = f" (with {step.flag})" if step.flag else ""
   fits = "fits" if cost.memory <= target.memory else "DOES NOT FIT"
   lines = [
-    f"{rows} x ({source} + {target_length}) tokens on {step.devices}"
-    f" {target.name} devices{needed}, compiled in"
-    f" {cost.compile_seconds:.0f} s:",
+    f"{rows} x ({source} + {target_length}) tokens on {step.devices} x"
+    f" {target.name}{needed}, compiled in {cost.compile_seconds:.0f} s:",
     f"  memory of a device: {_gibibytes(cost.memory)} of"
     f" {_gibibytes(target.memory)}, {fits} (state and batch"
     f" {_gibibytes(cost.arguments)}, temporaries"
