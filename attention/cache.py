@@ -104,14 +104,15 @@ def init(
     A `Cache` of zeros, of length 0.
 
   Raises:
-    ValueError: if `max_length` is not positive, or `leading_shape` does not
-      begin with `length_shape`.
+    ValueError: if a size is not positive, or `leading_shape` does not begin
+      with `length_shape`.
 
   Example:
     >>> init((2, 4), max_length=8, key_size=16).key.shape
     (2, 4, 8, 16)
   """
-  check_positive(max_length=max_length)
+  check_positive(max_length=max_length, key_size=key_size)
+  check_positive(value_size=value_size)
   for name, shape in (
     ("leading_shape", leading_shape),
     ("length_shape", length_shape),

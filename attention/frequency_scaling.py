@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 
+from attention.checks import check_numbers
+
 __all__ = [
   "FrequencyScaling",
   "LinearScaling",
@@ -28,6 +30,7 @@ class FrequencyScaling:
   factor: float
 
   def __post_init__(self):
+    check_numbers(factor=self.factor)
     if self.factor < 1:
       raise ValueError(f"factor must be at least 1, got {self.factor}")
 

@@ -64,7 +64,7 @@ def sinusoidal(length: int, features: int) -> Shaped[jax.Array, "T D"]:
     Array([[0.   , 1.   ],
            [0.841, 0.540...]], dtype=float32)
   """
-  check_integers(length=length)
+  check_integers(length=length, features=features)
   if length < 0:
     raise ValueError(f"length must be at least 0, got {length}")
   _check_even("features", features)

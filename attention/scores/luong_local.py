@@ -164,7 +164,7 @@ class Local(Wrapper):
         size=self.query_weight.shape[-1],
         fits="query_weight",
       )
-    self.score.check(query, key)
+    super().check(query, key)
 
   def map_query(self, query):
     """The mapped query, followed by features whose sum is p / S."""

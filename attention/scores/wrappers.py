@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.checks import check_shape
+from attention.checks import check_numbers, check_shape
 from attention.head_parameters import SCALAR, VECTOR
 from attention.scores.base import Score, Wrapper, check_score
 
@@ -165,6 +165,7 @@ class QueryKeyNorm(Wrapper):
     return self.score.is_finite
 
   def check(self, query, key):
+    check_numbers(epsilon=self.epsilon)
     for name, gain, tokens in (
       ("query_gain", self.query_gain, query),
       ("key_gain", self.key_gain, key),

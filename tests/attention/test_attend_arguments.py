@@ -387,7 +387,17 @@ WRONG_TYPES = {
   "window must be at least 0": lambda: attend(
     *(jnp.ones((2, 3)),) * 3, score=scores.local(scores.dot(), -1)
   ),
+  "score must be a Score, got 'dot'": lambda: attend(
+    *(jnp.ones((2, 3)),) * 3, score=scores.local("dot", 1)
+  ),
+  "epsilon must be a number, got 'small'": lambda: attend(
+    *(jnp.ones((2, 3)),) * 3,
+    score=scores.qk_norm(scores.dot(), epsilon="small"),
+  ),
   "leading_shape must be a tuple": lambda: cache.init(2, 4, 3),
+  "key_size must be at least 1": lambda: cache.init((2,), 4, -3),
+  "features must be an integer": lambda: positions.sinusoidal(3, 4.0),
+  "factor must be a number": lambda: positions.LinearScaling("2"),
   "length must be at least 0": lambda: positions.sinusoidal(-3, 4),
   "options must be RotaryOptions": lambda: positions.rotary(
     jnp.ones((2, 4)), options="half_split"
