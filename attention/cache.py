@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Annotated as Shaped
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -308,8 +308,15 @@ def _check_room(cache: Cache, added) -> None:
     )
 
 
+def check_cache(cache: Any) -> None:
+  """Raises TypeError unless it is a `Cache`."""
+  if not isinstance(cache, Cache):
+    raise TypeError(f"cache must be a Cache, see init, got {cache!r}")
+
+
 def _check_tokens(cache: Cache, key, value, lengths) -> None:
-  """Raises AssertionError unless the shapes fit the cache."""
+  """Raises unless it is a cache, and the shapes fit it."""
+  check_cache(cache)
   size, value_size = cache.key.shape[-1], cache.value.shape[-1]
   check_shape("key", key, length=None, features=size, fits="cache")
   added = key.shape[-2]

@@ -35,6 +35,14 @@ def check_numbers(**numbers: Any) -> None:
       raise TypeError(f"{name} must be a number, got {number!r}")
 
 
+def check_above_zero(**numbers: Any) -> None:
+  """Raises unless every argument is a number above 0."""
+  check_numbers(**numbers)
+  for name, number in numbers.items():
+    if not number > 0:
+      raise ValueError(f"{name} must be above 0, got {number}")
+
+
 def check_positive(**sizes: Any) -> None:
   """Raises unless every size is None or an integer of at least 1."""
   for name, size in sizes.items():

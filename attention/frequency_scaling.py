@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from attention.checks import check_numbers
+from attention.checks import check_above_zero, check_numbers
 
 __all__ = [
   "FrequencyScaling",
@@ -103,6 +103,9 @@ class YaRNScaling(FrequencyScaling):
       down and the second up. The authors' code rounds, gpt-oss does not.
     attention_factor: replaces 0.1 ln(factor) + 1; None keeps it.
 
+  Raises:
+    ValueError: if a length or a number of periods is not above 0.
+
   Example:
     >>> YaRNScaling(4.0, original_length=64).frequencies(10000.0, 4)
     array([1.    , 0.0025])
@@ -113,6 +116,14 @@ class YaRNScaling(FrequencyScaling):
   beta_slow: float = 1.0
   truncate: bool = True
   attention_factor: float | None = None
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_above_zero(
+      original_length=self.original_length,
+      beta_fast=self.beta_fast,
+      beta_slow=self.beta_slow,
+    )
 
   @property
   def magnitude(self) -> float:
@@ -154,7 +165,8 @@ class Llama3Scaling(FrequencyScaling):
     high_freq_factor: pairs with more periods keep it.
 
   Raises:
-    ValueError: if the factors are not in ascending order.
+    ValueError: if the factors are not in ascending order, or a number is not
+      above 0.
 
   Example:
     >>> Llama3Scaling(8.0, original_length=64).frequencies(10000.0, 4)
@@ -167,6 +179,7 @@ class Llama3Scaling(FrequencyScaling):
 
   def __post_init__(self):
     super().__post_init__()
+    check_above_zero(original_length=self.original_length)
     if not self.low_freq_factor < self.high_freq_factor:
       raise ValueError(
         f"low_freq_factor={self.low_freq_factor} must be less than "

@@ -115,6 +115,13 @@ class MeshAxes:
     return arrange(places, self.ring_size, axis=0, order=self.order)
 
 
+def as_mesh_axes(mesh_axes: Any) -> MeshAxes:
+  """The axes; None shards nothing. TypeError for others."""
+  if not isinstance(mesh_axes, MeshAxes | None):
+    raise TypeError(f"mesh_axes must be MeshAxes, got {mesh_axes!r}")
+  return mesh_axes or MeshAxes()
+
+
 def _attend(mesh_axes: MeshAxes) -> Callable:
   """Attention of the shards of a sequence, or of whole sequences."""
   if not mesh_axes.sequence or mesh_axes.ring_size == 1:

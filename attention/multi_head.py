@@ -10,13 +10,17 @@ import jax
 import jax.numpy as jnp
 from jax.lax import PrecisionLike
 
-from attention.cache import Cache, extend
+from attention.cache import Cache, check_cache, extend
 from attention.checks import check_shape, check_tokens
 from attention.dispatch import ImplementationLike
 from attention.dropout import make_dropout
 from attention.grouped_query import Grouping, KeyValue, heads_weights
 from attention.matmul import matmul_precision, precision_name
-from attention.mesh_axes import MeshAxes, attend_sharded_heads
+from attention.mesh_axes import (
+  MeshAxes,
+  as_mesh_axes,
+  attend_sharded_heads,
+)
 from attention.meshes import on_any_mesh
 from attention.normalizers import Normalizer, as_normalizer
 from attention.positions import RotaryOptions
@@ -143,7 +147,7 @@ def multi_head_attention(
     as_normalizer(normalizer),
     query_heads=query_weight.shape[-2:],
     rotary=rotary,
-    mesh_axes=mesh_axes or MeshAxes(),
+    mesh_axes=as_mesh_axes(mesh_axes),
     implementation=implementation,
     precision=precision_name(precision),
   )
@@ -224,6 +228,7 @@ class MultiHead:
         " cache; mask=masks.padding(lengths) hides padding"
       )
     if cache is not None:
+      check_cache(cache)
       self._check_unsharded_tokens("cache")
       offset, first_key = cache.length, cache.first_position
       if positions is None:

@@ -11,7 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention import axes
-from attention.checks import check_integers, check_positive, check_tokens
+from attention.checks import (
+  check_above_zero,
+  check_integers,
+  check_positive,
+  check_tokens,
+)
 from attention.frequency_scaling import (
   FrequencyScaling,
   LinearScaling,
@@ -57,7 +62,7 @@ def sinusoidal(length: int, features: int) -> Shaped[jax.Array, "T D"]:
     [T, D], sines in the even columns and cosines in the odd ones.
 
   Raises:
-    ValueError: if `features` is odd or `length` negative.
+    ValueError: if `features` is odd, or a size negative.
 
   Example:
     >>> sinusoidal(2, 2).round(3)
@@ -65,8 +70,9 @@ def sinusoidal(length: int, features: int) -> Shaped[jax.Array, "T D"]:
            [0.841, 0.540...]], dtype=float32)
   """
   check_integers(length=length, features=features)
-  if length < 0:
-    raise ValueError(f"length must be at least 0, got {length}")
+  for name, size in (("length", length), ("features", features)):
+    if size < 0:
+      raise ValueError(f"{name} must be at least 0, got {size}")
   _check_even("features", features)
   # float64, as float32 angles at large positions have inaccurate sines.
   frequencies = 10000.0 ** (-np.arange(0, features, 2) / max(features, 1))
@@ -118,6 +124,7 @@ class RotaryOptions:
       raise TypeError(
         f"scaling must be a FrequencyScaling, got {self.scaling!r}"
       )
+    check_above_zero(base=self.base)
     check_positive(rotary_dim=self.rotary_dim, max_length=self.max_length)
     _check_even("rotary_dim", self.rotary_dim or 0)
 

@@ -10,13 +10,13 @@ from flax.linen.dtypes import promote_dtype
 from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 
-from attention.cache import Cache
+from attention.cache import Cache, check_cache
 from attention.checks import check_positive, check_tokens
 from attention.dispatch import ImplementationLike
 from attention.dropout import make_dropout
 from attention.grouped_query import Grouping, KeyValue
 from attention.matmul import precision_name
-from attention.mesh_axes import MeshAxes
+from attention.mesh_axes import MeshAxes, as_mesh_axes
 from attention.modules.learned_normalizers import LearnedNormalizer
 from attention.modules.learned_scores import LearnedScore
 from attention.modules.projection_weights import ProjectionWeights
@@ -176,6 +176,7 @@ class MultiHeadAttention(nn.Module):
     `lengths` [...] for a cache with a length per example. See
     `multi_head_attention(cache=...)`.
     """
+    check_cache(cache)
     layer, tokens = self._bound(query=inputs, key=inputs, value=inputs)
     return layer(
       *tokens,
@@ -295,6 +296,7 @@ class MultiHeadAttention(nn.Module):
     of additive scores. A `ragged` cache has a length per example; a `rolling`
     one keeps the last `max_length` tokens.
     """
+    check_positive(max_length=max_length)
     if not self.key_projection.has_variable("params", "kernel"):
       raise ValueError("init_cache needs parameters: call it through `apply`")
     kernel: jax.Array = self.key_projection.get_variable("params", "kernel")
@@ -334,14 +336,14 @@ class MultiHeadAttention(nn.Module):
       weights = promote_dtype(*weights, dtype=self.dtype)
       projections["output"] = Projection(*weights)
     if key_lengths is not None:
-      key_lengths = key_lengths[..., None]  # an axis of heads
+      key_lengths = jnp.asarray(key_lengths)[..., None]  # an axis of heads
     layer = MultiHead(
       projections,
       self.learned_score(size, size, key_lengths),
       self.learned_normalizer(),
       query_heads=(self.num_heads, size),
       rotary=self.rotary,
-      mesh_axes=self.mesh_axes or MeshAxes(),
+      mesh_axes=as_mesh_axes(self.mesh_axes),
       implementation=self.implementation,
       precision=precision_name(self.precision),
     )

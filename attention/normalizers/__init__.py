@@ -6,6 +6,7 @@
 
 from typing import Any
 
+from attention.function_pytree import check_takes
 from attention.normalizers.base import (
   FunctionNormalizer,
   Normalizer,
@@ -53,7 +54,8 @@ def as_normalizer(normalizer: Any) -> Normalizer:
   """A normalizer as such; None is softmax, a function is wrapped.
 
   Raises:
-    TypeError: if it is not a function of scores.
+    TypeError: if it is no function.
+    ValueError: if it is not a function of scores.
   """
   if normalizer is None:
     return softmax()
@@ -65,6 +67,7 @@ def as_normalizer(normalizer: Any) -> Normalizer:
       "such as normalizers.entmax(1.5), or a function of scores, got "
       f"{normalizer!r}"
     )
+  check_takes(normalizer, ("scores",), "normalizer")
   return FunctionNormalizer(normalizer)
 
 

@@ -202,7 +202,7 @@ class Local(Wrapper):
       fraction, length, scores = axes.aligned(fraction, length, scores)
       center = fraction * length
       _, at = positions.broadcast(scores.ndim)
-    distance = (at - center).astype(scores.dtype)
+    distance = (at.astype(center.dtype) - center).astype(scores.dtype)
     if self.query_weight is not None and self.has_gaussian:
       scores = scores - 2.0 * jnp.square(distance / self.window)
     return jnp.where(abs(distance) <= self.window, scores, -jnp.inf)

@@ -23,6 +23,7 @@ from attention import (
   scores,
 )
 from attention.implementations.blockwise import Blockwise
+from attention.modules import MultiHeadAttention
 from tests.attention.comparison import jitted
 from tests.attention.oracle import CASES, IMPLEMENTATIONS, draw
 from tests.matrix import sampled
@@ -395,6 +396,21 @@ WRONG_TYPES = {
     score=scores.qk_norm(scores.dot(), epsilon="small"),
   ),
   "leading_shape must be a tuple": lambda: cache.init(2, 4, 3),
+  "cache must be a Cache": lambda: MultiHeadAttention(2).init(
+    jax.random.key(0), jnp.ones((3, 4)), None, method="decode"
+  ),
+  "cache must be a Cache, see init, got 'none'": lambda: cache.append(
+    "none", *(jnp.ones((2, 3)),) * 2
+  ),
+  "mesh_axes must be MeshAxes": lambda: MultiHeadAttention(
+    2, mesh_axes="tensor"
+  ).init(jax.random.key(0), jnp.ones((3, 4))),
+  "normalizer takes .scores., got a function of .a, b.": lambda: attend(
+    *(jnp.ones((2, 3)),) * 3, normalizer=lambda a, b: a
+  ),
+  "base must be above 0": lambda: positions.rotary(jnp.ones((2, 4)), base=-1.0),
+  "original_length must be above 0": lambda: positions.YaRNScaling(2.0, 0),
+  "features must be at least 0": lambda: positions.sinusoidal(3, -2),
   "key_size must be at least 1": lambda: cache.init((2,), 4, -3),
   "features must be an integer": lambda: positions.sinusoidal(3, 4.0),
   "factor must be a number": lambda: positions.LinearScaling("2"),

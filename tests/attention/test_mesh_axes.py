@@ -252,6 +252,14 @@ def test_gradient_of_a_bias_with_sharded_heads():
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+@sampled(
+  "normalizer", ["sigmoid", "entmax", "stick_breaking"], default=["entmax"]
+)
+def test_normalizers_of_rows_beside_axes_that_are_not_named(normalizer):
+  module = MODULE.clone(normalizer=normalizer, implementation="blockwise")
+  check(module, MeshAxes(heads="tensor"), **CAUSAL)
+
+
 @pytest.mark.exhaustive
 def test_score_without_axes_of_heads():
   weight = jax.random.normal(jax.random.key(4), (2, 2))

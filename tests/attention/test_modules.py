@@ -441,7 +441,7 @@ def test_key_lengths_are_those_of_local_p_without_padding():
     )
     return contexts, weights
 
-  contexts, weights = run(tokens, memory, mask=mask, key_lengths=lengths)
+  contexts, weights = run(tokens, memory, mask=mask, key_lengths=[4, 7])
   for row, length in enumerate(lengths):
     alone = slice(row, row + 1)
     want = run(tokens[alone], memory[alone, :length])

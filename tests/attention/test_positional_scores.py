@@ -517,6 +517,17 @@ def test_lengths_of_examples_scale_the_predicted_position():
   np.testing.assert_allclose(got[0, :, :5], want, rtol=1e-4, atol=1e-5)
 
 
+def test_positions_are_predicted_without_promotion_of_integers():
+  (tokens,) = single(0, (5, 4))
+  score = scores.local(scores.dot(), 2, jnp.ones((4, 3)), jnp.ones(3))
+  with jax.numpy_dtype_promotion("strict"):
+    got, want = (
+      attend(tokens, tokens, tokens, score=score, implementation=each)
+      for each in (Blockwise(query_block=2, key_block=3), "reference")
+    )
+  close(got, want, rtol=1e-5)
+
+
 def test_lengths_are_for_local_p_that_is_not_causal():
   weight, vector = jnp.ones((4, 6)), jnp.ones(6)
   score = scores.local(scores.dot(), 2, weight, vector, 5.0, causal=True)

@@ -108,16 +108,16 @@ def _traced(
   fraction: Callable = functools.partial(make_fraction, request.normalizer)
   if not request.normalizer.ignores_hidden:
     fraction = _of_first_keys(fraction, request.scores_shape[-1])
-  scores = jax.eval_shape(
-    functools.partial(_scores, problem, captured),
-    query,
-    key,
-    jnp.swapaxes(key, -1, -2),
-    start_type(tiling),
-  )
-  program, normalizer = without_captured(
-    fraction, scores, owner=identity(request.normalizer)
-  )
+  owner, found = identity(request.normalizer), []
+
+  # The result of `jax.eval_shape` would lack the mesh of `jax.shard_map`.
+  def trace(*arguments):
+    scores = _scores(problem, captured, *arguments)
+    found.append(without_captured(fraction, scores, owner=owner))
+
+  columns = jnp.swapaxes(key, -1, -2)
+  jax.eval_shape(trace, query, key, columns, start_type(tiling))
+  ((program, normalizer),) = found
   starts = tiling.with_leading(starts)
   return Span(problem, program), Arrays(captured, normalizer, starts)
 

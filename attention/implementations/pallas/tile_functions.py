@@ -105,7 +105,7 @@ def _traced_score(request, query, key, tile, rules) -> TileFunction:
   arguments = [*tokens, *[_SCALAR] * (2 + rank)]
 
   def pair(leading, query, key, first_query, first_key, *others):
-    indices, parts = others[:rank], others[rank:]
+    indices, parts = indices_of_scores(request, others[:rank]), others[rank:]
     positions = MatrixPositions(
       first_query,
       first_key,
@@ -135,6 +135,19 @@ def _traced_score(request, query, key, tile, rules) -> TileFunction:
         raise
       error = failure
   raise Unsupported(UNDECLARED) from error
+
+
+def indices_of_scores(
+  request: Request, indices: Sequence[Any]
+) -> tuple[Any, ...]:
+  """Indices of the context's leading axes, 0 for those that scores lack."""
+  # Values may have more leading axes.
+  sizes = request.scores_shape[:-2]
+  missing = (1,) * (len(indices) - len(sizes))
+  return tuple(
+    0 if size == 1 else index
+    for size, index in zip((*missing, *sizes), indices)
+  )
 
 
 def checked_normalizer(request: Request, rules: Rules) -> OnlineNormalizer:

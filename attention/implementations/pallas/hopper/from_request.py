@@ -139,7 +139,7 @@ def _functions(
   masks = [] if request.mask is None else [request.mask]
   if key_length % SIDE:
     masks.append(Below(key_length))
-  changed = of_wrappers("score", request.score, rank, finish)
+  changed = of_wrappers("score", request, finish)
   if prediction is not None and changed is not None:
     changed = prediction.named(changed)
   return (

@@ -22,6 +22,7 @@ from tests.attention.implementations.pallas.hopper import (
   predicting,
   results,
 )
+from tests.attention.implementations.pallas.test_kernels import later_heads
 from tests.matrix import sampled
 from tests.meshes import make_mesh
 
@@ -126,6 +127,12 @@ def test_gradient_of_a_bias_of_pairs():
     return jax.jit(jax.grad(loss))(bias)
 
   close(gradient(INTERPRETED), gradient("reference"))
+
+
+def test_indices_of_leading_axes_that_only_values_have():
+  tokens = arrays((2, 4, 64), (2, 6, 64), (2, 2, 6, 64))
+  score = scores.modified(scores.dot(), later_heads, with_indices=True)
+  check(tokens, outputs, score=score)
 
 
 class Halved(scores.dot):

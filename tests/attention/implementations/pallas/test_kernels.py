@@ -257,6 +257,22 @@ def test_results_and_gradients_equal_the_reference(name):
   close(got, results(tokens, "reference", arguments), 1e-4)
 
 
+def later_heads(numbers, batch, head, query_positions, key_positions):
+  """A change of scores that depends on the indices of leading axes."""
+  distance = jnp.abs(query_positions - key_positions)
+  return numbers - 0.1 * (batch + head) * distance
+
+
+def test_indices_of_leading_axes_that_only_values_have():
+  tokens = arrays((3, 4, 8), (3, 6, 8), (2, 3, 6, 8))
+  score = scores.modified(scores.dot(), later_heads, with_indices=True)
+  got, want = (
+    attend(*tokens, score=score, implementation=each)
+    for each in (INTERPRETED, "reference")
+  )
+  close(got, want, 1e-4)
+
+
 @sampled(
   "name",
   ["softpick causal", "sigmoid of heads", "wide window", "entmax", "sparsemax"],

@@ -26,6 +26,7 @@ from attention.implementations.pallas.operands import Blocks, Plan, Unsupported
 from attention.implementations.pallas.pairwise import values
 from attention.implementations.pallas.tile_functions import (
   ByPosition,
+  indices_of_scores,
   parameters,
   parts_by_position,
 )
@@ -82,12 +83,13 @@ def _of_source(name: str, of_pairs: OfPairs, rank: int) -> PairFunction:
 
 
 def of_wrappers(
-  name: str, score: Score, rank: int, finish: Callable | None = None
+  name: str, request: Request, finish: Callable | None = None
 ) -> PairFunction | None:
   """What `finish` and then wrappers do to sums or products of pairs.
 
   A function of (scores, queries, keys, *indices, *parts).
   """
+  score, rank = request.score, len(request.leading)
   own = [*wrappers(score)]
   if finish is None and all(
     type(each).pair_at is Wrapper.pair_at for each in own
@@ -96,7 +98,7 @@ def of_wrappers(
   with_parts, operands = parameters(score, rank)
 
   def compute(scores, queries, keys, *others):
-    indices, parts = others[:rank], others[rank:]
+    indices, parts = indices_of_scores(request, others[:rank]), others[rank:]
     at = _PairPositions(
       *(0, 0, *TILE), key_length=0, leading=indices, queries=queries, keys=keys
     )
