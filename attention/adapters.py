@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Annotated as Shaped
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -61,7 +62,8 @@ def dot_product_attention(
     lse, [B, T, H] or [T, H], in the key's dtype.
 
   Raises:
-    AssertionError: if the shapes do not fit; the message names the argument.
+    AssertionError: if the shapes do not fit, or lengths are no integers; the
+      message names the argument.
     ValueError: as in `attend`.
 
   Example:
@@ -78,6 +80,14 @@ def dot_product_attention(
     query, key, value = (
       axes.with_rank(jnp.asarray(array), 4) for array in (query, key, value)
     )
+  for name, lengths in (
+    ("query_seq_lengths", query_seq_lengths),
+    ("key_value_seq_lengths", key_value_seq_lengths),
+  ):
+    if lengths is not None:
+      chex.assert_type(
+        jnp.asarray(lengths), int, custom_message=f"{name} must be integers"
+      )
   restrictions = [mask, masks.causal() if is_causal else None]
   if local_window_size is not None:
     if isinstance(local_window_size, int):

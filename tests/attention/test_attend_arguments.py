@@ -419,6 +419,9 @@ WRONG_TYPES = {
     jnp.ones((2, 4)), options="half_split"
   ),
   "scaling must be": lambda: positions.RotaryOptions(scaling="yarn"),
+  "query_seq_lengths must be integers": lambda: dot_product_attention(
+    *(jnp.ones((1, 2, 2, 4)),) * 3, query_seq_lengths=jnp.array([1.5])
+  ),
   "local_window_size must be": lambda: dot_product_attention(
     *(jnp.ones((1, 2, 2, 4)),) * 3, local_window_size=1.5
   ),
