@@ -256,8 +256,9 @@ def test_gradient_of_a_bias_with_sharded_heads():
   "normalizer", ["sigmoid", "entmax", "stick_breaking"], default=["entmax"]
 )
 def test_normalizers_of_rows_beside_axes_that_are_not_named(normalizer):
-  module = MODULE.clone(normalizer=normalizer, implementation="blockwise")
-  check(module, MeshAxes(heads="tensor"), **CAUSAL)
+  module = MODULE.clone(normalizer=normalizer)
+  order = MeshAxes(heads="tensor")
+  check(module, order, implementation="blockwise", **CAUSAL)
 
 
 @pytest.mark.exhaustive
