@@ -240,6 +240,7 @@ def _check_is_softmax(field: str, normalizer: str) -> None:
     )
 
 
+MODELS: tuple[type[Section], ...] = (Seq2SeqConfig, TransformerConfig)
 ModelConfig = Annotated[
   Seq2SeqConfig | TransformerConfig, Field(discriminator="name")
 ]

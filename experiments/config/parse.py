@@ -9,7 +9,7 @@ import pydantic
 from pydantic import ValidationInfo, model_validator
 
 from experiments.config.data import DataConfig, TaskConfig
-from experiments.config.model import ModelConfig, Seq2SeqConfig
+from experiments.config.model import MODELS, ModelConfig, Seq2SeqConfig
 from experiments.config.sections import CHANGEABLE, Section, Seed, no_such_field
 from experiments.config.training import (
   EvaluationConfig,
@@ -181,8 +181,24 @@ def _validated(raw: Mapping[str, Any], *, stored: bool = False) -> Config:
   try:
     return Config.model_validate(raw, context={"stored": stored})
   except pydantic.ValidationError as error:
+    if _has_fields_of_another_model(raw.get("model")):
+      raise UserError(
+        f"config.model.name: got {raw['model']['name']!r}, but the other fields"
+        " are those of another model; the argument of a config sets them all:"
+        " configs/reverse.py:transformer, configs/reverse.py:dot"
+      ) from None
     problems = [_describe(each, raw) for each in error.errors()]
     raise UserError("\n".join(problems)) from None
+
+
+def _has_fields_of_another_model(model: Any) -> bool:
+  """Whether only the name of the config's model was changed."""
+  names = {section.model_fields["name"].default for section in MODELS}
+  return isinstance(model, Mapping) and any(
+    model.keys() == section.model_fields.keys()
+    and model["name"] in names - {section.model_fields["name"].default}
+    for section in MODELS
+  )
 
 
 def _missing(section: Section, path: str = "config") -> list[str]:

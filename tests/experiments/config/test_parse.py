@@ -62,6 +62,7 @@ def test_every_argument_gives_a_valid_config(arg):
     ("model.normalizer", "softmin", "config.model.normalizer: got 'softmin'; "),
     ("model.cell", "rnn", "config.model.cell: got 'rnn'; "),
     ("model.name", "rnn", "config.model.name: got 'rnn'; known"),
+    ("model.name", "transformer", "fields are those of another model; the arg"),
     ("optimizer.learning_rate", 0.0, "greater than 0"),
     ("optimizer.learning_rate", float("inf"), "finite"),
     ("optimizer.weight_decay", 0.1, "use name 'adamw'"),
