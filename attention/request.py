@@ -125,6 +125,11 @@ class Request:
     return scores, self.score.denominator.pair_at(query, key, positions)
 
   @property
+  def is_empty(self) -> bool:
+    """Whether there is no score, or no row of the context."""
+    return 0 in (*self.leading, *self.scores_shape[-2:])
+
+  @property
   def has_known_sizes(self) -> bool:
     """Whether no size is a symbol of `jax.export`."""
     return all(isinstance(size, int) for size in self.scores_shape)

@@ -75,7 +75,7 @@ class Blockwise:
 
   def __call__(self, request: Request) -> tuple[jax.Array, Statistics]:
     """The context [..., T, E] and the statistics [..., T]."""
-    if 0 in (*request.leading, *request.scores_shape[-2:]):
+    if request.is_empty:
       rows = (*request.leading, request.scores_shape[-2])
       return (
         jnp.zeros((*rows, request.value.shape[-1]), request.dtype),
@@ -88,17 +88,11 @@ class Blockwise:
 
   def variant(self, request: Request) -> Hashable:
     """The sizes of tiles, which depend on the platform."""
-    if not request.has_known_sizes or 0 in request.scores_shape:
+    if not request.has_known_sizes or request.is_empty:
       return None
-    queries, keys = self._sides(request)
-    blocks = tile_sizes.leading_blocks(
-      self.leading_block,
-      queries * keys * request.elements_per_pair,
-      request.scores_shape[:-2],
-      request.leading,
-      platform=request.target,
-    )
-    return queries, keys, tuple(blocks)
+    tile = self._sides(request)
+    blocks = tile_sizes.leading_blocks(request, self.leading_block, *tile)
+    return *tile, tuple(blocks)
 
   def _compute(self, request: Request):
     """Context, statistics and the function from flagged keys to rows."""
@@ -148,11 +142,7 @@ def _online(
 ) -> tuple[jax.Array, Statistics]:
   """The context and the statistics of mapped tokens, padded to tiles."""
   blocks = tile_sizes.leading_blocks(
-    leading_block,
-    tiling.query_tile * tiling.key_tile * request.elements_per_pair,
-    request.scores_shape[:-2],
-    request.leading,
-    platform=request.target,
+    request, leading_block, tiling.query_tile, tiling.key_tile
   )
   pair, tiling = trace_pair(request, query, key, tiling, blocks)
   # Values may have leading axes that the scores do not have.

@@ -44,9 +44,6 @@ from attention.softmax import Statistics, of_rows
 # Blocks that attend to different numbers of keys are rounded up to so many
 # numbers, each of which is a program of its own.
 _SPANS = 4
-# A normalizer reads a block of rows about so many times and the online softmax
-# a tile once, so that a block has to be smaller to stay in the caches.
-_READS = 2
 
 
 class Span(NamedTuple):
@@ -70,13 +67,8 @@ def compute_rows(
   request: Request, tiling: Tiling, leading_block: int | None, *tokens
 ) -> tuple[jax.Array, Statistics]:
   """The context of mapped tokens, padded to tiles, and which rows have keys."""
-  elements = tiling.query_tile * tiling.key_length * request.elements_per_pair
   *blocks, whole = tile_sizes.leading_blocks(
-    leading_block,
-    _READS * elements,
-    request.scores_shape[:-2],
-    request.leading,
-    platform=request.target,
+    request, leading_block, tiling.query_tile, tiling.key_tile
   )
   blocks = [*filter(functools.partial(_has_size, request), blocks), whole]
   query, key, value = tokens

@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import jax
+
+from attention.normalizers import is_online
+from attention.request import Request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +60,9 @@ class Limits:
 # float32 leave the caches. Scores that need many elements for a pair are faster
 # in tiles of twice as many queries, and elements.
 _CPU = Limits(most_keys=512, scores=1 << 20, most_rows=128, queries_per_key=2)
+# A normalizer reads a block of rows about so many times and the online softmax
+# a tile once, so that a block has to be smaller to stay in the caches.
+_READS = 2
 # GPUs and TPUs start several operations for each tile, so few large tiles are
 # best. All leading entries are in a tile, because they may be sharded.
 _GPU = Limits(most_keys=4096, scores=1 << 24, most_rows=1024, queries_per_key=1)
@@ -71,25 +76,23 @@ def limits(platform: str) -> Limits:
 
 
 def leading_blocks(
-  asked: int | None,
-  elements: int,
-  scores: Sequence[int],
-  leading: Sequence[int],
-  *,
-  platform: str,
+  request: Request, asked: int | None, queries: int, keys: int
 ) -> list[tuple[int, ...]]:
   """Candidate sizes of a tile along the leading axes, best first."""
-  # `asked` limits the product of the sizes; None chooses a limit for
-  # `elements`, the size of the score's intermediate arrays per entry. `scores`
-  # and `leading` are the leading axes of the scores and of the context. The
-  # last candidate is all of `leading`, which every score supports.
-  whole = tuple(leading)
+  # `asked` limits the product of the sizes; None chooses a limit, for tiles of
+  # so many queries and keys. The last candidate has all entries of the leading
+  # axes, which every score supports.
+  whole = tuple(request.leading)
   if asked is None:
-    sharing = _devices_of_a_cpu() if platform == "cpu" else 0
+    sharing = _devices_of_a_cpu() if request.target == "cpu" else 0
     if not sharing:
       return [whole]
+    if not is_online(request.normalizer):
+      # A block has whole rows.
+      keys *= _READS * -(-request.scores_shape[-1] // keys)
+    elements = queries * keys * request.elements_per_pair
     asked = max(_CPU.scores // sharing // elements, 1)
-  block = _innermost_first(asked, scores, leading)
+  block = _innermost_first(asked, request.scores_shape[:-2], whole)
   cuts = range(len(whole), -1, -1)
   return list(dict.fromkeys(block[:axis] + whole[axis:] for axis in cuts))
 

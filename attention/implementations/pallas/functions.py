@@ -25,6 +25,7 @@ from attention.implementations.pallas.products import (
   matrix_product,
   wide,
 )
+from attention.scores import additive_kernel
 
 # Operations that call a jaxpr, and the parameter that has it.
 _CALLS = {
@@ -53,9 +54,10 @@ _UNCHANGED = frozenset(["pvary", "reshard"])
 class Rules(NamedTuple):
   """How a kernel evaluates traced operations."""
 
-  # Of operations, and of functions that have custom derivatives, by name.
-  replacements: Mapping[str, Callable[..., jax.Array]]
+  operations: Mapping[str, Callable[..., jax.Array]]  # by a primitive's name
   is_interpreted: bool  # whether XLA's CPU backend computes the kernel
+  # The additive score in a kernel; None evaluates its operations.
+  weighted_tanh_sum: Callable[..., jax.Array] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -128,7 +130,7 @@ def check_supported(jaxpr: Jaxpr, rules: Rules) -> None:
   """Raises `Unsupported` for an operation that kernels do not have."""
   for equation in _equations(jaxpr, rules):
     name = equation.primitive.name
-    if name in rules.replacements:
+    if name in rules.operations:
       continue
     if name not in OPERATIONS:
       raise Unsupported(
@@ -205,13 +207,13 @@ def evaluate_jaxpr(
 def _evaluate_one(equation, inputs, rules) -> Sequence[Any]:
   name, parameters = equation.primitive.name, equation.params
   if (inner := called(equation)) is not None:
-    replacement = _replacement(equation, rules)
+    replacement = _replacement(inner[0], rules)
     if replacement is not None:
       return [replacement(*inputs)]
     return evaluate_jaxpr(*inner, inputs, rules)
-  if name in rules.replacements:
+  if name in rules.operations:
     inputs = [*map(_widened, inputs)]
-    return [rules.replacements[name](*inputs, **parameters)]
+    return [rules.operations[name](*inputs, **parameters)]
   if name == "dot_general":
     dtypes = [each.aval.dtype for each in equation.invars]
     return [_product(inputs, dtypes, parameters, rules.is_interpreted)]
@@ -257,11 +259,13 @@ def _widened(value):
   return jnp.asarray(value).astype(wide(dtype))
 
 
-def _replacement(equation, rules) -> Callable | None:
-  inner = called(equation)
-  if inner is None:
-    return None
-  return rules.replacements.get(inner[0].debug_info.func_name)
+def _replacement(jaxpr: Jaxpr, rules: Rules) -> Callable | None:
+  """What the kernel evaluates in place of a called function, or None."""
+  # Functions of the user may have the same name.
+  source = jaxpr.debug_info
+  additive = "weighted_tanh_sum", additive_kernel.__file__
+  is_additive = (source.func_name, source.func_filename) == additive
+  return rules.weighted_tanh_sum if is_additive else None
 
 
 def _equations(jaxpr: Jaxpr, rules: Rules) -> Iterator:
@@ -270,5 +274,5 @@ def _equations(jaxpr: Jaxpr, rules: Rules) -> Iterator:
     inner = called(equation)
     if inner is None:
       yield equation
-    elif _replacement(equation, rules) is None:
+    elif _replacement(inner[0], rules) is None:
       yield from _equations(inner[0], rules)

@@ -27,8 +27,12 @@ class Pallas:
     interpret: False compiles the kernels. True interprets them on any platform,
       and an instance of `jax.experimental.pallas.tpu.InterpretParams`
       interprets them with checks, for instance of races.
-    query_block: the queries of a tile, a multiple of 128; None chooses it.
-    key_block: the keys of a tile, a multiple of 128; None chooses it.
+    query_block: the queries of a tile on TPUs, a multiple of 128; None chooses
+      it.
+    key_block: the keys of a tile on TPUs, a multiple of 128; None chooses it.
+
+  Raises:
+    ValueError: if the target is unknown or a size is no multiple of 128.
 
   Example:
     >>> import jax.numpy as jnp
@@ -45,6 +49,10 @@ class Pallas:
   key_block: int | None = None
 
   def __post_init__(self):
+    if self.target not in (None, *_TARGETS.values()):
+      raise ValueError(
+        f"target must be 'tpu', 'hopper' or None, got {self.target!r}"
+      )
     for name in ("query_block", "key_block"):
       block = getattr(self, name)
       if block is not None and (block < 1 or block % 128):
@@ -61,15 +69,18 @@ class Pallas:
       )
     if not request.has_known_sizes:
       return "needs known sizes"
+    has_blocks = self.query_block is not None or self.key_block is not None
+    if has_blocks and self.target_of(request) == "hopper":
+      return "has tiles of 64 on GPUs: query_block and key_block must be None"
     if not self.interpret and request.dtype != jnp.float32:
       return f"computes in float32, got {request.dtype}"
-    if 0 in (*request.leading, *request.scores_shape[-2:]):
+    if request.is_empty:
       return None
     return self._call().obstacle(self, self.with_values(request))
 
   def __call__(self, request: Request) -> tuple[jax.Array, Statistics]:
     """The context [..., T, E] and the statistics [..., T]."""
-    if 0 in (*request.leading, *request.scores_shape[-2:]):
+    if request.is_empty:
       return Blockwise()(request)
     features = request.value.shape[-1]
     context, statistics = self._call().compute(self, self.with_values(request))

@@ -22,12 +22,11 @@ from attention.implementations.pallas.visits import FIRST, HIDDEN, LAST, MASKED
 
 def rules(interpret: Any) -> Rules:
   """How kernels evaluate traced operations."""
-  replacements: dict[str, Callable[..., jax.Array]] = {
-    "weighted_tanh_sum": weighted_tanh_sum,
-    "by_distance": by_distance,
-    "sign": _sign,
-  }
-  return Rules(replacements, bool(interpret))
+  return Rules(
+    {"by_distance": by_distance, "sign": _sign},
+    bool(interpret),
+    weighted_tanh_sum,
+  )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

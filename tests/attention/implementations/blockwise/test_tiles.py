@@ -1,5 +1,6 @@
 """Tiles: which exist, their visibility under masks, dropout in them."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attention
-from attention import masks, scores
+from attention import masks, normalizers, scores
 from attention.implementations.blockwise import Blockwise, tile_sizes
 from attention.implementations.blockwise import implementation as blockwise
 from attention.implementations.blockwise.tiles import Tiling
 from attention.masks.tile_visibility import Ranges, visibility
 from attention.masks.types import as_mask
 from attention.positional import EMPTY, FULL, PARTIAL, positions
+from attention.request import make_request
 from tests.attention.comparison import close, jitted
 from tests.attention.oracle import draw, single
 from tests.matrix import sampled, sampled_product
@@ -429,6 +431,25 @@ def test_leading_axes_are_cut_on_a_single_cpu_device(name, monkeypatch):
   block = {"scaled_dot": (1, 2), "additive": (1, 1)}.get(name, (1, 4))
   # The tiles of CPUs come first, then those of accelerators.
   assert blocks == [block, (3, 4)]
+
+
+def test_blocks_of_a_normalizer_are_smaller_on_cpus(monkeypatch):
+  monkeypatch.setattr(tile_sizes, "_devices_of_a_cpu", lambda: 1)
+  tokens = [jnp.ones((16, *core)) for core in ((128, 8), (512, 8), (512, 8))]
+  request = make_request(
+    *tokens, score=scores.dot(), normalizer=normalizers.entmax()
+  )
+  variants = {
+    Blockwise().variant(dataclasses.replace(request, branch=platform))
+    for platform in ("cpu", "tpu", "cuda")
+  }
+  assert variants == {(128, 512, ((8,), (16,))), (128, 512, ((16,),))}
+
+
+def test_an_empty_axis_of_values_under_jit():
+  query, key = jnp.ones((1, 3, 4)), jnp.ones((1, 3, 4))
+  compute = jax.jit(functools.partial(attend, implementation="blockwise"))
+  assert compute(query, key, jnp.ones((0, 3, 4))).shape == (0, 3, 4)
 
 
 @pytest.mark.parametrize(

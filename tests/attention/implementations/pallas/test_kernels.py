@@ -589,6 +589,45 @@ def test_blocks_are_multiples_of_128():
     Pallas(key_block=64)
 
 
+def test_an_unknown_target_is_an_error():
+  with pytest.raises(ValueError, match="target must be 'tpu', 'hopper'"):
+    Pallas(target="H100")
+
+
+def test_tiles_of_gpus_have_fixed_sizes():
+  kernels = Pallas(target="hopper", query_block=128)
+  with pytest.raises(NotImplementedError, match="query_block and key_block"):
+    attend(*arrays((64, 64), (64, 64), (64, 64)), implementation=kernels)
+
+
+@jax.jit
+def sign(numbers):
+  return jnp.where(numbers >= 0.0, 1.0, -1.0)
+
+
+@jax.custom_jvp
+def weighted_tanh_sum(query, key, weight):
+  return weight * (query @ key.mT)
+
+
+weighted_tanh_sum.defjvps(None, None, None)
+
+
+@pytest.mark.parametrize(
+  "score",
+  [
+    lambda q, k: sign(jnp.round(q @ k.mT)),  # of zeros too
+    lambda q, k: weighted_tanh_sum(q, k, 2.0),
+  ],
+  ids=["sign", "weighted_tanh_sum"],
+)
+def test_functions_with_the_names_of_operations_of_kernels(score):
+  tokens = arrays((150, 8), (200, 8), (200, 4))
+  expected = attend(*tokens, score=score, implementation="reference")
+  own = attend(*tokens, score=score, implementation=INTERPRETED)
+  np.testing.assert_allclose(own, expected, atol=1e-5)
+
+
 def test_a_name_stands_for_compiled_kernels():
   assert BY_NAME["pallas"] == Pallas()
   assert not Pallas().interpret

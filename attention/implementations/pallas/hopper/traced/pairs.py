@@ -107,8 +107,8 @@ def traced(
   # This removes operations on arrays whose parts the kernel reads.
   operands = [*operands, *map(_captured, closed.consts)]
   jaxpr, used = without_unused(without_constants(closed), keep=first)
-  replacements = {number_at_p.name: numbers_at}
-  check_supported(jaxpr, Rules(replacements, is_interpreted=False))
+  operations = {number_at_p.name: numbers_at}
+  check_supported(jaxpr, Rules(operations, is_interpreted=False))
   operands = [each for each, own in zip(operands, used[first:]) if own]
   _check_kinds(jaxpr, operands)
   names = [f"{name} {number}" for number in range(len(operands))]
