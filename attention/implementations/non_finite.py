@@ -33,8 +33,8 @@ def with_finite_tokens(
   # attends to some key) and `any_flagged` for its visible pairs.
   if not request.is_masked:
     return compute(request)[:2]
-  query, key, bad_query, bad_key = finite_query_and_key(request)
-  value, bad_value = _finite(request.value, keeps_cotangents=True)
+  query, key, query_flags, key_flags = finite_query_and_key(request)
+  value, value_flags = _finite(request.value, keeps_cotangents=True)
   request = dataclasses.replace(request, query=query, key=key, value=value)
   context, statistics, rows_attending = compute(request)
   if request.combined is not None:
@@ -43,15 +43,17 @@ def with_finite_tokens(
     # One pass over the pairs; the statistics are not used.
     return _with_nan(
       context,
-      bad_value,
-      lambda bad_value: rows_attending(bad_key | bad_value, bad_query),
+      value_flags,
+      lambda value_flags: rows_attending(key_flags | value_flags, query_flags),
     ), statistics
-  bad = rows_attending(bad_key, bad_query)
+  row_flags = rows_attending(key_flags, query_flags)
   statistics = Statistics(
-    *(jnp.where(bad, jnp.nan, each) for each in statistics)
+    *(jnp.where(row_flags, jnp.nan, each) for each in statistics)
   )
   context = _with_nan(
-    context, bad_value, lambda bad_value: bad | rows_attending(bad_value)
+    context,
+    value_flags,
+    lambda value_flags: row_flags | rows_attending(value_flags),
   )
   return context, statistics
 
@@ -150,25 +152,25 @@ def _where_finite(residuals, arguments):
 
 def _with_nan(
   context: jax.Array,
-  bad_value: jax.Array,
-  bad_rows: Callable[[jax.Array], jax.Array],
+  value_flags: jax.Array,
+  row_flags_of: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
-  """The context with NaN in the `bad_rows` of flags of values."""
+  """The context with NaN in the `row_flags_of` of flags of values."""
   # `jax.linear_transpose` assumes that all values are finite.
-  if not isinstance(bad_value, jax.core.Tracer):
-    return jnp.where(bad_rows(bad_value)[..., None], jnp.nan, context)
-  arguments = axes.varying_alike([context, bad_value])
-  program, captured = without_captured(bad_rows, arguments[1])
-  shape = bad_value.shape
+  if not isinstance(value_flags, jax.core.Tracer):
+    return jnp.where(row_flags_of(value_flags)[..., None], jnp.nan, context)
+  arguments = axes.varying_alike([context, value_flags])
+  program, captured = without_captured(row_flags_of, arguments[1])
+  shape = value_flags.shape
 
   def function(captured, arguments):
-    context, bad_value = arguments
-    bad = program(captured, bad_value)
-    return [jnp.where(bad[..., None], jnp.nan, context)]
+    context, value_flags = arguments
+    row_flags = program(captured, value_flags)
+    return [jnp.where(row_flags[..., None], jnp.nan, context)]
 
   def transpose(captured, cotangents):
-    bad = program(captured, jnp.zeros(shape, bool))
-    return [jnp.where(bad[..., None], 0.0, cotangents[0]), None]
+    row_flags = program(captured, jnp.zeros(shape, bool))
+    return [jnp.where(row_flags[..., None], 0.0, cotangents[0]), None]
 
   (context,) = with_own_derivatives(function, transpose, captured, arguments)
   return context

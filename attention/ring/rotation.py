@@ -115,12 +115,12 @@ def _differentiate(
 
 def _finite_rows(results, cotangents):
   """Results and cotangents; zeros where a result is NaN."""
-  bad = [
+  are_nan = [
     jnp.isnan(results[0]).any(-1, keepdims=True),
     *map(jnp.isnan, results[1:]),
   ]
   return tuple(
-    [jnp.where(*each) for each in zip(bad, [0.0] * len(bad), arrays)]
+    [jnp.where(*each) for each in zip(are_nan, [0.0] * len(are_nan), arrays)]
     for arrays in (results, cotangents)
   )
 

@@ -214,8 +214,8 @@ def _mapped_tokens(function: Callable, tokens, *, is_masked: bool) -> jax.Array:
     return function(tokens)
   finite = jnp.isfinite(tokens)
   mapped = function(jnp.where(finite, tokens, jnp.zeros_like(tokens)))
-  bad = ~jnp.all(finite, axis=-1, keepdims=True)
-  return jnp.where(bad, jnp.full_like(mapped, jnp.nan), mapped)
+  is_finite = jnp.all(finite, axis=-1, keepdims=True)
+  return jnp.where(is_finite, mapped, jnp.full_like(mapped, jnp.nan))
 
 
 def _only_scales(function: Callable, tokens) -> bool:

@@ -217,7 +217,7 @@ class _Rows(NamedTuple):
   """The results with zeros in place of NaN, and which rows have NaN."""
 
   # As in `non_finite`, what is NaN has no derivatives. Kernels set a whole row
-  # of the context to NaN, so one entry tells.
+  # of the context to NaN, so its first feature shows it.
 
   context: jax.Array
   statistics: Statistics
@@ -226,12 +226,12 @@ class _Rows(NamedTuple):
 
 
 def _rows(context: jax.Array, statistics: Statistics) -> _Rows:
-  bad = jnp.isnan(statistics.total)
+  is_nan = jnp.isnan(statistics.total)
   return _Rows(
     jnp.where(jnp.isnan(context), jnp.zeros_like(context), context),
-    Statistics(*(jnp.where(bad, 0.0, each) for each in statistics)),
-    bad | jnp.isnan(context[..., 0]),
-    bad,
+    Statistics(*(jnp.where(is_nan, 0.0, each) for each in statistics)),
+    is_nan | jnp.isnan(context[..., 0]),
+    is_nan,
   )
 
 

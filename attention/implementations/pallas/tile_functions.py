@@ -185,28 +185,24 @@ def parameters(
     number = 0 if own.head_axis is None else own.head_axis + 1
     axes = aligned_right(leaf.shape[:number], rank)
     first, core = len(operands), leaf.shape[number:]
-    kinds = _BY_POSITION
-    if not own.by_position:
-      kinds = {"whole": Kind.WHOLE if core else Kind.SCALAR}
-    operands += [Operand(array, kind, axes) for kind in kinds.values()]
-    places[place] = functools.partial(_leaf, kinds, first)
+    if own.by_position:
+      operands += [Operand(array, kind, axes) for kind in _BY_POSITION]
+      places[place] = lambda parts, n=first: ByPosition(*parts[n : n + 2])
+    else:
+      kind = Kind.WHOLE if core else Kind.SCALAR
+      operands.append(Operand(array, kind, axes))
+      places[place] = operator.itemgetter(first)
 
   def with_parts(parts):
     own = list(leaves)
-    for place, leaf in places.items():
-      own[place] = leaf(parts)
+    for place, part_of in places.items():
+      own[place] = part_of(parts)
     return jax.tree.unflatten(structure, own)
 
   return with_parts, operands
 
 
-_BY_POSITION = {"of_queries": Kind.COLUMN, "of_keys": Kind.ROW}
-
-
-def _leaf(kinds, first: int, parts: Sequence[Any]) -> Any:
-  """What a score has in place of an array: its part, or those by position."""
-  own = dict(zip(kinds, parts[first:]))
-  return own["whole"] if "whole" in own else ByPosition(**own)
+_BY_POSITION = (Kind.COLUMN, Kind.ROW)  # the fields of `ByPosition`
 
 
 @dataclasses.dataclass(frozen=True)

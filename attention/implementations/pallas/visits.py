@@ -45,19 +45,9 @@ def unpacked(tile):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Visibility:
-  """The visibility of all tiles, equal by value."""
+  """The visibility of all tiles."""
 
   tiles: np.ndarray  # int8 [T / t, S / s] of EMPTY, PARTIAL and FULL
-
-  def __eq__(self, other: object) -> bool:
-    return isinstance(other, Visibility) and self._value == other._value
-
-  def __hash__(self) -> int:
-    return hash(self._value)
-
-  @property
-  def _value(self) -> tuple:
-    return self.tiles.shape, self.tiles.tobytes()
 
   @property
   def most_in_a_row(self) -> int:

@@ -21,7 +21,7 @@ _SMALLEST = 2.0**-60  # added to totals, which are 1 at least or 0
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def average(dtype, precision, scores, visible, marks, multipliers, value):
+def average(dtype, precision, scores, visible, flags, multipliers, value):
   """The average of values by the softmax of visible scores.
 
   Args:
@@ -29,7 +29,7 @@ def average(dtype, precision, scores, visible, marks, multipliers, value):
     precision: that of derivatives, which may be traced later.
     scores: [..., T, S]; -inf hides a pair, and hidden ones may be anything.
     visible: bool, broadcasts to the scores.
-    marks: arrays [..., S] of 0 and NaN; rows that attend to a key of NaN are
+    flags: [..., S] of 0 and NaN, or None; rows that attend to a key of NaN are
       NaN.
     multipliers: arrays by which the weights are multiplied.
     value: [..., S, E].
@@ -39,14 +39,14 @@ def average(dtype, precision, scores, visible, marks, multipliers, value):
   """
   del precision
   exponentials, _, total = _exponentials(scores, visible)
-  divisor = _divisor(exponentials, total, visible, marks)[..., None]
+  divisor = _divisor(exponentials, total, visible, flags)[..., None]
   weights = math.prod(multipliers, start=exponentials / divisor)
   return weighted_sum(weights, finite(value), dtype)
 
 
 @average.defjvp
 def _average_jvp(dtype, precision, primals, tangents):
-  scores, visible, marks, multipliers, value = primals
+  scores, visible, flags, multipliers, value = primals
 
   def differentiable(scores, value):
     weights = _finite_weights(scores, visible)
@@ -60,7 +60,7 @@ def _average_jvp(dtype, precision, primals, tangents):
     exponentials, _, total = _exponentials(
       jax.lax.stop_gradient(scores), visible
     )
-    divisor = _divisor(exponentials, total, visible, marks)[..., None]
+    divisor = _divisor(exponentials, total, visible, flags)[..., None]
     context = jnp.where(divisor < jnp.inf, context, jnp.nan)
     tangent = jnp.where(divisor < jnp.inf, tangent, 0.0)
     return context, tangent
@@ -99,13 +99,13 @@ def _of_pairs(residuals, cotangents) -> list[jax.Array]:
   return [weights * cotangent[..., None]]
 
 
-def _divisor(exponentials, total, visible, marks) -> jax.Array:
-  """The totals of rows; NaN in rows that attend to a marked key."""
-  for each in marks:
-    # XLA's compiler for TPUs takes an operation more for boolean marks.
-    marked = exponentials + jnp.where(visible, each[..., None, :], 0.0)
-    total = _at_least(_SMALLEST, jax.lax.add, marked)
-  return total
+def _divisor(exponentials, total, visible, flags) -> jax.Array:
+  """The totals of rows; NaN in rows that attend to a flagged key."""
+  if flags is None:
+    return total
+  # XLA's compiler for TPUs takes an operation more for boolean flags.
+  spread = exponentials + jnp.where(visible, flags[..., None, :], 0.0)
+  return _at_least(_SMALLEST, jax.lax.add, spread)
 
 
 @jax.custom_jvp

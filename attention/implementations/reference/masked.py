@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from attention import axes
 from attention.custom_transpose import with_own_derivatives
 from attention.implementations.reference.average import average, statistics
-from attention.implementations.reference.marked_scores import marked_scores
+from attention.implementations.reference.flagged_scores import flagged_scores
 from attention.implementations.reference.pairs import (
   multiplier,
   visible_and_bias,
@@ -40,17 +40,17 @@ def results(request: Request) -> tuple[jax.Array, Statistics | None]:
   values are.
   """
   value = request.value.astype(jnp.result_type(request.query, request.value))
-  arrays, scores_of = marked_scores(request)
+  arrays, scores_of = flagged_scores(request)
   given = arrays, *visible_and_bias(request), multiplier(request)
 
   def compute(arrays, visible, bias, multipliers, value) -> list[jax.Array]:
-    marks = []
+    flags = None
     if request.return_lse:
       scores = sum(bias, scores_of(arrays, None))
-      marks = [jnp.sum(value.astype(request.dtype) * 0.0, axis=-1)]
+      flags = jnp.sum(value.astype(request.dtype) * 0.0, axis=-1)
     else:
       scores = sum(bias, scores_of(arrays, value))
-    values = scores, visible, marks, multipliers, value
+    values = scores, visible, flags, multipliers, value
     return [average(request.dtype, request.precision, *values)]
 
   # The context is linear in the value only.

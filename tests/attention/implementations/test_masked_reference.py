@@ -9,7 +9,7 @@ import pytest
 
 import attention
 from attention import biases, masks, scores
-from attention.implementations.reference import average, marked_scores, masked
+from attention.implementations.reference import average, flagged_scores, masked
 from attention.request import make_request
 from tests.attention.comparison import close
 from tests.attention.oracle import draw
@@ -326,13 +326,13 @@ def test_rows_of_nan_have_weights_of_zero(keys):
   np.testing.assert_allclose(weights, want, 1e-6)
 
 
-def test_products_of_gpus_have_the_same_marks():
+def test_products_of_gpus_have_the_same_flags():
   query, key, *_ = tokens()
   for number in (jnp.nan, jnp.inf, -jnp.inf):
     dirty = key.at[:, FIRST_BAD, 1].set(number), query.at[0, 2].set(number)
     for query_, key_ in ((query, dirty[0]), (dirty[1], key)):
-      got = marked_scores._marked_products(query_, key_)
-      want = marked_scores._products_of_marked(query_, key_)
+      got = flagged_scores._flagged_products(query_, key_)
+      want = flagged_scores._products_of_flagged(query_, key_)
       np.testing.assert_array_equal(got, want)
       assert 0 < jnp.isnan(got).sum() < got.size
 

@@ -14,11 +14,11 @@ from attention.normalizers import is_softmax
 def online_softmax(problem, visit, inputs, outputs, scratch):
   """Adds a tile of keys to the sums of the queries."""
   query_ref, key_ref, value_ref, *operand_refs = inputs
-  maximum, total, spoilt, summed = scratch
+  maximum, total, row_flags, summed = scratch
 
   @pl.when(visit.has(FIRST))
   def _():
-    spoilt[...] = jnp.zeros_like(spoilt)
+    row_flags[...] = jnp.zeros_like(row_flags)
     maximum[...] = jnp.full_like(maximum, jnp.finfo(problem.dtype).min)
     total[...] = jnp.zeros_like(total)
     summed[...] = jnp.zeros_like(summed)
@@ -34,7 +34,7 @@ def online_softmax(problem, visit, inputs, outputs, scratch):
       )
       exponents = problem.normalizer.exponents(scores)
       if problem.is_masked:
-        note_non_finite(exponents, key, value, spoilt, rows)
+        flag_rows(exponents, key, value, row_flags, rows)
       before = maximum[rows, :]
       after = jnp.maximum(before, jnp.max(exponents, axis=-1, keepdims=True))
       maximum[rows, :] = after
@@ -65,32 +65,43 @@ def online_softmax(problem, visit, inputs, outputs, scratch):
       has_keys = total[...] != 0.0
       if not is_softmax(problem.normalizer):  # the total may be 0
         has_keys |= maximum[...] > jnp.finfo(problem.dtype).min
-      bad = has_non_finite(read(query_ref)) * has_keys
-      of_rows = jnp.maximum(spoilt[:, :1], bad)
-      rows = [jnp.where(of_rows > 0.0, jnp.nan, each) for each in rows]
-      of_context = jnp.maximum(spoilt[:, 1:], of_rows)
-      context = jnp.where(of_context > 0.0, jnp.nan, context)
+      rows, (context,) = with_nan(
+        query_ref, row_flags, has_keys, rows, [context]
+      )
     write(context_ref, context)
     maximum_ref[...], total_ref[...] = map(as_row, rows)
 
 
-def note_non_finite(exponents, key, value, spoilt, rows) -> None:
-  """Marks rows that attend to keys or values with NaN or infinity."""
-  bad = [has_non_finite(each) for each in (key, value)]
+def flag_rows(exponents, key, value, row_flags, rows) -> None:
+  """Flags rows that attend to keys or values with NaN or infinity."""
+  flags = [_flags(each) for each in (key, value)]
 
-  @pl.when(jnp.max(jnp.maximum(*bad)) > 0.0)
+  @pl.when(jnp.max(jnp.maximum(*flags)) > 0.0)
   def _():
     visible = jnp.where(jnp.isneginf(exponents), 0.0, 1.0)
     seen = [
-      jnp.max(visible * as_row(each), axis=-1, keepdims=True) for each in bad
+      jnp.max(visible * as_row(each), axis=-1, keepdims=True) for each in flags
     ]
-    spoilt[rows, :] = jnp.maximum(
-      spoilt[rows, :], jnp.concatenate(seen, axis=-1)
+    row_flags[rows, :] = jnp.maximum(
+      row_flags[rows, :], jnp.concatenate(seen, axis=-1)
     )
 
 
-def has_non_finite(tokens: jax.Array) -> jax.Array:
+def with_nan(query_ref, row_flags, has_keys, rows, contexts):
+  """Numbers [t, 1] of rows and contexts, NaN where `row_flags` say so.
+
+  A query with NaN or infinity makes its row NaN if that attends to a key.
+  """
+  of_rows = jnp.maximum(row_flags[:, :1], _flags(read(query_ref)) * has_keys)
+  of_contexts = jnp.maximum(row_flags[:, 1:], of_rows)
+  return (
+    [jnp.where(of_rows > 0.0, jnp.nan, each) for each in rows],
+    [jnp.where(of_contexts > 0.0, jnp.nan, each) for each in contexts],
+  )
+
+
+def _flags(tokens: jax.Array) -> jax.Array:
   """1 for tokens [n, D] with NaN or infinity and 0 for others, [n, 1]."""
   dtype = jnp.promote_types(tokens.dtype, jnp.float32)
-  bad = jnp.where(jnp.isfinite(tokens.astype(dtype)), 0.0, 1.0).astype(dtype)
-  return jnp.max(bad, axis=-1, keepdims=True)
+  flags = jnp.where(jnp.isfinite(tokens.astype(dtype)), 0.0, 1.0).astype(dtype)
+  return jnp.max(flags, axis=-1, keepdims=True)

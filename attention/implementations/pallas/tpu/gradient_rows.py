@@ -14,7 +14,8 @@ from attention.implementations.pallas.tpu.tokens import read
 from attention.implementations.pallas.tpu.visit import as_column, as_row
 
 # Weights are exp(score - maximum) * inverse. The mean is that of the cotangents
-# of a row's weights. With a mask, "spoilt" is 1 for rows with a context of NaN.
+# of a row's weights. With a mask, "row_flags" is 1 for rows whose context has
+# NaN.
 _NAMES = ("maximum", "inverse", "mean")
 
 
@@ -33,7 +34,7 @@ class Rows(NamedTuple):
 
 def names(is_masked: bool) -> tuple[str, ...]:
   """The arrays that the kernel of queries writes."""
-  return (*_NAMES, "spoilt") if is_masked else _NAMES
+  return (*_NAMES, "row_flags") if is_masked else _NAMES
 
 
 def _made_rows(problem: Any, refs: dict[str, Any]) -> list[jax.Array]:
@@ -61,8 +62,8 @@ def _made_rows(problem: Any, refs: dict[str, Any]) -> list[jax.Array]:
     mean,
   ]
   if problem.is_masked:
-    spoilt = jnp.where(is_nan, 1.0, 0.0).astype(dtype)
-    rows.append(jnp.max(spoilt, axis=-1, keepdims=True))
+    row_flags = jnp.where(is_nan, 1.0, 0.0).astype(dtype)
+    rows.append(jnp.max(row_flags, axis=-1, keepdims=True))
   return rows
 
 
@@ -90,9 +91,9 @@ def of_results(refs: Sequence[Any], cotangent: jax.Array) -> Rows:
 
 def _cleaned(numbers: Sequence[jax.Array], cotangent: jax.Array) -> Rows:
   """Without the cotangents of contexts that are NaN."""
-  maximum, inverse, mean, *spoilt = numbers
-  if spoilt:  # masks of 16 bits would need another layout
+  maximum, inverse, mean, *row_flags = numbers
+  if row_flags:  # masks of 16 bits would need another layout
     wide = cotangent.astype(mean.dtype)
-    wide = jnp.where(spoilt[0] > 0.0, 0.0, wide)
+    wide = jnp.where(row_flags[0] > 0.0, 0.0, wide)
     cotangent = wide.astype(cotangent.dtype)
   return Rows(maximum, inverse, mean, cotangent)

@@ -15,8 +15,8 @@ from jax.experimental import pallas as pl
 
 from attention.implementations.pallas.normalizers import MOST_STEPS, STEP
 from attention.implementations.pallas.tpu.forward import (
-  has_non_finite,
-  note_non_finite,
+  flag_rows,
+  with_nan,
 )
 from attention.implementations.pallas.tpu.tokens import read, write
 from attention.implementations.pallas.tpu.visit import as_row
@@ -30,7 +30,7 @@ class _Scratch(NamedTuple):
   place: Any  # of the next tile among them
   peak: Any  # [t, 1], the maximum in the first phase
   total: Any  # [t, 1] of the derivatives of weights
-  spoilt: Any  # [t, 2], see `forward.note_non_finite`
+  row_flags: Any  # [t, 2], see `forward.flag_rows`
   sums: Sequence[Any]  # [t, E] of values by weights, and by their derivatives
 
 
@@ -42,8 +42,8 @@ def sparse_context(
   scratch: Sequence[Any],
 ) -> None:
   """Adds a tile of keys to the scores of the queries, or to their contexts."""
-  scores, place, peak, total, spoilt, *sums = scratch
-  held = _Scratch(scores, place, peak, total, spoilt, sums)
+  scores, place, peak, total, row_flags, *sums = scratch
+  held = _Scratch(scores, place, peak, total, row_flags, sums)
   is_first_phase = visit.groups[visit.number] == 0
 
   @pl.when(visit.starts(is_shared=False))
@@ -52,7 +52,7 @@ def sparse_context(
 
   @pl.when(visit.starts(is_shared=False) & is_first_phase)
   def _():
-    held.spoilt[...] = jnp.zeros_like(held.spoilt)
+    held.row_flags[...] = jnp.zeros_like(held.row_flags)
     held.peak[...] = jnp.full_like(held.peak, jnp.finfo(problem.dtype).min)
 
   def update(masked):
@@ -84,7 +84,7 @@ def _add_scores(problem, visit, inputs, held: _Scratch, masked: bool) -> None:
       problem, query[rows, :], finite_key, parts, rows, masked
     )
     if problem.is_masked:
-      note_non_finite(scores, key, value, held.spoilt, rows)
+      flag_rows(scores, key, value, held.row_flags, rows)
     held.scores[held.place[0], rows, :] = scores
     highest = jnp.max(scores, axis=-1, keepdims=True)
     held.peak[rows, :] = jnp.maximum(held.peak[rows, :], highest)
@@ -113,11 +113,7 @@ def _write(problem, query_ref, outputs, held: _Scratch) -> None:
   results[1:] = [x / jnp.where(total == 0.0, 1.0, total) for x in results[1:]]
   rows = [held.peak[...], has_keys]
   if problem.is_masked:
-    bad = has_non_finite(read(query_ref)) * has_keys
-    of_rows = jnp.maximum(held.spoilt[:, :1], bad)
-    of_results = jnp.maximum(held.spoilt[:, 1:], of_rows)
-    rows = [jnp.where(of_rows > 0.0, jnp.nan, each) for each in rows]
-    results = [jnp.where(of_results > 0.0, jnp.nan, x) for x in results]
+    rows, results = with_nan(query_ref, held.row_flags, has_keys, rows, results)
   *token_refs, peak_ref, total_ref = outputs
   for ref, tokens in zip(token_refs, results):
     write(ref, tokens)

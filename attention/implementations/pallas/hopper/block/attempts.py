@@ -3,7 +3,7 @@
 A hidden token must change nothing, but 0 * NaN is NaN. If keys may be hidden, a
 block first computes from tokens as they are. Its results are finite unless a
 token that it has loaded is not. Only then it computes them again, with zeros in
-place of NaN and infinity, and marks the rows that attend to such tokens.
+place of NaN and infinity, and flags the rows that attend to such tokens.
 """
 
 from collections.abc import Callable, Sequence

@@ -53,8 +53,8 @@ def write_rows(block: Block) -> jax.Array:
     mean = mean - of_total
   if problem.is_masked:
     results["finite mean"][...] = mean
-    is_spoilt = jnp.max(jnp.where(is_nan, 1.0, 0.0), axis=1) > 0.0
-    mean = jnp.where(is_spoilt, jnp.nan, mean)
+    is_flagged = jnp.max(jnp.where(is_nan, 1.0, 0.0), axis=1) > 0.0
+    mean = jnp.where(is_flagged, jnp.nan, mean)
   results["mean"][...] = mean
   return mean
 
@@ -81,12 +81,12 @@ def clear_rows(block: Block) -> None:
   )
   # Both are NaN if a cotangent is.
   of_row = jnp.where(jnp.isnan(mean), 1.0, 0.0)
-  is_spoilt = jnp.where(jnp.isnan(finite), 0.0, of_row) > 0.0
+  is_flagged = jnp.where(jnp.isnan(finite), 0.0, of_row) > 0.0
   tile = block.tiles["cotangent"]
   for place in pieces(tile.shape[-1]):
     part = tile.at[:, place]
     numbers = cast(part[...].astype(jnp.float32), WGMMA)
-    numbers = jnp.where(across(is_spoilt, numbers.shape), 0.0, numbers)
+    numbers = jnp.where(across(is_flagged, numbers.shape), 0.0, numbers)
     part[...] = numbers.astype(tile.dtype)
   if block.are_keys_own:
     refs["mean"][...] = finite

@@ -60,7 +60,7 @@ class Memory:
   rotation: Mapping[str, Any]  # see `by_sinusoids.memory`
   of_bias: Any  # gradients of numbers by distance, of own queries
   channel_sums: Mapping[str, Any]  # gradients of channels, [A, 64]
-  marks: Any  # of own tokens that had NaN or infinity, in a second attempt
+  flags: Any  # of own tokens that had NaN or infinity, in a second attempt
   own_numbers: Mapping[str, Any]  # of own queries, which the block computes
   of_shares: Any  # the gradients of predicted shares
   zero: Any  # an index, which the compiler does not know
@@ -136,7 +136,7 @@ def of_block(
     if problem.of_bias is not None and problem.of_bias.name in outputs
     else None,
     channel_sums=_channel_sums(problem, outputs),
-    marks=numbers if of_gradients else None,
+    flags=numbers if of_gradients else None,
     own_numbers=own_numbers,
     of_shares=numbers if of_gradients and SHARES in own_numbers else None,
     zero=plgpu.SMEM((1,), jnp.int32),

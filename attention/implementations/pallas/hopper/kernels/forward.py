@@ -45,7 +45,7 @@ from attention.implementations.pallas.hopper.tiles.layout import (
 def block_of_queries(block: Block, is_first: Any, *, compute: Callable) -> None:
   """Computes the context and the statistics of the queries.
 
-  compute(block, marks, is_second) writes results, and returns 1 for queries
+  compute(block, flag_refs, is_second) writes results, and returns 1 for queries
   whose sums are not finite.
   """
   del is_first
@@ -56,33 +56,33 @@ def block_of_queries(block: Block, is_first: Any, *, compute: Callable) -> None:
   if block.problem.channels is not None:
     block.problem.channels.prepare(block, of_own=True)
 
-  def run(*marks):
-    attempts(block.problem, functools.partial(compute, block, marks))
+  def run(*flag_refs):
+    attempts(block.problem, functools.partial(compute, block, flag_refs))
 
   if block.problem.is_masked:
-    # Marks of keys whose values have NaN or infinity, and of the queries that
+    # Flags of keys whose values have NaN or infinity, and of the queries that
     # attend to them.
-    marks = plgpu.SMEM((SIDE,), jnp.float32)
-    pl.run_scoped(run, marks, marks)
+    flag_refs = plgpu.SMEM((SIDE,), jnp.float32)
+    pl.run_scoped(run, flag_refs, flag_refs)
   else:
     run()
 
 
 def online_softmax(
-  block: Block, marks: Sequence[Any], is_second: Any
+  block: Block, flag_refs: Sequence[Any], is_second: Any
 ) -> jax.Array:
   """See `block_of_queries`."""
   block = block.with_new_addresses()
   cast, shape = block.problem.cast, block.results["context"].shape
   zeros = cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
   sums = cast(jnp.zeros(shape, jnp.float32), WGMMA)
-  if marks:
-    marks[1][...] = zeros
+  if flag_refs:
+    flag_refs[1][...] = zeros
 
   def visit(block, starts, state):
     @when(is_second)
     def _():
-      clean_values(block, starts, *marks)
+      clean_values(block, starts, *flag_refs)
 
     with_nan = is_second is not None
     tile = tile_scores(block, starts, with_nan=with_nan)
@@ -92,18 +92,18 @@ def online_softmax(
   summed, maximum, total = block.visits(visit, state)
   maximum, total = normalization.rows(block.problem, maximum, total)
   context = summed / across(jnp.where(total == 0.0, 1.0, total), shape)
-  context = write_tokens(block, marks, "context", context)
+  context = write_tokens(block, flag_refs, "context", context)
   write_rows(block, maximum, total)
-  return not_finite(block.problem, [context] if marks else [])
+  return not_finite(block.problem, [context] if flag_refs else [])
 
 
 def write_tokens(
-  block: Block, marks: Sequence[Any], name: str, tokens: jax.Array
+  block: Block, flag_refs: Sequence[Any], name: str, tokens: jax.Array
 ) -> jax.Array:
-  """Writes the result of a name, NaN for marked queries, and returns it."""
-  if marks:
-    is_spoilt = block.problem.cast(marks[1][...], BY_ROW) > 0.0
-    tokens = jnp.where(across(is_spoilt, tokens.shape), jnp.nan, tokens)
+  """Writes the result of a name, NaN for flagged queries, and returns it."""
+  if flag_refs:
+    is_flagged = block.problem.cast(flag_refs[1][...], BY_ROW) > 0.0
+    tokens = jnp.where(across(is_flagged, tokens.shape), jnp.nan, tokens)
   block.results[name][...] = tokens.astype(block.results[name].dtype)
   return tokens
 
@@ -146,7 +146,7 @@ def product_with_values(block: Block) -> jax.Array:
 def clean_values(
   block: Block, starts: Sequence[Any], of_keys: Any, of_queries: Any
 ) -> None:
-  """Replaces NaN and infinity, and marks the queries that attend to them."""
+  """Replaces NaN and infinity, and flags the queries that attend to them."""
   cast = block.problem.cast
   of_keys[...] = make_finite(block.problem, block.tiles["value"], Axes.TOKENS)
   plgpu.commit_smem()

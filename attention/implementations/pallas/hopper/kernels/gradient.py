@@ -148,7 +148,7 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
 
   @when(is_second)
   def _():
-    _clear_marked(block)
+    _clear_flagged(block)
 
   return flags
 
@@ -189,31 +189,31 @@ def _clean(block: Block, *, of_own: bool) -> None:
     axes = block.inputs[name].axes if name in block.inputs else Axes.TOKENS
     flags = make_finite(block.problem, block.tiles[name], axes)
     if of_own and name != "value":
-      block.marks[...] = flags
+      block.flags[...] = flags
       if "remainder" in block.tiles:
         make_finite(block.problem, block.tiles["remainder"], axes)
   if "query" in names:
     clear_rows(block)
 
 
-def _clear_marked(block: Block) -> None:
+def _clear_flagged(block: Block) -> None:
   """Sets the gradients of tokens that had NaN or infinity to zero."""
   # A function of the user may have infinite derivatives at a token of zeros.
   cast = block.problem.cast
-  is_marked = cast(block.marks[...], BY_ROW) > 0.0
+  is_flagged = cast(block.flags[...], BY_ROW) > 0.0
   if block.problem.channels is None:
     result = (
       block.results["tokens"] if block.own_map is None else block.of_mapped
     )
     numbers = read(block.problem.interpret, result)
-    numbers = jnp.where(across(is_marked, numbers.shape), 0.0, numbers)
+    numbers = jnp.where(across(is_flagged, numbers.shape), 0.0, numbers)
     result[...] = numbers.astype(result.dtype)
     return
   result = block.channel_sums["tokens"]
 
   def clear(channel, state):
     numbers = cast(result[channel], BY_ROW)
-    result[channel] = jnp.where(is_marked, 0.0, numbers)
+    result[channel] = jnp.where(is_flagged, 0.0, numbers)
     return state
 
   for_each_channel(block, result.shape[0], clear, None)

@@ -44,15 +44,15 @@ _MAXIMA, _PEAKS, _CONTEXT, _MEANS, _END = range(5)
 
 
 def sparse_context(
-  block: Block, marks: Sequence[Any], is_second: Any
+  block: Block, flag_refs: Sequence[Any], is_second: Any
 ) -> jax.Array:
   """See `block_of_queries`."""
   # All rounds are one loop: the compiler would share what several loops have in
   # common, and registers are scarce.
   block = block.with_new_addresses()
   zeros = block.problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
-  if marks:
-    marks[1][...] = zeros
+  if flag_refs:
+    flag_refs[1][...] = zeros
 
   def compute_round(state):
     kind, steps, peak, flags = state
@@ -60,7 +60,7 @@ def sparse_context(
     def visit(block, starts, sums):
       @when(None if is_second is None else is_second & (kind >= _CONTEXT))
       def _():
-        clean_values(block, starts, *marks)
+        clean_values(block, starts, *flag_refs)
 
       tile = tile_scores(block, starts, with_nan=is_second is not None)
       return _added(block, tile, kind, peak, *sums)
@@ -69,7 +69,7 @@ def sparse_context(
     of_values = block.problem.cast(jnp.zeros(shape, jnp.float32), WGMMA)
     start = zeros + jnp.where(kind == _MAXIMA, LOWEST, 0.0)
     sums = block.visits(visit, (start, zeros, of_values))
-    flags = _write(block, marks, kind, peak, flags, sums)
+    flags = _write(block, flag_refs, kind, peak, flags, sums)
     first, second, _ = sums
     step = block.problem.sparse.step(first, second)
     is_last = (jnp.max(step, axis=0) <= STEP) | (steps == MOST_STEPS)
@@ -124,15 +124,15 @@ def _terms(normalizer, scores, peak) -> tuple[jax.Array, jax.Array]:
   return normalizer.weights(scores, peak), normalizer.slopes(scores, peak)
 
 
-def _write(block: Block, marks, kind, peak, flags, sums) -> jax.Array:
+def _write(block: Block, flag_refs, kind, peak, flags, sums) -> jax.Array:
   """Writes the results of a round; 1 for queries whose sums are not finite."""
   total, _, of_values = sums
   is_empty = total == 0.0
-  context_flags = not_finite(block.problem, [of_values] if marks else [])
+  context_flags = not_finite(block.problem, [of_values] if flag_refs else [])
 
   @pl.when(kind == _CONTEXT)
   def write_context():
-    write_tokens(block, marks, "context", of_values)
+    write_tokens(block, flag_refs, "context", of_values)
     has_keys = jnp.where(is_empty, 0.0, 1.0)
     write_rows(block, peak, jnp.where(jnp.isnan(total), jnp.nan, has_keys))
 
@@ -141,6 +141,6 @@ def _write(block: Block, marks, kind, peak, flags, sums) -> jax.Array:
     @pl.when(kind == _MEANS)
     def write_means():
       divisor = across(jnp.where(is_empty, 1.0, total), of_values.shape)
-      write_tokens(block, marks, "means", of_values / divisor)
+      write_tokens(block, flag_refs, "means", of_values / divisor)
 
   return jnp.where(kind == _CONTEXT, context_flags, flags)

@@ -21,7 +21,7 @@ from attention.scores.classical import is_half
 ScoresOf = Callable[[list[jax.Array], jax.Array | None], jax.Array]
 
 
-def marked_scores(request: Request) -> tuple[list[jax.Array], ScoresOf]:
+def flagged_scores(request: Request) -> tuple[list[jax.Array], ScoresOf]:
   """The scores as a function of arrays and the value, and these arrays."""
   factor = _factor(request)
   if factor is None:
@@ -54,16 +54,16 @@ def _products(precision, query, key, value) -> jax.Array:
   # only keys and values of different numbers of features need a pass for flags.
   del precision
   if value is not None:
-    is_bad = ~jnp.isfinite(value)
+    is_flagged = ~jnp.isfinite(value)
     if value.shape[-1] != key.shape[-1]:
-      is_bad = jnp.any(is_bad, axis=-1, keepdims=True)
-    key = jnp.where(is_bad, jnp.nan, key)
+      is_flagged = jnp.any(is_flagged, axis=-1, keepdims=True)
+    key = jnp.where(is_flagged, jnp.nan, key)
   return jax.lax.platform_dependent(
-    query, key, cuda=_marked_products, default=_products_of_marked
+    query, key, cuda=_flagged_products, default=_products_of_flagged
   )
 
 
-def _marked_products(query, key) -> jax.Array:
+def _flagged_products(query, key) -> jax.Array:
   # The softmax reads the products in any case. Those of a token that is not
   # finite are not finite, and others are unless they overflow.
   products = inner_products(query, key)
@@ -71,7 +71,7 @@ def _marked_products(query, key) -> jax.Array:
   return jnp.where(jnp.abs(products) < jnp.inf, products, jnp.nan)
 
 
-def _products_of_marked(query, key) -> jax.Array:
+def _products_of_flagged(query, key) -> jax.Array:
   query, key = (
     jnp.where(jnp.isfinite(tokens), tokens, jnp.nan) for tokens in (query, key)
   )
@@ -103,8 +103,8 @@ def _tangent_of(tokens, tangents):
 @_tangent_of.defjvp
 def _tangent_of_jvp(primals, tangents):
   # Cotangents are 0 where a token is NaN, and so must be their products.
-  def of_finite(tokens, moved):
-    return jax.jvp(_products_of_finite, [*tokens], [*moved])[1]
+  def of_finite(tokens, tangents):
+    return jax.jvp(_products_of_finite, [*tokens], [*tangents])[1]
 
   return _tangent_of(*primals), jax.jvp(of_finite, primals, tangents)[1]
 
@@ -114,15 +114,15 @@ def _cotangents(tokens, cotangents) -> list[jax.Array]:
 
 
 def _with_flags(request: Request) -> tuple[list[jax.Array], ScoresOf]:
-  """The scores of finite tokens, and marks of the others."""
+  """The scores of finite tokens, and flags of the others."""
   query, key, *flags = finite_query_and_key(request)
   scores = request.score(query, key).astype(request.dtype)
 
   def of_value(arrays, value):
-    scores, bad_query, bad_key = arrays
+    scores, query_flags, key_flags = arrays
     if value is not None:
-      bad_key = bad_key | ~jnp.all(jnp.isfinite(value), axis=-1)
-    marks = bad_query[..., :, None] | bad_key[..., None, :]
-    return jnp.where(marks, jnp.nan, scores)
+      key_flags = key_flags | ~jnp.all(jnp.isfinite(value), axis=-1)
+    flags_of_pairs = query_flags[..., :, None] | key_flags[..., None, :]
+    return jnp.where(flags_of_pairs, jnp.nan, scores)
 
   return [scores, *flags], of_value
