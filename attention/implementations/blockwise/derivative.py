@@ -25,10 +25,9 @@ from jax.custom_derivatives import SymbolicZero
 from attention import axes
 from attention.custom_transpose import jvp_of_active
 from attention.implementations.blockwise.online_softmax import (
-  Captured,
-  Problem,
   context_and_statistics,
 )
+from attention.implementations.blockwise.problem import Captured, Problem
 from attention.implementations.blockwise.tiles import (
   add,
   cut,

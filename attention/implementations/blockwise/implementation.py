@@ -13,10 +13,10 @@ from attention.implementations.blockwise import tile_sizes
 from attention.implementations.blockwise.derivative import (
   differentiable_context,
 )
+from attention.implementations.blockwise.flagged_rows import rows_attending
 from attention.implementations.blockwise.problem import (
   TileOptions,
   make_problem,
-  rows_attending,
   trace_pair,
 )
 from attention.implementations.blockwise.rows import compute_rows

@@ -6,94 +6,15 @@ exponentials (`OnlineNormalizer`) are computed in the same way.
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from attention import axes
-from attention.implementations.blockwise.tiles import Tiling, cut, put, scan
+from attention.implementations.blockwise.problem import Captured, Problem
+from attention.implementations.blockwise.tiles import cut, put, scan
 from attention.matmul import weighted_sum
-from attention.normalizers import OnlineNormalizer, is_softmax
+from attention.normalizers import OnlineNormalizer
 from attention.softmax import Statistics, without_keys
-
-
-class Captured(NamedTuple):
-  """The arrays that each function of a `Problem` captured."""
-
-  pair: list[Any]
-  bias: list[Any]
-  visible: list[Any]
-  multiplier: list[Any]
-  occupied: list[Any]
-
-
-class Problem(NamedTuple):
-  """Attention as functions of a tile."""
-
-  tiling: Tiling
-  dtype: Any
-  # The context has more leading axes than the statistics where values share
-  # scores.
-  row_leading: tuple[int, ...]
-  precision: str | None  # of matrix products, see `Request.precision`
-  normalizer: Any  # an `OnlineNormalizer` without arrays, or None
-  # (captured, query tile, key tile, start of the tile) -> scores [..., t, s],
-  # see `Request.pair_at`
-  pair: Callable
-  # The others are (captured, start of the tile) -> array [..., t, s].
-  bias: Callable | None
-  visible: Callable | None  # None if no tile is partial
-  multiplier: Callable | None
-  # -> bool: whether the tile has a visible pair. None if all may have one.
-  occupied: Callable | None
-
-  def scores(
-    self, captured: Captured, query, key, start: Sequence[Any], *, masked: bool
-  ) -> Any:
-    """The scores and bias of a tile; if `masked`, -inf for hidden pairs."""
-    bias = visible = None
-    if self.bias is not None:
-      bias = self.bias(captured.bias, start)
-    if masked and self.visible is not None:
-      visible = self.visible(captured.visible, start)
-
-    def completed(scores):
-      scores = scores.astype(self.dtype)
-      if bias is not None:
-        scores = scores + bias
-        if not is_softmax(self.normalizer):
-          # Terms of the user's may have infinite derivatives at -inf.
-          scores = jnp.where(jnp.isneginf(bias), -jnp.inf, scores)
-      if visible is not None:
-        scores = jnp.where(visible, scores, -jnp.inf)
-      return scores
-
-    return jax.tree.map(completed, self.pair(captured.pair, query, key, start))
-
-  def allowed(self, captured: Captured, start: Sequence[Any]) -> jax.Array:
-    """Which pairs of a tile neither the mask nor a bias of -inf hides."""
-    allowed = jnp.ones((1,) * len(start), bool)
-    if self.visible is not None:
-      allowed = allowed & self.visible(captured.visible, start)
-    if self.bias is not None:
-      allowed = allowed & ~jnp.isneginf(self.bias(captured.bias, start))
-    return allowed
-
-  def dropped(self, captured: Captured, weights, start) -> jax.Array:
-    """The weights of a tile after dropout."""
-    if self.multiplier is None:
-      return weights
-    return weights * self.multiplier(captured.multiplier, start)
-
-  def zeros(self, arguments: Any, value_size: int):
-    """Zeros for a context and for rows that depend on `arguments`."""
-    tiling = self.tiling
-    zero = axes.varying_zero(arguments, self.dtype)
-    context = (*tiling.leading, tiling.query_length, value_size)
-    rows = (*self.row_leading, tiling.query_length)
-    return jnp.broadcast_to(zero, context), jnp.broadcast_to(zero, rows)
 
 
 def context_and_statistics(

@@ -2,24 +2,102 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.implementations.blockwise.online_softmax import Captured, Problem
-from attention.implementations.blockwise.tiles import Tiling, cut, put, scan
+from attention.implementations.blockwise.tiles import Tiling, cut
 from attention.implementations.closure import (
   Program,
   identity,
   without_captured,
 )
+from attention.normalizers import is_softmax
 from attention.positional import Pairwise, TilePositions
 from attention.request import Request
 from attention.scores import Positions
 from attention.scores.pairwise import follows_leading
+
+
+class Captured(NamedTuple):
+  """The arrays that each function of a `Problem` captured."""
+
+  pair: list[Any]
+  bias: list[Any]
+  visible: list[Any]
+  multiplier: list[Any]
+  occupied: list[Any]
+
+
+class Problem(NamedTuple):
+  """Attention as functions of a tile."""
+
+  tiling: Tiling
+  dtype: Any
+  # The context has more leading axes than the statistics where values share
+  # scores.
+  row_leading: tuple[int, ...]
+  precision: str | None  # of matrix products, see `Request.precision`
+  normalizer: Any  # an `OnlineNormalizer` without arrays, or None
+  # (captured, query tile, key tile, start of the tile) -> scores [..., t, s],
+  # see `Request.pair_at`
+  pair: Callable
+  # The others are (captured, start of the tile) -> array [..., t, s].
+  bias: Callable | None
+  visible: Callable | None  # None if no tile is partial
+  multiplier: Callable | None
+  # -> bool: whether the tile has a visible pair. None if all may have one.
+  occupied: Callable | None
+
+  def scores(
+    self, captured: Captured, query, key, start: Sequence[Any], *, masked: bool
+  ) -> Any:
+    """The scores and bias of a tile; if `masked`, -inf for hidden pairs."""
+    bias = visible = None
+    if self.bias is not None:
+      bias = self.bias(captured.bias, start)
+    if masked and self.visible is not None:
+      visible = self.visible(captured.visible, start)
+
+    def completed(scores):
+      scores = scores.astype(self.dtype)
+      if bias is not None:
+        scores = scores + bias
+        if not is_softmax(self.normalizer):
+          # Terms of the user's may have infinite derivatives at -inf.
+          scores = jnp.where(jnp.isneginf(bias), -jnp.inf, scores)
+      if visible is not None:
+        scores = jnp.where(visible, scores, -jnp.inf)
+      return scores
+
+    return jax.tree.map(completed, self.pair(captured.pair, query, key, start))
+
+  def allowed(self, captured: Captured, start: Sequence[Any]) -> jax.Array:
+    """Which pairs of a tile neither the mask nor a bias of -inf hides."""
+    allowed = jnp.ones((1,) * len(start), bool)
+    if self.visible is not None:
+      allowed = allowed & self.visible(captured.visible, start)
+    if self.bias is not None:
+      allowed = allowed & ~jnp.isneginf(self.bias(captured.bias, start))
+    return allowed
+
+  def dropped(self, captured: Captured, weights, start) -> jax.Array:
+    """The weights of a tile after dropout."""
+    if self.multiplier is None:
+      return weights
+    return weights * self.multiplier(captured.multiplier, start)
+
+  def zeros(self, arguments: Any, value_size: int):
+    """Zeros for a context and for rows that depend on `arguments`."""
+    tiling = self.tiling
+    zero = axes.varying_zero(arguments, self.dtype)
+    context = (*tiling.leading, tiling.query_length, value_size)
+    rows = (*self.row_leading, tiling.query_length)
+    return jnp.broadcast_to(zero, context), jnp.broadcast_to(zero, rows)
+
 
 # A function or None, and the arrays that it captured.
 Traced = tuple[Program | None, list[Any]]
@@ -161,58 +239,3 @@ def make_problem(
     *functions,
   )
   return problem, Captured(*captured)
-
-
-def rows_attending(
-  options: TileOptions, keys: jax.Array, queries: jax.Array | None = None
-) -> jax.Array:
-  """Which queries attend to a flagged key, or are flagged and attend to any."""
-  # Flags are bool, of keys [..., S] and of queries [..., T].
-  tiling, request = options.tiling, options.request
-  length = request.scores_shape[-2]
-  if queries is None:
-    queries = jnp.zeros(length, bool)
-  flags = keys, queries
-  is_eager = request.platform is not None
-  # Usually no token is flagged.
-  if (
-    is_eager
-    and not any(isinstance(each, jax.core.Tracer) for each in flags)
-    and not any(each.any() for each in flags)
-  ):
-    return jnp.zeros((*tiling.leading, length), bool)
-  padded = [
-    jnp.pad(each, [(0, 0)] * (each.ndim - 1) + [(0, rounded - each.shape[-1])])
-    for each, rounded in zip(flags, (tiling.key_length, tiling.query_length))
-  ]
-  problem, captured = make_problem((None, []), options, ())
-  compute = _compiled_rows_attending if is_eager else _rows_attending
-  return compute(problem, captured, *padded)[..., :length]
-
-
-def _rows_attending(
-  problem: Problem, captured: Captured, keys: jax.Array, queries: jax.Array
-) -> jax.Array:
-  """`rows_attending`, for S and T rounded up to whole tiles."""
-  tiling = problem.tiling
-  none = axes.varying_zero((keys, queries, captured), jnp.bool_)
-  none = jnp.broadcast_to(none, (*tiling.leading, tiling.query_length))
-  queries = jnp.broadcast_to(queries, none.shape)
-
-  def step(rows, start):
-    *row, column = start
-    of_keys = cut(keys, (*row[:-1], column), tiling.column)
-    of_queries = cut(queries, row, tiling.row)
-    allowed = problem.allowed(captured, (*row, column))
-    flagged = of_keys[..., None, :] | of_queries[..., :, None]
-    seen = jnp.any(allowed & flagged, axis=-1)
-    return put(rows, seen | cut(rows, row, tiling.row), row)
-
-  return jax.lax.cond(
-    jnp.any(keys) | jnp.any(queries),
-    lambda: scan(step, none, tiling.visible_tiles()),
-    lambda: none,
-  )
-
-
-_compiled_rows_attending = jax.jit(_rows_attending, static_argnums=0)

@@ -16,8 +16,9 @@ import numpy as np
 
 from attention import axes
 from attention.implementations.blockwise import tile_sizes
-from attention.implementations.blockwise.online_softmax import Captured, Problem
 from attention.implementations.blockwise.problem import (
+  Captured,
+  Problem,
   TileOptions,
   make_problem,
   start_type,

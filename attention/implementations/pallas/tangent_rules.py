@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention.implementations.blockwise import Blockwise, online_softmax
+from attention.implementations.blockwise import Blockwise
 from attention.implementations.blockwise import derivative as blockwise
-from attention.implementations.blockwise.online_softmax import Captured
 from attention.implementations.blockwise.problem import (
+  Captured,
+  Problem,
   TileOptions,
   make_problem,
   trace_pair,
@@ -51,7 +52,7 @@ class Arguments(NamedTuple):
 class OnlineRule(NamedTuple):
   """The blockwise rule."""
 
-  problem: online_softmax.Problem  # with tiles of its own
+  problem: Problem  # with tiles of its own
 
   def __call__(
     self, arguments: Arguments, results: Results

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attention import attend, biases, masks, normalizers, scores
-from attention.implementations.blockwise import Blockwise, problem
+from attention.implementations.blockwise import Blockwise, flagged_rows
 from tests.attention.oracle import draw, single
 from tests.matrix import sampled
 
@@ -143,7 +143,7 @@ def test_gradients_visit_no_pairs_to_find_nan_if_all_tokens_are_finite(
   def unexpected(*arguments):
     raise AssertionError("searched all pairs")
 
-  monkeypatch.setattr(problem, "_compiled_rows_attending", unexpected)
+  monkeypatch.setattr(flagged_rows, "_compiled_rows_attending", unexpected)
 
   def loss(*tokens):
     return jnp.sum(attend(*tokens, mask=masks.causal(), implementation=SMALL))
