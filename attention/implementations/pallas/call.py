@@ -17,6 +17,7 @@ from attention.implementations.pallas.derivative import (
   shared_operands,
 )
 from attention.implementations.pallas.hopper.terms import token_maps
+from attention.implementations.pallas.implementation import Pallas
 from attention.implementations.pallas.location import with_vectors_as_keys
 from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.normalizers import (
@@ -33,18 +34,18 @@ from attention.scores.tracing import is_of_each_head
 from attention.softmax import Statistics, part_of
 
 
-def obstacle(sizes: Any, request: Request) -> str | None:
+def obstacle(options: Pallas, request: Request) -> str | None:
   """Why kernels do not support the functions of a request; None if they do."""
-  is_on_gpu = sizes.target_of(request) == "hopper"
+  is_on_gpu = options.target_of(request) == "hopper"
   if is_on_gpu and axes.are_varying(_arrays(request)):
     return "needs jax.shard_map(..., check_vma=False)"
   has_float16 = any(each.dtype == jnp.float16 for each in request.tokens)
-  if has_float16 and not is_on_gpu and not sizes.interpret:
+  if has_float16 and not is_on_gpu and not options.interpret:
     return "has no float16 on TPUs; their 16 bits are those of bfloat16"
 
   def kernels():
-    own = _with_maps_inside(sizes, _without_positions(sizes, request))
-    return _kernels(sizes, own, _mapped(sizes, own))
+    own = _with_maps_inside(options, _without_positions(options, request))
+    return _kernels(options, own, _mapped(options, own))
 
   if not is_of_each_head(request.score, request.query, request.key):
     return tile_functions.UNDECLARED
@@ -57,106 +58,82 @@ def obstacle(sizes: Any, request: Request) -> str | None:
   return None
 
 
-def compute(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
-  """The context and the statistics; `sizes` is a `Pallas`."""
+def compute(options: Pallas, request: Request) -> tuple[jax.Array, Statistics]:
+  """The context and the statistics; `options` is the implementation."""
   combined = request.combined
   if combined is not None and not is_softmax(request.normalizer):
-    context, _ = compute(sizes, dataclasses.replace(request, combined=None))
+    context, _ = compute(options, dataclasses.replace(request, combined=None))
     return part_of(combined, context)
   request = with_online_normalizer(request)
   if request.platform is None or request.combined is not None:
-    return _computed(sizes, request)
-  # Outside of `jax.jit` kernels would be compiled at every call. A mask without
-  # arrays stays known, so that its hidden tiles are skipped.
-  mask = request.mask
-  is_known = not any(isinstance(x, jax.Array) for x in jax.tree.leaves(mask))
-  arrays = [
-    *request.tokens,
-    WithKnownZeros(request.score),
-    None if is_known else mask,
-    request.bias,
-    request.dropout,
-  ]
+    return _computed(options, request)
+  # Outside of `jax.jit` kernels would be compiled at every call.
+  arrays = {
+    name: getattr(request, name)
+    for name in ("query", "key", "value", "mask", "bias", "dropout")
+  }
+  arrays["score"] = WithKnownZeros(request.score)
+  constants = {
+    name: getattr(request, name)
+    for name in ("scores_shape", "elements_per_pair", "precision", "normalizer")
+  }
+  # A mask without arrays stays known, so that its hidden tiles are skipped.
+  if not any(isinstance(x, jax.Array) for x in jax.tree.leaves(request.mask)):
+    constants["mask"] = arrays.pop("mask")
   if not all(_is_number(leaf) for leaf in jax.tree.leaves(arrays)):
-    return _computed(sizes, request)
-  known = mask if is_known else None
-  constants = (
-    request.scores_shape,
-    request.elements_per_pair,
-    request.precision,
-    request.target,
-    request.normalizer,
-  )
-  return _compiled(sizes, known, *constants, *arrays)
+    return _computed(options, request)
+  constants["branch"] = request.target
+  return _compiled(options, (*constants.items(),), arrays)
 
 
-@functools.partial(jax.jit, static_argnums=range(7))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _compiled(
-  sizes,
-  known_mask,
-  scores_shape,
-  elements,
-  precision,
-  target,
-  normalizer,
-  *arrays,
+  options: Pallas, constants: tuple[tuple[str, Any], ...], arrays: dict
 ) -> tuple[jax.Array, Statistics]:
-  """`compute` for the arrays of a request."""
-  query, key, value, score, mask, bias, dropout = arrays
-  score = score.tree
-  request = Request(
-    query,
-    key,
-    value,
-    score=score,
-    mask=known_mask if mask is None else mask,
-    bias=bias,
-    dropout=dropout,
-    normalizer=normalizer,
-    scores_shape=scores_shape,
-    elements_per_pair=elements,
-    precision=precision,
-    branch=target,
-  )
-  return _computed(sizes, request)
+  """`compute` for the fields of a request."""
+  score = arrays["score"].tree
+  fields = {**dict(constants), **arrays, "score": score}
+  return _computed(options, Request(**fields))
 
 
 def _is_number(leaf: Any) -> bool:
   return isinstance(leaf, jax.Array | np.ndarray | int | float)
 
 
-def _without_positions(sizes: Any, request: Request) -> Request:
+def _without_positions(options: Pallas, request: Request) -> Request:
   """The request with tokens in place of what a score reads by position."""
-  sums = make_running_sums(sizes.target_of(request), sizes.interpret)
+  sums = make_running_sums(options.target_of(request), options.interpret)
   score = with_running_sums(
     request.score, lambda numbers: sums(numbers.astype(request.dtype))
   )
   request = dataclasses.replace(request, score=score)
-  if sizes.target_of(request) != "hopper":
+  if options.target_of(request) != "hopper":
     return with_vectors_as_keys(request)
   return with_vectors_as_keys(hopper.with_centers(request))
 
 
-def _with_maps_inside(sizes: Any, request: Request) -> Request:
+def _with_maps_inside(options: Pallas, request: Request) -> Request:
   """The request with a score that maps tokens in kernels, if they can."""
-  if sizes.target_of(request) == "hopper":
+  if options.target_of(request) == "hopper":
     return hopper.with_maps_inside(request)
   inside = dataclasses.replace(request, score=MapsInside(request.score))
   try:
     jax.eval_shape(
-      lambda: (_kernels(sizes, inside, _mapped(sizes, inside)), 0)[1]
+      lambda: (_kernels(options, inside, _mapped(options, inside)), 0)[1]
     )
   except Unsupported:
     return request
   return inside
 
 
-def _computed(sizes: Any, request: Request) -> tuple[jax.Array, Statistics]:
-  request = _without_positions(sizes, _varying_alike(request))
+def _computed(
+  options: Pallas, request: Request
+) -> tuple[jax.Array, Statistics]:
+  request = _without_positions(options, _varying_alike(request))
   is_finite = request.score.is_finite
-  request = _with_maps_inside(sizes, request)
-  tokens = _mapped(sizes, request)
-  kernels = _kernels(sizes, request, tokens)
+  request = _with_maps_inside(options, request)
+  tokens = _mapped(options, request)
+  kernels = _kernels(options, request, tokens)
   rule, captured = make_rule(request, tokens)
   shared = shared_operands(
     [*captured.pair, *captured.bias], kernels.differentiable_operands
@@ -183,16 +160,16 @@ def _varying_alike(request: Request) -> Request:
 
 
 def _kernels(
-  sizes: Any, request: Request, tokens: Sequence[jax.Array]
+  options: Pallas, request: Request, tokens: Sequence[jax.Array]
 ) -> tpu.Problem | hopper.Problem:
-  """The functions and sizes of the kernels, for mapped tokens."""
-  if sizes.target_of(request) == "hopper":
-    return hopper.make_problem(request, tokens, sizes.interpret)
-  return tpu.make_problem(sizes, request, tokens)
+  """The kernels of a request, for mapped tokens."""
+  if options.target_of(request) == "hopper":
+    return hopper.make_problem(request, tokens, options.interpret)
+  return tpu.make_problem(options, request, tokens)
 
 
 def _mapped(
-  sizes: Any, request: Request
+  options: Pallas, request: Request
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """The mapped query and key, and the value."""
   # A mapped token is NaN where a token is not finite and keys may be hidden.
@@ -200,7 +177,7 @@ def _mapped(
   query, key, value = request.tokens
   dtype = jnp.result_type(query, value)
   score, mapped = request.score, _mapped_tokens
-  if sizes.target_of(request) == "hopper" and token_maps.keeps_nan(score):
+  if options.target_of(request) == "hopper" and token_maps.keeps_nan(score):
     mapped = non_finite.mapped
   return (
     mapped(score.map_query, query, is_masked=request.is_masked),

@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,54 +81,74 @@ def make_problem(
   """
   query: Any = tokens[0]
   key: Any = tokens[1]
-  maps: dict[str, TokenMap] = {}
-  key_scale = None
-  of_tokens: Projections | None = None
-  sinusoids: Sinusoids | None = None
-  prediction: local.Prediction | None = None
+  inside = _Inside()
   if isinstance(request.score, MapsInside):
     request = dataclasses.replace(request, score=request.score.score)
-    prediction = local.of_request(request)
-    if prediction is not None:
-      request = dataclasses.replace(request, score=prediction.score)
-    sinusoids = by_sinusoids.of_request(request)
-    if sinusoids is None:
-      of_tokens = projections.of_request(request)
-      maps = {} if of_tokens else token_maps.inside(request)
-      if "key" in maps and maps["key"].is_scaling:
-        key_scale = functools.partial(
-          scales.of_keys, maps["key"], key, interpret
-        )
+    request, inside = _inside(request, key, interpret)
+    if inside.sinusoids is None:
       query, key = _mapped(request, query, key)
   score = base(request.score)
   distances = by_distance.of_request(request, query, key)
-  has_terms = distances is not None or sinusoids is not None
+  has_terms = distances is not None or inside.sinusoids is not None
   channels = None if has_terms else _channels(score, query, key)
   _check_tokens(request, query, key, channels is not None)
   finish = channels.finish if isinstance(channels, FunctionSum) else None
-  functions = _functions(request, finish, prediction)
+  changed, bias, visible = _functions(request, finish, inside.prediction)
+  others = channels, distances, inside.sinusoids, inside.maps
   problem = Problem(
-    request.leading,
-    grid_visibility(request.mask, request.scores_shape[-2:], TILE),
-    channels,
-    _factor(score, query) if channels is None else 1.0,
-    *functions,
-    maps,
-    key_scale,
-    of_tokens,
-    distances,
-    sinusoids,
-    prediction,
-    _bias_gradient(request, functions[1], channels, distances, sinusoids, maps),
-    normalization.terms_of(request),
-    request.normalizer if isinstance(request.normalizer, Sparse) else None,
-    of_dropout("dropout", request),
-    query.shape[-1] <= _GRADIENT_FEATURES,
-    _weight(score, channels, len(request.leading)),
-    request.is_masked,
-    interpret,
+    leading=request.leading,
+    tiles=grid_visibility(request.mask, request.scores_shape[-2:], TILE),
+    channels=channels,
+    factor=_factor(score, query) if channels is None else 1.0,
+    changed=changed,
+    bias=bias,
+    visible=visible,
+    **inside._asdict(),
+    distances=distances,
+    of_bias=_bias_gradient(request, bias, *others),
+    normalizer=normalization.terms_of(request),
+    sparse=(
+      request.normalizer if isinstance(request.normalizer, Sparse) else None
+    ),
+    dropout=of_dropout("dropout", request),
+    has_gradients=query.shape[-1] <= _GRADIENT_FEATURES,
+    weight=_weight(score, channels, len(request.leading)),
+    is_masked=request.is_masked,
+    interpret=interpret,
   )
   return _fitting(problem, tokens)
+
+
+class _Inside(NamedTuple):
+  """What kernels compute of tokens, by the fields of `Problem`."""
+
+  maps: Mapping[str, TokenMap] = MappingProxyType({})
+  key_scale: Callable[[], jax.Array] | None = None
+  projections: Projections | None = None
+  sinusoids: Sinusoids | None = None
+  prediction: local.Prediction | None = None
+
+
+def _inside(
+  request: Request, key: jax.Array, interpret: Any
+) -> tuple[Request, _Inside]:
+  """What kernels compute of tokens, and the request with the rest."""
+  prediction = local.of_request(request)
+  if prediction is not None:
+    request = dataclasses.replace(request, score=prediction.score)
+  inside = _Inside(prediction=prediction)
+  sinusoids = by_sinusoids.of_request(request)
+  if sinusoids is not None:
+    return request, inside._replace(sinusoids=sinusoids)
+  of_tokens = projections.of_request(request)
+  if of_tokens is not None:
+    return request, inside._replace(projections=of_tokens)
+  inside = inside._replace(maps=token_maps.inside(request))
+  of_key = inside.maps.get("key")
+  if of_key is not None and of_key.is_scaling:
+    scale = functools.partial(scales.of_keys, of_key, key, interpret)
+    inside = inside._replace(key_scale=scale)
+  return request, inside
 
 
 def _functions(

@@ -43,7 +43,7 @@ from attention.implementations.pallas.results import Results
 _NUMBERS = Kind.SCALAR, Kind.COLUMN, Kind.ROW
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Problem:
   """What the kernels need besides arrays."""
 

@@ -3,11 +3,11 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
 from attention.implementations.pallas import tile_functions
+from attention.implementations.pallas.implementation import Pallas
 from attention.implementations.pallas.normalizers import Sparse
 from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.products import kernel_precision
@@ -28,14 +28,14 @@ _ROWS = 1 << 23
 
 
 def make_problem(
-  sizes: Any, request: Request, tokens: Sequence[jax.Array]
+  options: Pallas, request: Request, tokens: Sequence[jax.Array]
 ) -> Problem:
-  """The kernels of a request, for mapped tokens; `sizes` is a `Pallas`.
+  """The kernels of a request, for mapped tokens.
 
   Raises `Unsupported` for what they do not support.
   """
-  tile = _tile(sizes, request)
-  own = rules(sizes.interpret)
+  tile = _tile(options, request)
+  own = rules(options.interpret)
   query, key, _ = tokens
   trace = functools.partial(
     tile_functions.trace, request, query, key, rules=own
@@ -49,24 +49,24 @@ def make_problem(
     chunk = max(8, min(LANES, _CHUNK // (LANES * padded)))
     functions = trace((chunk, tile[1]))
   return Problem(
-    request.leading,
-    tile,
-    chunk,
-    functions,
-    _visibility(request, tile),
-    tile_functions.checked_normalizer(request, own),
-    request.dtype,
-    kernel_precision(request.precision),
-    request.is_masked,
-    sizes.interpret,
+    leading=request.leading,
+    tile=tile,
+    chunk=chunk,
+    functions=functions,
+    visibility=_visibility(request, tile),
+    normalizer=tile_functions.checked_normalizer(request, own),
+    dtype=request.dtype,
+    precision=kernel_precision(request.precision),
+    is_masked=request.is_masked,
+    interpret=options.interpret,
   )
 
 
-def _tile(sizes: Any, request: Request) -> tuple[int, int]:
+def _tile(options: Pallas, request: Request) -> tuple[int, int]:
   """The queries and keys of a tile."""
   length, key_length = request.scores_shape[-2:]
-  queries = _side(length, sizes.query_block)
-  keys = _side(key_length, sizes.key_block)
+  queries = _side(length, options.query_block)
+  keys = _side(key_length, options.key_block)
   if isinstance(request.normalizer, Sparse):
     queries = _queries_with_rows(request, queries, keys)
   return queries, keys

@@ -38,7 +38,7 @@ from attention.normalizers import OnlineNormalizer
 from attention.softmax import Statistics
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Problem:
   """What the kernels of one call share."""
 
