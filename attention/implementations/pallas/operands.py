@@ -1,8 +1,8 @@
 """Arrays that a kernel reads besides tokens: of scores, masks and biases.
 
-The functions of a tile ask a `Source` for the parts of arrays that they need.
-Outside of a kernel a `Plan` answers with shapes and notes what was asked for;
-inside, `Blocks` answers with the blocks of the current tile, in that order.
+The functions of a tile read parts of arrays from a `Source`. While they are
+traced it is a `Recorder`, which records these arrays as operands. In a kernel
+it is `Blocks`, which returns the blocks of a tile in the same order.
 """
 
 import dataclasses
@@ -63,8 +63,8 @@ class Source(Protocol):
     """The part of an array that belongs to a tile."""
 
 
-class Plan:
-  """Notes the operands, and answers with zeros of a tile of one pair."""
+class Recorder:
+  """Records the operands, and returns the zeros of a tile of one pair."""
 
   def __init__(self) -> None:
     self.operands: list[Operand] = []
@@ -78,7 +78,7 @@ class Plan:
 
 
 class Blocks:
-  """Answers with blocks, in the order in which a `Plan` was asked."""
+  """Returns blocks, in the order in which a `Recorder` recorded them."""
 
   def __init__(self, blocks: Sequence[jax.Array]):
     self._blocks = iter(blocks)

@@ -23,7 +23,7 @@ from attention.implementations.pallas.operands import (
   Blocks,
   Kind,
   Operand,
-  Plan,
+  Recorder,
   Unsupported,
   aligned_right,
 )
@@ -246,9 +246,9 @@ def _traced_block(
   function: Callable, rank: int, tile: tuple[int, int], rules: Rules
 ) -> TileFunction:
   """A function (source, queries [t, 1], keys [1, s], indices) of positions."""
-  plan = Plan()
+  recorder = Recorder()
   one = jnp.zeros((1, 1), jnp.int32)
-  function(plan, one, one, [0] * rank)
+  function(recorder, one, one, [0] * rank)
 
   def block(first_query, first_key, *others):
     indices, blocks = others[:rank], others[rank:]
@@ -258,7 +258,7 @@ def _traced_block(
     return jnp.broadcast_to(result, tile)
 
   arguments = [_SCALAR] * (2 + rank)
-  return traced(block, arguments, plan.operands, tile, rules)
+  return traced(block, arguments, recorder.operands, tile, rules)
 
 
 def _count(size: int, axis: int) -> jax.Array:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from attention.scores import Score
-from attention.scores.base import Wrapper
+from attention.scores.base import Placed, Wrapper
 
 
 def base(score: Any) -> Any:
@@ -20,6 +20,12 @@ def wrappers(score: Any) -> Iterator[Wrapper]:
   while isinstance(score, Wrapper):
     yield score
     score = score.score
+
+
+def offset_of_keys(score: Any) -> Any:
+  """The position of the first key relative to the first query."""
+  placed = [each for each in wrappers(score) if isinstance(each, Placed)]
+  return sum(each.column - each.row for each in placed)
 
 
 def with_base(score: Any, replacement: Score) -> Score:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention.implementations.pallas.hopper.block.shared_tokens import Entries
 from attention.implementations.pallas.hopper.kernels import (
   gradient,
   inputs,
@@ -17,7 +16,10 @@ from attention.implementations.pallas.hopper.kernels.forward import (
   block_of_queries,
   online_softmax,
 )
-from attention.implementations.pallas.hopper.kernels.launch import fits, launch
+from attention.implementations.pallas.hopper.kernels.launch import (
+  Kernel,
+  launch,
+)
 from attention.implementations.pallas.hopper.kernels.sparse import (
   sparse_context,
 )
@@ -25,7 +27,6 @@ from attention.implementations.pallas.hopper.scores.channels import FunctionSum
 from attention.implementations.pallas.hopper.tiles import parts
 from attention.implementations.pallas.hopper.tiles.layout import (
   Axes,
-  Input,
   Output,
 )
 from attention.implementations.pallas.hopper.tiles.parts import Parts
@@ -43,18 +44,16 @@ class Arrays(NamedTuple):
 
 def forward(problem: Any, arrays: Arrays, *, for_gradients: bool) -> Results:
   """The context, and what the gradients need."""
-  read, written = _forward_arrays(problem, arrays, for_gradients=for_gradients)
+  kernel = _of_context(problem, arrays, for_gradients=for_gradients)
   compute = online_softmax if problem.sparse is None else sparse_context
   compute_block = functools.partial(block_of_queries, compute=compute)
-  results = launch(problem, compute_block, problem.tiles, read, written)
+  results = launch(problem, kernel, compute_block)
   context, maximum, total, *means = results.values()
   return Results(context, Statistics(maximum, total), *means)
 
 
-def _forward_arrays(
-  problem: Any, arrays: Arrays, *, for_gradients: bool
-) -> tuple[dict[str, Input], dict[str, Output]]:
-  """What the forward kernel reads and writes."""
+def _of_context(problem: Any, arrays: Arrays, *, for_gradients: bool) -> Kernel:
+  """The forward kernel."""
   query, key, value = arrays.tokens
   lengths = (*problem.leading, query.shape[-2])
   rows = Output(jax.ShapeDtypeStruct(lengths, jnp.float32), Axes.ROWS)
@@ -73,7 +72,7 @@ def _forward_arrays(
       _with_nan_tokens(problem, key),
     )
   tokens = query, key, value
-  return inputs.of_forward(problem, arrays.operands, tokens), written
+  return Kernel(inputs.of_forward(problem, arrays.operands, tokens), written)
 
 
 def gradients(
@@ -87,7 +86,7 @@ def gradients(
   """The gradients of tokens, and of the arrays with these names."""
   query, *_ = arrays.tokens
   kernel = _of_queries(problem, arrays, rows, names)
-  made = kernel.run(problem)
+  made = _run(problem, kernel, names)
   of_tokens = [_tokens_last(made["tokens"], kernel.outputs["tokens"])]
   sums = _sums_of_rows(problem, made, outputs.numbers(problem, "query", names))
   if "weight" in names and problem.projections is None:
@@ -103,7 +102,7 @@ def gradients(
     for_keys = {n: made[n] for n in outputs.for_keys(problem, query)}
     for_keys["cotangent"] = rows["cotangent"]
     kernel = _of_keys(problem, arrays, for_keys, names)
-    made = kernel.run(problem)
+    made = _run(problem, kernel, names)
     sums |= _sums_of_rows(problem, made, outputs.numbers(problem, "key", names))
     own_parts += _parts(problem, "key", made)
     if of_keys:
@@ -115,42 +114,17 @@ def gradients(
   return of_tokens, [sums[name] for name in names]
 
 
-class _Kernel(NamedTuple):
-  """A kernel of gradients: what it computes, reads and writes."""
-
-  wanted: Sequence[str]  # numbers of pairs
-  inputs: Mapping[str, Input]
-  outputs: Mapping[str, Output]
-  are_keys_own: bool
-  blocks: int | None
-  entries: Entries | None = None
-
-  def run(self, problem: Any) -> dict[str, jax.Array]:
-    """The results, by name."""
-    return launch(
-      problem,
-      functools.partial(gradient.gradients, wanted=self.wanted),
-      problem.tiles.T if self.are_keys_own else problem.tiles,
-      self.inputs,
-      self.outputs,
-      are_keys_own=self.are_keys_own,
-      of_gradients=True,
-      blocks=self.blocks,
-      entries=self.entries,
-    )
-
-  def fits(self, problem: Any) -> bool:
-    """Whether a block has enough shared memory."""
-    return fits(
-      problem,
-      self.inputs,
-      self.outputs,
-      are_keys_own=self.are_keys_own,
-      of_gradients=True,
-    )
+def _run(
+  problem: Any, kernel: Kernel, names: Sequence[str]
+) -> dict[str, jax.Array]:
+  """The outputs of a kernel of gradients, by name."""
+  own = "key" if kernel.are_keys_own else "query"
+  wanted = outputs.numbers(problem, own, names)
+  compute = functools.partial(gradient.gradients, wanted=wanted)
+  return launch(problem, kernel, compute)
 
 
-def _of_queries(problem: Any, arrays: Arrays, rows, names) -> _Kernel:
+def _of_queries(problem: Any, arrays: Arrays, rows, names) -> Kernel:
   """The kernel of queries."""
   operands, (query, key, _) = arrays
   axes = inputs.token_axes(problem, query, key)
@@ -160,16 +134,15 @@ def _of_queries(problem: Any, arrays: Arrays, rows, names) -> _Kernel:
   numbers = outputs.numbers(problem, "query", names)
   own_parts, blocks = outputs.of_parts(problem, "query", names)
   written |= outputs.of_numbers(problem, numbers) | own_parts
-  return _Kernel(
-    numbers,
+  return Kernel(
     inputs.of_gradients(problem, "query", operands, arrays.tokens, rows),
     written | outputs.for_keys(problem, query),
-    False,
-    blocks,
+    of_gradients=True,
+    blocks=blocks,
   )
 
 
-def _of_keys(problem: Any, arrays: Arrays, rows, names) -> _Kernel:
+def _of_keys(problem: Any, arrays: Arrays, rows, names) -> Kernel:
   """The kernel of keys."""
   operands, (query, key, value) = arrays
   axes = inputs.token_axes(problem, query, key)
@@ -180,19 +153,19 @@ def _of_keys(problem: Any, arrays: Arrays, rows, names) -> _Kernel:
   }
   numbers = outputs.numbers(problem, "key", names)
   own_parts, blocks = outputs.of_parts(problem, "key", names)
-  return _Kernel(
-    numbers,
+  return Kernel(
     inputs.of_gradients(problem, "key", operands, arrays.tokens, rows),
     written | outputs.of_numbers(problem, numbers) | own_parts,
-    True,
-    blocks,
-    entries,
+    are_keys_own=True,
+    of_gradients=True,
+    blocks=blocks,
+    entries=entries,
   )
 
 
 def forward_fits(problem: Any, arrays: Arrays) -> bool:
   """Whether a block of the forward kernel has enough shared memory."""
-  return fits(problem, *_forward_arrays(problem, arrays, for_gradients=True))
+  return _of_context(problem, arrays, for_gradients=True).fits(problem)
 
 
 def gradients_fit(problem: Any, arrays: Arrays) -> bool:
@@ -245,8 +218,8 @@ def _with_nan_tokens(problem: Any, tokens: jax.Array) -> jax.Array:
   # A function of the user may make a number of a feature that is NaN.
   if not problem.is_masked:
     return tokens
-  is_bad = ~jnp.all(jnp.isfinite(tokens), axis=-1)
-  return jnp.where(is_bad[..., None], jnp.nan, tokens)
+  is_finite = jnp.all(jnp.isfinite(tokens), axis=-1)
+  return jnp.where(is_finite[..., None], tokens, jnp.nan)
 
 
 def _tokens_last(gradient: jax.Array, output: Output) -> jax.Array:

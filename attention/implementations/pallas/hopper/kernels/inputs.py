@@ -45,7 +45,7 @@ def of_gradients(
   for name, each in rows.items():
     axes = Axes.ROWS
     if each.ndim > len(problem.leading) + 1:
-      # Of shards of keys, contexts and cotangents have more digits.
+      # With shards of keys, the context and its cotangent are float32.
       axes, each = Axes.TOKENS, each.astype(tokens[-1].dtype)
     inputs[name] = Input(each, axes, of_keys=False)
   return inputs
@@ -127,7 +127,7 @@ def _arrays_of_map(problem: Any, name: str) -> set[str]:
 def _operand(
   problem: Any, operand: Operand, array: jax.Array, own: str
 ) -> Input:
-  """An array with all leading axes, or the same one for all."""
+  """An array with all leading axes, of size 1 if entries share it."""
   sizes = [1] * len(problem.leading)
   for axis, size in zip(operand.axes, array.shape):
     if axis is not None:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,49 +55,71 @@ def _write(
 
 
 def _references(
-  inputs: Mapping[str, Input], outputs: Mapping[str, Output], refs: Any
+  kernel: "Kernel", refs: Any
 ) -> tuple[dict[str, Input], dict[str, Any], dict[str, Any]]:
-  """Those of inputs, of results with a tile, and of parts of sums, by name."""
+  """References by name: inputs, outputs with a tile, and parts of sums."""
   read = {
     name: each._replace(array=ref)
-    for (name, each), ref in zip(inputs.items(), refs)
+    for (name, each), ref in zip(kernel.inputs.items(), refs)
   }
-  written = dict(zip(outputs, refs[len(inputs) :]))
+  written = dict(zip(kernel.outputs, refs[len(kernel.inputs) :]))
   direct = {
     name: written.pop(name)
-    for name, each in outputs.items()
+    for name, each in kernel.outputs.items()
     if each.axes is Axes.PARTS
   }
   return read, written, direct
 
 
-def launch(
-  problem: Any,
-  compute: Callable[[Block, Any], None],
-  visible: np.ndarray,
-  inputs: Mapping[str, Input],
-  outputs: Mapping[str, Output],
-  *,
-  are_keys_own: bool = False,
-  of_gradients: bool = False,
-  blocks: int | None = None,
-  entries: Entries | None = None,
-) -> dict[str, jax.Array]:
-  """Runs a kernel: compute(block, is_first) for each row and leading entry.
+class Kernel(NamedTuple):
+  """What a kernel reads and writes.
 
   Each of so many `blocks` computes several rows of tiles; None is one row each.
   The first one sets the block's parts of sums, to which the others add. So does
   the first of the `entries` of the leading axes that a block computes.
   """
-  options = {"are_keys_own": are_keys_own, "of_gradients": of_gradients}
-  blocks = len(visible) if blocks is None else blocks
-  entries = Entries(problem.leading) if entries is None else entries
-  over = memory.written_over(
-    problem, inputs, outputs, are_keys_own=are_keys_own
-  )
+
+  inputs: Mapping[str, Input]
+  outputs: Mapping[str, Output]
+  are_keys_own: bool = False  # a block has keys and visits queries
+  of_gradients: bool = False
+  blocks: int | None = None
+  entries: Entries | None = None
+
+  def fits(self, problem: Any) -> bool:
+    """Whether a block has enough shared memory."""
+    return memory.fits(self.memory(problem, self.inputs))
+
+  def memory(self, problem: Any, inputs: Mapping[str, Input]) -> Memory:
+    """The shared memory of a block."""
+    return memory.of_block(
+      problem,
+      inputs,
+      self.outputs,
+      self.written_over(problem),
+      are_keys_own=self.are_keys_own,
+      of_gradients=self.of_gradients,
+    )
+
+  def written_over(self, problem: Any) -> dict[str, str]:
+    """The tiles that results overwrite, by names of results."""
+    return memory.written_over(
+      problem, self.inputs, self.outputs, are_keys_own=self.are_keys_own
+    )
+
+
+def launch(
+  problem: Any, kernel: Kernel, compute: Callable[[Block, Any], None]
+) -> dict[str, jax.Array]:
+  """The outputs: compute(block, is_first) for each row and leading entry."""
+  are_keys_own, outputs = kernel.are_keys_own, kernel.outputs
+  visible = problem.tiles.T if are_keys_own else problem.tiles
+  blocks = len(visible) if kernel.blocks is None else kernel.blocks
+  entries = kernel.entries or Entries(problem.leading)
+  over = kernel.written_over(problem)
 
   def run(bounds, *refs):
-    references, written, direct = _references(inputs, outputs, refs)
+    references, written, direct = _references(kernel, refs)
     own = jax.lax.axis_index("leading")
 
     def compute_row(held, number, row, is_first):
@@ -130,10 +152,10 @@ def launch(
 
       _for_each_entry(entries.of_block, compute_entry)
 
-    needed = memory.of_block(problem, references, outputs, over, **options)
+    needed = kernel.memory(problem, references)
     pl.run_scoped(scoped, *vars(needed).values())
 
-  kernel = plgpu.kernel(
+  call = plgpu.kernel(
     run,
     out_type=tuple(each.shape for each in outputs.values()),
     grid=(blocks, entries.blocks),
@@ -142,25 +164,8 @@ def launch(
     interpret=problem.interpret or None,
   )
   bounds = jnp.asarray(_bounds(visible != 0).ravel())
-  arrays = [each.array for each in inputs.values()]
-  return dict(zip(outputs, kernel(bounds, *arrays)))
-
-
-def fits(
-  problem: Any,
-  inputs: Mapping[str, Input],
-  outputs: Mapping[str, Output],
-  *,
-  are_keys_own: bool = False,
-  of_gradients: bool = False,
-) -> bool:
-  """Whether a block of such a kernel has enough shared memory."""
-  over = memory.written_over(
-    problem, inputs, outputs, are_keys_own=are_keys_own
-  )
-  options = {"are_keys_own": are_keys_own, "of_gradients": of_gradients}
-  held = memory.of_block(problem, inputs, outputs, over, **options)
-  return memory.fits(held)
+  arrays = [each.array for each in kernel.inputs.values()]
+  return dict(zip(outputs, call(bounds, *arrays)))
 
 
 def _for_each_entry(number: int, compute: Callable[[Any], None]) -> None:

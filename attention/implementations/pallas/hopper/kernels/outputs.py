@@ -112,7 +112,7 @@ def _slices_of_score(problem: Any, own: str) -> dict[str, Slice]:
   own_map = problem.maps.get(own)
   if own_map is None or own_map.of_matrices is None:
     return {}
-  return {name: Slice(x.core, 0) for name, x in own_map.matrices.items()}
+  return {name: Slice(x.core) for name, x in own_map.matrices.items()}
 
 
 def of_parts(

@@ -38,8 +38,8 @@ from attention.implementations.pallas.hopper.traced.pairs import evaluate
 from attention.implementations.pallas.operands import Kind, Operand, Unsupported
 from attention.scores import Score
 
-# What an axis of an array belongs to; None for an axis of size 1.
-Axes = tuple[str | None, ...]
+# What each axis of an array belongs to; None for an axis of size 1.
+Owners = tuple[str | None, ...]
 _QUERY, _KEY, _FEATURE = "query", "key", "feature"
 _SHAPES = frozenset(["broadcast_in_dim", "reshape", "squeeze", "transpose"])
 _REDUCTIONS = frozenset(
@@ -117,7 +117,7 @@ class FunctionSum(ChannelSum):
   """g of a traced function, and f as `finish`."""
 
   jaxpr: Jaxpr  # of (query, key, *constants), up to the sum
-  axes: dict[Any, Axes]  # of its variables
+  axes: dict[Any, Owners]  # of its variables
   constants: dict[str, Operand]  # numbers, or one for each feature
   finish: Callable[[jax.Array], jax.Array]
   features: int
@@ -181,7 +181,7 @@ class FunctionSum(ChannelSum):
     return functools.reduce(jax.lax.mul, factors)
 
 
-def _owner(axes: Axes) -> tuple[str, ...]:
+def _owner(axes: Owners) -> tuple[str, ...]:
   return tuple(name for name in (_QUERY, _KEY) if name in axes)
 
 
@@ -201,11 +201,11 @@ def of_function(score: Score, features: int) -> FunctionSum:
       f"supports captured numbers and arrays [D] = [{features}], got {shapes}"
     )
   jaxpr = without_constants(closed)
-  owners: list[Axes] = [(_QUERY, _FEATURE), (_KEY, _FEATURE)]
+  owners: list[Owners] = [(_QUERY, _FEATURE), (_KEY, _FEATURE)]
   owners += [
     (None,) * each.ndim if each.size == 1 else (_FEATURE,) for each in arrays
   ]
-  axes: dict[Any, Axes] = dict(zip(jaxpr.invars, owners))
+  axes: dict[Any, Owners] = dict(zip(jaxpr.invars, owners))
   place = _find_sum(jaxpr, axes)
   eqns, summed = jaxpr.eqns, jaxpr.eqns[place]
   term, used = without_unused(
@@ -233,7 +233,7 @@ def of_function(score: Score, features: int) -> FunctionSum:
   return FunctionSum(term, axes, constants, finish, features)
 
 
-def _find_sum(jaxpr: Jaxpr, axes: dict[Any, Axes]) -> int:
+def _find_sum(jaxpr: Jaxpr, axes: dict[Any, Owners]) -> int:
   """The place of the sum over the features of pairs; completes `axes`."""
   for place, equation in enumerate(jaxpr.eqns):
     inputs = [
@@ -250,7 +250,7 @@ def _find_sum(jaxpr: Jaxpr, axes: dict[Any, Axes]) -> int:
   raise Unsupported("needs a score that is a sum over the features")
 
 
-def _axes_of(equation: Any, inputs: Sequence[Axes]) -> Axes:
+def _axes_of(equation: Any, inputs: Sequence[Owners]) -> Owners:
   """What the axes of an operation's result belong to."""
   name, parameters = equation.primitive.name, equation.params
   variable = equation.outvars[0].aval

@@ -66,7 +66,7 @@ class Projections:
   def slices(self, own: str) -> dict[str, Slice]:
     """What the kernel of own tokens adds to gradients of arrays, by name."""
     projection = self.of_tokens[own]
-    vector = Slice((_CHANNELS,), 0)
+    vector = Slice((_CHANNELS,))
     core = projection.features, _CHANNELS
     found = {projection.matrix: Slice(core, projection.first_row * _CHANNELS)}
     if own == "query":

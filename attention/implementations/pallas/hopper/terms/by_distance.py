@@ -22,10 +22,9 @@ from attention.implementations.pallas.operands import (
 )
 from attention.implementations.pallas.wrapped import (
   base,
-  wrappers,
+  offset_of_keys,
 )
 from attention.request import Request
-from attention.scores.base import Placed
 from attention.scores.relative import Disentangled, Shaw
 
 # Rows of a table that the tensor cores multiply are a multiple.
@@ -86,7 +85,7 @@ class Distances:
   def slices(self, own: str) -> dict[str, Slice]:
     """What the kernel of own tokens adds to gradients of tables."""
     return {
-      each.table: Slice((each.padded, self.tables[each.table].core[1]), 0)
+      each.table: Slice((each.padded, self.tables[each.table].core[1]))
       for each in self.own(own == "key")
     }
 
@@ -214,10 +213,7 @@ def _check(term: Term, table: Operand, query: Any, request: Request) -> None:
 
 def _shift(score: Any) -> tuple[int | str, dict[str, Operand]]:
   """The position of the first key relative to the first query."""
-  shift: Any = 0
-  for wrapper in wrappers(score):
-    if isinstance(wrapper, Placed):
-      shift = shift + wrapper.column - wrapper.row
+  shift = offset_of_keys(score)
   if isinstance(shift, int):
     return shift, {}
   name = "shift of keys"

@@ -25,10 +25,9 @@ from attention.implementations.pallas.operands import (
 from attention.implementations.pallas.products import kernel_precision
 from attention.implementations.pallas.wrapped import (
   base,
-  wrappers,
+  offset_of_keys,
 )
 from attention.request import Request
-from attention.scores.base import Placed
 from attention.scores.sinusoidal import TransformerXL
 
 # The names of inputs: W, u, v, and the sinusoids of positions.
@@ -55,7 +54,7 @@ class Sinusoids:
     """What the kernel of own tokens adds to gradients of arrays."""
     if own == "key":
       return {}
-    return {name: Slice(each.core, 0) for name, each in self.arrays.items()}
+    return {name: Slice(each.core) for name, each in self.arrays.items()}
 
   @property
   def terms(self) -> int:
@@ -129,10 +128,8 @@ def of_request(request: Request) -> Sinusoids | None:
     CONTENT_BIAS: of_parameter(score.content_bias, 1, rank),
     POSITION_BIAS: of_parameter(score.position_bias, 1, rank),
   }
-  start: Any = 0  # the position of the first query relative to the first key
-  for wrapper in wrappers(request.score):
-    if isinstance(wrapper, Placed):
-      start = start + wrapper.row - wrapper.column
+  # The position of the first query relative to the first key.
+  start = -offset_of_keys(request.score)
   lengths = [-(-n // SIDE) * SIDE for n in request.scores_shape[-2:]]
   if isinstance(start, int) and start == 0:
     table = _table(score, 0, max(lengths), request.value.dtype)

@@ -19,14 +19,14 @@ class Prediction:
   """What kernels predict."""
 
   score: Any  # of known shares, in place of local-p
-  # The shares of `score`: they tell which argument of a function of pairs has
-  # the predicted ones, and are not read.
+  # The shares of `score`, as a placeholder: kernels put the predicted shares in
+  # place of the argument that is this array.
   shares: jax.Array
   operands: dict[str, Operand]
 
   def slices(self) -> dict[str, Slice]:
     """The gradients of arrays to which the kernel of queries adds, by name."""
-    return {name: Slice(x.core, 0) for name, x in self.operands.items()}
+    return {name: Slice(x.core) for name, x in self.operands.items()}
 
   def named(self, function: PairFunction) -> PairFunction:
     """The function of a score, whose argument of shares has its name."""

@@ -19,7 +19,7 @@ _TRANSPOSED = plgpu.Layout.WGMMA_TRANSPOSED
 
 
 class Axes(enum.Enum):
-  """The axes of an array beside the leading ones: which are of tokens."""
+  """The axes of an array after the leading ones; True is an axis of tokens."""
 
   TOKENS = (True, False)  # [..., T, D]
   CHANNELS = (False, True)  # [A, ..., T], as XLA writes mapped tokens

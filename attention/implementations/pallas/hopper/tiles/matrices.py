@@ -160,7 +160,7 @@ def _squares(shape: Sequence[int]) -> Iterator[tuple[Any, Any]]:
 
 
 def read(interpret: Any, ref: Any, layout: Any = WGMMA) -> jax.Array:
-  """An array of the device's memory, in registers."""
+  """An array of the device's or of shared memory, in registers."""
   if interpret:
     return ref[...].astype(jnp.float32)
   # `optimized` would refuse memory that is not shared.

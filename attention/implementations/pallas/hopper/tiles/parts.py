@@ -92,7 +92,7 @@ class Slice(NamedTuple):
   """The elements of the gradient of an array to which a kernel adds."""
 
   core: tuple[int, ...]  # their shape
-  first: int  # the first one
+  first: int = 0
 
 
 class Parts(NamedTuple):

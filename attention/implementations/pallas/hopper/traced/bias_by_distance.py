@@ -109,7 +109,7 @@ class BiasGradient:
 
   def slices(self) -> dict[str, Slice]:
     """What the kernel of queries adds to the gradient of numbers."""
-    return {self.name: Slice((-(-self.size // SIDE) * SIDE,), 0)}
+    return {self.name: Slice((-(-self.size // SIDE) * SIDE,))}
 
   def memory(self) -> Any:
     """Shared memory for the gradients of numbers and queries."""

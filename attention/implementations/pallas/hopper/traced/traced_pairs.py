@@ -22,7 +22,11 @@ from attention.implementations.pallas.hopper.traced.pairs import (
   spread,
   traced,
 )
-from attention.implementations.pallas.operands import Blocks, Plan, Unsupported
+from attention.implementations.pallas.operands import (
+  Blocks,
+  Recorder,
+  Unsupported,
+)
 from attention.implementations.pallas.pairwise import values
 from attention.implementations.pallas.tile_functions import (
   ByPosition,
@@ -70,8 +74,8 @@ def of_dropout(name: str, request: Request) -> PairFunction | None:
 
 def _of_source(name: str, of_pairs: OfPairs, rank: int) -> PairFunction:
   """A function that asks a source for its arrays."""
-  plan, one = Plan(), jnp.zeros((1, 1), jnp.int32)
-  of_pairs(plan, one, one, [0] * rank)
+  recorder, one = Recorder(), jnp.zeros((1, 1), jnp.int32)
+  of_pairs(recorder, one, one, [0] * rank)
 
   def compute(queries, keys, *others):
     indices, source = others[:rank], Blocks(others[rank:])
@@ -79,7 +83,7 @@ def _of_source(name: str, of_pairs: OfPairs, rank: int) -> PairFunction:
     return [jnp.broadcast_to(numbers, TILE)]
 
   arguments = [_INTEGERS, _INTEGERS, *[_INTEGER] * rank]
-  return traced(name, compute, arguments, plan.operands)
+  return traced(name, compute, arguments, recorder.operands)
 
 
 def of_wrappers(
