@@ -11,7 +11,7 @@ import numpy as np
 
 from attention import axes
 from attention.implementations import non_finite
-from attention.implementations.pallas import hopper, tile_functions, tpu
+from attention.implementations.pallas import hopper, tpu
 from attention.implementations.pallas.derivative import (
   KernelAttention,
   shared_operands,
@@ -25,6 +25,7 @@ from attention.implementations.pallas.normalizers import (
 )
 from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.running_sums import make_running_sums
+from attention.implementations.pallas.score_parameters import Undeclared
 from attention.implementations.pallas.tangent_rules import Arguments, make_rule
 from attention.known_zeros import WithKnownZeros
 from attention.normalizers import is_softmax
@@ -48,7 +49,7 @@ def obstacle(options: Pallas, request: Request) -> str | None:
     return _kernels(options, own, _mapped(options, own))
 
   if not is_of_each_head(request.score, request.query, request.key):
-    return tile_functions.UNDECLARED
+    return str(Undeclared())
   try:
     request = with_online_normalizer(request)
     # Sums over positions and maps of tokens are traced, not computed.

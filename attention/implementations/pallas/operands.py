@@ -7,7 +7,7 @@ it is `Blocks`, which returns the blocks of a tile in the same order.
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -75,6 +75,16 @@ class Recorder:
     operand = Operand(array, kind, tuple(axes))
     self.operands.append(operand)
     return jnp.zeros(operand.part(1, 1), array.dtype)
+
+
+def recorded(function: Callable[..., Any], rank: int) -> list[Operand]:
+  """The arrays that a function of pairs reads.
+
+  It is (source, queries [t, 1], keys [1, s], indices of leading axes) -> array.
+  """
+  recorder, one = Recorder(), jnp.zeros((1, 1), jnp.int32)
+  function(recorder, one, one, [0] * rank)
+  return recorder.operands
 
 
 class Blocks:

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-_ROWS, _LANES = 8, 128  # the shape of a register
+from attention.implementations.pallas.tpu.tokens import LANES
+
+_ROWS = 8  # of a register
 
 
 @jax.custom_vjp
@@ -50,7 +52,7 @@ def _backward(residuals, cotangent):
   (query, key, weight), wanted = residuals
   size = query.shape[-1]
   # For each channel one register of partial sums per 128 keys.
-  shapes = [query.shape, (_ROWS * size, key.shape[0]), (_ROWS * size, _LANES)]
+  shapes = [query.shape, (_ROWS * size, key.shape[0]), (_ROWS * size, LANES)]
   chosen = [shape for shape, is_wanted in zip(shapes, wanted) if is_wanted]
 
   def run(arrays, cotangent_ref, *refs):
@@ -129,15 +131,15 @@ class _Arrays(NamedTuple):
       return carry
 
     def many(number, carry):
-      return channels(pl.multiple_of(number * _LANES, _LANES), _LANES, carry)
+      return channels(pl.multiple_of(number * LANES, LANES), LANES, carry)
 
-    whole = size // _LANES
+    whole = size // LANES
     if whole > 1:
       carry = jax.lax.fori_loop(0, whole, many, carry)
     elif whole:
-      carry = channels(0, _LANES, carry)
-    rest = size - whole * _LANES
-    return channels(whole * _LANES, rest, carry) if rest else carry
+      carry = channels(0, LANES, carry)
+    rest = size - whole * LANES
+    return channels(whole * LANES, rest, carry) if rest else carry
 
 
 def _with_arrays(
@@ -163,7 +165,7 @@ def _rows_of(number):
 
 def _in_one_register(array):
   """Sums groups of 128 columns: [8, s] to [8, 128]."""
-  parts = [array[:, n : n + _LANES] for n in range(0, array.shape[-1], _LANES)]
+  parts = [array[:, n : n + LANES] for n in range(0, array.shape[-1], LANES)]
   return sum(parts[1:], parts[0])
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import jax
 
-from attention.implementations.pallas import tile_functions
 from attention.implementations.pallas.implementation import Pallas
 from attention.implementations.pallas.normalizers import Sparse
 from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.products import kernel_precision
+from attention.implementations.pallas.tpu import tile_functions
 from attention.implementations.pallas.tpu.problem import Problem
 from attention.implementations.pallas.tpu.tokens import LANES
 from attention.implementations.pallas.tpu.visit import rules

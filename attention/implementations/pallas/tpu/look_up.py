@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention.implementations.pallas.tpu.tokens import LANES
+from attention.implementations.pallas.tpu.tokens import LANES, indices
 
 
 def by_distance(
@@ -28,7 +28,7 @@ def by_distance(
 def _looked_up(length, is_descending, numbers, first):
   """`by_distance` of a matrix."""
   size = numbers.shape[1]
-  places = _at_column_0(numbers.shape[0], first) + _count(length, 1)
+  places = _at_column_0(numbers.shape[0], first) + indices(length, 1)
   places = jnp.clip(places, 0, size - 1)
   if is_descending:
     places = size - 1 - places
@@ -45,13 +45,13 @@ def _backward(length, is_descending, residuals, cotangent):
   like, first = residuals
   rows, size = like.shape
   at_column_0 = _at_column_0(rows, first)
-  places = at_column_0 + _count(length, 1)
+  places = at_column_0 + indices(length, 1)
 
   def of_end(chosen):
     chosen = jnp.where(chosen, cotangent, 0.0)
     return jnp.sum(chosen, axis=1, keepdims=True)
 
-  own = _count(_rounded(size), 1)
+  own = indices(_rounded(size), 1)
   own = size - 1 - own if is_descending else own
   columns = own - at_column_0
   inside = (columns >= 0) & (columns < length)
@@ -99,13 +99,7 @@ def _register(numbers: jax.Array, places: jax.Array) -> jax.Array:
 
 def _at_column_0(rows: int, first: jax.Array) -> jax.Array:
   """The places of column 0, [rows, 1]."""
-  return first + (rows - 1) - _count(rows, 0)
-
-
-def _count(size: int, axis: int) -> jax.Array:
-  shape = [1, 1]
-  shape[axis] = size
-  return jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+  return first + (rows - 1) - indices(rows, 0)
 
 
 def _rounded(size: int) -> int:

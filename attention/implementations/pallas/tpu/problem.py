@@ -15,7 +15,6 @@ from attention.implementations.pallas.normalizers import Sparse
 from attention.implementations.pallas.operands import Operand, summed
 from attention.implementations.pallas.products import matrix_product
 from attention.implementations.pallas.results import Results
-from attention.implementations.pallas.tile_functions import TileFunctions
 from attention.implementations.pallas.tpu import gradient, gradient_rows, whole
 from attention.implementations.pallas.tpu.forward import online_softmax
 from attention.implementations.pallas.tpu.grid import (
@@ -31,6 +30,7 @@ from attention.implementations.pallas.tpu.sums import (
   restored,
   scratch_shape,
 )
+from attention.implementations.pallas.tpu.tile_functions import TileFunctions
 from attention.implementations.pallas.tpu.tokens import is_transposed
 from attention.implementations.pallas.tpu.visit import rules
 from attention.implementations.pallas.visits import Visibility

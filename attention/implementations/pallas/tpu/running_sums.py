@@ -10,8 +10,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from attention import axes
+from attention.implementations.pallas.tpu.tokens import LANES
 
-_LANES, _ROWS = 128, 8
+_ROWS = 8
 
 
 def running_sums(
@@ -27,7 +28,7 @@ def running_sums(
   """
   shape, length = arrays[0].shape, arrays[0].shape[-1]
   count = math.prod(shape[:-1])
-  block = (min(count, _ROWS), -(-length // _LANES) * _LANES)
+  block = (min(count, _ROWS), -(-length // LANES) * LANES)
   # The attention kernels read and write rows [1, S]; XLA would copy [..., S].
   layouts = [
     ((count, length), pl.BlockSpec(block, lambda n: (n, 0))),

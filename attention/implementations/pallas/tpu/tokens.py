@@ -12,6 +12,13 @@ import jax.numpy as jnp
 LANES = 128  # of a register
 
 
+def indices(size: int, axis: int) -> jax.Array:
+  """0, 1, ... along one axis of a matrix, int32 [size, 1] or [1, size]."""
+  shape = [1, 1]
+  shape[axis] = size
+  return jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+
+
 def is_transposed(features: int) -> bool:
   """Whether tokens [..., T, features] are stored as [..., features, T]."""
   return features % LANES != 0

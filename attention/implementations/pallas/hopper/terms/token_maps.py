@@ -29,7 +29,7 @@ from attention.implementations.pallas.hopper.traced.row_functions import (
   RowFunction,
 )
 from attention.implementations.pallas.operands import Kind, Operand, Unsupported
-from attention.implementations.pallas.tile_functions import parameters
+from attention.implementations.pallas.score_parameters import parameters
 from attention.request import Request
 from attention.scores import Score
 from attention.scores.base import Wrapper

@@ -24,11 +24,11 @@ from attention.implementations.pallas.hopper.traced.pairs import (
 )
 from attention.implementations.pallas.operands import (
   Blocks,
-  Recorder,
   Unsupported,
+  recorded,
 )
 from attention.implementations.pallas.pairwise import values
-from attention.implementations.pallas.tile_functions import (
+from attention.implementations.pallas.score_parameters import (
   ByPosition,
   indices_of_scores,
   parameters,
@@ -73,9 +73,7 @@ def of_dropout(name: str, request: Request) -> PairFunction | None:
 
 
 def _of_source(name: str, of_pairs: OfPairs, rank: int) -> PairFunction:
-  """A function that asks a source for its arrays."""
-  recorder, one = Recorder(), jnp.zeros((1, 1), jnp.int32)
-  of_pairs(recorder, one, one, [0] * rank)
+  """A function that reads its arrays from a source."""
 
   def compute(queries, keys, *others):
     indices, source = others[:rank], Blocks(others[rank:])
@@ -83,7 +81,7 @@ def _of_source(name: str, of_pairs: OfPairs, rank: int) -> PairFunction:
     return [jnp.broadcast_to(numbers, TILE)]
 
   arguments = [_INTEGERS, _INTEGERS, *[_INTEGER] * rank]
-  return traced(name, compute, arguments, recorder.operands)
+  return traced(name, compute, arguments, recorded(of_pairs, rank))
 
 
 def of_wrappers(
