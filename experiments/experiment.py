@@ -43,7 +43,6 @@ class Experiment:
   def training_batches(self) -> TrainingBatches:
     """Returns this process's shard of the training batches, by step."""
     config, shard = self.config, mesh_lib.batch_shard(self.mesh)
-    mesh_lib.check_batch(self.mesh, config.train)
     return self.data.training_batches(
       config.train, seed=config.seed, shard=shard
     )
@@ -137,6 +136,8 @@ def make_experiment(
     (32, 26)
   """
   devices = mesh_lib.make_mesh(mesh or config.mesh)
+  if train:
+    mesh_lib.check_batch(devices, config.train)
   data: Dataset
   if isinstance(config.data, TaskConfig):
     data = SyntheticDataset(config.data)

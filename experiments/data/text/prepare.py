@@ -35,6 +35,8 @@ RECORD = "corpus.json"
 _MAX_UNKNOWN = 0.02
 # The largest number of pairs to train tokenizers on.
 _MAX_SAMPLE = 1_000_000
+# A run with this folder has trained with what was prepared.
+_CHECKPOINTS = "checkpoints"
 # Settings of which tokenizers depend, besides the text.
 _TOKENIZER_FIELDS = (
   "source",
@@ -43,6 +45,8 @@ _TOKENIZER_FIELDS = (
   "target_tokenizer",
   "joint_vocabulary",
 )
+# Settings of which all prepared files depend, if a config has them.
+_PREPARED_FIELDS = (*_TOKENIZER_FIELDS, "dir", "train", "splits", "seed")
 
 
 def prepare(
@@ -56,7 +60,11 @@ def prepare(
   local = files.path
   text, folder = TrainingText(config), local / DATA
   record = folder / RECORD
-  known = _known(text, record)
+  known = None
+  # A start of another config may have failed here.
+  has_trained = (workdir / _CHECKPOINTS).exists()
+  if has_trained or _has_settings(record, _settings(config, init_from)):
+    known = _known(text, record)
   if known is None:
     known = write_tokenizers_and_sets(text, config, local, init_from=init_from)
   data = TranslationDataset(config, local)
@@ -111,7 +119,8 @@ def write_tokenizers_and_sets(
     )
   if not (init_from and _copy_tokenizers(init_from, workdir, config)):
     _write_tokenizers(workdir, config, sample)
-  record = {"pairs": pairs, "files": files}
+  settings = _settings(config, init_from)
+  record = {"pairs": pairs, "files": files, "settings": settings}
   write_json(workdir / DATA / RECORD, record)
   return record
 
@@ -146,6 +155,21 @@ def _known(text: TrainingText, record: Path) -> dict[str, Any] | None:
     if line is not None:
       _refuse(line)
   return known
+
+
+def _settings(
+  config: TranslationConfig, init_from: Path | None
+) -> dict[str, Any]:
+  """The settings of which all prepared files depend, as JSON."""
+  every = config.model_dump(mode="json")
+  own = {name: every[name] for name in _PREPARED_FIELDS if name in every}
+  return own | {"init_from": init_from and str(init_from)}
+
+
+def _has_settings(record: Path, settings: dict[str, Any]) -> bool:
+  """Whether a record is of these settings, or of a version without them."""
+  known = json.loads(record.read_text()) if record.exists() else {}
+  return known.get("settings", settings) == settings
 
 
 def _refuse(line: int) -> NoReturn:

@@ -185,6 +185,26 @@ def test_text_that_changes_during_preparation_is_prepared_anew(
   assert data.source.unknown("one dog") == ""
 
 
+@pytest.mark.parametrize("has_trained", [False, True])
+def test_text_of_a_failed_start_is_prepared_for_another_config(
+  has_trained, tmp_path
+):
+  workdir = tmp_path / "run"
+  first = base.numbers().to_dict() | {"train": base.digits(1, 3, 200)}
+  other = first | {
+    "source_tokenizer": base.tokenizer("characters", 100),
+    "seed": first["seed"] + 1,
+  }
+  prepare.prepare(NumbersConfig(**first), workdir)
+  if has_trained:
+    (workdir / "checkpoints").mkdir()
+  sizes = [
+    prepare.prepare(NumbersConfig(**other), folder).source_vocabulary_size
+    for folder in (workdir, tmp_path / "fresh")
+  ]
+  assert (sizes[0] == sizes[1]) == (not has_trained)
+
+
 def test_interrupted_preparation_is_repeated(corpus, tmp_path):
   config, workdir = text_config(corpus), tmp_path / "run"
   prepared = prepare.prepare(config, workdir)
