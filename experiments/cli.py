@@ -11,9 +11,10 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags, logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from experiments.config.flag import install_parser
 from experiments.distributed.exit import exit_process
@@ -87,8 +88,15 @@ def config_arguments() -> list[str]:
   values = config_flags.get_override_values(flag)
   return [
     f"--config={config_flags.get_config_filename(flag)}",
-    *(f"--config.{field}={value}" for field, value in values.items()),
+    *(f"--config.{field}={_text(value)}" for field, value in values.items()),
   ]
+
+
+def _text(value: Any) -> str:
+  """A config value as a flag parses it."""
+  # The text of a section is YAML.
+  is_section = isinstance(value, ConfigDict)
+  return repr(value.to_dict()) if is_section else str(value)
 
 
 def default_workdir() -> Path:

@@ -60,7 +60,7 @@ def main() -> None:
   ]
   _check_tasks(runs)
   pairs = []
-  for source, target in _lines(runs[0]).items():
+  for source, target in _lines(runs[0]):
     pairs += [_attention(run, source, target) for run in runs]
   out = Path(_OUT.value)
   view = attention_view(*pairs)
@@ -73,7 +73,8 @@ def _attention(run, source: str, target: str | None):
   try:
     return run.attention(source, target)
   except UserError as error:
-    reason = str(error).removeprefix("line 1: ")  # of one
+    # Of one line.
+    reason = str(error).removeprefix("source ").removeprefix("line 1: ")
     place = f"--source={_SOURCE.value}" if _SOURCE.value else run.name
     raise UserError(f"{place}, {source!r}: {reason}") from error
 
@@ -90,32 +91,31 @@ def _check_tasks(runs) -> None:
       )
 
 
-def _lines(run) -> dict[str, str | None]:
-  """Returns the target of each source line; None for a translation."""
+def _lines(run) -> list[tuple[str, str | None]]:
+  """Returns source lines and their targets; None for a translation."""
   from experiments.data.text import readers
 
   if _SOURCE.value is None:
     if _TARGET.value is not None:
       raise UserError("--target needs --source, the file of its source lines")
-    return dict.fromkeys(run.example_lines(_NUM_SENTENCES.value))
-  sources = list(readers.read_lines(Path(_SOURCE.value)))
-  targets: list[str | None] = [None] * len(sources)
-  if _TARGET.value is not None:
-    text = readers.read_pair(
-      Path(_SOURCE.value), Path(_TARGET.value), fields=("--source", "--target")
-    )
-    targets = list(text.target)
-  pairs = {s: t for s, t in zip(sources, targets) if s.strip()}
+    return [(line, None) for line in run.example_lines(_NUM_SENTENCES.value)]
+  path, lines = Path(_SOURCE.value), list[tuple[str, str | None]]()
+  if _TARGET.value is None:
+    lines += [(line, None) for line in readers.read_lines(path)]
+  else:
+    fields = "--source", "--target"
+    lines += zip(*readers.read_pair(path, Path(_TARGET.value), fields=fields))
+  pairs = [*dict.fromkeys(line for line in lines if line[0].strip())]
   if not pairs:
     raise UserError(f"--source={_SOURCE.value}: has no text")
-  shown = list(pairs.items())[: _NUM_SENTENCES.value]
+  shown = pairs[: _NUM_SENTENCES.value]
   if len(shown) < len(pairs):
     logging.warning(
       "the page shows %d of %d lines; raise --num_sentences for more",
       len(shown),
       len(pairs),
     )
-  return dict(shown)
+  return shown
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from absl import flags
 
 from experiments import cli
 from experiments.distributed import initialize
+from experiments.errors import UserError
 from experiments.run_directory import run_path
 
 _WORKDIR, _CHECKPOINT = cli.define_run()
@@ -22,7 +23,10 @@ _OUT = flags.DEFINE_string(
   required=True,
 )
 _BATCH_SIZE = flags.DEFINE_integer(
-  "batch_size", 1, "Sources of the exported decoder.", lower_bound=1
+  "batch_size",
+  None,
+  "Sources of the exported decoder; by default one.",
+  lower_bound=1,
 )
 _SOURCE_LENGTH = flags.DEFINE_integer(
   "source_length",
@@ -47,14 +51,23 @@ def main() -> None:
   from experiments.inference import export
 
   workdir, out = run_path(_WORKDIR.value), run_path(_OUT.value)
-  restored = inference.restore(workdir, _CHECKPOINT.value)
-  export.export_parameters(restored, workdir, out)
+  shapes = None
   if _SOURCE_LENGTH.value:
     shapes = export.Shapes(
-      _BATCH_SIZE.value,
+      _BATCH_SIZE.value or 1,
       _SOURCE_LENGTH.value,
       _TARGET_LENGTH.value or _SOURCE_LENGTH.value,
     )
+  elif _BATCH_SIZE.value or _TARGET_LENGTH.value:
+    raise UserError(
+      "--batch_size and --target_length are sizes of the exported decoder; give"
+      " --source_length too"
+    )
+  restored = inference.restore(workdir, _CHECKPOINT.value)
+  if shapes:
+    export.check_shapes(restored, shapes)
+  export.export_parameters(restored, workdir, out)
+  if shapes:
     export.export_decoding(restored, shapes, out)
   print(out)
 

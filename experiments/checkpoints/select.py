@@ -9,13 +9,15 @@ from experiments.checkpoints.storage import Manager
 from experiments.config import TrainConfig
 from experiments.errors import UserError
 
-_LOWER_IS_BETTER = ("loss", "perplexity")
+_LOWER_IS_BETTER = ("loss",)
+_NAMES = "last, best, last:N, best:N or a step"
 
 
 def choose(manager: Manager, which: str, config: TrainConfig) -> list[int]:
   """Returns the steps that "last", "best:3" or "100" selects, worst first."""
   steps = sorted(manager.all_steps())
   parsed = re.fullmatch("(last|best)(:[1-9][0-9]*)?", which)
+  step = int(which) if re.fullmatch("[0-9]+", which) else None
   name, number = parsed.groups() if parsed else (None, None)
   count = int((number or ":1")[1:])
   if name == "best":
@@ -26,10 +28,12 @@ def choose(manager: Manager, which: str, config: TrainConfig) -> list[int]:
   elif number:
     chosen = _last_regular(steps, count, config)
   else:
-    chosen = steps[-1:] if name else [s for s in steps if str(s) == which]
+    chosen = steps[-1:] if name else [each for each in steps if each == step]
   if not chosen:
+    is_name = parsed or step is not None
+    reason = f"not in {manager.folder}" if is_name else f"must be {_NAMES}"
     raise UserError(
-      f"--checkpoint={which}: not in {manager.folder}; saved steps:"
+      f"--checkpoint={which}: {reason}; saved steps:"
       f" {', '.join(map(str, steps)) or 'none'}"
     )
   return chosen

@@ -50,7 +50,7 @@ def write(
     count = len(results.trials) + len(failed)
     lines += [f"## {len(failed)} of {count} trials failed", ""]
     lines += [
-      f"- {trial.name}: {(error or '').splitlines()[0]}"
+      f"- {trial.name}: {'; '.join(map(str.strip, (error or '').splitlines()))}"
       for trial, error in failed
     ]
     lines.append("")

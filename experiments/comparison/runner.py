@@ -53,6 +53,9 @@ def run(trials: Sequence[Trial], num_jobs: int) -> list[Outcome]:
   stopped = False
   with _stop_signals() as signals, _progress_bar(incomplete) as bar:
     try:
+      for outcome in outcomes.values():
+        if outcome.error:
+          _report(outcome, bar)
       while waiting or running:
         ended = _start_next(waiting, running, num_jobs)
         time.sleep(_POLL_SECONDS)
@@ -64,8 +67,7 @@ def run(trials: Sequence[Trial], num_jobs: int) -> list[Outcome]:
         ended += _remove_ended(running)
         for outcome in ended:
           outcomes[outcome.trial.workdir] = outcome
-          text = f"{outcome.trial.name}: {outcome.error or 'done'}"
-          bar.write(text, file=sys.stderr)
+          _report(outcome, bar)
         num_complete = f"{len(outcomes)}/{len(trials)} trials"
         bar.set_description(num_complete, refresh=False)
         bar.update(sum(_steps_done(t, outcomes) for t in incomplete) - bar.n)
@@ -75,6 +77,12 @@ def run(trials: Sequence[Trial], num_jobs: int) -> list[Outcome]:
   if stopped:
     raise StoppedError("stopped; the same command continues the comparison")
   return [outcomes[trial.workdir] for trial in trials]
+
+
+def _report(outcome: Outcome, bar: tqdm) -> None:
+  """Writes the outcome of a trial above the bar."""
+  text = f"{outcome.trial.name}: {outcome.error or 'done'}"
+  bar.write(text, file=sys.stderr)
 
 
 def _existing(trial: Trial) -> Outcome | None:

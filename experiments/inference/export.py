@@ -78,14 +78,8 @@ def export_decoding(restored: Restored, shapes: Shapes, out: Path) -> None:
   Raises:
     UserError: if the sizes exceed those of the model.
   """
+  check_shapes(restored, shapes)
   experiment = restored.experiment
-  longest = experiment.data.max_length
-  if max(shapes.source_length, shapes.target_length) > longest:
-    raise UserError(
-      f"--source_length={shapes.source_length},"
-      f" --target_length={shapes.target_length}: the model was built for at"
-      f" most {longest}"
-    )
   start, step, params, source, state = _functions(
     experiment.model, restored.params, shapes
   )
@@ -108,6 +102,17 @@ def export_decoding(restored: Restored, shapes: Shapes, out: Path) -> None:
       "end_of_sentence": EOS,
     },
   )
+
+
+def check_shapes(restored: Restored, shapes: Shapes) -> None:
+  """Raises UserError if the sizes exceed those of the model."""
+  longest = restored.experiment.data.max_length
+  if max(shapes.source_length, shapes.target_length) > longest:
+    raise UserError(
+      f"--source_length={shapes.source_length},"
+      f" --target_length={shapes.target_length}: the model was built for at"
+      f" most {longest}"
+    )
 
 
 def _functions(model, like: Any, shapes: Shapes):

@@ -1,5 +1,6 @@
 """Where results are written: standard output, or a file that continues."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -51,6 +52,7 @@ class PartialFile:
       raise UserError(
         f"--out={path}: cannot be written ({error.strerror})"
       ) from error
+    self._lock()
     self.num_groups, end = self._complete_groups()
     self._file.truncate(end)
 
@@ -75,6 +77,20 @@ class PartialFile:
   def close(self) -> None:
     """Closes the file, complete or not."""
     self._file.close()
+
+  def _lock(self) -> None:
+    """Raises UserError if another process writes the file."""
+    try:
+      fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      self._file.close()
+      raise UserError(
+        f"--out={self._path}: another process writes it; wait for its end, or"
+        " use another name"
+      ) from None
+    except OSError as error:
+      warning = "%s cannot be locked (%s); make sure that no other writes it"
+      logging.warning(warning, self._path, error.strerror)
 
   def _complete_groups(self) -> tuple[int, int]:
     """Returns the number of complete groups, and their number of bytes."""

@@ -166,7 +166,14 @@ class Run:
 
     Returns:
       At most `count` source lines of an evaluation set.
+
+    Raises:
+      UserError: if there is no such set.
     """
+    splits = self.config.data.splits
+    if split not in splits:
+      known = ", ".join(splits)
+      raise UserError(f"split {split!r}: no such set; there are: {known}")
     return example_lines(self._restored.experiment.data, split, count)
 
   def _translated(self, lines: Sequence[str], **changes) -> list[Line]:
@@ -182,11 +189,11 @@ class Run:
     """Returns token ids [N, S] and [N, T], padded and ended by EOS."""
     data = self._restored.experiment.data
     sides = []
-    for encode, lines in (
-      (data.source_tokens, sources),
-      (data.target_tokens, targets),
+    for side, encode, lines in (
+      ("source", data.source_tokens, sources),
+      ("target", data.target_tokens, targets),
     ):
-      names = [f"line {number}" for number in range(1, len(lines) + 1)]
+      names = [f"{side} line {n}" for n in range(1, len(lines) + 1)]
       rows = encoded(encode, [normalized(line) for line in lines], names)
       for name, row in zip(names, rows):
         if len(row) >= data.max_length:

@@ -9,6 +9,7 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
+from experiments import cli
 from experiments.config import flag, parse
 from experiments.distributed import initialize
 from experiments.errors import UserError
@@ -93,6 +94,10 @@ ERRORS = {
     ["train", "--config=configs/reverse.py", "--workdir={tmp}/divide"],
     "config.train.batch_size",
   ),
+  "export: sizes of no decoder": (
+    ["export", "--workdir={tmp}", "--out={tmp}/out", "--batch_size=2"],
+    "give --source_length too",
+  ),
   "evaluate: not a run": (
     ["evaluate", "--workdir={tmp}"],
     "not a run directory",
@@ -160,6 +165,10 @@ def test_the_default_workdir_is_named_after_config_and_argument(tmp_path):
 
 
 def parsed_config(*overrides, source="configs/reverse.py"):
+  return parsed_flags(*overrides, source=source)["config"].value
+
+
+def parsed_flags(*overrides, source="configs/reverse.py"):
   values = flags.FlagValues()
   arguments = [f"--config={source}", *overrides]
   with pytest.MonkeyPatch.context() as patch:
@@ -169,7 +178,18 @@ def parsed_config(*overrides, source="configs/reverse.py"):
     config_flags.DEFINE_config_file("config", flag_values=values)
     flag.install_parser()
     values(sys.argv)
-    return values["config"].value
+    return values
+
+
+def test_arguments_give_another_process_the_same_config(monkeypatch):
+  section = {"short": {"min_length": 2, "max_length": 3, "num_examples": 4}}
+  given = parsed_flags(f"--config.data.splits={section}", "--config.seed=7")
+  monkeypatch.setattr(flags, "FLAGS", given)
+  file, *overrides = cli.config_arguments()
+  assert file == "--config=configs/reverse.py"
+  again = parsed_config(*overrides)
+  assert again.to_dict() == given["config"].value.to_dict()
+  assert again.data.splits.short.max_length == 3
 
 
 @pytest.mark.parametrize(

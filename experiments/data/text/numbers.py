@@ -77,7 +77,9 @@ def split_of(number: int) -> str:
   return {0: "validation", 1: "test"}.get(digest[0] % 16, "train")
 
 
-def draw(split: str, wanted: DigitRange, *, seed: int) -> list[int]:
+def draw(
+  split: str, wanted: DigitRange, *, seed: int, field: str = "wanted"
+) -> list[int]:
   """Draws different numbers of a split, equally many of each length."""
   rng = random.Random(seed)
   numbers: list[int] = []
@@ -88,9 +90,9 @@ def draw(split: str, wanted: DigitRange, *, seed: int) -> list[int]:
     numbers += _of_length(rng, split, digits, share)
   if len(numbers) < wanted.num_examples:
     raise UserError(
-      f"asked for {wanted.num_examples} numbers, but {split} has only"
-      f" {len(numbers)} of {wanted.min_digits} to {wanted.max_digits} digits;"
-      " raise max_digits"
+      f"{field}: asked for {wanted.num_examples} numbers, but of"
+      f" {wanted.min_digits} to {wanted.max_digits} digits only {len(numbers)}"
+      f" are {split} numbers; raise max_digits"
     )
   rng.shuffle(numbers)
   return numbers

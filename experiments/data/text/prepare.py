@@ -227,6 +227,7 @@ def _spelled(config: NumbersConfig, split: str | None) -> ParallelText:
     {None: "train", "validation": "validation"}.get(split, "test"),
     wanted,
     seed=zlib.crc32(f"{config.seed} {split or 'train'}".encode()),
+    field=f"config.data.{f'splits.{split}' if split else 'train'}",
   )
   return ParallelText(
     numbers.spelled(drawn, config.source, field="config.data.source"),

@@ -112,7 +112,9 @@ def test_an_invalid_checkpoint_name_is_refused(which, many):
   with pytest.raises(UserError) as caught:
     select.choose(many, which, ranked_by("bleu"))
   message = str(caught.value)
-  assert f"--checkpoint={which}: not in {many.folder}" in message
+  names = "must be last, best, last:N, best:N or a step"
+  reason = f"not in {many.folder}" if which in ("35", "0") else names
+  assert f"--checkpoint={which}: {reason}; saved steps" in message
   assert message.endswith("; saved steps: 10, 20, 30, 40, 50, 60")
   assert len(message.splitlines()) == 1
 

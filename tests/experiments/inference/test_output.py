@@ -37,6 +37,16 @@ def test_other_settings_do_not_continue_a_file(tmp_path):
     assert file.num_groups == 0
 
 
+def test_two_processes_do_not_write_the_same_file(tmp_path):
+  path = tmp_path / "out.txt"
+  with contextlib.closing(PartialFile(path, {}, 1)) as file:
+    file.write(["first"])
+    with pytest.raises(UserError, match="another process writes it"):
+      PartialFile(path, {}, 1)
+  with contextlib.closing(PartialFile(path, {}, 1)) as file:
+    assert file.num_lines == 1
+
+
 def test_a_complete_file_is_not_overwritten(tmp_path):
   path = tmp_path / "out.txt"
   path.write_text("kept")

@@ -92,8 +92,12 @@ def test_errors_of_lines_name_them(run):
   long = "dog " * 40
   with pytest.raises(UserError, match="line 2: 40 tokens, the model reads 15"):
     run.translate(["a dog", long])
-  with pytest.raises(UserError, match="line 1: 40 tokens, the model reads 15"):
+  with pytest.raises(UserError, match="target line 1: 40 tokens, the model"):
     run.score(["a dog"], [long])
+  with pytest.raises(
+    UserError, match="no such set; there are: test, validation"
+  ):
+    run.example_lines(3, split="tst")
   with pytest.raises(UserError, match="1 source, but 2 targets"):
     run.score(["a dog"], ["ein Hund"] * 2)
   with pytest.raises(UserError, match="not blank"):

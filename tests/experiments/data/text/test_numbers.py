@@ -173,6 +173,8 @@ def test_all_numbers_of_a_length_but_zero_can_be_drawn():
 
 
 def test_too_large_count_reports_the_number_available():
-  message = "asked for 100 numbers, but test has only .* raise max_digits"
+  message = (
+    "wanted: asked for 100 numbers, .* are test numbers; raise max_digits"
+  )
   with pytest.raises(UserError, match=message):
     draw("test", wanted(100, 1, 2), seed=0)
