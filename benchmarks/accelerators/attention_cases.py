@@ -77,6 +77,11 @@ PATTERNS: dict[str, Callable[..., dict[str, Any]]] = {
   "window": lambda lengths: {"mask": masks.sliding_window(256, 0)},
   "alibi": lambda lengths: {"bias": biases.alibi(HEADS)},
 }
+# Of a scaled dot product in kernels: biases, and the shapes of their arrays.
+BIASES: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+  "t5": (biases.relative_position, (32, HEADS)),
+  "pairs": (biases.as_bias, (HEADS, LENGTH, LENGTH)),
+}
 # Of a causal scaled dot product, in kernels.
 OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
   "softpick": lambda: {"normalizer": normalizers.softpick()},
@@ -136,11 +141,12 @@ def _kernel_cases() -> Iterator[Case]:
           pattern in ("none", "causal") and score in _DEFAULT_SCORES,
         )
   for derivative in DERIVATIVES[:2]:
-    yield Case(
-      f"pallas/scaled_dot/t5/{derivative}",
-      functools.partial(_make_t5, derivative),
-      True,
-    )
+    for name in BIASES:
+      yield Case(
+        f"pallas/scaled_dot/{name}/{derivative}",
+        functools.partial(_make_with_bias, name, derivative),
+        True,
+      )
     for name in OPTIONS:
       yield Case(
         f"pallas/scaled_dot/{name}/{derivative}",
@@ -150,9 +156,9 @@ def _kernel_cases() -> Iterator[Case]:
 
 
 def _long_cases() -> Iterator[Case]:
-  """Kernels of long sequences; the gradient's cotangent is an argument."""
+  """Kernels of long sequences."""
   for score in _OF_KERNELS:
-    for derivative in ("forward", "vjp"):
+    for derivative in DERIVATIVES[:2]:
       make = functools.partial(
         _make, score, "none", derivative, length=LONG, with_kernels=True
       )
@@ -193,29 +199,23 @@ def _make(
       **PATTERNS[pattern](lengths),
     )
 
-  # The value's shape is that of the context and of its cotangent.
-  cotangent = tokens[-1:] if derivative == "vjp" else []
-  return (
-    derived(attend, derivative, len(tokens) + len(parameters)),
-    (*tokens, *parameters, lengths, *cotangent),
-  )
+  count = len(tokens) + len(parameters)
+  return derived(attend, derivative, count, *tokens, *parameters, lengths)
 
 
-def _make_t5(derivative: str, target: Target):
-  """Kernels with T5's bias, of which the table is differentiated too."""
+def _make_with_bias(name: str, derivative: str, target: Target):
+  """Kernels with a bias, of which the array is differentiated too."""
+  bind, shape = BIASES[name]
   spec = functools.partial(_spec, on_one_device(target))
   tokens = [spec(BATCH, HEADS, LENGTH, FEATURES)] * 3
 
-  def attend(query, key, value, table):
-    bias = biases.relative_position(table)
+  def attend(query, key, value, array):
     return attention.attend(
-      query, key, value, bias=bias, implementation=_kernels(target)
+      query, key, value, bias=bind(array), implementation=_kernels(target)
     )
 
-  return derived(attend, derivative, 4), (
-    *tokens,
-    spec(32, HEADS, dtype=jnp.float32),
-  )
+  array = spec(*shape, dtype=jnp.float32)
+  return derived(attend, derivative, 4, *tokens, array)
 
 
 def _make_with_option(name: str, derivative: str, target: Target):
@@ -231,7 +231,7 @@ def _make_with_option(name: str, derivative: str, target: Target):
     )
 
   tokens = [spec(BATCH, HEADS, LENGTH, FEATURES)] * 3
-  return derived(attend, derivative, 3), tokens
+  return derived(attend, derivative, 3, *tokens)
 
 
 def _kernels(target: Target) -> Pallas:
@@ -239,28 +239,37 @@ def _kernels(target: Target) -> Pallas:
 
 
 def derived(
-  function: Callable[..., jax.Array], derivative: str, count: int
-) -> Callable[..., Any]:
-  """The function, or a derivative with respect to its first arguments."""
+  function: Callable[..., Any],
+  derivative: str,
+  count: int,
+  *arguments: jax.ShapeDtypeStruct,
+) -> tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]:
+  """A program and its arguments.
 
-  def total(*arguments):
-    return function(*arguments).astype(jnp.float32).sum()
+  Computes the function, or its derivative with respect to the first `count`
+  arguments. A gradient has the cotangents of the results as further arguments,
+  as another layer gives them in training.
+  """
+  if derivative == "forward":
+    return function, arguments
 
-  def jvp(*arguments):
-    first, rest = arguments[:count], arguments[count:]
+  def jvp(*arrays):
+    first, rest = arrays[:count], arrays[count:]
     return jax.jvp(lambda *first: function(*first, *rest), first, first)
 
-  def vjp(*arguments):
-    first, (*rest, cotangent) = arguments[:count], arguments[count:]
-    return jax.vjp(lambda *first: function(*first, *rest), *first)[1](cotangent)
+  def gradient(cotangents, *arrays):
+    first, rest = arrays[:count], arrays[count:]
+    transpose = jax.vjp(lambda *first: function(*first, *rest), *first)[1]
+    return transpose(cotangents)
 
-  by_name = {
-    "forward": function,
-    "vjp": vjp,
-    "gradient": jax.grad(total, tuple(range(count))),
-    "jvp": jvp,
-  }
-  return by_name[derivative]
+  if derivative == "jvp":
+    return jvp, arguments
+  results = jax.eval_shape(function, *arguments)
+  sharding = arguments[0].sharding
+  cotangents = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), results
+  )
+  return gradient, (cotangents, *arguments)
 
 
 def on_one_device(target: Target) -> NamedSharding:

@@ -62,4 +62,4 @@ def _make(make_attend, causal: bool, derivative: str, target: Target):
     sharding=on_one_device(target),
   )
   attend = make_attend(causal, target)
-  return derived(attend, derivative, 3), (tokens,) * 3
+  return derived(attend, derivative, 3, *(tokens,) * 3)

@@ -114,29 +114,15 @@ def _make(
   if library == "jax_nn":
     attend = _jax_nn_with_lse if with_lse else _jax_nn
     query, key = ((b, t, h, d) for b, h, t, d in (query, key))
-  function: Callable[..., Any]
-  function = functools.partial(attend, pattern, bool(with_lse))
-  if with_lse and derivative == "gradient":
-    function = _total(function)
-  return (
-    derived(function, derivative, 3),
-    (
-      spec(query, jnp.dtype(dtype)),
-      *[spec(key, jnp.dtype(dtype))] * 2,
-      spec((sizes.batch,), jnp.int32),
-      spec((sizes.length, sizes.key_length), jnp.bool_),
-    ),
+  return derived(
+    functools.partial(attend, pattern, bool(with_lse)),
+    derivative,
+    3,
+    spec(query, jnp.dtype(dtype)),
+    *[spec(key, jnp.dtype(dtype))] * 2,
+    spec((sizes.batch,), jnp.int32),
+    spec((sizes.length, sizes.key_length), jnp.bool_),
   )
-
-
-def _total(function: Callable[..., Any]) -> Callable[..., jax.Array]:
-  """The sum of all results."""
-
-  def total(*arguments):
-    results = function(*arguments)
-    return sum(each.astype(jnp.float32).sum() for each in results)
-
-  return total
 
 
 def _ours(pattern, with_lse, query, key, value, lengths, visible):

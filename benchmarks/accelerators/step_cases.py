@@ -20,7 +20,6 @@ CONFIGS = (
   "reverse:dot",
   "reverse:transformer",
   "numbers",
-  "numbers:additive",
   "multi30k_small",
   "multi30k",
   "multi30k:additive",

@@ -11,79 +11,80 @@ from experiments.aot.targets import TARGETS
 from experiments.errors import UserError
 
 # Kernels of each program, at most. A TPU's copies count in programs of Pallas
-# kernels. A gradient has one kernel for the ones of the benchmark's sum.
+# kernels.
 LIMITS = {
   "h100": {
     "attention/scaled_dot/none/forward": 1,
-    "attention/scaled_dot/none/gradient": 3,
+    "attention/scaled_dot/none/gradient": 2,
     "attention/scaled_dot/none/jvp": 200,
     "attention/scaled_dot/causal/forward": 7,
     "attention/scaled_dot/padding/gradient": 10,
     "attention/general/none/gradient": 400,
     "attention/additive/none/gradient": 4000,
     "pallas/scaled_dot/none/forward": 1,
-    "pallas/scaled_dot/causal/gradient": 4,
-    "pallas/cosine/none/gradient": 6,
-    "pallas/qk_norm/causal/gradient": 5,
+    "pallas/scaled_dot/causal/gradient": 3,
+    "pallas/cosine/none/gradient": 5,
+    "pallas/qk_norm/causal/gradient": 4,
     "pallas/qk_norm/none/forward": 2,
-    "pallas/general/none/gradient": 5,
+    "pallas/general/none/gradient": 4,
     "pallas/additive/none/forward": 1,
-    "pallas/additive/none/gradient": 5,
-    "pallas/manhattan/none/gradient": 5,
+    "pallas/additive/none/gradient": 4,
+    "pallas/manhattan/none/gradient": 4,
     "pallas/shaw/none/forward": 2,
-    "pallas/shaw/causal/gradient": 6,
+    "pallas/shaw/causal/gradient": 5,
     "pallas/disentangled/none/forward": 2,
-    "pallas/disentangled/none/gradient": 6,
+    "pallas/disentangled/none/gradient": 5,
     "pallas/scaled_dot/softpick/forward": 1,
-    "pallas/scaled_dot/softpick/gradient": 4,
-    "pallas/scaled_dot/sigmoid/gradient": 4,
-    "pallas/scaled_dot/dropout/gradient": 4,
+    "pallas/scaled_dot/softpick/gradient": 3,
+    "pallas/scaled_dot/sigmoid/gradient": 3,
+    "pallas/scaled_dot/dropout/gradient": 3,
     "pallas/transformer_xl/padding/forward": 2,
-    "pallas/transformer_xl/causal/gradient": 6,
+    "pallas/transformer_xl/causal/gradient": 5,
     "pallas/location/causal/forward": 2,
-    "pallas/location/causal/gradient": 7,
+    "pallas/location/causal/gradient": 6,
     "pallas/forgetting/causal/forward": 2,
-    "pallas/forgetting/causal/gradient": 6,
+    "pallas/forgetting/causal/gradient": 5,
     "pallas/local/none/forward": 1,
-    "pallas/local/causal/gradient": 5,
+    "pallas/local/causal/gradient": 4,
     "pallas/scaled_dot/t5/forward": 2,
   },
   "v5e": {
     "attention/scaled_dot/none/forward": 300,
     "pallas/scaled_dot/none/forward": 1,
     "pallas/scaled_dot/causal/forward": 1,
-    "pallas/scaled_dot/causal/gradient": 4,
+    "pallas/scaled_dot/causal/gradient": 3,
     "pallas/general/none/forward": 1,
     "pallas/cosine/none/forward": 2,
-    "pallas/cosine/none/gradient": 5,
+    "pallas/cosine/none/gradient": 4,
     "pallas/additive/none/forward": 1,
-    "pallas/additive/padding/gradient": 5,
+    "pallas/additive/padding/gradient": 4,
     "pallas/manhattan/none/forward": 2,
-    "pallas/manhattan/padding/gradient": 6,
-    "pallas/temperature/padding/gradient": 6,
+    "pallas/manhattan/padding/gradient": 5,
+    "pallas/temperature/padding/gradient": 5,
     "pallas/shaw/none/forward": 1,
-    "pallas/shaw/causal/gradient": 4,
-    "pallas/disentangled/none/gradient": 4,
-    "pallas/transformer_xl/none/gradient": 4,
+    "pallas/shaw/causal/gradient": 3,
+    "pallas/disentangled/none/gradient": 3,
+    "pallas/transformer_xl/none/gradient": 3,
     "pallas/location/causal/forward": 1,
-    "pallas/location/causal/gradient": 5,
-    "pallas/location/padding/gradient": 6,
+    "pallas/location/causal/gradient": 4,
+    "pallas/location/padding/gradient": 5,
     "pallas/forgetting/causal/forward": 2,
-    "pallas/forgetting/causal/gradient": 6,
-    "pallas/scaled_dot/t5/gradient": 4,
-    "pallas/scaled_dot/softpick/gradient": 4,
+    "pallas/forgetting/causal/gradient": 5,
+    "pallas/forgetting/padding/gradient": 6,
+    "pallas/scaled_dot/t5/gradient": 3,
+    "pallas/scaled_dot/pairs/gradient": 4,
+    "pallas/scaled_dot/softpick/gradient": 3,
     "pallas/scaled_dot/sigmoid/forward": 1,
-    "pallas/scaled_dot/dropout/gradient": 6,
+    "pallas/scaled_dot/dropout/gradient": 3,
     "pallas/local/none/forward": 1,
-    "pallas/local/causal/gradient": 4,
+    "pallas/local/causal/gradient": 3,
     "step/reverse/train": 2800,
   },
 }
-# Bytes besides arguments and results, at most. A gradient has the ones of the
-# benchmark's sum, 8 MiB.
+# Bytes besides arguments and results, at most.
 TEMPORARIES = {
-  "h100": {"forward": 2 * 2**20, "gradient": 18 * 2**20},
-  "v5e": {"forward": 2**20, "gradient": 9 * 2**20, "train": 4 * 2**20},
+  "h100": {"forward": 2 * 2**20, "gradient": 9 * 2**20},
+  "v5e": {"forward": 2**20, "gradient": 2**20, "train": 4 * 2**20},
 }
 
 # Small calls that have more than jax.nn's formula, and how many; see
@@ -180,12 +181,15 @@ def test_programs_stay_below_their_limits(target, tmp_path):
 
 
 def arrays_of_forward_pass(name):
-  """The bytes of query, key, value and context."""
+  """The bytes of query, key, value, context and bias."""
   heads, features = attention_cases.HEADS, attention_cases.FEATURES
   if "manhattan" in name:
     heads = attention_cases.CLOSURE_HEADS
     features = attention_cases.CLOSURE_FEATURES
-  return 4 * heads * attention_cases.LENGTH * features * 2
+  length, bias = attention_cases.LENGTH, 0
+  if "/pairs/" in name:
+    bias = heads * length * length * 4
+  return 4 * heads * length * features * 2 + bias
 
 
 @pytest.mark.exhaustive

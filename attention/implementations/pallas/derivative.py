@@ -4,8 +4,9 @@ The rule of `blockwise.derivative` needs only the context and the statistics,
 which a kernel has computed; entmax and sparsemax have JAX's derivatives of
 `blockwise.rows` as the rule. Forward mode and higher orders differentiate that
 rule. Reverse mode is its transpose, which kernels compute: one the gradients of
-queries and of the score's arrays, one those of keys and values. If another
-array is differentiated, JAX transposes the rule.
+queries and of the score's arrays, one those of keys and values, and on TPUs one
+that of a bias with a number for each pair. If another array is differentiated,
+JAX transposes the rule.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from jax.custom_derivatives import SymbolicZero
 from attention.custom_transpose import with_kernel_as_transpose
 from attention.implementations.non_finite import where_finite
 from attention.implementations.pallas import hopper, tpu
-from attention.implementations.pallas.operands import Kind, Operand
+from attention.implementations.pallas.operands import Operand
 from attention.implementations.pallas.results import Results
 from attention.implementations.pallas.tangent_rules import (
   Arguments,
@@ -255,7 +256,7 @@ def shared_operands(
     [
       number
       for number, operand in enumerate(operands)
-      if operand.array is array and operand.kind is not Kind.TILE
+      if operand.array is array
     ]
     for array in captured
   ]

@@ -125,6 +125,10 @@ def summed(
   """[leading..., core...] summed to the shape of the operand's array."""
   if operand.kind in (Kind.COLUMN, Kind.ROW):
     gradient = _shortened(gradient, operand.core[0])
+  elif operand.kind is Kind.TILE:
+    # Pairs beyond the array are hidden, or those of queries without cotangents.
+    queries, keys = operand.core
+    gradient = gradient[..., :queries, :keys]
   axes = tuple(n for n in range(len(leading)) if n not in operand.axes)
   return jnp.sum(gradient, axis=axes).reshape(operand.array.shape)
 

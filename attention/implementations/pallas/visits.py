@@ -66,6 +66,17 @@ class Visibility:
     by_columns = _visits(self.tiles.T, groups)
     return by_columns._replace(rows=by_columns.columns, columns=by_columns.rows)
 
+  def by_tiles(self, groups: int) -> Visits:
+    """All tiles, each in all groups; hidden ones have one hidden visit."""
+    entries: list[tuple[int, int, int, int]] = []
+    for (row, column), kind in np.ndenumerate(self.tiles):
+      number = 1 if kind == EMPTY else groups
+      flags = np.full(number, {EMPTY: HIDDEN, PARTIAL: MASKED}.get(kind, 0))
+      flags[0] |= FIRST
+      entries += [(row, column, *each) for each in enumerate(flags)]
+    rows, columns, group, flags = np.asarray(entries, np.int32).T
+    return Visits(rows, columns, group, flags)
+
 
 def _visits(tiles: np.ndarray, groups: int) -> Visits:
   entries: list[tuple[int, int, int, int]] = []

@@ -1,8 +1,9 @@
 """One visit of the gradient kernels for TPUs.
 
-Both compute scores and weights again, from the statistics of the rows. The
+All compute scores and weights again, from the statistics of the rows. The
 kernel of queries computes the gradients of queries and of arrays of the score,
-the kernel of keys those of keys and values.
+the kernel of keys those of keys and values, and that of pairs the gradient of
+an array with a number for each pair.
 """
 
 from collections.abc import Sequence
@@ -137,3 +138,39 @@ def of_keys(
   @pl.when(visit.ends(is_shared=are_shared[1]))
   def _():
     write(outputs[1], value_sum[...])
+
+
+def of_pairs(
+  problem: Any,
+  wanted: int,
+  visit: Any,
+  inputs: Sequence[Any],
+  outputs: Sequence[Any],
+  scratch: Sequence[Any],
+) -> None:
+  """Adds the gradient of a tile of an array, of one of those that share it."""
+  del scratch
+  count = len(gradient_rows.names(problem.is_masked)) + 1
+  token_refs, rest = inputs[:3], inputs[3:]
+  operand_refs, (*row_refs, cotangent_ref) = rest[:-count], rest[-count:]
+  (gradient_ref,) = outputs
+
+  @pl.when(visit.has(FIRST))
+  def _():
+    gradient_ref[...] = jnp.zeros_like(gradient_ref)
+
+  def update(masked):
+    query, key, value = (problem.finite(read(ref)) for ref in token_refs)
+    parts = visit.parts(problem, operand_refs)
+    of_rows = gradient_rows.of_results(row_refs, read(cotangent_ref))
+    for rows in visit.chunks(problem):
+      scores, pull_back = visit.scores(
+        problem, query[rows, :], key, parts, rows, masked, [wanted]
+      )
+      _, of_scores = visit.weights(
+        problem, scores, value, parts, rows, of_rows.of(rows)
+      )
+      _, (of_part,) = pull_back(of_scores)
+      gradient_ref[rows, :] += of_part
+
+  visit.either(problem, update)

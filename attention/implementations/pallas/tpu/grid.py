@@ -90,6 +90,16 @@ class TileGrid:
         (*[None] * len(sizes), 1, self.problem.tile[1]),
         lambda visit: (*_of_sizes(visit.indices, sizes), 0, visit.column),
       )
+    if operand.kind is Kind.TILE:
+      sizes = self.sizes
+      return (*sizes, *self.problem.padded_lengths), self._spec(
+        (*[None] * len(sizes), *self.problem.tile),
+        lambda visit: (
+          *_of_sizes(visit.indices, sizes),
+          visit.row,
+          visit.column,
+        ),
+      )
     core, kept = whole.stored_shape(operand), whole.kept_axes(operand)
     leading = self.problem.leading
     shape = (*leading[:kept], *[1] * (len(leading) - kept), *core)

@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from attention.implementations.pallas.functions import Rules
 from attention.implementations.pallas.normalizers import Sparse
-from attention.implementations.pallas.operands import Operand, summed
+from attention.implementations.pallas.operands import Kind, Operand, summed
 from attention.implementations.pallas.products import matrix_product
 from attention.implementations.pallas.results import Results
 from attention.implementations.pallas.tpu import gradient, gradient_rows, whole
@@ -64,7 +64,10 @@ class Problem:
 
   def operands_of(self, numbers: Sequence[int]) -> list[Operand]:
     """The operands of these numbers."""
-    return [self.functions.operands[number] for number in numbers]
+    return [*map(self._operand, numbers)]
+
+  def _operand(self, number: int) -> Operand:
+    return self.functions.operands[number]
 
   @property
   def arrays(self) -> list[jax.Array]:
@@ -146,8 +149,13 @@ class Problem:
     """
     # The kernel of keys reads rows that the other completes, which runs in any
     # case.
+    of_pairs = [n for n in wanted if self._operand(n).kind is Kind.TILE]
     of_queries, of_keys_too = (
-      [n for n in wanted if is_of_keys(self.functions.operands[n]) == is_own]
+      [
+        n
+        for n in wanted
+        if n not in of_pairs and is_of_keys(self._operand(n)) == is_own
+      ]
       for is_own in (False, True)
     )
     of_query, found, for_keys = self._of_queries(
@@ -158,9 +166,28 @@ class Problem:
       more, also_found = self._of_keys(operands, tokens, for_keys, of_keys_too)
       of_tokens += more
       found |= also_found
+    for n in of_pairs:
+      found[n] = self._of_pairs(operands, tokens, for_keys, n)
     return of_tokens, [
-      summed(found[n], self.functions.operands[n], self.leading) for n in wanted
+      summed(found[n], self._operand(n), self.leading) for n in wanted
     ]
+
+  def _of_pairs(self, operands, tokens, rows, wanted: int) -> jax.Array:
+    """The gradient of a wanted array of pairs, [leading..., T, S]."""
+    # Visits run over the leading axes whose entries share the array.
+    operand = self._operand(wanted)
+    axes = enumerate(self.leading)
+    shared = tuple(n for n, _ in axes if n not in operand.axes)
+    groups = math.prod(self.leading[axis] for axis in shared)
+    grid = TileGrid(self, self.visibility.by_tiles(groups), shared)
+    (gradient_of_pairs,) = grid.call(
+      functools.partial(gradient.of_pairs, self, wanted),
+      inputs_of(self, grid, operands, *tokens) + row_inputs(grid, rows),
+      [grid.gradient(operand)],
+      [self.dtype],
+      [],
+    )
+    return gradient_of_pairs
 
   def _of_queries(
     self, operands, tokens, rows, wanted: Sequence[int]

@@ -340,6 +340,40 @@ def test_kernels_compute_gradients_of_arrays_by_distance_or_position(name):
   assert not {"dot_general", "scan", "while"} & set(names)
 
 
+@sampled(
+  "shape",
+  [(150, 200), (3, 150, 200), (2, 1, 150, 200), (2, 3, 150, 200)],
+  default=[(3, 150, 200)],
+)
+def test_a_kernel_computes_the_gradient_of_an_array_of_pairs(shape):
+  *tokens, bias = arrays(*SHAPES, shape)
+  # Some tiles are hidden, some queries see no key, and a key is NaN.
+  mask = masks.sliding_window(60, 20) & masks.padding(jnp.array([130, 0]))
+  tokens[1] = tokens[1].at[0, 0, 60].set(jnp.nan)
+
+  def gradients(implementation, *arguments):
+    def loss(*arguments):
+      *tokens, bias = arguments
+      options = {"mask": mask, "implementation": implementation}
+      context = attend(*tokens, bias=bias + 0.5, **options)
+      return jnp.sum(jnp.where(jnp.isnan(context), 0.0, jnp.sin(context)))
+
+    return jax.grad(loss, (0, 1, 2, 3))(*arguments)
+
+  close(
+    jax.jit(gradients, static_argnums=0)(INTERPRETED, *tokens, bias),
+    jax.jit(gradients, static_argnums=0)("reference", *tokens, bias),
+    1e-4,
+  )
+  program = jax.make_jaxpr(gradients, static_argnums=0)
+  found = equations(
+    program(INTERPRETED, *tokens, bias).jaxpr, without=["pallas_call"]
+  )
+  names = [each.primitive.name for each in found]
+  assert names.count("pallas_call") == 4
+  assert not {"dot_general", "scan", "while"} & set(names)
+
+
 def operations_of_a_gradient(name):
   """The names of operations, and those that are sums."""
   tokens = arrays((2, 3, 128, 8), (2, 3, 128, 8), (2, 3, 128, 4))
