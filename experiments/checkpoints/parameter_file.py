@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from experiments.distributed.sharding import path_name
 from experiments.errors import UserError
-from experiments.run_directory import LocalFiles
+from experiments.run_directory import LocalFiles, write_bytes
 
 _STEPS = "checkpoint"  # the key of the description in the file's metadata
 
@@ -28,9 +28,8 @@ def write(path: Path, params: Any, checkpoint: str) -> None:
     name: np.ascontiguousarray(leaf)
     for name, leaf in named(jax.device_get(params)).items()
   }
-  path.write_bytes(
-    safetensors.numpy.save(arrays, metadata={_STEPS: checkpoint})
-  )
+  content = safetensors.numpy.save(arrays, metadata={_STEPS: checkpoint})
+  write_bytes(path, content)
 
 
 def read(path: Path) -> tuple[dict[str, np.ndarray], str]:

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.data.dataset import EvaluationSet
 from experiments.evaluation.evaluator import NUM_BINS, Evaluation
 from experiments.evaluation.metrics import length_ranges
-from experiments.run_directory import write_json
+from experiments.run_directory import write_json, write_text
 
 _COLUMNS = {"bleu": "BLEU", "chrf": "chrF"}
 # The metrics that have means over rows, by what they are counted over.
@@ -45,8 +45,7 @@ def write_evaluation(
     },
   )
   predictions = "".join(f"{line}\n" for line in evaluation.predictions)
-  text = path.with_name(f"{split}{variant}.txt")
-  text.write_text(predictions, encoding="utf-8")
+  write_text(path.with_name(f"{split}{variant}.txt"), predictions)
   return path
 
 

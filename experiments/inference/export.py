@@ -59,7 +59,7 @@ def export_parameters(restored: Restored, workdir: Path, out: Path) -> None:
   files = [f"{TOKENIZER}/{side}.model" for side in SIDES]
   for name in (*files, *evaluation_files(config.data)):
     run_directory.make_folder((out / name).parent)
-    (out / name).write_bytes((workdir / name).read_bytes())
+    run_directory.write_bytes(out / name, (workdir / name).read_bytes())
 
 
 def export_decoding(restored: Restored, shapes: Shapes, out: Path) -> None:
@@ -89,7 +89,7 @@ def export_decoding(restored: Restored, shapes: Shapes, out: Path) -> None:
     (STEP, step, (params, state, token)),
   ):
     exported = export.export(jax.jit(function), platforms=PLATFORMS)(*arguments)
-    (out / name).write_bytes(exported.serialize())
+    run_directory.write_bytes(out / name, bytes(exported.serialize()))
   run_directory.write_json(
     out / DECODING,
     {

@@ -19,14 +19,19 @@ from experiments.run_directory.remote import (
 
 def write_text(path: Path, text: str) -> None:
   """Writes a text file atomically."""
+  write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+  """Writes a file atomically."""
   if is_remote(path):
     with client_errors(path):
-      path.write_text(text, encoding="utf-8")
+      path.write_bytes(content)
     return
   draft = path.with_name(f".{path.name}.{os.getpid()}")
   try:
-    with draft.open("w", encoding="utf-8") as file:
-      file.write(text)
+    with draft.open("wb") as file:
+      file.write(content)
       file.flush()
       os.fsync(file.fileno())
     draft.replace(path)

@@ -54,7 +54,7 @@ class WeightsAndBiases:
     self._files = run_directory.LocalFiles(workdir)
     path = workdir / "wandb_id"
     if not path.exists():
-      path.write_text(secrets.token_hex(8), encoding="utf-8")
+      run_directory.write_text(path, secrets.token_hex(8))
     self._run = wandb.init(
       id=path.read_text(encoding="utf-8"),
       resume="allow",

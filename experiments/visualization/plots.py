@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.run_directory import make_folder
+from experiments.run_directory import make_folder, write_bytes
 from experiments.visualization import fonts
 
 _DPI = 120
@@ -81,7 +81,7 @@ def save_figure(figure, path: Path, **metadata: str) -> None:
   image = io.BytesIO()
   options = {"format": path.suffix[1:], "dpi": dpi}
   figure.savefig(image, metadata=metadata or None, **options)
-  path.write_bytes(image.getvalue())
+  write_bytes(path, image.getvalue())
 
 
 def save_attention_figure(panels: Sequence[AttentionPanel], path: Path) -> None:
@@ -170,7 +170,7 @@ def save_attention_weights(
     target=_padded([panel.target for panel in panels]),  # [P, T]
     title=np.array([panel.title for panel in panels]),  # [P]
   )
-  path.write_bytes(arrays.getvalue())
+  write_bytes(path, arrays.getvalue())
 
 
 def _padded(rows: Sequence[Sequence[str]]) -> np.ndarray:
