@@ -20,6 +20,17 @@ LONG = 16384
 # Scores that need D elements per pair.
 CLOSURE_HEADS, CLOSURE_FEATURES = 1, 64
 
+
+def manhattan(temperature: jax.Array) -> Callable[..., jax.Array]:
+  """A score that a user might write."""
+
+  def score(query, key):
+    gap = query[..., :, None, :] - key[..., None, :, :]
+    return -jnp.abs(gap).sum(-1) * temperature
+
+  return score
+
+
 # A score, and the shapes of the arrays that it is made of.
 SCORES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
   "scaled_dot": (scores.scaled_dot, ()),
@@ -56,17 +67,8 @@ SCORES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     lambda log_gates: scores.forgetting(scores.scaled_dot(), log_gates),
     ((HEADS, LENGTH),),
   ),
+  "manhattan": (manhattan, ((),)),
 }
-
-
-def manhattan(temperature: jax.Array) -> Callable[..., jax.Array]:
-  """A score that a user might write."""
-
-  def score(query, key):
-    gap = query[..., :, None, :] - key[..., None, :, :]
-    return -jnp.abs(gap).sum(-1) * temperature
-
-  return score
 
 
 # Keyword arguments of `attend`, for arrays that are traced.
@@ -92,18 +94,6 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
   "dropout": lambda: {"dropout_rate": 0.1, "rng": jax.random.key(0)},
 }
 DERIVATIVES = ("forward", "gradient", "jvp")
-_OF_KERNELS = (
-  *("scaled_dot", "dot", "general", "cosine", "additive", "concat"),
-  *("soft_cap", "qk_norm", "temperature", "local_m", "manhattan"),
-  *(
-    "shaw",
-    "disentangled",
-    "transformer_xl",
-    "location",
-    "forgetting",
-    "local",
-  ),
-)
 _DEFAULT_SCORES = ("scaled_dot", "general", "additive", "manhattan")
 
 
@@ -111,7 +101,7 @@ def cases() -> Iterator[Case]:
   """One case for each score, pattern and derivative, and those of kernels."""
   yield from _kernel_cases()
   yield from _long_cases()
-  for score in (*SCORES, "manhattan"):
+  for score in SCORES:
     for pattern in PATTERNS:
       if score == "manhattan" and pattern == "alibi":
         continue  # one head
@@ -128,7 +118,7 @@ def cases() -> Iterator[Case]:
 
 def _kernel_cases() -> Iterator[Case]:
   """The same with the kernels of `implementation="pallas"`, as supported."""
-  for score in _OF_KERNELS:
+  for score in SCORES:
     for pattern in PATTERNS:
       if score == "manhattan" and pattern == "alibi":
         continue
@@ -157,7 +147,7 @@ def _kernel_cases() -> Iterator[Case]:
 
 def _long_cases() -> Iterator[Case]:
   """Kernels of long sequences."""
-  for score in _OF_KERNELS:
+  for score in SCORES:
     for derivative in DERIVATIVES[:2]:
       make = functools.partial(
         _make, score, "none", derivative, length=LONG, with_kernels=True
@@ -178,7 +168,7 @@ def _make(
     heads, features = CLOSURE_HEADS, CLOSURE_FEATURES
   else:
     heads, features = HEADS, FEATURES
-  bind, shapes = (SCORES | {"manhattan": (manhattan, ((),))})[score]
+  bind, shapes = SCORES[score]
   spec = functools.partial(_spec, on_one_device(target))
   tokens = [spec(BATCH, heads, length, features)] * 3
   parameters = [

@@ -14,7 +14,6 @@ from attention import attend, masks
 from benchmarks.accelerators.attention_cases import (
   OPTIONS,
   SCORES,
-  manhattan,
 )
 from benchmarks.devices.contenders import draw
 
@@ -53,9 +52,8 @@ def checks(
     "causal": masks.causal(),
     "lengths": masks.padding(jnp.asarray([length, length // 3])),
   }
-  bound: dict[str, Any] = SCORES | {"manhattan": (manhattan, ((),))}
-  for name in [*bound, *OPTIONS] if names is None else names:
-    bind, shapes = bound.get(name, bound["scaled_dot"])
+  for name in [*SCORES, *OPTIONS] if names is None else names:
+    bind, shapes = SCORES.get(name, SCORES["scaled_dot"])
     arrays = _parameters(shapes, length, features)
     for pattern, mask in patterns.items():
       options = {"mask": mask, **(OPTIONS[name]() if name in OPTIONS else {})}

@@ -5,6 +5,7 @@ import json
 import pathlib
 import statistics
 import tempfile
+from typing import Any
 
 from absl import app, flags
 
@@ -83,12 +84,13 @@ def _training(model: str, folder: pathlib.Path, peer) -> dict:
       found["joeynmt_tokens_per_second"] = statistics.median(speeds)
     rounds.append(found)
     print(model, json.dumps(found), flush=True)
-  ratios = [
-    found["tokens_per_second"] / found["joeynmt_tokens_per_second"]
-    for found in rounds
-    if peer
-  ]
-  return {"rounds": rounds, "ratio": statistics.median(ratios or [0])}
+  result: dict[str, Any] = {"rounds": rounds}
+  if peer:
+    result["ratio"] = statistics.median(
+      found["tokens_per_second"] / found["joeynmt_tokens_per_second"]
+      for found in rounds
+    )
+  return result
 
 
 def _wide(folder: pathlib.Path) -> dict:
