@@ -61,13 +61,16 @@ def main() -> None:
   name, examples = inference.evaluation_set(
     restored.experiment, _SPLIT.value, _SOURCE.value, _TARGET.value
   )
-  variant = _variant(restored.experiment.config.evaluation)
+  config = restored.experiment.config.evaluation
+  variant = _variant(config)
   evaluation = inference.evaluate(restored, examples, search)
   if jax.process_index() == 0:
     described = report.described(name, restored.checkpoint, evaluation)
     print(described, flush=True)
     written = report.write_evaluation(
-      workdir, name, restored.checkpoint, evaluation, variant=variant
+      *(workdir, name, restored.checkpoint, evaluation),
+      config=config,
+      variant=variant,
     )
     print(f"\nresults: {written}", flush=True)
   figure = draw_alignments(

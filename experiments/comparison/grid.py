@@ -65,14 +65,15 @@ class Trial(NamedTuple):
       return False
 
   def _is_evaluated(self, split: str) -> bool:
-    """Whether the last evaluation of a set used the config's search."""
+    """Whether a set was evaluated with the config's settings."""
     path = self.workdir / "eval" / f"{split}.json"
     try:
-      search = json.loads(path.read_text(encoding="utf-8"))["search"]
-    except UNREADABLE:
+      stored = json.loads(path.read_text(encoding="utf-8"))
+      settings = stored.get("config", stored["search"])  # of older versions
+    except (*UNREADABLE, AttributeError):
       return False  # the end of training writes a damaged file again
-    configured = self.raw["evaluation"]
-    return all(configured[name] == value for name, value in search.items())
+    configured = parse(self.raw).evaluation.model_dump(mode="json")
+    return all(configured.get(name) == settings[name] for name in settings)
 
 
 def group_name(values: Mapping[str, Any]) -> str:

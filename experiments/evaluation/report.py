@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.config import EvaluationConfig
 from experiments.data.dataset import EvaluationSet
 from experiments.evaluation.evaluator import NUM_BINS, Evaluation
 from experiments.evaluation.metrics import length_ranges
@@ -27,6 +28,7 @@ def write_evaluation(
   checkpoint: str,
   evaluation: Evaluation,
   *,
+  config: EvaluationConfig,  # of the run
   variant: str = "",  # the end of the names
 ) -> Path:
   """Writes eval/SPLIT.json, and the predictions as .txt; returns the first."""
@@ -36,6 +38,7 @@ def write_evaluation(
     {
       "split": split,
       "checkpoint": checkpoint,
+      "config": config.model_dump(mode="json"),
       "parameters": evaluation.num_parameters,
       "search": evaluation.search,
       "metrics": evaluation.metrics,

@@ -68,7 +68,9 @@ def evaluate_all(
     if jax.process_index() == 0:
       described = report.described(split, checkpoint, evaluation)
       print(described, end="\n\n", flush=True)
-      report.write_evaluation(workdir, split, checkpoint, evaluation)
+      report.write_evaluation(
+        workdir, split, checkpoint, evaluation, config=config.evaluation
+      )
   _draw(experiment, workdir, params, curves)
   return True
 

@@ -1,10 +1,13 @@
 """The trials of a comparison, and which of them are complete."""
 
+import json
+
 import pytest
 
 from attention.modules import NORMALIZER_NAMES
 from configs import base
 from experiments.comparison import grid
+from experiments.config import parse
 from experiments.errors import UserError
 from tests.experiments.comparison.trials import make_trials, write_results
 
@@ -118,6 +121,18 @@ def test_a_trial_evaluated_with_another_search_is_not_complete(tmp_path):
   assert trial.is_complete()
   write_results(trial, 0.5, beam_size=5)
   assert not trial.is_complete()
+
+
+def test_a_trial_evaluated_with_other_settings_is_not_complete(tmp_path):
+  (trial,) = make_trials({"model.attention": ["dot"]}, tmp_path)
+  write_results(trial, 0.5)
+  path = trial.workdir / "eval" / "test.json"
+  stored = json.loads(path.read_text())
+  evaluation = parse(trial.raw).evaluation.model_dump(mode="json")
+  for lowercase in (evaluation["lowercase"], not evaluation["lowercase"]):
+    config = evaluation | {"lowercase": lowercase}
+    path.write_text(json.dumps(stored | {"config": config}))
+    assert trial.is_complete() == (config == evaluation)
 
 
 @pytest.mark.parametrize(
