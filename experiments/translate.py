@@ -102,7 +102,7 @@ def main() -> None:
   from experiments import inference
 
   restored = inference.restore(run_path(_WORKDIR.value), _CHECKPOINT.value)
-  search, save = _search(restored), _make_save(restored)
+  search = _search(restored)
   translate = inference.make_translator(
     restored,
     search,
@@ -115,6 +115,7 @@ def main() -> None:
       stream = stack.enter_context(_opened(_SOURCE.value))
     output = stack.enter_context(contextlib.closing(_output(restored, search)))
     check = stack.enter_context(_stopping(output))
+    save = _make_save(restored, is_restart=output.num_groups > 0)
     _translate_all(stream, output, translate, save, check)
     output.finish()
 
@@ -233,7 +234,7 @@ def _search(restored):
   )
 
 
-def _make_save(restored):
+def _make_save(restored, *, is_restart: bool):
   """Makes a function that writes a line's attention weights, if requested."""
   if not _ALIGNMENTS.value:
     return lambda line, number, text: None
@@ -242,7 +243,9 @@ def _make_save(restored):
 
   folder = Path(_ALIGNMENTS.value)
   folder.mkdir(parents=True, exist_ok=True)
-  shown: dict[str, Any] = {}
+  page, shown = folder / "index.html", dict[str, Any]()
+  # The first lines are in the page of the process that was stopped.
+  is_complete = is_restart and page.exists()
 
   def save(line, number, text):
     if not len(line.source):  # blank
@@ -258,9 +261,9 @@ def _make_save(restored):
       translation=line.texts[0],
     )
     save_pair(pair, folder / f"{number:06d}")
-    if len(shown) < _SHOWN and text not in shown:
+    if not is_complete and len(shown) < _SHOWN and text not in shown:
       shown[text] = pair
-      attention_view(*shown.values()).save(folder / "index.html")
+      attention_view(*shown.values()).save(page)
 
   return save
 

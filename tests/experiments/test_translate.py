@@ -90,6 +90,7 @@ def test_translation_of_a_file_continues(workdir, tmp_path):
   source.write_bytes(b"one\n" + blank + b"two\n\xff\n")
   begun = source.stat()
   flags = f"--workdir={workdir}", f"--source={source}", f"--out={out}"
+  flags = *flags, f"--alignments={tmp_path / 'figures'}"
   code, _, error = processes.run("translate", *flags)
   assert code == 2
   assert f"{source}, line 4098: not UTF-8" in error
@@ -106,6 +107,9 @@ def test_translation_of_a_file_continues(workdir, tmp_path):
   assert out.read_text() == "kept" + "\n" * 4096 + f"{second}\n\n"
   assert f"wrote 4098 lines to {out}\n" in error
   assert not hidden.exists()
+  page = (tmp_path / "figures" / "index.html").read_text("utf-8")
+  assert '"text": "one"' in page
+  assert (tmp_path / "figures" / "004097.png").exists()
 
 
 def test_sigterm_reports_the_lines_that_a_restart_keeps(workdir, tmp_path):
@@ -298,7 +302,7 @@ def test_a_file_named_like_a_set_is_refused(workdir, tmp_path):
         (["--alignments=/dev/null"], "/dev/null: File exists"),
         (["--min_length=90"], "--min_length=90: must be less than"),
         (["--max_length=99"], "--max_length=99: the model was built for at"),
-        (["--checkpoint=last:0"], "--checkpoint=last:0: not in "),
+        (["--checkpoint=last:0"], "--checkpoint=last:0: must be last, best"),
       )
     ),
   ],
