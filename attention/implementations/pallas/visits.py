@@ -73,6 +73,7 @@ class Visibility:
       number = 1 if kind == EMPTY else groups
       flags = np.full(number, {EMPTY: HIDDEN, PARTIAL: MASKED}.get(kind, 0))
       flags[0] |= FIRST
+      flags[-1] |= LAST
       entries += [(row, column, *each) for each in enumerate(flags)]
     rows, columns, group, flags = np.asarray(entries, np.int32).T
     return Visits(rows, columns, group, flags)

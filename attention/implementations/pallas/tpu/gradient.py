@@ -6,9 +6,10 @@ the kernel of keys those of keys and values, and that of pairs the gradient of
 an array with a number for each pair.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
@@ -32,9 +33,7 @@ def of_queries(
   `wanted` are operands, and `names` are those of the last inputs: the results
   of the forward kernel and their cotangents.
   """
-  query_ref, key_ref, value_ref, *rest = inputs
-  operand_refs, row_refs = rest[: -len(names)], rest[-len(names) :]
-  rows_by_name = dict(zip(names, row_refs))
+  query_ref, rows_by_name = inputs[0], dict(zip(names, inputs[-len(names) :]))
   summed, numbers, *sum_refs = scratch
   gradient_ref, *results = outputs
   of_operands, results = results[: len(wanted)], results[len(wanted) :]
@@ -48,22 +47,11 @@ def of_queries(
   sums.start(visit)
 
   def update(masked):
-    query, key, value = (
-      problem.finite(read(ref)) for ref in (query_ref, key_ref, value_ref)
-    )
-    parts = visit.parts(problem, operand_refs)
     cotangent = read(rows_by_name["cotangent"])
     of_rows = gradient_rows.of_scratch(numbers, cotangent)
-    for rows in visit.chunks(problem):
-      scores, pull_back = visit.scores(
-        problem, query[rows, :], key, parts, rows, masked, wanted
-      )
-      _, of_scores = visit.weights(
-        problem, scores, value, parts, rows, of_rows.of(rows)
-      )
-      of_query, of_parts = pull_back(of_scores)
-      summed[rows, :] += of_query
-      sums.add(of_parts, rows)
+    for chunk in _chunks(problem, visit, inputs, of_rows, masked, wanted):
+      summed[chunk.rows, :] += chunk.of_token
+      sums.add(chunk.of_parts, chunk.rows)
 
   visit.either(problem, update)
   sums.finish(visit)
@@ -86,9 +74,6 @@ def of_keys(
 
   `are_shared` is whether the groups of visits share keys, and values.
   """
-  count = len(gradient_rows.names(problem.is_masked)) + 1
-  query_ref, key_ref, value_ref, *rest = inputs
-  operand_refs, (*row_refs, cotangent_ref) = rest[:-count], rest[-count:]
   key_sum, value_sum, *sum_refs = scratch
   sums = Sums(problem.operands_of(wanted), outputs[2:], sum_refs)
 
@@ -101,39 +86,22 @@ def of_keys(
   sums.start(visit)
 
   def update(masked):
-    query, key, value = (
-      problem.finite(read(ref)) for ref in (query_ref, key_ref, value_ref)
-    )
-    parts = visit.parts(problem, operand_refs)
-    of_rows = gradient_rows.of_results(row_refs, read(cotangent_ref))
-    for rows in visit.chunks(problem):
-      scores, pull_back = visit.scores(
-        problem,
-        query[rows, :],
-        key,
-        parts,
-        rows,
-        masked,
-        wanted,
-        of_keys=True,
-      )
-      own = of_rows.of(rows)
-      weights, of_scores = visit.weights(
-        problem, scores, value, parts, rows, own
-      )
-      of_key, of_parts = pull_back(of_scores)
-      key_sum[...] += of_key
+    of_rows = _written_rows(problem, inputs)
+    for chunk in _chunks(
+      problem, visit, inputs, of_rows, masked, wanted, of_keys=True
+    ):
+      key_sum[...] += chunk.of_token
       value_sum[...] += problem.product(
-        weights, own.cotangent, (0, 0), value.dtype
+        chunk.weights, chunk.cotangent, (0, 0), inputs[2].dtype
       )
-      sums.add(of_parts, rows)
+      sums.add(chunk.of_parts, chunk.rows)
 
   visit.either(problem, update)
   sums.finish(visit)
 
   @pl.when(visit.ends(is_shared=are_shared[0]))
   def _():
-    write(outputs[0], problem.of_finite(read(key_ref), key_sum[...]))
+    write(outputs[0], problem.of_finite(read(inputs[1]), key_sum[...]))
 
   @pl.when(visit.ends(is_shared=are_shared[1]))
   def _():
@@ -148,29 +116,60 @@ def of_pairs(
   outputs: Sequence[Any],
   scratch: Sequence[Any],
 ) -> None:
-  """Adds the gradient of a tile of an array, of one of those that share it."""
-  del scratch
-  count = len(gradient_rows.names(problem.is_masked)) + 1
-  token_refs, rest = inputs[:3], inputs[3:]
-  operand_refs, (*row_refs, cotangent_ref) = rest[:-count], rest[-count:]
-  (gradient_ref,) = outputs
+  """Adds the gradient of a tile of an array, of an entry that shares it."""
+  (summed,) = scratch
 
   @pl.when(visit.has(FIRST))
   def _():
-    gradient_ref[...] = jnp.zeros_like(gradient_ref)
+    summed[...] = jnp.zeros_like(summed)
 
   def update(masked):
-    query, key, value = (problem.finite(read(ref)) for ref in token_refs)
-    parts = visit.parts(problem, operand_refs)
-    of_rows = gradient_rows.of_results(row_refs, read(cotangent_ref))
-    for rows in visit.chunks(problem):
-      scores, pull_back = visit.scores(
-        problem, query[rows, :], key, parts, rows, masked, [wanted]
-      )
-      _, of_scores = visit.weights(
-        problem, scores, value, parts, rows, of_rows.of(rows)
-      )
-      _, (of_part,) = pull_back(of_scores)
-      gradient_ref[rows, :] += of_part
+    of_rows = _written_rows(problem, inputs)
+    for chunk in _chunks(problem, visit, inputs, of_rows, masked, [wanted]):
+      summed[chunk.rows, :] += chunk.of_parts[0]
 
   visit.either(problem, update)
+
+  @pl.when(visit.has(LAST))
+  def _():
+    outputs[0][...] = summed[...].astype(outputs[0].dtype)
+
+
+class _Chunk(NamedTuple):
+  """The weights of some queries of a tile, and gradients."""
+
+  rows: slice
+  weights: jax.Array  # [r, s]
+  cotangent: jax.Array  # [r, E]
+  of_token: jax.Array  # the gradient of these queries, or of the tile's keys
+  of_parts: Sequence[jax.Array]  # the gradients of the wanted parts
+
+
+def _chunks(
+  problem: Any,
+  visit: Any,
+  inputs: Sequence[Any],
+  of_rows: gradient_rows.Rows,
+  masked: bool,
+  wanted: Sequence[int],
+  *,
+  of_keys: bool = False,
+) -> Iterator[_Chunk]:
+  """The chunks of a tile; with `of_keys` tokens are keys."""
+  query, key, value = (problem.finite(read(ref)) for ref in inputs[:3])
+  end = 3 + len(problem.functions.operands)
+  parts = visit.parts(problem, inputs[3:end])
+  for rows in visit.chunks(problem):
+    own = of_rows.of(rows)
+    scores, pull_back = visit.scores(
+      problem, query[rows, :], key, parts, rows, masked, wanted, of_keys
+    )
+    weights, of_scores = visit.weights(problem, scores, value, parts, rows, own)
+    yield _Chunk(rows, weights, own.cotangent, *pull_back(of_scores))
+
+
+def _written_rows(problem: Any, inputs: Sequence[Any]) -> gradient_rows.Rows:
+  """The rows that the kernel of queries wrote, the last inputs."""
+  count = len(gradient_rows.names(problem.is_masked)) + 1
+  *row_refs, cotangent_ref = inputs[-count:]
+  return gradient_rows.of_results(row_refs, read(cotangent_ref))

@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from attention.implementations.pallas.functions import Rules
 from attention.implementations.pallas.normalizers import Sparse
-from attention.implementations.pallas.operands import Kind, Operand, summed
+from attention.implementations.pallas.operands import Operand, summed
 from attention.implementations.pallas.products import matrix_product
 from attention.implementations.pallas.results import Results
 from attention.implementations.pallas.tpu import gradient, gradient_rows, whole
@@ -25,8 +25,8 @@ from attention.implementations.pallas.tpu.grid import (
 )
 from attention.implementations.pallas.tpu.sparse import sparse_context
 from attention.implementations.pallas.tpu.sums import (
-  is_of_keys,
   is_whole,
+  kernel_of,
   restored,
   scratch_shape,
 )
@@ -149,14 +149,9 @@ class Problem:
     """
     # The kernel of keys reads rows that the other completes, which runs in any
     # case.
-    of_pairs = [n for n in wanted if self._operand(n).kind is Kind.TILE]
-    of_queries, of_keys_too = (
-      [
-        n
-        for n in wanted
-        if n not in of_pairs and is_of_keys(self._operand(n)) == is_own
-      ]
-      for is_own in (False, True)
+    of_queries, of_keys_too, of_pairs = (
+      [n for n in wanted if kernel_of(self._operand(n)) == kernel]
+      for kernel in ("queries", "keys", "pairs")
     )
     of_query, found, for_keys = self._of_queries(
       operands, tokens, rows, of_queries
@@ -176,18 +171,18 @@ class Problem:
     """The gradient of a wanted array of pairs, [leading..., T, S]."""
     # Visits run over the leading axes whose entries share the array.
     operand = self._operand(wanted)
-    axes = enumerate(self.leading)
-    shared = tuple(n for n, _ in axes if n not in operand.axes)
+    every = range(len(self.leading))
+    shared = tuple(axis for axis in every if axis not in operand.axes)
     groups = math.prod(self.leading[axis] for axis in shared)
     grid = TileGrid(self, self.visibility.by_tiles(groups), shared)
-    (gradient_of_pairs,) = grid.call(
+    (result,) = grid.call(
       functools.partial(gradient.of_pairs, self, wanted),
       inputs_of(self, grid, operands, *tokens) + row_inputs(grid, rows),
       [grid.gradient(operand)],
-      [self.dtype],
-      [],
+      [operand.array.dtype],
+      [self.tile],
     )
-    return gradient_of_pairs
+    return result
 
   def _of_queries(
     self, operands, tokens, rows, wanted: Sequence[int]

@@ -1,7 +1,8 @@
 """The gradients of operands, which the kernels for TPUs sum over visits.
 
 The kernel of queries sums those of whole arrays and of numbers of queries, the
-kernel of keys those of numbers of keys.
+kernel of keys those of numbers of keys. That of an array of pairs is computed
+by a kernel of its own, `gradient.of_pairs`.
 """
 
 import dataclasses
@@ -18,9 +19,9 @@ from attention.implementations.pallas.tpu.visit import as_row
 from attention.implementations.pallas.visits import FIRST, LAST
 
 
-def is_of_keys(operand: Operand) -> bool:
-  """Whether the kernel of keys sums the gradient of an operand."""
-  return operand.kind is Kind.ROW
+def kernel_of(operand: Operand) -> str:
+  """The kernel that computes the gradient of an operand."""
+  return {Kind.ROW: "keys", Kind.TILE: "pairs"}.get(operand.kind, "queries")
 
 
 def is_whole(operand: Operand) -> bool:
