@@ -1,6 +1,5 @@
 """Where results are written: standard output, or a file that continues."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -12,6 +11,7 @@ from typing import Any
 from absl import logging
 
 from experiments.errors import UserError
+from experiments.run_directory.lock import lock
 
 
 class StandardOutput:
@@ -52,7 +52,12 @@ class PartialFile:
       raise UserError(
         f"--out={path}: cannot be written ({error.strerror})"
       ) from error
-    self._lock()
+    if not lock(self._file, path):
+      self._file.close()
+      raise UserError(
+        f"--out={path}: another process writes it; wait for its end, or use"
+        " another name"
+      )
     self.num_groups, end = self._complete_groups()
     self._file.truncate(end)
 
@@ -77,20 +82,6 @@ class PartialFile:
   def close(self) -> None:
     """Closes the file, complete or not."""
     self._file.close()
-
-  def _lock(self) -> None:
-    """Raises UserError if another process writes the file."""
-    try:
-      fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      self._file.close()
-      raise UserError(
-        f"--out={self._path}: another process writes it; wait for its end, or"
-        " use another name"
-      ) from None
-    except OSError as error:
-      warning = "%s cannot be locked (%s); make sure that no other writes it"
-      logging.warning(warning, self._path, error.strerror)
 
   def _complete_groups(self) -> tuple[int, int]:
     """Returns the number of complete groups, and their number of bytes."""

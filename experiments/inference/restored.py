@@ -72,9 +72,7 @@ def evaluation_set(
   """
   splits = experiment.config.data.splits
   if source is None and target is None:
-    if split not in splits:
-      known = ", ".join(splits)
-      raise UserError(f"--split={split}: no such set; there are: {known}")
+    check_split(experiment, split)
     return split, experiment.data.evaluation_set(split)
   if source is None or target is None:
     raise UserError("--source and --target go together; give both")
@@ -92,6 +90,14 @@ def evaluation_set(
     Path(source), Path(target), fields=("--source", "--target")
   )
   return name, experiment.data.encode(text)
+
+
+def check_split(experiment: Experiment, split: str) -> None:
+  """Raises UserError if a run has no evaluation set of this name."""
+  splits = experiment.config.data.splits
+  if split not in splits:
+    known = ", ".join(splits)
+    raise UserError(f"--split={split}: no such set; there are: {known}")
 
 
 def evaluate(

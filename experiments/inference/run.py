@@ -14,7 +14,7 @@ from experiments.decoding.batching import Search
 from experiments.errors import UserError, counted, naming_arguments
 from experiments.evaluation.evaluator import make_reference_losses
 from experiments.evaluation.search import configured_search
-from experiments.inference.restored import Restored, restore
+from experiments.inference.restored import Restored, check_split, restore
 from experiments.inference.translator import Line, encoded, make_translator
 from experiments.run_directory import run_path
 from experiments.visualization.alignments import (
@@ -170,10 +170,8 @@ class Run:
     Raises:
       UserError: if there is no such set.
     """
-    splits = self.config.data.splits
-    if split not in splits:
-      known = ", ".join(splits)
-      raise UserError(f"split {split!r}: no such set; there are: {known}")
+    with naming_arguments():
+      check_split(self._restored.experiment, split)
     return example_lines(self._restored.experiment.data, split, count)
 
   def _translated(self, lines: Sequence[str], **changes) -> list[Line]:

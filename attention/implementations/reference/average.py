@@ -104,8 +104,8 @@ def _divisor(exponentials, total, visible, flags) -> jax.Array:
   if flags is None:
     return total
   # XLA's compiler for TPUs takes an operation more for boolean flags.
-  spread = exponentials + jnp.where(visible, flags[..., None, :], 0.0)
-  return _at_least(_SMALLEST, jax.lax.add, spread)
+  of_pairs = jnp.where(visible, flags[..., None, :], 0.0)
+  return _at_least(_SMALLEST, jax.lax.add, exponentials + of_pairs)
 
 
 @jax.custom_jvp

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from absl import logging
 
 from experiments import progress
+from experiments.checkpoints import listing
 from experiments.config import NumbersConfig, TaskConfig, TranslationConfig
 from experiments.data.batch import PAD, UNK
 from experiments.data.text import numbers, readers, tokenized
@@ -35,8 +36,6 @@ RECORD = "corpus.json"
 _MAX_UNKNOWN = 0.02
 # The largest number of pairs to train tokenizers on.
 _MAX_SAMPLE = 1_000_000
-# A run with this folder has trained with what was prepared.
-_CHECKPOINTS = "checkpoints"
 # Settings of which tokenizers depend, besides the text.
 _TOKENIZER_FIELDS = (
   "source",
@@ -60,11 +59,10 @@ def prepare(
   local = files.path
   text, folder = TrainingText(config), local / DATA
   record = folder / RECORD
-  known = None
-  # A start of another config may have failed here.
-  has_trained = (workdir / _CHECKPOINTS).exists()
-  if has_trained or _has_settings(record, _settings(config, init_from)):
-    known = _known(text, record)
+  # Without checkpoints, a start of another config may have failed here.
+  is_new = not (workdir / listing.FOLDER).exists()
+  settings = _settings(config, init_from) if is_new else None
+  known = _known(text, record, settings)
   if known is None:
     known = write_tokenizers_and_sets(text, config, local, init_from=init_from)
   data = TranslationDataset(config, local)
@@ -125,11 +123,18 @@ def write_tokenizers_and_sets(
   return record
 
 
-def _known(text: TrainingText, record: Path) -> dict[str, Any] | None:
+def _known(
+  text: TrainingText,
+  record: Path,
+  settings: dict[str, Any] | None,  # that the record must have; None: any
+) -> dict[str, Any] | None:
   """Returns a run's record; None if the text must be prepared (again)."""
   if not record.exists():
     return None
   known = json.loads(record.read_text())
+  # Older versions recorded no settings.
+  if settings and known.get("settings", settings) != settings:
+    return None
   if isinstance(text.config, NumbersConfig):
     return known  # the config determines the text
   if "sha256" in known:  # older versions hashed the whole text
@@ -164,12 +169,6 @@ def _settings(
   every = config.model_dump(mode="json")
   own = {name: every[name] for name in _PREPARED_FIELDS if name in every}
   return own | {"init_from": init_from and str(init_from)}
-
-
-def _has_settings(record: Path, settings: dict[str, Any]) -> bool:
-  """Whether a record is of these settings, or of a version without them."""
-  known = json.loads(record.read_text()) if record.exists() else {}
-  return known.get("settings", settings) == settings
 
 
 def _refuse(line: int) -> NoReturn:

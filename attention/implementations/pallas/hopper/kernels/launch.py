@@ -25,6 +25,43 @@ from attention.implementations.pallas.hopper.tiles.layout import (
 )
 
 
+class Kernel(NamedTuple):
+  """What a kernel reads and writes.
+
+  Each of so many `blocks` computes several rows of tiles; None is one row each.
+  The first one sets the block's parts of sums, to which the others add. So does
+  the first of the `entries` of the leading axes that a block computes.
+  """
+
+  inputs: Mapping[str, Input]
+  outputs: Mapping[str, Output]
+  are_keys_own: bool = False  # a block has keys and visits queries
+  of_gradients: bool = False
+  blocks: int | None = None
+  entries: Entries | None = None
+
+  def fits(self, problem: Any) -> bool:
+    """Whether a block has enough shared memory."""
+    return memory.fits(self.shared_memory(problem, self.inputs))
+
+  def shared_memory(self, problem: Any, inputs: Mapping[str, Input]) -> Memory:
+    """The memory of a block; inputs may be references."""
+    return memory.of_block(
+      problem,
+      inputs,
+      self.outputs,
+      self.written_over(problem),
+      are_keys_own=self.are_keys_own,
+      of_gradients=self.of_gradients,
+    )
+
+  def written_over(self, problem: Any) -> dict[str, str]:
+    """The tiles that results overwrite, by names of results."""
+    return memory.written_over(
+      problem, self.inputs, self.outputs, are_keys_own=self.are_keys_own
+    )
+
+
 def _write(
   block: Block,
   results: Mapping[str, Any],
@@ -55,7 +92,7 @@ def _write(
 
 
 def _references(
-  kernel: "Kernel", refs: Any
+  kernel: Kernel, refs: Any
 ) -> tuple[dict[str, Input], dict[str, Any], dict[str, Any]]:
   """References by name: inputs, outputs with a tile, and parts of sums."""
   read = {
@@ -69,43 +106,6 @@ def _references(
     if each.axes is Axes.PARTS
   }
   return read, written, direct
-
-
-class Kernel(NamedTuple):
-  """What a kernel reads and writes.
-
-  Each of so many `blocks` computes several rows of tiles; None is one row each.
-  The first one sets the block's parts of sums, to which the others add. So does
-  the first of the `entries` of the leading axes that a block computes.
-  """
-
-  inputs: Mapping[str, Input]
-  outputs: Mapping[str, Output]
-  are_keys_own: bool = False  # a block has keys and visits queries
-  of_gradients: bool = False
-  blocks: int | None = None
-  entries: Entries | None = None
-
-  def fits(self, problem: Any) -> bool:
-    """Whether a block has enough shared memory."""
-    return memory.fits(self.memory(problem, self.inputs))
-
-  def memory(self, problem: Any, inputs: Mapping[str, Input]) -> Memory:
-    """The shared memory of a block."""
-    return memory.of_block(
-      problem,
-      inputs,
-      self.outputs,
-      self.written_over(problem),
-      are_keys_own=self.are_keys_own,
-      of_gradients=self.of_gradients,
-    )
-
-  def written_over(self, problem: Any) -> dict[str, str]:
-    """The tiles that results overwrite, by names of results."""
-    return memory.written_over(
-      problem, self.inputs, self.outputs, are_keys_own=self.are_keys_own
-    )
 
 
 def launch(
@@ -152,7 +152,7 @@ def launch(
 
       _for_each_entry(entries.of_block, compute_entry)
 
-    needed = kernel.memory(problem, references)
+    needed = kernel.shared_memory(problem, references)
     pl.run_scoped(scoped, *vars(needed).values())
 
   call = plgpu.kernel(
