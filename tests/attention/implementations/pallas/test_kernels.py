@@ -386,6 +386,27 @@ def test_a_kernel_computes_the_gradient_of_an_array_of_pairs(shape):
   assert not {"dot_general", "scan", "while"} & set(names)
 
 
+def test_the_kernel_of_an_array_of_pairs_writes_its_dtype():
+  *tokens, bias = arrays(*SHAPES, (3, 150, 200), dtype=jnp.bfloat16)
+
+  def gradient(bias, implementation=INTERPRETED):
+    def loss(bias):
+      return attend(*tokens, bias=bias, implementation=implementation).sum()
+
+    return jax.grad(loss)(bias)
+
+  program = jax.make_jaxpr(gradient)(bias).jaxpr
+  calls = [
+    each
+    for each in equations(program, without=["pallas_call"])
+    if each.primitive.name == "pallas_call"
+  ]
+  # Otherwise XLA would convert an array of float32 of this size.
+  assert calls[-1].outvars[0].aval.dtype == jnp.bfloat16
+  want = gradient(bias, "reference").astype(jnp.float32)
+  close(gradient(bias).astype(jnp.float32), want, 1e-2)
+
+
 def operations_of_a_gradient(name):
   """The names of operations, and those that are sums."""
   tokens = arrays((2, 3, 128, 8), (2, 3, 128, 8), (2, 3, 128, 4))
