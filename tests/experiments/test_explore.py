@@ -41,6 +41,25 @@ def test_runs_are_shown_side_by_side_on_the_lines_of_a_file(workdir, tmp_path):
   assert first["pairs"][0]["target"] == ["_ein", "_Hund", "_läuft", "</s>"]
 
 
+@pytest.mark.exhaustive
+def test_all_targets_of_a_repeated_source_are_shown(tmp_path):
+  source, target = tmp_path / "source.txt", tmp_path / "target.txt"
+  source.write_text("1 2\n1 2\n")
+  target.write_text("2 1\n1 2\n")
+  page = tmp_path / "page.html"
+  code, _, error = processes.run(
+    "explore",
+    "--workdir=releases/reverse",
+    f"--source={source}",
+    f"--target={target}",
+    f"--out={page}",
+  )
+  assert code == 0, error
+  (sentence,) = sentences(page)
+  targets = [pair["target"][:2] for pair in sentence["pairs"]]
+  assert targets == [["2", "1"], ["1", "2"]]
+
+
 def test_runs_of_different_tasks_are_refused(tmp_path):
   code, _, error = processes.run(
     "explore",

@@ -21,7 +21,10 @@ def no_figures(monkeypatch):
 
 def write_report(trials, folder):
   """The report of complete trials."""
-  outcomes = [runner.Outcome(trial, None) for trial in trials]
+  return report_of([runner.Outcome(trial, None) for trial in trials], folder)
+
+
+def report_of(outcomes, folder):
   found, failed = results.read_all(outcomes)
   path = report.write(
     found, failed, folder, command="", metric="sequence_accuracy"
@@ -186,6 +189,23 @@ def test_unreadable_results_fail_only_their_trial(content, tmp_path):
   assert found.trials == trials[1:]
   assert "its results cannot be read" in failed.error
   assert "1 of 2 trials failed" in write_report(trials, tmp_path)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_run_of_another_config_is_reported_with_its_fields(tmp_path, capsys):
+  trials = make_trials({"model.attention": ["dot", "general"]}, tmp_path)
+  for trial in trials:
+    write_results(trial, 0.5)
+  config = trials[0].workdir / "config.json"
+  raw = json.loads(config.read_text())
+  raw["train"]["batch_size"] += 1
+  config.write_text(json.dumps(raw))
+  outcomes = runner.run(trials, num_jobs=1)
+  assert "config.train.batch_size: stored" in capsys.readouterr().err
+  assert [bool(each.error) for each in outcomes] == [True, False]
+  lines = report_of(outcomes, tmp_path).splitlines()
+  (line,) = [each for each in lines if "another config" in each]
+  assert "; config.train.batch_size: stored" in line
 
 
 def test_training_time_adds_up_over_resumed_runs():

@@ -15,7 +15,7 @@ from experiments.checkpoints import parameter_file
 from experiments.errors import UserError
 from experiments.inference import export
 from experiments.run_directory import claim, read_config
-from tests.experiments import version_1
+from tests.experiments import processes, version_1
 from tests.experiments.processes import environment
 
 SOURCES = ["1 2 3", "5 4"]
@@ -148,6 +148,19 @@ def test_a_folder_with_files_is_not_overwritten(folder, workdir, restored):
 def test_sizes_above_those_of_the_model_are_refused(restored, tmp_path):
   with pytest.raises(UserError, match="the model was built for at most 7"):
     export.export_decoding(restored, export.Shapes(1, 99, 5), tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_nothing_is_written_for_sizes_above_those_of_the_model(tmp_path):
+  code, _, error = processes.run(
+    "export",
+    "--workdir=releases/reverse",
+    f"--out={tmp_path}/out",
+    "--source_length=999",
+  )
+  assert code == 2
+  assert "the model was built for at most" in error
+  assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
