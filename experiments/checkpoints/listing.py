@@ -5,9 +5,8 @@ from pathlib import Path
 import jax
 
 from experiments.errors import UserError
-from experiments.run_directory import is_remote, scheme_of
+from experiments.run_directory import CHECKPOINTS, is_remote, scheme_of
 
-FOLDER = "checkpoints"  # in a run directory
 COMMITTED = "commit_success.txt"  # of Orbax, in a bucket
 
 
@@ -21,7 +20,7 @@ def complete(folder: Path) -> list[Path]:
 
 def last_step(workdir: Path) -> int | None:
   """Returns the step of the last complete checkpoint of a run, if any."""
-  steps = (int(path.name) for path in complete(workdir / FOLDER))
+  steps = (int(path.name) for path in complete(workdir / CHECKPOINTS))
   return max(steps, default=None)
 
 

@@ -13,13 +13,13 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from experiments.checkpoints.content import ITEMS
 from experiments.checkpoints.damage import check_listing
-from experiments.checkpoints.listing import FOLDER, is_uploaded
+from experiments.checkpoints.listing import is_uploaded
 from experiments.checkpoints.select import goodness
 from experiments.checkpoints.storage import Manager, UploadingManager
 from experiments.checkpoints.write import saving
 from experiments.config import TrainConfig
 from experiments.distributed.multihost import first_process_only
-from experiments.run_directory import absolute
+from experiments.run_directory import CHECKPOINTS, absolute
 
 
 @contextlib.contextmanager
@@ -28,7 +28,7 @@ def opened(
 ) -> Iterator[Manager]:
   """Opens the checkpoints of a run; waits for pending saves at the end."""
   rank = functools.partial(goodness, config.best_metric)
-  folder = absolute(workdir) / FOLDER
+  folder = absolute(workdir) / CHECKPOINTS
   first_process_only(
     lambda: check_listing(folder, config.best_metric, read_only=read_only)
   )

@@ -10,7 +10,6 @@ from absl import logging
 from experiments import run_directory
 from experiments.checkpoints import parameter_file
 from experiments.checkpoints.damage import DamagedCheckpointError
-from experiments.checkpoints.listing import FOLDER
 from experiments.checkpoints.manager import opened
 from experiments.checkpoints.read import parameters
 from experiments.config import Config, MeshConfig
@@ -25,7 +24,7 @@ def run_parameters(
   run_directory.check_access(workdir)
   config = _for_any_device(run_directory.read_config(workdir))
   exported = workdir / run_directory.PARAMETERS
-  if (workdir / FOLDER).is_dir():
+  if (workdir / run_directory.CHECKPOINTS).is_dir():
     experiment = make_experiment(config, workdir, mesh=MeshConfig())
     which = checkpoint or config.evaluation.checkpoint
     return experiment, *_from_checkpoints(experiment, workdir, which)

@@ -1,5 +1,6 @@
 """The files of a run, which docs/design.md lists."""
 
+from experiments.run_directory.claim import CHECKPOINTS as CHECKPOINTS
 from experiments.run_directory.claim import CONFIG as CONFIG
 from experiments.run_directory.claim import PARAMETERS as PARAMETERS
 from experiments.run_directory.claim import check_same as check_same

@@ -19,6 +19,7 @@ from experiments.run_directory.remote import is_remote, make_folder
 from experiments.run_directory.versions import VERSIONS
 
 CONFIG = "config.json"
+CHECKPOINTS = "checkpoints"  # a folder
 PARAMETERS = "parameters.safetensors"  # of an export
 _STEPS = (
   "; it can only be raised, with config.optimizer.schedule 'constant' or"
@@ -40,7 +41,7 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
       )
     if not is_new:
       _update(path, check_same(workdir, raw))
-    elif (workdir / "checkpoints").exists():
+    elif (workdir / CHECKPOINTS).exists():
       raise UserError(
         f"--workdir={workdir}: has checkpoints but no {CONFIG}, so it is not a"
         " complete run directory; use another one"

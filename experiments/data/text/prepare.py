@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 from absl import logging
 
 from experiments import progress
-from experiments.checkpoints import listing
 from experiments.config import NumbersConfig, TaskConfig, TranslationConfig
 from experiments.data.batch import PAD, UNK
 from experiments.data.text import numbers, readers, tokenized
@@ -29,7 +28,12 @@ from experiments.data.text.readers import ParallelText
 from experiments.data.text.tokenized import Pair, TokenizedPairs
 from experiments.data.text.tokenizer import normalized
 from experiments.errors import UserError, naming_field
-from experiments.run_directory import LocalFiles, read_config, write_json
+from experiments.run_directory import (
+  CHECKPOINTS,
+  LocalFiles,
+  read_config,
+  write_json,
+)
 
 RECORD = "corpus.json"
 # The largest share of unknown tokens without a warning.
@@ -60,7 +64,7 @@ def prepare(
   text, folder = TrainingText(config), local / DATA
   record = folder / RECORD
   # Without checkpoints, a start of another config may have failed here.
-  is_new = not (workdir / listing.FOLDER).exists()
+  is_new = not (workdir / CHECKPOINTS).exists()
   settings = _settings(config, init_from) if is_new else None
   known = _known(text, record, settings)
   if known is None:
