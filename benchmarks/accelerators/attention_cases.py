@@ -83,6 +83,7 @@ PATTERNS: dict[str, Callable[..., dict[str, Any]]] = {
 BIASES: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
   "t5": (biases.relative_position, (32, HEADS)),
   "pairs": (biases.as_bias, (HEADS, LENGTH, LENGTH)),
+  "keys": (biases.as_bias, (HEADS, 1, LENGTH)),
 }
 # Of a causal scaled dot product, in kernels.
 OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {

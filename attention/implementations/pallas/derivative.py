@@ -4,9 +4,9 @@ The rule of `blockwise.derivative` needs only the context and the statistics,
 which a kernel has computed; entmax and sparsemax have JAX's derivatives of
 `blockwise.rows` as the rule. Forward mode and higher orders differentiate that
 rule. Reverse mode is its transpose, which kernels compute: one the gradients of
-queries and of the score's arrays, one those of keys and values, and on TPUs one
-that of a bias with a number for each pair. If another array is differentiated,
-JAX transposes the rule.
+queries and of arrays, one those of keys and values, and on TPUs one that of a
+bias with a number for each pair. If another array is differentiated, JAX
+transposes the rule.
 """
 
 import dataclasses
@@ -203,7 +203,7 @@ class KernelAttention:
     results = {
       place: functools.reduce(
         jnp.add, [parts[n] for n in self.operands_of[place]]
-      )
+      ).reshape(arguments.linear[place].shape)
       for place in places
     }
     for number, each in enumerate(of_tokens):
@@ -256,7 +256,8 @@ def shared_operands(
     [
       number
       for number, operand in enumerate(operands)
-      if operand.array is array
+      if array
+      is (operand.array if operand.reshaped is None else operand.reshaped)
     ]
     for array in captured
   ]

@@ -37,6 +37,7 @@ class Operand:
   array: jax.Array
   kind: Kind
   axes: tuple[int | None, ...]
+  reshaped: jax.Array | None = None  # what the array is a reshape of
 
   @property
   def core(self) -> tuple[int, ...]:
@@ -58,9 +59,13 @@ class Source(Protocol):
   """What supplies the parts of arrays, for arrays with leading axes."""
 
   def read(
-    self, array: Any, kind: Kind, axes: Sequence[int | None]
+    self,
+    array: Any,
+    kind: Kind,
+    axes: Sequence[int | None],
+    reshaped: Any = None,
   ) -> jax.Array:
-    """The part of an array that belongs to a tile."""
+    """The part of an array, or of one reshaped, that belongs to a tile."""
 
 
 class Recorder:
@@ -69,10 +74,10 @@ class Recorder:
   def __init__(self) -> None:
     self.operands: list[Operand] = []
 
-  def read(self, array, kind, axes):
+  def read(self, array, kind, axes, reshaped=None):
     """Zeros."""
     array = jnp.asarray(array)
-    operand = Operand(array, kind, tuple(axes))
+    operand = Operand(array, kind, tuple(axes), reshaped)
     self.operands.append(operand)
     return jnp.zeros(operand.part(1, 1), array.dtype)
 
@@ -93,9 +98,9 @@ class Blocks:
   def __init__(self, blocks: Sequence[jax.Array]):
     self._blocks = iter(blocks)
 
-  def read(self, array, kind, axes):
+  def read(self, array, kind, axes, reshaped=None):
     """The next block."""
-    del array, kind, axes
+    del array, kind, axes, reshaped
     return next(self._blocks)
 
 

@@ -21,6 +21,14 @@ from attention.implementations.pallas.operands import (
 )
 from attention.positional import SelectHeads
 
+# By whether an array has a number for each query, and for each key.
+_KINDS = {
+  (True, True): Kind.TILE,
+  (True, False): Kind.COLUMN,
+  (False, True): Kind.ROW,
+  (False, False): Kind.SCALAR,
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
@@ -115,26 +123,28 @@ class Tile:
 
   def row_of_heads(self, numbers: jax.Array) -> jax.Array:
     """The numbers [n] of a head, from [H, n]."""
-    numbers, axes = self._split(numbers, 1)
-    return self.source.read(numbers, Kind.WHOLE, axes)
+    own, axes = self._split(numbers, 1)
+    return self.source.read(own, Kind.WHOLE, axes, self._reshaped(numbers))
 
   def of_array(self, pairs: Any) -> jax.Array:
     """The tile of an array [..., T, S] that broadcasts."""
     self.require_places(pairs)
-    array = jnp.asarray(pairs.array)
-    array = array.reshape((1,) * (2 - array.ndim) + array.shape)
-    array = self.moved(self.moved(array, -2, of_keys=False), -1, of_keys=True)
+    whole = jnp.asarray(pairs.array)
+    array = whole.reshape((1,) * (2 - whole.ndim) + whole.shape)
+    moved = self.moved(self.moved(array, -2, of_keys=False), -1, of_keys=True)
+    reshaped = self._reshaped(whole) if moved is array else None
     if array.dtype == jnp.bool_:
-      array = array.astype(jnp.int8)
-    array, axes = self._split(array, array.ndim - 2)
+      moved = moved.astype(jnp.int8)
+    array, axes = self._split(moved, moved.ndim - 2)
     queries, keys = array.shape[-2:]
-    if queries > 1 and keys > 1:
-      return self.source.read(array, Kind.TILE, axes)
-    if queries > 1:
-      return self.source.read(array[..., 0], Kind.COLUMN, axes)
-    if keys > 1:
-      return self.source.read(array[..., 0, :], Kind.ROW, axes)
-    return self.source.read(array[..., 0, 0], Kind.SCALAR, axes)
+    kind = _KINDS[queries > 1, keys > 1]
+    core = [size for size in (queries, keys) if size > 1]
+    array = array.reshape(*array.shape[:-2], *core)
+    return self.source.read(array, kind, axes, reshaped)
+
+  def _reshaped(self, array: jax.Array) -> jax.Array | None:
+    """The array, if what `_split` returns is a reshape of it."""
+    return array if self.heads is None else None
 
   def _split(
     self, array: jax.Array, leading: int

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from attention.implementations.dot_products import is_dot_product
 from attention.implementations.pallas.hopper import local
 from attention.implementations.pallas.hopper.kernels import calls
-from attention.implementations.pallas.hopper.problem import Problem
+from attention.implementations.pallas.hopper.problem import NUMBERS, Problem
 from attention.implementations.pallas.hopper.scores import (
   normalization,
   projections,
@@ -49,6 +49,7 @@ from attention.implementations.pallas.location import ProductWithVectors
 from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.normalizers import Sparse
 from attention.implementations.pallas.operands import (
+  Kind,
   Operand,
   Unsupported,
   of_parameter,
@@ -106,6 +107,7 @@ def make_problem(
     **inside._asdict(),
     distances=distances,
     of_bias=_bias_gradient(request, bias, *others),
+    bias_numbers=_bias_numbers(bias),
     normalizer=normalization.terms_of(request),
     sparse=(
       request.normalizer if isinstance(request.normalizer, Sparse) else None
@@ -172,7 +174,7 @@ def _functions(
 
 def _fitting(problem: Problem, tokens: Sequence[jax.Array]) -> Problem:
   """The problem, without kernels of gradients that need too much memory."""
-  found = []
+  found: dict[str, Any] = {}
 
   def trace(*tokens):
     # A problem keeps its arrays, and these are tracers. Scales need a kernel.
@@ -183,10 +185,15 @@ def _fitting(problem: Problem, tokens: Sequence[jax.Array]) -> Problem:
     arrays = calls.Arrays(own.arrays, tokens)
     if not calls.forward_fits(own, arrays):
       raise Unsupported("needs more shared memory than a block can have")
-    found.append(own.has_gradients and calls.gradients_fit(own, arrays))
+    with_bias = own.has_gradients and calls.gradients_fit(own, arrays)
+    found["bias_numbers"] = problem.bias_numbers if with_bias else ()
+    own = dataclasses.replace(own, **found)
+    found["has_gradients"] = with_bias or (
+      own.has_gradients and calls.gradients_fit(own, arrays)
+    )
 
   jax.eval_shape(trace, *tokens)
-  return dataclasses.replace(problem, has_gradients=found[0])
+  return dataclasses.replace(problem, **found)
 
 
 def _mapped(request: Request, query, key) -> list[jax.ShapeDtypeStruct]:
@@ -225,6 +232,20 @@ def _bias_gradient(
   if any(others):
     return None
   return bias_by_distance.gradient_of(request.bias, function)
+
+
+def _bias_numbers(function: PairFunction | None) -> list[str]:
+  """The arrays of a bias whose gradients kernels compute."""
+  if function is None:
+    return []
+  operands = dict(zip(function.names, function.operands))
+  axes = [x.axes for x in function.operands if x.kind is Kind.TILE][:1]
+  return [
+    name
+    for name, each in operands.items()
+    if jnp.issubdtype(each.array.dtype, jnp.floating)
+    and (each.kind in NUMBERS or (each.kind is Kind.TILE and each.axes in axes))
+  ]
 
 
 def with_maps_inside(request: Request) -> Request:

@@ -39,8 +39,8 @@ from attention.implementations.pallas.operands import (
 )
 from attention.implementations.pallas.results import Results
 
-# Arrays of wrappers whose gradients are sums over pairs.
-_NUMBERS = Kind.SCALAR, Kind.COLUMN, Kind.ROW
+# Arrays whose gradients are sums over pairs.
+NUMBERS = Kind.SCALAR, Kind.COLUMN, Kind.ROW
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -61,6 +61,8 @@ class Problem:
   sinusoids: Sinusoids | None  # Transformer-XL's term of positions
   prediction: Prediction | None  # of local-p, in the kernels
   of_bias: BiasGradient | None  # of numbers by distance
+  # Other arrays of the bias with gradients. Those of pairs have the same axes.
+  bias_numbers: Sequence[str]
   normalizer: Terms | None  # None for softmax and `Quotient`
   sparse: Sparse | None  # the same normalizer, as functions of rows
   dropout: PairFunction | None  # the factors of weights
@@ -81,11 +83,13 @@ class Problem:
     numbers = {
       name: each
       for name, each in changed.items()
-      if each.kind in _NUMBERS and name != SHARES
+      if each.kind in NUMBERS and name != SHARES
     }
-    if self.bias is not None and self.of_bias is not None:
-      place = self.bias.names.index(self.of_bias.name)
-      numbers[self.of_bias.name] = self.bias.operands[place]
+    if self.bias is not None:
+      own = [*self.bias_numbers]
+      own += [] if self.of_bias is None else [self.of_bias.name]
+      of_bias = dict(zip(self.bias.names, self.bias.operands))
+      numbers |= {name: of_bias[name] for name in own}
     return self._weights | numbers | self._arrays_of_maps | self._tables
 
   @property

@@ -114,21 +114,6 @@ def test_masks_and_biases_with_arrays(name, score):
   check(tokens, **options)
 
 
-def test_gradient_of_a_bias_of_pairs():
-  """By the rule of the tiles, which no kernel computes."""
-  tokens = arrays((2, 70, 64), (2, 100, 64), (2, 100, 64))
-  (bias,) = arrays((70, 100), seed=4, dtype=jnp.float32)
-
-  def gradient(implementation):
-    def loss(bias):
-      context = attend(*tokens, bias=bias, implementation=implementation)
-      return jnp.sum(jnp.sin(context.astype(jnp.float32)))
-
-    return jax.jit(jax.grad(loss))(bias)
-
-  close(gradient(INTERPRETED), gradient("reference"))
-
-
 def test_indices_of_leading_axes_that_only_values_have():
   tokens = arrays((2, 4, 64), (2, 6, 64), (2, 2, 6, 64))
   score = scores.modified(scores.dot(), later_heads, with_indices=True)

@@ -346,14 +346,16 @@ def test_masks_and_biases_of_pairs_keep_no_registers_in_memory(
   dumped(monkeypatch, tmp_path)
   make, shapes = SCORES[name]
   launched = gradient_kernels(
-    lambda arrays, bias, mask: {
-      "score": make(*arrays),
-      "bias": bias,
+    lambda arrays, mask: {
+      "score": make(*arrays[1:]),
+      "bias": arrays[0],
       "mask": mask,
     },
-    [(shape, jnp.float32) for shape in shapes],
-    [((1, 8, 512, 512), jnp.bfloat16), ((1, 1, 512, 512), jnp.bool_)],
-    [(1, 8, 512, 128)] * 3,
+    # The bias is differentiated too.
+    [((1, 8, 512, 512), jnp.bfloat16)]
+    + [(shape, jnp.float32) for shape in shapes],
+    [((1, 1, 512, 512), jnp.bool_)],
+    [(2, 8, 512, 128)] * 3,
   )
   assert launched == (3 if name in ("scaled_dot", "soft_cap") else 4)
   check_no_spills(tmp_path, launched)

@@ -23,11 +23,19 @@ from attention.implementations.pallas.hopper.tiles.layout import (
 )
 
 
-def attempts(problem: Any, compute: Callable[[Any], jax.Array]) -> None:
-  """Runs compute(is_second), a second time if a result was not finite."""
+def attempts(
+  problem: Any, compute: Callable[[Any], jax.Array], *, adds: bool = False
+) -> None:
+  """Runs compute(is_second), a second time if a result was not finite.
+
+  If it `adds` to numbers in the device's memory, the second is the only one.
+  """
   # compute returns numbers [64], 0 where all results of a token are finite.
   if not problem.is_masked:
     compute(None)
+    return
+  if adds:
+    compute(True)
     return
 
   def attempt(number):

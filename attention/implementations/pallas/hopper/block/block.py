@@ -53,6 +53,8 @@ class Block(Memory):
   inputs: Mapping[str, Input]  # with references to the device's memory
   direct: Mapping[str, Any]  # references to results without a tile of their own
   num_blocks: int  # of an entry of the leading axes
+  part: jax.Array  # of the entries that share an array, see `Entries`
+  is_first_entry: Any  # of those that the block computes
 
   def of_array(self, ref: Any, axes: Axes, start: Any) -> Any:
     """The tokens from `start` on, of this entry of the leading axes."""

@@ -112,7 +112,7 @@ def of_block(
   results = {
     name: tile_memory(each.shape, each.axes)
     for name, each in outputs.items()
-    if each.axes is not Axes.PARTS and name not in over
+    if not each.axes.is_direct and name not in over
   }
   held = Memory(
     tiles,

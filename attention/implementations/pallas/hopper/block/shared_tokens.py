@@ -1,4 +1,4 @@
-"""Gradients of tokens that entries of the leading axes share.
+"""Gradients of arrays that entries of the leading axes share.
 
 A block computes several of these entries, one after the other, and adds their
 gradients in the device's memory. If too few blocks were left, they compute
@@ -55,13 +55,16 @@ class Entries:
     return entry
 
 
-def entries_of(leading: Sequence[int], tokens: jax.Array, rows: int) -> Entries:
-  """The entries of blocks whose own tokens have so many rows of tiles."""
+def entries_of(
+  leading: Sequence[int], sizes: Sequence[int], rows: int
+) -> Entries:
+  """The entries of blocks, for an array with these sizes of leading axes.
+
+  The own tokens of blocks have so many rows of tiles.
+  """
   leading = tuple(leading)
   shared = tuple(
-    axis
-    for axis, size in enumerate(tokens.shape[:-2])
-    if size == 1 and leading[axis] > 1
+    axis for axis, size in enumerate(sizes) if size == 1 and leading[axis] > 1
   )
   count = math.prod(leading[axis] for axis in shared)
   others = rows * math.prod(leading) // count

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from attention.implementations.pallas.hopper.kernels import (
+  array_of_pairs,
   gradient,
   inputs,
   outputs,
@@ -91,6 +92,9 @@ def gradients(
   sums = _sums_of_rows(problem, made, outputs.numbers(problem, "query", names))
   if "weight" in names and problem.projections is None:
     sums["weight"] = _sum_of_weights(problem, made["weight"])
+  for name in array_of_pairs.names_of(problem, names):
+    operand = problem.differentiable[name]
+    sums[name] = array_of_pairs.total(made[name], operand)
   own_parts = _parts(problem, "query", made)
   # The kernel of keys reads rows that the other completes, which runs in any
   # case.
@@ -134,11 +138,15 @@ def _of_queries(problem: Any, arrays: Arrays, rows, names) -> Kernel:
   numbers = outputs.numbers(problem, "query", names)
   own_parts, blocks = outputs.of_parts(problem, "query", names)
   written |= outputs.of_numbers(problem, numbers) | own_parts
+  of_pairs = array_of_pairs.names_of(problem, names)
+  entries = array_of_pairs.entries(problem, of_pairs)
+  written |= array_of_pairs.outputs(problem, of_pairs, entries)
   return Kernel(
     inputs.of_gradients(problem, "query", operands, arrays.tokens, rows),
     written | outputs.for_keys(problem, query),
     of_gradients=True,
     blocks=blocks,
+    entries=entries,
   )
 
 

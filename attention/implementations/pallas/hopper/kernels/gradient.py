@@ -1,10 +1,10 @@
 """A block of the gradient kernels for Hopper GPUs: 64 queries, or 64 keys.
 
 Both kernels compute scores and weights again, from the statistics of the rows.
-The kernel of queries computes the gradients of queries, of numbers and of an
-additive score's weight, the kernel of keys those of keys and values. Where own
-tokens were mapped or projected, both transpose the map at the end, and add to
-the gradients of its matrices and vectors.
+The kernel of queries computes the gradients of queries, of numbers, of arrays
+of pairs and of an additive score's weight, the kernel of keys those of keys and
+values. Where own tokens were mapped or projected, both transpose the map at the
+end, and add to the gradients of its matrices and vectors.
 """
 
 import functools
@@ -27,6 +27,7 @@ from attention.implementations.pallas.hopper.block.gradient_rows import (
   clear_rows,
   write_rows,
 )
+from attention.implementations.pallas.hopper.kernels import array_of_pairs
 from attention.implementations.pallas.hopper.scores import (
   distances,
   normalization,
@@ -72,7 +73,9 @@ def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
   """
   map_own(block)
   predictions.predict_own(block)
-  attempts(block.problem, functools.partial(_compute, block, wanted))
+  array_of_pairs.clear_hidden(block)
+  compute = functools.partial(_compute, block, wanted)
+  attempts(block.problem, compute, adds=bool(array_of_pairs.of_block(block)))
   block = block.with_new_addresses()
   distances.add_tables(block, is_first)
   rotations.add_arrays(block, is_first)
@@ -248,6 +251,9 @@ def _visit(
     places = problem.of_bias.places(starts)
     of_sums = functools.reduce(jnp.add, of_scores)
     distances.add_to_lines(block, block.of_bias, of_sums, places)
+  for name in array_of_pairs.of_block(block):
+    numbers = problem.cast(tile.pull_back(of_scores, name), WGMMA)
+    array_of_pairs.add_tile(block, name, numbers, starts[1])
   for name in wanted:
     sums_of_pairs = block.sums_of_pairs(name)
     before = problem.cast(sums_of_pairs[...], BY_ROW)

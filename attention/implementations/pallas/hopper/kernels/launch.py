@@ -63,11 +63,7 @@ class Kernel(NamedTuple):
 
 
 def _write(
-  block: Block,
-  results: Mapping[str, Any],
-  outputs: Mapping[str, Output],
-  part: Any,
-  is_first: Any,
+  block: Block, results: Mapping[str, Any], outputs: Mapping[str, Output]
 ) -> None:
   """Copies the results of a block to the device's memory."""
   written = {
@@ -81,8 +77,8 @@ def _write(
       ref[place] = jnp.sum(numbers, axis=0)
     if outputs[name].axes is Axes.SUMS:
       numbers = matrices.read(block.problem.interpret, written.pop(name))
-      place = block.of_array(ref.at[part], Axes.TOKENS, block.row * SIDE)
-      matrices.add(block.problem, place, numbers, is_first, WGMMA)
+      place = block.of_array(ref.at[block.part], Axes.TOKENS, block.row * SIDE)
+      matrices.add(block.problem, place, numbers, block.is_first_entry, WGMMA)
   plgpu.commit_smem()
   for name in written:
     ref = results[name]
@@ -94,7 +90,7 @@ def _write(
 def _references(
   kernel: Kernel, refs: Any
 ) -> tuple[dict[str, Input], dict[str, Any], dict[str, Any]]:
-  """References by name: inputs, outputs with a tile, and parts of sums."""
+  """References by name: inputs, outputs with a tile, and other outputs."""
   read = {
     name: each._replace(array=ref)
     for (name, each), ref in zip(kernel.inputs.items(), refs)
@@ -103,7 +99,7 @@ def _references(
   direct = {
     name: written.pop(name)
     for name, each in kernel.outputs.items()
-    if each.axes is Axes.PARTS
+    if each.axes.is_direct
   }
   return read, written, direct
 
@@ -131,6 +127,8 @@ def launch(
         inputs=references,
         direct=direct,
         num_blocks=blocks,
+        part=entries.part(own),
+        is_first_entry=number == 0,
         row=row,
         entry=entries.entry(own, number),
         **vars(held),
@@ -138,7 +136,7 @@ def launch(
       block.load(True, block.row * SIDE)
       compute(block, is_first)
       block = block.with_new_addresses()
-      _write(block, written, outputs, entries.part(own), number == 0)
+      _write(block, written, outputs)
 
     def scoped(*refs):
       own = "key" if are_keys_own else "query"

@@ -56,7 +56,7 @@ def _sum_dtype(problem: Any, tokens) -> Any:
 
 def entries(problem: Any, key: jax.Array) -> Entries:
   """The entries of the leading axes that a block of keys computes."""
-  return entries_of(problem.leading, key, problem.tiles.shape[1])
+  return entries_of(problem.leading, key.shape[:-2], problem.tiles.shape[1])
 
 
 def for_keys(problem: Any, query: jax.Array) -> dict[str, Output]:

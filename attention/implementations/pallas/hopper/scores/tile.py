@@ -43,12 +43,19 @@ class TileScores:
     self, cotangents: Sequence[jax.Array], name: str | None
   ) -> jax.Array:
     """The cotangents of products or sums, or of the operand of a name."""
-    changed = self.block.problem.changed
+    problem = self.block.problem
+    changed, bias = problem.changed, problem.bias
+    if bias is not None and name in bias.names:
+      total = functools.reduce(jnp.add, cotangents)
+      arguments = _arguments(
+        self.block, bias, _positions(self.block, self.starts)
+      )
+      return bias.gradient(arguments, [total], name)
     if changed is None:
       (result,) = cotangents
       return result
     # Registers are scarce, so products are kept in shared memory.
-    products = kept_tiles.read(self.block.problem, self.block.products)
+    products = kept_tiles.read(problem, self.block.products)
     places = _positions(self.block, self.starts)
     others = _arguments(self.block, changed, places)
     return changed.gradient([products, *others], cotangents, name)

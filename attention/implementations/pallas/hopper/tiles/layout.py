@@ -37,6 +37,11 @@ class Axes(enum.Enum):
     """Whether a block copies a tile of the array to or from shared memory."""
     return self not in (Axes.MATRIX, Axes.NUMBERS, Axes.PARTS)
 
+  @property
+  def is_direct(self) -> bool:
+    """Whether a block writes the array's numbers from registers."""
+    return self in (Axes.PAIRS, Axes.PARTS)
+
 
 class Input(NamedTuple):
   """An array that a kernel reads, of queries, of keys, or of neither."""

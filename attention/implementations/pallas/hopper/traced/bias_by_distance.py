@@ -29,6 +29,7 @@ from attention.implementations.pallas.hopper.tiles.look_up import LINE, Places
 from attention.implementations.pallas.hopper.tiles.parts import Slice
 from attention.implementations.pallas.operands import Kind
 from attention.implementations.pallas.pair_tile import Tile
+from attention.positional import GroupHeads
 
 # The numbers whose gradients fit into a block's shared memory.
 _MOST = 272
@@ -135,9 +136,9 @@ def gradient_of(bias: Any, function: Any) -> BiasGradient | None:
   terms = [*_terms(bias)]
   types = biases.ByDistance | biases.ByBucket
   own = [each for each in terms if isinstance(each, types)]
-  if (
-    len(found) != 1 or len(own) != 1 or found[0][1].array is not own[0].numbers
-  ):
+  if len(found) != 1 or len(own) != 1:
+    return None
+  if found[0][1].reshaped is not own[0].numbers:
     return None
   size = 2 * own[0].max_distance + 1
   return BiasGradient(found[0][0], size) if size <= _MOST else None
@@ -147,6 +148,10 @@ def _terms(bias: Any):
   if isinstance(bias, biases.Sum):
     yield from _terms(bias.left)
     yield from _terms(bias.right)
+  elif isinstance(bias, biases.BiasView) and isinstance(
+    bias.transform, GroupHeads
+  ):
+    yield from _terms(bias.inner)
   else:
     yield bias
 

@@ -1,0 +1,96 @@
+"""Gradients of arrays of a bias, in the kernels for Hopper GPUs."""
+
+import jax
+import jax.numpy as jnp
+
+from attention import attend, biases, masks, normalizers, scores
+from attention.grouped_query import attend_heads
+from attention.implementations.pallas.hopper.block import shared_tokens
+from tests.attention.comparison import equations
+from tests.attention.implementations.pallas.hopper import (
+  CASES,
+  INTERPRETED,
+  arrays,
+  close,
+  ignore_nan,
+)
+from tests.matrix import sampled
+
+
+def check_gradients(loss, *arrays):
+  """Compares loss(implementation, *arrays), which needs no rule of XLA."""
+
+  def gradients(implementation, *arrays):
+    return jax.grad(loss, range(1, 1 + len(arrays)))(implementation, *arrays)
+
+  jitted = jax.jit(gradients, static_argnums=0)
+  got = jitted(INTERPRETED, *arrays)
+  assert got[-1].dtype == arrays[-1].dtype
+  jax.tree.map(close, got, jitted("reference", *arrays))
+  program = jax.make_jaxpr(gradients, static_argnums=0)(INTERPRETED, *arrays)
+  found = equations(program.jaxpr, without=["mpmd_map"])
+  names = [each.primitive.name for each in found]
+  assert "mpmd_map" in names
+  assert not {"dot_general", "scan", "while"} & set(names)
+
+
+@sampled(
+  ("shape", "name"),
+  [
+    ((70, 200), "dot"),
+    ((3, 70, 200), "soft cap"),
+    ((2, 1, 70, 200), "projected"),
+    ((2, 3, 70, 200), "dot"),
+    ((3, 1, 200), "soft cap"),
+    ((70, 1), "dot"),
+    ((2, 1, 1, 200), "dot"),
+    ((3, 1, 1), "dot"),
+  ],
+  default=[((3, 70, 200), "soft cap"), ((2, 1, 1, 200), "dot")],
+)
+@sampled("dtype", [jnp.float32, jnp.bfloat16], default=[jnp.float32])
+# With one block for both examples that share the array, or with two.
+@sampled("at_once", [6, 132], default=[6])
+@ignore_nan
+def test_arrays(shape, name, dtype, at_once, monkeypatch):
+  monkeypatch.setattr(shared_tokens, "AT_ONCE", at_once)
+  tokens = arrays((2, 3, 70, 64), (2, 3, 200, 64), (2, 3, 200, 64))
+  (bias,) = arrays(shape, seed=4, dtype=dtype)
+  # Some tiles are hidden, some queries see no key, and a key is NaN.
+  mask = masks.sliding_window(60, 20) & masks.padding(jnp.array([20, 130]))
+  tokens[1] = tokens[1].at[1, 0, 60].set(jnp.nan)
+
+  def loss(implementation, *arrays):
+    *tokens, bias = arrays
+    context = attend(
+      *tokens,
+      **CASES[name],
+      mask=mask,
+      bias=bias,
+      # For softmax the sum of a row's gradients is 0.
+      normalizer=normalizers.sigmoid(),
+      implementation=implementation,
+    ).astype(jnp.float32)
+    return jnp.sum(jnp.where(jnp.isnan(context), 0.0, jnp.sin(context)))
+
+  check_gradients(loss, *tokens, bias)
+
+
+@sampled("name", ["array", "T5"], default=["T5"])
+def test_arrays_of_grouped_heads(name):
+  tokens = arrays((2, 4, 20, 64), (2, 2, 70, 64), (2, 2, 70, 64))
+  shape = (4, 20, 70) if name == "array" else (32, 4)
+  (array,) = arrays(shape, seed=4, dtype=jnp.float32)
+
+  def loss(implementation, *arrays):
+    *tokens, array = arrays
+    context, _ = attend_heads(
+      *tokens,
+      score=scores.scaled_dot(),
+      mask=masks.causal(50),
+      bias=array if name == "array" else biases.relative_position(array),
+      implementation=implementation,
+    )
+    return jnp.sum(jnp.sin(context.astype(jnp.float32)))
+
+  check_gradients(loss, *tokens, array)
