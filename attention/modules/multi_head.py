@@ -193,7 +193,6 @@ class MultiHeadAttention(nn.Module):
     inputs: jax.Array,
     values: jax.Array | None = None,
     *,
-    offset: int | jax.Array = 0,
     positions: jax.Array | None = None,
   ) -> KeyValue:
     """Projects the keys and values of a memory once, for many queries.
@@ -201,12 +200,10 @@ class MultiHeadAttention(nn.Module):
     The keys are projections of `inputs` [..., S, Dk], the values of `values`
     [..., S, Dv]; None means `inputs`.
     Set the module's `head_size` if the memory and the queries have different
-    numbers of features. For `rotary`, `offset` is the position of the first
-    token; `positions` [..., S] replaces it.
+    numbers of features. `positions` [..., S] are for `rotary`.
     """
     values = inputs if values is None else values
     layer, (key, value) = self._bound(key=inputs, value=values)
-    positions = _positions(layer, inputs, offset, positions)
     return layer.project(key, value, positions=positions)
 
   def attend_projected(

@@ -148,12 +148,15 @@ def _kernel_cases() -> Iterator[Case]:
 
 def _long_cases() -> Iterator[Case]:
   """Kernels of long sequences."""
-  for score in SCORES:
-    for derivative in DERIVATIVES[:2]:
+  for derivative in ("forward", "training"):
+    for score in SCORES:
       make = functools.partial(
         _make, score, "none", derivative, length=LONG, with_kernels=True
       )
       yield Case(f"long/{score}/{derivative}", make, score in _DEFAULT_SCORES)
+    for name in OPTIONS:
+      make = functools.partial(_make_with_option, name, derivative, length=LONG)
+      yield Case(f"long/scaled_dot/{name}/{derivative}", make, False)
 
 
 def _make(
@@ -209,7 +212,9 @@ def _make_with_bias(name: str, derivative: str, target: Target):
   return derived(attend, derivative, 4, *tokens, array)
 
 
-def _make_with_option(name: str, derivative: str, target: Target):
+def _make_with_option(
+  name: str, derivative: str, target: Target, *, length: int = LENGTH
+):
   """Kernels of a causal scaled dot product with more arguments."""
   spec = functools.partial(_spec, on_one_device(target))
 
@@ -221,7 +226,7 @@ def _make_with_option(name: str, derivative: str, target: Target):
       implementation=_kernels(target),
     )
 
-  tokens = [spec(BATCH, HEADS, LENGTH, FEATURES)] * 3
+  tokens = [spec(BATCH, HEADS, length, FEATURES)] * 3
   return derived(attend, derivative, 3, *tokens)
 
 
@@ -239,7 +244,8 @@ def derived(
 
   Computes the function, or its derivative with respect to the first `count`
   arguments. A gradient has the cotangents of the results as further arguments,
-  as another layer gives them in training.
+  as another layer gives them in training. "training" returns results and
+  gradients.
   """
   if derivative == "forward":
     return function, arguments
@@ -250,8 +256,9 @@ def derived(
 
   def gradient(cotangents, *arrays):
     first, rest = arrays[:count], arrays[count:]
-    transpose = jax.vjp(lambda *first: function(*first, *rest), *first)[1]
-    return transpose(cotangents)
+    results, transpose = jax.vjp(lambda *x: function(*x, *rest), *first)
+    gradients = transpose(cotangents)
+    return gradients if derivative == "gradient" else (results, gradients)
 
   if derivative == "jvp":
     return jvp, arguments

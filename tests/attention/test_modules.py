@@ -217,15 +217,21 @@ def test_decoding_past_the_end_raises():
     module.apply(variables, tokens, cache, method=module.decode)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
+@sampled(
   ("name", "num_key_value_heads"),
-  [("scaled_dot", 4), ("additive", 4), ("general", 2), ("additive", 2)],
+  [
+    ("scaled_dot", 4),
+    ("additive", 4),
+    ("general", 2),
+    ("additive", 2),
+    ("local_m", 4),
+  ],
+  default=[("local_m", 4)],
 )
 def test_projected_memory_can_be_reused(name, num_key_value_heads):
   query, memory = single(0, (2, 5, 8), (2, 7, 8))
   module = MultiHeadAttention(
-    4, num_key_value_heads=num_key_value_heads, score=name
+    4, num_key_value_heads=num_key_value_heads, score=name, rotary=True
   )
   mask = masks.padding(jnp.array([3, 7]))
   expected, variables = jax.jit(module.init_with_output)(
@@ -235,21 +241,24 @@ def test_projected_memory_can_be_reused(name, num_key_value_heads):
   @jax.jit
   def run(variables, query, memory):
     projected = module.apply(variables, memory, method=module.project)
-    outputs = [
-      module.apply(
-        variables,
-        query[:, step : step + 1],
-        projected,
-        mask=mask,
-        method=module.attend_projected,
-      )
-      for step in range(5)
-    ]
+
+    def by_steps(method, axis):
+      results = [
+        module.apply(
+          variables,
+          query[:, step : step + 1],
+          projected,
+          mask=mask,
+          query_offset=step,
+          method=method,
+        )
+        for step in range(5)
+      ]
+      return jnp.concatenate(results, axis)
+
     return (
-      jnp.concatenate(outputs, axis=1),
-      module.apply(
-        variables, query, projected, mask=mask, method=module.weights_projected
-      ),
+      by_steps(module.attend_projected, axis=1),
+      by_steps(module.weights_projected, axis=2),
       module.apply(variables, query, memory, mask=mask, method=module.weights),
     )
 

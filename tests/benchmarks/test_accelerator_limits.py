@@ -218,7 +218,8 @@ def test_small_calls_launch_no_more_kernels_than_jax_nn(
 @pytest.mark.parametrize("target", LIMITS)
 def test_kernels_of_long_sequences_need_little_memory(target, tmp_path):
   results = compiled(target, ["long/"], tmp_path)
-  assert len(results) == 2 * len(attention_cases.SCORES)
+  count = len(attention_cases.SCORES) + len(attention_cases.OPTIONS)
+  assert len(results) == 2 * count
   for name, cost in results.items():
     assert cost["temporaries"] <= 16 * 2**20, name
     tokens = 4 if name.endswith("forward") else 3 * 4

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 
 from attention import biases
 from attention.biases import Bias
+from attention.scores.decay import running_sums
 
 
 class ForgetGate(nn.Module):
@@ -29,5 +30,8 @@ class ForgetGate(nn.Module):
 
 def decay(log_gates: jax.Array) -> Bias:
   """Returns the bias of scores [B, H, T, T] from gates [B, H, T]."""
-  total = jnp.cumsum(log_gates, axis=-1)
-  return biases.as_bias(total[..., :, None]) - total[..., None, :]
+  # The difference of two sums of thousands of gates would not be exact.
+  of_queries, of_keys, rest = running_sums(log_gates)
+  rest = jax.lax.stop_gradient(rest)
+  bias = biases.as_bias(of_queries[..., :, None]) - of_keys[..., None, :]
+  return bias + rest[..., :, None] - rest[..., None, :]
