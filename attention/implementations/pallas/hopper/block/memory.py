@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -88,12 +88,6 @@ def of_block(
 ) -> Memory:
   """The memory of a block, without results that are written over tiles."""
   loaded = {name: each for name, each in inputs.items() if each.axes.is_tile}
-  copies = [
-    len(parts_of_copy(each.array, each.axes)) * [each.of_keys]
-    for each in loaded.values()
-  ]
-  of_keys = [*itertools.chain(*copies)]
-  others = sum(each is (not are_keys_own) for each in of_keys)
   tiles = {
     name: tile_memory(each.array, each.axes) for name, each in loaded.items()
   }
@@ -121,10 +115,7 @@ def of_block(
     products=kept_tiles.memory() if has_products else None,
     scores=kept_tiles.memory() if has_scores else None,
     dropout_factors=kept_tiles.memory() if keeps_factors else None,
-    barriers=[
-      plgpu.Barrier(num_arrivals=others),
-      plgpu.Barrier(num_arrivals=len(of_keys) - others),
-    ],
+    barriers=_barriers(loaded.values(), are_keys_own=are_keys_own),
     staging=_staging(inputs.get("query")),
     scratch=() if problem.channels is None else problem.channels.scratch(),
     of_mapped=of_mapped if of_gradients else None,
@@ -143,6 +134,18 @@ def of_block(
   )
   # Without the tile a block computes these factors twice.
   return held if fits(held) else dataclasses.replace(held, dropout_factors=None)
+
+
+def _barriers(loaded: Iterable[Input], *, are_keys_own: bool) -> list[Any]:
+  """Those of the copies of other tokens, and of own and shared arrays."""
+  copies = [
+    len(parts_of_copy(each.array, each.axes)) * [each.of_keys]
+    for each in loaded
+  ]
+  of_keys = [*itertools.chain(*copies)]
+  others = sum(each is (not are_keys_own) for each in of_keys)
+  counts = others, len(of_keys) - others
+  return [plgpu.Barrier(num_arrivals=count) for count in counts]
 
 
 def _factors(

@@ -18,19 +18,20 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention.implementations.pallas.hopper.block.attempts import (
   attempts,
-  make_finite,
   not_finite,
   when,
 )
 from attention.implementations.pallas.hopper.block.block import Block
 from attention.implementations.pallas.hopper.block.gradient_rows import (
-  clear_rows,
   write_rows,
 )
 from attention.implementations.pallas.hopper.kernels import array_of_pairs
+from attention.implementations.pallas.hopper.kernels.gradient_visit import (
+  clean,
+  visit_tile,
+)
 from attention.implementations.pallas.hopper.scores import (
   distances,
-  normalization,
   predictions,
   rotations,
 )
@@ -45,19 +46,12 @@ from attention.implementations.pallas.hopper.scores.own_tokens import (
 from attention.implementations.pallas.hopper.scores.projections import (
   pull_back as pull_back_projection,
 )
-from attention.implementations.pallas.hopper.scores.tile import (
-  products_of_tokens,
-  tile_scores,
-  times_visited_scales,
-)
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   SHARES,
 )
 from attention.implementations.pallas.hopper.tiles.layout import (
   BY_ROW,
   SIDE,
-  WGMMA,
-  Axes,
   across,
 )
 from attention.implementations.pallas.hopper.tiles.matrices import read
@@ -107,30 +101,17 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
   @when(is_second)
   def _():
     rotations.load_unmapped(block)
-    _clean(block, of_own=True)
+    clean(block, of_own=True)
 
-  distances.prepare_own(block)
-  rotations.prepare(block)
-  if block.of_bias is not None:
-    distances.set_to_zero(block, block.of_bias)
-    plgpu.commit_smem()
+  of_channels = _start(block, wanted)
   # Tensor cores sum the gradients of dot products and of values.
-  scales = {"tokens": problem.factor}
-  of_channels: list[Any] = []
-  if problem.channels is not None:
-    scales = {}
-    of_channels = [*block.channel_sums.values()]
-    _set_to_zero(block, of_channels)
-    problem.channels.prepare(block, of_own=True)
-  for name in wanted:
-    zeros = jnp.zeros((SIDE,), jnp.float32)
-    block.sums_of_pairs(name)[...] = problem.cast(zeros, BY_ROW)
+  scales = {} if problem.channels is not None else {"tokens": problem.factor}
   if block.are_keys_own:
     scales["value"] = 1.0
 
   def compute(sums):
     def visit(block, starts, state):
-      return _visit(block, sums, wanted, is_second, starts)
+      return visit_tile(block, sums, wanted, is_second, starts)
 
     block.visits(visit, None)
     return _written(block.with_new_addresses(), sums, scales)
@@ -154,6 +135,24 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
     _clear_flagged(block)
 
   return flags
+
+
+def _start(block: Block, wanted: Sequence[str]) -> list[Any]:
+  """Prepares own tokens and sets sums to zero; returns those of channels."""
+  problem, of_channels = block.problem, []
+  distances.prepare_own(block)
+  rotations.prepare(block)
+  if block.of_bias is not None:
+    distances.set_to_zero(block, block.of_bias)
+    plgpu.commit_smem()
+  if problem.channels is not None:
+    of_channels = [*block.channel_sums.values()]
+    _set_to_zero(block, of_channels)
+    problem.channels.prepare(block, of_own=True)
+  for name in wanted:
+    zeros = jnp.zeros((SIDE,), jnp.float32)
+    block.sums_of_pairs(name)[...] = problem.cast(zeros, BY_ROW)
+  return of_channels
 
 
 def _written(block: Block, sums: Any, scales: dict[str, float]) -> jax.Array:
@@ -184,21 +183,6 @@ def _sums_of_zeros(problem: Any, results: Sequence[Any]) -> jax.Array:
   return jax.lax.fori_loop(0, results[0].shape[0], add, zeros)
 
 
-def _clean(block: Block, *, of_own: bool) -> None:
-  """Replaces NaN and infinity, and cotangents of contexts that are NaN."""
-  names = ["key", "value"] if of_own == block.are_keys_own else ["query"]
-  for name in names:
-    # A tile that is no input has mapped tokens.
-    axes = block.inputs[name].axes if name in block.inputs else Axes.TOKENS
-    flags = make_finite(block.problem, block.tiles[name], axes)
-    if of_own and name != "value":
-      block.flags[...] = flags
-      if "remainder" in block.tiles:
-        make_finite(block.problem, block.tiles["remainder"], axes)
-  if "query" in names:
-    clear_rows(block)
-
-
 def _clear_flagged(block: Block) -> None:
   """Sets the gradients of tokens that had NaN or infinity to zero."""
   # A function of the user may have infinite derivatives at a token of zeros.
@@ -220,64 +204,6 @@ def _clear_flagged(block: Block) -> None:
     return state
 
   for_each_channel(block, result.shape[0], clear, None)
-
-
-def _visit(
-  block: Block, sums: Any, wanted, is_second: Any, starts: Sequence[Any]
-) -> None:
-  """Adds the gradients of a tile of other tokens."""
-  problem = block.problem
-  # The values of queries are the cotangents of their contexts.
-  names = (
-    ["value", "cotangent"] if block.are_keys_own else ["cotangent", "value"]
-  )
-  own_values, other_values = (block.tiles[name] for name in names)
-  of_scores_factor, *weights_factor = block.factors
-
-  @when(is_second)
-  def _():
-    _clean(block, of_own=False)
-    plgpu.commit_smem()
-
-  tile = tile_scores(block, starts)
-  weights = normalization.weights(block, tile.scores)
-  if block.are_keys_own:
-    dropped = tile.with_dropout(weights)
-    weights_factor[0][...] = dropped.astype(of_scores_factor.dtype)
-  of_weights = products_of_tokens(problem, [(own_values, other_values)])
-  of_weights = tile.with_dropout(of_weights)
-  of_scores = normalization.of_scores(block, weights, of_weights)
-  if block.of_bias is not None:
-    places = problem.of_bias.places(starts)
-    of_sums = functools.reduce(jnp.add, of_scores)
-    distances.add_to_lines(block, block.of_bias, of_sums, places)
-  for name in array_of_pairs.of_block(block):
-    numbers = problem.cast(tile.pull_back(of_scores, name), WGMMA)
-    array_of_pairs.add_tile(block, name, numbers, starts[1])
-  for name in wanted:
-    sums_of_pairs = block.sums_of_pairs(name)
-    before = problem.cast(sums_of_pairs[...], BY_ROW)
-    # A derivative of zero is no array of registers.
-    of_number = problem.cast(tile.pull_back(of_scores, name), WGMMA)
-    of_number = jnp.sum(of_number, axis=1)
-    sums_of_pairs[...] = before + of_number
-  of_products = tile.pull_back(of_scores, None)
-  if problem.channels is not None:
-    problem.channels.add_gradients(block, of_products)
-  else:
-    distances.add_gradients(block, of_products, starts)
-    of_products = times_visited_scales(block, of_products)
-    of_scores_factor[...] = of_products.astype(of_scores_factor.dtype)
-  plgpu.commit_smem()
-  if problem.channels is None:
-    plgpu.wgmma(sums["tokens"], of_scores_factor, block.tokens(False))
-  if "sinusoids" in sums:
-    factor = rotations.visited_factor(block)
-    plgpu.wgmma(sums["sinusoids"], of_scores_factor, factor)
-  if block.are_keys_own:
-    plgpu.wgmma(sums["value"], weights_factor[0], other_values)
-  if sums:  # the next visit overwrites the factors
-    plgpu.wgmma_wait(0)
 
 
 def _set_to_zero(block: Block, results: Sequence[Any]) -> None:

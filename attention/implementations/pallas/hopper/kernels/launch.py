@@ -108,23 +108,21 @@ def launch(
   problem: Any, kernel: Kernel, compute: Callable[[Block, Any], None]
 ) -> dict[str, jax.Array]:
   """The outputs: compute(block, is_first) for each row and leading entry."""
-  are_keys_own, outputs = kernel.are_keys_own, kernel.outputs
-  visible = problem.tiles.T if are_keys_own else problem.tiles
+  visible = problem.tiles.T if kernel.are_keys_own else problem.tiles
   blocks = len(visible) if kernel.blocks is None else kernel.blocks
   entries = kernel.entries or Entries(problem.leading)
-  over = kernel.written_over(problem)
 
   def run(bounds, *refs):
-    references, written, direct = _references(kernel, refs)
+    inputs, written, direct = _references(kernel, refs)
     own = jax.lax.axis_index("leading")
 
     def compute_row(held, number, row, is_first):
       block = Block(
         memory=held,
         problem=problem,
-        are_keys_own=are_keys_own,
+        are_keys_own=kernel.are_keys_own,
         bounds=bounds,
-        inputs=references,
+        inputs=inputs,
         direct=direct,
         num_blocks=blocks,
         part=entries.part(own),
@@ -136,26 +134,20 @@ def launch(
       block.load(True, block.row * SIDE)
       compute(block, is_first)
       block = block.with_new_addresses()
-      _write(block, written, outputs)
+      _write(block, written, kernel.outputs)
 
-    def scoped(*refs):
-      own = "key" if are_keys_own else "query"
-      held = memory.with_shared(problem, Memory(*refs), over, own)
-      held.zero[0] = jnp.int32(0)
-      plgpu.commit_smem()
-
+    def compute_entries(held):
       def compute_entry(number):
         compute_held = functools.partial(compute_row, held, number)
         _for_each_row(len(visible), blocks, compute_held)
 
       _for_each_entry(entries.of_block, compute_entry)
 
-    needed = kernel.shared_memory(problem, references)
-    pl.run_scoped(scoped, *vars(needed).values())
+    _with_memory(problem, kernel, inputs, compute_entries)
 
   call = plgpu.kernel(
     run,
-    out_type=tuple(each.shape for each in outputs.values()),
+    out_type=tuple(each.shape for each in kernel.outputs.values()),
     grid=(blocks, entries.blocks),
     grid_names=("row", "leading"),
     compiler_params=plgpu.CompilerParams(approx_math=True),
@@ -163,7 +155,27 @@ def launch(
   )
   bounds = jnp.asarray(_bounds(visible != 0).ravel())
   arrays = [each.array for each in kernel.inputs.values()]
-  return dict(zip(outputs, call(bounds, *arrays)))
+  return dict(zip(kernel.outputs, call(bounds, *arrays)))
+
+
+def _with_memory(
+  problem: Any,
+  kernel: Kernel,
+  inputs: Mapping[str, Input],
+  compute: Callable[[Memory], None],
+) -> None:
+  """Calls compute(memory) with the shared memory of a block."""
+  own = "key" if kernel.are_keys_own else "query"
+  over = kernel.written_over(problem)
+
+  def scoped(*refs):
+    held = memory.with_shared(problem, Memory(*refs), over, own)
+    held.zero[0] = jnp.int32(0)
+    plgpu.commit_smem()
+    compute(held)
+
+  needed = kernel.shared_memory(problem, inputs)
+  pl.run_scoped(scoped, *vars(needed).values())
 
 
 def _for_each_entry(number: int, compute: Callable[[Any], None]) -> None:
