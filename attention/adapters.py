@@ -186,13 +186,11 @@ def flax_attention_fn(
     is_causal=False,
   ):
     del promote_dtype
-    for name, choice in (
-      ("einsum_dot_general", einsum_dot_general),
-      ("qk_attn_weights_einsum", qk_attn_weights_einsum),
-      ("attn_weights_value_einsum", attn_weights_value_einsum),
-    ):
-      if choice is not None:
-        raise NotImplementedError(f"{name} must be None, got {choice!r}")
+    _check_none(
+      einsum_dot_general=einsum_dot_general,
+      qk_attn_weights_einsum=qk_attn_weights_einsum,
+      attn_weights_value_einsum=attn_weights_value_einsum,
+    )
     dtype = dtype or jnp.result_type(query, key, value)
     query, key, value = (
       jnp.swapaxes(jnp.asarray(array, dtype), -2, -3)
@@ -219,6 +217,13 @@ def flax_attention_fn(
     return jnp.swapaxes(context, -2, -3)
 
   return attention_fn
+
+
+def _check_none(**arguments: Any) -> None:
+  """Raises for arguments of Flax's functions that have no effect here."""
+  for name, value in arguments.items():
+    if value is not None:
+      raise NotImplementedError(f"{name} must be None, got {value!r}")
 
 
 def _intermediates(module: Any) -> Any:

@@ -155,8 +155,9 @@ def attend_sharded_heads(
   examples = Examples.of(
     mesh_axes.batch, mesh_axes.num_batch_shards, query, key, value
   )
-  parameters = WithKnownZeros((score, normalizer))
-  leaves, structure = jax.tree.flatten(parameters)
+  arrays, specs, restored = _sharded_parameters(
+    mesh_axes, examples, score, normalizer
+  )
 
   def compute_shard(tokens, arrays, options):
     first_head: int | jax.Array = 0
@@ -168,7 +169,7 @@ def attend_sharded_heads(
       index = jax.lax.axis_index(mesh_axes.heads)
       first_head = index * size
       options = _of_shard(index, size, num_heads, is_grouped, **options)
-    score, normalizer = jax.tree.unflatten(structure, arrays).tree
+    score, normalizer = restored(arrays)
     score = score.placed(first_head=first_head)
     context, _ = compute(*tokens, score=score, normalizer=normalizer, **options)
     examples.check_context(context)
@@ -182,15 +183,6 @@ def attend_sharded_heads(
     [examples.has(each) for each in (query, key, value)],
     mesh_axes.sequence,
   )
-  heads, have_examples = (
-    itertools.compress(
-      [*of_owner(score), *of_owner(normalizer)], parameters.is_traced
-    )
-    for of_owner in (_head_axes, examples.of_owner)
-  )
-  arrays, specs = _sharded_heads(
-    mesh_axes, examples.axis, leaves, heads, have_examples
-  )
   options, option_specs = examples.options(**options)
   return jax.shard_map(
     compute_shard,
@@ -200,6 +192,24 @@ def attend_sharded_heads(
     # JAX cannot check the axes over which results of GPU kernels vary.
     check_vma=not (mesh_axes.batch and is_on_gpu()),
   )(tokens, arrays, options)
+
+
+def _sharded_parameters(
+  mesh_axes: MeshAxes, examples: Examples, score: Score, normalizer: Normalizer
+) -> tuple[list[jax.Array], list[PartitionSpec], Callable]:
+  """The arrays of a score and a normalizer, their shardings, and both again."""
+  parameters = WithKnownZeros((score, normalizer))
+  leaves, structure = jax.tree.flatten(parameters)
+  heads, have_examples = (
+    itertools.compress(
+      [*of_owner(score), *of_owner(normalizer)], parameters.is_traced
+    )
+    for of_owner in (_head_axes, examples.of_owner)
+  )
+  arrays, specs = _sharded_heads(
+    mesh_axes, examples.axis, leaves, heads, have_examples
+  )
+  return arrays, specs, lambda own: jax.tree.unflatten(structure, own).tree
 
 
 def _sharded_heads(
