@@ -18,8 +18,8 @@ from attention.implementations.pallas.hopper.scores import (
   projections,
 )
 from attention.implementations.pallas.hopper.scores.additive import additive_sum
-from attention.implementations.pallas.hopper.scores.channels import (
-  ChannelSum,
+from attention.implementations.pallas.hopper.scores.channels import ChannelSum
+from attention.implementations.pallas.hopper.scores.function_sum import (
   FunctionSum,
   of_function,
 )

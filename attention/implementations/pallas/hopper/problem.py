@@ -11,8 +11,8 @@ import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention.implementations.pallas.hopper.kernels import calls
-from attention.implementations.pallas.hopper.scores.channels import (
-  ChannelSum,
+from attention.implementations.pallas.hopper.scores.channels import ChannelSum
+from attention.implementations.pallas.hopper.scores.function_sum import (
   FunctionSum,
 )
 from attention.implementations.pallas.hopper.scores.normalization import Terms

@@ -54,22 +54,26 @@ def online_softmax(problem, visit, inputs, outputs, scratch):
 
   @pl.when(visit.has(LAST))
   def _():
-    context_ref, maximum_ref, total_ref = outputs
-    rows = [
-      normalization.bounded(problem, maximum[...]),
-      total[...] + problem.normalizer.epsilon,
-    ]
-    divisor = jnp.where(rows[1] == 0.0, 1.0, rows[1])
-    context = summed[...] / divisor
-    if problem.is_masked:
-      has_keys = total[...] != 0.0
-      if not is_softmax(problem.normalizer):  # the total may be 0
-        has_keys |= maximum[...] > jnp.finfo(problem.dtype).min
-      rows, (context,) = with_nan(
-        query_ref, row_flags, has_keys, rows, [context]
-      )
-    write(context_ref, context)
-    maximum_ref[...], total_ref[...] = map(as_row, rows)
+    _write(problem, query_ref, outputs, scratch)
+
+
+def _write(problem, query_ref, outputs, scratch) -> None:
+  """Writes the contexts and the statistics of the queries."""
+  context_ref, maximum_ref, total_ref = outputs
+  maximum, total, row_flags, summed = scratch
+  rows = [
+    normalization.bounded(problem, maximum[...]),
+    total[...] + problem.normalizer.epsilon,
+  ]
+  divisor = jnp.where(rows[1] == 0.0, 1.0, rows[1])
+  context = summed[...] / divisor
+  if problem.is_masked:
+    has_keys = total[...] != 0.0
+    if not is_softmax(problem.normalizer):  # the total may be 0
+      has_keys |= maximum[...] > jnp.finfo(problem.dtype).min
+    rows, (context,) = with_nan(query_ref, row_flags, has_keys, rows, [context])
+  write(context_ref, context)
+  maximum_ref[...], total_ref[...] = map(as_row, rows)
 
 
 def flag_rows(exponents, key, value, row_flags, rows) -> None:

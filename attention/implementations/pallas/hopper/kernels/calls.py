@@ -24,7 +24,9 @@ from attention.implementations.pallas.hopper.kernels.launch import (
 from attention.implementations.pallas.hopper.kernels.sparse import (
   sparse_context,
 )
-from attention.implementations.pallas.hopper.scores.channels import FunctionSum
+from attention.implementations.pallas.hopper.scores.function_sum import (
+  FunctionSum,
+)
 from attention.implementations.pallas.hopper.tiles import parts
 from attention.implementations.pallas.hopper.tiles.layout import (
   Axes,

@@ -6,7 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention.implementations.pallas.hopper.scores.channels import FunctionSum
+from attention.implementations.pallas.hopper.scores.function_sum import (
+  FunctionSum,
+)
 from attention.implementations.pallas.hopper.terms.by_sinusoids import OF_KEYS
 from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,
