@@ -37,24 +37,24 @@ def check_gradients(loss, *arrays):
 @sampled(
   ("shape", "name"),
   [
-    ((70, 200), "dot"),
-    ((3, 70, 200), "soft cap"),
-    ((2, 1, 70, 200), "projected"),
-    ((2, 3, 70, 200), "dot"),
-    ((3, 1, 200), "soft cap"),
+    ((70, 130), "dot"),
+    ((2, 70, 130), "soft cap"),
+    ((2, 1, 70, 130), "projected"),
+    ((2, 2, 70, 130), "dot"),
+    ((2, 1, 130), "soft cap"),
     ((70, 1), "dot"),
-    ((2, 1, 1, 200), "dot"),
-    ((3, 1, 1), "dot"),
+    ((2, 1, 1, 130), "dot"),
+    ((2, 1, 1), "dot"),
   ],
-  default=[((3, 70, 200), "soft cap"), ((2, 1, 1, 200), "dot")],
+  default=[((2, 70, 130), "soft cap"), ((2, 1, 1, 130), "dot")],
 )
 @sampled("dtype", [jnp.float32, jnp.bfloat16], default=[jnp.float32])
 # With one block for both examples that share the array, or with two.
-@sampled("at_once", [6, 132], default=[6])
+@sampled("at_once", [4, 132], default=[4])
 @ignore_nan
 def test_arrays(shape, name, dtype, at_once, monkeypatch):
   monkeypatch.setattr(shared_tokens, "AT_ONCE", at_once)
-  tokens = arrays((2, 3, 70, 64), (2, 3, 200, 64), (2, 3, 200, 64))
+  tokens = arrays((2, 2, 70, 64), (2, 2, 130, 64), (2, 2, 130, 64))
   (bias,) = arrays(shape, seed=4, dtype=dtype)
   # Some tiles are hidden, some queries see no key, and a key is NaN.
   mask = masks.sliding_window(60, 20) & masks.padding(jnp.array([20, 130]))
@@ -78,7 +78,7 @@ def test_arrays(shape, name, dtype, at_once, monkeypatch):
 
 @sampled("name", ["array", "T5"], default=["T5"])
 def test_arrays_of_grouped_heads(name):
-  tokens = arrays((2, 4, 20, 64), (2, 2, 70, 64), (2, 2, 70, 64))
+  tokens = arrays((1, 4, 20, 64), (1, 2, 70, 64), (1, 2, 70, 64))
   shape = (4, 20, 70) if name == "array" else (32, 4)
   (array,) = arrays(shape, seed=4, dtype=jnp.float32)
 
