@@ -14,11 +14,13 @@ from tqdm import tqdm
 
 # Seconds between two updates in a log file.
 _LINE_EVERY = 10.0
+# Of a terminal of unknown width, such as a container's.
+_WIDTH = 120
 # Number of last steps over which `timings` computes the median duration.
 _NUM_DURATIONS = 200
-_FORMAT = (
-  "step {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
-)
+_BAR = "{percentage:3.0f}%|{bar:20}| "
+_COUNT = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+_LINE = "{desc}{percentage:3.0f}% " + _COUNT
 
 
 @contextmanager
@@ -31,20 +33,55 @@ def counting(
 ) -> Iterator[Callable[[float], Any]]:
   """Shows a count on a terminal; yields a function that adds to it."""
   # With a total it shows the time left, and in a log file it writes lines.
-  hidden = None if jax.process_index() == 0 else True  # None: in a file
-  options: dict[str, Any] = {"disable": hidden, "dynamic_ncols": True}
-  if total is not None and not sys.stderr.isatty():
-    options = {"disable": bool(hidden), "file": _Lines(), "ncols": 0}
-    options |= {"mininterval": _LINE_EVERY, "delay": _LINE_EVERY}
-  with tqdm(
-    desc=description,
-    unit=f" {unit}",
-    total=total,
+  terminal = on_terminal()
+  with make_bar(
+    total,
+    f" {unit}",
     initial=initial,
+    hidden=_is_hidden() or (total is None and not terminal),
+    desc=description,
     leave=False,
-    **options,
+    delay=0.0 if terminal else _LINE_EVERY,
   ) as bar:
     yield bar.update
+
+
+def on_terminal() -> bool:
+  """Whether standard error is a terminal."""
+  return sys.stderr.isatty()
+
+
+def make_bar(
+  total: float | None,
+  unit: str,
+  *,
+  initial: float = 0,
+  hidden: bool = False,
+  line: str | None = None,
+  **options: Any,  # of tqdm
+) -> tqdm:
+  """A bar on a terminal, and lines in a log file; `line` is their format."""
+  shown: dict[str, Any] = {"bar_format": line and _BAR + line}
+  if not on_terminal():
+    shown = {"bar_format": line or _LINE, "mininterval": _LINE_EVERY}
+    shown["file"] = _Lines()
+  elif os.get_terminal_size(sys.stderr.fileno()).columns > 0:
+    shown["dynamic_ncols"] = True
+  else:  # where tqdm shows nothing
+    shown["ncols"] = _WIDTH
+  return tqdm(
+    total=total,
+    unit=unit,
+    initial=initial,
+    disable=hidden,
+    **shown,
+    **options,
+  )
+
+
+def _is_hidden() -> bool:
+  """Whether this is another process than the first, which shows progress."""
+  return jax.process_index() != 0
 
 
 class _Lines:
@@ -80,7 +117,13 @@ class Progress:
     self._durations.append(now - self._last)
     self._last = now
     if self._bar is None:
-      self._bar = _step_bar(self._total, self._first)
+      self._bar = make_bar(
+        self._total,
+        "step",
+        initial=self._first,
+        hidden=_is_hidden(),
+        line="step " + _COUNT,
+      )
       self._bar_start = now
       return
     self._bar_tokens += tokens
@@ -103,7 +146,7 @@ class Progress:
 
   def write(self, line: str) -> None:
     """Prints a line above the bar."""
-    if jax.process_index() == 0:
+    if not _is_hidden():
       tqdm.write(line, file=sys.stderr)
 
   def __enter__(self) -> "Progress":
@@ -112,20 +155,3 @@ class Progress:
   def __exit__(self, *_) -> None:
     if self._bar is not None:
       self._bar.close()
-
-
-def _step_bar(total: int, initial: int) -> tqdm:
-  """A bar on a terminal, lines elsewhere."""
-  # tqdm shows nothing on a terminal of unknown width, such as a container's.
-  file = sys.stderr
-  terminal = file.isatty() and os.get_terminal_size(file.fileno()).columns > 0
-  return tqdm(
-    total=total,
-    initial=initial,
-    disable=jax.process_index() != 0,
-    unit="step",
-    file=file if terminal else _Lines(),
-    dynamic_ncols=terminal,
-    mininterval=0.1 if terminal else _LINE_EVERY,
-    bar_format="{percentage:3.0f}%|{bar:20}| " * terminal + _FORMAT,
-  )

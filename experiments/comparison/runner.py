@@ -15,12 +15,11 @@ from tqdm import tqdm
 
 from experiments.comparison.grid import Trial
 from experiments.errors import AGAIN, UserError
+from experiments.progress import make_bar
 from experiments.training.metrics_writer import METRICS
 
 LOG = "train.log"
 _POLL_SECONDS = 0.2
-# Seconds between two updates of the progress bar in a log file.
-_LOG_SECONDS = 30.0
 
 
 class Outcome(NamedTuple):
@@ -169,13 +168,12 @@ def _stop_signals() -> Iterator[list[int]]:
 
 def _progress_bar(incomplete: Sequence[Trial]) -> tqdm:
   """A bar over the steps of all incomplete trials."""
-  return tqdm(
-    total=sum(trial.raw["train"]["steps"] for trial in incomplete),
+  # This process leaves accelerators to those of the trials.
+  return make_bar(
+    sum(trial.raw["train"]["steps"] for trial in incomplete),
+    "step",
     initial=sum(map(last_logged_step, incomplete)),
-    disable=not incomplete,
-    unit="step",
-    dynamic_ncols=True,
-    mininterval=0.1 if sys.stderr.isatty() else _LOG_SECONDS,
+    hidden=not incomplete,
     miniters=1,
   )
 

@@ -8,7 +8,7 @@ import pytest
 from tqdm import std
 
 from experiments import progress as progress_lib
-from experiments.progress import Progress
+from experiments.progress import Progress, counting, make_bar
 
 
 class Terminal(io.StringIO):
@@ -28,6 +28,8 @@ def terminal(monkeypatch):
     monkeypatch.setattr(progress_lib.sys, "stderr", file)
     monkeypatch.setattr(progress_lib.os, "get_terminal_size", lambda _: size)
     advance()
+    with counting("line", total=40) as count:
+      count(20)
     return file.getvalue()
 
   return show
@@ -42,15 +44,16 @@ def advance():
   return progress
 
 
-@pytest.mark.parametrize(("columns", "bar"), [(120, True), (0, False)])
-def test_a_terminal_shows_a_bar_unless_it_has_no_width(columns, bar, terminal):
+@pytest.mark.parametrize("columns", [120, 0])
+def test_a_terminal_shows_a_bar_also_if_its_width_is_unknown(columns, terminal):
   shown = terminal(columns)
   assert "step 30/30" in shown
   assert "loss 0.5" in shown
   assert "step/s" in shown
   assert "tokens/s" in shown
   assert "a message\n" in shown
-  assert ("%|" in shown) == bar
+  assert "%|" in shown
+  assert "line/s]" in shown  # of a count
 
 
 def test_a_log_file_gets_whole_lines(capsys):
@@ -60,6 +63,17 @@ def test_a_log_file_gets_whole_lines(capsys):
   assert message == "a message"
   pattern = r"step 30/30 \[\d\d:\d\d<00:00, .*step/s, loss 0\.5, .*tokens/s\]"
   assert re.fullmatch(pattern, last), last
+
+
+def test_a_count_in_a_log_file_is_lines(monkeypatch, capsys):
+  now = 0.0
+  monkeypatch.setattr(std, "time", lambda: now)
+  with make_bar(40, " line") as bar:
+    now += 20.0
+    bar.update(30)
+  *_, shown, last = capsys.readouterr().err.splitlines()
+  assert shown == "75% 30/40 [00:20<00:06,  1.50 line/s]"
+  assert "\r" not in shown + last
 
 
 def test_the_rate_and_the_time_left_exclude_the_first_step(monkeypatch, capsys):

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from experiments import progress
 from experiments.comparison import report, results, runner
 from tests.experiments import processes
 from tests.experiments.comparison.trials import make_trials, write_results
@@ -89,11 +90,12 @@ def test_a_log_file_gets_few_lines_of_progress(tmp_path, capsys, monkeypatch):
   (trial,) = make_trials({"model.attention": ["dot"]}, tmp_path)
   monkeypatch.setattr(runner, "_POLL_SECONDS", 0.01)
   # Longer than the trial takes on a busy machine: no line falls in between.
-  monkeypatch.setattr(runner, "_LOG_SECONDS", 3600)
+  monkeypatch.setattr(progress, "_LINE_EVERY", 3600)
   runner.run([python(trial, "import time; time.sleep(0.5)")], num_jobs=1)
   text = capsys.readouterr().err
   assert "dot, seed 0: done" in text
   assert text.count("step/s") < 6
+  assert "\r" not in text
 
 
 def test_a_signal_stops_the_trials_and_starts_no_more(tmp_path, monkeypatch):
