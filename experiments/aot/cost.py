@@ -121,24 +121,16 @@ def _with_dumped_text(lowered: Any, options: dict[str, Any]) -> _Dumped:
 def cost_of(program: Any, seconds: float, *, target: Target) -> Cost:
   """The cost of a program that `compiled` has returned."""
   parsed = hlo.parse(program.as_text())
-  sizes = {
-    instruction.name: instruction.arrays
-    for computation in parsed.computations.values()
-    for instruction in computation
-  }
+  sizes = parsed.results()
   kernels = copies = traffic = 0
   operations = estimate = 0.0
-  collectives: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
+  calls, received = collections.Counter[str](), collections.Counter[str]()
   for _, instruction, times in parsed.executed():
     if instruction.opcode in _FREE or _ENDS.match(instruction.opcode):
       continue
     kernels += times
     copies += times * _is_copy(instruction)
-    moved = (
-      *_read(parsed, sizes, instruction),
-      *_written(parsed, sizes, instruction),
-    )
-    size = sum(each.size for each in moved if not each.on_chip)
+    size = _traffic(parsed, sizes, instruction)
     traffic += times * size
     if target.clock:
       cycles = instruction.number(r'"estimated_cycles":"(\d+)"') or 0
@@ -149,9 +141,8 @@ def cost_of(program: Any, seconds: float, *, target: Target) -> Cost:
       longest = max(size / target.bandwidth, count / target.flops)
       estimate += times * (longest + _LAUNCH)
     if name := _collective(instruction):
-      collectives[name][0] += times
-      collectives[name][1] += times * _received(instruction)
-  received = sum(size for _, size in collectives.values())
+      calls[name] += times
+      received[name] += times * _received(instruction)
   memory = program.memory_analysis()
   return Cost(
     kernels,
@@ -160,8 +151,8 @@ def cost_of(program: Any, seconds: float, *, target: Target) -> Cost:
     memory.temp_size_in_bytes,
     memory.argument_size_in_bytes,
     memory.output_size_in_bytes - memory.alias_size_in_bytes,
-    {name: (count, size) for name, (count, size) in collectives.items()},
-    estimate + received / target.interconnect,
+    {name: (calls[name], received[name]) for name in calls},
+    estimate + received.total() / target.interconnect,
     seconds,
     operations,
   )
@@ -184,6 +175,13 @@ def _received(instruction: hlo.Instruction) -> int:
   if instruction.opcode.endswith("-start") and len(instruction.arrays) > 1:
     return instruction.arrays[1].size
   return sum(each.size for each in instruction.arrays)
+
+
+def _traffic(program: hlo.Program, sizes, instruction) -> int:
+  """The bytes that an instruction reads from and writes to the memory."""
+  read = _read(program, sizes, instruction)
+  written = _written(program, sizes, instruction)
+  return sum(each.size for each in (*read, *written) if not each.on_chip)
 
 
 def _read(program: hlo.Program, sizes, instruction) -> Sequence[hlo.Array]:

@@ -5,6 +5,7 @@ to compiled programs of a device that is not there.
 """
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -75,6 +76,11 @@ class Program:
 
   computations: dict[str, list[Instruction]]
   entry: str
+
+  def results(self) -> dict[str, tuple[Array, ...]]:
+    """The results of all instructions, by the names of these."""
+    instructions = itertools.chain.from_iterable(self.computations.values())
+    return {each.name: each.arrays for each in instructions}
 
   def executed(self) -> Iterator[tuple[str, Instruction, int]]:
     """Computation, instruction and how often it runs; no fusion is entered."""

@@ -73,6 +73,46 @@ def make_predictor(
   max_prediction_length: Callable[[int], int],
 ) -> Callable[..., Predictions]:
   """Makes a function that decodes sources; it compiles once for each width."""
+  decode = _batch_decoder(model, mesh, search)
+  rows = num_rows(mesh, search.beam_size)
+
+  def limit(source_length: int) -> int:
+    least = search.constraints.min_length + 1
+    return search.max_length or max(max_prediction_length(source_length), least)
+
+  def predict(
+    params: Any,
+    sources: np.ndarray,
+    progress=None,  # called with the number of sources of each batch
+    first: int = 0,  # number of sources in earlier calls, which seeds samples
+  ) -> Predictions:
+    # The longest first, so that all workers end at about the same time.
+    batches = [*by_length(rows, sources)][::-1]
+    calls = [
+      _make_call(part, limit, (first, index))
+      for index, (_, part) in enumerate(batches)
+    ]
+    decode.compile(params, calls)
+    tokens: list[Any] = [None] * len(sources)
+    scores = np.zeros((len(sources), search.n_best), np.float32)
+    begin = end = time.perf_counter()
+    for index, (batch, score) in decode.run(params, calls):
+      members, _ = batches[index]
+      scores[members] = score[: len(members)]
+      for row, member in zip(batch, members):
+        tokens[member] = row
+      if progress:
+        progress(len(members))
+      end = time.perf_counter()
+    return Predictions(_stacked(tokens, search.n_best), scores, end - begin)
+
+  return predict
+
+
+def _batch_decoder(
+  model: nn.Module, mesh: Mesh, search: Search
+) -> BatchFunction:
+  """Makes the function of (length, params, batch, indices) that decodes."""
 
   def decode_batch(length, params, batch, indices):
     def decode(params, batch):
@@ -84,48 +124,19 @@ def make_predictor(
       decode = mesh_lib.map_shards(decode, mesh)
     return decode(params, batch)
 
-  def limit(source_length: int) -> int:
-    least = search.constraints.min_length + 1
-    return search.max_length or max(max_prediction_length(source_length), least)
+  return BatchFunction(decode_batch, mesh)
 
-  decode = BatchFunction(decode_batch, mesh)
-  rows = num_rows(mesh, search.beam_size)
 
-  def make_call(index: int, first: int, part: np.ndarray) -> Call:
-    lengths = (part != PAD).sum(1)
-    longest = -(-int(lengths.max()) // _LENGTH_STEP) * _LENGTH_STEP
-    # By the source's own length, so that the rest of the batch is no matter.
-    limits = np.array([limit(each) for each in lengths.tolist()], np.int32)
-    indices = np.array([first, index], np.uint32)
-    length = limit(min(longest, part.shape[1]))
-    return Call(length, (part, limits), (indices,))
-
-  def predict(
-    params: Any,
-    sources: np.ndarray,
-    progress=None,  # called with the number of sources of each batch
-    first: int = 0,  # number of sources in earlier calls, which seeds samples
-  ) -> Predictions:
-    tokens: list[Any] = [None] * len(sources)
-    scores = np.zeros((len(sources), search.n_best), np.float32)
-    # The longest first, so that all workers end at about the same time.
-    batches = [*by_length(rows, sources)][::-1]
-    calls = [
-      make_call(index, first, part) for index, (_, part) in enumerate(batches)
-    ]
-    decode.compile(params, calls)
-    begin = end = time.perf_counter()
-    for index, (batch, score) in decode.run(params, calls):
-      members = batches[index][0]
-      scores[members] = score[: len(members)]
-      for row, member in zip(batch, members):
-        tokens[member] = row
-      if progress:
-        progress(len(members))
-      end = time.perf_counter()
-    return Predictions(_stacked(tokens, search.n_best), scores, end - begin)
-
-  return predict
+def _make_call(
+  sources: np.ndarray, limit: Callable[[int], int], indices: tuple[int, int]
+) -> Call:
+  """Makes a call of `_batch_decoder`'s function; `indices` seed samples."""
+  lengths = (sources != PAD).sum(1)
+  longest = -(-int(lengths.max()) // _LENGTH_STEP) * _LENGTH_STEP
+  # By the source's own length, so that the rest of the batch is no matter.
+  limits = np.array([limit(each) for each in lengths.tolist()], np.int32)
+  length = limit(min(longest, sources.shape[1]))
+  return Call(length, (sources, limits), (np.array(indices, np.uint32),))
 
 
 def num_rows(mesh: Mesh, beam_size: int = 1) -> int:

@@ -4,6 +4,7 @@ Axes: B batch, K beams, N best, S source, T target, V vocabulary, C candidates
 of a beam.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import chex
@@ -15,7 +16,7 @@ from flax import linen as nn
 from experiments.data.batch import BOS, EOS, PAD
 from experiments.decoding.cache_growth import encode, run_stages
 from experiments.decoding.constraints import Constraints, constrained
-from experiments.decoding.steps import make_steps
+from experiments.decoding.steps import Steps, make_steps
 from experiments.decoding.top_k import largest
 
 
@@ -116,32 +117,7 @@ def beam(
     bound = search.log_probs.max(-1) / divisors[search.limits]
     return ~(search.finished.scores[:, -1] >= bound)
 
-  def extend(memory, search: _Search):
-    length, tokens = search.length, search.tokens
-    carry, logits = steps.step(
-      memory, search.carry, search.token, search.parent
-    )
-    parent, token, log_probs = _top_continuations(
-      constraints, tokens, length, search.log_probs, logits
-    )
-    tokens = jnp.take_along_axis(tokens, parent[..., None], axis=1)
-    tokens = tokens.at[:, :, length].set(token)
-    last = length + 1 >= search.limits[:, None]
-    ended = (token == EOS) | (token == PAD) | last
-    # PAD stands for the absence of a token.
-    scores = log_probs / divisors[length + (token != PAD)]
-    scores = jnp.where(ended, scores, -jnp.inf)
-    return _Search(
-      length + 1,
-      carry,
-      parent,
-      token,
-      tokens,
-      jnp.where(ended, -jnp.inf, log_probs),
-      _best(search.finished, Hypotheses(tokens, scores, log_probs)),
-      search.limits,
-    )
-
+  extend = functools.partial(_extended, steps, constraints, divisors)
   initial = _initial_search(carry, source, max_length, beam_size, n_best)
   if limits is not None:
     initial = initial._replace(limits=limits)
@@ -171,6 +147,38 @@ def _initial_search(
       no_scores,
     ),
     jnp.full((batch_size,), max_length, jnp.int32),
+  )
+
+
+def _extended(
+  steps: Steps,
+  constraints: Constraints,
+  divisors: jax.Array,  # [T + 1], of log p, by the number of tokens
+  memory: Any,
+  search: _Search,
+) -> _Search:
+  """Extends every unfinished hypothesis by a token."""
+  length, tokens = search.length, search.tokens
+  carry, logits = steps.step(memory, search.carry, search.token, search.parent)
+  parent, token, log_probs = _top_continuations(
+    constraints, tokens, length, search.log_probs, logits
+  )
+  tokens = jnp.take_along_axis(tokens, parent[..., None], axis=1)
+  tokens = tokens.at[:, :, length].set(token)
+  last = length + 1 >= search.limits[:, None]
+  ended = (token == EOS) | (token == PAD) | last
+  # PAD stands for the absence of a token.
+  scores = log_probs / divisors[length + (token != PAD)]
+  scores = jnp.where(ended, scores, -jnp.inf)
+  return _Search(
+    length + 1,
+    carry,
+    parent,
+    token,
+    tokens,
+    jnp.where(ended, -jnp.inf, log_probs),
+    _best(search.finished, Hypotheses(tokens, scores, log_probs)),
+    search.limits,
   )
 
 

@@ -1,6 +1,6 @@
 """Translates lines of text with a restored run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,20 +66,14 @@ def make_translator(
     lines = [normalized(line) for line in lines]
     indices = [i for i, line in enumerate(lines) if line]
     progress(len(lines) - len(indices))
-    none = np.array([], np.int32)
-    blank = Line(
-      [""] * search.n_best, [0.0] * search.n_best, "", "", none, none
-    )
-    results = [blank] * len(lines)
+    results = [_blank(search.n_best)] * len(lines)
     if not indices:
       return results
     place = f"{source}, line" if source else "line"
     names = [f"{place} {first + i}" for i in indices]
     tokens = encoded(data.source_tokens, [lines[i] for i in indices], names)
     limit = data.max_length - 1
-    cuts = [_cut(len(row), limit, name) for name, row in zip(names, tokens)]
-    if refuse_long and any(cuts):
-      raise UserError(f"{next(filter(None, cuts))}; split it")
+    cuts = [*_cuts(tokens, names, limit, refuse=refuse_long)]
     sources = padded([row[:limit] for row in tokens], data.max_length)
     predictions = predict(params, sources, progress, first=first - 1)
     for row, index in enumerate(indices):
@@ -87,7 +81,7 @@ def make_translator(
       results[index] = Line(
         data.target_text(best),
         predictions.scores[row].tolist(),
-        f"{cuts[row]}: the rest is not translated" if cuts[row] else "",
+        cuts[row],
         _unknown(data, lines[index], tokens[row], names[row]),
         sources[row][sources[row] != PAD],
         best[0][best[0] != PAD],
@@ -114,10 +108,21 @@ def encoded(
     raise
 
 
-def _cut(length: int, limit: int, name: str) -> str:
-  if length <= limit:
-    return ""
-  return f"{name}: {length} tokens, the model reads {limit}"
+def _blank(n_best: int) -> Line:
+  """The result of a blank line."""
+  none = np.array([], np.int32)
+  return Line([""] * n_best, [0.0] * n_best, "", "", none, none)
+
+
+def _cuts(
+  tokens: list[np.ndarray], names: list[str], limit: int, *, refuse: bool
+) -> Iterator[str]:
+  """Yields a message for each line that is too long, "" for others."""
+  for row, name in zip(tokens, names):
+    message = f"{name}: {len(row)} tokens, the model reads {limit}"
+    if len(row) > limit and refuse:
+      raise UserError(f"{message}; split it")
+    yield f"{message}: the rest is not translated" if len(row) > limit else ""
 
 
 def _unknown(data: Dataset, line: str, tokens: np.ndarray, name: str) -> str:

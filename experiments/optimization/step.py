@@ -100,11 +100,7 @@ def make_train_step(
       ),
     )
     if config.non_finite == "skip":
-      skipped = dataclasses.replace(state, step=state.step + 1)
-      finite = jnp.isfinite(jnp.stack([metrics[name] for name in FINITE])).all()
-      updated = jax.tree.map(
-        functools.partial(jnp.where, finite), updated, skipped
-      )
+      updated = _if_finite(metrics, updated, state)
     return updated, metrics
 
   return train_step
@@ -147,6 +143,13 @@ def _updated_average(average, params, step, decay):
   # See Izmailov et al., 2018 (https://arxiv.org/abs/1803.05407).
   kept = jnp.minimum(decay, (1 + step) / (10 + step))
   return optax.incremental_update(params, average, 1 - kept)
+
+
+def _if_finite(metrics, updated: TrainState, state: TrainState) -> TrainState:
+  """Returns `updated` if the metrics are finite, else skips the update."""
+  skipped = dataclasses.replace(state, step=state.step + 1)
+  finite = jnp.isfinite(jnp.stack([metrics[name] for name in FINITE])).all()
+  return jax.tree.map(functools.partial(jnp.where, finite), updated, skipped)
 
 
 def _accumulated(value_and_grad, params, batch: Batch, rng, *, parts: int):

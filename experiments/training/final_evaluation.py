@@ -34,16 +34,7 @@ def evaluate_all(
 ) -> bool:
   """Evaluates every set and writes results; returns False on a signal."""
   config, step = experiment.config, int(state.step)
-  from experiments.checkpoints.read import parameters
-
-  params, checkpoint = parameters(
-    manager,
-    config.evaluation.checkpoint,
-    experiment.abstract_state,
-    config.train,
-    state=state,
-  )
-  params = mesh.all_gather(params, experiment.mesh)
+  params, checkpoint = _parameters(experiment, manager, state)
   search = configured_search(experiment)
   evaluate = make_evaluator(experiment, search)
   greedy = configured_search(experiment, beam_size=1)
@@ -73,6 +64,22 @@ def evaluate_all(
       )
   _draw(experiment, workdir, params, curves)
   return True
+
+
+def _parameters(
+  experiment: Experiment, manager, state: TrainState
+) -> tuple[Any, str]:
+  """The parameters to evaluate, and a description of their checkpoint."""
+  from experiments.checkpoints.read import parameters
+
+  params, checkpoint = parameters(
+    manager,
+    experiment.config.evaluation.checkpoint,
+    experiment.abstract_state,
+    experiment.config.train,
+    state=state,
+  )
+  return mesh.all_gather(params, experiment.mesh), checkpoint
 
 
 def _settings(

@@ -1,5 +1,6 @@
 """A scan over time that computes the gradients of weights in one product."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -36,66 +37,60 @@ def scan(
   reverse: bool = False,
 ) -> tuple[Carry, Any]:
   """`jax.lax.scan` of a step with weights; supports first-order `jax.grad`."""
-  leaves, tree = jax.tree.flatten(weights)
-
-  def recorded_step(leaves, offsets, others, carry, x):
-    """Runs a step and returns its result and its recorded products."""
-    recorders = [
-      _RecordingWeight(leaf, offset) for leaf, offset in zip(leaves, offsets)
-    ]
-    result = step(jax.tree.unflatten(tree, recorders), others, carry, x)
-    if any(recorder.read is None for recorder in recorders):
-      raise ValueError("a step must use every weight, as x @ weight")
-    return result, recorders
 
   @jax.custom_vjp
-  def run(leaves, others, carry, xs):
-    def body(carry, x):
-      return step(jax.tree.unflatten(tree, leaves), others, carry, x)
-
+  def run(weights, others, carry, xs):
+    body = functools.partial(step, weights, others)
     return jax.lax.scan(body, carry, xs, reverse=reverse)
 
-  def forward(leaves, others, carry, xs):
+  def forward(weights, others, carry, xs):
     def loop(others, carry, xs, offsets):
       def body(carry, now):
         x, offsets = now
-        (carry, y), recorders = recorded_step(leaves, offsets, others, carry, x)
-        return carry, (y, [recorder.read for recorder in recorders])
+        (carry, y), recorders = _recorded(
+          step, weights, offsets, others, carry, x
+        )
+        return carry, (y, jax.tree.map(lambda each: each.read, recorders))
 
       carry, (ys, read) = jax.lax.scan(
         body, carry, (xs, offsets), reverse=reverse
       )
       return (carry, ys), read
 
-    offsets = _zero_offsets(recorded_step, leaves, others, carry, xs)
+    offsets = _zero_offsets(step, weights, others, carry, xs)
     result, back, read = jax.vjp(loop, others, carry, xs, offsets, has_aux=True)
     return result, (back, read)
 
   def backward(kept, cotangents):
     back, read = kept
     others, carry, xs, offsets = back(cotangents)
-    by_weight = [
-      jnp.einsum("...i,...o->io", x, error) for x, error in zip(read, offsets)
-    ]
-    return by_weight, others, carry, xs
+    product = functools.partial(jnp.einsum, "...i,...o->io")
+    return jax.tree.map(product, read, offsets), others, carry, xs
 
   run.defvjp(forward, backward)
-  return run(leaves, others, carry, xs)
+  return run(weights, others, carry, xs)
 
 
-def _zero_offsets(
-  recorded_step: Callable, leaves, others, carry, xs
-) -> list[jax.Array]:
+def _recorded(step: Callable, weights, offsets, others, carry, x):
+  """Runs a step; returns its result, and a recorder for each weight."""
+  recorders = jax.tree.map(_RecordingWeight, weights, offsets)
+  result = step(recorders, others, carry, x)
+  if any(each.read is None for each in jax.tree.leaves(recorders)):
+    raise ValueError("a step must use every weight, as x @ weight")
+  return result, recorders
+
+
+def _zero_offsets(step: Callable, weights, others, carry, xs):
   """Returns zeros to add to each step's products, to get their gradients."""
 
-  def products(leaves, others, carry, xs):
+  def products(weights, others, carry, xs):
     first = jax.tree.map(lambda x: x[0], xs)
-    offsets = [None] * len(leaves)
-    _, recorders = recorded_step(leaves, offsets, others, carry, first)
-    return [recorder.product for recorder in recorders]
+    offsets = jax.tree.map(lambda _: None, weights)
+    _, recorders = _recorded(step, weights, offsets, others, carry, first)
+    return jax.tree.map(lambda each: each.product, recorders)
 
   length = len(jax.tree.leaves(xs)[0])
-  return [
-    jnp.zeros((length, *product.shape), product.dtype)
-    for product in jax.eval_shape(products, leaves, others, carry, xs)
-  ]
+  return jax.tree.map(
+    lambda product: jnp.zeros((length, *product.shape), product.dtype),
+    jax.eval_shape(products, weights, others, carry, xs),
+  )

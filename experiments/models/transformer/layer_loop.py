@@ -5,7 +5,7 @@ to the other. Flax's `nn.scan` would stack them in the tree of parameters.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,32 +27,11 @@ def apply_layers(
   # Inside `jax.jit` one layer is traced for all of them, so that a function of
   # `nn.intercept_methods` sees one layer.
   plain = not (config.scan_layers or config.remat)  # the default
-  stores = layers[0].is_mutable_collection(_WEIGHTS)
   if layers[0].is_initializing() or (plain and layers[0].scope.mutable):
     for layer in layers:
       x = layer(x, *operands, deterministic=deterministic)
     return x
-  unbound = layers[0].clone(parent=None)
-
-  def apply(operands, x, own):
-    params, rngs = own
-    return unbound.apply(
-      {"params": params},
-      x,
-      *operands,
-      deterministic=deterministic,
-      rngs=rngs,
-      mutable=[_WEIGHTS] if stores else [],
-    )
-
-  if not plain:
-    # The backward pass of a loop would read every intermediate result, the
-    # masks of dropout too.
-    apply = jax.checkpoint(
-      apply,
-      prevent_cse=not config.scan_layers,
-      policy=None if config.remat else jax.checkpoint_policies.dots_saveable,
-    )
+  apply = _layer_function(layers[0], config, deterministic=deterministic)
   if isinstance(x, jax.core.Tracer):
     apply = jax.jit(apply)  # which traces its function once
   apply = functools.partial(apply, operands)
@@ -70,6 +49,35 @@ def apply_layers(
     for layer, array in zip(layers, weights):
       layer.sow(_WEIGHTS, name, array)
   return x
+
+
+def _layer_function(
+  layer: Any, config: TransformerConfig, *, deterministic: bool
+) -> Callable:
+  """Makes the pure function (operands, x, `_own`) -> (x, stored weights)."""
+  unbound = layer.clone(parent=None)
+  mutable = [_WEIGHTS] if layer.is_mutable_collection(_WEIGHTS) else []
+
+  def apply(operands, x, own):
+    params, rngs = own
+    return unbound.apply(
+      {"params": params},
+      x,
+      *operands,
+      deterministic=deterministic,
+      rngs=rngs,
+      mutable=mutable,
+    )
+
+  if not (config.scan_layers or config.remat):
+    return apply
+  # The backward pass of a loop would read every intermediate result, the
+  # masks of dropout too.
+  return jax.checkpoint(
+    apply,
+    prevent_cse=not config.scan_layers,
+    policy=None if config.remat else jax.checkpoint_policies.dots_saveable,
+  )
 
 
 def _own(layer: Any) -> tuple[Any, dict[str, jax.Array]]:

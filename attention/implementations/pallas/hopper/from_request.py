@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from attention.implementations.dot_products import is_dot_product
 from attention.implementations.pallas.hopper import local
 from attention.implementations.pallas.hopper.kernels import calls
-from attention.implementations.pallas.hopper.problem import NUMBERS, Problem
+from attention.implementations.pallas.hopper.problem import Problem
 from attention.implementations.pallas.hopper.scores import (
   normalization,
   projections,
@@ -157,7 +157,7 @@ def _functions(
   request: Request, finish: Any, prediction: local.Prediction | None
 ) -> tuple[PairFunction | None, PairFunction | None, PairFunction | None]:
   """What wrappers change of pairs, the bias and the mask."""
-  rank, key_length = len(request.leading), request.scores_shape[-1]
+  key_length = request.scores_shape[-1]
   biases = [] if request.bias is None else [request.bias]
   masks = [] if request.mask is None else [request.mask]
   if key_length % SIDE:
@@ -167,8 +167,8 @@ def _functions(
     changed = prediction.named(changed)
   return (
     changed,
-    of_pairwise("bias", biases, rank),
-    of_pairwise("mask", masks, rank),
+    of_pairwise("bias", biases, request),
+    of_pairwise("mask", masks, request),
   )
 
 
@@ -238,13 +238,11 @@ def _bias_numbers(function: PairFunction | None) -> list[str]:
   """The arrays of a bias whose gradients kernels compute."""
   if function is None:
     return []
-  operands = dict(zip(function.names, function.operands))
-  axes = [x.axes for x in function.operands if x.kind is Kind.TILE][:1]
   return [
     name
-    for name, each in operands.items()
+    for name, each in zip(function.names, function.operands)
     if jnp.issubdtype(each.array.dtype, jnp.floating)
-    and (each.kind in NUMBERS or (each.kind is Kind.TILE and each.axes in axes))
+    and each.kind is not Kind.WHOLE
   ]
 
 

@@ -39,8 +39,8 @@ from attention.implementations.pallas.operands import (
 )
 from attention.implementations.pallas.results import Results
 
-# Arrays whose gradients are sums over pairs.
-NUMBERS = Kind.SCALAR, Kind.COLUMN, Kind.ROW
+# Arrays of wrappers whose gradients are sums over pairs.
+_NUMBERS = Kind.SCALAR, Kind.COLUMN, Kind.ROW
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -61,8 +61,7 @@ class Problem:
   sinusoids: Sinusoids | None  # Transformer-XL's term of positions
   prediction: Prediction | None  # of local-p, in the kernels
   of_bias: BiasGradient | None  # of numbers by distance
-  # Other arrays of the bias with gradients. Those of pairs have the same axes.
-  bias_numbers: Sequence[str]
+  bias_numbers: Sequence[str]  # other arrays of the bias with gradients
   normalizer: Terms | None  # None for softmax and `Quotient`
   sparse: Sparse | None  # the same normalizer, as functions of rows
   dropout: PairFunction | None  # the factors of weights
@@ -83,7 +82,7 @@ class Problem:
     numbers = {
       name: each
       for name, each in changed.items()
-      if each.kind in NUMBERS and name != SHARES
+      if each.kind in _NUMBERS and name != SHARES
     }
     if self.bias is not None:
       own = [*self.bias_numbers]

@@ -17,8 +17,8 @@ from tests.attention.implementations.pallas.hopper import (
 from tests.matrix import sampled
 
 
-def check_gradients(loss, *arrays):
-  """Compares loss(implementation, *arrays), which needs no rule of XLA."""
+def check_gradients(loss, *arrays, is_by_kernels=True):
+  """Compares loss(implementation, *arrays), which kernels may serve alone."""
 
   def gradients(implementation, *arrays):
     return jax.grad(loss, range(1, 1 + len(arrays)))(implementation, *arrays)
@@ -31,7 +31,7 @@ def check_gradients(loss, *arrays):
   found = equations(program.jaxpr, without=["mpmd_map"])
   names = [each.primitive.name for each in found]
   assert "mpmd_map" in names
-  assert not {"dot_general", "scan", "while"} & set(names)
+  assert is_by_kernels == (not {"dot_general", "scan", "while"} & set(names))
 
 
 @sampled(
@@ -94,3 +94,34 @@ def test_arrays_of_grouped_heads(name):
     return jnp.sum(jnp.sin(context.astype(jnp.float32)))
 
   check_gradients(loss, *tokens, array)
+
+
+@sampled(
+  "name", ["T5 and arrays", "scaled", "shifted"], default=["T5 and arrays"]
+)
+def test_sums_of_biases(name, monkeypatch):
+  monkeypatch.setattr(shared_tokens, "AT_ONCE", 4)
+  tokens = arrays((2, 2, 70, 64), (2, 2, 70, 64), (2, 2, 70, 64))
+  shapes = (32, 2), (2, 70, 70), (70, 70), (2,), (2, 75, 70)
+  table, of_heads, shared, factors, long = arrays(*shapes, seed=4)
+  bias, parameters = {
+    # Arrays of different axes have a kernel each.
+    "T5 and arrays": (
+      lambda table, *arrays: sum(arrays, biases.relative_position(table)),
+      (table, of_heads, shared),
+    ),
+    "scaled": (
+      lambda factors, array: factors * biases.as_bias(array),
+      (factors, of_heads),
+    ),
+    "shifted": (lambda array: biases.as_bias(array).shifted(5), (long,)),
+  }[name]
+  parameters = [each.astype(jnp.float32) for each in parameters]
+
+  def loss(implementation, *arrays):
+    context = attend(
+      *arrays[:3], bias=bias(*arrays[3:]), implementation=implementation
+    )
+    return jnp.sum(jnp.sin(context.astype(jnp.float32)))
+
+  check_gradients(loss, *tokens, *parameters, is_by_kernels=name != "shifted")

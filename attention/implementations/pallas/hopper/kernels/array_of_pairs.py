@@ -35,11 +35,21 @@ def names_of(problem: Any, names: Iterable[str]) -> list[str]:
   return [n for n in names if problem.differentiable[n].kind is Kind.TILE]
 
 
+def groups(problem: Any, names: Iterable[str]) -> list[list[str]]:
+  """The names of arrays of pairs, by the axes of these; at least one group.
+
+  The entries that a block adds share all arrays, so each group has a kernel.
+  """
+  found: dict[Any, list[str]] = {}
+  for name in names_of(problem, names):
+    found.setdefault(problem.differentiable[name].axes, []).append(name)
+  return [*found.values()] or [[]]
+
+
 def entries(problem: Any, names: Sequence[str]) -> Entries:
   """The entries of the leading axes that a block of queries computes."""
   if not names:
     return Entries(problem.leading)
-  # All arrays of pairs have the same axes, see `bias_numbers`.
   sizes = _sizes(problem, problem.differentiable[names[0]])
   return entries_of(problem.leading, sizes, len(problem.tiles))
 

@@ -1,6 +1,7 @@
 """Calls of the kernels for Hopper GPUs."""
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -88,8 +89,13 @@ def gradients(
 ) -> tuple[list[jax.Array], list[jax.Array]]:
   """The gradients of tokens, and of the arrays with these names."""
   query, *_ = arrays.tokens
-  kernel = _of_queries(problem, arrays, rows, names)
-  made = _run(problem, kernel, names)
+  _, *others = array_of_pairs.groups(problem, names)
+  first = [name for name in names if name not in itertools.chain(*others)]
+  kernel = _of_queries(problem, arrays, rows, first)
+  made = _run(problem, kernel, first)
+  for group in others:
+    more = _run(problem, _of_queries(problem, arrays, rows, group), group)
+    made |= {name: more[name] for name in group}
   of_tokens = [_tokens_last(made["tokens"], kernel.outputs["tokens"])]
   sums = _sums_of_rows(problem, made, outputs.numbers(problem, "query", names))
   if "weight" in names and problem.projections is None:

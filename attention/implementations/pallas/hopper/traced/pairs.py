@@ -24,6 +24,7 @@ from attention.implementations.pallas.functions import (
 )
 from attention.implementations.pallas.hopper.tiles.layout import TILE
 from attention.implementations.pallas.hopper.traced.bias_by_distance import (
+  Numbers,
   number_at_p,
   numbers_at,
 )
@@ -80,12 +81,31 @@ class PairFunction:
     name: str | None,
   ) -> jax.Array:
     """The cotangents of the first argument, or of an operand, of pairs."""
-    arguments = [*arguments]
     place = 0
     if name is not None:
       place = len(arguments) - len(self.names) + self.names.index(name)
-      arguments[place] = spread(arguments[place])
-    return gradient_of(self, arguments, cotangents, place)
+    function, arguments = self._looked_up(arguments)
+    arguments[place] = spread(arguments[place])
+    return gradient_of(function, arguments, cotangents, place)
+
+  def _looked_up(
+    self, arguments: Sequence[Any]
+  ) -> tuple["PairFunction", list[Any]]:
+    """The same function of more arguments, the numbers by distance of pairs."""
+    jaxpr = self.jaxpr
+    others = [x for x in jaxpr.eqns if x.primitive is not number_at_p]
+    own = [x for x in jaxpr.eqns if x.primitive is number_at_p]
+    if not own:
+      return self, [*arguments]
+    found = [variable for each in own for variable in each.outvars]
+    look_up, _ = without_unused(
+      jaxpr.replace(outvars=found), keep=len(jaxpr.invars)
+    )
+    numbers = evaluate(look_up, arguments)
+    jaxpr = jaxpr.replace(eqns=others, invars=[*jaxpr.invars, *found])
+    # Arrays that are looked up have no other use.
+    known = [0.0 if isinstance(x, Numbers) else x for x in arguments]
+    return dataclasses.replace(self, jaxpr=jaxpr), [*known, *numbers]
 
 
 def number_dtype(array: jax.Array) -> Any:

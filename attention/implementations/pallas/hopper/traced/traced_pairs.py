@@ -48,15 +48,17 @@ _INTEGER = jax.ShapeDtypeStruct((), jnp.int32)
 
 
 def of_pairwise(
-  name: str, parts: Sequence[Pairwise], rank: int
+  name: str, parts: Sequence[Pairwise], request: Request
 ) -> PairFunction | None:
   """A bias, or the conjunction of masks: (queries, keys, *indices, *parts)."""
   if not parts:
     return None
+  rank, (queries, keys) = len(request.leading), request.scores_shape[-2:]
+  lengths = queries, keys
 
   def of_pairs(source, queries, keys, indices):
     del indices
-    at = PairTile(source, queries, keys, rank)
+    at = PairTile(source, queries, keys, rank, lengths=lengths)
     return functools.reduce(
       jnp.logical_and, [values(each, at) for each in parts]
     )
