@@ -24,15 +24,16 @@ class Pallas:
   Attributes:
     target: "tpu" or "hopper", for instance to compile for a device that is
       absent; None is that of the platform.
-    interpret: False compiles the kernels. True interprets them on any platform,
-      and an instance of `jax.experimental.pallas.tpu.InterpretParams`
+    interpret: False compiles the kernels. True interprets those for TPUs on any
+      platform, and an instance of `jax.experimental.pallas.tpu.InterpretParams`
       interprets them with checks, for instance of races.
     query_block: the queries of a tile on TPUs, a multiple of 128; None chooses
       it.
     key_block: the keys of a tile on TPUs, a multiple of 128; None chooses it.
 
   Raises:
-    ValueError: if the target is unknown or a size is no multiple of 128.
+    ValueError: if the target is unknown, cannot be interpreted by True, or a
+      size is no multiple of 128.
 
   Example:
     >>> import jax.numpy as jnp
@@ -52,6 +53,11 @@ class Pallas:
     if self.target not in (None, *_TARGETS.values()):
       raise ValueError(
         f"target must be 'tpu', 'hopper' or None, got {self.target!r}"
+      )
+    if self.target == "hopper" and self.interpret is True:
+      raise ValueError(
+        "interpret=True interprets the kernels for TPUs, not those for "
+        "target='hopper', for which JAX has no public interpreter"
       )
     for name in ("query_block", "key_block"):
       block = getattr(self, name)
@@ -88,7 +94,8 @@ class Pallas:
 
   def target_of(self, request: Request) -> str:
     """The kind of device of the kernels."""
-    return self.target or _TARGETS.get(request.target, "tpu")
+    own = "tpu" if self.interpret else _TARGETS.get(request.target, "tpu")
+    return self.target or own
 
   def with_values(self, request: Request) -> Request:
     """The request with values of one feature at least, on GPUs of 64."""

@@ -663,6 +663,8 @@ def test_blocks_are_multiples_of_128():
 def test_an_unknown_target_is_an_error():
   with pytest.raises(ValueError, match="target must be 'tpu', 'hopper'"):
     Pallas(target="H100")
+  with pytest.raises(ValueError, match="no public interpreter"):
+    Pallas(target="hopper", interpret=True)
 
 
 def test_tiles_of_gpus_have_fixed_sizes():
