@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 # Seconds between two updates in a log file.
 _LINE_EVERY = 10.0
-# Of a terminal of unknown width, such as a container's.
-_WIDTH = 120
+# Of a terminal of unknown size, such as a container's.
+_SIZE = {"ncols": 120, "nrows": 40}
 # Number of last steps over which `timings` computes the median duration.
 _NUM_DURATIONS = 200
 _BAR = "{percentage:3.0f}%|{bar:20}| "
@@ -65,10 +65,10 @@ def make_bar(
   if not on_terminal():
     shown = {"bar_format": line or _LINE, "mininterval": _LINE_EVERY}
     shown["file"] = _Lines()
-  elif os.get_terminal_size(sys.stderr.fileno()).columns > 0:
+  elif all(os.get_terminal_size(sys.stderr.fileno())):
     shown["dynamic_ncols"] = True
-  else:  # where tqdm shows nothing
-    shown["ncols"] = _WIDTH
+  else:  # columns or lines are 0, where tqdm shows nothing
+    shown |= _SIZE
   return tqdm(
     total=total,
     unit=unit,

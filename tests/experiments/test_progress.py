@@ -23,8 +23,8 @@ class Terminal(io.StringIO):
 def terminal(monkeypatch):
   """Standard error as a terminal; returns what it shows."""
 
-  def show(columns):
-    file, size = Terminal(), os.terminal_size((columns, 40))
+  def show(*size):
+    file, size = Terminal(), os.terminal_size(size)
     monkeypatch.setattr(progress_lib.sys, "stderr", file)
     monkeypatch.setattr(progress_lib.os, "get_terminal_size", lambda _: size)
     advance()
@@ -44,9 +44,11 @@ def advance():
   return progress
 
 
-@pytest.mark.parametrize("columns", [120, 0])
-def test_a_terminal_shows_a_bar_also_if_its_width_is_unknown(columns, terminal):
-  shown = terminal(columns)
+@pytest.mark.parametrize(
+  "size", [(120, 40), (0, 40), (120, 0), (0, 0)], ids=str
+)
+def test_a_terminal_shows_a_bar_also_if_its_size_is_unknown(size, terminal):
+  shown = terminal(*size)
   assert "step 30/30" in shown
   assert "loss 0.5" in shown
   assert "step/s" in shown
