@@ -130,6 +130,7 @@ def _with_maps_inside(options: Pallas, request: Request) -> Request:
 def _computed(
   options: Pallas, request: Request
 ) -> tuple[jax.Array, Statistics]:
+  request = _with_own_arrays(request)
   request = _without_positions(options, _varying_alike(request))
   is_finite = request.score.is_finite
   request = _with_maps_inside(options, request)
@@ -148,6 +149,20 @@ def _arrays(request: Request) -> dict[str, Any]:
   """What has arrays in a request, by name."""
   names = ("query", "key", "value", "score", "mask", "bias")
   return {name: getattr(request, name) for name in names}
+
+
+def _with_own_arrays(request: Request) -> Request:
+  """The request with a tracer of its own for each array of score and bias.
+
+  Operands of kernels are found by identity. An array that is used twice could
+  have one use that kernels do not differentiate.
+  """
+
+  def own(leaf):
+    return jnp.copy(leaf) if isinstance(leaf, jax.core.Tracer) else leaf
+
+  score, bias = jax.tree.map(own, (request.score, request.bias))
+  return dataclasses.replace(request, score=score, bias=bias)
 
 
 def _varying_alike(request: Request) -> Request:

@@ -256,8 +256,7 @@ def shared_operands(
     [
       number
       for number, operand in enumerate(operands)
-      if array
-      is (operand.array if operand.reshaped is None else operand.reshaped)
+      if operand.source is array
     ]
     for array in captured
   ]

@@ -37,7 +37,11 @@ class Operand:
   array: jax.Array
   kind: Kind
   axes: tuple[int | None, ...]
-  reshaped: jax.Array | None = None  # what the array is a reshape of
+  source: jax.Array | None = None  # what the array is a reshape of
+
+  def __post_init__(self):
+    if self.source is None:
+      object.__setattr__(self, "source", self.array)
 
   @property
   def core(self) -> tuple[int, ...]:
@@ -63,9 +67,9 @@ class Source(Protocol):
     array: Any,
     kind: Kind,
     axes: Sequence[int | None],
-    reshaped: Any = None,
+    source: Any = None,
   ) -> jax.Array:
-    """The part of an array, or of one reshaped, that belongs to a tile."""
+    """The part of an array, a reshape of `source`, that belongs to a tile."""
 
 
 class Recorder:
@@ -74,10 +78,10 @@ class Recorder:
   def __init__(self) -> None:
     self.operands: list[Operand] = []
 
-  def read(self, array, kind, axes, reshaped=None):
+  def read(self, array, kind, axes, source=None):
     """Zeros."""
     array = jnp.asarray(array)
-    operand = Operand(array, kind, tuple(axes), reshaped)
+    operand = Operand(array, kind, tuple(axes), source)
     self.operands.append(operand)
     return jnp.zeros(operand.part(1, 1), array.dtype)
 
@@ -98,9 +102,9 @@ class Blocks:
   def __init__(self, blocks: Sequence[jax.Array]):
     self._blocks = iter(blocks)
 
-  def read(self, array, kind, axes, reshaped=None):
+  def read(self, array, kind, axes, source=None):
     """The next block."""
-    del array, kind, axes, reshaped
+    del array, kind, axes, source
     return next(self._blocks)
 
 

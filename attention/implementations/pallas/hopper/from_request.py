@@ -86,7 +86,8 @@ def make_problem(
   if isinstance(request.score, MapsInside):
     request = dataclasses.replace(request, score=request.score.score)
     request, inside = _inside(request, key, interpret)
-    if inside.sinusoids is None:
+    reads_tokens = isinstance(base(request.score), Shaw | Disentangled)
+    if inside.sinusoids is None and not reads_tokens:
       query, key = _mapped(request, query, key)
   score = base(request.score)
   distances = by_distance.of_request(request, query, key)
@@ -173,7 +174,10 @@ def _functions(
 
 
 def _fitting(problem: Problem, tokens: Sequence[jax.Array]) -> Problem:
-  """The problem, without kernels of gradients that need too much memory."""
+  """The problem, without kernels of gradients that need too much memory.
+
+  Those of arrays of the bias are left out first.
+  """
   found: dict[str, Any] = {}
 
   def trace(*tokens):
@@ -185,12 +189,12 @@ def _fitting(problem: Problem, tokens: Sequence[jax.Array]) -> Problem:
     arrays = calls.Arrays(own.arrays, tokens)
     if not calls.forward_fits(own, arrays):
       raise Unsupported("needs more shared memory than a block can have")
-    with_bias = own.has_gradients and calls.gradients_fit(own, arrays)
-    found["bias_numbers"] = problem.bias_numbers if with_bias else ()
-    own = dataclasses.replace(own, **found)
-    found["has_gradients"] = with_bias or (
-      own.has_gradients and calls.gradients_fit(own, arrays)
-    )
+    for names in (problem.bias_numbers, ()):
+      own = dataclasses.replace(own, bias_numbers=names)
+      fits = own.has_gradients and calls.gradients_fit(own, arrays)
+      found.update(bias_numbers=names, has_gradients=fits)
+      if fits:
+        break
 
   jax.eval_shape(trace, *tokens)
   return dataclasses.replace(problem, **found)

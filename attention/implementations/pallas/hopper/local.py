@@ -35,6 +35,7 @@ from attention.request import Request
 from attention.scores.base import Wrapper
 from attention.scores.classical import Dot, ScaledDot
 from attention.scores.luong_local import Local
+from attention.scores.relative import Disentangled, Shaw
 
 
 @jax.tree_util.register_dataclass
@@ -116,6 +117,11 @@ def _has_kernels(request: Request, operands: dict[str, Operand]) -> bool:
 def _maps_are_inside(request: Request) -> bool:
   """Whether kernels read unmapped tokens."""
   score = base(request.score)
+  if isinstance(score, Shaw | Disentangled):
+    # With more features a block has no memory for both.
+    has_memory = request.query.shape[-1] <= SIDE
+    own = wrappers(request.score)
+    return has_memory and not any(map(token_maps.changes_tokens, own))
   if not is_dot_product(score):
     return projections.of_request(request) is not None
   has_maps = type(score) not in (Dot, ScaledDot) or any(

@@ -16,6 +16,8 @@ from tests.attention.implementations.pallas.hopper import (
 )
 from tests.matrix import sampled
 
+(TABLE,) = arrays((20, 70), seed=5, dtype=jnp.float32)
+
 
 def check_gradients(loss, *arrays, is_by_kernels=True):
   """Compares loss(implementation, *arrays), which kernels may serve alone."""
@@ -25,7 +27,7 @@ def check_gradients(loss, *arrays, is_by_kernels=True):
 
   jitted = jax.jit(gradients, static_argnums=0)
   got = jitted(INTERPRETED, *arrays)
-  assert got[-1].dtype == arrays[-1].dtype
+  assert [x.dtype for x in got] == [x.dtype for x in arrays]
   jax.tree.map(close, got, jitted("reference", *arrays))
   program = jax.make_jaxpr(gradients, static_argnums=0)(INTERPRETED, *arrays)
   found = equations(program.jaxpr, without=["mpmd_map"])
@@ -76,10 +78,14 @@ def test_arrays(shape, name, dtype, at_once, monkeypatch):
   check_gradients(loss, *tokens, bias)
 
 
-@sampled("name", ["array", "T5"], default=["T5"])
+@sampled("name", ["array", "factors", "T5"], default=["T5"])
 def test_arrays_of_grouped_heads(name):
   tokens = arrays((1, 4, 20, 64), (1, 2, 70, 64), (1, 2, 70, 64))
-  shape = (4, 20, 70) if name == "array" else (32, 4)
+  shape, bias = {
+    "array": ((4, 20, 70), biases.as_bias),
+    "factors": ((4,), lambda array: array * biases.as_bias(TABLE)),
+    "T5": ((32, 4), biases.relative_position),
+  }[name]
   (array,) = arrays(shape, seed=4, dtype=jnp.float32)
 
   def loss(implementation, *arrays):
@@ -88,7 +94,8 @@ def test_arrays_of_grouped_heads(name):
       *tokens,
       score=scores.scaled_dot(),
       mask=masks.causal(50),
-      bias=array if name == "array" else biases.relative_position(array),
+      bias=bias(array),
+      normalizer=normalizers.sigmoid(),
       implementation=implementation,
     )
     return jnp.sum(jnp.sin(context.astype(jnp.float32)))
@@ -102,8 +109,8 @@ def test_arrays_of_grouped_heads(name):
 def test_sums_of_biases(name, monkeypatch):
   monkeypatch.setattr(shared_tokens, "AT_ONCE", 4)
   tokens = arrays((2, 2, 70, 64), (2, 2, 70, 64), (2, 2, 70, 64))
-  shapes = (32, 2), (2, 70, 70), (70, 70), (2,), (2, 75, 70)
-  table, of_heads, shared, factors, long = arrays(*shapes, seed=4)
+  shapes = (32, 2), (2, 70, 70), (70, 70), (2,)
+  table, of_heads, shared, factors = arrays(*shapes, seed=4)
   bias, parameters = {
     # Arrays of different axes have a kernel each.
     "T5 and arrays": (
@@ -114,7 +121,10 @@ def test_sums_of_biases(name, monkeypatch):
       lambda factors, array: factors * biases.as_bias(array),
       (factors, of_heads),
     ),
-    "shifted": (lambda array: biases.as_bias(array).shifted(5), (long,)),
+    "shifted": (
+      lambda array: biases.as_bias(array) + biases.as_bias(array).shifted(3),
+      (of_heads,),
+    ),
   }[name]
   parameters = [each.astype(jnp.float32) for each in parameters]
 

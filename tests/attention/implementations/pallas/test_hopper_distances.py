@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from attention import attend, biases, masks, scores
+from attention.implementations.pallas.hopper.block import memory
 from attention.implementations.pallas.hopper.tiles import look_up
 from attention.implementations.pallas.hopper.tiles.layout import TILE, WGMMA
 from tests.attention.implementations.pallas.hopper import (
@@ -16,6 +17,7 @@ from tests.attention.implementations.pallas.hopper import (
   check_hidden_tokens,
   close,
   ignore_nan,
+  predicting,
   results,
   rows_of_nan,
   total,
@@ -54,6 +56,11 @@ CASES = {
     "score": scores.soft_cap(deberta(16), 5.0),
     "mask": masks.causal(40),
   },
+  "local-p": {"score": predicting(scores.shaw(table(33, 64)), units=64)},
+  "disentangled local-p": {
+    "score": predicting(deberta(16), units=64),
+    "mask": masks.causal(40),
+  },
 }
 
 
@@ -64,6 +71,20 @@ def test_results_and_gradients_equal_the_reference(name, launched):
   check(tokens, **CASES[name])
   # Forward, queries, keys, and the sum of the gradients of tables.
   assert len(launched) == 4
+
+
+def test_a_block_without_memory_for_remainders_loads_them_later(monkeypatch):
+  fits, found = memory.fits, set()
+
+  def limited(held):
+    tables = len(held.distances["tables"])
+    found.add(tables)
+    return fits(held) and tables == 0
+
+  monkeypatch.setattr(memory, "fits", limited)
+  tokens = arrays((70, 64), (130, 64), (130, 64))
+  check(tokens, score=scores.shaw(table(33, 64)))
+  assert found == {0, 1}
 
 
 @sampled("name", ["disentangled"], default=[])

@@ -390,6 +390,30 @@ def test_kernels_compute_the_gradient_of_an_array_as_a_bias(shape):
   assert not {"dot_general", "scan", "while"} & set(names)
 
 
+@pytest.mark.parametrize("name", ["shifted", "score"])
+def test_all_uses_of_an_array_have_gradients(name):
+  shape = {"shifted": (3, 150, 200), "score": ()}[name]
+  *tokens, array = arrays(*SHAPES, shape)
+
+  def gradient(implementation, array, *tokens):
+    def loss(array):
+      score, bias = scores.scaled_dot(), biases.as_bias(array)
+      if name == "score":
+        score = scores.modified(score, lambda score, i, j: score * array)
+      else:
+        bias = bias + biases.as_bias(array).shifted(3)
+      options = {"score": score, "normalizer": normalizers.sigmoid()}
+      options["implementation"] = implementation
+      return jnp.sum(jnp.sin(attend(*tokens, bias=bias, **options)))
+
+    return jax.grad(loss)(array)
+
+  # With arguments of a jitted function both uses are one tracer.
+  gradient = jax.jit(gradient, static_argnums=0)
+  got = gradient(INTERPRETED, array, *tokens)
+  close(got, gradient("reference", array, *tokens), 1e-4)
+
+
 def test_the_kernel_of_an_array_of_pairs_writes_its_dtype():
   *tokens, bias = arrays(*SHAPES, (3, 150, 200), dtype=jnp.bfloat16)
 

@@ -3,7 +3,8 @@
 A hidden token must change nothing, but 0 * NaN is NaN. If keys may be hidden, a
 block first computes from tokens as they are. Its results are finite unless a
 token that it has loaded is not. Only then it computes them again, with zeros in
-place of NaN and infinity, and flags the rows that attend to such tokens.
+place of NaN and infinity, and flags the rows that attend to such tokens. A
+block that adds to an array cannot repeat that, and has the second attempt only.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ def attempts(
 ) -> None:
   """Runs compute(is_second), a second time if a result was not finite.
 
-  If it `adds` to numbers in the device's memory, the second is the only one.
+  With `adds` it runs once, as the second attempt.
   """
   # compute returns numbers [64], 0 where all results of a token are finite.
   if not problem.is_masked:

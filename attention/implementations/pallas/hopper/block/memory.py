@@ -1,9 +1,10 @@
 """The shared memory of a block of the kernels for Hopper GPUs."""
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -81,7 +82,7 @@ def of_block(
   problem: Any,
   inputs: Mapping[str, Input],
   outputs: Mapping[str, Output],
-  over: Collection[str],
+  over: Mapping[str, str],
   *,
   are_keys_own: bool,
   of_gradients: bool,
@@ -108,6 +109,12 @@ def of_block(
     for name, each in outputs.items()
     if not each.axes.is_direct and name not in over
   }
+  free = results | _shared(over, tiles)
+  of_distances = functools.partial(
+    by_distance.memory,
+    *(problem.distances, tiles, free, own),
+    of_gradients=of_gradients,
+  )
   held = Memory(
     tiles,
     results,
@@ -119,10 +126,8 @@ def of_block(
     staging=_staging(inputs.get("query")),
     scratch=() if problem.channels is None else problem.channels.scratch(),
     of_mapped=of_mapped if of_gradients else None,
-    distances=by_distance.memory(
-      problem.distances, tiles, results, own, of_gradients=of_gradients
-    ),
-    rotation=by_sinusoids.memory(problem.sinusoids, tiles, results, own),
+    distances=of_distances(),
+    rotation=by_sinusoids.memory(problem.sinusoids, tiles, free, own),
     of_bias=problem.of_bias.memory()
     if problem.of_bias is not None and problem.of_bias.name in outputs
     else None,
@@ -132,8 +137,11 @@ def of_block(
     of_shares=numbers if of_gradients and SHARES in own_numbers else None,
     zero=plgpu.SMEM((1,), jnp.int32),
   )
-  # Without the tile a block computes these factors twice.
-  return held if fits(held) else dataclasses.replace(held, dropout_factors=None)
+  if not fits(held):  # without the tile a block computes these factors twice
+    held = dataclasses.replace(held, dropout_factors=None)
+  if not fits(held):
+    held = dataclasses.replace(held, distances=of_distances(is_scarce=True))
+  return held
 
 
 def _barriers(loaded: Iterable[Input], *, are_keys_own: bool) -> list[Any]:
@@ -225,20 +233,27 @@ def with_shared(
   sums, results = held.channel_sums, held.results
   if problem.channels is not None and problem.projections is None:
     sums = {name: results[name] for name in _SUMS if name in results}
-  shared = {name: held.tiles[tile] for name, tile in over.items()}
+  free = {**results, **_shared(over, held.tiles)}
   distances = by_distance.with_shared(
-    problem.distances, held.distances, held.tiles, results
+    problem.distances, held.distances, held.tiles, free
   )
   rotation = by_sinusoids.with_shared(
-    problem.sinusoids, held.rotation, held.tiles, results, own
+    problem.sinusoids, held.rotation, held.tiles, free, own
   )
   return dataclasses.replace(
     held,
     channel_sums=sums,
     distances=distances,
     rotation=rotation,
-    results={**results, **shared},
+    results=free,
   )
+
+
+def _shared(
+  over: Mapping[str, str], tiles: Mapping[str, Any]
+) -> dict[str, Any]:
+  """The results that are written over tiles."""
+  return {name: tiles[tile] for name, tile in over.items()}
 
 
 def written_over(
@@ -251,16 +266,20 @@ def written_over(
   """The result that is written over a tile that no longer is read, by name."""
   own = "key" if are_keys_own else "query"
   if problem.projections is not None:
-    tiles = {"context": own, "tokens": own}
+    tiles, source = {"context": own, "tokens": own}, own
   elif "unmapped" in inputs:
     tiles = {"context": "unmapped", "tokens": "remainder"}
+    source = "unmapped"
+  elif "context" in inputs and not are_keys_own:
+    tiles, source = {"tokens": "context"}, "context"
   else:
     return {}
-  tokens = inputs["unmapped" if "unmapped" in inputs else own].array
+  tokens = inputs[source].array
   return {
     name: tile
     for name, tile in tiles.items()
     if name in outputs
+    and outputs[name].axes is Axes.TOKENS
     and outputs[name].shape.dtype == tokens.dtype
     and outputs[name].shape.shape[-1] == tokens.shape[-1]
   }

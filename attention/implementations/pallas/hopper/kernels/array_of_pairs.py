@@ -36,13 +36,14 @@ def names_of(problem: Any, names: Iterable[str]) -> list[str]:
 
 
 def groups(problem: Any, names: Iterable[str]) -> list[list[str]]:
-  """The names of arrays of pairs, by the axes of these; at least one group.
+  """The names of arrays of pairs, by their leading axes; at least one group.
 
   The entries that a block adds share all arrays, so each group has a kernel.
   """
   found: dict[Any, list[str]] = {}
   for name in names_of(problem, names):
-    found.setdefault(problem.differentiable[name].axes, []).append(name)
+    sizes = _sizes(problem, problem.differentiable[name])
+    found.setdefault(sizes, []).append(name)
   return [*found.values()] or [[]]
 
 

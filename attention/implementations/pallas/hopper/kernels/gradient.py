@@ -68,6 +68,8 @@ def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
   map_own(block)
   predictions.predict_own(block)
   array_of_pairs.clear_hidden(block)
+  if not block.are_keys_own:
+    write_rows(block)
   compute = functools.partial(_compute, block, wanted)
   attempts(block.problem, compute, adds=bool(array_of_pairs.of_block(block)))
   block = block.with_new_addresses()
@@ -95,7 +97,6 @@ def _compute(block: Block, wanted: Sequence[str], is_second: Any) -> jax.Array:
   wanted += [SHARES] if SHARES in block.own_numbers else []
   rows = [block.sums_of_pairs(name) for name in wanted]
   if not block.are_keys_own:
-    write_rows(block)
     rows.append(results["mean"])
 
   @when(is_second)

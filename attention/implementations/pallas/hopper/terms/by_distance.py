@@ -97,8 +97,12 @@ def memory(
   own: str,
   *,
   of_gradients: bool,
+  is_scarce: bool = False,
 ) -> dict[str, Any]:
-  """Shared memory for products of tokens, their gradients and tables."""
+  """Shared memory for products of tokens, their gradients and tables.
+
+  Where memory `is_scarce`, remainders are loaded after what they remain of.
+  """
   if distances is None:
     return {}
 
@@ -106,10 +110,11 @@ def memory(
     return plgpu.SMEM((1, number, LINE), jnp.float32)
 
   terms = distances.terms
-  is_one = not of_gradients or all(
-    each.array.dtype.itemsize == 2 for each in distances.tables.values()
+  has_remainders = any(
+    each.array.dtype.itemsize != 2 for each in distances.tables.values()
   )
-  missing = (1 if is_one else 2) - len(unused_tiles(tiles, results))
+  count = 2 if of_gradients and has_remainders and not is_scarce else 1
+  missing = count - len(unused_tiles(tiles, results))
   return {
     "products": {each.table: lines(each.rows) for each in terms},
     "gradients": {
