@@ -74,7 +74,7 @@ SCORES = {
 }
 
 
-@sampled("name", [*SCORES], default=["disentangled"])
+@sampled("name", [*SCORES], default=["Shaw"])
 def test_rounds_of_entmax_compute_scores_again(name):
   """A block uses the memory of results until it writes them."""
   tokens = arrays((2, 70, 64), (2, 100, 64), (2, 100, 64))

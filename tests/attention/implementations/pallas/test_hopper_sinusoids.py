@@ -81,6 +81,7 @@ def test_rows_that_attend_to_nan_are_nan_and_the_others_as_before(
   assert 0 < rows_of_nan(tokens, token, number, **options) < 70
 
 
+@pytest.mark.exhaustive
 @ignore_nan
 def test_numbers_of_hidden_tokens_change_nothing():
   check_hidden_tokens((70, 100, 100), (66, 66), score=transformer_xl())
