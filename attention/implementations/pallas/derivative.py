@@ -256,7 +256,7 @@ def shared_operands(
     [
       number
       for number, operand in enumerate(operands)
-      if operand.source is array
+      if operand.origin is array
     ]
     for array in captured
   ]

@@ -37,11 +37,11 @@ class Operand:
   array: jax.Array
   kind: Kind
   axes: tuple[int | None, ...]
-  source: jax.Array | None = None  # what the array is a reshape of
+  origin: jax.Array | None = None  # what the array is a reshape of
 
   def __post_init__(self):
-    if self.source is None:
-      object.__setattr__(self, "source", self.array)
+    if self.origin is None:
+      object.__setattr__(self, "origin", self.array)
 
   @property
   def core(self) -> tuple[int, ...]:
@@ -67,9 +67,9 @@ class Source(Protocol):
     array: Any,
     kind: Kind,
     axes: Sequence[int | None],
-    source: Any = None,
+    origin: Any = None,
   ) -> jax.Array:
-    """The part of an array, a reshape of `source`, that belongs to a tile."""
+    """The part of an array, a reshape of `origin`, that belongs to a tile."""
 
 
 class Recorder:
@@ -78,10 +78,10 @@ class Recorder:
   def __init__(self) -> None:
     self.operands: list[Operand] = []
 
-  def read(self, array, kind, axes, source=None):
+  def read(self, array, kind, axes, origin=None):
     """Zeros."""
     array = jnp.asarray(array)
-    operand = Operand(array, kind, tuple(axes), source)
+    operand = Operand(array, kind, tuple(axes), origin)
     self.operands.append(operand)
     return jnp.zeros(operand.part(1, 1), array.dtype)
 
@@ -102,9 +102,9 @@ class Blocks:
   def __init__(self, blocks: Sequence[jax.Array]):
     self._blocks = iter(blocks)
 
-  def read(self, array, kind, axes, source=None):
+  def read(self, array, kind, axes, origin=None):
     """The next block."""
-    del array, kind, axes, source
+    del array, kind, axes, origin
     return next(self._blocks)
 
 

@@ -120,12 +120,12 @@ class Tile:
       return parameter
     array = jnp.asarray(parameter)
     own, axes = self._split(array, array.ndim)
-    return self.source.read(own, Kind.SCALAR, axes, self._source(array))
+    return self.source.read(own, Kind.SCALAR, axes, self._origin(array))
 
   def row_of_heads(self, numbers: jax.Array) -> jax.Array:
     """The numbers [n] of a head, from [H, n]."""
     own, axes = self._split(numbers, 1)
-    return self.source.read(own, Kind.WHOLE, axes, self._source(numbers))
+    return self.source.read(own, Kind.WHOLE, axes, self._origin(numbers))
 
   def of_array(self, pairs: Any) -> jax.Array:
     """The tile of an array [..., T, S] that broadcasts."""
@@ -133,7 +133,7 @@ class Tile:
     whole = jnp.asarray(pairs.array)
     array = whole.reshape((1,) * (2 - whole.ndim) + whole.shape)
     moved = self.moved(self.moved(array, -2, of_keys=False), -1, of_keys=True)
-    source = self._source(whole) if moved is array else None
+    origin = self._origin(whole) if moved is array else None
     if array.dtype == jnp.bool_:
       moved = moved.astype(jnp.int8)
     array, axes = self._split(moved, moved.ndim - 2)
@@ -141,9 +141,9 @@ class Tile:
     kind = _KINDS[queries > 1, keys > 1]
     core = [size for size in (queries, keys) if size > 1]
     array = array.reshape(*array.shape[:-2], *core)
-    return self.source.read(array, kind, axes, source)
+    return self.source.read(array, kind, axes, origin)
 
-  def _source(self, array: jax.Array) -> jax.Array | None:
+  def _origin(self, array: jax.Array) -> jax.Array | None:
     """The array, if what `_split` returns is a reshape of it."""
     return array if self.heads is None else None
 

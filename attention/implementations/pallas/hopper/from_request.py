@@ -86,8 +86,9 @@ def make_problem(
   if isinstance(request.score, MapsInside):
     request = dataclasses.replace(request, score=request.score.score)
     request, inside = _inside(request, key, interpret)
-    reads_tokens = isinstance(base(request.score), Shaw | Disentangled)
-    if inside.sinusoids is None and not reads_tokens:
+    # Products of keys with the ends of tables are made before the kernels.
+    has_tables = type(base(request.score)) in (Shaw, Disentangled)
+    if inside.sinusoids is None and not has_tables:
       query, key = _mapped(request, query, key)
   score = base(request.score)
   distances = by_distance.of_request(request, query, key)

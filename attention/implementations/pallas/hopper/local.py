@@ -117,7 +117,7 @@ def _has_kernels(request: Request, operands: dict[str, Operand]) -> bool:
 def _maps_are_inside(request: Request) -> bool:
   """Whether kernels read unmapped tokens."""
   score = base(request.score)
-  if isinstance(score, Shaw | Disentangled):
+  if type(score) in (Shaw, Disentangled):
     # With more features a block has no memory for both.
     has_memory = request.query.shape[-1] <= SIDE
     own = wrappers(request.score)

@@ -138,7 +138,7 @@ def gradient_of(bias: Any, function: Any) -> BiasGradient | None:
   own = [each for each in terms if isinstance(each, types)]
   if len(found) != 1 or len(own) != 1:
     return None
-  if found[0][1].source is not own[0].numbers:
+  if found[0][1].origin is not own[0].numbers:
     return None
   size = 2 * own[0].max_distance + 1
   return BiasGradient(found[0][0], size) if size <= _MOST else None
