@@ -17,7 +17,7 @@ lint:  ## Checks style and shell scripts.
 types:  ## Checks types.
 	mypy
 
-test:  ## Runs the default tests: 4 to 14 minutes on two cores.
+test:  ## Runs the default tests: 4 to 10 minutes on two cores.
 	$(PYTHON) -m pytest -n auto
 
 exhaustive:  ## Runs the full matrices and the fault tests: hours.

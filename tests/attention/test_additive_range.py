@@ -5,12 +5,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from attention import additive_score, scores
 from attention.scores import additive_kernel
 from tests.attention.oracle import draw
-from tests.matrix import sampled
+from tests.matrix import sampled, sampled_product
 
 CHANNELS = 16
 SIZES_AND_LENGTHS = [
@@ -79,8 +78,11 @@ def test_scores_and_derivatives_equal_float64(size, length, key_length):
 
 
 # On both sides of the size up to which exponentials are used.
-@pytest.mark.parametrize("size", [9.9, 10.1])
-@pytest.mark.parametrize("channels", [16, 17])
+@sampled_product(
+  ("size", "channels"),
+  [(9.9, 10.1), (16, 17)],
+  default=[(9.9, 17), (10.1, 16)],
+)
 def test_second_derivatives_in_a_scan_equal_the_formula(size, channels):
   shapes = (160, channels), (120, channels), (channels,)  # not in one array
   query, key, weight = draw(9, *shapes)

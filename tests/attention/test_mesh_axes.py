@@ -143,7 +143,6 @@ CASES = [*OF_EXAMPLES, "dropout", "all heads share", "score of examples"]
   ("name", "order", "implementation"),
   (CASES, [ALL, MeshAxes(batch=("data", "tensor"))], [None, KERNELS]),
   default=[
-    ("padding", ALL, None),
     ("causal", MeshAxes(batch=("data", "tensor")), KERNELS),
     ("dropout", ALL, None),
   ],

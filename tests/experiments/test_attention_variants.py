@@ -38,7 +38,7 @@ def test_a_run_with_each_normalizer(normalizer, data, arg, tmp_path):
     for name in typing.get_args(names)
     if name not in (*SCORE_NAMES, "none")
   ],
-  default=[("transformer", "local_p")],
+  default=[],
 )
 def test_a_run_with_each_positional_score(arg, score, data, tmp_path):
   if arg == "rnn":

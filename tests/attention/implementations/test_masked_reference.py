@@ -13,7 +13,7 @@ from attention.implementations.reference import average, flagged_scores, masked
 from attention.request import make_request
 from tests.attention.comparison import close
 from tests.attention.oracle import draw
-from tests.matrix import sampled
+from tests.matrix import sampled, sampled_product
 
 # Scores of features of 4, with an array of numbers.
 SCORES = {
@@ -69,8 +69,11 @@ def spoilt(arrays, place, number):
 
 
 @pytest.mark.parametrize("place", range(3))
-@pytest.mark.parametrize("features", [4, 3])
-@sampled("name", SCORES, default=["general", "cosine"])
+@sampled_product(
+  ("name", "features"),
+  [SCORES, [4, 3]],
+  default=[("general", 4), ("cosine", 3)],
+)
 def test_rows_that_attend_to_non_finite_tokens_are_nan(name, features, place):
   arrays = tokens(features=features)
   first = jax.jit(

@@ -55,7 +55,6 @@ def test_parameters_are_rounded_where_a_function_rounds_all_of_their_uses():
   default=[
     (1, "transformer", "bfloat16"),
     (3, "seq2seq", "bfloat16"),
-    (1, "seq2seq", "float32"),
   ],
 )
 def test_steps_with_rounded_parameters_return_the_same(name, dtype, beam_size):
@@ -65,9 +64,9 @@ def test_steps_with_rounded_parameters_return_the_same(name, dtype, beam_size):
   else:
     model = Seq2Seq(Seq2SeqConfig(), 9, 9, 8, dtype)
   source = jnp.array([[3, 4, 2], [5, 2, 0]])
-  params = model.init(jax.random.key(0), source, source)["params"]
+  params = jax.jit(model.init)(jax.random.key(0), source, source)["params"]
   steps = make_steps(model, params, beam_size)
-  memory, carry = steps.start(source, 8)
+  memory, carry = jax.jit(steps.start, static_argnums=1)(source, 8)
   prepared = steps.prepared(memory, carry, 2)
   token = jnp.full((2, beam_size), 4)
   got, want = (

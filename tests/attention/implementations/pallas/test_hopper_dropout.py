@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 from attention import attend, masks, normalizers, scores
 from attention.implementations.pallas.hopper.block import memory
@@ -55,7 +54,7 @@ def test_rows_that_attend_to_nan_are_nan_and_the_others_as_before(token):
   assert 0 < rows_of_nan(arrays(*SHAPES), token, **options) < 70
 
 
-@pytest.mark.parametrize("are_kept", [True, False])
+@sampled("are_kept", [True, False], default=[True])
 def test_a_block_without_memory_for_the_factors_computes_them_again(
   are_kept, monkeypatch
 ):

@@ -249,7 +249,7 @@ def close(got, want, tolerance):
   jax.tree.map(check, got, want)
 
 
-@sampled("name", NAMES, default=["additive padding", "entmax"])
+@sampled("name", NAMES, default=["additive padding"])
 def test_results_and_gradients_equal_the_reference(name):
   tokens = arrays(*SHAPES)
   arguments = parameters(name)
