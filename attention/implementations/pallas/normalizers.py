@@ -39,7 +39,8 @@ class Elementwise(OnlineNormalizer):
 
   def exponents(self, scores):
     """Zeros, so that the maximum is 0."""
-    return jnp.where(scores == -jnp.inf, -jnp.inf, 0.0)
+    hidden = scores == -jnp.inf
+    return jnp.where(hidden, scores, jnp.zeros_like(scores))
 
   def terms(self, scores, maximum):
     """The weights, and no parts of a sum."""

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from attention import attend, masks, normalizers, scores
+from attention.implementations import Pallas
 from tests.attention.implementations.pallas.hopper import (
   INTERPRETED,
   additive,
@@ -87,6 +88,16 @@ def test_rows_that_attend_to_nan_are_nan_and_the_others_as_before(name, token):
   tokens = arrays((2, 70, 64), (2, 100, 64), (2, 100, 64))
   options = {"normalizer": NORMALIZERS[name], "mask": masks.causal(40)}
   assert 0 < rows_of_nan(tokens, token, results=pulled_back, **options) < 70
+
+
+@pytest.mark.parametrize("kernels", [INTERPRETED, Pallas(interpret=True)])
+@sampled("name", [*NORMALIZERS], default=["sigmoid", "entmax"])
+def test_numbers_of_float64_do_not_enter_kernels(name, kernels):
+  tokens = arrays((2, 70, 64), (2, 100, 64), (2, 100, 64))
+  options = {"normalizer": NORMALIZERS[name], "mask": masks.causal(40)}
+  with jax.enable_x64(True):
+    found = jax.eval_shape(lambda: pulled_back(kernels, tokens, **options))
+  assert all(each.dtype == jnp.bfloat16 for each in jax.tree.leaves(found))
 
 
 def test_operations_that_kernels_do_not_have_are_refused():
