@@ -1,10 +1,11 @@
 """The JSON file of costs, and the table of docs/accelerators.md."""
 
-import importlib.metadata
 import json
 import pathlib
 from collections.abc import Iterable
 from typing import Any
+
+from benchmarks.attention.settings import version
 
 Results = dict[str, dict[str, Any]]  # fields of a cost, by case
 _BEGIN, _END = "<!-- accelerators: begin -->", "<!-- accelerators: end -->"
@@ -22,7 +23,7 @@ def write(path: pathlib.Path, target: str, results: Results) -> None:
   document = {
     "title": "compiled, not run",
     "target": target,
-    "versions": {name: _version(name) for name in _PACKAGES},
+    "versions": {name: version(name) for name in _PACKAGES},
     "cases": dict(sorted(results.items())),
   }
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,10 +111,3 @@ def _moved(result: dict[str, Any] | None) -> str:
 def _mebibytes(size: int) -> str:
   mebibytes = size / 2**20
   return f"{mebibytes:,.0f}" if mebibytes >= 10 else f"{mebibytes:.1f}"
-
-
-def _version(package: str) -> str | None:
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return None
