@@ -43,6 +43,13 @@ def check_above_zero(**numbers: Any) -> None:
       raise ValueError(f"{name} must be above 0, got {number}")
 
 
+def check_parameter_above_zero(**parameters: Any) -> None:
+  """Raises if a parameter is a number, rather than an array, of at most 0."""
+  for name, parameter in parameters.items():
+    if isinstance(parameter, Real):
+      check_above_zero(**{name: parameter})
+
+
 def check_positive(**sizes: Any) -> None:
   """Raises unless every size is None or an integer of at least 1."""
   for name, size in sizes.items():

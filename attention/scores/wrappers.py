@@ -7,7 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.checks import check_numbers, check_shape
+from attention.checks import (
+  check_numbers,
+  check_parameter_above_zero,
+  check_shape,
+)
 from attention.head_parameters import SCALAR, VECTOR
 from attention.scores.base import Score, Wrapper, check_score
 
@@ -96,6 +100,10 @@ class SoftCap(OfEachScore):
 
   cap: float | Shaped[jax.Array, "..."] = dataclasses.field(metadata=SCALAR)
 
+  def check(self, query, key):
+    super().check(query, key)
+    check_parameter_above_zero(cap=self.cap)
+
   def changed(self, scores):
     scores, cap = _with_scalar(scores, self.cap)
     return cap * jnp.tanh(scores / cap)
@@ -122,6 +130,10 @@ class Temperature(OfEachScore):
   temperature: float | Shaped[jax.Array, "..."] = dataclasses.field(
     metadata=SCALAR
   )
+
+  def check(self, query, key):
+    super().check(query, key)
+    check_parameter_above_zero(temperature=self.temperature)
 
   def changed(self, scores):
     scores, temperature = _with_scalar(scores, self.temperature)

@@ -103,6 +103,16 @@ def adding_an_axis(query, key):
       "weight of General must be an array",
       {"score": scores.general([[1.0]])},
     ),
+    (
+      ValueError,
+      "cap must be above 0, got 0.0",
+      {"score": scores.soft_cap(scores.dot(), 0.0)},
+    ),
+    (
+      ValueError,
+      "temperature must be above 0, got -1",
+      {"score": scores.temperature(scores.dot(), -1)},
+    ),
   ],
 )
 def test_invalid_arguments_raise(error, message, arguments):
