@@ -324,8 +324,14 @@ def as_bias(bias: Any) -> Bias:
   if isinstance(bias, Bias):
     return bias
   if isinstance(bias, Pairwise) or not hasattr(bias, "dtype"):
+    hint = (
+      "; call it if it makes a bias, as in biases.alibi(8), or pass "
+      "score=scores.modified(score, function) for a function of scores and "
+      "positions"
+    )
     raise TypeError(
       f"bias must be a bias or an array, got {type(bias).__name__}"
+      f"{hint if callable(bias) else ''}"
     )
   if not jnp.issubdtype(bias.dtype, jnp.floating):
     raise TypeError(

@@ -3,22 +3,24 @@
 from numbers import Real
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 
 def check_floating(**arrays) -> None:
-  """Raises unless every argument is a floating array or number."""
+  """Raises unless every argument is an array, or a number, of floats.
+
+  `chex.assert_type` would name the argument only at the end of a long message.
+  """
   for name, array in arrays.items():
     if isinstance(array, list | tuple | str | None):
       raise TypeError(f"{name} must be an array, got {array!r}")
-    chex.assert_type(
-      jnp.result_type(array) if jnp.isscalar(array) else array,
-      float,
-      custom_message=f"{name} must hold floating-point numbers",
-    )
+    dtype = jnp.result_type(array)
+    if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 16:
+      raise AssertionError(
+        f"{name} must hold floating-point numbers of 16 to 64 bits, got {dtype}"
+      )
 
 
 def check_integers(**numbers: Any) -> None:

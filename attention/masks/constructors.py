@@ -118,7 +118,7 @@ def segments(
     A mask.
 
   Raises:
-    AssertionError: if the ids are not integers.
+    AssertionError: if the ids are not integers, or have no axis of tokens.
 
   Example:
     >>> import jax.numpy as jnp
@@ -129,8 +129,10 @@ def segments(
            [False, False,  True]], dtype=bool)
   """
   query_ids, key_ids = jnp.asarray(query_ids), jnp.asarray(key_ids)
-  chex.assert_type(query_ids, int, custom_message="query_ids must be integers")
-  chex.assert_type(key_ids, int, custom_message="key_ids must be integers")
+  for name, ids in {"query_ids": query_ids, "key_ids": key_ids}.items():
+    chex.assert_type(ids, int, custom_message=f"{name} must be integers")
+    if not ids.ndim:
+      raise AssertionError(f"{name} must have an axis of tokens, got {ids}")
   return Segments(query_ids, key_ids)
 
 

@@ -251,8 +251,13 @@ def as_mask(mask: Any) -> Mask:
   if isinstance(mask, Mask):
     return mask
   if isinstance(mask, Pairwise) or not hasattr(mask, "dtype"):
+    hint = (
+      "; call it if it makes a mask, as in masks.causal(), or pass "
+      "masks.where(function) for a function of positions"
+    )
     raise TypeError(
       f"mask must be a mask or a boolean array, got {type(mask).__name__}"
+      f"{hint if callable(mask) else ''}"
     )
   if mask.dtype != jnp.bool_:
     raise TypeError(

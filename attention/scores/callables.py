@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.function_pytree import FunctionPytree, called
+from attention.function_pytree import FunctionPytree, called, check_takes
 from attention.scores.base import Score, Wrapper, check_score
 
 _STATIC = types.MappingProxyType({"static": True})
+_POSITIONS = ("query_positions", "key_positions")
 
 
 @jax.tree_util.register_pytree_node_class
@@ -49,7 +50,7 @@ def positional(function: Callable) -> Score:
     A score for `attend`.
 
   Raises:
-    ValueError: if `function` is not callable.
+    ValueError: if `function` is not callable with these arguments.
 
   Example:
     >>> import jax.numpy as jnp
@@ -61,6 +62,8 @@ def positional(function: Callable) -> Score:
            [3.5, 4. , 3.5]], dtype=float32)
   """
   _check_callable("function", function)
+  arguments = ("query", "key", *_POSITIONS)
+  check_takes(function, arguments, "the function of scores.positional")
   return Positional(function)
 
 
@@ -154,7 +157,8 @@ def modified(
     A score for `attend`.
 
   Raises:
-    ValueError: if `score` is not a `Score` or `modify` is not callable.
+    ValueError: if `score` is not a `Score` or `modify` is not callable with
+      these arguments.
 
   Example:
     >>> import jax.numpy as jnp
@@ -166,6 +170,9 @@ def modified(
   """
   check_score(score)
   _check_callable("modify", modify)
+  indices = ("batch", "head") if with_indices else ()
+  hint = "" if with_indices else "; with_indices=True adds batch and head"
+  check_takes(modify, ("scores", *indices, *_POSITIONS), "modify", hint)
   return Modified(score, modify, with_indices)
 
 

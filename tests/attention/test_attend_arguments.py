@@ -58,6 +58,21 @@ def test_tokens_must_be_arrays(value):
     attend(tokens(3, 4), tokens(5, 4), value)
 
 
+def test_tokens_of_integers_and_of_8_bits_are_refused():
+  for dtype in (jnp.int32, jnp.float8_e4m3fn):
+    with pytest.raises(AssertionError, match=f"^query .* got {dtype.__name__}"):
+      attend(tokens(3, 4).astype(dtype), tokens(5, 4), tokens(5, 2))
+
+
+def test_functions_of_positions_take_all_of_their_arguments():
+  with pytest.raises(ValueError, match=r"\(query, key, query_positions, key_"):
+    scores.positional(lambda query, key: query @ key.mT)
+  with pytest.raises(ValueError, match="with_indices=True adds batch and head"):
+    scores.modified(scores.dot(), lambda s, b, h, i, j: s)
+  with pytest.raises(ValueError, match=r"modify takes \(scores, batch, head, "):
+    scores.modified(scores.dot(), lambda s, i, j: s, with_indices=True)
+
+
 def adding_an_axis(query, key):
   return jnp.einsum("...td,hde,...se->...hts", query, jnp.ones((6, 4, 4)), key)
 
@@ -68,6 +83,8 @@ def adding_an_axis(query, key):
     (TypeError, "mask.*bias", {"mask": jnp.zeros((3, 5))}),
     (TypeError, "mask", {"mask": "causal"}),
     (TypeError, "mask", {"mask": biases.alibi(2)}),
+    (TypeError, r"call it .* masks\.causal\(\)", {"mask": masks.causal}),
+    (TypeError, r"call it .* biases\.alibi\(8\)", {"bias": biases.alibi}),
     (ValueError, "mask", {"mask": jnp.ones((3, 4), bool)}),
     (ValueError, "mask", {"mask": jnp.ones((2, 3, 5), bool)}),
     (ValueError, "leading", {"mask": masks.padding(jnp.array([1, 2]))}),

@@ -173,6 +173,8 @@ def test_wrong_types_and_lengths_raise():
     masks.as_mask(jnp.ones((4, 7), bool)).materialize(5, 7)
   with pytest.raises(ValueError, match="query_ids"):
     masks.segments(jnp.arange(4), jnp.arange(7)).materialize(5, 7)
+  with pytest.raises(AssertionError, match="key_ids must have an axis"):
+    masks.segments(jnp.arange(3), 0)
 
 
 @pytest.mark.parametrize(
