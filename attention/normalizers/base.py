@@ -160,6 +160,8 @@ def masked_weights(normalizer: Callable, scores: jax.Array) -> jax.Array:
   """The weights; 0 where a score is -inf, with zero derivatives there."""
   visible = ~jnp.isneginf(scores)
   empty = ~jnp.any(visible, axis=-1, keepdims=True)
+  # Without derivatives of scores of -inf, which may not be finite.
+  scores = jnp.where(visible, scores, -jnp.inf)
   # A row of -inf alone would be NaN in most normalizers.
   weights = checked_weights(normalizer, jnp.where(empty, 0.0, scores))
   return jnp.where(visible, weights, 0.0)
@@ -210,6 +212,8 @@ def masked_fraction(
   """
   visible = ~jnp.isneginf(scores)
   has_keys = jnp.any(visible, axis=-1)
+  # Without derivatives of scores of -inf, which may not be finite.
+  scores = jnp.where(visible, scores, -jnp.inf)
   # A row of -inf alone would be NaN in most normalizers.
   scores = jnp.where(has_keys[..., None], scores, 0.0)
   numerators, divisors = checked_fraction(normalizer, scores)

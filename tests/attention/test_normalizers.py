@@ -452,6 +452,33 @@ def test_terms_may_have_infinite_derivatives_at_hidden_scores():
 
 
 @pytest.mark.parametrize("implementation", ["reference", TILES])
+def test_scores_of_minus_infinity_have_no_derivatives(implementation):
+  """Also if a function of scores has infinite derivatives there."""
+  query, key, value = draw("f4")
+  band = masks.sliding_window(1, 1)
+
+  def squares(scores):
+    return jnp.where(jnp.isneginf(scores), 0.0, jnp.square(scores))
+
+  def gradient(score, mask):
+    def loss(bias):
+      context = attend(
+        *(query, key, value),
+        score=score,
+        mask=mask,
+        bias=bias,
+        normalizer=squares,
+        implementation=implementation,
+      )
+      return jnp.sum(jnp.sin(context))
+
+    return jax.grad(loss)(jnp.ones(S))
+
+  got = gradient(scores.local(scores.dot(), 1), None)
+  close(got, gradient(scores.dot(), band), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["reference", TILES])
 @pytest.mark.parametrize("name", CASES)
 def test_without_keys_the_context_is_zero(name, implementation):
   query, key, value = draw("f4")
