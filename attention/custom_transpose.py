@@ -19,6 +19,7 @@ from jax.interpreters import ad, batching, mlir
 
 from attention import axes
 from attention.matmul import matmul_precision, precision_name
+from attention.tangent_rule import instantiated, with_tangent_rule
 
 # (residuals, arguments) -> results, linear in the arguments.
 # `with_kernel_as_transpose` gives None for cotangents that are zero.
@@ -115,17 +116,16 @@ def with_kernel_as_transpose(
       function, transposed, residuals, arguments, symbolic_zeros=True
     )
 
-  @jax.custom_jvp
   def reverse(residuals, cotangents):
-    return kernel(residuals, cotangents)
+    return with_tangent_rule(kernel, rule, [*residuals], [*cotangents])
 
-  @reverse.defjvp
   def rule(primals, tangents):
+    tangents = jax.tree.map(instantiated, tangents)
     return reverse(*primals), jax.jvp(transposed, primals, tangents)[1]
 
   return with_transpose(
     function,
-    lambda residuals, cotangents: reverse([*residuals], [*cotangents]),
+    reverse,
     residuals,
     arguments,
     symbolic_zeros=True,

@@ -44,6 +44,7 @@ ATTENTION = (
     "known_zeros",
     "matmul",
     "meshes",
+    "tangent_rule",
   ),
 )
 EXPERIMENTS = (

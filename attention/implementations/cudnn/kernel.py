@@ -21,6 +21,7 @@ from attention.matmul import matmul_precision
 from attention.request import make_request
 from attention.scores.classical import ScaledDot
 from attention.softmax import from_lse
+from attention.tangent_rule import with_tangent_rule
 
 
 class Arrays(NamedTuple):
@@ -65,7 +66,6 @@ class Kernel:
   def _results(self, arrays: Arrays, count: int | None) -> list[jax.Array]:
     """The first results; None adds what the kernel saves for reverse mode."""
 
-    @jax.custom_jvp
     def primal(arrays):
       if count == 1:
         return [self._call(arrays, return_residual=False)]
@@ -74,7 +74,6 @@ class Kernel:
       values = jax.tree.leaves(self._with_pull_back(arrays))
       return [values[n] for n in self._saved(arrays).outputs]
 
-    @functools.partial(primal.defjvp, symbolic_zeros=True)
     def rule(primals, tangents):
       (arrays,), (moved,) = primals, tangents
       saved = self._results(arrays, None)
@@ -82,7 +81,7 @@ class Kernel:
       zeros = [zero_from_primal(x, symbolic_zeros=True) for x in outputs[1:]]
       return outputs, [self._tangent(arrays, saved, moved.linear), *zeros]
 
-    return primal(arrays)
+    return with_tangent_rule(primal, rule, arrays)
 
   def _tangent(self, arrays, saved, tangents):
     """The tangent of the context."""

@@ -11,7 +11,7 @@ transposes the rule.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +32,7 @@ from attention.implementations.pallas.tangent_rules import (
 )
 from attention.request import Combined
 from attention.softmax import Statistics
+from attention.tangent_rule import with_tangent_rule
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,28 +53,31 @@ class KernelAttention:
 
     See `Request.combined`, which has no derivatives of its own.
     """
-    context, statistics, _ = self._differentiable(False)(arguments, combined)
+    context, statistics, _ = self._results(False, arguments, combined)
     return context, statistics
 
-  def _differentiable(self, for_gradients: bool) -> Callable[..., Results]:
-    """The forward kernel with its rule, and with what gradients need."""
+  def _results(
+    self,
+    for_gradients: bool,
+    arguments: Arguments,
+    combined: Combined | None,
+  ) -> Results:
+    """Those of the forward kernel with its rule, and what gradients need."""
 
-    @jax.custom_jvp
     def primal(arguments, combined):
       if combined is None:
         return self._forward(arguments, for_gradients)
       return Results(*combined)
 
-    @functools.partial(primal.defjvp, symbolic_zeros=True)
     def rule(primals, tangents):
       (arguments, _), (moved, _) = primals, tangents
-      outputs = self._differentiable(True)(*primals)
+      outputs = self._results(True, *primals)
       moved = self._tangents(arguments, outputs, moved)
       if for_gradients:
         return outputs, moved
       return outputs._replace(means=None), moved._replace(means=None)
 
-    return primal
+    return with_tangent_rule(primal, rule, arguments, combined)
 
   def _forward(self, arguments: Arguments, for_gradients: bool) -> Results:
     context, statistics, means = self.kernels.forward(

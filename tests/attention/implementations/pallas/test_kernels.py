@@ -508,6 +508,25 @@ def test_leading_axes_broadcast_without_repeating_keys(shapes, mask):
   close(got, results(tokens, "reference", {"mask": mask}), 1e-4)
 
 
+@pytest.mark.parametrize("score", [scores.dot(), scores.cosine(3.0)])
+def test_second_derivatives_of_a_loop_equal_the_reference(score):
+  """Reverse mode of a loop leaves only the rules of primitives."""
+  tokens = arrays((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 3))
+
+  def product(implementation):
+    def loss(*tokens):
+      def added(total, tokens):
+        context = attend(*tokens, score=score, implementation=implementation)
+        return total + jnp.sum(jnp.sin(context)), None
+
+      return jax.lax.scan(added, 0.0, tokens)[0]
+
+    gradient = jax.grad(loss, (0, 1, 2))
+    return jax.jit(lambda *tokens: jax.jvp(gradient, tokens, tokens))(*tokens)
+
+  close(product(INTERPRETED), product("reference"), 1e-4)
+
+
 @sampled("name", ["softmax", "entmax"], default=["entmax"])
 def test_forward_mode_and_second_order_equal_the_reference(name):
   normalizer = getattr(normalizers, name)()

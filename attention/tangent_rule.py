@@ -1,0 +1,127 @@
+"""Functions with a rule for tangents, also for second derivatives of loops.
+
+Reverse mode of `jax.lax.scan` replaces a `jax.custom_jvp` by its function. The
+next order then needs the derivative of that function, which a kernel does not
+have. Inside of the `jax.custom_jvp`, the function is therefore a primitive with
+the same rule, which JAX keeps.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.custom_derivatives import SymbolicZero, zero_from_primal
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+
+
+def with_tangent_rule(
+  function: Callable[..., Any],
+  rule: Callable[[tuple, tuple], tuple[Any, Any]],
+  *arguments: Any,
+) -> Any:
+  """`function(*arguments)`, whose derivatives in all modes are those of `rule`.
+
+  Args:
+    function: of pytrees of arrays; it must not capture other arrays of a trace.
+    rule: (primals, tangents) -> (results, their tangents), linear in the
+      tangents and differentiable. Tangents that are zero are `SymbolicZero`.
+    *arguments: the arguments of `function`.
+
+  Returns:
+    The results of `function`, a pytree of arrays.
+  """
+
+  # The primitive alone would trace `function` also where only the rule is used.
+  @jax.custom_jvp
+  def call(*arguments):
+    return _bound(function, rule, arguments)
+
+  call.defjvp(rule, symbolic_zeros=True)
+  return call(*arguments)
+
+
+def instantiated(tangent: Any) -> Any:
+  """A tangent as an array, also if it is a `SymbolicZero`."""
+  if isinstance(tangent, SymbolicZero):
+    return ad.instantiate_zeros(ad.Zero(tangent.aval))
+  return tangent
+
+
+def _bound(function, rule, arguments):
+  leaves, structure = jax.tree.flatten(arguments)
+
+  def of_leaves(*leaves):
+    return function(*jax.tree.unflatten(structure, leaves))
+
+  def rule_of_leaves(primals, tangents):
+    results = rule(
+      *(jax.tree.unflatten(structure, each) for each in (primals, tangents))
+    )
+    return [*map(jax.tree.leaves, results)]
+
+  # JAX looks for operations that need to know the devices in the jaxprs that
+  # are parameters.
+  jaxpr, types = jax.make_jaxpr(of_leaves, return_shape=True)(*leaves)
+  results = _call.bind(*leaves, jaxpr=jaxpr, rule=rule_of_leaves)
+  return jax.tree.unflatten(jax.tree.structure(types), results)
+
+
+_call = Primitive("with_tangent_rule")
+_call.multiple_results = True
+
+
+@_call.def_impl
+def _results(*arrays, jaxpr, rule):
+  del rule
+  return jaxpr_as_fun(jaxpr)(*arrays)
+
+
+@_call.def_effectful_abstract_eval
+def _types(*types, jaxpr, rule):
+  del rule
+  if [*types] != jaxpr.in_avals:  # inside of a `jax.shard_map`, for instance
+    jaxpr = jax.make_jaxpr(jaxpr_as_fun(jaxpr))(*types)
+  return jaxpr.out_avals, jaxpr.effects
+
+
+def _jvp(primals, tangents, *, jaxpr, rule):
+  del jaxpr
+  tangents = [
+    SymbolicZero(each.aval) if isinstance(each, ad.Zero) else each
+    for each in tangents
+  ]
+  results, moved = rule([*primals], tangents)
+  return results, [
+    ad.Zero(each.aval) if isinstance(each, SymbolicZero) else each
+    for each in moved
+  ]
+
+
+def _batched(arrays, axes, *, jaxpr, rule):
+  def batched_rule(primals, tangents):
+    moved = {
+      place: each
+      for place, each in enumerate(tangents)
+      if not isinstance(each, SymbolicZero)
+    }
+
+    def of_one(primals, moved):
+      tangents = [
+        moved.get(place, zero_from_primal(each, symbolic_zeros=True))
+        for place, each in enumerate(primals)
+      ]
+      results, tangents = rule(primals, tangents)
+      return results, [*map(instantiated, tangents)]
+
+    axes_of_moved = {place: axes[place] for place in moved}
+    return jax.vmap(of_one, ([*axes], axes_of_moved))(primals, moved)
+
+  batched = jax.make_jaxpr(jax.vmap(jaxpr_as_fun(jaxpr), axes))(*arrays)
+  results = _call.bind(*arrays, jaxpr=batched, rule=batched_rule)
+  return results, [0] * len(results)
+
+
+ad.primitive_jvps[_call] = _jvp
+batching.primitive_batchers[_call] = _batched
+mlir.register_lowering(_call, mlir.lower_fun(_results, multiple_results=True))
