@@ -3,6 +3,7 @@
 import errno
 import inspect
 import logging as python_logging
+import math
 import os
 import re
 import sys
@@ -79,7 +80,22 @@ def define_search():
     " config's evaluation.length_penalty.",
     lower_bound=0.0,
   )
+  check_finite("length_penalty")
   return beam_size, length_penalty
+
+
+def check_finite(flag: str, *, at_least: float = 0.0) -> None:
+  """Refuses NaN, infinity and numbers between 0 and `at_least` for a flag."""
+
+  def is_valid(value):
+    if value is None or value == 0:
+      return True
+    return math.isfinite(value) and value >= at_least
+
+  smallest = f" of at least {at_least:g}" if at_least else ""
+  flags.register_validator(
+    flag, is_valid, message=f"must be a finite number{smallest}"
+  )
 
 
 def config_arguments() -> list[str]:

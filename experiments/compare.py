@@ -54,6 +54,7 @@ _JOBS = flags.DEFINE_integer(
 
 def main() -> int | None:
   """Trains the incomplete trials and writes the report."""
+  from experiments import run_directory
   from experiments.comparison import grid, report, results, runner
 
   config, folder = _CONFIG.value, Path(_WORKDIR.value)
@@ -61,6 +62,11 @@ def main() -> int | None:
     raise UserError(
       f"--workdir={_WORKDIR.value}: a comparison needs a local directory, in"
       " which its trials write logs; copy it to the bucket afterwards"
+    )
+  if (folder / run_directory.CONFIG).exists():
+    raise UserError(
+      f"--workdir={folder}: is the run directory of one training; a comparison"
+      " needs a directory of its own"
     )
   trials = grid.make_trials(
     config,

@@ -54,6 +54,9 @@ def main() -> None:
   from experiments.inference import Run, restore
   from experiments.visualization.attention_view import attention_view
 
+  out = Path(_OUT.value)
+  if out.is_dir():
+    raise UserError(f"--out={out}: is a folder; give the name of a page")
   runs = [
     Run(restore(run_path(workdir), _CHECKPOINT.value), workdir)
     for workdir in _WORKDIRS.value
@@ -62,7 +65,6 @@ def main() -> None:
   pairs = []
   for source, target in _lines(runs[0]):
     pairs += [_attention(run, source, target) for run in runs]
-  out = Path(_OUT.value)
   view = attention_view(*pairs)
   view.save(out)
   logging.info("%s: %s", out, counted(view.num_sentences, "sentence"))
@@ -101,7 +103,9 @@ def _lines(run) -> list[tuple[str, str | None]]:
     return [(line, None) for line in run.example_lines(_NUM_SENTENCES.value)]
   path, lines = Path(_SOURCE.value), list[tuple[str, str | None]]()
   if _TARGET.value is None:
-    lines += [(line, None) for line in readers.read_lines(path)]
+    lines += [
+      (line, None) for line in readers.read_lines(path, field="--source")
+    ]
   else:
     fields = "--source", "--target"
     lines += zip(*readers.read_pair(path, Path(_TARGET.value), fields=fields))

@@ -62,6 +62,7 @@ _TEMPERATURE = flags.DEFINE_float(
   " default decoding is greedy or by beam search.",
   lower_bound=0.0,
 )
+cli.check_finite("temperature", at_least=1e-4)  # or 0
 _TOP_K = flags.DEFINE_integer(
   "top_k", None, "Samples from the k most likely tokens; 0: all.", lower_bound=0
 )
@@ -97,6 +98,10 @@ def main() -> None:
   if _OUT.value and not _SOURCE.value:
     raise UserError(
       "--out: needs --source, the file that a restart reads again"
+    )
+  if _ALIGNMENTS.value and Path(_ALIGNMENTS.value).is_file():
+    raise UserError(
+      f"--alignments={_ALIGNMENTS.value}: is a file; give the name of a folder"
     )
   initialize.set_up_jax()
   from experiments import inference

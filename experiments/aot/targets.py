@@ -147,9 +147,9 @@ def target_of(topology: str) -> Target:
   is_known = name in TARGETS and all(map(str.isdecimal, sizes))
   if not is_known or len(sizes) not in _SIZES[TARGETS[name].platform]:
     raise UserError(
-      f"{topology!r} is no topology: write {' or '.join(TARGETS)}, a colon and"
-      " a shape, such as v5e:16x16; for GPUs slices x machines x GPUs, such as"
-      " h100:1x1x8"
+      f"--topology={topology}: is no topology; write"
+      f" {' or '.join(TARGETS)}, a colon and a shape, such as v5e:16x16; for"
+      " GPUs slices x machines x GPUs, such as h100:1x1x8"
     )
   return TARGETS[name]
 

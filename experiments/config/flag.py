@@ -126,12 +126,25 @@ def _other_files(file: Path) -> str:
 
 def _check_field(config: ConfigDict, flag: str) -> None:
   """Raises UserError if a flag overrides a field that does not exist."""
-  section = config
+  section, place = config, "config"
   for name in flag.split(".")[1:]:
     known = list(section) if isinstance(section, ConfigDict) else []
+    place = f"{place}.{name}"
     if name not in known:
-      raise UserError(f"--{no_such_field(flag, known)}")
+      message = no_such_field(place, known)
+      others = [] if "did you mean" in message else _places(config, name)
+      hint = f"; did you mean {' or '.join(others)}?" if others else ""
+      raise UserError(f"--{message}{hint}")
     section = section[name]
+
+
+def _places(section: ConfigDict, name: str, path: str = "config") -> list[str]:
+  """Returns the fields of this name in all sections."""
+  found = [f"--{path}.{name}"] if name in section else []
+  for key, value in section.items():
+    if isinstance(value, ConfigDict):
+      found += _places(value, name, f"{path}.{key}")
+  return found
 
 
 def _located(error: BaseException, file: Path) -> str:

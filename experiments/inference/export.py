@@ -44,8 +44,10 @@ def export_parameters(restored: Restored, workdir: Path, out: Path) -> None:
     out: the folder to write, which must not exist or be empty.
 
   Raises:
-    UserError: if the folder has files.
+    UserError: if the folder is a file or has files.
   """
+  if out.is_file():
+    raise UserError(f"--out={out}: is a file; give the name of a folder")
   if out.exists() and any(out.iterdir()):
     raise UserError(f"--out={out}: has files; use another folder")
   run_directory.make_folder(out)

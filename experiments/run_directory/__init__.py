@@ -3,6 +3,7 @@
 from experiments.run_directory.claim import CHECKPOINTS as CHECKPOINTS
 from experiments.run_directory.claim import CONFIG as CONFIG
 from experiments.run_directory.claim import PARAMETERS as PARAMETERS
+from experiments.run_directory.claim import check_no_export as check_no_export
 from experiments.run_directory.claim import check_same as check_same
 from experiments.run_directory.claim import claim as claim
 from experiments.run_directory.claim import effective_config as effective_config

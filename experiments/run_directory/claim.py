@@ -33,12 +33,6 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
   with writing(workdir):
     make_folder(workdir)
     is_new = not path.exists()
-    if (workdir / PARAMETERS).exists():
-      raise UserError(
-        f"--workdir={workdir}: is an export, which has no training state; use"
-        f" another one, with --config.train.init_from={workdir} to start from"
-        " its parameters"
-      )
     if not is_new:
       _update(path, check_same(workdir, raw))
     elif (workdir / CHECKPOINTS).exists():
@@ -51,6 +45,16 @@ def claim(workdir: Path, raw: Mapping[str, Any]) -> bool:
     if not is_remote(workdir) and not os.access(workdir, os.W_OK):
       raise PermissionError(errno.EACCES, "Permission denied")
   return is_new
+
+
+def check_no_export(workdir: Path) -> None:
+  """Raises UserError if a run directory is an export."""
+  if (workdir / PARAMETERS).exists():
+    raise UserError(
+      f"--workdir={workdir}: is an export, which has no training state; use"
+      f" another one, with --config.train.init_from={workdir} to start from"
+      " its parameters"
+    )
 
 
 def effective_config(workdir: Path, raw: Mapping[str, Any]) -> Config:

@@ -76,6 +76,7 @@ def train_and_evaluate(
   check_processes(workdir)
   if first_process:
     run_directory.check_access(workdir)
+    run_directory.check_no_export(workdir)
   typed = run_directory.effective_config(workdir, raw)
   lock = run_directory.locked(workdir) if first_process else nullcontext()
   with (

@@ -41,7 +41,52 @@ ERRORS = {
   ),
   "misspelt section": (
     ["train", "--config=configs/reverse.py", "--config.trian.steps=3"],
-    "trian",
+    "--config.trian: no such field; did you mean 'train'?",
+  ),
+  "field of another section": (
+    ["train", "--config=configs/reverse.py", "--config.train.seed=1"],
+    "config.train.seed: no such field; did you mean --config.seed?",
+  ),
+  "training an export": (
+    ["train", "--config=configs/reverse.py:dot", "--workdir=releases/reverse"],
+    "--workdir=releases/reverse: is an export",
+  ),
+  "comparing in a run": (
+    [
+      "compare",
+      "--config=configs/reverse.py",
+      "--scores=dot",
+      "--workdir=releases/reverse",
+    ],
+    "--workdir=releases/reverse: is the run directory of one training",
+  ),
+  "temperature": (
+    ["translate", "--workdir=releases/numbers", "--temperature=inf"],
+    "--temperature=inf: must be a finite number of at least 0.0001",
+  ),
+  "length penalty": (
+    ["translate", "--workdir=releases/numbers", "--length_penalty=nan"],
+    "--length_penalty=nan: must be a finite number",
+  ),
+  "alignments": (
+    [
+      "translate",
+      "--workdir=releases/numbers",
+      "--alignments={tmp}/empty.py",
+    ],
+    "--alignments={tmp}/empty.py: is a file; give the name of a folder",
+  ),
+  "page": (
+    ["explore", "--workdir=releases/numbers", "--out={tmp}"],
+    "--out={tmp}: is a folder; give the name of a page",
+  ),
+  "export to a file": (
+    ["export", "--workdir=releases/numbers", "--out={tmp}/empty.py"],
+    "--out={tmp}/empty.py: is a file; give the name of a folder",
+  ),
+  "topology": (
+    ["plan", "--config=configs/reverse.py", "--topology=v5"],
+    "--topology=v5: is no topology; write ",
   ),
   "out of range": (
     ["train", "--config=configs/reverse.py", "--config.train.steps=0"],

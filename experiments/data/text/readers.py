@@ -58,9 +58,12 @@ def read_pair(
   return ParallelText(*sides)
 
 
-def read_lines(file: Path) -> Iterator[str]:
-  """Yields the normalised lines of a text file, plain or .gz."""
-  return map(normalized, _decoded(file))
+def read_lines(file: Path, *, field: str = "") -> Iterator[str]:
+  """Yields the normalised lines of a text file, plain or .gz.
+
+  Errors name `field`, if given.
+  """
+  return map(normalized, _decoded(file, field))
 
 
 def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:

@@ -8,13 +8,15 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+from ml_collections import ConfigDict
 
 import experiments
 from experiments import inference, run_directory
 from experiments.checkpoints import parameter_file
 from experiments.errors import UserError
 from experiments.inference import export
-from experiments.run_directory import claim, read_config
+from experiments.run_directory import read_config
+from experiments.training.loop import train_and_evaluate
 from tests.experiments import processes, version_1
 from tests.experiments.processes import environment
 
@@ -135,9 +137,11 @@ def test_an_export_is_used_like_its_run(folder, workdir, restored):
 
 
 def test_an_export_is_not_a_directory_to_train_in(folder):
-  config = read_config(folder).model_dump()
+  config = ConfigDict(read_config(folder).model_dump())
+  files = sorted(folder.iterdir())
   with pytest.raises(UserError, match="is an export, which has no training"):
-    claim(folder, config)
+    train_and_evaluate(config, folder)
+  assert sorted(folder.iterdir()) == files
 
 
 def test_a_folder_with_files_is_not_overwritten(folder, workdir, restored):
