@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -24,10 +25,38 @@ POSITIONAL_SCORE_NAMES = (
   "transformer_xl",
 )
 SCORE_WRAPPER_NAMES = ("soft_cap", "qk_norm", "temperature")
+_OPTIONS = (
+  "hidden_size",
+  "max_length",
+  "max_distance",
+  "window",
+  "local_score",
+  "causal",
+  "wrapper",
+  "cap",
+)
 
 # A softmax over cosines, at most 1, is nearly uniform. With this factor, the
 # weight of an equal key is e^10 times that of an orthogonal one.
 INITIAL_SHARPNESS = 10.0
+
+
+def options_of(
+  given: Mapping[str, Any] | None, *, without: Collection[str] = ()
+) -> dict[str, Any]:
+  """The `score_options` of a module, as arguments of `LearnedScore`.
+
+  Raises:
+    ValueError: if `given` has an unknown option, or one of `without`, which the
+      module has itself.
+  """
+  known = [name for name in _OPTIONS if name not in without]
+  for name in given or {}:
+    if name not in known:
+      raise ValueError(
+        f"score_options has no {name!r}; there are {', '.join(known)}"
+      )
+  return {**(given or {})}
 
 
 class LearnedScore(nn.Module):

@@ -18,7 +18,7 @@ from attention.grouped_query import Grouping, KeyValue
 from attention.matmul import precision_name
 from attention.mesh_axes import MeshAxes, as_mesh_axes
 from attention.modules.learned_normalizers import LearnedNormalizer
-from attention.modules.learned_scores import LearnedScore
+from attention.modules.learned_scores import LearnedScore, options_of
 from attention.modules.projection_weights import ProjectionWeights
 from attention.multi_head import MultiHead
 from attention.normalizers import Normalizer
@@ -109,7 +109,7 @@ class MultiHeadAttention(nn.Module):
       num_key_value_heads=self.grouping.num_key_value_heads,
       dtype=self.dtype,
       param_dtype=self.param_dtype,
-      **(self.score_options or {}),
+      **options_of(self.score_options),
     )
     self.learned_normalizer = LearnedNormalizer(
       self.normalizer, self.num_heads, self.param_dtype

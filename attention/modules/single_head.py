@@ -14,7 +14,7 @@ from attention.api import attend, attention_weights
 from attention.checks import check_tokens
 from attention.dispatch import ImplementationLike
 from attention.modules.learned_normalizers import LearnedNormalizer
-from attention.modules.learned_scores import LearnedScore
+from attention.modules.learned_scores import LearnedScore, options_of
 from attention.normalizers import Normalizer
 from attention.scores import Score
 from attention.types import BiasLike, MaskLike
@@ -83,7 +83,7 @@ class Attention(nn.Module):
       self.hidden_size,
       dtype=self.dtype,
       param_dtype=self.param_dtype,
-      **(self.score_options or {}),
+      **options_of(self.score_options, without=["hidden_size"]),
     )
     self.learned_normalizer = LearnedNormalizer(
       self.normalizer, param_dtype=self.param_dtype

@@ -53,7 +53,8 @@ class Trial(NamedTuple):
     """Whether results exist; raises UserError if they are of another config."""
     if not (self.workdir / run_directory.CONFIG).exists():
       return False
-    if run_directory.check_same(self.workdir, self.raw):
+    comparison = self.workdir.parent.parent
+    if run_directory.check_same(self.workdir, self.raw, given=comparison):
       return False  # training has to update config.json first
     return self._has_weights() and all(map(self._is_evaluated, self.splits))
 

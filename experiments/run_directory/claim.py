@@ -70,8 +70,13 @@ def effective_config(workdir: Path, raw: Mapping[str, Any]) -> Config:
   return config
 
 
-def check_same(workdir: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-  """The changeable fields that differ; raises UserError if others differ."""
+def check_same(
+  workdir: Path, raw: Mapping[str, Any], *, given: Path | None = None
+) -> dict[str, Any]:
+  """The changeable fields that differ; raises UserError if others differ.
+
+  `given` is the user's --workdir, if it is not the run directory.
+  """
   ours, theirs = effective_config(workdir, raw), read_config(workdir)
   changeable = changeable_fields()
   longer = ours.train.steps > theirs.train.steps
@@ -89,7 +94,8 @@ def check_same(workdir: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
   if other:
     raise UserError(
       f"--workdir={workdir}: has a run of another config; use another"
-      f" directory, such as --workdir={workdir}-2\n  " + "\n  ".join(other)
+      f" directory, such as --workdir={given or workdir}-2\n  "
+      + "\n  ".join(other)
     )
   return changed
 

@@ -402,6 +402,19 @@ def test_local_scores_may_use_the_dot_product(name):
     LearnedScore(name, local_score="cosine").init(jax.random.key(0), 4, 4)
 
 
+@pytest.mark.parametrize("option", ["foo", "hidden_size"])
+def test_an_unknown_option_of_scores_is_named(option):
+  module = Attention("local_m", score_options={option: 3})
+  with pytest.raises(
+    ValueError, match=f"no '{option}'; .* window, local_score"
+  ):
+    module.init(jax.random.key(0), *[jnp.ones((3, 4))] * 2)
+  if option == "foo":
+    module = MultiHeadAttention(2, score="shaw", score_options={option: 3})
+    with pytest.raises(ValueError, match="score_options has no 'foo'"):
+      module.init(jax.random.key(0), jnp.ones((3, 4)))
+
+
 def test_an_unknown_wrapper_of_scores_is_named():
   module = LearnedScore("dot", wrapper="cap")
   with pytest.raises(ValueError, match="wrapper must be None or one of soft_c"):

@@ -206,6 +206,7 @@ def test_a_run_of_another_config_is_reported_with_its_fields(tmp_path, capsys):
   lines = report_of(outcomes, tmp_path).splitlines()
   (line,) = [each for each in lines if "another config" in each]
   assert "; config.train.batch_size: stored" in line
+  assert f"such as --workdir={tmp_path}-2;" in line
 
 
 def test_training_time_adds_up_over_resumed_runs():
