@@ -13,6 +13,7 @@ from attention import axes
 from attention.checks import check_floating, check_shape
 from attention.head_parameters import BY_POSITION
 from attention.scores.base import Score, Wrapper, check_score
+from attention.tangent_rule import instantiated, with_tangent_rule
 
 # Numbers [..., S] to the sums of the first n: the total for queries, the same
 # for keys, and the rest. With two outputs, a kernel adds both cotangents.
@@ -128,20 +129,23 @@ def forgetting(score: Score, log_gates: jax.Array) -> Score:
   return Forgetting(score, log_gates.astype(wide))
 
 
-@jax.custom_jvp
 def running_sums(
   numbers: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """The sums of the first n numbers: an exact part, twice, and a small one."""
+  return with_tangent_rule(_running_sums, _tangents_of_running_sums, numbers)
+
+
+def _running_sums(numbers):
+  # Numbers are rounded here, which has no derivative.
   bound = jnp.sum(jnp.abs(numbers), axis=-1, keepdims=True)
   parts = jnp.stack(exact_parts(numbers, bound))
   total, rest = jnp.cumsum(parts, axis=-1)
   return total, total, rest
 
 
-@running_sums.defjvp
-def _running_sums_jvp(primals, tangents):
-  (moved,) = tangents
+def _tangents_of_running_sums(primals, tangents):
+  (moved,) = map(instantiated, tangents)
   moved = jnp.cumsum(moved, axis=-1)
   return running_sums(*primals), (moved, moved, jnp.zeros_like(moved))
 

@@ -31,6 +31,7 @@ from attention.implementations.non_finite import any_flagged, with_finite_tokens
 from attention.implementations.reference.size import is_small
 from attention.request import Request
 from attention.softmax import Statistics, from_lse, of_rows
+from attention.tangent_rule import instantiated, with_tangent_rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,16 +121,17 @@ def _with_leading(request: Request, results, empty):
   return context, statistics, rows_attending
 
 
-@jax.custom_jvp
 def _substituted(value, carrier):
   """The value, with the derivatives of the carrier."""
-  del carrier
-  return value
 
+  def first(value, carrier):
+    del carrier
+    return value
 
-@_substituted.defjvp
-def _substituted_jvp(primals, tangents):
-  return primals[0], tangents[1]
+  def rule(primals, tangents):
+    return _substituted(*primals), instantiated(tangents[1])
+
+  return with_tangent_rule(first, rule, value, carrier)
 
 
 def _with_derivative(lse, request: Request):

@@ -7,13 +7,13 @@ TPU. Here they and their transposes are one each.
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from attention.custom_transpose import with_kernel_as_transpose
 from attention.implementations.pallas.hopper import running_sums as hopper
 from attention.implementations.pallas.tpu import running_sums as tpu
 from attention.scores import decay
+from attention.tangent_rule import instantiated, with_tangent_rule
 
 # Longer rows, with what is computed from them, do not fit on the chip.
 _LONGEST = 1 << 15
@@ -29,14 +29,16 @@ def make_running_sums(target: str, interpret: Any) -> decay.RunningSums:
     given = [each for each in cotangents if each is not None]
     return sums(lambda *numbers: (sum(numbers),), *given, is_reversed=True)
 
-  @jax.custom_jvp
-  def running_sums(numbers):
+  def kernel(numbers):
     total, rest = sums(decay.exact_parts, numbers, is_reversed=False)
     return total, total, rest
 
-  @running_sums.defjvp
+  def running_sums(numbers):
+    return with_tangent_rule(kernel, rule, numbers)
+
   def rule(primals, tangents):
-    moved = with_kernel_as_transpose(_twice, of_last, [], [*tangents])
+    tangents = [*map(instantiated, tangents)]
+    moved = with_kernel_as_transpose(_twice, of_last, [], tangents)
     return running_sums(*primals), (*moved, jnp.zeros_like(moved[0]))
 
   def running_sums_of(numbers):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attend, masks
+from attention import attend, masks, normalizers
 from attention.implementations.reference import size
 from tests.attention.implementations.cudnn_stand_in import (
   PATTERNS,
@@ -15,7 +15,7 @@ from tests.attention.implementations.cudnn_stand_in import (
   tokens,
 )
 from tests.attention.oracle import draw
-from tests.matrix import sampled_product
+from tests.matrix import sampled, sampled_product
 
 
 @pytest.mark.usefixtures("_stand_in")
@@ -78,6 +78,33 @@ def in_a_loop(loss):
     return jax.lax.map(lambda each: loss(*each), tokens).sum()
 
   return total
+
+
+@pytest.mark.usefixtures("_stand_in")
+@pytest.mark.parametrize("is_looped", [False, True])
+@sampled("name", ["lse", "sink"], default=["lse"])
+def test_second_derivatives_of_the_lse(name, is_looped, monkeypatch):
+  monkeypatch.setattr(size, "_BYTES", 0)  # else those of the dense formula
+
+  def loss(implementation, *tokens):
+    options = {"mask": masks.causal(2), "implementation": implementation}
+    if name == "sink":
+      sink = jnp.mean(tokens[0].astype("f4"))
+      options["normalizer"] = normalizers.softmax(sink)
+      return jnp.sum(jnp.sin(attend(*tokens, **options).astype("f4")))
+    return jnp.sum(jnp.sin(3 * attend(*tokens, **options, return_lse=True)[1]))
+
+  def product(implementation):
+    function = functools.partial(loss, implementation)
+    if is_looped and implementation == "cudnn":
+      function = in_a_loop(function)
+    gradient = jax.grad(function, (0, 1))
+    return jax.jit(lambda *x: jax.jvp(gradient, x, x)[1])(*tokens(*SHAPES))
+
+  for mine, right in zip(product("cudnn"), product("reference")):
+    mine, right = mine.astype("f4"), right.astype("f4")
+    error = jnp.linalg.norm(mine - right) / jnp.linalg.norm(right)
+    assert error < 0.05, error
 
 
 DERIVATIVES = {
