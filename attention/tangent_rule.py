@@ -30,6 +30,15 @@ def with_tangent_rule(
 
   Returns:
     The results of `function`, a pytree of arrays.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> def rounded(x):
+    ...   def rule(primals, tangents):
+    ...     return rounded(*primals), instantiated(*tangents)
+    ...   return with_tangent_rule(jnp.round, rule, x)
+    >>> jax.grad(rounded)(jnp.float32(1.4))
+    Array(1., dtype=float32)
   """
 
   # The primitive alone would trace `function` also where only the rule is used.

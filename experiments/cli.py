@@ -92,10 +92,10 @@ def check_finite(flag: str, *, at_least: float = 0.0) -> None:
       return True
     return math.isfinite(value) and value >= at_least
 
-  smallest = f" of at least {at_least:g}" if at_least else ""
-  flags.register_validator(
-    flag, is_valid, message=f"must be a finite number{smallest}"
-  )
+  message = "must be a finite number"
+  if at_least:
+    message = f"must be 0 or a finite number of at least {at_least:g}"
+  flags.register_validator(flag, is_valid, message)
 
 
 def config_arguments() -> list[str]:

@@ -62,7 +62,7 @@ _TEMPERATURE = flags.DEFINE_float(
   " default decoding is greedy or by beam search.",
   lower_bound=0.0,
 )
-cli.check_finite("temperature", at_least=1e-4)  # or 0
+cli.check_finite("temperature", at_least=1e-4)
 _TOP_K = flags.DEFINE_integer(
   "top_k", None, "Samples from the k most likely tokens; 0: all.", lower_bound=0
 )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -25,38 +25,10 @@ POSITIONAL_SCORE_NAMES = (
   "transformer_xl",
 )
 SCORE_WRAPPER_NAMES = ("soft_cap", "qk_norm", "temperature")
-_OPTIONS = (
-  "hidden_size",
-  "max_length",
-  "max_distance",
-  "window",
-  "local_score",
-  "causal",
-  "wrapper",
-  "cap",
-)
 
 # A softmax over cosines, at most 1, is nearly uniform. With this factor, the
 # weight of an equal key is e^10 times that of an orthogonal one.
 INITIAL_SHARPNESS = 10.0
-
-
-def options_of(
-  given: Mapping[str, Any] | None, *, without: Collection[str] = ()
-) -> dict[str, Any]:
-  """The `score_options` of a module, as arguments of `LearnedScore`.
-
-  Raises:
-    ValueError: if `given` has an unknown option, or one of `without`, which the
-      module has itself.
-  """
-  known = [name for name in _OPTIONS if name not in without]
-  for name in given or {}:
-    if name not in known:
-      raise ValueError(
-        f"score_options has no {name!r}; there are {', '.join(known)}"
-      )
-  return {**(given or {})}
 
 
 class LearnedScore(nn.Module):
@@ -264,3 +236,24 @@ class LearnedScore(nn.Module):
     shape = sizes if heads is None else (heads, *sizes)
     array = self.param(name, initialize, shape, self.param_dtype)
     return array if self.dtype is None else array.astype(self.dtype)
+
+
+def learned_score(
+  score: str | Score | Callable, options: Mapping[str, Any] | None, **own: Any
+) -> LearnedScore:
+  """The score of a module, with its `score_options` and arguments of its own.
+
+  Raises:
+    ValueError: if there is an option that `LearnedScore` does not have, or that
+      the module sets itself.
+  """
+  options = options or {}
+  fields = [each.name for each in dataclasses.fields(LearnedScore)]
+  reserved = {"score", "parent", "name", *own}
+  known = [name for name in fields if name not in reserved]
+  for name in options:
+    if name not in known:
+      raise ValueError(
+        f"score_options has no {name!r}; there are {', '.join(known)}"
+      )
+  return LearnedScore(score, **own, **options)

@@ -18,7 +18,7 @@ from attention.grouped_query import Grouping, KeyValue
 from attention.matmul import precision_name
 from attention.mesh_axes import MeshAxes, as_mesh_axes
 from attention.modules.learned_normalizers import LearnedNormalizer
-from attention.modules.learned_scores import LearnedScore, options_of
+from attention.modules.learned_scores import learned_score
 from attention.modules.projection_weights import ProjectionWeights
 from attention.multi_head import MultiHead
 from attention.normalizers import Normalizer
@@ -103,13 +103,13 @@ class MultiHeadAttention(nn.Module):
     self.key_projection = ProjectionWeights(*weights)
     self.value_projection = ProjectionWeights(*weights)
     self.output_projection = ProjectionWeights(*weights)
-    self.learned_score = LearnedScore(
+    self.learned_score = learned_score(
       self.score,
+      self.score_options,
       num_heads=self.num_heads,
       num_key_value_heads=self.grouping.num_key_value_heads,
       dtype=self.dtype,
       param_dtype=self.param_dtype,
-      **options_of(self.score_options),
     )
     self.learned_normalizer = LearnedNormalizer(
       self.normalizer, self.num_heads, self.param_dtype

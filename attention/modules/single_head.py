@@ -14,7 +14,7 @@ from attention.api import attend, attention_weights
 from attention.checks import check_tokens
 from attention.dispatch import ImplementationLike
 from attention.modules.learned_normalizers import LearnedNormalizer
-from attention.modules.learned_scores import LearnedScore, options_of
+from attention.modules.learned_scores import learned_score
 from attention.normalizers import Normalizer
 from attention.scores import Score
 from attention.types import BiasLike, MaskLike
@@ -78,12 +78,12 @@ class Attention(nn.Module):
 
   def setup(self):
     """Declares the score and the normalizer."""
-    self.learned_score = LearnedScore(
+    self.learned_score = learned_score(
       self.score,
-      self.hidden_size,
+      self.score_options,
+      hidden_size=self.hidden_size,
       dtype=self.dtype,
       param_dtype=self.param_dtype,
-      **options_of(self.score_options, without=["hidden_size"]),
     )
     self.learned_normalizer = LearnedNormalizer(
       self.normalizer, param_dtype=self.param_dtype

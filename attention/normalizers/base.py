@@ -158,13 +158,20 @@ def checked_weights(normalizer: Callable, scores: jax.Array) -> jax.Array:
 
 def masked_weights(normalizer: Callable, scores: jax.Array) -> jax.Array:
   """The weights; 0 where a score is -inf, with zero derivatives there."""
+  scores, visible, _ = _with_constants(scores)
+  return jnp.where(visible, checked_weights(normalizer, scores), 0.0)
+
+
+def _with_constants(
+  scores: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Scores for a normalizer, and which scores, and rows, have keys."""
   visible = ~jnp.isneginf(scores)
-  empty = ~jnp.any(visible, axis=-1, keepdims=True)
-  # Without derivatives of scores of -inf, which may not be finite.
+  has_keys = jnp.any(visible, axis=-1)
+  # Derivatives of scores of -inf may not be finite, and a row of -inf alone
+  # would be NaN in most normalizers.
   scores = jnp.where(visible, scores, -jnp.inf)
-  # A row of -inf alone would be NaN in most normalizers.
-  weights = checked_weights(normalizer, jnp.where(empty, 0.0, scores))
-  return jnp.where(visible, weights, 0.0)
+  return jnp.where(has_keys[..., None], scores, 0.0), visible, has_keys
 
 
 def checked_fraction(
@@ -210,12 +217,7 @@ def masked_fraction(
 
   The divisors of rows of -inf alone are 0.
   """
-  visible = ~jnp.isneginf(scores)
-  has_keys = jnp.any(visible, axis=-1)
-  # Without derivatives of scores of -inf, which may not be finite.
-  scores = jnp.where(visible, scores, -jnp.inf)
-  # A row of -inf alone would be NaN in most normalizers.
-  scores = jnp.where(has_keys[..., None], scores, 0.0)
+  scores, visible, has_keys = _with_constants(scores)
   numerators, divisors = checked_fraction(normalizer, scores)
   numerators = jnp.where(visible, numerators, 0.0)
   return numerators, jnp.where(has_keys, divisors, 0.0)

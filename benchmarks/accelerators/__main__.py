@@ -41,11 +41,11 @@ _WORKERS = flags.DEFINE_integer(
 _SECONDS = flags.DEFINE_float(
   "seconds", 900.0, "The time after which a case fails.", lower_bound=1.0
 )
-_JSON = flags.DEFINE_string("json", "docs/results", "The folder of the JSON.")
-_DOCUMENT = flags.DEFINE_string(
-  "document",
-  "docs/accelerators.md",
-  'The document with the table; "" leaves it.',
+_JSON = flags.DEFINE_string(
+  "json",
+  "docs/results",
+  "The folder of the JSON. docs/accelerators.md has the table of the default"
+  " folder, and is not changed for another one.",
 )
 
 
@@ -108,10 +108,12 @@ def main(arguments) -> None:
       raise app.UsageError(str(error)) from None
   for target in _TARGET.value:
     _run(target, names)
-  if _DOCUMENT.value:
-    paths = {target: _path(target) for target in TARGETS}
-    found = {t: report.read(path) for t, path in paths.items() if path.exists()}
-    report.write_document(pathlib.Path(_DOCUMENT.value), report.tables(found))
+  if not flags.FLAGS["json"].using_default_value:
+    return
+  found = {target: report.read(_path(target)) for target in TARGETS}
+  report.write_document(
+    pathlib.Path("docs/accelerators.md"), report.tables(found)
+  )
 
 
 if __name__ == "__main__":

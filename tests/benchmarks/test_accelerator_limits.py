@@ -140,7 +140,6 @@ def compiled(target, prefixes, folder):
       f"--target={target}",
       f"--only={','.join(prefixes)}",
       f"--json={folder}",
-      "--document=",
     ],
     check=True,
     env={**os.environ, "XLA_FLAGS": ""},

@@ -1,11 +1,15 @@
 """The benchmark that compiles for accelerators."""
 
 import json
+import pathlib
 
 import jax
 import pytest
 
 from benchmarks.accelerators import attention_cases, cases, report, worker
+from experiments.aot.targets import TARGETS
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 COST = {
   "kernels": 1234,
@@ -48,6 +52,15 @@ def test_results_are_read_back(tmp_path):
   results = report.read(path)
   assert results["a"]["kernels"] == 1234
   assert json.loads(path.read_text())["title"] == "compiled, not run"
+
+
+def test_the_document_has_the_table_of_the_stored_costs():
+  stored = {
+    target: report.read(DOCS / "results" / f"accelerators-{target}.json")
+    for target in TARGETS
+  }
+  document = (DOCS / "accelerators.md").read_text()
+  assert f"\n{report.tables(stored)}\n" in document
 
 
 def test_the_table_replaces_what_is_between_the_markers(tmp_path):

@@ -62,7 +62,7 @@ ERRORS = {
   ),
   "temperature": (
     ["translate", "--workdir=releases/numbers", "--temperature=inf"],
-    "--temperature=inf: must be a finite number of at least 0.0001",
+    "--temperature=inf: must be 0 or a finite number of at least 0.0001",
   ),
   "length penalty": (
     ["translate", "--workdir=releases/numbers", "--length_penalty=nan"],

@@ -66,7 +66,7 @@ def compiled(case, folder):
   subprocess.run(
     [
       *(sys.executable, "-m", "benchmarks.accelerators", "--target=h100"),
-      *(f"--only={case}", "--document=", f"--json={folder}"),
+      *(f"--only={case}", f"--json={folder}"),
     ],
     check=True,
     env={**os.environ, **dump, "XLA_FLAGS": ""},
