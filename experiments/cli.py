@@ -182,7 +182,7 @@ def _guarded(main: Callable[..., int | None], arguments: Sequence[str]) -> None:
   except KeyboardInterrupt:
     _die("interrupted", 130)
   except Exception as error:
-    if message := _file_error(error):
+    if message := _file_error(error) or _memory_error(error):
       _die(message, 1)
     jax = sys.modules.get("jax")
     if jax is None or jax.process_count() == 1:
@@ -254,6 +254,21 @@ def _file_error(error: Exception) -> str | None:
   if not error.filename and error.errno not in (errno.ENOSPC, errno.EDQUOT):
     return None
   return f"{error.filename or 'a file'}: {error.strerror}"
+
+
+def _memory_error(error: Exception) -> str | None:
+  """A message if a device has too little memory; None for other errors."""
+  _, is_memory, details = str(error).partition("RESOURCE_EXHAUSTED: ")
+  first, *_ = details.splitlines() or [""]
+  if not is_memory or "vmem" in first:  # a kernel's own memory
+    return None
+  return (
+    f"a device has too little memory: {first}\n"
+    "Training needs less with a larger --config.train.accumulation, with"
+    " --config.model.remat and --config.model.scan_layers (Transformer), or"
+    " with --config.mesh.fsdp on several devices; decoding with a smaller"
+    " --beam_size."
+  )
 
 
 def _die(message: str, code: int = 2) -> None:

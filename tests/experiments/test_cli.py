@@ -187,6 +187,25 @@ def test_user_error_is_one_message_without_traceback(kind, tmp_path):
   assert not (tmp_path / "divide").exists()
 
 
+def test_too_little_memory_is_one_message():
+  script = (
+    "import jax.numpy as jnp; from experiments import cli\n"
+    "cli._guarded(lambda: jnp.zeros(2**44) + 1, [])"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", script],
+    capture_output=True,
+    text=True,
+    cwd=processes.ROOT,
+    env=processes.environment(),
+  )
+  assert done.returncode == 1
+  assert "Traceback" not in done.stderr
+  start = "error: a device has too little memory: Out of memory allocating"
+  assert done.stderr.startswith(start)
+  assert "--config.train.accumulation" in done.stderr
+
+
 def test_help_does_not_import_jax(tmp_path):
   # A broken jax on the path: importing it fails.
   (tmp_path / "jax.py").write_text("raise ImportError('jax was imported')")
