@@ -96,24 +96,35 @@ class Blockwise:
 
   def _compute(self, request: Request):
     """Context, statistics and the function from flagged keys to rows."""
-    length = request.scores_shape[-2]
-    score, tiling = request.score, self.tiling(request)
     query, key, value = request.tokens
-    query = score.map_query(with_length(query, tiling.query_length))
-    key = score.map_key(with_length(key, tiling.key_length))
-    value = with_length(value, tiling.key_length, "constant")
-    value = value.astype(jnp.result_type(request.query, value))
+    context, statistics = self.of_mapped(
+      request,
+      request.score.map_query(query),
+      request.score.map_key(key),
+      value.astype(jnp.result_type(query, value)),
+    )
+    if request.combined is not None and not is_softmax(request.normalizer):
+      context, statistics = part_of(request.combined, context)
+    options = TileOptions(self.tiling(request), request)
+    return context, statistics, functools.partial(rows_attending, options)
+
+  def of_mapped(
+    self, request: Request, query: jax.Array, key: jax.Array, value: jax.Array
+  ) -> tuple[jax.Array, Statistics]:
+    """The context and the statistics of mapped tokens, all of them finite."""
+    length, tiling = request.scores_shape[-2], self.tiling(request)
     compute = _online if is_online(request.normalizer) else compute_rows
     context, statistics = compute(
-      request, tiling, self.leading_block, query, key, value
+      request,
+      tiling,
+      self.leading_block,
+      with_length(query, tiling.query_length),
+      with_length(key, tiling.key_length),
+      with_length(value, tiling.key_length, "constant"),
     )
     context = context[..., :length, :]
     statistics = Statistics(*(each[..., :length] for each in statistics))
-    statistics = statistics.broadcast_to(context.shape[:-1])
-    if request.combined is not None and not is_softmax(request.normalizer):
-      context, statistics = part_of(request.combined, context)
-    attending = functools.partial(rows_attending, TileOptions(tiling, request))
-    return context, statistics, attending
+    return context, statistics.broadcast_to(context.shape[:-1])
 
   def _sides(self, request: Request) -> tuple[int, int]:
     """The numbers of queries and keys in a tile."""

@@ -130,6 +130,10 @@ def _with_maps_inside(options: Pallas, request: Request) -> Request:
 def _computed(
   options: Pallas, request: Request
 ) -> tuple[jax.Array, Statistics]:
+  if options.target is not None and not options.interpret:
+    # Derivatives by XLA have tiles for that device too.
+    branch = "cuda" if options.target == "hopper" else options.target
+    request = dataclasses.replace(request, branch=branch)
   request = _with_own_arrays(request)
   request = _without_positions(options, _varying_alike(request))
   is_finite = request.score.is_finite
@@ -137,9 +141,7 @@ def _computed(
   tokens = _mapped(options, request)
   kernels = _kernels(options, request, tokens)
   rule, captured = make_rule(request, tokens)
-  shared = shared_operands(
-    [*captured.pair, *captured.bias], kernels.differentiable_operands
-  )
+  shared = shared_operands(captured, kernels.differentiable_operands)
   attention = KernelAttention(kernels, rule, shared, is_finite)
   arguments = Arguments(captured, kernels.arrays, [*tokens])
   return attention(arguments, request.combined)

@@ -19,17 +19,13 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from attention.custom_transpose import with_kernel_as_transpose
+from attention.implementations.blockwise.tiles import with_length
+from attention.implementations.closure import Program
 from attention.implementations.non_finite import where_finite
 from attention.implementations.pallas import hopper, tpu
 from attention.implementations.pallas.operands import Operand
 from attention.implementations.pallas.results import Results
-from attention.implementations.pallas.tangent_rules import (
-  Arguments,
-  OnlineRule,
-  RowsRule,
-  after,
-  padded,
-)
+from attention.implementations.pallas.tangent_rules import Arguments
 from attention.request import Combined
 from attention.softmax import Statistics
 from attention.tangent_rule import with_tangent_rule
@@ -40,9 +36,8 @@ class KernelAttention:
   """Attention as kernels, and the rule of its derivatives."""
 
   kernels: tpu.Problem | hopper.Problem
-  rule: OnlineRule | RowsRule
-  # For each array that the score and the bias captured in the rule, the
-  # operands of kernels.
+  rule: Program  # see `make_rule`
+  # For each array that the rule captured, the operands of kernels.
   operands_of: list[list[int]]
   score_is_finite: bool  # see `Score.is_finite`
 
@@ -82,7 +77,7 @@ class KernelAttention:
   def _forward(self, arguments: Arguments, for_gradients: bool) -> Results:
     context, statistics, means = self.kernels.forward(
       arguments.operands,
-      padded(arguments.tokens, *self.kernels.padded_lengths),
+      self._padded(arguments.tokens),
       for_gradients=for_gradients,
     )
     length = arguments.tokens[0].shape[-2]
@@ -90,6 +85,16 @@ class KernelAttention:
     if means is not None:
       means = means[..., :length, :]
     return Results(context[..., :length, :], statistics, means)
+
+  def _padded(self, tokens: Sequence[jax.Array]) -> list[jax.Array]:
+    """The query, the key and the value with the lengths that kernels need."""
+    query, key, value = tokens
+    queries, keys = self.kernels.padded_lengths
+    return [
+      with_length(query, queries),
+      with_length(key, keys),
+      with_length(value, keys, "constant"),
+    ]
 
   def _tangents(self, arguments, outputs, tangents):
     """The tangents of the results of `_forward`."""
@@ -138,7 +143,7 @@ class KernelAttention:
     rows = None
     if self.kernels.is_masked:
       rows = _rows(context, statistics)
-      outputs = Results(rows.context, rows.statistics)
+      context, statistics = rows.context, rows.statistics
       tangents = self._of_finite_tokens(arguments, chosen, tangents)
       tokens = [
         jnp.where(jnp.isfinite(each), each, jnp.zeros_like(each))
@@ -148,7 +153,12 @@ class KernelAttention:
 
     def results(*arrays):
       moved = arguments.with_linear(chosen, arrays)
-      of_context, of_total = self.rule(moved, outputs)
+      of_context, of_total = self.rule(
+        moved.captured,
+        moved.tokens,
+        context.astype(statistics.total.dtype),
+        statistics,
+      )
       of_context = of_context.astype(context.dtype)
       if rows is not None:
         zeros = jnp.zeros_like(of_context)
@@ -191,11 +201,14 @@ class KernelAttention:
       rows["of_total"] = of_total
     missing = kernels.padded_lengths[0] - length
     if missing:
+      queries = context.ndim - 2
       rows = {
-        name: jnp.pad(each, after(context.ndim - 2, missing, each.ndim))
+        name: jnp.pad(
+          each, [(0, missing * (axis == queries)) for axis in range(each.ndim)]
+        )
         for name, each in rows.items()
       }
-    tokens = padded(arguments.tokens, *kernels.padded_lengths)
+    tokens = self._padded(arguments.tokens)
     first = len(arguments.linear) - 3
     places = [place for place in chosen if place < first]
     wanted = [number for place in places for number in self.operands_of[place]]
