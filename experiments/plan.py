@@ -53,7 +53,7 @@ def main() -> int:
   fits = True
   for step in plan.steps(config, target, _TOPOLOGY.value, lengths):
     print(plan.describe(step, target), flush=True)
-    fits = fits and step.cost.memory <= target.memory
+    fits = fits and step.fits(target)
   return 0 if fits else 1
 
 

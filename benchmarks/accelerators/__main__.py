@@ -4,13 +4,14 @@ r"""Compiles attention and the experiments for accelerators; runs nothing.
     python -m benchmarks.accelerators --target=h100,v5e
     python -m benchmarks.accelerators --target=v5e --only=attention/additive
     python -m benchmarks.accelerators --target=v5e --full --workers=2
+    python -m benchmarks.accelerators --again --json=/tmp/figures
 
 Counts kernels, bytes through device memory, temporaries and collectives in the
 compiled programs, and writes them to docs/results/accelerators-TARGET.json and
-to the table of docs/accelerators.md. The default subset takes about half an
-hour for each target on two cores, --full several hours. A run that was stopped
-continues: cases with a result are skipped unless --again is given. A failure is
-recorded and does not end the run.
+to the table of docs/accelerators.md, or to another folder. The default subset
+takes about half an hour for each target on two cores, --full several hours. A
+run that was stopped continues: cases with a result are skipped unless --again
+is given. A failure is recorded and does not end the run.
 """
 
 import multiprocessing.pool
@@ -34,7 +35,9 @@ _ONLY = flags.DEFINE_list(
 )
 _FULL = flags.DEFINE_bool("full", False, "Compile all cases.")
 _AGAIN = flags.DEFINE_bool("again", False, "Replace earlier results.")
-_LIST = flags.DEFINE_bool("list", False, "Print the names of the cases.")
+_LIST = flags.DEFINE_bool(
+  "list", False, "Print the names of all cases, or of those of --only."
+)
 _WORKERS = flags.DEFINE_integer(
   "workers", 1, "Cases that are compiled at a time.", lower_bound=1
 )
@@ -58,11 +61,24 @@ def _path(target: str) -> pathlib.Path:
   return pathlib.Path(_JSON.value) / f"accelerators-{target}.json"
 
 
-def _run(target: str, names: list[str]) -> None:
+def _names(target: str, selected: list[cases.Case], results) -> list[str]:
+  """The cases that have to be compiled for a target."""
+  is_tpu = TARGETS[target].platform == "tpu"
+  names = [each.name for each in selected if is_tpu or not each.for_tpus]
+  missing = [name for name in names if name not in results]
+  if _AGAIN.value or len(missing) == len(names):
+    return names
+  print(
+    f"{target}: {len(names) - len(missing)} of {len(names)} cases have results"
+    f" in {_path(target)}; --again compiles them too"
+  )
+  return missing
+
+
+def _run(target: str, selected: list[cases.Case]) -> None:
   """Compiles cases and writes each result."""
   results = report.read(_path(target))
-  if not _AGAIN.value:
-    names = [name for name in names if name not in results]
+  names = _names(target, selected, results)
   workers = [Worker(target) for _ in range(_WORKERS.value)]
   free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
   for worker in workers:
@@ -97,9 +113,12 @@ def main(arguments) -> None:
   # The compilers are used, but no device is.
   os.environ["JAX_PLATFORMS"] = "cpu"
   known = cases.all_cases()
-  names = cases.selected(known, _ONLY.value, full=_FULL.value)
-  if _LIST.value or not names:
-    print("\n".join(known))
+  try:
+    names = cases.selected(known, _ONLY.value, full=_FULL.value)
+  except ValueError as error:
+    raise app.UsageError(str(error)) from None
+  if _LIST.value:
+    print("\n".join(names if _ONLY.value else known))
     return
   for target in _TARGET.value:
     try:
@@ -107,7 +126,7 @@ def main(arguments) -> None:
     except UserError as error:
       raise app.UsageError(str(error)) from None
   for target in _TARGET.value:
-    _run(target, names)
+    _run(target, [known[name] for name in names])
   if not flags.FLAGS["json"].using_default_value:
     return
   found = {target: report.read(_path(target)) for target in TARGETS}

@@ -13,11 +13,13 @@ class Case(NamedTuple):
     name: its parts, separated by slashes.
     make: target -> the function and its abstract arguments.
     default: whether it belongs to the default subset.
+    for_tpus: whether it is compiled for TPUs only.
   """
 
   name: str
   make: Callable[[Target], tuple[Callable[..., Any], tuple[Any, ...]]]
   default: bool = False
+  for_tpus: bool = False
 
 
 def all_cases() -> dict[str, Case]:
@@ -42,9 +44,16 @@ def all_cases() -> dict[str, Case]:
 
 
 def selected(
-  names: dict[str, Case], only: list[str], *, full: bool
+  known: dict[str, Case], only: list[str], *, full: bool
 ) -> list[str]:
-  """The names that start with a prefix of `only`; by default the subset."""
+  """The names that start with a prefix of `only`; by default the subset.
+
+  Raises:
+    ValueError: if no name starts with a prefix.
+  """
+  for prefix in only:
+    if not any(name.startswith(prefix) for name in known):
+      raise ValueError(f"--only: no case starts with {prefix!r}; see --list")
   if only:
-    return [name for name in names if name.startswith(tuple(only))]
-  return [name for name in names if full or names[name].default]
+    return [name for name in known if name.startswith(tuple(only))]
+  return [name for name in known if full or known[name].default]

@@ -37,13 +37,12 @@ def cases() -> Iterator[Case]:
       yield Case(
         f"layout/{topology}/{name}",
         functools.partial(_make, topology, axes),
-        topology == "4x4",
+        default=topology == "4x4",
+        for_tpus=True,
       )
 
 
 def _make(topology: str, axes: dict[str, int], target: Target):
-  if target.platform != "tpu":
-    raise NotImplementedError("layouts are compiled for slices of TPUs")
   mesh = MeshConfig(**axes)
   devices = target.devices(f"{target.name}:{topology}")
   config = step_cases.load("translation")

@@ -1,4 +1,4 @@
-"""What a compiled program costs on its target, as its compiler states it.
+"""The cost of a compiled program on its target, as its compiler reports it.
 
 Nothing here is a measurement: kernels are counted in the program, bytes are the
 sizes of what kernels read and write, and seconds are estimates.
@@ -7,6 +7,7 @@ sizes of what kernels read and write, and seconds are estimates.
 import collections
 import contextlib
 import dataclasses
+import itertools
 import pathlib
 import re
 import tempfile
@@ -39,6 +40,8 @@ _COLLECTIVES = (
   "collective-permute",
   "collective-broadcast",
 )
+# A ring sums the parts of arrays and then gathers the sums.
+_REPEATS = {"all-reduce": 2}
 _LAUNCH = 2e-6  # seconds between kernels of a GPU
 # XLA needs a GPU to choose among kernels by measuring them.
 _GPU_OPTIONS = {"xla_gpu_autotune_level": "0"}
@@ -54,11 +57,14 @@ class Cost:
   temporaries: int  # bytes of memory besides arguments and results
   arguments: int  # bytes
   results: int  # bytes that do not replace an argument
-  collectives: dict[str, tuple[int, int]]  # calls and bytes received, by name
+  # Calls and bytes, by name: those of the operands or of the results of a
+  # device, whichever are more.
+  collectives: dict[str, tuple[int, int]]
   # The estimate: on TPUs the compiler's cycles; on GPUs, for each kernel, the
   # longer of its traffic at full bandwidth and its matrix products at full
-  # speed, and 2 microseconds. Collectives are added, at the bandwidth of a
-  # device's interconnect.
+  # speed, and 2 microseconds. Collectives are added: their bytes, twice those
+  # of an all-reduce, at the bandwidth of a device's interconnect, or of the
+  # network if a collective joins machines.
   seconds: float
   compile_seconds: float  # on the compiling machine
   operations: float = 0.0  # of products, see `products`; counted for GPUs only
@@ -118,13 +124,19 @@ def _with_dumped_text(lowered: Any, options: dict[str, Any]) -> _Dumped:
   return _Dumped(program, max(texts, key=len))
 
 
-def cost_of(program: Any, seconds: float, *, target: Target) -> Cost:
+def cost_of(
+  program: Any,
+  seconds: float,  # of its compilation
+  *,
+  target: Target,
+  machine: int | None = None,  # its devices; None if no network joins machines
+) -> Cost:
   """The cost of a program that `compiled` has returned."""
   parsed = hlo.parse(program.as_text())
   sizes = parsed.results()
   kernels = copies = traffic = 0
   operations = estimate = 0.0
-  calls, received = collections.Counter[str](), collections.Counter[str]()
+  calls, moved = collections.Counter[str](), collections.Counter[str]()
   for _, instruction, times in parsed.executed():
     if instruction.opcode in _FREE or _ENDS.match(instruction.opcode):
       continue
@@ -142,7 +154,14 @@ def cost_of(program: Any, seconds: float, *, target: Target) -> Cost:
       estimate += times * (longest + _LAUNCH)
     if name := _collective(instruction):
       calls[name] += times
-      received[name] += times * _received(instruction)
+      size = _moved(sizes, instruction)
+      moved[name] += times * size
+      estimate += (
+        times
+        * size
+        * _REPEATS.get(name, 1)
+        / _speed(instruction, target, machine)
+      )
   memory = program.memory_analysis()
   return Cost(
     kernels,
@@ -151,8 +170,8 @@ def cost_of(program: Any, seconds: float, *, target: Target) -> Cost:
     memory.temp_size_in_bytes,
     memory.argument_size_in_bytes,
     memory.output_size_in_bytes - memory.alias_size_in_bytes,
-    {name: (calls[name], received[name]) for name in calls},
-    estimate + received.total() / target.interconnect,
+    {name: (calls[name], moved[name]) for name in calls},
+    estimate,
     seconds,
     operations,
   )
@@ -169,12 +188,38 @@ def _collective(instruction: hlo.Instruction) -> str | None:
   return name if name in _COLLECTIVES else None
 
 
-def _received(instruction: hlo.Instruction) -> int:
-  """The bytes of a collective's result."""
-  # The result of a `-start` contains the operands as well.
-  if instruction.opcode.endswith("-start") and len(instruction.arrays) > 1:
-    return instruction.arrays[1].size
-  return sum(each.size for each in instruction.arrays)
+def _moved(sizes, instruction: hlo.Instruction) -> int:
+  """The bytes of a collective's operands or results, whichever are more."""
+  operands = (sizes.get(name, ()) for name in instruction.operands)
+  return max(
+    sum(each.size for each in _results(instruction)),
+    sum(each.size for each in itertools.chain.from_iterable(operands)),
+  )
+
+
+def _results(instruction: hlo.Instruction) -> Sequence[hlo.Array]:
+  """The results of an operation, also of one that starts a collective."""
+  if not instruction.opcode.endswith("-start") or len(instruction.arrays) < 2:
+    return instruction.arrays
+  if instruction.opcode == "all-reduce-start":
+    return instruction.arrays
+  # The type is that of operands, results and contexts, which are integers.
+  arrays = [
+    each for each in instruction.arrays if each.shape or each.dtype != "u32"
+  ]
+  return arrays[len(arrays) // 2 :]
+
+
+def _speed(
+  instruction: hlo.Instruction, target: Target, machine: int | None
+) -> float:
+  """The bytes per second that a collective moves to a device."""
+  if machine is None:
+    return target.interconnect
+  groups = instruction.groups() or [[0, machine]]  # all devices
+  joined = [{device // machine for device in each} for each in groups]
+  is_local = max(map(len, joined)) == 1
+  return target.interconnect if is_local else target.network
 
 
 def _traffic(program: hlo.Program, sizes, instruction) -> int:
@@ -244,8 +289,8 @@ def _written(program: hlo.Program, sizes, instruction) -> Sequence[hlo.Array]:
     return _updates(sizes, instruction)
   if instruction.opcode == "copy-start":
     return instruction.arrays[:1]
-  if instruction.opcode.endswith("-start") and len(instruction.arrays) > 1:
-    return instruction.arrays[1:2]
+  if instruction.opcode.endswith("-start"):
+    return _results(instruction)
   if instruction.opcode == "fusion" and len(instruction.arrays) == 1:
     inner = program.computations.get(instruction.called("calls")[0], [])
     by_name = {each.name: each for each in inner}

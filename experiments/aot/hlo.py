@@ -10,6 +10,8 @@ import math
 import re
 from collections.abc import Iterator
 
+import numpy as np
+
 _BITS = {
   "pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8,
   "s16": 16, "u16": 16, "bf16": 16, "f16": 16, "s32": 32, "u32": 32,
@@ -63,6 +65,24 @@ class Instruction:
     pattern = rf'\b{attribute}"?[=:]\s*[{{\[]([^}}\]]*)[}}\]]'
     match = re.search(pattern, self.text)
     return [int(each) for each in re.findall(r"\d+", match[1] if match else "")]
+
+  def groups(self) -> list[list[int]]:
+    """The devices that a collective joins; none if it joins all."""
+    pairs = r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}"
+    if listed := re.search(pairs, self.text):
+      groups = re.findall(r"\{([\d,]*)\}", listed[1])
+      return [[*map(int, each.split(","))] for each in groups if each]
+    counted = re.search(
+      r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", self.text
+    )
+    if not counted:
+      return []
+    shape, whole, order = (
+      [*map(int, each.split(","))] if each else None
+      for each in counted.groups()
+    )
+    devices = np.arange(math.prod(whole)).reshape(whole)
+    return devices.transpose(order).reshape(shape).tolist()
 
   def number(self, pattern: str) -> int | None:
     """The first number that a pattern with one group finds in the line."""

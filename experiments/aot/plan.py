@@ -1,5 +1,6 @@
 """What a training step needs on accelerators, from its compiled program."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ import jax
 from experiments.aot import abstract
 from experiments.aot.abstract import Shape
 from experiments.aot.cost import Cost, compiled, cost_of
-from experiments.aot.targets import Target
+from experiments.aot.targets import Target, machine_size
 from experiments.config import Config
 from experiments.distributed import mesh as mesh_lib
 
@@ -18,8 +19,14 @@ class Step(NamedTuple):
 
   shape: Shape
   devices: int
-  cost: Cost
+  cost: Cost | str  # why it does not fit, if the compiler refuses it
   flag: str | None = None  # that the config needs for these devices
+
+  def fits(self, target: Target) -> bool:
+    """Whether a device has enough memory."""
+    return not isinstance(self.cost, str) and (
+      self.cost.memory <= target.memory
+    )
 
 
 def with_whole_rows(config: Config, shards: int) -> tuple[Config, str | None]:
@@ -50,23 +57,44 @@ def steps(
   for length in lengths:
     shape = abstract.batch_shape(config, length)
     function, specs = abstract.train_step(experiment, shape)
-    with jax.set_mesh(mesh):  # names the platform, as in a run
-      program, seconds = compiled(function, *specs, target=target)
-    cost = cost_of(program, seconds, target=target)
+    cost: Cost | str
+    try:
+      with jax.set_mesh(mesh):  # names the platform, as in a run
+        program, seconds = compiled(function, *specs, target=target)
+      machine = machine_size(topology)
+      cost = cost_of(program, seconds, target=target, machine=machine)
+    except jax.errors.JaxRuntimeError as error:
+      cost = _excess(str(error))
+      if not cost:
+        raise
     yield Step(shape, mesh.size, cost, flag)
+
+
+def _excess(error: str) -> str:
+  """What the compiler says of too little memory; empty for other errors."""
+  # TPUs: "... Ran out of memory on HBM, the total memory required for HLO
+  # temporaries (115G) exceeds available HBM (15.75G). HLO module: ..."
+  found = re.search(r"RESOURCE_EXHAUSTED: (.*)", error)
+  text = found[1].rpartition("Ran out of memory on HBM, ")[2] if found else ""
+  return text.partition(". HLO module")[0]
 
 
 def describe(step: Step, target: Target) -> str:
   """Lines that say whether a step fits, what it moves, and the estimate."""
   cost, (rows, source, target_length) = step.cost, step.shape
   needed = f" (with {step.flag})" if step.flag else ""
-  fits = "fits" if cost.memory <= target.memory else "DOES NOT FIT"
-  lines = [
+  fits = "fits" if step.fits(target) else "DOES NOT FIT"
+  batch = (
     f"{rows} x ({source} + {target_length}) tokens on {step.devices} x"
-    f" {target.name}{needed}, compiled in {cost.compile_seconds:.0f} s:",
+    f" {target.name}{needed}"
+  )
+  if isinstance(cost, str):
+    return f"{batch}:\n  memory of a device: {fits}: {cost}"
+  lines = [
+    f"{batch}, compiled in {cost.compile_seconds:.0f} s:",
     f"  memory of a device: {_gibibytes(cost.memory)} of"
-    f" {_gibibytes(target.memory)}, {fits} (state and batch"
-    f" {_gibibytes(cost.arguments)}, temporaries"
+    f" {_gibibytes(target.memory)}, {fits}{_hint(step, target)} (state"
+    f" and batch {_gibibytes(cost.arguments)}, temporaries"
     f" {_gibibytes(cost.temporaries)})",
   ]
   for name, (count, size) in sorted(cost.collectives.items()):
@@ -81,6 +109,13 @@ def describe(step: Step, target: Target) -> str:
   return "\n".join(lines)
 
 
+def _hint(step: Step, target: Target) -> str:
+  """How a GPU offers more memory, if a step needs more."""
+  if target.platform == "tpu" or step.fits(target):
+    return ""
+  return " unless XLA_PYTHON_CLIENT_MEM_FRACTION exceeds its default of 0.75"
+
+
 def _basis(cost: Cost, target: Target) -> str:
   """What the estimate is made of."""
   moved = " and collectives" if cost.collectives else ""
@@ -89,8 +124,9 @@ def _basis(cost: Cost, target: Target) -> str:
   return (
     "for each kernel the longer of memory traffic at"
     f" {target.bandwidth / 1e12:.2f} TB/s and matrix products at"
-    f" {target.flops / 1e12:.0f} TFLOP/s ({cost.operations / 1e12:.2f} in"
-    f" total), plus 2 microseconds{moved}; kernels rarely reach either"
+    f" {target.flops / 1e12:.0f} TFLOP/s (as long as"
+    f" {cost.operations / 1e12:.2f} TFLOP in bfloat16), plus 2"
+    f" microseconds{moved}; kernels rarely reach either"
   )
 
 

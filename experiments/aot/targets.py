@@ -52,10 +52,11 @@ class Target:
   extra: str  # that installs the compiler
   package: str  # which the extra installs
   smallest: str  # the smallest topology, of which one device is used
-  memory: float  # bytes of a device
+  memory: float  # bytes of a device that a program can use
   bandwidth: float  # bytes per second of a device's memory
   interconnect: float  # bytes per second that a device sends to others
   flops: float  # operations per second in bfloat16
+  network: float = 0.0  # bytes per second of a device between machines of GPUs
   clock: float | None = None  # cycles per second of the compiler's estimates
 
   def devices(self, topology: str | None = None) -> list[Any]:
@@ -63,6 +64,8 @@ class Target:
     self.check_installed()
     # These must not search for hardware, nor lock it.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     # Nor must the CUDA plugin look for libraries that only running needs.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
@@ -103,10 +106,11 @@ TARGETS = {
       extra="aot-cuda",
       package="jax_cuda13_plugin",
       smallest="1x1x1",
-      memory=80e9,
+      memory=0.75 * 84_942_979_072,  # of which JAX uses 75% by default
       bandwidth=3.35e12,
       interconnect=450e9,
       flops=989e12,
+      network=50e9,  # an adapter of 400 Gb/s for each GPU
     ),
     Target(
       "v5e",
@@ -114,7 +118,7 @@ TARGETS = {
       extra="aot-tpu",
       package="libtpu",
       smallest="v5e:2x2",
-      memory=16 * 2**30,
+      memory=15.75 * 2**30,
       bandwidth=819e9,
       interconnect=200e9,
       flops=197e12,
@@ -126,7 +130,7 @@ TARGETS = {
       extra="aot-tpu",
       package="libtpu",
       smallest="v6e:2x2",
-      memory=32 * 2**30,
+      memory=31.24 * 2**30,
       bandwidth=1640e9,
       interconnect=400e9,
       flops=918e12,
@@ -136,22 +140,33 @@ TARGETS = {
 }
 
 
-# How many sizes the shape of a topology has.
-_SIZES = {"tpu": (2, 3), "cuda": (3,)}
+# How many sizes the shape of a topology has, and the largest of each.
+_SIZES = {"tpu": (2, 16), "cuda": (3, 1024)}
 
 
 def target_of(topology: str) -> Target:
   """The target of a topology, such as v5e:16x16; UserError for others."""
   name, _, shape = topology.partition(":")
-  sizes = shape.split("x")
-  is_known = name in TARGETS and all(map(str.isdecimal, sizes))
-  if not is_known or len(sizes) not in _SIZES[TARGETS[name].platform]:
+  sizes = [int(each) for each in shape.split("x") if each.isdecimal()]
+  target = TARGETS.get(name)
+  number, largest = _SIZES[target.platform] if target else (0, 0)
+  is_known = len(shape.split("x")) == len(sizes) == number
+  if not target or not is_known or not 1 <= min(sizes) <= max(sizes) <= largest:
     raise UserError(
       f"--topology={topology}: is no topology; write"
-      f" {' or '.join(TARGETS)}, a colon and a shape, such as v5e:16x16; for"
-      " GPUs slices x machines x GPUs, such as h100:1x1x8"
+      f" {' or '.join(TARGETS)}, a colon and a shape: for TPUs two sizes of 1"
+      " to 16, such as v5e:16x16, and for GPUs slices x machines x GPUs, such"
+      " as h100:1x1x8"
     )
-  return TARGETS[name]
+  return target
+
+
+def machine_size(topology: str) -> int | None:
+  """The number of GPUs of each machine; None if no network joins machines."""
+  if target_of(topology).platform == "tpu":
+    return None
+  slices, machines, devices = map(int, topology.partition(":")[2].split("x"))
+  return devices if slices * machines > 1 else None
 
 
 def _find_cuda_compiler() -> None:

@@ -43,6 +43,16 @@ def test_the_default_subset_is_smaller_and_prefixes_select():
   assert set(cases.selected(known, [prefix], full=False)) == {
     name for name in known if name.startswith(prefix)
   }
+  with pytest.raises(ValueError, match="no case starts with 'attention/dto'"):
+    cases.selected(known, [prefix, "attention/dto"], full=False)
+
+
+def test_layouts_and_splash_attention_are_for_tpus_only():
+  known = cases.all_cases().values()
+  names = {each.name.partition("none")[0] for each in known if each.for_tpus}
+  assert "peers/splash/" in names
+  assert "layout/4x4/data" in names
+  assert "peers/jax_nn/" not in names
 
 
 def test_results_are_read_back(tmp_path):

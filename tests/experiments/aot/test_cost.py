@@ -115,6 +115,63 @@ def test_cost_counts_kernels_slices_and_collectives():
   assert found.memory == 129 + 28 + 5
 
 
+COLLECTIVES = """\
+HloModule jit_f, is_scheduled=true
+
+ENTRY %main (a: f32[8], b: f32[2,2]) -> f32[32] {
+  %a = f32[8]{0} parameter(0)
+  %b = f32[2,2]{1,0} parameter(1)
+  %many = ((f32[8]{0}, f32[2,2]{1,0}), (f32[32]{0}, f32[8,2]{1,0})) \
+all-gather-start(%a, %b), replica_groups=[2,4]<=[8], dimensions={0}
+  %gathered = (f32[32]{0}, f32[8,2]{1,0}) all-gather-done(%many)
+  %sums = (f32[8]{0}, f32[2,2]{1,0}) all-reduce-start(%a, %b), \
+replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%add
+  %part = f32[2]{0} reduce-scatter(%a), replica_groups={{0,1,2,3},{4,5,6,7}}
+  %one = (f32[8]{0}, f32[8]{0}, u32[], u32[]) \
+collective-permute-start(%a), source_target_pairs={{0,1},{1,0}}
+  ROOT %end = f32[32]{0} get-tuple-element(%gathered), index=0
+}
+"""
+
+
+def test_collectives_count_the_larger_of_operands_and_results(monkeypatch):
+  monkeypatch.setattr(Compiled, "as_text", lambda _: COLLECTIVES)
+  target = targets.TARGETS["h100"]
+  found = cost.cost_of(Compiled(), 1.0, target=target)
+  assert found.collectives == {
+    "all-gather": (1, 4 * (32 + 16)),
+    "all-reduce": (1, 4 * (8 + 4)),
+    "reduce-scatter": (1, 4 * 8),
+    "collective-permute": (1, 4 * 8),
+  }
+  # Of machines with four devices, only the all-reduce joins two. It moves its
+  # bytes twice.
+  joined = cost.cost_of(Compiled(), 1.0, target=target, machine=4)
+  more = 2 * 48 * (1 / target.network - 1 / target.interconnect)
+  assert joined.seconds - found.seconds == pytest.approx(more)
+
+
+def test_groups_of_devices_are_read_in_both_forms():
+  main = hlo.parse(COLLECTIVES).computations["main"]
+  groups = {each.name: each.groups() for each in main}
+  assert groups["many"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+  assert groups["sums"] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+  assert groups["part"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+  assert groups["one"] == [[0, 1], [1, 0]]
+  (total,) = [
+    each
+    for each in hlo.parse(PROGRAM).computations["main"]
+    if each.name == "sum"
+  ]
+  assert total.groups() == []
+
+
+def test_gpus_of_several_machines_are_joined_by_a_network():
+  assert targets.machine_size("h100:1x1x8") is None
+  assert targets.machine_size("h100:2x3x8") == 8
+  assert targets.machine_size("v5e:16x16") is None
+
+
 def test_a_text_that_jax_cannot_read_is_read_from_the_compiler_s_file():
   class Unreadable(Compiled):
     def as_text(self):
@@ -146,7 +203,11 @@ def test_arrays_have_the_bytes_of_their_dtype():
 
 
 @pytest.mark.parametrize(
-  "topology", ["v5e", "a100:1x1x1", "", "h100:1x4", "v5e:4"]
+  "topology",
+  [
+    *("v5e", "a100:1x1x1", "", "h100:1x4", "v5e:4", "v5e:"),
+    *("v5e:0x4", "v5e:32x32", "v5e:2x2x2", "h100:0x1x8"),  # crashed
+  ],
 )
 def test_an_unknown_topology_is_an_error_that_names_the_known(topology):
   with pytest.raises(UserError, match=r"h100.*v5e"):

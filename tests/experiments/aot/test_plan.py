@@ -36,12 +36,48 @@ def test_a_step_fits_if_its_memory_is_below_the_device_s(temporaries, words):
   assert "compiled, not run" in text
 
 
+OUT_OF_MEMORY = (
+  "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the"
+  " total memory required for HLO temporaries (115.01G) exceeds available HBM"
+  " (15.75G). HLO module: jit_train_step.\n\nLarger program allocations: ..."
+)
+
+
+def test_a_step_that_a_compiler_refuses_does_not_fit(monkeypatch):
+  """The plan goes on with the next length."""
+
+  def refuse(*arguments, **options):
+    raise jax.errors.JaxRuntimeError(OUT_OF_MEMORY)
+
+  target = dataclasses.replace(TARGETS["v5e"])
+  monkeypatch.setattr(type(target), "devices", lambda *_: jax.devices()[:1])
+  monkeypatch.setattr(plan, "compiled", refuse)
+  config = parse(translation.get_config().to_dict())
+  planned = [*plan.steps(config, target, "v5e:1x1", [32, 64])]
+  assert [step.shape.source for step in planned] == [32, 64]
+  assert not any(step.fits(target) for step in planned)
+  assert plan.describe(planned[0], target).endswith(
+    "DOES NOT FIT: the total memory required for HLO temporaries (115.01G)"
+    " exceeds available HBM (15.75G)"
+  )
+  monkeypatch.setattr(f"{__name__}.OUT_OF_MEMORY", "INTERNAL: a defect")
+  with pytest.raises(jax.errors.JaxRuntimeError, match="a defect"):
+    next(plan.steps(config, target, "v5e:1x1", [32]))
+
+
+def test_a_gpu_s_default_fraction_of_memory_is_named():
+  cost = dataclasses.replace(COST, temporaries=60 * 2**30)
+  step = plan.Step(abstract.Shape(8, 32, 32), 1, cost)
+  text = plan.describe(step, TARGETS["h100"])
+  assert "DOES NOT FIT unless XLA_PYTHON_CLIENT_MEM_FRACTION" in text
+
+
 def test_a_plan_says_what_its_estimate_is():
   cost = dataclasses.replace(COST, operations=3e12)
   step = plan.Step(abstract.Shape(8, 32, 32), 16, cost)
   on_gpu = plan.describe(step, TARGETS["h100"])
   assert "estimate 4.0 ms (compiled, not run): for each kernel" in on_gpu
-  assert "matrix products at 989 TFLOP/s (3.00 in total)" in on_gpu
+  assert "(as long as 3.00 TFLOP in bfloat16)" in on_gpu
   on_tpu = plan.describe(step, TARGETS["v5e"])
   assert "estimate 4.0 ms (compiled, not run): the compiler's" in on_tpu
 
