@@ -232,6 +232,8 @@ launch_slurm() {
   read_options "name nodes tasks gpus time grace partition account setup" "$@"
   check_numbers 1 nodes tasks grace
   check_numbers 0 gpus
+  [[ -z "$time" || "$time" =~ ^([0-9]+-)?[0-9]+:[0-9]{2}:[0-9]{2}$ ]] ||
+    die "--time must be H:MM:SS or D-HH:MM:SS, such as --time=12:00:00, got '$time'"
   ((gpus % tasks == 0)) || die "--tasks=$tasks processes do not share $gpus GPUs evenly"
   if ((dry_run)); then
     slurm_script

@@ -71,23 +71,26 @@ class Instruction:
     pairs = r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}"
     if listed := re.search(pairs, self.text):
       groups = re.findall(r"\{([\d,]*)\}", listed[1])
-      return [[*map(int, each.split(","))] for each in groups if each]
+      return [*map(_numbers, filter(None, groups))]
     counted = re.search(
       r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", self.text
     )
     if not counted:
       return []
-    shape, whole, order = (
-      [*map(int, each.split(","))] if each else None
-      for each in counted.groups()
-    )
+    shape, whole = (_numbers(counted[place]) for place in (1, 2))
     devices = np.arange(math.prod(whole)).reshape(whole)
-    return devices.transpose(order).reshape(shape).tolist()
+    if counted[3]:
+      devices = devices.transpose(_numbers(counted[3]))
+    return devices.reshape(shape).tolist()
 
   def number(self, pattern: str) -> int | None:
     """The first number that a pattern with one group finds in the line."""
     match = re.search(pattern, self.text)
     return int(match[1]) if match else None
+
+
+def _numbers(text: str) -> list[int]:
+  return [int(each) for each in text.split(",")]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import re
 import resource
 import sys
 from importlib.metadata import entry_points
@@ -43,27 +44,50 @@ def set_up_jax() -> None:
   address = os.environ.get("JAX_COORDINATOR_ADDRESS")
   if not address:
     return
+  _connect(address)
+  exit_on_abort()
+  if jax.process_index() and not logging.vlog_is_on(1):
+    logging.set_verbosity(logging.WARNING)
+
+
+def _connect(address: str) -> None:
+  """Connects this process to the others of JAX_COORDINATOR_ADDRESS."""
+  import jax
+
   initialize = functools.partial(
     jax.distributed.initialize, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
   )
   if address == "auto":
     # JAX detects the processes, but would use "auto" as an address.
     del os.environ["JAX_COORDINATOR_ADDRESS"]
-    initialize()
-  else:
     try:
-      count = int(os.environ["JAX_NUM_PROCESSES"])
-      index = int(os.environ["JAX_PROCESS_ID"])
-    except (KeyError, ValueError) as error:
+      initialize()
+    except ValueError as error:
       raise UserError(
-        "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and"
-        f" JAX_PROCESS_ID must be numbers ({error})"
+        "JAX_COORDINATOR_ADDRESS=auto: JAX finds no cluster here"
+        f" ({error}); set host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID"
       ) from None
-    # Detection of Slurm would give each process a single device.
-    initialize(address, count, index, cluster_detection_method="deactivate")
-  exit_on_abort()
-  if jax.process_index() and not logging.vlog_is_on(1):
-    logging.set_verbosity(logging.WARNING)
+    return
+  try:
+    count = int(os.environ["JAX_NUM_PROCESSES"])
+    index = int(os.environ["JAX_PROCESS_ID"])
+  except (KeyError, ValueError) as error:
+    raise UserError(
+      "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and"
+      f" JAX_PROCESS_ID must be numbers ({error})"
+    ) from None
+  if not 0 <= index < count:
+    raise UserError(
+      f"JAX_PROCESS_ID={index}: must be at least 0 and less than"
+      f" JAX_NUM_PROCESSES={count}"
+    )
+  if not re.fullmatch(r".+:\d+", address):
+    raise UserError(
+      f"JAX_COORDINATOR_ADDRESS={address}: must be host:port, or auto where JAX"
+      " detects the cluster"
+    )
+  # Detection of Slurm would give each process a single device.
+  initialize(address, count, index, cluster_detection_method="deactivate")
 
 
 def _set_xla_flags() -> None:

@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 from experiments import run_directory
 from experiments.checkpoints.listing import check_processes, last_step
 from experiments.checkpoints.on_demand import opened_on_demand
-from experiments.data.dataset import TrainingBatches
 from experiments.data.pipeline import Stream
 from experiments.distributed import initialize, mesh, preemption
 from experiments.distributed.preemption import StopSignals
@@ -23,12 +22,13 @@ from experiments.experiment import Experiment
 from experiments.optimization.step import TrainState
 from experiments.progress import Progress
 from experiments.training import trackers
-from experiments.training.compile_ahead import Step, compile_train_step
+from experiments.training.compile_ahead import Step
 from experiments.training.final_evaluation import evaluate_all
 from experiments.training.metrics_buffer import MetricsBuffer
 from experiments.training.metrics_writer import MetricsWriter
 from experiments.training.start import (
   SKIPPED,
+  Built,
   OpenManager,
   claim_and_build,
   log_start,
@@ -84,14 +84,14 @@ def train_and_evaluate(
     watch(typed.train.stall_seconds) as watchdog,
     lock,
   ):
-    experiment, batches, initial = claim_and_build(raw, typed, workdir)
+    built = claim_and_build(raw, typed, workdir)
     with opened_on_demand(workdir, typed.train) as manager:
       trace = StepTrace(workdir, profile if first_process else 0)
       services = _Services(
-        experiment, workdir, manager, signals, watchdog, trace
+        built.experiment, workdir, manager, signals, watchdog, trace
       )
       with closing(trace):
-        result = _train(services, batches, initial)
+        result = _train(services, built)
       _wait(manager())
       if not result.is_complete:
         step = int(result.state.step)
@@ -99,7 +99,7 @@ def train_and_evaluate(
         return False
       signals.nothing_to_save()
       return evaluate_all(
-        experiment,
+        built.experiment,
         workdir,
         manager(),
         signals,
@@ -109,20 +109,16 @@ def train_and_evaluate(
       )
 
 
-def _train(
-  services: _Services, batches: TrainingBatches, initial: TrainState | None
-) -> _Result:
+def _train(services: _Services, built: Built) -> _Result:
   """Trains until the last step, early stopping or a signal."""
   experiment = services.experiment
   config = experiment.config.train
-  last = last_step(services.workdir)
-  train_step = compile_train_step(experiment, batches, last or 0)
   # Several processes open the checkpoints together.
-  is_new = last is None and jax.process_count() == 1
+  is_new = last_step(services.workdir) is None and jax.process_count() == 1
   state, stream, skipped = start_or_resume(
-    experiment, batches, initial, services.manager, is_new=is_new
+    built, services.manager, is_new=is_new
   )
-  log_start(experiment, batches, state, services.workdir)
+  log_start(built, state, services.workdir)
   first = int(state.step)
   tracker = functools.partial(
     trackers.make_tracker, experiment.config, services.workdir, first
@@ -134,7 +130,7 @@ def _train(
     explain = functools.partial(_explain, experiment, services.manager)
     buffer = MetricsBuffer(writer, progress, config, explain, skipped)
     result = _run_steps(
-      services, train_step, state, stream, buffer, writer, progress
+      services, built.train_step, state, stream, buffer, writer, progress
     )
     if buffer.skipped:
       progress.write(f"{buffer.skipped} non-finite updates were skipped")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from absl import logging
@@ -16,52 +16,66 @@ from experiments.distributed import sharding
 from experiments.experiment import Experiment, make_experiment
 from experiments.optimization.step import TrainState
 from experiments.training import trackers
+from experiments.training.compile_ahead import Step, compile_train_step
 
 OpenManager = Callable[[], Any]  # opens the checkpoints when first called
 SKIPPED = "skipped_updates"  # in a checkpoint, beside the data position
 
 
-def claim_and_build(
-  raw, config: Config, workdir: Path
-) -> tuple[Experiment, TrainingBatches, TrainState | None]:
+class Built(NamedTuple):
+  """What a run is made of before its first step."""
+
+  experiment: Experiment
+  batches: TrainingBatches
+  train_step: Step
+  initial: TrainState | None  # of a warm start
+
+
+def claim_and_build(raw, config: Config, workdir: Path) -> Built:
   """Claims the run directory, and releases it if the config does not fit."""
   first_process = jax.process_index() == 0
   claimed = first_process and run_directory.claim(workdir, raw)
   if first_process:
     run_directory.note_versions(workdir)
   try:
-    trackers.check(config.train.tracker)
-    experiment = make_experiment(config, workdir, train=True)
-    batches = experiment.training_batches()
-    # A run with a checkpoint resumes from it.
-    if not config.train.init_from or last_step(workdir) is not None:
-      return experiment, batches, None
-    from experiments.checkpoints.warm_start import warm_started
-
-    return experiment, batches, warm_started(experiment)
+    return _built(config, workdir)
   except BaseException:
     if claimed:
       run_directory.release(workdir)
     raise
 
 
+def _built(config: Config, workdir: Path) -> Built:
+  trackers.check(config.train.tracker)
+  last, initial = last_step(workdir), None
+  experiment = make_experiment(config, workdir, train=True)
+  batches = experiment.training_batches()
+  # A run with a checkpoint resumes from it.
+  if config.train.init_from and last is None:
+    from experiments.checkpoints.warm_start import warm_started
+
+    initial = warm_started(experiment)
+  # Tracing the step finds what the model does not support.
+  train_step = compile_train_step(experiment, batches, last or 0)
+  return Built(experiment, batches, train_step, initial)
+
+
 def start_or_resume(
-  experiment: Experiment,
-  batches: TrainingBatches,
-  initial: TrainState | None,  # of a warm start
+  built: Built,
   manager: OpenManager,
   *,
   is_new: bool,  # no checkpoint was written
 ) -> tuple[TrainState, Stream, int]:
   """Returns the state, the next batches and the number of skipped updates."""
-  stream = Stream(batches, experiment.config.train.steps)
+  experiment = built.experiment
+  stream = Stream(built.batches, experiment.config.train.steps)
   last = None
   if not is_new:
     from experiments.checkpoints.read import restore_last
 
     last = restore_last(manager(), experiment.abstract_state)
   if last is None:
-    return initial or experiment.initial_state(), stream, 0
+    return built.initial or experiment.initial_state(), stream, 0
   state, saved = last
   position = dict(saved)
   skipped = position.pop(SKIPPED, 0)
@@ -69,20 +83,16 @@ def start_or_resume(
   return state, stream, skipped
 
 
-def log_start(
-  experiment: Experiment,
-  batches: TrainingBatches,
-  state: TrainState,
-  workdir: Path,
-) -> None:
+def log_start(built: Built, state: TrainState, workdir: Path) -> None:
   """Logs what is trained, on which devices and batches."""
+  experiment = built.experiment
   config, devices = experiment.config, experiment.mesh.devices.size
   parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
   for line in (
     f"{config.title}, {parameters:,} parameters, {devices}"
     f" {jax.devices()[0].platform} device(s)",
     *sharding.describe(state, experiment.mesh),
-    *batches.describe(),
+    *built.batches.describe(),
     f"in {workdir}",
   ):
     logging.info("%s", line)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint
 
+import jax
 import pytest
 from absl import flags
 from ml_collections import config_flags
@@ -204,6 +205,29 @@ def test_too_little_memory_is_one_message():
   start = "error: a device has too little memory: Out of memory allocating"
   assert done.stderr.startswith(start)
   assert "--config.train.accumulation" in done.stderr
+
+
+@pytest.mark.parametrize(
+  ("address", "index", "message"),
+  [
+    ("host:1234", "2", "JAX_PROCESS_ID=2: must be at least 0 and less than"),
+    ("host:1234", "one", "JAX_NUM_PROCESSES and JAX_PROCESS_ID must be numb"),
+    ("host", "0", "JAX_COORDINATOR_ADDRESS=host: must be host:port"),
+    ("auto", "0", "JAX_COORDINATOR_ADDRESS=auto: JAX finds no cluster here"),
+  ],
+)
+def test_impossible_addresses_of_processes_are_named(
+  address, index, message, monkeypatch
+):
+  def detect():
+    raise ValueError("coordinator_address should be defined.")
+
+  monkeypatch.setattr(jax.distributed, "initialize", lambda **_: detect())
+  monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", address)
+  monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+  monkeypatch.setenv("JAX_PROCESS_ID", index)
+  with pytest.raises(UserError, match=message):
+    initialize._connect(address)
 
 
 def test_help_does_not_import_jax(tmp_path):

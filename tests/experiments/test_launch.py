@@ -45,6 +45,10 @@ def test_help_shows_every_launcher():
     (["slurm", "--nodes", "2", *TRAIN], "--nodes needs a value, --nodes=..."),
     (["slurm", "--nodes=two", *TRAIN], "--nodes must be a number, at least 1"),
     (["slurm", "--nodes=2"], "no command to run"),
+    *[
+      (["slurm", f"--time={time}", "--dry-run", *TRAIN], "must be H:MM:SS")
+      for time in ("abc", "12", "1:00")  # for Slurm, minutes
+    ],
     (["tpu", "--zone=z", *TRAIN], "tpu needs the name of a slice"),
     (["k8s", "A_B", *TRAIN], "k8s needs a name first, of a-z"),
     (["k8s", "a", *TRAIN], "k8s needs --image=IMAGE"),

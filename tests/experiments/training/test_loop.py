@@ -251,3 +251,13 @@ def test_a_config_error_before_training_leaves_the_directory_unclaimed(
   with pytest.raises(UserError, match=message):
     loop.train_and_evaluate(config, workdir)
   assert not claim(workdir, raw)
+
+
+def test_an_implementation_that_is_refused_leaves_the_directory_unclaimed(
+  tmp_path,
+):
+  config, workdir = make_tiny("transformer"), tmp_path / "run"
+  config.model.attention_implementation = "pallas"
+  with pytest.raises(UserError, match="needs a TPU or a Hopper GPU"):
+    loop.train_and_evaluate(config, workdir)
+  assert not workdir.exists()
