@@ -50,7 +50,7 @@ def _made_rows(problem: Any, refs: dict[str, Any]) -> list[jax.Array]:
   return [each for each in rows if each is not None]
 
 
-def write_rows(
+def write_gradient_rows(
   problem: Any, refs: dict[str, Any], results: Sequence[Any], scratch: Any
 ) -> None:
   """Writes the numbers of the queries, and keeps them as columns."""
@@ -62,7 +62,7 @@ def write_rows(
 
 
 def of_scratch(scratch: Any, cotangent: jax.Array) -> Rows:
-  """The rows that `write_rows` kept."""
+  """The rows that `write_gradient_rows` kept."""
   numbers = [scratch[:, n : n + 1] for n in range(scratch.shape[-1])]
   return _cleaned(numbers, cotangent)
 

@@ -26,7 +26,7 @@ ROWS = ("maximum", "inverse", "mean")
 MASKED_ROWS = (*ROWS, "finite mean")
 
 
-def write_rows(block: Block) -> None:
+def write_gradient_rows(block: Block) -> None:
   """Computes the numbers of own queries."""
   problem, tiles, results = block.problem, block.tiles, block.results
 
