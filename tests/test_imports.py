@@ -79,6 +79,7 @@ EXPERIMENTS = (
 _HOPPER = "attention.implementations.pallas.hopper"
 HOPPER = (
   ("from_request",),
+  ("plan",),
   ("local", "problem"),
   ("kernels",),
   ("scores",),

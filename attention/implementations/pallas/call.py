@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,6 +34,8 @@ from attention.scores.decay import with_running_sums
 from attention.scores.tracing import is_of_each_head
 from attention.softmax import Statistics, part_of
 
+Tokens = tuple[jax.Array, jax.Array, jax.Array]
+
 
 def obstacle(options: Pallas, request: Request) -> str | None:
   """Why kernels do not support the functions of a request; None if they do."""
@@ -44,16 +46,12 @@ def obstacle(options: Pallas, request: Request) -> str | None:
   if has_float16 and not is_on_gpu and not options.interpret:
     return "has no float16 on TPUs; their 16 bits are those of bfloat16"
 
-  def kernels():
-    own = _with_maps_inside(options, _without_positions(options, request))
-    return _kernels(options, own, _mapped(options, own))
-
   if not is_of_each_head(request.score, request.query, request.key):
     return str(Undeclared())
   try:
     request = with_online_normalizer(request)
     # Sums over positions and maps of tokens are traced, not computed.
-    jax.eval_shape(lambda: (kernels(), 0)[1])
+    jax.eval_shape(lambda: (_planned(options, request), 0)[1])
   except Unsupported as reason:
     return str(reason)
   return None
@@ -101,32 +99,6 @@ def _is_number(leaf: Any) -> bool:
   return isinstance(leaf, jax.Array | np.ndarray | int | float)
 
 
-def _without_positions(options: Pallas, request: Request) -> Request:
-  """The request with tokens in place of what a score reads by position."""
-  sums = make_running_sums(options.target_of(request), options.interpret)
-  score = with_running_sums(
-    request.score, lambda numbers: sums(numbers.astype(request.dtype))
-  )
-  request = dataclasses.replace(request, score=score)
-  if options.target_of(request) != "hopper":
-    return with_vectors_as_keys(request)
-  return with_vectors_as_keys(hopper.with_centers(request))
-
-
-def _with_maps_inside(options: Pallas, request: Request) -> Request:
-  """The request with a score that maps tokens in kernels, if they can."""
-  if options.target_of(request) == "hopper":
-    return hopper.with_maps_inside(request)
-  inside = dataclasses.replace(request, score=MapsInside(request.score))
-  try:
-    jax.eval_shape(
-      lambda: (_kernels(options, inside, _mapped(options, inside)), 0)[1]
-    )
-  except Unsupported:
-    return request
-  return inside
-
-
 def _computed(
   options: Pallas, request: Request
 ) -> tuple[jax.Array, Statistics]:
@@ -135,14 +107,10 @@ def _computed(
     branch = "cuda" if options.target == "hopper" else options.target
     request = dataclasses.replace(request, branch=branch)
   request = _with_own_arrays(request)
-  request = _without_positions(options, _varying_alike(request))
-  is_finite = request.score.is_finite
-  request = _with_maps_inside(options, request)
-  tokens = _mapped(options, request)
-  kernels = _kernels(options, request, tokens)
+  request, tokens, kernels = _planned(options, _varying_alike(request))
   rule, captured = make_rule(request, tokens)
   shared = shared_operands(captured, kernels.differentiable_operands)
-  attention = KernelAttention(kernels, rule, shared, is_finite)
+  attention = KernelAttention(kernels, rule, shared, request.score.is_finite)
   arguments = Arguments(captured, kernels.arrays, [*tokens])
   return attention(arguments, request.combined)
 
@@ -177,18 +145,49 @@ def _varying_alike(request: Request) -> Request:
   return dataclasses.replace(request, **jax.tree.unflatten(structure, leaves))
 
 
-def _kernels(
-  options: Pallas, request: Request, tokens: Sequence[jax.Array]
-) -> tpu.Problem | hopper.Problem:
-  """The kernels of a request, for mapped tokens."""
-  if options.target_of(request) == "hopper":
-    return hopper.make_problem(request, tokens, options.interpret)
-  return tpu.make_problem(options, request, tokens)
-
-
-def _mapped(
+def _planned(
   options: Pallas, request: Request
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Request, Tokens, tpu.Problem | hopper.Problem]:
+  """The request of the tokens that kernels read, these tokens, the kernels.
+
+  The score maps tokens in kernels, if they can.
+  """
+  request = _with_running_sums(options, request)
+  if options.target_of(request) == "hopper":
+    request, inside = hopper.plan(request)
+    tokens = _mapped(options, request)
+    problem = hopper.make_problem(request, inside, tokens, options.interpret)
+    return request, tokens, problem
+  return _planned_for_tpu(options, with_vectors_as_keys(request))
+
+
+def _planned_for_tpu(
+  options: Pallas, request: Request
+) -> tuple[Request, Tokens, tpu.Problem]:
+  """See `_planned`."""
+
+  def planned(request):
+    tokens = _mapped(options, request)
+    return request, tokens, tpu.make_problem(options, request, tokens)
+
+  inside = dataclasses.replace(request, score=MapsInside(request.score))
+  try:
+    jax.eval_shape(lambda: (planned(inside), 0)[1])
+  except Unsupported:
+    return planned(request)
+  return planned(inside)
+
+
+def _with_running_sums(options: Pallas, request: Request) -> Request:
+  """The request with sums of gates that kernels compute."""
+  sums = make_running_sums(options.target_of(request), options.interpret)
+  score = with_running_sums(
+    request.score, lambda numbers: sums(numbers.astype(request.dtype))
+  )
+  return dataclasses.replace(request, score=score)
+
+
+def _mapped(options: Pallas, request: Request) -> Tokens:
   """The mapped query and key, and the value."""
   # A mapped token is NaN where a token is not finite and keys may be hidden.
   # The map then has finite derivatives, and kernels ignore such a token.

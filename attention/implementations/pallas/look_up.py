@@ -1,4 +1,4 @@
-"""Numbers by distance in kernels: an operation of traced scores and biases."""
+"""Values per relative distance, an operation of traced functions."""
 
 from typing import Any
 

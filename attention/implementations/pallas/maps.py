@@ -13,7 +13,11 @@ class MapsInside(Wrapper):
   """The same score of unmapped tokens: tiles are mapped in `pair`."""
 
   # A tile is mapped at every visit, without arrays of mapped tokens. See
-  # hopper/token_maps.py for what kernels for Hopper GPUs do instead.
+  # hopper/plan.py for what kernels for Hopper GPUs do instead.
+
+  @property
+  def is_finite(self):
+    return self.score.is_finite
 
   def map_query(self, query):
     return query

@@ -5,16 +5,8 @@ stay in its registers. Products use the tensor cores. Other scores are added
 channel by channel; in an additive score two channels share a reciprocal.
 """
 
-from attention.implementations.pallas.hopper.from_request import (
-  make_problem,
-  with_maps_inside,
-)
-from attention.implementations.pallas.hopper.local import with_centers
+from attention.implementations.pallas.hopper.from_request import make_problem
+from attention.implementations.pallas.hopper.plan import plan
 from attention.implementations.pallas.hopper.problem import Problem
 
-__all__ = [
-  "Problem",
-  "make_problem",
-  "with_centers",
-  "with_maps_inside",
-]
+__all__ = ["Problem", "make_problem", "plan"]

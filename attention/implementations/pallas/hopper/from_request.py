@@ -2,20 +2,18 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention.implementations.dot_products import is_dot_product
-from attention.implementations.pallas.hopper import local
 from attention.implementations.pallas.hopper.kernels import calls
+from attention.implementations.pallas.hopper.plan import InKernelMaps
 from attention.implementations.pallas.hopper.problem import Problem
 from attention.implementations.pallas.hopper.scores import (
   normalization,
-  projections,
 )
 from attention.implementations.pallas.hopper.scores.additive import additive_sum
 from attention.implementations.pallas.hopper.scores.channels import ChannelSum
@@ -23,20 +21,14 @@ from attention.implementations.pallas.hopper.scores.function_sum import (
   FunctionSum,
   of_function,
 )
-from attention.implementations.pallas.hopper.scores.projections import (
-  Projections,
-)
 from attention.implementations.pallas.hopper.terms import (
   by_distance,
-  by_sinusoids,
   scales,
-  token_maps,
 )
-from attention.implementations.pallas.hopper.terms.by_sinusoids import Sinusoids
-from attention.implementations.pallas.hopper.terms.token_maps import (
-  TokenMap,
-  changes_tokens,
+from attention.implementations.pallas.hopper.terms.prediction_arrays import (
+  Prediction,
 )
+from attention.implementations.pallas.hopper.terms.token_maps import TokenMap
 from attention.implementations.pallas.hopper.tiles.layout import SIDE, TILE
 from attention.implementations.pallas.hopper.traced import bias_by_distance
 from attention.implementations.pallas.hopper.traced.pairs import PairFunction
@@ -46,7 +38,6 @@ from attention.implementations.pallas.hopper.traced.traced_pairs import (
   of_wrappers,
 )
 from attention.implementations.pallas.location import ProductWithVectors
-from attention.implementations.pallas.maps import MapsInside
 from attention.implementations.pallas.normalizers import Sparse
 from attention.implementations.pallas.operands import (
   Kind,
@@ -57,7 +48,6 @@ from attention.implementations.pallas.operands import (
 from attention.implementations.pallas.products import kernel_precision
 from attention.implementations.pallas.wrapped import (
   base,
-  wrappers,
 )
 from attention.masks.tile_visibility import grid_visibility
 from attention.masks.types import Below
@@ -74,24 +64,19 @@ _GRADIENT_FEATURES = 128
 
 
 def make_problem(
-  request: Request, tokens: Sequence[jax.Array], interpret: Any
+  request: Request,
+  inside: InKernelMaps,
+  tokens: Sequence[jax.Array],
+  interpret: Any,
 ) -> Problem:
-  """The kernels of a request, for mapped tokens.
+  """The kernels of a request, for what `plan` returns and its mapped tokens.
 
   Raises `Unsupported` for what they do not support.
   """
-  query: Any = tokens[0]
-  key: Any = tokens[1]
-  inside = _Inside()
-  if isinstance(request.score, MapsInside):
-    request = dataclasses.replace(request, score=request.score.score)
-    request, inside = _inside(request, key, interpret)
-    # Products of keys with the ends of tables are made before the kernels.
-    has_tables = type(base(request.score)) in (Shaw, Disentangled)
-    if inside.sinusoids is None and not has_tables:
-      query, key = _mapped(request, query, key)
+  request = dataclasses.replace(request, score=inside.score)
+  query, key = _multiplied(request, inside)
   score = base(request.score)
-  distances = by_distance.of_request(request, query, key)
+  distances = by_distance.of_request(request, *tokens[:2])
   has_terms = distances is not None or inside.sinusoids is not None
   channels = None if has_terms else _channels(score, query, key)
   _check_tokens(request, query, key, channels is not None)
@@ -106,8 +91,12 @@ def make_problem(
     changed=changed,
     bias=bias,
     visible=visible,
-    **inside._asdict(),
+    maps=inside.maps,
+    key_scale=_key_scale(inside.maps.get("key"), tokens[1], interpret),
+    projections=inside.projections,
     distances=distances,
+    sinusoids=inside.sinusoids,
+    prediction=inside.prediction,
     of_bias=_bias_gradient(request, bias, *others),
     bias_numbers=_bias_numbers(bias),
     normalizer=normalization.terms_of(request),
@@ -123,40 +112,8 @@ def make_problem(
   return _fitting(problem, tokens)
 
 
-class _Inside(NamedTuple):
-  """What kernels compute of tokens, by the fields of `Problem`."""
-
-  maps: Mapping[str, TokenMap] = MappingProxyType({})
-  key_scale: Callable[[], jax.Array] | None = None
-  projections: Projections | None = None
-  sinusoids: Sinusoids | None = None
-  prediction: local.Prediction | None = None
-
-
-def _inside(
-  request: Request, key: jax.Array, interpret: Any
-) -> tuple[Request, _Inside]:
-  """What kernels compute of tokens, and the request with the rest."""
-  prediction = local.of_request(request)
-  if prediction is not None:
-    request = dataclasses.replace(request, score=prediction.score)
-  inside = _Inside(prediction=prediction)
-  sinusoids = by_sinusoids.of_request(request)
-  if sinusoids is not None:
-    return request, inside._replace(sinusoids=sinusoids)
-  of_tokens = projections.of_request(request)
-  if of_tokens is not None:
-    return request, inside._replace(projections=of_tokens)
-  inside = inside._replace(maps=token_maps.inside(request))
-  of_key = inside.maps.get("key")
-  if of_key is not None and of_key.is_scaling:
-    scale = functools.partial(scales.of_keys, of_key, key, interpret)
-    inside = inside._replace(key_scale=scale)
-  return request, inside
-
-
 def _functions(
-  request: Request, finish: Any, prediction: local.Prediction | None
+  request: Request, finish: Any, prediction: Prediction | None
 ) -> tuple[PairFunction | None, PairFunction | None, PairFunction | None]:
   """What wrappers change of pairs, the bias and the mask."""
   key_length = request.scores_shape[-1]
@@ -201,10 +158,22 @@ def _fitting(problem: Problem, tokens: Sequence[jax.Array]) -> Problem:
   return dataclasses.replace(problem, **found)
 
 
-def _mapped(request: Request, query, key) -> list[jax.ShapeDtypeStruct]:
-  """The shapes and dtypes of tokens as the kernels multiply them."""
+def _multiplied(request: Request, inside: InKernelMaps) -> list[Any]:
+  """Queries and keys, or their shapes and dtypes, as kernels multiply them."""
+  tokens = request.query, request.key
+  if inside.sinusoids is not None:
+    return [*tokens]
   functions = request.score.map_query, request.score.map_key
-  return [*map(jax.eval_shape, functions, (query, key))]
+  return [*map(jax.eval_shape, functions, tokens)]
+
+
+def _key_scale(
+  of_key: TokenMap | None, key: jax.Array, interpret: Any
+) -> Callable[[], jax.Array] | None:
+  """The scales of keys, if kernels multiply scores by them."""
+  if of_key is None or not of_key.is_scaling:
+    return None
+  return functools.partial(scales.of_keys, of_key, key, interpret)
 
 
 def _factor(score: Any, query: jax.Array) -> float:
@@ -249,22 +218,6 @@ def _bias_numbers(function: PairFunction | None) -> list[str]:
     if jnp.issubdtype(each.array.dtype, jnp.floating)
     and each.kind is not Kind.WHOLE
   ]
-
-
-def with_maps_inside(request: Request) -> Request:
-  """The request with a score that maps tokens in kernels, if they can."""
-  score = base(request.score)
-  if local.of_request(request) is not None:
-    return dataclasses.replace(request, score=MapsInside(request.score))
-  if type(score) is TransformerXL:
-    are_inside = not any(map(changes_tokens, wrappers(request.score)))
-  elif is_dot_product(score):
-    are_inside = bool(token_maps.inside(request))
-  else:
-    are_inside = projections.of_request(request) is not None
-  if not are_inside:
-    return request
-  return dataclasses.replace(request, score=MapsInside(request.score))
 
 
 def _channels(score: Any, query, key) -> ChannelSum | None:

@@ -16,8 +16,6 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.head_parameters import BY_POSITION, SCALAR
-from attention.implementations.dot_products import is_dot_product
-from attention.implementations.pallas.hopper.scores import projections
 from attention.implementations.pallas.hopper.terms import token_maps
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   MATRIX,
@@ -28,14 +26,12 @@ from attention.implementations.pallas.hopper.tiles import matrices
 from attention.implementations.pallas.hopper.tiles.layout import SIDE
 from attention.implementations.pallas.operands import Operand, of_parameter
 from attention.implementations.pallas.wrapped import (
-  base,
   wrappers,
 )
 from attention.request import Request
 from attention.scores.base import Wrapper
-from attention.scores.classical import Dot, ScaledDot
+from attention.scores.classical import Dot
 from attention.scores.luong_local import Local
-from attention.scores.relative import Disentangled, Shaw
 
 
 @jax.tree_util.register_dataclass
@@ -77,7 +73,7 @@ class Centered(Wrapper):
 
 
 def of_request(request: Request) -> Prediction | None:
-  """What kernels predict; None if there is nothing, or XLA does."""
+  """What kernels predict, if they read unmapped tokens; None if XLA does."""
   found = [
     each
     for each in wrappers(request.score)
@@ -94,8 +90,7 @@ def of_request(request: Request) -> Prediction | None:
   }
   shares = jnp.zeros(request.query.shape[-2], jnp.float32)
   score = _with_shares(request, request.score, lambda _: shares)
-  known = dataclasses.replace(request, score=score)
-  if not _has_kernels(request, operands) or not _maps_are_inside(known):
+  if not _has_kernels(request, operands):
     return None
   return Prediction(score, shares, operands)
 
@@ -114,31 +109,8 @@ def _has_kernels(request: Request, operands: dict[str, Operand]) -> bool:
   )
 
 
-def _maps_are_inside(request: Request) -> bool:
-  """Whether kernels read unmapped tokens."""
-  score = base(request.score)
-  if type(score) in (Shaw, Disentangled):
-    # With more features a block has no memory for both.
-    has_memory = request.query.shape[-1] <= SIDE
-    own = wrappers(request.score)
-    return has_memory and not any(map(token_maps.changes_tokens, own))
-  if not is_dot_product(score):
-    return projections.of_request(request) is not None
-  has_maps = type(score) not in (Dot, ScaledDot) or any(
-    map(token_maps.changes_tokens, wrappers(request.score))
-  )
-  return not has_maps or bool(token_maps.inside(request))
-
-
-def with_centers(request: Request) -> Request:
-  """The request with a score that has no predictions to make.
-
-  XLA makes those that kernels do not make.
-  """
-  if not any(map(_predicts, wrappers(request.score))):
-    return request
-  if of_request(request) is not None:
-    return request
+def with_shares(request: Request) -> Request:
+  """The request with shares that XLA predicts in place of predictions."""
   shares = functools.partial(_shares, request)
   score = _with_shares(request, request.score, shares)
   return dataclasses.replace(request, score=score)

@@ -60,7 +60,7 @@ class Problem:
   distances: Distances | None  # terms besides dot products
   sinusoids: Sinusoids | None  # Transformer-XL's term of positions
   prediction: Prediction | None  # of local-p, in the kernels
-  of_bias: BiasGradient | None  # of numbers by distance
+  of_bias: BiasGradient | None  # of values per relative distance
   bias_numbers: Sequence[str]  # other arrays of the bias with gradients
   normalizer: Terms | None  # None for softmax and `Quotient`
   sparse: Sparse | None  # the same normalizer, as functions of rows

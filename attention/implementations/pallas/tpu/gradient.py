@@ -42,7 +42,7 @@ def of_queries(
   @pl.when(visit.has(FIRST))
   def _():
     summed[...] = jnp.zeros_like(summed)
-    gradient_rows.write_rows(problem, rows_by_name, results, numbers)
+    gradient_rows.write_gradient_rows(problem, rows_by_name, results, numbers)
 
   sums.start(visit)
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention.implementations.pallas.gradient_rows import gradient_rows
 from attention.implementations.pallas.tpu.tokens import read
 from attention.implementations.pallas.tpu.visit import as_column, as_row
 
-# Weights are exp(score - maximum) * inverse. The mean is that of the cotangents
-# of a row's weights. With a mask, "row_flags" is 1 for rows whose context has
+# See `GradientRows`. With a mask, "row_flags" is 1 for rows whose context has
 # NaN.
 _NAMES = ("maximum", "inverse", "mean")
 
@@ -39,35 +39,18 @@ def names(is_masked: bool) -> tuple[str, ...]:
 
 def _made_rows(problem: Any, refs: dict[str, Any]) -> list[jax.Array]:
   """The numbers [t, 1] of `names`."""
-  dtype = problem.dtype
-  maximum, total = (as_column(refs[name][...]) for name in ("maximum", "total"))
-  context, cotangent = (
-    read(refs[name]).astype(dtype) for name in ("context", "cotangent")
+  statistics = (as_column(refs[name][...]) for name in ("maximum", "total"))
+  tokens = (
+    read(refs[name]).astype(problem.dtype) for name in ("context", "cotangent")
   )
-  products = context * cotangent
-  is_nan = jnp.isnan(context)
-  if problem.is_masked:  # what is NaN has no derivatives
-    products = jnp.where(is_nan, 0.0, products)
-  mean = jnp.sum(products, axis=-1, keepdims=True)
-  if "of_total" in refs:
-    of_total = as_column(refs["of_total"][...]) * total
-    if problem.is_masked:
-      of_total = jnp.where(jnp.isnan(total), 0.0, of_total)
-    mean = mean - of_total
-  # A row without keys has the factor 0. With a mask a row of NaN has it too.
-  has_weights = total > 0.0 if problem.is_masked else total != 0.0
-  rows = [
-    jnp.where(has_weights, maximum, 0.0),
-    jnp.where(has_weights, 1.0 / total, 0.0),
-    mean,
-  ]
-  if problem.is_masked:
-    row_flags = jnp.where(is_nan, 1.0, 0.0).astype(dtype)
-    rows.append(jnp.max(row_flags, axis=-1, keepdims=True))
-  return rows
+  of_total = as_column(refs["of_total"][...]) if "of_total" in refs else None
+  rows = gradient_rows(
+    *statistics, *tokens, of_total=of_total, is_masked=problem.is_masked
+  )
+  return [each for each in rows if each is not None]
 
 
-def write_rows(
+def write_gradient_rows(
   problem: Any, refs: dict[str, Any], results: Sequence[Any], scratch: Any
 ) -> None:
   """Writes the numbers of the queries, and keeps them as columns."""
@@ -79,7 +62,7 @@ def write_rows(
 
 
 def of_scratch(scratch: Any, cotangent: jax.Array) -> Rows:
-  """The rows that `write_rows` kept."""
+  """The rows that `write_gradient_rows` kept."""
   numbers = [scratch[:, n : n + 1] for n in range(scratch.shape[-1])]
   return _cleaned(numbers, cotangent)
 

@@ -50,7 +50,7 @@ def test_blocks_sum_the_gradients(name, mask, at_once, monkeypatch):
 )
 def test_each_entry_is_computed_by_one_block(shape, rows, shared, parts):
   leading = (2, 3, 4)
-  entries = shared_tokens.entries_of(leading, shape, rows)
+  entries = shared_tokens.batch_split(leading, shape, rows)
   assert (entries.shared, entries.parts) == (shared, parts)
   found = [
     [int(entries.entry(jnp.int32(block), n)) for n in range(entries.of_block)]

@@ -25,17 +25,20 @@ from attention.implementations.pallas.hopper.tiles.layout import (
 
 
 def attempts(
-  problem: Any, compute: Callable[[Any], jax.Array], *, adds: bool = False
+  problem: Any,
+  compute: Callable[[Any], jax.Array],
+  *,
+  always_masked: bool = False,
 ) -> None:
   """Runs compute(is_second), a second time if a result was not finite.
 
-  With `adds` it runs once, as the second attempt.
+  If `always_masked` it runs once, as the second attempt.
   """
   # compute returns numbers [64], 0 where all results of a token are finite.
   if not problem.is_masked:
     compute(None)
     return
-  if adds:
+  if always_masked:
     compute(True)
     return
 

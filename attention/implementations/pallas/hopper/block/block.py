@@ -53,7 +53,7 @@ class Block(Memory):
   inputs: Mapping[str, Input]  # with references to the device's memory
   direct: Mapping[str, Any]  # references to results without a tile of their own
   num_blocks: int  # of an entry of the leading axes
-  part: jax.Array  # of the entries that share an array, see `Entries`
+  part: jax.Array  # of the entries that share an array, see `BatchSplit`
   is_first_entry: Any  # of those that the block computes
 
   def of_array(self, ref: Any, axes: Axes, start: Any) -> Any:

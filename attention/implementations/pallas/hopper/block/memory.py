@@ -59,7 +59,7 @@ class Memory:
   of_mapped: Any  # a tile of the gradients of mapped own tokens
   distances: Mapping[str, Any]  # see `by_distance.memory`
   rotation: Mapping[str, Any]  # see `by_sinusoids.memory`
-  of_bias: Any  # gradients of numbers by distance, of own queries
+  of_bias: Any  # gradients of values per relative distance, of own queries
   channel_sums: Mapping[str, Any]  # gradients of channels, [A, 64]
   flags: Any  # of own tokens that had NaN or infinity, in a second attempt
   own_numbers: Mapping[str, Any]  # of own queries, which the block computes
@@ -115,7 +115,7 @@ def of_block(
     *(problem.distances, tiles, free, own),
     of_gradients=of_gradients,
   )
-  held = Memory(
+  memory = Memory(
     tiles,
     results,
     factors=_factors(inputs, are_keys_own, of_gradients),
@@ -137,11 +137,11 @@ def of_block(
     of_shares=numbers if of_gradients and SHARES in own_numbers else None,
     zero=plgpu.SMEM((1,), jnp.int32),
   )
-  if not fits(held):  # without the tile a block computes these factors twice
-    held = dataclasses.replace(held, dropout_factors=None)
-  if not fits(held):
-    held = dataclasses.replace(held, distances=of_distances(is_scarce=True))
-  return held
+  if not fits(memory):  # without the tile a block computes these factors twice
+    memory = dataclasses.replace(memory, dropout_factors=None)
+  if not fits(memory):
+    memory = dataclasses.replace(memory, distances=of_distances(is_scarce=True))
+  return memory
 
 
 def _barriers(loaded: Iterable[Input], *, are_keys_own: bool) -> list[Any]:
@@ -171,14 +171,14 @@ def _factors(
   return [of_scores, of_weights] if are_keys_own else [of_scores]
 
 
-def fits(held: Memory) -> bool:
+def fits(memory: Memory) -> bool:
   """Whether a multiprocessor has the memory of a block."""
 
   def size(ref):
     number = math.prod(ref.shape) * jnp.dtype(ref.dtype).itemsize
     return -(-number // _ALIGNED) * _ALIGNED
 
-  refs = jax.tree.leaves(vars(held), is_leaf=lambda x: hasattr(x, "shape"))
+  refs = jax.tree.leaves(vars(memory), is_leaf=lambda x: hasattr(x, "shape"))
   return sum(size(each) for each in refs if hasattr(each, "dtype")) < _LARGEST
 
 
@@ -227,21 +227,21 @@ def _channel_sums(
 
 
 def with_shared(
-  problem: Any, held: Memory, over: Mapping[str, str], own: str
+  problem: Any, memory: Memory, over: Mapping[str, str], own: str
 ) -> Memory:
   """The memory with the results that are written over tiles."""
-  sums, results = held.channel_sums, held.results
+  sums, results = memory.channel_sums, memory.results
   if problem.channels is not None and problem.projections is None:
     sums = {name: results[name] for name in _SUMS if name in results}
-  free = {**results, **_shared(over, held.tiles)}
+  free = {**results, **_shared(over, memory.tiles)}
   distances = by_distance.with_shared(
-    problem.distances, held.distances, held.tiles, free
+    problem.distances, memory.distances, memory.tiles, free
   )
   rotation = by_sinusoids.with_shared(
-    problem.sinusoids, held.rotation, held.tiles, free, own
+    problem.sinusoids, memory.rotation, memory.tiles, free, own
   )
   return dataclasses.replace(
-    held,
+    memory,
     channel_sums=sums,
     distances=distances,
     rotation=rotation,

@@ -17,7 +17,7 @@ from attention.implementations.pallas.hopper.tiles.parts import AT_ONCE
 
 
 @dataclasses.dataclass(frozen=True)
-class Entries:
+class BatchSplit:
   """The entries of the leading axes, and those that a block computes."""
 
   leading: tuple[int, ...]
@@ -55,9 +55,9 @@ class Entries:
     return entry
 
 
-def entries_of(
+def batch_split(
   leading: Sequence[int], sizes: Sequence[int], rows: int
-) -> Entries:
+) -> BatchSplit:
   """The entries of blocks, for an array with these sizes of leading axes.
 
   The own tokens of blocks have so many rows of tiles.
@@ -76,4 +76,4 @@ def entries_of(
   # The fewest that take about as long as the best number.
   limit = 1.05 * min(map(duration, choices))
   parts = next(n for n in choices if duration(n) <= limit)
-  return Entries(leading, shared, parts)
+  return BatchSplit(leading, shared, parts)

@@ -16,8 +16,8 @@ from jax.experimental import pallas as pl
 
 from attention.implementations.pallas.hopper.block.block import Block
 from attention.implementations.pallas.hopper.block.shared_tokens import (
-  Entries,
-  entries_of,
+  BatchSplit,
+  batch_split,
 )
 from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,
@@ -47,16 +47,16 @@ def groups(problem: Any, names: Iterable[str]) -> list[list[str]]:
   return [*found.values()] or [[]]
 
 
-def entries(problem: Any, names: Sequence[str]) -> Entries:
+def entries(problem: Any, names: Sequence[str]) -> BatchSplit:
   """The entries of the leading axes that a block of queries computes."""
   if not names:
-    return Entries(problem.leading)
+    return BatchSplit(problem.leading)
   sizes = _sizes(problem, problem.differentiable[names[0]])
-  return entries_of(problem.leading, sizes, len(problem.tiles))
+  return batch_split(problem.leading, sizes, len(problem.tiles))
 
 
 def outputs(
-  problem: Any, names: Sequence[str], entries: Entries
+  problem: Any, names: Sequence[str], entries: BatchSplit
 ) -> dict[str, Output]:
   """The parts [n, ..., T, S] of the gradients of arrays."""
 

@@ -93,7 +93,7 @@ def online_softmax(
   maximum, total = normalization.rows(block.problem, maximum, total)
   context = summed / across(jnp.where(total == 0.0, 1.0, total), shape)
   context = write_tokens(block, flag_refs, "context", context)
-  write_rows(block, maximum, total)
+  write_statistics(block, maximum, total)
   return not_finite(block.problem, [context] if flag_refs else [])
 
 
@@ -108,7 +108,9 @@ def write_tokens(
   return tokens
 
 
-def write_rows(block: Block, maximum: jax.Array, total: jax.Array) -> None:
+def write_statistics(
+  block: Block, maximum: jax.Array, total: jax.Array
+) -> None:
   """Writes the statistics; a row is NaN if its total is."""
   if block.problem.is_masked:
     maximum = jnp.where(jnp.isnan(total), jnp.nan, maximum)

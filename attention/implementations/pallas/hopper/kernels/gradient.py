@@ -23,7 +23,7 @@ from attention.implementations.pallas.hopper.block.attempts import (
 )
 from attention.implementations.pallas.hopper.block.block import Block
 from attention.implementations.pallas.hopper.block.gradient_rows import (
-  write_rows,
+  write_gradient_rows,
 )
 from attention.implementations.pallas.hopper.kernels import array_of_pairs
 from attention.implementations.pallas.hopper.kernels.gradient_visit import (
@@ -69,9 +69,11 @@ def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
   predictions.predict_own(block)
   array_of_pairs.clear_hidden(block)
   if not block.are_keys_own:
-    write_rows(block)
+    write_gradient_rows(block)
   compute = functools.partial(_compute, block, wanted)
-  attempts(block.problem, compute, adds=bool(array_of_pairs.of_block(block)))
+  attempts(
+    block.problem, compute, always_masked=bool(array_of_pairs.of_block(block))
+  )
   block = block.with_new_addresses()
   distances.add_tables(block, is_first)
   rotations.add_arrays(block, is_first)

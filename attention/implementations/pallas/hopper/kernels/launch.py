@@ -13,7 +13,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from attention.implementations.pallas.hopper.block import memory
 from attention.implementations.pallas.hopper.block.block import Block
 from attention.implementations.pallas.hopper.block.memory import Memory
-from attention.implementations.pallas.hopper.block.shared_tokens import Entries
+from attention.implementations.pallas.hopper.block.shared_tokens import (
+  BatchSplit,
+)
 from attention.implementations.pallas.hopper.tiles import matrices
 from attention.implementations.pallas.hopper.tiles.layout import (
   BY_ROW,
@@ -38,7 +40,7 @@ class Kernel(NamedTuple):
   are_keys_own: bool = False  # a block has keys and visits queries
   of_gradients: bool = False
   blocks: int | None = None
-  entries: Entries | None = None
+  entries: BatchSplit | None = None
 
   def fits(self, problem: Any) -> bool:
     """Whether a block has enough shared memory."""
@@ -110,15 +112,15 @@ def launch(
   """The outputs: compute(block, is_first) for each row and leading entry."""
   visible = problem.tiles.T if kernel.are_keys_own else problem.tiles
   blocks = len(visible) if kernel.blocks is None else kernel.blocks
-  entries = kernel.entries or Entries(problem.leading)
+  entries = kernel.entries or BatchSplit(problem.leading)
 
   def run(bounds, *refs):
     inputs, written, direct = _references(kernel, refs)
     own = jax.lax.axis_index("leading")
 
-    def compute_row(held, number, row, is_first):
+    def compute_row(block_memory, number, row, is_first):
       block = Block(
-        memory=held,
+        memory=block_memory,
         problem=problem,
         are_keys_own=kernel.are_keys_own,
         bounds=bounds,
@@ -129,17 +131,17 @@ def launch(
         is_first_entry=number == 0,
         row=row,
         entry=entries.entry(own, number),
-        **vars(held),
+        **vars(block_memory),
       ).with_new_addresses()
       block.load(True, block.row * SIDE)
       compute(block, is_first)
       block = block.with_new_addresses()
       _write(block, written, kernel.outputs)
 
-    def compute_entries(held):
+    def compute_entries(block_memory):
       def compute_entry(number):
-        compute_held = functools.partial(compute_row, held, number)
-        _for_each_row(len(visible), blocks, compute_held)
+        compute_in_memory = functools.partial(compute_row, block_memory, number)
+        _for_each_row(len(visible), blocks, compute_in_memory)
 
       _for_each_entry(entries.of_block, compute_entry)
 
@@ -169,10 +171,10 @@ def _with_memory(
   over = kernel.written_over(problem)
 
   def scoped(*refs):
-    held = memory.with_shared(problem, Memory(*refs), over, own)
-    held.zero[0] = jnp.int32(0)
+    block_memory = memory.with_shared(problem, Memory(*refs), over, own)
+    block_memory.zero[0] = jnp.int32(0)
     plgpu.commit_smem()
-    compute(held)
+    compute(block_memory)
 
   needed = kernel.shared_memory(problem, inputs)
   pl.run_scoped(scoped, *vars(needed).values())

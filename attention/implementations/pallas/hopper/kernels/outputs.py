@@ -10,8 +10,8 @@ from attention.implementations.pallas.hopper.block.gradient_rows import (
   ROWS,
 )
 from attention.implementations.pallas.hopper.block.shared_tokens import (
-  Entries,
-  entries_of,
+  BatchSplit,
+  batch_split,
 )
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   SHARES,
@@ -23,7 +23,7 @@ from attention.implementations.pallas.operands import Kind
 
 
 def of_tokens(
-  problem: Any, tokens, axes: Axes, entries: Entries | None = None
+  problem: Any, tokens, axes: Axes, entries: BatchSplit | None = None
 ) -> Output:
   """What a kernel returns for the gradient of tokens.
 
@@ -42,7 +42,7 @@ def of_tokens(
   return Output(jax.ShapeDtypeStruct(shape, dtype), axes)
 
 
-def _are_shared(problem: Any, tokens: jax.Array, entries: Entries) -> bool:
+def _are_shared(problem: Any, tokens: jax.Array, entries: BatchSplit) -> bool:
   """Whether the entries of a block are all that share the same tokens."""
   sizes = enumerate(tokens.shape[:-2])
   shared = [n for n, size in sizes if size < problem.leading[n]]
@@ -54,9 +54,9 @@ def _sum_dtype(problem: Any, tokens) -> Any:
   return tokens.dtype if tokens.shape[:-2] == problem.leading else problem.dtype
 
 
-def entries(problem: Any, key: jax.Array) -> Entries:
+def entries(problem: Any, key: jax.Array) -> BatchSplit:
   """The entries of the leading axes that a block of keys computes."""
-  return entries_of(problem.leading, key.shape[:-2], problem.tiles.shape[1])
+  return batch_split(problem.leading, key.shape[:-2], problem.tiles.shape[1])
 
 
 def for_keys(problem: Any, query: jax.Array) -> dict[str, Output]:

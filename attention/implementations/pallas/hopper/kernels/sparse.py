@@ -22,7 +22,7 @@ from attention.implementations.pallas.hopper.block.block import Block
 from attention.implementations.pallas.hopper.kernels.forward import (
   clean_values,
   product_with_values,
-  write_rows,
+  write_statistics,
   write_tokens,
 )
 from attention.implementations.pallas.hopper.scores.normalization import LOWEST
@@ -134,7 +134,9 @@ def _write(block: Block, flag_refs, kind, peak, flags, sums) -> jax.Array:
   def write_context():
     write_tokens(block, flag_refs, "context", of_values)
     has_keys = jnp.where(is_empty, 0.0, 1.0)
-    write_rows(block, peak, jnp.where(jnp.isnan(total), jnp.nan, has_keys))
+    write_statistics(
+      block, peak, jnp.where(jnp.isnan(total), jnp.nan, has_keys)
+    )
 
   if "means" in block.results:
 

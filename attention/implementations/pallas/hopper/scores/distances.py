@@ -133,7 +133,7 @@ def add_gradients(block: Block, of_scores: jax.Array, starts: Any) -> None:
 def add_to_lines(
   block: Block, tile: Any, of_scores: jax.Array, places: Places
 ) -> None:
-  """Adds to the gradients of numbers by distance, [n, 64]."""
+  """Adds to the gradients of values per relative distance, [n, 64]."""
   _add_ends(block, tile, of_scores, places)
 
   @pl.when(_is_near(places.size, places.start))

@@ -256,5 +256,7 @@ def _check(name: str, tile: Any, arrays: Sequence[Any]) -> None:
       "has maps of tokens of at most 128 features, with matrices of 64 or 128"
     )
   is_wide = any(each.dtype.itemsize > 2 for each in matrices)
-  if is_wide and tile.dtype == jnp.float16:  # which has not their range
+  if (
+    is_wide and tile.dtype == jnp.float16
+  ):  # float16 has a smaller exponent range
     raise Unsupported("has maps with matrices of float16")

@@ -1,4 +1,4 @@
-"""Numbers by distance of the pairs of a tile, in shared memory.
+"""Values per relative distance of the pairs of a tile, in shared memory.
 
 They are a tile [n, LINE]: for each of n places a line, with a number for each
 of 64 tokens. The pair in row r and column c has the place start + sign (c - r)

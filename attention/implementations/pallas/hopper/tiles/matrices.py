@@ -23,7 +23,7 @@ from attention.implementations.pallas.hopper.tiles.layout import (
 
 def has_terms(matrix: Any, tokens: Any) -> bool:
   """Whether a matrix is a sum of one or two of the tokens' dtype."""
-  # The numbers of float16 have not the range of float32.
+  # float16 has a smaller exponent range than float32.
   is_wide = matrix.dtype == jnp.float32 and tokens.dtype == jnp.bfloat16
   return matrix.dtype == tokens.dtype or is_wide
 
@@ -148,7 +148,7 @@ def _load(problem: Any, matrix: Any, terms: Sequence[tuple[Any, bool]]) -> None:
 
 
 def _cut(numbers: jax.Array) -> jax.Array:
-  """Numbers of float32 without the bits that bfloat16 has not."""
+  """Numbers of float32 without the bits that bfloat16 lacks."""
   # Cheaper than rounding, and as the remainder is rounded, nearly as exact.
   bits = jax.lax.bitcast_convert_type(numbers, jnp.int32) & -(1 << 16)
   return jax.lax.bitcast_convert_type(bits, jnp.float32)

@@ -1,4 +1,4 @@
-"""Biases of numbers by distance, such as T5's, in the kernels for Hopper GPUs.
+"""Biases per relative distance, such as T5's, in the kernels for Hopper GPUs.
 
 Pairs look up their numbers in shared memory. The kernel of queries keeps the
 gradients of each number and query, and sums them at the end.
@@ -125,7 +125,7 @@ class BiasGradient:
 
 
 def gradient_of(bias: Any, function: Any) -> BiasGradient | None:
-  """The numbers by distance of a bias, if kernels compute their gradient."""
+  """The values per relative distance of a bias that kernels differentiate."""
   if function is None:
     return None
   found = [

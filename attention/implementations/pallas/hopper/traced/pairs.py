@@ -91,7 +91,7 @@ class PairFunction:
   def _looked_up(
     self, arguments: Sequence[Any]
   ) -> tuple["PairFunction", list[Any]]:
-    """The same function of more arguments, the numbers by distance of pairs."""
+    """The same function, whose values per relative distance are arguments."""
     jaxpr = self.jaxpr
     others = [x for x in jaxpr.eqns if x.primitive is not number_at_p]
     own = [x for x in jaxpr.eqns if x.primitive is number_at_p]
