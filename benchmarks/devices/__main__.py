@@ -73,6 +73,10 @@ def main(arguments) -> None:
   if len(arguments) > 1:
     raise app.UsageError(f"unknown arguments: {' '.join(arguments[1:])}")
   device = jax.devices()[0]
+  if device.platform == "cpu" and not _QUICK.value:
+    raise app.UsageError(
+      "JAX finds no GPU or TPU here; --quick tries the program on a CPU"
+    )
   print(f"{device.device_kind}, JAX {jax.__version__}", flush=True)
   passes = _checked() if "check" in _ONLY.value else True
   lengths, tokens = [int(each) for each in _LENGTHS.value], tasks.TOKENS

@@ -46,6 +46,12 @@ def constrain(activations: jax.Array) -> jax.Array:  # [B, T, D]
   return jax.lax.with_sharding_constraint(activations, spec)
 
 
+def gathered(kernel: jax.Array) -> jax.Array:  # [D, V]
+  """Replicates the features of a kernel over the mesh that is set."""
+  spec = PartitionSpec(None, PartitionSpec.UNCONSTRAINED)
+  return jax.lax.with_sharding_constraint(kernel, spec)
+
+
 def num_shards(*axes: str) -> int:
   """Returns the number of shards over axes of the mesh that is set."""
   mesh = jax.sharding.get_abstract_mesh()

@@ -67,6 +67,8 @@ def sharded_cross_entropy(
 
   if rows == tokens == 1:
     return total(features, labels)
+  # Otherwise devices would gather it for each chunk.
+  readout = readout._replace(kernel=sharding.gathered(readout.kernel))
 
   def cut(array):
     size, length, *rest = array.shape

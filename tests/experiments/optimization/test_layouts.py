@@ -5,12 +5,17 @@ import functools
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
-from experiments.config import TrainConfig
+from experiments.aot import hlo
+from experiments.config import MeshConfig, TrainConfig
 from experiments.distributed import mesh, sharding
 from experiments.errors import UserError
+from experiments.models.layers.affine import Affine
+from experiments.optimization import losses
 from tests.experiments.optimization.steps import (
   EIGHT,
   ONE,
@@ -168,3 +173,31 @@ def test_a_batch_that_does_not_divide_over_devices_is_refused():
   config = TrainConfig(batch_size=16, accumulation=4)
   with pytest.raises(UserError, match="multiple of 32"):
     mesh.check_batch(experiment.mesh, config)
+
+
+def test_the_readout_is_gathered_once_for_all_chunks_of_the_loss(monkeypatch):
+  monkeypatch.setattr(losses, "_CHUNK_NUMBERS", 1)
+  devices = mesh.make_mesh(MeshConfig(**LAYOUTS["fsdp"]))
+
+  def sharded(*shape, spec, dtype=jnp.float32):
+    sharding = NamedSharding(devices, PartitionSpec(*spec))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+  features = sharded(8 * 64, 8, 16, spec=(mesh.ROWS,))
+  labels = sharded(8 * 64, 8, spec=(mesh.ROWS,), dtype=jnp.int32)
+  kernel = sharded(16, 512, spec=("fsdp",))
+
+  def loss(features, kernel, labels):
+    readout = Affine(kernel, None)
+    return losses.sharded_cross_entropy(features, readout, labels)[0]
+
+  with jax.set_mesh(devices):
+    step = jax.jit(jax.grad(loss, (0, 1)))
+    program = step.lower(features, kernel, labels).compile()
+  executed = [
+    (instruction.opcode, times)
+    for _, instruction, times in hlo.parse(program.as_text()).executed()
+  ]
+  assert max(times for _, times in executed) > 1  # a loop over chunks
+  gathers = [times for opcode, times in executed if opcode == "all-gather"]
+  assert gathers == [1]
