@@ -7,6 +7,11 @@ import jax
 import jax.numpy as jnp
 
 
+def round_up(length: Any, multiple: Any) -> Any:
+  """The least multiple of a number that is at least `length`."""
+  return -(-length // multiple) * multiple
+
+
 def with_rank(array: jax.Array, rank: int) -> jax.Array:
   """Adds axes of size 1 in front until `array` has `rank` axes."""
   missing = rank - array.ndim

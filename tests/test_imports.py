@@ -44,6 +44,7 @@ ATTENTION = (
     "known_zeros",
     "matmul",
     "meshes",
+    "names",
     "tangent_rule",
   ),
 )

@@ -1,5 +1,6 @@
 """Flax modules that own the parameters of a normalizer."""
 
+import typing
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -7,18 +8,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from attention import normalizers
+from attention.names import NormalizerName
 from attention.normalizers import Normalizer, as_normalizer
 
-NORMALIZER_NAMES = (
-  "softmax",
-  "softmax_sink",
-  "sigmoid",
-  "softpick",
-  "signed_softmax",
-  "entmax",
-  "sparsemax",
-  "stick_breaking",
-)
+NORMALIZER_NAMES: tuple[str, ...] = typing.get_args(NormalizerName)
 
 # About -log 20: the weights of 20 equal scores of zero add up to about 1.
 INITIAL_BIAS = -3.0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,19 +13,16 @@ from jax.typing import DTypeLike
 
 from attention import scores
 from attention.checks import check_positive
+from attention.names import (
+  PositionalScoreName,
+  ScoreName,
+  ScoreWrapperName,
+)
 from attention.scores import Score, as_score
 
-SCORE_NAMES = ("dot", "scaled_dot", "general", "additive", "concat", "cosine")
-# Scores that depend on positions too.
-POSITIONAL_SCORE_NAMES = (
-  "location",
-  "local_m",
-  "local_p",
-  "shaw",
-  "disentangled",
-  "transformer_xl",
-)
-SCORE_WRAPPER_NAMES = ("soft_cap", "qk_norm", "temperature")
+SCORE_NAMES: tuple[str, ...] = typing.get_args(ScoreName)
+POSITIONAL_SCORE_NAMES: tuple[str, ...] = typing.get_args(PositionalScoreName)
+SCORE_WRAPPER_NAMES: tuple[str, ...] = typing.get_args(ScoreWrapperName)
 
 # A softmax over cosines, at most 1, is nearly uniform. With this factor, the
 # weight of an equal key is e^10 times that of an orthogonal one.

@@ -25,7 +25,7 @@ def is_narrow(number: int, length: int, size: int) -> bool:
 
 def _width(size: int) -> int:
   """The columns that a strip has of the band, in whole strips of columns."""
-  return -(-(STRIP + size - 2) // STRIP) * STRIP + STRIP
+  return axes.round_up(STRIP + size - 2, STRIP) + STRIP
 
 
 def narrow_band(length: int, first: jax.Array, products: jax.Array):

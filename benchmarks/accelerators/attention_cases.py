@@ -12,7 +12,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import attention
 from attention import biases, masks, normalizers, scores
 from attention.implementations import Pallas
+from benchmarks import score_cases
 from benchmarks.accelerators.cases import Case
+from benchmarks.score_cases import ScoreCase
 from experiments.aot.targets import Target
 
 BATCH, HEADS, LENGTH, FEATURES, HIDDEN = 1, 8, 4096, 128, 64
@@ -20,57 +22,34 @@ LONG = 16384
 # Scores that need D elements per pair.
 CLOSURE_HEADS, CLOSURE_FEATURES = 1, 64
 
-
-def manhattan(temperature: jax.Array) -> Callable[..., jax.Array]:
-  """A score that a user might write."""
-
-  def score(query, key):
-    gap = query[..., :, None, :] - key[..., None, :, :]
-    return -jnp.abs(gap).sum(-1) * temperature
-
-  return score
-
-
-# A score, and the shapes of the arrays that it is made of.
-SCORES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
-  "scaled_dot": (scores.scaled_dot, ()),
-  "dot": (scores.dot, ()),
-  "general": (scores.general, ((FEATURES, FEATURES),)),
-  "cosine": (scores.cosine, ((),)),
-  "additive": (
-    scores.additive,
-    ((FEATURES, HIDDEN), (FEATURES, HIDDEN), (HIDDEN,)),
-  ),
-  "concat": (scores.concat, ((2 * FEATURES, HIDDEN), (HIDDEN,))),
-  "soft_cap": (lambda: scores.soft_cap(scores.scaled_dot(), 30.0), ()),
-  "qk_norm": (lambda: scores.qk_norm(scores.dot()), ()),
-  "shaw": (scores.shaw, ((2 * 32 + 1, FEATURES),)),
-  "disentangled": (
+SCORES: dict[str, ScoreCase] = score_cases.classical(FEATURES, HIDDEN) | {
+  "soft_cap": ScoreCase(lambda: scores.soft_cap(scores.scaled_dot(), 30.0)),
+  "qk_norm": ScoreCase(lambda: scores.qk_norm(scores.dot())),
+  "shaw": ScoreCase(scores.shaw, ((2 * 32 + 1, FEATURES),)),
+  "disentangled": ScoreCase(
     scores.disentangled,
     ((64, FEATURES), (64, FEATURES)),
   ),
-  "transformer_xl": (
+  "transformer_xl": ScoreCase(
     scores.transformer_xl,
     ((FEATURES, FEATURES), (FEATURES,), (FEATURES,)),
   ),
-  "location": (scores.location, ((LENGTH, FEATURES),)),
-  "local": (
+  "location": ScoreCase(scores.location, ((LENGTH, FEATURES),)),
+  "local": ScoreCase(
     lambda *weights: scores.local(scores.scaled_dot(), 128.0, *weights),
     ((FEATURES, HIDDEN), (HIDDEN,)),
   ),
-  "local_m": (lambda: scores.local(scores.scaled_dot(), 128.0), ()),
-  "temperature": (
+  "local_m": ScoreCase(lambda: scores.local(scores.scaled_dot(), 128.0)),
+  "temperature": ScoreCase(
     lambda temperature: scores.temperature(scores.scaled_dot(), temperature),
     ((HEADS,),),
   ),
-  "forgetting": (
+  "forgetting": ScoreCase(
     lambda log_gates: scores.forgetting(scores.scaled_dot(), log_gates),
     ((HEADS, LENGTH),),
   ),
-  "manhattan": (manhattan, ((),)),
+  "manhattan": score_cases.MANHATTAN,
 }
-
-
 # Keyword arguments of `attend`, for arrays that are traced.
 PATTERNS: dict[str, Callable[..., dict[str, Any]]] = {
   "none": lambda lengths: {},
@@ -172,12 +151,12 @@ def _make(
     heads, features = CLOSURE_HEADS, CLOSURE_FEATURES
   else:
     heads, features = HEADS, FEATURES
-  bind, shapes = SCORES[score]
+  case = SCORES[score]
   spec = functools.partial(_spec, on_one_device(target))
   tokens = [spec(BATCH, heads, length, features)] * 3
   parameters = [
     spec(*(length if n == LENGTH else n for n in shape), dtype=jnp.float32)
-    for shape in shapes
+    for shape in case.shapes
   ]
   lengths = spec(BATCH, dtype=jnp.int32)
   kernels = _kernels(target)
@@ -188,7 +167,7 @@ def _make(
       query,
       key,
       value,
-      score=bind(*parameters),
+      score=case.bind(*parameters),
       implementation=kernels if with_kernels else None,
       **PATTERNS[pattern](lengths),
     )

@@ -2,13 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
-from attention import scores
+from benchmarks import score_cases
+from benchmarks.score_cases import ScoreCase
 
 SIZE = 64  # D, E and A
 
@@ -70,41 +70,7 @@ QUICK = Grid(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class ScoreCase:
-  """`bind` makes a score of parameters of these shapes, which get gradients."""
-
-  bind: Callable[..., Any]
-  shapes: tuple[tuple[int, ...], ...] = ()
-
-  def parameters(self) -> list[jax.Array]:
-    """Parameters for which unit-normal inputs give unit variance."""
-    return [
-      draw(shape, seed) / math.sqrt(shape[0]) if shape else jnp.ones(())
-      for seed, shape in enumerate(self.shapes, 10)
-    ]
-
-
-def manhattan(temperature: jax.Array) -> Callable:
-  """A user-defined score that closes over an array."""
-
-  def score(query, key):
-    gap = query[..., :, None, :] - key[..., None, :, :]
-    return -jnp.abs(gap).sum(-1) * temperature
-
-  return score
-
-
-_SQUARE = (SIZE, SIZE)
-SCORES = {
-  "dot": ScoreCase(scores.dot),
-  "scaled_dot": ScoreCase(scores.scaled_dot),
-  "general": ScoreCase(scores.general, (_SQUARE,)),
-  "additive": ScoreCase(scores.additive, (_SQUARE, _SQUARE, (SIZE,))),
-  "concat": ScoreCase(scores.concat, ((2 * SIZE, SIZE), (SIZE,))),
-  "cosine": ScoreCase(scores.cosine, ((),)),
-  "closure": ScoreCase(manhattan, ((),)),
-}
+SCORES = score_cases.classical(SIZE, SIZE) | {"closure": score_cases.MANHATTAN}
 
 
 def draw(shape: Sequence[int], seed: int) -> jax.Array:
@@ -115,6 +81,14 @@ def draw(shape: Sequence[int], seed: int) -> jax.Array:
 def tokens(shape: Sequence[int], size: int = SIZE) -> list[jax.Array]:
   """Query, key and value, [B, H, T, size] for [B, H, T]."""
   return [draw((*shape, size), seed) for seed in range(3)]
+
+
+def parameters(case: ScoreCase) -> list[jax.Array]:
+  """Arrays of a score, for which unit-normal tokens give unit variance."""
+  return [
+    draw(shape, seed) / math.sqrt(shape[0]) if shape else jnp.ones(())
+    for seed, shape in enumerate(case.shapes, 10)
+  ]
 
 
 def title(shape: Sequence[int]) -> str:

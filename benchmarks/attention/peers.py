@@ -16,6 +16,7 @@ import numpy as np
 from attention import attend
 from benchmarks.attention import cases, settings
 from benchmarks.attention.measure import Contender, compiled
+from benchmarks.score_cases import ScoreCase
 from experiments.cores import num_cores
 
 # By name in the table; None dispatches.
@@ -62,7 +63,7 @@ def ours(
   shape: Sequence[int],
   direction: str,
   *,
-  score: str | cases.ScoreCase = "scaled_dot",
+  score: str | ScoreCase = "scaled_dot",
   mask: Any = None,
   normalizer: Any = None,
   size: int = cases.SIZE,
@@ -85,7 +86,7 @@ def ours(
       implementation=OURS[implementation],
     )
 
-  arguments = [*cases.tokens(shape, size), *case.parameters()]
+  arguments = [*cases.tokens(shape, size), *cases.parameters(case)]
   return compiled(name or implementation, context, arguments, direction)
 
 
@@ -141,7 +142,7 @@ def scaled_dot_peers(
 def additive_peers(shape: Sequence[int], direction: str) -> list[Contender]:
   """The additive formula, written plainly."""
   case = cases.SCORES["additive"]
-  arguments = [*cases.tokens(shape), *case.parameters()]
+  arguments = [*cases.tokens(shape), *cases.parameters(case)]
   found = [compiled("plain jax", _plain_jax, arguments, direction)]
   if has_torch():
     found.append(_torch("plain torch", torch_additive, arguments, direction))

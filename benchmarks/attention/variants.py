@@ -18,6 +18,7 @@ from benchmarks.attention.measure import (
   by_direction,
   compiled,
 )
+from benchmarks.score_cases import ScoreCase
 
 # By name in the table, with the goal of the time divided by softmax's.
 _NORMALIZERS = {
@@ -66,8 +67,8 @@ def positional_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
   """Scores that read positions, compared with dense formulas."""
   shape, most = grid.positional, grid.distances
   made = {
-    "shaw": cases.ScoreCase(scores.shaw, ((33, cases.SIZE),)),
-    "disentangled": cases.ScoreCase(
+    "shaw": ScoreCase(scores.shaw, ((33, cases.SIZE),)),
+    "disentangled": ScoreCase(
       scores.disentangled, ((2 * most, cases.SIZE),) * 2
     ),
   }
@@ -84,7 +85,7 @@ def positional_jobs(grid: cases.Grid, rounds: int) -> list[Job]:
 
 
 def _positional(name, case, shape, direction) -> list[Contender]:
-  arguments = [*cases.tokens(shape), *case.parameters()]
+  arguments = [*cases.tokens(shape), *cases.parameters(case)]
   return [
     peers.ours("blockwise", shape, direction, score=case),
     peers.ours("reference", shape, direction, score=case),

@@ -53,12 +53,14 @@ def checks(
     "lengths": masks.padding(jnp.asarray([length, length // 3])),
   }
   for name in [*SCORES, *OPTIONS] if names is None else names:
-    bind, shapes = SCORES.get(name, SCORES["scaled_dot"])
-    arrays = _parameters(shapes, length, features)
+    case = SCORES.get(name, SCORES["scaled_dot"])
+    arrays = _parameters(case.shapes, length, features)
     for pattern, mask in patterns.items():
       options = {"mask": mask, **(OPTIONS[name]() if name in OPTIONS else {})}
       try:
-        error = _error(implementation, bind, arrays, options, length, features)
+        error = _error(
+          implementation, case.bind, arrays, options, length, features
+        )
       except NotImplementedError as reason:
         yield Check(name, pattern, math.nan, str(reason))
       else:

@@ -4,13 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from attention.names import NormalizerName, ScoreWrapperName
 from experiments.config.sections import (
   CHANGEABLE,
   AboveZero,
   AttentionName,
   ImplementationName,
   Natural,
-  NormalizerName,
   Positive,
   Rate,
   Section,
@@ -160,7 +160,7 @@ class TransformerConfig(Section):
   """Largest distance that the scores shaw and disentangled distinguish."""
   window: Positive = 10
   """Largest distance of a key from the center of local_m and local_p."""
-  score_wrapper: Literal["none", "soft_cap", "qk_norm", "temperature"] = "none"
+  score_wrapper: Literal["none", ScoreWrapperName] = "none"
   """Wrapper of all scores; see attention.modules.LearnedScore."""
   soft_cap: AboveZero = 50.0
   """Bound of the scores, if score_wrapper is soft_cap."""

@@ -7,37 +7,17 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import Field
 
+from attention.names import PositionalScoreName, ScoreName
+
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 AtLeastZero = Annotated[float, Field(ge=0)]
 AboveZero = Annotated[float, Field(gt=0)]
-ScoreName = Literal[
-  "dot", "scaled_dot", "general", "additive", "concat", "cosine"
-]
 RecurrentScoreName = Literal[ScoreName, "location", "local_m", "local_p"]
 AttentionName = Literal["none", RecurrentScoreName]
-TransformerScoreName = Literal[
-  ScoreName,
-  "location",
-  "local_m",
-  "local_p",
-  "shaw",
-  "disentangled",
-  "transformer_xl",
-  "forgetting",
-]
-NormalizerName = Literal[
-  "softmax",
-  "softmax_sink",
-  "sigmoid",
-  "softpick",
-  "signed_softmax",
-  "entmax",
-  "sparsemax",
-  "stick_breaking",
-]
+TransformerScoreName = Literal[ScoreName, PositionalScoreName, "forgetting"]
 ImplementationName = Literal[
   "auto", "reference", "blockwise", "cudnn", "pallas"
 ]

@@ -10,11 +10,12 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
+from attention.axes import round_up
 from experiments import decoding
 from experiments.data.batch import PAD
 from experiments.decoding import Constraints
 from experiments.decoding.batch_function import BatchFunction, Call
-from experiments.distributed import mesh as mesh_lib
+from experiments.distributed.mesh import map_shards
 
 # Sources (in a beam search: hypotheses) that are decoded or scored at once. On
 # CPUs fewer are faster, because sources that are done wait for the others
@@ -121,7 +122,7 @@ def _batch_decoder(
 
     # Samples depend on the whole batch, other predictions do not.
     if not search.temperature:
-      decode = mesh_lib.map_shards(decode, mesh)
+      decode = map_shards(decode, mesh)
     return decode(params, batch)
 
   return BatchFunction(decode_batch, mesh)
@@ -132,7 +133,7 @@ def _make_call(
 ) -> Call:
   """Makes a call of `_batch_decoder`'s function; `indices` seed samples."""
   lengths = (sources != PAD).sum(1)
-  longest = -(-int(lengths.max()) // _LENGTH_STEP) * _LENGTH_STEP
+  longest = round_up(int(lengths.max()), _LENGTH_STEP)
   # By the source's own length, so that the rest of the batch is no matter.
   limits = np.array([limit(each) for each in lengths.tolist()], np.int32)
   length = limit(min(longest, sources.shape[1]))
@@ -144,7 +145,7 @@ def num_rows(mesh: Mesh, beam_size: int = 1) -> int:
   hypotheses = _ROWS
   if mesh.devices.flat[0].platform == "cpu":
     hypotheses = _CPU_ROWS if beam_size == 1 else _CPU_HYPOTHESES
-  return mesh_lib.round_up(max(hypotheses // beam_size, 16), mesh)
+  return round_up(max(hypotheses // beam_size, 16), mesh.size)
 
 
 def by_length(
@@ -161,7 +162,7 @@ def by_length(
 def padded_batch(array: np.ndarray, rows: int) -> np.ndarray:
   """Pads token ids [N, L] with PAD to `rows` rows and to one of few widths."""
   width = max(int((array != PAD).sum(1).max()), 1)
-  width = min(-(-width // _WIDTH_STEP) * _WIDTH_STEP, array.shape[1])
+  width = min(round_up(width, _WIDTH_STEP), array.shape[1])
   fill = ((0, rows - len(array)), (0, 0))
   return np.pad(array[:, :width], fill, constant_values=PAD)
 

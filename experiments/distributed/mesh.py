@@ -143,8 +143,3 @@ def map_shards(function: Callable[..., T], mesh: Mesh) -> Callable[..., T]:
     out_specs=rows,
     check_vma=False,
   )
-
-
-def round_up(count: int, mesh: Mesh) -> int:
-  """Rounds up to a multiple of the number of devices."""
-  return -(-count // mesh.size) * mesh.size

@@ -224,7 +224,7 @@ def _spans(
   first = seen.argmax(axis=1)
   lengths = count - seen[:, ::-1].argmax(axis=1) - first
   unit = -(-lengths.max(initial=1) // _SPANS)
-  lengths = np.minimum(-(-lengths // unit) * unit, count)
+  lengths = np.minimum(axes.round_up(lengths, unit), count)
   first = np.minimum(first, count - lengths)
   for length in np.unique(lengths):
     chosen = lengths == length

@@ -5,6 +5,7 @@ import math
 
 import jax
 
+from attention import axes
 from attention.normalizers import is_online
 from attention.request import Request
 
@@ -36,7 +37,7 @@ class Limits:
     if length <= largest:
       return length
     size = -(-length // -(-length // largest))
-    return self._divisor(length, largest) or -(-size // 16) * 16
+    return self._divisor(length, largest) or axes.round_up(size, 16)
 
   def _divisor(self, length: int, largest: int) -> int | None:
     """The largest size of whole registers that divides a length, if any."""

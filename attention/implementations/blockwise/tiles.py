@@ -170,10 +170,15 @@ def scan(step: Callable, carry: Any, inputs: Any) -> Any:
   return jax.lax.scan(lambda *each: (step(*each), None), carry, inputs)[0]
 
 
-def with_length(tokens, length: int, mode: str = "edge") -> jax.Array:
-  """Pads tokens [..., n, D] to `length` in a mode of `jnp.pad`."""
-  missing = length - tokens.shape[-2]
+def with_length(
+  array: jax.Array, length: int, mode: str = "edge", axis: int = -2
+) -> jax.Array:
+  """Shortens an axis to `length`, or pads it in a mode of `jnp.pad`."""
+  missing = length - array.shape[axis]
   if not missing:
-    return tokens
-  widths = [(0, 0)] * (tokens.ndim - 2) + [(0, missing), (0, 0)]
-  return jnp.pad(tokens, widths, mode=mode)
+    return array
+  if missing < 0:
+    return jax.lax.slice_in_dim(array, 0, length, axis=axis)
+  widths = [(0, 0)] * array.ndim
+  widths[axis] = (0, missing)
+  return jnp.pad(array, widths, mode=mode)

@@ -9,7 +9,7 @@ import dataclasses
 import jax
 
 from attention import axes
-from attention.implementations.pallas.operands import lengthened
+from attention.implementations.blockwise.tiles import with_length
 from attention.implementations.pallas.wrapped import (
   base,
   with_base,
@@ -43,7 +43,7 @@ def with_vectors_as_keys(request: Request) -> Request:
     return request
   weight = location.weight
   mask, key = request.mask, request.key
-  vectors = axes.with_rank(lengthened(weight, -2, length), key.ndim)
+  vectors = axes.with_rank(with_length(weight, length), key.ndim)
   if weight.shape[-2] < length:
     known = Below(weight.shape[-2])
     mask = known if mask is None else mask & known

@@ -142,18 +142,8 @@ def summed(
   return jnp.sum(gradient, axis=axes).reshape(operand.array.shape)
 
 
-def lengthened(array: jax.Array, axis: int, length: int) -> jax.Array:
-  """The first entries of an axis; the last is repeated up to `length`."""
-  missing = length - array.shape[axis]
-  if missing <= 0:
-    return jax.lax.slice_in_dim(array, 0, length, axis=axis)
-  widths = [(0, 0)] * array.ndim
-  widths[axis] = (0, missing)
-  return jnp.pad(array, widths, mode="edge")
-
-
 def _shortened(gradient: jax.Array, length: int) -> jax.Array:
-  """The transpose of `lengthened` along the last axis."""
+  """The transpose of `with_length` along the last axis."""
   missing = length - gradient.shape[-1]
   if missing >= 0:
     widths = [(0, 0)] * (gradient.ndim - 1) + [(0, missing)]

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from attention.axes import round_up
 from experiments.config import TrainConfig
 
 # Candidate lengths on each side.
@@ -25,7 +26,7 @@ def choose_shapes(
 
   The lengths of shapes are multiples of `multiple`.
   """
-  lengths = -(-lengths // multiple) * multiple
+  lengths = round_up(lengths, multiple)
   sides = [_spread(np.unique(side), _CANDIDATES) for side in lengths.T]
   candidates = np.stack(np.meshgrid(*sides), -1).reshape(-1, 2)
   # A length between two candidates fits the shapes that the larger one fits.

@@ -10,6 +10,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from attention import biases, masks
+from attention.axes import round_up
 from attention.biases import Bias
 from attention.cache import Cache
 from attention.implementations import Implementation
@@ -70,7 +71,7 @@ class Options:
   def _padded_length(self) -> int:
     """The longest length after padding for the devices of a ring."""
     multiple = self.mesh_axes.length_multiple
-    return -(-self.max_length // multiple) * multiple
+    return round_up(self.max_length, multiple)
 
   @property
   def bias(self) -> Bias | None:

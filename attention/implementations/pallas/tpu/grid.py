@@ -11,7 +11,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from attention import axes
-from attention.implementations.pallas.operands import Kind, Operand, lengthened
+from attention.implementations.blockwise.tiles import with_length
+from attention.implementations.pallas.operands import Kind, Operand
 from attention.implementations.pallas.tpu import tokens, whole
 from attention.implementations.pallas.tpu.visit import Visit
 from attention.implementations.pallas.visits import Visits, unpacked
@@ -131,14 +132,14 @@ class TileGrid:
         return index(visit, *zeros)
 
     elif operand.kind is Kind.COLUMN:
-      array = lengthened(array, -1, lengths[0])[..., None, :]
+      array = with_length(array, lengths[0], axis=-1)[..., None, :]
       block, at = (1, queries), lambda visit: index(visit, 0, visit.row)
     elif operand.kind is Kind.ROW:
-      array = lengthened(array, -1, lengths[1])[..., None, :]
+      array = with_length(array, lengths[1], axis=-1)[..., None, :]
       block, at = (1, keys), lambda visit: index(visit, 0, visit.column)
     else:
-      array = lengthened(array, -2, lengths[0])
-      array = lengthened(array, -1, lengths[1])
+      array = with_length(array, lengths[0])
+      array = with_length(array, lengths[1], axis=-1)
       block = (queries, keys)
 
       def at(visit):

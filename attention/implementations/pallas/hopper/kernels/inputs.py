@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention.implementations.blockwise.tiles import with_length
 from attention.implementations.pallas.hopper.scores.function_sum import (
   FunctionSum,
 )
@@ -16,7 +17,7 @@ from attention.implementations.pallas.hopper.tiles.layout import (
   Input,
 )
 from attention.implementations.pallas.hopper.traced.pairs import number_dtype
-from attention.implementations.pallas.operands import Kind, Operand, lengthened
+from attention.implementations.pallas.operands import Kind, Operand
 
 # A warpgroup copies multiples of so many float32 numbers.
 _COPIED = 32
@@ -147,7 +148,7 @@ def _operand(
     return Input(array.reshape(*sizes, 1), Axes.NUMBERS)
   of_keys = operand.kind is Kind.ROW
   array = array.reshape(*sizes, -1)
-  array = lengthened(array, -1, problem.padded_lengths[of_keys])
+  array = with_length(array, problem.padded_lengths[of_keys], axis=-1)
   return Input(array, Axes.ROWS, of_keys)
 
 
