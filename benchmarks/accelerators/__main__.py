@@ -7,8 +7,8 @@ r"""Compiles attention and the experiments for accelerators; runs nothing.
     python -m benchmarks.accelerators --again --json=/tmp/figures
 
 Counts kernels, bytes through device memory, temporaries and collectives in the
-compiled programs, and writes them to docs/results/accelerators-TARGET.json and
-to the table of docs/accelerators.md, or to another folder. The default subset
+compiled programs. Writes docs/results/accelerators-TARGET.json and the table of
+docs/compiled_programs.md, or the JSON to another folder. The default subset
 takes about half an hour for each target on two cores, --full several hours. A
 run that was stopped continues: cases with a result are skipped unless --again
 is given. A failure is recorded and does not end the run.
@@ -47,8 +47,8 @@ _SECONDS = flags.DEFINE_float(
 _JSON = flags.DEFINE_string(
   "json",
   "docs/results",
-  "The folder of the JSON. docs/accelerators.md has the table of the default"
-  " folder, and is not changed for another one.",
+  "The folder of the JSON. docs/compiled_programs.md has the table of the"
+  " default folder, and is not changed for another one.",
 )
 
 
@@ -131,7 +131,7 @@ def main(arguments) -> None:
     return
   found = {target: report.read(_path(target)) for target in TARGETS}
   report.write_document(
-    pathlib.Path("docs/accelerators.md"), report.tables(found)
+    pathlib.Path("docs/compiled_programs.md"), report.tables(found)
   )
 
 

@@ -1,4 +1,4 @@
-"""The JSON file of costs, and the table of docs/accelerators.md."""
+"""The JSON file of costs, and the table of docs/compiled_programs.md."""
 
 import json
 import pathlib

@@ -69,7 +69,7 @@ def test_the_document_has_the_table_of_the_stored_costs():
     target: report.read(DOCS / "results" / f"accelerators-{target}.json")
     for target in TARGETS
   }
-  document = (DOCS / "accelerators.md").read_text()
+  document = (DOCS / "compiled_programs.md").read_text()
   assert f"\n{report.tables(stored)}\n" in document
 
 
