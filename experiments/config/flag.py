@@ -13,7 +13,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from experiments.config.sections import no_such_field
+from experiments.config.unknown_field import no_such_field
 from experiments.errors import UserError
 
 # Files that hold no config of their own, in configs/ and beside it.

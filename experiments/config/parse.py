@@ -10,13 +10,14 @@ from pydantic import ValidationInfo, model_validator
 
 from experiments.config.data import DataConfig, TaskConfig
 from experiments.config.model import MODELS, ModelConfig, Seq2SeqConfig
-from experiments.config.sections import CHANGEABLE, Section, Seed, no_such_field
+from experiments.config.sections import CHANGEABLE, Section, Seed
 from experiments.config.training import (
   EvaluationConfig,
   MeshConfig,
   OptimizerConfig,
   TrainConfig,
 )
+from experiments.config.unknown_field import no_such_field
 from experiments.config.version import VERSION, migrated
 from experiments.errors import UserError
 

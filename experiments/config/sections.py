@@ -1,7 +1,5 @@
 """The base class of every config section, and the types of fields."""
 
-import difflib
-from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import pydantic
@@ -36,25 +34,3 @@ class Section(pydantic.BaseModel):
     allow_inf_nan=False,
     use_attribute_docstrings=True,
   )
-
-
-# The field of the score, of an RNN and of a Transformer.
-_OTHER_NAMES = {"attention": "score", "score": "attention"}
-
-
-def no_such_field(field: str, known: Iterable[str]) -> str:
-  """Returns the message about a field that is not one of its section."""
-  known = set(known)
-  section, _, name = field.rpartition(".")
-  if section != "config.model" or _OTHER_NAMES.get(name) not in known:
-    return f"{field}: no such field{suggestion(name, known)}"
-  message = f"{field}: no such field; did you mean {_OTHER_NAMES[name]!r}?"
-  if name == "score":
-    message += " The argument of a config also sets it: configs/reverse.py:dot"
-  return message
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-  """Returns the end of a message: the known name that is most similar."""
-  close = difflib.get_close_matches(name, known, n=1)
-  return f"; did you mean {close[0]!r}?" if close else ""

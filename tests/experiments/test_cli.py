@@ -337,6 +337,22 @@ def test_the_score_of_another_model_is_suggested():
     )
 
 
+@pytest.mark.parametrize(
+  ("field", "source", "kind"),
+  [
+    ("scan_layers", "configs/reverse.py", "a Transformer"),
+    ("cell", "configs/reverse.py:transformer", "an RNN"),
+  ],
+)
+def test_the_model_that_has_a_field_is_named(field, source, kind):
+  with pytest.raises(UserError) as caught:
+    parsed_config(f"--config.model.{field}=True", source=source)
+  message = (
+    f"--config.model.{field}: no such field of this model; {kind} has it"
+  )
+  assert str(caught.value) == message
+
+
 def test_an_optional_field_accepts_none_and_a_number(tmp_path):
   config = parsed_config("--config.optimizer.clip_norm=None")
   assert parse(config.to_dict()).optimizer.clip_norm is None
