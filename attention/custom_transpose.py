@@ -168,12 +168,12 @@ def _jvp(primals, tangents, **parameters):
   if parameters["has_own_derivatives"]:
     known = [None if _is_zero(each) else each for each in tangents]
     return jvp_of_active(plain, primals, known)
-  moved = [*map(ad.instantiate_zeros, tangents)]
+  arrays = [*map(ad.instantiate_zeros, tangents)]
   results = _linear.bind(*primals, **parameters)
   if all(map(_is_zero, tangents[:number])):
-    values = *primals[:number], *moved[number:]
+    values = *primals[:number], *arrays[number:]
     return results, _linear.bind(*values, **parameters)
-  return results, jax.jvp(plain, [*primals], moved)[1]
+  return results, jax.jvp(plain, [*primals], arrays)[1]
 
 
 def jvp_of_active(function, primals, tangents):
@@ -186,8 +186,8 @@ def jvp_of_active(function, primals, tangents):
       merged[n] = value
     return function(*merged)
 
-  moved = [tangents[n] for n in active]
-  return jax.jvp(of_active, [primals[n] for n in active], moved)
+  known = [tangents[n] for n in active]
+  return jax.jvp(of_active, [primals[n] for n in active], known)
 
 
 def _is_zero(tangent) -> bool:

@@ -100,31 +100,31 @@ def _jvp(primals, tangents, *, jaxpr, rule):
     SymbolicZero(each.aval) if isinstance(each, ad.Zero) else each
     for each in tangents
   ]
-  results, moved = rule([*primals], tangents)
+  results, of_results = rule([*primals], tangents)
   return results, [
     ad.Zero(each.aval) if isinstance(each, SymbolicZero) else each
-    for each in moved
+    for each in of_results
   ]
 
 
 def _batched(arrays, axes, *, jaxpr, rule):
   def batched_rule(primals, tangents):
-    moved = {
+    known = {
       place: each
       for place, each in enumerate(tangents)
       if not isinstance(each, SymbolicZero)
     }
 
-    def of_one(primals, moved):
+    def of_one(primals, known):
       tangents = [
-        moved.get(place, zero_from_primal(each, symbolic_zeros=True))
+        known.get(place, zero_from_primal(each, symbolic_zeros=True))
         for place, each in enumerate(primals)
       ]
       results, tangents = rule(primals, tangents)
       return results, [*map(instantiated, tangents)]
 
-    axes_of_moved = {place: axes[place] for place in moved}
-    return jax.vmap(of_one, ([*axes], axes_of_moved))(primals, moved)
+    axes_of_known = {place: axes[place] for place in known}
+    return jax.vmap(of_one, ([*axes], axes_of_known))(primals, known)
 
   batched = jax.make_jaxpr(jax.vmap(jaxpr_as_fun(jaxpr), axes))(*arrays)
   results = _call.bind(*arrays, jaxpr=batched, rule=batched_rule)

@@ -90,10 +90,10 @@ def _position(path: Path, time: jax.Array) -> jax.Array:
   """The point of a path at a time."""
   start, terms = path
   time = time.astype(start.dtype)
-  moved = jnp.zeros_like(start)
+  change = jnp.zeros_like(start)
   for term in reversed(terms):
-    moved = (moved + jnp.asarray(term, start.dtype)) * time
-  return start + moved
+    change = (change + jnp.asarray(term, start.dtype)) * time
+  return start + change
 
 
 def _is_real(value: Any) -> bool:

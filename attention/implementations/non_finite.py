@@ -196,15 +196,15 @@ def mapped(
 
   @functools.partial(compute.defjvp, symbolic_zeros=True)
   def rule(primals, tangents):
-    (arrays,), (moved,) = primals, tangents
+    (arrays,), (of_arrays,) = primals, tangents
     result = compute(arrays)
-    moved = [None if type(x) is SymbolicZero else x for x in moved]
-    if all(each is None for each in moved):
+    known = [None if type(x) is SymbolicZero else x for x in of_arrays]
+    if all(each is None for each in known):
       return result, jnp.zeros_like(result)
     if is_masked:
       arrays = [_zeros_for_non_finite(arrays[0]), *arrays[1:]]
     return result, jvp_of_active(
-      lambda tokens, *captured: program(captured, tokens), arrays, moved
+      lambda tokens, *captured: program(captured, tokens), arrays, known
     )[1]
 
   # JAX fails for a NumPy array as the argument of a custom rule in `jax.vmap`.

@@ -150,12 +150,12 @@ def _softpick_terms(
 @_softpick_terms.defjvp
 def _tangents_of_softpick_terms(primals, tangents):
   # By the signs of scores, as the terms are expensive to compute again.
-  (scores, maximum), (moved, _) = primals, tangents
-  moved = exponential(scores - maximum) * moved
-  of_negative = jnp.where(jnp.isneginf(scores), 0.0, -moved)
+  (scores, maximum), (of_scores, _) = primals, tangents
+  tangent = exponential(scores - maximum) * of_scores
+  of_negative = jnp.where(jnp.isneginf(scores), 0.0, -tangent)
   of_terms = (
-    jnp.where(scores > 0.0, moved, 0.0),
-    jnp.where(scores >= 0.0, moved, of_negative),
+    jnp.where(scores > 0.0, tangent, 0.0),
+    jnp.where(scores >= 0.0, tangent, of_negative),
   )
   return _softpick_terms(scores, maximum), of_terms
 

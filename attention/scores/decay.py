@@ -145,9 +145,9 @@ def _running_sums(numbers):
 
 
 def _tangents_of_running_sums(primals, tangents):
-  (moved,) = map(instantiated, tangents)
-  moved = jnp.cumsum(moved, axis=-1)
-  return running_sums(*primals), (moved, moved, jnp.zeros_like(moved))
+  (tangent,) = map(instantiated, tangents)
+  sums = jnp.cumsum(tangent, axis=-1)
+  return running_sums(*primals), (sums, sums, jnp.zeros_like(sums))
 
 
 def exact_parts(

@@ -172,9 +172,9 @@ def _terms_of_tiles(problem, captured, tiles, rows, start, linear):
 
   def parts_of(of_pair, *tiles):
     pair, bias = of_pair
-    moved = captured._replace(pair=pair, bias=bias)
+    changed = captured._replace(pair=pair, bias=bias)
     masked = tiling.has_partial
-    scores = problem.scores(moved, *tiles, start, masked=masked)
+    scores = problem.scores(changed, *tiles, start, masked=masked)
     maximum = jax.lax.stop_gradient(rows.maximum)[..., None]
     return problem.normalizer.terms(scores, maximum)
 

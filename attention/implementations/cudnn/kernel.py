@@ -75,11 +75,11 @@ class Kernel:
       return [values[n] for n in self._saved(arrays).outputs]
 
     def rule(primals, tangents):
-      (arrays,), (moved,) = primals, tangents
+      (arrays,), (of_arrays,) = primals, tangents
       saved = self._results(arrays, None)
       outputs = saved[:count]
       zeros = [zero_from_primal(x, symbolic_zeros=True) for x in outputs[1:]]
-      return outputs, [self._tangent(arrays, saved, moved.linear), *zeros]
+      return outputs, [self._tangent(arrays, saved, of_arrays.linear), *zeros]
 
     return with_tangent_rule(primal, rule, arrays)
 
@@ -108,9 +108,9 @@ class Kernel:
     # The kernel's result of a row without a key is not specified.
     lse = jnp.where(jnp.isfinite(lse), lse, jnp.zeros_like(lse))
 
-    def outputs(*moved):
+    def outputs(*chosen_arrays):
       linear = arrays.linear
-      for place, array in zip(chosen, moved):
+      for place, array in zip(chosen, chosen_arrays):
         linear[place] = array
       query, key, value, *bias = linear
       with matmul_precision(self.precision):

@@ -65,12 +65,12 @@ class KernelAttention:
       return Results(*combined)
 
     def rule(primals, tangents):
-      (arguments, _), (moved, _) = primals, tangents
+      (arguments, _), (of_arguments, _) = primals, tangents
       outputs = self._results(True, *primals)
-      moved = self._tangents(arguments, outputs, moved)
+      of_outputs = self._tangents(arguments, outputs, of_arguments)
       if for_gradients:
-        return outputs, moved
-      return outputs._replace(means=None), moved._replace(means=None)
+        return outputs, of_outputs
+      return outputs._replace(means=None), of_outputs._replace(means=None)
 
     return with_tangent_rule(primal, rule, arguments, combined)
 
@@ -152,10 +152,10 @@ class KernelAttention:
       arguments = arguments._replace(tokens=tokens)
 
     def results(*arrays):
-      moved = arguments.with_linear(chosen, arrays)
+      changed = arguments.with_linear(chosen, arrays)
       of_context, of_total = self.rule(
-        moved.captured,
-        moved.tokens,
+        changed.captured,
+        changed.tokens,
         context.astype(statistics.total.dtype),
         statistics,
       )

@@ -38,8 +38,8 @@ def make_running_sums(target: str, interpret: Any) -> decay.RunningSums:
 
   def rule(primals, tangents):
     tangents = [*map(instantiated, tangents)]
-    moved = with_kernel_as_transpose(_twice, of_last, [], tangents)
-    return running_sums(*primals), (*moved, jnp.zeros_like(moved[0]))
+    sums = with_kernel_as_transpose(_twice, of_last, [], tangents)
+    return running_sums(*primals), (*sums, jnp.zeros_like(sums[0]))
 
   def running_sums_of(numbers):
     is_long = target == "tpu" and numbers.shape[-1] > _LONGEST

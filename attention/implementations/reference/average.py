@@ -54,8 +54,8 @@ def _average_jvp(dtype, precision, primals, tangents):
     return weighted_sum(weights, finite(value), dtype)
 
   with matmul_precision(precision):
-    moved = tangents[0], tangents[-1]
-    context, tangent = jax.jvp(differentiable, (scores, value), moved)
+    active = tangents[0], tangents[-1]
+    context, tangent = jax.jvp(differentiable, (scores, value), active)
     # The cotangents of rows that are NaN may be NaN too.
     exponentials, _, total = _exponentials(
       jax.lax.stop_gradient(scores), visible
