@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,27 @@ from attention import axes
 
 _HASH = "threefry2x32"
 _fold_in = jax.vmap(jax.random.fold_in, (None, 0))
+
+
+class Place(NamedTuple):
+  """Where a block of weights lies among all weights of `shape`."""
+
+  # int32 arrays that broadcast to the block; `numbers` are the flat indices of
+  # its leading entries.
+  rows: Any
+  columns: Any
+  numbers: Any
+  shape: tuple[int, ...]
+
+
+class Random(Protocol):
+  """The source of random numbers, which kernels compute in their own way."""
+
+  def scalar(self, number: Any) -> Any:
+    """An integer that may be traced."""
+
+  def uniform(self, rng: jax.Array, *positions: jax.Array) -> jax.Array:
+    """Uniform in [0, 1), by the hash of positions; of two, by one of both."""
 
 
 class Dropout:
@@ -28,6 +49,19 @@ class Dropout:
     """The factors [..., t, s] of a block; `shape` is that of all weights."""
     # Positions are `rows` [t], `columns` [s], and those of the block's leading
     # entries, as flat indices, `numbers` [...].
+    numbers = _int32(numbers)[..., None, None]
+    rows = axes.with_rank(_int32(rows[:])[:, None], numbers.ndim)
+    columns = axes.with_rank(_int32(columns[:])[None, :], numbers.ndim)
+    place = Place(rows, columns, numbers, shape)
+    return self.factors(place, _Threefry()).astype(dtype)
+
+  def factors(self, place: Place, random: Random) -> jax.Array:
+    """The factors of the weights at a place."""
+    raise NotImplementedError
+
+  @property
+  def typed_rng(self) -> jax.Array:
+    """The key of the hash."""
     raise NotImplementedError
 
 
@@ -41,40 +75,27 @@ class InvertedDropout(Dropout):
   # One draw for all leading axes, which Flax calls broadcast dropout.
   shared: bool = dataclasses.field(default=False, metadata={"static": True})
 
-  def block(self, rows, columns, numbers, shape, dtype):
+  def factors(self, place, random):
     # See Srivastava et al., 2014, section 10. The hash of a position is that of
     # `jax.random.bernoulli(rng, 1 - rate, shape)`.
-    *leading, length, key_length = shape
+    rows, columns, numbers, (*leading, length, key_length) = place
     if self.shared:
-      numbers, leading = jnp.zeros((1,) * numbers.ndim, jnp.int32), []
-    numbers = _unsigned(numbers)[..., None, None]
-    rows = axes.with_rank(_unsigned(rows[:])[:, None], numbers.ndim)
-    columns = axes.with_rank(_unsigned(columns[:])[None, :], numbers.ndim)
-    rows = numbers * _unsigned(length) + rows
+      numbers, leading = 0, []
+    # Positions are the bits of unsigned numbers.
+    rows = rows + numbers * length
     sizes = [*leading, length, key_length]
     # Sizes that are symbols of `jax.export` are assumed to be small.
     is_known = all(isinstance(size, int) for size in sizes)
     if not is_known or math.prod(sizes) <= 2**32:
-      words = _words(self._typed_rng, rows * _unsigned(key_length) + columns)
+      positions = [columns + rows * key_length]
     else:  # a position needs more than 32 bits: hash row and column
-      rngs = _fold_in(self._typed_rng, rows.ravel())
-      words = jax.vmap(_words, (0, None))(rngs, columns.ravel())
-      words = words.reshape(*rows.shape[:-1], -1)
-    keep = _uniform(words) < 1.0 - self.rate
-    return jnp.where(keep, self.kept, 0.0).astype(dtype)
+      positions = [rows, columns]
+    keep = random.uniform(self.typed_rng, *positions) < 1.0 - self.rate
+    kept = 1.0 / (1.0 - self.rate) if self.rate < 1.0 else 0.0
+    return jnp.where(keep, kept, 0.0)
 
   @property
-  def kept(self) -> float:
-    """The factor of kept weights."""
-    return 1.0 / (1.0 - self.rate) if self.rate < 1.0 else 0.0
-
-  @property
-  def words(self) -> jax.Array:
-    """The key of the hash, uint32 [2]."""
-    return jax.random.key_data(self._typed_rng)
-
-  @property
-  def _typed_rng(self) -> jax.Array:
+  def typed_rng(self):
     rng = self.rng
     if not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
       rng = jax.random.wrap_key_data(rng)
@@ -86,31 +107,47 @@ class InvertedDropout(Dropout):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PartDropout(Dropout):
-  """The dropout of a part of the weights that starts at `row`, `column`."""
+class _OfWhole(Dropout):
+  """The dropout of some of the weights of `whole`."""
 
   whole: Dropout
+
+  @property
+  def typed_rng(self):
+    return self.whole.typed_rng
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PartDropout(_OfWhole):
+  """The dropout of a part of the weights that starts at `row`, `column`."""
+
   row: jax.Array
   column: jax.Array
   lengths: tuple[int, int]
 
-  def block(self, rows, columns, numbers, shape, dtype):
-    rows, columns = rows + self.row, columns + self.column
-    shape = (*shape[:-2], *self.lengths)
-    return self.whole.block(rows, columns, numbers, shape, dtype)
+  def factors(self, place, random):
+    place = Place(
+      place.rows + random.scalar(self.row),
+      place.columns + random.scalar(self.column),
+      place.numbers,
+      (*place.shape[:-2], *self.lengths),
+    )
+    return self.whole.factors(place, random)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class GroupDropout(Dropout):
+class GroupDropout(_OfWhole):
   """The dropout of one of `count` equal groups along a leading axis."""
 
-  whole: Dropout
   index: jax.Array
   count: int
 
-  def block(self, rows, columns, numbers, shape, dtype):
-    numbers, shape = self.of_all(numbers, shape, self.index)
-    return self.whole.block(rows, columns, numbers, shape, dtype)
+  def factors(self, place, random):
+    numbers, shape = self.of_all(
+      place.numbers, place.shape, random.scalar(self.index)
+    )
+    place = place._replace(numbers=numbers, shape=shape)
+    return self.whole.factors(place, random)
 
   def of_all(
     self, numbers: Any, shape: tuple[int, ...], index: Any
@@ -144,8 +181,25 @@ class HeadsDropout(GroupDropout):
     return numbers, (*leading[:first], self.count * heads, *lengths)
 
 
-def _unsigned(integers) -> jax.Array:
-  return jnp.asarray(integers).astype(jnp.uint32)
+class _Threefry:
+  """`Random` by the operations of `jax.random`."""
+
+  def scalar(self, number):
+    """The same."""
+    return number
+
+  def uniform(self, rng, *positions):
+    """See `Random`."""
+    *rows, last = (each.astype(jnp.uint32) for each in positions)
+    if not rows:
+      return _uniform(_words(rng, last))
+    rngs = _fold_in(rng, rows[0].ravel())
+    words = jax.vmap(_words, (0, None))(rngs, last.ravel())
+    return _uniform(words.reshape(*rows[0].shape[:-1], -1))
+
+
+def _int32(integers) -> jax.Array:
+  return jnp.asarray(integers).astype(jnp.int32)
 
 
 def _words(rng, numbers):
