@@ -80,28 +80,17 @@ def dot_product_attention(
     query, key, value = (
       axes.with_rank(jnp.asarray(array), 4) for array in (query, key, value)
     )
-  for name, lengths in (
-    ("query_seq_lengths", query_seq_lengths),
-    ("key_value_seq_lengths", key_value_seq_lengths),
-  ):
-    if lengths is not None:
-      chex.assert_type(
-        jnp.asarray(lengths), int, custom_message=f"{name} must be integers"
-      )
-  restrictions = [mask, masks.causal() if is_causal else None]
-  if local_window_size is not None:
-    if isinstance(local_window_size, int):
-      local_window_size = (local_window_size, local_window_size)
-    if not isinstance(local_window_size, tuple) or len(local_window_size) != 2:
-      raise TypeError(
-        "local_window_size must be an integer or a pair of them, got "
-        f"{local_window_size!r}"
-      )
-    restrictions.append(masks.sliding_window(*local_window_size))
-  if key_value_seq_lengths is not None:
-    restrictions.append(masks.padding(jnp.asarray(key_value_seq_lengths)))
-  if query_seq_lengths is not None:
-    restrictions.append(_queries_below(query_seq_lengths, query.shape[-3]))
+  queries_below = _lengths("query_seq_lengths", query_seq_lengths)
+  keys_below = _lengths("key_value_seq_lengths", key_value_seq_lengths)
+  restrictions = [
+    mask,
+    masks.causal() if is_causal else None,
+    _window(local_window_size),
+    None if keys_below is None else masks.padding(keys_below),
+    None
+    if queries_below is None
+    else _queries_below(queries_below, query.shape[-3]),
+  ]
   context, lse = attend_heads(
     *(jnp.swapaxes(array, -2, -3) for array in (query, key, value)),
     score=scaled_dot(scale),
@@ -118,9 +107,30 @@ def dot_product_attention(
   return context, lse[0] if without_batch else lse
 
 
-def _queries_below(lengths, size: int) -> masks.Mask:
+def _lengths(name: str, lengths) -> jax.Array | None:
+  """Lengths [B] as an array."""
+  if lengths is None:
+    return None
+  lengths = jnp.asarray(lengths)
+  chex.assert_type(lengths, int, custom_message=f"{name} must be integers")
+  return lengths
+
+
+def _window(size: int | tuple[int, int] | None) -> masks.Mask | None:
+  """The mask of `local_window_size`."""
+  if size is None:
+    return None
+  sides = (size, size) if isinstance(size, int) else size
+  if not isinstance(sides, tuple) or len(sides) != 2:
+    raise TypeError(
+      f"local_window_size must be an integer or a pair of them, got {size!r}"
+    )
+  return masks.sliding_window(*sides)
+
+
+def _queries_below(lengths: jax.Array, size: int) -> masks.Mask:
   """A mask [B, 1, T, 1] of the first `lengths` [B] queries."""
-  lengths = jnp.asarray(lengths)[..., None, None, None]
+  lengths = lengths[..., None, None, None]
   rows = jnp.arange(size).reshape((1,) * (lengths.ndim - 2) + (-1, 1))
   return masks.as_mask(rows < lengths)
 

@@ -193,13 +193,6 @@ def make_request(
       )
   leading = jnp.broadcast_shapes(scores[:-2], value.shape[:-2])
   shape = (*leading, *scores[-2:])
-  normalizer = as_normalizer(normalizer)
-  if score.denominator is not None and not is_softmax(normalizer):
-    raise NotImplementedError(
-      f"{type(score).__name__} needs softmax as the normalizer, got "
-      f"{normalizer!r}"
-    )
-  check_parameters(normalizer, scores[:-2], may_grow=False)
   return Request(
     query,
     key,
@@ -208,13 +201,27 @@ def make_request(
     mask=None if mask is None else _fitting("mask", as_mask(mask), shape),
     bias=None if bias is None else _fitting("bias", as_bias(bias), shape),
     dropout=dropout,
-    normalizer=normalizer,
+    normalizer=_checked_normalizer(normalizer, score, scores[:-2]),
     scores_shape=scores,
     elements_per_pair=elements_per_pair,
     return_lse=return_lse,
     precision=precision_name(None),
     combined=combined,
   )
+
+
+def _checked_normalizer(
+  normalizer: Any, score: Score, leading: tuple[int, ...]
+) -> Normalizer:
+  """The normalizer, if it fits the score and scores [leading..., T, S]."""
+  normalizer = as_normalizer(normalizer)
+  if score.denominator is not None and not is_softmax(normalizer):
+    raise NotImplementedError(
+      f"{type(score).__name__} needs softmax as the normalizer, got "
+      f"{normalizer!r}"
+    )
+  check_parameters(normalizer, leading, may_grow=False)
+  return normalizer
 
 
 def _traced(score: Score, query, key) -> tuple[tuple[int, ...], int]:

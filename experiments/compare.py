@@ -19,7 +19,7 @@ from absl import flags, logging
 
 from experiments import cli
 from experiments.errors import UserError
-from experiments.run_directory import is_remote
+from experiments.run_directory import CONFIG, is_remote
 
 _CONFIG = cli.define_config()
 _SCORES = flags.DEFINE_list(
@@ -54,20 +54,9 @@ _JOBS = flags.DEFINE_integer(
 
 def main() -> int | None:
   """Trains the incomplete trials and writes the report."""
-  from experiments import run_directory
   from experiments.comparison import grid, report, results, runner
 
-  config, folder = _CONFIG.value, Path(_WORKDIR.value)
-  if is_remote(_WORKDIR.value):
-    raise UserError(
-      f"--workdir={_WORKDIR.value}: a comparison needs a local directory, in"
-      " which its trials write logs; copy it to the bucket afterwards"
-    )
-  if (folder / run_directory.CONFIG).exists():
-    raise UserError(
-      f"--workdir={folder}: is the run directory of one training; a comparison"
-      " needs a directory of its own"
-    )
+  config, folder = _CONFIG.value, _folder()
   trials = grid.make_trials(
     config,
     _sweeps(config),
@@ -99,6 +88,22 @@ def main() -> int | None:
   )
   print(path.read_text(encoding="utf-8"), f"report: {path}", sep="\n")
   return 1 if failed else None
+
+
+def _folder() -> Path:
+  """The directory of the comparison."""
+  folder = Path(_WORKDIR.value)
+  if is_remote(_WORKDIR.value):
+    raise UserError(
+      f"--workdir={_WORKDIR.value}: a comparison needs a local directory, in"
+      " which its trials write logs; copy it to the bucket afterwards"
+    )
+  if (folder / CONFIG).exists():
+    raise UserError(
+      f"--workdir={folder}: is the run directory of one training; a comparison"
+      " needs a directory of its own"
+    )
+  return folder
 
 
 def _sweeps(config) -> dict[str, list[str]]:

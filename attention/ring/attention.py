@@ -156,13 +156,7 @@ def ring_dispatch(
     ShardLayout.of(name, tokens.shape[-2], order)
     for name, tokens in (("query", query), ("key", key))
   )
-  try:
-    size = jax.lax.axis_size(axis_name)
-  except NameError as error:
-    raise ValueError(
-      f"axis_name={axis_name!r} is no axis of a mesh here: call ring_attention "
-      "inside jax.shard_map over this axis"
-    ) from error
+  size = _axis_size(axis_name)
   ring = Ring(axis_name, size, order, queries, keys)
   mask = mask if mask is None else as_mask(mask)
   bias = bias if bias is None else with_numbers_by_distance(as_bias(bias))
@@ -190,6 +184,17 @@ def ring_dispatch(
   if sink is not None:
     context, statistics = with_sink(context, statistics, sink)
   return context.astype(query.dtype), statistics.lse if return_lse else None
+
+
+def _axis_size(axis_name: str) -> int:
+  """The number of devices of the ring."""
+  try:
+    return jax.lax.axis_size(axis_name)
+  except NameError as error:
+    raise ValueError(
+      f"axis_name={axis_name!r} is no axis of a mesh here: call ring_attention "
+      "inside jax.shard_map over this axis"
+    ) from error
 
 
 def _checked(normalizer: Callable, return_lse: bool) -> Callable:

@@ -101,19 +101,9 @@ def main(arguments) -> None:
     for target in each.targets(rows[name])
   ]
   print("", report.table(rows), "", report.targets_table(targets), sep="\n")
-  written = [pathlib.Path(_JSON.value)]
-  report.write(written[0], machine, options, rows, targets)
-  folder = pathlib.Path(_FIGURES.value)
-  if "curves" in rows:
-    written += figures.save_curves(
-      rows["curves"], folder, "attention", "one head of size 64"
-    )
-  if "heads" in rows:
-    written += figures.save_curves(
-      rows["heads"], folder, "heads", f"one layer, {max(grid.heads):,} tokens"
-    )
-  if "window" in rows:
-    written += figures.save_window(rows["window"], folder, grid.window_size)
+  file, folder = pathlib.Path(_JSON.value), pathlib.Path(_FIGURES.value)
+  report.write(file, machine, options, rows, targets)
+  written = [file, *figures.save(rows, folder, grid)]
   print("", *(f"wrote {path}" for path in written), sep="\n")
 
 

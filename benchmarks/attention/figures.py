@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from benchmarks.attention.cases import Grid
 from benchmarks.attention.measure import Row
 from experiments.visualization import plots
 
@@ -15,7 +16,25 @@ class Curve(NamedTuple):
   values: list[float]
 
 
-def save_curves(
+def save(
+  rows: dict[str, Sequence[Row]], folder: pathlib.Path, grid: Grid
+) -> list[pathlib.Path]:
+  """Draws the figures of sections that have some; returns their paths."""
+  written = []
+  if "curves" in rows:
+    written += _save_curves(
+      rows["curves"], folder, "attention", "one head of size 64"
+    )
+  if "heads" in rows:
+    written += _save_curves(
+      rows["heads"], folder, "heads", f"one layer, {max(grid.heads):,} tokens"
+    )
+  if "window" in rows:
+    written += _save_window(rows["window"], folder, grid.window_size)
+  return written
+
+
+def _save_curves(
   rows: Sequence[Row], folder: pathlib.Path, name: str, what: str
 ) -> list[pathlib.Path]:
   """Draws NAME_time.png and NAME_memory.png; returns their paths."""
@@ -26,7 +45,7 @@ def save_curves(
   return paths
 
 
-def save_window(
+def _save_window(
   rows: Sequence[Row], folder: pathlib.Path, size: int
 ) -> list[pathlib.Path]:
   """Draws sliding_window.png from a row for each length and direction."""
