@@ -13,6 +13,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 ATTENTION = (
   ("modules",),
   ("multi_head",),
+  ("bound_multi_head",),
   ("adapters", "mesh_axes"),
   ("api", "example_axes", "grouped_query", "ring"),
   ("dispatch", "merging"),

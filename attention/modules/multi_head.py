@@ -10,6 +10,7 @@ from flax.linen.dtypes import promote_dtype
 from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 
+from attention.bound_multi_head import MultiHead
 from attention.cache import Cache, check_cache
 from attention.checks import check_positive, check_tokens
 from attention.dispatch import ImplementationLike
@@ -20,7 +21,6 @@ from attention.mesh_axes import MeshAxes, as_mesh_axes
 from attention.modules.learned_normalizers import LearnedNormalizer
 from attention.modules.learned_scores import learned_score
 from attention.modules.projection_weights import ProjectionWeights
-from attention.multi_head import MultiHead
 from attention.normalizers import Normalizer
 from attention.positions import RotaryOptions
 from attention.projections import Projection
