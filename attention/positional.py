@@ -5,16 +5,19 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from attention import axes
 from attention.equality import EqualByValue
+from attention.position_arrays import (
+  checked_length,
+  checked_offset,
+  positions,
+  positions_array,
+  taken,
+)
 
 # The visibility of a tile: a mask hides all pairs, some of them, or none.
 EMPTY, PARTIAL, FULL = 0, 1, 2
-
-# Sums of positions must fit into 32 bits.
-_LARGEST_OFFSET = 2**30
 
 
 class Pairwise(EqualByValue):
@@ -73,9 +76,9 @@ class Pairwise(EqualByValue):
     Positions are int32 [T] and [S], or [..., T] and [..., S] with the same
     leading axes, which are the leftmost of the scores. None means 0 to S - 1.
     """
-    rows = _positions_array("rows", rows)
+    rows = positions_array("rows", rows)
     if columns is not None:
-      columns = _positions_array("columns", columns)
+      columns = positions_array("columns", columns)
       if rows.shape[:-1] != columns.shape[:-1]:
         raise ValueError(
           "rows and columns must have the same leading axes, got shapes "
@@ -93,86 +96,6 @@ class Pairwise(EqualByValue):
 
   def _view(self, transform: "Transform") -> Self:
     raise NotImplementedError(f"{type(self).__name__} must define _view")
-
-
-def _positions_array(name: str, given: Any) -> jax.Array:
-  """Positions [..., n] as an array."""
-  array = jnp.asarray(given)
-  if not array.ndim or not jnp.issubdtype(array.dtype, jnp.integer):
-    raise ValueError(
-      f"{name} must be positions [..., n], integers, got {array.dtype} of"
-      f" shape {array.shape}"
-    )
-  return array
-
-
-def checked_offset(offset: int | jax.Array) -> int | jax.Array:
-  """One integer, limited so that sums of positions fit into 32 bits."""
-  if isinstance(offset, list | tuple):
-    offset = np.asarray(offset)
-  dtype, shape = jnp.result_type(offset), jnp.shape(offset)
-  if shape or not jnp.issubdtype(dtype, jnp.integer):
-    raise ValueError(
-      f"offset must be one integer, got {dtype} of shape {shape};"
-      " masks.causal(offset) takes one offset per example"
-    )
-  if isinstance(offset, int):
-    return max(-_LARGEST_OFFSET, min(offset, _LARGEST_OFFSET))
-  return offset
-
-
-def positions(length: int) -> np.ndarray | jax.Array:
-  """The positions 0 ... length - 1; constants if the length is an integer."""
-  known = isinstance(length, int)
-  return (np if known else jnp).arange(length, dtype=np.int32)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TilePositions:
-  """`size` positions from `start`, a multiple of `size`; acts as an array."""
-
-  start: int | jax.Array
-  size: int
-
-  def __getitem__(self, index):
-    return self.array[index]
-
-  def __add__(self, offset):
-    return self.array + offset
-
-  @property
-  def array(self) -> jax.Array:
-    """int32 [size]."""
-    return self.start + jnp.arange(self.size, dtype=jnp.int32)
-
-
-def taken(array: jax.Array, index: Any, axis: int) -> jax.Array:
-  """`array` at `index` along `axis`, unless the axis is absent or of size 1."""
-  if array.ndim < -axis or array.shape[axis] == 1:
-    return array
-  if isinstance(index, TilePositions):
-    if not index.size or array.shape[axis] % index.size == 0:
-      return jax.lax.dynamic_slice_in_dim(
-        array, index.start, index.size, axis=axis
-      )
-    index = index.array
-  if isinstance(index, np.ndarray):
-    # Consecutive constants need no gather, whose gradient is slow.
-    start, stop = (index[0], index[-1] + 1) if index.size else (0, 0)
-    if start >= 0 and stop <= array.shape[axis] and (np.diff(index) == 1).all():
-      return jax.lax.slice_in_dim(array, int(start), int(stop), axis=axis)
-  # The last tile may be incomplete: indices past the end read the last entry.
-  return jnp.take(array, index, axis=axis, mode="clip")
-
-
-def checked_length(name: str, shape, axis: int, length: int | None) -> None:
-  """Raises ValueError unless an axis is absent, 1 or `length` (None: any)."""
-  if len(shape) < -axis or length is None or shape[axis] in (1, length):
-    return
-  raise ValueError(
-    f"{name} of shape {tuple(shape)} does not broadcast: its axis {axis} must "
-    f"be 1 or {length}"
-  )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -46,6 +46,7 @@ ATTENTION = (
     "matmul",
     "meshes",
     "names",
+    "position_arrays",
     "tangent_rule",
   ),
 )

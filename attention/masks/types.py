@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.function_pytree import FunctionPytree, called
+from attention.position_arrays import checked_length, taken
 from attention.positional import (
   ArrayValues,
   Combination,
@@ -19,8 +20,6 @@ from attention.positional import (
   Shift,
   Transform,
   View,
-  checked_length,
-  taken,
 )
 
 

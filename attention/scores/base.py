@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from attention import axes
 from attention.equality import EqualByValue
 from attention.head_parameters import SCALAR, grouped
-from attention.positional import checked_offset
+from attention.position_arrays import checked_offset
 from attention.scores.tile_positions import Positions, all_positions
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.positional import checked_offset
+from attention.position_arrays import checked_offset
 from attention.scores.base import Placed, Score, Wrapper
 
 

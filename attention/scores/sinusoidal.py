@@ -10,7 +10,7 @@ from attention import axes
 from attention.checks import check_floating, check_shape
 from attention.head_parameters import MATRIX, SCALAR, VECTOR
 from attention.matmul import inner_products
-from attention.positional import positions as count
+from attention.position_arrays import positions as count
 from attention.scores.base import Score
 from attention.scores.relative import check_table, joined, scaled_scores
 

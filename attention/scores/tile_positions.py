@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention.positional import positions
+from attention.position_arrays import positions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -16,7 +16,8 @@ from attention.implementations.closure import (
   without_captured,
 )
 from attention.normalizers import is_softmax
-from attention.positional import Pairwise, TilePositions
+from attention.position_arrays import TilePositions
+from attention.positional import Pairwise
 from attention.request import Request
 from attention.scores import Positions
 from attention.scores.pairwise import follows_leading

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.positional import TilePositions, positions
+from attention.position_arrays import TilePositions, positions
 from attention.request import Request
 
 
