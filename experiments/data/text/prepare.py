@@ -1,11 +1,9 @@
 """Prepares a corpus: writes tokenizers, tokens and evaluation sets of a run."""
 
-import hashlib
 import itertools
 import json
 import os
 import weakref
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,7 +13,7 @@ from absl import logging
 from experiments import progress
 from experiments.config import NumbersConfig, TaskConfig, TranslationConfig
 from experiments.data.batch import PAD, UNK
-from experiments.data.text import numbers, readers, tokenized
+from experiments.data.text import readers, tokenized
 from experiments.data.text import tokenizer as tokenizer_lib
 from experiments.data.text.corpus import ParallelCorpus
 from experiments.data.text.dataset import (
@@ -24,9 +22,9 @@ from experiments.data.text.dataset import (
   TOKENIZER,
   TranslationDataset,
 )
-from experiments.data.text.readers import ParallelText
 from experiments.data.text.tokenized import Pair, TokenizedPairs
 from experiments.data.text.tokenizer import normalized
+from experiments.data.text.training_text import TrainingText, pairs_of
 from experiments.errors import UserError, naming_field
 from experiments.run_directory import (
   CHECKPOINTS,
@@ -81,25 +79,6 @@ def prepare(
   return data
 
 
-class TrainingText:
-  """The training pairs, read anew by each iteration."""
-
-  def __init__(self, config: TranslationConfig):
-    self.config = config
-
-  def __iter__(self) -> Iterator[tuple[str, str]]:
-    return _pairs(self.config)
-
-  def files(self) -> dict[str, list[int]]:
-    """Returns the size and time of change of each file."""
-    config = self.config
-    if isinstance(config, NumbersConfig):
-      return {}
-    files = readers.files(config, config.train, field="config.data.train")
-    states = ((file, file.stat()) for file in files)
-    return {str(file): [s.st_size, s.st_mtime_ns] for file, s in states}
-
-
 def write_tokenizers_and_sets(
   text: TrainingText,
   config: TranslationConfig,
@@ -142,7 +121,7 @@ def _known(
   if isinstance(text.config, NumbersConfig):
     return known  # the config determines the text
   if "sha256" in known:  # older versions hashed the whole text
-    if _digest(text) != known["sha256"]:
+    if text.digest() != known["sha256"]:
       _refuse(1)
     known = {"pairs": known["pairs"], "files": text.files()}
     write_json(record, known)
@@ -213,31 +192,6 @@ def _warn_of_unknown(data: TranslationDataset) -> None:
       )
 
 
-def _pairs(
-  config: TranslationConfig, split: str | None = None
-) -> Iterator[tuple[str, str]]:
-  """Yields the pairs of a set, or of the training text if `split` is None."""
-  if isinstance(config, NumbersConfig):
-    return zip(*_spelled(config, split))
-  path = config.splits[split] if split else config.train
-  field = f"splits.{split}" if split else "train"
-  return readers.pairs(config, path, field=f"config.data.{field}")
-
-
-def _spelled(config: NumbersConfig, split: str | None) -> ParallelText:
-  wanted = config.splits[split] if split else config.train
-  drawn = numbers.draw(
-    {None: "train", "validation": "validation"}.get(split, "test"),
-    wanted,
-    seed=zlib.crc32(f"{config.seed} {split or 'train'}".encode()),
-    field=f"config.data.{f'splits.{split}' if split else 'train'}",
-  )
-  return ParallelText(
-    numbers.spelled(drawn, config.source, field="config.data.source"),
-    numbers.spelled(drawn, config.target, field="config.data.target"),
-  )
-
-
 def _sampled(text: Iterable[Pair]) -> tuple[list[Pair], int]:
   """Samples pairs that have text on both sides; counts all pairs."""
   pairs = 0
@@ -302,18 +256,8 @@ def _copy_tokenizers(
 def _write_text(workdir: Path, config: TranslationConfig, split: str) -> None:
   """Writes the normalised text of an evaluation set."""
   (workdir / DATA).mkdir(parents=True, exist_ok=True)
-  text = list(_pairs(config, split))
+  text = list(pairs_of(config, split))
   for side, language in enumerate((config.source, config.target)):
     path = workdir / DATA / f"{split}.{language}"
     lines = (normalized(pair[side]) for pair in text)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-def _digest(text: TrainingText) -> str:
-  """Returns the hash that older versions recorded."""
-  digest = hashlib.sha256()
-  for side in (0, 1):
-    for number, pair in enumerate(text):
-      digest.update(b"\n" * (number > 0) + normalized(pair[side]).encode())
-    digest.update(b"\0")
-  return digest.hexdigest()
