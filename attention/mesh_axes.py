@@ -17,7 +17,6 @@ from attention.dropout import HeadsDropout
 from attention.example_axes import Examples
 from attention.grouped_query import attend_heads
 from attention.head_parameters import head_axes
-from attention.known_zeros import WithKnownZeros
 from attention.masks.types import as_mask
 from attention.meshes import is_on_gpu
 from attention.normalizers import Normalizer
@@ -25,6 +24,7 @@ from attention.ring import arrange
 from attention.ring.attention import ring_dispatch
 from attention.ring.order import Order, num_chunks
 from attention.scores import Score
+from attention.static_zeros import StaticZeros
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +198,7 @@ def _sharded_parameters(
   mesh_axes: MeshAxes, examples: Examples, score: Score, normalizer: Normalizer
 ) -> tuple[list[jax.Array], list[PartitionSpec], Callable]:
   """The arrays of a score and a normalizer, their shardings, and both again."""
-  parameters = WithKnownZeros((score, normalizer))
+  parameters = StaticZeros((score, normalizer))
   leaves, structure = jax.tree.flatten(parameters)
   heads, have_examples = (
     itertools.compress(

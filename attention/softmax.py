@@ -154,9 +154,9 @@ def _part(share, context):
 
 @_part.defjvp
 def _part_jvp(primals, tangents):
-  (share, context), (of_share, of_context) = primals, tangents
+  (share, context), (d_share, d_context) = primals, tangents
   finite = jnp.where(jnp.isfinite(context), context, 0.0)
-  return _part(*primals), of_share * finite + share * of_context
+  return _part(*primals), d_share * finite + share * d_context
 
 
 def part_of(

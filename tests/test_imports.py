@@ -42,11 +42,11 @@ ATTENTION = (
     "checks",
     "equality",
     "function_pytree",
-    "known_zeros",
     "matmul",
     "meshes",
     "names",
     "position_arrays",
+    "static_zeros",
     "tangent_rule",
   ),
 )

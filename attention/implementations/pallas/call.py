@@ -27,12 +27,12 @@ from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.running_sums import make_running_sums
 from attention.implementations.pallas.score_parameters import Undeclared
 from attention.implementations.pallas.tangent_rules import Arguments, make_rule
-from attention.known_zeros import WithKnownZeros
 from attention.normalizers import is_softmax
 from attention.request import Request
 from attention.scores.decay import with_running_sums
 from attention.scores.tracing import is_of_each_head
 from attention.softmax import Statistics, part_of
+from attention.static_zeros import StaticZeros
 
 Tokens = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -71,7 +71,7 @@ def compute(options: Pallas, request: Request) -> tuple[jax.Array, Statistics]:
     name: getattr(request, name)
     for name in ("query", "key", "value", "mask", "bias", "dropout")
   }
-  arrays["score"] = WithKnownZeros(request.score)
+  arrays["score"] = StaticZeros(request.score)
   constants = {
     name: getattr(request, name)
     for name in ("scores_shape", "elements_per_pair", "precision", "normalizer")

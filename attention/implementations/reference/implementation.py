@@ -122,13 +122,12 @@ def _shard_of(request, context, statistics):
   weights = weights_by(request.score)
   denominator = request.score.denominator
   parts = weights if denominator is None else weights_by(denominator)
-  of_lse = jnp.sum(parts, axis=-1)
-  of_context = _weighted_sum(request, weights)
-  of_context = of_context - of_lse[..., None] * context
-  of_statistics = statistics.tangent(of_lse - hold(of_lse))
+  total = jnp.sum(parts, axis=-1)
+  average = _weighted_sum(request, weights) - total[..., None] * context
+  d_statistics = statistics.tangent(total - hold(total))
   return (
-    context + of_context - hold(of_context),
-    jax.tree.map(jnp.add, statistics, of_statistics),
+    context + average - hold(average),
+    jax.tree.map(jnp.add, statistics, d_statistics),
   )
 
 

@@ -1,4 +1,4 @@
-"""Pytrees whose Python zeros `jax.jit` and `jax.shard_map` do not trace."""
+"""Pytrees whose Python zeros are static for `jax.jit` and `jax.shard_map`."""
 
 # `tree_flatten` and `tree_unflatten` are JAX's protocol.
 # ruff: noqa: D102
@@ -12,7 +12,7 @@ import jax
 
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
-class WithKnownZeros:
+class StaticZeros:
   """A pytree, such as a score whose positions start at 0."""
 
   # Other numbers are traced, as a program would be compiled for each.
