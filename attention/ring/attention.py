@@ -9,11 +9,16 @@ from typing import Annotated as Shaped
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.lax import PrecisionLike
 
 from attention.biases import as_bias, with_numbers_by_distance
 from attention.checks import check_shape, check_tokens
-from attention.dispatch import ImplementationLike, dispatch_statistics
+from attention.dispatch import (
+  ImplementationLike,
+  dispatch,
+  dispatch_statistics,
+)
 from attention.dropout import Dropout, PartDropout, make_dropout
 from attention.masks.types import Band, as_mask
 from attention.matmul import matmul_precision
@@ -164,6 +169,20 @@ def ring_dispatch(
   for pairs in (mask, bias):
     if pairs is not None:
       pairs.check(*lengths)
+  if 0 in lengths:  # no pair
+    return ring.varying(
+      dispatch(
+        query,
+        key,
+        value,
+        score=score,
+        normalizer=normalizer,
+        return_lse=return_lse,
+      )
+    )
+  rows, features = query.shape[-2], value.shape[-1]
+  if not features:
+    value = jnp.pad(value, [(0, 0)] * (value.ndim - 1) + [(0, 1)])
   visible = block_visibility(mask, ring)
   sink = getattr(normalizer, "sink", None)
   plain = normalizer if sink is None else softmax()
@@ -176,14 +195,15 @@ def ring_dispatch(
   steps, parameters, constants = make_pair_steps(ring, visible, pair, blocks)
   rotate = make_rotation(ring, steps)
   context, *statistics = rotate(parameters, constants, *blocks)
-  context = context.reshape(*context.shape[:-4], -1, context.shape[-1])
-  statistics = Statistics(*(x.reshape(*x.shape[:-4], -1) for x in statistics))
+  context = context.reshape(*context.shape[:-4], rows, context.shape[-1])
+  statistics = Statistics(*(x.reshape(*x.shape[:-4], rows) for x in statistics))
   if not is_softmax(normalizer):
     # The rotation averages over the parts that `statistics.total` counts.
     context = context * statistics.total[..., None]
   if sink is not None:
     context, statistics = with_sink(context, statistics, sink)
-  return context.astype(query.dtype), statistics.lse if return_lse else None
+  context = context[..., :features].astype(query.dtype)
+  return context, statistics.lse if return_lse else None
 
 
 def _axis_size(axis_name: str) -> int:

@@ -459,6 +459,38 @@ def test_restore_inverts_arrange(order):
   np.testing.assert_array_equal(positions, arranged[0])
 
 
+@pytest.mark.parametrize(
+  ("queries", "keys", "features"), [(0, 8, 3), (8, 0, 3), (8, 8, 0), (0, 0, 3)]
+)
+def test_an_empty_axis_gives_what_attend_gives(queries, keys, features):
+  tokens = (
+    jnp.ones((queries, 4)),
+    jnp.ones((keys, 4)),
+    jnp.ones((keys, features)),
+  )
+
+  def contexts(function, *tokens):
+    return function(*tokens, mask=masks.causal())
+
+  local = functools.partial(
+    contexts, functools.partial(ring_attention, axis_name="sequence")
+  )
+  over_devices = jax.shard_map(
+    local,
+    mesh=make_mesh(sequence=4),
+    in_specs=PartitionSpec("sequence"),
+    out_specs=PartitionSpec("sequence"),
+  )
+  expected = contexts(attend, *tokens)
+  np.testing.assert_allclose(jax.jit(over_devices)(*tokens), expected)
+
+  def total(*tokens):
+    return over_devices(*tokens).sum()
+
+  for gradient in jax.jit(jax.grad(total, (0, 1, 2)))(*tokens):
+    np.testing.assert_array_equal(gradient, jnp.zeros_like(gradient))
+
+
 def test_by_default_shards_are_consecutive_parts_of_the_sequence():
   tokens, _ = given()
   local = functools.partial(
