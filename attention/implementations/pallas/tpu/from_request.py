@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
+from attention import axes
 from attention.implementations.pallas.implementation import Pallas
 from attention.implementations.pallas.normalizers import Sparse
 from attention.implementations.pallas.operands import Unsupported
@@ -45,7 +46,7 @@ def make_problem(
   if elements > 1:
     # Arrays of features of pairs are padded to whole registers.
     tile = (LANES, LANES)
-    padded = -(-elements // LANES) * LANES
+    padded = axes.round_up(elements, LANES)
     chunk = max(8, min(LANES, _CHUNK // (LANES * padded)))
     functions = trace((chunk, tile[1]))
   return Problem(

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention import axes
 from attention.implementations.pallas.tpu.tokens import LANES, indices
 
 
@@ -51,7 +52,7 @@ def _backward(length, is_descending, residuals, cotangent):
     chosen = jnp.where(chosen, cotangent, 0.0)
     return jnp.sum(chosen, axis=1, keepdims=True)
 
-  own = indices(_rounded(size), 1)
+  own = indices(axes.round_up(size, LANES), 1)
   own = size - 1 - own if is_descending else own
   columns = own - at_column_0
   inside = (columns >= 0) & (columns < length)
@@ -70,7 +71,7 @@ _looked_up.defvjp(_forward, _backward)
 
 def _taken(numbers: jax.Array, places: jax.Array) -> jax.Array:
   """numbers[i, places[i, j]]."""
-  missing = _rounded(numbers.shape[1]) - numbers.shape[1]
+  missing = axes.round_up(numbers.shape[1], LANES) - numbers.shape[1]
   if missing:
     zeros = jnp.zeros((numbers.shape[0], missing), numbers.dtype)
     numbers = jnp.concatenate([numbers, zeros], axis=1)
@@ -100,7 +101,3 @@ def _register(numbers: jax.Array, places: jax.Array) -> jax.Array:
 def _at_column_0(rows: int, first: jax.Array) -> jax.Array:
   """The places of column 0, [rows, 1]."""
   return first + (rows - 1) - indices(rows, 0)
-
-
-def _rounded(size: int) -> int:
-  return -(-size // LANES) * LANES

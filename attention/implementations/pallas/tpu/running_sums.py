@@ -28,7 +28,7 @@ def running_sums(
   """
   shape, length = arrays[0].shape, arrays[0].shape[-1]
   count = math.prod(shape[:-1])
-  block = (min(count, _ROWS), -(-length // LANES) * LANES)
+  block = (min(count, _ROWS), axes.round_up(length, LANES))
   # The attention kernels read and write rows [1, S]; XLA would copy [..., S].
   layouts = [
     ((count, length), pl.BlockSpec(block, lambda n: (n, 0))),

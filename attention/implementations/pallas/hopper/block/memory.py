@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention import axes
 from attention.implementations.pallas.hopper.terms import (
   by_distance,
   by_sinusoids,
@@ -176,7 +177,7 @@ def fits(memory: Memory) -> bool:
 
   def size(ref):
     number = math.prod(ref.shape) * jnp.dtype(ref.dtype).itemsize
-    return -(-number // _ALIGNED) * _ALIGNED
+    return axes.round_up(number, _ALIGNED)
 
   refs = jax.tree.leaves(vars(memory), is_leaf=lambda x: hasattr(x, "shape"))
   return sum(size(each) for each in refs if hasattr(each, "dtype")) < _LARGEST

@@ -50,12 +50,12 @@ class Term:
   @property
   def rows(self) -> int:
     """The lines of a tile of products."""
-    return -(-self.size // _ROWS) * _ROWS
+    return axes.round_up(self.size, _ROWS)
 
   @property
   def padded(self) -> int:
     """The rows of the table, up to whole tiles."""
-    return -(-self.size // SIDE) * SIDE
+    return axes.round_up(self.size, SIDE)
 
   @property
   def ends(self) -> tuple[str, str]:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention import axes
 from attention.implementations.pallas.hopper.tiles.layout import SIDE
 from attention.implementations.pallas.hopper.tiles.parts import Slice
 from attention.implementations.pallas.operands import (
@@ -130,7 +131,7 @@ def of_request(request: Request) -> Sinusoids | None:
   }
   # The position of the first query relative to the first key.
   start = -offset_of_keys(request.score)
-  lengths = [-(-n // SIDE) * SIDE for n in request.scores_shape[-2:]]
+  lengths = [axes.round_up(n, SIDE) for n in request.scores_shape[-2:]]
   if isinstance(start, int) and start == 0:
     table = _table(score, 0, max(lengths), request.value.dtype)
     tables = {OF_QUERIES: table, OF_KEYS: table}

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention import axes
 from attention.implementations.blockwise.tiles import with_length
 from attention.implementations.pallas.hopper.tiles.layout import SIDE
 from attention.implementations.pallas.hopper.tiles.matrices import read
@@ -31,7 +32,7 @@ def of_tile(own_map: Any, tile: jax.Array, *numbers) -> jax.Array:
 def of_keys(own_map: Any, key: jax.Array, interpret: Any) -> jax.Array:
   """The scales [..., S] of keys, without derivatives."""
   length = key.shape[-2]
-  key = with_length(jax.lax.stop_gradient(key), -(-length // SIDE) * SIDE)
+  key = with_length(jax.lax.stop_gradient(key), axes.round_up(length, SIDE))
   *leading, padded, size = key.shape
   entries = math.prod(leading)
 

@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from attention import biases
+from attention import axes, biases
 from attention.implementations.pallas.hopper.tiles import matrices, parts
 from attention.implementations.pallas.hopper.tiles.layout import (
   BY_COLUMN,
@@ -110,11 +110,11 @@ class BiasGradient:
 
   def slices(self) -> dict[str, Slice]:
     """What the kernel of queries adds to the gradient of numbers."""
-    return {self.name: Slice((-(-self.size // SIDE) * SIDE,))}
+    return {self.name: Slice((axes.round_up(self.size, SIDE),))}
 
   def memory(self) -> Any:
     """Shared memory for the gradients of numbers and queries."""
-    lines = -(-self.size // _LINES) * _LINES
+    lines = axes.round_up(self.size, _LINES)
     return plgpu.SMEM((1, lines, LINE), jnp.float32)
 
   def places(self, starts: Any) -> Places:
