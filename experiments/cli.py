@@ -260,7 +260,8 @@ def _memory_error(error: Exception) -> str | None:
   """A message if a device has too little memory; None for other errors."""
   _, is_memory, details = str(error).partition("RESOURCE_EXHAUSTED: ")
   first, *_ = details.splitlines() or [""]
-  if not is_memory or "vmem" in first:  # a kernel's own memory
+  # Others are quotas of buckets, and vmem is the memory of a TPU's kernel.
+  if not is_memory or "memory" not in first or "vmem" in first:
     return None
   return (
     f"a device has too little memory: {first}\n"

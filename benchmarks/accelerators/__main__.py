@@ -61,10 +61,10 @@ def _path(target: str) -> pathlib.Path:
   return pathlib.Path(_JSON.value) / f"accelerators-{target}.json"
 
 
-def _names(target: str, selected: list[cases.Case], results) -> list[str]:
-  """The cases that have to be compiled for a target."""
-  is_tpu = TARGETS[target].platform == "tpu"
-  names = [each.name for each in selected if is_tpu or not each.for_tpus]
+def _without_results(
+  target: str, names: list[str], results: report.Results
+) -> list[str]:
+  """The cases that have to be compiled."""
   missing = [name for name in names if name not in results]
   if _AGAIN.value or len(missing) == len(names):
     return names
@@ -75,10 +75,10 @@ def _names(target: str, selected: list[cases.Case], results) -> list[str]:
   return missing
 
 
-def _run(target: str, selected: list[cases.Case]) -> None:
+def _run(target: str, names: list[str]) -> None:
   """Compiles cases and writes each result."""
   results = report.read(_path(target))
-  names = _names(target, selected, results)
+  names = _without_results(target, names, results)
   workers = [Worker(target) for _ in range(_WORKERS.value)]
   free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
   for worker in workers:
@@ -126,7 +126,7 @@ def main(arguments) -> None:
     except UserError as error:
       raise app.UsageError(str(error)) from None
   for target in _TARGET.value:
-    _run(target, [known[name] for name in names])
+    _run(target, cases.for_target(known, names, TARGETS[target]))
   if not flags.FLAGS["json"].using_default_value:
     return
   found = {target: report.read(_path(target)) for target in TARGETS}

@@ -57,3 +57,11 @@ def selected(
   if only:
     return [name for name in known if name.startswith(tuple(only))]
   return [name for name in known if full or known[name].default]
+
+
+def for_target(
+  known: dict[str, Case], names: list[str], target: Target
+) -> list[str]:
+  """The names of cases that can be compiled for a target."""
+  is_tpu = target.platform == "tpu"
+  return [name for name in names if is_tpu or not known[name].for_tpus]

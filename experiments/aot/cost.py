@@ -214,11 +214,10 @@ def _speed(
   instruction: hlo.Instruction, target: Target, machine: int | None
 ) -> float:
   """The bytes per second that a collective moves to a device."""
-  if machine is None:
-    return target.interconnect
-  groups = instruction.groups() or [[0, machine]]  # all devices
-  joined = [{device // machine for device in each} for each in groups]
-  is_local = max(map(len, joined)) == 1
+  groups = instruction.groups()  # none: all devices, of all machines
+  is_local = machine is None or (
+    groups and all(len({n // machine for n in each}) == 1 for each in groups)
+  )
   return target.interconnect if is_local else target.network
 
 

@@ -9,7 +9,7 @@ import jax
 from experiments.aot import abstract
 from experiments.aot.abstract import Shape
 from experiments.aot.cost import Cost, compiled, cost_of
-from experiments.aot.targets import Target, machine_size
+from experiments.aot.targets import GPU_SHARE, Target, machine_size
 from experiments.config import Config
 from experiments.distributed import mesh as mesh_lib
 
@@ -54,6 +54,7 @@ def steps(
   mesh = mesh_lib.make_mesh(config.mesh, devices)
   config, flag = with_whole_rows(config, mesh_lib.num_batch_shards(mesh))
   experiment = abstract.abstract_experiment(config, devices)
+  machine = machine_size(topology)
   for length in lengths:
     shape = abstract.batch_shape(config, length)
     function, specs = abstract.train_step(experiment, shape)
@@ -61,7 +62,6 @@ def steps(
     try:
       with jax.set_mesh(mesh):  # names the platform, as in a run
         program, seconds = compiled(function, *specs, target=target)
-      machine = machine_size(topology)
       cost = cost_of(program, seconds, target=target, machine=machine)
     except jax.errors.JaxRuntimeError as error:
       cost = _excess(str(error))
@@ -74,7 +74,7 @@ def _excess(error: str) -> str:
   """What the compiler says of too little memory; empty for other errors."""
   # TPUs: "... Ran out of memory on HBM, the total memory required for HLO
   # temporaries (115G) exceeds available HBM (15.75G). HLO module: ..."
-  found = re.search(r"RESOURCE_EXHAUSTED: (.*)", error)
+  found = re.search(r"RESOURCE_EXHAUSTED: (.*\bhbm\b.*)", error, re.IGNORECASE)
   text = found[1].rpartition("Ran out of memory on HBM, ")[2] if found else ""
   return text.partition(". HLO module")[0]
 
@@ -110,10 +110,14 @@ def describe(step: Step, target: Target) -> str:
 
 
 def _hint(step: Step, target: Target) -> str:
-  """How a GPU offers more memory, if a step needs more."""
-  if target.platform == "tpu" or step.fits(target):
+  """How a GPU offers enough memory for a step that does not fit, if it can."""
+  if target.platform == "tpu" or isinstance(step.cost, str):
     return ""
-  return " unless XLA_PYTHON_CLIENT_MEM_FRACTION exceeds its default of 0.75"
+  if not target.memory < step.cost.memory <= target.memory / GPU_SHARE:
+    return ""
+  return (
+    f" unless XLA_PYTHON_CLIENT_MEM_FRACTION exceeds its default of {GPU_SHARE}"
+  )
 
 
 def _basis(cost: Cost, target: Target) -> str:

@@ -15,6 +15,8 @@ import jax
 
 from experiments.errors import UserError
 
+# The part of a GPU's memory that JAX uses by default.
+GPU_SHARE = 0.75
 # A GPU's description for XLA, see `xla/tools/hlo_opt/gpu_specs`.
 _H100 = """
 gpu_device_info {
@@ -106,7 +108,7 @@ TARGETS = {
       extra="aot-cuda",
       package="jax_cuda13_plugin",
       smallest="1x1x1",
-      memory=0.75 * 84_942_979_072,  # of which JAX uses 75% by default
+      memory=GPU_SHARE * 84_942_979_072,
       bandwidth=3.35e12,
       interconnect=450e9,
       flops=989e12,

@@ -48,11 +48,15 @@ def test_the_default_subset_is_smaller_and_prefixes_select():
 
 
 def test_layouts_and_splash_attention_are_for_tpus_only():
-  known = cases.all_cases().values()
-  names = {each.name.partition("none")[0] for each in known if each.for_tpus}
-  assert "peers/splash/" in names
-  assert "layout/4x4/data" in names
-  assert "peers/jax_nn/" not in names
+  known = cases.all_cases()
+  names = ["layout/4x4/data", "peers/splash/none/forward"]
+  general = ["peers/jax_nn/none/forward"]
+  on_gpu, on_tpu = (
+    cases.for_target(known, [*names, *general], TARGETS[target])
+    for target in ("h100", "v5e")
+  )
+  assert on_gpu == general
+  assert on_tpu == [*names, *general]
 
 
 def test_results_are_read_back(tmp_path):

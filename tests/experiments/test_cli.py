@@ -230,6 +230,18 @@ def test_impossible_addresses_of_processes_are_named(
     initialize._connect(address)
 
 
+@pytest.mark.parametrize(
+  "error",
+  [
+    "RESOURCE_EXHAUSTED: Quota exceeded for the bucket",
+    "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem",
+    "INTERNAL: out of memory",
+  ],
+)
+def test_other_errors_are_not_of_a_device_s_memory(error):
+  assert cli._memory_error(RuntimeError(error)) is None
+
+
 def test_help_does_not_import_jax(tmp_path):
   # A broken jax on the path: importing it fails.
   (tmp_path / "jax.py").write_text("raise ImportError('jax was imported')")

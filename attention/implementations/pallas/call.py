@@ -12,6 +12,7 @@ import numpy as np
 from attention import axes
 from attention.implementations import non_finite
 from attention.implementations.pallas import hopper, tpu
+from attention.implementations.pallas.blockwise_rule import Arguments, make_rule
 from attention.implementations.pallas.derivative import (
   KernelAttention,
   shared_operands,
@@ -26,7 +27,6 @@ from attention.implementations.pallas.normalizers import (
 from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.running_sums import make_running_sums
 from attention.implementations.pallas.score_parameters import Undeclared
-from attention.implementations.pallas.tangent_rules import Arguments, make_rule
 from attention.normalizers import is_softmax
 from attention.request import Request
 from attention.scores.decay import with_running_sums
@@ -102,10 +102,9 @@ def _is_number(leaf: Any) -> bool:
 def _computed(
   options: Pallas, request: Request
 ) -> tuple[jax.Array, Statistics]:
-  if options.target is not None and not options.interpret:
-    # Derivatives by XLA have tiles for that device too.
-    branch = "cuda" if options.target == "hopper" else options.target
-    request = dataclasses.replace(request, branch=branch)
+  if options.absent_platform is not None:
+    # Derivatives by XLA have tiles for that platform too.
+    request = dataclasses.replace(request, branch=options.absent_platform)
   request = _with_own_arrays(request)
   request, tokens, kernels = _planned(options, _varying_alike(request))
   rule, captured = make_rule(request, tokens)

@@ -23,9 +23,9 @@ from attention.implementations.blockwise.tiles import with_length
 from attention.implementations.closure import Program
 from attention.implementations.non_finite import where_finite
 from attention.implementations.pallas import hopper, tpu
+from attention.implementations.pallas.blockwise_rule import Arguments
 from attention.implementations.pallas.operands import Operand
 from attention.implementations.pallas.results import Results
-from attention.implementations.pallas.tangent_rules import Arguments
 from attention.request import Combined
 from attention.softmax import Statistics
 from attention.tangent_rule import with_tangent_rule

@@ -97,6 +97,13 @@ class Pallas:
     own = "tpu" if self.interpret else _TARGETS.get(request.target, "tpu")
     return self.target or own
 
+  @property
+  def absent_platform(self) -> str | None:
+    """The platform of `target`; None if kernels are for the request's own."""
+    if self.target is None or self.interpret:
+      return None
+    return next(name for name, own in _TARGETS.items() if own == self.target)
+
   def with_values(self, request: Request) -> Request:
     """The request with values of one feature at least, on GPUs of 64."""
     # A caller that needs the statistics only gives values without features.

@@ -8,7 +8,7 @@ import pytest
 from configs import base, translation
 from experiments.aot import abstract, plan
 from experiments.aot.cost import Cost
-from experiments.aot.targets import TARGETS
+from experiments.aot.targets import TARGETS, Target
 from experiments.config import parse
 
 COST = Cost(
@@ -43,33 +43,53 @@ OUT_OF_MEMORY = (
 )
 
 
-def test_a_step_that_a_compiler_refuses_does_not_fit(monkeypatch):
+@pytest.fixture
+def refused_plan(monkeypatch):
+  """Plans two lengths with a compiler that raises an error."""
+  monkeypatch.setattr(Target, "devices", lambda *_: jax.devices()[:1])
+
+  def steps(error):
+    def refuse(*arguments, **options):
+      raise jax.errors.JaxRuntimeError(error)
+
+    monkeypatch.setattr(plan, "compiled", refuse)
+    config = parse(translation.get_config().to_dict())
+    return [*plan.steps(config, TARGETS["v5e"], "v5e:1x1", [32, 64])]
+
+  return steps
+
+
+def test_a_step_that_a_compiler_refuses_does_not_fit(refused_plan):
   """The plan goes on with the next length."""
-
-  def refuse(*arguments, **options):
-    raise jax.errors.JaxRuntimeError(OUT_OF_MEMORY)
-
-  target = dataclasses.replace(TARGETS["v5e"])
-  monkeypatch.setattr(type(target), "devices", lambda *_: jax.devices()[:1])
-  monkeypatch.setattr(plan, "compiled", refuse)
-  config = parse(translation.get_config().to_dict())
-  planned = [*plan.steps(config, target, "v5e:1x1", [32, 64])]
+  target = TARGETS["v5e"]
+  planned = refused_plan(OUT_OF_MEMORY)
   assert [step.shape.source for step in planned] == [32, 64]
   assert not any(step.fits(target) for step in planned)
   assert plan.describe(planned[0], target).endswith(
     "DOES NOT FIT: the total memory required for HLO temporaries (115.01G)"
     " exceeds available HBM (15.75G)"
   )
-  monkeypatch.setattr(f"{__name__}.OUT_OF_MEMORY", "INTERNAL: a defect")
-  with pytest.raises(jax.errors.JaxRuntimeError, match="a defect"):
-    next(plan.steps(config, target, "v5e:1x1", [32]))
 
 
-def test_a_gpu_s_default_fraction_of_memory_is_named():
-  cost = dataclasses.replace(COST, temporaries=60 * 2**30)
+@pytest.mark.parametrize(
+  "error",
+  [
+    "INTERNAL: a defect",
+    "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem",
+  ],
+)
+def test_other_errors_of_a_compiler_are_raised(error, refused_plan):
+  with pytest.raises(jax.errors.JaxRuntimeError, match=error):
+    refused_plan(error)
+
+
+@pytest.mark.parametrize(("size", "helps"), [(62, True), (90, False)])
+def test_a_gpu_s_default_fraction_is_named_if_more_would_do(size, helps):
+  cost = dataclasses.replace(COST, temporaries=size * 2**30)
   step = plan.Step(abstract.Shape(8, 32, 32), 1, cost)
   text = plan.describe(step, TARGETS["h100"])
-  assert "DOES NOT FIT unless XLA_PYTHON_CLIENT_MEM_FRACTION" in text
+  assert "DOES NOT FIT" in text
+  assert ("unless XLA_PYTHON_CLIENT_MEM_FRACTION" in text) == helps
 
 
 def test_a_plan_says_what_its_estimate_is():

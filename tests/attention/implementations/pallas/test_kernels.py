@@ -1,6 +1,7 @@
 """Kernels, interpreted, against the reference."""
 
 import dataclasses
+import functools
 from itertools import filterfalse
 
 import jax
@@ -12,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from attention import attend, biases, masks, normalizers, scores
 from attention.implementations import BY_NAME, Pallas
+from attention.implementations.pallas import blockwise_rule, call
 from tests.attention.comparison import equations
 from tests.attention.oracle import draw
 from tests.matrix import sampled
@@ -747,3 +749,27 @@ def test_functions_with_the_names_of_operations_of_kernels(score):
 def test_a_name_stands_for_compiled_kernels():
   assert BY_NAME["pallas"] == Pallas()
   assert not Pallas().interpret
+
+
+@pytest.mark.parametrize(
+  ("kernels", "platform"),
+  [
+    (Pallas(target="tpu"), "tpu"),
+    (Pallas(target="hopper"), "cuda"),
+    (Pallas(interpret=True), jax.default_backend()),
+  ],
+)
+def test_derivatives_by_xla_have_tiles_for_the_platform_of_the_kernels(
+  kernels, platform, monkeypatch
+):
+  found = []
+
+  def make_rule(request, tokens):
+    found.append(request.target)
+    return blockwise_rule.make_rule(request, tokens)
+
+  monkeypatch.setattr(call, "make_rule", make_rule)
+  tokens = jax.ShapeDtypeStruct((128, 64), jnp.bfloat16)
+  run = functools.partial(attend, implementation=kernels)
+  jax.eval_shape(run, tokens, tokens, tokens)
+  assert found == [platform]
