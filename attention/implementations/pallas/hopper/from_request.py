@@ -25,9 +25,12 @@ from attention.implementations.pallas.hopper.terms import (
   by_distance,
   scales,
 )
+from attention.implementations.pallas.hopper.terms.by_distance import Distances
+from attention.implementations.pallas.hopper.terms.by_sinusoids import Sinusoids
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   Prediction,
 )
+from attention.implementations.pallas.hopper.terms.score_term import ScoreTerm
 from attention.implementations.pallas.hopper.terms.token_maps import TokenMap
 from attention.implementations.pallas.hopper.tiles.layout import SIDE, TILE
 from attention.implementations.pallas.hopper.traced import bias_by_distance
@@ -76,13 +79,15 @@ def make_problem(
   request = dataclasses.replace(request, score=inside.score)
   query, key = _multiplied(request, inside)
   score = base(request.score)
-  distances = by_distance.of_request(request, *tokens[:2])
-  has_terms = distances is not None or inside.sinusoids is not None
-  channels = None if has_terms else _channels(score, query, key)
+  term = inside.term or by_distance.of_request(request, *tokens[:2])
+  has_products = isinstance(term, Distances | Sinusoids)
+  channels = None if has_products else _channels(score, query, key)
   _check_tokens(request, query, key, channels is not None)
   finish = channels.finish if isinstance(channels, FunctionSum) else None
   changed, bias, visible = _functions(request, finish, inside.prediction)
-  others = channels, distances, inside.sinusoids, inside.maps
+  # Besides other sums a block has no memory for those of a bias.
+  has_sums = channels is not None or term is not None
+  term = term or ScoreTerm()
   problem = Problem(
     leading=request.leading,
     tiles=grid_visibility(request.mask, request.scores_shape[-2:], TILE),
@@ -91,13 +96,12 @@ def make_problem(
     changed=changed,
     bias=bias,
     visible=visible,
-    maps=inside.maps,
-    key_scale=_key_scale(inside.maps.get("key"), tokens[1], interpret),
-    projections=inside.projections,
-    distances=distances,
-    sinusoids=inside.sinusoids,
+    term=term,
     prediction=inside.prediction,
-    of_bias=_bias_gradient(request, bias, *others),
+    key_scale=_key_scale(term.own_map("key"), tokens[1], interpret),
+    of_bias=None
+    if has_sums
+    else bias_by_distance.gradient_of(request.bias, bias),
     bias_numbers=_bias_numbers(bias),
     normalizer=normalization.terms_of(request),
     sparse=(
@@ -161,7 +165,7 @@ def _fitting(problem: Problem, tokens: Sequence[jax.Array]) -> Problem:
 def _multiplied(request: Request, inside: InKernelMaps) -> list[Any]:
   """Queries and keys, or their shapes and dtypes, as kernels multiply them."""
   tokens = request.query, request.key
-  if inside.sinusoids is not None:
+  if isinstance(inside.term, Sinusoids):
     return [*tokens]
   functions = request.score.map_query, request.score.map_key
   return [*map(jax.eval_shape, functions, tokens)]
@@ -197,15 +201,6 @@ def _weight(
   if channels is None or isinstance(channels, FunctionSum):
     return None
   return of_parameter(score.score_weight, 1, rank)
-
-
-def _bias_gradient(
-  request: Request, function: Any, *others: Any
-) -> bias_by_distance.BiasGradient | None:
-  """The bias whose gradient kernels compute, if they have the memory."""
-  if any(others):
-    return None
-  return bias_by_distance.gradient_of(request.bias, function)
 
 
 def _bias_numbers(function: PairFunction | None) -> list[str]:

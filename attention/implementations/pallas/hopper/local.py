@@ -19,6 +19,7 @@ from attention.head_parameters import BY_POSITION, SCALAR
 from attention.implementations.pallas.hopper.terms import token_maps
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   MATRIX,
+  SHARES,
   VECTOR,
   Prediction,
 )
@@ -92,7 +93,9 @@ def of_request(request: Request) -> Prediction | None:
   score = _with_shares(request, request.score, lambda _: shares)
   if not _has_kernels(request, operands):
     return None
-  return Prediction(score, shares, operands)
+  return Prediction(
+    score, shares, differentiable=operands, own_numbers=(SHARES,)
+  )
 
 
 def _has_kernels(request: Request, operands: dict[str, Operand]) -> bool:

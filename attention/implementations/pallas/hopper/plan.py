@@ -1,8 +1,6 @@
 """What the kernels for Hopper GPUs compute of tokens, and what XLA does."""
 
 import dataclasses
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from attention.implementations.dot_products import is_dot_product
@@ -15,12 +13,11 @@ from attention.implementations.pallas.hopper.terms import (
   by_sinusoids,
   token_maps,
 )
-from attention.implementations.pallas.hopper.terms.by_sinusoids import Sinusoids
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   Prediction,
 )
+from attention.implementations.pallas.hopper.terms.score_term import ScoreTerm
 from attention.implementations.pallas.hopper.terms.token_maps import (
-  TokenMap,
   changes_tokens,
 )
 from attention.implementations.pallas.hopper.tiles.layout import SIDE
@@ -37,9 +34,7 @@ class InKernelMaps(NamedTuple):
   """What kernels compute of tokens."""
 
   score: Score  # with predicted shares in place of a prediction
-  maps: Mapping[str, TokenMap] = MappingProxyType({})
-  projections: Projections | None = None
-  sinusoids: Sinusoids | None = None
+  term: ScoreTerm | None = None
   prediction: Prediction | None = None
 
 
@@ -68,13 +63,11 @@ def _in_kernel(request: Request) -> InKernelMaps:
   """What kernels compute of tokens besides a prediction."""
   inside, score = InKernelMaps(request.score), base(request.score)
   if is_dot_product(score):
-    return inside._replace(maps=token_maps.inside(request))
+    return inside._replace(term=token_maps.inside(request))
   if any(map(changes_tokens, wrappers(request.score))):
     return inside
-  return inside._replace(
-    projections=projections.of_request(request),
-    sinusoids=by_sinusoids.of_request(request),
-  )
+  term = projections.of_request(request) or by_sinusoids.of_request(request)
+  return inside._replace(term=term)
 
 
 def _reads_unmapped(request: Request, inside: InKernelMaps) -> bool:
@@ -85,6 +78,6 @@ def _reads_unmapped(request: Request, inside: InKernelMaps) -> bool:
     # With more features a block has no memory for both.
     return request.query.shape[-1] <= SIDE and not has_maps
   if not is_dot_product(score):
-    return inside.projections is not None
+    return isinstance(inside.term, Projections)
   has_maps = has_maps or type(score) not in (Dot, ScaledDot)
-  return not has_maps or bool(inside.maps)
+  return not has_maps or inside.term is not None

@@ -77,7 +77,7 @@ def test_a_block_without_memory_for_remainders_loads_them_later(monkeypatch):
   fits, found = memory.fits, set()
 
   def limited(held):
-    tables = len(held.distances["tables"])
+    tables = len(held.tables)
     found.add(tables)
     return fits(held) and tables == 0
 

@@ -39,6 +39,9 @@ from attention.implementations.pallas.hopper.traced.bias_by_distance import (
 )
 from attention.implementations.pallas.hopper.traced.pairs import number_dtype
 
+# The results that are sums over channels, or made of them.
+CHANNEL_SUMS = "tokens", "weight"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Block(Memory):
@@ -123,7 +126,7 @@ class Block(Memory):
   @property
   def own_map(self) -> Any:
     """The map of own tokens that the kernel computes, or None."""
-    return self.problem.maps.get(self._name(True))
+    return self.problem.term.own_map(self._name(True))
 
   def _name(self, of_own: bool) -> str:
     return "key" if of_own == self.are_keys_own else "query"
@@ -134,7 +137,13 @@ class Block(Memory):
 
   def projection(self, of_own: bool) -> Any:
     """The projection of own tokens, or of those that are visited."""
-    return self.problem.projections.of_tokens[self._name(of_own)]
+    return self.problem.term.of_tokens[self._name(of_own)]
+
+  @property
+  def channel_sums(self) -> dict[str, Any]:
+    """The gradients of channels, [A, 64], of which gradients are made."""
+    sums = self.of_term or self.results
+    return {name: sums[name] for name in CHANNEL_SUMS if name in sums}
 
   def _transpose(self, tile: Any) -> None:
     """Writes the staged tokens as [D, 64]."""

@@ -1,7 +1,6 @@
 """The shared memory of a block of the kernels for Hopper GPUs."""
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,14 +11,9 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention import axes
-from attention.implementations.pallas.hopper.terms import (
-  by_distance,
-  by_sinusoids,
-)
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   MATRIX,
   SHARES,
-  matrix_tile,
 )
 from attention.implementations.pallas.hopper.tiles import kept_tiles
 from attention.implementations.pallas.hopper.tiles.layout import (
@@ -33,8 +27,6 @@ from attention.implementations.pallas.hopper.tiles.layout import (
   tile_memory,
 )
 
-# The results that are sums over channels, or made of them.
-_SUMS = "tokens", "weight"
 # Bytes of a multiprocessor for one block, without its barriers and what Mosaic
 # needs for reductions.
 _LARGEST = 225 * 1024
@@ -57,11 +49,9 @@ class Memory:
   barriers: Sequence[Any]
   staging: Any  # a tile of staged tokens before its transposition
   scratch: Any  # of a sum over channels
-  of_mapped: Any  # a tile of the gradients of mapped own tokens
-  distances: Mapping[str, Any]  # see `by_distance.memory`
-  rotation: Mapping[str, Any]  # see `by_sinusoids.memory`
+  of_term: Mapping[str, Any]  # see `ScoreTerm.memory`
+  tables: Sequence[Any]  # see `ScoreTerm.num_tables`
   of_bias: Any  # gradients of values per relative distance, of own queries
-  channel_sums: Mapping[str, Any]  # gradients of channels, [A, 64]
   flags: Any  # of own tokens that had NaN or infinity, in a second attempt
   own_numbers: Mapping[str, Any]  # of own queries, which the block computes
   of_shares: Any  # the gradients of predicted shares
@@ -94,28 +84,28 @@ def of_block(
     name: tile_memory(each.array, each.axes) for name, each in loaded.items()
   }
   own = "key" if are_keys_own else "query"
-  of_maps, of_mapped = _of_maps(problem, inputs, tiles, own)
-  tiles |= of_maps
-  dtype = inputs["value"].array.dtype
-  own_numbers = {} if are_keys_own else _own_numbers(problem)
-  if SHARES in own_numbers and matrix_tile(problem) not in tiles:
-    features = inputs[MATRIX].array.shape[-2]
-    tiles[matrix_tile(problem)] = swizzled((features, SIDE), dtype)
+  tiles |= problem.term.tiles(inputs, own)
+  numbers = plgpu.SMEM((SIDE,), jnp.float32)
+  names = [] if are_keys_own else problem.own_numbers
+  own_numbers = dict.fromkeys(names, numbers)
+  if SHARES in own_numbers:
+    shape = inputs[MATRIX].array.shape[-2], SIDE
+    matrix = swizzled(shape, inputs["value"].array.dtype)
+    tiles.setdefault(problem.term.matrix_tile, matrix)
   has_products = of_gradients and problem.changed is not None
   has_scores = of_gradients and problem.keeps_scores
   keeps_factors = are_keys_own and problem.dropout is not None
-  numbers = plgpu.SMEM((SIDE,), jnp.float32)
   results = {
     name: tile_memory(each.shape, each.axes)
     for name, each in outputs.items()
     if not each.axes.is_direct and name not in over
   }
-  free = results | _shared(over, tiles)
-  of_distances = functools.partial(
-    by_distance.memory,
-    *(problem.distances, tiles, free, own),
-    of_gradients=of_gradients,
-  )
+  unused = _unused(problem, tiles, results | _shared(over, tiles), own)
+
+  def tables(**options):
+    number = problem.term.num_tables(of_gradients=of_gradients, **options)
+    return [tiles["query"]] * (number - len(unused))
+
   memory = Memory(
     tiles,
     results,
@@ -126,13 +116,13 @@ def of_block(
     barriers=_barriers(loaded.values(), are_keys_own=are_keys_own),
     staging=_staging(inputs.get("query")),
     scratch=() if problem.channels is None else problem.channels.scratch(),
-    of_mapped=of_mapped if of_gradients else None,
-    distances=of_distances(),
-    rotation=by_sinusoids.memory(problem.sinusoids, tiles, free, own),
+    of_term=problem.term.memory(
+      inputs, outputs, own, of_gradients=of_gradients
+    ),
+    tables=tables(),
     of_bias=problem.of_bias.memory()
     if problem.of_bias is not None and problem.of_bias.name in outputs
     else None,
-    channel_sums=_channel_sums(problem, outputs),
     flags=numbers if of_gradients else None,
     own_numbers=own_numbers,
     of_shares=numbers if of_gradients and SHARES in own_numbers else None,
@@ -141,7 +131,7 @@ def of_block(
   if not fits(memory):  # without the tile a block computes these factors twice
     memory = dataclasses.replace(memory, dropout_factors=None)
   if not fits(memory):
-    memory = dataclasses.replace(memory, distances=of_distances(is_scarce=True))
+    memory = dataclasses.replace(memory, tables=tables(is_scarce=True))
   return memory
 
 
@@ -183,71 +173,25 @@ def fits(memory: Memory) -> bool:
   return sum(size(each) for each in refs if hasattr(each, "dtype")) < _LARGEST
 
 
-def _of_maps(
-  problem: Any, inputs: Mapping[str, Input], tiles: Mapping[str, Any], own: str
-) -> tuple[dict[str, Any], Any]:
-  """The tiles of maps of own tokens, and that of the results' gradients."""
-  own_map = problem.maps.get(own)
-  if own_map is not None and own_map.is_scaling:
-    features = inputs[own].array.shape[-1]
-    return {}, swizzled((SIDE, features), jnp.float32)
-  if own_map is not None:
-    tokens, dtype = tiles["unmapped"], inputs["unmapped"].array.dtype
-    matrices = {
-      name: swizzled(inputs[name].array.shape[-2:], dtype)
-      for name in own_map.matrices
-    }
-    return {own: tokens, "remainder": tokens, **matrices}, tokens
-  if problem.projections is None:
-    return {}, None
-  arrays = [inputs[name].array for name in ("query", "key")]
-  channels, dtype = problem.channels.channels, arrays[0].dtype
-  features = max(each.shape[-1] for each in arrays)
-  projection = swizzled((features, channels), dtype)
-  return {"projection": projection}, swizzled((SIDE, channels), dtype)
-
-
-def _own_numbers(problem: Any) -> dict[str, Any]:
-  """The numbers of own queries, by the names of inputs that have them."""
-  names = []
-  if "query" in problem.maps and problem.maps["query"].is_scaling:
-    names.append("query scale")
-  if problem.prediction is not None:
-    names.append(SHARES)
-  return {name: plgpu.SMEM((SIDE,), jnp.float32) for name in names}
-
-
-def _channel_sums(
-  problem: Any, outputs: Mapping[str, Output]
-) -> dict[str, Any]:
-  """The gradients of projected channels."""
-  if problem.projections is None:
-    return {}
-  of_channels = plgpu.SMEM((problem.channels.channels, SIDE), jnp.float32)
-  return {name: of_channels for name in _SUMS if name in outputs}
-
-
 def with_shared(
   problem: Any, memory: Memory, over: Mapping[str, str], own: str
 ) -> Memory:
-  """The memory with the results that are written over tiles."""
-  sums, results = memory.channel_sums, memory.results
-  if problem.channels is not None and problem.projections is None:
-    sums = {name: results[name] for name in _SUMS if name in results}
-  free = {**results, **_shared(over, memory.tiles)}
-  distances = by_distance.with_shared(
-    problem.distances, memory.distances, memory.tiles, free
-  )
-  rotation = by_sinusoids.with_shared(
-    problem.sinusoids, memory.rotation, memory.tiles, free, own
-  )
-  return dataclasses.replace(
-    memory,
-    channel_sums=sums,
-    distances=distances,
-    rotation=rotation,
-    results=free,
-  )
+  """The memory with the results and tables that are written over tiles."""
+  results = {**memory.results, **_shared(over, memory.tiles)}
+  tables = [*_unused(problem, memory.tiles, results, own), *memory.tables]
+  return dataclasses.replace(memory, results=results, tables=tables)
+
+
+def _unused(
+  problem: Any, tiles: Mapping[str, Any], results: Mapping[str, Any], own: str
+) -> list[Any]:
+  """The tiles that have room for a term's tables."""
+  tokens = tiles["query"]
+  return [
+    each
+    for each in problem.term.unused(tiles, results, own)
+    if each.shape == tokens.shape and each.dtype == tokens.dtype
+  ]
 
 
 def _shared(
@@ -265,17 +209,10 @@ def written_over(
   are_keys_own: bool,
 ) -> dict[str, str]:
   """The result that is written over a tile that no longer is read, by name."""
-  own = "key" if are_keys_own else "query"
-  if problem.projections is not None:
-    tiles, source = {"context": own, "tokens": own}, own
-  elif "unmapped" in inputs:
-    tiles = {"context": "unmapped", "tokens": "remainder"}
-    source = "unmapped"
-  elif "context" in inputs and not are_keys_own:
-    tiles, source = {"tokens": "context"}, "context"
-  else:
+  tiles = problem.term.written_over(inputs, "key" if are_keys_own else "query")
+  if not tiles:
     return {}
-  tokens = inputs[source].array
+  tokens = inputs[next(iter(tiles.values()))].array
   return {
     name: tile
     for name, tile in tiles.items()

@@ -44,6 +44,9 @@ from attention.implementations.pallas.hopper.scores.own_tokens import (
   pull_back,
 )
 from attention.implementations.pallas.hopper.scores.projections import (
+  Projections,
+)
+from attention.implementations.pallas.hopper.scores.projections import (
   pull_back as pull_back_projection,
 )
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
@@ -79,7 +82,7 @@ def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
   rotations.add_arrays(block, is_first)
   add_sums(block, is_first)
   predicted = predictions.pull_back(block, is_first)
-  if block.problem.projections is not None:
+  if isinstance(block.problem.term, Projections):
     pull_back_projection(block, is_first, predicted)
   elif block.own_map is not None:
     pull_back(block, predicted)
@@ -169,7 +172,7 @@ def _written(block: Block, sums: Any, scales: dict[str, float]) -> jax.Array:
     total = total if scale == 1.0 else total * scale
     flags = jnp.maximum(flags, not_finite(block.problem, [total]))
     if name == "tokens" and block.own_map is not None:
-      result = block.of_mapped
+      result = block.of_term["mapped"]
     result[...] = total.astype(result.dtype)
   return flags
 
@@ -192,9 +195,9 @@ def _clear_flagged(block: Block) -> None:
   cast = block.problem.cast
   is_flagged = cast(block.flags[...], BY_ROW) > 0.0
   if block.problem.channels is None:
-    result = (
-      block.results["tokens"] if block.own_map is None else block.of_mapped
-    )
+    result = block.results["tokens"]
+    if block.own_map is not None:
+      result = block.of_term["mapped"]
     numbers = read(block.problem.interpret, result)
     numbers = jnp.where(across(is_flagged, numbers.shape), 0.0, numbers)
     result[...] = numbers.astype(result.dtype)

@@ -10,7 +10,13 @@ from attention.implementations.blockwise.tiles import with_length
 from attention.implementations.pallas.hopper.scores.function_sum import (
   FunctionSum,
 )
-from attention.implementations.pallas.hopper.terms.by_sinusoids import OF_KEYS
+from attention.implementations.pallas.hopper.scores.projections import (
+  Projections,
+)
+from attention.implementations.pallas.hopper.terms.by_sinusoids import (
+  OF_KEYS,
+  OF_QUERIES,
+)
 from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,
   Axes,
@@ -56,13 +62,14 @@ def of_gradients(
 
 def _rename_unmapped(problem: Any, own: str, inputs: dict[str, Input]) -> None:
   """Names own tokens that a kernel maps to another tile."""
-  if own in problem.maps and not problem.maps[own].is_scaling:
+  own_map = problem.term.own_map(own)
+  if own_map is not None and not own_map.is_scaling:
     inputs["unmapped"] = inputs.pop(own)
 
 
 def token_axes(problem: Any, query, key) -> Axes:
   """How kernels read mapped queries and keys."""
-  if problem.channels is None or problem.projections is not None:
+  if problem.channels is None or isinstance(problem.term, Projections):
     return Axes.TOKENS
   is_staged = (
     isinstance(problem.channels, FunctionSum)
@@ -91,17 +98,12 @@ def _tokens(problem: Any, query, key, value) -> dict[str, Input]:
 
 
 def _operands(problem: Any, operands, own: str) -> dict[str, Input]:
-  """The operands, without those of the map of other tokens only."""
-  other = "query" if own == "key" else "key"
-  unread = _arrays_of_map(problem, other) - _arrays_of_map(problem, own)
-  if problem.prediction is not None and own == "key":
-    unread |= {*problem.prediction.operands}
-  if problem.distances is not None and own == "key":
-    unread |= {*problem.distances.ends(of_keys=True)}
-  tables = {} if problem.sinusoids is None else problem.sinusoids.tables
+  """The operands that a kernel reads."""
+  terms = problem.terms if own == "key" else []
+  unread = {name for each in terms for name in each.unread_by_keys}
   return {
     name: _sinusoids(problem, name, array)
-    if name in tables
+    if name in (OF_QUERIES, OF_KEYS)
     else _operand(problem, operand, _by_distance(problem, name, array), own)
     for (name, operand), array in zip(problem.operands.items(), operands)
     if name not in unread
@@ -120,11 +122,6 @@ def _sinusoids(problem: Any, name: str, array: jax.Array) -> Input:
   ones = [1] * len(problem.leading)
   array = array.reshape(*ones, *array.shape)
   return Input(array, Axes.TOKENS, of_keys=name == OF_KEYS)
-
-
-def _arrays_of_map(problem: Any, name: str) -> set[str]:
-  own_map = problem.maps.get(name)
-  return set() if own_map is None else {*own_map.operands}
 
 
 def _operand(

@@ -13,9 +13,6 @@ from attention.implementations.pallas.hopper.block.shared_tokens import (
   BatchSplit,
   batch_split,
 )
-from attention.implementations.pallas.hopper.terms.prediction_arrays import (
-  SHARES,
-)
 from attention.implementations.pallas.hopper.tiles import parts
 from attention.implementations.pallas.hopper.tiles.layout import Axes, Output
 from attention.implementations.pallas.hopper.tiles.parts import Slice
@@ -64,13 +61,8 @@ def for_keys(problem: Any, query: jax.Array) -> dict[str, Output]:
   lengths = (*problem.leading, query.shape[-2])
   of_rows = Output(jax.ShapeDtypeStruct(lengths, problem.dtype), Axes.ROWS)
   names = MASKED_ROWS if problem.is_masked else ROWS
-  if "query" in problem.maps and problem.maps["query"].is_scaling:
-    names = *names, "query scale"
-  if problem.prediction is not None:
-    names = *names, SHARES
-  if problem.distances is not None:
-    names = *names, *problem.distances.ends(of_keys=False)
-  return dict.fromkeys(names, of_rows)
+  of_terms = (name for each in problem.terms for name in each.for_keys)
+  return dict.fromkeys([*names, *of_terms], of_rows)
 
 
 def numbers(problem: Any, own: str, names: Sequence[str]) -> list[str]:
@@ -94,25 +86,12 @@ def of_numbers(problem: Any, names: Sequence[str]) -> dict[str, Output]:
 
 def slices(problem: Any, own: str) -> dict[str, Slice]:
   """What the kernel of own tokens can add to gradients of arrays."""
-  found = _slices_of_score(problem, own)
+  found: dict[str, Slice] = {}
+  for each in problem.terms:
+    found |= each.slices(own)
   if problem.of_bias is not None and own == "query":
-    found = found | problem.of_bias.slices()
-  if problem.prediction is not None and own == "query":
-    found = found | problem.prediction.slices()
+    found |= problem.of_bias.slices()
   return found
-
-
-def _slices_of_score(problem: Any, own: str) -> dict[str, Slice]:
-  if problem.projections is not None:
-    return problem.projections.slices(own)
-  if problem.distances is not None:
-    return problem.distances.slices(own)
-  if problem.sinusoids is not None:
-    return problem.sinusoids.slices(own)
-  own_map = problem.maps.get(own)
-  if own_map is None or own_map.of_matrices is None:
-    return {}
-  return {name: Slice(x.core) for name, x in own_map.matrices.items()}
 
 
 def of_parts(

@@ -22,7 +22,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention.implementations.pallas.hopper.block.attempts import make_finite
 from attention.implementations.pallas.hopper.block.block import Block
-from attention.implementations.pallas.hopper.terms.by_distance import Term
+from attention.implementations.pallas.hopper.terms.by_distance import (
+  Distances,
+  Term,
+)
 from attention.implementations.pallas.hopper.tiles import matrices, parts
 from attention.implementations.pallas.hopper.tiles.layout import (
   BY_ROW,
@@ -45,10 +48,10 @@ def prepare_own(block: Block) -> None:
     _write_products(block, term, of_own=True)
     for name, place in zip(term.ends, (0, term.size - 1)):
       if name in block.results:
-        numbers = _line(block, block.distances["products"][term.table], place)
+        numbers = _line(block, block.of_term["products"][term.table], place)
         block.results[name][...] = numbers
-    if term.table in block.distances["gradients"]:
-      set_to_zero(block, block.distances["gradients"][term.table])
+    if term.table in block.of_term["gradients"]:
+      set_to_zero(block, block.of_term["gradients"][term.table])
   if _all_terms(block):
     plgpu.commit_smem()
 
@@ -84,13 +87,13 @@ def with_own(
 
 
 def _entries(block: Block, term: Term, starts: Any) -> jax.Array:
-  tile = block.distances["products"][term.table]
+  tile = block.of_term["products"][term.table]
   return entries(block.problem, tile, _places(block, term, starts))
 
 
 def _prepare_other(block: Block, term: Term, start: Any) -> None:
   """Computes the products of visited tokens that a tile needs."""
-  tile = block.distances["products"][term.table]
+  tile = block.of_term["products"][term.table]
   is_near = _is_near(term.size, start)
 
   @pl.when(is_near)
@@ -112,11 +115,11 @@ def _write_products(block: Block, term: Term, *, of_own: bool) -> None:
       block.problem,
       block.tokens(of_own),
       _vectors(block, term, first),
-      *block.distances["tables"],
+      *block.tables,
       is_transposed=True,
       columns=rows,
     )
-    lines = block.distances["products"][term.table].at[
+    lines = block.of_term["products"][term.table].at[
       pl.ds(first, rows), pl.ds(0, SIDE)
     ]
     write_transposed(block.problem, lines, numbers)
@@ -126,7 +129,7 @@ def _write_products(block: Block, term: Term, *, of_own: bool) -> None:
 def add_gradients(block: Block, of_scores: jax.Array, starts: Any) -> None:
   """Adds to the gradients of the products of own tokens."""
   for term in _terms(block, of_own=True):
-    tile = block.distances["gradients"][term.table]
+    tile = block.of_term["gradients"][term.table]
     add_to_lines(block, tile, of_scores, _places(block, term, starts))
 
 
@@ -170,7 +173,7 @@ def add_tokens(block: Block, sums: Any) -> None:
       sums,
       block.factors[0],
       _vectors(block, term, first),
-      *block.distances["tables"],
+      *block.tables,
     )
 
 
@@ -197,7 +200,7 @@ def _chunks(block: Block) -> Iterator[tuple[Term, int]]:
 
 def _write_factor(block: Block, term: Term, first: int, scale: float) -> None:
   """Writes gradients of products of own tokens as a factor [64, 64]."""
-  lines = block.distances["gradients"][term.table].at[
+  lines = block.of_term["gradients"][term.table].at[
     pl.ds(first, SIDE), pl.ds(0, SIDE)
   ]
   numbers = read_transposed(block.problem, lines)
@@ -215,8 +218,8 @@ def _vectors(block: Block, term: Term, first: int) -> Any:
 
 
 def _all_terms(block: Block) -> tuple[Term, ...]:
-  distances = block.problem.distances
-  return () if distances is None else distances.terms
+  term = block.problem.term
+  return term.terms if isinstance(term, Distances) else ()
 
 
 def _terms(block: Block, *, of_own: bool) -> list[Term]:
@@ -237,7 +240,7 @@ def _start(block: Block, term: Term, starts: Any) -> jax.Array:
   """The place of the first pair of a tile; those far outside are alike."""
   own, other = starts
   distance = own - other if block.are_keys_own else other - own
-  shift = block.problem.distances.shift
+  shift = block.problem.term.shift
   if isinstance(shift, str):
     shift = block.number(shift, 0)
   start = term.sign * (distance + shift) + term.offset

@@ -53,7 +53,7 @@ def pull_back(block: Block, others: jax.Array | None) -> None:
   """
   own_map = block.own_map
   tokens = _read(block, block.unmapped)
-  of_mapped = _read(block, block.of_mapped)
+  of_mapped = _read(block, block.of_term["mapped"])
   of_tokens, *of_numbers = _call(block, own_map.pull_back, tokens, of_mapped)
   of_tokens = of_tokens if others is None else of_tokens + others
   result = block.results["tokens"]
@@ -68,7 +68,7 @@ def add_matrices(block: Block, is_first: Any) -> None:
   own = block.own_map.matrices
   if not any(name in block.direct for name in own):
     return
-  left, right = block.tiles["unmapped"], block.of_mapped
+  left, right = block.tiles["unmapped"], block.of_term["mapped"]
   tokens, of_mapped = _read(block, left), _read(block, right)
   gradients = _call(block, block.own_map.of_matrices, tokens, of_mapped)
   for name, each in zip(own, gradients):

@@ -19,7 +19,6 @@ from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   MATRIX,
   SHARES,
   VECTOR,
-  matrix_tile,
 )
 from attention.implementations.pallas.hopper.tiles import matrices, parts
 from attention.implementations.pallas.hopper.tiles.layout import (
@@ -118,4 +117,4 @@ def _hidden(block: Block, units: _Units) -> jax.Array:
 def _tile(block: Block) -> Any:
   """A tile [D, 64] for a part of the matrix."""
   rows = pl.ds(0, block.inputs[MATRIX].array.shape[-2])
-  return block.tiles[matrix_tile(block.problem)].at[rows, pl.ds(0, SIDE)]
+  return block.tiles[block.problem.term.matrix_tile].at[rows, pl.ds(0, SIDE)]

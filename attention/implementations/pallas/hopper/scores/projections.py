@@ -14,7 +14,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention.implementations.pallas.hopper.block.attempts import make_finite
-from attention.implementations.pallas.hopper.block.block import Block
+from attention.implementations.pallas.hopper.block.block import (
+  CHANNEL_SUMS,
+  Block,
+)
+from attention.implementations.pallas.hopper.terms.score_term import ScoreTerm
 from attention.implementations.pallas.hopper.terms.token_maps import (
   changes_tokens,
 )
@@ -25,6 +29,7 @@ from attention.implementations.pallas.hopper.tiles.layout import (
   Axes,
   down,
   read_transposed,
+  swizzled,
 )
 from attention.implementations.pallas.hopper.tiles.parts import Slice
 from attention.implementations.pallas.operands import Operand, of_parameter
@@ -55,16 +60,15 @@ class Projection:
     return matrix.at[(*block.leading(matrix.shape[:-2]), rows)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Projections:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Projections(ScoreTerm):
   """Those of queries and keys, and their arrays by the names of inputs."""
 
   of_tokens: dict[str, Projection]
   bias: str | None  # the name of an input
-  operands: dict[str, Operand]
 
-  def slices(self, own: str) -> dict[str, Slice]:
-    """What the kernel of own tokens adds to gradients of arrays, by name."""
+  def slices(self, own):
+    """See `ScoreTerm`."""
     projection = self.of_tokens[own]
     vector = Slice((_CHANNELS,))
     core = projection.features, _CHANNELS
@@ -74,6 +78,25 @@ class Projections:
       if self.bias is not None:
         found[self.bias] = vector
     return found
+
+  def tiles(self, inputs, own):
+    """See `ScoreTerm`."""
+    arrays = [inputs[name].array for name in ("query", "key")]
+    features = max(each.shape[-1] for each in arrays)
+    return {"projection": swizzled((features, _CHANNELS), arrays[0].dtype)}
+
+  def written_over(self, inputs, own):
+    """See `ScoreTerm`."""
+    return {"context": own, "tokens": own}
+
+  def memory(self, inputs, outputs, own, *, of_gradients):
+    """See `ScoreTerm`: gradients of channels."""
+    if not of_gradients:
+      return {}
+    of_channels = plgpu.SMEM((_CHANNELS, SIDE), jnp.float32)
+    mapped = swizzled((SIDE, _CHANNELS), inputs[own].array.dtype)
+    sums = {name: of_channels for name in CHANNEL_SUMS if name in outputs}
+    return {"mapped": mapped, **sums}
 
 
 def of_request(request: Request) -> Projections | None:
@@ -101,7 +124,10 @@ def of_request(request: Request) -> Projections | None:
     return None
   if not _has_kernels(request, [*operands.values()]):
     return None
-  return Projections({"query": query, "key": key}, bias, operands)
+  maps = {"query": query, "key": key}
+  return Projections(
+    maps, bias, differentiable=operands, matrix_tile="projection"
+  )
 
 
 def _has_kernels(request: Request, operands: Sequence[Operand]) -> bool:
@@ -137,10 +163,10 @@ def features(block: Block, *, of_own: bool) -> jax.Array:
     _matrix_tile(block, of_own),
     is_loaded=not of_own and matrices.is_one_term(matrix),
   )
-  if not of_own or problem.projections.bias is None:
+  if not of_own or problem.term.bias is None:
     return numbers
   # That of queries, in the sums q_c + k_c of pairs.
-  bias = block.tiles[problem.projections.bias][...].astype(jnp.float32)
+  bias = block.tiles[problem.term.bias][...].astype(jnp.float32)
   return numbers + down(problem.cast(bias, BY_COLUMN), numbers.shape)
 
 
@@ -168,7 +194,7 @@ def pull_back(block: Block, is_first: Any, others: jax.Array | None) -> None:
   Others are gradients of the same tokens, to which it adds.
   """
   problem, projection = block.problem, block.projection(True)
-  tokens, of_projected = block.tokens(True), block.of_mapped
+  tokens, of_projected = block.tokens(True), block.of_term["mapped"]
   numbers = read_transposed(problem, block.channel_sums["tokens"])
   of_projected[...] = numbers.astype(of_projected.dtype)
   if problem.is_masked:
@@ -177,8 +203,8 @@ def pull_back(block: Block, is_first: Any, others: jax.Array | None) -> None:
   if projection.matrix in block.direct:
     part = parts.own_part(block, projection.matrix)
     matrices.add_outer_products(problem, part, tokens, of_projected, is_first)
-  if problem.projections.bias in block.direct:
-    _add_vector(block, problem.projections.bias, numbers, is_first)
+  if problem.term.bias in block.direct:
+    _add_vector(block, problem.term.bias, numbers, is_first)
   if "weight" in block.direct:
     of_weight = read_transposed(problem, block.channel_sums["weight"])
     _add_vector(block, "weight", of_weight, is_first)

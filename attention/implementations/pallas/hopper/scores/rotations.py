@@ -5,7 +5,7 @@ sinusoids of its position become its product p, both rounded to the tokens'
 dtype. A block of queries maps its own, a block of keys those that it visits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from attention.implementations.pallas.hopper.terms.by_sinusoids import (
   PIECE,
   POSITION_BIAS,
   WEIGHT,
+  Sinusoids,
 )
 from attention.implementations.pallas.hopper.tiles import matrices, parts
 from attention.implementations.pallas.hopper.tiles.layout import (
@@ -36,7 +37,7 @@ from attention.implementations.pallas.hopper.tiles.layout import (
 
 def prepare(block: Block) -> None:
   """Loads W, and maps own queries."""
-  if block.problem.sinusoids is None:
+  if not _has_sinusoids(block):
     return
   _write_product_of_bias(block)
   for chunk in _chunks(block):
@@ -47,13 +48,13 @@ def prepare(block: Block) -> None:
 
 def prepare_visited(block: Block) -> None:
   """Maps visited queries."""
-  if block.problem.sinusoids is not None and block.are_keys_own:
+  if _has_sinusoids(block) and block.are_keys_own:
     _map_queries(block)
 
 
 def factors(block: Block) -> list[tuple[Any, Any]]:
   """The tiles of own and other tokens whose products are added to scores."""
-  return [] if block.problem.sinusoids is None else [_own_and_other(block)]
+  return [] if not _has_sinusoids(block) else [_own_and_other(block)]
 
 
 def visited_factor(block: Block) -> Any:
@@ -75,7 +76,7 @@ def add_tokens(block: Block, sums: Any) -> None:
   if not has_own_map(block):
     return
   load_unmapped(block)
-  of_content, of_biases = block.rotation["of biases"]
+  of_content, of_biases = block.of_term["of biases"]
   _write_column_sums(of_content, sums["tokens"][...])
   tile = block.tiles[OF_QUERIES]
   table = block.problem.cast(tile[...].astype(jnp.float32), WGMMA)
@@ -100,9 +101,13 @@ def load_unmapped(block: Block) -> None:
     block.load(True, block.row * SIDE)
 
 
+def _has_sinusoids(block: Block) -> bool:
+  return isinstance(block.problem.term, Sinusoids)
+
+
 def has_own_map(block: Block) -> bool:
   """Whether a block maps its own tokens."""
-  return block.problem.sinusoids is not None and not block.are_keys_own
+  return _has_sinusoids(block) and not block.are_keys_own
 
 
 def add_arrays(block: Block, is_first: Any) -> None:
@@ -111,7 +116,7 @@ def add_arrays(block: Block, is_first: Any) -> None:
     return
   problem, query = block.problem, block.tiles["query"]
   of_content, of_biases = (
-    problem.cast(each[...], BY_COLUMN) for each in block.rotation["of biases"]
+    problem.cast(each[...], BY_COLUMN) for each in block.of_term["of biases"]
   )
   of_vectors = {
     CONTENT_BIAS: of_content,
@@ -135,7 +140,7 @@ def add_arrays(block: Block, is_first: Any) -> None:
 def _map_queries(block: Block) -> None:
   """Writes q + u and p over the tiles of queries and of their sinusoids."""
   problem, tile = block.problem, block.tiles[OF_QUERIES]
-  half = problem.sinusoids.features // 2
+  half = problem.term.features // 2
   for chunk in _chunks(block):
     # Few features at once, as registers are scarce.
     first, second = (
@@ -159,7 +164,7 @@ def _product(block: Block, row: int) -> jax.Array:
     is_transposed=True,
     is_loaded=True,
   )
-  of_bias = block.rotation["product"][pl.ds(row, PIECE)]
+  of_bias = block.of_term["product"][pl.ds(row, PIECE)]
   return product + down(block.problem.cast(of_bias, BY_COLUMN), product.shape)
 
 
@@ -175,7 +180,7 @@ def _write_product_of_bias(block: Block) -> None:
       part = jnp.sum(numbers * factor, axis=1)
       total = part if total is None else total + part
     places = pl.ds(chunk * SIDE, SIDE)
-    block.rotation["product"][places] = problem.cast(total, BY_ROW)
+    block.of_term["product"][places] = problem.cast(total, BY_ROW)
   plgpu.commit_smem()
 
 
@@ -202,7 +207,7 @@ def _write_column_sums(result: Any, numbers: jax.Array) -> None:
 
 def _chunks(block: Block) -> Iterator[int]:
   """The numbers of 64 rows of W."""
-  return iter(range(block.problem.sinusoids.features // SIDE))
+  return iter(range(block.problem.term.features // SIDE))
 
 
 def _rows(block: Block, chunk: int) -> Any:
@@ -212,10 +217,10 @@ def _rows(block: Block, chunk: int) -> Any:
   return weight.at[(*block.leading(weight.shape[:-2]), rows)]
 
 
-def _tables(block: Block, chunk: int) -> list[Any]:
+def _tables(block: Block, chunk: int) -> Sequence[Any]:
   """The tiles of the terms of 64 rows of W."""
-  terms = block.problem.sinusoids.terms
-  return block.rotation["tables"][chunk * terms : (chunk + 1) * terms]
+  terms = block.problem.term.terms
+  return block.tables[chunk * terms : (chunk + 1) * terms]
 
 
 def _rotated(

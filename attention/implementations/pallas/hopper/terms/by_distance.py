@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention import axes
+from attention.implementations.pallas.hopper.terms.score_term import ScoreTerm
 from attention.implementations.pallas.hopper.tiles.layout import SIDE
 from attention.implementations.pallas.hopper.tiles.look_up import LINE
 from attention.implementations.pallas.hopper.tiles.parts import Slice
@@ -64,11 +65,10 @@ class Term:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Distances:
+class Distances(ScoreTerm):
   """The terms of a score."""
 
   terms: tuple[Term, ...]
-  tables: Mapping[str, Operand]
   # Of keys relative to queries: a number, or the name of an input.
   shift: int | str
   numbers: Mapping[str, Operand]
@@ -78,80 +78,58 @@ class Distances:
     """The terms of queries, or of keys."""
     return [each for each in self.terms if each.of_keys == of_keys]
 
-  def ends(self, *, of_keys: bool) -> list[str]:
+  @property
+  def operands(self):
+    """See `ScoreTerm`."""
+    return {**self.numbers, **self.ends_of_keys(), **self.differentiable}
+
+  @property
+  def for_keys(self):
+    """See `ScoreTerm`."""
+    return self._ends(of_keys=False)
+
+  @property
+  def unread_by_keys(self):
+    """See `ScoreTerm`."""
+    return self._ends(of_keys=True)
+
+  def _ends(self, *, of_keys: bool) -> list[str]:
     """The names of the products with the ends of tables."""
     return [name for each in self.own(of_keys) for name in each.ends]
 
-  def slices(self, own: str) -> dict[str, Slice]:
-    """What the kernel of own tokens adds to gradients of tables."""
+  def slices(self, own):
+    """See `ScoreTerm`."""
     return {
-      each.table: Slice((each.padded, self.tables[each.table].core[1]))
+      each.table: Slice((each.padded, self.differentiable[each.table].core[1]))
       for each in self.own(own == "key")
     }
 
+  def memory(self, inputs, outputs, own, *, of_gradients):
+    """See `ScoreTerm`: products of tokens and vectors, and their gradients."""
 
-def memory(
-  distances: Distances | None,
-  tiles: Mapping[str, Any],
-  results: Mapping[str, Any],
-  own: str,
-  *,
-  of_gradients: bool,
-  is_scarce: bool = False,
-) -> dict[str, Any]:
-  """Shared memory for products of tokens, their gradients and tables.
+    def lines(number):
+      return plgpu.SMEM((1, number, LINE), jnp.float32)
 
-  Where memory `is_scarce`, remainders are loaded after what they remain of.
-  """
-  if distances is None:
-    return {}
+    gradients = self.own(own == "key") if of_gradients else []
+    return {
+      "products": {each.table: lines(each.rows) for each in self.terms},
+      "gradients": {each.table: lines(each.padded) for each in gradients},
+    }
 
-  def lines(number):
-    return plgpu.SMEM((1, number, LINE), jnp.float32)
+  def num_tables(self, *, of_gradients, is_scarce=False):
+    """See `ScoreTerm`: 64 vectors, and the remainders of their rounding.
 
-  terms = distances.terms
-  has_remainders = any(
-    each.array.dtype.itemsize != 2 for each in distances.tables.values()
-  )
-  count = 2 if of_gradients and has_remainders and not is_scarce else 1
-  missing = count - len(unused_tiles(tiles, results))
-  return {
-    "products": {each.table: lines(each.rows) for each in terms},
-    "gradients": {
-      each.table: lines(each.padded)
-      for each in distances.own(own == "key")
-      if of_gradients
-    },
-    # For 64 vectors, and for the remainders of their rounding.
-    "tables": [tiles["query"]] * missing,
-  }
+    Where memory is scarce, remainders are loaded after what they remain of.
+    """
+    sizes = {x.array.dtype.itemsize for x in self.differentiable.values()}
+    return 2 if of_gradients and sizes != {2} and not is_scarce else 1
 
-
-def with_shared(
-  distances: Distances | None,
-  held: Mapping[str, Any],
-  tiles: Mapping[str, Any],
-  results: Mapping[str, Any],
-) -> dict[str, Any]:
-  """The memory with tiles of results that are not written yet."""
-  if distances is None:
-    return {}
-  return {**held, "tables": [*unused_tiles(tiles, results), *held["tables"]]}
-
-
-def unused_tiles(
-  tiles: Mapping[str, Any], results: Mapping[str, Any]
-) -> list[Any]:
-  """The tiles of results that have room for vectors until they are written."""
-  tokens = tiles["query"]
-  # Means are written last, see `kernels.sparse`.
-  context = "means" if "means" in results else "context"
-  found = [results[n] for n in (context, "tokens", "value") if n in results]
-  return [
-    each
-    for each in found
-    if each.shape == tokens.shape and each.dtype == tokens.dtype
-  ]
+  def unused(self, tiles, results, own):
+    """See `ScoreTerm`."""
+    # Means are written last, see `kernels.sparse`.
+    context = "means" if "means" in results else "context"
+    names = context, "tokens", "value"
+    return [results[name] for name in names if name in results]
 
 
 def of_request(request: Request, query: Any, key: Any) -> Distances | None:
@@ -178,7 +156,7 @@ def of_request(request: Request, query: Any, key: Any) -> Distances | None:
   tables = {term.table: table for term, table in found}
   shift, numbers = _shift(request.score)
   ends = functools.partial(_ends_of_keys, terms, tables, key, rank)
-  return Distances(terms, tables, shift, numbers, ends)
+  return Distances(terms, shift, numbers, ends, differentiable=tables)
 
 
 def factor(score: Shaw | Disentangled, query: Any) -> Any:

@@ -1,0 +1,85 @@
+"""What a score has besides products of tokens: its arrays and its memory."""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from attention.implementations.pallas.hopper.tiles.layout import Input
+from attention.implementations.pallas.hopper.tiles.parts import Slice
+from attention.implementations.pallas.operands import Kind, Operand
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ScoreTerm:
+  """Vectors, sinusoids, projections, maps of tokens or a prediction.
+
+  This class itself is that of a score without them. Arguments `own` are the own
+  tokens of a block, "query" or "key".
+  """
+
+  # The arrays whose gradients kernels compute, by the names of inputs.
+  differentiable: Mapping[str, Operand] = dataclasses.field(
+    default_factory=dict
+  )
+  # Numbers of own queries, which a block computes before it visits keys.
+  own_numbers: Sequence[str] = ()
+  # The tile that has room for the matrix of a prediction.
+  matrix_tile: str = "prediction"
+
+  @property
+  def operands(self) -> Mapping[str, Operand]:
+    """The arrays that kernels read."""
+    return self.differentiable
+
+  @property
+  def for_keys(self) -> Sequence[str]:
+    """The numbers that the kernel of queries writes for that of keys."""
+    return self.own_numbers
+
+  @property
+  def unread_by_keys(self) -> Collection[str]:
+    """The operands that the kernel of keys does not read."""
+    return ()
+
+  def slices(self, own: str) -> dict[str, Slice]:
+    """What the kernel of own tokens adds to gradients of arrays, by name."""
+    return {
+      name: Slice(each.core)
+      for name, each in self.differentiable.items()
+      if own == "query" and each.kind is not Kind.SCALAR
+    }
+
+  def own_map(self, own: str) -> Any:
+    """The `TokenMap` of own tokens, or None."""
+
+  def tiles(self, inputs: Mapping[str, Input], own: str) -> dict[str, Any]:
+    """The tiles of a block besides those of inputs."""
+    return {}
+
+  def written_over(
+    self, inputs: Mapping[str, Input], own: str
+  ) -> dict[str, str]:
+    """By the names of results, the tiles that are read before these exist."""
+    is_read = own == "query" and "context" in inputs
+    return {"tokens": "context"} if is_read else {}
+
+  def memory(
+    self,
+    inputs: Mapping[str, Input],
+    outputs: Collection[str],
+    own: str,
+    *,
+    of_gradients: bool,
+  ) -> dict[str, Any]:
+    """Other shared memory of a block."""
+    return {}
+
+  def num_tables(self, *, of_gradients: bool, is_scarce: bool = False) -> int:
+    """The tiles [64, D] for parts of matrices; fewer if memory `is_scarce`."""
+    return 0
+
+  def unused(
+    self, tiles: Mapping[str, Any], results: Mapping[str, Any], own: str
+  ) -> list[Any]:
+    """Tiles that have room for parts of matrices while a block needs these."""
+    return []
