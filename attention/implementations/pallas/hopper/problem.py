@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention.implementations.pallas.hopper.kernels import calls
 from attention.implementations.pallas.hopper.scores.channels import ChannelSum
@@ -21,6 +20,7 @@ from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   Prediction,
 )
 from attention.implementations.pallas.hopper.terms.score_term import ScoreTerm
+from attention.implementations.pallas.hopper.tiles.device import Device
 from attention.implementations.pallas.hopper.tiles.layout import SIDE
 from attention.implementations.pallas.hopper.traced.bias_by_distance import (
   BiasGradient,
@@ -39,7 +39,7 @@ _NUMBERS = Kind.SCALAR, Kind.COLUMN, Kind.ROW
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Problem:
+class Problem(Device):
   """What the kernels need besides arrays."""
 
   leading: tuple[int, ...]
@@ -62,7 +62,6 @@ class Problem:
   # Whether keys may be hidden. NaN in a hidden token then changes nothing, and
   # the rows that attend to NaN become NaN, without derivatives.
   is_masked: bool
-  interpret: Any
   dtype: ClassVar[Any] = jnp.float32
 
   @property
@@ -147,10 +146,6 @@ class Problem:
     """T and S, rounded up to tiles."""
     rows, columns = self.tiles.shape
     return rows * SIDE, columns * SIDE
-
-  def cast(self, array: jax.Array, layout: Any) -> jax.Array:
-    """An array in a layout of registers; the interpreter has none."""
-    return array if self.interpret else plgpu.layout_cast(array, layout)
 
   def forward(
     self,

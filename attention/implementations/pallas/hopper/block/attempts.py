@@ -17,7 +17,6 @@ from jax.experimental import pallas as pl
 
 from attention.implementations.pallas.hopper.tiles.layout import (
   BY_ROW,
-  SIDE,
   WGMMA,
   Axes,
   pieces,
@@ -51,7 +50,7 @@ def attempts(
 
 def not_finite(problem: Any, results: Sequence[jax.Array]) -> jax.Array:
   """1 for tokens with a result [64] or [64, n] that is not finite, else 0."""
-  flags = problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+  flags = problem.zeros()
   for each in results:
     own = _is_not_finite(each)
     own = own if own.ndim == 1 else jnp.max(own, axis=1)
@@ -62,7 +61,7 @@ def not_finite(problem: Any, results: Sequence[jax.Array]) -> jax.Array:
 def make_finite(problem: Any, tile: Any, axes: Axes) -> jax.Array:
   """Replaces NaN and infinity by 0; returns 1 for tokens that had some."""
   if axes is Axes.TOKENS:
-    flags = problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+    flags = problem.zeros()
     # All features at once would need too many registers.
     for place in pieces(tile.shape[-1]):
       part = tile.at[:, place]
@@ -78,7 +77,7 @@ def make_finite(problem: Any, tile: Any, axes: Axes) -> jax.Array:
     tile[channel] = jnp.where(own > 0.0, 0.0, numbers)
     return jnp.maximum(flags, own)
 
-  zeros = problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+  zeros = problem.zeros()
   return jax.lax.fori_loop(0, tile.shape[0], clean, zeros)
 
 

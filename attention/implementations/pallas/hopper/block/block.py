@@ -30,9 +30,6 @@ from attention.implementations.pallas.hopper.tiles.layout import (
   across,
   down,
   parts_of_copy,
-  read_pairs,
-  read_transposed,
-  write_transposed,
 )
 from attention.implementations.pallas.hopper.traced.bias_by_distance import (
   Numbers,
@@ -154,11 +151,11 @@ class Block(Memory):
       is_bad = jnp.where(jnp.abs(tokens) < np.inf, 0.0, 1.0)
       is_bad = across(jnp.max(is_bad, axis=1) > 0.0, tokens.shape)
       tokens = jnp.where(is_bad, jnp.nan, tokens)
-    write_transposed(self.problem, tile, tokens)
+    self.problem.write_transposed(tile, tokens)
 
   def staged(self, result: Any) -> Any:
     """A result [D, 64] as tokens [64, D] in shared memory."""
-    tokens = read_transposed(self.problem, result)
+    tokens = self.problem.read_transposed(result)
     self.staging[...] = tokens.astype(self.staging.dtype)
     return self.staging
 
@@ -189,8 +186,10 @@ class Block(Memory):
     if axes is Axes.WHOLE:
       return Numbers(self.problem.interpret, self.tiles[name])
     if axes is Axes.PAIRS:
-      dtype, is_transposed = number_dtype(ref), self.are_keys_own
-      return read_pairs(self.problem, self.tiles[name], dtype, is_transposed)
+      read = self.problem.read
+      if self.are_keys_own:
+        read = self.problem.read_transposed
+      return read(self.tiles[name], dtype=number_dtype(ref))
     tile = self.tiles[name][...]
     if of_keys == self.are_keys_own:
       return across(self.problem.cast(tile, BY_ROW), TILE)

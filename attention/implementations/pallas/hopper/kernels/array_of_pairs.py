@@ -94,7 +94,7 @@ def clear_hidden(block: Block) -> None:
   names, tiles = of_block(block), block.problem.tiles
   if not names or tiles.all():
     return
-  zeros = block.problem.cast(jnp.zeros(TILE, jnp.float32), WGMMA)
+  zeros = block.problem.zeros(TILE)
 
   def clear(column, state):
     for name in names:

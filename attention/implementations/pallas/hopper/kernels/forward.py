@@ -35,7 +35,6 @@ from attention.implementations.pallas.hopper.tiles.layout import (
   BY_ROW,
   SIDE,
   TILE,
-  WGMMA,
   Axes,
   across,
   down,
@@ -73,9 +72,8 @@ def online_softmax(
 ) -> jax.Array:
   """See `block_of_queries`."""
   block = block.with_new_addresses()
-  cast, shape = block.problem.cast, block.results["context"].shape
-  zeros = cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
-  sums = cast(jnp.zeros(shape, jnp.float32), WGMMA)
+  shape, zeros = block.results["context"].shape, block.problem.zeros()
+  sums = block.problem.zeros(shape)
   if flag_refs:
     flag_refs[1][...] = zeros
 
@@ -136,13 +134,7 @@ def _add_keys(
 def product_with_values(block: Block) -> jax.Array:
   """The sums of the tile of values by the numbers in shared memory."""
   (factor,), value = block.factors, block.tiles["value"]
-
-  def product(sums):
-    plgpu.wgmma(sums, factor, value)
-    return sums[...]
-
-  shape = SIDE, value.shape[-1]
-  return pl.run_scoped(product, plgpu.ACC(shape, jnp.float32))
+  return block.problem.products((SIDE, value.shape[-1]), [(factor, value)])
 
 
 def clean_values(

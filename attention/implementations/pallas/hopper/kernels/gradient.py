@@ -54,10 +54,8 @@ from attention.implementations.pallas.hopper.terms.prediction_arrays import (
 )
 from attention.implementations.pallas.hopper.tiles.layout import (
   BY_ROW,
-  SIDE,
   across,
 )
-from attention.implementations.pallas.hopper.tiles.matrices import read
 from attention.implementations.pallas.hopper.traced.bias_by_distance import (
   add_sums,
 )
@@ -89,7 +87,7 @@ def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
     add_matrices(block, is_first)
   elif predicted is not None:
     result = block.results["tokens"]
-    total = read(block.problem.interpret, result) + predicted
+    total = block.problem.read(result) + predicted
     result[...] = total.astype(result.dtype)
 
 
@@ -156,8 +154,7 @@ def _start(block: Block, wanted: Sequence[str]) -> list[Any]:
     _set_to_zero(block, of_channels)
     problem.channels.prepare(block, of_own=True)
   for name in wanted:
-    zeros = jnp.zeros((SIDE,), jnp.float32)
-    block.sums_of_pairs(name)[...] = problem.cast(zeros, BY_ROW)
+    block.sums_of_pairs(name)[...] = problem.zeros()
   return of_channels
 
 
@@ -185,7 +182,7 @@ def _sums_of_zeros(problem: Any, results: Sequence[Any]) -> jax.Array:
       sums = sums + 0.0 * problem.cast(each[channel], BY_ROW)
     return sums
 
-  zeros = problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+  zeros = problem.zeros()
   return jax.lax.fori_loop(0, results[0].shape[0], add, zeros)
 
 
@@ -198,7 +195,7 @@ def _clear_flagged(block: Block) -> None:
     result = block.results["tokens"]
     if block.own_map is not None:
       result = block.of_term["mapped"]
-    numbers = read(block.problem.interpret, result)
+    numbers = block.problem.read(result)
     numbers = jnp.where(across(is_flagged, numbers.shape), 0.0, numbers)
     result[...] = numbers.astype(result.dtype)
     return
@@ -213,7 +210,7 @@ def _clear_flagged(block: Block) -> None:
 
 
 def _set_to_zero(block: Block, results: Sequence[Any]) -> None:
-  zeros = block.problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+  zeros = block.problem.zeros()
 
   def clear(channel, state):
     for each in results:

@@ -78,7 +78,7 @@ def _write(
       place = (*block.leading(ref.shape[:-1]), block.row)
       ref[place] = jnp.sum(numbers, axis=0)
     if outputs[name].axes is Axes.SUMS:
-      numbers = matrices.read(block.problem.interpret, written.pop(name))
+      numbers = block.problem.read(written.pop(name))
       place = block.of_array(ref.at[block.part], Axes.TOKENS, block.row * SIDE)
       matrices.add(block.problem, place, numbers, block.is_first_entry, WGMMA)
   plgpu.commit_smem()

@@ -27,14 +27,12 @@ from attention.implementations.pallas.hopper.scores.channels import (
   add_to_sum,
   for_each_channel,
   vectors,
-  zeros,
 )
 from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,
   TILE,
   across,
   down,
-  write_transposed,
 )
 from attention.implementations.pallas.hopper.tiles.reciprocal import reciprocal
 
@@ -58,7 +56,9 @@ class AdditiveSum(ChannelSum):
       tangents = jnp.tanh(self.sums_of_pairs(block, channel))
       return sums + tangents * block.tiles["weight"][channel]
 
-    return for_each_channel(block, self.channels, add, zeros(block))
+    return for_each_channel(
+      block, self.channels, add, block.problem.zeros(TILE)
+    )
 
   def add_gradients(self, block: Block, of_sums: jax.Array) -> None:
     """See `ChannelSum`."""
@@ -100,7 +100,7 @@ class SharedReciprocals(AdditiveSum):
     block.scratch[2][int(of_own)] = largest
     numbers = jnp.where(_is_large(largest), numbers, _exponential(numbers))
     if is_projected:
-      write_transposed(problem, tile, numbers)
+      problem.write_transposed(tile, numbers)
     else:
       tile[...] = numbers
     plgpu.commit_smem()
@@ -136,7 +136,10 @@ class SharedReciprocals(AdditiveSum):
       sums = sums + (first * y + second * x) * reciprocal
       return sums, total + (first + second)
 
-    state, pairs = (zeros(block), jnp.float32(0.0)), self.channels // 2
+    state, pairs = (
+      (block.problem.zeros(TILE), jnp.float32(0.0)),
+      self.channels // 2,
+    )
     sums, total = for_each_channel(block, pairs, add, state, most=2)
     return total - 2.0 * sums
 

@@ -31,8 +31,6 @@ from attention.implementations.pallas.hopper.tiles.layout import (
   BY_ROW,
   SIDE,
   Axes,
-  read_transposed,
-  write_transposed,
 )
 from attention.implementations.pallas.hopper.tiles.look_up import (
   Places,
@@ -58,7 +56,7 @@ def prepare_own(block: Block) -> None:
 
 def set_to_zero(block: Block, tile: Any) -> None:
   """Sets the lines of a tile to zero."""
-  zeros = block.problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+  zeros = block.problem.zeros()
 
   def clear(place, state):
     tile[place, pl.ds(0, SIDE)] = zeros
@@ -122,7 +120,7 @@ def _write_products(block: Block, term: Term, *, of_own: bool) -> None:
     lines = block.of_term["products"][term.table].at[
       pl.ds(first, rows), pl.ds(0, SIDE)
     ]
-    write_transposed(block.problem, lines, numbers)
+    block.problem.write_transposed(lines, numbers)
   plgpu.commit_smem()
 
 
@@ -203,7 +201,7 @@ def _write_factor(block: Block, term: Term, first: int, scale: float) -> None:
   lines = block.of_term["gradients"][term.table].at[
     pl.ds(first, SIDE), pl.ds(0, SIDE)
   ]
-  numbers = read_transposed(block.problem, lines)
+  numbers = block.problem.read_transposed(lines)
   numbers = numbers if scale == 1.0 else numbers * scale
   factor = block.factors[0]
   factor[...] = numbers.astype(factor.dtype)

@@ -38,7 +38,7 @@ def predict_own(block: Block) -> None:
   """Computes the shares of own queries."""
   if SHARES not in block.own_numbers:
     return
-  total = block.problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+  total = block.problem.zeros()
   for units in _all_units(block):
     total = total + jnp.sum(_hidden(block, units) * units.vector, axis=1)
   shares = 1.0 / (1.0 + jnp.exp(-total))

@@ -28,7 +28,6 @@ from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,
   Axes,
   down,
-  read_transposed,
   swizzled,
 )
 from attention.implementations.pallas.hopper.tiles.parts import Slice
@@ -195,7 +194,7 @@ def pull_back(block: Block, is_first: Any, others: jax.Array | None) -> None:
   """
   problem, projection = block.problem, block.projection(True)
   tokens, of_projected = block.tokens(True), block.of_term["mapped"]
-  numbers = read_transposed(problem, block.channel_sums["tokens"])
+  numbers = problem.read_transposed(block.channel_sums["tokens"])
   of_projected[...] = numbers.astype(of_projected.dtype)
   if problem.is_masked:
     make_finite(problem, tokens, Axes.TOKENS)
@@ -206,7 +205,7 @@ def pull_back(block: Block, is_first: Any, others: jax.Array | None) -> None:
   if problem.term.bias in block.direct:
     _add_vector(block, problem.term.bias, numbers, is_first)
   if "weight" in block.direct:
-    of_weight = read_transposed(problem, block.channel_sums["weight"])
+    of_weight = problem.read_transposed(block.channel_sums["weight"])
     _add_vector(block, "weight", of_weight, is_first)
   of_tokens = matrices.product(
     problem,

@@ -175,7 +175,7 @@ def _write_product_of_bias(block: Block) -> None:
     rows, total = _rows(block, chunk), None
     for first in range(0, rows.shape[-1], SIDE):
       columns = pl.ds(first, SIDE)
-      numbers = matrices.read(problem.interpret, rows.at[:, columns])
+      numbers = problem.read(rows.at[:, columns])
       factor = down(problem.cast(bias[columns], BY_COLUMN), numbers.shape)
       part = jnp.sum(numbers * factor, axis=1)
       total = part if total is None else total + part

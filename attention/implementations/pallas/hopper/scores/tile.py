@@ -7,8 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention.implementations.pallas.hopper.block.block import Block
 from attention.implementations.pallas.hopper.scores import distances, rotations
@@ -170,19 +168,8 @@ def products_of_tokens(
   problem: Any, factors: Sequence[tuple[Any, Any]]
 ) -> jax.Array:
   """The sum of the dot products of some tiles [64, D] with others."""
-  if problem.interpret:  # the interpreter transposes no references
-    products = [
-      jnp.matmul(own[...], other[...].T, preferred_element_type=jnp.float32)
-      for own, other in factors
-    ]
-    return functools.reduce(jnp.add, products)
-
-  def product(sums):
-    for own, other in factors:
-      plgpu.wgmma(sums, own, plgpu.transpose_ref(other, (1, 0)))
-    return sums[...]
-
-  return pl.run_scoped(product, plgpu.ACC(TILE, jnp.float32))
+  pairs = [(own, problem.transposed(other)) for own, other in factors]
+  return problem.products(TILE, pairs)
 
 
 def _positions(block: Block, starts: Sequence[Any]) -> list[jax.Array]:

@@ -19,6 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from attention.implementations.pallas.hopper.tiles.device import Device
 from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,
   TILE,
@@ -50,9 +51,9 @@ class Places:
     return self.sign * (column - row) + self.start
 
 
-def entries(problem: Any, tile: Any, places: Places) -> jax.Array:
+def entries(device: Device, tile: Any, places: Places) -> jax.Array:
   """The numbers of all pairs; outside of the places, that of the nearer end."""
-  if problem.interpret:
+  if device.interpret:
     token = jax.lax.broadcasted_iota(jnp.int32, TILE, int(not places.of_rows))
     place = jnp.clip(places.of_pairs(), 0, places.size - 1)
     return tile[...][place, token]
@@ -81,9 +82,9 @@ def entries(problem: Any, tile: Any, places: Places) -> jax.Array:
   return load(tile, places.start)
 
 
-def put(problem: Any, tile: Any, numbers: jax.Array, places: Places) -> None:
+def put(device: Device, tile: Any, numbers: jax.Array, places: Places) -> None:
   """Writes the numbers of the pairs whose places are between the ends."""
-  if problem.interpret:
+  if device.interpret:
     _put_interpreted(tile, numbers, places)
     return
 
@@ -117,11 +118,11 @@ def put(problem: Any, tile: Any, numbers: jax.Array, places: Places) -> None:
 
 
 def at_end(
-  problem: Any, numbers: jax.Array, places: Places, *, is_last: bool
+  device: Device, numbers: jax.Array, places: Places, *, is_last: bool
 ) -> jax.Array:
   """The numbers of pairs at one end of the places or beyond, 0 for others."""
   last = places.size - 1
-  if problem.interpret:
+  if device.interpret:
     place = places.of_pairs()
     return jnp.where(place >= last if is_last else place <= 0, numbers, 0.0)
 
@@ -141,9 +142,9 @@ def at_end(
   return select(numbers, places.start)
 
 
-def positions(problem: Any, axis: int, start: Any) -> jax.Array:
+def positions(device: Device, axis: int, start: Any) -> jax.Array:
   """The positions of the rows or columns of a tile, [64, 64]."""
-  if problem.interpret:
+  if device.interpret:
     return jax.lax.broadcasted_iota(jnp.int32, TILE, axis) + start
   result = plgpu.ShapeDtypeStruct(TILE, jnp.int32, layout=WGMMA)
 

@@ -22,7 +22,6 @@ from attention.implementations.pallas.hopper.tiles.layout import (
   Axes,
   Output,
 )
-from attention.implementations.pallas.hopper.tiles.matrices import read
 from attention.implementations.pallas.operands import Operand
 
 # The blocks that an H100 computes at once, one in each multiprocessor.
@@ -183,11 +182,11 @@ def _write_sum(
   def add(step, total):
     # The last tile of parts starts earlier if there is no whole one.
     start = jnp.minimum(step * SIDE, ref.shape[1] - SIDE)
-    tile = read(problem.interpret, ref.at[entry, pl.ds(start, SIDE), columns])
+    tile = problem.read(ref.at[entry, pl.ds(start, SIDE), columns])
     is_new = (places + start >= step * SIDE) & (places + start < number)
     return total + jnp.where(is_new, tile, 0.0)
 
-  zeros = problem.cast(jnp.zeros(TILE, jnp.float32), WGMMA)
+  zeros = problem.zeros(TILE)
   total = jax.lax.fori_loop(0, pl.cdiv(number, SIDE), add, zeros)
   place = pl.ds(own.first + column * SIDE, SIDE)
   result[entry, place] = jnp.sum(total, axis=0)
