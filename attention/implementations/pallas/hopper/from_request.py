@@ -1,8 +1,7 @@
 """Which requests the kernels serve, and their functions of pairs."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,7 +30,6 @@ from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   Prediction,
 )
 from attention.implementations.pallas.hopper.terms.score_term import ScoreTerm
-from attention.implementations.pallas.hopper.terms.token_maps import TokenMap
 from attention.implementations.pallas.hopper.tiles.layout import SIDE, TILE
 from attention.implementations.pallas.hopper.traced import bias_by_distance
 from attention.implementations.pallas.hopper.traced.pairs import PairFunction
@@ -46,6 +44,7 @@ from attention.implementations.pallas.operands import (
   Kind,
   Operand,
   Unsupported,
+  aligned_right,
   of_parameter,
 )
 from attention.implementations.pallas.products import kernel_precision
@@ -87,7 +86,8 @@ def make_problem(
   changed, bias, visible = _functions(request, finish, inside.prediction)
   # Besides other sums a block has no memory for those of a bias.
   has_sums = channels is not None or term is not None
-  term = term or ScoreTerm()
+  rank = len(request.leading)
+  term = _with_key_scale(term or ScoreTerm(), tokens[1], rank, interpret)
   problem = Problem(
     leading=request.leading,
     tiles=grid_visibility(request.mask, request.scores_shape[-2:], TILE),
@@ -98,7 +98,6 @@ def make_problem(
     visible=visible,
     term=term,
     prediction=inside.prediction,
-    key_scale=_key_scale(term.own_map("key"), tokens[1], interpret),
     of_bias=None
     if has_sums
     else bias_by_distance.gradient_of(request.bias, bias),
@@ -109,7 +108,7 @@ def make_problem(
     ),
     dropout=of_dropout("dropout", request),
     has_gradients=query.shape[-1] <= _GRADIENT_FEATURES,
-    weight=_weight(score, channels, len(request.leading)),
+    weight=_weight(score, channels, rank),
     is_masked=request.is_masked,
     interpret=interpret,
   )
@@ -143,16 +142,11 @@ def _fitting(problem: Problem, tokens: Sequence[jax.Array]) -> Problem:
   found: dict[str, Any] = {}
 
   def trace(*tokens):
-    # A problem keeps its arrays, and these are tracers. Scales need a kernel.
-    own = dataclasses.replace(problem)
-    if own.key_scale is not None:
-      numbers = jnp.zeros(tokens[1].shape[:-1])
-      own = dataclasses.replace(own, key_scale=lambda: numbers)
-    arrays = calls.Arrays(own.arrays, tokens)
-    if not calls.forward_fits(own, arrays):
+    arrays = calls.Arrays(problem.arrays, tokens)
+    if not calls.forward_fits(problem, arrays):
       raise Unsupported("needs more shared memory than a block can have")
     for names in (problem.bias_numbers, ()):
-      own = dataclasses.replace(own, bias_numbers=names)
+      own = dataclasses.replace(problem, bias_numbers=names)
       fits = own.has_gradients and calls.gradients_fit(own, arrays)
       found.update(bias_numbers=names, has_gradients=fits)
       if fits:
@@ -171,13 +165,17 @@ def _multiplied(request: Request, inside: InKernelMaps) -> list[Any]:
   return [*map(jax.eval_shape, functions, tokens)]
 
 
-def _key_scale(
-  of_key: TokenMap | None, key: jax.Array, interpret: Any
-) -> Callable[[], jax.Array] | None:
-  """The scales of keys, if kernels multiply scores by them."""
+def _with_key_scale(
+  term: ScoreTerm, key: jax.Array, rank: int, interpret: Any
+) -> ScoreTerm:
+  """The term with the scales of keys, if kernels multiply scores by them."""
+  of_key = term.maps.get("key")
   if of_key is None or not of_key.is_scaling:
-    return None
-  return functools.partial(scales.of_keys, of_key, key, interpret)
+    return term
+  numbers = scales.of_keys(of_key, key, interpret)
+  axes = aligned_right(numbers.shape[:-1], rank)
+  operand = Operand(numbers, Kind.ROW, axes)
+  return dataclasses.replace(term, constants={"key scale": operand})
 
 
 def _factor(score: Any, query: jax.Array) -> float:

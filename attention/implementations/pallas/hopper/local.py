@@ -94,7 +94,11 @@ def of_request(request: Request) -> Prediction | None:
   if not _has_kernels(request, operands):
     return None
   return Prediction(
-    score, shares, differentiable=operands, own_numbers=(SHARES,)
+    score,
+    shares,
+    differentiable=operands,
+    unread_by_keys=operands,
+    own_numbers=(SHARES,),
   )
 
 

@@ -6,9 +6,6 @@ from typing import NamedTuple
 from attention.implementations.dot_products import is_dot_product
 from attention.implementations.pallas.hopper import local
 from attention.implementations.pallas.hopper.scores import projections
-from attention.implementations.pallas.hopper.scores.projections import (
-  Projections,
-)
 from attention.implementations.pallas.hopper.terms import (
   by_sinusoids,
   token_maps,
@@ -78,6 +75,6 @@ def _reads_unmapped(request: Request, inside: InKernelMaps) -> bool:
     # With more features a block has no memory for both.
     return request.query.shape[-1] <= SIDE and not has_maps
   if not is_dot_product(score):
-    return isinstance(inside.term, Projections)
+    return inside.term is not None and inside.term.is_projection
   has_maps = has_maps or type(score) not in (Dot, ScaledDot)
   return not has_maps or inside.term is not None

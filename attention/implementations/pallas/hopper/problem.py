@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -27,11 +27,7 @@ from attention.implementations.pallas.hopper.traced.bias_by_distance import (
 )
 from attention.implementations.pallas.hopper.traced.pairs import PairFunction
 from attention.implementations.pallas.normalizers import Sparse
-from attention.implementations.pallas.operands import (
-  Kind,
-  Operand,
-  aligned_right,
-)
+from attention.implementations.pallas.operands import Kind, Operand
 from attention.implementations.pallas.results import Results
 
 # Arrays of wrappers whose gradients are sums over pairs.
@@ -51,7 +47,6 @@ class Problem(Device):
   visible: PairFunction | None
   term: ScoreTerm  # of the score
   prediction: Prediction | None  # of local-p
-  key_scale: Callable[[], jax.Array] | None  # of keys, for blocks of queries
   of_bias: BiasGradient | None  # of values per relative distance
   bias_numbers: Sequence[str]  # other arrays of the bias with gradients
   normalizer: Terms | None  # None for softmax and `Quotient`
@@ -119,12 +114,8 @@ class Problem(Device):
     }
     if isinstance(self.channels, FunctionSum):
       operands |= self.channels.constants
-    if self.key_scale is not None:
-      numbers = self.key_scale()
-      axes = aligned_right(numbers.shape[:-1], len(self.leading))
-      operands["key scale"] = Operand(numbers, Kind.ROW, axes)
     for term in self.terms:
-      operands |= term.operands
+      operands |= {**term.constants, **term.differentiable}
     return operands
 
   @property

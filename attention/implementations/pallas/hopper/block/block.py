@@ -123,7 +123,7 @@ class Block(Memory):
   @property
   def own_map(self) -> Any:
     """The map of own tokens that the kernel computes, or None."""
-    return self.problem.term.own_map(self._name(True))
+    return self.problem.term.maps.get(self._name(True))
 
   def _name(self, of_own: bool) -> str:
     return "key" if of_own == self.are_keys_own else "query"

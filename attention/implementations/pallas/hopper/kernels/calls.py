@@ -28,9 +28,6 @@ from attention.implementations.pallas.hopper.kernels.sparse import (
 from attention.implementations.pallas.hopper.scores.function_sum import (
   FunctionSum,
 )
-from attention.implementations.pallas.hopper.scores.projections import (
-  Projections,
-)
 from attention.implementations.pallas.hopper.tiles import parts
 from attention.implementations.pallas.hopper.tiles.layout import (
   Axes,
@@ -101,7 +98,7 @@ def gradients(
     made |= {name: more[name] for name in group}
   of_tokens = [_tokens_last(made["tokens"], kernel.outputs["tokens"])]
   sums = _sums_of_rows(problem, made, outputs.numbers(problem, "query", names))
-  if "weight" in names and not isinstance(problem.term, Projections):
+  if "weight" in names and not problem.term.is_projection:
     sums["weight"] = _sum_of_weights(problem, made["weight"])
   for name in array_of_pairs.names_of(problem, names):
     operand = problem.differentiable[name]
@@ -144,7 +141,7 @@ def _of_queries(problem: Any, arrays: Arrays, rows, names) -> Kernel:
   operands, (query, key, _) = arrays
   axes = inputs.token_axes(problem, query, key)
   written = {"tokens": outputs.of_tokens(problem, query, axes)}
-  if "weight" in names and not isinstance(problem.term, Projections):
+  if "weight" in names and not problem.term.is_projection:
     written["weight"] = written["tokens"]
   numbers = outputs.numbers(problem, "query", names)
   own_parts, blocks = outputs.of_parts(problem, "query", names)

@@ -44,9 +44,6 @@ from attention.implementations.pallas.hopper.scores.own_tokens import (
   pull_back,
 )
 from attention.implementations.pallas.hopper.scores.projections import (
-  Projections,
-)
-from attention.implementations.pallas.hopper.scores.projections import (
   pull_back as pull_back_projection,
 )
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
@@ -80,7 +77,7 @@ def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
   rotations.add_arrays(block, is_first)
   add_sums(block, is_first)
   predicted = predictions.pull_back(block, is_first)
-  if isinstance(block.problem.term, Projections):
+  if block.problem.term.is_projection:
     pull_back_projection(block, is_first, predicted)
   elif block.own_map is not None:
     pull_back(block, predicted)

@@ -10,9 +10,6 @@ from attention.implementations.blockwise.tiles import with_length
 from attention.implementations.pallas.hopper.scores.function_sum import (
   FunctionSum,
 )
-from attention.implementations.pallas.hopper.scores.projections import (
-  Projections,
-)
 from attention.implementations.pallas.hopper.terms.by_sinusoids import (
   OF_KEYS,
   OF_QUERIES,
@@ -62,14 +59,14 @@ def of_gradients(
 
 def _rename_unmapped(problem: Any, own: str, inputs: dict[str, Input]) -> None:
   """Names own tokens that a kernel maps to another tile."""
-  own_map = problem.term.own_map(own)
+  own_map = problem.term.maps.get(own)
   if own_map is not None and not own_map.is_scaling:
     inputs["unmapped"] = inputs.pop(own)
 
 
 def token_axes(problem: Any, query, key) -> Axes:
   """How kernels read mapped queries and keys."""
-  if problem.channels is None or isinstance(problem.term, Projections):
+  if problem.channels is None or problem.term.is_projection:
     return Axes.TOKENS
   is_staged = (
     isinstance(problem.channels, FunctionSum)

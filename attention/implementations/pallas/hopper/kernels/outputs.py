@@ -61,8 +61,8 @@ def for_keys(problem: Any, query: jax.Array) -> dict[str, Output]:
   lengths = (*problem.leading, query.shape[-2])
   of_rows = Output(jax.ShapeDtypeStruct(lengths, problem.dtype), Axes.ROWS)
   names = MASKED_ROWS if problem.is_masked else ROWS
-  of_terms = (name for each in problem.terms for name in each.for_keys)
-  return dict.fromkeys([*names, *of_terms], of_rows)
+  names = *names, *problem.own_numbers, *problem.term.for_keys
+  return dict.fromkeys(names, of_rows)
 
 
 def numbers(problem: Any, own: str, names: Sequence[str]) -> list[str]:

@@ -87,7 +87,7 @@ class SharedReciprocals(AdditiveSum):
   def prepare(self, block: Block, *, of_own: bool) -> None:
     """Writes exponentials, or features if the tile has a large one."""
     problem, tile = block.problem, block.scratch[of_own]
-    is_projected = isinstance(problem.term, projections.Projections)
+    is_projected = problem.term.is_projection
     if is_projected:
       numbers = projections.features(block, of_own=of_own)
     else:

@@ -123,9 +123,12 @@ def of_request(request: Request) -> Projections | None:
     return None
   if not _has_kernels(request, [*operands.values()]):
     return None
-  maps = {"query": query, "key": key}
   return Projections(
-    maps, bias, differentiable=operands, matrix_tile="projection"
+    {"query": query, "key": key},
+    bias,
+    differentiable=operands,
+    is_projection=True,
+    matrix_tile="projection",
   )
 
 

@@ -1,8 +1,7 @@
 """Which scores are dot products and products with vectors of distances."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -71,31 +70,10 @@ class Distances(ScoreTerm):
   terms: tuple[Term, ...]
   # Of keys relative to queries: a number, or the name of an input.
   shift: int | str
-  numbers: Mapping[str, Operand]
-  ends_of_keys: Callable[[], Mapping[str, Operand]]
 
   def own(self, of_keys: bool) -> list[Term]:
     """The terms of queries, or of keys."""
     return [each for each in self.terms if each.of_keys == of_keys]
-
-  @property
-  def operands(self):
-    """See `ScoreTerm`."""
-    return {**self.numbers, **self.ends_of_keys(), **self.differentiable}
-
-  @property
-  def for_keys(self):
-    """See `ScoreTerm`."""
-    return self._ends(of_keys=False)
-
-  @property
-  def unread_by_keys(self):
-    """See `ScoreTerm`."""
-    return self._ends(of_keys=True)
-
-  def _ends(self, *, of_keys: bool) -> list[str]:
-    """The names of the products with the ends of tables."""
-    return [name for each in self.own(of_keys) for name in each.ends]
 
   def slices(self, own):
     """See `ScoreTerm`."""
@@ -155,8 +133,15 @@ def of_request(request: Request, query: Any, key: Any) -> Distances | None:
   terms = tuple(term for term, _ in found)
   tables = {term.table: table for term, table in found}
   shift, numbers = _shift(request.score)
-  ends = functools.partial(_ends_of_keys, terms, tables, key, rank)
-  return Distances(terms, shift, numbers, ends, differentiable=tables)
+  ends = _ends_of_keys(terms, tables, key, rank)
+  return Distances(
+    terms,
+    shift,
+    differentiable=tables,
+    constants=numbers | ends,
+    unread_by_keys=ends,
+    for_keys=[name for x in terms if not x.of_keys for name in x.ends],
+  )
 
 
 def factor(score: Shaw | Disentangled, query: Any) -> Any:

@@ -7,7 +7,6 @@ sinusoids, which XLA computes and rounds to the tokens' dtype.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -48,12 +47,6 @@ class Sinusoids(ScoreTerm):
   """The arrays of a score."""
 
   features: int  # R, of sinusoids
-  positions: Mapping[str, Operand]  # their sinusoids [n, R]
-
-  @property
-  def operands(self):
-    """See `ScoreTerm`."""
-    return {**self.positions, **self.differentiable}
 
   @property
   def terms(self) -> int:
@@ -104,7 +97,7 @@ def of_request(request: Request) -> Sinusoids | None:
       OF_QUERIES: _table(score, start, lengths[0], request.value.dtype),
       OF_KEYS: _table(score, 0, lengths[1], request.value.dtype),
     }
-  return Sinusoids(features, tables, differentiable=arrays)
+  return Sinusoids(features, differentiable=arrays, constants=tables)
 
 
 def _table(score: TransformerXL, start: Any, length: int, dtype: Any):

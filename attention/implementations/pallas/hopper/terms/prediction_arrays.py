@@ -22,11 +22,6 @@ class Prediction(ScoreTerm):
   # place of the argument that is this array.
   shares: jax.Array
 
-  @property
-  def unread_by_keys(self):
-    """See `ScoreTerm`."""
-    return self.differentiable.keys()
-
   def named(self, function: PairFunction) -> PairFunction:
     """The function of a score, whose argument of shares has its name."""
     names = [

@@ -17,29 +17,22 @@ class ScoreTerm:
   tokens of a block, "query" or "key".
   """
 
-  # The arrays whose gradients kernels compute, by the names of inputs.
+  # Arrays that kernels read, by the names of inputs: those with gradients from
+  # kernels, others, and of both those that the kernel of keys does not read.
   differentiable: Mapping[str, Operand] = dataclasses.field(
     default_factory=dict
   )
-  # Numbers of own queries, which a block computes before it visits keys.
+  constants: Mapping[str, Operand] = dataclasses.field(default_factory=dict)
+  unread_by_keys: Collection[str] = ()
+  # Numbers of queries that the kernel of queries writes for that of keys: those
+  # that a block computes before its visits, and others.
   own_numbers: Sequence[str] = ()
+  for_keys: Sequence[str] = ()
+  # By "query" and "key", the `TokenMap` of a block with these own tokens.
+  maps: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  is_projection: bool = False
   # The tile that has room for the matrix of a prediction.
   matrix_tile: str = "prediction"
-
-  @property
-  def operands(self) -> Mapping[str, Operand]:
-    """The arrays that kernels read."""
-    return self.differentiable
-
-  @property
-  def for_keys(self) -> Sequence[str]:
-    """The numbers that the kernel of queries writes for that of keys."""
-    return self.own_numbers
-
-  @property
-  def unread_by_keys(self) -> Collection[str]:
-    """The operands that the kernel of keys does not read."""
-    return ()
 
   def slices(self, own: str) -> dict[str, Slice]:
     """What the kernel of own tokens adds to gradients of arrays, by name."""
@@ -48,9 +41,6 @@ class ScoreTerm:
       for name, each in self.differentiable.items()
       if own == "query" and each.kind is not Kind.SCALAR
     }
-
-  def own_map(self, own: str) -> Any:
-    """The `TokenMap` of own tokens, or None."""
 
   def tiles(self, inputs: Mapping[str, Input], own: str) -> dict[str, Any]:
     """The tiles of a block besides those of inputs."""

@@ -105,18 +105,6 @@ class TokenMap:
 class TokenMaps(ScoreTerm):
   """The maps that kernels compute, by "query" and "key"."""
 
-  maps: Mapping[str, TokenMap]
-
-  @property
-  def unread_by_keys(self):
-    """See `ScoreTerm`."""
-    of_keys = self.maps["key"].operands if "key" in self.maps else ()
-    return self.differentiable.keys() - of_keys
-
-  def own_map(self, own):
-    """See `ScoreTerm`."""
-    return self.maps.get(own)
-
   def tiles(self, inputs, own):
     """See `ScoreTerm`."""
     if "unmapped" not in inputs:
@@ -144,15 +132,15 @@ class TokenMaps(ScoreTerm):
 
 
 def _of_maps(maps: Mapping[str, TokenMap]) -> TokenMaps:
-  """These maps; only that of queries has arrays of its own."""
-  term = TokenMaps(maps)
+  """These maps; that of keys has no arrays of its own."""
   if (of_queries := maps.get("query")) is None:
-    return term
-  return dataclasses.replace(
-    term,
+    return TokenMaps(maps=maps)
+  return TokenMaps(
+    maps=maps,
     differentiable=of_queries.operands,
+    unread_by_keys=of_queries.operands if of_queries.is_scaling else (),
     own_numbers=("query scale",) if of_queries.is_scaling else (),
-    matrix_tile=next(iter(of_queries.matrices), term.matrix_tile),
+    matrix_tile=next(iter(of_queries.matrices), TokenMaps.matrix_tile),
   )
 
 
