@@ -1,6 +1,7 @@
 """Which requests the kernels serve, and their functions of pairs."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,25 +12,21 @@ from attention.implementations.dot_products import is_dot_product
 from attention.implementations.pallas.hopper.kernels import calls
 from attention.implementations.pallas.hopper.plan import InKernelMaps
 from attention.implementations.pallas.hopper.problem import Problem
-from attention.implementations.pallas.hopper.scores import (
-  normalization,
-)
+from attention.implementations.pallas.hopper.scores import normalization
 from attention.implementations.pallas.hopper.scores.additive import additive_sum
 from attention.implementations.pallas.hopper.scores.channels import ChannelSum
 from attention.implementations.pallas.hopper.scores.function_sum import (
   FunctionSum,
   of_function,
 )
-from attention.implementations.pallas.hopper.terms import (
-  by_distance,
-  scales,
-)
+from attention.implementations.pallas.hopper.terms import by_distance, scales
 from attention.implementations.pallas.hopper.terms.by_distance import Distances
 from attention.implementations.pallas.hopper.terms.by_sinusoids import Sinusoids
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   Prediction,
 )
 from attention.implementations.pallas.hopper.terms.score_term import ScoreTerm
+from attention.implementations.pallas.hopper.terms.token_maps import TokenMap
 from attention.implementations.pallas.hopper.tiles.layout import SIDE, TILE
 from attention.implementations.pallas.hopper.traced import bias_by_distance
 from attention.implementations.pallas.hopper.traced.pairs import PairFunction
@@ -48,9 +45,7 @@ from attention.implementations.pallas.operands import (
   of_parameter,
 )
 from attention.implementations.pallas.products import kernel_precision
-from attention.implementations.pallas.wrapped import (
-  base,
-)
+from attention.implementations.pallas.wrapped import base
 from attention.masks.tile_visibility import grid_visibility
 from attention.masks.types import Below
 from attention.request import Request
@@ -87,7 +82,12 @@ def make_problem(
   # Besides other sums a block has no memory for those of a bias.
   has_sums = channels is not None or term is not None
   rank = len(request.leading)
-  term = _with_key_scale(term or ScoreTerm(), tokens[1], rank, interpret)
+  term = term or ScoreTerm()
+  of_key, key_scale = term.maps.get("key"), None
+  if of_key is not None and of_key.is_scaling:
+    key_scale = functools.partial(
+      _key_scale, of_key, tokens[1], rank, interpret
+    )
   problem = Problem(
     leading=request.leading,
     tiles=grid_visibility(request.mask, request.scores_shape[-2:], TILE),
@@ -98,6 +98,7 @@ def make_problem(
     visible=visible,
     term=term,
     prediction=inside.prediction,
+    key_scale=key_scale,
     of_bias=None
     if has_sums
     else bias_by_distance.gradient_of(request.bias, bias),
@@ -142,11 +143,16 @@ def _fitting(problem: Problem, tokens: Sequence[jax.Array]) -> Problem:
   found: dict[str, Any] = {}
 
   def trace(*tokens):
-    arrays = calls.Arrays(problem.arrays, tokens)
-    if not calls.forward_fits(problem, arrays):
+    # A problem keeps its arrays, and these are tracers. Scales need a kernel.
+    own = dataclasses.replace(problem)
+    if own.key_scale is not None:
+      numbers = Operand(jnp.zeros(tokens[1].shape[-2:-1]), Kind.ROW, ())
+      own = dataclasses.replace(own, key_scale=lambda: numbers)
+    arrays = calls.Arrays(own.arrays, tokens)
+    if not calls.forward_fits(own, arrays):
       raise Unsupported("needs more shared memory than a block can have")
     for names in (problem.bias_numbers, ()):
-      own = dataclasses.replace(problem, bias_numbers=names)
+      own = dataclasses.replace(own, bias_numbers=names)
       fits = own.has_gradients and calls.gradients_fit(own, arrays)
       found.update(bias_numbers=names, has_gradients=fits)
       if fits:
@@ -165,17 +171,12 @@ def _multiplied(request: Request, inside: InKernelMaps) -> list[Any]:
   return [*map(jax.eval_shape, functions, tokens)]
 
 
-def _with_key_scale(
-  term: ScoreTerm, key: jax.Array, rank: int, interpret: Any
-) -> ScoreTerm:
-  """The term with the scales of keys, if kernels multiply scores by them."""
-  of_key = term.maps.get("key")
-  if of_key is None or not of_key.is_scaling:
-    return term
+def _key_scale(
+  of_key: TokenMap, key: jax.Array, rank: int, interpret: Any
+) -> Operand:
+  """The scales of keys, by which kernels multiply scores."""
   numbers = scales.of_keys(of_key, key, interpret)
-  axes = aligned_right(numbers.shape[:-1], rank)
-  operand = Operand(numbers, Kind.ROW, axes)
-  return dataclasses.replace(term, constants={"key scale": operand})
+  return Operand(numbers, Kind.ROW, aligned_right(numbers.shape[:-1], rank))
 
 
 def _factor(score: Any, query: jax.Array) -> float:

@@ -26,9 +26,7 @@ from attention.implementations.pallas.hopper.terms.prediction_arrays import (
 from attention.implementations.pallas.hopper.tiles import matrices
 from attention.implementations.pallas.hopper.tiles.layout import SIDE
 from attention.implementations.pallas.operands import Operand, of_parameter
-from attention.implementations.pallas.wrapped import (
-  wrappers,
-)
+from attention.implementations.pallas.wrapped import wrappers
 from attention.request import Request
 from attention.scores.base import Wrapper
 from attention.scores.classical import Dot

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -47,6 +47,7 @@ class Problem(Device):
   visible: PairFunction | None
   term: ScoreTerm  # of the score
   prediction: Prediction | None  # of local-p
+  key_scale: Callable[[], Operand] | None  # of keys, for blocks of queries
   of_bias: BiasGradient | None  # of values per relative distance
   bias_numbers: Sequence[str]  # other arrays of the bias with gradients
   normalizer: Terms | None  # None for softmax and `Quotient`
@@ -114,6 +115,8 @@ class Problem(Device):
     }
     if isinstance(self.channels, FunctionSum):
       operands |= self.channels.constants
+    if self.key_scale is not None:
+      operands["key scale"] = self.key_scale()
     for term in self.terms:
       operands |= {**term.constants, **term.differentiable}
     return operands

@@ -48,13 +48,18 @@ class Block(Memory):
   problem: Any
   row: jax.Array  # of tiles
   entry: jax.Array  # of the leading axes
-  are_keys_own: bool
+  own: str
   bounds: Any  # for each row of tiles, its first visit and their end
   inputs: Mapping[str, Input]  # with references to the device's memory
   direct: Mapping[str, Any]  # references to results without a tile of their own
   num_blocks: int  # of an entry of the leading axes
   part: jax.Array  # of the entries that share an array, see `BatchSplit`
   is_first_entry: Any  # of those that the block computes
+
+  @property
+  def are_keys_own(self) -> bool:
+    """Whether own tokens are keys."""
+    return self.own == "key"
 
   def of_array(self, ref: Any, axes: Axes, start: Any) -> Any:
     """The tokens from `start` on, of this entry of the leading axes."""

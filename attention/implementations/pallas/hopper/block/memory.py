@@ -21,7 +21,7 @@ from attention.implementations.pallas.hopper.tiles.layout import (
   TILE,
   Axes,
   Input,
-  Output,
+  Kernel,
   parts_of_copy,
   swizzled,
   tile_memory,
@@ -69,24 +69,16 @@ class Memory:
     return Memory(**jax.tree.map(of_ref, vars(self), is_leaf=is_ref))
 
 
-def of_block(
-  problem: Any,
-  inputs: Mapping[str, Input],
-  outputs: Mapping[str, Output],
-  over: Mapping[str, str],
-  *,
-  are_keys_own: bool,
-  of_gradients: bool,
-) -> Memory:
+def of_block(problem: Any, kernel: Kernel) -> Memory:
   """The memory of a block, without results that are written over tiles."""
+  inputs, _, own, of_gradients, *_ = kernel
   loaded = {name: each for name, each in inputs.items() if each.axes.is_tile}
   tiles = {
     name: tile_memory(each.array, each.axes) for name, each in loaded.items()
   }
-  own = "key" if are_keys_own else "query"
-  tiles |= problem.term.tiles(inputs, own)
+  tiles |= problem.term.tiles(kernel)
   numbers = plgpu.SMEM((SIDE,), jnp.float32)
-  names = [] if are_keys_own else problem.own_numbers
+  names = problem.own_numbers if own == "query" else []
   own_numbers = dict.fromkeys(names, numbers)
   if SHARES in own_numbers:
     shape = inputs[MATRIX].array.shape[-2], SIDE
@@ -94,34 +86,33 @@ def of_block(
     tiles.setdefault(problem.term.matrix_tile, matrix)
   has_products = of_gradients and problem.changed is not None
   has_scores = of_gradients and problem.keeps_scores
-  keeps_factors = are_keys_own and problem.dropout is not None
+  keeps_factors = own == "key" and problem.dropout is not None
+  over = _shared(problem, kernel, tiles)
   results = {
     name: tile_memory(each.shape, each.axes)
-    for name, each in outputs.items()
+    for name, each in kernel.outputs.items()
     if not each.axes.is_direct and name not in over
   }
-  unused = _unused(problem, tiles, results | _shared(over, tiles), own)
+  unused = _unused(problem, tiles, results | over, own)
 
   def tables(**options):
-    number = problem.term.num_tables(of_gradients=of_gradients, **options)
+    number = problem.term.num_tables(kernel, **options)
     return [tiles["query"]] * (number - len(unused))
 
   memory = Memory(
     tiles,
     results,
-    factors=_factors(inputs, are_keys_own, of_gradients),
+    factors=_factors(kernel),
     products=kept_tiles.memory() if has_products else None,
     scores=kept_tiles.memory() if has_scores else None,
     dropout_factors=kept_tiles.memory() if keeps_factors else None,
-    barriers=_barriers(loaded.values(), are_keys_own=are_keys_own),
+    barriers=_barriers(loaded.values(), own),
     staging=_staging(inputs.get("query")),
     scratch=() if problem.channels is None else problem.channels.scratch(),
-    of_term=problem.term.memory(
-      inputs, outputs, own, of_gradients=of_gradients
-    ),
+    of_term=problem.term.memory(kernel),
     tables=tables(),
     of_bias=problem.of_bias.memory()
-    if problem.of_bias is not None and problem.of_bias.name in outputs
+    if problem.of_bias is not None and problem.of_bias.name in kernel.outputs
     else None,
     flags=numbers if of_gradients else None,
     own_numbers=own_numbers,
@@ -135,27 +126,26 @@ def of_block(
   return memory
 
 
-def _barriers(loaded: Iterable[Input], *, are_keys_own: bool) -> list[Any]:
+def _barriers(loaded: Iterable[Input], own: str) -> list[Any]:
   """Those of the copies of other tokens, and of own and shared arrays."""
   copies = [
     len(parts_of_copy(each.array, each.axes)) * [each.of_keys]
     for each in loaded
   ]
   of_keys = [*itertools.chain(*copies)]
-  others = sum(each is (not are_keys_own) for each in of_keys)
+  others = sum(each is (own == "query") for each in of_keys)
   counts = others, len(of_keys) - others
   return [plgpu.Barrier(num_arrivals=count) for count in counts]
 
 
-def _factors(
-  inputs: Mapping[str, Input], are_keys_own: bool, of_gradients: bool
-) -> list[Any]:
+def _factors(kernel: Kernel) -> list[Any]:
   """Tiles of gradients of scores, and of weights, as factors of products."""
-  value = inputs["value"].array
+  value = kernel.inputs["value"].array
   of_weights = swizzled(TILE, value.dtype, like=value.shape[-1])
-  if not of_gradients:
+  if not kernel.of_gradients:
     return [of_weights]
-  other = inputs["query" if are_keys_own else "key"]
+  are_keys_own = kernel.own == "key"
+  other = kernel.inputs["query" if are_keys_own else "key"]
   # Only tiles of tokens are multiplied.
   features = other.array.shape[-1] if other.axes is Axes.TOKENS else SIDE
   of_scores = swizzled(TILE, value.dtype, like=features)
@@ -173,12 +163,11 @@ def fits(memory: Memory) -> bool:
   return sum(size(each) for each in refs if hasattr(each, "dtype")) < _LARGEST
 
 
-def with_shared(
-  problem: Any, memory: Memory, over: Mapping[str, str], own: str
-) -> Memory:
+def with_shared(problem: Any, kernel: Kernel, memory: Memory) -> Memory:
   """The memory with the results and tables that are written over tiles."""
-  results = {**memory.results, **_shared(over, memory.tiles)}
-  tables = [*_unused(problem, memory.tiles, results, own), *memory.tables]
+  tiles = memory.tiles
+  results = {**memory.results, **_shared(problem, kernel, tiles)}
+  tables = [*_unused(problem, tiles, results, kernel.own), *memory.tables]
   return dataclasses.replace(memory, results=results, tables=tables)
 
 
@@ -195,27 +184,16 @@ def _unused(
 
 
 def _shared(
-  over: Mapping[str, str], tiles: Mapping[str, Any]
+  problem: Any, kernel: Kernel, tiles: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """The results that are written over tiles."""
-  return {name: tiles[tile] for name, tile in over.items()}
-
-
-def written_over(
-  problem: Any,
-  inputs: Mapping[str, Input],
-  outputs: Mapping[str, Output],
-  *,
-  are_keys_own: bool,
-) -> dict[str, str]:
-  """The result that is written over a tile that no longer is read, by name."""
-  tiles = problem.term.written_over(inputs, "key" if are_keys_own else "query")
-  if not tiles:
+  """The results that are written over tiles that no longer are read."""
+  places, outputs = problem.term.written_over(kernel), kernel.outputs
+  if not places:
     return {}
-  tokens = inputs[next(iter(tiles.values()))].array
+  tokens = kernel.inputs[next(iter(places.values()))].array
   return {
-    name: tile
-    for name, tile in tiles.items()
+    name: tiles[place]
+    for name, place in places.items()
     if name in outputs
     and outputs[name].axes is Axes.TOKENS
     and outputs[name].shape.dtype == tokens.dtype

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention.implementations.pallas.hopper.block import memory
 from attention.implementations.pallas.hopper.kernels import (
   array_of_pairs,
   gradient,
@@ -18,10 +19,7 @@ from attention.implementations.pallas.hopper.kernels.forward import (
   block_of_queries,
   online_softmax,
 )
-from attention.implementations.pallas.hopper.kernels.launch import (
-  Kernel,
-  launch,
-)
+from attention.implementations.pallas.hopper.kernels.launch import launch
 from attention.implementations.pallas.hopper.kernels.sparse import (
   sparse_context,
 )
@@ -31,6 +29,7 @@ from attention.implementations.pallas.hopper.scores.function_sum import (
 from attention.implementations.pallas.hopper.tiles import parts
 from attention.implementations.pallas.hopper.tiles.layout import (
   Axes,
+  Kernel,
   Output,
 )
 from attention.implementations.pallas.hopper.tiles.parts import Parts
@@ -91,10 +90,12 @@ def gradients(
   query, *_ = arrays.tokens
   _, *others = array_of_pairs.groups(problem, names)
   first = [name for name in names if name not in itertools.chain(*others)]
-  kernel = _of_queries(problem, arrays, rows, first)
+  kernel = _of_gradients(problem, "query", arrays, rows, first)
   made = _run(problem, kernel, first)
   for group in others:
-    more = _run(problem, _of_queries(problem, arrays, rows, group), group)
+    more = _run(
+      problem, _of_gradients(problem, "query", arrays, rows, group), group
+    )
     made |= {name: more[name] for name in group}
   of_tokens = [_tokens_last(made["tokens"], kernel.outputs["tokens"])]
   sums = _sums_of_rows(problem, made, outputs.numbers(problem, "query", names))
@@ -113,7 +114,7 @@ def gradients(
   if of_keys or not by_keys.isdisjoint(names):
     for_keys = {n: made[n] for n in outputs.for_keys(problem, query)}
     for_keys["cotangent"] = rows["cotangent"]
-    kernel = _of_keys(problem, arrays, for_keys, names)
+    kernel = _of_gradients(problem, "key", arrays, for_keys, names)
     made = _run(problem, kernel, names)
     sums |= _sums_of_rows(problem, made, outputs.numbers(problem, "key", names))
     own_parts += _parts(problem, "key", made)
@@ -130,49 +131,38 @@ def _run(
   problem: Any, kernel: Kernel, names: Sequence[str]
 ) -> dict[str, jax.Array]:
   """The outputs of a kernel of gradients, by name."""
-  own = "key" if kernel.are_keys_own else "query"
-  wanted = outputs.numbers(problem, own, names)
+  wanted = outputs.numbers(problem, kernel.own, names)
   compute = functools.partial(gradient.gradients, wanted=wanted)
   return launch(problem, kernel, compute)
 
 
-def _of_queries(problem: Any, arrays: Arrays, rows, names) -> Kernel:
-  """The kernel of queries."""
-  operands, (query, key, _) = arrays
-  axes = inputs.token_axes(problem, query, key)
-  written = {"tokens": outputs.of_tokens(problem, query, axes)}
-  if "weight" in names and not problem.term.is_projection:
-    written["weight"] = written["tokens"]
-  numbers = outputs.numbers(problem, "query", names)
-  own_parts, blocks = outputs.of_parts(problem, "query", names)
-  written |= outputs.of_numbers(problem, numbers) | own_parts
-  of_pairs = array_of_pairs.names_of(problem, names)
-  entries = array_of_pairs.entries(problem, of_pairs)
-  written |= array_of_pairs.outputs(problem, of_pairs, entries)
-  return Kernel(
-    inputs.of_gradients(problem, "query", operands, arrays.tokens, rows),
-    written | outputs.for_keys(problem, query),
-    of_gradients=True,
-    blocks=blocks,
-    entries=entries,
-  )
-
-
-def _of_keys(problem: Any, arrays: Arrays, rows, names) -> Kernel:
-  """The kernel of keys."""
+def _of_gradients(
+  problem: Any, own: str, arrays: Arrays, rows, names: Sequence[str]
+) -> Kernel:
+  """The kernel of the gradients of own tokens, and of arrays."""
   operands, (query, key, value) = arrays
   axes = inputs.token_axes(problem, query, key)
-  entries = outputs.entries(problem, key)
-  written = {
-    "tokens": outputs.of_tokens(problem, key, axes, entries),
-    "value": outputs.of_tokens(problem, value, Axes.TOKENS, entries),
-  }
-  numbers = outputs.numbers(problem, "key", names)
-  own_parts, blocks = outputs.of_parts(problem, "key", names)
+  numbers = outputs.numbers(problem, own, names)
+  own_parts, blocks = outputs.of_parts(problem, own, names)
+  of_sums = outputs.of_numbers(problem, numbers) | own_parts
+  if own == "query":
+    written = {"tokens": outputs.of_tokens(problem, query, axes)}
+    if "weight" in names and not problem.term.is_projection:
+      written["weight"] = written["tokens"]
+    of_pairs = array_of_pairs.names_of(problem, names)
+    entries = array_of_pairs.entries(problem, of_pairs)
+    of_sums |= array_of_pairs.outputs(problem, of_pairs, entries)
+    of_sums |= outputs.for_keys(problem, query)
+  else:
+    entries = outputs.entries(problem, key)
+    written = {
+      "tokens": outputs.of_tokens(problem, key, axes, entries),
+      "value": outputs.of_tokens(problem, value, Axes.TOKENS, entries),
+    }
   return Kernel(
-    inputs.of_gradients(problem, "key", operands, arrays.tokens, rows),
-    written | outputs.of_numbers(problem, numbers) | own_parts,
-    are_keys_own=True,
+    inputs.of_gradients(problem, own, operands, arrays.tokens, rows),
+    written | of_sums,
+    own=own,
     of_gradients=True,
     blocks=blocks,
     entries=entries,
@@ -181,7 +171,7 @@ def _of_keys(problem: Any, arrays: Arrays, rows, names) -> Kernel:
 
 def forward_fits(problem: Any, arrays: Arrays) -> bool:
   """Whether a block of the forward kernel has enough shared memory."""
-  return _of_context(problem, arrays, for_gradients=True).fits(problem)
+  return _fits(problem, _of_context(problem, arrays, for_gradients=True))
 
 
 def gradients_fit(problem: Any, arrays: Arrays) -> bool:
@@ -195,9 +185,13 @@ def gradients_fit(problem: Any, arrays: Arrays) -> bool:
   for_keys["cotangent"] = tokens
   names = [*problem.differentiable]
   return all(
-    kernel(problem, arrays, own, names).fits(problem)
-    for kernel, own in ((_of_queries, rows), (_of_keys, for_keys))
+    _fits(problem, _of_gradients(problem, own, arrays, each, names))
+    for own, each in (("query", rows), ("key", for_keys))
   )
+
+
+def _fits(problem: Any, kernel: Kernel) -> bool:
+  return memory.fits(memory.of_block(problem, kernel))
 
 
 def _parts(

@@ -49,10 +49,7 @@ from attention.implementations.pallas.hopper.scores.projections import (
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   SHARES,
 )
-from attention.implementations.pallas.hopper.tiles.layout import (
-  BY_ROW,
-  across,
-)
+from attention.implementations.pallas.hopper.tiles.layout import BY_ROW, across
 from attention.implementations.pallas.hopper.traced.bias_by_distance import (
   add_sums,
 )

@@ -30,10 +30,7 @@ from attention.implementations.pallas.hopper.scores.tile import (
   TileScores,
   tile_scores,
 )
-from attention.implementations.pallas.hopper.tiles.layout import (
-  TILE,
-  across,
-)
+from attention.implementations.pallas.hopper.tiles.layout import TILE, across
 from attention.implementations.pallas.normalizers import MOST_STEPS, STEP
 
 # The kinds of rounds, in order.

@@ -33,10 +33,7 @@ from attention.implementations.pallas.hopper.tiles.layout import (
 from attention.implementations.pallas.hopper.tiles.parts import Slice
 from attention.implementations.pallas.operands import Operand, of_parameter
 from attention.implementations.pallas.products import kernel_precision
-from attention.implementations.pallas.wrapped import (
-  base,
-  wrappers,
-)
+from attention.implementations.pallas.wrapped import base, wrappers
 from attention.request import Request
 from attention.scores.classical import Additive, Concat
 
@@ -78,23 +75,25 @@ class Projections(ScoreTerm):
         found[self.bias] = vector
     return found
 
-  def tiles(self, inputs, own):
+  def tiles(self, kernel):
     """See `ScoreTerm`."""
-    arrays = [inputs[name].array for name in ("query", "key")]
+    arrays = [kernel.inputs[name].array for name in ("query", "key")]
     features = max(each.shape[-1] for each in arrays)
     return {"projection": swizzled((features, _CHANNELS), arrays[0].dtype)}
 
-  def written_over(self, inputs, own):
+  def written_over(self, kernel):
     """See `ScoreTerm`."""
-    return {"context": own, "tokens": own}
+    return dict.fromkeys(["context", "tokens"], kernel.own)
 
-  def memory(self, inputs, outputs, own, *, of_gradients):
+  def memory(self, kernel):
     """See `ScoreTerm`: gradients of channels."""
-    if not of_gradients:
+    if not kernel.of_gradients:
       return {}
     of_channels = plgpu.SMEM((_CHANNELS, SIDE), jnp.float32)
-    mapped = swizzled((SIDE, _CHANNELS), inputs[own].array.dtype)
-    sums = {name: of_channels for name in CHANNEL_SUMS if name in outputs}
+    mapped = swizzled((SIDE, _CHANNELS), kernel.inputs[kernel.own].array.dtype)
+    sums = {
+      name: of_channels for name in CHANNEL_SUMS if name in kernel.outputs
+    }
     return {"mapped": mapped, **sums}
 
 

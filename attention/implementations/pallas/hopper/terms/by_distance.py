@@ -20,10 +20,7 @@ from attention.implementations.pallas.operands import (
   aligned_right,
   of_parameter,
 )
-from attention.implementations.pallas.wrapped import (
-  base,
-  offset_of_keys,
-)
+from attention.implementations.pallas.wrapped import base, offset_of_keys
 from attention.request import Request
 from attention.scores.relative import Disentangled, Shaw
 
@@ -82,25 +79,25 @@ class Distances(ScoreTerm):
       for each in self.own(own == "key")
     }
 
-  def memory(self, inputs, outputs, own, *, of_gradients):
+  def memory(self, kernel):
     """See `ScoreTerm`: products of tokens and vectors, and their gradients."""
 
     def lines(number):
       return plgpu.SMEM((1, number, LINE), jnp.float32)
 
-    gradients = self.own(own == "key") if of_gradients else []
+    gradients = self.own(kernel.own == "key") if kernel.of_gradients else []
     return {
       "products": {each.table: lines(each.rows) for each in self.terms},
       "gradients": {each.table: lines(each.padded) for each in gradients},
     }
 
-  def num_tables(self, *, of_gradients, is_scarce=False):
+  def num_tables(self, kernel, *, is_scarce=False):
     """See `ScoreTerm`: 64 vectors, and the remainders of their rounding.
 
     Where memory is scarce, remainders are loaded after what they remain of.
     """
     sizes = {x.array.dtype.itemsize for x in self.differentiable.values()}
-    return 2 if of_gradients and sizes != {2} and not is_scarce else 1
+    return 2 if kernel.of_gradients and sizes != {2} and not is_scarce else 1
 
   def unused(self, tiles, results, own):
     """See `ScoreTerm`."""

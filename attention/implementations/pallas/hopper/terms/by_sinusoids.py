@@ -23,10 +23,7 @@ from attention.implementations.pallas.operands import (
   of_parameter,
 )
 from attention.implementations.pallas.products import kernel_precision
-from attention.implementations.pallas.wrapped import (
-  base,
-  offset_of_keys,
-)
+from attention.implementations.pallas.wrapped import base, offset_of_keys
 from attention.request import Request
 from attention.scores.sinusoidal import TransformerXL
 
@@ -53,7 +50,7 @@ class Sinusoids(ScoreTerm):
     """The terms of W, which has the tokens' dtype or is the sum of two."""
     return 1 if self.differentiable[WEIGHT].array.dtype.itemsize == 2 else 2
 
-  def memory(self, inputs, outputs, own, *, of_gradients):
+  def memory(self, kernel):
     """See `ScoreTerm`: the product W v, and the gradients of u and v."""
     vector = plgpu.SMEM(self.differentiable[CONTENT_BIAS].core, jnp.float32)
     return {
@@ -61,7 +58,7 @@ class Sinusoids(ScoreTerm):
       "of biases": [vector, vector],
     }
 
-  def num_tables(self, *, of_gradients, is_scarce=False):
+  def num_tables(self, kernel, *, is_scarce=False):
     """See `ScoreTerm`: the terms of W."""
     return self.terms * self.features // SIDE
 

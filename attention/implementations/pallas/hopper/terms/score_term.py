@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from attention.implementations.pallas.hopper.tiles.layout import Input
+from attention.implementations.pallas.hopper.tiles.layout import Kernel
 from attention.implementations.pallas.hopper.tiles.parts import Slice
 from attention.implementations.pallas.operands import Kind, Operand
 
@@ -42,29 +42,20 @@ class ScoreTerm:
       if own == "query" and each.kind is not Kind.SCALAR
     }
 
-  def tiles(self, inputs: Mapping[str, Input], own: str) -> dict[str, Any]:
+  def tiles(self, kernel: Kernel) -> dict[str, Any]:
     """The tiles of a block besides those of inputs."""
     return {}
 
-  def written_over(
-    self, inputs: Mapping[str, Input], own: str
-  ) -> dict[str, str]:
+  def written_over(self, kernel: Kernel) -> dict[str, str]:
     """By the names of results, the tiles that are read before these exist."""
-    is_read = own == "query" and "context" in inputs
+    is_read = kernel.own == "query" and "context" in kernel.inputs
     return {"tokens": "context"} if is_read else {}
 
-  def memory(
-    self,
-    inputs: Mapping[str, Input],
-    outputs: Collection[str],
-    own: str,
-    *,
-    of_gradients: bool,
-  ) -> dict[str, Any]:
+  def memory(self, kernel: Kernel) -> dict[str, Any]:
     """Other shared memory of a block."""
     return {}
 
-  def num_tables(self, *, of_gradients: bool, is_scarce: bool = False) -> int:
+  def num_tables(self, kernel: Kernel, *, is_scarce: bool = False) -> int:
     """The tiles [64, D] for parts of matrices; fewer if memory `is_scarce`."""
     return 0
 

@@ -105,29 +105,29 @@ class TokenMap:
 class TokenMaps(ScoreTerm):
   """The maps that kernels compute, by "query" and "key"."""
 
-  def tiles(self, inputs, own):
+  def tiles(self, kernel):
     """See `ScoreTerm`."""
-    if "unmapped" not in inputs:
+    if "unmapped" not in kernel.inputs:
       return {}
-    tokens = tile_memory(*inputs["unmapped"][:2])
-    return {own: tokens, "remainder": tokens} | {
-      name: swizzled(inputs[name].array.shape[-2:], tokens.dtype)
-      for name in self.maps[own].matrices
+    tokens = tile_memory(*kernel.inputs["unmapped"][:2])
+    return {kernel.own: tokens, "remainder": tokens} | {
+      name: swizzled(kernel.inputs[name].array.shape[-2:], tokens.dtype)
+      for name in self.maps[kernel.own].matrices
     }
 
-  def written_over(self, inputs, own):
+  def written_over(self, kernel):
     """See `ScoreTerm`."""
-    if "unmapped" not in inputs:
-      return super().written_over(inputs, own)
+    if "unmapped" not in kernel.inputs:
+      return super().written_over(kernel)
     return {"context": "unmapped", "tokens": "remainder"}
 
-  def memory(self, inputs, outputs, own, *, of_gradients):
+  def memory(self, kernel):
     """See `ScoreTerm`: the gradients of mapped tokens."""
-    if own not in self.maps or not of_gradients:
+    if kernel.own not in self.maps or not kernel.of_gradients:
       return {}
-    if "unmapped" in inputs:
-      return {"mapped": tile_memory(*inputs["unmapped"][:2])}
-    features = inputs[own].array.shape[-1]
+    if "unmapped" in kernel.inputs:
+      return {"mapped": tile_memory(*kernel.inputs["unmapped"][:2])}
+    features = kernel.inputs[kernel.own].array.shape[-1]
     return {"mapped": swizzled((SIDE, features), jnp.float32)}
 
 
