@@ -3,10 +3,8 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from attention.implementations.pallas.hopper.kernels import calls
@@ -58,7 +56,6 @@ class Problem(Device):
   # Whether keys may be hidden. NaN in a hidden token then changes nothing, and
   # the rows that attend to NaN become NaN, without derivatives.
   is_masked: bool
-  dtype: ClassVar[Any] = jnp.float32
 
   @property
   def differentiable(self) -> dict[str, Operand]:

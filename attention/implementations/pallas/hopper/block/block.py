@@ -55,6 +55,7 @@ class Block(Memory):
   num_blocks: int  # of an entry of the leading axes
   part: jax.Array  # of the entries that share an array, see `BatchSplit`
   is_first_entry: Any  # of those that the block computes
+  is_first: Any  # of the rows that the block computes
 
   @property
   def are_keys_own(self) -> bool:

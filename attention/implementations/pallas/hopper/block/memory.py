@@ -71,7 +71,7 @@ class Memory:
 
 def of_block(problem: Any, kernel: Kernel) -> Memory:
   """The memory of a block, without results that are written over tiles."""
-  inputs, _, own, of_gradients, *_ = kernel
+  inputs, own, of_gradients = kernel.inputs, kernel.own, kernel.of_gradients
   loaded = {name: each for name, each in inputs.items() if each.axes.is_tile}
   tiles = {
     name: tile_memory(each.array, each.axes) for name, each in loaded.items()

@@ -62,7 +62,7 @@ def outputs(
 
   def output(operand):
     sizes = _sizes(problem, operand)
-    dtype = problem.dtype
+    dtype = jnp.dtype(jnp.float32)
     if entries.of_block == 1 and entries.parts == 1:
       dtype = operand.array.dtype
     shape = (entries.parts, *sizes, *problem.padded_lengths)

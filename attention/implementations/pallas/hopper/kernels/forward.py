@@ -41,13 +41,12 @@ from attention.implementations.pallas.hopper.tiles.layout import (
 )
 
 
-def block_of_queries(block: Block, is_first: Any, *, compute: Callable) -> None:
+def block_of_queries(block: Block, *, compute: Callable) -> None:
   """Computes the context and the statistics of the queries.
 
   compute(block, flag_refs, is_second) writes results, and returns 1 for queries
   whose sums are not finite.
   """
-  del is_first
   map_own(block)
   predict_own(block)
   distances.prepare_own(block)

@@ -55,7 +55,7 @@ from attention.implementations.pallas.hopper.traced.bias_by_distance import (
 )
 
 
-def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
+def gradients(block: Block, wanted: Sequence[str] = ()) -> None:
   """Computes the gradients of own tokens, from all visible tiles.
 
   Those of the numbers that are `wanted` are summed over a block when written.
@@ -70,15 +70,15 @@ def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
     block.problem, compute, always_masked=bool(array_of_pairs.of_block(block))
   )
   block = block.with_new_addresses()
-  distances.add_tables(block, is_first)
-  rotations.add_arrays(block, is_first)
-  add_sums(block, is_first)
-  predicted = predictions.pull_back(block, is_first)
+  distances.add_tables(block)
+  rotations.add_arrays(block)
+  add_sums(block)
+  predicted = predictions.pull_back(block)
   if block.problem.term.is_projection:
-    pull_back_projection(block, is_first, predicted)
+    pull_back_projection(block, predicted)
   elif block.own_map is not None:
     pull_back(block, predicted)
-    add_matrices(block, is_first)
+    add_matrices(block)
   elif predicted is not None:
     result = block.results["tokens"]
     total = block.problem.read(result) + predicted

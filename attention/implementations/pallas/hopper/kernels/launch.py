@@ -13,9 +13,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from attention.implementations.pallas.hopper.block import memory
 from attention.implementations.pallas.hopper.block.block import Block
 from attention.implementations.pallas.hopper.block.memory import Memory
-from attention.implementations.pallas.hopper.block.shared_tokens import (
-  BatchSplit,
-)
 from attention.implementations.pallas.hopper.tiles import matrices
 from attention.implementations.pallas.hopper.tiles.layout import (
   BY_ROW,
@@ -71,12 +68,11 @@ def _references(
 
 
 def launch(
-  problem: Any, kernel: Kernel, compute: Callable[[Block, Any], None]
+  problem: Any, kernel: Kernel, compute: Callable[[Block], None]
 ) -> dict[str, jax.Array]:
-  """The outputs: compute(block, is_first) for each row and leading entry."""
+  """The outputs: compute(block) for each row and leading entry."""
   visible = problem.tiles.T if kernel.own == "key" else problem.tiles
-  blocks = len(visible) if kernel.blocks is None else kernel.blocks
-  entries = kernel.entries or BatchSplit(problem.leading)
+  blocks, entries = kernel.blocks, kernel.entries
 
   def run(bounds, *refs):
     inputs, written, direct = _references(kernel, refs)
@@ -93,12 +89,13 @@ def launch(
         num_blocks=blocks,
         part=entries.part(own),
         is_first_entry=number == 0,
+        is_first=is_first,
         row=row,
         entry=entries.entry(own, number),
         **vars(block_memory),
       ).with_new_addresses()
       block.load(True, block.row * SIDE)
-      compute(block, is_first)
+      compute(block)
       block = block.with_new_addresses()
       _write(block, written, kernel.outputs)
 

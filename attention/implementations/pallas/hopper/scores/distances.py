@@ -175,7 +175,7 @@ def add_tokens(block: Block, sums: Any) -> None:
     )
 
 
-def add_tables(block: Block, is_first: Any) -> None:
+def add_tables(block: Block) -> None:
   """Adds the gradients of tables to the block's parts."""
   tokens = block.tokens(True)
   if block.problem.is_masked and _terms(block, of_own=True):
@@ -185,7 +185,7 @@ def add_tables(block: Block, is_first: Any) -> None:
       _write_factor(block, term, first, block.problem.factor)
       part = parts.own_part(block, term.table).at[pl.ds(first, SIDE)]
       matrices.add_outer_products(
-        block.problem, part, block.factors[0], tokens, is_first
+        block.problem, part, block.factors[0], tokens, block.is_first
       )
 
 

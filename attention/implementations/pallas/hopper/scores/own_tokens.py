@@ -63,7 +63,7 @@ def pull_back(block: Block, others: jax.Array | None) -> None:
       block.results[name][...] = part
 
 
-def add_matrices(block: Block, is_first: Any) -> None:
+def add_matrices(block: Block) -> None:
   """Adds the gradients of the map's matrices to the block's parts."""
   own = block.own_map.matrices
   if not any(name in block.direct for name in own):
@@ -77,7 +77,9 @@ def add_matrices(block: Block, is_first: Any) -> None:
       right[...] = each.right.astype(right.dtype)
       plgpu.commit_smem()
       part = parts.own_part(block, name)
-      matrices.add_outer_products(block.problem, part, left, right, is_first)
+      matrices.add_outer_products(
+        block.problem, part, left, right, block.is_first
+      )
 
 
 def _call(block: Block, function: RowFunction, *tiles: jax.Array) -> list[Any]:

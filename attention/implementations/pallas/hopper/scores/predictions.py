@@ -51,7 +51,7 @@ def predict_own(block: Block) -> None:
   plgpu.commit_smem()
 
 
-def pull_back(block: Block, is_first: Any) -> jax.Array | None:
+def pull_back(block: Block) -> jax.Array | None:
   """The gradients of own queries by their predictions, [64, D].
 
   Adds to those of the arrays. None if nothing is predicted.
@@ -72,13 +72,13 @@ def pull_back(block: Block, is_first: Any) -> jax.Array | None:
     if VECTOR in block.direct:
       part = parts.own_part(block, VECTOR).at[units.places]
       numbers = jnp.sum(of_total * hidden, axis=0)
-      matrices.add(problem, part, numbers, is_first, BY_COLUMN)
+      matrices.add(problem, part, numbers, block.is_first, BY_COLUMN)
     of_product = of_total * units.vector * (1.0 - hidden * hidden)
     factor[...] = of_product.astype(factor.dtype)
     plgpu.commit_smem()
     if MATRIX in block.direct:
       part = parts.own_part(block, MATRIX).at[:, units.places]
-      matrices.add_outer_products(problem, part, tokens, factor, is_first)
+      matrices.add_outer_products(problem, part, tokens, factor, block.is_first)
     product = matrices.product(
       problem, factor, units.matrix, _tile(block), is_transposed=True
     )

@@ -189,7 +189,7 @@ def _matrix_tile(block: Block, of_own: bool) -> Any:
   return block.tiles["projection"].at[rows]
 
 
-def pull_back(block: Block, is_first: Any, others: jax.Array | None) -> None:
+def pull_back(block: Block, others: jax.Array | None) -> None:
   """The gradients of own tokens, and of the arrays of their projection.
 
   Others are gradients of the same tokens, to which it adds.
@@ -203,12 +203,14 @@ def pull_back(block: Block, is_first: Any, others: jax.Array | None) -> None:
   plgpu.commit_smem()
   if projection.matrix in block.direct:
     part = parts.own_part(block, projection.matrix)
-    matrices.add_outer_products(problem, part, tokens, of_projected, is_first)
+    matrices.add_outer_products(
+      problem, part, tokens, of_projected, block.is_first
+    )
   if problem.term.bias in block.direct:
-    _add_vector(block, problem.term.bias, numbers, is_first)
+    _add_vector(block, problem.term.bias, numbers)
   if "weight" in block.direct:
     of_weight = problem.read_transposed(block.channel_sums["weight"])
-    _add_vector(block, "weight", of_weight, is_first)
+    _add_vector(block, "weight", of_weight)
   of_tokens = matrices.product(
     problem,
     of_projected,
@@ -221,10 +223,8 @@ def pull_back(block: Block, is_first: Any, others: jax.Array | None) -> None:
   block.results["tokens"][...] = of_tokens.astype(tokens.dtype)
 
 
-def _add_vector(
-  block: Block, name: str, numbers: jax.Array, is_first: Any
-) -> None:
+def _add_vector(block: Block, name: str, numbers: jax.Array) -> None:
   """Adds the sum over tokens of numbers [64, A]."""
   part = parts.own_part(block, name)
   total = jnp.sum(numbers, axis=0)
-  matrices.add(block.problem, part, total, is_first, BY_COLUMN)
+  matrices.add(block.problem, part, total, block.is_first, BY_COLUMN)

@@ -110,7 +110,7 @@ def has_own_map(block: Block) -> bool:
   return _has_sinusoids(block) and not block.are_keys_own
 
 
-def add_arrays(block: Block, is_first: Any) -> None:
+def add_arrays(block: Block) -> None:
   """Adds the gradients of W, u and v to the block's parts."""
   if not has_own_map(block):
     return
@@ -126,7 +126,7 @@ def add_arrays(block: Block, is_first: Any) -> None:
     if name in block.direct:
       part = parts.own_part(block, name)
       numbers = numbers * problem.factor
-      matrices.add(problem, part, numbers, is_first, BY_COLUMN)
+      matrices.add(problem, part, numbers, block.is_first, BY_COLUMN)
   if WEIGHT not in block.direct:
     return
   if problem.is_masked:
@@ -134,7 +134,7 @@ def add_arrays(block: Block, is_first: Any) -> None:
   _add_bias(block, POSITION_BIAS, problem.factor)
   part = parts.own_part(block, WEIGHT)
   left = block.tiles[OF_QUERIES]
-  matrices.add_outer_products(problem, part, left, query, is_first)
+  matrices.add_outer_products(problem, part, left, query, block.is_first)
 
 
 def _map_queries(block: Block) -> None:

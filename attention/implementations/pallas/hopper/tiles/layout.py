@@ -61,17 +61,17 @@ class Output(NamedTuple):
 class Kernel(NamedTuple):
   """What a kernel reads and writes.
 
-  Each of so many `blocks` computes several rows of tiles; None is one row each.
-  The first one sets the block's parts of sums, to which the others add. So does
-  the first of the `entries` of the leading axes that a block computes.
+  Each of so many `blocks` computes some rows of tiles. The first one sets the
+  block's parts of sums, to which the others add. So does the first of the
+  entries of the leading axes that a block computes.
   """
 
   inputs: Mapping[str, Input]
   outputs: Mapping[str, Output]
+  blocks: int
+  entries: Any  # see `BatchSplit`
   own: str = "query"  # the tokens of a block, which visits the others, or "key"
   of_gradients: bool = False
-  blocks: int | None = None
-  entries: Any = None  # a `BatchSplit`, or None for one in each block
 
 
 def parts_of_copy(ref: Any, axes: Axes) -> list[Any]:

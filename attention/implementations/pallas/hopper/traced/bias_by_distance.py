@@ -155,7 +155,7 @@ def _terms(bias: Any):
     yield bias
 
 
-def add_sums(block: Any, is_first: Any) -> None:
+def add_sums(block: Any) -> None:
   """Adds the gradient of numbers to the block's parts."""
   lines = block.of_bias
   if lines is None:
@@ -166,4 +166,4 @@ def add_sums(block: Any, is_first: Any) -> None:
     chunk = lines.at[pl.ds(first, count), pl.ds(0, SIDE)]
     total = jnp.sum(block.problem.read_transposed(chunk), axis=0)
     own = part.at[pl.ds(first, count)]
-    matrices.add(block.problem, own, total, is_first, BY_COLUMN)
+    matrices.add(block.problem, own, total, block.is_first, BY_COLUMN)
