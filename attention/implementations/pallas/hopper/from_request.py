@@ -184,10 +184,13 @@ def _factor(score: Any, query: jax.Array) -> float:
   factor: Any = 1.0
   if isinstance(score, ScaledDot):
     factor = score.factor(query)
-  elif isinstance(score, Shaw | Disentangled):
-    factor = by_distance.factor(score, query)
-  elif isinstance(score, TransformerXL):
-    factor = query.shape[-1] ** -0.5 if score.scale is None else score.scale
+  elif isinstance(score, Shaw | Disentangled | TransformerXL):
+    number = 1
+    if isinstance(score, Disentangled):
+      tables = score.relative_keys, score.relative_queries
+      number += sum(table is not None for table in tables)
+    default = (number * query.shape[-1]) ** -0.5
+    factor = default if score.scale is None else score.scale
   if not isinstance(factor, float | int):
     raise Unsupported("needs a scale that is a number")
   return float(factor)

@@ -131,6 +131,12 @@ class Block(Memory):
     """The map of own tokens that the kernel computes, or None."""
     return self.problem.term.maps.get(self._name(True))
 
+  @property
+  def of_tokens(self) -> Any:
+    """The gradients of own tokens as they are multiplied."""
+    is_mapped = self.own_map is not None
+    return self.of_term["mapped"] if is_mapped else self.results["tokens"]
+
   def _name(self, of_own: bool) -> str:
     return "key" if of_own == self.are_keys_own else "query"
 

@@ -76,7 +76,7 @@ def _of_context(problem: Any, arrays: Arrays, *, for_gradients: bool) -> Kernel:
     query, key = (_with_nan_tokens(problem, each) for each in (query, key))
   tokens = query, key, value
   return Kernel(
-    inputs.of_forward(problem, arrays.operands, tokens),
+    inputs.of_kernel(problem, "query", arrays.operands, tokens, {}),
     written,
     len(problem.tiles),
     BatchSplit(problem.leading),
@@ -182,7 +182,7 @@ def _of_gradients(
       "value": outputs.of_tokens(problem, value, Axes.TOKENS, entries),
     }
   return Kernel(
-    inputs.of_gradients(problem, own, operands, arrays.tokens, rows),
+    inputs.of_kernel(problem, own, operands, arrays.tokens, rows),
     written | of_sums,
     blocks,
     entries,

@@ -159,11 +159,10 @@ def _written(block: Block, sums: Any, scales: dict[str, float]) -> jax.Array:
     rotations.add_tokens(block, sums)
   flags = not_finite(block.problem, [])
   for name, scale in reversed(scales.items()):
-    total, result = sums[name][...], block.results[name]
+    result = block.of_tokens if name == "tokens" else block.results[name]
+    total = sums[name][...]
     total = total if scale == 1.0 else total * scale
     flags = jnp.maximum(flags, not_finite(block.problem, [total]))
-    if name == "tokens" and block.own_map is not None:
-      result = block.of_term["mapped"]
     result[...] = total.astype(result.dtype)
   return flags
 
@@ -186,9 +185,7 @@ def _clear_flagged(block: Block) -> None:
   cast = block.problem.cast
   is_flagged = cast(block.flags[...], BY_ROW) > 0.0
   if block.problem.channels is None:
-    result = block.results["tokens"]
-    if block.own_map is not None:
-      result = block.of_term["mapped"]
+    result = block.of_tokens
     numbers = block.problem.read(result)
     numbers = jnp.where(across(is_flagged, numbers.shape), 0.0, numbers)
     result[...] = numbers.astype(result.dtype)

@@ -26,27 +26,19 @@ from attention.implementations.pallas.operands import Kind, Operand
 _COPIED = 32
 
 
-def of_forward(
-  problem: Any,
-  operands: Sequence[jax.Array],
-  tokens: Sequence[jax.Array],
-) -> dict[str, Input]:
-  """The tokens and operands that the forward kernel reads."""
-  inputs = _tokens(problem, *tokens)
-  _rename_unmapped(problem, "query", inputs)
-  return inputs | _operands(problem, operands, "query")
-
-
-def of_gradients(
+def of_kernel(
   problem: Any,
   own: str,
   operands: Sequence[jax.Array],
   tokens: Sequence[jax.Array],
   rows: Mapping[str, jax.Array],
 ) -> dict[str, Input]:
-  """What the kernel of the gradients of own queries or keys reads."""
+  """What a kernel of own queries or keys reads."""
   inputs = _tokens(problem, *tokens)
-  _rename_unmapped(problem, own, inputs)
+  own_map = problem.term.maps.get(own)
+  if own_map is not None and not own_map.is_scaling:
+    # A kernel maps own tokens to another tile.
+    inputs["unmapped"] = inputs.pop(own)
   inputs |= _operands(problem, operands, own)
   for name, each in rows.items():
     axes = Axes.ROWS
@@ -55,13 +47,6 @@ def of_gradients(
       axes, each = Axes.TOKENS, each.astype(tokens[-1].dtype)
     inputs[name] = Input(each, axes, of_keys=False)
   return inputs
-
-
-def _rename_unmapped(problem: Any, own: str, inputs: dict[str, Input]) -> None:
-  """Names own tokens that a kernel maps to another tile."""
-  own_map = problem.term.maps.get(own)
-  if own_map is not None and not own_map.is_scaling:
-    inputs["unmapped"] = inputs.pop(own)
 
 
 def token_axes(problem: Any, query, key) -> Axes:

@@ -50,8 +50,6 @@ class AdditiveSum(ChannelSum):
   channels: int
 
   def sums(self, block: Block) -> jax.Array:
-    """See `ChannelSum`."""
-
     def add(channel, sums):
       tangents = jnp.tanh(self.sums_of_pairs(block, channel))
       return sums + tangents * block.tiles["weight"][channel]
@@ -61,7 +59,6 @@ class AdditiveSum(ChannelSum):
     )
 
   def add_gradients(self, block: Block, of_sums: jax.Array) -> None:
-    """See `ChannelSum`."""
     weight = block.tiles["weight"]
 
     def add(channel, state):
@@ -80,7 +77,6 @@ class SharedReciprocals(AdditiveSum):
   """The same sum, with one reciprocal for two channels."""
 
   def scratch(self) -> Any:
-    """See `ChannelSum`."""
     tile = plgpu.SMEM((self.channels, SIDE), jnp.float32)
     return [tile, tile, plgpu.SMEM((2,), jnp.float32)]
 
@@ -108,7 +104,6 @@ class SharedReciprocals(AdditiveSum):
       projections.load_for_visits(block)
 
   def sums_of_pairs(self, block: Block, channel: Any) -> jax.Array:
-    """See `ChannelSum`."""
     other, own, largest = block.scratch
     own, other = vectors(block, own, other, channel)
     own, other = (
@@ -118,7 +113,6 @@ class SharedReciprocals(AdditiveSum):
     return across(own, TILE) + down(other, TILE)
 
   def sums(self, block: Block) -> jax.Array:
-    """See `ChannelSum`."""
     with_tangents = super().sums
     return jax.lax.cond(
       _has_large(block),
@@ -144,7 +138,6 @@ class SharedReciprocals(AdditiveSum):
     return total - 2.0 * sums
 
   def add_gradients(self, block: Block, of_sums: jax.Array) -> None:
-    """See `ChannelSum`."""
     with_tangents, is_large = super().add_gradients, _has_large(block)
 
     @pl.when(is_large)

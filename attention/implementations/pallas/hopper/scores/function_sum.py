@@ -53,8 +53,6 @@ class FunctionSum(ChannelSum):
   features: int
 
   def sums(self, block: Block) -> jax.Array:
-    """See `ChannelSum`."""
-
     def add(channel, sums):
       arguments = self._arguments(block, channel)
       return sums + self._term(block.are_keys_own, *arguments)
@@ -64,8 +62,6 @@ class FunctionSum(ChannelSum):
     )
 
   def add_gradients(self, block: Block, of_sums: jax.Array) -> None:
-    """See `ChannelSum`."""
-
     def term(*arguments):
       return self._term(block.are_keys_own, *arguments)
 

@@ -64,7 +64,6 @@ class Projections(ScoreTerm):
   bias: str | None  # the name of an input
 
   def slices(self, own):
-    """See `ScoreTerm`."""
     projection = self.of_tokens[own]
     vector = Slice((_CHANNELS,))
     core = projection.features, _CHANNELS
@@ -76,17 +75,15 @@ class Projections(ScoreTerm):
     return found
 
   def tiles(self, kernel):
-    """See `ScoreTerm`."""
     arrays = [kernel.inputs[name].array for name in ("query", "key")]
     features = max(each.shape[-1] for each in arrays)
     return {"projection": swizzled((features, _CHANNELS), arrays[0].dtype)}
 
   def written_over(self, kernel):
-    """See `ScoreTerm`."""
     return dict.fromkeys(["context", "tokens"], kernel.own)
 
   def memory(self, kernel):
-    """See `ScoreTerm`: gradients of channels."""
+    """Gradients of channels."""
     if not kernel.of_gradients:
       return {}
     of_channels = plgpu.SMEM((_CHANNELS, SIDE), jnp.float32)

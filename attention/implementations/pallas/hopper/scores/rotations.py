@@ -5,7 +5,7 @@ sinusoids of its position become its product p, both rounded to the tokens'
 dtype. A block of queries maps its own, a block of keys those that it visits.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -227,63 +227,54 @@ def _rotated(
   problem: Any, first: jax.Array, second: jax.Array, table: jax.Array
 ) -> jax.Array:
   """[p_2 s - p_1 c, p_1 s + p_2 c] of a piece of p, and of sinusoids [s, c]."""
-  if problem.interpret:
-    sines, cosines = jnp.split(table, 2, axis=1)
-    halves = _reflected(first, second, sines, cosines)
-    return jnp.concatenate(halves, axis=1)
 
-  # JAX has no concatenation in kernels for GPUs.
-  @plgpu.inline_mgpu(
-    arg_types=(WGMMA,) * 3,
-    return_type=plgpu.ShapeDtypeStruct(table.shape, jnp.float32, layout=WGMMA),
-  )
-  def rotate(context, first, second, table):
-    del context
-    lower, upper = slice(0, PIECE), slice(PIECE, 2 * PIECE)
-    sines, cosines = table[:, lower], table[:, upper]
-    result = table.copy()
-    result[:, lower], result[:, upper] = _reflected(
-      first, second, sines, cosines
-    )
-    return result
+  def pieces(first, second, table):
+    halves = _reflected(first, second, table[:, :PIECE], table[:, PIECE:])
+    return dict(zip((0, PIECE), halves))
 
-  return rotate(first, second, table)
+  return _of_pieces(problem, pieces, first, second, table)
 
 
 def _rotated_back(
   problem: Any, numbers: jax.Array, table: jax.Array
 ) -> jax.Array:
   """The gradients of p, in the order of W, from those of rotated pieces."""
-  if problem.interpret:
-    pieces = _pieces(numbers, table)
-    return jnp.concatenate([pieces[each] for each in sorted(pieces)], axis=1)
 
+  def pieces(numbers, table):
+    found, half = {}, table.shape[1] // 2
+    for start in range(0, half, PIECE):
+      lower = slice(2 * start, 2 * start + PIECE)
+      upper = slice(2 * start + PIECE, 2 * start + 2 * PIECE)
+      parts = (
+        each[:, own] for each in (numbers, table) for own in (lower, upper)
+      )
+      # This is its own transpose.
+      found[start], found[half + start] = _reflected(*parts)
+    return found
+
+  return _of_pieces(problem, pieces, numbers, table)
+
+
+def _of_pieces(problem: Any, pieces: Callable, *arrays: jax.Array) -> jax.Array:
+  """pieces(*arrays), by first columns, as one array like the last one."""
+  if problem.interpret:
+    found = pieces(*arrays)
+    return jnp.concatenate([found[each] for each in sorted(found)], axis=1)
+  shape = arrays[-1].shape
+
+  # JAX has no concatenation in kernels for GPUs.
   @plgpu.inline_mgpu(
-    arg_types=(WGMMA, WGMMA),
-    return_type=plgpu.ShapeDtypeStruct(table.shape, jnp.float32, layout=WGMMA),
+    arg_types=(WGMMA,) * len(arrays),
+    return_type=plgpu.ShapeDtypeStruct(shape, jnp.float32, layout=WGMMA),
   )
-  def rotate(context, numbers, table):
+  def concatenate(context, *arrays):
     del context
-    result = table.copy()
-    for start, piece in _pieces(numbers, table).items():
+    result = arrays[-1].copy()
+    for start, piece in pieces(*arrays).items():
       result[:, start : start + PIECE] = piece
     return result
 
-  return rotate(numbers, table)
-
-
-def _pieces(numbers: Any, table: Any) -> dict[int, Any]:
-  """The gradients of pieces of p, by the row of W where a piece starts."""
-  pieces, half = {}, table.shape[1] // 2
-  for start in range(0, half, PIECE):
-    lower = slice(2 * start, 2 * start + PIECE)
-    upper = slice(2 * start + PIECE, 2 * start + 2 * PIECE)
-    parts = (
-      each[:, own] for each in (numbers, table) for own in (lower, upper)
-    )
-    # This is its own transpose.
-    pieces[start], pieces[half + start] = _reflected(*parts)
-  return pieces
+  return concatenate(*arrays)
 
 
 def _reflected(first: Any, second: Any, sines: Any, cosines: Any):

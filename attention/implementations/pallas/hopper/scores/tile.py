@@ -85,9 +85,7 @@ def tile_scores(
 
 def _factors(block: Block, starts: Sequence[Any]) -> jax.Array:
   """The factors of dropout."""
-  function, places = block.problem.dropout, _positions(block, starts)
-  (factors,) = function(*_arguments(block, function, places))
-  return factors
+  return _value(block, block.problem.dropout, _positions(block, starts))
 
 
 def _products(block: Block, starts: Sequence[Any]) -> jax.Array:
@@ -126,12 +124,12 @@ def _finished(
   if of_nan is not None:
     results = [each + of_nan for each in results]
   if problem.bias is not None:
-    (bias,) = problem.bias(*_arguments(block, problem.bias, places))
+    bias = _value(block, problem.bias, places)
     results = [each + bias for each in results]
     if of_nan is not None:
       results = [jnp.where(bias == -jnp.inf, bias, each) for each in results]
   if problem.visible is not None:
-    (visible,) = problem.visible(*_arguments(block, problem.visible, places))
+    visible = _value(block, problem.visible, places)
     results = [jnp.where(visible, each, -jnp.inf) for each in results]
   return results
 
@@ -156,10 +154,10 @@ def of_visible(
   """Numbers of the pairs of a tile, 0 where the mask or the bias hides them."""
   problem, places = block.problem, _positions(block, starts)
   if problem.bias is not None:
-    (bias,) = problem.bias(*_arguments(block, problem.bias, places))
+    bias = _value(block, problem.bias, places)
     numbers = jnp.where(bias == -jnp.inf, 0.0, numbers)
   if problem.visible is not None:
-    (visible,) = problem.visible(*_arguments(block, problem.visible, places))
+    visible = _value(block, problem.visible, places)
     numbers = jnp.where(visible, numbers, 0.0)
   return numbers
 
@@ -183,6 +181,12 @@ def _positions(block: Block, starts: Sequence[Any]) -> list[jax.Array]:
     for axis, start in enumerate(starts)
   ]
   return places[::-1] if block.are_keys_own else places
+
+
+def _value(block: Block, function: PairFunction, places) -> jax.Array:
+  """The number of each pair."""
+  (numbers,) = function(*_arguments(block, function, places))
+  return numbers
 
 
 def _arguments(block: Block, function: PairFunction, places) -> list[Any]:

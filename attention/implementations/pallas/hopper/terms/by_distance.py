@@ -73,14 +73,13 @@ class Distances(ScoreTerm):
     return [each for each in self.terms if each.of_keys == of_keys]
 
   def slices(self, own):
-    """See `ScoreTerm`."""
     return {
       each.table: Slice((each.padded, self.differentiable[each.table].core[1]))
       for each in self.own(own == "key")
     }
 
   def memory(self, kernel):
-    """See `ScoreTerm`: products of tokens and vectors, and their gradients."""
+    """Products of tokens and vectors, and their gradients."""
 
     def lines(number):
       return plgpu.SMEM((1, number, LINE), jnp.float32)
@@ -92,7 +91,7 @@ class Distances(ScoreTerm):
     }
 
   def num_tables(self, kernel, *, is_scarce=False):
-    """See `ScoreTerm`: 64 vectors, and the remainders of their rounding.
+    """64 vectors, and the remainders of their rounding.
 
     Where memory is scarce, remainders are loaded after what they remain of.
     """
@@ -100,7 +99,6 @@ class Distances(ScoreTerm):
     return 2 if kernel.of_gradients and sizes != {2} and not is_scarce else 1
 
   def unused(self, tiles, results, own):
-    """See `ScoreTerm`."""
     # Means are written last, see `kernels.sparse`.
     context = "means" if "means" in results else "context"
     names = context, "tokens", "value"
@@ -139,17 +137,6 @@ def of_request(request: Request, query: Any, key: Any) -> Distances | None:
     unread_by_keys=ends,
     for_keys=[name for x in terms if not x.of_keys for name in x.ends],
   )
-
-
-def factor(score: Shaw | Disentangled, query: Any) -> Any:
-  """The scale of a score."""
-  if score.scale is not None:
-    return score.scale
-  number = 1
-  if isinstance(score, Disentangled):
-    tables = score.relative_keys, score.relative_queries
-    number += sum(table is not None for table in tables)
-  return (number * query.shape[-1]) ** -0.5
 
 
 def _of_table(

@@ -51,7 +51,7 @@ class Sinusoids(ScoreTerm):
     return 1 if self.differentiable[WEIGHT].array.dtype.itemsize == 2 else 2
 
   def memory(self, kernel):
-    """See `ScoreTerm`: the product W v, and the gradients of u and v."""
+    """The product W v, and the gradients of u and v."""
     vector = plgpu.SMEM(self.differentiable[CONTENT_BIAS].core, jnp.float32)
     return {
       "product": plgpu.SMEM((self.features,), jnp.float32),
@@ -59,11 +59,10 @@ class Sinusoids(ScoreTerm):
     }
 
   def num_tables(self, kernel, *, is_scarce=False):
-    """See `ScoreTerm`: the terms of W."""
+    """The terms of W."""
     return self.terms * self.features // SIDE
 
   def unused(self, tiles, results, own):
-    """See `ScoreTerm`."""
     # A block of queries maps tokens before it visits others, one of keys at
     # each visit.
     names = ("key", "value", OF_KEYS) if own == "query" else ()

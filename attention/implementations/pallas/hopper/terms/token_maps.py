@@ -106,7 +106,6 @@ class TokenMaps(ScoreTerm):
   """The maps that kernels compute, by "query" and "key"."""
 
   def tiles(self, kernel):
-    """See `ScoreTerm`."""
     if "unmapped" not in kernel.inputs:
       return {}
     tokens = tile_memory(*kernel.inputs["unmapped"][:2])
@@ -116,13 +115,12 @@ class TokenMaps(ScoreTerm):
     }
 
   def written_over(self, kernel):
-    """See `ScoreTerm`."""
     if "unmapped" not in kernel.inputs:
       return super().written_over(kernel)
     return {"context": "unmapped", "tokens": "remainder"}
 
   def memory(self, kernel):
-    """See `ScoreTerm`: the gradients of mapped tokens."""
+    """The gradients of mapped tokens."""
     if kernel.own not in self.maps or not kernel.of_gradients:
       return {}
     if "unmapped" in kernel.inputs:

@@ -209,31 +209,24 @@ class _Pairs:
     distance = _signed(self._places.sign, rows, columns, operator.sub)
     tokens = rows if self._places.of_rows else columns
     place, line = self._first
-    return _Place(place, distance), _Line(line, tokens * _BYTES)
+    return _Shifted(place, distance), _Shifted(line, tokens * _BYTES)
 
 
-class _Place(NamedTuple):
-  """The place of a thread's first pair, and the distance from it."""
+class _Shifted(NamedTuple):
+  """A number of a thread's first pair, and the distance from it."""
 
   first: Any
   offset: int
 
   @property
   def value(self) -> Any:
-    """The place."""
+    """The number."""
     return arith.addi(self.first, _int(self.offset))
 
   def times(self, factor: int) -> Any:
-    """The place times a number."""
+    """The product with a number."""
     product = arith.muli(self.first, _int(factor))
     return arith.addi(product, _int(self.offset * factor))
-
-
-class _Line(NamedTuple):
-  """The address of the token of a thread's first pair, and the distance."""
-
-  first: Any
-  offset: int
 
 
 def _signed(sign: int, row: Any, column: Any, subtract: Callable) -> Any:
