@@ -19,11 +19,9 @@ from attention.implementations.pallas.hopper.block.block import Block
 from attention.implementations.pallas.hopper.scores import (
   distances,
   normalization,
+  own_tokens,
+  predictions,
   rotations,
-)
-from attention.implementations.pallas.hopper.scores.own_tokens import map_own
-from attention.implementations.pallas.hopper.scores.predictions import (
-  predict_own,
 )
 from attention.implementations.pallas.hopper.scores.tile import (
   TileScores,
@@ -47,8 +45,8 @@ def block_of_queries(block: Block, *, compute: Callable) -> None:
   compute(block, flag_refs, is_second) writes results, and returns 1 for queries
   whose sums are not finite.
   """
-  map_own(block)
-  predict_own(block)
+  own_tokens.map_own(block)
+  predictions.predict_own(block)
   distances.prepare_own(block)
   rotations.prepare(block)
   if block.problem.channels is not None:

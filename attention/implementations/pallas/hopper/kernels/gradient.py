@@ -32,19 +32,13 @@ from attention.implementations.pallas.hopper.kernels.gradient_visit import (
 )
 from attention.implementations.pallas.hopper.scores import (
   distances,
+  own_tokens,
   predictions,
+  projections,
   rotations,
 )
 from attention.implementations.pallas.hopper.scores.channels import (
   for_each_channel,
-)
-from attention.implementations.pallas.hopper.scores.own_tokens import (
-  add_matrices,
-  map_own,
-  pull_back,
-)
-from attention.implementations.pallas.hopper.scores.projections import (
-  pull_back as pull_back_projection,
 )
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   SHARES,
@@ -60,7 +54,7 @@ def gradients(block: Block, wanted: Sequence[str] = ()) -> None:
 
   Those of the numbers that are `wanted` are summed over a block when written.
   """
-  map_own(block)
+  own_tokens.map_own(block)
   predictions.predict_own(block)
   array_of_pairs.clear_hidden(block)
   if not block.are_keys_own:
@@ -75,10 +69,10 @@ def gradients(block: Block, wanted: Sequence[str] = ()) -> None:
   add_sums(block)
   predicted = predictions.pull_back(block)
   if block.problem.term.is_projection:
-    pull_back_projection(block, predicted)
+    projections.pull_back(block, predicted)
   elif block.own_map is not None:
-    pull_back(block, predicted)
-    add_matrices(block)
+    own_tokens.pull_back(block, predicted)
+    own_tokens.add_matrices(block)
   elif predicted is not None:
     result = block.results["tokens"]
     total = block.problem.read(result) + predicted

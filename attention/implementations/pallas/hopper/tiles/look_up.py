@@ -50,13 +50,16 @@ class Places:
     )
     return self.sign * (column - row) + self.start
 
+  def tokens(self) -> jax.Array:
+    """The tokens of all pairs to which numbers belong."""
+    return jax.lax.broadcasted_iota(jnp.int32, TILE, int(not self.of_rows))
+
 
 def entries(device: Device, tile: Any, places: Places) -> jax.Array:
   """The numbers of all pairs; outside of the places, that of the nearer end."""
   if device.interpret:
-    token = jax.lax.broadcasted_iota(jnp.int32, TILE, int(not places.of_rows))
     place = jnp.clip(places.of_pairs(), 0, places.size - 1)
-    return tile[...][place, token]
+    return tile[...][place, places.tokens()]
 
   @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _SCALAR), return_type=_RESULT)
   def load(context, tile, start):
@@ -170,17 +173,12 @@ def positions(device: Device, axis: int, start: Any) -> jax.Array:
 
 
 def _put_interpreted(tile: Any, numbers: jax.Array, places: Places) -> None:
-  place = jnp.arange(tile.shape[0])[:, None]
-  token = jnp.arange(SIDE)[None]
-  # The other token of the pair with a place and a token.
-  distance = places.sign * (place - places.start)
-  other = token + (distance if places.of_rows else -distance)
+  place = places.of_pairs()
   is_inside = (place > 0) & (place < places.size - 1)
-  is_inside &= (other >= 0) & (other < SIDE)
-  pair = token, jnp.clip(other, 0, SIDE - 1)
-  found = numbers[pair if places.of_rows else pair[::-1]]
-  before = tile[:, :SIDE]
-  tile[:, :SIDE] = jnp.where(is_inside, found, before)
+  place = jnp.where(is_inside, place, tile.shape[0])
+  before = jnp.asarray(tile[...])
+  # No other pair has the same place and token.
+  tile[...] = before.at[place, places.tokens()].set(numbers, mode="drop")
 
 
 class _Pairs:

@@ -6,7 +6,7 @@ memory. Another kernel adds the parts of all arrays.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +15,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention.axes import round_up
 from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,
   TILE,
@@ -35,9 +36,13 @@ def num_blocks(leading: Sequence[int], rows: int) -> int:
   def duration(blocks):
     return -(-entries * blocks // AT_ONCE) * -(-rows // blocks)
 
-  # The fewest that take about as long as the best number.
-  limit = 1.05 * min(map(duration, range(1, rows + 1)))
-  return next(n for n in range(1, rows + 1) if duration(n) <= limit)
+  return fewest(range(1, rows + 1), duration)
+
+
+def fewest(choices: Sequence[int], duration: Callable[[int], int]) -> int:
+  """The first choice that takes about as long as the best one."""
+  limit = 1.05 * min(map(duration, choices))
+  return next(each for each in choices if duration(each) <= limit)
 
 
 def output(
@@ -129,21 +134,16 @@ def _sums(problem: Any, parts: Sequence[Parts]) -> dict[str, jax.Array]:
     return {}
   arrays = [each.array.reshape(*each.array.shape[:2], -1) for each in parts]
   operands = {each.name: problem.operands[each.name] for each in parts}
+  sizes = {name: math.prod(each.core) for name, each in operands.items()}
   # A table is padded in the parts, and not in the sum.
   columns = [
-    pl.cdiv(min(array.shape[-1], math.prod(operands[each.name].core)), SIDE)
+    pl.cdiv(min(array.shape[-1], sizes[each.name]), SIDE)
     for array, each in zip(arrays, parts)
   ]
-  shapes = {
-    name: (
-      _entries(problem.leading, each),
-      pl.cdiv(math.prod(each.core), SIDE) * SIDE,
-    )
-    for name, each in operands.items()
-  }
+  entries = [_entries(problem.leading, each) for each in operands.values()]
 
   def run(*refs):
-    results = dict(zip(shapes, refs[len(arrays) :]))
+    results = dict(zip(operands, refs[len(arrays) :]))
     entry, column = map(jax.lax.axis_index, ("entry", "column"))
     first = 0
     for own, ref, count in zip(parts, refs, columns):
@@ -157,17 +157,16 @@ def _sums(problem: Any, parts: Sequence[Parts]) -> dict[str, jax.Array]:
   kernel = plgpu.kernel(
     run,
     out_type=tuple(
-      jax.ShapeDtypeStruct(each, jnp.float32) for each in shapes.values()
+      jax.ShapeDtypeStruct((number, round_up(size, SIDE)), jnp.float32)
+      for number, size in zip(entries, sizes.values())
     ),
-    grid=(max(entries for entries, _ in shapes.values()), sum(columns)),
+    grid=(max(entries), sum(columns)),
     grid_names=("entry", "column"),
     interpret=problem.interpret or None,
   )
   return {
-    name: each[:, : math.prod(operands[name].core)].reshape(
-      operands[name].array.shape
-    )
-    for name, each in zip(shapes, kernel(*arrays))
+    name: each[:, : sizes[name]].reshape(operands[name].array.shape)
+    for name, each in zip(operands, kernel(*arrays))
   }
 
 
