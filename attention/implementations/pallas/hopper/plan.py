@@ -45,15 +45,14 @@ def plan(request: Request) -> tuple[Request, InKernelMaps]:
     known = dataclasses.replace(request, score=prediction.score)
     inside = _in_kernel(known)
     if _reads_unmapped(known, inside):
-      score = MapsInside(request.score)
-      request = dataclasses.replace(request, score=score)
-      return request, inside._replace(prediction=prediction)
+      return _unmapped(request), inside._replace(prediction=prediction)
   request = with_vectors_as_keys(local.with_shares(request))
   inside = _in_kernel(request)
-  if any(inside[1:]):
-    score = MapsInside(request.score)
-    request = dataclasses.replace(request, score=score)
-  return request, inside
+  return (_unmapped(request) if inside.term else request), inside
+
+
+def _unmapped(request: Request) -> Request:
+  return dataclasses.replace(request, score=MapsInside(request.score))
 
 
 def _in_kernel(request: Request) -> InKernelMaps:

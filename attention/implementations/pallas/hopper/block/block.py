@@ -85,6 +85,11 @@ class Block(Memory):
       indices.append(0 if own == 1 else index)
     return tuple(reversed(indices))
 
+  def matrix(self, name: str, rows: Any, columns: Any = slice(None)) -> Any:
+    """A part of this entry's matrix [D, A], in the device's memory."""
+    ref = self.inputs[name].array
+    return ref.at[(*self.leading(ref.shape[:-2]), rows, columns)]
+
   def with_new_addresses(self) -> "Block":
     """The same block, whose tiles have addresses that are computed here.
 

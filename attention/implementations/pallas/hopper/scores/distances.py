@@ -44,13 +44,13 @@ def prepare_own(block: Block) -> None:
   """Computes the products of own tokens."""
   for term in _terms(block, of_own=True):
     _write_products(block, term, of_own=True)
-    for name, place in zip(term.ends, (0, term.size - 1)):
+    for name, place in term.ends.items():
       if name in block.results:
         numbers = _line(block, block.of_term["products"][term.table], place)
         block.results[name][...] = numbers
     if term.table in block.of_term["gradients"]:
       set_to_zero(block, block.of_term["gradients"][term.table])
-  if _all_terms(block):
+  if isinstance(block.problem.term, Distances):
     plgpu.commit_smem()
 
 
@@ -100,7 +100,7 @@ def _prepare_other(block: Block, term: Term, start: Any) -> None:
 
   @pl.when(jnp.logical_not(is_near))
   def _():
-    for name, place in zip(term.ends, (0, term.size - 1)):
+    for name, place in term.ends.items():
       numbers = block.problem.cast(block.tiles[name][...], BY_ROW)
       tile[place, pl.ds(0, SIDE)] = _finite(numbers)
 
@@ -210,19 +210,12 @@ def _write_factor(block: Block, term: Term, first: int, scale: float) -> None:
 
 def _vectors(block: Block, term: Term, first: int) -> Any:
   """64 vectors of a table, at an address that is computed here."""
-  table = block.inputs[term.table].array
-  rows = pl.ds(first + block.zero[0], SIDE)
-  return table.at[(*block.leading(table.shape[:-2]), rows)]
-
-
-def _all_terms(block: Block) -> tuple[Term, ...]:
-  term = block.problem.term
-  return term.terms if isinstance(term, Distances) else ()
+  return block.matrix(term.table, pl.ds(first + block.zero[0], SIDE))
 
 
 def _terms(block: Block, *, of_own: bool) -> list[Term]:
-  of_keys = block.are_keys_own == of_own
-  return [each for each in _all_terms(block) if each.of_keys == of_keys]
+  term, of_keys = block.problem.term, block.are_keys_own == of_own
+  return term.own(of_keys) if isinstance(term, Distances) else []
 
 
 def _places(block: Block, term: Term, starts: Any) -> Places:
@@ -241,7 +234,7 @@ def _start(block: Block, term: Term, starts: Any) -> jax.Array:
   shift = block.problem.term.shift
   if isinstance(shift, str):
     shift = block.number(shift, 0)
-  start = term.sign * (distance + shift) + term.offset
+  start = term.sign * (distance + shift) + term.size // 2
   return jnp.clip(start, -SIDE, term.size + SIDE).astype(jnp.int32)
 
 

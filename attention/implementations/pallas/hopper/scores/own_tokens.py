@@ -98,11 +98,10 @@ def _product(block: Block, tokens: jax.Array, matrix: Matrix) -> jax.Array:
   """The product of tokens [64, D] with a matrix [D, A], an input."""
   name, factor = matrix.array, block.tokens(True)
   factor[...] = tokens.astype(factor.dtype)
-  ref = block.inputs[name].array
   return matrices.product(
     block.problem,
     factor,
-    ref.at[block.leading(ref.shape[:-2])],
+    block.matrix(name, slice(None)),
     block.tiles[name],
     is_transposed=matrix.is_transposed,
   )

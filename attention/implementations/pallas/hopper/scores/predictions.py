@@ -95,12 +95,11 @@ class _Units(NamedTuple):
 
 
 def _all_units(block: Block) -> Iterator[_Units]:
-  matrix = block.inputs[MATRIX].array
-  for first in range(0, matrix.shape[-1], SIDE):
+  for first in range(0, block.inputs[MATRIX].array.shape[-1], SIDE):
     places = pl.ds(first, SIDE)
     vector = block.problem.cast(block.tiles[VECTOR][places], BY_COLUMN)
-    own = (*block.leading(matrix.shape[:-2]), slice(None), places)
-    yield _Units(places, matrix.at[own], down(vector, TILE))
+    matrix = block.matrix(MATRIX, slice(None), places)
+    yield _Units(places, matrix, down(vector, TILE))
 
 
 def _hidden(block: Block, units: _Units) -> jax.Array:

@@ -50,11 +50,6 @@ class Projection:
   first_row: int
   features: int
 
-  def rows(self, block: Block, matrix: Any) -> Any:
-    """The matrix [D, A] of a block's entry of the leading axes."""
-    rows = pl.ds(self.first_row, self.features)
-    return matrix.at[(*block.leading(matrix.shape[:-2]), rows)]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Projections(ScoreTerm):
@@ -178,7 +173,8 @@ def load_for_visits(block: Block) -> None:
 
 def _matrix(block: Block, of_own: bool) -> Any:
   projection = block.projection(of_own)
-  return projection.rows(block, block.inputs[projection.matrix].array)
+  rows = pl.ds(projection.first_row, projection.features)
+  return block.matrix(projection.matrix, rows)
 
 
 def _matrix_tile(block: Block, of_own: bool) -> Any:

@@ -212,9 +212,7 @@ def _chunks(block: Block) -> Iterator[int]:
 
 def _rows(block: Block, chunk: int) -> Any:
   """64 rows of W in the device's memory."""
-  weight = block.inputs[WEIGHT].array
-  rows = pl.ds(chunk * SIDE + block.zero[0], SIDE)
-  return weight.at[(*block.leading(weight.shape[:-2]), rows)]
+  return block.matrix(WEIGHT, pl.ds(chunk * SIDE + block.zero[0], SIDE))
 
 
 def _tables(block: Block, chunk: int) -> Sequence[Any]:

@@ -35,14 +35,13 @@ _MOST = 128
 class Term:
   """Products of queries, or of keys, with a table of vectors.
 
-  Query i and key j have the vector clip(sign (j - i) + offset, 0, size - 1).
+  Query i and key j have the vector clip(sign (j - i) + size // 2, 0, size - 1).
   """
 
   table: str  # the name of an input [..., size, D]
   of_keys: bool
   size: int
   sign: int
-  offset: int
 
   @property
   def rows(self) -> int:
@@ -55,9 +54,9 @@ class Term:
     return axes.round_up(self.size, SIDE)
 
   @property
-  def ends(self) -> tuple[str, str]:
-    """The names of the products with the first and the last vector."""
-    return f"{self.table} first", f"{self.table} last"
+  def ends(self) -> dict[str, int]:
+    """The first and the last vector, by the names of products with them."""
+    return {f"{self.table} first": 0, f"{self.table} last": self.size - 1}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,43 +107,33 @@ class Distances(ScoreTerm):
 def of_request(request: Request, query: Any, key: Any) -> Distances | None:
   """The terms of a score besides the dot product; None if it has none."""
   score, rank = base(request.score), len(request.leading)
+  found: list[tuple[str, Any, bool, int]]
   if type(score) is Shaw:
-    found = [_of_table("relative keys", score.relative_keys, False, 1, rank)]
+    found = [("relative keys", score.relative_keys, False, 1)]
   elif type(score) is Disentangled:
-    found = []
-    if score.relative_keys is not None:
-      found.append(
-        _of_table("relative keys", score.relative_keys, False, -1, rank)
-      )
-    if score.relative_queries is not None:
-      sign = -1 if score.as_released else 1
-      found.append(
-        _of_table("relative queries", score.relative_queries, True, sign, rank)
-      )
+    sign = -1 if score.as_released else 1
+    found = [
+      ("relative keys", score.relative_keys, False, -1),
+      ("relative queries", score.relative_queries, True, sign),
+    ]
   else:
     return None
-  for term, table in found:
-    _check(term, table, query, request)
-  terms = tuple(term for term, _ in found)
-  tables = {term.table: table for term, table in found}
+  tables, terms = {}, []
+  for name, array, of_keys, sign in found:
+    if array is not None:
+      tables[name] = of_parameter(array, 2, rank)
+      terms.append(Term(name, of_keys, tables[name].core[0], sign))
+      _check(terms[-1], tables[name], query, request)
   shift, numbers = _shift(request.score)
   ends = _ends_of_keys(terms, tables, key, rank)
   return Distances(
-    terms,
+    tuple(terms),
     shift,
     differentiable=tables,
     constants=numbers | ends,
     unread_by_keys=ends,
     for_keys=[name for x in terms if not x.of_keys for name in x.ends],
   )
-
-
-def _of_table(
-  name: str, array: Any, of_keys: bool, sign: int, rank: int
-) -> tuple[Term, Operand]:
-  table = of_parameter(array, 2, rank)
-  size = table.core[0]
-  return Term(name, of_keys, size, sign, size // 2), table
 
 
 def _check(term: Term, table: Operand, query: Any, request: Request) -> None:
@@ -184,7 +173,7 @@ def _ends_of_keys(
   found = {}
   for term in terms:
     table = jax.lax.stop_gradient(tables[term.table].array)
-    for name, place in zip(term.ends, (0, term.size - 1)):
+    for name, place in term.ends.items():
       if term.of_keys:
         vector = table[..., place, :][..., None, :].astype(jnp.float32)
         numbers = jnp.sum(jnp.multiply(*axes.aligned(key, vector)), axis=-1)
