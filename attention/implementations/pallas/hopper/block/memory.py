@@ -87,6 +87,7 @@ def of_block(problem: Any, kernel: Kernel) -> Memory:
   has_products = of_gradients and problem.changed is not None
   has_scores = of_gradients and problem.keeps_scores
   keeps_factors = own == "key" and problem.dropout is not None
+  staged = [each for each in loaded.values() if each.axes is Axes.STAGED]
   over = _shared(problem, kernel, tiles)
   results = {
     name: tile_memory(each.shape, each.axes)
@@ -107,7 +108,7 @@ def of_block(problem: Any, kernel: Kernel) -> Memory:
     scores=kept_tiles.memory() if has_scores else None,
     dropout_factors=kept_tiles.memory() if keeps_factors else None,
     barriers=_barriers(loaded.values(), own),
-    staging=_staging(inputs.get("query")),
+    staging=tile_memory(staged[0].array, Axes.TOKENS) if staged else None,
     scratch=() if problem.channels is None else problem.channels.scratch(),
     of_term=problem.term.memory(kernel),
     tables=tables(),
@@ -199,10 +200,3 @@ def _shared(
     and outputs[name].shape.dtype == tokens.dtype
     and outputs[name].shape.shape[-1] == tokens.shape[-1]
   }
-
-
-def _staging(queries: Input | None) -> Any:
-  """Shared memory for a tile of staged tokens, if there are any."""
-  if queries is None or queries.axes is not Axes.STAGED:
-    return None
-  return tile_memory(queries.array, Axes.TOKENS)

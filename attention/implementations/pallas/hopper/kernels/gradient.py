@@ -43,6 +43,7 @@ from attention.implementations.pallas.hopper.scores.channels import (
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   SHARES,
 )
+from attention.implementations.pallas.hopper.tiles.device import Device
 from attention.implementations.pallas.hopper.tiles.layout import BY_ROW, across
 from attention.implementations.pallas.hopper.traced.bias_by_distance import (
   add_sums,
@@ -161,15 +162,15 @@ def _written(block: Block, sums: Any, scales: dict[str, float]) -> jax.Array:
   return flags
 
 
-def _sums_of_zeros(problem: Any, results: Sequence[Any]) -> jax.Array:
+def _sums_of_zeros(device: Device, results: Sequence[Any]) -> jax.Array:
   """0, or NaN for tokens with gradients of channels that are not finite."""
 
   def add(channel, sums):
     for each in results:
-      sums = sums + 0.0 * problem.cast(each[channel], BY_ROW)
+      sums = sums + 0.0 * device.cast(each[channel], BY_ROW)
     return sums
 
-  zeros = problem.zeros()
+  zeros = device.zeros()
   return jax.lax.fori_loop(0, results[0].shape[0], add, zeros)
 
 

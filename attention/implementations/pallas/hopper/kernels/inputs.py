@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention.axes import round_up
 from attention.implementations.blockwise.tiles import with_length
 from attention.implementations.pallas.hopper.scores.function_sum import (
   FunctionSum,
@@ -117,16 +118,16 @@ def _operand(
   if operand.kind is Kind.TILE:
     return _pairs(problem, array.reshape(*sizes, *operand.core), own)
   if len(operand.core) == 2:
-    rows = [(0, -operand.core[0] % SIDE), (0, 0)]
-    array = jnp.pad(array, [(0, 0)] * len(operand.axes) + rows)
-    return Input(array.reshape(*sizes, *array.shape[-2:]), Axes.MATRIX)
-  array = array.astype(number_dtype(array))
+    array = array.reshape(*sizes, *operand.core)
+    rows = round_up(operand.core[0], SIDE)
+    return Input(with_length(array, rows, "constant"), Axes.MATRIX)
+  array = array.astype(number_dtype(array)).reshape(*sizes, -1)
   if operand.kind is Kind.WHOLE:
-    return Input(_padded(array.reshape(*sizes, array.shape[-1])), Axes.WHOLE)
+    size = round_up(array.shape[-1], _COPIED)
+    return Input(with_length(array, size, "constant", axis=-1), Axes.WHOLE)
   if operand.kind is Kind.SCALAR:
-    return Input(array.reshape(*sizes, 1), Axes.NUMBERS)
+    return Input(array, Axes.NUMBERS)
   of_keys = operand.kind is Kind.ROW
-  array = array.reshape(*sizes, -1)
   array = with_length(array, problem.padded_lengths[of_keys], axis=-1)
   return Input(array, Axes.ROWS, of_keys)
 
@@ -135,14 +136,7 @@ def _pairs(problem: Any, array: jax.Array, own: str) -> Input:
   """An array [..., T, S], up to whole tiles; its own dtype saves memory."""
   if array.dtype.itemsize > 4:
     array = array.astype(number_dtype(array))
-  lengths = zip(problem.padded_lengths, array.shape[-2:])
-  widths = [(0, padded - length) for padded, length in lengths]
-  array = jnp.pad(array, [(0, 0)] * (array.ndim - 2) + widths)
+  for axis, length in zip((-2, -1), problem.padded_lengths):
+    array = with_length(array, length, "constant", axis)
   # A tile is loaded with the tokens that a block visits.
   return Input(array, Axes.PAIRS, of_keys=own == "query")
-
-
-def _padded(numbers: jax.Array) -> jax.Array:
-  """Numbers [..., n] with zeros up to what a warpgroup copies."""
-  widths = [(0, 0)] * (numbers.ndim - 1)
-  return jnp.pad(numbers, [*widths, (0, -numbers.shape[-1] % _COPIED)])

@@ -25,6 +25,7 @@ from attention.implementations.pallas.hopper.terms.by_sinusoids import (
   Sinusoids,
 )
 from attention.implementations.pallas.hopper.tiles import matrices, parts
+from attention.implementations.pallas.hopper.tiles.device import Device
 from attention.implementations.pallas.hopper.tiles.layout import (
   BY_COLUMN,
   BY_ROW,
@@ -222,7 +223,7 @@ def _tables(block: Block, chunk: int) -> Sequence[Any]:
 
 
 def _rotated(
-  problem: Any, first: jax.Array, second: jax.Array, table: jax.Array
+  device: Device, first: jax.Array, second: jax.Array, table: jax.Array
 ) -> jax.Array:
   """[p_2 s - p_1 c, p_1 s + p_2 c] of a piece of p, and of sinusoids [s, c]."""
 
@@ -230,11 +231,11 @@ def _rotated(
     halves = _reflected(first, second, table[:, :PIECE], table[:, PIECE:])
     return dict(zip((0, PIECE), halves))
 
-  return _of_pieces(problem, pieces, first, second, table)
+  return _of_pieces(device, pieces, first, second, table)
 
 
 def _rotated_back(
-  problem: Any, numbers: jax.Array, table: jax.Array
+  device: Device, numbers: jax.Array, table: jax.Array
 ) -> jax.Array:
   """The gradients of p, in the order of W, from those of rotated pieces."""
 
@@ -250,12 +251,14 @@ def _rotated_back(
       found[start], found[half + start] = _reflected(*parts)
     return found
 
-  return _of_pieces(problem, pieces, numbers, table)
+  return _of_pieces(device, pieces, numbers, table)
 
 
-def _of_pieces(problem: Any, pieces: Callable, *arrays: jax.Array) -> jax.Array:
+def _of_pieces(
+  device: Device, pieces: Callable, *arrays: jax.Array
+) -> jax.Array:
   """pieces(*arrays), by first columns, as one array like the last one."""
-  if problem.interpret:
+  if device.interpret:
     found = pieces(*arrays)
     return jnp.concatenate([found[each] for each in sorted(found)], axis=1)
   shape = arrays[-1].shape

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from attention.implementations.pallas.hopper.block.block import Block
 from attention.implementations.pallas.hopper.scores import distances, rotations
 from attention.implementations.pallas.hopper.tiles import kept_tiles, look_up
+from attention.implementations.pallas.hopper.tiles.device import Device
 from attention.implementations.pallas.hopper.tiles.layout import TILE
 from attention.implementations.pallas.hopper.traced.pairs import PairFunction
 
@@ -163,11 +164,11 @@ def of_visible(
 
 
 def products_of_tokens(
-  problem: Any, factors: Sequence[tuple[Any, Any]]
+  device: Device, factors: Sequence[tuple[Any, Any]]
 ) -> jax.Array:
   """The sum of the dot products of some tiles [64, D] with others."""
-  pairs = [(own, problem.transposed(other)) for own, other in factors]
-  return problem.products(TILE, pairs)
+  pairs = [(own, device.transposed(other)) for own, other in factors]
+  return device.products(TILE, pairs)
 
 
 def _positions(block: Block, starts: Sequence[Any]) -> list[jax.Array]:
