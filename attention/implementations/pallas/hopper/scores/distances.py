@@ -183,10 +183,8 @@ def add_tables(block: Block) -> None:
   for term, first in _chunks(block):
     if term.table in block.direct:
       _write_factor(block, term, first, block.problem.factor)
-      part = parts.own_part(block, term.table).at[pl.ds(first, SIDE)]
-      matrices.add_outer_products(
-        block.problem, part, block.factors[0], tokens, block.is_first
-      )
+      rows, factor = pl.ds(first, SIDE), block.factors[0]
+      parts.add_outer_products(block, term.table, factor, tokens, rows)
 
 
 def _chunks(block: Block) -> Iterator[tuple[Term, int]]:

@@ -76,10 +76,7 @@ def add_matrices(block: Block) -> None:
       left[...] = each.left.astype(left.dtype)
       right[...] = each.right.astype(right.dtype)
       plgpu.commit_smem()
-      part = parts.own_part(block, name)
-      matrices.add_outer_products(
-        block.problem, part, left, right, block.is_first
-      )
+      parts.add_outer_products(block, name, left, right)
 
 
 def _call(block: Block, function: RowFunction, *tiles: jax.Array) -> list[Any]:

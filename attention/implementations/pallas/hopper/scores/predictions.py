@@ -76,9 +76,8 @@ def pull_back(block: Block) -> jax.Array | None:
     of_product = of_total * units.vector * (1.0 - hidden * hidden)
     factor[...] = of_product.astype(factor.dtype)
     plgpu.commit_smem()
-    if MATRIX in block.direct:
-      part = parts.own_part(block, MATRIX).at[:, units.places]
-      matrices.add_outer_products(problem, part, tokens, factor, block.is_first)
+    columns = slice(None), units.places
+    parts.add_outer_products(block, MATRIX, tokens, factor, columns)
     product = matrices.product(
       problem, factor, units.matrix, _tile(block), is_transposed=True
     )

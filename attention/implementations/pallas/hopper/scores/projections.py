@@ -194,11 +194,7 @@ def pull_back(block: Block, others: jax.Array | None) -> None:
   if problem.is_masked:
     make_finite(problem, tokens, Axes.TOKENS)
   plgpu.commit_smem()
-  if projection.matrix in block.direct:
-    part = parts.own_part(block, projection.matrix)
-    matrices.add_outer_products(
-      problem, part, tokens, of_projected, block.is_first
-    )
+  parts.add_outer_products(block, projection.matrix, tokens, of_projected)
   if problem.term.bias in block.direct:
     _add_vector(block, problem.term.bias, numbers)
   if "weight" in block.direct:

@@ -133,9 +133,7 @@ def add_arrays(block: Block) -> None:
   if problem.is_masked:
     make_finite(problem, query, Axes.TOKENS)
   _add_bias(block, POSITION_BIAS, problem.factor)
-  part = parts.own_part(block, WEIGHT)
-  left = block.tiles[OF_QUERIES]
-  matrices.add_outer_products(problem, part, left, query, block.is_first)
+  parts.add_outer_products(block, WEIGHT, block.tiles[OF_QUERIES], query)
 
 
 def _map_queries(block: Block) -> None:

@@ -16,7 +16,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from attention.implementations.pallas.hopper.tiles.device import Device
 from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,
-  WGMMA,
   pieces,
 )
 
@@ -92,17 +91,6 @@ def _terms(
     yield from (tile for tile, _ in loaded)
 
 
-def add_outer_products(
-  device: Device, result: Any, left: Any, right: Any, is_first: Any
-) -> None:
-  """Adds the sum over tokens of the outer products of two tiles."""
-  for rows, columns in _squares(result.shape):
-    factors = device.transposed(left.at[:, rows]), right.at[:, columns]
-    place = result.at[rows, columns]
-    numbers = device.products(place.shape, [factors])
-    add(device, place, numbers, is_first, WGMMA)
-
-
 def add(
   device: Device, result: Any, numbers: jax.Array, is_first: Any, layout: Any
 ) -> None:
@@ -117,7 +105,7 @@ def _load(
   device: Device, matrix: Any, terms: Sequence[tuple[Any, bool]]
 ) -> None:
   """Copies a matrix, or the remainder of its rounding, to tiles."""
-  for rows, columns in _squares(terms[0][0].shape):
+  for rows, columns in squares(terms[0][0].shape):
     part = device.read(matrix.at[rows, columns])
     rounded = part if is_one_term(matrix) else _cut(part)
     for tile, is_remainder in terms:
@@ -132,6 +120,6 @@ def _cut(numbers: jax.Array) -> jax.Array:
   return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def _squares(shape: Sequence[int]) -> Iterator[tuple[Any, Any]]:
+def squares(shape: Sequence[int]) -> Iterator[tuple[Any, Any]]:
   """The places of the squares, up to [64, 64], of a matrix."""
   return itertools.product(*map(pieces, shape))

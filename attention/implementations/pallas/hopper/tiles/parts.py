@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention.axes import round_up
+from attention.implementations.pallas.hopper.tiles import matrices
 from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,
   TILE,
@@ -75,6 +76,24 @@ def own_part(block: Any, name: str) -> Any:
   entry, number = (_flat(block, axes) for axes in (kept, summed))
   place = entry, number * block.num_blocks + jax.lax.axis_index("row")
   return block.direct[name].at[place]
+
+
+def add_outer_products(
+  block: Any, name: str, left: Any, right: Any, place: Any = None
+) -> None:
+  """Adds outer products of tiles, summed over tokens, to a block's part.
+
+  It does nothing without such a part.
+  """
+  if name not in block.direct:
+    return
+  device, part = block.problem, own_part(block, name)
+  part = part if place is None else part.at[place]
+  for rows, columns in matrices.squares(part.shape):
+    factors = device.transposed(left.at[:, rows]), right.at[:, columns]
+    result = part.at[rows, columns]
+    numbers = device.products(result.shape, [factors])
+    matrices.add(device, result, numbers, block.is_first, WGMMA)
 
 
 def _kept(operand: Operand) -> list[int]:
