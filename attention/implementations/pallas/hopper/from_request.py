@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,22 +12,20 @@ from attention.implementations.dot_products import is_dot_product
 from attention.implementations.pallas.hopper.kernels import calls
 from attention.implementations.pallas.hopper.plan import InKernelMaps
 from attention.implementations.pallas.hopper.problem import Problem
-from attention.implementations.pallas.hopper.scores import (
-  normalization,
-)
+from attention.implementations.pallas.hopper.scores import normalization
 from attention.implementations.pallas.hopper.scores.additive import additive_sum
 from attention.implementations.pallas.hopper.scores.channels import ChannelSum
 from attention.implementations.pallas.hopper.scores.function_sum import (
   FunctionSum,
   of_function,
 )
-from attention.implementations.pallas.hopper.terms import (
-  by_distance,
-  scales,
-)
+from attention.implementations.pallas.hopper.terms import by_distance, scales
+from attention.implementations.pallas.hopper.terms.by_distance import Distances
+from attention.implementations.pallas.hopper.terms.by_sinusoids import Sinusoids
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   Prediction,
 )
+from attention.implementations.pallas.hopper.terms.score_term import ScoreTerm
 from attention.implementations.pallas.hopper.terms.token_maps import TokenMap
 from attention.implementations.pallas.hopper.tiles.layout import SIDE, TILE
 from attention.implementations.pallas.hopper.traced import bias_by_distance
@@ -43,12 +41,11 @@ from attention.implementations.pallas.operands import (
   Kind,
   Operand,
   Unsupported,
+  aligned_right,
   of_parameter,
 )
 from attention.implementations.pallas.products import kernel_precision
-from attention.implementations.pallas.wrapped import (
-  base,
-)
+from attention.implementations.pallas.wrapped import base
 from attention.masks.tile_visibility import grid_visibility
 from attention.masks.types import Below
 from attention.request import Request
@@ -76,13 +73,21 @@ def make_problem(
   request = dataclasses.replace(request, score=inside.score)
   query, key = _multiplied(request, inside)
   score = base(request.score)
-  distances = by_distance.of_request(request, *tokens[:2])
-  has_terms = distances is not None or inside.sinusoids is not None
-  channels = None if has_terms else _channels(score, query, key)
+  term = inside.term or by_distance.of_request(request, *tokens[:2])
+  has_products = isinstance(term, Distances | Sinusoids)
+  channels = None if has_products else _channels(score, query, key)
   _check_tokens(request, query, key, channels is not None)
   finish = channels.finish if isinstance(channels, FunctionSum) else None
   changed, bias, visible = _functions(request, finish, inside.prediction)
-  others = channels, distances, inside.sinusoids, inside.maps
+  # Besides other sums a block has no memory for those of a bias.
+  has_sums = channels is not None or term is not None
+  rank = len(request.leading)
+  term = term or ScoreTerm()
+  of_key, key_scale = term.maps.get("key"), None
+  if of_key is not None and of_key.is_scaling:
+    key_scale = functools.partial(
+      _key_scale, of_key, tokens[1], rank, interpret
+    )
   problem = Problem(
     leading=request.leading,
     tiles=grid_visibility(request.mask, request.scores_shape[-2:], TILE),
@@ -91,13 +96,12 @@ def make_problem(
     changed=changed,
     bias=bias,
     visible=visible,
-    maps=inside.maps,
-    key_scale=_key_scale(inside.maps.get("key"), tokens[1], interpret),
-    projections=inside.projections,
-    distances=distances,
-    sinusoids=inside.sinusoids,
+    term=term,
     prediction=inside.prediction,
-    of_bias=_bias_gradient(request, bias, *others),
+    key_scale=key_scale,
+    of_bias=None
+    if has_sums
+    else bias_by_distance.gradient_of(request.bias, bias),
     bias_numbers=_bias_numbers(bias),
     normalizer=normalization.terms_of(request),
     sparse=(
@@ -105,7 +109,7 @@ def make_problem(
     ),
     dropout=of_dropout("dropout", request),
     has_gradients=query.shape[-1] <= _GRADIENT_FEATURES,
-    weight=_weight(score, channels, len(request.leading)),
+    weight=_weight(score, channels, rank),
     is_masked=request.is_masked,
     interpret=interpret,
   )
@@ -142,7 +146,7 @@ def _fitting(problem: Problem, tokens: Sequence[jax.Array]) -> Problem:
     # A problem keeps its arrays, and these are tracers. Scales need a kernel.
     own = dataclasses.replace(problem)
     if own.key_scale is not None:
-      numbers = jnp.zeros(tokens[1].shape[:-1])
+      numbers = Operand(jnp.zeros(tokens[1].shape[-2:-1]), Kind.ROW, ())
       own = dataclasses.replace(own, key_scale=lambda: numbers)
     arrays = calls.Arrays(own.arrays, tokens)
     if not calls.forward_fits(own, arrays):
@@ -161,19 +165,18 @@ def _fitting(problem: Problem, tokens: Sequence[jax.Array]) -> Problem:
 def _multiplied(request: Request, inside: InKernelMaps) -> list[Any]:
   """Queries and keys, or their shapes and dtypes, as kernels multiply them."""
   tokens = request.query, request.key
-  if inside.sinusoids is not None:
+  if isinstance(inside.term, Sinusoids):
     return [*tokens]
   functions = request.score.map_query, request.score.map_key
   return [*map(jax.eval_shape, functions, tokens)]
 
 
 def _key_scale(
-  of_key: TokenMap | None, key: jax.Array, interpret: Any
-) -> Callable[[], jax.Array] | None:
-  """The scales of keys, if kernels multiply scores by them."""
-  if of_key is None or not of_key.is_scaling:
-    return None
-  return functools.partial(scales.of_keys, of_key, key, interpret)
+  of_key: TokenMap, key: jax.Array, rank: int, interpret: Any
+) -> Operand:
+  """The scales of keys, by which kernels multiply scores."""
+  numbers = scales.of_keys(of_key, key, interpret)
+  return Operand(numbers, Kind.ROW, aligned_right(numbers.shape[:-1], rank))
 
 
 def _factor(score: Any, query: jax.Array) -> float:
@@ -181,10 +184,13 @@ def _factor(score: Any, query: jax.Array) -> float:
   factor: Any = 1.0
   if isinstance(score, ScaledDot):
     factor = score.factor(query)
-  elif isinstance(score, Shaw | Disentangled):
-    factor = by_distance.factor(score, query)
-  elif isinstance(score, TransformerXL):
-    factor = query.shape[-1] ** -0.5 if score.scale is None else score.scale
+  elif isinstance(score, Shaw | Disentangled | TransformerXL):
+    number = 1
+    if isinstance(score, Disentangled):
+      tables = score.relative_keys, score.relative_queries
+      number += sum(table is not None for table in tables)
+    default = (number * query.shape[-1]) ** -0.5
+    factor = default if score.scale is None else score.scale
   if not isinstance(factor, float | int):
     raise Unsupported("needs a scale that is a number")
   return float(factor)
@@ -197,15 +203,6 @@ def _weight(
   if channels is None or isinstance(channels, FunctionSum):
     return None
   return of_parameter(score.score_weight, 1, rank)
-
-
-def _bias_gradient(
-  request: Request, function: Any, *others: Any
-) -> bias_by_distance.BiasGradient | None:
-  """The bias whose gradient kernels compute, if they have the memory."""
-  if any(others):
-    return None
-  return bias_by_distance.gradient_of(request.bias, function)
 
 
 def _bias_numbers(function: PairFunction | None) -> list[str]:

@@ -19,15 +19,14 @@ from attention.head_parameters import BY_POSITION, SCALAR
 from attention.implementations.pallas.hopper.terms import token_maps
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   MATRIX,
+  SHARES,
   VECTOR,
   Prediction,
 )
 from attention.implementations.pallas.hopper.tiles import matrices
 from attention.implementations.pallas.hopper.tiles.layout import SIDE
 from attention.implementations.pallas.operands import Operand, of_parameter
-from attention.implementations.pallas.wrapped import (
-  wrappers,
-)
+from attention.implementations.pallas.wrapped import wrappers
 from attention.request import Request
 from attention.scores.base import Wrapper
 from attention.scores.classical import Dot
@@ -92,7 +91,13 @@ def of_request(request: Request) -> Prediction | None:
   score = _with_shares(request, request.score, lambda _: shares)
   if not _has_kernels(request, operands):
     return None
-  return Prediction(score, shares, operands)
+  return Prediction(
+    score,
+    shares,
+    differentiable=operands,
+    unread_by_keys=operands,
+    own_numbers=(SHARES,),
+  )
 
 
 def _has_kernels(request: Request, operands: dict[str, Operand]) -> bool:

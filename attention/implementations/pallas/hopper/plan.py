@@ -1,26 +1,20 @@
 """What the kernels for Hopper GPUs compute of tokens, and what XLA does."""
 
 import dataclasses
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from attention.implementations.dot_products import is_dot_product
 from attention.implementations.pallas.hopper import local
 from attention.implementations.pallas.hopper.scores import projections
-from attention.implementations.pallas.hopper.scores.projections import (
-  Projections,
-)
 from attention.implementations.pallas.hopper.terms import (
   by_sinusoids,
   token_maps,
 )
-from attention.implementations.pallas.hopper.terms.by_sinusoids import Sinusoids
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   Prediction,
 )
+from attention.implementations.pallas.hopper.terms.score_term import ScoreTerm
 from attention.implementations.pallas.hopper.terms.token_maps import (
-  TokenMap,
   changes_tokens,
 )
 from attention.implementations.pallas.hopper.tiles.layout import SIDE
@@ -37,9 +31,7 @@ class InKernelMaps(NamedTuple):
   """What kernels compute of tokens."""
 
   score: Score  # with predicted shares in place of a prediction
-  maps: Mapping[str, TokenMap] = MappingProxyType({})
-  projections: Projections | None = None
-  sinusoids: Sinusoids | None = None
+  term: ScoreTerm | None = None
   prediction: Prediction | None = None
 
 
@@ -53,28 +45,25 @@ def plan(request: Request) -> tuple[Request, InKernelMaps]:
     known = dataclasses.replace(request, score=prediction.score)
     inside = _in_kernel(known)
     if _reads_unmapped(known, inside):
-      score = MapsInside(request.score)
-      request = dataclasses.replace(request, score=score)
-      return request, inside._replace(prediction=prediction)
+      return _unmapped(request), inside._replace(prediction=prediction)
   request = with_vectors_as_keys(local.with_shares(request))
   inside = _in_kernel(request)
-  if any(inside[1:]):
-    score = MapsInside(request.score)
-    request = dataclasses.replace(request, score=score)
-  return request, inside
+  return (_unmapped(request) if inside.term else request), inside
+
+
+def _unmapped(request: Request) -> Request:
+  return dataclasses.replace(request, score=MapsInside(request.score))
 
 
 def _in_kernel(request: Request) -> InKernelMaps:
   """What kernels compute of tokens besides a prediction."""
   inside, score = InKernelMaps(request.score), base(request.score)
   if is_dot_product(score):
-    return inside._replace(maps=token_maps.inside(request))
+    return inside._replace(term=token_maps.inside(request))
   if any(map(changes_tokens, wrappers(request.score))):
     return inside
-  return inside._replace(
-    projections=projections.of_request(request),
-    sinusoids=by_sinusoids.of_request(request),
-  )
+  term = projections.of_request(request) or by_sinusoids.of_request(request)
+  return inside._replace(term=term)
 
 
 def _reads_unmapped(request: Request, inside: InKernelMaps) -> bool:
@@ -85,6 +74,6 @@ def _reads_unmapped(request: Request, inside: InKernelMaps) -> bool:
     # With more features a block has no memory for both.
     return request.query.shape[-1] <= SIDE and not has_maps
   if not is_dot_product(score):
-    return inside.projections is not None
+    return inside.term is not None and inside.term.is_projection
   has_maps = has_maps or type(score) not in (Dot, ScaledDot)
-  return not has_maps or bool(inside.maps)
+  return not has_maps or inside.term is not None

@@ -3,12 +3,9 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention.implementations.pallas.hopper.kernels import calls
 from attention.implementations.pallas.hopper.scores.channels import ChannelSum
@@ -16,27 +13,19 @@ from attention.implementations.pallas.hopper.scores.function_sum import (
   FunctionSum,
 )
 from attention.implementations.pallas.hopper.scores.normalization import Terms
-from attention.implementations.pallas.hopper.scores.projections import (
-  Projections,
-)
-from attention.implementations.pallas.hopper.terms.by_distance import Distances
-from attention.implementations.pallas.hopper.terms.by_sinusoids import Sinusoids
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   SHARES,
   Prediction,
 )
-from attention.implementations.pallas.hopper.terms.token_maps import TokenMap
+from attention.implementations.pallas.hopper.terms.score_term import ScoreTerm
+from attention.implementations.pallas.hopper.tiles.device import Device
 from attention.implementations.pallas.hopper.tiles.layout import SIDE
 from attention.implementations.pallas.hopper.traced.bias_by_distance import (
   BiasGradient,
 )
 from attention.implementations.pallas.hopper.traced.pairs import PairFunction
 from attention.implementations.pallas.normalizers import Sparse
-from attention.implementations.pallas.operands import (
-  Kind,
-  Operand,
-  aligned_right,
-)
+from attention.implementations.pallas.operands import Kind, Operand
 from attention.implementations.pallas.results import Results
 
 # Arrays of wrappers whose gradients are sums over pairs.
@@ -44,7 +33,7 @@ _NUMBERS = Kind.SCALAR, Kind.COLUMN, Kind.ROW
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Problem:
+class Problem(Device):
   """What the kernels need besides arrays."""
 
   leading: tuple[int, ...]
@@ -54,12 +43,9 @@ class Problem:
   changed: PairFunction | None  # what wrappers do to the products or sums
   bias: PairFunction | None
   visible: PairFunction | None
-  maps: Mapping[str, TokenMap]  # of own tokens, in the kernels
-  key_scale: Callable[[], jax.Array] | None  # of keys, for blocks of queries
-  projections: Projections | None  # of all tokens, in the kernels
-  distances: Distances | None  # terms besides dot products
-  sinusoids: Sinusoids | None  # Transformer-XL's term of positions
-  prediction: Prediction | None  # of local-p, in the kernels
+  term: ScoreTerm  # of the score
+  prediction: Prediction | None  # of local-p
+  key_scale: Callable[[], Operand] | None  # of keys, for blocks of queries
   of_bias: BiasGradient | None  # of values per relative distance
   bias_numbers: Sequence[str]  # other arrays of the bias with gradients
   normalizer: Terms | None  # None for softmax and `Quotient`
@@ -70,8 +56,6 @@ class Problem:
   # Whether keys may be hidden. NaN in a hidden token then changes nothing, and
   # the rows that attend to NaN become NaN, without derivatives.
   is_masked: bool
-  interpret: Any
-  dtype: ClassVar[Any] = jnp.float32
 
   @property
   def differentiable(self) -> dict[str, Operand]:
@@ -89,7 +73,20 @@ class Problem:
       own += [] if self.of_bias is None else [self.of_bias.name]
       of_bias = dict(zip(self.bias.names, self.bias.operands))
       numbers |= {name: of_bias[name] for name in own}
-    return self._weights | numbers | self._arrays_of_maps | self._tables
+    arrays = self._weights | numbers
+    for each in self.terms:
+      arrays |= each.differentiable
+    return arrays
+
+  @property
+  def terms(self) -> list[ScoreTerm]:
+    """The term of the score, and a prediction."""
+    return [self.term] + ([self.prediction] if self.prediction else [])
+
+  @property
+  def own_numbers(self) -> list[str]:
+    """The numbers of own queries, which a block computes."""
+    return [name for each in self.terms for name in each.own_numbers]
 
   @property
   def keeps_scores(self) -> bool:
@@ -116,15 +113,10 @@ class Problem:
     if isinstance(self.channels, FunctionSum):
       operands |= self.channels.constants
     if self.key_scale is not None:
-      numbers = self.key_scale()
-      axes = aligned_right(numbers.shape[:-1], len(self.leading))
-      operands["key scale"] = Operand(numbers, Kind.ROW, axes)
-    if self.distances is not None:
-      operands |= self.distances.numbers
-      operands |= self.distances.ends_of_keys()
-    if self.sinusoids is not None:
-      operands |= self.sinusoids.tables
-    return operands | self._arrays_of_maps | self._tables
+      operands["key scale"] = self.key_scale()
+    for term in self.terms:
+      operands |= {**term.constants, **term.differentiable}
+    return operands
 
   @property
   def buckets(self) -> Mapping[str, np.ndarray]:
@@ -136,19 +128,6 @@ class Problem:
     return {} if self.weight is None else {"weight": self.weight}
 
   @property
-  def _arrays_of_maps(self) -> dict[str, Operand]:
-    maps: list[Any] = [*self.maps.values()]
-    maps += [] if self.projections is None else [self.projections]
-    maps += [] if self.prediction is None else [self.prediction]
-    return {name: each for own in maps for name, each in own.operands.items()}
-
-  @property
-  def _tables(self) -> dict[str, Operand]:
-    if self.sinusoids is not None:
-      return dict(self.sinusoids.arrays)
-    return {} if self.distances is None else dict(self.distances.tables)
-
-  @property
   def arrays(self) -> list[jax.Array]:
     """The arrays of all operands."""
     return [each.array for each in self.operands.values()]
@@ -158,10 +137,6 @@ class Problem:
     """T and S, rounded up to tiles."""
     rows, columns = self.tiles.shape
     return rows * SIDE, columns * SIDE
-
-  def cast(self, array: jax.Array, layout: Any) -> jax.Array:
-    """An array in a layout of registers; the interpreter has none."""
-    return array if self.interpret else plgpu.layout_cast(array, layout)
 
   def forward(
     self,

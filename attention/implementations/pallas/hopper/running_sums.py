@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention.implementations.pallas.hopper.tiles.device import Device
 from attention.implementations.pallas.hopper.tiles.layout import (
   BY_COLUMN,
   SIDE,
@@ -20,7 +21,6 @@ from attention.implementations.pallas.hopper.tiles.layout import (
   WGMMA,
   down,
 )
-from attention.implementations.pallas.hopper.tiles.matrices import read
 
 
 def running_sums(
@@ -42,8 +42,7 @@ def running_sums(
   bounds = [] if is_reversed else number
   count = len(jax.eval_shape(function, *rows, *bounds))
 
-  def cast(array, layout):
-    return array if interpret else plgpu.layout_cast(array, layout)
+  device = Device(interpret=interpret)
 
   def run(*refs):
     inputs, results = refs[: len(rows)], refs[len(rows) :]
@@ -51,9 +50,9 @@ def running_sums(
 
     def tile(number):
       place = entry, pl.ds(number * SIDE, SIDE)
-      return [read(interpret, each.at[place], BY_COLUMN) for each in inputs]
+      return [device.read(each.at[place], BY_COLUMN) for each in inputs]
 
-    zeros = cast(jnp.zeros((SIDE,), jnp.float32), BY_COLUMN)
+    zeros = device.cast(jnp.zeros((SIDE,), jnp.float32), BY_COLUMN)
     bounds = []
     if not is_reversed:
       magnitudes = jax.lax.fori_loop(
@@ -68,7 +67,7 @@ def running_sums(
     first, last = (own + 1, tiles) if is_reversed else (0, own)
     before = jax.lax.fori_loop(first, last, add, [zeros] * count)
     queries, keys = (
-      cast(jax.lax.broadcasted_iota(jnp.int32, TILE, axis), WGMMA)
+      device.cast(jax.lax.broadcasted_iota(jnp.int32, TILE, axis), WGMMA)
       for axis in (0, 1)
     )
     is_added = keys >= queries if is_reversed else keys <= queries

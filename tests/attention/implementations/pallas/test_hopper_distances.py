@@ -8,6 +8,7 @@ import pytest
 from attention import attend, biases, masks, scores
 from attention.implementations.pallas.hopper.block import memory
 from attention.implementations.pallas.hopper.tiles import look_up
+from attention.implementations.pallas.hopper.tiles.device import Device
 from attention.implementations.pallas.hopper.tiles.layout import TILE, WGMMA
 from tests.attention.implementations.pallas.hopper import (
   INTERPRETED,
@@ -77,7 +78,7 @@ def test_a_block_without_memory_for_remainders_loads_them_later(monkeypatch):
   fits, found = memory.fits, set()
 
   def limited(held):
-    tables = len(held.distances["tables"])
+    tables = len(held.tables)
     found.add(tables)
     return fits(held) and tables == 0
 
@@ -128,13 +129,13 @@ def test_the_transpose_of_a_look_up(start, of_rows, sign):
   """<entries(x), y> = <x, transpose(y)>."""
   lines, numbers = draw_tile((24, look_up.LINE)), draw_tile(TILE)
   places = look_up.Places(20, sign, of_rows, start)
-  problem = Interpreted()
-  found = look_up.entries(problem, lines, places)
+  device = Device(interpret=True)
+  found = look_up.entries(device, lines, places)
   transposed = Reference(np.zeros_like(lines))
-  look_up.put(problem, transposed, numbers, places)
+  look_up.put(device, transposed, numbers, places)
   axis = 1 if of_rows else 0
   for place, is_last in ((0, False), (19, True)):
-    ends = look_up.at_end(problem, numbers, places, is_last=is_last)
+    ends = look_up.at_end(device, numbers, places, is_last=is_last)
     transposed.array[place, :64] += ends.sum(axis)
   np.testing.assert_allclose(
     np.sum(found * numbers), np.sum(lines * transposed.array), rtol=1e-4
@@ -143,12 +144,6 @@ def test_the_transpose_of_a_look_up(start, of_rows, sign):
 
 def draw_tile(shape):
   return np.asarray(arrays(shape, dtype=jnp.float32)[0])
-
-
-class Interpreted:
-  """What functions of a tile need of a problem."""
-
-  interpret = True
 
 
 class Reference:

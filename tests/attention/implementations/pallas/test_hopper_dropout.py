@@ -60,11 +60,10 @@ def test_a_block_without_memory_for_the_factors_computes_them_again(
 ):
   fits, of_block, kept = memory.fits, memory.of_block, set()
 
-  def noted(*arguments, are_keys_own, of_gradients, **options):
-    options |= {"are_keys_own": are_keys_own, "of_gradients": of_gradients}
-    held = of_block(*arguments, **options)
+  def noted(problem, kernel):
+    held = of_block(problem, kernel)
     if held.dropout_factors is not None:
-      kept.add((are_keys_own, of_gradients))
+      kept.add((kernel.own, kernel.of_gradients))
     return held
 
   def limited(held):
@@ -74,7 +73,7 @@ def test_a_block_without_memory_for_the_factors_computes_them_again(
   monkeypatch.setattr(memory, "of_block", noted)
   check(arrays((64, 64), (64, 64), (64, 64)), mask=masks.causal())
   # Those of queries and of the forward kernel read the factors once.
-  assert kept == ({(True, True)} if are_kept else set())
+  assert kept == ({("key", True)} if are_kept else set())
 
 
 @sampled("keys", [(2, 1), (1, 3)], default=[])

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 
+from attention.implementations.pallas.hopper.tiles.device import Device
 from attention.implementations.pallas.hopper.tiles.layout import (
   BY_ROW,
-  SIDE,
   WGMMA,
   Axes,
   pieces,
@@ -49,9 +49,9 @@ def attempts(
   jax.lax.while_loop(lambda number: number < 2, attempt, jnp.int32(0))
 
 
-def not_finite(problem: Any, results: Sequence[jax.Array]) -> jax.Array:
+def not_finite(device: Device, results: Sequence[jax.Array]) -> jax.Array:
   """1 for tokens with a result [64] or [64, n] that is not finite, else 0."""
-  flags = problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+  flags = device.zeros()
   for each in results:
     own = _is_not_finite(each)
     own = own if own.ndim == 1 else jnp.max(own, axis=1)
@@ -59,26 +59,26 @@ def not_finite(problem: Any, results: Sequence[jax.Array]) -> jax.Array:
   return flags
 
 
-def make_finite(problem: Any, tile: Any, axes: Axes) -> jax.Array:
+def make_finite(device: Device, tile: Any, axes: Axes) -> jax.Array:
   """Replaces NaN and infinity by 0; returns 1 for tokens that had some."""
   if axes is Axes.TOKENS:
-    flags = problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+    flags = device.zeros()
     # All features at once would need too many registers.
     for place in pieces(tile.shape[-1]):
       part = tile.at[:, place]
-      numbers = problem.cast(part[...].astype(jnp.float32), WGMMA)
+      numbers = device.cast(part[...].astype(jnp.float32), WGMMA)
       own = _is_not_finite(numbers)
       part[...] = jnp.where(own > 0.0, 0.0, numbers).astype(tile.dtype)
       flags = jnp.maximum(flags, jnp.max(own, axis=1))
     return flags
 
   def clean(channel, flags):
-    numbers = problem.cast(tile[channel], BY_ROW)
+    numbers = device.cast(tile[channel], BY_ROW)
     own = _is_not_finite(numbers)
     tile[channel] = jnp.where(own > 0.0, 0.0, numbers)
     return jnp.maximum(flags, own)
 
-  zeros = problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+  zeros = device.zeros()
   return jax.lax.fori_loop(0, tile.shape[0], clean, zeros)
 
 

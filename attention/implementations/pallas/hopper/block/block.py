@@ -30,14 +30,14 @@ from attention.implementations.pallas.hopper.tiles.layout import (
   across,
   down,
   parts_of_copy,
-  read_pairs,
-  read_transposed,
-  write_transposed,
 )
 from attention.implementations.pallas.hopper.traced.bias_by_distance import (
   Numbers,
 )
 from attention.implementations.pallas.hopper.traced.pairs import number_dtype
+
+# The results that are sums over channels, or made of them.
+CHANNEL_SUMS = "tokens", "weight"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,13 +48,19 @@ class Block(Memory):
   problem: Any
   row: jax.Array  # of tiles
   entry: jax.Array  # of the leading axes
-  are_keys_own: bool
+  own: str
   bounds: Any  # for each row of tiles, its first visit and their end
   inputs: Mapping[str, Input]  # with references to the device's memory
   direct: Mapping[str, Any]  # references to results without a tile of their own
   num_blocks: int  # of an entry of the leading axes
   part: jax.Array  # of the entries that share an array, see `BatchSplit`
   is_first_entry: Any  # of those that the block computes
+  is_first: Any  # of the rows that the block computes
+
+  @property
+  def are_keys_own(self) -> bool:
+    """Whether own tokens are keys."""
+    return self.own == "key"
 
   def of_array(self, ref: Any, axes: Axes, start: Any) -> Any:
     """The tokens from `start` on, of this entry of the leading axes."""
@@ -78,6 +84,11 @@ class Block(Memory):
       entry = jax.lax.div(entry, jnp.int32(size))
       indices.append(0 if own == 1 else index)
     return tuple(reversed(indices))
+
+  def matrix(self, name: str, rows: Any, columns: Any = slice(None)) -> Any:
+    """A part of this entry's matrix [D, A], in the device's memory."""
+    ref = self.inputs[name].array
+    return ref.at[(*self.leading(ref.shape[:-2]), rows, columns)]
 
   def with_new_addresses(self) -> "Block":
     """The same block, whose tiles have addresses that are computed here.
@@ -123,7 +134,13 @@ class Block(Memory):
   @property
   def own_map(self) -> Any:
     """The map of own tokens that the kernel computes, or None."""
-    return self.problem.maps.get(self._name(True))
+    return self.problem.term.maps.get(self._name(True))
+
+  @property
+  def of_tokens(self) -> Any:
+    """The gradients of own tokens as they are multiplied."""
+    is_mapped = self.own_map is not None
+    return self.of_term["mapped"] if is_mapped else self.results["tokens"]
 
   def _name(self, of_own: bool) -> str:
     return "key" if of_own == self.are_keys_own else "query"
@@ -134,7 +151,13 @@ class Block(Memory):
 
   def projection(self, of_own: bool) -> Any:
     """The projection of own tokens, or of those that are visited."""
-    return self.problem.projections.of_tokens[self._name(of_own)]
+    return self.problem.term.of_tokens[self._name(of_own)]
+
+  @property
+  def channel_sums(self) -> dict[str, Any]:
+    """The gradients of channels, [A, 64], of which gradients are made."""
+    sums = self.of_term or self.results
+    return {name: sums[name] for name in CHANNEL_SUMS if name in sums}
 
   def _transpose(self, tile: Any) -> None:
     """Writes the staged tokens as [D, 64]."""
@@ -145,11 +168,11 @@ class Block(Memory):
       is_bad = jnp.where(jnp.abs(tokens) < np.inf, 0.0, 1.0)
       is_bad = across(jnp.max(is_bad, axis=1) > 0.0, tokens.shape)
       tokens = jnp.where(is_bad, jnp.nan, tokens)
-    write_transposed(self.problem, tile, tokens)
+    self.problem.write_transposed(tile, tokens)
 
   def staged(self, result: Any) -> Any:
     """A result [D, 64] as tokens [64, D] in shared memory."""
-    tokens = read_transposed(self.problem, result)
+    tokens = self.problem.read_transposed(result)
     self.staging[...] = tokens.astype(self.staging.dtype)
     return self.staging
 
@@ -180,8 +203,10 @@ class Block(Memory):
     if axes is Axes.WHOLE:
       return Numbers(self.problem.interpret, self.tiles[name])
     if axes is Axes.PAIRS:
-      dtype, is_transposed = number_dtype(ref), self.are_keys_own
-      return read_pairs(self.problem, self.tiles[name], dtype, is_transposed)
+      read = self.problem.read
+      if self.are_keys_own:
+        read = self.problem.read_transposed
+      return read(self.tiles[name], dtype=number_dtype(ref))
     tile = self.tiles[name][...]
     if of_keys == self.are_keys_own:
       return across(self.problem.cast(tile, BY_ROW), TILE)

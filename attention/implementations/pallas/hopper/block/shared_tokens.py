@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention.implementations.pallas.hopper.tiles.parts import AT_ONCE
+from attention.implementations.pallas.hopper.tiles.parts import AT_ONCE, fewest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,4 @@ def batch_split(
     return -(-others * parts // AT_ONCE) * (count // parts)
 
   choices = [n for n in range(1, count + 1) if count % n == 0]
-  # The fewest that take about as long as the best number.
-  limit = 1.05 * min(map(duration, choices))
-  parts = next(n for n in choices if duration(n) <= limit)
-  return BatchSplit(leading, shared, parts)
+  return BatchSplit(leading, shared, fewest(choices, duration))

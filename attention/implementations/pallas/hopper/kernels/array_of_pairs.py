@@ -62,7 +62,7 @@ def outputs(
 
   def output(operand):
     sizes = _sizes(problem, operand)
-    dtype = problem.dtype
+    dtype = jnp.dtype(jnp.float32)
     if entries.of_block == 1 and entries.parts == 1:
       dtype = operand.array.dtype
     shape = (entries.parts, *sizes, *problem.padded_lengths)
@@ -94,7 +94,7 @@ def clear_hidden(block: Block) -> None:
   names, tiles = of_block(block), block.problem.tiles
   if not names or tiles.all():
     return
-  zeros = block.problem.cast(jnp.zeros(TILE, jnp.float32), WGMMA)
+  zeros = block.problem.zeros(TILE)
 
   def clear(column, state):
     for name in names:

@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention.implementations.pallas.hopper.block import memory
+from attention.implementations.pallas.hopper.block.shared_tokens import (
+  BatchSplit,
+)
 from attention.implementations.pallas.hopper.kernels import (
   array_of_pairs,
   gradient,
@@ -18,10 +22,7 @@ from attention.implementations.pallas.hopper.kernels.forward import (
   block_of_queries,
   online_softmax,
 )
-from attention.implementations.pallas.hopper.kernels.launch import (
-  Kernel,
-  launch,
-)
+from attention.implementations.pallas.hopper.kernels.launch import launch
 from attention.implementations.pallas.hopper.kernels.sparse import (
   sparse_context,
 )
@@ -31,6 +32,7 @@ from attention.implementations.pallas.hopper.scores.function_sum import (
 from attention.implementations.pallas.hopper.tiles import parts
 from attention.implementations.pallas.hopper.tiles.layout import (
   Axes,
+  Kernel,
   Output,
 )
 from attention.implementations.pallas.hopper.tiles.parts import Parts
@@ -71,12 +73,14 @@ def _of_context(problem: Any, arrays: Arrays, *, for_gradients: bool) -> Kernel:
     written["means"] = written["context"]
   is_function = isinstance(problem.channels, FunctionSum)
   if is_function and inputs.token_axes(problem, query, key) is Axes.CHANNELS:
-    query, key = (
-      _with_nan_tokens(problem, query),
-      _with_nan_tokens(problem, key),
-    )
+    query, key = (_with_nan_tokens(problem, each) for each in (query, key))
   tokens = query, key, value
-  return Kernel(inputs.of_forward(problem, arrays.operands, tokens), written)
+  return Kernel(
+    inputs.of_kernel(problem, "query", arrays.operands, tokens, {}),
+    written,
+    len(problem.tiles),
+    BatchSplit(problem.leading),
+  )
 
 
 def gradients(
@@ -88,22 +92,13 @@ def gradients(
   of_keys: bool,
 ) -> tuple[list[jax.Array], list[jax.Array]]:
   """The gradients of tokens, and of the arrays with these names."""
-  query, *_ = arrays.tokens
+  run = functools.partial(_run, problem, arrays)
   _, *others = array_of_pairs.groups(problem, names)
   first = [name for name in names if name not in itertools.chain(*others)]
-  kernel = _of_queries(problem, arrays, rows, first)
-  made = _run(problem, kernel, first)
+  made, sums, own_parts = run("query", rows, first)
   for group in others:
-    more = _run(problem, _of_queries(problem, arrays, rows, group), group)
-    made |= {name: more[name] for name in group}
-  of_tokens = [_tokens_last(made["tokens"], kernel.outputs["tokens"])]
-  sums = _sums_of_rows(problem, made, outputs.numbers(problem, "query", names))
-  if "weight" in names and problem.projections is None:
-    sums["weight"] = _sum_of_weights(problem, made["weight"])
-  for name in array_of_pairs.names_of(problem, names):
-    operand = problem.differentiable[name]
-    sums[name] = array_of_pairs.total(made[name], operand)
-  own_parts = _parts(problem, "query", made)
+    sums |= run("query", rows, group)[1]
+  of_tokens = [made["tokens"]]
   # The kernel of keys reads rows that the other completes, which runs in any
   # case.
   by_keys = {
@@ -111,77 +106,94 @@ def gradients(
     *outputs.numbers(problem, "key", names),
   }
   if of_keys or not by_keys.isdisjoint(names):
-    for_keys = {n: made[n] for n in outputs.for_keys(problem, query)}
+    for_keys = {n: made[n] for n in outputs.for_keys(problem, arrays.tokens[0])}
     for_keys["cotangent"] = rows["cotangent"]
-    kernel = _of_keys(problem, arrays, for_keys, names)
-    made = _run(problem, kernel, names)
-    sums |= _sums_of_rows(problem, made, outputs.numbers(problem, "key", names))
-    own_parts += _parts(problem, "key", made)
+    made, of_rows, parts_of_keys = run("key", for_keys, names)
+    sums |= of_rows
+    own_parts += parts_of_keys
     if of_keys:
-      of_tokens += [
-        _tokens_last(made[name], kernel.outputs[name])
-        for name in ("tokens", "value")
-      ]
+      of_tokens += [made["tokens"], made["value"]]
   sums |= parts.sums(problem, own_parts)
   return of_tokens, [sums[name] for name in names]
 
 
 def _run(
-  problem: Any, kernel: Kernel, names: Sequence[str]
-) -> dict[str, jax.Array]:
-  """The outputs of a kernel of gradients, by name."""
-  own = "key" if kernel.are_keys_own else "query"
+  problem: Any,
+  arrays: Arrays,
+  own: str,
+  rows: Mapping[str, jax.Array],
+  names: Sequence[str],
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array], list[Parts]]:
+  """What a kernel makes for arrays: its outputs, their gradients, and parts."""
+  kernel = _of_gradients(problem, own, arrays, rows, names)
   wanted = outputs.numbers(problem, own, names)
   compute = functools.partial(gradient.gradients, wanted=wanted)
-  return launch(problem, kernel, compute)
+  made = launch(problem, kernel, compute)
+  slices = outputs.slices(problem, own)
+  own_parts = [
+    Parts(made[name], kernel.blocks, name, each.first)
+    for name, each in slices.items()
+    if name in made
+  ]
+  sums = {
+    name: _gradient(problem, name, made[name])
+    for name in names
+    if name in made and name not in slices
+  }
+  for name in ("tokens", "value"):
+    if name in made:
+      made[name] = _tokens_last(made[name], kernel.outputs[name])
+  return made, sums, own_parts
 
 
-def _of_queries(problem: Any, arrays: Arrays, rows, names) -> Kernel:
-  """The kernel of queries."""
-  operands, (query, key, _) = arrays
-  axes = inputs.token_axes(problem, query, key)
-  written = {"tokens": outputs.of_tokens(problem, query, axes)}
-  if "weight" in names and problem.projections is None:
-    written["weight"] = written["tokens"]
-  numbers = outputs.numbers(problem, "query", names)
-  own_parts, blocks = outputs.of_parts(problem, "query", names)
-  written |= outputs.of_numbers(problem, numbers) | own_parts
-  of_pairs = array_of_pairs.names_of(problem, names)
-  entries = array_of_pairs.entries(problem, of_pairs)
-  written |= array_of_pairs.outputs(problem, of_pairs, entries)
-  return Kernel(
-    inputs.of_gradients(problem, "query", operands, arrays.tokens, rows),
-    written | outputs.for_keys(problem, query),
-    of_gradients=True,
-    blocks=blocks,
-    entries=entries,
-  )
+def _gradient(problem: Any, name: str, numbers: jax.Array) -> jax.Array:
+  """The gradient of an array, from that of each query, key, tile or entry."""
+  operand = problem.differentiable[name]
+  if operand.kind is Kind.TILE:
+    return array_of_pairs.total(numbers, operand)
+  if name == "weight":
+    numbers = jnp.moveaxis(jnp.sum(numbers, -1), 0, -1)
+  elif operand.kind is Kind.SCALAR:
+    numbers = jnp.sum(numbers, -1)
+  return summed(numbers, operand, problem.leading)
 
 
-def _of_keys(problem: Any, arrays: Arrays, rows, names) -> Kernel:
-  """The kernel of keys."""
+def _of_gradients(
+  problem: Any, own: str, arrays: Arrays, rows, names: Sequence[str]
+) -> Kernel:
+  """The kernel of the gradients of own tokens, and of arrays."""
   operands, (query, key, value) = arrays
   axes = inputs.token_axes(problem, query, key)
-  entries = outputs.entries(problem, key)
-  written = {
-    "tokens": outputs.of_tokens(problem, key, axes, entries),
-    "value": outputs.of_tokens(problem, value, Axes.TOKENS, entries),
-  }
-  numbers = outputs.numbers(problem, "key", names)
-  own_parts, blocks = outputs.of_parts(problem, "key", names)
+  numbers = outputs.numbers(problem, own, names)
+  own_parts, blocks = outputs.of_parts(problem, own, names)
+  of_sums = outputs.of_numbers(problem, numbers) | own_parts
+  if own == "query":
+    written = {"tokens": outputs.of_tokens(problem, query, axes)}
+    if "weight" in names and not problem.term.is_projection:
+      written["weight"] = written["tokens"]
+    of_pairs = array_of_pairs.names_of(problem, names)
+    entries = array_of_pairs.entries(problem, of_pairs)
+    of_sums |= array_of_pairs.outputs(problem, of_pairs, entries)
+    of_sums |= outputs.for_keys(problem, query)
+  else:
+    entries = outputs.entries(problem, key)
+    written = {
+      "tokens": outputs.of_tokens(problem, key, axes, entries),
+      "value": outputs.of_tokens(problem, value, Axes.TOKENS, entries),
+    }
   return Kernel(
-    inputs.of_gradients(problem, "key", operands, arrays.tokens, rows),
-    written | outputs.of_numbers(problem, numbers) | own_parts,
-    are_keys_own=True,
+    inputs.of_kernel(problem, own, operands, arrays.tokens, rows),
+    written | of_sums,
+    blocks,
+    entries,
+    own,
     of_gradients=True,
-    blocks=blocks,
-    entries=entries,
   )
 
 
 def forward_fits(problem: Any, arrays: Arrays) -> bool:
   """Whether a block of the forward kernel has enough shared memory."""
-  return _of_context(problem, arrays, for_gradients=True).fits(problem)
+  return _fits(problem, _of_context(problem, arrays, for_gradients=True))
 
 
 def gradients_fit(problem: Any, arrays: Arrays) -> bool:
@@ -195,38 +207,13 @@ def gradients_fit(problem: Any, arrays: Arrays) -> bool:
   for_keys["cotangent"] = tokens
   names = [*problem.differentiable]
   return all(
-    kernel(problem, arrays, own, names).fits(problem)
-    for kernel, own in ((_of_queries, rows), (_of_keys, for_keys))
+    _fits(problem, _of_gradients(problem, own, arrays, each, names))
+    for own, each in (("query", rows), ("key", for_keys))
   )
 
 
-def _parts(
-  problem: Any, own: str, made: Mapping[str, jax.Array]
-) -> list[Parts]:
-  """The parts of gradients that a kernel has made."""
-  return [
-    Parts(made[name], outputs.num_blocks(problem, own), name, each.first)
-    for name, each in outputs.slices(problem, own).items()
-    if name in made
-  ]
-
-
-def _sums_of_rows(
-  problem: Any, made, names: Sequence[str]
-) -> dict[str, jax.Array]:
-  """The gradients of numbers, from those for each query, key or tile."""
-  sums = {}
-  for name in names:
-    operand, numbers = problem.differentiable[name], made[name]
-    if operand.kind is Kind.SCALAR:
-      numbers = jnp.sum(numbers, -1)
-    sums[name] = summed(numbers, operand, problem.leading)
-  return sums
-
-
-def _sum_of_weights(problem: Any, numbers: jax.Array) -> jax.Array:
-  by_entry = jnp.moveaxis(jnp.sum(numbers, -1), 0, -1)
-  return summed(by_entry, problem.operands["weight"], problem.leading)
+def _fits(problem: Any, kernel: Kernel) -> bool:
+  return memory.fits(memory.of_block(problem, kernel))
 
 
 def _with_nan_tokens(problem: Any, tokens: jax.Array) -> jax.Array:

@@ -19,11 +19,9 @@ from attention.implementations.pallas.hopper.block.block import Block
 from attention.implementations.pallas.hopper.scores import (
   distances,
   normalization,
+  own_tokens,
+  predictions,
   rotations,
-)
-from attention.implementations.pallas.hopper.scores.own_tokens import map_own
-from attention.implementations.pallas.hopper.scores.predictions import (
-  predict_own,
 )
 from attention.implementations.pallas.hopper.scores.tile import (
   TileScores,
@@ -35,22 +33,20 @@ from attention.implementations.pallas.hopper.tiles.layout import (
   BY_ROW,
   SIDE,
   TILE,
-  WGMMA,
   Axes,
   across,
   down,
 )
 
 
-def block_of_queries(block: Block, is_first: Any, *, compute: Callable) -> None:
+def block_of_queries(block: Block, *, compute: Callable) -> None:
   """Computes the context and the statistics of the queries.
 
   compute(block, flag_refs, is_second) writes results, and returns 1 for queries
   whose sums are not finite.
   """
-  del is_first
-  map_own(block)
-  predict_own(block)
+  own_tokens.map_own(block)
+  predictions.predict_own(block)
   distances.prepare_own(block)
   rotations.prepare(block)
   if block.problem.channels is not None:
@@ -73,9 +69,8 @@ def online_softmax(
 ) -> jax.Array:
   """See `block_of_queries`."""
   block = block.with_new_addresses()
-  cast, shape = block.problem.cast, block.results["context"].shape
-  zeros = cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
-  sums = cast(jnp.zeros(shape, jnp.float32), WGMMA)
+  shape, zeros = block.results["context"].shape, block.problem.zeros()
+  sums = block.problem.zeros(shape)
   if flag_refs:
     flag_refs[1][...] = zeros
 
@@ -136,13 +131,7 @@ def _add_keys(
 def product_with_values(block: Block) -> jax.Array:
   """The sums of the tile of values by the numbers in shared memory."""
   (factor,), value = block.factors, block.tiles["value"]
-
-  def product(sums):
-    plgpu.wgmma(sums, factor, value)
-    return sums[...]
-
-  shape = SIDE, value.shape[-1]
-  return pl.run_scoped(product, plgpu.ACC(shape, jnp.float32))
+  return block.problem.products((SIDE, value.shape[-1]), [(factor, value)])
 
 
 def clean_values(

@@ -32,40 +32,30 @@ from attention.implementations.pallas.hopper.kernels.gradient_visit import (
 )
 from attention.implementations.pallas.hopper.scores import (
   distances,
+  own_tokens,
   predictions,
+  projections,
   rotations,
 )
 from attention.implementations.pallas.hopper.scores.channels import (
   for_each_channel,
 )
-from attention.implementations.pallas.hopper.scores.own_tokens import (
-  add_matrices,
-  map_own,
-  pull_back,
-)
-from attention.implementations.pallas.hopper.scores.projections import (
-  pull_back as pull_back_projection,
-)
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   SHARES,
 )
-from attention.implementations.pallas.hopper.tiles.layout import (
-  BY_ROW,
-  SIDE,
-  across,
-)
-from attention.implementations.pallas.hopper.tiles.matrices import read
+from attention.implementations.pallas.hopper.tiles.device import Device
+from attention.implementations.pallas.hopper.tiles.layout import BY_ROW, across
 from attention.implementations.pallas.hopper.traced.bias_by_distance import (
   add_sums,
 )
 
 
-def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
+def gradients(block: Block, wanted: Sequence[str] = ()) -> None:
   """Computes the gradients of own tokens, from all visible tiles.
 
   Those of the numbers that are `wanted` are summed over a block when written.
   """
-  map_own(block)
+  own_tokens.map_own(block)
   predictions.predict_own(block)
   array_of_pairs.clear_hidden(block)
   if not block.are_keys_own:
@@ -75,18 +65,18 @@ def gradients(block: Block, is_first: Any, wanted: Sequence[str] = ()) -> None:
     block.problem, compute, always_masked=bool(array_of_pairs.of_block(block))
   )
   block = block.with_new_addresses()
-  distances.add_tables(block, is_first)
-  rotations.add_arrays(block, is_first)
-  add_sums(block, is_first)
-  predicted = predictions.pull_back(block, is_first)
-  if block.problem.projections is not None:
-    pull_back_projection(block, is_first, predicted)
+  distances.add_tables(block)
+  rotations.add_arrays(block)
+  add_sums(block)
+  predicted = predictions.pull_back(block)
+  if block.problem.term.is_projection:
+    projections.pull_back(block, predicted)
   elif block.own_map is not None:
-    pull_back(block, predicted)
-    add_matrices(block, is_first)
+    own_tokens.pull_back(block, predicted)
+    own_tokens.add_matrices(block)
   elif predicted is not None:
     result = block.results["tokens"]
-    total = read(block.problem.interpret, result) + predicted
+    total = block.problem.read(result) + predicted
     result[...] = total.astype(result.dtype)
 
 
@@ -153,8 +143,7 @@ def _start(block: Block, wanted: Sequence[str]) -> list[Any]:
     _set_to_zero(block, of_channels)
     problem.channels.prepare(block, of_own=True)
   for name in wanted:
-    zeros = jnp.zeros((SIDE,), jnp.float32)
-    block.sums_of_pairs(name)[...] = problem.cast(zeros, BY_ROW)
+    block.sums_of_pairs(name)[...] = problem.zeros()
   return of_channels
 
 
@@ -165,24 +154,23 @@ def _written(block: Block, sums: Any, scales: dict[str, float]) -> jax.Array:
     rotations.add_tokens(block, sums)
   flags = not_finite(block.problem, [])
   for name, scale in reversed(scales.items()):
-    total, result = sums[name][...], block.results[name]
+    result = block.of_tokens if name == "tokens" else block.results[name]
+    total = sums[name][...]
     total = total if scale == 1.0 else total * scale
     flags = jnp.maximum(flags, not_finite(block.problem, [total]))
-    if name == "tokens" and block.own_map is not None:
-      result = block.of_mapped
     result[...] = total.astype(result.dtype)
   return flags
 
 
-def _sums_of_zeros(problem: Any, results: Sequence[Any]) -> jax.Array:
+def _sums_of_zeros(device: Device, results: Sequence[Any]) -> jax.Array:
   """0, or NaN for tokens with gradients of channels that are not finite."""
 
   def add(channel, sums):
     for each in results:
-      sums = sums + 0.0 * problem.cast(each[channel], BY_ROW)
+      sums = sums + 0.0 * device.cast(each[channel], BY_ROW)
     return sums
 
-  zeros = problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+  zeros = device.zeros()
   return jax.lax.fori_loop(0, results[0].shape[0], add, zeros)
 
 
@@ -192,10 +180,8 @@ def _clear_flagged(block: Block) -> None:
   cast = block.problem.cast
   is_flagged = cast(block.flags[...], BY_ROW) > 0.0
   if block.problem.channels is None:
-    result = (
-      block.results["tokens"] if block.own_map is None else block.of_mapped
-    )
-    numbers = read(block.problem.interpret, result)
+    result = block.of_tokens
+    numbers = block.problem.read(result)
     numbers = jnp.where(across(is_flagged, numbers.shape), 0.0, numbers)
     result[...] = numbers.astype(result.dtype)
     return
@@ -210,7 +196,7 @@ def _clear_flagged(block: Block) -> None:
 
 
 def _set_to_zero(block: Block, results: Sequence[Any]) -> None:
-  zeros = block.problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+  zeros = block.problem.zeros()
 
   def clear(channel, state):
     for each in results:

@@ -6,11 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention.axes import round_up
 from attention.implementations.blockwise.tiles import with_length
 from attention.implementations.pallas.hopper.scores.function_sum import (
   FunctionSum,
 )
-from attention.implementations.pallas.hopper.terms.by_sinusoids import OF_KEYS
+from attention.implementations.pallas.hopper.terms.by_sinusoids import (
+  OF_KEYS,
+  OF_QUERIES,
+)
 from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,
   Axes,
@@ -23,27 +27,19 @@ from attention.implementations.pallas.operands import Kind, Operand
 _COPIED = 32
 
 
-def of_forward(
-  problem: Any,
-  operands: Sequence[jax.Array],
-  tokens: Sequence[jax.Array],
-) -> dict[str, Input]:
-  """The tokens and operands that the forward kernel reads."""
-  inputs = _tokens(problem, *tokens)
-  _rename_unmapped(problem, "query", inputs)
-  return inputs | _operands(problem, operands, "query")
-
-
-def of_gradients(
+def of_kernel(
   problem: Any,
   own: str,
   operands: Sequence[jax.Array],
   tokens: Sequence[jax.Array],
   rows: Mapping[str, jax.Array],
 ) -> dict[str, Input]:
-  """What the kernel of the gradients of own queries or keys reads."""
+  """What a kernel of own queries or keys reads."""
   inputs = _tokens(problem, *tokens)
-  _rename_unmapped(problem, own, inputs)
+  own_map = problem.term.maps.get(own)
+  if own_map is not None and not own_map.is_scaling:
+    # A kernel maps own tokens to another tile.
+    inputs["unmapped"] = inputs.pop(own)
   inputs |= _operands(problem, operands, own)
   for name, each in rows.items():
     axes = Axes.ROWS
@@ -54,15 +50,9 @@ def of_gradients(
   return inputs
 
 
-def _rename_unmapped(problem: Any, own: str, inputs: dict[str, Input]) -> None:
-  """Names own tokens that a kernel maps to another tile."""
-  if own in problem.maps and not problem.maps[own].is_scaling:
-    inputs["unmapped"] = inputs.pop(own)
-
-
 def token_axes(problem: Any, query, key) -> Axes:
   """How kernels read mapped queries and keys."""
-  if problem.channels is None or problem.projections is not None:
+  if problem.channels is None or problem.term.is_projection:
     return Axes.TOKENS
   is_staged = (
     isinstance(problem.channels, FunctionSum)
@@ -91,17 +81,12 @@ def _tokens(problem: Any, query, key, value) -> dict[str, Input]:
 
 
 def _operands(problem: Any, operands, own: str) -> dict[str, Input]:
-  """The operands, without those of the map of other tokens only."""
-  other = "query" if own == "key" else "key"
-  unread = _arrays_of_map(problem, other) - _arrays_of_map(problem, own)
-  if problem.prediction is not None and own == "key":
-    unread |= {*problem.prediction.operands}
-  if problem.distances is not None and own == "key":
-    unread |= {*problem.distances.ends(of_keys=True)}
-  tables = {} if problem.sinusoids is None else problem.sinusoids.tables
+  """The operands that a kernel reads."""
+  terms = problem.terms if own == "key" else []
+  unread = {name for each in terms for name in each.unread_by_keys}
   return {
     name: _sinusoids(problem, name, array)
-    if name in tables
+    if name in (OF_QUERIES, OF_KEYS)
     else _operand(problem, operand, _by_distance(problem, name, array), own)
     for (name, operand), array in zip(problem.operands.items(), operands)
     if name not in unread
@@ -122,11 +107,6 @@ def _sinusoids(problem: Any, name: str, array: jax.Array) -> Input:
   return Input(array, Axes.TOKENS, of_keys=name == OF_KEYS)
 
 
-def _arrays_of_map(problem: Any, name: str) -> set[str]:
-  own_map = problem.maps.get(name)
-  return set() if own_map is None else {*own_map.operands}
-
-
 def _operand(
   problem: Any, operand: Operand, array: jax.Array, own: str
 ) -> Input:
@@ -138,16 +118,16 @@ def _operand(
   if operand.kind is Kind.TILE:
     return _pairs(problem, array.reshape(*sizes, *operand.core), own)
   if len(operand.core) == 2:
-    rows = [(0, -operand.core[0] % SIDE), (0, 0)]
-    array = jnp.pad(array, [(0, 0)] * len(operand.axes) + rows)
-    return Input(array.reshape(*sizes, *array.shape[-2:]), Axes.MATRIX)
-  array = array.astype(number_dtype(array))
+    array = array.reshape(*sizes, *operand.core)
+    rows = round_up(operand.core[0], SIDE)
+    return Input(with_length(array, rows, "constant"), Axes.MATRIX)
+  array = array.astype(number_dtype(array)).reshape(*sizes, -1)
   if operand.kind is Kind.WHOLE:
-    return Input(_padded(array.reshape(*sizes, array.shape[-1])), Axes.WHOLE)
+    size = round_up(array.shape[-1], _COPIED)
+    return Input(with_length(array, size, "constant", axis=-1), Axes.WHOLE)
   if operand.kind is Kind.SCALAR:
-    return Input(array.reshape(*sizes, 1), Axes.NUMBERS)
+    return Input(array, Axes.NUMBERS)
   of_keys = operand.kind is Kind.ROW
-  array = array.reshape(*sizes, -1)
   array = with_length(array, problem.padded_lengths[of_keys], axis=-1)
   return Input(array, Axes.ROWS, of_keys)
 
@@ -156,14 +136,7 @@ def _pairs(problem: Any, array: jax.Array, own: str) -> Input:
   """An array [..., T, S], up to whole tiles; its own dtype saves memory."""
   if array.dtype.itemsize > 4:
     array = array.astype(number_dtype(array))
-  lengths = zip(problem.padded_lengths, array.shape[-2:])
-  widths = [(0, padded - length) for padded, length in lengths]
-  array = jnp.pad(array, [(0, 0)] * (array.ndim - 2) + widths)
+  for axis, length in zip((-2, -1), problem.padded_lengths):
+    array = with_length(array, length, "constant", axis)
   # A tile is loaded with the tokens that a block visits.
   return Input(array, Axes.PAIRS, of_keys=own == "query")
-
-
-def _padded(numbers: jax.Array) -> jax.Array:
-  """Numbers [..., n] with zeros up to what a warpgroup copies."""
-  widths = [(0, 0)] * (numbers.ndim - 1)
-  return jnp.pad(numbers, [*widths, (0, -numbers.shape[-1] % _COPIED)])

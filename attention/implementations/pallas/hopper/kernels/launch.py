@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from attention.implementations.pallas.hopper.block import memory
 from attention.implementations.pallas.hopper.block.block import Block
 from attention.implementations.pallas.hopper.block.memory import Memory
-from attention.implementations.pallas.hopper.block.shared_tokens import (
-  BatchSplit,
-)
 from attention.implementations.pallas.hopper.tiles import matrices
 from attention.implementations.pallas.hopper.tiles.layout import (
   BY_ROW,
@@ -23,45 +20,9 @@ from attention.implementations.pallas.hopper.tiles.layout import (
   WGMMA,
   Axes,
   Input,
+  Kernel,
   Output,
 )
-
-
-class Kernel(NamedTuple):
-  """What a kernel reads and writes.
-
-  Each of so many `blocks` computes several rows of tiles; None is one row each.
-  The first one sets the block's parts of sums, to which the others add. So does
-  the first of the `entries` of the leading axes that a block computes.
-  """
-
-  inputs: Mapping[str, Input]
-  outputs: Mapping[str, Output]
-  are_keys_own: bool = False  # a block has keys and visits queries
-  of_gradients: bool = False
-  blocks: int | None = None
-  entries: BatchSplit | None = None
-
-  def fits(self, problem: Any) -> bool:
-    """Whether a block has enough shared memory."""
-    return memory.fits(self.shared_memory(problem, self.inputs))
-
-  def shared_memory(self, problem: Any, inputs: Mapping[str, Input]) -> Memory:
-    """The memory of a block; inputs may be references."""
-    return memory.of_block(
-      problem,
-      inputs,
-      self.outputs,
-      self.written_over(problem),
-      are_keys_own=self.are_keys_own,
-      of_gradients=self.of_gradients,
-    )
-
-  def written_over(self, problem: Any) -> dict[str, str]:
-    """The tiles that results overwrite, by names of results."""
-    return memory.written_over(
-      problem, self.inputs, self.outputs, are_keys_own=self.are_keys_own
-    )
 
 
 def _write(
@@ -78,7 +39,7 @@ def _write(
       place = (*block.leading(ref.shape[:-1]), block.row)
       ref[place] = jnp.sum(numbers, axis=0)
     if outputs[name].axes is Axes.SUMS:
-      numbers = matrices.read(block.problem.interpret, written.pop(name))
+      numbers = block.problem.read(written.pop(name))
       place = block.of_array(ref.at[block.part], Axes.TOKENS, block.row * SIDE)
       matrices.add(block.problem, place, numbers, block.is_first_entry, WGMMA)
   plgpu.commit_smem()
@@ -107,12 +68,11 @@ def _references(
 
 
 def launch(
-  problem: Any, kernel: Kernel, compute: Callable[[Block, Any], None]
+  problem: Any, kernel: Kernel, compute: Callable[[Block], None]
 ) -> dict[str, jax.Array]:
-  """The outputs: compute(block, is_first) for each row and leading entry."""
-  visible = problem.tiles.T if kernel.are_keys_own else problem.tiles
-  blocks = len(visible) if kernel.blocks is None else kernel.blocks
-  entries = kernel.entries or BatchSplit(problem.leading)
+  """The outputs: compute(block) for each row and leading entry."""
+  visible = problem.tiles.T if kernel.own == "key" else problem.tiles
+  blocks, entries = kernel.blocks, kernel.entries
 
   def run(bounds, *refs):
     inputs, written, direct = _references(kernel, refs)
@@ -122,19 +82,20 @@ def launch(
       block = Block(
         memory=block_memory,
         problem=problem,
-        are_keys_own=kernel.are_keys_own,
+        own=kernel.own,
         bounds=bounds,
         inputs=inputs,
         direct=direct,
         num_blocks=blocks,
         part=entries.part(own),
         is_first_entry=number == 0,
+        is_first=is_first,
         row=row,
         entry=entries.entry(own, number),
         **vars(block_memory),
       ).with_new_addresses()
       block.load(True, block.row * SIDE)
-      compute(block, is_first)
+      compute(block)
       block = block.with_new_addresses()
       _write(block, written, kernel.outputs)
 
@@ -145,7 +106,13 @@ def launch(
 
       _for_each_entry(entries.of_block, compute_entry)
 
-    _with_memory(problem, kernel, inputs, compute_entries)
+    def scoped(*refs):
+      block_memory = memory.with_shared(problem, kernel, Memory(*refs))
+      block_memory.zero[0] = jnp.int32(0)
+      plgpu.commit_smem()
+      compute_entries(block_memory)
+
+    pl.run_scoped(scoped, *vars(memory.of_block(problem, kernel)).values())
 
   call = plgpu.kernel(
     run,
@@ -158,26 +125,6 @@ def launch(
   bounds = jnp.asarray(_bounds(visible != 0).ravel())
   arrays = [each.array for each in kernel.inputs.values()]
   return dict(zip(kernel.outputs, call(bounds, *arrays)))
-
-
-def _with_memory(
-  problem: Any,
-  kernel: Kernel,
-  inputs: Mapping[str, Input],
-  compute: Callable[[Memory], None],
-) -> None:
-  """Calls compute(memory) with the shared memory of a block."""
-  own = "key" if kernel.are_keys_own else "query"
-  over = kernel.written_over(problem)
-
-  def scoped(*refs):
-    block_memory = memory.with_shared(problem, Memory(*refs), over, own)
-    block_memory.zero[0] = jnp.int32(0)
-    plgpu.commit_smem()
-    compute(block_memory)
-
-  needed = kernel.shared_memory(problem, inputs)
-  pl.run_scoped(scoped, *vars(needed).values())
 
 
 def _for_each_entry(number: int, compute: Callable[[Any], None]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from attention.implementations.pallas.hopper.block.gradient_rows import (
   MASKED_ROWS,
@@ -12,9 +13,6 @@ from attention.implementations.pallas.hopper.block.gradient_rows import (
 from attention.implementations.pallas.hopper.block.shared_tokens import (
   BatchSplit,
   batch_split,
-)
-from attention.implementations.pallas.hopper.terms.prediction_arrays import (
-  SHARES,
 )
 from attention.implementations.pallas.hopper.tiles import parts
 from attention.implementations.pallas.hopper.tiles.layout import Axes, Output
@@ -31,13 +29,13 @@ def of_tokens(
   """
   length, size = tokens.shape[-2:]
   dtype = _sum_dtype(problem, tokens)
-  is_wide = axes is Axes.STAGED and dtype == problem.dtype
+  is_wide = axes is Axes.STAGED and dtype == jnp.float32
   if axes is Axes.CHANNELS or is_wide:
     shape = (size, *problem.leading, length)
-    return Output(jax.ShapeDtypeStruct(shape, problem.dtype), Axes.CHANNELS)
+    return Output(jax.ShapeDtypeStruct(shape, jnp.float32), Axes.CHANNELS)
   if entries is not None and _are_shared(problem, tokens, entries):
     shape = (entries.parts, *tokens.shape)
-    return Output(jax.ShapeDtypeStruct(shape, problem.dtype), Axes.SUMS)
+    return Output(jax.ShapeDtypeStruct(shape, jnp.float32), Axes.SUMS)
   shape = (*problem.leading, length, size)
   return Output(jax.ShapeDtypeStruct(shape, dtype), axes)
 
@@ -51,7 +49,7 @@ def _are_shared(problem: Any, tokens: jax.Array, entries: BatchSplit) -> bool:
 
 def _sum_dtype(problem: Any, tokens) -> Any:
   """That of sums if a gradient is summed over leading axes."""
-  return tokens.dtype if tokens.shape[:-2] == problem.leading else problem.dtype
+  return tokens.dtype if tokens.shape[:-2] == problem.leading else jnp.float32
 
 
 def entries(problem: Any, key: jax.Array) -> BatchSplit:
@@ -62,14 +60,9 @@ def entries(problem: Any, key: jax.Array) -> BatchSplit:
 def for_keys(problem: Any, query: jax.Array) -> dict[str, Output]:
   """What the kernel of queries writes for the kernel of keys."""
   lengths = (*problem.leading, query.shape[-2])
-  of_rows = Output(jax.ShapeDtypeStruct(lengths, problem.dtype), Axes.ROWS)
+  of_rows = Output(jax.ShapeDtypeStruct(lengths, jnp.float32), Axes.ROWS)
   names = MASKED_ROWS if problem.is_masked else ROWS
-  if "query" in problem.maps and problem.maps["query"].is_scaling:
-    names = *names, "query scale"
-  if problem.prediction is not None:
-    names = *names, SHARES
-  if problem.distances is not None:
-    names = *names, *problem.distances.ends(of_keys=False)
+  names = *names, *problem.own_numbers, *problem.term.for_keys
   return dict.fromkeys(names, of_rows)
 
 
@@ -87,52 +80,33 @@ def of_numbers(problem: Any, names: Sequence[str]) -> dict[str, Output]:
     if kind is Kind.SCALAR:
       length, axes = len(problem.tiles), Axes.NUMBERS
     shape = (*problem.leading, length)
-    return Output(jax.ShapeDtypeStruct(shape, problem.dtype), axes)
+    return Output(jax.ShapeDtypeStruct(shape, jnp.float32), axes)
 
   return {name: output(problem.differentiable[name].kind) for name in names}
 
 
 def slices(problem: Any, own: str) -> dict[str, Slice]:
   """What the kernel of own tokens can add to gradients of arrays."""
-  found = _slices_of_score(problem, own)
+  found: dict[str, Slice] = {}
+  for each in problem.terms:
+    found |= each.slices(own)
   if problem.of_bias is not None and own == "query":
-    found = found | problem.of_bias.slices()
-  if problem.prediction is not None and own == "query":
-    found = found | problem.prediction.slices()
+    found |= problem.of_bias.slices()
   return found
-
-
-def _slices_of_score(problem: Any, own: str) -> dict[str, Slice]:
-  if problem.projections is not None:
-    return problem.projections.slices(own)
-  if problem.distances is not None:
-    return problem.distances.slices(own)
-  if problem.sinusoids is not None:
-    return problem.sinusoids.slices(own)
-  own_map = problem.maps.get(own)
-  if own_map is None or own_map.of_matrices is None:
-    return {}
-  return {name: Slice(x.core) for name, x in own_map.matrices.items()}
 
 
 def of_parts(
   problem: Any, own: str, names: Sequence[str]
-) -> tuple[dict[str, Output], int | None]:
+) -> tuple[dict[str, Output], int]:
   """The parts of wanted arrays, and the blocks for each leading entry."""
   wanted = {n: x for n, x in slices(problem, own).items() if n in names}
+  rows = problem.tiles.shape[1 if own == "key" else 0]
   if not wanted:
-    return {}, None
-  blocks = num_blocks(problem, own)
+    return {}, rows
+  blocks = parts.num_blocks(problem.leading, rows)
   return {
     name: parts.output(
       problem.leading, problem.operands[name], each.core, blocks
     )
     for name, each in wanted.items()
   }, blocks
-
-
-def num_blocks(problem: Any, own: str) -> int:
-  """The blocks of the kernel of own tokens, for each leading entry."""
-  return parts.num_blocks(
-    problem.leading, problem.tiles.shape[1 if own == "key" else 0]
-  )

@@ -30,13 +30,7 @@ from attention.implementations.pallas.hopper.scores.tile import (
   TileScores,
   tile_scores,
 )
-from attention.implementations.pallas.hopper.tiles.layout import (
-  BY_ROW,
-  SIDE,
-  TILE,
-  WGMMA,
-  across,
-)
+from attention.implementations.pallas.hopper.tiles.layout import TILE, across
 from attention.implementations.pallas.normalizers import MOST_STEPS, STEP
 
 # The kinds of rounds, in order.
@@ -50,7 +44,7 @@ def sparse_context(
   # All rounds are one loop: the compiler would share what several loops have in
   # common, and registers are scarce.
   block = block.with_new_addresses()
-  zeros = block.problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+  zeros = block.problem.zeros()
   if flag_refs:
     flag_refs[1][...] = zeros
 
@@ -66,7 +60,7 @@ def sparse_context(
       return _added(block, tile, kind, peak, *sums)
 
     shape = block.results["context"].shape
-    of_values = block.problem.cast(jnp.zeros(shape, jnp.float32), WGMMA)
+    of_values = block.problem.zeros(shape)
     start = zeros + jnp.where(kind == _MAXIMA, LOWEST, 0.0)
     sums = block.visits(visit, (start, zeros, of_values))
     flags = _write(block, flag_refs, kind, peak, flags, sums)

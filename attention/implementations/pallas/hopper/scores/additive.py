@@ -27,14 +27,12 @@ from attention.implementations.pallas.hopper.scores.channels import (
   add_to_sum,
   for_each_channel,
   vectors,
-  zeros,
 )
 from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,
   TILE,
   across,
   down,
-  write_transposed,
 )
 from attention.implementations.pallas.hopper.tiles.reciprocal import reciprocal
 
@@ -52,16 +50,15 @@ class AdditiveSum(ChannelSum):
   channels: int
 
   def sums(self, block: Block) -> jax.Array:
-    """See `ChannelSum`."""
-
     def add(channel, sums):
       tangents = jnp.tanh(self.sums_of_pairs(block, channel))
       return sums + tangents * block.tiles["weight"][channel]
 
-    return for_each_channel(block, self.channels, add, zeros(block))
+    return for_each_channel(
+      block, self.channels, add, block.problem.zeros(TILE)
+    )
 
   def add_gradients(self, block: Block, of_sums: jax.Array) -> None:
-    """See `ChannelSum`."""
     weight = block.tiles["weight"]
 
     def add(channel, state):
@@ -80,14 +77,13 @@ class SharedReciprocals(AdditiveSum):
   """The same sum, with one reciprocal for two channels."""
 
   def scratch(self) -> Any:
-    """See `ChannelSum`."""
     tile = plgpu.SMEM((self.channels, SIDE), jnp.float32)
     return [tile, tile, plgpu.SMEM((2,), jnp.float32)]
 
   def prepare(self, block: Block, *, of_own: bool) -> None:
     """Writes exponentials, or features if the tile has a large one."""
     problem, tile = block.problem, block.scratch[of_own]
-    is_projected = problem.projections is not None
+    is_projected = problem.term.is_projection
     if is_projected:
       numbers = projections.features(block, of_own=of_own)
     else:
@@ -100,7 +96,7 @@ class SharedReciprocals(AdditiveSum):
     block.scratch[2][int(of_own)] = largest
     numbers = jnp.where(_is_large(largest), numbers, _exponential(numbers))
     if is_projected:
-      write_transposed(problem, tile, numbers)
+      problem.write_transposed(tile, numbers)
     else:
       tile[...] = numbers
     plgpu.commit_smem()
@@ -108,7 +104,6 @@ class SharedReciprocals(AdditiveSum):
       projections.load_for_visits(block)
 
   def sums_of_pairs(self, block: Block, channel: Any) -> jax.Array:
-    """See `ChannelSum`."""
     other, own, largest = block.scratch
     own, other = vectors(block, own, other, channel)
     own, other = (
@@ -118,7 +113,6 @@ class SharedReciprocals(AdditiveSum):
     return across(own, TILE) + down(other, TILE)
 
   def sums(self, block: Block) -> jax.Array:
-    """See `ChannelSum`."""
     with_tangents = super().sums
     return jax.lax.cond(
       _has_large(block),
@@ -136,12 +130,14 @@ class SharedReciprocals(AdditiveSum):
       sums = sums + (first * y + second * x) * reciprocal
       return sums, total + (first + second)
 
-    state, pairs = (zeros(block), jnp.float32(0.0)), self.channels // 2
+    state, pairs = (
+      (block.problem.zeros(TILE), jnp.float32(0.0)),
+      self.channels // 2,
+    )
     sums, total = for_each_channel(block, pairs, add, state, most=2)
     return total - 2.0 * sums
 
   def add_gradients(self, block: Block, of_sums: jax.Array) -> None:
-    """See `ChannelSum`."""
     with_tangents, is_large = super().add_gradients, _has_large(block)
 
     @pl.when(is_large)

@@ -9,14 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from attention.implementations.pallas.hopper.block.block import Block
 from attention.implementations.pallas.hopper.tiles.layout import (
   BY_COLUMN,
   BY_ROW,
   TILE,
-  WGMMA,
   across,
   down,
 )
@@ -44,11 +42,6 @@ class ChannelSum:
   def add_gradients(self, block: Block, of_sums: jax.Array) -> None:
     """Adds to the gradients of channels."""
     raise NotImplementedError
-
-
-def zeros(block: Block) -> jax.Array:
-  """A tile of sums before the first channel."""
-  return block.problem.cast(jnp.zeros(TILE, jnp.float32), WGMMA)
 
 
 def for_each_channel(

@@ -22,14 +22,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention.implementations.pallas.hopper.block.attempts import make_finite
 from attention.implementations.pallas.hopper.block.block import Block
-from attention.implementations.pallas.hopper.terms.by_distance import Term
+from attention.implementations.pallas.hopper.terms.by_distance import (
+  Distances,
+  Term,
+)
 from attention.implementations.pallas.hopper.tiles import matrices, parts
 from attention.implementations.pallas.hopper.tiles.layout import (
   BY_ROW,
   SIDE,
   Axes,
-  read_transposed,
-  write_transposed,
 )
 from attention.implementations.pallas.hopper.tiles.look_up import (
   Places,
@@ -43,19 +44,19 @@ def prepare_own(block: Block) -> None:
   """Computes the products of own tokens."""
   for term in _terms(block, of_own=True):
     _write_products(block, term, of_own=True)
-    for name, place in zip(term.ends, (0, term.size - 1)):
+    for name, place in term.ends.items():
       if name in block.results:
-        numbers = _line(block, block.distances["products"][term.table], place)
+        numbers = _line(block, block.of_term["products"][term.table], place)
         block.results[name][...] = numbers
-    if term.table in block.distances["gradients"]:
-      set_to_zero(block, block.distances["gradients"][term.table])
-  if _all_terms(block):
+    if term.table in block.of_term["gradients"]:
+      set_to_zero(block, block.of_term["gradients"][term.table])
+  if isinstance(block.problem.term, Distances):
     plgpu.commit_smem()
 
 
 def set_to_zero(block: Block, tile: Any) -> None:
   """Sets the lines of a tile to zero."""
-  zeros = block.problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+  zeros = block.problem.zeros()
 
   def clear(place, state):
     tile[place, pl.ds(0, SIDE)] = zeros
@@ -84,13 +85,13 @@ def with_own(
 
 
 def _entries(block: Block, term: Term, starts: Any) -> jax.Array:
-  tile = block.distances["products"][term.table]
+  tile = block.of_term["products"][term.table]
   return entries(block.problem, tile, _places(block, term, starts))
 
 
 def _prepare_other(block: Block, term: Term, start: Any) -> None:
   """Computes the products of visited tokens that a tile needs."""
-  tile = block.distances["products"][term.table]
+  tile = block.of_term["products"][term.table]
   is_near = _is_near(term.size, start)
 
   @pl.when(is_near)
@@ -99,7 +100,7 @@ def _prepare_other(block: Block, term: Term, start: Any) -> None:
 
   @pl.when(jnp.logical_not(is_near))
   def _():
-    for name, place in zip(term.ends, (0, term.size - 1)):
+    for name, place in term.ends.items():
       numbers = block.problem.cast(block.tiles[name][...], BY_ROW)
       tile[place, pl.ds(0, SIDE)] = _finite(numbers)
 
@@ -112,21 +113,21 @@ def _write_products(block: Block, term: Term, *, of_own: bool) -> None:
       block.problem,
       block.tokens(of_own),
       _vectors(block, term, first),
-      *block.distances["tables"],
+      *block.tables,
       is_transposed=True,
       columns=rows,
     )
-    lines = block.distances["products"][term.table].at[
+    lines = block.of_term["products"][term.table].at[
       pl.ds(first, rows), pl.ds(0, SIDE)
     ]
-    write_transposed(block.problem, lines, numbers)
+    block.problem.write_transposed(lines, numbers)
   plgpu.commit_smem()
 
 
 def add_gradients(block: Block, of_scores: jax.Array, starts: Any) -> None:
   """Adds to the gradients of the products of own tokens."""
   for term in _terms(block, of_own=True):
-    tile = block.distances["gradients"][term.table]
+    tile = block.of_term["gradients"][term.table]
     add_to_lines(block, tile, of_scores, _places(block, term, starts))
 
 
@@ -170,11 +171,11 @@ def add_tokens(block: Block, sums: Any) -> None:
       sums,
       block.factors[0],
       _vectors(block, term, first),
-      *block.distances["tables"],
+      *block.tables,
     )
 
 
-def add_tables(block: Block, is_first: Any) -> None:
+def add_tables(block: Block) -> None:
   """Adds the gradients of tables to the block's parts."""
   tokens = block.tokens(True)
   if block.problem.is_masked and _terms(block, of_own=True):
@@ -182,10 +183,8 @@ def add_tables(block: Block, is_first: Any) -> None:
   for term, first in _chunks(block):
     if term.table in block.direct:
       _write_factor(block, term, first, block.problem.factor)
-      part = parts.own_part(block, term.table).at[pl.ds(first, SIDE)]
-      matrices.add_outer_products(
-        block.problem, part, block.factors[0], tokens, is_first
-      )
+      rows, factor = pl.ds(first, SIDE), block.factors[0]
+      parts.add_outer_products(block, term.table, factor, tokens, rows)
 
 
 def _chunks(block: Block) -> Iterator[tuple[Term, int]]:
@@ -197,10 +196,10 @@ def _chunks(block: Block) -> Iterator[tuple[Term, int]]:
 
 def _write_factor(block: Block, term: Term, first: int, scale: float) -> None:
   """Writes gradients of products of own tokens as a factor [64, 64]."""
-  lines = block.distances["gradients"][term.table].at[
+  lines = block.of_term["gradients"][term.table].at[
     pl.ds(first, SIDE), pl.ds(0, SIDE)
   ]
-  numbers = read_transposed(block.problem, lines)
+  numbers = block.problem.read_transposed(lines)
   numbers = numbers if scale == 1.0 else numbers * scale
   factor = block.factors[0]
   factor[...] = numbers.astype(factor.dtype)
@@ -209,19 +208,12 @@ def _write_factor(block: Block, term: Term, first: int, scale: float) -> None:
 
 def _vectors(block: Block, term: Term, first: int) -> Any:
   """64 vectors of a table, at an address that is computed here."""
-  table = block.inputs[term.table].array
-  rows = pl.ds(first + block.zero[0], SIDE)
-  return table.at[(*block.leading(table.shape[:-2]), rows)]
-
-
-def _all_terms(block: Block) -> tuple[Term, ...]:
-  distances = block.problem.distances
-  return () if distances is None else distances.terms
+  return block.matrix(term.table, pl.ds(first + block.zero[0], SIDE))
 
 
 def _terms(block: Block, *, of_own: bool) -> list[Term]:
-  of_keys = block.are_keys_own == of_own
-  return [each for each in _all_terms(block) if each.of_keys == of_keys]
+  term, of_keys = block.problem.term, block.are_keys_own == of_own
+  return term.own(of_keys) if isinstance(term, Distances) else []
 
 
 def _places(block: Block, term: Term, starts: Any) -> Places:
@@ -237,10 +229,10 @@ def _start(block: Block, term: Term, starts: Any) -> jax.Array:
   """The place of the first pair of a tile; those far outside are alike."""
   own, other = starts
   distance = own - other if block.are_keys_own else other - own
-  shift = block.problem.distances.shift
+  shift = block.problem.term.shift
   if isinstance(shift, str):
     shift = block.number(shift, 0)
-  start = term.sign * (distance + shift) + term.offset
+  start = term.sign * (distance + shift) + term.size // 2
   return jnp.clip(start, -SIDE, term.size + SIDE).astype(jnp.int32)
 
 

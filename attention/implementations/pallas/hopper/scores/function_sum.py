@@ -23,7 +23,6 @@ from attention.implementations.pallas.hopper.scores.channels import (
   add_to_sum,
   for_each_channel,
   vectors,
-  zeros,
 )
 from attention.implementations.pallas.hopper.tiles.layout import SIDE, TILE
 from attention.implementations.pallas.hopper.traced.functions import (
@@ -54,17 +53,15 @@ class FunctionSum(ChannelSum):
   features: int
 
   def sums(self, block: Block) -> jax.Array:
-    """See `ChannelSum`."""
-
     def add(channel, sums):
       arguments = self._arguments(block, channel)
       return sums + self._term(block.are_keys_own, *arguments)
 
-    return for_each_channel(block, self.features, add, zeros(block))
+    return for_each_channel(
+      block, self.features, add, block.problem.zeros(TILE)
+    )
 
   def add_gradients(self, block: Block, of_sums: jax.Array) -> None:
-    """See `ChannelSum`."""
-
     def term(*arguments):
       return self._term(block.are_keys_own, *arguments)
 

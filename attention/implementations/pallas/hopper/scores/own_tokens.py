@@ -53,7 +53,7 @@ def pull_back(block: Block, others: jax.Array | None) -> None:
   """
   own_map = block.own_map
   tokens = _read(block, block.unmapped)
-  of_mapped = _read(block, block.of_mapped)
+  of_mapped = _read(block, block.of_term["mapped"])
   of_tokens, *of_numbers = _call(block, own_map.pull_back, tokens, of_mapped)
   of_tokens = of_tokens if others is None else of_tokens + others
   result = block.results["tokens"]
@@ -63,12 +63,12 @@ def pull_back(block: Block, others: jax.Array | None) -> None:
       block.results[name][...] = part
 
 
-def add_matrices(block: Block, is_first: Any) -> None:
+def add_matrices(block: Block) -> None:
   """Adds the gradients of the map's matrices to the block's parts."""
   own = block.own_map.matrices
   if not any(name in block.direct for name in own):
     return
-  left, right = block.tiles["unmapped"], block.of_mapped
+  left, right = block.tiles["unmapped"], block.of_term["mapped"]
   tokens, of_mapped = _read(block, left), _read(block, right)
   gradients = _call(block, block.own_map.of_matrices, tokens, of_mapped)
   for name, each in zip(own, gradients):
@@ -76,8 +76,7 @@ def add_matrices(block: Block, is_first: Any) -> None:
       left[...] = each.left.astype(left.dtype)
       right[...] = each.right.astype(right.dtype)
       plgpu.commit_smem()
-      part = parts.own_part(block, name)
-      matrices.add_outer_products(block.problem, part, left, right, is_first)
+      parts.add_outer_products(block, name, left, right)
 
 
 def _call(block: Block, function: RowFunction, *tiles: jax.Array) -> list[Any]:
@@ -96,11 +95,10 @@ def _product(block: Block, tokens: jax.Array, matrix: Matrix) -> jax.Array:
   """The product of tokens [64, D] with a matrix [D, A], an input."""
   name, factor = matrix.array, block.tokens(True)
   factor[...] = tokens.astype(factor.dtype)
-  ref = block.inputs[name].array
   return matrices.product(
     block.problem,
     factor,
-    ref.at[block.leading(ref.shape[:-2])],
+    block.matrix(name, slice(None)),
     block.tiles[name],
     is_transposed=matrix.is_transposed,
   )

@@ -19,7 +19,6 @@ from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   MATRIX,
   SHARES,
   VECTOR,
-  matrix_tile,
 )
 from attention.implementations.pallas.hopper.tiles import matrices, parts
 from attention.implementations.pallas.hopper.tiles.layout import (
@@ -39,7 +38,7 @@ def predict_own(block: Block) -> None:
   """Computes the shares of own queries."""
   if SHARES not in block.own_numbers:
     return
-  total = block.problem.cast(jnp.zeros((SIDE,), jnp.float32), BY_ROW)
+  total = block.problem.zeros()
   for units in _all_units(block):
     total = total + jnp.sum(_hidden(block, units) * units.vector, axis=1)
   shares = 1.0 / (1.0 + jnp.exp(-total))
@@ -52,7 +51,7 @@ def predict_own(block: Block) -> None:
   plgpu.commit_smem()
 
 
-def pull_back(block: Block, is_first: Any) -> jax.Array | None:
+def pull_back(block: Block) -> jax.Array | None:
   """The gradients of own queries by their predictions, [64, D].
 
   Adds to those of the arrays. None if nothing is predicted.
@@ -73,13 +72,12 @@ def pull_back(block: Block, is_first: Any) -> jax.Array | None:
     if VECTOR in block.direct:
       part = parts.own_part(block, VECTOR).at[units.places]
       numbers = jnp.sum(of_total * hidden, axis=0)
-      matrices.add(problem, part, numbers, is_first, BY_COLUMN)
+      matrices.add(problem, part, numbers, block.is_first, BY_COLUMN)
     of_product = of_total * units.vector * (1.0 - hidden * hidden)
     factor[...] = of_product.astype(factor.dtype)
     plgpu.commit_smem()
-    if MATRIX in block.direct:
-      part = parts.own_part(block, MATRIX).at[:, units.places]
-      matrices.add_outer_products(problem, part, tokens, factor, is_first)
+    columns = slice(None), units.places
+    parts.add_outer_products(block, MATRIX, tokens, factor, columns)
     product = matrices.product(
       problem, factor, units.matrix, _tile(block), is_transposed=True
     )
@@ -96,12 +94,11 @@ class _Units(NamedTuple):
 
 
 def _all_units(block: Block) -> Iterator[_Units]:
-  matrix = block.inputs[MATRIX].array
-  for first in range(0, matrix.shape[-1], SIDE):
+  for first in range(0, block.inputs[MATRIX].array.shape[-1], SIDE):
     places = pl.ds(first, SIDE)
     vector = block.problem.cast(block.tiles[VECTOR][places], BY_COLUMN)
-    own = (*block.leading(matrix.shape[:-2]), slice(None), places)
-    yield _Units(places, matrix.at[own], down(vector, TILE))
+    matrix = block.matrix(MATRIX, slice(None), places)
+    yield _Units(places, matrix, down(vector, TILE))
 
 
 def _hidden(block: Block, units: _Units) -> jax.Array:
@@ -118,4 +115,4 @@ def _hidden(block: Block, units: _Units) -> jax.Array:
 def _tile(block: Block) -> Any:
   """A tile [D, 64] for a part of the matrix."""
   rows = pl.ds(0, block.inputs[MATRIX].array.shape[-2])
-  return block.tiles[matrix_tile(block.problem)].at[rows, pl.ds(0, SIDE)]
+  return block.tiles[block.problem.term.matrix_tile].at[rows, pl.ds(0, SIDE)]

@@ -14,7 +14,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention.implementations.pallas.hopper.block.attempts import make_finite
-from attention.implementations.pallas.hopper.block.block import Block
+from attention.implementations.pallas.hopper.block.block import (
+  CHANNEL_SUMS,
+  Block,
+)
+from attention.implementations.pallas.hopper.terms.score_term import ScoreTerm
 from attention.implementations.pallas.hopper.terms.token_maps import (
   changes_tokens,
 )
@@ -24,15 +28,12 @@ from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,
   Axes,
   down,
-  read_transposed,
+  swizzled,
 )
 from attention.implementations.pallas.hopper.tiles.parts import Slice
 from attention.implementations.pallas.operands import Operand, of_parameter
 from attention.implementations.pallas.products import kernel_precision
-from attention.implementations.pallas.wrapped import (
-  base,
-  wrappers,
-)
+from attention.implementations.pallas.wrapped import base, wrappers
 from attention.request import Request
 from attention.scores.classical import Additive, Concat
 
@@ -49,22 +50,15 @@ class Projection:
   first_row: int
   features: int
 
-  def rows(self, block: Block, matrix: Any) -> Any:
-    """The matrix [D, A] of a block's entry of the leading axes."""
-    rows = pl.ds(self.first_row, self.features)
-    return matrix.at[(*block.leading(matrix.shape[:-2]), rows)]
 
-
-@dataclasses.dataclass(frozen=True)
-class Projections:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Projections(ScoreTerm):
   """Those of queries and keys, and their arrays by the names of inputs."""
 
   of_tokens: dict[str, Projection]
   bias: str | None  # the name of an input
-  operands: dict[str, Operand]
 
-  def slices(self, own: str) -> dict[str, Slice]:
-    """What the kernel of own tokens adds to gradients of arrays, by name."""
+  def slices(self, own):
     projection = self.of_tokens[own]
     vector = Slice((_CHANNELS,))
     core = projection.features, _CHANNELS
@@ -74,6 +68,25 @@ class Projections:
       if self.bias is not None:
         found[self.bias] = vector
     return found
+
+  def tiles(self, kernel):
+    arrays = [kernel.inputs[name].array for name in ("query", "key")]
+    features = max(each.shape[-1] for each in arrays)
+    return {"projection": swizzled((features, _CHANNELS), arrays[0].dtype)}
+
+  def written_over(self, kernel):
+    return dict.fromkeys(["context", "tokens"], kernel.own)
+
+  def memory(self, kernel):
+    """Gradients of channels."""
+    if not kernel.of_gradients:
+      return {}
+    of_channels = plgpu.SMEM((_CHANNELS, SIDE), jnp.float32)
+    mapped = swizzled((SIDE, _CHANNELS), kernel.inputs[kernel.own].array.dtype)
+    sums = {
+      name: of_channels for name in CHANNEL_SUMS if name in kernel.outputs
+    }
+    return {"mapped": mapped, **sums}
 
 
 def of_request(request: Request) -> Projections | None:
@@ -101,7 +114,13 @@ def of_request(request: Request) -> Projections | None:
     return None
   if not _has_kernels(request, [*operands.values()]):
     return None
-  return Projections({"query": query, "key": key}, bias, operands)
+  return Projections(
+    {"query": query, "key": key},
+    bias,
+    differentiable=operands,
+    is_projection=True,
+    matrix_tile="projection",
+  )
 
 
 def _has_kernels(request: Request, operands: Sequence[Operand]) -> bool:
@@ -137,10 +156,10 @@ def features(block: Block, *, of_own: bool) -> jax.Array:
     _matrix_tile(block, of_own),
     is_loaded=not of_own and matrices.is_one_term(matrix),
   )
-  if not of_own or problem.projections.bias is None:
+  if not of_own or problem.term.bias is None:
     return numbers
   # That of queries, in the sums q_c + k_c of pairs.
-  bias = block.tiles[problem.projections.bias][...].astype(jnp.float32)
+  bias = block.tiles[problem.term.bias][...].astype(jnp.float32)
   return numbers + down(problem.cast(bias, BY_COLUMN), numbers.shape)
 
 
@@ -154,7 +173,8 @@ def load_for_visits(block: Block) -> None:
 
 def _matrix(block: Block, of_own: bool) -> Any:
   projection = block.projection(of_own)
-  return projection.rows(block, block.inputs[projection.matrix].array)
+  rows = pl.ds(projection.first_row, projection.features)
+  return block.matrix(projection.matrix, rows)
 
 
 def _matrix_tile(block: Block, of_own: bool) -> Any:
@@ -162,26 +182,24 @@ def _matrix_tile(block: Block, of_own: bool) -> Any:
   return block.tiles["projection"].at[rows]
 
 
-def pull_back(block: Block, is_first: Any, others: jax.Array | None) -> None:
+def pull_back(block: Block, others: jax.Array | None) -> None:
   """The gradients of own tokens, and of the arrays of their projection.
 
   Others are gradients of the same tokens, to which it adds.
   """
   problem, projection = block.problem, block.projection(True)
-  tokens, of_projected = block.tokens(True), block.of_mapped
-  numbers = read_transposed(problem, block.channel_sums["tokens"])
+  tokens, of_projected = block.tokens(True), block.of_term["mapped"]
+  numbers = problem.read_transposed(block.channel_sums["tokens"])
   of_projected[...] = numbers.astype(of_projected.dtype)
   if problem.is_masked:
     make_finite(problem, tokens, Axes.TOKENS)
   plgpu.commit_smem()
-  if projection.matrix in block.direct:
-    part = parts.own_part(block, projection.matrix)
-    matrices.add_outer_products(problem, part, tokens, of_projected, is_first)
-  if problem.projections.bias in block.direct:
-    _add_vector(block, problem.projections.bias, numbers, is_first)
+  parts.add_outer_products(block, projection.matrix, tokens, of_projected)
+  if problem.term.bias in block.direct:
+    _add_vector(block, problem.term.bias, numbers)
   if "weight" in block.direct:
-    of_weight = read_transposed(problem, block.channel_sums["weight"])
-    _add_vector(block, "weight", of_weight, is_first)
+    of_weight = problem.read_transposed(block.channel_sums["weight"])
+    _add_vector(block, "weight", of_weight)
   of_tokens = matrices.product(
     problem,
     of_projected,
@@ -194,10 +212,8 @@ def pull_back(block: Block, is_first: Any, others: jax.Array | None) -> None:
   block.results["tokens"][...] = of_tokens.astype(tokens.dtype)
 
 
-def _add_vector(
-  block: Block, name: str, numbers: jax.Array, is_first: Any
-) -> None:
+def _add_vector(block: Block, name: str, numbers: jax.Array) -> None:
   """Adds the sum over tokens of numbers [64, A]."""
   part = parts.own_part(block, name)
   total = jnp.sum(numbers, axis=0)
-  matrices.add(block.problem, part, total, is_first, BY_COLUMN)
+  matrices.add(block.problem, part, total, block.is_first, BY_COLUMN)

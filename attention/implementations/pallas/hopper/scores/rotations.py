@@ -5,7 +5,7 @@ sinusoids of its position become its product p, both rounded to the tokens'
 dtype. A block of queries maps its own, a block of keys those that it visits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,8 +22,10 @@ from attention.implementations.pallas.hopper.terms.by_sinusoids import (
   PIECE,
   POSITION_BIAS,
   WEIGHT,
+  Sinusoids,
 )
 from attention.implementations.pallas.hopper.tiles import matrices, parts
+from attention.implementations.pallas.hopper.tiles.device import Device
 from attention.implementations.pallas.hopper.tiles.layout import (
   BY_COLUMN,
   BY_ROW,
@@ -36,7 +38,7 @@ from attention.implementations.pallas.hopper.tiles.layout import (
 
 def prepare(block: Block) -> None:
   """Loads W, and maps own queries."""
-  if block.problem.sinusoids is None:
+  if not _has_sinusoids(block):
     return
   _write_product_of_bias(block)
   for chunk in _chunks(block):
@@ -47,13 +49,13 @@ def prepare(block: Block) -> None:
 
 def prepare_visited(block: Block) -> None:
   """Maps visited queries."""
-  if block.problem.sinusoids is not None and block.are_keys_own:
+  if _has_sinusoids(block) and block.are_keys_own:
     _map_queries(block)
 
 
 def factors(block: Block) -> list[tuple[Any, Any]]:
   """The tiles of own and other tokens whose products are added to scores."""
-  return [] if block.problem.sinusoids is None else [_own_and_other(block)]
+  return [] if not _has_sinusoids(block) else [_own_and_other(block)]
 
 
 def visited_factor(block: Block) -> Any:
@@ -75,7 +77,7 @@ def add_tokens(block: Block, sums: Any) -> None:
   if not has_own_map(block):
     return
   load_unmapped(block)
-  of_content, of_biases = block.rotation["of biases"]
+  of_content, of_biases = block.of_term["of biases"]
   _write_column_sums(of_content, sums["tokens"][...])
   tile = block.tiles[OF_QUERIES]
   table = block.problem.cast(tile[...].astype(jnp.float32), WGMMA)
@@ -100,18 +102,22 @@ def load_unmapped(block: Block) -> None:
     block.load(True, block.row * SIDE)
 
 
+def _has_sinusoids(block: Block) -> bool:
+  return isinstance(block.problem.term, Sinusoids)
+
+
 def has_own_map(block: Block) -> bool:
   """Whether a block maps its own tokens."""
-  return block.problem.sinusoids is not None and not block.are_keys_own
+  return _has_sinusoids(block) and not block.are_keys_own
 
 
-def add_arrays(block: Block, is_first: Any) -> None:
+def add_arrays(block: Block) -> None:
   """Adds the gradients of W, u and v to the block's parts."""
   if not has_own_map(block):
     return
   problem, query = block.problem, block.tiles["query"]
   of_content, of_biases = (
-    problem.cast(each[...], BY_COLUMN) for each in block.rotation["of biases"]
+    problem.cast(each[...], BY_COLUMN) for each in block.of_term["of biases"]
   )
   of_vectors = {
     CONTENT_BIAS: of_content,
@@ -121,21 +127,19 @@ def add_arrays(block: Block, is_first: Any) -> None:
     if name in block.direct:
       part = parts.own_part(block, name)
       numbers = numbers * problem.factor
-      matrices.add(problem, part, numbers, is_first, BY_COLUMN)
+      matrices.add(problem, part, numbers, block.is_first, BY_COLUMN)
   if WEIGHT not in block.direct:
     return
   if problem.is_masked:
     make_finite(problem, query, Axes.TOKENS)
   _add_bias(block, POSITION_BIAS, problem.factor)
-  part = parts.own_part(block, WEIGHT)
-  left = block.tiles[OF_QUERIES]
-  matrices.add_outer_products(problem, part, left, query, is_first)
+  parts.add_outer_products(block, WEIGHT, block.tiles[OF_QUERIES], query)
 
 
 def _map_queries(block: Block) -> None:
   """Writes q + u and p over the tiles of queries and of their sinusoids."""
   problem, tile = block.problem, block.tiles[OF_QUERIES]
-  half = problem.sinusoids.features // 2
+  half = problem.term.features // 2
   for chunk in _chunks(block):
     # Few features at once, as registers are scarce.
     first, second = (
@@ -159,7 +163,7 @@ def _product(block: Block, row: int) -> jax.Array:
     is_transposed=True,
     is_loaded=True,
   )
-  of_bias = block.rotation["product"][pl.ds(row, PIECE)]
+  of_bias = block.of_term["product"][pl.ds(row, PIECE)]
   return product + down(block.problem.cast(of_bias, BY_COLUMN), product.shape)
 
 
@@ -170,12 +174,12 @@ def _write_product_of_bias(block: Block) -> None:
     rows, total = _rows(block, chunk), None
     for first in range(0, rows.shape[-1], SIDE):
       columns = pl.ds(first, SIDE)
-      numbers = matrices.read(problem.interpret, rows.at[:, columns])
+      numbers = problem.read(rows.at[:, columns])
       factor = down(problem.cast(bias[columns], BY_COLUMN), numbers.shape)
       part = jnp.sum(numbers * factor, axis=1)
       total = part if total is None else total + part
     places = pl.ds(chunk * SIDE, SIDE)
-    block.rotation["product"][places] = problem.cast(total, BY_ROW)
+    block.of_term["product"][places] = problem.cast(total, BY_ROW)
   plgpu.commit_smem()
 
 
@@ -202,83 +206,74 @@ def _write_column_sums(result: Any, numbers: jax.Array) -> None:
 
 def _chunks(block: Block) -> Iterator[int]:
   """The numbers of 64 rows of W."""
-  return iter(range(block.problem.sinusoids.features // SIDE))
+  return iter(range(block.problem.term.features // SIDE))
 
 
 def _rows(block: Block, chunk: int) -> Any:
   """64 rows of W in the device's memory."""
-  weight = block.inputs[WEIGHT].array
-  rows = pl.ds(chunk * SIDE + block.zero[0], SIDE)
-  return weight.at[(*block.leading(weight.shape[:-2]), rows)]
+  return block.matrix(WEIGHT, pl.ds(chunk * SIDE + block.zero[0], SIDE))
 
 
-def _tables(block: Block, chunk: int) -> list[Any]:
+def _tables(block: Block, chunk: int) -> Sequence[Any]:
   """The tiles of the terms of 64 rows of W."""
-  terms = block.problem.sinusoids.terms
-  return block.rotation["tables"][chunk * terms : (chunk + 1) * terms]
+  terms = block.problem.term.terms
+  return block.tables[chunk * terms : (chunk + 1) * terms]
 
 
 def _rotated(
-  problem: Any, first: jax.Array, second: jax.Array, table: jax.Array
+  device: Device, first: jax.Array, second: jax.Array, table: jax.Array
 ) -> jax.Array:
   """[p_2 s - p_1 c, p_1 s + p_2 c] of a piece of p, and of sinusoids [s, c]."""
-  if problem.interpret:
-    sines, cosines = jnp.split(table, 2, axis=1)
-    halves = _reflected(first, second, sines, cosines)
-    return jnp.concatenate(halves, axis=1)
 
-  # JAX has no concatenation in kernels for GPUs.
-  @plgpu.inline_mgpu(
-    arg_types=(WGMMA,) * 3,
-    return_type=plgpu.ShapeDtypeStruct(table.shape, jnp.float32, layout=WGMMA),
-  )
-  def rotate(context, first, second, table):
-    del context
-    lower, upper = slice(0, PIECE), slice(PIECE, 2 * PIECE)
-    sines, cosines = table[:, lower], table[:, upper]
-    result = table.copy()
-    result[:, lower], result[:, upper] = _reflected(
-      first, second, sines, cosines
-    )
-    return result
+  def pieces(first, second, table):
+    halves = _reflected(first, second, table[:, :PIECE], table[:, PIECE:])
+    return dict(zip((0, PIECE), halves))
 
-  return rotate(first, second, table)
+  return _of_pieces(device, pieces, first, second, table)
 
 
 def _rotated_back(
-  problem: Any, numbers: jax.Array, table: jax.Array
+  device: Device, numbers: jax.Array, table: jax.Array
 ) -> jax.Array:
   """The gradients of p, in the order of W, from those of rotated pieces."""
-  if problem.interpret:
-    pieces = _pieces(numbers, table)
-    return jnp.concatenate([pieces[each] for each in sorted(pieces)], axis=1)
 
+  def pieces(numbers, table):
+    found, half = {}, table.shape[1] // 2
+    for start in range(0, half, PIECE):
+      lower = slice(2 * start, 2 * start + PIECE)
+      upper = slice(2 * start + PIECE, 2 * start + 2 * PIECE)
+      parts = (
+        each[:, own] for each in (numbers, table) for own in (lower, upper)
+      )
+      # This is its own transpose.
+      found[start], found[half + start] = _reflected(*parts)
+    return found
+
+  return _of_pieces(device, pieces, numbers, table)
+
+
+def _of_pieces(
+  device: Device, pieces: Callable, *arrays: jax.Array
+) -> jax.Array:
+  """pieces(*arrays), by first columns, as one array like the last one."""
+  if device.interpret:
+    found = pieces(*arrays)
+    return jnp.concatenate([found[each] for each in sorted(found)], axis=1)
+  shape = arrays[-1].shape
+
+  # JAX has no concatenation in kernels for GPUs.
   @plgpu.inline_mgpu(
-    arg_types=(WGMMA, WGMMA),
-    return_type=plgpu.ShapeDtypeStruct(table.shape, jnp.float32, layout=WGMMA),
+    arg_types=(WGMMA,) * len(arrays),
+    return_type=plgpu.ShapeDtypeStruct(shape, jnp.float32, layout=WGMMA),
   )
-  def rotate(context, numbers, table):
+  def concatenate(context, *arrays):
     del context
-    result = table.copy()
-    for start, piece in _pieces(numbers, table).items():
+    result = arrays[-1].copy()
+    for start, piece in pieces(*arrays).items():
       result[:, start : start + PIECE] = piece
     return result
 
-  return rotate(numbers, table)
-
-
-def _pieces(numbers: Any, table: Any) -> dict[int, Any]:
-  """The gradients of pieces of p, by the row of W where a piece starts."""
-  pieces, half = {}, table.shape[1] // 2
-  for start in range(0, half, PIECE):
-    lower = slice(2 * start, 2 * start + PIECE)
-    upper = slice(2 * start + PIECE, 2 * start + 2 * PIECE)
-    parts = (
-      each[:, own] for each in (numbers, table) for own in (lower, upper)
-    )
-    # This is its own transpose.
-    pieces[start], pieces[half + start] = _reflected(*parts)
-  return pieces
+  return concatenate(*arrays)
 
 
 def _reflected(first: Any, second: Any, sines: Any, cosines: Any):

@@ -7,12 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention.implementations.pallas.hopper.block.block import Block
 from attention.implementations.pallas.hopper.scores import distances, rotations
 from attention.implementations.pallas.hopper.tiles import kept_tiles, look_up
+from attention.implementations.pallas.hopper.tiles.device import Device
 from attention.implementations.pallas.hopper.tiles.layout import TILE
 from attention.implementations.pallas.hopper.traced.pairs import PairFunction
 
@@ -87,9 +86,7 @@ def tile_scores(
 
 def _factors(block: Block, starts: Sequence[Any]) -> jax.Array:
   """The factors of dropout."""
-  function, places = block.problem.dropout, _positions(block, starts)
-  (factors,) = function(*_arguments(block, function, places))
-  return factors
+  return _value(block, block.problem.dropout, _positions(block, starts))
 
 
 def _products(block: Block, starts: Sequence[Any]) -> jax.Array:
@@ -128,12 +125,12 @@ def _finished(
   if of_nan is not None:
     results = [each + of_nan for each in results]
   if problem.bias is not None:
-    (bias,) = problem.bias(*_arguments(block, problem.bias, places))
+    bias = _value(block, problem.bias, places)
     results = [each + bias for each in results]
     if of_nan is not None:
       results = [jnp.where(bias == -jnp.inf, bias, each) for each in results]
   if problem.visible is not None:
-    (visible,) = problem.visible(*_arguments(block, problem.visible, places))
+    visible = _value(block, problem.visible, places)
     results = [jnp.where(visible, each, -jnp.inf) for each in results]
   return results
 
@@ -158,31 +155,20 @@ def of_visible(
   """Numbers of the pairs of a tile, 0 where the mask or the bias hides them."""
   problem, places = block.problem, _positions(block, starts)
   if problem.bias is not None:
-    (bias,) = problem.bias(*_arguments(block, problem.bias, places))
+    bias = _value(block, problem.bias, places)
     numbers = jnp.where(bias == -jnp.inf, 0.0, numbers)
   if problem.visible is not None:
-    (visible,) = problem.visible(*_arguments(block, problem.visible, places))
+    visible = _value(block, problem.visible, places)
     numbers = jnp.where(visible, numbers, 0.0)
   return numbers
 
 
 def products_of_tokens(
-  problem: Any, factors: Sequence[tuple[Any, Any]]
+  device: Device, factors: Sequence[tuple[Any, Any]]
 ) -> jax.Array:
   """The sum of the dot products of some tiles [64, D] with others."""
-  if problem.interpret:  # the interpreter transposes no references
-    products = [
-      jnp.matmul(own[...], other[...].T, preferred_element_type=jnp.float32)
-      for own, other in factors
-    ]
-    return functools.reduce(jnp.add, products)
-
-  def product(sums):
-    for own, other in factors:
-      plgpu.wgmma(sums, own, plgpu.transpose_ref(other, (1, 0)))
-    return sums[...]
-
-  return pl.run_scoped(product, plgpu.ACC(TILE, jnp.float32))
+  pairs = [(own, device.transposed(other)) for own, other in factors]
+  return device.products(TILE, pairs)
 
 
 def _positions(block: Block, starts: Sequence[Any]) -> list[jax.Array]:
@@ -196,6 +182,12 @@ def _positions(block: Block, starts: Sequence[Any]) -> list[jax.Array]:
     for axis, start in enumerate(starts)
   ]
   return places[::-1] if block.are_keys_own else places
+
+
+def _value(block: Block, function: PairFunction, places) -> jax.Array:
+  """The number of each pair."""
+  (numbers,) = function(*_arguments(block, function, places))
+  return numbers
 
 
 def _arguments(block: Block, function: PairFunction, places) -> list[Any]:

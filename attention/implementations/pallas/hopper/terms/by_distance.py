@@ -1,8 +1,7 @@
 """Which scores are dot products and products with vectors of distances."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention import axes
+from attention.implementations.pallas.hopper.terms.score_term import ScoreTerm
 from attention.implementations.pallas.hopper.tiles.layout import SIDE
 from attention.implementations.pallas.hopper.tiles.look_up import LINE
 from attention.implementations.pallas.hopper.tiles.parts import Slice
@@ -20,10 +20,7 @@ from attention.implementations.pallas.operands import (
   aligned_right,
   of_parameter,
 )
-from attention.implementations.pallas.wrapped import (
-  base,
-  offset_of_keys,
-)
+from attention.implementations.pallas.wrapped import base, offset_of_keys
 from attention.request import Request
 from attention.scores.relative import Disentangled, Shaw
 
@@ -38,14 +35,13 @@ _MOST = 128
 class Term:
   """Products of queries, or of keys, with a table of vectors.
 
-  Query i and key j have the vector clip(sign (j - i) + offset, 0, size - 1).
+  Query i and key j have the vector clip(sign (j - i) + size // 2, 0, size - 1).
   """
 
   table: str  # the name of an input [..., size, D]
   of_keys: bool
   size: int
   sign: int
-  offset: int
 
   @property
   def rows(self) -> int:
@@ -58,146 +54,86 @@ class Term:
     return axes.round_up(self.size, SIDE)
 
   @property
-  def ends(self) -> tuple[str, str]:
-    """The names of the products with the first and the last vector."""
-    return f"{self.table} first", f"{self.table} last"
+  def ends(self) -> dict[str, int]:
+    """The first and the last vector, by the names of products with them."""
+    return {f"{self.table} first": 0, f"{self.table} last": self.size - 1}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Distances:
+class Distances(ScoreTerm):
   """The terms of a score."""
 
   terms: tuple[Term, ...]
-  tables: Mapping[str, Operand]
   # Of keys relative to queries: a number, or the name of an input.
   shift: int | str
-  numbers: Mapping[str, Operand]
-  ends_of_keys: Callable[[], Mapping[str, Operand]]
 
   def own(self, of_keys: bool) -> list[Term]:
     """The terms of queries, or of keys."""
     return [each for each in self.terms if each.of_keys == of_keys]
 
-  def ends(self, *, of_keys: bool) -> list[str]:
-    """The names of the products with the ends of tables."""
-    return [name for each in self.own(of_keys) for name in each.ends]
-
-  def slices(self, own: str) -> dict[str, Slice]:
-    """What the kernel of own tokens adds to gradients of tables."""
+  def slices(self, own):
     return {
-      each.table: Slice((each.padded, self.tables[each.table].core[1]))
+      each.table: Slice((each.padded, self.differentiable[each.table].core[1]))
       for each in self.own(own == "key")
     }
 
+  def memory(self, kernel):
+    """Products of tokens and vectors, and their gradients."""
 
-def memory(
-  distances: Distances | None,
-  tiles: Mapping[str, Any],
-  results: Mapping[str, Any],
-  own: str,
-  *,
-  of_gradients: bool,
-  is_scarce: bool = False,
-) -> dict[str, Any]:
-  """Shared memory for products of tokens, their gradients and tables.
+    def lines(number):
+      return plgpu.SMEM((1, number, LINE), jnp.float32)
 
-  Where memory `is_scarce`, remainders are loaded after what they remain of.
-  """
-  if distances is None:
-    return {}
+    gradients = self.own(kernel.own == "key") if kernel.of_gradients else []
+    return {
+      "products": {each.table: lines(each.rows) for each in self.terms},
+      "gradients": {each.table: lines(each.padded) for each in gradients},
+    }
 
-  def lines(number):
-    return plgpu.SMEM((1, number, LINE), jnp.float32)
+  def num_tables(self, kernel, *, is_scarce=False):
+    """64 vectors, and the remainders of their rounding.
 
-  terms = distances.terms
-  has_remainders = any(
-    each.array.dtype.itemsize != 2 for each in distances.tables.values()
-  )
-  count = 2 if of_gradients and has_remainders and not is_scarce else 1
-  missing = count - len(unused_tiles(tiles, results))
-  return {
-    "products": {each.table: lines(each.rows) for each in terms},
-    "gradients": {
-      each.table: lines(each.padded)
-      for each in distances.own(own == "key")
-      if of_gradients
-    },
-    # For 64 vectors, and for the remainders of their rounding.
-    "tables": [tiles["query"]] * missing,
-  }
+    Where memory is scarce, remainders are loaded after what they remain of.
+    """
+    sizes = {x.array.dtype.itemsize for x in self.differentiable.values()}
+    return 2 if kernel.of_gradients and sizes != {2} and not is_scarce else 1
 
-
-def with_shared(
-  distances: Distances | None,
-  held: Mapping[str, Any],
-  tiles: Mapping[str, Any],
-  results: Mapping[str, Any],
-) -> dict[str, Any]:
-  """The memory with tiles of results that are not written yet."""
-  if distances is None:
-    return {}
-  return {**held, "tables": [*unused_tiles(tiles, results), *held["tables"]]}
-
-
-def unused_tiles(
-  tiles: Mapping[str, Any], results: Mapping[str, Any]
-) -> list[Any]:
-  """The tiles of results that have room for vectors until they are written."""
-  tokens = tiles["query"]
-  # Means are written last, see `kernels.sparse`.
-  context = "means" if "means" in results else "context"
-  found = [results[n] for n in (context, "tokens", "value") if n in results]
-  return [
-    each
-    for each in found
-    if each.shape == tokens.shape and each.dtype == tokens.dtype
-  ]
+  def unused(self, tiles, results, own):
+    # Means are written last, see `kernels.sparse`.
+    context = "means" if "means" in results else "context"
+    names = context, "tokens", "value"
+    return [results[name] for name in names if name in results]
 
 
 def of_request(request: Request, query: Any, key: Any) -> Distances | None:
   """The terms of a score besides the dot product; None if it has none."""
   score, rank = base(request.score), len(request.leading)
+  found: list[tuple[str, Any, bool, int]]
   if type(score) is Shaw:
-    found = [_of_table("relative keys", score.relative_keys, False, 1, rank)]
+    found = [("relative keys", score.relative_keys, False, 1)]
   elif type(score) is Disentangled:
-    found = []
-    if score.relative_keys is not None:
-      found.append(
-        _of_table("relative keys", score.relative_keys, False, -1, rank)
-      )
-    if score.relative_queries is not None:
-      sign = -1 if score.as_released else 1
-      found.append(
-        _of_table("relative queries", score.relative_queries, True, sign, rank)
-      )
+    sign = -1 if score.as_released else 1
+    found = [
+      ("relative keys", score.relative_keys, False, -1),
+      ("relative queries", score.relative_queries, True, sign),
+    ]
   else:
     return None
-  for term, table in found:
-    _check(term, table, query, request)
-  terms = tuple(term for term, _ in found)
-  tables = {term.table: table for term, table in found}
+  tables, terms = {}, []
+  for name, array, of_keys, sign in found:
+    if array is not None:
+      tables[name] = of_parameter(array, 2, rank)
+      terms.append(Term(name, of_keys, tables[name].core[0], sign))
+      _check(terms[-1], tables[name], query, request)
   shift, numbers = _shift(request.score)
-  ends = functools.partial(_ends_of_keys, terms, tables, key, rank)
-  return Distances(terms, tables, shift, numbers, ends)
-
-
-def factor(score: Shaw | Disentangled, query: Any) -> Any:
-  """The scale of a score."""
-  if score.scale is not None:
-    return score.scale
-  number = 1
-  if isinstance(score, Disentangled):
-    tables = score.relative_keys, score.relative_queries
-    number += sum(table is not None for table in tables)
-  return (number * query.shape[-1]) ** -0.5
-
-
-def _of_table(
-  name: str, array: Any, of_keys: bool, sign: int, rank: int
-) -> tuple[Term, Operand]:
-  table = of_parameter(array, 2, rank)
-  size = table.core[0]
-  return Term(name, of_keys, size, sign, size // 2), table
+  ends = _ends_of_keys(terms, tables, key, rank)
+  return Distances(
+    tuple(terms),
+    shift,
+    differentiable=tables,
+    constants=numbers | ends,
+    unread_by_keys=ends,
+    for_keys=[name for x in terms if not x.of_keys for name in x.ends],
+  )
 
 
 def _check(term: Term, table: Operand, query: Any, request: Request) -> None:
@@ -237,7 +173,7 @@ def _ends_of_keys(
   found = {}
   for term in terms:
     table = jax.lax.stop_gradient(tables[term.table].array)
-    for name, place in zip(term.ends, (0, term.size - 1)):
+    for name, place in term.ends.items():
       if term.of_keys:
         vector = table[..., place, :][..., None, :].astype(jnp.float32)
         numbers = jnp.sum(jnp.multiply(*axes.aligned(key, vector)), axis=-1)

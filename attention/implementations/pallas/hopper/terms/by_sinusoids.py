@@ -7,7 +7,6 @@ sinusoids, which XLA computes and rounds to the tokens' dtype.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,8 +14,8 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention import axes
+from attention.implementations.pallas.hopper.terms.score_term import ScoreTerm
 from attention.implementations.pallas.hopper.tiles.layout import SIDE
-from attention.implementations.pallas.hopper.tiles.parts import Slice
 from attention.implementations.pallas.operands import (
   Kind,
   Operand,
@@ -24,10 +23,7 @@ from attention.implementations.pallas.operands import (
   of_parameter,
 )
 from attention.implementations.pallas.products import kernel_precision
-from attention.implementations.pallas.wrapped import (
-  base,
-  offset_of_keys,
-)
+from attention.implementations.pallas.wrapped import base, offset_of_keys
 from attention.request import Request
 from attention.scores.sinusoidal import TransformerXL
 
@@ -44,76 +40,33 @@ PIECE = 32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sinusoids:
+class Sinusoids(ScoreTerm):
   """The arrays of a score."""
 
   features: int  # R, of sinusoids
-  arrays: Mapping[str, Operand]  # W, u and v
-  tables: Mapping[str, Operand]  # sinusoids [n, R] of positions
-
-  def slices(self, own: str) -> dict[str, Slice]:
-    """What the kernel of own tokens adds to gradients of arrays."""
-    if own == "key":
-      return {}
-    return {name: Slice(each.core) for name, each in self.arrays.items()}
 
   @property
   def terms(self) -> int:
     """The terms of W, which has the tokens' dtype or is the sum of two."""
-    return 1 if self.arrays[WEIGHT].array.dtype.itemsize == 2 else 2
+    return 1 if self.differentiable[WEIGHT].array.dtype.itemsize == 2 else 2
 
-  @property
-  def num_tables(self) -> int:
-    """The tiles of the terms of W."""
+  def memory(self, kernel):
+    """The product W v, and the gradients of u and v."""
+    vector = plgpu.SMEM(self.differentiable[CONTENT_BIAS].core, jnp.float32)
+    return {
+      "product": plgpu.SMEM((self.features,), jnp.float32),
+      "of biases": [vector, vector],
+    }
+
+  def num_tables(self, kernel, *, is_scarce=False):
+    """The terms of W."""
     return self.terms * self.features // SIDE
 
-
-def memory(
-  sinusoids: Sinusoids | None,
-  tiles: Mapping[str, Any],
-  results: Mapping[str, Any],
-  own: str,
-) -> dict[str, Any]:
-  """Shared memory for W, the product W v, and the gradients of u and v."""
-  if sinusoids is None:
-    return {}
-  missing = sinusoids.num_tables - len(_unused(tiles, results, own))
-  vector = plgpu.SMEM(tiles[CONTENT_BIAS].shape, jnp.float32)
-  return {
-    "tables": [tiles["query"]] * max(0, missing),
-    "product": plgpu.SMEM((sinusoids.features,), jnp.float32),
-    "of biases": [vector, vector],
-  }
-
-
-def _unused(
-  tiles: Mapping[str, Any], results: Mapping[str, Any], own: str
-) -> list[Any]:
-  """The tiles that have room for rows of W while a block needs them."""
-  # A block of queries maps tokens before it visits others, one of keys at each
-  # visit.
-  found = [*results.values()]
-  if own == "query":
-    found += [tiles[name] for name in ("key", "value", OF_KEYS)]
-  query = tiles["query"]
-  return [
-    each
-    for each in found
-    if each.shape == query.shape and each.dtype == query.dtype
-  ]
-
-
-def with_shared(
-  sinusoids: Sinusoids | None,
-  held: Mapping[str, Any],
-  tiles: Mapping[str, Any],
-  results: Mapping[str, Any],
-  own: str,
-) -> dict[str, Any]:
-  """The memory with tiles that are not used yet."""
-  if sinusoids is None:
-    return {}
-  return {**held, "tables": [*_unused(tiles, results, own), *held["tables"]]}
+  def unused(self, tiles, results, own):
+    # A block of queries maps tokens before it visits others, one of keys at
+    # each visit.
+    names = ("key", "value", OF_KEYS) if own == "query" else ()
+    return [*results.values(), *(tiles[name] for name in names)]
 
 
 def of_request(request: Request) -> Sinusoids | None:
@@ -140,7 +93,7 @@ def of_request(request: Request) -> Sinusoids | None:
       OF_QUERIES: _table(score, start, lengths[0], request.value.dtype),
       OF_KEYS: _table(score, 0, lengths[1], request.value.dtype),
     }
-  return Sinusoids(features, arrays, tables)
+  return Sinusoids(features, differentiable=arrays, constants=tables)
 
 
 def _table(score: TransformerXL, start: Any, length: int, dtype: Any):

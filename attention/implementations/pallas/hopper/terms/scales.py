@@ -15,31 +15,32 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention import axes
 from attention.implementations.blockwise.tiles import with_length
+from attention.implementations.pallas.hopper.terms.token_maps import TokenMap
+from attention.implementations.pallas.hopper.tiles.device import Device
 from attention.implementations.pallas.hopper.tiles.layout import SIDE
-from attention.implementations.pallas.hopper.tiles.matrices import read
 
 # The product of a greater one and of a score's gradient might overflow.
 _LARGEST = 1e30
 
 
-def of_tile(own_map: Any, tile: jax.Array, *numbers) -> jax.Array:
+def of_tile(own_map: TokenMap, tile: jax.Array, *numbers) -> jax.Array:
   """The scales [64] of a tile of tokens; tokens below 1e-30 count as zero."""
   scales = own_map.function.scale(tile, *numbers)
   # That of a token with NaN is 0, and the token itself makes its scores NaN.
   return jnp.where(jnp.abs(scales) < _LARGEST, scales, 0.0)
 
 
-def of_keys(own_map: Any, key: jax.Array, interpret: Any) -> jax.Array:
+def of_keys(own_map: TokenMap, key: jax.Array, interpret: Any) -> jax.Array:
   """The scales [..., S] of keys, without derivatives."""
   length = key.shape[-2]
   key = with_length(jax.lax.stop_gradient(key), axes.round_up(length, SIDE))
   *leading, padded, size = key.shape
-  entries = math.prod(leading)
+  entries, device = math.prod(leading), Device(interpret=interpret)
 
   def run(tokens, result):
     entry, row = map(jax.lax.axis_index, ("entry", "row"))
     place = entry, pl.ds(row * SIDE, SIDE)
-    result[place] = of_tile(own_map, read(interpret, tokens.at[place]))
+    result[place] = of_tile(own_map, device.read(tokens.at[place]))
 
   kernel = plgpu.kernel(
     run,

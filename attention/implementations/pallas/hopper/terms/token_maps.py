@@ -14,7 +14,7 @@ XLA computes other maps before the kernels.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,12 @@ import jax.numpy as jnp
 
 from attention.implementations.closure import without_captured
 from attention.implementations.pallas.functions import without_unused
-from attention.implementations.pallas.hopper.tiles.layout import SIDE
+from attention.implementations.pallas.hopper.terms.score_term import ScoreTerm
+from attention.implementations.pallas.hopper.tiles.layout import (
+  SIDE,
+  swizzled,
+  tile_memory,
+)
 from attention.implementations.pallas.hopper.traced import row_functions
 from attention.implementations.pallas.hopper.traced.functions import inlined
 from attention.implementations.pallas.hopper.traced.row_functions import (
@@ -96,25 +101,66 @@ class TokenMap:
     return self.numbers | self.matrices
 
 
-def inside(request: Request) -> dict[str, TokenMap]:
-  """The maps that kernels compute, by "query" and "key"; none if XLA does."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenMaps(ScoreTerm):
+  """The maps that kernels compute, by "query" and "key"."""
+
+  def tiles(self, kernel):
+    if "unmapped" not in kernel.inputs:
+      return {}
+    tokens = tile_memory(*kernel.inputs["unmapped"][:2])
+    return {kernel.own: tokens, "remainder": tokens} | {
+      name: swizzled(kernel.inputs[name].array.shape[-2:], tokens.dtype)
+      for name in self.maps[kernel.own].matrices
+    }
+
+  def written_over(self, kernel):
+    if "unmapped" not in kernel.inputs:
+      return super().written_over(kernel)
+    return {"context": "unmapped", "tokens": "remainder"}
+
+  def memory(self, kernel):
+    """The gradients of mapped tokens."""
+    if kernel.own not in self.maps or not kernel.of_gradients:
+      return {}
+    if "unmapped" in kernel.inputs:
+      return {"mapped": tile_memory(*kernel.inputs["unmapped"][:2])}
+    features = kernel.inputs[kernel.own].array.shape[-1]
+    return {"mapped": swizzled((SIDE, features), jnp.float32)}
+
+
+def _of_maps(maps: Mapping[str, TokenMap]) -> TokenMaps:
+  """These maps; that of keys has no arrays of its own."""
+  if (of_queries := maps.get("query")) is None:
+    return TokenMaps(maps=maps)
+  return TokenMaps(
+    maps=maps,
+    differentiable=of_queries.operands,
+    unread_by_keys=of_queries.operands if of_queries.is_scaling else (),
+    own_numbers=("query scale",) if of_queries.is_scaling else (),
+    matrix_tile=next(iter(of_queries.matrices), TokenMaps.matrix_tile),
+  )
+
+
+def inside(request: Request) -> TokenMaps | None:
+  """The maps that kernels compute; None if XLA does."""
   dtypes = {each.dtype for each in request.tokens}
   is_half = request.query.dtype.itemsize == 2
   if not keeps_nan(request.score) or len(dtypes) > 1 or not is_half:
-    return {}
+    return None
   try:
     maps = {name: _traced(name, request) for name in ("query", "key")}
   except Unsupported:
-    return {}
+    return None
   found = {name: each for name, each in maps.items() if each is not None}
   if all(each.is_scaling for each in found.values()):
-    return found
+    return _of_maps(found) if found else None
   shared = [x.shape[:-2] != request.leading for x in request.tokens[1:]]
   # The float32 sums of shared keys or values do not fit into a block's memory.
   is_large = any(shared) and request.key.shape[-1] > SIDE
   if "key" in found or is_large or not _is_linear(found["query"]):
-    return {}
-  return found | {"key": _transposed(found["query"])}
+    return None
+  return _of_maps(found | {"key": _transposed(found["query"])})
 
 
 def _is_linear(own_map: TokenMap) -> bool:

@@ -14,6 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from attention.implementations.pallas.hopper.tiles.device import Device
 from attention.implementations.pallas.hopper.tiles.layout import TILE, WGMMA
 
 _THREADS = 128
@@ -24,9 +25,9 @@ def memory() -> Any:
   return plgpu.SMEM(TILE, jnp.float32)
 
 
-def write(problem: Any, tile: Any, numbers: jax.Array) -> None:
+def write(device: Device, tile: Any, numbers: jax.Array) -> None:
   """Writes the numbers of a tile."""
-  if problem.interpret:
+  if device.interpret:
     tile[...] = numbers
     return
 
@@ -39,9 +40,9 @@ def write(problem: Any, tile: Any, numbers: jax.Array) -> None:
   store(tile, numbers)
 
 
-def read(problem: Any, tile: Any) -> jax.Array:
+def read(device: Device, tile: Any) -> jax.Array:
   """The numbers that were written."""
-  if problem.interpret:
+  if device.interpret:
     return tile[...]
 
   @plgpu.inline_mgpu(

@@ -2,6 +2,7 @@
 
 import enum
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,6 @@ WGMMA = plgpu.Layout.WGMMA
 BY_ROW, BY_COLUMN = WGMMA.reduce(1), WGMMA.reduce(0)
 # The most numbers along an axis that are copied at once.
 _COPIED = 256
-_TRANSPOSED = plgpu.Layout.WGMMA_TRANSPOSED
 
 
 class Axes(enum.Enum):
@@ -56,6 +56,22 @@ class Output(NamedTuple):
 
   shape: jax.ShapeDtypeStruct
   axes: Axes
+
+
+class Kernel(NamedTuple):
+  """What a kernel reads and writes.
+
+  Each of so many `blocks` computes some rows of tiles. The first one sets the
+  block's parts of sums, to which the others add. So does the first of the
+  entries of the leading axes that a block computes.
+  """
+
+  inputs: Mapping[str, Input]
+  outputs: Mapping[str, Output]
+  blocks: int
+  entries: Any  # see `BatchSplit`
+  own: str = "query"  # the tokens of a block, which visits the others, or "key"
+  of_gradients: bool = False
 
 
 def parts_of_copy(ref: Any, axes: Axes) -> list[Any]:
@@ -106,41 +122,6 @@ def pieces(size: int) -> list[Any]:
   """The places of up to 64 columns, of so many."""
   starts = range(0, size, SIDE)
   return [pl.ds(start, min(SIDE, size - start)) for start in starts]
-
-
-def write_transposed(problem: Any, tile: Any, tokens: jax.Array) -> None:
-  """Writes tokens [64, n] to a tile [n, 64] of shared memory."""
-  if problem.interpret:  # the interpreter transposes no references
-    tile[...] = tokens.T
-  else:
-    tokens = plgpu.layout_cast(tokens, _TRANSPOSED)
-    plgpu.transpose_ref(tile, (1, 0))[...] = tokens
-
-
-def read_transposed(problem: Any, tile: Any) -> jax.Array:
-  """A tile [n, 64] of shared memory as tokens [64, n]."""
-  if problem.interpret:
-    return tile[...].T
-  ref = plgpu.transpose_ref(tile, (1, 0))
-  # `optimized` would refuse conflicts of banks.
-  tokens = plgpu.load(ref, (), layout=_TRANSPOSED, optimized=False)
-  return problem.cast(tokens, WGMMA)
-
-
-def read_pairs(
-  problem: Any, tile: Any, dtype: Any, is_transposed: bool
-) -> jax.Array:
-  """A tile of pairs in registers, or its transpose, with another dtype."""
-  if problem.interpret:
-    numbers = tile[...].T if is_transposed else tile[...]
-    return numbers.astype(dtype)
-  # `optimized` would refuse conflicts of banks.
-  if not is_transposed:
-    numbers = plgpu.load(tile, (), layout=WGMMA, optimized=False)
-    return numbers.astype(dtype)
-  ref = plgpu.transpose_ref(tile, (1, 0))
-  numbers = plgpu.load(ref, (), layout=_TRANSPOSED, optimized=False)
-  return problem.cast(numbers.astype(dtype), WGMMA)
 
 
 def across(column: jax.Array, shape: tuple[int, ...]) -> jax.Array:

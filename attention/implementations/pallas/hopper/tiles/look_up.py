@@ -19,6 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from attention.implementations.pallas.hopper.tiles.device import Device
 from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,
   TILE,
@@ -49,13 +50,16 @@ class Places:
     )
     return self.sign * (column - row) + self.start
 
+  def tokens(self) -> jax.Array:
+    """The tokens of all pairs to which numbers belong."""
+    return jax.lax.broadcasted_iota(jnp.int32, TILE, int(not self.of_rows))
 
-def entries(problem: Any, tile: Any, places: Places) -> jax.Array:
+
+def entries(device: Device, tile: Any, places: Places) -> jax.Array:
   """The numbers of all pairs; outside of the places, that of the nearer end."""
-  if problem.interpret:
-    token = jax.lax.broadcasted_iota(jnp.int32, TILE, int(not places.of_rows))
+  if device.interpret:
     place = jnp.clip(places.of_pairs(), 0, places.size - 1)
-    return tile[...][place, token]
+    return tile[...][place, places.tokens()]
 
   @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _SCALAR), return_type=_RESULT)
   def load(context, tile, start):
@@ -81,9 +85,9 @@ def entries(problem: Any, tile: Any, places: Places) -> jax.Array:
   return load(tile, places.start)
 
 
-def put(problem: Any, tile: Any, numbers: jax.Array, places: Places) -> None:
+def put(device: Device, tile: Any, numbers: jax.Array, places: Places) -> None:
   """Writes the numbers of the pairs whose places are between the ends."""
-  if problem.interpret:
+  if device.interpret:
     _put_interpreted(tile, numbers, places)
     return
 
@@ -117,11 +121,11 @@ def put(problem: Any, tile: Any, numbers: jax.Array, places: Places) -> None:
 
 
 def at_end(
-  problem: Any, numbers: jax.Array, places: Places, *, is_last: bool
+  device: Device, numbers: jax.Array, places: Places, *, is_last: bool
 ) -> jax.Array:
   """The numbers of pairs at one end of the places or beyond, 0 for others."""
   last = places.size - 1
-  if problem.interpret:
+  if device.interpret:
     place = places.of_pairs()
     return jnp.where(place >= last if is_last else place <= 0, numbers, 0.0)
 
@@ -141,9 +145,9 @@ def at_end(
   return select(numbers, places.start)
 
 
-def positions(problem: Any, axis: int, start: Any) -> jax.Array:
+def positions(device: Device, axis: int, start: Any) -> jax.Array:
   """The positions of the rows or columns of a tile, [64, 64]."""
-  if problem.interpret:
+  if device.interpret:
     return jax.lax.broadcasted_iota(jnp.int32, TILE, axis) + start
   result = plgpu.ShapeDtypeStruct(TILE, jnp.int32, layout=WGMMA)
 
@@ -169,17 +173,12 @@ def positions(problem: Any, axis: int, start: Any) -> jax.Array:
 
 
 def _put_interpreted(tile: Any, numbers: jax.Array, places: Places) -> None:
-  place = jnp.arange(tile.shape[0])[:, None]
-  token = jnp.arange(SIDE)[None]
-  # The other token of the pair with a place and a token.
-  distance = places.sign * (place - places.start)
-  other = token + (distance if places.of_rows else -distance)
+  place = places.of_pairs()
   is_inside = (place > 0) & (place < places.size - 1)
-  is_inside &= (other >= 0) & (other < SIDE)
-  pair = token, jnp.clip(other, 0, SIDE - 1)
-  found = numbers[pair if places.of_rows else pair[::-1]]
-  before = tile[:, :SIDE]
-  tile[:, :SIDE] = jnp.where(is_inside, found, before)
+  place = jnp.where(is_inside, place, tile.shape[0])
+  before = jnp.asarray(tile[...])
+  # No other pair has the same place and token.
+  tile[...] = before.at[place, places.tokens()].set(numbers, mode="drop")
 
 
 class _Pairs:
@@ -208,31 +207,24 @@ class _Pairs:
     distance = _signed(self._places.sign, rows, columns, operator.sub)
     tokens = rows if self._places.of_rows else columns
     place, line = self._first
-    return _Place(place, distance), _Line(line, tokens * _BYTES)
+    return _Shifted(place, distance), _Shifted(line, tokens * _BYTES)
 
 
-class _Place(NamedTuple):
-  """The place of a thread's first pair, and the distance from it."""
+class _Shifted(NamedTuple):
+  """A number of a thread's first pair, and the distance from it."""
 
   first: Any
   offset: int
 
   @property
   def value(self) -> Any:
-    """The place."""
+    """The number."""
     return arith.addi(self.first, _int(self.offset))
 
   def times(self, factor: int) -> Any:
-    """The place times a number."""
+    """The product with a number."""
     product = arith.muli(self.first, _int(factor))
     return arith.addi(product, _int(self.offset * factor))
-
-
-class _Line(NamedTuple):
-  """The address of the token of a thread's first pair, and the distance."""
-
-  first: Any
-  offset: int
 
 
 def _signed(sign: int, row: Any, column: Any, subtract: Callable) -> Any:

@@ -4,7 +4,6 @@ The tensor cores multiply numbers of 16 bits. A matrix of float32 is the sum of
 two of the tokens' dtype, whose products are added.
 """
 
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,9 +13,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention.implementations.pallas.hopper.tiles.device import Device
 from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,
-  WGMMA,
   pieces,
 )
 
@@ -33,14 +32,14 @@ def is_one_term(matrix: Any) -> bool:
   return matrix.dtype.itemsize == 2
 
 
-def load(problem: Any, matrix: Any, *tiles: Any) -> None:
+def load(device: Device, matrix: Any, *tiles: Any) -> None:
   """Copies the terms of a matrix to shared memory, for several products."""
-  _load(problem, matrix, [*zip(tiles, (False, True))])
+  _load(device, matrix, [*zip(tiles, (False, True))])
   plgpu.commit_smem()
 
 
 def product(
-  problem: Any,
+  device: Device,
   factor: Any,
   matrix: Any,
   *tiles: Any,
@@ -57,39 +56,26 @@ def product(
   columns = size if columns is None else columns
 
   def right(tile):
-    if not is_transposed:
-      return tile
-    # The interpreter transposes no references.
-    if problem.interpret:
-      return tile[...][:columns].T
-    return plgpu.transpose_ref(tile.at[pl.ds(0, columns)], (1, 0))
+    rows = pl.ds(0, columns)
+    return device.transposed(tile.at[rows]) if is_transposed else tile
 
-  def compute(sums):
-    terms = _terms(problem, matrix, tiles, is_loaded=is_loaded)
-    if problem.interpret:  # CPUs lack products of 16 bits
-      left = factor[...].astype(jnp.float32)
-      products = [left @ right(each)[...].astype(jnp.float32) for each in terms]
-      return functools.reduce(jnp.add, products)
-    for tile in terms:
-      plgpu.wgmma(sums, factor, right(tile))
-      plgpu.wgmma_wait(0)
-    return sums[...]
-
-  return pl.run_scoped(compute, plgpu.ACC((SIDE, columns), jnp.float32))
+  terms = _terms(device, matrix, tiles, is_loaded=is_loaded)
+  factors = ((factor, right(each)) for each in terms)
+  return device.products((SIDE, columns), factors, waits=True)
 
 
 def add_product(
-  problem: Any, sums: Any, factor: Any, matrix: Any, *tiles: Any
+  device: Device, sums: Any, factor: Any, matrix: Any, *tiles: Any
 ) -> None:
   """Adds the product of a tile [64, n] with a matrix to sums in registers."""
-  for tile in _terms(problem, matrix, tiles):
+  for tile in _terms(device, matrix, tiles):
     plgpu.wgmma(sums, factor, tile)
     plgpu.wgmma_wait(0)
   plgpu.commit_smem()  # all warps have read the tiles
 
 
 def _terms(
-  problem: Any, matrix: Any, tiles: Sequence[Any], *, is_loaded: bool = False
+  device: Device, matrix: Any, tiles: Sequence[Any], *, is_loaded: bool = False
 ) -> Iterator[Any]:
   """The terms of a matrix in shared memory; the next may overwrite one."""
   terms = (False,) if is_one_term(matrix) else (False, True)
@@ -100,47 +86,27 @@ def _terms(
     if first:
       plgpu.commit_smem()  # all warps have read the term before
     loaded = [*zip(tiles, terms[first:])]
-    _load(problem, matrix, loaded)
+    _load(device, matrix, loaded)
     plgpu.commit_smem()
     yield from (tile for tile, _ in loaded)
 
 
-def add_outer_products(
-  problem: Any, result: Any, left: Any, right: Any, is_first: Any
-) -> None:
-  """Adds the sum over tokens of the outer products of two tiles."""
-  for rows, columns in _squares(result.shape):
-    factors = left.at[:, rows], right.at[:, columns]
-    numbers = _outer_products(problem, *factors)
-    add(problem, result.at[rows, columns], numbers, is_first, WGMMA)
-
-
 def add(
-  problem: Any, result: Any, numbers: jax.Array, is_first: Any, layout: Any
+  device: Device, result: Any, numbers: jax.Array, is_first: Any, layout: Any
 ) -> None:
   """Adds to an array of the device's memory, or sets it the first time."""
   if is_first is not True:
-    before = read(problem.interpret, result, layout)
+    before = device.read(result, layout)
     numbers = numbers + jnp.where(is_first, 0.0, before)
   result[...] = numbers
 
 
-def _outer_products(problem: Any, left: Any, right: Any) -> jax.Array:
-  if problem.interpret:  # the interpreter transposes no references
-    return left[...].astype(jnp.float32).T @ right[...].astype(jnp.float32)
-
-  def compute(sums):
-    plgpu.wgmma(sums, plgpu.transpose_ref(left, (1, 0)), right)
-    return sums[...]
-
-  shape = left.shape[-1], right.shape[-1]
-  return pl.run_scoped(compute, plgpu.ACC(shape, jnp.float32))
-
-
-def _load(problem: Any, matrix: Any, terms: Sequence[tuple[Any, bool]]) -> None:
+def _load(
+  device: Device, matrix: Any, terms: Sequence[tuple[Any, bool]]
+) -> None:
   """Copies a matrix, or the remainder of its rounding, to tiles."""
-  for rows, columns in _squares(terms[0][0].shape):
-    part = read(problem.interpret, matrix.at[rows, columns])
+  for rows, columns in squares(terms[0][0].shape):
+    part = device.read(matrix.at[rows, columns])
     rounded = part if is_one_term(matrix) else _cut(part)
     for tile, is_remainder in terms:
       numbers = part - rounded if is_remainder else rounded
@@ -154,14 +120,6 @@ def _cut(numbers: jax.Array) -> jax.Array:
   return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def _squares(shape: Sequence[int]) -> Iterator[tuple[Any, Any]]:
+def squares(shape: Sequence[int]) -> Iterator[tuple[Any, Any]]:
   """The places of the squares, up to [64, 64], of a matrix."""
   return itertools.product(*map(pieces, shape))
-
-
-def read(interpret: Any, ref: Any, layout: Any = WGMMA) -> jax.Array:
-  """An array of the device's or of shared memory, in registers."""
-  if interpret:
-    return ref[...].astype(jnp.float32)
-  # `optimized` would refuse memory that is not shared.
-  return plgpu.load(ref, (), layout=layout, optimized=False).astype(jnp.float32)

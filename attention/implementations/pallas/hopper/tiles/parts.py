@@ -6,7 +6,7 @@ memory. Another kernel adds the parts of all arrays.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +15,8 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention.axes import round_up
+from attention.implementations.pallas.hopper.tiles import matrices
 from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,
   TILE,
@@ -22,7 +24,6 @@ from attention.implementations.pallas.hopper.tiles.layout import (
   Axes,
   Output,
 )
-from attention.implementations.pallas.hopper.tiles.matrices import read
 from attention.implementations.pallas.operands import Operand
 
 # The blocks that an H100 computes at once, one in each multiprocessor.
@@ -36,9 +37,13 @@ def num_blocks(leading: Sequence[int], rows: int) -> int:
   def duration(blocks):
     return -(-entries * blocks // AT_ONCE) * -(-rows // blocks)
 
-  # The fewest that take about as long as the best number.
-  limit = 1.05 * min(map(duration, range(1, rows + 1)))
-  return next(n for n in range(1, rows + 1) if duration(n) <= limit)
+  return fewest(range(1, rows + 1), duration)
+
+
+def fewest(choices: Sequence[int], duration: Callable[[int], int]) -> int:
+  """The first choice that takes about as long as the best one."""
+  limit = 1.05 * min(map(duration, choices))
+  return next(each for each in choices if duration(each) <= limit)
 
 
 def output(
@@ -71,6 +76,24 @@ def own_part(block: Any, name: str) -> Any:
   entry, number = (_flat(block, axes) for axes in (kept, summed))
   place = entry, number * block.num_blocks + jax.lax.axis_index("row")
   return block.direct[name].at[place]
+
+
+def add_outer_products(
+  block: Any, name: str, left: Any, right: Any, place: Any = None
+) -> None:
+  """Adds outer products of tiles, summed over tokens, to a block's part.
+
+  It does nothing without such a part.
+  """
+  if name not in block.direct:
+    return
+  device, part = block.problem, own_part(block, name)
+  part = part if place is None else part.at[place]
+  for rows, columns in matrices.squares(part.shape):
+    factors = device.transposed(left.at[:, rows]), right.at[:, columns]
+    result = part.at[rows, columns]
+    numbers = device.products(result.shape, [factors])
+    matrices.add(device, result, numbers, block.is_first, WGMMA)
 
 
 def _kept(operand: Operand) -> list[int]:
@@ -130,21 +153,16 @@ def _sums(problem: Any, parts: Sequence[Parts]) -> dict[str, jax.Array]:
     return {}
   arrays = [each.array.reshape(*each.array.shape[:2], -1) for each in parts]
   operands = {each.name: problem.operands[each.name] for each in parts}
+  sizes = {name: math.prod(each.core) for name, each in operands.items()}
   # A table is padded in the parts, and not in the sum.
   columns = [
-    pl.cdiv(min(array.shape[-1], math.prod(operands[each.name].core)), SIDE)
+    pl.cdiv(min(array.shape[-1], sizes[each.name]), SIDE)
     for array, each in zip(arrays, parts)
   ]
-  shapes = {
-    name: (
-      _entries(problem.leading, each),
-      pl.cdiv(math.prod(each.core), SIDE) * SIDE,
-    )
-    for name, each in operands.items()
-  }
+  entries = [_entries(problem.leading, each) for each in operands.values()]
 
   def run(*refs):
-    results = dict(zip(shapes, refs[len(arrays) :]))
+    results = dict(zip(operands, refs[len(arrays) :]))
     entry, column = map(jax.lax.axis_index, ("entry", "column"))
     first = 0
     for own, ref, count in zip(parts, refs, columns):
@@ -158,17 +176,16 @@ def _sums(problem: Any, parts: Sequence[Parts]) -> dict[str, jax.Array]:
   kernel = plgpu.kernel(
     run,
     out_type=tuple(
-      jax.ShapeDtypeStruct(each, jnp.float32) for each in shapes.values()
+      jax.ShapeDtypeStruct((number, round_up(size, SIDE)), jnp.float32)
+      for number, size in zip(entries, sizes.values())
     ),
-    grid=(max(entries for entries, _ in shapes.values()), sum(columns)),
+    grid=(max(entries), sum(columns)),
     grid_names=("entry", "column"),
     interpret=problem.interpret or None,
   )
   return {
-    name: each[:, : math.prod(operands[name].core)].reshape(
-      operands[name].array.shape
-    )
-    for name, each in zip(shapes, kernel(*arrays))
+    name: each[:, : sizes[name]].reshape(operands[name].array.shape)
+    for name, each in zip(operands, kernel(*arrays))
   }
 
 
@@ -183,11 +200,11 @@ def _write_sum(
   def add(step, total):
     # The last tile of parts starts earlier if there is no whole one.
     start = jnp.minimum(step * SIDE, ref.shape[1] - SIDE)
-    tile = read(problem.interpret, ref.at[entry, pl.ds(start, SIDE), columns])
+    tile = problem.read(ref.at[entry, pl.ds(start, SIDE), columns])
     is_new = (places + start >= step * SIDE) & (places + start < number)
     return total + jnp.where(is_new, tile, 0.0)
 
-  zeros = problem.cast(jnp.zeros(TILE, jnp.float32), WGMMA)
+  zeros = problem.zeros(TILE)
   total = jax.lax.fori_loop(0, pl.cdiv(number, SIDE), add, zeros)
   place = pl.ds(own.first + column * SIDE, SIDE)
   result[entry, place] = jnp.sum(total, axis=0)

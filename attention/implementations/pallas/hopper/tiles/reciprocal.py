@@ -8,6 +8,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
+from attention.implementations.pallas.hopper.tiles.device import Device
 from attention.implementations.pallas.hopper.tiles.layout import TILE, WGMMA
 
 
@@ -27,6 +28,6 @@ def _of_tile(context: Any, numbers: Any) -> Any:
   return numbers.foreach(of_number, create_array=True)
 
 
-def reciprocal(problem: Any, numbers: jax.Array) -> jax.Array:
+def reciprocal(device: Device, numbers: jax.Array) -> jax.Array:
   """1 / x of a tile, with a relative error of 2^-23."""
-  return 1.0 / numbers if problem.interpret else _of_tile(numbers)
+  return 1.0 / numbers if device.interpret else _of_tile(numbers)

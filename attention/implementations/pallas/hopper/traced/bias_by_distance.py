@@ -23,7 +23,6 @@ from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,
   TILE,
   WGMMA,
-  read_transposed,
 )
 from attention.implementations.pallas.hopper.tiles.look_up import LINE, Places
 from attention.implementations.pallas.hopper.tiles.parts import Slice
@@ -156,7 +155,7 @@ def _terms(bias: Any):
     yield bias
 
 
-def add_sums(block: Any, is_first: Any) -> None:
+def add_sums(block: Any) -> None:
   """Adds the gradient of numbers to the block's parts."""
   lines = block.of_bias
   if lines is None:
@@ -165,6 +164,6 @@ def add_sums(block: Any, is_first: Any) -> None:
   for first in range(0, lines.shape[0], SIDE):
     count = min(SIDE, lines.shape[0] - first)
     chunk = lines.at[pl.ds(first, count), pl.ds(0, SIDE)]
-    total = jnp.sum(read_transposed(block.problem, chunk), axis=0)
+    total = jnp.sum(block.problem.read_transposed(chunk), axis=0)
     own = part.at[pl.ds(first, count)]
-    matrices.add(block.problem, own, total, is_first, BY_COLUMN)
+    matrices.add(block.problem, own, total, block.is_first, BY_COLUMN)
