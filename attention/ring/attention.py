@@ -62,8 +62,8 @@ def ring_attention(
   Call it inside `jax.shard_map`, with this device's shard of the tokens. Keys
   and values rotate around the ring of devices. See "Ring Attention with
   Blockwise Transformers for Near-Infinite Context", Liu et al., 2023, section 3
-  (https://arxiv.org/abs/2310.01889). Only reverse-mode first derivatives are
-  defined.
+  (https://arxiv.org/abs/2310.01889). Derivatives of every order exist, in
+  forward and reverse mode.
 
   Args:
     query: [..., T / n, Dq], the shard of one of n devices.

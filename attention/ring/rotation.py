@@ -9,31 +9,49 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from attention.custom_transpose import with_transpose
 from attention.ring.layout import Ring, get, put
 from attention.ring.pair_step import PairSteps, as_result
 from attention.softmax import merged
+from attention.tangent_rule import instantiated, with_tangent_rule
 
 
 def make_rotation(ring: Ring, steps: PairSteps) -> Callable:
   """(parameters, constants, query, key, value) -> contexts and statistics."""
 
-  # The derivative of `jax.lax.scan` would store the keys of every step; this
-  # derivative, in reverse mode and of first order only, rotates them again.
-  @jax.custom_vjp
-  def rotate(parameters, *arguments):
+  # The derivative of `jax.lax.scan` would store the keys of every step. These
+  # functions rotate them again, in forward and in reverse mode.
+  def rotate(*arguments):
+    return with_tangent_rule(function, rule, *arguments)
+
+  def function(parameters, *arguments):
     del parameters  # `constants.single` contains the same arrays
     return _attend(ring, steps, *arguments)
 
-  def forward(parameters, constants, *tokens):
-    results = rotate(parameters, constants, *tokens)
+  def rule(primals, tangents):
+    results = rotate(*primals)
+    parameters, constants, *tokens = primals
     kept = constants._replace(single=None, empty=None)
-    return results, ((parameters, kept, *tokens), results)
+    residuals, structure = jax.tree.flatten(
+      ((parameters, kept, *tokens), results)
+    )
+    of_arguments, of_differentiable = jax.tree.flatten(
+      jax.tree.map(instantiated, (tangents[0], *tangents[2:]))
+    )
 
-  def backward(residuals, cotangents):
-    arguments, results = residuals
-    return _differentiate(ring, steps, arguments, results, cotangents)
+    def forward(residuals, tangents):
+      arguments, results = jax.tree.unflatten(structure, residuals)
+      tangents = jax.tree.unflatten(of_differentiable, tangents)
+      return _tangents(ring, steps, arguments, results, tangents)
 
-  rotate.defvjp(forward, backward)
+    def reverse(residuals, cotangents):
+      arguments, results = jax.tree.unflatten(structure, residuals)
+      return jax.tree.leaves(
+        _cotangents(ring, steps, arguments, results, cotangents)
+      )
+
+    return results, with_transpose(forward, reverse, residuals, of_arguments)
+
   return rotate
 
 
@@ -56,15 +74,47 @@ def _attend(ring: Ring, steps: PairSteps, constants, *tokens):
     return [put(*each, own) for each in zip(results, here)], gradients
 
   results, _ = _rotate(ring, pair_step, constants.empty, rotating, [])
-  return tuple(results)
+  return results
 
 
-def _differentiate(
-  ring: Ring, steps: PairSteps, arguments, results, cotangents
-):
-  """The cotangents of `arguments`; that of a row that is NaN is zero."""
+def _tangents(ring: Ring, steps: PairSteps, arguments, results, tangents):
+  """The tangents of `results`; that of a row that is NaN is zero."""
   parameters, constants, query, *rotating = arguments
-  rows = _finite_rows(results, cotangents)
+  d_parameters, d_query, *d_rotating = tangents
+  are_nan = _are_nan(results)
+  rows = _zeros_where(are_nan, results)
+
+  def make_add(case):
+    def add(totals, rows, tokens, d_tokens, *numbers):
+      def pair(parameters, *tokens):
+        context, statistics = steps.combined(
+          case, parameters, constants, *tokens, *numbers, *as_result(rows)
+        )
+        return [context, *(each[..., None] for each in statistics)]
+
+      primals, tangents = (parameters, *tokens), (d_parameters, *d_tokens)
+      return [*map(jnp.add, totals, jax.jvp(pair, primals, tangents)[1])]
+
+    return add
+
+  def pair_step(totals, gradients, moving, own, numbers):
+    key_value, of_key_value = moving[:2], moving[2:]
+    here, of_rows = ([get(each, own) for each in x] for x in (totals, rows))
+    tokens = [get(query, own), *key_value]
+    of_tokens = [get(d_query, own), *of_key_value]
+    here = steps.add(make_add, here, numbers, of_rows, tokens, of_tokens)
+    return [put(*each, own) for each in zip(totals, here)], gradients
+
+  zeros = [jnp.zeros_like(each) for each in rows]
+  totals, _ = _rotate(ring, pair_step, zeros, [*rotating, *d_rotating], [])
+  return _zeros_where(are_nan, totals)
+
+
+def _cotangents(ring: Ring, steps: PairSteps, arguments, results, cotangents):
+  """The cotangents of parameters and tokens, the transpose of `_tangents`."""
+  parameters, constants, query, *rotating = arguments
+  are_nan = _are_nan(results)
+  rows = [_zeros_where(are_nan, each) for each in (results, cotangents)]
 
   def make_add(case):
     def add(totals, rows, tokens, *numbers):
@@ -105,24 +155,23 @@ def _differentiate(
   (d_parameters, d_query), d_rotating = _rotate(
     ring, pair_step, (d_parameters, d_query), rotating, d_rotating
   )
-  d_parameters, *d_tokens = jax.tree.map(
+  return jax.tree.map(
     lambda total, array: total.astype(array.dtype),
     (d_parameters, d_query, *d_rotating),
     differentiated,
   )
-  return d_parameters, None, *d_tokens
 
 
-def _finite_rows(results, cotangents):
-  """Results and cotangents; zeros where a result is NaN."""
-  are_nan = [
-    jnp.isnan(results[0]).any(-1, keepdims=True),
-    *map(jnp.isnan, results[1:]),
-  ]
-  return tuple(
-    [jnp.where(*each) for each in zip(are_nan, [0.0] * len(are_nan), arrays)]
-    for arrays in (results, cotangents)
-  )
+def _are_nan(results):
+  """Which rows of each result are NaN."""
+  context, *statistics = results
+  are_nan = jnp.isnan(context).any(-1, keepdims=True)
+  return [are_nan, *map(jnp.isnan, statistics)]
+
+
+def _zeros_where(are_nan, arrays):
+  """The arrays, with zeros in rows that are NaN."""
+  return [jnp.where(each, 0.0, array) for each, array in zip(are_nan, arrays)]
 
 
 def _rotate(ring: Ring, pair_step: Callable, state, rotating, gradients):

@@ -270,6 +270,48 @@ def test_in_double_precision(name):
 
 @sampled(
   ("name", "implementation"),
+  [
+    *itertools.product(("everyone", "general", "window", "own"), (None,)),
+    *itertools.product(("everyone", "general"), (Blockwise(8, 8),)),
+    ("everyone", Pallas(interpret=True)),
+  ],
+  default=[("everyone", None)],
+)
+def test_second_derivatives_in_each_mode(name, implementation):
+  def derivatives(run, arguments, tangents):
+    def loss(arguments):
+      context, lse = run(*arguments)
+      return jnp.sum(jnp.sin(context)) + jnp.sum(jnp.cos(lse))
+
+    def tangent(arguments):
+      return jax.jvp(loss, (arguments,), (tangents,))[1]
+
+    def product(arguments):
+      leaves = map(jax.tree.leaves, (jax.grad(loss)(arguments), tangents))
+      return sum(map(jnp.vdot, *leaves))
+
+    return (
+      tangent(arguments),
+      jax.jvp(jax.grad(loss), (arguments,), (tangents,))[1],
+      jax.grad(tangent)(arguments),
+      jax.grad(product)(arguments),
+    )
+
+  with wide():
+    arguments = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), given())
+    tangents = jax.tree.map(jnp.cos, arguments)
+    got, want = (
+      jax.jit(functools.partial(derivatives, run))(arguments, tangents)
+      for run in (
+        around(CASES[name], "contiguous", implementation=implementation),
+        alone(CASES[name]),
+      )
+    )
+    close(got, want, rtol=1e-8, atol=1e-9)
+
+
+@sampled(
+  ("name", "implementation"),
   [("causal", None), ("segments", None), ("causal", Pallas(interpret=True))],
   default=[("causal", None)],
 )
@@ -284,6 +326,11 @@ def test_non_finite_token_of_a_ring_affects_only_rows_that_attend_to_it(
     context, _ = run(tokens, parameters)
     return jnp.sum(jnp.where(finite, jnp.sin(context), 0.0))
 
+  @functools.partial(jax.jit, static_argnums=1)
+  def tangent(tokens, run):
+    tangents = jax.tree.map(jnp.cos, [query, key, value])
+    return jax.jvp(lambda *each: run(each, parameters), tokens, tangents)[1]
+
   gradient = jax.jit(jax.grad(loss), static_argnums=2)
   for number in (jnp.nan, jnp.inf):
     tokens = [
@@ -297,6 +344,8 @@ def test_non_finite_token_of_a_ring_affects_only_rows_that_attend_to_it(
     assert 0 < finite.mean() < 1
     got, want = (gradient(tokens, finite, run) for run in (ring, one))
     assert all(jnp.isfinite(each).all() for each in want)
+    close(got, want, rtol=1e-4, atol=2e-5)
+    got, want = (tangent(tokens, run) for run in (ring, one))
     close(got, want, rtol=1e-4, atol=2e-5)
 
 

@@ -51,7 +51,8 @@ def differentiable_context(
 ) -> tuple[jax.Array, Statistics]:
   """`context_and_statistics`, differentiable by the rule to any order."""
   # With `combined`, the result over all key shards, it returns that, with this
-  # shard's terms of the tangents, to first order.
+  # shard's terms of the tangents in place of those of `combined`. Derivatives
+  # of the terms include those by `combined`.
 
   @jax.custom_jvp
   def primal(combined, captured, *tokens):
@@ -60,7 +61,7 @@ def differentiable_context(
   @functools.partial(primal.defjvp, symbolic_zeros=True)
   def rule(primals, tangents):
     with matmul_precision(problem.precision):
-      outputs = primal(*primals)
+      outputs = primals[0] or primal(*primals)
       return outputs, _tangents(problem, primals[1:], outputs, tangents[1:])
 
   return primal(combined, captured, *tokens)

@@ -21,7 +21,7 @@ from attention.matmul import matmul_precision
 from attention.request import make_request
 from attention.scores.classical import ScaledDot
 from attention.softmax import from_lse
-from attention.tangent_rule import with_tangent_rule
+from attention.tangent_rule import instantiated, with_tangent_rule
 
 
 class Arrays(NamedTuple):
@@ -104,31 +104,53 @@ class Kernel:
   def _rule(self, structure, chosen, residuals, tangents):
     """The tangent of the context, by the blockwise rule."""
     arrays, (context, lse, *_) = jax.tree.unflatten(structure, residuals)
-    mask = self._mask(arrays)
     # The kernel's result of a row without a key is not specified.
     lse = jnp.where(jnp.isfinite(lse), lse, jnp.zeros_like(lse))
+    results = self._with_derivatives(arrays, (context.astype(lse.dtype), lse))
 
     def outputs(*chosen_arrays):
       linear = arrays.linear
       for place, array in zip(chosen, chosen_arrays):
         linear[place] = array
-      query, key, value, *bias = linear
-      with matmul_precision(self.precision):
-        request = make_request(
-          query,
-          key,
-          value,
-          score=ScaledDot(self.scale),
-          mask=mask,
-          bias=bias[0] if bias else None,
-          combined=(context.astype(lse.dtype), from_lse(lse)),
-        )
-        request = dataclasses.replace(request, branch=self.branch)
-        result = Blockwise()(request)[0]
-      return [result.astype(context.dtype)]
+      of_context, _ = self._blockwise(arrays.with_linear(linear), results)
+      return [of_context.astype(context.dtype)]
 
     primals = [arrays.linear[place] for place in chosen]
     return jax.jvp(outputs, primals, [*tangents])[1]
+
+  def _with_derivatives(self, arrays: Arrays, results):
+    """The context and the lse, with derivatives by the blockwise rule."""
+    # Those of the kernel's results lack the derivatives of the lse.
+
+    def rule(primals, tangents):
+      arrays, results = primals
+      results = self._with_derivatives(arrays, results)
+
+      def outputs(*linear):
+        return self._blockwise(arrays.with_linear([*linear]), results)
+
+      known = [*map(instantiated, tangents[0].linear)]
+      return results, jax.jvp(outputs, arrays.linear, known)[1]
+
+    return with_tangent_rule(lambda _, results: results, rule, arrays, results)
+
+  def _blockwise(self, arrays: Arrays, results):
+    """The results, the context and the lse, with those tangents."""
+    query, key, value, *bias = arrays.linear
+    context, lse = results
+    with matmul_precision(self.precision):
+      request = make_request(
+        query,
+        key,
+        value,
+        score=ScaledDot(self.scale),
+        mask=self._mask(arrays),
+        bias=bias[0] if bias else None,
+        combined=(context, from_lse(lse)),
+      )
+      request = dataclasses.replace(request, branch=self.branch)
+      context, statistics = Blockwise()(request)
+    return context, statistics.lse
 
   def _mask(self, arrays: Arrays) -> Mask | None:
     """The keys that queries attend to."""

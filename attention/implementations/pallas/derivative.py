@@ -65,8 +65,11 @@ class KernelAttention:
       return Results(*combined)
 
     def rule(primals, tangents):
-      (arguments, _), (of_arguments, _) = primals, tangents
-      outputs = self._results(True, *primals)
+      (arguments, combined), (of_arguments, _) = primals, tangents
+      if combined is None:
+        outputs = self._results(True, arguments, None)
+      else:
+        outputs = Results(*combined)
       of_outputs = self._tangents(arguments, outputs, of_arguments)
       if for_gradients:
         return outputs, of_outputs

@@ -117,7 +117,7 @@ def _shard_of(request, context, statistics):
 
   def weights_by(score):
     scores, visible = _scores(request, score)
-    return hold(statistics).weights(jnp.where(visible, scores, -jnp.inf))
+    return statistics.weights(jnp.where(visible, scores, -jnp.inf))
 
   weights = weights_by(request.score)
   denominator = request.score.denominator
