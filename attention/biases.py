@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import axes
 from attention.checks import check_floating, check_integers, check_positive
 from attention.distance_buckets import buckets, of_buckets
 from attention.positional import (
@@ -91,10 +90,10 @@ class Alibi(Bias):
   def may_hide(self):
     return False
 
-  def block(self, rows, columns, rank):
-    distance = jnp.abs(columns[None, :] - rows[:, None])
-    slopes = jnp.asarray(_slopes(self.num_heads))[:, None, None]
-    return -slopes * distance[None].astype(slopes.dtype)
+  def values(self, at):
+    slopes = jnp.asarray(_slopes(self.num_heads))
+    distance = jnp.abs(at.keys - at.queries).astype(slopes.dtype)
+    return at.of_heads(-slopes) * distance
 
 
 def _slopes(num_heads: int) -> np.ndarray:
@@ -123,10 +122,8 @@ class ByDistance(Bias):
     """The largest distance with a number of its own, m."""
     return self.numbers.shape[-1] // 2
 
-  def block(self, rows, columns, rank):
-    far = self.max_distance
-    distance = jnp.clip(columns[None, :] - rows[:, None], -far, far)
-    return jnp.take(self.numbers, distance + far, axis=1)
+  def values(self, at):
+    return at.of_distances(self)
 
 
 @jax.tree_util.register_dataclass
@@ -153,8 +150,8 @@ class ByBucket(Bias):
     """The same bias, with one number for each distance."""
     return ByDistance(of_buckets(self.numbers, self.buckets))
 
-  def block(self, rows, columns, rank):
-    return self.by_distance.block(rows, columns, rank)
+  def values(self, at):
+    return at.of_buckets(self)
 
 
 def with_numbers_by_distance(bias: Any) -> Any:
@@ -187,9 +184,8 @@ class Sum(Combination, Bias):
   def may_hide(self):
     return self.left.may_hide or self.right.may_hide
 
-  def block(self, rows, columns, rank):
-    left, right = self.blocks(rows, columns, rank)
-    return left + right
+  def values(self, at):
+    return self.left.values(at) + self.right.values(at)
 
 
 @jax.tree_util.register_dataclass
@@ -208,16 +204,15 @@ class Scaled(Bias):
   def may_hide(self):
     return self.inner.may_hide
 
-  def block(self, rows, columns, rank):
-    block = jnp.asarray(self.inner.block(rows, columns, rank))
-    factor = jnp.asarray(self.factor)
-    if factor.ndim:
-      block, factor = axes.aligned(block, factor[..., None, None])
+  def values(self, at):
+    values, factor = self.inner.values(at), at.of_heads(self.factor)
+    if not isinstance(factor, float):
+      factor = factor.astype(values.dtype)
     if not self.may_hide:
-      return block * factor.astype(block.dtype)
-    hidden = jnp.isneginf(block)
-    finite = jnp.where(hidden, 0.0, block)
-    return jnp.where(hidden, -jnp.inf, finite * factor.astype(block.dtype))
+      return values * factor
+    hidden = values == -jnp.inf
+    finite = jnp.where(hidden, 0.0, values)
+    return jnp.where(hidden, -jnp.inf, finite * factor)
 
   def check(self, query_length, key_length):
     self.inner.check(query_length, key_length)

@@ -1,15 +1,13 @@
 """The types of masks: pytrees that are evaluated block by block."""
 
 import dataclasses
-import functools
-import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.function_pytree import FunctionPytree, called
+from attention.function_pytree import FunctionPytree
 from attention.position_arrays import checked_length, taken
 from attention.positional import (
   ArrayValues,
@@ -90,14 +88,14 @@ class Band(Mask):
     sides = (self.left, self.right)
     return max(jnp.ndim(side) for side in (0, *sides) if side is not None)
 
-  def block(self, rows, columns, rank):
-    distance = columns[None, :] - rows[:, None]
-    visible = [jnp.ones_like(distance, dtype=bool)]
+  def values(self, at):
+    distance = at.keys - at.queries
+    visible = jnp.ones(distance.shape, bool)
     if self.left is not None:
-      visible.append(_compared(operator.ge, distance, -self.left, rank))
+      visible = visible & (distance >= -at.leftmost(self.left))
     if self.right is not None:
-      visible.append(_compared(operator.le, distance, self.right, rank))
-    return functools.reduce(operator.and_, axes.aligned(*visible))
+      visible = visible & (distance <= at.leftmost(self.right))
+    return visible
 
 
 @_register_static_integers
@@ -111,8 +109,8 @@ class Below(Mask):
   def leading_rank(self):
     return jnp.ndim(self.limit)
 
-  def block(self, rows, columns, rank):
-    return _compared(operator.lt, columns[None, :], self.limit, rank)
+  def values(self, at):
+    return at.keys < at.leftmost(self.limit)
 
 
 @jax.tree_util.register_dataclass
@@ -127,11 +125,9 @@ class Segments(Mask):
   def leading_rank(self):
     return max(self.query_ids.ndim, self.key_ids.ndim) - 1
 
-  def block(self, rows, columns, rank):
-    query_ids = axes.leading_aligned(self.query_ids, rank, 1)
-    key_ids = axes.leading_aligned(self.key_ids, rank, 1)
-    query_ids = taken(query_ids, rows, -1)[..., :, None]
-    return query_ids == taken(key_ids, columns, -1)[..., None, :]
+  def values(self, at):
+    query_ids, key_ids = at.of_tokens(self)
+    return query_ids == key_ids
 
   def may_show(self, rows, columns):
     ids = self.query_ids, self.key_ids
@@ -154,19 +150,14 @@ class Segments(Mask):
 class Where(FunctionPytree, Mask):
   """function(query positions, key positions)."""
 
-  def block(self, rows, columns, rank):
-    ones = (1,) * rank
-    visible = called(
-      self.function,
-      rows[:].reshape(*ones, -1, 1),
-      columns[:].reshape(*ones, 1, -1),
-    )
+  def values(self, at):
+    visible = at.of_function(self.function)
     if jnp.result_type(visible) != jnp.bool_:
       raise TypeError(
         "the function of masks.where must return booleans, it returned "
         f"{jnp.result_type(visible)}"
       )
-    return jnp.asarray(visible)
+    return visible
 
 
 @jax.tree_util.register_dataclass
@@ -184,8 +175,8 @@ class Combined(Combination, Mask):
 
   operation: str = dataclasses.field(metadata={"static": True})
 
-  def block(self, rows, columns, rank):
-    left, right = self.blocks(rows, columns, rank)
+  def values(self, at):
+    left, right = self.left.values(at), self.right.values(at)
     return left & right if self.operation == "and" else left | right
 
   def may_show(self, rows, columns):
@@ -203,8 +194,8 @@ class Combined(Combination, Mask):
 class Invert(Transform):
   """Swaps visible and hidden pairs."""
 
-  def block(self, inner, rows, columns, rank):
-    return ~inner.block(rows, columns, rank)
+  def values(self, inner, at):
+    return ~inner.values(at)
 
 
 @jax.tree_util.register_dataclass
@@ -219,14 +210,6 @@ class MaskView(View, Mask):
     if isinstance(change, GroupHeads | SelectHeads):
       return self.inner.may_show(rows, columns)
     return True
-
-
-def _compared(compare, positions, parameter, rank):
-  """compare(positions [t, s], parameter [leading...]), broadcast."""
-  if isinstance(parameter, int):
-    return compare(positions, parameter)
-  parameter = axes.leading_aligned(parameter, rank, 0)
-  return compare(*axes.aligned(positions, parameter[..., None, None]))
 
 
 def as_mask(mask: Any) -> Mask:

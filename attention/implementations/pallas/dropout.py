@@ -5,14 +5,19 @@ and on the position of its weight alone.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention.dropout import Dropout, Place
-from attention.implementations.pallas.operands import Kind, Source
+from attention.implementations.pallas.operands import (
+  Kind,
+  OfPairs,
+  Operand,
+  Source,
+)
 from attention.request import Request
 
 # Constants of Threefry-2x32, see `_threefry`.
@@ -31,7 +36,7 @@ class _Random:
     """An integer that may be traced."""
     if isinstance(number, int):
       return number
-    return self.source.read(number, Kind.SCALAR, ())
+    return self.source(Operand(jnp.asarray(number), Kind.SCALAR, ()))
 
   def uniform(self, rng: jax.Array, *positions: jax.Array) -> jax.Array:
     """Those of the hash of positions, with `words` in place of the key."""
@@ -42,10 +47,6 @@ class _Random:
     left, right = words
     bits = jax.lax.shift_right_logical(left ^ right, jnp.int32(9))
     return bits.astype(jnp.float32) * 2.0**-23
-
-
-# (source, queries, keys, indices of the leading axes) -> numbers of pairs.
-OfPairs = Callable[[Source, jax.Array, jax.Array, Sequence[Any]], jax.Array]
 
 
 def of_request(dropout: Dropout, request: Request) -> OfPairs:

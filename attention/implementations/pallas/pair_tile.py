@@ -5,6 +5,8 @@ blocks that belong to it.
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,12 +16,22 @@ import numpy as np
 from attention.implementations.pallas.look_up import by_distance
 from attention.implementations.pallas.operands import (
   Kind,
+  OfPairs,
+  Operand,
   Source,
   Unsupported,
   aligned_left,
   aligned_right,
 )
-from attention.positional import SelectHeads
+from attention.positional import (
+  AtPositions,
+  GroupHeads,
+  Pairwise,
+  SelectHeads,
+  Shift,
+  Transform,
+)
+from attention.request import Request
 
 # By whether an array has a number for each query, and for each key.
 _KINDS = {
@@ -30,9 +42,29 @@ _KINDS = {
 }
 
 
+def of_pairwise(
+  parts: Sequence[Pairwise], request: Request, tile_type: type["Tile"]
+) -> OfPairs:
+  """A bias, or the conjunction of masks."""
+  rank, (*_, length, key_length) = len(request.leading), request.scores_shape
+
+  def of_pairs(source, queries, keys, indices):
+    del indices
+    lengths = length, key_length
+    at = tile_type(source, queries, keys, rank, lengths=lengths)
+    return functools.reduce(
+      jnp.logical_and, [each.values(at) for each in parts]
+    )
+
+  return of_pairs
+
+
 @dataclasses.dataclass(frozen=True)
 class Tile:
-  """Where a tile lies, and what supplies its arrays."""
+  """Where a tile lies, and what supplies its arrays.
+
+  See `PairBlock`, in whose place masks and biases are evaluated at it.
+  """
 
   # `queries` [t, 1] and `keys` [1, s] are the positions at which a mask or bias
   # is evaluated, and `own_queries` and `own_keys` say whether they are those of
@@ -53,23 +85,129 @@ class Tile:
   # What shifts have added to the positions of queries and of keys.
   shifts: tuple[Any, Any] = (0, 0)
 
-  def moved(self, array: jax.Array, axis: int, of_keys: bool) -> jax.Array:
-    """An array whose entries along an axis are those of own positions."""
-    shift = self.shifts[of_keys]
-    if array.shape[axis] == 1 or (isinstance(shift, int) and shift == 0):
-      return array
-    assert self.lengths is not None
-    index = shift + jnp.arange(self.lengths[of_keys])
-    return jnp.take(array, index, axis=axis, mode="clip")
+  def leftmost(self, parameter: Any) -> Any:
+    """A parameter [B...] that belongs to the leftmost leading axes."""
+    if isinstance(parameter, int):
+      return parameter
+    leading = jnp.shape(parameter)
+    rank = self.rank - (self.grouping is not None)
+    if len(leading) == rank:
+      return self.of_heads(parameter)
+    return self._number(parameter, aligned_left(leading))
 
-  def number(self, value: Any, axes) -> Any:
-    """A number for each leading entry."""
-    if isinstance(value, int | float):
-      return value
-    return self.source.read(value, Kind.SCALAR, axes)
+  def of_heads(self, parameter: Any) -> Any:
+    """A parameter [...,  H] that belongs to the rightmost leading axes."""
+    if isinstance(parameter, int | float):
+      return parameter
+    array = jnp.asarray(parameter)
+    return self._read_of_heads(array, array.ndim, Kind.SCALAR)
 
-  def by_distance(self, numbers: jax.Array, max_distance: int) -> jax.Array:
-    """numbers[clip(j - i, -m, m) + m] of all pairs, from numbers [2m + 1]."""
+  def of_array(self, pairs: Any) -> jax.Array:
+    """The tile of an array [..., T, S] that broadcasts."""
+    self._require_places(pairs)
+    whole = jnp.asarray(pairs.array)
+    array = whole.reshape((1,) * (2 - whole.ndim) + whole.shape)
+    moved = self._moved(self._moved(array, -2, of_keys=False), -1, of_keys=True)
+    origin = self._origin(whole) if moved is array else None
+    if array.dtype == jnp.bool_:
+      moved = moved.astype(jnp.int8)
+    array, axes = self._split(moved, moved.ndim - 2)
+    queries, keys = array.shape[-2:]
+    kind = _KINDS[queries > 1, keys > 1]
+    core = [size for size in (queries, keys) if size > 1]
+    array = array.reshape(*array.shape[:-2], *core)
+    found = self.source(Operand(array, kind, axes, origin))
+    return found != 0 if whole.dtype == jnp.bool_ else found
+
+  def of_tokens(self, mask: Any) -> tuple[jax.Array, jax.Array]:
+    """The segments of queries [t, 1] and of keys [1, s]."""
+    self._require_places(mask)
+    query_ids = self._moved(jnp.asarray(mask.query_ids), -1, of_keys=False)
+    key_ids = self._moved(jnp.asarray(mask.key_ids), -1, of_keys=True)
+    return self._tokens(query_ids, Kind.COLUMN), self._tokens(key_ids, Kind.ROW)
+
+  def of_distances(
+    self, bias: Any, buckets: np.ndarray | None = None
+  ) -> jax.Array:
+    """The numbers of a bias, [H, 2m + 1], by distance."""
+    numbers = self._read_of_heads(bias.numbers, 1, Kind.WHOLE)
+    return self.by_distance(numbers, bias.max_distance, buckets)
+
+  def of_buckets(self, bias: Any) -> jax.Array:
+    """The numbers of a bias by bucket."""
+    return self.of_distances(bias, bias.buckets)
+
+  def of_function(self, function: Callable) -> jax.Array:
+    """The values of a function of positions."""
+    visible = function(self.queries, self.keys)
+    if jnp.result_type(visible) != jnp.bool_ or jnp.ndim(visible) != 2:
+      raise Unsupported(
+        "supports functions of masks.where that return booleans [t, s], got "
+        f"{jnp.result_type(visible)} of shape {jnp.shape(visible)}"
+      )
+    return visible
+
+  def of_block(self, pairs: Pairwise) -> jax.Array:
+    """Raises, as kernels cannot read parts of the arrays of a `block`."""
+    raise Unsupported(
+      f"does not support {type(pairs).__name__} as a mask or a bias"
+    )
+
+  def shifted(self, shift: Shift) -> "Tile":
+    """The same pairs at shifted positions."""
+    queries, keys = self.queries, self.keys
+    row_shift, column_shift = self.shifts
+    if not isinstance(shift.row, int) or shift.row:
+      queries = queries + self._number(shift.row, ())
+      row_shift = row_shift + shift.row
+    if shift.column is not None:
+      keys = keys + self._number(shift.column, ())
+      column_shift = column_shift + shift.column
+    return dataclasses.replace(
+      self,
+      queries=queries,
+      keys=keys,
+      own_queries=self.own_queries and queries is self.queries,
+      own_keys=self.own_keys and keys is self.keys,
+      shifts=(row_shift, column_shift),
+    )
+
+  def of_transform(self, change: Transform, inner: Pairwise) -> jax.Array:
+    """The values of a mask or bias that a transform changes."""
+    if isinstance(change, AtPositions):
+      return inner.values(self._at_positions(change, inner))
+    if isinstance(change, GroupHeads):
+      heads = change.num_key_value_heads, change.num_groups
+      return inner.values(dataclasses.replace(self, grouping=heads))
+    if isinstance(change, SelectHeads):
+      return inner.values(dataclasses.replace(self, heads=change))
+    raise Unsupported(f"does not support {type(change).__name__} of a mask")
+
+  def _at_positions(self, change: AtPositions, inner: Pairwise) -> "Tile":
+    """The same pairs at given positions."""
+    self._require_own(inner)
+    queries, keys = self._tokens(change.rows, Kind.COLUMN), self.keys
+    if change.columns is not None:
+      keys = self._tokens(change.columns, Kind.ROW)
+    return dataclasses.replace(
+      self,
+      queries=queries,
+      keys=keys,
+      own_queries=False,
+      own_keys=change.columns is None,
+      are_consecutive=False,
+      lengths=None,
+    )
+
+  def by_distance(
+    self, numbers: jax.Array, max_distance: int, buckets: np.ndarray | None
+  ) -> jax.Array:
+    """numbers[place] of all pairs, or numbers[buckets[place]].
+
+    A pair's place is clip(j - i, -m, m) + m.
+    """
+    if buckets is not None:
+      numbers = _of_buckets(numbers, buckets)
     if not self.are_consecutive:
       raise Unsupported(
         "does not support biases by distance at given positions"
@@ -79,69 +217,41 @@ class Tile:
     numbers = jnp.broadcast_to(numbers, (queries, numbers.shape[-1]))
     return by_distance(keys, first, numbers)
 
-  def by_bucket(self, numbers: jax.Array, buckets: np.ndarray) -> jax.Array:
-    """numbers[buckets[clip(j - i, -m, m) + m]], from numbers of each bucket."""
-    (count,) = numbers.shape
-    # XLA would need several operations for the look-up, and for its transpose.
-    rows, columns = (
-      jax.lax.broadcasted_iota(jnp.int32, (count, count), n) for n in (0, 1)
-    )
-    column = _selected(rows == columns, numbers[None], axis=1)
-    of_distances = jnp.asarray(buckets, jnp.int32)[None]
-    rows = jax.lax.broadcasted_iota(jnp.int32, (count, buckets.size), 0)
-    numbers = _selected(rows == of_distances, column, axis=0)
-    return self.by_distance(numbers, buckets.size // 2)
-
-  def require_places(self, pairs: Any) -> None:
+  def _require_places(self, pairs: Any) -> None:
     """Raises unless the entries of arrays at the positions are known."""
     if self.lengths is None:
-      self.require_own(pairs)
+      self._require_own(pairs)
 
-  def require_own(self, pairs: Any) -> None:
+  def _require_own(self, pairs: Any) -> None:
     """Raises unless the positions are those of the tile itself."""
     if not (self.own_queries and self.own_keys):
       raise Unsupported(
         f"does not support {type(pairs).__name__} at shifted positions"
       )
 
-  def left_aligned(self, parameter: Any) -> Any:
-    """A parameter [B...] that belongs to the leftmost leading axes."""
-    if isinstance(parameter, int):
-      return parameter
-    leading = jnp.shape(parameter)
-    rank = self.rank - (self.grouping is not None)
-    if len(leading) == rank:
-      return self.of_heads(parameter)
-    return self.number(parameter, aligned_left(leading))
+  def _moved(self, array: jax.Array, axis: int, of_keys: bool) -> jax.Array:
+    """An array whose entries along an axis are those of own positions."""
+    shift = self.shifts[of_keys]
+    if array.shape[axis] == 1 or (isinstance(shift, int) and shift == 0):
+      return array
+    assert self.lengths is not None
+    index = shift + jnp.arange(self.lengths[of_keys])
+    return jnp.take(array, index, axis=axis, mode="clip")
 
-  def of_heads(self, parameter: Any) -> Any:
-    """A parameter [...,  H] that belongs to the rightmost leading axes."""
-    if isinstance(parameter, int | float):
-      return parameter
-    array = jnp.asarray(parameter)
-    own, axes = self._split(array, array.ndim)
-    return self.source.read(own, Kind.SCALAR, axes, self._origin(array))
+  def _number(self, value: Any, axes) -> Any:
+    """A number for each leading entry."""
+    if isinstance(value, int | float):
+      return value
+    return self.source(Operand(jnp.asarray(value), Kind.SCALAR, axes))
 
-  def row_of_heads(self, numbers: jax.Array) -> jax.Array:
-    """The numbers [n] of a head, from [H, n]."""
-    own, axes = self._split(numbers, 1)
-    return self.source.read(own, Kind.WHOLE, axes, self._origin(numbers))
+  def _tokens(self, array: jax.Array, kind: Kind) -> jax.Array:
+    """The part of an array [B..., n]."""
+    return self.source(Operand(array, kind, aligned_left(array.shape[:-1])))
 
-  def of_array(self, pairs: Any) -> jax.Array:
-    """The tile of an array [..., T, S] that broadcasts."""
-    self.require_places(pairs)
-    whole = jnp.asarray(pairs.array)
-    array = whole.reshape((1,) * (2 - whole.ndim) + whole.shape)
-    moved = self.moved(self.moved(array, -2, of_keys=False), -1, of_keys=True)
-    origin = self._origin(whole) if moved is array else None
-    if array.dtype == jnp.bool_:
-      moved = moved.astype(jnp.int8)
-    array, axes = self._split(moved, moved.ndim - 2)
-    queries, keys = array.shape[-2:]
-    kind = _KINDS[queries > 1, keys > 1]
-    core = [size for size in (queries, keys) if size > 1]
-    array = array.reshape(*array.shape[:-2], *core)
-    return self.source.read(array, kind, axes, origin)
+  def _read_of_heads(self, array: jax.Array, leading: int, kind: Kind) -> Any:
+    """The part of an array [..., H, ...] that belongs to a head."""
+    own, axes = self._split(array, leading)
+    return self.source(Operand(own, kind, axes, self._origin(array)))
 
   def _origin(self, array: jax.Array) -> jax.Array | None:
     """The array, if what `_split` returns is a reshape of it."""
@@ -163,6 +273,19 @@ class Tile:
       array = array.reshape(*sizes[:-1], *heads, *array.shape[leading:])
       sizes = array.shape[: leading + 1]
     return array, aligned_right(sizes, self.rank)
+
+
+def _of_buckets(numbers: jax.Array, buckets: np.ndarray) -> jax.Array:
+  """The numbers of distances, [1, 2m + 1], from those of buckets."""
+  (count,) = numbers.shape
+  # XLA would need several operations for the look-up, and for its transpose.
+  rows, columns = (
+    jax.lax.broadcasted_iota(jnp.int32, (count, count), n) for n in (0, 1)
+  )
+  column = _selected(rows == columns, numbers[None], axis=1)
+  of_distances = jnp.asarray(buckets, jnp.int32)[None]
+  rows = jax.lax.broadcasted_iota(jnp.int32, (count, buckets.size), 0)
+  return _selected(rows == of_distances, column, axis=0)
 
 
 def _selected(is_own, numbers, axis: int):

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,13 +18,12 @@ from attention.implementations.pallas.functions import (
 )
 from attention.implementations.pallas.look_up import by_distance
 from attention.implementations.pallas.operands import (
-  Blocks,
+  OfPairs,
   Operand,
   Unsupported,
-  recorded,
+  with_operands,
 )
-from attention.implementations.pallas.pair_tile import Tile
-from attention.implementations.pallas.pairwise import values
+from attention.implementations.pallas.pair_tile import Tile, of_pairwise
 from attention.implementations.pallas.score_parameters import (
   ByPosition,
   Undeclared,
@@ -33,9 +32,8 @@ from attention.implementations.pallas.score_parameters import (
   parts_by_position,
 )
 from attention.implementations.pallas.tpu.tokens import indices
-from attention.masks import types as masks
+from attention.masks.types import Below
 from attention.normalizers import OnlineNormalizer
-from attention.positional import Pairwise
 from attention.request import Request
 from attention.scores import Positions
 
@@ -75,17 +73,19 @@ def trace(
 ) -> TileFunctions:
   """The functions of a tile of a request with these mapped tokens."""
   bias = visible = multiplier = None
+  rank, key_length = len(request.leading), request.scores_shape[-1]
   if request.bias is not None:
-    bias = _traced_pairwise(request, [request.bias], tile, rules)
+    of_bias = of_pairwise([request.bias], request, Tile)
+    bias = _traced_block(of_bias, rank, tile, rules)
   if request.dropout is not None:
     factors = dropout.of_request(request.dropout, request)
-    multiplier = _traced_block(factors, len(request.leading), tile, rules)
+    multiplier = _traced_block(factors, rank, tile, rules)
   parts = [] if request.mask is None else [request.mask]
-  key_length = request.scores_shape[-1]
   if key_length % tile[1]:
-    parts.append(masks.Below(key_length))
+    parts.append(Below(key_length))
   if parts:
-    visible = _traced_pairwise(request, parts, tile, rules)
+    of_masks = of_pairwise(parts, request, Tile)
+    visible = _traced_block(of_masks, rank, tile, rules)
   pair = _traced_score(request, query, key, tile, rules)
   return TileFunctions(pair, bias, visible, multiplier)
 
@@ -151,37 +151,18 @@ def checked_normalizer(request: Request, rules: Rules) -> OnlineNormalizer:
   return normalizer
 
 
-def _traced_pairwise(
-  request: Request, parts: Sequence[Pairwise], tile, rules
-) -> TileFunction:
-  """A bias, or the conjunction of masks, [t, s]."""
-  rank, (*_, length, key_length) = len(request.leading), request.scores_shape
-
-  def block(source, queries, keys, indices):
-    del indices
-    lengths = length, key_length
-    at = Tile(source, queries, keys, rank, lengths=lengths)
-    return functools.reduce(
-      jnp.logical_and, [values(each, at) for each in parts]
-    )
-
-  return _traced_block(block, rank, tile, rules)
-
-
 def _traced_block(
-  function: Callable, rank: int, tile: tuple[int, int], rules: Rules
+  of_pairs: OfPairs, rank: int, tile: tuple[int, int], rules: Rules
 ) -> TileFunction:
-  """A function (source, queries [t, 1], keys [1, s], indices) of positions."""
+  """A function of (first query, first key, *indices)."""
+  compute, operands = with_operands(of_pairs, rank)
 
   def block(first_query, first_key, *others):
-    own, blocks = others[:rank], others[rank:]
     queries = first_query + indices(tile[0], 0)
     keys = first_key + indices(tile[1], 1)
-    result = function(Blocks(blocks), queries, keys, own)
-    return jnp.broadcast_to(result, tile)
+    return jnp.broadcast_to(compute(queries, keys, *others), tile)
 
-  arguments = [_SCALAR] * (2 + rank)
-  return traced(block, arguments, recorded(function, rank), tile, rules)
+  return traced(block, [_SCALAR] * (2 + rank), operands, tile, rules)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -4,15 +4,13 @@ Masks, biases, the factors of dropout, and what wrappers do to a score.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from attention.implementations.pallas import dropout
-from attention.implementations.pallas.dropout import OfPairs
+from attention.implementations.pallas import dropout, pair_tile
 from attention.implementations.pallas.hopper.tiles.layout import TILE
 from attention.implementations.pallas.hopper.traced.bias_by_distance import (
   PairTile,
@@ -23,11 +21,10 @@ from attention.implementations.pallas.hopper.traced.pairs import (
   traced,
 )
 from attention.implementations.pallas.operands import (
-  Blocks,
+  OfPairs,
   Unsupported,
-  recorded,
+  with_operands,
 )
-from attention.implementations.pallas.pairwise import values
 from attention.implementations.pallas.score_parameters import (
   ByPosition,
   indices_of_scores,
@@ -53,17 +50,8 @@ def of_pairwise(
   """A bias, or the conjunction of masks: (queries, keys, *indices, *parts)."""
   if not parts:
     return None
-  rank, (queries, keys) = len(request.leading), request.scores_shape[-2:]
-  lengths = queries, keys
-
-  def of_pairs(source, queries, keys, indices):
-    del indices
-    at = PairTile(source, queries, keys, rank, lengths=lengths)
-    return functools.reduce(
-      jnp.logical_and, [values(each, at) for each in parts]
-    )
-
-  return _of_source(name, of_pairs, rank)
+  of_pairs = pair_tile.of_pairwise(parts, request, PairTile)
+  return _of_source(name, of_pairs, len(request.leading))
 
 
 def of_dropout(name: str, request: Request) -> PairFunction | None:
@@ -76,14 +64,14 @@ def of_dropout(name: str, request: Request) -> PairFunction | None:
 
 def _of_source(name: str, of_pairs: OfPairs, rank: int) -> PairFunction:
   """A function that reads its arrays from a source."""
-
-  def compute(queries, keys, *others):
-    indices, source = others[:rank], Blocks(others[rank:])
-    numbers = of_pairs(source, queries, keys, indices)
-    return [jnp.broadcast_to(numbers, TILE)]
-
+  compute, operands = with_operands(of_pairs, rank)
   arguments = [_INTEGERS, _INTEGERS, *[_INTEGER] * rank]
-  return traced(name, compute, arguments, recorded(of_pairs, rank))
+  return traced(
+    name,
+    lambda *own: [jnp.broadcast_to(compute(*own), TILE)],
+    arguments,
+    operands,
+  )
 
 
 def of_wrappers(
