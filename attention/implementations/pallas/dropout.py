@@ -49,7 +49,7 @@ class _Random:
     return bits.astype(jnp.float32) * 2.0**-23
 
 
-def of_request(dropout: Dropout, request: Request) -> OfPairs:
+def factors(dropout: Dropout, request: Request) -> OfPairs:
   """The factors of the weights of a request, for positions that broadcast."""
   shape = (*request.leading, *request.scores_shape[-2:])
   words = [*jax.random.key_data(dropout.typed_rng).astype(jnp.int32)]
@@ -59,8 +59,7 @@ def of_request(dropout: Dropout, request: Request) -> OfPairs:
     for index, size in zip(indices, request.leading):
       number = number * size + index
     place = Place(queries, keys, number, shape)
-    factors = dropout.factors(place, _Random(source, words))
-    return factors.astype(request.dtype)
+    return dropout.factors(place, _Random(source, words)).astype(request.dtype)
 
   return of_pairs
 

@@ -6,13 +6,14 @@ blocks that belong to it.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention.implementations.pallas.dropout import factors
 from attention.implementations.pallas.look_up import by_distance
 from attention.implementations.pallas.operands import (
   Kind,
@@ -23,6 +24,7 @@ from attention.implementations.pallas.operands import (
   aligned_left,
   aligned_right,
 )
+from attention.masks.types import Below
 from attention.positional import (
   AtPositions,
   GroupHeads,
@@ -42,21 +44,31 @@ _KINDS = {
 }
 
 
-def of_pairwise(
-  parts: Sequence[Pairwise], request: Request, tile_type: type["Tile"]
-) -> OfPairs:
-  """A bias, or the conjunction of masks."""
+def of_request(
+  request: Request, key_tile: int, tile_type: type["Tile"]
+) -> tuple[OfPairs | None, OfPairs | None, OfPairs | None]:
+  """The bias, the mask and the factors of dropout, in tiles of so many keys."""
   rank, (*_, length, key_length) = len(request.leading), request.scores_shape
 
-  def of_pairs(source, queries, keys, indices):
-    del indices
-    lengths = length, key_length
-    at = tile_type(source, queries, keys, rank, lengths=lengths)
-    return functools.reduce(
-      jnp.logical_and, [each.values(at) for each in parts]
-    )
+  def conjunction(*pairs):
+    parts = [each for each in pairs if each is not None]
 
-  return of_pairs
+    def of_pairs(source, queries, keys, indices):
+      del indices
+      lengths = length, key_length
+      at = tile_type(source, queries, keys, rank, lengths=lengths)
+      return functools.reduce(
+        jnp.logical_and, [each.values(at) for each in parts]
+      )
+
+    return of_pairs if parts else None
+
+  inside = Below(key_length) if key_length % key_tile else None
+  return (
+    conjunction(request.bias),
+    conjunction(request.mask, inside),
+    None if request.dropout is None else factors(request.dropout, request),
+  )
 
 
 @dataclasses.dataclass(frozen=True)

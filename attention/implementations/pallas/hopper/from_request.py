@@ -25,16 +25,12 @@ from attention.implementations.pallas.hopper.terms import (
   by_distance,
   scales,
 )
-from attention.implementations.pallas.hopper.terms.prediction_arrays import (
-  Prediction,
-)
 from attention.implementations.pallas.hopper.terms.token_maps import TokenMap
-from attention.implementations.pallas.hopper.tiles.layout import SIDE, TILE
+from attention.implementations.pallas.hopper.tiles.layout import TILE
 from attention.implementations.pallas.hopper.traced import bias_by_distance
 from attention.implementations.pallas.hopper.traced.pairs import PairFunction
 from attention.implementations.pallas.hopper.traced.traced_pairs import (
-  of_dropout,
-  of_pairwise,
+  of_request,
   of_wrappers,
 )
 from attention.implementations.pallas.location import ProductWithVectors
@@ -50,7 +46,6 @@ from attention.implementations.pallas.wrapped import (
   base,
 )
 from attention.masks.tile_visibility import grid_visibility
-from attention.masks.types import Below
 from attention.request import Request
 from attention.scores.classical import AdditiveProduct, ScaledDot
 from attention.scores.relative import Disentangled, Shaw
@@ -81,7 +76,10 @@ def make_problem(
   channels = None if has_terms else _channels(score, query, key)
   _check_tokens(request, query, key, channels is not None)
   finish = channels.finish if isinstance(channels, FunctionSum) else None
-  changed, bias, visible = _functions(request, finish, inside.prediction)
+  changed = of_wrappers("score", request, finish)
+  if inside.prediction is not None and changed is not None:
+    changed = inside.prediction.named(changed)
+  bias, visible, dropout = of_request(request)
   others = channels, distances, inside.sinusoids, inside.maps
   problem = Problem(
     leading=request.leading,
@@ -103,32 +101,13 @@ def make_problem(
     sparse=(
       request.normalizer if isinstance(request.normalizer, Sparse) else None
     ),
-    dropout=of_dropout("dropout", request),
+    dropout=dropout,
     has_gradients=query.shape[-1] <= _GRADIENT_FEATURES,
     weight=_weight(score, channels, len(request.leading)),
     is_masked=request.is_masked,
     interpret=interpret,
   )
   return _fitting(problem, tokens)
-
-
-def _functions(
-  request: Request, finish: Any, prediction: Prediction | None
-) -> tuple[PairFunction | None, PairFunction | None, PairFunction | None]:
-  """What wrappers change of pairs, the bias and the mask."""
-  key_length = request.scores_shape[-1]
-  biases = [] if request.bias is None else [request.bias]
-  masks = [] if request.mask is None else [request.mask]
-  if key_length % SIDE:
-    masks.append(Below(key_length))
-  changed = of_wrappers("score", request, finish)
-  if prediction is not None and changed is not None:
-    changed = prediction.named(changed)
-  return (
-    changed,
-    of_pairwise("bias", biases, request),
-    of_pairwise("mask", masks, request),
-  )
 
 
 def _fitting(problem: Problem, tokens: Sequence[jax.Array]) -> Problem:

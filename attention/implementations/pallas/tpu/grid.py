@@ -81,71 +81,51 @@ class TileGrid:
       block, lambda visit: (*visit.indices, 0, visit.row)
     )
 
+  def _core(self, operand: Operand) -> tuple[tuple, tuple, Callable]:
+    """The core of a stored operand, its part at a visit, and that's place."""
+    queries, keys = self.problem.tile
+    length, key_length = self.problem.padded_lengths
+    if operand.kind is Kind.COLUMN:
+      return (1, length), (1, queries), lambda visit: (0, visit.row)
+    if operand.kind is Kind.ROW:
+      return (1, key_length), (1, keys), lambda visit: (0, visit.column)
+    if operand.kind is Kind.TILE:
+      pairs = length, key_length
+      return pairs, (queries, keys), lambda visit: (visit.row, visit.column)
+    core = whole.stored_shape(operand)
+    return core, core, lambda _: (0,) * len(core)
+
   def gradient(self, operand: Operand):
     """The shape and the blocks of the gradient of an operand."""
-    if operand.kind is Kind.COLUMN:
-      return self.statistics(self.problem.padded_lengths[0])
-    if operand.kind is Kind.ROW:
-      sizes, length = self.sizes, self.problem.padded_lengths[1]
-      return (*sizes, 1, length), self._spec(
-        (*[None] * len(sizes), 1, self.problem.tile[1]),
-        lambda visit: (*_of_sizes(visit.indices, sizes), 0, visit.column),
-      )
-    if operand.kind is Kind.TILE:
-      sizes = self.sizes
-      return (*sizes, *self.problem.padded_lengths), self._spec(
-        (*[None] * len(sizes), *self.problem.tile),
-        lambda visit: (
-          *_of_sizes(visit.indices, sizes),
-          visit.row,
-          visit.column,
-        ),
-      )
-    core, kept = whole.stored_shape(operand), whole.kept_axes(operand)
-    leading = self.problem.leading
-    shape = (*leading[:kept], *[1] * (len(leading) - kept), *core)
-    zeros = (0,) * (len(leading) - kept + len(core))
-    return shape, self._spec(
-      (*[None] * len(leading), *core),
-      lambda visit: (*visit.indices[:kept], *zeros),
+    core, part, place = self._core(operand)
+    sizes = self.sizes
+    if operand.kind in (Kind.SCALAR, Kind.WHOLE):
+      kept = whole.kept_axes(operand)
+      sizes = [n if axis < kept else 1 for axis, n in enumerate(sizes)]
+    return (*sizes, *core), self._spec(
+      (*[None] * len(sizes), *part),
+      lambda visit: (*_of_sizes(visit.indices, sizes), *place(visit)),
     )
 
   def operand(self, operand: Operand, array: jax.Array):
     """An operand as the kernel reads it, and its blocks."""
     array = _readable(array)
-    number, (queries, keys) = len(operand.axes), self.problem.tile
-    lengths = self.problem.padded_lengths
     if operand.kind is Kind.SCALAR:
       return array.reshape(-1), pl.BlockSpec(memory_space=pltpu.SMEM)
-
-    def index(visit, *last):
-      return (
-        *(0 if axis is None else visit.indices[axis] for axis in operand.axes),
-        *last,
-      )
-
+    core, part, place = self._core(operand)
     if operand.kind is Kind.WHOLE:
-      array, block = whole.stored(array, operand), whole.stored_shape(operand)
-      zeros = (0,) * len(block)
-
-      def at(visit):
-        return index(visit, *zeros)
-
-    elif operand.kind is Kind.COLUMN:
-      array = with_length(array, lengths[0], axis=-1)[..., None, :]
-      block, at = (1, queries), lambda visit: index(visit, 0, visit.row)
-    elif operand.kind is Kind.ROW:
-      array = with_length(array, lengths[1], axis=-1)[..., None, :]
-      block, at = (1, keys), lambda visit: index(visit, 0, visit.column)
+      array = whole.stored(array, operand)
+    elif operand.kind is Kind.TILE:
+      array = with_length(with_length(array, core[0]), core[1], axis=-1)
     else:
-      array = with_length(array, lengths[0])
-      array = with_length(array, lengths[1], axis=-1)
-      block = (queries, keys)
+      array = with_length(array, core[1], axis=-1)[..., None, :]
 
-      def at(visit):
-        return index(visit, visit.row, visit.column)
+    def index(visit):
+      indices = visit.indices
+      leading = (0 if n is None else indices[n] for n in operand.axes)
+      return (*leading, *place(visit))
 
-    return array, self._spec((*[None] * number, *block), at)
+    return array, self._spec((*[None] * len(operand.axes), *part), index)
 
   def call(
     self,

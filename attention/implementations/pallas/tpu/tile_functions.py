@@ -2,14 +2,12 @@
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from attention.implementations.pallas import dropout
 from attention.implementations.pallas.functions import (
   Rules,
   TileFunction,
@@ -23,19 +21,16 @@ from attention.implementations.pallas.operands import (
   Unsupported,
   with_operands,
 )
-from attention.implementations.pallas.pair_tile import Tile, of_pairwise
+from attention.implementations.pallas.pair_tile import Tile, of_request
 from attention.implementations.pallas.score_parameters import (
-  ByPosition,
+  KernelPositions,
   Undeclared,
   indices_of_scores,
   parameters,
-  parts_by_position,
 )
 from attention.implementations.pallas.tpu.tokens import indices
-from attention.masks.types import Below
 from attention.normalizers import OnlineNormalizer
 from attention.request import Request
-from attention.scores import Positions
 
 _SCALAR = jax.ShapeDtypeStruct((), jnp.int32)
 
@@ -72,22 +67,13 @@ def trace(
   rules: Rules,
 ) -> TileFunctions:
   """The functions of a tile of a request with these mapped tokens."""
-  bias = visible = multiplier = None
-  rank, key_length = len(request.leading), request.scores_shape[-1]
-  if request.bias is not None:
-    of_bias = of_pairwise([request.bias], request, Tile)
-    bias = _traced_block(of_bias, rank, tile, rules)
-  if request.dropout is not None:
-    factors = dropout.of_request(request.dropout, request)
-    multiplier = _traced_block(factors, rank, tile, rules)
-  parts = [] if request.mask is None else [request.mask]
-  if key_length % tile[1]:
-    parts.append(Below(key_length))
-  if parts:
-    of_masks = of_pairwise(parts, request, Tile)
-    visible = _traced_block(of_masks, rank, tile, rules)
-  pair = _traced_score(request, query, key, tile, rules)
-  return TileFunctions(pair, bias, visible, multiplier)
+  return TileFunctions(
+    _traced_score(request, query, key, tile, rules),
+    *(
+      each and _traced_block(each, len(request.leading), tile, rules)
+      for each in of_request(request, tile[1], Tile)
+    ),
+  )
 
 
 def _traced_score(request, query, key, tile, rules) -> TileFunction:
@@ -166,23 +152,8 @@ def _traced_block(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MatrixPositions(Positions):
+class MatrixPositions(KernelPositions):
   """Positions as matrices; kernels have no vectors of integers."""
-
-  own_starts: tuple[Any, Any] = dataclasses.field(kw_only=True)  # of the tile
-
-  def at_queries(self, numbers):
-    """The numbers of the tile's queries, [t, 1]."""
-    return self._parts(numbers).of_queries
-
-  def at_keys(self, numbers):
-    """The numbers of the tile's keys, [1, s]."""
-    return self._parts(numbers).of_keys
-
-  def _parts(self, numbers) -> ByPosition:
-    starts = self.query_start, self.key_start
-    is_shifted = any(map(operator.is_not, starts, self.own_starts))
-    return parts_by_position(numbers, is_shifted=is_shifted)
 
   def broadcast(self, rank):
     """The positions of queries [..., t, 1] and keys [..., 1, s]."""
