@@ -75,16 +75,15 @@ class KernelAttention:
     return with_tangent_rule(primal, rule, arguments, combined)
 
   def _forward(self, arguments: Arguments, for_gradients: bool) -> Results:
-    context, statistics, means = self.kernels.forward(
+    results = self.kernels.forward(
       arguments.operands,
       self._padded(arguments.tokens),
       for_gradients=for_gradients,
     )
-    length = arguments.tokens[0].shape[-2]
-    statistics = Statistics(*(each[..., :length] for each in statistics))
-    if means is not None:
-      means = means[..., :length, :]
-    return Results(context[..., :length, :], statistics, means)
+    length, axis = arguments.tokens[0].shape[-2], results.context.ndim - 2
+    return jax.tree.map(
+      lambda each: with_length(each, length, axis=axis), results
+    )
 
   def _padded(self, tokens: Sequence[jax.Array]) -> list[jax.Array]:
     """The query, the key and the value with the lengths that kernels need."""
@@ -187,7 +186,6 @@ class KernelAttention:
   def _gradients(self, arguments, outputs, cotangents, chosen):
     """The gradients of the chosen arrays, by kernels."""
     (context, statistics, means), kernels = outputs, self.kernels
-    length = context.shape[-2]
     of_context, of_total = cotangents
     if of_context is None:
       of_context = jnp.zeros_like(context)
@@ -199,15 +197,11 @@ class KernelAttention:
     }
     if of_total is not None and means is None:
       rows["of_total"] = of_total
-    missing = kernels.padded_lengths[0] - length
-    if missing:
-      queries = context.ndim - 2
-      rows = {
-        name: jnp.pad(
-          each, [(0, missing * (axis == queries)) for axis in range(each.ndim)]
-        )
-        for name, each in rows.items()
-      }
+    length, axis = kernels.padded_lengths[0], context.ndim - 2
+    rows = {
+      name: with_length(each, length, "constant", axis)
+      for name, each in rows.items()
+    }
     tokens = self._padded(arguments.tokens)
     first = len(arguments.linear) - 3
     places = [place for place in chosen if place < first]

@@ -7,7 +7,7 @@ an array with a number for each pair.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +19,7 @@ from attention.implementations.pallas.tpu.tokens import read, write
 from attention.implementations.pallas.visits import FIRST, LAST
 
 
-def of_queries(
-  problem: Any,
-  wanted: Sequence[int],
-  names: Sequence[str],
-  visit: Any,
-  inputs: Sequence[Any],
-  outputs: Sequence[Any],
-  scratch: Sequence[Any],
-) -> None:
+def of_queries(problem, wanted, names, visit, inputs, outputs, scratch):
   """Adds the gradients of a tile of keys.
 
   `wanted` are operands, and `names` are those of the last inputs: the results
@@ -61,15 +53,7 @@ def of_queries(
     write(gradient_ref, problem.of_finite(read(query_ref), summed[...]))
 
 
-def of_keys(
-  problem: Any,
-  wanted: Sequence[int],
-  are_shared: Sequence[bool],
-  visit: Any,
-  inputs: Sequence[Any],
-  outputs: Sequence[Any],
-  scratch: Sequence[Any],
-) -> None:
+def of_keys(problem, wanted, are_shared, visit, inputs, outputs, scratch):
   """Adds the gradients of a tile of queries; `wanted` are operands.
 
   `are_shared` is whether the groups of visits share keys, and values.
@@ -108,14 +92,7 @@ def of_keys(
     write(outputs[1], value_sum[...])
 
 
-def of_pairs(
-  problem: Any,
-  wanted: int,
-  visit: Any,
-  inputs: Sequence[Any],
-  outputs: Sequence[Any],
-  scratch: Sequence[Any],
-) -> None:
+def of_pairs(problem, wanted, visit, inputs, outputs, scratch):
   """Adds the gradient of a tile of an array, of an entry that shares it."""
   (summed,) = scratch
 
@@ -146,14 +123,7 @@ class _Chunk(NamedTuple):
 
 
 def _chunks(
-  problem: Any,
-  visit: Any,
-  inputs: Sequence[Any],
-  of_rows: gradient_rows.Rows,
-  masked: bool,
-  wanted: Sequence[int],
-  *,
-  of_keys: bool = False,
+  problem, visit, inputs, of_rows, masked, wanted, *, of_keys=False
 ) -> Iterator[_Chunk]:
   """The chunks of a tile; with `of_keys` tokens are keys."""
   query, key, value = (problem.finite(read(ref)) for ref in inputs[:3])
@@ -168,7 +138,7 @@ def _chunks(
     yield _Chunk(rows, weights, own.cotangent, *pull_back(of_scores))
 
 
-def _written_rows(problem: Any, inputs: Sequence[Any]) -> gradient_rows.Rows:
+def _written_rows(problem, inputs) -> gradient_rows.Rows:
   """The rows that the kernel of queries wrote, the last inputs."""
   count = len(gradient_rows.names(problem.is_masked)) + 1
   *row_refs, cotangent_ref = inputs[-count:]

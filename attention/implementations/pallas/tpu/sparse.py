@@ -34,13 +34,7 @@ class _Scratch(NamedTuple):
   sums: Sequence[Any]  # [t, E] of values by weights, and by their derivatives
 
 
-def sparse_context(
-  problem: Any,
-  visit: Any,
-  inputs: Sequence[Any],
-  outputs: Sequence[Any],
-  scratch: Sequence[Any],
-) -> None:
+def sparse_context(problem, visit, inputs, outputs, scratch):
   """Adds a tile of keys to the scores of the queries, or to their contexts."""
   scores, place, peak, total, row_flags, *sums = scratch
   held = _Scratch(scores, place, peak, total, row_flags, sums)
