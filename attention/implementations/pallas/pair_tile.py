@@ -56,7 +56,7 @@ def of_request(
     def of_pairs(source, queries, keys, indices):
       del indices
       lengths = length, key_length
-      at = tile_type(source, queries, keys, rank, lengths=lengths)
+      at = tile_type(source, queries, keys, rank, lengths)
       return functools.reduce(
         jnp.logical_and, [each.values(at) for each in parts]
       )
@@ -78,24 +78,17 @@ class Tile:
   See `PairBlock`, in whose place masks and biases are evaluated at it.
   """
 
-  # `queries` [t, 1] and `keys` [1, s] are the positions at which a mask or bias
-  # is evaluated, and `own_queries` and `own_keys` say whether they are those of
-  # the tile itself.
-
   source: Source
+  # The positions at which a mask or bias is evaluated, [t, 1] and [1, s].
   queries: jax.Array
   keys: jax.Array
   rank: int
-  own_queries: bool = True
-  own_keys: bool = True
-  are_consecutive: bool = True
+  lengths: tuple[int, int] | None  # (T, S); None at positions from arrays
+  # What shifts have added to the positions of queries and of keys.
+  shifts: tuple[Any, Any] = (0, 0)
   # (K, G) where two axes of the context are one axis of the arrays.
   grouping: tuple[int, int] | None = None
   heads: SelectHeads | None = None  # of the arrays, if not all
-  # (T, S), if arrays can be read at other positions than the tile's own.
-  lengths: tuple[int, int] | None = None
-  # What shifts have added to the positions of queries and of keys.
-  shifts: tuple[Any, Any] = (0, 0)
 
   def leftmost(self, parameter: Any) -> Any:
     """A parameter [B...] that belongs to the leftmost leading axes."""
@@ -169,47 +162,31 @@ class Tile:
     """The same pairs at shifted positions."""
     queries, keys = self.queries, self.keys
     row_shift, column_shift = self.shifts
-    if not isinstance(shift.row, int) or shift.row:
+    if not _is_zero(shift.row):
       queries = queries + self._number(shift.row, ())
       row_shift = row_shift + shift.row
     if shift.column is not None:
       keys = keys + self._number(shift.column, ())
       column_shift = column_shift + shift.column
-    return dataclasses.replace(
-      self,
-      queries=queries,
-      keys=keys,
-      own_queries=self.own_queries and queries is self.queries,
-      own_keys=self.own_keys and keys is self.keys,
-      shifts=(row_shift, column_shift),
-    )
+    shifts = row_shift, column_shift
+    return dataclasses.replace(self, queries=queries, keys=keys, shifts=shifts)
 
   def of_transform(self, change: Transform, inner: Pairwise) -> jax.Array:
     """The values of a mask or bias that a transform changes."""
     if isinstance(change, AtPositions):
-      return inner.values(self._at_positions(change, inner))
+      self._require_places(inner, are_own=True)
+      queries, keys = self._tokens(change.rows, Kind.COLUMN), self.keys
+      if change.columns is not None:
+        keys = self._tokens(change.columns, Kind.ROW)
+      return inner.values(
+        dataclasses.replace(self, queries=queries, keys=keys, lengths=None)
+      )
     if isinstance(change, GroupHeads):
       heads = change.num_key_value_heads, change.num_groups
       return inner.values(dataclasses.replace(self, grouping=heads))
     if isinstance(change, SelectHeads):
       return inner.values(dataclasses.replace(self, heads=change))
     raise Unsupported(f"does not support {type(change).__name__} of a mask")
-
-  def _at_positions(self, change: AtPositions, inner: Pairwise) -> "Tile":
-    """The same pairs at given positions."""
-    self._require_own(inner)
-    queries, keys = self._tokens(change.rows, Kind.COLUMN), self.keys
-    if change.columns is not None:
-      keys = self._tokens(change.columns, Kind.ROW)
-    return dataclasses.replace(
-      self,
-      queries=queries,
-      keys=keys,
-      own_queries=False,
-      own_keys=change.columns is None,
-      are_consecutive=False,
-      lengths=None,
-    )
 
   def by_distance(
     self, numbers: jax.Array, max_distance: int, buckets: np.ndarray | None
@@ -220,7 +197,7 @@ class Tile:
     """
     if buckets is not None:
       numbers = _of_buckets(numbers, buckets)
-    if not self.are_consecutive:
+    if self.lengths is None:
       raise Unsupported(
         "does not support biases by distance at given positions"
       )
@@ -229,14 +206,10 @@ class Tile:
     numbers = jnp.broadcast_to(numbers, (queries, numbers.shape[-1]))
     return by_distance(keys, first, numbers)
 
-  def _require_places(self, pairs: Any) -> None:
-    """Raises unless the entries of arrays at the positions are known."""
-    if self.lengths is None:
-      self._require_own(pairs)
-
-  def _require_own(self, pairs: Any) -> None:
-    """Raises unless the positions are those of the tile itself."""
-    if not (self.own_queries and self.own_keys):
+  def _require_places(self, pairs: Any, *, are_own: bool = False) -> None:
+    """Raises if positions are from arrays, or shifted and should not be."""
+    is_shifted = not all(map(_is_zero, self.shifts))
+    if self.lengths is None or (are_own and is_shifted):
       raise Unsupported(
         f"does not support {type(pairs).__name__} at shifted positions"
       )
@@ -244,7 +217,7 @@ class Tile:
   def _moved(self, array: jax.Array, axis: int, of_keys: bool) -> jax.Array:
     """An array whose entries along an axis are those of own positions."""
     shift = self.shifts[of_keys]
-    if array.shape[axis] == 1 or (isinstance(shift, int) and shift == 0):
+    if array.shape[axis] == 1 or _is_zero(shift):
       return array
     assert self.lengths is not None
     index = shift + jnp.arange(self.lengths[of_keys])
@@ -285,6 +258,10 @@ class Tile:
       array = array.reshape(*sizes[:-1], *heads, *array.shape[leading:])
       sizes = array.shape[: leading + 1]
     return array, aligned_right(sizes, self.rank)
+
+
+def _is_zero(shift: Any) -> bool:
+  return isinstance(shift, int) and shift == 0
 
 
 def _of_buckets(numbers: jax.Array, buckets: np.ndarray) -> jax.Array:
