@@ -66,20 +66,20 @@ class TileFunction:
 
   jaxpr: Jaxpr
   operands: Sequence[Operand]  # last, those that were captured
+  rules: Rules
 
-  def __call__(
-    self, rules: Rules, arguments: Sequence[Any], parts: Sequence[Any]
-  ) -> Any:
+  def __call__(self, arguments: Sequence[Any], parts: Sequence[Any]) -> Any:
     """The result, or a tuple, for arguments and the parts of all operands."""
-    results = evaluate_jaxpr(self.jaxpr, [], [*arguments, *parts], rules)
+    results = evaluate_jaxpr(self.jaxpr, [], [*arguments, *parts], self.rules)
     return results[0] if len(results) == 1 else tuple(results)
 
-  def largest_array(self, rules: Rules) -> int:
+  @property
+  def largest_array(self) -> int:
     """The number of elements of the largest intermediate array."""
     return max(
       (
         variable.aval.size
-        for equation in _equations(self.jaxpr, rules)
+        for equation in _equations(self.jaxpr, self.rules)
         for variable in equation.outvars
       ),
       default=1,
@@ -108,7 +108,7 @@ def traced(
   operands = [
     *itertools.compress([*operands, *captured], used[len(arguments) :])
   ]
-  return TileFunction(jaxpr, operands)
+  return TileFunction(jaxpr, operands, rules)
 
 
 def without_constants(closed: ClosedJaxpr) -> Jaxpr:

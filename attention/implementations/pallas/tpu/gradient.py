@@ -19,12 +19,13 @@ from attention.implementations.pallas.tpu.tokens import read, write
 from attention.implementations.pallas.visits import FIRST, LAST
 
 
-def of_queries(problem, wanted, names, visit, inputs, outputs, scratch):
+def of_queries(wanted, names, visit, inputs, outputs, scratch):
   """Adds the gradients of a tile of keys.
 
   `wanted` are operands, and `names` are those of the last inputs: the results
   of the forward kernel and their cotangents.
   """
+  problem = visit.problem
   query_ref, rows_by_name = inputs[0], dict(zip(names, inputs[-len(names) :]))
   summed, numbers, *sum_refs = scratch
   gradient_ref, *results = outputs
@@ -41,11 +42,11 @@ def of_queries(problem, wanted, names, visit, inputs, outputs, scratch):
   def update(masked):
     cotangent = read(rows_by_name["cotangent"])
     of_rows = gradient_rows.of_scratch(numbers, cotangent)
-    for chunk in _chunks(problem, visit, inputs, of_rows, masked, wanted):
+    for chunk in _chunks(visit, inputs, of_rows, masked, wanted):
       summed[chunk.rows, :] += chunk.of_token
       sums.add(chunk.of_parts, chunk.rows)
 
-  visit.either(problem, update)
+  visit.either(update)
   sums.finish(visit)
 
   @pl.when(visit.has(LAST))
@@ -53,11 +54,12 @@ def of_queries(problem, wanted, names, visit, inputs, outputs, scratch):
     write(gradient_ref, problem.of_finite(read(query_ref), summed[...]))
 
 
-def of_keys(problem, wanted, are_shared, visit, inputs, outputs, scratch):
+def of_keys(wanted, are_shared, visit, inputs, outputs, scratch):
   """Adds the gradients of a tile of queries; `wanted` are operands.
 
   `are_shared` is whether the groups of visits share keys, and values.
   """
+  problem = visit.problem
   key_sum, value_sum, *sum_refs = scratch
   sums = Sums(problem.operands_of(wanted), outputs[2:], sum_refs)
 
@@ -71,16 +73,14 @@ def of_keys(problem, wanted, are_shared, visit, inputs, outputs, scratch):
 
   def update(masked):
     of_rows = _written_rows(problem, inputs)
-    for chunk in _chunks(
-      problem, visit, inputs, of_rows, masked, wanted, of_keys=True
-    ):
+    for chunk in _chunks(visit, inputs, of_rows, masked, wanted, of_keys=True):
       key_sum[...] += chunk.of_token
       value_sum[...] += problem.product(
         chunk.weights, chunk.cotangent, (0, 0), inputs[2].dtype
       )
       sums.add(chunk.of_parts, chunk.rows)
 
-  visit.either(problem, update)
+  visit.either(update)
   sums.finish(visit)
 
   @pl.when(visit.ends(is_shared=are_shared[0]))
@@ -92,7 +92,7 @@ def of_keys(problem, wanted, are_shared, visit, inputs, outputs, scratch):
     write(outputs[1], value_sum[...])
 
 
-def of_pairs(problem, wanted, visit, inputs, outputs, scratch):
+def of_pairs(wanted, visit, inputs, outputs, scratch):
   """Adds the gradient of a tile of an array, of an entry that shares it."""
   (summed,) = scratch
 
@@ -101,11 +101,11 @@ def of_pairs(problem, wanted, visit, inputs, outputs, scratch):
     summed[...] = jnp.zeros_like(summed)
 
   def update(masked):
-    of_rows = _written_rows(problem, inputs)
-    for chunk in _chunks(problem, visit, inputs, of_rows, masked, [wanted]):
+    of_rows = _written_rows(visit.problem, inputs)
+    for chunk in _chunks(visit, inputs, of_rows, masked, [wanted]):
       summed[chunk.rows, :] += chunk.of_parts[0]
 
-  visit.either(problem, update)
+  visit.either(update)
 
   @pl.when(visit.has(LAST))
   def _():
@@ -123,18 +123,19 @@ class _Chunk(NamedTuple):
 
 
 def _chunks(
-  problem, visit, inputs, of_rows, masked, wanted, *, of_keys=False
+  visit, inputs, of_rows, masked, wanted, *, of_keys=False
 ) -> Iterator[_Chunk]:
   """The chunks of a tile; with `of_keys` tokens are keys."""
+  problem = visit.problem
   query, key, value = (problem.finite(read(ref)) for ref in inputs[:3])
   end = 3 + len(problem.functions.operands)
-  parts = visit.parts(problem, inputs[3:end])
-  for rows in visit.chunks(problem):
+  parts = visit.parts(inputs[3:end])
+  for rows in visit.chunks():
     own = of_rows.of(rows)
     scores, pull_back = visit.scores(
-      problem, query[rows, :], key, parts, rows, masked, wanted, of_keys
+      query[rows, :], key, parts, rows, masked, wanted, of_keys
     )
-    weights, of_scores = visit.weights(problem, scores, value, parts, rows, own)
+    weights, of_scores = visit.weights(scores, value, parts, rows, own)
     yield _Chunk(rows, weights, own.cotangent, *pull_back(of_scores))
 
 

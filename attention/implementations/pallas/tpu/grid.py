@@ -50,7 +50,7 @@ class TileGrid:
       group = jax.lax.div(group, jnp.int32(size))
     leading = tuple(indices[n] for n in range(len(self.problem.leading)))
     row, column, flags = unpacked(tiles[number])
-    return Visit(number, leading, row, column, flags, groups)
+    return Visit(self.problem, number, leading, row, column, flags, groups)
 
   def _spec(self, block, index: Callable[[Visit], tuple]) -> pl.BlockSpec:
     count = len(self._own) + 1

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from attention.implementations.pallas.functions import Rules
 from attention.implementations.pallas.normalizers import Sparse
 from attention.implementations.pallas.operands import Operand, summed
 from attention.implementations.pallas.products import matrix_product
@@ -32,7 +31,6 @@ from attention.implementations.pallas.tpu.sums import (
 )
 from attention.implementations.pallas.tpu.tile_functions import TileFunctions
 from attention.implementations.pallas.tpu.tokens import is_transposed
-from attention.implementations.pallas.tpu.visit import rules
 from attention.implementations.pallas.visits import Visibility
 from attention.normalizers import OnlineNormalizer
 from attention.softmax import Statistics
@@ -75,11 +73,6 @@ class Problem:
     return [each.array for each in self.functions.operands]
 
   @property
-  def rules(self) -> Rules:
-    """How the kernels evaluate the functions."""
-    return rules(self.interpret)
-
-  @property
   def padded_lengths(self) -> tuple[int, int]:
     """T and S, rounded up to tiles."""
     rows, columns = self.visibility.tiles.shape
@@ -103,7 +96,7 @@ class Problem:
     """The product of two matrices of numbers that are rounded to a dtype."""
     dtypes = (dtype, dtype)
     return matrix_product(
-      left, right, axes, dtypes, self.precision, self.rules.is_interpreted
+      left, right, axes, dtypes, self.precision, bool(self.interpret)
     )
 
   def forward(
@@ -130,7 +123,7 @@ class Problem:
       place = pltpu.SMEM((1,), jnp.int32)
       scratch = [rows, place, *scratch, *[sums] * (count - 1)]
     *results, maximum, total = grid.call(
-      functools.partial(kernel, self),
+      kernel,
       inputs_of(self, grid, operands, query, key, value),
       [*[of_tokens] * count, of_rows, of_rows],
       [query.dtype] * count + [self.dtype] * 2,
@@ -176,7 +169,7 @@ class Problem:
     groups = math.prod(self.leading[axis] for axis in shared)
     grid = TileGrid(self, self.visibility.by_tiles(groups), shared)
     (result,) = grid.call(
-      functools.partial(gradient.of_pairs, self, wanted),
+      functools.partial(gradient.of_pairs, wanted),
       inputs_of(self, grid, operands, *tokens) + row_inputs(grid, rows),
       [grid.gradient(operand)],
       [operand.array.dtype],
@@ -194,7 +187,7 @@ class Problem:
     shape = (*self.leading, *query.shape[-2:])
     names = gradient_rows.names(self.is_masked)
     results = self._gradient_call(
-      functools.partial(gradient.of_queries, self, wanted, [*rows]),
+      functools.partial(gradient.of_queries, wanted, [*rows]),
       grid,
       inputs_of(self, grid, operands, *tokens) + row_inputs(grid, rows),
       [(grid.tokens(shape, 0), _sum_dtype(self, query))],
@@ -233,7 +226,7 @@ class Problem:
       for each, leading in zip((key, value), sizes)
     ]
     of_tokens, of_operands, _ = self._gradient_call(
-      functools.partial(gradient.of_keys, self, wanted, are_shared),
+      functools.partial(gradient.of_keys, wanted, are_shared),
       grid,
       inputs_of(self, grid, operands, *tokens) + row_inputs(grid, rows),
       own,
