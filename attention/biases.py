@@ -80,15 +80,9 @@ class Bias(Pairwise):
 class Alibi(Bias):
   """-slope[h] * |i - j|."""
 
+  leading_rank = 1
+  may_hide = False
   num_heads: int = dataclasses.field(metadata={"static": True})
-
-  @property
-  def leading_rank(self):
-    return 1
-
-  @property
-  def may_hide(self):
-    return False
 
   def values(self, at):
     slopes = jnp.asarray(_slopes(self.num_heads))
@@ -111,11 +105,8 @@ def _slopes(num_heads: int) -> np.ndarray:
 class ByDistance(Bias):
   """numbers[h, clip(j - i, -m, m) + m]."""
 
+  leading_rank = 1
   numbers: jax.Array  # [H, 2m + 1]
-
-  @property
-  def leading_rank(self):
-    return 1
 
   @property
   def max_distance(self) -> int:
@@ -131,13 +122,10 @@ class ByDistance(Bias):
 class ByBucket(Bias):
   """numbers[h, bucket of j - i], as T5 has them."""
 
+  leading_rank = 1
   numbers: jax.Array  # [H, number of buckets]
   bidirectional: bool = dataclasses.field(metadata={"static": True})
   max_distance: int = dataclasses.field(metadata={"static": True})
-
-  @property
-  def leading_rank(self):
-    return 1
 
   @property
   def buckets(self) -> np.ndarray:

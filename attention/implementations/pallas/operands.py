@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention.implementations.blockwise.tiles import with_length
+
 
 class Unsupported(NotImplementedError):
   """What a kernel does not support; completes "it ..."."""
@@ -122,8 +124,7 @@ def _shortened(gradient: jax.Array, length: int) -> jax.Array:
   """The transpose of `with_length` along the last axis."""
   missing = length - gradient.shape[-1]
   if missing >= 0:
-    widths = [(0, 0)] * (gradient.ndim - 1) + [(0, missing)]
-    return jnp.pad(gradient, widths)
+    return with_length(gradient, length, "constant", axis=-1)
   first, last = jnp.split(gradient, [length - 1], axis=-1)
   last = jnp.sum(last, axis=-1, keepdims=True)
   return jnp.concatenate([first, last], axis=-1)

@@ -193,32 +193,20 @@ def split(values: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
   return [*parts, values]
 
 
-def inputs_of(problem, grid, operands, query, key, value):
-  """Tokens and operands as inputs of a kernel, with their blocks."""
-  arrays = zip((query, key, value), (0, 1, 1))
-  inputs = [
-    *(
-      (tokens.stored(array), grid.tokens(array.shape, axis)[1])
-      for array, axis in arrays
-    ),
-    *(
-      grid.operand(*each)
-      for each in zip(problem.functions.operands, operands, strict=True)
-    ),
-  ]
-  return [(in_hbm(problem, array), spec) for array, spec in inputs]
-
-
-def row_inputs(grid, rows: dict[str, jax.Array]):
-  """Numbers of rows [..., T], or tokens [..., T, E], with their blocks."""
-  rank, inputs = len(grid.problem.leading), []
+def inputs_of(grid, operands, sources, rows: dict[str, jax.Array]):
+  """Tokens, operands and numbers or tokens of rows, with their blocks."""
+  problem, inputs = grid.problem, []
+  for array, axis in zip(sources, (0, 1, 1)):
+    inputs.append((tokens.stored(array), grid.tokens(array.shape, axis)[1]))
+  inputs += map(grid.operand, problem.functions.operands, operands)
+  inputs = [(in_hbm(problem, array), spec) for array, spec in inputs]
   for name, each in rows.items():
-    if each.ndim == rank + 2:
+    if each.ndim == len(problem.leading) + 2:
       array, (_, spec) = tokens.stored(each), grid.tokens(each.shape, 0)
     else:
       array, (_, spec) = each[..., None, :], grid.statistics(each.shape[-1])
     if name == "cotangent":
-      array = in_hbm(grid.problem, array)
+      array = in_hbm(problem, array)
     inputs.append((array, spec))
   return inputs
 

@@ -19,7 +19,6 @@ from attention.implementations.pallas.tpu.forward import online_softmax
 from attention.implementations.pallas.tpu.grid import (
   TileGrid,
   inputs_of,
-  row_inputs,
   split,
 )
 from attention.implementations.pallas.tpu.sparse import sparse_context
@@ -62,10 +61,7 @@ class Problem:
 
   def operands_of(self, numbers: Sequence[int]) -> list[Operand]:
     """The operands of these numbers."""
-    return [*map(self._operand, numbers)]
-
-  def _operand(self, number: int) -> Operand:
-    return self.functions.operands[number]
+    return [self.functions.operands[number] for number in numbers]
 
   @property
   def arrays(self) -> list[jax.Array]:
@@ -107,7 +103,7 @@ class Problem:
     for_gradients: bool,
   ) -> Results:
     """The context, in the query's dtype, and what the gradients need."""
-    query, key, value = tokens
+    query, value = tokens[0], tokens[-1]
     is_sparse = isinstance(self.normalizer, Sparse)
     grid = TileGrid(self, self.visibility.by_rows(1 + is_sparse), ())
     lengths, size = self.padded_lengths, value.shape[-1]
@@ -124,7 +120,7 @@ class Problem:
       scratch = [rows, place, *scratch, *[sums] * (count - 1)]
     *results, maximum, total = grid.call(
       kernel,
-      inputs_of(self, grid, operands, query, key, value),
+      inputs_of(grid, operands, tokens, {}),
       [*[of_tokens] * count, of_rows, of_rows],
       [query.dtype] * count + [self.dtype] * 2,
       scratch,
@@ -143,7 +139,7 @@ class Problem:
     # The kernel of keys reads rows that the other completes, which runs in any
     # case.
     of_queries, of_keys_too, of_pairs = (
-      [n for n in wanted if kernel_of(self._operand(n)) == kernel]
+      [n for n in wanted if kernel_of(self.functions.operands[n]) == kernel]
       for kernel in ("queries", "keys", "pairs")
     )
     of_query, found, for_keys = self._of_queries(
@@ -157,20 +153,20 @@ class Problem:
     for n in of_pairs:
       found[n] = self._of_pairs(operands, tokens, for_keys, n)
     return of_tokens, [
-      summed(found[n], self._operand(n), self.leading) for n in wanted
+      summed(found[n], self.functions.operands[n], self.leading) for n in wanted
     ]
 
   def _of_pairs(self, operands, tokens, rows, wanted: int) -> jax.Array:
     """The gradient of a wanted array of pairs, [leading..., T, S]."""
     # Visits run over the leading axes whose entries share the array.
-    operand = self._operand(wanted)
+    operand = self.functions.operands[wanted]
     every = range(len(self.leading))
     shared = tuple(axis for axis in every if axis not in operand.axes)
     groups = math.prod(self.leading[axis] for axis in shared)
     grid = TileGrid(self, self.visibility.by_tiles(groups), shared)
     (result,) = grid.call(
       functools.partial(gradient.of_pairs, wanted),
-      inputs_of(self, grid, operands, *tokens) + row_inputs(grid, rows),
+      inputs_of(grid, operands, tokens, rows),
       [grid.gradient(operand)],
       [operand.array.dtype],
       [self.tile],
@@ -189,7 +185,7 @@ class Problem:
     results = self._gradient_call(
       functools.partial(gradient.of_queries, wanted, [*rows]),
       grid,
-      inputs_of(self, grid, operands, *tokens) + row_inputs(grid, rows),
+      inputs_of(grid, operands, tokens, rows),
       [(grid.tokens(shape, 0), _sum_dtype(self, query))],
       [(self.tile[0], query.shape[-1]), (self.tile[0], len(names))],
       wanted,
@@ -228,7 +224,7 @@ class Problem:
     of_tokens, of_operands, _ = self._gradient_call(
       functools.partial(gradient.of_keys, wanted, are_shared),
       grid,
-      inputs_of(self, grid, operands, *tokens) + row_inputs(grid, rows),
+      inputs_of(grid, operands, tokens, rows),
       own,
       [(self.tile[1], each.shape[-1]) for each in (key, value)],
       wanted,

@@ -23,12 +23,12 @@ from attention.implementations.pallas.hopper.traced.functions import inlined
 from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.products import kernel_precision
 
-# Operations of the compiler of kernels, and `add_any`, which is an addition.
+# Operations of the compiler of kernels.
 _ELEMENTWISE = frozenset(
   re.findall(
     r"\w+",
     """
-    abs add add_any and div eq exp exp2 ge gt integer_pow le log logistic lt max
+    abs add and div eq exp exp2 ge gt integer_pow le log logistic lt max
     min mul ne neg not or rsqrt select_n sign square sub tanh xor
     """,
   )
@@ -228,8 +228,6 @@ def _apply(
   rank = max(map(jnp.ndim, inputs))
   spread = shape if rank == 2 else (SIDE,) * rank
   inputs = [_spread(_wide(each), spread) for each in inputs]
-  if name == "add_any":
-    return [jax.lax.add(*inputs)]
   return functions.apply_primitive(equation, inputs)
 
 
