@@ -67,10 +67,7 @@ def compute(options: Pallas, request: Request) -> tuple[jax.Array, Statistics]:
   if request.platform is None or request.combined is not None:
     return _computed(options, request)
   # Outside of `jax.jit` kernels would be compiled at every call.
-  arrays = {
-    name: getattr(request, name)
-    for name in ("query", "key", "value", "mask", "bias", "dropout")
-  }
+  arrays = _arrays(request) | {"dropout": request.dropout}
   arrays["score"] = StaticZeros(request.score)
   constants = {
     name: getattr(request, name)
@@ -79,7 +76,8 @@ def compute(options: Pallas, request: Request) -> tuple[jax.Array, Statistics]:
   # A mask without arrays stays known, so that its hidden tiles are skipped.
   if not any(isinstance(x, jax.Array) for x in jax.tree.leaves(request.mask)):
     constants["mask"] = arrays.pop("mask")
-  if not all(_is_number(leaf) for leaf in jax.tree.leaves(arrays)):
+  numbers = jax.Array | np.ndarray | int | float
+  if not all(isinstance(leaf, numbers) for leaf in jax.tree.leaves(arrays)):
     return _computed(options, request)
   constants["branch"] = request.target
   return _compiled(options, (*constants.items(),), arrays)
@@ -93,10 +91,6 @@ def _compiled(
   score = arrays["score"].tree
   fields = {**dict(constants), **arrays, "score": score}
   return _computed(options, Request(**fields))
-
-
-def _is_number(leaf: Any) -> bool:
-  return isinstance(leaf, jax.Array | np.ndarray | int | float)
 
 
 def _computed(

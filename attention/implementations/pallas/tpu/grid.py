@@ -58,61 +58,54 @@ class TileGrid:
       block, lambda *ids: index(self._place(ids[:count], *ids[count:]))
     )
 
+  def _blocks(self, sizes, core, part, place: Callable[[Visit], tuple]):
+    """The shape of an array [sizes..., core...], and its blocks."""
+    block = (*[None] * len(sizes), *part)
+    return (*sizes, *core), self._spec(
+      block, lambda visit: (*_of_sizes(visit.indices, sizes), *place(visit))
+    )
+
   def tokens(self, shape, axis: int):
     """The stored shape and the blocks of tokens [..., n, D]."""
     *sizes, length, features = shape
-    matrix = (length, features), (self.problem.tile[axis], features)
-    is_transposed = tokens.is_transposed(features)
-
-    def index(visit):
-      leading = _of_sizes(visit.indices, sizes)
-      core = (visit.row, visit.column)[axis], 0
-      return (*leading, *(reversed(core) if is_transposed else core))
-
-    whole_core, core = (m[::-1] if is_transposed else m for m in matrix)
-    block = (*[None] * len(sizes), *core)
-    return (*sizes, *whole_core), self._spec(block, index)
-
-  def statistics(self, length: int):
-    """The shape and the blocks of an array [..., 1, T]."""
-    leading = self.problem.leading
-    block = (*[None] * len(leading), 1, self.problem.tile[0])
-    return (*leading, 1, length), self._spec(
-      block, lambda visit: (*visit.indices, 0, visit.row)
+    order = -1 if tokens.is_transposed(features) else 1
+    return self._blocks(
+      sizes,
+      (length, features)[::order],
+      (self.problem.tile[axis], features)[::order],
+      lambda visit: ((visit.row, visit.column)[axis], 0)[::order],
     )
 
-  def _core(self, operand: Operand) -> tuple[tuple, tuple, Callable]:
-    """The core of a stored operand, its part at a visit, and that's place."""
-    queries, keys = self.problem.tile
-    length, key_length = self.problem.padded_lengths
-    if operand.kind is Kind.COLUMN:
-      return (1, length), (1, queries), lambda visit: (0, visit.row)
-    if operand.kind is Kind.ROW:
-      return (1, key_length), (1, keys), lambda visit: (0, visit.column)
-    if operand.kind is Kind.TILE:
-      pairs = length, key_length
-      return pairs, (queries, keys), lambda visit: (visit.row, visit.column)
-    core = whole.stored_shape(operand)
-    return core, core, lambda _: (0,) * len(core)
+  @property
+  def statistics(self):
+    """The shape and the blocks of an array [..., 1, T]."""
+    return self._blocks(self.problem.leading, *self._core(Kind.COLUMN))
+
+  def _core(self, kind: Kind, whole_shape: tuple[int, ...] = ()):
+    """The core of an array, its part at a visit, and the place of that."""
+    (queries, keys), lengths = self.problem.tile, self.problem.padded_lengths
+    zeros = (0,) * len(whole_shape)
+    return {
+      Kind.COLUMN: ((1, lengths[0]), (1, queries), lambda at: (0, at.row)),
+      Kind.ROW: ((1, lengths[1]), (1, keys), lambda at: (0, at.column)),
+      Kind.TILE: (lengths, (queries, keys), lambda at: (at.row, at.column)),
+    }.get(kind, (whole_shape, whole_shape, lambda _: zeros))
 
   def gradient(self, operand: Operand):
     """The shape and the blocks of the gradient of an operand."""
-    core, part, place = self._core(operand)
     sizes = self.sizes
     if operand.kind in (Kind.SCALAR, Kind.WHOLE):
       kept = whole.kept_axes(operand)
       sizes = [n if axis < kept else 1 for axis, n in enumerate(sizes)]
-    return (*sizes, *core), self._spec(
-      (*[None] * len(sizes), *part),
-      lambda visit: (*_of_sizes(visit.indices, sizes), *place(visit)),
-    )
+    core = self._core(operand.kind, whole.stored_shape(operand))
+    return self._blocks(sizes, *core)
 
   def operand(self, operand: Operand, array: jax.Array):
     """An operand as the kernel reads it, and its blocks."""
     array = _readable(array)
     if operand.kind is Kind.SCALAR:
       return array.reshape(-1), pl.BlockSpec(memory_space=pltpu.SMEM)
-    core, part, place = self._core(operand)
+    core, part, place = self._core(operand.kind, whole.stored_shape(operand))
     if operand.kind is Kind.WHOLE:
       array = whole.stored(array, operand)
     elif operand.kind is Kind.TILE:
@@ -204,7 +197,7 @@ def inputs_of(grid, operands, sources, rows: dict[str, jax.Array]):
     if each.ndim == len(problem.leading) + 2:
       array, (_, spec) = tokens.stored(each), grid.tokens(each.shape, 0)
     else:
-      array, (_, spec) = each[..., None, :], grid.statistics(each.shape[-1])
+      array, (_, spec) = each[..., None, :], grid.statistics
     if name == "cotangent":
       array = in_hbm(problem, array)
     inputs.append((array, spec))

@@ -108,7 +108,7 @@ class Problem:
     grid = TileGrid(self, self.visibility.by_rows(1 + is_sparse), ())
     lengths, size = self.padded_lengths, value.shape[-1]
     of_tokens = grid.tokens((*self.leading, lengths[0], size), 0)
-    of_rows = grid.statistics(lengths[0])
+    of_rows = grid.statistics
     queries, keys = self.tile
     row, sums = (queries, 1), (queries, size)
     scratch: list[Any] = [row, row, (queries, 2), sums]
@@ -189,7 +189,7 @@ class Problem:
       [(grid.tokens(shape, 0), _sum_dtype(self, query))],
       [(self.tile[0], query.shape[-1]), (self.tile[0], len(names))],
       wanted,
-      [(grid.statistics(shape[-2]), self.dtype)] * len(names),
+      [(grid.statistics, self.dtype)] * len(names),
     )
     of_query, of_operands, made = results
     found = dict(zip(names, (each[..., 0, :] for each in made)))
