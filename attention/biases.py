@@ -14,7 +14,7 @@ entry per head, [H], applies to the last leading axis of the scores,
 import dataclasses
 import math
 from typing import Annotated as Shaped
-from typing import Any
+from typing import Any, Self
 
 import chex
 import jax
@@ -106,12 +106,18 @@ class ByDistance(Bias):
   """numbers[h, clip(j - i, -m, m) + m]."""
 
   leading_rank = 1
+  buckets = None
   numbers: jax.Array  # [H, 2m + 1]
 
   @property
   def max_distance(self) -> int:
     """The largest distance with a number of its own, m."""
     return self.numbers.shape[-1] // 2
+
+  @property
+  def by_distance(self) -> Self:
+    """The bias itself; see `ByBucket`."""
+    return self
 
   def values(self, at):
     return at.of_distances(self)
@@ -139,7 +145,7 @@ class ByBucket(Bias):
     return ByDistance(of_buckets(self.numbers, self.buckets))
 
   def values(self, at):
-    return at.of_buckets(self)
+    return at.of_distances(self)
 
 
 def with_numbers_by_distance(bias: Any) -> Any:

@@ -63,14 +63,10 @@ class PairBlock:
     return query_ids[..., :, None], key_ids[..., None, :]
 
   def of_distances(self, bias: Any) -> jax.Array:
-    """The numbers of a bias, [H, 2m + 1], by distance."""
-    far = bias.max_distance
+    """The numbers of a bias by distance or by bucket."""
+    far, numbers = bias.max_distance, bias.by_distance.numbers
     distance = jnp.clip(self.columns[None, :] - self.rows[:, None], -far, far)
-    return self._with_rank(jnp.take(bias.numbers, distance + far, axis=1))
-
-  def of_buckets(self, bias: Any) -> jax.Array:
-    """The numbers of a bias by bucket."""
-    return self.of_distances(bias.by_distance)
+    return self._with_rank(jnp.take(numbers, distance + far, axis=1))
 
   def of_function(self, function: Callable) -> jax.Array:
     """The values of a function of positions."""

@@ -86,6 +86,15 @@ def with_operands(
   return compute, operands
 
 
+def split(values: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
+  """The first of `sizes` values, the next, and the rest."""
+  parts = []
+  for size in sizes:
+    parts.append(values[:size])
+    values = values[size:]
+  return [*parts, values]
+
+
 def aligned_right(leading: Sequence[int], rank: int) -> tuple[int | None, ...]:
   """The axes of an array's leading axes, by NumPy's rules."""
   first = rank - len(leading)

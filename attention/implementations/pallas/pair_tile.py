@@ -131,16 +131,10 @@ class Tile:
     key_ids = self._moved(jnp.asarray(mask.key_ids), -1, of_keys=True)
     return self._tokens(query_ids, Kind.COLUMN), self._tokens(key_ids, Kind.ROW)
 
-  def of_distances(
-    self, bias: Any, buckets: np.ndarray | None = None
-  ) -> jax.Array:
-    """The numbers of a bias, [H, 2m + 1], by distance."""
+  def of_distances(self, bias: Any) -> jax.Array:
+    """The numbers of a bias by distance or by bucket."""
     numbers = self._read_of_heads(bias.numbers, 1, Kind.WHOLE)
-    return self.by_distance(numbers, bias.max_distance, buckets)
-
-  def of_buckets(self, bias: Any) -> jax.Array:
-    """The numbers of a bias by bucket."""
-    return self.of_distances(bias, bias.buckets)
+    return self.by_distance(numbers, bias.max_distance, bias.buckets)
 
   def of_function(self, function: Callable) -> jax.Array:
     """The values of a function of positions."""

@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from attention import axes
 from attention.implementations.blockwise.tiles import with_length
-from attention.implementations.pallas.operands import Kind, Operand
+from attention.implementations.pallas.operands import Kind, Operand, split
 from attention.implementations.pallas.tpu import tokens, whole
 from attention.implementations.pallas.tpu.visit import Visit
 from attention.implementations.pallas.visits import Visits, unpacked
@@ -175,15 +175,6 @@ class TileGrid:
       ),
       interpret=problem.interpret,
     )(*(in_hbm(problem, each) for each in visits), *arrays)
-
-
-def split(values: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
-  """The first of `sizes` values, the next, and the rest."""
-  parts = []
-  for size in sizes:
-    parts.append(values[:size])
-    values = values[size:]
-  return [*parts, values]
 
 
 def inputs_of(grid, operands, sources, rows: dict[str, jax.Array]):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from attention.implementations.pallas.normalizers import Sparse
-from attention.implementations.pallas.operands import Operand, summed
+from attention.implementations.pallas.operands import Operand, split, summed
 from attention.implementations.pallas.products import matrix_product
 from attention.implementations.pallas.results import Results
 from attention.implementations.pallas.tpu import gradient, gradient_rows, whole
@@ -19,7 +19,6 @@ from attention.implementations.pallas.tpu.forward import online_softmax
 from attention.implementations.pallas.tpu.grid import (
   TileGrid,
   inputs_of,
-  split,
 )
 from attention.implementations.pallas.tpu.sparse import sparse_context
 from attention.implementations.pallas.tpu.sums import (

@@ -19,6 +19,7 @@ from attention.implementations.pallas.operands import (
   OfPairs,
   Operand,
   Unsupported,
+  split,
   with_operands,
 )
 from attention.implementations.pallas.pair_tile import Tile, of_request
@@ -51,12 +52,7 @@ class TileFunctions(NamedTuple):
 
   def split(self, parts: Sequence[Any]) -> list[Sequence[Any]]:
     """The parts of the operands of each function."""
-    result = []
-    for function in self:
-      number = 0 if function is None else len(function.operands)
-      result.append(parts[:number])
-      parts = parts[number:]
-    return result
+    return split(parts, [len(each.operands) if each else 0 for each in self])
 
 
 def trace(
