@@ -94,22 +94,16 @@ def of_keys(wanted, are_shared, visit, inputs, outputs, scratch):
 
 def of_pairs(wanted, visit, inputs, outputs, scratch):
   """Adds the gradient of a tile of an array, of an entry that shares it."""
-  (summed,) = scratch
-
-  @pl.when(visit.has(FIRST))
-  def _():
-    summed[...] = jnp.zeros_like(summed)
+  sums = Sums(visit.problem.operands_of(wanted), outputs, scratch)
+  sums.start(visit)
 
   def update(masked):
     of_rows = _written_rows(visit.problem, inputs)
-    for chunk in _chunks(visit, inputs, of_rows, masked, [wanted]):
-      summed[chunk.rows, :] += chunk.of_parts[0]
+    for chunk in _chunks(visit, inputs, of_rows, masked, wanted):
+      sums.add(chunk.of_parts, chunk.rows)
 
   visit.either(update)
-
-  @pl.when(visit.has(LAST))
-  def _():
-    outputs[0][...] = summed[...].astype(outputs[0].dtype)
+  sums.finish(visit)
 
 
 class _Chunk(NamedTuple):

@@ -164,7 +164,7 @@ class Problem:
     groups = math.prod(self.leading[axis] for axis in shared)
     grid = TileGrid(self, self.visibility.by_tiles(groups), shared)
     (result,) = grid.call(
-      functools.partial(gradient.of_pairs, wanted),
+      functools.partial(gradient.of_pairs, [wanted]),
       inputs_of(grid, operands, tokens, rows),
       [grid.gradient(operand)],
       [operand.array.dtype],
