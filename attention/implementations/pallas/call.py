@@ -21,9 +21,7 @@ from attention.implementations.pallas.hopper.terms import token_maps
 from attention.implementations.pallas.implementation import Pallas
 from attention.implementations.pallas.location import with_vectors_as_keys
 from attention.implementations.pallas.maps import MapsInside
-from attention.implementations.pallas.normalizers import (
-  with_online_normalizer,
-)
+from attention.implementations.pallas.normalizers import with_online_normalizer
 from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.running_sums import make_running_sums
 from attention.implementations.pallas.score_parameters import Undeclared

@@ -52,10 +52,7 @@ class KernelAttention:
     return context, statistics
 
   def _results(
-    self,
-    for_gradients: bool,
-    arguments: Arguments,
-    combined: Combined | None,
+    self, for_gradients: bool, arguments: Arguments, combined: Combined | None
   ) -> Results:
     """Those of the forward kernel with its rule, and what gradients need."""
 

@@ -121,20 +121,12 @@ class TileGrid:
     return array, self._spec((*[None] * len(operand.axes), *part), index)
 
   def call(
-    self,
-    kernel,
-    inputs,
-    outputs,
-    dtypes,
-    scratch,
-    *,
-    kept_axes: int | None = None,
+    self, kernel, inputs, outputs, dtypes, scratch, *, kept_axes=None
   ) -> list[jax.Array]:
     """Runs kernel(visit, inputs, outputs, scratch) at all points.
 
-    `scratch` has shapes of vector memory, or other memory.
-
-    Some outputs are sums over the leading axes after the first `kept_axes`.
+    `scratch` has shapes of vector memory, or other memory. Some outputs are
+    sums over the leading axes after the first `kept_axes`.
     """
     problem = self.problem
     kept = len(problem.leading) if kept_axes is None else kept_axes

@@ -16,10 +16,7 @@ from attention.implementations.pallas.products import matrix_product
 from attention.implementations.pallas.results import Results
 from attention.implementations.pallas.tpu import gradient, gradient_rows, whole
 from attention.implementations.pallas.tpu.forward import online_softmax
-from attention.implementations.pallas.tpu.grid import (
-  TileGrid,
-  inputs_of,
-)
+from attention.implementations.pallas.tpu.grid import TileGrid, inputs_of
 from attention.implementations.pallas.tpu.sparse import sparse_context
 from attention.implementations.pallas.tpu.sums import (
   is_whole,

@@ -14,10 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from attention.implementations.pallas.normalizers import MOST_STEPS, STEP
-from attention.implementations.pallas.tpu.forward import (
-  flag_rows,
-  with_nan,
-)
+from attention.implementations.pallas.tpu.forward import flag_rows, with_nan
 from attention.implementations.pallas.tpu.tokens import read, write
 from attention.implementations.pallas.tpu.visit import as_row
 from attention.implementations.pallas.visits import LAST

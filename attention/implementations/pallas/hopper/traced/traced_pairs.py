@@ -19,19 +19,13 @@ from attention.implementations.pallas.hopper.traced.pairs import (
   spread,
   traced,
 )
-from attention.implementations.pallas.operands import (
-  Unsupported,
-  with_operands,
-)
+from attention.implementations.pallas.operands import Unsupported, with_operands
 from attention.implementations.pallas.score_parameters import (
   KernelPositions,
   indices_of_scores,
   parameters,
 )
-from attention.implementations.pallas.wrapped import (
-  with_base,
-  wrappers,
-)
+from attention.implementations.pallas.wrapped import with_base, wrappers
 from attention.request import Request
 from attention.scores import Score
 from attention.scores.base import Wrapper
