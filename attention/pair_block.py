@@ -53,12 +53,10 @@ class PairBlock:
 
   def of_tokens(self, mask: Any) -> tuple[jax.Array, jax.Array]:
     """The segments of queries [..., t, 1] and of keys [..., 1, s]."""
+    ids, index = (mask.query_ids, mask.key_ids), (self.rows, self.columns)
     query_ids, key_ids = (
-      taken(axes.leading_aligned(ids, self.rank, 1), index, -1)
-      for ids, index in (
-        (mask.query_ids, self.rows),
-        (mask.key_ids, self.columns),
-      )
+      taken(axes.leading_aligned(each, self.rank, 1), own, -1)
+      for each, own in zip(ids, index)
     )
     return query_ids[..., :, None], key_ids[..., None, :]
 

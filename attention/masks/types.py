@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention import axes
 from attention.function_pytree import FunctionPytree
-from attention.position_arrays import checked_length, taken
+from attention.pair_block import PairBlock
+from attention.position_arrays import checked_length
 from attention.positional import (
   ArrayValues,
   Combination,
@@ -133,12 +133,9 @@ class Segments(Mask):
     ids = self.query_ids, self.key_ids
     if not any(isinstance(each, jax.core.Tracer) for each in ids):
       return True  # these tiles are skipped when tracing
-    query_ids, key_ids = (
-      taken(axes.leading_aligned(each, self.leading_rank, 1), positions, -1)
-      for each, positions in zip(ids, (rows, columns))
-    )
-    below = query_ids.min(axis=-1) <= key_ids.max(axis=-1)
-    return jnp.any(below & (query_ids.max(axis=-1) >= key_ids.min(axis=-1)))
+    query, key = PairBlock(rows, columns, self.leading_rank).of_tokens(self)
+    below = query.min(axis=(-2, -1)) <= key.max(axis=(-2, -1))
+    return jnp.any(below & (query.max(axis=(-2, -1)) >= key.min(axis=(-2, -1))))
 
   def check(self, query_length, key_length):
     checked_length("query_ids", self.query_ids.shape, -1, query_length)
