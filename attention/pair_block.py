@@ -67,8 +67,13 @@ class PairBlock:
     return self._with_rank(jnp.take(numbers, distance + far, axis=1))
 
   def of_function(self, function: Callable) -> jax.Array:
-    """The values of a function of positions."""
+    """The values of a function of `masks.where`."""
     visible = called(function, self.queries, self.keys)
+    if jnp.result_type(visible) != jnp.bool_:
+      raise TypeError(
+        "the function of masks.where must return booleans, it returned "
+        f"{jnp.result_type(visible)}"
+      )
     return self._with_rank(jnp.asarray(visible))
 
   def of_block(self, pairs: Any) -> jax.Array:

@@ -148,13 +148,7 @@ class Where(FunctionPytree, Mask):
   """function(query positions, key positions)."""
 
   def values(self, at):
-    visible = at.of_function(self.function)
-    if jnp.result_type(visible) != jnp.bool_:
-      raise TypeError(
-        "the function of masks.where must return booleans, it returned "
-        f"{jnp.result_type(visible)}"
-      )
-    return visible
+    return at.of_function(self.function)
 
 
 @jax.tree_util.register_dataclass

@@ -179,29 +179,13 @@ class KernelAttention:
     """The transpose of `_rule`, by kernels."""
     # The kernels return zeros for NaN and infinity, if keys may be hidden.
     arguments, outputs = jax.tree.unflatten(structure, residuals)
-    (context, statistics, means), kernels = outputs, self.kernels
-    of_context, of_total = cotangents
-    if of_context is None:
-      of_context = jnp.zeros_like(context)
-    rows = {
-      "maximum": statistics.maximum,
-      "total": statistics.total,
-      "context": context if means is None else means,
-      "cotangent": of_context,
-    }
-    if of_total is not None and means is None:
-      rows["of_total"] = of_total
-    length, axis = kernels.padded_lengths[0], context.ndim - 2
-    rows = {
-      name: with_length(each, length, "constant", axis)
-      for name, each in rows.items()
-    }
     tokens = self._padded(arguments.tokens)
     first = len(arguments.captured)
     places = [place for place in chosen if place < first]
     wanted = [number for place in places for number in self.operands_of[place]]
     has_keys = first + 1 in chosen or first + 2 in chosen
-    of_tokens, of_operands = kernels.gradients(
+    rows = self._padded_rows(outputs, *cotangents)
+    of_tokens, of_operands = self.kernels.gradients(
       arguments.operands, tokens, rows, wanted, of_keys=has_keys
     )
     parts = dict(zip(wanted, of_operands))
@@ -217,6 +201,25 @@ class KernelAttention:
     return [
       _summed(results[place], arguments.linear[place]) for place in chosen
     ]
+
+  def _padded_rows(self, outputs, of_context, of_total) -> dict[str, jax.Array]:
+    """What kernels of gradients read of the forward kernel's results."""
+    context, (maximum, total), means = outputs
+    if of_context is None:
+      of_context = jnp.zeros_like(context)
+    rows = {
+      "maximum": maximum,
+      "total": total,
+      "context": context if means is None else means,
+      "cotangent": of_context,
+    }
+    if of_total is not None and means is None:
+      rows["of_total"] = of_total
+    length, axis = self.kernels.padded_lengths[0], context.ndim - 2
+    return {
+      name: with_length(each, length, "constant", axis)
+      for name, each in rows.items()
+    }
 
 
 def _summed(gradient: jax.Array, like: jax.Array) -> jax.Array:

@@ -137,7 +137,7 @@ class Tile:
     return self.by_distance(numbers, bias.max_distance, bias.buckets)
 
   def of_function(self, function: Callable) -> jax.Array:
-    """The values of a function of positions."""
+    """The values of a function of `masks.where`."""
     visible = function(self.queries, self.keys)
     if jnp.result_type(visible) != jnp.bool_ or jnp.ndim(visible) != 2:
       raise Unsupported(
