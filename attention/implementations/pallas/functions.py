@@ -8,7 +8,6 @@ of matrix products, and the additive score has a loop over channels.
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -46,7 +45,7 @@ _SUPPORTED = """
   broadcast_in_dim concatenate convert_element_type dot_general iota reduce_max
   reduce_min reduce_sum reshape slice split squeeze transpose
 """
-OPERATIONS = frozenset(re.findall(r"\w+", _SUPPORTED))
+OPERATIONS = frozenset(_SUPPORTED.split())
 # Between devices of a mesh: within a kernel they change nothing.
 _UNCHANGED = frozenset(["pvary", "reshard"])
 

@@ -8,7 +8,6 @@ of all tokens, and on matrices, by which it multiplies tiles.
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,19 +23,12 @@ from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.products import kernel_precision
 
 # Operations of the compiler of kernels.
-_ELEMENTWISE = frozenset(
-  re.findall(
-    r"\w+",
-    """
-    abs add and div eq exp exp2 ge gt integer_pow le log logistic lt max
-    min mul ne neg not or rsqrt select_n sign square sub tanh xor
-    """,
-  )
-)
-_REDUCTIONS: dict[str, Callable] = {
-  "reduce_sum": jnp.sum,
-  "reduce_max": jnp.max,
-}
+_NAMES = """
+  abs add and div eq exp exp2 ge gt integer_pow le log logistic lt max
+  min mul ne neg not or rsqrt select_n sign square sub tanh xor
+"""
+_ELEMENTWISE = frozenset(_NAMES.split())
+_REDUCTIONS: Any = {"reduce_sum": jnp.sum, "reduce_max": jnp.max}
 _SHAPES = frozenset(["broadcast_in_dim", "reshape", "squeeze"])
 _SAME = frozenset(["copy", "stop_gradient"])
 _DEFAULT = jax.lax.Precision.DEFAULT
