@@ -123,23 +123,18 @@ def _tangents(problem: Problem, primals, outputs, tangents):
 def _tile_terms(problem, primals, statistics, linear, start):
   """One tile's terms of the three sums; the last one is transposed."""
   tiling = problem.tiling
-  captured, *tokens = primals
+  captured, query, *others = primals
   *row, column = start
+  query, rows, query_tangent = jax.tree.map(
+    lambda each: cut(each, row, tiling.row), (query, statistics, linear.query)
+  )
   key_start = (*row[:-1], column)
-  query_tile = cut(tokens[0], row, tiling.row)
-  key_tile, value_tile = (
-    cut(each, key_start, tiling.column) for each in tokens[1:]
-  )
-
-  rows, query_tangent = jax.tree.map(
-    lambda each: cut(each, row, tiling.row), (statistics, linear.query)
-  )
+  tiles = query, *(cut(each, key_start, tiling.column) for each in others)
   columns = jax.tree.map(
     lambda each: cut_columns(tiling, each, start),
     (linear.key_columns, linear.value_columns),
   )
   tangents = _Linear(linear.captured, query_tangent, *columns)
-  tiles = query_tile, key_tile, value_tile
   terms = functools.partial(
     _terms_of_tiles, problem, captured, tiles, rows, start
   )
