@@ -14,14 +14,13 @@ entry per head, [H], applies to the last leading axis of the scores,
 import dataclasses
 import math
 from typing import Annotated as Shaped
-from typing import Any
+from typing import Any, Self
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import axes
 from attention.checks import check_floating, check_integers, check_positive
 from attention.distance_buckets import buckets, of_buckets
 from attention.positional import (
@@ -81,20 +80,14 @@ class Bias(Pairwise):
 class Alibi(Bias):
   """-slope[h] * |i - j|."""
 
+  leading_rank = 1
+  may_hide = False
   num_heads: int = dataclasses.field(metadata={"static": True})
 
-  @property
-  def leading_rank(self):
-    return 1
-
-  @property
-  def may_hide(self):
-    return False
-
-  def block(self, rows, columns, rank):
-    distance = jnp.abs(columns[None, :] - rows[:, None])
-    slopes = jnp.asarray(_slopes(self.num_heads))[:, None, None]
-    return -slopes * distance[None].astype(slopes.dtype)
+  def values(self, at):
+    slopes = jnp.asarray(_slopes(self.num_heads))
+    distance = jnp.abs(at.keys - at.queries).astype(slopes.dtype)
+    return at.of_heads(-slopes) * distance
 
 
 def _slopes(num_heads: int) -> np.ndarray:
@@ -112,21 +105,22 @@ def _slopes(num_heads: int) -> np.ndarray:
 class ByDistance(Bias):
   """numbers[h, clip(j - i, -m, m) + m]."""
 
+  leading_rank = 1
+  buckets = None
   numbers: jax.Array  # [H, 2m + 1]
-
-  @property
-  def leading_rank(self):
-    return 1
 
   @property
   def max_distance(self) -> int:
     """The largest distance with a number of its own, m."""
     return self.numbers.shape[-1] // 2
 
-  def block(self, rows, columns, rank):
-    far = self.max_distance
-    distance = jnp.clip(columns[None, :] - rows[:, None], -far, far)
-    return jnp.take(self.numbers, distance + far, axis=1)
+  @property
+  def by_distance(self) -> Self:
+    """The bias itself; see `ByBucket`."""
+    return self
+
+  def values(self, at):
+    return at.of_distances(self)
 
 
 @jax.tree_util.register_dataclass
@@ -134,13 +128,10 @@ class ByDistance(Bias):
 class ByBucket(Bias):
   """numbers[h, bucket of j - i], as T5 has them."""
 
+  leading_rank = 1
   numbers: jax.Array  # [H, number of buckets]
   bidirectional: bool = dataclasses.field(metadata={"static": True})
   max_distance: int = dataclasses.field(metadata={"static": True})
-
-  @property
-  def leading_rank(self):
-    return 1
 
   @property
   def buckets(self) -> np.ndarray:
@@ -153,8 +144,8 @@ class ByBucket(Bias):
     """The same bias, with one number for each distance."""
     return ByDistance(of_buckets(self.numbers, self.buckets))
 
-  def block(self, rows, columns, rank):
-    return self.by_distance.block(rows, columns, rank)
+  def values(self, at):
+    return at.of_distances(self)
 
 
 def with_numbers_by_distance(bias: Any) -> Any:
@@ -187,9 +178,8 @@ class Sum(Combination, Bias):
   def may_hide(self):
     return self.left.may_hide or self.right.may_hide
 
-  def block(self, rows, columns, rank):
-    left, right = self.blocks(rows, columns, rank)
-    return left + right
+  def values(self, at):
+    return self.left.values(at) + self.right.values(at)
 
 
 @jax.tree_util.register_dataclass
@@ -208,16 +198,15 @@ class Scaled(Bias):
   def may_hide(self):
     return self.inner.may_hide
 
-  def block(self, rows, columns, rank):
-    block = jnp.asarray(self.inner.block(rows, columns, rank))
-    factor = jnp.asarray(self.factor)
-    if factor.ndim:
-      block, factor = axes.aligned(block, factor[..., None, None])
+  def values(self, at):
+    values, factor = self.inner.values(at), at.of_heads(self.factor)
+    if not isinstance(factor, float):
+      factor = factor.astype(values.dtype)
     if not self.may_hide:
-      return block * factor.astype(block.dtype)
-    hidden = jnp.isneginf(block)
-    finite = jnp.where(hidden, 0.0, block)
-    return jnp.where(hidden, -jnp.inf, finite * factor.astype(block.dtype))
+      return values * factor
+    hidden = values == -jnp.inf
+    finite = jnp.where(hidden, 0.0, values)
+    return jnp.where(hidden, -jnp.inf, finite * factor)
 
   def check(self, query_length, key_length):
     self.inner.check(query_length, key_length)

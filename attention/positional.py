@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from attention import axes
 from attention.equality import EqualByValue
+from attention.pair_block import PairBlock
 from attention.position_arrays import (
   checked_length,
   checked_offset,
@@ -43,7 +44,13 @@ class Pairwise(EqualByValue):
     They broadcast to [leading..., t, s]; `rank` is the number of leading axes
     of the scores, 2 for [B, H, T, S].
     """
-    raise NotImplementedError(f"{type(self).__name__} must define block")
+    return self.values(PairBlock(rows, columns, rank))
+
+  def values(self, at: Any) -> jax.Array:
+    """The values at a `PairBlock`, or at a tile of a kernel."""
+    if type(self).block is Pairwise.block:
+      raise NotImplementedError(f"{type(self).__name__} must define block")
+    return at.of_block(self)
 
   def check(self, query_length: int | None, key_length: int | None) -> None:
     """Raises ValueError if the parameters do not fit these lengths."""
@@ -109,8 +116,8 @@ class ArrayValues(Pairwise):
   def leading_rank(self):
     return max(self.array.ndim - 2, 0)
 
-  def block(self, rows, columns, rank):
-    return taken(taken(self.array, columns, -1), rows, -2)
+  def values(self, at):
+    return at.of_array(self)
 
   def check(self, query_length, key_length):
     checked_length(self.name, self.array.shape, -2, query_length)
@@ -128,11 +135,6 @@ class Combination(Pairwise):
   def leading_rank(self):
     return max(self.left.leading_rank, self.right.leading_rank)
 
-  def blocks(self, rows, columns, rank):
-    """The blocks of both, of the same rank."""
-    pair = self.left, self.right
-    return axes.aligned(*(each.block(rows, columns, rank) for each in pair))
-
   def check(self, query_length, key_length):
     self.left.check(query_length, key_length)
     self.right.check(query_length, key_length)
@@ -144,6 +146,10 @@ class Transform(EqualByValue):
   def leading_rank(self, rank: int) -> int:
     """The leading rank of the result, for that of the argument."""
     return rank
+
+  def values(self, inner: Pairwise, at: Any) -> jax.Array:
+    """See `Pairwise.values`."""
+    return at.of_transform(self, inner)
 
   def block(self, inner: Pairwise, rows, columns, rank: int) -> jax.Array:
     """See `Pairwise.block`."""
@@ -168,8 +174,8 @@ class Shift(Transform):
       columns = columns + self.column
     return rows + self.row, columns
 
-  def block(self, inner, rows, columns, rank):
-    return inner.block(*self.moved(rows, columns), rank)
+  def values(self, inner, at):
+    return inner.values(at.shifted(self))
 
   def check(self, inner, query_length, key_length):
     inner.check(None, key_length if self.column is None else None)
@@ -260,8 +266,8 @@ class View(Pairwise):
   def leading_rank(self):
     return self.transform.leading_rank(self.inner.leading_rank)
 
-  def block(self, rows, columns, rank):
-    return self.transform.block(self.inner, rows, columns, rank)
+  def values(self, at):
+    return self.transform.values(self.inner, at)
 
   def check(self, query_length, key_length):
     self.transform.check(self.inner, query_length, key_length)

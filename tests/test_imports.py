@@ -37,6 +37,7 @@ ATTENTION = (
     "positional",
     "softmax",
   ),
+  ("pair_block",),
   (
     "axes",
     "checks",

@@ -169,11 +169,10 @@ def _(mask: Where, rows: Ranges, columns: Ranges):
       visible = mask.block(queries, keys, 0)
       if isinstance(visible, jax.core.Tracer):
         return None
-      visible = np.broadcast_to(
-        np.asarray(visible), (*visible.shape[:-2], len(queries), len(keys))
-      )
+      shape = (*visible.shape[:-2], len(queries), len(keys))
+      pairs = np.broadcast_to(np.asarray(visible), shape)
       for kind, combine in ((every, np.logical_and), (some, np.logical_or)):
-        of_row = combine.reduce(visible, axis=-2)
+        of_row = combine.reduce(pairs, axis=-2)
         kind.append(combine.reduceat(of_row, starts, axis=-1))
   return np.stack(every, axis=-2), np.stack(some, axis=-2)
 

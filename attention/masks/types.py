@@ -1,16 +1,14 @@
 """The types of masks: pytrees that are evaluated block by block."""
 
 import dataclasses
-import functools
-import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from attention import axes
-from attention.function_pytree import FunctionPytree, called
-from attention.position_arrays import checked_length, taken
+from attention.function_pytree import FunctionPytree
+from attention.pair_block import PairBlock
+from attention.position_arrays import checked_length
 from attention.positional import (
   ArrayValues,
   Combination,
@@ -90,14 +88,14 @@ class Band(Mask):
     sides = (self.left, self.right)
     return max(jnp.ndim(side) for side in (0, *sides) if side is not None)
 
-  def block(self, rows, columns, rank):
-    distance = columns[None, :] - rows[:, None]
-    visible = [jnp.ones_like(distance, dtype=bool)]
+  def values(self, at):
+    distance = at.keys - at.queries
+    visible = jnp.ones(distance.shape, bool)
     if self.left is not None:
-      visible.append(_compared(operator.ge, distance, -self.left, rank))
+      visible = visible & (distance >= -at.leftmost(self.left))
     if self.right is not None:
-      visible.append(_compared(operator.le, distance, self.right, rank))
-    return functools.reduce(operator.and_, axes.aligned(*visible))
+      visible = visible & (distance <= at.leftmost(self.right))
+    return visible
 
 
 @_register_static_integers
@@ -111,8 +109,8 @@ class Below(Mask):
   def leading_rank(self):
     return jnp.ndim(self.limit)
 
-  def block(self, rows, columns, rank):
-    return _compared(operator.lt, columns[None, :], self.limit, rank)
+  def values(self, at):
+    return at.keys < at.leftmost(self.limit)
 
 
 @jax.tree_util.register_dataclass
@@ -127,22 +125,17 @@ class Segments(Mask):
   def leading_rank(self):
     return max(self.query_ids.ndim, self.key_ids.ndim) - 1
 
-  def block(self, rows, columns, rank):
-    query_ids = axes.leading_aligned(self.query_ids, rank, 1)
-    key_ids = axes.leading_aligned(self.key_ids, rank, 1)
-    query_ids = taken(query_ids, rows, -1)[..., :, None]
-    return query_ids == taken(key_ids, columns, -1)[..., None, :]
+  def values(self, at):
+    query_ids, key_ids = at.of_tokens(self)
+    return query_ids == key_ids
 
   def may_show(self, rows, columns):
     ids = self.query_ids, self.key_ids
     if not any(isinstance(each, jax.core.Tracer) for each in ids):
       return True  # these tiles are skipped when tracing
-    query_ids, key_ids = (
-      taken(axes.leading_aligned(each, self.leading_rank, 1), positions, -1)
-      for each, positions in zip(ids, (rows, columns))
-    )
-    below = query_ids.min(axis=-1) <= key_ids.max(axis=-1)
-    return jnp.any(below & (query_ids.max(axis=-1) >= key_ids.min(axis=-1)))
+    query, key = PairBlock(rows, columns, self.leading_rank).of_tokens(self)
+    below = query.min(axis=(-2, -1)) <= key.max(axis=(-2, -1))
+    return jnp.any(below & (query.max(axis=(-2, -1)) >= key.min(axis=(-2, -1))))
 
   def check(self, query_length, key_length):
     checked_length("query_ids", self.query_ids.shape, -1, query_length)
@@ -154,19 +147,8 @@ class Segments(Mask):
 class Where(FunctionPytree, Mask):
   """function(query positions, key positions)."""
 
-  def block(self, rows, columns, rank):
-    ones = (1,) * rank
-    visible = called(
-      self.function,
-      rows[:].reshape(*ones, -1, 1),
-      columns[:].reshape(*ones, 1, -1),
-    )
-    if jnp.result_type(visible) != jnp.bool_:
-      raise TypeError(
-        "the function of masks.where must return booleans, it returned "
-        f"{jnp.result_type(visible)}"
-      )
-    return jnp.asarray(visible)
+  def values(self, at):
+    return at.of_function(self.function)
 
 
 @jax.tree_util.register_dataclass
@@ -184,8 +166,8 @@ class Combined(Combination, Mask):
 
   operation: str = dataclasses.field(metadata={"static": True})
 
-  def block(self, rows, columns, rank):
-    left, right = self.blocks(rows, columns, rank)
+  def values(self, at):
+    left, right = self.left.values(at), self.right.values(at)
     return left & right if self.operation == "and" else left | right
 
   def may_show(self, rows, columns):
@@ -203,8 +185,8 @@ class Combined(Combination, Mask):
 class Invert(Transform):
   """Swaps visible and hidden pairs."""
 
-  def block(self, inner, rows, columns, rank):
-    return ~inner.block(rows, columns, rank)
+  def values(self, inner, at):
+    return ~inner.values(at)
 
 
 @jax.tree_util.register_dataclass
@@ -219,14 +201,6 @@ class MaskView(View, Mask):
     if isinstance(change, GroupHeads | SelectHeads):
       return self.inner.may_show(rows, columns)
     return True
-
-
-def _compared(compare, positions, parameter, rank):
-  """compare(positions [t, s], parameter [leading...]), broadcast."""
-  if isinstance(parameter, int):
-    return compare(positions, parameter)
-  parameter = axes.leading_aligned(parameter, rank, 0)
-  return compare(*axes.aligned(positions, parameter[..., None, None]))
 
 
 def as_mask(mask: Any) -> Mask:

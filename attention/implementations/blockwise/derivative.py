@@ -123,38 +123,25 @@ def _tangents(problem: Problem, primals, outputs, tangents):
 
 def _tile_terms(problem, primals, statistics, linear, start):
   """One tile's terms of the three sums; the last one is transposed."""
-  tiling, dtype = problem.tiling, problem.dtype
-  captured, *tokens = primals
+  tiling = problem.tiling
+  captured, query, *others = primals
   *row, column = start
+  query, rows, query_tangent = jax.tree.map(
+    lambda each: cut(each, row, tiling.row), (query, statistics, linear.query)
+  )
   key_start = (*row[:-1], column)
-  query_tile = cut(tokens[0], row, tiling.row)
-  key_tile, value_tile = (
-    cut(each, key_start, tiling.column) for each in tokens[1:]
+  tiles = query, *(cut(each, key_start, tiling.column) for each in others)
+  columns = jax.tree.map(
+    lambda each: cut_columns(tiling, each, start),
+    (linear.key_columns, linear.value_columns),
   )
-
-  query_tangent = linear.query
-  if query_tangent is not None:
-    query_tangent = cut(query_tangent, row, tiling.row)
-  rows = Statistics(*(cut(each, row, tiling.row) for each in statistics))
-  tangents = _Linear(
-    linear.captured,
-    query_tangent,
-    *(
-      each if each is None else cut_columns(tiling, each, start)
-      for each in (linear.key_columns, linear.value_columns)
-    ),
-  )
+  tangents = _Linear(linear.captured, query_tangent, *columns)
   terms = functools.partial(
-    _terms_of_tiles,
-    problem,
-    captured,
-    (query_tile, key_tile, value_tile),
-    rows,
-    start,
+    _terms_of_tiles, problem, captured, tiles, rows, start
   )
   if problem.occupied is None:
     return terms(tangents)
-  zero = axes.varying_zero(primals, dtype)
+  zero = axes.varying_zero(primals, problem.dtype)
   shapes = jax.eval_shape(terms, tangents)
   return jax.lax.cond(
     problem.occupied(captured.occupied, start),

@@ -10,7 +10,12 @@ from attention.implementations.blockwise.problem import (
   TileOptions,
   make_problem,
 )
-from attention.implementations.blockwise.tiles import cut, put, scan
+from attention.implementations.blockwise.tiles import (
+  cut,
+  put,
+  scan,
+  with_length,
+)
 
 
 def rows_attending(
@@ -31,9 +36,9 @@ def rows_attending(
     and not any(each.any() for each in flags)
   ):
     return jnp.zeros((*tiling.leading, length), bool)
+  lengths = tiling.key_length, tiling.query_length
   padded = [
-    jnp.pad(each, [(0, 0)] * (each.ndim - 1) + [(0, rounded - each.shape[-1])])
-    for each, rounded in zip(flags, (tiling.key_length, tiling.query_length))
+    with_length(*each, "constant", axis=-1) for each in zip(flags, lengths)
   ]
   problem, captured = make_problem((None, []), options, ())
   compute = _compiled_rows_attending if is_eager else _rows_attending

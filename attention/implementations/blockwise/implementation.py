@@ -174,8 +174,5 @@ def _online(
 
 def _padded(context, statistics, length: int):
   """A combined context and its statistics, with empty rows after them."""
-  rows = [(0, 0)] * (context.ndim - 2) + [(0, length - context.shape[-2])]
-  return (
-    jnp.pad(context, [*rows, (0, 0)]),
-    Statistics(*(jnp.pad(each, rows) for each in statistics)),
-  )
+  rows = (with_length(each, length, "constant", -1) for each in statistics)
+  return with_length(context, length, "constant"), Statistics(*rows)

@@ -54,7 +54,8 @@ def context_and_statistics(
       visit_part = functools.partial(visit, masked)
       state = _loop(visit_part, bound[part], count, most, state)
     summed, statistics = state
-    statistics = _complete(problem.normalizer, statistics)
+    if epsilon := problem.normalizer.epsilon:
+      statistics = statistics._replace(total=statistics.total + epsilon)
     tiles = summed / statistics.divisor[..., None], statistics
     return jax.tree.map(
       lambda array, tile: put(array, tile, start), outputs, tiles
@@ -81,13 +82,6 @@ def _updated(problem, captured, state, scores, value, start):
   kept = problem.dropped(captured, numerators, start)
   seen = weighted_sum(kept, value, problem.dtype)
   return context * shrink[..., None] + seen, statistics
-
-
-def _complete(normalizer, statistics: Statistics) -> Statistics:
-  """The statistics after the last tile of keys."""
-  if not normalizer.epsilon:
-    return statistics
-  return statistics._replace(total=statistics.total + normalizer.epsilon)
 
 
 def _loop(body, start, count, most: int, state):

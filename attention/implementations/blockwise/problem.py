@@ -16,6 +16,7 @@ from attention.implementations.closure import (
   without_captured,
 )
 from attention.normalizers import is_softmax
+from attention.pair_block import PairBlock
 from attention.position_arrays import TilePositions
 from attention.positional import Pairwise
 from attention.request import Request
@@ -149,10 +150,8 @@ class TileOptions:
 
   def _tile(self, pairs: Pairwise | None, start):
     assert pairs is not None
-    rank = len(self.tiling.leading)
     rows, columns = self._positions(start)
-    block = pairs.block(rows, columns, rank)
-    block = axes.with_rank(block, rank + 2)
+    block = pairs.values(PairBlock(rows, columns, len(self.tiling.leading)))
     return cut(block, start[:-2], self.tiling.block)
 
 

@@ -30,6 +30,7 @@ from attention.implementations.blockwise.tiles import (
   cut,
   cut_columns,
   scan,
+  with_length,
 )
 from attention.implementations.closure import (
   Program,
@@ -120,8 +121,8 @@ def _of_first_keys(fraction: Callable, number: int) -> Callable:
 
   def of_first_keys(scores):
     numerators, divisors = fraction(scores[..., :number])
-    rest = [(0, 0)] * (scores.ndim - 1) + [(0, scores.shape[-1] - number)]
-    return jnp.pad(numerators, rest), divisors
+    length = scores.shape[-1]
+    return with_length(numerators, length, "constant", axis=-1), divisors
 
   return of_first_keys
 

@@ -21,9 +21,7 @@ from attention.implementations.pallas.hopper.terms import token_maps
 from attention.implementations.pallas.implementation import Pallas
 from attention.implementations.pallas.location import with_vectors_as_keys
 from attention.implementations.pallas.maps import MapsInside
-from attention.implementations.pallas.normalizers import (
-  with_online_normalizer,
-)
+from attention.implementations.pallas.normalizers import with_online_normalizer
 from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.running_sums import make_running_sums
 from attention.implementations.pallas.score_parameters import Undeclared
@@ -67,10 +65,7 @@ def compute(options: Pallas, request: Request) -> tuple[jax.Array, Statistics]:
   if request.platform is None or request.combined is not None:
     return _computed(options, request)
   # Outside of `jax.jit` kernels would be compiled at every call.
-  arrays = {
-    name: getattr(request, name)
-    for name in ("query", "key", "value", "mask", "bias", "dropout")
-  }
+  arrays = _arrays(request) | {"dropout": request.dropout}
   arrays["score"] = StaticZeros(request.score)
   constants = {
     name: getattr(request, name)
@@ -79,7 +74,8 @@ def compute(options: Pallas, request: Request) -> tuple[jax.Array, Statistics]:
   # A mask without arrays stays known, so that its hidden tiles are skipped.
   if not any(isinstance(x, jax.Array) for x in jax.tree.leaves(request.mask)):
     constants["mask"] = arrays.pop("mask")
-  if not all(_is_number(leaf) for leaf in jax.tree.leaves(arrays)):
+  numbers = jax.Array | np.ndarray | int | float
+  if not all(isinstance(leaf, numbers) for leaf in jax.tree.leaves(arrays)):
     return _computed(options, request)
   constants["branch"] = request.target
   return _compiled(options, (*constants.items(),), arrays)
@@ -93,10 +89,6 @@ def _compiled(
   score = arrays["score"].tree
   fields = {**dict(constants), **arrays, "score": score}
   return _computed(options, Request(**fields))
-
-
-def _is_number(leaf: Any) -> bool:
-  return isinstance(leaf, jax.Array | np.ndarray | int | float)
 
 
 def _computed(

@@ -12,7 +12,7 @@ transposes the rule.
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,10 +52,7 @@ class KernelAttention:
     return context, statistics
 
   def _results(
-    self,
-    for_gradients: bool,
-    arguments: Arguments,
-    combined: Combined | None,
+    self, for_gradients: bool, arguments: Arguments, combined: Combined | None
   ) -> Results:
     """Those of the forward kernel with its rule, and what gradients need."""
 
@@ -78,16 +75,15 @@ class KernelAttention:
     return with_tangent_rule(primal, rule, arguments, combined)
 
   def _forward(self, arguments: Arguments, for_gradients: bool) -> Results:
-    context, statistics, means = self.kernels.forward(
+    results = self.kernels.forward(
       arguments.operands,
       self._padded(arguments.tokens),
       for_gradients=for_gradients,
     )
-    length = arguments.tokens[0].shape[-2]
-    statistics = Statistics(*(each[..., :length] for each in statistics))
-    if means is not None:
-      means = means[..., :length, :]
-    return Results(context[..., :length, :], statistics, means)
+    length, axis = arguments.tokens[0].shape[-2], results.context.ndim - 2
+    return jax.tree.map(
+      lambda each: with_length(each, length, axis=axis), results
+    )
 
   def _padded(self, tokens: Sequence[jax.Array]) -> list[jax.Array]:
     """The query, the key and the value with the lengths that kernels need."""
@@ -113,7 +109,7 @@ class KernelAttention:
     of_context, of_total = with_kernel_as_transpose(
       functools.partial(self._rule, structure, chosen),
       functools.partial(self._reverse, structure, chosen)
-      if self._has_kernels(arguments, chosen)
+      if self._has_kernels(chosen)
       else None,
       residuals,
       [linear[place] for place in chosen],
@@ -127,7 +123,7 @@ class KernelAttention:
 
   def _of_finite_tokens(self, arguments, chosen, tangents) -> list[Any]:
     """Tangents that are zero for NaN and infinity in tokens."""
-    first = len(arguments.linear) - 3
+    first = len(arguments.captured)
     return [
       tangent
       if place < first
@@ -139,14 +135,26 @@ class KernelAttention:
       for place, tangent in zip(chosen, tangents)
     ]
 
+  def _has_kernels(self, chosen) -> bool:
+    """Whether kernels compute the gradients of these arrays."""
+    return self.kernels.has_gradients and all(
+      place >= len(self.operands_of) or self.operands_of[place]
+      for place in chosen
+    )
+
   def _rule(self, structure, chosen, residuals, tangents):
     """The tangents of the context and the total, by the blockwise rule."""
     arguments, outputs = jax.tree.unflatten(structure, residuals)
     context, statistics, _ = outputs
-    rows = None
-    if self.kernels.is_masked:
-      rows = _rows(context, statistics)
-      context, statistics = rows.context, rows.statistics
+    is_masked = self.kernels.is_masked
+    if is_masked:
+      # As in `non_finite`, what is NaN has no derivatives. Kernels set a whole
+      # row of the context to NaN, so its first feature shows it.
+      no_total = jnp.isnan(statistics.total)
+      no_context = (no_total | jnp.isnan(context[..., 0]))[..., None]
+      context = jnp.where(jnp.isnan(context), jnp.zeros_like(context), context)
+      rows = (jnp.where(no_total, 0.0, each) for each in statistics)
+      statistics = Statistics(*rows)
       tangents = self._of_finite_tokens(arguments, chosen, tangents)
       tokens = [
         jnp.where(jnp.isfinite(each), each, jnp.zeros_like(each))
@@ -156,17 +164,15 @@ class KernelAttention:
 
     def results(*arrays):
       changed = arguments.with_linear(chosen, arrays)
+      wide = context.astype(statistics.total.dtype)
       of_context, of_total = self.rule(
-        changed.captured,
-        changed.tokens,
-        context.astype(statistics.total.dtype),
-        statistics,
+        changed.captured, changed.tokens, wide, statistics
       )
       of_context = of_context.astype(context.dtype)
-      if rows is not None:
+      if is_masked:
         zeros = jnp.zeros_like(of_context)
-        of_context = jnp.where(rows.no_context[..., None], zeros, of_context)
-        of_total = jnp.where(rows.no_statistics, 0.0, of_total)
+        of_context = jnp.where(no_context, zeros, of_context)
+        of_total = jnp.where(no_total, 0.0, of_total)
       return of_context, of_total
 
     primals = [arguments.linear[place] for place in chosen]
@@ -176,47 +182,13 @@ class KernelAttention:
     """The transpose of `_rule`, by kernels."""
     # The kernels return zeros for NaN and infinity, if keys may be hidden.
     arguments, outputs = jax.tree.unflatten(structure, residuals)
-    return self._gradients(arguments, outputs, cotangents, chosen)
-
-  def _has_kernels(self, arguments, chosen) -> bool:
-    """Whether kernels compute the gradients of these arrays."""
-    tokens = len(arguments.linear) - 3
-    return self.kernels.has_gradients and all(
-      place >= tokens
-      or (place < len(self.operands_of) and len(self.operands_of[place]) > 0)
-      for place in chosen
-    )
-
-  def _gradients(self, arguments, outputs, cotangents, chosen):
-    """The gradients of the chosen arrays, by kernels."""
-    (context, statistics, means), kernels = outputs, self.kernels
-    length = context.shape[-2]
-    of_context, of_total = cotangents
-    if of_context is None:
-      of_context = jnp.zeros_like(context)
-    rows = {
-      "maximum": statistics.maximum,
-      "total": statistics.total,
-      "context": context if means is None else means,
-      "cotangent": of_context,
-    }
-    if of_total is not None and means is None:
-      rows["of_total"] = of_total
-    missing = kernels.padded_lengths[0] - length
-    if missing:
-      queries = context.ndim - 2
-      rows = {
-        name: jnp.pad(
-          each, [(0, missing * (axis == queries)) for axis in range(each.ndim)]
-        )
-        for name, each in rows.items()
-      }
     tokens = self._padded(arguments.tokens)
-    first = len(arguments.linear) - 3
+    first = len(arguments.captured)
     places = [place for place in chosen if place < first]
     wanted = [number for place in places for number in self.operands_of[place]]
     has_keys = first + 1 in chosen or first + 2 in chosen
-    of_tokens, of_operands = kernels.gradients(
+    rows = self._padded_rows(outputs, *cotangents)
+    of_tokens, of_operands = self.kernels.gradients(
       arguments.operands, tokens, rows, wanted, of_keys=has_keys
     )
     parts = dict(zip(wanted, of_operands))
@@ -233,27 +205,24 @@ class KernelAttention:
       _summed(results[place], arguments.linear[place]) for place in chosen
     ]
 
-
-class _Rows(NamedTuple):
-  """The results with zeros in place of NaN, and which rows have NaN."""
-
-  # As in `non_finite`, what is NaN has no derivatives. Kernels set a whole row
-  # of the context to NaN, so its first feature shows it.
-
-  context: jax.Array
-  statistics: Statistics
-  no_context: jax.Array
-  no_statistics: jax.Array
-
-
-def _rows(context: jax.Array, statistics: Statistics) -> _Rows:
-  is_nan = jnp.isnan(statistics.total)
-  return _Rows(
-    jnp.where(jnp.isnan(context), jnp.zeros_like(context), context),
-    Statistics(*(jnp.where(is_nan, 0.0, each) for each in statistics)),
-    is_nan | jnp.isnan(context[..., 0]),
-    is_nan,
-  )
+  def _padded_rows(self, outputs, of_context, of_total) -> dict[str, jax.Array]:
+    """What kernels of gradients read of the forward kernel's results."""
+    context, (maximum, total), means = outputs
+    if of_context is None:
+      of_context = jnp.zeros_like(context)
+    rows = {
+      "maximum": maximum,
+      "total": total,
+      "context": context if means is None else means,
+      "cotangent": of_context,
+    }
+    if of_total is not None and means is None:
+      rows["of_total"] = of_total
+    length, axis = self.kernels.padded_lengths[0], context.ndim - 2
+    return {
+      name: with_length(each, length, "constant", axis)
+      for name, each in rows.items()
+    }
 
 
 def _summed(gradient: jax.Array, like: jax.Array) -> jax.Array:

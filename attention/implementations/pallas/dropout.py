@@ -5,14 +5,19 @@ and on the position of its weight alone.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention.dropout import Dropout, Place
-from attention.implementations.pallas.operands import Kind, Source
+from attention.implementations.pallas.operands import (
+  Kind,
+  OfPairs,
+  Operand,
+  Source,
+)
 from attention.request import Request
 
 # Constants of Threefry-2x32, see `_threefry`.
@@ -31,7 +36,7 @@ class _Random:
     """An integer that may be traced."""
     if isinstance(number, int):
       return number
-    return self.source.read(number, Kind.SCALAR, ())
+    return self.source(Operand(jnp.asarray(number), Kind.SCALAR, ()))
 
   def uniform(self, rng: jax.Array, *positions: jax.Array) -> jax.Array:
     """Those of the hash of positions, with `words` in place of the key."""
@@ -44,11 +49,7 @@ class _Random:
     return bits.astype(jnp.float32) * 2.0**-23
 
 
-# (source, queries, keys, indices of the leading axes) -> numbers of pairs.
-OfPairs = Callable[[Source, jax.Array, jax.Array, Sequence[Any]], jax.Array]
-
-
-def of_request(dropout: Dropout, request: Request) -> OfPairs:
+def factors(dropout: Dropout, request: Request) -> OfPairs:
   """The factors of the weights of a request, for positions that broadcast."""
   shape = (*request.leading, *request.scores_shape[-2:])
   words = [*jax.random.key_data(dropout.typed_rng).astype(jnp.int32)]
@@ -58,8 +59,7 @@ def of_request(dropout: Dropout, request: Request) -> OfPairs:
     for index, size in zip(indices, request.leading):
       number = number * size + index
     place = Place(queries, keys, number, shape)
-    factors = dropout.factors(place, _Random(source, words))
-    return factors.astype(request.dtype)
+    return dropout.factors(place, _Random(source, words)).astype(request.dtype)
 
   return of_pairs
 

@@ -8,7 +8,6 @@ of matrix products, and the additive score has a loop over channels.
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -46,7 +45,7 @@ _SUPPORTED = """
   broadcast_in_dim concatenate convert_element_type dot_general iota reduce_max
   reduce_min reduce_sum reshape slice split squeeze transpose
 """
-OPERATIONS = frozenset(re.findall(r"\w+", _SUPPORTED))
+OPERATIONS = frozenset(_SUPPORTED.split())
 # Between devices of a mesh: within a kernel they change nothing.
 _UNCHANGED = frozenset(["pvary", "reshard"])
 
@@ -66,20 +65,20 @@ class TileFunction:
 
   jaxpr: Jaxpr
   operands: Sequence[Operand]  # last, those that were captured
+  rules: Rules
 
-  def __call__(
-    self, rules: Rules, arguments: Sequence[Any], parts: Sequence[Any]
-  ) -> Any:
+  def __call__(self, arguments: Sequence[Any], parts: Sequence[Any]) -> Any:
     """The result, or a tuple, for arguments and the parts of all operands."""
-    results = evaluate_jaxpr(self.jaxpr, [], [*arguments, *parts], rules)
+    results = evaluate_jaxpr(self.jaxpr, [], [*arguments, *parts], self.rules)
     return results[0] if len(results) == 1 else tuple(results)
 
-  def largest_array(self, rules: Rules) -> int:
+  @property
+  def largest_array(self) -> int:
     """The number of elements of the largest intermediate array."""
     return max(
       (
         variable.aval.size
-        for equation in _equations(self.jaxpr, rules)
+        for equation in _equations(self.jaxpr, self.rules)
         for variable in equation.outvars
       ),
       default=1,
@@ -108,7 +107,7 @@ def traced(
   operands = [
     *itertools.compress([*operands, *captured], used[len(arguments) :])
   ]
-  return TileFunction(jaxpr, operands)
+  return TileFunction(jaxpr, operands, rules)
 
 
 def without_constants(closed: ClosedJaxpr) -> Jaxpr:
@@ -174,6 +173,8 @@ def interpret(
 def apply_primitive(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
   """The results of an operation, as JAX computes them."""
   power = equation.params.get("y", 0)
+  if equation.primitive.name == "add_any":  # which kernels lack
+    return [jax.lax.add(*inputs)]
   if equation.primitive.name == "integer_pow" and power < -1:
     # Kernels for GPUs have no such powers.
     return [1.0 / jax.lax.integer_pow(inputs[0], -power)]

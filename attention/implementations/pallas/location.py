@@ -10,11 +10,7 @@ import jax
 
 from attention import axes
 from attention.implementations.blockwise.tiles import with_length
-from attention.implementations.pallas.wrapped import (
-  base,
-  with_base,
-  wrappers,
-)
+from attention.implementations.pallas.wrapped import base, with_base, wrappers
 from attention.masks.types import Below
 from attention.request import Request
 from attention.scores.base import Wrapper

@@ -1,17 +1,18 @@
 """Arrays that a kernel reads besides tokens: of scores, masks and biases.
 
-The functions of a tile read parts of arrays from a `Source`. While they are
-traced it is a `Recorder`, which records these arrays as operands. In a kernel
-it is `Blocks`, which returns the blocks of a tile in the same order.
+The functions of a tile read parts of arrays from a `Source`. It first records
+the arrays, as operands, and in a kernel returns the parts in the same order.
 """
 
 import dataclasses
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from attention.implementations.blockwise.tiles import with_length
 
 
 class Unsupported(NotImplementedError):
@@ -59,53 +60,39 @@ class Operand:
     }[self.kind]
 
 
-class Source(Protocol):
-  """What supplies the parts of arrays, for arrays with leading axes."""
-
-  def read(
-    self,
-    array: Any,
-    kind: Kind,
-    axes: Sequence[int | None],
-    origin: Any = None,
-  ) -> jax.Array:
-    """The part of an array, a reshape of `origin`, that belongs to a tile."""
+# Returns the part of an array that belongs to a tile.
+Source = Callable[[Operand], jax.Array]
+# (source, queries [t, 1], keys [1, s], indices of the leading axes) -> numbers
+# of pairs, [t, s] or less.
+OfPairs = Callable[[Source, jax.Array, jax.Array, Sequence[Any]], jax.Array]
 
 
-class Recorder:
-  """Records the operands, and returns the zeros of a tile of one pair."""
+def with_operands(
+  of_pairs: OfPairs, rank: int
+) -> tuple[Callable[..., jax.Array], list[Operand]]:
+  """A function (queries, keys, *indices, *parts), and its operands."""
+  operands: list[Operand] = []
 
-  def __init__(self) -> None:
-    self.operands: list[Operand] = []
+  def record(operand):
+    operands.append(operand)
+    return jnp.zeros(operand.part(1, 1), operand.array.dtype)
 
-  def read(self, array, kind, axes, origin=None):
-    """Zeros."""
-    array = jnp.asarray(array)
-    operand = Operand(array, kind, tuple(axes), origin)
-    self.operands.append(operand)
-    return jnp.zeros(operand.part(1, 1), array.dtype)
+  def compute(queries, keys, *others):
+    parts = iter(others[rank:])
+    return of_pairs(lambda _: next(parts), queries, keys, others[:rank])
 
-
-def recorded(function: Callable[..., Any], rank: int) -> list[Operand]:
-  """The arrays that a function of pairs reads.
-
-  It is (source, queries [t, 1], keys [1, s], indices of leading axes) -> array.
-  """
-  recorder, one = Recorder(), jnp.zeros((1, 1), jnp.int32)
-  function(recorder, one, one, [0] * rank)
-  return recorder.operands
+  one = jnp.zeros((1, 1), jnp.int32)
+  of_pairs(record, one, one, [0] * rank)
+  return compute, operands
 
 
-class Blocks:
-  """Returns blocks, in the order in which a `Recorder` recorded them."""
-
-  def __init__(self, blocks: Sequence[jax.Array]):
-    self._blocks = iter(blocks)
-
-  def read(self, array, kind, axes, origin=None):
-    """The next block."""
-    del array, kind, axes, origin
-    return next(self._blocks)
+def split(values: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
+  """The first of `sizes` values, the next, and the rest."""
+  parts = []
+  for size in sizes:
+    parts.append(values[:size])
+    values = values[size:]
+  return [*parts, values]
 
 
 def aligned_right(leading: Sequence[int], rank: int) -> tuple[int | None, ...]:
@@ -146,8 +133,7 @@ def _shortened(gradient: jax.Array, length: int) -> jax.Array:
   """The transpose of `with_length` along the last axis."""
   missing = length - gradient.shape[-1]
   if missing >= 0:
-    widths = [(0, 0)] * (gradient.ndim - 1) + [(0, missing)]
-    return jnp.pad(gradient, widths)
+    return with_length(gradient, length, "constant", axis=-1)
   first, last = jnp.split(gradient, [length - 1], axis=-1)
   last = jnp.sum(last, axis=-1, keepdims=True)
   return jnp.concatenate([first, last], axis=-1)

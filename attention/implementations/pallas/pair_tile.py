@@ -5,21 +5,35 @@ blocks that belong to it.
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention.implementations.pallas.dropout import factors
 from attention.implementations.pallas.look_up import by_distance
 from attention.implementations.pallas.operands import (
   Kind,
+  OfPairs,
+  Operand,
   Source,
   Unsupported,
   aligned_left,
   aligned_right,
 )
-from attention.positional import SelectHeads
+from attention.masks.types import Below
+from attention.positional import (
+  AtPositions,
+  GroupHeads,
+  Pairwise,
+  SelectHeads,
+  Shift,
+  Transform,
+)
+from attention.request import Request
 
 # By whether an array has a number for each query, and for each key.
 _KINDS = {
@@ -30,81 +44,53 @@ _KINDS = {
 }
 
 
+def of_request(
+  request: Request, key_tile: int, tile_type: type["Tile"]
+) -> tuple[OfPairs | None, OfPairs | None, OfPairs | None]:
+  """The bias, the mask and the factors of dropout, in tiles of so many keys."""
+  rank, (*_, length, key_length) = len(request.leading), request.scores_shape
+
+  def conjunction(*pairs):
+    parts = [each for each in pairs if each is not None]
+
+    def of_pairs(source, queries, keys, indices):
+      del indices
+      lengths = length, key_length
+      at = tile_type(source, queries, keys, rank, lengths)
+      return functools.reduce(
+        jnp.logical_and, [each.values(at) for each in parts]
+      )
+
+    return of_pairs if parts else None
+
+  inside = Below(key_length) if key_length % key_tile else None
+  return (
+    conjunction(request.bias),
+    conjunction(request.mask, inside),
+    None if request.dropout is None else factors(request.dropout, request),
+  )
+
+
 @dataclasses.dataclass(frozen=True)
 class Tile:
-  """Where a tile lies, and what supplies its arrays."""
+  """Where a tile lies, and what supplies its arrays.
 
-  # `queries` [t, 1] and `keys` [1, s] are the positions at which a mask or bias
-  # is evaluated, and `own_queries` and `own_keys` say whether they are those of
-  # the tile itself.
+  See `PairBlock`, in whose place masks and biases are evaluated at it.
+  """
 
   source: Source
+  # The positions at which a mask or bias is evaluated, [t, 1] and [1, s].
   queries: jax.Array
   keys: jax.Array
   rank: int
-  own_queries: bool = True
-  own_keys: bool = True
-  are_consecutive: bool = True
+  lengths: tuple[int, int] | None  # (T, S); None at positions from arrays
+  # What shifts have added to the positions of queries and of keys.
+  shifts: tuple[Any, Any] = (0, 0)
   # (K, G) where two axes of the context are one axis of the arrays.
   grouping: tuple[int, int] | None = None
   heads: SelectHeads | None = None  # of the arrays, if not all
-  # (T, S), if arrays can be read at other positions than the tile's own.
-  lengths: tuple[int, int] | None = None
-  # What shifts have added to the positions of queries and of keys.
-  shifts: tuple[Any, Any] = (0, 0)
 
-  def moved(self, array: jax.Array, axis: int, of_keys: bool) -> jax.Array:
-    """An array whose entries along an axis are those of own positions."""
-    shift = self.shifts[of_keys]
-    if array.shape[axis] == 1 or (isinstance(shift, int) and shift == 0):
-      return array
-    assert self.lengths is not None
-    index = shift + jnp.arange(self.lengths[of_keys])
-    return jnp.take(array, index, axis=axis, mode="clip")
-
-  def number(self, value: Any, axes) -> Any:
-    """A number for each leading entry."""
-    if isinstance(value, int | float):
-      return value
-    return self.source.read(value, Kind.SCALAR, axes)
-
-  def by_distance(self, numbers: jax.Array, max_distance: int) -> jax.Array:
-    """numbers[clip(j - i, -m, m) + m] of all pairs, from numbers [2m + 1]."""
-    if not self.are_consecutive:
-      raise Unsupported(
-        "does not support biases by distance at given positions"
-      )
-    (queries, _), (_, keys) = self.queries.shape, self.keys.shape
-    first = self.keys[0, 0] - self.queries[-1, 0] + max_distance
-    numbers = jnp.broadcast_to(numbers, (queries, numbers.shape[-1]))
-    return by_distance(keys, first, numbers)
-
-  def by_bucket(self, numbers: jax.Array, buckets: np.ndarray) -> jax.Array:
-    """numbers[buckets[clip(j - i, -m, m) + m]], from numbers of each bucket."""
-    (count,) = numbers.shape
-    # XLA would need several operations for the look-up, and for its transpose.
-    rows, columns = (
-      jax.lax.broadcasted_iota(jnp.int32, (count, count), n) for n in (0, 1)
-    )
-    column = _selected(rows == columns, numbers[None], axis=1)
-    of_distances = jnp.asarray(buckets, jnp.int32)[None]
-    rows = jax.lax.broadcasted_iota(jnp.int32, (count, buckets.size), 0)
-    numbers = _selected(rows == of_distances, column, axis=0)
-    return self.by_distance(numbers, buckets.size // 2)
-
-  def require_places(self, pairs: Any) -> None:
-    """Raises unless the entries of arrays at the positions are known."""
-    if self.lengths is None:
-      self.require_own(pairs)
-
-  def require_own(self, pairs: Any) -> None:
-    """Raises unless the positions are those of the tile itself."""
-    if not (self.own_queries and self.own_keys):
-      raise Unsupported(
-        f"does not support {type(pairs).__name__} at shifted positions"
-      )
-
-  def left_aligned(self, parameter: Any) -> Any:
+  def leftmost(self, parameter: Any) -> Any:
     """A parameter [B...] that belongs to the leftmost leading axes."""
     if isinstance(parameter, int):
       return parameter
@@ -112,27 +98,21 @@ class Tile:
     rank = self.rank - (self.grouping is not None)
     if len(leading) == rank:
       return self.of_heads(parameter)
-    return self.number(parameter, aligned_left(leading))
+    return self._number(parameter, aligned_left(leading))
 
   def of_heads(self, parameter: Any) -> Any:
     """A parameter [...,  H] that belongs to the rightmost leading axes."""
     if isinstance(parameter, int | float):
       return parameter
     array = jnp.asarray(parameter)
-    own, axes = self._split(array, array.ndim)
-    return self.source.read(own, Kind.SCALAR, axes, self._origin(array))
-
-  def row_of_heads(self, numbers: jax.Array) -> jax.Array:
-    """The numbers [n] of a head, from [H, n]."""
-    own, axes = self._split(numbers, 1)
-    return self.source.read(own, Kind.WHOLE, axes, self._origin(numbers))
+    return self._read_of_heads(array, array.ndim, Kind.SCALAR)
 
   def of_array(self, pairs: Any) -> jax.Array:
     """The tile of an array [..., T, S] that broadcasts."""
-    self.require_places(pairs)
+    self._require_places(pairs)
     whole = jnp.asarray(pairs.array)
     array = whole.reshape((1,) * (2 - whole.ndim) + whole.shape)
-    moved = self.moved(self.moved(array, -2, of_keys=False), -1, of_keys=True)
+    moved = self._moved(self._moved(array, -2, of_keys=False), -1, of_keys=True)
     origin = self._origin(whole) if moved is array else None
     if array.dtype == jnp.bool_:
       moved = moved.astype(jnp.int8)
@@ -141,7 +121,116 @@ class Tile:
     kind = _KINDS[queries > 1, keys > 1]
     core = [size for size in (queries, keys) if size > 1]
     array = array.reshape(*array.shape[:-2], *core)
-    return self.source.read(array, kind, axes, origin)
+    found = self.source(Operand(array, kind, axes, origin))
+    return found != 0 if whole.dtype == jnp.bool_ else found
+
+  def of_tokens(self, mask: Any) -> tuple[jax.Array, jax.Array]:
+    """The segments of queries [t, 1] and of keys [1, s]."""
+    self._require_places(mask)
+    query_ids = self._moved(jnp.asarray(mask.query_ids), -1, of_keys=False)
+    key_ids = self._moved(jnp.asarray(mask.key_ids), -1, of_keys=True)
+    return self._tokens(query_ids, Kind.COLUMN), self._tokens(key_ids, Kind.ROW)
+
+  def of_distances(self, bias: Any) -> jax.Array:
+    """The numbers of a bias by distance or by bucket."""
+    numbers = self._read_of_heads(bias.numbers, 1, Kind.WHOLE)
+    return self.by_distance(numbers, bias.max_distance, bias.buckets)
+
+  def of_function(self, function: Callable) -> jax.Array:
+    """The values of a function of `masks.where`."""
+    visible = function(self.queries, self.keys)
+    if jnp.result_type(visible) != jnp.bool_ or jnp.ndim(visible) != 2:
+      raise Unsupported(
+        "supports functions of masks.where that return booleans [t, s], got "
+        f"{jnp.result_type(visible)} of shape {jnp.shape(visible)}"
+      )
+    return visible
+
+  def of_block(self, pairs: Pairwise) -> jax.Array:
+    """Raises, as kernels cannot read parts of the arrays of a `block`."""
+    raise Unsupported(
+      f"does not support {type(pairs).__name__} as a mask or a bias"
+    )
+
+  def shifted(self, shift: Shift) -> "Tile":
+    """The same pairs at shifted positions."""
+    queries, keys = self.queries, self.keys
+    row_shift, column_shift = self.shifts
+    if not _is_zero(shift.row):
+      queries = queries + self._number(shift.row, ())
+      row_shift = row_shift + shift.row
+    if shift.column is not None:
+      keys = keys + self._number(shift.column, ())
+      column_shift = column_shift + shift.column
+    shifts = row_shift, column_shift
+    return dataclasses.replace(self, queries=queries, keys=keys, shifts=shifts)
+
+  def of_transform(self, change: Transform, inner: Pairwise) -> jax.Array:
+    """The values of a mask or bias that a transform changes."""
+    if isinstance(change, AtPositions):
+      self._require_places(inner, are_own=True)
+      queries, keys = self._tokens(change.rows, Kind.COLUMN), self.keys
+      if change.columns is not None:
+        keys = self._tokens(change.columns, Kind.ROW)
+      return inner.values(
+        dataclasses.replace(self, queries=queries, keys=keys, lengths=None)
+      )
+    if isinstance(change, GroupHeads):
+      heads = change.num_key_value_heads, change.num_groups
+      return inner.values(dataclasses.replace(self, grouping=heads))
+    if isinstance(change, SelectHeads):
+      return inner.values(dataclasses.replace(self, heads=change))
+    raise Unsupported(f"does not support {type(change).__name__} of a mask")
+
+  def by_distance(
+    self, numbers: jax.Array, max_distance: int, buckets: np.ndarray | None
+  ) -> jax.Array:
+    """numbers[place] of all pairs, or numbers[buckets[place]].
+
+    A pair's place is clip(j - i, -m, m) + m.
+    """
+    if buckets is not None:
+      numbers = _of_buckets(numbers, buckets)
+    if self.lengths is None:
+      raise Unsupported(
+        "does not support biases by distance at given positions"
+      )
+    (queries, _), (_, keys) = self.queries.shape, self.keys.shape
+    first = self.keys[0, 0] - self.queries[-1, 0] + max_distance
+    numbers = jnp.broadcast_to(numbers, (queries, numbers.shape[-1]))
+    return by_distance(keys, first, numbers)
+
+  def _require_places(self, pairs: Any, *, are_own: bool = False) -> None:
+    """Raises if positions are from arrays, or shifted and should not be."""
+    is_shifted = not all(map(_is_zero, self.shifts))
+    if self.lengths is None or (are_own and is_shifted):
+      raise Unsupported(
+        f"does not support {type(pairs).__name__} at shifted positions"
+      )
+
+  def _moved(self, array: jax.Array, axis: int, of_keys: bool) -> jax.Array:
+    """An array whose entries along an axis are those of own positions."""
+    shift = self.shifts[of_keys]
+    if array.shape[axis] == 1 or _is_zero(shift):
+      return array
+    assert self.lengths is not None
+    index = shift + jnp.arange(self.lengths[of_keys])
+    return jnp.take(array, index, axis=axis, mode="clip")
+
+  def _number(self, value: Any, axes) -> Any:
+    """A number for each leading entry."""
+    if isinstance(value, int | float):
+      return value
+    return self.source(Operand(jnp.asarray(value), Kind.SCALAR, axes))
+
+  def _tokens(self, array: jax.Array, kind: Kind) -> jax.Array:
+    """The part of an array [B..., n]."""
+    return self.source(Operand(array, kind, aligned_left(array.shape[:-1])))
+
+  def _read_of_heads(self, array: jax.Array, leading: int, kind: Kind) -> Any:
+    """The part of an array [..., H, ...] that belongs to a head."""
+    own, axes = self._split(array, leading)
+    return self.source(Operand(own, kind, axes, self._origin(array)))
 
   def _origin(self, array: jax.Array) -> jax.Array | None:
     """The array, if what `_split` returns is a reshape of it."""
@@ -163,6 +252,23 @@ class Tile:
       array = array.reshape(*sizes[:-1], *heads, *array.shape[leading:])
       sizes = array.shape[: leading + 1]
     return array, aligned_right(sizes, self.rank)
+
+
+def _is_zero(shift: Any) -> bool:
+  return isinstance(shift, int) and shift == 0
+
+
+def _of_buckets(numbers: jax.Array, buckets: np.ndarray) -> jax.Array:
+  """The numbers of distances, [1, 2m + 1], from those of buckets."""
+  (count,) = numbers.shape
+  # XLA would need several operations for the look-up, and for its transpose.
+  rows, columns = (
+    jax.lax.broadcasted_iota(jnp.int32, (count, count), n) for n in (0, 1)
+  )
+  column = _selected(rows == columns, numbers[None], axis=1)
+  of_distances = jnp.asarray(buckets, jnp.int32)[None]
+  rows = jax.lax.broadcasted_iota(jnp.int32, (count, buckets.size), 0)
+  return _selected(rows == of_distances, column, axis=0)
 
 
 def _selected(is_own, numbers, axis: int):

@@ -17,7 +17,7 @@ from attention.implementations.pallas.operands import (
   aligned_right,
 )
 from attention.request import Request
-from attention.scores import Score
+from attention.scores import Positions, Score
 
 
 class Undeclared(Unsupported):
@@ -76,16 +76,30 @@ class ByPosition:
   of_keys: jax.Array
 
 
-def parts_by_position(numbers: Any, *, is_shifted: bool) -> ByPosition:
-  """What stands for an array of a score, at the positions of a tile."""
-  if is_shifted:
-    raise Unsupported("does not support arrays by position that are shifted")
-  if not isinstance(numbers, ByPosition):
-    raise Unsupported(
-      "needs numbers by position in a field of the score that is declared by "
-      "dataclasses.field(metadata=attention.scores.BY_POSITION)"
-    )
-  return numbers
+@dataclasses.dataclass(frozen=True, eq=False)
+class KernelPositions(Positions):
+  """Positions of a tile, which has the parts of numbers by position."""
+
+  own_starts: tuple[Any, Any] = (0, 0)  # those that no score has shifted
+
+  def at_queries(self, numbers):
+    """The numbers of the tile's queries, [t, 1]."""
+    return self._parts(numbers).of_queries
+
+  def at_keys(self, numbers):
+    """The numbers of the tile's keys, [1, s]."""
+    return self._parts(numbers).of_keys
+
+  def _parts(self, numbers) -> ByPosition:
+    starts = self.query_start, self.key_start
+    if any(map(operator.is_not, starts, self.own_starts)):
+      raise Unsupported("does not support arrays by position that are shifted")
+    if not isinstance(numbers, ByPosition):
+      raise Unsupported(
+        "needs numbers by position in a field of the score that is declared by "
+        "dataclasses.field(metadata=attention.scores.BY_POSITION)"
+      )
+    return numbers
 
 
 def indices_of_scores(

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from attention import axes
+from attention.pair_block import PairBlock
 from attention.position_arrays import TilePositions, positions
 from attention.request import Request
 
@@ -16,13 +16,13 @@ def visible_and_bias(request: Request) -> tuple[jax.Array, list[jax.Array]]:
     TilePositions(0, length) if isinstance(length, int) else positions(length)
     for length in request.scores_shape[-2:]
   )
+  at = PairBlock(rows, columns, rank - 2)
   visible = jnp.ones((1,) * rank, bool)
   if request.mask is not None:
-    visible = axes.with_rank(request.mask.block(rows, columns, rank - 2), rank)
-    visible = jnp.asarray(visible)
+    visible = jnp.asarray(request.mask.values(at))
   if request.bias is None:
     return visible, []
-  bias = axes.with_rank(request.bias.block(rows, columns, rank - 2), rank)
+  bias = request.bias.values(at)
   if request.bias.may_hide:
     allowed = ~jnp.isneginf(bias)
     bias = jnp.where(allowed, bias, 0.0)

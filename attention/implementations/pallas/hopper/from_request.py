@@ -22,17 +22,13 @@ from attention.implementations.pallas.hopper.scores.function_sum import (
 from attention.implementations.pallas.hopper.terms import by_distance, scales
 from attention.implementations.pallas.hopper.terms.by_distance import Distances
 from attention.implementations.pallas.hopper.terms.by_sinusoids import Sinusoids
-from attention.implementations.pallas.hopper.terms.prediction_arrays import (
-  Prediction,
-)
 from attention.implementations.pallas.hopper.terms.score_term import ScoreTerm
 from attention.implementations.pallas.hopper.terms.token_maps import TokenMap
-from attention.implementations.pallas.hopper.tiles.layout import SIDE, TILE
+from attention.implementations.pallas.hopper.tiles.layout import TILE
 from attention.implementations.pallas.hopper.traced import bias_by_distance
 from attention.implementations.pallas.hopper.traced.pairs import PairFunction
 from attention.implementations.pallas.hopper.traced.traced_pairs import (
-  of_dropout,
-  of_pairwise,
+  of_request,
   of_wrappers,
 )
 from attention.implementations.pallas.location import ProductWithVectors
@@ -47,7 +43,6 @@ from attention.implementations.pallas.operands import (
 from attention.implementations.pallas.products import kernel_precision
 from attention.implementations.pallas.wrapped import base
 from attention.masks.tile_visibility import grid_visibility
-from attention.masks.types import Below
 from attention.request import Request
 from attention.scores.classical import AdditiveProduct, ScaledDot
 from attention.scores.relative import Disentangled, Shaw
@@ -78,7 +73,10 @@ def make_problem(
   channels = None if has_products else _channels(score, query, key)
   _check_tokens(request, query, key, channels is not None)
   finish = channels.finish if isinstance(channels, FunctionSum) else None
-  changed, bias, visible = _functions(request, finish, inside.prediction)
+  changed = of_wrappers("score", request, finish)
+  if inside.prediction is not None and changed is not None:
+    changed = inside.prediction.named(changed)
+  bias, visible, dropout = of_request(request)
   # Besides other sums a block has no memory for those of a bias.
   has_sums = channels is not None or term is not None
   rank = len(request.leading)
@@ -107,32 +105,13 @@ def make_problem(
     sparse=(
       request.normalizer if isinstance(request.normalizer, Sparse) else None
     ),
-    dropout=of_dropout("dropout", request),
+    dropout=dropout,
     has_gradients=query.shape[-1] <= _GRADIENT_FEATURES,
     weight=_weight(score, channels, rank),
     is_masked=request.is_masked,
     interpret=interpret,
   )
   return _fitting(problem, tokens)
-
-
-def _functions(
-  request: Request, finish: Any, prediction: Prediction | None
-) -> tuple[PairFunction | None, PairFunction | None, PairFunction | None]:
-  """What wrappers change of pairs, the bias and the mask."""
-  key_length = request.scores_shape[-1]
-  biases = [] if request.bias is None else [request.bias]
-  masks = [] if request.mask is None else [request.mask]
-  if key_length % SIDE:
-    masks.append(Below(key_length))
-  changed = of_wrappers("score", request, finish)
-  if prediction is not None and changed is not None:
-    changed = prediction.named(changed)
-  return (
-    changed,
-    of_pairwise("bias", biases, request),
-    of_pairwise("mask", masks, request),
-  )
 
 
 def _fitting(problem: Problem, tokens: Sequence[jax.Array]) -> Problem:

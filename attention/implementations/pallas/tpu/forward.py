@@ -11,8 +11,9 @@ from attention.implementations.pallas.visits import FIRST, LAST
 from attention.normalizers import is_softmax
 
 
-def online_softmax(problem, visit, inputs, outputs, scratch):
+def online_softmax(visit, inputs, outputs, scratch):
   """Adds a tile of keys to the sums of the queries."""
+  problem = visit.problem
   query_ref, key_ref, value_ref, *operand_refs = inputs
   maximum, total, row_flags, summed = scratch
 
@@ -27,11 +28,9 @@ def online_softmax(problem, visit, inputs, outputs, scratch):
     key, value = read(key_ref), read(value_ref)
     query = problem.finite(read(query_ref))
     finite_key, finite_value = map(problem.finite, (key, value))
-    parts = visit.parts(problem, operand_refs)
-    for rows in visit.chunks(problem):
-      scores, _ = visit.scores(
-        problem, query[rows, :], finite_key, parts, rows, masked
-      )
+    parts = visit.parts(operand_refs)
+    for rows in visit.chunks():
+      scores, _ = visit.scores(query[rows, :], finite_key, parts, rows, masked)
       exponents = problem.normalizer.exponents(scores)
       if problem.is_masked:
         flag_rows(exponents, key, value, row_flags, rows)
@@ -46,11 +45,11 @@ def online_softmax(problem, visit, inputs, outputs, scratch):
       total[rows, :] = total[rows, :] * shrink + jnp.sum(
         parts_of_sum, axis=-1, keepdims=True
       )
-      kept = visit.dropped(problem, numerators, parts, rows)
+      kept = visit.dropped(numerators, parts, rows)
       product = problem.product(kept, finite_value, (1, 0), value.dtype)
       summed[rows, :] = summed[rows, :] * shrink + product
 
-  visit.either(problem, update)
+  visit.either(update)
 
   @pl.when(visit.has(LAST))
   def _():

@@ -42,7 +42,7 @@ def make_problem(
     tile_functions.trace, request, query, key, rules=own
   )
   functions, chunk = trace(tile), tile[0]
-  elements = functions.pair.largest_array(own) // math.prod(tile)
+  elements = functions.pair.largest_array // math.prod(tile)
   if elements > 1:
     # Arrays of features of pairs are padded to whole registers.
     tile = (LANES, LANES)

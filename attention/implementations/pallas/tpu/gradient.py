@@ -7,7 +7,7 @@ an array with a number for each pair.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,20 +19,13 @@ from attention.implementations.pallas.tpu.tokens import read, write
 from attention.implementations.pallas.visits import FIRST, LAST
 
 
-def of_queries(
-  problem: Any,
-  wanted: Sequence[int],
-  names: Sequence[str],
-  visit: Any,
-  inputs: Sequence[Any],
-  outputs: Sequence[Any],
-  scratch: Sequence[Any],
-) -> None:
+def of_queries(wanted, names, visit, inputs, outputs, scratch):
   """Adds the gradients of a tile of keys.
 
   `wanted` are operands, and `names` are those of the last inputs: the results
   of the forward kernel and their cotangents.
   """
+  problem = visit.problem
   query_ref, rows_by_name = inputs[0], dict(zip(names, inputs[-len(names) :]))
   summed, numbers, *sum_refs = scratch
   gradient_ref, *results = outputs
@@ -49,11 +42,11 @@ def of_queries(
   def update(masked):
     cotangent = read(rows_by_name["cotangent"])
     of_rows = gradient_rows.of_scratch(numbers, cotangent)
-    for chunk in _chunks(problem, visit, inputs, of_rows, masked, wanted):
+    for chunk in _chunks(visit, inputs, of_rows, masked, wanted):
       summed[chunk.rows, :] += chunk.of_token
       sums.add(chunk.of_parts, chunk.rows)
 
-  visit.either(problem, update)
+  visit.either(update)
   sums.finish(visit)
 
   @pl.when(visit.has(LAST))
@@ -61,19 +54,12 @@ def of_queries(
     write(gradient_ref, problem.of_finite(read(query_ref), summed[...]))
 
 
-def of_keys(
-  problem: Any,
-  wanted: Sequence[int],
-  are_shared: Sequence[bool],
-  visit: Any,
-  inputs: Sequence[Any],
-  outputs: Sequence[Any],
-  scratch: Sequence[Any],
-) -> None:
+def of_keys(wanted, are_shared, visit, inputs, outputs, scratch):
   """Adds the gradients of a tile of queries; `wanted` are operands.
 
   `are_shared` is whether the groups of visits share keys, and values.
   """
+  problem = visit.problem
   key_sum, value_sum, *sum_refs = scratch
   sums = Sums(problem.operands_of(wanted), outputs[2:], sum_refs)
 
@@ -87,16 +73,14 @@ def of_keys(
 
   def update(masked):
     of_rows = _written_rows(problem, inputs)
-    for chunk in _chunks(
-      problem, visit, inputs, of_rows, masked, wanted, of_keys=True
-    ):
+    for chunk in _chunks(visit, inputs, of_rows, masked, wanted, of_keys=True):
       key_sum[...] += chunk.of_token
       value_sum[...] += problem.product(
         chunk.weights, chunk.cotangent, (0, 0), inputs[2].dtype
       )
       sums.add(chunk.of_parts, chunk.rows)
 
-  visit.either(problem, update)
+  visit.either(update)
   sums.finish(visit)
 
   @pl.when(visit.ends(is_shared=are_shared[0]))
@@ -108,31 +92,18 @@ def of_keys(
     write(outputs[1], value_sum[...])
 
 
-def of_pairs(
-  problem: Any,
-  wanted: int,
-  visit: Any,
-  inputs: Sequence[Any],
-  outputs: Sequence[Any],
-  scratch: Sequence[Any],
-) -> None:
+def of_pairs(wanted, visit, inputs, outputs, scratch):
   """Adds the gradient of a tile of an array, of an entry that shares it."""
-  (summed,) = scratch
-
-  @pl.when(visit.has(FIRST))
-  def _():
-    summed[...] = jnp.zeros_like(summed)
+  sums = Sums(visit.problem.operands_of(wanted), outputs, scratch)
+  sums.start(visit)
 
   def update(masked):
-    of_rows = _written_rows(problem, inputs)
-    for chunk in _chunks(problem, visit, inputs, of_rows, masked, [wanted]):
-      summed[chunk.rows, :] += chunk.of_parts[0]
+    of_rows = _written_rows(visit.problem, inputs)
+    for chunk in _chunks(visit, inputs, of_rows, masked, wanted):
+      sums.add(chunk.of_parts, chunk.rows)
 
-  visit.either(problem, update)
-
-  @pl.when(visit.has(LAST))
-  def _():
-    outputs[0][...] = summed[...].astype(outputs[0].dtype)
+  visit.either(update)
+  sums.finish(visit)
 
 
 class _Chunk(NamedTuple):
@@ -146,29 +117,23 @@ class _Chunk(NamedTuple):
 
 
 def _chunks(
-  problem: Any,
-  visit: Any,
-  inputs: Sequence[Any],
-  of_rows: gradient_rows.Rows,
-  masked: bool,
-  wanted: Sequence[int],
-  *,
-  of_keys: bool = False,
+  visit, inputs, of_rows, masked, wanted, *, of_keys=False
 ) -> Iterator[_Chunk]:
   """The chunks of a tile; with `of_keys` tokens are keys."""
+  problem = visit.problem
   query, key, value = (problem.finite(read(ref)) for ref in inputs[:3])
   end = 3 + len(problem.functions.operands)
-  parts = visit.parts(problem, inputs[3:end])
-  for rows in visit.chunks(problem):
+  parts = visit.parts(inputs[3:end])
+  for rows in visit.chunks():
     own = of_rows.of(rows)
     scores, pull_back = visit.scores(
-      problem, query[rows, :], key, parts, rows, masked, wanted, of_keys
+      query[rows, :], key, parts, rows, masked, wanted, of_keys
     )
-    weights, of_scores = visit.weights(problem, scores, value, parts, rows, own)
+    weights, of_scores = visit.weights(scores, value, parts, rows, own)
     yield _Chunk(rows, weights, own.cotangent, *pull_back(of_scores))
 
 
-def _written_rows(problem: Any, inputs: Sequence[Any]) -> gradient_rows.Rows:
+def _written_rows(problem, inputs) -> gradient_rows.Rows:
   """The rows that the kernel of queries wrote, the last inputs."""
   count = len(gradient_rows.names(problem.is_masked)) + 1
   *row_refs, cotangent_ref = inputs[-count:]

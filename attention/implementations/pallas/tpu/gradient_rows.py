@@ -37,8 +37,10 @@ def names(is_masked: bool) -> tuple[str, ...]:
   return (*_NAMES, "row_flags") if is_masked else _NAMES
 
 
-def _made_rows(problem: Any, refs: dict[str, Any]) -> list[jax.Array]:
-  """The numbers [t, 1] of `names`."""
+def write_gradient_rows(
+  problem, refs: dict[str, Any], results, scratch
+) -> None:
+  """Writes the numbers of the queries, and keeps them as columns."""
   statistics = (as_column(refs[name][...]) for name in ("maximum", "total"))
   tokens = (
     read(refs[name]).astype(problem.dtype) for name in ("context", "cotangent")
@@ -47,16 +49,8 @@ def _made_rows(problem: Any, refs: dict[str, Any]) -> list[jax.Array]:
   rows = gradient_rows(
     *statistics, *tokens, of_total=of_total, is_masked=problem.is_masked
   )
-  return [each for each in rows if each is not None]
-
-
-def write_gradient_rows(
-  problem: Any, refs: dict[str, Any], results: Sequence[Any], scratch: Any
-) -> None:
-  """Writes the numbers of the queries, and keeps them as columns."""
-  for n, (numbers, result) in enumerate(
-    zip(_made_rows(problem, refs), results, strict=True)
-  ):
+  found = (each for each in rows if each is not None)
+  for n, (numbers, result) in enumerate(zip(found, results, strict=True)):
     result[...] = as_row(numbers)
     scratch[:, n : n + 1] = numbers
 

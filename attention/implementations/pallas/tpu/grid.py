@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from attention import axes
 from attention.implementations.blockwise.tiles import with_length
-from attention.implementations.pallas.operands import Kind, Operand
+from attention.implementations.pallas.operands import Kind, Operand, split
 from attention.implementations.pallas.tpu import tokens, whole
 from attention.implementations.pallas.tpu.visit import Visit
 from attention.implementations.pallas.visits import Visits, unpacked
@@ -50,7 +50,7 @@ class TileGrid:
       group = jax.lax.div(group, jnp.int32(size))
     leading = tuple(indices[n] for n in range(len(self.problem.leading)))
     row, column, flags = unpacked(tiles[number])
-    return Visit(number, leading, row, column, flags, groups)
+    return Visit(self.problem, number, leading, row, column, flags, groups)
 
   def _spec(self, block, index: Callable[[Visit], tuple]) -> pl.BlockSpec:
     count = len(self._own) + 1
@@ -58,110 +58,75 @@ class TileGrid:
       block, lambda *ids: index(self._place(ids[:count], *ids[count:]))
     )
 
+  def _blocks(self, sizes, core, part, place: Callable[[Visit], tuple]):
+    """The shape of an array [sizes..., core...], and its blocks."""
+    block = (*[None] * len(sizes), *part)
+    return (*sizes, *core), self._spec(
+      block, lambda visit: (*_of_sizes(visit.indices, sizes), *place(visit))
+    )
+
   def tokens(self, shape, axis: int):
     """The stored shape and the blocks of tokens [..., n, D]."""
     *sizes, length, features = shape
-    matrix = (length, features), (self.problem.tile[axis], features)
-    is_transposed = tokens.is_transposed(features)
-
-    def index(visit):
-      leading = _of_sizes(visit.indices, sizes)
-      core = (visit.row, visit.column)[axis], 0
-      return (*leading, *(reversed(core) if is_transposed else core))
-
-    whole_core, core = (m[::-1] if is_transposed else m for m in matrix)
-    block = (*[None] * len(sizes), *core)
-    return (*sizes, *whole_core), self._spec(block, index)
-
-  def statistics(self, length: int):
-    """The shape and the blocks of an array [..., 1, T]."""
-    leading = self.problem.leading
-    block = (*[None] * len(leading), 1, self.problem.tile[0])
-    return (*leading, 1, length), self._spec(
-      block, lambda visit: (*visit.indices, 0, visit.row)
+    order = -1 if tokens.is_transposed(features) else 1
+    return self._blocks(
+      sizes,
+      (length, features)[::order],
+      (self.problem.tile[axis], features)[::order],
+      lambda visit: ((visit.row, visit.column)[axis], 0)[::order],
     )
+
+  @property
+  def statistics(self):
+    """The shape and the blocks of an array [..., 1, T]."""
+    return self._blocks(self.problem.leading, *self._core(Kind.COLUMN))
+
+  def _core(self, kind: Kind, whole_shape: tuple[int, ...] = ()):
+    """The core of an array, its part at a visit, and the place of that."""
+    (queries, keys), lengths = self.problem.tile, self.problem.padded_lengths
+    zeros = (0,) * len(whole_shape)
+    return {
+      Kind.COLUMN: ((1, lengths[0]), (1, queries), lambda at: (0, at.row)),
+      Kind.ROW: ((1, lengths[1]), (1, keys), lambda at: (0, at.column)),
+      Kind.TILE: (lengths, (queries, keys), lambda at: (at.row, at.column)),
+    }.get(kind, (whole_shape, whole_shape, lambda _: zeros))
 
   def gradient(self, operand: Operand):
     """The shape and the blocks of the gradient of an operand."""
-    if operand.kind is Kind.COLUMN:
-      return self.statistics(self.problem.padded_lengths[0])
-    if operand.kind is Kind.ROW:
-      sizes, length = self.sizes, self.problem.padded_lengths[1]
-      return (*sizes, 1, length), self._spec(
-        (*[None] * len(sizes), 1, self.problem.tile[1]),
-        lambda visit: (*_of_sizes(visit.indices, sizes), 0, visit.column),
-      )
-    if operand.kind is Kind.TILE:
-      sizes = self.sizes
-      return (*sizes, *self.problem.padded_lengths), self._spec(
-        (*[None] * len(sizes), *self.problem.tile),
-        lambda visit: (
-          *_of_sizes(visit.indices, sizes),
-          visit.row,
-          visit.column,
-        ),
-      )
-    core, kept = whole.stored_shape(operand), whole.kept_axes(operand)
-    leading = self.problem.leading
-    shape = (*leading[:kept], *[1] * (len(leading) - kept), *core)
-    zeros = (0,) * (len(leading) - kept + len(core))
-    return shape, self._spec(
-      (*[None] * len(leading), *core),
-      lambda visit: (*visit.indices[:kept], *zeros),
-    )
+    sizes = self.sizes
+    if operand.kind in (Kind.SCALAR, Kind.WHOLE):
+      kept = whole.kept_axes(operand)
+      sizes = [n if axis < kept else 1 for axis, n in enumerate(sizes)]
+    core = self._core(operand.kind, whole.stored_shape(operand))
+    return self._blocks(sizes, *core)
 
   def operand(self, operand: Operand, array: jax.Array):
     """An operand as the kernel reads it, and its blocks."""
     array = _readable(array)
-    number, (queries, keys) = len(operand.axes), self.problem.tile
-    lengths = self.problem.padded_lengths
     if operand.kind is Kind.SCALAR:
       return array.reshape(-1), pl.BlockSpec(memory_space=pltpu.SMEM)
-
-    def index(visit, *last):
-      return (
-        *(0 if axis is None else visit.indices[axis] for axis in operand.axes),
-        *last,
-      )
-
+    core, part, place = self._core(operand.kind, whole.stored_shape(operand))
     if operand.kind is Kind.WHOLE:
-      array, block = whole.stored(array, operand), whole.stored_shape(operand)
-      zeros = (0,) * len(block)
-
-      def at(visit):
-        return index(visit, *zeros)
-
-    elif operand.kind is Kind.COLUMN:
-      array = with_length(array, lengths[0], axis=-1)[..., None, :]
-      block, at = (1, queries), lambda visit: index(visit, 0, visit.row)
-    elif operand.kind is Kind.ROW:
-      array = with_length(array, lengths[1], axis=-1)[..., None, :]
-      block, at = (1, keys), lambda visit: index(visit, 0, visit.column)
+      array = whole.stored(array, operand)
+    elif operand.kind is Kind.TILE:
+      array = with_length(with_length(array, core[0]), core[1], axis=-1)
     else:
-      array = with_length(array, lengths[0])
-      array = with_length(array, lengths[1], axis=-1)
-      block = (queries, keys)
+      array = with_length(array, core[1], axis=-1)[..., None, :]
 
-      def at(visit):
-        return index(visit, visit.row, visit.column)
+    def index(visit):
+      indices = visit.indices
+      leading = (0 if n is None else indices[n] for n in operand.axes)
+      return (*leading, *place(visit))
 
-    return array, self._spec((*[None] * number, *block), at)
+    return array, self._spec((*[None] * len(operand.axes), *part), index)
 
   def call(
-    self,
-    kernel,
-    inputs,
-    outputs,
-    dtypes,
-    scratch,
-    *,
-    kept_axes: int | None = None,
+    self, kernel, inputs, outputs, dtypes, scratch, *, kept_axes=None
   ) -> list[jax.Array]:
     """Runs kernel(visit, inputs, outputs, scratch) at all points.
 
-    `scratch` has shapes of vector memory, or other memory.
-
-    Some outputs are sums over the leading axes after the first `kept_axes`.
+    `scratch` has shapes of vector memory, or other memory. Some outputs are
+    sums over the leading axes after the first `kept_axes`.
     """
     problem = self.problem
     kept = len(problem.leading) if kept_axes is None else kept_axes
@@ -204,41 +169,20 @@ class TileGrid:
     )(*(in_hbm(problem, each) for each in visits), *arrays)
 
 
-def split(values: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
-  """The first of `sizes` values, the next, and the rest."""
-  parts = []
-  for size in sizes:
-    parts.append(values[:size])
-    values = values[size:]
-  return [*parts, values]
-
-
-def inputs_of(problem, grid, operands, query, key, value):
-  """Tokens and operands as inputs of a kernel, with their blocks."""
-  arrays = zip((query, key, value), (0, 1, 1))
-  inputs = [
-    *(
-      (tokens.stored(array), grid.tokens(array.shape, axis)[1])
-      for array, axis in arrays
-    ),
-    *(
-      grid.operand(*each)
-      for each in zip(problem.functions.operands, operands, strict=True)
-    ),
-  ]
-  return [(in_hbm(problem, array), spec) for array, spec in inputs]
-
-
-def row_inputs(grid, rows: dict[str, jax.Array]):
-  """Numbers of rows [..., T], or tokens [..., T, E], with their blocks."""
-  rank, inputs = len(grid.problem.leading), []
+def inputs_of(grid, operands, sources, rows: dict[str, jax.Array]):
+  """Tokens, operands and numbers or tokens of rows, with their blocks."""
+  problem, inputs = grid.problem, []
+  for array, axis in zip(sources, (0, 1, 1)):
+    inputs.append((tokens.stored(array), grid.tokens(array.shape, axis)[1]))
+  inputs += map(grid.operand, problem.functions.operands, operands)
+  inputs = [(in_hbm(problem, array), spec) for array, spec in inputs]
   for name, each in rows.items():
-    if each.ndim == rank + 2:
+    if each.ndim == len(problem.leading) + 2:
       array, (_, spec) = tokens.stored(each), grid.tokens(each.shape, 0)
     else:
-      array, (_, spec) = each[..., None, :], grid.statistics(each.shape[-1])
+      array, (_, spec) = each[..., None, :], grid.statistics
     if name == "cotangent":
-      array = in_hbm(grid.problem, array)
+      array = in_hbm(problem, array)
     inputs.append((array, spec))
   return inputs
 

@@ -10,19 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from attention.implementations.pallas.functions import Rules
 from attention.implementations.pallas.normalizers import Sparse
-from attention.implementations.pallas.operands import Operand, summed
+from attention.implementations.pallas.operands import Operand, split, summed
 from attention.implementations.pallas.products import matrix_product
 from attention.implementations.pallas.results import Results
 from attention.implementations.pallas.tpu import gradient, gradient_rows, whole
 from attention.implementations.pallas.tpu.forward import online_softmax
-from attention.implementations.pallas.tpu.grid import (
-  TileGrid,
-  inputs_of,
-  row_inputs,
-  split,
-)
+from attention.implementations.pallas.tpu.grid import TileGrid, inputs_of
 from attention.implementations.pallas.tpu.sparse import sparse_context
 from attention.implementations.pallas.tpu.sums import (
   is_whole,
@@ -32,7 +26,6 @@ from attention.implementations.pallas.tpu.sums import (
 )
 from attention.implementations.pallas.tpu.tile_functions import TileFunctions
 from attention.implementations.pallas.tpu.tokens import is_transposed
-from attention.implementations.pallas.tpu.visit import rules
 from attention.implementations.pallas.visits import Visibility
 from attention.normalizers import OnlineNormalizer
 from attention.softmax import Statistics
@@ -64,20 +57,12 @@ class Problem:
 
   def operands_of(self, numbers: Sequence[int]) -> list[Operand]:
     """The operands of these numbers."""
-    return [*map(self._operand, numbers)]
-
-  def _operand(self, number: int) -> Operand:
-    return self.functions.operands[number]
+    return [self.functions.operands[number] for number in numbers]
 
   @property
   def arrays(self) -> list[jax.Array]:
     """The arrays of all operands."""
     return [each.array for each in self.functions.operands]
-
-  @property
-  def rules(self) -> Rules:
-    """How the kernels evaluate the functions."""
-    return rules(self.interpret)
 
   @property
   def padded_lengths(self) -> tuple[int, int]:
@@ -103,7 +88,7 @@ class Problem:
     """The product of two matrices of numbers that are rounded to a dtype."""
     dtypes = (dtype, dtype)
     return matrix_product(
-      left, right, axes, dtypes, self.precision, self.rules.is_interpreted
+      left, right, axes, dtypes, self.precision, bool(self.interpret)
     )
 
   def forward(
@@ -114,12 +99,12 @@ class Problem:
     for_gradients: bool,
   ) -> Results:
     """The context, in the query's dtype, and what the gradients need."""
-    query, key, value = tokens
+    query, value = tokens[0], tokens[-1]
     is_sparse = isinstance(self.normalizer, Sparse)
     grid = TileGrid(self, self.visibility.by_rows(1 + is_sparse), ())
     lengths, size = self.padded_lengths, value.shape[-1]
     of_tokens = grid.tokens((*self.leading, lengths[0], size), 0)
-    of_rows = grid.statistics(lengths[0])
+    of_rows = grid.statistics
     queries, keys = self.tile
     row, sums = (queries, 1), (queries, size)
     scratch: list[Any] = [row, row, (queries, 2), sums]
@@ -130,8 +115,8 @@ class Problem:
       place = pltpu.SMEM((1,), jnp.int32)
       scratch = [rows, place, *scratch, *[sums] * (count - 1)]
     *results, maximum, total = grid.call(
-      functools.partial(kernel, self),
-      inputs_of(self, grid, operands, query, key, value),
+      kernel,
+      inputs_of(grid, operands, tokens, {}),
       [*[of_tokens] * count, of_rows, of_rows],
       [query.dtype] * count + [self.dtype] * 2,
       scratch,
@@ -150,7 +135,7 @@ class Problem:
     # The kernel of keys reads rows that the other completes, which runs in any
     # case.
     of_queries, of_keys_too, of_pairs = (
-      [n for n in wanted if kernel_of(self._operand(n)) == kernel]
+      [n for n in wanted if kernel_of(self.functions.operands[n]) == kernel]
       for kernel in ("queries", "keys", "pairs")
     )
     of_query, found, for_keys = self._of_queries(
@@ -164,20 +149,20 @@ class Problem:
     for n in of_pairs:
       found[n] = self._of_pairs(operands, tokens, for_keys, n)
     return of_tokens, [
-      summed(found[n], self._operand(n), self.leading) for n in wanted
+      summed(found[n], self.functions.operands[n], self.leading) for n in wanted
     ]
 
   def _of_pairs(self, operands, tokens, rows, wanted: int) -> jax.Array:
     """The gradient of a wanted array of pairs, [leading..., T, S]."""
     # Visits run over the leading axes whose entries share the array.
-    operand = self._operand(wanted)
+    operand = self.functions.operands[wanted]
     every = range(len(self.leading))
     shared = tuple(axis for axis in every if axis not in operand.axes)
     groups = math.prod(self.leading[axis] for axis in shared)
     grid = TileGrid(self, self.visibility.by_tiles(groups), shared)
     (result,) = grid.call(
-      functools.partial(gradient.of_pairs, self, wanted),
-      inputs_of(self, grid, operands, *tokens) + row_inputs(grid, rows),
+      functools.partial(gradient.of_pairs, [wanted]),
+      inputs_of(grid, operands, tokens, rows),
       [grid.gradient(operand)],
       [operand.array.dtype],
       [self.tile],
@@ -194,13 +179,13 @@ class Problem:
     shape = (*self.leading, *query.shape[-2:])
     names = gradient_rows.names(self.is_masked)
     results = self._gradient_call(
-      functools.partial(gradient.of_queries, self, wanted, [*rows]),
+      functools.partial(gradient.of_queries, wanted, [*rows]),
       grid,
-      inputs_of(self, grid, operands, *tokens) + row_inputs(grid, rows),
+      inputs_of(grid, operands, tokens, rows),
       [(grid.tokens(shape, 0), _sum_dtype(self, query))],
       [(self.tile[0], query.shape[-1]), (self.tile[0], len(names))],
       wanted,
-      [(grid.statistics(shape[-2]), self.dtype)] * len(names),
+      [(grid.statistics, self.dtype)] * len(names),
     )
     of_query, of_operands, made = results
     found = dict(zip(names, (each[..., 0, :] for each in made)))
@@ -233,9 +218,9 @@ class Problem:
       for each, leading in zip((key, value), sizes)
     ]
     of_tokens, of_operands, _ = self._gradient_call(
-      functools.partial(gradient.of_keys, self, wanted, are_shared),
+      functools.partial(gradient.of_keys, wanted, are_shared),
       grid,
-      inputs_of(self, grid, operands, *tokens) + row_inputs(grid, rows),
+      inputs_of(grid, operands, tokens, rows),
       own,
       [(self.tile[1], each.shape[-1]) for each in (key, value)],
       wanted,

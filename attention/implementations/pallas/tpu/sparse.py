@@ -14,10 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from attention.implementations.pallas.normalizers import MOST_STEPS, STEP
-from attention.implementations.pallas.tpu.forward import (
-  flag_rows,
-  with_nan,
-)
+from attention.implementations.pallas.tpu.forward import flag_rows, with_nan
 from attention.implementations.pallas.tpu.tokens import read, write
 from attention.implementations.pallas.tpu.visit import as_row
 from attention.implementations.pallas.visits import LAST
@@ -34,14 +31,9 @@ class _Scratch(NamedTuple):
   sums: Sequence[Any]  # [t, E] of values by weights, and by their derivatives
 
 
-def sparse_context(
-  problem: Any,
-  visit: Any,
-  inputs: Sequence[Any],
-  outputs: Sequence[Any],
-  scratch: Sequence[Any],
-) -> None:
+def sparse_context(visit, inputs, outputs, scratch):
   """Adds a tile of keys to the scores of the queries, or to their contexts."""
+  problem = visit.problem
   scores, place, peak, total, row_flags, *sums = scratch
   held = _Scratch(scores, place, peak, total, row_flags, sums)
   is_first_phase = visit.groups[visit.number] == 0
@@ -56,13 +48,11 @@ def sparse_context(
     held.peak[...] = jnp.full_like(held.peak, jnp.finfo(problem.dtype).min)
 
   def update(masked):
-    pl.when(is_first_phase)(
-      lambda: _add_scores(problem, visit, inputs, held, masked)
-    )
-    pl.when(~is_first_phase)(lambda: _add_values(problem, visit, inputs, held))
+    pl.when(is_first_phase)(lambda: _add_scores(visit, inputs, held, masked))
+    pl.when(~is_first_phase)(lambda: _add_values(visit, inputs, held))
     held.place[0] += 1
 
-  visit.either(problem, update)
+  visit.either(update)
 
   @pl.when(visit.ends(is_shared=False) & is_first_phase)
   def _():
@@ -73,16 +63,15 @@ def sparse_context(
   pl.when(visit.has(LAST))(lambda: _write(problem, inputs[0], outputs, held))
 
 
-def _add_scores(problem, visit, inputs, held: _Scratch, masked: bool) -> None:
+def _add_scores(visit, inputs, held: _Scratch, masked: bool) -> None:
   """Keeps the scores of a tile, and their maxima."""
+  problem = visit.problem
   query_ref, key_ref, value_ref, *operand_refs = inputs
   key, value = read(key_ref), read(value_ref)
   query, finite_key = problem.finite(read(query_ref)), problem.finite(key)
-  parts = visit.parts(problem, operand_refs)
-  for rows in visit.chunks(problem):
-    scores, _ = visit.scores(
-      problem, query[rows, :], finite_key, parts, rows, masked
-    )
+  parts = visit.parts(operand_refs)
+  for rows in visit.chunks():
+    scores, _ = visit.scores(query[rows, :], finite_key, parts, rows, masked)
     if problem.is_masked:
       flag_rows(scores, key, value, held.row_flags, rows)
     held.scores[held.place[0], rows, :] = scores
@@ -90,18 +79,19 @@ def _add_scores(problem, visit, inputs, held: _Scratch, masked: bool) -> None:
     held.peak[rows, :] = jnp.maximum(held.peak[rows, :], highest)
 
 
-def _add_values(problem, visit, inputs, held: _Scratch) -> None:
+def _add_values(visit, inputs, held: _Scratch) -> None:
   """Adds the values of a tile, by weights and by their derivatives."""
+  problem = visit.problem
   _, _, value_ref, *operand_refs = inputs
   value = problem.finite(read(value_ref))
-  parts = visit.parts(problem, operand_refs)
-  for rows in visit.chunks(problem):
+  parts = visit.parts(operand_refs)
+  for rows in visit.chunks():
     scores, peak = held.scores[held.place[0], rows, :], held.peak[rows, :]
     weights = problem.normalizer.weights(scores, peak)
     slopes = problem.normalizer.slopes(scores, peak)
     held.total[rows, :] += jnp.sum(slopes, axis=-1, keepdims=True)
     for sums, numbers in zip(held.sums, (weights, slopes)):
-      kept = visit.dropped(problem, numbers, parts, rows)
+      kept = visit.dropped(numbers, parts, rows)
       sums[rows, :] += problem.product(kept, value, (1, 0), value.dtype)
 
 

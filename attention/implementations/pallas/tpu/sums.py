@@ -31,10 +31,9 @@ def is_whole(operand: Operand) -> bool:
 
 def scratch_shape(
   operand: Operand, tile: tuple[int, int]
-) -> tuple[int, int] | None:
+) -> tuple[int, ...] | None:
   """The shape of the sum of a tile; None if outputs are summed themselves."""
-  shapes = {Kind.COLUMN: (tile[0], 1), Kind.ROW: (1, tile[1])}
-  return shapes.get(operand.kind)
+  return None if is_whole(operand) else operand.part(*tile)
 
 
 def restored(gradient: jax.Array, operand: Operand) -> jax.Array:
@@ -61,9 +60,9 @@ class Sums:
   def start(self, visit: Any) -> None:
     """Sets sums to zero at their first visit."""
     for operand, output, summed in self._sums:
-      is_first = whole.is_first(visit, operand)
-      ref = output
-      if summed is not None:
+      if summed is None:
+        is_first, ref = whole.is_first(visit, operand), output
+      else:
         is_first, ref = visit.has(FIRST), summed
 
       @pl.when(is_first)
@@ -77,10 +76,10 @@ class Sums:
     ):
       if summed is None:
         whole.add(output, gradient, operand)
-      elif operand.kind is Kind.COLUMN:
-        summed[rows, :] += gradient
-      else:
+      elif operand.kind is Kind.ROW:
         summed[...] += gradient
+      else:
+        summed[rows, :] += gradient
 
   def finish(self, visit: Any) -> None:
     """Writes the sums of a tile at its last visit."""
@@ -91,4 +90,5 @@ class Sums:
       @pl.when(visit.has(LAST))
       def _(operand=operand, output=output, summed=summed):
         is_column = operand.kind is Kind.COLUMN
-        output[...] = as_row(summed[...]) if is_column else summed[...]
+        total = as_row(summed[...]) if is_column else summed[...]
+        output[...] = total.astype(output.dtype)

@@ -2,14 +2,12 @@
 
 import dataclasses
 import functools
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from attention.implementations.pallas import dropout
 from attention.implementations.pallas.functions import (
   Rules,
   TileFunction,
@@ -18,26 +16,22 @@ from attention.implementations.pallas.functions import (
 )
 from attention.implementations.pallas.look_up import by_distance
 from attention.implementations.pallas.operands import (
-  Blocks,
+  OfPairs,
   Operand,
   Unsupported,
-  recorded,
+  split,
+  with_operands,
 )
-from attention.implementations.pallas.pair_tile import Tile
-from attention.implementations.pallas.pairwise import values
+from attention.implementations.pallas.pair_tile import Tile, of_request
 from attention.implementations.pallas.score_parameters import (
-  ByPosition,
+  KernelPositions,
   Undeclared,
   indices_of_scores,
   parameters,
-  parts_by_position,
 )
 from attention.implementations.pallas.tpu.tokens import indices
-from attention.masks import types as masks
 from attention.normalizers import OnlineNormalizer
-from attention.positional import Pairwise
 from attention.request import Request
-from attention.scores import Positions
 
 _SCALAR = jax.ShapeDtypeStruct((), jnp.int32)
 
@@ -58,12 +52,7 @@ class TileFunctions(NamedTuple):
 
   def split(self, parts: Sequence[Any]) -> list[Sequence[Any]]:
     """The parts of the operands of each function."""
-    result = []
-    for function in self:
-      number = 0 if function is None else len(function.operands)
-      result.append(parts[:number])
-      parts = parts[number:]
-    return result
+    return split(parts, [len(each.operands) if each else 0 for each in self])
 
 
 def trace(
@@ -74,20 +63,13 @@ def trace(
   rules: Rules,
 ) -> TileFunctions:
   """The functions of a tile of a request with these mapped tokens."""
-  bias = visible = multiplier = None
-  if request.bias is not None:
-    bias = _traced_pairwise(request, [request.bias], tile, rules)
-  if request.dropout is not None:
-    factors = dropout.of_request(request.dropout, request)
-    multiplier = _traced_block(factors, len(request.leading), tile, rules)
-  parts = [] if request.mask is None else [request.mask]
-  key_length = request.scores_shape[-1]
-  if key_length % tile[1]:
-    parts.append(masks.Below(key_length))
-  if parts:
-    visible = _traced_pairwise(request, parts, tile, rules)
-  pair = _traced_score(request, query, key, tile, rules)
-  return TileFunctions(pair, bias, visible, multiplier)
+  return TileFunctions(
+    _traced_score(request, query, key, tile, rules),
+    *(
+      each and _traced_block(each, len(request.leading), tile, rules)
+      for each in of_request(request, tile[1], Tile)
+    ),
+  )
 
 
 def _traced_score(request, query, key, tile, rules) -> TileFunction:
@@ -151,57 +133,23 @@ def checked_normalizer(request: Request, rules: Rules) -> OnlineNormalizer:
   return normalizer
 
 
-def _traced_pairwise(
-  request: Request, parts: Sequence[Pairwise], tile, rules
-) -> TileFunction:
-  """A bias, or the conjunction of masks, [t, s]."""
-  rank, (*_, length, key_length) = len(request.leading), request.scores_shape
-
-  def block(source, queries, keys, indices):
-    del indices
-    lengths = length, key_length
-    at = Tile(source, queries, keys, rank, lengths=lengths)
-    return functools.reduce(
-      jnp.logical_and, [values(each, at) for each in parts]
-    )
-
-  return _traced_block(block, rank, tile, rules)
-
-
 def _traced_block(
-  function: Callable, rank: int, tile: tuple[int, int], rules: Rules
+  of_pairs: OfPairs, rank: int, tile: tuple[int, int], rules: Rules
 ) -> TileFunction:
-  """A function (source, queries [t, 1], keys [1, s], indices) of positions."""
+  """A function of (first query, first key, *indices)."""
+  compute, operands = with_operands(of_pairs, rank)
 
   def block(first_query, first_key, *others):
-    own, blocks = others[:rank], others[rank:]
     queries = first_query + indices(tile[0], 0)
     keys = first_key + indices(tile[1], 1)
-    result = function(Blocks(blocks), queries, keys, own)
-    return jnp.broadcast_to(result, tile)
+    return jnp.broadcast_to(compute(queries, keys, *others), tile)
 
-  arguments = [_SCALAR] * (2 + rank)
-  return traced(block, arguments, recorded(function, rank), tile, rules)
+  return traced(block, [_SCALAR] * (2 + rank), operands, tile, rules)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MatrixPositions(Positions):
+class MatrixPositions(KernelPositions):
   """Positions as matrices; kernels have no vectors of integers."""
-
-  own_starts: tuple[Any, Any] = dataclasses.field(kw_only=True)  # of the tile
-
-  def at_queries(self, numbers):
-    """The numbers of the tile's queries, [t, 1]."""
-    return self._parts(numbers).of_queries
-
-  def at_keys(self, numbers):
-    """The numbers of the tile's keys, [1, s]."""
-    return self._parts(numbers).of_keys
-
-  def _parts(self, numbers) -> ByPosition:
-    starts = self.query_start, self.key_start
-    is_shifted = any(map(operator.is_not, starts, self.own_starts))
-    return parts_by_position(numbers, is_shifted=is_shifted)
 
   def broadcast(self, rank):
     """The positions of queries [..., t, 1] and keys [..., 1, s]."""

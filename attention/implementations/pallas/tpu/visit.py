@@ -33,6 +33,7 @@ def rules(interpret: Any) -> Rules:
 class Visit:
   """The tile that an instance of a kernel computes."""
 
+  problem: Any  # a `tpu.Problem`
   number: Any
   indices: tuple[Any, ...]
   row: Any
@@ -62,23 +63,23 @@ class Visit:
     after = self.groups[jnp.minimum(self.number + 1, last)]
     return self.has(LAST) | (self.groups[self.number] != after)
 
-  def either(self, problem, update: Callable[[bool], None]) -> None:
+  def either(self, update: Callable[[bool], None]) -> None:
     """Calls `update` with whether the tile needs the mask, unless hidden."""
-    if problem.functions.visible is None:
+    if self.problem.functions.visible is None:
       pl.when(~self.has(HIDDEN))(lambda: update(False))
       return
     pl.when((self.flags & (HIDDEN | MASKED)) == 0)(lambda: update(False))
     pl.when((self.flags & (HIDDEN | MASKED)) == MASKED)(lambda: update(True))
 
-  def chunks(self, problem) -> list[slice]:
+  def chunks(self) -> list[slice]:
     """The rows of the tile, in chunks."""
-    queries, size = problem.tile[0], problem.chunk
+    queries, size = self.problem.tile[0], self.problem.chunk
     return [slice(n, n + size) for n in range(0, queries, size)]
 
-  def parts(self, problem, refs) -> list[jax.Array]:
+  def parts(self, refs) -> list[jax.Array]:
     """The parts of all operands for this tile."""
     parts = []
-    for operand, ref in zip(problem.functions.operands, refs, strict=True):
+    for operand, ref in zip(self.problem.functions.operands, refs, strict=True):
       if operand.kind is Kind.SCALAR:
         flat = jnp.int32(0)
         for axis, size in zip(operand.axes, operand.array.shape):
@@ -92,16 +93,14 @@ class Visit:
         parts.append(ref[...])
     return parts
 
-  def scores(
-    self, problem, query, key, parts, rows, masked, wanted=None, of_keys=False
-  ):
+  def scores(self, query, key, parts, rows, masked, wanted=None, of_keys=False):
     """Scores [r, s] of a chunk of queries, and the function of gradients.
 
     For `Quotient` the scores are a pair.
     """
     # The gradients are those of the query, or of the key, and of the `wanted`
     # parts of the score and the bias.
-    where = self._start(problem, rows)
+    problem, where = self.problem, self._start(rows)
     chunked = [
       part[rows, :] if operand.kind in (Kind.COLUMN, Kind.TILE) else part
       for operand, part in zip(problem.functions.operands, parts)
@@ -114,11 +113,11 @@ class Visit:
       for number, part in zip(wanted or (), some):
         own[number] = part
       of_pair, of_bias, *_ = problem.functions.split(own)
-      scores = problem.functions.pair(problem.rules, (*pair, *where), of_pair)
+      scores = problem.functions.pair((*pair, *where), of_pair)
       scores = jax.tree.map(lambda each: each.astype(problem.dtype), scores)
       if problem.functions.bias is None:
         return scores
-      bias = problem.functions.bias(problem.rules, where, of_bias)
+      bias = problem.functions.bias(where, of_bias)
       bias = bias.astype(problem.dtype)
       return jax.tree.map(lambda each: each + bias, scores)
 
@@ -129,41 +128,42 @@ class Visit:
       scores, pull_back = jax.vjp(before_mask, tokens[of_keys], some)
     if masked:
       visible = problem.functions.visible(
-        problem.rules, where, problem.functions.split(chunked)[2]
+        where, problem.functions.split(chunked)[2]
       )
       scores = jax.tree.map(
         lambda each: jnp.where(visible, each, -jnp.inf), scores
       )
     return scores, pull_back
 
-  def weights(self, problem, scores, value, parts, rows, numbers):
+  def weights(self, scores, value, parts, rows, numbers):
     """The weights of a chunk, and the cotangents of the scores.
 
     `numbers` are those of the rows of the chunk.
     """
+    problem = self.problem
     of_weights = problem.product(numbers.cotangent, value, (1, 1), value.dtype)
     if problem.functions.multiplier is None:
       return weights_and_gradient(problem, scores, numbers, of_weights)
-    factors = self._factors(problem, parts, rows)
+    factors = self._factors(parts, rows)
     weights, of_scores = weights_and_gradient(
       problem, scores, numbers, of_weights * factors
     )
     return weights * factors, of_scores
 
-  def dropped(self, problem, weights, parts, rows):
+  def dropped(self, weights, parts, rows):
     """The weights of a chunk after dropout."""
-    if problem.functions.multiplier is None:
+    if self.problem.functions.multiplier is None:
       return weights
-    return weights * self._factors(problem, parts, rows)
+    return weights * self._factors(parts, rows)
 
-  def _factors(self, problem, parts, rows):
-    where = self._start(problem, rows)
-    own = problem.functions.split(parts)[3]
-    return problem.functions.multiplier(problem.rules, where, own)
+  def _factors(self, parts, rows):
+    where = self._start(rows)
+    own = self.problem.functions.split(parts)[3]
+    return self.problem.functions.multiplier(where, own)
 
-  def _start(self, problem, rows):
+  def _start(self, rows):
     """The position of a chunk, and the indices of its leading axes."""
-    queries, keys = problem.tile
+    queries, keys = self.problem.tile
     first = self.row * queries + rows.start, self.column * keys
     return (*first, *self.indices)
 

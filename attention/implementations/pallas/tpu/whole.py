@@ -27,25 +27,24 @@ def is_transposed(operand: Operand) -> bool:
   return columns % LANES != 0 and rows % LANES == 0
 
 
+def _swapped(array: jax.Array, operand: Operand) -> jax.Array:
+  return array.mT if is_transposed(operand) else array
+
+
 def stored(array: jax.Array, operand: Operand) -> jax.Array:
   """[leading..., core...] as a kernel reads it."""
   leading = array.shape[: len(operand.axes)]
-  if is_transposed(operand):
-    array = array.mT
-  return array.reshape(*leading, *stored_shape(operand))
+  return _swapped(array, operand).reshape(*leading, *stored_shape(operand))
 
 
 def loaded(stored: jax.Array, operand: Operand) -> jax.Array:
   """The array of one head, from VMEM."""
-  if is_transposed(operand):
-    stored = stored.mT
-  return stored.reshape(operand.core)
+  return _swapped(stored, operand).reshape(operand.core)
 
 
 def add(ref: Any, gradient: jax.Array, operand: Operand) -> None:
   """Adds to the gradient of the array of one head."""
-  if is_transposed(operand):
-    gradient = gradient.mT
+  gradient = _swapped(gradient, operand)
   is_vector = gradient.ndim < 2
   ref[...] += jnp.broadcast_to(
     gradient.reshape(1, -1) if is_vector else gradient, ref.shape
@@ -56,8 +55,7 @@ def restored(gradient: jax.Array, operand: Operand) -> jax.Array:
   """The gradients of all heads, [leading..., core...]."""
   if not operand.core:
     return gradient[..., 0, 0]
-  if is_transposed(operand):
-    gradient = gradient.mT
+  gradient = _swapped(gradient, operand)
   leading = gradient.shape[: gradient.ndim - len(stored_shape(operand))]
   return gradient.reshape(*leading, *operand.core)
 

@@ -48,15 +48,12 @@ def _(numbers, places, buckets):
 class PairTile(Tile):
   """A tile whose positions are those of all pairs."""
 
-  def by_distance(self, numbers, max_distance):
+  def by_distance(self, numbers, max_distance, buckets):
     """See `Tile`."""
     places = self.keys - self.queries + max_distance
-    return number_at_p.bind(numbers, places, buckets=None)
-
-  def by_bucket(self, numbers, buckets):
-    """See `Tile`."""
-    places = self.keys - self.queries + buckets.size // 2
-    return number_at_p.bind(numbers, places, buckets=tuple(buckets.tolist()))
+    if buckets is not None:
+      buckets = tuple(buckets.tolist())
+    return number_at_p.bind(numbers, places, buckets=buckets)
 
 
 @dataclasses.dataclass(frozen=True)

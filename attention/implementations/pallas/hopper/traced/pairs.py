@@ -186,8 +186,6 @@ def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
     buckets = equation.params["buckets"]
     size = len(buckets) if buckets else equation.invars[0].aval.shape[-1]
     return [numbers_at(numbers, spread(places), size)]
-  if name == "add_any":  # which kernels lack
-    return [jax.lax.add(*map(spread, inputs))]
   if any(jnp.shape(each) == TILE for each in inputs):
     inputs = [*map(spread, inputs)]
   else:

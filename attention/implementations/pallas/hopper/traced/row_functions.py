@@ -8,7 +8,6 @@ of all tokens, and on matrices, by which it multiplies tiles.
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,20 +22,13 @@ from attention.implementations.pallas.hopper.traced.functions import inlined
 from attention.implementations.pallas.operands import Unsupported
 from attention.implementations.pallas.products import kernel_precision
 
-# Operations of the compiler of kernels, and `add_any`, which is an addition.
-_ELEMENTWISE = frozenset(
-  re.findall(
-    r"\w+",
-    """
-    abs add add_any and div eq exp exp2 ge gt integer_pow le log logistic lt max
-    min mul ne neg not or rsqrt select_n sign square sub tanh xor
-    """,
-  )
-)
-_REDUCTIONS: dict[str, Callable] = {
-  "reduce_sum": jnp.sum,
-  "reduce_max": jnp.max,
-}
+# Operations of the compiler of kernels.
+_NAMES = """
+  abs add and div eq exp exp2 ge gt integer_pow le log logistic lt max
+  min mul ne neg not or rsqrt select_n sign square sub tanh xor
+"""
+_ELEMENTWISE = frozenset(_NAMES.split())
+_REDUCTIONS: Any = {"reduce_sum": jnp.sum, "reduce_max": jnp.max}
 _SHAPES = frozenset(["broadcast_in_dim", "reshape", "squeeze"])
 _SAME = frozenset(["copy", "stop_gradient"])
 _DEFAULT = jax.lax.Precision.DEFAULT
@@ -228,8 +220,6 @@ def _apply(
   rank = max(map(jnp.ndim, inputs))
   spread = shape if rank == 2 else (SIDE,) * rank
   inputs = [_spread(_wide(each), spread) for each in inputs]
-  if name == "add_any":
-    return [jax.lax.add(*inputs)]
   return functions.apply_primitive(equation, inputs)
 
 

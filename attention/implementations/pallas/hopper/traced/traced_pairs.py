@@ -4,16 +4,13 @@ Masks, biases, the factors of dropout, and what wrappers do to a score.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from attention.implementations.pallas import dropout
-from attention.implementations.pallas.dropout import OfPairs
-from attention.implementations.pallas.hopper.tiles.layout import TILE
+from attention.implementations.pallas import pair_tile
+from attention.implementations.pallas.hopper.tiles.layout import SIDE, TILE
 from attention.implementations.pallas.hopper.traced.bias_by_distance import (
   PairTile,
 )
@@ -22,68 +19,41 @@ from attention.implementations.pallas.hopper.traced.pairs import (
   spread,
   traced,
 )
-from attention.implementations.pallas.operands import (
-  Blocks,
-  Unsupported,
-  recorded,
-)
-from attention.implementations.pallas.pairwise import values
+from attention.implementations.pallas.operands import Unsupported, with_operands
 from attention.implementations.pallas.score_parameters import (
-  ByPosition,
+  KernelPositions,
   indices_of_scores,
   parameters,
-  parts_by_position,
 )
-from attention.implementations.pallas.wrapped import (
-  with_base,
-  wrappers,
-)
-from attention.positional import Pairwise
+from attention.implementations.pallas.wrapped import with_base, wrappers
 from attention.request import Request
-from attention.scores import Positions, Score
+from attention.scores import Score
 from attention.scores.base import Wrapper
 
 _INTEGERS = jax.ShapeDtypeStruct(TILE, jnp.int32)
 _INTEGER = jax.ShapeDtypeStruct((), jnp.int32)
 
 
-def of_pairwise(
-  name: str, parts: Sequence[Pairwise], request: Request
-) -> PairFunction | None:
-  """A bias, or the conjunction of masks: (queries, keys, *indices, *parts)."""
-  if not parts:
-    return None
-  rank, (queries, keys) = len(request.leading), request.scores_shape[-2:]
-  lengths = queries, keys
+def of_request(request: Request) -> list[PairFunction | None]:
+  """The bias, the mask and the factors of dropout.
 
-  def of_pairs(source, queries, keys, indices):
-    del indices
-    at = PairTile(source, queries, keys, rank, lengths=lengths)
-    return functools.reduce(
-      jnp.logical_and, [values(each, at) for each in parts]
-    )
-
-  return _of_source(name, of_pairs, rank)
-
-
-def of_dropout(name: str, request: Request) -> PairFunction | None:
-  """The factors of weights: (queries, keys, *indices, *parts)."""
-  if request.dropout is None:
-    return None
-  factors = dropout.of_request(request.dropout, request)
-  return _of_source(name, factors, len(request.leading))
-
-
-def _of_source(name: str, of_pairs: OfPairs, rank: int) -> PairFunction:
-  """A function that reads its arrays from a source."""
-
-  def compute(queries, keys, *others):
-    indices, source = others[:rank], Blocks(others[rank:])
-    numbers = of_pairs(source, queries, keys, indices)
-    return [jnp.broadcast_to(numbers, TILE)]
-
+  Functions of (queries, keys, *indices, *parts).
+  """
+  rank = len(request.leading)
   arguments = [_INTEGERS, _INTEGERS, *[_INTEGER] * rank]
-  return traced(name, compute, arguments, recorded(of_pairs, rank))
+
+  def of_name(name, of_pairs):
+    if of_pairs is None:
+      return None
+    compute, operands = with_operands(of_pairs, rank)
+
+    def of_tile(*own):
+      return [jnp.broadcast_to(compute(*own), TILE)]
+
+    return traced(name, of_tile, arguments, operands)
+
+  names = "bias", "mask", "dropout"
+  return [*map(of_name, names, pair_tile.of_request(request, SIDE, PairTile))]
 
 
 def of_wrappers(
@@ -138,7 +108,7 @@ class _Given(Score):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _PairPositions(Positions):
+class _PairPositions(KernelPositions):
   """The positions of all pairs of a tile, relative to the starts."""
 
   queries: jax.Array = dataclasses.field(kw_only=True)
@@ -150,19 +120,5 @@ class _PairPositions(Positions):
 
   key = query
 
-  def at_queries(self, numbers):
-    return self._parts(numbers).of_queries
-
-  def at_keys(self, numbers):
-    return self._parts(numbers).of_keys
-
-  def _parts(self, numbers) -> ByPosition:
-    is_shifted = any(map(_is_shift, (self.query_start, self.key_start)))
-    return parts_by_position(numbers, is_shifted=is_shifted)
-
   def broadcast(self, rank):
     return self.query_start + self.queries, self.key_start + self.keys
-
-
-def _is_shift(start: Any) -> bool:
-  return not isinstance(start, int) or start != 0
