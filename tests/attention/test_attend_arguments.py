@@ -40,7 +40,6 @@ def tokens(*shape, dtype=jnp.float32):
   ("name", "query", "key", "value"),
   [
     ("query", tokens(4), tokens(5, 4), tokens(5, 2)),
-    ("query", jnp.ones((3, 4), jnp.int32), tokens(5, 4), tokens(5, 2)),
     ("key", tokens(3, 4), tokens(5, 3), tokens(5, 2)),
     ("key", tokens(2, 3, 4), tokens(3, 5, 4), tokens(5, 2)),
     ("value", tokens(3, 4), tokens(5, 4), tokens(6, 2)),
@@ -94,7 +93,6 @@ def adding_an_axis(query, key):
     (ValueError, "bias", {"bias": biases.alibi(2)}),
     (ValueError, "score", {"score": "dot"}),
     (ValueError, "score", {"score": lambda query, key: query}),
-    (ValueError, "reference.*'fast'", {"implementation": "fast"}),
     (ValueError, "dropout_rate", {"dropout_rate": 1.5}),
     (ValueError, "rng", {"dropout_rate": 0.5}),
     (TypeError, "rng must be", {"dropout_rate": 0.5, "rng": 0}),
@@ -103,7 +101,6 @@ def adding_an_axis(query, key):
       r"one random key, got shape \(2,\)",
       {"dropout_rate": 0.5, "rng": jax.random.split(jax.random.key(0))},
     ),
-    (ValueError, "the class Dot; call it", {"score": scores.dot}),
     (ValueError, "real numbers", {"score": lambda query, key: None}),
     (
       ValueError,
@@ -113,7 +110,7 @@ def adding_an_axis(query, key):
     (
       ValueError,
       r"not add leading axes .* returned \(1, 6, 3, 5\)",
-      {"score": lambda query, key: adding_an_axis(query, key)},
+      {"score": adding_an_axis},
     ),
     (
       TypeError,
@@ -320,16 +317,6 @@ def test_equal_masks_biases_and_scores_compile_once():
   own = masks.padding(jnp.array([1]))
   assert own != masks.padding(jnp.array([1]))
   assert len({own, masks.causal(), masks.causal()}) == 2
-
-
-def test_weights_do_not_depend_on_a_value():
-  query, key = draw(3, (2, 3, 4), (2, 5, 4))
-  np.testing.assert_allclose(
-    attention_weights(query, key, mask=masks.causal()),
-    attend(query, key, jnp.eye(5), mask=masks.causal()),
-    rtol=1e-5,
-    atol=1e-6,
-  )
 
 
 def test_score_parameters_for_another_number_of_heads_raise():

@@ -155,13 +155,3 @@ def test_transposing_ignores_queries_that_attend_to_nan(implementation):
   (got,) = jax.linear_transpose(context, value)(cotangent)
   assert np.isfinite(got).all()
   close(got, jax.vjp(context, value)[1](cotangent)[0], 1e-5, 1e-6)
-
-
-def test_attention_weights_are_transposed_in_the_value():
-  query, key, value = tokens()
-  weights = attention_weights(query, key)
-  transposed = jax.linear_transpose(
-    lambda value: attend(query, key, value), value
-  )
-  (got,) = transposed(np.ones((5, 3), np.float32))
-  np.testing.assert_allclose(got[:, 0], weights.sum(0), rtol=1e-5)

@@ -20,6 +20,7 @@ from attention.modules import (
 )
 from tests.attention.comparison import jitted
 from tests.attention.oracle import draw, single
+from tests.attention.test_multi_head_cache import pure_arguments
 from tests.matrix import sampled
 
 attend = jitted(attention.attend)
@@ -134,26 +135,11 @@ def test_multi_head_equals_the_pure_function(num_key_value_heads):
   outputs, variables = jax.jit(module.init_with_output)(
     jax.random.key(0), query, key, value, **arguments
   )
-  parameters = variables["params"]
-  pieces = [
-    parameters[f"{n}_projection"] for n in ("query", "key", "value", "output")
-  ]
-  kernels = [piece["kernel"] for piece in pieces]
-  added = {
-    f"{n}_bias": piece["bias"]
-    for n, piece in zip(
-      ("query", "key", "value", "output"), pieces, strict=True
-    )
-  }
+  weights, added = pure_arguments(variables)
   assert outputs.shape == (2, 5, 12)
-  np.testing.assert_allclose(
-    outputs,
-    jax.jit(multi_head_attention)(
-      query, key, value, *kernels, **added, **arguments
-    ),
-    rtol=1e-5,
-    atol=1e-5,
-  )
+  pure = jax.jit(multi_head_attention)
+  want = pure(query, key, value, *weights, **added, **arguments)
+  np.testing.assert_allclose(outputs, want, rtol=1e-5, atol=1e-5)
 
 
 @sampled(
@@ -208,15 +194,6 @@ def test_cached_decoding_equals_recomputation(
   assert int(cache.length) == 7
 
 
-def test_decoding_past_the_end_raises():
-  (tokens,) = single(0, (1, 3, 4))
-  module = MultiHeadAttention(2)
-  variables = jax.jit(module.init)(jax.random.key(0), tokens)
-  cache = module.apply(variables, (1,), 2, method=module.init_cache)
-  with pytest.raises(ValueError, match="max_length=2"):
-    module.apply(variables, tokens, cache, method=module.decode)
-
-
 @sampled(
   ("name", "num_key_value_heads"),
   [
@@ -268,20 +245,6 @@ def test_projected_memory_can_be_reused(name, num_key_value_heads):
   np.testing.assert_allclose(weights, directly, rtol=1e-5, atol=1e-6)
   np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-5)
   assert not weights[0, ..., 3:].any()
-
-
-def test_a_causal_module_depends_on_no_later_token():
-  (tokens,) = single(0, (6, 8))
-  module = MultiHeadAttention(2, rotary=True)
-  variables = jax.jit(module.init)(jax.random.key(0), tokens)
-  jacobian = jax.jit(
-    jax.jacobian(
-      lambda tokens: module.apply(variables, tokens, mask=masks.causal())
-    )
-  )(tokens)
-  np.testing.assert_array_equal(
-    np.abs(jacobian).sum(axis=(1, 3)) > 0, np.tri(6, dtype=bool)
-  )
 
 
 @sampled(

@@ -65,32 +65,6 @@ def test_the_cache_equals_the_module_and_recomputation(num_key_value_heads):
   np.testing.assert_allclose(decoded, whole, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.exhaustive
-def test_additive_score_caches_projected_keys():
-  draw = jax.random.normal
-  keys = iter(jax.random.split(jax.random.key(0), 9))
-  tokens = draw(next(keys), (4, 6))
-  weights = [draw(next(keys), (6, 4, 3)), *draw(next(keys), (2, 6, 2, 3))]
-  weights.append(draw(next(keys), (4, 3, 6)))
-  score = scores.additive(
-    *draw(next(keys), (1, 4, 3, 5)),
-    *draw(next(keys), (1, 2, 3, 5)),
-    draw(next(keys), (4, 5)),
-  )
-  want = multi_head_attention(
-    tokens, tokens, tokens, *weights, score=score, mask=masks.causal()
-  )
-  got, _ = multi_head_attention(
-    tokens,
-    tokens,
-    tokens,
-    *weights,
-    score=score,
-    cache=cache.init((2,), 4, key_size=5, value_size=3),
-  )
-  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-
-
 def assert_decodes(step, held, tokens, want, ragged):
   """Decoding 12 tokens of two examples in parts gives rows of `want`.
 

@@ -10,10 +10,8 @@ import pytest
 import attention
 from attention import (
   attend,
-  cache,
   masks,
   modules,
-  multi_head_attention,
   normalizers,
   ring_attention,
   scores,
@@ -266,29 +264,6 @@ def far(scores, query_positions, key_positions):
 def by_head(scores, batch, head, query_positions, key_positions):
   phase = 0.3 * head + 0.7 * batch
   return scores + jnp.sin(phase + query_positions - 2.0 * key_positions)
-
-
-def test_cached_decoding_passes_the_position_of_the_query():
-  drawn = draw(8, (2, 6, 8), (8, 4, 2), (8, 2, 2), (8, 2, 2), (4, 2, 8))
-  tokens, *weights = as_arrays(drawn, jnp.float32)
-  score = scores.modified(scores.scaled_dot(), by_head, with_indices=True)
-
-  @jax.jit
-  def both(tokens, weights):
-    whole = multi_head_attention(
-      tokens, tokens, tokens, *weights, score=score, mask=masks.causal()
-    )
-    memory = cache.init((2, 2), 6, 2)
-    parts = []
-    for part in (tokens[:, :4], tokens[:, 4:5], tokens[:, 5:]):
-      output, memory = multi_head_attention(
-        part, part, part, *weights, score=score, cache=memory
-      )
-      parts.append(output)
-    return whole, jnp.concatenate(parts, axis=1)
-
-  whole, parts = both(tokens, weights)
-  np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -184,36 +184,6 @@ def test_shift_beyond_an_array_reads_its_edge(name, offset):
   )
 
 
-@pytest.mark.parametrize("tiles", [1, 2, 5, 8])
-def test_a_causal_mask_visits_half_of_the_tiles(tiles):
-  ranges = Ranges.cut(4 * tiles, 4)
-  kinds = visibility(masks.causal(), ranges, ranges)
-  assert (
-    len(Tiling((), (), 4, 4, kinds).visible_tiles()) == tiles * (tiles + 1) // 2
-  )
-
-
-def test_empty_tiles_are_not_computed():
-  visited = []
-
-  def score(query, key):
-    scores = query @ key.T
-    jax.debug.callback(lambda _: visited.append(1), scores)
-    return scores
-
-  (tokens,) = single(0, (12, 4))
-  attend(
-    tokens,
-    tokens,
-    tokens,
-    score=score,
-    mask=masks.causal(),
-    implementation=Blockwise(query_block=3, key_block=3),
-  )
-  jax.effects_barrier()
-  assert len(visited) == 10
-
-
 def test_tiles_without_a_common_segment_are_skipped_at_run_time():
   visited = []
 
