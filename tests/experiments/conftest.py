@@ -25,12 +25,6 @@ _PHRASES = (
 )
 
 
-@pytest.fixture
-def tiny():
-  """A config that trains in a second or two."""
-  return make_tiny()
-
-
 class Complete(NamedTuple):
   """An undisturbed run that a binary has trained."""
 

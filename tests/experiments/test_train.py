@@ -376,14 +376,6 @@ def test_sigterm_to_the_launcher_stops_all_processes_after_one_step(tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_the_launcher_reports_a_process_that_fails():
-  process = processes.launch(2, "train", "--config=nowhere.py")
-  _, error = process.communicate()
-  assert process.returncode == 2
-  assert "a process failed with code 2" in error
-
-
-@pytest.mark.exhaustive
 def test_an_error_of_the_first_process_stops_the_others(complete):
   config, workdir, _, _ = complete
   process = processes.launch(
@@ -394,11 +386,3 @@ def test_an_error_of_the_first_process_stops_the_others(complete):
   assert "error: --workdir=" in error
   assert "config.seed: stored 0, given 1" in error
   assert "stopping the others" in error
-
-
-@pytest.mark.parametrize("count", ["", "0", "two"])
-def test_the_launcher_requires_a_number_of_processes(count):
-  process = processes.launch(count, "train")
-  _, error = process.communicate()
-  assert process.returncode == 2
-  assert "needs a number of processes" in error

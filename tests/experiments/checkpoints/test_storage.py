@@ -63,12 +63,12 @@ def accessed(monkeypatch):
   return names
 
 
-def fail_at(monkeypatch, name):
-  """Makes writing a file fail as a client of a service fails."""
+def fail_at(monkeypatch, name, access="w"):
+  """Makes writing or reading a file fail as a client of a service fails."""
   original = Bucket.open
 
   def open_file(self, path, mode="rb", **kwargs):
-    if "w" in mode and str(path).endswith(name):
+    if access in mode and str(path).endswith(name):
       raise LookupError("no connection")
     return original(self, path, mode, **kwargs)
 
@@ -222,14 +222,7 @@ def test_an_interrupted_deletion_leaves_no_complete_checkpoint(
 def test_a_failed_download_is_not_reported_as_damage(folder, monkeypatch):
   with saved(run_path(RUN), [1.0]):
     pass
-  original = Bucket.open
-
-  def open_file(self, path, mode="rb", **kwargs):
-    if str(path).endswith("state/_METADATA"):
-      raise LookupError("no connection")
-    return original(self, path, mode, **kwargs)
-
-  monkeypatch.setattr(Bucket, "open", open_file)
+  fail_at(monkeypatch, "state/_METADATA", "r")
   with (
     opened(run_path(RUN), ranked_by("bleu")) as manager,
     pytest.raises(UserError, match=r"cannot be read \(.*no conn") as caught,

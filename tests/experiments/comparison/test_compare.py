@@ -40,16 +40,6 @@ def test_directory_that_cannot_be_created_fails_only_its_trial(tmp_path):
   assert second.error is None
 
 
-def test_directory_of_another_config_fails_only_its_trial(tmp_path):
-  trials = make_trials({"model.attention": ["dot", "general"]}, tmp_path)
-  for trial in trials:
-    write_results(trial, 0.5)
-  write_results(trials[0]._replace(raw={**trials[0].raw, "seed": 7}), 0.5)
-  first, second = runner.run(trials, num_jobs=1)
-  assert "config.seed: stored 7, given 0" in first.error
-  assert second.error is None
-
-
 def python(trial, code):
   """The trial, with a command that runs Python code."""
   return trial._replace(command=(sys.executable, "-c", code))

@@ -137,17 +137,6 @@ def test_scores_equal_those_of_the_sacrebleu_command(
     assert corpus.signatures[name] == expected["signature"]
 
 
-def test_tokenizer_and_case_change_bleu_and_not_chrf():
-  predictions, references = sentences(60)
-  judges = [
-    metrics.CorpusMetrics(tokenizer, lowercase=lowercase)
-    for tokenizer, lowercase in (("13a", False), ("none", False), ("13a", True))
-  ]
-  scores = [corpus.score(predictions, references) for corpus in judges]
-  assert len({score["bleu"] for score in scores}) == 3
-  assert len({score["chrf"] for score in scores}) == 1
-
-
 def translated(count=100):
   """As an evaluation of text scores it, but for tokens drawn at random."""
   predictions, references = sentences(count)
