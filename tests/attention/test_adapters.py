@@ -108,7 +108,7 @@ def test_unbatched_tokens_and_a_bias_of_this_library():
     expected = jax.jit(jax.nn.dot_product_attention)(
       query, key, key, bias.materialize(6, 7)[None]
     )
-  np.testing.assert_allclose(
+  close(
     dot_product_attention(query, key, key, bias), expected, rtol=1e-4, atol=1e-5
   )
 
@@ -168,7 +168,7 @@ def test_function_for_flax_uses_its_score_and_rejects_einsums():
   query, key = single(0, (2, 6, 4, 8), (2, 7, 4, 8))
   attention_fn = flax_attention_fn(scores.cosine(5.0))
   got = attention_fn(query, key, key, deterministic=True)
-  np.testing.assert_allclose(
+  close(
     got,
     np.swapaxes(
       jax.nn.softmax(

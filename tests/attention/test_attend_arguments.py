@@ -24,7 +24,7 @@ from attention import (
 )
 from attention.implementations.blockwise import Blockwise
 from attention.modules import MultiHeadAttention
-from tests.attention.comparison import jitted
+from tests.attention.comparison import close, jitted
 from tests.attention.oracle import CASES, IMPLEMENTATIONS, draw
 from tests.matrix import sampled
 
@@ -178,7 +178,7 @@ def test_scores_and_masks_are_arguments_of_jit_and_vmap(implementation):
       in_axes=(0, 0, 0, 0, None),
     )
   )
-  np.testing.assert_allclose(
+  close(
     mapped(query, key, value, lengths, scores.cosine(3.0)),
     whole,
     rtol=1e-5,

@@ -117,6 +117,30 @@ def test_dropout_equals_that_of_one_device(groups, order):
   check(module, order, **options)
 
 
+@sampled(
+  ("memory_heads", "devices", "score"),
+  [(1, 2, "scaled_dot"), (2, 4, "concat"), (1, 4, "additive")],
+  default=[(1, 2, "scaled_dot")],
+)
+def test_fewer_key_value_heads_than_devices(memory_heads, devices, score):
+  module = MultiHeadAttention(
+    4, num_key_value_heads=memory_heads, score=score, dropout_rate=0.3
+  )
+  options = {"deterministic": False, "bias": biases.alibi(4), **CAUSAL}
+  check(module, MeshAxes(heads="tensor"), {"tensor": devices}, **options)
+
+
+def test_key_value_heads_that_cannot_be_sharded_raise():
+  module = MultiHeadAttention(
+    num_heads=6, num_key_value_heads=3, mesh_axes=MeshAxes(heads="tensor")
+  )
+  with (
+    jax.set_mesh(make_mesh(tensor=2)),
+    pytest.raises(ValueError, match="3 key/value heads cannot be sharded"),
+  ):
+    jax.eval_shape(module.init, jax.random.key(0), jnp.ones((2, 6, 12)))
+
+
 KERNELS = Pallas(interpret=True)
 ALL = MeshAxes("tensor", "sequence", "zigzag", ("data",))
 OF_EXAMPLES = {

@@ -13,12 +13,10 @@ from attention import (
   masks,
   modules,
   normalizers,
-  ring_attention,
   scores,
 )
 from attention.grouped_query import attend_heads
 from attention.implementations.blockwise import Blockwise
-from attention.ring import arrange, restore
 from attention.scores import distances, look_up, skew
 from tests.attention.comparison import close, jitted, wide
 from tests.attention.oracle import draw, loop_attend, single
@@ -29,6 +27,7 @@ from tests.attention.positional_cases import (
   draw_case,
   loop,
 )
+from tests.attention.test_ring import alone, around, check
 from tests.matrix import sampled
 from tests.meshes import make_mesh
 
@@ -92,9 +91,9 @@ def test_weights_equal_a_numpy_loop(name):
       return score(query, key), attention_weights(query, key, score=score)
 
     got, weights = both(query, key)
-  np.testing.assert_allclose(got, table, rtol=1e-9, atol=1e-11)
+  close(got, table, rtol=1e-09, atol=1e-11)
   want = expected_weights(name, table, parameters, query, key)
-  np.testing.assert_allclose(weights, want, rtol=1e-9, atol=1e-11)
+  close(weights, want, rtol=1e-09, atol=1e-11)
 
 
 def shaw_of_code(parameters, query, key):
@@ -197,8 +196,8 @@ def test_gradients_equal_differences_of_loops(name):
     )
   step = 1e-5
   want = (total(step) - total(-step)) / (2.0 * step)
-  np.testing.assert_allclose(forward, want, rtol=1e-6, atol=1e-7)
-  np.testing.assert_allclose(reverse, want, rtol=1e-6, atol=1e-7)
+  close(forward, want, rtol=1e-6, atol=1e-7)
+  close(reverse, want, rtol=1e-6, atol=1e-7)
 
 
 @sampled("name", CASES, default=["transformer_xl"])
@@ -246,7 +245,7 @@ def test_shifted_scores_equal_the_last_rows(name):
   query, key, _ = as_arrays(draw(7, *SHAPES), jnp.float32)
   score = CASES[name].bound(as_arrays(draw_case(name), jnp.float32))
   got = score.shifted(7)(query[:, 7:], key)
-  np.testing.assert_allclose(got, score(query, key)[:, 7:], 1e-4, 1e-5)
+  close(got, score(query, key)[:, 7:], rtol=1e-4, atol=1e-5)
   assert score.shifted(7).reads_positions == score.reads_positions
 
 
@@ -286,7 +285,7 @@ def test_batch_and_head_are_true_indices_for_grouped_heads(implementation):
   keys = jnp.repeat(key, 2, axis=1)
   table = by_head(query @ keys.mT, batch, head, rows, columns)
   want = jax.nn.softmax(table, axis=-1) @ keys
-  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+  close(got, want, rtol=1e-4, atol=1e-5)
 
 
 @sampled("name", CASES, default=["disentangled"])
@@ -296,7 +295,7 @@ def test_grouped_heads_equal_repeated_keys(name):
   got = attend_heads(query, key, key, score=score, mask=None, bias=None)[0]
   keys = jnp.repeat(key, 2, axis=0)
   want = attend(query, keys, keys, score=score)
-  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+  close(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_each_head_may_have_its_own_table_and_temperature():
@@ -312,7 +311,7 @@ def test_each_head_may_have_its_own_table_and_temperature():
     own = scores.temperature(scores.shaw(table[head]), temperature[head])
     keys = key[head // 2]
     want = attend(query[head], keys, keys, score=own)
-    np.testing.assert_allclose(got[head], want, rtol=1e-4, atol=1e-5)
+    close(got[head], want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -359,43 +358,15 @@ def test_ring_equals_one_device_with_gradients(name, order):
   if name == "forgetting":
     parameters["log_gates"] = parameters["log_gates"][:length]
   tokens = draw(12, *((2, length, FEATURES),) * 3)
-  arguments = as_arrays((parameters, *tokens), jnp.float32)
-  mesh = make_mesh(sequence=2)
-  shard = jax.P(None, "sequence")
+  parameters, tokens = as_arrays((parameters, tokens), jnp.float32)
 
-  def in_a_ring(parameters, *tokens):
-    def run(parameters, *tokens):
-      return ring_attention(
-        *tokens,
-        axis_name="sequence",
-        score=CASES[name].bound(parameters),
-        mask=masks.causal(),
-        order=order,
-      )
+  def arguments_of(parameters):
+    return {"score": CASES[name].bound(parameters), "mask": masks.causal()}
 
-    arranged = [arrange(each, 2, axis=1, order=order) for each in tokens]
-    context = jax.shard_map(
-      run,
-      mesh=mesh,
-      in_specs=(jax.P(), shard, shard, shard),
-      out_specs=shard,
-    )(parameters, *arranged)
-    return restore(context, 2, axis=1, order=order)
-
-  def alone(parameters, *tokens):
-    score = CASES[name].bound(parameters)
-    return attend(*tokens, score=score, mask=masks.causal())
-
-  def with_gradients(run):
-    def total(*arguments):
-      context = run(*arguments)
-      return jnp.sum(jnp.sin(context)), context
-
-    return jax.jit(jax.grad(total, range(4), has_aux=True))(*arguments)
-
-  with jax.set_mesh(mesh):
-    got = with_gradients(in_a_ring)
-  close(got, with_gradients(alone), rtol=1e-3, atol=1e-4)
+  spec = jax.P(None, "sequence")
+  ring = around(arguments_of, order, make_mesh(sequence=2), spec)
+  tolerance = {"rtol": 1e-3, "atol": 1e-4}
+  check(ring, alone(arguments_of), tokens, parameters, **tolerance)
 
 
 def test_sharded_heads_pass_the_index_of_the_head():
@@ -407,9 +378,7 @@ def test_sharded_heads_pass_the_index_of_the_head():
   sharded = module.clone(mesh_axes=modules.MeshAxes(heads="tensor"))
   with jax.set_mesh(mesh):
     got = jax.jit(sharded.apply)(variables, tokens)
-  np.testing.assert_allclose(
-    got, module.apply(variables, tokens), rtol=1e-4, atol=1e-5
-  )
+  close(got, module.apply(variables, tokens), rtol=1e-4, atol=1e-5)
 
 
 def test_wrappers_reject_functions():
@@ -489,7 +458,7 @@ def test_lengths_of_examples_scale_the_predicted_position():
   got = attention_weights(query, key, score=score, mask=masks.padding(lengths))
   alone = scores.local(scores.dot(), 2, weight, vector)
   want = attention_weights(query[0], key[0, :5], score=alone)
-  np.testing.assert_allclose(got[0, :, :5], want, rtol=1e-4, atol=1e-5)
+  close(got[0, :, :5], want, rtol=1e-4, atol=1e-5)
 
 
 def test_positions_are_predicted_without_promotion_of_integers():
@@ -553,7 +522,7 @@ def test_modified_scores_have_the_gradients_of_their_arrays():
     jax.jit(jax.grad(functools.partial(total, implementation=each)))(slope)
     for each in (TILES, "reference")
   )
-  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+  close(got, want, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(("number", "length"), [(300, 5), (640, 5), (5, 640)])

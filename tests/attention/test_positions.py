@@ -10,6 +10,7 @@ import pytest
 
 from attention import attention_weights, masks, positions
 from attention.modules import MultiHeadAttention
+from tests.attention.comparison import close
 from tests.attention.oracle import draw
 
 
@@ -224,7 +225,7 @@ def test_positions_within_segments_equal_separate_sequences():
 
   # Only distances within a segment matter.
   within = np.array([[0, 1, 2, 3, 0, 1, 2, 3], [9, 10, 11, 12, 5, 6, 7, 8]])
-  np.testing.assert_allclose(
+  close(
     packed(variables, tokens, within).reshape(4, 4, 8),
     alone,
     rtol=1e-4,

@@ -9,7 +9,7 @@ import attention
 from attention import masks, scores
 from attention.grouped_query import attend_heads
 from attention.scores.tracing import trace_score
-from tests.attention.comparison import jitted
+from tests.attention.comparison import close, jitted
 from tests.attention.oracle import CASES, draw, draw_parameters, loop_scores
 from tests.matrix import KINDS, sampled
 
@@ -40,7 +40,7 @@ def test_score_function_and_bound_score_equal_a_numpy_loop(name):
       case.bound(parameters)(jnp.asarray(query), jnp.asarray(key)),
     ):
       assert got.dtype == jnp.float64
-      np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+      close(got, expected, rtol=1e-12, atol=1e-12)
 
 
 @every_name
@@ -67,7 +67,7 @@ def test_each_head_can_have_its_own_parameters(name):
   stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *heads)
   together = function(name)(query, key, **stacked)
   for head, parameters in enumerate(heads):
-    np.testing.assert_allclose(
+    close(
       together[:, head],
       function(name)(query[:, head], key[:, 0], **parameters),
       rtol=1e-5,
@@ -84,7 +84,7 @@ def test_with_mapped_keys_equals_the_original_score(name):
   np.testing.assert_array_equal(
     mapped(query, score.map_key(key)), score(query, key)
   )
-  np.testing.assert_allclose(
+  close(
     attend(query, score.map_key(key), key, score=mapped),
     attend(query, key, key, score=score),
     rtol=1e-5,
@@ -111,9 +111,7 @@ def test_grouped_heads_equal_separate_heads(name):
   )
   assert grouped.shape == (2, 2, 3, 3, 5)
   repeated = score(query, jnp.repeat(key, 3, axis=1))
-  np.testing.assert_allclose(
-    grouped.reshape(repeated.shape), repeated, rtol=1e-5, atol=1e-5
-  )
+  close(grouped.reshape(repeated.shape), repeated, rtol=1e-5, atol=1e-5)
 
 
 def test_additive_projects_keys_once_for_each_key_value_head():
@@ -168,7 +166,7 @@ def test_as_score_converts_score_functions_to_bound_scores():
 
 def test_scale_replaces_the_default():
   query, key = single(draw(8, (3, 4), (5, 4)))
-  np.testing.assert_allclose(
+  close(
     scores.scaled_dot_score(query, key, 2.0),
     2.0 * scores.dot_score(query, key),
     rtol=1e-5,
@@ -192,7 +190,7 @@ def test_cosine_of_a_zero_token_is_zero_with_finite_derivatives():
   for leaf in jax.tree.leaves(derivatives(query, key)):
     assert np.isfinite(leaf).all()
   small = scores.cosine_score(1e-8 * jnp.ones((1, 3)), jnp.ones((1, 3)))
-  np.testing.assert_allclose(small, 1.0, rtol=1e-5, atol=1e-6)
+  close(small, 1.0, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

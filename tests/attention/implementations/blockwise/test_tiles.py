@@ -176,7 +176,7 @@ def test_shift_beyond_an_array_reads_its_edge(name, offset):
     mask = as_mask(np.asarray(mask.materialize(5, 5)))
   mask = mask.shifted(offset)
   (tokens,) = single(1, (5, 4))
-  np.testing.assert_allclose(
+  close(
     attend(tokens, tokens, tokens, mask=mask, implementation=SMALL),
     attend(tokens, tokens, tokens, mask=mask, implementation="reference"),
     rtol=1e-6,
@@ -273,7 +273,7 @@ def test_traced_mask_parameters_equal_known_ones(mask_of):
 
   traced = jax.jit(run)
   for number in (1, 6):
-    np.testing.assert_allclose(
+    close(
       traced(number),
       attend(
         query,
@@ -301,7 +301,7 @@ MASKS_OF_ARRAYS = [
 def test_jit_may_capture_a_mask_of_arrays(mask):
   tokens = single(9, (2, 5, 4), (2, 7, 4), (2, 7, 2))
   run = functools.partial(attend, mask=mask, implementation=SMALL)
-  np.testing.assert_allclose(
+  close(
     jax.jit(lambda *tokens: run(*tokens))(*tokens),
     attend(*tokens, mask=mask, implementation="reference"),
     rtol=1e-5,
@@ -321,16 +321,14 @@ def test_dropout_equals_bernoulli_for_all_tile_sizes(blocks):
   weights = run(query, key, jnp.eye(7))
   dropped = run(query, key, jnp.eye(7), dropout_rate=0.4, rng=rng)
   kept = jax.random.bernoulli(rng, 0.6, weights.shape)
-  np.testing.assert_allclose(
-    dropped, jnp.where(kept, weights / 0.6, 0.0), rtol=1e-5, atol=1e-7
-  )
+  close(dropped, jnp.where(kept, weights / 0.6, 0.0), rtol=1e-5, atol=1e-7)
 
 
 def test_dropout_differs_along_leading_axes_of_values():
   query, key, value = single(4, (5, 4), (7, 4), (2, 7, 7))
   rng = jax.random.key(12)
   arguments = {"dropout_rate": 0.5, "rng": rng, "mask": masks.causal(2)}
-  np.testing.assert_allclose(
+  close(
     attend(query, key, value, implementation=SMALL, **arguments),
     attend(query, key, value, implementation="reference", **arguments),
     rtol=1e-5,
