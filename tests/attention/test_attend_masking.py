@@ -48,9 +48,7 @@ def hiding(how, length=5):
 def test_masked_keys_change_nothing(name, choice, how, return_lse):
   query, key, value = single(0, (2, 3, 4), (2, 5, 4), (2, 5, 2))
   case = CASES[name]
-  parameters = jax.tree.map(
-    lambda array: jnp.asarray(array, jnp.float32), draw_parameters(case, 4)
-  )
+  parameters = draw_parameters(case, 4, dtype=jnp.float32)
   arguments = hiding(how)
   index = np.asarray(HIDDEN_KEYS)
 
@@ -87,12 +85,9 @@ def test_masked_keys_change_nothing(name, choice, how, return_lse):
 def test_non_finite_token_affects_only_rows_that_attend_to_it(
   name, implementation
 ):
-  (tokens,) = draw(1, (5, 4))
-  tokens = jnp.asarray(tokens, jnp.float32)
+  (tokens,) = single(1, (5, 4))
   case = CASES[name]
-  parameters = jax.tree.map(
-    lambda array: jnp.asarray(array, jnp.float32), draw_parameters(case, 4)
-  )
+  parameters = draw_parameters(case, 4, dtype=jnp.float32)
 
   def run(tokens, parameters):
     return attend(
@@ -124,8 +119,7 @@ def test_non_finite_token_affects_only_rows_that_attend_to_it(
 
 @each_implementation()
 def test_rows_of_nan_have_no_derivatives(implementation):
-  (tokens,) = draw(9, (5, 4))
-  tokens = jnp.asarray(tokens, jnp.float32)
+  (tokens,) = single(9, (5, 4))
 
   def loss(query, key, value):
     context = attend(
@@ -153,8 +147,7 @@ def test_rows_of_nan_have_no_derivatives(implementation):
 
 @each_implementation()
 def test_tangents_of_hidden_nan_change_nothing(implementation):
-  (tokens,) = draw(9, (5, 4))
-  tokens = jnp.asarray(tokens, jnp.float32)
+  (tokens,) = single(9, (5, 4))
 
   @jax.jit
   def tangent(tokens):

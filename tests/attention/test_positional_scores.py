@@ -265,10 +265,7 @@ def by_head(scores, batch, head, query_positions, key_positions):
   return scores + jnp.sin(phase + query_positions - 2.0 * key_positions)
 
 
-@pytest.mark.parametrize(
-  "implementation",
-  [TILES, pytest.param("reference", marks=pytest.mark.exhaustive)],
-)
+@sampled("implementation", [TILES, "reference"], default=[TILES])
 def test_batch_and_head_are_true_indices_for_grouped_heads(implementation):
   query, key = as_arrays(draw(9, (2, 6, 5, 4), (2, 3, 7, 4)), jnp.float32)
   score = scores.modified(scores.dot(), by_head, with_indices=True)
@@ -338,19 +335,14 @@ def test_scores_without_keys_or_queries(score, implementation):
     assert not transpose(result + 1.0)[0].any()
 
 
-@pytest.mark.parametrize(
-  ("name", "order"),
+@sampled("order", ["contiguous", "zigzag"], default=["zigzag"])
+@sampled(
+  "name",
   [
-    ("local_p", "zigzag"),
-    *(
-      pytest.param(name, order, marks=pytest.mark.exhaustive)
-      for name in (
-        *("shaw", "transformer_xl", "forgetting", "location"),
-        "causal_local_p",
-      )
-      for order in ("contiguous", "zigzag")
-    ),
+    *("local_p", "causal_local_p", "shaw"),
+    *("transformer_xl", "forgetting", "location"),
   ],
+  default=["local_p"],
 )
 def test_ring_equals_one_device_with_gradients(name, order):
   length = 12

@@ -11,7 +11,7 @@ import pytest
 from attention import attention_weights, masks, positions
 from attention.modules import MultiHeadAttention
 from tests.attention.comparison import close
-from tests.attention.oracle import draw
+from tests.attention.oracle import draw, single
 
 
 def test_sinusoidal_equals_the_formula():
@@ -179,8 +179,7 @@ def test_wrong_options_raise(message, make):
 
 @pytest.mark.parametrize("scaling", [None, positions.NTKScaling(2.0)])
 def test_tables_have_the_computed_angles(scaling, monkeypatch):
-  (tokens,) = draw(4, (2, 9, 8))
-  tokens = jnp.asarray(tokens, jnp.float32)
+  (tokens,) = single(4, (2, 9, 8))
   options = positions.RotaryOptions(100.0, rotary_dim=6, scaling=scaling)
   limited = dataclasses.replace(options, max_length=9)
   places = jnp.stack([jnp.arange(9), jnp.arange(9)[::-1]])
@@ -207,8 +206,7 @@ def test_positions_beyond_the_maximum_length_give_nan(table_size, monkeypatch):
 
 
 def test_positions_within_segments_equal_separate_sequences():
-  (tokens,) = draw(3, (2, 8, 8))
-  tokens = jnp.asarray(tokens, jnp.float32)
+  (tokens,) = single(3, (2, 8, 8))
   options = positions.RotaryOptions(
     100.0, rotary_dim=2, pairs="half_split", scaling=SCALINGS[llama3]
   )

@@ -10,7 +10,13 @@ from attention import masks, scores
 from attention.grouped_query import attend_heads
 from attention.scores.tracing import trace_score
 from tests.attention.comparison import close, jitted
-from tests.attention.oracle import CASES, draw, draw_parameters, loop_scores
+from tests.attention.oracle import (
+  CASES,
+  draw,
+  draw_parameters,
+  loop_scores,
+  single,
+)
 from tests.matrix import KINDS, sampled
 
 attend = jitted(attention.attend)
@@ -20,12 +26,6 @@ every_name = pytest.mark.parametrize("name", NAMED)
 
 def function(name):
   return jitted(getattr(scores, f"{name}_score"))
-
-
-def single(tree):
-  return jax.tree.map(
-    lambda array: jnp.asarray(np.asarray(array, np.float32)), tree
-  )
 
 
 @every_name
@@ -48,10 +48,7 @@ def test_functions_return_the_common_dtype_and_bound_scores_float32(
   name,
 ):
   query, key = (jnp.asarray(x, jnp.bfloat16) for x in draw(1, (3, 4), (5, 4)))
-  parameters = jax.tree.map(
-    lambda array: jnp.asarray(array, jnp.bfloat16),
-    draw_parameters(CASES[name], 4),
-  )
+  parameters = draw_parameters(CASES[name], 4, dtype=jnp.bfloat16)
   assert function(name)(query, key, **parameters).dtype == jnp.bfloat16
   bound = CASES[name].bound(parameters)
   assert bound(query, key).dtype == jnp.float32
@@ -78,8 +75,10 @@ def test_each_head_can_have_its_own_parameters(name):
 @sampled("name", CASES, default=KINDS)
 def test_with_mapped_keys_equals_the_original_score(name):
   case = CASES[name]
-  query, key = single(draw(3, (2, 3, 4), (2, 5, 4)))
-  score = scores.as_score(case.bound(single(draw_parameters(case, 4))))
+  query, key = single(3, (2, 3, 4), (2, 5, 4))
+  score = scores.as_score(
+    case.bound(draw_parameters(case, 4, dtype=jnp.float32))
+  )
   mapped = scores.with_mapped_keys(score)
   np.testing.assert_array_equal(
     mapped(query, score.map_key(key)), score(query, key)
@@ -95,15 +94,15 @@ def test_with_mapped_keys_equals_the_original_score(name):
 @sampled("name", CASES, default=KINDS)
 def test_grouped_heads_equal_separate_heads(name):
   case = CASES[name]
-  query, key = single(draw(4, (2, 6, 3, 4), (2, 2, 5, 4)))
+  query, key = single(4, (2, 6, 3, 4), (2, 2, 5, 4))
   per_head = name in NAMED
   parameters = (
     jax.tree.map(
       lambda *arrays: jnp.stack(arrays),
-      *[single(draw_parameters(case, 4, seed=seed)) for seed in range(6)],
+      *[draw_parameters(case, 4, seed, jnp.float32) for seed in range(6)],
     )
     if per_head
-    else single(draw_parameters(case, 4))
+    else draw_parameters(case, 4, dtype=jnp.float32)
   )
   score = scores.as_score(case.bound(parameters))
   grouped = score.group_heads(2, 3)(
@@ -116,7 +115,7 @@ def test_grouped_heads_equal_separate_heads(name):
 
 def test_additive_projects_keys_once_for_each_key_value_head():
   query_weight, key_weight, score_weight = single(
-    draw(5, (6, 4, 3), (2, 4, 3), (6, 3))
+    5, (6, 4, 3), (2, 4, 3), (6, 3)
   )
   score = scores.additive(query_weight, key_weight, score_weight)
   grouped = score.group_heads(2, 3)
@@ -128,8 +127,8 @@ def test_additive_projects_keys_once_for_each_key_value_head():
 @sampled("name", NAMED, default=["additive", "cosine"])
 def test_bound_score_is_a_pytree_with_gradients(name):
   case = CASES[name]
-  query, key = single(draw(6, (3, 4), (5, 4)))
-  score = case.bound(single(draw_parameters(case, 4)))
+  query, key = single(6, (3, 4), (5, 4))
+  score = case.bound(draw_parameters(case, 4, dtype=jnp.float32))
 
   def loss(score):
     return jnp.sum(attend(query, key, key, score=score) ** 2)
@@ -148,7 +147,7 @@ def test_callable_pytree_keeps_its_leaves():
   )
   score = scores.as_score(partial)
   assert len(jax.tree.leaves(score)) == 1
-  query, key = single(draw(7, (3, 4), (5, 4)))
+  query, key = single(7, (3, 4), (5, 4))
   run = jax.jit(lambda score: score(query, key))
   np.testing.assert_allclose(run(score), query @ key.T, rtol=1e-5)
   assert not jax.tree.leaves(scores.as_score(lambda query, key: query))
@@ -165,7 +164,7 @@ def test_as_score_converts_score_functions_to_bound_scores():
 
 
 def test_scale_replaces_the_default():
-  query, key = single(draw(8, (3, 4), (5, 4)))
+  query, key = single(8, (3, 4), (5, 4))
   close(
     scores.scaled_dot_score(query, key, 2.0),
     2.0 * scores.dot_score(query, key),

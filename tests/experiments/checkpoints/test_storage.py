@@ -24,6 +24,7 @@ from tests.experiments.checkpoints.test_checkpoints import (
   state_at,
 )
 from tests.experiments.conftest import make_tiny
+from tests.matrix import sampled
 
 RUN = "s3://bucket/run"
 MARKER = "commit_success.txt"
@@ -156,14 +157,7 @@ def test_a_checkpoint_is_marked_as_complete_after_its_files(folder, accessed):
   assert written[-1] == f"w:10/{MARKER}"
 
 
-@pytest.mark.parametrize(
-  "report",
-  [
-    "save",
-    pytest.param("wait", marks=pytest.mark.exhaustive),
-    pytest.param("close", marks=pytest.mark.exhaustive),
-  ],
-)
+@sampled("report", ["save", "wait", "close"], default=["save"])
 def test_a_failed_upload_is_reported_and_its_checkpoint_incomplete(
   report, folder, monkeypatch
 ):

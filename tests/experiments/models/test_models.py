@@ -160,18 +160,6 @@ DEFAULT = (
 )
 
 
-@pytest.fixture(
-  params=[
-    name
-    if name in DEFAULT
-    else pytest.param(name, marks=pytest.mark.exhaustive)
-    for name in MODELS
-  ]
-)
-def name(request):
-  return request.param
-
-
 def logits_of(name, source=SOURCE, target=TARGET):
   return np.array(forward(name)(parameters(name), source, target))
 
@@ -254,6 +242,7 @@ def test_all_parameters_receive_gradients(name):
   assert [each for each in dead if "key_projection']['bias" not in each] == []
 
 
+@sampled("name", MODELS, default=DEFAULT)
 def test_readout_maps_features_to_the_vocabulary(name):
   model = MODELS[name]
   init = jax.eval_shape(model.init, jax.random.key(0), SOURCE, TARGET)

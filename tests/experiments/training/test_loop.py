@@ -18,17 +18,15 @@ from experiments.run_directory import claim
 from experiments.training import loop
 from tests.experiments.conftest import make_tiny, make_tiny_translation
 from tests.experiments.states import final_state, metrics, stop_at, tiny_run
+from tests.matrix import sampled
 
 GREEDY = {"beam_size": 1, "length_penalty": 1.0}
 
 
-@pytest.mark.parametrize(
+@sampled(
   "metric",
-  [
-    "gradient_norm",
-    pytest.param("loss", marks=pytest.mark.exhaustive),
-    pytest.param("parameter_norm", marks=pytest.mark.exhaustive),
-  ],
+  ["gradient_norm", "loss", "parameter_norm"],
+  default=["gradient_norm"],
 )
 def test_the_error_of_a_non_finite_step_names_batch_and_checkpoint(
   metric, tmp_path, monkeypatch
