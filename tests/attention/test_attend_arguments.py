@@ -368,6 +368,10 @@ def test_scores_without_the_leading_axes_raise():
     )
 
 
+def scored(score):
+  return attend(*(jnp.ones((2, 3)),) * 3, score=score)
+
+
 # The call, and what its error says.
 WRONG_TYPES = {
   "offset must be an integer, got 1.5": lambda: masks.causal(1.5),
@@ -385,29 +389,20 @@ WRONG_TYPES = {
   "key_block must be an integer": lambda: Blockwise(key_block=2.0),
   "alpha must be a number": lambda: normalizers.entmax("a"),
   "epsilon must be a number": lambda: normalizers.softpick(epsilon=None),
-  "scale of ScaledDot must be an array": lambda: attend(
-    *(jnp.ones((2, 3)),) * 3, score=scores.scaled_dot([1.0])
+  "scale of ScaledDot must be an array": lambda: scored(
+    scores.scaled_dot([1.0])
   ),
-  "cap of SoftCap must be an array": lambda: attend(
-    *(jnp.ones((2, 3)),) * 3, score=scores.soft_cap(scores.dot(), None)
+  "cap of SoftCap must be an array": lambda: scored(
+    scores.soft_cap(scores.dot(), None)
   ),
-  "score must be a Score": lambda: attend(
-    *(jnp.ones((2, 3)),) * 3, score=scores.qk_norm(None)
-  ),
+  "score must be a Score": lambda: scored(scores.qk_norm(None)),
   "log_gates must be an array": lambda: scores.forgetting(scores.dot(), None),
   "positions": lambda: scores.forgetting(scores.dot(), 1.0),
-  "weight has no positions": lambda: attend(
-    *(jnp.ones((2, 3)),) * 3, score=scores.location(jnp.ones((0, 3)))
-  ),
-  "window must be at least 0": lambda: attend(
-    *(jnp.ones((2, 3)),) * 3, score=scores.local(scores.dot(), -1)
-  ),
-  "score must be a Score, got 'dot'": lambda: attend(
-    *(jnp.ones((2, 3)),) * 3, score=scores.local("dot", 1)
-  ),
-  "epsilon must be a number, got 'small'": lambda: attend(
-    *(jnp.ones((2, 3)),) * 3,
-    score=scores.qk_norm(scores.dot(), epsilon="small"),
+  "weight has no positions": lambda: scored(scores.location(jnp.ones((0, 3)))),
+  "window must be at least 0": lambda: scored(scores.local(scores.dot(), -1)),
+  "score must be a Score, got 'dot'": lambda: scored(scores.local("dot", 1)),
+  "epsilon must be a number, got 'small'": lambda: scored(
+    scores.qk_norm(scores.dot(), epsilon="small")
   ),
   "leading_shape must be a tuple": lambda: cache.init(2, 4, 3),
   "cache must be a Cache": lambda: MultiHeadAttention(2).init(
