@@ -79,9 +79,7 @@ def test_scores_and_derivatives_equal_float64(size, length, key_length):
 
 # On both sides of the size up to which exponentials are used.
 @sampled_product(
-  ("size", "channels"),
-  [(9.9, 10.1), (16, 17)],
-  default=[(9.9, 17), (10.1, 16)],
+  ("size", "channels"), [(9.9, 10.1), (16, 17)], default=[(9.9, 17), (10.1, 16)]
 )
 def test_second_derivatives_in_a_scan_equal_the_formula(size, channels):
   shapes = (160, channels), (120, channels), (channels,)  # not in one array

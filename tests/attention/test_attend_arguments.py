@@ -347,10 +347,7 @@ def test_score_parameters_for_another_number_of_heads_raise():
       "relative_queries has shape",
       scores.disentangled(jnp.ones((4, 4)), jnp.ones((6, 4))),
     ),
-    (
-      "local-p needs both",
-      scores.local(scores.dot(), 2.0, None, jnp.ones(4)),
-    ),
+    ("local-p needs both", scores.local(scores.dot(), 2.0, None, jnp.ones(4))),
   ],
 )
 def test_score_parameters_of_other_sizes_raise(message, score):

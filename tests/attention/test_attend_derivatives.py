@@ -198,11 +198,7 @@ def test_causal_output_does_not_depend_on_later_tokens(implementation):
 
   def output(tokens):
     return attend(
-      tokens,
-      tokens,
-      tokens,
-      mask=masks.causal(),
-      implementation=implementation,
+      tokens, tokens, tokens, mask=masks.causal(), implementation=implementation
     )
 
   influence = np.abs(jax.jit(jax.jacobian(output))(tokens)).sum(axis=(1, 3))

@@ -163,19 +163,12 @@ def test_tangents_of_hidden_nan_change_nothing(implementation):
 
 
 @each_implementation()
-def test_nan_value_affects_context_and_not_weights(
-  implementation,
-):
+def test_nan_value_affects_context_and_not_weights(implementation):
   query, key, value = draw(2, (3, 4), (5, 4), (5, 2))
   value[2] = np.nan
   mask = jnp.asarray([[True] * 5, [True, True, False, True, True], [False] * 5])
   context, lse = attend(
-    query,
-    key,
-    value,
-    mask=mask,
-    implementation=implementation,
-    return_lse=True,
+    query, key, value, mask=mask, implementation=implementation, return_lse=True
   )
   np.testing.assert_array_equal(
     jnp.isnan(context), [[True] * 2, [False] * 2, [False] * 2]
@@ -266,9 +259,7 @@ def test_combined_masks_and_biases_equal_dense_arrays(implementation):
 
 
 @each_implementation(default=["tiles"])
-def test_large_masked_score_does_not_make_gradients_non_finite(
-  implementation,
-):
+def test_large_masked_score_does_not_make_gradients_non_finite(implementation):
   query, key, value = single(8, (3, 4), (5, 4), (5, 2))
   mask = masks.sliding_window(0, 0)
   # A masked score is replaced before its exponential can overflow:

@@ -20,10 +20,7 @@ from tests.attention.oracle import (
   loop_scores,
   single,
 )
-from tests.matrix import (
-  each_implementation,
-  scores_and_implementations,
-)
+from tests.matrix import each_implementation, scores_and_implementations
 
 attend = jitted(attention.attend)
 attention_weights = jitted(attention.attention_weights)

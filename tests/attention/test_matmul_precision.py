@@ -99,10 +99,7 @@ def derivatives(call):
 
   def run(*tokens):
     gradient = jax.grad(lambda *tokens: jnp.sum(compiled(*tokens)), (0, 1, 2))
-    return (
-      compiled(*tokens),
-      *jax.jvp(gradient, tokens, tokens),
-    )
+    return (compiled(*tokens), *jax.jvp(gradient, tokens, tokens))
 
   return run
 

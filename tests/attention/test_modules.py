@@ -26,11 +26,7 @@ from tests.matrix import sampled
 attend = jitted(attention.attend)
 
 
-@sampled(
-  "name",
-  SCORE_NAMES + POSITIONAL_SCORE_NAMES,
-  default=["additive"],
-)
+@sampled("name", SCORE_NAMES + POSITIONAL_SCORE_NAMES, default=["additive"])
 def test_attention_equals_attend_with_its_bound_score(name):
   query, key, value = single(0, (2, 3, 4), (2, 5, 4), (2, 5, 6))
   module = Attention(name, hidden_size=8)

@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 import attention
-from attention import (
-  attend,
-  masks,
-  modules,
-  normalizers,
-  scores,
-)
+from attention import attend, masks, modules, normalizers, scores
 from attention.grouped_query import attend_heads
 from attention.implementations.blockwise import Blockwise
 from attention.scores import distances, look_up, skew
@@ -592,8 +586,7 @@ def test_relative_products_of_small_tables_equal_a_look_up(first, size, by_key):
 def test_relative_products_of_several_starts_and_a_table_for_each_head():
   with wide():
     scores, tokens, table, cotangent = map(
-      jnp.asarray,
-      draw(2, (2, 64, 256), (2, 64, 4), (2, 9, 4), (2, 64, 256)),
+      jnp.asarray, draw(2, (2, 64, 256), (2, 64, 4), (2, 9, 4), (2, 64, 256))
     )
     firsts = jnp.array([-200, -70, -33, 60])
 

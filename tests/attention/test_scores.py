@@ -44,9 +44,7 @@ def test_score_function_and_bound_score_equal_a_numpy_loop(name):
 
 
 @every_name
-def test_functions_return_the_common_dtype_and_bound_scores_float32(
-  name,
-):
+def test_functions_return_the_common_dtype_and_bound_scores_float32(name):
   query, key = (jnp.asarray(x, jnp.bfloat16) for x in draw(1, (3, 4), (5, 4)))
   parameters = draw_parameters(CASES[name], 4, dtype=jnp.bfloat16)
   assert function(name)(query, key, **parameters).dtype == jnp.bfloat16
@@ -262,10 +260,7 @@ def test_score_may_be_an_unhashable_callable():
 @pytest.mark.parametrize(
   ("score", "message"),
   [
-    (
-      scores.cosine,
-      r"the class Cosine; call it .*: scores\.cosine\(\)$",
-    ),
+    (scores.cosine, r"the class Cosine; call it .*: scores\.cosine\(\)$"),
     (scores.shaw, r"the class Shaw; .*: Shaw\(relative_keys\)$"),
     (
       scores.additive_score,

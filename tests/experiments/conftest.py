@@ -65,11 +65,7 @@ def make_tiny(arg: str = ""):
   }
   make_model_small(config)
   config.train.update(
-    steps=12,
-    batch_size=16,
-    log_every=2,
-    eval_every=6,
-    checkpoint_every=3,
+    steps=12, batch_size=16, log_every=2, eval_every=6, checkpoint_every=3
   )
   return config
 

@@ -18,7 +18,7 @@ from tests.experiments import processes
 
 pytestmark = [
   # by which ml_collections loads a config file
-  pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning"),
+  pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
 ]
 
 # The tests run on three devices, over which no default batch divides.
@@ -26,10 +26,7 @@ DIVIDES = "--config.train.batch_size=3"
 
 ERRORS = {
   "no config": (["train"], "--config is required"),
-  "no get_config": (
-    ["train", "--config={tmp}/empty.py"],
-    "has no get_config",
-  ),
+  "no get_config": (["train", "--config={tmp}/empty.py"], "has no get_config"),
   "syntax error": (["train", "--config={tmp}/broken.py"], "broken.py"),
   "raises": (["train", "--config={tmp}/raises.py"], "raises.py, line 2"),
   "unknown argument": (
@@ -62,11 +59,7 @@ ERRORS = {
     "--length_penalty=nan: must be a finite number",
   ),
   "alignments": (
-    [
-      "translate",
-      "--workdir=releases/numbers",
-      "--alignments={tmp}/empty.py",
-    ],
+    ["translate", "--workdir=releases/numbers", "--alignments={tmp}/empty.py"],
     "--alignments={tmp}/empty.py: is a file; give the name of a folder",
   ),
   "page": (

@@ -124,11 +124,7 @@ FAILED = "launch.sh: a process failed with code {}; stopping the others\n"
 
 @pytest.mark.parametrize(
   ("codes", "code", "message"),
-  [
-    ((75, 75), 75, ""),
-    ((0, 75), 75, ""),
-    ((75, 3), 3, FAILED.format(3)),
-  ],
+  [((75, 75), 75, ""), ((0, 75), 75, ""), ((75, 3), 3, FAILED.format(3))],
 )
 def test_local_reports_failures_and_no_saved_runs(codes, code, message):
   # Process 1 ends after process 0.

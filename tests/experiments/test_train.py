@@ -313,11 +313,7 @@ def test_several_processes_give_the_losses_of_one(
 ):
   config, workdir, _, _ = complete
   process = processes.launch(
-    count,
-    "train",
-    f"--config={config}",
-    f"--workdir={tmp_path / 'run'}",
-    *mesh,
+    count, "train", f"--config={config}", f"--workdir={tmp_path / 'run'}", *mesh
   )
   out, error = process.communicate()
   assert process.returncode == 0, error

@@ -338,10 +338,7 @@ module.{name} = slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(
   ("module", "name", "seconds", "last"),
-  [
-    ("start", "make_experiment", 3, 0),
-    ("loop", "evaluate_all", LIMIT, 12),
-  ],
+  [("start", "make_experiment", 3, 0), ("loop", "evaluate_all", LIMIT, 12)],
 )
 def test_a_signal_before_or_after_the_steps_stops_the_run(
   module, name, seconds, last, number, tmp_path

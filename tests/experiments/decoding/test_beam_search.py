@@ -377,11 +377,7 @@ def test_batch_may_be_sharded_over_devices():
   rows = jax.P("data")
   divided = jax.device_put(source, jax.sharding.NamedSharding(mesh, rows))
   each = jax.shard_map(
-    search,
-    mesh=mesh,
-    in_specs=(jax.P(), rows),
-    out_specs=rows,
-    check_vma=False,
+    search, mesh=mesh, in_specs=(jax.P(), rows), out_specs=rows, check_vma=False
   )
   whole = jax.jit(search)(params, source)
   for hypotheses in (

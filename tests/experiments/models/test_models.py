@@ -38,9 +38,7 @@ MODELS = {
   ),
   "dot-luong": rnn(attention="dot"),
   "scaled_dot-luong-fed-linear": rnn(
-    attention="scaled_dot",
-    input_feeding=True,
-    readout="linear",
+    attention="scaled_dot", input_feeding=True, readout="linear"
   ),
   "general-lstm-state-deep": rnn(
     attention="general",

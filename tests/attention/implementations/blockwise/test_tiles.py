@@ -127,10 +127,7 @@ def test_full_and_empty_tiles_are_full_and_empty(data):
 def tiles_of(kinds, dense, size, key_size):
   for (row, column), kind in np.ndenumerate(kinds):
     rows, columns = row * size, column * key_size
-    yield (
-      kind,
-      dense[..., rows : rows + size, columns : columns + key_size],
-    )
+    yield (kind, dense[..., rows : rows + size, columns : columns + key_size])
 
 
 IDS = np.repeat(np.arange(4), [5, 3, 7, 2])
@@ -387,12 +384,7 @@ def test_leading_axes_are_cut_on_a_single_cpu_device(name, monkeypatch):
   monkeypatch.setattr(blockwise, "trace_pair", spy)
   got, want = (
     attend(
-      query,
-      key,
-      value,
-      score=score,
-      mask=mask,
-      implementation=implementation,
+      query, key, value, score=score, mask=mask, implementation=implementation
     )
     for implementation in ("blockwise", "reference")
   )

@@ -531,9 +531,7 @@ def test_vmap_equals_a_leading_axis():
 
 
 @sampled(
-  "name",
-  ["Shaw", "additive", "positional", "Transformer-XL"],
-  default=["Shaw"],
+  "name", ["Shaw", "additive", "positional", "Transformer-XL"], default=["Shaw"]
 )
 def test_shards_of_a_mesh_equal_the_whole(name):
   """With parameters that all devices share, and lengths of one axis."""
