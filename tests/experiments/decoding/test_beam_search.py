@@ -119,35 +119,6 @@ def test_full_width_beam_ranks_all_hypotheses(
   assert (hypotheses.tokens[:, count:] == PAD).all()
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", MODELS)
-def test_n_best_are_sorted_distinct_and_correctly_scored(name):
-  model, params = MODELS[name], parameters(name)
-  hypotheses = searched(
-    model,
-    params,
-    SOURCE,
-    max_length=7,
-    beam_size=4,
-    n_best=3,
-    length_penalty=0.6,
-  )
-  assert (np.diff(hypotheses.scores) < 0).all()
-  for row, source in enumerate(SOURCE):
-    tokens = hypotheses.tokens[row]
-    assert len(np.unique(tokens, axis=0)) == 3
-    log_probs = followed(model, params, source, tokens)
-    np.testing.assert_allclose(
-      hypotheses.log_probs[row], log_probs, rtol=1e-5, atol=1e-5
-    )
-    np.testing.assert_allclose(
-      hypotheses.scores[row],
-      log_probs / divisor(tokens, 0.6),
-      rtol=1e-5,
-      atol=1e-5,
-    )
-
-
 @sampled("name", MODELS, default=["rnn"])
 def test_hypotheses_do_not_depend_on_padding_or_the_batch(name):
   model, params = MODELS[name], parameters(name)
