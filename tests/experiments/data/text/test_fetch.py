@@ -267,7 +267,9 @@ def fail_while_writing(error, monkeypatch):
 
 
 def test_unknown_corpus_lists_the_known_ones():
-  with pytest.raises(UserError, match=r"'multi31k'; known: multi30k$"):
+  with pytest.raises(
+    UserError, match=r"^unknown corpus 'multi31k'; known: multi30k$"
+  ):
     registry.find_corpus("multi31k")
   assert registry.find_corpus("tiny", {"tiny": CORPUS}) is CORPUS
 
