@@ -145,6 +145,8 @@ def test_a_module_imports_only_from_floors_below(package, path):
   here = floor_name(module, ranks)
   assert here, f"{module} is on no floor"
   for name in imported(path):
+    if package != "experiments":
+      assert not name.startswith(("experiments", "configs")), module
     there = floor_name(name, ranks)
     if not name.startswith(f"{package}.") or there == here:
       continue

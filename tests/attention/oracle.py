@@ -129,9 +129,9 @@ def single(seed, *shapes):
   return draw(seed, *shapes, dtype=jnp.float32)
 
 
-def draw_parameters(case, features, seed=7):
+def draw_parameters(case, features, seed=7, dtype=None):
   shapes = case.shapes(features)
-  return dict(zip(shapes, draw(seed, *shapes.values())))
+  return dict(zip(shapes, draw(seed, *shapes.values(), dtype=dtype)))
 
 
 def loop_scores(pair, parameters, query, key):

@@ -108,7 +108,7 @@ def test_unbatched_tokens_and_a_bias_of_this_library():
     expected = jax.jit(jax.nn.dot_product_attention)(
       query, key, key, bias.materialize(6, 7)[None]
     )
-  np.testing.assert_allclose(
+  close(
     dot_product_attention(query, key, key, bias), expected, rtol=1e-4, atol=1e-5
   )
 
@@ -164,45 +164,11 @@ def test_flax_layer_gives_equal_outputs_with_our_function(
   np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
-def test_flax_layer_sows_equal_attention_weights():
-  (tokens,) = single(0, (2, 6, 8))
-  kept = []
-  for attention_fn in (nn.dot_product_attention, flax_attention_fn()):
-    layer = nn.MultiHeadDotProductAttention(4, attention_fn=attention_fn)
-    with jax.numpy_rank_promotion("allow"):
-      variables = jax.jit(layer.init)(jax.random.key(0), tokens)
-      apply = functools.partial(
-        layer.apply, sow_weights=True, mutable=["intermediates"]
-      )
-      _, state = jax.jit(apply)(variables, tokens)
-    kept.append(state["intermediates"]["attention_weights"][0])
-  np.testing.assert_allclose(*kept, rtol=1e-5, atol=1e-6)
-
-
-def test_flax_layer_decodes_equally_with_our_function():
-  (tokens,) = single(0, (2, 5, 8))
-  outputs = []
-  for attention_fn in (nn.dot_product_attention, flax_attention_fn()):
-    layer = nn.MultiHeadDotProductAttention(
-      2, decode=True, attention_fn=attention_fn
-    )
-    variables = jax.jit(layer.init)(jax.random.key(0), tokens)
-    apply = jax.jit(functools.partial(layer.apply, mutable=["cache"]))
-    steps = []
-    with jax.numpy_rank_promotion("allow"):
-      for step in range(5):
-        output, state = apply(variables, tokens[:, step : step + 1])
-        variables = {**variables, **state}
-        steps.append(output)
-    outputs.append(jnp.concatenate(steps, axis=1))
-  np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
-
-
 def test_function_for_flax_uses_its_score_and_rejects_einsums():
   query, key = single(0, (2, 6, 4, 8), (2, 7, 4, 8))
   attention_fn = flax_attention_fn(scores.cosine(5.0))
   got = attention_fn(query, key, key, deterministic=True)
-  np.testing.assert_allclose(
+  close(
     got,
     np.swapaxes(
       jax.nn.softmax(

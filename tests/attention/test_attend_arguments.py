@@ -24,7 +24,7 @@ from attention import (
 )
 from attention.implementations.blockwise import Blockwise
 from attention.modules import MultiHeadAttention
-from tests.attention.comparison import jitted
+from tests.attention.comparison import close, jitted
 from tests.attention.oracle import CASES, IMPLEMENTATIONS, draw
 from tests.matrix import sampled
 
@@ -40,7 +40,6 @@ def tokens(*shape, dtype=jnp.float32):
   ("name", "query", "key", "value"),
   [
     ("query", tokens(4), tokens(5, 4), tokens(5, 2)),
-    ("query", jnp.ones((3, 4), jnp.int32), tokens(5, 4), tokens(5, 2)),
     ("key", tokens(3, 4), tokens(5, 3), tokens(5, 2)),
     ("key", tokens(2, 3, 4), tokens(3, 5, 4), tokens(5, 2)),
     ("value", tokens(3, 4), tokens(5, 4), tokens(6, 2)),
@@ -94,7 +93,6 @@ def adding_an_axis(query, key):
     (ValueError, "bias", {"bias": biases.alibi(2)}),
     (ValueError, "score", {"score": "dot"}),
     (ValueError, "score", {"score": lambda query, key: query}),
-    (ValueError, "reference.*'fast'", {"implementation": "fast"}),
     (ValueError, "dropout_rate", {"dropout_rate": 1.5}),
     (ValueError, "rng", {"dropout_rate": 0.5}),
     (TypeError, "rng must be", {"dropout_rate": 0.5, "rng": 0}),
@@ -103,7 +101,6 @@ def adding_an_axis(query, key):
       r"one random key, got shape \(2,\)",
       {"dropout_rate": 0.5, "rng": jax.random.split(jax.random.key(0))},
     ),
-    (ValueError, "the class Dot; call it", {"score": scores.dot}),
     (ValueError, "real numbers", {"score": lambda query, key: None}),
     (
       ValueError,
@@ -113,7 +110,7 @@ def adding_an_axis(query, key):
     (
       ValueError,
       r"not add leading axes .* returned \(1, 6, 3, 5\)",
-      {"score": lambda query, key: adding_an_axis(query, key)},
+      {"score": adding_an_axis},
     ),
     (
       TypeError,
@@ -181,7 +178,7 @@ def test_scores_and_masks_are_arguments_of_jit_and_vmap(implementation):
       in_axes=(0, 0, 0, 0, None),
     )
   )
-  np.testing.assert_allclose(
+  close(
     mapped(query, key, value, lengths, scores.cosine(3.0)),
     whole,
     rtol=1e-5,
@@ -322,16 +319,6 @@ def test_equal_masks_biases_and_scores_compile_once():
   assert len({own, masks.causal(), masks.causal()}) == 2
 
 
-def test_weights_do_not_depend_on_a_value():
-  query, key = draw(3, (2, 3, 4), (2, 5, 4))
-  np.testing.assert_allclose(
-    attention_weights(query, key, mask=masks.causal()),
-    attend(query, key, jnp.eye(5), mask=masks.causal()),
-    rtol=1e-5,
-    atol=1e-6,
-  )
-
-
 def test_score_parameters_for_another_number_of_heads_raise():
   heads, four = tokens(3, 5, 4), jnp.ones(4)
   for name, arguments in (
@@ -360,10 +347,7 @@ def test_score_parameters_for_another_number_of_heads_raise():
       "relative_queries has shape",
       scores.disentangled(jnp.ones((4, 4)), jnp.ones((6, 4))),
     ),
-    (
-      "local-p needs both",
-      scores.local(scores.dot(), 2.0, None, jnp.ones(4)),
-    ),
+    ("local-p needs both", scores.local(scores.dot(), 2.0, None, jnp.ones(4))),
   ],
 )
 def test_score_parameters_of_other_sizes_raise(message, score):
@@ -379,6 +363,10 @@ def test_scores_without_the_leading_axes_raise():
       tokens(2, 5, 2),
       score=lambda query, key: jnp.zeros((3, 5)),
     )
+
+
+def scored(score):
+  return attend(*(jnp.ones((2, 3)),) * 3, score=score)
 
 
 # The call, and what its error says.
@@ -398,29 +386,20 @@ WRONG_TYPES = {
   "key_block must be an integer": lambda: Blockwise(key_block=2.0),
   "alpha must be a number": lambda: normalizers.entmax("a"),
   "epsilon must be a number": lambda: normalizers.softpick(epsilon=None),
-  "scale of ScaledDot must be an array": lambda: attend(
-    *(jnp.ones((2, 3)),) * 3, score=scores.scaled_dot([1.0])
+  "scale of ScaledDot must be an array": lambda: scored(
+    scores.scaled_dot([1.0])
   ),
-  "cap of SoftCap must be an array": lambda: attend(
-    *(jnp.ones((2, 3)),) * 3, score=scores.soft_cap(scores.dot(), None)
+  "cap of SoftCap must be an array": lambda: scored(
+    scores.soft_cap(scores.dot(), None)
   ),
-  "score must be a Score": lambda: attend(
-    *(jnp.ones((2, 3)),) * 3, score=scores.qk_norm(None)
-  ),
+  "score must be a Score": lambda: scored(scores.qk_norm(None)),
   "log_gates must be an array": lambda: scores.forgetting(scores.dot(), None),
   "positions": lambda: scores.forgetting(scores.dot(), 1.0),
-  "weight has no positions": lambda: attend(
-    *(jnp.ones((2, 3)),) * 3, score=scores.location(jnp.ones((0, 3)))
-  ),
-  "window must be at least 0": lambda: attend(
-    *(jnp.ones((2, 3)),) * 3, score=scores.local(scores.dot(), -1)
-  ),
-  "score must be a Score, got 'dot'": lambda: attend(
-    *(jnp.ones((2, 3)),) * 3, score=scores.local("dot", 1)
-  ),
-  "epsilon must be a number, got 'small'": lambda: attend(
-    *(jnp.ones((2, 3)),) * 3,
-    score=scores.qk_norm(scores.dot(), epsilon="small"),
+  "weight has no positions": lambda: scored(scores.location(jnp.ones((0, 3)))),
+  "window must be at least 0": lambda: scored(scores.local(scores.dot(), -1)),
+  "score must be a Score, got 'dot'": lambda: scored(scores.local("dot", 1)),
+  "epsilon must be a number, got 'small'": lambda: scored(
+    scores.qk_norm(scores.dot(), epsilon="small")
   ),
   "leading_shape must be a tuple": lambda: cache.init(2, 4, 3),
   "cache must be a Cache": lambda: MultiHeadAttention(2).init(

@@ -48,9 +48,7 @@ def hiding(how, length=5):
 def test_masked_keys_change_nothing(name, choice, how, return_lse):
   query, key, value = single(0, (2, 3, 4), (2, 5, 4), (2, 5, 2))
   case = CASES[name]
-  parameters = jax.tree.map(
-    lambda array: jnp.asarray(array, jnp.float32), draw_parameters(case, 4)
-  )
+  parameters = draw_parameters(case, 4, dtype=jnp.float32)
   arguments = hiding(how)
   index = np.asarray(HIDDEN_KEYS)
 
@@ -87,12 +85,9 @@ def test_masked_keys_change_nothing(name, choice, how, return_lse):
 def test_non_finite_token_affects_only_rows_that_attend_to_it(
   name, implementation
 ):
-  (tokens,) = draw(1, (5, 4))
-  tokens = jnp.asarray(tokens, jnp.float32)
+  (tokens,) = single(1, (5, 4))
   case = CASES[name]
-  parameters = jax.tree.map(
-    lambda array: jnp.asarray(array, jnp.float32), draw_parameters(case, 4)
-  )
+  parameters = draw_parameters(case, 4, dtype=jnp.float32)
 
   def run(tokens, parameters):
     return attend(
@@ -124,8 +119,7 @@ def test_non_finite_token_affects_only_rows_that_attend_to_it(
 
 @each_implementation()
 def test_rows_of_nan_have_no_derivatives(implementation):
-  (tokens,) = draw(9, (5, 4))
-  tokens = jnp.asarray(tokens, jnp.float32)
+  (tokens,) = single(9, (5, 4))
 
   def loss(query, key, value):
     context = attend(
@@ -153,8 +147,7 @@ def test_rows_of_nan_have_no_derivatives(implementation):
 
 @each_implementation()
 def test_tangents_of_hidden_nan_change_nothing(implementation):
-  (tokens,) = draw(9, (5, 4))
-  tokens = jnp.asarray(tokens, jnp.float32)
+  (tokens,) = single(9, (5, 4))
 
   @jax.jit
   def tangent(tokens):
@@ -170,19 +163,12 @@ def test_tangents_of_hidden_nan_change_nothing(implementation):
 
 
 @each_implementation()
-def test_nan_value_affects_context_and_not_weights(
-  implementation,
-):
+def test_nan_value_affects_context_and_not_weights(implementation):
   query, key, value = draw(2, (3, 4), (5, 4), (5, 2))
   value[2] = np.nan
   mask = jnp.asarray([[True] * 5, [True, True, False, True, True], [False] * 5])
   context, lse = attend(
-    query,
-    key,
-    value,
-    mask=mask,
-    implementation=implementation,
-    return_lse=True,
+    query, key, value, mask=mask, implementation=implementation, return_lse=True
   )
   np.testing.assert_array_equal(
     jnp.isnan(context), [[True] * 2, [False] * 2, [False] * 2]
@@ -273,9 +259,7 @@ def test_combined_masks_and_biases_equal_dense_arrays(implementation):
 
 
 @each_implementation(default=["tiles"])
-def test_large_masked_score_does_not_make_gradients_non_finite(
-  implementation,
-):
+def test_large_masked_score_does_not_make_gradients_non_finite(implementation):
   query, key, value = single(8, (3, 4), (5, 4), (5, 2))
   mask = masks.sliding_window(0, 0)
   # A masked score is replaced before its exponential can overflow:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attention
-from tests.attention.comparison import jitted
+from tests.attention.comparison import close, jitted
 from tests.attention.oracle import (
   CASES,
   IMPLEMENTATIONS,
@@ -20,10 +20,7 @@ from tests.attention.oracle import (
   loop_scores,
   single,
 )
-from tests.matrix import (
-  each_implementation,
-  scores_and_implementations,
-)
+from tests.matrix import each_implementation, scores_and_implementations
 
 attend = jitted(attention.attend)
 attention_weights = jitted(attention.attention_weights)
@@ -58,14 +55,8 @@ def compare(name, implementation, shapes, mask=None, bias=None, seed=0):
     context, lse, weights = run(query, key, value, mask, bias, parameters)
     assert context.dtype == lse.dtype == jnp.float64
     assert weights.dtype == jnp.float64
-  np.testing.assert_allclose(context, expected[0], rtol=1e-10, atol=1e-12)
-  np.testing.assert_allclose(lse, expected[1], rtol=1e-10, atol=1e-12)
-  np.testing.assert_allclose(
-    np.broadcast_to(weights, expected[2].shape),
-    expected[2],
-    rtol=1e-10,
-    atol=1e-12,
-  )
+  weights = np.broadcast_to(weights, expected[2].shape)
+  close((context, lse, weights), expected, rtol=1e-10, atol=1e-12)
 
 
 @scores_and_implementations(
@@ -147,7 +138,7 @@ def test_grouped_queries_equal_repeated_keys(name, implementation):
   )
   grouped = run(query, key, value)
   repeated = run(query, np.repeat(key, 4, axis=2), np.repeat(value, 4, axis=2))
-  np.testing.assert_allclose(grouped, repeated, rtol=1e-5, atol=1e-6)
+  close(grouped, repeated, rtol=1e-5, atol=1e-6)
 
 
 @scores_and_implementations([("general", "tiles"), ("closure", "tiles")])
@@ -159,7 +150,7 @@ def test_permutation_equivariance(name, implementation):
   run = jax.jit(
     functools.partial(attend, score=score, implementation=implementation)
   )
-  np.testing.assert_allclose(
+  close(
     run(query[:, rows], key[:, columns], value[:, columns]),
     run(query, key, value)[:, rows],
     rtol=1e-5,
@@ -191,10 +182,8 @@ def test_bfloat16_has_float32_statistics(name, implementation):
   parameters = {n: np.asarray(a, np.float64) for n, a in parameters.items()}
   table = loop_scores(case.pair, parameters, *wide[:2])
   expected = loop_attend(table, wide[2])
-  np.testing.assert_allclose(
-    np.asarray(context, np.float64), expected[0], rtol=0.05, atol=0.05
-  )
-  np.testing.assert_allclose(lse, expected[1], rtol=0.02, atol=0.05)
+  close(np.asarray(context, np.float64), expected[0], rtol=0.05, atol=0.05)
+  close(lse, expected[1], rtol=0.02, atol=0.05)
 
 
 @each_implementation()

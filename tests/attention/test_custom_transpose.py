@@ -79,41 +79,11 @@ def test_reverse_mode_calls_the_transpose_and_forward_mode_does_not():
   assert calls == ["reverse"]
 
 
-def test_a_kernel_receives_none_for_a_result_that_is_not_used():
-  received = []
+def square_with(kernel):
+  """A function of two results whose transpose is a kernel."""
 
-  def function(residuals, arguments):
-    return [2.0 * residuals[0] * arguments[0], arguments[0]]
-
-  def kernel(residuals, cotangents):
-    received.append(cotangents)
-    return [2.0 * residuals[0] * cotangents[0]]
-
-  @jax.custom_jvp
-  def square(tokens):
-    return [tokens**2, tokens]
-
-  @square.defjvp
-  def _(primals, tangents):
-    moved = with_kernel_as_transpose(function, kernel, [*primals], [*tangents])
-    return square(*primals), moved
-
-  point = jnp.arange(3.0)
-  gradient = jax.grad(lambda tokens: jnp.sum(square(tokens)[0]))
-  np.testing.assert_array_equal(gradient(point), 2.0 * point)
-  assert [each is None for each in received[-1]] == [False, True]
-  # Its derivative is that of the transposed function.
-  _, tangent = jax.jvp(gradient, (point,), (point,))
-  np.testing.assert_array_equal(tangent, 2.0 * point)
-
-
-@pytest.mark.parametrize("with_kernel", [False, True])
-def test_a_result_that_is_not_used_under_shard_map(with_kernel):
   def function(residuals, arguments):
     return [2.0 * residuals[0] * arguments[0], jnp.sum(arguments[0], axis=-1)]
-
-  def kernel(residuals, cotangents):
-    return [2.0 * residuals[0] * cotangents[0]]
 
   @jax.custom_jvp
   def square(tokens):
@@ -121,12 +91,33 @@ def test_a_result_that_is_not_used_under_shard_map(with_kernel):
 
   @square.defjvp
   def _(primals, tangents):
-    moved = with_kernel_as_transpose(
-      function, kernel if with_kernel else None, [*primals], [*tangents]
-    )
+    moved = with_kernel_as_transpose(function, kernel, [*primals], [*tangents])
     return square(*primals), moved
 
-  gradient = jax.grad(lambda tokens: jnp.sum(square(tokens)[0]))
+  return square
+
+
+def test_a_kernel_receives_none_for_a_result_that_is_not_used():
+  received = []
+
+  def kernel(residuals, cotangents):
+    received.append(cotangents)
+    return [2.0 * residuals[0] * cotangents[0]]
+
+  point = jnp.arange(3.0)
+  gradient = jax.grad(lambda tokens: jnp.sum(square_with(kernel)(tokens)[0]))
+  np.testing.assert_array_equal(gradient(point), 2.0 * point)
+  assert [each is None for each in received[-1]] == [False, True]
+  # Its derivative is that of the transposed function.
+  _, tangent = jax.jvp(gradient, (point,), (point,))
+  np.testing.assert_array_equal(tangent, 2.0 * point)
+
+
+@pytest.mark.parametrize(
+  "kernel", [None, lambda found, given: [2.0 * found[0] * given[0]]]
+)
+def test_a_result_that_is_not_used_under_shard_map(kernel):
+  gradient = jax.grad(lambda tokens: jnp.sum(square_with(kernel)(tokens)[0]))
 
   def both(tokens):
     return jax.jvp(gradient, (tokens,), (tokens,))

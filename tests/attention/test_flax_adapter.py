@@ -111,10 +111,7 @@ def test_linen_layer_sows_weights_of_the_dtype_of_flax(force):
     )
     variables = layer.init(jax.random.key(0), tokens(2, 6, 8))
     _, state = layer.apply(
-      variables,
-      tokens(2, 6, 8),
-      sow_weights=True,
-      mutable=["intermediates"],
+      variables, tokens(2, 6, 8), sow_weights=True, mutable=["intermediates"]
     )
     kept.append(state["intermediates"]["attention_weights"][0])
   theirs, ours = kept

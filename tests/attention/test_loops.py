@@ -49,7 +49,7 @@ TILES = Blockwise(query_block=2, key_block=3)
 
 
 @pytest.mark.parametrize("implementation", ["reference", TILES, KERNELS])
-@sampled("name", CALLS, default=["forgetting"])
+@sampled("name", CALLS, default=["forgetting", "cosine"])
 def test_hessian_vector_products_are_those_without_a_loop(name, implementation):
   arrays = single(0, (6, 4), (7, 4), (7, 3), (7,))
 

@@ -54,11 +54,6 @@ def test_padding_prefix_and_segments():
   )
 
 
-def test_a_prefix_language_model():
-  mask = masks.causal() | masks.prefix(3)
-  np.testing.assert_array_equal(dense(mask), (COLUMNS <= ROWS) | (COLUMNS < 3))
-
-
 SIMPLE = st.one_of(
   st.integers(-3, 5).map(masks.causal),
   st.integers(0, 7).map(masks.prefix),
@@ -161,8 +156,6 @@ def test_integers_are_static_and_arrays_are_leaves():
 def test_wrong_types_and_lengths_raise():
   with pytest.raises(AssertionError, match="key_lengths"):
     masks.padding(jnp.array([1.0]))
-  with pytest.raises(TypeError):
-    masks.causal(1.5)
   with pytest.raises(AssertionError, match="query_ids"):
     masks.segments(jnp.array([0.5]), jnp.array([1]))
   with pytest.raises(TypeError, match="bias"):

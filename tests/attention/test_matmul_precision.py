@@ -3,7 +3,6 @@
 import functools
 import re
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
@@ -25,15 +24,11 @@ HIGH, HIGHEST = (
 D = 8
 
 
-def arrays(*shapes):
-  return single(0, *shapes)
-
-
 def tokens():
-  return arrays((2, 5, D), (2, 7, D), (2, 7, D))
+  return single(0, (2, 5, D), (2, 7, D), (2, 7, D))
 
 
-WEIGHT, TABLE, VECTOR = arrays((D, D), (2 * D + 1, D), (D,))
+WEIGHT, TABLE, VECTOR = single(0, (D, D), (2 * D + 1, D), (D,))
 SCORES = {
   "dot": scores.dot(),
   "general": scores.general(WEIGHT),
@@ -104,10 +99,7 @@ def derivatives(call):
 
   def run(*tokens):
     gradient = jax.grad(lambda *tokens: jnp.sum(compiled(*tokens)), (0, 1, 2))
-    return (
-      compiled(*tokens),
-      *jax.jvp(gradient, tokens, tokens),
-    )
+    return (compiled(*tokens), *jax.jvp(gradient, tokens, tokens))
 
   return run
 
@@ -173,14 +165,3 @@ def test_an_algorithm_as_the_precision():
 def test_other_precisions_are_refused(precision):
   with pytest.raises(ValueError, match="precision must be None"):
     attend(*tokens(), precision=precision)
-
-
-def test_flax_layers_pass_their_precision():
-  layer = nn.MultiHeadDotProductAttention(
-    2,
-    precision=jax.lax.Precision.HIGH,
-    attention_fn=attention.flax_attention_fn(),
-  )
-  inputs = tokens()[0]
-  closed = jax.make_jaxpr(layer.init_with_output)(jax.random.key(0), inputs)
-  assert set(products(closed.jaxpr)) == {HIGH}

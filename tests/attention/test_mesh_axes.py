@@ -1,7 +1,6 @@
 """Attention with heads and tokens sharded over a mesh."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ LENGTH, MEMORY = 16, 24
 GENERATOR = np.random.default_rng(7)
 MODULE = MultiHeadAttention(num_heads=4, features=8, rotary=True)
 BOTH = MeshAxes("tensor", "sequence", order="zigzag")
+HEADS = MeshAxes(heads="tensor")
 CAUSAL = {"mask": masks.causal()}
 
 
@@ -103,18 +103,36 @@ def test_grouped_heads_and_padding(kind):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-  ("groups", "order"),
-  list(
-    itertools.product(
-      [2, 4], [BOTH, MeshAxes(heads="tensor"), MeshAxes(sequence="sequence")]
-    )
-  ),
-)
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("order", [BOTH, HEADS, MeshAxes(sequence="sequence")])
 def test_dropout_equals_that_of_one_device(groups, order):
   module = MODULE.clone(dropout_rate=0.5, num_key_value_heads=groups)
   options = {"deterministic": False, **CAUSAL}
   check(module, order, **options)
+
+
+@sampled(
+  ("memory_heads", "devices", "score"),
+  [(1, 2, "scaled_dot"), (2, 4, "concat"), (1, 4, "additive")],
+  default=[(1, 2, "scaled_dot")],
+)
+def test_fewer_key_value_heads_than_devices(memory_heads, devices, score):
+  module = MultiHeadAttention(
+    4, num_key_value_heads=memory_heads, score=score, dropout_rate=0.3
+  )
+  options = {"deterministic": False, "bias": biases.alibi(4), **CAUSAL}
+  check(module, HEADS, {"tensor": devices}, **options)
+
+
+def test_key_value_heads_that_cannot_be_sharded_raise():
+  module = MultiHeadAttention(
+    num_heads=6, num_key_value_heads=3, mesh_axes=HEADS
+  )
+  with (
+    jax.set_mesh(make_mesh(tensor=2)),
+    pytest.raises(ValueError, match="3 key/value heads cannot be sharded"),
+  ):
+    jax.eval_shape(module.init, jax.random.key(0), jnp.ones((2, 6, 12)))
 
 
 KERNELS = Pallas(interpret=True)
@@ -211,10 +229,8 @@ def test_bias_for_all_heads():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-  ("groups", "order"),
-  list(itertools.product([2, 4], [BOTH, MeshAxes(heads="tensor")])),
-)
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("order", [BOTH, HEADS])
 def test_masks_of_heads(groups, order):
   module = MODULE.clone(num_key_value_heads=groups)
   shape = (1, 4, LENGTH, MEMORY)
@@ -224,10 +240,8 @@ def test_masks_of_heads(groups, order):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-  ("groups", "order"),
-  list(itertools.product([2, 4], [BOTH, MeshAxes(heads="tensor")])),
-)
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("order", [BOTH, HEADS])
 def test_biases_of_heads(groups, order):
   module = MODULE.clone(num_key_value_heads=groups)
   rng = jax.random.key(3)
@@ -245,7 +259,7 @@ def test_gradient_of_a_bias_with_sharded_heads():
     return jnp.sum(jnp.sin(module.apply(variables, query, bias=bias)))
 
   want = jax.jit(jax.grad(loss), static_argnums=1)(bias, MODULE)
-  module = MODULE.clone(mesh_axes=MeshAxes(heads="tensor"))
+  module = MODULE.clone(mesh_axes=HEADS)
   with jax.set_mesh(make_mesh(**MESH)):
     got = jax.jit(jax.grad(loss), static_argnums=1)(bias, module)
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
@@ -256,8 +270,7 @@ def test_gradient_of_a_bias_with_sharded_heads():
 )
 def test_normalizers_of_rows_beside_axes_that_are_not_named(normalizer):
   module = MODULE.clone(normalizer=normalizer)
-  order = MeshAxes(heads="tensor")
-  check(module, order, implementation="blockwise", **CAUSAL)
+  check(module, HEADS, implementation="blockwise", **CAUSAL)
 
 
 @pytest.mark.exhaustive

@@ -17,7 +17,7 @@ from attention import (
 from attention.grouped_query import attend_heads
 from attention.modules import MultiHeadAttention
 from tests.attention.comparison import SMALL, close
-from tests.attention.oracle import draw
+from tests.attention.oracle import draw, single
 from tests.matrix import sampled, sampled_product
 from tests.meshes import make_mesh
 
@@ -246,8 +246,7 @@ def test_shard_map_over_some_axes_of_the_mesh(kind, implementation):
     )(tokens)
 
   mesh = make_mesh(kind, batch=4, head=2)
-  (tokens,) = draw(9, (4, 2, 6, 4))
-  tokens = jnp.asarray(tokens, jnp.float32)
+  (tokens,) = single(9, (4, 2, 6, 4))
   spec = PartitionSpec("batch", "head")
   with jax.set_mesh(mesh):
     run = jax.shard_map(

@@ -244,12 +244,7 @@ def test_hidden_keys_change_nothing(implementation):
 @sampled("alpha", [1.1, 1.3, 1.5, 1.9], default=[1.3])
 def test_entmax_solves_its_equation(alpha):
   rows = np.random.default_rng(1).normal(size=(50, 200)).astype("f4") * 4.0
-  weights = np.asarray(normalizers.entmax(alpha)(jnp.asarray(rows)), "f8")
-  np.testing.assert_allclose(weights.sum(-1), 1.0, atol=2e-6)
-  # (alpha - 1) score - weight^(alpha - 1) is the threshold on the support.
-  thresholds = (alpha - 1) * rows - weights ** (alpha - 1)
-  for row, support in zip(thresholds, weights > 1e-3):
-    np.testing.assert_allclose(row[support], row[support][0], atol=1e-4)
+  weights = check_equation(alpha, rows)
   assert (weights == 0.0).any()
 
 
@@ -258,11 +253,18 @@ def test_entmax_of_long_rows_whose_last_score_is_the_largest(alpha):
   """Rows that are no multiple of a group: the last keys are in none."""
   rows = np.random.default_rng(0).normal(size=(20, 300)).astype("f4")
   rows[:10, -1] = 50.0
+  check_equation(alpha, rows)
+
+
+def check_equation(alpha, rows):
+  """Returns the weights of entmax, which solve its equation."""
   weights = np.asarray(normalizers.entmax(alpha)(jnp.asarray(rows)), "f8")
   np.testing.assert_allclose(weights.sum(-1), 1.0, atol=2e-6)
+  # (alpha - 1) score - weight^(alpha - 1) is the threshold on the support.
   thresholds = (alpha - 1) * rows - weights ** (alpha - 1)
   for row, support in zip(thresholds, weights > 1e-3):
     np.testing.assert_allclose(row[support], row[support][0], atol=1e-4)
+  return weights
 
 
 def test_sink_of_zero_is_softmax_off_by_one():
@@ -692,61 +694,35 @@ def _nearer(pairs, query_positions, key_positions):
   return pairs - 0.1 * _distance(query_positions, key_positions)
 
 
-def _large_score(name):
-  """A score by name, of 64 features and one head."""
-  eye, ones = jnp.eye(64), jnp.ones(64)
-  dot = scores.dot()
-  return {
-    "dot": scores.dot,
-    "scaled_dot": scores.scaled_dot,
-    "general": lambda: scores.general(eye),
-    "additive": lambda: scores.additive(eye, eye, ones),
-    "concat": lambda: scores.concat(jnp.ones((128, 64)), ones),
-    "cosine": scores.cosine,
-    "local": lambda: scores.local(scores.dot(), 200),
-    "local_p": lambda: scores.local(scores.dot(), 200, eye, ones),
-    "shaw": lambda: scores.shaw(jnp.ones((33, 64))),
-    "disentangled": lambda: scores.disentangled(
-      jnp.ones((64, 64)), jnp.ones((64, 64))
-    ),
-    "forgetting": lambda: scores.forgetting(
-      scores.scaled_dot(), jnp.zeros((1, 16384))
-    ),
-    "location": lambda: scores.location(jnp.ones((16384, 64))),
-    "transformer_xl": lambda: scores.transformer_xl(eye, ones, ones),
-    "soft_cap": lambda: scores.soft_cap(dot, 50.0),
-    "qk_norm": lambda: scores.qk_norm(dot),
-    "temperature": lambda: scores.temperature(dot, jnp.array(2.0)),
-    "modified": lambda: scores.modified(dot, _nearer),
-    "positional": lambda: scores.positional(_by_distance),
-  }[name]()
+# Scores of 64 features and one head.
+EYE, ONES = np.eye(64, dtype="f4"), np.ones(64, "f4")
+LARGE_SCORES = {
+  "dot": scores.dot,
+  "scaled_dot": scores.scaled_dot,
+  "general": lambda: scores.general(EYE),
+  "additive": lambda: scores.additive(EYE, EYE, ONES),
+  "concat": lambda: scores.concat(np.concatenate([EYE, EYE]), ONES),
+  "cosine": scores.cosine,
+  "local": lambda: scores.local(scores.dot(), 200),
+  "local_p": lambda: scores.local(scores.dot(), 200, EYE, ONES),
+  "shaw": lambda: scores.shaw(jnp.ones((33, 64))),
+  "disentangled": lambda: scores.disentangled(EYE, EYE),
+  "forgetting": lambda: scores.forgetting(
+    scores.scaled_dot(), jnp.zeros((1, 16384))
+  ),
+  "location": lambda: scores.location(jnp.ones((16384, 64))),
+  "transformer_xl": lambda: scores.transformer_xl(EYE, ONES, ONES),
+  "soft_cap": lambda: scores.soft_cap(scores.dot(), 50.0),
+  "qk_norm": lambda: scores.qk_norm(scores.dot()),
+  "temperature": lambda: scores.temperature(scores.dot(), jnp.array(2.0)),
+  "modified": lambda: scores.modified(scores.dot(), _nearer),
+  "positional": lambda: scores.positional(_by_distance),
+}
 
 
 @sampled_product(
   ("name", "score"),
-  (
-    ("softmax", *CASES),
-    (
-      "dot",
-      "scaled_dot",
-      "general",
-      "additive",
-      "concat",
-      "cosine",
-      "local",
-      "local_p",
-      "shaw",
-      "disentangled",
-      "forgetting",
-      "location",
-      "transformer_xl",
-      "soft_cap",
-      "qk_norm",
-      "temperature",
-      "modified",
-      "positional",
-    ),
-  ),
+  (("softmax", *CASES), LARGE_SCORES),
   default=[("entmax15", "scaled_dot")],
 )
 def test_temporaries_of_the_gradient_are_at_most_64_mib(name, score):
@@ -755,7 +731,7 @@ def test_temporaries_of_the_gradient_are_at_most_64_mib(name, score):
     normalizer = type(normalizer)(0.0)  # one head
   if score == "local_p" and name not in ("softmax", "sink"):
     pytest.skip("the Gaussian of local-p multiplies the weights of a softmax")
-  score = _large_score(score)
+  score = LARGE_SCORES[score]()
   tokens = [jax.ShapeDtypeStruct((1, 16384, 64), jnp.float32)] * 3
   gradient = jax.grad(
     lambda tokens, score: jnp.sum(

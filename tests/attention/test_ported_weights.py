@@ -223,9 +223,7 @@ def test_bert_with_padding():
   from transformers.models.bert import modeling_bert
 
   config = transformers.BertConfig(
-    hidden_size=FEATURES,
-    num_attention_heads=HEADS,
-    attn_implementation="eager",
+    hidden_size=FEATURES, num_attention_heads=HEADS, attn_implementation="eager"
   )
   tokens = drawn_tokens()
   layer = modeling_bert.BertSelfAttention(config).eval()

@@ -8,19 +8,9 @@ import numpy as np
 import pytest
 
 import attention
-from attention import (
-  attend,
-  cache,
-  masks,
-  modules,
-  multi_head_attention,
-  normalizers,
-  ring_attention,
-  scores,
-)
+from attention import attend, masks, modules, normalizers, scores
 from attention.grouped_query import attend_heads
 from attention.implementations.blockwise import Blockwise
-from attention.ring import arrange, restore
 from attention.scores import distances, look_up, skew
 from tests.attention.comparison import close, jitted, wide
 from tests.attention.oracle import draw, loop_attend, single
@@ -31,6 +21,7 @@ from tests.attention.positional_cases import (
   draw_case,
   loop,
 )
+from tests.attention.test_ring import alone, around, check
 from tests.matrix import sampled
 from tests.meshes import make_mesh
 
@@ -94,9 +85,9 @@ def test_weights_equal_a_numpy_loop(name):
       return score(query, key), attention_weights(query, key, score=score)
 
     got, weights = both(query, key)
-  np.testing.assert_allclose(got, table, rtol=1e-9, atol=1e-11)
+  close(got, table, rtol=1e-09, atol=1e-11)
   want = expected_weights(name, table, parameters, query, key)
-  np.testing.assert_allclose(weights, want, rtol=1e-9, atol=1e-11)
+  close(weights, want, rtol=1e-09, atol=1e-11)
 
 
 def shaw_of_code(parameters, query, key):
@@ -199,8 +190,8 @@ def test_gradients_equal_differences_of_loops(name):
     )
   step = 1e-5
   want = (total(step) - total(-step)) / (2.0 * step)
-  np.testing.assert_allclose(forward, want, rtol=1e-6, atol=1e-7)
-  np.testing.assert_allclose(reverse, want, rtol=1e-6, atol=1e-7)
+  close(forward, want, rtol=1e-6, atol=1e-7)
+  close(reverse, want, rtol=1e-6, atol=1e-7)
 
 
 @sampled("name", CASES, default=["transformer_xl"])
@@ -248,7 +239,7 @@ def test_shifted_scores_equal_the_last_rows(name):
   query, key, _ = as_arrays(draw(7, *SHAPES), jnp.float32)
   score = CASES[name].bound(as_arrays(draw_case(name), jnp.float32))
   got = score.shifted(7)(query[:, 7:], key)
-  np.testing.assert_allclose(got, score(query, key)[:, 7:], 1e-4, 1e-5)
+  close(got, score(query, key)[:, 7:], rtol=1e-4, atol=1e-5)
   assert score.shifted(7).reads_positions == score.reads_positions
 
 
@@ -268,33 +259,7 @@ def by_head(scores, batch, head, query_positions, key_positions):
   return scores + jnp.sin(phase + query_positions - 2.0 * key_positions)
 
 
-def test_cached_decoding_passes_the_position_of_the_query():
-  drawn = draw(8, (2, 6, 8), (8, 4, 2), (8, 2, 2), (8, 2, 2), (4, 2, 8))
-  tokens, *weights = as_arrays(drawn, jnp.float32)
-  score = scores.modified(scores.scaled_dot(), by_head, with_indices=True)
-
-  @jax.jit
-  def both(tokens, weights):
-    whole = multi_head_attention(
-      tokens, tokens, tokens, *weights, score=score, mask=masks.causal()
-    )
-    memory = cache.init((2, 2), 6, 2)
-    parts = []
-    for part in (tokens[:, :4], tokens[:, 4:5], tokens[:, 5:]):
-      output, memory = multi_head_attention(
-        part, part, part, *weights, score=score, cache=memory
-      )
-      parts.append(output)
-    return whole, jnp.concatenate(parts, axis=1)
-
-  whole, parts = both(tokens, weights)
-  np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-  "implementation",
-  [TILES, pytest.param("reference", marks=pytest.mark.exhaustive)],
-)
+@sampled("implementation", [TILES, "reference"], default=[TILES])
 def test_batch_and_head_are_true_indices_for_grouped_heads(implementation):
   query, key = as_arrays(draw(9, (2, 6, 5, 4), (2, 3, 7, 4)), jnp.float32)
   score = scores.modified(scores.dot(), by_head, with_indices=True)
@@ -311,7 +276,7 @@ def test_batch_and_head_are_true_indices_for_grouped_heads(implementation):
   keys = jnp.repeat(key, 2, axis=1)
   table = by_head(query @ keys.mT, batch, head, rows, columns)
   want = jax.nn.softmax(table, axis=-1) @ keys
-  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+  close(got, want, rtol=1e-4, atol=1e-5)
 
 
 @sampled("name", CASES, default=["disentangled"])
@@ -321,7 +286,7 @@ def test_grouped_heads_equal_repeated_keys(name):
   got = attend_heads(query, key, key, score=score, mask=None, bias=None)[0]
   keys = jnp.repeat(key, 2, axis=0)
   want = attend(query, keys, keys, score=score)
-  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+  close(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_each_head_may_have_its_own_table_and_temperature():
@@ -337,7 +302,7 @@ def test_each_head_may_have_its_own_table_and_temperature():
     own = scores.temperature(scores.shaw(table[head]), temperature[head])
     keys = key[head // 2]
     want = attend(query[head], keys, keys, score=own)
-    np.testing.assert_allclose(got[head], want, rtol=1e-4, atol=1e-5)
+    close(got[head], want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -364,19 +329,14 @@ def test_scores_without_keys_or_queries(score, implementation):
     assert not transpose(result + 1.0)[0].any()
 
 
-@pytest.mark.parametrize(
-  ("name", "order"),
+@sampled("order", ["contiguous", "zigzag"], default=["zigzag"])
+@sampled(
+  "name",
   [
-    ("local_p", "zigzag"),
-    *(
-      pytest.param(name, order, marks=pytest.mark.exhaustive)
-      for name in (
-        *("shaw", "transformer_xl", "forgetting", "location"),
-        "causal_local_p",
-      )
-      for order in ("contiguous", "zigzag")
-    ),
+    *("local_p", "causal_local_p", "shaw"),
+    *("transformer_xl", "forgetting", "location"),
   ],
+  default=["local_p"],
 )
 def test_ring_equals_one_device_with_gradients(name, order):
   length = 12
@@ -384,43 +344,15 @@ def test_ring_equals_one_device_with_gradients(name, order):
   if name == "forgetting":
     parameters["log_gates"] = parameters["log_gates"][:length]
   tokens = draw(12, *((2, length, FEATURES),) * 3)
-  arguments = as_arrays((parameters, *tokens), jnp.float32)
-  mesh = make_mesh(sequence=2)
-  shard = jax.P(None, "sequence")
+  parameters, tokens = as_arrays((parameters, tokens), jnp.float32)
 
-  def in_a_ring(parameters, *tokens):
-    def run(parameters, *tokens):
-      return ring_attention(
-        *tokens,
-        axis_name="sequence",
-        score=CASES[name].bound(parameters),
-        mask=masks.causal(),
-        order=order,
-      )
+  def arguments_of(parameters):
+    return {"score": CASES[name].bound(parameters), "mask": masks.causal()}
 
-    arranged = [arrange(each, 2, axis=1, order=order) for each in tokens]
-    context = jax.shard_map(
-      run,
-      mesh=mesh,
-      in_specs=(jax.P(), shard, shard, shard),
-      out_specs=shard,
-    )(parameters, *arranged)
-    return restore(context, 2, axis=1, order=order)
-
-  def alone(parameters, *tokens):
-    score = CASES[name].bound(parameters)
-    return attend(*tokens, score=score, mask=masks.causal())
-
-  def with_gradients(run):
-    def total(*arguments):
-      context = run(*arguments)
-      return jnp.sum(jnp.sin(context)), context
-
-    return jax.jit(jax.grad(total, range(4), has_aux=True))(*arguments)
-
-  with jax.set_mesh(mesh):
-    got = with_gradients(in_a_ring)
-  close(got, with_gradients(alone), rtol=1e-3, atol=1e-4)
+  spec = jax.P(None, "sequence")
+  ring = around(arguments_of, order, make_mesh(sequence=2), spec)
+  tolerance = {"rtol": 1e-3, "atol": 1e-4}
+  check(ring, alone(arguments_of), tokens, parameters, **tolerance)
 
 
 def test_sharded_heads_pass_the_index_of_the_head():
@@ -432,9 +364,7 @@ def test_sharded_heads_pass_the_index_of_the_head():
   sharded = module.clone(mesh_axes=modules.MeshAxes(heads="tensor"))
   with jax.set_mesh(mesh):
     got = jax.jit(sharded.apply)(variables, tokens)
-  np.testing.assert_allclose(
-    got, module.apply(variables, tokens), rtol=1e-4, atol=1e-5
-  )
+  close(got, module.apply(variables, tokens), rtol=1e-4, atol=1e-5)
 
 
 def test_wrappers_reject_functions():
@@ -514,7 +444,7 @@ def test_lengths_of_examples_scale_the_predicted_position():
   got = attention_weights(query, key, score=score, mask=masks.padding(lengths))
   alone = scores.local(scores.dot(), 2, weight, vector)
   want = attention_weights(query[0], key[0, :5], score=alone)
-  np.testing.assert_allclose(got[0, :, :5], want, rtol=1e-4, atol=1e-5)
+  close(got[0, :, :5], want, rtol=1e-4, atol=1e-5)
 
 
 def test_positions_are_predicted_without_promotion_of_integers():
@@ -578,7 +508,7 @@ def test_modified_scores_have_the_gradients_of_their_arrays():
     jax.jit(jax.grad(functools.partial(total, implementation=each)))(slope)
     for each in (TILES, "reference")
   )
-  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+  close(got, want, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(("number", "length"), [(300, 5), (640, 5), (5, 640)])
@@ -656,8 +586,7 @@ def test_relative_products_of_small_tables_equal_a_look_up(first, size, by_key):
 def test_relative_products_of_several_starts_and_a_table_for_each_head():
   with wide():
     scores, tokens, table, cotangent = map(
-      jnp.asarray,
-      draw(2, (2, 64, 256), (2, 64, 4), (2, 9, 4), (2, 64, 256)),
+      jnp.asarray, draw(2, (2, 64, 256), (2, 64, 4), (2, 9, 4), (2, 64, 256))
     )
     firsts = jnp.array([-200, -70, -33, 60])
 

@@ -10,7 +10,8 @@ import pytest
 
 from attention import attention_weights, masks, positions
 from attention.modules import MultiHeadAttention
-from tests.attention.oracle import draw
+from tests.attention.comparison import close
+from tests.attention.oracle import draw, single
 
 
 def test_sinusoidal_equals_the_formula():
@@ -25,36 +26,30 @@ def test_sinusoidal_equals_the_formula():
       )
 
 
-def test_rotary_rotates_each_pair_by_its_angle():
-  (tokens,) = draw(0, (2, 7, 6))
-  turned = np.asarray(positions.rotary(tokens, base=100.0))
-  for position in range(7):
-    for pair in range(3):
-      angle = position * 100.0 ** (-2 * pair / 6)
-      number = complex(*[math.cos(angle), math.sin(angle)])
-      before = (
-        tokens[:, position, 2 * pair] + 1j * (tokens[:, position, 2 * pair + 1])
-      )
-      after = (
-        turned[:, position, 2 * pair] + 1j * (turned[:, position, 2 * pair + 1])
-      )
-      np.testing.assert_allclose(after, before * number, atol=1e-5)
-
-
-def test_half_split_pairs_rotate_the_first_features_only():
-  (tokens,) = draw(0, (7, 8))
-  options = positions.RotaryOptions(100.0, rotary_dim=6, pairs="half_split")
+@pytest.mark.parametrize(
+  ("pairs", "places"),
+  [
+    ("interleaved", [(0, 1), (2, 3), (4, 5)]),
+    ("half_split", [(0, 3), (1, 4), (2, 5)]),
+  ],
+)
+def test_rotary_rotates_each_pair_of_the_first_features(pairs, places):
+  (tokens,) = draw(0, (2, 7, 8))
+  options = positions.RotaryOptions(100.0, rotary_dim=6, pairs=pairs)
   turned = np.asarray(positions.rotary(tokens, options=options))
   for position in range(7):
-    for pair in range(3):
+    for pair, (real, imaginary) in enumerate(places):
       angle = position * 100.0 ** (-2 * pair / 6)
-      number = complex(math.cos(angle), math.sin(angle))
       before, after = (
-        complex(each[position, pair], each[position, pair + 3])
+        each[:, position, real] + 1j * each[:, position, imaginary]
         for each in (tokens, turned)
       )
-      np.testing.assert_allclose(after, before * number, atol=1e-5)
-  np.testing.assert_array_equal(turned[:, 6:], tokens[:, 6:].astype("f4"))
+      expected = before * complex(math.cos(angle), math.sin(angle))
+      np.testing.assert_allclose(after, expected, atol=1e-5)
+  np.testing.assert_array_equal(turned[..., 6:], tokens[..., 6:].astype("f4"))
+  if pairs == "interleaved":
+    by_default = positions.rotary(tokens[..., :6], base=100.0)
+    np.testing.assert_array_equal(by_default, turned[..., :6])
 
 
 def linear(pair, size, base):
@@ -178,8 +173,7 @@ def test_wrong_options_raise(message, make):
 
 @pytest.mark.parametrize("scaling", [None, positions.NTKScaling(2.0)])
 def test_tables_have_the_computed_angles(scaling, monkeypatch):
-  (tokens,) = draw(4, (2, 9, 8))
-  tokens = jnp.asarray(tokens, jnp.float32)
+  (tokens,) = single(4, (2, 9, 8))
   options = positions.RotaryOptions(100.0, rotary_dim=6, scaling=scaling)
   limited = dataclasses.replace(options, max_length=9)
   places = jnp.stack([jnp.arange(9), jnp.arange(9)[::-1]])
@@ -206,8 +200,7 @@ def test_positions_beyond_the_maximum_length_give_nan(table_size, monkeypatch):
 
 
 def test_positions_within_segments_equal_separate_sequences():
-  (tokens,) = draw(3, (2, 8, 8))
-  tokens = jnp.asarray(tokens, jnp.float32)
+  (tokens,) = single(3, (2, 8, 8))
   options = positions.RotaryOptions(
     100.0, rotary_dim=2, pairs="half_split", scaling=SCALINGS[llama3]
   )
@@ -224,7 +217,7 @@ def test_positions_within_segments_equal_separate_sequences():
 
   # Only distances within a segment matter.
   within = np.array([[0, 1, 2, 3, 0, 1, 2, 3], [9, 10, 11, 12, 5, 6, 7, 8]])
-  np.testing.assert_allclose(
+  close(
     packed(variables, tokens, within).reshape(4, 4, 8),
     alone,
     rtol=1e-4,

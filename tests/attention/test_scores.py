@@ -9,8 +9,14 @@ import attention
 from attention import masks, scores
 from attention.grouped_query import attend_heads
 from attention.scores.tracing import trace_score
-from tests.attention.comparison import jitted
-from tests.attention.oracle import CASES, draw, draw_parameters, loop_scores
+from tests.attention.comparison import close, jitted
+from tests.attention.oracle import (
+  CASES,
+  draw,
+  draw_parameters,
+  loop_scores,
+  single,
+)
 from tests.matrix import KINDS, sampled
 
 attend = jitted(attention.attend)
@@ -20,12 +26,6 @@ every_name = pytest.mark.parametrize("name", NAMED)
 
 def function(name):
   return jitted(getattr(scores, f"{name}_score"))
-
-
-def single(tree):
-  return jax.tree.map(
-    lambda array: jnp.asarray(np.asarray(array, np.float32)), tree
-  )
 
 
 @every_name
@@ -40,18 +40,13 @@ def test_score_function_and_bound_score_equal_a_numpy_loop(name):
       case.bound(parameters)(jnp.asarray(query), jnp.asarray(key)),
     ):
       assert got.dtype == jnp.float64
-      np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+      close(got, expected, rtol=1e-12, atol=1e-12)
 
 
 @every_name
-def test_functions_return_the_common_dtype_and_bound_scores_float32(
-  name,
-):
+def test_functions_return_the_common_dtype_and_bound_scores_float32(name):
   query, key = (jnp.asarray(x, jnp.bfloat16) for x in draw(1, (3, 4), (5, 4)))
-  parameters = jax.tree.map(
-    lambda array: jnp.asarray(array, jnp.bfloat16),
-    draw_parameters(CASES[name], 4),
-  )
+  parameters = draw_parameters(CASES[name], 4, dtype=jnp.bfloat16)
   assert function(name)(query, key, **parameters).dtype == jnp.bfloat16
   bound = CASES[name].bound(parameters)
   assert bound(query, key).dtype == jnp.float32
@@ -67,7 +62,7 @@ def test_each_head_can_have_its_own_parameters(name):
   stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *heads)
   together = function(name)(query, key, **stacked)
   for head, parameters in enumerate(heads):
-    np.testing.assert_allclose(
+    close(
       together[:, head],
       function(name)(query[:, head], key[:, 0], **parameters),
       rtol=1e-5,
@@ -78,13 +73,15 @@ def test_each_head_can_have_its_own_parameters(name):
 @sampled("name", CASES, default=KINDS)
 def test_with_mapped_keys_equals_the_original_score(name):
   case = CASES[name]
-  query, key = single(draw(3, (2, 3, 4), (2, 5, 4)))
-  score = scores.as_score(case.bound(single(draw_parameters(case, 4))))
+  query, key = single(3, (2, 3, 4), (2, 5, 4))
+  score = scores.as_score(
+    case.bound(draw_parameters(case, 4, dtype=jnp.float32))
+  )
   mapped = scores.with_mapped_keys(score)
   np.testing.assert_array_equal(
     mapped(query, score.map_key(key)), score(query, key)
   )
-  np.testing.assert_allclose(
+  close(
     attend(query, score.map_key(key), key, score=mapped),
     attend(query, key, key, score=score),
     rtol=1e-5,
@@ -95,15 +92,15 @@ def test_with_mapped_keys_equals_the_original_score(name):
 @sampled("name", CASES, default=KINDS)
 def test_grouped_heads_equal_separate_heads(name):
   case = CASES[name]
-  query, key = single(draw(4, (2, 6, 3, 4), (2, 2, 5, 4)))
+  query, key = single(4, (2, 6, 3, 4), (2, 2, 5, 4))
   per_head = name in NAMED
   parameters = (
     jax.tree.map(
       lambda *arrays: jnp.stack(arrays),
-      *[single(draw_parameters(case, 4, seed=seed)) for seed in range(6)],
+      *[draw_parameters(case, 4, seed, jnp.float32) for seed in range(6)],
     )
     if per_head
-    else single(draw_parameters(case, 4))
+    else draw_parameters(case, 4, dtype=jnp.float32)
   )
   score = scores.as_score(case.bound(parameters))
   grouped = score.group_heads(2, 3)(
@@ -111,14 +108,12 @@ def test_grouped_heads_equal_separate_heads(name):
   )
   assert grouped.shape == (2, 2, 3, 3, 5)
   repeated = score(query, jnp.repeat(key, 3, axis=1))
-  np.testing.assert_allclose(
-    grouped.reshape(repeated.shape), repeated, rtol=1e-5, atol=1e-5
-  )
+  close(grouped.reshape(repeated.shape), repeated, rtol=1e-5, atol=1e-5)
 
 
 def test_additive_projects_keys_once_for_each_key_value_head():
   query_weight, key_weight, score_weight = single(
-    draw(5, (6, 4, 3), (2, 4, 3), (6, 3))
+    5, (6, 4, 3), (2, 4, 3), (6, 3)
   )
   score = scores.additive(query_weight, key_weight, score_weight)
   grouped = score.group_heads(2, 3)
@@ -130,8 +125,8 @@ def test_additive_projects_keys_once_for_each_key_value_head():
 @sampled("name", NAMED, default=["additive", "cosine"])
 def test_bound_score_is_a_pytree_with_gradients(name):
   case = CASES[name]
-  query, key = single(draw(6, (3, 4), (5, 4)))
-  score = case.bound(single(draw_parameters(case, 4)))
+  query, key = single(6, (3, 4), (5, 4))
+  score = case.bound(draw_parameters(case, 4, dtype=jnp.float32))
 
   def loss(score):
     return jnp.sum(attend(query, key, key, score=score) ** 2)
@@ -150,7 +145,7 @@ def test_callable_pytree_keeps_its_leaves():
   )
   score = scores.as_score(partial)
   assert len(jax.tree.leaves(score)) == 1
-  query, key = single(draw(7, (3, 4), (5, 4)))
+  query, key = single(7, (3, 4), (5, 4))
   run = jax.jit(lambda score: score(query, key))
   np.testing.assert_allclose(run(score), query @ key.T, rtol=1e-5)
   assert not jax.tree.leaves(scores.as_score(lambda query, key: query))
@@ -167,8 +162,8 @@ def test_as_score_converts_score_functions_to_bound_scores():
 
 
 def test_scale_replaces_the_default():
-  query, key = single(draw(8, (3, 4), (5, 4)))
-  np.testing.assert_allclose(
+  query, key = single(8, (3, 4), (5, 4))
+  close(
     scores.scaled_dot_score(query, key, 2.0),
     2.0 * scores.dot_score(query, key),
     rtol=1e-5,
@@ -192,7 +187,7 @@ def test_cosine_of_a_zero_token_is_zero_with_finite_derivatives():
   for leaf in jax.tree.leaves(derivatives(query, key)):
     assert np.isfinite(leaf).all()
   small = scores.cosine_score(1e-8 * jnp.ones((1, 3)), jnp.ones((1, 3)))
-  np.testing.assert_allclose(small, 1.0, rtol=1e-5, atol=1e-6)
+  close(small, 1.0, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -265,10 +260,7 @@ def test_score_may_be_an_unhashable_callable():
 @pytest.mark.parametrize(
   ("score", "message"),
   [
-    (
-      scores.cosine,
-      r"the class Cosine; call it .*: scores\.cosine\(\)$",
-    ),
+    (scores.cosine, r"the class Cosine; call it .*: scores\.cosine\(\)$"),
     (scores.shaw, r"the class Shaw; .*: Shaw\(relative_keys\)$"),
     (
       scores.additive_score,

@@ -25,12 +25,6 @@ _PHRASES = (
 )
 
 
-@pytest.fixture
-def tiny():
-  """A config that trains in a second or two."""
-  return make_tiny()
-
-
 class Complete(NamedTuple):
   """An undisturbed run that a binary has trained."""
 
@@ -52,10 +46,9 @@ def complete(tmp_path_factory):
     config, workdir = folder / "tiny.py", folder / "complete"
     if not output.exists():
       processes.write_config(folder)
-      code, out, error = processes.run(
+      out, error = processes.succeeded(
         "train", f"--config={config}", f"--workdir={workdir}"
       )
-      assert code == 0, error
       output.write_text(json.dumps([out, error]))
   return Complete(config, workdir, *json.loads(output.read_text()))
 
@@ -72,11 +65,7 @@ def make_tiny(arg: str = ""):
   }
   make_model_small(config)
   config.train.update(
-    steps=12,
-    batch_size=16,
-    log_every=2,
-    eval_every=6,
-    checkpoint_every=3,
+    steps=12, batch_size=16, log_every=2, eval_every=6, checkpoint_every=3
   )
   return config
 

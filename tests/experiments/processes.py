@@ -194,6 +194,21 @@ def run(module, *arguments, text="", **options):
   return process.returncode, out, error
 
 
+def succeeded(*arguments, **options):
+  """The outputs of a binary that must end with code 0, as of `run`."""
+  code, *outputs = run(*arguments, **options)
+  assert code == 0, outputs
+  return outputs
+
+
+def refused(*arguments, **options):
+  """The error message of a binary that must refuse its arguments."""
+  code, _, error = run(*arguments, **options)
+  assert code == 2, error
+  assert "Traceback" not in error
+  return error
+
+
 def write_config(folder, text=CONFIG, name="tiny.py"):
   path = folder / name
   path.write_text(text)

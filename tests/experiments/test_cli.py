@@ -18,7 +18,7 @@ from tests.experiments import processes
 
 pytestmark = [
   # by which ml_collections loads a config file
-  pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning"),
+  pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
 ]
 
 # The tests run on three devices, over which no default batch divides.
@@ -26,10 +26,7 @@ DIVIDES = "--config.train.batch_size=3"
 
 ERRORS = {
   "no config": (["train"], "--config is required"),
-  "no get_config": (
-    ["train", "--config={tmp}/empty.py"],
-    "has no get_config",
-  ),
+  "no get_config": (["train", "--config={tmp}/empty.py"], "has no get_config"),
   "syntax error": (["train", "--config={tmp}/broken.py"], "broken.py"),
   "raises": (["train", "--config={tmp}/raises.py"], "raises.py, line 2"),
   "unknown argument": (
@@ -39,14 +36,6 @@ ERRORS = {
   "misspelt field": (
     ["train", "--config=configs/reverse.py", "--config.train.step=3"],
     "config.train.step",
-  ),
-  "misspelt section": (
-    ["train", "--config=configs/reverse.py", "--config.trian.steps=3"],
-    "--config.trian: no such field; did you mean 'train'?",
-  ),
-  "field of another section": (
-    ["train", "--config=configs/reverse.py", "--config.train.seed=1"],
-    "config.train.seed: no such field; did you mean --config.seed?",
   ),
   "training an export": (
     ["train", "--config=configs/reverse.py:dot", "--workdir=releases/reverse"],
@@ -70,11 +59,7 @@ ERRORS = {
     "--length_penalty=nan: must be a finite number",
   ),
   "alignments": (
-    [
-      "translate",
-      "--workdir=releases/numbers",
-      "--alignments={tmp}/empty.py",
-    ],
+    ["translate", "--workdir=releases/numbers", "--alignments={tmp}/empty.py"],
     "--alignments={tmp}/empty.py: is a file; give the name of a folder",
   ),
   "page": (
@@ -89,17 +74,9 @@ ERRORS = {
     ["plan", "--config=configs/reverse.py", "--topology=v5"],
     "--topology=v5: is no topology; write ",
   ),
-  "out of range": (
-    ["train", "--config=configs/reverse.py", "--config.train.steps=0"],
-    "config.train.steps: got 0; ",
-  ),
   "returns a dictionary": (
     ["train", "--config={tmp}/dictionary.py"],
     "get_config returned dict, not an ml_collections.ConfigDict",
-  ),
-  "returns nothing": (
-    ["train", "--config={tmp}/nothing.py"],
-    "get_config returned NoneType",
   ),
   "misspelt in the file": (
     ["train", "--config={tmp}/typo.py"],
@@ -127,19 +104,6 @@ ERRORS = {
     ["evaluate", "--workdir={tmp}/empty.py"],
     "--workdir={tmp}/empty.py: is a file, not a directory",
   ),
-  "too many devices": (
-    [
-      "train",
-      "--config=configs/reverse.py",
-      "--workdir={tmp}/many",
-      "--config.mesh.data=64",
-    ],
-    "config.mesh: data=64 needs 64 devices, but this run has 3 (cpu)",
-  ),
-  "batch does not divide": (
-    ["train", "--config=configs/reverse.py", "--workdir={tmp}/divide"],
-    "config.train.batch_size",
-  ),
   "export: sizes of no decoder": (
     ["export", "--workdir={tmp}", "--out={tmp}/out", "--batch_size=2"],
     "give --source_length too",
@@ -165,7 +129,6 @@ def test_user_error_is_one_message_without_traceback(kind, tmp_path):
   (tmp_path / "empty.py").write_text("")
   (tmp_path / "broken.py").write_text("def get_config(:\n")
   (tmp_path / "raises.py").write_text("def get_config(arg=''):\n  1 / 0\n")
-  (tmp_path / "nothing.py").write_text("def get_config(arg=''):\n  pass\n")
   (tmp_path / "dictionary.py").write_text(
     "def get_config(arg=''):\n  return {'seed': 0}\n"
   )
@@ -185,7 +148,6 @@ def test_user_error_is_one_message_without_traceback(kind, tmp_path):
   assert error.startswith("error: ")
   assert len(error.splitlines()) <= 4, error
   assert out == ""
-  assert not (tmp_path / "divide").exists()
 
 
 def test_too_little_memory_is_one_message():
@@ -350,19 +312,18 @@ def test_the_score_of_another_model_is_suggested():
 
 
 @pytest.mark.parametrize(
-  ("field", "source", "kind"),
+  ("field", "arg", "rest"),
   [
-    ("scan_layers", "configs/reverse.py", "a Transformer"),
-    ("cell", "configs/reverse.py:transformer", "an RNN"),
+    ("model.scan_layers", "", " of this model; a Transformer has it"),
+    ("model.cell", ":transformer", " of this model; an RNN has it"),
+    ("trian", "", "; did you mean 'train'?"),
+    ("train.seed", "", "; did you mean --config.seed?"),
   ],
 )
-def test_the_model_that_has_a_field_is_named(field, source, kind):
+def test_the_place_or_name_of_a_field_is_suggested(field, arg, rest):
   with pytest.raises(UserError) as caught:
-    parsed_config(f"--config.model.{field}=True", source=source)
-  message = (
-    f"--config.model.{field}: no such field of this model; {kind} has it"
-  )
-  assert str(caught.value) == message
+    parsed_config(f"--config.{field}=3", source=f"configs/reverse.py{arg}")
+  assert str(caught.value) == f"--config.{field}: no such field{rest}"
 
 
 def test_an_optional_field_accepts_none_and_a_number(tmp_path):

@@ -25,9 +25,7 @@ WITHOUT_RESULT = ("translation",)
 
 
 @sampled_product(
-  ("name", "arg"),
-  (NAMES, ["", *base.ARGUMENTS]),
-  default=[("reverse", "none")],
+  ("name", "arg"), (NAMES, ["", *base.ARGUMENTS]), default=[("reverse", "none")]
 )
 def test_builds(name, arg, corpus, tmp_path):
   config = importlib.import_module(f"configs.{name}").get_config(arg)

@@ -40,7 +40,10 @@ def test_help_shows_every_launcher():
   ("arguments", "message"),
   [
     (["lsf"], "unknown launcher 'lsf'; known: local, slurm, tpu, k8s"),
-    (["local", "x", *TRAIN], "needs a number of processes, got 'x'"),
+    *[
+      (["local", count, *TRAIN], f"a number of processes, got '{count}'")
+      for count in ("", "0", "x")
+    ],
     (["slurm", "--node=2", *TRAIN], "unknown option --node; known: --name"),
     (["slurm", "--nodes", "2", *TRAIN], "--nodes needs a value, --nodes=..."),
     (["slurm", "--nodes=two", *TRAIN], "--nodes must be a number, at least 1"),
@@ -121,11 +124,7 @@ FAILED = "launch.sh: a process failed with code {}; stopping the others\n"
 
 @pytest.mark.parametrize(
   ("codes", "code", "message"),
-  [
-    ((75, 75), 75, ""),
-    ((0, 75), 75, ""),
-    ((75, 3), 3, FAILED.format(3)),
-  ],
+  [((75, 75), 75, ""), ((0, 75), 75, ""), ((75, 3), 3, FAILED.format(3))],
 )
 def test_local_reports_failures_and_no_saved_runs(codes, code, message):
   # Process 1 ends after process 0.

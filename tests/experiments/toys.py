@@ -56,11 +56,7 @@ def rnn(vocabulary_size):
 
 
 def make_rnn(
-  source_vocabulary_size,
-  target_vocabulary_size,
-  *,
-  dtype="float32",
-  **options,
+  source_vocabulary_size, target_vocabulary_size, *, dtype="float32", **options
 ):
   """A small RNN; `options` are fields of its config."""
   fields = {

@@ -17,8 +17,9 @@ from tests.attention.implementations.cudnn_stand_in import (
 from tests.attention.oracle import draw
 from tests.matrix import sampled, sampled_product
 
+pytestmark = pytest.mark.usefixtures("_stand_in")
 
-@pytest.mark.usefixtures("_stand_in")
+
 @pytest.mark.parametrize("is_small", [True, False])
 def test_the_lse_and_its_gradient_equal_the_reference(is_small, monkeypatch):
   if not is_small:
@@ -49,7 +50,6 @@ def test_the_lse_and_its_gradient_equal_the_reference(is_small, monkeypatch):
     )
 
 
-@pytest.mark.usefixtures("_stand_in")
 def test_a_small_call_with_an_lse_is_differentiated_as_the_dense_formula():
   query, key, value = tokens(*SHAPES)
   bias = jnp.asarray(draw(7, (3, 6, 8))[0], jnp.bfloat16)
@@ -80,7 +80,6 @@ def in_a_loop(loss):
   return total
 
 
-@pytest.mark.usefixtures("_stand_in")
 @pytest.mark.parametrize("is_looped", [False, True])
 @sampled("name", ["lse", "sink"], default=["lse"])
 def test_second_derivatives_of_the_lse(name, is_looped, monkeypatch):
@@ -136,7 +135,6 @@ BIASED = {
 }
 
 
-@pytest.mark.usefixtures("_stand_in")
 @sampled_product(
   ("derivative", "arguments"),
   (DERIVATIVES, BIASED),
@@ -180,7 +178,6 @@ def test_all_derivatives_equal_the_reference(derivative, arguments):
     assert error < 0.05, error
 
 
-@pytest.mark.usefixtures("_stand_in")
 def test_the_gradient_of_a_bias_equals_the_reference():
   bias = jnp.asarray(draw(7, (3, 6, 8))[0], jnp.bfloat16)
 

@@ -16,14 +16,14 @@ from tests.attention.implementations.cudnn_stand_in import (
   tokens,
 )
 
+pytestmark = pytest.mark.usefixtures("_stand_in")
 
-@pytest.mark.usefixtures("_stand_in")
+
 @pytest.mark.parametrize("name", PATTERNS)
 def test_masks_equal_the_reference(name):
   agree(*tokens(*SHAPES), mask=PATTERNS[name])
 
 
-@pytest.mark.usefixtures("_stand_in")
 @pytest.mark.parametrize(
   ("name", "length"),
   [("offset", 8), ("both sides", 8), ("rows without keys", 4), ("window", 6)],
@@ -42,7 +42,6 @@ def test_bands_become_causal_calls(name, length, monkeypatch):
   assert calls[-1] == (length, True, None)
 
 
-@pytest.mark.usefixtures("_stand_in")
 def test_windows_of_more_queries_than_keys_are_arrays(monkeypatch):
   # cuDNN has no such windows.
   shapes = (2, 8, 8), (2, 6, 8), (2, 6, 8)
@@ -53,7 +52,6 @@ def test_windows_of_more_queries_than_keys_are_arrays(monkeypatch):
     attend(*tokens(*shapes), mask=mask, implementation="cudnn")
 
 
-@pytest.mark.usefixtures("_stand_in")
 @pytest.mark.parametrize("mask", [masks.causal(-2), masks.sliding_window(2, 1)])
 def test_derivatives_of_shifted_queries_equal_the_reference(mask, monkeypatch):
   monkeypatch.setattr(size, "_BYTES", 0)  # else those of the dense formula
@@ -80,7 +78,6 @@ def test_derivatives_of_shifted_queries_equal_the_reference(mask, monkeypatch):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("_stand_in")
 def test_gradients_of_rows_without_keys_are_zero():
   arrays = tokens(*SHAPES)
   mask = masks.padding(jnp.array([0, 5])) & masks.causal()

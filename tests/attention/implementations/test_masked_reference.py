@@ -148,26 +148,6 @@ def test_rows_without_keys_are_zero_beside_nan():
   assert not any(each.any() for each in gradients)
 
 
-def test_gradients_of_a_call_with_dropout_are_those_of_tiles():
-  query, key, value, _ = tokens()
-
-  def gradients(implementation):
-    def total(*tokens):
-      result = attention.attend(
-        *tokens,
-        mask=masks.causal(),
-        dropout_rate=0.5,
-        rng=jax.random.key(0),
-        implementation=implementation,
-      )
-      return jnp.sum(jnp.sin(result))
-
-    return jax.jit(jax.grad(total, (0, 1, 2)))(query, key, value)
-
-  for got, want in zip(gradients("reference"), gradients("blockwise")):
-    np.testing.assert_allclose(got, want, 1e-5, 1e-6)
-
-
 def test_calls_without_keys_and_without_features():
   query, key, value, _ = tokens()
   assert not attend(query, key[:, :0], value[:, :0], mask=masks.causal()).any()

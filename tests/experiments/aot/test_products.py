@@ -7,6 +7,7 @@ import pytest
 
 from experiments.aot import cost, hlo, products, targets
 from experiments.errors import UserError
+from tests.experiments.aot.test_cost import Compiled
 
 # A product of [64, 128] and [128, 32] in a fusion of a loop that runs 7 times.
 PROGRAM = """HloModule jit_f, is_scheduled=true
@@ -40,22 +41,6 @@ body=%body
 }
 """
 PRODUCT = 2 * 64 * 128 * 32
-
-
-class Compiled:
-  """What `cost_of` needs of a `jax.stages.Compiled`."""
-
-  temp_size_in_bytes = argument_size_in_bytes = 0
-  output_size_in_bytes = alias_size_in_bytes = 0
-
-  def __init__(self, text):
-    self.text = text
-
-  def as_text(self):
-    return self.text
-
-  def memory_analysis(self):
-    return self
 
 
 @pytest.mark.parametrize(

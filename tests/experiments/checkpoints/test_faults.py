@@ -49,8 +49,7 @@ def test_resume_after_kills_is_bit_exact(tmp_path):
   config = processes.write_config(tmp_path, processes.LONG)
   whole, killed = tmp_path / "whole", tmp_path / "killed"
   arguments = ["train", f"--config={config}"]
-  code, _, error = processes.run(*arguments, f"--workdir={whole}")
-  assert code == 0, error
+  processes.succeeded(*arguments, f"--workdir={whole}")
   arguments.append(f"--workdir={killed}")
   rng, done = random.Random(0), 0
   while done < KILLS:
@@ -89,8 +88,7 @@ def kill(arguments, workdir, target, delay):
 def assert_resumes_as(whole, killed, arguments):
   """The killed run ends with the bits, metrics and results of the other."""
   resumed = last_step(killed)
-  code, _, error = processes.run(*arguments)
-  assert code == 0, error
+  _, error = processes.succeeded(*arguments)
   assert not resumed or f"after step {resumed}" in error
   assert "damaged" not in error
   assert_same_bits(final_state(killed), final_state(whole))
@@ -203,8 +201,7 @@ def test_a_full_quota_is_reported_and_the_run_resumes(tmp_path):
   assert last.startswith("error: "), error
   assert "Disk quota exceeded" in last
   assert "Traceback" not in error
-  code, _, error = processes.run(*arguments)
-  assert code == 0, error
+  _, error = processes.succeeded(*arguments)
   assert "resuming after step" in error
   assert int(final_state(folder / "run").step) == 12
 
@@ -226,8 +223,7 @@ def test_a_full_disk_is_reported_and_the_run_resumes(
   assert "Traceback" not in error
   room = "remount,size=20m"
   subprocess.run(["mount", "-o", room, str(disk)], check=True)
-  code, _, error = processes.run(*arguments)
-  assert code == 0, error
+  _, error = processes.succeeded(*arguments)
   resumes = "resumes after step" in last
   assert resumes == (kibibytes == 1500)
   assert ("resuming after step" in error) == resumes
@@ -274,10 +270,8 @@ def running(tmp_path):
 @exhaustive
 def test_a_second_run_in_a_directory_is_refused(running):
   process, arguments = running
-  code, _, error = processes.run(*arguments)
-  assert code == 2
+  error = processes.refused(*arguments)
   assert f"another run uses this directory: process {process.pid} on" in error
-  assert "Traceback" not in error
   assert process.poll() is None
   process.send_signal(signal.SIGKILL)
   process.communicate()
@@ -344,10 +338,7 @@ module.{name} = slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(
   ("module", "name", "seconds", "last"),
-  [
-    ("start", "make_experiment", 3, 0),
-    ("loop", "evaluate_all", LIMIT, 12),
-  ],
+  [("start", "make_experiment", 3, 0), ("loop", "evaluate_all", LIMIT, 12)],
 )
 def test_a_signal_before_or_after_the_steps_stops_the_run(
   module, name, seconds, last, number, tmp_path
@@ -365,8 +356,7 @@ def test_a_signal_before_or_after_the_steps_stops_the_run(
   steps = (workdir / "checkpoints").iterdir()
   assert max((int(step.name) for step in steps), default=0) == last
   assert not (workdir / "eval").exists()
-  code, _, error = processes.run(*arguments)
-  assert code == 0, error
+  _, error = processes.succeeded(*arguments)
   message = f"training is complete after step {last}"
   assert (message in error) == bool(last)
   assert (workdir / "eval" / "test.json").exists()
@@ -377,13 +367,11 @@ def test_resuming_with_other_versions_warns(tmp_path):
   config = processes.write_config(tmp_path)
   run = tmp_path / "run"
   arguments = ["train", f"--config={config}", f"--workdir={run}"]
-  code, _, error = processes.run(*arguments)
-  assert code == 0, error
+  _, error = processes.succeeded(*arguments)
   assert "other versions" not in error
   path = run / "versions.json"
   path.write_text(json.dumps({**json.loads(path.read_text()), "jax": "0.1.2"}))
-  code, _, error = processes.run(*arguments)
-  assert code == 0, error
+  _, error = processes.succeeded(*arguments)
   assert "began with other versions" in error
   assert f"jax: stored 0.1.2, now {jax.__version__}" in error
 
@@ -530,8 +518,7 @@ def test_pickles_and_code_in_a_run_directory_are_not_executed(
     folder.mkdir(exist_ok=True)
     for name in ("state.pkl", "params.pickle", "model.npy"):
       (folder / name).write_bytes(pickled)
-  code, _, error = processes.run("evaluate", f"--workdir={run}")
-  assert code == 0, error
+  processes.succeeded("evaluate", f"--workdir={run}")
   assert not trap.exists()
 
 

@@ -14,16 +14,17 @@ from experiments.errors import UserError
 from tests.experiments.checkpoints.test_checkpoints import state_at
 
 
-def config(**options):
-  return TrainConfig(checkpoint_every=10, best_metric="bleu", **options)
+def config(metric="bleu", **options):
+  return TrainConfig(checkpoint_every=10, best_metric=metric, **options)
 
 
-def save(folder, steps, *, scores=(), keep_last=3, keep_best=0):
+def save(folder, steps, *, scores=(), metric="bleu", **options):
   """Saves checkpoints at these steps; returns the steps that are kept."""
-  options = config(keep_last=keep_last, keep_best=keep_best)
-  with opened(folder, options) as manager:
+  options = {"keep_last": 3, "keep_best": 0} | options
+  scores = dict(scores)
+  with opened(folder, config(metric, **options)) as manager:
     for step in steps:
-      score = {"bleu": dict(scores)[step]} if step in dict(scores) else None
+      score = {metric: scores[step]} if scores.get(step) is not None else None
       write.save(manager, state_at(step), {"next_index": step}, score)
     write.wait(manager)
     return sorted(manager.all_steps())
@@ -34,13 +35,32 @@ def choose(folder, which):
     return select.choose(manager, which, config())
 
 
+@pytest.mark.parametrize(
+  ("metric", "values", "keep_best", "kept"),
+  [
+    ("bleu", [3.0, 9.0, 5.0, 1.0, 2.0], 1, [20, 50]),
+    ("bleu", [3.0, 9.0, 5.0, 1.0, 2.0], 2, [20, 30, 50]),
+    ("loss", [3.0, 9.0, 0.5, 1.0, 2.0], 1, [30, 50]),
+    ("loss", [3.0, 0.1, 0.5, 1.0, 2.0], 0, [50]),
+    ("bleu", [3.0, None, 9.0, None, None], 1, [30, 50]),
+    # Of equal ones, the earlier is better.
+    ("bleu", [3.0, 9.0, 9.0, 9.0, 2.0], 1, [20, 50]),
+    ("loss", [3.0, 0.5, 0.5, 0.5, 2.0], 2, [20, 30, 50]),
+  ],
+)
+def test_the_last_and_the_best_checkpoints_are_kept(
+  tmp_path, metric, values, keep_best, kept
+):
+  steps = range(10, 60, 10)
+  options = {"metric": metric, "keep_last": 1, "keep_best": keep_best}
+  assert save(tmp_path, steps, scores=zip(steps, values), **options) == kept
+
+
 @pytest.fixture(scope="module")
 def preempted(tmp_path_factory):
   """Checkpoints of a run that was stopped after steps 25 and 34."""
   folder = tmp_path_factory.mktemp("preempted")
-  kept = save(
-    folder, [10, 20, 25, 30, 34], scores={10: 5.0}.items(), keep_best=1
-  )
+  kept = save(folder, [10, 20, 25, 30, 34], scores={10: 5.0}, keep_best=1)
   assert kept == [10, 20, 30, 34]
   return folder
 
@@ -72,7 +92,7 @@ def test_last_n_without_regular_checkpoints_is_the_last(tmp_path):
 
 
 def test_last_n_excludes_an_old_best_checkpoint(tmp_path, caplog):
-  scores = {10: 9.0, 20: 1.0, 30: 2.0, 40: 3.0}.items()
+  scores = {10: 9.0, 20: 1.0, 30: 2.0, 40: 3.0}
   steps = save(
     tmp_path, [10, 20, 30, 40], scores=scores, keep_last=2, keep_best=1
   )

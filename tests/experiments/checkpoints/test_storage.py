@@ -24,6 +24,7 @@ from tests.experiments.checkpoints.test_checkpoints import (
   state_at,
 )
 from tests.experiments.conftest import make_tiny
+from tests.matrix import sampled
 
 RUN = "s3://bucket/run"
 MARKER = "commit_success.txt"
@@ -63,12 +64,12 @@ def accessed(monkeypatch):
   return names
 
 
-def fail_at(monkeypatch, name):
-  """Makes writing a file fail as a client of a service fails."""
+def fail_at(monkeypatch, name, access="w"):
+  """Makes writing or reading a file fail as a client of a service fails."""
   original = Bucket.open
 
   def open_file(self, path, mode="rb", **kwargs):
-    if "w" in mode and str(path).endswith(name):
+    if access in mode and str(path).endswith(name):
       raise LookupError("no connection")
     return original(self, path, mode, **kwargs)
 
@@ -156,14 +157,7 @@ def test_a_checkpoint_is_marked_as_complete_after_its_files(folder, accessed):
   assert written[-1] == f"w:10/{MARKER}"
 
 
-@pytest.mark.parametrize(
-  "report",
-  [
-    "save",
-    pytest.param("wait", marks=pytest.mark.exhaustive),
-    pytest.param("close", marks=pytest.mark.exhaustive),
-  ],
-)
+@sampled("report", ["save", "wait", "close"], default=["save"])
 def test_a_failed_upload_is_reported_and_its_checkpoint_incomplete(
   report, folder, monkeypatch
 ):
@@ -222,14 +216,7 @@ def test_an_interrupted_deletion_leaves_no_complete_checkpoint(
 def test_a_failed_download_is_not_reported_as_damage(folder, monkeypatch):
   with saved(run_path(RUN), [1.0]):
     pass
-  original = Bucket.open
-
-  def open_file(self, path, mode="rb", **kwargs):
-    if str(path).endswith("state/_METADATA"):
-      raise LookupError("no connection")
-    return original(self, path, mode, **kwargs)
-
-  monkeypatch.setattr(Bucket, "open", open_file)
+  fail_at(monkeypatch, "state/_METADATA", "r")
   with (
     opened(run_path(RUN), ranked_by("bleu")) as manager,
     pytest.raises(UserError, match=r"cannot be read \(.*no conn") as caught,

@@ -119,11 +119,7 @@ def test_embeddings_of_other_tokenizers_are_not_taken(
     text = path.read_text("utf-8").replace("Hund", "Wolf")
     (other / path.name).write_text(text, "utf-8")
   experiment = text_experiment(
-    other,
-    tmp_path / "run",
-    runs / "translation",
-    source="de",
-    target="en",
+    other, tmp_path / "run", runs / "translation", source="de", target="en"
   )
   with caplog.at_level("INFO", "absl"):
     state = warm_start.warm_started(experiment)

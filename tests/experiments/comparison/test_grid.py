@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from attention.modules import NORMALIZER_NAMES
 from configs import base
 from experiments.comparison import grid
 from experiments.config import parse
@@ -31,15 +30,6 @@ def test_every_combination_and_seed_is_a_trial_with_its_own_directory():
   assert last.raw["seed"] == 2
   assert "--config.model.input_feeding=true" in last.command
   assert f"--workdir={last.workdir}" in last.command
-
-
-def test_normalizers_can_be_swept():
-  trials = make_trials({"model.normalizer": NORMALIZER_NAMES})
-  assert [trial.raw["model"]["normalizer"] for trial in trials] == list(
-    NORMALIZER_NAMES
-  )
-  assert trials[1].group == "normalizer=softmax_sink"
-  assert "--config.model.normalizer=softmax_sink" in trials[1].command
 
 
 def test_scores_of_a_transformer_can_be_swept():

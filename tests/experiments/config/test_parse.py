@@ -22,8 +22,8 @@ def raw(arg=""):
   return base.get_config(arg).to_dict()
 
 
-def with_value(path, value, arg=""):
-  config = raw(arg)
+def with_value(path, value, arg="", config=None):
+  config = config or raw(arg)
   section = config
   *parents, name = path.split(".")
   for parent in parents:
@@ -125,12 +125,7 @@ def test_every_argument_gives_a_valid_text_config(module, arg):
   ],
 )
 def test_an_invalid_field_of_text_is_named(path, value, message):
-  config = text()
-  section = config["data"]
-  *parents, name = path.split(".")
-  for parent in parents:
-    section = section[parent]
-  section[name] = value
+  config = with_value(f"data.{path}", value, config=text())
   with pytest.raises(UserError, match=message) as caught:
     parse(config)
   assert len(str(caught.value).splitlines()) == 1

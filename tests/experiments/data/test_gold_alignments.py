@@ -42,11 +42,7 @@ def test_words_of_the_same_digit_are_surely_aligned():
     ("사", "forty-five"),
     ("오", "forty-five"),
   }
-  assert aligned(4110) == {
-    ("사", "four"),
-    ("백", "one"),
-    ("십", "ten"),
-  }
+  assert aligned(4110) == {("사", "four"), ("백", "one"), ("십", "ten")}
   assert aligned(70_000) == {("칠", "seventy")}
 
 

@@ -184,11 +184,6 @@ def test_batches_are_full_and_contain_each_source_once():
     assert (part[count:] == PAD).all()
 
 
-def test_batches_have_few_widths():
-  widths = {part.shape for _, part in by_length(64, sources(3000, 100))}
-  assert widths == {(64, 32), (64, 64), (64, 96), (64, 100)}
-
-
 @pytest.mark.parametrize(
   ("rows", "width", "shape"),
   [(3, 1, (3, 32)), (2, 33, (2, 40)), (5, 0, (5, 32)), (2, 40, (2, 40))],

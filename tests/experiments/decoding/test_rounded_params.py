@@ -52,10 +52,7 @@ def test_parameters_are_rounded_where_a_function_rounds_all_of_their_uses():
 @sampled_product(
   ("beam_size", "name", "dtype"),
   [(1, 3), ("transformer", "seq2seq"), ("bfloat16", "float32")],
-  default=[
-    (1, "transformer", "bfloat16"),
-    (3, "seq2seq", "bfloat16"),
-  ],
+  default=[(1, "transformer", "bfloat16"), (3, "seq2seq", "bfloat16")],
 )
 def test_steps_with_rounded_parameters_return_the_same(name, dtype, beam_size):
   if name == "transformer":

@@ -198,16 +198,6 @@ def test_every_step_uses_another_rng():
   assert same == pytest.approx(1 / 6, abs=0.02)
 
 
-def test_same_rng_gives_the_same_sample():
-  model, params = lookup()
-  first, again, other = (
-    sampled(model, params, sources(32), seed, max_length=6)
-    for seed in (1, 1, 2)
-  )
-  np.testing.assert_array_equal(first, again)
-  assert (first != other).any()
-
-
 @decoders("greedy", "beam")
 def test_prediction_ends_if_no_token_is_allowed(decoder):
   model, params = lookup()

@@ -172,10 +172,7 @@ def test_minus_one_takes_the_remaining_devices():
 @pytest.mark.parametrize(
   ("sizes", "message"),
   [
-    (
-      {"fsdp": 16},
-      r"mesh: fsdp=16 needs 16 devices, but this run has 8 \(cpu",
-    ),
+    ({"fsdp": 16}, r"mesh: fsdp=16 needs 16 devices, but this run has 8 \(cpu"),
     (
       {"data": 4, "tensor": 4},
       "config.mesh: data=4 x tensor=4 needs 16 devices",
@@ -190,11 +187,7 @@ def test_a_mesh_of_too_many_devices_is_refused(sizes, message):
 @pytest.mark.parametrize(
   ("arg", "mesh", "message"),
   [
-    (
-      "additive",
-      {"sequence": 2},
-      r"sequence: 2, but a recurrent",
-    ),
+    ("additive", {"sequence": 2}, r"sequence: 2, but a recurrent"),
     ("dot", {"tensor": 2}, r"mesh\.tensor: 2, but a recurrent"),
     ("transformer", {"tensor": 8}, "4 heads .* do not divide over 8 devices"),
   ],

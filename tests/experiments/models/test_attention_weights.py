@@ -38,15 +38,7 @@ def recorded(name, params):
   return calls, weights
 
 
-@pytest.mark.parametrize(
-  "name",
-  [
-    name
-    if name == DEFAULT
-    else pytest.param(name, marks=pytest.mark.exhaustive)
-    for name in TRANSFORMERS
-  ],
-)
+@sampled("name", TRANSFORMERS, default=[DEFAULT])
 def test_weights_and_values_give_the_outputs_of_every_layer(name):
   params = parameters(name)
   calls, weights = jax.jit(lambda params: recorded(name, params))(params)

@@ -38,9 +38,7 @@ MODELS = {
   ),
   "dot-luong": rnn(attention="dot"),
   "scaled_dot-luong-fed-linear": rnn(
-    attention="scaled_dot",
-    input_feeding=True,
-    readout="linear",
+    attention="scaled_dot", input_feeding=True, readout="linear"
   ),
   "general-lstm-state-deep": rnn(
     attention="general",
@@ -160,18 +158,6 @@ DEFAULT = (
 )
 
 
-@pytest.fixture(
-  params=[
-    name
-    if name in DEFAULT
-    else pytest.param(name, marks=pytest.mark.exhaustive)
-    for name in MODELS
-  ]
-)
-def name(request):
-  return request.param
-
-
 def logits_of(name, source=SOURCE, target=TARGET):
   return np.array(forward(name)(parameters(name), source, target))
 
@@ -254,6 +240,7 @@ def test_all_parameters_receive_gradients(name):
   assert [each for each in dead if "key_projection']['bias" not in each] == []
 
 
+@sampled("name", MODELS, default=DEFAULT)
 def test_readout_maps_features_to_the_vocabulary(name):
   model = MODELS[name]
   init = jax.eval_shape(model.init, jax.random.key(0), SOURCE, TARGET)

@@ -161,11 +161,6 @@ def test_dropout_depends_on_the_step_and_the_seed_only():
   assert loss(0) != loss(1)
 
 
-def test_a_mesh_of_too_many_devices_is_refused():
-  with pytest.raises(UserError, match=r"data=64 needs 64 devices"):
-    build(mesh={"data": 64})
-
-
 def test_a_batch_that_does_not_divide_over_devices_is_refused():
   experiment = build(mesh=EIGHT)
   with pytest.raises(UserError, match="do not divide over 8 devices"):

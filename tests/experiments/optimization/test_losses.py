@@ -20,6 +20,7 @@ from experiments.optimization.step import (
   make_loss_step,
   make_train_step,
 )
+from tests.attention.comparison import close
 from tests.experiments.toys import rnn, transformer
 from tests.matrix import sampled_product
 
@@ -48,14 +49,6 @@ def plain_losses(features, readout, labels, smoothing):
   target = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
   target = (1 - smoothing) * target + smoothing / logits.shape[-1]
   return jnp.where(labels == PAD, 0, -(target * log_probs).sum(-1))
-
-
-def assert_trees_close(found, expected, **tolerance):
-  jax.tree.map(
-    lambda one, other: np.testing.assert_allclose(one, other, **tolerance),
-    found,
-    expected,
-  )
 
 
 # One chunk, and several of 64 tokens: none, one and 55 rows are missing.
@@ -97,7 +90,7 @@ def test_value_and_gradient_equal_those_of_the_plain_formula(
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(total, 1.7 * expected.sum(), rtol=1e-12)
     np.testing.assert_allclose(value, total, rtol=1e-12)
-    assert_trees_close(gradients, wanted, rtol=1e-10, atol=1e-13)
+    close(gradients, wanted, rtol=1e-10, atol=1e-13)
 
 
 def test_cross_entropy_equals_optax_at_tokens_that_are_not_padding():

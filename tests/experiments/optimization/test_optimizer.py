@@ -9,16 +9,12 @@ from experiments.config import OptimizerConfig
 from experiments.optimization.optimizer import make_optimizer, make_schedule
 
 
-def optimizer_config(**changes):
-  return OptimizerConfig(**changes)
-
-
 @pytest.mark.parametrize(
   ("schedule", "last"),
   [("constant", 1.0), ("cosine", 0.0), ("linear", 0.0), ("inverse_sqrt", 0.1)],
 )
 def test_schedule_rises_to_the_peak_and_ends_at_its_final_rate(schedule, last):
-  config = optimizer_config(
+  config = OptimizerConfig(
     learning_rate=1.0, schedule=schedule, warmup_steps=10
   )
   rate = make_schedule(config, num_steps=1000)
@@ -29,9 +25,7 @@ def test_schedule_rises_to_the_peak_and_ends_at_its_final_rate(schedule, last):
 
 
 def test_linear_schedule_equals_values_computed_by_hand():
-  config = optimizer_config(
-    learning_rate=0.1, schedule="linear", warmup_steps=2
-  )
+  config = OptimizerConfig(learning_rate=0.1, schedule="linear", warmup_steps=2)
   rate = make_schedule(config, num_steps=4)
   expected = [0.1 / 3, 0.2 / 3, 0.1, 0.05, 0.0]
   assert [float(rate(step)) for step in range(5)] == pytest.approx(expected)
@@ -39,7 +33,7 @@ def test_linear_schedule_equals_values_computed_by_hand():
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "adafactor"])
 def test_every_optimizer_decreases_a_quadratic_loss(name):
-  config = optimizer_config(
+  config = OptimizerConfig(
     name=name,
     learning_rate=0.1,
     schedule="constant",
@@ -64,7 +58,7 @@ def test_every_optimizer_decreases_a_quadratic_loss(name):
 
 @pytest.mark.parametrize("decayed", ["matrices", "all"])
 def test_adamw_decays_biases_only_with_weight_decay_of_all(decayed):
-  config = optimizer_config(
+  config = OptimizerConfig(
     name="adamw", weight_decay=0.5, weight_decay_of=decayed, warmup_steps=0
   )
   optimizer = make_optimizer(config, num_steps=9)
@@ -81,7 +75,7 @@ def test_adamw_decays_biases_only_with_weight_decay_of_all(decayed):
 
 
 def test_gradients_are_clipped_to_the_norm():
-  config = optimizer_config(
+  config = OptimizerConfig(
     name="sgd",
     learning_rate=1.0,
     schedule="constant",

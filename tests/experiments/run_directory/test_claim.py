@@ -54,8 +54,7 @@ def test_a_field_without_effect_on_parameters_may_change(
 
 
 @pytest.mark.parametrize(
-  "field",
-  ["seed", "train.batch_size", "train.dtype", "model.hidden_size"],
+  "field", ["seed", "train.batch_size", "train.dtype", "model.hidden_size"]
 )
 def test_a_field_with_an_effect_on_parameters_must_not_change(field, tmp_path):
   config = base.get_config()

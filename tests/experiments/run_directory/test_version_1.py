@@ -66,15 +66,6 @@ def test_evaluation_gives_the_result_of_version_1(runs):
   assert evaluation.metrics["bleu"] == pytest.approx(stored["bleu"])
 
 
-@pytest.mark.exhaustive
-def test_translation_restores_version_1(runs):
-  restored = inference.restore(runs / "translation")
-  search = configured_search(restored.experiment)
-  translate = inference.make_translator(restored, search)
-  (line,) = translate(["a dog runs in the snow."], first=1)
-  assert line.texts[0]
-
-
 def test_a_newer_version_is_rejected(runs):
   path = runs / "reverse" / "config.json"
   path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99}))

@@ -34,8 +34,7 @@ SCORES["manhattan"] = _manhattan
 def parameters_of(name):
   if name == "manhattan":
     return {"temperature": jnp.asarray(0.7)}
-  drawn = draw_parameters(CASES[name], FEATURES)
-  return {name: jnp.asarray(a, jnp.float32) for name, a in drawn.items()}
+  return draw_parameters(CASES[name], FEATURES, dtype=jnp.float32)
 
 
 def gradient(name, implementation, **arguments):

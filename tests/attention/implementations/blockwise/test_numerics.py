@@ -72,10 +72,7 @@ def dense(query, key, value, bias=0.0, mask=None):
 def test_scores_of_ten_thousand(name, sign):
   query, key, value = single(0, (7, 4), (11, 4), (11, 2))
   case = CASES[name]
-  parameters = {
-    key: jnp.asarray(array, jnp.float32)
-    for key, array in draw_parameters(case, 4).items()
-  }
+  parameters = draw_parameters(case, 4, dtype=jnp.float32)
   size = 100.0 if name in ("dot", "general", "closure") else 1e4
   query, key = sign * size * query, size * key
   score = case.bound(parameters)
@@ -170,10 +167,7 @@ def test_bfloat16_with_long_rows(name):
     8, (3, 16), (4096, 16), (4096, 2), dtype=jnp.bfloat16
   )
   case = CASES[name]
-  parameters = {
-    name: jnp.asarray(array, jnp.bfloat16)
-    for name, array in draw_parameters(case, 16).items()
-  }
+  parameters = draw_parameters(case, 16, dtype=jnp.bfloat16)
   context, lse = attend(
     query,
     key,
@@ -317,13 +311,7 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize(
-  ("mask", "plain"),
-  [
-    LIMITS[0],
-    *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in LIMITS[1:]),
-  ],
-)
+@sampled(("mask", "plain"), LIMITS, default=LIMITS[:1])
 @sampled("implementation", ["reference", SMALL], default=[SMALL])
 def test_limit_beyond_32_bits_masks_nothing(mask, plain, implementation):
   query, key = single(14, (1, 5, 4), (1, 7, 4))

@@ -136,9 +136,7 @@ def check_equals_reference(name, data):
 
 @sampled("name", KINDS, default=["closure"])
 @sampled(
-  "lengths",
-  [(1, 1), (1, 5), (5, 1), (3, 0), (0, 3), (0, 0)],
-  default=[(1, 5)],
+  "lengths", [(1, 1), (1, 5), (5, 1), (3, 0), (0, 3), (0, 0)], default=[(1, 5)]
 )
 def test_one_token_or_none(name, lengths):
   length, key_length = lengths

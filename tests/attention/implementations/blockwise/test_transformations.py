@@ -157,15 +157,14 @@ def test_sharded_arrays_under_jit(name):
     close(got, want)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", KINDS)
+@sampled("name", KINDS, default=["scaled_dot"])
 def test_within_scan_and_checkpoint(name):
   with wide():
     (queries, key, value) = draw(7, (3, 5, 4), (7, 4), (7, 2))
     parameters = draw_parameters(CASES[name], 4)
 
-    def run(implementation, transform, loop):
-      @transform
+    def run(implementation, *, loop):
+      @(jax.checkpoint if loop else jax.jit)
       def one(query, key, parameters):
         return attend(
           query,
@@ -188,9 +187,9 @@ def test_within_scan_and_checkpoint(name):
       gradient = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
       return gradient(queries, key, parameters)
 
-    want = run("reference", lambda function: function, False)
-    close(run(SMALL, jax.checkpoint, True), want)
-    close(run(SMALL, lambda function: function, True), want)
+    want = run("reference", loop=False)
+    for implementation in (SMALL, "reference"):
+      close(run(implementation, loop=True), want)
 
 
 @pytest.mark.exhaustive

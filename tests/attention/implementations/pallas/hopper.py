@@ -135,55 +135,35 @@ CASES = {
   "weighted distance": {
     "score": scores.soft_cap(scores.as_score(weighted_distance), 4.0)
   },
-  "additive window": {
-    "score": additive(),
-    "mask": masks.sliding_window(20, 5),
-  },
+  "additive window": {"score": additive(), "mask": masks.sliding_window(20, 5)},
 }
+CAUSAL = {"mask": masks.causal(40)}
 # With a mask or a bias, in which -inf hides a pair.
 MASKED = {
   "hidden by bias": {
     "bias": np.where(np.arange(100) == 66, -np.inf, 0.5)[None].astype("f4")
   },
-  "cap": {
-    "score": scores.soft_cap(scores.dot(), 5.0),
-    "mask": masks.causal(40),
-  },
-  "causal forgetting": {"score": forgetting(), "mask": masks.causal(40)},
+  "cap": {"score": scores.soft_cap(scores.dot(), 5.0), **CAUSAL},
+  "causal forgetting": CASES["forgetting"] | CAUSAL,
   "causal local-p": {
     "score": scores.soft_cap(predicting(causal=True), 5.0),
-    "mask": masks.causal(40),
+    **CAUSAL,
   },
-  "causal general local-p": {
-    "score": predicting(general()),
-    "mask": masks.causal(40),
-  },
+  "causal general local-p": CASES["general local-p"] | CAUSAL,
   "causal projected local-p": {
     "score": predicting(additive(64), causal=True),
-    "mask": masks.causal(40),
+    **CAUSAL,
   },
   "causal Transformer-XL": {
     "score": scores.soft_cap(transformer_xl(), 5.0),
-    "mask": masks.causal(40),
+    **CAUSAL,
   },
-  "causal general": {"score": general(), "mask": masks.causal(40)},
-  "causal general half": {
-    "score": general(jnp.bfloat16),
-    "mask": masks.causal(40),
-  },
-  "causal projected": {"score": additive(64), "mask": masks.causal(40)},
-  "causal cosine": {
-    "score": scores.cosine(jnp.float32(5.0)),
-    "mask": masks.causal(40),
-  },
-  "causal normalised": {
-    "score": scores.qk_norm(scores.dot()),
-    "mask": masks.causal(40),
-  },
-  "function without NaN": {
-    "score": positive_differences,
-    "mask": masks.causal(40),
-  },
+  "causal general": CASES["general"] | CAUSAL,
+  "causal general half": CASES["general half"] | CAUSAL,
+  "causal projected": CASES["projected"] | CAUSAL,
+  "causal cosine": CASES["cosine"] | CAUSAL,
+  "causal normalised": CASES["normalised"] | CAUSAL,
+  "function without NaN": {"score": positive_differences, **CAUSAL},
 }
 
 

@@ -171,10 +171,7 @@ def test_kernels_of_a_ring(name):
     spec = jax.sharding.PartitionSpec("sequence")
     return jax.shard_map(
       lambda *tokens: ring_attention(
-        *tokens,
-        axis_name="sequence",
-        implementation=INTERPRETED,
-        **options,
+        *tokens, axis_name="sequence", implementation=INTERPRETED, **options
       ),
       mesh=mesh,
       in_specs=(spec,) * 3,

@@ -49,12 +49,19 @@ def test_loops_are_found_in_machine_code():
   assert list(loops(text)) == [{"MUFU.TANH": 1, "FADD": 1, "BRA": 1}]
 
 
-def compiled(case, folder):
-  """Compiles a case, and writes the reports and the code of its kernels."""
+def installed_target():
+  """An H100, if its compiler is installed; else the test is skipped."""
+  target = TARGETS["h100"]
   try:
-    TARGETS["h100"].check_installed()
+    target.check_installed()
   except UserError as error:
     pytest.skip(str(error))
+  return target
+
+
+def compiled(case, folder):
+  """Compiles a case, and writes the reports and the code of its kernels."""
+  installed_target()
   dump = {
     "MOSAIC_GPU_DUMP_SASS": "1",
     "MOSAIC_GPU_DUMP_PTXAS": "1",
@@ -305,11 +312,7 @@ def test_gradients_that_need_too_much_shared_memory_are_those_of_xla():
 
 def gradient_kernels(options, arrays, others, tokens):
   """Compiles the gradient of attention with options(arrays, *others)."""
-  target = TARGETS["h100"]
-  try:
-    target.check_installed()
-  except UserError as error:
-    pytest.skip(str(error))
+  target = installed_target()
   sharding = on_one_device(target)
 
   def spec(shape, dtype):

@@ -209,14 +209,8 @@ BIASES = {
     lambda table: biases.relative_position(table).by_distance,
     *(4, {}),
   ),
-  "scaled": (
-    lambda table: 0.5 * biases.relative_position(table),
-    *(1, {}),
-  ),
-  "additive": (
-    biases.relative_position,
-    *(1, {"score": additive()}),
-  ),
+  "scaled": (lambda table: 0.5 * biases.relative_position(table), *(1, {})),
+  "additive": (biases.relative_position, *(1, {"score": additive()})),
 }
 
 

@@ -23,10 +23,7 @@ CASES = {
   "scaled dot": {},
   "causal": {"mask": masks.causal(40)},
   "additive": {"score": additive()},
-  "general local-p": {
-    "score": predicting(general()),
-    "mask": masks.causal(40),
-  },
+  "general local-p": {"score": predicting(general()), "mask": masks.causal(40)},
   "softpick": {"normalizer": normalizers.softpick()},
   "soft cap": {"score": scores.soft_cap(scores.scaled_dot(), 5.0)},
 }

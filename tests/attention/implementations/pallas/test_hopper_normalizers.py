@@ -1,7 +1,5 @@
 """Normalizers other than softmax in the kernels for Hopper GPUs."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -19,6 +17,7 @@ from tests.attention.implementations.pallas.hopper import (
   rows_of_nan,
   transformer_xl,
 )
+from tests.attention.implementations.pallas.test_kernels import Inverse
 from tests.matrix import sampled
 
 
@@ -30,16 +29,6 @@ class PositivePart(normalizers.Normalizer):
 
   def __call__(self, scores):
     return jnp.where(scores > 0.0, 0.1 * scores, 0.0)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class Inverse(normalizers.OnlineNormalizer):
-  """A normalizer with an operation that kernels do not have."""
-
-  def terms(self, scores, maximum):
-    parts = jax.lax.erf_inv(jnp.exp(scores - maximum))
-    return parts, parts
 
 
 NORMALIZERS = {

@@ -25,10 +25,7 @@ def test_results_and_gradients_equal_the_reference(seed):
     def context(tokens, arrays):
       options = call.options(arrays)
       return attend(
-        *tokens,
-        **options,
-        rng=jax.random.key(0),
-        implementation=implementation,
+        *tokens, **options, rng=jax.random.key(0), implementation=implementation
       )
 
     def loss(tokens, arrays):

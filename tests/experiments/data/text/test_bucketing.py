@@ -54,11 +54,6 @@ def test_shapes_hold_all_examples_and_more_shapes_pad_less(lengths):
     assert padded_tokens(lengths, enough) == lengths.sum()
 
 
-def test_single_shape_is_the_largest():
-  shapes = choose_shapes(np.array([[3, 9], [8, 2]]), 1)
-  np.testing.assert_array_equal(shapes, [[8, 9]])
-
-
 def test_second_shape_is_the_best_possible():
   lengths = captions(300)
   shapes = choose_shapes(lengths, 2)

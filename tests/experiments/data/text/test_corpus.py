@@ -12,7 +12,6 @@ import pytest
 
 from configs import base
 from experiments.config import TextConfig, TrainConfig
-from experiments.data import pipeline
 from experiments.data.batch import EOS, PAD, UNK
 from experiments.data.dataset import BatchShard
 from experiments.data.text import bucketing, tokenized
@@ -27,7 +26,6 @@ SOURCE = [
   for words in itertools.permutations(NOUNS, count)
 ]
 TARGET = [line[::-1] for line in SOURCE]
-ALONE = BatchShard()
 
 
 class Made(NamedTuple):
@@ -64,57 +62,13 @@ def made(request):
   return make_corpus(kind=request.param)
 
 
-def training_batches(
-  corpus, *, seed=0, size=60, unit="tokens", multiple=1, shard=ALONE
-):
-  train = TrainConfig(batch_size=size, batch_unit=unit, row_multiple=multiple)
-  return BucketedBatches(corpus, train, seed, shard)
+def training_batches(corpus, *, seed=0, size=60):
+  train = TrainConfig(batch_size=size, batch_unit="tokens", row_multiple=1)
+  return BucketedBatches(corpus, train, seed, BatchShard())
 
 
 def assert_equal(ours, theirs):
   jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-
-
-def test_batches_do_not_depend_on_the_order_of_reading(made):
-  batches = training_batches(made.corpus)
-  expected = [batches[step] for step in range(150)]
-  for order in (np.random.default_rng(0).permutation(150)[:40], [149, 0, 149]):
-    fresh = training_batches(made.corpus)
-    for step in order:
-      assert_equal(fresh[step], expected[step])
-
-
-@pytest.mark.parametrize("stop", [1, 23, 149])
-def test_resumed_stream_continues_where_it_stopped(made, stop):
-  batches = training_batches(made.corpus)
-  expected = [batches[step] for step in range(150)]
-  stream = pipeline.Stream(training_batches(made.corpus), 150)
-  for batch in itertools.islice(expected, stop):
-    assert_equal(next(stream), batch)
-  resumed = pipeline.Stream(training_batches(made.corpus), 150)
-  resumed.set_state(stream.get_state())
-  rest = list(resumed)
-  assert len(rest) == 150 - stop
-  for batch, known in zip(rest, expected[stop:]):
-    assert_equal(batch, known)
-
-
-@pytest.mark.parametrize("unit", ["tokens", "examples"])
-def test_shards_make_up_the_global_batch(made, unit):
-  options = {"size": {"tokens": 90, "examples": 12}[unit], "unit": unit}
-  whole = training_batches(made.corpus, multiple=6, **options)
-  assert (whole.sizes % 6 == 0).all()
-  shares = [
-    training_batches(
-      made.corpus, multiple=6, shard=BatchShard((i,), 3), **options
-    )
-    for i in range(3)
-  ]
-  for step in range(60):
-    parts = [share[step] for share in shares]
-    assert len({part.source.shape for part in parts}) == 1
-    joined = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
-    assert_equal(joined, whole[step])
 
 
 def test_rows_are_tokens_eos_padding(made):

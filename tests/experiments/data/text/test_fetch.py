@@ -267,7 +267,9 @@ def fail_while_writing(error, monkeypatch):
 
 
 def test_unknown_corpus_lists_the_known_ones():
-  with pytest.raises(UserError, match=r"'multi31k'; known: multi30k$"):
+  with pytest.raises(
+    UserError, match=r"^unknown corpus 'multi31k'; known: multi30k$"
+  ):
     registry.find_corpus("multi31k")
   assert registry.find_corpus("tiny", {"tiny": CORPUS}) is CORPUS
 
@@ -328,25 +330,17 @@ MISTAKES = {
   "nothing": ([], "missing CORPUS and DIR; give CORPUS DIR. See --help."),
   "no directory": (["multi30k"], "missing DIR; give CORPUS DIR. See --help."),
   "a third": (["multi30k", "{tmp}", "now"], "unknown argument 'now'; flags"),
-  "unknown corpus": (["wmt", "{tmp}"], "unknown corpus 'wmt'; known: multi30k"),
   "unknown flag": (["multi30k", "{tmp}", "--base=x"], "base"),
   "not writable": (["multi30k", "/proc/x"], "/proc/x: cannot be written"),
   "no such files": (
     ["multi30k", "{tmp}", "--base_url={url}"],
     "/data/task1/raw/train.en.gz: HTTP 404 Not Found",
   ),
-  "other content": (
-    ["--base_url={url}/lies", "multi30k", "{tmp}"],
-    "train.en.gz: refused and removed; SHA-256 of its content: expected"
-    f" {registry.CORPORA['multi30k'].files[0].sha256}, got {sha256(TEXT)}",
-  ),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_usage_error_is_one_message(mistake, source, tmp_path):
-  path = registry.CORPORA["multi30k"].files[0].path
-  source.sent[f"/lies/{path}"] = SENT[FIRST]
   arguments, message = MISTAKES[mistake]
   places = {"tmp": tmp_path, "url": source.url}
   arguments = [each.format(**places) for each in arguments]

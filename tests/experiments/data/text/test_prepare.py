@@ -296,9 +296,7 @@ def test_messages_name_the_set_and_the_side(corpus, tmp_path):
   message = refused(prepare.prepare, config, tmp_path)
   assert message.startswith("config.data.splits.test: no file ")
   config = text_config(
-    corpus,
-    joint_vocabulary=False,
-    target_tokenizer=base.tokenizer("bpe", 9000),
+    corpus, joint_vocabulary=False, target_tokenizer=base.tokenizer("bpe", 9000)
   )
   message = refused(prepare.prepare, config, tmp_path)
   assert message.startswith(
