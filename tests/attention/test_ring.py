@@ -1,6 +1,7 @@
 """Ring attention equals attention on one device."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
