@@ -46,7 +46,8 @@ def attend(
 
   A query that may attend to no key has context 0 and zero gradients; its lse is
   -inf, or the logit of a sink.
-  A masked key has no effect, even if it holds NaN or infinity.
+  A masked key has no effect, even if it holds NaN or infinity. Zeros replace
+  such tokens, so the score must have finite derivatives for tokens of zeros.
 
   Args:
     query: [..., T, Dq]. Heads are a leading axis, [B, H, T, D].
