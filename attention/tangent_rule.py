@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
-from jax.extend.core import Primitive, jaxpr_as_fun
-from jax.interpreters import ad, batching, mlir
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir, partial_eval
 
 
 def with_tangent_rule(
@@ -72,8 +72,19 @@ def _bound(function, rule, arguments):
   # JAX looks for operations that need to know the devices in the jaxprs that
   # are parameters.
   jaxpr, types = jax.make_jaxpr(of_leaves, return_shape=True)(*leaves)
+  jaxpr = _without_unused(jaxpr)
   results = _call.bind(*leaves, jaxpr=jaxpr, rule=rule_of_leaves)
   return jax.tree.unflatten(jax.tree.structure(types), results)
+
+
+def _without_unused(closed: ClosedJaxpr) -> ClosedJaxpr:
+  """The program without operations whose results nobody reads."""
+  # JAX removes them from a program that it lowers, but not from a parameter.
+  # Some, which only traced kernels have, cannot be lowered.
+  jaxpr, _ = partial_eval.dce_jaxpr(
+    closed.jaxpr, [True] * len(closed.out_avals), instantiate=True
+  )
+  return ClosedJaxpr(jaxpr, closed.consts)
 
 
 _call = Primitive("with_tangent_rule")

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.lax import PrecisionLike
 
+from attention import axes
 from attention.biases import as_bias, with_numbers_by_distance
 from attention.checks import check_shape, check_tokens
 from attention.dispatch import (
@@ -24,7 +25,12 @@ from attention.masks.types import Band, as_mask
 from attention.matmul import matmul_precision
 from attention.normalizers import as_normalizer, is_softmax, softmax
 from attention.positional import FULL
-from attention.ring.layout import Ring, ShardLayout, block_visibility
+from attention.ring.layout import (
+  Ring,
+  ShardLayout,
+  block_visibility,
+  may_have_gradient,
+)
 from attention.ring.order import Order
 from attention.ring.pair_step import make_pair_steps
 from attention.ring.rotation import make_rotation
@@ -188,6 +194,9 @@ def ring_dispatch(
   plain = normalizer if sink is None else softmax()
   score = with_running_sums(as_score(score))
   score, mask, bias, plain = ring.varying((score, mask, bias, plain))
+  query, key, value, score, mask, bias, plain = _varying_alike(
+    (query, key, value, score, mask, bias, plain)
+  )
   pair = _make_pair(
     ring, lengths, score, mask, bias, plain, dropout, implementation
   )
@@ -204,6 +213,19 @@ def ring_dispatch(
     context, statistics = with_sink(context, statistics, sink)
   context = context[..., :features].astype(query.dtype)
   return context, statistics.lse if return_lse else None
+
+
+def _varying_alike(tree: Any) -> Any:
+  """The arrays; those with gradients vary over the mesh axes of them all."""
+  # Tangents have the types of their arrays then; see `with_transpose`.
+  arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
+
+  def vary(leaf):
+    if not may_have_gradient(leaf):
+      return leaf
+    return axes.varying_like(arrays, [leaf])[0]
+
+  return jax.tree.map(vary, tree)
 
 
 def _axis_size(axis_name: str) -> int:

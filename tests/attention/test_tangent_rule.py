@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
 
 from attention.tangent_rule import instantiated, with_tangent_rule
 from tests.attention.comparison import equations
@@ -83,3 +84,15 @@ def test_jax_finds_the_operations_of_the_function():
   jaxpr = jax.make_jaxpr(jax.grad(in_a_scan(with_rule)))(X, Y).jaxpr
   names = {each.primitive.name for each in equations(jaxpr)}
   assert {"with_tangent_rule", "bitcast_convert_type"} <= names
+
+
+def test_unused_operations_are_not_lowered():
+  only_traced = Primitive("only_traced")
+  only_traced.def_abstract_eval(lambda x: x)
+
+  def function(x):
+    only_traced.bind(x)
+    return x + 1.0
+
+  run = jax.jit(lambda x: with_tangent_rule(function, rule, x))
+  assert run(jnp.float32(1.0)) == 2.0

@@ -36,7 +36,7 @@ class Device:
 
   def transposed(self, tile: Any) -> Any:
     """A tile of shared memory; in the interpreter an array."""
-    return tile[...].T if self.interpret else plgpu.transpose_ref(tile, (1, 0))
+    return tile[...].T if self.interpret else tile.transpose((1, 0))
 
   def read(
     self, ref: Any, layout: Any = WGMMA, dtype: Any = jnp.float32
