@@ -21,6 +21,7 @@ from attention.normalizers import (
   OnlineNormalizer,
   Quotient,
   as_normalizer,
+  check_row_wise,
   is_online,
   is_softmax,
 )
@@ -193,7 +194,7 @@ def make_request(
       )
   leading = jnp.broadcast_shapes(scores[:-2], value.shape[:-2])
   shape = (*leading, *scores[-2:])
-  return Request(
+  request = Request(
     query,
     key,
     value,
@@ -208,6 +209,8 @@ def make_request(
     precision=precision_name(None),
     combined=combined,
   )
+  check_row_wise(request.normalizer, scores, request.dtype)
+  return request
 
 
 def _checked_normalizer(

@@ -41,6 +41,7 @@ ATTENTION = (
   (
     "axes",
     "checks",
+    "dependence",
     "equality",
     "function_pytree",
     "matmul",

@@ -14,10 +14,15 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
+from attention.dependence import (
+  combined_entries,
+  longest_axis,
+  multiple_above,
+  numbers,
+)
 from attention.function_pytree import FunctionPytree
 from attention.scores.base import Score, Wrapper
 from attention.scores.callables import Modified, Positional
-from attention.scores.dependence import combined_entries, longest_axis, numbers
 from attention.scores.tile_positions import Positions, all_positions
 
 _RULE = (
@@ -128,7 +133,7 @@ def _check(function: _PairFunction, length: int, key_length: int) -> None:
   longest = longest_axis(closed)
   # Multiples, since a function may split the tokens; different ones, since a
   # function may add queries to keys.
-  lengths = [_multiple(each, longest) for each in (length, key_length)]
+  lengths = [multiple_above(each, longest) for each in (length, key_length)]
   lengths[1] += key_length * (lengths[0] == lengths[1])
   try:
     longer = function.trace(*lengths)
@@ -162,7 +167,7 @@ def follows_leading(score: Score, query, key) -> bool:
 
   def longer(array):
     sizes = (
-      size if size == 1 else _multiple(size, longest)
+      size if size == 1 else multiple_above(size, longest)
       for size in array.shape[:-2]
     )
     return jax.ShapeDtypeStruct((*sizes, *array.shape[-2:]), array.dtype)
@@ -236,8 +241,3 @@ def _is_of_this_package(score: Score) -> bool:
 def _is_ours(score: Score) -> bool:
   package = __name__.partition(".")[0] + "."
   return type(score).__module__.startswith(package)
-
-
-def _multiple(length: int, limit: int) -> int:
-  """The first multiple of a length above a limit."""
-  return length * (limit // max(length, 1) + 1)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import jax
 
+from attention.dependence import equations
 from attention.scores.base import Score
 from attention.scores.decay import with_running_sums
-from attention.scores.dependence import equations
 from attention.scores.pairwise import (
   check_pairwise,
   follows_leading,

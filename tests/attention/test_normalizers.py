@@ -383,6 +383,42 @@ def test_other_types_are_refused(normalizer):
     attend(*draw("f4"), normalizer=normalizer)
 
 
+@pytest.mark.parametrize(
+  "function",
+  [
+    functools.partial(jax.nn.softmax, axis=-2),
+    lambda scores: jax.nn.softmax(jnp.cumsum(scores, axis=-2)),
+    lambda scores: scores * jnp.arange(scores.shape[-2])[:, None],
+    lambda scores: scores * jnp.ones((T, 1)),
+  ],
+)
+def test_a_function_of_several_rows_is_refused(function):
+  tokens = jnp.ones((T, D))
+  with pytest.raises(ValueError, match=r"normalizer must .* each row"):
+    attend(tokens, tokens, tokens, normalizer=function)
+  with pytest.raises(ValueError, match=r"normalizer must .* each row"):
+    attention_weights(tokens, tokens, normalizer=function)
+
+
+@pytest.mark.parametrize(
+  "function",
+  [
+    jax.vmap(jax.vmap(jax.nn.softmax)),
+    lambda scores: jnp.where(
+      scores >= jax.lax.top_k(scores, 2)[0][..., -1:], scores, 0.0
+    ),
+    lambda scores: jnp.sort(scores) / jnp.abs(scores).sum(-1, keepdims=True),
+  ],
+)
+def test_a_function_of_each_row_is_accepted(function):
+  tokens = jax.random.normal(jax.random.key(0), (2, T, D))
+  contexts = [
+    attend(tokens, tokens, tokens, normalizer=function, implementation=each)
+    for each in ("reference", TILES)
+  ]
+  close(*contexts, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("implementation", ["reference", TILES])
 @pytest.mark.parametrize("mask", [None, masks.causal()])
 def test_a_result_of_another_shape_is_refused(implementation, mask):

@@ -51,6 +51,11 @@ def longest_axis(closed: ClosedJaxpr) -> int:
   return max((size for shape in shapes for size in shape), default=0)
 
 
+def multiple_above(length: int, limit: int) -> int:
+  """The first multiple of a length above a limit."""
+  return length * (limit // max(length, 1) + 1)
+
+
 def combined_entries(closed: ClosedJaxpr, longest: int) -> str:
   """How entries of axes longer than this are combined or numbered, or ""."""
   for equation in equations(closed.jaxpr):

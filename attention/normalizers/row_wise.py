@@ -1,0 +1,58 @@
+"""Refuses functions of the user that do not treat each row of scores alone."""
+
+from collections.abc import Sequence
+
+import jax
+from jax.typing import DTypeLike
+
+from attention.dependence import (
+  combined_entries,
+  longest_axis,
+  multiple_above,
+)
+from attention.normalizers.base import (
+  FunctionNormalizer,
+  GroupedHeads,
+  Normalizer,
+)
+
+_RULE = (
+  "normalizer must be a function of scores [..., T, S] that treats each row "
+  "[S] alone, because attend calls it on blocks of queries, but it {}. A class "
+  "attention.normalizers.Normalizer is not checked."
+)
+
+
+def check_row_wise(
+  normalizer: Normalizer, shape: Sequence[int], dtype: DTypeLike
+) -> None:
+  """Raises ValueError if a plain function depends on other rows.
+
+  Args:
+    normalizer: the normalizer.
+    shape: [..., T, S], the shape of the scores.
+    dtype: of the scores.
+  """
+  inner = normalizer
+  while isinstance(inner, GroupedHeads):
+    inner = inner.normalizer
+  if not isinstance(inner, FunctionNormalizer) or 0 in shape:
+    return
+  if not all(isinstance(size, int) for size in shape):
+    return  # sizes are symbols of `jax.export`
+
+  def trace(length):
+    scores = jax.ShapeDtypeStruct((*leading, length, key_length), dtype)
+    return jax.make_jaxpr(normalizer)(scores)
+
+  *leading, length, key_length = shape
+  longest = longest_axis(trace(length))
+  length = multiple_above(length, longest)
+  try:
+    longer = trace(length)
+  except Exception as error:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    problem = f"fails for {length} queries: {reason}"
+    raise ValueError(_RULE.format(problem)) from error
+  if found := combined_entries(longer, longest):
+    raise ValueError(_RULE.format(f"{found} the queries"))
