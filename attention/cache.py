@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from attention import axes, masks
 from attention.biases import Bias, as_bias
-from attention.checks import check_positive, check_shape
+from attention.checks import check_positive, check_shape, check_sizes
 from attention.types import BiasLike, MaskLike
 
 __all__ = ["Cache", "Extended", "append", "extend", "init"]
@@ -113,12 +113,7 @@ def init(
   """
   check_positive(max_length=max_length, key_size=key_size)
   check_positive(value_size=value_size)
-  for name, shape in (
-    ("leading_shape", leading_shape),
-    ("length_shape", length_shape),
-  ):
-    if not isinstance(shape, Sequence):
-      raise TypeError(f"{name} must be a tuple of sizes, got {shape!r}")
+  check_sizes(leading_shape=leading_shape, length_shape=length_shape)
   if tuple(leading_shape[: len(length_shape)]) != tuple(length_shape):
     raise ValueError(
       f"length_shape={tuple(length_shape)} must be the first axes of "
@@ -335,7 +330,9 @@ def _check_tokens(cache: Cache, key, value, lengths) -> None:
   if not cache.length.ndim or jnp.shape(lengths) != cache.length.shape:
     raise AssertionError(
       f"lengths has shape {jnp.shape(lengths)}, but the cache has lengths of "
-      f"shape {cache.length.shape}; make one with length_shape=(B,)"
+      f"shape {cache.length.shape}; a length per example needs "
+      "cache.init(..., length_shape=(B,)), or a module's "
+      "init_cache(..., ragged=True)"
     )
   if isinstance(lengths, jax.core.Tracer):
     return

@@ -61,6 +61,13 @@ def check_positive(**sizes: Any) -> None:
       raise ValueError(f"{name} must be at least 1, got {size}")
 
 
+def check_sizes(**shapes: Any) -> None:
+  """Raises TypeError unless every argument is a sequence, as a shape is."""
+  for name, shape in shapes.items():
+    if not isinstance(shape, list | tuple):
+      raise TypeError(f"{name} must be a tuple of sizes, got {shape!r}")
+
+
 def check_leading(**arrays: Any) -> None:
   """Raises AssertionError unless the axes before the last two broadcast."""
   leading: tuple[int, ...] = ()

@@ -221,6 +221,8 @@ def make_dropout(
 ) -> Dropout | None:
   """Inverted dropout, or None if the rate is 0."""
   try:
+    if isinstance(rate, str):  # `float` would parse it
+      raise TypeError
     rate = float(rate)
   except (TypeError, ValueError):
     raise TypeError(

@@ -86,7 +86,8 @@ def multi_head_attention(
       and `bias` are positions in the sequence, and S is `max_length`, unless
       the cache is rolling, see `attention.cache.extend`. Additive
       and concat scores of hidden size A need a cache with keys of size A;
-      concat needs one with H heads of keys if K < H.
+      concat needs one with H heads of keys if K < H. Under `jax.jit`, tokens
+      past its end raise no error, see `attention.cache.append`.
     lengths: int [...], the number of tokens of each example in `key`, for a
       cache with a length per example; the others are padding, whose outputs
       have no meaning. None means all.

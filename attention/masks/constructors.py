@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Annotated as Shaped
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +17,7 @@ _FARTHEST = 2**31 - 1
 def _integers(name: str, number):
   """A Python integer in the range of int32, or an int32 array."""
   if isinstance(number, jax.Array):
-    chex.assert_type(number, int, custom_message=f"{name} must hold integers")
+    _check_integers(name, number)
     # Distances between positions are signed and have 32 bits.
     return number.astype(jnp.int32)
   if not isinstance(number, list | tuple) and np.ndim(number) == 0:
@@ -27,6 +26,16 @@ def _integers(name: str, number):
     # All larger offsets have the same effect.
     return max(-_FARTHEST, min(int(number), _FARTHEST))
   return _integers(name, jnp.asarray(number))
+
+
+def _check_integers(name: str, array: jax.Array) -> None:
+  """Raises AssertionError unless an array holds integers."""
+  if jnp.issubdtype(array.dtype, jnp.integer):
+    return
+  hint = ""
+  if array.dtype == bool:
+    hint = "; a boolean array [..., T, S] is itself a mask"
+  raise AssertionError(f"{name} must hold integers, got {array.dtype}{hint}")
 
 
 def causal(offset: int | Shaped[jax.Array, "B"] = 0) -> Mask:
@@ -130,7 +139,7 @@ def segments(
   """
   query_ids, key_ids = jnp.asarray(query_ids), jnp.asarray(key_ids)
   for name, ids in {"query_ids": query_ids, "key_ids": key_ids}.items():
-    chex.assert_type(ids, int, custom_message=f"{name} must be integers")
+    _check_integers(name, ids)
     if not ids.ndim:
       raise AssertionError(f"{name} must have an axis of tokens, got {ids}")
   return Segments(query_ids, key_ids)

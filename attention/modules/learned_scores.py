@@ -242,13 +242,15 @@ def learned_score(
   """The score of a module, with its `score_options` and arguments of its own.
 
   Raises:
-    ValueError: if there is an option that `LearnedScore` does not have, or that
-      the module sets itself.
+    ValueError: if there is an option that `LearnedScore` does not have, that
+      the module sets itself, or that a score without a name does not read.
   """
   options = options or {}
   fields = [each.name for each in dataclasses.fields(LearnedScore)]
   reserved = {"score", "parent", "name", *own}
   known = [name for name in fields if name not in reserved]
+  if not isinstance(score, str):  # It has parameters of its own.
+    known = ["wrapper", "cap"]
   for name in options:
     if name not in known:
       raise ValueError(

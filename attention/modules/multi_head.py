@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from attention.bound_multi_head import MultiHead
 from attention.cache import Cache, check_cache
-from attention.checks import check_positive, check_tokens
+from attention.checks import check_positive, check_sizes, check_tokens
 from attention.dispatch import ImplementationLike
 from attention.dropout import make_dropout
 from attention.grouped_query import Grouping, KeyValue
@@ -42,13 +42,14 @@ class MultiHeadAttention(nn.Module):
     score: a name (`attention.modules.SCORE_NAMES` or `POSITIONAL_SCORE_NAMES`),
       a score or a callable; a named score has parameters for each head.
     score_options: options of a score by the names of `LearnedScore`, for
-      instance `{"max_distance": 32}`.
+      instance `{"max_distance": 32}`; a named score ignores those of others.
     normalizer: a name (`attention.modules.NORMALIZER_NAMES`), or as in
       `attend`; a named one has parameters for each head.
     rotary: whether to rotate queries and keys by their positions, or the
       `attention.positions.RotaryOptions` to do so.
     use_bias: whether projections have biases.
-    dropout_rate: the probability to drop a weight; needs the rng "dropout".
+    dropout_rate: the probability to drop a weight in calls with
+      `deterministic=False`, which need the rng "dropout".
     dtype: the dtype of the computation; None means that of the inputs and
       parameters.
     param_dtype: the dtype in which parameters are stored.
@@ -291,9 +292,11 @@ class MultiHeadAttention(nn.Module):
     `leading_shape` are the leading axes of the inputs, for instance (B,). A
     dtype of None means the dtype of the computation, and float32 for the keys
     of additive scores. A `ragged` cache has a length per example; a `rolling`
-    one keeps the last `max_length` tokens.
+    one keeps the last `max_length` tokens. Under `jax.jit`, tokens past the end
+    of another cache raise no error, see `attention.cache.append`.
     """
     check_positive(max_length=max_length)
+    check_sizes(leading_shape=leading_shape)
     if not self.key_projection.has_variable("params", "kernel"):
       raise ValueError("init_cache needs parameters: call it through `apply`")
     kernel: jax.Array = self.key_projection.get_variable("params", "kernel")

@@ -34,10 +34,11 @@ class Attention(nn.Module):
     hidden_size: A of the additive and the concat score; None means the key's
       number of features.
     score_options: options of a score by the names of `LearnedScore`,
-      for instance `{"window": 5}`.
+      for instance `{"window": 5}`; a named score ignores those of others.
     normalizer: a name (`attention.modules.NORMALIZER_NAMES`), or as in
       `attend`.
-    dropout_rate: the probability to drop a weight; needs the rng "dropout".
+    dropout_rate: the probability to drop a weight in calls with
+      `deterministic=False`, which need the rng "dropout".
     implementation: as in `attend`.
     precision: as in `attend`.
     dtype: the dtype of the computation; None means that of the inputs and

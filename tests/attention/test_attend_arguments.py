@@ -373,6 +373,15 @@ def scored(score):
 WRONG_TYPES = {
   "offset must be an integer, got 1.5": lambda: masks.causal(1.5),
   "key_lengths must be an integer, got None": lambda: masks.padding(None),
+  "key_lengths must hold integers, got bool; .* itself a mask": lambda: (
+    masks.padding(jnp.ones((2, 3), bool))
+  ),
+  "query_ids must hold integers, got float32": lambda: masks.segments(
+    jnp.ones(3), jnp.ones(3)
+  ),
+  "dropout_rate must be a number .* got '0.5'": lambda: attend(
+    *(jnp.ones((2, 3)),) * 3, dropout_rate="0.5", rng=jax.random.key(0)
+  ),
   "rows must be positions": lambda: masks.causal().at(jnp.zeros(3)),
   "rows and columns must have the same": lambda: masks.causal().at(
     jnp.zeros((2, 3), int), jnp.zeros(4, int)
@@ -402,6 +411,13 @@ WRONG_TYPES = {
     scores.qk_norm(scores.dot(), epsilon="small")
   ),
   "leading_shape must be a tuple": lambda: cache.init(2, 4, 3),
+  "leading_shape must be a tuple of sizes, got 3": lambda: MultiHeadAttention(
+    2
+  ).apply(
+    MultiHeadAttention(2).init(jax.random.key(0), jnp.ones((3, 4))),
+    *(3, 5),
+    method="init_cache",
+  ),
   "cache must be a Cache": lambda: MultiHeadAttention(2).init(
     jax.random.key(0), jnp.ones((3, 4)), None, method="decode"
   ),

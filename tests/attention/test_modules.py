@@ -366,6 +366,19 @@ def test_an_unknown_option_of_scores_is_named(option):
       module.init(jax.random.key(0), jnp.ones((3, 4)))
 
 
+def test_a_score_without_a_name_has_the_options_of_wrappers():
+  tokens, options = jnp.ones((3, 4)), {"wrapper": "soft_cap", "cap": 2.0}
+  for score in (scores.dot(), attention.dot_score):
+    modules = [
+      Attention(each, score_options=options) for each in ("dot", score)
+    ]
+    results = [each.apply({}, tokens, tokens) for each in modules]
+    np.testing.assert_array_equal(*results)
+    module = Attention(score, score_options={"window": 3})
+    with pytest.raises(ValueError, match="no 'window'; there are wrapper, cap"):
+      module.apply({}, tokens, tokens)
+
+
 def test_an_unknown_wrapper_of_scores_is_named():
   module = LearnedScore("dot", wrapper="cap")
   with pytest.raises(ValueError, match="wrapper must be None or one of soft_c"):
