@@ -12,6 +12,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.extend.linear_util import WrappedFun
 
+_PACKAGE = __name__.partition(".")[0] + "."
 # Types of values that are callable and equal by value.
 _VALUES = (type, jax.sharding.Mesh, jax.sharding.AbstractMesh)
 
@@ -63,21 +64,28 @@ def without_captured(
 
 
 def identity(value: Any) -> Any:
-  """A hashable stand-in for a score, without its arrays."""
-  # Numbers are compared by value and functions by identity; no function is kept
-  # alive, as it may have captured large arrays.
-  if isinstance(value, jax.Array | np.ndarray):
-    return None
+  """A hashable stand-in for a score, a mask, a bias or a normalizer."""
+  # Numbers are compared by value. Functions, and arrays that a rule may have
+  # captured, are compared by identity and not kept alive.
   if value is None or isinstance(value, bool | int | float | str):
     return value
   if isinstance(value, jax.tree_util.Partial):
-    return identity(value.func)
+    return identity((value.func, *value.args, *value.keywords.items()))
+  if isinstance(value, tuple):
+    return tuple(map(identity, value))
   if isinstance(value, types.MethodType):
     return _Same(value.__self__), value.__func__
   if dataclasses.is_dataclass(value) and not isinstance(value, type):
-    fields = (getattr(value, each.name) for each in dataclasses.fields(value))
+    fields = [getattr(value, each.name) for each in dataclasses.fields(value)]
+    if type(value).__module__.startswith(_PACKAGE):
+      # Rules of this package receive arrays as arguments.
+      fields = [None if _is_array(each) else each for each in fields]
     return type(value), *map(identity, fields)
   return _Same(value)
+
+
+def _is_array(value: Any) -> bool:
+  return isinstance(value, jax.Array | np.ndarray)
 
 
 class _Same:

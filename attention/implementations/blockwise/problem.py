@@ -220,15 +220,18 @@ def make_problem(
   tiling, request = options.tiling, options.request
   start = start_type(tiling)
   traced: list[tuple[Any, list[Any]]] = [pair]
-  for function, is_needed in (
-    (options.bias, request.bias is not None),
-    (options.visible, tiling.has_partial),
-    (options.multiplier, request.dropout is not None),
-    (options.occupied, options.occupied((0,) * len(start)) is not True),
+  is_skipped = options.occupied((0,) * len(start)) is not True
+  for function, owner, is_needed in (
+    (options.bias, request.bias, request.bias is not None),
+    (options.visible, request.mask, tiling.has_partial),
+    (options.multiplier, None, request.dropout is not None),
+    (options.occupied, request.mask, is_skipped),
   ):
-    traced.append(
-      without_captured(function, start) if is_needed else (None, [])
-    )
+    if is_needed:
+      owner = identity(owner)
+      traced.append(without_captured(function, start, owner=owner))
+    else:
+      traced.append((None, []))
   functions, captured = zip(*traced)
   problem = Problem(
     tiling,

@@ -1,5 +1,6 @@
 """Calls outside of `jax.jit`: equal ones share a compiled program."""
 
+import dataclasses
 import gc
 import logging
 import weakref
@@ -108,6 +109,96 @@ def test_a_changed_attribute_of_a_callable_changes_the_result():
       *given, score=scores.scaled_dot(scale), implementation=SMALL
     )
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def with_slope(slope):
+  """The identity with another derivative, by a rule that captures it."""
+
+  @jax.custom_jvp
+  def identity(numbers):
+    return numbers
+
+  identity.defjvp(lambda primals, tangents: (*primals, slope * tangents[0]))
+  return identity
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sloped(scores.Score):
+  slope: jax.Array
+
+  def pair(self, query, key):
+    return with_slope(self.slope)(query @ key.mT)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class SlopedSoftmax(normalizers.Normalizer):
+  slope: jax.Array
+
+  def __call__(self, scores):
+    return jax.nn.softmax(with_slope(self.slope)(scores))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class SlopedDistance(biases.Bias):
+  slope: jax.Array
+  factor: jax.Array
+
+  def block(self, rows, columns, rank):
+    gap = jnp.float32(rows[:][:, None] - columns[:][None])
+    return with_slope(self.slope)(self.factor * gap).reshape(1, *gap.shape)
+
+
+def sloped(function, query, key):
+  return function(query @ key.mT)
+
+
+WITH_RULES = {
+  "score": lambda slope, _: {"score": Sloped(slope)},
+  "partial": lambda slope, _: {
+    "score": jax.tree_util.Partial(sloped, with_slope(slope))
+  },
+  "normalizer": lambda slope, _: {"normalizer": SlopedSoftmax(slope)},
+  "bias": lambda slope, factor: {"bias": SlopedDistance(slope, factor)},
+}
+
+
+@pytest.mark.parametrize("name", WITH_RULES)
+def test_a_rule_that_captured_another_array_is_another_program(name):
+  query, key, value = tokens()
+
+  def loss(number, slope):
+    arguments = WITH_RULES[name](slope, number)
+    context = attend(
+      number * query, key, value, implementation=SMALL, **arguments
+    )
+    return jnp.sum(context**2)
+
+  gradients = [jax.grad(loss)(0.5, jnp.float32(slope)) for slope in (1.0, 3.0)]
+  assert not np.isclose(*gradients, rtol=1e-3)
+
+
+def test_a_mask_that_calls_another_function_is_another_program():
+  def every_second(first):
+    def visible(*positions):
+      return np.add(*positions) % 2 == first
+
+    def function(*positions):
+      shape = jnp.broadcast_shapes(*map(jnp.shape, positions))
+      shape = jax.ShapeDtypeStruct(shape, bool)
+      return jax.pure_callback(
+        visible, shape, *positions, vmap_method="expand_dims"
+      )
+
+    return masks.where(function)
+
+  contexts = [
+    attend(*tokens(), mask=every_second(first), implementation="blockwise")
+    for first in (0, 1)
+  ]
+  assert not np.allclose(*contexts)
 
 
 def test_a_function_and_its_arrays_are_not_kept_alive():
