@@ -1,5 +1,6 @@
 """Along which axes a traced function combines the entries of arrays."""
 
+import itertools
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -71,9 +72,31 @@ def combined_entries(closed: ClosedJaxpr, longest: int) -> str:
   return ""
 
 
+def _mixed(shape: Sequence[int], new_shape: Sequence[int]) -> Iterator[int]:
+  """The sizes of axes that a reshape divides and joins with other axes."""
+  for start, stop in _strides(shape):
+    parts = [
+      part for part in _strides(new_shape) if part[0] < stop and part[1] > start
+    ]
+    are_inside = all(start <= part[0] and part[1] <= stop for part in parts)
+    if len(parts) > 1 and not are_inside:
+      yield stop // start
+
+
+def _strides(shape: Sequence[int]) -> list[tuple[int, int]]:
+  """The strides of each axis and of the axis before it."""
+  strides = [*itertools.accumulate(reversed(shape), operator.mul, initial=1)]
+  return [*itertools.pairwise(strides)]
+
+
 def numbers(closed: ClosedJaxpr) -> set[str]:
   """The single numbers that a jaxpr computes with."""
-  return set(_numbers(closed.jaxpr))
+  constants = {
+    str(constant.flat[0])
+    for constant in closed.consts
+    if isinstance(constant, np.ndarray) and constant.size == 1
+  }
+  return constants.union(_numbers(closed.jaxpr))
 
 
 def _numbers(jaxpr) -> Iterator[str]:
@@ -99,6 +122,8 @@ def _combined(equation) -> Sequence[int]:
     return []
   result = equation.outvars[0].aval.shape
   shape = equation.invars[0].aval.shape if equation.invars else result
+  if name == "reshape":
+    return [*_mixed(shape, result)]
   if name == "dot_general":
     return [shape[axis] for axis in params["dimension_numbers"][0][0]]
   if name == "concatenate":
@@ -120,12 +145,14 @@ def _combined(equation) -> Sequence[int]:
     return [shape[axis] for axis in params["dimension_numbers"].lhs_spec[2:]]
   if name.startswith("reduce_window"):
     return [n for n, m in zip(shape, params["window_dimensions"]) if m > 1]
-  if name == "random_bits":
-    return result
+  if name in ("random_bits", "rng_bit_generator"):
+    return equation.outvars[-1].aval.shape
   if name in _OF_MATRICES:
     return [size for each in equation.invars for size in each.aval.shape[-2:]]
   if name in _UNKNOWN:
     return [size for each in equation.invars for size in each.aval.shape]
+  if name == "approx_top_k":
+    return [shape[params["reduction_dimension"]]]
   if name in ("top_k", "fft"):
     return shape[-1:]
   if name.startswith(_ALONG_AXES):

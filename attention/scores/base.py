@@ -186,8 +186,14 @@ class Wrapper(Score):
   def map_key(self, key):
     return self.score.map_key(key)
 
+  def inner_tokens(
+    self, query: jax.Array, key: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """The tokens that `score` has mapped, from those that this one has."""
+    return query, key
+
   def pair_at(self, query, key, positions):
-    return self.score.pair_at(query, key, positions)
+    return self.score.pair_at(*self.inner_tokens(query, key), positions)
 
   def group_heads(self, num_key_value_heads, num_groups):
     heads = (num_key_value_heads, num_groups)
@@ -244,12 +250,14 @@ class GroupedHeads(Wrapper):
       return key  # `pair_at` then repeats tiles instead of all keys
     return self._split(self.score.map_key(self._join(key)))
 
+  def inner_tokens(self, query, key):
+    return self._join(query), self._join(key)
+
   def pair_at(self, query, key, positions):
     # A tile has all heads, since `_split` accepts no others.
     leading = (*positions.leading[:-2], 0) if positions.leading else ()
     positions = dataclasses.replace(positions, leading=leading)
-    query, key = self._join(query), self._join(key)
-    return self._split(self.score.pair_at(query, key, positions))
+    return self._split(super().pair_at(query, key, positions))
 
   def _join(self, tokens):
     """[..., K or 1, G or 1, T, D] to [..., H, T, D]."""

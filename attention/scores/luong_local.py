@@ -188,16 +188,19 @@ class Local(Wrapper):
     hidden, weight = axes.aligned(jnp.tanh(product), weight)
     return jax.nn.sigmoid(jnp.sum(hidden * weight, axis=-1))
 
-  def pair_at(self, query, key, positions):
+  def inner_tokens(self, query, key):
     if self.query_weight is None:
-      scores = self.score.pair_at(query, key, positions)
+      return query, key
+    return query[..., : -_num_parts(query.dtype)], key
+
+  def pair_at(self, query, key, positions):
+    scores = super().pair_at(query, key, positions)
+    if self.query_weight is None:
       center, at = positions.broadcast(scores.ndim)
     else:
-      number = _num_parts(query.dtype)
-      parts, query = query[..., -number:], query[..., :-number]
+      parts = query[..., -_num_parts(query.dtype) :]
       wide = jnp.promote_types(parts.dtype, jnp.float32)
       fraction = jnp.sum(parts.astype(wide), axis=-1, keepdims=True)
-      scores = self.score.pair_at(query, key, positions)
       length = jnp.asarray(self._length(positions), fraction.dtype)
       fraction, length, scores = axes.aligned(fraction, length, scores)
       center = fraction * length

@@ -74,6 +74,14 @@ def check_pairwise(score: Score, query, key, closed: ClosedJaxpr) -> None:
 
 def _functions(score: Score, query, key, closed) -> Iterator[_PairFunction]:
   """The functions of the user in a score, as functions of pairs."""
+  inner = score
+  while inner.reads_positions and isinstance(inner, Wrapper):
+    if isinstance(inner, Modified):
+      yield _of_scores(inner, query, key)
+    if not _is_ours(inner) and type(inner).map_query is not Wrapper.map_query:
+      return  # Its mapped tokens may not be those of the score inside.
+    query, key = jax.eval_shape(inner.inner_tokens, query, key)
+    inner = inner.score
 
   def tokens(length, key_length):
     return [
@@ -81,13 +89,6 @@ def _functions(score: Score, query, key, closed) -> Iterator[_PairFunction]:
       for x, n in ((query, length), (key, key_length))
     ]
 
-  inner = score
-  while inner.reads_positions and isinstance(inner, Wrapper):
-    if type(inner).map_query is not Wrapper.map_query:
-      return  # The wrapped score has other mapped queries.
-    if isinstance(inner, Modified):
-      yield _of_scores(inner, query, key)
-    inner = inner.score
   if isinstance(inner, Positional):
     rank = max(query.ndim, key.ndim)
     yield _PairFunction(

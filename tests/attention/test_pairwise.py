@@ -110,6 +110,21 @@ NOT_PAIRWISE = {
   ),
   "number of keys": lambda q, k: dot(q, k) / _keys(k),
   "array of all pairs": lambda q, k: dot(q, k) + ALL_PAIRS,
+  "array of the number": lambda q, k: dot(q, k) * np.full((1, 1), 1 / _keys(k)),
+  "reshaped keys": lambda q, k: q @ k.reshape(k.shape[::-1]),
+  "approximate maximum": lambda q, k: (
+    dot(q, k) - jax.lax.approx_max_k(dot(q, k), 1)[0]
+  ),
+  "other random": lambda q, k: (
+    dot(q, k)
+    + jax.random.uniform(jax.random.key(0, impl="rbg"), (len(q), _keys(k)))
+  ),
+  "softmax within QK norm": scores.qk_norm(
+    scores.modified(scores.dot(), lambda scores, i, j: jax.nn.softmax(scores))
+  ),
+  "softmax within a window": scores.local(
+    scores.as_score(lambda q, k: jax.nn.softmax(dot(q, k))), 3.0
+  ),
 }
 
 PAIRWISE = {
@@ -144,6 +159,16 @@ PAIRWISE = {
   ),
   "looked up": lambda q, k: dot(
     TABLE[jnp.clip(abs(q[:, 0] * 9), 0, 19).astype(int)], k
+  ),
+  "joined and divided features": lambda q, k: dot(
+    jnp.square(q.reshape(-1)).reshape(q.shape),
+    k.reshape(-1, 2).sum(-1).repeat(2).reshape(k.shape),
+  ),
+  "divided keys": lambda q, k: dot(
+    q, (2.0 * k.reshape(-1, 1, len(k), 2, 2)).reshape(k.shape)
+  ),
+  "within a window": scores.local(
+    scores.as_score(lambda q, k: jnp.tanh(dot(q, k))), 9.0
   ),
   "one feature set": lambda q, k: dot(q.at[:, 0].set(0.0), k[:, ::-1]),
   "hidden": lambda q, k: jnp.where(dot(q, k) > 0, dot(q, k), -jnp.inf),
