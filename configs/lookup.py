@@ -2,8 +2,8 @@
 
 The source is `k1 v1 ... kn vn q`, with 1 to 25 pairs of 50 keys and 50 values;
 the target is the value of the key q. An encoder state has to represent a value
-together with the key before it, and the weights have to select the key q. The
-default score is general, which learns this task fastest.
+together with the key before it, and the attention weights have to select the
+key q. The default score is general, which learns this task fastest.
 
 Source: the associative recall of "Neural Turing Machines", Graves et al., 2014,
 section 4.3 (https://arxiv.org/abs/1410.5401), with one symbol per item.
