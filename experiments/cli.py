@@ -257,7 +257,14 @@ def _file_error(error: Exception) -> str | None:
 
 
 def _memory_error(error: Exception) -> str | None:
-  """A message if a device has too little memory; None for other errors."""
+  """A message about too little memory; None for other errors."""
+  if isinstance(error, MemoryError):
+    reason = str(error) or "an allocation failed"
+    return (
+      f"the machine has too little memory: {reason}\nTraining needs"
+      " less with a smaller --config.train.batch_size; decoding with a smaller"
+      " --beam_size."
+    )
   _, is_memory, details = str(error).partition("RESOURCE_EXHAUSTED: ")
   first, *_ = details.splitlines() or [""]
   # Others are quotas of buckets, and vmem is the memory of a TPU's kernel.

@@ -150,10 +150,25 @@ def test_user_error_is_one_message_without_traceback(kind, tmp_path):
   assert out == ""
 
 
-def test_too_little_memory_is_one_message():
+@pytest.mark.parametrize(
+  ("code", "start", "field"),
+  [
+    (
+      "jnp.zeros(2**44) + 1",
+      "error: a device has too little memory: Out of memory allocating",
+      "--config.train.accumulation",
+    ),
+    (
+      "np.empty(2**57)",
+      "error: the machine has too little memory: Unable to allocate",
+      "--config.train.batch_size",
+    ),
+  ],
+)
+def test_too_little_memory_is_one_message(code, start, field):
   script = (
-    "import jax.numpy as jnp; from experiments import cli\n"
-    "cli._guarded(lambda: jnp.zeros(2**44) + 1, [])"
+    "import jax.numpy as jnp; import numpy as np; from experiments import cli\n"
+    f"cli._guarded(lambda: {code}, [])"
   )
   done = subprocess.run(
     [sys.executable, "-c", script],
@@ -164,9 +179,8 @@ def test_too_little_memory_is_one_message():
   )
   assert done.returncode == 1
   assert "Traceback" not in done.stderr
-  start = "error: a device has too little memory: Out of memory allocating"
   assert done.stderr.startswith(start)
-  assert "--config.train.accumulation" in done.stderr
+  assert field in done.stderr
 
 
 @pytest.mark.parametrize(
