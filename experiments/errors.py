@@ -1,8 +1,9 @@
 """The exception for errors that a user can correct, and exit codes."""
 
 import contextlib
+import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 # Exit code of a run that was stopped and resumes when it is started again, so
 # that a scheduler may requeue it (EX_TEMPFAIL of sysexits.h).
@@ -23,6 +24,17 @@ def counted(count: int, noun: str) -> str:
     ('1 line', '1,200 lines')
   """
   return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+  """Returns the end of a message about a name that is not one of `known`.
+
+  Example:
+    >>> suggestion("aditive", ["dot", "additive"])
+    "; did you mean 'additive'?"
+  """
+  close = difflib.get_close_matches(name, known, n=1)
+  return f"; did you mean {close[0]!r}?" if close else ""
 
 
 @contextlib.contextmanager

@@ -31,7 +31,22 @@ ERRORS = {
   "raises": (["train", "--config={tmp}/raises.py"], "raises.py, line 2"),
   "unknown argument": (
     ["train", "--config=configs/reverse.py:dott"],
-    "known: none, dot, scaled_dot, general, additive, concat, cosine",
+    "error: --config=configs/reverse.py:dott: unknown argument 'dott' after the"
+    " colon; known: none, dot, scaled_dot, general, additive, concat, cosine,"
+    " location, local_m, local_p, transformer; did you mean 'dot'?",
+  ),
+  "no Python file": (
+    ["train", "--config=README.md"],
+    "--config=README.md: a config is a Python file; existing files: configs/",
+  ),
+  "two configs": (
+    [
+      "train",
+      "--config=configs/reverse.py",
+      "--config=configs/copy.py",
+      "--config.seed=1",
+    ],
+    "error: --config is given more than once; give one config",
   ),
   "misspelt field": (
     ["train", "--config=configs/reverse.py", "--config.train.step=3"],
