@@ -45,6 +45,13 @@ def naming_field(field: str, workdir: object) -> Iterator[None]:
       yield
   except UserError as error:
     reason = str(error).removeprefix(f"workdir={workdir}: ")
+    run, _, checkpoint = str(workdir).rpartition(":")
+    if run and "/" not in checkpoint and reason.startswith("not a run direct"):
+      reason = (
+        "no run directory has this name; a checkpoint after the colon is last,"
+        " best, last:N, best:N or a step"
+        f"{suggestion(checkpoint, ('last', 'best'))}"
+      )
     raise UserError(f"{field}: {reason}") from error
 
 
