@@ -81,6 +81,10 @@ ERRORS = {
     ["explore", "--workdir=releases/numbers", "--out={tmp}"],
     "--out={tmp}: is a folder; give the name of a page",
   ),
+  "page in no folder": (
+    ["explore", "--workdir={tmp}/none", "--out={tmp}/empty.py/page.html"],
+    "error: --out={tmp}/empty.py/page.html: cannot be written (File exists)",
+  ),
   "export to a file": (
     ["export", "--workdir=releases/numbers", "--out={tmp}/empty.py"],
     "--out={tmp}/empty.py: is a file; give the name of a folder",
