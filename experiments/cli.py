@@ -172,6 +172,8 @@ def _guarded(main: Callable[..., int | None], arguments: Sequence[str]) -> None:
   configure_logs()
   try:
     code = main(*arguments)
+    if sys.stdout:  # None if it was closed before the start
+      sys.stdout.flush()
   except UserError as error:
     if logging.vlog_is_on(1):
       traceback.print_exc()
@@ -253,7 +255,7 @@ def _file_error(error: Exception) -> str | None:
     return None
   if not error.filename and error.errno not in (errno.ENOSPC, errno.EDQUOT):
     return None
-  return f"{error.filename or 'a file'}: {error.strerror}"
+  return f"{error.filename or 'a file or standard output'}: {error.strerror}"
 
 
 def _memory_error(error: Exception) -> str | None:

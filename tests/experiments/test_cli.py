@@ -202,6 +202,24 @@ def test_too_little_memory_is_one_message(code, start, field):
   assert field in done.stderr
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only on Linux")
+def test_a_full_standard_output_is_one_message():
+  script = "from experiments import cli; cli._guarded(lambda: print('x'), [])"
+  with open("/dev/full", "w") as full:
+    done = subprocess.run(
+      [sys.executable, "-c", script],
+      stdout=full,
+      stderr=subprocess.PIPE,
+      text=True,
+      cwd=processes.ROOT,
+      env=processes.environment(PYTHONUNBUFFERED=""),
+    )
+  assert done.returncode == 1
+  assert done.stderr == (
+    "error: a file or standard output: No space left on device\n"
+  )
+
+
 @pytest.mark.parametrize(
   ("address", "index", "message"),
   [
