@@ -10,8 +10,7 @@ writes.
 import json
 import pathlib
 
-from absl import app
-
+from experiments import cli
 from experiments.visualization import plots
 
 _RESULTS = pathlib.Path("docs/results")
@@ -22,7 +21,7 @@ _CURVES = {
 }
 
 
-def main(_) -> None:
+def main() -> None:
   """Draws the figure."""
   results = json.loads((_RESULTS / "tasks.json").read_text())
   curves = {}
@@ -38,4 +37,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  cli.run(main)

@@ -129,7 +129,10 @@ def run(
   needs_config: bool = False,
   positional: Sequence[str] = (),
 ) -> None:
-  """Parses flags, calls `main` with the positional arguments, and exits."""
+  """Parses flags, calls `main` with the positional arguments, and exits.
+
+  A name in `positional` that ends with "..." stands for one or more.
+  """
   for flag in flags.FLAGS.get_flags_for_module(__name__):
     # --help shows only the flags of the binary.
     flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
@@ -158,12 +161,13 @@ def _parsed(
   if needs_config and not flags.FLAGS["config"].present:
     _die("--config is required, such as --config=configs/reverse.py")
   given = rest[1:]
-  if len(given) > len(positional):
+  repeats = bool(positional) and positional[-1].endswith("...")
+  if len(given) > len(positional) and not repeats:
     unknown = given[len(positional)]
     _die(f"unknown argument {unknown!r}; flags begin with --. See --help.")
   if missing := positional[len(given) :]:
     usage = " ".join(positional)
-    _die(f"missing {' and '.join(missing)}; give {usage}. See --help.")
+    _die(f"missing {' and '.join(missing)}; give {usage} (see --help)")
   return rest
 
 
