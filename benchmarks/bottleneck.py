@@ -32,7 +32,10 @@ def main() -> None:
       *splits["test_26_to_30"]["by_length"],
     ]
   plots.save_accuracy_by_length(
-    curves, _RESULTS / "bottleneck.png", trained_length=25
+    curves,
+    _RESULTS / "bottleneck.png",
+    trained_length=25,
+    title="reverse: accuracy with and without attention",
   )
 
 

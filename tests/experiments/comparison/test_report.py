@@ -209,6 +209,24 @@ def test_training_time_adds_up_over_resumed_runs():
   assert found == {10: 5.0, 20: 9.0, 30: 13.0, 40: 21.0}
 
 
+def test_every_figure_has_a_title_and_an_axis_of_zeros_no_negative_values(
+  tmp_path, monkeypatch
+):
+  drawn = {}
+  monkeypatch.setattr(
+    plots, "save_figure", lambda figure, path: drawn.update({path: figure})
+  )
+  (trial,) = make_trials({"model.attention": ["dot"]}, tmp_path)
+  write_results(trial, 0.0)
+  found, _ = results.read_all([runner.Outcome(trial, None)])
+  captions = figures.draw_all(found, "sequence_accuracy", tmp_path)
+  for name, caption in captions:
+    title = drawn[tmp_path / name].get_suptitle().replace("\n", " ")
+    assert title == f"reverse: {caption}"
+  for name in ("by_length.png", "curves.png"):
+    assert drawn[tmp_path / name].axes[0].get_ylim() == (-0.03, 1.03)
+
+
 @pytest.mark.parametrize(
   ("metric", "text"),
   [
