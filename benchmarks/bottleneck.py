@@ -10,8 +10,7 @@ writes.
 import json
 import pathlib
 
-from absl import app
-
+from experiments import cli
 from experiments.visualization import plots
 
 _RESULTS = pathlib.Path("docs/results")
@@ -22,7 +21,7 @@ _CURVES = {
 }
 
 
-def main(_) -> None:
+def main() -> None:
   """Draws the figure."""
   results = json.loads((_RESULTS / "tasks.json").read_text())
   curves = {}
@@ -33,9 +32,12 @@ def main(_) -> None:
       *splits["test_26_to_30"]["by_length"],
     ]
   plots.save_accuracy_by_length(
-    curves, _RESULTS / "bottleneck.png", trained_length=25
+    curves,
+    _RESULTS / "bottleneck.png",
+    trained_length=25,
+    title="reverse: accuracy with and without attention",
   )
 
 
 if __name__ == "__main__":
-  app.run(main)
+  cli.run(main)

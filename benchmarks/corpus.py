@@ -19,10 +19,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 from ml_collections import ConfigDict
 
 from configs import multi30k
+from experiments import cli
 from experiments.config import TextConfig, parse
 from experiments.data import pipeline
 from experiments.data.dataset import BatchShard
@@ -123,7 +124,7 @@ def measured_alone(folder: Path, workdir: Path) -> dict[str, float]:
   return json.loads(done.stdout.splitlines()[-1])
 
 
-def main(_) -> None:
+def main() -> None:
   """Prints the figures as JSON."""
   folder = Path(str(_DIR.value))
   if _MEASURE.value:
@@ -142,4 +143,4 @@ def main(_) -> None:
 
 if __name__ == "__main__":
   flags.mark_flag_as_required("dir")
-  app.run(main)
+  cli.run(main)

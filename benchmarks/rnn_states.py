@@ -9,17 +9,17 @@ products, as it is and divided by sqrt(D). The gap bounds how sharp the softmax
 can be. The decoder is teacher-forced on 128 examples of the validation set.
 """
 
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, logging
+from absl import logging
 
-from experiments import inference
+from experiments import cli, inference
 from experiments.data.batch import BOS, PAD
+from experiments.errors import UserError
 from experiments.experiment import Experiment
 from experiments.models.rnn.seq2seq import Seq2Seq
 
@@ -79,16 +79,16 @@ def _root_mean_square(array) -> float:
   return float(np.sqrt(np.mean(np.square(array))))
 
 
-def main(arguments) -> None:
+def main(*workdirs: str) -> None:
   """Prints a table of all runs."""
   logging.set_verbosity(logging.ERROR)
-  if not arguments[1:]:
-    sys.exit("usage: python -m benchmarks.rnn_states RUN_DIRECTORY...")
   print(f"{'encoder':>9}{'query':>9}{'gap':>9}{'/ sqrt(D)':>11}")
-  for workdir in map(Path, arguments[1:]):
+  for workdir in map(Path, workdirs):
     experiment, trained, _ = inference.restore(workdir)
     if not isinstance(experiment.model, Seq2Seq):
-      sys.exit(f"{workdir}: the model is a Transformer; give a run of an RNN")
+      raise UserError(
+        f"{workdir}: the model is a Transformer; give a run of an RNN"
+      )
     stages = {
       "untrained": experiment.initial_state().params,
       "trained": trained,
@@ -102,4 +102,4 @@ def main(arguments) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  cli.run(main, positional=("RUN...",))

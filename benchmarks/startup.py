@@ -16,7 +16,9 @@ import sys
 import tempfile
 import time
 
-from absl import app, flags
+from absl import flags
+
+from experiments import cli
 
 _RUNS = flags.DEFINE_integer(
   "runs", 5, "Processes per measurement.", lower_bound=1
@@ -60,7 +62,7 @@ def seconds_to_first_step(cache: str) -> float:
       process.wait()
 
 
-def main(_) -> None:
+def main() -> None:
   """Prints a table."""
   runs = range(_RUNS.value)
   help_ = [seconds("-m", "experiments.train", "--help") for _ in runs]
@@ -95,4 +97,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  cli.run(main)

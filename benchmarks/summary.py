@@ -12,9 +12,9 @@ import pathlib
 import re
 from typing import NamedTuple
 
-from absl import app
 from PIL import Image
 
+from experiments import cli
 from experiments.visualization import plots
 
 DOCUMENT = pathlib.Path("docs/performance.md")
@@ -100,10 +100,10 @@ def _number(cell: str) -> float | None:
   return float(found.group()) if found else None
 
 
-def main(_) -> None:
+def main() -> None:
   """Draws the figure."""
   draw(quantities(DOCUMENT.read_text()), FIGURE)
 
 
 if __name__ == "__main__":
-  app.run(main)
+  cli.run(main)

@@ -16,7 +16,9 @@ import sys
 import tempfile
 import time
 
-from absl import app, flags
+from absl import flags
+
+from experiments import cli
 
 _CONFIGS = flags.DEFINE_list(
   "configs",
@@ -64,7 +66,7 @@ def measure(config: str, seed: int) -> dict:
   return {"seed": seed, "seconds": seconds, "splits": splits}
 
 
-def main(_) -> None:
+def main() -> None:
   """Prints a table for each config, and writes the results on request."""
   results = {}
   for config in _CONFIGS.value:
@@ -89,4 +91,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  cli.run(main)

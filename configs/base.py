@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from experiments import config as typed
 from experiments.config.sections import AttentionName, Section
+from experiments.errors import UserError, suggestion
 
 ARGUMENTS = (*typing.get_args(AttentionName), "transformer")
 
@@ -18,8 +19,9 @@ def get_config(arg: str = "") -> ConfigDict:
   """Returns the default config; `arg` is a score, "none" or "transformer"."""
   arg = arg or "additive"
   if arg not in ARGUMENTS:
-    raise ValueError(
+    raise UserError(
       f"unknown argument {arg!r} after the colon; known: {', '.join(ARGUMENTS)}"
+      f"{suggestion(arg, ARGUMENTS)}"
     )
   transformer = arg == "transformer"
   config = section(

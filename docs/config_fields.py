@@ -103,7 +103,7 @@ def _type(schema: Schema) -> str:
   bounds = [
     f"{words} `{schema[bound]}`"
     for bound, words in _BOUNDS.items()
-    if bound in schema
+    if bound in schema and schema[bound] != 2**31  # the limit of all sizes
   ]
   return " ".join([_TYPES[schema["type"]], " and ".join(bounds)]).strip()
 

@@ -46,7 +46,8 @@ def main() -> None:
     summary[metric] = {"whole": result.whole, "without": without}
   write_json(workdir / "eval" / f"{name}_heads.json", summary)
   figure = workdir / "figures" / f"heads_{name}.png"
-  head_pruning.save_figure(results, figure)
+  title = f"{restored.experiment.config.title}, {name}"
+  head_pruning.save_figure(results, figure, title)
   print(f"\nheads: {figure}")
 
 

@@ -129,7 +129,10 @@ def run(
   needs_config: bool = False,
   positional: Sequence[str] = (),
 ) -> None:
-  """Parses flags, calls `main` with the positional arguments, and exits."""
+  """Parses flags, calls `main` with the positional arguments, and exits.
+
+  A name in `positional` that ends with "..." stands for one or more.
+  """
   for flag in flags.FLAGS.get_flags_for_module(__name__):
     # --help shows only the flags of the binary.
     flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
@@ -158,12 +161,13 @@ def _parsed(
   if needs_config and not flags.FLAGS["config"].present:
     _die("--config is required, such as --config=configs/reverse.py")
   given = rest[1:]
-  if len(given) > len(positional):
+  repeats = bool(positional) and positional[-1].endswith("...")
+  if len(given) > len(positional) and not repeats:
     unknown = given[len(positional)]
     _die(f"unknown argument {unknown!r}; flags begin with --. See --help.")
   if missing := positional[len(given) :]:
     usage = " ".join(positional)
-    _die(f"missing {' and '.join(missing)}; give {usage}. See --help.")
+    _die(f"missing {' and '.join(missing)}; give {usage} (see --help)")
   return rest
 
 
@@ -172,6 +176,8 @@ def _guarded(main: Callable[..., int | None], arguments: Sequence[str]) -> None:
   configure_logs()
   try:
     code = main(*arguments)
+    if sys.stdout:  # None if it was closed before the start
+      sys.stdout.flush()
   except UserError as error:
     if logging.vlog_is_on(1):
       traceback.print_exc()
@@ -253,11 +259,18 @@ def _file_error(error: Exception) -> str | None:
     return None
   if not error.filename and error.errno not in (errno.ENOSPC, errno.EDQUOT):
     return None
-  return f"{error.filename or 'a file'}: {error.strerror}"
+  return f"{error.filename or 'a file or standard output'}: {error.strerror}"
 
 
 def _memory_error(error: Exception) -> str | None:
-  """A message if a device has too little memory; None for other errors."""
+  """A message about too little memory; None for other errors."""
+  if isinstance(error, MemoryError):
+    reason = str(error) or "an allocation failed"
+    return (
+      f"the machine has too little memory: {reason}\nTraining needs"
+      " less with a smaller --config.train.batch_size; decoding with a smaller"
+      " --beam_size."
+    )
   _, is_memory, details = str(error).partition("RESOURCE_EXHAUSTED: ")
   first, *_ = details.splitlines() or [""]
   # Others are quotas of buckets, and vmem is the memory of a TPU's kernel.

@@ -1,8 +1,9 @@
 """The exception for errors that a user can correct, and exit codes."""
 
 import contextlib
+import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 # Exit code of a run that was stopped and resumes when it is started again, so
 # that a scheduler may requeue it (EX_TEMPFAIL of sysexits.h).
@@ -25,6 +26,17 @@ def counted(count: int, noun: str) -> str:
   return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def suggestion(name: str, known: Iterable[str]) -> str:
+  """Returns the end of a message about a name that is not one of `known`.
+
+  Example:
+    >>> suggestion("aditive", ["dot", "additive"])
+    "; did you mean 'additive'?"
+  """
+  close = difflib.get_close_matches(name, known, n=1)
+  return f"; did you mean {close[0]!r}?" if close else ""
+
+
 @contextlib.contextmanager
 def naming_field(field: str, workdir: object) -> Iterator[None]:
   """Names the field of a config that names a run, in place of --workdir."""
@@ -33,6 +45,13 @@ def naming_field(field: str, workdir: object) -> Iterator[None]:
       yield
   except UserError as error:
     reason = str(error).removeprefix(f"workdir={workdir}: ")
+    run, _, checkpoint = str(workdir).rpartition(":")
+    if run and "/" not in checkpoint and reason.startswith("not a run direct"):
+      reason = (
+        "no run directory has this name; a checkpoint after the colon is last,"
+        " best, last:N, best:N or a step"
+        f"{suggestion(checkpoint, ('last', 'best'))}"
+      )
     raise UserError(f"{field}: {reason}") from error
 
 

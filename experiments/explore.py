@@ -17,7 +17,7 @@ from experiments import cli
 from experiments.config import TaskConfig
 from experiments.distributed import initialize
 from experiments.errors import UserError, counted
-from experiments.run_directory import run_path
+from experiments.run_directory import check_writable, run_path
 
 _WORKDIRS = flags.DEFINE_multi_string(
   "workdir",
@@ -57,6 +57,7 @@ def main() -> None:
   out = Path(_OUT.value)
   if out.is_dir():
     raise UserError(f"--out={out}: is a folder; give the name of a page")
+  check_writable(out, flag="out")
   runs = [
     Run(restore(run_path(workdir), _CHECKPOINT.value), workdir)
     for workdir in _WORKDIRS.value

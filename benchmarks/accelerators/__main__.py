@@ -19,11 +19,12 @@ import os
 import pathlib
 import queue
 
-from absl import app, flags
+from absl import flags
 from tqdm import tqdm
 
 from benchmarks.accelerators import cases, report
 from benchmarks.accelerators.worker import Worker
+from experiments import cli
 from experiments.aot.targets import TARGETS
 from experiments.errors import UserError
 
@@ -106,25 +107,20 @@ def _run(target: str, names: list[str]) -> None:
       worker.close()
 
 
-def main(arguments) -> None:
+def main() -> None:
   """Compiles the cases for all targets."""
-  if len(arguments) > 1:
-    raise app.UsageError(f"unknown arguments: {' '.join(arguments[1:])}")
   # The compilers are used, but no device is.
   os.environ["JAX_PLATFORMS"] = "cpu"
   known = cases.all_cases()
   try:
     names = cases.selected(known, _ONLY.value, full=_FULL.value)
   except ValueError as error:
-    raise app.UsageError(str(error)) from None
+    raise UserError(str(error)) from None
   if _LIST.value:
     print("\n".join(names if _ONLY.value else known))
     return
   for target in _TARGET.value:
-    try:
-      TARGETS[target].check_installed()
-    except UserError as error:
-      raise app.UsageError(str(error)) from None
+    TARGETS[target].check_installed()
   for target in _TARGET.value:
     _run(target, cases.for_target(known, names, TARGETS[target]))
   if not flags.FLAGS["json"].using_default_value:
@@ -136,4 +132,4 @@ def main(arguments) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  cli.run(main)

@@ -12,9 +12,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import attention
 from attention import biases, masks, normalizers, scores
 from attention.implementations import Pallas
-from benchmarks import score_cases
 from benchmarks.accelerators.cases import Case
-from benchmarks.score_cases import ScoreCase
+from benchmarks.attention import score_cases
+from benchmarks.attention.score_cases import ScoreCase
 from experiments.aot.targets import Target
 
 BATCH, HEADS, LENGTH, FEATURES, HIDDEN = 1, 8, 4096, 128, 64

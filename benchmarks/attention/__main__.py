@@ -1,19 +1,21 @@
 """Compares `attend` with other implementations: time, memory, accuracy.
 
     python -m benchmarks.attention [--quick] [--only=dot,causal] [--rounds=7]
+        [--json=FILE] [--figures=DIR]
 
-Prints a table of results and a table of targets, writes both as JSON, and draws
-time and memory against the length. PyTorch and attnax are included where they
-are installed: `pip install -e '.[bench]'`. All sections take a quarter of an
-hour on two cores, one section a few minutes.
+Prints a table of results and a table of targets; --json writes both as JSON,
+and --figures draws time and memory against the length. PyTorch and attnax are
+included where they are installed: `pip install -e '.[bench]'`. All sections
+take a quarter of an hour on two cores, one section a few minutes.
 """
 
 import pathlib
 
-from absl import app, flags
+from absl import flags
 from tqdm import tqdm
 
 from benchmarks.attention import settings
+from experiments import cli
 
 _ROUNDS = flags.DEFINE_integer(
   "rounds",
@@ -23,15 +25,16 @@ _ROUNDS = flags.DEFINE_integer(
 )
 _JSON = flags.DEFINE_string(
   "json",
-  "docs/results/attention.json",
-  "The JSON file of results; it is replaced, with the sections of --only.",
+  None,
+  "The JSON file of results, such as docs/results/attention.json; it is"
+  " replaced, with the sections of --only. By default none is written.",
 )
 _FIGURES = flags.DEFINE_string(
   "figures",
-  "docs/results",
-  "The directory of the figures: attention_time.png and attention_memory.png "
-  "(by curves), heads_time.png and heads_memory.png (by heads), "
-  "sliding_window.png (by window).",
+  None,
+  "The directory of the figures, such as docs/results: attention_time.png and"
+  " attention_memory.png (by curves), heads_time.png and heads_memory.png (by"
+  " heads), sliding_window.png (by window). By default none is drawn.",
 )
 _ONLY = flags.DEFINE_list(
   "only", list(settings.SECTIONS), "The sections to run."
@@ -63,10 +66,8 @@ def _run(jobs_by_section) -> dict:
   return rows
 
 
-def main(arguments) -> None:
+def main() -> None:
   """Runs the sections; prints, writes and draws the results."""
-  if len(arguments) > 1:
-    raise app.UsageError(f"unknown arguments: {' '.join(arguments[1:])}")
   if _KEEP_MEMORY.value:
     settings.restart_keeping_memory()
   # Imported after the restart: they import JAX, PyTorch and Matplotlib.
@@ -101,11 +102,14 @@ def main(arguments) -> None:
     for target in each.targets(rows[name])
   ]
   print("", report.table(rows), "", report.targets_table(targets), sep="\n")
-  file, folder = pathlib.Path(_JSON.value), pathlib.Path(_FIGURES.value)
-  report.write(file, machine, options, rows, targets)
-  written = [file, *figures.save(rows, folder, grid)]
+  written = []
+  if _JSON.value:
+    written.append(pathlib.Path(_JSON.value))
+    report.write(written[0], machine, options, rows, targets)
+  if _FIGURES.value:
+    written += figures.save(rows, pathlib.Path(_FIGURES.value), grid)
   print("", *(f"wrote {path}" for path in written), sep="\n")
 
 
 if __name__ == "__main__":
-  app.run(main)
+  cli.run(main)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from benchmarks import score_cases
-from benchmarks.score_cases import ScoreCase
+from benchmarks.attention import score_cases
+from benchmarks.attention.score_cases import ScoreCase
 
 SIZE = 64  # D, E and A
 

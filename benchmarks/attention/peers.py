@@ -16,7 +16,7 @@ import numpy as np
 from attention import attend
 from benchmarks.attention import cases, settings
 from benchmarks.attention.measure import Contender, compiled
-from benchmarks.score_cases import ScoreCase
+from benchmarks.attention.score_cases import ScoreCase
 from experiments.cores import num_cores
 
 # By name in the table; None dispatches.

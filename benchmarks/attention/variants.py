@@ -18,7 +18,7 @@ from benchmarks.attention.measure import (
   by_direction,
   compiled,
 )
-from benchmarks.score_cases import ScoreCase
+from benchmarks.attention.score_cases import ScoreCase
 
 # By name in the table, with the goal of the time divided by softmax's.
 _NORMALIZERS = {

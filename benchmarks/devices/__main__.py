@@ -21,11 +21,13 @@ import sys
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
-from absl import app, flags
+from absl import flags
 from tqdm import tqdm
 
 from benchmarks.attention import report, settings
 from benchmarks.devices import checks, tasks
+from experiments import cli
+from experiments.errors import UserError
 
 _SECTIONS = ("check", "dot", "additive")
 _ONLY = flags.DEFINE_list("only", list(_SECTIONS), "The sections to run.")
@@ -68,13 +70,11 @@ def _checked() -> bool:
   return all(each.passes for each in found)
 
 
-def main(arguments) -> None:
+def main() -> None:
   """Runs the sections; prints and writes the results."""
-  if len(arguments) > 1:
-    raise app.UsageError(f"unknown arguments: {' '.join(arguments[1:])}")
   device = jax.devices()[0]
   if device.platform == "cpu" and not _QUICK.value:
-    raise app.UsageError(
+    raise UserError(
       "JAX finds no GPU or TPU here; --quick tries the program on a CPU"
     )
   print(f"{device.device_kind}, JAX {jax.__version__}", flush=True)
@@ -105,4 +105,4 @@ def main(arguments) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  cli.run(main)

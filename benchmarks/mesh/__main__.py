@@ -15,9 +15,10 @@
 step and save take one or two minutes each, ring and restart about five.
 """
 
-from absl import app, flags
+from absl import flags
 
 from benchmarks.mesh import processes
+from experiments import cli
 
 _DEVICES = 8
 _NAMES = ("ring", "step", "save", "restart")
@@ -57,7 +58,7 @@ def _print_restart() -> None:
     print(f"restart to first step, {what}: {value:.2f} s")
 
 
-def main(_) -> None:
+def main() -> None:
   """Runs the measurements and prints them."""
   if "ring" in _ONLY.value:
     _print_ring()
@@ -71,4 +72,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  cli.run(main)

@@ -7,7 +7,7 @@ import statistics
 import tempfile
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 from experiments import cli
 from experiments.distributed import initialize
@@ -41,9 +41,8 @@ _WRITE = flags.DEFINE_bool(
 _RESULTS = pathlib.Path("docs/results/translation_speed.json")
 
 
-def main(_) -> None:
+def main() -> None:
   """Prints the results, and writes them on request."""
-  cli.configure_logs()
   initialize.set_up_jax()
   with tempfile.TemporaryDirectory() as temporary:
     folder = pathlib.Path(_FOLDER.value or temporary)
@@ -143,4 +142,4 @@ def _ratios(rounds: list[dict]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  cli.run(main)

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import textwrap
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -38,6 +39,10 @@ _SYSTEM_ERRORS = tuple(map(os.strerror, (*_FULL_DISK, *_NO_ACCESS, *_FAILURE)))
 class DamagedCheckpointError(UserError):
   """The files of a checkpoint are not what was saved."""
 
+  def __init__(self, checkpoint: Path, reason: str):
+    super().__init__(f"checkpoint {checkpoint} {reason}")
+    self.step = int(checkpoint.name)
+
 
 class _DigestError(ValueError):
   """A restored array differs from the one that was saved."""
@@ -67,11 +72,10 @@ def agreement(checkpoint: Path) -> Iterator[None]:
   if jax.process_count() > 1:
     severities = multihost_utils.process_allgather(np.int32(severity)).tolist()
     if (worst := max(severities)) > severity:
-      kind = DamagedCheckpointError if worst == 1 else UserError
-      process = severities.index(worst)
-      failure = kind(
-        f"checkpoint {checkpoint} cannot be read by process {process}."
-      )
+      reason = f"cannot be read by process {severities.index(worst)}."
+      failure = UserError(f"checkpoint {checkpoint} {reason}")
+      if worst == 1:
+        failure = DamagedCheckpointError(checkpoint, reason)
   if failure:
     try:
       raise failure
@@ -81,7 +85,11 @@ def agreement(checkpoint: Path) -> Iterator[None]:
 
 def _explain(checkpoint: Path, error: Exception) -> Exception:
   """Returns the error to raise in place of one that a restore raised."""
-  reason = str(error).strip().split("\n")[0][:200]
+  # Orbax puts the text of a bound method behind these words.
+  reason = str(error).partition(" See full TensorStore details:")[0].strip()
+  reason = textwrap.shorten(
+    reason.split("\n")[0].rstrip("."), 200, placeholder=" [...]"
+  )
   is_damage = isinstance(error, (*MISSING, _DigestError))
   explained: UserError
   if _OTHER_ARRAYS in str(error):
@@ -95,7 +103,7 @@ def _explain(checkpoint: Path, error: Exception) -> Exception:
     explained = UserError(f"checkpoint {checkpoint}: cannot be read ({reason})")
   elif is_damage or _is_of_orbax(error):
     explained = DamagedCheckpointError(
-      f"checkpoint {checkpoint} is damaged ({type(error).__name__}: {reason})."
+      checkpoint, f"is damaged ({type(error).__name__}: {reason})."
     )
   else:
     return error  # a bug

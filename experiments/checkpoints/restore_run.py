@@ -57,8 +57,9 @@ def _from_checkpoints(
     try:
       return parameters(manager, which, experiment.abstract_state, train)
     except DamagedCheckpointError as error:
-      steps = " or ".join(map(str, manager.all_steps()))
-      hint = f" There are: --checkpoint={steps}." if steps else ""
+      others = [each for each in manager.all_steps() if each != error.step]
+      steps = " or ".join(map(str, others))
+      hint = f" Other steps: --checkpoint={steps}." if steps else ""
       raise UserError(f"{error}{hint}") from error
 
 

@@ -1,6 +1,7 @@
 """The figures of a comparison."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,27 @@ def draw_all(
 ) -> list[tuple[str, str]]:
   """Draws all figures as PNG; returns their file names and captions."""
   name = label(metric)
-  _draw_lengths(results.lengths, metric, folder / "by_length.png")
-  curves = results.curves.assign(minutes=results.curves["seconds"] / 60)
-  _draw_curves(curves, metric, "step", folder / "curves.png")
-  _draw_curves(curves, metric, "minutes", folder / "curves_by_time.png")
-  _draw_costs(results.splits, folder / "costs.png")
-  _draw_attention_weights(results, folder / "attention_weights.png")
-  return [
-    ("by_length.png", f"{name} by source length"),
-    ("curves.png", f"{name} on validation by training step"),
-    ("curves_by_time.png", f"{name} on validation by training time"),
-    ("costs.png", "time per step, and peak memory"),
-    (
-      "attention_weights.png",
-      "attention weights of the first seed of each group",
+  captions = {
+    "by_length.png": f"{name} by source length",
+    "curves.png": f"{name} on validation by training step",
+    "curves_by_time.png": f"{name} on validation by training time",
+    "costs.png": "time per step, and peak memory",
+    "attention_weights.png": (
+      "attention weights of the first seed of each group"
     ),
-  ]
+  }
+  data = results.trials[0].raw["data"]["name"]
+  titles = {file: f"{data}: {caption}" for file, caption in captions.items()}
+  curves = results.curves.assign(minutes=results.curves["seconds"] / 60)
+  for file, draw in (
+    ("by_length.png", partial(_draw_lengths, results.lengths, metric)),
+    ("curves.png", partial(_draw_curves, curves, metric, "step")),
+    ("curves_by_time.png", partial(_draw_curves, curves, metric, "minutes")),
+    ("costs.png", partial(_draw_costs, results.splits)),
+    ("attention_weights.png", partial(_draw_attention_weights, results)),
+  ):
+    draw(folder / file, titles[file])
+  return list(captions.items())
 
 
 def label(metric: str) -> str:
@@ -41,10 +47,12 @@ def label(metric: str) -> str:
   return names.get(metric, metric.replace("_", " "))
 
 
-def _draw_lengths(table: pd.DataFrame, metric: str, path: Path) -> None:
+def _draw_lengths(
+  table: pd.DataFrame, metric: str, path: Path, title: str
+) -> None:
   """Means over seeds with their intervals, in a panel for each set."""
   by_split = _without_repetition(groups(table, "split"))
-  figure, axes = _panels(len(by_split), width=5)
+  figure, axes = _panels(len(by_split), 5, title)
   for axis, split in zip(axes, by_split):
     for number, (group, rows) in enumerate(groups(by_split[split]).items()):
       by_length = rows.dropna(subset=metric).groupby("length")[metric]
@@ -79,10 +87,10 @@ def _without_repetition(
 
 
 def _draw_curves(
-  curves: pd.DataFrame, metric: str, time: str, path: Path
+  curves: pd.DataFrame, metric: str, time: str, path: Path, title: str
 ) -> None:
   """Learning curves of every seed on the validation set."""
-  figure, (axis,) = _panels(1, width=7)
+  figure, (axis,) = _panels(1, 7, title)
   for number, (group, rows) in enumerate(groups(curves).items()):
     for index, points in enumerate(groups(rows, "seed").values()):
       axis.plot(
@@ -93,13 +101,13 @@ def _draw_curves(
         **plots.style(number),
       )
   axis_label = "minutes of training" if time == "minutes" else time
-  _annotate(axis, "validation", axis_label, metric)
+  _annotate(axis, "", axis_label, metric)
   _save(figure, path)
 
 
-def _draw_costs(splits: pd.DataFrame, path: Path) -> None:
+def _draw_costs(splits: pd.DataFrame, path: Path, title: str) -> None:
   """Bars: the median over seeds of each group."""
-  figure, axes = _panels(2, width=5)
+  figure, axes = _panels(2, 5, title)
   by_group = groups(splits)
   names = list(by_group)
   for axis, field, unit, axis_label in (
@@ -114,7 +122,7 @@ def _draw_costs(splits: pd.DataFrame, path: Path) -> None:
   plots.save_figure(figure, path)
 
 
-def _draw_attention_weights(results: Results, path: Path) -> None:
+def _draw_attention_weights(results: Results, path: Path, title: str) -> None:
   """Draws each group's weights of one sentence: first seed, mean over heads."""
   # Groups without attention have no panel, unless no group has attention.
   weighted = set(results.splits.dropna(subset="largest_weight")["group"])
@@ -136,7 +144,7 @@ def _draw_attention_weights(results: Results, path: Path) -> None:
       heads = heads[index : index + 1]
     weights = heads.mean(0)[: len(target), : len(source)]
     panels.append(plots.AttentionPanel(weights, source, target, group))
-  plots.save_attention_figure(panels, path)
+  plots.save_attention_figure(panels, path, title)
 
 
 def _most_agreed(predictions: Sequence[np.ndarray]) -> int:
@@ -149,15 +157,19 @@ def _most_agreed(predictions: Sequence[np.ndarray]) -> int:
   return max(range(min(map(len, predictions))), key=agreeing)
 
 
-def _panels(count: int, width: float):
+def _panels(count: int, width: float, title: str):
   """A figure and `count` axes, in rows of at most three."""
-  return plots.make_axes(count, min(count, 3), width=width, height=4)
+  return plots.make_axes(
+    count, min(count, 3), width=width, height=4, title=title
+  )
 
 
 def _annotate(axis, title: str, axis_label: str, metric: str) -> None:
   axis.set_title(title, fontsize=10)
   axis.set_xlabel(axis_label)
   axis.set_ylabel(label(metric))
+  if axis.dataLim.ymax <= 0:  # All values are 0: negative ones would be shown.
+    axis.set_ylim(-0.03, 1.03)
   axis.grid(alpha=0.3)
 
 

@@ -55,9 +55,9 @@ def write(
     ]
     lines.append("")
   lines += [
-    "Means over training seeds with 95% confidence intervals (Student's t); n"
-    " is the number of seeds. The intervals are for further seeds on the same"
-    " evaluation sets.",
+    "Means over training seeds with 95% confidence intervals (Student's t), or"
+    " the range of two seeds; n is the number of seeds. The intervals are for"
+    " further seeds on the same evaluation sets.",
     "",
   ]
   for split in groups(results.splits, "split"):
@@ -170,7 +170,9 @@ def _differences(table: pd.DataFrame, metric: str) -> list[str]:
 def _in_words(difference: Difference, metric: str) -> str:
   higher, lower, amount, p = difference
   p_text = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-  by = f"by {_number(metric, amount)} ({p_text})"
+  unit = " points" if metric in ("bleu", "chrf") else ""
+  text = f"{_number(metric, amount)}{unit}".replace("%", " percentage points")
+  by = f"by {text} ({p_text})"
   if metric in _LOWER_IS_BETTER:
     return f"{lower} is below {higher} {by}"
   return f"{higher} is above {lower} {by}"
@@ -185,7 +187,7 @@ def _by_group(table: pd.DataFrame, columns: Columns) -> list[str]:
 
 
 def _mean(name: str, rows: pd.DataFrame) -> str:
-  """The mean with its interval; the number of seeds if some lack the metric."""
+  """The mean with its interval or range; n if some seeds lack the metric."""
   values = rows[name].dropna().tolist()
   if not values:
     return "\u2013"
@@ -193,6 +195,8 @@ def _mean(name: str, rows: pd.DataFrame) -> str:
   text = _number(name, mean)
   if not math.isnan(half_width):
     text += f" \u00b1 {_number(name, half_width)}"
+  elif len(values) == 2:
+    text += f" ({_number(name, min(values))} to {_number(name, max(values))})"
   return text if len(values) == len(rows) else f"{text} (n = {len(values)})"
 
 

@@ -13,7 +13,7 @@ class Interval(NamedTuple):
   """The mean of some values, and its 95% confidence interval."""
 
   mean: float
-  half_width: float  # NaN for fewer than two values, or if one is not finite
+  half_width: float  # NaN for fewer than three values, or if one is not finite
 
 
 class Difference(NamedTuple):
@@ -28,7 +28,8 @@ class Difference(NamedTuple):
 def interval(values: Sequence[float]) -> Interval:
   """The mean of independent values, and its interval by Student's t."""
   mean, count = statistics.fmean(values), len(values)
-  if not is_testable(values):
+  # That of two values is 6.4 times as wide as their range.
+  if count < 3 or not is_testable(values):
     return Interval(mean, math.nan)
   from scipy import stats
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, model_validator
 
-from experiments.config.sections import Positive, Section, Seed
+from experiments.config.sections import Section, Seed, Size
 
 # Names become parts of file names, so path separators are not allowed.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -29,11 +29,11 @@ Splits = Annotated[dict[Name, Split], AfterValidator(_with_validation)]
 class LengthRange(Section):
   """An evaluation set of a synthetic task."""
 
-  min_length: Positive
+  min_length: Size
   """Shortest length."""
-  max_length: Positive
+  max_length: Size
   """Longest length."""
-  num_examples: Positive
+  num_examples: Size
   """Number of examples."""
 
   @model_validator(mode="after")
@@ -47,11 +47,11 @@ class TaskConfig(Section):
 
   name: Literal["copy", "reverse", "lookup"] = "reverse"
   """The task."""
-  symbols: Annotated[int, Field(ge=2)] = 50
+  symbols: Annotated[Size, Field(ge=2)] = 50
   """Number of different symbols (for lookup: of keys, and of values)."""
-  min_length: Positive = 1
+  min_length: Size = 1
   """Shortest length in training."""
-  max_length: Positive = 25
+  max_length: Size = 25
   """Longest length in training."""
   evaluation_seed: Seed = 0
   """Seed of the evaluation sets; training data does not depend on it."""
@@ -109,9 +109,9 @@ class _Translation(Section):
 
   Training omits longer pairs; translation truncates longer lines.
   """
-  num_shapes: Positive = 14
+  num_shapes: Size = 14
   """Number of batch shapes, each compiled once; more shapes pad less."""
-  length_multiple: Positive = 1
+  length_multiple: Size = 1
   """Lengths of batch shapes are multiples of it; use 8 on GPUs and TPUs."""
 
   @model_validator(mode="after")
@@ -136,11 +136,11 @@ class _Translation(Section):
 class DigitRange(Section):
   """A set of numbers."""
 
-  min_digits: Positive
+  min_digits: Size
   """Digits of the shortest numbers."""
   max_digits: Annotated[int, Field(ge=1, le=30)]
   """Digits of the longest numbers."""
-  num_examples: Positive
+  num_examples: Size
   """Number of examples."""
 
   @model_validator(mode="after")

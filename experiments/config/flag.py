@@ -84,13 +84,22 @@ class _Parser(flags.ArgumentParser):
 
   def parse(self, path):
     file = Path(path.partition(":")[0])
+    given = [word for word in sys.argv[1:] if _is_config(word)]
+    if len(given) > 1:
+      raise UserError("--config is given more than once; give one config")
     if not file.is_file():
       raise UserError(f"--config={file}: no such file{_other_files(file)}")
+    if file.suffix != ".py":
+      raise UserError(
+        f"--config={file}: a config is a Python file{_other_files(file)}"
+      )
     try:
       config = self.parser.parse(path)
       # The parser does not raise an OSError: it stores the error as `_error`.
       if failure := getattr(config, "__dict__", {}).get("_error"):
         raise failure
+    except UserError as error:  # of the argument
+      raise UserError(f"--config={path}: {error}") from error
     except Exception as error:
       # The parser extends a TypeError or ValueError to several lines of text.
       cause = error.__context__ or error
@@ -105,6 +114,10 @@ class _Parser(flags.ArgumentParser):
       if flag.startswith("config."):
         _check_field(config, flag)
     return config
+
+
+def _is_config(word: str) -> bool:
+  return word.lstrip("-").partition("=")[0] == "config" and word[0] == "-"
 
 
 def _other_files(file: Path) -> str:

@@ -11,9 +11,9 @@ from experiments.config.sections import (
   AttentionName,
   ImplementationName,
   Natural,
-  Positive,
   Rate,
   Section,
+  Size,
   TransformerScoreName,
 )
 
@@ -22,17 +22,17 @@ class Seq2SeqConfig(Section):
   """An RNN encoder-decoder."""
 
   name: Literal["seq2seq"] = "seq2seq"
-  embedding_size: Positive = 64
+  embedding_size: Size = 64
   """Features of a source or target embedding."""
-  hidden_size: Positive = 128
+  hidden_size: Size = 128
   """Features of a decoder state."""
   encoder_size: Natural = 0
   """Features of an encoder state, both directions together; 0: hidden_size."""
   cell: Literal["gru", "lstm"] = "gru"
   """Type of the recurrent cells."""
-  encoder_layers: Positive = 1
+  encoder_layers: Size = 1
   """Layers of the encoder."""
-  decoder_layers: Positive = 1
+  decoder_layers: Size = 1
   """Layers of the decoder."""
   bidirectional: bool = True
   """Whether the encoder also reads the source backwards."""
@@ -40,9 +40,9 @@ class Seq2SeqConfig(Section):
   """Score of the attention; "none" uses the encoder's last state."""
   normalizer: NormalizerName = "softmax"
   """Function from a query's scores to its attention weights."""
-  attention_size: Positive = 64
+  attention_size: Size = 64
   """Hidden size of the additive and concat scores, and of local_p."""
-  window: Positive = 10
+  window: Size = 10
   """Largest distance of a key from the center of local_m and local_p."""
   local_score: Literal["general", "dot"] = "general"
   """Score within the window of local_m and local_p."""
@@ -139,15 +139,15 @@ class TransformerConfig(Section):
   """A Transformer encoder-decoder."""
 
   name: Literal["transformer"] = "transformer"
-  model_size: Positive = 128
+  model_size: Size = 128
   """Features of a token's representation."""
-  feed_forward_size: Positive = 256
+  feed_forward_size: Size = 256
   """Hidden size of the feed-forward networks."""
-  num_heads: Positive = 4
+  num_heads: Size = 4
   """Attention heads of each layer."""
-  encoder_layers: Positive = 2
+  encoder_layers: Size = 2
   """Layers of the encoder."""
-  decoder_layers: Positive = 2
+  decoder_layers: Size = 2
   """Layers of the decoder."""
   score: TransformerScoreName = "scaled_dot"
   """Score of every head; in cross-attention scaled_dot for scores of positions.
@@ -156,9 +156,9 @@ class TransformerConfig(Section):
   is a share of the keys up to the query. "forgetting" is scaled_dot with
   forget_gate.
   """
-  max_distance: Positive = 16
+  max_distance: Size = 16
   """Largest distance that the scores shaw and disentangled distinguish."""
-  window: Positive = 10
+  window: Size = 10
   """Largest distance of a key from the center of local_m and local_p."""
   score_wrapper: Literal["none", ScoreWrapperName] = "none"
   """Wrapper of all scores; see attention.modules.LearnedScore."""

@@ -8,7 +8,9 @@ from pydantic import Field
 from attention.names import PositionalScoreName, ScoreName
 
 Positive = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
+# Sizes of arrays, for which JAX has 32 bits.
+Size = Annotated[int, Field(ge=1, lt=2**31)]
+Natural = Annotated[int, Field(ge=0, lt=2**31)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 AtLeastZero = Annotated[float, Field(ge=0)]

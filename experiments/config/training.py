@@ -13,6 +13,7 @@ from experiments.config.sections import (
   Positive,
   Rate,
   Section,
+  Size,
 )
 
 # Fields that an optimizer does not read.
@@ -78,13 +79,13 @@ class TrainConfig(Section):
   """
   steps: Positive = 2500
   """Number of updates."""
-  batch_size: Positive = 32
+  batch_size: Size = 32
   """Examples or tokens of an update, over all devices and accumulation."""
   batch_unit: Literal["examples", "tokens"] = "examples"
   """Unit of batch_size. Tokens: of a text batch's longer side, with padding."""
-  row_multiple: Positive = 8
+  row_multiple: Size = 8
   """A batch of tokens has a multiple of this number of rows, on any mesh."""
-  accumulation: Positive = 1
+  accumulation: Size = 1
   """Number of parts over which the gradient of an update is accumulated."""
   dtype: Literal["float32", "bfloat16"] = "float32"
   """Dtype of the computation; parameters are float32."""
@@ -151,7 +152,7 @@ class EvaluationConfig(Section):
     str, Field(pattern=r"^((last|best)(:[1-9][0-9]*)?|[0-9]+)$")
   ] = "last"
   """Last, best, a step; last:N and best:N average N checkpoints."""
-  beam_size: Positive = 1
+  beam_size: Size = 1
   """Hypotheses of beam search; 1: greedy decoding."""
   length_penalty: AtLeastZero = 1.0
   """Exponent alpha of GNMT's length normalisation."""

@@ -1,9 +1,9 @@
 """The message about a field of a config that does not exist."""
 
-import difflib
 from collections.abc import Iterable
 
 from experiments.config.model import Seq2SeqConfig, TransformerConfig
+from experiments.errors import suggestion
 
 # The field of the score, of an RNN and of a Transformer.
 _OTHER_NAMES = {"attention": "score", "score": "attention"}
@@ -15,7 +15,7 @@ def no_such_field(field: str, known: Iterable[str]) -> str:
   section, _, name = field.rpartition(".")
   message = f"{field}: no such field"
   if section != "config.model":
-    return f"{message}{_similar(name, known)}"
+    return f"{message}{suggestion(name, known)}"
   if _OTHER_NAMES.get(name) in known:
     message += f"; did you mean {_OTHER_NAMES[name]!r}?"
     if name == "score":
@@ -29,9 +29,4 @@ def no_such_field(field: str, known: Iterable[str]) -> str:
   ):
     if name in fields:
       return f"{message} of this model; {kind} has it"
-  return f"{message}{_similar(name, known)}"
-
-
-def _similar(name: str, known: Iterable[str]) -> str:
-  close = difflib.get_close_matches(name, known, n=1)
-  return f"; did you mean {close[0]!r}?" if close else ""
+  return f"{message}{suggestion(name, known)}"

@@ -82,11 +82,13 @@ def pruned(params: Any, module: tuple[str, str], head: int) -> Any:
   return jax.tree_util.tree_map_with_path(changed, params)
 
 
-def save_figure(results: Mapping[str, Pruning], path: Path) -> None:
+def save_figure(results: Mapping[str, Pruning], path: Path, title: str) -> None:
   """Draws the changes: a row for each metric, a column a kind of attention."""
   kinds = list(next(iter(results.values())).without)
   count = len(results) * len(kinds)
-  figure, flat = plots.make_axes(count, len(kinds), width=4, height=3.2)
+  figure, flat = plots.make_axes(
+    count, len(kinds), width=4, height=3.2, title=title
+  )
   rows = np.reshape(flat, (-1, len(kinds)))
   for axes, (metric, result) in zip(rows, results.items()):
     changes = {kind: abs(result.without[kind] - result.whole) for kind in kinds}

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,21 @@ def writing(workdir: Path) -> Iterator[None]:
     raise UserError(
       f"--workdir={workdir}: cannot be written ({error.strerror or error});"
       f" {advice}use another directory"
+    ) from None
+
+
+def check_writable(path: Path, *, flag: str) -> None:
+  """Makes the folder of a file; raises UserError if it cannot be written."""
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+      path.open("ab").close()
+    else:
+      tempfile.TemporaryFile(dir=path.parent).close()
+  except OSError as error:
+    raise UserError(
+      f"--{flag}={path}: cannot be written ({error.strerror}); give another"
+      " name"
     ) from None
 
 

@@ -103,5 +103,7 @@ def _draw(experiment: Experiment, workdir: Path, params, curves) -> None:
   figure = draw_alignments(workdir, "validation", experiment, params, examples)
   if jax.process_index() == 0:
     path = workdir / "figures" / "accuracy_by_length.png"
-    plots.save_accuracy_by_length(curves, path, trained_length=longest)
+    plots.save_accuracy_by_length(
+      curves, path, trained_length=longest, title=experiment.config.title
+    )
     print(f"alignments: {figure}\nrun: {workdir}", flush=True)

@@ -49,7 +49,8 @@ def draw_alignments(
     panels = panels[: len(weights[0])]
   path = workdir / "figures" / f"alignments_{split}.png"
   if jax.process_index() == 0:
-    plots.save_attention_figure(panels, path)
+    title = f"{experiment.config.title}, {split}"
+    plots.save_attention_figure(panels, path, title)
     plots.save_attention_weights(panels, path.with_suffix(".npz"))
   return path
 
@@ -98,7 +99,7 @@ def save_pair(pair: PairWeights, path: Path) -> None:
     )
     for layer, head in heads
   ]
-  plots.save_attention_figure(panels, path.with_suffix(".png"))
+  plots.save_attention_figure(panels, path.with_suffix(".png"), pair.run)
   plots.save_attention_weights(panels, path.with_suffix(".npz"))
 
 

@@ -1,6 +1,7 @@
 """Figures of a run, and the arrays behind them."""
 
 import io
+import textwrap
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from experiments.visualization import fonts
 _DPI = 120
 # In inches, for labels of 7 points.
 _ENTRY, _LETTER = 0.15, 0.06
+_TITLE_LETTER = 0.09  # in a title of 10 points
 _MIN_SIDE, _MAX_SIDE, _MAX_WIDTH = 2.6, 9.0, 22.0
 _MAX_PIXELS = 16_000
 _MAX_LABELS, _MAX_LETTERS = 60, 30
@@ -41,7 +43,7 @@ class AttentionPanel(NamedTuple):
 
 
 def make_axes(
-  count: int, columns: int, *, width: float, height: float
+  count: int, columns: int, *, width: float, height: float, title: str = ""
 ) -> tuple[Any, list[Any]]:
   """Returns a figure, and `count` axes in rows of `columns`, without pyplot."""
   from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -51,6 +53,10 @@ def make_axes(
   size = (width * columns, height * rows)
   figure = Figure(figsize=size, layout="constrained")
   FigureCanvasAgg(figure)
+  if title:
+    letters = max(int(size[0] / _TITLE_LETTER), _MAX_LETTERS)
+    text = textwrap.fill(fonts.drawable(title), letters)
+    figure.suptitle(text, fontsize=10, parse_math=False)
   axes = figure.subplots(rows, columns, squeeze=False)
   for axis in axes.flat[count:]:
     axis.set_axis_off()
@@ -84,7 +90,9 @@ def save_figure(figure, path: Path, **metadata: str) -> None:
   write_bytes(path, image.getvalue())
 
 
-def save_attention_figure(panels: Sequence[AttentionPanel], path: Path) -> None:
+def save_attention_figure(
+  panels: Sequence[AttentionPanel], path: Path, title: str = ""
+) -> None:
   """Draws attention weights as in Bahdanau et al. (2014, figure 3)."""
   panels = [
     panel._replace(
@@ -96,7 +104,9 @@ def save_attention_figure(panels: Sequence[AttentionPanel], path: Path) -> None:
   ]
   width, height = _panel_size(panels)
   columns = min(len(panels), 4, max(int(_MAX_WIDTH / width), 1))
-  figure, axes = make_axes(len(panels), columns, width=width, height=height)
+  figure, axes = make_axes(
+    len(panels), columns, width=width, height=height, title=title
+  )
   is_signed = any((panel.weights < 0).any() for panel in panels)
   # White is 1 and black 0. If a weight is negative, blue is 1 and red -1.
   colors: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 1}
@@ -184,9 +194,10 @@ def save_accuracy_by_length(
   path: Path,
   *,
   trained_length: int | None = None,  # the longest source in training
+  title: str = "",
 ) -> None:
   """Draws the `by_length` of several eval/SPLIT.json, by name of the curve."""
-  figure, axes = make_axes(2, 2, width=5, height=4)
+  figure, axes = make_axes(2, 2, width=5, height=4, title=title)
   for axis, field in zip(axes, ("sequence_accuracy", "token_accuracy")):
     for number, (name, rows) in enumerate(curves.items()):
       lengths = [row["length"] for row in rows]

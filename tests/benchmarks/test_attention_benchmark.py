@@ -61,5 +61,5 @@ def check(section, contender):
 
 def test_unknown_section_lists_the_known_ones():
   process = run("--only=nonsense")
-  assert process.returncode != 0
+  assert process.returncode == 2
   assert "dot, odd, small, causal" in process.stderr

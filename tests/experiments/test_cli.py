@@ -31,7 +31,22 @@ ERRORS = {
   "raises": (["train", "--config={tmp}/raises.py"], "raises.py, line 2"),
   "unknown argument": (
     ["train", "--config=configs/reverse.py:dott"],
-    "known: none, dot, scaled_dot, general, additive, concat, cosine",
+    "error: --config=configs/reverse.py:dott: unknown argument 'dott' after the"
+    " colon; known: none, dot, scaled_dot, general, additive, concat, cosine,"
+    " location, local_m, local_p, transformer; did you mean 'dot'?",
+  ),
+  "no Python file": (
+    ["train", "--config=README.md"],
+    "--config=README.md: a config is a Python file; existing files: configs/",
+  ),
+  "two configs": (
+    [
+      "train",
+      "--config=configs/reverse.py",
+      "--config=configs/copy.py",
+      "--config.seed=1",
+    ],
+    "error: --config is given more than once; give one config",
   ),
   "misspelt field": (
     ["train", "--config=configs/reverse.py", "--config.train.step=3"],
@@ -65,6 +80,10 @@ ERRORS = {
   "page": (
     ["explore", "--workdir=releases/numbers", "--out={tmp}"],
     "--out={tmp}: is a folder; give the name of a page",
+  ),
+  "page in no folder": (
+    ["explore", "--workdir={tmp}/none", "--out={tmp}/empty.py/page.html"],
+    "error: --out={tmp}/empty.py/page.html: cannot be written (File exists)",
   ),
   "export to a file": (
     ["export", "--workdir=releases/numbers", "--out={tmp}/empty.py"],
@@ -150,10 +169,25 @@ def test_user_error_is_one_message_without_traceback(kind, tmp_path):
   assert out == ""
 
 
-def test_too_little_memory_is_one_message():
+@pytest.mark.parametrize(
+  ("code", "start", "field"),
+  [
+    (
+      "jnp.zeros(2**44) + 1",
+      "error: a device has too little memory: Out of memory allocating",
+      "--config.train.accumulation",
+    ),
+    (
+      "np.empty(2**57)",
+      "error: the machine has too little memory: Unable to allocate",
+      "--config.train.batch_size",
+    ),
+  ],
+)
+def test_too_little_memory_is_one_message(code, start, field):
   script = (
-    "import jax.numpy as jnp; from experiments import cli\n"
-    "cli._guarded(lambda: jnp.zeros(2**44) + 1, [])"
+    "import jax.numpy as jnp; import numpy as np; from experiments import cli\n"
+    f"cli._guarded(lambda: {code}, [])"
   )
   done = subprocess.run(
     [sys.executable, "-c", script],
@@ -164,9 +198,26 @@ def test_too_little_memory_is_one_message():
   )
   assert done.returncode == 1
   assert "Traceback" not in done.stderr
-  start = "error: a device has too little memory: Out of memory allocating"
   assert done.stderr.startswith(start)
-  assert "--config.train.accumulation" in done.stderr
+  assert field in done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only on Linux")
+def test_a_full_standard_output_is_one_message():
+  script = "from experiments import cli; cli._guarded(lambda: print('x'), [])"
+  with open("/dev/full", "w") as full:
+    done = subprocess.run(
+      [sys.executable, "-c", script],
+      stdout=full,
+      stderr=subprocess.PIPE,
+      text=True,
+      cwd=processes.ROOT,
+      env=processes.environment(PYTHONUNBUFFERED=""),
+    )
+  assert done.returncode == 1
+  assert done.stderr == (
+    "error: a file or standard output: No space left on device\n"
+  )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from configs import base
 from experiments import decoding
 from experiments.config import MeshConfig, parse
 from experiments.data.dataset import BatchShard
+from experiments.errors import UserError
 from experiments.experiment import make_experiment
 from experiments.optimization.step import init_state, make_train_step
 from tests.experiments.conftest import read_little
@@ -60,7 +61,7 @@ def test_builds(name, arg, corpus, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_an_unknown_argument_lists_the_known_ones(name):
   module = importlib.import_module(f"configs.{name}")
-  with pytest.raises(ValueError, match=r"known: none, dot, .*transformer"):
+  with pytest.raises(UserError, match=r"known: none, dot, .*transformer"):
     module.get_config("dott")
 
 

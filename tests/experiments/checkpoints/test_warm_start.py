@@ -135,6 +135,10 @@ def test_embeddings_of_other_tokenizers_are_not_taken(
   [
     ("nowhere", "config.train.init_from=nowhere: not a run"),
     (
+      "{runs}/reverse:bset",
+      "reverse:bset: no run directory .* or a step; did you mean 'best'\\?$",
+    ),
+    (
       "{runs}/reverse:7",
       "reverse:7: checkpoint=7: not in .*; saved steps: 9, 12",
     ),

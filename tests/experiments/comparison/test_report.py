@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from experiments.comparison import figures, report, results, runner
+from experiments.comparison.statistics import Difference
 from experiments.visualization import plots
 from tests.experiments.comparison.trials import make_trials, write_results
 
@@ -56,14 +57,14 @@ def test_report_shows_means_differences_costs_and_failures(tmp_path):
   assert (
     "| none | 3 | 41.00% \u00b1 2.48% | 0.5900 \u00b1 0.0248 | \u2013 |" in text
   )
-  assert "| dot | 2 | 90.50% \u00b1 6.35% |" in text
-  assert "- dot is above none by 49.50% (p " in text
+  assert "| dot | 2 | 90.50% (90.00% to 91.00%) |" in text
+  assert "- dot is above none by 49.50 percentage points (p " in text
   assert "differences in alignment error rate (Welch" in text
-  assert "- dot is below general by 29.50% (p " in text
+  assert "- dot is below general by 29.50 percentage points (p " in text
   assert "below none" not in text
   assert "| none | \u2013 | \u2013 | \u2013 |\n" in text
   weights = "0.70 \u00b1 0.00 | 1.00 \u00b1 0.00 | 0.00% \u00b1 0.00%"
-  assert f"| dot | {weights} |\n" in text
+  assert f"| general | {weights} |\n" in text
   assert "| none | 1,000 | 2.5 | 1.0 | 1,024 |" in text
   for name in (
     "by_length",
@@ -116,7 +117,7 @@ def test_values_that_are_not_finite_are_shown_and_not_tested(tmp_path):
   for trial, accuracy in zip(trials, (0.3, 0.4, math.nan, 0.5, 0.6, 0.7)):
     write_results(trial, accuracy)
   text = write_report(trials, tmp_path)
-  assert "| dot | 2 | inf% | inf" in text
+  assert "| dot | 2 | inf% (50.00% to inf%) | inf (" in text
   assert "Not tested, without two finite values: dot." in text
   assert "- general is above none by" in text or "No significant" in text
   assert "dot,0,test,inf,inf,inf," in (tmp_path / "results.csv").read_text()
@@ -135,7 +136,7 @@ def test_metric_missing_for_some_seeds_shows_its_seed_count(tmp_path):
   del first["metrics"]["alignment_error_rate"]
   path.write_text(json.dumps(first))
   row = "| dot | 3 | 60.00% \u00b1 24.84% | 0.4000 \u00b1 0.2484 | 30.00%"
-  assert f"{row} \u00b1 63.53% (n = 2) |" in write_report(trials, tmp_path)
+  assert f"{row} (25.00% to 35.00%) (n = 2) |" in write_report(trials, tmp_path)
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -206,6 +207,37 @@ def test_training_time_adds_up_over_resumed_runs():
   ]
   found = results._training_seconds(lines)
   assert found == {10: 5.0, 20: 9.0, 30: 13.0, 40: 21.0}
+
+
+def test_every_figure_has_a_title_and_an_axis_of_zeros_no_negative_values(
+  tmp_path, monkeypatch
+):
+  drawn = {}
+  monkeypatch.setattr(
+    plots, "save_figure", lambda figure, path: drawn.update({path: figure})
+  )
+  (trial,) = make_trials({"model.attention": ["dot"]}, tmp_path)
+  write_results(trial, 0.0)
+  found, _ = results.read_all([runner.Outcome(trial, None)])
+  captions = figures.draw_all(found, "sequence_accuracy", tmp_path)
+  for name, caption in captions:
+    title = drawn[tmp_path / name].get_suptitle().replace("\n", " ")
+    assert title == f"reverse: {caption}"
+  for name in ("by_length.png", "curves.png"):
+    assert drawn[tmp_path / name].axes[0].get_ylim() == (-0.03, 1.03)
+
+
+@pytest.mark.parametrize(
+  ("metric", "text"),
+  [
+    ("bleu", "a is above b by 1.50 points (p = 0.010)"),
+    ("token_accuracy", "a is above b by 150.00 percentage points (p = 0.010)"),
+    ("loss", "b is below a by 1.5000 (p = 0.010)"),
+  ],
+)
+def test_a_difference_has_its_unit(metric, text):
+  found = Difference("a", "b", 1.5, 0.01)
+  assert report._in_words(found, metric) == text
 
 
 def test_the_sentence_with_the_most_equal_predictions_is_drawn():

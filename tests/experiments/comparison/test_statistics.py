@@ -28,6 +28,7 @@ def test_interval_equals_scipys():
   assert found.mean - found.half_width == pytest.approx(low)
   assert found.mean + found.half_width == pytest.approx(high)
   assert math.isnan(interval([1.0]).half_width)
+  assert math.isnan(interval([1.0, 2.0]).half_width)
 
 
 def test_p_values_are_corrected_for_the_number_of_pairs():

@@ -51,6 +51,13 @@ def test_every_argument_gives_a_valid_config(arg):
     ("trian", {}, r"config.trian: no such field.* 'train'"),
     ("train.dtype", "float16", "'float32' or 'bfloat16'"),
     ("train.accumulation", 3, "accumulation 3 must divide batch_size"),
+    (
+      "train.batch_size",
+      10**10,
+      r"batch_size: got 1\d+; .* less than 2147483648",
+    ),
+    ("data.symbols", 10**11, "config.data.symbols: got 100000000000; "),
+    ("data.symbols", 1, "config.data.symbols: got 1; "),
     ("model.hiden_size", 4, r"no such field.* 'hidden_size'"),
     ("model.hidden_size", 5, "hidden_size must be even"),
     ("model.attention", "cosin", "'cosine'"),

@@ -42,6 +42,17 @@ def test_loading_a_run_logs_no_warnings_of_libraries(folder, caplog):
   assert not [each for each in caplog.records if each.levelname == "WARNING"]
 
 
+def test_a_damaged_checkpoint_is_named_with_the_steps_of_others(
+  folder, tmp_path
+):
+  shutil.copytree(folder / "translation", tmp_path / "run")
+  shutil.rmtree(tmp_path / "run/checkpoints/8/state/ocdbt.process_0")
+  with pytest.raises(UserError, match=r"/8 is damaged \(") as caught:
+    experiments.load(tmp_path / "run", "8")
+  assert str(caught.value).endswith("). Other steps: checkpoint=6.")
+  assert "<bound method" not in str(caught.value)
+
+
 def test_a_run_is_loaded_on_devices_without_its_kernels(folder, tmp_path):
   shutil.copytree(folder / "translation", tmp_path / "run")
   path = tmp_path / "run" / "config.json"

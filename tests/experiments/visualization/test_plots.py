@@ -268,9 +268,10 @@ def test_accuracy_by_length_has_one_legend_beside_its_panels(
     for length in (1, 2)
   ]
   plots.save_accuracy_by_length(
-    {"test": rows, "long": rows}, tmp_path / "a.png"
+    {"test": rows, "long": rows}, tmp_path / "a.png", title="reverse"
   )
   (figure,) = figures
+  assert figure.get_suptitle() == "reverse"
   (legend,) = figure.legends
   assert [text.get_text() for text in legend.get_texts()] == ["test", "long"]
   assert all(axis.get_legend() is None for axis in figure.axes)

@@ -14,7 +14,7 @@ import pytest
 from attention import attend, masks, normalizers, scores
 from attention.implementations import Pallas
 from benchmarks.accelerators.attention_cases import SCORES, on_one_device
-from benchmarks.score_cases import manhattan
+from benchmarks.attention.score_cases import manhattan
 from experiments.aot import cost
 from experiments.aot.targets import TARGETS
 from experiments.errors import UserError

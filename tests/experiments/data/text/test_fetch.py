@@ -327,8 +327,8 @@ def test_terminal_shows_a_progress_bar(source, tmp_path):
 
 
 MISTAKES = {
-  "nothing": ([], "missing CORPUS and DIR; give CORPUS DIR. See --help."),
-  "no directory": (["multi30k"], "missing DIR; give CORPUS DIR. See --help."),
+  "nothing": ([], "missing CORPUS and DIR; give CORPUS DIR (see --help)"),
+  "no directory": (["multi30k"], "missing DIR; give CORPUS DIR (see --help)"),
   "a third": (["multi30k", "{tmp}", "now"], "unknown argument 'now'; flags"),
   "unknown flag": (["multi30k", "{tmp}", "--base=x"], "base"),
   "not writable": (["multi30k", "/proc/x"], "/proc/x: cannot be written"),
