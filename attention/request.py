@@ -94,8 +94,12 @@ class Request:
   @property
   def is_masked(self) -> bool:
     """Whether a mask or a bias can hide keys."""
-    bias_may_hide = self.bias is not None and self.bias.may_hide
-    return self.mask is not None or bias_may_hide
+    return self.mask is not None or self.bias_may_hide
+
+  @property
+  def bias_may_hide(self) -> bool:
+    """Whether a number of the bias may be -inf."""
+    return self.bias is not None and self.bias.may_hide
 
   @property
   def prepared(self) -> "Request":

@@ -156,10 +156,12 @@ def _direction(vectors):
   # Squares of large and of small components leave the range of the dtype.
   tiny = jnp.finfo(vectors.dtype).tiny
   size = jnp.max(jnp.abs(vectors), axis=-1, keepdims=True, initial=0.0)
-  vectors = vectors / jnp.maximum(size, tiny)
-  # The largest component is 1, so the sum is at least 1.
+  # The reciprocal of a large number would be subnormal, which is zero for XLA.
+  root = jax.lax.rsqrt(jnp.maximum(size, tiny))
+  vectors = vectors * root * root
+  # The largest component is about 1, so the sum is above 0.5.
   square = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
-  return vectors * jax.lax.rsqrt(jnp.maximum(square, 1.0))
+  return vectors * jax.lax.rsqrt(jnp.maximum(square, 0.5))
 
 
 @_direction.defjvp
@@ -172,8 +174,8 @@ def _direction_jvp(primals, tangents):
     jnp.max(jnp.abs(vectors), axis=-1, keepdims=True, initial=0.0)
   )
   positive = size >= jnp.finfo(size.dtype).tiny
-  size = jnp.where(positive, size, 1.0)
-  vectors = vectors / size
+  root = jax.lax.rsqrt(jnp.where(positive, size, 1.0))
+  vectors = vectors * root * root
   square = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
   inverse = jax.lax.rsqrt(jnp.where(positive, square, 1.0))
   inverse = jnp.where(positive, inverse, 0.0)
@@ -182,7 +184,7 @@ def _direction_jvp(primals, tangents):
   # under `jax.vmap`: https://github.com/jax-ml/jax/issues/39103.
   products = jnp.where(positive, direction * tangent, 0.0)
   along = jnp.sum(products, axis=-1, keepdims=True)
-  return direction, (tangent - direction * along) * (inverse / size)
+  return direction, (tangent - direction * along) * inverse * root * root
 
 
 class AdditiveProduct(ClassicalScore):

@@ -1,6 +1,7 @@
 """Masked keys and queries change nothing, even where they are not finite."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -274,6 +275,27 @@ def test_large_masked_score_does_not_make_gradients_non_finite(implementation):
 
   for leaf in jax.jit(jax.grad(loss, (0, 1, 2)))(query, key, value):
     assert jnp.isfinite(leaf).all()
+
+
+@each_implementation(default=["tiles"])
+def test_a_bias_hides_keys_whose_scores_overflow(implementation):
+  query, key, value = single(8, (3, 4), (5, 4), (5, 2))
+  query = jnp.full_like(query, 2.0)
+
+  @jax.jit
+  @functools.partial(jax.value_and_grad, argnums=(0, 1, 2))
+  def loss(query, key, value):
+    bias = hiding("bias")["bias"]
+    context = attend(
+      query, key, value, bias=bias, implementation=implementation
+    )
+    return jnp.sum(jnp.sin(context))
+
+  large = key.at[jnp.array(HIDDEN_KEYS)].set(3e38)
+  for got, want in zip(
+    *map(jax.tree.leaves, (loss(query, large, value), loss(query, key, value)))
+  ):
+    np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 @each_implementation()

@@ -15,7 +15,6 @@ from attention.implementations.closure import (
   identity,
   without_captured,
 )
-from attention.normalizers import is_softmax
 from attention.pair_block import PairBlock
 from attention.position_arrays import TilePositions
 from attention.positional import Pairwise
@@ -67,10 +66,10 @@ class Problem(NamedTuple):
     def completed(scores):
       scores = scores.astype(self.dtype)
       if bias is not None:
-        scores = scores + bias
-        if not is_softmax(self.normalizer):
-          # Terms of the user's may have infinite derivatives at -inf.
-          scores = jnp.where(jnp.isneginf(bias), -jnp.inf, scores)
+        # The scores of hidden pairs may be infinite or have infinite
+        # derivatives.
+        hidden = jnp.isneginf(bias)
+        scores = jnp.where(hidden, -jnp.inf, scores + bias)
       if visible is not None:
         scores = jnp.where(visible, scores, -jnp.inf)
       return scores

@@ -109,6 +109,7 @@ def make_problem(
     has_gradients=query.shape[-1] <= _GRADIENT_FEATURES,
     weight=_weight(score, channels, rank),
     is_masked=request.is_masked,
+    bias_may_hide=request.bias_may_hide,
     interpret=interpret,
   )
   return _fitting(problem, tokens)

@@ -59,6 +59,7 @@ def make_problem(
     dtype=request.dtype,
     precision=kernel_precision(request.precision),
     is_masked=request.is_masked,
+    bias_may_hide=request.bias_may_hide,
     interpret=options.interpret,
   )
 

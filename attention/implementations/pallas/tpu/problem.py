@@ -46,6 +46,7 @@ class Problem:
   # Whether keys may be hidden. NaN in a hidden token then changes nothing, and
   # the rows that attend to NaN become NaN, without derivatives.
   is_masked: bool
+  bias_may_hide: bool  # whether a number of the bias may be -inf
   interpret: Any
   has_gradients: ClassVar[bool] = True
 

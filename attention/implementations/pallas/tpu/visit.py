@@ -119,7 +119,14 @@ class Visit:
         return scores
       bias = problem.functions.bias(where, of_bias)
       bias = bias.astype(problem.dtype)
-      return jax.tree.map(lambda each: each + bias, scores)
+      scores = jax.tree.map(lambda each: each + bias, scores)
+      if not problem.bias_may_hide:
+        return scores
+      # The scores of hidden pairs may be infinite.
+      hidden = bias == -jnp.inf
+      return jax.tree.map(
+        lambda each: jnp.where(hidden, -jnp.inf, each), scores
+      )
 
     if wanted is None:
       scores, pull_back = before_mask(tokens[of_keys], []), None

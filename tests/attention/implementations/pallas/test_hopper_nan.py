@@ -50,6 +50,16 @@ OF_PAIRS = {
 
 
 @ignore_nan
+@sampled("name", ["mask", "bias"], default=["bias"])
+def test_hidden_keys_whose_scores_overflow_change_nothing(name):
+  query, key, value = arrays((70, 64), (100, 64), (100, 64))
+  query = jnp.full_like(query, 2.0)
+  numbers = jnp.where(jnp.arange(100) < 90, 0.0, -jnp.inf)[None]
+  options = {"bias": numbers} if name == "bias" else {"mask": numbers == 0.0}
+  check([query, key.at[95].set(3e38), value], **options)
+
+
+@ignore_nan
 @sampled("number", ["0", "nan", "inf"], default=["nan"])
 @sampled("score", ["dot", "additive", "cosine"], default=["dot"])
 @sampled("name", [*OF_PAIRS], default=["half bias and mask"])

@@ -266,6 +266,16 @@ def test_nan_is_in_the_rows_that_attend_to_it(name):
   close(results(tokens, INTERPRETED, arguments), want, 1e-4)
 
 
+def test_a_bias_hides_keys_whose_scores_overflow():
+  query, key, value = arrays(*SHAPES)
+  large = 2.0 * jnp.ones_like(query), key.at[:, :, 190:].set(3e38), value
+  hidden = jnp.arange(key.shape[-2]) >= 190
+  arguments = {"bias": jnp.where(hidden, -jnp.inf, 0.0)[None]}
+  want = results(large, "reference", arguments)
+  assert np.isfinite(want[0][0]).all()
+  close(results(large, INTERPRETED, arguments), want, 1e-4)
+
+
 @sampled("heads", [(), (2,)], default=[(2,)])
 def test_matrices_are_read_with_their_longer_axis_last(heads):
   query_weight, *rest = arrays((*heads, 128, 8), (128, 8), (8,), seed=1)

@@ -127,7 +127,8 @@ def _finished(
   if problem.bias is not None:
     bias = _value(block, problem.bias, places)
     results = [each + bias for each in results]
-    if of_nan is not None:
+    if problem.bias_may_hide:
+      # The scores of hidden pairs may be NaN or infinite.
       results = [jnp.where(bias == -jnp.inf, bias, each) for each in results]
   if problem.visible is not None:
     visible = _value(block, problem.visible, places)
@@ -154,7 +155,7 @@ def of_visible(
 ) -> jax.Array:
   """Numbers of the pairs of a tile, 0 where the mask or the bias hides them."""
   problem, places = block.problem, _positions(block, starts)
-  if problem.bias is not None:
+  if problem.bias_may_hide:
     bias = _value(block, problem.bias, places)
     numbers = jnp.where(bias == -jnp.inf, 0.0, numbers)
   if problem.visible is not None:
