@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from attention import biases
 from attention.biases import as_bias
-from attention.dropout import Dropout, ExamplesDropout
+from attention.dropout import Dropout, GroupDropout
 from attention.head_parameters import head_axes
 from attention.masks import types as masks
 from attention.masks.types import as_mask
@@ -115,7 +115,7 @@ class Examples:
     if self.num_shards == 1:
       return dropout
     index = jax.lax.axis_index(self.names)
-    return ExamplesDropout(dropout, index, self.num_shards)
+    return GroupDropout(dropout, index, self.num_shards, axis=0)
 
 
 def _of_pairs(pairs: Pairwise | None, count: int, rank: int) -> list[bool]:

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from attention.biases import as_bias
 from attention.dispatch import ImplementationLike, dispatch
-from attention.dropout import HeadsDropout
+from attention.dropout import GroupDropout
 from attention.example_axes import Examples
 from attention.grouped_query import attend_heads
 from attention.head_parameters import head_axes
@@ -241,8 +241,8 @@ def _of_shard(index, size, num_heads, is_grouped, *, mask, bias, dropout):
   if bias is not None:
     bias = as_bias(bias).of_heads(*own)
   if dropout is not None:
-    rank = 2 if is_grouped else 1  # heads are [K, G] or [H]
-    dropout = HeadsDropout(dropout, index, num_heads // size, rank)
+    axis = -2 if is_grouped else -1  # heads are [K, G] or [H]
+    dropout = GroupDropout(dropout, index, num_heads // size, axis)
   return {"mask": mask, "bias": bias, "dropout": dropout}
 
 
