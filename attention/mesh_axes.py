@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -204,7 +204,7 @@ def _sharded_parameters(
     itertools.compress(
       [*of_owner(score), *of_owner(normalizer)], parameters.is_traced
     )
-    for of_owner in (_head_axes, examples.of_owner)
+    for of_owner in (head_axes, examples.of_owner)
   )
   arrays, specs = _sharded_heads(
     mesh_axes, examples.axis, leaves, heads, have_examples
@@ -244,14 +244,6 @@ def _of_shard(index, size, num_heads, is_grouped, *, mask, bias, dropout):
     axis = -2 if is_grouped else -1  # heads are [K, G] or [H]
     dropout = GroupDropout(dropout, index, num_heads // size, axis)
   return {"mask": mask, "bias": bias, "dropout": dropout}
-
-
-def _head_axes(owner: Any) -> Iterable[int | None]:
-  """The axis of heads of each array, or None without one."""
-  axis_of = head_axes(owner)
-  if axis_of is None:
-    return [None] * len(jax.tree.leaves(owner))
-  return axis_of
 
 
 def _check_heads(mesh_axes: MeshAxes, num_heads: int, *memory_heads: int):
