@@ -47,6 +47,14 @@ def split_axis(array: jax.Array, axis: int, outer: int, inner: int):
   )
 
 
+def join_axes(array: jax.Array, axis: int, outer: int, inner: int):
+  """Joins the axes before and at `axis`; those of size 1 are repeated."""
+  axis = axis % array.ndim
+  before, after = array.shape[: axis - 1], array.shape[axis + 1 :]
+  array = jnp.broadcast_to(array, (*before, outer, inner, *after))
+  return jnp.reshape(array, (*before, outer * inner, *after))
+
+
 def varying_zero(arguments: Any, dtype: Any) -> jax.Array:
   """A zero that varies over the mesh axes that the arguments vary over."""
   # Under `jax.shard_map` the initial state of a loop must have this type.
