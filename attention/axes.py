@@ -26,6 +26,11 @@ def aligned(*arrays: jax.Array) -> list[jax.Array]:
   return [with_rank(array, rank) for array in arrays]
 
 
+def with_scalar(array: jax.Array, scalar: Any) -> list[jax.Array]:
+  """An array [..., n, m] and a number or [...], of one dtype and one rank."""
+  return aligned(array, jnp.asarray(scalar, array.dtype)[..., None, None])
+
+
 def leading_aligned(parameter: jax.Array, rank: int, core: int) -> jax.Array:
   """Adds axes before the last `core`: [B] is [B, 1] for [B, H, T, S]."""
   own = parameter.ndim - core
