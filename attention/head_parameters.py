@@ -37,13 +37,6 @@ def head_axes(owner: Any) -> list[int | None]:
 
 def declared(owner: Any) -> list[Declared] | None:
   """What is declared of each leaf; None if something is undeclared."""
-  leaves = _declared(owner)
-  if leaves is None or len(leaves) != len(jax.tree.leaves(owner)):
-    return None
-  return leaves
-
-
-def _declared(owner: Any) -> list[Declared] | None:
   if not dataclasses.is_dataclass(owner):
     return None
   leaves: list[Declared] = []
@@ -56,11 +49,11 @@ def _declared(owner: Any) -> list[Declared] | None:
       by_position = field.metadata.get("by_position", False)
       leaves.append(Declared(axis if axis >= 0 else None, by_position))
       continue
-    inner = _declared(value) if jax.tree.leaves(value) else []
+    inner = declared(value) if jax.tree.leaves(value) else []
     if inner is None:
       return None
     leaves += inner
-  return leaves
+  return leaves if len(leaves) == len(jax.tree.leaves(owner)) else None
 
 
 def check_parameters(
