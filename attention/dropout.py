@@ -147,7 +147,8 @@ class GroupDropout(_OfWhole):
     *leading, length, key_length = place.shape
     index, numbers = random.scalar(self.index), place.numbers
     axis = self.axis % len(leading)
-    size = math.prod(leading[axis:])  # of a group, for one entry before it
+    # The entries of the group, for one index along the axes before it.
+    size = math.prod(leading[axis:])
     if axis:
       index = index + numbers // size * self.count
       numbers = numbers % size
