@@ -26,6 +26,11 @@ def aligned(*arrays: jax.Array) -> list[jax.Array]:
   return [with_rank(array, rank) for array in arrays]
 
 
+def with_scalar(array: jax.Array, scalar: Any) -> list[jax.Array]:
+  """An array [..., n, m] and a number or [...], of one dtype and one rank."""
+  return aligned(array, jnp.asarray(scalar, array.dtype)[..., None, None])
+
+
 def leading_aligned(parameter: jax.Array, rank: int, core: int) -> jax.Array:
   """Adds axes before the last `core`: [B] is [B, 1] for [B, H, T, S]."""
   own = parameter.ndim - core
@@ -45,6 +50,14 @@ def split_axis(array: jax.Array, axis: int, outer: int, inner: int):
   return jnp.reshape(
     array, array.shape[:axis] + sizes + array.shape[axis + 1 :]
   )
+
+
+def join_axes(array: jax.Array, axis: int, outer: int, inner: int):
+  """Joins the axes before and at `axis`; those of size 1 are repeated."""
+  axis = axis % array.ndim
+  before, after = array.shape[: axis - 1], array.shape[axis + 1 :]
+  array = jnp.broadcast_to(array, (*before, outer, inner, *after))
+  return jnp.reshape(array, (*before, outer * inner, *after))
 
 
 def varying_zero(arguments: Any, dtype: Any) -> jax.Array:

@@ -111,12 +111,9 @@ def with_kernel_as_transpose(
     ]
     return [*jax.linear_transpose(linear, *shapes)(cotangents)]
 
-  if kernel is None:
-    return with_transpose(
-      function, transposed, residuals, arguments, symbolic_zeros=True
-    )
-
   def reverse(residuals, cotangents):
+    if kernel is None:
+      return transposed(residuals, cotangents)
     return with_tangent_rule(kernel, rule, [*residuals], [*cotangents])
 
   def rule(primals, tangents):
@@ -124,11 +121,7 @@ def with_kernel_as_transpose(
     return reverse(*primals), jax.jvp(transposed, primals, tangents)[1]
 
   return with_transpose(
-    function,
-    reverse,
-    residuals,
-    arguments,
-    symbolic_zeros=True,
+    function, reverse, residuals, arguments, symbolic_zeros=True
   )
 
 

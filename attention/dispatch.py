@@ -136,24 +136,20 @@ def _on_its_platform(
   # `choose` returns.
   if request.platform or request.branch:
     return _run(choose(request), request)
-  branches: dict[Any, tuple[Implementation, Request]] = {}
-  keys = {}
+  functions: dict[Any, Callable] = {}  # by implementation and variant
+  branches = []
   for platform in _PLATFORMS:
     own = dataclasses.replace(request, branch=platform)
     implementation = choose(own)
     variant = getattr(implementation, "variant", lambda _: None)(own)
-    keys[platform] = (id(implementation), variant)
-    branches.setdefault(keys[platform], (implementation, own))
-  if len(branches) == 1:
+    branch = functools.partial(_without_unused, implementation, own)
+    # JAX joins branches that are one function.
+    branches.append(functions.setdefault((id(implementation), variant), branch))
+  if len(functions) == 1:
     return _run(choose(request), request)
-  functions = {
-    key: functools.partial(_without_unused, *branch)
-    for key, branch in branches.items()
-  }
-  *named, default = _PLATFORMS
+  *named, default = branches
   result = jax.lax.platform_dependent(
-    **{name: functions[keys[name]] for name in named},
-    default=functions[keys[default]],
+    **dict(zip(_PLATFORMS, named)), default=default
   )
   return result if request.return_lse else (result[0], None)
 

@@ -141,44 +141,22 @@ class GroupDropout(_OfWhole):
 
   index: jax.Array
   count: int
+  axis: int  # 0 for examples [B, ...], or from the right, -1 for heads [..., H]
 
   def factors(self, place, random):
-    numbers, shape = self.of_all(
-      place.numbers, place.shape, random.scalar(self.index)
+    *leading, length, key_length = place.shape
+    index, numbers = random.scalar(self.index), place.numbers
+    axis = self.axis % len(leading)
+    # The entries of the group, for one index along the axes before it.
+    size = math.prod(leading[axis:])
+    if axis:
+      index = index + numbers // size * self.count
+      numbers = numbers % size
+    leading[axis] *= self.count
+    place = place._replace(
+      numbers=index * size + numbers, shape=(*leading, length, key_length)
     )
-    place = place._replace(numbers=numbers, shape=shape)
     return self.whole.factors(place, random)
-
-  def of_all(
-    self, numbers: Any, shape: tuple[int, ...], index: Any
-  ) -> tuple[Any, tuple[int, ...]]:
-    """The numbers of the group's leading entries, and the shape, among all."""
-    raise NotImplementedError
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ExamplesDropout(GroupDropout):
-  """The dropout of a group of examples, the first axis."""
-
-  def of_all(self, numbers, shape, index):
-    first, *rest = shape
-    own = first * math.prod(rest[:-2])
-    return numbers + index * own, (first * self.count, *rest)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class HeadsDropout(GroupDropout):
-  """The dropout of a group of heads, [H] or [K, G]."""
-
-  rank: int  # 1 for heads [H], 2 for [K, G]
-
-  def of_all(self, numbers, shape, index):
-    leading, lengths = shape[:-2], shape[-2:]
-    first = len(leading) - self.rank
-    heads = math.prod(leading[first:])
-    others, head = numbers // heads, numbers % heads
-    numbers = (others * self.count + index) * heads + head
-    return numbers, (*leading[:first], self.count * heads, *lengths)
 
 
 class _Threefry:

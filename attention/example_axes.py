@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from attention import biases
 from attention.biases import as_bias
-from attention.dropout import Dropout, ExamplesDropout
+from attention.dropout import Dropout, GroupDropout
 from attention.head_parameters import head_axes
 from attention.masks import types as masks
 from attention.masks.types import as_mask
@@ -88,8 +88,14 @@ class Examples:
     return tokens.ndim - 2 == self.rank > 1 and tokens.shape[0] == self.count
 
   def of_owner(self, owner: Any) -> list[bool]:
-    """Whether the first axis of each leaf is one of examples."""
-    return _of_owner(owner, self.count, self.rank)
+    """Like `has`, for each leaf of a score or a normalizer."""
+    if isinstance(owner, PlacedExamples):
+      return [*self.of_owner(owner.score), True, True]
+    # The axis of heads is the last of the leading axes.
+    return [
+      self.rank > 1 and axis == self.rank - 1 and leaf.shape[0] == self.count
+      for leaf, axis in zip(jax.tree.leaves(owner), head_axes(owner))
+    ]
 
   def options(self, *, mask, bias, dropout) -> tuple[Any, Any]:
     """Mask, bias and dropout, and their shardings."""
@@ -103,8 +109,7 @@ class Examples:
 
     specs: dict[str, Any] = {
       name: jax.tree.unflatten(
-        jax.tree.structure(each),
-        map(spec, _of_pairs(each, self.count, self.rank)),
+        jax.tree.structure(each), map(spec, self._of_pairs(each))
       )
       for name, each in pairs.items()
     }
@@ -115,66 +120,46 @@ class Examples:
     if self.num_shards == 1:
       return dropout
     index = jax.lax.axis_index(self.names)
-    return ExamplesDropout(dropout, index, self.num_shards)
+    return GroupDropout(dropout, index, self.num_shards, axis=0)
 
+  def _of_pairs(self, pairs: Pairwise | None) -> list[bool]:
+    """Like `has`, for each leaf of a mask or a bias."""
+    found: list[bool] = []
 
-def _of_pairs(pairs: Pairwise | None, count: int, rank: int) -> list[bool]:
-  """For each leaf of a mask or a bias, whether its first axis is of examples.
+    def add(leaves: Any, rule: _Rule):
+      found.extend(
+        bool(shape) and shape[0] == self.count and rule(shape)
+        for shape in map(jnp.shape, jax.tree.leaves(leaves))
+      )
 
-  Args:
-    pairs: a mask, a bias or None.
-    count: the number of examples.
-    rank: the number of leading axes of the scores.
-  """
-  found: list[bool] = []
+    def leftmost(core: int) -> _Rule:
+      return lambda shape: len(shape) > core
 
-  def add(leaves: Any, rule: _Rule):
-    found.extend(
-      bool(shape) and shape[0] == count and rule(shape)
-      for shape in map(jnp.shape, jax.tree.leaves(leaves))
-    )
+    def rightmost(core: int) -> _Rule:
+      return lambda shape: len(shape) - core == self.rank
 
-  def leftmost(core: int) -> _Rule:
-    return lambda shape: len(shape) > core
+    def visit(pairs: Any):
+      match pairs:
+        case Combination():
+          visit(pairs.left)
+          visit(pairs.right)
+        case View():
+          visit(pairs.inner)
+          is_placed = isinstance(pairs.transform, AtPositions)
+          add(pairs.transform, leftmost(1 if is_placed else 0))
+        case biases.Scaled():
+          visit(pairs.inner)
+          add(pairs.factor, rightmost(0))
+        case ArrayValues():
+          add(pairs, rightmost(2))
+        case biases.ByDistance():
+          add(pairs, rightmost(1))
+        case masks.Segments():
+          add(pairs, leftmost(1))
+        case masks.Band() | masks.Below():
+          add(pairs, leftmost(0))
+        case _:
+          add(pairs, lambda shape: False)
 
-  def rightmost(core: int) -> _Rule:
-    return lambda shape: len(shape) - core == rank
-
-  def visit(pairs: Any):
-    match pairs:
-      case Combination():
-        visit(pairs.left)
-        visit(pairs.right)
-      case View():
-        visit(pairs.inner)
-        is_placed = isinstance(pairs.transform, AtPositions)
-        add(pairs.transform, leftmost(1 if is_placed else 0))
-      case biases.Scaled():
-        visit(pairs.inner)
-        add(pairs.factor, rightmost(0))
-      case ArrayValues():
-        add(pairs, rightmost(2))
-      case biases.ByDistance():
-        add(pairs, rightmost(1))
-      case masks.Segments():
-        add(pairs, leftmost(1))
-      case masks.Band() | masks.Below():
-        add(pairs, leftmost(0))
-      case _:
-        add(pairs, lambda shape: False)
-
-  visit(pairs)
-  return found
-
-
-def _of_owner(owner: Any, count: int, rank: int) -> list[bool]:
-  """The same for the leaves of a score or a normalizer."""
-  leaves = jax.tree.leaves(owner)
-  if isinstance(owner, PlacedExamples):
-    return [*_of_owner(owner.score, count, rank), True, True]
-  axis_of = head_axes(owner) or [None] * len(leaves)
-  # The axis of heads is the last of the leading axes.
-  return [
-    rank > 1 and axis == rank - 1 and leaf.shape[0] == count
-    for leaf, axis in zip(leaves, axis_of)
-  ]
+    visit(pairs)
+    return found

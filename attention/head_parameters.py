@@ -27,21 +27,16 @@ class Declared(NamedTuple):
   by_position: bool
 
 
-def head_axes(owner: Any) -> list[int | None] | None:
-  """The axis of heads of each leaf, None without one; None if undeclared."""
+def head_axes(owner: Any) -> list[int | None]:
+  """The axis of heads of each leaf, None without one or if undeclared."""
   leaves = declared(owner)
-  return None if leaves is None else [each.head_axis for each in leaves]
+  if leaves is None:
+    return [None] * len(jax.tree.leaves(owner))
+  return [each.head_axis for each in leaves]
 
 
 def declared(owner: Any) -> list[Declared] | None:
   """What is declared of each leaf; None if something is undeclared."""
-  leaves = _declared(owner)
-  if leaves is None or len(leaves) != len(jax.tree.leaves(owner)):
-    return None
-  return leaves
-
-
-def _declared(owner: Any) -> list[Declared] | None:
   if not dataclasses.is_dataclass(owner):
     return None
   leaves: list[Declared] = []
@@ -54,11 +49,11 @@ def _declared(owner: Any) -> list[Declared] | None:
       by_position = field.metadata.get("by_position", False)
       leaves.append(Declared(axis if axis >= 0 else None, by_position))
       continue
-    inner = _declared(value) if jax.tree.leaves(value) else []
+    inner = declared(value) if jax.tree.leaves(value) else []
     if inner is None:
       return None
     leaves += inner
-  return leaves
+  return leaves if len(leaves) == len(jax.tree.leaves(owner)) else None
 
 
 def check_parameters(
@@ -107,13 +102,13 @@ def _may_be_absent(field: dataclasses.Field) -> bool:
 
 def grouped(owner: Any, num_key_value_heads: int, num_groups: int) -> Any:
   """The owner for heads [K, G] instead of [H]; None if ranks are undeclared."""
-  axis_of = head_axes(owner)
-  if axis_of is None:
+  if declared(owner) is None:
     return None
   heads = num_key_value_heads, num_groups
   leaves, structure = jax.tree.flatten(owner)
   return jax.tree.unflatten(
-    structure, [_grouped(*each, *heads) for each in zip(leaves, axis_of)]
+    structure,
+    [_grouped(*each, *heads) for each in zip(leaves, head_axes(owner))],
   )
 
 

@@ -4,20 +4,18 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from attention.biases import as_bias
 from attention.dispatch import ImplementationLike, dispatch
-from attention.dropout import HeadsDropout
+from attention.dropout import GroupDropout
 from attention.example_axes import Examples
 from attention.grouped_query import attend_heads
 from attention.head_parameters import head_axes
-from attention.masks.types import as_mask
 from attention.meshes import is_on_gpu
 from attention.normalizers import Normalizer
 from attention.ring import arrange
@@ -122,15 +120,6 @@ def as_mesh_axes(mesh_axes: Any) -> MeshAxes:
   return mesh_axes or MeshAxes()
 
 
-def _attend(mesh_axes: MeshAxes) -> Callable:
-  """Attention of the shards of a sequence, or of whole sequences."""
-  if not mesh_axes.sequence or mesh_axes.ring_size == 1:
-    return dispatch
-  return functools.partial(
-    ring_dispatch, axis_name=mesh_axes.sequence, order=mesh_axes.order
-  )
-
-
 def attend_sharded_heads(
   mesh_axes: MeshAxes,
   query: jax.Array,
@@ -143,8 +132,13 @@ def attend_sharded_heads(
   **options: Any,  # mask, bias and dropout
 ) -> jax.Array:
   """The context of `attend_heads`, each device computing its shard."""
+  attend: Callable = dispatch
+  if mesh_axes.sequence and mesh_axes.ring_size > 1:
+    attend = functools.partial(
+      ring_dispatch, axis_name=mesh_axes.sequence, order=mesh_axes.order
+    )
   compute = functools.partial(
-    attend_heads, attend=_attend(mesh_axes), implementation=implementation
+    attend_heads, attend=attend, implementation=implementation
   )
   if mesh_axes.num_shards == 1:
     return compute(
@@ -204,7 +198,7 @@ def _sharded_parameters(
     itertools.compress(
       [*of_owner(score), *of_owner(normalizer)], parameters.is_traced
     )
-    for of_owner in (_head_axes, examples.of_owner)
+    for of_owner in (head_axes, examples.of_owner)
   )
   arrays, specs = _sharded_heads(
     mesh_axes, examples.axis, leaves, heads, have_examples
@@ -237,21 +231,13 @@ def _of_shard(index, size, num_heads, is_grouped, *, mask, bias, dropout):
   """The mask, the bias and the dropout of a shard of `size` query heads."""
   own = index * size, size, num_heads
   if mask is not None:
-    mask = as_mask(mask).of_heads(*own)
+    mask = mask.of_heads(*own)
   if bias is not None:
-    bias = as_bias(bias).of_heads(*own)
+    bias = bias.of_heads(*own)
   if dropout is not None:
-    rank = 2 if is_grouped else 1  # heads are [K, G] or [H]
-    dropout = HeadsDropout(dropout, index, num_heads // size, rank)
+    axis = -2 if is_grouped else -1  # heads are [K, G] or [H]
+    dropout = GroupDropout(dropout, index, num_heads // size, axis)
   return {"mask": mask, "bias": bias, "dropout": dropout}
-
-
-def _head_axes(owner: Any) -> Iterable[int | None]:
-  """The axis of heads of each array, or None without one."""
-  axis_of = head_axes(owner)
-  if axis_of is None:
-    return [None] * len(jax.tree.leaves(owner))
-  return axis_of
 
 
 def _check_heads(mesh_axes: MeshAxes, num_heads: int, *memory_heads: int):

@@ -115,10 +115,7 @@ class Request:
     """The normalizer of what `pair_at` returns, if it needs no whole rows."""
     if self.score.denominator is not None:
       return Quotient()
-    normalizer = self.normalizer
-    if not isinstance(normalizer, OnlineNormalizer):
-      return None
-    return normalizer if is_online(normalizer) else None
+    return self.normalizer if is_online(self.normalizer) else None
 
   def pair_at(
     self, query: jax.Array, key: jax.Array, positions: Positions

@@ -5,7 +5,6 @@ of them may be arguments of saved functions. Objects that hold a function of the
 user may not: `masks.where`, `scores.as_score`, `positional` and `modified`.
 """
 
-import dataclasses
 import json
 from typing import Any
 
@@ -46,33 +45,16 @@ _TYPES = (
 )
 
 
-def _register(cls: type) -> None:
-  """Registers a pytree whose static fields are numbers, strings or None."""
-  export.register_pytree_node_serialization(
-    cls,
-    serialized_name=f"{cls.__module__}.{cls.__name__}",
-    serialize_auxdata=lambda data: json.dumps(data).encode(),
-    deserialize_auxdata=lambda data: _as_tuples(json.loads(data)),
-    from_children=lambda data, children: _restored(cls, data, children),
-  )
-
-
-def _restored(cls: type, data: Any, children: Any) -> Any:
-  """An object of the type, from its static fields and its children."""
-  if cls in (types.Band, types.Below):
-    traced, known = data
-    return cls(**dict(known), **dict(zip(traced, children)))
-  names: dict[bool, list[str]] = {True: [], False: []}
-  for field in dataclasses.fields(cls):
-    names[bool(field.metadata.get("static"))].append(field.name)
-  return cls(
-    **dict(zip(names[True], data)), **dict(zip(names[False], children))
-  )
-
-
 def _as_tuples(data: Any) -> Any:
+  """JSON's lists as the tuples that they were."""
   return tuple(map(_as_tuples, data)) if isinstance(data, list) else data
 
 
+# Static fields are numbers, strings or None.
 for _type in _TYPES:
-  _register(_type)
+  export.register_pytree_node_serialization(
+    _type,
+    serialized_name=f"{_type.__module__}.{_type.__name__}",
+    serialize_auxdata=lambda data: json.dumps(data).encode(),
+    deserialize_auxdata=lambda data: _as_tuples(json.loads(data)),
+  )

@@ -130,13 +130,13 @@ class LearnedScore(nn.Module):
           self._weight(
             "key_weight", key_size, hidden_size, heads=memory_heads or heads
           ),
-          self._vector("score_weight", hidden_size),
+          self._vectors("score_weight", hidden_size),
           self._parameter("bias", nn.initializers.zeros, hidden_size),
         )
       case "concat":
         return scores.concat(
           self._weight("weight", query_size + key_size, hidden_size),
-          self._vector("score_weight", hidden_size),
+          self._vectors("score_weight", hidden_size),
         )
       case _:
         return scores.cosine(self._sharpness())
@@ -145,7 +145,7 @@ class LearnedScore(nn.Module):
     match self.score:
       case "location":
         return scores.location(
-          self._table("weight", self.max_length, query_size)
+          self._vectors("weight", self.max_length, query_size)
         )
       case "local_m":
         return scores.local(self._local(query_size, key_size), self.window)
@@ -154,17 +154,17 @@ class LearnedScore(nn.Module):
           self._local(query_size, key_size),
           self.window,
           self._weight("query_weight", query_size, hidden_size),
-          self._vector("position_weight", hidden_size),
+          self._vectors("position_weight", hidden_size),
           causal=self.causal,
         )
       case "shaw":
         size = 2 * self.max_distance + 1
-        return scores.shaw(self._table("relative_keys", size, key_size))
+        return scores.shaw(self._vectors("relative_keys", size, key_size))
       case "disentangled":
         size = 2 * self.max_distance
         return scores.disentangled(
-          self._table("relative_keys", size, key_size),
-          self._table("relative_queries", size, key_size),
+          self._vectors("relative_keys", size, key_size),
+          self._vectors("relative_queries", size, key_size),
         )
       case _:
         size = query_size + query_size % 2
@@ -205,11 +205,6 @@ class LearnedScore(nn.Module):
     """[] or [H], positive, initially 1."""
     return jnp.exp(self._parameter("log_temperature", nn.initializers.zeros))
 
-  def _table(self, name, rows, size):
-    """[rows, D] or [H, rows, D], so that a product's variance is about 1."""
-    initialize = nn.initializers.normal(1.0 / math.sqrt(max(size, 1)))
-    return self._parameter(name, initialize, rows, size)
-
   def _weight(self, name, inputs, outputs, heads=None):
     """[D, A], or [H, D, A] with the fan-in of one head."""
     heads_axis = () if self.num_heads is None else (0,)
@@ -218,10 +213,10 @@ class LearnedScore(nn.Module):
     )
     return self._parameter(name, initialize, inputs, outputs, heads=heads)
 
-  def _vector(self, name, size):
-    """[A] or [H, A], scaled so that the score's variance is about 1."""
-    initialize = nn.initializers.normal(1.0 / math.sqrt(max(size, 1)))
-    return self._parameter(name, initialize, size)
+  def _vectors(self, name, *sizes):
+    """[..., D], or [H, ..., D], scaled so that products have variance 1."""
+    initialize = nn.initializers.normal(1.0 / math.sqrt(max(sizes[-1], 1)))
+    return self._parameter(name, initialize, *sizes)
 
   def _sharpness(self):
     """[] or [H], positive, as its logarithm is the parameter."""

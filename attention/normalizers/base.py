@@ -7,7 +7,7 @@ weights of a row without a visible pair.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -191,7 +191,7 @@ def checked_fraction(
   return parts
 
 
-def is_online(normalizer: Normalizer) -> bool:
+def is_online(normalizer: Normalizer) -> TypeGuard[OnlineNormalizer]:
   """Whether `terms` of an `OnlineNormalizer` without arrays are its weights."""
   return (
     isinstance(normalizer, OnlineNormalizer)

@@ -97,8 +97,7 @@ class Sigmoid(Normalizer):
   )
 
   def __call__(self, scores):
-    bias = jnp.asarray(self.bias, scores.dtype)[..., None, None]
-    return jax.nn.sigmoid(scores + axes.with_rank(bias, scores.ndim))
+    return jax.nn.sigmoid(jnp.add(*axes.with_scalar(scores, self.bias)))
 
 
 @jax.tree_util.register_dataclass

@@ -9,11 +9,9 @@ queries and keys defines `pair_at` instead of `pair`.
 """
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from attention import axes
 from attention.equality import EqualByValue
@@ -255,16 +253,12 @@ class GroupedHeads(Wrapper):
 
   def pair_at(self, query, key, positions):
     # A tile has all heads, since `_split` accepts no others.
-    leading = (*positions.leading[:-2], 0) if positions.leading else ()
-    positions = dataclasses.replace(positions, leading=leading)
-    return self._split(super().pair_at(query, key, positions))
+    scores = super().pair_at(query, key, positions.with_joined_heads())
+    return self._split(scores)
 
   def _join(self, tokens):
     """[..., K or 1, G or 1, T, D] to [..., H, T, D]."""
-    heads = (self.num_key_value_heads, self.num_groups)
-    leading, rest = tokens.shape[:-4], tokens.shape[-2:]
-    tokens = jnp.broadcast_to(tokens, leading + heads + rest)
-    return jnp.reshape(tokens, (*leading, math.prod(heads), *rest))
+    return axes.join_axes(tokens, -3, self.num_key_value_heads, self.num_groups)
 
   def _split(self, tokens):
     return axes.split_axis(

@@ -1,7 +1,6 @@
 """Functions as scores, of contents alone and of contents and positions."""
 
 import dataclasses
-import math
 import types
 from collections.abc import Callable
 from typing import Any
@@ -85,12 +84,10 @@ class Modified(Wrapper):
 
   def pair_at(self, query, key, positions):
     scores = self.score.pair_at(query, key, positions)
-    rest = scores.shape[-2:]
     if self.grouping is not None:
       # A tile has all heads, as the last line accepts no others.
-      whole = (*scores.shape[:-4], *self.grouping, *rest)
-      heads = (*scores.shape[:-4], math.prod(self.grouping), *rest)
-      scores = jnp.broadcast_to(scores, whole).reshape(heads)
+      scores = axes.join_axes(scores, -3, *self.grouping)
+      positions = positions.with_joined_heads()
     indices = self._indices(scores, positions) if self.with_indices else ()
     at = positions.broadcast(scores.ndim)
     scores = called(self.modify, scores, *indices, *at)
@@ -100,10 +97,6 @@ class Modified(Wrapper):
 
   def _indices(self, scores, positions):
     """The indices of batch and head, for joined heads."""
-    start = positions
-    if self.grouping is not None and positions.leading:
-      leading = (*positions.leading[:-2], 0)
-      start = dataclasses.replace(positions, leading=leading)
     sizes = (1, 1, *scores.shape[:-2])[-2:]
     ones = (1,) * (scores.ndim - 2)
 
@@ -111,7 +104,7 @@ class Modified(Wrapper):
       shape = [*ones, 1, 1]
       if scores.ndim - 2 >= -axis:
         shape[axis - 2] = sizes[axis]
-      return jnp.reshape(start.index(axis, sizes[axis]) + first, shape)
+      return jnp.reshape(positions.index(axis, sizes[axis]) + first, shape)
 
     return index(-2), index(-1, positions.first_head)
 

@@ -103,8 +103,7 @@ class ScaledDot(DotProduct):
     if not is_half(query):
       return scores
     # Rounding the scaled query would lose digits that float32 scores have.
-    factor = jnp.asarray(self.factor(query), scores.dtype)[..., None, None]
-    return jnp.multiply(*axes.aligned(scores, factor))
+    return jnp.multiply(*axes.with_scalar(scores, self.factor(query)))
 
   def factor(self, tokens):
     """The scale, for tokens [..., D]."""

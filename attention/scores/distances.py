@@ -113,17 +113,13 @@ def _band(tokens, table, first, length: int) -> jax.Array:
     return narrow_band(length, first, products)
   strip = math.gcd(number, _STRIP)
   strip = strip if strip >= 16 else number
-  firsts = _firsts(first, number, strip)
+  # `first` for each strip.
+  firsts = first + jnp.arange(number - strip, -1, -strip, dtype=jnp.int32)
   if firsts.size <= _MOST_STRIPS:
     found = _of_strips(tokens, table, firsts, strip, length)
   else:
     found = _of_many_strips(tokens, table, firsts, strip, length)
   return jnp.reshape(found, (*found.shape[:-3], number, length))
-
-
-def _firsts(first, number: int, strip: int) -> jax.Array:
-  """`first` for each strip of so many tokens."""
-  return first + jnp.arange(number - strip, -1, -strip, dtype=jnp.int32)
 
 
 def _of_strips(tokens, table, firsts, strip: int, length: int) -> jax.Array:

@@ -6,7 +6,6 @@ trace with longer sequences than any other axis shows which axes are of tokens.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -94,13 +93,13 @@ def _functions(score: Score, query, key, closed) -> Iterator[_PairFunction]:
     yield _PairFunction(
       inner.function, lambda *sizes: [*tokens(*sizes), *_at(rank, *sizes)]
     )
-  elif not inner.reads_positions and not _is_of_this_package(inner):
-    pair = functools.partial(_pairs, inner)
-    yield _PairFunction(pair, tokens, closed if inner is score else None)
-
-
-def _pairs(score: Score, query, key):
-  return score.pair_at(query, key, all_positions(query, key))
+  elif not inner.reads_positions and not _is_ours([*_chain(inner)][-1]):
+    # Additive scores, which are ours, choose a formula by the largest token.
+    yield _PairFunction(
+      lambda query, key: inner.pair_at(query, key, all_positions(query, key)),
+      tokens,
+      closed if inner is score else None,
+    )
 
 
 def _of_scores(modified: Modified, query, key) -> _PairFunction:
@@ -160,7 +159,7 @@ def follows_leading(score: Score, query, key) -> bool:
     key: mapped keys [..., S, Y].
   """
   leading = [size for x in (query, key) for size in x.shape[:-2]]
-  if max(leading, default=1) == 1 or not _has_functions(score):
+  if max(leading, default=1) == 1 or all(map(_is_ours, _chain(score))):
     return True
   score = _of_user(score)
   closed, _ = pair_jaxpr(score, query, key, _WithoutIndices.of)
@@ -204,12 +203,11 @@ def _of_user(score: Score) -> Score:
   In this package each entry has scores of its own, but arrays may have an
   entry for each head, and additive scores read the largest of all tokens.
   """
-  is_ours = _is_ours(score) and not isinstance(score, FunctionPytree)
   if not isinstance(score, Wrapper):
-    return _Sums() if is_ours else score
+    return _Sums() if _is_ours(score) else score
   inner = _of_user(score.score)
   maps_alike = type(score).map_query is Wrapper.map_query
-  if is_ours and maps_alike and not isinstance(score, Modified):
+  if _is_ours(score) and maps_alike:
     return inner
   return dataclasses.replace(score, score=inner)
 
@@ -221,24 +219,16 @@ class _Sums(Score):
     return query[..., :1] + jnp.swapaxes(key[..., :1], -1, -2)
 
 
-def _has_functions(score: Score) -> bool:
-  """Whether a score has a function or a class of the user."""
-  while True:
-    if isinstance(score, FunctionPytree | Modified) or not _is_ours(score):
-      return True
-    if not isinstance(score, Wrapper):
-      return False
-    score = score.score
-
-
-def _is_of_this_package(score: Score) -> bool:
-  """Whether the innermost score is no function or class of the user."""
-  # Additive scores choose a formula by the largest of the tokens.
+def _chain(score: Score) -> Iterator[Score]:
+  """A score and those inside of it, from the outermost to the innermost."""
+  yield score
   while isinstance(score, Wrapper):
     score = score.score
-  return _is_ours(score) and not isinstance(score, FunctionPytree)
+    yield score
 
 
 def _is_ours(score: Score) -> bool:
+  """Whether a score is of this package and holds no function of the user."""
   package = __name__.partition(".")[0] + "."
-  return type(score).__module__.startswith(package)
+  has_function = isinstance(score, FunctionPytree | Modified)
+  return type(score).__module__.startswith(package) and not has_function

@@ -40,9 +40,7 @@ def scaled_scores(scores, scale, features: int, terms: int = 1) -> jax.Array:
   """Scores times a scale [...]; None means (terms * features) ** -0.5."""
   if scale is None:
     return scores * (1.0 / math.sqrt(max(terms * features, 1)))
-  scale = jnp.asarray(scale, scores.dtype)[..., None, None]
-  scores, scale = axes.aligned(scores, scale)
-  return scores * scale
+  return jnp.multiply(*axes.with_scalar(scores, scale))
 
 
 @jax.tree_util.register_dataclass

@@ -82,9 +82,10 @@ class TransformerXL(Score):
     first, second = jnp.split(vectors.astype(dtype), 2, axis=-1)
     # Distances from the tile's first key keep angles near the diagonal exact.
     start = positions.query_start - positions.key_start
-    sines, cosines = self.sinusoids(start + count(query.shape[-2]), dtype)
-    shape = (1,) * (query.ndim - 2) + sines.shape
-    sines, cosines = sines.reshape(shape), cosines.reshape(shape)
+    sines, cosines = (
+      axes.with_rank(each, query.ndim)
+      for each in self.sinusoids(start + count(query.shape[-2]), dtype)
+    )
     rotated = jnp.concatenate(
       [second * sines - first * cosines, first * sines + second * cosines],
       axis=-1,

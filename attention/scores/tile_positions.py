@@ -77,6 +77,12 @@ class Positions:
     taken = jnp.take(numbers, self.key, axis=-1, mode="clip")
     return taken[..., None, :]
 
+  def with_joined_heads(self) -> "Positions":
+    """The positions of a tile with all heads, whose two axes are joined."""
+    if not self.leading:
+      return self
+    return dataclasses.replace(self, leading=(*self.leading[:-2], 0))
+
   def index(self, axis: int, size: int) -> jax.Array:
     """int32 [size], the indices along a leading axis, -1 for the last."""
     start = self.leading[axis] if len(self.leading) >= -axis else 0

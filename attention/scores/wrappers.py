@@ -105,7 +105,7 @@ class SoftCap(OfEachScore):
     check_parameter_above_zero(cap=self.cap)
 
   def changed(self, scores):
-    scores, cap = _with_scalar(scores, self.cap)
+    scores, cap = axes.with_scalar(scores, self.cap)
     return cap * jnp.tanh(scores / cap)
 
 
@@ -136,7 +136,7 @@ class Temperature(OfEachScore):
     check_parameter_above_zero(temperature=self.temperature)
 
   def changed(self, scores):
-    scores, temperature = _with_scalar(scores, self.temperature)
+    scores, temperature = axes.with_scalar(scores, self.temperature)
     return scores / temperature
 
 
@@ -200,9 +200,3 @@ class QueryKeyNorm(Wrapper):
       wide, gain = axes.aligned(wide, jnp.asarray(gain)[..., None, :])
       wide = wide * gain
     return wide.astype(tokens.dtype)
-
-
-def _with_scalar(scores, scalar):
-  """Scores and a parameter [...] over leading axes, for broadcasting."""
-  scalar = jnp.asarray(scalar, scores.dtype)[..., None, None]
-  return axes.aligned(scores, scalar)

@@ -60,8 +60,8 @@ def _rows_attending(
     of_queries = cut(queries, row, tiling.row)
     allowed = problem.allowed(captured, (*row, column))
     flagged = of_keys[..., None, :] | of_queries[..., :, None]
-    seen = jnp.any(allowed & flagged, axis=-1)
-    return put(rows, seen | cut(rows, row, tiling.row), row)
+    attends = jnp.any(allowed & flagged, axis=-1)
+    return put(rows, attends | cut(rows, row, tiling.row), row)
 
   return jax.lax.cond(
     jnp.any(keys) | jnp.any(queries),

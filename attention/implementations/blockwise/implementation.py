@@ -97,22 +97,30 @@ class Blockwise:
   def _compute(self, request: Request):
     """Context, statistics and the function from flagged keys to rows."""
     query, key, value = request.tokens
+    tiling = self.tiling(request)
     context, statistics = self.of_mapped(
       request,
       request.score.map_query(query),
       request.score.map_key(key),
       value.astype(jnp.result_type(query, value)),
+      tiling=tiling,
     )
     if request.combined is not None and not is_softmax(request.normalizer):
       context, statistics = part_of(request.combined, context)
-    options = TileOptions(self.tiling(request), request)
+    options = TileOptions(tiling, request)
     return context, statistics, functools.partial(rows_attending, options)
 
   def of_mapped(
-    self, request: Request, query: jax.Array, key: jax.Array, value: jax.Array
+    self,
+    request: Request,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    tiling: Tiling | None = None,
   ) -> tuple[jax.Array, Statistics]:
     """The context and the statistics of mapped tokens, all of them finite."""
-    length, tiling = request.scores_shape[-2], self.tiling(request)
+    length, tiling = request.scores_shape[-2], tiling or self.tiling(request)
     compute = _online if is_online(request.normalizer) else compute_rows
     context, statistics = compute(
       request,

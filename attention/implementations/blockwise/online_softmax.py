@@ -80,8 +80,8 @@ def _updated(problem, captured, state, scores, value, start):
   numerators, parts = normalizer.terms(scores, largest[..., None])
   statistics = Statistics(largest, total * shrink + jnp.sum(parts, axis=-1))
   kept = problem.dropped(captured, numerators, start)
-  seen = weighted_sum(kept, value, problem.dtype)
-  return context * shrink[..., None] + seen, statistics
+  terms = weighted_sum(kept, value, problem.dtype)
+  return context * shrink[..., None] + terms, statistics
 
 
 def _loop(body, start, count, most: int, state):

@@ -219,11 +219,11 @@ def _spans(
   # A mask may hide all pairs; there has to be one block at least.
   rows = np.flatnonzero((visibility != EMPTY).any(axis=1))
   rows = rows if rows.size else np.zeros(1, int)
-  seen = visibility[rows] != EMPTY
+  visible = visibility[rows] != EMPTY
   if not are_cut:
-    seen = np.ones_like(seen)
-  first = seen.argmax(axis=1)
-  lengths = count - seen[:, ::-1].argmax(axis=1) - first
+    visible = np.ones_like(visible)
+  first = visible.argmax(axis=1)
+  lengths = count - visible[:, ::-1].argmax(axis=1) - first
   unit = -(-lengths.max(initial=1) // _SPANS)
   lengths = np.minimum(axes.round_up(lengths, unit), count)
   first = np.minimum(first, count - lengths)

@@ -22,8 +22,8 @@ from attention.implementations.cudnn.pairs import (
 )
 from attention.implementations.cudnn.tokens import (
   all_batched,
+  heads_of,
   mapped,
-  own_heads,
   scale_of,
   with_features,
 )
@@ -57,14 +57,15 @@ def _results(request: Request):
   tokens = all_batched(*mapped(request))
   scale = scale_of(request.score, tokens[0])
   features = obstacles.num_features(request, tokens)
+  heads, memory_heads = heads_of(*tokens)
   query, key, value = (
-    with_features(array.reshape(*heads, *array.shape[-2:]), number)
-    for heads, array, number in zip(
-      own_heads(*tokens), tokens, (features[0], *features)
+    with_features(array.reshape(*own, *array.shape[-2:]), number)
+    for own, array, number in zip(
+      (heads, memory_heads, memory_heads), tokens, (features[0], *features)
     )
   )
   pattern, visible, bias, empty = pattern_of(request), None, None, None
-  if pattern is None or request.bias is not None:
+  if pattern is None:
     pattern = Pattern()
     visible, bias = visible_and_bias(request)
     empty = ~jnp.any(visible, axis=-1)

@@ -14,7 +14,7 @@ from attention.implementations.cudnn.pairs import (
   pattern_of,
   visible_and_bias,
 )
-from attention.implementations.cudnn.tokens import heads_of, mapped, own_heads
+from attention.implementations.cudnn.tokens import heads_of, mapped
 from attention.implementations.dot_products import dot_product
 from attention.normalizers import is_softmax
 from attention.request import Request
@@ -43,7 +43,7 @@ def obstacle(request: Request) -> str | None:
   return (
     _obstacle_of_arrays(*tokens)
     or _obstacle_of_pairs(request)
-    or _obstacle_of_kernel(request, tokens)
+    or _refusal_of(request, tokens, num_features(request, tokens))
   )
 
 
@@ -79,7 +79,7 @@ def _obstacle_of_pairs(request: Request) -> str | None:
       f"needs a bias in the dtype of the query, {request.query.dtype}, got"
       f" {bias.array.dtype}"
     )
-  if bias is None and pattern_of(request) is not None:
+  if pattern_of(request) is not None:
     return None
   length, key_length = request.scores_shape[-2:]
   if length % 2 or key_length % 2:
@@ -107,21 +107,15 @@ def num_features(request: Request, tokens) -> tuple[int, int]:
   return max(own), max(own)
 
 
-def _obstacle_of_kernel(request: Request, tokens) -> str | None:
-  """What JAX's interface says against a request, or None."""
-  return _refusal_of(request, tokens, num_features(request, tokens))
-
-
 def _refusal_of(
   request: Request, tokens, features: tuple[int, int]
 ) -> str | None:
   """What JAX says against tokens with these numbers of features, or None."""
   pattern = pattern_of(request)
-  needs_array = pattern is None or request.bias is not None
-  if pattern is None or needs_array:
-    pattern = Pattern()
   length, key_length = request.scores_shape[-2:]
-  heads, memory_heads, _ = own_heads(*tokens)
+  mask = (length, key_length) if pattern is None else ()
+  pattern = pattern or Pattern()
+  heads, memory_heads = heads_of(*tokens)
   shapes = (
     (*heads, num_rows(length, pattern.shift), features[0]),
     (*memory_heads, key_length, features[0]),
@@ -130,7 +124,7 @@ def _refusal_of(
   return _refusal(
     kernel.call,
     *shapes,
-    (length, key_length) if needs_array else (),
+    mask,
     tokens[0].dtype,
     pattern.lengths is not None,
     *pattern[:2],

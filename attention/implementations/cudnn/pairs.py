@@ -22,7 +22,9 @@ class Pattern(NamedTuple):
 
 
 def pattern_of(request: Request) -> Pattern | None:
-  """The mask, or None if it has to become an array."""
+  """The mask, or None if it or a bias has to become an array."""
+  if request.bias is not None:
+    return None
   pattern = Pattern()
   for mask in _conjuncts(request.mask):
     match mask:

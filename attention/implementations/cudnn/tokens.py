@@ -56,9 +56,3 @@ def heads_of(query, key, value):
     batch, groups = math.prod(leading[:-1]), leading[-1]
     return (batch, groups), (batch, 1)
   return None
-
-
-def own_heads(query, key, value):
-  """The two leading axes of query, key and value for the kernel."""
-  query_heads, memory_heads = heads_of(query, key, value)
-  return query_heads, memory_heads, memory_heads
