@@ -43,6 +43,7 @@ class Problem(NamedTuple):
   row_leading: tuple[int, ...]
   precision: str | None  # of matrix products, see `Request.precision`
   normalizer: Any  # an `OnlineNormalizer` without arrays, or None
+  bias_may_hide: bool  # whether a number of the bias may be -inf
   # (captured, query tile, key tile, start of the tile) -> scores [..., t, s],
   # see `Request.pair_at`
   pair: Callable
@@ -66,10 +67,11 @@ class Problem(NamedTuple):
     def completed(scores):
       scores = scores.astype(self.dtype)
       if bias is not None:
-        # The scores of hidden pairs may be infinite or have infinite
-        # derivatives.
-        hidden = jnp.isneginf(bias)
-        scores = jnp.where(hidden, -jnp.inf, scores + bias)
+        scores = scores + bias
+        if self.bias_may_hide:
+          # The scores of hidden pairs may be infinite or have infinite
+          # derivatives.
+          scores = jnp.where(jnp.isneginf(bias), -jnp.inf, scores)
       if visible is not None:
         scores = jnp.where(visible, scores, -jnp.inf)
       return scores
@@ -238,6 +240,7 @@ def make_problem(
     row_leading,
     request.precision,
     request.online_normalizer,
+    request.bias_may_hide,
     *functions,
   )
   return problem, Captured(*captured)
