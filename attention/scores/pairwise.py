@@ -79,7 +79,7 @@ def _functions(score: Score, query, key, closed) -> Iterator[_PairFunction]:
       yield _of_scores(inner, query, key)
     if not _is_ours(inner) and type(inner).map_query is not Wrapper.map_query:
       return  # Its mapped tokens may not be those of the score inside.
-    query, key = jax.eval_shape(inner.inner_tokens, query, key)
+    query, key = inner.inner_tokens(query, key)
     inner = inner.score
 
   def tokens(length, key_length):

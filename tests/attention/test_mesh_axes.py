@@ -9,7 +9,12 @@ import pytest
 
 from attention import biases, masks, scores
 from attention.implementations import Pallas
-from attention.modules import SCORE_NAMES, MeshAxes, MultiHeadAttention
+from attention.modules import (
+  POSITIONAL_SCORE_NAMES,
+  SCORE_NAMES,
+  MeshAxes,
+  MultiHeadAttention,
+)
 from attention.ring import arrange, restore
 from tests.attention.comparison import close
 from tests.matrix import sampled, sampled_product
@@ -271,6 +276,11 @@ def test_gradient_of_a_bias_with_sharded_heads():
 def test_normalizers_of_rows_beside_axes_that_are_not_named(normalizer):
   module = MODULE.clone(normalizer=normalizer)
   check(module, HEADS, implementation="blockwise", **CAUSAL)
+
+
+@sampled("score", POSITIONAL_SCORE_NAMES, default=["local_m"])
+def test_positional_scores_beside_axes_that_are_not_named(score):
+  check(MODULE.clone(score=score), HEADS, implementation="blockwise", **CAUSAL)
 
 
 @pytest.mark.exhaustive
