@@ -126,14 +126,14 @@ def _of_strips(tokens, table, firsts, strip: int, length: int) -> jax.Array:
   """The products of each strip, [..., strips, strip, length]."""
   *leading, _, features = tokens.shape
   columns = _columns(table, firsts, strip + length)
-  strips = jnp.reshape(tokens, (*leading, -1, strip, features))
+  strips = jnp.reshape(tokens, (*leading, len(firsts), strip, features))
   return skewed(length, _strip_products(strips, columns))
 
 
 def _of_many_strips(tokens, table, firsts, strip: int, length: int):
   """`_of_strips`, one after another: all at once would need much memory."""
   *leading, _, features = tokens.shape
-  strips = jnp.reshape(tokens, (*leading, -1, strip, features))
+  strips = jnp.reshape(tokens, (*leading, len(firsts), strip, features))
 
   @jax.checkpoint
   def of_strip(part):
@@ -151,10 +151,12 @@ def _strip_products(strips, columns) -> jax.Array:
   # All heads are in one matrix product.
   *leading, number, size, features = strips.shape
   columns = jnp.reshape(columns, columns.shape[-3:])
-  strips = jnp.reshape(strips, (-1, number, size, features))
-  strips = jnp.reshape(jnp.moveaxis(strips, 1, 0), (number, -1, features))
+  heads = math.prod(leading)
+  strips = jnp.reshape(strips, (heads, number, size, features))
+  strips = jnp.moveaxis(strips, 1, 0)
+  strips = jnp.reshape(strips, (number, heads * size, features))
   found = products_with_columns(strips, columns)
-  found = jnp.reshape(found, (number, -1, size, columns.shape[-1]))
+  found = jnp.reshape(found, (number, heads, size, columns.shape[-1]))
   found = jnp.moveaxis(found, 0, 1)
   return jnp.reshape(found, (*leading, *found.shape[1:]))
 

@@ -153,6 +153,13 @@ def test_tiles_and_gradients_equal_the_dense_formula(name):
     close(both[1], both[0])
 
 
+@sampled("name", ["shaw", "disentangled", "location"], default=["shaw"])
+def test_no_examples(name):
+  tokens = [jnp.zeros((0, *shape[1:])) for shape in SHAPES]
+  context = result(name, None)(as_arrays(draw_case(name)), *tokens)[0]
+  assert context.shape == (0, 11, 5)
+
+
 @sampled("name", CASES, default=["shaw"])
 def test_gradients_equal_differences_of_loops(name):
   query, key, value = draw(2, *SHAPES)

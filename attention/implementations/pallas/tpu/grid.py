@@ -43,7 +43,7 @@ class TileGrid:
     """The visit at a point of the grid."""
     *own, number = point
     indices: dict[int, Any] = dict(zip(self._own, own))
-    group = 0 if groups is None else groups[number]
+    group = jnp.int32(0) if groups is None else groups[number]
     for axis in reversed(self.shared):
       size = self.problem.leading[axis]
       indices[axis] = jax.lax.rem(group, jnp.int32(size))

@@ -266,6 +266,24 @@ def test_nan_is_in_the_rows_that_attend_to_it(name):
   close(results(tokens, INTERPRETED, arguments), want, 1e-4)
 
 
+def test_gradient_of_a_bias_with_integers_of_64_bits():
+  (tokens,) = arrays((1, 2, 5, 4))
+  arguments = {"bias": jnp.zeros((2, 5, 5), jnp.float32)}
+
+  @jax.grad
+  def gradient(arguments, implementation):
+    context = attend(
+      tokens, tokens, tokens, implementation=implementation, **arguments
+    )
+    return jnp.sum(context**2)
+
+  with jax.enable_x64(True):
+    got, want = (
+      gradient(arguments, each) for each in (INTERPRETED, "reference")
+    )
+  close(got, want, 1e-4)
+
+
 def test_a_bias_hides_keys_whose_scores_overflow():
   query, key, value = arrays(*SHAPES)
   large = 2.0 * jnp.ones_like(query), key.at[:, :, 190:].set(3e38), value
