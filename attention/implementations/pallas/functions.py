@@ -7,6 +7,7 @@ of matrix products, and the additive score has a loop over channels.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.interpreters import partial_eval as partial_evaluation
 
 from attention import axes
+from attention.implementations.pallas.derivative_rules import (
+  has_rule,
+  rule_of,
+  with_rule,
+)
 from attention.implementations.pallas.operands import Kind, Operand, Unsupported
 from attention.implementations.pallas.products import (
   kernel_precision,
@@ -211,7 +217,10 @@ def _evaluate_one(equation, inputs, rules) -> Sequence[Any]:
     replacement = _replacement(inner[0], rules)
     if replacement is not None:
       return [replacement(*inputs)]
-    return evaluate_jaxpr(*inner, inputs, rules)
+    evaluate = functools.partial(evaluate_jaxpr, rules=rules)
+    if has_rule(equation):
+      return with_rule(equation, inputs, evaluate)
+    return evaluate(*inner, inputs)
   if name in rules.operations:
     inputs = [*map(_widened, inputs)]
     return [rules.operations[name](*inputs, **parameters)]
@@ -269,11 +278,17 @@ def _replacement(jaxpr: Jaxpr, rules: Rules) -> Callable | None:
   return rules.weighted_tanh_sum if is_additive else None
 
 
-def _equations(jaxpr: Jaxpr, rules: Rules) -> Iterator:
-  """The operations of a jaxpr and of the functions that it calls."""
+def _equations(
+  jaxpr: Jaxpr, rules: Rules, with_derivatives: bool = True
+) -> Iterator:
+  """The operations of a jaxpr, of functions that it calls and their rules."""
   for equation in jaxpr.eqns:
     inner = called(equation)
     if inner is None:
       yield equation
     elif _replacement(inner[0], rules) is None:
-      yield from _equations(inner[0], rules)
+      yield from _equations(inner[0], rules, with_derivatives)
+      # A rule may call its function, but its derivatives are not computed.
+      if with_derivatives and has_rule(equation):
+        rule = rule_of(equation)[0].jaxpr
+        yield from _equations(rule, rules, with_derivatives=False)

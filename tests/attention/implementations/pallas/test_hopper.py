@@ -184,6 +184,29 @@ def test_kernels_of_a_ring(name):
   jax.tree.map(close, got, want)
 
 
+@jax.custom_jvp
+def distance(numbers):
+  """The absolute value, without derivatives."""
+  return jnp.abs(numbers)
+
+
+distance.defjvps(None)
+
+
+def sum_with_rule(query, key):
+  return distance(query[..., :, None, :] - key[..., None, :, :]).sum(-1)
+
+
+def sum_of_relus(query, key):
+  gap = query[..., :, None, :] - key[..., None, :, :]
+  return -0.1 * jax.nn.relu(gap).sum(-1)
+
+
+def test_a_sum_of_relus_has_their_derivative_at_zero():
+  tokens = [jnp.round(each) for each in arrays((64, 64), (64, 64), (64, 64))]
+  check(tokens, score=sum_of_relus)
+
+
 def test_what_the_kernel_does_not_support_is_an_error_that_says_why():
   def refused(reason, features=64, dtype=jnp.bfloat16, **options):
     tokens = jnp.ones((2, 8, features), dtype)
@@ -192,6 +215,7 @@ def test_what_the_kernel_does_not_support_is_an_error_that_says_why():
 
   refused("the operation cumsum", score=running)
   refused("one sum over the features", score=scores_of_norms)
+  refused("a derivative rule of its own", score=sum_with_rule)
   refused("bfloat16 or float16", dtype=jnp.float32)
   refused("a multiple of 16", features=40)
   refused("by position that are shifted", score=forgetting().shifted(3))

@@ -676,6 +676,9 @@ def test_what_kernels_do_not_support_is_an_error_that_says_why():
   )
   forgetting = scores.forgetting(scores.dot(), jnp.zeros(9))
   refused("arrays by position that are shifted", score=forgetting.shifted(2))
+  refused(
+    "a rule of jax.custom_vjp", score=lambda q, k: straight_through(q @ k.mT)
+  )
   weight = jnp.ones((2, 1, 1))
   refused("a score of one head", score=lambda q, k: weight * (q @ k.mT))
 
@@ -708,7 +711,9 @@ def weighted_tanh_sum(query, key, weight):
   return weight * (query @ key.mT)
 
 
-weighted_tanh_sum.defjvps(None, None, None)
+weighted_tanh_sum.defjvps(
+  lambda tangent, _, query, key, weight: weight * (tangent @ key.mT), None, None
+)
 
 
 @pytest.mark.parametrize(
@@ -724,6 +729,44 @@ def test_functions_with_the_names_of_operations_of_kernels(score):
   expected = attend(*tokens, score=score, implementation="reference")
   own = attend(*tokens, score=score, implementation=INTERPRETED)
   np.testing.assert_allclose(own, expected, atol=1e-5)
+
+
+@jax.custom_jvp
+def halved(numbers):
+  """The identity, with half of its derivative."""
+  return numbers
+
+
+halved.defjvp(lambda primals, tangents: (*primals, 0.5 * tangents[0]))
+
+
+@jax.custom_vjp
+def straight_through(numbers):
+  return jnp.round(numbers)
+
+
+straight_through.defvjp(
+  lambda numbers: (jnp.round(numbers), None), lambda _, cotangent: (cotangent,)
+)
+
+
+WITH_RULES = {
+  "relu": lambda q, k: jax.nn.relu(q @ k.mT),
+  "softplus": lambda q, k: jax.nn.softplus(q @ k.mT),
+  "function": lambda q, k: halved(q @ k.mT) + halved(2.0 * q @ k.mT),
+  "wrapper": scores.modified(scores.dot(), lambda s, i, j: halved(s)),
+}
+
+
+@sampled("name", WITH_RULES, default=["relu", "wrapper"])
+def test_functions_with_a_derivative_rule_of_their_own(name):
+  query, key, value = arrays((60, 8), (70, 8), (70, 4))
+  # Products that are 0, where a maximum has another derivative than relu.
+  query, key = query.at[:9, 4:].set(0.0), key.at[:9, :4].set(0.0)
+  tokens = query, key, value
+  arguments = {"score": scores.as_score(WITH_RULES[name])}
+  got = results(tokens, INTERPRETED, arguments)
+  close(got, results(tokens, "reference", arguments), 1e-4)
 
 
 def test_a_name_stands_for_compiled_kernels():

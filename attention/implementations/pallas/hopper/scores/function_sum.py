@@ -152,8 +152,10 @@ def _traced(score: Score, features: int) -> tuple[Jaxpr, list[jax.Array]]:
   """The operations of (query, key, *arrays), and the captured arrays."""
   tokens = [jax.ShapeDtypeStruct((SIDE, features), jnp.float32)] * 2
   try:
-    closed = inlined(score.pair, *tokens)
+    closed = inlined(score.pair, *tokens, is_differentiated=True)
   except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+    if isinstance(error, Unsupported):
+      raise
     raise Unsupported(
       "needs a score that is a function of matrices [t, D] and [s, D]"
     ) from error

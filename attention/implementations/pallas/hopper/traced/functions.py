@@ -6,11 +6,16 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
+from attention.implementations.pallas.derivative_rules import (
+  has_rule,
+  is_of_jax,
+)
 from attention.implementations.pallas.functions import (
   apply_primitive,
   called,
   interpret,
 )
+from attention.implementations.pallas.operands import Unsupported
 
 
 def gradient_of(
@@ -33,11 +38,19 @@ def gradient_of(
   return interpret(closed.jaxpr, closed.consts, arguments, apply_primitive)[0]
 
 
-def inlined(function: Callable, *arguments: Any) -> ClosedJaxpr:
-  """Traces a function, and the functions that it calls, as one jaxpr."""
+def inlined(
+  function: Callable, *arguments: Any, is_differentiated: bool = False
+) -> ClosedJaxpr:
+  """Traces a function, and the functions that it calls, as one jaxpr.
+
+  If the jaxpr `is_differentiated`, a function with another derivative than
+  that of its operations raises `Unsupported`.
+  """
 
   def apply(equation, inputs):
     if (inner := called(equation)) is not None:
+      if is_differentiated and has_rule(equation):
+        inputs = _checked(equation, inputs)
       return interpret(*inner, inputs, apply)
     if _changes_nothing(equation):
       return inputs[:1]
@@ -48,6 +61,21 @@ def inlined(function: Callable, *arguments: Any) -> ClosedJaxpr:
   return jax.make_jaxpr(
     lambda *leaves: interpret(closed.jaxpr, closed.consts, leaves, apply)
   )(*leaves)
+
+
+def _checked(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+  """Inputs with which a function of JAX has the derivatives of its rule."""
+  name = equation.params["call_jaxpr"].jaxpr.debug_info.func_name
+  if is_of_jax(equation) and name == "relu":
+    (number,) = inputs
+    zeros = jax.lax.full_like(number, 0)
+    # Zeros without derivatives: those of a maximum of equal numbers are half.
+    return [jax.lax.select(jax.lax.le(number, zeros), zeros, number)]
+  if is_of_jax(equation) and name == "logaddexp":
+    return inputs
+  raise Unsupported(
+    f"supports no function with a derivative rule of its own, such as {name}"
+  )
 
 
 def _changes_nothing(equation: Any) -> bool:

@@ -122,7 +122,7 @@ def traced(
 ) -> PairFunction:
   """Traces compute(*arguments, *parts of operands), without unused operands."""
   parts = [*map(_part, operands)]
-  closed = inlined(compute, *arguments, *parts)
+  closed = inlined(compute, *arguments, *parts, is_differentiated=True)
   first = len(arguments)
   # This removes operations on arrays whose parts the kernel reads.
   operands = [*operands, *map(_captured, closed.consts)]
