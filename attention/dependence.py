@@ -18,7 +18,10 @@ _OF_MATRICES = (
   *("lu", "lu_pivots_to_permutation", "qr", "schur", "svd", "triangular_solve"),
   *("tridiagonal", "tridiagonal_solve"),
 )
-_UNKNOWN = ("ffi_call", "io_callback", "pallas_call", "pure_callback")
+_UNKNOWN = (
+  *("ffi_call", "io_callback", "pallas_call", "pure_callback"),
+  "call_hi_primitive",  # JAX 0.12, for instance jnp.nonzero
+)
 # With these JAX finds where the entries of a whole axis start: at 0.
 _FOLDED = {
   "lt": operator.lt,
@@ -70,6 +73,14 @@ def combined_entries(closed: ClosedJaxpr, longest: int) -> str:
     ):
       return "has an array with an entry for each of"
   return ""
+
+
+def _has_state(scan) -> bool:
+  """Whether a `lax.scan` passes something from one iteration to the next."""
+  # Its parameters for this differ between versions of JAX.
+  (inner,) = jaxprs_in_params(scan.params)
+  pairs: Any = zip(scan.outvars, inner.outvars)
+  return any(whole.aval.shape == one.aval.shape for whole, one in pairs)
 
 
 def _mixed(shape: Sequence[int], new_shape: Sequence[int]) -> Iterator[int]:
@@ -129,7 +140,7 @@ def _combined(equation) -> Sequence[int]:
   if name == "concatenate":
     return [result[params["dimension"]]]
   if name == "scan":
-    return [params["length"]] if params["num_carry"] else []
+    return [params["length"]] if _has_state(equation) else []
   if name == "gather":
     axes = params["dimension_numbers"].start_index_map
     sizes = params["slice_sizes"]

@@ -75,8 +75,21 @@ def _uses_in(jaxpr: Jaxpr, equation: Any, place: int) -> Iterator[Any]:
 
 def _is_carry(equation: Any, place: int) -> bool:
   """Whether it is the first carry of a scan, whose dtype is the last one's."""
-  first = equation.params.get("num_consts", 0)
-  return first <= place < first + equation.params.get("num_carry", 0)
+  if equation.primitive.name != "scan":
+    return False
+  # Its parameters for this differ between versions of JAX. Arrays over which it
+  # loops, the last ones, have another shape inside.
+  called: Any = _called(equation)[0]
+  num_carry = sum(
+    own.aval.shape == inner.aval.shape
+    for own, inner in zip(equation.outvars, called.outvars)
+  )
+  num_arrays = sum(
+    own.aval.shape != inner.aval.shape
+    for own, inner in zip(equation.invars, called.invars)
+  )
+  stop = len(equation.invars) - num_arrays
+  return stop - num_carry <= place < stop
 
 
 def _called(equation: Any) -> list[Jaxpr]:

@@ -44,7 +44,8 @@ _CALLS = {
 }
 _SUPPORTED = """
   abs add add_any and atan2 ceil clamp copy cos div eq erf exp exp2 floor ge gt
-  integer_pow is_finite le log log1p logistic lt max min mul ne neg not or pow
+  integer_pow is_finite le log log1p logistic lt max min mul ne neg not
+  one_minus_square or pow
   pvary rem reshard round rsqrt select_n shift_left shift_right_logical sign sin
   sqrt square stop_gradient sub tan tanh xor
 
@@ -181,6 +182,8 @@ def apply_primitive(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
   power = equation.params.get("y", 0)
   if equation.primitive.name == "add_any":  # which kernels lack
     return [jax.lax.add(*inputs)]
+  if equation.primitive.name == "one_minus_square":  # of tanh, in JAX 0.12
+    return [1.0 - inputs[0] * inputs[0]]
   if equation.primitive.name == "integer_pow" and power < -1:
     # Kernels for GPUs have no such powers.
     return [1.0 / jax.lax.integer_pow(inputs[0], -power)]

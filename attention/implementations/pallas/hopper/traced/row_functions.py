@@ -25,7 +25,7 @@ from attention.implementations.pallas.products import kernel_precision
 # Operations of the compiler of kernels.
 _NAMES = """
   abs add and div eq exp exp2 ge gt integer_pow le log logistic lt max
-  min mul ne neg not or rsqrt select_n sign square sub tanh xor
+  min mul ne neg not one_minus_square or rsqrt select_n sign square sub tanh xor
 """
 _ELEMENTWISE = frozenset(_NAMES.split())
 _REDUCTIONS: Any = {"reduce_sum": jnp.sum, "reduce_max": jnp.max}
