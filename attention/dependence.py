@@ -2,7 +2,7 @@
 
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,24 @@ def multiple_above(length: int, limit: int) -> int:
   return length * (limit // max(length, 1) + 1)
 
 
+def traced_longer(
+  trace: Callable[..., ClosedJaxpr], sizes: Mapping[str, int], rule: str
+) -> ClosedJaxpr:
+  """trace(*sizes); raises ValueError with the rule if the function fails.
+
+  Args:
+    trace: traces a function of the user for given sizes of its arguments.
+    sizes: the sizes by what they count, for instance {"queries": 14}.
+    rule: the text of the error, with {} for what the function does.
+  """
+  try:
+    return trace(*sizes.values())
+  except Exception as error:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    shown = " and ".join(f"{size} {name}" for name, size in sizes.items())
+    raise ValueError(rule.format(f"fails for {shown}: {reason}")) from error
+
+
 def combined_entries(closed: ClosedJaxpr, longest: int) -> str:
   """How entries of axes longer than this are combined or numbered, or ""."""
   for equation in equations(closed.jaxpr):
@@ -75,12 +93,12 @@ def combined_entries(closed: ClosedJaxpr, longest: int) -> str:
   return ""
 
 
-def _has_state(scan) -> bool:
-  """Whether a `lax.scan` passes something from one iteration to the next."""
+def num_carry(scan) -> int:
+  """The number of results that a `lax.scan` passes to its next iteration."""
   # Its parameters for this differ between versions of JAX.
   (inner,) = jaxprs_in_params(scan.params)
   pairs: Any = zip(scan.outvars, inner.outvars)
-  return any(whole.aval.shape == one.aval.shape for whole, one in pairs)
+  return sum(whole.aval.shape == one.aval.shape for whole, one in pairs)
 
 
 def _mixed(shape: Sequence[int], new_shape: Sequence[int]) -> Iterator[int]:
@@ -140,7 +158,7 @@ def _combined(equation) -> Sequence[int]:
   if name == "concatenate":
     return [result[params["dimension"]]]
   if name == "scan":
-    return [params["length"]] if _has_state(equation) else []
+    return [params["length"]] if num_carry(equation) else []
   if name == "gather":
     axes = params["dimension_numbers"].start_index_map
     sizes = params["slice_sizes"]

@@ -20,6 +20,11 @@ _INDEX = (
 )
 
 
+def is_of_this_package(kind: type) -> bool:
+  """Whether a class is one of this package, not of the user."""
+  return kind.__module__.startswith(__name__.partition(".")[0] + ".")
+
+
 def check_takes(
   function: Callable, arguments: Sequence[str], name: str, hint: str = ""
 ) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.extend.linear_util import WrappedFun
 
-_PACKAGE = __name__.partition(".")[0] + "."
+from attention.function_pytree import is_of_this_package
+
 # Types of values that are callable and equal by value.
 _VALUES = (type, jax.sharding.Mesh, jax.sharding.AbstractMesh)
 
@@ -77,7 +78,7 @@ def identity(value: Any) -> Any:
     return _Same(value.__self__), value.__func__
   if dataclasses.is_dataclass(value) and not isinstance(value, type):
     fields = [getattr(value, each.name) for each in dataclasses.fields(value)]
-    if type(value).__module__.startswith(_PACKAGE):
+    if is_of_this_package(type(value)):
       # Rules of this package receive arrays as arguments.
       fields = [None if _is_array(each) else each for each in fields]
     return type(value), *map(identity, fields)

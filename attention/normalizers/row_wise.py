@@ -9,6 +9,7 @@ from attention.dependence import (
   combined_entries,
   longest_axis,
   multiple_above,
+  traced_longer,
 )
 from attention.normalizers.base import (
   FunctionNormalizer,
@@ -47,12 +48,7 @@ def check_row_wise(
 
   *leading, length, key_length = shape
   longest = longest_axis(trace(length))
-  length = multiple_above(length, longest)
-  try:
-    longer = trace(length)
-  except Exception as error:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    problem = f"fails for {length} queries: {reason}"
-    raise ValueError(_RULE.format(problem)) from error
+  sizes = {"queries": multiple_above(length, longest)}
+  longer = traced_longer(trace, sizes, _RULE)
   if found := combined_entries(longer, longest):
     raise ValueError(_RULE.format(f"{found} the queries"))

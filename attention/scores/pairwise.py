@@ -18,8 +18,9 @@ from attention.dependence import (
   longest_axis,
   multiple_above,
   numbers,
+  traced_longer,
 )
-from attention.function_pytree import FunctionPytree
+from attention.function_pytree import FunctionPytree, is_of_this_package
 from attention.scores.base import Score, Wrapper
 from attention.scores.callables import Modified, Positional
 from attention.scores.tile_positions import Positions, all_positions
@@ -133,14 +134,12 @@ def _check(function: _PairFunction, length: int, key_length: int) -> None:
   longest = longest_axis(closed)
   # Multiples, since a function may split the tokens; different ones, since a
   # function may add queries to keys.
-  lengths = [multiple_above(each, longest) for each in (length, key_length)]
-  lengths[1] += key_length * (lengths[0] == lengths[1])
-  try:
-    longer = function.trace(*lengths)
-  except Exception as error:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    problem = f"fails for {lengths[0]} queries and {lengths[1]} keys: {reason}"
-    raise ValueError(_RULE.format(problem)) from error
+  sizes = {
+    "queries": multiple_above(length, longest),
+    "keys": multiple_above(key_length, longest),
+  }
+  sizes["keys"] += key_length * (sizes["keys"] == sizes["queries"])
+  longer = traced_longer(function.trace, sizes, _RULE)
   if found := combined_entries(longer, longest):
     raise ValueError(_RULE.format(f"{found} {_TOKENS}"))
   if numbers(closed) != numbers(longer):
@@ -229,6 +228,5 @@ def _chain(score: Score) -> Iterator[Score]:
 
 def _is_ours(score: Score) -> bool:
   """Whether a score is of this package and holds no function of the user."""
-  package = __name__.partition(".")[0] + "."
   has_function = isinstance(score, FunctionPytree | Modified)
-  return type(score).__module__.startswith(package) and not has_function
+  return is_of_this_package(type(score)) and not has_function

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from attention.dependence import num_carry
+
 # Operations that move numbers, and those that call functions of all their
 # arguments, with the first argument that these receive.
 _MOVES = frozenset(["broadcast_in_dim", "reshape", "squeeze", "transpose"])
@@ -77,19 +79,14 @@ def _is_carry(equation: Any, place: int) -> bool:
   """Whether it is the first carry of a scan, whose dtype is the last one's."""
   if equation.primitive.name != "scan":
     return False
-  # Its parameters for this differ between versions of JAX. Arrays over which it
-  # loops, the last ones, have another shape inside.
+  # Arrays over which it loops, the last ones, have another shape inside.
   called: Any = _called(equation)[0]
-  num_carry = sum(
-    own.aval.shape == inner.aval.shape
-    for own, inner in zip(equation.outvars, called.outvars)
-  )
   num_arrays = sum(
     own.aval.shape != inner.aval.shape
     for own, inner in zip(equation.invars, called.invars)
   )
   stop = len(equation.invars) - num_arrays
-  return stop - num_carry <= place < stop
+  return stop - num_carry(equation) <= place < stop
 
 
 def _called(equation: Any) -> list[Jaxpr]:

@@ -50,7 +50,7 @@ def inlined(
   def apply(equation, inputs):
     if (inner := called(equation)) is not None:
       if is_differentiated and has_rule(equation):
-        inputs = _checked(equation, inputs)
+        inputs = _with_derivatives_of_rule(equation, inputs)
       return interpret(*inner, inputs, apply)
     if _changes_nothing(equation):
       return inputs[:1]
@@ -63,8 +63,10 @@ def inlined(
   )(*leaves)
 
 
-def _checked(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-  """Inputs with which a function of JAX has the derivatives of its rule."""
+def _with_derivatives_of_rule(
+  equation: Any, inputs: Sequence[Any]
+) -> Sequence[Any]:
+  """Inputs with which the operations have the derivatives of the rule."""
   name = equation.params["call_jaxpr"].jaxpr.debug_info.func_name
   if is_of_jax(equation) and name == "relu":
     (number,) = inputs
