@@ -116,10 +116,13 @@ def _with_own_arrays(request: Request) -> Request:
   """The request with a tracer of its own for each array of score and bias.
 
   Operands of kernels are found by identity. An array that is used twice could
-  have one use that kernels do not differentiate.
+  have one use that kernels do not differentiate. Arrays of float64 are rounded
+  if the tokens are float32, because kernels have no other dtype.
   """
 
   def own(leaf):
+    if getattr(leaf, "dtype", None) == jnp.float64:
+      return jnp.asarray(leaf, request.dtype, copy=True)
     return jnp.copy(leaf) if isinstance(leaf, jax.core.Tracer) else leaf
 
   score, bias = jax.tree.map(own, (request.score, request.bias))

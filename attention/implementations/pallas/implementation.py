@@ -80,13 +80,13 @@ class Pallas:
       return "has tiles of 64 on GPUs: query_block and key_block must be None"
     if not self.interpret and request.dtype != jnp.float32:
       return f"computes in float32, got {request.dtype}"
-    if request.is_empty:
+    if _has_no_kernel(request):
       return None
     return self._call().obstacle(self, self.with_values(request))
 
   def __call__(self, request: Request) -> tuple[jax.Array, Statistics]:
     """The context [..., T, E] and the statistics [..., T]."""
-    if request.is_empty:
+    if _has_no_kernel(request):
       return Blockwise()(request)
     features = request.value.shape[-1]
     context, statistics = self._call().compute(self, self.with_values(request))
@@ -124,3 +124,11 @@ class Pallas:
     from attention.implementations.pallas import call
 
     return call
+
+
+def _has_no_kernel(request: Request) -> bool:
+  """Whether there is no score, or all tokens of the scores are empty."""
+  return request.is_empty or 0 in (
+    request.query.shape[-1],
+    request.key.shape[-1],
+  )

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attention.implementations.pallas.hopper.block.block import Block
 from attention.implementations.pallas.hopper.scores import distances, rotations
@@ -193,5 +194,9 @@ def _value(block: Block, function: PairFunction, places) -> jax.Array:
 
 def _arguments(block: Block, function: PairFunction, places) -> list[Any]:
   """The positions, the indices and the parts that a function reads."""
+  indices = [
+    np.int32(each) if isinstance(each, int) else each
+    for each in block.leading(block.problem.leading)
+  ]
   parts = [block.numbers(name) for name in function.names]
-  return [*places, *block.leading(block.problem.leading), *parts]
+  return [*places, *indices, *parts]
