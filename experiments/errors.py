@@ -16,6 +16,10 @@ class UserError(Exception):
   code = 2  # the exit code of the process
 
 
+class NoRunError(UserError):
+  """A folder that should be a run directory is none."""
+
+
 def counted(count: int, noun: str) -> str:
   """Returns a count and its noun, for a message.
 
@@ -46,7 +50,8 @@ def naming_field(field: str, workdir: object) -> Iterator[None]:
   except UserError as error:
     reason = str(error).removeprefix(f"workdir={workdir}: ")
     run, _, checkpoint = str(workdir).rpartition(":")
-    if run and "/" not in checkpoint and reason.startswith("not a run direct"):
+    has_checkpoint = run and "/" not in checkpoint
+    if has_checkpoint and isinstance(error, NoRunError):
       reason = (
         "no run directory has this name; a checkpoint after the colon is last,"
         " best, last:N, best:N or a step"
@@ -69,4 +74,5 @@ def naming_arguments() -> Iterator[None]:
     yield
   except UserError as error:
     message = re.sub(r"(?<!\S)--(?=[a-z_]+\b)", "", str(error))
-    raise UserError(message) from error
+    kind = NoRunError if isinstance(error, NoRunError) else UserError
+    raise kind(message) from error

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.errors import UserError
+from experiments.errors import NoRunError, UserError
 from experiments.run_directory.remote import (
   check_reachable,
   client_errors,
@@ -52,7 +52,7 @@ def read_json(path: Path) -> dict[str, Any]:
   try:
     raw = json.loads(path.read_text(encoding="utf-8"))
   except FileNotFoundError:
-    raise UserError(
+    raise NoRunError(
       f"--workdir={path.parent}: not a run directory, it has no {path.name};"
       " train first, or use the directory that training printed"
     ) from None
