@@ -166,7 +166,7 @@ def append(
   if not cache.rolling:
     _check_room(cache, added)
   if cache.rolling or cache.length.ndim:
-    slots = _slots(cache, key.shape[-2], jnp.asarray(added))
+    slots = _slots(cache, key.shape[-2], jnp.asarray(added, jnp.int32))
 
     def write(buffer, new):
       def one(buffer, new, slots):

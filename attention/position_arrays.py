@@ -18,14 +18,14 @@ def positions(length: int) -> np.ndarray | jax.Array:
 
 
 def positions_array(name: str, given: Any) -> jax.Array:
-  """Positions [..., n] as an array."""
+  """Positions [..., n], int32."""
   array = jnp.asarray(given)
   if not array.ndim or not jnp.issubdtype(array.dtype, jnp.integer):
     raise ValueError(
       f"{name} must be positions [..., n], integers, got {array.dtype} of"
       f" shape {array.shape}"
     )
-  return array
+  return array.astype(jnp.int32)  # distances are signed
 
 
 def checked_offset(offset: int | jax.Array) -> int | jax.Array:

@@ -93,3 +93,13 @@ def test_a_rolling_cache_keeps_the_last_tokens():
       np.testing.assert_array_equal(cache.key[position % 4], tokens[position])
   assert cache.key.shape == (4, 2)
   assert int(cache.length) == 9
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint32])
+def test_a_rolling_cache_accepts_unsigned_lengths(dtype):
+  tokens = jnp.arange(6.0).reshape(1, 3, 2)
+  held = []
+  for lengths in (np.array([2], dtype), np.array([2])):
+    empty = caches.init((1,), 8, 2, length_shape=(1,), rolling=True)
+    held.append(caches.append(empty, tokens, tokens, lengths=lengths))
+  jax.tree.map(np.testing.assert_array_equal, *held)

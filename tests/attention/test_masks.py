@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention import attend, masks
+from attention import attend, biases, masks
 from attention.implementations.blockwise import Blockwise
 from attention.masks.tile_visibility import Ranges, visibility
 
@@ -273,3 +273,16 @@ def test_where_explains_how_to_index_an_array():
   with pytest.raises(jax.errors.TracerArrayConversionError) as raised:
     run(tokens)
   assert "jnp.asarray(array)[index]" in "".join(raised.value.__notes__)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint32])
+@pytest.mark.parametrize(
+  "made", [masks.causal(), masks.sliding_window(1, 0), biases.alibi(1)]
+)
+def test_unsigned_positions_have_signed_distances(made, dtype):
+  places = np.arange(4)
+  got, want = (
+    made.at(each, each).materialize(4, 4)
+    for each in (places.astype(dtype), places)
+  )
+  np.testing.assert_array_equal(got, want)

@@ -1,6 +1,7 @@
 """The Pallas implementation, and which requests it serves."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -78,8 +79,11 @@ class Pallas:
     has_blocks = self.query_block is not None or self.key_block is not None
     if has_blocks and self.target_of(request) == "hopper":
       return "has tiles of 64 on GPUs: query_block and key_block must be None"
-    if not self.interpret and request.dtype != jnp.float32:
-      return f"computes in float32, got {request.dtype}"
+    if request.dtype != jnp.float32:
+      if not self.interpret:
+        return f"computes in float32, got {request.dtype}"
+      if any(each != request.dtype for each in _dtypes(request)):
+        return f"interprets {request.dtype} only if all arrays have this dtype"
     if _has_no_kernel(request):
       return None
     return self._call().obstacle(self, self.with_values(request))
@@ -132,3 +136,11 @@ def _has_no_kernel(request: Request) -> bool:
     request.query.shape[-1],
     request.key.shape[-1],
   )
+
+
+def _dtypes(request: Request) -> Iterator[Any]:
+  """The dtypes of the floating arrays of tokens, score and bias."""
+  arrays = request.tokens, request.score, request.bias
+  for dtype in map(jnp.result_type, jax.tree.leaves(arrays)):
+    if jnp.issubdtype(dtype, jnp.floating):
+      yield dtype

@@ -54,3 +54,10 @@ def test_tokens_without_features_have_equal_weights(kernels):
   empty = value[:, :0]
   context = attend(empty, empty, value, implementation=kernels)
   hopper.close(context, jnp.broadcast_to(value.mean(0), context.shape))
+
+
+def test_other_dtypes_beside_float64_are_refused():
+  with jax.enable_x64(True):
+    wide = jnp.ones((5, 4), jnp.float64)
+    with pytest.raises(NotImplementedError, match="only if all arrays have"):
+      attend(wide, wide.astype(jnp.float32), wide, implementation=KERNELS)
