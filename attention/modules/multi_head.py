@@ -141,7 +141,8 @@ class MultiHeadAttention(nn.Module):
       key_positions: [..., S]; None means `positions`.
       key_lengths: int [...], the numbers of keys without padding, of which the
         center of the score "local_p" is a share; None means S. It hides no key.
-      deterministic: whether to disable dropout.
+      deterministic: whether to disable dropout; not traced, so apply
+        `nn.remat` to a module that sets it.
 
     Returns:
       [..., T, features].

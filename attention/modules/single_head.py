@@ -116,7 +116,8 @@ class Attention(nn.Module):
       value: [..., S, E]; None means the key.
       mask: as in `attend`.
       bias: as in `attend`.
-      deterministic: whether to disable dropout.
+      deterministic: whether to disable dropout; not traced, so apply
+        `nn.remat` to a module that sets it.
 
     Returns:
       [..., T, E].
