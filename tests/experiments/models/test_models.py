@@ -207,7 +207,7 @@ def test_decoding_steps_agree_with_teacher_forcing(name):
   model, variables = MODELS[name], {"params": parameters(name)}
 
   @jax.jit
-  def follow(source, inputs):
+  def follow(variables, source, inputs):
     memory, carry = model.apply(variables, source, 5, method="start")
 
     def step(carry, token):
@@ -219,7 +219,7 @@ def test_decoding_steps_agree_with_teacher_forcing(name):
     return jax.lax.scan(step, carry, inputs.T)[1]
 
   inputs = np.pad(TARGET[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
-  logits, weights = follow(SOURCE, inputs)
+  logits, weights = follow(variables, SOURCE, inputs)
   logits, weights = np.asarray(logits), np.asarray(weights)
   np.testing.assert_allclose(logits.swapaxes(0, 1), logits_of(name), atol=2e-5)
   if "local_" in name:
