@@ -43,7 +43,7 @@ _LONG_FILES = (
   "test_attend_values.py",
   "test_hopper_sinusoids.py",
   "test_hopper_nan.py",
-  "test_resume.py",
+  "test_remote.py",
   "test_faults.py",
   "test_models.py",
   "test_translate.py",

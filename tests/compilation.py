@@ -22,9 +22,7 @@ DEFAULT_SETTINGS = (
   "tests/attention/test_score_precision.py",
   "tests/attention/test_torch_peers.py",
   "tests/benchmarks/",
-  "tests/experiments/optimization/test_losses.py",
   "tests/experiments/test_learning.py",
-  "tests/experiments/training/test_resume.py",
   "tests/test_compiler.py",
 )
 # What a started process needs to compile as this process does for speed.

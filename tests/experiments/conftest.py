@@ -6,9 +6,11 @@ import json
 import os
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import pytest
 
 from configs import base, translation
+from experiments.optimization import losses
 from tests.experiments import processes
 
 # Who, does what and where, in English and in German.
@@ -51,6 +53,18 @@ def complete(tmp_path_factory):
       )
       output.write_text(json.dumps([out, error]))
   return Complete(config, workdir, *json.loads(output.read_text()))
+
+
+@pytest.fixture
+def non_finite_losses(monkeypatch):
+  """Makes the loss, and so the gradient, of some batches NaN."""
+  make = losses.sharded_cross_entropy
+
+  def non_finite(features, readout, labels, *rest):
+    loss, hits = make(features, readout, labels, *rest)
+    return jnp.where(labels[0, 0] % 3 == 0, jnp.nan, 1.0) * loss, hits
+
+  monkeypatch.setattr(losses, "sharded_cross_entropy", non_finite)
 
 
 def make_tiny(arg: str = ""):

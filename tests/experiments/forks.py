@@ -61,8 +61,11 @@ def _start(connection: socket.socket) -> dict:
 
 def main() -> None:
   """Imports the modules of the binaries, but no binary: each defines flags."""
+  import tensorboardX  # noqa: F401
+
   import experiments.comparison.runner
   import experiments.inference.translator
+  import experiments.models.rnn.seq2seq
   import experiments.training.loop  # noqa: F401
 
   compilation.install()

@@ -35,6 +35,10 @@ def get_config(arg=""):
 """
 
 
+# A trained model for numbers of up to twelve digits, which reads 95 tokens.
+RELEASE = processes.ROOT / "releases/numbers"
+
+
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
   """A run on numbers of up to three digits, English to Korean."""
@@ -66,7 +70,7 @@ def test_unseen_numbers_are_translated_correctly(workdir):
     assert all(name in row for row in results["by_length"])
 
 
-def test_line_i_of_thousands_is_the_translation_of_line_i(workdir):
+def test_line_i_of_thousands_is_the_translation_of_line_i():
   draw = random.Random(0)
   wanted = [draw.randrange(1, 1000) for _ in range(1200)]
   wanted = [None if draw.random() < 0.1 else number for number in wanted]
@@ -74,7 +78,7 @@ def test_line_i_of_thousands_is_the_translation_of_line_i(workdir):
   english = dict(zip(known, numbers.spelled(known, "en")))
   korean = dict(zip(known, numbers.spelled(known, "ko")))
   text = "".join(f"{english.get(number, ' ')}\n" for number in wanted)
-  lines, _ = translate(workdir, text)
+  lines, _ = translate(RELEASE, text)
   assert len(lines) == len(wanted)
   assert all((line == "") == (n is None) for line, n in zip(lines, wanted))
   right = [line == korean[n] for line, n in zip(lines, wanted) if n is not None]
@@ -109,10 +113,10 @@ def test_translation_of_a_file_continues(workdir, tmp_path):
   assert (tmp_path / "figures" / "004097.png").exists()
 
 
-def test_sigterm_reports_the_lines_that_a_restart_keeps(workdir, tmp_path):
+def test_sigterm_reports_the_lines_that_a_restart_keeps(tmp_path):
   source, out = tmp_path / "source.txt", tmp_path / "out.txt"
   source.write_text("one\n" * 4096 * 40)
-  flags = f"--workdir={workdir}", f"--source={source}", f"--out={out}"
+  flags = f"--workdir={RELEASE}", f"--source={source}", f"--out={out}"
   process = processes.start("translate", *flags)
   while not any(path.stat().st_size for path in tmp_path.glob(".out.txt.*")):
     assert process.poll() is None, process.communicate()
@@ -125,13 +129,13 @@ def test_sigterm_reports_the_lines_that_a_restart_keeps(workdir, tmp_path):
   assert f"stopped after {count} lines; the same command continues" in error
 
 
-def test_warnings_name_the_line(workdir):
-  text = f"nine\n\nseven zebras\n{'one ' * 40}\n"
-  lines, error = translate(workdir, text)
+def test_warnings_name_the_line():
+  text = f"nine\n\nseven zebras\n{'one ' * 100}\n"
+  lines, error = translate(RELEASE, text)
   assert lines[:2] == ["구", ""]
   assert len(lines) == 4
   assert "line 3: not in the training text: zebras" in error
-  assert "line 4: 40 tokens, the model reads 23" in error
+  assert "line 4: 100 tokens, the model reads 95" in error
 
 
 @pytest.mark.exhaustive
@@ -288,15 +292,21 @@ def test_a_file_named_like_a_set_is_refused(workdir, tmp_path):
         (["--source=no"], "--source=no: cannot be read (No such file or dir"),
         (["--seed=3"], "--seed=3: has no effect without sampling"),
         (["--alignments=/dev/null"], "/dev/null: File exists"),
-        (["--min_length=90"], "--min_length=90: must be less than"),
+        (["--min_length=99"], "--min_length=99: must be less than"),
         (["--max_length=99"], "--max_length=99: the model was built for at"),
-        (["--checkpoint=last:0"], "--checkpoint=last:0: must be last, best"),
       )
     ),
   ],
 )
-def test_invalid_flags_print_one_error_message(workdir, flags, message):
-  code, _, error = processes.run("translate", f"--workdir={workdir}", *flags)
+def test_invalid_flags_print_one_error_message(flags, message):
+  code, _, error = processes.run("translate", f"--workdir={RELEASE}", *flags)
   assert code == (1 if "/dev" in message else 2)
   assert message in error
   assert "Traceback" not in error
+
+
+@pytest.mark.exhaustive
+def test_an_unknown_checkpoint_is_refused(workdir):
+  flags = f"--workdir={workdir}", "--checkpoint=last:0"
+  error = processes.refused("translate", *flags)
+  assert "--checkpoint=last:0: must be last, best" in error

@@ -1,5 +1,6 @@
 """Models so small that every hypothesis can be counted."""
 
+import functools
 import itertools
 
 import jax
@@ -103,6 +104,24 @@ def make_transformer(
     max_length=9,
     dtype=dtype,
   )
+
+
+def random_parameters(model, source, target, scale=1.0, seed=0):
+  """Parameters of the size of initial ones, without a compiled program.
+
+  Unlike initial biases and gains, which are 0 and 1, all of them are random.
+  """
+  init = functools.partial(model.init, jax.random.key(0))
+  shapes = jax.eval_shape(init, source, target)["params"]
+  rng = np.random.default_rng(seed)
+
+  def draw(path, leaf):
+    spread = leaf.shape[0] ** -0.5 if leaf.ndim > 1 else 0.1
+    values = rng.normal(0, spread, leaf.shape)
+    is_gain = jax.tree_util.keystr(path).endswith("['scale']")
+    return (scale * (values + is_gain)).astype(leaf.dtype)
+
+  return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 def log_softmax(logits):

@@ -18,6 +18,7 @@ from tests.experiments.toys import (
   followed,
   log_softmax,
   make_transformer,
+  random_parameters,
   rnn,
   transformer,
 )
@@ -33,9 +34,7 @@ HYPOTHESES = all_hypotheses(VOCABULARY, MAX_LENGTH)
 @functools.cache
 def parameters(name):
   """Larger than fresh parameters, at which all hypotheses are much alike."""
-  init = jax.jit(MODELS[name].init)
-  params = init(jax.random.key(0), SOURCE, SOURCE)["params"]
-  return jax.tree.map(lambda leaf: 2 * leaf, params)
+  return random_parameters(MODELS[name], SOURCE, SOURCE, scale=2)
 
 
 def searched(model, params, source, **options):
@@ -302,8 +301,7 @@ def test_a_batch_of_padding_takes_no_step():
 @pytest.mark.parametrize("score", ["scaled_dot", "local_p", "forgetting"])
 def test_growing_caches_do_not_change_hypotheses(score, monkeypatch):
   model = make_transformer(VOCABULARY, VOCABULARY, score=score, window=1)
-  params = jax.jit(model.init)(jax.random.key(0), SOURCE, SOURCE)["params"]
-  params = jax.tree.map(lambda leaf: 2 * leaf, params)
+  params = random_parameters(model, SOURCE, SOURCE, scale=2)
   options = {
     "max_length": 7,
     "beam_size": 3,
@@ -325,9 +323,8 @@ def test_steps_of_whole_beams_equal_those_of_single_hypotheses(monkeypatch):
   monkeypatch.setattr(cache_growth, "_MIN_CAPACITY", 2)
   monkeypatch.setattr(cache_growth, "_MIN_ROWS", 1)
   source = np.array([[3, 4, 4, EOS], [4, 3, EOS, PAD], [4, EOS, PAD, PAD]])
-  params = jax.jit(model.init)(jax.random.key(1), source, source)["params"]
-  params = jax.tree.map(lambda leaf: 2 * leaf, params)
-  options = {"max_length": 6, "beam_size": 4, "n_best": 4}
+  params = random_parameters(model, source, source, scale=2)
+  options = {"max_length": 4, "beam_size": 4, "n_best": 4}
   whole = searched(model, params, source, **options)
   assert model.has_beam_steps
   monkeypatch.setattr(Transformer, "has_beam_steps", False)
@@ -360,7 +357,7 @@ def test_batch_may_be_sharded_over_devices():
 
 
 def test_bfloat16_models_are_scored_in_float32():
-  model = transformer(VOCABULARY).clone(dtype=jnp.bfloat16)
+  model = make_transformer(VOCABULARY, VOCABULARY, dtype=jnp.bfloat16)
   init = jax.eval_shape(model.init, jax.random.key(0), SOURCE, SOURCE)
   hypotheses = jax.eval_shape(
     lambda params: decoding.beam(

@@ -7,6 +7,7 @@ from experiments.decoding.rounded_params import rounded
 from experiments.decoding.steps import make_steps
 from experiments.models.rnn.seq2seq import Seq2Seq
 from experiments.models.transformer.model import Transformer
+from tests.experiments.toys import random_parameters
 from tests.matrix import sampled_product
 
 
@@ -56,18 +57,22 @@ def test_parameters_are_rounded_where_a_function_rounds_all_of_their_uses():
 )
 def test_steps_with_rounded_parameters_return_the_same(name, dtype, beam_size):
   if name == "transformer":
-    config = TransformerConfig(model_size=16, num_heads=2)
+    config = TransformerConfig(
+      model_size=16, num_heads=2, encoder_layers=1, decoder_layers=1
+    )
     model = Transformer(config, 9, 9, False, 8, dtype)
   else:
-    model = Seq2Seq(Seq2SeqConfig(), 9, 9, 8, dtype)
-  source = jnp.array([[3, 4, 2], [5, 2, 0]])
-  params = jax.jit(model.init)(jax.random.key(0), source, source)["params"]
+    config = Seq2SeqConfig(embedding_size=8, hidden_size=8, attention_size=8)
+    model = Seq2Seq(config, 9, 9, 8, dtype)
+  source = np.array([[3, 4, 2], [5, 2, 0]])
+  params = random_parameters(model, source, source)
   steps = make_steps(model, params, beam_size)
   memory, carry = jax.jit(steps.start, static_argnums=1)(source, 8)
   prepared = steps.prepared(memory, carry, 2)
-  token = jnp.full((2, beam_size), 4)
+  token = np.full((2, beam_size), 4)
   got, want = (
-    each.step(memory, carry, token, None)[1] for each in (prepared, steps)
+    jax.jit(each.step)(memory, carry, token, None)[1]
+    for each in (prepared, steps)
   )
   np.testing.assert_array_equal(got, want)
   leaves = jax.tree.leaves(prepared.step_variables)

@@ -97,7 +97,7 @@ def test_predictions_have_the_minimum_length(decoder):
 def test_ngrams_are_not_repeated(decoder):
   model, params = lookup()
   params["table"][:, [3, 4]] += 3
-  for size in (0, 1, 2, 3):
+  for size in (0, 2):  # others: see the test with a loop
     rules = Constraints(no_repeat_ngram=size)
     predictions = decoder(
       model, params, sources(32), max_length=10, constraints=rules

@@ -1,5 +1,7 @@
 """The implementation of attention that a config names."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,12 +14,12 @@ from experiments.distributed.mesh import make_mesh, map_shards
 from experiments.distributed.sharding import mesh_axes
 from experiments.errors import UserError
 from tests.attention.comparison import close
-from tests.experiments.toys import make_rnn, make_transformer
+from tests.experiments.toys import make_rnn, make_transformer, random_parameters
 from tests.matrix import sampled
 
 VOCABULARY = 9
-SOURCE = jnp.array([[3, 4, 5, EOS], [6, EOS, PAD, PAD]])
-TARGET = jnp.array([[5, 4, 3, EOS], [7, EOS, PAD, PAD]])
+SOURCE = np.array([[3, 4, 5, EOS], [6, EOS, PAD, PAD]])
+TARGET = np.array([[5, 4, 3, EOS], [7, EOS, PAD, PAD]])
 MODELS = {
   "transformer": lambda **options: make_transformer(
     VOCABULARY, VOCABULARY, encoder_layers=1, decoder_layers=1, **options
@@ -26,6 +28,12 @@ MODELS = {
     VOCABULARY, VOCABULARY, attention="general", **options
   ),
 }
+
+
+@functools.cache
+def variables_of(name):
+  """Parameters of a model with any implementation."""
+  return {"params": random_parameters(MODELS[name](), SOURCE, TARGET)}
 
 
 class Counted:
@@ -55,8 +63,9 @@ def test_a_named_implementation_computes_whole_sequences_only(
 ):
   plain = MODELS[name]()
   named = MODELS[name](attention_implementation="pallas")
-  variables = jax.jit(named.init)(jax.random.key(0), SOURCE, TARGET)
+  jax.eval_shape(named.init, jax.random.key(0), SOURCE, TARGET)
   assert not counted.shapes  # Initial values need no kernel.
+  variables = variables_of(name)
   logits = jax.jit(named.apply)(variables, SOURCE, TARGET)
   assert counted.shapes == [(4, 4)] * calls
   np.testing.assert_allclose(
@@ -93,10 +102,10 @@ def test_steps_of_a_beam_have_the_library_s_choice(counted):
 
 def test_an_implementation_that_cannot_serve_a_model_is_an_error():
   model = MODELS["transformer"](attention_implementation="pallas")
-  variables = jax.jit(model.init)(jax.random.key(0), SOURCE, TARGET)
+  variables = variables_of("transformer")
   message = r"config\.model\.attention_implementation: 'pallas' .* needs a TPU"
   with pytest.raises(UserError, match=message):
-    jax.jit(model.apply)(variables, SOURCE, TARGET)
+    jax.eval_shape(model.apply, variables, SOURCE, TARGET)
 
 
 @sampled(
@@ -107,7 +116,7 @@ def test_an_implementation_that_cannot_serve_a_model_is_an_error():
 def test_a_transformer_divides_its_attention_over_a_mesh(axes, counted):
   plain = MODELS["transformer"]()
   named = MODELS["transformer"](attention_implementation="pallas")
-  variables = jax.jit(plain.init)(jax.random.key(0), SOURCE, TARGET)
+  variables = variables_of("transformer")
   mesh = make_mesh(MeshConfig(**{"data": 1} | axes))
   divided = named.clone(mesh_axes=mesh_axes(mesh, with_rows=True))
 
@@ -124,7 +133,7 @@ def test_a_transformer_divides_its_attention_over_a_mesh(axes, counted):
 
 def test_kernels_are_not_divided_over_a_mesh_by_xla(counted):
   model = MODELS["transformer"](attention_implementation="pallas")
-  variables = jax.jit(model.init)(jax.random.key(0), SOURCE, TARGET)
+  variables = variables_of("transformer")
   mesh = make_mesh(MeshConfig(data=2))
   with (
     jax.set_mesh(mesh),
@@ -132,5 +141,5 @@ def test_kernels_are_not_divided_over_a_mesh_by_xla(counted):
   ):
     jax.jit(model.apply)(variables, SOURCE, TARGET)
   of_shards = map_shards(lambda *args: model.apply(args[0], *args[1]), mesh)
-  logits = jax.jit(of_shards)(variables, (SOURCE, TARGET))
+  logits = jax.eval_shape(of_shards, variables, (SOURCE, TARGET))
   assert logits.shape == (2, 4, VOCABULARY)

@@ -21,7 +21,7 @@ from experiments.optimization.step import (
 )
 from tests.attention.comparison import close, equations
 from tests.experiments.models.test_models import SOURCE, TARGET
-from tests.experiments.toys import make_transformer
+from tests.experiments.toys import make_transformer, random_parameters
 from tests.matrix import sampled
 
 ENCODER, DECODER = 2, 2  # layers
@@ -45,8 +45,7 @@ def make_model(**options):
 
 @functools.cache
 def parameters(variant):
-  init = jax.jit(make_model(**VARIANTS[variant]).init)
-  return init(jax.random.key(0), SOURCE, TARGET)["params"]
+  return random_parameters(make_model(**VARIANTS[variant]), SOURCE, TARGET)
 
 
 @functools.cache

@@ -42,10 +42,17 @@ def without_checkpoints(names):
 
 
 @pytest.fixture
-def runs(request, bucket, corpus, tmp_path, monkeypatch):  # noqa: F811
-  """The same run twice: local and not stopped, remote and stopped."""
+def runs(request, bucket, corpus, tmp_path, monkeypatch, non_finite_losses):  # noqa: F811
+  """The same run twice: local and not stopped, remote and stopped.
+
+  The remote run stops after a step at which the other saves no checkpoint. Such
+  a checkpoint does not count among the last 2, and the number of skipped
+  updates does not restart at 0.
+  """
   config = make_tiny_translation(corpus, "none")
   config.mesh.data = 1
+  config.model.dropout_rate = 0.1
+  config.train.update(non_finite="skip", log_every=1, ema_decay=0.9)
   # Fewer programs to compile.
   config.data.num_shapes = 1
   config.evaluation.beam_size = 1
@@ -53,7 +60,7 @@ def runs(request, bucket, corpus, tmp_path, monkeypatch):  # noqa: F811
   local = tmp_path / "local"
   stop_at(monkeypatch)
   assert loop.train_and_evaluate(config, local)
-  stop_at(monkeypatch, 5)
+  stop_at(monkeypatch, 7)
   assert not loop.train_and_evaluate(config, remote)
   assert loop.train_and_evaluate(config, remote)
   return local, remote
@@ -65,6 +72,9 @@ def test_a_remote_run_resumes_exactly_and_is_usable(runs, bucket, tmp_path):  # 
   assert_same_bits(final_state(local), final_state(remote))
   assert metrics(local) == metrics(remote)
   assert results(local) == results(remote)
+  used = results(remote)["test.json"]["checkpoint"]
+  assert used == "mean of 2 steps, 6 to 8"
+  assert metrics(remote, "train")[-1]["skipped"] > 1
   folder = bucket / "bucket/runs/text"
   assert without_checkpoints(files(local)) == without_checkpoints(files(folder))
   assert any(path.name.startswith("events.") for path in folder.iterdir())

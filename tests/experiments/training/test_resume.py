@@ -1,12 +1,11 @@
-"""A run that is stopped and resumed ends with the bits of one that is not."""
+"""A run that is stopped and resumed ends with the bits of one that is not.
 
-from concurrent.futures import Future
+By default `run_directory/test_remote.py` tests it, for a run in a bucket.
+"""
 
-import jax
 import pytest
 
-from experiments.experiment import Experiment
-from experiments.training import compile_ahead, loop
+from experiments.training import loop
 from tests.attention.comparison import close
 from tests.experiments.states import (
   assert_same_bits,
@@ -16,36 +15,6 @@ from tests.experiments.states import (
   stop_at,
   tiny_run,
 )
-
-
-@pytest.fixture(autouse=True)
-def initial_state_is_compiled_fast(monkeypatch):
-  """Without optimisations, which take longer than those of a step."""
-  initial_state = Experiment.initial_state
-
-  def compiled_fast(self):
-    default = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-      return initial_state(self)
-    finally:
-      jax.config.update("jax_disable_most_optimizations", default)
-
-  monkeypatch.setattr(Experiment, "initial_state", compiled_fast)
-  # The setting is that of all threads: no other may compile meanwhile.
-  monkeypatch.setattr(compile_ahead, "ThreadPoolExecutor", SameThread)
-
-
-class SameThread:
-  """Runs what is submitted at once."""
-
-  def __init__(self, num_threads):
-    del num_threads
-
-  def submit(self, function, *arguments):
-    future = Future()
-    future.set_result(function(*arguments))
-    return future
 
 
 def assert_resumes_exactly(config, folder, monkeypatch, steps):
@@ -62,16 +31,11 @@ def assert_resumes_exactly(config, folder, monkeypatch, steps):
   assert results(folder / "whole") == results(folder / "stopped")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("non_finite_losses")
 @pytest.mark.parametrize(
   ("arg", "steps"),
-  [
-    ("none", [11]),
-    *(
-      pytest.param("additive", steps, marks=pytest.mark.exhaustive)
-      for steps in ([11], [5, 11])
-    ),
-  ],
+  [("none", [11]), ("additive", [11]), ("additive", [5, 11])],
 )
 def test_resume_is_bit_exact_with_averages_and_skipped_updates(
   arg, steps, tmp_path, monkeypatch
