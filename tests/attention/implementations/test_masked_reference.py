@@ -211,7 +211,8 @@ def distance(query, key):
 def test_infinite_tangents_of_hidden_pairs_change_nothing():
   tokens = jnp.arange(5.0)[:, None] ** 2
 
-  def tangent(implementation):
+  @functools.partial(jax.jit, static_argnums=1)
+  def tangent(tokens, implementation):
     def context(tokens):
       return attention.attend(
         *[tokens] * 3,
@@ -222,7 +223,7 @@ def test_infinite_tangents_of_hidden_pairs_change_nothing():
 
     return jax.jvp(context, (tokens,), (jnp.ones_like(tokens),))[1]
 
-  got, want = jax.jit(lambda: [*map(tangent, ("reference", "blockwise"))])()
+  got, want = (tangent(tokens, each) for each in ("reference", "blockwise"))
   assert jnp.isfinite(want).all()
   np.testing.assert_allclose(got, want, 1e-5, 1e-6)
 
@@ -232,7 +233,7 @@ def test_large_hidden_tokens_change_no_derivatives():
   query, key, value, _ = (each[0] for each in tokens())
 
   @jax.jit
-  def derivatives(key, value):
+  def derivatives(query, key, value):
     def loss(query):
       result = attend(query, key, value, mask=masks.causal())
       return 4.0 * result[:FIRST_BAD]
@@ -242,11 +243,12 @@ def test_large_hidden_tokens_change_no_derivatives():
   def large(tokens, number):
     return tokens.at[FIRST_BAD:].set(number)
 
-  for given in (
-    lambda x: (large(key, x), value),
-    lambda x: (key, large(value, x)),
+  for change in (
+    lambda number: (query, large(key, number), value),
+    lambda number: (query, key, large(value, number)),
   ):
-    close(derivatives(*given(3e38)), derivatives(*given(0.0)), 1e-5, 1e-6)
+    got, want = (derivatives(*change(number)) for number in (3e38, 0.0))
+    close(got, want, 1e-5, 1e-6)
 
 
 class Tripled(scores.qk_norm):
