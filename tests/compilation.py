@@ -21,7 +21,6 @@ DEFAULT_SETTINGS = (
   "tests/attention/test_merging.py",
   "tests/attention/test_score_precision.py",
   "tests/attention/test_torch_peers.py",
-  "tests/benchmarks/",
   "tests/experiments/test_learning.py",
   "tests/test_compiler.py",
 )

@@ -27,16 +27,17 @@ def test_a_wrong_result_fails_the_check(monkeypatch):
   correct = checks.attend
 
   def attend(*tokens, implementation, **options):
-    context = correct(*tokens, implementation=implementation, **options)
+    context = correct(*tokens, implementation="reference", **options)
     return context if implementation == "reference" else 1.2 * context
 
   monkeypatch.setattr(checks, "attend", attend)
-  found = list(checks.checks("blockwise", names=["scaled_dot"], length=70))
-  assert not any(each.passes for each in found), found
+  found = next(iter(checks.checks("cudnn", names=["scaled_dot"], length=7)))
+  assert not found.passes
+  assert not found.reason
 
 
 def test_what_an_implementation_does_not_serve_has_a_reason():
-  found = next(iter(checks.checks("cudnn", names=["additive"], length=70)))
+  found = next(iter(checks.checks("cudnn", names=["additive"], length=7)))
   assert "cannot serve this call" in found.reason
   assert found.passes
 

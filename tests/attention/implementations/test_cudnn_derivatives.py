@@ -20,6 +20,14 @@ from tests.matrix import sampled, sampled_product
 pytestmark = pytest.mark.usefixtures("_stand_in")
 
 
+def of_both(function, *arrays):
+  """What a function of arrays returns with cuDNN and with the reference."""
+  results = jax.jit(
+    lambda *arrays: [function(*arrays, x) for x in ("cudnn", "reference")]
+  )(*arrays)
+  return [[np.asarray(x, "f4") for x in jax.tree.leaves(y)] for y in results]
+
+
 @pytest.mark.parametrize("is_small", [True, False])
 def test_the_lse_and_its_gradient_equal_the_reference(is_small, monkeypatch):
   if not is_small:
@@ -34,20 +42,13 @@ def test_the_lse_and_its_gradient_equal_the_reference(is_small, monkeypatch):
       return_lse=True,
     )[1]
 
-  @jax.jit
-  def results(query):
-    return [
-      (
-        lse(query, name),
-        jax.grad(lambda query, name=name: lse(query, name)[1].sum())(query),
-      )
-      for name in ("cudnn", "reference")
-    ]
+  def total(query, implementation):
+    result = lse(query, implementation)
+    return result[1].sum(), result
 
-  for got, want in zip(*results(query)):
-    np.testing.assert_allclose(
-      np.asarray(got, np.float32), np.asarray(want, np.float32), atol=0.03
-    )
+  gradient = jax.grad(total, has_aux=True)
+  for got, want in zip(*of_both(gradient, query)):
+    np.testing.assert_allclose(got, want, atol=0.03)
 
 
 def test_a_small_call_with_an_lse_is_differentiated_as_the_dense_formula():
@@ -63,13 +64,16 @@ def test_a_small_call_with_an_lse_is_differentiated_as_the_dense_formula():
     )
     return context.astype("f4").sum() + lse.sum()
 
-  for got, want in zip(
-    *(
-      jax.grad(loss, (0, 1))(query, bias, name)
-      for name in ("cudnn", "reference")
-    )
-  ):
-    np.testing.assert_array_equal(*(each.astype("f4") for each in (got, want)))
+  gradient = jax.grad(loss, (0, 1))
+  for got, want in zip(*of_both(gradient, query, bias)):
+    np.testing.assert_array_equal(got, want)
+
+
+def agree_in_norm(got, want):
+  for mine, right in zip(got, want, strict=True):
+    mine, right = (np.asarray(each, "f4") for each in (mine, right))
+    error = np.linalg.norm(mine - right) / np.linalg.norm(right)
+    assert error < 0.05, error
 
 
 def in_a_loop(loss):
@@ -80,9 +84,9 @@ def in_a_loop(loss):
   return total
 
 
-@pytest.mark.parametrize("is_looped", [False, True])
 @sampled("name", ["lse", "sink"], default=["lse"])
-def test_second_derivatives_of_the_lse(name, is_looped, monkeypatch):
+def test_second_derivatives_of_the_lse(name, monkeypatch):
+  """Also in a loop."""
   monkeypatch.setattr(size, "_BYTES", 0)  # else those of the dense formula
 
   def loss(implementation, *tokens):
@@ -93,17 +97,19 @@ def test_second_derivatives_of_the_lse(name, is_looped, monkeypatch):
       return jnp.sum(jnp.sin(attend(*tokens, **options).astype("f4")))
     return jnp.sum(jnp.sin(3 * attend(*tokens, **options, return_lse=True)[1]))
 
-  def product(implementation):
-    function = functools.partial(loss, implementation)
-    if is_looped and implementation == "cudnn":
-      function = in_a_loop(function)
-    gradient = jax.grad(function, (0, 1))
-    return jax.jit(lambda *x: jax.jvp(gradient, x, x)[1])(*tokens(*SHAPES))
+  @jax.jit
+  def products(*tokens):
+    of_cudnn, of_reference = (
+      functools.partial(loss, each) for each in ("cudnn", "reference")
+    )
+    return [
+      jax.jvp(jax.grad(function, (0, 1)), tokens, tokens)[1]
+      for function in (of_cudnn, in_a_loop(of_cudnn), of_reference)
+    ]
 
-  for mine, right in zip(product("cudnn"), product("reference")):
-    mine, right = mine.astype("f4"), right.astype("f4")
-    error = jnp.linalg.norm(mine - right) / jnp.linalg.norm(right)
-    assert error < 0.05, error
+  *found, want = products(*tokens(*SHAPES))
+  for got in found:
+    agree_in_norm(got, want)
 
 
 DERIVATIVES = {
@@ -158,37 +164,28 @@ def test_all_derivatives_equal_the_reference(derivative, arguments):
 
   # Tokens that are constants of the program would have wrong batches of
   # tangents: https://github.com/jax-ml/jax/issues/39103.
-  @functools.partial(jax.jit, static_argnums=0)
-  def derivatives(implementation, tokens):
-    function = functools.partial(loss, implementation)
-    name = derivative
-    if implementation == "reference":
-      name = name.removesuffix(" of a loop")  # the same numbers
-    return DERIVATIVES[name](function, tokens)
-
-  got, want = (
-    [
-      np.asarray(each, "f4")
-      for each in jax.tree.leaves(derivatives(name, tuple(tokens(*SHAPES))))
+  @jax.jit
+  def derivatives(tokens):
+    without_loop = derivative.removesuffix(" of a loop")  # the same numbers
+    names = {"cudnn": derivative, "reference": without_loop}
+    return [
+      jax.tree.leaves(DERIVATIVES[each](functools.partial(loss, name), tokens))
+      for name, each in names.items()
     ]
-    for name in ("cudnn", "reference")
-  )
-  for mine, right in zip(got, want):
-    error = np.linalg.norm(mine - right) / np.linalg.norm(right)
-    assert error < 0.05, error
+
+  agree_in_norm(*derivatives(tuple(tokens(*SHAPES))))
 
 
 def test_the_gradient_of_a_bias_equals_the_reference():
   bias = jnp.asarray(draw(7, (3, 6, 8))[0], jnp.bfloat16)
 
-  def gradient(implementation):
+  def gradient(bias, implementation):
     def loss(bias):
       context = attend(
         *tokens(*SHAPES), bias=bias, implementation=implementation
       )
       return jnp.sum(jnp.sin(context.astype("f4")))
 
-    return np.asarray(jax.jit(jax.grad(loss))(bias), "f4")
+    return jax.grad(loss)(bias)
 
-  got, want = gradient("cudnn"), gradient("reference")
-  assert np.linalg.norm(got - want) < 0.05 * np.linalg.norm(want)
+  agree_in_norm(*of_both(gradient, bias))

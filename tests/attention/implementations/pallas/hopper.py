@@ -236,14 +236,14 @@ def rows_of_nan(tokens, token, number="nan", feature=3, check=check, **options):
   return np.isnan(np.asarray(context)).any(axis=-1).sum()
 
 
-def check_hidden_tokens(lengths, visible, number="nan", **options):
+def check_hidden_tokens(lengths, visible, number="nan", features=64, **options):
   """Checks that `number` in tokens after those `visible` changes nothing."""
   rows, columns = visible
   mask = masks.where(lambda i, j: (i < rows) & (j < columns))
 
   @jax.jit
   def run(number):
-    query, *others = arrays(*((length, 64) for length in lengths))
+    query, *others = arrays(*((length, features) for length in lengths))
     others = [each.at[columns:, 3].set(number) for each in others]
     tokens = [query.at[rows:, 3].set(number), *others]
     return results(INTERPRETED, tokens, mask=mask, **options)

@@ -48,10 +48,15 @@ CASES = {
   "features", [(32, 32), (16, 128), (80, 48), (96, 96)], default=[(80, 48)]
 )
 @sampled("name", [*CASES], default=["relative"])
+@ignore_nan
 def test_features_that_are_a_multiple_of_16(name, features):
   size, of_values = features
   tokens = arrays((50, size), (100, size), (100, of_values))
-  check(tokens, **CASES[name](size))
+  options = CASES[name](size)
+  if "mask" in options:  # a block cleans its tokens, 64 features at a time
+    tokens[2] = tokens[2].at[66, of_values - 8].set(jnp.nan)
+    tokens[1] = tokens[1].at[80, size - 8].set(jnp.nan)
+  check(tokens, **options)
 
 
 @sampled("features", [(32, 32), (80, 48)], default=[])
@@ -62,7 +67,7 @@ def test_entmax(features):
 
 
 @ignore_nan
-@sampled("token", ["query", "key", "value"], default=["value"])
+@sampled("token", ["query", "key", "value"], default=[])
 def test_nan_in_tokens_of_96_features(token):
   """Which a block cleans 64 and 32 features at a time."""
   tokens = arrays((70, 96), (100, 96), (100, 96))

@@ -13,6 +13,7 @@ from attention.scores import decay
 from tests.attention.comparison import equations
 
 params = pytest.importorskip("jax._src.pallas.mosaic_gpu.interpret.params")
+KERNELS = Pallas(interpret=True)
 SUMS = {
   "xla": decay.running_sums,
   "tpu": make_running_sums("tpu", True),
@@ -21,14 +22,15 @@ SUMS = {
 
 
 def draw(shape, seed=0):
-  return jnp.asarray(-np.random.default_rng(seed).random(shape), jnp.float32)
+  return -np.random.default_rng(seed).random(shape).astype(np.float32)
 
 
 @pytest.mark.parametrize("name", SUMS)
 @pytest.mark.parametrize("shape", [(3,), (9, 300), (2, 3, 128)])
 def test_differences_are_as_exact_as_those_of_float64(name, shape):
   numbers = draw(shape) + 1e-6
-  total, again, rest = np.asarray(SUMS[name](numbers), np.float64)
+  sums = jax.jit(SUMS[name])(numbers)
+  total, again, rest = np.asarray(sums, np.float64)
   np.testing.assert_array_equal(total, again)
   got = total + rest
   want = np.cumsum(np.asarray(numbers, np.float64), -1)
@@ -45,24 +47,30 @@ def test_derivatives_are_sums_in_every_mode(name):
     total, again, rest = SUMS[name](numbers)
     return total + 2 * again - 2 * total + rest
 
-  got = jax.jvp(sums, (numbers,), (tangent,))[1]
-  want = np.cumsum(np.asarray(tangent, np.float64), -1)
-  np.testing.assert_allclose(got, want, rtol=1e-5)
-  (pulled,) = jax.vjp(sums, numbers)[1](cotangent)
-  want = np.cumsum(np.asarray(cotangent, np.float64)[:, ::-1], -1)[:, ::-1]
-  np.testing.assert_allclose(pulled, want, rtol=1e-5)
-
   def of_square(numbers):
     return jnp.sum(sums(numbers) ** 2 * cotangent)
 
-  gradient = jax.grad(of_square)
-  got = jax.jvp(gradient, (numbers,), (tangent,))[1]
-  reverse = jax.grad(lambda numbers: jnp.vdot(gradient(numbers), tangent))
-  weighted = np.cumsum(np.asarray(tangent, np.float64), -1) * cotangent
+  @jax.jit
+  def derivatives(numbers, tangent, cotangent):
+    pushed = jax.jvp(sums, (numbers,), (tangent,))[1]
+    (pulled,) = jax.vjp(sums, numbers)[1](cotangent)
+    gradient = jax.grad(of_square)
+    product = jax.jvp(gradient, (numbers,), (tangent,))[1]
+    reverse = jax.grad(lambda numbers: jnp.vdot(gradient(numbers), tangent))
+    mapped = jax.vmap(jax.grad(lambda row: jnp.sum(sums(row))))
+    return pushed, pulled, product, reverse(numbers), mapped(numbers)
+
+  pushed, pulled, product, reverse, mapped = derivatives(
+    numbers, tangent, cotangent
+  )
+  want = np.cumsum(tangent, -1, np.float64)
+  np.testing.assert_allclose(pushed, want, rtol=1e-5)
+  want = np.cumsum(cotangent[:, ::-1], -1, np.float64)[:, ::-1]
+  np.testing.assert_allclose(pulled, want, rtol=1e-5)
+  weighted = np.cumsum(tangent, -1, np.float64) * cotangent
   want = 2 * np.cumsum(weighted[:, ::-1], -1)[:, ::-1]
-  np.testing.assert_allclose(got, want, rtol=1e-5)
-  np.testing.assert_allclose(reverse(numbers), want, rtol=1e-5)
-  mapped = jax.vmap(jax.grad(lambda row: jnp.sum(sums(row))))(numbers)
+  np.testing.assert_allclose(product, want, rtol=1e-5)
+  np.testing.assert_allclose(reverse, want, rtol=1e-5)
   np.testing.assert_allclose(mapped, np.tile(np.arange(150, 0, -1), (2, 1)))
 
 
@@ -78,7 +86,7 @@ def test_rows_that_do_not_fit_on_the_chip_are_summed_in_xla(monkeypatch):
   [
     ("reference", 1),
     (Blockwise(query_block=8, key_block=8), 1),
-    (Pallas(interpret=True), 0),
+    (KERNELS, 0),
   ],
 )
 def test_sums_are_computed_once_in_a_call(implementation, count):
@@ -109,9 +117,19 @@ def test_positions_that_are_zero_stay_known_outside_of_a_program():
   score = scores.forgetting(scores.dot(), log_gates).placed(first_head=0)
   results = [
     attend(*(tokens,) * 3, score=score, implementation=each)
-    for each in ("reference", Pallas(interpret=True))
+    for each in ("reference", KERNELS)
   ]
   np.testing.assert_allclose(*results, atol=1e-5)
+
+
+def both(loss, array):
+  """The gradients of the reference and of kernels."""
+
+  @jax.jit
+  def gradients(array):
+    return [jax.grad(loss)(array, each) for each in ("reference", KERNELS)]
+
+  return gradients(array)
 
 
 def test_the_score_itself_receives_gradients_of_log_gates():
@@ -126,11 +144,8 @@ def test_the_score_itself_receives_gradients_of_log_gates():
     )
     return jnp.sum(jnp.sin(context))
 
-  score = scores.forgetting(scores.dot(), log_gates)
-  want, got = (
-    jax.grad(loss)(score, each)
-    for each in ("reference", Pallas(interpret=True))
-  )
+  score = scores.forgetting(scores.dot(), jnp.asarray(log_gates))
+  want, got = both(loss, score)
   assert np.abs(want.log_gates).max() > 1e-3
   np.testing.assert_allclose(got.log_gates, want.log_gates, atol=1e-5)
 
@@ -144,10 +159,7 @@ def test_log_gates_of_more_digits_than_the_tokens():
     return jnp.sum(jnp.sin(context))
 
   with jax.enable_x64(True):
-    log_gates = draw((40,), 4).astype(jnp.float64)
-    want, got = (
-      jax.grad(loss)(log_gates, each)
-      for each in ("reference", Pallas(interpret=True))
-    )
+    log_gates = draw((40,), 4).astype(np.float64)
+    want, got = both(loss, log_gates)
     assert got.dtype == jnp.float64
     np.testing.assert_allclose(got, want, atol=1e-5)
