@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attend, scores
+from attention import attend, masks, scores
 
 # https://github.com/jax-ml/jax/issues/40412
 _SIZE_ONE_AXIS = """
@@ -45,6 +45,21 @@ def test_vmapped_matrix_vector_product_with_sum():
 
   if float(run(rows)[-1]) != 32_768.0**2:
     pytest.xfail("jaxlib has jax issue 39103")
+
+
+def test_sum_of_two_products_of_which_one_has_a_constant():
+  """Only if a sum of rows is computed with them, and in bfloat16."""
+  half = jnp.bfloat16
+
+  def run(weights, numbers, value):
+    total = jnp.sum(weights * numbers, axis=-1, keepdims=True)
+    product = (weights * (numbers - total)).astype(half) @ value
+    return product + weights.astype(half) @ jnp.zeros((64, 64), half)
+
+  ones = jnp.ones((64, 64))
+  result = jax.jit(run)(ones, ones, ones.astype(half))
+  if not bool(jnp.all(result == 64.0 * (1.0 - 64.0))):
+    pytest.xfail("jaxlib multiplies by other numbers than the constant")
 
 
 @pytest.mark.exhaustive
@@ -120,3 +135,22 @@ def test_leading_axes_of_size_one_up_to_rank_seven(implementation):
   table = np.tanh(query[..., :, None, :] + key[..., None, :, :]) @ weight
   np.testing.assert_allclose(context, dense(table, key), rtol=1e-3, atol=1e-4)
   assert jnp.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal()])
+def test_tangents_of_some_tokens_of_bfloat16(mask):
+  """The sums of products of the test of two products."""
+  generator = np.random.default_rng(0)
+  tokens = [generator.normal(size=(64, 64)) for _ in range(3)]
+
+  def tangent(dtype):
+    query, *others = (jnp.asarray(each, dtype) for each in tokens)
+
+    def context(query):
+      options = {"mask": mask, "implementation": "reference"}
+      return attend(query, *others, **options).astype(jnp.float32)
+
+    return jax.jit(lambda query: jax.jvp(context, [query], [query])[1])(query)
+
+  got, want = map(tangent, (jnp.bfloat16, jnp.float32))
+  np.testing.assert_allclose(got, want, atol=0.03)

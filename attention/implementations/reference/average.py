@@ -11,8 +11,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
-from attention.custom_transpose import with_mutual_transpose
+from attention.custom_transpose import jvp_of_active, with_mutual_transpose
 from attention.implementations.non_finite import finite
 from attention.matmul import matmul_precision, weighted_sum
 from attention.softmax import Statistics
@@ -44,7 +45,7 @@ def average(dtype, precision, scores, visible, flags, multipliers, value):
   return weighted_sum(weights, finite(value), dtype)
 
 
-@average.defjvp
+@functools.partial(average.defjvp, symbolic_zeros=True)
 def _average_jvp(dtype, precision, primals, tangents):
   scores, visible, flags, multipliers, value = primals
 
@@ -54,8 +55,13 @@ def _average_jvp(dtype, precision, primals, tangents):
     return weighted_sum(weights, finite(value), dtype)
 
   with matmul_precision(precision):
-    active = tangents[0], tangents[-1]
-    context, tangent = jax.jvp(differentiable, (scores, value), active)
+    # With zeros as a tangent XLA's compiler for CPUs (jaxlib 0.10.2 to 0.12.0)
+    # would have wrong results in bfloat16, see `tests/test_compiler.py`.
+    active = [
+      None if isinstance(each, SymbolicZero) else each
+      for each in (tangents[0], tangents[-1])
+    ]
+    context, tangent = jvp_of_active(differentiable, (scores, value), active)
     # The cotangents of rows that are NaN may be NaN too.
     exponentials, _, total = _exponentials(
       jax.lax.stop_gradient(scores), visible
