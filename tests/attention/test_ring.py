@@ -292,9 +292,11 @@ def test_second_derivatives_in_each_mode(name, implementation):
     )
 
   with wide():
-    arguments = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), given())
-    tangents = jax.tree.map(jnp.cos, arguments)
-    ring = around(CASES[name], "contiguous", implementation=implementation)
+    arguments = jax.tree.map(lambda x: np.asarray(x, np.float64), given())
+    tangents = jax.tree.map(np.cos, arguments)
+    mesh = make_mesh(sequence=2)
+    options = {"mesh": mesh, "implementation": implementation}
+    ring = around(CASES[name], "contiguous", **options)
     compute = jax.jit(derivatives, static_argnums=(0, 1))
     tangent, *got = compute(ring, 2, arguments, tangents)
     want, product = compute(alone(CASES[name]), 0, arguments, tangents)
