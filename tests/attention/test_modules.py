@@ -340,7 +340,8 @@ def test_wrapped_scores_equal_the_wrappers_of_the_library(wrapper):
     want = scores.temperature(inner, jnp.array([2.0, 0.5]))
     shapes = jax.tree.map(jnp.shape, variables["params"])
     assert shapes == {"log_temperature": (2,)}
-  np.testing.assert_allclose(score(query, key), want(query, key), rtol=1e-5)
+  run = jax.jit(lambda query, key: (score(query, key), want(query, key)))
+  np.testing.assert_allclose(*run(query, key), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["local_m", "local_p"])
@@ -390,11 +391,16 @@ def test_a_wrapper_changes_the_score_within_the_window_of_local_p():
   module = LearnedScore(
     "local_p", num_heads=2, window=2, wrapper="soft_cap", cap=0.5
   )
-  score, variables = module.init_with_output(jax.random.key(0), 4, 4)
-  own = variables["params"]
-  inner = scores.soft_cap(scores.general(own["weight"]), 0.5)
-  want = scores.local(inner, 2, own["query_weight"], own["position_weight"])
-  np.testing.assert_allclose(score(query, key), want(query, key), rtol=1e-5)
+
+  @jax.jit
+  def run(query, key):
+    score, variables = module.init_with_output(jax.random.key(0), 4, 4)
+    own = variables["params"]
+    inner = scores.soft_cap(scores.general(own["weight"]), 0.5)
+    want = scores.local(inner, 2, own["query_weight"], own["position_weight"])
+    return score(query, key), want(query, key)
+
+  np.testing.assert_allclose(*run(query, key), rtol=1e-5)
 
 
 def test_key_lengths_are_those_of_local_p_without_padding():
@@ -454,7 +460,7 @@ def test_positional_scores_of_heads_learn_and_decode(name):
       "causal": True,
     },
   )
-  variables = module.init(jax.random.key(0), tokens)
+  variables = jax.jit(module.init)(jax.random.key(0), tokens)
 
   @jax.jit
   def run(variables):
