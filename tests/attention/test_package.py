@@ -101,7 +101,7 @@ assert callable(attention.merge) and merge is attention.merge
 )
 def test_guides_run(guide, monkeypatch):
   # As one program each, which takes less time than their operations.
-  for name in ("attend", "attention_weights"):
+  for name in ("attend", "attention_weights", "dot_product_attention"):
     monkeypatch.setattr(attention, name, jitted(getattr(attention, name)))
   text = (ROOT / "docs" / f"{guide}.md").read_text()
   programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
