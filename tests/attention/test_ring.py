@@ -69,6 +69,7 @@ def around(
   return jax.jit(run)
 
 
+@functools.cache
 def alone(arguments_of):
   def run(tokens, parameters):
     return attend(*tokens, return_lse=True, **arguments_of(parameters))
@@ -79,19 +80,18 @@ def alone(arguments_of):
 def check(ring, one, tokens, parameters, **tolerance):
   """Compares contexts, lses and all gradients."""
   tolerance = {"rtol": 1e-4, "atol": 2e-5} | tolerance
-
-  def loss(run, *arguments):
-    context, lse = run(*arguments)
-    finite = jnp.where(jnp.isneginf(lse), 0.0, lse)
-    return jnp.sum(jnp.sin(context)) + jnp.sum(jnp.cos(finite)), (context, lse)
-
   got, want = (
-    jax.jit(jax.grad(loss, (1, 2), has_aux=True), static_argnums=0)(
-      run, tokens, parameters
-    )
-    for run in (ring, one)
+    gradients_and_results(run, tokens, parameters) for run in (ring, one)
   )
   close(got, want, **tolerance)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.grad, argnums=(1, 2), has_aux=True)
+def gradients_and_results(run, tokens, parameters):
+  context, lse = run(tokens, parameters)
+  finite = jnp.where(jnp.isneginf(lse), 0.0, lse)
+  return jnp.sum(jnp.sin(context)) + jnp.sum(jnp.cos(finite)), (context, lse)
 
 
 def manhattan(weight, query, key):
