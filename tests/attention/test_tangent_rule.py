@@ -68,6 +68,11 @@ def test_derivatives_are_those_of_the_rule(name):
   )
 
 
+def test_the_value_outside_of_jit():
+  got = with_rule(X, Y)["product"]
+  np.testing.assert_allclose(got, np.sin(X) * np.asarray(Y), 1e-5)
+
+
 def test_tangents_that_are_zero_are_symbolic():
   found = []
 
