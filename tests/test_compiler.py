@@ -36,7 +36,8 @@ assert abs(result - jnp.log(6.0)).max() < 1e-5
 
 def test_vmapped_matrix_vector_product_with_sum():
   """https://github.com/jax-ml/jax/issues/39103."""
-  rows = jnp.zeros((32_769, 3)).at[:, 0].set(jnp.arange(32_769))
+  rows = np.zeros((32_769, 3), np.float32)
+  rows[:, 0] = np.arange(32_769)
   matrix = jnp.eye(3)
 
   @jax.jit
@@ -122,19 +123,18 @@ def test_leading_axes_of_size_one_up_to_rank_seven(implementation):
   weight = generator.normal(size=8)
   score = scores.additive(jnp.eye(8), jnp.eye(8), weight.astype("f4"))
 
-  @jax.jit
   def run(query, key):
     context = attend(
       query, key, key, score=score, implementation=implementation
     )
     return jnp.sum(context), context
 
-  gradient, context = jax.grad(run, has_aux=True)(
+  gradient, context = jax.jit(jax.grad(run, has_aux=True))(
     query.astype("f4"), key.astype("f4")
   )
   table = np.tanh(query[..., :, None, :] + key[..., None, :, :]) @ weight
   np.testing.assert_allclose(context, dense(table, key), rtol=1e-3, atol=1e-4)
-  assert jnp.isfinite(gradient).all()
+  assert np.isfinite(gradient).all()
 
 
 @pytest.mark.parametrize("mask", [None, masks.causal()])

@@ -125,20 +125,21 @@ def test_hessian_vector_product_equals_differences_of_gradients(
 ):
   library, _, point, direction = problem(name)
   function = functools.partial(library, implementation=implementation)
-  gradient = jax.jit(jax.grad(function))
-  forward = gradient(moved(point, direction, STEP))
-  backward = gradient(moved(point, direction, -STEP))
 
   @jax.jit
   def products(point, direction):
-    forward = jax.jvp(jax.grad(function), (point,), (direction,))[1]
+    results = jax.jvp(jax.grad(function), (point,), (direction,))
     # Reverse mode of reverse mode computes the same product.
     reverse = jax.grad(
       lambda point: traced_inner(jax.grad(function)(point), direction)
     )(point)
-    return forward, reverse
+    return *results, reverse
 
-  product, reverse = products(point, direction)
+  _, product, reverse = products(point, direction)
+  forward, backward = (
+    products(moved(point, direction, step), direction)[0]
+    for step in (STEP, -STEP)
+  )
   jax.tree.map(
     lambda got, ahead, behind: close(
       got, (ahead - behind) / (2 * STEP), rtol=2e-05, atol=1e-7
@@ -182,10 +183,8 @@ def test_fully_masked_row_has_zero_derivatives(name, implementation):
     ones = jax.tree.map(jnp.ones_like, point)
     gradient = jax.grad(scalar, (0, 1, 2, 3))
     return (
-      context_and_lse(*point),
-      gradient(*point),
-      jax.jvp(scalar, point, ones)[1],
-      jax.jvp(gradient, point, ones)[1],
+      jax.jvp(context_and_lse, point, ones),
+      jax.jvp(gradient, point, ones),
     )
 
   for leaf in jax.tree.leaves(everything(*point)):

@@ -56,16 +56,15 @@ def test_float32_tokens_are_not_rounded():
   assert not rounded_products(gradient, query.astype("f4"), key, value)
 
 
+def formula(query, key, value):
+  return jax.nn.softmax(query @ key.mT / 32**0.5, axis=-1) @ value
+
+
 def relative_errors(attention):
   """Of the gradients, in root mean square, against float64."""
   wide = [np.asarray(each).astype("f8") for each in tokens()]
   with jax.enable_x64(True):
-    exact = gradients(
-      lambda query, key, value: (
-        jax.nn.softmax(query @ key.mT / 32**0.5, axis=-1) @ value
-      ),
-      *map(jnp.asarray, wide),
-    )
+    exact = jax.jit(functools.partial(gradients, formula))(*wide)
   found = jax.jit(functools.partial(gradients, attention))(*tokens())
   found, exact = (
     [np.asarray(each).astype("f8") for each in arrays]
@@ -96,6 +95,7 @@ def test_a_value_of_each_head_may_be_shared_by_a_batch(name):
   query, key, value = draw(
     0, (2, 3, 10, 32), (2, 3, 20, 32), (1, 3, 20, 32), dtype=jnp.bfloat16
   )
-  shared = CALLS[name](query, key, value)
-  repeated = CALLS[name](query, key, jnp.repeat(value, 2, axis=0))
+  run = jax.jit(CALLS[name])
+  shared = run(query, key, value)
+  repeated = run(query, key, np.repeat(value, 2, axis=0))
   np.testing.assert_array_equal(shared, repeated)

@@ -99,6 +99,18 @@ def test_weights_of_grouped_heads_equal_those_of_repeated_keys():
   close(grouped, repeated)
 
 
+def with_weights(layer, inputs):
+  """What a layer returns and sows, with new variables."""
+
+  @jax.jit
+  def run(rng, inputs):
+    variables = layer.init(rng, inputs)
+    options = {"sow_weights": True, "mutable": ["intermediates"]}
+    return layer.apply(variables, inputs, **options)
+
+  return run(jax.random.key(0), inputs)
+
+
 @pytest.mark.parametrize("force", [False, True])
 def test_linen_layer_sows_weights_of_the_dtype_of_flax(force):
   kept = []
@@ -109,10 +121,7 @@ def test_linen_layer_sows_weights_of_the_dtype_of_flax(force):
       force_fp32_for_softmax=force,
       attention_fn=attention_fn,
     )
-    variables = layer.init(jax.random.key(0), tokens(2, 6, 8))
-    _, state = layer.apply(
-      variables, tokens(2, 6, 8), sow_weights=True, mutable=["intermediates"]
-    )
+    _, state = with_weights(layer, tokens(2, 6, 8))
     kept.append(state["intermediates"]["attention_weights"][0])
   theirs, ours = kept
   assert ours.dtype == theirs.dtype == (jnp.float32 if force else jnp.bfloat16)
@@ -137,19 +146,15 @@ def test_linen_layer_with_another_normalizer():
   layer = nn.MultiHeadDotProductAttention(
     2, attention_fn=flax_attention_fn(normalizer=normalizers.sparsemax())
   )
-  inputs = 3.0 * tokens(2, 7, 8)
-  variables = layer.init(jax.random.key(0), inputs)
-  _, sown = layer.apply(
-    variables, inputs, sow_weights=True, mutable="intermediates"
-  )
-  (weights,) = sown["intermediates"]["attention_weights"]
-  np.testing.assert_allclose(jnp.sum(weights, axis=-1), 1.0, rtol=1e-5)
-  assert jnp.any(weights == 0.0)
+  _, sown = with_weights(layer, 3.0 * tokens(2, 7, 8))
+  weights = np.asarray(sown["intermediates"]["attention_weights"][0])
+  np.testing.assert_allclose(np.sum(weights, axis=-1), 1.0, rtol=1e-5)
+  assert np.any(weights == 0.0)
 
 
 def test_inputs_are_promoted_to_one_dtype():
   query, key = tokens(5, 2, 4).astype(jnp.bfloat16), tokens(6, 2, 4)
-  context = flax_attention_fn()(query, key, key)
+  context = jax.eval_shape(flax_attention_fn(), query, key, key)
   assert context.dtype == jnp.float32
 
 
@@ -157,8 +162,10 @@ def test_a_parameter_of_nnx_may_be_an_array_of_a_score():
   weight = tokens(4, 4)
   parameter = nnx.Param(weight)
   query, key = tokens(5, 4), tokens(6, 4)
+  contexts = comparison.jitted(attend)
   close(
-    attend(query, key, key, score=scores.general(parameter)),
-    attend(query, key, key, score=scores.general(weight)),
+    contexts(query, key, key, score=scores.general(parameter)),
+    contexts(query, key, key, score=scores.general(weight)),
   )
-  close(general_score(query, key, parameter), general_score(query, key, weight))
+  table = comparison.jitted(general_score)(query, key, weight=parameter)
+  close(table, np.asarray(query @ weight @ key.T))

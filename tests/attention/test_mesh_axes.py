@@ -34,6 +34,15 @@ def tokens(length, seed):
   return jnp.asarray(drawn.astype(np.float32))
 
 
+def drawn_variables(module, *tokens):
+  """Variables of the module, without a program that computes them."""
+  generator = np.random.default_rng(3)
+  shapes = jax.eval_shape(module.init, jax.random.key(0), *tokens)
+  return jax.tree.map(
+    lambda leaf: np.float32(0.4 * generator.normal(size=leaf.shape)), shapes
+  )
+
+
 def loss_and_gradients(module, query, key, order=None, **options):
   """The loss, and its gradients for parameters and tokens.
 
@@ -41,8 +50,7 @@ def loss_and_gradients(module, query, key, order=None, **options):
   """
   options = {"deterministic": True, **options}
   rngs = {"dropout": jax.random.key(5)}
-  init = jax.jit(module.clone(mesh_axes=None).init)
-  variables = init(jax.random.key(0), query, key)
+  variables = drawn_variables(module.clone(mesh_axes=None), query, key)
   weight = jnp.linspace(-1, 1, query.size).reshape(query.shape)
 
   def loss(variables, query, key):
@@ -191,11 +199,12 @@ def test_examples_sharded(name, order, implementation):
 @sampled("shape", [(1, 16, 8), (16, 8)], default=[(1, 16, 8)])
 def test_one_example_is_replicated(shape):
   query = jnp.asarray(GENERATOR.normal(size=shape), jnp.float32)
-  variables = MODULE.init(jax.random.key(0), query)
+  variables = drawn_variables(MODULE, query)
   module = MODULE.clone(mesh_axes=MeshAxes("tensor", batch="data"))
   with jax.set_mesh(make_mesh(**MESH)):
     got = jax.jit(module.apply)(variables, query)
-  np.testing.assert_allclose(got, MODULE.apply(variables, query), atol=1e-5)
+  want = jax.jit(MODULE.apply)(variables, query)
+  np.testing.assert_allclose(got, want, atol=1e-5)
 
 
 @sampled("implementation", [None, KERNELS], default=[KERNELS])
@@ -257,7 +266,7 @@ def test_biases_of_heads(groups, order):
 
 def test_gradient_of_a_bias_with_sharded_heads():
   query = tokens(LENGTH, 1)
-  variables = jax.jit(MODULE.init)(jax.random.key(0), query)
+  variables = drawn_variables(MODULE, query)
   bias = jax.random.normal(jax.random.key(3), (4, LENGTH, LENGTH))
 
   def loss(bias, module):

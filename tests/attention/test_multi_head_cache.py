@@ -11,6 +11,7 @@ from attention import biases, cache, masks, multi_head_attention, scores
 from attention.implementations.blockwise import Blockwise
 from attention.modules import MultiHeadAttention
 from tests.attention.comparison import close
+from tests.attention.oracle import draw, single
 from tests.matrix import sampled
 
 NAMES = ("query", "key", "value", "output")
@@ -29,7 +30,7 @@ def pure_arguments(variables):
 
 @sampled("num_key_value_heads", [4, 1], default=[1])
 def test_the_cache_equals_the_module_and_recomputation(num_key_value_heads):
-  tokens = jax.random.normal(jax.random.key(0), (2, 5, 16))
+  (tokens,) = single(0, (2, 5, 16))
   module = MultiHeadAttention(
     4,
     num_key_value_heads=num_key_value_heads,
@@ -55,7 +56,7 @@ def test_the_cache_equals_the_module_and_recomputation(num_key_value_heads):
   held = cache.init((2, num_key_value_heads), 8, 4)
   start, held = attend(tokens[:, :3], held, window)
   rest, held = attend(tokens[:, 3:], held, window)
-  got = jnp.concatenate([start, rest], axis=1)
+  got = np.concatenate([start, rest], axis=1)
   close(got, whole, rtol=1e-4, atol=1e-5)
   assert int(held.length) == 5
   own = module.apply(variables, (2,), 8, method="init_cache")
@@ -102,7 +103,7 @@ def assert_decodes(step, held, tokens, want, ragged):
 def test_ragged_and_rolling_caches_equal_recomputation(
   ragged, rolling, implementation
 ):
-  tokens = jax.random.normal(jax.random.key(0), (2, 12, 8))
+  (tokens,) = single(0, (2, 12, 8))
   module = MultiHeadAttention(
     4, num_key_value_heads=2, rotary=True, implementation=implementation
   )
@@ -131,8 +132,9 @@ def test_ragged_and_rolling_caches_equal_recomputation(
 
 
 def _relative_scores():
-  draw = jax.random.normal
-  table = draw(jax.random.key(7), (4, 9, 4))
+  table, weight, query_weight, position_weight = single(
+    7, (4, 9, 4), (12, 4), (4, 4, 5), (4, 5)
+  )
   return {
     "modified": scores.modified(
       scores.dot(),
@@ -142,13 +144,9 @@ def _relative_scores():
       with_indices=True,
     ),
     "shaw": scores.shaw(table),
-    "location": scores.location(draw(jax.random.key(8), (12, 4))),
+    "location": scores.location(weight),
     "local_p": scores.local(
-      scores.dot(),
-      3,
-      draw(jax.random.key(9), (4, 4, 5)),
-      draw(jax.random.key(10), (4, 5)),
-      causal=True,
+      scores.dot(), 3, query_weight, position_weight, causal=True
     ),
   }
 
@@ -179,12 +177,9 @@ def test_scores_of_positions_work_with_every_cache(
   name, ragged, rolling, implementation
 ):
   """A group of query heads shares keys; each example has its length."""
-  draws = iter(jax.random.split(jax.random.key(0), 9))
-  tokens = jax.random.normal(next(draws), (2, 12, 8))
-  weights = [
-    0.5 * jax.random.normal(next(draws), shape)
-    for shape in ((8, 4, 4), (8, 2, 4), (8, 2, 4), (4, 4, 8))
-  ]
+  (tokens,) = single(0, (2, 12, 8))
+  shapes = (8, 4, 4), (8, 2, 4), (8, 2, 4), (4, 4, 8)
+  weights = [np.float32(0.5 * each) for each in draw(1, *shapes)]
   options = {
     "score": _relative_scores()[name],
     "implementation": implementation,

@@ -15,6 +15,7 @@ import jax
 import pytest
 
 import attention
+from tests.attention.comparison import jitted
 
 ROOT = pathlib.Path(attention.__file__).parent.parent
 PUBLIC_MODULES = ("scores", "masks", "biases", "positions", "cache", "modules")
@@ -98,7 +99,10 @@ assert callable(attention.merge) and merge is attention.merge
     "from_other_libraries",
   ],
 )
-def test_guides_run(guide):
+def test_guides_run(guide, monkeypatch):
+  # As one program each, which takes less time than their operations.
+  for name in ("attend", "attention_weights", "dot_product_attention"):
+    monkeypatch.setattr(attention, name, jitted(getattr(attention, name)))
   text = (ROOT / "docs" / f"{guide}.md").read_text()
   programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
   assert len(programs) >= 2

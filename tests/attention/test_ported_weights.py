@@ -7,6 +7,7 @@ import pytest
 
 from attention import biases, dot_score, masks, multi_head_attention, scores
 from attention import positions as encodings
+from tests.matrix import sampled
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -73,7 +74,7 @@ SCALINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SCALINGS)
+@sampled("name", SCALINGS, default=["yarn", "llama3"])
 def test_llama(name):
   from transformers.models.llama import modeling_llama
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import attention
-from attention import attend, masks, modules, normalizers, scores
-from attention.grouped_query import attend_heads
+from attention import grouped_query, masks, modules, normalizers, scores
 from attention.implementations.blockwise import Blockwise
 from attention.scores import distances, look_up, skew
 from tests.attention.comparison import close, jitted, wide
@@ -25,6 +24,8 @@ from tests.attention.test_ring import alone, around, check
 from tests.matrix import sampled
 from tests.meshes import make_mesh
 
+attend = jitted(attention.attend)
+attend_heads = jitted(grouped_query.attend_heads)
 attention_weights = jitted(attention.attention_weights)
 TILES = Blockwise(query_block=4, key_block=3, leading_block=1)
 SHAPES = (2, 11, FEATURES), (2, 13, FEATURES), (2, 13, 5)
@@ -133,7 +134,8 @@ def test_scores_equal_the_formula_of_the_authors_code(name, formula):
   query, key = draw(24, (11, FEATURES), (11, FEATURES))
   parameters = draw_case(name)
   with wide():
-    got = np.asarray(CASES[name].bound(as_arrays(parameters))(query, key))
+    score = CASES[name].bound(as_arrays(parameters))
+    got = np.asarray(jitted(score)(query, key))
   # The code of two of them is for causal attention.
   visible = np.tri(11, k=10 if name == "shaw" else 0)
   want = formula(parameters, query, key)
@@ -155,7 +157,7 @@ def test_tiles_and_gradients_equal_the_dense_formula(name):
 
 @sampled("name", ["shaw", "disentangled", "location"], default=["shaw"])
 def test_no_examples(name):
-  tokens = [jnp.zeros((0, *shape[1:])) for shape in SHAPES]
+  tokens = [np.zeros((0, *shape[1:]), np.float32) for shape in SHAPES]
   context = result(name, None)(as_arrays(draw_case(name)), *tokens)[0]
   assert context.shape == (0, 11, 5)
 
@@ -245,8 +247,8 @@ def test_other_normalizers_equal_the_dense_formula(name):
 def test_shifted_scores_equal_the_last_rows(name):
   query, key, _ = as_arrays(draw(7, *SHAPES), jnp.float32)
   score = CASES[name].bound(as_arrays(draw_case(name), jnp.float32))
-  got = score.shifted(7)(query[:, 7:], key)
-  close(got, score(query, key)[:, 7:], rtol=1e-4, atol=1e-5)
+  got = jitted(score.shifted(7))(query[:, 7:], key)
+  close(got, jitted(score)(query, key)[:, 7:], rtol=1e-4, atol=1e-5)
   assert score.shifted(7).reads_positions == score.reads_positions
 
 
@@ -268,7 +270,7 @@ def by_head(scores, batch, head, query_positions, key_positions):
 
 @sampled("implementation", [TILES, "reference"], default=[TILES])
 def test_batch_and_head_are_true_indices_for_grouped_heads(implementation):
-  query, key = as_arrays(draw(9, (2, 6, 5, 4), (2, 3, 7, 4)), jnp.float32)
+  query, key = map(np.float32, draw(9, (2, 6, 5, 4), (2, 3, 7, 4)))
   score = scores.modified(scores.dot(), by_head, with_indices=True)
   got = attend_heads(
     query,
@@ -280,36 +282,39 @@ def test_batch_and_head_are_true_indices_for_grouped_heads(implementation):
     implementation=implementation,
   )[0]
   batch, head, rows, columns = np.ogrid[:2, :6, :5, :7]
-  keys = jnp.repeat(key, 2, axis=1)
-  table = by_head(query @ keys.mT, batch, head, rows, columns)
-  want = jax.nn.softmax(table, axis=-1) @ keys
+  keys = np.repeat(key, 2, axis=1)
+  phase = 0.3 * head + 0.7 * batch
+  table = query @ keys.swapaxes(-1, -2) + np.sin(phase + rows - 2.0 * columns)
+  want = loop_attend(table, keys)[0]
   close(got, want, rtol=1e-4, atol=1e-5)
 
 
 @sampled("name", CASES, default=["disentangled"])
 def test_grouped_heads_equal_repeated_keys(name):
-  query, key = as_arrays(draw(10, (4, 13, 4), (2, 13, 4)), jnp.float32)
+  query, key = map(np.float32, draw(10, (4, 13, 4), (2, 13, 4)))
   score = CASES[name].bound(as_arrays(draw_case(name), jnp.float32))
   got = attend_heads(query, key, key, score=score, mask=None, bias=None)[0]
-  keys = jnp.repeat(key, 2, axis=0)
+  keys = np.repeat(key, 2, axis=0)
   want = attend(query, keys, keys, score=score)
   close(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_each_head_may_have_its_own_table_and_temperature():
-  query, key, table = as_arrays(
-    draw(11, (4, 9, 4), (2, 9, 4), (4, 5, 4)), jnp.float32
-  )
-  temperature = jnp.arange(1.0, 5.0)
+  query, key, table = map(np.float32, draw(11, (4, 9, 4), (2, 9, 4), (4, 5, 4)))
+  temperature = np.arange(1.0, 5.0, dtype=np.float32)
   score = scores.temperature(scores.shaw(table), temperature)
   got = attend_heads(
     query, key, key, score=score, mask=None, bias=None, implementation=TILES
   )[0]
+
+  @jax.jit
+  def alone(table, temperature, query, key):
+    own = scores.temperature(scores.shaw(table), temperature)
+    return attend(query, key, key, score=own)
+
   for head in range(4):
-    own = scores.temperature(scores.shaw(table[head]), temperature[head])
-    keys = key[head // 2]
-    want = attend(query[head], keys, keys, score=own)
-    close(got[head], want, rtol=1e-4, atol=1e-5)
+    each = (table[head], temperature[head], query[head], key[head // 2])
+    close(got[head], alone(*each), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -330,10 +335,15 @@ def test_scores_without_keys_or_queries(score, implementation):
       implementation=implementation,
     )
 
+  @jax.jit
+  def run(query):
+    result, transpose = jax.vjp(context, query)
+    return result, transpose(result + 1.0)[0]
+
   for length in (3, 0):
-    result, transpose = jax.vjp(context, jnp.ones((length, 4)))
+    result, gradient = run(np.ones((length, 4), np.float32))
     np.testing.assert_array_equal(result, np.zeros((length, 5)))
-    assert not transpose(result + 1.0)[0].any()
+    assert not np.any(gradient)
 
 
 @sampled("order", ["contiguous", "zigzag"], default=["zigzag"])
@@ -367,11 +377,11 @@ def test_sharded_heads_pass_the_index_of_the_head():
   score = scores.modified(scores.scaled_dot(), by_head, with_indices=True)
   tokens = jnp.asarray(draw(13, (2, 5, 8))[0], jnp.float32)
   module = modules.MultiHeadAttention(4, score=score)
-  variables = module.init(jax.random.key(0), tokens)
+  want, variables = jax.jit(module.init_with_output)(jax.random.key(0), tokens)
   sharded = module.clone(mesh_axes=modules.MeshAxes(heads="tensor"))
   with jax.set_mesh(mesh):
     got = jax.jit(sharded.apply)(variables, tokens)
-  close(got, module.apply(variables, tokens), rtol=1e-4, atol=1e-5)
+  close(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_wrappers_reject_functions():
@@ -485,17 +495,17 @@ def test_wrappers_show_no_key_that_their_score_hides(wrap, name):
     "function": scores.as_score(only_positive),
   }[name]
   query, key = as_arrays(draw(19, (9, 4), (9, 4)), jnp.float32)
-  hidden = inner(query, key) == -jnp.inf
+  hidden = np.isneginf(jitted(inner)(query, key))
   assert hidden.any()
 
   def total(query, key, number):
     weights = attention_weights(query, key, score=wrap(inner, number))
     return jnp.sum(jnp.sin(weights)), weights
 
-  compute = jax.grad(total, (0, 1, 2), has_aux=True)
+  compute = jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))
   gradients, weights = compute(query, key, 3.0)
-  np.testing.assert_array_equal(weights == 0.0, hidden)
-  assert all(jnp.isfinite(each).all() for each in gradients)
+  np.testing.assert_array_equal(np.asarray(weights) == 0.0, hidden)
+  assert all(np.isfinite(each).all() for each in gradients)
 
 
 def test_modified_scores_have_the_gradients_of_their_arrays():
@@ -618,5 +628,10 @@ def test_relative_products_of_several_starts_and_a_table_for_each_head():
 
 def test_unskewed_is_the_transpose_of_the_skew():
   found, cotangent = as_arrays(draw(1, (2, 5, 12), (2, 5, 7)), jnp.float32)
-  _, pull = jax.vjp(lambda found: skew.skew(7, found), found)
-  np.testing.assert_array_equal(skew.unskewed(cotangent), pull(cotangent)[0])
+
+  @jax.jit
+  def run(found, cotangent):
+    _, pull = jax.vjp(lambda found: skew.skew(7, found), found)
+    return skew.unskewed(cotangent), pull(cotangent)[0]
+
+  np.testing.assert_array_equal(*run(found, cotangent))

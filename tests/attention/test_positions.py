@@ -8,14 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attention_weights, masks, positions
+import attention
+from attention import masks, positions
 from attention.modules import MultiHeadAttention
-from tests.attention.comparison import close
+from tests.attention.comparison import close, jitted
 from tests.attention.oracle import draw, single
+
+attention_weights = jitted(attention.attention_weights)
+rotary = jax.jit(positions.rotary, static_argnames=("base", "options"))
 
 
 def test_sinusoidal_equals_the_formula():
-  table = np.asarray(positions.sinusoidal(50, 6))
+  table = np.asarray(jax.jit(lambda: positions.sinusoidal(50, 6))())
   for position in range(50):
     for pair in range(3):
       angle = position / 10000 ** (2 * pair / 6)
@@ -36,7 +40,7 @@ def test_sinusoidal_equals_the_formula():
 def test_rotary_rotates_each_pair_of_the_first_features(pairs, places):
   (tokens,) = draw(0, (2, 7, 8))
   options = positions.RotaryOptions(100.0, rotary_dim=6, pairs=pairs)
-  turned = np.asarray(positions.rotary(tokens, options=options))
+  turned = np.asarray(rotary(tokens, options=options))
   for position in range(7):
     for pair, (real, imaginary) in enumerate(places):
       angle = position * 100.0 ** (-2 * pair / 6)
@@ -48,7 +52,7 @@ def test_rotary_rotates_each_pair_of_the_first_features(pairs, places):
       np.testing.assert_allclose(after, expected, atol=1e-5)
   np.testing.assert_array_equal(turned[..., 6:], tokens[..., 6:].astype("f4"))
   if pairs == "interleaved":
-    by_default = positions.rotary(tokens[..., :6], base=100.0)
+    by_default = rotary(tokens[..., :6], base=100.0)
     np.testing.assert_array_equal(by_default, turned[..., :6])
 
 
@@ -108,7 +112,7 @@ def test_yarn_multiplies_rotated_tokens():
   for given, expected in ((None, 0.1 * math.log(4.0) + 1.0), (0.5, 0.5)):
     scaling = positions.YaRNScaling(4.0, 64, attention_factor=given)
     options = positions.RotaryOptions(rotary_dim=6, scaling=scaling)
-    turned = np.asarray(positions.rotary(tokens, options=options))
+    turned = np.asarray(rotary(tokens, options=options))
     norms = np.linalg.norm(turned[:, :6], axis=-1)
     np.testing.assert_allclose(
       norms / np.linalg.norm(tokens[:, :6], axis=-1), expected, rtol=1e-5
@@ -120,8 +124,7 @@ def test_rotated_scores_depend_on_distances_only():
   query, key = draw(1, (2, 5, 8), (2, 5, 8))
   near, far = (
     attention_weights(
-      positions.rotary(query, start + jnp.arange(5)),
-      positions.rotary(key, start + jnp.arange(5)),
+      rotary(query, start + np.arange(5)), rotary(key, start + np.arange(5))
     )
     for start in (0, 40)
   )
@@ -131,12 +134,12 @@ def test_rotated_scores_depend_on_distances_only():
 
 def test_positions_broadcast_and_keep_the_dtype():
   (tokens,) = draw(2, (2, 3, 5, 4))
-  offsets = jnp.array([[0], [10]])[:, None]
-  turned = positions.rotary(tokens, offsets + jnp.arange(5).reshape(1, 1, 5))
+  offsets = np.array([[0], [10]])[:, None]
+  turned = rotary(tokens, offsets + np.arange(5).reshape(1, 1, 5))
   np.testing.assert_allclose(
-    turned[1], positions.rotary(tokens[1], 10 + jnp.arange(5)), rtol=1e-5
+    turned[1], rotary(tokens[1], 10 + np.arange(5)), rtol=1e-5
   )
-  half = positions.rotary(jnp.asarray(tokens, jnp.bfloat16))
+  half = jax.eval_shape(positions.rotary, jnp.asarray(tokens, jnp.bfloat16))
   assert half.dtype == jnp.bfloat16
 
 
@@ -176,15 +179,14 @@ def test_tables_have_the_computed_angles(scaling, monkeypatch):
   (tokens,) = single(4, (2, 9, 8))
   options = positions.RotaryOptions(100.0, rotary_dim=6, scaling=scaling)
   limited = dataclasses.replace(options, max_length=9)
-  places = jnp.stack([jnp.arange(9), jnp.arange(9)[::-1]])
-  rotary = jax.jit(positions.rotary, static_argnames="options")
+  places = np.stack([np.arange(9), np.arange(9)[::-1]])
   computed = rotary(tokens, places, options=options)
   table = rotary(tokens, places, options=limited)
   np.testing.assert_allclose(table, computed, atol=1e-6)
-  whole = positions.rotary(tokens[:1], options=options)
+  whole = jitted(positions.rotary)(tokens[:1], options=options)
   np.testing.assert_array_equal(whole[0], table[0])
   monkeypatch.setattr(positions, "_MAX_TABLE_SIZE", 0)
-  whole = positions.rotary(tokens[:1], options=options)
+  whole = jitted(positions.rotary)(tokens[:1], options=options)
   np.testing.assert_allclose(whole[0], table[0], atol=1e-6)
 
 
@@ -192,8 +194,8 @@ def test_tables_have_the_computed_angles(scaling, monkeypatch):
 def test_positions_beyond_the_maximum_length_give_nan(table_size, monkeypatch):
   monkeypatch.setattr(positions, "_MAX_TABLE_SIZE", table_size)
   options = positions.RotaryOptions(max_length=9)
-  places = jnp.array([-1, 0, 8, 9])
-  turned = positions.rotary(jnp.ones((4, 4)), places, None, options)
+  tokens, places = np.ones((4, 4), np.float32), np.array([-1, 0, 8, 9])
+  turned = jitted(positions.rotary)(tokens, places, options=options)
   outside = np.isnan(turned).all(-1)
   np.testing.assert_array_equal(outside, [True, False, False, True])
   assert np.isfinite(turned[1:3]).all()

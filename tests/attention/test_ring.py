@@ -69,6 +69,7 @@ def around(
   return jax.jit(run)
 
 
+@functools.cache
 def alone(arguments_of):
   def run(tokens, parameters):
     return attend(*tokens, return_lse=True, **arguments_of(parameters))
@@ -79,19 +80,18 @@ def alone(arguments_of):
 def check(ring, one, tokens, parameters, **tolerance):
   """Compares contexts, lses and all gradients."""
   tolerance = {"rtol": 1e-4, "atol": 2e-5} | tolerance
-
-  def loss(run, *arguments):
-    context, lse = run(*arguments)
-    finite = jnp.where(jnp.isneginf(lse), 0.0, lse)
-    return jnp.sum(jnp.sin(context)) + jnp.sum(jnp.cos(finite)), (context, lse)
-
   got, want = (
-    jax.jit(jax.grad(loss, (1, 2), has_aux=True), static_argnums=0)(
-      run, tokens, parameters
-    )
-    for run in (ring, one)
+    gradients_and_results(run, tokens, parameters) for run in (ring, one)
   )
   close(got, want, **tolerance)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.grad, argnums=(1, 2), has_aux=True)
+def gradients_and_results(run, tokens, parameters):
+  context, lse = run(tokens, parameters)
+  finite = jnp.where(jnp.isneginf(lse), 0.0, lse)
+  return jnp.sum(jnp.sin(context)) + jnp.sum(jnp.cos(finite)), (context, lse)
 
 
 def manhattan(weight, query, key):
@@ -273,7 +273,7 @@ def test_in_double_precision(name):
   default=[("everyone", None)],
 )
 def test_second_derivatives_in_each_mode(name, implementation):
-  def derivatives(run, arguments, tangents):
+  def derivatives(run, others, arguments, tangents):
     def loss(arguments):
       context, lse = run(*arguments)
       return jnp.sum(jnp.sin(context)) + jnp.sum(jnp.cos(lse))
@@ -285,24 +285,22 @@ def test_second_derivatives_in_each_mode(name, implementation):
       leaves = map(jax.tree.leaves, (jax.grad(loss)(arguments), tangents))
       return sum(map(jnp.vdot, *leaves))
 
-    return (
-      tangent(arguments),
-      jax.jvp(jax.grad(loss), (arguments,), (tangents,))[1],
-      jax.grad(tangent)(arguments),
-      jax.grad(product)(arguments),
-    )
+    value, mixed = jax.value_and_grad(tangent)(arguments)
+    if not others:
+      return value, mixed
+    forward = jax.jvp(jax.grad(loss), (arguments,), (tangents,))[1]
+    return value, mixed, forward, jax.grad(product)(arguments)
 
   with wide():
-    arguments = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), given())
-    tangents = jax.tree.map(jnp.cos, arguments)
-    got, want = (
-      jax.jit(functools.partial(derivatives, run))(arguments, tangents)
-      for run in (
-        around(CASES[name], "contiguous", implementation=implementation),
-        alone(CASES[name]),
-      )
-    )
-    close(got, want, rtol=1e-8, atol=1e-9)
+    arguments = jax.tree.map(lambda x: np.asarray(x, np.float64), given())
+    tangents = jax.tree.map(np.cos, arguments)
+    mesh = make_mesh(sequence=2)
+    options = {"mesh": mesh, "implementation": implementation}
+    ring = around(CASES[name], "contiguous", **options)
+    compute = jax.jit(derivatives, static_argnums=(0, 1))
+    tangent, *got = compute(ring, True, arguments, tangents)
+    want, product = compute(alone(CASES[name]), False, arguments, tangents)
+    close((tangent, *got), (want, *[product] * 3), rtol=1e-8, atol=1e-9)
 
 
 @sampled(
@@ -317,30 +315,27 @@ def test_non_finite_token_of_a_ring_affects_only_rows_that_attend_to_it(
   ring = around(CASES[name], implementation=implementation)
   one = alone(CASES[name])
 
-  def loss(tokens, finite, run):
-    context, _ = run(tokens, parameters)
-    return jnp.sum(jnp.where(finite, jnp.sin(context), 0.0))
-
   @functools.partial(jax.jit, static_argnums=1)
-  def tangent(tokens, run):
-    tangents = jax.tree.map(jnp.cos, [query, key, value])
-    return jax.jvp(lambda *each: run(each, parameters), tokens, tangents)[1]
+  def results(tokens, run):
+    def loss(tokens):
+      context, _ = run(tokens, parameters)
+      finite = ~jnp.isnan(context)
+      return jnp.sum(jnp.where(finite, jnp.sin(context), 0.0)), context
 
-  gradient = jax.jit(jax.grad(loss), static_argnums=2)
+    tangents = jax.tree.map(jnp.cos, [query, key, value])
+    tangent = jax.jvp(lambda *each: run(each, parameters), tokens, tangents)[1]
+    return *jax.grad(loss, has_aux=True)(tokens), tangent
+
   for number in (jnp.nan, jnp.inf):
     tokens = [
       query.at[0, :, 3].set(number),
       key.at[0, :, 8, 2].set(number),
       value.at[1, :, 20].set(number),
     ]
-    contexts = [run(tokens, parameters)[0] for run in (ring, one)]
-    close(*contexts, rtol=1e-5, atol=1e-6)
-    finite = ~jnp.isnan(contexts[1])
-    assert 0 < finite.mean() < 1
-    got, want = (gradient(tokens, finite, run) for run in (ring, one))
-    assert all(jnp.isfinite(each).all() for each in want)
-    close(got, want, rtol=1e-4, atol=2e-5)
-    got, want = (tangent(tokens, run) for run in (ring, one))
+    got, want = (results(tokens, run) for run in (ring, one))
+    close(got[1], want[1], rtol=1e-5, atol=1e-6)
+    assert 0 < np.isnan(want[1]).mean() < 1
+    assert all(np.isfinite(each).all() for each in want[0])
     close(got, want, rtol=1e-4, atol=2e-5)
 
 
@@ -430,13 +425,13 @@ def test_gradients_in_half_precision_are_summed_in_single():
     context, _ = around(lambda p: {}, order="contiguous")(tokens, parameters)
     return jnp.sum(context.astype("f4") * cotangents)
 
-  got = jax.grad(loss)(value).astype("f4")
+  got = jax.jit(jax.grad(loss))(value).astype("f4")
   close(got, np.full(got.shape, 1.0111), rtol=2**-8)
 
 
 def test_nan_in_masked_tokens_changes_nothing():
   tokens, parameters = given()
-  run = around(CASES["lengths"])
+  run = around(CASES["lengths"], mesh=make_mesh(sequence=2))
   want = run(tokens, parameters)
   spoilt = [each.at[:, :, 30:].set(jnp.nan) for each in tokens[1:]]
   got = run([tokens[0], *spoilt], parameters)
@@ -488,16 +483,22 @@ def test_each_of_eight_devices_needs_a_sixth_of_the_memory(what, mask):
 
 @pytest.mark.parametrize("order", ["zigzag", "contiguous"])
 def test_restore_inverts_arrange(order):
-  tokens = jnp.arange(48).reshape(2, 24)
-  arranged = arrange(tokens, 4, axis=1, order=order)
-  back = restore(arranged, 4, axis=-1, order=order)
-  np.testing.assert_array_equal(back, tokens)
-  positions = jax.shard_map(
+  tokens = np.arange(48).reshape(2, 24)
+  positions_of_shards = jax.shard_map(
     lambda: ring_positions("sequence", 6, order=order),
     mesh=make_mesh(sequence=4),
     in_specs=(),
     out_specs=PartitionSpec("sequence"),
-  )()
+  )
+
+  @jax.jit
+  def run(tokens):
+    arranged = arrange(tokens, 4, axis=1, order=order)
+    back = restore(arranged, 4, axis=-1, order=order)
+    return arranged, back, positions_of_shards()
+
+  arranged, back, positions = run(tokens)
+  np.testing.assert_array_equal(back, tokens)
   np.testing.assert_array_equal(positions, arranged[0])
 
 
@@ -505,11 +506,8 @@ def test_restore_inverts_arrange(order):
   ("queries", "keys", "features"), [(0, 8, 3), (8, 0, 3), (8, 8, 0), (0, 0, 3)]
 )
 def test_an_empty_axis_gives_what_attend_gives(queries, keys, features):
-  tokens = (
-    jnp.ones((queries, 4)),
-    jnp.ones((keys, 4)),
-    jnp.ones((keys, features)),
-  )
+  shapes = (queries, 4), (keys, 4), (keys, features)
+  tokens = [np.ones(shape, np.float32) for shape in shapes]
 
   def contexts(function, *tokens):
     return function(*tokens, mask=masks.causal())
@@ -523,14 +521,17 @@ def test_an_empty_axis_gives_what_attend_gives(queries, keys, features):
     in_specs=PartitionSpec("sequence"),
     out_specs=PartitionSpec("sequence"),
   )
-  expected = contexts(attend, *tokens)
-  np.testing.assert_allclose(jax.jit(over_devices)(*tokens), expected)
 
   def total(*tokens):
-    return over_devices(*tokens).sum()
+    context = over_devices(*tokens)
+    return context.sum(), (context, contexts(attend, *tokens))
 
-  for gradient in jax.jit(jax.grad(total, (0, 1, 2)))(*tokens):
-    np.testing.assert_array_equal(gradient, jnp.zeros_like(gradient))
+  gradients, (found, expected) = jax.jit(
+    jax.grad(total, (0, 1, 2), has_aux=True)
+  )(*tokens)
+  np.testing.assert_allclose(found, expected)
+  for gradient in gradients:
+    np.testing.assert_array_equal(gradient, np.zeros(gradient.shape))
 
 
 def test_by_default_shards_are_consecutive_parts_of_the_sequence():
@@ -543,7 +544,7 @@ def test_by_default_shards_are_consecutive_parts_of_the_sequence():
       local, mesh=make_mesh(sequence=4), in_specs=HEADS, out_specs=HEADS
     )
   )
-  want = attend(*tokens, mask=masks.causal())
+  want = alone(CASES["causal"])(tokens, {})[0]
   close(run(*tokens), want, rtol=1e-4, atol=1e-5)
 
 

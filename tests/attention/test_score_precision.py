@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attention import scores
-from tests.attention.comparison import products
+from tests.attention.comparison import jitted, products
 from tests.attention.oracle import draw
 
 
@@ -34,7 +34,7 @@ def test_positions_that_local_p_predicts_for_bfloat16_are_float32():
   arrays = draw(4, (50, 24), (24, 8), (8,))
   query, weight, vector = (jnp.asarray(x, jnp.bfloat16) for x in arrays)
   score = scores.local(scores.dot(), 2.0, weight, vector)
-  parts = score.map_query(query)[..., 24:]
+  parts = jax.jit(score.map_query)(query)[..., 24:]
   assert parts.dtype == jnp.bfloat16
   found = np.sum(np.asarray(parts, np.float64), axis=-1)
   wide = [np.asarray(each, np.float64) for each in (query, weight, vector)]
@@ -47,14 +47,15 @@ def test_local_p_has_the_scores_of_contents_in_every_dtype(dtype):
   arrays = draw(5, (20, 24), (30, 24), (24, 8), (8,))
   query, key, weight, vector = (jnp.asarray(x, dtype) for x in arrays)
   score = scores.local(scores.scaled_dot(), 5.0, weight, vector)
-  wide = [each.astype(jnp.float32) for each in (query, key)]
-  np.testing.assert_allclose(score(query, key), score(*wide), atol=1e-4)
+  run = jax.jit(lambda query, key: score(query, key))
+  wide = [np.float32(each) for each in (query, key)]
+  np.testing.assert_allclose(run(query, key), run(*wide), atol=1e-4)
 
 
 @pytest.mark.parametrize("scale", [None, 0.3, jnp.array([0.3, 0.4])])
 def test_scaled_dot_of_bfloat16_rounds_its_tokens_only(scale):
   query, key = draw(3, (2, 5, 24), (2, 6, 24), dtype=jnp.bfloat16)
-  found = scores.scaled_dot(scale)(query, key)
+  found = jitted(scores.scaled_dot(scale))(query, key)
   factor = 24**-0.5 if scale is None else np.reshape(scale, (-1, 1, 1))
   products = np.float64(query) @ np.swapaxes(np.float64(key), -1, -2)
   assert found.dtype == jnp.float32

@@ -59,10 +59,18 @@ TRANSFORMED = {
 
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_derivatives_are_those_of_the_rule(name):
-  got, want = (TRANSFORMED[name](each)(X, Y) for each in (with_rule, product))
+  functions = with_rule, product
+  got, want = jax.jit(
+    lambda x, y: [TRANSFORMED[name](each)(x, y) for each in functions]
+  )(X, Y)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-5), got, want
   )
+
+
+def test_the_value_outside_of_jit():
+  got = with_rule(X, Y)["product"]
+  np.testing.assert_allclose(got, np.sin(X) * np.asarray(Y), 1e-5)
 
 
 def test_tangents_that_are_zero_are_symbolic():

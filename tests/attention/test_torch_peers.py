@@ -7,6 +7,7 @@ import pytest
 
 from attention import attend, biases, masks, multi_head_attention
 from tests.attention.oracle import draw
+from tests.matrix import sampled
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -17,7 +18,9 @@ def as_torch(array):
   )
 
 
-@pytest.mark.parametrize("choice", ["plain", "causal", "mask", "bias"])
+@sampled(
+  "choice", ["plain", "causal", "mask", "bias"], default=["causal", "bias"]
+)
 def test_scaled_dot_product_attention_with_gradients(choice):
   query, key, value = draw(0, (2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 6))
   ours, theirs = {
