@@ -108,6 +108,11 @@ def test_checks_of_numbers_find_nan_in_a_token(implementation):
     error.throw()
 
 
+def skip_loops(implementation):
+  if implementation != "reference" and jax.__version_info__ >= (0, 12):
+    pytest.skip("JAX 0.12 transposes no loop within jax.custom_jvp")
+
+
 @sampled_product(
   ("implementation", "name"),
   [("reference", TILES), TRANSPOSED],
@@ -117,6 +122,7 @@ def test_checks_of_numbers_find_nan_in_a_token(implementation):
   ],
 )
 def test_attention_is_transposed_in_the_value(implementation, name):
+  skip_loops(implementation)
   query, key, value = (each[None] for each in tokens())
   cotangent = np.cos(np.arange(15, dtype=np.float32)).reshape(1, 5, 3)
 
@@ -142,6 +148,7 @@ def test_attention_is_transposed_in_the_value(implementation, name):
 
 @every_implementation
 def test_transposing_ignores_queries_that_attend_to_nan(implementation):
+  skip_loops(implementation)
   query, key, value = tokens()
   key = key.at[3].set(jnp.nan)  # visible to queries 3 and 4
   cotangent = np.cos(np.arange(15, dtype=np.float32)).reshape(5, 3)
