@@ -183,6 +183,22 @@ def test_nan_value_affects_context_and_not_weights(implementation):
   assert not jnp.isnan(attention_weights(query, key, mask=mask)).any()
 
 
+@each_implementation(default=["reference", "tiles"])
+def test_nan_value_outside_of_jit(implementation):
+  """Where nothing is traced, rows are computed only if a token is NaN."""
+  query, key, value = draw(2, (3, 4), (3, 4), (3, 2))
+  contexts = []
+  for number in (value[2, 0], np.nan):
+    value[2, 0] = number
+    context = attention.attend(
+      query, key, value, mask=masks.causal(), implementation=implementation
+    )
+    contexts.append(np.asarray(context))
+  np.testing.assert_allclose(contexts[1][:2], contexts[0][:2], rtol=1e-6)
+  assert np.isfinite(contexts[0]).all()
+  assert np.isnan(contexts[1][2]).all()
+
+
 @each_implementation()
 def test_unmasked_nan_key_makes_context_nan(implementation):
   query, key, value = draw(3, (3, 4), (5, 4), (5, 2))
