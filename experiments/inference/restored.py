@@ -45,7 +45,7 @@ def restore(workdir: Path, checkpoint: str | None = None) -> Restored:
   Example:
     >>> restore(Path("nowhere"), "best")
     Traceback (most recent call last):
-    experiments.errors.UserError: --workdir=nowhere: not a run directory...
+    experiments.errors.NoRunError: --workdir=nowhere: not a run directory...
   """
   return Restored(*run_parameters(workdir, checkpoint))
 
