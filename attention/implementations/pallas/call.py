@@ -121,7 +121,7 @@ def _with_own_arrays(request: Request) -> Request:
   """
 
   def own(leaf):
-    if getattr(leaf, "dtype", None) == jnp.float64:
+    if hasattr(leaf, "dtype") and jnp.result_type(leaf) == jnp.float64:
       return jnp.asarray(leaf, request.dtype, copy=True)
     return jnp.copy(leaf) if isinstance(leaf, jax.core.Tracer) else leaf
 
