@@ -24,8 +24,11 @@ if TYPE_CHECKING:
   from attention.adapters import dot_product_attention, flax_attention_fn
   from attention.api import attend, attention_weights
   from attention.merging import merge
-  from attention.multi_head import multi_head_attention
-  from attention.projections import merge_heads, split_heads
+  from attention.multi_head import (
+    merge_heads,
+    multi_head_attention,
+    split_heads,
+  )
   from attention.ring import ring_attention
   from attention.scores import (
     additive_score,
@@ -66,8 +69,7 @@ _MODULES = {
   "adapters": ("dot_product_attention", "flax_attention_fn"),
   "api": ("attend", "attention_weights"),
   "merging": ("merge",),
-  "multi_head": ("multi_head_attention",),
-  "projections": ("merge_heads", "split_heads"),
+  "multi_head": ("merge_heads", "multi_head_attention", "split_heads"),
   "ring": ("ring_attention",),
   "scores": tuple(name for name in __all__ if name.endswith("_score")),
 }

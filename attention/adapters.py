@@ -10,11 +10,12 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from attention import axes, masks
+from attention import masks
+from attention.arrays import axes
+from attention.arrays.matmul import matmul_precision
 from attention.checks import check_shape, check_tokens
 from attention.dropout import make_dropout
-from attention.grouped_query import attend_heads, heads_weights
-from attention.matmul import matmul_precision
+from attention.multi_head.grouped_query import attend_heads, heads_weights
 from attention.normalizers import as_normalizer
 from attention.scores import as_score, scaled_dot, scaled_dot_score
 from attention.types import BiasLike, MaskLike, NormalizerLike, ScoreLike

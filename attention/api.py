@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 from jax.lax import PrecisionLike
 
+from attention.arrays.matmul import matmul_precision
 from attention.dispatch import ImplementationLike, dispatch, dispatch_weights
 from attention.dropout import make_dropout
-from attention.matmul import matmul_precision
 from attention.scores import scaled_dot_score
 from attention.types import (
   BiasLike,

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from attention import axes, masks
+from attention import masks
+from attention.arrays import axes
 from attention.biases import Bias, as_bias
 from attention.checks import check_positive, check_shape, check_sizes
 from attention.types import BiasLike, MaskLike

@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention.arrays.meshes import on_any_mesh
+from attention.arrays.softmax import Statistics, from_lse, with_sink
 from attention.checks import check_tokens
 from attention.implementations import BY_NAME, Implementation, reference
 from attention.implementations.reference.size import is_small
-from attention.meshes import on_any_mesh
 from attention.normalizers import as_normalizer, is_softmax, softmax
 from attention.request import Request, make_request
-from attention.softmax import Statistics, from_lse, with_sink
 from attention.taylor import with_taylor_coefficients
 
 ImplementationLike = str | Implementation | None

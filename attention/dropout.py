@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import axes
+from attention.arrays import axes
 
 _HASH = "threefry2x32"
 _fold_in = jax.vmap(jax.random.fold_in, (None, 0))

@@ -6,8 +6,8 @@ from typing import Annotated as Shaped
 import jax
 import jax.numpy as jnp
 
+from attention.arrays.softmax import from_lse, merged
 from attention.checks import check_floating
-from attention.softmax import from_lse, merged
 from attention.types import Array
 
 

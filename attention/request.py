@@ -8,14 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention import axes
 from attention import serialization as serialization  # registers types
-from attention.biases import Bias, as_bias, with_numbers_by_distance
+from attention.arrays import axes
+from attention.arrays.head_parameters import check_parameters
+from attention.arrays.matmul import precision_name
+from attention.arrays.softmax import Statistics
+from attention.biases.types import Bias, as_bias, with_numbers_by_distance
 from attention.checks import check_leading, check_shape, check_tokens
 from attention.dropout import Dropout
-from attention.head_parameters import check_parameters
 from attention.masks.types import Mask, as_mask
-from attention.matmul import precision_name
 from attention.normalizers import (
   Normalizer,
   OnlineNormalizer,
@@ -25,11 +26,10 @@ from attention.normalizers import (
   is_online,
   is_softmax,
 )
-from attention.positional import Pairwise
+from attention.positional.base import Pairwise
 from attention.scores import Positions, Score, as_score
 from attention.scores.decay import with_running_sums
 from attention.scores.tracing import trace_score
-from attention.softmax import Statistics
 
 Combined = tuple[jax.Array, Statistics]
 

@@ -10,10 +10,12 @@ from typing import Any
 
 from jax import export
 
-from attention import biases, normalizers, positional
+from attention import normalizers
+from attention.biases import types as biases
 from attention.masks import types
 from attention.normalizers import base as normalizers_base
 from attention.normalizers import exponential, sparse
+from attention.positional import base as positional
 from attention.scores import (
   base,
   classical,
@@ -50,11 +52,16 @@ def _as_tuples(data: Any) -> Any:
   return tuple(map(_as_tuples, data)) if isinstance(data, list) else data
 
 
+def _package(of_type: type) -> str:
+  """Its folder in `attention`; files may be renamed."""
+  return ".".join(of_type.__module__.split(".")[:2])
+
+
 # Static fields are numbers, strings or None.
 for _type in _TYPES:
   export.register_pytree_node_serialization(
     _type,
-    serialized_name=f"{_type.__module__}.{_type.__name__}",
+    serialized_name=f"{_package(_type)}.{_type.__name__}",
     serialize_auxdata=lambda data: json.dumps(data).encode(),
     deserialize_auxdata=lambda data: _as_tuples(json.loads(data)),
   )

@@ -11,46 +11,19 @@ ROOT = pathlib.Path(__file__).parents[1]
 # From the top down, as in docs/design.md. Those of one floor do not import each
 # other.
 ATTENTION = (
-  ("modules",),
+  ("adapters", "modules"),
   ("multi_head",),
-  ("bound_multi_head",),
-  ("adapters", "mesh_axes"),
-  ("api", "example_axes", "grouped_query", "ring"),
+  ("api", "ring"),
   ("dispatch", "merging"),
   ("taylor",),
   ("implementations",),
   ("cache", "request"),
   ("serialization", "types"),
   ("biases", "masks"),
-  (
-    "distance_buckets",
-    "dropout",
-    "normalizers",
-    "positions",
-    "projections",
-    "scores",
-  ),
-  (
-    "custom_transpose",
-    "frequency_scaling",
-    "head_parameters",
-    "positional",
-    "softmax",
-  ),
-  ("pair_block",),
-  (
-    "axes",
-    "checks",
-    "dependence",
-    "equality",
-    "function_pytree",
-    "matmul",
-    "meshes",
-    "names",
-    "position_arrays",
-    "static_zeros",
-    "tangent_rule",
-  ),
+  ("dropout", "normalizers", "positions", "scores"),
+  ("positional",),
+  ("transforms",),
+  ("arrays", "checks", "names"),
 )
 EXPERIMENTS = (
   ("compare",),
@@ -81,6 +54,13 @@ EXPERIMENTS = (
   ("progress",),
   ("cores", "errors", "hash_rng"),
 )
+MULTI_HEAD = (
+  ("attention",),
+  ("bound",),
+  ("mesh_axes",),
+  ("example_axes", "grouped_query"),
+  ("projections",),
+)
 _HOPPER = "attention.implementations.pallas.hopper"
 HOPPER = (
   ("from_request",),
@@ -103,6 +83,7 @@ RANKS = {
   for package, floors in (
     ("attention", ATTENTION),
     ("experiments", EXPERIMENTS),
+    ("attention.multi_head", MULTI_HEAD),
     (_HOPPER, HOPPER),
   )
 }

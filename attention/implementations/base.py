@@ -4,8 +4,8 @@ from typing import Protocol, runtime_checkable
 
 import jax
 
+from attention.arrays.softmax import Statistics
 from attention.request import Request
-from attention.softmax import Statistics
 
 
 @runtime_checkable

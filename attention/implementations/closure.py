@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.extend.linear_util import WrappedFun
 
-from attention.function_pytree import is_of_this_package
+from attention.transforms.function_pytree import is_of_this_package
 
 # Types of values that are callable and equal by value.
 _VALUES = (type, jax.sharding.Mesh, jax.sharding.AbstractMesh)

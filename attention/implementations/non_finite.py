@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from attention import axes
-from attention.custom_transpose import (
+from attention.arrays import axes
+from attention.arrays.softmax import Statistics
+from attention.implementations.closure import without_captured
+from attention.request import Request
+from attention.transforms.custom_transpose import (
   jvp_of_active,
   with_own_derivatives,
   with_transpose,
 )
-from attention.implementations.closure import without_captured
-from attention.request import Request
-from attention.softmax import Statistics
 
 
 def with_finite_tokens(

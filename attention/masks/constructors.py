@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention.checks import check_integers
-from attention.function_pytree import check_takes
 from attention.masks.types import Band, Below, Mask, Segments, Where
+from attention.transforms.function_pytree import check_takes
 
 _FARTHEST = 2**31 - 1
 

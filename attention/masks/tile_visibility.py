@@ -18,7 +18,7 @@ from attention.masks.types import (
   Segments,
   Where,
 )
-from attention.positional import EMPTY, FULL, PARTIAL, AtPositions, Shift
+from attention.positional.base import EMPTY, FULL, PARTIAL, AtPositions, Shift
 
 
 @dataclasses.dataclass(frozen=True)

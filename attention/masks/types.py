@@ -6,10 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention.function_pytree import FunctionPytree
-from attention.pair_block import PairBlock
-from attention.position_arrays import checked_length
-from attention.positional import (
+from attention.positional.base import (
   ArrayValues,
   Combination,
   GroupHeads,
@@ -19,6 +16,9 @@ from attention.positional import (
   Transform,
   View,
 )
+from attention.positional.pair_block import PairBlock
+from attention.positional.position_arrays import checked_length
+from attention.transforms.function_pytree import FunctionPytree
 
 
 class Mask(Pairwise):

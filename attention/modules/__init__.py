@@ -1,7 +1,5 @@
 """Flax Linen modules that own parameters and call the pure functions."""
 
-from attention.grouped_query import KeyValue
-from attention.mesh_axes import MeshAxes
 from attention.modules.learned_normalizers import (
   NORMALIZER_NAMES,
   LearnedNormalizer,
@@ -14,6 +12,8 @@ from attention.modules.learned_scores import (
 )
 from attention.modules.multi_head import MultiHeadAttention
 from attention.modules.single_head import Attention
+from attention.multi_head.grouped_query import KeyValue
+from attention.multi_head.mesh_axes import MeshAxes
 
 __all__ = [
   "NORMALIZER_NAMES",

@@ -10,20 +10,20 @@ from flax.linen.dtypes import promote_dtype
 from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 
-from attention.bound_multi_head import MultiHead
+from attention.arrays.matmul import precision_name
 from attention.cache import Cache, check_cache
 from attention.checks import check_positive, check_sizes, check_tokens
 from attention.dispatch import ImplementationLike
 from attention.dropout import make_dropout
-from attention.grouped_query import Grouping, KeyValue
-from attention.matmul import precision_name
-from attention.mesh_axes import MeshAxes, as_mesh_axes
 from attention.modules.learned_normalizers import LearnedNormalizer
 from attention.modules.learned_scores import learned_score
 from attention.modules.projection_weights import ProjectionWeights
+from attention.multi_head.bound import MultiHead
+from attention.multi_head.grouped_query import Grouping, KeyValue
+from attention.multi_head.mesh_axes import MeshAxes, as_mesh_axes
+from attention.multi_head.projections import Projection
 from attention.normalizers import Normalizer
 from attention.positions import RotaryOptions
-from attention.projections import Projection
 from attention.scores import Score
 from attention.types import BiasLike, MaskLike
 

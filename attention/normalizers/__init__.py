@@ -6,7 +6,6 @@
 
 from typing import Any
 
-from attention.function_pytree import check_takes
 from attention.normalizers.base import (
   FunctionNormalizer,
   Normalizer,
@@ -27,6 +26,7 @@ from attention.normalizers.row_wise import check_row_wise
 from attention.normalizers.sparse import Entmax as entmax
 from attention.normalizers.sparse import Sparsemax as sparsemax
 from attention.normalizers.stick_breaking import StickBreaking as stick_breaking
+from attention.transforms.function_pytree import check_takes
 
 __all__ = [
   "FunctionNormalizer",

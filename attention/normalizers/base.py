@@ -12,9 +12,9 @@ from typing import ClassVar, TypeGuard
 import jax
 import jax.numpy as jnp
 
-from attention.equality import EqualByValue
-from attention.function_pytree import FunctionPytree, called
-from attention.head_parameters import grouped
+from attention.arrays.equality import EqualByValue
+from attention.arrays.head_parameters import grouped
+from attention.transforms.function_pytree import FunctionPytree, called
 
 
 class Normalizer(EqualByValue):

@@ -7,11 +7,11 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from attention import axes
+from attention.arrays import axes
+from attention.arrays.head_parameters import SCALAR
+from attention.arrays.softmax import exponential
 from attention.checks import check_numbers
-from attention.head_parameters import SCALAR
 from attention.normalizers.base import Normalizer, OnlineNormalizer
-from attention.softmax import exponential
 
 _SMALL = 0.02
 

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 import jax
 from jax.typing import DTypeLike
 
-from attention.dependence import (
-  combined_entries,
-  longest_axis,
-  multiple_above,
-  traced_longer,
-)
 from attention.normalizers.base import (
   FunctionNormalizer,
   GroupedHeads,
   Normalizer,
+)
+from attention.transforms.dependence import (
+  combined_entries,
+  longest_axis,
+  multiple_above,
+  traced_longer,
 )
 
 _RULE = (

@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax.lax import PrecisionLike
 
-from attention import axes
-from attention.biases import as_bias, with_numbers_by_distance
+from attention.arrays import axes
+from attention.arrays.matmul import matmul_precision
+from attention.arrays.softmax import Statistics, with_sink
+from attention.biases.types import as_bias, with_numbers_by_distance
 from attention.checks import check_shape, check_tokens
 from attention.dispatch import (
   ImplementationLike,
@@ -22,9 +24,8 @@ from attention.dispatch import (
 )
 from attention.dropout import Dropout, PartDropout, make_dropout
 from attention.masks.types import Band, as_mask
-from attention.matmul import matmul_precision
 from attention.normalizers import as_normalizer, is_softmax, softmax
-from attention.positional import FULL
+from attention.positional.base import FULL
 from attention.ring.layout import (
   Ring,
   ShardLayout,
@@ -36,7 +37,6 @@ from attention.ring.pair_step import make_pair_steps
 from attention.ring.rotation import make_rotation
 from attention.scores import Score, as_score, scaled_dot_score
 from attention.scores.decay import with_running_sums
-from attention.softmax import Statistics, with_sink
 from attention.types import (
   BiasLike,
   ContextAndLse,

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention.arrays.meshes import is_on_accelerator
 from attention.masks.tile_visibility import Ranges, visibility
 from attention.masks.types import Mask
-from attention.meshes import is_on_accelerator
-from attention.positional import FULL
+from attention.positional.base import FULL
 from attention.ring.order import Order, chunk_of, num_chunks
 
 # The most tokens of a block on CPUs, so that the scores of a pair of blocks are

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import axes
+from attention.arrays import axes
+from attention.arrays.softmax import Statistics, without_keys
 from attention.implementations.closure import without_captured
-from attention.positional import EMPTY, FULL
+from attention.positional.base import EMPTY, FULL
 from attention.ring.layout import Ring, get, may_have_gradient
-from attention.softmax import Statistics, without_keys
 
 _CAPTURED = (
   "A score that is a plain function cannot capture replicated arrays; make "

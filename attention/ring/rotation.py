@@ -9,11 +9,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from attention.custom_transpose import with_transpose
+from attention.arrays.softmax import merged
 from attention.ring.layout import Ring, get, put
 from attention.ring.pair_step import PairSteps, as_result
-from attention.softmax import merged
-from attention.tangent_rule import instantiated, with_tangent_rule
+from attention.transforms.custom_transpose import with_transpose
+from attention.transforms.tangent_rule import instantiated, with_tangent_rule
 
 
 def make_rotation(ring: Ring, steps: PairSteps) -> Callable:

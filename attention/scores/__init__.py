@@ -13,7 +13,7 @@ position of the first query and key is 0; `score.shifted(offset)` is the score
 for queries that start at position `offset`.
 """
 
-from attention.head_parameters import BY_POSITION, MATRIX, SCALAR, VECTOR
+from attention.arrays.head_parameters import BY_POSITION, MATRIX, SCALAR, VECTOR
 from attention.scores.base import Score
 from attention.scores.callables import FunctionScore, modified, positional
 from attention.scores.classical import Additive as additive

@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from attention import axes
+from attention.arrays import axes
 
 # The fastest on CPUs: with 16 terms in one expression the compiler keeps their
 # sum in registers. XLA moves slices of fewer terms into the expression, which

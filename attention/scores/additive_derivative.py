@@ -12,7 +12,6 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from attention.custom_transpose import with_transpose
 from attention.scores.additive_channels import (
   TERMS,
   in_groups,
@@ -21,6 +20,7 @@ from attention.scores.additive_channels import (
   sum_of_terms,
   zeros,
 )
+from attention.transforms.custom_transpose import with_transpose
 
 
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=0)

@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 
-from attention import axes
-from attention.equality import EqualByValue
-from attention.head_parameters import SCALAR, grouped
-from attention.position_arrays import checked_offset
+from attention.arrays import axes
+from attention.arrays.equality import EqualByValue
+from attention.arrays.head_parameters import SCALAR, grouped
+from attention.positional.position_arrays import checked_offset
 from attention.scores.tile_positions import Positions, all_positions
 
 

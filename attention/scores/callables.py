@@ -8,9 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention import axes
-from attention.function_pytree import FunctionPytree, called, check_takes
+from attention.arrays import axes
 from attention.scores.base import Score, Wrapper, check_score
+from attention.transforms.function_pytree import (
+  FunctionPytree,
+  called,
+  check_takes,
+)
 
 _STATIC = types.MappingProxyType({"static": True})
 _POSITIONS = ("query_positions", "key_positions")

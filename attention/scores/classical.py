@@ -12,10 +12,10 @@ from typing import Annotated as Shaped
 import jax
 import jax.numpy as jnp
 
-from attention import axes
+from attention.arrays import axes
+from attention.arrays.head_parameters import MATRIX, SCALAR, VECTOR
+from attention.arrays.matmul import inner_products
 from attention.checks import check_floating, check_leading, check_shape
-from attention.head_parameters import MATRIX, SCALAR, VECTOR
-from attention.matmul import inner_products
 from attention.scores.additive_kernel import weighted_tanh_sum
 from attention.scores.base import Score
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 
-from attention import axes
+from attention.arrays import axes
+from attention.arrays.head_parameters import BY_POSITION
 from attention.checks import check_floating, check_shape
-from attention.head_parameters import BY_POSITION
 from attention.scores.base import Score, Wrapper, check_score
-from attention.tangent_rule import instantiated, with_tangent_rule
+from attention.transforms.tangent_rule import instantiated, with_tangent_rule
 
 # Numbers [..., S] to the sums of the first n: the total for queries, the same
 # for keys, and the rest. With two outputs, a kernel adds both cotangents.

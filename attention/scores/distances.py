@@ -15,8 +15,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from attention import axes
-from attention.matmul import inner_products, products_with_columns
+from attention.arrays import axes
+from attention.arrays.matmul import inner_products, products_with_columns
 from attention.scores.look_up import entries, looked_up
 from attention.scores.narrow_band import STRIP, is_narrow, narrow_band
 from attention.scores.skew import skewed

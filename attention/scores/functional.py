@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax.lax import PrecisionLike
 
+from attention.arrays.matmul import matmul_precision
 from attention.checks import check_tokens
-from attention.function_pytree import check_takes
-from attention.matmul import matmul_precision
 from attention.scores import classical
 from attention.scores.base import Score
 from attention.scores.callables import FunctionScore
+from attention.transforms.function_pytree import check_takes
 
 # In `attention.scores`.
 _CONSTRUCTORS: dict[str, type[Score]] = {

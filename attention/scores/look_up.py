@@ -8,8 +8,8 @@ strips of a tile would be many.
 import jax
 import jax.numpy as jnp
 
-from attention import axes
-from attention.custom_transpose import with_mutual_transpose
+from attention.arrays import axes
+from attention.transforms.custom_transpose import with_mutual_transpose
 
 
 def looked_up(length: int, first: jax.Array, products: jax.Array) -> jax.Array:

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention import axes
+from attention.arrays import axes
+from attention.arrays.head_parameters import MATRIX, SCALAR, VECTOR
+from attention.arrays.matmul import inner_products
 from attention.checks import check_floating, check_numbers, check_shape
-from attention.head_parameters import MATRIX, SCALAR, VECTOR
-from attention.matmul import inner_products
 from attention.scores.base import Score, Wrapper
 from attention.scores.relative import joined
 

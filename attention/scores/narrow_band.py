@@ -10,9 +10,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention import axes
-from attention.custom_transpose import with_mutual_transpose
+from attention.arrays import axes
 from attention.scores.skew import skew, unskewed
+from attention.transforms.custom_transpose import with_mutual_transpose
 
 STRIP = 32  # the tokens of a strip
 

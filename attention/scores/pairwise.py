@@ -13,17 +13,20 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
-from attention.dependence import (
+from attention.scores.base import Score, Wrapper
+from attention.scores.callables import Modified, Positional
+from attention.scores.tile_positions import Positions, all_positions
+from attention.transforms.dependence import (
   combined_entries,
   longest_axis,
   multiple_above,
   numbers,
   traced_longer,
 )
-from attention.function_pytree import FunctionPytree, is_of_this_package
-from attention.scores.base import Score, Wrapper
-from attention.scores.callables import Modified, Positional
-from attention.scores.tile_positions import Positions, all_positions
+from attention.transforms.function_pytree import (
+  FunctionPytree,
+  is_of_this_package,
+)
 
 _RULE = (
   "score must be a function of pairs of a query and a key, because attend "

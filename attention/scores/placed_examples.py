@@ -6,8 +6,8 @@ import operator
 import jax
 import jax.numpy as jnp
 
-from attention import axes
-from attention.position_arrays import checked_offset
+from attention.arrays import axes
+from attention.positional.position_arrays import checked_offset
 from attention.scores.base import Placed, Score, Wrapper
 
 

@@ -12,10 +12,10 @@ from typing import Annotated as Shaped
 import jax
 import jax.numpy as jnp
 
-from attention import axes
+from attention.arrays import axes
+from attention.arrays.head_parameters import MATRIX, SCALAR
+from attention.arrays.matmul import inner_products
 from attention.checks import check_floating, check_shape
-from attention.head_parameters import MATRIX, SCALAR
-from attention.matmul import inner_products
 from attention.scores import distances
 from attention.scores.base import Score
 

@@ -6,11 +6,11 @@ from typing import Annotated as Shaped
 import jax
 import jax.numpy as jnp
 
-from attention import axes
+from attention.arrays import axes
+from attention.arrays.head_parameters import MATRIX, SCALAR, VECTOR
+from attention.arrays.matmul import inner_products
 from attention.checks import check_floating, check_shape
-from attention.head_parameters import MATRIX, SCALAR, VECTOR
-from attention.matmul import inner_products
-from attention.position_arrays import positions as count
+from attention.positional.position_arrays import positions as count
 from attention.scores.base import Score
 from attention.scores.relative import check_table, joined, scaled_scores
 

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from attention import axes
-from attention.custom_transpose import with_mutual_transpose
+from attention.arrays import axes
+from attention.transforms.custom_transpose import with_mutual_transpose
 
 
 def skewed(length: int, found: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention.position_arrays import positions
+from attention.positional.position_arrays import positions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import jax
 
-from attention.dependence import equations
 from attention.scores.base import Score
 from attention.scores.decay import with_running_sums
 from attention.scores.pairwise import (
@@ -13,6 +12,7 @@ from attention.scores.pairwise import (
   follows_leading,
   pair_jaxpr,
 )
+from attention.transforms.dependence import equations
 
 
 def trace_score(score: Score, query, key) -> tuple[jax.ShapeDtypeStruct, int]:

@@ -6,13 +6,13 @@ from typing import Annotated as Shaped
 import jax
 import jax.numpy as jnp
 
-from attention import axes
+from attention.arrays import axes
+from attention.arrays.head_parameters import SCALAR, VECTOR
 from attention.checks import (
   check_numbers,
   check_parameter_above_zero,
   check_shape,
 )
-from attention.head_parameters import SCALAR, VECTOR
 from attention.scores.base import Score, Wrapper, check_score
 
 

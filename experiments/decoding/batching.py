@@ -10,7 +10,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from attention.axes import round_up
+from attention.arrays.axes import round_up
 from experiments import decoding
 from experiments.data.batch import PAD
 from experiments.decoding import Constraints

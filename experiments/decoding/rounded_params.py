@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from attention.dependence import num_carry
+from attention.transforms.dependence import num_carry
 
 # Operations that move numbers, and those that call functions of all their
 # arguments, with the first argument that these receive.

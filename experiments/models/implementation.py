@@ -5,9 +5,9 @@ import dataclasses
 import jax
 from flax import linen as nn
 
+from attention.arrays.softmax import Statistics
 from attention.implementations import BY_NAME, Implementation
 from attention.request import Request
-from attention.softmax import Statistics
 from experiments.errors import UserError
 
 

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from attention.custom_transpose import with_kernel_as_transpose, with_transpose
+from attention.transforms.custom_transpose import (
+  with_kernel_as_transpose,
+  with_transpose,
+)
 from tests.attention.comparison import close
 
 calls = []

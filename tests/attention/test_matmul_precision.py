@@ -10,8 +10,8 @@ from jax.extend.core import jaxpr_as_fun
 
 import attention
 from attention import attend, attention_weights, masks, normalizers, scores
+from attention.arrays.matmul import matmul_precision
 from attention.implementations.blockwise import Blockwise
-from attention.matmul import matmul_precision
 from attention.modules import Attention, MultiHeadAttention
 from tests.attention.comparison import products
 from tests.attention.oracle import single

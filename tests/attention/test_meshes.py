@@ -14,8 +14,8 @@ from attention import (
   multi_head_attention,
   scores,
 )
-from attention.grouped_query import attend_heads
 from attention.modules import MultiHeadAttention
+from attention.multi_head.grouped_query import attend_heads
 from tests.attention.comparison import SMALL, close
 from tests.attention.oracle import draw, single
 from tests.matrix import sampled, sampled_product

@@ -121,7 +121,7 @@ def test_a_plain_function_receives_heads_as_one_axis():
 def test_grouped_heads_are_not_repeated_in_memory():
   key = jax.ShapeDtypeStruct((2, 1, 64, 16), jnp.float32)
   query = jax.ShapeDtypeStruct((2, 8, 3, 16), jnp.float32)
-  from attention.grouped_query import attend_heads
+  from attention.multi_head.grouped_query import attend_heads
 
   text = str(
     jax.make_jaxpr(

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import attention
-from attention import grouped_query, masks, modules, normalizers, scores
+from attention import masks, modules, normalizers, scores
 from attention.implementations.blockwise import Blockwise
+from attention.multi_head import grouped_query
 from attention.scores import distances, look_up, skew
 from tests.attention.comparison import close, jitted, wide
 from tests.attention.oracle import draw, loop_attend, single

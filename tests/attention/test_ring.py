@@ -13,7 +13,7 @@ from attention import attend, biases, masks, scores
 from attention.implementations import Pallas
 from attention.implementations.blockwise import Blockwise
 from attention.masks.tile_visibility import Ranges, visibility
-from attention.positional import EMPTY, FULL
+from attention.positional.base import EMPTY, FULL
 from attention.ring import (
   arrange,
   layout,

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import attention
-from attention import grouped_query, masks, scores
+from attention import masks, scores
+from attention.multi_head import grouped_query
 from attention.scores.tracing import trace_score
 from tests.attention.comparison import close, jitted
 from tests.attention.oracle import (

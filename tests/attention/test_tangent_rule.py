@@ -7,7 +7,7 @@ import pytest
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 
-from attention.tangent_rule import instantiated, with_tangent_rule
+from attention.transforms.tangent_rule import instantiated, with_tangent_rule
 from tests.attention.comparison import equations
 
 

@@ -22,8 +22,13 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from attention import axes
-from attention.custom_transpose import jvp_of_active
+from attention.arrays import axes
+from attention.arrays.matmul import (
+  matmul_precision,
+  weighted_sum_columns_of_tangents,
+  weighted_sum_of_tangents,
+)
+from attention.arrays.softmax import Statistics
 from attention.implementations.blockwise.online_softmax import (
   context_and_statistics,
 )
@@ -34,13 +39,8 @@ from attention.implementations.blockwise.tiles import (
   cut_columns,
   scan,
 )
-from attention.matmul import (
-  matmul_precision,
-  weighted_sum_columns_of_tangents,
-  weighted_sum_of_tangents,
-)
 from attention.request import Combined
-from attention.softmax import Statistics
+from attention.transforms.custom_transpose import jvp_of_active
 
 
 def differentiable_context(

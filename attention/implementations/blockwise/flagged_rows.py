@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from attention import axes
+from attention.arrays import axes
 from attention.implementations.blockwise.problem import (
   Captured,
   Problem,

@@ -8,6 +8,8 @@ from collections.abc import Hashable
 import jax
 import jax.numpy as jnp
 
+from attention.arrays.meshes import num_automatic_devices
+from attention.arrays.softmax import Statistics, part_of, without_keys
 from attention.checks import check_positive
 from attention.implementations.blockwise import tile_sizes
 from attention.implementations.blockwise.derivative import (
@@ -23,10 +25,8 @@ from attention.implementations.blockwise.rows import compute_rows
 from attention.implementations.blockwise.tiles import Tiling, with_length
 from attention.implementations.non_finite import with_finite_tokens
 from attention.masks.tile_visibility import grid_visibility
-from attention.meshes import num_automatic_devices
 from attention.normalizers import is_online, is_softmax
 from attention.request import Request
-from attention.softmax import Statistics, part_of, without_keys
 
 # Programs are kept by the values of problems, which hold no arrays.
 _compiled_context = jax.jit(differentiable_context, static_argnums=0)

@@ -10,11 +10,11 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from attention.arrays.matmul import weighted_sum
+from attention.arrays.softmax import Statistics, without_keys
 from attention.implementations.blockwise.problem import Captured, Problem
 from attention.implementations.blockwise.tiles import cut, put, scan
-from attention.matmul import weighted_sum
 from attention.normalizers import OnlineNormalizer
-from attention.softmax import Statistics, without_keys
 
 
 def context_and_statistics(

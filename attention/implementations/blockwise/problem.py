@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention import axes
+from attention.arrays import axes
 from attention.implementations.blockwise.tiles import Tiling, cut
 from attention.implementations.closure import (
   Program,
   identity,
   without_captured,
 )
-from attention.pair_block import PairBlock
-from attention.position_arrays import TilePositions
-from attention.positional import Pairwise
+from attention.positional.base import Pairwise
+from attention.positional.pair_block import PairBlock
+from attention.positional.position_arrays import TilePositions
 from attention.request import Request
 from attention.scores import Positions
 from attention.scores.pairwise import follows_leading

@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import axes
+from attention.arrays import axes
+from attention.arrays.matmul import weighted_sum_columns
+from attention.arrays.softmax import Statistics, of_rows
 from attention.implementations.blockwise import tile_sizes
 from attention.implementations.blockwise.problem import (
   Captured,
@@ -37,11 +39,9 @@ from attention.implementations.closure import (
   identity,
   without_captured,
 )
-from attention.matmul import weighted_sum_columns
 from attention.normalizers import checked_fraction, masked_fraction
-from attention.positional import EMPTY, FULL, PARTIAL
+from attention.positional.base import EMPTY, FULL, PARTIAL
 from attention.request import Request
-from attention.softmax import Statistics, of_rows
 
 # Blocks that attend to different numbers of keys are rounded up to so many
 # numbers, each of which is a program of its own.

@@ -5,7 +5,7 @@ import math
 
 import jax
 
-from attention import axes
+from attention.arrays import axes
 from attention.normalizers import is_online
 from attention.request import Request
 

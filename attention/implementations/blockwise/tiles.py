@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.positional import EMPTY, FULL, PARTIAL
+from attention.positional.base import EMPTY, FULL, PARTIAL
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

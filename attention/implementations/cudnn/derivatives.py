@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 
+from attention.arrays.softmax import Statistics
 from attention.implementations.closure import without_captured
 from attention.implementations.reference import Reference
 from attention.request import Request
-from attention.softmax import Statistics
 
 
 def with_dense_derivatives(

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention.arrays.softmax import Statistics, from_lse, of_rows
 from attention.implementations.blockwise import Blockwise
 from attention.implementations.cudnn import obstacles
 from attention.implementations.cudnn.derivatives import with_dense_derivatives
@@ -30,8 +31,7 @@ from attention.implementations.cudnn.tokens import (
 from attention.implementations.non_finite import any_flagged, with_finite_tokens
 from attention.implementations.reference.size import is_small
 from attention.request import Request
-from attention.softmax import Statistics, from_lse, of_rows
-from attention.tangent_rule import instantiated, with_tangent_rule
+from attention.transforms.tangent_rule import instantiated, with_tangent_rule
 
 
 @dataclasses.dataclass(frozen=True)

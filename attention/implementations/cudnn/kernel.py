@@ -13,15 +13,15 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
-from attention.custom_transpose import with_kernel_as_transpose
+from attention.arrays.matmul import matmul_precision
+from attention.arrays.softmax import from_lse
 from attention.implementations.blockwise import Blockwise
 from attention.implementations.cudnn.tokens import all_batched
 from attention.masks.types import Band, Below, Mask, as_mask
-from attention.matmul import matmul_precision
 from attention.request import make_request
 from attention.scores.classical import ScaledDot
-from attention.softmax import from_lse
-from attention.tangent_rule import instantiated, with_tangent_rule
+from attention.transforms.custom_transpose import with_kernel_as_transpose
+from attention.transforms.tangent_rule import instantiated, with_tangent_rule
 
 
 class Arrays(NamedTuple):

@@ -6,7 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from attention.biases import ArrayBias
+from attention.biases.types import ArrayBias
 from attention.implementations.cudnn import kernel
 from attention.implementations.cudnn.pairs import (
   Pattern,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from attention.implementations.reference import pairs
 from attention.masks.types import Band, Below, Combined, Mask, MaskView
-from attention.positional import GroupHeads
+from attention.positional.base import GroupHeads
 from attention.request import Request
 
 

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention import axes
+from attention.arrays import axes
+from attention.arrays.softmax import Statistics
 from attention.implementations.blockwise import Blockwise
 from attention.implementations.closure import Program, without_captured
 from attention.implementations.pallas.normalizers import Sparse
 from attention.normalizers import is_online
 from attention.request import Request
-from attention.softmax import Statistics
 
 
 class Arguments(NamedTuple):

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import axes
+from attention.arrays import axes
+from attention.arrays.softmax import Statistics, part_of
 from attention.implementations import non_finite
 from attention.implementations.pallas import hopper, tpu
 from attention.implementations.pallas.blockwise_rule import Arguments, make_rule
@@ -29,8 +30,7 @@ from attention.normalizers import is_softmax
 from attention.request import Request
 from attention.scores.decay import with_running_sums
 from attention.scores.tracing import is_of_each_head
-from attention.softmax import Statistics, part_of
-from attention.static_zeros import StaticZeros
+from attention.transforms.static_zeros import StaticZeros
 
 Tokens = tuple[jax.Array, jax.Array, jax.Array]
 

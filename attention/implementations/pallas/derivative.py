@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from attention.custom_transpose import with_kernel_as_transpose
+from attention.arrays.softmax import Statistics
 from attention.implementations.blockwise.tiles import with_length
 from attention.implementations.closure import Program
 from attention.implementations.non_finite import where_finite
@@ -27,8 +27,8 @@ from attention.implementations.pallas.blockwise_rule import Arguments
 from attention.implementations.pallas.operands import Operand
 from attention.implementations.pallas.results import Results
 from attention.request import Combined
-from attention.softmax import Statistics
-from attention.tangent_rule import with_tangent_rule
+from attention.transforms.custom_transpose import with_kernel_as_transpose
+from attention.transforms.tangent_rule import with_tangent_rule
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

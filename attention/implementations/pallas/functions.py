@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.interpreters import partial_eval as partial_evaluation
 
-from attention import axes
+from attention.arrays import axes
 from attention.implementations.pallas.derivative_rules import (
   has_rule,
   rule_of,

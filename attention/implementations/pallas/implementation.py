@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention.arrays.softmax import Statistics
 from attention.implementations.blockwise import Blockwise
 from attention.request import Request
-from attention.softmax import Statistics
 
 _TARGETS = {"tpu": "tpu", "cuda": "hopper"}
 

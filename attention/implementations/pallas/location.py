@@ -8,7 +8,7 @@ import dataclasses
 
 import jax
 
-from attention import axes
+from attention.arrays import axes
 from attention.implementations.blockwise.tiles import with_length
 from attention.implementations.pallas.wrapped import base, with_base, wrappers
 from attention.masks.types import Below

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import axes
-from attention.head_parameters import SCALAR
+from attention.arrays import axes
+from attention.arrays.head_parameters import SCALAR
 from attention.implementations.pallas.operands import Unsupported
 from attention.normalizers import (
   Normalizer,

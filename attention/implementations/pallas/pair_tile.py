@@ -25,7 +25,7 @@ from attention.implementations.pallas.operands import (
   aligned_right,
 )
 from attention.masks.types import Below
-from attention.positional import (
+from attention.positional.base import (
   AtPositions,
   GroupHeads,
   Pairwise,

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 
-from attention.softmax import Statistics
+from attention.arrays.softmax import Statistics
 
 
 class Results(NamedTuple):

@@ -9,11 +9,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from attention.custom_transpose import with_kernel_as_transpose
 from attention.implementations.pallas.hopper import running_sums as hopper
 from attention.implementations.pallas.tpu import running_sums as tpu
 from attention.scores import decay
-from attention.tangent_rule import instantiated, with_tangent_rule
+from attention.transforms.custom_transpose import with_kernel_as_transpose
+from attention.transforms.tangent_rule import instantiated, with_tangent_rule
 
 # Longer rows, with what is computed from them, do not fit on the chip.
 _LONGEST = 1 << 15

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.head_parameters import declared
+from attention.arrays.head_parameters import declared
 from attention.implementations.pallas.operands import (
   Kind,
   Operand,

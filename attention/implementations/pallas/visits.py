@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attention.implementations.pallas.operands import Unsupported
-from attention.positional import EMPTY, PARTIAL
+from attention.positional.base import EMPTY, PARTIAL
 
 # Flags of a visit: the first and the last of its row or column; whether the
 # mask hides some pairs, or all.

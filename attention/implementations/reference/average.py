@@ -13,10 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from attention.custom_transpose import jvp_of_active, with_mutual_transpose
+from attention.arrays.matmul import matmul_precision, weighted_sum
+from attention.arrays.softmax import Statistics
 from attention.implementations.non_finite import finite
-from attention.matmul import matmul_precision, weighted_sum
-from attention.softmax import Statistics
+from attention.transforms.custom_transpose import (
+  jvp_of_active,
+  with_mutual_transpose,
+)
 
 _SMALLEST = 2.0**-60  # added to totals, which are 1 at least or 0
 

@@ -6,16 +6,16 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from attention.custom_transpose import with_transpose
+from attention.arrays.matmul import inner_products, matmul_precision
 from attention.implementations.dot_products import constant_factor, dot_product
 from attention.implementations.non_finite import (
   finite,
   finite_query_and_key,
   mapped,
 )
-from attention.matmul import inner_products, matmul_precision
 from attention.request import Request
 from attention.scores.classical import is_half
+from attention.transforms.custom_transpose import with_transpose
 
 # (arrays, value) -> scores [..., T, S], NaN also where the value is not finite.
 ScoresOf = Callable[[list[jax.Array], jax.Array | None], jax.Array]

@@ -17,16 +17,22 @@ import math
 import jax
 import jax.numpy as jnp
 
+from attention.arrays.matmul import weighted_sum
+from attention.arrays.softmax import (
+  Statistics,
+  of_rows,
+  part_of,
+  softmax,
+  with_sink,
+)
 from attention.implementations.non_finite import any_flagged, with_finite_tokens
 from attention.implementations.reference import masked
 from attention.implementations.reference.pairs import (
   multiplier,
   visible_and_bias,
 )
-from attention.matmul import weighted_sum
 from attention.normalizers import is_softmax, masked_weights
 from attention.request import Request
-from attention.softmax import Statistics, of_rows, part_of, softmax, with_sink
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ average. No pass over the pairs finds the rows that attend to it.
 import jax
 import jax.numpy as jnp
 
-from attention import axes
-from attention.custom_transpose import with_own_derivatives
+from attention.arrays import axes
+from attention.arrays.softmax import Statistics
 from attention.implementations.reference.average import average, statistics
 from attention.implementations.reference.flagged_scores import flagged_scores
 from attention.implementations.reference.pairs import (
@@ -18,7 +18,7 @@ from attention.implementations.reference.pairs import (
 )
 from attention.normalizers import is_softmax
 from attention.request import Request
-from attention.softmax import Statistics
+from attention.transforms.custom_transpose import with_own_derivatives
 
 
 def serves(request: Request) -> bool:

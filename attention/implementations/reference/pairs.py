@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from attention.pair_block import PairBlock
-from attention.position_arrays import TilePositions, positions
+from attention.positional.pair_block import PairBlock
+from attention.positional.position_arrays import TilePositions, positions
 from attention.request import Request
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from attention.meshes import num_automatic_devices
+from attention.arrays.meshes import num_automatic_devices
 from attention.request import Request
 
 # Up to this many elements the dense formula is as fast, measured on CPUs

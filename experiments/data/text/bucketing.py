@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attention.axes import round_up
+from attention.arrays.axes import round_up
 from experiments.config import TrainConfig
 
 # Candidate lengths on each side.

@@ -10,7 +10,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from attention import biases, masks
-from attention.axes import round_up
+from attention.arrays.axes import round_up
 from attention.biases import Bias
 from attention.cache import Cache
 from attention.implementations import Implementation

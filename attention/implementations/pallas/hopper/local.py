@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention import axes
-from attention.head_parameters import BY_POSITION, SCALAR
+from attention.arrays import axes
+from attention.arrays.head_parameters import BY_POSITION, SCALAR
 from attention.implementations.pallas.hopper.terms import token_maps
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   MATRIX,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
-from attention import axes
+from attention.arrays import axes
 from attention.implementations.pallas.implementation import Pallas
 from attention.implementations.pallas.normalizers import Sparse
 from attention.implementations.pallas.operands import Unsupported

@@ -10,7 +10,7 @@ from jax.custom_batching import custom_vmap
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from attention import axes
+from attention.arrays import axes
 from attention.implementations.blockwise.tiles import with_length
 from attention.implementations.pallas.operands import Kind, Operand, split
 from attention.implementations.pallas.tpu import tokens, whole

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention import axes
+from attention.arrays import axes
 from attention.implementations.pallas.tpu.tokens import LANES, indices
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
+from attention.arrays.softmax import Statistics
 from attention.implementations.pallas.normalizers import Sparse
 from attention.implementations.pallas.operands import Operand, split, summed
 from attention.implementations.pallas.products import matrix_product
@@ -28,7 +29,6 @@ from attention.implementations.pallas.tpu.tile_functions import TileFunctions
 from attention.implementations.pallas.tpu.tokens import is_transposed
 from attention.implementations.pallas.visits import Visibility
 from attention.normalizers import OnlineNormalizer
-from attention.softmax import Statistics
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

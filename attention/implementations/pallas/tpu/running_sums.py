@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from attention import axes
+from attention.arrays import axes
 from attention.implementations.pallas.tpu.tokens import LANES
 
 _ROWS = 8

@@ -17,8 +17,8 @@ from attention.implementations.blockwise import implementation as blockwise
 from attention.implementations.blockwise.tiles import Tiling
 from attention.masks.tile_visibility import Ranges, visibility
 from attention.masks.types import as_mask
-from attention.position_arrays import positions
-from attention.positional import EMPTY, FULL, PARTIAL
+from attention.positional.base import EMPTY, FULL, PARTIAL
+from attention.positional.position_arrays import positions
 from attention.request import make_request
 from tests.attention.comparison import close, jitted
 from tests.attention.oracle import draw, single

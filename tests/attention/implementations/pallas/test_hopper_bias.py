@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from attention import attend, biases, masks, normalizers, scores
-from attention.grouped_query import attend_heads
 from attention.implementations.pallas.hopper.block import shared_tokens
+from attention.multi_head.grouped_query import attend_heads
 from tests.attention.comparison import equations
 from tests.attention.implementations.pallas.hopper import (
   CASES,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention import axes
+from attention.arrays import axes
 from attention.implementations.pallas.hopper.terms.prediction_arrays import (
   MATRIX,
   SHARES,

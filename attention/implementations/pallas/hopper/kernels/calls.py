@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention.arrays.softmax import Statistics
 from attention.implementations.pallas.hopper.block import memory
 from attention.implementations.pallas.hopper.block.shared_tokens import (
   BatchSplit,
@@ -38,7 +39,6 @@ from attention.implementations.pallas.hopper.tiles.layout import (
 from attention.implementations.pallas.hopper.tiles.parts import Parts
 from attention.implementations.pallas.operands import Kind, summed
 from attention.implementations.pallas.results import Results
-from attention.softmax import Statistics
 
 
 class Arrays(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention.axes import round_up
+from attention.arrays.axes import round_up
 from attention.implementations.blockwise.tiles import with_length
 from attention.implementations.pallas.hopper.scores.function_sum import (
   FunctionSum,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention import axes
+from attention.arrays import axes
 from attention.implementations.pallas.hopper.terms.score_term import ScoreTerm
 from attention.implementations.pallas.hopper.tiles.layout import SIDE
 from attention.implementations.pallas.hopper.tiles.look_up import LINE

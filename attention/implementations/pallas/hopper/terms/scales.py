@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention import axes
+from attention.arrays import axes
 from attention.implementations.blockwise.tiles import with_length
 from attention.implementations.pallas.hopper.terms.token_maps import TokenMap
 from attention.implementations.pallas.hopper.tiles.device import Device

@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.axes import round_up
+from attention.arrays.axes import round_up
 from attention.implementations.pallas.hopper.tiles import matrices
 from attention.implementations.pallas.hopper.tiles.layout import (
   SIDE,

@@ -16,7 +16,8 @@ from jax.extend.core import Primitive
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from attention import axes, biases
+from attention.arrays import axes
+from attention.biases import types as biases
 from attention.implementations.pallas.hopper.tiles import matrices, parts
 from attention.implementations.pallas.hopper.tiles.layout import (
   BY_COLUMN,
@@ -28,7 +29,7 @@ from attention.implementations.pallas.hopper.tiles.look_up import LINE, Places
 from attention.implementations.pallas.hopper.tiles.parts import Slice
 from attention.implementations.pallas.operands import Kind
 from attention.implementations.pallas.pair_tile import Tile
-from attention.positional import GroupHeads
+from attention.positional.base import GroupHeads
 
 # The numbers whose gradients fit into a block's shared memory.
 _MOST = 272

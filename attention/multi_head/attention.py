@@ -6,16 +6,16 @@ from typing import Any
 import jax
 from jax.lax import PrecisionLike
 
-from attention.bound_multi_head import MultiHead
+from attention.arrays.matmul import precision_name
 from attention.cache import Cache
 from attention.checks import check_shape, check_tokens
 from attention.dispatch import ImplementationLike
 from attention.dropout import make_dropout
-from attention.matmul import precision_name
-from attention.mesh_axes import MeshAxes, as_mesh_axes
+from attention.multi_head.bound import MultiHead
+from attention.multi_head.mesh_axes import MeshAxes, as_mesh_axes
+from attention.multi_head.projections import Projection
 from attention.normalizers import as_normalizer
 from attention.positions import RotaryOptions
-from attention.projections import Projection
 from attention.scores import as_score, scaled_dot_score
 from attention.types import BiasLike, MaskLike, NormalizerLike, ScoreLike
 

@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from attention import axes
-from attention.equality import EqualByValue
-from attention.pair_block import PairBlock
-from attention.position_arrays import (
+from attention.arrays import axes
+from attention.arrays.equality import EqualByValue
+from attention.positional.pair_block import PairBlock
+from attention.positional.position_arrays import (
   checked_length,
   checked_offset,
   positions,

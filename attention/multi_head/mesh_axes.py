@@ -11,18 +11,18 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from attention.arrays.head_parameters import head_axes
+from attention.arrays.meshes import is_on_gpu
 from attention.dispatch import ImplementationLike, dispatch
 from attention.dropout import GroupDropout
-from attention.example_axes import Examples
-from attention.grouped_query import attend_heads
-from attention.head_parameters import head_axes
-from attention.meshes import is_on_gpu
+from attention.multi_head.example_axes import Examples
+from attention.multi_head.grouped_query import attend_heads
 from attention.normalizers import Normalizer
 from attention.ring import arrange
 from attention.ring.attention import ring_dispatch
 from attention.ring.order import Order, num_chunks
 from attention.scores import Score
-from attention.static_zeros import StaticZeros
+from attention.transforms.static_zeros import StaticZeros
 
 
 @dataclasses.dataclass(frozen=True)

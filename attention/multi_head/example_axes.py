@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from attention import biases
+from attention.arrays.head_parameters import head_axes
 from attention.biases import as_bias
+from attention.biases import types as biases
 from attention.dropout import Dropout, GroupDropout
-from attention.head_parameters import head_axes
 from attention.masks import types as masks
 from attention.masks.types import as_mask
-from attention.positional import (
+from attention.positional.base import (
   ArrayValues,
   AtPositions,
   Combination,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention import axes
+from attention.arrays import axes
 
 # The metadata of a dataclass's field: the rank of one head's parameter, which
 # has leading axes, as in [H], [H, A] and [H, D, A].

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention import axes
+from attention.arrays import axes
 from attention.checks import check_floating, check_shape
 
 __all__ = ["merge_heads", "split_heads"]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention import axes
+from attention.arrays import axes
 
 
 class Statistics(NamedTuple):

@@ -8,17 +8,21 @@ from typing import Any, TypeVar, cast
 import jax
 import jax.numpy as jnp
 
+from attention.arrays.matmul import matmul_precision
+from attention.arrays.meshes import on_any_mesh
 from attention.cache import Cache, check_cache, extend
 from attention.checks import check_shape
 from attention.dispatch import ImplementationLike
-from attention.grouped_query import Grouping, KeyValue, heads_weights
-from attention.matmul import matmul_precision
-from attention.mesh_axes import MeshAxes, attend_sharded_heads
-from attention.meshes import on_any_mesh
+from attention.multi_head.grouped_query import Grouping, KeyValue, heads_weights
+from attention.multi_head.mesh_axes import MeshAxes, attend_sharded_heads
+from attention.multi_head.projections import (
+  Projection,
+  combine_heads,
+  project_heads,
+)
 from attention.normalizers import Normalizer
 from attention.positions import RotaryOptions
 from attention.positions import rotary as rotated
-from attention.projections import Projection, combine_heads, project_heads
 from attention.scores import Score, with_mapped_keys
 from attention.scores.placed_examples import place_examples
 from attention.taylor import with_taylor_coefficients

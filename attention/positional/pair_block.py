@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention import axes
-from attention.function_pytree import called
-from attention.position_arrays import taken
+from attention.arrays import axes
+from attention.positional.position_arrays import taken
+from attention.transforms.function_pytree import called
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from attention import axes
-from attention.matmul import matmul_precision, precision_name
-from attention.tangent_rule import instantiated, with_tangent_rule
+from attention.arrays import axes
+from attention.arrays.matmul import matmul_precision, precision_name
+from attention.transforms.tangent_rule import instantiated, with_tangent_rule
 
 # (residuals, arguments) -> results, linear in the arguments.
 # `with_kernel_as_transpose` gives None for cotangents that are zero.

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.custom_transpose import with_mutual_transpose
+from attention.transforms.custom_transpose import with_mutual_transpose
 
 
 def buckets(

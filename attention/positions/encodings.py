@@ -10,32 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention import axes
+from attention.arrays import axes
 from attention.checks import (
   check_above_zero,
   check_integers,
   check_positive,
   check_tokens,
 )
-from attention.frequency_scaling import (
+from attention.positions.frequency_scaling import (
   FrequencyScaling,
-  LinearScaling,
-  Llama3Scaling,
-  NTKScaling,
-  YaRNScaling,
   unscaled_frequencies,
 )
-
-__all__ = [
-  "FrequencyScaling",
-  "LinearScaling",
-  "Llama3Scaling",
-  "NTKScaling",
-  "RotaryOptions",
-  "YaRNScaling",
-  "rotary",
-  "sinusoidal",
-]
 
 # Elements of tokens up to which tables of angles are constants of a program.
 _MAX_TABLE_SIZE = 2**20

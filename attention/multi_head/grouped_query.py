@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention import axes
+from attention.arrays import axes
+from attention.arrays.meshes import on_any_mesh
 from attention.biases import as_bias
 from attention.dispatch import dispatch, dispatch_weights
 from attention.masks.types import as_mask
-from attention.meshes import on_any_mesh
 from attention.normalizers import as_normalizer, group_heads
 from attention.scores import Score, as_score
 

@@ -1,0 +1,1 @@
+"""Operations on arrays: axes, matrix products, row sums, meshes."""

@@ -1,0 +1,1 @@
+"""What masks and biases share: they are evaluated at blocks of positions."""

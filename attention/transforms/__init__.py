@@ -1,0 +1,1 @@
+"""What JAX's transformations need: rules of derivatives, traced functions."""
