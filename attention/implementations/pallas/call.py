@@ -49,7 +49,7 @@ def obstacle(options: Pallas, request: Request) -> str | None:
   try:
     request = with_online_normalizer(request)
     # Sums over positions and maps of tokens are traced, not computed.
-    jax.eval_shape(lambda: (_planned(options, request), 0)[1])
+    jax.eval_shape(lambda: (_planned(options, _with_own_arrays(request)), 0)[1])
   except Unsupported as reason:
     return str(reason)
   return None

@@ -6,10 +6,12 @@ replacements: numbers of 16 bits are computed in float32, except for the factors
 of matrix products, and the additive score has a loop over channels.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -100,14 +102,22 @@ def traced(
   rules: Rules,
 ) -> TileFunction:
   """Traces function(*arguments, *parts of operands) for a tile."""
+  with numbers_of_kernels(rules.is_interpreted):
+    dtypes = [jax.dtypes.canonicalize_dtype(x.array.dtype) for x in operands]
+  operands = [*map(_of_dtype, operands, dtypes)]
   parts = [
     jax.ShapeDtypeStruct(each.part(*tile), each.array.dtype)
     for each in operands
   ]
-  closed = jax.make_jaxpr(function)(*arguments, *parts)
+  with numbers_of_kernels(rules.is_interpreted):
+    closed = jax.make_jaxpr(function)(*arguments, *parts)
   captured = [
-    Operand(jnp.asarray(each), Kind.WHOLE if np.ndim(each) else Kind.SCALAR, ())
-    for each in closed.consts
+    Operand(
+      jnp.asarray(each, variable.aval.dtype),
+      Kind.WHOLE if np.ndim(each) else Kind.SCALAR,
+      (),
+    )
+    for variable, each in zip(closed.jaxpr.constvars, closed.consts)
   ]
   jaxpr, used = without_unused(without_constants(closed), len(arguments))
   check_supported(jaxpr, rules)
@@ -115,6 +125,20 @@ def traced(
     *itertools.compress([*operands, *captured], used[len(arguments) :])
   ]
   return TileFunction(jaxpr, operands, rules)
+
+
+def _of_dtype(operand: Operand, dtype: Any) -> Operand:
+  """The operand, with an array of this dtype."""
+  if operand.array.dtype == dtype:
+    return operand
+  return dataclasses.replace(operand, array=operand.array.astype(dtype))
+
+
+def numbers_of_kernels(interpret: Any) -> AbstractContextManager:
+  """What is traced has numbers of 32 bits also under `jax_enable_x64`."""
+  if interpret:
+    return contextlib.nullcontext()
+  return jax.enable_x64(False)
 
 
 def without_constants(closed: ClosedJaxpr) -> Jaxpr:

@@ -12,6 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from attention.arrays import axes
 from attention.implementations.blockwise.tiles import with_length
+from attention.implementations.pallas.functions import numbers_of_kernels
 from attention.implementations.pallas.operands import Kind, Operand, split
 from attention.implementations.pallas.tpu import tokens, whole
 from attention.implementations.pallas.tpu.visit import Visit
@@ -142,7 +143,7 @@ class TileGrid:
       order, *others = split(refs, [len(visits), len(arrays), len(shapes)])
       kernel(self._place(point, *order), *others)
 
-    return pl.pallas_call(
+    call = pl.pallas_call(
       body,
       grid_spec=pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=len(visits),
@@ -166,7 +167,10 @@ class TileGrid:
         vmem_limit_bytes=_VMEM,
       ),
       interpret=problem.interpret,
-    )(*(in_hbm(problem, each) for each in visits), *arrays)
+    )
+    prefetched = [in_hbm(problem, each) for each in visits]
+    with numbers_of_kernels(problem.interpret):
+      return call(*prefetched, *arrays)
 
 
 def inputs_of(grid, operands, sources, rows: dict[str, jax.Array]):

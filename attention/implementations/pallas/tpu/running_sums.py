@@ -10,6 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from attention.arrays import axes
+from attention.implementations.pallas.functions import numbers_of_kernels
 from attention.implementations.pallas.tpu.tokens import LANES
 
 _ROWS = 8
@@ -54,14 +55,16 @@ def running_sums(
   bounds = [] if is_reversed else [jnp.ones((), rows[0].dtype)]
   parts = jax.eval_shape(function, *rows, *bounds)
   shapes = [axes.shape_like(rows[0], own, each.dtype) for each in parts]
-  results = pl.pallas_call(
+  call = pl.pallas_call(
     kernel,
     grid=(-(-count // block[0]),),
     in_specs=[input_spec] * len(rows),
     out_specs=[spec] * len(shapes),
     out_shape=shapes,
     interpret=interpret,
-  )(*rows)
+  )
+  with numbers_of_kernels(interpret):
+    results = call(*rows)
   return [each.reshape(shape) for each in results]
 
 

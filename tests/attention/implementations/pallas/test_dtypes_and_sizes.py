@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attend, scores
+from attention import attend, biases, masks, scores
 from attention.implementations import Pallas
+from tests.attention.comparison import equations
 from tests.attention.implementations.pallas import hopper
 from tests.attention.oracle import draw
 
@@ -35,6 +36,30 @@ def test_arrays_of_64_bits_beside_tokens_of_32_receive_their_gradients():
   for own, other in zip(*map(jax.tree.leaves, (got, want))):
     assert own.dtype == other.dtype
     np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
+
+
+def test_kernels_for_tpus_have_no_numbers_of_64_bits():
+  """Which Mosaic would not compile, also with `jax_enable_x64`."""
+  lengths = masks.padding(jnp.asarray([200]))
+  options = {"mask": lengths & masks.causal(), "bias": biases.alibi(2)}
+  tokens = draw(0, *[(1, 2, 256, 64)] * 3, dtype=jnp.bfloat16)
+
+  def loss(*tokens):
+    kernels = Pallas(target="tpu")
+    return jnp.sum(attend(*tokens, implementation=kernels, **options))
+
+  with jax.enable_x64(True):
+    program = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(*tokens)
+  kernels = [
+    each.params
+    for each in equations(program.jaxpr, without=["pallas_call"])
+    if each.primitive.name == "pallas_call"
+  ]
+  assert len(kernels) == 3
+  for each in kernels:
+    blocks = each["grid_mapping"].block_mappings
+    inner = each["jaxpr"], *(x.index_map_jaxpr.jaxpr for x in blocks)
+    assert not any("64[" in str(jaxpr) for jaxpr in inner)
 
 
 def test_dropout_of_one_leading_entry_under_x64():

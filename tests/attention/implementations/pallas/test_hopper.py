@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from attention import attend, biases, masks, scores
@@ -17,6 +18,7 @@ from tests.attention.implementations.pallas.hopper import (
   close,
   forgetting,
   interpreter,
+  manhattan,
   outputs,
   params,
   predicting,
@@ -59,10 +61,19 @@ def test_float16_tokens(name):
   check(tokens, **options)
 
 
-def test_masked_tokens_under_x64():
-  tokens = arrays((10, 64), (70, 64), (70, 64))
+def half_of_manhattan(query, key):
+  return np.float64(0.5) * manhattan(query, key)
+
+
+@pytest.mark.parametrize(
+  "options",
+  [MASKED["cap"], {"score": half_of_manhattan, "bias": biases.alibi(2)}],
+  ids=["cap", "numbers-of-64-bits"],
+)
+def test_masked_tokens_under_x64(options):
+  tokens = arrays((2, 10, 64), (2, 70, 64), (2, 70, 64))
   with jax.enable_x64(True):
-    check(tokens, **MASKED["cap"])
+    check(tokens, **options)
 
 
 @sampled("name", [*CASES, *MASKED], default=[])

@@ -14,6 +14,7 @@ from attention.implementations.pallas.functions import (
   apply_primitive,
   called,
   interpret,
+  numbers_of_kernels,
 )
 from attention.implementations.pallas.operands import Unsupported
 
@@ -56,11 +57,12 @@ def inlined(
       return inputs[:1]
     return apply_primitive(equation, inputs)
 
-  closed = jax.make_jaxpr(function)(*arguments)
-  leaves = jax.tree.leaves(arguments)
-  return jax.make_jaxpr(
-    lambda *leaves: interpret(closed.jaxpr, closed.consts, leaves, apply)
-  )(*leaves)
+  with numbers_of_kernels(interpret=False):
+    closed = jax.make_jaxpr(function)(*arguments)
+    leaves = jax.tree.leaves(arguments)
+    return jax.make_jaxpr(
+      lambda *leaves: interpret(closed.jaxpr, closed.consts, leaves, apply)
+    )(*leaves)
 
 
 def _with_derivatives_of_rule(
