@@ -428,6 +428,24 @@ def test_a_function_of_each_row_is_accepted(function):
   close(*contexts, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+  "function",
+  [
+    lambda scores: scores * scores.shape[-3],
+    lambda scores: scores * jnp.arange(scores.shape[-3])[:, None, None],
+    functools.partial(jax.nn.softmax, axis=-3),
+  ],
+)
+def test_blocks_of_a_function_that_reads_heads_have_all_heads(function):
+  tokens = draw("f4")[0]
+  one_head = Blockwise(query_block=4, key_block=4, leading_block=1)
+  contexts = [
+    attend(tokens, tokens, tokens, normalizer=function, implementation=each)
+    for each in ("reference", one_head)
+  ]
+  close(*contexts, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("implementation", ["reference", TILES])
 @pytest.mark.parametrize("mask", [None, masks.causal()])
 def test_a_result_of_another_shape_is_refused(implementation, mask):
