@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from attention import axes
-from attention.checks import check_floating, check_shape
+from attention.checks import check_floating, check_integers, check_shape
 
 __all__ = ["merge_heads", "split_heads"]
 
@@ -77,6 +77,7 @@ def split_heads(
 
   Raises:
     AssertionError: if `x` has fewer than two axes.
+    TypeError: if `num_heads` is no integer.
     ValueError: if H does not divide the number of features.
 
   Example:
@@ -85,6 +86,7 @@ def split_heads(
     (2, 3, 5, 4)
   """
   check_shape("x", x, length=None, features=None)
+  check_integers(num_heads=num_heads)
   features = x.shape[-1]
   if num_heads < 1 or features % num_heads:
     raise ValueError(
