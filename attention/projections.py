@@ -117,4 +117,5 @@ def merge_heads(
   """
   check_shape("x", x, heads=None, length=None, features=None)
   swapped = jnp.swapaxes(x, -2, -3)
-  return jnp.reshape(swapped, (*swapped.shape[:-2], -1))
+  *leading, count, size = swapped.shape
+  return jnp.reshape(swapped, (*leading, count * size))

@@ -555,6 +555,13 @@ def test_without_keys_the_context_is_zero(name, implementation):
   np.testing.assert_array_equal(context, np.zeros((*query.shape[:-1], E)))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_long_rows_may_be_absent(name):
+  shape = (0, HEADS, T, 300)
+  weights = jax.eval_shape(CASES[name][0], jnp.zeros(shape))
+  assert weights.shape == shape
+
+
 def test_entmax_of_bfloat16_ends_and_sums_to_1():
   # In bfloat16, rounding keeps the steps of Newton's method above a tolerance.
   scores = 0.1 * np.random.default_rng(0).normal(size=(4, 4111))
