@@ -221,4 +221,12 @@ def make_dropout(
   typed = jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
   if rng.ndim != (0 if typed else 1):
     raise TypeError(f"rng must be one random key, got shape {rng.shape}")
+  if not typed:
+    try:
+      jax.eval_shape(jax.random.wrap_key_data, rng)
+    except TypeError:
+      raise TypeError(
+        "rng must be a random key, for instance jax.random.key(0), got an array"
+        f" of {rng.dtype} and shape {rng.shape}"
+      ) from None
   return InvertedDropout(rate, rng, shared)

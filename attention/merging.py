@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from attention.arrays.softmax import from_lse, merged
-from attention.checks import check_floating
+from attention.checks import check_floating, check_leading
 from attention.types import Array
 
 
@@ -33,8 +33,8 @@ def merge(
     The context [..., T, E] in the dtype of the first part, and the lse.
 
   Raises:
-    AssertionError: if an lse does not have its context's shape without E, or
-      if T or E differ.
+    AssertionError: if an lse does not have its context's shape without E, if T
+      or E differ, or if leading axes do not broadcast.
     ValueError: if there are no parts, or not as many lses as contexts.
 
   Example:
@@ -63,6 +63,7 @@ def merge(
         f"lses[{part}] has shape {jnp.shape(lse)}, expected "
         f"{jnp.shape(context)[:-1]} from contexts[{part}]"
       )
+  check_leading(**{f"contexts[{n}]": each for n, each in enumerate(contexts)})
   dtype = jnp.result_type(*lses)
   parts = [from_lse(jnp.asarray(lse, dtype)) for lse in lses]
   context, statistics = merged([*map(jnp.asarray, contexts)], parts)

@@ -73,8 +73,8 @@ class Grouping:
     """The inverse of `query` and of `memory`."""
     if self.trivial:
       return grouped
-    leading, rest = grouped.shape[:-4], grouped.shape[-2:]
-    return jnp.reshape(grouped, (*leading, -1, *rest))
+    *leading, outer, inner, length, size = grouped.shape
+    return jnp.reshape(grouped, (*leading, outer * inner, length, size))
 
   def score(self, score: Any) -> Score:
     """A score for heads [K, G] from one for heads [H]."""

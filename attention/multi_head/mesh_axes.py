@@ -17,11 +17,16 @@ from attention.dispatch import ImplementationLike, dispatch
 from attention.dropout import GroupDropout
 from attention.multi_head.example_axes import Examples
 from attention.multi_head.grouped_query import attend_heads
-from attention.normalizers import Normalizer
+from attention.normalizers import (
+  FunctionNormalizer,
+  Normalizer,
+  follows_leading,
+)
 from attention.ring import arrange
 from attention.ring.attention import ring_dispatch
 from attention.ring.order import Order, num_chunks
 from attention.scores import Score
+from attention.scores.pairwise import functions_follow_heads
 from attention.transforms.static_zeros import StaticZeros
 
 
@@ -37,7 +42,8 @@ class MeshAxes:
   `implementation="pallas"` needs all axes of the mesh here.
 
   Attributes:
-    heads: the mesh axis that shards heads, or None.
+    heads: the mesh axis that shards heads, or None. A plain function as the
+      score or the normalizer may then not combine or count heads.
     sequence: the mesh axis that shards tokens, or None.
     order: the order of the tokens, as in `ring_attention`. The caller permutes
       tokens to "zigzag" order with `attention.ring.arrange`.
@@ -146,6 +152,8 @@ def attend_sharded_heads(
     )[0]
   num_heads = query.shape[-3]
   _check_heads(mesh_axes, num_heads, key.shape[-3], value.shape[-3])
+  if mesh_axes.num_head_shards > 1:
+    _check_functions(mesh_axes, score, normalizer, query, key)
   examples = Examples.of(
     mesh_axes.batch, mesh_axes.num_batch_shards, query, key, value
   )
@@ -252,6 +260,31 @@ def _check_heads(mesh_axes: MeshAxes, num_heads: int, *memory_heads: int):
       raise ValueError(
         f"{heads} key/value heads cannot be sharded over the {count} devices of"
         f" the mesh axis {mesh_axes.heads!r}: one number must divide the other"
+      )
+
+
+def _check_functions(
+  mesh_axes: MeshAxes, score: Score, normalizer: Normalizer, query, key
+):
+  """Raises if a plain function would depend on the heads of a device."""
+  heads = query.shape[-3]
+  key_shape = (*key.shape[:-3], heads, *key.shape[-2:])
+  keys = jax.ShapeDtypeStruct(key_shape, key.dtype)
+  queries = jax.eval_shape(score.map_query, query)
+  shape = (*query.shape[:-1], key.shape[-2])
+  follows = {"score": functions_follow_heads(score, queries, keys)}
+  if isinstance(normalizer, FunctionNormalizer):
+    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    axes = {len(shape) - 3}
+    follows["normalizer"] = follows_leading(normalizer, shape, dtype, axes)
+  for name, is_same in follows.items():
+    if not is_same:
+      raise NotImplementedError(
+        f"{name} is a function that combines or counts heads, or has an array "
+        f"with an entry for each, and mesh_axes.heads={mesh_axes.heads!r} "
+        "shards heads; declare arrays of heads by attention.scores.SCALAR, "
+        "VECTOR or MATRIX, and read the index of a head by scores.modified("
+        "..., with_indices=True)"
       )
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from attention.arrays import axes
-from attention.checks import check_floating, check_shape
+from attention.checks import check_floating, check_integers, check_shape
 
 __all__ = ["merge_heads", "split_heads"]
 
@@ -77,6 +77,7 @@ def split_heads(
 
   Raises:
     AssertionError: if `x` has fewer than two axes.
+    TypeError: if `num_heads` is no integer.
     ValueError: if H does not divide the number of features.
 
   Example:
@@ -85,6 +86,7 @@ def split_heads(
     (2, 3, 5, 4)
   """
   check_shape("x", x, length=None, features=None)
+  check_integers(num_heads=num_heads)
   features = x.shape[-1]
   if num_heads < 1 or features % num_heads:
     raise ValueError(
@@ -115,4 +117,5 @@ def merge_heads(
   """
   check_shape("x", x, heads=None, length=None, features=None)
   swapped = jnp.swapaxes(x, -2, -3)
-  return jnp.reshape(swapped, (*swapped.shape[:-2], -1))
+  *leading, count, size = swapped.shape
+  return jnp.reshape(swapped, (*leading, count * size))

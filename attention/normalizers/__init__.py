@@ -22,7 +22,7 @@ from attention.normalizers.exponential import Sigmoid as sigmoid
 from attention.normalizers.exponential import SignedSoftmax as signed_softmax
 from attention.normalizers.exponential import Softmax as softmax
 from attention.normalizers.exponential import Softpick as softpick
-from attention.normalizers.row_wise import check_row_wise
+from attention.normalizers.row_wise import check_row_wise, follows_leading
 from attention.normalizers.sparse import Entmax as entmax
 from attention.normalizers.sparse import Sparsemax as sparsemax
 from attention.normalizers.stick_breaking import StickBreaking as stick_breaking
@@ -38,6 +38,7 @@ __all__ = [
   "checked_fraction",
   "checked_weights",
   "entmax",
+  "follows_leading",
   "group_heads",
   "is_online",
   "is_softmax",

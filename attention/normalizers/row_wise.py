@@ -1,5 +1,6 @@
 """Refuses functions of the user that do not treat each row of scores alone."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -9,13 +10,16 @@ from attention.normalizers.base import (
   FunctionNormalizer,
   GroupedHeads,
   Normalizer,
+  checked_fraction,
 )
 from attention.transforms.dependence import (
   combined_entries,
   longest_axis,
   multiple_above,
+  numbers,
   traced_longer,
 )
+from attention.transforms.function_pytree import is_of_this_package
 
 _RULE = (
   "normalizer must be a function of scores [..., T, S] that treats each row "
@@ -34,10 +38,7 @@ def check_row_wise(
     shape: [..., T, S], the shape of the scores.
     dtype: of the scores.
   """
-  inner = normalizer
-  while isinstance(inner, GroupedHeads):
-    inner = inner.normalizer
-  if not isinstance(inner, FunctionNormalizer) or 0 in shape:
+  if not isinstance(_ungrouped(normalizer), FunctionNormalizer) or 0 in shape:
     return
   if not all(isinstance(size, int) for size in shape):
     return  # sizes are symbols of `jax.export`
@@ -52,3 +53,44 @@ def check_row_wise(
   longer = traced_longer(trace, sizes, _RULE)
   if found := combined_entries(longer, longest):
     raise ValueError(_RULE.format(f"{found} the queries"))
+
+
+def follows_leading(
+  normalizer: Normalizer, shape: Sequence[int], dtype: DTypeLike, axes: set[int]
+) -> bool:
+  """Whether the entries of some leading axes have weights of their own.
+
+  Args:
+    normalizer: the normalizer.
+    shape: [..., T, S], the shape of the scores.
+    dtype: of the scores.
+    axes: the axes.
+  """
+  inner = _ungrouped(normalizer)
+  is_function = isinstance(inner, FunctionNormalizer)
+  if not axes or (is_of_this_package(type(inner)) and not is_function):
+    return True
+
+  def trace(shape):
+    fraction = functools.partial(checked_fraction, normalizer)
+    return jax.make_jaxpr(fraction)(jax.ShapeDtypeStruct(shape, dtype))
+
+  closed = trace(shape)
+  longest = longest_axis(closed)
+  sizes = [
+    multiple_above(size, longest) if axis in axes else size
+    for axis, size in enumerate(shape)
+  ]
+  try:
+    longer = trace(sizes)
+  except Exception:  # An array of the function has entries for each head.
+    return False
+  is_same = numbers(closed) == numbers(longer)
+  return is_same and not combined_entries(longer, longest)
+
+
+def _ungrouped(normalizer: Normalizer) -> Normalizer:
+  """The normalizer of heads [H]."""
+  while isinstance(normalizer, GroupedHeads):
+    normalizer = normalizer.normalizer
+  return normalizer

@@ -99,7 +99,7 @@ def _solved(shifted, power: float):
   if isinstance(length, int) and length >= _MANY:
     # The threshold of some of the entries is a lower bound.
     groups = shifted[..., : length // _GROUP * _GROUP]
-    groups = groups.reshape(*leading, _GROUP, -1)
+    groups = groups.reshape(*leading, _GROUP, length // _GROUP)
     start = _solved(jnp.max(groups, axis=-2), power)
 
   def advance(state):

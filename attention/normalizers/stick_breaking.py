@@ -45,12 +45,13 @@ def _sums_of_later(terms: jax.Array) -> jax.Array:
   # A length may be a symbol of `jax.export`.
   if not isinstance(length, int) or length <= _BLOCK:
     return _times_triangle(terms)
+  count = -(-length // _BLOCK)
   widths = [(0, 0)] * len(leading) + [(0, -length % _BLOCK)]
-  blocks = jnp.pad(terms, widths).reshape(*leading, -1, _BLOCK)
+  blocks = jnp.pad(terms, widths).reshape(*leading, count, _BLOCK)
   of_blocks = jnp.maximum(jnp.sum(blocks, axis=-1), _LOWEST)
   later_blocks = _sums_of_later(of_blocks)
   sums = _times_triangle(blocks) + later_blocks[..., None]
-  return sums.reshape(*leading, -1)[..., :length]
+  return sums.reshape(*leading, count * _BLOCK)[..., :length]
 
 
 def _times_triangle(terms: jax.Array) -> jax.Array:

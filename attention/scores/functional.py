@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.lax import PrecisionLike
 
 from attention.arrays.matmul import matmul_precision
-from attention.checks import check_tokens
+from attention.checks import check_leading, check_tokens
 from attention.scores import classical
 from attention.scores.base import Score
 from attention.scores.callables import FunctionScore
@@ -33,6 +33,7 @@ _CONSTRUCTORS: dict[str, type[Score]] = {
 def _evaluated(score: Score, query, key, precision: PrecisionLike) -> jax.Array:
   """The scores, rounded from float32 to the inputs' common dtype."""
   check_tokens(query=query, key=key)
+  check_leading(query=query, key=key)
   query, key = jnp.asarray(query), jnp.asarray(key)
   score = _with_arrays(score)
   dtype = jnp.result_type(query, key, *jax.tree.leaves(score))

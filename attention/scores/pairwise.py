@@ -152,13 +152,14 @@ def _check(function: _PairFunction, length: int, key_length: int) -> None:
       raise ValueError(_RULE.format(problem))
 
 
-def follows_leading(score: Score, query, key) -> bool:
+def follows_leading(score: Score, query, key, axis: int | None = None) -> bool:
   """Whether each entry of the leading axes has scores of its own.
 
   Args:
     score: the score.
     query: mapped queries [..., T, X].
     key: mapped keys [..., S, Y].
+    axis: one of the leading axes, from the right; None means all.
   """
   leading = [size for x in (query, key) for size in x.shape[:-2]]
   if max(leading, default=1) == 1 or all(map(_is_ours, _chain(score))):
@@ -169,8 +170,10 @@ def follows_leading(score: Score, query, key) -> bool:
 
   def longer(array):
     sizes = (
-      size if size == 1 else multiple_above(size, longest)
-      for size in array.shape[:-2]
+      multiple_above(size, longest)
+      if size > 1 and axis in (None, number - array.ndim)
+      else size
+      for number, size in enumerate(array.shape[:-2])
     )
     return jax.ShapeDtypeStruct((*sizes, *array.shape[-2:]), array.dtype)
 
@@ -182,6 +185,14 @@ def follows_leading(score: Score, query, key) -> bool:
     return False
   is_same = numbers(closed) == numbers(of_longer)
   return is_same and not combined_entries(of_longer, longest)
+
+
+def functions_follow_heads(score: Score, query, key) -> bool:
+  """`follows_leading` for heads; a score class of the user is not checked."""
+  chain = [*_chain(score)]
+  if not all(is_of_this_package(type(each)) for each in chain):
+    return True
+  return follows_leading(score, query, key, axis=-3)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

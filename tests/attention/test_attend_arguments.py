@@ -21,6 +21,7 @@ from attention import (
   positions,
   ring_attention,
   scores,
+  split_heads,
 )
 from attention.implementations.blockwise import Blockwise
 from attention.modules import MultiHeadAttention
@@ -100,6 +101,11 @@ def adding_an_axis(query, key):
       TypeError,
       r"one random key, got shape \(2,\)",
       {"dropout_rate": 0.5, "rng": jax.random.split(jax.random.key(0))},
+    ),
+    (
+      TypeError,
+      r"^rng must be .* float32 and shape \(2,\)",
+      {"dropout_rate": 0.5, "rng": jnp.ones(2)},
     ),
     (ValueError, "real numbers", {"score": lambda query, key: None}),
     (
@@ -456,6 +462,22 @@ WRONG_TYPES = {
   ),
   "contexts.1. has shape": lambda: merge(
     [jnp.ones((2, 1)), jnp.ones((2, 3))], [jnp.ones(2)] * 2
+  ),
+  r"contexts.1. has leading axes \(3,\)": lambda: merge(
+    [jnp.ones((2, 1, 1)), jnp.ones((3, 1, 1))],
+    [jnp.ones((2, 1)), jnp.ones((3, 1))],
+  ),
+  r"key has leading axes \(3,\)": lambda: scores.dot_score(
+    jnp.ones((2, 1, 4)), jnp.ones((3, 1, 4))
+  ),
+  "num_heads must be an integer, got 2.0": lambda: split_heads(
+    jnp.ones((2, 4)), 2.0
+  ),
+  "lengths must be integers, got float32": lambda: jax.eval_shape(
+    cache.append,
+    cache.init((2,), 4, 3, length_shape=(2,)),
+    *(jnp.ones((2, 1, 3)),) * 2,
+    jnp.ones(2),
   ),
   "inside jax.shard_map": lambda: ring_attention(
     *(jnp.ones((2, 3)),) * 3, axis_name="sequence"

@@ -230,6 +230,51 @@ def test_an_array_of_examples_that_a_score_captures_is_an_error():
     jax.eval_shape(module.apply, variables, query)
 
 
+def _scaled_by_the_number_of_heads(query, key):
+  return query.shape[-3] * (query @ key.mT)
+
+
+def _relu_divided_by_heads(scores):
+  return jax.nn.relu(scores) / scores.shape[-3]
+
+
+SLOPES = jnp.arange(4.0)
+
+
+@pytest.mark.parametrize(
+  ("refused", "own"),
+  [
+    ("score", {"score": _scaled_by_the_number_of_heads}),
+    ("normalizer", {"normalizer": _relu_divided_by_heads}),
+    ("normalizer", {"normalizer": functools.partial(jax.nn.softmax, axis=-3)}),
+    (None, {"score": lambda query, key: 2.0 * (query @ key.mT)}),
+    (None, {"normalizer": jax.nn.relu}),
+    (
+      None,
+      {
+        "score": scores.modified(
+          scores.dot(),
+          lambda scores, batch, head, row, column: scores * SLOPES[head],
+          with_indices=True,
+        )
+      },
+    ),
+  ],
+)
+def test_functions_that_read_heads_are_refused_if_heads_are_sharded(
+  refused, own
+):
+  query = tokens(LENGTH, 1)
+  module = MODULE.clone(num_key_value_heads=2, mesh_axes=HEADS, **own)
+  with jax.set_mesh(make_mesh(**MESH)):
+    initialize = functools.partial(module.init_with_output, jax.random.key(0))
+    if refused is None:
+      assert jax.eval_shape(initialize, query)[0].shape == query.shape
+      return
+    with pytest.raises(NotImplementedError, match=f"^{refused} is a function"):
+      jax.eval_shape(initialize, query)
+
+
 def test_axes_may_be_one_name_and_shard_one_axis_each():
   assert MeshAxes(batch="data") == MeshAxes(batch=["data"])
   with pytest.raises(ValueError, match="can shard one axis only"):

@@ -1,5 +1,7 @@
 """Multi-head attention as a pure function."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 import attention
 from attention import biases, masks, merge_heads, scores, split_heads
+from attention.modules import MultiHeadAttention
 from tests.attention.comparison import close, jitted
 from tests.attention.oracle import draw
 from tests.matrix import sampled
@@ -53,6 +56,7 @@ def test_splitting_and_merging_are_inverse():
   assert heads.shape == (2, 3, 5, 4)
   np.testing.assert_array_equal(heads[:, 1], tokens[..., 4:8].astype("f4"))
   np.testing.assert_array_equal(merge_heads(heads), tokens.astype("f4"))
+  assert merge_heads(heads[:0]).shape == (0, 5, 12)
   with pytest.raises(ValueError, match="num_heads=5"):
     split_heads(tokens, 5)
   with pytest.raises(AssertionError, match="x"):
@@ -116,6 +120,14 @@ def test_a_plain_function_receives_heads_as_one_axis():
     query, key, weights, score=lambda head: scores.scaled_dot(factor[head])
   )
   close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 8), (2, 0, 8)])
+def test_grouped_heads_of_no_examples_and_no_tokens(shape):
+  module = MultiHeadAttention(4, num_key_value_heads=2)
+  initialize = functools.partial(module.init_with_output, jax.random.key(0))
+  outputs, _ = jax.eval_shape(initialize, jnp.ones(shape))
+  assert outputs.shape == shape
 
 
 def test_grouped_heads_are_not_repeated_in_memory():

@@ -428,6 +428,24 @@ def test_a_function_of_each_row_is_accepted(function):
   close(*contexts, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+  "function",
+  [
+    lambda scores: scores * scores.shape[-3],
+    lambda scores: scores * jnp.arange(scores.shape[-3])[:, None, None],
+    functools.partial(jax.nn.softmax, axis=-3),
+  ],
+)
+def test_blocks_of_a_function_that_reads_heads_have_all_heads(function):
+  tokens = draw("f4")[0]
+  one_head = Blockwise(query_block=4, key_block=4, leading_block=1)
+  contexts = [
+    attend(tokens, tokens, tokens, normalizer=function, implementation=each)
+    for each in ("reference", one_head)
+  ]
+  close(*contexts, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("implementation", ["reference", TILES])
 @pytest.mark.parametrize("mask", [None, masks.causal()])
 def test_a_result_of_another_shape_is_refused(implementation, mask):
@@ -537,6 +555,13 @@ def test_without_keys_the_context_is_zero(name, implementation):
   np.testing.assert_array_equal(context, np.zeros((*query.shape[:-1], E)))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_long_rows_may_be_absent(name):
+  shape = (0, HEADS, T, 300)
+  weights = jax.eval_shape(CASES[name][0], jnp.zeros(shape))
+  assert weights.shape == shape
+
+
 def test_entmax_of_bfloat16_ends_and_sums_to_1():
   # In bfloat16, rounding keeps the steps of Newton's method above a tolerance.
   scores = 0.1 * np.random.default_rng(0).normal(size=(4, 4111))
@@ -617,6 +642,23 @@ def test_a_mask_that_hides_all_pairs_gives_zeros(name):
       *draw("f4"), normalizer=CASES[name][0], mask=mask, implementation=TILES
     )
     np.testing.assert_array_equal(context, np.zeros((HEADS, T, E)))
+
+
+def test_entmax_near_softmax_of_large_scores_in_partial_tiles():
+  # The rows of a kernel's tile that have no query must not overflow.
+  query, key = jnp.array([[200.0, 3.0]]), jnp.array([[1.0, 0.0], [0.5, 1.0]])
+
+  def loss(key, value):
+    context = attend(
+      *(query, key, value),
+      score=scores.dot(),
+      normalizer=normalizers.entmax(1.01),
+      implementation=Pallas(interpret=True),
+    )
+    return jnp.sum(context)
+
+  gradients = jax.jit(jax.grad(loss, (0, 1)))(key, jnp.ones((2, 1)))
+  close(gradients, (np.zeros((2, 2)), np.eye(2)[:, :1]), atol=1e-6)
 
 
 def test_entmax_near_softmax_keeps_its_digits():

@@ -11,6 +11,7 @@ import pytest
 import attention
 from attention import masks, positions
 from attention.modules import MultiHeadAttention
+from attention.positions import encodings
 from tests.attention.comparison import close, jitted
 from tests.attention.oracle import draw, single
 
@@ -185,14 +186,14 @@ def test_tables_have_the_computed_angles(scaling, monkeypatch):
   np.testing.assert_allclose(table, computed, atol=1e-6)
   whole = jitted(positions.rotary)(tokens[:1], options=options)
   np.testing.assert_array_equal(whole[0], table[0])
-  monkeypatch.setattr(positions, "_MAX_TABLE_SIZE", 0)
+  monkeypatch.setattr(encodings, "_MAX_TABLE_SIZE", 0)
   whole = jitted(positions.rotary)(tokens[:1], options=options)
   np.testing.assert_allclose(whole[0], table[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("table_size", [2**20, 0])
 def test_positions_beyond_the_maximum_length_give_nan(table_size, monkeypatch):
-  monkeypatch.setattr(positions, "_MAX_TABLE_SIZE", table_size)
+  monkeypatch.setattr(encodings, "_MAX_TABLE_SIZE", table_size)
   options = positions.RotaryOptions(max_length=9)
   tokens, places = np.ones((4, 4), np.float32), np.array([-1, 0, 8, 9])
   turned = jitted(positions.rotary)(tokens, places, options=options)

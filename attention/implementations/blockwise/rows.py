@@ -39,7 +39,11 @@ from attention.implementations.closure import (
   identity,
   without_captured,
 )
-from attention.normalizers import checked_fraction, masked_fraction
+from attention.normalizers import (
+  checked_fraction,
+  follows_leading,
+  masked_fraction,
+)
 from attention.positional.base import EMPTY, FULL, PARTIAL
 from attention.request import Request
 
@@ -200,13 +204,17 @@ def _with_tangents_in_columns_jvp(primals, tangents):
 
 def _has_size(request: Request, block: tuple[int, ...]) -> bool:
   """Whether the normalizer supports a block of this size of leading axes."""
-  # Arrays of the normalizer may have leading axes too.
-  leading = map(min, block, request.scores_shape[:-2])
-  scores = jax.ShapeDtypeStruct((*leading, 1, 2), request.dtype)
+  # Arrays of the normalizer may have leading axes too, and a function of the
+  # user may read heads and examples.
+  shape, normalizer = request.scores_shape, request.normalizer
+  scores = jax.ShapeDtypeStruct((*map(min, block, shape), 1, 2), request.dtype)
   try:
-    return jax.eval_shape(request.normalizer, scores).shape == scores.shape
+    if jax.eval_shape(normalizer, scores).shape != scores.shape:
+      return False
   except (AssertionError, RuntimeError, TypeError, ValueError):
     return False
+  cut = {n for n, size in enumerate(block) if size < shape[n]}
+  return follows_leading(normalizer, shape, request.dtype, cut)
 
 
 def _spans(
