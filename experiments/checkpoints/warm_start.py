@@ -8,7 +8,7 @@ import numpy as np
 from absl import logging
 
 from experiments.checkpoints import parameter_file
-from experiments.checkpoints.restore_run import run_parameters
+from experiments.checkpoints.restore_run import restore
 from experiments.data.text.dataset import TranslationDataset
 from experiments.errors import UserError, naming_field
 from experiments.experiment import Experiment
@@ -25,7 +25,7 @@ def warm_started(experiment: Experiment) -> TrainState:
   name, checkpoint = experiment.config.train.init_run or ("", None)
   with naming_field(f"config.train.init_from={field}", name):
     workdir = run_path(name)
-    source, params, restored = run_parameters(workdir, checkpoint)
+    source, params, restored = restore(workdir, checkpoint)
   found, ours = map(parameter_file.named, (params, state.params))
   left_out = _left_out(source, experiment, found, ours)
   taken = set(ours).difference(*left_out.values())

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.checkpoints.restore_run import Restored
 from experiments.data.batch import PAD, UNK
 from experiments.data.dataset import Dataset
 from experiments.data.text.corpus import padded
@@ -12,7 +13,6 @@ from experiments.data.text.dataset import TranslationDataset
 from experiments.data.text.tokenizer import normalized
 from experiments.decoding.batching import Search, make_predictor
 from experiments.errors import UserError
-from experiments.inference.restored import Restored
 
 
 class Line(NamedTuple):
