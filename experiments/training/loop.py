@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 
 from experiments import run_directory
 from experiments.checkpoints.listing import check_processes, last_step
-from experiments.checkpoints.on_demand import opened_on_demand
 from experiments.data.pipeline import Stream
 from experiments.distributed import initialize, mesh, preemption
 from experiments.distributed.preemption import StopSignals
@@ -32,6 +31,7 @@ from experiments.training.start import (
   OpenManager,
   claim_and_build,
   log_start,
+  opened_on_demand,
   start_or_resume,
 )
 from experiments.training.step_trace import StepTrace
