@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from experiments.config import MeshConfig, TrainConfig
+from experiments.data.batch import Batch, BatchShape
 from experiments.data.dataset import BatchShard
 from experiments.errors import UserError
 
@@ -109,6 +111,19 @@ def shard_batch(tree: Any, mesh: Mesh) -> Any:
     return jax.make_array_from_callback(shape, sharding, read)
 
   return jax.tree.map(place, tree)
+
+
+def abstract_batch(
+  shape: BatchShape, mesh: Mesh, axes: Sequence[str] = ROWS
+) -> Any:
+  """Returns a `Batch` of `jax.ShapeDtypeStruct`, whose rows `axes` shard."""
+  rows, *lengths = shape
+  sharding = NamedSharding(mesh, PartitionSpec(tuple(axes)))
+  tokens: list[Any] = [
+    jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=sharding)
+    for length in lengths
+  ]
+  return Batch(*tokens)
 
 
 def shard_rows(tree: Any, mesh: Mesh) -> Any:
