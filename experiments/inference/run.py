@@ -15,7 +15,12 @@ from experiments.errors import UserError, counted, naming_arguments
 from experiments.evaluation.evaluator import make_reference_losses
 from experiments.evaluation.search import configured_search
 from experiments.inference.restored import check_split
-from experiments.inference.translator import Line, encoded, make_translator
+from experiments.inference.translator import (
+  Line,
+  cut_messages,
+  encoded,
+  make_translator,
+)
 from experiments.visualization.alignments import (
   example_lines,
   make_pair_weights,
@@ -192,12 +197,7 @@ class Run:
     ):
       names = [f"{side} line {n}" for n in range(1, len(lines) + 1)]
       rows = encoded(encode, [normalized(line) for line in lines], names)
-      for name, row in zip(names, rows):
-        if len(row) >= data.max_length:
-          raise UserError(
-            f"{name}: {len(row)} tokens, the model reads"
-            f" {data.max_length - 1}; split it"
-          )
+      cut_messages(rows, names, data.max_length - 1, refuse=True)
       sides.append(padded(rows, data.max_length))
     return sides
 

@@ -1,6 +1,6 @@
 """Translates lines of text with a restored run."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,7 +73,7 @@ def make_translator(
     names = [f"{place} {first + i}" for i in indices]
     tokens = encoded(data.source_tokens, [lines[i] for i in indices], names)
     limit = data.max_length - 1
-    cuts = [*_cuts(tokens, names, limit, refuse=refuse_long)]
+    cuts = cut_messages(tokens, names, limit, refuse=refuse_long)
     sources = padded([row[:limit] for row in tokens], data.max_length)
     predictions = predict(params, sources, progress, first=first - 1)
     for row, index in enumerate(indices):
@@ -114,15 +114,18 @@ def _blank(n_best: int) -> Line:
   return Line([""] * n_best, [0.0] * n_best, "", "", none, none)
 
 
-def _cuts(
+def cut_messages(
   tokens: list[np.ndarray], names: list[str], limit: int, *, refuse: bool
-) -> Iterator[str]:
-  """Yields a message for each line that is too long, "" for others."""
+) -> list[str]:
+  """Returns a message for each line that is too long, "" for others."""
+  messages = []
   for row, name in zip(tokens, names):
     message = f"{name}: {len(row)} tokens, the model reads {limit}"
     if len(row) > limit and refuse:
       raise UserError(f"{message}; split it")
-    yield f"{message}: the rest is not translated" if len(row) > limit else ""
+    cut = f"{message}: the rest is not translated"
+    messages.append(cut if len(row) > limit else "")
+  return messages
 
 
 def _unknown(data: Dataset, line: str, tokens: np.ndarray, name: str) -> str:
