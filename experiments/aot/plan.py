@@ -31,8 +31,7 @@ class Step(NamedTuple):
 
 def with_whole_rows(config: Config, shards: int) -> tuple[Config, str | None]:
   """A config whose batches divide over shards, and the flag that it needs."""
-  train = config.train
-  name = "row_multiple" if train.batch_unit == "tokens" else "batch_size"
+  train, name = config.train, config.train.rows_field
   needed = shards * train.accumulation
   size = getattr(train, name)
   if size % needed == 0:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-from experiments.checkpoints.listing import COMMITTED, complete
+from experiments.checkpoints.listing import COMMITTED, complete_steps
 from experiments.run_directory import (
   LocalFiles,
   client_errors,
@@ -36,7 +36,7 @@ class Manager(ocp.CheckpointManager):
 
   def saved_steps(self) -> set[int]:
     """Returns the steps of the complete checkpoints in `folder`."""
-    return {int(path.name) for path in complete(self.folder)}
+    return complete_steps(self.folder)
 
   def readable(self, step: int) -> Path:
     """Returns the folder from which Orbax can read a checkpoint."""
@@ -106,7 +106,7 @@ class UploadingManager(Manager):
 
   def _list(self) -> None:
     """Makes the temporary folder list the checkpoints in `folder`."""
-    self._uploaded = {int(path.name) for path in complete(self._folder)}
+    self._uploaded = complete_steps(self._folder)
     for step in self._local_steps() - self._uploaded:
       shutil.rmtree(self._files.path / str(step))
       self._whole.discard(step)
@@ -116,7 +116,7 @@ class UploadingManager(Manager):
         self._files.download(f"{step}/{name}")
 
   def _local_steps(self) -> set[int]:
-    return {int(path.name) for path in complete(self._files.path)}
+    return complete_steps(self._files.path)
 
   def _finish_and_upload(self) -> None:
     """Makes `folder` have the checkpoints of the temporary folder."""

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -71,8 +72,7 @@ def num_batch_shards(mesh: Mesh) -> int:
 
 def check_batch(mesh: Mesh, config: TrainConfig) -> None:
   """Raises UserError unless batches divide evenly over the devices."""
-  is_text = config.batch_unit == "tokens"
-  name = "row_multiple" if is_text else "batch_size"
+  name = config.rows_field
   size, devices = getattr(config, name), num_batch_shards(mesh)
   needed = devices * config.accumulation
   if size % needed:
@@ -129,12 +129,13 @@ def abstract_batch(
 def shard_rows(tree: Any, mesh: Mesh) -> Any:
   """Shards NumPy arrays, equal in all processes, by rows over all devices."""
   sharding = NamedSharding(mesh, PartitionSpec(AXES))
+  return jax.tree.map(lambda array: place(array, sharding), tree)
 
-  def place(array):
-    read = array.__getitem__
-    return jax.make_array_from_callback(array.shape, sharding, read)
 
-  return jax.tree.map(place, tree)
+def place(array: np.ndarray, sharding: Any) -> jax.Array:
+  """Puts an array that all processes have onto the devices."""
+  read = array.__getitem__
+  return jax.make_array_from_callback(array.shape, sharding, read)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
