@@ -34,16 +34,12 @@ def install_parser() -> None:
 
 
 class _Integer(flags.IntegerParser):
-  """An integer."""
-
   def convert(self, argument):
     with _refusing("must be an integer"):
       return super().convert(argument)
 
 
 class _Boolean(flags.BooleanParser):
-  """True or false."""
-
   def parse(self, argument):
     with _refusing("must be true or false"):
       return super().parse(argument)
@@ -58,8 +54,6 @@ class _FloatOrNone(flags.FloatParser):
 
 
 class _Section(flags.ArgumentParser):
-  """A dictionary."""
-
   def parse(self, argument):
     if isinstance(argument, ConfigDict):  # the value in the config file
       return argument
@@ -84,8 +78,9 @@ class _Parser(flags.ArgumentParser):
 
   def parse(self, path):
     file = Path(path.partition(":")[0])
-    given = [word for word in sys.argv[1:] if _is_config(word)]
-    if len(given) > 1:
+    words = [word for word in sys.argv[1:] if word.startswith("-")]
+    given = [word.lstrip("-").partition("=")[0] for word in words]
+    if given.count("config") > 1:
       raise UserError("--config is given more than once; give one config")
     if not file.is_file():
       raise UserError(f"--config={file}: no such file{_other_files(file)}")
@@ -109,15 +104,10 @@ class _Parser(flags.ArgumentParser):
         f"--config={file}: get_config returned {type(config).__name__},"
         " not an ml_collections.ConfigDict"
       )
-    for word in sys.argv[1:]:
-      flag = word.lstrip("-").partition("=")[0]
+    for flag in given:
       if flag.startswith("config."):
         _check_field(config, flag)
     return config
-
-
-def _is_config(word: str) -> bool:
-  return word.lstrip("-").partition("=")[0] == "config" and word[0] == "-"
 
 
 def _other_files(file: Path) -> str:
