@@ -92,7 +92,7 @@ def train_and_evaluate(
       )
       with closing(trace):
         result = _train(services, built)
-      _wait(manager())
+      manager().wait()
       if not result.is_complete:
         step = int(result.state.step)
         logging.info("stopped after step %d; the same command resumes it", step)
@@ -207,16 +207,7 @@ def _save(manager, state, stream, skipped: int, validation: Evaluation | None):
   if skipped:
     position = {**position, SKIPPED: skipped}
   scores = validation.metrics if validation else None
-  from experiments.checkpoints.write import save
-
-  save(manager, state, position, scores)
-
-
-def _wait(manager) -> None:
-  """Waits until the last checkpoint is written."""
-  from experiments.checkpoints.write import wait
-
-  wait(manager)
+  manager.save_state(state, position, scores)
 
 
 def _is_complete(services: _Services, step: int, progress: Progress) -> bool:
