@@ -129,9 +129,7 @@ def _train(services: _Services, built: Built) -> _Result:
   ):
     explain = functools.partial(_explain, experiment, services.manager)
     buffer = MetricsBuffer(writer, progress, config, explain, skipped)
-    result = _run_steps(
-      services, built.train_step, state, stream, buffer, writer, progress
-    )
+    result = _run_steps(services, built.train_step, state, stream, buffer)
     if buffer.skipped:
       progress.write(f"{buffer.skipped} non-finite updates were skipped")
   return result
@@ -143,11 +141,10 @@ def _run_steps(
   state: TrainState,
   stream: Stream,
   buffer: MetricsBuffer,
-  writer: MetricsWriter,
-  progress: Progress,
 ) -> _Result:
   """Trains from a state until the last step, early stopping or a signal."""
   config, first = services.experiment.config.train, int(state.step)
+  writer, progress = buffer.writer, buffer.progress
   step = first
   validate, validation = _make_validate(services.experiment), None
   # A signal before the first step leaves nothing new to save.
