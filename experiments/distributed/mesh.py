@@ -65,6 +65,11 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
   return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def platform(mesh: Mesh) -> str:
+  """Returns the platform of the devices, such as "cpu"."""
+  return mesh.devices.flat[0].platform
+
+
 def num_batch_shards(mesh: Mesh) -> int:
   """Returns the number of shards of a training batch."""
   return math.prod(mesh.shape[name] for name in ROWS)

@@ -26,7 +26,7 @@ def compile_train_step(
   if first < experiment.config.train.steps:
     batch = mesh.shard_batch(batches[first], experiment.mesh)
     shapes.append(_shape(batch))
-  if _platform(experiment) != "cpu":
+  if mesh.platform(experiment.mesh) != "cpu":
     shapes += [shape for shape in batches.batch_shapes() if shape not in shapes]
   return compile_ahead(experiment, shapes)
 
@@ -59,10 +59,6 @@ def compile_ahead(experiment: Experiment, shapes: Sequence[BatchShape]) -> Step:
     return programs[shape].result()(state, batch)
 
   return update
-
-
-def _platform(experiment: Experiment) -> str:
-  return experiment.mesh.devices.flat[0].platform
 
 
 def _shape(batch: Batch) -> BatchShape:
