@@ -47,6 +47,8 @@ class Options:
     if score in POSITIONAL_SCORE_NAMES and not is_self and score != "local_p":
       score = "scaled_dot"  # source and target positions do not correspond
     rotary = is_self and self.config.positions == "rotary"
+    # Sequences are padded for the devices of a ring.
+    longest = round_up(self.max_length, self.mesh_axes.length_multiple)
     return MultiHeadAttention(
       num_heads=self.config.num_heads,
       features=self.config.model_size,
@@ -64,14 +66,8 @@ class Options:
       dtype=self.dtype,
       mesh_axes=self.mesh_axes,
       implementation=self.implementation,
-      rotary=rotary and RotaryOptions(max_length=self._padded_length),
+      rotary=rotary and RotaryOptions(max_length=longest),
     )
-
-  @property
-  def _padded_length(self) -> int:
-    """The longest length after padding for the devices of a ring."""
-    multiple = self.mesh_axes.length_multiple
-    return round_up(self.max_length, multiple)
 
   @property
   def bias(self) -> Bias | None:
@@ -251,14 +247,6 @@ class DecoderLayer(_Layer):
     x, query = self._across(x, memory, mask, deterministic=True)
     weights = self._cross_weights(query, memory, mask)
     return x, cache, weights[..., 0, :]
-
-  def init_beam_cache(
-    self, batch_size: int, max_length: int, beam_size: int
-  ) -> BeamCache:
-    """Returns an empty cache for `beam_step`."""
-    return beam_cache.init(
-      self.self_attention, batch_size, max_length, beam_size
-    )
 
   def beam_step(
     self,
