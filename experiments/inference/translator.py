@@ -67,8 +67,6 @@ def make_translator(
     indices = [i for i, line in enumerate(lines) if line]
     progress(len(lines) - len(indices))
     results = [_blank(search.n_best)] * len(lines)
-    if not indices:
-      return results
     place = f"{source}, line" if source else "line"
     names = [f"{place} {first + i}" for i in indices]
     tokens = encoded(data.source_tokens, [lines[i] for i in indices], names)
