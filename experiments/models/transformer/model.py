@@ -29,8 +29,8 @@ from experiments.models.transformer.layers import (
   DecoderCache,
   DecoderLayer,
   EncoderLayer,
-  Options,
 )
+from experiments.models.transformer.options import Options
 
 
 class Memory(NamedTuple):
