@@ -1,4 +1,4 @@
-"""The parser of `--config`, which reports errors of a config file in a line."""
+"""The flag `--config`: its parser, which reports errors, and its values."""
 
 import ast
 import contextlib
@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -31,6 +32,31 @@ def install_parser() -> None:
     (ConfigDict, _Section()),
   ):
     config_flags.register_flag_parser_for_type(kind, parser)
+
+
+def config_arguments() -> list[str]:
+  """Returns the flags that give another process the same config."""
+  flag = flags.FLAGS["config"]
+  values = config_flags.get_override_values(flag)
+  return [
+    f"--config={config_flags.get_config_filename(flag)}",
+    *(f"--config.{field}={_text(value)}" for field, value in values.items()),
+  ]
+
+
+def _text(value: Any) -> str:
+  """A config value as a flag parses it."""
+  # The text of a section is YAML.
+  is_section = isinstance(value, ConfigDict)
+  return repr(value.to_dict()) if is_section else str(value)
+
+
+def default_workdir() -> Path:
+  """Returns runs/reverse-dot for `--config=configs/reverse.py:dot`."""
+  config = config_flags.get_config_filename(flags.FLAGS["config"])
+  path, _, argument = config.partition(":")
+  parts = [Path(path).stem, *argument.split(",")]
+  return Path("runs") / "-".join(part for part in parts if part)
 
 
 class _Integer(flags.IntegerParser):
