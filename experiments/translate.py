@@ -26,7 +26,7 @@ from absl import flags, logging
 
 from experiments import cli
 from experiments.distributed import initialize
-from experiments.errors import AGAIN, UserError, counted
+from experiments.errors import StoppedError, UserError, counted
 from experiments.run_directory import is_remote, run_path
 
 _WORKDIR, _CHECKPOINT = cli.define_run()
@@ -123,12 +123,6 @@ def main() -> None:
     save = _make_save(restored, is_restart=output.num_groups > 0)
     _translate_all(stream, output, translate, save, check)
     output.finish()
-
-
-class StoppedError(UserError):
-  """A signal stopped the translation; the same command continues it."""
-
-  code = AGAIN
 
 
 @contextlib.contextmanager
