@@ -23,7 +23,6 @@ class Steps:
   model: nn.Module
   variables: Any
   beam_size: int
-  step_variables: Any  # the same for steps, or rounded
   # The axis of the batch in a carry; in a memory it is the first.
   carry_axis: ClassVar[int]
 
@@ -35,10 +34,15 @@ class Steps:
     """The same steps; a loop of them does not round parameters again."""
     if jnp.dtype(getattr(self.model, "dtype", jnp.float32)).itemsize >= 4:
       return self
+
+    def step(variables, memory, carry, token):
+      steps = dataclasses.replace(self, variables=variables)
+      return steps.step(memory, carry, token, None)
+
     shape = (batch_size, self.beam_size)
-    tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
-    variables = rounded(self._step, self.variables, memory, carry, tokens)
-    return dataclasses.replace(self, step_variables=variables)
+    token = jax.ShapeDtypeStruct(shape, jnp.int32)
+    variables = rounded(step, self.variables, memory, carry, token)
+    return dataclasses.replace(self, variables=variables)
 
   def step(
     self, memory: Any, carry: Any, token: jax.Array, parent: jax.Array | None
@@ -48,9 +52,6 @@ class Steps:
     The hypotheses end with tokens [B, K] and continue those of `parent` [B, K]
     of the step before; None means that each continues its own.
     """
-    return self._step(self.step_variables, memory, carry, token, parent)
-
-  def _step(self, variables, memory, carry, token, parent=None):
     raise NotImplementedError
 
 
@@ -64,9 +65,9 @@ class _BeamSteps(Steps):
       self.variables, source, capacity, self.beam_size, method="beam_start"
     )
 
-  def _step(self, variables, memory, carry, token, parent=None):
+  def step(self, memory, carry, token, parent):
     step: Any = self.model.apply(
-      variables, memory, carry, token, parent, method="beam_step"
+      self.variables, memory, carry, token, parent, method="beam_step"
     )
     carry, logits = step
     return carry, logits.astype(jnp.float32)
@@ -88,7 +89,7 @@ class _MappedSteps(Steps):
 
     return memory, jax.tree.map(repeated, carry)
 
-  def _step(self, variables, memory, carry, token, parent=None):
+  def step(self, memory, carry, token, parent):
     if parent is not None:
       carry = _of_parents(carry, parent)
     # A scalar, such as the number of tokens in a cache, is shared: with one for
@@ -97,7 +98,7 @@ class _MappedSteps(Steps):
 
     def step(carry, token):
       step: Any = self.model.apply(
-        variables, memory, carry, token, method="step"
+        self.variables, memory, carry, token, method="step"
       )
       carry, logits, _ = step
       return carry, logits.astype(jnp.float32)
@@ -108,10 +109,9 @@ class _MappedSteps(Steps):
 
 def make_steps(model: nn.Module, params: Any, beam_size: int) -> Steps:
   """Returns the steps of K hypotheses of each source."""
-  variables = {"params": params}
   has_own = getattr(model, "has_beam_steps", False)
   make = _BeamSteps if has_own else _MappedSteps
-  return make(model, variables, beam_size, variables)
+  return make(model, {"params": params}, beam_size)
 
 
 def _of_parents(carry, parent: jax.Array):
