@@ -8,6 +8,9 @@ import numpy as np
 from experiments.config import EvaluationConfig
 from experiments.data.batch import PAD
 
+# The names of sacreBLEU's metrics in figures and tables.
+CORPUS_NAMES = {"bleu": "BLEU", "chrf": "chrF"}
+
 
 class ScoredSet(NamedTuple):
   """Predictions of a set, their references, and the references' losses."""
