@@ -92,7 +92,6 @@ def main() -> int | None:
 
 
 def _folder() -> Path:
-  """The directory of the comparison."""
   folder = Path(_WORKDIR.value)
   if is_remote(_WORKDIR.value):
     raise UserError(

@@ -216,7 +216,6 @@ def _output(restored, search):
 
 
 def _search(restored):
-  """Returns the decoding settings of the flags."""
   from experiments.evaluation.search import configured_search
 
   return configured_search(
@@ -268,7 +267,6 @@ def _make_save(restored, *, is_restart: bool):
 
 
 def _formatted(line, number: int) -> Iterator[str]:
-  """Yields the output lines of an input line."""
   if _N_BEST.value == 1:
     yield line.texts[0]
     return

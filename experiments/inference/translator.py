@@ -107,7 +107,6 @@ def encoded(
 
 
 def _blank(n_best: int) -> Line:
-  """The result of a blank line."""
   none = np.array([], np.int32)
   return Line([""] * n_best, [0.0] * n_best, "", "", none, none)
 
