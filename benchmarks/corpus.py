@@ -79,7 +79,7 @@ def prepare_corpus(folder: Path, workdir: Path) -> dict[str, float]:
   shutil.rmtree(workdir, ignore_errors=True)
   text = prepare.TrainingText(config)
   begin = time.perf_counter()
-  record = prepare.write_tokenizers_and_sets(text, config, workdir)
+  record = prepare.write_tokenizers_and_sets(text, workdir)
   trained = time.perf_counter()
   data = prepare.prepare(config, workdir)
   encoded = time.perf_counter()

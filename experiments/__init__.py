@@ -34,6 +34,9 @@ def load(workdir: str | Path, checkpoint: str | None = None) -> Run:
     ['_twelve', '</s>']
   """
   # JAX and the models take seconds to import.
-  from experiments.inference.run import load as load_run
+  from experiments.errors import naming_arguments
+  from experiments.inference import Run, restore
+  from experiments.run_directory import run_path
 
-  return load_run(workdir, checkpoint)
+  with naming_arguments():
+    return Run(restore(run_path(workdir), checkpoint), str(workdir))

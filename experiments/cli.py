@@ -12,10 +12,9 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
 from experiments.config.flag import install_parser
 from experiments.distributed.exit import exit_process
@@ -96,31 +95,6 @@ def check_finite(flag: str, *, at_least: float = 0.0) -> None:
   if at_least:
     message = f"must be 0 or a finite number of at least {at_least:g}"
   flags.register_validator(flag, is_valid, message)
-
-
-def config_arguments() -> list[str]:
-  """Returns the flags that give another process the same config."""
-  flag = flags.FLAGS["config"]
-  values = config_flags.get_override_values(flag)
-  return [
-    f"--config={config_flags.get_config_filename(flag)}",
-    *(f"--config.{field}={_text(value)}" for field, value in values.items()),
-  ]
-
-
-def _text(value: Any) -> str:
-  """A config value as a flag parses it."""
-  # The text of a section is YAML.
-  is_section = isinstance(value, ConfigDict)
-  return repr(value.to_dict()) if is_section else str(value)
-
-
-def default_workdir() -> Path:
-  """Returns runs/reverse-dot for `--config=configs/reverse.py:dot`."""
-  config = config_flags.get_config_filename(flags.FLAGS["config"])
-  path, _, argument = config.partition(":")
-  parts = [Path(path).stem, *argument.split(",")]
-  return Path("runs") / "-".join(part for part in parts if part)
 
 
 def run(

@@ -18,6 +18,7 @@ from pathlib import Path
 from absl import flags, logging
 
 from experiments import cli
+from experiments.config import flag
 from experiments.errors import UserError
 from experiments.run_directory import CONFIG, is_remote
 
@@ -62,7 +63,7 @@ def main() -> int | None:
     _sweeps(config),
     num_seeds=_SEEDS.value,
     folder=folder,
-    flags=cli.config_arguments(),
+    flags=flag.config_arguments(),
   )
   others = grid.other_runs(trials, folder)
   if further := grid.further_seeds(trials, others):
@@ -91,7 +92,6 @@ def main() -> int | None:
 
 
 def _folder() -> Path:
-  """The directory of the comparison."""
   folder = Path(_WORKDIR.value)
   if is_remote(_WORKDIR.value):
     raise UserError(

@@ -16,6 +16,12 @@ class UserError(Exception):
   code = 2  # the exit code of the process
 
 
+class StoppedError(UserError):
+  """A signal stopped the process; the same command continues."""
+
+  code = AGAIN
+
+
 class NoRunError(UserError):
   """A folder that should be a run directory is none."""
 

@@ -55,14 +55,7 @@ class Experiment:
   @functools.cached_property
   def abstract_state(self) -> TrainState:
     """A state of `jax.ShapeDtypeStruct`, with shardings."""
-    state = jax.eval_shape(self._init_state)
-    return jax.tree.map(
-      lambda leaf, layout: jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=layout
-      ),
-      state,
-      sharding.state_shardings(state, self.mesh),
-    )
+    return sharding.sharded(jax.eval_shape(self._init_state), self.mesh)
 
   def train_step(
     self, like: TrainState

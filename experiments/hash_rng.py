@@ -23,6 +23,14 @@ def mixed(word: jax.Array, salt: jax.Array) -> jax.Array:
   return word ^ (word >> 14)
 
 
+def check_size(shape: tuple[int, ...]) -> None:
+  """Raises ValueError for a shape of more numbers than 32 bits can count."""
+  if math.prod(shape) >= 2**32:
+    raise ValueError(
+      f"a shape of less than 2^32 numbers is needed, got {shape}"
+    )
+
+
 def hash_key(rng: jax.Array) -> jax.Array:
   """A key of this generator, which depends on the key `rng` of any other.
 
@@ -53,10 +61,7 @@ def _bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
     raise NotImplementedError(
       f"only words of 32 bits, got {width}; draw float32 numbers and cast them"
     )
-  if math.prod(shape) >= 2**32:
-    raise ValueError(
-      f"a shape of less than 2^32 numbers is needed, got {shape}"
-    )
+  check_size(shape)
   numbers = jnp.arange(math.prod(shape), dtype=jnp.uint32)
   return jnp.reshape(mixed(numbers + key[0], key[1]), shape)
 

@@ -13,7 +13,7 @@ with exit code 75; the same command resumes it. Compiled programs are cached in
 from absl import flags
 
 from experiments import cli
-from experiments.config import parse
+from experiments.config import flag, parse
 from experiments.distributed import initialize
 from experiments.errors import AGAIN
 from experiments.run_directory import run_path
@@ -40,7 +40,7 @@ def main() -> int | None:
   """Trains and evaluates."""
   config = _CONFIG.value
   parse(config.to_dict())  # Reports invalid fields before JAX is imported.
-  workdir = run_path(_WORKDIR.value or cli.default_workdir())
+  workdir = run_path(_WORKDIR.value or flag.default_workdir())
   initialize.set_up_jax()
   from experiments.training.loop import train_and_evaluate
 

@@ -26,7 +26,7 @@ from absl import flags, logging
 
 from experiments import cli
 from experiments.distributed import initialize
-from experiments.errors import AGAIN, UserError, counted
+from experiments.errors import StoppedError, UserError, counted
 from experiments.run_directory import is_remote, run_path
 
 _WORKDIR, _CHECKPOINT = cli.define_run()
@@ -125,12 +125,6 @@ def main() -> None:
     output.finish()
 
 
-class StoppedError(UserError):
-  """A signal stopped the translation; the same command continues it."""
-
-  code = AGAIN
-
-
 @contextlib.contextmanager
 def _stopping(output) -> Iterator[Callable[[], None]]:
   """Yields a function that stops the process if it has received a signal."""
@@ -222,7 +216,6 @@ def _output(restored, search):
 
 
 def _search(restored):
-  """Returns the decoding settings of the flags."""
   from experiments.evaluation.search import configured_search
 
   return configured_search(
@@ -274,7 +267,6 @@ def _make_save(restored, *, is_restart: bool):
 
 
 def _formatted(line, number: int) -> Iterator[str]:
-  """Yields the output lines of an input line."""
   if _N_BEST.value == 1:
     yield line.texts[0]
     return

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from benchmarks.accelerators import step_cases
 from benchmarks.accelerators.cases import Case
 from experiments.aot import abstract
-from experiments.aot.abstract import Shape
 from experiments.aot.targets import Target
 from experiments.config import MeshConfig
+from experiments.data.batch import BatchShape
 
 # Devices along each axis of the mesh, by the topology of a TPU.
 LAYOUTS = {
@@ -48,4 +48,4 @@ def _make(topology: str, axes: dict[str, int], target: Target):
   config = step_cases.load("translation")
   experiment = abstract.abstract_experiment(config, devices, mesh)
   rows = _ROWS_PER_DEVICE * len(devices)
-  return abstract.train_step(experiment, Shape(rows, _LENGTH, _LENGTH))
+  return abstract.train_step(experiment, BatchShape(rows, _LENGTH, _LENGTH))

@@ -2,15 +2,20 @@
 
 import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import jax
 
 from benchmarks.accelerators.cases import Case
 from experiments.aot import abstract
-from experiments.aot.abstract import Shape
 from experiments.aot.targets import Target
 from experiments.config import Config, MeshConfig, parse
-from experiments.decoding.batching import Search
+from experiments.data.batch import BatchShape
+from experiments.decoding.batching import Search, num_rows
+from experiments.distributed import mesh as mesh_lib
+from experiments.experiment import Experiment
+from experiments.optimization.step import make_loss_step
 
 # A config file and its argument.
 CONFIGS = (
@@ -86,7 +91,9 @@ def cases() -> Iterator[Case]:
       sizes = "x".join(map(str, shape))
       yield Case(
         f"shapes/multi30k/{layers}/{sizes}",
-        functools.partial(_make, "multi30k", "train", Shape(*shape), fields),
+        functools.partial(
+          _make, "multi30k", "train", BatchShape(*shape), fields
+        ),
       )
 
 
@@ -105,7 +112,7 @@ def load(name: str, **model: Any) -> Config:
 def _make(
   name: str,
   kind: str,
-  shape: Shape | None,
+  shape: BatchShape | None,
   model: dict[str, Any],
   target: Target,
 ):
@@ -116,7 +123,44 @@ def _make(
   if kind in ("greedy", "beam"):
     search = Search(beam_size=_BEAM_SIZE if kind == "beam" else 1)
     length = min(_SOURCE_LENGTH, experiment.data.max_length)
-    return abstract.decoding_step(experiment, search, length)
+    return _decoding_step(experiment, search, length)
   shape = shape or abstract.batch_shape(config, _SOURCE_LENGTH)
-  make = abstract.train_step if kind == "train" else abstract.evaluation_step
+  make = abstract.train_step if kind == "train" else _evaluation_step
   return make(experiment, shape)
+
+
+def _evaluation_step(
+  experiment: Experiment, shape: BatchShape
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+  """The losses of references, and its abstract arguments."""
+  batch = mesh_lib.abstract_batch(shape, experiment.mesh, mesh_lib.AXES)
+  step = jax.jit(make_loss_step(experiment.model))
+  return step, (_replicated_parameters(experiment), batch)
+
+
+def _decoding_step(
+  experiment: Experiment, search: Search, source_length: int
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+  """A whole search, and its abstract arguments."""
+  rows = num_rows(experiment.mesh, search.beam_size)
+  length = experiment.data.max_prediction_length(source_length)
+
+  def decode(params, source):
+    def search_rows(params, source):
+      return search(experiment.model, params, source, None, (), length)
+
+    if search.beam_size > 1:
+      return mesh_lib.map_shards(search_rows, experiment.mesh)(params, source)
+    return search_rows(params, source)
+
+  shape = BatchShape(rows, source_length, 1)
+  batch = mesh_lib.abstract_batch(shape, experiment.mesh, mesh_lib.AXES)
+  return jax.jit(decode), (_replicated_parameters(experiment), batch.source)
+
+
+def _replicated_parameters(experiment: Experiment) -> Any:
+  replicated = mesh_lib.replicated(experiment.mesh)
+  return jax.tree.map(
+    lambda leaf: leaf.update(sharding=replicated),
+    experiment.abstract_state.evaluated,
+  )

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.mesh import processes
-from experiments.checkpoints import write
 from experiments.checkpoints.manager import opened
 from experiments.config import TrainConfig
 from experiments.optimization.step import TrainState
@@ -38,13 +37,13 @@ def measure() -> dict[str, float]:
       jax.block_until_ready(x)
       if number == _SAVED:
         called = time.perf_counter()
-        write.save(manager, state, {"next_index": number}, None)
+        manager.save_state(state, {"next_index": number}, None)
         call = time.perf_counter() - called
       if number >= _FIRST:
         times = saving if number >= _SAVED else without
         times.append(time.perf_counter() - begin)
     begin = time.perf_counter()
-    write.wait(manager)
+    manager.wait()
     rest = time.perf_counter() - begin
   step = statistics.median(without)
   extra = sum(saving) - step * len(saving)

@@ -117,7 +117,7 @@ def decoding_speed(workdir: pathlib.Path, beam_size: int) -> dict[str, float]:
   texts = data.target_text(
     padded([np.array(row, np.int32) for row in rows], data.max_length)
   )
-  corpus = CorpusMetrics(config.evaluation.bleu_tokenizer)
+  corpus = CorpusMetrics(config.evaluation, text=True)
   return {
     "sentences_per_second": len(sources) / seconds,
     "bleu": corpus.score(texts, examples.text.target)["bleu"],

@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -34,6 +34,9 @@ class Array:
   on_chip: bool  # whether it is in a TPU's on-chip memory
   dtype: str = ""  # unknown of a part of an array, as its shape
   shape: tuple[int, ...] = ()
+
+
+Sizes = Mapping[str, Sequence[Array]]  # the results of instructions, by name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,17 +7,17 @@ from typing import NamedTuple
 import jax
 
 from experiments.aot import abstract
-from experiments.aot.abstract import Shape
 from experiments.aot.cost import Cost, compiled, cost_of
 from experiments.aot.targets import GPU_SHARE, Target, machine_size
 from experiments.config import Config
+from experiments.data.batch import BatchShape
 from experiments.distributed import mesh as mesh_lib
 
 
 class Step(NamedTuple):
   """The cost of a training step on each device."""
 
-  shape: Shape
+  shape: BatchShape
   devices: int
   cost: Cost | str  # why it does not fit, if the compiler refuses it
   flag: str | None = None  # that the config needs for these devices
@@ -31,8 +31,7 @@ class Step(NamedTuple):
 
 def with_whole_rows(config: Config, shards: int) -> tuple[Config, str | None]:
   """A config whose batches divide over shards, and the flag that it needs."""
-  train = config.train
-  name = "row_multiple" if train.batch_unit == "tokens" else "batch_size"
+  train, name = config.train, config.train.rows_field
   needed = shards * train.accumulation
   size = getattr(train, name)
   if size % needed == 0:

@@ -6,12 +6,11 @@ of Pallas count as none, because their code is not in the program's text.
 """
 
 import math
-from collections.abc import Mapping, Sequence
 
 from experiments.aot import hlo
+from experiments.aot.hlo import Sizes
 
 _WEIGHTS = {"f64": 16.0, "f32": 2.0, "s8": 0.5, "f8e4m3fn": 0.5, "f8e5m2": 0.5}
-Sizes = Mapping[str, Sequence[hlo.Array]]  # the results of instructions
 
 
 def operations(

@@ -17,6 +17,11 @@ from experiments.errors import UserError
 
 # The part of a GPU's memory that JAX uses by default.
 GPU_SHARE = 0.75
+# The package of a platform's compiler, and the extra that installs it.
+_COMPILERS = {
+  "cuda": ("jax_cuda13_plugin", "aot-cuda"),
+  "tpu": ("libtpu", "aot-tpu"),
+}
 # A GPU's description for XLA, see `xla/tools/hlo_opt/gpu_specs`.
 _H100 = """
 gpu_device_info {
@@ -51,8 +56,6 @@ class Target:
 
   name: str
   platform: str  # of `jax.lax.platform_dependent`
-  extra: str  # that installs the compiler
-  package: str  # which the extra installs
   smallest: str  # the smallest topology, of which one device is used
   memory: float  # bytes of a device that a program can use
   bandwidth: float  # bytes per second of a device's memory
@@ -92,10 +95,11 @@ class Target:
 
   def check_installed(self) -> None:
     """Raises UserError without the compiler for this target."""
-    if importlib.util.find_spec(self.package) is None:
+    package, extra = _COMPILERS[self.platform]
+    if importlib.util.find_spec(package) is None:
       raise UserError(
-        f"compiling for {self.name} needs the package {self.package}: pip"
-        f" install -e '.[{self.extra}]'"
+        f"compiling for {self.name} needs the package {package}: pip"
+        f" install -e '.[{extra}]'"
       )
 
 
@@ -105,8 +109,6 @@ TARGETS = {
     Target(
       "h100",
       platform="cuda",
-      extra="aot-cuda",
-      package="jax_cuda13_plugin",
       smallest="1x1x1",
       memory=GPU_SHARE * 84_942_979_072,
       bandwidth=3.35e12,
@@ -117,8 +119,6 @@ TARGETS = {
     Target(
       "v5e",
       platform="tpu",
-      extra="aot-tpu",
-      package="libtpu",
       smallest="v5e:2x2",
       memory=15.75 * 2**30,
       bandwidth=819e9,
@@ -129,8 +129,6 @@ TARGETS = {
     Target(
       "v6e",
       platform="tpu",
-      extra="aot-tpu",
-      package="libtpu",
       smallest="v6e:2x2",
       memory=31.24 * 2**30,
       bandwidth=1640e9,

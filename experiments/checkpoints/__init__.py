@@ -1,5 +1,5 @@
 """Checkpoints of a run; the only package that imports Orbax.
 
-A run imports `listing` and `on_demand` at its start, and the others, which
-import Orbax, when it needs them: this takes half a second.
+A run imports `listing` at its start, and the others, which import Orbax, when
+it needs them: this takes half a second.
 """

@@ -18,10 +18,14 @@ def complete(folder: Path) -> list[Path]:
   return steps
 
 
+def complete_steps(folder: Path) -> set[int]:
+  """Returns the steps of the complete checkpoints."""
+  return {int(path.name) for path in complete(folder)}
+
+
 def last_step(workdir: Path) -> int | None:
   """Returns the step of the last complete checkpoint of a run, if any."""
-  steps = (int(path.name) for path in complete(workdir / CHECKPOINTS))
-  return max(steps, default=None)
+  return max(complete_steps(workdir / CHECKPOINTS), default=None)
 
 
 def is_uploaded(path: Path) -> bool:

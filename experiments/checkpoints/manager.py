@@ -16,7 +16,6 @@ from experiments.checkpoints.damage import check_listing
 from experiments.checkpoints.listing import is_uploaded
 from experiments.checkpoints.select import goodness
 from experiments.checkpoints.storage import Manager, UploadingManager
-from experiments.checkpoints.write import saving
 from experiments.config import TrainConfig
 from experiments.distributed.multihost import first_process_only
 from experiments.run_directory import CHECKPOINTS, absolute
@@ -60,7 +59,7 @@ def opened(
       with contextlib.suppress(Exception):
         manager.close()
     raise
-  with saving(manager):
+  with manager.saving():
     manager.close()
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
+from experiments.distributed.mesh import place
 from experiments.distributed.sharding import path_name
 from experiments.errors import UserError
 from experiments.run_directory import LocalFiles, write_bytes
@@ -51,7 +52,10 @@ def restore(path: Path, like: Any) -> tuple[Any, str]:
   problems = [
     *(f"lacks {name}" for name in wanted.keys() - arrays.keys()),
     *(f"has {name}, unknown to it" for name in arrays.keys() - wanted.keys()),
-    *mismatches(arrays, wanted),
+    *(
+      f"{name} has shape {arrays[name].shape}, not {wanted[name].shape}"
+      for name in of_other_shape(arrays, wanted)
+    ),
   ]
   if problems:
     raise UserError(
@@ -64,17 +68,9 @@ def restore(path: Path, like: Any) -> tuple[Any, str]:
   return jax.tree.unflatten(structure, placed), checkpoint
 
 
-def mismatches(found: Mapping[str, Any], wanted: Mapping[str, Any]):
-  """Describes the arrays of two models that have different shapes."""
-  return [
-    f"{name} has shape {found[name].shape}, not {leaf.shape}"
-    for name, leaf in wanted.items()
-    if name in found and found[name].shape != leaf.shape
-  ]
-
-
-def place(array: np.ndarray, sharding: Any) -> jax.Array:
-  """Puts an array that all processes have onto the devices."""
-  return jax.make_array_from_callback(
-    array.shape, sharding, lambda index: array[index]
-  )
+def of_other_shape(
+  found: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> list[str]:
+  """Returns the names of arrays that have another shape in another model."""
+  both = [name for name in wanted if name in found]
+  return [name for name in both if found[name].shape != wanted[name].shape]

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import logging
 
@@ -17,17 +17,46 @@ from experiments.errors import UserError
 from experiments.experiment import Experiment, make_experiment
 
 
-def run_parameters(
-  workdir: Path, checkpoint: str | None = None
-) -> tuple[Experiment, Any, str]:
-  """Restores a run or an export; also returns a description of its steps."""
+class Restored(NamedTuple):
+  """A trained run.
+
+  Attributes:
+    experiment: its config, mesh, data and model.
+    params: the parameters of the selected checkpoints.
+    checkpoint: a description of these checkpoints.
+  """
+
+  experiment: Experiment
+  params: Any
+  checkpoint: str
+
+
+def restore(workdir: Path, checkpoint: str | None = None) -> Restored:
+  """Restores a run on all local devices, whatever devices it was trained on.
+
+  Args:
+    workdir: the run directory, or the folder of an export.
+    checkpoint: "last", "best", a step, or "last:10" and "best:10" for the mean
+      of ten; None for `config.evaluation.checkpoint`.
+
+  Returns:
+    The restored run.
+
+  Raises:
+    UserError: if there is no run, no such checkpoint, or it is damaged.
+
+  Example:
+    >>> restore(Path("nowhere"), "best")
+    Traceback (most recent call last):
+    experiments.errors.NoRunError: --workdir=nowhere: not a run directory...
+  """
   run_directory.check_access(workdir)
   config = _for_any_device(run_directory.read_config(workdir))
   exported = workdir / run_directory.PARAMETERS
   if (workdir / run_directory.CHECKPOINTS).is_dir():
     experiment = make_experiment(config, workdir, mesh=MeshConfig())
     which = checkpoint or config.evaluation.checkpoint
-    return experiment, *_from_checkpoints(experiment, workdir, which)
+    return Restored(experiment, *_from_checkpoints(experiment, workdir, which))
   if not exported.exists():
     raise UserError(f"--workdir={workdir}: the run has no checkpoint yet")
   if checkpoint is not None:
@@ -37,7 +66,7 @@ def run_parameters(
     )
   experiment = make_experiment(config, workdir, mesh=MeshConfig())
   like = experiment.abstract_state.params
-  return experiment, *parameter_file.restore(exported, like)
+  return Restored(experiment, *parameter_file.restore(exported, like))
 
 
 def _for_any_device(config: Config) -> Config:

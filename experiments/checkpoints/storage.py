@@ -6,13 +6,19 @@ works in a temporary folder; complete checkpoints are copied from there.
 
 import contextlib
 import shutil
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 
-from experiments.checkpoints.listing import COMMITTED, complete
+from experiments.checkpoints.content import arrays, digests
+from experiments.checkpoints.damage import MISSING, system_error
+from experiments.checkpoints.listing import COMMITTED, complete_steps
+from experiments.errors import UserError
+from experiments.optimization.step import TrainState
 from experiments.run_directory import (
   LocalFiles,
   client_errors,
@@ -26,6 +32,12 @@ from experiments.run_directory import (
 _LISTED = ("metrics", "_CHECKPOINT_METADATA")
 
 
+class UnsavedCheckpointError(UserError):
+  """A checkpoint could not be written; earlier ones are unchanged."""
+
+  code = 1
+
+
 class Manager(ocp.CheckpointManager):
   """Manages the checkpoints of a run in `folder`, which Orbax can write."""
 
@@ -36,11 +48,62 @@ class Manager(ocp.CheckpointManager):
 
   def saved_steps(self) -> set[int]:
     """Returns the steps of the complete checkpoints in `folder`."""
-    return {int(path.name) for path in complete(self.folder)}
+    return complete_steps(self.folder)
 
   def readable(self, step: int) -> Path:
     """Returns the folder from which Orbax can read a checkpoint."""
     return self.folder / str(step)
+
+  def save_state(
+    self,
+    state: TrainState,
+    batches: Mapping[str, Any],  # the position of the data iterator
+    metrics: Mapping[str, float] | None,  # of the validation set, which rank it
+  ) -> None:
+    """Starts to save a checkpoint, unless this step has one."""
+    step = int(state.step)
+    if step in self.all_steps():
+      return
+    plain, position = arrays(state), dict(batches)
+    # Not in `saving`: a failed collective operation is no failure to write.
+    checksums = digests(plain, position)
+    with self.saving():
+      self.save(
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.StandardSave(plain),
+          batches=ocp.args.JsonSave(position),
+          digests=ocp.args.JsonSave(checksums),
+        ),
+        metrics=None if metrics is None else {**metrics, "step": step},
+        force=True,
+      )
+
+  def wait(self) -> None:
+    """Waits for the end of a save, and reports its failure."""
+    with self.saving():
+      self.wait_until_finished()
+
+  @contextlib.contextmanager
+  def saving(self) -> Iterator[None]:
+    """Turns a failure to write into an `UnsavedCheckpointError`."""
+    try:
+      yield
+    except (OSError, ValueError, RuntimeError) as error:
+      # With several processes, JAX raises this when another process has died.
+      lost = isinstance(error, jax.errors.JaxRuntimeError)
+      reason = system_error(error)
+      if isinstance(error, MISSING):  # the folder was removed
+        reason = str(error)
+      if reason is None or (lost and jax.process_count() > 1):
+        raise
+      steps = self.saved_steps()
+      last = f"after step {max(steps)}" if steps else "from the start"
+      raise UnsavedCheckpointError(
+        f"{self.folder}: a checkpoint cannot be written ({reason})."
+        " Earlier ones are unchanged: once that is put right, the same command"
+        f" resumes {last}."
+      ) from error
 
 
 class UploadingManager(Manager):
@@ -106,7 +169,7 @@ class UploadingManager(Manager):
 
   def _list(self) -> None:
     """Makes the temporary folder list the checkpoints in `folder`."""
-    self._uploaded = {int(path.name) for path in complete(self._folder)}
+    self._uploaded = complete_steps(self._folder)
     for step in self._local_steps() - self._uploaded:
       shutil.rmtree(self._files.path / str(step))
       self._whole.discard(step)
@@ -116,7 +179,7 @@ class UploadingManager(Manager):
         self._files.download(f"{step}/{name}")
 
   def _local_steps(self) -> set[int]:
-    return {int(path.name) for path in complete(self._files.path)}
+    return complete_steps(self._files.path)
 
   def _finish_and_upload(self) -> None:
     """Makes `folder` have the checkpoints of the temporary folder."""

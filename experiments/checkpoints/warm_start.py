@@ -8,8 +8,9 @@ import numpy as np
 from absl import logging
 
 from experiments.checkpoints import parameter_file
-from experiments.checkpoints.restore_run import run_parameters
+from experiments.checkpoints.restore_run import restore
 from experiments.data.text.dataset import TranslationDataset
+from experiments.distributed.mesh import place
 from experiments.errors import UserError, naming_field
 from experiments.experiment import Experiment
 from experiments.optimization.step import TrainState
@@ -25,7 +26,7 @@ def warm_started(experiment: Experiment) -> TrainState:
   name, checkpoint = experiment.config.train.init_run or ("", None)
   with naming_field(f"config.train.init_from={field}", name):
     workdir = run_path(name)
-    source, params, restored = run_parameters(workdir, checkpoint)
+    source, params, restored = restore(workdir, checkpoint)
   found, ours = map(parameter_file.named, (params, state.params))
   left_out = _left_out(source, experiment, found, ours)
   taken = set(ours).difference(*left_out.values())
@@ -57,11 +58,7 @@ def _left_out(
 ) -> dict[str, list[str]]:
   """The names of the parameters that are not taken, by reason."""
   new = [name for name in ours if name not in found]
-  other_shape = [
-    name
-    for name in ours
-    if name in found and found[name].shape != ours[name].shape
-  ]
+  other_shape = parameter_file.of_other_shape(found, ours)
   same = _same_tokens(source, experiment)
   tokens = [] if same else _of_vocabulary(experiment)
   return {
@@ -79,9 +76,7 @@ def _merged(params: Any, found: dict[str, Any], taken: set[str]) -> Any:
   leaves, structure = jax.tree.flatten(params)
   # The arrays of `found` are replicated, so each device has them whole.
   merged = [
-    parameter_file.place(
-      np.asarray(found[name].addressable_data(0)), leaf.sharding
-    )
+    place(np.asarray(found[name].addressable_data(0)), leaf.sharding)
     if name in taken
     else leaf
     for name, leaf in zip(names, leaves)

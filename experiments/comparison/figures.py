@@ -10,6 +10,7 @@ import pandas as pd
 
 from experiments.comparison.results import Results, groups
 from experiments.comparison.statistics import interval
+from experiments.evaluation.metrics import CORPUS_NAMES
 from experiments.visualization import plots
 
 
@@ -43,8 +44,7 @@ def draw_all(
 
 def label(metric: str) -> str:
   """The name of a metric as text."""
-  names = {"bleu": "BLEU", "chrf": "chrF"}
-  return names.get(metric, metric.replace("_", " "))
+  return CORPUS_NAMES.get(metric, metric.replace("_", " "))
 
 
 def _draw_lengths(

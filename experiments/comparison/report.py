@@ -17,6 +17,7 @@ from experiments.comparison.statistics import (
   interval,
   is_testable,
 )
+from experiments.evaluation.metrics import CORPUS_NAMES
 from experiments.evaluation.report import length_range, pooled
 from experiments.run_directory import write_text
 
@@ -170,7 +171,7 @@ def _differences(table: pd.DataFrame, metric: str) -> list[str]:
 def _in_words(difference: Difference, metric: str) -> str:
   higher, lower, amount, p = difference
   p_text = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-  unit = " points" if metric in ("bleu", "chrf") else ""
+  unit = " points" if metric in CORPUS_NAMES else ""
   text = f"{_number(metric, amount)}{unit}".replace("%", " percentage points")
   by = f"by {text} ({p_text})"
   if metric in _LOWER_IS_BETTER:

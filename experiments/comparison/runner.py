@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from experiments.comparison.grid import Trial
-from experiments.errors import AGAIN, UserError
+from experiments.errors import StoppedError, UserError
 from experiments.progress import make_bar
 from experiments.training.metrics_writer import METRICS
 
@@ -35,12 +35,6 @@ class _Attempt(NamedTuple):
   trial: Trial
   process: subprocess.Popen
   log_start: int  # byte of the log at which the output of this process begins
-
-
-class StoppedError(UserError):
-  """A signal stopped the comparison; the same command continues it."""
-
-  code = AGAIN
 
 
 def run(trials: Sequence[Trial], num_jobs: int) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""The parser of `--config`, which reports errors of a config file in a line."""
+"""The flag `--config`: its parser, which reports errors, and its values."""
 
 import ast
 import contextlib
@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -33,17 +34,38 @@ def install_parser() -> None:
     config_flags.register_flag_parser_for_type(kind, parser)
 
 
-class _Integer(flags.IntegerParser):
-  """An integer."""
+def config_arguments() -> list[str]:
+  """Returns the flags that give another process the same config."""
+  flag = flags.FLAGS["config"]
+  values = config_flags.get_override_values(flag)
+  return [
+    f"--config={config_flags.get_config_filename(flag)}",
+    *(f"--config.{field}={_text(value)}" for field, value in values.items()),
+  ]
 
+
+def _text(value: Any) -> str:
+  """A config value as a flag parses it."""
+  # The text of a section is YAML.
+  is_section = isinstance(value, ConfigDict)
+  return repr(value.to_dict()) if is_section else str(value)
+
+
+def default_workdir() -> Path:
+  """Returns runs/reverse-dot for `--config=configs/reverse.py:dot`."""
+  config = config_flags.get_config_filename(flags.FLAGS["config"])
+  path, _, argument = config.partition(":")
+  parts = [Path(path).stem, *argument.split(",")]
+  return Path("runs") / "-".join(part for part in parts if part)
+
+
+class _Integer(flags.IntegerParser):
   def convert(self, argument):
     with _refusing("must be an integer"):
       return super().convert(argument)
 
 
 class _Boolean(flags.BooleanParser):
-  """True or false."""
-
   def parse(self, argument):
     with _refusing("must be true or false"):
       return super().parse(argument)
@@ -58,8 +80,6 @@ class _FloatOrNone(flags.FloatParser):
 
 
 class _Section(flags.ArgumentParser):
-  """A dictionary."""
-
   def parse(self, argument):
     if isinstance(argument, ConfigDict):  # the value in the config file
       return argument
@@ -84,8 +104,9 @@ class _Parser(flags.ArgumentParser):
 
   def parse(self, path):
     file = Path(path.partition(":")[0])
-    given = [word for word in sys.argv[1:] if _is_config(word)]
-    if len(given) > 1:
+    words = [word for word in sys.argv[1:] if word.startswith("-")]
+    given = [word.lstrip("-").partition("=")[0] for word in words]
+    if given.count("config") > 1:
       raise UserError("--config is given more than once; give one config")
     if not file.is_file():
       raise UserError(f"--config={file}: no such file{_other_files(file)}")
@@ -109,15 +130,10 @@ class _Parser(flags.ArgumentParser):
         f"--config={file}: get_config returned {type(config).__name__},"
         " not an ml_collections.ConfigDict"
       )
-    for word in sys.argv[1:]:
-      flag = word.lstrip("-").partition("=")[0]
+    for flag in given:
       if flag.startswith("config."):
         _check_field(config, flag)
     return config
-
-
-def _is_config(word: str) -> bool:
-  return word.lstrip("-").partition("=")[0] == "config" and word[0] == "-"
 
 
 def _other_files(file: Path) -> str:

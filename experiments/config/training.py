@@ -129,6 +129,11 @@ class TrainConfig(Section):
     found = re.fullmatch(f"(.+?)(?::({checkpoint}))?", self.init_from)
     return (found[1], found[2]) if found else None
 
+  @property
+  def rows_field(self) -> str:
+    """The field whose rows must divide over the devices."""
+    return "row_multiple" if self.batch_unit == "tokens" else "batch_size"
+
   def saves_at(self, step: int) -> bool:
     """Whether a checkpoint is saved at a step, if no signal stops the run."""
     every = (self.checkpoint_every, self.eval_every)

@@ -20,6 +20,14 @@ class Batch(NamedTuple):
   target: Array  # [B, T] int32
 
 
+class BatchShape(NamedTuple):
+  """The shape of a batch over all devices."""
+
+  rows: int
+  source: int  # tokens of a source
+  target: int
+
+
 def append_eos(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
   """Puts EOS after `lengths` [B] tokens of [B, L] rows, and PAD after it."""
   tokens = np.pad(tokens, ((0, 0), (0, 1)))

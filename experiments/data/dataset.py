@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from experiments.config import TrainConfig
-from experiments.data.batch import Batch
+from experiments.data.batch import Batch, BatchShape
 from experiments.data.gold_alignments import GoldAlignments
 from experiments.data.text.readers import ParallelText
 
@@ -40,8 +40,8 @@ class TrainingBatches(Protocol):
   def describe(self) -> Sequence[str]:
     """Returns lines for the log."""
 
-  def batch_shapes(self) -> list[tuple[int, int, int]]:
-    """Returns the rows, source and target tokens of all global batches."""
+  def batch_shapes(self) -> list[BatchShape]:
+    """Returns the shapes of all batches."""
 
 
 class Dataset(Protocol):

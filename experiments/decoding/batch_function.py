@@ -89,6 +89,6 @@ def _num_workers(mesh: Mesh) -> int:
   """The number of batches to compute at a time."""
   # On a CPU, steps of small operations keep little more than one core busy.
   # All processes must start programs in the same order.
-  is_cpu = mesh.devices.flat[0].platform == "cpu"
+  is_cpu = mesh_lib.platform(mesh) == "cpu"
   alone = mesh.size == jax.process_count() == 1
   return min(num_cores(), _MAX_WORKERS) if is_cpu and alone else 1

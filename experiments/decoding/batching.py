@@ -15,7 +15,7 @@ from experiments import decoding
 from experiments.data.batch import PAD
 from experiments.decoding import Constraints
 from experiments.decoding.batch_function import BatchFunction, Call
-from experiments.distributed.mesh import map_shards
+from experiments.distributed.mesh import map_shards, platform
 
 # Sources (in a beam search: hypotheses) that are decoded or scored at once. On
 # CPUs fewer are faster, because sources that are done wait for the others
@@ -143,7 +143,7 @@ def _make_call(
 def num_rows(mesh: Mesh, beam_size: int = 1) -> int:
   """The number of sources to decode or score at once, over all devices."""
   hypotheses = _ROWS
-  if mesh.devices.flat[0].platform == "cpu":
+  if platform(mesh) == "cpu":
     hypotheses = _CPU_ROWS if beam_size == 1 else _CPU_HYPOTHESES
   return round_up(max(hypotheses // beam_size, 16), mesh.size)
 

@@ -151,9 +151,6 @@ def _decoded(
   memory, carry, stages = encode(steps, source, max_length, divide=divide)
   steps = steps.prepared(memory, carry, source.shape[0])
 
-  def unfinished(state: _Predictions):
-    return ~state.ended
-
   def extend(memory, state: _Predictions):
     length, carry, token, tokens, ended, limits = state
     carry, logits = steps.step(memory, carry, token[:, None], None)
@@ -166,17 +163,25 @@ def _decoded(
     ended = ended | (token == EOS) | (token == PAD) | (length >= limits)
     return _Predictions(length, carry, token, tokens, ended, limits)
 
+  initial = _initial_predictions(carry, source, max_length)
+  if limits is not None:
+    initial = initial._replace(limits=limits)
+  final = run_stages(
+    steps, stages, lambda state: ~state.ended, extend, memory, initial
+  )
+  return final.tokens
+
+
+def _initial_predictions(
+  carry: Any, source: jax.Array, max_length: int
+) -> _Predictions:
   batch_size = source.shape[0]
-  if limits is None:
-    limits = jnp.full((batch_size,), max_length, jnp.int32)
-  initial = _Predictions(
+  return _Predictions(
     jnp.zeros((), jnp.int32),
     carry,
     jnp.full((batch_size,), BOS, jnp.int32),
     jnp.full((batch_size, max_length), PAD, jnp.int32),
     # A row without a source, as in the last batch, has ended.
     (source == PAD).all(-1),
-    limits,
+    jnp.full((batch_size,), max_length, jnp.int32),
   )
-  final = run_stages(steps, stages, unfinished, extend, memory, initial)
-  return final.tokens

@@ -7,7 +7,7 @@ then replace these where its `has_beam_steps` is true.
 """
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +16,33 @@ from flax import linen as nn
 from experiments.decoding.rounded_params import rounded
 
 
-class Steps(Protocol):
+@dataclasses.dataclass(frozen=True)
+class Steps:
   """The steps of a model with its parameters."""
 
-  @property
-  def carry_axis(self) -> int:
-    """The axis of the batch in a carry; in a memory it is the first."""
+  model: nn.Module
+  variables: Any
+  beam_size: int
+  # The axis of the batch in a carry; in a memory it is the first.
+  carry_axis: ClassVar[int]
 
   def start(self, source: jax.Array, capacity: int) -> tuple[Any, Any]:
     """Returns memory, and a carry whose caches hold so many tokens."""
+    raise NotImplementedError
 
   def prepared(self, memory: Any, carry: Any, batch_size: int) -> "Steps":
     """The same steps; a loop of them does not round parameters again."""
+    if jnp.dtype(getattr(self.model, "dtype", jnp.float32)).itemsize >= 4:
+      return self
+
+    def step(variables, memory, carry, token):
+      steps = dataclasses.replace(self, variables=variables)
+      return steps.step(memory, carry, token, None)
+
+    shape = (batch_size, self.beam_size)
+    token = jax.ShapeDtypeStruct(shape, jnp.int32)
+    variables = rounded(step, self.variables, memory, carry, token)
+    return dataclasses.replace(self, variables=variables)
 
   def step(
     self, memory: Any, carry: Any, token: jax.Array, parent: jax.Array | None
@@ -37,41 +52,10 @@ class Steps(Protocol):
     The hypotheses end with tokens [B, K] and continue those of `parent` [B, K]
     of the step before; None means that each continues its own.
     """
-
-
-def make_steps(model: nn.Module, params: Any, beam_size: int) -> Steps:
-  """Returns the steps of K hypotheses of each source."""
-  variables = {"params": params}
-  if getattr(model, "has_beam_steps", False):
-    return _BeamSteps(model, variables, beam_size, variables)
-  return _MappedSteps(model, variables, beam_size, variables)
-
-
-@dataclasses.dataclass(frozen=True)
-class _ModelSteps:
-  model: nn.Module
-  variables: Any
-  beam_size: int
-  step_variables: Any  # the same for steps, or rounded
-
-  def prepared(self, memory, carry, batch_size):
-    """See `Steps`."""
-    if jnp.dtype(getattr(self.model, "dtype", jnp.float32)).itemsize >= 4:
-      return self
-    shape = (batch_size, self.beam_size)
-    tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
-    variables = rounded(self._step, self.variables, memory, carry, tokens)
-    return dataclasses.replace(self, step_variables=variables)
-
-  def step(self, memory, carry, token, parent):
-    """See `Steps`."""
-    return self._step(self.step_variables, memory, carry, token, parent)
-
-  def _step(self, variables, memory, carry, token, parent=None):
     raise NotImplementedError
 
 
-class _BeamSteps(_ModelSteps):
+class _BeamSteps(Steps):
   """The model's own steps of whole beams."""
 
   carry_axis = 0
@@ -81,15 +65,15 @@ class _BeamSteps(_ModelSteps):
       self.variables, source, capacity, self.beam_size, method="beam_start"
     )
 
-  def _step(self, variables, memory, carry, token, parent=None):
+  def step(self, memory, carry, token, parent):
     step: Any = self.model.apply(
-      variables, memory, carry, token, parent, method="beam_step"
+      self.variables, memory, carry, token, parent, method="beam_step"
     )
     carry, logits = step
     return carry, logits.astype(jnp.float32)
 
 
-class _MappedSteps(_ModelSteps):
+class _MappedSteps(Steps):
   """Steps mapped over the hypotheses; a carry is [K, B, ...], the fastest."""
 
   carry_axis = 1
@@ -105,7 +89,7 @@ class _MappedSteps(_ModelSteps):
 
     return memory, jax.tree.map(repeated, carry)
 
-  def _step(self, variables, memory, carry, token, parent=None):
+  def step(self, memory, carry, token, parent):
     if parent is not None:
       carry = _of_parents(carry, parent)
     # A scalar, such as the number of tokens in a cache, is shared: with one for
@@ -114,13 +98,20 @@ class _MappedSteps(_ModelSteps):
 
     def step(carry, token):
       step: Any = self.model.apply(
-        variables, memory, carry, token, method="step"
+        self.variables, memory, carry, token, method="step"
       )
       carry, logits, _ = step
       return carry, logits.astype(jnp.float32)
 
     mapped = jax.vmap(step, in_axes=(axes, 0), out_axes=(axes, 0))
     return mapped(carry, token.T)
+
+
+def make_steps(model: nn.Module, params: Any, beam_size: int) -> Steps:
+  """Returns the steps of K hypotheses of each source."""
+  has_own = getattr(model, "has_beam_steps", False)
+  make = _BeamSteps if has_own else _MappedSteps
+  return make(model, {"params": params}, beam_size)
 
 
 def _of_parents(carry, parent: jax.Array):

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from experiments.config import MeshConfig, TrainConfig
+from experiments.data.batch import Batch, BatchShape
 from experiments.data.dataset import BatchShard
 from experiments.errors import UserError
 
@@ -62,6 +65,11 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
   return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def platform(mesh: Mesh) -> str:
+  """Returns the platform of the devices, such as "cpu"."""
+  return mesh.devices.flat[0].platform
+
+
 def num_batch_shards(mesh: Mesh) -> int:
   """Returns the number of shards of a training batch."""
   return math.prod(mesh.shape[name] for name in ROWS)
@@ -69,8 +77,7 @@ def num_batch_shards(mesh: Mesh) -> int:
 
 def check_batch(mesh: Mesh, config: TrainConfig) -> None:
   """Raises UserError unless batches divide evenly over the devices."""
-  is_text = config.batch_unit == "tokens"
-  name = "row_multiple" if is_text else "batch_size"
+  name = config.rows_field
   size, devices = getattr(config, name), num_batch_shards(mesh)
   needed = devices * config.accumulation
   if size % needed:
@@ -111,15 +118,29 @@ def shard_batch(tree: Any, mesh: Mesh) -> Any:
   return jax.tree.map(place, tree)
 
 
+def abstract_batch(
+  shape: BatchShape, mesh: Mesh, axes: Sequence[str] = ROWS
+) -> Any:
+  """Returns a `Batch` of `jax.ShapeDtypeStruct`, whose rows `axes` shard."""
+  rows, *lengths = shape
+  sharding = NamedSharding(mesh, PartitionSpec(tuple(axes)))
+  tokens: list[Any] = [
+    jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=sharding)
+    for length in lengths
+  ]
+  return Batch(*tokens)
+
+
 def shard_rows(tree: Any, mesh: Mesh) -> Any:
   """Shards NumPy arrays, equal in all processes, by rows over all devices."""
   sharding = NamedSharding(mesh, PartitionSpec(AXES))
+  return jax.tree.map(lambda array: place(array, sharding), tree)
 
-  def place(array):
-    read = array.__getitem__
-    return jax.make_array_from_callback(array.shape, sharding, read)
 
-  return jax.tree.map(place, tree)
+def place(array: np.ndarray, sharding: Any) -> jax.Array:
+  """Puts an array that all processes have onto the devices."""
+  read = array.__getitem__
+  return jax.make_array_from_callback(array.shape, sharding, read)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

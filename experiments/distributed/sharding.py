@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attention import ring
 from attention.modules import MeshAxes
@@ -91,9 +91,7 @@ def path_name(path) -> str:
   return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def sharding_of(
-  path: str, shape: Sequence[int], mesh: Mesh | AbstractMesh
-) -> NamedSharding:
+def sharding_of(path: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding:
   """Returns the sharding of an array of a training state, by its path."""
   axes = dict(PARAMETERS)[_rule(path)]
   if len(axes) > len(shape):  # Adafactor keeps sums over axes
@@ -105,10 +103,13 @@ def sharding_of(
   return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-def state_shardings(state: Any, mesh: Mesh | AbstractMesh) -> Any:
-  """Returns the sharding of each array of a training state."""
+def sharded(state: Any, mesh: Mesh) -> Any:
+  """Returns an abstract training state with the shardings of its arrays."""
   return jax.tree_util.tree_map_with_path(
-    lambda path, leaf: sharding_of(path_name(path), leaf.shape, mesh), state
+    lambda path, leaf: leaf.update(
+      sharding=sharding_of(path_name(path), leaf.shape, mesh)
+    ),
+    state,
   )
 
 

@@ -36,22 +36,22 @@ def _weights(model, params, source, target, *, kinds: Sequence[str]):
 def target_attention_weights(
   model: nn.Module, params: Any, source: Array, target: Array
 ) -> jax.Array:
-  """Returns the weights [N, H, T, S] of targets, in H heads of all layers."""
+  """Returns the weights [N, L, H, T, S] of targets."""
   weights = _weights(model, params, source, target, kinds=(CROSS,)).get(CROSS)
   if weights is None:  # an RNN without attention
-    return jnp.zeros((len(source), 1, target.shape[1], source.shape[1]))
-  return weights.reshape(len(source), -1, *weights.shape[3:])
+    return jnp.zeros((len(source), 1, 1, target.shape[1], source.shape[1]))
+  return weights
 
 
 def unpadded_weights(
   model: nn.Module, params: Any, source: np.ndarray, target: np.ndarray
 ) -> list[np.ndarray]:
-  """Returns N arrays [H, t, s], the attention weights without padding."""
+  """Returns N arrays [L, H, t, s], the attention weights without padding."""
   # Few widths are compiled.
   source, target = (padded_batch(x, len(x)) for x in (source, target))
-  heads = np.asarray(target_attention_weights(model, params, source, target))
+  weights = np.asarray(target_attention_weights(model, params, source, target))
   lengths = ((x != PAD).sum(1) for x in (source, target))
-  return [each[:, :t, :s] for each, s, t in zip(heads, *lengths)]
+  return [each[..., :t, :s] for each, s, t in zip(weights, *lengths)]
 
 
 def pair_weights(
@@ -92,18 +92,24 @@ def alignment_error_rates(
   weights = unpadded_weights(
     experiment.model, params, source[known], target[known]
   )
-  for i, heads in zip(known, weights):
-    for index, head in enumerate(heads):
-      name = head_name(experiment, index) if len(heads) > 1 else _ONLY_HEAD
-      pairs.setdefault(name, []).append((head, gold[i]))
+  for i, each in zip(known, weights):
+    for name, head in named_heads(each).items():
+      pairs.setdefault(name or _ONLY_HEAD, []).append((head, gold[i]))
   return {name: alignment_error_rate(each) for name, each in pairs.items()}
 
 
-def head_name(experiment: Experiment, index: int) -> str:
-  """Returns the name of a Transformer's head, counted over its layers."""
-  model: Any = experiment.config.model
-  layer, head = divmod(index, model.num_heads)
-  return f"layer {layer + 1}, head {head + 1}"
+def named_heads(weights: np.ndarray) -> dict[str, np.ndarray]:
+  """Returns the weights [T, S] of each head by name; "" if there is only one.
+
+  `weights` has [L, H, T, S] of L layers and H heads.
+  """
+  heads = list(np.ndindex(weights.shape[:2]))
+  if len(heads) == 1:
+    return {"": weights[0, 0]}
+  return {
+    f"layer {layer + 1}, head {head + 1}": weights[layer, head]
+    for layer, head in heads
+  }
 
 
 def alignment_error_rate(

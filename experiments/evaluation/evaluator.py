@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.config import EvaluationConfig
 from experiments.data.batch import PAD, Batch
 from experiments.data.dataset import Dataset, EvaluationSet
 from experiments.decoding.batch_function import BatchFunction, Call
@@ -88,7 +87,7 @@ def make_evaluator(
     losses = reference_losses(params, source, target)
     scored = _scored_set(data, examples, decoded.tokens[:, 0], *losses)
     text = examples.text
-    corpus = corpus_metrics(config, examples)
+    corpus = metrics.CorpusMetrics(config, text=text is not None)
     scores = metrics.score(scored, corpus)
     seconds = max(decoded.seconds, 1e-9)
     scores["sentences_per_second"] = len(scored.predictions) / seconds
@@ -108,17 +107,6 @@ def make_evaluator(
     )
 
   return evaluate
-
-
-def corpus_metrics(
-  config: EvaluationConfig, examples: EvaluationSet
-) -> metrics.CorpusMetrics:
-  """The metrics of the predictions of a set as texts."""
-  return metrics.CorpusMetrics(
-    config.bleu_tokenizer,
-    lowercase=config.lowercase,
-    text=examples.text is not None,
-  )
 
 
 def described_search(search: Search) -> dict[str, float]:

@@ -5,7 +5,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.config import EvaluationConfig
 from experiments.data.batch import PAD
+
+# The names of sacreBLEU's metrics in figures and tables.
+CORPUS_NAMES = {"bleu": "BLEU", "chrf": "chrF"}
 
 
 class ScoredSet(NamedTuple):
@@ -29,15 +33,13 @@ class ScoredSet(NamedTuple):
 class CorpusMetrics:
   """SacreBLEU's BLEU and, for text, chrF."""
 
-  def __init__(
-    self, tokenizer: str, *, lowercase: bool = False, text: bool = True
-  ):
+  def __init__(self, config: EvaluationConfig, *, text: bool):
     # See Post, 2018 (https://arxiv.org/abs/1804.08771).
     from sacrebleu.metrics import BLEU, CHRF
 
     bleu = BLEU(
-      tokenize=tokenizer,
-      lowercase=lowercase,
+      tokenize=config.bleu_tokenizer,
+      lowercase=config.lowercase,
       # Sequences of symbols may all be shorter than the n-grams.
       effective_order=not text,
       force=True,  # No warning about text that is already tokenized.

@@ -10,10 +10,9 @@ import numpy as np
 from experiments.config import EvaluationConfig
 from experiments.data.dataset import EvaluationSet
 from experiments.evaluation.evaluator import NUM_BINS, Evaluation
-from experiments.evaluation.metrics import length_ranges
+from experiments.evaluation.metrics import CORPUS_NAMES, length_ranges
 from experiments.run_directory import write_json, write_text
 
-_COLUMNS = {"bleu": "BLEU", "chrf": "chrF"}
 # The metrics that have means over rows, by what they are counted over.
 _POOLED = {
   "token_accuracy": "tokens",
@@ -122,9 +121,9 @@ def summary(evaluation: Evaluation) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
   """Formats `Evaluation.by_length`, pooled into at most ten rows."""
-  columns = [name for name in _COLUMNS if name in rows[0]]
+  columns = [name for name in CORPUS_NAMES if name in rows[0]]
   heading = "length    examples  token accuracy  sequence accuracy"
-  lines = [heading + "".join(f"{_COLUMNS[name]:>8}" for name in columns)]
+  lines = [heading + "".join(f"{CORPUS_NAMES[name]:>8}" for name in columns)]
   for row in pooled(rows):
     lines.append(
       f"{length_range(row):<8}{row['count']:>10}{row['token_accuracy']:>16.2%}"

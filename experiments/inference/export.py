@@ -9,11 +9,11 @@ from jax import export
 
 from experiments import run_directory
 from experiments.checkpoints import parameter_file
+from experiments.checkpoints.restore_run import Restored
 from experiments.config import TaskConfig
 from experiments.data.batch import BOS, EOS, PAD
 from experiments.data.text.dataset import SIDES, TOKENIZER, evaluation_files
 from experiments.errors import UserError
-from experiments.inference.restored import Restored
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 START, STEP, DECODING = "start.jax", "step.jax", "decoding.json"

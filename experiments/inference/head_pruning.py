@@ -13,12 +13,13 @@ from experiments.errors import UserError
 from experiments.evaluation import make_evaluator
 from experiments.evaluation.search import configured_search
 from experiments.experiment import Experiment
+from experiments.models.attention_weights import CROSS, DECODER, ENCODER
 from experiments.visualization import plots
 
 _MODULES = {
-  "encoder self-attention": ("encoder", "self_attention"),
-  "decoder self-attention": ("decoder", "self_attention"),
-  "cross-attention": ("decoder", "cross_attention"),
+  ENCODER: ("encoder", "self_attention"),
+  DECODER: ("decoder", "self_attention"),
+  CROSS: ("decoder", "cross_attention"),
 }
 
 

@@ -1,9 +1,8 @@
-"""Restores a trained run from its directory, and evaluates it."""
+"""Evaluates a restored run."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from experiments.checkpoints.restore_run import run_parameters
+from experiments.checkpoints.restore_run import Restored
 from experiments.data.dataset import EvaluationSet
 from experiments.data.text import readers
 from experiments.data.text.dataset import TranslationDataset
@@ -12,42 +11,6 @@ from experiments.errors import UserError
 from experiments.evaluation import Evaluation, make_evaluator
 from experiments.evaluation.evaluator import add_alignment_error
 from experiments.experiment import Experiment
-
-
-class Restored(NamedTuple):
-  """A trained run.
-
-  Attributes:
-    experiment: its config, mesh, data and model.
-    params: the parameters of the selected checkpoints.
-    checkpoint: a description of these checkpoints.
-  """
-
-  experiment: Experiment
-  params: Any
-  checkpoint: str
-
-
-def restore(workdir: Path, checkpoint: str | None = None) -> Restored:
-  """Restores a run on all local devices, whatever devices it was trained on.
-
-  Args:
-    workdir: the run directory, or the folder of an export.
-    checkpoint: "last", "best", a step, or "last:10" and "best:10" for the mean
-      of ten; None for `config.evaluation.checkpoint`.
-
-  Returns:
-    The restored run.
-
-  Raises:
-    UserError: if there is no run, no such checkpoint, or it is damaged.
-
-  Example:
-    >>> restore(Path("nowhere"), "best")
-    Traceback (most recent call last):
-    experiments.errors.NoRunError: --workdir=nowhere: not a run directory...
-  """
-  return Restored(*run_parameters(workdir, checkpoint))
 
 
 def evaluation_set(

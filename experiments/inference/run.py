@@ -1,11 +1,11 @@
 """A trained run as a Python object."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from experiments.checkpoints.restore_run import Restored
 from experiments.config import Config
 from experiments.data.batch import PAD
 from experiments.data.text.corpus import padded
@@ -14,9 +14,13 @@ from experiments.decoding.batching import Search
 from experiments.errors import UserError, counted, naming_arguments
 from experiments.evaluation.evaluator import make_reference_losses
 from experiments.evaluation.search import configured_search
-from experiments.inference.restored import Restored, check_split, restore
-from experiments.inference.translator import Line, encoded, make_translator
-from experiments.run_directory import run_path
+from experiments.inference.restored import check_split
+from experiments.inference.translator import (
+  Line,
+  cut_messages,
+  encoded,
+  make_translator,
+)
 from experiments.visualization.alignments import (
   example_lines,
   make_pair_weights,
@@ -193,20 +197,9 @@ class Run:
     ):
       names = [f"{side} line {n}" for n in range(1, len(lines) + 1)]
       rows = encoded(encode, [normalized(line) for line in lines], names)
-      for name, row in zip(names, rows):
-        if len(row) >= data.max_length:
-          raise UserError(
-            f"{name}: {len(row)} tokens, the model reads"
-            f" {data.max_length - 1}; split it"
-          )
+      cut_messages(rows, names, data.max_length - 1, refuse=True)
       sides.append(padded(rows, data.max_length))
     return sides
-
-
-def load(workdir: str | Path, checkpoint: str | None = None) -> Run:
-  """Loads a run; `experiments.load` documents it."""
-  with naming_arguments():
-    return Run(restore(run_path(workdir), checkpoint), str(workdir))
 
 
 def _listed(lines: Sequence[str], name: str) -> list[str]:

@@ -1,10 +1,11 @@
 """Translates lines of text with a restored run."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.checkpoints.restore_run import Restored
 from experiments.data.batch import PAD, UNK
 from experiments.data.dataset import Dataset
 from experiments.data.text.corpus import padded
@@ -12,7 +13,6 @@ from experiments.data.text.dataset import TranslationDataset
 from experiments.data.text.tokenizer import normalized
 from experiments.decoding.batching import Search, make_predictor
 from experiments.errors import UserError
-from experiments.inference.restored import Restored
 
 
 class Line(NamedTuple):
@@ -67,13 +67,11 @@ def make_translator(
     indices = [i for i, line in enumerate(lines) if line]
     progress(len(lines) - len(indices))
     results = [_blank(search.n_best)] * len(lines)
-    if not indices:
-      return results
     place = f"{source}, line" if source else "line"
     names = [f"{place} {first + i}" for i in indices]
     tokens = encoded(data.source_tokens, [lines[i] for i in indices], names)
     limit = data.max_length - 1
-    cuts = [*_cuts(tokens, names, limit, refuse=refuse_long)]
+    cuts = cut_messages(tokens, names, limit, refuse=refuse_long)
     sources = padded([row[:limit] for row in tokens], data.max_length)
     predictions = predict(params, sources, progress, first=first - 1)
     for row, index in enumerate(indices):
@@ -109,20 +107,22 @@ def encoded(
 
 
 def _blank(n_best: int) -> Line:
-  """The result of a blank line."""
   none = np.array([], np.int32)
   return Line([""] * n_best, [0.0] * n_best, "", "", none, none)
 
 
-def _cuts(
+def cut_messages(
   tokens: list[np.ndarray], names: list[str], limit: int, *, refuse: bool
-) -> Iterator[str]:
-  """Yields a message for each line that is too long, "" for others."""
+) -> list[str]:
+  """Returns a message for each line that is too long, "" for others."""
+  messages = []
   for row, name in zip(tokens, names):
     message = f"{name}: {len(row)} tokens, the model reads {limit}"
     if len(row) > limit and refuse:
       raise UserError(f"{message}; split it")
-    yield f"{message}: the rest is not translated" if len(row) > limit else ""
+    cut = f"{message}: the rest is not translated"
+    messages.append(cut if len(row) > limit else "")
+  return messages
 
 
 def _unknown(data: Dataset, line: str, tokens: np.ndarray, name: str) -> str:

@@ -19,21 +19,19 @@ class Named:
 
   def obstacle(self, request: Request) -> str | None:
     """None; raises UserError if the implementation cannot serve a request."""
-    if reason := self._obstacle(request):
+    reason = BY_NAME[self.name].obstacle(request)
+    if self.name == "pallas" and _is_partitioned_by_xla():
+      reason = (
+        "needs one device, or a Transformer, as XLA does not divide kernels"
+        " over config.mesh"
+      )
+    if reason:
       raise UserError(
         f"config.model.attention_implementation: {self.name!r} cannot compute"
         f" the attention of this model: it {reason}; 'auto' chooses an"
         " implementation that can"
       )
     return None
-
-  def _obstacle(self, request: Request) -> str | None:
-    if self.name == "pallas" and _is_partitioned_by_xla():
-      return (
-        "needs one device, or a Transformer, as XLA does not divide kernels"
-        " over config.mesh"
-      )
-    return BY_NAME[self.name].obstacle(request)
 
   def __call__(
     self, request: Request

@@ -90,15 +90,10 @@ def make_train_step(
       "parameter_norm": optax.tree.norm(params),
       "tokens": tokens,
     }
-    updated = dataclasses.replace(
-      state,
-      step=state.step + 1,
-      params=params,
-      opt_state=opt_state,
-      average=_updated_average(
-        state.average, params, state.step, config.ema_decay
-      ),
+    average = _updated_average(
+      state.average, params, state.step, config.ema_decay
     )
+    updated = TrainState(state.step + 1, params, opt_state, state.rng, average)
     if config.non_finite == "skip":
       updated = _if_finite(metrics, updated, state)
     return updated, metrics

@@ -5,20 +5,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from experiments.cores import num_cores
-from experiments.data.batch import Batch
+from experiments.data.batch import Batch, BatchShape
 from experiments.data.dataset import TrainingBatches
 from experiments.distributed import mesh
-from experiments.distributed.mesh import ROWS
 from experiments.experiment import Experiment
 from experiments.optimization.step import TrainState
 
 Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]
-# Rows, source tokens and target tokens of a batch over all devices.
-BatchShape = tuple[int, int, int]
 
 
 def compile_train_step(
@@ -31,7 +26,7 @@ def compile_train_step(
   if first < experiment.config.train.steps:
     batch = mesh.shard_batch(batches[first], experiment.mesh)
     shapes.append(_shape(batch))
-  if _platform(experiment) != "cpu":
+  if mesh.platform(experiment.mesh) != "cpu":
     shapes += [shape for shape in batches.batch_shapes() if shape not in shapes]
   return compile_ahead(experiment, shapes)
 
@@ -43,7 +38,7 @@ def compile_ahead(experiment: Experiment, shapes: Sequence[BatchShape]) -> Step:
 
   def lowered(shape: BatchShape) -> Any:
     with jax.set_mesh(experiment.mesh):  # of this thread
-      return step.lower(like, _abstract_batch(experiment, shape))
+      return step.lower(like, mesh.abstract_batch(shape, experiment.mesh))
 
   def compiled(shape: BatchShape) -> Any:
     return lowered(shape).compile()
@@ -66,19 +61,6 @@ def compile_ahead(experiment: Experiment, shapes: Sequence[BatchShape]) -> Step:
   return update
 
 
-def _platform(experiment: Experiment) -> str:
-  return experiment.mesh.devices.flat[0].platform
-
-
 def _shape(batch: Batch) -> BatchShape:
-  return (*batch.source.shape, batch.target.shape[1])
-
-
-def _abstract_batch(experiment: Experiment, shape: BatchShape) -> Any:
-  rows, *lengths = shape
-  sharding = NamedSharding(experiment.mesh, PartitionSpec(ROWS))
-  tokens: list[Any] = [
-    jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=sharding)
-    for length in lengths
-  ]
-  return Batch(*tokens)
+  rows, source = batch.source.shape
+  return BatchShape(rows, source, batch.target.shape[1])

@@ -12,9 +12,9 @@ from experiments.distributed.preemption import StopSignals
 from experiments.evaluation import Evaluation, make_evaluator, report
 from experiments.evaluation.evaluator import (
   add_alignment_error,
-  corpus_metrics,
   described_search,
 )
+from experiments.evaluation.metrics import CorpusMetrics
 from experiments.evaluation.search import configured_search
 from experiments.experiment import Experiment
 from experiments.optimization.step import TrainState
@@ -86,7 +86,9 @@ def _settings(
   experiment: Experiment, checkpoint: str, examples: EvaluationSet
 ) -> dict[str, Any]:
   """What the file of an evaluation with this config has."""
-  corpus = corpus_metrics(experiment.config.evaluation, examples)
+  corpus = CorpusMetrics(
+    experiment.config.evaluation, text=examples.text is not None
+  )
   return {
     "checkpoint": checkpoint,
     "search": described_search(configured_search(experiment)),

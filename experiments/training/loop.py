@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 
 from experiments import run_directory
 from experiments.checkpoints.listing import check_processes, last_step
-from experiments.checkpoints.on_demand import opened_on_demand
 from experiments.data.pipeline import Stream
 from experiments.distributed import initialize, mesh, preemption
 from experiments.distributed.preemption import StopSignals
@@ -32,6 +31,7 @@ from experiments.training.start import (
   OpenManager,
   claim_and_build,
   log_start,
+  opened_on_demand,
   start_or_resume,
 )
 from experiments.training.step_trace import StepTrace
@@ -92,7 +92,7 @@ def train_and_evaluate(
       )
       with closing(trace):
         result = _train(services, built)
-      _wait(manager())
+      manager().wait()
       if not result.is_complete:
         step = int(result.state.step)
         logging.info("stopped after step %d; the same command resumes it", step)
@@ -129,9 +129,7 @@ def _train(services: _Services, built: Built) -> _Result:
   ):
     explain = functools.partial(_explain, experiment, services.manager)
     buffer = MetricsBuffer(writer, progress, config, explain, skipped)
-    result = _run_steps(
-      services, built.train_step, state, stream, buffer, writer, progress
-    )
+    result = _run_steps(services, built.train_step, state, stream, buffer)
     if buffer.skipped:
       progress.write(f"{buffer.skipped} non-finite updates were skipped")
   return result
@@ -143,11 +141,10 @@ def _run_steps(
   state: TrainState,
   stream: Stream,
   buffer: MetricsBuffer,
-  writer: MetricsWriter,
-  progress: Progress,
 ) -> _Result:
   """Trains from a state until the last step, early stopping or a signal."""
   config, first = services.experiment.config.train, int(state.step)
+  writer, progress = buffer.writer, buffer.progress
   step = first
   validate, validation = _make_validate(services.experiment), None
   # A signal before the first step leaves nothing new to save.
@@ -207,16 +204,7 @@ def _save(manager, state, stream, skipped: int, validation: Evaluation | None):
   if skipped:
     position = {**position, SKIPPED: skipped}
   scores = validation.metrics if validation else None
-  from experiments.checkpoints.write import save
-
-  save(manager, state, position, scores)
-
-
-def _wait(manager) -> None:
-  """Waits until the last checkpoint is written."""
-  from experiments.checkpoints.write import wait
-
-  wait(manager)
+  manager.save_state(state, position, scores)
 
 
 def _is_complete(services: _Services, step: int, progress: Progress) -> bool:

@@ -27,7 +27,7 @@ class MetricsBuffer:
     explain: Callable[[int], str],  # the cause of a non-finite step
     skipped: int,  # number of non-finite updates so far
   ):
-    self._writer, self._progress, self._config = writer, progress, config
+    self.writer, self.progress, self._config = writer, progress, config
     self._explain, self.skipped = explain, skipped
     self._timed = False  # the first step
     self._pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
@@ -37,8 +37,8 @@ class MetricsBuffer:
     if not self._timed:
       # Without the import of TensorBoard, which the first metrics need.
       jax.block_until_ready(metrics)
-      seconds = self._progress.timings()["seconds"]
-      self._writer.timings(step, "train", {"first_step_seconds": seconds})
+      seconds = self.progress.timings()["seconds"]
+      self.writer.timings(step, "train", {"first_step_seconds": seconds})
       self._timed = True
     self._pending.append((step, metrics))
     while len(self._pending) > _LAG:
@@ -60,13 +60,13 @@ class MetricsBuffer:
         raise UserError(f"{problem}; {self._explain(step)}")
       self.skipped += 1
       if self.skipped <= _MAX_MESSAGES:
-        self._progress.write(f"{problem}: update {self.skipped} is skipped")
+        self.progress.write(f"{problem}: update {self.skipped} is skipped")
       if self.skipped == _MAX_MESSAGES:
-        self._progress.write("further skipped updates are only counted")
+        self.progress.write("further skipped updates are only counted")
       values = {name: x for name, x in values.items() if math.isfinite(x)}
     if self.skipped:
       values["skipped"] = self.skipped
     shown = {name: values[name] for name in ("loss",) if name in values}
-    self._progress.advance(tokens=tokens, metrics=shown)
+    self.progress.advance(tokens=tokens, metrics=shown)
     if step % self._config.log_every == 0:
-      self._writer.metrics(step, "train", values)
+      self.writer.metrics(step, "train", values)

@@ -1,6 +1,8 @@
 """The start of a run: its directory, experiment, state and first batch."""
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +11,7 @@ from absl import logging
 
 from experiments import run_directory
 from experiments.checkpoints.listing import last_step
-from experiments.config import Config
+from experiments.config import Config, TrainConfig
 from experiments.data.dataset import TrainingBatches
 from experiments.data.pipeline import Stream
 from experiments.distributed import sharding
@@ -81,6 +83,23 @@ def start_or_resume(
   skipped = position.pop(SKIPPED, 0)
   stream.set_state(position)
   return state, stream, skipped
+
+
+@contextlib.contextmanager
+def opened_on_demand(
+  workdir: Path, config: TrainConfig
+) -> Iterator[OpenManager]:
+  """Yields a function that opens the checkpoints when it is first called."""
+  with contextlib.ExitStack() as stack:
+
+    @functools.cache
+    def manager() -> Any:
+      # Orbax takes half a second to import, and a new run needs it late.
+      from experiments.checkpoints.manager import opened
+
+      return stack.enter_context(opened(workdir, config))
+
+    yield manager
 
 
 def log_start(built: Built, state: TrainState, workdir: Path) -> None:

@@ -2,43 +2,31 @@
 
 import importlib.util
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from experiments import run_directory
 from experiments.config import Config
 from experiments.errors import UserError
 
 
-class Tracker(Protocol):
-  """Displays metrics; metrics.jsonl and timings.jsonl store them."""
-
-  def log(self, step: int, values: Mapping[str, float]) -> None:
-    """Receives metrics of a step by names such as "train/loss"."""
-
-  def close(self) -> None:
-    """Ends the run."""
-
-
 class TensorBoard:
   """Writes TensorBoard events to the run directory."""
 
-  def __init__(self, config: Config, workdir: Path, step: int):
+  def __init__(self, workdir: Path, step: int):
     """Makes TensorBoard ignore events after `step`, the last one."""
-    del config
     from tensorboardX import SummaryWriter
 
     self._files = run_directory.LocalFiles(workdir)
     self._writer = SummaryWriter(str(self._files.path), purge_step=step + 1)
 
   def log(self, step: int, values: Mapping[str, float]) -> None:
-    """See `Tracker`."""
+    """Writes metrics of a step by names such as "train/loss"."""
     for name, value in values.items():
       self._writer.add_scalar(name, value, step)
 
   def close(self) -> None:
-    """See `Tracker`."""
+    """Writes the last events."""
     self._writer.close()
     self._files.close()
 
@@ -46,9 +34,8 @@ class TensorBoard:
 class WeightsAndBiases:
   """Sends metrics to Weights & Biases, whose environment variables apply."""
 
-  def __init__(self, config: Config, workdir: Path, step: int):
+  def __init__(self, config: Config, workdir: Path):
     """Starts or resumes the run of a directory."""
-    del step
     import wandb
 
     self._files = run_directory.LocalFiles(workdir)
@@ -66,19 +53,16 @@ class WeightsAndBiases:
     self._run.define_metric("*", step_metric="step")
 
   def log(self, step: int, values: Mapping[str, float]) -> None:
-    """See `Tracker`."""
+    """Sends metrics of a step by names such as "train/loss"."""
     self._run.log({"step": step, **values})
 
   def close(self) -> None:
-    """See `Tracker`."""
+    """Ends the run."""
     self._run.finish()
     self._files.close()
 
 
-_TRACKERS: dict[str, Callable[[Config, Path, int], Tracker]] = {
-  "tensorboard": TensorBoard,
-  "wandb": WeightsAndBiases,
-}
+Tracker = TensorBoard | WeightsAndBiases
 
 
 def check(name: str) -> None:
@@ -92,4 +76,6 @@ def check(name: str) -> None:
 
 def make_tracker(config: Config, workdir: Path, step: int) -> Tracker:
   """Starts the tracker of `config.train.tracker` after a step."""
-  return _TRACKERS[config.train.tracker](config, workdir, step)
+  if config.train.tracker == "wandb":
+    return WeightsAndBiases(config, workdir)
+  return TensorBoard(workdir, step)

@@ -1,6 +1,7 @@
 """Figures of the attention weights of an experiment."""
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from experiments import decoding
 from experiments.data.batch import PAD, strip
 from experiments.data.dataset import Dataset, EvaluationSet
 from experiments.evaluation.alignment_error import (
-  head_name,
+  named_heads,
   pair_weights,
   unpadded_weights,
 )
@@ -40,13 +41,14 @@ def draw_alignments(
   )
   predicted = np.asarray(jax.jit(predict)(params, source))
   weights = unpadded_weights(experiment.model, params, source, predicted)
+  shown = list(zip(source, predicted, weights))
+  if len(named_heads(weights[0])) > 1:  # of one example, not of several
+    shown = shown[:1]
   panels = [
     panel
-    for example in zip(source, predicted, weights)
-    for panel in make_panels(experiment, *example)
+    for *tokens, heads in shown
+    for panel in make_panels(*_words(experiment.data, *tokens), heads)
   ]
-  if len(weights[0]) > 1:  # all heads of one example, not several examples
-    panels = panels[: len(weights[0])]
   path = workdir / "figures" / f"alignments_{split}.png"
   if jax.process_index() == 0:
     title = f"{experiment.config.title}, {split}"
@@ -56,15 +58,12 @@ def draw_alignments(
 
 
 def make_panels(
-  experiment: Experiment, source, target, heads
+  source: Sequence[str], target: Sequence[str], weights: np.ndarray
 ) -> list[plots.AttentionPanel]:
-  """One panel per head for the weights [H, T, S] of an example."""
-  words = _words(experiment.data, source, target)
+  """One panel per head for the weights [L, H, T, S] of an example."""
   return [
-    plots.AttentionPanel(
-      head, *words, head_name(experiment, index) if len(heads) > 1 else ""
-    )
-    for index, head in enumerate(heads)
+    plots.AttentionPanel(head, source, target, name)
+    for name, head in named_heads(weights).items()
   ]
 
 
@@ -89,16 +88,7 @@ def save_pair(pair: PairWeights, path: Path) -> None:
   """Writes the cross-attention of a pair as PATH.png and PATH.npz."""
   shape = (1, 1, len(pair.target), len(pair.source))
   weights = pair.weights.get(CROSS, np.zeros(shape, np.float32))
-  heads = list(np.ndindex(weights.shape[:2]))
-  panels = [
-    plots.AttentionPanel(
-      weights[layer, head],
-      pair.source,
-      pair.target,
-      f"layer {layer + 1}, head {head + 1}" if len(heads) > 1 else "",
-    )
-    for layer, head in heads
-  ]
+  panels = make_panels(pair.source, pair.target, weights)
   plots.save_attention_figure(panels, path.with_suffix(".png"), pair.run)
   plots.save_attention_weights(panels, path.with_suffix(".npz"))
 

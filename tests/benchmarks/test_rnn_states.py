@@ -31,7 +31,7 @@ def test_gap_equals_difference_of_log_weights(score, order):
     )
   )
   gaps = []
-  for source, target, rows in zip(batch.source, batch.target, weights[:, 0]):
+  for source, target, rows in zip(batch.source, batch.target, weights[:, 0, 0]):
     inputs = [BOS, *target[:-1]]
     steps = [t for t, token in enumerate(inputs) if token != PAD]
     logs = np.log(rows[steps][:, np.asarray(source) != PAD])

@@ -298,7 +298,7 @@ def test_arguments_give_another_process_the_same_config(monkeypatch):
   section = {"short": {"min_length": 2, "max_length": 3, "num_examples": 4}}
   given = parsed_flags(f"--config.data.splits={section}", "--config.seed=7")
   monkeypatch.setattr(flags, "FLAGS", given)
-  file, *overrides = cli.config_arguments()
+  file, *overrides = flag.config_arguments()
   assert file == "--config=configs/reverse.py"
   again = parsed_config(*overrides)
   assert again.to_dict() == given["config"].value.to_dict()

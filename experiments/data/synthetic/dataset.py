@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.config import TaskConfig, TrainConfig
-from experiments.data.batch import BOS, EOS, NUM_SPECIAL, PAD, Batch, strip
+from experiments.data.batch import (
+  BOS,
+  EOS,
+  NUM_SPECIAL,
+  PAD,
+  Batch,
+  BatchShape,
+  strip,
+)
 from experiments.data.dataset import BatchShard, EvaluationSet
 from experiments.data.gold_alignments import GoldAlignments, diagonal_alignments
 from experiments.data.synthetic import tasks
@@ -120,9 +128,9 @@ class _TaskBatches:
     )
     return Batch(*(part[self.rows] for part in batch))
 
-  def batch_shapes(self) -> list[tuple[int, int, int]]:
+  def batch_shapes(self) -> list[BatchShape]:
     lengths = tasks.batch_lengths(self.config.name, self.config.max_length)
-    return [(self.size, *lengths)]
+    return [BatchShape(self.size, *lengths)]
 
   def describe(self) -> Sequence[str]:
     return ()

@@ -130,23 +130,20 @@ def draw(
 ) -> Batch:
   """Draws N = `size` examples; all of their sources are held out, or none."""
   shortest, longest = lengths.min_length, lengths.max_length
-  examples, missing = None, np.arange(size)
+
+  def drawn(count: int) -> Batch:
+    each = rng.integers(shortest, longest + 1, size=count)
+    return DRAW[config.name](rng, each, width, config.symbols)
+
+  examples = drawn(size)
   for _ in range(_MAX_DRAWS):
-    drawn = DRAW[config.name](
-      rng,
-      rng.integers(shortest, longest + 1, size=len(missing)),
-      width,
-      config.symbols,
-    )
-    if examples is None:
-      examples = drawn
-    else:
-      for kept, new in zip(examples, drawn):
-        kept[missing] = new
     # Examples of the other kind are drawn again.
-    missing = missing[held_out(np.asarray(drawn.source)) != held_out_only]
+    is_held_out = held_out(np.asarray(examples.source))
+    missing = np.flatnonzero(is_held_out != held_out_only)
     if not missing.size:
       return examples
+    for kept, new in zip(examples, drawn(missing.size)):
+      kept[missing] = new
   raise UserError(
     f"config.data: {config.name} with {config.symbols} symbols and lengths "
     f"{shortest} to {longest} has too few different sequences to keep training"

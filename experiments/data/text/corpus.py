@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.config import TrainConfig, TranslationConfig
-from experiments.data.batch import EOS, PAD, Batch
+from experiments.data.batch import EOS, PAD, Batch, BatchShape
 from experiments.data.dataset import BatchShard
 from experiments.data.text import bucketing
 from experiments.data.text.tokenized import TokenizedPairs
@@ -85,18 +85,18 @@ class BucketedBatches:
     total = (self.shapes.sum(1) * self.sizes)[plan.shapes].sum()
     return float(1 - tokens / total)
 
-  def batch_shapes(self) -> list[tuple[int, int, int]]:
-    """Returns the rows, source and target tokens of all global batches."""
+  def batch_shapes(self) -> list[BatchShape]:
+    """Returns the shapes of all batches."""
     return [
-      (int(rows), int(source), int(target))
-      for rows, (source, target) in zip(self.sizes, self.shapes)
+      BatchShape(rows, *lengths)
+      for rows, lengths in zip(self.sizes.tolist(), self.shapes.tolist())
     ]
 
   def describe(self) -> Sequence[str]:
     """Returns lines for the log."""
     shapes = ", ".join(
       f"{rows}x({source}+{target})"
-      for rows, (source, target) in zip(self.sizes, self.shapes)
+      for rows, source, target in self.batch_shapes()
     )
     corpus = self._corpus
     num_shapes = counted(len(self.shapes), "batch shape")

@@ -66,7 +66,7 @@ def prepare(
   settings = _settings(config, init_from) if is_new else None
   known = _known(text, record, settings)
   if known is None:
-    known = write_tokenizers_and_sets(text, config, local, init_from=init_from)
+    known = write_tokenizers_and_sets(text, local, init_from=init_from)
   data = TranslationDataset(config, local)
   tokenizers = data.source, data.target
   dtype = tokenized.token_dtype(tokenizers)
@@ -81,13 +81,12 @@ def prepare(
 
 def write_tokenizers_and_sets(
   text: TrainingText,
-  config: TranslationConfig,
   workdir: Path,
   *,
   init_from: Path | None = None,
 ) -> dict[str, Any]:
   """Writes evaluation sets, tokenizers and the record of the text."""
-  files = text.files()
+  config, files = text.config, text.files()
   _warn_of_training_text(config)
   for name in (tokenized.LENGTHS, tokenized.TOKENS, tokenized.DIGESTS):
     (workdir / DATA / name).unlink(missing_ok=True)

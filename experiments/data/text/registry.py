@@ -1,7 +1,6 @@
 """Public corpora: their addresses, files and checksums."""
 
 import itertools
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from experiments.errors import UserError
@@ -75,10 +74,8 @@ CORPORA: dict[str, PublicCorpus] = {
 }
 
 
-def find_corpus(
-  name: str, corpora: Mapping[str, PublicCorpus] = CORPORA
-) -> PublicCorpus:
+def find_corpus(name: str) -> PublicCorpus:
   """Returns the corpus of a name, or raises a `UserError`."""
-  if name not in corpora:
-    raise UserError(f"unknown corpus {name!r}; known: {', '.join(corpora)}")
-  return corpora[name]
+  if name not in CORPORA:
+    raise UserError(f"unknown corpus {name!r}; known: {', '.join(CORPORA)}")
+  return CORPORA[name]

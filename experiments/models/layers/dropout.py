@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from experiments.hash_rng import hash_key, mixed
+from experiments.hash_rng import check_size, hash_key, mixed
 
 
 class Dropout(nn.Module):
@@ -34,10 +34,7 @@ def hashed(
   positions: Callable[[int], jax.Array] = jnp.arange,
 ) -> jax.Array:
   """Returns uint32 words of a shape; its last axis but one has `positions`."""
-  if math.prod(shape) >= 2**32:
-    raise ValueError(
-      f"a shape of less than 2^32 numbers is needed, got {shape}"
-    )
+  check_size(shape)
   first, second = jax.random.key_data(hash_key(rng))
   return mixed(_numbers(shape, positions) + first, second)
 

@@ -17,7 +17,7 @@ def scan_decoder(
   memory: decoder.Memory,
   carry: decoder.Carry,
   embeddings: jax.Array,
-  implementation: ImplementationLike = None,
+  implementation: ImplementationLike,
 ) -> jax.Array:
   """Returns the attentional states [B, T, R] of embeddings [B, T, X].
 
@@ -25,21 +25,7 @@ def scan_decoder(
   """
   gates = jnp.swapaxes(project(weights.cells[0], embeddings), 0, 1)
   if not config.attends_at_once:
-
-    def attend_step(matrices, others, carry, gates):
-      weights, memory = others
-      weights = _combined(matrices, weights)
-      carry, _ = decoder.step(config, weights, memory, carry, gates)
-      return carry, carry.attentional
-
-    combine = weights.combine and weights.combine._replace(bias=None)
-    matrices = _cell_matrices(weights)._replace(
-      fed=weights.fed, combine=combine
-    )
-    _, attentional = scan.scan(
-      attend_step, matrices, (weights, memory), carry, gates
-    )
-    return jnp.swapaxes(attentional, 0, 1)
+    return _attend_by_steps(config, weights, memory, carry, gates)
 
   # The cells read no contexts, so all steps attend at once, after the loop.
   def cell_step(matrices, weights, states, gates):
@@ -59,6 +45,25 @@ def scan_decoder(
     implementation,
   )
   return decoder.attentional_state(weights, contexts, outputs)
+
+
+def _attend_by_steps(
+  config: Seq2SeqConfig,
+  weights: decoder.DecoderWeights,
+  memory: decoder.Memory,
+  carry: decoder.Carry,
+  gates: jax.Array,  # [T, B, G]
+) -> jax.Array:
+  def step(matrices, others, carry, gates):
+    weights, memory = others
+    weights = _combined(matrices, weights)
+    carry, _ = decoder.step(config, weights, memory, carry, gates)
+    return carry, carry.attentional
+
+  combine = weights.combine and weights.combine._replace(bias=None)
+  matrices = _cell_matrices(weights)._replace(fed=weights.fed, combine=combine)
+  _, attentional = scan.scan(step, matrices, (weights, memory), carry, gates)
+  return jnp.swapaxes(attentional, 0, 1)
 
 
 def _cell_matrices(weights: decoder.DecoderWeights) -> decoder.DecoderWeights:

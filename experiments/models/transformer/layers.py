@@ -1,87 +1,21 @@
 """The layers of a Transformer (Vaswani et al., 2017, arXiv:1706.03762)."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.typing import DTypeLike
 
-from attention import biases, masks
-from attention.arrays.axes import round_up
+from attention import masks
 from attention.biases import Bias
 from attention.cache import Cache
-from attention.implementations import Implementation
-from attention.modules import (
-  POSITIONAL_SCORE_NAMES,
-  KeyValue,
-  MeshAxes,
-  MultiHeadAttention,
-)
-from attention.positions import RotaryOptions
-from experiments.config import TransformerConfig
+from attention.modules import KeyValue
 from experiments.distributed.sharding import constrain
-from experiments.models.layers.dropout import Dropout
 from experiments.models.transformer import beam_cache
 from experiments.models.transformer.beam_cache import BeamCache, Slots
 from experiments.models.transformer.forget_gate import ForgetGate, decay
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """What all layers of a Transformer share."""
-
-  config: TransformerConfig
-  dtype: DTypeLike  # of the computation
-  mesh_axes: MeshAxes  # shard rows, heads and tokens
-  max_length: int  # of a source or target
-  implementation: Implementation | None = None  # of attention
-
-  def make_attention(
-    self, *, is_self: bool, is_causal: bool = False
-  ) -> MultiHeadAttention:
-    """Returns the module of self-attention or cross-attention."""
-    score, wrapper = self.config.score_name, self.config.score_wrapper
-    if score in POSITIONAL_SCORE_NAMES and not is_self and score != "local_p":
-      score = "scaled_dot"  # source and target positions do not correspond
-    rotary = is_self and self.config.positions == "rotary"
-    return MultiHeadAttention(
-      num_heads=self.config.num_heads,
-      features=self.config.model_size,
-      score=score,
-      score_options={
-        "max_distance": self.config.max_distance,
-        "max_length": self.max_length,
-        "window": self.config.window,
-        "causal": is_causal,
-        "wrapper": None if wrapper == "none" else wrapper,
-        "cap": self.config.soft_cap,
-      },
-      normalizer=self.config.normalizer,
-      dropout_rate=self.config.attention_dropout_rate,
-      dtype=self.dtype,
-      mesh_axes=self.mesh_axes,
-      implementation=self.implementation,
-      rotary=rotary and RotaryOptions(max_length=self._padded_length),
-    )
-
-  @property
-  def _padded_length(self) -> int:
-    """The longest length after padding for the devices of a ring."""
-    multiple = self.mesh_axes.length_multiple
-    return round_up(self.max_length, multiple)
-
-  @property
-  def bias(self) -> Bias | None:
-    """The bias of self-attention, for ALiBi."""
-    alibi = self.config.positions == "alibi"
-    return biases.alibi(self.config.num_heads) if alibi else None
-
-  def make_dropout(self) -> Dropout:
-    """Returns the dropout of arrays [B, T, D]."""
-    return Dropout(self.config.dropout_rate, self.mesh_axes.positions)
+from experiments.models.transformer.options import Options
 
 
 class FeedForward(nn.Module):
@@ -251,14 +185,6 @@ class DecoderLayer(_Layer):
     x, query = self._across(x, memory, mask, deterministic=True)
     weights = self._cross_weights(query, memory, mask)
     return x, cache, weights[..., 0, :]
-
-  def init_beam_cache(
-    self, batch_size: int, max_length: int, beam_size: int
-  ) -> BeamCache:
-    """Returns an empty cache for `beam_step`."""
-    return beam_cache.init(
-      self.self_attention, batch_size, max_length, beam_size
-    )
 
   def beam_step(
     self,

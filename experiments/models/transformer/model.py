@@ -29,8 +29,8 @@ from experiments.models.transformer.layers import (
   DecoderCache,
   DecoderLayer,
   EncoderLayer,
-  Options,
 )
+from experiments.models.transformer.options import Options
 
 
 class Memory(NamedTuple):
@@ -157,7 +157,7 @@ class Transformer(nn.Module):
     batch_size = source.shape[0]
     carry = BeamCarry(
       tuple(
-        layer.init_beam_cache(batch_size, max_length, beam_size)
+        beam_cache.init(layer.self_attention, batch_size, max_length, beam_size)
         for layer in self.decoder
       ),
       jnp.zeros((batch_size, beam_size, max_length), jnp.int32),

@@ -10,6 +10,7 @@ from experiments.aot import abstract, plan
 from experiments.aot.cost import Cost
 from experiments.aot.targets import TARGETS, Target
 from experiments.config import parse
+from experiments.data.batch import BatchShape
 
 COST = Cost(
   kernels=1000,
@@ -29,7 +30,7 @@ COST = Cost(
 )
 def test_a_step_fits_if_its_memory_is_below_the_device_s(temporaries, words):
   cost = dataclasses.replace(COST, temporaries=temporaries)
-  step = plan.Step(abstract.Shape(8, 32, 32), 16, cost)
+  step = plan.Step(BatchShape(8, 32, 32), 16, cost)
   text = plan.describe(step, TARGETS["v5e"])
   assert f", {words} (" in text
   assert "2 x all-reduce: 1.0 MiB" in text
@@ -86,7 +87,7 @@ def test_other_errors_of_a_compiler_are_raised(error, refused_plan):
 @pytest.mark.parametrize(("size", "helps"), [(62, True), (90, False)])
 def test_a_gpu_s_default_fraction_is_named_if_more_would_do(size, helps):
   cost = dataclasses.replace(COST, temporaries=size * 2**30)
-  step = plan.Step(abstract.Shape(8, 32, 32), 1, cost)
+  step = plan.Step(BatchShape(8, 32, 32), 1, cost)
   text = plan.describe(step, TARGETS["h100"])
   assert "DOES NOT FIT" in text
   assert ("unless XLA_PYTHON_CLIENT_MEM_FRACTION" in text) == helps
@@ -94,7 +95,7 @@ def test_a_gpu_s_default_fraction_is_named_if_more_would_do(size, helps):
 
 def test_a_plan_says_what_its_estimate_is():
   cost = dataclasses.replace(COST, operations=3e12)
-  step = plan.Step(abstract.Shape(8, 32, 32), 16, cost)
+  step = plan.Step(BatchShape(8, 32, 32), 16, cost)
   on_gpu = plan.describe(step, TARGETS["h100"])
   assert "estimate 4.0 ms (compiled, not run): for each kernel" in on_gpu
   assert "(as long as 3.00 TFLOP in bfloat16)" in on_gpu
@@ -112,7 +113,7 @@ def test_batches_become_a_multiple_of_the_devices():
   changed, flag = plan.with_whole_rows(task, 12)
   assert flag == "--config.train.batch_size=36"
   assert changed.train.batch_size == 36
-  step = plan.Step(abstract.Shape(36, 26, 26), 12, COST, flag)
+  step = plan.Step(BatchShape(36, 26, 26), 12, COST, flag)
   assert flag in plan.describe(step, TARGETS["v5e"])
 
 

@@ -11,10 +11,10 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 
-from experiments.checkpoints import content, read, select, write
+from experiments.checkpoints import content, read, select
 from experiments.checkpoints.damage import DamagedCheckpointError
 from experiments.checkpoints.manager import opened
-from experiments.checkpoints.write import saving
+from experiments.checkpoints.storage import UnsavedCheckpointError
 from experiments.config import TrainConfig
 from experiments.errors import UserError
 from experiments.optimization.step import TrainState
@@ -49,7 +49,7 @@ def saved(folder, values=(), metric="bleu", **options):
     for index, value in enumerate(values, 1):
       scores = None if value is None else {metric: value}
       state = state_at(10 * index, **options)
-      write.save(manager, state, {"next_index": index}, scores)
+      manager.save_state(state, {"next_index": index}, scores)
     manager.wait_until_finished()
     yield manager
 
@@ -87,8 +87,8 @@ def test_a_full_quota_is_reported_with_a_remedy(many):
     r" once that is put right, the same command resumes after step 60\."
   )
   with (
-    pytest.raises(write.UnsavedCheckpointError, match=message) as caught,
-    saving(many),
+    pytest.raises(UnsavedCheckpointError, match=message) as caught,
+    many.saving(),
   ):
     raise error
   assert caught.value.__cause__ is error
@@ -96,7 +96,7 @@ def test_a_full_quota_is_reported_with_a_remedy(many):
 
 @pytest.mark.parametrize("error", [ValueError, RuntimeError])
 def test_a_bug_is_not_reported_as_a_failure_to_write(error, many):
-  with pytest.raises(error, match="a bug"), saving(many):
+  with pytest.raises(error, match="a bug"), many.saving():
     raise error("a bug")
 
 

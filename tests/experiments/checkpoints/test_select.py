@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.checkpoints import read, select, write
+from experiments.checkpoints import read, select
 from experiments.checkpoints.manager import opened
 from experiments.config import TrainConfig
 from experiments.errors import UserError
@@ -25,8 +25,8 @@ def save(folder, steps, *, scores=(), metric="bleu", **options):
   with opened(folder, config(metric, **options)) as manager:
     for step in steps:
       score = {metric: scores[step]} if scores.get(step) is not None else None
-      write.save(manager, state_at(step), {"next_index": step}, score)
-    write.wait(manager)
+      manager.save_state(state_at(step), {"next_index": step}, score)
+    manager.wait()
     return sorted(manager.all_steps())
 
 

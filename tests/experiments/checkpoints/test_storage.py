@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from etils import epath
 
-from experiments.checkpoints import read, select, write
+from experiments.checkpoints import read, select
 from experiments.checkpoints.damage import DamagedCheckpointError
 from experiments.checkpoints.listing import check_processes, last_step
 from experiments.checkpoints.manager import opened
-from experiments.checkpoints.write import UnsavedCheckpointError
+from experiments.checkpoints.storage import UnsavedCheckpointError
 from experiments.errors import UserError
 from experiments.run_directory import run_path
 from experiments.training import loop
@@ -77,7 +77,7 @@ def fail_at(monkeypatch, name, access="w"):
 
 
 def add(manager, step):
-  write.save(manager, state_at(step), {"next_index": step}, None)
+  manager.save_state(state_at(step), {"next_index": step}, None)
 
 
 def names(folder):
@@ -112,7 +112,7 @@ def test_checkpoints_that_are_not_kept_are_deleted(url, folder):
     with opened(run_path(url), config) as manager:
       for step in steps:
         scores = {"bleu": float(step == 20)}
-        write.save(manager, state_at(step), {"next_index": step}, scores)
+        manager.save_state(state_at(step), {"next_index": step}, scores)
   assert names(folder) == {"20", "40"}
 
 
@@ -170,7 +170,7 @@ def test_a_failed_upload_is_reported_and_its_checkpoint_incomplete(
     with opened(run, ranked_by("bleu")) as manager:
       add(manager, 20)
       if report == "wait":
-        write.wait(manager)
+        manager.wait()
       elif report == "save":
         add(manager, 30)
 

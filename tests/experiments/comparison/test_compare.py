@@ -9,6 +9,7 @@ import pytest
 
 from experiments import progress
 from experiments.comparison import report, results, runner
+from experiments.errors import StoppedError
 from tests.experiments import processes
 from tests.experiments.comparison.trials import make_trials, write_results
 from tests.experiments.conftest import make_tiny
@@ -99,7 +100,7 @@ def test_a_signal_stops_the_trials_and_starts_no_more(tmp_path, monkeypatch):
     return attempt
 
   monkeypatch.setattr(runner, "_start", start_and_interrupt)
-  with pytest.raises(runner.StoppedError, match="same command continues"):
+  with pytest.raises(StoppedError, match="same command continues"):
     runner.run(trials, num_jobs=1)
   assert (trials[0].workdir / runner.LOG).exists()
   assert not trials[1].workdir.exists()

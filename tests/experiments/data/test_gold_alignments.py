@@ -118,7 +118,7 @@ def test_correct_attention_has_no_error(name, monkeypatch):
   def weights(model, params, source, target):
     del model, params
     return [
-      experiment.data.gold_alignments(*pair).sure[None]
+      experiment.data.gold_alignments(*pair).sure[None, None]
       for pair in zip(*(map(stripped, x) for x in (source, target)))
     ]
 

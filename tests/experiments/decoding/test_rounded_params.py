@@ -75,7 +75,7 @@ def test_steps_with_rounded_parameters_return_the_same(name, dtype, beam_size):
     for each in (prepared, steps)
   )
   np.testing.assert_array_equal(got, want)
-  leaves = jax.tree.leaves(prepared.step_variables)
+  leaves = jax.tree.leaves(prepared.variables)
   are_half = [leaf.dtype == jnp.bfloat16 for leaf in leaves]
   assert any(are_half) == (dtype == "bfloat16")
   assert not all(are_half)  # norms are float32, or the encoder's are not used

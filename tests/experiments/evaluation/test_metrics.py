@@ -7,10 +7,16 @@ import sys
 import numpy as np
 import pytest
 
+from experiments.config import EvaluationConfig
 from experiments.data.batch import PAD
 from experiments.evaluation import metrics
 
-SYMBOLS = metrics.CorpusMetrics("none", text=False)
+SYMBOLS = metrics.CorpusMetrics(EvaluationConfig(), text=False)
+
+
+def text_metrics(tokenizer, **options):
+  config = EvaluationConfig(bleu_tokenizer=tokenizer, **options)
+  return metrics.CorpusMetrics(config, text=True)
 
 
 def scored(**changes):
@@ -113,7 +119,7 @@ def test_scores_equal_those_of_the_sacrebleu_command(
   done = subprocess.run(
     command, cwd=tmp_path, capture_output=True, text=True, check=True
   )
-  corpus = metrics.CorpusMetrics(tokenizer, lowercase=lowercase)
+  corpus = text_metrics(tokenizer, lowercase=lowercase)
   scores = corpus.score(predictions, references)
   assert scores.keys() == {"bleu", "chrf"}
   for name, expected in zip(("bleu", "chrf"), json.loads(done.stdout)):
@@ -140,7 +146,7 @@ def translated(count=100):
 
 @pytest.mark.parametrize("num_bins", [1, 4, 10, 100, None])
 def test_every_example_is_in_one_range_of_lengths(num_bins):
-  examples, corpus = translated(), metrics.CorpusMetrics("13a")
+  examples, corpus = translated(), text_metrics("13a")
   whole = metrics.score(examples, corpus)
   rows = metrics.score_by_length(examples, corpus, num_bins=num_bins)
   assert len(rows) <= (num_bins or 31)
@@ -162,7 +168,7 @@ def test_every_example_is_in_one_range_of_lengths(num_bins):
 
 
 def test_each_range_is_scored_separately():
-  examples, corpus = translated(), metrics.CorpusMetrics("13a")
+  examples, corpus = translated(), text_metrics("13a")
   for row in metrics.score_by_length(examples, corpus, num_bins=3):
     inside = np.flatnonzero(
       (examples.lengths >= row["length"])

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from attention.modules import MeshAxes
 from experiments.config import TransformerConfig
-from experiments.models.transformer.layers import Options
+from experiments.models.transformer.options import Options
 from tests.meshes import make_mesh
 
 

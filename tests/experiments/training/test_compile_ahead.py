@@ -74,7 +74,7 @@ def test_the_first_shape_is_compiled_first_and_on_cpus_alone(
   train = experiment.config.train.model_copy(update={"steps": 9})
   config = experiment.config.model_copy(update={"train": train})
   experiment = dataclasses.replace(experiment, config=config)
-  monkeypatch.setattr(compile_ahead, "_platform", lambda _: platform)
+  monkeypatch.setattr(compile_ahead.mesh, "platform", lambda _: platform)
   compile_ahead.compile_train_step(experiment, Known(batches), first)
   assert found == want
 

@@ -33,14 +33,14 @@ def test_drawn_examples_have_different_legible_lengths(lengths, expected):
 
 
 def test_a_panel_has_a_word_for_each_row_and_column():
-  class Experiment:
-    class data:
-      source_words = target_words = staticmethod(lambda x: list(map(str, x)))
+  class Data:
+    source_words = target_words = staticmethod(lambda x: list(map(str, x)))
 
   source = np.array([7, EOS, PAD])
   for target in ([8, EOS, PAD, PAD], [8, 9, PAD, PAD], [8, 9, 8, 9]):
     target = np.array(target)
-    weights = np.ones((1, (target != PAD).sum(), 2))
-    (panel,) = alignments.make_panels(Experiment, source, target, weights)
+    weights = np.ones((1, 1, (target != PAD).sum(), 2))
+    words = alignments._words(Data, source, target)
+    (panel,) = alignments.make_panels(*words, weights)
     assert panel.target == [str(token) for token in target if token != PAD]
     assert panel.weights.shape == (len(panel.target), len(panel.source))

@@ -271,7 +271,7 @@ def test_unknown_corpus_lists_the_known_ones():
     UserError, match=r"^unknown corpus 'multi31k'; known: multi30k$"
   ):
     registry.find_corpus("multi31k")
-  assert registry.find_corpus("tiny", {"tiny": CORPUS}) is CORPUS
+  assert registry.find_corpus("multi30k") is registry.CORPORA["multi30k"]
 
 
 # The binary, with one more corpus.
