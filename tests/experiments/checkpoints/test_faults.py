@@ -284,8 +284,8 @@ def test_a_second_run_in_a_directory_is_refused(running):
 # Code that makes step 30 a compiled program that does not end.
 ENDLESS = """
 import jax
-from experiments.training import loop
-make = loop.compile_train_step
+from experiments.training import start
+make = start.compile_train_step
 def made(*arguments):
   step = make(*arguments)
   endless = jax.jit(
@@ -298,7 +298,7 @@ def made(*arguments):
       compiled(1.0).block_until_ready()
     return step(state, batch)
   return stepping
-loop.compile_train_step = made
+start.compile_train_step = made
 """
 
 
