@@ -5,6 +5,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+# The maximum of rows without weights. Their terms must be finite, as infinity
+# times 0 is NaN: exp(score - maximum) is 0.
+_ABOVE_ALL_SCORES = 1e30
+
 
 class GradientRows(NamedTuple):
   """Numbers of rows, [t] or [t, 1].
@@ -47,7 +51,7 @@ def gradient_rows(
       of_total = jnp.where(jnp.isnan(total), 0.0, of_total)
     mean = mean - of_total
   return GradientRows(
-    jnp.where(has_weights, maximum, 0.0),
+    jnp.where(has_weights, maximum, _ABOVE_ALL_SCORES),
     jnp.where(has_weights, 1.0 / total, 0.0),
     mean,
     has_nan,

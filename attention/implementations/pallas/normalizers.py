@@ -94,9 +94,6 @@ class Sparse(OnlineNormalizer):
 
   def _power(self, scores, peak, exponent: float) -> jax.Array:
     base = 1.0 + (scores - peak) / self.power
-    # The base is at most 1, except in rows that only fill the last tile, whose
-    # peaks are 0: their weights could be infinite, and infinity * 0 is NaN.
-    base -= jax.lax.stop_gradient(jnp.maximum(base - 1.0, 0.0))
     is_zero = base <= 0.0  # not for NaN, which stays NaN
     base = jnp.where(is_zero, 1.0, base)
     if exponent == 0.0:

@@ -1,0 +1,49 @@
+"""Kernels are lowered for GPUs and TPUs, which checks each of their operations.
+
+This needs neither a device nor its compiler.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from attention import masks, normalizers
+from attention.implementations import Pallas
+from tests.attention.implementations.pallas import hopper
+from tests.attention.implementations.pallas.test_hopper_normalizers import (
+  NORMALIZERS,
+)
+from tests.matrix import sampled_product
+
+KERNELS = {"cuda": Pallas(target="hopper"), "tpu": Pallas(target="tpu")}
+CASES = {
+  **hopper.CASES,
+  **hopper.MASKED,
+  **{name: {"normalizer": each} for name, each in NORMALIZERS.items()},
+  "padding": {"mask": masks.padding(jnp.asarray([70, 0]))},
+  "causal entmax": {"normalizer": normalizers.entmax(), **hopper.CAUSAL},
+  "dropout": {"dropout_rate": 0.2, "rng": jax.random.key(0)},
+}
+
+
+@sampled_product(
+  ("name", "platform"),
+  (CASES, KERNELS),
+  default=[
+    ("causal entmax", "cuda"),
+    ("causal projected", "cuda"),
+    ("dropout", "cuda"),
+    ("causal entmax", "tpu"),
+    ("forgetting", "tpu"),
+  ],
+)
+def test_gradients_are_lowered(name, platform):
+  tokens = [
+    jax.ShapeDtypeStruct((2, length, 64), jnp.bfloat16)
+    for length in (50, 100, 100)
+  ]
+  options = dict(CASES[name])
+  pulled = hopper.pulled_back if "normalizer" in options else hopper.results
+  gradient = jax.jit(
+    lambda *tokens: pulled(KERNELS[platform], [*tokens], **options)
+  )
+  gradient.trace(*tokens).lower(lowering_platforms=(platform,))
