@@ -13,7 +13,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention.implementations.pallas.hopper.tiles.device import Device
+from attention.implementations.pallas.hopper.tiles.device import (
+  Device,
+  compiler_params,
+)
 from attention.implementations.pallas.hopper.tiles.layout import (
   BY_COLUMN,
   SIDE,
@@ -81,6 +84,7 @@ def running_sums(
     out_type=[jax.ShapeDtypeStruct(rows[0].shape, jnp.float32)] * count,
     grid=(entries, tiles),
     grid_names=("entry", "tile"),
+    compiler_params=compiler_params(),
     interpret=interpret or None,
   )
   results = kernel(*rows)

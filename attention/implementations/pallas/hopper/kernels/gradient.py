@@ -158,7 +158,7 @@ def _written(block: Block, sums: Any, scales: dict[str, float]) -> jax.Array:
     total = sums[name][...]
     total = total if scale == 1.0 else total * scale
     flags = jnp.maximum(flags, not_finite(block.problem, [total]))
-    result[...] = total.astype(result.dtype)
+    block.problem.write(result, total.astype(result.dtype))
   return flags
 
 

@@ -14,6 +14,7 @@ from attention.implementations.pallas.hopper.block import memory
 from attention.implementations.pallas.hopper.block.block import Block
 from attention.implementations.pallas.hopper.block.memory import Memory
 from attention.implementations.pallas.hopper.tiles import matrices
+from attention.implementations.pallas.hopper.tiles.device import compiler_params
 from attention.implementations.pallas.hopper.tiles.layout import (
   BY_ROW,
   SIDE,
@@ -119,7 +120,7 @@ def launch(
     out_type=tuple(each.shape for each in kernel.outputs.values()),
     grid=(blocks, entries.blocks),
     grid_names=("row", "leading"),
-    compiler_params=plgpu.CompilerParams(approx_math=True),
+    compiler_params=compiler_params(approx_math=True),
     interpret=problem.interpret or None,
   )
   bounds = jnp.asarray(_bounds(visible != 0).ravel())

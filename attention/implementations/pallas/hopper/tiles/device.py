@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,17 @@ from attention.implementations.pallas.hopper.tiles.layout import (
 )
 
 _TRANSPOSED = plgpu.Layout.WGMMA_TRANSPOSED
+# JAX 0.10 loads at an index, here that of the whole array.
+_INDEX = ((),) if "idx" in inspect.signature(plgpu.load).parameters else ()
+
+
+def compiler_params(**options: Any) -> plgpu.CompilerParams:
+  """The parameters of a kernel whose program chooses the layouts of arrays.
+
+  The default of JAX 0.12 infers them.
+  """
+  semantics = plgpu.LoweringSemantics.Lane
+  return plgpu.CompilerParams(lowering_semantics=semantics, **options)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,8 +57,16 @@ class Device:
     if self.interpret:
       return ref[...].astype(dtype)
     # `optimized` would refuse conflicts of banks and the device's memory.
-    numbers = plgpu.load(ref, (), layout=layout, optimized=False)
+    numbers = plgpu.load(ref, *_INDEX, layout=layout, optimized=False)
     return numbers.astype(dtype)
+
+  def write(self, ref: Any, array: jax.Array) -> None:
+    """Writes an array in registers, also with conflicts of banks."""
+    store = getattr(plgpu, "store", None)  # JAX 0.10 lacks it
+    if self.interpret or store is None:
+      ref[...] = array
+    else:
+      store(ref, array, optimized=False)
 
   def read_transposed(self, tile: Any, dtype: Any = jnp.float32) -> jax.Array:
     """A tile [n, 64] of shared memory as tokens [64, n]."""
@@ -58,7 +78,7 @@ class Device:
     if self.interpret:
       tile[...] = tokens.T
     else:
-      self.transposed(tile)[...] = self.cast(tokens, _TRANSPOSED)
+      self.write(self.transposed(tile), self.cast(tokens, _TRANSPOSED))
 
   def products(
     self,
