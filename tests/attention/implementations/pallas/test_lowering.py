@@ -30,7 +30,6 @@ CASES = {
   (CASES, KERNELS),
   default=[
     ("causal entmax", "cuda"),
-    ("causal projected", "cuda"),
     ("dropout", "cuda"),
     ("causal entmax", "tpu"),
     ("forgetting", "tpu"),
