@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attend, masks, scores
+from attention import attend, biases, masks, scores
 from attention.implementations import Pallas
 from attention.scores.base import Wrapper
 from tests.attention.oracle import draw
@@ -165,6 +165,14 @@ MASKED = {
   "causal normalised": CASES["normalised"] | CAUSAL,
   "function without NaN": {"score": positive_differences, **CAUSAL},
 }
+
+
+def half_of_manhattan(query, key):
+  return np.float64(0.5) * manhattan(query, key)
+
+
+# Numbers of 64 bits under `jax_enable_x64`.
+WIDE = {"score": half_of_manhattan, "bias": biases.alibi(2), **CAUSAL}
 
 
 def close(got, want):

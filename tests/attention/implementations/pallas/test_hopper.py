@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from attention import attend, biases, masks, scores
@@ -12,13 +11,13 @@ from tests.attention.implementations.pallas.hopper import (
   CASES,
   INTERPRETED,
   MASKED,
+  WIDE,
   additive,
   arrays,
   check,
   close,
   forgetting,
   interpreter,
-  manhattan,
   outputs,
   params,
   predicting,
@@ -61,15 +60,11 @@ def test_float16_tokens(name):
   check(tokens, **options)
 
 
-def half_of_manhattan(query, key):
-  return np.float64(0.5) * manhattan(query, key)
-
-
+@pytest.mark.exhaustive
 def test_numbers_of_64_bits_under_x64():
-  options = {"score": half_of_manhattan, "bias": biases.alibi(2)}
-  tokens = arrays((2, 10, 64), (2, 70, 64), (2, 70, 64))
+  tokens = arrays((2, 50, 64), (2, 100, 64), (2, 100, 64))
   with jax.enable_x64(True):
-    check(tokens, mask=masks.causal(60), **options)
+    check(tokens, **WIDE)
 
 
 @sampled("name", [*CASES, *MASKED], default=[])

@@ -21,6 +21,7 @@ CASES = {
   **{name: {"normalizer": each} for name, each in NORMALIZERS.items()},
   "padding": {"mask": masks.padding(jnp.asarray([70, 0]))},
   "causal entmax": {"normalizer": normalizers.entmax(), **hopper.CAUSAL},
+  "64 bits": hopper.WIDE,
   "dropout": {"dropout_rate": 0.2, "rng": jax.random.key(0)},
 }
 
@@ -31,8 +32,10 @@ CASES = {
   default=[
     ("causal entmax", "cuda"),
     ("dropout", "cuda"),
+    ("64 bits", "cuda"),
     ("causal entmax", "tpu"),
     ("forgetting", "tpu"),
+    ("64 bits", "tpu"),
   ],
 )
 def test_gradients_are_lowered(name, platform):
@@ -45,4 +48,5 @@ def test_gradients_are_lowered(name, platform):
   gradient = jax.jit(
     lambda *tokens: pulled(KERNELS[platform], [*tokens], **options)
   )
-  gradient.trace(*tokens).lower(lowering_platforms=(platform,))
+  with jax.enable_x64(name == "64 bits"):
+    gradient.trace(*tokens).lower(lowering_platforms=(platform,))
