@@ -151,7 +151,7 @@ def test_features_at_padding_do_not_change_the_loss(value):
   jax.tree.map(np.testing.assert_array_equal, *results)
 
 
-@pytest.mark.parametrize("value", [0.0, 1e30, -np.inf, np.nan])
+@pytest.mark.parametrize("value", [0.0, 1e30, -1e30, -np.inf, np.nan])
 def test_features_at_padding_do_not_change_the_gradient(value):
   features, readout, labels = problem((6, 30), dtype=np.float32)
   spoilt = np.where((labels == PAD)[..., None], np.float32(value), features)

@@ -60,6 +60,12 @@ def test_float16_tokens(name):
   check(tokens, **options)
 
 
+def test_masked_tokens_under_x64():
+  tokens = arrays((10, 64), (70, 64), (70, 64))
+  with jax.enable_x64(True):
+    check(tokens, **MASKED["cap"])
+
+
 @pytest.mark.exhaustive
 def test_numbers_of_64_bits_under_x64():
   tokens = arrays((2, 50, 64), (2, 100, 64), (2, 100, 64))
