@@ -335,13 +335,12 @@ def _check_tokens(cache: Cache, key, value, lengths) -> None:
       "cache.init(..., length_shape=(B,)), or a module's "
       "init_cache(..., ragged=True)"
     )
-  is_traced = isinstance(lengths, jax.core.Tracer)
-  known: Any = lengths if is_traced else np.asarray(lengths)
-  if not jnp.issubdtype(known.dtype, jnp.integer):
-    raise ValueError(f"lengths must be integers, got {known.dtype}")
-  if is_traced:
-    return
-  if ((known < 0) | (known > added)).any():
+  if not isinstance(lengths, jax.core.Tracer):
+    lengths = np.asarray(lengths)
+  if not jnp.issubdtype(lengths.dtype, jnp.integer):
+    raise ValueError(f"lengths must be integers, got {lengths.dtype}")
+  is_known = isinstance(lengths, np.ndarray)
+  if is_known and ((lengths < 0) | (lengths > added)).any():
     raise ValueError(
       f"lengths must be between 0 and the {added} new tokens, got {lengths}"
     )

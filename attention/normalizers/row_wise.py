@@ -14,9 +14,9 @@ from attention.normalizers.base import (
 )
 from attention.transforms.dependence import (
   combined_entries,
+  combines_entries,
   longest_axis,
   multiple_above,
-  numbers,
   traced_longer,
 )
 from attention.transforms.function_pytree import is_of_this_package
@@ -81,12 +81,7 @@ def follows_leading(
     multiple_above(size, longest) if axis in axes else size
     for axis, size in enumerate(shape)
   ]
-  try:
-    longer = trace(sizes)
-  except Exception:  # An array of the function has entries for each head.
-    return False
-  is_same = numbers(closed) == numbers(longer)
-  return is_same and not combined_entries(longer, longest)
+  return not combines_entries(closed, lambda: trace(sizes), longest)
 
 
 def _ungrouped(normalizer: Normalizer) -> Normalizer:

@@ -18,6 +18,7 @@ from attention.scores.callables import Modified, Positional
 from attention.scores.tile_positions import Positions, all_positions
 from attention.transforms.dependence import (
   combined_entries,
+  combines_entries,
   longest_axis,
   multiple_above,
   numbers,
@@ -177,14 +178,11 @@ def follows_leading(score: Score, query, key, axis: int | None = None) -> bool:
     )
     return jax.ShapeDtypeStruct((*sizes, *array.shape[-2:]), array.dtype)
 
-  try:
-    of_longer, _ = pair_jaxpr(
-      score, longer(query), longer(key), _WithoutIndices.of
-    )
-  except Exception:  # An array of the function has entries for each head.
-    return False
-  is_same = numbers(closed) == numbers(of_longer)
-  return is_same and not combined_entries(of_longer, longest)
+  def trace_longer():
+    tokens = longer(query), longer(key)
+    return pair_jaxpr(score, *tokens, _WithoutIndices.of)[0]
+
+  return not combines_entries(closed, trace_longer, longest)
 
 
 def functions_follow_heads(score: Score, query, key) -> bool:

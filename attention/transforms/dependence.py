@@ -93,6 +93,24 @@ def combined_entries(closed: ClosedJaxpr, longest: int) -> str:
   return ""
 
 
+def combines_entries(
+  closed: ClosedJaxpr, trace_longer: Callable[[], ClosedJaxpr], longest: int
+) -> bool:
+  """Whether a function combines or counts the entries of some axes.
+
+  Args:
+    closed: the traced function.
+    trace_longer: traces it for arguments whose axes in question are longer.
+    longest: the size that only these axes exceed.
+  """
+  try:
+    longer = trace_longer()
+  except Exception:  # The function has an array with an entry for each.
+    return True
+  is_same = numbers(closed) == numbers(longer)
+  return not is_same or bool(combined_entries(longer, longest))
+
+
 def num_carry(scan) -> int:
   """The number of results that a `lax.scan` passes to its next iteration."""
   # Its parameters for this differ between versions of JAX.

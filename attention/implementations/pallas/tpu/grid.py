@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from attention.arrays import axes
 from attention.implementations.blockwise.tiles import with_length
-from attention.implementations.pallas.functions import numbers_of_kernels
+from attention.implementations.pallas.functions import dtypes_of_kernels
 from attention.implementations.pallas.operands import Kind, Operand, split
 from attention.implementations.pallas.tpu import tokens, whole
 from attention.implementations.pallas.tpu.visit import Visit
@@ -169,7 +169,7 @@ class TileGrid:
       interpret=problem.interpret,
     )
     prefetched = [in_hbm(problem, each) for each in visits]
-    with numbers_of_kernels(problem.interpret):
+    with dtypes_of_kernels(problem.interpret):
       return call(*prefetched, *arrays)
 
 

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from attention.arrays import axes
-from attention.implementations.pallas.functions import numbers_of_kernels
+from attention.implementations.pallas.functions import dtypes_of_kernels
 from attention.implementations.pallas.tpu.tokens import LANES
 
 _ROWS = 8
@@ -63,7 +63,7 @@ def running_sums(
     out_shape=shapes,
     interpret=interpret,
   )
-  with numbers_of_kernels(interpret):
+  with dtypes_of_kernels(interpret):
     results = call(*rows)
   return [each.reshape(shape) for each in results]
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention.implementations.pallas.evaluation import Rules
 from attention.implementations.pallas.functions import (
-  Rules,
   TileFunction,
   check_supported,
   traced,

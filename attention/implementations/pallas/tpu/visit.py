@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from attention.implementations.pallas.functions import Rules
+from attention.implementations.pallas.evaluation import Rules
 from attention.implementations.pallas.operands import Kind
 from attention.implementations.pallas.tpu import whole
 from attention.implementations.pallas.tpu.additive import weighted_tanh_sum

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr
 
-from attention.implementations.pallas.functions import Rules, check_supported
+from attention.implementations.pallas.evaluation import Rules
+from attention.implementations.pallas.functions import check_supported
 from attention.implementations.pallas.hopper.block.block import Block
 from attention.implementations.pallas.hopper.block.gradient_rows import (
   means,

@@ -10,12 +10,12 @@ from attention.implementations.pallas.derivative_rules import (
   has_rule,
   is_of_jax,
 )
-from attention.implementations.pallas.functions import (
+from attention.implementations.pallas.evaluation import (
   apply_primitive,
   called,
   interpret,
-  numbers_of_kernels,
 )
+from attention.implementations.pallas.functions import dtypes_of_kernels
 from attention.implementations.pallas.operands import Unsupported
 
 
@@ -57,7 +57,7 @@ def inlined(
       return inputs[:1]
     return apply_primitive(equation, inputs)
 
-  with numbers_of_kernels(interpret=False):
+  with dtypes_of_kernels(interpret=False):
     closed = jax.make_jaxpr(function)(*arguments)
     leaves = jax.tree.leaves(arguments)
     return jax.make_jaxpr(

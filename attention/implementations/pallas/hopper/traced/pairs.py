@@ -14,11 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, Var
 
-from attention.implementations.pallas.functions import (
+from attention.implementations.pallas.evaluation import (
   Rules,
   apply_primitive,
-  check_supported,
   interpret,
+)
+from attention.implementations.pallas.functions import (
+  check_supported,
   without_constants,
   without_unused,
 )

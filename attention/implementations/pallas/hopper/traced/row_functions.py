@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr
 
-from attention.implementations.pallas import functions
+from attention.implementations.pallas import evaluation
 from attention.implementations.pallas.functions import without_unused
 from attention.implementations.pallas.hopper.tiles.layout import SIDE, across
 from attention.implementations.pallas.hopper.traced.functions import inlined
@@ -81,7 +81,7 @@ class RowFunction:
   def __call__(self, *arguments: Any, product: Product = product) -> list[Any]:
     """The results: tiles, parts [64] of numbers, `OuterProducts`."""
     apply = functools.partial(_apply, product)
-    results = functions.interpret(self.jaxpr, [], arguments, apply)
+    results = evaluation.interpret(self.jaxpr, [], arguments, apply)
     outputs: Sequence[Any] = self.jaxpr.outvars
     return [
       _result(each, own.aval.shape) for each, own in zip(results, outputs)
@@ -94,7 +94,7 @@ class RowFunction:
     """
     arguments = _Multiple(tile, 1.0), *numbers
     apply = _apply_to_multiples
-    (result,) = functions.interpret(self.jaxpr, [], arguments, apply)
+    (result,) = evaluation.interpret(self.jaxpr, [], arguments, apply)
     if not isinstance(result, _Multiple):
       raise Unsupported("has functions of tokens that multiply them by numbers")
     return _spread(result.number, (SIDE,))
@@ -220,7 +220,7 @@ def _apply(
   rank = max(map(jnp.ndim, inputs))
   spread = shape if rank == 2 else (SIDE,) * rank
   inputs = [_spread(_wide(each), spread) for each in inputs]
-  return functions.apply_primitive(equation, inputs)
+  return evaluation.apply_primitive(equation, inputs)
 
 
 def _multiplied(product: Product, equation: Any, left, right) -> Any:
