@@ -16,8 +16,9 @@ def check_floating(**arrays) -> None:
   for name, array in arrays.items():
     if isinstance(array, list | tuple | str | None):
       raise TypeError(f"{name} must be an array, got {array!r}")
-    dtype = jnp.result_type(array)
-    if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 16:
+    dtype = getattr(array, "dtype", None) or jnp.result_type(array)
+    is_floating = jnp.issubdtype(dtype, jnp.floating)
+    if not is_floating or not 16 <= jnp.finfo(dtype).bits <= 64:
       raise AssertionError(
         f"{name} must hold floating-point numbers of 16 to 64 bits, got {dtype}"
       )

@@ -32,9 +32,10 @@ class StickBreaking(Normalizer):
   ignores_hidden: ClassVar[bool] = True
 
   def __call__(self, scores):
-    # log(1 - sigmoid(score)), 0 where hidden.
+    # log(1 - sigmoid(score)), 0 where hidden. With the score added it is
+    # log(sigmoid(score)).
     rest = -jax.nn.softplus(scores)
-    return jax.nn.sigmoid(scores) * jnp.exp(_sums_of_later(rest))
+    return jnp.exp(scores + rest + _sums_of_later(rest))
 
 
 def _sums_of_later(terms: jax.Array) -> jax.Array:

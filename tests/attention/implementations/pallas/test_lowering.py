@@ -5,6 +5,7 @@ This needs neither a device nor its compiler.
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractDevice, AbstractMesh
 
 from attention import masks, normalizers
 from attention.implementations import Pallas
@@ -14,6 +15,11 @@ from tests.attention.implementations.pallas.test_hopper_normalizers import (
 )
 from tests.matrix import sampled_product
 
+# JAX 0.12 asks for the kind of TPU that a program is lowered for.
+DEVICES = {
+  "cuda": AbstractDevice("NVIDIA H100", None, "cuda"),
+  "tpu": AbstractDevice("TPU v5 lite", 1, "tpu"),
+}
 KERNELS = {"cuda": Pallas(target="hopper"), "tpu": Pallas(target="tpu")}
 CASES = {
   **hopper.CASES,
@@ -48,5 +54,9 @@ def test_gradients_are_lowered(name, platform):
   gradient = jax.jit(
     lambda *tokens: pulled(KERNELS[platform], [*tokens], **options)
   )
-  with jax.enable_x64(name == "64 bits"):
+  mesh = AbstractMesh((1,), ("x",), abstract_device=DEVICES[platform])
+  with (
+    jax.enable_x64(name == "64 bits"),
+    jax.sharding.use_abstract_mesh(mesh),
+  ):
     gradient.trace(*tokens).lower(lowering_platforms=(platform,))
