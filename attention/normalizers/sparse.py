@@ -91,6 +91,8 @@ def _threshold(shifted: jax.Array, power: float) -> jax.Array:
   return _solved(jax.lax.stop_gradient(shifted), power)
 
 
+# Outside of `jax.jit` the loop would be compiled at every call.
+@functools.partial(jax.jit, static_argnums=1, inline=True)
 def _solved(shifted, power: float):
   """The threshold, by Newton's method from below."""
   *leading, length = shifted.shape

@@ -93,6 +93,8 @@ def _sum_by_one(tanh, group):
   return sum_of_terms(term, group)
 
 
+# Outside of `jax.jit` the loops would be compiled at every call.
+@functools.partial(jax.jit, static_argnums=0, inline=True)
 def _scores(of_group, query, key, weight):
   """The scores, by sums `of_group` of a few channels on CPUs and TPUs."""
   if _pairs_like_tokens(query, key, weight):
@@ -115,7 +117,6 @@ def _scores(of_group, query, key, weight):
 
 @functools.partial(weighted_tanh_sum.defjvp, symbolic_zeros=True)
 def _weighted_tanh_sum_jvp(primals, tangents):
-  query, key, weight = primals
   linear = tuple(
     jnp.zeros(tangent.shape, tangent.dtype)
     if isinstance(tangent, SymbolicZero)
@@ -125,10 +126,15 @@ def _weighted_tanh_sum_jvp(primals, tangents):
 
   # In a `scan`, JAX differentiates this sum: squares of products of divisors
   # would overflow.
-  scores = _scores(_sum_by_one, *primals)
-  if _pairs_like_tokens(query, key, weight):
+  return _scores(_sum_by_one, *primals), _tangents(primals, linear)
+
+
+@functools.partial(jax.jit, inline=True)
+def _tangents(primals, linear):
+  """The tangents of the scores, for those of tokens and weights."""
+  if _pairs_like_tokens(*primals):
     of_pairs = jax.checkpoint(_tangents_by_pair, prevent_cse=False)
-    return scores, of_pairs(*by_pair(*primals), *by_pair(*linear))
+    return of_pairs(*by_pair(*primals), *by_pair(*linear))
 
   def by_form(*channels):
     return _in_best_form(tangent_in_turn, channels)
@@ -136,7 +142,7 @@ def _weighted_tanh_sum_jvp(primals, tangents):
   on_tpu = functools.partial(tangent_at_once, of_any)
   channels = (*by_channel(*primals), *by_channel(*linear))
   tangent = _on_its_platform(by_form, on_tpu, tangent_at_once, channels)
-  return scores, tangent.reshape(scores.shape)
+  return tangent.reshape(scores_shape(*primals))
 
 
 def _on_its_platform(on_cpu, on_tpu, at_once, channels):

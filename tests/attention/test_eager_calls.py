@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import logging
+import typing
 import weakref
 
 import jax
@@ -10,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import attend, biases, masks, normalizers, scores
+from attention import attend, biases, masks, names, normalizers, scores
 from attention.implementations.blockwise import Blockwise, flagged_rows
+from attention.modules import MultiHeadAttention
 from tests.attention.oracle import draw, single
 from tests.matrix import sampled
 
@@ -89,6 +91,38 @@ def test_a_second_call_with_other_arrays_compiles_nothing(name):
   first = compiled(lambda: value_and_gradient(0))
   assert first
   assert not compiled(lambda: value_and_gradient(1))
+
+
+SMALL_CALLS = [
+  (option, name)
+  for option, literal in (
+    ("score", names.ScoreName),
+    ("score", names.PositionalScoreName),
+    ("normalizer", names.NormalizerName),
+  )
+  for name in typing.get_args(literal)
+]
+
+
+@sampled(
+  ("option", "name"),
+  SMALL_CALLS,
+  default=[("score", "additive"), ("score", "shaw"), ("normalizer", "entmax")],
+)
+def test_a_third_small_call_compiles_nothing(option, name):
+  (tokens,) = single(0, (2, 9, 8))
+  module = MultiHeadAttention(2, **{option: name})
+  variables = module.init(jax.random.key(0), tokens)
+
+  def gradient():
+    def loss(variables):
+      return jnp.sum(module.apply(variables, tokens, mask=masks.causal()))
+
+    return jax.grad(loss)(variables)
+
+  gradient()
+  gradient()
+  assert not compiled(gradient)
 
 
 def test_a_changed_attribute_of_a_callable_changes_the_result():
