@@ -307,7 +307,10 @@ def _check_room(cache: Cache, added) -> None:
 def check_cache(cache: Any) -> None:
   """Raises TypeError unless it is a `Cache`."""
   if not isinstance(cache, Cache):
-    raise TypeError(f"cache must be a Cache, see init, got {cache!r}")
+    raise TypeError(
+      "cache must be a Cache, from attention.cache.init or a module's "
+      f"init_cache, got {cache!r}"
+    )
 
 
 def _check_tokens(cache: Cache, key, value, lengths) -> None:

@@ -91,7 +91,10 @@ def _computed(
         f"implementation={implementation!r} cannot serve this call: it "
         f"{obstacle}; implementation=None chooses one that can"
       )
-    choose = lambda _: chosen  # noqa: E731
+
+    def choose(_):
+      return chosen
+
   context, rows = _on_its_platform(request, choose)
   return context, _as_statistics(rows)
 

@@ -130,6 +130,8 @@ def _parsed(
     _die(f"{message}\nSee --help.")
   except UserError as error:
     _die(str(error))
+  except SystemExit:  # --help, after which absl exits with code 1
+    sys.exit(0)
   except Exception as error:  # setting a field of the config
     _die(f"{type(error).__name__}: {error}")
   if needs_config and not flags.FLAGS["config"].present:

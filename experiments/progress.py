@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 # Seconds between two updates in a log file.
 _LINE_EVERY = 10.0
-# Of a terminal of unknown size, such as a container's.
+# The size of a terminal that does not tell it, such as a container's.
 _SIZE = {"ncols": 120, "nrows": 40}
 # Number of last steps over which `timings` computes the median duration.
 _NUM_DURATIONS = 200

@@ -97,16 +97,23 @@ def sliding_window(
   Returns:
     A mask.
 
+  Raises:
+    ValueError: if `left` and `right` are numbers that hide all keys.
+
   Example:
     >>> sliding_window(1, 0).materialize(3, 3)
     Array([[ True, False, False],
            [ True,  True, False],
            [False,  True,  True]], dtype=bool)
   """
-  return Band(
-    None if left is None else _integers("left", left),
-    None if right is None else _integers("right", right),
-  )
+  left = None if left is None else _integers("left", left)
+  right = None if right is None else _integers("right", right)
+  if isinstance(left, int) and isinstance(right, int) and left + right < 0:
+    raise ValueError(
+      f"left + right must be at least 0, got left={left} and right={right}, "
+      "which hide all keys"
+    )
+  return Band(left, right)
 
 
 def segments(

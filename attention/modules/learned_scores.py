@@ -138,8 +138,9 @@ class LearnedScore(nn.Module):
           self._weight("weight", query_size + key_size, hidden_size),
           self._vectors("score_weight", hidden_size),
         )
-      case _:
+      case "cosine":
         return scores.cosine(self._sharpness())
+    raise ValueError(f"no score is built for the name {self.score!r}")
 
   def _positional(self, query_size, key_size, hidden_size) -> Score:
     match self.score:
@@ -166,7 +167,7 @@ class LearnedScore(nn.Module):
           self._vectors("relative_keys", size, key_size),
           self._vectors("relative_queries", size, key_size),
         )
-      case _:
+      case "transformer_xl":
         size = query_size + query_size % 2
         zeros = nn.initializers.zeros
         return scores.transformer_xl(
@@ -174,6 +175,7 @@ class LearnedScore(nn.Module):
           self._parameter("content_bias", zeros, query_size),
           self._parameter("position_bias", zeros, query_size),
         )
+    raise ValueError(f"no score is built for the name {self.score!r}")
 
   def _local(self, query_size, key_size) -> Score:
     match self.local_score:

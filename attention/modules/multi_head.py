@@ -298,7 +298,8 @@ class MultiHeadAttention(nn.Module):
     """
     check_positive(max_length=max_length)
     check_sizes(leading_shape=leading_shape)
-    if not self.key_projection.has_variable("params", "kernel"):
+    is_bound = self.scope is not None
+    if not is_bound or not self.key_projection.has_variable("params", "kernel"):
       raise ValueError("init_cache needs parameters: call it through `apply`")
     kernel: jax.Array = self.key_projection.get_variable("params", "kernel")
     tokens = jax.ShapeDtypeStruct(

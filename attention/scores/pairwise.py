@@ -6,6 +6,7 @@ trace with longer sequences than any other axis shows which axes are of tokens.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -37,6 +38,12 @@ _RULE = (
   "all queries or keys, do it before attend."
 )
 _TOKENS = "the queries or the keys"
+_TILE_RULE = (
+  "pair_at of the score {} must return scores [..., t, s] of a tile of t "
+  "queries and s keys, but for {} queries and {} keys it {}. positions.query "
+  "is [t] and positions.key is [s]; positions.broadcast(rank) has them as "
+  "[..., t, 1] and [..., 1, s]."
+)
 
 
 class _PairFunction(NamedTuple):
@@ -74,6 +81,8 @@ def check_pairwise(score: Score, query, key, closed: ClosedJaxpr) -> None:
   """
   for each in _functions(score, query, key, closed):
     _check(each, query.shape[-2], key.shape[-2])
+  if score.reads_positions and not all(map(_is_ours, _chain(score))):
+    _check_tile(score, query, key)
 
 
 def _functions(score: Score, query, key, closed) -> Iterator[_PairFunction]:
@@ -151,6 +160,28 @@ def _check(function: _PairFunction, length: int, key_length: int) -> None:
     if numbers(closed) == numbers(again):  # else the function is not pure
       problem = "depends on the number of queries or keys"
       raise ValueError(_RULE.format(problem))
+
+
+def _check_tile(score: Score, query, key) -> None:
+  """Raises ValueError unless a user's `pair_at` keeps both axes of tokens."""
+  length, key_length = query.shape[-2], key.shape[-2]
+  if length != key_length or not isinstance(length, int):
+    return  # The scores of all tokens have shown it.
+  length += 1
+  query, key = (
+    jax.ShapeDtypeStruct((*x.shape[:-2], n, x.shape[-1]), x.dtype)
+    for x, n in ((query, length), (key, key_length))
+  )
+  name = type([*_chain(score)][-1]).__name__
+  rule = functools.partial(_TILE_RULE.format, name, length, key_length)
+  try:
+    shape = pair_jaxpr(score, query, key)[1].shape
+  except (TypeError, ValueError) as error:
+    message = str(error).rstrip(".")
+    problem = f"raises {type(error).__name__}: {message}"
+    raise ValueError(rule(problem)) from error
+  if shape[-2:] != (length, key_length):
+    raise ValueError(rule(f"returns {shape}"))
 
 
 def follows_leading(score: Score, query, key, axis: int | None = None) -> bool:

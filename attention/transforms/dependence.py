@@ -22,7 +22,8 @@ _UNKNOWN = (
   *("ffi_call", "io_callback", "pallas_call", "pure_callback"),
   "call_hi_primitive",  # JAX 0.12, for instance jnp.nonzero
 )
-# With these JAX finds where the entries of a whole axis start: at 0.
+# Operations on constants that are evaluated. JAX computes the start of a slice
+# by them, which is 0 for a whole axis.
 _FOLDED = {
   "lt": operator.lt,
   "add": operator.add,

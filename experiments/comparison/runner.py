@@ -59,7 +59,8 @@ def run(trials: Sequence[Trial], num_jobs: int) -> list[Outcome]:
           _send(signals.pop(0), running, bar)
         ended += _remove_ended(running)
         for outcome in ended:
-          outcomes[outcome.trial.workdir] = outcome
+          if not stopped or not outcome.error:  # else it is to be continued
+            outcomes[outcome.trial.workdir] = outcome
           _report(outcome, bar)
         num_complete = f"{len(outcomes)}/{len(trials)} trials"
         bar.set_description(num_complete, refresh=False)

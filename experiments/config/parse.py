@@ -1,6 +1,7 @@
 """The whole config, and its conversion from nested dictionaries."""
 
 import itertools
+import re
 import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -19,7 +20,7 @@ from experiments.config.training import (
 )
 from experiments.config.unknown_field import no_such_field
 from experiments.config.version import VERSION, migrated
-from experiments.errors import UserError
+from experiments.errors import UserError, suggestion
 
 # Normalizers whose results over disjoint sets of keys can be merged.
 _MERGEABLE = ("softmax", "softmax_sink", "sigmoid")
@@ -237,4 +238,7 @@ def _describe(problem: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
     return message  # which names its fields
   if isinstance(problem["input"], Mapping):
     return f"{field}: {message}"
+  if problem["type"] == "literal_error":
+    known = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
+    message += suggestion(str(problem["input"]), known)
   return f"{field}: got {problem['input']!r}; {message}"

@@ -134,7 +134,8 @@ def _make_call(
   """Makes a call of `_batch_decoder`'s function; `indices` seed samples."""
   lengths = (sources != PAD).sum(1)
   longest = round_up(int(lengths.max()), _LENGTH_STEP)
-  # By the source's own length, so that the rest of the batch is no matter.
+  # A limit depends on the length of its own source only. The result must not
+  # depend on the rest of the batch.
   limits = np.array([limit(each) for each in lengths.tolist()], np.int32)
   length = limit(min(longest, sources.shape[1]))
   return Call(length, (sources, limits), (np.array(indices, np.uint32),))

@@ -64,7 +64,11 @@ class CorpusMetrics:
 
 
 def score(scored: ScoredSet, corpus: CorpusMetrics) -> dict[str, float]:
-  """Returns the metrics of a set; accuracies count EOS."""
+  """Returns the metrics of a set.
+
+  The token accuracy is the share of the reference's tokens, with EOS, that are
+  predicted at their place, the sequence accuracy that of equal texts.
+  """
   return _accuracies(scored) | corpus.score(
     scored.predictions, scored.references
   )

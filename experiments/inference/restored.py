@@ -7,7 +7,7 @@ from experiments.data.dataset import EvaluationSet
 from experiments.data.text import readers
 from experiments.data.text.dataset import TranslationDataset
 from experiments.decoding.batching import Search
-from experiments.errors import UserError
+from experiments.errors import UserError, suggestion
 from experiments.evaluation import Evaluation, make_evaluator
 from experiments.evaluation.evaluator import add_alignment_error
 from experiments.experiment import Experiment
@@ -60,7 +60,10 @@ def check_split(experiment: Experiment, split: str) -> None:
   splits = experiment.config.data.splits
   if split not in splits:
     known = ", ".join(splits)
-    raise UserError(f"--split={split}: no such set; there are: {known}")
+    raise UserError(
+      f"--split={split}: no such set; there are: {known}"
+      f"{suggestion(split, splits)}"
+    )
 
 
 def evaluate(

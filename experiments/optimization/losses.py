@@ -149,7 +149,8 @@ def _errors(probs, labels, label_smoothing):
 
 def _chunks(features, labels, vocabulary_size):
   """Splits [B, T, ...] into [chunks, B, t, ...], padded with PAD."""
-  # Along time, so that no example changes its device.
+  # Chunks divide the time axis: those of the batch would move examples to other
+  # devices.
   batch_size, length = labels.shape
   rows = max(_CHUNK_NUMBERS // vocabulary_size, 64)
   size = min(length, max(rows // batch_size, 1))

@@ -1,6 +1,8 @@
 """Arguments of `attend`: errors that name them, dropout, tracing."""
 
+import dataclasses
 import functools
+from collections.abc import Callable
 
 import chex
 import flax.linen as nn
@@ -381,6 +383,34 @@ def test_scores_without_the_leading_axes_raise():
     )
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Nearness(scores.Score):
+  """A score that adds numbers of tokens, not of pairs."""
+
+  add: Callable = dataclasses.field(metadata={"static": True})
+
+  def pair_at(self, query, key, positions):
+    return query @ key.mT + self.add(positions)
+
+
+@pytest.mark.parametrize(
+  ("add", "problem"),
+  [
+    (
+      lambda at: (at.query - at.key)[None],
+      r"raises TypeError: .* \(6,\), \(5,\)\. ",
+    ),
+    (lambda at: jnp.zeros((at.num_keys, at.num_keys)), "raises TypeError"),
+  ],
+)
+def test_scores_of_positions_must_have_a_number_for_each_pair(add, problem):
+  score = scores.soft_cap(Nearness(add), 3.0)
+  message = f"pair_at of the score Nearness .* 6 queries and 5 keys .*{problem}"
+  with pytest.raises(ValueError, match=message):
+    attend(*[tokens(5, 4)] * 3, score=score)
+
+
 def scored(score):
   return attend(*(jnp.ones((2, 3)),) * 3, score=score)
 
@@ -437,7 +467,7 @@ WRONG_TYPES = {
   "cache must be a Cache": lambda: MultiHeadAttention(2).init(
     jax.random.key(0), jnp.ones((3, 4)), None, method="decode"
   ),
-  "cache must be a Cache, see init, got 'none'": lambda: cache.append(
+  "cache must be a Cache, from .* init_cache, got 'none'": lambda: cache.append(
     "none", *(jnp.ones((2, 3)),) * 2
   ),
   "mesh_axes must be MeshAxes": lambda: MultiHeadAttention(
@@ -482,6 +512,10 @@ WRONG_TYPES = {
     *(jnp.ones((2, 1, 3)),) * 2,
     jnp.ones(2),
   ),
+  "init_cache needs parameters": lambda: MultiHeadAttention(2).init_cache(
+    (2,), 4
+  ),
+  "left . right must be at least 0": lambda: masks.sliding_window(-3, 0),
   "inside jax.shard_map": lambda: ring_attention(
     *(jnp.ones((2, 3)),) * 3, axis_name="sequence"
   ),

@@ -146,6 +146,7 @@ def test_compare_continues_after_failures_and_interrupts(tmp_path):
   process.send_signal(signal.SIGINT)
   _, error = process.communicate(timeout=600)
   assert process.returncode == 75, error
+  assert "2/2 trials" not in error
   assert "learning_rate=1e+30, seed 0: exit code 2: error: step" in error
   assert "the same command continues" in error
   code, out, error = processes.run(*arguments)

@@ -1,7 +1,8 @@
 """Running sums of rows on Hopper GPUs, 64 numbers in each block.
 
-A block adds the tiles before its own number by number, and the sums within its
-own tile as an array of pairs.
+A block sums all tiles before its own, entry by entry, and then the entries of
+its own tile, as an array of pairs. The work grows with the square of the number
+of tiles.
 """
 
 import math

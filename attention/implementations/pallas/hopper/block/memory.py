@@ -48,12 +48,12 @@ class Memory:
   dropout_factors: Any  # a tile of factors of weights, for gradients of keys
   barriers: Sequence[Any]
   staging: Any  # a tile of staged tokens before its transposition
-  scratch: Any  # of a sum over channels
+  scratch: Any  # memory that a sum over channels needs
   of_term: Mapping[str, Any]  # see `ScoreTerm.memory`
   tables: Sequence[Any]  # see `ScoreTerm.num_tables`
   of_bias: Any  # gradients of values per relative distance, of own queries
-  flags: Any  # of own tokens that had NaN or infinity, in a second attempt
-  own_numbers: Mapping[str, Any]  # of own queries, which the block computes
+  flags: Any  # 1 for own tokens that had NaN or infinity, in a second attempt
+  own_numbers: Mapping[str, Any]  # numbers of own queries that a block computes
   of_shares: Any  # the gradients of predicted shares
   zero: Any  # an index, which the compiler does not know
 
