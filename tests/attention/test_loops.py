@@ -16,6 +16,7 @@ MATRIX, VECTOR = jnp.sin(jnp.arange(16.0)).reshape(4, 4), jnp.arange(4.0)
 # Options of `attend` as functions of a number for each key.
 CALLS = {
   "bias": lambda numbers: {"bias": numbers},
+  "ties": lambda numbers: {"bias": 0.0 * numbers, "mask": masks.causal(1)},
   "sink": lambda numbers: {
     "bias": numbers,
     "normalizer": normalizers.softmax(numbers[0]),
@@ -65,8 +66,12 @@ def product(name, implementation, in_loop):
     return jnp.sum(jax.lax.map(lambda each: one(*each), arrays))
 
   gradient = jax.grad(looped if in_loop else one, (0, 1, 2, 3))
-  arrays = single(0, (6, 4), (7, 4), (7, 3), (7,))
-  return jax.jit(lambda *x: jax.jvp(gradient, x, x)[1])(*arrays)
+  shapes = (6, 4), (7, 4), (7, 3), (7,)
+  query, *others = single(0, *shapes)
+  if name == "ties":
+    query = 0.0 * query  # all scores of a row are equal
+  arrays, tangents = (query, *others), tuple(single(1, *shapes))
+  return jax.jit(lambda *x: jax.jvp(gradient, x, tangents)[1])(*arrays)
 
 
 @functools.cache
@@ -80,6 +85,7 @@ def without_loop(name):
   default=[
     *(("forgetting", each) for each in ("reference", TILES, KERNELS)),
     *(("cosine", each) for each in ("reference", TILES)),
+    ("ties", "reference"),
   ],
 )
 def test_hessian_vector_products_are_those_without_a_loop(name, implementation):

@@ -20,6 +20,7 @@ from attention.transforms.custom_transpose import (
   jvp_of_active,
   with_mutual_transpose,
 )
+from attention.transforms.tangent_rule import instantiated, with_tangent_rule
 
 _SMALLEST = 2.0**-60  # added to totals, which are 1 at least or 0
 
@@ -170,12 +171,22 @@ def _exponentials(scores, visible) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Exponentials of visible scores, 0 elsewhere, their maxima and totals."""
   logits = jnp.where(visible, scores, -jnp.inf)
   maximum = _at_least(np.finfo(scores.dtype).min, jax.lax.max, logits)
-  # The minimum changes no number. With one operation less, XLA's compiler for
-  # TPUs computes float32 scores again for the second product.
-  exponentials = jnp.exp(jnp.minimum(logits - maximum[..., None], 0.0))
+  exponentials = jnp.exp(_not_positive(logits - maximum[..., None]))
   # The total is a divisor, and must not be 0 in a row without a visible key.
   # Others are 1 at least but for rounding.
   return exponentials, maximum, _at_least(_SMALLEST, jax.lax.add, exponentials)
+
+
+def _not_positive(exponents: jax.Array) -> jax.Array:
+  """Exponents, none of which is positive, after another operation."""
+  # With one operation less, XLA's compiler for TPUs computes float32 scores
+  # again for the second product. The derivative is that of the exponents: where
+  # scores tie for the maximum, that of the minimum would be a half.
+
+  def rule(primals, tangents):
+    return _not_positive(*primals), instantiated(tangents[0])
+
+  return with_tangent_rule(lambda x: jnp.minimum(x, 0.0), rule, exponents)
 
 
 def _at_least(lowest: float, function: Callable, array: jax.Array) -> jax.Array:
