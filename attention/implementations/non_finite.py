@@ -23,6 +23,7 @@ from attention.transforms.custom_transpose import (
   with_own_derivatives,
   with_transpose,
 )
+from attention.transforms.tangent_rule import KeptJvp
 
 
 def with_finite_tokens(
@@ -190,7 +191,7 @@ def mapped(
   if not program.jaxpr.eqns:
     return function(tokens)
 
-  @jax.custom_jvp
+  @KeptJvp
   def compute(arrays):
     return program(arrays[1:], arrays[0])
 

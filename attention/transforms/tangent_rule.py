@@ -6,7 +6,8 @@ have. Inside of the `jax.custom_jvp`, the function is therefore a primitive with
 the same rule, which JAX keeps.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -50,6 +51,46 @@ def with_tangent_rule(
   return call(*arguments)
 
 
+class KeptJvp:
+  """`jax.custom_jvp` whose rule loops keep, as that of `with_tangent_rule`.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> @functools.partial(KeptJvp, nondiff_argnums=(0,))
+    ... def rounded(scale, x):
+    ...   return jnp.round(scale * x)
+    >>> @rounded.defjvp
+    ... def rule(scale, primals, tangents):
+    ...   return rounded(scale, *primals), scale * tangents[0]
+    >>> jax.grad(rounded, 1)(2.0, 1.4)
+    Array(2., dtype=float32, weak_type=True)
+  """
+
+  def __init__(self, function: Callable, nondiff_argnums: Sequence[int] = ()):
+    functools.update_wrapper(self, function)
+    self._function = function
+    self._count = len(nondiff_argnums)
+    assert [*nondiff_argnums] == [*range(self._count)]
+
+  def defjvp(self, rule: Callable, symbolic_zeros: bool = False) -> Callable:
+    """Sets the rule, with the arguments of that of `jax.custom_jvp`."""
+    self._rule, self._symbolic_zeros = rule, symbolic_zeros
+    return rule
+
+  def __call__(self, *arguments: Any) -> Any:
+    """The result of the function."""
+    static, arrays = arguments[: self._count], arguments[self._count :]
+
+    def rule(primals, tangents):
+      if not self._symbolic_zeros:
+        tangents = jax.tree.map(instantiated, tangents)
+      return self._rule(*static, primals, tangents)
+
+    return with_tangent_rule(
+      functools.partial(self._function, *static), rule, *arrays
+    )
+
+
 def instantiated(tangent: Any) -> Any:
   """A tangent as an array, also if it is a `SymbolicZero`."""
   if isinstance(tangent, SymbolicZero):
@@ -59,6 +100,8 @@ def instantiated(tangent: Any) -> Any:
 
 def _bound(function, rule, arguments):
   leaves, structure = jax.tree.flatten(arguments)
+  if not any(isinstance(each, jax.core.Tracer) for each in leaves):
+    return function(*arguments)  # outside of any transformation
 
   def of_leaves(*leaves):
     return function(*jax.tree.unflatten(structure, leaves))

@@ -91,3 +91,30 @@ def without_loop(name):
 def test_hessian_vector_products_are_those_without_a_loop(name, implementation):
   got = product(name, implementation, in_loop=True)
   close(got, without_loop(name), 1e-4, 1e-4)
+
+
+def test_tokens_of_zeros_and_hidden_nan_have_finite_second_derivatives():
+  """By reverse mode twice; cosine scores of zeros have a derivative of 0."""
+  query, key, value, *tangents = single(2, *[(4, 3)] * 6)
+  key = key.at[3].set(0.0)
+  mask = masks.causal(-1)  # hides the last key
+
+  def second(score, key, value, in_loop):
+    def one(*tokens):
+      return jnp.sum(jnp.sin(attend(*tokens, score=score, mask=mask)))
+
+    def looped(*tokens):
+      tokens = [each[None] for each in tokens]
+      return jnp.sum(jax.lax.map(lambda each: one(*each), tokens))
+
+    def along(*tokens):
+      gradient = jax.grad(looped if in_loop else one, (0, 1, 2))(*tokens)
+      return sum(jnp.vdot(*each) for each in zip(gradient, tangents))
+
+    return jax.jit(jax.grad(along, (0, 1, 2)))(query, key, value)
+
+  for score in (scores.scaled_dot(), scores.cosine()):
+    want = second(score, key, value, in_loop=False)
+    hidden = [each.at[3].set(jnp.nan) for each in (key, value)]
+    for tokens in ((key, value), hidden):
+      close(second(score, *tokens, in_loop=True), want, 1e-4, 1e-4)

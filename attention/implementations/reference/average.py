@@ -20,12 +20,16 @@ from attention.transforms.custom_transpose import (
   jvp_of_active,
   with_mutual_transpose,
 )
-from attention.transforms.tangent_rule import instantiated, with_tangent_rule
+from attention.transforms.tangent_rule import (
+  KeptJvp,
+  instantiated,
+  with_tangent_rule,
+)
 
 _SMALLEST = 2.0**-60  # added to totals, which are 1 at least or 0
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+@functools.partial(KeptJvp, nondiff_argnums=(0, 1))
 def average(dtype, precision, scores, visible, flags, multipliers, value):
   """The average of values by the softmax of visible scores.
 
@@ -76,7 +80,7 @@ def _average_jvp(dtype, precision, primals, tangents):
     return context, tangent
 
 
-@jax.custom_jvp
+@KeptJvp
 def statistics(scores, visible) -> Statistics:
   """The statistics of rows, whose exponentials XLA finds in `average`."""
   _, maximum, total = _exponentials(scores, visible)
@@ -118,7 +122,7 @@ def _divisor(exponentials, total, visible, flags) -> jax.Array:
   return _at_least(_SMALLEST, jax.lax.add, exponentials + of_pairs)
 
 
-@jax.custom_jvp
+@KeptJvp
 def _finite_weights(scores, visible) -> jax.Array:
   """The softmax of rows; zeros if a row is NaN."""
   # XLA finds the exponentials and the total in those of `average`.

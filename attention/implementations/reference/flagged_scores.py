@@ -16,6 +16,7 @@ from attention.implementations.non_finite import (
 from attention.request import Request
 from attention.scores.classical import is_half
 from attention.transforms.custom_transpose import with_transpose
+from attention.transforms.tangent_rule import KeptJvp
 
 # (arrays, value) -> scores [..., T, S], NaN also where the value is not finite.
 ScoresOf = Callable[[list[jax.Array], jax.Array | None], jax.Array]
@@ -46,7 +47,7 @@ def _factor(request: Request) -> float | None:
   return constant_factor(score, request.query) if is_scaled else 1.0
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+@functools.partial(KeptJvp, nondiff_argnums=(0,))
 def _products(precision, query, key, value) -> jax.Array:
   """The products of queries and keys, NaN where a token is not finite."""
   # One feature of NaN makes all products of a token NaN, so the flags of a
@@ -95,7 +96,7 @@ def _tangent(tokens, tangents) -> list[jax.Array]:
   return [_tangent_of(tokens, tangents)]
 
 
-@jax.custom_jvp
+@KeptJvp
 def _tangent_of(tokens, tangents):
   return jax.jvp(inner_products, [*tokens], [*tangents])[1]
 
