@@ -10,6 +10,7 @@ from flax.linen.dtypes import promote_dtype
 from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 
+from attention.arrays import axes
 from attention.arrays.matmul import precision_name
 from attention.cache import Cache, check_cache
 from attention.checks import check_positive, check_sizes, check_tokens
@@ -222,8 +223,9 @@ class MultiHeadAttention(nn.Module):
   ) -> jax.Array:
     """`__call__` for a memory that `project` has returned.
 
-    `query_offset` is the position of the first query, for `rotary`, where
-    `positions` [..., T] replaces it, and for scores that depend on positions.
+    `query_offset`, a number or [B], is the position of the first query, for
+    `rotary`, where `positions` [..., T] replaces it, and for scores that depend
+    on positions.
     Shift masks and biases with their method `shifted`. `key_lengths` are as in
     `__call__`.
     """
@@ -367,4 +369,6 @@ def _positions(layer: MultiHead, tokens, offset, positions):
   """`positions`, or those from `offset` on if they are None."""
   if positions is not None:
     return positions
-  return offset + layer.mesh_axes.positions(tokens.shape[-2])
+  places = layer.mesh_axes.positions(tokens.shape[-2])
+  starts, places = axes.aligned(jnp.expand_dims(offset, -1), places)
+  return starts + places

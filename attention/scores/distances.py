@@ -65,7 +65,8 @@ def with_products(
   return _on_its_platform(by_key, *arrays)
 
 
-# Outside of `jax.jit` the branches would be compiled at every call.
+# Outside of `jax.jit` the branches would be compiled at every call. So would be
+# those of the gradient, if this were inlined.
 @functools.partial(jax.jit, static_argnums=0)
 def _on_its_platform(by_key: bool, *arrays: jax.Array) -> jax.Array:
   """`with_products`, by the way that is fast on a platform."""

@@ -79,6 +79,11 @@ class KeptJvp:
 
   def __call__(self, *arguments: Any) -> Any:
     """The result of the function."""
+    if not any(
+      isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(arguments)
+    ):
+      # Outside of transformations the primitive would compile at every call.
+      return self._function(*arguments)
     static, arrays = arguments[: self._count], arguments[self._count :]
 
     def rule(primals, tangents):
@@ -100,8 +105,6 @@ def instantiated(tangent: Any) -> Any:
 
 def _bound(function, rule, arguments):
   leaves, structure = jax.tree.flatten(arguments)
-  if not any(isinstance(each, jax.core.Tracer) for each in leaves):
-    return function(*arguments)  # outside of any transformation
 
   def of_leaves(*leaves):
     return function(*jax.tree.unflatten(structure, leaves))

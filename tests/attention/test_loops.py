@@ -84,7 +84,7 @@ def without_loop(name):
   (CALLS, ["reference", TILES, KERNELS]),
   default=[
     *(("forgetting", each) for each in ("reference", TILES, KERNELS)),
-    ("cosine", TILES),
+    *(("cosine", each) for each in ("reference", TILES)),
     ("ties", "reference"),
   ],
 )

@@ -207,6 +207,31 @@ def test_scores_of_positions_work_with_every_cache(
   assert_decodes(step, held, tokens, want, ragged)
 
 
+@pytest.mark.parametrize("length", [2, 3])
+@pytest.mark.parametrize("method", ["attend_projected", "weights_projected"])
+def test_query_offsets_of_examples_are_those_of_calls_of_their_own(
+  method, length
+):
+  memory, queries = single(3, (2, 5, 8), (2, length, 8))
+  module = MultiHeadAttention(2, rotary=True, score="shaw")
+  variables = module.init(jax.random.key(0), memory)
+  projected = module.apply(variables, memory, method="project")
+
+  @jax.jit
+  def call(queries, projected, offset):
+    return module.apply(
+      variables, queries, projected, query_offset=offset, method=method
+    )
+
+  offsets = jnp.array([1, 3])
+  want = [
+    call(*jax.tree.map(lambda x, n=n: x[n : n + 1], (queries, projected)), each)
+    for n, each in enumerate(offsets)
+  ]
+  got = call(queries, projected, offsets)
+  close(got, np.concatenate(want), rtol=1e-5, atol=1e-6)
+
+
 def test_a_ragged_cache_refuses_scores_with_parameters_for_each_example():
   tokens, weight = jnp.ones((2, 3, 6)), jnp.ones((6, 2, 3))
   score = scores.forgetting(scores.dot(), jnp.ones((2, 2, 4)))

@@ -20,11 +20,7 @@ from attention.transforms.custom_transpose import (
   jvp_of_active,
   with_mutual_transpose,
 )
-from attention.transforms.tangent_rule import (
-  KeptJvp,
-  instantiated,
-  with_tangent_rule,
-)
+from attention.transforms.tangent_rule import KeptJvp
 
 _SMALLEST = 2.0**-60  # added to totals, which are 1 at least or 0
 
@@ -181,16 +177,18 @@ def _exponentials(scores, visible) -> tuple[jax.Array, jax.Array, jax.Array]:
   return exponentials, maximum, _at_least(_SMALLEST, jax.lax.add, exponentials)
 
 
+@KeptJvp
 def _not_positive(exponents: jax.Array) -> jax.Array:
   """Exponents, none of which is positive, after another operation."""
   # With one operation less, XLA's compiler for TPUs computes float32 scores
   # again for the second product. The derivative is that of the exponents: where
   # scores tie for the maximum, that of the minimum would be a half.
+  return jnp.minimum(exponents, 0.0)
 
-  def rule(primals, tangents):
-    return _not_positive(*primals), instantiated(tangents[0])
 
-  return with_tangent_rule(lambda x: jnp.minimum(x, 0.0), rule, exponents)
+@_not_positive.defjvp
+def _not_positive_jvp(primals, tangents):
+  return _not_positive(*primals), tangents[0]
 
 
 def _at_least(lowest: float, function: Callable, array: jax.Array) -> jax.Array:
