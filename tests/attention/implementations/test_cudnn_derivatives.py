@@ -146,7 +146,6 @@ BIASED = {
   (DERIVATIVES, BIASED),
   default=[
     ("jvp", "lengths"),
-    ("hessian-vector product", "none"),
     ("hessian-vector product of a loop", "lengths"),
     ("vmap of a gradient", "bias"),
   ],

@@ -48,7 +48,7 @@ def check_gradients(loss, *arrays, is_by_kernels=True):
     ((2, 1, 1, 130), "dot"),
     ((2, 1, 1), "dot"),
   ],
-  default=[((2, 70, 130), "soft cap")],
+  default=[],  # sums of biases, below, have arrays
 )
 @sampled("dtype", [jnp.float32, jnp.bfloat16], default=[jnp.float32])
 # With one block for both examples that share the array, or with two.
