@@ -37,6 +37,7 @@ _MEMORY_LIMIT = 1.5 * 2**30  # bytes
 # These files take longest by default, so they start first.
 _LONG_FILES = (
   "test_jax_tools.py",
+  "test_attention_variants.py",
   "test_train.py",
   "test_hopper_parameters.py",
   "test_attend_values.py",

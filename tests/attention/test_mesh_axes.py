@@ -175,6 +175,7 @@ CASES = [*OF_EXAMPLES, "dropout", "all heads share", "score of examples"]
   (CASES, [ALL, MeshAxes(batch=("data", "tensor"))], [None, KERNELS]),
   default=[
     ("causal", MeshAxes(batch=("data", "tensor")), KERNELS),
+    ("dropout", ALL, None),
   ],
 )
 def test_examples_sharded(name, order, implementation):

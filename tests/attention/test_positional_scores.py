@@ -556,7 +556,8 @@ def test_relative_products_equal_a_look_up_for_few_and_many(number, length):
     )
     for by_key in (False, True)
   ],
-  default=[(-33, 9, False)],
+  # No distance in the table, and some.
+  default=[(-400, 9, True), (-33, 9, False)],
 )
 def test_relative_products_of_small_tables_equal_a_look_up(first, size, by_key):
   number, length = 64, 256

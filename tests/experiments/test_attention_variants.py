@@ -19,14 +19,14 @@ CONFIGS = {"reverse": reverse, "numbers": numbers}
 @sampled_product(
   ("normalizer", "data", "arg"),
   (NORMALIZER_NAMES, CONFIGS, ["additive", "transformer"]),
-  default=[],
+  default=[("entmax", "reverse", "transformer")],
 )
 def test_a_run_with_each_normalizer(normalizer, data, arg, tmp_path):
   weights = run(data, arg, tmp_path, normalizer=normalizer)
   assert (weights < 0).any() == (normalizer == "signed_softmax")
 
 
-@sampled("data", CONFIGS, default=[])
+@sampled("data", CONFIGS, default=["reverse"])
 @sampled(
   ("arg", "score"),
   [

@@ -37,8 +37,7 @@ def scores_of_norms(query, key):
   return lengths * jnp.sum(key, axis=-1)[..., None, :]
 
 
-# Tests of parameters, of NaN and of other sizes have the other scores.
-@sampled("name", [*CASES], default=["additive", "local-p"])
+@sampled("name", [*CASES], default=["additive", "forgetting", "local-p"])
 def test_results_and_gradients_equal_the_reference(name):
   """With 50 queries and 100 keys, which are no whole tiles of 64."""
   tokens = arrays((50, 64), (100, 64), (100, 64))
@@ -206,7 +205,6 @@ def sum_of_relus(query, key):
   return -0.1 * jax.nn.relu(gap).sum(-1)
 
 
-@pytest.mark.exhaustive
 def test_a_sum_of_relus_has_their_derivative_at_zero():
   tokens = [jnp.round(each) for each in arrays((64, 16), (64, 16), (64, 16))]
   check(tokens, score=sum_of_relus)

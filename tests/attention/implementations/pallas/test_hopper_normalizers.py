@@ -62,7 +62,7 @@ SCORES = {
 }
 
 
-@sampled("name", [*SCORES], default=["general"])
+@sampled("name", [*SCORES], default=["Shaw"])
 def test_rounds_of_entmax_compute_scores_again(name):
   """A block uses the memory of results until it writes them."""
   tokens = arrays((2, 70, 64), (2, 100, 64), (2, 100, 64))

@@ -35,7 +35,7 @@ CASES = {
 }
 
 
-@sampled("name", [*CASES], default=["sinusoids of 64"])
+@sampled("name", [*CASES], default=["half, of each head"])
 def test_results_and_gradients_equal_the_reference(name, launched):
   tokens = arrays((2, 70, 64), (2, 100, 64), (2, 100, 64))
   check(tokens, **CASES[name])

@@ -41,6 +41,7 @@ CASES = {
     ("64 bits", "cuda"),
     ("causal entmax", "tpu"),
     ("forgetting", "tpu"),
+    ("64 bits", "tpu"),
   ],
 )
 def test_gradients_are_lowered(name, platform):
