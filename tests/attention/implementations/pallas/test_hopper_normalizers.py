@@ -43,7 +43,7 @@ NORMALIZERS = {
 
 
 @sampled("mask", [None, masks.causal(40)], default=[None])
-@sampled("name", [*NORMALIZERS], default=["sigmoid of heads"])
+@sampled("name", [*NORMALIZERS], default=["sigmoid of heads", "signed softmax"])
 def test_results_and_gradients_equal_the_reference(name, mask):
   tokens = arrays((2, 70, 64), (2, 100, 64), (2, 100, 64))
   score = scores.soft_cap(scores.scaled_dot(), 5.0)
