@@ -96,3 +96,11 @@ def test_modules_named_in_documents_exist(path):
       place = ROOT / name.replace(".", "/")
       module, package = place.with_suffix(".py"), place / "__main__.py"
       assert module.exists() or package.exists(), name
+
+
+def test_files_that_the_page_of_kernels_lists_are_those_of_the_folder():
+  _, listed = (ROOT / "docs/kernels.md").read_text().split("## Files\n")
+  names = re.findall(r"^ +(\w+\.py) ", listed, re.MULTILINE)
+  folder = ROOT / "attention/implementations/pallas"
+  modules = [path.name for path in folder.rglob("*.py")]
+  assert sorted(names) == sorted(n for n in modules if n != "__init__.py")
