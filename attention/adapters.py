@@ -81,8 +81,9 @@ def dot_product_attention(
     query, key, value = (
       axes.with_rank(jnp.asarray(array), 4) for array in (query, key, value)
     )
-  queries_below = _lengths("query_seq_lengths", query_seq_lengths)
-  keys_below = _lengths("key_value_seq_lengths", key_value_seq_lengths)
+  batch_size = max(query.shape[0], key.shape[0])
+  queries_below = _lengths(batch_size, query_seq_lengths=query_seq_lengths)
+  keys_below = _lengths(batch_size, key_value_seq_lengths=key_value_seq_lengths)
   restrictions = [
     mask,
     masks.causal() if is_causal else None,
@@ -108,12 +109,17 @@ def dot_product_attention(
   return context, lse[0] if without_batch else lse
 
 
-def _lengths(name: str, lengths) -> jax.Array | None:
+def _lengths(batch_size: int, **argument: Any) -> jax.Array | None:
   """Lengths [B] as an array."""
+  ((name, lengths),) = argument.items()
   if lengths is None:
     return None
   lengths = jnp.asarray(lengths)
   chex.assert_type(lengths, int, custom_message=f"{name} must be integers")
+  if lengths.shape not in ((batch_size,), (1,)):
+    raise AssertionError(
+      f"{name} has shape {lengths.shape}, but must be ({batch_size},)"
+    )
   return lengths
 
 

@@ -162,6 +162,8 @@ def append(
     >>> int(cache.length)
     3
   """
+  if isinstance(lengths, list | tuple):
+    lengths = np.asarray(lengths)
   _check_tokens(cache, key, value, lengths)
   added = np.int32(key.shape[-2]) if lengths is None else lengths
   if not cache.rolling:

@@ -83,6 +83,17 @@ def check_leading(**arrays: Any) -> None:
       ) from None
 
 
+def check_examples(name: str, array: Any, tokens: jax.Array) -> None:
+  """Raises AssertionError unless the axes are leading ones of the tokens."""
+  shape, leading = jnp.shape(array), tokens.shape[:-2]
+  fits = all(n in (1, size) for n, size in zip(shape, leading))
+  if len(shape) > len(leading) or not fits:
+    raise AssertionError(
+      f"{name} has shape {shape}, which does not fit the leading axes "
+      f"{leading} of the tokens"
+    )
+
+
 def check_shape(
   name: str,
   array: Any,
@@ -91,6 +102,8 @@ def check_shape(
   **axes: int | None,
 ) -> None:
   """Raises AssertionError unless the last axes have these sizes; None: any."""
+  if isinstance(array, list | tuple):
+    raise TypeError(f"{name} must be an array, got {array!r}")
   shape = jnp.shape(array)
   last = shape[-len(axes) :]
   if len(last) == len(axes) and all(

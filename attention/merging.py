@@ -49,6 +49,8 @@ def merge(
       f"contexts and lses must be equally many and at least one, got "
       f"{len(contexts)} and {len(lses)}"
     )
+  for name, arrays in {"contexts": contexts, "lses": lses}.items():
+    check_floating(**{f"{name}[{n}]": each for n, each in enumerate(arrays)})
   first = jnp.shape(contexts[0])
   for part, (context, lse) in enumerate(zip(contexts, lses)):
     if jnp.shape(context)[-2:] != first[-2:]:
@@ -56,8 +58,6 @@ def merge(
         f"contexts[{part}] has shape {jnp.shape(context)}, but must have T and "
         f"E of contexts[0], {first}"
       )
-    names = {f"contexts[{part}]": context, f"lses[{part}]": lse}
-    check_floating(**names)
     if jnp.shape(lse) != jnp.shape(context)[:-1]:
       raise AssertionError(
         f"lses[{part}] has shape {jnp.shape(lse)}, expected "

@@ -260,6 +260,11 @@ def _fitting(name: str, pairs: Pairwise, shape: tuple[int, ...]):
   # The error below has the shape of a bias for more heads than the scores have.
   with jax.numpy_rank_promotion("allow"):
     block = jax.eval_shape(block_of, rows, columns)
+  if name == "mask" and block.dtype != jnp.bool_:
+    raise TypeError(
+      "the method block of a mask must return booleans, it returned "
+      f"{block.dtype}"
+    )
   try:
     fits = jnp.broadcast_shapes(block.shape, shape) == shape
   except ValueError:

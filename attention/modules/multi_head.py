@@ -13,7 +13,12 @@ from jax.typing import DTypeLike
 from attention.arrays import axes
 from attention.arrays.matmul import precision_name
 from attention.cache import Cache, check_cache
-from attention.checks import check_positive, check_sizes, check_tokens
+from attention.checks import (
+  check_examples,
+  check_positive,
+  check_sizes,
+  check_tokens,
+)
 from attention.dispatch import ImplementationLike
 from attention.dropout import make_dropout
 from attention.modules.learned_normalizers import LearnedNormalizer
@@ -24,6 +29,7 @@ from attention.multi_head.grouped_query import Grouping, KeyValue
 from attention.multi_head.mesh_axes import MeshAxes, as_mesh_axes
 from attention.multi_head.projections import Projection
 from attention.normalizers import Normalizer
+from attention.positional.position_arrays import checked_offsets
 from attention.positions import RotaryOptions
 from attention.scores import Score
 from attention.types import BiasLike, MaskLike
@@ -230,6 +236,7 @@ class MultiHeadAttention(nn.Module):
     `__call__`.
     """
     layer, (query,) = self._bound(key_lengths, query=query)
+    query_offset = checked_offsets("query_offset", query_offset, query)
     return layer.attend(
       query,
       key_value,
@@ -271,6 +278,7 @@ class MultiHeadAttention(nn.Module):
   ) -> jax.Array:
     """The attention weights [..., H, T, S] over a memory from `project`."""
     layer, (query,) = self._bound(key_lengths, query=query)
+    query_offset = checked_offsets("query_offset", query_offset, query)
     positions = _positions(layer, query, query_offset, positions)
     return layer.weights(
       query,
@@ -340,7 +348,9 @@ class MultiHeadAttention(nn.Module):
       weights = promote_dtype(*weights, dtype=self.dtype)
       projections["output"] = Projection(*weights)
     if key_lengths is not None:
-      key_lengths = jnp.asarray(key_lengths)[..., None]  # an axis of heads
+      key_lengths = jnp.asarray(key_lengths)
+      check_examples("key_lengths", key_lengths, inputs[-1])
+      key_lengths = key_lengths[..., None]  # an axis of heads
     layer = MultiHead(
       projections,
       self.learned_score(size, size, key_lengths),

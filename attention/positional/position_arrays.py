@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention.checks import check_examples
+
 # Sums of positions must fit into 32 bits.
 _LARGEST_OFFSET = 2**30
 
@@ -41,6 +43,17 @@ def checked_offset(offset: int | jax.Array) -> int | jax.Array:
   if isinstance(offset, int):
     return max(-_LARGEST_OFFSET, min(offset, _LARGEST_OFFSET))
   return offset
+
+
+def checked_offsets(name: str, offsets: Any, tokens: jax.Array) -> Any:
+  """One integer, or integers [B...] for the examples of tokens [B..., T, D]."""
+  if isinstance(offsets, list | tuple):
+    offsets = np.asarray(offsets)
+  dtype = jnp.result_type(offsets)
+  if not jnp.issubdtype(dtype, jnp.integer):
+    raise TypeError(f"{name} must be an integer, or an array, got {offsets}")
+  check_examples(name, offsets, tokens)
+  return offsets
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -230,7 +230,8 @@ def _turns(x, positions, options: RotaryOptions, dtype):
   limit = options.max_length
   if limit is not None:
     inside = ((positions >= 0) & (positions < limit))[..., None]
-    if limit * features <= _MAX_TABLE_SIZE:
+    is_integer = jnp.issubdtype(positions.dtype, jnp.integer)
+    if is_integer and limit * features <= _MAX_TABLE_SIZE:
       rows = table(limit).at[:, positions].get(mode="clip")
       return jnp.where(inside[None], rows, jnp.nan)
   angles = positions[..., None].astype(dtype)

@@ -65,9 +65,10 @@ def ring_attention(
 ) -> ContextAndLse:
   """`attend` for a sequence that is sharded over the devices of a mesh axis.
 
-  Call it inside `jax.shard_map`, with this device's shard of the tokens. Keys
-  and values rotate around the ring of devices. See "Ring Attention with
-  Blockwise Transformers for Near-Infinite Context", Liu et al., 2023, section 3
+  Call it inside `jax.shard_map`, with this device's shard of the tokens (or, on
+  one device, inside `jax.vmap` with a named axis of shards). Keys and values
+  rotate around the ring of devices. See "Ring Attention with Blockwise
+  Transformers for Near-Infinite Context", Liu et al., 2023, section 3
   (https://arxiv.org/abs/2310.01889). Derivatives of every order exist, in
   forward and reverse mode.
 

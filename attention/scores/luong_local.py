@@ -138,6 +138,11 @@ class Local(Wrapper):
     check_numbers(window=self.window)
     if self.window < 0:
       raise ValueError(f"window must be at least 0, got {self.window}")
+    if self.query_weight is not None and not self.window:
+      raise ValueError(
+        "window must be above 0 for local-p, whose Gaussian has the standard "
+        "deviation window / 2"
+      )
     if (self.query_weight is None) != (self.position_weight is None):
       raise AssertionError(
         "local-p needs both query_weight and position_weight, local-m neither"

@@ -205,27 +205,25 @@ def _transpose(
   return [None] * number + [*of_arguments]
 
 
-def _batched(values, axes, *, function, transpose, **options):
+def _batched(axis, values, axes, **parameters):
+  if all(each is None for each in axes):
+    results = _linear.bind(*values, **parameters)
+    return results, [None] * len(results)
   # All arrays get the axis, as the transpose cannot know which ones have it.
-  size = next(
-    value.shape[axis] for value, axis in zip(values, axes) if axis is not None
-  )
   values = [
-    jnp.broadcast_to(value, (size, *value.shape))
-    if axis is None
-    else jnp.moveaxis(value, axis, 0)
-    for value, axis in zip(values, axes)
+    jnp.broadcast_to(value, (axis.size, *value.shape))
+    if own is None
+    else jnp.moveaxis(value, own, 0)
+    for value, own in zip(values, axes)
   ]
-  results = _linear.bind(
-    *values,
-    function=jax.vmap(function),
-    transpose=jax.vmap(transpose),
-    **options,
-  )
+  # With the name of the axis, over which collectives may communicate.
+  vmap = functools.partial(jax.vmap, axis_name=axis.name)
+  batched = {name: vmap(parameters[name]) for name in ("function", "transpose")}
+  results = _linear.bind(*values, **parameters | batched)
   return results, [0] * len(results)
 
 
 ad.primitive_jvps[_linear] = _jvp
 ad.primitive_transposes[_linear] = _transpose
-batching.primitive_batchers[_linear] = _batched
+batching.fancy_primitive_batchers[_linear] = _batched
 mlir.register_lowering(_linear, mlir.lower_fun(_result, multiple_results=True))

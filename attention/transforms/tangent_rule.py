@@ -164,7 +164,13 @@ def _jvp(primals, tangents, *, jaxpr, rule):
   ]
 
 
-def _batched(arrays, axes, *, jaxpr, rule):
+def _batched(axis, arrays, axes, *, jaxpr, rule):
+  if all(each is None for each in axes):
+    results = _call.bind(*arrays, jaxpr=jaxpr, rule=rule)
+    return results, [None] * len(results)
+  # With the name of the axis, over which collectives may communicate.
+  vmap = functools.partial(jax.vmap, axis_name=axis.name)
+
   def batched_rule(primals, tangents):
     known = {
       place: each
@@ -181,13 +187,13 @@ def _batched(arrays, axes, *, jaxpr, rule):
       return results, [*map(instantiated, tangents)]
 
     axes_of_known = {place: axes[place] for place in known}
-    return jax.vmap(of_one, ([*axes], axes_of_known))(primals, known)
+    return vmap(of_one, ([*axes], axes_of_known))(primals, known)
 
-  batched = jax.make_jaxpr(jax.vmap(jaxpr_as_fun(jaxpr), axes))(*arrays)
+  batched = jax.make_jaxpr(vmap(jaxpr_as_fun(jaxpr), axes))(*arrays)
   results = _call.bind(*arrays, jaxpr=batched, rule=batched_rule)
   return results, [0] * len(results)
 
 
 ad.primitive_jvps[_call] = _jvp
-batching.primitive_batchers[_call] = _batched
+batching.fancy_primitive_batchers[_call] = _batched
 mlir.register_lowering(_call, mlir.lower_fun(_results, multiple_results=True))

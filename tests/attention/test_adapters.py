@@ -181,3 +181,10 @@ def test_function_for_flax_uses_its_score_and_rejects_einsums():
     attention_fn(query, key, key, precision=("high", "highest"))
   with pytest.raises(NotImplementedError, match="einsum"):
     attention_fn(query, key, key, qk_attn_weights_einsum=jnp.einsum)
+
+
+@pytest.mark.parametrize("name", ["query_seq_lengths", "key_value_seq_lengths"])
+def test_lengths_of_another_number_of_examples_raise(name):
+  tokens = jnp.ones((2, 3, 1, 4))
+  with pytest.raises(AssertionError, match=rf"{name} .* must be \(2,\)"):
+    dot_product_attention(*[tokens] * 3, **{name: jnp.array([1, 2, 3])})

@@ -57,6 +57,17 @@ def test_errors_name_the_argument(argument, key, value):
     caches.append(caches.init((2,), 8, 3, 4), jnp.ones(key), jnp.ones(value))
 
 
+def test_tokens_that_are_lists_raise_and_lengths_may_be_lists():
+  empty, tokens = (
+    caches.init((2,), 8, 3, length_shape=(2,)),
+    jnp.ones((2, 1, 3)),
+  )
+  with pytest.raises(TypeError, match="key must be an array"):
+    caches.append(empty, [[1.0]], tokens)
+  longer = caches.append(empty, tokens, tokens, lengths=[1, 0])
+  np.testing.assert_array_equal(longer.length, [1, 0])
+
+
 def test_lengths_per_example_equal_separate_caches():
   key, value = (x.astype("f4") for x in draw(0, (2, 3, 6, 3), (2, 3, 6, 4)))
   cache = caches.init((2, 3), 5, 3, 4, length_shape=(2,))

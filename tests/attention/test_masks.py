@@ -297,3 +297,22 @@ def test_unsigned_positions_have_signed_distances(made, dtype):
     for each in (places.astype(dtype), places)
   )
   np.testing.assert_array_equal(got, want)
+
+
+class OddDistance(masks.Mask):
+  """Its values are 0 and 1."""
+
+  def block(self, rows, columns, rank):
+    return (rows[:, None] - columns[None, :]) % 2
+
+
+@pytest.mark.parametrize("implementation", ["reference", "blockwise"])
+@pytest.mark.parametrize("change", ["none", "inverted", "combined"])
+def test_a_mask_of_the_user_must_have_booleans(change, implementation):
+  mask, tokens = OddDistance(), jnp.ones((3, 2))
+  if change == "inverted":
+    mask = ~mask
+  if change == "combined":
+    mask = mask & masks.prefix(2)
+  with pytest.raises(TypeError, match=r"must return booleans, .* int32"):
+    attend(tokens, tokens, tokens, mask=mask, implementation=implementation)

@@ -99,3 +99,5 @@ def test_merge_rejects_missing_or_misshapen_parts():
     merge([jnp.ones((2, 3))], [])
   with pytest.raises(AssertionError, match=r"lses\[0\]"):
     merge([jnp.ones((2, 3))], [jnp.ones(3)])
+  with pytest.raises(TypeError, match=r"contexts\[0\] must be an array"):
+    merge([[1.0]], [[1.0]])

@@ -232,6 +232,28 @@ def test_query_offsets_of_examples_are_those_of_calls_of_their_own(
   close(got, np.concatenate(want), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", ["attend_projected", "weights_projected"])
+@pytest.mark.parametrize(
+  ("argument", "given", "error"),
+  [
+    ("query_offset", np.array([1, 2, 3]), AssertionError),
+    ("query_offset", 1.5, TypeError),
+    ("key_lengths", np.array([1, 2, 3]), AssertionError),
+  ],
+)
+def test_wrong_offsets_and_lengths_of_examples_raise(
+  method, argument, given, error
+):
+  tokens = jnp.ones((2, 3, 4))
+  module = MultiHeadAttention(2, score="local_p")
+  variables = module.init(jax.random.key(0), tokens)
+  projected = module.apply(variables, tokens, method="project")
+  with pytest.raises(error, match=f"^{argument} "):
+    module.apply(
+      variables, tokens, projected, method=method, **{argument: given}
+    )
+
+
 def test_a_ragged_cache_refuses_scores_with_parameters_for_each_example():
   tokens, weight = jnp.ones((2, 3, 6)), jnp.ones((6, 2, 3))
   score = scores.forgetting(scores.dot(), jnp.ones((2, 2, 4)))

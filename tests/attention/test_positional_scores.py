@@ -483,6 +483,12 @@ def test_lengths_are_for_local_p_that_is_not_causal():
     score(jnp.ones((3, 4)), jnp.ones((3, 4)))
 
 
+def test_local_p_needs_a_window_above_zero():
+  score = scores.local(scores.dot(), 0, jnp.ones((4, 6)), jnp.ones(6))
+  with pytest.raises(ValueError, match="window must be above 0 for local-p"):
+    score(jnp.ones((3, 4)), jnp.ones((3, 4)))
+
+
 def only_positive(query, key):
   products = query @ jnp.swapaxes(key, -1, -2)
   return jnp.where(products > 0.0, products, -jnp.inf)

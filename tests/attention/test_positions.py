@@ -155,6 +155,16 @@ def test_wrong_shapes_raise():
     positions.rotary(jnp.ones(4))
 
 
+def test_positions_between_integers_with_a_largest_length():
+  options = positions.RotaryOptions(max_length=8)
+  places, tokens = np.array([0.0, 0.5, 7.5]), jnp.ones((3, 4))
+  np.testing.assert_allclose(
+    positions.rotary(tokens, places, options=options),
+    positions.rotary(tokens, places),
+    rtol=1e-6,
+  )
+
+
 @pytest.mark.parametrize(
   ("message", "make"),
   [

@@ -593,3 +593,31 @@ def test_a_shard_that_does_not_divide_raises():
   tokens = [each[:, :, :20] for each in tokens]
   with pytest.raises(ValueError, match="does not divide into 8 equal pieces"):
     around(CASES["causal"])(tokens, parameters)
+
+
+@pytest.mark.parametrize("implementation", ["blockwise", "reference"])
+def test_the_axis_of_a_vmap(implementation):
+  tokens = jax.random.normal(jax.random.key(0), (3, 2, 8, 4), jnp.float32)
+  options = {"mask": masks.causal(), "implementation": implementation}
+
+  def ring(*tokens):
+    shards = jax.vmap(
+      lambda *shard: ring_attention(*shard, axis_name="shards", **options),
+      axis_name="shards",
+    )(*(x.reshape(2, 2, 4, 4).swapaxes(0, 1) for x in tokens))
+    return shards.swapaxes(0, 1).reshape(2, 8, 4)
+
+  def whole(*tokens):
+    return attend(*tokens, **options)
+
+  def value_and_gradients(function):
+    def loss(tokens):
+      context = function(*tokens)
+      return jnp.sum(context**2), context
+
+    return jax.value_and_grad(loss, has_aux=True)(tokens)
+
+  got, want = jax.jit(
+    lambda: [value_and_gradients(each) for each in (ring, whole)]
+  )()
+  close(got, want, rtol=1e-4, atol=1e-5)
