@@ -1,9 +1,11 @@
 """Translation end to end: a run on numbers, and the binaries that use it."""
 
+import gzip
 import json
 import os
 import random
 import signal
+import threading
 import time
 
 import numpy as np
@@ -127,6 +129,37 @@ def test_sigterm_reports_the_lines_that_a_restart_keeps(tmp_path):
   (hidden,) = tmp_path.glob(".out.txt.*.partial")
   count = hidden.read_text().count("\n")
   assert f"stopped after {count} lines; the same command continues" in error
+
+
+def test_a_pipe_of_packed_lines_is_translated_to_a_file(tmp_path):
+  pipe, out = tmp_path / "source.gz", tmp_path / "out.txt"
+  os.mkfifo(pipe)
+  content = gzip.compress(b"one\n\ntwo\n")
+  threading.Thread(target=pipe.write_bytes, args=[content], daemon=True).start()
+  processes.succeeded(
+    "translate", f"--workdir={RELEASE}", f"--source={pipe}", f"--out={out}"
+  )
+  first, second = numbers.spelled([1, 2], "ko")
+  assert out.read_text() == f"{first}\n\n{second}\n"
+
+
+def test_a_line_typed_in_a_terminal_gets_its_translation_and_no_bar():
+  ours, theirs = os.openpty()
+  os.write(ours, b"one\n\x04")  # Ctrl-D
+  process = processes.Forked(
+    "experiments.translate",
+    [f"--workdir={RELEASE}"],
+    cwd=processes.ROOT,
+    env=processes.environment(),
+    **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+  )
+  assert process.wait(timeout=600) == 0
+  shown = os.read(ours, 10_000).decode()
+  os.close(ours)
+  os.close(theirs)
+  (translation,) = numbers.spelled([1], "ko")
+  assert shown.split("\r\n")[-2:] == [translation, ""]
+  assert "line/s" not in shown
 
 
 def test_warnings_name_the_line():
