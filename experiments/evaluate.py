@@ -14,7 +14,7 @@ from absl import flags
 from experiments import cli
 from experiments.config import EvaluationConfig
 from experiments.distributed import initialize
-from experiments.run_directory import run_path
+from experiments.run_directory import check_results, run_path
 
 _WORKDIR, _CHECKPOINT = cli.define_run()
 _SPLIT = flags.DEFINE_string("split", "test", "The set to evaluate.")
@@ -61,6 +61,8 @@ def main() -> None:
   name, examples = inference.evaluation_set(
     restored.experiment, _SPLIT.value, _SOURCE.value, _TARGET.value
   )
+  if jax.process_index() == 0:
+    check_results(workdir)
   config = restored.experiment.config.evaluation
   variant = _variant(config)
   evaluation = inference.evaluate(restored, examples, search)

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -255,6 +256,14 @@ def test_n_best_and_alignments_of_input_without_a_final_newline(
   np.testing.assert_allclose(saved["weights"].sum(-1), 1, atol=1e-5)
 
 
+def test_a_run_is_not_evaluated_if_results_cannot_be_written(tmp_path):
+  workdir = tmp_path / "run"
+  shutil.copytree(RELEASE, workdir)
+  (workdir / "eval").write_text("")  # not a folder
+  error = processes.refused("evaluate", f"--workdir={workdir}")
+  assert error.startswith(f"error: --workdir={workdir}: cannot be written (F")
+
+
 @pytest.mark.exhaustive
 def test_two_files_are_evaluated_like_a_set(workdir, tmp_path):
   wanted = list(range(100, 1000, 9))
@@ -291,9 +300,7 @@ def test_blank_and_long_lines_of_a_file_are_reported(workdir, tmp_path):
     f"--source={tmp_path / 'own.en'}",
     f"--target={tmp_path / 'own.ko'}",
   )
-  assert (
-    "1 of 3 pairs are longer than the model reads, and were truncated" in out
-  )
+  assert "truncated 1 of 3 pairs, longer than the model reads" in out
   predictions = (workdir / "eval" / "own.en.txt").read_text("utf-8").split("\n")
   assert predictions[:2] == ["구", ""]
 

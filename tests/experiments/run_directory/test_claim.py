@@ -1,6 +1,9 @@
 """A run directory belongs to one config, of which some fields may change."""
 
+import errno
 import json
+import pathlib
+import tempfile
 
 import pytest
 
@@ -51,6 +54,22 @@ def test_a_field_without_effect_on_parameters_may_change(
     assert not claim(tmp_path, changed.to_dict())
   assert f"config.{field}={value}" in caplog.text
   assert read_config(tmp_path).model_dump() == changed.to_dict()
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+  def fail(*_, **__):
+    raise OSError(errno.EROFS, "Read-only file system")
+
+  message = f"^--workdir={tmp_path}: cannot be written \\(Read-only file"
+  for method in ("open", "unlink"):
+    monkeypatch.setattr(pathlib.Path, method, fail)
+  with pytest.raises(UserError, match=message):
+    claim(tmp_path, config_with())
+  with pytest.raises(OSError, match=f"'{tmp_path}/config.json'$"):
+    run_directory.write_text(tmp_path / "config.json", "")
+  monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+  with pytest.raises(UserError, match=message):
+    run_directory.check_results(tmp_path)
 
 
 @pytest.mark.parametrize(
