@@ -135,6 +135,10 @@ ERRORS = {
     ["export", "--workdir={tmp}", "--out={tmp}/out", "--batch_size=2"],
     "give --source_length too",
   ),
+  "evaluate: a set and files": (
+    ["evaluate", "--workdir=x", "--split=test", "--source=a", "--target=b"],
+    "--split=test: has no effect with --source and --target; leave out",
+  ),
   "evaluate: not a run": (
     ["evaluate", "--workdir={tmp}"],
     "not a run directory",

@@ -149,6 +149,8 @@ def test_errors_of_loading_name_its_arguments(folder):
   message = "^checkpoint=7: not in .*/checkpoints; saved steps: 6, 8$"
   with pytest.raises(UserError, match=message):
     experiments.load(folder / "translation", "7")
+  with pytest.raises(UserError, match=r"^checkpoint=: must be last, best, "):
+    experiments.load(folder / "translation", "")
 
 
 def test_a_synthetic_task_reads_symbols(folder):
