@@ -123,6 +123,24 @@ def test_evaluation_checkpoint_that_was_not_saved_can_be_changed(tmp_path):
   assert read_config(tmp_path).evaluation.checkpoint == "last"
 
 
+@pytest.mark.parametrize(
+  ("field", "value"), [("train.steps", "x"), ("version", 99)]
+)
+def test_an_invalid_field_of_a_stored_config_is_named_with_its_file(
+  field, value, tmp_path
+):
+  config = config_with()
+  claim(tmp_path, config)
+  path = tmp_path / "config.json"
+  stored = json.loads(path.read_text())
+  set_fields(stored, {field: value})
+  path.write_text(json.dumps(stored))
+  message = f"^{path}: config.{field}: got {value!r}; "
+  for call in (lambda: read_config(tmp_path), lambda: claim(tmp_path, config)):
+    with pytest.raises(UserError, match=message):
+      call()
+
+
 def test_release_deletes_the_files_of_a_new_run(tmp_path):
   workdir = tmp_path / "run"
   assert claim(workdir, config_with())
